@@ -1,0 +1,3 @@
+//! `kiyot-cell`: the one program of ours in a cell.
+
+fn main() {}

@@ -1,0 +1,1 @@
+//! Pod annotations as a typed, validated request for a cell. Pure.

@@ -1,0 +1,84 @@
+//! What answers for a pod: the node's own container runtime, or cells.
+
+use std::{fmt, sync::Arc, time::Instant};
+
+use async_trait::async_trait;
+use bytes::Bytes;
+use tonic::Status;
+
+pub mod cri;
+pub mod method;
+pub mod milpa;
+
+pub use method::Method;
+
+/// A backend's name: the key of its table in the configuration.
+#[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct BackendName(Arc<str>);
+
+impl BackendName {
+    /// A name as the configuration has it. The configuration has checked its form.
+    pub fn new(name: &str) -> Self {
+        Self(name.into())
+    }
+
+    /// The name.
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+impl fmt::Display for BackendName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl fmt::Debug for BackendName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Debug::fmt(&*self.0, f)
+    }
+}
+
+/// What a backend calls its own at `RunPodSandbox`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Declared {
+    /// Values of the annotation `kubernetes.io/target-runtime`.
+    pub target_runtimes: &'static [&'static str],
+    /// Runtime handlers (`RunPodSandboxRequest.runtime_handler`).
+    pub runtime_handlers: &'static [&'static str],
+}
+
+/// A backend. Object-safe and small: it hands out an upstream for raw forwarding, or answers decoded calls.
+pub trait Backend: fmt::Debug + Send + Sync + 'static {
+    /// Its name.
+    fn name(&self) -> &BackendName;
+    /// What it calls its own.
+    fn declares(&self) -> Declared;
+    /// How calls reach it.
+    fn path(&self) -> CallPath<'_>;
+}
+
+/// How calls reach a backend.
+#[derive(Debug)]
+pub enum CallPath<'a> {
+    /// As bytes, to the socket of a container runtime.
+    Raw(&'a cri::Upstream),
+    /// As messages.
+    Decoded(&'a Arc<dyn Decoded>),
+}
+
+/// A backend that answers decoded calls. Messages are protobuf without the gRPC frame.
+#[async_trait]
+pub trait Decoded: fmt::Debug + Send + Sync + 'static {
+    /// Whether an id, or a prefix of one as crictl sends them, is this backend's. Never looks anything up.
+    fn owns(&self, id: &str) -> bool;
+
+    /// Answers at once from memory, on the caller's thread, without waiting; `None` if this method takes a [`Self::call`].
+    ///
+    /// For a list, the answer is this backend's part of it: an encoded answer whose repeated field is appended to the others'.
+    fn snapshot(&self, method: Method, message: &[u8]) -> Option<Result<Bytes, Status>>;
+
+    /// Answers one call, until `deadline` (the caller's `grpc-timeout`). Dropping the future does not undo what has begun.
+    async fn call(&self, method: Method, message: Bytes, deadline: Option<Instant>) -> Result<Bytes, Status>;
+}

@@ -1,0 +1,5 @@
+//! The raw upstream: a container runtime's CRI socket.
+
+/// A container runtime's CRI socket, to which calls are forwarded as they came.
+#[derive(Debug)]
+pub struct Upstream {}

@@ -1,0 +1,103 @@
+//! The calls of CRI v1.
+
+use std::fmt;
+
+macro_rules! methods {
+    ($($(#[$doc:meta])* $name:ident $service:literal;)*) => {
+        /// A call of CRI v1.
+        #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+        pub enum Method {
+            $(#[doc = concat!("`/runtime.v1.", $service, "/", stringify!($name), "`")] $name,)*
+        }
+
+        impl Method {
+            /// All of them.
+            pub const ALL: &'static [Self] = &[$(Self::$name,)*];
+
+            /// The `:path` of its requests.
+            pub const fn path(self) -> &'static str {
+                match self {
+                    $(Self::$name => concat!("/runtime.v1.", $service, "/", stringify!($name)),)*
+                }
+            }
+
+            /// The method of a request's `:path`; `None` for one that this version of CRI does not know.
+            pub fn of_path(path: &str) -> Option<Self> {
+                match path {
+                    $(concat!("/runtime.v1.", $service, "/", stringify!($name)) => Some(Self::$name),)*
+                    _ => None,
+                }
+            }
+
+            /// Its name, without the service.
+            pub const fn name(self) -> &'static str {
+                match self {
+                    $(Self::$name => stringify!($name),)*
+                }
+            }
+        }
+    };
+}
+
+methods! {
+    Version "RuntimeService";
+    RunPodSandbox "RuntimeService";
+    StopPodSandbox "RuntimeService";
+    RemovePodSandbox "RuntimeService";
+    PodSandboxStatus "RuntimeService";
+    ListPodSandbox "RuntimeService";
+    StreamPodSandboxes "RuntimeService";
+    CreateContainer "RuntimeService";
+    StartContainer "RuntimeService";
+    StopContainer "RuntimeService";
+    RemoveContainer "RuntimeService";
+    ListContainers "RuntimeService";
+    StreamContainers "RuntimeService";
+    ContainerStatus "RuntimeService";
+    UpdateContainerResources "RuntimeService";
+    ReopenContainerLog "RuntimeService";
+    ExecSync "RuntimeService";
+    Exec "RuntimeService";
+    Attach "RuntimeService";
+    PortForward "RuntimeService";
+    ContainerStats "RuntimeService";
+    ListContainerStats "RuntimeService";
+    StreamContainerStats "RuntimeService";
+    PodSandboxStats "RuntimeService";
+    ListPodSandboxStats "RuntimeService";
+    StreamPodSandboxStats "RuntimeService";
+    UpdateRuntimeConfig "RuntimeService";
+    Status "RuntimeService";
+    CheckpointContainer "RuntimeService";
+    GetContainerEvents "RuntimeService";
+    ListMetricDescriptors "RuntimeService";
+    ListPodSandboxMetrics "RuntimeService";
+    StreamPodSandboxMetrics "RuntimeService";
+    RuntimeConfig "RuntimeService";
+    UpdatePodSandboxResources "RuntimeService";
+    ListImages "ImageService";
+    StreamImages "ImageService";
+    ImageStatus "ImageService";
+    PullImage "ImageService";
+    RemoveImage "ImageService";
+    ImageFsInfo "ImageService";
+}
+
+impl fmt::Display for Method {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_path_names_its_method() {
+        for &method in Method::ALL {
+            assert_eq!(Method::of_path(method.path()), Some(method));
+        }
+        assert_eq!(Method::of_path("/runtime.v1.RuntimeService/Levitate"), None);
+    }
+}

@@ -1,0 +1,12 @@
+//! The nodeless backend: each of its pods runs in a cell of its own.
+
+pub mod cells;
+pub mod gateway;
+pub mod id;
+pub mod images;
+pub mod logs;
+pub mod providers;
+pub mod store;
+pub mod streaming;
+pub mod verbs;
+pub mod volumes;

@@ -1,0 +1,98 @@
+//! What makes and destroys cells.
+
+use std::{fmt, net::IpAddr};
+
+use async_trait::async_trait;
+
+use super::id::CellId;
+
+pub mod netns;
+
+/// A provider's name of an instance.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct InstanceId(pub String);
+
+/// An instance that is to be.
+#[derive(Debug, Clone)]
+pub struct LaunchSpec {
+    /// The cell that it is.
+    pub cell: CellId,
+    /// What the agent needs to call home: the bootstrap file's content. Secret.
+    pub bootstrap: kiyot_link::bootstrap::Bootstrap,
+}
+
+/// An instance that is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Instance {
+    /// The provider's name of it.
+    pub id: InstanceId,
+    /// The cell that it is, by its tags.
+    pub cell: CellId,
+    /// Whether it runs; one that has ended may be listed until it is terminated.
+    pub running: bool,
+}
+
+/// What of a pod's network a cell is to have.
+#[derive(Debug, Clone, Default)]
+pub struct Attachment {
+    /// Name and namespace of the pod and id of its sandbox, as a CNI plugin is told them.
+    pub pod_name: String,
+    /// See `pod_name`.
+    pub pod_namespace: String,
+    /// `metadata.uid` of the pod.
+    pub pod_uid: String,
+    /// The sandbox's id.
+    pub sandbox: String,
+}
+
+/// What a provider's failure means.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum ErrorClass {
+    /// None left of an offering; another may have some.
+    Capacity {
+        /// The offering.
+        offering: String,
+    },
+    /// Too many calls; later.
+    Throttled,
+    /// A limit of the account.
+    Quota,
+    /// Not allowed.
+    Auth,
+    /// It would never work as it was asked.
+    Invalid,
+    /// No such instance.
+    NotFound,
+    /// It may work the next time.
+    Transient,
+}
+
+/// A provider's failure.
+#[derive(Debug, thiserror::Error)]
+#[error("{doing}")]
+pub struct ProviderError {
+    /// What it means.
+    pub class: ErrorClass,
+    /// What was being done, with the names of what it was done to.
+    pub doing: String,
+    /// Why it failed.
+    #[source]
+    pub source: Option<Box<dyn std::error::Error + Send + Sync>>,
+}
+
+/// What makes and destroys cells. All calls may be repeated; each bounds its own time.
+#[async_trait]
+pub trait Provider: fmt::Debug + Send + Sync + 'static {
+    /// Makes the instance of a cell. With the token of an earlier launch it returns what that one made.
+    async fn launch(&self, spec: &LaunchSpec, token: &str) -> Result<Instance, ProviderError>;
+    /// Gives an instance the pod's network, and returns its addresses, the pod's first. Again it returns the same.
+    async fn attach(&self, instance: &InstanceId, to: &Attachment) -> Result<Vec<IpAddr>, ProviderError>;
+    /// All instances of this owner, by their tags.
+    async fn list_owned(&self) -> Result<Vec<Instance>, ProviderError>;
+    /// Ends instances, and returns when they and all that they held (addresses, mounts, links, cgroups, processes) are gone. Unknown ones are fine.
+    async fn terminate(&self, instances: &[InstanceId]) -> Result<(), ProviderError>;
+    /// The last of what an instance printed, for a human.
+    async fn console(&self, instance: &InstanceId) -> Result<String, ProviderError>;
+    /// Whether a launch could work now: says what is missing.
+    async fn check(&self) -> Result<(), ProviderError>;
+}

@@ -1,0 +1,1 @@
+//! Cells that are sets of namespaces on this node.

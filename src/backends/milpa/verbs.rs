@@ -1,0 +1,1 @@
+//! What the kubelet sees: the CRI calls of pods in cells.

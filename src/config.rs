@@ -1,0 +1,1 @@
+//! TOML as plain, validated, immutable data.

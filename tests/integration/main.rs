@@ -1,0 +1,3 @@
+//! Integration tests against real parts. They need root.
+
+fn main() {}
