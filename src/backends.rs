@@ -79,6 +79,12 @@ pub trait Decoded: fmt::Debug + Send + Sync + 'static {
     /// For a list, the answer is this backend's part of it: an encoded answer whose repeated field is appended to the others'.
     fn snapshot(&self, method: Method, message: &[u8]) -> Option<Result<Bytes, Status>>;
 
+    /// Whether an image call is for a pod of this backend, from memory: `PullImage` with the uid of one of its pods, `ImageStatus` with the annotations of one.
+    fn claims_image(&self, method: Method, message: &[u8]) -> bool;
+
+    /// What its pods' images are known to be, for an `ImageStatus` that names no pod and that the node answers with no image: an encoded `ImageStatusResponse`.
+    fn reported_image(&self, reference: &str) -> Option<Bytes>;
+
     /// Answers one call, until `deadline` (the caller's `grpc-timeout`). Dropping the future does not undo what has begun.
     async fn call(&self, method: Method, message: Bytes, deadline: Option<Instant>) -> Result<Bytes, Status>;
 }
