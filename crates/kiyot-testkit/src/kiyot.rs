@@ -57,8 +57,10 @@ impl KiyotOptions {
         if self.cells {
             let _ = writeln!(
                 toml,
-                "[backends.milpa]\ntype = \"milpa\"\nstate_dir = \"{at}/state\"\nprovider = \"netns\"\npause_image = \"{PAUSE_IMAGE}\"\n{}\n\n\
+                "[backends.milpa]\ntype = \"milpa\"\nstate_dir = \"{at}/state\"\nprovider = \"netns\"\npause_image = \"{PAUSE_IMAGE}\"\n\
+                 kubelet_dir = \"{}\"\n{}\n\n\
                  [backends.milpa.netns]\ncni_conf_dir = \"{}\"\ncni_bin_dirs = [\"{}\"]\nrestrict_oom_score_adj = {}\n{}\n",
+                node.kubelet_directory().display(),
                 self.milpa,
                 node.cni_configuration().display(),
                 Node::cni_plugins().display(),

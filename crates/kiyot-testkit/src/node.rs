@@ -111,6 +111,16 @@ impl Node {
         self.kept.join("containerd.sock")
     }
 
+    /// The kubelet's `--root-dir`.
+    pub fn kubelet_directory(&self) -> PathBuf {
+        self.kept.join("kubelet")
+    }
+
+    /// The kubelet's `podLogsDir`.
+    pub fn pod_logs(&self) -> PathBuf {
+        self.kept.join("pods")
+    }
+
     /// Where the node's CNI configuration is.
     pub fn cni_configuration(&self) -> PathBuf {
         self.kept.join("cni/net.d")
@@ -133,7 +143,7 @@ impl Node {
 
     /// The kubelet of this node, which calls CRI at this socket.
     pub async fn kubelet(&self, socket: &Path) -> Result<Kubelet, tonic::transport::Error> {
-        let directories = Directories { root: self.kept.join("kubelet"), logs: self.kept.join("pods"), cgroup: format!("/kubepods-{}", self.name()) };
+        let directories = Directories { root: self.kubelet_directory(), logs: self.pod_logs(), cgroup: format!("/kubepods-{}", self.name()) };
         Kubelet::connect(socket, directories).await
     }
 
