@@ -21,7 +21,7 @@ use tokio::sync::{Notify, broadcast, mpsc, oneshot, watch};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use super::{
-    gateway::CellLink,
+    gateway::{CellLink, Gateway},
     id::{CellId, NoRandomness, SandboxId},
     providers::{Attachment, ErrorClass, InstanceId, Provider, ProviderError},
     store::{Store, StoreError, Table},
@@ -152,6 +152,20 @@ pub trait Links: std::fmt::Debug + Send + Sync + 'static {
     fn bootstrap(&self, cell: &CellId, token: &str) -> Bootstrap;
     /// Cuts the link to a cell, and forgets it.
     fn forget(&self, cell: &CellId);
+}
+
+impl Links for Gateway {
+    fn link(&self, cell: &CellId) -> CellLink {
+        Self::link(self, cell)
+    }
+
+    fn bootstrap(&self, cell: &CellId, token: &str) -> Bootstrap {
+        Self::bootstrap(self, cell, token)
+    }
+
+    fn forget(&self, cell: &CellId) {
+        Self::forget(self, cell);
+    }
 }
 
 /// All cells. The only way to make and end one.
