@@ -82,8 +82,9 @@ impl Known {
 }
 
 /// Messages whose only field is repeated are joined by putting one after the other.
-fn joined<'a>(items: impl Iterator<Item = &'a Bytes> + Clone) -> Bytes {
-    let mut all = BytesMut::with_capacity(items.clone().map(Bytes::len).sum());
-    items.for_each(|item| all.put_slice(item));
+fn joined<'a>(items: impl Iterator<Item = &'a Bytes>) -> Bytes {
+    let items: Vec<_> = items.collect();
+    let mut all = BytesMut::with_capacity(items.iter().map(|item| item.len()).sum());
+    items.into_iter().for_each(|item| all.put_slice(item));
     all.freeze()
 }
