@@ -1,3 +1,5 @@
-//! Integration tests against real parts. They need root.
+//! Integration tests against real parts: containerd, runc, CNI plugins, and the daemon itself. They need root and namespaces of their own, which
+//! cargo's runner gives them (scripts/runner), and fail without.
 
-fn main() {}
+mod kit;
+mod local;

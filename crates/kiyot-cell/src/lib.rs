@@ -1,1 +1,3 @@
 //! The agent and the init of a cell.
+
+pub mod home;

@@ -159,7 +159,7 @@ impl Verbs {
 
     async fn make_log_dir(&self, cell: &Cell, log: &str) -> Result<(), Status> {
         let path = log.rsplit_once('/').map_or(log, |(dir, _)| dir).to_owned();
-        let change = Change::MakeDir(MakeDir { mode: LOG_DIR_MODE, uid: 0, gid: 0 });
+        let change = Change::MakeDir(MakeDir { mode: LOG_DIR_MODE, ..Default::default() });
         let changes = tokio_stream::iter([FileChange { root: Root::Pod.into(), path, change: Some(change) }]);
         let mut agent = calls::agent(cell);
         calls::answered(calls::CALL, "ChangeFiles", agent.change_files(calls::within(calls::CALL, changes))).await?;

@@ -1,0 +1,1 @@
+//! Pods that stay on the node, through the daemon.
