@@ -59,13 +59,12 @@ impl Verbs {
             let Some(sandbox) = verbs.view.sandbox_of_cell(&cell) else { return };
             // Whoever stops it ends the cell, and records that itself.
             let _stopping = sandbox.stopping.lock().await;
-            if !verbs.view.sandbox(sandbox.id.as_str()).is_ok_and(|sandbox| sandbox.ready) && verbs.view.containers_of(&sandbox.id).iter().all(|one| one.exited()) {
+            if !verbs.view.sandbox(sandbox.id.as_str()).is_ok_and(|sandbox| sandbox.ready)
+                && verbs.view.containers_of(&sandbox.id).iter().all(|one| one.exited())
+            {
                 return;
             }
-            let reason = match reason {
-                Some(reason) => reason,
-                None => verbs.reason_of(&cell).await,
-            };
+            let reason = reason.unwrap_or_else(|| verbs.reason_of(&cell));
             tracing::warn!(sandbox = %sandbox.id, %cell, pod = %sandbox.pod, reason, "A pod has lost its cell");
             let end = End::cell_lost(&reason);
             while let Err(error) = verbs.end_sandbox(&sandbox.id, &end).await {

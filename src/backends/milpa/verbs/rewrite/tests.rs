@@ -141,12 +141,13 @@ fn a_sysctl_of_the_pod_wins_over_the_usual() {
 #[test]
 fn a_container_is_rewritten_whole() {
     let mapping = cri::IdMapping { host_id: 1, container_id: 2, length: 3 };
-    let mount = cri::Mount { host_path: "/cell/etc-hosts".to_owned(), uid_mappings: vec![mapping], gid_mappings: vec![mapping], ..Default::default() };
+    let mount =
+        cri::Mount { host_path: "/cell/etc-hosts".to_owned(), uid_mappings: vec![mapping], gid_mappings: vec![mapping], ..Default::default() };
     let options = cri::NamespaceOption { pid: cri::NamespaceMode::Target.into(), target_id: "milpatarget".to_owned(), ..Default::default() };
     let context = cri::LinuxContainerSecurityContext { namespace_options: Some(options), ..Default::default() };
     let config = cri::ContainerConfig {
         image: Some(cri::ImageSpec { image: "busybox".to_owned(), user_specified_image: "busybox".to_owned(), ..Default::default() }),
-        envs: vec![cri::KeyValue { key: "PASSWORD".to_owned(), value: "secret".to_owned() }],
+        envs: vec![cri::KeyValue { key: "PASSWORD".to_owned(), value: b"secret".to_vec() }],
         log_path: "web/0.log".to_owned(),
         linux: Some(cri::LinuxContainerConfig { security_context: Some(context), ..Default::default() }),
         ..Default::default()
@@ -156,8 +157,7 @@ fn a_container_is_rewritten_whole() {
     let logs = log_paths(&sandbox, &config, "milpaid").unwrap();
     assert_eq!((&*logs.node, &*logs.in_pod_dir), ("/var/log/pods/x/web/0.log", "logs/milpaid/0.log"));
     let request = cri::CreateContainerRequest { pod_sandbox_id: "milpax".to_owned(), config: Some(config.clone()), sandbox_config: Some(sandbox) };
-    let cell =
-        InCell { sandbox: "aa", pod_dir: "/pod", image: "sha256:1", mounts: vec![mount], log_path: logs.in_logs, target: "bb" };
+    let cell = InCell { sandbox: "aa", pod_dir: "/pod", image: "sha256:1", mounts: vec![mount], log_path: logs.in_logs, target: "bb" };
     let told = create_container(&request, cell);
     assert_eq!(told.pod_sandbox_id, "aa");
     let (told, told_sandbox) = (told.config.unwrap(), told.sandbox_config.unwrap());
@@ -166,6 +166,6 @@ fn a_container_is_rewritten_whole() {
     assert!(told.mounts[0].uid_mappings.is_empty() && told.mounts[0].gid_mappings.is_empty());
     let options = told.linux.unwrap().security_context.unwrap().namespace_options.unwrap();
     assert_eq!((options.network(), options.pid(), &*options.target_id), (cri::NamespaceMode::Node, cri::NamespaceMode::Target, "bb"));
-    assert_eq!(told.envs[0].value, "secret");
-    assert_eq!(without_secrets(&config).envs[0], cri::KeyValue { key: "PASSWORD".to_owned(), value: String::new() });
+    assert_eq!(told.envs[0].value, b"secret");
+    assert_eq!(without_secrets(&config).envs[0], cri::KeyValue { key: "PASSWORD".to_owned(), value: Vec::new() });
 }
