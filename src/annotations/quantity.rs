@@ -127,7 +127,26 @@ mod tests {
         ] {
             assert_eq!(milli(text), Some(value), "{text}");
         }
-        for text in ["", ".", "m", "-1", "1x", "1 Gi", " 1", "1KI", "1ki", "1e", "1E+", "1.2.3", "0x1", "9999999999999999999999", "16Ei", "1e40", "1e-40", "١"] {
+        for text in [
+            "",
+            ".",
+            "m",
+            "-1",
+            "1x",
+            "1 Gi",
+            " 1",
+            "1KI",
+            "1ki",
+            "1e",
+            "1E+",
+            "1.2.3",
+            "0x1",
+            "9999999999999999999999",
+            "16Ei",
+            "1e40",
+            "1e-40",
+            "١",
+        ] {
             assert_eq!(milli(text), None, "{text}");
         }
         assert_eq!("1E".parse::<Quantity>().map(Quantity::units), Ok(1_000_000_000_000_000_000));
