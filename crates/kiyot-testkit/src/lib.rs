@@ -11,10 +11,12 @@ pub mod node;
 pub mod sweep;
 pub mod wait;
 pub mod watchdog;
+pub mod websocket;
 
 pub use kiyot::{Kiyot, KiyotOptions};
 pub use kiyot_proto::cri;
-pub use kubelet::{Container, Kubelet, Pod, RunningContainer, RunningPod, Volume, volumes::Source};
+pub use command::output;
+pub use kubelet::{Container, Kubelet, LogLine, Pod, RunningContainer, RunningPod, Volume, volumes::Source};
 pub use leftovers::Leftovers;
 pub use node::Node;
 pub use wait::{LIMIT, wait_until};
