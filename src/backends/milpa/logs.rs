@@ -103,7 +103,8 @@ impl Logs {
     /// Gives a writer that there is already this link.
     fn follows_on(&self, cell: &CellId, source: &Arc<dyn Source>, route: &LogRoute) -> bool {
         let routes = self.routes();
-        let Some(followed) = routes.followed.get(&route.container).filter(|followed| followed.cell == *cell && followed.cell_path == route.cell_path) else {
+        let Some(followed) = routes.followed.get(&route.container).filter(|followed| followed.cell == *cell && followed.cell_path == route.cell_path)
+        else {
             return false;
         };
         followed.news.send_modify(|news| {

@@ -62,7 +62,10 @@ impl Streaming {
     pub fn url(&self, cell: &Cell, cell_url: &str) -> Result<String, Status> {
         let (port, target) = taken_apart(cell_url).ok_or_else(|| {
             let shown: String = cell_url.chars().take(200).collect();
-            Status::internal(format!("cell {} gave the streaming URL {shown:?}: allowed is http://<host>:<port>/<path>, {MAX_CELL_URL} bytes at most", cell.id))
+            Status::internal(format!(
+                "cell {} gave the streaming URL {shown:?}: allowed is http://<host>:<port>/<path>, {MAX_CELL_URL} bytes at most",
+                cell.id
+            ))
         })?;
         self.register(Way { port, target, tunnels: Arc::new(CellTunnels(cell.link.clone())) })
     }

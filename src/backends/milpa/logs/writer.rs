@@ -81,19 +81,7 @@ impl Writer {
     /// A writer that has not begun.
     pub(super) fn new(route: LogRoute, file: NodeFile, news: watch::Receiver<News>, asks: mpsc::Receiver<Ask>) -> Self {
         let base = route.base;
-        Self {
-            route,
-            file,
-            previous: None,
-            base,
-            position: base,
-            news,
-            asks,
-            drains: Vec::new(),
-            read: (0, 0),
-            trimmed: base,
-            trimming: None,
-        }
+        Self { route, file, previous: None, base, position: base, news, asks, drains: Vec::new(), read: (0, 0), trimmed: base, trimming: None }
     }
 
     /// Writes until its handle is dropped.

@@ -161,7 +161,9 @@ mod tests {
 
     #[test]
     fn what_is_no_request_is_refused() {
-        for bad in ["\r\n\r\n", "GET /\r\n\r\n", "GET / HTTP/2\r\n\r\n", "get / HTTP/1.1\r\n\r\n", "GET  / HTTP/1.1\r\n\r\n", "GET /\x01 HTTP/1.1\r\n\r\n"] {
+        for bad in
+            ["\r\n\r\n", "GET /\r\n\r\n", "GET / HTTP/2\r\n\r\n", "get / HTTP/1.1\r\n\r\n", "GET  / HTTP/1.1\r\n\r\n", "GET /\x01 HTTP/1.1\r\n\r\n"]
+        {
             assert!(matches!(request(bad.as_bytes(), 0), Err(HeadError::Malformed(_))), "{bad:?}");
         }
         assert_eq!(request(&vec![b'a'; MAX_HEAD], 0), Err(HeadError::TooLong));
@@ -179,7 +181,9 @@ mod tests {
             let head = answer(text.as_bytes(), 0).unwrap().unwrap();
             assert_eq!((head.status, head.body, head.length), (status, body, text.len()));
         }
-        for bad in ["HTTP/2 200 OK\r\n\r\n", "HTTP/1.1 xx OK\r\n\r\n", "HTTP/1.1 20 OK\r\n\r\n", "HTTP/1.1 200 OK\r\nContent-Length: -1\r\n\r\n", "\r\n\r\n"] {
+        for bad in
+            ["HTTP/2 200 OK\r\n\r\n", "HTTP/1.1 xx OK\r\n\r\n", "HTTP/1.1 20 OK\r\n\r\n", "HTTP/1.1 200 OK\r\nContent-Length: -1\r\n\r\n", "\r\n\r\n"]
+        {
             assert!(answer(bad.as_bytes(), 0).is_err(), "{bad:?}");
         }
     }

@@ -133,7 +133,10 @@ async fn an_answer_that_does_not_switch_is_forwarded_alone() {
             "HTTP/1.1 500 No\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nno\r\n0\r\n\r\nMORE",
             "HTTP/1.1 500 No\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nno\r\n0\r\n\r\n",
         ),
-        ("HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 403 No\r\nContent-Length: 0\r\n\r\nMORE", "HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 403 No\r\nContent-Length: 0\r\n\r\n"),
+        (
+            "HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 403 No\r\nContent-Length: 0\r\n\r\nMORE",
+            "HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 403 No\r\nContent-Length: 0\r\n\r\n",
+        ),
     ] {
         let token = scene.token(&scene.cell);
         let mut client = scene.client(&format!("GET /{token} HTTP/1.1\r\n\r\n")).await;
