@@ -65,7 +65,7 @@ impl Images {
     /// The kubelet asks for it only if the registry must be asked, so the cell pulls; but what a reference with a digest means is the same everywhere, and is copied from the
     /// node if it is there. The kubelet sets no deadline: `progress_timeout` ends it.
     pub async fn pull(&self, cell: &Cell, request: cri::PullImageRequest) -> Result<cri::PullImageResponse, Status> {
-        self.pull_in(&cell.id, &CellReceiver(cell.link.clone()), request).await
+        Box::pin(self.pull_in(&cell.id, &CellReceiver(cell.link.clone()), request)).await
     }
 
     async fn pull_in(&self, cell: &CellId, receiver: &dyn Receiver, request: cri::PullImageRequest) -> Result<cri::PullImageResponse, Status> {
@@ -91,10 +91,15 @@ impl Images {
 
     /// `ImageStatus` for a pod in this cell: in the cell, else on the node (which can give it).
     pub async fn status(&self, cell: &Cell, request: cri::ImageStatusRequest, deadline: Option<Instant>) -> Result<cri::ImageStatusResponse, Status> {
-        self.status_in(&CellReceiver(cell.link.clone()), request, deadline).await
+        Box::pin(self.status_in(&CellReceiver(cell.link.clone()), request, deadline)).await
     }
 
-    async fn status_in(&self, receiver: &dyn Receiver, request: cri::ImageStatusRequest, deadline: Option<Instant>) -> Result<cri::ImageStatusResponse, Status> {
+    async fn status_in(
+        &self,
+        receiver: &dyn Receiver,
+        request: cri::ImageStatusRequest,
+        deadline: Option<Instant>,
+    ) -> Result<cri::ImageStatusResponse, Status> {
         let reference = request.image.map(|image| image.image).unwrap_or_default();
         let asked = question(&reference, request.verbose);
         let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
@@ -124,7 +129,7 @@ impl Images {
     /// A pull's failure is the pull's own words; NOT_FOUND if there is no reference to pull by, FAILED_PRECONDITION if the reference means another image by now.
     pub async fn ensure(&self, cell: &Cell, image: &cri::ImageSpec, sandbox: &cri::PodSandboxConfig) -> Result<String, Status> {
         let uid = sandbox.metadata.as_ref().map_or("", |metadata| &metadata.uid);
-        self.ensure_in(&cell.id, &CellReceiver(cell.link.clone()), image, uid).await
+        Box::pin(self.ensure_in(&cell.id, &CellReceiver(cell.link.clone()), image, uid)).await
     }
 
     async fn ensure_in(&self, cell: &CellId, receiver: &dyn Receiver, image: &cri::ImageSpec, uid: &str) -> Result<String, Status> {
@@ -143,12 +148,16 @@ impl Images {
         }
         let reference = if is_id(wanted) { &image.user_specified_image } else { wanted };
         if reference.is_empty() || is_id(reference) {
-            return Err(Status::not_found(format!("image {wanted} is neither in cell {cell} nor whole on the node, and no reference is known by which it could be pulled")));
+            return Err(Status::not_found(format!(
+                "image {wanted} is neither in cell {cell} nor whole on the node, and no reference is known by which it could be pulled"
+            )));
         }
         let auth = self.credentials.get(&(uid.to_owned(), normalized(reference)));
         let id = self.pulled(receiver, reference, auth).await?;
         if is_id(wanted) && id != *wanted {
-            return Err(Status::failed_precondition(format!("image {wanted} is not in cell {cell}, and its reference {reference} means {id} by now")));
+            return Err(Status::failed_precondition(format!(
+                "image {wanted} is not in cell {cell}, and its reference {reference} means {id} by now"
+            )));
         }
         self.in_cell(receiver, &id, reference, None).await?;
         Ok(id)
@@ -157,7 +166,7 @@ impl Images {
     /// Sees to it that the pause image is in a cell, under the name that the cell's containerd is configured with.
     pub async fn ensure_pause(&self, cell: &Cell) -> Result<(), Status> {
         let image = cri::ImageSpec { image: self.pause_image.clone(), ..cri::ImageSpec::default() };
-        self.ensure_in(&cell.id, &CellReceiver(cell.link.clone()), &image, "").await.map(drop)
+        Box::pin(self.ensure_in(&cell.id, &CellReceiver(cell.link.clone()), &image, "")).await.map(drop)
     }
 
     /// Forgets the credentials that came for a pod.
