@@ -10,3 +10,8 @@ pub mod store;
 pub mod streaming;
 pub mod verbs;
 pub mod volumes;
+
+use super::Declared;
+
+/// What is for cells: the annotation `kubernetes.io/target-runtime: kiyot`, and RuntimeClasses with the handler `kiyot`.
+pub const DECLARED: Declared = Declared { target_runtimes: &["kiyot"], runtime_handlers: &["kiyot"] };

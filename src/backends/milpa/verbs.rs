@@ -37,7 +37,7 @@ mod filter;
 mod flight;
 mod image;
 mod news;
-mod policy;
+pub mod policy;
 mod records;
 mod remove;
 mod restore;
@@ -171,9 +171,9 @@ impl Verbs {
         };
         match deadline {
             None => ended.await,
-            Some(deadline) => {
-                tokio::time::timeout_at(deadline.into(), ended).await.unwrap_or_else(|_| Err(Status::deadline_exceeded(format!("{what} takes longer and goes on"))))
-            }
+            Some(deadline) => tokio::time::timeout_at(deadline.into(), ended)
+                .await
+                .unwrap_or_else(|_| Err(Status::deadline_exceeded(format!("{what} takes longer and goes on")))),
         }
     }
 

@@ -102,6 +102,8 @@ mod tests {
     fn an_empty_filter_is_none() {
         assert!(Sandboxes::of_list(None).is_empty() && Sandboxes::of_list(Some(cri::PodSandboxFilter::default())).is_empty());
         assert!(Containers::of_list(Some(cri::ContainerFilter::default())).is_empty());
-        assert!(!Sandboxes::of_list(Some(cri::PodSandboxFilter { state: Some(cri::PodSandboxStateValue { state: 0 }), ..Default::default() })).is_empty());
+        assert!(
+            !Sandboxes::of_list(Some(cri::PodSandboxFilter { state: Some(cri::PodSandboxStateValue { state: 0 }), ..Default::default() })).is_empty()
+        );
     }
 }

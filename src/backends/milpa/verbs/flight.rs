@@ -154,11 +154,18 @@ mod tests {
         let (begun, gate) = (Arc::new(AtomicUsize::new(0)), Arc::new(Notify::new()));
         let board = |request: u32| {
             let (begun, gate) = (Arc::clone(&begun), Arc::clone(&gate));
-            all.board(&tasks, &stop, "pod", request, |one, other| one == other, move |request| async move {
-                begun.fetch_add(1, Ordering::SeqCst);
-                gate.notified().await;
-                Ok(*request + 1)
-            })
+            all.board(
+                &tasks,
+                &stop,
+                "pod",
+                request,
+                |one, other| one == other,
+                move |request| async move {
+                    begun.fetch_add(1, Ordering::SeqCst);
+                    gate.notified().await;
+                    Ok(*request + 1)
+                },
+            )
         };
         drop(seat(board(1)));
         let second = seat(board(1));

@@ -59,7 +59,9 @@ impl Verbs {
             let Some(sandbox) = verbs.view.sandbox_of_cell(&cell) else { return };
             // Whoever stops it ends the cell, and records that itself.
             let _stopping = sandbox.stopping.lock().await;
-            if !verbs.view.sandbox(sandbox.id.as_str()).is_ok_and(|sandbox| sandbox.ready) && verbs.view.containers_of(&sandbox.id).iter().all(|one| one.exited()) {
+            if !verbs.view.sandbox(sandbox.id.as_str()).is_ok_and(|sandbox| sandbox.ready)
+                && verbs.view.containers_of(&sandbox.id).iter().all(|one| one.exited())
+            {
                 return;
             }
             let reason = match reason {

@@ -68,7 +68,9 @@ impl Verbs {
                 }
             }
             // What is left of it in the cell ends with the cell, and is in nobody's way until then.
-            None => tracing::debug!(container = %container.id, cell = %container.cell, "A container is forgotten that its cell could not be told to remove"),
+            None => {
+                tracing::debug!(container = %container.id, cell = %container.cell, "A container is forgotten that its cell could not be told to remove")
+            }
         }
         self.drop_container(&container.id).await.map_err(|error| failure::of_store(&error))?;
         self.parts.logs.close(&container.id);

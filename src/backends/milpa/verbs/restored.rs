@@ -111,7 +111,11 @@ pub(super) fn container_stats(item: cri::Container, mut stats: cri::ContainerSta
 }
 
 /// A sandbox's usage with our attributes, and with those of its containers.
-pub(super) fn sandbox_stats(item: cri::PodSandbox, stats: Option<cri::PodSandboxStats>, containers: Vec<cri::ContainerStats>) -> cri::PodSandboxStats {
+pub(super) fn sandbox_stats(
+    item: cri::PodSandbox,
+    stats: Option<cri::PodSandboxStats>,
+    containers: Vec<cri::ContainerStats>,
+) -> cri::PodSandboxStats {
     let linux = stats.and_then(|stats| stats.linux).unwrap_or_default();
     cri::PodSandboxStats {
         attributes: Some(cri::PodSandboxAttributes {

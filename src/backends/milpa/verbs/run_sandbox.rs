@@ -38,12 +38,8 @@ impl Verbs {
         let metadata = config.metadata.as_ref().ok_or_else(|| Status::invalid_argument("RunPodSandbox without a config.metadata"))?;
         policy::check_sandbox(&self.parts.policy, config)?;
         CellRequest::parse(&config.annotations).map_err(|error| Status::invalid_argument(failure::chain(&error)))?;
-        let key = SandboxKey {
-            namespace: metadata.namespace.clone(),
-            name: metadata.name.clone(),
-            uid: metadata.uid.clone(),
-            attempt: metadata.attempt,
-        };
+        let key =
+            SandboxKey { namespace: metadata.namespace.clone(), name: metadata.name.clone(), uid: metadata.uid.clone(), attempt: metadata.attempt };
         loop {
             let (verbs, name) = (Arc::clone(self), key.clone());
             let boarded = self.launches.board(&self.tasks, &self.stop, key.clone(), request.clone(), rewrite::same_sandbox, |request| {
@@ -127,14 +123,7 @@ impl Verbs {
     }
 
     /// Makes a cell that pod's, and keeps what was made.
-    async fn fill(
-        &self,
-        id: &SandboxId,
-        cell: &Cell,
-        addresses: &[IpAddr],
-        request: &cri::RunPodSandboxRequest,
-        pod: &str,
-    ) -> Result<(), Status> {
+    async fn fill(&self, id: &SandboxId, cell: &Cell, addresses: &[IpAddr], request: &cri::RunPodSandboxRequest, pod: &str) -> Result<(), Status> {
         let config = request.config.clone().unwrap_or_default();
         let hello = calls::connected(cell, pod, None).await?;
         let bind = rewrite::bind(&config);

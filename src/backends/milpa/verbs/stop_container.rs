@@ -60,7 +60,10 @@ impl Verbs {
         if self.exited_within(container, RECORDED).await {
             return Ok(());
         }
-        Err(Status::deadline_exceeded(format!("container {} of pod {} was stopped, and its cell does not say that it has ended", container.id, sandbox.pod)))
+        Err(Status::deadline_exceeded(format!(
+            "container {} of pod {} was stopped, and its cell does not say that it has ended",
+            container.id, sandbox.pod
+        )))
     }
 
     /// Waits until a container reads EXITED, or is not there any more.

@@ -74,7 +74,8 @@ impl Verbs {
             }
         });
         join_all(killed).await;
-        let ended = self.view.wait(LAST_WORDS, |view| running.iter().all(|one| view.container(one.id.as_str()).is_ok_and(|now| now.exited())).then_some(()));
+        let ended =
+            self.view.wait(LAST_WORDS, |view| running.iter().all(|one| view.container(one.id.as_str()).is_ok_and(|now| now.exited())).then_some(()));
         if ended.await.is_none() {
             tracing::warn!(sandbox = %sandbox.id, pod = %sandbox.pod, "The cell has not said in time how its containers ended; it is ended without that");
         }

@@ -185,12 +185,8 @@ impl View {
 
     /// Takes what only the cell knows of a container (its resources, user and signal) from what the cell says.
     pub(super) fn tell(&self, id: &ContainerId, told: &cri::ContainerStatus) {
-        let kept = cri::ContainerStatus {
-            resources: told.resources.clone(),
-            user: told.user.clone(),
-            stop_signal: told.stop_signal,
-            ..Default::default()
-        };
+        let kept =
+            cri::ContainerStatus { resources: told.resources.clone(), user: told.user.clone(), stop_signal: told.stop_signal, ..Default::default() };
         if let Some(container) = self.write().containers.get_mut(id) {
             container.told = kept.encode_to_vec().into();
         }

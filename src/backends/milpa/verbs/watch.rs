@@ -25,7 +25,8 @@ impl Verbs {
         let mut hello = cell.link.hello.clone();
         loop {
             // A closed channel: the link is forgotten, so the cell is gone, which its last news say.
-            let Ok(generation) = hello.wait_for(Option::is_some).await.map(|hello| hello.as_ref().map(|hello| (hello.generation, hello.incarnation.clone())))
+            let Ok(generation) =
+                hello.wait_for(Option::is_some).await.map(|hello| hello.as_ref().map(|hello| (hello.generation, hello.incarnation.clone())))
             else {
                 return;
             };
@@ -49,10 +50,13 @@ impl Verbs {
         // What comes into the view from now on may be missing in the snapshot.
         let known_before = self.view.inserted();
         let mut agent = calls::agent(cell);
-        let mut events: Streaming<Event> =
-            tokio::time::timeout(FIRST, agent.watch(WatchRequest {})).await.map_err(|_| Status::deadline_exceeded("Watch was not answered"))??.into_inner();
+        let mut events: Streaming<Event> = tokio::time::timeout(FIRST, agent.watch(WatchRequest {}))
+            .await
+            .map_err(|_| Status::deadline_exceeded("Watch was not answered"))??
+            .into_inner();
         loop {
-            let event = tokio::time::timeout(SILENCE, events.message()).await.map_err(|_| Status::deadline_exceeded("no news, not even a heartbeat"))??;
+            let event =
+                tokio::time::timeout(SILENCE, events.message()).await.map_err(|_| Status::deadline_exceeded("no news, not even a heartbeat"))??;
             match event.map(|event| event.event) {
                 None => return Ok(()),
                 Some(None) => {}
@@ -87,7 +91,9 @@ impl Verbs {
     }
 
     async fn sandbox_ended(&self, cell: &Cell, cell_sandbox: &str, reason: &str) {
-        let Some(sandbox) = self.view.sandbox_of_cell(&cell.id).filter(|sandbox| sandbox.ready && sandbox.meta().cell_sandbox == cell_sandbox) else { return };
+        let Some(sandbox) = self.view.sandbox_of_cell(&cell.id).filter(|sandbox| sandbox.ready && sandbox.meta().cell_sandbox == cell_sandbox) else {
+            return;
+        };
         tracing::warn!(sandbox = %sandbox.id, cell = %cell.id, pod = %sandbox.pod, reason, "A sandbox does not run any more");
         if let Err(error) = self.not_ready(&sandbox.id, reason).await {
             tracing::error!(sandbox = %sandbox.id, error = failure::chain(&error), "The end of a sandbox could not be recorded");

@@ -141,7 +141,8 @@ fn a_sysctl_of_the_pod_wins_over_the_usual() {
 #[test]
 fn a_container_is_rewritten_whole() {
     let mapping = cri::IdMapping { host_id: 1, container_id: 2, length: 3 };
-    let mount = cri::Mount { host_path: "/cell/etc-hosts".to_owned(), uid_mappings: vec![mapping], gid_mappings: vec![mapping], ..Default::default() };
+    let mount =
+        cri::Mount { host_path: "/cell/etc-hosts".to_owned(), uid_mappings: vec![mapping], gid_mappings: vec![mapping], ..Default::default() };
     let options = cri::NamespaceOption { pid: cri::NamespaceMode::Target.into(), target_id: "milpatarget".to_owned(), ..Default::default() };
     let context = cri::LinuxContainerSecurityContext { namespace_options: Some(options), ..Default::default() };
     let config = cri::ContainerConfig {
@@ -156,8 +157,7 @@ fn a_container_is_rewritten_whole() {
     let logs = log_paths(&sandbox, &config, "milpaid").unwrap();
     assert_eq!((&*logs.node, &*logs.in_pod_dir), ("/var/log/pods/x/web/0.log", "logs/milpaid/0.log"));
     let request = cri::CreateContainerRequest { pod_sandbox_id: "milpax".to_owned(), config: Some(config.clone()), sandbox_config: Some(sandbox) };
-    let cell =
-        InCell { sandbox: "aa", pod_dir: "/pod", image: "sha256:1", mounts: vec![mount], log_path: logs.in_logs, target: "bb" };
+    let cell = InCell { sandbox: "aa", pod_dir: "/pod", image: "sha256:1", mounts: vec![mount], log_path: logs.in_logs, target: "bb" };
     let told = create_container(&request, cell);
     assert_eq!(told.pod_sandbox_id, "aa");
     let (told, told_sandbox) = (told.config.unwrap(), told.sandbox_config.unwrap());

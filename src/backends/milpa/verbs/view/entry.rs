@@ -123,7 +123,8 @@ impl Container {
 
     pub(super) fn set_status(&mut self, status: store::ContainerStatus) {
         self.status = Arc::new(status);
-        self.item = Bytes::from(cri::ListContainersResponse { containers: vec![restored::container_item(&self.meta(), self.state())] }.encode_to_vec());
+        self.item =
+            Bytes::from(cri::ListContainersResponse { containers: vec![restored::container_item(&self.meta(), self.state())] }.encode_to_vec());
         if self.state() != cri::ContainerState::ContainerRunning {
             self.stats = None;
         }
