@@ -64,10 +64,7 @@ impl Verbs {
             {
                 return;
             }
-            let reason = match reason {
-                Some(reason) => reason,
-                None => verbs.reason_of(&cell).await,
-            };
+            let reason = reason.unwrap_or_else(|| verbs.reason_of(&cell));
             tracing::warn!(sandbox = %sandbox.id, %cell, pod = %sandbox.pod, reason, "A pod has lost its cell");
             let end = End::cell_lost(&reason);
             while let Err(error) = verbs.end_sandbox(&sandbox.id, &end).await {

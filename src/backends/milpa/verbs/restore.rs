@@ -62,10 +62,8 @@ impl Verbs {
         store.commit(batch).await
     }
 
-    /// Why cells ended that are known no more, by what is kept of them.
-    pub(super) async fn reason_of(&self, cell: &CellId) -> String {
-        let kept: Vec<(String, records::Cell)> = self.parts.store.load(Table::Cells).await.unwrap_or_default();
-        let reason = kept.into_iter().find(|(id, _)| id == cell.as_str()).map(|(_, cell)| cell.reason).unwrap_or_default();
-        if reason.is_empty() { "it ended while nobody looked".to_owned() } else { reason }
+    /// Why a cell ended that is there no more.
+    pub(super) fn reason_of(&self, cell: &CellId) -> String {
+        self.parts.cells.gone_reason(cell).unwrap_or_else(|| "nothing is known of it any more".to_owned())
     }
 }

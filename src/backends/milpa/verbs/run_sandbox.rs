@@ -149,7 +149,7 @@ impl Verbs {
             let mut batch = Batch::default();
             batch.remove(Table::Sandboxes, id.as_str()).remove(Table::SandboxStatuses, id.as_str());
             self.parts.store.commit(batch).await.map_err(|error| failure::of_store(&error))?;
-            return Err(Status::unavailable(format!("cell {} of pod {pod} ended: {}", cell.id, self.reason_of(&cell.id).await)));
+            return Err(Status::unavailable(format!("cell {} of pod {pod} ended: {}", cell.id, self.reason_of(&cell.id))));
         }
         self.view.insert_sandbox(&meta, true).map_err(|error| failure::of_id(&error))?;
         Ok(())

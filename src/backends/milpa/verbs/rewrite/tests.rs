@@ -147,7 +147,7 @@ fn a_container_is_rewritten_whole() {
     let context = cri::LinuxContainerSecurityContext { namespace_options: Some(options), ..Default::default() };
     let config = cri::ContainerConfig {
         image: Some(cri::ImageSpec { image: "busybox".to_owned(), user_specified_image: "busybox".to_owned(), ..Default::default() }),
-        envs: vec![cri::KeyValue { key: "PASSWORD".to_owned(), value: "secret".to_owned() }],
+        envs: vec![cri::KeyValue { key: "PASSWORD".to_owned(), value: b"secret".to_vec() }],
         log_path: "web/0.log".to_owned(),
         linux: Some(cri::LinuxContainerConfig { security_context: Some(context), ..Default::default() }),
         ..Default::default()
@@ -166,6 +166,6 @@ fn a_container_is_rewritten_whole() {
     assert!(told.mounts[0].uid_mappings.is_empty() && told.mounts[0].gid_mappings.is_empty());
     let options = told.linux.unwrap().security_context.unwrap().namespace_options.unwrap();
     assert_eq!((options.network(), options.pid(), &*options.target_id), (cri::NamespaceMode::Node, cri::NamespaceMode::Target, "bb"));
-    assert_eq!(told.envs[0].value, "secret");
-    assert_eq!(without_secrets(&config).envs[0], cri::KeyValue { key: "PASSWORD".to_owned(), value: String::new() });
+    assert_eq!(told.envs[0].value, b"secret");
+    assert_eq!(without_secrets(&config).envs[0], cri::KeyValue { key: "PASSWORD".to_owned(), value: Vec::new() });
 }

@@ -6,7 +6,7 @@ use kiyot_proto::cri;
 use tonic::{Code, Status};
 
 use super::{Container, Known, Sandbox, View, unknown};
-use crate::backends::milpa::id::{CellId, ContainerId, SandboxId};
+use crate::backends::milpa::id::{CellId, SandboxId};
 
 impl View {
     /// The sandbox of an id or a unique prefix of one. `NOT_FOUND`, in the words of containerd, without one.
@@ -58,6 +58,11 @@ impl View {
         candidates.into_iter().find(|sandbox| sandbox.item().annotations == image.annotations)
     }
 
+    /// The container of a sandbox with this name and attempt.
+    pub(in super::super) fn container_named(&self, sandbox: &SandboxId, metadata: &cri::ContainerMetadata) -> Option<Container> {
+        self.containers_of(sandbox).into_iter().find(|container| container.item().metadata.as_ref() == Some(metadata))
+    }
+
     /// All sandboxes.
     pub(in super::super) fn all_sandboxes(&self) -> Vec<Sandbox> {
         self.read().sandboxes.values().cloned().collect()
@@ -86,17 +91,5 @@ fn by_prefix<'a, K: Ord + Borrow<str>, V>(all: &'a BTreeMap<K, V>, id: &str, wha
             Code::Unknown,
             format!("an error occurred when try to find {what} {id:?}: multiple IDs found with provided prefix: {id}"),
         )),
-    }
-}
-
-impl View {
-    /// The container of a sandbox with this name and attempt.
-    pub(in super::super) fn container_named(&self, sandbox: &SandboxId, metadata: &cri::ContainerMetadata) -> Option<Container> {
-        self.containers_of(sandbox).into_iter().find(|container| container.item().metadata.as_ref() == Some(metadata))
-    }
-
-    /// Whether a container is there, whatever its state.
-    pub(in super::super) fn has_container(&self, id: &ContainerId) -> bool {
-        self.read().containers.contains_key(id)
     }
 }
