@@ -129,15 +129,20 @@ impl Kubelet {
     pub async fn run_pod(&mut self, pod: &Pod) -> Result<RunningPod, Status> {
         let config = self.prepare(pod);
         let sandbox = self.run_sandbox(&config, &pod.runtime_handler).await?;
-        let mut running = RunningPod { spec: pod.clone(), sandbox, config, containers: BTreeMap::new() };
+        let mut running = self.running(pod, config, sandbox);
         // As the kubelet does, to learn the pod's addresses.
         self.sandbox_status(&running.sandbox).await?;
         for container in &pod.containers {
-            let created = Box::pin(self.create_container(&running, container, 0)).await?;
+            let created = self.create_container(&running, container, 0).await?;
             self.start_container(&created.id).await?;
             running.containers.insert(container.name.clone(), created);
         }
         Ok(running)
+    }
+
+    /// A pod whose sandbox was run without [`run_pod`](Self::run_pod), still without containers.
+    pub fn running(&self, pod: &Pod, config: cri::PodSandboxConfig, sandbox: String) -> RunningPod {
+        RunningPod { spec: pod.clone(), sandbox, config, containers: BTreeMap::new() }
     }
 
     /// Stops all of a pod and removes it, its volumes, logs and control groups, as a kubelet and its garbage collection do.

@@ -40,7 +40,7 @@ pub struct Node {
     containerd: Mutex<Child>,
     own: Own,
     kept: PathBuf,
-    _watchdog: Watchdog,
+    _watchdog: Option<Watchdog>,
 }
 
 /// What must be cleaned up.
@@ -66,6 +66,15 @@ impl Node {
     /// # Panics
     /// Without root and namespaces of its own: a test that needs them fails, it is never skipped.
     pub async fn start() -> Self {
+        Self::begin(true).await
+    }
+
+    /// The same for a bench, which may take as long as it wants.
+    pub async fn start_for_long() -> Self {
+        Self::begin(false).await
+    }
+
+    async fn begin(watched: bool) -> Self {
         assert!(
             rustix::process::geteuid().is_root() && std::env::var_os("OWN_NAMESPACES").is_some(),
             "this needs root, and namespaces of its own: run it by `cargo test`, whose runner is scripts/runner"
@@ -74,9 +83,12 @@ impl Node {
         let name = kept.file_name().and_then(|name| name.to_str()).expect("temporary names are text").trim_start_matches('.').to_owned();
         let own = Own { directory: kept.clone(), words: Arc::new(Mutex::new(vec![name.clone()])) };
         let last = own.clone();
-        let watchdog = Watchdog::start(move || {
-            eprintln!("containerd said:\n{}", command::tail(&last.directory.join("containerd.log")));
-            last.sweep();
+        let watchdog = watched.then(|| {
+            Watchdog::start(move || {
+                eprintln!("containerd said:\n{}", command::tail(&last.directory.join("containerd.log")));
+                eprintln!("kiyot said:\n{}", command::tail(&last.directory.join("kiyot/kiyot.log")));
+                last.sweep();
+            })
         });
         let network = NETWORKS.fetch_add(1, Ordering::Relaxed);
         configuration::write(&kept, &name, network).expect("the configuration can be written");

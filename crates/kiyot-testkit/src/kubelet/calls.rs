@@ -100,14 +100,15 @@ impl Kubelet {
 
     /// Makes the image present, then CreateContainer.
     pub async fn create_container(&mut self, pod: &RunningPod, container: &Container, attempt: u32) -> Result<RunningContainer, Status> {
-        let image = self.ensure_image(&pod.spec, &pod.config, &container.image).await?;
+        // The messages are large: boxed, the futures of tests stay small.
+        let image = Box::pin(self.ensure_image(&pod.spec, &pod.config, &container.image)).await?;
         let mut created = self.container_config(pod, container, attempt, image);
         let request = timed(cri::CreateContainerRequest {
             pod_sandbox_id: pod.sandbox.clone(),
             config: Some(created.config.clone()),
             sandbox_config: Some(pod.config.clone()),
         });
-        created.id = self.runtime.create_container(request).await?.into_inner().container_id;
+        created.id = Box::pin(self.runtime.create_container(request)).await?.into_inner().container_id;
         Ok(created)
     }
 
