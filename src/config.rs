@@ -1,1 +1,68 @@
 //! TOML as plain, validated, immutable data.
+//!
+//! Values come from the defaults, then from the file, then from the environment (`KIYOT_SERVER__LISTEN` is `server.listen`). Keys are read one by one, so that
+//! all problems of a configuration are reported at once.
+
+use std::{collections::BTreeMap, path::Path};
+
+use crate::problems::{Problem, Report, Table};
+pub use crate::problems::Problems;
+
+mod backends;
+mod checks;
+mod cidr;
+mod milpa;
+mod netns;
+mod read;
+mod routing;
+mod server;
+mod source;
+
+pub use backends::{BackendConfig, CriBackend};
+pub use cidr::{Cidr, NotACidr};
+pub use milpa::{HostNamespaces, HostPath, MilpaBackend, Policy, Privileged, ProviderKind};
+pub use netns::Netns;
+pub use routing::{Routing, Rule};
+pub use server::Server;
+
+/// The daemon's configuration.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Config {
+    /// The CRI socket and its limits.
+    pub server: Server,
+    /// What answers for pods, by name.
+    pub backends: BTreeMap<String, BackendConfig>,
+    /// Which backend a pod goes to.
+    pub routing: Routing,
+}
+
+/// Reads a file, lets the process's environment override it, and checks the whole.
+pub fn load(path: &Path) -> Result<Config, Problems> {
+    let text = source::read(path).map_err(|problem| Problems::one(path.display().to_string(), problem))?;
+    parse(&path.display().to_string(), &text, std::env::vars_os().filter_map(|(key, value)| Some((key.into_string().ok()?, value.into_string().ok()?))))
+}
+
+/// The same of a text (called `name` in problems) and of given environment variables. Pure.
+pub fn parse(name: &str, text: &str, environment: impl IntoIterator<Item = (String, String)>) -> Result<Config, Problems> {
+    let environment = source::Environment::new(environment);
+    let fields = source::layers(text, &environment).map_err(|problem| Problems::one(name, problem))?;
+    let report = Report::default();
+    let mut table = Table::new("", fields, &report);
+    let server = table.take("server").and_then(|field| field.table()).map(Server::read).unwrap_or_default();
+    let backends = match table.take("backends") {
+        Some(field) => backends::read(field),
+        None => BTreeMap::new(),
+    };
+    let routing = table.take("routing").and_then(|field| field.table()).map(Routing::read).unwrap_or_default();
+    table.finish();
+    let mut config = Config { server, backends, routing };
+    if config.backends.is_empty() {
+        report.add(Problem::new("backends", "is empty; allowed is one backend or more, such as [backends.containerd] with type = \"cri\""));
+    }
+    checks::complete(&mut config);
+    checks::check(&config, &report);
+    report.finish(name, config).map_err(|problems| environment.name_variables(problems))
+}
+
+#[cfg(test)]
+mod tests;

@@ -8,4 +8,5 @@ pub mod app;
 pub mod backends;
 pub mod config;
 pub mod manifest;
+pub mod problems;
 pub mod proxy;

@@ -2,6 +2,7 @@
 
 pub mod agent;
 pub mod dirs;
+pub mod home;
 pub mod init;
 pub mod launch;
 pub mod namespaces;

@@ -1,0 +1,96 @@
+use std::os::unix::fs::PermissionsExt;
+
+use kiyot_proto::store::{Cell, SandboxStatus};
+use redb::{ReadableDatabase, ReadableTable, TableDefinition};
+
+use super::*;
+
+fn cell(id: &str) -> Cell {
+    Cell { id: id.to_owned(), token_sha256: "ab".to_owned(), ..Default::default() }
+}
+
+fn put(id: &str) -> Batch {
+    let mut batch = Batch::default();
+    batch.put(Table::Cells, id, &cell(id));
+    batch
+}
+
+#[tokio::test]
+async fn what_was_kept_is_there_after_a_restart() {
+    let dir = tempfile::tempdir().unwrap();
+    let state = dir.path().join("state");
+    let store = Store::open(&state).await.unwrap();
+    let mut batch = put("a");
+    batch.put(Table::SandboxStatuses, "s", &SandboxStatus { ready: true, ..Default::default() });
+    store.commit(batch).await.unwrap();
+    store.commit(put("b")).await.unwrap();
+    let mut batch = Batch::default();
+    batch.remove(Table::Cells, "b").remove(Table::Cells, "never was");
+    store.commit(batch).await.unwrap();
+    store.close().await;
+
+    let store = Store::open(&state).await.unwrap();
+    assert_eq!(store.load::<Cell>(Table::Cells).await.unwrap(), [("a".to_owned(), cell("a"))]);
+    assert_eq!(store.load::<SandboxStatus>(Table::SandboxStatuses).await.unwrap().len(), 1);
+    assert_eq!(store.load::<Cell>(Table::Node).await.unwrap(), []);
+    assert_eq!(std::fs::metadata(&state).unwrap().permissions().mode() & 0o777, 0o700);
+    assert_eq!(std::fs::metadata(store.path()).unwrap().permissions().mode() & 0o777, 0o600);
+}
+
+#[tokio::test]
+async fn many_batches_at_once_are_all_kept() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = Store::open(dir.path()).await.unwrap();
+    let commits = (0..500).map(|n| {
+        let store = store.clone();
+        async move { store.commit(put(&format!("{n:03}"))).await }
+    });
+    futures::future::try_join_all(commits).await.unwrap();
+    assert_eq!(store.load::<Cell>(Table::Cells).await.unwrap().len(), 500);
+}
+
+#[tokio::test]
+async fn a_second_process_is_told_who_is_in_the_way() {
+    let dir = tempfile::tempdir().unwrap();
+    let _first = Store::open(dir.path()).await.unwrap();
+    let error = Store::open(dir.path()).await.unwrap_err();
+    assert!(error.to_string().contains("in use by another process"), "{error}");
+}
+
+#[tokio::test]
+async fn a_record_that_cannot_be_read_is_set_aside() {
+    const CELLS: TableDefinition<'static, &str, &[u8]> = TableDefinition::new("cells");
+    let dir = tempfile::tempdir().unwrap();
+    let store = Store::open(dir.path()).await.unwrap();
+    store.commit(put("good")).await.unwrap();
+    store.close().await;
+    let path = dir.path().join("store.redb");
+    let database = redb::Database::create(&path).unwrap();
+    let later = Envelope { version: RECORD_VERSION + 1, record: Vec::new().into() }.encode_to_vec();
+    let transaction = database.begin_write().unwrap();
+    {
+        let mut cells = transaction.open_table(CELLS).unwrap();
+        cells.insert("noise", b"\xff\xff\xff".as_slice()).unwrap();
+        cells.insert("later", later.as_slice()).unwrap();
+    }
+    transaction.commit().unwrap();
+    drop(database);
+
+    let store = Store::open(dir.path()).await.unwrap();
+    for _ in 0..2 {
+        assert_eq!(store.load::<Cell>(Table::Cells).await.unwrap(), [("good".to_owned(), cell("good"))]);
+    }
+    store.close().await;
+    let database = redb::Database::create(&path).unwrap();
+    let broken = database.begin_read().unwrap().open_table(TableDefinition::<&str, &[u8]>::new("broken")).unwrap();
+    let keys: Vec<_> = broken.iter().unwrap().map(|row| row.unwrap().0.value().to_owned()).collect();
+    assert_eq!(keys, ["cells/later", "cells/noise"]);
+}
+
+#[tokio::test]
+async fn a_directory_in_the_files_place_is_a_clear_error() {
+    let dir = tempfile::tempdir().unwrap();
+    std::fs::create_dir(dir.path().join("store.redb")).unwrap();
+    let error = Store::open(dir.path()).await.unwrap_err();
+    assert!(error.to_string().contains("must be a file"), "{error}");
+}

@@ -1,0 +1,81 @@
+//! `[backends.NAME]`: what answers for pods.
+
+use std::{collections::BTreeMap, path::PathBuf, time::Duration};
+
+use super::{MilpaBackend, read};
+use crate::problems::{Field, Table};
+
+/// Where containerd listens unless it is told otherwise.
+pub(super) const CONTAINERD_SOCKET: &str = "/run/containerd/containerd.sock";
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
+const MIN_CONNECT_TIMEOUT: Duration = Duration::from_millis(100);
+const MAX_CONNECT_TIMEOUT: Duration = Duration::from_secs(2 * 60);
+/// Characters of a backend's name: those of a DNS label.
+const NAME_CHARS: usize = 63;
+
+/// A backend, by its key `type`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum BackendConfig {
+    /// "cri": a container runtime on this node.
+    Cri(CriBackend),
+    /// "milpa": cells.
+    Milpa(Box<MilpaBackend>),
+}
+
+/// A container runtime on this node.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct CriBackend {
+    /// The unix socket on which it speaks CRI v1.
+    pub socket: PathBuf,
+    /// How long a call waits for a connection to it.
+    pub connect_timeout: Duration,
+}
+
+impl Default for CriBackend {
+    fn default() -> Self {
+        Self { socket: CONTAINERD_SOCKET.into(), connect_timeout: CONNECT_TIMEOUT }
+    }
+}
+
+#[derive(Debug, Clone, Copy)]
+enum Type {
+    Cri,
+    Milpa,
+}
+
+pub(super) fn read(field: Field<'_>) -> BTreeMap<String, BackendConfig> {
+    let mut backends = BTreeMap::new();
+    for (name, field) in field.entries() {
+        if !is_name(&name) {
+            field.refuse(format!("has no fit name; allowed are 1 to {NAME_CHARS} of a-z, 0-9 and -, the first and the last of them no -"));
+        }
+        if let Some(backend) = field.table().and_then(read_one) {
+            backends.insert(name, backend);
+        }
+    }
+    backends
+}
+
+fn is_name(name: &str) -> bool {
+    let allowed = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-';
+    (1..=NAME_CHARS).contains(&name.len()) && name.bytes().all(allowed) && !name.starts_with('-') && !name.ends_with('-')
+}
+
+fn read_one(mut table: Table<'_>) -> Option<BackendConfig> {
+    // Without its type, nothing can be said of the other keys.
+    let kind = table.need("type", "\"cri\" or \"milpa\"")?.choice(&[("cri", Type::Cri), ("milpa", Type::Milpa)])?;
+    Some(match kind {
+        Type::Cri => BackendConfig::Cri(CriBackend::read(table)),
+        Type::Milpa => BackendConfig::Milpa(Box::new(MilpaBackend::read(table))),
+    })
+}
+
+impl CriBackend {
+    fn read(mut table: Table<'_>) -> Self {
+        let mut backend = Self::default();
+        table.set("socket", &mut backend.socket, read::socket);
+        table.set("connect_timeout", &mut backend.connect_timeout, |field| read::duration(field, MIN_CONNECT_TIMEOUT..=MAX_CONNECT_TIMEOUT));
+        table.finish();
+        backend
+    }
+}

@@ -1,0 +1,106 @@
+//! A network: an address and how many of its bits are the network's.
+
+use std::{
+    fmt,
+    net::{IpAddr, Ipv4Addr},
+    str::FromStr,
+};
+
+/// A network such as `10.200.0.0/16`. No bit behind the prefix is set.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Cidr {
+    /// Its lowest address.
+    pub address: IpAddr,
+    /// How many bits are the network's.
+    pub prefix: u8,
+}
+
+/// Not a network.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("allowed is a network such as 10.0.0.0/8 or fd00::/8, with no bit set behind its prefix")]
+pub struct NotACidr;
+
+impl Cidr {
+    /// An IPv4 network. The caller sees to it that no bit behind the prefix is set.
+    pub(super) const fn v4([a, b, c, d]: [u8; 4], prefix: u8) -> Self {
+        Self { address: IpAddr::V4(Ipv4Addr::new(a, b, c, d)), prefix }
+    }
+
+    /// Whether an address is of this network.
+    pub fn contains(&self, address: IpAddr) -> bool {
+        address.is_ipv4() == self.address.is_ipv4() && host_bits(address, self.prefix).0 == host_bits(self.address, self.prefix).0
+    }
+}
+
+/// The network's part and the host's part of an address, as numbers.
+fn host_bits(address: IpAddr, prefix: u8) -> (u128, u128) {
+    let (bits, width) = match address {
+        IpAddr::V4(address) => (u128::from(address.to_bits()), 32_u32),
+        IpAddr::V6(address) => (address.to_bits(), 128),
+    };
+    let host = width.saturating_sub(u32::from(prefix));
+    let mask = u128::MAX.checked_shr(128 - host).unwrap_or(0);
+    (bits & !mask, bits & mask)
+}
+
+impl FromStr for Cidr {
+    type Err = NotACidr;
+
+    fn from_str(text: &str) -> Result<Self, NotACidr> {
+        let (address, prefix) = text.split_once('/').ok_or(NotACidr)?;
+        let address: IpAddr = address.parse().map_err(|_| NotACidr)?;
+        // `u8::from_str` takes "+8" and "08".
+        let canonical = |prefix: &u8| prefix.to_string() == text[text.len() - prefix.to_string().len()..] && text.ends_with(&format!("/{prefix}"));
+        let prefix = prefix.parse().ok().filter(canonical).ok_or(NotACidr)?;
+        let width = if address.is_ipv4() { 32 } else { 128 };
+        if prefix > width || host_bits(address, prefix).1 != 0 { Err(NotACidr) } else { Ok(Self { address, prefix }) }
+    }
+}
+
+impl fmt::Display for Cidr {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}/{}", self.address, self.prefix)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn networks_and_what_is_none() {
+        for good in ["10.200.0.0/16", "0.0.0.0/0", "1.2.3.4/32", "fd00::/8", "::/0", "::1/128"] {
+            assert_eq!(good.parse::<Cidr>().unwrap().to_string(), good);
+        }
+        for bad in ["", "/", "10.0.0.0", "10.0.0.1/8", "10.0.0.0/33", "10.0.0.0/08", "10.0.0.0/+8", "10.0.0.0/-1", "fd00::1/8", "a/8", "10.0.0.0/8 "] {
+            assert_eq!(bad.parse::<Cidr>(), Err(NotACidr), "{bad}");
+        }
+    }
+
+    #[test]
+    fn a_network_contains_its_own() {
+        let network: Cidr = "10.200.0.0/16".parse().unwrap();
+        assert!(network.contains("10.200.255.1".parse().unwrap()));
+        assert!(!network.contains("10.201.0.0".parse().unwrap()));
+        assert!(!network.contains("::a:c8:0:0".parse().unwrap()));
+    }
+
+    proptest! {
+        #[test]
+        fn any_text_parses_or_does_not(text in "\\PC*") {
+            if let Ok(network) = text.parse::<Cidr>() {
+                prop_assert_eq!(network.to_string().parse::<Cidr>(), Ok(network));
+            }
+        }
+
+        #[test]
+        fn any_network_survives_its_text(bits: u32, prefix in 0_u8..=32) {
+            let address = Ipv4Addr::from(bits & u32::MAX.checked_shl(32 - u32::from(prefix)).unwrap_or(0));
+            let network = Cidr { address: address.into(), prefix };
+            prop_assert_eq!(network.to_string().parse::<Cidr>(), Ok(network));
+            prop_assert!(network.contains(address.into()));
+        }
+    }
+}

@@ -1,0 +1,175 @@
+//! A backend of type "milpa": pods in cells.
+
+use std::{path::PathBuf, time::Duration};
+
+use super::{Netns, backends::CONTAINERD_SOCKET, read};
+use crate::problems::Table;
+
+const STATE_DIR: &str = "/var/lib/kiyot";
+const MAX_CELLS: usize = 250;
+const MAX_MAX_CELLS: usize = 10_000;
+const ORPHAN_TIMEOUT: Duration = Duration::from_secs(15 * 60);
+const LAUNCH_TIMEOUT: Duration = Duration::from_secs(2 * 60);
+const TOKEN_TTL: Duration = Duration::from_secs(10 * 60);
+const IMAGE_PULL_PROGRESS_TIMEOUT: Duration = Duration::from_secs(5 * 60);
+/// The range of all of the above.
+const MIN_TIMEOUT: Duration = Duration::from_secs(1);
+const MAX_TIMEOUT: Duration = Duration::from_secs(7 * 24 * 60 * 60);
+/// containerd's namespace in which its CRI plugin keeps everything.
+const NODE_NAMESPACE: &str = "k8s.io";
+const PAUSE_IMAGE: &str = "registry.k8s.io/pause:3.9";
+const KUBELET_DIR: &str = "/var/lib/kubelet";
+
+/// Pods in cells.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct MilpaBackend {
+    /// The directory of the store and of all cells of this node. The daemon's alone (mode 0700).
+    pub state_dir: PathBuf,
+    /// What makes cells.
+    pub provider: ProviderKind,
+    /// How many cells there may be at once.
+    pub max_cells: usize,
+    /// How long a cell lives on without contact to the daemon.
+    pub orphan_timeout: Duration,
+    /// How long a cell may take from its launch until it has called home.
+    pub launch_timeout: Duration,
+    /// How long the one-time token of a launch is valid.
+    pub token_ttl: Duration,
+    /// How long a pull of an image may make no progress.
+    pub image_pull_progress_timeout: Duration,
+    /// The node's containerd, whose images are copied to cells. If the file does not have it: the socket of the node's backend.
+    pub node_containerd: PathBuf,
+    /// containerd's namespace in which the node's images are.
+    pub node_namespace: String,
+    /// The image of the sandbox containers in cells.
+    pub pause_image: String,
+    /// The node's directory of `HOST/hosts.toml` files for registries, if cells are to pull as it says.
+    pub registry_config_dir: Option<PathBuf>,
+    /// The kubelet's own directory (its `--root-dir`).
+    pub kubelet_dir: PathBuf,
+    /// What happens to pods that ask for what a cell does not have.
+    pub policy: Policy,
+    /// The provider "netns".
+    pub netns: Netns,
+}
+
+/// What makes cells.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ProviderKind {
+    /// "netns": namespaces of this node.
+    Netns,
+}
+
+/// What happens to pods that ask for what a cell does not have, or should not give.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Policy {
+    /// Paths of the node.
+    pub host_path: HostPath,
+    /// The node's network, PID or IPC namespace, or a user namespace of the pod's own (`hostUsers: false`).
+    pub host_namespaces: HostNamespaces,
+    /// Privileged containers.
+    pub privileged: Privileged,
+}
+
+/// What becomes of a mount of a path of the node that is not a volume of the pod.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum HostPath {
+    /// "refuse": the container is refused, by name of the path.
+    Refuse,
+    /// "copy-read-only": the cell gets a copy, which the container can't write to.
+    CopyReadOnly,
+}
+
+/// What becomes of a pod for a cell that asks for a namespace that no cell can give.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum HostNamespaces {
+    /// "refuse": the pod is refused.
+    Refuse,
+    /// "keep-local": the pod runs on the node.
+    KeepLocal,
+}
+
+/// What becomes of a privileged container for a cell.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Privileged {
+    /// "refuse": it is refused. In a cell that shares the node's kernel, a privileged container is root on the node.
+    Refuse,
+    /// "allow": it runs.
+    Allow,
+}
+
+impl Default for Policy {
+    fn default() -> Self {
+        Self { host_path: HostPath::Refuse, host_namespaces: HostNamespaces::Refuse, privileged: Privileged::Refuse }
+    }
+}
+
+impl Default for MilpaBackend {
+    fn default() -> Self {
+        Self {
+            state_dir: STATE_DIR.into(),
+            provider: ProviderKind::Netns,
+            max_cells: MAX_CELLS,
+            orphan_timeout: ORPHAN_TIMEOUT,
+            launch_timeout: LAUNCH_TIMEOUT,
+            token_ttl: TOKEN_TTL,
+            image_pull_progress_timeout: IMAGE_PULL_PROGRESS_TIMEOUT,
+            node_containerd: CONTAINERD_SOCKET.into(),
+            node_namespace: NODE_NAMESPACE.into(),
+            pause_image: PAUSE_IMAGE.into(),
+            registry_config_dir: None,
+            kubelet_dir: KUBELET_DIR.into(),
+            policy: Policy::default(),
+            netns: Netns::default(),
+        }
+    }
+}
+
+impl MilpaBackend {
+    pub(super) fn read(mut table: Table<'_>) -> Self {
+        // An empty path says "not given", until `checks::complete` has seen the node's backend.
+        let mut backend = Self { node_containerd: PathBuf::new(), ..Self::default() };
+        table.set("state_dir", &mut backend.state_dir, read::path);
+        table.set("provider", &mut backend.provider, |field| field.choice(&[("netns", ProviderKind::Netns)]));
+        table.set("max_cells", &mut backend.max_cells, |field| field.number(1..=MAX_MAX_CELLS));
+        for (key, target) in [
+            ("orphan_timeout", &mut backend.orphan_timeout),
+            ("launch_timeout", &mut backend.launch_timeout),
+            ("token_ttl", &mut backend.token_ttl),
+            ("image_pull_progress_timeout", &mut backend.image_pull_progress_timeout),
+        ] {
+            table.set(key, target, |field| read::duration(field, MIN_TIMEOUT..=MAX_TIMEOUT));
+        }
+        table.set("node_containerd", &mut backend.node_containerd, read::socket);
+        table.set("node_namespace", &mut backend.node_namespace, |field| word(field, "a namespace of containerd, such as \"k8s.io\""));
+        table.set("pause_image", &mut backend.pause_image, |field| word(field, "the name of an image"));
+        table.set("registry_config_dir", &mut backend.registry_config_dir, |field| read::path(field).map(Some));
+        table.set("kubelet_dir", &mut backend.kubelet_dir, read::path);
+        if let Some(policy) = table.take("policy").and_then(|field| field.table()) {
+            backend.policy = Policy::read(policy);
+        }
+        if let Some(netns) = table.take("netns").and_then(|field| field.table()) {
+            backend.netns = Netns::read(netns);
+        }
+        table.finish();
+        backend
+    }
+}
+
+impl Policy {
+    fn read(mut table: Table<'_>) -> Self {
+        let mut policy = Self::default();
+        table.set("host_path", &mut policy.host_path, |field| field.choice(&[("refuse", HostPath::Refuse), ("copy-read-only", HostPath::CopyReadOnly)]));
+        table.set("host_namespaces", &mut policy.host_namespaces, |field| {
+            field.choice(&[("refuse", HostNamespaces::Refuse), ("keep-local", HostNamespaces::KeepLocal)])
+        });
+        table.set("privileged", &mut policy.privileged, |field| field.choice(&[("refuse", Privileged::Refuse), ("allow", Privileged::Allow)]));
+        table.finish();
+        policy
+    }
+}
+
+/// A text without white space.
+fn word(field: crate::problems::Field<'_>, allowed: &str) -> Option<String> {
+    field.read(allowed, |text| (!text.is_empty() && !text.contains(|c: char| c.is_whitespace() || c.is_control())).then(|| text.to_owned()))
+}

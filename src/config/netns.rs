@@ -1,0 +1,79 @@
+//! `[backends.NAME.netns]`: cells that are namespaces of this node.
+
+use std::path::PathBuf;
+
+use super::{Cidr, read};
+use crate::problems::{Problem, Table};
+
+const CNI_CONF_DIR: &str = "/etc/cni/net.d";
+const CNI_BIN_DIRS: [&str; 2] = ["/opt/cni/bin", "/usr/lib/cni"];
+const BRIDGE: &str = "kiyot0";
+/// Bytes of a network device's name: `IFNAMSIZ` of Linux without its final NUL.
+const BRIDGE_BYTES: usize = 15;
+const SUBNET: Cidr = Cidr::v4([10, 200, 0, 0], 16);
+/// The range of a subnet's prefix, in bits: the bridge and one cell at least.
+const SUBNET_BITS: std::ops::RangeInclusive<u8> = 8..=30;
+const CONTAINERD: &str = "containerd";
+const RUNC: &str = "runc";
+
+/// Cells that are namespaces of this node.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Netns {
+    /// The program `kiyot-cell`. `None`: the one beside kiyot, else `/usr/libexec/kiyot/kiyot-cell`.
+    pub cell_binary: Option<PathBuf>,
+    /// Where the node's CNI configuration is. With none in it, cells get addresses of `subnet` on `bridge`.
+    pub cni_conf_dir: PathBuf,
+    /// Where CNI plugins are, the first that has one wins.
+    pub cni_bin_dirs: Vec<PathBuf>,
+    /// The bridge that is made when there is no CNI configuration.
+    pub bridge: String,
+    /// The IPv4 addresses that cells get when there is no CNI configuration.
+    pub subnet: Cidr,
+    /// The program containerd that runs in cells: a name on PATH or a path.
+    pub containerd: PathBuf,
+    /// The program runc that cells' containerd calls: a name on PATH or a path.
+    pub runc: PathBuf,
+    /// containerd's setting of this name, in cells: for nodes where it may not lower an OOM score.
+    pub restrict_oom_score_adj: bool,
+}
+
+impl Default for Netns {
+    fn default() -> Self {
+        Self {
+            cell_binary: None,
+            cni_conf_dir: CNI_CONF_DIR.into(),
+            cni_bin_dirs: CNI_BIN_DIRS.map(PathBuf::from).into(),
+            bridge: BRIDGE.into(),
+            subnet: SUBNET,
+            containerd: CONTAINERD.into(),
+            runc: RUNC.into(),
+            restrict_oom_score_adj: false,
+        }
+    }
+}
+
+impl Netns {
+    pub(super) fn read(mut table: Table<'_>) -> Self {
+        let mut netns = Self::default();
+        table.set("cell_binary", &mut netns.cell_binary, |field| read::path(field).map(Some));
+        table.set("cni_conf_dir", &mut netns.cni_conf_dir, read::path);
+        table.set("cni_bin_dirs", &mut netns.cni_bin_dirs, |field| Some(field.items().into_iter().filter_map(read::path).collect()));
+        table.set("bridge", &mut netns.bridge, |field| {
+            field.read(&format!("the name of a network device, of at most {BRIDGE_BYTES} bytes"), |text| is_device(text).then(|| text.to_owned()))
+        });
+        table.set("subnet", &mut netns.subnet, |field| field.parsed("an IPv4 network such as \"10.200.0.0/16\", with no bit set behind its prefix"));
+        if !netns.subnet.address.is_ipv4() || !SUBNET_BITS.contains(&netns.subnet.prefix) {
+            let rule = format!("allowed is an IPv4 network with a prefix from /{} to /{}", SUBNET_BITS.start(), SUBNET_BITS.end());
+            table.report().add(Problem::with_value(table.path_of("subnet"), format!("\"{}\"", netns.subnet), rule));
+        }
+        table.set("containerd", &mut netns.containerd, read::program);
+        table.set("runc", &mut netns.runc, read::program);
+        table.set("restrict_oom_score_adj", &mut netns.restrict_oom_score_adj, |field| field.flag());
+        table.finish();
+        netns
+    }
+}
+
+fn is_device(name: &str) -> bool {
+    (1..=BRIDGE_BYTES).contains(&name.len()) && name.bytes().all(|byte| byte.is_ascii_graphic() && byte != b'/' && byte != b':') && name != "." && name != ".."
+}

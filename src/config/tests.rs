@@ -1,0 +1,195 @@
+use std::time::Duration;
+
+use proptest::prelude::*;
+
+use super::*;
+
+const MINIMAL: &str = "[backends.containerd]\ntype = \"cri\"\n";
+const WITH_CELLS: &str = "[backends.containerd]\ntype = \"cri\"\n[backends.milpa]\ntype = \"milpa\"\n";
+
+fn parsed(text: &str) -> Config {
+    parse("test.toml", text, []).unwrap()
+}
+
+fn problems(text: &str) -> Vec<String> {
+    parse("test.toml", text, []).unwrap_err().list.iter().map(ToString::to_string).collect()
+}
+
+fn milpa(config: &Config) -> &MilpaBackend {
+    let Some(BackendConfig::Milpa(milpa)) = config.backends.get("milpa") else { panic!("no milpa in {config:?}") };
+    milpa
+}
+
+#[test]
+fn what_the_file_leaves_out_has_its_default() {
+    let config = parsed(WITH_CELLS);
+    assert_eq!(config.server, Server { node_backend: Some("containerd".into()), ..Server::default() });
+    assert_eq!(config.backends["containerd"], BackendConfig::Cri(CriBackend::default()));
+    assert_eq!(milpa(&config), &MilpaBackend::default());
+    assert_eq!(config.routing, Routing::default());
+}
+
+#[test]
+fn the_file_sets_every_kind_of_value() {
+    let text = format!(
+        "{WITH_CELLS}max_cells = 3\nlaunch_timeout = \"1m 30s\"\n[backends.milpa.policy]\nhost_path = \"copy-read-only\"\n[backends.milpa.netns]\nsubnet = \"10.9.0.0/24\"\n\
+         restrict_oom_score_adj = true\ncni_bin_dirs = [\"/a\", \"/b\"]\n[server]\ndrain_timeout = \"250ms\"\n[routing]\ndefault = \"milpa\"\n[[routing.rule]]\nname = \"daemons\"\n\
+         daemonset = true\nlabel = {{ app = \"x\" }}\nnamespace = [\"kube-*\"]\nbackend = \"containerd\"\n"
+    );
+    let config = parsed(&text);
+    assert_eq!((milpa(&config).max_cells, milpa(&config).launch_timeout), (3, Duration::from_secs(90)));
+    assert_eq!(milpa(&config).policy, Policy { host_path: HostPath::CopyReadOnly, ..Policy::default() });
+    assert_eq!(milpa(&config).netns.subnet.to_string(), "10.9.0.0/24");
+    assert!(milpa(&config).netns.restrict_oom_score_adj);
+    assert_eq!(milpa(&config).netns.cni_bin_dirs.len(), 2);
+    assert_eq!(config.server.drain_timeout, Duration::from_millis(250));
+    let rule = &config.routing.rules[0];
+    assert_eq!((rule.name.as_str(), rule.daemonset, rule.static_pod, rule.backend.as_str()), ("daemons", Some(true), None, "containerd"));
+    assert_eq!((rule.label["app"].as_str(), rule.namespace.as_slice()), ("x", ["kube-*".to_owned()].as_slice()));
+}
+
+#[test]
+fn the_environment_overrides_the_file() {
+    let environment = [("KIYOT_SERVER__DRAIN_TIMEOUT", "3s"), ("KIYOT_BACKENDS__MILPA__NETNS__BRIDGE", "br7"), ("KIYOT_LOG", "debug"), ("KIYOT_BACKENDS__MILPA__MAX_CELLS", "7")];
+    let config = parse("test.toml", &format!("{WITH_CELLS}max_cells = 3\n[server]\ndrain_timeout = \"1s\""), environment.map(|(key, value)| (key.into(), value.into()))).unwrap();
+    assert_eq!(config.server.drain_timeout, Duration::from_secs(3));
+    assert_eq!((milpa(&config).netns.bridge.as_str(), milpa(&config).max_cells), ("br7", 7));
+}
+
+#[test]
+fn a_problem_names_the_variable_that_made_it() {
+    let wrong = [("KIYOT_SERVER__LISTEN".to_owned(), "relative".to_owned())];
+    let text = parse("test.toml", MINIMAL, wrong).unwrap_err().to_string();
+    assert!(text.starts_with("test.toml: server.listen = \"relative\": allowed is the absolute path of a unix socket"), "{text}");
+    assert!(text.ends_with("(set by the environment variable KIYOT_SERVER__LISTEN)"), "{text}");
+}
+
+#[test]
+fn all_problems_are_reported_at_once() {
+    let text = "surplus = 1\n[server]\nlisten = \"x\"\ndrain_timeot = \"1s\"\nmax_concurrent_calls = 0\nclient_timeout = 5\n[backends.containerd]\ntype = \"cri\"\nsocket = 7\n\
+                [backends.odd]\ntype = \"docker\"\n[routing]\ndefault = \"nowhere\"\n[[routing.rule]]\nbackend = \"containerd\"\n";
+    let found = problems(text);
+    let expected = [
+        "server.listen = \"x\": allowed is the absolute path",
+        "server.max_concurrent_calls = 0: allowed is a whole number from 1 to 1000000",
+        "server.client_timeout = 5: allowed is a duration such as \"10s\" or \"2m\", from 100ms to 1h",
+        "server.drain_timeot: is no known key; the nearest known keys are: drain_timeout",
+        "backends.containerd.socket = 7: allowed is the absolute path",
+        "backends.odd.type = \"docker\": allowed is one of \"cri\", \"milpa\"",
+        "routing.rule[0].name: is missing",
+        "surplus: is no known key; allowed here are: server, backends, routing",
+        "routing.default = \"nowhere\": allowed is the name of a backend: containerd",
+        "routing.rule[0]: has no condition",
+    ];
+    for start in expected {
+        assert!(found.iter().any(|problem| problem.starts_with(start)), "{start:?} is not among {found:#?}");
+    }
+    assert_eq!(found.len(), expected.len(), "{found:#?}");
+}
+
+#[test]
+fn keys_that_do_not_fit_together() {
+    let two = "[backends.a]\ntype = \"cri\"\nsocket = \"/a.sock\"\n[backends.b]\ntype = \"cri\"\nsocket = \"/b.sock\"\n[routing]\ndefault = \"a\"\n";
+    let rule = "[[routing.rule]]\nname = \"r\"\nstatic = true\nbackend = \"containerd\"\n";
+    let long = format!("/{}", "d".repeat(100));
+    let cases = [
+        (String::new(), "backends: is empty"),
+        (two.to_owned(), "server.node_backend: is missing; with several backends of type \"cri\", allowed is one of: a, b"),
+        (format!("{two}[server]\nnode_backend = \"c\""), "server.node_backend = \"c\": allowed is a backend of type \"cri\": a, b"),
+        (format!("{two}[server]\nnode_backend = \"a\"\nlisten = \"/b.sock\""), "server.listen = \"/b.sock\": is the socket of backends.b too"),
+        (format!("{}[server]\nnode_backend = \"a\"", two.replace("/b.sock", "/a.sock")), "backends.b.socket = \"/a.sock\": is the socket of backends.a too"),
+        ("[backends.m]\ntype = \"milpa\"\n[routing]\ndefault = \"m\"".to_owned(), "server.node_backend: there is no backend of type \"cri\""),
+        (format!("{WITH_CELLS}[backends.more]\ntype = \"milpa\""), "backends: has several of type \"milpa\" (milpa, more)"),
+        (format!("{MINIMAL}[server]\nnode_backend = \"containerd\"\n{rule}{rule}"), "routing.rule[1].name = \"r\": another rule has this name"),
+        (format!("{MINIMAL}{}", rule.replace("containerd", "gone")), "routing.rule[0].backend = \"gone\": allowed is the name of a backend: containerd"),
+        (format!("{MINIMAL}[server]\nlisten = \"{long}/{long}\""), "server.listen = "),
+        (format!("{WITH_CELLS}state_dir = \"{long}\""), "backends.milpa.state_dir = "),
+        (format!("{WITH_CELLS}state_dir = \"var/lib\""), "backends.milpa.state_dir = \"var/lib\": allowed is an absolute path"),
+        (format!("{WITH_CELLS}token_ttl = \"1m\""), "backends.milpa.token_ttl = 60s: allowed is launch_timeout (120s) at least"),
+        (format!("{WITH_CELLS}orphan_timeout = \"-5s\""), "backends.milpa.orphan_timeout = \"-5s\": allowed is a duration"),
+        (format!("{WITH_CELLS}[backends.milpa.netns]\nsubnet = \"fd00::/64\""), "backends.milpa.netns.subnet = \"fd00::/64\": allowed is an IPv4 network"),
+        (format!("{WITH_CELLS}[backends.milpa.netns]\nbridge = \"a-name-too-long-for-linux\""), "backends.milpa.netns.bridge = "),
+        (format!("{MINIMAL}[backends.Bad_Name]\ntype = \"cri\"\nsocket = \"/x.sock\"\n[server]\nnode_backend = \"containerd\""), "backends.Bad_Name = a table: has no fit name"),
+        ("not toml".to_owned(), "the text: is no TOML"),
+    ];
+    for (text, start) in cases {
+        let found = problems(&text);
+        assert!(found.len() == 1 && found[0].starts_with(start), "{start:?} is not the only one of {found:#?} of\n{text}");
+    }
+}
+
+#[test]
+fn images_are_copied_from_the_nodes_own_runtime_unless_another_is_named() {
+    let text = WITH_CELLS.replacen("\"cri\"\n", "\"cri\"\nsocket = \"/elsewhere.sock\"\n", 1);
+    assert_eq!(milpa(&parsed(&text)).node_containerd, Path::new("/elsewhere.sock"));
+    assert_eq!(milpa(&parsed(&format!("{text}node_containerd = \"/third.sock\""))).node_containerd, Path::new("/third.sock"));
+}
+
+#[test]
+fn a_file_that_is_not_there_is_a_problem() {
+    let text = load(Path::new("/nonexistent/kiyot.toml")).unwrap_err().to_string();
+    assert!(text.starts_with("/nonexistent/kiyot.toml: the file: can't be read"), "{text}");
+}
+
+/// config/kiyot.toml, and the same with all that is commented out in it (`#key`, without a space) put to work.
+fn shipped() -> (String, String) {
+    let text = std::fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("config/kiyot.toml")).unwrap();
+    let uncommented = text.lines().map(|line| line.strip_prefix('#').filter(|rest| !rest.starts_with([' ', '#'])).unwrap_or(line));
+    (text.clone(), uncommented.collect::<Vec<_>>().join("\n"))
+}
+
+#[test]
+fn the_shipped_file_has_the_defaults() {
+    assert_eq!(parse("config/kiyot.toml", &shipped().0, []).unwrap(), parsed(WITH_CELLS));
+}
+
+#[test]
+fn the_shipped_file_has_every_key_and_a_line_why() {
+    let (text, full) = shipped();
+    let config = parse("config/kiyot.toml, uncommented", &full, []).unwrap();
+    assert!(config.routing.rules.len() >= 2 && milpa(&config).netns.cell_binary.is_some() && milpa(&config).registry_config_dir.is_some());
+    let key_of = |line: &str| line.trim_start_matches('#').split_once(" = ").map(|(key, _)| key.to_owned()).filter(|key| !key.contains(' '));
+    for (number, line) in text.lines().enumerate() {
+        assert!(key_of(line).is_none() || text.lines().nth(number - 1).unwrap().starts_with("# "), "line {}: {line:?} has no line before it that says why", number + 1);
+    }
+    for key in every_key() {
+        assert!(text.lines().any(|line| key_of(line).as_deref() == Some(key)), "{key} is not in config/kiyot.toml");
+    }
+}
+
+/// Every key that the readers take, as they say themselves when they meet one that they don't know.
+fn every_key() -> Vec<&'static str> {
+    let table = "[WHERE]\n\"\" = 1\n";
+    let odd = format!(
+        "{}{}{}[backends.c]\ntype = \"cri\"\n\"\" = 1\n[backends.m]\ntype = \"milpa\"\n\"\" = 1\n[[routing.rule]]\n\"\" = 1\n[backends.m.policy]\n\"\" = 1\n",
+        table.replace("WHERE", "server"),
+        table.replace("WHERE", "routing"),
+        table.replace("WHERE", "backends.m.netns"),
+    );
+    let keys = problems(&odd).into_iter().filter_map(|problem| problem.split_once("allowed here are: ").map(|(_, keys)| keys.to_owned()));
+    let all: Vec<String> = keys.flat_map(|keys| keys.split(", ").map(str::to_owned).collect::<Vec<_>>()).collect();
+    assert!(all.len() > 40, "{all:?}");
+    // Tables, which the file has as headings.
+    all.into_iter().filter(|key| !["policy", "netns", "rule"].contains(&key.as_str())).map(|key| &*key.leak()).collect()
+}
+
+proptest! {
+    #[test]
+    fn any_text_is_a_configuration_or_a_problem(text in "\\PC{0,200}") {
+        if let Err(problems) = parse("any", &text, []) {
+            prop_assert!(!problems.list.is_empty());
+        }
+    }
+
+    #[test]
+    fn any_value_of_any_key_is_a_value_or_a_problem(value in "(\"[a-z0-9./:-]{0,20}\"|-?[0-9]{1,19}|true|\\[\"a\", 1\\]|\\{ a = 1 \\})", index in 0_usize..45) {
+        let keys = every_key();
+        let key = keys[index % keys.len()];
+        for section in ["server", "routing", "backends.containerd", "backends.milpa", "backends.milpa.netns", "backends.milpa.policy"] {
+            let text = format!("{}[{section}]\n{key} = {value}\n", WITH_CELLS.replace(&format!("[{section}]\n"), &format!("[{section}]\n{key}x = 1\n")));
+            if let Err(problems) = parse("any", &text, []) {
+                prop_assert!(!problems.list.is_empty() && !problems.to_string().is_empty());
+            }
+        }
+    }
+}
