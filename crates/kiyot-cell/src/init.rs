@@ -12,6 +12,7 @@ use std::{
     os::unix::fs::{DirBuilderExt, PermissionsExt},
     path::Path,
     process::Command,
+    time::Duration,
 };
 
 use kiyot_link::bootstrap::{CellFile, CellFileError};
@@ -85,7 +86,9 @@ pub fn run(dir: &Path) -> Result<i32, InitError> {
 
     let mut agent = Command::new("/proc/self/exe");
     agent.arg("agent").arg("--dir").arg(dir.path()).arg("--stream-port").arg(stream_port.to_string());
-    supervisor.add(Service::new("agent", agent, Some(POWER_OFF), &console).map_err(step("prepare the agent"))?);
+    let agent = Service::new("agent", agent, Some(POWER_OFF), &console).map_err(step("prepare the agent"))?;
+    // An agent that cannot run cannot notice that the cell is an orphan.
+    supervisor.add(agent.with_patience(Duration::from_secs(file.bootstrap.orphan_timeout_secs)));
 
     supervisor.run(&console);
     Ok(0)
@@ -98,7 +101,7 @@ fn follow_parent() -> Result<(), InitError> {
     // It may have ended before: then nobody holds the other end of standard input.
     let stdin = io::stdin();
     let mut input = [PollFd::new(&stdin, PollFlags::empty())];
-    poll(&mut input, Some(&rustix::time::Timespec::default())).map_err(step("look at standard input"))?;
+    poll(&mut input, Some(&rustix::event::Timespec::default())).map_err(step("look at standard input"))?;
     if input[0].revents().intersects(PollFlags::HUP | PollFlags::ERR) { Err(InitError::Orphaned) } else { Ok(()) }
 }
 

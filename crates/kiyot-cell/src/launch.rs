@@ -42,7 +42,8 @@ pub fn run(dir: &Path, netns: &Path, cgroup: Option<&str>) -> Result<i32, Launch
     let dir = CellDir::open(dir)?;
     let netns = File::open(netns).map_err(|source| LaunchError::Netns(netns.to_owned(), source))?;
     let mut console = open_console(&dir).map_err(|source| LaunchError::Step("open the console's file", source))?;
-    let outcome = console.try_clone().map_err(|source| LaunchError::Step("copy the console", source)).and_then(|copy| launch(&dir, &netns, cgroup, copy));
+    let outcome =
+        console.try_clone().map_err(|source| LaunchError::Step("copy the console", source)).and_then(|copy| launch(&dir, &netns, cgroup, copy));
     if let Err(error) = &outcome {
         // Who waits for this cell to call home looks there for the reason.
         let _ = writeln!(console, "the cell could not be launched: {}", crate::with_sources(error));

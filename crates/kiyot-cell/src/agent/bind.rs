@@ -38,9 +38,7 @@ pub fn bind(own: Own, request: &BindRequest) -> Result<(), Status> {
     }
     for (path, name, value) in paths {
         set(&path, value).map_err(|error| match error {
-            Errno::NOENT | Errno::INVAL | Errno::NOTDIR | Errno::ISDIR => {
-                Status::invalid_argument(format!("the sysctl {name} = {value:?}: {error}"))
-            }
+            Errno::NOENT | Errno::INVAL | Errno::NOTDIR | Errno::ISDIR => Status::invalid_argument(format!("the sysctl {name} = {value:?}: {error}")),
             _ => Status::internal(format!("cannot set the sysctl {name} = {value:?}: {error}")),
         })?;
     }

@@ -52,7 +52,10 @@ impl Board {
     /// All containers and sandboxes that there are.
     pub fn set_pods(&self, sandboxes: Vec<PodSandboxStatus>, containers: Vec<ContainerStatus>) {
         self.change(|state| {
-            state.listed = true;
+            if !state.listed {
+                state.listed = true;
+                state.version += 1;
+            }
             let sandboxes = sandboxes.into_iter().map(|status| (status.id.clone(), status)).collect();
             let containers = containers.into_iter().map(|status| (status.id.clone(), status)).collect();
             let mut removals = replace(&mut state.sandboxes, sandboxes, &mut state.version, Kind::SandboxGone);
@@ -104,7 +107,7 @@ impl Board {
         let version = {
             let mut state = self.lock();
             change(&mut state);
-            if state.listed { state.version.max(1) } else { 0 }
+            if state.listed { state.version } else { 0 }
         };
         self.version.send_if_modified(|known| {
             let newer = version > *known;
@@ -160,13 +163,14 @@ fn changes(state: &State, seen: u64) -> Vec<Event> {
     let newer = |version: &u64| *version > seen;
     changes.extend(state.removals.iter().filter(|(version, _)| newer(version)).cloned());
     changes.extend(state.sandboxes.values().filter(|(version, _)| newer(version)).map(|(version, status)| (*version, Kind::Sandbox(status.clone()))));
+    changes
+        .extend(state.containers.values().filter(|(version, _)| newer(version)).map(|(version, status)| (*version, Kind::Container(status.clone()))));
     changes.extend(
-        state.containers.values().filter(|(version, _)| newer(version)).map(|(version, status)| (*version, Kind::Container(status.clone()))),
-    );
-    changes.extend(
-        state.logs.iter().filter(|(_, (version, _))| newer(version)).map(|(path, (version, size))| {
-            (*version, Kind::Log(LogGrown { path: path.clone(), size: *size }))
-        }),
+        state
+            .logs
+            .iter()
+            .filter(|(_, (version, _))| newer(version))
+            .map(|(path, (version, size))| (*version, Kind::Log(LogGrown { path: path.clone(), size: *size }))),
     );
     changes.sort_by_key(|(version, _)| *version);
     changes.into_iter().map(|(_, event)| Event { event: Some(event) }).collect()

@@ -64,7 +64,9 @@ pub async fn read(files: Arc<Files>, request: ReadLogRequest) -> Result<impl Str
                 return Ok(None);
             }
             let read = spawn_blocking(move || files::read_at(&file, position, limit)).await;
-            let content = read.map_err(|error| Status::internal(error.to_string()))?.map_err(|error| Status::internal(format!("cannot read the log: {error}")))?;
+            let content = read
+                .map_err(|error| Status::internal(error.to_string()))?
+                .map_err(|error| Status::internal(format!("cannot read the log: {error}")))?;
             if content.is_empty() {
                 return Ok(None);
             }
@@ -97,9 +99,7 @@ fn open(files: &Files, path: &str, position: u64, write: bool) -> Result<(rustix
         return Err(Status::invalid_argument(format!("the log {:?}: logs are in {DIR}/", path.as_str())));
     }
     let file = files.open_pod_file(&path, write)?.ok_or_else(|| Status::not_found(format!("there is no log {:?}", path.as_str())))?;
-    let size = files::length(&file).map_err(|error| {
-        Status::from(FileError::Io { what: "look at", path: path.to_string(), source: error.into() })
-    })?;
+    let size = files::length(&file).map_err(|error| Status::from(FileError::Io { what: "look at", path: path.to_string(), source: error.into() }))?;
     if position > size {
         return Err(Status::out_of_range(format!("position {position} of the log {:?}: it has {size} bytes", path.as_str())));
     }

@@ -30,7 +30,10 @@ pub async fn open(
 ) -> Result<BoxStream<'static, Result<TunnelPart, Status>>, Status> {
     let first = incoming.next().await.ok_or_else(|| Status::invalid_argument("a tunnel begins with a part that names its port"))??;
     if first.port != u32::from(allowed) {
-        return Err(Status::permission_denied(format!("port {}: the only one that is tunnelled to is {allowed}, containerd's streaming server", first.port)));
+        return Err(Status::permission_denied(format!(
+            "port {}: the only one that is tunnelled to is {allowed}, containerd's streaming server",
+            first.port
+        )));
     }
     let connection = TcpStream::connect((Ipv4Addr::LOCALHOST, allowed))
         .await

@@ -60,6 +60,8 @@ pub struct Service {
     name: &'static str,
     command: Command,
     last_exit: Option<i32>,
+    patience: Option<Duration>,
+    failing_since: Option<Instant>,
     backoff: Backoff,
     state: State,
     // Held, so that one thread drains the output of all its runs.
@@ -78,7 +80,31 @@ impl Service {
         let (reader, writer) = io::pipe()?;
         log.drain(reader)?;
         command.stdin(Stdio::null()).stdout(writer.try_clone()?).stderr(writer.try_clone()?);
-        Ok(Self { name, command, last_exit, backoff: Backoff::default(), state: State::Due(Instant::now()), _output: writer })
+        let backoff = Backoff::default();
+        Ok(Self { name, command, last_exit, patience: None, failing_since: None, backoff, state: State::Due(Instant::now()), _output: writer })
+    }
+
+    /// The cell ends when the service has not run steadily for so long.
+    #[must_use]
+    pub fn with_patience(mut self, patience: Duration) -> Self {
+        self.patience = Some(patience);
+        self
+    }
+
+    /// After a run of this length: the wait before the next, or `None` when there is to be none.
+    fn failed(&mut self, ran: Duration, now: Instant) -> Option<Duration> {
+        let since = match self.failing_since {
+            Some(since) if ran < STEADY => since,
+            _ if ran < STEADY => *self.failing_since.insert(now.checked_sub(ran).unwrap_or(now)),
+            _ => {
+                self.failing_since = None;
+                now
+            }
+        };
+        if self.patience.is_some_and(|patience| now.saturating_duration_since(since) >= patience) {
+            return None;
+        }
+        Some(self.backoff.after(ran))
     }
 }
 
@@ -130,8 +156,9 @@ impl Supervisor {
             for service in &mut self.services {
                 if let State::Due(at) = service.state
                     && at <= now
+                    && !start(service, &self.starting, console)
                 {
-                    start(service, &self.starting, console);
+                    return;
                 }
                 if let State::Due(at) = service.state {
                     due.insert(service.name, at);
@@ -164,7 +191,10 @@ impl Supervisor {
                 say(console, &format!("{} asks for the cell's end", service.name));
                 return true;
             }
-            let wait = service.backoff.after(since.elapsed());
+            let Some(wait) = service.failed(since.elapsed(), Instant::now()) else {
+                say(console, &format!("{} ended with {end} once more, and has failed for too long: the cell ends", service.name));
+                return true;
+            };
             say(console, &format!("{} ended with {end}, and is started again in {wait:?}", service.name));
             service.state = State::Due(Instant::now() + wait);
         }
@@ -172,18 +202,23 @@ impl Supervisor {
     }
 }
 
-fn start(service: &mut Service, starting: &Mutex<()>, console: &BoundedLog) {
+/// Whether the cell goes on.
+fn start(service: &mut Service, starting: &Mutex<()>, console: &BoundedLog) -> bool {
     let _guard = starting.lock().unwrap_or_else(PoisonError::into_inner);
     let now = Instant::now();
     let pid = service.command.spawn().and_then(|child| i32::try_from(child.id()).map_err(io::Error::other));
     match pid {
         Ok(pid) => service.state = State::Running(Pid::from_raw(pid), now),
         Err(error) => {
-            let wait = service.backoff.after(Duration::ZERO);
+            let Some(wait) = service.failed(Duration::ZERO, now) else {
+                say(console, &format!("{} could not be started for too long: the cell ends: {error}", service.name));
+                return false;
+            };
             say(console, &format!("{} cannot be started, and is tried again in {wait:?}: {error}", service.name));
             service.state = State::Due(now + wait);
         }
     }
+    true
 }
 
 fn say(console: &BoundedLog, words: &str) {
@@ -225,5 +260,20 @@ mod tests {
         let waits: Vec<_> = (0..8).map(|_| backoff.after(Duration::from_secs(1)).as_millis()).collect();
         assert_eq!(waits, [100, 200, 400, 800, 1600, 3200, 5000, 5000]);
         assert_eq!(backoff.after(STEADY), FIRST_WAIT);
+    }
+
+    #[test]
+    fn patience_ends_only_without_a_steady_run() {
+        let dir = tempfile::tempdir().unwrap();
+        let log = BoundedLog::open(dir.path().join("log"), 100).unwrap();
+        let mut service = Service::new("it", Command::new("true"), None, &log).unwrap().with_patience(Duration::from_secs(100));
+        let begin = Instant::now() + Duration::from_secs(1000);
+        let second = Duration::from_secs(1);
+        assert!(service.failed(second, begin).is_some());
+        assert!(service.failed(second, begin + 90 * second).is_some());
+        assert!(service.failed(STEADY, begin + 150 * second).is_some(), "a steady run begins anew");
+        assert!(service.failed(second, begin + 160 * second).is_some());
+        assert!(service.failed(second, begin + 258 * second).is_some());
+        assert!(service.failed(second, begin + 260 * second).is_none());
     }
 }

@@ -43,9 +43,8 @@ impl Settings<'_> {
         let Self { file, dir, stream_port, overlay } = self;
         let disabled = DISABLED.map(text).join(", ");
         let snapshotter = text(if *overlay { "overlayfs" } else { "native" });
-        let registry = file.registry_config_dir.as_ref().map(|dir| {
-            format!("[plugins.\"io.containerd.grpc.v1.cri\".registry]\n  config_path = {}\n", path(dir))
-        });
+        let registry =
+            file.registry_config_dir.as_ref().map(|dir| format!("[plugins.\"io.containerd.grpc.v1.cri\".registry]\n  config_path = {}\n", path(dir)));
         let mut toml = String::new();
         // Writing to a string does not fail.
         let _ = write!(

@@ -19,7 +19,8 @@ const LENGTH: usize = 32;
 
 /// Brings up `lo` of the caller's network namespace.
 pub fn up() -> io::Result<()> {
-    let socket = socket_with(AddressFamily::NETLINK, SocketType::RAW, SocketFlags::CLOEXEC, Some(netlink::ROUTE))?;
+    // No protocol is protocol 0: NETLINK_ROUTE.
+    let socket = socket_with(AddressFamily::NETLINK, SocketType::RAW, SocketFlags::CLOEXEC, None)?;
     sendto(&socket, &request(), SendFlags::empty(), &netlink::SocketAddrNetlink::new(0, 0))?;
     let mut answer = [0; 1024];
     let (_, length) = recv(&socket, &mut answer, RecvFlags::empty())?;

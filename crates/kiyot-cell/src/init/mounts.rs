@@ -36,8 +36,11 @@ pub fn prepare(dir: &CellDir) -> Result<(), MountError> {
     add("tmpfs", &dir.memory(), plain, Some(c"mode=0755"))?;
     resolver.restore().map_err(|source| MountError { what: "the resolver's configuration", path: PathBuf::from("/run"), source })?;
     // Within the cell mounts are shared: containers may ask for their propagation.
-    mount_change("/", MountPropagationFlags::SHARED | MountPropagationFlags::REC)
-        .map_err(|error| MountError { what: "all as shared", path: PathBuf::from("/"), source: error.into() })
+    mount_change("/", MountPropagationFlags::SHARED | MountPropagationFlags::REC).map_err(|error| MountError {
+        what: "all as shared",
+        path: PathBuf::from("/"),
+        source: error.into(),
+    })
 }
 
 fn add(what: &'static str, path: &Path, flags: MountFlags, data: Option<&CStr>) -> Result<(), MountError> {

@@ -30,6 +30,7 @@ pub async fn follow(board: Arc<Board>, pod_dir: PathBuf) {
     }
 }
 
+#[expect(deprecated, reason = "it is unsafe only for a handle that another may close, and an OwnedFd is not such a one")]
 async fn watch(board: &Arc<Board>, pod_dir: &Path) -> io::Result<()> {
     let handle = AsyncFd::with_interest(inotify::init(CreateFlags::CLOEXEC | CreateFlags::NONBLOCK)?, Interest::READABLE)?;
     let mut dirs = 0;
