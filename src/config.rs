@@ -5,8 +5,8 @@
 
 use std::{collections::BTreeMap, path::Path};
 
-use crate::problems::{Problem, Report, Table};
 pub use crate::problems::Problems;
+use crate::problems::{Problem, Report, Table};
 
 mod backends;
 mod checks;
@@ -39,7 +39,11 @@ pub struct Config {
 /// Reads a file, lets the process's environment override it, and checks the whole.
 pub fn load(path: &Path) -> Result<Config, Problems> {
     let text = source::read(path).map_err(|problem| Problems::one(path.display().to_string(), problem))?;
-    parse(&path.display().to_string(), &text, std::env::vars_os().filter_map(|(key, value)| Some((key.into_string().ok()?, value.into_string().ok()?))))
+    parse(
+        &path.display().to_string(),
+        &text,
+        std::env::vars_os().filter_map(|(key, value)| Some((key.into_string().ok()?, value.into_string().ok()?))),
+    )
 }
 
 /// The same of a text (called `name` in problems) and of given environment variables. Pure.

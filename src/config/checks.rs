@@ -40,7 +40,8 @@ pub(super) fn check(config: &Config, report: &Report) {
             report.add(Problem::with_value(format!("backends.{name}.token_ttl"), format!("{:?}", milpa.token_ttl), rule));
         }
     }
-    let milpas: Vec<_> = config.backends.iter().filter(|(_, backend)| matches!(backend, BackendConfig::Milpa(_))).map(|(name, _)| name.as_str()).collect();
+    let milpas: Vec<_> =
+        config.backends.iter().filter(|(_, backend)| matches!(backend, BackendConfig::Milpa(_))).map(|(name, _)| name.as_str()).collect();
     if milpas.len() > 1 {
         report.add(Problem::new("backends", format!("has several of type \"milpa\" ({}); allowed is one", milpas.join(", "))));
     }
@@ -68,17 +69,29 @@ fn check_routing(config: &Config, report: &Report) {
     let all = names(config, |_| true);
     let known = |name: &String| config.backends.contains_key(name) || config.backends.is_empty();
     if !known(&config.routing.default) {
-        report.add(Problem::with_value("routing.default", format!("{:?}", config.routing.default), format!("allowed is the name of a backend: {all}")));
+        report.add(Problem::with_value(
+            "routing.default",
+            format!("{:?}", config.routing.default),
+            format!("allowed is the name of a backend: {all}"),
+        ));
     }
     let mut seen = BTreeSet::new();
     for (index, rule) in config.routing.rules.iter().enumerate() {
         let at = format!("routing.rule[{index}]");
         // An empty one is missing, which has been said.
         if !rule.backend.is_empty() && !known(&rule.backend) {
-            report.add(Problem::with_value(format!("{at}.backend"), format!("{:?}", rule.backend), format!("allowed is the name of a backend: {all}")));
+            report.add(Problem::with_value(
+                format!("{at}.backend"),
+                format!("{:?}", rule.backend),
+                format!("allowed is the name of a backend: {all}"),
+            ));
         }
         if !rule.name.is_empty() && !seen.insert(&rule.name) {
-            report.add(Problem::with_value(format!("{at}.name"), format!("{:?}", rule.name), "another rule has this name; allowed is one of its own"));
+            report.add(Problem::with_value(
+                format!("{at}.name"),
+                format!("{:?}", rule.name),
+                "another rule has this name; allowed is one of its own",
+            ));
         }
         if !rule.has_condition() {
             let rule = "has no condition; allowed is one or more of annotation, label, namespace, runtime_handler, daemonset, static (for all pods there is routing.default)";
@@ -95,7 +108,11 @@ fn check_paths(config: &Config, report: &Report) {
                     let rule = format!("is the socket of backends.{name} too; allowed is one of kiyot's own");
                     report.add(Problem::with_value("server.listen", format!("{:?}", config.server.listen), rule));
                 }
-                if let Some((twin, _)) = config.backends.range::<String, _>(..name).find(|(_, other)| matches!(other, BackendConfig::Cri(other) if other.socket == cri.socket)) {
+                if let Some((twin, _)) = config
+                    .backends
+                    .range::<String, _>(..name)
+                    .find(|(_, other)| matches!(other, BackendConfig::Cri(other) if other.socket == cri.socket))
+                {
                     let rule = format!("is the socket of backends.{twin} too; allowed is one for each backend");
                     report.add(Problem::with_value(format!("backends.{name}.socket"), format!("{:?}", cri.socket), rule));
                 }

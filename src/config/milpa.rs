@@ -159,7 +159,9 @@ impl MilpaBackend {
 impl Policy {
     fn read(mut table: Table<'_>) -> Self {
         let mut policy = Self::default();
-        table.set("host_path", &mut policy.host_path, |field| field.choice(&[("refuse", HostPath::Refuse), ("copy-read-only", HostPath::CopyReadOnly)]));
+        table.set("host_path", &mut policy.host_path, |field| {
+            field.choice(&[("refuse", HostPath::Refuse), ("copy-read-only", HostPath::CopyReadOnly)])
+        });
         table.set("host_namespaces", &mut policy.host_namespaces, |field| {
             field.choice(&[("refuse", HostNamespaces::Refuse), ("keep-local", HostNamespaces::KeepLocal)])
         });

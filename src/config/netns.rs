@@ -75,5 +75,8 @@ impl Netns {
 }
 
 fn is_device(name: &str) -> bool {
-    (1..=BRIDGE_BYTES).contains(&name.len()) && name.bytes().all(|byte| byte.is_ascii_graphic() && byte != b'/' && byte != b':') && name != "." && name != ".."
+    (1..=BRIDGE_BYTES).contains(&name.len())
+        && name.bytes().all(|byte| byte.is_ascii_graphic() && byte != b'/' && byte != b':')
+        && name != "."
+        && name != ".."
 }

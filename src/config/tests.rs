@@ -50,8 +50,18 @@ fn the_file_sets_every_kind_of_value() {
 
 #[test]
 fn the_environment_overrides_the_file() {
-    let environment = [("KIYOT_SERVER__DRAIN_TIMEOUT", "3s"), ("KIYOT_BACKENDS__MILPA__NETNS__BRIDGE", "br7"), ("KIYOT_LOG", "debug"), ("KIYOT_BACKENDS__MILPA__MAX_CELLS", "7")];
-    let config = parse("test.toml", &format!("{WITH_CELLS}max_cells = 3\n[server]\ndrain_timeout = \"1s\""), environment.map(|(key, value)| (key.into(), value.into()))).unwrap();
+    let environment = [
+        ("KIYOT_SERVER__DRAIN_TIMEOUT", "3s"),
+        ("KIYOT_BACKENDS__MILPA__NETNS__BRIDGE", "br7"),
+        ("KIYOT_LOG", "debug"),
+        ("KIYOT_BACKENDS__MILPA__MAX_CELLS", "7"),
+    ];
+    let config = parse(
+        "test.toml",
+        &format!("{WITH_CELLS}max_cells = 3\n[server]\ndrain_timeout = \"1s\""),
+        environment.map(|(key, value)| (key.into(), value.into())),
+    )
+    .unwrap();
     assert_eq!(config.server.drain_timeout, Duration::from_secs(3));
     assert_eq!((milpa(&config).netns.bridge.as_str(), milpa(&config).max_cells), ("br7", 7));
 }
@@ -97,19 +107,31 @@ fn keys_that_do_not_fit_together() {
         (two.to_owned(), "server.node_backend: is missing; with several backends of type \"cri\", allowed is one of: a, b"),
         (format!("{two}[server]\nnode_backend = \"c\""), "server.node_backend = \"c\": allowed is a backend of type \"cri\": a, b"),
         (format!("{two}[server]\nnode_backend = \"a\"\nlisten = \"/b.sock\""), "server.listen = \"/b.sock\": is the socket of backends.b too"),
-        (format!("{}[server]\nnode_backend = \"a\"", two.replace("/b.sock", "/a.sock")), "backends.b.socket = \"/a.sock\": is the socket of backends.a too"),
+        (
+            format!("{}[server]\nnode_backend = \"a\"", two.replace("/b.sock", "/a.sock")),
+            "backends.b.socket = \"/a.sock\": is the socket of backends.a too",
+        ),
         ("[backends.m]\ntype = \"milpa\"\n[routing]\ndefault = \"m\"".to_owned(), "server.node_backend: there is no backend of type \"cri\""),
         (format!("{WITH_CELLS}[backends.more]\ntype = \"milpa\""), "backends: has several of type \"milpa\" (milpa, more)"),
         (format!("{MINIMAL}[server]\nnode_backend = \"containerd\"\n{rule}{rule}"), "routing.rule[1].name = \"r\": another rule has this name"),
-        (format!("{MINIMAL}{}", rule.replace("containerd", "gone")), "routing.rule[0].backend = \"gone\": allowed is the name of a backend: containerd"),
+        (
+            format!("{MINIMAL}{}", rule.replace("containerd", "gone")),
+            "routing.rule[0].backend = \"gone\": allowed is the name of a backend: containerd",
+        ),
         (format!("{MINIMAL}[server]\nlisten = \"{long}/{long}\""), "server.listen = "),
         (format!("{WITH_CELLS}state_dir = \"{long}\""), "backends.milpa.state_dir = "),
         (format!("{WITH_CELLS}state_dir = \"var/lib\""), "backends.milpa.state_dir = \"var/lib\": allowed is an absolute path"),
         (format!("{WITH_CELLS}token_ttl = \"1m\""), "backends.milpa.token_ttl = 60s: allowed is launch_timeout (120s) at least"),
         (format!("{WITH_CELLS}orphan_timeout = \"-5s\""), "backends.milpa.orphan_timeout = \"-5s\": allowed is a duration"),
-        (format!("{WITH_CELLS}[backends.milpa.netns]\nsubnet = \"fd00::/64\""), "backends.milpa.netns.subnet = \"fd00::/64\": allowed is an IPv4 network"),
+        (
+            format!("{WITH_CELLS}[backends.milpa.netns]\nsubnet = \"fd00::/64\""),
+            "backends.milpa.netns.subnet = \"fd00::/64\": allowed is an IPv4 network",
+        ),
         (format!("{WITH_CELLS}[backends.milpa.netns]\nbridge = \"a-name-too-long-for-linux\""), "backends.milpa.netns.bridge = "),
-        (format!("{MINIMAL}[backends.Bad_Name]\ntype = \"cri\"\nsocket = \"/x.sock\"\n[server]\nnode_backend = \"containerd\""), "backends.Bad_Name = a table: has no fit name"),
+        (
+            format!("{MINIMAL}[backends.Bad_Name]\ntype = \"cri\"\nsocket = \"/x.sock\"\n[server]\nnode_backend = \"containerd\""),
+            "backends.Bad_Name = a table: has no fit name",
+        ),
         ("not toml".to_owned(), "the text: is no TOML"),
     ];
     for (text, start) in cases {
@@ -150,7 +172,11 @@ fn the_shipped_file_has_every_key_and_a_line_why() {
     assert!(config.routing.rules.len() >= 2 && milpa(&config).netns.cell_binary.is_some() && milpa(&config).registry_config_dir.is_some());
     let key_of = |line: &str| line.trim_start_matches('#').split_once(" = ").map(|(key, _)| key.to_owned()).filter(|key| !key.contains(' '));
     for (number, line) in text.lines().enumerate() {
-        assert!(key_of(line).is_none() || text.lines().nth(number - 1).unwrap().starts_with("# "), "line {}: {line:?} has no line before it that says why", number + 1);
+        assert!(
+            key_of(line).is_none() || text.lines().nth(number - 1).unwrap().starts_with("# "),
+            "line {}: {line:?} has no line before it that says why",
+            number + 1
+        );
     }
     for key in every_key() {
         assert!(text.lines().any(|line| key_of(line).as_deref() == Some(key)), "{key} is not in config/kiyot.toml");
