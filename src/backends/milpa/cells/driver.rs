@@ -287,7 +287,11 @@ impl Driver {
             if !self.state.is_beginning() {
                 return None;
             }
-            let failure = if matches!(self.state, State::Enrolled { .. }) { Failure::Ended("its network was not made in time".to_owned()) } else { Failure::Silent };
+            let failure = if matches!(self.state, State::Enrolled { .. }) {
+                Failure::Ended("its network was not made in time".to_owned())
+            } else {
+                Failure::Silent
+            };
             self.fails(failure);
         }
         Some(event)

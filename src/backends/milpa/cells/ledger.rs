@@ -9,7 +9,8 @@ use super::{
         gateway::{Ledger, Refusal},
         id::CellId,
     },
-    Cells, Entry, driver::Message,
+    Cells, Entry,
+    driver::Message,
 };
 
 #[async_trait]

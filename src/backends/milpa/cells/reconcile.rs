@@ -23,7 +23,11 @@ const LIST_LIMIT: Duration = Duration::from_secs(60);
 const STRAY_LIMIT: Duration = Duration::from_secs(300);
 
 /// What the stored cells are to become, those that are gone aside: they are remembered while their sandboxes are, and else dropped.
-pub(super) async fn read(shared: &Shared, records: Vec<(String, store::Cell)>, sandboxes: &[(String, SandboxMeta)]) -> Result<Vec<(Record, State)>, StoreError> {
+pub(super) async fn read(
+    shared: &Shared,
+    records: Vec<(String, store::Cell)>,
+    sandboxes: &[(String, SandboxMeta)],
+) -> Result<Vec<(Record, State)>, StoreError> {
     let with_sandbox: BTreeSet<&str> = sandboxes.iter().map(|(_, sandbox)| sandbox.cell.as_str()).collect();
     let (mut living, mut gone, mut dropped) = (Vec::new(), Vec::new(), Batch::default());
     for (key, cell) in records {

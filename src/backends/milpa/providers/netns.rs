@@ -153,7 +153,11 @@ impl Provider for Netns {
         let home = self.home(instance)?;
         let _alone = self.alone(home.id()).await;
         if !home.dir().exists() {
-            return Err(ProviderError { class: ErrorClass::NotFound, doing: format!("attach {}: there is no such instance", home.cell()), source: None });
+            return Err(ProviderError {
+                class: ErrorClass::NotFound,
+                doing: format!("attach {}: there is no such instance", home.cell()),
+                source: None,
+            });
         }
         self.networks.attach(&home, to).await
     }

@@ -51,12 +51,15 @@ pub(super) fn hierarchies() -> io::Result<Vec<Hierarchy>> {
 }
 
 fn parse_hierarchies(mountinfo: &[u8]) -> Vec<Hierarchy> {
-    const FLAGS: [&str; 9] = ["rw", "ro", "xattr", "clone_children", "noprefix", "nsdelegate", "memory_recursiveprot", "memory_localevents", "favordynmods"];
+    const FLAGS: [&str; 9] =
+        ["rw", "ro", "xattr", "clone_children", "noprefix", "nsdelegate", "memory_recursiveprot", "memory_localevents", "favordynmods"];
     let mut found: Vec<Hierarchy> = Vec::new();
     for mount in mounts::parse(mountinfo) {
         let controllers: Vec<String> = match mount.kind.as_str() {
             "cgroup2" => Vec::new(),
-            "cgroup" => mount.options.split(',').filter(|option| !FLAGS.contains(option) && !option.starts_with("release_agent=")).map(Into::into).collect(),
+            "cgroup" => {
+                mount.options.split(',').filter(|option| !FLAGS.contains(option) && !option.starts_with("release_agent=")).map(Into::into).collect()
+            }
             _ => continue,
         };
         if (mount.kind == "cgroup" && controllers.is_empty()) || found.iter().any(|known| known.controllers == controllers) {
@@ -167,7 +170,9 @@ fn children(dir: &Path) -> impl Iterator<Item = PathBuf> {
 
 /// Lets processes of frozen cgroups run on, so that they can end. Version 2 needs no help.
 pub(super) fn thaw(hierarchies: &[Hierarchy], cell: &str, containers: &BTreeSet<PathBuf>) {
-    for hierarchy in hierarchies.iter().filter(|hierarchy| !hierarchy.is_v2() && hierarchy.controllers.iter().any(|controller| controller == "freezer")) {
+    for hierarchy in
+        hierarchies.iter().filter(|hierarchy| !hierarchy.is_v2() && hierarchy.controllers.iter().any(|controller| controller == "freezer"))
+    {
         let own = hierarchy.mount.join(name(cell));
         let mut open: Vec<_> = containers.iter().filter(|dir| dir.starts_with(&hierarchy.mount)).cloned().chain([own]).collect();
         while let Some(dir) = open.pop() {

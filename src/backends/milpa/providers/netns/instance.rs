@@ -124,7 +124,8 @@ impl Home {
     /// Writes a file of the directory, whole or not at all.
     pub(super) fn write_json(&self, path: &Path, value: &impl Serialize) -> Result<(), ProviderError> {
         let failed = |error| ProviderError::transient(format!("write {}", path.display()), error);
-        let content = serde_json::to_vec_pretty(value).map_err(|error| ProviderError::new(ErrorClass::Invalid, format!("write {}", path.display()), error))?;
+        let content =
+            serde_json::to_vec_pretty(value).map_err(|error| ProviderError::new(ErrorClass::Invalid, format!("write {}", path.display()), error))?;
         let draft = path.with_extension("draft");
         let mut file = OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&draft).map_err(failed)?;
         file.write_all(&content).map_err(failed)?;
@@ -167,7 +168,8 @@ mod tests {
         home.make().unwrap();
         assert_eq!(fs::metadata(home.dir()).unwrap().permissions().mode() & 0o777, 0o700);
         assert_eq!(home.known(), Known::default());
-        let known = Known { token_sha256: "t".into(), boot_id: "b".into(), launcher: Some(Identity { pid: 7, start: 9 }), cgroups: ["/a".into()].into() };
+        let known =
+            Known { token_sha256: "t".into(), boot_id: "b".into(), launcher: Some(Identity { pid: 7, start: 9 }), cgroups: ["/a".into()].into() };
         home.keep(&known).unwrap();
         assert_eq!(home.known(), known);
         fs::create_dir(cells.join("not-a-cell")).unwrap();

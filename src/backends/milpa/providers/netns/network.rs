@@ -59,7 +59,9 @@ impl Plan {
     pub(super) fn read(home: &Home) -> Result<Option<Self>, ProviderError> {
         let path = home.network_file();
         match fs::read(&path) {
-            Ok(content) => serde_json::from_slice(&content).map(Some).map_err(|error| ProviderError::new(ErrorClass::Invalid, format!("read {}", path.display()), error)),
+            Ok(content) => serde_json::from_slice(&content)
+                .map(Some)
+                .map_err(|error| ProviderError::new(ErrorClass::Invalid, format!("read {}", path.display()), error)),
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
             Err(error) => Err(ProviderError::transient(format!("read {}", path.display()), error)),
         }

@@ -81,7 +81,9 @@ pub(super) fn of_instance(dir: &Path, netns: &Path, launcher: Option<Identity>) 
         let Some(stat) = Stat::of(pid).filter(|stat| stat.runs()) else { continue };
         let identity = Identity { pid, start: stat.start };
         children.entry(stat.parent).or_default().push(identity);
-        let marked = || fs::read(format!("/proc/{pid}/environ")).is_ok_and(|environment| environment.split(|byte| *byte == 0).any(|variable| variable == mark));
+        let marked = || {
+            fs::read(format!("/proc/{pid}/environ")).is_ok_and(|environment| environment.split(|byte| *byte == 0).any(|variable| variable == mark))
+        };
         let inside = || network.is_some() && network_of(Path::new(&format!("/proc/{pid}/ns/net"))) == network;
         if launcher == Some(identity) || inside() || marked() {
             found.push(identity);

@@ -45,7 +45,8 @@ async fn end_processes(home: &Home, hierarchies: &[cgroup::Hierarchy]) -> Result
     let launcher = known.launcher.filter(|_| known.boot_id == super::boot_id());
     for _ in 0..ROUNDS {
         let (dir, netns) = (home.dir().to_owned(), home.netns_path());
-        let found = spawn_blocking(move || process::of_instance(&dir, &netns, launcher)).await.map_err(io::Error::other).map_err(failed)?.map_err(failed)?;
+        let found =
+            spawn_blocking(move || process::of_instance(&dir, &netns, launcher)).await.map_err(io::Error::other).map_err(failed)?.map_err(failed)?;
         if found.is_empty() {
             return Ok(known);
         }

@@ -262,7 +262,14 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let bridge = bridge(dir.path(), 24);
         let given = std::thread::scope(|scope| {
-            let threads: Vec<_> = (0..8).map(|thread| scope.spawn({ let bridge = &bridge; move || (0..10).map(|n| bridge.allocate(&format!("{thread}-{n}")).unwrap()).collect::<Vec<_>>() })).collect();
+            let threads: Vec<_> = (0..8)
+                .map(|thread| {
+                    scope.spawn({
+                        let bridge = &bridge;
+                        move || (0..10).map(|n| bridge.allocate(&format!("{thread}-{n}")).unwrap()).collect::<Vec<_>>()
+                    })
+                })
+                .collect();
             threads.into_iter().flat_map(|thread| thread.join().unwrap()).collect::<std::collections::BTreeSet<_>>()
         });
         assert_eq!(given.len(), 80);

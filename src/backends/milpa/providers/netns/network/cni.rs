@@ -78,7 +78,8 @@ impl Network {
     /// Says which plugin is missing.
     pub(super) fn check(&self) -> Result<(), ProviderError> {
         for plugin in &self.plugins {
-            self.program(plugin_type(plugin)).map_err(|error| ProviderError::new(ErrorClass::Invalid, format!("use the CNI network {:?}", self.name), error))?;
+            self.program(plugin_type(plugin))
+                .map_err(|error| ProviderError::new(ErrorClass::Invalid, format!("use the CNI network {:?}", self.name), error))?;
         }
         Ok(())
     }
@@ -105,7 +106,11 @@ impl Network {
         for attempt in 1.. {
             match self.del_once(home, pod).await {
                 Err(error) if attempt < DEL_ATTEMPTS => {
-                    tracing::warn!(cell = home.cell(), error = &error as &dyn std::error::Error, "A cell's network could not be taken away, and is tried again");
+                    tracing::warn!(
+                        cell = home.cell(),
+                        error = &error as &dyn std::error::Error,
+                        "A cell's network could not be taken away, and is tried again"
+                    );
                     tokio::time::sleep(DEL_PAUSE).await;
                 }
                 outcome => return outcome,
@@ -126,7 +131,14 @@ impl Network {
         outcome
     }
 
-    async fn run(&self, plugin: &Map<String, Value>, command: &'static str, home: &Home, pod: &Pod<'_>, previous: Option<&Value>) -> Result<Vec<u8>, CniError> {
+    async fn run(
+        &self,
+        plugin: &Map<String, Value>,
+        command: &'static str,
+        home: &Home,
+        pod: &Pod<'_>,
+        previous: Option<&Value>,
+    ) -> Result<Vec<u8>, CniError> {
         let name = plugin_type(plugin);
         let program = self.program(name)?;
         let mut input = plugin.clone();

@@ -48,7 +48,8 @@ pub(super) fn addresses(result: &Value, device: &str) -> Result<Vec<IpAddr>, Str
         let of_pod = match ip.interface {
             None => true,
             Some(index) => {
-                let interface = answer.interfaces.get(index).ok_or_else(|| format!("address {} is of interface {index}, which is not listed", ip.address))?;
+                let interface =
+                    answer.interfaces.get(index).ok_or_else(|| format!("address {} is of interface {index}, which is not listed", ip.address))?;
                 interface.name == device && !interface.sandbox.is_empty()
             }
         };
@@ -103,8 +104,15 @@ mod tests {
 
     #[test]
     fn what_is_no_result() {
-        for result in [json!({}), json!([]), json!({"ips": []}), json!({"ips": [{"address": "here"}]}), json!({"ips": [{"address": "10.0.0.1/8", "interface": 3}]}),
-            json!({"ips": [{"address": "10.0.0.1/8", "interface": -1}]}), json!({"ips": vec![json!({"address": "10.0.0.1/8"}); 17]})] {
+        for result in [
+            json!({}),
+            json!([]),
+            json!({"ips": []}),
+            json!({"ips": [{"address": "here"}]}),
+            json!({"ips": [{"address": "10.0.0.1/8", "interface": 3}]}),
+            json!({"ips": [{"address": "10.0.0.1/8", "interface": -1}]}),
+            json!({"ips": vec![json!({"address": "10.0.0.1/8"}); 17]}),
+        ] {
             assert!(of(&result).is_err(), "{result}");
         }
     }
