@@ -223,6 +223,6 @@ impl Home {
         let enrolled = enrol::enrol(&self.bootstrap, &self.keys, &self.build_id, end, tasks);
         let certificate = tokio::time::timeout(ENROL_TIMEOUT, enrolled).await.map_err(|_| DialError::TooSlow(ENROL_TIMEOUT))??;
         self.keys.keep(&certificate)?;
-        Ok(self.keys.identity().ok_or(enrol::EnrolError::OtherCertificate)?)
+        self.keys.identity().ok_or(enrol::EnrolError::OtherCertificate)
     }
 }
