@@ -107,7 +107,8 @@ pub(super) fn plan(old: &Shadow, new: &Tree, place: &Place) -> Vec<FileChange> {
     }
 
     let is_gone = |path: &str| !new.entries.contains_key(path);
-    let mut gone: Vec<_> = old.entries.iter().filter(|(path, _)| is_gone(path) && !ancestors(path).any(|above| is_gone(above) || in_the_way.contains(above))).collect();
+    let mut gone: Vec<_> =
+        old.entries.iter().filter(|(path, _)| is_gone(path) && !ancestors(path).any(|above| is_gone(above) || in_the_way.contains(above))).collect();
     gone.sort_by_key(|(_, trace)| trace.kind() == Kind::Dir);
     changes.extend(gone.into_iter().map(|(path, _)| place.below(path).change(Change::Remove(true))));
     changes

@@ -55,9 +55,13 @@ impl Preparation<'_> {
         let place = match Source::of(self.kubelet_dirs, self.uid, &mount.host_path) {
             Source::EmptyDir { name } => self.empty_dir(path, &name).await?,
             Source::Atomic { plugin, name } => self.atomic(path, sources::volume_place(&plugin, &name, false)).await?,
-            Source::SubPath { volume, container, index } => self.sub_path(path, mount, &volume, &format!("volume-subpaths/{volume}/{container}/{index}")).await?,
+            Source::SubPath { volume, container, index } => {
+                self.sub_path(path, mount, &volume, &format!("volume-subpaths/{volume}/{container}/{index}")).await?
+            }
             Source::EtcHosts => self.copy(path, Place::new(Root::Pod, "etc-hosts"), true).await?,
-            Source::TerminationLog { container, file } => self.termination_log(Place::new(Root::Pod, format!("containers/{container}/{file}"))).await?,
+            Source::TerminationLog { container, file } => {
+                self.termination_log(Place::new(Root::Pod, format!("containers/{container}/{file}"))).await?
+            }
             Source::Plugin { plugin } => self.of_the_node(path, mount, &format!("of the plugin {plugin}")).await?,
             Source::HostPath => self.of_the_node(path, mount, "of the node").await?,
         };
@@ -109,9 +113,12 @@ impl Preparation<'_> {
         let (below, attributes) = blocking({
             let (path, volume_path) = (path.to_owned(), volume_path.clone());
             move || {
-                let mounts = std::fs::read_to_string("/proc/self/mountinfo").map_err(|error| Status::internal(format!("the mounts of the node: {error}")))?;
+                let mounts =
+                    std::fs::read_to_string("/proc/self/mountinfo").map_err(|error| Status::internal(format!("the mounts of the node: {error}")))?;
                 let below = subpath::resolve(&mounts, &volume_path, &path).and_then(|below| below.to_str().map(str::to_owned));
-                let below = below.ok_or_else(|| Status::failed_precondition(format!("{}: it is not bound to a path in {}", path.display(), volume_path.display())))?;
+                let below = below.ok_or_else(|| {
+                    Status::failed_precondition(format!("{}: it is not bound to a path in {}", path.display(), volume_path.display()))
+                })?;
                 Ok((below, medium(&path)?.attributes))
             }
         })
@@ -137,7 +144,9 @@ impl Preparation<'_> {
         let volume = volume.to_owned();
         blocking(move || {
             let plugins = candidates.iter().filter_map(|dir| dir.read_dir().ok()).flatten().flatten();
-            Ok(plugins.filter_map(|plugin| Some((plugin.file_name().into_string().ok()?, plugin.path().join(&volume)))).find(|(_, path)| path.is_dir()))
+            Ok(plugins
+                .filter_map(|plugin| Some((plugin.file_name().into_string().ok()?, plugin.path().join(&volume))))
+                .find(|(_, path)| path.is_dir()))
         })
         .await
     }
@@ -206,7 +215,10 @@ fn medium(path: &Path) -> Result<Medium, Status> {
     #[expect(clippy::unnecessary_cast, reason = "these types differ from architecture to architecture")]
     let (kind, size) = (system.f_type as i64, (system.f_blocks as u64).saturating_mul(system.f_bsize as u64));
     match kind {
-        HUGETLBFS => Err(Status::failed_precondition(format!("{}: an emptyDir of huge pages is not available in a cell; allowed are disk and memory", path.display()))),
+        HUGETLBFS => Err(Status::failed_precondition(format!(
+            "{}: an emptyDir of huge pages is not available in a cell; allowed are disk and memory",
+            path.display()
+        ))),
         TMPFS if is_mount => Ok(Medium { attributes, memory: Some(size) }),
         _ => Ok(Medium { attributes, memory: None }),
     }

@@ -155,7 +155,10 @@ impl Walk {
             if self.entries.len() >= MAX_ENTRIES {
                 return Err(ReadError::TooMuch);
             }
-            let name = entry.file_name().to_str().map_err(|_| ReadError::Unsupported(entry.file_name().to_string_lossy().into_owned(), "named in no text"))?;
+            let name = entry
+                .file_name()
+                .to_str()
+                .map_err(|_| ReadError::Unsupported(entry.file_name().to_string_lossy().into_owned(), "named in no text"))?;
             let below = if path.is_empty() { name.to_owned() } else { format!("{path}/{name}") };
             let read = self.entry(fd, name, &below, depth)?;
             self.entries.insert(below, read);

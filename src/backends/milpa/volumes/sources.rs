@@ -74,7 +74,9 @@ impl Source {
             ["volumes", EMPTY_DIR, name] => Self::EmptyDir { name: owned(name) },
             ["volumes", plugin, name] if ATOMIC.contains(&plugin) => Self::Atomic { plugin: owned(plugin), name: owned(name) },
             ["volumes", plugin, ..] => Self::Plugin { plugin: owned(plugin) },
-            ["volume-subpaths", volume, container, index] => Self::SubPath { volume: owned(volume), container: owned(container), index: owned(index) },
+            ["volume-subpaths", volume, container, index] => {
+                Self::SubPath { volume: owned(volume), container: owned(container), index: owned(index) }
+            }
             _ => Self::HostPath,
         }
     }
@@ -136,7 +138,9 @@ mod tests {
 
     #[test]
     fn all_else_is_the_hosts() {
-        for path in ["/", "/etc", "relative", "", "/var/lib/kubelet/pods/other/volumes/kubernetes.io~secret/v", "/var/lib/kubelet/pods/u-1x/etc-hosts"] {
+        for path in
+            ["/", "/etc", "relative", "", "/var/lib/kubelet/pods/other/volumes/kubernetes.io~secret/v", "/var/lib/kubelet/pods/u-1x/etc-hosts"]
+        {
             assert_eq!(of(path), Source::HostPath, "{path}");
         }
         assert_eq!(Source::of(&["/k".into()], "..", "/k/pods/../etc-hosts"), Source::HostPath);

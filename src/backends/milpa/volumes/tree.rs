@@ -179,7 +179,10 @@ mod tests {
         assert!(!format!("{file:?}").contains("secret"));
         let tree = Tree { root: Attributes { mode: 0o755, uid: 0, gid: 0 }, entries: [("a\n\"".to_owned(), file)].into() };
         let shadow = Shadow::of(&tree);
-        assert_eq!(Shadow::from_listing(&shadow.listing()), Shadow { root: None, entries: [("a\n\"".to_owned(), Trace::Perhaps(Kind::File))].into() });
+        assert_eq!(
+            Shadow::from_listing(&shadow.listing()),
+            Shadow { root: None, entries: [("a\n\"".to_owned(), Trace::Perhaps(Kind::File))].into() }
+        );
         assert_eq!(Shadow::from_listing(b"{\"entries\":{\"../x\":\"f\",\"/y\":\"f\"}}"), Shadow::default());
         assert_eq!(Shadow::from_listing(b"nonsense"), Shadow::default());
     }

@@ -39,7 +39,8 @@ impl Watcher {
 
     /// Tells of a directory's news from now on. Again for the same, it watches what is there now.
     pub(super) fn add(&self, path: &Path, told: &Arc<Notify>) -> io::Result<()> {
-        let flags = WatchFlags::MOVED_TO | WatchFlags::CREATE | WatchFlags::DELETE | WatchFlags::ATTRIB | WatchFlags::ONLYDIR | WatchFlags::DONT_FOLLOW;
+        let flags =
+            WatchFlags::MOVED_TO | WatchFlags::CREATE | WatchFlags::DELETE | WatchFlags::ATTRIB | WatchFlags::ONLYDIR | WatchFlags::DONT_FOLLOW;
         // Locked first, so that no news come before it is known whom they are for.
         let mut watches = locked(&self.watches);
         let watch = inotify::add_watch(self.fd.get_ref().as_fd(), path, flags)?;
