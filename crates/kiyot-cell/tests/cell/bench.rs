@@ -160,10 +160,10 @@ fn remove_groups(name: &str) -> bool {
     fn remove(dir: &Path) -> bool {
         let Ok(entries) = fs::read_dir(dir) else { return true };
         let inner = entries.flatten().filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir()));
-        inner.fold(true, |gone, entry| remove(&entry.path()) && gone) && fs::remove_dir(dir).is_ok()
+        inner.map(|entry| entry.path()).all(|inner| remove(&inner)) && fs::remove_dir(dir).is_ok()
     }
     let trees = fs::read_dir("/sys/fs/cgroup").into_iter().flatten().flatten().map(|tree| tree.path().join(name));
-    std::iter::once(Path::new("/sys/fs/cgroup").join(name)).chain(trees).fold(true, |gone, group| remove(&group) && gone)
+    std::iter::once(Path::new("/sys/fs/cgroup").join(name)).chain(trees).all(|group| remove(&group))
 }
 
 fn name() -> String {
