@@ -5,6 +5,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use futures::future::BoxFuture;
 use kiyot_link::channel::Channel;
 use kiyot_proto::{
     cell::{HelloReply, agent_client::AgentClient},
@@ -44,12 +45,18 @@ pub(super) fn left(deadline: Option<Instant>, usual: Duration) -> Duration {
     deadline.map_or(usual, |deadline| deadline.saturating_duration_since(Instant::now()).min(usual))
 }
 
-/// Waits for a call's answer no longer than a time, whatever becomes of the connection.
-pub(super) async fn answered<T>(time: Duration, what: &str, call: impl Future<Output = Result<tonic::Response<T>, Status>>) -> Result<T, Status> {
-    match tokio::time::timeout(time, call).await {
-        Ok(answer) => answer.map(tonic::Response::into_inner),
-        Err(_) => Err(Status::deadline_exceeded(format!("{what}: the cell did not answer within {} s", time.as_secs_f32()))),
-    }
+/// Waits for a call's answer no longer than a time, whatever becomes of the connection. The calls of tonic are large: in a box, whoever waits is not.
+pub(super) fn answered<'a, T: 'a>(
+    time: Duration,
+    what: &'static str,
+    call: impl Future<Output = Result<tonic::Response<T>, Status>> + Send + 'a,
+) -> BoxFuture<'a, Result<T, Status>> {
+    Box::pin(async move {
+        match tokio::time::timeout(time, call).await {
+            Ok(answer) => answer.map(tonic::Response::into_inner),
+            Err(_) => Err(Status::deadline_exceeded(format!("{what}: the cell did not answer within {} s", time.as_secs_f32()))),
+        }
+    })
 }
 
 /// The agent's own words about a cell that is connected; `UNAVAILABLE` for one that is not.

@@ -88,7 +88,10 @@ impl Verbs {
             target => Some(self.view.container(target)?),
         };
         let hello = calls::connected(cell, &sandbox.pod, None).await?;
-        let mounts = self.parts.volumes.prepare(cell, current, &config).await?;
+        let mut mounts = self.parts.volumes.prepare(cell, current, &config).await?;
+        for image in mounts.iter_mut().filter_map(|mount| mount.image.as_mut()) {
+            image.image = self.parts.images.ensure(cell, image, current).await?;
+        }
         let image = self.parts.images.ensure(cell, &config.image.clone().unwrap_or_default(), current).await?;
         let logs = rewrite::log_paths(&made_with, &config, id.as_str());
         if let Some(logs) = &logs {

@@ -12,7 +12,7 @@ use crate::backends::Method;
 impl Verbs {
     /// Answers a call at once if that needs nothing but memory.
     pub fn snapshot(&self, method: Method, message: &[u8]) -> Option<Result<Bytes, Status>> {
-        self.from_memory(method, message)
+        self.answer_at_once(method, message)
     }
 
     /// Whether an image call is for a pod in a cell.
@@ -27,7 +27,7 @@ impl Verbs {
 
     /// Answers a call.
     pub async fn call(self: &Arc<Self>, method: Method, message: Bytes, deadline: Option<Instant>) -> Result<Bytes, Status> {
-        if let Some(answer) = self.from_memory(method, &message) {
+        if let Some(answer) = self.answer_at_once(method, &message) {
             return answer;
         }
         match deadline {

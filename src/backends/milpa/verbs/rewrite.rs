@@ -21,8 +21,9 @@ pub(super) trait Addressed {
 macro_rules! addressed {
     ($($request:ident $field:ident;)*) => {
         $(impl Addressed for cri::$request {
-            fn to(self, id: &str) -> Self {
-                Self { $field: id.to_owned(), ..self }
+            fn to(mut self, id: &str) -> Self {
+                id.clone_into(&mut self.$field);
+                self
             }
         })*
 

@@ -102,7 +102,7 @@ impl Verbs {
         let pod = format!("{}/{}", attachment.pod_namespace, attachment.pod_name);
         let order = LaunchOrder { sandbox: id.clone(), attachment, deadline };
         let (cell, addresses) = self.parts.cells.launch(order).await.map_err(|error| failure::of_cell(&error))?;
-        match self.fill(&id, &cell, &addresses, request, &pod).await {
+        match Box::pin(self.fill(&id, &cell, &addresses, request, &pod)).await {
             Ok(()) => {
                 tracing::info!(sandbox = %id, cell = %cell.id, pod, ?addresses, "A pod has its cell");
                 self.unclaimed(&id);

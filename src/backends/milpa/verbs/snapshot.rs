@@ -12,7 +12,7 @@ use crate::backends::Method;
 
 impl Verbs {
     /// The answer, if this call is one of these.
-    pub(super) fn from_memory(&self, method: Method, message: &[u8]) -> Option<Result<Bytes, Status>> {
+    pub(super) fn answer_at_once(&self, method: Method, message: &[u8]) -> Option<Result<Bytes, Status>> {
         let answer = match method {
             Method::ListPodSandbox => decoded(message, |request: cri::ListPodSandboxRequest| {
                 let filter = filter::Sandboxes::of_list(request.filter);
