@@ -5,6 +5,7 @@
 pub mod cgroup;
 
 use std::{
+    env,
     fs::{self, File, OpenOptions},
     io::{self, Write},
     os::unix::{fs::OpenOptionsExt, process::ExitStatusExt},
@@ -13,12 +14,20 @@ use std::{
 };
 
 use nix::sched::{CloneFlags, setns, unshare};
-use rustix::mount::{MountPropagationFlags, mount_change};
+use rustix::{
+    fs::Mode,
+    mount::{MountPropagationFlags, mount_change},
+};
 
 use crate::{
     dirs::{CellDir, DirError},
     namespaces::Namespaces,
 };
+
+/// Where programs are, when the environment does not say.
+const DEFAULT_PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
+/// What of the environment the cell is given beside PATH: proxies for its containerd's pulls, and what helps to find errors.
+const KEPT: [&str; 8] = ["HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "http_proxy", "https_proxy", "no_proxy", "KIYOT_CELL_LOG", "RUST_BACKTRACE"];
 
 /// Why a cell could not be launched.
 #[derive(Debug, thiserror::Error)]
@@ -40,10 +49,9 @@ pub enum LaunchError {
 /// Launches a cell and waits for its end. Returns the exit code of its init, 128 + n when signal n ended it.
 pub fn run(dir: &Path, netns: &Path, cgroup: Option<&str>) -> Result<i32, LaunchError> {
     let dir = CellDir::open(dir)?;
-    let netns = File::open(netns).map_err(|source| LaunchError::Netns(netns.to_owned(), source))?;
     let mut console = open_console(&dir).map_err(|source| LaunchError::Step("open the console's file", source))?;
     let outcome =
-        console.try_clone().map_err(|source| LaunchError::Step("copy the console", source)).and_then(|copy| launch(&dir, &netns, cgroup, copy));
+        console.try_clone().map_err(|source| LaunchError::Step("copy the console", source)).and_then(|copy| launch(&dir, netns, cgroup, copy));
     if let Err(error) = &outcome {
         // Who waits for this cell to call home looks there for the reason.
         let _ = writeln!(console, "the cell could not be launched: {}", crate::with_sources(error));
@@ -51,15 +59,17 @@ pub fn run(dir: &Path, netns: &Path, cgroup: Option<&str>) -> Result<i32, Launch
     outcome
 }
 
-fn launch(dir: &CellDir, netns: &File, cgroup: Option<&str>, console: File) -> Result<i32, LaunchError> {
+fn launch(dir: &CellDir, netns: &Path, cgroup: Option<&str>, console: File) -> Result<i32, LaunchError> {
+    let netns = File::open(netns).map_err(|source| LaunchError::Netns(netns.to_owned(), source))?;
     let host = Namespaces::current().map_err(|source| LaunchError::Step("name the host's namespaces", source))?;
     host.write(&dir.host_namespaces()).map_err(|source| LaunchError::Step("write down the host's namespaces", source))?;
     if let Some(name) = cgroup {
         cgroup::join(Path::new(cgroup::ROOT), name)?;
     }
+    rustix::process::umask(Mode::from_raw_mode(0o022));
     // Refused for one that leads its process group already, which is as good.
     let _ = rustix::process::setsid();
-    setns(netns, CloneFlags::CLONE_NEWNET).map_err(|error| LaunchError::Step("join the network namespace", error.into()))?;
+    setns(&netns, CloneFlags::CLONE_NEWNET).map_err(|error| LaunchError::Step("join the network namespace", error.into()))?;
     unshare(CloneFlags::CLONE_NEWNS | CloneFlags::CLONE_NEWPID | CloneFlags::CLONE_NEWUTS | CloneFlags::CLONE_NEWIPC)
         .map_err(|error| LaunchError::Step("make the namespaces", error.into()))?;
     mount_change("/", MountPropagationFlags::PRIVATE | MountPropagationFlags::REC)
@@ -81,6 +91,9 @@ fn init_command(dir: &CellDir, console: File) -> io::Result<Command> {
     let program = fs::read_link("/proc/self/exe")?;
     let mut command = Command::new(program);
     command.arg("init").arg("--dir").arg(dir.path()).current_dir("/");
+    // The daemon's own settings and what systemd told it are not the cell's concern.
+    command.env_clear().env("PATH", env::var_os("PATH").unwrap_or_else(|| DEFAULT_PATH.into()));
+    command.envs(KEPT.iter().filter_map(|name| Some((name, env::var_os(name)?))));
     command.stdin(Stdio::piped()).stdout(console.try_clone()?).stderr(console);
     Ok(command)
 }

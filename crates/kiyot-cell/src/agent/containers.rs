@@ -42,6 +42,8 @@ const EXPECTED_WITHIN: Duration = Duration::from_secs(10);
 const LIST_PAUSES: (Duration, Duration) = (Duration::from_millis(5), Duration::from_millis(500));
 /// How often all is listed without any reason.
 const LIST_PERIOD: Duration = Duration::from_secs(5);
+/// How often once containerd has been started again: the shims of containers that run on then send their next event late, or not at all.
+const LIST_PERIOD_AFTER_LOSS: Duration = Duration::from_secs(1);
 /// The wait before a lost containerd is asked again.
 const RETRY: Duration = Duration::from_millis(100);
 /// Expectations at a time; beyond, the periodic list must do.
@@ -63,12 +65,13 @@ pub struct Follower {
     board: Arc<Board>,
     pod_dir: PathBuf,
     expected: HashMap<String, (Expected, Instant)>,
+    list_period: Duration,
 }
 
 impl Follower {
     /// What it finds is written on the board.
     pub fn new(runtime: Runtime, board: Arc<Board>, pod_dir: PathBuf) -> Self {
-        Self { runtime, board, pod_dir, expected: HashMap::new() }
+        Self { runtime, board, pod_dir, expected: HashMap::new(), list_period: LIST_PERIOD }
     }
 
     /// Follows until dropped.
@@ -77,6 +80,7 @@ impl Follower {
             if let Err(status) = self.follow().await {
                 tracing::warn!(code = ?status.code(), message = status.message(), "containerd's events are lost, and are asked for again");
             }
+            self.list_period = LIST_PERIOD_AFTER_LOSS;
             tokio::time::sleep(RETRY).await;
         }
     }
@@ -85,7 +89,7 @@ impl Follower {
     async fn follow(&mut self) -> Result<(), Status> {
         let mut events = self.subscribe().await?;
         self.list().await?;
-        let mut period = tokio::time::interval_at(tokio::time::Instant::now() + LIST_PERIOD, LIST_PERIOD);
+        let mut period = tokio::time::interval_at(tokio::time::Instant::now() + self.list_period, self.list_period);
         period.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let mut pause = LIST_PAUSES.0;
         loop {
