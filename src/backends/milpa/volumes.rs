@@ -24,6 +24,7 @@ use super::{
     cells::Cell,
     id::{CellId, ContainerId},
 };
+use crate::config::HostPath;
 
 mod files;
 mod kept;
@@ -41,21 +42,11 @@ mod watch;
 /// Longest termination message that is brought to the node. The kubelet reads the last 4096 bytes of it.
 const MAX_TERMINATION_MESSAGE: u32 = 64 << 10;
 
-/// What becomes of mounts of the node's own paths, and of volumes of plugins that only the node has.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum HostPaths {
-    /// The container isn't made.
-    #[default]
-    Refuse,
-    /// A read-only mount gets a copy, as it is when the container is made; a writable one is refused.
-    CopyReadOnly,
-}
-
 /// Volumes of pods in cells. What keeps them in step ends with it.
 #[derive(Debug)]
 pub struct Volumes {
     kubelet_dirs: Vec<PathBuf>,
-    host_paths: HostPaths,
+    host_path: HostPath,
     /// Made with the first pod that is kept; `None` if the kernel has none to give.
     watcher: OnceLock<Option<Arc<Watcher>>>,
     pods: Mutex<HashMap<CellId, Held>>,
@@ -70,8 +61,8 @@ struct Held {
 
 impl Volumes {
     /// For the pods of kubelets with these directories (`--root-dir`, `/var/lib/kubelet` unless told otherwise).
-    pub fn new(kubelet_dirs: Vec<PathBuf>, host_paths: HostPaths) -> Arc<Self> {
-        Arc::new(Self { kubelet_dirs, host_paths, watcher: OnceLock::new(), pods: Mutex::default() })
+    pub fn new(kubelet_dirs: Vec<PathBuf>, host_path: HostPath) -> Arc<Self> {
+        Arc::new(Self { kubelet_dirs, host_path, watcher: OnceLock::new(), pods: Mutex::default() })
     }
 
     /// Brings everything that a container mounts into the cell, and returns its mounts as the cell's containerd must be told them (same order, host paths in the cell).
@@ -97,7 +88,7 @@ impl Volumes {
         let pod = self.pod(cell, files);
         let preparation = Preparation {
             kubelet_dirs: &self.kubelet_dirs,
-            host_paths: self.host_paths,
+            host_path: self.host_path,
             uid: uid(sandbox),
             container: container.metadata.as_ref().map_or("", |metadata| &metadata.name),
             pod: &pod,

@@ -11,7 +11,6 @@ use rustix::fs::{fstat, fstatfs};
 use tonic::Status;
 
 use super::{
-    HostPaths,
     kept::{Brought, VolumeError},
     plan::{Place, plan},
     pod::Pod,
@@ -20,6 +19,7 @@ use super::{
     subpath,
     tree::{Attributes, Shadow},
 };
+use crate::config::HostPath;
 
 /// File system types of `statfs(2)`.
 const TMPFS: i64 = 0x0102_1994;
@@ -31,7 +31,7 @@ pub(super) struct Preparation<'a> {
     /// Of the kubelet.
     pub(super) kubelet_dirs: &'a [PathBuf],
     /// What becomes of paths of the node.
-    pub(super) host_paths: HostPaths,
+    pub(super) host_path: HostPath,
     /// The pod's uid.
     pub(super) uid: &'a str,
     /// The container's name.
@@ -169,10 +169,10 @@ impl Preparation<'_> {
                 mount.container_path,
             )))
         };
-        match self.host_paths {
-            HostPaths::Refuse => refused("policy host_path = \"refuse\""),
-            HostPaths::CopyReadOnly if !mount.readonly => refused("policy host_path = \"copy-read-only\", and this mount is writable"),
-            HostPaths::CopyReadOnly => {
+        match self.host_path {
+            HostPath::Refuse => refused("policy host_path = \"refuse\""),
+            HostPath::CopyReadOnly if !mount.readonly => refused("policy host_path = \"copy-read-only\", and this mount is writable"),
+            HostPath::CopyReadOnly => {
                 let name = hex::encode(&digest(&SHA256, mount.host_path.as_bytes()).as_ref()[..16]);
                 self.copy(path, Place::new(Root::Pod, format!("host-paths/{name}")), false).await
             }

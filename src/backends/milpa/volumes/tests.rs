@@ -76,15 +76,15 @@ struct Scene {
 }
 
 impl Scene {
-    fn new(host_paths: HostPaths) -> Self {
+    fn new(host_path: HostPath) -> Self {
         let dir = tempfile::tempdir().unwrap();
-        let volumes = Volumes::new(vec![dir.path().to_owned()], host_paths);
+        let volumes = Volumes::new(vec![dir.path().to_owned()], host_path);
         Self { dir, cell: CellId::mint().unwrap(), played: Arc::default(), volumes }
     }
 
     /// kiyot is killed and comes again.
     fn crash(&mut self) {
-        self.volumes = Volumes::new(vec![self.dir.path().to_owned()], HostPaths::Refuse);
+        self.volumes = Volumes::new(vec![self.dir.path().to_owned()], HostPath::Refuse);
     }
 
     fn pod(&self, path: &str) -> PathBuf {
@@ -155,7 +155,7 @@ const IN_CELL: &str = "memory:volumes/kubernetes.io~secret/s";
 
 #[tokio::test]
 async fn a_container_gets_all_that_it_mounts() {
-    let scene = Scene::new(HostPaths::Refuse);
+    let scene = Scene::new(HostPath::Refuse);
     let secret = scene.write(SECRET, "..v1", &[("key", "value")]);
     let config = scene.write("kubernetes.io~configmap/c", "..v1", &[("key", "config")]);
     let (hosts, log, empty) = (scene.pod("etc-hosts"), scene.pod("containers/app/01234567"), scene.pod("volumes/kubernetes.io~empty-dir/e"));
@@ -186,7 +186,7 @@ async fn a_container_gets_all_that_it_mounts() {
 
 #[tokio::test]
 async fn updates_reach_the_cell() {
-    let scene = Scene::new(HostPaths::Refuse);
+    let scene = Scene::new(HostPath::Refuse);
     let container = scene.container(&[&scene.write(SECRET, "..v1", &[("key", "1")])]);
     scene.prepare(&container).await.unwrap();
     scene.keep(&container);
@@ -202,7 +202,7 @@ async fn updates_reach_the_cell() {
 
 #[tokio::test]
 async fn what_changed_while_kiyot_was_away_is_made_good() {
-    let mut scene = Scene::new(HostPaths::Refuse);
+    let mut scene = Scene::new(HostPath::Refuse);
     let container = scene.container(&[&scene.write(SECRET, "..v1", &[("key", "1"), ("old", "1")])]);
     scene.prepare(&container).await.unwrap();
     scene.crash();
@@ -214,7 +214,7 @@ async fn what_changed_while_kiyot_was_away_is_made_good() {
 #[tokio::test]
 async fn an_interrupted_update_is_made_good() {
     for cut in 0..12 {
-        let mut scene = Scene::new(HostPaths::Refuse);
+        let mut scene = Scene::new(HostPath::Refuse);
         let container = scene.container(&[&scene.write(SECRET, "..v1", &[("key", "1")])]);
         scene.prepare(&container).await.unwrap();
         scene.write(SECRET, "..v2", &[("key", "2"), ("new", "2")]);
@@ -232,7 +232,7 @@ async fn an_interrupted_update_is_made_good() {
 
 #[tokio::test]
 async fn an_unknown_volume_is_not_an_empty_one() {
-    let mut scene = Scene::new(HostPaths::Refuse);
+    let mut scene = Scene::new(HostPath::Refuse);
     let path = scene.write(SECRET, "..v1", &[("key", "1")]);
     let container = scene.container(&[&path]);
     scene.prepare(&container).await.unwrap();
@@ -252,7 +252,7 @@ async fn an_unknown_volume_is_not_an_empty_one() {
 
 #[tokio::test]
 async fn paths_of_the_node_are_refused_or_copied() {
-    let scene = Scene::new(HostPaths::Refuse);
+    let scene = Scene::new(HostPath::Refuse);
     let host = tempfile::tempdir().unwrap();
     fs::write(host.path().join("file"), "content").unwrap();
     let refused = scene.prepare(&scene.container(&[host.path()])).await.unwrap_err();
@@ -261,7 +261,7 @@ async fn paths_of_the_node_are_refused_or_copied() {
     let csi = scene.pod("volumes/kubernetes.io~csi/pv/mount");
     assert!(scene.prepare(&scene.container(&[&csi])).await.unwrap_err().message().contains("kubernetes.io~csi"));
 
-    let scene = Scene::new(HostPaths::CopyReadOnly);
+    let scene = Scene::new(HostPath::CopyReadOnly);
     let mut container = scene.container(&[host.path()]);
     assert!(scene.prepare(&container).await.unwrap_err().message().contains("writable"));
     container.mounts[0].readonly = true;
@@ -271,7 +271,7 @@ async fn paths_of_the_node_are_refused_or_copied() {
 
 #[tokio::test]
 async fn the_termination_message_comes_to_the_node() {
-    let scene = Scene::new(HostPaths::Refuse);
+    let scene = Scene::new(HostPath::Refuse);
     let log = scene.pod("containers/app/01234567");
     fs::write(&log, "old and longer").unwrap();
     let (id, container) = (ContainerId::mint().unwrap(), scene.container(&[&log]));
