@@ -2,5 +2,6 @@
 //! cargo's runner gives them (scripts/runner), and fail without.
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "what a test can't set up fails the test, at the place")]
 
+mod cell;
 mod kit;
 mod local;
