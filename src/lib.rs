@@ -6,6 +6,7 @@
 pub mod annotations;
 pub mod app;
 pub mod backends;
+pub mod cli;
 pub mod config;
 pub mod manifest;
 pub mod problems;

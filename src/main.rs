@@ -1,3 +1,7 @@
-//! The daemon.
+//! The daemon `kiyot`: see `kiyot help`.
 
-fn main() {}
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    kiyot::cli::run(std::env::args_os())
+}

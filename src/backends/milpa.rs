@@ -1,5 +1,19 @@
 //! The nodeless backend: each of its pods runs in a cell of its own.
 
+use std::{
+    io,
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use async_trait::async_trait;
+use bytes::Bytes;
+use kiyot_link::bootstrap::{Bootstrap, GatewayAddress};
+use tonic::Status;
+
+use super::{Backend, BackendName, CallPath, Declared, Decoded, Method};
+use crate::config::{MilpaBackend, ProviderKind};
+
 pub mod cells;
 pub mod gateway;
 pub mod id;
@@ -10,3 +24,162 @@ pub mod store;
 pub mod streaming;
 pub mod verbs;
 pub mod volumes;
+
+use cells::{Cells, CellsConfig, Links};
+use gateway::ca::{Ca, CaError};
+use gateway::{Gateway, GatewayConfig, GatewayError, Limits};
+use id::{CellId, PREFIX};
+use images::{Images, NodeImages};
+use logs::Logs;
+use providers::{Provider, netns};
+use store::{Store, StoreError};
+use streaming::Streaming;
+use verbs::{Parts, Verbs};
+use volumes::Volumes;
+
+/// What is for cells: the annotation `kubernetes.io/target-runtime: kiyot`, and RuntimeClasses with the handler `kiyot`.
+pub const DECLARED: Declared = Declared { target_runtimes: &["kiyot"], runtime_handlers: &["kiyot"] };
+/// How long the parts may take to end when the daemon stops.
+const ENDING: Duration = Duration::from_secs(5);
+
+/// Why the backend does not start.
+#[derive(Debug, thiserror::Error)]
+pub enum StartError {
+    /// Its store.
+    #[error("the state of backend {0}")]
+    Store(BackendName, #[source] StoreError),
+    /// The authority of its cells' certificates.
+    #[error("the certificates of backend {0}")]
+    Authority(BackendName, #[source] CaError),
+    /// The gateway that its cells call.
+    #[error("the gateway of backend {0}")]
+    Gateway(BackendName, #[source] GatewayError),
+    /// The listener for exec, attach and port-forward.
+    #[error("the streaming server of backend {0}")]
+    Streaming(BackendName, #[source] io::Error),
+}
+
+/// Pods in cells.
+#[derive(Debug)]
+pub struct Milpa {
+    name: BackendName,
+    answers: Arc<dyn Decoded>,
+    verbs: Arc<Verbs>,
+    cells: Arc<Cells>,
+    gateway: Gateway,
+}
+
+impl Milpa {
+    /// Starts all parts: when it returns, the pods of before are known, and their cells may call home.
+    pub async fn start(name: &BackendName, config: &MilpaBackend) -> Result<Arc<Self>, StartError> {
+        let of_store = |error| StartError::Store(name.clone(), error);
+        let store = Store::open(&config.state_dir).await.map_err(of_store)?;
+        let ca = Ca::load_or_make(&store).await.map_err(|error| StartError::Authority(name.clone(), error))?;
+        let (provider, boot_id): (Arc<dyn Provider>, _) = match config.provider {
+            ProviderKind::Netns => (Arc::new(netns::Netns::new(config)), Some(netns::boot_id())),
+        };
+        let cells_config = CellsConfig {
+            max_cells: config.max_cells,
+            launch_timeout: config.launch_timeout,
+            token_ttl: config.token_ttl,
+            boot_id,
+            ..CellsConfig::default()
+        };
+        let cells = Cells::start(cells_config, store.clone(), provider).await.map_err(of_store)?;
+        let gateway_config = GatewayConfig {
+            listen: GatewayAddress::Unix(config.state_dir.join("gateway.sock")),
+            advertise: None,
+            ca,
+            build_id: env!("CARGO_PKG_VERSION").to_owned(),
+            orphan_timeout: config.orphan_timeout,
+            limits: Limits::default(),
+        };
+        let gateway = Gateway::start(gateway_config, cells.clone()).await.map_err(|error| StartError::Gateway(name.clone(), error))?;
+        cells.serve(Arc::new(GatewayLinks(gateway.clone())));
+        let node = NodeImages { socket: config.node_containerd.clone(), namespace: config.node_namespace.clone() };
+        let parts = Parts {
+            store,
+            cells: Arc::clone(&cells),
+            images: Images::new(node, config.pause_image.clone(), config.image_pull_progress_timeout),
+            volumes: Volumes::new(vec![config.kubelet_dir.clone()], config.policy.host_path),
+            logs: Logs::new(),
+            streaming: Arc::new(Streaming::start().await.map_err(|error| StartError::Streaming(name.clone(), error))?),
+            policy: config.policy,
+            adopt_within: Parts::ADOPT_WITHIN,
+        };
+        let verbs = Verbs::start(parts).await.map_err(of_store)?;
+        let answers = Arc::new(Answers(Arc::clone(&verbs)));
+        Ok(Arc::new(Self { name: name.clone(), answers, verbs, cells, gateway }))
+    }
+
+    /// Ends all tasks. Pods go on, and are known again at the next start.
+    pub async fn shutdown(&self) {
+        self.verbs.shutdown().await;
+        let rest = async {
+            self.gateway.shutdown().await;
+            self.cells.shutdown().await;
+        };
+        if tokio::time::timeout(ENDING, rest).await.is_err() {
+            tracing::warn!(backend = %self.name, "Parts of a backend did not end in time");
+        }
+    }
+}
+
+impl Backend for Milpa {
+    fn name(&self) -> &BackendName {
+        &self.name
+    }
+
+    fn declares(&self) -> Declared {
+        DECLARED
+    }
+
+    fn path(&self) -> CallPath<'_> {
+        CallPath::Decoded(&self.answers)
+    }
+}
+
+/// The verbs, as the front door knows them.
+#[derive(Debug)]
+struct Answers(Arc<Verbs>);
+
+#[async_trait]
+impl Decoded for Answers {
+    fn owns(&self, id: &str) -> bool {
+        !id.is_empty() && (id.starts_with(PREFIX) || PREFIX.starts_with(id))
+    }
+
+    fn snapshot(&self, method: Method, message: &[u8]) -> Option<Result<Bytes, Status>> {
+        self.0.snapshot(method, message)
+    }
+
+    fn claims_image(&self, method: Method, message: &[u8]) -> bool {
+        self.0.claims_image(method, message)
+    }
+
+    fn reported_image(&self, reference: &str) -> Option<Bytes> {
+        self.0.reported_image(reference)
+    }
+
+    async fn call(&self, method: Method, message: Bytes, deadline: Option<Instant>) -> Result<Bytes, Status> {
+        self.0.call(method, message, deadline).await
+    }
+}
+
+/// The gateway, as cells know it.
+#[derive(Debug)]
+struct GatewayLinks(Gateway);
+
+impl Links for GatewayLinks {
+    fn link(&self, cell: &CellId) -> gateway::CellLink {
+        self.0.link(cell)
+    }
+
+    fn bootstrap(&self, cell: &CellId, token: &str) -> Bootstrap {
+        self.0.bootstrap(cell, token)
+    }
+
+    fn forget(&self, cell: &CellId) {
+        self.0.forget(cell);
+    }
+}

@@ -32,11 +32,6 @@ impl<'r> Field<'r> {
         &self.at
     }
 
-    /// Whether it is a text.
-    pub fn is_text(&self) -> bool {
-        self.value.is_string()
-    }
-
     /// Notes that it is not what is allowed.
     pub fn refuse(&self, rule: impl Into<String>) {
         self.report.add(match &self.value {
@@ -73,6 +68,14 @@ impl<'r> Field<'r> {
     /// A text that a function reads. `allowed` says what it reads.
     pub fn read<T>(self, allowed: &str, read: impl FnOnce(&str) -> Option<T>) -> Option<T> {
         self.value.as_str().and_then(read).or_else(|| self.refused(format!("allowed is {allowed}")))
+    }
+
+    /// A text, or a number as it is written, that a function reads: YAML has quantities as both.
+    pub fn read_text_or_number<T>(mut self, allowed: &str, read: impl FnOnce(&str) -> Option<T>) -> Option<T> {
+        if self.value.is_number() {
+            self.value = self.value.to_string().into();
+        }
+        self.read(allowed, read)
     }
 
     /// A text that has a parser.

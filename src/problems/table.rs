@@ -41,6 +41,11 @@ impl<'r> Table<'r> {
         self.report
     }
 
+    /// Whether a key is there, and not taken.
+    pub fn has(&self, key: &str) -> bool {
+        self.fields.get(key).is_some_and(|value| !value.is_null())
+    }
+
     /// The value of a key, if it is there and is not null.
     pub fn take(&mut self, key: &'static str) -> Option<Field<'r>> {
         self.known.push(key);

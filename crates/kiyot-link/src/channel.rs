@@ -4,32 +4,89 @@ use std::{
     future::Future,
     pin::Pin,
     task::{Context, Poll},
+    time::Duration,
 };
 
+use http::{Uri, uri::PathAndQuery};
+use tokio::time::{Instant, timeout_at};
+use tonic::{Status, body::Body};
 use tower::Service;
+
+use crate::connection::Connection;
+
+mod answer;
+mod deadline;
+mod slot;
+
+pub use slot::{Offer, Refused, Slot};
+
+/// The authority in the calls' addresses. Nobody resolves it; HTTP/2 asks for one.
+const AUTHORITY: &str = "cell.kiyot.internal";
 
 /// Where a client of tonic sends its calls. Cheap to clone.
 ///
 /// A call waits for the current connection when there is none, and fails with UNAVAILABLE at its deadline: the `grpc-timeout` of the request
-/// (set it with [`tonic::Request::set_timeout`]), else [`Channel::PATIENCE`]. The deadline holds until the answer's head is there.
+/// (set it with [`tonic::Request::set_timeout`]), else [`Channel::PATIENCE`]. The deadline holds until the answer's head is there, and then the call
+/// fails with DEADLINE_EXCEEDED; so a call that sends a long stream before it is answered must set one. A call whose connection ends, or is replaced by a
+/// newer one, fails with UNAVAILABLE, in its answer's stream too. A call that was not sent is tried again over the next connection.
 #[derive(Debug, Clone)]
-pub struct Channel {}
+pub struct Channel(Slot);
 
 impl Channel {
     /// How long a call without a deadline of its own waits.
-    pub const PATIENCE: std::time::Duration = std::time::Duration::from_secs(20);
+    pub const PATIENCE: Duration = Duration::from_secs(20);
+
+    /// A channel over one connection only.
+    pub fn over(connection: Connection) -> Self {
+        let slot = Slot::new("one connection of the link");
+        // A new slot refuses nothing.
+        let _ = slot.offer(Offer { connection, incarnation: String::new(), generation: 1, arrival: 0 });
+        slot.channel()
+    }
 }
 
-impl Service<http::Request<tonic::body::Body>> for Channel {
-    type Response = http::Response<tonic::body::Body>;
-    type Error = tonic::Status;
+impl Service<http::Request<Body>> for Channel {
+    type Response = http::Response<Body>;
+    type Error = Status;
     type Future = Pin<Box<dyn Future<Output = Result<Self::Response, Self::Error>> + Send>>;
 
     fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Self::Error>> {
         Poll::Ready(Ok(()))
     }
 
-    fn call(&mut self, _request: http::Request<tonic::body::Body>) -> Self::Future {
-        unimplemented!()
+    fn call(&mut self, request: http::Request<Body>) -> Self::Future {
+        let slot = self.0.clone();
+        let patience = deadline::of(request.headers()).unwrap_or(Self::PATIENCE);
+        Box::pin(async move { call(&slot, addressed(request)?, Instant::now() + patience).await })
     }
 }
+
+async fn call(slot: &Slot, mut request: http::Request<Body>, deadline: Instant) -> Result<http::Response<Body>, Status> {
+    let mut failed = None;
+    loop {
+        let connection = slot.current(failed.as_ref(), deadline).await?;
+        let open = connection.begin();
+        match timeout_at(deadline, connection.sender().try_send_request(request)).await {
+            Ok(Ok(response)) => return Ok(response.map(|body| Body::new(answer::Answer::new(body, open)))),
+            Ok(Err(mut error)) => match error.take_message() {
+                // It was not sent: nobody has seen it.
+                Some(unsent) => request = unsent,
+                None => return Err(answer::status(&error.into_error(), slot.name())),
+            },
+            Err(_) => return Err(Status::deadline_exceeded(format!("{}: no answer within the call's deadline", slot.name()))),
+        }
+        failed = Some(connection);
+    }
+}
+
+/// Gives a call the absolute address that HTTP/2 asks for.
+fn addressed(mut request: http::Request<Body>) -> Result<http::Request<Body>, Status> {
+    let path = request.uri().path_and_query().cloned().unwrap_or_else(|| PathAndQuery::from_static("/"));
+    let uri = Uri::builder().scheme("https").authority(AUTHORITY).path_and_query(path).build();
+    *request.uri_mut() = uri.map_err(|error| Status::internal(format!("the address of a call: {error}")))?;
+    *request.version_mut() = http::Version::HTTP_2;
+    Ok(request)
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,5 +1,11 @@
 //! What daemon and agent share of the link between them: bootstrap data, TLS, and calls over a connection that the other side dialled.
 
+pub mod alpn;
 pub mod bootstrap;
+pub mod certificate;
 pub mod channel;
+pub mod connection;
+pub mod http2;
 pub mod private;
+pub mod stream;
+pub mod tls;

@@ -1,1 +1,22 @@
-//! What tests and benches share: a private containerd, a CRI client that calls as a kubelet does, images made on the spot.
+//! What tests, benches and the demo share: a private containerd, images made on the spot, a CRI client that calls as a kubelet does, and the real
+//! daemon as a process. Never the root package: nothing of the daemon's own code helps to test it.
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "what a test can't set up fails the test, at the place")]
+
+pub mod command;
+pub mod image;
+pub mod kiyot;
+pub mod kubelet;
+pub mod leftovers;
+pub mod node;
+pub mod sweep;
+pub mod wait;
+pub mod watchdog;
+pub mod websocket;
+
+pub use command::output;
+pub use kiyot::{Kiyot, KiyotOptions};
+pub use kiyot_proto::cri;
+pub use kubelet::{Container, Kubelet, LogLine, Pod, RunningContainer, RunningPod, Volume, volumes::Source};
+pub use leftovers::Leftovers;
+pub use node::Node;
+pub use wait::{LIMIT, wait_until};

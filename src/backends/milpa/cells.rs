@@ -1,12 +1,52 @@
 //! Cells: their lifecycle, and what is kept of it.
+//!
+//! Each cell has a task of its own (`driver`) that carries out what a pure state machine (`state`) says. What is about to be done at the provider is on
+//! disk before it is done (`record`), so that a daemon that is killed at any moment finds what it had begun. `reconcile` compares the cells with what
+//! the provider lists, at the start and ever after.
 
-use std::{net::IpAddr, sync::Arc, time::Instant};
+use std::{
+    collections::BTreeMap,
+    net::IpAddr,
+    sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock},
+    time::{Duration, Instant},
+};
+
+use kiyot_link::bootstrap::Bootstrap;
+use kiyot_proto::{
+    cell::HelloReply,
+    store::{CellPhase, SandboxMeta},
+};
+use ring::rand::{SecureRandom, SystemRandom};
+use tokio::sync::{Notify, broadcast, mpsc, oneshot, watch};
+use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use super::{
-    gateway::CellLink,
-    id::{CellId, SandboxId},
-    providers::{Attachment, ProviderError},
+    gateway::{CellLink, Gateway},
+    id::{CellId, NoRandomness, SandboxId},
+    providers::{Attachment, ErrorClass, InstanceId, Provider, ProviderError},
+    store::{Store, StoreError, Table},
 };
+use crate::config::MilpaBackend;
+
+mod driver;
+mod gone;
+mod ledger;
+mod reconcile;
+mod record;
+mod state;
+
+#[cfg(test)]
+mod tests;
+
+use driver::{Driver, Launch, Message};
+use gone::Gone;
+use record::Record;
+use state::State;
+
+/// News that a slow receiver may be behind; beyond that it lags and looks at everything anew.
+const EVENTS_KEPT: usize = 1024;
+/// Messages that may wait for a cell's task.
+const INBOX: usize = 32;
 
 /// A cell that runs, or ran when it was asked for. Cheap to clone.
 #[derive(Debug, Clone)]
@@ -75,34 +115,289 @@ pub enum CellEvent {
     },
 }
 
+/// What holds for all cells.
+#[derive(Debug, Clone)]
+pub struct CellsConfig {
+    /// As many cells may be there at once, those that are ending among them.
+    pub max_cells: usize,
+    /// How long a cell may take from the order until it is the pod's.
+    pub launch_timeout: Duration,
+    /// How long a cell's token may be traded for a certificate.
+    pub token_ttl: Duration,
+    /// The boot id of the node, for a provider whose instances end with the node; `None` for instances that don't.
+    pub boot_id: Option<String>,
+    /// How often the provider's instances are listed.
+    pub list_interval: Duration,
+    /// How long after a failed termination the next one is tried.
+    pub retry_pause: Duration,
+}
+
+impl CellsConfig {
+    /// As the configuration has it, for instances that end with the node of this boot id.
+    pub fn of(config: &MilpaBackend, boot_id: String) -> Self {
+        let (launch_timeout, token_ttl) = (config.launch_timeout, config.token_ttl);
+        Self { max_cells: config.max_cells, launch_timeout, token_ttl, boot_id: Some(boot_id), ..Self::default() }
+    }
+}
+
+impl Default for CellsConfig {
+    fn default() -> Self {
+        Self {
+            max_cells: 250,
+            launch_timeout: Duration::from_secs(120),
+            token_ttl: Duration::from_secs(600),
+            boot_id: None,
+            list_interval: Duration::from_secs(2),
+            retry_pause: Duration::from_secs(3),
+        }
+    }
+}
+
+/// What cells need of the gateway.
+pub trait Links: std::fmt::Debug + Send + Sync + 'static {
+    /// The link to a cell, made if there is none yet.
+    fn link(&self, cell: &CellId) -> CellLink;
+    /// What a cell is told so that it can call home.
+    fn bootstrap(&self, cell: &CellId, token: &str) -> Bootstrap;
+    /// Cuts the link to a cell, and forgets it.
+    fn forget(&self, cell: &CellId);
+}
+
+impl Links for Gateway {
+    fn link(&self, cell: &CellId) -> CellLink {
+        Self::link(self, cell)
+    }
+
+    fn bootstrap(&self, cell: &CellId, token: &str) -> Bootstrap {
+        Self::bootstrap(self, cell, token)
+    }
+
+    fn forget(&self, cell: &CellId) {
+        Self::forget(self, cell);
+    }
+}
+
 /// All cells. The only way to make and end one.
 #[derive(Debug)]
-pub struct Cells {}
+pub struct Cells {
+    shared: Arc<Shared>,
+    /// Cells of the store whose tasks begin with [`Cells::serve`].
+    resumed: Mutex<Vec<Driver>>,
+}
+
+/// What the tasks share.
+#[derive(Debug)]
+struct Shared {
+    config: CellsConfig,
+    store: Store,
+    provider: Arc<dyn Provider>,
+    links: OnceLock<Arc<dyn Links>>,
+    entries: RwLock<BTreeMap<CellId, Arc<Entry>>>,
+    gone: Gone,
+    events: broadcast::Sender<CellEvent>,
+    /// Rings for a look at the provider's list before its time.
+    look: Notify,
+    tasks: TaskTracker,
+    stop: CancellationToken,
+}
+
+/// A cell, as seen from outside its task.
+#[derive(Debug)]
+struct Entry {
+    inbox: mpsc::Sender<Message>,
+    home: watch::Sender<Option<HelloReply>>,
+    link: OnceLock<CellLink>,
+    view: Mutex<View>,
+}
+
+/// What of a cell's state must be known without asking its task.
+#[derive(Debug, Clone)]
+struct View {
+    phase: CellPhase,
+    instance: Option<InstanceId>,
+    key_sha256: String,
+}
 
 impl Cells {
+    /// Reads what the store has of cells. They are admitted to the gateway from now on, but nothing is done about them before [`Cells::serve`].
+    pub async fn start(config: CellsConfig, store: Store, provider: Arc<dyn Provider>) -> Result<Arc<Self>, StoreError> {
+        let shared = Arc::new(Shared {
+            config,
+            store,
+            provider,
+            links: OnceLock::new(),
+            entries: RwLock::default(),
+            gone: Gone::default(),
+            events: broadcast::channel(EVENTS_KEPT).0,
+            look: Notify::new(),
+            tasks: TaskTracker::new(),
+            stop: CancellationToken::new(),
+        });
+        let sandboxes = shared.store.load::<SandboxMeta>(Table::Sandboxes).await?;
+        let records = shared.store.load(Table::Cells).await?;
+        let mut resumed = Vec::new();
+        for (record, state) in reconcile::read(&shared, records, &sandboxes).await? {
+            let (inbox, messages) = mpsc::channel(INBOX);
+            let entry = shared.enter(&record, &state, inbox);
+            resumed.push(Driver::resume(Arc::clone(&shared), entry, record, state, messages));
+        }
+        Ok(Arc::new(Self { shared, resumed: Mutex::new(resumed) }))
+    }
+
+    /// Begins to work with a gateway. The second and any further time it does nothing.
+    pub fn serve(&self, links: Arc<dyn Links>) {
+        if self.shared.links.set(links).is_err() {
+            return;
+        }
+        for driver in locked(&self.resumed).drain(..) {
+            self.shared.run(driver);
+        }
+        let watch = reconcile::watch(Arc::clone(&self.shared));
+        self.shared.tasks.spawn(watch);
+    }
+
+    /// Ends all tasks, and returns when they have ended. Cells go on; a launch that runs is undone at the next start.
+    pub async fn shutdown(&self) {
+        self.shared.stop.cancel();
+        locked(&self.resumed).clear();
+        self.shared.tasks.close();
+        self.shared.tasks.wait().await;
+    }
+
     /// Makes a cell for a sandbox and gives it the pod's network: recorded before the provider is asked, enrolled, bound. Returns its addresses, the pod's first.
     /// On an error nothing of it is left, or a record says what is left to be undone.
-    pub async fn launch(self: &Arc<Self>, _order: LaunchOrder) -> Result<(Cell, Vec<IpAddr>), CellError> {
-        unimplemented!()
+    ///
+    /// It goes on when the caller goes away: then the cell is there, bound to the sandbox, until it is terminated.
+    pub async fn launch(self: &Arc<Self>, order: LaunchOrder) -> Result<(Cell, Vec<IpAddr>), CellError> {
+        let id = CellId::mint()?;
+        let token = token()?;
+        let shared = &self.shared;
+        if shared.links.get().is_none() || shared.stop.is_cancelled() {
+            return Err(CellError::Ended(id, "no cells are made now: the daemon is starting or stopping".to_owned()));
+        }
+        let record = Record::new(id.clone(), &token, &order, &shared.config);
+        let (inbox, messages) = mpsc::channel(INBOX);
+        let entry = shared.enter_new(&record, inbox)?;
+        let deadline = Instant::now() + shared.config.launch_timeout;
+        let deadline = order.deadline.map_or(deadline, |wanted| wanted.min(deadline));
+        let (answer, answered) = oneshot::channel();
+        tracing::info!(cell = %id, sandbox = %order.sandbox, pod = order.attachment.pod_name, namespace = order.attachment.pod_namespace, "A cell is launched");
+        let launch = Launch { attachment: order.attachment, token, deadline, answer };
+        shared.run(Driver::launch(Arc::clone(shared), entry, record, messages, launch));
+        answered.await.unwrap_or_else(|_| Err(CellError::Ended(id, STOPPING.to_owned())))
     }
 
     /// The cell of this id, unless it is gone.
-    pub fn get(&self, _id: &CellId) -> Option<Cell> {
-        unimplemented!()
+    pub fn get(&self, id: &CellId) -> Option<Cell> {
+        let link = self.shared.entry(id)?.link.get()?.clone();
+        Some(Cell { id: id.clone(), link })
     }
 
     /// All that are not gone.
     pub fn all(&self) -> Vec<CellId> {
-        unimplemented!()
+        self.shared.entries.read().unwrap_or_else(PoisonError::into_inner).keys().cloned().collect()
+    }
+
+    /// Why a cell of a pod is gone, as long as that is remembered: for whoever was not there when it was told.
+    pub fn gone_reason(&self, id: &CellId) -> Option<String> {
+        self.shared.gone.reason(id)
     }
 
     /// Ends a cell. When it returns `Ok`, the end is confirmed and nothing of it is left. One that is gone is fine.
-    pub async fn terminate(self: &Arc<Self>, _id: &CellId, _reason: &str) -> Result<(), CellError> {
-        unimplemented!()
+    ///
+    /// After an error it is tried again every few seconds, and at once when this is called again.
+    pub async fn terminate(self: &Arc<Self>, id: &CellId, reason: &str) -> Result<(), CellError> {
+        let Some(entry) = self.shared.entry(id) else { return Ok(()) };
+        let (answer, answered) = oneshot::channel();
+        if entry.inbox.send(Message::Terminate { reason: reason.into(), answer }).await.is_ok()
+            && let Ok(outcome) = answered.await
+        {
+            return outcome;
+        }
+        // Its task has ended: the cell is gone, or the daemon is stopping.
+        if self.shared.entry(id).is_none() { Ok(()) } else { Err(CellError::Ended(id.clone(), STOPPING.to_owned())) }
     }
 
     /// News from now on. A receiver that lags must look at everything anew.
-    pub fn events(&self) -> tokio::sync::broadcast::Receiver<CellEvent> {
-        unimplemented!()
+    pub fn events(&self) -> broadcast::Receiver<CellEvent> {
+        self.shared.events.subscribe()
     }
+}
+
+impl Drop for Cells {
+    fn drop(&mut self) {
+        self.shared.stop.cancel();
+    }
+}
+
+/// What callers are told whose cell's task ends with the daemon.
+const STOPPING: &str = "the daemon is stopping";
+
+impl Shared {
+    fn entry(&self, id: &CellId) -> Option<Arc<Entry>> {
+        self.entries.read().unwrap_or_else(PoisonError::into_inner).get(id).cloned()
+    }
+
+    fn enter(&self, record: &Record, state: &State, inbox: mpsc::Sender<Message>) -> Arc<Entry> {
+        let entry = Arc::new(Entry::new(record, state, inbox));
+        self.entries.write().unwrap_or_else(PoisonError::into_inner).insert(record.id.clone(), Arc::clone(&entry));
+        entry
+    }
+
+    /// Enters a cell, if there may be one more.
+    fn enter_new(&self, record: &Record, inbox: mpsc::Sender<Message>) -> Result<Arc<Entry>, CellError> {
+        let entry = Arc::new(Entry::new(record, &State::Requested, inbox));
+        let mut entries = self.entries.write().unwrap_or_else(PoisonError::into_inner);
+        if entries.len() >= self.config.max_cells {
+            return Err(CellError::Full(entries.len()));
+        }
+        entries.insert(record.id.clone(), Arc::clone(&entry));
+        Ok(entry)
+    }
+
+    fn run(self: &Arc<Self>, driver: Driver) {
+        let stop = self.stop.clone();
+        self.tasks.spawn(async move {
+            stop.run_until_cancelled_owned(driver.run()).await;
+        });
+    }
+}
+
+impl Entry {
+    fn new(record: &Record, state: &State, inbox: mpsc::Sender<Message>) -> Self {
+        let view = View { phase: state.phase(), instance: state.instance().cloned(), key_sha256: record.key_sha256.clone() };
+        Self { inbox, home: watch::channel(None).0, link: OnceLock::new(), view: Mutex::new(view) }
+    }
+
+    fn view(&self) -> View {
+        locked(&self.view).clone()
+    }
+}
+
+fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// A new token: 256 random bits in hexadecimal.
+fn token() -> Result<String, NoRandomness> {
+    let mut bytes = [0_u8; 32];
+    SystemRandom::new().fill(&mut bytes).map_err(|_| NoRandomness)?;
+    Ok(hex::encode(bytes))
+}
+
+/// The same failure for one more caller: what it came from becomes part of its words.
+fn again(error: &ProviderError) -> ProviderError {
+    let mut doing = error.doing.clone();
+    let mut source = error.source.as_deref().map(|source| source as &dyn std::error::Error);
+    while let Some(cause) = source {
+        doing.push_str(": ");
+        doing.push_str(&cause.to_string());
+        source = cause.source();
+    }
+    ProviderError { class: error.class.clone(), doing, source: None }
+}
+
+/// A provider that did not answer in its time.
+fn too_slow(doing: &str, limit: Duration) -> ProviderError {
+    ProviderError { class: ErrorClass::Transient, doing: format!("{doing}: not done within {} s", limit.as_secs()), source: None }
 }

@@ -1,11 +1,36 @@
 //! The gateway: cells dial home over mutual TLS, and calls to them run back over the connection that they made.
 
+use std::{
+    fmt, io,
+    sync::{Arc, atomic::AtomicU64},
+    time::Duration,
+};
+
 use async_trait::async_trait;
-use kiyot_link::channel::Channel;
+use kiyot_link::{
+    bootstrap::{Bootstrap, GatewayAddress},
+    channel::Channel,
+    tls,
+};
 use kiyot_proto::cell::HelloReply;
 use tokio::sync::watch;
+use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
+use self::{
+    ca::{Ca, CaError},
+    enrol::Enrolment,
+    listener::{Listener, Shared},
+    newcomers::Newcomers,
+    slots::Slots,
+};
 use super::id::CellId;
+
+mod admit;
+pub mod ca;
+mod enrol;
+mod listener;
+mod newcomers;
+mod slots;
 
 /// Why a cell is not let in.
 #[derive(Debug, thiserror::Error)]
@@ -47,4 +72,146 @@ pub struct CellLink {
     pub bulk: Channel,
     /// What the agent said of itself on the current control connection; `None` without one.
     pub hello: watch::Receiver<Option<HelloReply>>,
+}
+
+/// How a gateway is to be.
+#[derive(Debug)]
+pub struct GatewayConfig {
+    /// Where it listens. Port 0: the kernel chooses.
+    pub listen: GatewayAddress,
+    /// Where cells are told to call, when that is not where it listens.
+    pub advertise: Option<GatewayAddress>,
+    /// Whose certificates it knows.
+    pub ca: Ca,
+    /// Told to agents: the daemon's build.
+    pub build_id: String,
+    /// Told to agents: how long they go on without contact.
+    pub orphan_timeout: Duration,
+    /// Its bounds.
+    pub limits: Limits,
+}
+
+/// The bounds of a gateway. Connections that are let in are bounded by the cells that have a link: two each.
+#[derive(Debug, Clone)]
+pub struct Limits {
+    /// Connections that are not let in yet, or enrol.
+    pub newcomers: usize,
+    /// The same from one address; not counted on a unix socket.
+    pub newcomers_of_a_peer: usize,
+    /// How long the TLS handshake may take, and how long the agent may take to answer the first call.
+    pub handshake: Duration,
+    /// How long a connection for enrolment lives at most.
+    pub enrolment: Duration,
+    /// How long a bulk connection without a call is kept.
+    pub bulk_idle: Duration,
+    /// How long a cell's certificate lives.
+    pub certificate: Duration,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self {
+            newcomers: 512,
+            newcomers_of_a_peer: 16,
+            handshake: Duration::from_secs(5),
+            enrolment: Duration::from_secs(30),
+            bulk_idle: Duration::from_secs(30),
+            certificate: ca::CELL_LIFETIME,
+        }
+    }
+}
+
+/// Why a gateway does not start.
+#[derive(Debug, thiserror::Error)]
+pub enum GatewayError {
+    /// The address could not be bound.
+    #[error("the gateway's address {0}")]
+    Listen(GatewayAddress, #[source] io::Error),
+    /// Its own certificate could not be made.
+    #[error("the gateway's certificate")]
+    Certificate(#[source] CaError),
+    /// TLS could not be set up.
+    #[error("the gateway's TLS")]
+    Tls(#[source] rustls::Error),
+}
+
+/// The gateway. Cheap to clone; it ends with [`Gateway::shutdown`].
+#[derive(Clone)]
+pub struct Gateway(Arc<Inner>);
+
+struct Inner {
+    shared: Arc<Shared>,
+    address: GatewayAddress,
+    advertised: GatewayAddress,
+    ca_sha256: String,
+    orphan_timeout: Duration,
+}
+
+impl fmt::Debug for Gateway {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Gateway").field("address", &self.0.address).finish_non_exhaustive()
+    }
+}
+
+impl Gateway {
+    /// Listens. A cell is let in once it has a link ([`Gateway::link`]) and the ledger admits it; until then it comes again.
+    pub async fn start(config: GatewayConfig, ledger: Arc<dyn Ledger>) -> Result<Self, GatewayError> {
+        let ca = Arc::new(config.ca);
+        let identity = ca.gateway_identity().map_err(GatewayError::Certificate)?;
+        let listener = Listener::bind(&config.listen).await.map_err(|error| GatewayError::Listen(config.listen.clone(), error))?;
+        let address = listener.address().map_err(|error| GatewayError::Listen(config.listen.clone(), error))?;
+        let (end, tasks) = (CancellationToken::new(), TaskTracker::new());
+        let shared = Arc::new(Shared {
+            slots: Slots::new(end.clone(), tasks.clone()),
+            newcomers: Newcomers::new(config.limits.newcomers, config.limits.newcomers_of_a_peer),
+            enrolment: Enrolment { ca: ca.clone(), ledger: ledger.clone(), lifetime: config.limits.certificate },
+            enrol_tls: Arc::new(tls::enrol_server(identity.clone()).map_err(GatewayError::Tls)?),
+            cell_tls: Arc::new(tls::cell_server(identity, ca.certificate_der()).map_err(GatewayError::Tls)?),
+            ledger,
+            limits: config.limits,
+            build_id: config.build_id,
+            arrivals: AtomicU64::new(1),
+            end,
+            tasks,
+        });
+        tracing::info!(%address, "The gateway listens.");
+        shared.tasks.spawn(listener::run(listener, shared.clone()));
+        let advertised = config.advertise.unwrap_or_else(|| address.clone());
+        Ok(Self(Arc::new(Inner { shared, address, advertised, ca_sha256: ca.sha256(), orphan_timeout: config.orphan_timeout })))
+    }
+
+    /// The link to a cell. The first call for a cell makes its places, and from then on it may connect.
+    pub fn link(&self, cell: &CellId) -> CellLink {
+        self.0.shared.slots.link(cell)
+    }
+
+    /// Cuts a cell's connections and fails calls to it at once. Does not call [`Ledger::linked`].
+    pub fn forget(&self, cell: &CellId) {
+        self.0.shared.slots.forget(cell);
+    }
+
+    /// What a cell must be told before it can call.
+    pub fn bootstrap(&self, cell: &CellId, token: &str) -> Bootstrap {
+        Bootstrap {
+            cell: cell.to_string(),
+            gateway: self.0.advertised.clone(),
+            ca_sha256: self.0.ca_sha256.clone(),
+            token: token.to_owned(),
+            orphan_timeout_secs: self.0.orphan_timeout.as_secs(),
+        }
+    }
+
+    /// Where it listens.
+    pub fn address(&self) -> &GatewayAddress {
+        &self.0.address
+    }
+
+    /// Ends it: all connections are cut, calls fail, and when this returns none of its tasks runs. The cells run on, and call the next gateway.
+    pub async fn shutdown(&self) {
+        // First, so that the ledger doesn't take the end of the daemon for the end of a link.
+        self.0.shared.slots.forget_all();
+        self.0.shared.end.cancel();
+        self.0.shared.tasks.close();
+        self.0.shared.tasks.wait().await;
+    }
 }

@@ -1,45 +1,255 @@
 //! Images of pods in cells: copied from the node's containerd, or pulled in the cell.
 
-use std::time::Instant;
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 use kiyot_proto::cri;
-use tonic::Status;
+use tonic::{Code, Status};
 
-use super::cells::Cell;
+pub use self::node::NodeImages;
+use self::{
+    copy::CopyError,
+    memory::{Recent, Turns},
+    node::{Containerd, Node},
+    receiver::{CellReceiver, Receiver},
+    reference::{digest_of, is_digest, is_id, normalized},
+};
+use super::{cells::Cell, id::CellId};
+
+mod copy;
+mod manifest;
+mod memory;
+mod node;
+mod receiver;
+mod reference;
+#[cfg(test)]
+mod tests;
+
+/// References of which it is remembered what cells reported.
+const MAX_REPORTED: usize = 4_096;
+
+/// Credentials that are remembered; each may be a few KiB.
+const MAX_CREDENTIALS: usize = 1_024;
+
+/// Names that an image gets in a cell.
+const MAX_NAMES: usize = 64;
 
 /// Images of pods in cells.
 #[derive(Debug)]
-pub struct Images {}
+pub struct Images {
+    node: Box<dyn Node>,
+    pause_image: String,
+    progress_timeout: Duration,
+    reported: Recent<String, Arc<cri::Image>>,
+    /// By the pod's uid and the reference. Never logged, never kept on disk.
+    credentials: Recent<(String, String), cri::AuthConfig>,
+    turns: Turns<(CellId, String)>,
+}
 
 impl Images {
+    /// `pause_image`: the name that the cells' containerd is configured with. `progress_timeout`: how long a blob may stand still on its way to a cell, and how long a pull
+    /// in a cell may take in all (how far it is isn't known).
+    pub fn new(node: NodeImages, pause_image: impl Into<String>, progress_timeout: Duration) -> Arc<Self> {
+        Arc::new(Self::of(Box::new(Containerd::new(node)), pause_image.into(), progress_timeout))
+    }
+
+    fn of(node: Box<dyn Node>, pause_image: String, progress_timeout: Duration) -> Self {
+        let (reported, credentials) = (Recent::new(MAX_REPORTED), Recent::new(MAX_CREDENTIALS));
+        Self { node, pause_image, progress_timeout, reported, credentials, turns: Turns::default() }
+    }
+
     /// `PullImage` for a pod in this cell. A pull's failure is the pull's own words.
-    pub async fn pull(&self, _cell: &Cell, _request: cri::PullImageRequest) -> Result<cri::PullImageResponse, Status> {
-        unimplemented!()
+    ///
+    /// The kubelet asks for it only if the registry must be asked, so the cell pulls; but what a reference with a digest means is the same everywhere, and is copied from the
+    /// node if it is there. The kubelet sets no deadline: `progress_timeout` ends it.
+    pub async fn pull(&self, cell: &Cell, request: cri::PullImageRequest) -> Result<cri::PullImageResponse, Status> {
+        Box::pin(self.pull_in(&cell.id, &CellReceiver(cell.link.clone()), request)).await
+    }
+
+    async fn pull_in(&self, cell: &CellId, receiver: &dyn Receiver, request: cri::PullImageRequest) -> Result<cri::PullImageResponse, Status> {
+        let reference = request.image.map(|image| image.image).unwrap_or_default();
+        let uid = request.sandbox_config.and_then(|sandbox| sandbox.metadata).map(|metadata| metadata.uid).unwrap_or_default();
+        if reference.is_empty() {
+            return Err(Status::invalid_argument("PullImage without an image"));
+        }
+        if let Some(auth) = &request.auth {
+            self.credentials.put((uid, normalized(&reference)), auth.clone());
+        }
+        let _turn = self.turns.take((cell.clone(), normalized(&reference))).await;
+        if digest_of(&reference).is_some_and(is_digest)
+            && let Some(image) = self.copied(cell, receiver, &reference).await?
+        {
+            return Ok(cri::PullImageResponse { image_ref: image.id.clone() });
+        }
+        let image_ref = self.pulled(receiver, &reference, request.auth).await?;
+        // Known to getImageUser, which names no pod.
+        self.in_cell(receiver, &image_ref, &reference, None).await?;
+        Ok(cri::PullImageResponse { image_ref })
     }
 
     /// `ImageStatus` for a pod in this cell: in the cell, else on the node (which can give it).
-    pub async fn status(
+    pub async fn status(&self, cell: &Cell, request: cri::ImageStatusRequest, deadline: Option<Instant>) -> Result<cri::ImageStatusResponse, Status> {
+        Box::pin(self.status_in(&CellReceiver(cell.link.clone()), request, deadline)).await
+    }
+
+    async fn status_in(
         &self,
-        _cell: &Cell,
-        _request: cri::ImageStatusRequest,
-        _deadline: Option<Instant>,
+        receiver: &dyn Receiver,
+        request: cri::ImageStatusRequest,
+        deadline: Option<Instant>,
     ) -> Result<cri::ImageStatusResponse, Status> {
-        unimplemented!()
+        let reference = request.image.map(|image| image.image).unwrap_or_default();
+        let asked = question(&reference, request.verbose);
+        let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
+        let in_cell = receiver.status(asked.clone(), left).await;
+        if let Ok(found) = &in_cell
+            && let Some(image) = &found.image
+        {
+            self.report(&reference, image);
+            return in_cell;
+        }
+        let on_node = self.node.status(asked).await?;
+        match &on_node.image {
+            Some(image) if self.can_give(&image.id).await? => Ok(on_node),
+            // That the cell can't be asked is no reason to pull.
+            _ => in_cell,
+        }
     }
 
     /// What cells reported for a reference, for an `ImageStatus` that names no pod; `None` if nothing.
-    pub fn reported(&self, _reference: &str) -> Option<cri::Image> {
-        unimplemented!()
+    pub fn reported(&self, reference: &str) -> Option<cri::Image> {
+        self.reported.get(&normalized(reference)).map(|image| cri::Image::clone(&image))
     }
 
     /// Sees to it that an image is in a cell: it is, or is copied from the node, or is pulled with the credentials that came for this pod. Returns the id by which the cell's
     /// containerd knows it.
-    pub async fn ensure(&self, _cell: &Cell, _image: &cri::ImageSpec, _sandbox: &cri::PodSandboxConfig) -> Result<String, Status> {
-        unimplemented!()
+    ///
+    /// A pull's failure is the pull's own words; NOT_FOUND if there is no reference to pull by, FAILED_PRECONDITION if the reference means another image by now.
+    pub async fn ensure(&self, cell: &Cell, image: &cri::ImageSpec, sandbox: &cri::PodSandboxConfig) -> Result<String, Status> {
+        let uid = sandbox.metadata.as_ref().map_or("", |metadata| &metadata.uid);
+        Box::pin(self.ensure_in(&cell.id, &CellReceiver(cell.link.clone()), image, uid)).await
+    }
+
+    async fn ensure_in(&self, cell: &CellId, receiver: &dyn Receiver, image: &cri::ImageSpec, uid: &str) -> Result<String, Status> {
+        let wanted = &image.image;
+        if let Some(found) = self.in_cell(receiver, wanted, &image.user_specified_image, None).await? {
+            return Ok(found.id);
+        }
+        let _turn = self.turns.take((cell.clone(), normalized(wanted))).await;
+        // Whoever had the turn before may have brought it.
+        if let Some(found) = self.in_cell(receiver, wanted, &image.user_specified_image, None).await? {
+            return Ok(found.id);
+        }
+        if let Some(copied) = self.copied(cell, receiver, wanted).await? {
+            self.report(&image.user_specified_image, &copied);
+            return Ok(copied.id);
+        }
+        let reference = if is_id(wanted) { &image.user_specified_image } else { wanted };
+        if reference.is_empty() || is_id(reference) {
+            return Err(Status::not_found(format!(
+                "image {wanted} is neither in cell {cell} nor whole on the node, and no reference is known by which it could be pulled"
+            )));
+        }
+        let auth = self.credentials.get(&(uid.to_owned(), normalized(reference)));
+        let id = self.pulled(receiver, reference, auth).await?;
+        if is_id(wanted) && id != *wanted {
+            return Err(Status::failed_precondition(format!(
+                "image {wanted} is not in cell {cell}, and its reference {reference} means {id} by now"
+            )));
+        }
+        self.in_cell(receiver, &id, reference, None).await?;
+        Ok(id)
     }
 
     /// Sees to it that the pause image is in a cell, under the name that the cell's containerd is configured with.
-    pub async fn ensure_pause(&self, _cell: &Cell) -> Result<(), Status> {
-        unimplemented!()
+    pub async fn ensure_pause(&self, cell: &Cell) -> Result<(), Status> {
+        let image = cri::ImageSpec { image: self.pause_image.clone(), ..cri::ImageSpec::default() };
+        Box::pin(self.ensure_in(&cell.id, &CellReceiver(cell.link.clone()), &image, "")).await.map(drop)
     }
+
+    /// Forgets the credentials that came for a pod.
+    pub fn forget(&self, pod_uid: &str) {
+        self.credentials.forget(|(uid, _)| uid == pod_uid);
+    }
+
+    /// What the cell has under a name; it is reported under another one too.
+    async fn in_cell(&self, receiver: &dyn Receiver, name: &str, other: &str, within: Option<Duration>) -> Result<Option<cri::Image>, Status> {
+        let found = receiver.status(question(name, false), within).await?.image;
+        if let Some(image) = &found {
+            self.report(name, image);
+            self.report(other, image);
+        }
+        Ok(found)
+    }
+
+    /// Copies an image from the node; `None` if it isn't there, or not whole, or the node can't be asked.
+    async fn copied(&self, cell: &CellId, receiver: &dyn Receiver, wanted: &str) -> Result<Option<cri::Image>, Status> {
+        match self.copy(receiver, wanted).await {
+            Ok(None) => Ok(None),
+            Ok(Some(id)) => {
+                tracing::debug!(%cell, image = wanted, id, "an image was copied from the node to a cell");
+                let found = self.in_cell(receiver, &id, wanted, None).await?;
+                found.map(Some).ok_or_else(|| Status::internal(format!("cell {cell} has taken image {wanted} and does not know it")))
+            }
+            Err(CopyError::Cell(status)) => Err(status),
+            Err(error) => {
+                tracing::info!(%cell, image = wanted, error = &error as &dyn std::error::Error, "an image is not copied from the node; the cell pulls it");
+                Ok(None)
+            }
+        }
+    }
+
+    async fn copy(&self, receiver: &dyn Receiver, wanted: &str) -> Result<Option<String>, CopyError> {
+        let node = &*self.node;
+        let Some(manifest) = copy::resolve(node, &normalized(wanted)).await? else { return Ok(None) };
+        let id = manifest.config.digest.clone();
+        if is_id(wanted) && id != wanted {
+            return Ok(None);
+        }
+        let known = node.status(question(&id, false)).await.map_err(CopyError::Node)?.image;
+        let tags = known.into_iter().flat_map(|image| image.repo_tags.into_iter().chain(image.repo_digests));
+        let mut names: Vec<String> = Vec::new();
+        for name in Some(normalized(wanted)).into_iter().filter(|name| !is_id(name)).chain(tags).take(MAX_NAMES) {
+            if !names.contains(&name) {
+                names.push(name);
+            }
+        }
+        if names.is_empty() {
+            names.push(id.clone());
+        }
+        copy::copy(node, receiver, &manifest, names, self.progress_timeout).await?;
+        Ok(Some(id))
+    }
+
+    /// Pulls in the cell, and returns the image's id.
+    async fn pulled(&self, receiver: &dyn Receiver, reference: &str, auth: Option<cri::AuthConfig>) -> Result<String, Status> {
+        let image = cri::ImageSpec { image: reference.to_owned(), ..cri::ImageSpec::default() };
+        receiver.pull(cri::PullImageRequest { image: Some(image), auth, sandbox_config: None }, self.progress_timeout).await
+    }
+
+    /// Whether the node has all of an image, so that a cell can get it.
+    async fn can_give(&self, id: &str) -> Result<bool, Status> {
+        match copy::resolve(&*self.node, id).await {
+            Ok(Some(manifest)) => copy::is_whole(&*self.node, &manifest).await,
+            Ok(None) => Ok(false),
+            Err(CopyError::Node(status)) if status.code() != Code::NotFound => Err(status),
+            Err(error) => {
+                tracing::debug!(image = id, %error, "the node can't give an image");
+                Ok(false)
+            }
+        }
+    }
+
+    fn report(&self, reference: &str, image: &cri::Image) {
+        let image = Arc::new(image.clone());
+        for name in [reference, &image.id].into_iter().filter(|name| !name.is_empty()) {
+            self.reported.put(normalized(name), Arc::clone(&image));
+        }
+    }
+}
+
+fn question(reference: &str, verbose: bool) -> cri::ImageStatusRequest {
+    cri::ImageStatusRequest { image: Some(cri::ImageSpec { image: reference.to_owned(), ..cri::ImageSpec::default() }), verbose }
 }

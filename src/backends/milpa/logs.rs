@@ -1,10 +1,34 @@
 //! Logs of pods in cells: the node's file is byte for byte a slice of the cell's log.
 
-use std::{path::PathBuf, sync::Arc, time::Duration};
+use std::{
+    collections::HashMap,
+    fmt,
+    path::PathBuf,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::Duration,
+};
 
+use tokio::sync::{mpsc, oneshot, watch};
+use tokio_util::task::AbortOnDropHandle;
 use tonic::Status;
 
-use super::{cells::Cell, id::ContainerId};
+use self::{
+    source::{CellLogs, Source},
+    writer::{Ask, News, Writer},
+};
+use super::{
+    cells::Cell,
+    id::{CellId, ContainerId},
+};
+
+mod file;
+mod source;
+#[cfg(test)]
+mod tests;
+mod writer;
+
+/// Requests that wait for one writer.
+const ASKS: usize = 16;
 
 /// A container's log: where it is in the cell, and where it goes on the node.
 #[derive(Debug, Clone)]
@@ -19,33 +43,136 @@ pub struct LogRoute {
     pub base: u64,
 }
 
-/// Logs of pods in cells.
-#[derive(Debug)]
-pub struct Logs {}
+/// Logs of pods in cells. All writers end with it.
+#[derive(Default)]
+pub struct Logs {
+    routes: Mutex<Routes>,
+}
+
+/// The writers, and whose news are whose.
+#[derive(Default)]
+struct Routes {
+    followed: HashMap<ContainerId, Followed>,
+    by_path: HashMap<(CellId, String), ContainerId>,
+}
+
+/// One writer's handle.
+struct Followed {
+    cell: CellId,
+    cell_path: String,
+    news: watch::Sender<News>,
+    asks: mpsc::Sender<Ask>,
+    _writer: AbortOnDropHandle<()>,
+}
 
 impl Logs {
-    /// Makes the node's file (before StartContainer answers) and follows the cell's log from base + the file's length on. Again for the same container, it goes on with this cell's link.
-    pub async fn follow(self: &Arc<Self>, _cell: &Cell, _route: LogRoute) -> Result<(), Status> {
-        unimplemented!()
+    /// With no log yet.
+    pub fn new() -> Arc<Self> {
+        Arc::default()
     }
 
-    /// The cell says that a log has grown to `size` bytes.
-    pub fn grown(&self, _cell: &super::id::CellId, _cell_path: &str, _size: u64) {
-        unimplemented!()
+    /// Makes the node's file (before StartContainer answers) and follows the cell's log from base + the file's length on. Again for the same container, it goes on with this cell's link.
+    ///
+    /// INTERNAL, naming the path, if the file can't be made: its last component must not be a link, and its parent must exist.
+    pub async fn follow(self: &Arc<Self>, cell: &Cell, route: LogRoute) -> Result<(), Status> {
+        self.follow_from(&cell.id, Arc::new(CellLogs(cell.link.clone())), route).await
+    }
+
+    async fn follow_from(&self, cell: &CellId, source: Arc<dyn Source>, route: LogRoute) -> Result<(), Status> {
+        if self.follows_on(cell, &source, &route) {
+            return Ok(());
+        }
+        let path = route.node_path.clone();
+        let file = file::NodeFile::open(path.clone())
+            .await
+            .map_err(|error| Status::internal(format!("log file {} of container {}: {error}", path.display(), route.container)))?;
+        // Another call may have been faster; its writer is then as good as this one would be.
+        if self.follows_on(cell, &source, &route) {
+            return Ok(());
+        }
+        let (news, seen) = watch::channel(News { source, size: 0, again: 1 });
+        let (asks, asked) = mpsc::channel(ASKS);
+        let writer = Writer::new(route.clone(), file, seen, asked);
+        let mut routes = self.routes();
+        routes.by_path.insert((cell.clone(), route.cell_path.clone()), route.container.clone());
+        let writer = AbortOnDropHandle::new(tokio::spawn(writer.run()));
+        routes.followed.insert(route.container, Followed { cell: cell.clone(), cell_path: route.cell_path, news, asks, _writer: writer });
+        Ok(())
+    }
+
+    /// Gives a writer that there is already this link.
+    fn follows_on(&self, cell: &CellId, source: &Arc<dyn Source>, route: &LogRoute) -> bool {
+        let routes = self.routes();
+        let Some(followed) = routes.followed.get(&route.container).filter(|followed| followed.cell == *cell && followed.cell_path == route.cell_path)
+        else {
+            return false;
+        };
+        followed.news.send_modify(|news| {
+            news.source = Arc::clone(source);
+            news.again += 1;
+        });
+        true
+    }
+
+    /// The cell says that a log has grown to `size` bytes. Of a log that isn't followed, it is ignored.
+    pub fn grown(&self, cell: &CellId, cell_path: &str, size: u64) {
+        let routes = self.routes();
+        let followed = routes.by_path.get(&(cell.clone(), cell_path.to_owned())).and_then(|container| routes.followed.get(container));
+        if let Some(followed) = followed {
+            followed.news.send_if_modified(|news| {
+                let grown = size > news.size;
+                news.size = news.size.max(size);
+                grown
+            });
+        }
     }
 
     /// Waits until the node's file has all that the container wrote, `within` at most. Called before an exit is reported.
-    pub async fn drain(&self, _container: &ContainerId, _within: Duration) {
-        unimplemented!()
+    pub async fn drain(&self, container: &ContainerId, within: Duration) {
+        let Some(asks) = self.asks(container) else { return };
+        let (done, drained) = oneshot::channel();
+        let drained = async {
+            asks.send(Ask::Drain(done)).await.ok()?;
+            drained.await.ok()
+        };
+        if tokio::time::timeout(within, drained).await.is_err() {
+            tracing::warn!(%container, seconds = within.as_secs(), "the log of a container is not whole on the node in time");
+        }
     }
 
     /// `ReopenContainerLog`: flushes, makes the file anew, and returns the position at which it begins, which the caller keeps before it answers.
-    pub async fn reopen(&self, _container: &ContainerId) -> Result<u64, Status> {
-        unimplemented!()
+    ///
+    /// NOT_FOUND if the container's log isn't followed, INTERNAL if the new file can't be made: the old one then goes on.
+    pub async fn reopen(&self, container: &ContainerId) -> Result<u64, Status> {
+        let asks = self.asks(container).ok_or_else(|| Status::not_found(format!("the log of container {container} is not followed")))?;
+        let (done, reopened) = oneshot::channel();
+        let ended = || Status::aborted(format!("the log of container {container} is followed no more"));
+        asks.send(Ask::Reopen(done)).await.map_err(|_| ended())?;
+        reopened.await.map_err(|_| ended())?
     }
 
     /// Ends what [`Self::follow`] began.
-    pub fn close(&self, _container: &ContainerId) {
-        unimplemented!()
+    pub fn close(&self, container: &ContainerId) {
+        let mut routes = self.routes();
+        if let Some(followed) = routes.followed.remove(container) {
+            let path = (followed.cell.clone(), followed.cell_path.clone());
+            if routes.by_path.get(&path) == Some(container) {
+                routes.by_path.remove(&path);
+            }
+        }
+    }
+
+    fn asks(&self, container: &ContainerId) -> Option<mpsc::Sender<Ask>> {
+        Some(self.routes().followed.get(container)?.asks.clone())
+    }
+
+    fn routes(&self) -> MutexGuard<'_, Routes> {
+        self.routes.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl fmt::Debug for Logs {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Logs").field("followed", &self.routes().followed.len()).finish()
     }
 }

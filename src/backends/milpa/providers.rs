@@ -80,6 +80,18 @@ pub struct ProviderError {
     pub source: Option<Box<dyn std::error::Error + Send + Sync>>,
 }
 
+impl ProviderError {
+    /// A failure that came from another.
+    pub fn new(class: ErrorClass, doing: impl Into<String>, source: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> Self {
+        Self { class, doing: doing.into(), source: Some(source.into()) }
+    }
+
+    /// One that may not come again.
+    pub fn transient(doing: impl Into<String>, source: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> Self {
+        Self::new(ErrorClass::Transient, doing, source)
+    }
+}
+
 /// What makes and destroys cells. All calls may be repeated; each bounds its own time.
 #[async_trait]
 pub trait Provider: fmt::Debug + Send + Sync + 'static {

@@ -1,1 +1,192 @@
 //! What the kubelet sees: the CRI calls of pods in cells.
+//!
+//! Reads are answered from `view`, in memory. Everything that changes something is done in a task that its caller's end does not end; what an answer
+//! promises is on disk before it is given. News from cells come in by `watch` and `news`, and are ordered by `transition`.
+
+use std::{
+    collections::{HashMap, HashSet},
+    future::Future,
+    sync::{Arc, Mutex},
+    time::{Duration, Instant},
+};
+
+use kiyot_proto::cri;
+use tokio_util::{sync::CancellationToken, task::TaskTracker};
+use tonic::Status;
+
+use super::{
+    cells::{Cell, Cells},
+    id::{CellId, ContainerId, SandboxId},
+    images::Images,
+    logs::Logs,
+    store::{Store, StoreError},
+    streaming::Streaming,
+    volumes::Volumes,
+};
+use crate::config::Policy;
+
+mod abandon;
+mod calls;
+mod clock;
+mod create_container;
+mod dispatch;
+mod exec;
+mod exit;
+mod failure;
+mod filter;
+mod flight;
+mod image;
+mod news;
+pub mod policy;
+mod records;
+mod remove;
+mod restore;
+mod restored;
+mod rewrite;
+mod run_sandbox;
+mod snapshot;
+mod start_container;
+mod stop_container;
+mod stop_sandbox;
+mod transition;
+mod view;
+mod watch;
+
+use flight::Flights;
+use view::{Sandbox, View};
+
+/// How long the tasks of calls may take to end when the daemon stops.
+const ENDING: Duration = Duration::from_secs(5);
+
+/// What the verbs work with.
+#[derive(Debug)]
+pub struct Parts {
+    /// The store.
+    pub store: Store,
+    /// Cells.
+    pub cells: Arc<Cells>,
+    /// Their images.
+    pub images: Arc<Images>,
+    /// Their volumes.
+    pub volumes: Arc<Volumes>,
+    /// Their logs.
+    pub logs: Arc<Logs>,
+    /// Exec, attach and port-forward.
+    pub streaming: Arc<Streaming>,
+    /// What a pod may not ask for.
+    pub policy: Policy,
+    /// How long a sandbox is kept that was made for a caller who was gone, and that nobody has asked for since.
+    pub adopt_within: Duration,
+}
+
+impl Parts {
+    /// The usual `adopt_within`: several rounds of a kubelet that tries again.
+    pub const ADOPT_WITHIN: Duration = Duration::from_secs(180);
+}
+
+/// A sandbox's name: no two may be there with the same one.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+struct SandboxKey {
+    namespace: String,
+    name: String,
+    uid: String,
+    attempt: u32,
+}
+
+/// A container's name: no two may be there with the same one.
+type ContainerKey = (SandboxId, String, u32);
+
+/// The verbs.
+#[derive(Debug)]
+pub struct Verbs {
+    parts: Parts,
+    view: View,
+    launches: Arc<Flights<SandboxKey, cri::RunPodSandboxRequest, SandboxId>>,
+    creations: Arc<Flights<ContainerKey, cri::CreateContainerRequest, ContainerId>>,
+    /// Sandboxes whose making nobody has been told of, and since when.
+    unclaimed: Mutex<HashMap<SandboxId, Instant>>,
+    /// Containers whose end is being recorded.
+    ending: Mutex<HashSet<ContainerId>>,
+    /// Cells that are watched.
+    watched: Mutex<HashMap<CellId, CancellationToken>>,
+    tasks: TaskTracker,
+    stop: CancellationToken,
+}
+
+impl Verbs {
+    /// Reads what is known from the store, and follows the news from cells from now on.
+    pub async fn start(parts: Parts) -> Result<Arc<Self>, StoreError> {
+        let verbs = Arc::new(Self {
+            parts,
+            view: View::new(),
+            launches: Arc::new(Flights::new()),
+            creations: Arc::new(Flights::new()),
+            unclaimed: Mutex::default(),
+            ending: Mutex::default(),
+            watched: Mutex::default(),
+            tasks: TaskTracker::new(),
+            stop: CancellationToken::new(),
+        });
+        // Subscribed first: what happens while the records are read is not missed.
+        let events = verbs.parts.cells.events();
+        verbs.restore().await?;
+        verbs.owned(Arc::clone(&verbs).follow_news(events));
+        verbs.owned(Arc::clone(&verbs).end_abandoned());
+        Ok(verbs)
+    }
+
+    /// Ends all tasks. Pods go on; what was not finished is taken up, or cleaned up, at the next start.
+    pub async fn shutdown(&self) {
+        self.stop.cancel();
+        self.tasks.close();
+        if tokio::time::timeout(ENDING, self.tasks.wait()).await.is_err() {
+            tracing::warn!(tasks = self.tasks.len(), "Tasks of pods in cells did not end in time");
+        }
+    }
+
+    /// Runs a task until the daemon stops.
+    fn owned(&self, work: impl Future<Output = ()> + Send + 'static) {
+        let stop = self.stop.clone();
+        self.tasks.spawn(async move {
+            // `None`: it was stopped.
+            let _ = stop.run_until_cancelled(work).await;
+        });
+    }
+
+    /// Does something to its end even if the caller goes, and waits for it until the caller's deadline.
+    async fn detached<T: Send + 'static>(
+        &self,
+        what: &'static str,
+        deadline: Option<Instant>,
+        work: impl Future<Output = Result<T, Status>> + Send + 'static,
+    ) -> Result<T, Status> {
+        let stop = self.stop.clone();
+        let task = self.tasks.spawn(async move { stop.run_until_cancelled(work).await });
+        let ended = async {
+            match task.await {
+                Ok(Some(result)) => result,
+                Ok(None) => Err(Status::unavailable("the daemon is stopping")),
+                Err(error) => Err(Status::internal(format!("{what}: its task failed: {error}"))),
+            }
+        };
+        match deadline {
+            None => ended.await,
+            Some(deadline) => tokio::time::timeout_at(deadline.into(), ended)
+                .await
+                .unwrap_or_else(|_| Err(Status::deadline_exceeded(format!("{what} takes longer and goes on")))),
+        }
+    }
+
+    /// The cell of a sandbox; `UNAVAILABLE` if it is gone.
+    fn cell_of(&self, sandbox: &Sandbox) -> Result<Cell, Status> {
+        let cell = self.parts.cells.get(&sandbox.cell);
+        cell.ok_or_else(|| Status::unavailable(format!("cell {} of pod {} is gone", sandbox.cell, sandbox.pod)))
+    }
+
+    /// The cell of a sandbox if it is connected; `UNAVAILABLE` if not.
+    async fn reachable_cell(&self, sandbox: &Sandbox, deadline: Option<Instant>) -> Result<Cell, Status> {
+        let cell = self.cell_of(sandbox)?;
+        calls::connected(&cell, &sandbox.pod, deadline).await?;
+        Ok(cell)
+    }
+}

@@ -1,1 +1,221 @@
 //! Cells that are sets of namespaces on this node.
+//!
+//! The instance of a cell is a process `kiyot-cell launch` and what lives in the namespaces that it made; its id is the cell's. All that is known of it is
+//! in its directory: see `instance`.
+
+use std::{
+    collections::HashMap,
+    net::{IpAddr, Ipv4Addr},
+    path::{Path, PathBuf},
+    process::Stdio,
+    sync::{Arc, Mutex, PoisonError},
+};
+
+use async_trait::async_trait;
+use kiyot_link::bootstrap::CellFile;
+use ring::digest::{SHA256, digest};
+use tokio::{process::Command, task::spawn_blocking};
+
+use super::{Attachment, ErrorClass, Instance, InstanceId, LaunchSpec, Provider, ProviderError};
+use crate::{backends::milpa::id::CellId, config::MilpaBackend};
+
+mod cgroup;
+mod command;
+mod instance;
+mod mounts;
+mod network;
+mod process;
+mod sweep;
+
+use instance::{Home, Known};
+use network::{Networks, bridge::Bridge, namespace};
+use process::Identity;
+
+/// Where the cells' program is, when it is not beside the daemon's.
+const CELL_BINARY: &str = "/usr/libexec/kiyot/kiyot-cell";
+/// Its file's name.
+const CELL_NAME: &str = "kiyot-cell";
+
+/// The provider of cells that are namespaces of this node.
+#[derive(Debug)]
+pub struct Netns {
+    /// Where the instances' directories are.
+    cells: PathBuf,
+    program: PathBuf,
+    settings: Settings,
+    networks: Networks,
+    /// One call at a time for each instance.
+    busy: Mutex<HashMap<CellId, Arc<tokio::sync::Mutex<()>>>>,
+}
+
+/// What cells are told of the node.
+#[derive(Debug, Clone)]
+struct Settings {
+    containerd: PathBuf,
+    runc: PathBuf,
+    pause_image: String,
+    registry_config_dir: Option<PathBuf>,
+    restrict_oom_score_adj: bool,
+}
+
+/// The node's boot id: another one after each boot. Empty if the kernel doesn't tell.
+pub fn boot_id() -> String {
+    std::fs::read_to_string("/proc/sys/kernel/random/boot_id").map(|id| id.trim().to_owned()).unwrap_or_default()
+}
+
+impl Netns {
+    /// A provider as the configuration has it. Touches nothing.
+    pub fn new(config: &MilpaBackend) -> Self {
+        let netns = &config.netns;
+        // The configuration takes IPv4 networks only.
+        let network = if let IpAddr::V4(network) = netns.subnet.address { network } else { Ipv4Addr::new(10, 200, 0, 0) };
+        Self {
+            cells: config.state_dir.join("cells"),
+            program: netns.cell_binary.clone().unwrap_or_else(found_program),
+            settings: Settings {
+                containerd: netns.containerd.clone(),
+                runc: netns.runc.clone(),
+                pause_image: config.pause_image.clone(),
+                registry_config_dir: config.registry_config_dir.clone(),
+                restrict_oom_score_adj: netns.restrict_oom_score_adj,
+            },
+            networks: Networks {
+                cni_conf_dir: netns.cni_conf_dir.clone(),
+                cni_bin_dirs: netns.cni_bin_dirs.clone(),
+                bridge: Bridge { device: netns.bridge.clone(), network, prefix: netns.subnet.prefix, addresses: config.state_dir.join("addresses") },
+                bridge_lock: tokio::sync::Mutex::default(),
+            },
+            busy: Mutex::default(),
+        }
+    }
+
+    /// The directory of an instance; an error for a name that is none of this provider's.
+    fn home(&self, instance: &InstanceId) -> Result<Home, ProviderError> {
+        let cell = CellId::parse(&instance.0).map_err(|error| ProviderError::new(ErrorClass::NotFound, "look up an instance", error))?;
+        Ok(Home::new(&self.cells, &cell))
+    }
+
+    /// Waits until no other call works on an instance.
+    async fn alone(&self, cell: &CellId) -> tokio::sync::OwnedMutexGuard<()> {
+        let lock = {
+            let mut busy = self.busy.lock().unwrap_or_else(PoisonError::into_inner);
+            busy.retain(|_, lock| Arc::strong_count(lock) > 1);
+            Arc::clone(busy.entry(cell.clone()).or_default())
+        };
+        lock.lock_owned().await
+    }
+
+    /// Makes an instance from nothing.
+    async fn make(&self, home: &Home, spec: &LaunchSpec, token_sha256: String) -> Result<(), ProviderError> {
+        let doing = || format!("make the instance of {}", home.cell());
+        home.make().map_err(|error| ProviderError::transient(doing(), error))?;
+        let Settings { containerd, runc, pause_image, registry_config_dir, restrict_oom_score_adj } = self.settings.clone();
+        let file = CellFile { bootstrap: spec.bootstrap.clone(), containerd, runc, pause_image, registry_config_dir, restrict_oom_score_adj };
+        file.write(&home.cell_file()).map_err(|error| ProviderError::transient(doing(), error))?;
+        namespace::make(home).await.map_err(|error| ProviderError::transient(doing(), error))?;
+        let hierarchies = cgroup::hierarchies().map_err(|error| ProviderError::transient(doing(), error))?;
+        cgroup::make(&hierarchies, home.cell()).map_err(|error| ProviderError::transient(doing(), error))?;
+        let launcher = self.spawn(home)?;
+        home.keep(&Known { token_sha256, boot_id: boot_id(), launcher, ..Known::default() })
+    }
+
+    /// Starts the cell's program. It outlives the daemon.
+    fn spawn(&self, home: &Home) -> Result<Option<Identity>, ProviderError> {
+        let failed = |error| ProviderError::new(ErrorClass::Invalid, format!("start {}", self.program.display()), error);
+        let console = home.open_console().map_err(failed)?;
+        let mut command = Command::new(&self.program);
+        command.arg("launch").arg("--dir").arg(home.dir()).arg("--netns").arg(home.netns_path()).arg("--cgroup").arg(cgroup::name(home.cell()));
+        command.env(command::INSTANCE_VARIABLE, home.dir()).current_dir("/").process_group(0);
+        command.stdin(Stdio::null()).stdout(console.try_clone().map_err(failed)?).stderr(console);
+        // Dropped, it is left to itself: the runtime looks after what remains of it in the end.
+        let child = command.kill_on_drop(false).spawn().map_err(failed)?;
+        Ok(child.id().and_then(|id| Identity::of(i32::try_from(id).ok()?)))
+    }
+}
+
+#[async_trait]
+impl Provider for Netns {
+    async fn launch(&self, spec: &LaunchSpec, token: &str) -> Result<Instance, ProviderError> {
+        let home = Home::new(&self.cells, &spec.cell);
+        let _alone = self.alone(&spec.cell).await;
+        let token_sha256 = hex::encode(digest(&SHA256, token.as_bytes()));
+        let known = home.known();
+        let running = runs(&known);
+        if !(running && known.token_sha256 == token_sha256) {
+            // What a launch that was cut short, or one with another token, has left.
+            sweep::sweep(self, &home).await?;
+            self.make(&home, spec, token_sha256).await?;
+        }
+        Ok(Instance { id: InstanceId(spec.cell.as_str().to_owned()), cell: spec.cell.clone(), running: true })
+    }
+
+    async fn attach(&self, instance: &InstanceId, to: &Attachment) -> Result<Vec<IpAddr>, ProviderError> {
+        let home = self.home(instance)?;
+        let _alone = self.alone(home.id()).await;
+        if !home.dir().exists() {
+            return Err(ProviderError {
+                class: ErrorClass::NotFound,
+                doing: format!("attach {}: there is no such instance", home.cell()),
+                source: None,
+            });
+        }
+        self.networks.attach(&home, to).await
+    }
+
+    async fn list_owned(&self) -> Result<Vec<Instance>, ProviderError> {
+        let cells = self.cells.clone();
+        let listing = spawn_blocking(move || Home::all(&cells).map(|homes| homes.iter().map(instance_of).collect()));
+        let failed = |error| ProviderError::transient(format!("list {}", self.cells.display()), error);
+        listing.await.map_err(std::io::Error::other).map_err(failed)?.map_err(failed)
+    }
+
+    async fn terminate(&self, instances: &[InstanceId]) -> Result<(), ProviderError> {
+        let mut outcome = Ok(());
+        for instance in instances {
+            let Ok(home) = self.home(instance) else { continue };
+            let _alone = self.alone(home.id()).await;
+            if let Err(error) = sweep::sweep(self, &home).await {
+                outcome = Err(error);
+            }
+        }
+        outcome
+    }
+
+    async fn console(&self, instance: &InstanceId) -> Result<String, ProviderError> {
+        let home = self.home(instance)?;
+        home.console().map_err(|error| ProviderError::transient(format!("read the console of {}", home.cell()), error))
+    }
+
+    async fn check(&self) -> Result<(), ProviderError> {
+        let missing = |what: &Path| ProviderError { class: ErrorClass::Invalid, doing: format!("find the program {}", what.display()), source: None };
+        for program in [&self.program, &self.settings.containerd, &self.settings.runc, Path::new("ip")] {
+            if !is_program(program) {
+                return Err(missing(program));
+            }
+        }
+        cgroup::hierarchies().map_err(|error| ProviderError::transient("read the cgroup hierarchies", error))?;
+        self.networks.check()
+    }
+}
+
+fn instance_of(home: &Home) -> Instance {
+    Instance { id: InstanceId(home.cell().to_owned()), cell: home.id().clone(), running: runs(&home.known()) }
+}
+
+fn runs(known: &Known) -> bool {
+    known.boot_id == boot_id() && known.launcher.is_some_and(Identity::runs)
+}
+
+/// The cells' program beside the daemon's, else where packages put it.
+fn found_program() -> PathBuf {
+    let beside = std::env::current_exe().ok().map(|path| path.with_file_name(CELL_NAME)).filter(|path| path.is_file());
+    beside.unwrap_or_else(|| CELL_BINARY.into())
+}
+
+/// A path, or a name on PATH.
+fn is_program(program: &Path) -> bool {
+    if program.components().count() > 1 {
+        return program.is_file();
+    }
+    std::env::var_os("PATH").is_some_and(|path| std::env::split_paths(&path).any(|dir| dir.join(program).is_file()))
+}

@@ -1,0 +1,41 @@
+# Cargo does the work; here is what is to be done before and after it. Nothing here needs root but through scripts/setup and scripts/runner.
+
+export CARGO_INCREMENTAL ?= 0
+export CARGO_TERM_COLOR ?= never
+export PATH := $(PATH):$(HOME)/.cargo/bin
+
+.PHONY: demo test bench fmt lint deny clean
+
+# Runs the pods of examples/, one on the node and one in a cell.
+demo:
+	@scripts/setup
+	@cargo build --quiet --workspace --bins --example demo
+	@cargo run --quiet --example demo
+
+# All that must hold before a change goes in. Ends with "N passed, N failed".
+test: lint
+	cargo build --workspace --bins
+	@scripts/count cargo test --workspace --no-fail-fast
+
+# Compares kiyot with other forwarders, and measures how long a cell takes. ARGS="--parts calls --rounds 3 --only direct,kiyot"
+bench:
+	@scripts/setup bench
+	cargo build --release --workspace --bins
+	cargo bench --bench cri -- $(ARGS)
+
+fmt:
+	cargo fmt --all
+
+lint:
+	@scripts/setup
+	cargo fmt --all --check
+	cargo clippy --workspace --all-targets -- -D warnings
+	RUSTDOCFLAGS="-D warnings" cargo doc --quiet --workspace --no-deps --lib
+
+# Licences, sources, banned crates and advisories of all dependencies.
+deny:
+	@command -v cargo-deny > /dev/null || cargo install --locked --quiet cargo-deny
+	cargo deny check
+
+clean:
+	cargo clean

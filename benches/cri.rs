@@ -1,0 +1,63 @@
+//! What kiyot costs, and what other forwarders cost in the same run: one private containerd, one client, and rounds that take turns.
+//! `make bench` runs it; docs/performance.md keeps the last table.
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a bench that can't measure has nothing else to do")]
+
+use clap::{Parser, ValueEnum};
+use kiyot_testkit::{Container, Node, Pod};
+
+mod cri {
+    pub(crate) mod calls;
+    pub(crate) mod cells;
+    pub(crate) mod client;
+    pub(crate) mod paths;
+}
+
+/// What to measure.
+#[derive(Debug, Parser)]
+struct Options {
+    /// The parts to run.
+    #[arg(long, value_delimiter = ',', default_value = "calls,cells")]
+    parts: Vec<Part>,
+    /// How often each measurement of calls is repeated, in turns.
+    #[arg(long, default_value_t = 5)]
+    rounds: usize,
+    /// How many calls one measurement makes.
+    #[arg(long, default_value_t = 2000)]
+    calls: usize,
+    /// How many cells are started, one after another.
+    #[arg(long, default_value_t = 10)]
+    cells: usize,
+    /// The paths to containerd that are compared.
+    #[arg(long, value_delimiter = ',', default_value = "direct,kiyot,nginx,haproxy,socat")]
+    only: Vec<cri::paths::Kind>,
+    /// Cargo says it to every bench.
+    #[arg(long, hide = true)]
+    bench: bool,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum Part {
+    Calls,
+    Cells,
+}
+
+#[tokio::main(flavor = "current_thread")]
+async fn main() {
+    let options = Options::parse();
+    let node = Node::start_for_long().await;
+    if options.parts.contains(&Part::Calls) {
+        let mut kubelet = node.kubelet(&node.socket()).await.unwrap();
+        let pod = Pod::new("resident").container(Container::script("main", "sleep 100000"));
+        let running = kubelet.run_pod(&pod).await.expect("a pod runs on the node");
+        let paths = cri::paths::start(&node, &options.only).await;
+        cri::calls::measure(&paths, &running.sandbox, options.rounds, options.calls).await;
+        paths.iter().for_each(cri::paths::Path::print_memory);
+        drop(paths);
+        kubelet.stop_and_remove(&running).await.expect("a pod ends");
+    }
+    if options.parts.contains(&Part::Cells) {
+        cri::cells::measure(&node, options.cells).await;
+    }
+    let left = node.stop();
+    assert!(left.is_empty(), "left:\n{left}");
+}

@@ -1,0 +1,85 @@
+//! Calls that end on the node, by every path.
+
+use std::time::{Duration, Instant};
+
+use kiyot_testkit::cri;
+use tokio::task::JoinSet;
+
+use super::{
+    client::{Call, Client},
+    paths::Path,
+};
+
+/// How many callers share the one connection.
+const CALLERS: [usize; 2] = [1, 16];
+
+/// What one path took for one call.
+#[derive(Debug, Default)]
+struct Times {
+    each: Vec<Duration>,
+    whole: Duration,
+}
+
+impl Times {
+    fn quantile(&self, part: f64) -> f64 {
+        let at = ((self.each.len() - 1) as f64 * part).round() as usize;
+        self.each[at].as_secs_f64() * 1e6
+    }
+}
+
+/// Measures in rounds in which the paths take turns, and prints a table.
+pub(crate) async fn measure(paths: &[Path<'_>], sandbox: &str, rounds: usize, calls: usize) {
+    let methods = [
+        Call::new("Version", &cri::VersionRequest::default()),
+        Call::new("PodSandboxStatus", &cri::PodSandboxStatusRequest { pod_sandbox_id: sandbox.to_owned(), verbose: false }),
+        Call::new("ListPodSandbox", &cri::ListPodSandboxRequest::default()),
+    ];
+    println!("| call | callers | path | p50 us | p99 us | calls/s | p50 to direct |");
+    println!("| --- | --- | --- | --- | --- | --- | --- |");
+    for method in &methods {
+        for callers in CALLERS {
+            let mut times: Vec<Times> = paths.iter().map(|_| Times::default()).collect();
+            for round in 0..rounds {
+                // Each round begins with another path, so that none always runs after the same one.
+                for turn in 0..paths.len() {
+                    let at = (round + turn) % paths.len();
+                    run(&paths[at], method, callers, calls, &mut times[at]).await;
+                }
+            }
+            times.iter_mut().for_each(|times| times.each.sort_unstable());
+            let direct = paths.iter().position(|path| path.name == "direct").map(|at| times[at].quantile(0.5));
+            for (path, times) in paths.iter().zip(&times) {
+                let (p50, p99, rate) = (times.quantile(0.5), times.quantile(0.99), times.each.len() as f64 / times.whole.as_secs_f64());
+                let ratio = direct.map_or_else(String::new, |direct| format!("{:.2}", p50 / direct));
+                println!("| {} | {callers} | {} | {p50:.0} | {p99:.0} | {rate:.0} | {ratio} |", method.name, path.name);
+            }
+        }
+    }
+}
+
+async fn run(path: &Path<'_>, method: &Call, callers: usize, calls: usize, times: &mut Times) {
+    let client = Client::connect(&path.socket).await.unwrap_or_else(|| panic!("{} takes no connection", path.name));
+    let share = calls.div_ceil(callers);
+    // What is only so the first time is not measured.
+    callers_at_once(&client, method, callers, share / 10 + 1, path.name).await;
+    let begun = Instant::now();
+    times.each.extend(callers_at_once(&client, method, callers, share, path.name).await);
+    times.whole += begun.elapsed();
+}
+
+async fn callers_at_once(client: &Client, method: &Call, callers: usize, calls: usize, path: &'static str) -> Vec<Duration> {
+    let mut tasks = JoinSet::new();
+    for _ in 0..callers {
+        let (mut client, method) = (client.clone(), method.clone());
+        tasks.spawn(async move {
+            let mut times = Vec::with_capacity(calls);
+            for _ in 0..calls {
+                let begun = Instant::now();
+                client.call(&method).await.unwrap_or_else(|| panic!("{} by {path} failed", method.name));
+                times.push(begun.elapsed());
+            }
+            times
+        });
+    }
+    tasks.join_all().await.concat()
+}

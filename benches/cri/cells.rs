@@ -1,0 +1,74 @@
+//! How long a pod takes until its first log line is on the node: in a cold cell, and on the node itself.
+
+use std::time::{Duration, Instant};
+
+use kiyot_testkit::{Container, Kiyot, KiyotOptions, Kubelet, LIMIT, Node, Pod};
+use tokio::time::sleep;
+
+/// Between two looks at the log: finer than what is measured.
+const LOOK: Duration = Duration::from_millis(1);
+
+/// What one start took, from the call of RunPodSandbox on.
+#[derive(Debug, Clone, Copy)]
+struct Start {
+    sandbox: Duration,
+    created: Duration,
+    started: Duration,
+    logged: Duration,
+}
+
+/// Starts pods one after another, and prints a table.
+pub(crate) async fn measure(node: &Node, times: usize) {
+    let options = KiyotOptions { log: "info".to_owned(), ..KiyotOptions::new(env!("CARGO_BIN_EXE_kiyot")) };
+    let kiyot = Kiyot::start(node, options).await;
+    let mut kubelet = kiyot.kubelet().await;
+    println!("\n| pod | starts | sandbox p50 ms | created p50 | started p50 | first log line p50 | first log line max |");
+    println!("| --- | --- | --- | --- | --- | --- | --- |");
+    for (name, in_cell) in [("on the node", false), ("in a cold cell", true)] {
+        let mut starts = Vec::new();
+        for at in 0..times {
+            let pod = Pod::new(&format!("cold-{at}")).container(Container::script("main", "echo up; sleep 100000"));
+            starts.push(start(&mut kubelet, if in_cell { pod.in_cell() } else { pod }).await);
+        }
+        print(name, &starts);
+    }
+}
+
+async fn start(kubelet: &mut Kubelet, pod: Pod) -> Start {
+    let config = kubelet.prepare(&pod);
+    let begun = Instant::now();
+    let sandbox = kubelet.run_sandbox(&config, "").await.expect("a sandbox runs");
+    let after_sandbox = begun.elapsed();
+    let mut running = kubelet.running(&pod, config, sandbox);
+    let main = kubelet.create_container(&running, &pod.containers[0], 0).await.expect("a container is created");
+    let created = begun.elapsed();
+    kubelet.start_container(&main.id).await.expect("a container starts");
+    let started = begun.elapsed();
+    while kubelet.log_lines(&main).is_empty() {
+        assert!(begun.elapsed() < LIMIT, "waited {LIMIT:?} in vain until the pod has logged");
+        sleep(LOOK).await;
+    }
+    let logged = begun.elapsed();
+    running.containers.insert("main".to_owned(), main);
+    kubelet.stop_and_remove(&running).await.expect("a pod ends");
+    Start { sandbox: after_sandbox, created, started, logged }
+}
+
+fn print(name: &str, starts: &[Start]) {
+    let sorted = |part: fn(&Start) -> Duration| {
+        let mut times: Vec<_> = starts.iter().map(part).collect();
+        times.sort_unstable();
+        times
+    };
+    let median = |times: Vec<Duration>| times[times.len() / 2].as_millis();
+    let logged = sorted(|start| start.logged);
+    let slowest = logged.last().map_or(0, Duration::as_millis);
+    println!(
+        "| {name} | {} | {} | {} | {} | {} | {slowest} |",
+        starts.len(),
+        median(sorted(|start| start.sandbox)),
+        median(sorted(|start| start.created)),
+        median(sorted(|start| start.started)),
+        median(logged)
+    );
+}

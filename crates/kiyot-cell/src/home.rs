@@ -1,0 +1,228 @@
+//! Home: the agent's side of the link. It enrols, dials the gateway, serves calls on the connections that it made, and dials again when they end.
+
+use std::{
+    error::Error,
+    fmt,
+    path::Path,
+    sync::{Arc, atomic::AtomicU64},
+    time::Duration,
+};
+
+use http::{Request, Response};
+use hyper::body::Incoming;
+use kiyot_link::bootstrap::Bootstrap;
+use kiyot_proto::cell::ConnectionKind;
+use ring::rand::{SecureRandom, SystemRandom};
+use tokio::sync::watch;
+use tokio_util::{sync::CancellationToken, task::TaskTracker};
+use tonic::body::Body;
+
+use self::{
+    backoff::Backoff,
+    bulk::Wish,
+    contact::Contact,
+    dial::{DialError, Dialler},
+    identity::{IdentityError, Keys},
+};
+
+mod backoff;
+mod bulk;
+mod contact;
+mod dial;
+mod enrol;
+mod identity;
+mod serve;
+
+pub use contact::LinkState;
+
+/// How long one attempt to connect may take: dial, TLS, and the gateway's first call.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(15);
+
+/// How long one attempt to enrol may take.
+const ENROL_TIMEOUT: Duration = Duration::from_secs(20);
+
+/// How long what still runs at the end may take to end.
+const END_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// One connection to the gateway, as the agent's answer to `Hello` tells it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ConnectionInfo {
+    /// What it is for.
+    pub kind: ConnectionKind,
+    /// Its number among the connections of this run of the agent.
+    pub generation: u64,
+    /// This run of the agent.
+    pub incarnation: Arc<str>,
+}
+
+/// What serves calls on a connection: a service of tonic, mostly [`tonic::service::Routes`].
+pub trait Serve:
+    tower::Service<Request<Incoming>, Response = Response<Body>, Error: Into<Box<dyn Error + Send + Sync>>, Future: Send> + Clone + Send + 'static
+{
+}
+
+impl<S> Serve for S where
+    S: tower::Service<Request<Incoming>, Response = Response<Body>, Error: Into<Box<dyn Error + Send + Sync>>, Future: Send> + Clone + Send + 'static
+{
+}
+
+/// Why the agent can't begin to call home.
+#[derive(Debug, thiserror::Error)]
+pub enum HomeError {
+    /// Its key could not be made, read or kept.
+    #[error("the agent's key and certificate")]
+    Identity(#[from] IdentityError),
+    /// No random bytes from the kernel.
+    #[error("no random bytes from the kernel")]
+    Randomness,
+}
+
+/// Why [`Home::run`] returned.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Outcome {
+    /// It was told to.
+    Shutdown,
+    /// The gateway has not been heard for `orphan_timeout`: the pod must be stopped and the cell powered off. The silence before a broken connection is
+    /// noticed (30 s at most) does not count, so whoever waits for this end must wait that much longer.
+    Orphaned,
+}
+
+/// The agent's side of the link.
+pub struct Home {
+    bootstrap: Bootstrap,
+    build_id: String,
+    keys: Keys,
+    contact: Contact,
+    wish: Wish,
+    incarnation: Arc<str>,
+}
+
+impl fmt::Debug for Home {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Home").field("cell", &self.bootstrap.cell).field("incarnation", &self.incarnation).finish_non_exhaustive()
+    }
+}
+
+/// What the agent's service needs of its home. Cheap to clone.
+#[derive(Debug, Clone)]
+pub struct HomeHandle {
+    wish: Wish,
+    state: watch::Receiver<LinkState>,
+}
+
+impl HomeHandle {
+    /// Has a bulk connection dialled, unless that is being done or has just been done: what `OpenBulk` means. Returns at once.
+    pub fn open_bulk(&self) {
+        self.wish.make();
+    }
+
+    /// Whether there is contact, and since when.
+    pub fn state(&self) -> watch::Receiver<LinkState> {
+        self.state.clone()
+    }
+}
+
+impl Home {
+    /// Prepares it. Key and certificate are kept in `private_dir` (made with mode 0700), so that an agent that is started again needs no token.
+    pub fn new(bootstrap: Bootstrap, private_dir: &Path, build_id: &str) -> Result<Self, HomeError> {
+        let keys = Keys::load_or_make(private_dir, &bootstrap.cell)?;
+        let mut random = [0_u8; 16];
+        SystemRandom::new().fill(&mut random).map_err(|_| HomeError::Randomness)?;
+        let orphan_timeout = Duration::from_secs(bootstrap.orphan_timeout_secs);
+        Ok(Self {
+            build_id: build_id.to_owned(),
+            keys,
+            contact: Contact::new(private_dir, orphan_timeout),
+            wish: Wish::default(),
+            incarnation: hex::encode(random).into(),
+            bootstrap,
+        })
+    }
+
+    /// What the agent's service needs of it.
+    pub fn handle(&self) -> HomeHandle {
+        HomeHandle { wish: self.wish.clone(), state: self.contact.state() }
+    }
+
+    /// Calls home until `shutdown` is cancelled or the cell is an orphan. `service` is asked for a service for each connection. When this returns, all
+    /// connections are cut.
+    pub async fn run<S: Serve>(self, service: impl Fn(ConnectionInfo) -> S + Send + Sync, shutdown: CancellationToken) -> Outcome {
+        let tasks = TaskTracker::new();
+        let end = shutdown.child_token();
+        let outcome = tokio::select! {
+            () = shutdown.cancelled() => Outcome::Shutdown,
+            () = self.contact.orphaned() => Outcome::Orphaned,
+            never = self.call(&service, &end, &tasks) => match never {},
+        };
+        end.cancel();
+        tasks.close();
+        if tokio::time::timeout(END_TIMEOUT, tasks.wait()).await.is_err() {
+            tracing::warn!("Calls from the gateway still run at the end of the link.");
+        }
+        outcome
+    }
+
+    async fn call<S: Serve>(
+        &self,
+        service: &(impl Fn(ConnectionInfo) -> S + Send + Sync),
+        end: &CancellationToken,
+        tasks: &TaskTracker,
+    ) -> std::convert::Infallible {
+        let generations = AtomicU64::new(1);
+        let mut backoff = Backoff::default();
+        loop {
+            let identity = match self.keys.identity() {
+                Some(identity) => identity,
+                None => match self.enrol(end, tasks).await {
+                    Ok(identity) => identity,
+                    Err(error) => {
+                        tracing::warn!(error = &error as &dyn Error, "The cell could not enrol; it tries again.");
+                        backoff.wait().await;
+                        continue;
+                    }
+                },
+            };
+            let dialler = match Dialler::new(&self.bootstrap, identity) {
+                Ok(dialler) => dialler,
+                Err(error) => {
+                    tracing::error!(error = &error as &dyn Error, "The cell's certificate can't be used; it tries again.");
+                    backoff.wait().await;
+                    continue;
+                }
+            };
+            let line = serve::Line { dialler: &dialler, generations: &generations, incarnation: &self.incarnation, service, end, tasks };
+            // Ends when the certificate is no longer one that can be used.
+            tokio::select! {
+                () = self.keep_control(&line, &mut backoff) => {}
+                never = bulk::keep(&self.wish, &line) => match never {},
+            }
+        }
+    }
+
+    /// Keeps a control connection until the certificate has expired.
+    async fn keep_control<S: Serve>(&self, line: &serve::Line<'_, impl Fn(ConnectionInfo) -> S + Send + Sync>, backoff: &mut Backoff) {
+        while self.keys.is_certified() {
+            let called = || {
+                self.contact.made();
+            };
+            match line.serve(ConnectionKind::Control, called).await {
+                Ok(serve::Served::Called) => {
+                    tracing::info!("The link to the gateway ended; it is made again.");
+                    self.contact.lost();
+                    backoff.reset();
+                }
+                Ok(serve::Served::NeverCalled) => tracing::warn!("The gateway did not let the cell in; it tries again."),
+                Err(error) => tracing::warn!(error = &error as &dyn Error, "The gateway could not be reached; the cell tries again."),
+            }
+            backoff.wait().await;
+        }
+        tracing::warn!("The cell's certificate has expired.");
+    }
+
+    async fn enrol(&self, end: &CancellationToken, tasks: &TaskTracker) -> Result<kiyot_link::tls::Identity, enrol::EnrolError> {
+        let enrolled = enrol::enrol(&self.bootstrap, &self.keys, &self.build_id, end, tasks);
+        let certificate = tokio::time::timeout(ENROL_TIMEOUT, enrolled).await.map_err(|_| DialError::TooSlow(ENROL_TIMEOUT))??;
+        self.keys.keep(&certificate)?;
+        self.keys.identity().ok_or(enrol::EnrolError::OtherCertificate)
+    }
+}

@@ -1,0 +1,61 @@
+//! Dialling the gateway.
+
+use std::{io, sync::Arc, time::Duration};
+
+use kiyot_link::{
+    alpn,
+    bootstrap::{Bootstrap, GatewayAddress},
+    stream::Stream,
+    tls::{self, Identity},
+};
+use kiyot_proto::cell::ConnectionKind;
+use rustls::{ClientConfig, pki_types::ServerName};
+use tokio_rustls::{TlsConnector, client::TlsStream};
+
+/// Why there is no connection.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum DialError {
+    /// Nothing listens there, or it is another.
+    #[error("the gateway at {0}")]
+    Connect(GatewayAddress, #[source] io::Error),
+    /// TLS could not be set up.
+    #[error("TLS")]
+    Tls(#[source] rustls::Error),
+    /// HTTP/2 failed.
+    #[error("HTTP/2 to the gateway")]
+    Http2(#[source] hyper::Error),
+    /// It took too long.
+    #[error("it took longer than {} s", .0.as_secs())]
+    TooSlow(Duration),
+}
+
+/// Dials with a certificate.
+#[derive(Debug)]
+pub(super) struct Dialler {
+    address: GatewayAddress,
+    tls: Arc<ClientConfig>,
+}
+
+impl Dialler {
+    pub(super) fn new(bootstrap: &Bootstrap, identity: Identity) -> Result<Self, DialError> {
+        Ok(Self { address: bootstrap.gateway.clone(), tls: Arc::new(tls::cell_client(&bootstrap.ca_sha256, identity).map_err(DialError::Tls)?) })
+    }
+
+    pub(super) async fn dial(&self, kind: ConnectionKind) -> Result<TlsStream<Stream>, DialError> {
+        let name = if kind == ConnectionKind::Bulk { alpn::BULK_NAME } else { alpn::GATEWAY_NAME };
+        dial(&self.address, self.tls.clone(), name).await
+    }
+}
+
+/// Dials to enrol.
+pub(super) async fn to_enrol(bootstrap: &Bootstrap) -> Result<TlsStream<Stream>, DialError> {
+    let tls = tls::enrol_client(&bootstrap.ca_sha256).map_err(DialError::Tls)?;
+    dial(&bootstrap.gateway, Arc::new(tls), alpn::GATEWAY_NAME).await
+}
+
+async fn dial(address: &GatewayAddress, tls: Arc<ClientConfig>, name: &'static str) -> Result<TlsStream<Stream>, DialError> {
+    let failed = |error| DialError::Connect(address.clone(), error);
+    let name = ServerName::try_from(name).map_err(|error| failed(io::Error::other(error)))?;
+    let stream = Stream::dial(address).await.map_err(failed)?;
+    TlsConnector::from(tls).connect(name, stream).await.map_err(failed)
+}

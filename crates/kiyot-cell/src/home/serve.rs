@@ -1,0 +1,95 @@
+//! Serving calls on a connection that the agent made.
+
+use std::{
+    pin::pin,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+    task::{Context, Poll},
+};
+
+use http::Request;
+use hyper::body::Incoming;
+use kiyot_link::http2::{self, Profile};
+use kiyot_proto::cell::ConnectionKind;
+use tokio::time::timeout;
+use tokio_util::{sync::CancellationToken, task::TaskTracker};
+
+use super::{
+    CONNECT_TIMEOUT, ConnectionInfo, Serve,
+    dial::{DialError, Dialler},
+};
+
+/// What all connections of a certificate have in common.
+pub(super) struct Line<'a, F> {
+    pub(super) dialler: &'a Dialler,
+    pub(super) generations: &'a AtomicU64,
+    pub(super) incarnation: &'a Arc<str>,
+    pub(super) service: &'a F,
+    pub(super) end: &'a CancellationToken,
+    pub(super) tasks: &'a TaskTracker,
+}
+
+/// How a connection went that was made.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Served {
+    /// The gateway called, and later the connection ended.
+    Called,
+    /// It ended without any call, or none came in time: the gateway didn't let it in.
+    NeverCalled,
+}
+
+impl<S: Serve, F: Fn(ConnectionInfo) -> S + Send + Sync> Line<'_, F> {
+    /// Makes one connection and serves it until it ends. `called` is told of the gateway's first call.
+    pub(super) async fn serve(&self, kind: ConnectionKind, called: impl FnOnce() + Send) -> Result<Served, DialError> {
+        let generation = self.generations.fetch_add(1, Ordering::Relaxed);
+        let stream = timeout(CONNECT_TIMEOUT, self.dialler.dial(kind)).await.map_err(|_| DialError::TooSlow(CONNECT_TIMEOUT))??;
+        let first = CancellationToken::new();
+        let service = (self.service)(ConnectionInfo { kind, generation, incarnation: self.incarnation.clone() });
+        let service = Noted { service, first: first.clone() };
+        let profile = if kind == ConnectionKind::Bulk { Profile::BULK } else { Profile::CONTROL };
+        // Cuts what runs when this future is dropped.
+        let end = self.end.child_token();
+        let _cut = end.clone().drop_guard();
+        let mut served = pin!(http2::serve(stream, profile, service, end, self.tasks.clone()));
+        tokio::select! {
+            biased;
+            () = first.cancelled() => {}
+            result = &mut served => {
+                tracing::debug!(?kind, generation, ?result, "A connection ended before it was used.");
+                return Ok(if first.is_cancelled() { Served::Called } else { Served::NeverCalled });
+            }
+            () = tokio::time::sleep(CONNECT_TIMEOUT) => return Ok(Served::NeverCalled),
+        }
+        called();
+        tracing::debug!(?kind, generation, "The gateway has called.");
+        let result = served.await;
+        tracing::debug!(?kind, generation, ?result, "A connection ended.");
+        Ok(Served::Called)
+    }
+}
+
+/// Notes the first call.
+#[derive(Clone)]
+struct Noted<S> {
+    service: S,
+    first: CancellationToken,
+}
+
+impl<S: Serve> tower::Service<Request<Incoming>> for Noted<S> {
+    type Response = S::Response;
+    type Error = S::Error;
+    type Future = S::Future;
+
+    fn poll_ready(&mut self, context: &mut Context<'_>) -> Poll<Result<(), Self::Error>> {
+        self.service.poll_ready(context)
+    }
+
+    fn call(&mut self, request: Request<Incoming>) -> Self::Future {
+        if !self.first.is_cancelled() {
+            self.first.cancel();
+        }
+        self.service.call(request)
+    }
+}

@@ -1,0 +1,63 @@
+//! The body of an answer, and what its failures mean.
+
+use std::{
+    error::Error,
+    pin::Pin,
+    task::{Context, Poll},
+};
+
+use bytes::Bytes;
+use http_body::{Body, Frame, SizeHint};
+use hyper::body::Incoming;
+use tonic::Status;
+
+use crate::connection::OpenCall;
+
+/// The body of an answer. Its call is open until it is dropped.
+#[derive(Debug)]
+pub(super) struct Answer {
+    body: Incoming,
+    _open: OpenCall,
+}
+
+impl Answer {
+    pub(super) fn new(body: Incoming, open: OpenCall) -> Self {
+        Self { body, _open: open }
+    }
+}
+
+impl Body for Answer {
+    type Data = Bytes;
+    type Error = Status;
+
+    fn poll_frame(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Status>>> {
+        Pin::new(&mut self.body).poll_frame(context).map_err(|error| status(&error, "the link"))
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body.size_hint()
+    }
+}
+
+/// What a failure below gRPC means: the other side's reset of one stream is about that call, anything else is about the connection.
+pub(super) fn status(error: &hyper::Error, of: &str) -> Status {
+    let mut cause: Option<&(dyn Error + 'static)> = Some(error);
+    while let Some(one) = cause {
+        if let Some(error) = one.downcast_ref::<h2::Error>() {
+            let text = format!("{of}: the agent ended the call: {error}");
+            match error.reason() {
+                Some(h2::Reason::CANCEL) if error.is_reset() && error.is_remote() => return Status::cancelled(text),
+                Some(h2::Reason::ENHANCE_YOUR_CALM) if error.is_reset() && error.is_remote() => return Status::resource_exhausted(text),
+                Some(h2::Reason::REFUSED_STREAM) => {}
+                Some(_) if error.is_reset() && error.is_remote() => return Status::internal(text),
+                _ => {}
+            }
+        }
+        cause = one.source();
+    }
+    Status::unavailable(format!("{of}: the connection ended: {error}"))
+}

@@ -1,0 +1,215 @@
+//! The place of the current connection.
+
+use std::{
+    fmt,
+    sync::{
+        Arc, Mutex, OnceLock, PoisonError,
+        atomic::{AtomicUsize, Ordering},
+    },
+};
+
+use tokio::{
+    sync::watch,
+    time::{Instant, timeout_at},
+};
+use tonic::Status;
+
+use super::Channel;
+use crate::connection::Connection;
+
+/// The place of the current connection of one kind to one cell: the side that sets it, while [`Channel`] is the side that calls. Cheap to clone.
+#[derive(Clone)]
+pub struct Slot(Arc<Shared>);
+
+struct Shared {
+    name: String,
+    place: watch::Sender<Place>,
+    latest: Mutex<Option<Latest>>,
+    waiting: AtomicUsize,
+    demand: OnceLock<Box<dyn Fn() + Send + Sync>>,
+}
+
+/// What is in the slot.
+#[derive(Clone)]
+enum Place {
+    Empty,
+    Current(Connection),
+    /// For ever.
+    Closed,
+}
+
+/// The last connection that was accepted, be it there or gone.
+struct Latest {
+    incarnation: String,
+    generation: u64,
+    arrival: u64,
+}
+
+/// A connection that may become the current one.
+#[derive(Debug)]
+pub struct Offer {
+    /// The connection.
+    pub connection: Connection,
+    /// The run of the agent that made it.
+    pub incarnation: String,
+    /// Its number in that run.
+    pub generation: u64,
+    /// Its number among all that the gateway accepted: tells which of two runs is the later one.
+    pub arrival: u64,
+}
+
+/// Why a connection does not become the current one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum Refused {
+    /// A newer one has been there.
+    #[error("a newer connection has been there")]
+    Stale,
+    /// The cell is gone.
+    #[error("the cell is gone")]
+    Closed,
+}
+
+impl fmt::Debug for Slot {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Slot").field("name", &self.0.name).finish_non_exhaustive()
+    }
+}
+
+impl Slot {
+    /// An empty one. The name is for messages: the cell and the kind.
+    pub fn new(name: impl Into<String>) -> Self {
+        Self(Arc::new(Shared {
+            name: name.into(),
+            place: watch::Sender::new(Place::Empty),
+            latest: Mutex::new(None),
+            waiting: AtomicUsize::new(0),
+            demand: OnceLock::new(),
+        }))
+    }
+
+    /// For messages.
+    pub fn name(&self) -> &str {
+        &self.0.name
+    }
+
+    /// The side that calls.
+    pub fn channel(&self) -> Channel {
+        Channel(self.clone())
+    }
+
+    /// Called, cheaply, whenever a call finds no connection. The first one that is set stays.
+    pub fn on_demand(&self, demand: impl Fn() + Send + Sync + 'static) {
+        let _ = self.0.demand.set(Box::new(demand));
+    }
+
+    /// Makes a connection the current one, and cuts the one before, unless a newer one has been there.
+    pub fn offer(&self, offer: Offer) -> Result<(), Refused> {
+        // Held until the place is set, so that two offers end in the order of their ranks.
+        let mut latest = self.0.latest.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(latest) = &*latest {
+            let newer = if latest.incarnation == offer.incarnation { offer.generation > latest.generation } else { offer.arrival > latest.arrival };
+            if !newer {
+                return Err(Refused::Stale);
+            }
+        }
+        let mut before = None;
+        let kept = self.0.place.send_if_modified(|place| {
+            if matches!(place, Place::Closed) {
+                return false;
+            }
+            before = Some(std::mem::replace(place, Place::Current(offer.connection.clone())));
+            true
+        });
+        if !kept {
+            return Err(Refused::Closed);
+        }
+        *latest = Some(Latest { incarnation: offer.incarnation, generation: offer.generation, arrival: offer.arrival });
+        if let Some(Place::Current(before)) = before {
+            before.cut();
+        }
+        Ok(())
+    }
+
+    /// Takes a connection out, if it is the current one: says whether it was.
+    pub fn withdraw(&self, connection: &Connection) -> bool {
+        self.0.place.send_if_modified(|place| match place {
+            Place::Current(current) if current.is(connection) => {
+                *place = Place::Empty;
+                true
+            }
+            _ => false,
+        })
+    }
+
+    /// Cuts the current connection. No other is let in, and calls fail at once.
+    pub fn close(&self) {
+        if let Place::Current(current) = self.0.place.send_replace(Place::Closed) {
+            current.cut();
+        }
+    }
+
+    /// Whether it is closed.
+    pub fn is_closed(&self) -> bool {
+        matches!(*self.0.place.borrow(), Place::Closed)
+    }
+
+    /// Whether a connection is there.
+    pub fn is_connected(&self) -> bool {
+        matches!(&*self.0.place.borrow(), Place::Current(connection) if !connection.has_ended())
+    }
+
+    /// Returns when a connection is there or the slot is closed.
+    pub async fn settled(&self) {
+        // The sender lives as long as this.
+        let _ = self.0.place.subscribe().wait_for(|place| !matches!(place, Place::Empty)).await;
+    }
+
+    /// How many calls wait for a connection.
+    pub fn waiting(&self) -> usize {
+        self.0.waiting.load(Ordering::SeqCst)
+    }
+
+    /// The current connection, as soon as there is one other than one that failed.
+    pub(super) async fn current(&self, failed: Option<&Connection>, deadline: Instant) -> Result<Connection, Status> {
+        let mut place = self.0.place.subscribe();
+        let usable = |place: &Place| match place {
+            Place::Empty => None,
+            Place::Current(connection) if connection.has_ended() || failed.is_some_and(|failed| failed.is(connection)) => None,
+            Place::Current(connection) => Some(Ok(connection.clone())),
+            Place::Closed => Some(Err(Status::unavailable(format!("{}: the cell is gone", self.0.name)))),
+        };
+        if let Some(now) = usable(&place.borrow_and_update()) {
+            return now;
+        }
+        let _waiting = Waiting::new(&self.0.waiting);
+        if let Some(demand) = self.0.demand.get() {
+            demand();
+        }
+        loop {
+            // The sender lives as long as this.
+            let changed = timeout_at(deadline, place.changed()).await;
+            if let Some(now) = usable(&place.borrow_and_update()) {
+                return now;
+            }
+            if changed.is_err() {
+                return Err(Status::unavailable(format!("{}: no connection before the call's deadline", self.0.name)));
+            }
+        }
+    }
+}
+
+/// Counts a call that waits.
+struct Waiting<'a>(&'a AtomicUsize);
+
+impl<'a> Waiting<'a> {
+    fn new(count: &'a AtomicUsize) -> Self {
+        count.fetch_add(1, Ordering::SeqCst);
+        Self(count)
+    }
+}
+
+impl Drop for Waiting<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::SeqCst);
+    }
+}

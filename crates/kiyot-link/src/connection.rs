@@ -1,0 +1,118 @@
+//! One connection that calls can be made over.
+
+use std::{
+    fmt,
+    sync::{Arc, Mutex, PoisonError},
+    time::Duration,
+};
+
+use hyper::client::conn::http2::SendRequest;
+use hyper_util::rt::TokioIo;
+use tokio::{
+    io::{AsyncRead, AsyncWrite},
+    time::Instant,
+};
+use tokio_util::{sync::CancellationToken, task::TaskTracker};
+use tonic::body::Body;
+
+use crate::http2::{self, Owned, Profile};
+
+/// One connection that calls can be made over, until it ends. Cheap to clone.
+#[derive(Clone)]
+pub struct Connection(Arc<Inner>);
+
+struct Inner {
+    sender: SendRequest<Body>,
+    end: CancellationToken,
+    calls: Mutex<Calls>,
+}
+
+/// The calls that run over a connection.
+struct Calls {
+    open: usize,
+    /// When the last one ended.
+    idle_since: Instant,
+}
+
+impl fmt::Debug for Connection {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Connection").field("ended", &self.has_ended()).finish_non_exhaustive()
+    }
+}
+
+impl Connection {
+    /// Begins HTTP/2 as its client. It is driven by tasks of `tasks` until it ends, `end` is cancelled, or [`Connection::cut`].
+    pub async fn open<I>(io: I, profile: Profile, end: &CancellationToken, tasks: &TaskTracker) -> Result<Self, hyper::Error>
+    where
+        I: AsyncRead + AsyncWrite + Send + Unpin + 'static,
+    {
+        let end = end.child_token();
+        let owner = Owned { end: end.clone(), tasks: tasks.clone() };
+        let all = end.clone().drop_guard();
+        let (sender, driver) = http2::client(profile, owner).handshake::<_, Body>(TokioIo::new(io)).await?;
+        let token = end.clone();
+        tasks.spawn(async move {
+            let _all = all;
+            if let Some(Err(error)) = token.run_until_cancelled(driver).await {
+                tracing::debug!(%error, "a connection of the link broke");
+            }
+        });
+        Ok(Self(Arc::new(Inner { sender, end, calls: Mutex::new(Calls { open: 0, idle_since: Instant::now() }) })))
+    }
+
+    /// Ends it at once. Calls over it fail.
+    pub fn cut(&self) {
+        self.0.end.cancel();
+    }
+
+    /// Returns when it has ended.
+    pub async fn ended(&self) {
+        self.0.end.cancelled().await;
+    }
+
+    /// Whether it has ended.
+    pub fn has_ended(&self) -> bool {
+        self.0.end.is_cancelled() || self.0.sender.is_closed()
+    }
+
+    /// Whether both are the same one.
+    pub fn is(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
+    }
+
+    /// Returns when no call has run over it for this long.
+    pub async fn idle_for(&self, long: Duration) {
+        loop {
+            let until = {
+                let calls = self.0.calls.lock().unwrap_or_else(PoisonError::into_inner);
+                if calls.open > 0 { Instant::now() + long } else { calls.idle_since + long }
+            };
+            if until <= Instant::now() {
+                return;
+            }
+            tokio::time::sleep_until(until).await;
+        }
+    }
+
+    pub(crate) fn sender(&self) -> SendRequest<Body> {
+        self.0.sender.clone()
+    }
+
+    /// Counts a call for as long as what it returns lives.
+    pub(crate) fn begin(&self) -> OpenCall {
+        self.0.calls.lock().unwrap_or_else(PoisonError::into_inner).open += 1;
+        OpenCall(self.clone())
+    }
+}
+
+/// A call that runs over a connection.
+#[derive(Debug)]
+pub(crate) struct OpenCall(Connection);
+
+impl Drop for OpenCall {
+    fn drop(&mut self) {
+        let mut calls = self.0.0.calls.lock().unwrap_or_else(PoisonError::into_inner);
+        calls.open -= 1;
+        calls.idle_since = Instant::now();
+    }
+}

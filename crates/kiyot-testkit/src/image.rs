@@ -1,0 +1,130 @@
+//! Container images made on the spot of Debian's busybox-static: no registry is needed.
+
+use std::{fs, io::Write, path::Path};
+
+use ring::digest::{SHA256, digest};
+use serde_json::{Value, json};
+use tar::{Builder, EntryType, Header};
+
+use crate::command;
+
+/// The one program of every image.
+const BUSYBOX: &str = "/bin/busybox";
+
+/// What to make an image of. Every image has busybox with all its applets, /etc/passwd, /etc/group and /tmp.
+#[derive(Debug, Clone, Default)]
+pub struct ImageSpec {
+    /// Further files: path from the root, mode, contents.
+    pub files: Vec<(String, u32, Vec<u8>)>,
+    /// What runs before the arguments.
+    pub entrypoint: Vec<String>,
+    /// What runs, or its arguments.
+    pub cmd: Vec<String>,
+    /// `user[:group]`; root when empty.
+    pub user: String,
+    /// `NAME=value`.
+    pub env: Vec<String>,
+    /// Where it runs; `/` when empty.
+    pub working_dir: String,
+    /// The signal that stops it; TERM when empty.
+    pub stop_signal: String,
+}
+
+impl ImageSpec {
+    /// An image that runs a shell script.
+    pub fn script(text: &str) -> Self {
+        Self { cmd: vec!["sh".to_owned(), "-c".to_owned(), text.to_owned()], ..Self::default() }
+    }
+
+    /// An image for the pause container: it sleeps until it is killed.
+    pub fn pause() -> Self {
+        Self { entrypoint: ["/bin/busybox", "sleep", "2147483647"].map(str::to_owned).to_vec(), ..Self::default() }
+    }
+
+    /// Writes the image as an OCI archive for `ctr images import`, under this whole name.
+    pub(crate) fn write(&self, name: &str, archive: &Path) -> std::io::Result<()> {
+        let layer = self.layer()?;
+        let env = [vec!["PATH=/bin".to_owned()], self.env.clone()].concat();
+        let config = json!({
+            "architecture": architecture(), "os": "linux",
+            "config": {
+                "Entrypoint": self.entrypoint, "Cmd": self.cmd, "User": self.user, "WorkingDir": self.working_dir,
+                "Env": env, "StopSignal": self.stop_signal,
+            },
+            "rootfs": { "type": "layers", "diff_ids": [sha256(&layer)] },
+        });
+        let config = config.to_string().into_bytes();
+        let manifest = json!({
+            "schemaVersion": 2, "mediaType": "application/vnd.oci.image.manifest.v1+json",
+            "config": descriptor("application/vnd.oci.image.config.v1+json", &config),
+            "layers": [descriptor("application/vnd.oci.image.layer.v1.tar", &layer)],
+        });
+        let manifest = manifest.to_string().into_bytes();
+        let mut entry = descriptor("application/vnd.oci.image.manifest.v1+json", &manifest);
+        entry["annotations"] = json!({ "io.containerd.image.name": name });
+        entry["platform"] = json!({ "architecture": architecture(), "os": "linux" });
+        let index = json!({ "schemaVersion": 2, "manifests": [entry] }).to_string().into_bytes();
+
+        let mut tar = Builder::new(fs::File::create(archive)?);
+        file(&mut tar, "oci-layout", 0o644, br#"{"imageLayoutVersion":"1.0.0"}"#)?;
+        file(&mut tar, "index.json", 0o644, &index)?;
+        for blob in [&layer, &config, &manifest] {
+            file(&mut tar, &format!("blobs/{}", sha256(blob).replace(':', "/")), 0o644, blob)?;
+        }
+        tar.finish()
+    }
+
+    fn layer(&self) -> std::io::Result<Vec<u8>> {
+        let mut tar = Builder::new(Vec::new());
+        for (directory, mode) in
+            [("bin", 0o755), ("dev", 0o755), ("etc", 0o755), ("proc", 0o755), ("root", 0o700), ("sys", 0o755), ("tmp", 0o1777), ("var", 0o755)]
+        {
+            let mut header = header(EntryType::Directory, mode, 0);
+            tar.append_data(&mut header, format!("{directory}/"), &[][..])?;
+        }
+        file(&mut tar, "bin/busybox", 0o755, &fs::read(BUSYBOX)?)?;
+        for applet in command::run(BUSYBOX, &["--list"]).lines().filter(|applet| *applet != "busybox") {
+            tar.append_link(&mut header(EntryType::Symlink, 0o777, 0), format!("bin/{applet}"), "busybox")?;
+        }
+        file(&mut tar, "etc/passwd", 0o644, b"root:x:0:0:root:/root:/bin/sh\nnobody:x:65534:65534:nobody:/:/bin/false\n")?;
+        file(&mut tar, "etc/group", 0o644, b"root:x:0:\nnogroup:x:65534:\n")?;
+        for (path, mode, contents) in &self.files {
+            file(&mut tar, path.trim_start_matches('/'), *mode, contents)?;
+        }
+        tar.into_inner()
+    }
+}
+
+fn file<W: Write>(tar: &mut Builder<W>, path: &str, mode: u32, contents: &[u8]) -> std::io::Result<()> {
+    tar.append_data(&mut header(EntryType::Regular, mode, contents.len() as u64), path, contents)
+}
+
+/// A fixed time and owner, so that the same image has the same digest every time.
+fn header(kind: EntryType, mode: u32, size: u64) -> Header {
+    let mut header = Header::new_gnu();
+    header.set_entry_type(kind);
+    header.set_mode(mode);
+    header.set_size(size);
+    header.set_mtime(1_700_000_000);
+    header.set_uid(0);
+    header.set_gid(0);
+    header
+}
+
+fn descriptor(media_type: &str, blob: &[u8]) -> Value {
+    json!({ "mediaType": media_type, "digest": sha256(blob), "size": blob.len() })
+}
+
+fn sha256(blob: &[u8]) -> String {
+    let hex: String = digest(&SHA256, blob).as_ref().iter().map(|byte| format!("{byte:02x}")).collect();
+    format!("sha256:{hex}")
+}
+
+/// This machine, in the words of images.
+fn architecture() -> &'static str {
+    match std::env::consts::ARCH {
+        "x86_64" => "amd64",
+        "aarch64" => "arm64",
+        other => other,
+    }
+}

@@ -1,0 +1,211 @@
+//! The real daemon as a process, before a node's containerd.
+
+use std::{
+    fmt::Write,
+    fs,
+    path::{Path, PathBuf},
+    process::{Child, Command, ExitStatus, Stdio},
+};
+
+use rustix::process::{Pid, Signal, kill_process};
+
+use crate::{
+    Kubelet, LIMIT, Node,
+    command::{self, PATH},
+    cri,
+    node::PAUSE_IMAGE,
+    sweep, wait_until,
+};
+
+/// How to run the daemon.
+#[derive(Debug, Clone)]
+pub struct KiyotOptions {
+    /// The daemon's file. `kiyot-cell` must be beside it.
+    pub binary: PathBuf,
+    /// Is there a milpa backend?
+    pub cells: bool,
+    /// Further keys of `[server]`, a TOML text.
+    pub server: String,
+    /// Further keys of `[backends.milpa]`, a TOML text.
+    pub milpa: String,
+    /// Further keys of `[backends.milpa.netns]`, a TOML text.
+    pub netns: String,
+    /// Whole further sections.
+    pub sections: String,
+    /// What it logs, in the words of `RUST_LOG`.
+    pub log: String,
+}
+
+impl KiyotOptions {
+    /// The usual: cells by the provider `netns`, for pods that opt in. A test or bench has the path by `env!("CARGO_BIN_EXE_kiyot")`.
+    pub fn new(binary: impl Into<PathBuf>) -> Self {
+        Self {
+            binary: binary.into(),
+            cells: true,
+            server: String::new(),
+            milpa: String::new(),
+            netns: String::new(),
+            sections: String::new(),
+            log: "info,kiyot=debug,kiyot_link=debug".to_owned(),
+        }
+    }
+
+    fn configuration(&self, node: &Node, directory: &Path) -> String {
+        let (at, containerd) = (directory.display(), node.socket());
+        let mut toml = format!("[server]\nlisten = \"{at}/kiyot.sock\"\n{}\n", self.server);
+        let _ = writeln!(toml, "[backends.containerd]\ntype = \"cri\"\nsocket = \"{}\"\n", containerd.display());
+        if self.cells {
+            let _ = writeln!(
+                toml,
+                "[backends.milpa]\ntype = \"milpa\"\nstate_dir = \"{at}/state\"\nprovider = \"netns\"\npause_image = \"{PAUSE_IMAGE}\"\n\
+                 kubelet_dir = \"{}\"\n{}\n\n\
+                 [backends.milpa.netns]\ncni_conf_dir = \"{}\"\ncni_bin_dirs = [\"{}\"]\nrestrict_oom_score_adj = {}\n{}\n",
+                node.kubelet_directory().display(),
+                self.milpa,
+                node.cni_configuration().display(),
+                Node::cni_plugins().display(),
+                Node::restricts_oom_score(),
+                self.netns
+            );
+        }
+        let _ = writeln!(toml, "[routing]\ndefault = \"containerd\"\n");
+        if self.cells {
+            toml.push_str(
+                "[[routing.rule]]\nname = \"opted in\"\nannotation = { \"kubernetes.io/target-runtime\" = \"kiyot\" }\nbackend = \"milpa\"\n\n",
+            );
+        }
+        toml + &self.sections
+    }
+}
+
+/// A running daemon of one test. Killed when it is dropped, and its cells with it; its log is shown when the test panics.
+#[derive(Debug)]
+pub struct Kiyot<'a> {
+    node: &'a Node,
+    options: KiyotOptions,
+    directory: PathBuf,
+    daemon: Child,
+}
+
+impl<'a> Kiyot<'a> {
+    /// Writes a configuration, starts the daemon and waits until its socket answers Version.
+    pub async fn start(node: &'a Node, options: KiyotOptions) -> Self {
+        let cell = options.binary.with_file_name("kiyot-cell");
+        for binary in [&options.binary, &cell] {
+            assert!(binary.exists(), "{} is missing: build it first by `cargo build --workspace --bins`", binary.display());
+        }
+        let directory = node.directory().join("kiyot");
+        fs::create_dir_all(&directory).expect("a directory can be made");
+        fs::write(directory.join("kiyot.toml"), options.configuration(node, &directory)).expect("a configuration can be written");
+        let daemon = spawn(&options, &directory);
+        let mut kiyot = Self { node, options, directory, daemon };
+        kiyot.answering().await;
+        kiyot
+    }
+
+    /// The CRI socket.
+    pub fn socket(&self) -> PathBuf {
+        self.directory.join("kiyot.sock")
+    }
+
+    /// The state directory of the milpa backend.
+    pub fn state(&self) -> PathBuf {
+        self.directory.join("state")
+    }
+
+    /// The configuration file: a test may change it before [`restart`](Self::restart).
+    pub fn configuration(&self) -> PathBuf {
+        self.directory.join("kiyot.toml")
+    }
+
+    /// All it has logged so far.
+    pub fn log(&self) -> String {
+        fs::read_to_string(self.directory.join("kiyot.log")).unwrap_or_default()
+    }
+
+    /// The daemon's process id.
+    pub fn pid(&self) -> u32 {
+        self.daemon.id()
+    }
+
+    /// The kubelet of the node, calling this daemon.
+    ///
+    /// # Panics
+    /// When it can't connect.
+    pub async fn kubelet(&self) -> Kubelet {
+        self.node.kubelet(&self.socket()).await.expect("the daemon takes connections")
+    }
+
+    /// The cells that are there now, by the names of their directories.
+    pub fn cells(&self) -> Vec<String> {
+        let entries = fs::read_dir(self.state().join("cells")).into_iter().flatten().flatten();
+        let cells: Vec<_> = entries.map(|entry| entry.file_name().to_string_lossy().into_owned()).collect();
+        cells.iter().for_each(|cell| self.node.owns(cell));
+        cells
+    }
+
+    /// Kills the daemon as a crash would. Its cells stay.
+    pub fn kill9(&mut self) {
+        self.cells();
+        let _ = self.daemon.kill();
+        let _ = self.daemon.wait();
+    }
+
+    /// Asks the daemon to end and waits until it has.
+    pub async fn stop(&mut self) -> ExitStatus {
+        self.cells();
+        if let Some(pid) = i32::try_from(self.daemon.id()).ok().and_then(Pid::from_raw) {
+            let _ = kill_process(pid, Signal::TERM);
+        }
+        wait_until("the daemon has ended", LIMIT, async || self.daemon.try_wait().ok().flatten()).await
+    }
+
+    /// Starts the daemon again after [`kill9`](Self::kill9) or [`stop`](Self::stop), and waits until it answers.
+    pub async fn start_again(&mut self) {
+        self.daemon = spawn(&self.options, &self.directory);
+        self.answering().await;
+    }
+
+    /// Asks the daemon to end, and starts it again.
+    pub async fn restart(&mut self) {
+        self.stop().await;
+        self.start_again().await;
+    }
+
+    async fn answering(&mut self) {
+        let (node, socket, log) = (self.node, self.socket(), self.directory.join("kiyot.log"));
+        wait_until("the daemon answers Version", LIMIT, async || {
+            if let Ok(Some(status)) = self.daemon.try_wait() {
+                panic!("the daemon has ended: {status}; it said:\n{}", command::tail(&log));
+            }
+            node.kubelet(&socket).await.ok()?.runtime.version(cri::VersionRequest::default()).await.ok()
+        })
+        .await;
+    }
+}
+
+impl Drop for Kiyot<'_> {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            eprintln!("kiyot said:\n{}", command::tail(&self.directory.join("kiyot.log")));
+            for cell in self.cells() {
+                eprintln!("{cell} said:\n{}", command::tail(&self.state().join("cells").join(&cell).join("console.log")));
+            }
+        }
+        self.kill9();
+        // Cells outlive the daemon on purpose. The rest of them goes with the node.
+        sweep::processes_of(&[self.directory.display().to_string()]);
+    }
+}
+
+fn spawn(options: &KiyotOptions, directory: &Path) -> Child {
+    let log = fs::File::options().create(true).append(true).open(directory.join("kiyot.log")).expect("a log can be written");
+    let mut command = Command::new(&options.binary);
+    // A variable of the caller must not change the configuration.
+    for (name, _) in std::env::vars_os().filter(|(name, _)| name.to_string_lossy().starts_with("KIYOT_")) {
+        command.env_remove(name);
+    }
+    command.arg("serve").arg("--config").arg(directory.join("kiyot.toml")).env("PATH", PATH).env("RUST_LOG", &options.log);
+    let errors = log.try_clone().expect("a file can be opened twice");
+    command.stdin(Stdio::null()).stdout(log).stderr(errors).spawn().expect("the daemon can be started")
+}

@@ -1,0 +1,107 @@
+//! What a host has now that it should not have later.
+
+use std::{collections::BTreeSet, fmt, fs, path::Path};
+
+use crate::command::output;
+
+/// Processes, links, named network namespaces, mounts, firewall rules, control groups and the forwarding switch of this host, a line each.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Leftovers(BTreeSet<String>);
+
+impl Leftovers {
+    /// All there is now.
+    pub fn of_host() -> Self {
+        let mut all = BTreeSet::new();
+        all.extend(processes().into_iter().map(|(pid, what)| format!("process {pid}: {what}")));
+        all.extend(links().into_iter().map(|link| format!("link {link}")));
+        all.extend(names(Path::new("/run/netns")).into_iter().map(|name| format!("network namespace {name}")));
+        all.extend(mounts().into_iter().map(|mount| format!("mount {mount}")));
+        all.extend(rules());
+        all.extend(cgroups().into_iter().map(|path| format!("control group {path}")));
+        if let Ok(value) = fs::read_to_string("/proc/sys/net/ipv4/ip_forward") {
+            all.insert(format!("sysctl net.ipv4.ip_forward={}", value.trim()));
+        }
+        Self(all)
+    }
+
+    /// What is here and was not before.
+    pub fn since(&self, before: &Self) -> Self {
+        Self(self.0.difference(&before.0).cloned().collect())
+    }
+
+    /// What has one of these words in it.
+    pub fn about(&self, words: &[String]) -> Self {
+        Self(self.0.iter().filter(|line| words.iter().any(|word| line.contains(word))).cloned().collect())
+    }
+
+    /// Is there nothing?
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+}
+
+impl fmt::Display for Leftovers {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.iter().try_for_each(|line| writeln!(f, "  {line}"))
+    }
+}
+
+/// Every living process but this one: its id, and its command line with its control groups.
+pub(crate) fn processes() -> Vec<(i32, String)> {
+    let own = i32::try_from(std::process::id()).unwrap_or(0);
+    let pids = names(Path::new("/proc")).into_iter().filter_map(|name| name.parse::<i32>().ok()).filter(|pid| *pid != own);
+    pids.filter_map(|pid| {
+        let read = |file: &str| fs::read(format!("/proc/{pid}/{file}")).ok().map(|bytes| String::from_utf8_lossy(&bytes).replace(['\0', '\n'], " "));
+        // The state is the first word behind the name, which is in brackets. A zombie is nothing but its parent's to reap.
+        let state = read("stat")?.rsplit_once(')')?.1.trim().chars().next()?;
+        (state != 'Z').then_some(())?;
+        Some((pid, format!("{}[{}]", read("cmdline")?, read("cgroup")?.trim())))
+    })
+    .collect()
+}
+
+/// Where something is mounted, in the order in which it was.
+pub(crate) fn mounts() -> Vec<String> {
+    let info = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
+    info.lines().filter_map(|line| line.split(' ').nth(4)).map(|path| path.replace("\\040", " ")).collect()
+}
+
+/// Every control group of every hierarchy, parents first.
+pub(crate) fn cgroups() -> Vec<String> {
+    fn walk(directory: &Path, found: &mut Vec<String>) {
+        for name in names(directory) {
+            let path = directory.join(name);
+            if path.symlink_metadata().is_ok_and(|metadata| metadata.is_dir()) {
+                found.push(path.display().to_string());
+                walk(&path, found);
+            }
+        }
+    }
+    let mut found = Vec::new();
+    walk(Path::new("/sys/fs/cgroup"), &mut found);
+    found
+}
+
+/// Links of this network namespace: /sys may show those of another.
+pub(crate) fn links() -> Vec<String> {
+    let text = fs::read_to_string("/proc/self/net/dev").unwrap_or_default();
+    text.lines().filter_map(|line| line.split_once(':')).map(|(name, _)| name.trim().to_owned()).collect()
+}
+
+/// Chains and rules of the firewall, without their counters.
+fn rules() -> Vec<String> {
+    let tables = ["nat", "filter"].map(|table| (table, output("iptables-save", &["-t", table]).unwrap_or_default()));
+    let lines = tables.iter().flat_map(|(table, text)| text.lines().map(move |line| (table, line)));
+    let lines = lines.filter(|(_, line)| line.starts_with('-') || line.starts_with(':'));
+    lines.filter(|(_, line)| !is_built_in(line)).map(|(table, line)| format!("rule {table} {}", line.split(" [").next().unwrap_or(line))).collect()
+}
+
+/// A built-in chain is there as soon as someone looks.
+fn is_built_in(line: &str) -> bool {
+    [":PREROUTING ", ":INPUT ", ":OUTPUT ", ":POSTROUTING ", ":FORWARD "].iter().any(|chain| line.starts_with(chain))
+}
+
+fn names(directory: &Path) -> Vec<String> {
+    let entries = fs::read_dir(directory).into_iter().flatten().flatten();
+    entries.map(|entry| entry.file_name().to_string_lossy().into_owned()).collect()
+}

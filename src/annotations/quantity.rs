@@ -1,0 +1,187 @@
+//! Quantities of Kubernetes, such as `500m`, `1.5Gi` or `2e3`.
+
+use std::str::FromStr;
+
+/// Parts of a unit that a quantity is kept in.
+const NANO: u128 = 1_000_000_000;
+
+/// The longest text that is read.
+const MAX_CHARS: usize = 64;
+
+/// A quantity that is not negative, exact to a billionth; what is finer is rounded up, as Kubernetes does.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default)]
+pub struct Quantity {
+    nanos: u128,
+}
+
+/// Not a quantity.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("allowed is a quantity such as 500m, 10 or 1.5Gi, not negative")]
+pub struct NotAQuantity;
+
+impl Quantity {
+    /// In whole units, rounded up.
+    pub fn units(self) -> u64 {
+        self.rounded_up(NANO)
+    }
+
+    /// In thousandths, rounded up: CPUs in milli-CPUs.
+    pub fn milli(self) -> u64 {
+        self.rounded_up(NANO / 1000)
+    }
+
+    /// Bytes in GiB, rounded up.
+    pub fn gib(self) -> u64 {
+        self.rounded_up(NANO << 30)
+    }
+
+    fn rounded_up(self, unit: u128) -> u64 {
+        u64::try_from(self.nanos.div_ceil(unit)).unwrap_or(u64::MAX)
+    }
+}
+
+impl FromStr for Quantity {
+    type Err = NotAQuantity;
+
+    fn from_str(text: &str) -> Result<Self, NotAQuantity> {
+        read(text).map(|nanos| Self { nanos }).ok_or(NotAQuantity)
+    }
+}
+
+fn read(text: &str) -> Option<u128> {
+    if text.len() > MAX_CHARS {
+        return None;
+    }
+    let text = text.strip_prefix('+').unwrap_or(text);
+    let end = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
+    let (number, suffix) = text.split_at(end);
+    let (whole, fraction) = number.split_once('.').unwrap_or((number, ""));
+    if whole.len() + fraction.len() == 0 || fraction.contains('.') {
+        return None;
+    }
+    let fraction = fraction.trim_end_matches('0');
+    let digits: u128 = match format!("{whole}{fraction}").trim_start_matches('0') {
+        "" => 0,
+        digits => digits.parse().ok()?,
+    };
+    let scale = 10_u128.checked_pow(u32::try_from(fraction.len()).ok()?)?;
+    let nanos = digits.checked_mul(unit(suffix)?)?.div_ceil(scale);
+    // Kubernetes keeps quantities in 63 bits.
+    (nanos <= u128::from(i64::MAX.unsigned_abs()) * NANO).then_some(nanos)
+}
+
+/// A suffix's value in nanos.
+fn unit(suffix: &str) -> Option<u128> {
+    Some(match suffix {
+        "n" => 1,
+        "u" => 1_000,
+        "m" => 1_000_000,
+        "" => NANO,
+        "k" => NANO * 1_000,
+        "M" => NANO * 1_000_000,
+        "G" => NANO * 1_000_000_000,
+        "T" => NANO * 1_000_000_000_000,
+        "P" => NANO * 1_000_000_000_000_000,
+        "E" => NANO * 1_000_000_000_000_000_000,
+        "Ki" => NANO << 10,
+        "Mi" => NANO << 20,
+        "Gi" => NANO << 30,
+        "Ti" => NANO << 40,
+        "Pi" => NANO << 50,
+        "Ei" => NANO << 60,
+        _ => {
+            let exponent: i32 = suffix.strip_prefix(['e', 'E'])?.parse().ok()?;
+            10_u128.checked_pow(u32::try_from(exponent.checked_add(9)?).ok()?)?
+        }
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn quantities_as_kubernetes_reads_them() {
+        let milli = |text: &str| text.parse::<Quantity>().map(Quantity::milli).ok();
+        for (text, value) in [
+            ("0", 0),
+            ("1", 1000),
+            ("+1", 1000),
+            ("500m", 500),
+            ("0.5", 500),
+            (".5", 500),
+            ("1.", 1000),
+            ("1.0001", 1001),
+            ("1n", 1),
+            ("1u", 1),
+            ("2k", 2_000_000),
+            ("2e3", 2_000_000),
+            ("2E3", 2_000_000),
+            ("5e-1", 500),
+            ("1Ki", 1_024_000),
+            ("1.5Ki", 1_536_000),
+            ("001", 1000),
+            ("1.000000000000000000000000000", 1000),
+        ] {
+            assert_eq!(milli(text), Some(value), "{text}");
+        }
+        for text in [
+            "",
+            ".",
+            "m",
+            "-1",
+            "1x",
+            "1 Gi",
+            " 1",
+            "1KI",
+            "1ki",
+            "1e",
+            "1E+",
+            "1.2.3",
+            "0x1",
+            "9999999999999999999999",
+            "16Ei",
+            "1e40",
+            "1e-40",
+            "١",
+        ] {
+            assert_eq!(milli(text), None, "{text}");
+        }
+        assert_eq!("1E".parse::<Quantity>().map(Quantity::units), Ok(1_000_000_000_000_000_000));
+    }
+
+    #[test]
+    fn sizes_in_gib_are_rounded_up() {
+        for (text, gib) in [("0", 0), ("1", 1), ("1Gi", 1), ("1Gi", 1), ("1G", 1), ("1073741825", 2), ("1.5Gi", 2), ("10Gi", 10), ("1Ti", 1024)] {
+            assert_eq!(text.parse::<Quantity>().map(Quantity::gib), Ok(gib), "{text}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn any_text_is_a_quantity_or_not(text in "\\PC{0,80}") {
+            let _ = text.parse::<Quantity>();
+        }
+
+        #[test]
+        fn what_looks_like_one_never_panics(text in "[+-]?[0-9.]{0,40}([numkMGTPE]|[KMGTPE]i|[eE][+-]?[0-9]{1,12})?") {
+            if let Ok(quantity) = text.parse::<Quantity>() {
+                prop_assert!(quantity.milli() >= quantity.units());
+                prop_assert!(quantity.units() >= quantity.gib());
+            }
+        }
+
+        #[test]
+        fn whole_units_survive(units in 0_u64..(1 << 62)) {
+            prop_assert_eq!(units.to_string().parse::<Quantity>().map(Quantity::units), Ok(units));
+        }
+
+        #[test]
+        fn greater_numbers_are_greater_quantities(one in 0_u32.., other in 0_u32.., suffix in "(m||k|Ki|Mi)") {
+            let read = |number: u32| format!("{number}{suffix}").parse::<Quantity>().unwrap();
+            prop_assert_eq!(one.cmp(&other), read(one).cmp(&read(other)));
+        }
+    }
+}

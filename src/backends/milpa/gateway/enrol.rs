@@ -1,0 +1,74 @@
+//! Enrolment: a cell trades its one-time token for a certificate.
+
+use std::{sync::Arc, time::Duration};
+
+use async_trait::async_trait;
+use kiyot_link::certificate::sha256;
+use kiyot_proto::cell::{EnrolReply, EnrolRequest, enrolment_server};
+use tokio::time::timeout;
+use tonic::{Request, Response, Status};
+
+use super::{
+    Ledger, Refusal,
+    ca::{Ca, ProvenKey},
+};
+
+/// The most bytes of an `Enrol` request.
+pub(super) const BODY_LIMIT: usize = 16 * 1024;
+
+/// How long the ledger may take to spend a token.
+const CLAIM_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// The service on connections for enrolment.
+#[derive(Clone)]
+pub(super) struct Enrolment {
+    pub(super) ca: Arc<Ca>,
+    pub(super) ledger: Arc<dyn Ledger>,
+    pub(super) lifetime: Duration,
+}
+
+impl Enrolment {
+    pub(super) fn service(self) -> enrolment_server::EnrolmentServer<Self> {
+        enrolment_server::EnrolmentServer::new(self).max_decoding_message_size(BODY_LIMIT)
+    }
+}
+
+#[async_trait]
+impl enrolment_server::Enrolment for Enrolment {
+    async fn enrol(&self, request: Request<EnrolRequest>) -> Result<Response<EnrolReply>, Status> {
+        let EnrolRequest { cell, token, csr_der, build_id } = request.into_inner();
+        let key = ProvenKey::from_request(&csr_der).map_err(|error| Status::invalid_argument(error.to_string()))?;
+        let key_sha256 = key.sha256();
+        let claim = timeout(CLAIM_TIMEOUT, self.ledger.claim(&cell, &sha256(token.as_bytes()), &key_sha256)).await;
+        let id = match claim {
+            Ok(Ok(id)) => id,
+            Ok(Err(refusal)) => return Err(refused(&refusal, &key_sha256)),
+            Err(_) => return Err(Status::unavailable(format!("spending a token took longer than {} s", CLAIM_TIMEOUT.as_secs()))),
+        };
+        let certificate = self.ca.certify(&id, &key, self.lifetime).map_err(|error| {
+            tracing::error!(cell = %id, error = &error as &dyn std::error::Error, "A cell's certificate could not be made.");
+            Status::unavailable("no certificate could be made")
+        })?;
+        tracing::info!(cell = %id, key_sha256, agent = %build_id.escape_debug(), "A cell has its certificate.");
+        Ok(Response::new(EnrolReply { certificate_der: certificate.into(), ca_der: self.ca.certificate_der().to_vec().into() }))
+    }
+}
+
+/// What a caller is told: whether to come again, and not what it has guessed right.
+fn refused(refusal: &Refusal, key_sha256: &str) -> Status {
+    let error: &dyn std::error::Error = refusal;
+    match refusal {
+        Refusal::Store(..) => {
+            tracing::error!(error, "A cell could not enrol.");
+            Status::unavailable("the store did not keep it")
+        }
+        Refusal::OtherKey(_) => {
+            tracing::error!(error, key_sha256, "A token that was spent was shown with another key: somebody else has the bootstrap data of a cell.");
+            Status::permission_denied("not let in")
+        }
+        Refusal::Unknown(_) | Refusal::WrongToken(_) | Refusal::Expired(_) => {
+            tracing::warn!(error, key_sha256, "An enrolment was refused.");
+            Status::permission_denied("not let in")
+        }
+    }
+}

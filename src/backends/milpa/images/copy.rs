@@ -1,0 +1,176 @@
+//! An image on its way from the node to a cell.
+
+use std::{collections::HashSet, time::Duration};
+
+use bytes::Bytes;
+use futures::StreamExt as _;
+use kiyot_proto::cell::{BlobPart, PutImageRequest};
+use ring::digest::{SHA256, digest};
+use tokio::{sync::mpsc, time::timeout};
+use tonic::Status;
+
+use super::{
+    manifest::{Descriptor, Manifest, ManifestError, Parsed, architecture, parse},
+    node::Node,
+    receiver::Receiver,
+};
+
+/// Largest JSON of an image.
+const MAX_JSON: u64 = 4 << 20;
+
+/// How long the node has to give one.
+const JSON_TIME: Duration = Duration::from_secs(30);
+
+/// Indexes that may lead to one another.
+const MAX_INDEXES: usize = 3;
+
+/// Largest part of a blob that is sent to a cell.
+const PART: usize = 1 << 20;
+
+/// Parts that wait to be sent.
+const QUEUE: usize = 2;
+
+/// The label by which CRI knows its images.
+const MANAGED: (&str, &str) = ("io.cri-containerd.image", "managed");
+
+/// Why an image was not copied.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum CopyError {
+    /// The node's side.
+    #[error("the node's containerd: {}", .0.message())]
+    Node(Status),
+    /// The cell's side.
+    #[error("the cell: {}", .0.message())]
+    Cell(Status),
+    /// The image itself.
+    #[error(transparent)]
+    Manifest(#[from] ManifestError),
+    /// Its bytes are others.
+    #[error("blob {0} is damaged on the node, or larger than {MAX_JSON} bytes")]
+    Damaged(String),
+    /// A layer's content was dropped after it was unpacked.
+    #[error("blob {0} is not on the node any more")]
+    Dropped(String),
+    /// It doesn't go on.
+    #[error("blob {0} did not go on for {1} s")]
+    Stalled(String, u64),
+}
+
+/// What is under a name on the node: the image for this machine. `None` if there is no such name.
+pub(super) async fn resolve(node: &dyn Node, name: &str) -> Result<Option<Manifest>, CopyError> {
+    let Some(mut target) = node.target(name).await.map_err(CopyError::Node)? else { return Ok(None) };
+    for _ in 0..=MAX_INDEXES {
+        let json = timeout(JSON_TIME, json(node, &target)).await;
+        let json = json.map_err(|_| CopyError::Stalled(target.digest.clone(), JSON_TIME.as_secs()))??;
+        match parse(&target, &json, architecture())? {
+            Parsed::Index(next) => target = next,
+            Parsed::Manifest(manifest) => return Ok(Some(manifest)),
+        }
+    }
+    Err(ManifestError::Type(target.digest, "index of indexes".to_owned()).into())
+}
+
+/// Whether all of an image is on the node.
+pub(super) async fn is_whole(node: &dyn Node, manifest: &Manifest) -> Result<bool, Status> {
+    for blob in manifest.blobs() {
+        if !node.has(&blob.digest).await? {
+            return Ok(false);
+        }
+    }
+    Ok(true)
+}
+
+/// Copies what of an image is not in the cell, and names it there. `stall`: how long a blob may stand still.
+pub(super) async fn copy(node: &dyn Node, cell: &dyn Receiver, manifest: &Manifest, names: Vec<String>, stall: Duration) -> Result<(), CopyError> {
+    let lease = node.hold(&manifest.target.digest).await.map_err(CopyError::Node)?;
+    let copied = copy_held(node, cell, manifest, names, stall).await;
+    node.release(&lease).await;
+    copied
+}
+
+async fn copy_held(node: &dyn Node, cell: &dyn Receiver, manifest: &Manifest, names: Vec<String>, stall: Duration) -> Result<(), CopyError> {
+    let blobs = manifest.blobs();
+    let digests = blobs.iter().map(|blob| blob.digest.clone()).collect();
+    // Only what is this image's is sent, whatever the cell asks for.
+    let missing: HashSet<String> = cell.missing(digests).await.map_err(CopyError::Cell)?.into_iter().collect();
+    let missing: Vec<&Descriptor> = blobs.into_iter().filter(|blob| missing.contains(&blob.digest)).collect();
+    for blob in &missing {
+        if !node.has(&blob.digest).await.map_err(CopyError::Node)? {
+            return Err(CopyError::Dropped(blob.digest.clone()));
+        }
+    }
+    for blob in missing {
+        put(node, cell, manifest, blob, stall).await?;
+    }
+    let target = &manifest.target;
+    let request = PutImageRequest {
+        names,
+        target_digest: target.digest.clone(),
+        target_media_type: target.media_type.clone(),
+        target_size: target.size,
+        image_id: manifest.config.digest.clone(),
+        labels: [(MANAGED.0.to_owned(), MANAGED.1.to_owned())].into(),
+    };
+    cell.put_image(request).await.map_err(CopyError::Cell)
+}
+
+/// Sends one blob, part by part as it is read.
+async fn put(node: &dyn Node, cell: &dyn Receiver, manifest: &Manifest, blob: &Descriptor, stall: Duration) -> Result<(), CopyError> {
+    let stalled = || CopyError::Stalled(blob.digest.clone(), stall.as_secs());
+    let (sender, parts) = mpsc::channel(QUEUE);
+    let sending = async move {
+        let first = BlobPart {
+            digest: blob.digest.clone(),
+            size: blob.size,
+            labels: manifest.labels(&blob.digest).into_iter().collect(),
+            content: Bytes::new(),
+        };
+        let mut read = node.read(blob).await.map_err(CopyError::Node)?;
+        // The cell says what was wrong if it takes no more.
+        let mut open = sender.send(first).await.is_ok();
+        while open && let Some(bytes) = timeout(stall, read.next()).await.map_err(|_| stalled())? {
+            let mut bytes = bytes.map_err(CopyError::Node)?;
+            while open && !bytes.is_empty() {
+                let content = bytes.split_to(bytes.len().min(PART));
+                let part = BlobPart { content, ..BlobPart::default() };
+                open = timeout(stall, sender.send(part)).await.map_err(|_| stalled())?.is_ok();
+            }
+        }
+        Ok::<_, CopyError>(())
+    };
+    let taking = cell.put_blob(parts);
+    tokio::pin!(sending, taking);
+    tokio::select! {
+        taken = &mut taking => taken,
+        sent = &mut sending => {
+            sent?;
+            timeout(stall, taking).await.map_err(|_| stalled())?
+        }
+    }
+    .map_err(CopyError::Cell)
+}
+
+/// A blob that is JSON, checked.
+async fn json(node: &dyn Node, blob: &Descriptor) -> Result<Vec<u8>, CopyError> {
+    let damaged = || CopyError::Damaged(blob.digest.clone());
+    if blob.size > MAX_JSON {
+        return Err(damaged());
+    }
+    let mut parts = match node.read(blob).await {
+        Err(status) if status.code() == tonic::Code::NotFound => return Err(CopyError::Dropped(blob.digest.clone())),
+        parts => parts.map_err(CopyError::Node)?,
+    };
+    let mut json = Vec::new();
+    while let Some(part) = parts.next().await {
+        match part {
+            Ok(part) => json.extend_from_slice(&part),
+            Err(status) if status.code() == tonic::Code::NotFound => return Err(CopyError::Dropped(blob.digest.clone())),
+            Err(status) => return Err(CopyError::Node(status)),
+        }
+        if json.len() as u64 > MAX_JSON {
+            return Err(damaged());
+        }
+    }
+    let found = format!("sha256:{}", hex::encode(digest(&SHA256, &json)));
+    if found == blob.digest { Ok(json) } else { Err(damaged()) }
+}

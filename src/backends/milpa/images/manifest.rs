@@ -1,0 +1,257 @@
+//! What an image is made of: indexes and manifests, of OCI and of Docker. Pure.
+
+use std::collections::BTreeMap;
+
+use serde::Deserialize;
+
+use super::reference::is_digest;
+
+/// Layers that an image may have; containerd's snapshotters take fewer.
+const MAX_LAYERS: usize = 512;
+
+/// Largest blob that is copied, 1 TiB; only against overflow.
+const MAX_BLOB: u64 = 1 << 40;
+
+/// Why an image isn't copied.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub(super) enum ManifestError {
+    /// Not the JSON that it must be.
+    #[error("blob {0} is not the JSON of an image: {1}")]
+    Json(String, String),
+    /// Another kind of image.
+    #[error("blob {0} is of type {1:?}; allowed are indexes and manifests of OCI and of Docker (schema 2)")]
+    Type(String, String),
+    /// A digest that can't be checked.
+    #[error("{0:?} is no digest that can be checked; allowed is sha256")]
+    Digest(String),
+    /// Too large, or of too many parts.
+    #[error("it has more than {MAX_LAYERS} layers, or a blob of more than {MAX_BLOB} bytes")]
+    TooMuch,
+    /// For other machines.
+    #[error("index {0} has no image for linux/{1}")]
+    Platform(String, &'static str),
+}
+
+/// One blob of an image.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub(super) struct Descriptor {
+    /// What it is.
+    #[serde(default)]
+    pub(super) media_type: String,
+    /// Its name.
+    pub(super) digest: String,
+    /// Its length in bytes.
+    pub(super) size: u64,
+    #[serde(default)]
+    platform: Option<Platform>,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+struct Platform {
+    #[serde(default)]
+    os: String,
+    #[serde(default)]
+    architecture: String,
+    #[serde(default)]
+    variant: String,
+}
+
+/// Index or manifest, whichever of the two it turns out to be.
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Document {
+    #[serde(default)]
+    media_type: String,
+    #[serde(default)]
+    manifests: Vec<Descriptor>,
+    #[serde(default)]
+    config: Option<Descriptor>,
+    #[serde(default)]
+    layers: Vec<Descriptor>,
+}
+
+/// What a blob turned out to be.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Parsed {
+    /// Leads to this one for this machine.
+    Index(Descriptor),
+    /// An image.
+    Manifest(Manifest),
+}
+
+/// What one image is made of.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Manifest {
+    /// The manifest itself.
+    pub(super) target: Descriptor,
+    /// Its configuration, whose digest is the image's id.
+    pub(super) config: Descriptor,
+    /// Its layers, in their order.
+    pub(super) layers: Vec<Descriptor>,
+}
+
+impl Descriptor {
+    /// Any blob.
+    pub(super) fn new(media_type: &str, digest: &str, size: u64) -> Self {
+        Self { media_type: media_type.to_owned(), digest: digest.to_owned(), size, platform: None }
+    }
+}
+
+impl Manifest {
+    /// All blobs, each once, what leads to others last.
+    pub(super) fn blobs(&self) -> Vec<&Descriptor> {
+        let mut blobs: Vec<&Descriptor> = Vec::new();
+        for blob in self.layers.iter().chain([&self.config, &self.target]) {
+            if !blobs.iter().any(|other| other.digest == blob.digest) {
+                blobs.push(blob);
+            }
+        }
+        blobs
+    }
+
+    /// The labels of one of its blobs, by which containerd's garbage collection knows what leads where.
+    pub(super) fn labels(&self, digest: &str) -> BTreeMap<String, String> {
+        if digest != self.target.digest {
+            return BTreeMap::new();
+        }
+        let layers = self.layers.iter().enumerate().map(|(number, layer)| (format!("containerd.io/gc.ref.content.l.{number}"), layer.digest.clone()));
+        layers.chain([("containerd.io/gc.ref.content.config".to_owned(), self.config.digest.clone())]).collect()
+    }
+}
+
+/// Reads the JSON of a blob. Its bytes have been checked against its digest.
+pub(super) fn parse(blob: &Descriptor, json: &[u8], architecture: &'static str) -> Result<Parsed, ManifestError> {
+    let document: Document = serde_json::from_slice(json).map_err(|error| ManifestError::Json(blob.digest.clone(), error.to_string()))?;
+    let media_type = if document.media_type.is_empty() { &blob.media_type } else { &document.media_type };
+    match (&**media_type, document.config) {
+        ("application/vnd.oci.image.index.v1+json" | "application/vnd.docker.distribution.manifest.list.v2+json", _) => {
+            let found = for_machine(document.manifests, architecture).ok_or_else(|| ManifestError::Platform(blob.digest.clone(), architecture))?;
+            checked(found).map(Parsed::Index)
+        }
+        ("application/vnd.oci.image.manifest.v1+json" | "application/vnd.docker.distribution.manifest.v2+json", Some(config)) => {
+            if document.layers.len() > MAX_LAYERS {
+                return Err(ManifestError::TooMuch);
+            }
+            let target = Descriptor::new(media_type, &blob.digest, blob.size);
+            let layers = document.layers.into_iter().map(checked).collect::<Result<_, _>>()?;
+            Ok(Parsed::Manifest(Manifest { target: checked(target)?, config: checked(config)?, layers }))
+        }
+        (other, _) => Err(ManifestError::Type(blob.digest.clone(), other.to_owned())),
+    }
+}
+
+/// This machine's architecture as images have it.
+pub(super) fn architecture() -> &'static str {
+    match std::env::consts::ARCH {
+        "x86_64" => "amd64",
+        "x86" => "386",
+        "aarch64" => "arm64",
+        "powerpc64" if cfg!(target_endian = "little") => "ppc64le",
+        other => other,
+    }
+}
+
+fn checked(descriptor: Descriptor) -> Result<Descriptor, ManifestError> {
+    if !is_digest(&descriptor.digest) {
+        return Err(ManifestError::Digest(descriptor.digest));
+    }
+    if descriptor.size > MAX_BLOB { Err(ManifestError::TooMuch) } else { Ok(descriptor) }
+}
+
+/// The best one for this machine: the first of the most usual variant.
+fn for_machine(manifests: Vec<Descriptor>, architecture: &str) -> Option<Descriptor> {
+    let variants: &[&str] = match architecture {
+        "amd64" => &["", "v1"],
+        "arm64" => &["v8", ""],
+        "arm" => &["v7", "v6", "v5", ""],
+        _ => &[""],
+    };
+    let rank = |descriptor: &Descriptor| match &descriptor.platform {
+        Some(platform) if platform.os == "linux" && platform.architecture == architecture => {
+            variants.iter().position(|variant| *variant == platform.variant)
+        }
+        Some(_) => None,
+        // One that doesn't say is taken if no other does.
+        None => Some(variants.len()),
+    };
+    manifests
+        .into_iter()
+        .filter_map(|descriptor| Some((rank(&descriptor)?, descriptor)))
+        .min_by_key(|(rank, _)| *rank)
+        .map(|(_, descriptor)| descriptor)
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    const INDEX: &str = "application/vnd.oci.image.index.v1+json";
+    const MANIFEST: &str = "application/vnd.docker.distribution.manifest.v2+json";
+
+    fn digest(byte: u8) -> String {
+        format!("sha256:{}", hex::encode([byte; 32]))
+    }
+
+    fn entry(byte: u8, platform: &str) -> String {
+        format!(r#"{{"mediaType":"{MANIFEST}","digest":"{}","size":{byte}{platform}}}"#, digest(byte))
+    }
+
+    fn platform(os: &str, architecture: &str, variant: &str) -> String {
+        format!(r#","platform":{{"os":"{os}","architecture":"{architecture}","variant":"{variant}"}}"#)
+    }
+
+    #[test]
+    fn an_index_leads_to_this_machines_image() {
+        let entries = [
+            entry(1, &platform("linux", "arm64", "")),
+            entry(2, &platform("windows", "amd64", "")),
+            entry(3, &platform("unknown", "unknown", "")),
+            entry(4, &platform("linux", "amd64", "v3")),
+            entry(5, &platform("linux", "amd64", "")),
+            entry(6, &platform("linux", "arm64", "v8")),
+        ];
+        let json = format!(r#"{{"schemaVersion":2,"manifests":[{}]}}"#, entries.join(","));
+        let blob = Descriptor::new(INDEX, &digest(9), json.len() as u64);
+        for (architecture, expected) in [("amd64", 5), ("arm64", 6)] {
+            assert!(
+                matches!(parse(&blob, json.as_bytes(), architecture), Ok(Parsed::Index(found)) if found.digest == digest(expected)),
+                "{architecture}"
+            );
+        }
+        assert!(matches!(parse(&blob, json.as_bytes(), "s390x"), Err(ManifestError::Platform(_, "s390x"))));
+        let json = format!(r#"{{"manifests":[{}]}}"#, entry(7, ""));
+        assert!(matches!(parse(&blob, json.as_bytes(), "amd64"), Ok(Parsed::Index(found)) if found.digest == digest(7)));
+    }
+
+    #[test]
+    fn a_manifest_has_its_blobs_once_and_its_own_last() {
+        let json = format!(r#"{{"mediaType":"{MANIFEST}","config":{},"layers":[{},{},{}]}}"#, entry(1, ""), entry(2, ""), entry(3, ""), entry(2, ""));
+        let Ok(Parsed::Manifest(manifest)) = parse(&Descriptor::new("", &digest(9), 5), json.as_bytes(), "amd64") else { panic!("no manifest") };
+        assert_eq!(manifest.blobs().iter().map(|blob| blob.digest.clone()).collect::<Vec<_>>(), [2, 3, 1, 9].map(digest));
+        assert_eq!(manifest.target, Descriptor::new(MANIFEST, &digest(9), 5));
+        let labels = manifest.labels(&digest(9));
+        assert_eq!(labels["containerd.io/gc.ref.content.config"], digest(1));
+        assert_eq!(labels["containerd.io/gc.ref.content.l.2"], digest(2));
+        assert!(manifest.labels(&digest(1)).is_empty());
+    }
+
+    #[test]
+    fn what_is_no_image_is_refused() {
+        let blob = |media_type: &str| Descriptor::new(media_type, &digest(9), 5);
+        assert!(matches!(parse(&blob(MANIFEST), b"{", "amd64"), Err(ManifestError::Json(..))));
+        assert!(matches!(parse(&blob(MANIFEST), b"{}", "amd64"), Err(ManifestError::Type(..))));
+        assert!(matches!(parse(&blob("application/vnd.docker.distribution.manifest.v1+json"), b"{}", "amd64"), Err(ManifestError::Type(..))));
+        let bad = r#"{"config":{"digest":"sha512:00","size":1}}"#;
+        assert!(matches!(parse(&blob(MANIFEST), bad.as_bytes(), "amd64"), Err(ManifestError::Digest(_))));
+    }
+
+    proptest! {
+        #[test]
+        fn any_bytes_are_taken(json in proptest::collection::vec(any::<u8>(), 0..200)) {
+            let _ = parse(&Descriptor::new(MANIFEST, &digest(0), 0), &json, "amd64");
+        }
+    }
+}

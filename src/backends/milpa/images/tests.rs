@@ -1,0 +1,335 @@
+//! Images between a played node and a played cell.
+
+use std::{
+    collections::{BTreeMap, HashMap},
+    sync::Mutex,
+};
+
+use async_trait::async_trait;
+use bytes::Bytes;
+use futures::{
+    StreamExt as _,
+    stream::{self, BoxStream},
+};
+use kiyot_proto::cell::{BlobPart, PutImageRequest};
+use ring::digest::{SHA256, digest};
+use tokio::sync::mpsc;
+
+use super::{manifest::Descriptor, *};
+
+const NAME: &str = "registry.example/app:v1";
+const INDEX: &str = "application/vnd.oci.image.index.v1+json";
+
+fn sha256(bytes: &[u8]) -> String {
+    format!("sha256:{}", hex::encode(digest(&SHA256, bytes)))
+}
+
+/// The node: names, and blobs.
+#[derive(Debug, Default)]
+struct Store {
+    names: BTreeMap<String, (String, String, u64)>,
+    blobs: BTreeMap<String, Bytes>,
+    held: usize,
+}
+
+#[derive(Debug, Default, Clone)]
+struct PlayedNode(Arc<Mutex<Store>>);
+
+impl PlayedNode {
+    fn blob(&self, bytes: impl Into<Bytes>) -> (String, u64) {
+        let bytes = bytes.into();
+        let digest = sha256(&bytes);
+        let size = bytes.len() as u64;
+        self.0.lock().unwrap().blobs.insert(digest.clone(), bytes);
+        (digest, size)
+    }
+
+    /// An image of two layers, one of several parts, behind an index. Its id.
+    fn image(&self, name: &str) -> String {
+        let entry = |(digest, size): (String, u64)| format!(r#""digest":"{digest}","size":{size}"#);
+        let config = self.blob(format!(r#"{{"architecture":"any","name":"{name}"}}"#));
+        let layers = [self.blob(vec![7; (5 << 20) + 1]), self.blob("small")].map(|layer| format!("{{{}}}", entry(layer))).join(",");
+        let id = config.0.clone();
+        let manifest = format!(r#"{{"mediaType":"application/vnd.oci.image.manifest.v1+json","config":{{{}}},"layers":[{layers}]}}"#, entry(config));
+        let manifest = entry(self.blob(manifest));
+        let platform = format!(r#""platform":{{"os":"linux","architecture":"{}"}}"#, manifest::architecture());
+        let (digest, size) = self.blob(format!(r#"{{"mediaType":"{INDEX}","manifests":[{{{manifest},{platform}}}]}}"#));
+        let mut store = self.0.lock().unwrap();
+        for name in [name, &id] {
+            store.names.insert(name.to_owned(), (INDEX.to_owned(), digest.clone(), size));
+        }
+        id
+    }
+}
+
+#[async_trait]
+impl Node for PlayedNode {
+    async fn status(&self, request: cri::ImageStatusRequest) -> Result<cri::ImageStatusResponse, Status> {
+        let name = request.image.unwrap().image;
+        let store = self.0.lock().unwrap();
+        let found = store.names.get(&normalized(&name)).map(|(_, digest, _)| digest.clone());
+        let image = found.map(|digest| {
+            let same = store.names.iter().filter(|(_, (_, other, _))| *other == digest).map(|(name, _)| name.clone());
+            let (ids, tags) = same.partition::<Vec<_>, _>(|name| is_id(name));
+            cri::Image { id: ids[0].clone(), repo_tags: tags, ..cri::Image::default() }
+        });
+        Ok(cri::ImageStatusResponse { image, ..Default::default() })
+    }
+
+    async fn target(&self, name: &str) -> Result<Option<Descriptor>, Status> {
+        Ok(self.0.lock().unwrap().names.get(name).map(|(media_type, digest, size)| Descriptor::new(media_type, digest, *size)))
+    }
+
+    async fn has(&self, digest: &str) -> Result<bool, Status> {
+        Ok(self.0.lock().unwrap().blobs.contains_key(digest))
+    }
+
+    async fn read(&self, blob: &Descriptor) -> Result<BoxStream<'static, Result<Bytes, Status>>, Status> {
+        let bytes = self.0.lock().unwrap().blobs.get(&blob.digest).cloned().ok_or_else(|| Status::not_found("no such blob"))?;
+        let parts: Vec<_> = bytes.chunks(3 << 20).map(|part| Ok(Bytes::copy_from_slice(part))).collect();
+        Ok(stream::iter(parts).boxed())
+    }
+
+    async fn hold(&self, _: &str) -> Result<String, Status> {
+        self.0.lock().unwrap().held += 1;
+        Ok("lease".into())
+    }
+
+    async fn release(&self, _: &str) {
+        self.0.lock().unwrap().held -= 1;
+    }
+}
+
+/// A cell: blobs, names, and what its registry has.
+#[derive(Debug, Default)]
+struct PlayedCell {
+    blobs: Mutex<HashMap<String, Vec<u8>>>,
+    images: Mutex<HashMap<String, String>>,
+    named: Mutex<Vec<PutImageRequest>>,
+    registry: Mutex<HashMap<String, String>>,
+    pulls: Mutex<Vec<cri::PullImageRequest>>,
+    puts: Mutex<usize>,
+    refuses: bool,
+    greedy: bool,
+}
+
+#[async_trait]
+impl Receiver for PlayedCell {
+    async fn status(&self, request: cri::ImageStatusRequest, _: Option<Duration>) -> Result<cri::ImageStatusResponse, Status> {
+        let image = self.images.lock().unwrap().get(&normalized(&request.image.unwrap().image)).cloned();
+        let image = image.map(|id| cri::Image { id, size: 5, ..cri::Image::default() });
+        Ok(cri::ImageStatusResponse { image, ..Default::default() })
+    }
+
+    async fn pull(&self, request: cri::PullImageRequest, _: Duration) -> Result<String, Status> {
+        let name = normalized(&request.image.as_ref().unwrap().image);
+        self.pulls.lock().unwrap().push(request);
+        let id = self.registry.lock().unwrap().get(&name).cloned().ok_or_else(|| Status::unknown("RegistryUnavailable: no such thing"))?;
+        let mut images = self.images.lock().unwrap();
+        images.insert(name, id.clone());
+        images.insert(id.clone(), id.clone());
+        Ok(id)
+    }
+
+    async fn missing(&self, mut digests: Vec<String>) -> Result<Vec<String>, Status> {
+        let blobs = self.blobs.lock().unwrap();
+        digests.retain(|digest| !blobs.contains_key(digest));
+        if self.greedy {
+            digests.push(sha256(b"another image's"));
+        }
+        Ok(digests)
+    }
+
+    async fn put_blob(&self, mut parts: mpsc::Receiver<BlobPart>) -> Result<(), Status> {
+        *self.puts.lock().unwrap() += 1;
+        let first = parts.recv().await.unwrap();
+        if self.refuses {
+            return Err(Status::resource_exhausted("the disk is full"));
+        }
+        let mut bytes = Vec::new();
+        while let Some(part) = parts.recv().await {
+            assert!(part.content.len() <= 1 << 20);
+            bytes.extend_from_slice(&part.content);
+        }
+        if sha256(&bytes) != first.digest || bytes.len() as u64 != first.size {
+            return Err(Status::data_loss("other bytes"));
+        }
+        self.blobs.lock().unwrap().insert(first.digest, bytes);
+        Ok(())
+    }
+
+    async fn put_image(&self, request: PutImageRequest) -> Result<(), Status> {
+        assert!(self.blobs.lock().unwrap().contains_key(&request.target_digest));
+        let mut images = self.images.lock().unwrap();
+        for name in request.names.iter().chain([&request.image_id]) {
+            images.insert(name.clone(), request.image_id.clone());
+        }
+        self.named.lock().unwrap().push(request);
+        Ok(())
+    }
+}
+
+struct Scene {
+    node: PlayedNode,
+    images: Images,
+    id: CellId,
+    cell: PlayedCell,
+}
+
+impl Scene {
+    fn new() -> Self {
+        let node = PlayedNode::default();
+        let images = Images::of(Box::new(node.clone()), "registry.example/pause:1".into(), Duration::from_secs(120));
+        Self { node, images, id: CellId::mint().unwrap(), cell: PlayedCell::default() }
+    }
+
+    async fn ensure(&self, image: &str, reference: &str) -> Result<String, Status> {
+        let spec = cri::ImageSpec { image: image.into(), user_specified_image: reference.into(), ..Default::default() };
+        self.images.ensure_in(&self.id, &self.cell, &spec, "uid-1").await
+    }
+
+    async fn pull(&self, reference: &str, auth: Option<cri::AuthConfig>) -> Result<String, Status> {
+        let metadata = Some(cri::PodSandboxMetadata { uid: "uid-1".into(), ..Default::default() });
+        let request = cri::PullImageRequest {
+            image: Some(cri::ImageSpec { image: reference.into(), ..Default::default() }),
+            auth,
+            sandbox_config: Some(cri::PodSandboxConfig { metadata, ..Default::default() }),
+        };
+        Ok(self.images.pull_in(&self.id, &self.cell, request).await?.image_ref)
+    }
+
+    async fn status(&self, reference: &str) -> Option<String> {
+        self.images.status_in(&self.cell, question(reference, false), None).await.unwrap().image.map(|image| image.id)
+    }
+
+    fn in_registry(&self, name: &str, id: &str) {
+        self.cell.registry.lock().unwrap().insert(name.into(), id.into());
+    }
+}
+
+fn auth() -> Option<cri::AuthConfig> {
+    Some(cri::AuthConfig { username: "user".into(), password: "secret".into(), ..Default::default() })
+}
+
+#[tokio::test]
+async fn what_the_node_has_is_copied_and_nothing_is_pulled() {
+    let scene = Scene::new();
+    let id = scene.node.image(NAME);
+    assert_eq!(scene.status(NAME).await.as_ref(), Some(&id), "the node can give it");
+    assert_eq!(scene.ensure(&id, "registry.example/app:v1").await.unwrap(), id);
+    let named = scene.cell.named.lock().unwrap()[0].clone();
+    assert_eq!((named.names, &named.image_id), (vec![NAME.to_owned()], &id));
+    assert_eq!(named.target_media_type, "application/vnd.oci.image.manifest.v1+json");
+    assert_eq!(named.labels["io.cri-containerd.image"], "managed");
+    // Two layers, configuration and manifest; the index stays where it is.
+    assert_eq!(scene.cell.blobs.lock().unwrap().len(), 4);
+    assert!(scene.cell.pulls.lock().unwrap().is_empty());
+    assert_eq!(scene.images.reported(NAME).unwrap().id, id);
+    assert_eq!(scene.node.0.lock().unwrap().held, 0);
+    // It is there now.
+    assert_eq!(scene.ensure(NAME, "").await.unwrap(), id);
+    assert_eq!(*scene.cell.puts.lock().unwrap(), 4);
+}
+
+#[tokio::test]
+async fn blobs_that_the_cell_has_are_not_sent() {
+    let scene = Scene::new();
+    let id = scene.node.image(NAME);
+    scene.cell.blobs.lock().unwrap().insert(sha256(b"small"), b"small".to_vec());
+    scene.ensure(&id, NAME).await.unwrap();
+    assert_eq!(*scene.cell.puts.lock().unwrap(), 3);
+}
+
+#[tokio::test]
+async fn a_cell_gets_only_what_it_is_to_have() {
+    let mut scene = Scene::new();
+    scene.node.blob("another image's");
+    scene.cell.greedy = true;
+    let id = scene.node.image(NAME);
+    scene.ensure(&id, NAME).await.unwrap();
+    assert!(!scene.cell.blobs.lock().unwrap().contains_key(&sha256(b"another image's")));
+}
+
+#[tokio::test]
+async fn an_image_is_copied_once() {
+    let scene = Scene::new();
+    let id = scene.node.image(NAME);
+    let (one, other) = tokio::join!(scene.ensure(&id, NAME), scene.ensure(&id, NAME));
+    assert_eq!((one.unwrap(), other.unwrap()), (id.clone(), id));
+    assert_eq!(scene.cell.named.lock().unwrap().len(), 1);
+}
+
+#[tokio::test]
+async fn dropped_layers_are_pulled_with_what_came_for_the_pod() {
+    let scene = Scene::new();
+    let id = scene.node.image(NAME);
+    scene.node.0.lock().unwrap().blobs.remove(&sha256(b"small"));
+    assert_eq!(scene.status(NAME).await, None, "the node can't give it");
+    // The credentials come with a pull that fails.
+    let failed = scene.pull(NAME, auth()).await.unwrap_err();
+    assert_eq!((failed.code(), failed.message()), (Code::Unknown, "RegistryUnavailable: no such thing"));
+    scene.in_registry(NAME, &id);
+    assert_eq!(scene.ensure(&id, NAME).await.unwrap(), id);
+    let last = scene.cell.pulls.lock().unwrap().last().unwrap().clone();
+    assert_eq!((last.auth, last.sandbox_config), (auth(), None));
+    assert!(!format!("{:?}", scene.images).contains("secret"));
+}
+
+#[tokio::test]
+async fn credentials_are_forgotten_with_their_pod() {
+    let scene = Scene::new();
+    let _ = scene.pull(NAME, auth()).await;
+    scene.images.forget("uid-1");
+    let _ = scene.ensure(NAME, "").await;
+    assert_eq!(scene.cell.pulls.lock().unwrap().last().unwrap().auth, None);
+}
+
+#[tokio::test]
+async fn a_reference_that_moved_is_an_error() {
+    let scene = Scene::new();
+    let (wanted, other) = (sha256(b"wanted"), sha256(b"other"));
+    scene.in_registry(NAME, &other);
+    assert_eq!(scene.ensure(&wanted, NAME).await.unwrap_err().code(), Code::FailedPrecondition);
+    assert_eq!(scene.ensure(&wanted, "").await.unwrap_err().code(), Code::NotFound);
+}
+
+#[tokio::test]
+async fn a_pull_asks_the_registry_unless_a_digest_says_it_all() {
+    let scene = Scene::new();
+    let id = scene.node.image(NAME);
+    let other = sha256(b"newer");
+    scene.in_registry(NAME, &other);
+    assert_eq!(scene.pull(NAME, None).await.unwrap(), other, "the node's may be old");
+    let pinned = format!("registry.example/app@{}", sha256(b"an index"));
+    {
+        let mut store = scene.node.0.lock().unwrap();
+        let target = store.names[NAME].clone();
+        store.names.insert(pinned.clone(), target);
+    }
+    assert_eq!(scene.pull(&pinned, None).await.unwrap(), id);
+    assert_eq!(scene.cell.pulls.lock().unwrap().len(), 1);
+    assert_eq!(scene.images.reported(&pinned).unwrap().id, id);
+}
+
+#[tokio::test]
+async fn what_the_cell_refuses_is_said_in_its_words() {
+    let mut scene = Scene::new();
+    scene.cell.refuses = true;
+    let id = scene.node.image(NAME);
+    let refused = scene.ensure(&id, NAME).await.unwrap_err();
+    assert_eq!((refused.code(), refused.message()), (Code::ResourceExhausted, "the disk is full"));
+    assert_eq!(scene.node.0.lock().unwrap().held, 0);
+}
+
+#[tokio::test]
+async fn damaged_json_is_not_believed() {
+    let scene = Scene::new();
+    let id = scene.node.image(NAME);
+    for bytes in scene.node.0.lock().unwrap().blobs.values_mut().filter(|bytes| bytes.starts_with(b"{\"mediaType\"")) {
+        *bytes = [bytes.as_ref(), b" "].concat().into();
+    }
+    scene.in_registry(NAME, &id);
+    assert_eq!(scene.ensure(&id, NAME).await.unwrap(), id);
+    assert_eq!(*scene.cell.puts.lock().unwrap(), 0);
+    assert_eq!(scene.cell.pulls.lock().unwrap().len(), 1);
+}

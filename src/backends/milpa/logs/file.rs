@@ -1,0 +1,76 @@
+//! A log file on the node.
+
+use std::{
+    fs::{File, OpenOptions},
+    io::{self, Write as _},
+    os::unix::fs::{MetadataExt as _, OpenOptionsExt as _},
+    path::PathBuf,
+    sync::Arc,
+};
+
+use bytes::Bytes;
+
+/// An open log file: appended to, never followed through a link.
+#[derive(Debug)]
+pub(super) struct NodeFile {
+    path: PathBuf,
+    file: Arc<File>,
+    id: FileId,
+}
+
+/// Which file it is, whatever its name.
+pub(super) type FileId = (u64, u64);
+
+impl NodeFile {
+    /// Opens the file for appending, and makes it if there is none.
+    pub(super) async fn open(path: PathBuf) -> io::Result<Self> {
+        let flags = rustix::fs::OFlags::NOFOLLOW | rustix::fs::OFlags::NONBLOCK;
+        blocking(move || {
+            let file = OpenOptions::new().append(true).create(true).mode(0o640).custom_flags(flags.bits().cast_signed()).open(&path)?;
+            let metadata = file.metadata()?;
+            if !metadata.is_file() {
+                return Err(io::Error::new(io::ErrorKind::InvalidInput, "not a regular file"));
+            }
+            Ok(Self { path, file: Arc::new(file), id: (metadata.dev(), metadata.ino()) })
+        })
+        .await
+    }
+
+    /// Opens what is under the same name now.
+    pub(super) async fn anew(&self) -> io::Result<Self> {
+        Self::open(self.path.clone()).await
+    }
+
+    /// Which file it is.
+    pub(super) fn id(&self) -> FileId {
+        self.id
+    }
+
+    /// Its length in bytes.
+    pub(super) async fn length(&self) -> io::Result<u64> {
+        let file = Arc::clone(&self.file);
+        blocking(move || Ok(file.metadata()?.len())).await
+    }
+
+    /// Whether it has no name any more while another file has the one that it had.
+    pub(super) async fn is_replaced(&self) -> io::Result<bool> {
+        let (file, path) = (Arc::clone(&self.file), self.path.clone());
+        blocking(move || Ok(file.metadata()?.nlink() == 0 && path.symlink_metadata().is_ok_and(|there| there.is_file()))).await
+    }
+
+    /// Appends all of it. After an error, any part of it may be in the file.
+    pub(super) async fn append(&self, bytes: Bytes) -> io::Result<()> {
+        let file = Arc::clone(&self.file);
+        blocking(move || (&*file).write_all(&bytes)).await
+    }
+
+    /// Brings what was appended to the disk.
+    pub(super) async fn sync(&self) -> io::Result<()> {
+        let file = Arc::clone(&self.file);
+        blocking(move || file.sync_data()).await
+    }
+}
+
+async fn blocking<T: Send + 'static>(work: impl FnOnce() -> io::Result<T> + Send + 'static) -> io::Result<T> {
+    tokio::task::spawn_blocking(work).await.unwrap_or_else(|error| Err(io::Error::other(error)))
+}

@@ -1,0 +1,296 @@
+//! Logs between a played cell and real files.
+
+use std::{
+    fs,
+    path::Path,
+    sync::atomic::{AtomicU64, AtomicUsize, Ordering},
+    time::Duration,
+};
+
+use async_trait::async_trait;
+use bytes::Bytes;
+use futures::{StreamExt as _, stream, stream::BoxStream};
+use proptest::prelude::*;
+
+use super::*;
+
+/// Time for what must happen; generous, as the machine may be slow.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// A cell's log.
+#[derive(Default)]
+struct Played {
+    log: Mutex<Vec<u8>>,
+    part: usize,
+    /// So many readings end with an error after their first part.
+    breaks: AtomicUsize,
+    reads: AtomicUsize,
+    trimmed: AtomicU64,
+}
+
+#[async_trait]
+impl Source for Played {
+    async fn read(&self, _: &str, position: u64) -> Result<BoxStream<'static, Result<Bytes, Status>>, Status> {
+        self.reads.fetch_add(1, Ordering::SeqCst);
+        let log = self.log.lock().unwrap();
+        if log.is_empty() {
+            return Err(Status::not_found("no such log"));
+        }
+        let rest = log.get(position as usize..).ok_or_else(|| Status::out_of_range("beyond its end"))?;
+        let mut parts: Vec<Result<Bytes, Status>> = rest.chunks(self.part).map(|part| Ok(Bytes::copy_from_slice(part))).collect();
+        if self.breaks.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |left| left.checked_sub(1)).is_ok() {
+            parts.truncate(1);
+            parts.push(Err(Status::unavailable("the link broke")));
+        }
+        Ok(stream::iter(parts).boxed())
+    }
+
+    async fn trim(&self, _: &str, position: u64) -> Result<(), Status> {
+        self.trimmed.fetch_max(position, Ordering::SeqCst);
+        Ok(())
+    }
+}
+
+struct Scene {
+    dir: tempfile::TempDir,
+    cell: CellId,
+    container: ContainerId,
+    played: Arc<Played>,
+    logs: Arc<Logs>,
+}
+
+impl Scene {
+    fn new(part: usize) -> Self {
+        Self {
+            dir: tempfile::tempdir().unwrap(),
+            cell: CellId::mint().unwrap(),
+            container: ContainerId::mint().unwrap(),
+            played: Arc::new(Played { part, ..Played::default() }),
+            logs: Logs::new(),
+        }
+    }
+
+    fn path(&self) -> PathBuf {
+        self.dir.path().join("0.log")
+    }
+
+    fn write(&self, text: &str) {
+        let mut log = self.played.log.lock().unwrap();
+        log.extend_from_slice(text.as_bytes());
+        self.logs.grown(&self.cell, "logs/0.log", log.len() as u64);
+    }
+
+    async fn follow(&self, base: u64) -> Result<(), Status> {
+        let route = LogRoute { container: self.container.clone(), node_path: self.path(), cell_path: "logs/0.log".into(), base };
+        self.logs.follow_from(&self.cell, Arc::clone(&self.played) as Arc<dyn Source>, route).await
+    }
+
+    async fn drain(&self) {
+        self.logs.drain(&self.container, PATIENCE).await;
+    }
+
+    /// kiyot is killed and comes again.
+    fn crash(&mut self) {
+        self.logs = Logs::new();
+    }
+}
+
+fn read(path: &Path) -> String {
+    fs::read_to_string(path).unwrap()
+}
+
+async fn until(what: impl Fn() -> bool) {
+    tokio::time::timeout(PATIENCE, async {
+        while !what() {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    })
+    .await
+    .unwrap();
+}
+
+#[tokio::test]
+async fn the_file_is_there_at_once_and_follows() {
+    let scene = Scene::new(3);
+    scene.follow(0).await.unwrap();
+    assert!(scene.path().is_file());
+    scene.write("one\n");
+    until(|| read(&scene.path()) == "one\n").await;
+    scene.write("two\n");
+    until(|| read(&scene.path()) == "one\ntwo\n").await;
+}
+
+#[tokio::test]
+async fn nothing_is_asked_while_nothing_is_new() {
+    let scene = Scene::new(100);
+    scene.write("one\n");
+    scene.follow(0).await.unwrap();
+    scene.drain().await;
+    let reads = scene.played.reads.load(Ordering::SeqCst);
+    scene.logs.grown(&scene.cell, "logs/0.log", 4);
+    scene.logs.grown(&scene.cell, "logs/0.log", 2);
+    // The writer answers a reopening only from where it waits for news.
+    scene.logs.reopen(&scene.container).await.unwrap();
+    assert_eq!(scene.played.reads.load(Ordering::SeqCst), reads);
+}
+
+#[tokio::test]
+async fn a_log_that_is_not_there_yet_is_waited_for() {
+    let scene = Scene::new(100);
+    scene.follow(0).await.unwrap();
+    scene.drain().await;
+    // One for the beginning, one for the draining at most: it is not asked for again and again.
+    assert!(scene.played.reads.load(Ordering::SeqCst) <= 2);
+    scene.write("one\n");
+    until(|| read(&scene.path()) == "one\n").await;
+}
+
+#[tokio::test]
+async fn a_rotation_neither_loses_nor_doubles() {
+    let mut scene = Scene::new(7);
+    scene.follow(0).await.unwrap();
+    scene.write(&"first file\n".repeat(50));
+    scene.drain().await;
+    let old = scene.dir.path().join("0.log.old");
+    fs::rename(scene.path(), &old).unwrap();
+    let base = scene.logs.reopen(&scene.container).await.unwrap();
+    assert_eq!(base, fs::metadata(&old).unwrap().len());
+    assert!(scene.path().is_file());
+    scene.write(&"second file\n".repeat(50));
+    scene.drain().await;
+    assert_eq!(read(&scene.path()), "second file\n".repeat(50));
+    scene.crash();
+    scene.write("third\n");
+    scene.follow(base).await.unwrap();
+    scene.drain().await;
+    assert_eq!(read(&old) + &read(&scene.path()), String::from_utf8(scene.played.log.lock().unwrap().clone()).unwrap());
+}
+
+#[tokio::test]
+async fn a_reopening_without_a_rename_changes_nothing() {
+    let scene = Scene::new(7);
+    scene.write("one\n");
+    scene.follow(0).await.unwrap();
+    scene.drain().await;
+    assert_eq!(scene.logs.reopen(&scene.container).await.unwrap(), 0);
+    scene.write("two\n");
+    scene.drain().await;
+    assert_eq!(read(&scene.path()), "one\ntwo\n");
+}
+
+#[tokio::test]
+async fn a_rename_that_is_taken_back_is_noticed() {
+    let scene = Scene::new(7);
+    scene.write("one\n");
+    scene.follow(0).await.unwrap();
+    scene.drain().await;
+    let old = scene.dir.path().join("0.log.old");
+    fs::rename(scene.path(), &old).unwrap();
+    scene.logs.reopen(&scene.container).await.unwrap();
+    scene.write("two\n");
+    scene.drain().await;
+    fs::rename(&old, scene.path()).unwrap();
+    scene.write("three\n");
+    scene.drain().await;
+    assert_eq!(read(&scene.path()), "one\ntwo\nthree\n");
+}
+
+#[tokio::test]
+async fn broken_links_are_tried_again() {
+    let scene = Scene::new(10);
+    scene.played.breaks.store(2, Ordering::SeqCst);
+    scene.write(&"some line\n".repeat(100));
+    scene.follow(0).await.unwrap();
+    scene.drain().await;
+    assert_eq!(read(&scene.path()), "some line\n".repeat(100));
+    assert!(scene.played.reads.load(Ordering::SeqCst) >= 3);
+}
+
+#[tokio::test]
+async fn what_is_on_the_node_is_given_back_in_the_cell() {
+    let scene = Scene::new(64 << 10);
+    scene.write(&"0123456789abcde\n".repeat(1 << 20));
+    scene.follow(0).await.unwrap();
+    scene.drain().await;
+    until(|| scene.played.trimmed.load(Ordering::SeqCst) >= 8 << 20).await;
+    assert_eq!(fs::metadata(scene.path()).unwrap().len(), 16 << 20);
+}
+
+#[tokio::test]
+async fn links_and_absent_parents_are_refused() {
+    let scene = Scene::new(1);
+    std::os::unix::fs::symlink("elsewhere", scene.path()).unwrap();
+    let refused = scene.follow(0).await.unwrap_err();
+    assert_eq!(refused.code(), tonic::Code::Internal);
+    assert!(refused.message().contains("0.log"));
+    fs::remove_file(scene.path()).unwrap();
+    fs::create_dir(scene.path()).unwrap();
+    assert!(scene.follow(0).await.is_err());
+}
+
+#[tokio::test]
+async fn what_is_closed_is_not_followed() {
+    let scene = Scene::new(10);
+    scene.follow(0).await.unwrap();
+    scene.logs.close(&scene.container);
+    scene.write("late\n");
+    scene.drain().await;
+    assert_eq!(read(&scene.path()), "");
+    assert_eq!(scene.logs.reopen(&scene.container).await.unwrap_err().code(), tonic::Code::NotFound);
+    assert!(scene.logs.routes().by_path.is_empty());
+}
+
+#[derive(Debug, Clone)]
+enum Step {
+    Write(usize),
+    Drain,
+    Rotate,
+    Crash,
+    Break,
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(24))]
+
+    #[test]
+    fn the_files_are_the_log(
+        part in 1_usize..40,
+        steps in proptest::collection::vec(prop_oneof![
+            4 => (1_usize..200).prop_map(Step::Write), 2 => Just(Step::Drain), 1 => Just(Step::Rotate), 1 => Just(Step::Crash), 1 => Just(Step::Break)
+        ], 0..20),
+    ) {
+        // Each life of kiyot has a runtime of its own: dropping it waits for a write that the kernel has already been asked for.
+        let (mut scene, mut base, mut rotated, mut written) = (Scene::new(part), 0, Vec::new(), 0_u64);
+        let mut life = life();
+        life.block_on(scene.follow(0)).unwrap();
+        for step in steps {
+            match step {
+                Step::Write(lines) => {
+                    let text: String = (written..written + lines as u64).map(|line| format!("{line}\n")).collect();
+                    written += lines as u64;
+                    scene.write(&text);
+                }
+                Step::Drain => life.block_on(scene.drain()),
+                Step::Rotate => {
+                    let old = scene.dir.path().join(format!("old.{}", rotated.len()));
+                    fs::rename(scene.path(), &old).unwrap();
+                    base = life.block_on(scene.logs.reopen(&scene.container)).unwrap();
+                    rotated.push(old);
+                }
+                Step::Crash => {
+                    scene.crash();
+                    life = self::life();
+                    life.block_on(scene.follow(base)).unwrap();
+                }
+                Step::Break => scene.played.breaks.store(1, Ordering::SeqCst),
+            }
+        }
+        life.block_on(scene.drain());
+        let files: String = rotated.iter().map(|path| read(path)).collect::<String>() + &read(&scene.path());
+        prop_assert_eq!(files.as_bytes(), &**scene.played.log.lock().unwrap());
+    }
+}
+
+fn life() -> tokio::runtime::Runtime {
+    tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap()
+}

@@ -1,0 +1,248 @@
+//! One container's log on its way to the node. Its position is base + the file's length, always; nothing else is remembered.
+
+use std::{io, sync::Arc, time::Duration};
+
+use bytes::Bytes;
+use futures::{
+    StreamExt as _,
+    stream::{self, BoxStream},
+};
+use tokio::{
+    sync::{mpsc, oneshot, watch},
+    time::timeout,
+};
+use tokio_util::task::AbortOnDropHandle;
+use tonic::{Code, Status};
+
+use super::{
+    LogRoute,
+    file::{FileId, NodeFile},
+    source::Source,
+};
+
+/// Pause after a failure, of the disk or of the cell: doubled from the first to the second.
+const BACKOFF: (Duration, Duration) =
+    if cfg!(test) { (Duration::from_millis(10), Duration::from_millis(10)) } else { (Duration::from_secs(1), Duration::from_secs(16)) };
+
+/// How long a cell may be silent in the middle of a log.
+const SILENCE: Duration = Duration::from_secs(60);
+
+/// The cell is told to give back its disk after so many more bytes are on the node's.
+const TRIM_EVERY: u64 = 8 << 20;
+
+/// What is known of a log in its cell.
+#[derive(Clone)]
+pub(super) struct News {
+    /// Where it is read.
+    pub(super) source: Arc<dyn Source>,
+    /// How large the cell said it is.
+    pub(super) size: u64,
+    /// Counts the times that it must be read whatever its size.
+    pub(super) again: u64,
+}
+
+/// What is asked of a writer.
+#[derive(Debug)]
+pub(super) enum Ask {
+    /// Answer when all that is in the cell now is on the node.
+    Drain(oneshot::Sender<()>),
+    /// Go on in a new file under the same name, and answer with the position at which it begins.
+    Reopen(oneshot::Sender<Result<u64, Status>>),
+}
+
+/// Why a log doesn't go on.
+#[derive(Debug, thiserror::Error)]
+enum WriterError {
+    /// The node's file.
+    #[error("the file on the node")]
+    Disk(#[from] io::Error),
+    /// The cell.
+    #[error("the log in the cell")]
+    Cell(#[from] Status),
+    /// The cell says nothing more.
+    #[error("the cell was silent for {} s in the middle of the log", SILENCE.as_secs())]
+    Silent,
+}
+
+/// Writes one container's log.
+pub(super) struct Writer {
+    route: LogRoute,
+    file: NodeFile,
+    /// The file before the last reopening, and its base: the kubelet gives it its name back if it takes the reopening for failed.
+    previous: Option<(FileId, u64)>,
+    base: u64,
+    position: u64,
+    news: watch::Receiver<News>,
+    asks: mpsc::Receiver<Ask>,
+    drains: Vec<oneshot::Sender<()>>,
+    /// The news that the last whole reading knew.
+    read: (u64, u64),
+    trimmed: u64,
+    trimming: Option<AbortOnDropHandle<()>>,
+}
+
+impl Writer {
+    /// A writer that has not begun.
+    pub(super) fn new(route: LogRoute, file: NodeFile, news: watch::Receiver<News>, asks: mpsc::Receiver<Ask>) -> Self {
+        let base = route.base;
+        Self { route, file, previous: None, base, position: base, news, asks, drains: Vec::new(), read: (0, 0), trimmed: base, trimming: None }
+    }
+
+    /// Writes until its handle is dropped.
+    pub(super) async fn run(mut self) {
+        let mut backoff = None;
+        loop {
+            if !self.is_behind() {
+                tokio::select! {
+                    ask = self.asks.recv() => match ask {
+                        Some(ask) => self.take(ask).await,
+                        None => return,
+                    },
+                    changed = self.news.changed() => if changed.is_err() { return },
+                }
+                continue;
+            }
+            match self.read_to_end().await {
+                Ok(()) => backoff = None,
+                Err(error) => {
+                    if backoff.is_none() {
+                        let (container, path) = (&self.route.container, self.route.node_path.display());
+                        tracing::warn!(%container, %path, error = &error as &dyn std::error::Error, "the log of a container does not go on for now");
+                    }
+                    let pause = backoff.map_or(BACKOFF.0, |last: Duration| (last * 2).min(BACKOFF.1));
+                    backoff = Some(pause);
+                    if !self.pause(pause).await {
+                        return;
+                    }
+                }
+            }
+        }
+    }
+
+    /// Whether there is more in the cell, or may be.
+    fn is_behind(&mut self) -> bool {
+        let news = self.news.borrow_and_update();
+        let known = (news.size, news.again);
+        !self.drains.is_empty() || news.again != self.read.1 || (news.size > self.position && known != self.read)
+    }
+
+    /// Reads the cell's log to the end that it has now.
+    async fn read_to_end(&mut self) -> Result<(), WriterError> {
+        self.settle().await?;
+        let news = self.news.borrow_and_update().clone();
+        let drains = self.drains.len();
+        let mut parts = match self.open(&news).await {
+            Ok(parts) => parts,
+            // The container has not begun: there is nothing to read, and news will come with its first line.
+            Err(status) if status.code() == Code::NotFound => stream::empty().boxed(),
+            Err(status) => return Err(status.into()),
+        };
+        loop {
+            tokio::select! {
+                biased;
+                Some(ask) = self.asks.recv() => self.take(ask).await,
+                part = timeout(SILENCE, parts.next()) => match part.map_err(|_| WriterError::Silent)?.transpose()? {
+                    Some(bytes) => self.append(bytes).await?,
+                    None => break,
+                },
+            }
+        }
+        self.read = (news.size, news.again);
+        for drain in self.drains.drain(..drains) {
+            // Whoever asked may have stopped waiting.
+            let _ = drain.send(());
+        }
+        Ok(())
+    }
+
+    async fn open(&mut self, news: &News) -> Result<BoxStream<'static, Result<Bytes, Status>>, Status> {
+        let (source, path, position) = (Arc::clone(&news.source), self.route.cell_path.clone(), self.position);
+        let mut opening = std::pin::pin!(async move { source.read(&path, position).await });
+        loop {
+            tokio::select! {
+                biased;
+                Some(ask) = self.asks.recv() => self.take(ask).await,
+                opened = &mut opening => return opened,
+            }
+        }
+    }
+
+    /// Finds the position anew, and the file, if another has taken its name.
+    async fn settle(&mut self) -> io::Result<()> {
+        if self.file.is_replaced().await? {
+            self.file = self.file.anew().await?;
+            if let Some((id, base)) = self.previous.take()
+                && id == self.file.id()
+            {
+                self.base = base;
+            }
+        }
+        self.position = self.base.saturating_add(self.file.length().await?);
+        Ok(())
+    }
+
+    async fn append(&mut self, bytes: Bytes) -> io::Result<()> {
+        let length = bytes.len() as u64;
+        self.file.append(bytes).await?;
+        self.position = self.position.saturating_add(length);
+        if self.position.saturating_sub(self.trimmed) >= TRIM_EVERY && self.trimming.as_ref().is_none_or(AbortOnDropHandle::is_finished) {
+            // What the cell forgets must outlive the node's power.
+            self.file.sync().await?;
+            self.trimmed = self.position;
+            let (source, route, position) = (Arc::clone(&self.news.borrow().source), self.route.clone(), self.position);
+            self.trimming = Some(AbortOnDropHandle::new(tokio::spawn(async move {
+                if let Err(error) = source.trim(&route.cell_path, position).await {
+                    tracing::debug!(container = %route.container, %error, "a cell did not give back the disk of a log; it is asked again later");
+                }
+            })));
+        }
+        Ok(())
+    }
+
+    async fn take(&mut self, ask: Ask) {
+        match ask {
+            Ask::Drain(done) => self.drains.push(done),
+            // One whose caller is gone is not begun: nobody would keep the new base.
+            Ask::Reopen(done) if done.is_closed() => {}
+            Ask::Reopen(done) => {
+                let (container, path) = (self.route.container.clone(), self.route.node_path.clone());
+                let failed = |error: io::Error| Status::internal(format!("log file {} of container {container}: {error}", path.display()));
+                // If the caller is gone by now, the kubelet names the old file as before, which `settle` notices.
+                let _ = done.send(self.reopen().await.map_err(failed));
+            }
+        }
+    }
+
+    async fn reopen(&mut self) -> io::Result<u64> {
+        // After a failed append, the position that is remembered may be less than what is in the file.
+        let position = self.base.saturating_add(self.file.length().await?);
+        let file = self.file.anew().await?;
+        let base = position.checked_sub(file.length().await?).ok_or_else(|| io::Error::other("the new file is longer than the log"))?;
+        if file.id() != self.file.id() {
+            self.previous = Some((self.file.id(), self.base));
+        }
+        (self.file, self.base, self.position) = (file, base, position);
+        Ok(base)
+    }
+
+    /// Waits before another try, or until there is another link; questions are answered meanwhile. `false` if nobody can ask any more.
+    async fn pause(&mut self, pause: Duration) -> bool {
+        let again = self.news.borrow().again;
+        let pause = tokio::time::sleep(pause);
+        tokio::pin!(pause);
+        loop {
+            tokio::select! {
+                () = &mut pause => return true,
+                changed = self.news.changed() => match changed {
+                    Ok(()) if self.news.borrow().again == again => {}
+                    Ok(()) => return true,
+                    Err(_) => return false,
+                },
+                ask = self.asks.recv() => match ask {
+                    Some(ask) => self.take(ask).await,
+                    None => return false,
+                },
+            }
+        }
+    }
+}

@@ -1,0 +1,227 @@
+//! Cgroups: a cell's own, and those that its containers were in. Version 1, version 2, or both at once.
+
+use std::{
+    collections::BTreeSet,
+    fs, io,
+    path::{Path, PathBuf},
+    thread::sleep,
+    time::{Duration, Instant},
+};
+
+use rustix::io::Errno;
+
+use super::{mounts, process::Identity};
+
+/// The directory that holds the cgroups of all cells, in each hierarchy.
+const PARENT: &str = "kiyot";
+/// How long a cgroup may stay busy after the end of its last process.
+const BUSY_LIMIT: Duration = Duration::from_secs(10);
+/// How long to wait before another try.
+const BUSY_PAUSE: Duration = Duration::from_millis(20);
+/// How many directories of a hierarchy are looked at in the search for a pod's, and how deep.
+const SEARCH_LIMIT: (usize, usize) = (20_000, 6);
+
+/// One hierarchy, where it is mounted.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Hierarchy {
+    /// Where it is mounted.
+    mount: PathBuf,
+    /// Which of its directories is mounted there.
+    root: PathBuf,
+    /// Its controllers; empty for version 2, `["name=systemd"]` for one without any.
+    controllers: Vec<String>,
+}
+
+impl Hierarchy {
+    fn is_v2(&self) -> bool {
+        self.controllers.is_empty()
+    }
+
+    /// The directory of what `/proc/<pid>/cgroup` calls `path`.
+    fn dir(&self, path: &Path) -> Option<PathBuf> {
+        let beneath = path.strip_prefix(&self.root).ok()?;
+        let plain = beneath.components().all(|part| matches!(part, std::path::Component::Normal(_)));
+        plain.then(|| self.mount.join(beneath))
+    }
+}
+
+/// The hierarchies that are mounted here.
+pub(super) fn hierarchies() -> io::Result<Vec<Hierarchy>> {
+    Ok(parse_hierarchies(&fs::read("/proc/self/mountinfo")?))
+}
+
+fn parse_hierarchies(mountinfo: &[u8]) -> Vec<Hierarchy> {
+    const FLAGS: [&str; 9] =
+        ["rw", "ro", "xattr", "clone_children", "noprefix", "nsdelegate", "memory_recursiveprot", "memory_localevents", "favordynmods"];
+    let mut found: Vec<Hierarchy> = Vec::new();
+    for mount in mounts::parse(mountinfo) {
+        let controllers: Vec<String> = match mount.kind.as_str() {
+            "cgroup2" => Vec::new(),
+            "cgroup" => {
+                mount.options.split(',').filter(|option| !FLAGS.contains(option) && !option.starts_with("release_agent=")).map(Into::into).collect()
+            }
+            _ => continue,
+        };
+        if (mount.kind == "cgroup" && controllers.is_empty()) || found.iter().any(|known| known.controllers == controllers) {
+            continue;
+        }
+        found.push(Hierarchy { mount: mount.point, root: mount.root, controllers });
+    }
+    found
+}
+
+/// The name of a cell's own cgroup, beneath each hierarchy's mount point.
+pub(super) fn name(cell: &str) -> String {
+    format!("{PARENT}/{cell}")
+}
+
+/// Makes a cell's own cgroup in each hierarchy.
+pub(super) fn make(hierarchies: &[Hierarchy], cell: &str) -> io::Result<()> {
+    for hierarchy in hierarchies {
+        let parent = hierarchy.mount.join(PARENT);
+        let dir = parent.join(cell);
+        // The end of another cell may take the parent away in between.
+        let mut made = fs::create_dir_all(&dir);
+        for _ in 0..5 {
+            if !matches!(&made, Err(error) if error.kind() == io::ErrorKind::NotFound) {
+                break;
+            }
+            made = fs::create_dir_all(&dir);
+        }
+        made.map_err(|error| named(&dir, error))?;
+        if hierarchy.controllers.iter().any(|controller| controller == "cpuset") {
+            inherit_cpuset(&hierarchy.mount, &parent)?;
+            inherit_cpuset(&parent, &dir)?;
+        }
+    }
+    Ok(())
+}
+
+/// A cgroup of version 1 takes no process before it has CPUs and memory nodes.
+fn inherit_cpuset(from: &Path, to: &Path) -> io::Result<()> {
+    for file in ["cpuset.cpus", "cpuset.mems"] {
+        let own = to.join(file);
+        if fs::read_to_string(&own).map_err(|error| named(&own, error))?.trim().is_empty() {
+            let inherited = fs::read(from.join(file)).map_err(|error| named(&from.join(file), error))?;
+            fs::write(&own, inherited).map_err(|error| named(&own, error))?;
+        }
+    }
+    Ok(())
+}
+
+/// The cgroups of containers that some processes are in: a directory that is named by a container's id, not the one of the pod above it.
+pub(super) fn of_containers(hierarchies: &[Hierarchy], processes: &BTreeSet<Identity>) -> BTreeSet<PathBuf> {
+    let mut found = BTreeSet::new();
+    for process in processes {
+        let Ok(text) = fs::read_to_string(format!("/proc/{}/cgroup", process.pid)) else { continue };
+        found.extend(container_dirs(hierarchies, &text));
+    }
+    found
+}
+
+fn container_dirs(hierarchies: &[Hierarchy], text: &str) -> Vec<PathBuf> {
+    let dir = |line: &str| {
+        let (_, rest) = line.split_once(':')?;
+        let (controllers, path) = rest.split_once(':')?;
+        let hierarchy = hierarchies.iter().find(|hierarchy| hierarchy.controllers.join(",") == controllers)?;
+        let path = Path::new(path);
+        let container = path.ancestors().filter(|path| is_container(path)).last()?;
+        hierarchy.dir(container)
+    };
+    text.lines().filter_map(dir).collect()
+}
+
+/// Whether a directory is named by a container's id, as containerd names it with either of its cgroup drivers.
+fn is_container(path: &Path) -> bool {
+    let Some(name) = path.file_name().and_then(|name| name.to_str()) else { return false };
+    let name = name.strip_prefix("cri-containerd-").and_then(|name| name.strip_suffix(".scope")).unwrap_or(name);
+    name.len() == 64 && name.bytes().all(|byte| byte.is_ascii_hexdigit())
+}
+
+/// The cgroups of containers beneath the cgroups that the kubelet made for a pod. A pod in a cell has no other containers than the cell's.
+pub(super) fn of_pod(hierarchies: &[Hierarchy], uid: &str) -> BTreeSet<PathBuf> {
+    let mut found = BTreeSet::new();
+    if uid.is_empty() {
+        return found;
+    }
+    let names = [format!("pod{uid}"), format!("pod{}.slice", uid.replace('-', "_"))];
+    for hierarchy in hierarchies {
+        let (mut budget, depth) = SEARCH_LIMIT;
+        let mut open = vec![(hierarchy.mount.clone(), 0)];
+        while let Some((dir, level)) = open.pop() {
+            for child in children(&dir) {
+                let Some(name) = child.file_name().and_then(|name| name.to_str()) else { continue };
+                if name == names[0] || name.ends_with(&names[1]) {
+                    found.extend(children(&child).filter(|child| is_container(child)));
+                } else if level < depth && budget > 0 {
+                    budget -= 1;
+                    open.push((child, level + 1));
+                }
+            }
+        }
+    }
+    found
+}
+
+fn children(dir: &Path) -> impl Iterator<Item = PathBuf> {
+    let entries = fs::read_dir(dir).into_iter().flatten().flatten();
+    entries.filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir())).map(|entry| entry.path())
+}
+
+/// Lets processes of frozen cgroups run on, so that they can end. Version 2 needs no help.
+pub(super) fn thaw(hierarchies: &[Hierarchy], cell: &str, containers: &BTreeSet<PathBuf>) {
+    for hierarchy in
+        hierarchies.iter().filter(|hierarchy| !hierarchy.is_v2() && hierarchy.controllers.iter().any(|controller| controller == "freezer"))
+    {
+        let own = hierarchy.mount.join(name(cell));
+        let mut open: Vec<_> = containers.iter().filter(|dir| dir.starts_with(&hierarchy.mount)).cloned().chain([own]).collect();
+        while let Some(dir) = open.pop() {
+            // Absent is fine, and so is one that is not frozen.
+            let _ = fs::write(dir.join("freezer.state"), "THAWED");
+            open.extend(children(&dir));
+        }
+    }
+}
+
+/// Removes a cell's own cgroup in each hierarchy, and the parent of all with the last.
+pub(super) fn remove(hierarchies: &[Hierarchy], cell: &str) -> io::Result<()> {
+    for hierarchy in hierarchies {
+        remove_tree(&hierarchy.mount.join(name(cell)), Instant::now() + BUSY_LIMIT)?;
+        // Others may be in it.
+        let _ = fs::remove_dir(hierarchy.mount.join(PARENT));
+    }
+    Ok(())
+}
+
+/// Removes cgroups that containers of a cell were in. One that has processes again is another's.
+pub(super) fn remove_containers(containers: &BTreeSet<PathBuf>) -> io::Result<()> {
+    for dir in containers {
+        let inhabited = |dir: &Path| fs::read(dir.join("cgroup.procs")).is_ok_and(|processes| !processes.is_empty());
+        if !inhabited(dir) {
+            remove_tree(dir, Instant::now() + BUSY_LIMIT)?;
+        }
+    }
+    Ok(())
+}
+
+/// Removes the deepest first. A cgroup stays busy for a moment after its last process has ended.
+fn remove_tree(dir: &Path, deadline: Instant) -> io::Result<()> {
+    for child in children(dir) {
+        remove_tree(&child, deadline)?;
+    }
+    loop {
+        match fs::remove_dir(dir) {
+            Ok(()) => return Ok(()),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+            Err(error) if error.raw_os_error() == Some(Errno::BUSY.raw_os_error()) && Instant::now() < deadline => sleep(BUSY_PAUSE),
+            Err(error) => return Err(named(dir, error)),
+        }
+    }
+}
+
+fn named(path: &Path, error: io::Error) -> io::Error {
+    io::Error::new(error.kind(), format!("{}: {error}", path.display()))
+}
+
+#[cfg(test)]
+mod tests;

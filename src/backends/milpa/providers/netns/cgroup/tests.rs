@@ -1,0 +1,80 @@
+use super::*;
+
+const HYBRID: &[u8] = b"\
+30 24 0:26 / /sys/fs/cgroup ro,nosuid - tmpfs tmpfs ro,mode=755
+31 30 0:27 / /sys/fs/cgroup/unified rw,nosuid shared:5 - cgroup2 cgroup2 rw,nsdelegate
+32 30 0:28 / /sys/fs/cgroup/systemd rw,nosuid shared:6 - cgroup cgroup rw,xattr,name=systemd
+33 30 0:29 / /sys/fs/cgroup/cpu,cpuacct rw shared:7 - cgroup cgroup rw,cpu,cpuacct
+34 30 0:30 /docker/abc /sys/fs/cgroup/freezer rw - cgroup cgroup rw,freezer
+35 30 0:30 / /elsewhere/freezer rw - cgroup cgroup rw,freezer
+36 24 0:31 / /a\\040place rw - cgroup cgroup rw,pids
+";
+
+const ID: &str = "0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef";
+
+#[test]
+fn both_versions_are_found_where_they_are_mounted() {
+    let found = parse_hierarchies(HYBRID);
+    let points: Vec<_> = found.iter().map(|hierarchy| hierarchy.mount.display().to_string()).collect();
+    assert_eq!(points, ["/sys/fs/cgroup/unified", "/sys/fs/cgroup/systemd", "/sys/fs/cgroup/cpu,cpuacct", "/sys/fs/cgroup/freezer", "/a place"]);
+    assert!(found[0].is_v2() && !found[1].is_v2());
+    assert_eq!(found[2].controllers, ["cpu", "cpuacct"]);
+    let only_v2 = parse_hierarchies(b"31 30 0:27 / /sys/fs/cgroup rw,nosuid shared:5 - cgroup2 cgroup2 rw,nsdelegate,memory_recursiveprot\n");
+    assert_eq!(only_v2.len(), 1);
+}
+
+#[test]
+fn containers_cgroups_are_told_from_the_pods() {
+    let hierarchies = parse_hierarchies(HYBRID);
+    let text = format!(
+        "5:cpu,cpuacct:/kubepods/burstable/pod1-2/{ID}\n4:freezer:/docker/abc/kubepods/pod1-2/{ID}/nested\n3:pids:/kiyot/cell-a\n\
+         1:name=systemd:/../outside/{ID}\n0::/kubepods.slice/kubepods-pod1_2.slice/cri-containerd-{ID}.scope\nbad line\n"
+    );
+    let dirs: Vec<_> = container_dirs(&hierarchies, &text).iter().map(|dir| dir.display().to_string()).collect();
+    assert_eq!(
+        dirs,
+        [
+            format!("/sys/fs/cgroup/cpu,cpuacct/kubepods/burstable/pod1-2/{ID}"),
+            format!("/sys/fs/cgroup/freezer/kubepods/pod1-2/{ID}"),
+            format!("/sys/fs/cgroup/unified/kubepods.slice/kubepods-pod1_2.slice/cri-containerd-{ID}.scope"),
+        ]
+    );
+}
+
+/// Plain directories behave like empty cgroups, as far as names and removal go.
+fn played(dir: &Path) -> Vec<Hierarchy> {
+    vec![Hierarchy { mount: dir.to_owned(), root: "/".into(), controllers: vec!["pids".into()] }]
+}
+
+#[test]
+fn a_pods_leftovers_are_found_with_either_driver() {
+    let root = tempfile::tempdir().unwrap();
+    let hierarchies = played(root.path());
+    let (left, kept) = (format!("kubepods/besteffort/pod12-34/{ID}"), format!("kubepods/besteffort/pod99/{ID}"));
+    let slice = format!("kubepods.slice/kubepods-pod12_34.slice/cri-containerd-{ID}.scope");
+    for dir in [&left, &kept, &slice] {
+        fs::create_dir_all(root.path().join(dir)).unwrap();
+    }
+    let found = of_pod(&hierarchies, "12-34");
+    assert_eq!(found, [root.path().join(&slice), root.path().join(&left)].into());
+    remove_containers(&found).unwrap();
+    assert!(!root.path().join(&left).exists() && root.path().join(&kept).exists());
+    assert!(root.path().join("kubepods/besteffort/pod12-34").exists(), "the pod's own cgroup is the kubelet's");
+    assert!(of_pod(&hierarchies, "").is_empty());
+    remove_containers(&found).unwrap();
+}
+
+#[test]
+fn a_cells_own_goes_with_what_is_beneath_and_the_parent_with_the_last() {
+    let root = tempfile::tempdir().unwrap();
+    let hierarchies = played(root.path());
+    make(&hierarchies, "cell-a").unwrap();
+    make(&hierarchies, "cell-a").unwrap();
+    make(&hierarchies, "cell-b").unwrap();
+    fs::create_dir_all(root.path().join(name("cell-a")).join("system.slice/deep")).unwrap();
+    remove(&hierarchies, "cell-a").unwrap();
+    assert!(!root.path().join(name("cell-a")).exists() && root.path().join(name("cell-b")).exists());
+    remove(&hierarchies, "cell-b").unwrap();
+    remove(&hierarchies, "cell-b").unwrap();
+    assert_eq!(children(root.path()).count(), 0);
+}

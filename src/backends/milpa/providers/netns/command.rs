@@ -1,0 +1,189 @@
+//! Programs that the provider runs for a moment: bounded in time and in what they print.
+
+use std::{ffi::OsStr, path::Path, process::Stdio, time::Duration};
+
+use rustix::process::{Pid, Signal, kill_process_group};
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    process::Command,
+    time::timeout,
+};
+
+/// How long a program may run.
+const LIMIT: Duration = Duration::from_secs(30);
+/// How much it may print on stdout, in bytes.
+const OUTPUT_LIMIT: u64 = 1024 * 1024;
+/// How much of its stderr is read, in bytes. What is beyond is thrown away.
+const ERROR_LIMIT: u64 = 16 * 1024;
+/// The variable that says for which instance a program runs: its directory. What a killed daemon left running is found by it.
+pub(super) const INSTANCE_VARIABLE: &str = "KIYOT_INSTANCE";
+
+/// Why a program did not do it.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum CommandError {
+    /// It could not be started, or not be read.
+    #[error("{program}")]
+    Io {
+        program: String,
+        #[source]
+        source: std::io::Error,
+    },
+    /// It did not end in time, and was killed.
+    #[error("{program} did not end within {seconds} s and was killed")]
+    Deadline { program: String, seconds: u64 },
+    /// It printed too much, and was killed.
+    #[error("{program} printed more than {OUTPUT_LIMIT} bytes and was killed")]
+    Output { program: String },
+    /// It said no.
+    #[error("{program}: {status}: {said}")]
+    Refused { program: String, status: std::process::ExitStatus, said: String },
+}
+
+/// How a program ended.
+#[derive(Debug)]
+pub(super) struct Ended {
+    pub(super) status: std::process::ExitStatus,
+    pub(super) stdout: Vec<u8>,
+    pub(super) stderr: String,
+}
+
+/// Kills a program and what it has started, unless it has ended.
+struct Group(Option<Pid>);
+
+impl Drop for Group {
+    fn drop(&mut self) {
+        if let Some(group) = self.0 {
+            let _ended = kill_process_group(group, Signal::KILL);
+        }
+    }
+}
+
+/// Runs a program for an instance to its end, whatever that is.
+pub(super) async fn run(
+    program: &Path,
+    arguments: &[&OsStr],
+    instance: Option<&Path>,
+    variables: &[(&str, &OsStr)],
+    input: &[u8],
+) -> Result<Ended, CommandError> {
+    run_within(LIMIT, program, arguments, instance, variables, input).await
+}
+
+async fn run_within(
+    limit: Duration,
+    program: &Path,
+    arguments: &[&OsStr],
+    instance: Option<&Path>,
+    variables: &[(&str, &OsStr)],
+    input: &[u8],
+) -> Result<Ended, CommandError> {
+    let name = || arguments.iter().fold(program.display().to_string(), |text, argument| format!("{text} {}", argument.display()));
+    let io = |source| CommandError::Io { program: name(), source };
+    let mut command = Command::new(program);
+    command.args(arguments).envs(variables.iter().copied()).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    if let Some(instance) = instance {
+        command.env(INSTANCE_VARIABLE, instance);
+    }
+    let mut child = command.process_group(0).kill_on_drop(true).spawn().map_err(io)?;
+    let mut group = Group(child.id().and_then(|id| Pid::from_raw(i32::try_from(id).ok()?)));
+    let (stdin, stdout, stderr) = (child.stdin.take(), child.stdout.take(), child.stderr.take());
+    let writing = async {
+        if let Some(mut stdin) = stdin {
+            // One that does not read its input says why by itself.
+            let _broken_pipe = stdin.write_all(input).await;
+        }
+    };
+    let reading = async {
+        let mut output = Vec::new();
+        if let Some(stdout) = stdout {
+            stdout.take(OUTPUT_LIMIT + 1).read_to_end(&mut output).await?;
+        }
+        Ok::<_, std::io::Error>(output)
+    };
+    let listening = async {
+        let mut said = Vec::new();
+        if let Some(mut stderr) = stderr {
+            (&mut stderr).take(ERROR_LIMIT).read_to_end(&mut said).await?;
+            tokio::io::copy(&mut stderr, &mut tokio::io::sink()).await?;
+        }
+        Ok::<_, std::io::Error>(said)
+    };
+    let whole = async {
+        let ((), output, said) = tokio::join!(writing, reading, listening);
+        let output = output.map_err(io)?;
+        if output.len() as u64 > OUTPUT_LIMIT {
+            return Err(CommandError::Output { program: name() });
+        }
+        let status = child.wait().await.map_err(io)?;
+        Ok(Ended { status, stdout: output, stderr: String::from_utf8_lossy(&said.map_err(io)?).trim().to_owned() })
+    };
+    let ended =
+        timeout(limit, Box::pin(whole)).await.unwrap_or_else(|_| Err(CommandError::Deadline { program: name(), seconds: limit.as_secs() }))?;
+    group.0 = None;
+    Ok(ended)
+}
+
+/// Runs a program that must succeed.
+pub(super) async fn succeed(program: &str, arguments: &[&str], instance: Option<&Path>) -> Result<(), CommandError> {
+    let arguments: Vec<&OsStr> = arguments.iter().map(OsStr::new).collect();
+    let ended = run(Path::new(program), &arguments, instance, &[], b"").await?;
+    if ended.status.success() {
+        return Ok(());
+    }
+    let program = arguments.iter().fold(program.to_owned(), |text, argument| format!("{text} {}", argument.display()));
+    Err(CommandError::Refused { program, status: ended.status, said: ended.stderr })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    async fn shell(script: &str, input: &[u8]) -> Result<Ended, CommandError> {
+        run(Path::new("/bin/sh"), &[OsStr::new("-c"), OsStr::new(script)], Some(Path::new("/some/dir")), &[("WHO", OsStr::new("me"))], input).await
+    }
+
+    #[tokio::test]
+    async fn what_it_prints_and_how_it_ends() {
+        let ended = shell("cat; echo $WHO $KIYOT_INSTANCE; echo bad >&2; exit 3", b"input ").await.unwrap();
+        assert_eq!(ended.stdout, b"input me /some/dir\n");
+        assert_eq!(ended.stderr, "bad");
+        assert_eq!(ended.status.code(), Some(3));
+    }
+
+    #[tokio::test]
+    async fn a_program_that_reads_nothing_is_no_trouble() {
+        assert!(shell("exit 0", &[b'x'; 1 << 20]).await.unwrap().status.success());
+    }
+
+    #[tokio::test]
+    async fn a_program_that_prints_forever_is_killed() {
+        assert!(matches!(shell("yes", b"").await, Err(CommandError::Output { .. })));
+    }
+
+    #[tokio::test]
+    async fn a_program_that_hangs_is_killed_with_what_it_started() {
+        let dir = tempfile::tempdir().unwrap();
+        let pipe = dir.path().join("pipe");
+        assert!(std::process::Command::new("mkfifo").arg(&pipe).status().unwrap().success());
+        // The child holds the pipe open for as long as it lives.
+        let script = format!("sleep 1000 > {} & wait", pipe.display());
+        let arguments = [OsStr::new("-c"), OsStr::new(&script)];
+        let hanging = run_within(Duration::from_millis(200), Path::new("/bin/sh"), &arguments, None, &[], b"");
+        let reader = tokio::task::spawn_blocking(move || std::fs::read(pipe));
+        assert!(matches!(hanging.await, Err(CommandError::Deadline { .. })));
+        // Should the deadline have come before the child began, nobody ever opened the pipe: one may be read that is closed at once.
+        let open = std::process::Command::new("/bin/sh").arg("-c").arg(format!(": > {}", dir.path().join("pipe").display())).spawn();
+        assert!(timeout(Duration::from_secs(60), reader).await.unwrap().unwrap().unwrap().is_empty());
+        let mut open = open.unwrap();
+        let _ = open.kill();
+        open.wait().unwrap();
+    }
+
+    #[tokio::test]
+    async fn errors_name_what_was_run() {
+        let error = succeed("/bin/sh", &["-c", "echo why >&2; false"], None).await.unwrap_err();
+        assert!(error.to_string().contains("/bin/sh -c") && error.to_string().ends_with("why"), "{error}");
+        let error = succeed("/no/such/program", &[], None).await.unwrap_err();
+        assert_eq!(error.to_string(), "/no/such/program");
+    }
+}

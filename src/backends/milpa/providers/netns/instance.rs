@@ -1,0 +1,193 @@
+//! An instance's directory: made before anything else of it, removed after all else.
+
+use std::{
+    collections::BTreeSet,
+    fs::{self, DirBuilder, OpenOptions},
+    io::{self, Read, Seek, SeekFrom, Write},
+    os::unix::fs::{DirBuilderExt, OpenOptionsExt},
+    path::{Path, PathBuf},
+};
+
+use serde::{Deserialize, Serialize};
+
+use super::{
+    super::{super::id::CellId, ErrorClass, ProviderError},
+    network::namespace,
+    process::Identity,
+};
+
+/// How much of a console is shown, in bytes.
+const CONSOLE_TAIL: u64 = 16 * 1024;
+
+/// The directory of one instance.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Home {
+    dir: PathBuf,
+    cell: CellId,
+}
+
+/// What an instance's `instance.json` says.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Known {
+    /// Of the launch's token.
+    pub(super) token_sha256: String,
+    /// The node's boot id then: numbers of processes say nothing after a reboot.
+    pub(super) boot_id: String,
+    /// `kiyot-cell launch`.
+    pub(super) launcher: Option<Identity>,
+    /// Cgroups that its containers were in, once it is being ended.
+    #[serde(default)]
+    pub(super) cgroups: BTreeSet<PathBuf>,
+}
+
+impl Home {
+    /// The directory of a cell, beneath the one of all cells.
+    pub(super) fn new(cells: &Path, cell: &CellId) -> Self {
+        Self { dir: cells.join(cell.as_str()), cell: cell.clone() }
+    }
+
+    /// All that are beneath the directory of all cells.
+    pub(super) fn all(cells: &Path) -> io::Result<Vec<Self>> {
+        let entries = match fs::read_dir(cells) {
+            Ok(entries) => entries,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+            Err(error) => return Err(error),
+        };
+        let mut homes = Vec::new();
+        for entry in entries {
+            let name = entry?.file_name();
+            match name.to_str().map(CellId::parse) {
+                Some(Ok(cell)) => homes.push(Self::new(cells, &cell)),
+                _ => tracing::warn!(?name, dir = %cells.display(), "What is in the directory of cells is no cell's, and is left alone"),
+            }
+        }
+        Ok(homes)
+    }
+
+    pub(super) fn dir(&self) -> &Path {
+        &self.dir
+    }
+
+    /// The cell's id.
+    pub(super) fn cell(&self) -> &str {
+        self.cell.as_str()
+    }
+
+    pub(super) fn id(&self) -> &CellId {
+        &self.cell
+    }
+
+    /// The name of its network namespace.
+    pub(super) fn netns_name(&self) -> String {
+        format!("kiyot-{}", self.cell)
+    }
+
+    pub(super) fn netns_path(&self) -> PathBuf {
+        Path::new(namespace::DIR).join(self.netns_name())
+    }
+
+    /// What the cell is told.
+    pub(super) fn cell_file(&self) -> PathBuf {
+        self.dir.join("cell.json")
+    }
+
+    pub(super) fn network_file(&self) -> PathBuf {
+        self.dir.join("network.json")
+    }
+
+    fn known_file(&self) -> PathBuf {
+        self.dir.join("instance.json")
+    }
+
+    fn console_file(&self) -> PathBuf {
+        self.dir.join("console.log")
+    }
+
+    /// Makes the directory, for its owner alone.
+    pub(super) fn make(&self) -> io::Result<()> {
+        DirBuilder::new().recursive(true).mode(0o700).create(&self.dir)
+    }
+
+    /// What was written down of the instance; nothing if it was cut short or is broken.
+    pub(super) fn known(&self) -> Known {
+        let Ok(content) = fs::read(self.known_file()) else { return Known::default() };
+        serde_json::from_slice(&content).unwrap_or_else(|error| {
+            tracing::error!(cell = %self.cell, %error, "What was written down of an instance can't be read");
+            Known::default()
+        })
+    }
+
+    pub(super) fn keep(&self, known: &Known) -> Result<(), ProviderError> {
+        self.write_json(&self.known_file(), known)
+    }
+
+    /// Writes a file of the directory, whole or not at all.
+    pub(super) fn write_json(&self, path: &Path, value: &impl Serialize) -> Result<(), ProviderError> {
+        let failed = |error| ProviderError::transient(format!("write {}", path.display()), error);
+        let content =
+            serde_json::to_vec_pretty(value).map_err(|error| ProviderError::new(ErrorClass::Invalid, format!("write {}", path.display()), error))?;
+        let draft = path.with_extension("draft");
+        let mut file = OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&draft).map_err(failed)?;
+        file.write_all(&content).map_err(failed)?;
+        // What outlives a reboot (addresses of plugins, say) must be found after a power cut too.
+        file.sync_data().map_err(failed)?;
+        fs::rename(&draft, path).map_err(failed)
+    }
+
+    /// The file that the cell's first processes print to.
+    pub(super) fn open_console(&self) -> io::Result<fs::File> {
+        OpenOptions::new().append(true).create(true).mode(0o600).open(self.console_file())
+    }
+
+    /// The last that they printed.
+    pub(super) fn console(&self) -> io::Result<String> {
+        let mut file = match fs::File::open(self.console_file()) {
+            Ok(file) => file,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(String::new()),
+            Err(error) => return Err(error),
+        };
+        let length = file.metadata()?.len();
+        file.seek(SeekFrom::Start(length.saturating_sub(CONSOLE_TAIL)))?;
+        let mut tail = Vec::new();
+        file.take(CONSOLE_TAIL).read_to_end(&mut tail)?;
+        Ok(String::from_utf8_lossy(&tail).into_owned())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::PermissionsExt;
+
+    use super::*;
+
+    #[test]
+    fn what_is_kept_comes_back() {
+        let dir = tempfile::tempdir().unwrap();
+        let cells = dir.path().join("cells");
+        assert_eq!(Home::all(&cells).unwrap(), []);
+        let home = Home::new(&cells, &CellId::mint().unwrap());
+        home.make().unwrap();
+        home.make().unwrap();
+        assert_eq!(fs::metadata(home.dir()).unwrap().permissions().mode() & 0o777, 0o700);
+        assert_eq!(home.known(), Known::default());
+        let known =
+            Known { token_sha256: "t".into(), boot_id: "b".into(), launcher: Some(Identity { pid: 7, start: 9 }), cgroups: ["/a".into()].into() };
+        home.keep(&known).unwrap();
+        assert_eq!(home.known(), known);
+        fs::create_dir(cells.join("not-a-cell")).unwrap();
+        assert_eq!(Home::all(&cells).unwrap(), [home]);
+    }
+
+    #[test]
+    fn the_consoles_end() {
+        let dir = tempfile::tempdir().unwrap();
+        let home = Home::new(dir.path(), &CellId::mint().unwrap());
+        home.make().unwrap();
+        assert_eq!(home.console().unwrap(), "");
+        let mut file = home.open_console().unwrap();
+        file.write_all(&[b'x'; 100_000]).unwrap();
+        file.write_all(b"the end").unwrap();
+        let tail = home.console().unwrap();
+        assert!(tail.ends_with("xthe end") && tail.len() == 16 * 1024);
+    }
+}

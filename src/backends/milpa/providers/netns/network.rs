@@ -1,0 +1,157 @@
+//! A cell's network: the node's CNI configuration when there is one, else a bridge of the provider's own.
+//!
+//! What is about to be made is in the instance's `network.json` before it is made, with the configuration that it is made by: a later daemon takes away
+//! what this one made, even after the node's configuration has changed.
+
+use std::{
+    fs, io,
+    net::IpAddr,
+    path::{Path, PathBuf},
+};
+
+use serde::{Deserialize, Serialize};
+
+use super::{
+    super::{Attachment, ErrorClass, ProviderError},
+    instance::Home,
+};
+
+pub(super) mod bridge;
+pub(super) mod cni;
+pub(super) mod namespace;
+
+/// The pod's device in the cell.
+pub(super) const DEVICE: &str = "eth0";
+
+/// What an instance's `network.json` says.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub(super) struct Plan {
+    pod_name: String,
+    pod_namespace: String,
+    pod_uid: String,
+    sandbox: String,
+    way: Way,
+    /// Once the network is there: the pod's first.
+    addresses: Option<Vec<IpAddr>>,
+}
+
+/// How the network is made.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+enum Way {
+    Cni(Box<cni::Network>),
+    Bridge(bridge::Bridge),
+}
+
+/// How networks are made here.
+#[derive(Debug)]
+pub(super) struct Networks {
+    /// See the configuration's `netns`.
+    pub(super) cni_conf_dir: PathBuf,
+    pub(super) cni_bin_dirs: Vec<PathBuf>,
+    pub(super) bridge: bridge::Bridge,
+    /// One at a time makes the bridge or takes it away.
+    pub(super) bridge_lock: tokio::sync::Mutex<()>,
+}
+
+impl Plan {
+    /// What an instance's directory says; `None` if it has no network and never began to get one.
+    pub(super) fn read(home: &Home) -> Result<Option<Self>, ProviderError> {
+        let path = home.network_file();
+        match fs::read(&path) {
+            Ok(content) => serde_json::from_slice(&content)
+                .map(Some)
+                .map_err(|error| ProviderError::new(ErrorClass::Invalid, format!("read {}", path.display()), error)),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+            Err(error) => Err(ProviderError::transient(format!("read {}", path.display()), error)),
+        }
+    }
+
+    fn write(&self, home: &Home) -> Result<(), ProviderError> {
+        home.write_json(&home.network_file(), self)
+    }
+
+    /// `metadata.uid` of the pod.
+    pub(super) fn pod_uid(&self) -> &str {
+        &self.pod_uid
+    }
+
+    fn pod(&self) -> cni::Pod<'_> {
+        cni::Pod { name: &self.pod_name, namespace: &self.pod_namespace, uid: &self.pod_uid, sandbox: &self.sandbox }
+    }
+}
+
+impl Networks {
+    /// Says what would keep a network from being made.
+    pub(super) fn check(&self) -> Result<(), ProviderError> {
+        match self.configured()? {
+            Some(network) => network.check(),
+            None => Ok(()),
+        }
+    }
+
+    fn configured(&self) -> Result<Option<cni::Network>, ProviderError> {
+        cni::Network::load(&self.cni_conf_dir, &self.cni_bin_dirs)
+            .map_err(|error| ProviderError::new(ErrorClass::Invalid, format!("read the CNI configuration in {}", self.cni_conf_dir.display()), error))
+    }
+
+    /// Gives an instance the pod's network. Again it returns the same; after a try that failed it begins anew.
+    pub(super) async fn attach(&self, home: &Home, to: &Attachment) -> Result<Vec<IpAddr>, ProviderError> {
+        if let Some(plan) = Plan::read(home)? {
+            if let Some(addresses) = plan.addresses {
+                return Ok(addresses);
+            }
+            self.detach(home).await?;
+        }
+        let way = match self.configured()? {
+            Some(network) => Way::Cni(Box::new(network)),
+            None => Way::Bridge(self.bridge.clone()),
+        };
+        let mut plan = Plan {
+            pod_name: to.pod_name.clone(),
+            pod_namespace: to.pod_namespace.clone(),
+            pod_uid: to.pod_uid.clone(),
+            sandbox: to.sandbox.clone(),
+            way,
+            addresses: None,
+        };
+        plan.write(home)?;
+        let doing = || format!("attach {} to the network", home.cell());
+        let addresses = match &mut plan.way {
+            Way::Cni(network) => {
+                let pod = cni::Pod { name: &to.pod_name, namespace: &to.pod_namespace, uid: &to.pod_uid, sandbox: &to.sandbox };
+                network.add(home, &pod).await.map_err(|error| ProviderError::transient(doing(), error))?
+            }
+            Way::Bridge(bridge) => {
+                let _alone = self.bridge_lock.lock().await;
+                let address = bridge.attach(home).await.map_err(|error| ProviderError::transient(doing(), error))?;
+                vec![address.into()]
+            }
+        };
+        plan.addresses = Some(addresses.clone());
+        plan.write(home)?;
+        Ok(addresses)
+    }
+
+    /// Takes away what [`Networks::attach`] made or began to make, and forgets it. Its processes have ended; its network namespace is still there.
+    pub(super) async fn detach(&self, home: &Home) -> Result<(), ProviderError> {
+        let Some(plan) = Plan::read(home)? else { return Ok(()) };
+        let doing = || format!("detach {} from the network", home.cell());
+        match &plan.way {
+            Way::Cni(network) => network.del(home, &plan.pod()).await.map_err(|error| ProviderError::transient(doing(), error))?,
+            Way::Bridge(bridge) => {
+                let _alone = self.bridge_lock.lock().await;
+                bridge.detach(home).await.map_err(|error| ProviderError::transient(doing(), error))?;
+            }
+        }
+        remove_if_there(&home.network_file()).map_err(|error| ProviderError::transient(doing(), error))
+    }
+}
+
+/// Removes a file. Absent is fine.
+pub(super) fn remove_if_there(path: &Path) -> io::Result<()> {
+    match fs::remove_file(path) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+        _ => Ok(()),
+    }
+}

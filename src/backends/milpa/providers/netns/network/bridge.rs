@@ -1,0 +1,298 @@
+//! The network of nodes without CNI configuration: a bridge, addresses from files, and masquerading.
+
+use std::{
+    fs, io,
+    net::Ipv4Addr,
+    os::unix::fs::DirBuilderExt,
+    path::{Path, PathBuf},
+};
+
+use serde::{Deserialize, Serialize};
+
+use super::{
+    super::{
+        command::{CommandError, succeed},
+        instance::Home,
+    },
+    DEVICE, remove_if_there,
+};
+
+/// How long `iptables` waits for others that change rules, in seconds.
+const TABLES_WAIT: &str = "10";
+
+/// Why a cell could not be put on the bridge, or taken off it.
+#[derive(Debug, thiserror::Error)]
+pub(in super::super) enum BridgeError {
+    #[error(transparent)]
+    Command(#[from] CommandError),
+    #[error("{0}")]
+    File(PathBuf, #[source] io::Error),
+    #[error("all addresses of {network}/{prefix} are taken")]
+    Full { network: Ipv4Addr, prefix: u8 },
+}
+
+/// A bridge and its network.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(in super::super) struct Bridge {
+    /// The device.
+    pub(in super::super) device: String,
+    /// Its network's lowest address.
+    pub(in super::super) network: Ipv4Addr,
+    /// How many bits are the network's.
+    pub(in super::super) prefix: u8,
+    /// A file for each address that is taken; it holds the cell's id.
+    pub(in super::super) addresses: PathBuf,
+}
+
+impl Bridge {
+    /// Puts a cell on the bridge, which is made with the first.
+    pub(super) async fn attach(&self, home: &Home) -> Result<Ipv4Addr, BridgeError> {
+        let dir = Some(home.dir());
+        // The address first: while there is one, the bridge stays.
+        let address = self.allocate(home.cell())?;
+        self.raise(dir).await?;
+        let (veth, netns) = (veth(home), home.netns_name());
+        succeed("ip", &["link", "add", &veth, "type", "veth", "peer", "name", DEVICE, "netns", &netns], dir).await?;
+        succeed("ip", &["link", "set", &veth, "master", &self.device, "up"], dir).await?;
+        succeed("ip", &["-n", &netns, "address", "add", &format!("{address}/{}", self.prefix), "dev", DEVICE], dir).await?;
+        succeed("ip", &["-n", &netns, "link", "set", DEVICE, "up"], dir).await?;
+        succeed("ip", &["-n", &netns, "route", "add", "default", "via", &self.gateway().to_string()], dir).await?;
+        Ok(address)
+    }
+
+    /// Takes a cell off the bridge, and the bridge away with the last. Done already is fine.
+    pub(super) async fn detach(&self, home: &Home) -> Result<(), BridgeError> {
+        let veth = veth(home);
+        if exists(&veth).map_err(devices)? {
+            succeed("ip", &["link", "delete", &veth], Some(home.dir())).await?;
+        }
+        let (own, others): (Vec<_>, Vec<_>) = self.taken()?.into_iter().partition(|(_, cell)| cell == home.cell());
+        if others.is_empty() {
+            self.raze(Some(home.dir())).await?;
+        }
+        for (path, _) in own {
+            remove_if_there(&path).map_err(|error| BridgeError::File(path, error))?;
+        }
+        // Stays while others have addresses.
+        let _ = fs::remove_dir(&self.addresses);
+        Ok(())
+    }
+
+    fn gateway(&self) -> Ipv4Addr {
+        Ipv4Addr::from_bits(self.network.to_bits() + 1)
+    }
+
+    fn subnet(&self) -> String {
+        format!("{}/{}", self.network, self.prefix)
+    }
+
+    fn chain(&self) -> String {
+        format!("KIYOT-{}", self.device)
+    }
+
+    /// Makes what is missing of the bridge.
+    async fn raise(&self, dir: Option<&Path>) -> Result<(), BridgeError> {
+        if !exists(&self.device).map_err(devices)? {
+            succeed("ip", &["link", "add", &self.device, "type", "bridge"], dir).await?;
+        }
+        let gateway = format!("{}/{}", self.gateway(), self.prefix);
+        succeed("ip", &["address", "replace", &gateway, "dev", &self.device], dir).await?;
+        succeed("ip", &["link", "set", &self.device, "up"], dir).await?;
+        let forward = Path::new("/proc/sys/net/ipv4/ip_forward");
+        let file = |error| BridgeError::File(forward.to_owned(), error);
+        if fs::read_to_string(forward).map_err(file)?.trim() != "1" {
+            fs::write(forward, "1").map_err(file)?;
+        }
+        for rule in self.rules() {
+            rule.add(dir).await?;
+        }
+        Ok(())
+    }
+
+    /// Takes all of the bridge away. What is not there is fine.
+    async fn raze(&self, dir: Option<&Path>) -> Result<(), BridgeError> {
+        for rule in self.rules() {
+            rule.remove(dir).await?;
+        }
+        if exists(&self.device).map_err(devices)? {
+            succeed("ip", &["link", "delete", &self.device], dir).await?;
+        }
+        Ok(())
+    }
+
+    /// What leaves for other networks gets the node's address; what comes and goes by the bridge is forwarded, whatever the policy.
+    fn rules(&self) -> [Rules; 2] {
+        let (chain, subnet, device) = (self.chain(), self.subnet(), self.device.clone());
+        let words = |text: &str| text.split(' ').map(ToOwned::to_owned).collect::<Vec<_>>();
+        [
+            Rules {
+                table: "nat",
+                chain: chain.clone(),
+                jump: words(&format!("POSTROUTING -s {subnet} ! -d {subnet} -j {chain}")),
+                content: vec![words(&format!("{chain} ! -o {device} -j MASQUERADE"))],
+            },
+            Rules {
+                table: "filter",
+                chain: chain.clone(),
+                jump: words(&format!("FORWARD -j {chain}")),
+                content: vec![words(&format!("{chain} -i {device} -j ACCEPT")), words(&format!("{chain} -o {device} -j ACCEPT"))],
+            },
+        ]
+    }
+
+    /// Takes the lowest free address for a cell. The network's own, the bridge's and the broadcast address are nobody's.
+    fn allocate(&self, cell: &str) -> Result<Ipv4Addr, BridgeError> {
+        let failed = |path: &Path, error| BridgeError::File(path.to_owned(), error);
+        fs::DirBuilder::new().recursive(true).mode(0o700).create(&self.addresses).map_err(|error| failed(&self.addresses, error))?;
+        // Written elsewhere first: a file with an address' name is whole, or is not there.
+        let draft = self.addresses.join(format!(".{cell}"));
+        fs::write(&draft, cell).map_err(|error| failed(&draft, error))?;
+        let size = 1_u32.checked_shl(32 - u32::from(self.prefix)).unwrap_or(u32::MAX);
+        let mut taken = None;
+        for host in 2..size.saturating_sub(1) {
+            let address = Ipv4Addr::from_bits(self.network.to_bits() + host);
+            let path = self.addresses.join(address.to_string());
+            match fs::hard_link(&draft, &path) {
+                Ok(()) => {
+                    taken = Some(address);
+                    break;
+                }
+                Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
+                Err(error) => return Err(failed(&path, error)),
+            }
+        }
+        remove_if_there(&draft).map_err(|error| failed(&draft, error))?;
+        taken.ok_or(BridgeError::Full { network: self.network, prefix: self.prefix })
+    }
+
+    /// The files of addresses, with the cells that have them.
+    fn taken(&self) -> Result<Vec<(PathBuf, String)>, BridgeError> {
+        let failed = |error| BridgeError::File(self.addresses.clone(), error);
+        let entries = match fs::read_dir(&self.addresses) {
+            Ok(entries) => entries,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+            Err(error) => return Err(failed(error)),
+        };
+        let mut taken = Vec::new();
+        for entry in entries {
+            let path = entry.map_err(failed)?.path();
+            let cell = fs::read_to_string(&path).map_err(|error| BridgeError::File(path.clone(), error))?;
+            taken.push((path, cell));
+        }
+        Ok(taken)
+    }
+}
+
+fn devices(error: io::Error) -> BridgeError {
+    BridgeError::File("/proc/thread-self/net/dev".into(), error)
+}
+
+/// A chain of our own in a table, and the jump to it.
+struct Rules {
+    table: &'static str,
+    chain: String,
+    jump: Vec<String>,
+    content: Vec<Vec<String>>,
+}
+
+impl Rules {
+    async fn add(&self, dir: Option<&Path>) -> Result<(), CommandError> {
+        if self.tables("-n", &words("-L", &self.chain), dir).await.is_err() {
+            self.tables("-N", std::slice::from_ref(&self.chain), dir).await?;
+        }
+        for rule in self.content.iter().chain([&self.jump]) {
+            if self.tables("-C", rule, dir).await.is_err() {
+                self.tables("-A", rule, dir).await?;
+            }
+        }
+        Ok(())
+    }
+
+    async fn remove(&self, dir: Option<&Path>) -> Result<(), CommandError> {
+        if self.tables("-n", &words("-L", &self.chain), dir).await.is_err() {
+            return Ok(());
+        }
+        if self.tables("-C", &self.jump, dir).await.is_ok() {
+            self.tables("-D", &self.jump, dir).await?;
+        }
+        self.tables("-F", std::slice::from_ref(&self.chain), dir).await?;
+        self.tables("-X", std::slice::from_ref(&self.chain), dir).await
+    }
+
+    async fn tables(&self, command: &str, rule: &[String], dir: Option<&Path>) -> Result<(), CommandError> {
+        let mut arguments = vec!["-w", TABLES_WAIT, "-t", self.table, command];
+        arguments.extend(rule.iter().map(String::as_str));
+        succeed("iptables", &arguments, dir).await
+    }
+}
+
+fn words(first: &str, second: &str) -> [String; 2] {
+    [first.to_owned(), second.to_owned()]
+}
+
+/// Whether there is a network device. (`/sys` may be another network namespace's.)
+fn exists(device: &str) -> io::Result<bool> {
+    let devices = fs::read_to_string("/proc/thread-self/net/dev")?;
+    Ok(devices.lines().any(|line| line.split_once(':').is_some_and(|(name, _)| name.trim() == device)))
+}
+
+/// The node's end of a cell's link: the letters of its id, so that the name fits a device's 15.
+fn veth(home: &Home) -> String {
+    format!("kv{}", home.cell().trim_start_matches("cell-"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn bridge(dir: &Path, prefix: u8) -> Bridge {
+        Bridge { device: "kiyot0".into(), network: Ipv4Addr::new(10, 9, 8, 0), prefix, addresses: dir.join("addresses") }
+    }
+
+    #[test]
+    fn addresses_are_given_once_and_again_when_free() {
+        let dir = tempfile::tempdir().unwrap();
+        let bridge = bridge(dir.path(), 29);
+        let given: Vec<_> = (0..5).map(|cell| bridge.allocate(&format!("cell-{cell}")).unwrap().to_string()).collect();
+        assert_eq!(given, ["10.9.8.2", "10.9.8.3", "10.9.8.4", "10.9.8.5", "10.9.8.6"]);
+        assert_eq!(bridge.allocate("one more").unwrap_err().to_string(), "all addresses of 10.9.8.0/29 are taken");
+        let (path, cell) = bridge.taken().unwrap().into_iter().find(|(path, _)| path.ends_with("10.9.8.4")).unwrap();
+        assert_eq!(cell, "cell-2");
+        fs::remove_file(path).unwrap();
+        assert_eq!(bridge.allocate("one more").unwrap().to_string(), "10.9.8.4");
+        assert_eq!(bridge.taken().unwrap().len(), 5, "no draft is left");
+    }
+
+    #[test]
+    fn one_address_is_never_given_twice_at_once() {
+        let dir = tempfile::tempdir().unwrap();
+        let bridge = bridge(dir.path(), 24);
+        let given = std::thread::scope(|scope| {
+            let threads: Vec<_> = (0..8)
+                .map(|thread| {
+                    scope.spawn({
+                        let bridge = &bridge;
+                        move || (0..10).map(|n| bridge.allocate(&format!("{thread}-{n}")).unwrap()).collect::<Vec<_>>()
+                    })
+                })
+                .collect();
+            threads.into_iter().flat_map(|thread| thread.join().unwrap()).collect::<std::collections::BTreeSet<_>>()
+        });
+        assert_eq!(given.len(), 80);
+    }
+
+    #[test]
+    fn devices_are_known_by_name() {
+        assert!(exists("lo").unwrap());
+        assert!(!exists("l").unwrap() && !exists("no-such-device").unwrap());
+    }
+
+    #[test]
+    fn rules_name_the_bridge_and_its_network() {
+        let bridge = bridge(Path::new("/x"), 24);
+        assert_eq!(bridge.gateway().to_string(), "10.9.8.1");
+        let [nat, filter] = bridge.rules();
+        assert_eq!(nat.jump.join(" "), "POSTROUTING -s 10.9.8.0/24 ! -d 10.9.8.0/24 -j KIYOT-kiyot0");
+        assert_eq!(filter.content.len(), 2);
+    }
+}

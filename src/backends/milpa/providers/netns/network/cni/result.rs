@@ -1,0 +1,132 @@
+//! What CNI plugins answer.
+
+use std::{fmt::Write, net::IpAddr};
+
+use serde::Deserialize;
+use serde_json::Value;
+
+/// So many addresses may a pod have.
+const MOST_ADDRESSES: usize = 16;
+/// How much of a plugin's words is told.
+const MOST_WORDS: usize = 2000;
+
+#[derive(Deserialize)]
+struct Answer {
+    #[serde(default)]
+    interfaces: Vec<Interface>,
+    #[serde(default)]
+    ips: Vec<Ip>,
+}
+
+#[derive(Deserialize)]
+struct Interface {
+    name: String,
+    #[serde(default)]
+    sandbox: String,
+}
+
+#[derive(Deserialize)]
+struct Ip {
+    address: String,
+    interface: Option<usize>,
+}
+
+#[derive(Deserialize)]
+struct Refusal {
+    code: Option<u64>,
+    #[serde(default)]
+    msg: String,
+    #[serde(default)]
+    details: String,
+}
+
+/// The addresses of the pod's device, those of IPv4 first, as containerd orders them.
+pub(super) fn addresses(result: &Value, device: &str) -> Result<Vec<IpAddr>, String> {
+    let answer = Answer::deserialize(result).map_err(|error| error.to_string())?;
+    let mut addresses = Vec::new();
+    for ip in &answer.ips {
+        let of_pod = match ip.interface {
+            None => true,
+            Some(index) => {
+                let interface =
+                    answer.interfaces.get(index).ok_or_else(|| format!("address {} is of interface {index}, which is not listed", ip.address))?;
+                interface.name == device && !interface.sandbox.is_empty()
+            }
+        };
+        if of_pod {
+            let address = ip.address.split_once('/').map_or(ip.address.as_str(), |(address, _)| address);
+            addresses.push(address.parse::<IpAddr>().map_err(|_| format!("{:?} is not an address", ip.address))?);
+        }
+    }
+    if addresses.is_empty() {
+        return Err(format!("it has no address for {device}"));
+    }
+    if addresses.len() > MOST_ADDRESSES {
+        return Err(format!("it has {} addresses; allowed are {MOST_ADDRESSES}", addresses.len()));
+    }
+    addresses.sort_by_key(IpAddr::is_ipv6);
+    Ok(addresses)
+}
+
+/// The words of a plugin that refuses; `None` if it has no such words.
+pub(super) fn refusal(output: &[u8]) -> Option<String> {
+    let refusal: Refusal = serde_json::from_slice(output).ok()?;
+    let mut words = refusal.msg;
+    if !refusal.details.is_empty() {
+        let _ = write!(words, ": {}", refusal.details);
+    }
+    if let Some(code) = refusal.code {
+        let _ = write!(words, " (code {code})");
+    }
+    Some(words.chars().take(MOST_WORDS).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+    use serde_json::json;
+
+    use super::*;
+
+    fn of(result: &Value) -> Result<Vec<String>, String> {
+        addresses(result, "eth0").map(|addresses| addresses.iter().map(ToString::to_string).collect())
+    }
+
+    #[test]
+    fn the_pods_addresses_in_containerds_order() {
+        let bridge = json!({"cniVersion": "1.0.0",
+            "interfaces": [{"name": "cni0", "mac": "x"}, {"name": "veth1"}, {"name": "eth0", "sandbox": "/run/netns/x"}],
+            "ips": [{"interface": 2, "address": "fd00::5/64"}, {"interface": 2, "address": "10.1.0.5/24", "gateway": "10.1.0.1"}, {"interface": 0, "address": "10.1.0.1/24"}]});
+        assert_eq!(of(&bridge).unwrap(), ["10.1.0.5", "fd00::5"]);
+        let old = json!({"cniVersion": "0.3.1", "ips": [{"version": "4", "address": "10.1.0.6/24"}]});
+        assert_eq!(of(&old).unwrap(), ["10.1.0.6"]);
+    }
+
+    #[test]
+    fn what_is_no_result() {
+        for result in [
+            json!({}),
+            json!([]),
+            json!({"ips": []}),
+            json!({"ips": [{"address": "here"}]}),
+            json!({"ips": [{"address": "10.0.0.1/8", "interface": 3}]}),
+            json!({"ips": [{"address": "10.0.0.1/8", "interface": -1}]}),
+            json!({"ips": vec![json!({"address": "10.0.0.1/8"}); 17]}),
+        ] {
+            assert!(of(&result).is_err(), "{result}");
+        }
+    }
+
+    #[test]
+    fn a_refusal_in_words() {
+        assert_eq!(refusal(br#"{"cniVersion":"1.0.0","code":7,"msg":"no","details":"none left"}"#).unwrap(), "no: none left (code 7)");
+        assert_eq!(refusal(b"panic"), None);
+    }
+
+    proptest! {
+        #[test]
+        fn no_output_is_too_strange(output in prop::collection::vec(any::<u8>(), 0..200)) {
+            let _ = refusal(&output);
+        }
+    }
+}

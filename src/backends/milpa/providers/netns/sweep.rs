@@ -1,0 +1,86 @@
+//! The end of an instance: its processes, then all that they held. Every step may be repeated, and what is not there is fine: a daemon that was killed in
+//! the middle begins anew. The directory goes last, so that whatever is left is found by it.
+
+use std::{fs, io, time::Duration};
+
+use tokio::task::spawn_blocking;
+
+use super::{
+    super::ProviderError,
+    Netns, cgroup,
+    instance::{Home, Known},
+    mounts,
+    network::{Plan, namespace},
+    process,
+};
+
+/// How long killed processes may take to end.
+const END_LIMIT: Duration = Duration::from_secs(60);
+/// How often more processes may turn up after the known ones have ended.
+const ROUNDS: usize = 20;
+
+/// Ends an instance. When it returns `Ok`, nothing of it is left.
+pub(super) async fn sweep(netns: &Netns, home: &Home) -> Result<(), ProviderError> {
+    if !home.dir().exists() {
+        return Ok(());
+    }
+    let cell = home.cell();
+    let hierarchies = cgroup::hierarchies().map_err(|error| ProviderError::transient("read the cgroup hierarchies", error))?;
+    let known = end_processes(home, &hierarchies).await?;
+    let plan = Plan::read(home).unwrap_or_else(|error| {
+        // Nobody could ever read it: better an address that is lost than a pod that never ends.
+        tracing::error!(cell, error = &error as &dyn std::error::Error, "What a cell's network was made of can't be read: it is not taken away");
+        None
+    });
+    if plan.is_some() {
+        netns.networks.detach(home).await?;
+    }
+    let pod_uid = plan.map(|plan| plan.pod_uid().to_owned());
+    let home_of_task = home.clone();
+    spawn_blocking(move || remove(&home_of_task, &hierarchies, known, pod_uid.as_deref()))
+        .await
+        .map_err(|error| ProviderError::transient(format!("clean up after {cell}"), error))?
+        .map_err(|error| ProviderError::transient(format!("clean up after {cell}"), error))
+}
+
+/// Kills all that runs for the instance, until nothing does. What its containers' cgroups were is written down first.
+async fn end_processes(home: &Home, hierarchies: &[cgroup::Hierarchy]) -> Result<Known, ProviderError> {
+    let failed = |error: io::Error| ProviderError::transient(format!("end the processes of {}", home.cell()), error);
+    let mut known = home.known();
+    let launcher = known.launcher.filter(|_| known.boot_id == super::boot_id());
+    for _ in 0..ROUNDS {
+        let (dir, netns) = (home.dir().to_owned(), home.netns_path());
+        let found =
+            spawn_blocking(move || process::of_instance(&dir, &netns, launcher)).await.map_err(io::Error::other).map_err(failed)?.map_err(failed)?;
+        if found.is_empty() {
+            return Ok(known);
+        }
+        let before = known.cgroups.len();
+        known.cgroups.extend(cgroup::of_containers(hierarchies, &found));
+        if known.cgroups.len() != before {
+            home.keep(&known)?;
+        }
+        tracing::debug!(cell = home.cell(), processes = found.len(), "A cell's processes are ended");
+        // The kernel lets frozen processes of version 1 run only once they are thawed, killed or not.
+        cgroup::thaw(hierarchies, home.cell(), &known.cgroups);
+        let left = spawn_blocking(move || process::end(&found, END_LIMIT)).await.map_err(io::Error::other).map_err(failed)?.map_err(failed)?;
+        if !left.is_empty() {
+            return Err(failed(io::Error::other(format!("{left:?} have not ended {} s after they were killed", END_LIMIT.as_secs()))));
+        }
+    }
+    Err(failed(io::Error::other("more and more of them begin")))
+}
+
+/// Takes away all that is not a process or the pod's network. Blocking.
+fn remove(home: &Home, hierarchies: &[cgroup::Hierarchy], known: Known, pod_uid: Option<&str>) -> io::Result<()> {
+    mounts::unmount_beneath(home.dir())?;
+    namespace::remove(&home.netns_path())?;
+    let mut containers = known.cgroups;
+    containers.extend(cgroup::of_pod(hierarchies, pod_uid.unwrap_or_default()));
+    cgroup::remove_containers(&containers)?;
+    cgroup::remove(hierarchies, home.cell())?;
+    match fs::remove_dir_all(home.dir()) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+        _ => Ok(()),
+    }
+}

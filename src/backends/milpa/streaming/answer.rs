@@ -1,0 +1,145 @@
+//! Where the body of an answer ends. Pure; takes any bytes.
+
+use super::head::Body;
+
+/// Longest body that is forwarded.
+pub(super) const MAX_BODY: u64 = 1 << 20;
+
+/// Follows a body to its end.
+#[derive(Debug)]
+pub(super) enum Rest {
+    /// So many bytes to come.
+    Length(u64),
+    /// In chunks.
+    Chunked(Chunks),
+    /// Until the connection's end, so many bytes at most.
+    Close(u64),
+}
+
+/// Where in a chunked body.
+#[derive(Debug, Default)]
+pub(super) struct Chunks {
+    state: State,
+    taken: u64,
+}
+
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
+enum State {
+    /// In the line with a chunk's size: the size so far, and whether its digits are over.
+    Size(u64, bool),
+    /// In a chunk: bytes to come, its line end included.
+    Data(u64),
+    /// In the lines after the last chunk: whether this line has had anything yet.
+    Trailer(bool),
+    #[default]
+    Start,
+    End,
+}
+
+impl Rest {
+    /// What follows a head.
+    pub(super) fn new(body: Body) -> Self {
+        match body {
+            Body::Length(length) => Self::Length(length.min(MAX_BODY)),
+            Body::Chunked => Self::Chunked(Chunks::default()),
+            Body::Close => Self::Close(MAX_BODY),
+        }
+    }
+
+    /// Whether no more is to come.
+    pub(super) fn is_over(&self) -> bool {
+        match self {
+            Self::Length(left) | Self::Close(left) => *left == 0,
+            Self::Chunked(chunks) => chunks.state == State::End || chunks.taken >= MAX_BODY,
+        }
+    }
+
+    /// The bytes that belong to the body, of the next ones that came.
+    pub(super) fn take<'a>(&mut self, bytes: &'a [u8]) -> &'a [u8] {
+        match self {
+            Self::Length(left) | Self::Close(left) => {
+                let taken = usize::try_from(*left).unwrap_or(usize::MAX).min(bytes.len());
+                *left -= taken as u64;
+                &bytes[..taken]
+            }
+            Self::Chunked(chunks) => {
+                let taken = bytes.iter().position(|byte| !chunks.step(*byte)).unwrap_or(bytes.len());
+                &bytes[..taken]
+            }
+        }
+    }
+}
+
+impl Chunks {
+    /// Takes one byte; `false` if it isn't the body's any more. What is no chunk ends it.
+    fn step(&mut self, byte: u8) -> bool {
+        if self.taken >= MAX_BODY {
+            return false;
+        }
+        let next = match (self.state, byte) {
+            (State::End, _) => return false,
+            (State::Start, byte) => match hex_digit(byte) {
+                Some(digit) => State::Size(digit, false),
+                None => State::End,
+            },
+            (State::Size(0, _), b'\n') => State::Trailer(false),
+            (State::Size(size, _), b'\n') => State::Data(size.saturating_add(2)),
+            (State::Size(size, over), byte) => match hex_digit(byte).filter(|_| !over) {
+                Some(digit) => State::Size(size.saturating_mul(16).saturating_add(digit), false),
+                None => State::Size(size, true),
+            },
+            (State::Data(1), _) => State::Start,
+            (State::Data(left), _) => State::Data(left.saturating_sub(1)),
+            (State::Trailer(false), b'\n') => State::End,
+            (State::Trailer(true), b'\n') => State::Trailer(false),
+            (State::Trailer(any), byte) => State::Trailer(any || byte != b'\r'),
+        };
+        self.state = next;
+        self.taken += 1;
+        true
+    }
+}
+
+fn hex_digit(byte: u8) -> Option<u64> {
+    char::from(byte).to_digit(16).map(u64::from)
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn chunked(bytes: &[u8]) -> (usize, bool) {
+        let mut rest = Rest::new(Body::Chunked);
+        let taken = rest.take(bytes).len();
+        (taken, rest.is_over())
+    }
+
+    #[test]
+    fn chunks_end_where_they_say() {
+        assert_eq!(chunked(b"5\r\nhello\r\n0\r\n\r\nmore"), (15, true));
+        assert_eq!(chunked(b"5;x=1\r\nhello\r\n0\r\nTrailer: 1\r\n\r\n"), (31, true));
+        assert_eq!(chunked(b"5\r\nhel"), (6, false));
+        assert!(chunked(b"zz\r\n").1);
+    }
+
+    #[test]
+    fn a_length_is_bounded() {
+        let mut rest = Rest::new(Body::Length(u64::MAX));
+        assert_eq!(rest.take(&vec![0; (MAX_BODY + 1) as usize]).len() as u64, MAX_BODY);
+        assert!(rest.is_over());
+        assert!(Rest::new(Body::Length(0)).is_over());
+    }
+
+    proptest! {
+        #[test]
+        fn any_bytes_are_taken_in_any_pieces(bytes in proptest::collection::vec(any::<u8>(), 0..200), cut in 0_usize..200) {
+            let cut = cut.min(bytes.len());
+            let mut rest = Rest::new(Body::Chunked);
+            let first = rest.take(&bytes[..cut]).len();
+            let second = if first == cut { rest.take(&bytes[cut..]).len() } else { 0 };
+            prop_assert_eq!(first + second, chunked(&bytes).0);
+        }
+    }
+}

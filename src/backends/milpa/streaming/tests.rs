@@ -1,0 +1,211 @@
+//! The streaming server between a client and a played cell.
+
+use std::sync::Arc;
+
+use async_trait::async_trait;
+use futures::{StreamExt as _, stream::BoxStream};
+use kiyot_proto::cell::TunnelPart;
+use tokio::{
+    io::{AsyncReadExt as _, AsyncWriteExt as _, DuplexStream},
+    net::TcpStream,
+    sync::mpsc,
+};
+use tokio_stream::wrappers::ReceiverStream;
+use tonic::Status;
+
+use super::{Streaming, taken_apart, tokens::Way, tunnel::Tunnels};
+
+/// A cell: each tunnel is handed to the test as the connection that the streaming server would see, with the port.
+#[derive(Debug, Default, Clone)]
+pub(super) struct Played {
+    opened: Option<mpsc::UnboundedSender<(u32, DuplexStream)>>,
+}
+
+#[async_trait]
+impl Tunnels for Played {
+    async fn open(&self, mut up: mpsc::Receiver<TunnelPart>) -> Result<BoxStream<'static, Result<TunnelPart, Status>>, Status> {
+        let Some(opened) = &self.opened else { return Err(Status::unavailable("no cell")) };
+        let first = up.recv().await.ok_or_else(|| Status::invalid_argument("no first part"))?;
+        let (ours, theirs) = tokio::io::duplex(1 << 10);
+        opened.send((first.port, theirs)).map_err(|_| Status::unavailable("the test is over"))?;
+        let (mut read, mut write) = tokio::io::split(ours);
+        let (down, parts) = mpsc::channel(2);
+        tokio::spawn(async move {
+            let mut part = Some(first);
+            while let Some(TunnelPart { content, end, .. }) = part {
+                if write.write_all(&content).await.is_err() {
+                    return;
+                }
+                if end {
+                    let _ = write.shutdown().await;
+                    return;
+                }
+                part = up.recv().await;
+            }
+        });
+        tokio::spawn(async move {
+            loop {
+                let mut content = bytes::BytesMut::with_capacity(100);
+                let end = read.read_buf(&mut content).await.unwrap_or(0) == 0;
+                if down.send(Ok(TunnelPart { content: content.freeze(), end, port: 0 })).await.is_err() || end {
+                    return;
+                }
+            }
+        });
+        Ok(ReceiverStream::new(parts).boxed())
+    }
+}
+
+struct Scene {
+    streaming: Streaming,
+    cell: Played,
+    tunnels: mpsc::UnboundedReceiver<(u32, DuplexStream)>,
+}
+
+impl Scene {
+    async fn new() -> Self {
+        let (opened, tunnels) = mpsc::unbounded_channel();
+        Self { streaming: Streaming::start().await.unwrap(), cell: Played { opened: Some(opened) }, tunnels }
+    }
+
+    fn token(&self, cell: &Played) -> String {
+        let url = self.streaming.register(Way { port: 4321, target: "/exec/T?a=b".into(), tunnels: Arc::new(cell.clone()) }).unwrap();
+        url.strip_prefix(&format!("http://{}/", self.streaming.address())).unwrap().to_owned()
+    }
+
+    async fn client(&self, text: &str) -> TcpStream {
+        let mut client = TcpStream::connect(self.streaming.address()).await.unwrap();
+        client.write_all(text.as_bytes()).await.unwrap();
+        client
+    }
+}
+
+async fn all(stream: &mut (impl tokio::io::AsyncRead + Unpin)) -> String {
+    let mut text = String::new();
+    stream.read_to_string(&mut text).await.unwrap();
+    text
+}
+
+async fn exactly(stream: &mut (impl tokio::io::AsyncRead + Unpin), expected: &str) {
+    let mut bytes = vec![0; expected.len()];
+    stream.read_exact(&mut bytes).await.unwrap();
+    assert_eq!(String::from_utf8_lossy(&bytes), expected);
+}
+
+#[tokio::test]
+async fn bytes_are_spliced_both_ways_with_half_close() {
+    let mut scene = Scene::new().await;
+    let token = scene.token(&scene.cell);
+    let mut client = scene.client(&format!("POST /{token} HTTP/1.1\r\nUpgrade: SPDY/3.1\r\n\r\nearly")).await;
+    let (port, mut server) = scene.tunnels.recv().await.unwrap();
+    assert_eq!(port, 4321);
+    exactly(&mut server, "POST /exec/T?a=b HTTP/1.1\r\nUpgrade: SPDY/3.1\r\n\r\nearly").await;
+    server.write_all(b"HTTP/1.1 101 Switching Protocols\r\nUpgrade: SPDY/3.1\r\n\r\nhello").await.unwrap();
+    exactly(&mut client, "HTTP/1.1 101 Switching Protocols\r\nUpgrade: SPDY/3.1\r\n\r\nhello").await;
+
+    // Much more than any buffer on the way holds.
+    let much = "x".repeat(3 << 20);
+    let (mut client_read, mut client_write) = client.split();
+    let (mut server_read, mut server_write) = tokio::io::split(server);
+    tokio::join!(
+        async {
+            client_write.write_all(much.as_bytes()).await.unwrap();
+            client_write.shutdown().await.unwrap();
+        },
+        async { assert_eq!(all(&mut server_read).await.len(), much.len()) },
+    );
+    // The client has closed its side: the other one still works.
+    tokio::join!(
+        async {
+            server_write.write_all(much.as_bytes()).await.unwrap();
+            server_write.shutdown().await.unwrap();
+        },
+        async { assert_eq!(all(&mut client_read).await.len(), much.len()) },
+    );
+}
+
+#[tokio::test]
+async fn an_answer_that_does_not_switch_is_forwarded_alone() {
+    let mut scene = Scene::new().await;
+    for (answer, forwarded) in [
+        ("HTTP/1.1 404 Not Found\r\nContent-Length: 4\r\n\r\ngoneMORE", "HTTP/1.1 404 Not Found\r\nContent-Length: 4\r\n\r\ngone"),
+        (
+            "HTTP/1.1 500 No\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nno\r\n0\r\n\r\nMORE",
+            "HTTP/1.1 500 No\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nno\r\n0\r\n\r\n",
+        ),
+        (
+            "HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 403 No\r\nContent-Length: 0\r\n\r\nMORE",
+            "HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 403 No\r\nContent-Length: 0\r\n\r\n",
+        ),
+    ] {
+        let token = scene.token(&scene.cell);
+        let mut client = scene.client(&format!("GET /{token} HTTP/1.1\r\n\r\n")).await;
+        let (_, mut server) = scene.tunnels.recv().await.unwrap();
+        server.write_all(answer.as_bytes()).await.unwrap();
+        assert_eq!(all(&mut client).await, forwarded);
+    }
+}
+
+#[tokio::test]
+async fn a_token_is_good_for_one_request() {
+    let mut scene = Scene::new().await;
+    let token = scene.token(&scene.cell);
+    let request = format!("GET /{token} HTTP/1.1\r\n\r\n");
+    let _first = scene.client(&request).await;
+    let _tunnel = scene.tunnels.recv().await.unwrap();
+    let mut second = scene.client(&request).await;
+    assert!(all(&mut second).await.starts_with("HTTP/1.1 404 "));
+}
+
+#[tokio::test]
+async fn what_is_no_request_is_answered_so() {
+    let scene = Scene::new().await;
+    assert!(all(&mut scene.client("\x16\x03\x01 hello\r\n\r\n").await).await.starts_with("HTTP/1.1 400 "));
+    let absent = Played::default();
+    let token = scene.token(&absent);
+    let answer = all(&mut scene.client(&format!("GET /{token} HTTP/1.1\r\n\r\n")).await).await;
+    assert!(answer.starts_with("HTTP/1.1 502 ") && answer.ends_with("no cell"), "{answer}");
+}
+
+#[tokio::test]
+async fn a_stuck_client_holds_nobody_up() {
+    let mut scene = Scene::new().await;
+    let token = scene.token(&scene.cell);
+    let _stuck = scene.client(&format!("GET /{token} HTTP/1.1\r\n\r\n")).await;
+    let (_, mut server) = scene.tunnels.recv().await.unwrap();
+    let flood = tokio::spawn(async move {
+        let _ = server.write_all(b"HTTP/1.1 101 x\r\n\r\n").await;
+        while server.write_all(&[0; 1 << 16]).await.is_ok() {}
+    });
+    let token = scene.token(&scene.cell);
+    let mut other = scene.client(&format!("GET /{token} HTTP/1.1\r\n\r\n")).await;
+    let (_, mut server) = scene.tunnels.recv().await.unwrap();
+    server.write_all(b"HTTP/1.1 101 x\r\n\r\nhello").await.unwrap();
+    exactly(&mut other, "HTTP/1.1 101 x\r\n\r\nhello").await;
+    flood.abort();
+}
+
+#[tokio::test]
+async fn all_ends_with_the_server() {
+    let mut scene = Scene::new().await;
+    let token = scene.token(&scene.cell);
+    let mut client = scene.client(&format!("GET /{token} HTTP/1.1\r\n\r\n")).await;
+    let (_, mut server) = scene.tunnels.recv().await.unwrap();
+    server.write_all(b"HTTP/1.1 101 x\r\n\r\n").await.unwrap();
+    exactly(&mut client, "HTTP/1.1 101 x\r\n\r\n").await;
+    drop(scene.streaming);
+    let mut left = Vec::new();
+    // Closed or reset, whatever the kernel makes of it.
+    let _ = client.read_to_end(&mut left).await;
+    assert_eq!(left, b"");
+}
+
+#[test]
+fn urls_of_cells_are_taken_apart() {
+    assert_eq!(taken_apart("http://127.0.0.1:4321/exec/T?a=b"), Some((4321, "/exec/T?a=b".into())));
+    assert_eq!(taken_apart("http://[::]:1/x"), Some((1, "/x".into())));
+    for bad in ["", "/exec/T", "https://127.0.0.1:1/x", "http://127.0.0.1/x", "http://127.0.0.1:0/x", "http://h:99999/x", "http://h:1/\r\nX: y"] {
+        assert_eq!(taken_apart(bad), None, "{bad}");
+    }
+    assert_eq!(taken_apart(&format!("http://h:1/{}", "x".repeat(5000))), None);
+}

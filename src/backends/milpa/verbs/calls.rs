@@ -1,0 +1,97 @@
+//! Calls to a cell: each with a deadline, and with an answer in the kubelet's ids.
+
+use std::{
+    future::Future,
+    time::{Duration, Instant},
+};
+
+use futures::future::BoxFuture;
+use kiyot_link::channel::Channel;
+use kiyot_proto::{
+    cell::{HelloReply, agent_client::AgentClient},
+    cri::runtime_service_client::RuntimeServiceClient,
+};
+use tonic::{Request, Status};
+
+use super::view::{Container, Sandbox};
+use crate::backends::milpa::cells::Cell;
+
+/// How long a call without a deadline of its own may take: what a cell's containerd does for one container.
+pub(super) const CALL: Duration = Duration::from_secs(60);
+/// How long a call waits for a cell that is not connected at the moment: it may just be calling home again.
+const LINK_PATIENCE: Duration = Duration::from_secs(5);
+/// As much as a kubelet takes.
+const LARGEST_ANSWER: usize = 16 << 20;
+
+/// CRI of the cell's containerd.
+pub(super) fn runtime(cell: &Cell) -> RuntimeServiceClient<Channel> {
+    RuntimeServiceClient::new(cell.link.control.clone()).max_decoding_message_size(LARGEST_ANSWER)
+}
+
+/// The cell's agent.
+pub(super) fn agent(cell: &Cell) -> AgentClient<Channel> {
+    AgentClient::new(cell.link.control.clone()).max_decoding_message_size(LARGEST_ANSWER)
+}
+
+/// A request that fails after this time.
+pub(super) fn within<T>(time: Duration, message: T) -> Request<T> {
+    let mut request = Request::new(message);
+    request.set_timeout(time);
+    request
+}
+
+/// What is left of a caller's time, `usual` if that is less.
+pub(super) fn left(deadline: Option<Instant>, usual: Duration) -> Duration {
+    deadline.map_or(usual, |deadline| deadline.saturating_duration_since(Instant::now()).min(usual))
+}
+
+/// Waits for a call's answer no longer than a time, whatever becomes of the connection. The calls of tonic are large: in a box, whoever waits is not.
+pub(super) fn answered<'a, T: 'a>(
+    time: Duration,
+    what: &'static str,
+    call: impl Future<Output = Result<tonic::Response<T>, Status>> + Send + 'a,
+) -> BoxFuture<'a, Result<T, Status>> {
+    Box::pin(async move {
+        match tokio::time::timeout(time, call).await {
+            Ok(answer) => answer.map(tonic::Response::into_inner),
+            Err(_) => Err(Status::deadline_exceeded(format!("{what}: the cell did not answer within {} s", time.as_secs_f32()))),
+        }
+    })
+}
+
+/// The agent's own words about a cell that is connected; `UNAVAILABLE` for one that is not.
+pub(super) async fn connected(cell: &Cell, pod: &str, deadline: Option<Instant>) -> Result<HelloReply, Status> {
+    let mut hello = cell.link.hello.clone();
+    let hello = tokio::time::timeout(left(deadline, LINK_PATIENCE), hello.wait_for(Option::is_some)).await;
+    match hello {
+        Ok(Ok(hello)) => Ok(hello.clone().unwrap_or_default()),
+        Ok(Err(_)) | Err(_) => Err(Status::unavailable(format!("cell {} of pod {pod} is not connected", cell.id))),
+    }
+}
+
+/// Whether a cell is connected now.
+pub(super) fn is_connected(cell: &Cell) -> bool {
+    cell.link.hello.borrow().is_some()
+}
+
+/// A status of a cell with the id that the kubelet knows in place of the cell's.
+pub(super) fn restored(status: &Status, cell_id: &str, id: &str) -> Status {
+    if cell_id.is_empty() || !status.message().contains(cell_id) {
+        return status.clone();
+    }
+    Status::with_details(status.code(), status.message().replace(cell_id, id), status.details().to_vec().into())
+}
+
+impl Container {
+    /// A status of its cell, in its own id.
+    pub(super) fn restored(&self, status: &Status) -> Status {
+        restored(status, &self.cell_container, self.id.as_str())
+    }
+}
+
+impl Sandbox {
+    /// A status of its cell, in its own id.
+    pub(super) fn restored(&self, status: &Status) -> Status {
+        restored(status, &self.meta().cell_sandbox, self.id.as_str())
+    }
+}

@@ -1,0 +1,222 @@
+//! `CreateContainer`: volumes and image are brought into the cell first.
+
+use std::{sync::Arc, time::Instant};
+
+use kiyot_proto::{
+    cell::{FileChange, MakeDir, Root, file_change::Change},
+    cri, store as records,
+};
+use tonic::{Code, Status};
+
+use super::{Verbs, calls, clock, failure, flight::Boarded, policy, rewrite, view::Sandbox};
+use crate::backends::milpa::{
+    cells::Cell,
+    id::ContainerId,
+    store::{Batch, Table},
+};
+
+/// Mode of the directory of a container's log in the cell.
+const LOG_DIR_MODE: u32 = 0o755;
+
+impl Verbs {
+    /// Answers with the container of this name and attempt: the one that is being made, the one whose answer was lost, or a new one. The work goes on
+    /// without its caller.
+    pub(super) async fn create_container(
+        self: &Arc<Self>,
+        request: cri::CreateContainerRequest,
+        deadline: Option<Instant>,
+    ) -> Result<cri::CreateContainerResponse, Status> {
+        let sandbox = self.view.sandbox(&request.pod_sandbox_id)?;
+        self.claim(&sandbox.id);
+        let config = request.config.as_ref().ok_or_else(|| Status::invalid_argument("CreateContainer without a config"))?;
+        let metadata = config.metadata.clone().ok_or_else(|| Status::invalid_argument("CreateContainer without a config.metadata"))?;
+        policy::check_container(&self.parts.policy, config)?;
+        let key = (sandbox.id.clone(), metadata.name.clone(), metadata.attempt);
+        loop {
+            let (verbs, sandbox, metadata) = (Arc::clone(self), sandbox.id.clone(), metadata.clone());
+            let boarded = self.creations.board(&self.tasks, &self.stop, key.clone(), request.clone(), same, |request| {
+                Box::pin(async move { verbs.made_or_make(sandbox.as_str(), &metadata, &request).await })
+            });
+            match boarded {
+                Boarded::Seat(seat) => {
+                    let id = seat.wait(deadline, "CreateContainer").await?;
+                    return Ok(cri::CreateContainerResponse { container_id: id.as_str().to_owned() });
+                }
+                Boarded::Other(seat) => match seat.wait(deadline, "CreateContainer with another config").await {
+                    Err(status) if status.code() == Code::DeadlineExceeded => return Err(status),
+                    Ok(_) | Err(_) => {}
+                },
+            }
+        }
+    }
+
+    async fn made_or_make(
+        self: Arc<Self>,
+        sandbox: &str,
+        metadata: &cri::ContainerMetadata,
+        request: &cri::CreateContainerRequest,
+    ) -> Result<ContainerId, Status> {
+        let sandbox = self.view.sandbox(sandbox)?;
+        if !sandbox.ready {
+            return Err(Status::failed_precondition(format!("sandbox container {:?} is not running", sandbox.id.as_str())));
+        }
+        if let Some(existing) = self.view.container_named(&sandbox.id, metadata) {
+            if existing.state() != cri::ContainerState::ContainerCreated {
+                let name = format!("{}_{}_{}", metadata.name, sandbox.pod, metadata.attempt);
+                let of = existing.id.as_str();
+                return Err(Status::failed_precondition(format!("failed to reserve container name {name:?}: name {name:?} is reserved for {of:?}")));
+            }
+            let made_for = existing.meta().config.unwrap_or_default();
+            if request.config.as_ref().is_some_and(|config| essence(&made_for) == essence(config)) {
+                return Ok(existing.id);
+            }
+            self.erase_container(&existing).await?;
+        }
+        let cell = self.reachable_cell(&sandbox, None).await?;
+        Box::pin(self.make_container(&cell, &sandbox, request)).await
+    }
+
+    async fn make_container(&self, cell: &Cell, sandbox: &Sandbox, request: &cri::CreateContainerRequest) -> Result<ContainerId, Status> {
+        let meta = sandbox.meta();
+        let made_with = meta.config.unwrap_or_default();
+        let config = request.config.clone().unwrap_or_default();
+        // The kubelet makes it anew from the pod for each container: the credentials and annotations of now are in this one.
+        let current = request.sandbox_config.as_ref().unwrap_or(&made_with);
+        let id = ContainerId::mint().map_err(failure::of_randomness)?;
+        let target = match rewrite::target(&config) {
+            "" => None,
+            target => Some(self.view.container(target)?),
+        };
+        let hello = calls::connected(cell, &sandbox.pod, None).await?;
+        let mut mounts = self.parts.volumes.prepare(cell, current, &config).await?;
+        for image in mounts.iter_mut().filter_map(|mount| mount.image.as_mut()) {
+            image.image = self.parts.images.ensure(cell, image, current).await?;
+        }
+        let image = self.parts.images.ensure(cell, &config.image.clone().unwrap_or_default(), current).await?;
+        let logs = rewrite::log_paths(&made_with, &config, id.as_str());
+        if let Some(logs) = &logs {
+            self.make_log_dir(cell, &logs.in_pod_dir).await?;
+        }
+        let told = rewrite::create_container(
+            request,
+            rewrite::InCell {
+                sandbox: &meta.cell_sandbox,
+                pod_dir: &hello.pod_dir,
+                image: &image,
+                mounts,
+                log_path: logs.as_ref().map(|logs| logs.in_logs.clone()).unwrap_or_default(),
+                target: target.as_ref().map(|target| &*target.cell_container).unwrap_or_default(),
+            },
+        );
+        let cell_container = self.create_in_cell(cell, sandbox, told).await?;
+        let result = self.keep_container(cell, sandbox, &id, &cell_container, &config, &image, logs).await;
+        match result {
+            Ok(()) => self.parts.volumes.keep(cell, current, &config),
+            Err(_) => self.remove_in_cell(cell, &cell_container).await,
+        }
+        result.map(|()| id)
+    }
+
+    #[expect(clippy::too_many_arguments, reason = "all that a new container is")]
+    async fn keep_container(
+        &self,
+        cell: &Cell,
+        sandbox: &Sandbox,
+        id: &ContainerId,
+        cell_container: &str,
+        config: &cri::ContainerConfig,
+        image: &str,
+        logs: Option<rewrite::LogPaths>,
+    ) -> Result<(), Status> {
+        let request = cri::ContainerStatusRequest { container_id: cell_container.to_owned(), verbose: false };
+        let mut runtime = calls::runtime(cell);
+        let told = calls::answered(calls::CALL, "ContainerStatus", runtime.container_status(calls::within(calls::CALL, request))).await?;
+        let told = told.status.unwrap_or_default();
+        let logs = logs.map(|logs| (logs.node, logs.in_pod_dir)).unwrap_or_default();
+        let meta = records::ContainerMeta {
+            id: id.as_str().to_owned(),
+            sandbox: sandbox.id.as_str().to_owned(),
+            cell_container: cell_container.to_owned(),
+            config: Some(rewrite::without_secrets(config)),
+            image_ref: if told.image_ref.is_empty() { image.to_owned() } else { told.image_ref.clone() },
+            created_unix_nanos: clock::now(),
+            log_path: logs.0,
+            cell_log: logs.1,
+            image_id: image.to_owned(),
+        };
+        let status = records::ContainerStatus::default();
+        let _records = sandbox.records.lock().await;
+        let mut batch = Batch::default();
+        batch.put(Table::Containers, id.as_str(), &meta).put(Table::ContainerStatuses, id.as_str(), &status);
+        self.parts.store.commit(batch).await.map_err(|error| failure::of_store(&error))?;
+        if self.view.insert_container(&meta, status).map_err(|error| failure::of_id(&error))? {
+            self.view.tell(id, &told);
+            return Ok(());
+        }
+        // The sandbox was stopped meanwhile.
+        let mut batch = Batch::default();
+        batch.remove(Table::Containers, id.as_str()).remove(Table::ContainerStatuses, id.as_str());
+        self.parts.store.commit(batch).await.map_err(|error| failure::of_store(&error))?;
+        Err(Status::failed_precondition(format!("sandbox container {:?} is not running", sandbox.id.as_str())))
+    }
+
+    async fn make_log_dir(&self, cell: &Cell, log: &str) -> Result<(), Status> {
+        let path = log.rsplit_once('/').map_or(log, |(dir, _)| dir).to_owned();
+        let change = Change::MakeDir(MakeDir { mode: LOG_DIR_MODE, ..Default::default() });
+        let changes = tokio_stream::iter([FileChange { root: Root::Pod.into(), path, change: Some(change) }]);
+        let mut agent = calls::agent(cell);
+        calls::answered(calls::CALL, "ChangeFiles", agent.change_files(calls::within(calls::CALL, changes))).await?;
+        Ok(())
+    }
+
+    /// Creates it in the cell. A container of the same name there that we do not know is what a lost answer left: it is removed, and made anew.
+    async fn create_in_cell(&self, cell: &Cell, sandbox: &Sandbox, told: cri::CreateContainerRequest) -> Result<String, Status> {
+        let create = async || {
+            let mut runtime = calls::runtime(cell);
+            calls::answered(calls::CALL, "CreateContainer", runtime.create_container(calls::within(calls::CALL, told.clone()))).await
+        };
+        let first = match create().await {
+            Ok(made) => return Ok(made.container_id),
+            Err(status) => status,
+        };
+        let metadata = told.config.as_ref().and_then(|config| config.metadata.clone());
+        let Some(left) = self.left_in_cell(cell, &told.pod_sandbox_id, metadata.as_ref()).await else { return Err(sandbox.restored(&first)) };
+        tracing::info!(pod = %sandbox.pod, cell = %cell.id, "A container whose creation was not answered is made anew");
+        self.remove_in_cell(cell, &left).await;
+        create().await.map(|made| made.container_id).map_err(|status| sandbox.restored(&status))
+    }
+
+    async fn left_in_cell(&self, cell: &Cell, cell_sandbox: &str, metadata: Option<&cri::ContainerMetadata>) -> Option<String> {
+        let filter = cri::ContainerFilter { pod_sandbox_id: cell_sandbox.to_owned(), ..Default::default() };
+        let request = cri::ListContainersRequest { filter: Some(filter) };
+        let mut runtime = calls::runtime(cell);
+        let list = calls::answered(calls::CALL, "ListContainers", runtime.list_containers(calls::within(calls::CALL, request))).await.ok()?;
+        let left = list.containers.into_iter().find(|container| container.metadata.as_ref() == metadata)?;
+        self.view.container_of_cell(&cell.id, &left.id).is_none().then_some(left.id)
+    }
+
+    /// Best effort: what stays is found by the next attempt, and ends with the cell.
+    async fn remove_in_cell(&self, cell: &Cell, cell_container: &str) {
+        let request = cri::RemoveContainerRequest { container_id: cell_container.to_owned() };
+        let mut runtime = calls::runtime(cell);
+        let call = runtime.remove_container(calls::within(calls::CALL, request));
+        if let Err(status) = calls::answered(calls::CALL, "RemoveContainer", call).await {
+            tracing::warn!(cell = %cell.id, cell_container, status = status.message(), "A container could not be removed from its cell");
+        }
+    }
+}
+
+fn same(one: &cri::CreateContainerRequest, other: &cri::CreateContainerRequest) -> bool {
+    let of = |request: &cri::CreateContainerRequest| request.config.as_ref().map(|config| (essence(config), config.envs.clone()));
+    of(one) == of(other)
+}
+
+/// What makes a container's config another. The kubelet names a new file for the termination message in each attempt, labels and annotations may change
+/// meanwhile, and of the environment only the names are kept.
+fn essence(config: &cri::ContainerConfig) -> cri::ContainerConfig {
+    let mut config = rewrite::without_secrets(config);
+    config.mounts.iter_mut().for_each(|mount| mount.host_path.clear());
+    config.labels.clear();
+    config.annotations.clear();
+    config
+}

@@ -1,0 +1,73 @@
+//! Which method is which verb.
+
+use std::{future::Future, sync::Arc, time::Instant};
+
+use bytes::Bytes;
+use prost::Message;
+use tonic::Status;
+
+use super::Verbs;
+use crate::backends::Method;
+
+impl Verbs {
+    /// Answers a call at once if that needs nothing but memory.
+    pub fn snapshot(&self, method: Method, message: &[u8]) -> Option<Result<Bytes, Status>> {
+        self.answer_at_once(method, message)
+    }
+
+    /// Whether an image call is for a pod in a cell.
+    pub fn claims_image(&self, method: Method, message: &[u8]) -> bool {
+        self.is_for_a_cell(method, message)
+    }
+
+    /// An encoded `ImageStatusResponse` of what cells reported for a reference.
+    pub fn reported_image(&self, reference: &str) -> Option<Bytes> {
+        self.image_reported(reference)
+    }
+
+    /// Answers a call.
+    pub async fn call(self: &Arc<Self>, method: Method, message: Bytes, deadline: Option<Instant>) -> Result<Bytes, Status> {
+        if let Some(answer) = self.answer_at_once(method, &message) {
+            return answer;
+        }
+        match deadline {
+            None => self.act(method, message, None).await,
+            Some(deadline) => tokio::time::timeout_at(deadline.into(), self.act(method, message, Some(deadline)))
+                .await
+                .unwrap_or_else(|_| Err(Status::deadline_exceeded(format!("{method} of a pod in a cell takes longer than its caller waits")))),
+        }
+    }
+
+    async fn act(self: &Arc<Self>, method: Method, message: Bytes, deadline: Option<Instant>) -> Result<Bytes, Status> {
+        match method {
+            Method::RunPodSandbox => typed(&message, |request| Box::pin(self.run_sandbox(request, deadline))).await,
+            Method::StopPodSandbox => typed(&message, |request| self.stop_pod_sandbox(request, deadline)).await,
+            Method::RemovePodSandbox => typed(&message, |request| self.remove_pod_sandbox(request, deadline)).await,
+            Method::CreateContainer => typed(&message, |request| Box::pin(self.create_container(request, deadline))).await,
+            Method::StartContainer => typed(&message, |request| self.start_container(request, deadline)).await,
+            Method::StopContainer => typed(&message, |request| self.stop_container(request, deadline)).await,
+            Method::RemoveContainer => typed(&message, |request| self.remove_container(request, deadline)).await,
+            Method::ReopenContainerLog => typed(&message, |request| self.reopen_log(request, deadline)).await,
+            Method::UpdateContainerResources => typed(&message, |request| Box::pin(self.update_resources(request, deadline))).await,
+            Method::ExecSync => typed(&message, |request| Box::pin(self.exec_sync(request, deadline))).await,
+            Method::Exec => typed(&message, |request| Box::pin(self.exec(request, deadline))).await,
+            Method::Attach => typed(&message, |request| Box::pin(self.attach(request, deadline))).await,
+            Method::PortForward => typed(&message, |request| Box::pin(self.port_forward(request, deadline))).await,
+            Method::PullImage => typed(&message, |request| Box::pin(self.pull_image(request, deadline))).await,
+            Method::ImageStatus => typed(&message, |request| Box::pin(self.image_status(request, deadline))).await,
+            _ => Err(Status::unimplemented(format!("{method} is not there for pods in cells"))),
+        }
+    }
+}
+
+/// Decodes a request.
+pub(super) fn request<Q: Message + Default>(message: &[u8]) -> Result<Q, Status> {
+    Q::decode(message).map_err(|error| Status::invalid_argument(format!("the request can't be decoded: {error}")))
+}
+
+async fn typed<Q: Message + Default, A: Message, W: Future<Output = Result<A, Status>>>(
+    message: &[u8],
+    verb: impl FnOnce(Q) -> W,
+) -> Result<Bytes, Status> {
+    Ok(verb(request(message)?).await?.encode_to_vec().into())
+}

@@ -1,0 +1,101 @@
+//! The end of a container: first its log and its termination message come home, then it reads EXITED.
+
+use std::{
+    sync::{Arc, PoisonError},
+    time::Duration,
+};
+
+use kiyot_proto::{cri, store as records};
+use tonic::{Code, Status};
+
+use super::{
+    Verbs, calls, clock, failure,
+    transition::{self, End},
+    view::Container,
+};
+use crate::backends::milpa::cells::Cell;
+
+/// How long the rest of a log may take.
+const DRAIN: Duration = Duration::from_secs(10);
+/// How long a termination message may take.
+const TERMINATION_MESSAGE: Duration = Duration::from_secs(10);
+/// How long to wait after a failed commit: an end must not be forgotten.
+const COMMIT_RETRY: Duration = Duration::from_secs(1);
+/// How long a cell may take to say how a container is.
+const ASK: Duration = Duration::from_secs(10);
+
+impl Verbs {
+    /// Takes what a cell says of one of its containers.
+    pub(super) async fn note(self: &Arc<Self>, container: &Container, told: cri::ContainerStatus) {
+        self.view.tell(&container.id, &told);
+        match told.state() {
+            cri::ContainerState::ContainerExited => self.note_exit(container, move |current| transition::seen(current, &told)),
+            cri::ContainerState::ContainerRunning => {
+                if let Err(error) = self.change_container(container, |current| transition::seen(current, &told)).await {
+                    tracing::error!(container = %container.id, error = failure::chain(&error), "That a container runs could not be recorded");
+                }
+            }
+            cri::ContainerState::ContainerCreated | cri::ContainerState::ContainerUnknown => {}
+        }
+    }
+
+    /// A container can't have gone on.
+    pub(super) fn note_end(self: &Arc<Self>, container: &Container, end: End) {
+        let now = clock::now();
+        self.note_exit(container, move |current| transition::ended(current, &end, now));
+    }
+
+    /// Records an end in a task of its own, once.
+    fn note_exit(
+        self: &Arc<Self>,
+        container: &Container,
+        decide: impl Fn(&records::ContainerStatus) -> Option<records::ContainerStatus> + Send + Sync + 'static,
+    ) {
+        if container.exited() || !self.ending.lock().unwrap_or_else(PoisonError::into_inner).insert(container.id.clone()) {
+            return;
+        }
+        let (verbs, container) = (Arc::clone(self), container.clone());
+        self.owned(async move {
+            verbs.bring_home(&container).await;
+            while let Err(error) = verbs.change_container(&container, &decide).await {
+                tracing::error!(container = %container.id, error = failure::chain(&error), "The end of a container could not be recorded yet");
+                tokio::time::sleep(COMMIT_RETRY).await;
+            }
+            verbs.ending.lock().unwrap_or_else(PoisonError::into_inner).remove(&container.id);
+        });
+    }
+
+    /// The rest of the log, and the termination message: the kubelet reads both from the node as soon as it sees the end.
+    async fn bring_home(&self, container: &Container) {
+        let fetch = async {
+            if let Some(cell) = self.parts.cells.get(&container.cell) {
+                let config = container.meta().config.unwrap_or_default();
+                let fetched = self.parts.volumes.fetch_termination_message(&cell, &container.id, &config);
+                if tokio::time::timeout(TERMINATION_MESSAGE, fetched).await.is_err() {
+                    tracing::warn!(container = %container.id, "The termination message did not come in time");
+                }
+            }
+        };
+        // Drained even when the cell is gone: what has arrived is still to be written.
+        tokio::join!(self.parts.logs.drain(&container.id, DRAIN), fetch);
+    }
+
+    /// Asks a cell how a container is, and takes the answer.
+    pub(super) async fn ask(self: &Arc<Self>, cell: &Cell, container: &Container) -> Result<(), Status> {
+        let request = cri::ContainerStatusRequest { container_id: container.cell_container.to_string(), verbose: false };
+        let mut runtime = calls::runtime(cell);
+        match calls::answered(ASK, "ContainerStatus", runtime.container_status(calls::within(ASK, request))).await {
+            Ok(answer) => {
+                if let Some(told) = answer.status {
+                    self.note(container, told).await;
+                }
+                Ok(())
+            }
+            Err(status) if status.code() == Code::NotFound => {
+                self.note_end(container, End::container_gone());
+                Ok(())
+            }
+            Err(status) => Err(status),
+        }
+    }
+}

@@ -1,0 +1,127 @@
+//! What a pod may not ask of a cell. Pure.
+
+use kiyot_proto::cri;
+use tonic::Status;
+
+use crate::config::{HostNamespaces, Policy, Privileged};
+
+/// Refuses a sandbox that asks for a namespace of the node, or for privileges that cells do not give.
+pub fn check_sandbox(policy: &Policy, config: &cri::PodSandboxConfig) -> Result<(), Status> {
+    let context = config.linux.as_ref().and_then(|linux| linux.security_context.as_ref());
+    let metadata = config.metadata.clone().unwrap_or_default();
+    let refused = context.and_then(|context| {
+        let namespace = context.namespace_options.as_ref().and_then(node_namespace);
+        namespace.or((context.privileged && policy.privileged == Privileged::Refuse).then_some(PRIVILEGED))
+    });
+    refused.map_or(Ok(()), |what| Err(refusal(&format!("pod {}/{}", metadata.namespace, metadata.name), what)))
+}
+
+/// Why a pod for a cell runs on the node instead: it asks for a namespace that no cell can give, and the policy is to keep such pods local.
+pub fn keeps_local(policy: &Policy, config: &cri::PodSandboxConfig) -> Option<&'static str> {
+    let context = config.linux.as_ref().and_then(|linux| linux.security_context.as_ref());
+    let namespace = context.and_then(|context| context.namespace_options.as_ref()).and_then(node_namespace);
+    namespace.filter(|_| policy.host_namespaces == HostNamespaces::KeepLocal)
+}
+
+/// Refuses a container that asks for what its cell does not have.
+pub fn check_container(policy: &Policy, config: &cri::ContainerConfig) -> Result<(), Status> {
+    let name = config.metadata.as_ref().map(|metadata| metadata.name.as_str()).unwrap_or_default();
+    let name = format!("container {name:?}");
+    if let Some(device) = config.devices.first() {
+        return Err(refusal(&name, &format!("the device {:?} of the node", device.host_path)));
+    }
+    if let Some(device) = config.cdi_devices.first() {
+        return Err(refusal(&name, &format!("the device {:?} of the node", device.name)));
+    }
+    let Some(context) = config.linux.as_ref().and_then(|linux| linux.security_context.as_ref()) else { return Ok(()) };
+    if let Some(what) = context.namespace_options.as_ref().and_then(node_namespace) {
+        return Err(refusal(&name, what));
+    }
+    if context.privileged && policy.privileged == Privileged::Refuse {
+        return Err(refusal(&name, PRIVILEGED));
+    }
+    Ok(())
+}
+
+const PRIVILEGED: &str = "to be privileged (securityContext.privileged; the backend's policy.privileged is \"refuse\")";
+
+fn node_namespace(options: &cri::NamespaceOption) -> Option<&'static str> {
+    use cri::NamespaceMode::{Node, Pod};
+    if options.network() == Node {
+        Some("the node's network (hostNetwork)")
+    } else if options.pid() == Node {
+        Some("the node's processes (hostPID)")
+    } else if options.ipc() == Node {
+        Some("the node's IPC (hostIPC)")
+    } else if options.userns_options.as_ref().is_some_and(|userns| userns.mode() == Pod) {
+        Some("a user namespace of its own (hostUsers: false)")
+    } else {
+        None
+    }
+}
+
+fn refusal(who: &str, what: &str) -> Status {
+    Status::invalid_argument(format!("{who} asks for {what}, which a pod in a cell can't have; run it on the node, or ask for less"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn sandbox(options: cri::NamespaceOption, privileged: bool) -> cri::PodSandboxConfig {
+        let context = cri::LinuxSandboxSecurityContext { namespace_options: Some(options), privileged, ..Default::default() };
+        cri::PodSandboxConfig {
+            metadata: Some(cri::PodSandboxMetadata { name: "web".to_owned(), namespace: "shop".to_owned(), ..Default::default() }),
+            linux: Some(cri::LinuxPodSandboxConfig { security_context: Some(context), ..Default::default() }),
+            ..Default::default()
+        }
+    }
+
+    #[test]
+    fn what_the_node_alone_has_is_refused_by_name() {
+        let node = cri::NamespaceMode::Node.into();
+        let mapping = cri::IdMapping { host_id: 100_000, container_id: 0, length: 65536 };
+        let userns = cri::UserNamespace { mode: cri::NamespaceMode::Pod.into(), uids: vec![mapping], gids: vec![mapping] };
+        for (options, word) in [
+            (cri::NamespaceOption { network: node, ..Default::default() }, "hostNetwork"),
+            (cri::NamespaceOption { pid: node, ..Default::default() }, "hostPID"),
+            (cri::NamespaceOption { ipc: node, ..Default::default() }, "hostIPC"),
+            (cri::NamespaceOption { userns_options: Some(userns), ..Default::default() }, "hostUsers"),
+        ] {
+            let status = check_sandbox(&Policy::default(), &sandbox(options, false)).unwrap_err();
+            assert_eq!(status.code(), tonic::Code::InvalidArgument);
+            assert!(status.message().contains(word) && status.message().contains("shop/web"), "{status}");
+        }
+    }
+
+    #[test]
+    fn a_pod_that_asks_for_the_nodes_namespaces_stays_there_if_the_policy_says_so() {
+        let config = sandbox(cri::NamespaceOption { pid: cri::NamespaceMode::Node.into(), ..Default::default() }, false);
+        let keep = Policy { host_namespaces: HostNamespaces::KeepLocal, ..Policy::default() };
+        assert_eq!(keeps_local(&keep, &config), Some("the node's processes (hostPID)"));
+        assert_eq!(keeps_local(&Policy::default(), &config), None);
+        assert_eq!(keeps_local(&keep, &cri::PodSandboxConfig::default()), None);
+    }
+
+    #[test]
+    fn privileges_are_a_matter_of_policy() {
+        let config = sandbox(cri::NamespaceOption::default(), true);
+        assert!(check_sandbox(&Policy::default(), &config).is_err());
+        assert!(check_sandbox(&Policy { privileged: Privileged::Allow, ..Policy::default() }, &config).is_ok());
+    }
+
+    #[test]
+    fn an_ordinary_pod_is_fine() {
+        let options = cri::NamespaceOption { pid: cri::NamespaceMode::Container.into(), ..Default::default() };
+        assert!(check_sandbox(&Policy::default(), &sandbox(options, false)).is_ok());
+        assert!(check_sandbox(&Policy::default(), &cri::PodSandboxConfig::default()).is_ok());
+        assert!(check_container(&Policy::default(), &cri::ContainerConfig::default()).is_ok());
+    }
+
+    #[test]
+    fn a_device_of_the_node_is_refused() {
+        let device = cri::Device { host_path: "/dev/kvm".to_owned(), ..Default::default() };
+        let status = check_container(&Policy::default(), &cri::ContainerConfig { devices: vec![device], ..Default::default() }).unwrap_err();
+        assert!(status.message().contains("/dev/kvm"));
+    }
+}

@@ -1,0 +1,79 @@
+//! `RemovePodSandbox` and `RemoveContainer`: they refuse nothing, and what still runs is stopped first.
+
+use std::{sync::Arc, time::Instant};
+
+use kiyot_proto::cri;
+use tonic::{Code, Status};
+
+use super::{Verbs, calls, failure, view::Container};
+use crate::backends::milpa::id::SandboxId;
+
+impl Verbs {
+    /// Unknown ones are removed, as for containerd.
+    pub(super) async fn remove_pod_sandbox(
+        self: &Arc<Self>,
+        request: cri::RemovePodSandboxRequest,
+        deadline: Option<Instant>,
+    ) -> Result<cri::RemovePodSandboxResponse, Status> {
+        let sandbox = match self.view.sandbox(&request.pod_sandbox_id) {
+            Ok(sandbox) => sandbox,
+            Err(status) if status.code() == Code::NotFound => return Ok(cri::RemovePodSandboxResponse {}),
+            Err(status) => return Err(status),
+        };
+        let verbs = Arc::clone(self);
+        self.detached("RemovePodSandbox", deadline, async move { verbs.erase_sandbox(&sandbox.id).await }).await?;
+        Ok(cri::RemovePodSandboxResponse {})
+    }
+
+    /// Stops a sandbox if it is not, and forgets it and its containers.
+    pub(super) async fn erase_sandbox(self: &Arc<Self>, id: &SandboxId) -> Result<(), Status> {
+        self.stop_sandbox(id).await?;
+        let Ok(sandbox) = self.view.sandbox(id.as_str()) else { return Ok(()) };
+        self.drop_sandbox(&sandbox).await.map_err(|error| failure::of_store(&error))?;
+        self.claim(id);
+        Ok(())
+    }
+
+    /// Unknown ones are removed, as for containerd. One that runs is killed.
+    pub(super) async fn remove_container(
+        self: &Arc<Self>,
+        request: cri::RemoveContainerRequest,
+        deadline: Option<Instant>,
+    ) -> Result<cri::RemoveContainerResponse, Status> {
+        let container = match self.view.container(&request.container_id) {
+            Ok(container) => container,
+            Err(status) if status.code() == Code::NotFound => return Ok(cri::RemoveContainerResponse {}),
+            Err(status) => return Err(status),
+        };
+        let verbs = Arc::clone(self);
+        self.detached("RemoveContainer", deadline, async move { verbs.erase_container(&container).await }).await?;
+        Ok(cri::RemoveContainerResponse {})
+    }
+
+    /// Stops a container if it runs, removes it from its cell, and forgets it.
+    pub(super) async fn erase_container(self: &Arc<Self>, container: &Container) -> Result<(), Status> {
+        if container.state() == cri::ContainerState::ContainerRunning {
+            self.end_container(container, 0).await?;
+        }
+        let cell = self.parts.cells.get(&container.cell).filter(calls::is_connected);
+        match cell {
+            Some(cell) => {
+                let request = cri::RemoveContainerRequest { container_id: container.cell_container.to_string() };
+                let mut runtime = calls::runtime(&cell);
+                let call = runtime.remove_container(calls::within(calls::CALL, request));
+                match calls::answered(calls::CALL, "RemoveContainer", call).await {
+                    Ok(_) => {}
+                    Err(status) if status.code() == Code::NotFound => {}
+                    Err(status) => return Err(container.restored(&status)),
+                }
+            }
+            // What is left of it in the cell ends with the cell, and is in nobody's way until then.
+            None => {
+                tracing::debug!(container = %container.id, cell = %container.cell, "A container is forgotten that its cell could not be told to remove")
+            }
+        }
+        self.drop_container(&container.id).await.map_err(|error| failure::of_store(&error))?;
+        self.parts.logs.close(&container.id);
+        Ok(())
+    }
+}

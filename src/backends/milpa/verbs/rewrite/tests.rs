@@ -1,0 +1,171 @@
+use std::collections::{BTreeMap, BTreeSet};
+
+use proptest::prelude::*;
+use prost::Message;
+use prost_types::{DescriptorProto, FileDescriptorSet, field_descriptor_proto::Type};
+
+use super::*;
+
+/// Fields that look like ids and are handled otherwise than by [`Addressed::to`], and how.
+const HANDLED: &[(&str, &str, &str)] = &[
+    ("CreateContainerRequest", "pod_sandbox_id", "create_container: the cell's"),
+    ("NamespaceOption", "target_id", "create_container: mapped; in a sandbox it has no meaning"),
+    ("IDMapping", "host_id", "a uid of the node: mappings are dropped"),
+    ("IDMapping", "container_id", "a uid in the container: mappings are dropped"),
+    ("ContainerFilter", "id", "never set"),
+    ("ContainerFilter", "pod_sandbox_id", "create_container: the cell's, to find what a lost answer left"),
+];
+
+/// The requests that go to a cell.
+const SENT: &[&str] = &["RunPodSandboxRequest", "CreateContainerRequest", "ListContainersRequest", "PullImageRequest", "ImageStatusRequest"];
+
+#[test]
+fn every_id_in_a_request_to_a_cell_is_handled() {
+    let files = FileDescriptorSet::decode(kiyot_proto::DESCRIPTORS).unwrap();
+    let messages: BTreeMap<String, &DescriptorProto> = files
+        .file
+        .iter()
+        .filter(|file| file.package() == "runtime.v1")
+        .flat_map(|file| file.message_type.iter().map(|message| (format!(".runtime.v1.{}", message.name()), message)))
+        .collect();
+    let mut waiting: Vec<String> =
+        SENT.iter().copied().chain(ADDRESSED.iter().map(|(request, _)| *request)).map(|request| format!(".runtime.v1.{request}")).collect();
+    let (mut seen, mut ids) = (BTreeSet::new(), BTreeSet::new());
+    while let Some(name) = waiting.pop() {
+        // Entries of maps are not in this list, and hold no messages in these requests.
+        let Some(message) = messages.get(&name) else { continue };
+        if !seen.insert(name) {
+            continue;
+        }
+        for field in &message.field {
+            let looks_like_one = ["id", "ids"].contains(&field.name()) || field.name().ends_with("_id") || field.name().ends_with("_ids");
+            if field.r#type() == Type::Message {
+                waiting.push(field.type_name().to_owned());
+            } else if looks_like_one {
+                ids.insert((message.name().to_owned(), field.name().to_owned()));
+            }
+        }
+    }
+    let handled: BTreeSet<_> = ADDRESSED
+        .iter()
+        .copied()
+        .chain(HANDLED.iter().map(|(message, field, _)| (*message, *field)))
+        .map(|(message, field)| (message.to_owned(), field.to_owned()))
+        .collect();
+    assert_eq!(ids, handled, "left: ids in requests, right: ids that are handled");
+}
+
+fn options() -> impl Strategy<Value = Option<cri::NamespaceOption>> {
+    prop::option::of((0..4_i32, 0..3_i32, 0..3_i32, prop::bool::ANY).prop_map(|(network, pid, ipc, userns)| cri::NamespaceOption {
+        network,
+        pid,
+        ipc,
+        target_id: String::new(),
+        userns_options: userns.then(cri::UserNamespace::default),
+    }))
+}
+
+fn sandbox() -> impl Strategy<Value = cri::PodSandboxConfig> {
+    let texts = || prop::collection::hash_map("(net|kernel)[./][a-z]{1,4}|[a-z]{1,4}", "[a-z0-9]{0,3}", 0..4);
+    (options(), texts(), texts(), texts(), "[a-z]{0,5}", prop::bool::ANY).prop_map(|(options, sysctls, labels, annotations, hostname, linux)| {
+        cri::PodSandboxConfig {
+            metadata: Some(cri::PodSandboxMetadata { name: "n".to_owned(), uid: "u".to_owned(), namespace: "s".to_owned(), attempt: 2 }),
+            hostname,
+            log_directory: "/var/log/pods/s_n_u".to_owned(),
+            dns_config: Some(cri::DnsConfig { servers: vec!["10.0.0.10".to_owned()], ..Default::default() }),
+            port_mappings: vec![cri::PortMapping { container_port: 80, ..Default::default() }],
+            labels,
+            annotations,
+            linux: linux.then(|| cri::LinuxPodSandboxConfig {
+                cgroup_parent: "/kubepods/podu".to_owned(),
+                security_context: Some(cri::LinuxSandboxSecurityContext { namespace_options: options, ..Default::default() }),
+                sysctls,
+                ..Default::default()
+            }),
+            windows: None,
+        }
+    })
+}
+
+proptest! {
+    #[test]
+    fn a_sandbox_in_a_cell_uses_the_cells_network_and_keeps_the_rest(config in sandbox()) {
+        let request = run_sandbox(&config, "/pod/");
+        prop_assert_eq!(&request.runtime_handler, "");
+        let told = request.config.unwrap();
+        let linux = told.linux.clone().unwrap();
+        let options = linux.security_context.unwrap().namespace_options.unwrap();
+        prop_assert_eq!(options.network(), cri::NamespaceMode::Node);
+        prop_assert_eq!(options.userns_options, None);
+        prop_assert_eq!(&told.hostname, "");
+        prop_assert_eq!(&told.log_directory, "/pod/logs");
+        prop_assert!(told.port_mappings.is_empty());
+        prop_assert_eq!((&told.metadata, &told.labels, &told.annotations, &told.dns_config),
+            (&config.metadata, &config.labels, &config.annotations, &config.dns_config));
+        let asked = config.linux.clone().unwrap_or_default();
+        prop_assert_eq!(&linux.cgroup_parent, &asked.cgroup_parent);
+        if let Some(before) = asked.security_context.and_then(|context| context.namespace_options) {
+            prop_assert_eq!((options.pid, options.ipc), (before.pid, before.ipc));
+        }
+        // Each sysctl goes to exactly one of the two.
+        let bound = bind(&config);
+        for (name, value) in &asked.sysctls {
+            prop_assert_eq!(linux.sysctls.contains_key(name), !of_network(name));
+            prop_assert_eq!(bound.sysctls.get(name) == Some(value), of_network(name));
+        }
+        // Told again, it is the same.
+        prop_assert_eq!(sandbox_config(&told, "/pod"), told);
+    }
+
+    #[test]
+    fn labels_and_annotations_do_not_make_another_sandbox(config in sandbox(), label in "[a-z]{1,3}") {
+        let request = cri::RunPodSandboxRequest { config: Some(config.clone()), runtime_handler: "kiyot".to_owned() };
+        let mut other = request.clone();
+        other.config.as_mut().unwrap().labels.insert(label.clone(), "x".to_owned());
+        other.config.as_mut().unwrap().annotations.insert(label, "y".to_owned());
+        prop_assert!(same_sandbox(&request, &other));
+        other.config.as_mut().unwrap().hostname.push('x');
+        prop_assert!(!same_sandbox(&request, &other));
+    }
+}
+
+#[test]
+fn a_sysctl_of_the_pod_wins_over_the_usual() {
+    let sysctls = [("net.ipv4.ip_unprivileged_port_start".to_owned(), "1024".to_owned())].into();
+    let config = cri::PodSandboxConfig { linux: Some(cri::LinuxPodSandboxConfig { sysctls, ..Default::default() }), ..Default::default() };
+    let bound = bind(&config);
+    assert_eq!(bound.sysctls["net.ipv4.ip_unprivileged_port_start"], "1024");
+    assert_eq!(bound.sysctls["net.ipv4.ping_group_range"], "0 2147483647");
+}
+
+#[test]
+fn a_container_is_rewritten_whole() {
+    let mapping = cri::IdMapping { host_id: 1, container_id: 2, length: 3 };
+    let mount =
+        cri::Mount { host_path: "/cell/etc-hosts".to_owned(), uid_mappings: vec![mapping], gid_mappings: vec![mapping], ..Default::default() };
+    let options = cri::NamespaceOption { pid: cri::NamespaceMode::Target.into(), target_id: "milpatarget".to_owned(), ..Default::default() };
+    let context = cri::LinuxContainerSecurityContext { namespace_options: Some(options), ..Default::default() };
+    let config = cri::ContainerConfig {
+        image: Some(cri::ImageSpec { image: "busybox".to_owned(), user_specified_image: "busybox".to_owned(), ..Default::default() }),
+        envs: vec![cri::KeyValue { key: "PASSWORD".to_owned(), value: b"secret".to_vec() }],
+        log_path: "web/0.log".to_owned(),
+        linux: Some(cri::LinuxContainerConfig { security_context: Some(context), ..Default::default() }),
+        ..Default::default()
+    };
+    assert_eq!(target(&config), "milpatarget");
+    let sandbox = cri::PodSandboxConfig { log_directory: "/var/log/pods/x/".to_owned(), hostname: "web".to_owned(), ..Default::default() };
+    let logs = log_paths(&sandbox, &config, "milpaid").unwrap();
+    assert_eq!((&*logs.node, &*logs.in_pod_dir), ("/var/log/pods/x/web/0.log", "logs/milpaid/0.log"));
+    let request = cri::CreateContainerRequest { pod_sandbox_id: "milpax".to_owned(), config: Some(config.clone()), sandbox_config: Some(sandbox) };
+    let cell = InCell { sandbox: "aa", pod_dir: "/pod", image: "sha256:1", mounts: vec![mount], log_path: logs.in_logs, target: "bb" };
+    let told = create_container(&request, cell);
+    assert_eq!(told.pod_sandbox_id, "aa");
+    let (told, told_sandbox) = (told.config.unwrap(), told.sandbox_config.unwrap());
+    assert_eq!((&*told_sandbox.hostname, &*told_sandbox.log_directory), ("", "/pod/logs"));
+    assert_eq!((&*told.image.unwrap().image, &*told.log_path, &*told.mounts[0].host_path), ("sha256:1", "milpaid/0.log", "/cell/etc-hosts"));
+    assert!(told.mounts[0].uid_mappings.is_empty() && told.mounts[0].gid_mappings.is_empty());
+    let options = told.linux.unwrap().security_context.unwrap().namespace_options.unwrap();
+    assert_eq!((options.network(), options.pid(), &*options.target_id), (cri::NamespaceMode::Node, cri::NamespaceMode::Target, "bb"));
+    assert_eq!(told.envs[0].value, b"secret");
+    assert_eq!(without_secrets(&config).envs[0], cri::KeyValue { key: "PASSWORD".to_owned(), value: Vec::new() });
+}

@@ -1,0 +1,157 @@
+//! `RunPodSandbox`: one cell for one pod, however often it is asked for.
+
+use std::{
+    net::IpAddr,
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use kiyot_proto::{cri, store as records};
+use tonic::{Code, Status};
+
+use super::{SandboxKey, Verbs, calls, clock, failure, flight::Boarded, policy, rewrite, view::Sandbox};
+use crate::{
+    annotations::CellRequest,
+    backends::milpa::{
+        cells::{Cell, LaunchOrder},
+        id::SandboxId,
+        providers::Attachment,
+        store::{Batch, Table},
+    },
+};
+
+/// How long the agent may take to make a cell the pod's.
+const BIND: Duration = Duration::from_secs(30);
+/// How long a cell's containerd may take to run the sandbox's own container. A cell's containerd is young: its first sandbox reads much from disk.
+const RUN: Duration = Duration::from_secs(120);
+
+impl Verbs {
+    /// Answers with the sandbox of this name and attempt: the one that is being made, the one that was made for a caller who was gone, or a new one.
+    ///
+    /// A sandbox is never half there: on an error its cell has ended. The work goes on without its caller.
+    pub(super) async fn run_sandbox(
+        self: &Arc<Self>,
+        request: cri::RunPodSandboxRequest,
+        deadline: Option<Instant>,
+    ) -> Result<cri::RunPodSandboxResponse, Status> {
+        let config = request.config.as_ref().ok_or_else(|| Status::invalid_argument("RunPodSandbox without a config"))?;
+        let metadata = config.metadata.as_ref().ok_or_else(|| Status::invalid_argument("RunPodSandbox without a config.metadata"))?;
+        policy::check_sandbox(&self.parts.policy, config)?;
+        CellRequest::parse(&config.annotations).map_err(|error| Status::invalid_argument(failure::chain(&error)))?;
+        let key =
+            SandboxKey { namespace: metadata.namespace.clone(), name: metadata.name.clone(), uid: metadata.uid.clone(), attempt: metadata.attempt };
+        loop {
+            let (verbs, name) = (Arc::clone(self), key.clone());
+            let boarded = self.launches.board(&self.tasks, &self.stop, key.clone(), request.clone(), rewrite::same_sandbox, |request| {
+                Box::pin(async move { verbs.existing_or_new(&name, &request, deadline).await })
+            });
+            match boarded {
+                Boarded::Seat(seat) => {
+                    let id = seat.wait(deadline, "RunPodSandbox").await?;
+                    self.claim(&id);
+                    return Ok(cri::RunPodSandboxResponse { pod_sandbox_id: id.as_str().to_owned() });
+                }
+                // The pod was changed while it was being started: what comes of the other is replaced in the next round.
+                Boarded::Other(seat) => match seat.wait(deadline, "RunPodSandbox with another config").await {
+                    Err(status) if status.code() == Code::DeadlineExceeded => return Err(status),
+                    Ok(_) | Err(_) => {}
+                },
+            }
+        }
+    }
+
+    async fn existing_or_new(
+        self: Arc<Self>,
+        key: &SandboxKey,
+        request: &cri::RunPodSandboxRequest,
+        deadline: Option<Instant>,
+    ) -> Result<SandboxId, Status> {
+        if let Some(existing) = self.sandbox_named(key) {
+            let meta = existing.meta();
+            let made_for = cri::RunPodSandboxRequest { config: meta.config, runtime_handler: meta.runtime_handler };
+            match (existing.ready, rewrite::same_sandbox(&made_for, request)) {
+                (true, true) => return Ok(existing.id),
+                (true, false) => {
+                    tracing::info!(sandbox = %existing.id, pod = %existing.pod, "A pod's sandbox is replaced: its configuration has changed");
+                    self.erase_sandbox(&existing.id).await?;
+                }
+                (false, _) => {
+                    let name = format!("{}_{}_{}_{}", key.name, key.namespace, key.uid, key.attempt);
+                    return Err(Status::failed_precondition(format!(
+                        "failed to reserve sandbox name {name:?}: name {name:?} is reserved for {:?}",
+                        existing.id.as_str()
+                    )));
+                }
+            }
+        }
+        Box::pin(self.launch(request, deadline)).await
+    }
+
+    fn sandbox_named(&self, key: &SandboxKey) -> Option<Sandbox> {
+        self.view.sandboxes_of_pod(&key.uid).into_iter().find(|sandbox| {
+            let metadata = sandbox.item().metadata.unwrap_or_default();
+            (&metadata.namespace, &metadata.name, metadata.attempt) == (&key.namespace, &key.name, key.attempt)
+        })
+    }
+
+    async fn launch(self: Arc<Self>, request: &cri::RunPodSandboxRequest, deadline: Option<Instant>) -> Result<SandboxId, Status> {
+        let id = SandboxId::mint().map_err(failure::of_randomness)?;
+        let metadata = request.config.clone().unwrap_or_default().metadata.unwrap_or_default();
+        let attachment =
+            Attachment { pod_name: metadata.name, pod_namespace: metadata.namespace, pod_uid: metadata.uid, sandbox: id.as_str().to_owned() };
+        let pod = format!("{}/{}", attachment.pod_namespace, attachment.pod_name);
+        let order = LaunchOrder { sandbox: id.clone(), attachment, deadline };
+        let (cell, addresses) = self.parts.cells.launch(order).await.map_err(|error| failure::of_cell(&error))?;
+        match Box::pin(self.fill(&id, &cell, &addresses, request, &pod)).await {
+            Ok(()) => {
+                tracing::info!(sandbox = %id, cell = %cell.id, pod, ?addresses, "A pod has its cell");
+                self.unclaimed(&id);
+                self.watch(&cell.id);
+                Ok(id)
+            }
+            Err(status) => {
+                tracing::warn!(sandbox = %id, cell = %cell.id, pod, status = status.message(), "A pod's sandbox could not be made; its cell is ended");
+                match self.parts.cells.terminate(&cell.id, "its sandbox could not be made").await {
+                    Ok(()) => Err(status),
+                    Err(error) => Err(Status::new(
+                        status.code(),
+                        format!("{}; and its cell {} could not be ended yet: {}", status.message(), cell.id, failure::chain(&error)),
+                    )),
+                }
+            }
+        }
+    }
+
+    /// Makes a cell that pod's, and keeps what was made.
+    async fn fill(&self, id: &SandboxId, cell: &Cell, addresses: &[IpAddr], request: &cri::RunPodSandboxRequest, pod: &str) -> Result<(), Status> {
+        let config = request.config.clone().unwrap_or_default();
+        let hello = calls::connected(cell, pod, None).await?;
+        let bind = rewrite::bind(&config);
+        calls::answered(BIND, "Bind", calls::agent(cell).bind(calls::within(BIND, bind))).await?;
+        self.parts.images.ensure_pause(cell).await?;
+        let told = rewrite::run_sandbox(&config, &hello.pod_dir);
+        let made = calls::answered(RUN, "RunPodSandbox", calls::runtime(cell).run_pod_sandbox(calls::within(RUN, told))).await?;
+        let meta = records::SandboxMeta {
+            id: id.as_str().to_owned(),
+            cell: cell.id.as_str().to_owned(),
+            cell_sandbox: made.pod_sandbox_id,
+            config: Some(config),
+            runtime_handler: request.runtime_handler.clone(),
+            created_unix_nanos: clock::now(),
+            addresses: addresses.iter().map(ToString::to_string).collect(),
+        };
+        let mut batch = Batch::default();
+        batch.put(Table::Sandboxes, id.as_str(), &meta);
+        batch.put(Table::SandboxStatuses, id.as_str(), &records::SandboxStatus { ready: true, reason: String::new() });
+        self.parts.store.commit(batch).await.map_err(|error| failure::of_store(&error))?;
+        if self.parts.cells.get(&cell.id).is_none() {
+            // It ended in this moment: its news came before there was a sandbox that they could have been for.
+            let mut batch = Batch::default();
+            batch.remove(Table::Sandboxes, id.as_str()).remove(Table::SandboxStatuses, id.as_str());
+            self.parts.store.commit(batch).await.map_err(|error| failure::of_store(&error))?;
+            return Err(Status::unavailable(format!("cell {} of pod {pod} ended: {}", cell.id, self.reason_of(&cell.id))));
+        }
+        self.view.insert_sandbox(&meta, true).map_err(|error| failure::of_id(&error))?;
+        Ok(())
+    }
+}

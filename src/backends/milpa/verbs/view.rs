@@ -1,0 +1,273 @@
+//! What is known of all pods in cells, in memory: every list and status is answered from here, without a look at the store or a cell.
+//!
+//! What is here is on disk: records are committed first and published here second.
+
+use std::{
+    collections::{BTreeMap, HashMap},
+    hash::{BuildHasher, Hasher, RandomState},
+    sync::{Arc, OnceLock, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard},
+    time::Duration,
+};
+
+use bytes::Bytes;
+use kiyot_proto::{cri, store};
+use prost::Message;
+use tokio::sync::watch;
+use tonic::Status;
+
+use crate::backends::milpa::id::{CellId, ContainerId, NotAnId, SandboxId};
+
+mod entry;
+mod find;
+mod lists;
+
+#[cfg(test)]
+mod tests;
+
+pub(super) use entry::{Container, Sandbox};
+
+/// The view.
+#[derive(Debug)]
+pub(super) struct View {
+    known: RwLock<Known>,
+    changed: watch::Sender<()>,
+    hashing: RandomState,
+}
+
+#[derive(Debug, Default)]
+struct Known {
+    sandboxes: BTreeMap<SandboxId, Sandbox>,
+    containers: BTreeMap<ContainerId, Container>,
+    by_uid: HashMap<Arc<str>, Vec<SandboxId>>,
+    by_annotations: HashMap<u64, Vec<SandboxId>>,
+    by_cell: HashMap<CellId, SandboxId>,
+    by_cell_container: HashMap<Arc<str>, ContainerId>,
+    /// Counts what was inserted.
+    inserted: u64,
+    /// Whole encoded lists, made by the first who asks after a change.
+    sandbox_list: OnceLock<Bytes>,
+    container_list: OnceLock<Bytes>,
+    stats_list: OnceLock<Bytes>,
+}
+
+impl View {
+    /// An empty one.
+    pub(super) fn new() -> Self {
+        Self { known: RwLock::default(), changed: watch::Sender::new(()), hashing: RandomState::new() }
+    }
+
+    fn read(&self) -> RwLockReadGuard<'_, Known> {
+        self.known.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn write(&self) -> RwLockWriteGuard<'_, Known> {
+        self.known.write().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn change<T>(&self, change: impl FnOnce(&mut Known) -> T) -> T {
+        let result = change(&mut self.write());
+        self.changed.send_replace(());
+        result
+    }
+
+    /// How many were inserted so far: what comes later has a greater `since`.
+    pub(super) fn inserted(&self) -> u64 {
+        self.read().inserted
+    }
+
+    /// Publishes a sandbox.
+    pub(super) fn insert_sandbox(&self, meta: &store::SandboxMeta, ready: bool) -> Result<SandboxId, NotAnId> {
+        let (id, cell) = (SandboxId::parse(&meta.id)?, CellId::parse(&meta.cell)?);
+        let config = meta.config.clone().unwrap_or_default();
+        let metadata = config.metadata.unwrap_or_default();
+        let mut sandbox = Sandbox {
+            id: id.clone(),
+            cell: cell.clone(),
+            uid: metadata.uid.as_str().into(),
+            pod: format!("{}/{}", metadata.namespace, metadata.name).into(),
+            ready,
+            since: 0,
+            containers: Vec::new(),
+            records: Arc::default(),
+            stopping: Arc::default(),
+            meta: meta.encode_to_vec().into(),
+            item: Bytes::new(),
+            stats: None,
+            annotations: self.hash(&config.annotations),
+        };
+        sandbox.set_ready(ready);
+        self.change(|known| {
+            known.inserted += 1;
+            sandbox.since = known.inserted;
+            known.by_uid.entry(sandbox.uid.clone()).or_default().push(id.clone());
+            if let Some(hash) = sandbox.annotations {
+                known.by_annotations.entry(hash).or_default().push(id.clone());
+            }
+            known.by_cell.insert(cell, id.clone());
+            known.sandboxes.insert(id.clone(), sandbox);
+            known.sandbox_list.take();
+        });
+        Ok(id)
+    }
+
+    /// Publishes a container. `false` if its sandbox is not there, or does not run any more and the container could.
+    pub(super) fn insert_container(&self, meta: &store::ContainerMeta, status: store::ContainerStatus) -> Result<bool, NotAnId> {
+        let (id, sandbox) = (ContainerId::parse(&meta.id)?, SandboxId::parse(&meta.sandbox)?);
+        Ok(self.change(|known| {
+            known.inserted += 1;
+            let since = known.inserted;
+            let Some(parent) = known.sandboxes.get_mut(&sandbox) else { return false };
+            let mut container = Container {
+                id: id.clone(),
+                sandbox,
+                cell: parent.cell.clone(),
+                cell_container: meta.cell_container.as_str().into(),
+                since,
+                status: Arc::default(),
+                meta: meta.encode_to_vec().into(),
+                item: Bytes::new(),
+                stats: None,
+                told: Bytes::new(),
+            };
+            container.set_status(status);
+            if !parent.ready && !container.exited() {
+                return false;
+            }
+            parent.containers.push(id.clone());
+            known.by_cell_container.insert(container.cell_container.clone(), id.clone());
+            known.containers.insert(id, container);
+            known.container_list.take();
+            true
+        }))
+    }
+
+    /// Publishes whether a sandbox runs.
+    pub(super) fn set_ready(&self, id: &SandboxId, ready: bool) {
+        self.change(|known| {
+            if let Some(sandbox) = known.sandboxes.get_mut(id) {
+                sandbox.set_ready(ready);
+                known.sandbox_list.take();
+            }
+        });
+    }
+
+    /// Publishes how a container is.
+    pub(super) fn set_status(&self, id: &ContainerId, status: store::ContainerStatus) {
+        self.change(|known| {
+            if let Some(container) = known.containers.get_mut(id) {
+                container.set_status(status);
+                known.container_list.take();
+                known.stats_list.take();
+            }
+        });
+    }
+
+    /// Forgets a container.
+    pub(super) fn remove_container(&self, id: &ContainerId) {
+        self.change(|known| known.remove_container(id));
+    }
+
+    /// Forgets a sandbox and its containers.
+    pub(super) fn remove_sandbox(&self, id: &SandboxId) {
+        self.change(|known| {
+            let Some(sandbox) = known.sandboxes.remove(id) else { return };
+            for container in &sandbox.containers {
+                known.remove_container(container);
+            }
+            forget(&mut known.by_uid, &sandbox.uid, id);
+            if let Some(hash) = sandbox.annotations {
+                forget(&mut known.by_annotations, &hash, id);
+            }
+            known.by_cell.remove(&sandbox.cell);
+            known.sandbox_list.take();
+        });
+    }
+
+    /// Takes what only the cell knows of a container (its resources, user and signal) from what the cell says.
+    pub(super) fn tell(&self, id: &ContainerId, told: &cri::ContainerStatus) {
+        let kept =
+            cri::ContainerStatus { resources: told.resources.clone(), user: told.user.clone(), stop_signal: told.stop_signal, ..Default::default() };
+        if let Some(container) = self.write().containers.get_mut(id) {
+            container.told = kept.encode_to_vec().into();
+        }
+    }
+
+    /// Takes the usage that a cell reports of its pod.
+    pub(super) fn heartbeat(&self, cell: &CellId, beat: kiyot_proto::cell::Heartbeat) {
+        let mut known = self.write();
+        for stats in beat.containers {
+            let id = stats.attributes.as_ref().map(|attributes| attributes.id.as_str()).unwrap_or_default();
+            let Some(id) = known.by_cell_container.get(id).cloned() else { continue };
+            let Some(container) = known.containers.get_mut(&id).filter(|container| container.cell == *cell) else { continue };
+            if container.state() == cri::ContainerState::ContainerRunning {
+                let stats = super::restored::container_stats(container.item(), stats);
+                container.stats = Some(cri::ListContainerStatsResponse { stats: vec![stats] }.encode_to_vec().into());
+            }
+        }
+        if let (Some(stats), Some(id)) = (beat.sandbox, known.by_cell.get(cell).cloned())
+            && let Some(sandbox) = known.sandboxes.get_mut(&id).filter(|sandbox| sandbox.ready)
+        {
+            sandbox.stats = Some(stats.encode_to_vec().into());
+        }
+        known.stats_list.take();
+    }
+
+    /// Waits until something holds of the view, for a time; the last value if it never does.
+    pub(super) async fn wait<T>(&self, within: Duration, mut check: impl FnMut(&Self) -> Option<T>) -> Option<T> {
+        let mut changed = self.changed.subscribe();
+        let waiting = async {
+            loop {
+                changed.borrow_and_update();
+                if let Some(value) = check(self) {
+                    return Some(value);
+                }
+                if changed.changed().await.is_err() {
+                    return None;
+                }
+            }
+        };
+        tokio::time::timeout(within, waiting).await.unwrap_or_default()
+    }
+
+    fn hash(&self, annotations: &HashMap<String, String>) -> Option<u64> {
+        if annotations.is_empty() {
+            return None;
+        }
+        let mut sorted: Vec<_> = annotations.iter().collect();
+        sorted.sort_unstable();
+        let mut hasher = self.hashing.build_hasher();
+        for (key, value) in sorted {
+            hasher.write_usize(key.len());
+            hasher.write(key.as_bytes());
+            hasher.write_usize(value.len());
+            hasher.write(value.as_bytes());
+        }
+        Some(hasher.finish())
+    }
+}
+
+impl Known {
+    fn remove_container(&mut self, id: &ContainerId) {
+        let Some(container) = self.containers.remove(id) else { return };
+        self.by_cell_container.remove(&container.cell_container);
+        if let Some(sandbox) = self.sandboxes.get_mut(&container.sandbox) {
+            sandbox.containers.retain(|other| other != id);
+        }
+        self.container_list.take();
+        self.stats_list.take();
+    }
+}
+
+fn forget<K: std::hash::Hash + Eq>(index: &mut HashMap<K, Vec<SandboxId>>, key: &K, id: &SandboxId) {
+    if let Some(ids) = index.get_mut(key) {
+        ids.retain(|other| other != id);
+        if ids.is_empty() {
+            index.remove(key);
+        }
+    }
+}
+
+/// The words of containerd for an id that nothing has.
+pub(super) fn unknown(what: &str, id: &str) -> Status {
+    Status::not_found(format!("an error occurred when try to find {what} {id:?}: not found"))
+}

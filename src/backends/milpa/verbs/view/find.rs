@@ -1,0 +1,95 @@
+//! Finding a sandbox or a container: by its id or a unique prefix, by its pod, by its cell.
+
+use std::{borrow::Borrow, collections::BTreeMap, ops::Bound};
+
+use kiyot_proto::cri;
+use tonic::{Code, Status};
+
+use super::{Container, Known, Sandbox, View, unknown};
+use crate::backends::milpa::id::{CellId, SandboxId};
+
+impl View {
+    /// The sandbox of an id or a unique prefix of one. `NOT_FOUND`, in the words of containerd, without one.
+    pub(in super::super) fn sandbox(&self, id: &str) -> Result<Sandbox, Status> {
+        by_prefix(&self.read().sandboxes, id, "sandbox").cloned()
+    }
+
+    /// The container of an id or a unique prefix of one. `NOT_FOUND`, in the words of containerd, without one.
+    pub(in super::super) fn container(&self, id: &str) -> Result<Container, Status> {
+        by_prefix(&self.read().containers, id, "container").cloned()
+    }
+
+    /// All containers of a sandbox.
+    pub(in super::super) fn containers_of(&self, sandbox: &SandboxId) -> Vec<Container> {
+        let known = self.read();
+        let ids = known.sandboxes.get(sandbox).map(|sandbox| sandbox.containers.as_slice()).unwrap_or_default();
+        ids.iter().filter_map(|id| known.containers.get(id)).cloned().collect()
+    }
+
+    /// The sandbox of a cell.
+    pub(in super::super) fn sandbox_of_cell(&self, cell: &CellId) -> Option<Sandbox> {
+        let known = self.read();
+        known.by_cell.get(cell).and_then(|id| known.sandboxes.get(id)).cloned()
+    }
+
+    /// The container that a cell knows by this id; never one of another cell.
+    pub(in super::super) fn container_of_cell(&self, cell: &CellId, id: &str) -> Option<Container> {
+        let known = self.read();
+        known.by_cell_container.get(id).and_then(|id| known.containers.get(id)).filter(|container| container.cell == *cell).cloned()
+    }
+
+    /// The sandboxes of a pod, by its uid, in the order in which they were made.
+    pub(in super::super) fn sandboxes_of_pod(&self, uid: &str) -> Vec<Sandbox> {
+        let known = self.read();
+        let ids = known.by_uid.get(uid).map(Vec::as_slice).unwrap_or_default();
+        ids.iter().filter_map(|id| known.sandboxes.get(id)).cloned().collect()
+    }
+
+    /// The newest running sandbox of the pod that has exactly these annotations; `None` for no annotations.
+    ///
+    /// An `ImageStatus` names no pod, but carries all of the pod's annotations, and the kubelet's own make them unique.
+    pub(in super::super) fn sandbox_of_annotations(&self, image: &cri::ImageSpec) -> Option<Sandbox> {
+        let hash = self.hash(&image.annotations)?;
+        let candidates: Vec<_> = {
+            let known = self.read();
+            let ids = known.by_annotations.get(&hash)?;
+            ids.iter().rev().filter_map(|id| known.sandboxes.get(id)).filter(|sandbox| sandbox.ready).cloned().collect()
+        };
+        candidates.into_iter().find(|sandbox| sandbox.item().annotations == image.annotations)
+    }
+
+    /// The container of a sandbox with this name and attempt.
+    pub(in super::super) fn container_named(&self, sandbox: &SandboxId, metadata: &cri::ContainerMetadata) -> Option<Container> {
+        self.containers_of(sandbox).into_iter().find(|container| container.item().metadata.as_ref() == Some(metadata))
+    }
+
+    /// All sandboxes.
+    pub(in super::super) fn all_sandboxes(&self) -> Vec<Sandbox> {
+        self.read().sandboxes.values().cloned().collect()
+    }
+}
+
+impl Known {
+    /// The full id for a filter: as given, or that which it is the unique prefix of.
+    pub(super) fn full_sandbox_id<'a>(&'a self, id: &'a str) -> &'a str {
+        by_prefix(&self.sandboxes, id, "").map_or(id, |sandbox| sandbox.id.as_str())
+    }
+
+    /// The same of a container's id.
+    pub(super) fn full_container_id<'a>(&'a self, id: &'a str) -> &'a str {
+        by_prefix(&self.containers, id, "").map_or(id, |container| container.id.as_str())
+    }
+}
+
+fn by_prefix<'a, K: Ord + Borrow<str>, V>(all: &'a BTreeMap<K, V>, id: &str, what: &str) -> Result<&'a V, Status> {
+    let mut matching = all.range::<str, _>((Bound::Included(id), Bound::Unbounded)).take_while(|(key, _)| (*key).borrow().starts_with(id));
+    match (id.is_empty(), matching.next(), matching.next()) {
+        (true, ..) | (_, None, _) => Err(unknown(what, id)),
+        (_, Some((_, value)), None) => Ok(value),
+        (_, Some((key, value)), Some(_)) if key.borrow() == id => Ok(value),
+        _ => Err(Status::new(
+            Code::Unknown,
+            format!("an error occurred when try to find {what} {id:?}: multiple IDs found with provided prefix: {id}"),
+        )),
+    }
+}

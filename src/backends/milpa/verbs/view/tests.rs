@@ -1,0 +1,258 @@
+use std::collections::HashMap;
+
+use kiyot_proto::cell::Heartbeat;
+use proptest::prelude::*;
+use tonic::Code;
+
+use super::{super::filter, *};
+
+fn labels(pairs: &[(&str, &str)]) -> HashMap<String, String> {
+    pairs.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect()
+}
+
+fn sandbox_meta(id: &str, n: u32) -> store::SandboxMeta {
+    let uid = format!("uid-{n}");
+    store::SandboxMeta {
+        id: id.to_owned(),
+        cell: format!("cell-{n:012}"),
+        cell_sandbox: format!("{n:064x}"),
+        config: Some(cri::PodSandboxConfig {
+            metadata: Some(cri::PodSandboxMetadata { name: format!("pod-{n}"), namespace: "shop".to_owned(), uid: uid.clone(), attempt: 0 }),
+            labels: labels(&[("io.kubernetes.pod.uid", &uid), ("app", "web")]),
+            annotations: labels(&[("kubernetes.io/config.seen", &format!("2026-01-01T00:00:00.{n:09}Z")), ("a", "b")]),
+            linux: Some(cri::LinuxPodSandboxConfig {
+                security_context: Some(cri::LinuxSandboxSecurityContext {
+                    namespace_options: Some(cri::NamespaceOption { pid: 1, ..Default::default() }),
+                    ..Default::default()
+                }),
+                ..Default::default()
+            }),
+            ..Default::default()
+        }),
+        runtime_handler: "kiyot".to_owned(),
+        created_unix_nanos: 1000 + i64::from(n),
+        addresses: vec!["10.200.0.7".to_owned(), "fd00::7".to_owned()],
+    }
+}
+
+fn container_meta(id: &str, sandbox: &str, n: u32) -> store::ContainerMeta {
+    store::ContainerMeta {
+        id: id.to_owned(),
+        sandbox: sandbox.to_owned(),
+        cell_container: format!("c{n:063x}"),
+        config: Some(cri::ContainerConfig {
+            metadata: Some(cri::ContainerMetadata { name: format!("c-{n}"), attempt: 1 }),
+            image: Some(cri::ImageSpec { image: "sha256:1".to_owned(), user_specified_image: "busybox".to_owned(), ..Default::default() }),
+            mounts: vec![cri::Mount { container_path: "/etc/hosts".to_owned(), host_path: "/node/etc-hosts".to_owned(), ..Default::default() }],
+            labels: labels(&[("io.kubernetes.container.name", &format!("c-{n}"))]),
+            ..Default::default()
+        }),
+        image_ref: "busybox@sha256:2".to_owned(),
+        created_unix_nanos: 5,
+        log_path: "/var/log/pods/x/c/0.log".to_owned(),
+        cell_log: "logs/x/0.log".to_owned(),
+        image_id: "sha256:1".to_owned(),
+    }
+}
+
+fn id(letters: &str) -> String {
+    format!("milpa{letters:a<59}")
+}
+
+fn running() -> store::ContainerStatus {
+    store::ContainerStatus { state: cri::ContainerState::ContainerRunning.into(), started_unix_nanos: 7, ..Default::default() }
+}
+
+/// Two sandboxes whose ids differ late, a container in the first.
+fn view() -> (View, SandboxId, SandboxId, ContainerId) {
+    let view = View::new();
+    let one = view.insert_sandbox(&sandbox_meta(&id("xyz1"), 1), true).unwrap();
+    let two = view.insert_sandbox(&sandbox_meta(&id("xyz2"), 2), true).unwrap();
+    assert!(view.insert_container(&container_meta(&id("ctr"), one.as_str(), 1), running()).unwrap());
+    (view, one, two, ContainerId::parse(&id("ctr")).unwrap())
+}
+
+fn listed(view: &View, filter: &filter::Sandboxes) -> Vec<String> {
+    cri::ListPodSandboxResponse::decode(view.list_sandboxes(filter)).unwrap().items.into_iter().map(|item| item.id).collect()
+}
+
+#[test]
+fn an_id_or_a_unique_prefix_finds() {
+    let (view, one, _, _) = view();
+    assert_eq!(view.sandbox(one.as_str()).unwrap().id, one);
+    assert_eq!(view.sandbox("milpaxyz1").unwrap().id, one);
+    let ambiguous = view.sandbox("milpaxyz").unwrap_err();
+    assert_eq!(ambiguous.code(), Code::Unknown);
+    assert!(ambiguous.message().contains("multiple IDs found with provided prefix"));
+    for unknown in ["", "milpaq", "deadbeef"] {
+        let status = view.sandbox(unknown).unwrap_err();
+        assert_eq!(status.code(), Code::NotFound);
+        assert!(status.message().contains("an error occurred when try to find sandbox"), "{status}");
+    }
+    assert_eq!(view.container("milpac").unwrap().sandbox, one);
+}
+
+#[test]
+fn a_list_is_encoded_once_until_something_changes() {
+    let (view, one, two, _) = view();
+    let all = filter::Sandboxes::default();
+    let first = view.list_sandboxes(&all);
+    assert_eq!(first.as_ptr(), view.list_sandboxes(&all).as_ptr());
+    view.set_ready(&two, false);
+    assert_ne!(first, view.list_sandboxes(&all));
+    assert_eq!(listed(&view, &all), [one.as_str(), two.as_str()]);
+    view.remove_sandbox(&one);
+    assert_eq!(listed(&view, &all), [two.as_str()]);
+    assert!(view.list_containers(&filter::Containers::default()).is_empty());
+    assert!(view.sandboxes_of_pod("uid-1").is_empty() && view.sandbox_of_cell(&CellId::parse("cell-000000000001").unwrap()).is_none());
+}
+
+#[test]
+fn filters_must_all_hold() {
+    let (view, one, two, _) = view();
+    view.set_ready(&two, false);
+    let by = |id: &str, ready, pairs: &[(&str, &str)]| listed(&view, &filter::Sandboxes { id: id.to_owned(), ready, labels: labels(pairs) });
+    assert_eq!(by("", Some(true), &[]), [one.as_str()]);
+    assert_eq!(by("milpaxyz2", None, &[]), [two.as_str()]);
+    assert_eq!(by("milpaxyz2", Some(true), &[]), Vec::<String>::new());
+    assert_eq!(by("milpaxyz", None, &[]), Vec::<String>::new());
+    assert_eq!(by("", None, &[("io.kubernetes.pod.uid", "uid-2")]), [two.as_str()]);
+    assert_eq!(by("", None, &[("app", "web")]), [one.as_str(), two.as_str()]);
+    assert_eq!(by("", None, &[("app", "")]), Vec::<String>::new());
+    let containers = |filter: &filter::Containers| cri::ListContainersResponse::decode(view.list_containers(filter)).unwrap().containers.len();
+    assert_eq!(containers(&filter::Containers { sandbox: "milpaxyz1".to_owned(), ..Default::default() }), 1);
+    assert_eq!(containers(&filter::Containers { sandbox: two.as_str().to_owned(), ..Default::default() }), 0);
+    assert_eq!(containers(&filter::Containers { state: Some(cri::ContainerState::ContainerExited), ..Default::default() }), 0);
+    assert_eq!(containers(&filter::Containers { state: Some(cri::ContainerState::ContainerRunning), ..Default::default() }), 1);
+}
+
+#[test]
+fn answers_are_what_the_kubelet_sent() {
+    let (view, one, _, container) = view();
+    let sandbox = view.sandbox(one.as_str()).unwrap();
+    let status = super::super::restored::sandbox_status(&sandbox.meta(), true);
+    let config = sandbox.config();
+    assert_eq!((status.metadata, &status.labels, &status.annotations), (config.metadata.clone(), &config.labels, &config.annotations));
+    assert_eq!(status.runtime_handler, "kiyot");
+    let network = status.network.unwrap();
+    assert_eq!((&*network.ip, &*network.additional_ips[0].ip), ("10.200.0.7", "fd00::7"));
+    let options = status.linux.unwrap().namespaces.unwrap().options.unwrap();
+    assert_eq!((options.network(), options.pid()), (cri::NamespaceMode::Pod, cri::NamespaceMode::Container));
+    assert_eq!(super::super::restored::sandbox_status(&sandbox.meta(), false).network.unwrap().ip, "");
+
+    let told = cri::ContainerStatus {
+        id: "of the cell".to_owned(),
+        log_path: "/cell/log".to_owned(),
+        resources: Some(cri::ContainerResources::default()),
+        mounts: vec![cri::Mount { host_path: "/cell/etc-hosts".to_owned(), ..Default::default() }],
+        ..Default::default()
+    };
+    view.tell(&container, &told);
+    let answer = view.container(container.as_str()).unwrap().answer();
+    assert_eq!((&*answer.id, &*answer.log_path, &*answer.mounts[0].host_path), (container.as_str(), "/var/log/pods/x/c/0.log", "/node/etc-hosts"));
+    assert_eq!((&*answer.image.unwrap().image, &*answer.image_ref, &*answer.image_id), ("busybox", "busybox@sha256:2", "sha256:1"));
+    assert!(answer.resources.is_some());
+}
+
+#[test]
+fn usage_has_our_attributes_and_ends_with_the_container() {
+    let (view, one, _, container) = view();
+    let (cell, other) = (CellId::parse("cell-000000000001").unwrap(), CellId::parse("cell-000000000002").unwrap());
+    let stats = cri::ContainerStats {
+        attributes: Some(cri::ContainerAttributes { id: format!("c{:063x}", 1), ..Default::default() }),
+        memory: Some(cri::MemoryUsage { working_set_bytes: Some(cri::UInt64Value { value: 42 }), ..Default::default() }),
+        writable_layer: Some(cri::FilesystemUsage { fs_id: Some(cri::FilesystemIdentifier::default()), ..Default::default() }),
+        ..Default::default()
+    };
+    let beat = Heartbeat { containers: vec![stats], sandbox: None };
+    let listed = |view: &View| cri::ListContainerStatsResponse::decode(view.list_container_stats(&filter::Containers::default())).unwrap().stats;
+    view.heartbeat(&other, beat.clone());
+    assert!(listed(&view).is_empty(), "a cell speaks of its own pod only");
+    view.heartbeat(&cell, beat.clone());
+    let stats = listed(&view).pop().unwrap();
+    let attributes = stats.attributes.unwrap();
+    assert_eq!((&*attributes.id, &*attributes.metadata.unwrap().name), (container.as_str(), "c-1"));
+    assert_eq!((stats.memory.unwrap().working_set_bytes.unwrap().value, stats.writable_layer.unwrap().fs_id), (42, None));
+    let of_sandbox = view.sandbox_stats(&view.sandbox(one.as_str()).unwrap());
+    assert_eq!((&*of_sandbox.attributes.unwrap().id, of_sandbox.linux.unwrap().containers.len()), (one.as_str(), 1));
+    view.set_status(&container, store::ContainerStatus { state: 2, ..running() });
+    assert!(listed(&view).is_empty());
+    view.heartbeat(&cell, beat);
+    assert!(listed(&view).is_empty());
+}
+
+#[test]
+fn annotations_find_the_running_pod_that_has_exactly_them() {
+    let (view, one, _, _) = view();
+    let mut image = cri::ImageSpec { annotations: view.sandbox(one.as_str()).unwrap().config().annotations, ..Default::default() };
+    assert_eq!(view.sandbox_of_annotations(&image).unwrap().id, one);
+    image.annotations.insert("more".to_owned(), String::new());
+    assert!(view.sandbox_of_annotations(&image).is_none());
+    image.annotations.clear();
+    assert!(view.sandbox_of_annotations(&image).is_none());
+    let image = cri::ImageSpec { annotations: view.sandbox(one.as_str()).unwrap().config().annotations, ..Default::default() };
+    view.set_ready(&one, false);
+    assert!(view.sandbox_of_annotations(&image).is_none());
+}
+
+#[test]
+fn a_container_of_a_stopped_sandbox_is_not_published() {
+    let (view, one, _, _) = view();
+    view.set_ready(&one, false);
+    assert!(!view.insert_container(&container_meta(&id("late"), one.as_str(), 2), store::ContainerStatus::default()).unwrap());
+    assert!(!view.insert_container(&container_meta(&id("lost"), &id("nowhere"), 3), running()).unwrap());
+    assert!(view.container(&id("late")).is_err());
+}
+
+#[test]
+fn a_cell_names_only_containers_of_its_own() {
+    let (view, _, _, container) = view();
+    let cell_container = view.container(container.as_str()).unwrap().cell_container;
+    assert!(view.container_of_cell(&CellId::parse("cell-000000000001").unwrap(), &cell_container).is_some());
+    assert!(view.container_of_cell(&CellId::parse("cell-000000000002").unwrap(), &cell_container).is_none());
+}
+
+#[tokio::test]
+async fn a_wait_ends_when_it_holds() {
+    let (view, one, _, _) = view();
+    let view = Arc::new(view);
+    let waiting = tokio::spawn({
+        let (view, one) = (Arc::clone(&view), one.clone());
+        async move { view.wait(Duration::from_secs(60), |view| (!view.sandbox(one.as_str()).ok()?.ready).then_some(())).await }
+    });
+    view.set_ready(&one, false);
+    assert_eq!(waiting.await.unwrap(), Some(()));
+    assert_eq!(view.wait(Duration::ZERO, |_| None::<()>).await, None);
+}
+
+proptest! {
+    /// Whatever is inserted, stopped and removed: the whole list is what the sandboxes are.
+    #[test]
+    fn the_kept_list_is_never_old(steps in prop::collection::vec((0..6_u32, 0..3_u8), 0..40)) {
+        let view = View::new();
+        let mut there: std::collections::BTreeMap<u32, bool> = Default::default();
+        let name = |n: u32| id(&format!("p{n}"));
+        for (n, step) in steps {
+            let id = SandboxId::parse(&name(n)).unwrap();
+            match step {
+                0 if !there.contains_key(&n) => {
+                    view.insert_sandbox(&sandbox_meta(&name(n), n), true).unwrap();
+                    there.insert(n, true);
+                }
+                1 => {
+                    view.set_ready(&id, false);
+                    there.entry(n).and_modify(|ready| *ready = false);
+                }
+                2 => {
+                    view.remove_sandbox(&id);
+                    there.remove(&n);
+                }
+                _ => {}
+            }
+            let list = cri::ListPodSandboxResponse::decode(view.list_sandboxes(&filter::Sandboxes::default())).unwrap().items;
+            let list: Vec<_> = list.into_iter().map(|item| (item.id.clone(), item.state() == cri::PodSandboxState::SandboxReady)).collect();
+            let expected: Vec<_> = there.iter().map(|(n, ready)| (name(*n), *ready)).collect();
+            prop_assert_eq!(list, expected);
+        }
+    }
+}

@@ -1,0 +1,139 @@
+//! The watch of one cell: everything that is, then everything that changes, again for each connection.
+
+use std::{collections::HashSet, sync::Arc, time::Duration};
+
+use futures::future::join_all;
+use kiyot_proto::{
+    cell::{Event, Snapshot, WatchRequest, event},
+    cri,
+};
+use tonic::{Status, Streaming};
+
+use super::{Verbs, calls, failure, transition::End};
+use crate::backends::milpa::cells::Cell;
+
+/// How long the first event may take.
+const FIRST: Duration = Duration::from_secs(30);
+/// How long nothing may come: several heartbeats.
+const SILENCE: Duration = Duration::from_secs(30);
+/// How long to wait before a watch that ended is begun again.
+const AGAIN: Duration = Duration::from_millis(500);
+
+impl Verbs {
+    /// Watches a cell for as long as it is polled.
+    pub(super) async fn watch_cell(self: Arc<Self>, cell: Cell) {
+        let mut hello = cell.link.hello.clone();
+        loop {
+            // A closed channel: the link is forgotten, so the cell is gone, which its last news say.
+            let Ok(generation) =
+                hello.wait_for(Option::is_some).await.map(|hello| hello.as_ref().map(|hello| (hello.generation, hello.incarnation.clone())))
+            else {
+                return;
+            };
+            let moved = async {
+                let now = |hello: &Option<kiyot_proto::cell::HelloReply>| hello.as_ref().map(|hello| (hello.generation, hello.incarnation.clone()));
+                // Either way there is nothing more to come on this connection.
+                let _ = hello.wait_for(|hello| now(hello) != generation).await;
+            };
+            tokio::select! {
+                ended = self.watch_connection(&cell) => match ended {
+                    Ok(()) => tracing::debug!(cell = %cell.id, "The watch of a cell ended and is begun again"),
+                    Err(status) => tracing::info!(cell = %cell.id, status = status.message(), "The watch of a cell failed and is begun again"),
+                },
+                () = moved => {}
+            }
+            tokio::time::sleep(AGAIN).await;
+        }
+    }
+
+    async fn watch_connection(self: &Arc<Self>, cell: &Cell) -> Result<(), Status> {
+        // What comes into the view from now on may be missing in the snapshot.
+        let known_before = self.view.inserted();
+        let mut agent = calls::agent(cell);
+        let mut events: Streaming<Event> = tokio::time::timeout(FIRST, agent.watch(WatchRequest {}))
+            .await
+            .map_err(|_| Status::deadline_exceeded("Watch was not answered"))??
+            .into_inner();
+        loop {
+            let event =
+                tokio::time::timeout(SILENCE, events.message()).await.map_err(|_| Status::deadline_exceeded("no news, not even a heartbeat"))??;
+            match event.map(|event| event.event) {
+                None => return Ok(()),
+                Some(None) => {}
+                Some(Some(event::Event::Snapshot(snapshot))) => self.take_snapshot(cell, snapshot, known_before).await,
+                Some(Some(event)) => self.take(cell, event).await,
+            }
+        }
+    }
+
+    async fn take(self: &Arc<Self>, cell: &Cell, event: event::Event) {
+        match event {
+            event::Event::Snapshot(_) => {}
+            event::Event::Container(told) => {
+                if let Some(container) = self.view.container_of_cell(&cell.id, &told.id) {
+                    self.note(&container, told).await;
+                }
+            }
+            event::Event::ContainerGone(id) => {
+                if let Some(container) = self.view.container_of_cell(&cell.id, &id) {
+                    self.note_end(&container, End::container_gone());
+                }
+            }
+            event::Event::Sandbox(told) => {
+                if told.state() == cri::PodSandboxState::SandboxNotready {
+                    self.sandbox_ended(cell, &told.id, "its sandbox container has ended").await;
+                }
+            }
+            event::Event::SandboxGone(id) => self.sandbox_ended(cell, &id, "its cell does not know it any more").await,
+            event::Event::Log(log) => self.parts.logs.grown(&cell.id, &log.path, log.size),
+            event::Event::Heartbeat(beat) => self.view.heartbeat(&cell.id, beat),
+        }
+    }
+
+    async fn sandbox_ended(&self, cell: &Cell, cell_sandbox: &str, reason: &str) {
+        let Some(sandbox) = self.view.sandbox_of_cell(&cell.id).filter(|sandbox| sandbox.ready && sandbox.meta().cell_sandbox == cell_sandbox) else {
+            return;
+        };
+        tracing::warn!(sandbox = %sandbox.id, cell = %cell.id, pod = %sandbox.pod, reason, "A sandbox does not run any more");
+        if let Err(error) = self.not_ready(&sandbox.id, reason).await {
+            tracing::error!(sandbox = %sandbox.id, error = failure::chain(&error), "The end of a sandbox could not be recorded");
+        }
+    }
+
+    /// Everything that the cell has: what it has not, and was known before it was asked, has ended.
+    async fn take_snapshot(self: &Arc<Self>, cell: &Cell, snapshot: Snapshot, known_before: u64) {
+        let Some(sandbox) = self.view.sandbox_of_cell(&cell.id) else { return };
+        let containers = self.view.containers_of(&sandbox.id);
+        let running: Vec<_> = containers.iter().filter(|container| container.state() == cri::ContainerState::ContainerRunning).collect();
+        let config = sandbox.config();
+        join_all(running.into_iter().map(async |container| {
+            // After a restart nobody follows its log yet; before one that ended meanwhile is said to have, its log must be here.
+            if let Err(status) = self.follow_log(cell, container).await {
+                tracing::error!(container = %container.id, status = status.message(), "The log of a container can't be followed");
+            }
+            self.parts.volumes.keep(cell, &config, &container.meta().config.unwrap_or_default());
+        }))
+        .await;
+        for log in snapshot.logs {
+            self.parts.logs.grown(&cell.id, &log.path, log.size);
+        }
+        let there: HashSet<_> = snapshot.containers.iter().map(|told| told.id.clone()).collect();
+        for told in snapshot.containers {
+            if let Some(container) = self.view.container_of_cell(&cell.id, &told.id) {
+                self.note(&container, told).await;
+            }
+        }
+        for container in containers.iter().filter(|container| container.since <= known_before && !there.contains(&*container.cell_container)) {
+            self.note_end(container, End::container_gone());
+        }
+        let cell_sandbox = sandbox.meta().cell_sandbox;
+        let found = snapshot.sandboxes.iter().find(|told| told.id == cell_sandbox);
+        match found {
+            Some(told) if told.state() == cri::PodSandboxState::SandboxNotready => {
+                self.sandbox_ended(cell, &cell_sandbox, "its sandbox container has ended").await;
+            }
+            None if sandbox.since <= known_before => self.sandbox_ended(cell, &cell_sandbox, "its cell does not know it any more").await,
+            Some(_) | None => {}
+        }
+    }
+}

@@ -1,0 +1,191 @@
+//! Plans, applied to a tree in memory as the agent applies them to a disk.
+
+use std::collections::BTreeMap;
+
+use proptest::prelude::*;
+
+use super::*;
+
+const PLACE: &str = "volumes/kubernetes.io~secret/s";
+
+/// A cell's disk, with what a strict agent refuses.
+#[derive(Debug, Default, Clone)]
+struct Disk {
+    entries: BTreeMap<String, Entry>,
+    root: Option<Attributes>,
+    open: Option<(String, Attributes, Vec<u8>)>,
+}
+
+impl Disk {
+    fn apply(&mut self, change: &FileChange) {
+        assert_eq!(change.root(), Root::Memory);
+        let path = change.path.strip_prefix(PLACE).unwrap().trim_start_matches('/').to_owned();
+        if let Some((above, _)) = path.rsplit_once('/') {
+            assert!(matches!(self.entries.get(above), Some(Entry::Dir(_))), "{path} is not in a directory");
+        }
+        let there = self.entries.get(&path).map(Entry::kind);
+        match change.change.as_ref().unwrap() {
+            Change::MakeDir(MakeDir { mode, uid, gid, .. }) => {
+                let attributes = Attributes { mode: *mode, uid: *uid, gid: *gid };
+                assert!(matches!(there, None | Some(Kind::Dir)), "{path} is no directory");
+                if path.is_empty() { self.root = Some(attributes) } else { drop(self.entries.insert(path, Entry::Dir(attributes))) }
+            }
+            Change::WriteFile(WriteFile { mode, uid, gid, content, more }) => {
+                self.open = Some((path, Attributes { mode: *mode, uid: *uid, gid: *gid }, content.to_vec()));
+                if !more {
+                    self.put();
+                }
+            }
+            Change::Append(content) if content.is_empty() => self.put(),
+            Change::Append(content) => self.open.as_mut().unwrap().2.extend_from_slice(content),
+            Change::Symlink(target) => {
+                assert_ne!(there, Some(Kind::Dir), "{path} is a directory");
+                self.entries.insert(path, Entry::Link(target.clone()));
+            }
+            Change::Remove(_) => {
+                let below = format!("{path}/");
+                self.entries.retain(|name, _| *name != path && !name.starts_with(&below));
+            }
+            other => panic!("{other:?}"),
+        }
+    }
+
+    fn put(&mut self) {
+        let (path, attributes, content) = self.open.take().unwrap();
+        assert_ne!(self.entries.get(&path).map(Entry::kind), Some(Kind::Dir), "{path} is a directory");
+        self.entries.insert(path, Entry::File(attributes, content.into()));
+    }
+
+    fn resolves(&self) -> bool {
+        let Some(Entry::Link(target)) = self.entries.get(DATA) else { return false };
+        matches!(self.entries.get(target), Some(Entry::Dir(_)))
+    }
+}
+
+fn attributes() -> impl Strategy<Value = Attributes> {
+    (prop_oneof![Just(0o644), Just(0o400), Just(0o755)], 0_u32..2, 0_u32..2).prop_map(|(mode, uid, gid)| Attributes { mode, uid, gid })
+}
+
+/// Any tree; some files are of several parts.
+fn tree() -> impl Strategy<Value = Tree> {
+    let entry = prop_oneof![
+        attributes().prop_map(Entry::Dir),
+        (attributes(), prop_oneof![9 => 0_usize..10, 1 => PART - 1..3 * PART + 1]).prop_map(|(a, length)| Entry::File(a, vec![b'x'; length].into())),
+        "[a-c./]{1,6}".prop_map(Entry::Link),
+    ];
+    (attributes(), proptest::collection::btree_map("[a-c-](/[a-c-]){0,2}", entry, 0..12)).prop_map(|(root, entries)| {
+        let mut tree = Tree { root, entries };
+        let paths: Vec<String> = tree.entries.keys().cloned().collect();
+        for path in paths {
+            for above in ancestors(&path) {
+                tree.entries.insert(above.to_owned(), Entry::Dir(root));
+            }
+        }
+        tree
+    })
+}
+
+/// A tree as the kubelet's atomic writer leaves it.
+fn atomic() -> impl Strategy<Value = Tree> {
+    (attributes(), 0_u32..4, proptest::collection::btree_map("[a-c](/[a-c])?", "[xyz]{0,3}", 0..5)).prop_map(|(root, version, files)| {
+        let mut entries = BTreeMap::new();
+        let directory = format!("..2026_{version}");
+        entries.insert(DATA.to_owned(), Entry::Link(directory.clone()));
+        for (path, content) in files {
+            let top = path.split('/').next().unwrap();
+            entries.insert(top.to_owned(), Entry::Link(format!("{DATA}/{top}")));
+            // A file that is also a directory of another is only the latter.
+            entries.entry(format!("{directory}/{path}")).or_insert(Entry::File(root, content.into()));
+        }
+        entries.insert(directory, Entry::Dir(root));
+        let paths: Vec<String> = entries.keys().cloned().collect();
+        for path in paths {
+            for above in ancestors(&path) {
+                entries.insert(above.to_owned(), Entry::Dir(root));
+            }
+        }
+        Tree { root, entries }
+    })
+}
+
+fn place() -> Place {
+    Place::new(Root::Memory, PLACE)
+}
+
+proptest! {
+    #[test]
+    fn a_plan_makes_the_old_tree_the_new_one(old in tree(), new in tree()) {
+        let mut disk = Disk { entries: old.entries.clone(), root: Some(old.root), open: None };
+        for change in plan(&Shadow::of(&old), &new, &place()) {
+            disk.apply(&change);
+        }
+        prop_assert_eq!((disk.root, &disk.entries), (Some(new.root), &new.entries));
+        prop_assert_eq!(plan(&Shadow::of(&new), &new, &place()), vec![]);
+    }
+
+    #[test]
+    fn an_interrupted_plan_is_made_good(old in tree(), new in tree(), newest in tree(), cut in 0_usize..40) {
+        let mut disk = Disk { entries: old.entries.clone(), root: Some(old.root), open: None };
+        let before = Shadow::of(&old);
+        for change in plan(&before, &new, &place()).iter().take(cut) {
+            disk.apply(change);
+        }
+        disk.open = None;
+        let known = Shadow::from_listing(&before.between(&new).listing());
+        for change in plan(&known, &newest, &place()) {
+            disk.apply(&change);
+        }
+        prop_assert_eq!((disk.root, &disk.entries), (Some(newest.root), &newest.entries));
+    }
+
+    #[test]
+    fn data_resolves_at_every_step(old in atomic(), new in atomic()) {
+        let mut disk = Disk { entries: old.entries.clone(), root: Some(old.root), open: None };
+        for change in plan(&Shadow::of(&old), &new, &place()) {
+            disk.apply(&change);
+            prop_assert!(disk.resolves(), "{:?} after {:?}", disk.entries, change);
+        }
+        prop_assert_eq!(&disk.entries, &new.entries);
+    }
+
+    #[test]
+    fn data_changes_only_when_all_is_there(old in atomic(), new in atomic()) {
+        let mut disk = Disk { entries: old.entries.clone(), root: Some(old.root), open: None };
+        for change in plan(&Shadow::of(&old), &new, &place()) {
+            disk.apply(&change);
+            if change.path.ends_with(DATA) {
+                let Some(Entry::Link(target)) = disk.entries.get(DATA).cloned() else { panic!("no link") };
+                let below = format!("{target}/");
+                for (path, entry) in new.entries.iter().filter(|(path, _)| path.starts_with(&below)) {
+                    prop_assert_eq!(disk.entries.get(path), Some(entry));
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn the_order_is_the_atomic_writers() {
+    let a = Attributes { mode: 0o644, uid: 0, gid: 0 };
+    let version = |name: &str, keys: &[&str]| {
+        let mut entries: BTreeMap<String, Entry> = [(DATA.to_owned(), Entry::Link(name.to_owned())), (name.to_owned(), Entry::Dir(a))].into();
+        for key in keys {
+            entries.insert((*key).to_owned(), Entry::Link(format!("{DATA}/{key}")));
+            entries.insert(format!("{name}/{key}"), Entry::File(a, Bytes::from_static(b"v")));
+        }
+        Tree { root: a, entries }
+    };
+    let (old, new) = (version("..1", &["both", "old"]), version("..2", &["both", "new"]));
+    let short = |change: &FileChange| {
+        let verb = match change.change.as_ref().unwrap() {
+            Change::MakeDir(_) => "dir",
+            Change::WriteFile(_) => "file",
+            Change::Symlink(_) => "link",
+            Change::Remove(_) => "remove",
+            _ => "other",
+        };
+        format!("{verb} {}", &change.path[PLACE.len() + 1..])
+    };
+    let plan: Vec<String> = plan(&Shadow::of(&old), &new, &place()).iter().map(short).collect();
+    assert_eq!(plan, ["dir ..2", "file ..2/both", "file ..2/new", "link ..data", "link new", "remove old", "remove ..1"]);
+}

@@ -1,0 +1,239 @@
+//! What a container mounts, brought into its cell.
+
+use std::path::{Path, PathBuf};
+
+use kiyot_proto::{
+    cell::{FileChange, MountTmpfs, Root, file_change::Change},
+    cri,
+};
+use ring::digest::{SHA256, digest};
+use rustix::fs::{fstat, fstatfs};
+use tonic::Status;
+
+use super::{
+    kept::{Brought, VolumeError},
+    plan::{Place, plan},
+    pod::Pod,
+    reader::{self, Node, ReadError},
+    sources::{self, Source},
+    subpath,
+    tree::{Attributes, Shadow},
+};
+use crate::config::HostPath;
+
+/// File system types of `statfs(2)`.
+const TMPFS: i64 = 0x0102_1994;
+const HUGETLBFS: i64 = 0x9584_58f6;
+
+/// Brings what one container mounts into its cell.
+#[derive(Debug)]
+pub(super) struct Preparation<'a> {
+    /// Of the kubelet.
+    pub(super) kubelet_dirs: &'a [PathBuf],
+    /// What becomes of paths of the node.
+    pub(super) host_path: HostPath,
+    /// The pod's uid.
+    pub(super) uid: &'a str,
+    /// The container's name.
+    pub(super) container: &'a str,
+    /// The pod's volumes.
+    pub(super) pod: &'a Pod,
+}
+
+/// The root of an emptyDir on the node.
+#[derive(Debug)]
+struct Medium {
+    attributes: Attributes,
+    /// Size of its tmpfs in bytes, 0 for no limit; `None` if it is on a disk.
+    memory: Option<u64>,
+}
+
+impl Preparation<'_> {
+    /// Brings what one mount needs, and returns its path in the cell.
+    pub(super) async fn mount(&self, mount: &cri::Mount) -> Result<String, Status> {
+        let path = Path::new(&mount.host_path);
+        let place = match Source::of(self.kubelet_dirs, self.uid, &mount.host_path) {
+            Source::EmptyDir { name } => self.empty_dir(path, &name).await?,
+            Source::Atomic { plugin, name } => self.atomic(path, sources::volume_place(&plugin, &name, false)).await?,
+            Source::SubPath { volume, container, index } => {
+                self.sub_path(path, mount, &volume, &format!("volume-subpaths/{volume}/{container}/{index}")).await?
+            }
+            Source::EtcHosts => self.copy(path, Place::new(Root::Pod, "etc-hosts"), true).await?,
+            Source::TerminationLog { container, file } => {
+                self.termination_log(Place::new(Root::Pod, format!("containers/{container}/{file}"))).await?
+            }
+            Source::Plugin { plugin } => self.of_the_node(path, mount, &format!("of the plugin {plugin}")).await?,
+            Source::HostPath => self.of_the_node(path, mount, "of the node").await?,
+        };
+        self.pod.files().path(&place).await
+    }
+
+    /// A volume that the kubelet writes.
+    async fn atomic(&self, path: &Path, place: Place) -> Result<Place, Status> {
+        let volume = self.pod.volume(path.to_owned(), place.clone());
+        match volume.bring(&*self.pod.files()).await {
+            Ok(Brought::Kept) => tracing::warn!(volume = %path.display(), "a volume is unknown on the node; the container gets the cell's copy"),
+            Ok(_) => {}
+            Err(VolumeError::Cell { path, source }) => return Err(in_volume(&path, *source)),
+            Err(VolumeError::Read { source, .. }) => return Err(unread(path, &source)),
+        }
+        Ok(place)
+    }
+
+    /// An emptyDir: made once, with the root's mode and owner as on the node.
+    async fn empty_dir(&self, path: &Path, name: &str) -> Result<Place, Status> {
+        let medium = blocking({
+            let path = path.to_owned();
+            move || medium(&path)
+        })
+        .await?;
+        let place = sources::empty_dir_place(name, medium.memory.is_some());
+        let Attributes { mode, uid, gid } = medium.attributes;
+        let mut changes: Vec<FileChange> = place.directory_above().into_iter().collect();
+        changes.push(place.directory(medium.attributes, true));
+        if let Some(size_bytes) = medium.memory {
+            changes.push(place.change(Change::MountTmpfs(MountTmpfs { mode, uid, gid, size_bytes, keep: true })));
+        }
+        self.change(path, changes).await?;
+        Ok(place)
+    }
+
+    /// The part of a volume that the kubelet has bound: of an emptyDir, the same part of the cell's; else a copy, which is never updated, as on a node.
+    async fn sub_path(&self, path: &Path, mount: &cri::Mount, volume: &str, at: &str) -> Result<Place, Status> {
+        let Some((plugin, volume_path)) = self.plugin_of(volume).await? else {
+            return self.of_the_node(path, mount, "of the node").await;
+        };
+        if sources::is_atomic(&plugin) {
+            let root = sources::volume_place(&plugin, volume, false).root;
+            return self.copy(path, Place::new(root, at), true).await;
+        }
+        if !sources::is_empty_dir(&plugin) {
+            return self.of_the_node(path, mount, &format!("of the plugin {plugin}")).await;
+        }
+        let (below, attributes) = blocking({
+            let (path, volume_path) = (path.to_owned(), volume_path.clone());
+            move || {
+                let mounts =
+                    std::fs::read_to_string("/proc/self/mountinfo").map_err(|error| Status::internal(format!("the mounts of the node: {error}")))?;
+                let below = subpath::resolve(&mounts, &volume_path, &path).and_then(|below| below.to_str().map(str::to_owned));
+                let below = below.ok_or_else(|| {
+                    Status::failed_precondition(format!("{}: it is not bound to a path in {}", path.display(), volume_path.display()))
+                })?;
+                Ok((below, medium(&path)?.attributes))
+            }
+        })
+        .await?;
+        let place = self.empty_dir(&volume_path, volume).await?;
+        let (source, target) = (place.below(&below), Place::new(place.root, at));
+        let mut changes = Vec::new();
+        if !below.is_empty() {
+            // The kubelet makes a directory where it finds nothing; in the cell, a container may have made something, which stays.
+            changes.extend(source.directory_above());
+            changes.push(source.directory(attributes, true));
+        }
+        changes.extend(target.directory_above());
+        // Bound by the agent, which follows no link: the path is in the hands of the pod.
+        changes.push(target.change(Change::Bind(source.path.clone())));
+        self.change(path, changes).await?;
+        Ok(target)
+    }
+
+    /// Which plugin has a volume of this name in the pod, and where.
+    async fn plugin_of(&self, volume: &str) -> Result<Option<(String, PathBuf)>, Status> {
+        let candidates: Vec<PathBuf> = self.kubelet_dirs.iter().map(|dir| dir.join("pods").join(self.uid).join("volumes")).collect();
+        let volume = volume.to_owned();
+        blocking(move || {
+            let plugins = candidates.iter().filter_map(|dir| dir.read_dir().ok()).flatten().flatten();
+            Ok(plugins
+                .filter_map(|plugin| Some((plugin.file_name().into_string().ok()?, plugin.path().join(&volume))))
+                .find(|(_, path)| path.is_dir()))
+        })
+        .await
+    }
+
+    /// A new file for a container's last words, which anyone may write.
+    async fn termination_log(&self, place: Place) -> Result<Place, Status> {
+        let mut changes: Vec<FileChange> = place.directory_above().into_iter().collect();
+        changes.extend(place.file(Attributes { mode: 0o666, uid: 0, gid: 0 }, &bytes::Bytes::new()));
+        self.change(Path::new(&place.path), changes).await?;
+        Ok(place)
+    }
+
+    /// A path of the node: refused, or copied, as the policy says.
+    async fn of_the_node(&self, path: &Path, mount: &cri::Mount, whose: &str) -> Result<Place, Status> {
+        let refused = |policy: &str| {
+            Err(Status::failed_precondition(format!(
+                "container {:?} mounts {} at {}: a path {whose} is not available in a cell ({policy}); allowed are emptyDir, configMap, secret, projected and downwardAPI",
+                self.container,
+                path.display(),
+                mount.container_path,
+            )))
+        };
+        match self.host_path {
+            HostPath::Refuse => refused("policy host_path = \"refuse\""),
+            HostPath::CopyReadOnly if !mount.readonly => refused("policy host_path = \"copy-read-only\", and this mount is writable"),
+            HostPath::CopyReadOnly => {
+                let name = hex::encode(&digest(&SHA256, mount.host_path.as_bytes()).as_ref()[..16]);
+                self.copy(path, Place::new(Root::Pod, format!("host-paths/{name}")), false).await
+            }
+        }
+    }
+
+    /// Copies a file or a tree as it is now.
+    async fn copy(&self, path: &Path, place: Place, no_follow: bool) -> Result<Place, Status> {
+        let node = blocking({
+            let path = path.to_owned();
+            move || reader::read_node(&path, no_follow).map_err(|error| unread(&path, &error))
+        })
+        .await?;
+        let mut changes: Vec<FileChange> = place.directory_above().into_iter().collect();
+        match node {
+            Node::File(attributes, content) => changes.extend(place.file(attributes, &content)),
+            Node::Tree(tree) => changes.extend(plan(&Shadow::default(), &tree, &place)),
+        }
+        self.change(path, changes).await?;
+        Ok(place)
+    }
+
+    async fn change(&self, path: &Path, changes: Vec<FileChange>) -> Result<(), Status> {
+        self.pod.files().change(changes).await.map_err(|status| in_volume(path, status))
+    }
+}
+
+/// What the root of an emptyDir is on the node.
+fn medium(path: &Path) -> Result<Medium, Status> {
+    use rustix::fs::{CWD, Mode, OFlags, openat};
+    let failed = |errno: rustix::io::Errno| Status::failed_precondition(format!("{}: {errno}", path.display()));
+    let open = |path: &Path| openat(CWD, path, OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC, Mode::empty());
+    let directory = open(path).map_err(failed)?;
+    let stat = fstat(&directory).map_err(failed)?;
+    let system = fstatfs(&directory).map_err(failed)?;
+    let attributes = Attributes { mode: stat.st_mode & 0o7777, uid: stat.st_uid, gid: stat.st_gid };
+    // A mount of its own: the kubelet's directory may itself be on a tmpfs.
+    let above = path.parent().map(open).transpose().map_err(failed)?.map(fstat).transpose().map_err(failed)?;
+    let is_mount = above.is_some_and(|above| above.st_dev != stat.st_dev);
+    // Their types differ from architecture to architecture.
+    let (kind, size) = (system.f_type as i64, (system.f_blocks as u64).saturating_mul(system.f_bsize as u64));
+    match kind {
+        HUGETLBFS => Err(Status::failed_precondition(format!(
+            "{}: an emptyDir of huge pages is not available in a cell; allowed are disk and memory",
+            path.display()
+        ))),
+        TMPFS if is_mount => Ok(Medium { attributes, memory: Some(size) }),
+        _ => Ok(Medium { attributes, memory: None }),
+    }
+}
+
+fn unread(path: &Path, error: &ReadError) -> Status {
+    let cause = std::error::Error::source(error).map(|cause| format!(": {cause}")).unwrap_or_default();
+    Status::failed_precondition(format!("volume {}: {error}{cause}", path.display()))
+}
+
+fn in_volume(path: &Path, status: Status) -> Status {
+    Status::new(status.code(), format!("volume {} could not be brought into the cell: {}", path.display(), status.message()))
+}
+
+/// Runs what waits for the disk.
+pub(super) async fn blocking<T: Send + 'static>(work: impl FnOnce() -> Result<T, Status> + Send + 'static) -> Result<T, Status> {
+    tokio::task::spawn_blocking(work).await.unwrap_or_else(|error| Err(Status::internal(error.to_string())))
+}

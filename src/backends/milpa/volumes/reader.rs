@@ -1,0 +1,346 @@
+//! Reads a volume on the node: below a directory handle, following no link, bounded.
+
+use std::{
+    collections::BTreeMap,
+    fs::File,
+    io::{self, Read as _},
+    os::fd::{AsFd, OwnedFd},
+    path::Path,
+};
+
+use bytes::Bytes;
+use rustix::{
+    fs::{AtFlags, CWD, Dir, FileType, Mode, OFlags, ResolveFlags, fstat, openat, openat2, readlinkat, statat},
+    io::Errno,
+};
+
+use super::{
+    plan::DATA,
+    tree::{Attributes, Entry, Tree},
+};
+
+/// Entries that a volume may have.
+pub(super) const MAX_ENTRIES: usize = 10_000;
+
+/// Bytes that all of a volume's files may have.
+pub(super) const MAX_BYTES: u64 = 64 << 20;
+
+/// Directories that may be in one another.
+const MAX_DEPTH: usize = 64;
+
+/// How often a volume is read again that changes while it is read.
+const TRIES: usize = 5;
+
+/// Why a volume isn't read.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum ReadError {
+    /// The kernel's word.
+    #[error("{path:?} in it")]
+    Io {
+        /// In the volume.
+        path: String,
+        /// What it said.
+        #[source]
+        source: io::Error,
+    },
+    /// More than is copied.
+    #[error("it has more than {MAX_ENTRIES} entries, {MAX_BYTES} bytes, or {MAX_DEPTH} directories in one another")]
+    TooMuch,
+    /// A socket, a device, or a name that is no text.
+    #[error("{0:?} in it is {1}; allowed are files, directories and links with UTF-8 names")]
+    Unsupported(String, &'static str),
+    /// The kubelet hasn't written it, or has not mounted it again: that doesn't mean that it is empty.
+    #[error("the kubelet has not written it: {0}")]
+    Unknown(&'static str),
+}
+
+/// A file or a tree.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Node {
+    /// A regular file.
+    File(Attributes, Bytes),
+    /// A directory and all below it.
+    Tree(Tree),
+}
+
+/// Reads a volume that the kubelet writes by way of `..data`: a state of it that was whole at one moment, without what isn't part of it.
+pub(super) fn read_atomic(path: &Path) -> Result<Tree, ReadError> {
+    let mut last = ReadError::Unknown("it changes all the time");
+    for _ in 0..TRIES {
+        let tree = match read_tree(open_root(path, true)?) {
+            Ok(tree) => tree,
+            Err(error) if is_gone(&error) => {
+                last = error;
+                continue;
+            }
+            Err(error) => return Err(error),
+        };
+        match settled(tree) {
+            Ok(tree) if data_of(path).as_deref() == data_in(&tree) => return Ok(tree),
+            Ok(_) => {}
+            Err(error) => last = error,
+        }
+    }
+    Err(last)
+}
+
+/// Reads a file or a tree. `no_follow`: its path must not end in a link.
+pub(super) fn read_node(path: &Path, no_follow: bool) -> Result<Node, ReadError> {
+    let mut flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK;
+    flags.set(OFlags::NOFOLLOW, no_follow);
+    let fd = openat(CWD, path, flags, Mode::empty()).map_err(|errno| at("", errno))?;
+    let stat = fstat(&fd).map_err(|errno| at("", errno))?;
+    match FileType::from_raw_mode(stat.st_mode) {
+        FileType::Directory => read_tree(fd).map(Node::Tree),
+        FileType::RegularFile => Ok(Node::File(attributes(&stat), content(fd, "", &mut MAX_BYTES.clone())?)),
+        _ => Err(ReadError::Unsupported(String::new(), "no file and no directory")),
+    }
+}
+
+/// What is part of a volume: the rest is what an update has not finished, or has left over.
+fn settled(mut tree: Tree) -> Result<Tree, ReadError> {
+    let data = data_in(&tree).ok_or(ReadError::Unknown("it has no link ..data"))?.to_owned();
+    if !data.starts_with("..") || data.contains('/') || !matches!(tree.entries.get(&data), Some(Entry::Dir(_))) {
+        return Err(ReadError::Unknown("its link ..data leads to no directory in it"));
+    }
+    tree.entries.retain(|path, _| {
+        let top = path.split('/').next().unwrap_or_default();
+        !top.starts_with("..") || top == DATA || top == data
+    });
+    Ok(tree)
+}
+
+fn data_in(tree: &Tree) -> Option<&str> {
+    match tree.entries.get(DATA) {
+        Some(Entry::Link(target)) => Some(target),
+        _ => None,
+    }
+}
+
+/// Where `..data` leads now.
+fn data_of(path: &Path) -> Option<String> {
+    path.join(DATA).read_link().ok()?.into_os_string().into_string().ok()
+}
+
+fn open_root(path: &Path, no_follow: bool) -> Result<OwnedFd, ReadError> {
+    let mut flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::DIRECTORY;
+    flags.set(OFlags::NOFOLLOW, no_follow);
+    openat(CWD, path, flags, Mode::empty()).map_err(|errno| at("", errno))
+}
+
+fn read_tree(root: OwnedFd) -> Result<Tree, ReadError> {
+    let stat = fstat(&root).map_err(|errno| at("", errno))?;
+    let mut walk = Walk { entries: BTreeMap::new(), bytes: MAX_BYTES };
+    walk.directory(&root, "", 0)?;
+    Ok(Tree { root: attributes(&stat), entries: walk.entries })
+}
+
+/// A tree that is being read.
+struct Walk {
+    entries: BTreeMap<String, Entry>,
+    /// That may still come.
+    bytes: u64,
+}
+
+impl Walk {
+    fn directory(&mut self, fd: &OwnedFd, path: &str, depth: usize) -> Result<(), ReadError> {
+        if depth > MAX_DEPTH {
+            return Err(ReadError::TooMuch);
+        }
+        for entry in Dir::read_from(fd).map_err(|errno| at(path, errno))? {
+            let entry = entry.map_err(|errno| at(path, errno))?;
+            if matches!(entry.file_name().to_bytes(), b"." | b"..") {
+                continue;
+            }
+            if self.entries.len() >= MAX_ENTRIES {
+                return Err(ReadError::TooMuch);
+            }
+            let name = entry
+                .file_name()
+                .to_str()
+                .map_err(|_| ReadError::Unsupported(entry.file_name().to_string_lossy().into_owned(), "named in no text"))?;
+            let below = if path.is_empty() { name.to_owned() } else { format!("{path}/{name}") };
+            let read = self.entry(fd, name, &below, depth)?;
+            self.entries.insert(below, read);
+        }
+        Ok(())
+    }
+
+    fn entry(&mut self, parent: &OwnedFd, name: &str, path: &str, depth: usize) -> Result<Entry, ReadError> {
+        let stat = statat(parent, name, AtFlags::SYMLINK_NOFOLLOW).map_err(|errno| at(path, errno))?;
+        match FileType::from_raw_mode(stat.st_mode) {
+            FileType::Symlink => {
+                let target = readlinkat(parent, name, Vec::new()).map_err(|errno| at(path, errno))?;
+                target.into_string().map(Entry::Link).map_err(|_| ReadError::Unsupported(path.to_owned(), "a link to what is no text"))
+            }
+            FileType::Directory => {
+                let fd = open_below(parent, name, OFlags::DIRECTORY).map_err(|errno| at(path, errno))?;
+                let stat = fstat(&fd).map_err(|errno| at(path, errno))?;
+                self.directory(&fd, path, depth + 1)?;
+                Ok(Entry::Dir(attributes(&stat)))
+            }
+            FileType::RegularFile => {
+                let fd = open_below(parent, name, OFlags::NONBLOCK).map_err(|errno| at(path, errno))?;
+                let stat = fstat(&fd).map_err(|errno| at(path, errno))?;
+                if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile {
+                    return Err(ReadError::Unsupported(path.to_owned(), "no file any more"));
+                }
+                Ok(Entry::File(attributes(&stat), content(fd, path, &mut self.bytes)?))
+            }
+            FileType::Socket => Err(ReadError::Unsupported(path.to_owned(), "a socket")),
+            FileType::Fifo => Err(ReadError::Unsupported(path.to_owned(), "a pipe")),
+            _ => Err(ReadError::Unsupported(path.to_owned(), "a device")),
+        }
+    }
+}
+
+fn open_below(parent: &OwnedFd, name: &str, flags: OFlags) -> rustix::io::Result<OwnedFd> {
+    let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_MAGICLINKS | ResolveFlags::NO_SYMLINKS;
+    openat2(parent.as_fd(), name, OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NOFOLLOW | flags, Mode::empty(), resolve)
+}
+
+/// All of a file, which is taken off what may still come.
+fn content(fd: OwnedFd, path: &str, left: &mut u64) -> Result<Bytes, ReadError> {
+    let mut content = Vec::new();
+    let read = File::from(fd).take(*left + 1).read_to_end(&mut content).map_err(|source| ReadError::Io { path: path.to_owned(), source })?;
+    *left = left.checked_sub(read as u64).ok_or(ReadError::TooMuch)?;
+    Ok(content.into())
+}
+
+fn attributes(stat: &rustix::fs::Stat) -> Attributes {
+    Attributes { mode: stat.st_mode & 0o7777, uid: stat.st_uid, gid: stat.st_gid }
+}
+
+fn at(path: &str, errno: Errno) -> ReadError {
+    ReadError::Io { path: path.to_owned(), source: errno.into() }
+}
+
+/// Whether something was there and isn't any more.
+fn is_gone(error: &ReadError) -> bool {
+    matches!(error, ReadError::Io { path, source } if !path.is_empty() && source.kind() == io::ErrorKind::NotFound)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{fs, os::unix::fs::symlink};
+
+    use super::*;
+
+    /// A volume as the kubelet writes it.
+    fn volume(files: &[(&str, &str)]) -> tempfile::TempDir {
+        let dir = tempfile::tempdir().unwrap();
+        fs::create_dir(dir.path().join("..v1")).unwrap();
+        symlink("..v1", dir.path().join("..data")).unwrap();
+        for (name, content) in files {
+            fs::write(dir.path().join("..v1").join(name), content).unwrap();
+            symlink(format!("..data/{name}"), dir.path().join(name)).unwrap();
+        }
+        dir
+    }
+
+    #[test]
+    fn a_volume_is_read_without_what_is_unfinished() {
+        let dir = volume(&[("key", "value")]);
+        fs::create_dir(dir.path().join("..v2")).unwrap();
+        fs::write(dir.path().join("..v2/half"), "").unwrap();
+        symlink("..v2", dir.path().join("..data_tmp")).unwrap();
+        let tree = read_atomic(dir.path()).unwrap();
+        assert_eq!(tree.entries.keys().collect::<Vec<_>>(), ["..data", "..v1", "..v1/key", "key"]);
+        assert_eq!(tree.entries["key"], Entry::Link("..data/key".into()));
+        assert!(matches!(&tree.entries["..v1/key"], Entry::File(_, content) if content == "value"));
+    }
+
+    #[test]
+    fn what_is_not_written_is_unknown() {
+        let dir = tempfile::tempdir().unwrap();
+        assert!(matches!(read_atomic(dir.path()), Err(ReadError::Unknown(_))));
+        for target in ["..gone", "/etc", "../x", "plain"] {
+            symlink(target, dir.path().join("..data")).unwrap();
+            assert!(matches!(read_atomic(dir.path()), Err(ReadError::Unknown(_))), "{target}");
+            fs::remove_file(dir.path().join("..data")).unwrap();
+        }
+        assert!(matches!(read_atomic(&dir.path().join("absent")), Err(ReadError::Io { .. })));
+    }
+
+    #[test]
+    fn links_are_recorded_and_never_followed() {
+        let dir = volume(&[]);
+        symlink("/etc/passwd", dir.path().join("..v1/out")).unwrap();
+        symlink("/etc", dir.path().join("dir")).unwrap();
+        let tree = read_atomic(dir.path()).unwrap();
+        assert_eq!(tree.entries["..v1/out"], Entry::Link("/etc/passwd".into()));
+        assert_eq!(tree.entries["dir"], Entry::Link("/etc".into()));
+        let link = dir.path().join("dir");
+        assert!(read_node(&link, true).is_err());
+    }
+
+    #[test]
+    fn sockets_and_pipes_are_refused() {
+        let dir = volume(&[]);
+        let _socket = std::os::unix::net::UnixListener::bind(dir.path().join("..v1/socket")).unwrap();
+        assert!(matches!(read_atomic(dir.path()), Err(ReadError::Unsupported(..))));
+        let pipe = dir.path().join("pipe");
+        nix::unistd::mkfifo(&pipe, nix::sys::stat::Mode::S_IRUSR).unwrap();
+        assert!(matches!(read_node(&pipe, true), Err(ReadError::Unsupported(..))));
+    }
+
+    #[test]
+    fn too_much_is_refused() {
+        let dir = volume(&[]);
+        let large = File::create(dir.path().join("..v1/large")).unwrap();
+        large.set_len(MAX_BYTES + 1).unwrap();
+        assert!(matches!(read_atomic(dir.path()), Err(ReadError::TooMuch)));
+        large.set_len(0).unwrap();
+        let mut deep = dir.path().join("..v1");
+        for _ in 0..=MAX_DEPTH {
+            deep.push("d");
+        }
+        fs::create_dir_all(&deep).unwrap();
+        assert!(matches!(read_atomic(dir.path()), Err(ReadError::TooMuch)));
+    }
+
+    #[test]
+    fn files_are_read_too() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("etc-hosts");
+        fs::write(&file, "127.0.0.1 localhost\n").unwrap();
+        assert!(matches!(read_node(&file, true), Ok(Node::File(_, content)) if content == "127.0.0.1 localhost\n"));
+    }
+
+    #[test]
+    fn a_volume_that_changes_is_read_whole() {
+        let dir = volume(&[("a", "0"), ("b", "0")]);
+        let path = dir.path().to_owned();
+        let stop = std::sync::Arc::new(std::sync::atomic::AtomicBool::new(false));
+        let stopped = std::sync::Arc::clone(&stop);
+        let writer = std::thread::spawn(move || {
+            let mut old = "..v1".to_owned();
+            for version in 2_u64.. {
+                if stopped.load(std::sync::atomic::Ordering::SeqCst) {
+                    return;
+                }
+                let new = format!("..v{version}");
+                fs::create_dir(path.join(&new)).unwrap();
+                for name in ["a", "b"] {
+                    fs::write(path.join(&new).join(name), version.to_string()).unwrap();
+                }
+                symlink(&new, path.join("..data_tmp")).unwrap();
+                fs::rename(path.join("..data_tmp"), path.join("..data")).unwrap();
+                fs::remove_dir_all(path.join(old)).unwrap();
+                old = new;
+            }
+        });
+        for _ in 0..200 {
+            // It may be given up, but what is read is whole.
+            let Ok(tree) = read_atomic(dir.path()) else { continue };
+            let Entry::Link(data) = &tree.entries["..data"] else { panic!("no link") };
+            let content = |name: &str| match &tree.entries[&format!("{data}/{name}")] {
+                Entry::File(_, content) => content.clone(),
+                other => panic!("{other:?}"),
+            };
+            assert_eq!(content("a"), content("b"));
+        }
+        stop.store(true, std::sync::atomic::Ordering::SeqCst);
+        writer.join().unwrap();
+    }
+}

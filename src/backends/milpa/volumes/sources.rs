@@ -1,0 +1,165 @@
+//! What a mount's path on the node means. Pure.
+
+use std::path::{Component, Path, PathBuf};
+
+use kiyot_proto::cell::Root;
+
+use super::plan::Place;
+
+/// Plugins whose volumes the kubelet writes by way of `..data`.
+const ATOMIC: [&str; 4] = ["kubernetes.io~configmap", "kubernetes.io~secret", "kubernetes.io~projected", "kubernetes.io~downward-api"];
+
+/// Of these, those that never touch a disk: keys and tokens.
+const IN_MEMORY: [&str; 2] = ["kubernetes.io~secret", "kubernetes.io~projected"];
+
+/// The plugin of emptyDir.
+const EMPTY_DIR: &str = "kubernetes.io~empty-dir";
+
+/// What a mount's path on the node means.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Source {
+    /// An emptyDir of the pod.
+    EmptyDir {
+        /// The volume's name in the pod.
+        name: String,
+    },
+    /// A volume that the kubelet writes and updates.
+    Atomic {
+        /// As its directory is called.
+        plugin: String,
+        /// The volume's name in the pod.
+        name: String,
+    },
+    /// A part of a volume, bound by the kubelet.
+    SubPath {
+        /// The volume's name in the pod.
+        volume: String,
+        /// The container's name.
+        container: String,
+        /// The number of the mount.
+        index: String,
+    },
+    /// The pod's `/etc/hosts`.
+    EtcHosts,
+    /// Where a container leaves its last words.
+    TerminationLog {
+        /// The container's name.
+        container: String,
+        /// The name of the file, new for each container.
+        file: String,
+    },
+    /// A volume of another plugin of the node: CSI, NFS and so on.
+    Plugin {
+        /// As its directory is called.
+        plugin: String,
+    },
+    /// Anything else.
+    HostPath,
+}
+
+impl Source {
+    /// Says what `host_path` means to the pod with this uid, whose directory is below one of the kubelets' ones.
+    pub(super) fn of(kubelet_dirs: &[PathBuf], pod_uid: &str, host_path: &str) -> Self {
+        let path = Path::new(host_path);
+        let plain = path.components().all(|component| matches!(component, Component::RootDir | Component::Normal(_)));
+        if !plain || matches!(pod_uid, "" | "." | "..") || pod_uid.contains('/') {
+            return Self::HostPath;
+        }
+        let Some(rest) = kubelet_dirs.iter().find_map(|dir| path.strip_prefix(dir.join("pods").join(pod_uid)).ok()) else { return Self::HostPath };
+        let names: Vec<&str> = rest.components().filter_map(|component| component.as_os_str().to_str()).collect();
+        let owned = |name: &str| name.to_owned();
+        match names[..] {
+            ["etc-hosts"] => Self::EtcHosts,
+            ["containers", container, file] => Self::TerminationLog { container: owned(container), file: owned(file) },
+            ["volumes", EMPTY_DIR, name] => Self::EmptyDir { name: owned(name) },
+            ["volumes", plugin, name] if ATOMIC.contains(&plugin) => Self::Atomic { plugin: owned(plugin), name: owned(name) },
+            ["volumes", plugin, ..] => Self::Plugin { plugin: owned(plugin) },
+            ["volume-subpaths", volume, container, index] => {
+                Self::SubPath { volume: owned(volume), container: owned(container), index: owned(index) }
+            }
+            _ => Self::HostPath,
+        }
+    }
+}
+
+/// Where a volume is in its cell. `in_memory` is an emptyDir's medium.
+pub(super) fn volume_place(plugin: &str, name: &str, in_memory: bool) -> Place {
+    let root = if in_memory || IN_MEMORY.contains(&plugin) { Root::Memory } else { Root::Pod };
+    if plugin == EMPTY_DIR { Place::new(root, format!("empty-dir/{name}")) } else { Place::new(root, format!("volumes/{plugin}/{name}")) }
+}
+
+/// Where an emptyDir is in its cell.
+pub(super) fn empty_dir_place(name: &str, in_memory: bool) -> Place {
+    volume_place(EMPTY_DIR, name, in_memory)
+}
+
+/// Whether a plugin's volumes are emptyDirs.
+pub(super) fn is_empty_dir(plugin: &str) -> bool {
+    plugin == EMPTY_DIR
+}
+
+/// Whether the kubelet writes a plugin's volumes.
+pub(super) fn is_atomic(plugin: &str) -> bool {
+    ATOMIC.contains(&plugin)
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn of(path: &str) -> Source {
+        Source::of(&["/var/lib/kubelet".into(), "/data/kubelet/".into()], "u-1", path)
+    }
+
+    #[test]
+    fn paths_of_the_kubelet_are_known() {
+        let pod = "/var/lib/kubelet/pods/u-1";
+        let atomic = |plugin: &str| Source::Atomic { plugin: plugin.into(), name: "v".into() };
+        for (path, source) in [
+            ("etc-hosts", Source::EtcHosts),
+            ("containers/c/01234567", Source::TerminationLog { container: "c".into(), file: "01234567".into() }),
+            ("volumes/kubernetes.io~empty-dir/v", Source::EmptyDir { name: "v".into() }),
+            ("volumes/kubernetes.io~secret/v", atomic("kubernetes.io~secret")),
+            ("volumes/kubernetes.io~projected/v", atomic("kubernetes.io~projected")),
+            ("volumes/kubernetes.io~configmap/v/", atomic("kubernetes.io~configmap")),
+            ("volumes/kubernetes.io~csi/pv/mount", Source::Plugin { plugin: "kubernetes.io~csi".into() }),
+            ("volumes/kubernetes.io~nfs/v", Source::Plugin { plugin: "kubernetes.io~nfs".into() }),
+            ("volume-subpaths/v/c/0", Source::SubPath { volume: "v".into(), container: "c".into(), index: "0".into() }),
+            ("volumes/kubernetes.io~secret/v/../../x", Source::HostPath),
+            ("plugins", Source::HostPath),
+            ("", Source::HostPath),
+        ] {
+            assert_eq!(of(&format!("{pod}/{path}")), source, "{path}");
+        }
+        assert_eq!(of("/data/kubelet/pods/u-1/etc-hosts"), Source::EtcHosts);
+    }
+
+    #[test]
+    fn all_else_is_the_hosts() {
+        for path in
+            ["/", "/etc", "relative", "", "/var/lib/kubelet/pods/other/volumes/kubernetes.io~secret/v", "/var/lib/kubelet/pods/u-1x/etc-hosts"]
+        {
+            assert_eq!(of(path), Source::HostPath, "{path}");
+        }
+        assert_eq!(Source::of(&["/k".into()], "..", "/k/pods/../etc-hosts"), Source::HostPath);
+        assert_eq!(Source::of(&["/k".into()], "", "/k/pods/etc-hosts"), Source::HostPath);
+    }
+
+    #[test]
+    fn secrets_are_in_memory() {
+        assert_eq!(volume_place("kubernetes.io~secret", "s", false), Place::new(Root::Memory, "volumes/kubernetes.io~secret/s"));
+        assert_eq!(volume_place("kubernetes.io~configmap", "s", false).root, Root::Pod);
+        assert_eq!(empty_dir_place("e", true), Place::new(Root::Memory, "empty-dir/e"));
+        assert_eq!(empty_dir_place("e", false).root, Root::Pod);
+    }
+
+    proptest! {
+        #[test]
+        fn any_path_is_taken(uid in ".{0,8}", path in ".{0,60}") {
+            let _ = Source::of(&["/k".into()], &uid, &path);
+            let _ = Source::of(&["/k".into()], &uid, &format!("/k/pods/{uid}/{path}"));
+        }
+    }
+}

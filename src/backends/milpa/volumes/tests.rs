@@ -1,0 +1,291 @@
+//! Volumes between real directories and a played cell.
+
+use std::{collections::BTreeMap, fs, os::unix::fs::PermissionsExt as _, os::unix::fs::symlink, time::Duration};
+
+use async_trait::async_trait;
+use bytes::Bytes;
+use kiyot_proto::cell::{FileChange, file_change::Change};
+
+use super::*;
+
+/// Time for what must happen; generous, as the machine may be slow.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// A cell's files. Directories are empty, links are `-> target`.
+#[derive(Debug, Default)]
+struct Played {
+    files: Mutex<BTreeMap<String, Bytes>>,
+    /// So many changes are taken until one is refused, once.
+    refuse_after: Mutex<Option<usize>>,
+}
+
+impl Played {
+    fn key(root: Root, path: &str) -> String {
+        format!("{}:{path}", if root == Root::Memory { "memory" } else { "pod" })
+    }
+
+    fn get(&self, key: &str) -> Option<String> {
+        self.files.lock().unwrap().get(key).map(|content| String::from_utf8_lossy(content).into_owned())
+    }
+
+    fn below(&self, key: &str) -> Vec<String> {
+        let files = self.files.lock().unwrap();
+        files.keys().filter_map(|path| path.strip_prefix(key)?.strip_prefix('/').map(str::to_owned)).collect()
+    }
+}
+
+#[async_trait]
+impl Files for Played {
+    async fn change(&self, changes: Vec<FileChange>) -> Result<(), Status> {
+        let mut files = self.files.lock().unwrap();
+        for change in changes {
+            if let Some(left) = &mut *self.refuse_after.lock().unwrap() {
+                *left = match left.checked_sub(1) {
+                    Some(left) => left,
+                    None => return Err(Status::unavailable("the link broke")),
+                };
+            }
+            assert!(tree::is_plain(&change.path), "{}", change.path);
+            let key = Self::key(change.root(), &change.path);
+            match change.change.unwrap() {
+                Change::MakeDir(made) => drop(files.insert(key, format!("dir {:o}", made.mode).into())),
+                Change::WriteFile(file) => drop(files.insert(key, file.content)),
+                Change::Symlink(target) => drop(files.insert(key, format!("-> {target}").into())),
+                Change::Remove(_) => files.retain(|path, _| *path != key && !path.starts_with(&format!("{key}/"))),
+                other => panic!("{other:?}"),
+            }
+        }
+        Ok(())
+    }
+
+    async fn get(&self, place: &Place, limit: u32) -> Result<Option<Bytes>, Status> {
+        let files = self.files.lock().unwrap();
+        Ok(files.get(&Self::key(place.root, &place.path)).map(|content| content.slice(..content.len().min(limit as usize))))
+    }
+
+    async fn path(&self, place: &Place) -> Result<String, Status> {
+        Ok(format!("/cell/{}", Self::key(place.root, &place.path)))
+    }
+}
+
+struct Scene {
+    dir: tempfile::TempDir,
+    cell: CellId,
+    played: Arc<Played>,
+    volumes: Arc<Volumes>,
+}
+
+impl Scene {
+    fn new(host_path: HostPath) -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        let volumes = Volumes::new(vec![dir.path().to_owned()], host_path);
+        Self { dir, cell: CellId::mint().unwrap(), played: Arc::default(), volumes }
+    }
+
+    /// kiyot is killed and comes again.
+    fn crash(&mut self) {
+        self.volumes = Volumes::new(vec![self.dir.path().to_owned()], HostPath::Refuse);
+    }
+
+    fn pod(&self, path: &str) -> PathBuf {
+        let path = self.dir.path().join("pods/uid-1").join(path);
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        path
+    }
+
+    /// Writes a volume as the kubelet does.
+    fn write(&self, volume: &str, version: &str, files: &[(&str, &str)]) -> PathBuf {
+        let path = self.pod(&format!("volumes/{volume}"));
+        fs::create_dir_all(path.join(version)).unwrap();
+        for (name, content) in files {
+            fs::write(path.join(version).join(name), content).unwrap();
+        }
+        let old = path.join("..data").read_link().ok();
+        symlink(version, path.join("..data_tmp")).unwrap();
+        fs::rename(path.join("..data_tmp"), path.join("..data")).unwrap();
+        for (name, _) in files {
+            let _ = symlink(format!("..data/{name}"), path.join(name));
+        }
+        if let Some(old) = old {
+            fs::remove_dir_all(path.join(old)).unwrap();
+        }
+        path
+    }
+
+    fn container(&self, mounts: &[&Path]) -> cri::ContainerConfig {
+        let mount = |path: &&Path| cri::Mount { host_path: path.to_str().unwrap().into(), container_path: "/in".into(), ..cri::Mount::default() };
+        cri::ContainerConfig {
+            metadata: Some(cri::ContainerMetadata { name: "app".into(), attempt: 0 }),
+            labels: [("io.kubernetes.pod.uid".to_owned(), "uid-1".to_owned())].into(),
+            mounts: mounts.iter().map(mount).collect(),
+            ..cri::ContainerConfig::default()
+        }
+    }
+
+    fn sandbox() -> cri::PodSandboxConfig {
+        cri::PodSandboxConfig { metadata: Some(cri::PodSandboxMetadata { uid: "uid-1".into(), ..Default::default() }), ..Default::default() }
+    }
+
+    fn files(&self) -> Arc<dyn Files> {
+        Arc::clone(&self.played) as Arc<dyn Files>
+    }
+
+    async fn prepare(&self, container: &cri::ContainerConfig) -> Result<Vec<String>, Status> {
+        let mounts = self.volumes.prepare_in(&self.cell, self.files(), &Self::sandbox(), container).await?;
+        Ok(mounts.into_iter().map(|mount| mount.host_path).collect())
+    }
+
+    fn keep(&self, container: &cri::ContainerConfig) {
+        self.volumes.keep_in(&self.cell, self.files(), &Self::sandbox(), container);
+    }
+}
+
+async fn until(what: impl Fn() -> bool) {
+    tokio::time::timeout(PATIENCE, async {
+        while !what() {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    })
+    .await
+    .unwrap();
+}
+
+const SECRET: &str = "kubernetes.io~secret/s";
+const IN_CELL: &str = "memory:volumes/kubernetes.io~secret/s";
+
+#[tokio::test]
+async fn a_container_gets_all_that_it_mounts() {
+    let scene = Scene::new(HostPath::Refuse);
+    let secret = scene.write(SECRET, "..v1", &[("key", "value")]);
+    let config = scene.write("kubernetes.io~configmap/c", "..v1", &[("key", "config")]);
+    let (hosts, log, empty) = (scene.pod("etc-hosts"), scene.pod("containers/app/01234567"), scene.pod("volumes/kubernetes.io~empty-dir/e"));
+    fs::write(&hosts, "127.0.0.1 localhost\n").unwrap();
+    fs::write(&log, "").unwrap();
+    fs::create_dir(&empty).unwrap();
+    fs::set_permissions(&empty, fs::Permissions::from_mode(0o2777)).unwrap();
+    let mut container = scene.container(&[&secret, &config, &hosts, &log, &empty]);
+    container.mounts.push(cri::Mount { image: Some(cri::ImageSpec::default()), ..cri::Mount::default() });
+    let paths = scene.prepare(&container).await.unwrap();
+    assert_eq!(
+        paths,
+        [
+            "/cell/memory:volumes/kubernetes.io~secret/s",
+            "/cell/pod:volumes/kubernetes.io~configmap/c",
+            "/cell/pod:etc-hosts",
+            "/cell/pod:containers/app/01234567",
+            "/cell/pod:empty-dir/e",
+            ""
+        ]
+    );
+    assert_eq!(scene.played.get(&format!("{IN_CELL}/..v1/key")).unwrap(), "value");
+    assert_eq!(scene.played.get(&format!("{IN_CELL}/..data")).unwrap(), "-> ..v1");
+    assert_eq!(scene.played.get("pod:etc-hosts").unwrap(), "127.0.0.1 localhost\n");
+    assert_eq!(scene.played.get("pod:containers/app/01234567").unwrap(), "");
+    assert_eq!(scene.played.get("pod:empty-dir/e").unwrap(), "dir 2777");
+}
+
+#[tokio::test]
+async fn updates_reach_the_cell() {
+    let scene = Scene::new(HostPath::Refuse);
+    let container = scene.container(&[&scene.write(SECRET, "..v1", &[("key", "1")])]);
+    scene.prepare(&container).await.unwrap();
+    scene.keep(&container);
+    for version in 2..5 {
+        let (directory, content) = (format!("..v{version}"), version.to_string());
+        scene.write(SECRET, &directory, &[("key", &content)]);
+        until(|| scene.played.below(IN_CELL) == ["..data", directory.as_str(), &format!("{directory}/key"), "key"]).await;
+        assert_eq!(scene.played.get(&format!("{IN_CELL}/{directory}/key")), Some(content));
+    }
+    scene.volumes.release(&scene.cell);
+    assert!(scene.volumes.pods().is_empty());
+}
+
+#[tokio::test]
+async fn what_changed_while_kiyot_was_away_is_made_good() {
+    let mut scene = Scene::new(HostPath::Refuse);
+    let container = scene.container(&[&scene.write(SECRET, "..v1", &[("key", "1"), ("old", "1")])]);
+    scene.prepare(&container).await.unwrap();
+    scene.crash();
+    fs::remove_file(scene.write(SECRET, "..v2", &[("key", "2")]).join("old")).unwrap();
+    scene.keep(&container);
+    until(|| scene.played.below(IN_CELL) == ["..data", "..v2", "..v2/key", "key"]).await;
+}
+
+#[tokio::test]
+async fn an_interrupted_update_is_made_good() {
+    for cut in 0..12 {
+        let mut scene = Scene::new(HostPath::Refuse);
+        let container = scene.container(&[&scene.write(SECRET, "..v1", &[("key", "1")])]);
+        scene.prepare(&container).await.unwrap();
+        scene.write(SECRET, "..v2", &[("key", "2"), ("new", "2")]);
+        *scene.played.refuse_after.lock().unwrap() = Some(cut);
+        let _ = scene.prepare(&container).await;
+        *scene.played.refuse_after.lock().unwrap() = None;
+        if cut % 2 == 0 {
+            scene.crash();
+        }
+        scene.write(SECRET, "..v3", &[("key", "3"), ("new", "3")]);
+        scene.prepare(&container).await.unwrap();
+        assert_eq!(scene.played.below(IN_CELL), ["..data", "..v3", "..v3/key", "..v3/new", "key", "new"], "after {cut} changes");
+    }
+}
+
+#[tokio::test]
+async fn an_unknown_volume_is_not_an_empty_one() {
+    let mut scene = Scene::new(HostPath::Refuse);
+    let path = scene.write(SECRET, "..v1", &[("key", "1")]);
+    let container = scene.container(&[&path]);
+    scene.prepare(&container).await.unwrap();
+    fs::remove_dir_all(&path).unwrap();
+    fs::create_dir(&path).unwrap();
+    for _ in 0..2 {
+        scene.prepare(&container).await.unwrap();
+        assert_eq!(scene.played.get(&format!("{IN_CELL}/..v1/key")).unwrap(), "1");
+        scene.crash();
+    }
+    let never = scene.pod("volumes/kubernetes.io~secret/never");
+    fs::create_dir(&never).unwrap();
+    let refused = scene.prepare(&scene.container(&[&never])).await.unwrap_err();
+    assert_eq!(refused.code(), tonic::Code::FailedPrecondition);
+    assert!(refused.message().contains("secret/never") && refused.message().contains("..data"), "{}", refused.message());
+}
+
+#[tokio::test]
+async fn paths_of_the_node_are_refused_or_copied() {
+    let scene = Scene::new(HostPath::Refuse);
+    let host = tempfile::tempdir().unwrap();
+    fs::write(host.path().join("file"), "content").unwrap();
+    let refused = scene.prepare(&scene.container(&[host.path()])).await.unwrap_err();
+    assert_eq!(refused.code(), tonic::Code::FailedPrecondition);
+    assert!(refused.message().contains(host.path().to_str().unwrap()) && refused.message().contains("host_path"), "{}", refused.message());
+    let csi = scene.pod("volumes/kubernetes.io~csi/pv/mount");
+    assert!(scene.prepare(&scene.container(&[&csi])).await.unwrap_err().message().contains("kubernetes.io~csi"));
+
+    let scene = Scene::new(HostPath::CopyReadOnly);
+    let mut container = scene.container(&[host.path()]);
+    assert!(scene.prepare(&container).await.unwrap_err().message().contains("writable"));
+    container.mounts[0].readonly = true;
+    let paths = scene.prepare(&container).await.unwrap();
+    assert_eq!(scene.played.get(&format!("{}/file", paths[0].strip_prefix("/cell/").unwrap())).unwrap(), "content");
+}
+
+#[tokio::test]
+async fn the_termination_message_comes_to_the_node() {
+    let scene = Scene::new(HostPath::Refuse);
+    let log = scene.pod("containers/app/01234567");
+    fs::write(&log, "old and longer").unwrap();
+    let (id, container) = (ContainerId::mint().unwrap(), scene.container(&[&log]));
+    scene.prepare(&container).await.unwrap();
+    scene.played.files.lock().unwrap().insert("pod:containers/app/01234567".into(), Bytes::from_static(b"bye"));
+    scene.volumes.fetch_from(&*scene.files(), &id, &container).await;
+    assert_eq!(fs::read_to_string(&log).unwrap(), "bye");
+    // Neither made anew nor written through a link.
+    fs::remove_file(&log).unwrap();
+    scene.volumes.fetch_from(&*scene.files(), &id, &container).await;
+    assert!(!log.exists());
+    let other = scene.pod("other");
+    fs::write(&other, "untouched").unwrap();
+    symlink(&other, &log).unwrap();
+    scene.volumes.fetch_from(&*scene.files(), &id, &container).await;
+    assert_eq!(fs::read_to_string(&other).unwrap(), "untouched");
+}

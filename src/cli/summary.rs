@@ -1,0 +1,28 @@
+//! What a configuration amounts to.
+
+use std::{fmt::Write, path::Path};
+
+use crate::config::{BackendConfig, Config};
+
+/// A configuration in a few lines.
+pub(super) fn of(path: &Path, config: &Config) -> String {
+    let mut text = format!("{} is fine.\n", path.display());
+    // Writing to a String does not fail.
+    let _ = writeln!(text, "  listens on {}", config.server.listen.display());
+    for (name, backend) in &config.backends {
+        let _ = match backend {
+            BackendConfig::Cri(cri) => {
+                let role = if config.server.node_backend.as_ref() == Some(name) { ", answers for the node" } else { "" };
+                writeln!(text, "  backend {name}: the container runtime at {}{role}", cri.socket.display())
+            }
+            BackendConfig::Milpa(milpa) => {
+                writeln!(text, "  backend {name}: up to {} cells, state in {}", milpa.max_cells, milpa.state_dir.display())
+            }
+        };
+    }
+    for rule in &config.routing.rules {
+        let _ = writeln!(text, "  rule {}: to {}", rule.name, rule.backend);
+    }
+    let _ = writeln!(text, "  other pods: to {}", config.routing.default);
+    text
+}

@@ -1,0 +1,36 @@
+//! Log lines, to the standard error.
+
+use std::io::{self, IsTerminal};
+
+use clap::ValueEnum;
+use tracing_subscriber::{EnvFilter, fmt};
+
+/// The variable that says which log lines there are.
+const FILTER: &str = "KIYOT_LOG";
+
+/// Which there are if it does not.
+const DEFAULT_FILTER: &str = "info";
+
+/// How log lines look.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, ValueEnum)]
+pub(super) enum LogFormat {
+    /// For humans.
+    #[default]
+    Text,
+    /// For log collectors: one JSON object for each line.
+    Json,
+}
+
+/// Begins to log. The error is about the variable.
+pub(super) fn init(format: LogFormat) -> Result<(), String> {
+    let filter = std::env::var(FILTER).unwrap_or_else(|_| DEFAULT_FILTER.to_owned());
+    let filter = EnvFilter::try_new(&filter).map_err(|error| {
+        format!("environment variable {FILTER} = {filter:?}: {error}; allowed is a level such as info, or a list such as warn,kiyot=debug")
+    })?;
+    let lines = fmt().with_env_filter(filter).with_writer(io::stderr);
+    let begun = match format {
+        LogFormat::Text => lines.with_ansi(io::stderr().is_terminal()).try_init(),
+        LogFormat::Json => lines.json().try_init(),
+    };
+    begun.map_err(|error| format!("the log: {error}"))
+}

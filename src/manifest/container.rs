@@ -1,0 +1,153 @@
+//! A container of a pod.
+
+use super::{ContainerSecurity, Resources, metadata::dns_name};
+use crate::problems::Field;
+
+/// Fields with which the kubelet or the API server does everything itself.
+const NOT_THE_RUNTIMES: [&str; 6] = ["imagePullPolicy", "livenessProbe", "readinessProbe", "startupProbe", "resizePolicy", "restartPolicy"];
+
+const TERMINATION_MESSAGE_PATH: &str = "/dev/termination-log";
+const TERMINATION_MESSAGE_POLICY: &str = "File";
+
+/// A container.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Container {
+    /// Its name in the pod.
+    pub name: String,
+    /// The image, as the user names it.
+    pub image: String,
+    /// The program and its arguments, instead of the image's entry point.
+    pub command: Vec<String>,
+    /// The arguments, instead of the image's.
+    pub args: Vec<String>,
+    /// Where it starts.
+    pub working_dir: String,
+    /// Variables, in their order; they may refer to earlier ones.
+    pub env: Vec<(String, String)>,
+    /// Requests and limits.
+    pub resources: Resources,
+    /// What of the volumes it sees.
+    pub mounts: Vec<VolumeMount>,
+    /// Its `securityContext`.
+    pub security: ContainerSecurity,
+    /// Its ports.
+    pub ports: Vec<Port>,
+    /// Whether it has a standard input.
+    pub stdin: bool,
+    /// Whether its standard input ends with the first client.
+    pub stdin_once: bool,
+    /// Whether it has a terminal.
+    pub tty: bool,
+    /// Where it leaves its last words.
+    pub termination_message_path: String,
+    /// Whether its log may stand in for them.
+    pub termination_message_policy: String,
+}
+
+/// A volume in a container.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct VolumeMount {
+    /// The volume's name.
+    pub name: String,
+    /// Where it is seen.
+    pub mount_path: String,
+    /// A path in it, of which alone is seen.
+    pub sub_path: Option<String>,
+    /// Whether it can't be written.
+    pub read_only: bool,
+    /// How mounts beneath it travel.
+    pub propagation: kiyot_proto::cri::MountPropagation,
+}
+
+/// A port of a container.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Port {
+    /// Its name.
+    pub name: String,
+    /// Its number.
+    pub container_port: u16,
+    /// A port of the node that leads to it; 0 for none.
+    pub host_port: u16,
+    /// An address of the node to which that is bound.
+    pub host_ip: String,
+    /// Its protocol.
+    pub protocol: kiyot_proto::cri::Protocol,
+}
+
+impl Container {
+    pub(super) fn read(field: Field<'_>) -> Option<Self> {
+        let mut table = field.table()?;
+        let texts = |field: Option<Field<'_>>| field.map(Field::texts).unwrap_or_default();
+        let flag = |field: Option<Field<'_>>| field.and_then(Field::flag).unwrap_or_default();
+        let container = Self {
+            name: table.need("name", "a DNS name").and_then(dns_name).unwrap_or_default(),
+            image: table.need("image", "the name of an image").and_then(Field::text).unwrap_or_default(),
+            command: texts(table.take("command")),
+            args: texts(table.take("args")),
+            working_dir: table.take("workingDir").and_then(Field::text).unwrap_or_default(),
+            env: table.take("env").map(|field| field.items().into_iter().filter_map(variable).collect()).unwrap_or_default(),
+            resources: table.take("resources").and_then(Field::table).map(Resources::read).unwrap_or_default(),
+            mounts: table.take("volumeMounts").map(|field| field.items().into_iter().filter_map(VolumeMount::read).collect()).unwrap_or_default(),
+            security: table.take("securityContext").and_then(Field::table).map(ContainerSecurity::read).unwrap_or_default(),
+            ports: table.take("ports").map(|field| field.items().into_iter().filter_map(Port::read).collect()).unwrap_or_default(),
+            stdin: flag(table.take("stdin")),
+            stdin_once: flag(table.take("stdinOnce")),
+            tty: flag(table.take("tty")),
+            termination_message_path: table.take("terminationMessagePath").and_then(Field::text).unwrap_or_else(|| TERMINATION_MESSAGE_PATH.into()),
+            termination_message_policy: table
+                .take("terminationMessagePolicy")
+                .and_then(|field| field.choice(&[("File", "File"), ("FallbackToLogsOnError", "FallbackToLogsOnError")]))
+                .unwrap_or(TERMINATION_MESSAGE_POLICY)
+                .to_owned(),
+        };
+        for key in NOT_THE_RUNTIMES {
+            table.take(key);
+        }
+        table.finish();
+        Some(container)
+    }
+}
+
+/// A variable. Its value may be a secret.
+fn variable(field: Field<'_>) -> Option<(String, String)> {
+    let mut table = field.table()?;
+    let name = table.need("name", "a variable's name").and_then(Field::text);
+    let value = table.take("value").map_or(Some(String::new()), |field| field.secret().text());
+    table.finish();
+    Some((name?, value?))
+}
+
+impl VolumeMount {
+    fn read(field: Field<'_>) -> Option<Self> {
+        use kiyot_proto::cri::MountPropagation::{PropagationBidirectional, PropagationHostToContainer, PropagationPrivate};
+        let mut table = field.table()?;
+        let name = table.need("name", "a volume's name").and_then(dns_name);
+        let mount_path = table.need("mountPath", "a path in the container").and_then(Field::text);
+        let inner = |text: &str| {
+            let fits = !text.starts_with('/') && text.split('/').all(|part| part != "..");
+            fits.then(|| text.to_owned())
+        };
+        let sub_path = table.take("subPath").and_then(|field| field.read("a relative path without \"..\"", inner)).filter(|path| !path.is_empty());
+        let read_only = table.take("readOnly").and_then(Field::flag).unwrap_or_default();
+        let ways = [("None", PropagationPrivate), ("HostToContainer", PropagationHostToContainer), ("Bidirectional", PropagationBidirectional)];
+        let propagation = table.take("mountPropagation").and_then(|field| field.choice(&ways)).unwrap_or(PropagationPrivate);
+        table.finish();
+        Some(Self { name: name?, mount_path: mount_path?, sub_path, read_only, propagation })
+    }
+}
+
+impl Port {
+    fn read(field: Field<'_>) -> Option<Self> {
+        use kiyot_proto::cri::Protocol::{Sctp, Tcp, Udp};
+        let mut table = field.table()?;
+        let port = Self {
+            name: table.take("name").and_then(Field::text).unwrap_or_default(),
+            container_port: table.need("containerPort", "a port").and_then(|field| field.number(1..=u16::MAX)).unwrap_or_default(),
+            host_port: table.take("hostPort").and_then(|field| field.number(0..=u16::MAX)).unwrap_or_default(),
+            host_ip: table.take("hostIP").and_then(Field::text).unwrap_or_default(),
+            protocol: table.take("protocol").and_then(|field| field.choice(&[("TCP", Tcp), ("UDP", Udp), ("SCTP", Sctp)])).unwrap_or(Tcp),
+        };
+        table.finish();
+        Some(port)
+    }
+}

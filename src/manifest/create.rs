@@ -1,0 +1,195 @@
+//! `CreateContainerRequest`, as pkg/kubelet/kuberuntime/kuberuntime_container.go makes it.
+
+use std::{
+    collections::HashMap,
+    path::{Path, PathBuf},
+};
+
+use kiyot_proto::cri;
+use ring::digest::{SHA256, digest};
+use serde_json::json;
+
+use super::{
+    Container, Node, Pod, expand,
+    node::text,
+    run::{POD_NAME, POD_NAMESPACE, POD_UID},
+};
+
+/// `/proc` as pkg/securitycontext masks it for all but privileged containers.
+const MASKED_PATHS: [&str; 11] = [
+    "/proc/asound",
+    "/proc/acpi",
+    "/proc/kcore",
+    "/proc/keys",
+    "/proc/latency_stats",
+    "/proc/timer_list",
+    "/proc/timer_stats",
+    "/proc/sched_debug",
+    "/proc/scsi",
+    "/sys/firmware",
+    "/sys/devices/virtual/powercap",
+];
+const READONLY_PATHS: [&str; 5] = ["/proc/bus", "/proc/fs", "/proc/irq", "/proc/sys", "/proc/sysrq-trigger"];
+
+const ETC_HOSTS: &str = "/etc/hosts";
+
+impl Pod {
+    /// The request for one of its containers, the `attempt`th of it. `image` is the image's id as the runtime knows it.
+    pub fn create_container(
+        &self,
+        container: &Container,
+        node: &Node,
+        sandbox_id: &str,
+        sandbox: &cri::PodSandboxConfig,
+        image: &str,
+        attempt: u32,
+    ) -> cri::CreateContainerRequest {
+        let config = self.container_config(container, node, sandbox, image, attempt);
+        cri::CreateContainerRequest { pod_sandbox_id: sandbox_id.into(), config: Some(config), sandbox_config: Some(sandbox.clone()) }
+    }
+
+    /// One of its containers' configuration.
+    pub fn container_config(
+        &self,
+        container: &Container,
+        node: &Node,
+        sandbox: &cri::PodSandboxConfig,
+        image: &str,
+        attempt: u32,
+    ) -> cri::ContainerConfig {
+        let mut variables: HashMap<String, String> = HashMap::new();
+        let mut envs = Vec::new();
+        for (name, value) in &container.env {
+            let value = expand(value, &variables);
+            envs.push(cri::KeyValue { key: name.clone(), value: value.clone().into() });
+            variables.insert(name.clone(), value);
+        }
+        let expanded = |texts: &[String]| texts.iter().map(|text| expand(text, &variables)).collect();
+        let meta = &self.metadata;
+        let labels =
+            [("io.kubernetes.container.name", &container.name), (POD_NAME, &meta.name), (POD_NAMESPACE, &meta.namespace), (POD_UID, &meta.uid)];
+        cri::ContainerConfig {
+            metadata: Some(cri::ContainerMetadata { name: container.name.clone(), attempt }),
+            image: Some(cri::ImageSpec {
+                image: image.into(),
+                user_specified_image: container.image.clone(),
+                annotations: sandbox.annotations.clone(),
+                ..Default::default()
+            }),
+            command: expanded(&container.command),
+            args: expanded(&container.args),
+            working_dir: container.working_dir.clone(),
+            envs,
+            mounts: self.mounts(container, node, attempt),
+            labels: labels.map(|(key, value)| (key.into(), value.clone())).into(),
+            annotations: self.container_annotations(container, attempt),
+            log_path: format!("{}/{attempt}.log", container.name),
+            stdin: container.stdin,
+            stdin_once: container.stdin_once,
+            tty: container.tty,
+            linux: Some(self.container_linux(container, node)),
+            ..Default::default()
+        }
+    }
+
+    /// As pkg/kubelet/kuberuntime/labels.go.
+    fn container_annotations(&self, container: &Container, attempt: u32) -> HashMap<String, String> {
+        let mut annotations = HashMap::from(
+            [
+                ("io.kubernetes.container.hash", short_hash(&format!("{container:?}"))),
+                ("io.kubernetes.container.restartCount", attempt.to_string()),
+                ("io.kubernetes.container.terminationMessagePath", container.termination_message_path.clone()),
+                ("io.kubernetes.container.terminationMessagePolicy", container.termination_message_policy.clone()),
+                ("io.kubernetes.pod.terminationGracePeriod", self.grace_secs.to_string()),
+            ]
+            .map(|(key, value)| (key.to_owned(), value)),
+        );
+        if !container.ports.is_empty() {
+            let ports = container
+                .ports
+                .iter()
+                .map(|port| json!({"name": port.name, "containerPort": port.container_port, "protocol": port.protocol.as_str_name()}));
+            annotations.insert("io.kubernetes.container.ports".into(), ports.collect::<serde_json::Value>().to_string());
+        }
+        annotations
+    }
+
+    /// Where the kubelet makes the file of a container's last words.
+    pub fn termination_message_file(&self, container: &Container, node: &Node, attempt: u32) -> PathBuf {
+        let file = short_hash(&format!("{}/{}/{attempt}", self.metadata.uid, container.name));
+        node.pod_dir(self).join("containers").join(&container.name).join(file)
+    }
+
+    /// Where the kubelet makes a pod's /etc/hosts.
+    pub fn etc_hosts_file(&self, node: &Node) -> PathBuf {
+        node.pod_dir(self).join("etc-hosts")
+    }
+
+    /// Its volumes, /etc/hosts, and the file of its last words, in this order (pkg/kubelet/kubelet_pods.go, kuberuntime_container.go).
+    fn mounts(&self, container: &Container, node: &Node, attempt: u32) -> Vec<cri::Mount> {
+        let mount = |container_path: &str, host_path: &Path| cri::Mount {
+            container_path: container_path.into(),
+            host_path: text(host_path),
+            ..Default::default()
+        };
+        let mut mounts = Vec::new();
+        for (index, wanted) in container.mounts.iter().enumerate() {
+            // `parse` has checked that it is there.
+            let Some(volume) = self.volumes.iter().find(|volume| volume.name == wanted.name) else { continue };
+            let host_path = match wanted.sub_path {
+                Some(_) => node.pod_dir(self).join("volume-subpaths").join(&volume.name).join(&container.name).join(index.to_string()),
+                None => volume.host_path(node, self),
+            };
+            mounts.push(cri::Mount {
+                readonly: wanted.read_only || volume.is_read_only(),
+                propagation: wanted.propagation.into(),
+                ..mount(&wanted.mount_path, &host_path)
+            });
+        }
+        if !container.mounts.iter().any(|mount| mount.mount_path == ETC_HOSTS) {
+            mounts.push(mount(ETC_HOSTS, &self.etc_hosts_file(node)));
+        }
+        if !container.termination_message_path.is_empty() {
+            mounts.push(mount(&container.termination_message_path, &self.termination_message_file(container, node, attempt)));
+        }
+        mounts
+    }
+
+    fn container_linux(&self, container: &Container, node: &Node) -> cri::LinuxContainerConfig {
+        let value = |id: Option<i64>| id.map(|value| cri::Int64Value { value });
+        let own = &container.security;
+        let unconfined = || cri::SecurityProfile { profile_type: cri::security_profile::ProfileType::Unconfined.into(), ..Default::default() };
+        let capabilities = cri::Capability {
+            add_capabilities: own.capabilities.add.clone(),
+            drop_capabilities: own.capabilities.drop.clone(),
+            ..Default::default()
+        };
+        let paths = |paths: &[&str]| paths.iter().map(|path| (*path).to_owned()).collect();
+        let security = cri::LinuxContainerSecurityContext {
+            capabilities: Some(capabilities),
+            privileged: own.privileged,
+            namespace_options: Some(self.namespaces()),
+            run_as_user: value(own.run_as_user.or(self.security.run_as_user)),
+            run_as_group: value(own.run_as_group.or(self.security.run_as_group)),
+            readonly_rootfs: own.read_only_root_filesystem,
+            supplemental_groups: self.security.groups(),
+            no_new_privs: own.allow_privilege_escalation == Some(false),
+            masked_paths: paths(&MASKED_PATHS),
+            readonly_paths: paths(&READONLY_PATHS),
+            seccomp: Some(
+                own.seccomp.as_ref().or(self.security.seccomp.as_ref()).map_or_else(unconfined, |profile| profile.to_cri(&node.kubelet_dir)),
+            ),
+            ..Default::default()
+        };
+        let resources = cri::LinuxContainerResources {
+            oom_score_adj: container.resources.oom_score(self.qos_class(), node.memory_bytes),
+            ..container.resources.to_cri()
+        };
+        cri::LinuxContainerConfig { resources: Some(resources), security_context: Some(security) }
+    }
+}
+
+/// 8 hexadecimal digits that stand for a text.
+fn short_hash(text: &str) -> String {
+    hex::encode(&digest(&SHA256, text.as_bytes()).as_ref()[..4])
+}

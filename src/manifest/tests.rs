@@ -1,0 +1,306 @@
+use kiyot_proto::cri::{self, NamespaceMode};
+use proptest::prelude::*;
+
+use super::*;
+
+const POD: &str = r#"
+apiVersion: v1
+kind: Pod
+metadata:
+  name: web
+  namespace: shop
+  uid: 0d1f3a52-0000-4000-8000-000000000001
+  labels: {app: web}
+  annotations:
+    kubernetes.io/target-runtime: kiyot
+spec:
+  restartPolicy: Never
+  terminationGracePeriodSeconds: 5
+  nodeSelector: {disk: ssd}
+  securityContext:
+    runAsUser: 1000
+    fsGroup: 2000
+    sysctls: [{name: net.core.somaxconn, value: "1024"}]
+  initContainers:
+  - name: prepare
+    image: docker.io/library/busybox:1.36
+    command: [sh, -c, "true"]
+    resources: {limits: {cpu: 3, memory: 16Mi}}
+  containers:
+  - name: main
+    image: docker.io/library/busybox:1.36
+    command: [sh]
+    args: ["-c", "echo $(GREETING) $(UNKNOWN)"]
+    workingDir: /tmp
+    env:
+    - {name: WHO, value: world}
+    - {name: GREETING, value: "hello $(WHO)"}
+    resources:
+      requests: {cpu: 250m, memory: 64Mi}
+      limits: {cpu: "1", memory: 128Mi}
+    ports:
+    - {name: http, containerPort: 8080, hostPort: 80}
+    volumeMounts:
+    - {name: scratch, mountPath: /scratch}
+    - {name: settings, mountPath: /etc/settings}
+    - {name: keys, mountPath: /etc/keys, readOnly: true}
+    - {name: scratch, mountPath: /part, subPath: a/b}
+    securityContext:
+      readOnlyRootFilesystem: true
+      allowPrivilegeEscalation: false
+      capabilities: {add: [NET_ADMIN], drop: [ALL]}
+  - name: side
+    image: example.org/side:1
+    tty: true
+    stdin: true
+    resources: {requests: {memory: 32Mi}}
+  volumes:
+  - name: scratch
+    emptyDir: {medium: Memory, sizeLimit: 64Mi}
+  - name: settings
+    configMap:
+      name: web
+      items: [{key: color, path: look/color, mode: 256}]
+  - name: keys
+    secret: {secretName: web}
+---
+apiVersion: v1
+kind: ConfigMap
+metadata: {name: web, namespace: shop}
+data: {color: blue, size: big}
+---
+apiVersion: v1
+kind: Secret
+metadata: {name: web, namespace: shop}
+type: Opaque
+stringData: {password: "open sesame"}
+data: {token: aGVsbG8=}
+"#;
+
+fn pod(yaml: &str) -> Pod {
+    let mut pods = parse("pod.yaml", yaml).unwrap_or_else(|problems| panic!("{problems}")).pods;
+    assert_eq!(pods.len(), 1);
+    pods.remove(0)
+}
+
+fn problems(yaml: &str) -> Vec<String> {
+    parse("pod.yaml", yaml).unwrap_err().list.iter().map(ToString::to_string).collect()
+}
+
+fn minimal(spec: &str) -> String {
+    format!("apiVersion: v1\nkind: Pod\nmetadata: {{name: p}}\nspec:\n  containers: [{{name: c, image: i}}]\n{spec}")
+}
+
+#[test]
+fn the_request_for_a_sandbox() {
+    let (pod, node) = (pod(POD), Node::default());
+    let request = pod.run_pod_sandbox(&node, 2);
+    assert_eq!(request.runtime_handler, "");
+    let config = request.config.unwrap();
+    let uid = "0d1f3a52-0000-4000-8000-000000000001";
+    assert_eq!(config.metadata.unwrap(), cri::PodSandboxMetadata { name: "web".into(), uid: uid.into(), namespace: "shop".into(), attempt: 2 });
+    assert_eq!(config.hostname, "web");
+    assert_eq!(config.log_directory, format!("/var/log/pods/shop_web_{uid}"));
+    let dns = config.dns_config.unwrap();
+    assert_eq!((dns.servers, dns.options), (vec!["10.96.0.10".to_owned()], vec!["ndots:5".to_owned()]));
+    assert_eq!(dns.searches, ["shop.svc.cluster.local", "svc.cluster.local", "cluster.local"]);
+    assert_eq!(config.port_mappings.len(), 1);
+    assert_eq!((config.port_mappings[0].container_port, config.port_mappings[0].host_port), (8080, 80));
+    assert_eq!(config.labels["app"], "web");
+    assert_eq!(config.labels["io.kubernetes.pod.uid"], uid);
+    assert_eq!(config.annotations["kubernetes.io/target-runtime"], "kiyot");
+    assert_eq!(config.annotations["kubernetes.io/config.seen"], node.seen);
+    let linux = config.linux.unwrap();
+    assert_eq!(linux.cgroup_parent, format!("/kubepods/burstable/pod{uid}"));
+    assert_eq!(linux.sysctls["net.core.somaxconn"], "1024");
+    let security = linux.security_context.unwrap();
+    assert_eq!((security.run_as_user.unwrap().value, security.supplemental_groups), (1000, vec![2000]));
+    let namespaces = security.namespace_options.unwrap();
+    let (of_pod, of_container) = (i32::from(NamespaceMode::Pod), i32::from(NamespaceMode::Container));
+    assert_eq!((namespaces.network, namespaces.pid, namespaces.ipc), (of_pod, of_container, of_pod));
+    // The init container's 3 CPUs are more than the containers' together; their memory is more than its.
+    let resources = linux.resources.unwrap();
+    assert_eq!((resources.cpu_shares, resources.cpu_quota, resources.memory_limit_in_bytes), (3072, 300_000, 128 << 20));
+}
+
+#[test]
+fn the_request_for_a_container() {
+    let (pod, node) = (pod(POD), Node { kubelet_dir: "/k".into(), ..Node::default() });
+    let sandbox = pod.sandbox_config(&node, 0);
+    let request = pod.create_container(&pod.containers[0], &node, "sandbox-id", &sandbox, "sha256:1", 3);
+    assert_eq!((request.pod_sandbox_id.as_str(), request.sandbox_config), ("sandbox-id", Some(sandbox)));
+    let config = request.config.unwrap();
+    assert_eq!(config.metadata.unwrap(), cri::ContainerMetadata { name: "main".into(), attempt: 3 });
+    let image = config.image.unwrap();
+    assert_eq!((image.image.as_str(), image.user_specified_image.as_str()), ("sha256:1", "docker.io/library/busybox:1.36"));
+    assert_eq!((config.command, config.args), (vec!["sh".to_owned()], vec!["-c".to_owned(), "echo hello world $(UNKNOWN)".to_owned()]));
+    assert_eq!(config.envs[1].value, b"hello world");
+    assert_eq!((config.log_path.as_str(), config.working_dir.as_str()), ("main/3.log", "/tmp"));
+    assert_eq!(config.annotations["io.kubernetes.container.restartCount"], "3");
+    assert_eq!(config.annotations["io.kubernetes.pod.terminationGracePeriod"], "5");
+    let ports: Value = serde_json::from_str(&config.annotations["io.kubernetes.container.ports"]).unwrap();
+    assert_eq!(ports, serde_json::json!([{"name": "http", "containerPort": 8080, "protocol": "TCP"}]));
+    assert_eq!(config.labels.len(), 4);
+    let dir = "/k/pods/0d1f3a52-0000-4000-8000-000000000001";
+    let mounts: Vec<_> =
+        config.mounts.iter().map(|mount| (mount.container_path.as_str(), mount.host_path.strip_prefix(dir).unwrap(), mount.readonly)).collect();
+    assert_eq!(
+        mounts[..5],
+        [
+            ("/scratch", "/volumes/kubernetes.io~empty-dir/scratch", false),
+            ("/etc/settings", "/volumes/kubernetes.io~configmap/settings", true),
+            ("/etc/keys", "/volumes/kubernetes.io~secret/keys", true),
+            ("/part", "/volume-subpaths/scratch/main/3", false),
+            ("/etc/hosts", "/etc-hosts", false),
+        ]
+    );
+    assert!(mounts[5].0 == "/dev/termination-log" && mounts[5].1.starts_with("/containers/main/"), "{mounts:?}");
+    let linux = config.linux.unwrap();
+    let resources = linux.resources.unwrap();
+    assert_eq!((resources.cpu_shares, resources.cpu_quota, resources.memory_limit_in_bytes, resources.oom_score_adj), (256, 100_000, 128 << 20, 993));
+    let security = linux.security_context.unwrap();
+    assert!(security.readonly_rootfs && security.no_new_privs && !security.privileged);
+    assert_eq!(security.capabilities.unwrap().drop_capabilities, ["ALL"]);
+    assert_eq!(security.run_as_user.unwrap().value, 1000);
+    let side = pod.container_config(&pod.containers[1], &node, &cri::PodSandboxConfig::default(), "i", 0);
+    assert!(side.tty && side.stdin && !side.stdin_once);
+}
+
+#[test]
+fn the_files_that_a_kubelet_makes_first() {
+    let (pod, node) = (pod(POD), Node { kubelet_dir: "/k".into(), ..Node::default() });
+    let plan = pod.files(&node, 7);
+    let settings = "/k/pods/0d1f3a52-0000-4000-8000-000000000001/volumes/kubernetes.io~configmap/settings";
+    let at = |path: &str| {
+        plan.iter().position(|entry| matches!(entry, Entry::Directory { path: p, .. } | Entry::File { path: p, .. } | Entry::Link { path: p, .. } if p.to_str() == Some(path)))
+    };
+    let file = at(&format!("{settings}/..2026_01_01_00_00_00.000000007/look/color")).unwrap();
+    assert!(matches!(&plan[file], Entry::File { mode: 0o400, content: Content(content), .. } if content == b"blue"));
+    let data = at(&format!("{settings}/..data")).unwrap();
+    assert_eq!(plan[data], Entry::Link { path: format!("{settings}/..data").into(), target: "..2026_01_01_00_00_00.000000007".into() });
+    let look = at(&format!("{settings}/look")).unwrap();
+    assert_eq!(plan[look], Entry::Link { path: format!("{settings}/look").into(), target: "..data/look".into() });
+    assert!(file < data && data < look);
+    assert!(
+        plan.iter()
+            .any(|entry| matches!(entry, Entry::File { path, content: Content(content), .. } if path.ends_with("token") && content == b"hello"))
+    );
+    let hosts = pod.container_files(&pod.containers[0], &node, Some([10, 0, 0, 7].into()), 0);
+    assert!(
+        hosts.iter().any(
+            |entry| matches!(entry, Entry::File { content: Content(content), .. } if String::from_utf8_lossy(content).contains("10.0.0.7\tweb\n"))
+        )
+    );
+}
+
+#[test]
+fn what_a_pod_can_ask_of_the_node() {
+    let pod = pod(&minimal(
+        "  hostNetwork: true\n  hostPID: true\n  hostIPC: true\n  hostUsers: false\n  runtimeClassName: kiyot\n  dnsPolicy: ClusterFirstWithHostNet\n",
+    ));
+    let request = pod.run_pod_sandbox(&Node { cgroup_driver: CgroupDriver::Systemd, ..Node::default() }, 0);
+    let config = request.config.unwrap();
+    assert_eq!((request.runtime_handler.as_str(), config.hostname.as_str()), ("kiyot", ""));
+    let linux = config.linux.unwrap();
+    assert!(linux.cgroup_parent.starts_with("/kubepods.slice/kubepods-besteffort.slice/kubepods-besteffort-pod"), "{}", linux.cgroup_parent);
+    let namespaces = linux.security_context.unwrap().namespace_options.unwrap();
+    let node = i32::from(NamespaceMode::Node);
+    assert_eq!((namespaces.network, namespaces.pid, namespaces.ipc), (node, node, node));
+    assert!(namespaces.userns_options.is_some());
+    assert_eq!(config.dns_config.unwrap().servers, ["10.96.0.10"]);
+}
+
+#[test]
+fn classes_of_service() {
+    let with = |resources: &str| pod(&minimal("").replace("image: i", &format!("image: i, resources: {resources}")));
+    assert_eq!(with("{}").qos_class(), QosClass::BestEffort);
+    assert_eq!(with("{limits: {cpu: 1, memory: 1Gi}}").qos_class(), QosClass::Guaranteed);
+    assert_eq!(with("{limits: {memory: 1Gi}}").qos_class(), QosClass::Burstable);
+    assert_eq!(with("{requests: {cpu: 1}, limits: {cpu: 2, memory: 1Gi}}").qos_class(), QosClass::Burstable);
+    let guaranteed = with("{limits: {cpu: 1, memory: 1Gi}}");
+    assert!(Node::default().cgroup_parent(&guaranteed).starts_with("/kubepods/pod"));
+}
+
+#[test]
+fn every_field_that_is_not_known_is_reported() {
+    let yaml = minimal("  hostNetwrk: true\n  volumes:\n  - {name: v, persistentVolumeClaim: {claimName: x}}\n  - {name: v, emptyDir: {size: 1}}\n")
+        .replace(
+            "image: i",
+            "image: i, env: [{name: A, valueFrom: {}}], volumeMounts: [{name: w, mountPath: /w}], lifecycle: {}, ports: [{containerPort: 0}]",
+        );
+    let found = problems(&yaml);
+    for start in [
+        "document 1.spec.hostNetwrk: is no known key; the nearest known keys are: hostNetwork",
+        "document 1.spec.containers[0].env[0].valueFrom: is no known key; the nearest known keys are: value",
+        "document 1.spec.containers[0].lifecycle: is no known key",
+        "document 1.spec.containers[0].ports[0].containerPort = 0: allowed is a whole number from 1 to 65535",
+        "document 1.spec.volumes[0].persistentVolumeClaim: is no known key",
+        "document 1.spec.volumes[0]: allowed is one of emptyDir, configMap, secret, hostPath",
+        "document 1.spec.volumes[1].emptyDir.size: is no known key; the nearest known keys are: sizeLimit",
+        "document 1.spec.containers.c.volumeMounts = w: allowed is the name of a volume of the pod",
+    ] {
+        assert!(found.iter().any(|problem| problem.starts_with(start)), "{start:?} is not among {found:#?}");
+    }
+    assert_eq!(found.len(), 8, "{found:#?}");
+}
+
+#[test]
+fn documents_that_are_no_pod() {
+    for (yaml, start) in [
+        ("", "the text: has no Pod"),
+        ("a: [", "the text: is no YAML"),
+        ("- 1", "document 1 = [1]: allowed is a table"),
+        ("apiVersion: apps/v1\nkind: Deployment", "document 1.apiVersion = \"apps/v1\": allowed is one of \"v1\""),
+        ("apiVersion: v1\nkind: Pod\nmetadata: {name: ../x}", "document 1.metadata.name = \"../x\": allowed is a DNS name"),
+        (
+            &minimal("  volumes: [{name: v, configMap: {name: gone}}]\n"),
+            "document 1.spec.volumes[0].configMap.name = gone: allowed is the name of a ConfigMap that stands in this file",
+        ),
+    ] {
+        let found = problems(yaml);
+        assert!(found.iter().any(|problem| problem.starts_with(start)), "{start:?} is not among {found:#?}");
+    }
+}
+
+#[test]
+fn a_secret_is_never_shown() {
+    let broken =
+        POD.replace("aGVsbG8=", "\"open sesame\"").replace("value: world", "value: [open sesame]").replace("\"open sesame\"}", "[open sesame]}");
+    let text = parse("pod.yaml", &broken).unwrap_err().to_string();
+    assert!(text.contains("data.token") && text.contains("stringData.password") && text.contains("env[0].value"), "{text}");
+    assert!(!text.contains("sesame"), "{text}");
+    assert!(!format!("{:?}", parse("pod.yaml", POD).unwrap().pods[0].volumes).contains("sesame"));
+    let text = parse("pod.yaml", &format!("{POD}\n  \"open sesame")).unwrap_err().to_string();
+    assert!(!text.contains("sesame"), "{text}");
+}
+
+#[test]
+fn a_pod_without_a_uid_gets_the_same_one_each_time() {
+    let (one, other) = (pod(&minimal("")), pod(&minimal("")));
+    assert_eq!(one.metadata.uid, other.metadata.uid);
+    assert_eq!(one.metadata.uid.len(), 36);
+    assert_ne!(one.metadata.uid, pod(&minimal("").replace("name: p", "name: q")).metadata.uid);
+}
+
+proptest! {
+    #[test]
+    fn any_text_is_a_manifest_or_a_problem(text in "\\PC{0,200}") {
+        if let Err(problems) = parse("any", &text) {
+            prop_assert!(!problems.list.is_empty());
+        }
+    }
+
+    #[test]
+    fn a_manifest_with_a_line_changed_is_read_or_refused(line in 1_usize..80, with in "( {0,8}[a-zA-Z]{1,12}: ?([0-9]{1,20}|true|\\[\\]|\\{\\}|~|\"x\"|\\.\\.)?|---|)") {
+        let lines: Vec<&str> = POD.lines().enumerate().map(|(index, text)| if index == line { with.as_str() } else { text }).collect();
+        if let Ok(manifest) = parse("any", &lines.join("\n")) {
+            for pod in &manifest.pods {
+                let sandbox = pod.sandbox_config(&Node::default(), 0);
+                for container in &pod.containers {
+                    pod.container_config(container, &Node::default(), &sandbox, "i", 0);
+                }
+                pod.files(&Node::default(), 1);
+            }
+        }
+    }
+}

@@ -1,0 +1,51 @@
+//! Pods in cells, called as a kubelet calls.
+
+use kiyot_testkit::{Container, Kiyot, KiyotOptions, Kubelet, Node, Pod, RunningPod, cri};
+
+mod faults;
+mod images;
+mod life;
+mod lists;
+mod logs;
+mod processes;
+mod refusals;
+mod restart;
+mod streams;
+mod volumes;
+
+/// The daemon that is tested, with cells.
+fn options() -> KiyotOptions {
+    KiyotOptions::new(env!("CARGO_BIN_EXE_kiyot"))
+}
+
+/// A pod in a cell with one container, `main`.
+fn pod(name: &str, script: &str) -> Pod {
+    Pod::new(name).in_cell().container(Container::script("main", script))
+}
+
+/// What a container prints in a cell until it is stopped: it ends at once when it is told to.
+const WAIT: &str = "trap 'exit 0' TERM; while :; do sleep 0.1; done";
+
+/// Stops a pod and sees that nothing of it, and no cell, is left.
+async fn ends_without_a_trace(kubelet: &mut Kubelet, kiyot: &Kiyot<'_>, pod: &RunningPod) {
+    kubelet.stop_and_remove(pod).await.unwrap();
+    assert!(kubelet.sandboxes().await.unwrap().iter().all(|listed| listed.id != pod.sandbox));
+    assert!(kubelet.containers().await.unwrap().iter().all(|listed| listed.pod_sandbox_id != pod.sandbox));
+    assert_eq!(kiyot.cells(), Vec::<String>::new());
+}
+
+/// The address that the kubelet is told.
+async fn address(kubelet: &mut Kubelet, sandbox: &str) -> String {
+    kubelet.sandbox_status(sandbox).await.unwrap().network.unwrap().ip
+}
+
+/// Stops a node and sees that nothing of this test is left on the machine.
+fn leaves_nothing(node: Node) {
+    let left = node.stop();
+    assert!(left.is_empty(), "left:\n{left}");
+}
+
+/// Is it READY?
+async fn is_ready(kubelet: &mut Kubelet, sandbox: &str) -> bool {
+    kubelet.sandbox_status(sandbox).await.is_ok_and(|status| status.state == cri::PodSandboxState::SandboxReady as i32)
+}

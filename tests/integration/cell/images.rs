@@ -1,0 +1,50 @@
+//! Images of pods in cells.
+
+use kiyot_testkit::{Container, Kiyot, Node, Pod, cri, image::ImageSpec};
+
+use super::{WAIT, ends_without_a_trace, options, pod};
+
+#[tokio::test]
+async fn an_image_of_the_node_is_copied() {
+    let node = Node::start().await;
+    node.image("kiyot.test/greeter:1", &ImageSpec::script("echo greeted; exit 0")).await;
+    let kiyot = Kiyot::start(&node, options()).await;
+    let mut kubelet = kiyot.kubelet().await;
+    // There is no registry: it can have come from the node only.
+    let spec = Pod::new("greeter").in_cell().container(Container::of_image("main", "kiyot.test/greeter:1"));
+    let running = kubelet.run_pod(&spec).await.unwrap();
+    let main = running.container("main");
+    assert_eq!(kubelet.exited(&main.id).await.exit_code, 0);
+    kubelet.logged(main, "greeted").await;
+    let on_node = kubelet.image.image_status(image_status("kiyot.test/greeter:1")).await.unwrap().into_inner().image.unwrap();
+    let status = kubelet.container_status(&main.id).await.unwrap();
+    assert_eq!(status.image_ref, on_node.id, "the image's id is the same here and there");
+    ends_without_a_trace(&mut kubelet, &kiyot, &running).await;
+}
+
+fn image_status(name: &str) -> cri::ImageStatusRequest {
+    cri::ImageStatusRequest { image: Some(cri::ImageSpec { image: name.to_owned(), ..Default::default() }), verbose: false }
+}
+
+#[tokio::test]
+async fn a_second_container_needs_no_second_copy() {
+    let node = Node::start().await;
+    let kiyot = Kiyot::start(&node, options()).await;
+    let mut kubelet = kiyot.kubelet().await;
+    let spec = pod("two-of-one", WAIT).container(Container::script("other", WAIT));
+    let running = kubelet.run_pod(&spec).await.unwrap();
+    let log = kiyot.log();
+    let copies = log.lines().filter(|line| line.contains("Copied an image") && line.contains("busybox")).count();
+    assert_eq!(copies, 1, "{log}");
+    ends_without_a_trace(&mut kubelet, &kiyot, &running).await;
+}
+
+#[tokio::test]
+async fn an_image_that_nobody_has_is_named() {
+    let node = Node::start().await;
+    let kiyot = Kiyot::start(&node, options()).await;
+    let mut kubelet = kiyot.kubelet().await;
+    let spec = Pod::new("imageless").in_cell().container(Container::of_image("main", "registry.invalid/nobody/has:this"));
+    let status = kubelet.run_pod(&spec).await.unwrap_err();
+    assert!(status.message().contains("registry.invalid/nobody/has:this"), "{status:?}");
+}

@@ -1,0 +1,48 @@
+//! Processes of pods in cells.
+
+use kiyot_testkit::{Container, Kiyot, Node, Pod};
+use tonic::{Code, Request};
+
+use super::{WAIT, ends_without_a_trace, options, pod};
+
+#[tokio::test]
+async fn an_exec_that_takes_too_long_is_ended() {
+    let node = Node::start().await;
+    let kiyot = Kiyot::start(&node, options()).await;
+    let mut kubelet = kiyot.kubelet().await;
+    let running = kubelet.run_pod(&pod("slow", WAIT)).await.unwrap();
+    let request = kiyot_testkit::cri::ExecSyncRequest {
+        container_id: running.container("main").id.clone(),
+        cmd: ["sleep", "1000"].map(str::to_owned).to_vec(),
+        timeout: 1,
+    };
+    let status = kubelet.runtime.exec_sync(Request::new(request)).await.unwrap_err();
+    assert_eq!(status.code(), Code::DeadlineExceeded, "{status:?}");
+    ends_without_a_trace(&mut kubelet, &kiyot, &running).await;
+}
+
+#[tokio::test]
+async fn a_container_that_ignores_its_signal_is_killed() {
+    let node = Node::start().await;
+    let kiyot = Kiyot::start(&node, options()).await;
+    let mut kubelet = kiyot.kubelet().await;
+    let running = kubelet.run_pod(&pod("stubborn", "trap '' TERM; echo ready; while :; do sleep 0.1; done")).await.unwrap();
+    let main = running.container("main").clone();
+    kubelet.logged(&main, "ready").await;
+    kubelet.stop_container(&main.id, 1).await.unwrap();
+    assert_eq!(kubelet.container_status(&main.id).await.unwrap().exit_code, 137);
+    ends_without_a_trace(&mut kubelet, &kiyot, &running).await;
+}
+
+#[tokio::test]
+async fn too_much_memory_is_an_oom_kill() {
+    let node = Node::start().await;
+    let kiyot = Kiyot::start(&node, options()).await;
+    let mut kubelet = kiyot.kubelet().await;
+    let mut container = Container::script("main", "x=$(head -c 200000000 /dev/zero | tr '\\0' x); echo survived");
+    container.resources.memory_limit_in_bytes = 32 << 20;
+    let running = kubelet.run_pod(&Pod::new("greedy").in_cell().container(container)).await.unwrap();
+    let status = kubelet.exited(&running.container("main").id).await;
+    assert_eq!((status.exit_code, status.reason.as_str()), (137, "OOMKilled"));
+    ends_without_a_trace(&mut kubelet, &kiyot, &running).await;
+}

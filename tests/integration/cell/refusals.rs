@@ -1,0 +1,72 @@
+//! What is asked for and can't be is refused by name, and nothing is launched.
+
+use kiyot_testkit::{Container, Kiyot, Kubelet, Node, Pod, Source};
+use tonic::Code;
+
+use super::{WAIT, options, pod};
+
+/// The refusal of a pod, which must leave no cell.
+async fn refused(kubelet: &mut Kubelet, kiyot: &Kiyot<'_>, pod: &Pod) -> tonic::Status {
+    let status = kubelet.run_pod(pod).await.expect_err("the pod is refused");
+    assert_eq!(kiyot.cells(), Vec::<String>::new(), "nothing was launched for it");
+    assert_eq!(kubelet.sandboxes().await.unwrap(), Vec::new(), "nothing is listed of it");
+    kubelet.forget(pod);
+    status
+}
+
+#[track_caller]
+fn names(status: &tonic::Status, code: Code, words: &[&str]) {
+    assert_eq!(status.code(), code, "{status:?}");
+    for word in words {
+        assert!(status.message().contains(word), "{word:?} is not in {:?}", status.message());
+    }
+}
+
+#[tokio::test]
+async fn bad_annotations_are_named_with_what_is_allowed() {
+    let node = Node::start().await;
+    let kiyot = Kiyot::start(&node, options()).await;
+    let mut kubelet = kiyot.kubelet().await;
+    let status = refused(&mut kubelet, &kiyot, &pod("odd", WAIT).annotation("pod.elotl.co/launch-type", "Cheap")).await;
+    names(&status, Code::InvalidArgument, &["pod.elotl.co/launch-type", "Cheap", "Spot", "On-Demand"]);
+    let status = refused(&mut kubelet, &kiyot, &pod("odder", WAIT).annotation("pod.elotl.co/volume-size", "big")).await;
+    names(&status, Code::InvalidArgument, &["pod.elotl.co/volume-size", "big"]);
+}
+
+#[tokio::test]
+async fn a_target_runtime_that_no_backend_has_is_named() {
+    let node = Node::start().await;
+    let kiyot = Kiyot::start(&node, options()).await;
+    let mut kubelet = kiyot.kubelet().await;
+    let spec = Pod::new("lost").annotation("kubernetes.io/target-runtime", "virtlet").container(Container::script("main", WAIT));
+    let status = refused(&mut kubelet, &kiyot, &spec).await;
+    names(&status, Code::InvalidArgument, &["kubernetes.io/target-runtime", "virtlet", "kiyot"]);
+}
+
+#[tokio::test]
+async fn namespaces_of_the_node_are_refused() {
+    let node = Node::start().await;
+    let kiyot = Kiyot::start(&node, options()).await;
+    let mut kubelet = kiyot.kubelet().await;
+    let mut on_network = pod("on-network", WAIT);
+    on_network.host_network = true;
+    let status = refused(&mut kubelet, &kiyot, &on_network).await;
+    assert!(status.message().contains("etwork"), "{status:?}");
+    let mut in_pids = pod("in-pids", WAIT);
+    in_pids.host_pid = true;
+    let status = refused(&mut kubelet, &kiyot, &in_pids).await;
+    assert!(status.message().to_lowercase().contains("pid"), "{status:?}");
+}
+
+#[tokio::test]
+async fn a_path_of_the_node_is_refused_by_name() {
+    let node = Node::start().await;
+    let kiyot = Kiyot::start(&node, options()).await;
+    let mut kubelet = kiyot.kubelet().await;
+    let spec = Pod::new("nosy")
+        .in_cell()
+        .volume("host", Source::HostPath("/etc/ssl".into()))
+        .container(Container::script("main", WAIT).mount("host", "/host"));
+    let status = kubelet.run_pod(&spec).await.unwrap_err();
+    assert!(status.message().contains("/etc/ssl") && status.message().contains("host_path"), "{status:?}");
+}

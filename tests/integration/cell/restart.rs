@@ -1,0 +1,95 @@
+//! The daemon is killed and started again, and pods don't notice.
+
+use kiyot_testkit::{Kiyot, LIMIT, Node, cri, wait_until};
+
+use super::{WAIT, ends_without_a_trace, options, pod};
+
+#[tokio::test]
+async fn pods_outlive_a_killed_daemon() {
+    let node = Node::start().await;
+    let mut kiyot = Kiyot::start(&node, options()).await;
+    let mut kubelet = kiyot.kubelet().await;
+    let count = "i=0; while :; do i=$((i+1)); echo line $i; sleep 0.05; done";
+    let running = kubelet.run_pod(&pod("survivor", count)).await.unwrap();
+    let main = running.container("main").clone();
+    kubelet.logged(&main, "line 5").await;
+    let before = (kubelet.sandboxes().await.unwrap(), kubelet.containers().await.unwrap(), kubelet.sandbox_status(&running.sandbox).await.unwrap());
+
+    kiyot.kill9();
+    kiyot.start_again().await;
+    let mut kubelet = kiyot.kubelet().await;
+    let after = (kubelet.sandboxes().await.unwrap(), kubelet.containers().await.unwrap(), kubelet.sandbox_status(&running.sandbox).await.unwrap());
+    assert_eq!(after, before, "all is listed as before");
+    let told = wait_until("the cell is back for exec", LIMIT, async || kubelet.exec_sync(&main.id, &["echo", "back"]).await.ok()).await;
+    assert_eq!(told.stdout, "back\n");
+
+    let now = kubelet.log_lines(&main).len();
+    kubelet.logged(&main, &format!("line {}", now + 20)).await;
+    for (at, line) in kubelet.log_lines(&main).iter().enumerate() {
+        assert_eq!(line.text, format!("line {}", at + 1), "no line is lost or doubled");
+    }
+    ends_without_a_trace(&mut kubelet, &kiyot, &running).await;
+}
+
+#[tokio::test]
+async fn an_exit_during_the_outage_is_told_afterwards() {
+    let node = Node::start().await;
+    let mut kiyot = Kiyot::start(&node, options()).await;
+    let mut kubelet = kiyot.kubelet().await;
+    let running = kubelet.run_pod(&pod("leaver", "while [ ! -e /tmp/go ]; do sleep 0.05; done; echo bye; exit 4")).await.unwrap();
+    let main = running.container("main").clone();
+    // What lets it go is put there by a process that outlives the daemon's end.
+    kubelet.exec_sync(&main.id, &["sh", "-c", "(sleep 1; touch /tmp/go) >/dev/null 2>&1 &"]).await.unwrap();
+    kiyot.kill9();
+    kiyot.start_again().await;
+    let mut kubelet = kiyot.kubelet().await;
+    let status = kubelet.exited(&main.id).await;
+    assert_eq!(status.exit_code, 4);
+    assert_eq!(kubelet.log_lines(&main).iter().map(|line| line.text.as_str()).collect::<Vec<_>>(), ["bye"]);
+    ends_without_a_trace(&mut kubelet, &kiyot, &running).await;
+}
+
+#[tokio::test]
+async fn a_half_made_pod_is_cleaned_up() {
+    let node = Node::start().await;
+    let mut kiyot = Kiyot::start(&node, options()).await;
+    let kubelet = kiyot.kubelet().await;
+    let spec = pod("half-made", WAIT);
+    let config = kubelet.prepare(&spec);
+    let mut caller = kubelet.clone();
+    let call = tokio::spawn(async move { caller.run_sandbox(&config, "").await });
+    wait_until("a cell is being made", LIMIT, async || (!kiyot.cells().is_empty()).then_some(())).await;
+    kiyot.kill9();
+    let told = call.await.unwrap();
+    kiyot.start_again().await;
+    let mut kubelet = kiyot.kubelet().await;
+    // Either the kubelet was told an id before the kill, and the pod is there; or it was not, and nothing is.
+    let listed = kubelet.sandboxes().await.unwrap();
+    match told {
+        Ok(id) => assert!(listed.iter().any(|sandbox| sandbox.id == id)),
+        Err(_) if listed.is_empty() => {
+            wait_until("the half-made cell is gone", LIMIT, async || kiyot.cells().is_empty().then_some(())).await;
+        }
+        // It was kept and not told: the kubelet's retry must get it.
+        Err(_) => assert_eq!(listed.len(), 1),
+    }
+    let running = kubelet.run_pod(&spec).await.unwrap();
+    assert_eq!(kiyot.cells().len(), 1, "no second cell for a pod");
+    kubelet.stop_and_remove(&running).await.unwrap();
+    wait_until("no cell is left", LIMIT, async || kiyot.cells().is_empty().then_some(())).await;
+}
+
+#[tokio::test]
+async fn a_stopped_daemon_starts_with_its_stopped_pods() {
+    let node = Node::start().await;
+    let mut kiyot = Kiyot::start(&node, options()).await;
+    let mut kubelet = kiyot.kubelet().await;
+    let running = kubelet.run_pod(&pod("done", "exit 5")).await.unwrap();
+    kubelet.exited(&running.container("main").id).await;
+    kubelet.stop_pod(&running).await.unwrap();
+    kiyot.restart().await;
+    let mut kubelet = kiyot.kubelet().await;
+    let status = kubelet.container_status(&running.container("main").id).await.unwrap();
+    assert_eq!((status.state(), status.exit_code), (cri::ContainerState::ContainerExited, 5));
+    ends_without_a_trace(&mut kubelet, &kiyot, &running).await;
+}

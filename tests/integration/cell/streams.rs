@@ -1,0 +1,71 @@
+//! Exec, attach and port-forward of pods in cells, as WebSocket clients speak them.
+
+use kiyot_testkit::{Container, Kiyot, Kubelet, Node, Pod, cri, websocket::Streams};
+
+use super::{WAIT, ends_without_a_trace, options, pod};
+
+async fn exec(kubelet: &mut Kubelet, container: &str, command: &[&str], tty: bool) -> String {
+    let cmd = command.iter().map(|word| (*word).to_owned()).collect();
+    let request = cri::ExecRequest { container_id: container.to_owned(), cmd, tty, stdin: true, stdout: true, stderr: !tty };
+    kubelet.runtime.exec(request).await.unwrap().into_inner().url
+}
+
+#[tokio::test]
+async fn exec_carries_input_output_and_the_exit_code() {
+    let node = Node::start().await;
+    let kiyot = Kiyot::start(&node, options()).await;
+    let mut kubelet = kiyot.kubelet().await;
+    let running = kubelet.run_pod(&pod("shell", WAIT)).await.unwrap();
+    let main = running.container("main").id.clone();
+
+    let url = exec(&mut kubelet, &main, &["sh", "-c", "read word; echo got $word; echo oops >&2; exit 3"], false).await;
+    assert!(url.starts_with("http://127.0.0.1:"), "{url}");
+    let mut streams = Streams::open(&url).await.unwrap();
+    streams.send(0, b"sesame\n").await;
+    streams.read_to_end().await;
+    assert_eq!(streams.text(1), "got sesame\n");
+    assert_eq!(streams.text(2), "oops\n");
+    assert!(streams.text(3).contains("\"3\""), "{}", streams.text(3));
+    assert!(Streams::open(&url).await.is_err(), "a URL is good for one use");
+
+    let url = exec(&mut kubelet, &main, &["sh"], true).await;
+    let mut streams = Streams::open(&url).await.unwrap();
+    streams.send(4, br#"{"Width":123,"Height":45}"#).await;
+    streams.send(0, b"until [ \"$(stty size)\" = '45 123' ]; do sleep 0.1; done; echo re''sized; exit\n").await;
+    let told = streams.read_until(1, "resized").await;
+    assert!(told.contains("resized"), "{told}");
+    ends_without_a_trace(&mut kubelet, &kiyot, &running).await;
+}
+
+#[tokio::test]
+async fn attach_shows_what_a_container_writes() {
+    let node = Node::start().await;
+    let kiyot = Kiyot::start(&node, options()).await;
+    let mut kubelet = kiyot.kubelet().await;
+    let running = kubelet.run_pod(&pod("watched", "while :; do echo tick; sleep 0.1; done")).await.unwrap();
+    let container_id = running.container("main").id.clone();
+    let request = cri::AttachRequest { container_id, stdin: false, tty: false, stdout: true, stderr: true };
+    let url = kubelet.runtime.attach(request).await.unwrap().into_inner().url;
+    let mut streams = Streams::open(&url).await.unwrap();
+    assert!(streams.read_until(1, "tick").await.contains("tick"));
+    drop(streams);
+    ends_without_a_trace(&mut kubelet, &kiyot, &running).await;
+}
+
+#[tokio::test]
+async fn a_port_is_forwarded_into_the_cell() {
+    let node = Node::start().await;
+    let kiyot = Kiyot::start(&node, options()).await;
+    let mut kubelet = kiyot.kubelet().await;
+    let server = Container::script("main", "mkdir -p /www; echo forwarded > /www/index.html; echo ready; exec httpd -f -p 127.0.0.1:8080 -h /www");
+    let running = kubelet.run_pod(&Pod::new("served").in_cell().container(server)).await.unwrap();
+    kubelet.logged(running.container("main"), "ready").await;
+    let request = cri::PortForwardRequest { pod_sandbox_id: running.sandbox.clone(), port: vec![8080] };
+    let url = kubelet.runtime.port_forward(request).await.unwrap().into_inner().url;
+    let mut streams = Streams::open(&url).await.unwrap();
+    streams.send(0, b"GET / HTTP/1.0\r\n\r\n").await;
+    let page = streams.read_until(0, "forwarded").await;
+    assert!(page.contains("200 OK") && page.contains("forwarded"), "{page}");
+    drop(streams);
+    ends_without_a_trace(&mut kubelet, &kiyot, &running).await;
+}

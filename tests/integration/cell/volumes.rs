@@ -1,0 +1,82 @@
+//! Volumes of pods in cells.
+
+use kiyot_testkit::{Container, Kiyot, LIMIT, Node, Pod, Source, wait_until};
+
+use super::{WAIT, ends_without_a_trace, options};
+
+#[tokio::test]
+async fn files_of_the_kubelet_are_there_with_their_modes() {
+    let node = Node::start().await;
+    let kiyot = Kiyot::start(&node, options()).await;
+    let mut kubelet = kiyot.kubelet().await;
+    let spec = Pod::new("files")
+        .in_cell()
+        .volume("settings", Source::ConfigMap(Source::files(&[("colour", "blue"), ("shape", "round")])))
+        .volume("key", Source::Secret(Source::files(&[("key", "hush")])))
+        .volume("token", Source::Projected(Source::files(&[("token", "t0ken")])))
+        .volume("about", Source::DownwardApi(Source::files(&[("name", "files")])))
+        .volume("scratch", Source::EmptyDir { memory: false })
+        .volume("fast", Source::EmptyDir { memory: true })
+        .container(
+            Container::script("writer", &format!("echo shared > /scratch/file; echo quick > /fast/file; {WAIT}"))
+                .mount("settings", "/settings")
+                .mount("key", "/key")
+                .mount("token", "/token")
+                .mount("about", "/about")
+                .mount("scratch", "/scratch")
+                .mount("fast", "/fast"),
+        )
+        .container(
+            Container::script("reader", "until cat /scratch/file /fast/file; do sleep 0.1; done; sleep 1000")
+                .mount("scratch", "/scratch")
+                .mount("fast", "/fast"),
+        );
+    let running = kubelet.run_pod(&spec).await.unwrap();
+    let writer = running.container("writer").id.clone();
+    let read = kubelet.exec_sync(&writer, &["sh", "-c", "cat /settings/colour /settings/shape /key/key /token/token /about/name"]).await.unwrap();
+    assert_eq!(read.stdout, "blueroundhusht0kenfiles");
+    let modes = kubelet.exec_sync(&writer, &["sh", "-c", "stat -c %a $(readlink -f /settings/colour); readlink /settings/colour"]).await.unwrap();
+    assert_eq!(modes.stdout, "644\n..data/colour\n");
+    let memory = kubelet.exec_sync(&writer, &["sh", "-c", "grep -cE ' (/key|/token|/fast) tmpfs ' /proc/mounts"]).await.unwrap();
+    assert_eq!(memory.stdout, "3\n", "secrets, tokens and memory volumes are in memory only");
+    let hosts = kubelet.exec_sync(&writer, &["cat", "/etc/hosts"]).await.unwrap();
+    assert!(hosts.stdout.contains("Kubernetes-managed"), "{}", hosts.stdout);
+    kubelet.logged(running.container("reader"), "shared").await;
+    kubelet.logged(running.container("reader"), "quick").await;
+    let on_node = kubelet.pod_directory(&spec.uid).join("volumes/kubernetes.io~empty-dir/scratch/file");
+    assert!(!on_node.exists(), "an emptyDir is in the cell");
+    ends_without_a_trace(&mut kubelet, &kiyot, &running).await;
+}
+
+#[tokio::test]
+async fn an_update_on_the_node_shows_in_the_cell() {
+    let node = Node::start().await;
+    let mut kiyot = Kiyot::start(&node, options()).await;
+    let mut kubelet = kiyot.kubelet().await;
+    let spec = Pod::new("kept")
+        .in_cell()
+        .volume("settings", Source::ConfigMap(Source::files(&[("colour", "blue"), ("old", "1")])))
+        .volume("token", Source::Projected(Source::files(&[("token", "one")])))
+        .container(Container::script("main", WAIT).mount("settings", "/settings").mount("token", "/token"));
+    let running = kubelet.run_pod(&spec).await.unwrap();
+    let main = running.container("main").id.clone();
+    kubelet.update_volume(&spec, "settings", &Source::files(&[("colour", "red"), ("new", "2")]));
+    shows(&mut kubelet, &main, "cd /settings; cat colour new; ls", "red2colour\nnew\n").await;
+
+    kiyot.kill9();
+    kubelet.update_volume(&spec, "token", &Source::files(&[("token", "two")]));
+    kiyot.start_again().await;
+    let mut kubelet = kiyot.kubelet().await;
+    shows(&mut kubelet, &main, "cat /token/token", "two").await;
+    kubelet.update_volume(&spec, "token", &Source::files(&[("token", "three")]));
+    shows(&mut kubelet, &main, "cat /token/token", "three").await;
+    ends_without_a_trace(&mut kubelet, &kiyot, &running).await;
+}
+
+async fn shows(kubelet: &mut kiyot_testkit::Kubelet, container: &str, script: &str, expected: &str) {
+    wait_until(format!("{script:?} in the cell shows {expected:?}"), LIMIT, async || {
+        let said = kubelet.exec_sync(container, &["sh", "-c", script]).await.ok()?;
+        (said.stdout == expected).then_some(())
+    })
+    .await;
+}

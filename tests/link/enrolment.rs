@@ -1,0 +1,76 @@
+//! Tokens, keys, and what they are traded for.
+
+use kiyot_link::tls;
+use kiyot_proto::cell::EnrolRequest;
+use tonic::Code;
+
+use crate::{
+    calls::echo,
+    kit::{ByHand, Fixture, TOKEN, dial, within},
+};
+
+#[tokio::test]
+async fn the_key_that_spent_a_token_may_come_again_and_no_other() {
+    let fixture = Fixture::start().await;
+    let (own, other) = (ByHand::new(), ByHand::new());
+    own.enrol(&fixture.bootstrap()).await.unwrap();
+    assert_eq!(fixture.ledger.key_of(&fixture.cell), Some(own.key_sha256()));
+    own.enrol(&fixture.bootstrap()).await.unwrap();
+    assert!(fixture.ledger.alarms().is_empty());
+
+    assert_eq!(other.enrol(&fixture.bootstrap()).await.unwrap_err().code(), Code::PermissionDenied);
+    assert_eq!(fixture.ledger.alarms(), std::slice::from_ref(&fixture.cell));
+    assert_eq!(fixture.ledger.key_of(&fixture.cell), Some(own.key_sha256()));
+}
+
+#[tokio::test]
+async fn a_refusal_does_not_say_what_was_guessed_right() {
+    let fixture = Fixture::start().await;
+    let key = ByHand::new();
+    let wrong_token = kiyot_link::bootstrap::Bootstrap { token: "sesame-open".to_owned(), ..fixture.bootstrap() };
+    let unknown = kiyot_link::bootstrap::Bootstrap { cell: "cell-aaaaaaaaaaaa".to_owned(), ..fixture.bootstrap() };
+    let first = key.enrol(&wrong_token).await.unwrap_err();
+    let second = key.enrol(&unknown).await.unwrap_err();
+    fixture.ledger.expire(&fixture.cell);
+    let third = key.enrol(&fixture.bootstrap()).await.unwrap_err();
+    for status in [&first, &second, &third] {
+        assert_eq!((status.code(), status.message()), (Code::PermissionDenied, first.message()));
+    }
+    assert_eq!(fixture.ledger.key_of(&fixture.cell), None);
+}
+
+#[tokio::test]
+async fn a_request_must_be_one_and_small() {
+    let fixture = Fixture::start().await;
+    let key = ByHand::new();
+    let request =
+        |csr: Vec<u8>| EnrolRequest { cell: fixture.cell.to_string(), token: TOKEN.to_owned(), csr_der: csr.into(), build_id: String::new() };
+    let status = key.enrol_with(&fixture.bootstrap(), request(b"no request".to_vec())).await.unwrap_err();
+    assert_eq!(status.code(), Code::InvalidArgument);
+    let status = key.enrol_with(&fixture.bootstrap(), request(vec![0; 17 * 1024])).await.unwrap_err();
+    assert!(matches!(status.code(), Code::OutOfRange | Code::ResourceExhausted), "{status}");
+    assert_eq!(fixture.ledger.key_of(&fixture.cell), None, "no token was spent");
+    // The gateway goes on.
+    key.enrol(&fixture.bootstrap()).await.unwrap();
+}
+
+#[tokio::test]
+async fn an_agent_that_is_started_again_needs_no_token() {
+    let fixture = Fixture::start().await;
+    let agent = fixture.agent();
+    fixture.linked().await;
+    agent.stop().await;
+    fixture.unlinked().await;
+    fixture.ledger.expire(&fixture.cell);
+    let _agent = fixture.agent_with(kiyot_link::bootstrap::Bootstrap { token: String::new(), ..fixture.bootstrap() });
+    echo(&fixture.link.control, "again").await;
+}
+
+#[tokio::test]
+async fn an_agent_tells_its_gateway_from_another() {
+    let (own, other) = (Fixture::start().await, Fixture::start().await);
+    let imposter = kiyot_link::bootstrap::Bootstrap { gateway: other.gateway.address().clone(), ..own.bootstrap() };
+    let tls = tls::enrol_client(&imposter.ca_sha256).unwrap();
+    let error = within("the handshake", dial(&imposter, tls)).await.unwrap_err();
+    assert!(error.to_string().contains("UnknownIssuer"), "{error}");
+}

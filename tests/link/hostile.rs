@@ -1,0 +1,89 @@
+//! What others than agents do at the gateway's port.
+
+use std::time::Duration;
+
+use kiyot::backends::milpa::gateway::Limits;
+use kiyot_link::{alpn, stream::Stream, tls};
+use kiyot_proto::cell::{HelloRequest, agent_client::AgentClient};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio_util::{sync::CancellationToken, task::TaskTracker};
+use tonic::Code;
+
+use crate::{
+    calls::echo,
+    kit::{Fixture, LIMIT, dial, is_refused, limits, timed, within},
+};
+
+#[tokio::test]
+async fn without_a_certificate_nobody_is_a_cell() {
+    let fixture = Fixture::start().await;
+    let bootstrap = fixture.bootstrap();
+    let mut tls = tls::enrol_client(&bootstrap.ca_sha256).unwrap();
+    tls.alpn_protocols = vec![alpn::CELL.to_vec()];
+    is_refused(&bootstrap, tls.clone()).await;
+    // Strict where both are offered.
+    tls.alpn_protocols = vec![alpn::ENROL.to_vec(), alpn::CELL.to_vec()];
+    is_refused(&bootstrap, tls).await;
+}
+
+#[tokio::test]
+async fn another_protocol_or_none_is_refused() {
+    let fixture = Fixture::start().await;
+    let bootstrap = fixture.bootstrap();
+    let mut tls = tls::enrol_client(&bootstrap.ca_sha256).unwrap();
+    for protocols in [vec![b"h2".to_vec()], vec![]] {
+        tls.alpn_protocols = protocols;
+        let refused = within("the handshake", dial(&bootstrap, tls.clone())).await;
+        assert!(refused.is_err());
+    }
+}
+
+#[tokio::test]
+async fn enrolment_offers_nothing_else() {
+    let fixture = Fixture::start().await;
+    let bootstrap = fixture.bootstrap();
+    let stream = dial(&bootstrap, tls::enrol_client(&bootstrap.ca_sha256).unwrap()).await.unwrap();
+    let profile = kiyot_link::http2::Profile::ENROL;
+    let connection = kiyot_link::connection::Connection::open(stream, profile, &CancellationToken::new(), &TaskTracker::new()).await.unwrap();
+    let mut client = AgentClient::new(kiyot_link::channel::Channel::over(connection));
+    assert_eq!(client.hello(timed(HelloRequest::default(), LIMIT)).await.unwrap_err().code(), Code::Unimplemented);
+}
+
+#[tokio::test]
+async fn who_says_nothing_or_nonsense_is_cut() {
+    let fixture = Fixture::with(Limits { handshake: Duration::from_millis(100), ..limits() }).await;
+    let mut heard = Vec::new();
+    let mut silent = Stream::dial(fixture.gateway.address()).await.unwrap();
+    within("the end of a silent one", silent.read_to_end(&mut heard)).await.unwrap();
+    assert!(heard.is_empty());
+    let mut slow = Stream::dial(fixture.gateway.address()).await.unwrap();
+    // The begin of a record of TLS.
+    slow.write_all(&[0x16, 0x03, 0x01]).await.unwrap();
+    let _ = within("the end of a slow one", slow.read_to_end(&mut heard)).await;
+    let mut nonsense = Stream::dial(fixture.gateway.address()).await.unwrap();
+    nonsense.write_all(b"GET / HTTP/1.1\r\n\r\n").await.unwrap();
+    let _ = within("the end of nonsense", nonsense.read_to_end(&mut heard)).await;
+}
+
+#[tokio::test]
+async fn an_enrolment_that_does_not_end_is_cut() {
+    let fixture = Fixture::with(Limits { enrolment: Duration::from_millis(100), ..limits() }).await;
+    let bootstrap = fixture.bootstrap();
+    let mut stream = dial(&bootstrap, tls::enrol_client(&bootstrap.ca_sha256).unwrap()).await.unwrap();
+    let mut heard = Vec::new();
+    let _ = within("the end of the connection", stream.read_to_end(&mut heard)).await;
+}
+
+#[tokio::test]
+async fn as_many_as_may_be_on_their_way_in_and_no_more() {
+    let fixture = Fixture::with(Limits { newcomers: 2, ..limits() }).await;
+    let waiting = [Stream::dial(fixture.gateway.address()).await.unwrap(), Stream::dial(fixture.gateway.address()).await.unwrap()];
+    let mut third = Stream::dial(fixture.gateway.address()).await.unwrap();
+    let mut heard = Vec::new();
+    within("the end of the third", third.read_to_end(&mut heard)).await.unwrap();
+    // The agent comes again, and is let in when there is room.
+    let _agent = fixture.agent();
+    drop(waiting);
+    echo(&fixture.link.control, "at last").await;
+    within("the end of the gateway", fixture.gateway.shutdown()).await;
+}

@@ -1,0 +1,152 @@
+//! What the tests of the link share.
+
+use std::{path::PathBuf, sync::Arc, time::Duration};
+
+use kiyot::backends::milpa::{
+    gateway::{CellLink, Gateway, GatewayConfig, Limits, ca::Ca},
+    id::CellId,
+};
+use kiyot_cell::home::{Home, HomeHandle, Outcome};
+use kiyot_link::bootstrap::{Bootstrap, GatewayAddress};
+use kiyot_proto::cell::agent_server::AgentServer;
+use tempfile::TempDir;
+use tokio::task::JoinHandle;
+use tokio_util::sync::CancellationToken;
+
+mod agent;
+mod by_hand;
+mod ledger;
+mod proxy;
+
+pub(crate) use agent::{TestAgent, timed};
+pub(crate) use by_hand::{ByHand, Fake, dial, is_refused};
+pub(crate) use ledger::TestLedger;
+pub(crate) use proxy::Proxy;
+
+/// How long anything may take that must happen. Generous: the machine may be slow.
+pub(crate) const LIMIT: Duration = Duration::from_secs(120);
+
+/// The token of every cell.
+pub(crate) const TOKEN: &str = "open-sesame";
+
+/// Waits for what must come.
+pub(crate) async fn within<T>(what: &str, future: impl Future<Output = T>) -> T {
+    tokio::time::timeout(LIMIT, future).await.unwrap_or_else(|_| panic!("{what}: not within {LIMIT:?}"))
+}
+
+/// Waits until something holds.
+pub(crate) async fn until(what: &str, mut holds: impl FnMut() -> bool) {
+    within(what, async {
+        while !holds() {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    })
+    .await;
+}
+
+/// Bounds that a slow machine does not meet by chance.
+pub(crate) fn limits() -> Limits {
+    Limits { handshake: LIMIT, enrolment: LIMIT, bulk_idle: LIMIT, ..Limits::default() }
+}
+
+/// A gateway with one cell.
+pub(crate) struct Fixture {
+    pub(crate) dir: TempDir,
+    pub(crate) ledger: Arc<TestLedger>,
+    pub(crate) gateway: Gateway,
+    pub(crate) cell: CellId,
+    pub(crate) link: CellLink,
+}
+
+impl Fixture {
+    pub(crate) async fn start() -> Self {
+        Self::with(limits()).await
+    }
+
+    pub(crate) async fn with(limits: Limits) -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        let listen = GatewayAddress::Unix(dir.path().join("gateway.sock"));
+        Self::at(dir, listen, limits, Ca::new().unwrap()).await
+    }
+
+    pub(crate) async fn at(dir: TempDir, listen: GatewayAddress, limits: Limits, ca: Ca) -> Self {
+        let ledger = Arc::new(TestLedger::default());
+        let gateway = start_gateway(&ledger, listen, limits, ca).await;
+        let cell = CellId::mint().unwrap();
+        ledger.expect(&cell, TOKEN);
+        let link = gateway.link(&cell);
+        Self { dir, ledger, gateway, cell, link }
+    }
+
+    pub(crate) fn bootstrap(&self) -> Bootstrap {
+        self.gateway.bootstrap(&self.cell, TOKEN)
+    }
+
+    pub(crate) fn private_dir(&self) -> PathBuf {
+        self.dir.path().join("private")
+    }
+
+    /// Starts the cell's agent.
+    pub(crate) fn agent(&self) -> Running {
+        self.agent_with(self.bootstrap())
+    }
+
+    pub(crate) fn agent_with(&self, bootstrap: Bootstrap) -> Running {
+        Running::start(bootstrap, self.private_dir())
+    }
+
+    /// Waits for a control connection.
+    pub(crate) async fn linked(&self) {
+        let mut hello = self.link.hello.clone();
+        within("a control connection", hello.wait_for(Option::is_some)).await.unwrap();
+    }
+
+    /// Waits until there is none.
+    pub(crate) async fn unlinked(&self) {
+        let mut hello = self.link.hello.clone();
+        within("the end of the control connection", hello.wait_for(Option::is_none)).await.unwrap();
+    }
+}
+
+pub(crate) async fn start_gateway(ledger: &Arc<TestLedger>, listen: GatewayAddress, limits: Limits, ca: Ca) -> Gateway {
+    let config = GatewayConfig { listen, advertise: None, ca, build_id: "daemon".to_owned(), orphan_timeout: Duration::from_secs(900), limits };
+    Gateway::start(config, ledger.clone()).await.unwrap()
+}
+
+/// An agent that runs, until it is dropped.
+pub(crate) struct Running {
+    pub(crate) agent: TestAgent,
+    pub(crate) handle: HomeHandle,
+    shutdown: CancellationToken,
+    task: JoinHandle<Outcome>,
+}
+
+impl Running {
+    pub(crate) fn start(bootstrap: Bootstrap, private_dir: PathBuf) -> Self {
+        let cell = bootstrap.cell.clone();
+        let home = Home::new(bootstrap, &private_dir, "agent").unwrap();
+        let handle = home.handle();
+        let agent = TestAgent::new(cell, handle.clone());
+        let shutdown = CancellationToken::new();
+        let (own, end) = (agent.clone(), shutdown.clone());
+        let task = tokio::spawn(async move { home.run(move |info| AgentServer::new(own.on(info)), end).await });
+        Self { agent, handle, shutdown, task }
+    }
+
+    /// Ends it, and waits until it has ended.
+    pub(crate) async fn stop(mut self) -> Outcome {
+        self.shutdown.cancel();
+        within("the end of the agent", &mut self.task).await.unwrap()
+    }
+
+    /// Waits until it ends by itself.
+    pub(crate) async fn outcome(mut self) -> Outcome {
+        within("the end of the agent", &mut self.task).await.unwrap()
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}

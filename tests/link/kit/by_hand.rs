@@ -1,0 +1,173 @@
+//! The agent's side by hand, for what a well-behaved agent does not do.
+
+use std::{sync::Arc, time::Duration};
+
+use kiyot::backends::milpa::{
+    gateway::ca::{Ca, ProvenKey},
+    id::CellId,
+};
+use kiyot_link::{
+    alpn,
+    bootstrap::Bootstrap,
+    certificate::sha256,
+    channel::Channel,
+    connection::Connection,
+    http2::{self, Profile},
+    stream::Stream,
+    tls::{self, Identity},
+};
+use kiyot_proto::cell::{EnrolRequest, HelloReply, agent_server::AgentServer, enrolment_client::EnrolmentClient};
+use rcgen::{CertificateParams, KeyPair, PublicKeyData};
+use rustls::{ClientConfig, pki_types::ServerName};
+use tokio::io::AsyncReadExt;
+use tokio_rustls::{TlsConnector, client::TlsStream};
+use tokio_util::{sync::CancellationToken, task::TaskTracker};
+use tonic::Status;
+
+use super::within;
+
+/// A key of one's own.
+pub(crate) struct ByHand {
+    pub(crate) key: KeyPair,
+}
+
+impl ByHand {
+    pub(crate) fn new() -> Self {
+        Self { key: KeyPair::generate().unwrap() }
+    }
+
+    pub(crate) fn key_sha256(&self) -> String {
+        sha256(&self.key.subject_public_key_info())
+    }
+
+    pub(crate) fn request(&self) -> Vec<u8> {
+        CertificateParams::default().serialize_request(&self.key).unwrap().der().to_vec()
+    }
+
+    /// Enrols, with whatever is in the bootstrap.
+    pub(crate) async fn enrol(&self, bootstrap: &Bootstrap) -> Result<Identity, Status> {
+        let request = EnrolRequest {
+            cell: bootstrap.cell.clone(),
+            token: bootstrap.token.clone(),
+            csr_der: self.request().into(),
+            build_id: "by hand".to_owned(),
+        };
+        self.enrol_with(bootstrap, request).await
+    }
+
+    pub(crate) async fn enrol_with(&self, bootstrap: &Bootstrap, request: EnrolRequest) -> Result<Identity, Status> {
+        let tls = tls::enrol_client(&bootstrap.ca_sha256).unwrap();
+        let stream = dial(bootstrap, tls).await.unwrap();
+        let connection = Connection::open(stream, Profile::ENROL, &CancellationToken::new(), &TaskTracker::new()).await.unwrap();
+        let reply = EnrolmentClient::new(Channel::over(connection)).enrol(super::timed(request, super::LIMIT)).await?.into_inner();
+        Ok(self.identity(reply.certificate_der.to_vec()))
+    }
+
+    /// A certificate without enrolment.
+    pub(crate) fn certified_by(&self, ca: &Ca, cell: &CellId, lifetime: Duration) -> Vec<u8> {
+        ca.certify(cell, &ProvenKey::from_request(&self.request()).unwrap(), lifetime).unwrap()
+    }
+
+    pub(crate) fn identity(&self, certificate: Vec<u8>) -> Identity {
+        Identity::new(vec![certificate], self.key.serialize_der())
+    }
+}
+
+/// Dials with a TLS configuration.
+pub(crate) async fn dial(bootstrap: &Bootstrap, tls: ClientConfig) -> std::io::Result<TlsStream<Stream>> {
+    dial_as(bootstrap, tls, alpn::GATEWAY_NAME).await
+}
+
+pub(crate) async fn dial_as(bootstrap: &Bootstrap, tls: ClientConfig, name: &'static str) -> std::io::Result<TlsStream<Stream>> {
+    let stream = Stream::dial(&bootstrap.gateway).await?;
+    TlsConnector::from(Arc::new(tls)).connect(ServerName::try_from(name).unwrap(), stream).await
+}
+
+/// Says that a connection is refused: it ends, and nothing has been said over it. With TLS 1.3 the handshake itself may look fine from this side.
+pub(crate) async fn is_refused(bootstrap: &Bootstrap, tls: ClientConfig) {
+    let Ok(mut stream) = within("the handshake", dial(bootstrap, tls)).await else { return };
+    let mut heard = Vec::new();
+    let _ = within("the end of the connection", stream.read_to_end(&mut heard)).await;
+    assert!(heard.is_empty(), "the gateway spoke: {heard:?}");
+}
+
+/// An agent that makes one connection, and says of it what it is told to say.
+pub(crate) struct Fake {
+    end: CancellationToken,
+    tasks: TaskTracker,
+}
+
+impl Fake {
+    pub(crate) async fn connect(bootstrap: &Bootstrap, identity: &Identity, hello: HelloReply) -> Self {
+        let tls = tls::cell_client(&bootstrap.ca_sha256, identity.clone()).unwrap();
+        let name = if hello.kind() == kiyot_proto::cell::ConnectionKind::Bulk { alpn::BULK_NAME } else { alpn::GATEWAY_NAME };
+        let stream = dial_as(bootstrap, tls, name).await.unwrap();
+        let (end, tasks) = (CancellationToken::new(), TaskTracker::new());
+        let service = AgentServer::new(Says(hello));
+        let served = http2::serve(stream, Profile::CONTROL, service, end.clone(), tasks.clone());
+        tasks.spawn(async move { served.await.map_err(drop) });
+        tasks.close();
+        Self { end, tasks }
+    }
+
+    /// Waits until the gateway has ended the connection.
+    pub(crate) async fn ended(&self) {
+        within("the end of the connection", self.tasks.wait()).await;
+    }
+
+    pub(crate) fn has_ended(&self) -> bool {
+        self.tasks.is_empty()
+    }
+}
+
+impl Drop for Fake {
+    fn drop(&mut self) {
+        self.end.cancel();
+    }
+}
+
+/// Answers `Hello` only.
+struct Says(HelloReply);
+
+mod says {
+    use std::pin::Pin;
+
+    use futures::Stream;
+    use kiyot_proto::cell::*;
+    use tonic::{Request, Response, Status, Streaming};
+
+    type Answer<T> = Result<Response<T>, Status>;
+    type Parts<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
+
+    macro_rules! not_here {
+        ($($name:ident($request:ty) -> $reply:ty;)*) => {
+            #[tonic::async_trait]
+            impl agent_server::Agent for super::Says {
+                type WatchStream = Parts<Event>;
+                type ReadLogStream = Parts<LogPart>;
+                type TunnelStream = Parts<TunnelPart>;
+                async fn hello(&self, _: Request<HelloRequest>) -> Answer<HelloReply> {
+                    Ok(Response::new(self.0.clone()))
+                }
+                $(async fn $name(&self, _: Request<$request>) -> Answer<$reply> {
+                    Err(Status::unimplemented("not here"))
+                })*
+            }
+        };
+    }
+
+    not_here! {
+        bind(BindRequest) -> BindReply;
+        open_bulk(OpenBulkRequest) -> OpenBulkReply;
+        watch(WatchRequest) -> Parts<Event>;
+        change_files(Streaming<FileChange>) -> ChangeFilesReply;
+        get_file(GetFileRequest) -> GetFileReply;
+        read_log(ReadLogRequest) -> Parts<LogPart>;
+        trim_log(TrimLogRequest) -> TrimLogReply;
+        tunnel(Streaming<TunnelPart>) -> Parts<TunnelPart>;
+        missing_blobs(MissingBlobsRequest) -> MissingBlobsReply;
+        put_blob(Streaming<BlobPart>) -> PutBlobReply;
+        put_image(PutImageRequest) -> PutImageReply;
+        shutdown(ShutdownRequest) -> ShutdownReply;
+    }
+}

@@ -1,0 +1,90 @@
+//! Connections that end, and those that come after them.
+
+use std::sync::atomic::Ordering;
+
+use kiyot::backends::milpa::{gateway::ca::Ca, store::Store};
+use kiyot_cell::home::{LinkState, Outcome};
+use kiyot_link::bootstrap::{Bootstrap, GatewayAddress};
+use kiyot_proto::cell::{BindRequest, WatchRequest, agent_client::AgentClient};
+use tonic::Code;
+
+use crate::{
+    calls::echo,
+    kit::{Fixture, LIMIT, Proxy, limits, start_gateway, timed, until, within},
+};
+
+#[tokio::test]
+async fn a_cut_fails_what_runs_and_the_next_call_finds_a_new_connection() {
+    let fixture = Fixture::start().await;
+    let proxy = Proxy::start(fixture.dir.path().join("wire.sock"), fixture.gateway.address());
+    let agent = fixture.agent_with(Bootstrap { gateway: proxy.address.clone(), ..fixture.bootstrap() });
+    for round in 1..=3 {
+        echo(&fixture.link.control, "before").await;
+        echo(&fixture.link.bulk, "before").await;
+        let control = fixture.link.control.clone();
+        let running = tokio::spawn(async move { AgentClient::new(control).bind(timed(BindRequest::default(), LIMIT)).await });
+        until("the call runs", || agent.agent.binds.load(Ordering::SeqCst) == round).await;
+        let mut events = AgentClient::new(fixture.link.control.clone()).watch(timed(WatchRequest {}, LIMIT)).await.unwrap().into_inner();
+        assert!(events.message().await.unwrap().is_some());
+
+        proxy.cut();
+        assert_eq!(within("the running call", running).await.unwrap().unwrap_err().code(), Code::Unavailable);
+        assert_eq!(within("the running stream", events.message()).await.unwrap_err().code(), Code::Unavailable);
+        echo(&fixture.link.control, "after").await;
+    }
+    // Each connection came after the one before it was gone, or replaced it.
+    let generations: Vec<u64> = fixture.ledger.news().into_iter().flatten().collect();
+    assert!(generations.len() == 4 && generations.is_sorted(), "{generations:?}");
+}
+
+#[tokio::test]
+async fn a_wire_without_a_sound_is_noticed_on_both_sides() {
+    let fixture = Fixture::start().await;
+    let proxy = Proxy::start(fixture.dir.path().join("wire.sock"), fixture.gateway.address());
+    let agent = fixture.agent_with(Bootstrap { gateway: proxy.address.clone(), ..fixture.bootstrap() });
+    fixture.linked().await;
+    let mut state = agent.handle.state();
+    within("the agent knows", state.wait_for(|state| matches!(state, LinkState::Linked(_)))).await.unwrap();
+    proxy.silence();
+    // The gateway pings, and so does the agent; neither is answered.
+    let agent_side = within("the agent notices", state.wait_for(|state| matches!(state, LinkState::Unlinked(_)))).await.map(|_| ());
+    agent_side.unwrap();
+    echo(&fixture.link.control, "over a new wire").await;
+    until("the gateway has noticed", || fixture.ledger.news().contains(&None)).await;
+}
+
+#[tokio::test]
+async fn cells_come_back_to_a_gateway_that_is_started_again() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = Store::open(dir.path()).await.unwrap();
+    let listen = GatewayAddress::Unix(dir.path().join("gateway.sock"));
+    let mut fixture = Fixture::at(dir, listen.clone(), limits(), Ca::load_or_make(&store).await.unwrap()).await;
+    let agent = fixture.agent();
+    echo(&fixture.link.control, "before").await;
+
+    fixture.gateway.shutdown().await;
+    assert_eq!(fixture.ledger.news(), [Some(1)], "the end of the daemon is not the end of a link");
+    assert!(!dir_has(&listen), "the socket's file went with the gateway");
+    let mut state = agent.handle.state();
+    within("the agent notices", state.wait_for(|state| matches!(state, LinkState::Unlinked(_)))).await.unwrap();
+
+    // Its token is spent and over; the authority is the same.
+    fixture.ledger.expire(&fixture.cell);
+    fixture.gateway = start_gateway(&fixture.ledger, listen, limits(), Ca::load_or_make(&store).await.unwrap()).await;
+    fixture.link = fixture.gateway.link(&fixture.cell);
+    echo(&fixture.link.control, "after").await;
+    echo(&fixture.link.bulk, "after").await;
+    assert_eq!(agent.stop().await, Outcome::Shutdown);
+}
+
+fn dir_has(address: &GatewayAddress) -> bool {
+    matches!(address, GatewayAddress::Unix(path) if path.exists())
+}
+
+#[tokio::test]
+async fn a_cell_without_contact_for_too_long_is_an_orphan() {
+    let fixture = Fixture::start().await;
+    let bootstrap =
+        Bootstrap { gateway: GatewayAddress::Unix(fixture.dir.path().join("nobody.sock")), orphan_timeout_secs: 1, ..fixture.bootstrap() };
+    assert_eq!(fixture.agent_with(bootstrap).outcome().await, Outcome::Orphaned);
+}

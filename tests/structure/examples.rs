@@ -1,0 +1,42 @@
+//! examples/.
+
+use kiyot::{
+    annotations::{CellRequest, LaunchType, TARGET_RUNTIME},
+    config::{self, HostNamespaces},
+    manifest,
+};
+
+use crate::tree;
+
+fn config(name: &str) -> config::Config {
+    config::parse(name, &tree::text(name), []).unwrap_or_else(|problems| panic!("{problems}"))
+}
+
+fn pod(name: &str) -> manifest::Pod {
+    manifest::parse(name, &tree::text(name)).unwrap_or_else(|problems| panic!("{problems}")).pods.remove(0)
+}
+
+#[test]
+fn every_example_is_read() {
+    for file in tree::files("examples", ".toml") {
+        config(file.to_str().unwrap());
+    }
+    for file in tree::files("examples", ".yaml") {
+        let pod = pod(file.to_str().unwrap());
+        CellRequest::parse(&pod.metadata.annotations).unwrap_or_else(|problems| panic!("{problems}"));
+    }
+}
+
+#[test]
+fn the_examples_are_what_their_names_say() {
+    assert_eq!(config("examples/opt-in.toml").routing.default, "containerd");
+    let out = config("examples/opt-out.toml");
+    assert_eq!(out.routing.default, "milpa");
+    assert!(out.routing.rules.iter().any(|rule| rule.daemonset == Some(true)) && out.routing.rules.iter().any(|rule| rule.static_pod == Some(true)));
+    let Some(config::BackendConfig::Milpa(milpa)) = out.backends.get("milpa") else { panic!() };
+    assert_eq!(milpa.policy.host_namespaces, HostNamespaces::KeepLocal);
+    let cell = pod("examples/pod-in-a-cell.yaml");
+    assert_eq!(cell.metadata.annotations[TARGET_RUNTIME], "kiyot");
+    assert_eq!(CellRequest::parse(&cell.metadata.annotations).unwrap().launch_type, LaunchType::Spot);
+    assert!(!pod("examples/pod-on-the-node.yaml").metadata.annotations.contains_key(TARGET_RUNTIME));
+}

@@ -1,0 +1,135 @@
+//! Rust source as far as imports need it.
+
+use std::path::Path;
+
+/// The path of the module that a file of `src` is: `["backends", "milpa"]` for `src/backends/milpa.rs`; empty for the crate's root.
+pub(crate) fn module_of(file: &Path) -> Vec<String> {
+    let inner = file.strip_prefix("src").unwrap().with_extension("");
+    let parts: Vec<String> = inner.iter().map(|part| part.to_str().unwrap().to_owned()).collect();
+    if parts == ["lib"] { Vec::new() } else { parts }
+}
+
+/// A source without comments, without what is in its texts, and without its unit tests (which stand at the end).
+pub(crate) fn code_of(source: &str) -> String {
+    let end = source.find("#[cfg(test)]\nmod tests").unwrap_or(source.len());
+    let mut code = String::with_capacity(end);
+    let mut rest = source[..end].chars().peekable();
+    while let Some(c) = rest.next() {
+        match c {
+            '/' if rest.peek() == Some(&'/') => while rest.next_if(|c| *c != '\n').is_some() {},
+            '"' => {
+                while let Some(c) = rest.next() {
+                    match c {
+                        '\\' => drop(rest.next()),
+                        '"' => break,
+                        _ => {}
+                    }
+                }
+                code.push_str("\"\"");
+            }
+            // A quote as a character would open a text.
+            '\'' if rest.peek() == Some(&'"') => drop(rest.next()),
+            _ => code.push(c),
+        }
+    }
+    code
+}
+
+/// The crate's own paths that a module names, from the crate's root on: of `crate::`, `super::` and `self::`, in imports (braces are spread) and elsewhere.
+pub(crate) fn paths_in(code: &str, module: &[String]) -> Vec<Vec<String>> {
+    let tokens = tokens(code);
+    let mut paths = Vec::new();
+    let mut at = 0;
+    while at < tokens.len() {
+        let begins = at == 0 || tokens[at - 1] != "::";
+        if begins && ["crate", "super", "self"].contains(&tokens[at]) && tokens.get(at + 1) == Some(&"::") {
+            at = spread(&tokens, at, &[], module, &mut paths);
+        } else {
+            at += 1;
+        }
+    }
+    paths
+}
+
+/// Reads one tree of paths, adds its leaves, and returns where it ends.
+fn spread(tokens: &[&str], mut at: usize, before: &[&str], module: &[String], paths: &mut Vec<Vec<String>>) -> usize {
+    let mut path = before.to_vec();
+    loop {
+        match tokens.get(at) {
+            Some(&"{") => {
+                at += 1;
+                while at < tokens.len() && tokens[at] != "}" {
+                    at = if tokens[at] == "," { at + 1 } else { spread(tokens, at, &path, module, paths) };
+                }
+                return at + 1;
+            }
+            Some(word) if is_word(word) || *word == "*" => {
+                path.push(word);
+                at += 1;
+            }
+            // Generic arguments of an expression, or the end of the code.
+            _ => {
+                paths.extend(absolute(&path, module));
+                return at + 1;
+            }
+        }
+        if tokens.get(at) == Some(&"::") {
+            at += 1;
+            continue;
+        }
+        paths.extend(absolute(&path, module));
+        // `x as y` is not a path.
+        return if tokens.get(at) == Some(&"as") { at + 2 } else { at };
+    }
+}
+
+/// A path from the crate's root on.
+fn absolute(path: &[&str], module: &[String]) -> Option<Vec<String>> {
+    let mut parts = path.iter();
+    let mut absolute = match *parts.next()? {
+        "crate" => Vec::new(),
+        "self" => module.to_vec(),
+        "super" => module[..module.len().saturating_sub(1)].to_vec(),
+        _ => return None,
+    };
+    for part in parts {
+        match *part {
+            "super" => drop(absolute.pop()),
+            "self" | "*" => {}
+            part => absolute.push(part.to_owned()),
+        }
+    }
+    Some(absolute)
+}
+
+fn is_word(token: &str) -> bool {
+    token.starts_with(|c: char| c.is_alphanumeric() || c == '_')
+}
+
+/// Words, `::`, and single other characters.
+fn tokens(code: &str) -> Vec<&str> {
+    let mut tokens = Vec::new();
+    let mut rest = code.trim_start();
+    while let Some(first) = rest.chars().next() {
+        let word = rest.find(|c: char| !c.is_alphanumeric() && c != '_').unwrap_or(rest.len());
+        let length = if word > 0 {
+            word
+        } else if rest.starts_with("::") {
+            2
+        } else {
+            first.len_utf8()
+        };
+        tokens.push(&rest[..length]);
+        rest = rest[length..].trim_start();
+    }
+    tokens
+}
+
+#[test]
+fn paths_are_found_wherever_they_stand() {
+    let source = "//! crate::comment::x\nuse std::io;\nuse super::{a, b::{self, C}, super::d};\nuse crate::{\n    e::*,\n    f as g,\n};\n\
+                  fn x() { \"crate::text::y\"; crate::h::i::<u8>(); self::j::k(); $crate::l }\n#[cfg(test)]\nmod tests { use crate::m; }\n";
+    let module = ["one", "two"].map(str::to_owned);
+    let found: Vec<String> = paths_in(&code_of(source), &module).iter().map(|path| path.join("::")).collect();
+    assert_eq!(found, ["one::a", "one::b", "one::b::C", "d", "e", "f", "h::i", "one::two::j::k", "l"]);
+}
