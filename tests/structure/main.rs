@@ -1,5 +1,7 @@
 //! What holds of the tree itself: who imports whom, how long files are, that promises have tests, that what is shipped beside the programs is right.
 
+#![expect(clippy::unwrap_used, reason = "a test fails by a panic")]
+
 mod examples;
 mod imports;
 mod manifests;
