@@ -94,7 +94,12 @@ impl Images {
         self.status_in(&CellReceiver(cell.link.clone()), request, deadline).await
     }
 
-    async fn status_in(&self, receiver: &dyn Receiver, request: cri::ImageStatusRequest, deadline: Option<Instant>) -> Result<cri::ImageStatusResponse, Status> {
+    async fn status_in(
+        &self,
+        receiver: &dyn Receiver,
+        request: cri::ImageStatusRequest,
+        deadline: Option<Instant>,
+    ) -> Result<cri::ImageStatusResponse, Status> {
         let reference = request.image.map(|image| image.image).unwrap_or_default();
         let asked = question(&reference, request.verbose);
         let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
@@ -143,12 +148,16 @@ impl Images {
         }
         let reference = if is_id(wanted) { &image.user_specified_image } else { wanted };
         if reference.is_empty() || is_id(reference) {
-            return Err(Status::not_found(format!("image {wanted} is neither in cell {cell} nor whole on the node, and no reference is known by which it could be pulled")));
+            return Err(Status::not_found(format!(
+                "image {wanted} is neither in cell {cell} nor whole on the node, and no reference is known by which it could be pulled"
+            )));
         }
         let auth = self.credentials.get(&(uid.to_owned(), normalized(reference)));
         let id = self.pulled(receiver, reference, auth).await?;
         if is_id(wanted) && id != *wanted {
-            return Err(Status::failed_precondition(format!("image {wanted} is not in cell {cell}, and its reference {reference} means {id} by now")));
+            return Err(Status::failed_precondition(format!(
+                "image {wanted} is not in cell {cell}, and its reference {reference} means {id} by now"
+            )));
         }
         self.in_cell(receiver, &id, reference, None).await?;
         Ok(id)

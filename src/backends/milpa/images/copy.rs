@@ -119,7 +119,12 @@ async fn put(node: &dyn Node, cell: &dyn Receiver, manifest: &Manifest, blob: &D
     let stalled = || CopyError::Stalled(blob.digest.clone(), stall.as_secs());
     let (sender, parts) = mpsc::channel(QUEUE);
     let sending = async move {
-        let first = BlobPart { digest: blob.digest.clone(), size: blob.size, labels: manifest.labels(&blob.digest).into_iter().collect(), content: Bytes::new() };
+        let first = BlobPart {
+            digest: blob.digest.clone(),
+            size: blob.size,
+            labels: manifest.labels(&blob.digest).into_iter().collect(),
+            content: Bytes::new(),
+        };
         let mut read = node.read(blob).await.map_err(CopyError::Node)?;
         // The cell says what was wrong if it takes no more.
         let mut open = sender.send(first).await.is_ok();

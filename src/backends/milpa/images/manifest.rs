@@ -168,12 +168,18 @@ fn for_machine(manifests: Vec<Descriptor>, architecture: &str) -> Option<Descrip
         _ => &[""],
     };
     let rank = |descriptor: &Descriptor| match &descriptor.platform {
-        Some(platform) if platform.os == "linux" && platform.architecture == architecture => variants.iter().position(|variant| *variant == platform.variant),
+        Some(platform) if platform.os == "linux" && platform.architecture == architecture => {
+            variants.iter().position(|variant| *variant == platform.variant)
+        }
         Some(_) => None,
         // One that doesn't say is taken if no other does.
         None => Some(variants.len()),
     };
-    manifests.into_iter().filter_map(|descriptor| Some((rank(&descriptor)?, descriptor))).min_by_key(|(rank, _)| *rank).map(|(_, descriptor)| descriptor)
+    manifests
+        .into_iter()
+        .filter_map(|descriptor| Some((rank(&descriptor)?, descriptor)))
+        .min_by_key(|(rank, _)| *rank)
+        .map(|(_, descriptor)| descriptor)
 }
 
 #[cfg(test)]
@@ -210,7 +216,10 @@ mod tests {
         let json = format!(r#"{{"schemaVersion":2,"manifests":[{}]}}"#, entries.join(","));
         let blob = Descriptor::new(INDEX, &digest(9), json.len() as u64);
         for (architecture, expected) in [("amd64", 5), ("arm64", 6)] {
-            assert!(matches!(parse(&blob, json.as_bytes(), architecture), Ok(Parsed::Index(found)) if found.digest == digest(expected)), "{architecture}");
+            assert!(
+                matches!(parse(&blob, json.as_bytes(), architecture), Ok(Parsed::Index(found)) if found.digest == digest(expected)),
+                "{architecture}"
+            );
         }
         assert!(matches!(parse(&blob, json.as_bytes(), "s390x"), Err(ManifestError::Platform(_, "s390x"))));
         let json = format!(r#"{{"manifests":[{}]}}"#, entry(7, ""));

@@ -73,7 +73,9 @@ impl Containerd {
     async fn channel(&self) -> Result<Channel, Status> {
         let connect = || async {
             let endpoint = Endpoint::from_shared(format!("unix://{}", self.node.socket.display()));
-            endpoint.map(|endpoint| endpoint.connect_lazy()).map_err(|error| Status::internal(format!("socket {}: {error}", self.node.socket.display())))
+            endpoint
+                .map(|endpoint| endpoint.connect_lazy())
+                .map_err(|error| Status::internal(format!("socket {}: {error}", self.node.socket.display())))
         };
         self.channel.get_or_try_init(connect).await.cloned()
     }
