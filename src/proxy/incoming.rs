@@ -11,6 +11,9 @@ use super::{
     stall::Stall,
 };
 
+/// What is taken of a body before anything else is known of it. Bytes.
+const TAKEN: usize = 64 << 10;
+
 /// A request, and as much of its body as was looked at.
 #[derive(Debug)]
 pub(super) struct Incoming {
@@ -59,72 +62,68 @@ impl Incoming {
         Self { head, body: Bytes::new(), rest, limit }
     }
 
-    /// Takes the first part of the body if it has come already, as it has with most calls.
+    /// Takes what has come already of the body, up to a limit: with most calls that is all of it, so that it may be sent again.
     pub(super) async fn take_what_came(&mut self) -> Result<(), NoMessage> {
-        let Some(rest) = &mut self.rest else { return Ok(()) };
-        match poll_fn(|cx| Poll::Ready(rest.poll_data(cx))).await {
-            Poll::Ready(Some(Ok(part))) => {
-                self.body = part;
-                if rest.is_end_stream() {
-                    self.rest = None;
-                }
-                Ok(())
+        while self.body.len() < TAKEN {
+            let Some(rest) = &mut self.rest else { return Ok(()) };
+            match poll_fn(|cx| Poll::Ready(rest.poll_data(cx))).await {
+                Poll::Ready(Some(Ok(part))) => self.append(part),
+                Poll::Ready(Some(Err(_))) => return Err(NoMessage::Cancelled),
+                // An end of its own may have trailers: left to whoever reads on.
+                Poll::Ready(None) | Poll::Pending => return Ok(()),
             }
-            Poll::Ready(Some(Err(_))) => Err(NoMessage::Cancelled),
-            // An end may come with trailers: left to whoever reads on.
-            Poll::Ready(None) | Poll::Pending => Ok(()),
         }
+        Ok(())
     }
 
     /// Reads until the body has a whole message.
     pub(super) async fn message(&mut self) -> Result<Message, NoMessage> {
-        let mut joined = BytesMut::new();
         let mut stall = Stall::new(self.limit);
+        self.take_what_came().await?;
         loop {
-            let so_far = if joined.is_empty() { &self.body[..] } else { &joined[..] };
-            let found = frame::look(so_far);
-            let found = match (found, &mut self.rest) {
+            match (frame::look(&self.body), &mut self.rest) {
                 (Body::TooLarge(length), _) => return Err(NoMessage::TooLarge(length)),
-                (Body::Whole { length, compressed }, _) => Some(Message::Whole { length, compressed, alone: so_far.len() == frame::HEAD + length }),
-                (Body::Part, None) => Some(Message::None),
-                (Body::Part, Some(_)) => None,
-            };
-            if let Some(found) = found {
-                if !joined.is_empty() {
-                    self.body = joined.freeze();
+                (Body::Whole { length, compressed }, _) => {
+                    // Its end may be behind it, in a frame of its own.
+                    self.take_what_came().await?;
+                    return Ok(Message::Whole { length, compressed, alone: self.body.len() == frame::HEAD + length });
                 }
-                return Ok(found);
-            }
-            let Some(rest) = &mut self.rest else { continue };
-            let part = poll_fn(|cx| match rest.poll_data(cx) {
-                Poll::Ready(part) => Poll::Ready(Ok(part)),
-                Poll::Pending => stall.poll(cx).map(Err),
-            });
-            match part.await {
-                Ok(Some(Ok(part))) => {
-                    stall.progressed();
-                    if rest.is_end_stream() {
-                        self.rest = None;
-                    } else {
-                        // A message is kept whole here; its size is limited. It can fail only if more is released than came.
-                        let _ = rest.flow_control().release_capacity(part.len());
-                    }
-                    if self.body.is_empty() {
-                        self.body = part;
-                    } else {
-                        if joined.is_empty() {
-                            joined.extend_from_slice(&self.body);
+                (Body::Part, None) => return Ok(Message::None),
+                (Body::Part, Some(rest)) => {
+                    let part = poll_fn(|cx| match rest.poll_data(cx) {
+                        Poll::Ready(part) => Poll::Ready(Ok(part)),
+                        Poll::Pending => stall.poll(cx).map(Err),
+                    });
+                    match part.await {
+                        Ok(Some(Ok(part))) => {
+                            stall.progressed();
+                            self.append(part);
                         }
-                        joined.extend_from_slice(&part);
+                        Ok(Some(Err(_))) => return Err(NoMessage::Cancelled),
+                        // Trailers of a request have no meaning in gRPC.
+                        Ok(None) => self.rest = None,
+                        Err(limit) => return Err(NoMessage::Stalled(limit)),
                     }
                 }
-                Ok(Some(Err(_))) => return Err(NoMessage::Cancelled),
-                Ok(None) => {
-                    // Trailers of a request have no meaning in gRPC.
-                    self.rest = None;
-                }
-                Err(limit) => return Err(NoMessage::Stalled(limit)),
             }
+        }
+    }
+
+    fn append(&mut self, part: Bytes) {
+        match &mut self.rest {
+            Some(rest) if !rest.is_end_stream() => {
+                // What is kept here is limited otherwise. It can fail only if more is released than came.
+                let _ = rest.flow_control().release_capacity(part.len());
+            }
+            rest => *rest = None,
+        }
+        if self.body.is_empty() {
+            self.body = part;
+        } else if !part.is_empty() {
+            // The buffer is this request's alone: no copy of what it has already, and room is doubled as it grows.
+            let mut joined = BytesMut::from(std::mem::take(&mut self.body));
+            joined.extend_from_slice(&part);
+            self.body = joined.freeze();
         }
     }
 

@@ -19,13 +19,13 @@ use tonic::Status;
 type Snapshot = Result<Vec<u8>, (tonic::Code, String)>;
 
 #[derive(Debug, Default)]
-pub struct Cells {
+pub(crate) struct Cells {
     /// What it adds to lists, or answers from memory.
-    pub snapshots: Mutex<HashMap<Method, Snapshot>>,
+    pub(crate) snapshots: Mutex<HashMap<Method, Snapshot>>,
     /// Calls that hang now.
-    pub hanging: Arc<AtomicUsize>,
+    pub(crate) hanging: Arc<AtomicUsize>,
     /// Images that its pods have.
-    pub images: Mutex<HashMap<String, Vec<u8>>>,
+    pub(crate) images: Mutex<HashMap<String, Vec<u8>>>,
 }
 
 struct Counted(Arc<AtomicUsize>);
@@ -81,13 +81,13 @@ impl Decoded for Cells {
 }
 
 #[derive(Debug)]
-pub struct CellsBackend {
+pub(crate) struct CellsBackend {
     name: BackendName,
     decoded: Arc<dyn Decoded>,
 }
 
 impl CellsBackend {
-    pub fn of(cells: Arc<Cells>) -> Arc<dyn Backend> {
+    pub(crate) fn of(cells: Arc<Cells>) -> Arc<dyn Backend> {
         Arc::new(Self { name: BackendName::new("cells"), decoded: cells })
     }
 }

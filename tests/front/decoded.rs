@@ -76,7 +76,8 @@ async fn a_pod_goes_where_it_says_or_is_refused() {
 #[tokio::test(flavor = "multi_thread")]
 async fn errors_come_with_their_details() {
     let door = Setup::default().open();
-    let answer = door.caller().await.call(Method::PodSandboxStatus, &id("milpa-error")).await;
+    let caller = door.caller().await;
+    let answer = caller.call(Method::PodSandboxStatus, &id("milpa-error")).await;
     assert_eq!((answer.code(), answer.message().as_str()), (Code::NotFound as i32, "no such thing: 100 %"));
     let status = tonic::Status::from_header_map(&answer.headers).unwrap();
     assert_eq!(status.details(), b"\x00details\xff");
@@ -135,7 +136,8 @@ async fn compressed_messages_are_refused_as_grpc_says() {
     let door = Setup::default().open();
     let mut body = frame(&id("milpa1"));
     body[0] = 1;
-    let answer = door.caller().await.raw(Method::ExecSync.path(), &[("grpc-encoding", "gzip")], body).await.unwrap();
+    let caller = door.caller().await;
+    let answer = caller.raw(Method::ExecSync.path(), &[("grpc-encoding", "gzip")], body).await.unwrap();
     assert_eq!(answer.code(), Code::Unimplemented as i32);
     assert_eq!(answer.headers["grpc-accept-encoding"], "identity");
 }
@@ -144,7 +146,8 @@ async fn compressed_messages_are_refused_as_grpc_says() {
 async fn a_second_message_is_refused() {
     let door = Setup::default().open();
     let body = [frame(&id("milpa1")), frame(&id("milpa2"))].concat();
-    assert_eq!(door.caller().await.raw(Method::ExecSync.path(), &[], body).await.unwrap().code(), Code::Internal as i32);
+    let caller = door.caller().await;
+    assert_eq!(caller.raw(Method::ExecSync.path(), &[], body).await.unwrap().code(), Code::Internal as i32);
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -210,7 +213,8 @@ async fn images_follow_their_pods() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_message_in_small_parts_is_put_together() {
     let door = Setup::default().open();
-    let (response, mut stream) = door.caller().await.begin(Method::ExecSync.path(), &[]).await;
+    let caller = door.caller().await;
+    let (response, mut stream) = caller.begin(Method::ExecSync.path(), &[]).await;
     for byte in frame(&id("milpa1")) {
         stream.send_data(Bytes::copy_from_slice(&[byte]), false).unwrap();
         tokio::task::yield_now().await;

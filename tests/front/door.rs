@@ -13,20 +13,20 @@ use crate::{
     caller::{Caller, LONG},
 };
 
-pub struct Door {
-    pub dir: tempfile::TempDir,
-    pub bound: Bound,
-    pub cells: Arc<Cells>,
+pub(crate) struct Door {
+    pub(crate) dir: tempfile::TempDir,
+    pub(crate) bound: Bound,
+    pub(crate) cells: Arc<Cells>,
 }
 
 /// What differs between tests.
-pub struct Setup {
-    pub client_timeout: Duration,
-    pub connect_timeout: Duration,
-    pub max_calls: usize,
-    pub runtimes: &'static [&'static str],
-    pub cells: bool,
-    pub routing: Routing,
+pub(crate) struct Setup {
+    pub(crate) client_timeout: Duration,
+    pub(crate) connect_timeout: Duration,
+    pub(crate) max_calls: usize,
+    pub(crate) runtimes: &'static [&'static str],
+    pub(crate) cells: bool,
+    pub(crate) routing: Routing,
 }
 
 impl Default for Setup {
@@ -43,7 +43,7 @@ impl Default for Setup {
 }
 
 impl Setup {
-    pub fn open(self) -> Door {
+    pub(crate) fn open(self) -> Door {
         let dir = tempfile::tempdir().unwrap();
         let cells = Arc::new(Cells::default());
         let socket = |name: &str| dir.path().join(format!("{name}.sock"));
@@ -67,15 +67,15 @@ impl Setup {
 
 impl Door {
     /// The socket of a container runtime.
-    pub fn runtime(&self, name: &str) -> PathBuf {
+    pub(crate) fn runtime(&self, name: &str) -> PathBuf {
         self.dir.path().join(format!("{name}.sock"))
     }
 
-    pub fn containerd(&self) -> PathBuf {
+    pub(crate) fn containerd(&self) -> PathBuf {
         self.runtime("containerd")
     }
 
-    pub async fn caller(&self) -> Caller {
+    pub(crate) async fn caller(&self) -> Caller {
         Caller::connect(&self.bound.address).await
     }
 }

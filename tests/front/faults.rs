@@ -72,7 +72,8 @@ async fn what_does_not_speak_http2_is_unavailable() {
             let _ = stream.try_write(b"HTTP/1.1 400 Bad Request\r\n\r\n and more that is not HTTP/2 at all");
         }
     }));
-    let answer = door.caller().await.call(Method::Version, b"").await;
+    let caller = door.caller().await;
+    let answer = caller.call(Method::Version, b"").await;
     assert_eq!(answer.code(), Code::Unavailable as i32);
 }
 

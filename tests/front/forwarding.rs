@@ -39,7 +39,7 @@ const PATHS: [&str; 3] = ["/runtime.v1.RuntimeService/Version", "/runtime.v1.Run
 #[tokio::test(flavor = "multi_thread")]
 async fn metadata_bodies_and_trailers_arrive_as_they_were_sent() {
     let door = Setup::default().open();
-    let seen: Arc<Mutex<Vec<(Parts, Vec<u8>)>>> = Arc::default();
+    let seen = Arc::new(Mutex::new(Vec::<(Parts, Vec<u8>)>::new()));
     let record = seen.clone();
     let _runtime = Played::listen(&door.containerd(), move |mut call| {
         let record = record.clone();

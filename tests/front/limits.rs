@@ -67,7 +67,8 @@ async fn a_connection_that_is_idle_between_calls_stays() {
 async fn a_silent_stream_of_an_unknown_method_stays() {
     let door = Setup { client_timeout: SHORT, ..Setup::default() }.open();
     let _runtime = Played::named(&door.containerd());
-    let (response, mut stream) = door.caller().await.begin("/runtime.v1.RuntimeService/Converse", &[]).await;
+    let caller = door.caller().await;
+    let (response, mut stream) = caller.begin("/runtime.v1.RuntimeService/Converse", &[]).await;
     tokio::time::sleep(3 * SHORT).await;
     stream.send_data(frame(b"").into(), true).unwrap();
     assert_eq!(soon(response).await.unwrap().headers()["content-type"], "application/grpc");

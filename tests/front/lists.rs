@@ -123,7 +123,8 @@ async fn the_status_lists_the_handlers_of_all_backends() {
     let door = Setup::default().open();
     let node = cri::StatusResponse { status: Some(cri::RuntimeStatus::default()), ..Default::default() };
     let _runtime = Played::constant(&door.containerd(), node.encode_to_vec());
-    let answer = door.caller().await.call(Method::Status, b"").await;
+    let caller = door.caller().await;
+    let answer = caller.call(Method::Status, b"").await;
     let status = cri::StatusResponse::decode(answer.ok()).unwrap();
     assert_eq!(status.runtime_handlers.into_iter().map(|handler| handler.name).collect::<Vec<_>>(), ["", "kiyot"]);
     assert_eq!(status.status, node.status);

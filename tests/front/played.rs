@@ -19,22 +19,22 @@ use tokio_util::task::AbortOnDropHandle;
 use crate::caller::frame;
 
 /// One call that came.
-pub struct Call {
-    pub head: Parts,
-    pub body: RecvStream,
-    pub respond: SendResponse<Bytes>,
+pub(crate) struct Call {
+    pub(crate) head: Parts,
+    pub(crate) body: RecvStream,
+    pub(crate) respond: SendResponse<Bytes>,
 }
 
 type Handler = Arc<dyn Fn(Call) -> Pin<Box<dyn Future<Output = ()> + Send>> + Send + Sync>;
 
 /// It runs until it is dropped, and then hangs up at once.
-pub struct Played {
+pub(crate) struct Played {
     _task: AbortOnDropHandle<()>,
     connections: Arc<AtomicUsize>,
 }
 
 impl Played {
-    pub fn listen<F: Future<Output = ()> + Send + 'static>(path: &Path, handler: impl Fn(Call) -> F + Send + Sync + 'static) -> Self {
+    pub(crate) fn listen<F: Future<Output = ()> + Send + 'static>(path: &Path, handler: impl Fn(Call) -> F + Send + Sync + 'static) -> Self {
         let _ = std::fs::remove_file(path);
         let listener = UnixListener::bind(path).unwrap();
         let handler: Handler = Arc::new(move |call| Box::pin(handler(call)));
@@ -62,7 +62,7 @@ impl Played {
     }
 
     /// Answers every call with a message that says its name: `answer to <method>`.
-    pub fn named(path: &Path) -> Self {
+    pub(crate) fn named(path: &Path) -> Self {
         Self::listen(path, |call| async move {
             let name = call.head.uri.path().rsplit('/').next().unwrap().to_string();
             call.answer(format!("answer to {name}").as_bytes()).await;
@@ -70,7 +70,7 @@ impl Played {
     }
 
     /// Answers every call with these bytes as the message.
-    pub fn constant(path: &Path, message: Vec<u8>) -> Self {
+    pub(crate) fn constant(path: &Path, message: Vec<u8>) -> Self {
         let message = Bytes::from(message);
         Self::listen(path, move |call| {
             let message = message.clone();
@@ -78,19 +78,19 @@ impl Played {
         })
     }
 
-    pub fn connections(&self) -> usize {
+    pub(crate) fn connections(&self) -> usize {
         self.connections.load(Ordering::SeqCst)
     }
 }
 
-pub fn ok_trailers() -> HeaderMap {
+pub(crate) fn ok_trailers() -> HeaderMap {
     let mut trailers = HeaderMap::new();
     trailers.insert("grpc-status", HeaderValue::from_static("0"));
     trailers
 }
 
 /// Reads a body to its end.
-pub async fn read_all(body: &mut RecvStream) -> Result<Vec<u8>, h2::Error> {
+pub(crate) async fn read_all(body: &mut RecvStream) -> Result<Vec<u8>, h2::Error> {
     let mut all = Vec::new();
     while let Some(part) = body.data().await {
         let part = part?;
@@ -101,7 +101,7 @@ pub async fn read_all(body: &mut RecvStream) -> Result<Vec<u8>, h2::Error> {
 }
 
 /// Sends as the receiver takes it. Whether it took all.
-pub async fn send_all(stream: &mut SendStream<Bytes>, mut data: Bytes) -> bool {
+pub(crate) async fn send_all(stream: &mut SendStream<Bytes>, mut data: Bytes) -> bool {
     while !data.is_empty() {
         stream.reserve_capacity(data.len().min(64 << 10));
         let room = match stream.capacity() {
@@ -120,7 +120,7 @@ pub async fn send_all(stream: &mut SendStream<Bytes>, mut data: Bytes) -> bool {
 
 impl Call {
     /// Reads the request, then answers with a message and OK.
-    pub async fn answer(mut self, message: &[u8]) {
+    pub(crate) async fn answer(mut self, message: &[u8]) {
         if read_all(&mut self.body).await.is_err() {
             return;
         }

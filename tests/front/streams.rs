@@ -29,7 +29,8 @@ async fn messages_of_a_stream_go_back_and_forth_as_they_come() {
         }
         stream.send_trailers(ok_trailers()).unwrap();
     });
-    let (response, mut send) = door.caller().await.begin(UNKNOWN, &[]).await;
+    let caller = door.caller().await;
+    let (response, mut send) = caller.begin(UNKNOWN, &[]).await;
     let mut body = soon(response).await.unwrap().into_body();
     for n in 0..20_u8 {
         let message = Bytes::from(frame(&[n; 100]));
@@ -125,7 +126,8 @@ async fn a_slow_reader_slows_the_sender_down() {
             stream.send_trailers(ok_trailers()).unwrap();
         }
     });
-    let (response, mut stream) = door.caller().await.begin(UNKNOWN, &[]).await;
+    let caller = door.caller().await;
+    let (response, mut stream) = caller.begin(UNKNOWN, &[]).await;
     stream.send_data(Bytes::new(), true).unwrap();
     let mut body = soon(response).await.unwrap().into_body();
     let mut received = 0;

@@ -27,7 +27,7 @@ async fn a_launch_with_the_same_token_is_the_same_launch() {
     for _ in 0..2 {
         assert_eq!(bench.provider.launch(&cell.spec, "token").await.unwrap(), cell.instance);
         assert_eq!(bench.launcher(&id), launcher);
-        assert_eq!(bench.provider.list_owned().await.unwrap(), [cell.instance.clone()]);
+        assert_eq!(bench.provider.list_owned().await.unwrap(), std::slice::from_ref(&cell.instance));
         bench.restart();
     }
     assert_eq!(bench.provider.launch(&cell.spec, "another token").await.unwrap(), cell.instance);

@@ -65,7 +65,7 @@ impl Images {
     /// The kubelet asks for it only if the registry must be asked, so the cell pulls; but what a reference with a digest means is the same everywhere, and is copied from the
     /// node if it is there. The kubelet sets no deadline: `progress_timeout` ends it.
     pub async fn pull(&self, cell: &Cell, request: cri::PullImageRequest) -> Result<cri::PullImageResponse, Status> {
-        self.pull_in(&cell.id, &CellReceiver(cell.link.clone()), request).await
+        Box::pin(self.pull_in(&cell.id, &CellReceiver(cell.link.clone()), request)).await
     }
 
     async fn pull_in(&self, cell: &CellId, receiver: &dyn Receiver, request: cri::PullImageRequest) -> Result<cri::PullImageResponse, Status> {
@@ -91,7 +91,7 @@ impl Images {
 
     /// `ImageStatus` for a pod in this cell: in the cell, else on the node (which can give it).
     pub async fn status(&self, cell: &Cell, request: cri::ImageStatusRequest, deadline: Option<Instant>) -> Result<cri::ImageStatusResponse, Status> {
-        self.status_in(&CellReceiver(cell.link.clone()), request, deadline).await
+        Box::pin(self.status_in(&CellReceiver(cell.link.clone()), request, deadline)).await
     }
 
     async fn status_in(
@@ -129,7 +129,7 @@ impl Images {
     /// A pull's failure is the pull's own words; NOT_FOUND if there is no reference to pull by, FAILED_PRECONDITION if the reference means another image by now.
     pub async fn ensure(&self, cell: &Cell, image: &cri::ImageSpec, sandbox: &cri::PodSandboxConfig) -> Result<String, Status> {
         let uid = sandbox.metadata.as_ref().map_or("", |metadata| &metadata.uid);
-        self.ensure_in(&cell.id, &CellReceiver(cell.link.clone()), image, uid).await
+        Box::pin(self.ensure_in(&cell.id, &CellReceiver(cell.link.clone()), image, uid)).await
     }
 
     async fn ensure_in(&self, cell: &CellId, receiver: &dyn Receiver, image: &cri::ImageSpec, uid: &str) -> Result<String, Status> {
@@ -166,7 +166,7 @@ impl Images {
     /// Sees to it that the pause image is in a cell, under the name that the cell's containerd is configured with.
     pub async fn ensure_pause(&self, cell: &Cell) -> Result<(), Status> {
         let image = cri::ImageSpec { image: self.pause_image.clone(), ..cri::ImageSpec::default() };
-        self.ensure_in(&cell.id, &CellReceiver(cell.link.clone()), &image, "").await.map(drop)
+        Box::pin(self.ensure_in(&cell.id, &CellReceiver(cell.link.clone()), &image, "")).await.map(drop)
     }
 
     /// Forgets the credentials that came for a pod.

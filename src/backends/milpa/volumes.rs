@@ -75,7 +75,7 @@ impl Volumes {
         sandbox: &cri::PodSandboxConfig,
         container: &cri::ContainerConfig,
     ) -> Result<Vec<cri::Mount>, Status> {
-        self.prepare_in(&cell.id, Arc::new(CellFiles(cell.link.clone())), sandbox, container).await
+        Box::pin(self.prepare_in(&cell.id, Arc::new(CellFiles(cell.link.clone())), sandbox, container)).await
     }
 
     async fn prepare_in(

@@ -35,7 +35,7 @@ async fn a_termination_leaves_nothing_but_the_reason() {
     assert_eq!(next_gone(&mut events).await, (cell.clone(), "its pod was stopped".to_owned()));
     assert!(world.cells.get(&cell).is_none() && world.cells.all().is_empty());
     assert_eq!(world.cells.gone_reason(&cell).as_deref(), Some("its pod was stopped"));
-    assert_eq!(*locked(&world.links.forgotten), [cell.clone()]);
+    assert_eq!(*locked(&world.links.forgotten), std::slice::from_ref(&cell));
     world.cells.terminate(&cell, "again").await.unwrap();
     assert!(matches!(world.cells.admits(cell.as_str(), "its key"), Err(Refusal::Unknown(_))));
 }

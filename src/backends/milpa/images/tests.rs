@@ -301,10 +301,11 @@ async fn a_pull_asks_the_registry_unless_a_digest_says_it_all() {
     scene.in_registry(NAME, &other);
     assert_eq!(scene.pull(NAME, None).await.unwrap(), other, "the node's may be old");
     let pinned = format!("registry.example/app@{}", sha256(b"an index"));
-    let mut store = scene.node.0.lock().unwrap();
-    let target = store.names[NAME].clone();
-    store.names.insert(pinned.clone(), target);
-    drop(store);
+    {
+        let mut store = scene.node.0.lock().unwrap();
+        let target = store.names[NAME].clone();
+        store.names.insert(pinned.clone(), target);
+    }
     assert_eq!(scene.pull(&pinned, None).await.unwrap(), id);
     assert_eq!(scene.cell.pulls.lock().unwrap().len(), 1);
     assert_eq!(scene.images.reported(&pinned).unwrap().id, id);

@@ -212,7 +212,7 @@ fn medium(path: &Path) -> Result<Medium, Status> {
     // A mount of its own: the kubelet's directory may itself be on a tmpfs.
     let above = path.parent().map(open).transpose().map_err(failed)?.map(fstat).transpose().map_err(failed)?;
     let is_mount = above.is_some_and(|above| above.st_dev != stat.st_dev);
-    #[expect(clippy::unnecessary_cast, reason = "these types differ from architecture to architecture")]
+    // Their types differ from architecture to architecture.
     let (kind, size) = (system.f_type as i64, (system.f_blocks as u64).saturating_mul(system.f_bsize as u64));
     match kind {
         HUGETLBFS => Err(Status::failed_precondition(format!(

@@ -158,6 +158,9 @@ impl Links for PlayedLinks {
     }
 }
 
+/// A launch in a task of its own.
+pub(super) type Launching = tokio::task::JoinHandle<Result<(super::Cell, Vec<IpAddr>), super::CellError>>;
+
 /// A daemon, as far as cells go, and what outlives it.
 pub(super) struct World {
     pub(super) cells: Arc<Cells>,
@@ -200,7 +203,7 @@ impl World {
     }
 
     /// Begins a launch in a task of its own.
-    pub(super) fn launch(&self) -> (SandboxId, tokio::task::JoinHandle<Result<(super::Cell, Vec<IpAddr>), super::CellError>>) {
+    pub(super) fn launch(&self) -> (SandboxId, Launching) {
         let sandbox = SandboxId::mint().unwrap();
         let order =
             LaunchOrder { sandbox: sandbox.clone(), attachment: Attachment { pod_uid: "uid".into(), ..Attachment::default() }, deadline: None };

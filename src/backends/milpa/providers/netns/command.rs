@@ -167,7 +167,8 @@ mod tests {
         assert!(std::process::Command::new("mkfifo").arg(&pipe).status().unwrap().success());
         // The child holds the pipe open for as long as it lives.
         let script = format!("sleep 1000 > {} & wait", pipe.display());
-        let hanging = run_within(Duration::from_millis(200), Path::new("/bin/sh"), &[OsStr::new("-c"), OsStr::new(&script)], None, &[], b"");
+        let arguments = [OsStr::new("-c"), OsStr::new(&script)];
+        let hanging = run_within(Duration::from_millis(200), Path::new("/bin/sh"), &arguments, None, &[], b"");
         let reader = tokio::task::spawn_blocking(move || std::fs::read(pipe));
         assert!(matches!(hanging.await, Err(CommandError::Deadline { .. })));
         // Should the deadline have come before the child began, nobody ever opened the pipe: one may be read that is closed at once.

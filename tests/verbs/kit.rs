@@ -1,0 +1,214 @@
+//! What the tests of the verbs share.
+
+use std::{
+    path::Path,
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use bytes::Bytes;
+use kiyot::{
+    backends::{
+        Method,
+        milpa::{
+            cells::{CellLink, Cells, CellsConfig, Links},
+            gateway::{Gateway, GatewayConfig, Limits, ca::Ca},
+            id::CellId,
+            images::{Images, NodeImages},
+            logs::Logs,
+            store::Store,
+            streaming::Streaming,
+            verbs::{Parts, Verbs},
+            volumes::{HostPaths, Volumes},
+        },
+    },
+    config::Policy,
+};
+use kiyot_link::bootstrap::{Bootstrap, GatewayAddress};
+use kiyot_proto::cri;
+use prost::Message;
+use tempfile::TempDir;
+use tonic::Status;
+
+use crate::played::Played;
+
+/// How long anything may take that must happen. Generous: the machine may be slow.
+pub(crate) const LIMIT: Duration = Duration::from_secs(120);
+
+/// A backend with played cells.
+pub(crate) struct Fixture {
+    pub(crate) dir: TempDir,
+    pub(crate) provider: Arc<Played>,
+    pub(crate) daemon: Daemon,
+}
+
+/// What ends with the daemon.
+pub(crate) struct Daemon {
+    pub(crate) verbs: Arc<Verbs>,
+    cells: Arc<Cells>,
+    gateway: Gateway,
+    store: Store,
+}
+
+impl Fixture {
+    pub(crate) async fn start() -> Self {
+        Self::adopting_within(Parts::ADOPT_WITHIN).await
+    }
+
+    pub(crate) async fn adopting_within(adopt_within: Duration) -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::create_dir(dir.path().join("log")).unwrap();
+        let provider = Played::new(dir.path().join("agents"));
+        let daemon = Daemon::start(dir.path(), &provider, adopt_within).await;
+        Self { dir, provider, daemon }
+    }
+
+    /// The daemon ends, and another one begins.
+    pub(crate) async fn restart(self) -> Self {
+        let Self { dir, provider, daemon } = self;
+        daemon.stop().await;
+        let daemon = Daemon::start(dir.path(), &provider, Parts::ADOPT_WITHIN).await;
+        Self { dir, provider, daemon }
+    }
+
+    /// A call as the front door makes it.
+    pub(crate) async fn call<A: Message + Default>(&self, method: Method, request: impl Message) -> Result<A, Status> {
+        let deadline = Instant::now() + LIMIT;
+        let answer = self.daemon.verbs.call(method, request.encode_to_vec().into(), Some(deadline)).await?;
+        Ok(A::decode(answer).unwrap())
+    }
+
+    pub(crate) fn sandbox_request(&self, name: &str) -> cri::RunPodSandboxRequest {
+        let config = cri::PodSandboxConfig {
+            metadata: Some(cri::PodSandboxMetadata { name: name.to_owned(), namespace: "shop".to_owned(), uid: format!("uid-{name}"), attempt: 0 }),
+            hostname: name.to_owned(),
+            log_directory: self.dir.path().join("log").to_str().unwrap().to_owned(),
+            annotations: [("kubernetes.io/config.seen".to_owned(), name.to_owned())].into(),
+            ..Default::default()
+        };
+        cri::RunPodSandboxRequest { config: Some(config), runtime_handler: "kiyot".to_owned() }
+    }
+
+    pub(crate) fn container_request(&self, sandbox: &str, name: &str) -> cri::CreateContainerRequest {
+        let config = cri::ContainerConfig {
+            metadata: Some(cri::ContainerMetadata { name: name.to_owned(), attempt: 0 }),
+            image: Some(cri::ImageSpec { image: "busybox".to_owned(), user_specified_image: "busybox".to_owned(), ..Default::default() }),
+            command: vec!["sh".to_owned()],
+            envs: vec![cri::KeyValue { key: "PASSWORD".to_owned(), value: b"secret".to_vec() }],
+            log_path: format!("{name}.log"),
+            ..Default::default()
+        };
+        cri::CreateContainerRequest { pod_sandbox_id: sandbox.to_owned(), config: Some(config), sandbox_config: self.sandbox_request("web").config }
+    }
+
+    pub(crate) async fn run(&self, name: &str) -> String {
+        let answer: cri::RunPodSandboxResponse = self.call(Method::RunPodSandbox, self.sandbox_request(name)).await.unwrap();
+        answer.pod_sandbox_id
+    }
+
+    pub(crate) async fn create(&self, sandbox: &str, name: &str) -> String {
+        let answer: cri::CreateContainerResponse = self.call(Method::CreateContainer, self.container_request(sandbox, name)).await.unwrap();
+        answer.container_id
+    }
+
+    pub(crate) async fn start_container(&self, id: &str) {
+        let request = cri::StartContainerRequest { container_id: id.to_owned() };
+        self.call::<cri::StartContainerResponse>(Method::StartContainer, request).await.unwrap();
+    }
+
+    pub(crate) async fn stop_sandbox(&self, id: &str) {
+        let request = cri::StopPodSandboxRequest { pod_sandbox_id: id.to_owned() };
+        self.call::<cri::StopPodSandboxResponse>(Method::StopPodSandbox, request).await.unwrap();
+    }
+
+    fn at_once<A: Message + Default>(&self, method: Method, request: impl Message) -> Result<A, Status> {
+        let answer: Bytes = self.daemon.verbs.snapshot(method, &request.encode_to_vec()).unwrap()?;
+        Ok(A::decode(answer).unwrap())
+    }
+
+    pub(crate) fn status(&self, container: &str) -> Result<cri::ContainerStatus, Status> {
+        let request = cri::ContainerStatusRequest { container_id: container.to_owned(), verbose: false };
+        Ok(self.at_once::<cri::ContainerStatusResponse>(Method::ContainerStatus, request)?.status.unwrap())
+    }
+
+    pub(crate) fn sandbox_status(&self, sandbox: &str) -> Result<cri::PodSandboxStatus, Status> {
+        let request = cri::PodSandboxStatusRequest { pod_sandbox_id: sandbox.to_owned(), verbose: false };
+        Ok(self.at_once::<cri::PodSandboxStatusResponse>(Method::PodSandboxStatus, request)?.status.unwrap())
+    }
+
+    pub(crate) fn sandboxes(&self) -> Vec<cri::PodSandbox> {
+        self.at_once::<cri::ListPodSandboxResponse>(Method::ListPodSandbox, cri::ListPodSandboxRequest::default()).unwrap().items
+    }
+
+    pub(crate) fn containers(&self) -> Vec<cri::Container> {
+        self.at_once::<cri::ListContainersResponse>(Method::ListContainers, cri::ListContainersRequest::default()).unwrap().containers
+    }
+
+    pub(crate) async fn exited(&self, container: &str) -> cri::ContainerStatus {
+        until("the container's end", || self.status(container).unwrap().state() == cri::ContainerState::ContainerExited).await;
+        self.status(container).unwrap()
+    }
+}
+
+impl Daemon {
+    async fn start(dir: &Path, provider: &Arc<Played>, adopt_within: Duration) -> Self {
+        let state = dir.join("state");
+        let store = Store::open(&state).await.unwrap();
+        let ca = Ca::load_or_make(&store).await.unwrap();
+        let config = CellsConfig { launch_timeout: LIMIT, list_interval: Duration::from_millis(100), ..CellsConfig::default() };
+        let cells = Cells::start(config, store.clone(), Arc::clone(provider) as _).await.unwrap();
+        let limits = Limits { handshake: LIMIT, enrolment: LIMIT, bulk_idle: LIMIT, ..Limits::default() };
+        let listen = GatewayAddress::Unix(state.join("gateway.sock"));
+        let config = GatewayConfig { listen, advertise: None, ca, build_id: "test".to_owned(), orphan_timeout: Duration::from_secs(900), limits };
+        let gateway = Gateway::start(config, cells.clone()).await.unwrap();
+        cells.serve(Arc::new(GatewayLinks(gateway.clone())));
+        let node = NodeImages { socket: dir.join("no-containerd.sock"), namespace: "k8s.io".to_owned() };
+        let parts = Parts {
+            store: store.clone(),
+            cells: Arc::clone(&cells),
+            images: Images::new(node, "pause", LIMIT),
+            volumes: Volumes::new(vec![dir.join("kubelet")], HostPaths::Refuse),
+            logs: Logs::new(),
+            streaming: Arc::new(Streaming::start().await.unwrap()),
+            policy: Policy::default(),
+            adopt_within,
+        };
+        let verbs = Verbs::start(parts).await.unwrap();
+        Self { verbs, cells, gateway, store }
+    }
+
+    async fn stop(self) {
+        self.verbs.shutdown().await;
+        self.gateway.shutdown().await;
+        self.cells.shutdown().await;
+        drop((self.verbs, self.cells, self.gateway));
+        self.store.close().await;
+    }
+}
+
+#[derive(Debug)]
+struct GatewayLinks(Gateway);
+
+impl Links for GatewayLinks {
+    fn link(&self, cell: &CellId) -> CellLink {
+        self.0.link(cell)
+    }
+
+    fn bootstrap(&self, cell: &CellId, token: &str) -> Bootstrap {
+        self.0.bootstrap(cell, token)
+    }
+
+    fn forget(&self, cell: &CellId) {
+        self.0.forget(cell);
+    }
+}
+
+/// Waits until something holds.
+pub(crate) async fn until(what: &str, mut holds: impl FnMut() -> bool) {
+    let waiting = async {
+        while !holds() {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    tokio::time::timeout(LIMIT, waiting).await.unwrap_or_else(|_| panic!("{what}: not within {LIMIT:?}"));
+}

@@ -1,0 +1,120 @@
+//! The life of a pod, as a kubelet leads it.
+
+use kiyot::backends::Method;
+use kiyot_proto::cri;
+use tonic::Code;
+
+use crate::{
+    kit::{Fixture, until},
+    played::IMAGE,
+};
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_pod_lives_and_ends() {
+    let kiyot = Fixture::start().await;
+    let sandbox = kiyot.run("web").await;
+    assert_eq!(sandbox.len(), 64);
+    let cell = kiyot.provider.only();
+    let status = kiyot.sandbox_status(&sandbox).unwrap();
+    assert_eq!(status.network.unwrap().ip, "10.200.0.2");
+    assert_eq!(status.runtime_handler, "kiyot");
+    let (bound, told) = cell.with(|state| (state.bound.clone().unwrap(), state.sandbox.clone().unwrap()));
+    assert_eq!((&*bound.hostname, &*bound.pod_uid), ("web", "uid-web"));
+    assert_eq!((&*told.runtime_handler, &*told.config.unwrap().hostname), ("", ""));
+
+    let container = kiyot.create(&sandbox, "main").await;
+    let created = cell.with(|state| state.created[0].clone());
+    assert_eq!(created.pod_sandbox_id, "5a");
+    let config = created.config.unwrap();
+    assert_eq!((&*config.image.unwrap().image, config.envs[0].value.as_slice()), (IMAGE, b"secret".as_slice()));
+    let status = kiyot.status(&container).unwrap();
+    assert_eq!(status.state(), cri::ContainerState::ContainerCreated);
+    assert_eq!((&*status.image_ref, &*status.image_id), ("busybox@sha256:2", IMAGE));
+
+    kiyot.start_container(&container).await;
+    let log = kiyot.dir.path().join("log/main.log");
+    assert!(log.exists(), "the log's file is there when StartContainer answers");
+    let status = kiyot.status(&container).unwrap();
+    assert_eq!((status.state(), status.started_at), (cri::ContainerState::ContainerRunning, 100));
+
+    let exec = cri::ExecSyncRequest { container_id: container.clone(), cmd: vec!["true".to_owned()], timeout: 5 };
+    let answer: cri::ExecSyncResponse = kiyot.call(Method::ExecSync, exec.clone()).await.unwrap();
+    assert_eq!(answer.stdout, b"done");
+    assert_eq!(cell.with(|state| state.asked["ExecSync"].clone()), "c0");
+    let status =
+        kiyot.call::<cri::ExecSyncResponse>(Method::ExecSync, cri::ExecSyncRequest { cmd: vec!["fail".to_owned()], ..exec }).await.unwrap_err();
+    assert_eq!((status.code(), status.message()), (Code::DeadlineExceeded, &*format!("container {container} is slow")));
+
+    cell.write("c0", "first line\n");
+    cell.write("c0", "last words\n");
+    cell.exit("c0", 3);
+    let status = kiyot.exited(&container).await;
+    assert_eq!((status.exit_code, status.finished_at, &*status.reason), (3, 200, "Error"));
+    assert_eq!(std::fs::read_to_string(&log).unwrap(), "first line\nlast words\n", "the log is there before the end is told");
+
+    kiyot.stop_sandbox(&sandbox).await;
+    assert_eq!(kiyot.provider.running(), 0);
+    assert_eq!(kiyot.sandbox_status(&sandbox).unwrap().state(), cri::PodSandboxState::SandboxNotready);
+    assert_eq!(kiyot.status(&container).unwrap().exit_code, 3);
+    let remove = cri::RemovePodSandboxRequest { pod_sandbox_id: sandbox.clone() };
+    for _ in 0..2 {
+        kiyot.call::<cri::RemovePodSandboxResponse>(Method::RemovePodSandbox, remove.clone()).await.unwrap();
+    }
+    assert!(kiyot.sandboxes().is_empty() && kiyot.containers().is_empty());
+    assert_eq!(kiyot.sandbox_status(&sandbox).unwrap_err().code(), Code::NotFound);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_stopped_container_reads_exited_when_the_answer_comes() {
+    let kiyot = Fixture::start().await;
+    let sandbox = kiyot.run("web").await;
+    let container = kiyot.create(&sandbox, "main").await;
+    kiyot.start_container(&container).await;
+    let stop = cri::StopContainerRequest { container_id: container.clone(), timeout: 1 };
+    kiyot.call::<cri::StopContainerResponse>(Method::StopContainer, stop).await.unwrap();
+    let status = kiyot.status(&container).unwrap();
+    assert_eq!((status.state(), status.exit_code), (cri::ContainerState::ContainerExited, 143));
+    let remove = cri::RemoveContainerRequest { container_id: container.clone() };
+    kiyot.call::<cri::RemoveContainerResponse>(Method::RemoveContainer, remove).await.unwrap();
+    assert!(kiyot.containers().is_empty());
+    assert!(kiyot.provider.only().with(|state| state.containers.is_empty()));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_pod_is_known_again_after_a_restart_with_what_happened_meanwhile() {
+    let kiyot = Fixture::start().await;
+    let sandbox = kiyot.run("web").await;
+    let (stays, ends) = (kiyot.create(&sandbox, "stays").await, kiyot.create(&sandbox, "ends").await);
+    kiyot.start_container(&stays).await;
+    kiyot.start_container(&ends).await;
+    let before = (kiyot.sandboxes(), kiyot.status(&stays).unwrap());
+    let cell = kiyot.provider.only();
+
+    let kiyot = kiyot.restart().await;
+    assert_eq!((kiyot.sandboxes(), kiyot.status(&stays).unwrap()), before);
+    cell.write("c1", "while nobody looked\n");
+    cell.exit("c1", 9);
+    assert_eq!(kiyot.exited(&ends).await.exit_code, 9);
+    assert_eq!(std::fs::read_to_string(kiyot.dir.path().join("log/ends.log")).unwrap(), "while nobody looked\n");
+    assert_eq!(kiyot.status(&stays).unwrap().state(), cri::ContainerState::ContainerRunning);
+    cell.write("c0", "goes on\n");
+    let log = kiyot.dir.path().join("log/stays.log");
+    until("the log to go on", || std::fs::read_to_string(&log).is_ok_and(|log| log == "goes on\n")).await;
+    assert_eq!(kiyot.provider.launched(), 1);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn image_calls_of_the_pod_are_claimed() {
+    let kiyot = Fixture::start().await;
+    let sandbox = kiyot.run("web").await;
+    let annotations = kiyot.sandbox_status(&sandbox).unwrap().annotations;
+    let image = cri::ImageSpec { image: "busybox".to_owned(), annotations, ..Default::default() };
+    let request = cri::ImageStatusRequest { image: Some(image), verbose: false };
+    let claims = |request: &cri::ImageStatusRequest| kiyot.daemon.verbs.claims_image(Method::ImageStatus, &prost::Message::encode_to_vec(request));
+    assert!(claims(&request));
+    let answer: cri::ImageStatusResponse = kiyot.call(Method::ImageStatus, request.clone()).await.unwrap();
+    assert_eq!(answer.image.unwrap().id, IMAGE);
+    let mut other = request;
+    other.image.as_mut().unwrap().annotations.clear();
+    assert!(!claims(&other));
+}
