@@ -9,7 +9,10 @@ pub mod mounts;
 use std::{
     io,
     net::{Ipv4Addr, TcpListener},
-    os::unix::fs::{DirBuilderExt, PermissionsExt},
+    os::unix::{
+        fs::{DirBuilderExt, PermissionsExt},
+        process::CommandExt,
+    },
     path::Path,
     process::Command,
     time::Duration,
@@ -85,7 +88,8 @@ pub fn run(dir: &Path) -> Result<i32, InitError> {
     supervisor.add(Service::new("containerd", containerd, None, &containerd_log).map_err(step("prepare containerd"))?);
 
     let mut agent = Command::new("/proc/self/exe");
-    agent.arg("agent").arg("--dir").arg(dir.path()).arg("--stream-port").arg(stream_port.to_string());
+    // What it is called in the list of processes.
+    agent.arg0("kiyot-cell").arg("agent").arg("--dir").arg(dir.path()).arg("--stream-port").arg(stream_port.to_string());
     let agent = Service::new("agent", agent, Some(POWER_OFF), &console).map_err(step("prepare the agent"))?;
     // An agent that cannot run cannot notice that the cell is an orphan.
     supervisor.add(agent.with_patience(Duration::from_secs(file.bootstrap.orphan_timeout_secs)));
