@@ -12,7 +12,7 @@ use kiyot_link::bootstrap::{Bootstrap, GatewayAddress};
 use tonic::Status;
 
 use super::{Backend, BackendName, CallPath, Declared, Decoded, Method};
-use crate::config::{HostPath, MilpaBackend, ProviderKind};
+use crate::config::{MilpaBackend, ProviderKind};
 
 pub mod cells;
 pub mod gateway;
@@ -29,13 +29,13 @@ use cells::{Cells, CellsConfig, Links};
 use gateway::ca::{Ca, CaError};
 use gateway::{Gateway, GatewayConfig, GatewayError, Limits};
 use id::{CellId, PREFIX};
-use images::Images;
+use images::{Images, NodeImages};
 use logs::Logs;
 use providers::{Provider, netns};
 use store::{Store, StoreError};
 use streaming::Streaming;
 use verbs::{Parts, Verbs};
-use volumes::{HostPaths, Volumes};
+use volumes::Volumes;
 
 /// What a pod's annotation `kubernetes.io/target-runtime`, and a RuntimeClass's handler, call this backend.
 const OWN_NAME: &[&str] = &["kiyot"];
@@ -67,6 +67,7 @@ pub struct Milpa {
     verbs: Arc<Verbs>,
     cells: Arc<Cells>,
     gateway: Gateway,
+    store: Store,
 }
 
 impl Milpa {
@@ -96,15 +97,12 @@ impl Milpa {
         };
         let gateway = Gateway::start(gateway_config, cells.clone()).await.map_err(|error| StartError::Gateway(name.clone(), error))?;
         cells.serve(Arc::new(GatewayLinks(gateway.clone())));
-        let host_paths = match config.policy.host_path {
-            HostPath::Refuse => HostPaths::Refuse,
-            HostPath::CopyReadOnly => HostPaths::CopyReadOnly,
-        };
+        let node = NodeImages { socket: config.node_containerd.clone(), namespace: config.node_namespace.clone() };
         let parts = Parts {
-            store,
+            store: store.clone(),
             cells: Arc::clone(&cells),
-            images: Arc::new(Images {}),
-            volumes: Volumes::new(vec![config.kubelet_dir.clone()], host_paths),
+            images: Images::new(node, config.pause_image.clone(), config.image_pull_progress_timeout),
+            volumes: Volumes::new(vec![config.kubelet_dir.clone()], config.policy.host_path),
             logs: Logs::new(),
             streaming: Arc::new(Streaming::start().await.map_err(|error| StartError::Streaming(name.clone(), error))?),
             policy: config.policy,
@@ -112,7 +110,7 @@ impl Milpa {
         };
         let verbs = Verbs::start(parts).await.map_err(of_store)?;
         let answers = Arc::new(Answers(Arc::clone(&verbs)));
-        Ok(Arc::new(Self { name: name.clone(), answers, verbs, cells, gateway }))
+        Ok(Arc::new(Self { name: name.clone(), answers, verbs, cells, gateway, store }))
     }
 
     /// Ends all tasks. Pods go on, and are known again at the next start.
@@ -121,6 +119,7 @@ impl Milpa {
         let rest = async {
             self.gateway.shutdown().await;
             self.cells.shutdown().await;
+            self.store.close().await;
         };
         if tokio::time::timeout(ENDING, rest).await.is_err() {
             tracing::warn!(backend = %self.name, "Parts of a backend did not end in time");
