@@ -9,6 +9,7 @@ use tonic::Status;
 pub mod cri;
 pub mod method;
 pub mod milpa;
+pub mod registry;
 
 pub use method::Method;
 

@@ -53,7 +53,7 @@ enum Command {
         #[arg(long, default_value = CONFIG)]
         config: PathBuf,
     },
-    /// Says where the pods of a manifest would go, why, and what of them would be refused. Needs no daemon.
+    /// Says where the pods of a manifest would go, why, and what of them would be refused (exit code 1). Needs no daemon.
     Explain {
         /// The configuration.
         #[arg(long, default_value = CONFIG)]
@@ -66,7 +66,20 @@ enum Command {
     Version,
 }
 
-/// Why a command ended without success.
+/// What a command says in the end.
+#[derive(Debug)]
+struct Output {
+    text: String,
+    code: ExitCode,
+}
+
+impl From<String> for Output {
+    fn from(text: String) -> Self {
+        Self { text, code: ExitCode::SUCCESS }
+    }
+}
+
+/// Why a command could not be done.
 #[derive(Debug)]
 enum Failure {
     /// What it was given is wrong.
@@ -87,7 +100,7 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
         }
     };
     let (code, text) = match execute(arguments.command) {
-        Ok(text) => return print(&text),
+        Ok(Output { text, code }) => return print(&text, code),
         Err(Failure::Usage(text)) => (ExitCode::from(EXIT_USAGE), text),
         Err(Failure::Other(text)) => (ExitCode::FAILURE, text),
     };
@@ -96,28 +109,28 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
     code
 }
 
-fn print(text: &str) -> ExitCode {
+fn print(text: &str, code: ExitCode) -> ExitCode {
     let written = io::stdout().write_all(text.as_bytes()).and_then(|()| io::stdout().flush());
-    if written.is_ok() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+    if written.is_ok() { code } else { ExitCode::FAILURE }
 }
 
 /// Does what a command says, and returns what to print.
-fn execute(command: Command) -> Result<String, Failure> {
+fn execute(command: Command) -> Result<Output, Failure> {
     match command {
         Command::Serve { config, log_format } => {
             telemetry::init(log_format).map_err(Failure::Usage)?;
             let config = load(&config)?;
-            app::run(config).map(|()| String::new()).map_err(|error| Failure::Other(chain(&*error)))
+            app::run(config).map(|()| String::new().into()).map_err(|error| Failure::Other(chain(&*error)))
         }
-        Command::CheckConfig { config } => Ok(summary::of(&config, &load(&config)?)),
+        Command::CheckConfig { config } => Ok(summary::of(&config, &load(&config)?).into()),
         Command::Explain { config, filename } => {
             let config = load(&config)?;
             let name = filename.display().to_string();
             let yaml = read(&filename).map_err(|error| Failure::Usage(format!("{name}: can't be read: {error}")))?;
             let manifest = manifest::parse(&name, &yaml).map_err(|problems| Failure::Usage(problems.to_string()))?;
-            explain::explain(&config, &manifest)
+            Ok(explain::explain(&config, &manifest))
         }
-        Command::Version => Ok(format!("kiyot {}, CRI v1\n", env!("CARGO_PKG_VERSION"))),
+        Command::Version => Ok(format!("kiyot {}, CRI v1\n", env!("CARGO_PKG_VERSION")).into()),
     }
 }
 

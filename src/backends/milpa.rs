@@ -37,8 +37,8 @@ use streaming::Streaming;
 use verbs::{Parts, Verbs};
 use volumes::Volumes;
 
-/// What a pod's annotation `kubernetes.io/target-runtime`, and a RuntimeClass's handler, call this backend.
-const OWN_NAME: &[&str] = &["kiyot"];
+/// What is for cells: the annotation `kubernetes.io/target-runtime: kiyot`, and RuntimeClasses with the handler `kiyot`.
+pub const DECLARED: Declared = Declared { target_runtimes: &["kiyot"], runtime_handlers: &["kiyot"] };
 /// How long the parts may take to end when the daemon stops.
 const ENDING: Duration = Duration::from_secs(5);
 
@@ -133,7 +133,7 @@ impl Backend for Milpa {
     }
 
     fn declares(&self) -> Declared {
-        Declared { target_runtimes: OWN_NAME, runtime_handlers: OWN_NAME }
+        DECLARED
     }
 
     fn path(&self) -> CallPath<'_> {

@@ -1,8 +1,186 @@
-//! Where the pods of a manifest would go.
+//! Where the pods of a manifest would go, why, and what of them would be refused. It asks the functions that decide in the daemon.
 
-use super::Failure;
-use crate::{config::Config, manifest::Manifest};
+use std::process::ExitCode;
 
-pub(super) fn explain(_config: &Config, _manifest: &Manifest) -> Result<String, Failure> {
-    Err(Failure::Other("explain waits for the front door".into()))
+use kiyot_proto::cri;
+use prost::Message;
+
+use super::Output;
+use crate::{
+    annotations::{CellRequest, HealthyTimeout, InstanceType, KEYS},
+    backends::{BackendName, Declared, milpa, milpa::verbs::policy},
+    config::{BackendConfig, Config, HostPath, MilpaBackend, ProviderKind},
+    manifest::{Manifest, Node, Pod, VolumeKind},
+    proxy::{
+        peek,
+        routing::{self, Decision, Reason},
+    },
+};
+
+/// What is said of one pod.
+#[derive(Default)]
+struct Lines {
+    facts: Vec<String>,
+    refused: bool,
+}
+
+impl Lines {
+    fn say(&mut self, line: impl Into<String>) {
+        self.facts.push(line.into());
+    }
+
+    fn refuse(&mut self, why: impl std::fmt::Display) {
+        self.say(format!("refused: {why}"));
+        self.refused = true;
+    }
+}
+
+/// Explains all pods. The exit code is 1 if one would be refused.
+pub(super) fn explain(config: &Config, manifest: &Manifest) -> Output {
+    let mut text = String::new();
+    let mut code = ExitCode::SUCCESS;
+    for pod in &manifest.pods {
+        let lines = explain_pod(config, pod);
+        if lines.refused {
+            code = ExitCode::FAILURE;
+        }
+        text += &format!("Pod {}/{}\n  {}\n", pod.metadata.namespace, pod.metadata.name, lines.facts.join("\n  "));
+    }
+    Output { text, code }
+}
+
+fn explain_pod(config: &Config, pod: &Pod) -> Lines {
+    let mut lines = Lines::default();
+    let node = node(config);
+    let request = pod.run_pod_sandbox(&node, 0);
+    let names: Vec<(BackendName, Declared)> = config.backends.iter().map(|(name, backend)| (BackendName::new(name), declared(backend))).collect();
+    let declared: Vec<(&BackendName, Declared)> = names.iter().map(|(name, declared)| (name, *declared)).collect();
+    // Loading a configuration has made sure of a node backend.
+    let node_backend = BackendName::new(config.server.node_backend.as_deref().unwrap_or_default());
+    match routing::decide(peek::Pod::of(&request.encode_to_vec()), &declared, &config.routing, &node_backend) {
+        Err(undeclared) => lines.refuse(undeclared),
+        Ok(decision) => match config.backends.get(decision.backend) {
+            Some(BackendConfig::Milpa(milpa)) => in_a_cell(&mut lines, milpa, &decision, node_backend.as_str(), pod, &node, &request),
+            _ => {
+                lines.say(format!("goes to {}: {}", decision.backend, why(&decision, pod)));
+                note_idle_annotations(&mut lines, pod);
+            }
+        },
+    }
+    lines
+}
+
+/// The node as the configuration has it.
+fn node(config: &Config) -> Node {
+    let mut node = Node::default();
+    for backend in config.backends.values() {
+        if let BackendConfig::Milpa(milpa) = backend {
+            node.kubelet_dir.clone_from(&milpa.kubelet_dir);
+        }
+    }
+    node
+}
+
+fn declared(backend: &BackendConfig) -> Declared {
+    match backend {
+        BackendConfig::Cri(_) => Declared::default(),
+        BackendConfig::Milpa(_) => milpa::DECLARED,
+    }
+}
+
+fn why(decision: &Decision<'_>, pod: &Pod) -> String {
+    match decision.reason {
+        Reason::TargetRuntime => format!("its annotation {} names it", routing::TARGET_RUNTIME),
+        Reason::RuntimeHandler => format!("it declares the runtime handler {}", pod.runtime_class.as_deref().unwrap_or_default()),
+        Reason::Rule(name) => format!("the rule {name} is the first that is for it"),
+        Reason::Default => "no rule is for it, and this is routing.default".into(),
+        Reason::Malformed => "its request can't be read".into(),
+    }
+}
+
+fn in_a_cell(
+    lines: &mut Lines,
+    milpa: &MilpaBackend,
+    decision: &Decision<'_>,
+    node_backend: &str,
+    pod: &Pod,
+    node: &Node,
+    request: &cri::RunPodSandboxRequest,
+) {
+    let sandbox = request.config.clone().unwrap_or_default();
+    if let Some(what) = policy::keeps_local(&milpa.policy, &sandbox) {
+        lines.say(format!("goes to {node_backend}: it asks for {what}, and policy.host_namespaces of {} is \"keep-local\"", decision.backend));
+        note_idle_annotations(lines, pod);
+        return;
+    }
+    lines.say(format!("goes to {}: {}", decision.backend, why(decision, pod)));
+    match CellRequest::parse(&pod.metadata.annotations) {
+        Ok(request) => say_cell(lines, milpa, &request, &sandbox),
+        Err(problems) => problems.list.iter().for_each(|problem| lines.refuse(problem)),
+    }
+    if let Err(status) = policy::check_sandbox(&milpa.policy, &sandbox) {
+        lines.refuse(status.message());
+    }
+    for container in pod.init_containers.iter().chain(&pod.containers) {
+        let config = pod.container_config(container, node, &sandbox, &container.image, 0);
+        if let Err(status) = policy::check_container(&milpa.policy, &config) {
+            lines.refuse(status.message());
+        }
+        for mount in &container.mounts {
+            let volume = pod.volumes.iter().find(|volume| volume.name == mount.name);
+            let Some(VolumeKind::HostPath(host)) = volume.map(|volume| &volume.kind) else { continue };
+            let (name, path) = (&container.name, &host.path);
+            match milpa.policy.host_path {
+                HostPath::Refuse => lines.refuse(format!("container {name:?} mounts {path} of the node, and policy.host_path is \"refuse\"")),
+                HostPath::CopyReadOnly if !mount.read_only => {
+                    lines.refuse(format!("container {name:?} mounts {path} of the node to write it, and policy.host_path allows copies to read"));
+                }
+                HostPath::CopyReadOnly => lines.say(format!("note: container {name:?} gets a copy of {path}, as it is when the container is made")),
+            }
+        }
+    }
+    for key in CellRequest::unknown_keys(&pod.metadata.annotations) {
+        lines.say(format!("note: nobody reads the annotation {key}; known are: {}", KEYS.join(", ")));
+    }
+}
+
+fn say_cell(lines: &mut Lines, milpa: &MilpaBackend, request: &CellRequest, sandbox: &cri::PodSandboxConfig) {
+    let mut wishes = vec![format!("launch type {}", request.launch_type)];
+    match &request.instance_type {
+        Some(InstanceType::Exact(name)) => wishes.push(format!("instance type {name}")),
+        Some(InstanceType::Glob(glob)) => wishes.push(format!("the cheapest that fits of the instance types that match {glob}")),
+        None => {}
+    }
+    wishes.extend(request.volume_size_gib.map(|gib| format!("a root volume of {gib} GiB")));
+    wishes.extend(request.private_ip_only.then(|| "no public address".to_owned()));
+    wishes.extend((!request.security_groups.is_empty()).then(|| format!("security groups {}", request.security_groups.join(", "))));
+    wishes.extend(request.instance_profile.as_ref().map(|profile| format!("instance profile {profile}")));
+    wishes.extend(request.healthy_timeout.map(|timeout| match timeout {
+        HealthyTimeout::Never => "never given up when unhealthy".to_owned(),
+        HealthyTimeout::After(duration) => format!("given up when unhealthy for {} s", duration.as_secs()),
+    }));
+    wishes.extend((!request.cloud_routes.is_empty()).then(|| {
+        let routes: Vec<String> = request.cloud_routes.iter().map(ToString::to_string).collect();
+        format!("routes for {}", routes.join(", "))
+    }));
+    lines.say(format!("its cell: {}", wishes.join("; ")));
+    if let Some(resources) = sandbox.linux.as_ref().and_then(|linux| linux.resources.as_ref()) {
+        let memory = match resources.memory_limit_in_bytes {
+            0 => "no limit of memory".to_owned(),
+            bytes => format!("{} MiB of memory at most", bytes.div_euclid(1 << 20)),
+        };
+        lines.say(format!("its resources: {} CPU shares; {memory}", resources.cpu_shares));
+    }
+    match milpa.provider {
+        ProviderKind::Netns if *request != CellRequest::default() => {
+            lines.say("note: cells of the provider \"netns\" are parts of this node: what concerns instances has no effect");
+        }
+        ProviderKind::Netns => {}
+    }
+}
+
+fn note_idle_annotations(lines: &mut Lines, pod: &Pod) {
+    if pod.metadata.annotations.keys().any(|key| KEYS.contains(&key.as_str())) {
+        lines.say("note: its annotations for cells have no effect on the node");
+    }
 }

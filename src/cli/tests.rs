@@ -1,7 +1,7 @@
 use super::*;
 
 fn execute_line(line: &[&str]) -> Result<String, Failure> {
-    execute(Arguments::try_parse_from(line).unwrap().command)
+    execute(Arguments::try_parse_from(line).unwrap().command).map(|output| output.text)
 }
 
 fn file(name: &str) -> String {
@@ -26,6 +26,94 @@ fn a_bad_configuration_is_a_usage_error() {
     let Err(Failure::Usage(text)) = execute_line(&["kiyot", "check-config", "--config", "/nonexistent/kiyot.toml"]) else { panic!() };
     assert!(text.contains("/nonexistent/kiyot.toml: the file: can't be read"), "{text}");
     assert_eq!(run(["kiyot", "serve", "--config", "/nonexistent/kiyot.toml"].map(Into::into)), ExitCode::from(EXIT_USAGE));
+}
+
+fn explained(config: &str, manifest: &str) -> (String, bool) {
+    let config = config::parse("config", config, []).unwrap();
+    let output = explain::explain(&config, &manifest::parse("manifest", manifest).unwrap());
+    (output.text, output.code == ExitCode::SUCCESS)
+}
+
+fn pod(annotations: &str, spec: &str) -> String {
+    format!("apiVersion: v1\nkind: Pod\nmetadata: {{name: p, annotations: {{{annotations}}}}}\nspec:\n  containers: [{{name: c, image: i}}]\n{spec}")
+}
+
+const OPT_IN: &str = include_str!("../../examples/opt-in.toml");
+const OPT_OUT: &str = include_str!("../../examples/opt-out.toml");
+const IN_A_CELL: &str = "kubernetes.io/target-runtime: kiyot";
+
+#[test]
+fn the_examples_are_explained() {
+    for (name, parts) in [
+        (
+            "examples/pod-in-a-cell.yaml",
+            &[
+                "Pod default/pod-in-a-cell\n  goes to milpa: its annotation kubernetes.io/target-runtime names it",
+                "launch type Spot",
+                "types that match c5*",
+                "20 GiB",
+            ][..],
+        ),
+        ("examples/pod-on-the-node.yaml", &["Pod default/pod-on-the-node\n  goes to containerd: no rule is for it, and this is routing.default\n"]),
+    ] {
+        let text = execute_line(&["kiyot", "explain", "--config", &file("examples/opt-in.toml"), "-f", &file(name)]).unwrap();
+        assert!(parts.iter().all(|part| text.contains(part)), "{text}");
+    }
+}
+
+#[test]
+fn every_reason_is_explained() {
+    for (config, manifest, why) in [
+        (OPT_IN, pod("", "  runtimeClassName: kiyot"), "goes to milpa: it declares the runtime handler kiyot"),
+        (OPT_OUT, pod("", ""), "goes to milpa: no rule is for it"),
+        (OPT_OUT, pod("kubernetes.io/target-runtime: containerd", ""), "goes to containerd: the rule on-request is the first that is for it"),
+        (
+            OPT_OUT,
+            pod("", "  hostNetwork: true"),
+            "goes to containerd: it asks for the node's network (hostNetwork), and policy.host_namespaces of milpa is \"keep-local\"",
+        ),
+    ] {
+        let (text, fine) = explained(config, &manifest);
+        assert!(fine && text.contains(why), "{text}");
+    }
+}
+
+#[test]
+fn what_would_be_refused_is_explained() {
+    let path = "  volumes: [{name: v, hostPath: {path: /srv/data}}]\n";
+    let mounting = |spec: &str| pod(IN_A_CELL, spec).replace("image: i", "image: i, volumeMounts: [{name: v, mountPath: /v}]");
+    for (manifest, why) in [
+        (
+            pod("kubernetes.io/target-runtime: other", ""),
+            "refused: annotation kubernetes.io/target-runtime has the value \"other\"; allowed is \"kiyot\"",
+        ),
+        (
+            pod(&format!("{IN_A_CELL}, pod.elotl.co/launch-type: cheap, pod.elotl.co/volume-size: big"), ""),
+            "refused: pod.elotl.co/launch-type = \"cheap\": allowed is",
+        ),
+        (pod(IN_A_CELL, "  hostPID: true"), "refused: pod default/p asks for the node's processes (hostPID)"),
+        (
+            pod(IN_A_CELL, "").replace("image: i", "image: i, securityContext: {privileged: true}"),
+            "refused: container \"c\" asks for to be privileged",
+        ),
+        (mounting(path), "refused: container \"c\" mounts /srv/data of the node, and policy.host_path is \"refuse\""),
+    ] {
+        let (text, fine) = explained(OPT_IN, &manifest);
+        assert!(!fine && text.contains(why), "{text}");
+    }
+    let copying = format!("{OPT_IN}[backends.milpa.policy]\nhost_path = \"copy-read-only\"\n");
+    let (text, fine) = explained(&copying, &mounting(path));
+    assert!(!fine && text.contains("mounts /srv/data of the node to write it, and policy.host_path allows copies to read"), "{text}");
+    let (text, fine) = explained(&copying, &mounting(path).replace("mountPath: /v", "mountPath: /v, readOnly: true"));
+    assert!(fine && text.contains("note: container \"c\" gets a copy of /srv/data"), "{text}");
+}
+
+#[test]
+fn misspelt_and_idle_annotations_are_noted() {
+    let (text, fine) = explained(OPT_IN, &pod(&format!("{IN_A_CELL}, pod.elotl.co/lunch-type: Spot"), ""));
+    assert!(fine && text.contains("note: nobody reads the annotation pod.elotl.co/lunch-type"), "{text}");
+    let (text, _) = explained(OPT_IN, &pod("pod.elotl.co/launch-type: Spot", ""));
+    assert!(text.contains("note: its annotations for cells have no effect on the node"), "{text}");
 }
 
 #[test]

@@ -135,7 +135,7 @@ async fn the_callers_deadline_holds_on_the_node() {
     let mut kubelet = kiyot.kubelet().await;
     let running = kubelet.run_pod(&sleeper("slow")).await.unwrap();
     let id = &running.container("main").id;
-    let cmd = ["sleep", "100000"].map(str::to_owned).to_vec();
+    let cmd = ["sleep", "54321"].map(str::to_owned).to_vec();
     let mut request = Request::new(cri::ExecSyncRequest { container_id: id.clone(), cmd, timeout: 0 });
     request.set_timeout(Duration::from_secs(1));
     let late = kubelet.runtime.exec_sync(request).await.unwrap_err();
@@ -143,7 +143,7 @@ async fn the_callers_deadline_holds_on_the_node() {
     // containerd has ended the program, because it got the deadline or the cancellation.
     wait_until("the program has ended", LIMIT, async || {
         let listed = kubelet.exec_sync(id, &["ps", "-o", "args"]).await.ok()?.stdout;
-        (listed.lines().filter(|line| line.contains("sleep 100000")).count() == 1 || listed.is_empty()).then_some(())
+        (!listed.contains("54321")).then_some(())
     })
     .await;
 }

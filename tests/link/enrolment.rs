@@ -1,6 +1,6 @@
 //! Tokens, keys, and what they are traded for.
 
-use kiyot_link::tls;
+use kiyot_link::{bootstrap::Bootstrap, tls};
 use kiyot_proto::cell::EnrolRequest;
 use tonic::Code;
 
@@ -27,8 +27,8 @@ async fn the_key_that_spent_a_token_may_come_again_and_no_other() {
 async fn a_refusal_does_not_say_what_was_guessed_right() {
     let fixture = Fixture::start().await;
     let key = ByHand::new();
-    let wrong_token = kiyot_link::bootstrap::Bootstrap { token: "sesame-open".to_owned(), ..fixture.bootstrap() };
-    let unknown = kiyot_link::bootstrap::Bootstrap { cell: "cell-aaaaaaaaaaaa".to_owned(), ..fixture.bootstrap() };
+    let wrong_token = Bootstrap { token: "sesame-open".to_owned(), ..fixture.bootstrap() };
+    let unknown = Bootstrap { cell: "cell-aaaaaaaaaaaa".to_owned(), ..fixture.bootstrap() };
     let first = key.enrol(&wrong_token).await.unwrap_err();
     let second = key.enrol(&unknown).await.unwrap_err();
     fixture.ledger.expire(&fixture.cell);
@@ -62,14 +62,28 @@ async fn an_agent_that_is_started_again_needs_no_token() {
     agent.stop().await;
     fixture.unlinked().await;
     fixture.ledger.expire(&fixture.cell);
-    let _agent = fixture.agent_with(kiyot_link::bootstrap::Bootstrap { token: String::new(), ..fixture.bootstrap() });
+    let _agent = fixture.agent_with(Bootstrap { token: String::new(), ..fixture.bootstrap() });
     echo(&fixture.link.control, "again").await;
+}
+
+#[tokio::test]
+async fn only_the_bound_key_of_a_live_cell_does_without_a_token() {
+    let fixture = Fixture::start().await;
+    let (own, other) = (ByHand::new(), ByHand::new());
+    let without = Bootstrap { token: String::new(), ..fixture.bootstrap() };
+    assert_eq!(own.enrol(&without).await.unwrap_err().code(), Code::PermissionDenied);
+    own.enrol(&fixture.bootstrap()).await.unwrap();
+    fixture.ledger.expire(&fixture.cell);
+    own.enrol(&without).await.unwrap();
+    assert_eq!(other.enrol(&without).await.unwrap_err().code(), Code::PermissionDenied);
+    fixture.ledger.remove(&fixture.cell);
+    assert_eq!(own.enrol(&without).await.unwrap_err().code(), Code::PermissionDenied);
 }
 
 #[tokio::test]
 async fn an_agent_tells_its_gateway_from_another() {
     let (own, other) = (Fixture::start().await, Fixture::start().await);
-    let imposter = kiyot_link::bootstrap::Bootstrap { gateway: other.gateway.address().clone(), ..own.bootstrap() };
+    let imposter = Bootstrap { gateway: other.gateway.address().clone(), ..own.bootstrap() };
     let tls = tls::enrol_client(&imposter.ca_sha256).unwrap();
     let error = within("the handshake", dial(&imposter, tls)).await.unwrap_err();
     assert!(error.to_string().contains("UnknownIssuer"), "{error}");

@@ -41,6 +41,9 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(15);
 /// How long one attempt to enrol may take.
 const ENROL_TIMEOUT: Duration = Duration::from_secs(20);
 
+/// After this many refusals in a row a certificate is taken for one that is of no use.
+const REFUSALS: u32 = 5;
+
 /// How long what still runs at the end may take to end.
 const END_TIMEOUT: Duration = Duration::from_secs(5);
 
@@ -170,17 +173,16 @@ impl Home {
     ) -> std::convert::Infallible {
         let generations = AtomicU64::new(1);
         let mut backoff = Backoff::default();
+        let mut certify = !self.keys.is_certified();
         loop {
-            let identity = match self.keys.identity() {
-                Some(identity) => identity,
-                None => match self.enrol(end, tasks).await {
-                    Ok(identity) => identity,
-                    Err(error) => {
-                        tracing::warn!(error = &error as &dyn Error, "The cell could not enrol; it tries again.");
-                        backoff.wait().await;
-                        continue;
-                    }
-                },
+            if certify && let Err(error) = self.enrol(end, tasks).await {
+                tracing::warn!(error = &error as &dyn Error, "The cell could not enrol; it tries again.");
+            }
+            certify = true;
+            // One that could not be renewed may still do.
+            let Some(identity) = self.keys.identity() else {
+                backoff.wait().await;
+                continue;
             };
             let dialler = match Dialler::new(&self.bootstrap, identity) {
                 Ok(dialler) => dialler,
@@ -191,7 +193,7 @@ impl Home {
                 }
             };
             let line = serve::Line { dialler: &dialler, generations: &generations, incarnation: &self.incarnation, service, end, tasks };
-            // Ends when the certificate is no longer one that can be used.
+            // Ends when the certificate seems to be of no use any more.
             tokio::select! {
                 () = self.keep_control(&line, &mut backoff) => {}
                 never = bulk::keep(&self.wish, &line) => match never {},
@@ -199,30 +201,33 @@ impl Home {
         }
     }
 
-    /// Keeps a control connection until the certificate has expired.
+    /// Keeps a control connection, until the certificate has expired or is refused: the gateway's clock may be another.
     async fn keep_control<S: Serve>(&self, line: &serve::Line<'_, impl Fn(ConnectionInfo) -> S + Send + Sync>, backoff: &mut Backoff) {
-        while self.keys.is_certified() {
-            let called = || {
-                self.contact.made();
-            };
-            match line.serve(ConnectionKind::Control, called).await {
+        let mut refusals = 0;
+        while self.keys.is_certified() && refusals < REFUSALS {
+            match line.serve(ConnectionKind::Control, || self.contact.made()).await {
                 Ok(serve::Served::Called) => {
                     tracing::info!("The link to the gateway ended; it is made again.");
                     self.contact.lost();
                     backoff.reset();
+                    refusals = 0;
                 }
-                Ok(serve::Served::NeverCalled) => tracing::warn!("The gateway did not let the cell in; it tries again."),
+                Ok(serve::Served::NeverCalled) => {
+                    refusals += 1;
+                    tracing::warn!("The gateway did not let the cell in; it tries again.");
+                }
                 Err(error) => tracing::warn!(error = &error as &dyn Error, "The gateway could not be reached; the cell tries again."),
             }
             backoff.wait().await;
         }
-        tracing::warn!("The cell's certificate has expired.");
+        tracing::info!("The cell asks for a new certificate.");
     }
 
-    async fn enrol(&self, end: &CancellationToken, tasks: &TaskTracker) -> Result<kiyot_link::tls::Identity, enrol::EnrolError> {
-        let enrolled = enrol::enrol(&self.bootstrap, &self.keys, &self.build_id, end, tasks);
+    /// Gets a certificate: by the token, or, when it has been spent, by the key that it was spent for.
+    async fn enrol(&self, end: &CancellationToken, tasks: &TaskTracker) -> Result<(), enrol::EnrolError> {
+        let token = if self.keys.was_certified() { "" } else { &self.bootstrap.token };
+        let enrolled = enrol::enrol(&self.bootstrap, token, &self.keys, &self.build_id, end, tasks);
         let certificate = tokio::time::timeout(ENROL_TIMEOUT, enrolled).await.map_err(|_| DialError::TooSlow(ENROL_TIMEOUT))??;
-        self.keys.keep(&certificate)?;
-        self.keys.identity().ok_or(enrol::EnrolError::OtherCertificate)
+        if self.keys.keep(&certificate)? { Ok(()) } else { Err(enrol::EnrolError::OtherCertificate) }
     }
 }

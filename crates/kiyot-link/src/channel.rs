@@ -87,6 +87,3 @@ fn addressed(mut request: http::Request<Body>) -> Result<http::Request<Body>, St
     *request.version_mut() = http::Version::HTTP_2;
     Ok(request)
 }
-
-#[cfg(test)]
-mod tests;

@@ -51,6 +51,8 @@ impl Connection {
         let all = end.clone().drop_guard();
         let (sender, driver) = http2::client(profile, owner).handshake::<_, Body>(TokioIo::new(io)).await?;
         let token = end.clone();
+        // Boxed as in `Owned`.
+        let driver = Box::pin(driver);
         tasks.spawn(async move {
             let _all = all;
             if let Some(Err(error)) = token.run_until_cancelled(driver).await {

@@ -59,6 +59,8 @@ where
 {
     fn execute(&self, future: F) {
         let end = self.end.clone();
+        // Boxed, or the task would have room for several copies of it: it is moved from one future into the next.
+        let future = Box::pin(future);
         self.tasks.spawn(async move { end.run_until_cancelled_owned(future).await.map(drop) });
     }
 }

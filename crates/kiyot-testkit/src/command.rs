@@ -34,10 +34,13 @@ pub fn run(program: &str, arguments: &[&str]) -> String {
     output(program, arguments).unwrap_or_else(|error| panic!("{error}"))
 }
 
-/// The last part of a log file, for those who look at a failure.
+/// The last part of a log file, for those who look at a failure. Without what containerd says at each start.
 pub fn tail(path: &std::path::Path) -> String {
     const PART: usize = 32 * 1024;
     let mut text = Vec::new();
     let _ = std::fs::File::open(path).and_then(|mut file| file.read_to_end(&mut text));
-    String::from_utf8_lossy(&text[text.len().saturating_sub(PART)..]).into_owned()
+    let text = String::from_utf8_lossy(&text[text.len().saturating_sub(PART)..]).into_owned();
+    text.lines()
+        .filter(|line| !line.contains("loading plugin") && !line.contains("Start cri plugin with config"))
+        .fold(String::new(), |all, line| all + line + "\n")
 }

@@ -13,9 +13,9 @@ pub mod wait;
 pub mod watchdog;
 pub mod websocket;
 
+pub use command::output;
 pub use kiyot::{Kiyot, KiyotOptions};
 pub use kiyot_proto::cri;
-pub use command::output;
 pub use kubelet::{Container, Kubelet, LogLine, Pod, RunningContainer, RunningPod, Volume, volumes::Source};
 pub use leftovers::Leftovers;
 pub use node::Node;

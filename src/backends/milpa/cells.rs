@@ -26,6 +26,7 @@ use super::{
     providers::{Attachment, ErrorClass, InstanceId, Provider, ProviderError},
     store::{Store, StoreError, Table},
 };
+use crate::config::MilpaBackend;
 
 mod driver;
 mod gone;
@@ -129,6 +130,14 @@ pub struct CellsConfig {
     pub list_interval: Duration,
     /// How long after a failed termination the next one is tried.
     pub retry_pause: Duration,
+}
+
+impl CellsConfig {
+    /// As the configuration has it, for instances that end with the node of this boot id.
+    pub fn of(config: &MilpaBackend, boot_id: String) -> Self {
+        let (launch_timeout, token_ttl) = (config.launch_timeout, config.token_ttl);
+        Self { max_cells: config.max_cells, launch_timeout, token_ttl, boot_id: Some(boot_id), ..Self::default() }
+    }
 }
 
 impl Default for CellsConfig {

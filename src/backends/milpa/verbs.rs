@@ -37,7 +37,7 @@ mod filter;
 mod flight;
 mod image;
 mod news;
-mod policy;
+pub mod policy;
 mod records;
 mod remove;
 mod restore;

@@ -7,7 +7,8 @@ use super::{WAIT, ends_without_a_trace, is_ready, options, pod};
 /// The host's process ids whose command line has all of these words.
 fn processes(words: &[&str]) -> Vec<String> {
     let entries = std::fs::read_dir("/proc").unwrap().flatten();
-    let named = entries.filter_map(|entry| entry.file_name().to_str().filter(|name| name.bytes().all(|byte| byte.is_ascii_digit())).map(str::to_owned));
+    let named =
+        entries.filter_map(|entry| entry.file_name().to_str().filter(|name| name.bytes().all(|byte| byte.is_ascii_digit())).map(str::to_owned));
     named
         .filter(|pid| {
             let line = std::fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();

@@ -1,5 +1,7 @@
 //! Lists of pods in cells beside those of the node.
 
+use std::slice;
+
 use kiyot_testkit::{Container, Kiyot, LIMIT, Node, Pod, cri, wait_until};
 use tonic::Code;
 
@@ -26,12 +28,12 @@ async fn lists_hold_both_worlds() {
         kubelet.runtime.list_pod_sandbox(request).await.unwrap().into_inner().items.into_iter().map(|item| item.id).collect::<Vec<_>>()
     };
     let label = |value: &str| cri::PodSandboxFilter { label_selector: [("tier".to_owned(), value.to_owned())].into(), ..Default::default() };
-    assert_eq!(of(&mut kubelet, label("one")).await, [local.sandbox.clone()]);
-    assert_eq!(of(&mut kubelet, label("two")).await, [remote.sandbox.clone()]);
+    assert_eq!(of(&mut kubelet, label("one")).await, slice::from_ref(&local.sandbox));
+    assert_eq!(of(&mut kubelet, label("two")).await, slice::from_ref(&remote.sandbox));
     let by_id = |id: &str| cri::PodSandboxFilter { id: id.to_owned(), ..Default::default() };
-    assert_eq!(of(&mut kubelet, by_id(&remote.sandbox)).await, [remote.sandbox.clone()]);
-    assert_eq!(of(&mut kubelet, by_id(&remote.sandbox[..13])).await, [remote.sandbox.clone()], "a prefix will do");
-    assert_eq!(of(&mut kubelet, by_id(&local.sandbox)).await, [local.sandbox.clone()]);
+    assert_eq!(of(&mut kubelet, by_id(&remote.sandbox)).await, slice::from_ref(&remote.sandbox));
+    assert_eq!(of(&mut kubelet, by_id(&remote.sandbox[..13])).await, slice::from_ref(&remote.sandbox), "a prefix will do");
+    assert_eq!(of(&mut kubelet, by_id(&local.sandbox)).await, slice::from_ref(&local.sandbox));
 
     let request = cri::ListContainersRequest { filter: Some(cri::ContainerFilter { pod_sandbox_id: remote.sandbox.clone(), ..Default::default() }) };
     let containers = kubelet.runtime.list_containers(request).await.unwrap().into_inner().containers;

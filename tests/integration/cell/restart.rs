@@ -53,7 +53,7 @@ async fn an_exit_during_the_outage_is_told_afterwards() {
 async fn a_half_made_pod_is_cleaned_up() {
     let node = Node::start().await;
     let mut kiyot = Kiyot::start(&node, options()).await;
-    let mut kubelet = kiyot.kubelet().await;
+    let kubelet = kiyot.kubelet().await;
     let spec = pod("half-made", WAIT);
     let config = kubelet.prepare(&spec);
     let mut caller = kubelet.clone();

@@ -26,7 +26,11 @@ async fn files_of_the_kubelet_are_there_with_their_modes() {
                 .mount("scratch", "/scratch")
                 .mount("fast", "/fast"),
         )
-        .container(Container::script("reader", "until cat /scratch/file /fast/file; do sleep 0.1; done; sleep 1000").mount("scratch", "/scratch").mount("fast", "/fast"));
+        .container(
+            Container::script("reader", "until cat /scratch/file /fast/file; do sleep 0.1; done; sleep 1000")
+                .mount("scratch", "/scratch")
+                .mount("fast", "/fast"),
+        );
     let running = kubelet.run_pod(&spec).await.unwrap();
     let writer = running.container("writer").id.clone();
     let read = kubelet.exec_sync(&writer, &["sh", "-c", "cat /settings/colour /settings/shape /key/key /token/token /about/name"]).await.unwrap();

@@ -22,9 +22,10 @@ pub(super) enum EnrolError {
     OtherCertificate,
 }
 
-/// One attempt. The caller bounds its time.
+/// One attempt, with the token, or without one for a key that the cell is bound to. The caller bounds its time.
 pub(super) async fn enrol(
     bootstrap: &Bootstrap,
+    token: &str,
     keys: &Keys,
     build_id: &str,
     end: &CancellationToken,
@@ -35,7 +36,7 @@ pub(super) async fn enrol(
     let stream = dial::to_enrol(bootstrap).await?;
     let connection = Connection::open(stream, Profile::ENROL, &end, tasks).await.map_err(DialError::Http2)?;
     let request =
-        EnrolRequest { cell: bootstrap.cell.clone(), token: bootstrap.token.clone(), csr_der: keys.request()?.into(), build_id: build_id.to_owned() };
+        EnrolRequest { cell: bootstrap.cell.clone(), token: token.to_owned(), csr_der: keys.request()?.into(), build_id: build_id.to_owned() };
     let reply = EnrolmentClient::new(Channel::over(connection)).enrol(request).await.map_err(|status| EnrolError::Refused(Box::new(status)))?;
     let reply = reply.into_inner();
     if sha256(&reply.ca_der) != bootstrap.ca_sha256.to_ascii_lowercase() {

@@ -79,18 +79,24 @@ impl Keys {
         Ok(CertificateParams::default().serialize_request(&self.key).map_err(IdentityError::Make)?.der().to_vec())
     }
 
-    /// Keeps a certificate, if it is for this cell and key.
-    pub(super) fn keep(&self, der: &[u8]) -> Result<(), IdentityError> {
-        if self.take(der) {
+    /// Keeps a certificate, if it is for this cell and key: says whether it is.
+    pub(super) fn keep(&self, der: &[u8]) -> Result<bool, IdentityError> {
+        let taken = self.take(der);
+        if taken {
             let path = self.dir.join(CERTIFICATE_FILE);
             private::write(&path, der).map_err(|error| IdentityError::Io(path, error))?;
         }
-        Ok(())
+        Ok(taken)
     }
 
     /// Whether there is a certificate that has not expired.
     pub(super) fn is_certified(&self) -> bool {
         self.certificate.lock().unwrap_or_else(PoisonError::into_inner).as_ref().is_some_and(|certified| certified.not_after > SystemTime::now())
+    }
+
+    /// Whether there is a certificate, be it expired: then the cell's token is spent, for this key.
+    pub(super) fn was_certified(&self) -> bool {
+        self.certificate.lock().unwrap_or_else(PoisonError::into_inner).is_some()
     }
 
     /// For TLS, unless there is no certificate or it has expired.

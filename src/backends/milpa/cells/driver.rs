@@ -39,9 +39,9 @@ const OTHER_KEY: &str = "its token was spent by another key";
 /// What a cell's task is told.
 #[derive(Debug)]
 pub(super) enum Message {
-    /// See [`super::super::gateway::Ledger::claim`].
+    /// See `Ledger::claim`.
     Claim { token_sha256: String, key_sha256: String, answer: oneshot::Sender<Result<(), Refusal>> },
-    /// See [`super::Cells::terminate`].
+    /// See `Cells::terminate`.
     Terminate { reason: Arc<str>, answer: oneshot::Sender<Result<(), CellError>> },
     /// The provider does not list its instance any more, or not as running.
     InstanceEnded,

@@ -1,1 +1,297 @@
+use std::sync::atomic::Ordering;
 
+use super::{
+    super::gateway::{Ledger, Refusal},
+    *,
+};
+
+mod played;
+
+use played::{Act, PATIENCE, World, config, eventually, instance_of, next_gone};
+
+#[tokio::test]
+async fn a_launch_without_trouble() {
+    let world = World::new(config()).await;
+    let mut events = world.cells.events();
+    let cell = world.bound().await;
+    assert_eq!(world.provider.calls(), ["launch", "attach"]);
+    assert!(matches!(events.recv().await.unwrap(), CellEvent::Connected(connected) if connected == cell));
+    let stored = world.stored().await.remove(0);
+    assert_eq!((stored.phase(), stored.instance, stored.addresses), (CellPhase::Bound, instance_of(&cell), vec!["10.0.0.7".to_owned()]));
+    assert_eq!((stored.key_sha256.as_str(), stored.pod_uid.as_str(), stored.boot_id.as_str()), ("its key", "uid", "this boot"));
+    let token = locked(&world.links.tokens)[&cell].clone();
+    assert_eq!(token.len(), 64);
+    assert_ne!(stored.token_sha256, token, "the token itself is not kept");
+    assert!(world.cells.get(&cell).is_some());
+}
+
+#[tokio::test]
+async fn a_termination_leaves_nothing_but_the_reason() {
+    let world = World::new(config()).await;
+    let mut events = world.cells.events();
+    let cell = world.bound().await;
+    world.cells.terminate(&cell, "its pod was stopped").await.unwrap();
+    assert_eq!(world.provider.calls(), ["launch", "attach", "terminate"]);
+    assert_eq!(next_gone(&mut events).await, (cell.clone(), "its pod was stopped".to_owned()));
+    assert!(world.cells.get(&cell).is_none() && world.cells.all().is_empty());
+    assert_eq!(world.cells.gone_reason(&cell).as_deref(), Some("its pod was stopped"));
+    assert_eq!(*locked(&world.links.forgotten), std::slice::from_ref(&cell));
+    world.cells.terminate(&cell, "again").await.unwrap();
+    assert!(matches!(world.cells.admits(cell.as_str(), "its key"), Err(Refusal::Unknown(_))));
+}
+
+#[tokio::test]
+async fn a_launch_that_fails() {
+    // Nothing was made; or something was, which is found by the provider's list.
+    for (act, calls) in [(Act::Fail, vec!["launch"]), (Act::FailDone, vec!["launch", "console", "terminate"])] {
+        let world = World::new(config()).await;
+        world.provider.act("launch", &[act]);
+        let error = world.launch().1.await.unwrap().unwrap_err();
+        assert!(matches!(&error, CellError::Provider(error) if error.doing == "played launch"), "{error:?}");
+        assert_eq!(world.provider.calls(), calls);
+        assert!(world.cells.all().is_empty() && world.stored().await.is_empty());
+    }
+}
+
+#[tokio::test]
+async fn an_attach_that_fails() {
+    let world = World::new(config()).await;
+    world.provider.act("attach", &[Act::Fail]);
+    let launch = world.launch().1;
+    world.called(&["launch"]).await;
+    world.comes_home(&world.only()).await;
+    let error = launch.await.unwrap().unwrap_err();
+    assert!(matches!(&error, CellError::Provider(error) if error.doing == "played attach"), "{error:?}");
+    assert_eq!(world.provider.calls(), ["launch", "attach", "console", "terminate"]);
+    assert!(world.stored().await.is_empty());
+}
+
+#[tokio::test]
+async fn a_silent_cell_is_ended_and_its_console_told() {
+    let world = World::new(CellsConfig { launch_timeout: Duration::from_millis(50), ..config() }).await;
+    let error = world.launch().1.await.unwrap().unwrap_err();
+    assert!(matches!(&error, CellError::Silent { console, .. } if console.ends_with("kernel panic")), "{error}");
+    assert_eq!(world.provider.calls(), ["launch", "console", "terminate"]);
+    assert!(world.cells.all().is_empty());
+}
+
+#[tokio::test]
+async fn the_callers_deadline_counts_if_it_is_the_earlier() {
+    let world = World::new(config()).await;
+    let order = LaunchOrder { sandbox: SandboxId::mint().unwrap(), attachment: Attachment::default(), deadline: Some(Instant::now()) };
+    assert!(matches!(world.cells.launch(order).await, Err(CellError::Silent { seconds: 0, .. })));
+}
+
+#[tokio::test]
+async fn an_instance_that_ends_during_its_launch() {
+    let world = World::new(config()).await;
+    let launch = world.launch().1;
+    world.stored_phase(CellPhase::Booting).await;
+    world.provider.end(&instance_of(&world.only()), true);
+    let error = launch.await.unwrap().unwrap_err();
+    assert!(matches!(&error, CellError::Ended(_, reason) if reason.contains("its instance ended") && reason.contains("kernel panic")), "{error}");
+    assert_eq!(world.provider.calls(), ["launch", "console", "terminate"]);
+}
+
+#[tokio::test]
+async fn a_launch_goes_on_without_its_caller() {
+    let world = World::new(config()).await;
+    let launch = world.launch().1;
+    world.called(&["launch"]).await;
+    launch.abort();
+    assert!(launch.await.unwrap_err().is_cancelled());
+    let cell = world.only();
+    world.comes_home(&cell).await;
+    world.stored_phase(CellPhase::Bound).await;
+    world.cells.terminate(&cell, "nobody wants it").await.unwrap();
+}
+
+#[tokio::test]
+async fn a_stop_during_a_launch() {
+    let world = World::new(config()).await;
+    let launch = world.launch().1;
+    world.stored_phase(CellPhase::Booting).await;
+    world.cells.terminate(&world.only(), "its pod was stopped").await.unwrap();
+    let error = launch.await.unwrap().unwrap_err();
+    assert!(matches!(&error, CellError::Ended(_, reason) if reason.starts_with("its pod was stopped")), "{error}");
+}
+
+#[tokio::test]
+async fn no_more_than_max_cells() {
+    let world = World::new(CellsConfig { max_cells: 1, ..config() }).await;
+    let cell = world.bound().await;
+    assert!(matches!(world.launch().1.await.unwrap(), Err(CellError::Full(1))));
+    world.cells.terminate(&cell, "stopped").await.unwrap();
+    world.bound().await;
+}
+
+#[tokio::test]
+async fn an_instance_that_ended_is_cleaned_up_and_then_told() {
+    for listed in [true, false] {
+        let world = World::new(config()).await;
+        let mut events = world.cells.events();
+        let cell = world.bound().await;
+        world.provider.end(&instance_of(&cell), listed);
+        world.cells.linked(&cell, None);
+        assert_eq!(next_gone(&mut events).await, (cell, "its instance ended".to_owned()));
+        assert_eq!(world.provider.calls(), ["launch", "attach", "terminate"]);
+    }
+}
+
+#[tokio::test]
+async fn a_link_that_breaks_ends_nothing() {
+    let world = World::new(CellsConfig { list_interval: PATIENCE, ..config() }).await;
+    let cell = world.bound().await;
+    let lists = world.provider.lists.load(Ordering::SeqCst);
+    let mut events = world.cells.events();
+    world.cells.linked(&cell, None);
+    eventually("a look at the list, long before its time", || world.provider.lists.load(Ordering::SeqCst) > lists).await;
+    world.cells.linked(&cell, Some(HelloReply::default()));
+    assert!(matches!(events.recv().await.unwrap(), CellEvent::Connected(connected) if connected == cell));
+    assert!(world.cells.get(&cell).is_some());
+    assert_eq!(world.provider.calls(), ["launch", "attach"]);
+}
+
+#[tokio::test]
+async fn a_termination_is_tried_until_it_is_confirmed() {
+    let world = World::new(config()).await;
+    let mut events = world.cells.events();
+    let cell = world.bound().await;
+    world.provider.act("terminate", &[Act::Fail, Act::FailDone, Act::Fail]);
+    let error = world.cells.terminate(&cell, "stopped").await.unwrap_err();
+    assert!(matches!(&error, CellError::Provider(error) if error.doing == "played terminate: as the test says"), "{error:?}");
+    assert_eq!(next_gone(&mut events).await, (cell, "stopped".to_owned()));
+    assert_eq!(world.provider.calls().iter().filter(|call| *call == "terminate").count(), 4);
+}
+
+#[tokio::test]
+async fn a_termination_that_failed_is_taken_up_by_the_next_daemon() {
+    let mut world = World::new(CellsConfig { retry_pause: PATIENCE * 10, ..config() }).await;
+    let cell = world.bound().await;
+    world.provider.act("terminate", &[Act::Fail]);
+    world.cells.terminate(&cell, "stopped").await.unwrap_err();
+    assert_eq!(world.stored().await.remove(0).phase(), CellPhase::Terminating);
+    let mut events = world.restart().await;
+    assert_eq!(next_gone(&mut events).await, (cell.clone(), "stopped".to_owned()));
+    assert_eq!(world.stored().await.remove(0).phase(), CellPhase::Gone);
+    world.restart().await;
+    assert_eq!(world.cells.gone_reason(&cell).as_deref(), Some("stopped"));
+}
+
+#[tokio::test]
+async fn a_daemon_that_starts_ends_what_was_being_launched() {
+    // How far the launch comes, and what the provider is asked afterwards.
+    for (hangs, phase) in [(Some("launch"), CellPhase::Launching), (None, CellPhase::Booting), (Some("attach"), CellPhase::Enrolled)] {
+        let mut world = World::new(config()).await;
+        if let Some(call) = hangs {
+            world.provider.act(call, &[Act::Hang]);
+        }
+        let launch = world.launch().1;
+        eventually("a launch", || world.provider.calls() == ["launch"]).await;
+        if phase == CellPhase::Enrolled {
+            world.comes_home(&world.only()).await;
+            eventually("an attach", || world.provider.calls().contains(&"attach".to_owned())).await;
+        }
+        world.stored_phase(phase).await;
+        let cell = world.only();
+        let mut events = world.restart().await;
+        assert!(matches!(launch.await.unwrap(), Err(CellError::Ended(..))));
+        let (gone, reason) = next_gone(&mut events).await;
+        assert_eq!((gone, reason.contains("restarted")), (cell, true));
+        assert_eq!(world.provider.calls().last().map(String::as_str), Some("terminate"));
+        assert!(locked(&world.provider.instances).is_empty() && world.stored().await.is_empty());
+    }
+}
+
+#[tokio::test]
+async fn a_daemon_that_starts_keeps_what_is_a_pods() {
+    let mut world = World::new(config()).await;
+    let cell = world.bound().await;
+    let mut events = world.restart().await;
+    assert!(world.cells.admits(cell.as_str(), "its key").is_ok());
+    world.cells.linked(&cell, Some(HelloReply::default()));
+    assert!(matches!(events.recv().await.unwrap(), CellEvent::Connected(connected) if connected == cell));
+    eventually("a link", || world.cells.get(&cell).is_some()).await;
+    // And hears of its end.
+    world.provider.end(&instance_of(&cell), false);
+    assert_eq!(next_gone(&mut events).await.0, cell);
+}
+
+#[tokio::test]
+async fn a_cell_whose_sandbox_was_never_recorded_ends() {
+    let mut world = World::new(config()).await;
+    let cell = world.bound().await;
+    let (sandbox, _) = world.store.load::<SandboxMeta>(Table::Sandboxes).await.unwrap().remove(0);
+    let mut batch = super::super::store::Batch::default();
+    batch.remove(Table::Sandboxes, &sandbox);
+    world.store.commit(batch).await.unwrap();
+    let mut events = world.restart().await;
+    assert_eq!(next_gone(&mut events).await.0, cell);
+    assert!(world.stored().await.is_empty());
+}
+
+#[tokio::test]
+async fn after_a_reboot_all_cells_are_gone() {
+    let mut world = World::new(config()).await;
+    let cell = world.bound().await;
+    world.config.boot_id = Some("the next boot".into());
+    let mut events = world.restart().await;
+    assert_eq!(next_gone(&mut events).await, (cell, "the node was rebooted".to_owned()));
+    assert_eq!(world.provider.calls(), ["launch", "attach", "terminate"]);
+}
+
+#[tokio::test]
+async fn instances_of_no_cell_are_ended() {
+    let world = World::new(config()).await;
+    let cell = world.bound().await;
+    world.provider.act("terminate", &[Act::Fail]);
+    let stray = InstanceId(instance_of(&CellId::mint().unwrap()));
+    locked(&world.provider.instances).insert(stray.clone(), true);
+    eventually("the end of a stray", || !locked(&world.provider.instances).contains_key(&stray)).await;
+    assert_eq!(world.cells.all(), [cell]);
+}
+
+#[tokio::test]
+async fn a_token_is_spent_once() {
+    let world = World::new(config()).await;
+    let launch = world.launch().1;
+    world.called(&["launch"]).await;
+    let cell = world.only();
+    let token = world.token_sha256(&cell);
+    let claim = |token: String, key: &'static str| {
+        let (cells, cell) = (&world.cells, cell.clone());
+        async move { cells.claim(cell.as_str(), &token, key).await }
+    };
+    assert!(matches!(world.cells.claim("cell-aaaaaaaaaaaa", &token, "key").await, Err(Refusal::Unknown(_))));
+    assert!(matches!(world.cells.claim("no cell at all", &token, "key").await, Err(Refusal::Unknown(_))));
+    assert!(matches!(claim("another".into(), "key").await, Err(Refusal::WrongToken(_))));
+    assert!(matches!(world.cells.admits(cell.as_str(), ""), Err(Refusal::Unknown(_))));
+    assert_eq!(claim(token.clone(), "key").await.unwrap(), cell);
+    assert_eq!(world.stored().await.remove(0).key_sha256, "key");
+    assert_eq!(claim(token.clone(), "key").await.unwrap(), cell, "the same key may ask again");
+    assert!(matches!(world.cells.admits(cell.as_str(), "other"), Err(Refusal::OtherKey(_))));
+    // Another key destroys the cell.
+    assert!(matches!(claim(token, "other").await, Err(Refusal::OtherKey(_))));
+    let error = launch.await.unwrap().unwrap_err();
+    assert!(matches!(&error, CellError::Ended(_, reason) if reason.contains("another key")), "{error}");
+    assert!(locked(&world.provider.instances).is_empty());
+}
+
+#[tokio::test]
+async fn a_token_expires() {
+    let world = World::new(CellsConfig { token_ttl: Duration::ZERO, ..config() }).await;
+    let _launch = world.launch();
+    world.called(&["launch"]).await;
+    let cell = world.only();
+    assert!(matches!(world.cells.claim(cell.as_str(), &world.token_sha256(&cell), "key").await, Err(Refusal::Expired(_))));
+}
+
+#[tokio::test]
+async fn a_daemon_that_stops_leaves_cells_alone() {
+    let world = World::new(config()).await;
+    let cell = world.bound().await;
+    world.cells.shutdown().await;
+    assert_eq!(world.provider.calls(), ["launch", "attach"]);
+    assert!(matches!(world.cells.terminate(&cell, "late").await, Err(CellError::Ended(..))));
+    assert!(matches!(world.launch().1.await.unwrap(), Err(CellError::Ended(..))));
+}

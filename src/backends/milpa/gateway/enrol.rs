@@ -1,4 +1,4 @@
-//! Enrolment: a cell trades its one-time token for a certificate.
+//! Enrolment: a cell trades its one-time token for a certificate. Without a token the cell's own key gets a new one for the one that expires.
 
 use std::{sync::Arc, time::Duration};
 
@@ -39,12 +39,14 @@ impl enrolment_server::Enrolment for Enrolment {
         let EnrolRequest { cell, token, csr_der, build_id } = request.into_inner();
         let key = ProvenKey::from_request(&csr_der).map_err(|error| Status::invalid_argument(error.to_string()))?;
         let key_sha256 = key.sha256();
-        let claim = timeout(CLAIM_TIMEOUT, self.ledger.claim(&cell, &sha256(token.as_bytes()), &key_sha256)).await;
-        let id = match claim {
-            Ok(Ok(id)) => id,
-            Ok(Err(refusal)) => return Err(refused(&refusal, &key_sha256)),
-            Err(_) => return Err(Status::unavailable(format!("spending a token took longer than {} s", CLAIM_TIMEOUT.as_secs()))),
+        let admitted = if token.is_empty() {
+            // A renewal: the request is signed by the key that the cell's token was spent for, and the cell lives.
+            self.ledger.admits(&cell, &key_sha256)
+        } else {
+            let claim = timeout(CLAIM_TIMEOUT, self.ledger.claim(&cell, &sha256(token.as_bytes()), &key_sha256)).await;
+            claim.map_err(|_| Status::unavailable(format!("spending a token took longer than {} s", CLAIM_TIMEOUT.as_secs())))?
         };
+        let id = admitted.map_err(|refusal| refused(&refusal, &key_sha256))?;
         let certificate = self.ca.certify(&id, &key, self.lifetime).map_err(|error| {
             tracing::error!(cell = %id, error = &error as &dyn std::error::Error, "A cell's certificate could not be made.");
             Status::unavailable("no certificate could be made")

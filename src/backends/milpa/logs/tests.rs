@@ -33,6 +33,9 @@ impl Source for Played {
     async fn read(&self, _: &str, position: u64) -> Result<BoxStream<'static, Result<Bytes, Status>>, Status> {
         self.reads.fetch_add(1, Ordering::SeqCst);
         let log = self.log.lock().unwrap();
+        if log.is_empty() {
+            return Err(Status::not_found("no such log"));
+        }
         let rest = log.get(position as usize..).ok_or_else(|| Status::out_of_range("beyond its end"))?;
         let mut parts: Vec<Result<Bytes, Status>> = rest.chunks(self.part).map(|part| Ok(Bytes::copy_from_slice(part))).collect();
         if self.breaks.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |left| left.checked_sub(1)).is_ok() {
@@ -129,6 +132,17 @@ async fn nothing_is_asked_while_nothing_is_new() {
     // The writer answers a reopening only from where it waits for news.
     scene.logs.reopen(&scene.container).await.unwrap();
     assert_eq!(scene.played.reads.load(Ordering::SeqCst), reads);
+}
+
+#[tokio::test]
+async fn a_log_that_is_not_there_yet_is_waited_for() {
+    let scene = Scene::new(100);
+    scene.follow(0).await.unwrap();
+    scene.drain().await;
+    // One for the beginning, one for the draining at most: it is not asked for again and again.
+    assert!(scene.played.reads.load(Ordering::SeqCst) <= 2);
+    scene.write("one\n");
+    until(|| read(&scene.path()) == "one\n").await;
 }
 
 #[tokio::test]

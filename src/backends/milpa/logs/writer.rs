@@ -3,13 +3,16 @@
 use std::{io, sync::Arc, time::Duration};
 
 use bytes::Bytes;
-use futures::{StreamExt as _, stream::BoxStream};
+use futures::{
+    StreamExt as _,
+    stream::{self, BoxStream},
+};
 use tokio::{
     sync::{mpsc, oneshot, watch},
     time::timeout,
 };
 use tokio_util::task::AbortOnDropHandle;
-use tonic::Status;
+use tonic::{Code, Status};
 
 use super::{
     LogRoute,
@@ -17,8 +20,9 @@ use super::{
     source::Source,
 };
 
-/// Pause after a failure: of the disk, or of the cell.
-const BACKOFF: Duration = if cfg!(test) { Duration::from_millis(10) } else { Duration::from_secs(1) };
+/// Pause after a failure, of the disk or of the cell: doubled from the first to the second.
+const BACKOFF: (Duration, Duration) =
+    if cfg!(test) { (Duration::from_millis(10), Duration::from_millis(10)) } else { (Duration::from_secs(1), Duration::from_secs(16)) };
 
 /// How long a cell may be silent in the middle of a log.
 const SILENCE: Duration = Duration::from_secs(60);
@@ -86,7 +90,7 @@ impl Writer {
 
     /// Writes until its handle is dropped.
     pub(super) async fn run(mut self) {
-        let mut failing = false;
+        let mut backoff = None;
         loop {
             if !self.is_behind() {
                 tokio::select! {
@@ -99,14 +103,15 @@ impl Writer {
                 continue;
             }
             match self.read_to_end().await {
-                Ok(()) => failing = false,
+                Ok(()) => backoff = None,
                 Err(error) => {
-                    if !failing {
+                    if backoff.is_none() {
                         let (container, path) = (&self.route.container, self.route.node_path.display());
                         tracing::warn!(%container, %path, error = &error as &dyn std::error::Error, "the log of a container does not go on for now");
                     }
-                    failing = true;
-                    if !self.pause().await {
+                    let pause = backoff.map_or(BACKOFF.0, |last: Duration| (last * 2).min(BACKOFF.1));
+                    backoff = Some(pause);
+                    if !self.pause(pause).await {
                         return;
                     }
                 }
@@ -126,7 +131,12 @@ impl Writer {
         self.settle().await?;
         let news = self.news.borrow_and_update().clone();
         let drains = self.drains.len();
-        let mut parts = self.open(&news).await?;
+        let mut parts = match self.open(&news).await {
+            Ok(parts) => parts,
+            // The container has not begun: there is nothing to read, and news will come with its first line.
+            Err(status) if status.code() == Code::NotFound => stream::empty().boxed(),
+            Err(status) => return Err(status.into()),
+        };
         loop {
             tokio::select! {
                 biased;
@@ -215,13 +225,19 @@ impl Writer {
         Ok(base)
     }
 
-    /// Waits before another try; questions are answered meanwhile. `false` if nobody can ask any more.
-    async fn pause(&mut self) -> bool {
-        let pause = tokio::time::sleep(BACKOFF);
+    /// Waits before another try, or until there is another link; questions are answered meanwhile. `false` if nobody can ask any more.
+    async fn pause(&mut self, pause: Duration) -> bool {
+        let again = self.news.borrow().again;
+        let pause = tokio::time::sleep(pause);
         tokio::pin!(pause);
         loop {
             tokio::select! {
                 () = &mut pause => return true,
+                changed = self.news.changed() => match changed {
+                    Ok(()) if self.news.borrow().again == again => {}
+                    Ok(()) => return true,
+                    Err(_) => return false,
+                },
                 ask = self.asks.recv() => match ask {
                     Some(ask) => self.take(ask).await,
                     None => return false,

@@ -1,7 +1,7 @@
 //! Cells that are sets of namespaces on this node.
 //!
 //! The instance of a cell is a process `kiyot-cell launch` and what lives in the namespaces that it made; its id is the cell's. All that is known of it is
-//! in its directory: see [`instance`].
+//! in its directory: see `instance`.
 
 use std::{
     collections::HashMap,

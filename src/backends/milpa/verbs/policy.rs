@@ -3,10 +3,10 @@
 use kiyot_proto::cri;
 use tonic::Status;
 
-use crate::config::{Policy, Privileged};
+use crate::config::{HostNamespaces, Policy, Privileged};
 
 /// Refuses a sandbox that asks for a namespace of the node, or for privileges that cells do not give.
-pub(super) fn check_sandbox(policy: &Policy, config: &cri::PodSandboxConfig) -> Result<(), Status> {
+pub fn check_sandbox(policy: &Policy, config: &cri::PodSandboxConfig) -> Result<(), Status> {
     let context = config.linux.as_ref().and_then(|linux| linux.security_context.as_ref());
     let metadata = config.metadata.clone().unwrap_or_default();
     let refused = context.and_then(|context| {
@@ -16,8 +16,15 @@ pub(super) fn check_sandbox(policy: &Policy, config: &cri::PodSandboxConfig) -> 
     refused.map_or(Ok(()), |what| Err(refusal(&format!("pod {}/{}", metadata.namespace, metadata.name), what)))
 }
 
+/// Why a pod for a cell runs on the node instead: it asks for a namespace that no cell can give, and the policy is to keep such pods local.
+pub fn keeps_local(policy: &Policy, config: &cri::PodSandboxConfig) -> Option<&'static str> {
+    let context = config.linux.as_ref().and_then(|linux| linux.security_context.as_ref());
+    let namespace = context.and_then(|context| context.namespace_options.as_ref()).and_then(node_namespace);
+    namespace.filter(|_| policy.host_namespaces == HostNamespaces::KeepLocal)
+}
+
 /// Refuses a container that asks for what its cell does not have.
-pub(super) fn check_container(policy: &Policy, config: &cri::ContainerConfig) -> Result<(), Status> {
+pub fn check_container(policy: &Policy, config: &cri::ContainerConfig) -> Result<(), Status> {
     let name = config.metadata.as_ref().map(|metadata| metadata.name.as_str()).unwrap_or_default();
     let name = format!("container {name:?}");
     if let Some(device) = config.devices.first() {
@@ -85,6 +92,15 @@ mod tests {
             assert_eq!(status.code(), tonic::Code::InvalidArgument);
             assert!(status.message().contains(word) && status.message().contains("shop/web"), "{status}");
         }
+    }
+
+    #[test]
+    fn a_pod_that_asks_for_the_nodes_namespaces_stays_there_if_the_policy_says_so() {
+        let config = sandbox(cri::NamespaceOption { pid: cri::NamespaceMode::Node.into(), ..Default::default() }, false);
+        let keep = Policy { host_namespaces: HostNamespaces::KeepLocal, ..Policy::default() };
+        assert_eq!(keeps_local(&keep, &config), Some("the node's processes (hostPID)"));
+        assert_eq!(keeps_local(&Policy::default(), &config), None);
+        assert_eq!(keeps_local(&keep, &cri::PodSandboxConfig::default()), None);
     }
 
     #[test]

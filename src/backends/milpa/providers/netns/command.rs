@@ -29,8 +29,8 @@ pub(super) enum CommandError {
         source: std::io::Error,
     },
     /// It did not end in time, and was killed.
-    #[error("{program} did not end within {} s and was killed", LIMIT.as_secs())]
-    Deadline { program: String },
+    #[error("{program} did not end within {seconds} s and was killed")]
+    Deadline { program: String, seconds: u64 },
     /// It printed too much, and was killed.
     #[error("{program} printed more than {OUTPUT_LIMIT} bytes and was killed")]
     Output { program: String },
@@ -60,6 +60,17 @@ impl Drop for Group {
 
 /// Runs a program for an instance to its end, whatever that is.
 pub(super) async fn run(
+    program: &Path,
+    arguments: &[&OsStr],
+    instance: Option<&Path>,
+    variables: &[(&str, &OsStr)],
+    input: &[u8],
+) -> Result<Ended, CommandError> {
+    run_within(LIMIT, program, arguments, instance, variables, input).await
+}
+
+async fn run_within(
+    limit: Duration,
     program: &Path,
     arguments: &[&OsStr],
     instance: Option<&Path>,
@@ -106,7 +117,8 @@ pub(super) async fn run(
         let status = child.wait().await.map_err(io)?;
         Ok(Ended { status, stdout: output, stderr: String::from_utf8_lossy(&said.map_err(io)?).trim().to_owned() })
     };
-    let ended = timeout(LIMIT, Box::pin(whole)).await.unwrap_or_else(|_| Err(CommandError::Deadline { program: name() }))?;
+    let ended =
+        timeout(limit, Box::pin(whole)).await.unwrap_or_else(|_| Err(CommandError::Deadline { program: name(), seconds: limit.as_secs() }))?;
     group.0 = None;
     Ok(ended)
 }
@@ -146,6 +158,25 @@ mod tests {
     #[tokio::test]
     async fn a_program_that_prints_forever_is_killed() {
         assert!(matches!(shell("yes", b"").await, Err(CommandError::Output { .. })));
+    }
+
+    #[tokio::test]
+    async fn a_program_that_hangs_is_killed_with_what_it_started() {
+        let dir = tempfile::tempdir().unwrap();
+        let pipe = dir.path().join("pipe");
+        assert!(std::process::Command::new("mkfifo").arg(&pipe).status().unwrap().success());
+        // The child holds the pipe open for as long as it lives.
+        let script = format!("sleep 1000 > {} & wait", pipe.display());
+        let arguments = [OsStr::new("-c"), OsStr::new(&script)];
+        let hanging = run_within(Duration::from_millis(200), Path::new("/bin/sh"), &arguments, None, &[], b"");
+        let reader = tokio::task::spawn_blocking(move || std::fs::read(pipe));
+        assert!(matches!(hanging.await, Err(CommandError::Deadline { .. })));
+        // Should the deadline have come before the child began, nobody ever opened the pipe: one may be read that is closed at once.
+        let open = std::process::Command::new("/bin/sh").arg("-c").arg(format!(": > {}", dir.path().join("pipe").display())).spawn();
+        assert!(timeout(Duration::from_secs(60), reader).await.unwrap().unwrap().unwrap().is_empty());
+        let mut open = open.unwrap();
+        let _ = open.kill();
+        open.wait().unwrap();
     }
 
     #[tokio::test]

@@ -129,6 +129,8 @@ impl Home {
         let draft = path.with_extension("draft");
         let mut file = OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&draft).map_err(failed)?;
         file.write_all(&content).map_err(failed)?;
+        // What outlives a reboot (addresses of plugins, say) must be found after a power cut too.
+        file.sync_data().map_err(failed)?;
         fs::rename(&draft, path).map_err(failed)
     }
 

@@ -62,7 +62,7 @@ pub(super) fn unmount_beneath(dir: &Path) -> io::Result<()> {
         match unmount(&mount.point, UnmountFlags::DETACH | UnmountFlags::NOFOLLOW) {
             // Taken away with one above it.
             Ok(()) | Err(rustix::io::Errno::INVAL | rustix::io::Errno::NOENT) => {}
-            Err(error) => return Err(io::Error::new(io::ErrorKind::Other, format!("{}: {error}", mount.point.display()))),
+            Err(error) => return Err(io::Error::other(format!("{}: {error}", mount.point.display()))),
         }
     }
     Ok(())

@@ -27,9 +27,14 @@ pub(super) async fn sweep(netns: &Netns, home: &Home) -> Result<(), ProviderErro
     let cell = home.cell();
     let hierarchies = cgroup::hierarchies().map_err(|error| ProviderError::transient("read the cgroup hierarchies", error))?;
     let known = end_processes(home, &hierarchies).await?;
-    // A plan that can't be read is no reason to keep the rest; the directory with it stays.
-    let plan = Plan::read(home)?;
-    netns.networks.detach(home).await?;
+    let plan = Plan::read(home).unwrap_or_else(|error| {
+        // Nobody could ever read it: better an address that is lost than a pod that never ends.
+        tracing::error!(cell, error = &error as &dyn std::error::Error, "What a cell's network was made of can't be read: it is not taken away");
+        None
+    });
+    if plan.is_some() {
+        netns.networks.detach(home).await?;
+    }
     let pod_uid = plan.map(|plan| plan.pod_uid().to_owned());
     let home_of_task = home.clone();
     spawn_blocking(move || remove(&home_of_task, &hierarchies, known, pod_uid.as_deref()))

@@ -63,7 +63,7 @@ impl Bridge {
     /// Takes a cell off the bridge, and the bridge away with the last. Done already is fine.
     pub(super) async fn detach(&self, home: &Home) -> Result<(), BridgeError> {
         let veth = veth(home);
-        if exists(&veth) {
+        if exists(&veth).map_err(devices)? {
             succeed("ip", &["link", "delete", &veth], Some(home.dir())).await?;
         }
         let (own, others): (Vec<_>, Vec<_>) = self.taken()?.into_iter().partition(|(_, cell)| cell == home.cell());
@@ -92,7 +92,7 @@ impl Bridge {
 
     /// Makes what is missing of the bridge.
     async fn raise(&self, dir: Option<&Path>) -> Result<(), BridgeError> {
-        if !exists(&self.device) {
+        if !exists(&self.device).map_err(devices)? {
             succeed("ip", &["link", "add", &self.device, "type", "bridge"], dir).await?;
         }
         let gateway = format!("{}/{}", self.gateway(), self.prefix);
@@ -114,7 +114,7 @@ impl Bridge {
         for rule in self.rules() {
             rule.remove(dir).await?;
         }
-        if exists(&self.device) {
+        if exists(&self.device).map_err(devices)? {
             succeed("ip", &["link", "delete", &self.device], dir).await?;
         }
         Ok(())
@@ -183,6 +183,10 @@ impl Bridge {
     }
 }
 
+fn devices(error: io::Error) -> BridgeError {
+    BridgeError::File("/proc/thread-self/net/dev".into(), error)
+}
+
 /// A chain of our own in a table, and the jump to it.
 struct Rules {
     table: &'static str,
@@ -226,8 +230,10 @@ fn words(first: &str, second: &str) -> [String; 2] {
     [first.to_owned(), second.to_owned()]
 }
 
-fn exists(device: &str) -> bool {
-    Path::new("/sys/class/net").join(device).exists()
+/// Whether there is a network device. (`/sys` may be another network namespace's.)
+fn exists(device: &str) -> io::Result<bool> {
+    let devices = fs::read_to_string("/proc/thread-self/net/dev")?;
+    Ok(devices.lines().any(|line| line.split_once(':').is_some_and(|(name, _)| name.trim() == device)))
 }
 
 /// The node's end of a cell's link: the letters of its id, so that the name fits a device's 15.
@@ -273,6 +279,12 @@ mod tests {
             threads.into_iter().flat_map(|thread| thread.join().unwrap()).collect::<std::collections::BTreeSet<_>>()
         });
         assert_eq!(given.len(), 80);
+    }
+
+    #[test]
+    fn devices_are_known_by_name() {
+        assert!(exists("lo").unwrap());
+        assert!(!exists("l").unwrap() && !exists("no-such-device").unwrap());
     }
 
     #[test]

@@ -1,0 +1,219 @@
+//! `kiyot-cell agent`: speaks for the cell to its gateway.
+
+pub mod bind;
+pub mod blobs;
+pub mod board;
+pub mod containers;
+pub mod files;
+pub mod forward;
+pub mod logs;
+pub mod runtime;
+pub mod service;
+pub mod shutdown;
+pub mod tunnel;
+pub mod watch;
+
+use std::{
+    fmt, io,
+    path::{Path, PathBuf},
+    sync::Arc,
+    time::Duration,
+};
+
+use kiyot_link::bootstrap::{CellFile, CellFileError};
+use tokio::sync::Semaphore;
+use tokio_util::{sync::CancellationToken, task::AbortOnDropHandle};
+use tracing_subscriber::EnvFilter;
+
+use self::{board::Board, files::Files, runtime::Runtime, watch::Watchers};
+use crate::{
+    dirs::{CellDir, DirError},
+    home::{Home, HomeError, Outcome},
+    init::POWER_OFF,
+    namespaces::{Namespaces, Own},
+};
+
+pub use service::{Dispatcher, service};
+
+/// What the agent calls itself to the gateway.
+pub const BUILD_ID: &str = concat!("kiyot-cell/", env!("CARGO_PKG_VERSION"));
+/// The answer to `Shutdown` may take so long to leave the cell.
+const LAST_WORDS: Duration = Duration::from_millis(200);
+/// Threads for calls that block: files, logs.
+const BLOCKING_THREADS: usize = 8;
+/// How long an orphan tries to stop its pod before it powers off anyway.
+const ORPHAN_STOP: Duration = Duration::from_secs(30);
+
+/// Why the agent could not begin.
+#[derive(Debug, thiserror::Error)]
+pub enum AgentError {
+    /// The cell's directory.
+    #[error(transparent)]
+    Dir(#[from] DirError),
+    /// The cell's file.
+    #[error(transparent)]
+    CellFile(#[from] CellFileError),
+    /// The link.
+    #[error(transparent)]
+    Home(#[from] HomeError),
+    /// A step that has no better name than what it does.
+    #[error("cannot {0}")]
+    Step(&'static str, #[source] io::Error),
+}
+
+/// What the agent's service works with, on all connections.
+pub struct AgentContext {
+    cell: String,
+    dir: CellDir,
+    own: Own,
+    runtime: Runtime,
+    files: Arc<Files>,
+    board: Arc<Board>,
+    watchers: Watchers,
+    stream_port: u16,
+    tunnels: Arc<Semaphore>,
+    changers: Arc<Semaphore>,
+    blobs: Arc<Semaphore>,
+    bulk: OpenBulk,
+    power_off: CancellationToken,
+    _tasks: Vec<AbortOnDropHandle<()>>,
+}
+
+impl fmt::Debug for AgentContext {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("AgentContext").field("cell", &self.cell).field("dir", &self.dir).finish_non_exhaustive()
+    }
+}
+
+/// Has the bulk connection dialled.
+pub struct OpenBulk(Box<dyn Fn() + Send + Sync>);
+
+impl OpenBulk {
+    /// By this function, which returns at once.
+    pub fn new(open: impl Fn() + Send + Sync + 'static) -> Self {
+        Self(Box::new(open))
+    }
+
+    fn call(&self) {
+        (self.0)();
+    }
+}
+
+impl fmt::Debug for OpenBulk {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("OpenBulk")
+    }
+}
+
+/// What an [`AgentContext`] is made of.
+#[derive(Debug)]
+pub struct AgentParts {
+    /// The cell's id.
+    pub cell: String,
+    /// Its directory.
+    pub dir: CellDir,
+    /// Which namespaces are its own.
+    pub own: Own,
+    /// The socket of its containerd.
+    pub socket: PathBuf,
+    /// The port of containerd's streaming server, on the loopback.
+    pub stream_port: u16,
+    /// Has the bulk connection dialled.
+    pub bulk: OpenBulk,
+    /// Cancelled when the daemon asks for the cell's end.
+    pub power_off: CancellationToken,
+}
+
+impl AgentContext {
+    /// Begins to follow containerd and the logs. Both end when the context is dropped.
+    pub fn start(parts: AgentParts) -> io::Result<Arc<Self>> {
+        let AgentParts { cell, dir, own, socket, stream_port, bulk, power_off } = parts;
+        let runtime = Runtime::new(socket);
+        let board = Arc::new(Board::default());
+        let files = Arc::new(Files::open(&dir.pod(), &dir.memory())?);
+        let follower = containers::Follower::new(runtime.clone(), Arc::clone(&board), dir.pod());
+        let tasks = vec![
+            AbortOnDropHandle::new(tokio::spawn(follower.run())),
+            AbortOnDropHandle::new(tokio::spawn(logs::follow(Arc::clone(&board), dir.pod()))),
+        ];
+        Ok(Arc::new(Self {
+            cell,
+            own,
+            runtime,
+            files,
+            board,
+            watchers: Watchers::default(),
+            stream_port,
+            tunnels: Arc::new(Semaphore::new(service::TUNNELS)),
+            changers: Arc::new(Semaphore::new(service::CHANGERS)),
+            blobs: Arc::new(Semaphore::new(service::BLOBS)),
+            bulk,
+            power_off,
+            dir,
+            _tasks: tasks,
+        }))
+    }
+}
+
+/// Is the cell's agent until its end. Returns the exit code: [`POWER_OFF`].
+pub fn run(dir: &Path, stream_port: u16) -> Result<i32, AgentError> {
+    let filter = EnvFilter::try_from_env("KIYOT_CELL_LOG").unwrap_or_else(|_| EnvFilter::new("info"));
+    tracing_subscriber::fmt().with_env_filter(filter).with_writer(io::stderr).with_ansi(false).init();
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .max_blocking_threads(BLOCKING_THREADS)
+        .build()
+        .map_err(|source| AgentError::Step("start the runtime", source))?;
+    let code = runtime.block_on(live(dir, stream_port))?;
+    runtime.shutdown_background();
+    Ok(code)
+}
+
+async fn live(dir: &Path, stream_port: u16) -> Result<i32, AgentError> {
+    let dir = CellDir::open(dir)?;
+    let file = CellFile::read(&dir.cell_file())?;
+    let cell = file.bootstrap.cell.clone();
+    let current = Namespaces::current().map_err(|source| AgentError::Step("name the cell's namespaces", source))?;
+    let own = Own::compare(Namespaces::read(&dir.host_namespaces()).ok(), current);
+    let home = Home::new(file.bootstrap, &dir.agent(), BUILD_ID)?;
+    let handle = home.handle();
+    let power_off = CancellationToken::new();
+    let context = AgentContext::start(AgentParts {
+        cell: cell.clone(),
+        dir,
+        own,
+        socket: PathBuf::from(crate::init::containerd::SOCKET),
+        stream_port,
+        bulk: OpenBulk::new(move || handle.open_bulk()),
+        power_off: power_off.clone(),
+    })
+    .map_err(|source| AgentError::Step("open the pod's directories", source))?;
+    tracing::info!(cell, own_host_name = own.uts, own_network = own.net, "the agent calls home");
+
+    // The link outlives the request for the end by so much as the answer to it needs.
+    let unlink = CancellationToken::new();
+    let end = async {
+        power_off.cancelled().await;
+        tokio::time::sleep(LAST_WORDS).await;
+        unlink.cancel();
+        std::future::pending::<Outcome>().await
+    };
+    let served = Arc::clone(&context);
+    let linked = home.run(move |connection| service(Arc::clone(&served), connection), unlink.clone());
+    let outcome = tokio::select! {
+        outcome = linked => outcome,
+        outcome = end => outcome,
+    };
+    match outcome {
+        Outcome::Shutdown => tracing::info!("the gateway asked for the cell's end"),
+        Outcome::Orphaned => {
+            tracing::error!("the gateway has not been heard for too long: the pod is stopped, and the cell ends");
+            match tokio::time::timeout(ORPHAN_STOP, shutdown::stop_all(&context.runtime)).await {
+                Ok(Ok(())) => {}
+                Ok(Err(status)) => tracing::warn!(code = ?status.code(), message = status.message(), "the pod ends with the cell"),
+                Err(_) => tracing::warn!("the pod ends with the cell: containerd does not answer"),
+            }
+        }
+    }
+    Ok(POWER_OFF)
+}

@@ -1,0 +1,148 @@
+//! Makes the cell the pod's: host name and sysctls, where they are the cell's own.
+
+use std::collections::HashMap;
+
+use kiyot_proto::cell::BindRequest;
+use rustix::{
+    fs::{CWD, Mode, OFlags, ResolveFlags, openat, openat2},
+    io::Errno,
+};
+use tonic::Status;
+
+use crate::namespaces::Own;
+
+/// The longest host name that Linux takes, in bytes.
+const HOST_NAME: usize = 64;
+/// The most sysctls of a pod.
+const SYSCTLS: usize = 256;
+/// The longest value of a sysctl, in bytes: a page.
+const VALUE: usize = 4096;
+
+/// Sets host name and sysctls. Checks all before it changes anything.
+pub fn bind(own: Own, request: &BindRequest) -> Result<(), Status> {
+    let name = &request.hostname;
+    if !name.is_empty() {
+        if !own.uts {
+            return Err(Status::failed_precondition("the cell shares the host's UTS namespace: its host name is not changed"));
+        }
+        if name.len() > HOST_NAME || !name.bytes().all(|byte| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'.')) {
+            return Err(Status::invalid_argument(format!("the host name {name:?}: allowed are {HOST_NAME} letters, digits, \"-\" and \".\"")));
+        }
+    }
+    if !request.sysctls.is_empty() && !own.net {
+        return Err(Status::failed_precondition("the cell shares the host's network namespace: its sysctls are not changed"));
+    }
+    let paths = sysctl_paths(&request.sysctls)?;
+    if !name.is_empty() {
+        rustix::system::sethostname(name.as_bytes()).map_err(|error| Status::internal(format!("cannot set the host name {name:?}: {error}")))?;
+    }
+    for (path, name, value) in paths {
+        set(&path, value).map_err(|error| match error {
+            Errno::NOENT | Errno::INVAL | Errno::NOTDIR | Errno::ISDIR => Status::invalid_argument(format!("the sysctl {name} = {value:?}: {error}")),
+            _ => Status::internal(format!("cannot set the sysctl {name} = {value:?}: {error}")),
+        })?;
+    }
+    Ok(())
+}
+
+fn sysctl_paths(sysctls: &HashMap<String, String>) -> Result<Vec<(String, &str, &str)>, Status> {
+    if sysctls.len() > SYSCTLS {
+        return Err(Status::invalid_argument(format!("{} sysctls: at most {SYSCTLS} are allowed", sysctls.len())));
+    }
+    let mut paths = Vec::with_capacity(sysctls.len());
+    for (name, value) in sysctls {
+        let path = sysctl_path(name)
+            .ok_or_else(|| Status::invalid_argument(format!("the sysctl {name:?}: allowed in a cell are names that begin with \"net.\"")))?;
+        if value.len() > VALUE {
+            return Err(Status::invalid_argument(format!("the sysctl {name}: its value has {} bytes, at most {VALUE} are allowed", value.len())));
+        }
+        paths.push((path, name.as_str(), value.as_str()));
+    }
+    // Always in the same order: of two that depend on each other, the outcome is the same each time.
+    paths.sort();
+    Ok(paths)
+}
+
+/// The path of a sysctl beneath /proc/sys/net, `None` for one that is not there. As sysctl(8) has it, whichever of "." and "/" comes first parts
+/// the name, and the other stands for a "." within a part (the name of a VLAN's interface).
+pub fn sysctl_path(name: &str) -> Option<String> {
+    let separator = name.chars().find(|character| matches!(character, '.' | '/'))?;
+    let mut parts = name.split(separator).map(|part| if separator == '.' { part.replace('/', ".") } else { part.to_owned() });
+    if parts.next().as_deref() != Some("net") {
+        return None;
+    }
+    let parts: Vec<_> = parts.collect();
+    let character = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'_' | b'-' | b'.' | b'@' | b':');
+    let plain = |part: &String| !part.is_empty() && part.len() <= 255 && !part.starts_with('.') && part.bytes().all(character);
+    (!parts.is_empty() && parts.len() <= 16 && parts.iter().all(plain)).then(|| parts.join("/"))
+}
+
+fn set(path: &str, value: &str) -> Result<(), Errno> {
+    let root = openat(CWD, "/proc/sys/net", OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())?;
+    let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS | ResolveFlags::NO_XDEV;
+    let file = openat2(&root, path, OFlags::WRONLY | OFlags::CLOEXEC, Mode::empty(), resolve)?;
+    rustix::io::write(&file, value.as_bytes()).map(drop)
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+    use tonic::Code;
+
+    use super::*;
+
+    #[test]
+    fn names_become_paths_beneath_net() {
+        for (name, path) in [
+            ("net.ipv4.ip_forward", Some("ipv4/ip_forward")),
+            ("net/ipv4/conf/eth0.1/forwarding", Some("ipv4/conf/eth0.1/forwarding")),
+            ("net.ipv4.conf.eth0/1.forwarding", Some("ipv4/conf/eth0.1/forwarding")),
+            ("net.core.somaxconn", Some("core/somaxconn")),
+            ("kernel.hostname", None),
+            ("net", None),
+            ("net.", None),
+            ("net..x", None),
+            ("net/../kernel/hostname", None),
+            ("net.//.kernel", None),
+            ("netty.x", None),
+            ("net.a b", None),
+            ("", None),
+        ] {
+            assert_eq!(sysctl_path(name).as_deref(), path, "{name}");
+        }
+    }
+
+    #[test]
+    fn what_is_the_host_s_is_not_changed() {
+        let shared = Own { uts: false, net: false };
+        let before = rustix::system::uname().nodename().to_owned();
+        let request = BindRequest { hostname: "pod".into(), ..Default::default() };
+        assert_eq!(bind(shared, &request).unwrap_err().code(), Code::FailedPrecondition);
+        let request = BindRequest { sysctls: [("net.ipv4.ip_forward".to_owned(), "1".to_owned())].into(), ..Default::default() };
+        assert_eq!(bind(shared, &request).unwrap_err().code(), Code::FailedPrecondition);
+        assert_eq!(rustix::system::uname().nodename(), before.as_c_str());
+        bind(shared, &BindRequest::default()).unwrap();
+    }
+
+    #[test]
+    fn nothing_is_changed_when_something_is_wrong() {
+        let before = rustix::system::uname().nodename().to_owned();
+        let own = Own { uts: true, net: true };
+        let sysctls = [("kernel.msgmax".to_owned(), "1".to_owned())].into();
+        let error = bind(own, &BindRequest { hostname: "pod".into(), sysctls, ..Default::default() }).unwrap_err();
+        assert!(error.code() == Code::InvalidArgument && error.message().contains("kernel.msgmax"));
+        let error = bind(own, &BindRequest { hostname: "a\nb".into(), ..Default::default() }).unwrap_err();
+        assert_eq!(error.code(), Code::InvalidArgument);
+        assert_eq!(rustix::system::uname().nodename(), before.as_c_str());
+    }
+
+    proptest! {
+        #[test]
+        fn no_path_leads_out(name in "(net)?[./a-c]{0,20}") {
+            if let Some(path) = sysctl_path(&name) {
+                prop_assert!(path.split('/').all(|part| !part.is_empty() && part != "." && part != ".."));
+                prop_assert!(!path.starts_with('/'));
+            }
+        }
+    }
+}

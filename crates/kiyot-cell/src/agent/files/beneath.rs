@@ -1,0 +1,99 @@
+//! Paths beneath a directory, and their opening without links.
+
+use std::fmt;
+
+use rustix::{
+    fd::OwnedFd,
+    fs::{FileType, Mode, OFlags, ResolveFlags, fstat, openat2},
+    io::Errno,
+};
+
+use super::FileError;
+
+/// The longest path, in bytes.
+pub(super) const PATH_LIMIT: usize = 2048;
+
+/// A path beneath a root: relative, and made of plain names only.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct RelPath(String);
+
+impl RelPath {
+    /// Checks it.
+    pub fn parse(path: &str) -> Result<Self, FileError> {
+        let plain = |name: &str| !name.is_empty() && name != "." && name != ".." && name.len() <= 255;
+        if path.len() > PATH_LIMIT || path.contains('\0') || !path.split('/').all(plain) {
+            return Err(FileError::Path(path.chars().take(PATH_LIMIT).collect()));
+        }
+        Ok(Self(path.to_owned()))
+    }
+
+    /// The last name.
+    pub fn name(&self) -> &str {
+        self.0.rsplit('/').next().unwrap_or(&self.0)
+    }
+
+    /// What is before the last name; empty if nothing is.
+    pub fn parent(&self) -> &str {
+        self.0.rsplit_once('/').map_or("", |(parent, _)| parent)
+    }
+
+    /// The whole.
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+impl fmt::Display for RelPath {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+/// Opens beneath a directory: no link is followed, not even the last name, and nothing leads out.
+pub(super) fn open(dir: &OwnedFd, path: &str, flags: OFlags) -> Result<OwnedFd, Errno> {
+    let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS;
+    loop {
+        // EAGAIN: something was renamed meanwhile. It ends, for renames do.
+        match openat2(dir, if path.is_empty() { "." } else { path }, flags | OFlags::CLOEXEC, Mode::empty(), resolve) {
+            Err(Errno::AGAIN | Errno::INTR) => {}
+            other => return other,
+        }
+    }
+}
+
+/// The directory that a path's last name is in.
+pub(super) fn parent(dir: &OwnedFd, path: &RelPath) -> Result<OwnedFd, FileError> {
+    open(dir, path.parent(), OFlags::PATH | OFlags::DIRECTORY).map_err(FileError::io("open the directory of", path))
+}
+
+/// Opens a regular file. `None`: there is nothing of this name.
+pub(super) fn open_regular(dir: &OwnedFd, path: &RelPath, access: OFlags) -> Result<Option<OwnedFd>, FileError> {
+    // Not blocking: the name may be that of a pipe.
+    let file = match open(dir, path.as_str(), access | OFlags::NONBLOCK | OFlags::NOCTTY) {
+        Ok(file) => file,
+        Err(Errno::NOENT) => return Ok(None),
+        Err(error) => return Err(FileError::io("open", path)(error)),
+    };
+    let stat = fstat(&file).map_err(FileError::io("look at", path))?;
+    if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile {
+        return Err(FileError::Order { path: path.to_string(), why: "not a regular file" });
+    }
+    Ok(Some(file))
+}
+
+/// Reads from a position up to the end or the limit.
+pub(super) fn read(file: &OwnedFd, position: u64, limit: usize) -> Result<Vec<u8>, Errno> {
+    let available = super::length(file)?.saturating_sub(position);
+    let mut content = vec![0; usize::try_from(available).unwrap_or(usize::MAX).min(limit)];
+    let mut filled = 0;
+    while filled < content.len() {
+        match rustix::io::pread(file, &mut content[filled..], position + filled as u64) {
+            Ok(0) => break,
+            Ok(length) => filled += length,
+            Err(Errno::INTR) => {}
+            Err(error) => return Err(error),
+        }
+    }
+    content.truncate(filled);
+    Ok(content)
+}

@@ -1,0 +1,94 @@
+//! Mounts beneath the pod's directories: a tmpfs of a given size, and a bind of one path on another.
+
+use std::{ffi::CString, os::fd::AsRawFd};
+
+use kiyot_proto::cell::{MakeDir, MountTmpfs};
+use rustix::{
+    fd::OwnedFd,
+    fs::{AtFlags, FileType, Mode, OFlags, StatxAttributes, StatxFlags, fstat, openat, statx},
+    io::Errno,
+    mount::{MountFlags, UnmountFlags, mount, mount_bind_recursive, mount_remount, unmount},
+};
+
+use super::{FileError, RelPath, beneath, mode_of, tree};
+
+const HANDLE: OFlags = OFlags::PATH.union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
+const FLAGS: MountFlags = MountFlags::NOSUID.union(MountFlags::NODEV);
+
+/// The way to name an open file to calls that take a path.
+fn proc_path(file: &OwnedFd) -> String {
+    format!("/proc/self/fd/{}", file.as_raw_fd())
+}
+
+fn is_mount(file: &OwnedFd) -> Result<bool, Errno> {
+    Ok(statx(file, "", AtFlags::EMPTY_PATH, StatxFlags::BASIC_STATS)?.stx_attributes.contains(StatxAttributes::MOUNT_ROOT))
+}
+
+/// Mounts a tmpfs, or gives the one that is there another size, mode and owner. Size 0 sets no limit of its own.
+pub(super) fn tmpfs(root: &OwnedFd, path: &RelPath, wanted: &MountTmpfs) -> Result<(), FileError> {
+    let mode = mode_of(wanted.mode, path)?;
+    let parent = tree::make_parents(root, path)?;
+    let there = openat(&parent, path.name(), HANDLE, Mode::empty());
+    let mounted = match &there {
+        Ok(file) => is_mount(file).map_err(FileError::io("look at", path))?,
+        Err(_) => false,
+    };
+    if mounted && wanted.keep {
+        return Ok(());
+    }
+    let size = if wanted.size_bytes > 0 { format!("size={},", wanted.size_bytes) } else { String::new() };
+    let data = c_string(format!("{size}mode={:o},uid={},gid={}", mode.as_raw_mode(), wanted.uid, wanted.gid));
+    if mounted {
+        if let Ok(file) = &there {
+            let data = c_string(format!("{size}mode={:o}", mode.as_raw_mode()));
+            mount_remount(proc_path(file), FLAGS, data.as_c_str()).map_err(FileError::io("mount anew", path))?;
+        }
+        let make = MakeDir { mode: wanted.mode, uid: wanted.uid, gid: wanted.gid, keep: false };
+        return tree::make_dir(root, path, &make);
+    }
+    drop(there);
+    tree::make_dir(root, path, &MakeDir { mode: wanted.mode, uid: wanted.uid, gid: wanted.gid, keep: false })?;
+    let dir = openat(&parent, path.name(), HANDLE | OFlags::DIRECTORY, Mode::empty()).map_err(FileError::io("open", path))?;
+    mount("tmpfs", proc_path(&dir), "tmpfs", FLAGS, data.as_c_str()).map_err(FileError::io("mount", path))
+}
+
+/// Binds what is at `source` on `path`, which is made as a file or a directory like it. A mount point already: nothing.
+pub(super) fn bind(root: &OwnedFd, source: &RelPath, path: &RelPath) -> Result<(), FileError> {
+    let source_file = beneath::open(root, source.as_str(), OFlags::PATH | OFlags::NOFOLLOW).map_err(FileError::io("open", source))?;
+    let stat = fstat(&source_file).map_err(FileError::io("look at", source))?;
+    let parent = tree::make_parents(root, path)?;
+    if let Ok(there) = openat(&parent, path.name(), HANDLE, Mode::empty())
+        && is_mount(&there).map_err(FileError::io("look at", path))?
+    {
+        return Ok(());
+    }
+    match FileType::from_raw_mode(stat.st_mode) {
+        FileType::Directory => tree::make_dir(root, path, &MakeDir { mode: 0o755, keep: true, ..Default::default() })?,
+        FileType::Symlink => return Err(FileError::Order { path: source.to_string(), why: "a link is not bound" }),
+        _ => {
+            let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
+            openat(&parent, path.name(), flags, Mode::RUSR | Mode::WUSR).map_err(FileError::io("make", path))?;
+        }
+    }
+    let target = openat(&parent, path.name(), HANDLE, Mode::empty()).map_err(FileError::io("open", path))?;
+    mount_bind_recursive(proc_path(&source_file), proc_path(&target)).map_err(FileError::io("bind", path))
+}
+
+/// Detaches the topmost mount at a name. Whether there was one.
+pub(super) fn detach(dir: &OwnedFd, name: &[u8]) -> Result<bool, Errno> {
+    let file = match openat(dir, name, HANDLE, Mode::empty()) {
+        Ok(file) => file,
+        Err(Errno::NOENT) => return Ok(false),
+        Err(error) => return Err(error),
+    };
+    if !is_mount(&file)? {
+        return Ok(false);
+    }
+    unmount(proc_path(&file), UnmountFlags::DETACH)?;
+    Ok(true)
+}
+
+fn c_string(text: String) -> CString {
+    // Made of numbers: there is no NUL in it.
+    CString::new(text).unwrap_or_default()
+}

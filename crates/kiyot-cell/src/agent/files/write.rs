@@ -1,0 +1,97 @@
+//! Regular files and links, made under another name and renamed into place.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use kiyot_proto::cell::{Root, WriteFile};
+use rustix::{
+    fd::OwnedFd,
+    fs::{AtFlags, Mode, OFlags, openat, renameat, symlinkat, unlinkat},
+    io::Errno,
+};
+
+use super::{FileError, RelPath, beneath, mode_of, own};
+
+/// What the names of unfinished files begin with.
+const UNFINISHED: &str = ".kiyot-unfinished-";
+
+/// A file that is being written. Dropped before its end, nothing of it is left.
+#[derive(Debug)]
+pub struct Writing {
+    root: Root,
+    path: RelPath,
+    parent: OwnedFd,
+    name: String,
+    file: OwnedFd,
+    finished: bool,
+}
+
+impl Writing {
+    pub(super) fn begin(dir: &OwnedFd, root: Root, path: RelPath, write: &WriteFile) -> Result<Self, FileError> {
+        let mode = mode_of(write.mode, &path)?;
+        let parent = beneath::parent(dir, &path)?;
+        let name = unfinished();
+        remove_leftover(&parent, &name).map_err(FileError::io("remove what is left of", &path))?;
+        let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let file = openat(&parent, name.as_str(), flags, Mode::RUSR | Mode::WUSR).map_err(FileError::io("write", &path))?;
+        let writing = Self { root, path, parent, name, file, finished: false };
+        own(&writing.file, &writing.path, write.uid, write.gid, mode)?;
+        Ok(writing)
+    }
+
+    pub(super) fn is(&self, root: Root, path: &RelPath) -> bool {
+        self.root == root && self.path == *path
+    }
+
+    pub(super) fn path(&self) -> &RelPath {
+        &self.path
+    }
+
+    pub(super) fn write(&mut self, mut content: &[u8]) -> Result<(), FileError> {
+        while !content.is_empty() {
+            match rustix::io::write(&self.file, content) {
+                Ok(length) => content = &content[length..],
+                Err(Errno::INTR) => {}
+                Err(error) => return Err(FileError::io("write", &self.path)(error)),
+            }
+        }
+        Ok(())
+    }
+
+    pub(super) fn finish(mut self) -> Result<(), FileError> {
+        renameat(&self.parent, self.name.as_str(), &self.parent, self.path.name()).map_err(FileError::io("put in place", &self.path))?;
+        self.finished = true;
+        Ok(())
+    }
+}
+
+impl Drop for Writing {
+    fn drop(&mut self) {
+        if !self.finished {
+            let _ = unlinkat(&self.parent, self.name.as_str(), AtFlags::empty());
+        }
+    }
+}
+
+pub(super) fn symlink(dir: &OwnedFd, path: &RelPath, target: &str) -> Result<(), FileError> {
+    let parent = beneath::parent(dir, path)?;
+    let name = unfinished();
+    remove_leftover(&parent, &name).map_err(FileError::io("remove what is left of", path))?;
+    symlinkat(target, &parent, name.as_str()).map_err(FileError::io("make the link", path))?;
+    renameat(&parent, name.as_str(), &parent, path.name()).map_err(|error| {
+        let _ = unlinkat(&parent, name.as_str(), AtFlags::empty());
+        FileError::io("put in place the link", path)(error)
+    })
+}
+
+/// A name of its own among those of this run of the agent; what an earlier run left under it is removed.
+fn unfinished() -> String {
+    static NEXT: AtomicU64 = AtomicU64::new(0);
+    format!("{UNFINISHED}{}", NEXT.fetch_add(1, Ordering::Relaxed))
+}
+
+fn remove_leftover(parent: &OwnedFd, name: &str) -> Result<(), Errno> {
+    match unlinkat(parent, name, AtFlags::empty()) {
+        Err(error) if error != Errno::NOENT => Err(error),
+        _ => Ok(()),
+    }
+}

@@ -1,0 +1,203 @@
+//! Logs of containers: their sizes, what is in them from a position on, and their trimming.
+//!
+//! A log is never shortened: what the daemon has is punched out of it, so that positions stay what they were.
+
+mod watch;
+
+use std::{collections::BTreeMap, path::Path, sync::Arc};
+
+use bytes::Bytes;
+use futures::{Stream, TryStreamExt, stream};
+use kiyot_proto::cell::{LogPart, ReadLogRequest, TrimLogRequest};
+use rustix::fs::{FallocateFlags, fallocate};
+use tokio::task::spawn_blocking;
+use tonic::Status;
+
+pub use watch::follow;
+
+use super::files::{self, FileError, Files, RelPath};
+
+/// Where logs are, beneath `pod_dir`.
+pub const DIR: &str = "logs";
+/// How deep beneath it logs are looked for.
+const DEPTH: usize = 4;
+/// The most logs that are told of.
+const LOGS: usize = 1024;
+/// The most that is read of a log at once, in bytes.
+const PART: usize = 64 * 1024;
+/// What is given back of a log ends at a multiple of this, in bytes: a file system's block.
+const BLOCK: u64 = 4096;
+
+/// The logs that there are, by path beneath `pod_dir`, and their sizes in bytes.
+pub fn sizes(pod_dir: &Path) -> BTreeMap<String, u64> {
+    let mut sizes = BTreeMap::new();
+    collect(&pod_dir.join(DIR), DIR, 0, &mut sizes);
+    sizes
+}
+
+fn collect(dir: &Path, name: &str, depth: usize, sizes: &mut BTreeMap<String, u64>) {
+    let Ok(entries) = std::fs::read_dir(dir) else { return };
+    for entry in entries.flatten() {
+        // A name that is not UTF-8 is none that the daemon gave.
+        let Some(name) = entry.file_name().to_str().map(|file| format!("{name}/{file}")) else { continue };
+        let Ok(metadata) = entry.metadata() else { continue };
+        if metadata.is_dir() && depth < DEPTH {
+            collect(&entry.path(), &name, depth + 1, sizes);
+        } else if metadata.is_file() && sizes.len() < LOGS {
+            sizes.insert(name, metadata.len());
+        }
+    }
+}
+
+/// A log from a position to its end at the time of the call.
+pub async fn read(files: Arc<Files>, request: ReadLogRequest) -> Result<impl Stream<Item = Result<LogPart, Status>> + Send + use<>, Status> {
+    let (file, end) = blocking(move || {
+        let (file, size) = open(&files, &request.path, request.position, false)?;
+        Ok((Arc::new(file), size))
+    })
+    .await?;
+    Ok(stream::try_unfold(request.position, move |position| {
+        let file = Arc::clone(&file);
+        async move {
+            let limit = end.saturating_sub(position).min(PART as u64) as usize;
+            if limit == 0 {
+                return Ok(None);
+            }
+            let read = spawn_blocking(move || files::read_at(&file, position, limit)).await;
+            let content = read
+                .map_err(|error| Status::internal(error.to_string()))?
+                .map_err(|error| Status::internal(format!("cannot read the log: {error}")))?;
+            if content.is_empty() {
+                return Ok(None);
+            }
+            let next = position + content.len() as u64;
+            Ok(Some((LogPart { content: Bytes::from(content) }, next)))
+        }
+    })
+    .into_stream())
+}
+
+/// Gives back the disk of all whole blocks before a position.
+pub async fn trim(files: Arc<Files>, request: TrimLogRequest) -> Result<(), Status> {
+    blocking(move || {
+        let (file, _) = open(&files, &request.path, request.position, true)?;
+        let Some(length) = trimmed(request.position) else { return Ok(()) };
+        fallocate(&file, FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE, 0, length)
+            .map_err(|error| Status::internal(format!("cannot trim the log {:?}: {error}", request.path)))
+    })
+    .await
+}
+
+/// How much may go, in bytes; `None` if nothing.
+fn trimmed(position: u64) -> Option<u64> {
+    Some(position / BLOCK * BLOCK).filter(|length| *length > 0)
+}
+
+fn open(files: &Files, path: &str, position: u64, write: bool) -> Result<(rustix::fd::OwnedFd, u64), Status> {
+    let path = RelPath::parse(path)?;
+    if !path.as_str().starts_with("logs/") {
+        return Err(Status::invalid_argument(format!("the log {:?}: logs are in {DIR}/", path.as_str())));
+    }
+    let file = files.open_pod_file(&path, write)?.ok_or_else(|| Status::not_found(format!("there is no log {:?}", path.as_str())))?;
+    let size = files::length(&file).map_err(|error| Status::from(FileError::Io { what: "look at", path: path.to_string(), source: error.into() }))?;
+    if position > size {
+        return Err(Status::out_of_range(format!("position {position} of the log {:?}: it has {size} bytes", path.as_str())));
+    }
+    Ok((file, size))
+}
+
+async fn blocking<T: Send + 'static>(work: impl FnOnce() -> Result<T, Status> + Send + 'static) -> Result<T, Status> {
+    spawn_blocking(work).await.map_err(|error| Status::internal(error.to_string()))?
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{fs, os::unix::fs::MetadataExt};
+
+    use proptest::prelude::*;
+    use tempfile::TempDir;
+
+    use super::*;
+
+    fn bench(content: &[u8]) -> (TempDir, Arc<Files>) {
+        let temp = tempfile::tempdir().unwrap();
+        fs::create_dir_all(temp.path().join("logs/c")).unwrap();
+        fs::write(temp.path().join("logs/c/0.log"), content).unwrap();
+        fs::write(temp.path().join("other"), content).unwrap();
+        let files = Arc::new(Files::open(temp.path(), temp.path()).unwrap());
+        (temp, files)
+    }
+
+    async fn all(files: &Arc<Files>, position: u64) -> Result<Vec<u8>, Status> {
+        let parts: Vec<_> = read(Arc::clone(files), ReadLogRequest { path: "logs/c/0.log".into(), position }).await?.try_collect().await?;
+        assert!(parts.iter().all(|part| part.content.len() <= PART));
+        Ok(parts.concat_content())
+    }
+
+    trait Concat {
+        fn concat_content(self) -> Vec<u8>;
+    }
+
+    impl Concat for Vec<LogPart> {
+        fn concat_content(self) -> Vec<u8> {
+            self.into_iter().flat_map(|part| part.content).collect()
+        }
+    }
+
+    #[tokio::test]
+    async fn a_log_is_read_from_any_position() {
+        let content: Vec<u8> = (0..200_000_u32).map(|n| n as u8).collect();
+        let (_temp, files) = bench(&content);
+        for position in [0, 1, 65_536, 199_999, 200_000] {
+            assert!(all(&files, position).await.unwrap() == content[position as usize..]);
+        }
+        assert_eq!(all(&files, 200_001).await.unwrap_err().code(), tonic::Code::OutOfRange);
+    }
+
+    #[tokio::test]
+    async fn only_logs_are_read_as_logs() {
+        let (_temp, files) = bench(b"x");
+        for (path, code) in [
+            ("other", tonic::Code::InvalidArgument),
+            ("logs/../other", tonic::Code::InvalidArgument),
+            ("logs/absent", tonic::Code::NotFound),
+            ("logs/c", tonic::Code::InvalidArgument),
+        ] {
+            let error = read(Arc::clone(&files), ReadLogRequest { path: path.into(), position: 0 }).await.err().unwrap();
+            assert_eq!(error.code(), code, "{path}: {error}");
+        }
+    }
+
+    #[tokio::test]
+    async fn trimming_keeps_size_and_what_follows() {
+        let content = vec![b'x'; 100_000];
+        let (temp, files) = bench(&content);
+        let before = fs::metadata(temp.path().join("logs/c/0.log")).unwrap().blocks();
+        let request = |position| TrimLogRequest { path: "logs/c/0.log".into(), position };
+        match trim(Arc::clone(&files), request(90_001)).await {
+            Ok(()) => {}
+            // Not every file system can punch holes.
+            Err(status) => return assert!(status.message().contains("not supported"), "{status}"),
+        }
+        let after = fs::metadata(temp.path().join("logs/c/0.log")).unwrap();
+        assert!(after.len() == 100_000 && after.blocks() <= before);
+        assert_eq!(all(&files, 90_001).await.unwrap(), content[90_001..]);
+        assert_eq!(trim(files, request(100_001)).await.unwrap_err().code(), tonic::Code::OutOfRange);
+    }
+
+    #[test]
+    fn sizes_are_those_of_files_beneath_logs() {
+        let (temp, _) = bench(b"abc");
+        assert_eq!(sizes(temp.path()), [("logs/c/0.log".to_owned(), 3)].into());
+    }
+
+    proptest! {
+        #[test]
+        fn what_is_trimmed_is_before_the_position(position in 0_u64..u64::MAX) {
+            match trimmed(position) {
+                Some(length) => prop_assert!(length <= position && position - length < BLOCK && length % BLOCK == 0),
+                None => prop_assert!(position < BLOCK),
+            }
+        }
+    }
+}

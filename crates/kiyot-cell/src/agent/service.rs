@@ -1,0 +1,180 @@
+//! The agent's service on one connection: CRI goes to containerd, the rest is the agent's own.
+
+use std::{
+    convert::Infallible,
+    pin::Pin,
+    sync::Arc,
+    task::{Context, Poll},
+};
+
+use bytes::Bytes;
+use futures::{StreamExt, stream::BoxStream};
+use http::{Request as HttpRequest, Response as HttpResponse};
+use http_body::Body as HttpBody;
+use kiyot_proto::cell::{
+    BindReply, BindRequest, BlobPart, ChangeFilesReply, Event, FileChange, GetFileReply, GetFileRequest, HelloReply, HelloRequest, LogPart,
+    MissingBlobsReply, MissingBlobsRequest, OpenBulkReply, OpenBulkRequest, PutBlobReply, PutImageReply, PutImageRequest, ReadLogRequest,
+    ShutdownReply, ShutdownRequest, TrimLogReply, TrimLogRequest, TunnelPart, WatchRequest,
+    agent_server::{Agent, AgentServer},
+};
+use tokio::{sync::Semaphore, task::spawn_blocking};
+use tonic::{Request, Response, Status, Streaming, body::Body};
+use tower::{BoxError, Service};
+
+use super::{AgentContext, bind, blobs, forward, logs, runtime::MESSAGE_LIMIT, shutdown, tunnel};
+use crate::home::ConnectionInfo;
+
+/// Tunnels at a time.
+pub const TUNNELS: usize = 128;
+/// Calls that change files at a time.
+pub const CHANGERS: usize = 8;
+/// Blobs that are written at a time.
+pub const BLOBS: usize = 8;
+
+/// The service for one connection.
+pub fn service(context: Arc<AgentContext>, connection: ConnectionInfo) -> Dispatcher {
+    let calls = Calls { context: Arc::clone(&context), connection };
+    let agent = AgentServer::new(calls).max_decoding_message_size(MESSAGE_LIMIT).max_encoding_message_size(MESSAGE_LIMIT);
+    Dispatcher { agent, context }
+}
+
+/// Sends each call where it belongs.
+#[derive(Debug, Clone)]
+pub struct Dispatcher {
+    agent: AgentServer<Calls>,
+    context: Arc<AgentContext>,
+}
+
+impl<B> Service<HttpRequest<B>> for Dispatcher
+where
+    B: HttpBody<Data = Bytes, Error: Into<BoxError> + Send + 'static> + Send + 'static,
+{
+    type Response = HttpResponse<Body>;
+    type Error = Infallible;
+    type Future = Pin<Box<dyn Future<Output = Result<Self::Response, Infallible>> + Send>>;
+
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, request: HttpRequest<B>) -> Self::Future {
+        if forward::is_cri(request.uri().path()) {
+            let context = Arc::clone(&self.context);
+            return Box::pin(async move { Ok(forward::forward(&context.runtime, request).await) });
+        }
+        Box::pin(self.agent.call(request))
+    }
+}
+
+/// The agent's own calls, on one connection.
+#[derive(Debug)]
+struct Calls {
+    context: Arc<AgentContext>,
+    connection: ConnectionInfo,
+}
+
+/// One of a bounded number; refused when all are taken.
+fn permit(semaphore: &Arc<Semaphore>, what: &str) -> Result<tokio::sync::OwnedSemaphorePermit, Status> {
+    Arc::clone(semaphore).try_acquire_owned().map_err(|_| Status::resource_exhausted(format!("too many {what} at a time")))
+}
+
+fn ended(error: tokio::task::JoinError) -> Status {
+    Status::internal(format!("the call's thread ended: {error}"))
+}
+
+#[async_trait::async_trait]
+impl Agent for Calls {
+    async fn hello(&self, _: Request<HelloRequest>) -> Result<Response<HelloReply>, Status> {
+        let context = &self.context;
+        Ok(Response::new(HelloReply {
+            cell: context.cell.clone(),
+            build_id: super::BUILD_ID.to_owned(),
+            kind: self.connection.kind.into(),
+            generation: self.connection.generation,
+            incarnation: self.connection.incarnation.to_string(),
+            pod_dir: context.dir.pod().to_string_lossy().into_owned(),
+            memory_dir: context.dir.memory().to_string_lossy().into_owned(),
+            own_host_name: context.own.uts,
+            own_network: context.own.net,
+        }))
+    }
+
+    async fn bind(&self, request: Request<BindRequest>) -> Result<Response<BindReply>, Status> {
+        let own = self.context.own;
+        spawn_blocking(move || bind::bind(own, request.get_ref())).await.map_err(ended)??;
+        Ok(Response::new(BindReply {}))
+    }
+
+    async fn open_bulk(&self, _: Request<OpenBulkRequest>) -> Result<Response<OpenBulkReply>, Status> {
+        self.context.bulk.call();
+        Ok(Response::new(OpenBulkReply {}))
+    }
+
+    type WatchStream = BoxStream<'static, Result<Event, Status>>;
+
+    async fn watch(&self, _: Request<WatchRequest>) -> Result<Response<Self::WatchStream>, Status> {
+        Ok(Response::new(self.context.watchers.watch(Arc::clone(&self.context.board), self.context.runtime.clone())))
+    }
+
+    async fn change_files(&self, request: Request<Streaming<FileChange>>) -> Result<Response<ChangeFilesReply>, Status> {
+        let _permit = permit(&self.context.changers, "calls that change files")?;
+        let mut changes = request.into_inner();
+        let mut writing = None;
+        while let Some(change) = changes.message().await? {
+            let files = Arc::clone(&self.context.files);
+            writing = spawn_blocking(move || files.apply(change, &mut writing).map(|()| writing)).await.map_err(ended)??;
+        }
+        match writing {
+            None => Ok(Response::new(ChangeFilesReply {})),
+            Some(_) => Err(Status::invalid_argument("the changes end within a file")),
+        }
+    }
+
+    async fn get_file(&self, request: Request<GetFileRequest>) -> Result<Response<GetFileReply>, Status> {
+        let files = Arc::clone(&self.context.files);
+        let reply = spawn_blocking(move || files.get(request.get_ref())).await.map_err(ended)??;
+        Ok(Response::new(reply))
+    }
+
+    type ReadLogStream = BoxStream<'static, Result<LogPart, Status>>;
+
+    async fn read_log(&self, request: Request<ReadLogRequest>) -> Result<Response<Self::ReadLogStream>, Status> {
+        let parts = logs::read(Arc::clone(&self.context.files), request.into_inner()).await?;
+        Ok(Response::new(parts.boxed()))
+    }
+
+    async fn trim_log(&self, request: Request<TrimLogRequest>) -> Result<Response<TrimLogReply>, Status> {
+        logs::trim(Arc::clone(&self.context.files), request.into_inner()).await?;
+        Ok(Response::new(TrimLogReply {}))
+    }
+
+    type TunnelStream = BoxStream<'static, Result<TunnelPart, Status>>;
+
+    async fn tunnel(&self, request: Request<Streaming<TunnelPart>>) -> Result<Response<Self::TunnelStream>, Status> {
+        let permit = permit(&self.context.tunnels, "tunnels")?;
+        Ok(Response::new(tunnel::open(request.into_inner(), self.context.stream_port, permit).await?))
+    }
+
+    async fn missing_blobs(&self, request: Request<MissingBlobsRequest>) -> Result<Response<MissingBlobsReply>, Status> {
+        let digests = blobs::missing(&self.context.runtime, request.into_inner().digests).await?;
+        Ok(Response::new(MissingBlobsReply { digests }))
+    }
+
+    async fn put_blob(&self, request: Request<Streaming<BlobPart>>) -> Result<Response<PutBlobReply>, Status> {
+        let _permit = permit(&self.context.blobs, "blobs")?;
+        blobs::put(&self.context.runtime, request.into_inner()).await?;
+        Ok(Response::new(PutBlobReply {}))
+    }
+
+    async fn put_image(&self, request: Request<PutImageRequest>) -> Result<Response<PutImageReply>, Status> {
+        blobs::name(&self.context.runtime, request.into_inner()).await?;
+        Ok(Response::new(PutImageReply {}))
+    }
+
+    async fn shutdown(&self, _: Request<ShutdownRequest>) -> Result<Response<ShutdownReply>, Status> {
+        let stopped = shutdown::stop_all(&self.context.runtime).await;
+        // Whatever could not be stopped ends with the cell.
+        self.context.power_off.cancel();
+        stopped.map(|()| Response::new(ShutdownReply {}))
+    }
+}

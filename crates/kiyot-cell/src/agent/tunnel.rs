@@ -1,0 +1,157 @@
+//! `Tunnel`: one byte stream to the streaming server of the cell's containerd.
+
+use std::net::Ipv4Addr;
+
+use bytes::{Bytes, BytesMut};
+use futures::{Stream, StreamExt, stream::BoxStream};
+use kiyot_proto::cell::TunnelPart;
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    net::{
+        TcpStream,
+        tcp::{OwnedReadHalf, OwnedWriteHalf},
+    },
+    sync::{OwnedSemaphorePermit, mpsc},
+};
+use tokio_stream::wrappers::ReceiverStream;
+use tokio_util::task::AbortOnDropHandle;
+use tonic::Status;
+
+/// The most that is read of a connection at once, in bytes.
+const PART: usize = 32 * 1024;
+/// Parts that may wait for the link.
+const WAITING: usize = 4;
+
+/// Connects to `allowed`, if that is the port which the first part names, and carries bytes both ways until both sides have ended.
+pub async fn open(
+    mut incoming: impl Stream<Item = Result<TunnelPart, Status>> + Send + Unpin + 'static,
+    allowed: u16,
+    permit: OwnedSemaphorePermit,
+) -> Result<BoxStream<'static, Result<TunnelPart, Status>>, Status> {
+    let first = incoming.next().await.ok_or_else(|| Status::invalid_argument("a tunnel begins with a part that names its port"))??;
+    if first.port != u32::from(allowed) {
+        return Err(Status::permission_denied(format!(
+            "port {}: the only one that is tunnelled to is {allowed}, containerd's streaming server",
+            first.port
+        )));
+    }
+    let connection = TcpStream::connect((Ipv4Addr::LOCALHOST, allowed))
+        .await
+        .map_err(|error| Status::unavailable(format!("containerd's streaming server on port {allowed}: {error}")))?;
+    // What is typed goes out at once.
+    let _ = connection.set_nodelay(true);
+    let (reader, writer) = connection.into_split();
+    let (sender, receiver) = mpsc::channel(WAITING);
+    let inward = AbortOnDropHandle::new(tokio::spawn(inward(first, incoming, writer, sender.clone())));
+    let outward = AbortOnDropHandle::new(tokio::spawn(outward(reader, sender)));
+    // The stream owns both directions: they end with it.
+    let owned = (inward, outward, permit);
+    Ok(Box::pin(ReceiverStream::new(receiver).map(move |part| {
+        let _ = &owned;
+        part
+    })))
+}
+
+/// From the link to the connection.
+async fn inward(
+    first: TunnelPart,
+    mut incoming: impl Stream<Item = Result<TunnelPart, Status>> + Unpin,
+    mut writer: OwnedWriteHalf,
+    sender: mpsc::Sender<Result<TunnelPart, Status>>,
+) {
+    let mut next = Some(Ok(first));
+    while let Some(part) = next {
+        let part = match part {
+            Ok(part) => part,
+            Err(status) => {
+                // The other side is gone: so is what came from the connection.
+                let _ = sender.send(Err(status)).await;
+                return;
+            }
+        };
+        if let Err(error) = writer.write_all(&part.content).await {
+            // A server that has answered in full may close before it has read all: its answer still goes out.
+            tracing::debug!(%error, "the streaming server takes no more");
+            return;
+        }
+        if part.end {
+            break;
+        }
+        next = incoming.next().await;
+    }
+    let _ = writer.shutdown().await;
+    // What follows an end is not looked at; the error of a reset ends the stream by itself.
+}
+
+/// From the connection to the link.
+async fn outward(mut reader: OwnedReadHalf, sender: mpsc::Sender<Result<TunnelPart, Status>>) {
+    let mut buffer = BytesMut::new();
+    loop {
+        buffer.reserve(PART);
+        let part = match reader.read_buf(&mut buffer).await {
+            Ok(0) => Ok(TunnelPart { content: Bytes::new(), end: true, port: 0 }),
+            Ok(_) => Ok(TunnelPart { content: buffer.split().freeze(), end: false, port: 0 }),
+            Err(error) => Err(Status::unavailable(format!("the streaming server: {error}"))),
+        };
+        let last = !matches!(&part, Ok(part) if !part.end);
+        if sender.send(part).await.is_err() || last {
+            return;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use tokio::{net::TcpListener, sync::Semaphore};
+
+    use super::*;
+
+    fn part(content: &'static [u8], end: bool, port: u16) -> Result<TunnelPart, Status> {
+        Ok(TunnelPart { content: content.into(), end, port: port.into() })
+    }
+
+    async fn permit() -> OwnedSemaphorePermit {
+        Arc::new(Semaphore::new(1)).acquire_owned().await.unwrap()
+    }
+
+    #[tokio::test]
+    async fn bytes_go_both_ways_and_either_side_ends_alone() {
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
+        let port = listener.local_addr().unwrap().port();
+        let server = tokio::spawn(async move {
+            let (mut stream, _) = listener.accept().await.unwrap();
+            let mut request = String::new();
+            stream.read_to_string(&mut request).await.unwrap();
+            stream.write_all(format!("you said {request}").as_bytes()).await.unwrap();
+        });
+        let parts = tokio_stream::iter([part(b"he", false, port), part(b"llo", false, 0), part(b"", true, 0)]);
+        let answer: Vec<_> = open(parts, port, permit().await).await.unwrap().map(Result::unwrap).collect().await;
+        server.await.unwrap();
+        assert!(answer.last().unwrap().end);
+        let bytes: Vec<u8> = answer.into_iter().flat_map(|part| part.content).collect();
+        assert_eq!(bytes, b"you said hello");
+    }
+
+    #[tokio::test]
+    async fn no_other_port_is_reached() {
+        let refused = open(tokio_stream::iter([part(b"", false, 22)]), 1000, permit().await).await.err().unwrap();
+        assert_eq!(refused.code(), tonic::Code::PermissionDenied);
+        let empty = open(tokio_stream::iter(Vec::<Result<TunnelPart, Status>>::new()), 1000, permit().await).await.err().unwrap();
+        assert_eq!(empty.code(), tonic::Code::InvalidArgument);
+    }
+
+    #[tokio::test]
+    async fn the_connection_ends_with_the_stream() {
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
+        let port = listener.local_addr().unwrap().port();
+        let (_open, receiver) = mpsc::channel(1);
+        _open.send(part(b"x", false, port)).await.unwrap();
+        let tunnel = open(ReceiverStream::new(receiver), port, permit().await).await.unwrap();
+        let (mut stream, _) = listener.accept().await.unwrap();
+        drop(tunnel);
+        let mut rest = Vec::new();
+        tokio::time::timeout(std::time::Duration::from_secs(60), stream.read_to_end(&mut rest)).await.unwrap().ok();
+    }
+}

@@ -1,0 +1,194 @@
+//! The configuration of a cell's containerd: version 2, which containerd 1.6 reads and 2.x takes over.
+
+use std::{ffi::CString, fmt::Write, fs, os::unix::ffi::OsStrExt, path::Path};
+
+use kiyot_link::bootstrap::CellFile;
+use rustix::mount::{MountFlags, UnmountFlags, mount, unmount};
+
+use crate::dirs::CellDir;
+
+/// containerd's socket, on the cell's own /run.
+pub const SOCKET: &str = "/run/containerd/containerd.sock";
+/// containerd's `state`.
+const STATE: &str = "/run/containerd";
+/// The longest line of a container's log, in bytes, before it is parted; containerd's default, which log collectors know.
+const LOG_LINE: u32 = 16384;
+/// What containerd must not load: it would look at the host, or at nothing.
+const DISABLED: [&str; 7] = [
+    "io.containerd.nri.v1.nri",
+    "io.containerd.snapshotter.v1.aufs",
+    "io.containerd.snapshotter.v1.btrfs",
+    "io.containerd.snapshotter.v1.devmapper",
+    "io.containerd.snapshotter.v1.zfs",
+    "io.containerd.internal.v1.tracing",
+    "io.containerd.tracing.processor.v1.otlp",
+];
+
+/// What the configuration depends on.
+#[derive(Debug, Clone, Copy)]
+pub struct Settings<'a> {
+    /// What the provider said.
+    pub file: &'a CellFile,
+    /// Where things are.
+    pub dir: &'a CellDir,
+    /// The port of the streaming server.
+    pub stream_port: u16,
+    /// Whether the file system of the cell's directory can carry an overlay.
+    pub overlay: bool,
+}
+
+impl Settings<'_> {
+    /// The text of containerd.toml.
+    pub fn render(&self) -> String {
+        let Self { file, dir, stream_port, overlay } = self;
+        let disabled = DISABLED.map(text).join(", ");
+        let snapshotter = text(if *overlay { "overlayfs" } else { "native" });
+        let registry =
+            file.registry_config_dir.as_ref().map(|dir| format!("[plugins.\"io.containerd.grpc.v1.cri\".registry]\n  config_path = {}\n", path(dir)));
+        let mut toml = String::new();
+        // Writing to a string does not fail.
+        let _ = write!(
+            toml,
+            r#"version = 2
+root = {root}
+state = {state}
+disabled_plugins = [{disabled}]
+
+[grpc]
+  address = {socket}
+
+[debug]
+  level = "warn"
+
+[plugins."io.containerd.internal.v1.opt"]
+  path = {opt}
+
+[plugins."io.containerd.grpc.v1.cri"]
+  sandbox_image = {pause}
+  restrict_oom_score_adj = {restrict}
+  stream_server_address = "127.0.0.1"
+  stream_server_port = "{stream_port}"
+  enable_tls_streaming = false
+  max_container_log_line_size = {LOG_LINE}
+
+[plugins."io.containerd.grpc.v1.cri".cni]
+  bin_dir = {no_cni}
+  conf_dir = {no_cni}
+
+[plugins."io.containerd.grpc.v1.cri".containerd]
+  snapshotter = {snapshotter}
+  default_runtime_name = "runc"
+  discard_unpacked_layers = false
+
+[plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc]
+  runtime_type = "io.containerd.runc.v2"
+
+[plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc.options]
+  BinaryName = {runc}
+  SystemdCgroup = false
+
+{registry}"#,
+            root = path(&dir.containerd_root()),
+            state = text(STATE),
+            socket = text(SOCKET),
+            opt = path(&dir.containerd_opt()),
+            pause = text(&file.pause_image),
+            restrict = file.restrict_oom_score_adj,
+            no_cni = path(&dir.no_cni()),
+            runc = path(&file.runc),
+            registry = registry.unwrap_or_default(),
+        );
+        toml
+    }
+}
+
+/// A basic string of TOML.
+fn text(value: &str) -> String {
+    let mut quoted = String::from("\"");
+    for character in value.chars() {
+        match character {
+            '"' | '\\' => quoted.extend(['\\', character]),
+            control if control.is_control() => {
+                let _ = write!(quoted, "\\u{:04X}", u32::from(control));
+            }
+            plain => quoted.push(plain),
+        }
+    }
+    quoted.push('"');
+    quoted
+}
+
+fn path(value: &Path) -> String {
+    text(&value.to_string_lossy())
+}
+
+/// Whether the file system of containerd's root can be an overlay's upper layer: it is tried.
+pub fn overlay_works(dir: &CellDir) -> bool {
+    let probe = dir.containerd_root().join("probe");
+    let works = probe_overlay(&probe).is_ok();
+    let _ = fs::remove_dir_all(&probe);
+    works
+}
+
+fn probe_overlay(probe: &Path) -> std::io::Result<()> {
+    let [lower, upper, work, merged] = ["lower", "upper", "work", "merged"].map(|name| probe.join(name));
+    for dir in [&lower, &upper, &work, &merged] {
+        fs::create_dir_all(dir)?;
+    }
+    let mut options = b"lowerdir=".to_vec();
+    options.extend_from_slice(lower.as_os_str().as_bytes());
+    options.extend_from_slice(b",upperdir=");
+    options.extend_from_slice(upper.as_os_str().as_bytes());
+    options.extend_from_slice(b",workdir=");
+    options.extend_from_slice(work.as_os_str().as_bytes());
+    let options = CString::new(options)?;
+    mount("overlay", &merged, "overlay", MountFlags::empty(), options.as_c_str())?;
+    let written = fs::write(merged.join("file"), "");
+    unmount(&merged, UnmountFlags::DETACH)?;
+    written
+}
+
+#[cfg(test)]
+mod tests {
+    use kiyot_link::bootstrap::{Bootstrap, GatewayAddress};
+
+    use super::*;
+
+    fn file() -> CellFile {
+        let gateway = GatewayAddress::Unix("/gateway.sock".into());
+        CellFile {
+            bootstrap: Bootstrap { cell: "c".into(), gateway, ca_sha256: String::new(), token: "secret-token".into(), orphan_timeout_secs: 1 },
+            containerd: "containerd".into(),
+            runc: "/usr/sbin/runc".into(),
+            pause_image: "registry.example/pause:1".into(),
+            registry_config_dir: Some("/etc/certs \"d\"".into()),
+            restrict_oom_score_adj: true,
+        }
+    }
+
+    #[test]
+    fn the_configuration_says_what_was_given_and_no_secret() {
+        let temp = tempfile::tempdir().unwrap();
+        let dir = CellDir::open(temp.path()).unwrap();
+        let toml = Settings { file: &file(), dir: &dir, stream_port: 4321, overlay: true }.render();
+        for line in [
+            "version = 2",
+            "sandbox_image = \"registry.example/pause:1\"",
+            "stream_server_port = \"4321\"",
+            "restrict_oom_score_adj = true",
+            "snapshotter = \"overlayfs\"",
+            "config_path = \"/etc/certs \\\"d\\\"\"",
+            "BinaryName = \"/usr/sbin/runc\"",
+        ] {
+            assert!(toml.contains(line), "{line} is missing in\n{toml}");
+        }
+        assert!(!toml.contains("secret-token"));
+        let native = Settings { file: &CellFile { registry_config_dir: None, ..file() }, dir: &dir, stream_port: 1, overlay: false }.render();
+        assert!(native.contains("snapshotter = \"native\"") && !native.contains("config_path"));
+    }
+
+    #[test]
+    fn strings_are_quoted() {
+        assert_eq!(text("a\"b\\c\n\u{7f}"), "\"a\\\"b\\\\c\\u000A\\u007F\"");
+    }
+}

@@ -1,0 +1,94 @@
+//! `make demo`: runs the pods of examples/ on a private containerd with kiyot before it, shows where each runs, a line of its log and an ExecSync in it, then
+//! stops them and shows that nothing is left. One line a step, with how long it took.
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a demo that can't go on has nothing else to do")]
+
+use std::{fs, path::Path, time::Instant};
+
+use kiyot::manifest;
+use kiyot_testkit::{Kiyot, KiyotOptions, LIMIT, Leftovers, Node, image::ImageSpec, wait_until};
+
+mod demo {
+    pub(crate) mod kubelet;
+}
+
+use demo::kubelet::{Demonstrated, Player};
+
+/// The image of the examples. It is made on the spot: no registry is asked.
+const IMAGE: &str = "docker.io/library/busybox:1.36";
+
+/// Says what was done since the last step.
+#[derive(Debug)]
+struct Steps(Instant);
+
+impl Steps {
+    fn done(&mut self, what: &str) {
+        println!("{:>7.2} s  {what}", self.0.elapsed().as_secs_f64());
+        self.0 = Instant::now();
+    }
+}
+
+#[tokio::main]
+async fn main() {
+    let before = Leftovers::of_host();
+    let mut steps = Steps(Instant::now());
+    let pods = pods();
+    steps.done(&format!("read {} pods from examples/", pods.len()));
+
+    let node = Node::start().await;
+    steps.done("a private containerd runs");
+    node.image(IMAGE, &ImageSpec { cmd: vec!["sh".to_owned()], ..ImageSpec::default() }).await;
+    steps.done(&format!("the image {IMAGE} is made and in it"));
+
+    let kiyot = Kiyot::start(&node, KiyotOptions::new(binary())).await;
+    steps.done("kiyot runs before it");
+
+    let mut player = Player::new(&node, kiyot.kubelet().await);
+    let mut running: Vec<Demonstrated> = Vec::new();
+    for pod in &pods {
+        let known = kiyot.cells();
+        let shown = Box::pin(player.run(pod)).await;
+        let place = match kiyot.cells().into_iter().find(|cell| !known.contains(cell)) {
+            Some(cell) => format!("in the cell {cell}"),
+            None => "on the node".to_owned(),
+        };
+        steps.done(&format!("{} runs {place}, IP {}, sandbox {:.12}", pod.metadata.name, shown.address, shown.sandbox));
+        running.push(shown);
+    }
+    for (pod, shown) in pods.iter().zip(&running) {
+        let line = shown.first_line(&pod.metadata.name).await;
+        steps.done(&format!("{} logged: {line}", pod.metadata.name));
+    }
+    for (pod, shown) in pods.iter().zip(&running) {
+        let said = player.exec(shown, &["sh", "-c", "echo \"I am $(hostname), with $(ls /proc | grep -c '^[0-9]') processes\""]).await;
+        steps.done(&format!("{} said by ExecSync: {}", pod.metadata.name, said.trim()));
+    }
+    for (pod, shown) in pods.iter().zip(&running) {
+        player.end(pod, shown).await;
+        steps.done(&format!("{} is stopped and removed", pod.metadata.name));
+    }
+    wait_until("no cell is left", LIMIT, async || kiyot.cells().is_empty().then_some(())).await;
+    drop(kiyot);
+    let left = node.stop();
+    assert!(left.is_empty(), "left of the node:\n{left}");
+    let left = Leftovers::of_host().since(&before);
+    assert!(left.is_empty(), "left:\n{left}");
+    steps.done("kiyot and containerd are stopped; no process, mount, link, rule, control group or file is left");
+}
+
+/// The pods of examples/, in the order of their files.
+fn pods() -> Vec<manifest::Pod> {
+    let directory = Path::new(env!("CARGO_MANIFEST_DIR")).join("examples");
+    let mut files: Vec<_> = fs::read_dir(directory).unwrap().map(|entry| entry.unwrap().path()).collect();
+    files.retain(|file| file.extension().is_some_and(|extension| extension == "yaml"));
+    files.sort();
+    let read = |file: &Path| {
+        manifest::parse(&file.display().to_string(), &fs::read_to_string(file).unwrap()).unwrap_or_else(|problems| panic!("{problems}"))
+    };
+    files.iter().flat_map(|file| read(file).pods).collect()
+}
+
+/// The daemon that was built with this demo: this is target/<profile>/examples/demo.
+fn binary() -> std::path::PathBuf {
+    let own = std::env::current_exe().unwrap();
+    own.parent().and_then(Path::parent).unwrap().join("kiyot")
+}

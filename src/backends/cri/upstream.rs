@@ -1,0 +1,178 @@
+//! One shared connection to a container runtime, opened at the first call and again after it was lost.
+
+use std::{
+    collections::VecDeque,
+    path::{Path, PathBuf},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::Duration,
+};
+
+use bytes::Bytes;
+use h2::{
+    Reason, SendStream,
+    client::{ResponseFuture, SendRequest},
+};
+use http::{Request, request::Parts};
+use tokio::time::timeout;
+use tokio_util::task::AbortOnDropHandle;
+
+use super::connect::{self, ConnectError};
+
+/// Connections that the runtime told us to leave and that still have calls open. Of more than these the oldest is cut.
+const MAX_LEFT_CONNECTIONS: usize = 4;
+
+/// The container runtime can't be called.
+#[derive(Debug, Clone, thiserror::Error)]
+pub enum Unavailable {
+    /// There is no connection.
+    #[error("no connection to the container runtime at {}", socket.display())]
+    Connect {
+        /// Its socket.
+        socket: PathBuf,
+        /// Why.
+        source: Arc<ConnectError>,
+    },
+    /// It did not let us connect in time.
+    #[error("no connection to the container runtime at {} within {after:?}", socket.display())]
+    Silent {
+        /// Its socket.
+        socket: PathBuf,
+        /// How long it had.
+        after: Duration,
+    },
+    /// The connection ended in the middle of the call.
+    #[error("the container runtime at {} ended the connection before it answered", socket.display())]
+    Lost {
+        /// Its socket.
+        socket: PathBuf,
+        /// How.
+        source: Arc<h2::Error>,
+    },
+}
+
+/// A container runtime's CRI socket. Its connection lives on the runtime of the thread that calls first; all callers are to be on that thread.
+#[derive(Debug)]
+pub struct Upstream {
+    socket: PathBuf,
+    connect_timeout: Duration,
+    state: Mutex<State>,
+    connecting: tokio::sync::Mutex<()>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    live: Option<SendRequest<Bytes>>,
+    generation: u64,
+    /// The last drives the live connection.
+    drivers: VecDeque<AbortOnDropHandle<()>>,
+}
+
+/// A call under way.
+#[derive(Debug)]
+pub struct Sent {
+    /// Its answer. Dropping this and the stream cancels the call.
+    pub response: ResponseFuture,
+    /// What is still to be sent.
+    pub stream: SendStream<Bytes>,
+}
+
+/// Whether an error says that the runtime did not begin with the call, so that it may be sent again (RFC 9113, 8.7).
+pub fn was_refused(error: &h2::Error) -> bool {
+    error.is_remote() && (error.is_go_away() || error.is_reset() && error.reason() == Some(Reason::REFUSED_STREAM))
+}
+
+impl Upstream {
+    /// Of a socket. Nothing is connected before the first call.
+    pub fn new(socket: PathBuf, connect_timeout: Duration) -> Self {
+        Self { socket, connect_timeout, state: Mutex::default(), connecting: tokio::sync::Mutex::new(()) }
+    }
+
+    /// The socket.
+    pub fn socket(&self) -> &Path {
+        &self.socket
+    }
+
+    /// The error of a call whose connection was lost.
+    pub fn lost(&self, source: h2::Error) -> Unavailable {
+        Unavailable::Lost { socket: self.socket.clone(), source: Arc::new(source) }
+    }
+
+    /// Sends a request's metadata and the first part of its body (or, if `ended`, all of it), on a new connection if the present one does not take it.
+    pub async fn send(&self, head: &Parts, body: &Bytes, ended: bool) -> Result<Sent, Unavailable> {
+        let mut again = true;
+        loop {
+            let (generation, mut live) = match self.live() {
+                Some(live) => live,
+                None => self.connect().await?,
+            };
+            match live.send_request(Request::from_parts(head.clone(), ()), ended && body.is_empty()) {
+                Ok((response, mut stream)) => {
+                    // It is held in memory anyway: h2 sends it as the windows allow. An error shows in the answer.
+                    if !body.is_empty() {
+                        let _ = stream.send_data(body.clone(), ended);
+                    }
+                    return Ok(Sent { response, stream });
+                }
+                // Nothing was sent.
+                Err(error) => {
+                    self.leave(generation);
+                    if !std::mem::take(&mut again) {
+                        return Err(self.lost(error));
+                    }
+                }
+            }
+        }
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn live(&self) -> Option<(u64, SendRequest<Bytes>)> {
+        let state = self.state();
+        let live = state.live.clone()?;
+        state.drivers.back().is_some_and(|driver| !driver.is_finished()).then_some((state.generation, live))
+    }
+
+    /// No call is to use this connection any more; those on it go on.
+    fn leave(&self, generation: u64) {
+        let mut state = self.state();
+        if state.generation == generation {
+            state.live = None;
+        }
+    }
+
+    async fn connect(&self) -> Result<(u64, SendRequest<Bytes>), Unavailable> {
+        match timeout(self.connect_timeout, self.connect_or_join()).await {
+            Ok(result) => result,
+            Err(_) => Err(Unavailable::Silent { socket: self.socket.clone(), after: self.connect_timeout }),
+        }
+    }
+
+    /// Connects, or waits for another call that does so.
+    async fn connect_or_join(&self) -> Result<(u64, SendRequest<Bytes>), Unavailable> {
+        let _one_at_a_time = self.connecting.lock().await;
+        if let Some(live) = self.live() {
+            return Ok(live);
+        }
+        let opened =
+            connect::open(&self.socket).await.map_err(|error| Unavailable::Connect { socket: self.socket.clone(), source: Arc::new(error) })?;
+        let socket = self.socket.clone();
+        tracing::debug!(socket = %socket.display(), "connected to the container runtime");
+        let driver = tokio::spawn(async move {
+            match connect::drive(opened.connection, opened.tap).await {
+                Ok(()) => tracing::debug!(socket = %socket.display(), "the container runtime ended the connection"),
+                Err(error) => tracing::info!(socket = %socket.display(), %error, "the connection to the container runtime was lost"),
+            }
+        });
+        let mut state = self.state();
+        state.drivers.retain(|driver| !driver.is_finished());
+        if state.drivers.len() > MAX_LEFT_CONNECTIONS {
+            state.drivers.pop_front();
+        }
+        state.drivers.push_back(AbortOnDropHandle::new(driver));
+        state.generation += 1;
+        state.live = Some(opened.send.clone());
+        Ok((state.generation, opened.send))
+    }
+}

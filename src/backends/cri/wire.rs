@@ -1,0 +1,205 @@
+//! A unix socket under an HTTP/2 connection, with few system calls: small writes are collected and leave together, reads are large.
+
+use std::{
+    io::{self, IoSlice},
+    pin::Pin,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    task::{Context, Poll, ready},
+};
+
+use bytes::{Buf, BytesMut};
+use tokio::{
+    io::{AsyncRead, AsyncWrite, ReadBuf},
+    net::UnixStream,
+};
+
+use super::frames::{Frames, PREFACE};
+
+/// What one read takes at most. Bytes.
+const INPUT: usize = 64 << 10;
+/// How much is collected before it is written without waiting for the end of the round. Bytes.
+const OUTPUT: usize = 64 << 10;
+
+/// The socket as h2 sees it. What h2 writes leaves at [`Tap::poll_flush`].
+#[derive(Debug)]
+pub struct Wire(Arc<Mutex<Inner>>);
+
+/// The socket as the connection's driver sees it.
+#[derive(Debug)]
+pub struct Tap(Arc<Mutex<Inner>>);
+
+#[derive(Debug)]
+struct Inner {
+    stream: UnixStream,
+    input: Box<[u8]>,
+    start: usize,
+    end: usize,
+    output: BytesMut,
+    frames: Frames,
+    /// Whether a driver flushes; until then h2's own flushes count.
+    driven: bool,
+}
+
+fn wire(stream: UnixStream, skip: usize) -> (Wire, Tap) {
+    let input = vec![0; INPUT].into_boxed_slice();
+    let inner = Inner { stream, input, start: 0, end: 0, output: BytesMut::with_capacity(OUTPUT), frames: Frames::after(skip), driven: false };
+    let inner = Arc::new(Mutex::new(inner));
+    (Wire(inner.clone()), Tap(inner))
+}
+
+impl Wire {
+    /// The end of a socket that a client opened to us.
+    pub fn of_server(stream: UnixStream) -> (Self, Tap) {
+        wire(stream, PREFACE)
+    }
+
+    /// The end of a socket that we opened to a server.
+    pub fn of_client(stream: UnixStream) -> (Self, Tap) {
+        wire(stream, 0)
+    }
+}
+
+fn lock(inner: &Mutex<Inner>) -> MutexGuard<'_, Inner> {
+    inner.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Tap {
+    /// From now on the caller flushes, at the end of each round of polls.
+    pub fn drive(&self) {
+        lock(&self.0).driven = true;
+    }
+
+    /// Writes what was collected.
+    pub fn poll_flush(&self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        lock(&self.0).poll_drain(cx)
+    }
+
+    /// How many frames the peer has sent whole; a client's preface counts as one.
+    pub fn frames(&self) -> u64 {
+        lock(&self.0).frames.ended()
+    }
+
+    /// Whether the peer stopped between frames, where it may stay as long as it likes.
+    pub fn is_between_frames(&self) -> bool {
+        lock(&self.0).frames.is_between()
+    }
+}
+
+impl Inner {
+    fn poll_drain(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        while !self.output.is_empty() {
+            let written = ready!(Pin::new(&mut self.stream).poll_write(cx, &self.output))?;
+            if written == 0 {
+                return Poll::Ready(Err(io::ErrorKind::WriteZero.into()));
+            }
+            self.output.advance(written);
+        }
+        // With nothing left in it, the buffer's whole room can be had again without allocation.
+        self.output.clear();
+        Poll::Ready(Ok(()))
+    }
+
+    fn poll_room(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        if self.output.len() < OUTPUT { Poll::Ready(Ok(())) } else { self.poll_drain(cx) }
+    }
+}
+
+impl AsyncRead for Wire {
+    fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        let inner = &mut *lock(&self.0);
+        if inner.start == inner.end {
+            let mut input = ReadBuf::new(&mut inner.input);
+            ready!(Pin::new(&mut inner.stream).poll_read(cx, &mut input))?;
+            inner.frames.push(input.filled());
+            (inner.start, inner.end) = (0, input.filled().len());
+        }
+        let length = buf.remaining().min(inner.end - inner.start);
+        buf.put_slice(&inner.input[inner.start..inner.start + length]);
+        inner.start += length;
+        Poll::Ready(Ok(()))
+    }
+}
+
+impl AsyncWrite for Wire {
+    fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
+        let inner = &mut *lock(&self.0);
+        ready!(inner.poll_room(cx))?;
+        inner.output.extend_from_slice(buf);
+        Poll::Ready(Ok(buf.len()))
+    }
+
+    fn poll_write_vectored(self: Pin<&mut Self>, cx: &mut Context<'_>, bufs: &[IoSlice<'_>]) -> Poll<io::Result<usize>> {
+        let inner = &mut *lock(&self.0);
+        ready!(inner.poll_room(cx))?;
+        for buf in bufs {
+            inner.output.extend_from_slice(buf);
+        }
+        Poll::Ready(Ok(bufs.iter().map(|buf| buf.len()).sum()))
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        true
+    }
+
+    fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        let inner = &mut *lock(&self.0);
+        if inner.driven { Poll::Ready(Ok(())) } else { inner.poll_drain(cx) }
+    }
+
+    fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        let inner = &mut *lock(&self.0);
+        ready!(inner.poll_drain(cx))?;
+        Pin::new(&mut inner.stream).poll_shutdown(cx)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::future::poll_fn;
+
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+
+    use super::*;
+
+    #[tokio::test]
+    async fn what_is_written_leaves_together_when_the_driver_flushes() {
+        let (ours, mut theirs) = UnixStream::pair().unwrap();
+        let (mut wire, tap) = Wire::of_client(ours);
+        tap.drive();
+        wire.write_all(b"one ").await.unwrap();
+        wire.flush().await.unwrap();
+        wire.write_all(b"two").await.unwrap();
+        assert_eq!(theirs.try_read(&mut [0; 8]).unwrap_err().kind(), io::ErrorKind::WouldBlock);
+        poll_fn(|cx| tap.poll_flush(cx)).await.unwrap();
+        let mut read = [0; 7];
+        theirs.read_exact(&mut read).await.unwrap();
+        assert_eq!(&read, b"one two");
+    }
+
+    #[tokio::test]
+    async fn much_goes_both_ways_through_small_buffers() {
+        let (ours, theirs) = UnixStream::pair().unwrap();
+        let (wire, tap) = Wire::of_client(ours);
+        let sent: Vec<u8> = (0..3_000_000_u32).map(|n| n as u8).collect();
+        let (mut read, mut write) = tokio::io::split(wire);
+        let (mut their_read, mut their_write) = theirs.into_split();
+        let echo = async {
+            tokio::io::copy(&mut their_read, &mut their_write).await.unwrap();
+        };
+        let write = async {
+            write.write_all(&sent).await.unwrap();
+            poll_fn(|cx| tap.poll_flush(cx)).await.unwrap();
+        };
+        let mut received = vec![0; sent.len()];
+        let read = async {
+            for part in received.chunks_mut(1000) {
+                read.read_exact(part).await.unwrap();
+            }
+        };
+        tokio::select! {
+            () = echo => panic!("the echo ended"),
+            ((), ()) = async { tokio::join!(write, read) } => {}
+        }
+        assert!(received == sent);
+    }
+}

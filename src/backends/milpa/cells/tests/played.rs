@@ -1,0 +1,282 @@
+//! A provider and a gateway that do what a test says, and keep a journal.
+
+use std::{
+    collections::{BTreeMap, VecDeque},
+    net::IpAddr,
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicUsize, Ordering},
+    },
+    time::Duration,
+};
+
+use async_trait::async_trait;
+use kiyot_link::{
+    bootstrap::{Bootstrap, GatewayAddress},
+    channel::Slot,
+};
+use kiyot_proto::{cell::HelloReply, store};
+use ring::digest::{SHA256, digest};
+use tokio::sync::{Semaphore, watch};
+
+use crate::backends::milpa::{
+    cells::{Cells, CellsConfig, LaunchOrder, Links, locked},
+    gateway::{CellLink, Ledger},
+    id::{CellId, SandboxId},
+    providers::{Attachment, ErrorClass, Instance, InstanceId, LaunchSpec, Provider, ProviderError},
+    store::{Batch, Store, Table},
+};
+
+/// How long a test waits for what must come.
+pub(super) const PATIENCE: Duration = Duration::from_secs(60);
+
+/// What is to become of the next calls of one kind; without any they succeed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Act {
+    /// It fails, and has done nothing.
+    Fail,
+    /// It fails after it has done it.
+    FailDone,
+    /// It does it, and never answers.
+    Hang,
+}
+
+#[derive(Debug, Default)]
+pub(super) struct Played {
+    pub(super) journal: Mutex<Vec<String>>,
+    pub(super) instances: Mutex<BTreeMap<InstanceId, bool>>,
+    pub(super) lists: AtomicUsize,
+    pub(super) acts: Mutex<BTreeMap<&'static str, VecDeque<Act>>>,
+}
+
+impl Played {
+    pub(super) fn act(&self, call: &'static str, acts: &[Act]) {
+        locked(&self.acts).entry(call).or_default().extend(acts);
+    }
+
+    /// The calls so far, lists aside, with cells' ids left out.
+    pub(super) fn calls(&self) -> Vec<String> {
+        locked(&self.journal).clone()
+    }
+
+    pub(super) fn end(&self, instance: &str, listed: bool) {
+        let mut instances = locked(&self.instances);
+        let instance = InstanceId(instance.to_owned());
+        if listed {
+            instances.insert(instance, false)
+        } else {
+            instances.remove(&instance)
+        };
+    }
+
+    async fn called(&self, call: &'static str, done: impl FnOnce()) -> Result<(), ProviderError> {
+        locked(&self.journal).push(call.to_owned());
+        let act = locked(&self.acts).get_mut(call).and_then(VecDeque::pop_front);
+        let failure = ProviderError { class: ErrorClass::Transient, doing: format!("played {call}"), source: Some("as the test says".into()) };
+        match act {
+            None => done(),
+            Some(Act::Fail) => return Err(failure),
+            Some(Act::FailDone) => {
+                done();
+                return Err(failure);
+            }
+            Some(Act::Hang) => {
+                done();
+                Semaphore::new(0).acquire().await.map(|_| ()).unwrap();
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The provider's name of a cell's instance.
+pub(super) fn instance_of(cell: &CellId) -> String {
+    format!("i-{cell}")
+}
+
+#[async_trait]
+impl Provider for Played {
+    async fn launch(&self, spec: &LaunchSpec, _token: &str) -> Result<Instance, ProviderError> {
+        let id = InstanceId(instance_of(&spec.cell));
+        self.called("launch", || {
+            locked(&self.instances).insert(id.clone(), true);
+        })
+        .await?;
+        Ok(Instance { id, cell: spec.cell.clone(), running: true })
+    }
+
+    async fn attach(&self, _instance: &InstanceId, _to: &Attachment) -> Result<Vec<IpAddr>, ProviderError> {
+        self.called("attach", || {}).await?;
+        Ok(vec![IpAddr::from([10, 0, 0, 7])])
+    }
+
+    async fn list_owned(&self) -> Result<Vec<Instance>, ProviderError> {
+        self.lists.fetch_add(1, Ordering::SeqCst);
+        let instances = locked(&self.instances);
+        Ok(instances.iter().map(|(id, running)| Instance { id: id.clone(), cell: CellId::parse(&id.0[2..]).unwrap(), running: *running }).collect())
+    }
+
+    async fn terminate(&self, instances: &[InstanceId]) -> Result<(), ProviderError> {
+        self.called("terminate", || locked(&self.instances).retain(|id, _| !instances.contains(id))).await
+    }
+
+    async fn console(&self, _instance: &InstanceId) -> Result<String, ProviderError> {
+        self.called("console", || {}).await?;
+        Ok("lots of words\nkernel panic\n".to_owned())
+    }
+
+    async fn check(&self) -> Result<(), ProviderError> {
+        Ok(())
+    }
+}
+
+/// The gateway's part; remembers the tokens that cells were given.
+#[derive(Debug, Default)]
+pub(super) struct PlayedLinks {
+    pub(super) tokens: Mutex<BTreeMap<CellId, String>>,
+    pub(super) forgotten: Mutex<Vec<CellId>>,
+}
+
+impl Links for PlayedLinks {
+    fn link(&self, _cell: &CellId) -> CellLink {
+        CellLink { control: Slot::new("control").channel(), bulk: Slot::new("bulk").channel(), hello: watch::channel(None).1 }
+    }
+
+    fn bootstrap(&self, cell: &CellId, token: &str) -> Bootstrap {
+        locked(&self.tokens).insert(cell.clone(), token.to_owned());
+        Bootstrap {
+            cell: cell.to_string(),
+            gateway: GatewayAddress::Unix("/nowhere".into()),
+            ca_sha256: String::new(),
+            token: token.to_owned(),
+            orphan_timeout_secs: 1,
+        }
+    }
+
+    fn forget(&self, cell: &CellId) {
+        locked(&self.forgotten).push(cell.clone());
+    }
+}
+
+/// A launch in a task of its own.
+pub(super) type Launching = tokio::task::JoinHandle<Result<(super::Cell, Vec<IpAddr>), super::CellError>>;
+
+/// A daemon, as far as cells go, and what outlives it.
+pub(super) struct World {
+    pub(super) cells: Arc<Cells>,
+    pub(super) provider: Arc<Played>,
+    pub(super) links: Arc<PlayedLinks>,
+    pub(super) store: Store,
+    pub(super) config: CellsConfig,
+    _dir: tempfile::TempDir,
+}
+
+/// A configuration without long waits.
+pub(super) fn config() -> CellsConfig {
+    CellsConfig {
+        max_cells: 3,
+        launch_timeout: PATIENCE,
+        token_ttl: PATIENCE,
+        boot_id: Some("this boot".into()),
+        list_interval: Duration::from_millis(10),
+        retry_pause: Duration::from_millis(10),
+    }
+}
+
+impl World {
+    pub(super) async fn new(config: CellsConfig) -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        let store = Store::open(dir.path()).await.unwrap();
+        let (provider, links) = (Arc::new(Played::default()), Arc::new(PlayedLinks::default()));
+        let cells = Cells::start(config.clone(), store.clone(), Arc::clone(&provider) as _).await.unwrap();
+        cells.serve(Arc::clone(&links) as _);
+        Self { cells, provider, links, store, config, _dir: dir }
+    }
+
+    /// The daemon ends, and another one starts. Its news can be heard from its very beginning.
+    pub(super) async fn restart(&mut self) -> tokio::sync::broadcast::Receiver<super::CellEvent> {
+        self.cells.shutdown().await;
+        self.cells = Cells::start(self.config.clone(), self.store.clone(), Arc::clone(&self.provider) as _).await.unwrap();
+        let events = self.cells.events();
+        self.cells.serve(Arc::clone(&self.links) as _);
+        events
+    }
+
+    /// Begins a launch in a task of its own.
+    pub(super) fn launch(&self) -> (SandboxId, Launching) {
+        let sandbox = SandboxId::mint().unwrap();
+        let order =
+            LaunchOrder { sandbox: sandbox.clone(), attachment: Attachment { pod_uid: "uid".into(), ..Attachment::default() }, deadline: None };
+        let cells = Arc::clone(&self.cells);
+        (sandbox, tokio::spawn(async move { cells.launch(order).await }))
+    }
+
+    /// Waits until the provider has been called so.
+    pub(super) async fn called(&self, calls: &[&str]) {
+        eventually(&format!("{calls:?} after {:?}", self.provider.calls()), || self.provider.calls() == calls).await;
+    }
+
+    /// The one cell that there is.
+    pub(super) fn only(&self) -> CellId {
+        let all = self.cells.all();
+        assert_eq!(all.len(), 1, "{all:?}");
+        all.into_iter().next().unwrap()
+    }
+
+    pub(super) fn token_sha256(&self, cell: &CellId) -> String {
+        hex::encode(digest(&SHA256, locked(&self.links.tokens)[cell].as_bytes()))
+    }
+
+    /// The cell enrols and calls home.
+    pub(super) async fn comes_home(&self, cell: &CellId) {
+        self.cells.claim(cell.as_str(), &self.token_sha256(cell), "its key").await.unwrap();
+        assert!(self.cells.admits(cell.as_str(), "its key").is_ok());
+        self.cells.linked(cell, Some(HelloReply { cell: cell.to_string(), ..HelloReply::default() }));
+    }
+
+    /// A cell that is a pod's.
+    pub(super) async fn bound(&self) -> CellId {
+        let before = self.cells.all();
+        let known = locked(&self.links.tokens).len();
+        let (sandbox, launch) = self.launch();
+        eventually("a launch", || locked(&self.links.tokens).len() > known).await;
+        let cell = self.cells.all().into_iter().find(|cell| !before.contains(cell)).unwrap();
+        self.comes_home(&cell).await;
+        let (given, addresses) = launch.await.unwrap().unwrap();
+        assert_eq!((&given.id, addresses), (&cell, vec![IpAddr::from([10, 0, 0, 7])]));
+        let mut batch = Batch::default();
+        batch.put(Table::Sandboxes, sandbox.as_str(), &store::SandboxMeta { id: sandbox.to_string(), cell: cell.to_string(), ..Default::default() });
+        self.store.commit(batch).await.unwrap();
+        cell
+    }
+
+    pub(super) async fn stored(&self) -> Vec<store::Cell> {
+        self.store.load(Table::Cells).await.unwrap().into_iter().map(|(_, cell)| cell).collect()
+    }
+
+    pub(super) async fn stored_phase(&self, phase: store::CellPhase) {
+        let deadline = tokio::time::Instant::now() + PATIENCE;
+        while self.stored().await.first().map(store::Cell::phase) != Some(phase) {
+            assert!(tokio::time::Instant::now() < deadline, "never {phase:?} but {:?}", self.stored().await);
+            tokio::time::sleep(Duration::from_millis(2)).await;
+        }
+    }
+}
+
+/// Waits until something holds.
+pub(super) async fn eventually(what: &str, holds: impl Fn() -> bool) {
+    let deadline = tokio::time::Instant::now() + PATIENCE;
+    while !holds() {
+        assert!(tokio::time::Instant::now() < deadline, "never came: {what}");
+        tokio::time::sleep(Duration::from_millis(2)).await;
+    }
+}
+
+/// The next event that tells a cell's end.
+pub(super) async fn next_gone(events: &mut tokio::sync::broadcast::Receiver<super::CellEvent>) -> (CellId, String) {
+    loop {
+        if let super::CellEvent::Gone { cell, reason } = tokio::time::timeout(PATIENCE, events.recv()).await.unwrap().unwrap() {
+            return (cell, reason);
+        }
+    }
+}

@@ -1,0 +1,150 @@
+//! The caller's side of a call: it takes one answer, or has gone away.
+
+use std::{
+    error::Error,
+    fmt::Write,
+    future::{Future, poll_fn},
+    pin::pin,
+    task::Poll,
+    time::Duration,
+};
+
+use bytes::Bytes;
+use h2::{Reason, SendStream, server::SendResponse};
+use http::{HeaderMap, HeaderName, HeaderValue, Response, header::CONTENT_TYPE, response};
+use tonic::{Code, Status};
+
+use super::{
+    frame,
+    pump::{Broken, Sink},
+};
+
+const GRPC: HeaderValue = HeaderValue::from_static("application/grpc");
+/// The status of an answer, in its trailers (gRPC over HTTP2).
+pub(super) const GRPC_STATUS: HeaderName = HeaderName::from_static("grpc-status");
+/// What encodings of messages one takes.
+pub(super) const GRPC_ACCEPT_ENCODING: HeaderName = HeaderName::from_static("grpc-accept-encoding");
+const OK: HeaderValue = HeaderValue::from_static("0");
+
+/// Where the answer goes.
+#[derive(Debug)]
+pub(super) struct Caller {
+    respond: SendResponse<Bytes>,
+    /// How long the caller may leave an answer unread.
+    pub(super) limit: Duration,
+}
+
+/// The caller has cancelled the call, or its connection has ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Gone;
+
+impl Caller {
+    /// Of the response handle of a request.
+    pub(super) fn new(respond: SendResponse<Bytes>, limit: Duration) -> Self {
+        Self { respond, limit }
+    }
+
+    /// Ready when the caller has gone. Only before the answer has begun.
+    pub(super) fn poll_gone(&mut self, cx: &mut std::task::Context<'_>) -> Poll<Gone> {
+        self.respond.poll_reset(cx).map(|_| Gone)
+    }
+
+    /// Works for the caller, as long as it is there.
+    pub(super) async fn wait<F: Future>(&mut self, work: F) -> Result<F::Output, Gone> {
+        let mut work = pin!(work);
+        poll_fn(|cx| match work.as_mut().poll(cx) {
+            Poll::Ready(output) => Poll::Ready(Ok(output)),
+            Poll::Pending => self.poll_gone(cx).map(Err),
+        })
+        .await
+    }
+
+    /// Begins an answer; `None` if it is all of it, or if the caller has gone.
+    pub(super) fn begin(mut self, head: response::Parts, ended: bool) -> Option<Sink> {
+        let stream = self.respond.send_response(Response::from_parts(head, ()), ended).ok()?;
+        (!ended).then(|| Sink::new(stream, Some(self.limit)))
+    }
+
+    /// Resets the stream.
+    pub(super) fn reset(mut self, reason: Reason) {
+        self.respond.send_reset(reason);
+    }
+
+    /// Answers with a status alone ("trailers only").
+    pub(super) fn status(self, status: &Status) {
+        self.refuse(status, HeaderMap::new());
+    }
+
+    /// The same, with more metadata.
+    pub(super) fn refuse(mut self, status: &Status, more: HeaderMap) {
+        let mut head = Response::new(());
+        let headers = head.headers_mut();
+        headers.insert(CONTENT_TYPE, GRPC);
+        headers.extend(more);
+        add(status, headers);
+        // An error means that the caller has gone.
+        let _ = self.respond.send_response(head, true);
+    }
+
+    /// Answers with a message.
+    pub(super) async fn message(self, message: Bytes) {
+        let mut head = Response::new(());
+        head.headers_mut().insert(CONTENT_TYPE, GRPC);
+        let mut trailers = HeaderMap::with_capacity(1);
+        trailers.insert(GRPC_STATUS, OK);
+        self.answer(head.into_parts().0, frame::framed(message), Some(trailers)).await;
+    }
+
+    /// Answers with metadata, a body in parts, and trailers.
+    pub(super) async fn answer(self, head: response::Parts, body: Vec<Bytes>, trailers: Option<HeaderMap>) {
+        let ended = body.is_empty() && trailers.is_none();
+        let Some(mut sink) = self.begin(head, ended) else { return };
+        for part in body {
+            sink.give(part);
+            let sent = poll_fn(|cx| match sink.poll_send(cx) {
+                Poll::Pending => sink.stream.poll_reset(cx).map(|_| Err(Broken::Sink)),
+                ready => ready,
+            });
+            match sent.await {
+                Ok(()) => {}
+                Err(Broken::SinkStalled(after)) => {
+                    tracing::debug!(?after, "a caller left its answer unread");
+                    return sink.stream.send_reset(Reason::CANCEL);
+                }
+                Err(_) => return,
+            }
+        }
+        // An error means that the caller has gone.
+        let _ = match trailers {
+            Some(trailers) => sink.stream.send_trailers(trailers),
+            None => sink.stream.send_data(Bytes::new(), true),
+        };
+    }
+}
+
+/// Ends an answer that had begun, with an error.
+pub(super) fn end_with(stream: &mut SendStream<Bytes>, status: &Status) {
+    let mut trailers = HeaderMap::new();
+    add(status, &mut trailers);
+    // An error means that the caller has gone.
+    let _ = stream.send_trailers(trailers);
+}
+
+fn add(status: &Status, headers: &mut HeaderMap) {
+    if status.add_header(headers).is_err() {
+        // Its metadata or message can't be written as headers: the code still can.
+        headers.insert(GRPC_STATUS, HeaderValue::from(status.code() as i32));
+    }
+}
+
+/// A status of a code, with an error and its sources as the message.
+pub(super) fn status_of(code: Code, error: &dyn Error) -> Status {
+    let mut message = error.to_string();
+    let mut source = error.source();
+    while let Some(error) = source {
+        // Writing to a String does not fail.
+        let _ = write!(message, ": {error}");
+        source = error.source();
+    }
+    Status::new(code, message)
+}

@@ -1,0 +1,115 @@
+//! Answers that are put together from several backends'.
+
+use std::future::Future;
+
+use bytes::Bytes;
+use futures::future::join_all;
+use tonic::{Code, Status};
+
+use super::{
+    caller::{Caller, GRPC_ACCEPT_ENCODING, status_of},
+    decoded, forward,
+    incoming::Incoming,
+    merge::{self, Merged},
+    peek,
+    shared::Shared,
+    timeout::Budget,
+};
+use crate::backends::{
+    Method,
+    cri::{Answer, Failure, MAX_MESSAGE, Upstream},
+};
+
+/// Asks container runtimes for their whole answers, which are to be uncompressed; `None` if the caller was told already.
+async fn whole<'a>(
+    upstreams: impl Iterator<Item = &'a Upstream>,
+    mut incoming: Incoming,
+    budget: Budget,
+    mut caller: Caller,
+) -> Option<(Vec<Answer>, Caller)> {
+    incoming.head.headers.remove(GRPC_ACCEPT_ENCODING);
+    budget.shorten(&mut incoming.head.headers);
+    let all = join_all(upstreams.map(|upstream| upstream.exchange(&incoming.head, &incoming.body)));
+    let answers = match caller.wait(until(budget, all)).await {
+        Ok(Ok(answers)) => answers,
+        Ok(Err(status)) => {
+            caller.status(&status);
+            return None;
+        }
+        Err(_gone) => return None,
+    };
+    let mut whole = Vec::with_capacity(answers.len());
+    for answer in answers {
+        match answer {
+            Ok(answer) => whole.push(answer),
+            Err(failure) => {
+                match failure {
+                    Failure::Unavailable(error) => caller.status(&status_of(Code::Unavailable, &error)),
+                    Failure::Reset(reason) => caller.reset(reason),
+                    Failure::TooLarge => {
+                        caller.status(&Status::resource_exhausted(format!("the container runtime's answer has more than {MAX_MESSAGE} bytes")));
+                    }
+                }
+                return None;
+            }
+        }
+    }
+    Some((whole, caller))
+}
+
+async fn of_node(front: &Shared, incoming: Incoming, budget: Budget, caller: Caller) -> Option<(Answer, Caller)> {
+    let (mut answers, caller) = whole(std::iter::once(front.registry.node()), incoming, budget, caller).await?;
+    Some((answers.pop()?, caller))
+}
+
+async fn until<F: Future>(budget: Budget, work: F) -> Result<F::Output, Status> {
+    match budget.deadline() {
+        Some(deadline) => {
+            tokio::time::timeout_at(deadline.into(), work).await.map_err(|_| Status::deadline_exceeded("the node did not answer before the deadline"))
+        }
+        None => Ok(work.await),
+    }
+}
+
+async fn pass_on(caller: Caller, merged: Result<Merged, Status>) {
+    match merged {
+        Ok(merged) => caller.answer(merged.head, merged.body, merged.trailers).await,
+        Err(status) => caller.status(&status),
+    }
+}
+
+/// Answers a list with all that the backends have.
+pub(super) async fn list(front: &Shared, method: Method, incoming: Incoming, message: Bytes, budget: Budget, mut caller: Caller) {
+    let mut ours = Vec::new();
+    for backend in front.registry.decoded() {
+        match caller.wait(decoded::answer(&front.main, backend, method, message.clone(), budget.deadline())).await {
+            Ok(Ok(part)) => ours.push(part),
+            Ok(Err(status)) => return caller.status(&status),
+            Err(_gone) => return,
+        }
+    }
+    if front.registry.raw().nth(1).is_none() && ours.iter().all(Bytes::is_empty) {
+        return forward::forward(front.registry.node(), incoming, budget, caller).await;
+    }
+    let Some((answers, caller)) = whole(front.registry.raw().map(|(_, upstream)| upstream), incoming, budget, caller).await else { return };
+    pass_on(caller, merge::lists(answers, ours)).await;
+}
+
+/// Answers with the node's status, and the runtime handlers of the other backends.
+pub(super) async fn status(front: &Shared, incoming: Incoming, budget: Budget, caller: Caller) {
+    let Some((answer, caller)) = of_node(front, incoming, budget, caller).await else { return };
+    let handlers: Vec<_> = front.registry.declared().iter().flat_map(|(_, declared)| declared.runtime_handlers).copied().collect();
+    pass_on(caller, merge::status(answer, &handlers)).await;
+}
+
+/// Answers with the node's image, or with what the other backends know of it where the node has none.
+pub(super) async fn image(front: &Shared, incoming: Incoming, message: Bytes, budget: Budget, caller: Caller) {
+    let Some((mut answer, caller)) = of_node(front, incoming, budget, caller).await else { return };
+    // ImageStatusResponse.image
+    let is_absent = merge::is_ok(&answer) && merge::contiguous(&mut answer).is_some_and(|answer| !peek::has(&answer, 1));
+    let reference = peek::string(&message, &[1, 1]).unwrap_or_default();
+    if is_absent && let Some(reported) = front.registry.decoded().find_map(|backend| backend.reported_image(reference)) {
+        return caller.message(reported).await;
+    }
+    pass_on(caller, Ok(answer.into())).await;
+}

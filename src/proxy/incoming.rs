@@ -1,0 +1,134 @@
+//! A request as it comes in.
+
+use std::{future::poll_fn, task::Poll, time::Duration};
+
+use bytes::{Bytes, BytesMut};
+use h2::RecvStream;
+use http::{Request, request::Parts};
+
+use super::{
+    frame::{self, Body},
+    stall::Stall,
+};
+
+/// What is taken of a body before anything else is known of it. Bytes.
+const TAKEN: usize = 64 << 10;
+
+/// A request, and as much of its body as was looked at.
+#[derive(Debug)]
+pub(super) struct Incoming {
+    /// Its metadata.
+    pub(super) head: Parts,
+    /// The body, as far as it was read.
+    pub(super) body: Bytes,
+    /// What is still to come; `None` if `body` is all.
+    pub(super) rest: Option<RecvStream>,
+    /// How long the caller may send nothing of a body that it began.
+    pub(super) limit: Option<Duration>,
+}
+
+/// What the body begins with.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Message {
+    /// A whole message; it is `body[frame::HEAD..][..length]`.
+    Whole {
+        /// Length of the message.
+        length: usize,
+        /// Whether it is compressed.
+        compressed: bool,
+        /// Whether nothing came behind it.
+        alone: bool,
+    },
+    /// It ended before a message was whole.
+    None,
+}
+
+/// There will be no message.
+#[derive(Debug)]
+pub(super) enum NoMessage {
+    /// The caller has cancelled the call.
+    Cancelled,
+    /// The caller stopped in the middle of the request.
+    Stalled(Duration),
+    /// The message is larger than is allowed.
+    TooLarge(usize),
+}
+
+impl Incoming {
+    /// A request of which nothing was read yet.
+    pub(super) fn new(request: Request<RecvStream>, limit: Option<Duration>) -> Self {
+        let (head, rest) = request.into_parts();
+        let rest = (!rest.is_end_stream()).then_some(rest);
+        Self { head, body: Bytes::new(), rest, limit }
+    }
+
+    /// Takes what has come already of the body, up to a limit: with most calls that is all of it, so that it may be sent again.
+    pub(super) async fn take_what_came(&mut self) -> Result<(), NoMessage> {
+        while self.body.len() < TAKEN {
+            let Some(rest) = &mut self.rest else { return Ok(()) };
+            match poll_fn(|cx| Poll::Ready(rest.poll_data(cx))).await {
+                Poll::Ready(Some(Ok(part))) => self.append(part),
+                Poll::Ready(Some(Err(_))) => return Err(NoMessage::Cancelled),
+                // An end of its own may have trailers: left to whoever reads on.
+                Poll::Ready(None) | Poll::Pending => return Ok(()),
+            }
+        }
+        Ok(())
+    }
+
+    /// Reads until the body has a whole message.
+    pub(super) async fn message(&mut self) -> Result<Message, NoMessage> {
+        let mut stall = Stall::new(self.limit);
+        self.take_what_came().await?;
+        loop {
+            match (frame::look(&self.body), &mut self.rest) {
+                (Body::TooLarge(length), _) => return Err(NoMessage::TooLarge(length)),
+                (Body::Whole { length, compressed }, _) => {
+                    // Its end may be behind it, in a frame of its own.
+                    self.take_what_came().await?;
+                    return Ok(Message::Whole { length, compressed, alone: self.body.len() == frame::HEAD + length });
+                }
+                (Body::Part, None) => return Ok(Message::None),
+                (Body::Part, Some(rest)) => {
+                    let part = poll_fn(|cx| match rest.poll_data(cx) {
+                        Poll::Ready(part) => Poll::Ready(Ok(part)),
+                        Poll::Pending => stall.poll(cx).map(Err),
+                    });
+                    match part.await {
+                        Ok(Some(Ok(part))) => {
+                            stall.progressed();
+                            self.append(part);
+                        }
+                        Ok(Some(Err(_))) => return Err(NoMessage::Cancelled),
+                        // Trailers of a request have no meaning in gRPC.
+                        Ok(None) => self.rest = None,
+                        Err(limit) => return Err(NoMessage::Stalled(limit)),
+                    }
+                }
+            }
+        }
+    }
+
+    fn append(&mut self, part: Bytes) {
+        match &mut self.rest {
+            Some(rest) if !rest.is_end_stream() => {
+                // What is kept here is limited otherwise. It can fail only if more is released than came.
+                let _ = rest.flow_control().release_capacity(part.len());
+            }
+            rest => *rest = None,
+        }
+        if self.body.is_empty() {
+            self.body = part;
+        } else if !part.is_empty() {
+            // The buffer is this request's alone: no copy of what it has already, and room is doubled as it grows.
+            let mut joined = BytesMut::from(std::mem::take(&mut self.body));
+            joined.extend_from_slice(&part);
+            self.body = joined.freeze();
+        }
+    }
+
+    /// The message that [`Self::message`] found.
+    pub(super) fn message_bytes(&self, length: usize) -> Bytes {
+        self.body.slice(frame::HEAD..frame::HEAD + length)
+    }
+}

@@ -1,0 +1,127 @@
+//! Appends answers to one another: a repeated field concatenates on the wire, and a message's fields do as well. Pure.
+
+use bytes::{BufMut, Bytes, BytesMut};
+use http::{HeaderMap, response};
+use tonic::Status;
+
+use super::{
+    caller::GRPC_STATUS,
+    decoded::too_large,
+    frame::{self, Body, HEAD},
+    peek,
+};
+use crate::backends::cri::{Answer, MAX_MESSAGE};
+
+/// An answer to pass on.
+#[derive(Debug)]
+pub(super) struct Merged {
+    pub(super) head: response::Parts,
+    pub(super) body: Vec<Bytes>,
+    pub(super) trailers: Option<HeaderMap>,
+}
+
+impl From<Answer> for Merged {
+    fn from(answer: Answer) -> Self {
+        Self { head: answer.head, body: answer.body, trailers: answer.trailers }
+    }
+}
+
+/// `StatusResponse.runtime_handlers`.
+const RUNTIME_HANDLERS: u32 = 3;
+
+/// Whether an answer has the status OK. What has another is passed on as it is.
+pub(super) fn is_ok(answer: &Answer) -> bool {
+    answer.trailers.as_ref().and_then(|trailers| trailers.get(GRPC_STATUS)).is_some_and(|status| status == "0")
+}
+
+/// The message of an answer, in parts.
+fn message(answer: &mut Answer) -> Result<(Vec<Bytes>, usize), Status> {
+    let mut parts = std::mem::take(&mut answer.body);
+    let length: usize = parts.iter().map(Bytes::len).sum();
+    if parts.first().is_some_and(|first| first.len() < HEAD) {
+        parts = vec![parts.concat().into()];
+    }
+    let bad = |what: &str| Err(Status::internal(format!("the container runtime's answer can't be added to: {what}")));
+    let Some(first) = parts.first_mut().filter(|first| first.len() >= HEAD) else { return bad("it has no message") };
+    let head = first.split_to(HEAD);
+    if head[0] != 0 {
+        return bad("it is compressed, though only an uncompressed one was asked for");
+    }
+    let told = match frame::look(&head) {
+        Body::Whole { length, .. } | Body::TooLarge(length) => length,
+        Body::Part => u32::from_be_bytes([head[1], head[2], head[3], head[4]]) as usize,
+    };
+    if told != length - HEAD {
+        return bad("it is not one message");
+    }
+    Ok((parts, told))
+}
+
+/// The bytes of an answer's message in one piece; the answer stays as it is. `None` if it has none that can be read.
+pub(super) fn contiguous(answer: &mut Answer) -> Option<Bytes> {
+    if answer.body.len() > 1 {
+        answer.body = vec![answer.body.concat().into()];
+    }
+    let body = answer.body.first()?;
+    match frame::look(body) {
+        Body::Whole { length, compressed: false } => Some(body.slice(HEAD..HEAD + length)),
+        _ => None,
+    }
+}
+
+/// Appends lists to one another: the answers of container runtimes (one at least), then `more`. The first answer that is an error is the whole's.
+pub(super) fn lists(mut answers: Vec<Answer>, more: Vec<Bytes>) -> Result<Merged, Status> {
+    if let Some(index) = answers.iter().position(|answer| !is_ok(answer)) {
+        return Ok(answers.swap_remove(index).into());
+    }
+    let (mut body, mut total) = (vec![Bytes::new()], 0);
+    for answer in &mut answers {
+        let (parts, length) = message(answer)?;
+        body.extend(parts);
+        total += length;
+    }
+    for part in more {
+        total += part.len();
+        body.push(part);
+    }
+    if total > MAX_MESSAGE {
+        return Err(too_large(total));
+    }
+    body[0] = Bytes::copy_from_slice(&frame::head(total));
+    body.retain(|part| !part.is_empty());
+    match answers.into_iter().next() {
+        Some(first) => Ok(Merged { head: first.head, body, trailers: first.trailers }),
+        None => Err(Status::internal("there is no container runtime whose list could be answered")),
+    }
+}
+
+/// Appends runtime handlers to the node's `StatusResponse`. A list that was empty gets the default handler too: the kubelet takes an empty list for "all are
+/// known" and any other for the whole.
+pub(super) fn status(mut answer: Answer, handlers: &[&str]) -> Result<Merged, Status> {
+    if !is_ok(&answer) || handlers.is_empty() {
+        return Ok(answer.into());
+    }
+    let lists_any = contiguous(&mut answer).is_some_and(|message| peek::has(&message, RUNTIME_HANDLERS));
+    let default: &[&str] = if lists_any { &[] } else { &[""] };
+    let mut more = BytesMut::new();
+    for handler in default.iter().chain(handlers) {
+        put_handler(&mut more, handler);
+    }
+    lists(vec![answer], vec![more.freeze()])
+}
+
+/// `RuntimeHandler { name, features: {} }`, as an element of `runtime_handlers`.
+fn put_handler(out: &mut BytesMut, name: &str) {
+    // Names are the backends' own short words; a longer one could not be a RuntimeClass's handler (a DNS label).
+    let name = &name.as_bytes()[..name.len().min(63)];
+    let name_field = if name.is_empty() { 0 } else { 2 + name.len() };
+    out.put_slice(&[(RUNTIME_HANDLERS as u8) << 3 | 2, (name_field + 2) as u8]);
+    if !name.is_empty() {
+        out.put_slice(&[0x0a, name.len() as u8]);
+        out.put_slice(name);
+    }
+    out.put_slice(&[0x12, 0]);
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,95 @@
+use http::{HeaderValue, Response};
+use kiyot_proto::cri;
+use proptest::prelude::*;
+use prost::Message;
+
+use super::*;
+
+fn answer(message: &[u8], cuts: &[usize]) -> Answer {
+    let mut rest = Bytes::from([frame::head(message.len()).as_slice(), message].concat());
+    let mut body = Vec::new();
+    for &cut in cuts {
+        body.push(rest.split_to(cut.min(rest.len())));
+    }
+    body.push(rest);
+    let mut trailers = HeaderMap::new();
+    trailers.insert(GRPC_STATUS, HeaderValue::from_static("0"));
+    Answer { head: Response::new(()).into_parts().0, body, trailers: Some(trailers) }
+}
+
+fn failed(status: &'static str) -> Answer {
+    let mut answer = answer(&[], &[]);
+    answer.trailers.as_mut().unwrap().insert(GRPC_STATUS, HeaderValue::from_static(status));
+    answer
+}
+
+fn decoded<M: Message + Default>(merged: &Merged) -> M {
+    let body = merged.body.concat();
+    let Body::Whole { length, compressed: false } = frame::look(&body) else { panic!("not a message") };
+    assert_eq!(body.len(), HEAD + length);
+    M::decode(&body[HEAD..]).unwrap()
+}
+
+fn sandboxes(ids: &[String]) -> Vec<u8> {
+    let items = ids.iter().map(|id| cri::PodSandbox { id: id.clone(), ..Default::default() }).collect();
+    cri::ListPodSandboxResponse { items }.encode_to_vec()
+}
+
+proptest! {
+    #[test]
+    fn appended_lists_decode_as_the_list_of_all(
+        parts in proptest::collection::vec(proptest::collection::vec("[a-z0-9]{0,40}", 0..5), 1..4),
+        more in proptest::collection::vec(proptest::collection::vec("[a-z0-9]{0,40}", 0..5), 0..3),
+        cuts in proptest::collection::vec(0_usize..30, 0..6),
+    ) {
+        let answers = parts.iter().map(|ids| answer(&sandboxes(ids), &cuts)).collect();
+        let merged = lists(answers, more.iter().map(|ids| sandboxes(ids).into()).collect()).unwrap();
+        let ids: Vec<_> = decoded::<cri::ListPodSandboxResponse>(&merged).items.into_iter().map(|item| item.id).collect();
+        prop_assert_eq!(ids, parts.into_iter().chain(more).flatten().collect::<Vec<_>>());
+    }
+
+    #[test]
+    fn garbage_never_panics(body in proptest::collection::vec(proptest::collection::vec(any::<u8>(), 0..8), 0..4)) {
+        let mut garbage = answer(&[], &[]);
+        garbage.body = body.into_iter().map(Bytes::from).collect();
+        let _ = contiguous(&mut garbage);
+        let _ = lists(vec![garbage], vec![]);
+    }
+}
+
+#[test]
+fn an_error_is_passed_on_whole() {
+    let merged = lists(vec![answer(b"", &[]), failed("14")], vec![]).unwrap();
+    assert_eq!(merged.trailers.unwrap()[GRPC_STATUS], "14");
+}
+
+#[test]
+fn too_much_is_refused() {
+    let half = vec![0; MAX_MESSAGE / 2];
+    let merged = lists(vec![answer(&half, &[])], vec![half.clone().into()]).unwrap();
+    assert_eq!(merged.body.iter().map(Bytes::len).sum::<usize>(), MAX_MESSAGE + HEAD);
+    let refused = lists(vec![answer(&half, &[])], vec![half.into(), Bytes::from_static(b"x")]).unwrap_err();
+    assert_eq!(refused.code(), tonic::Code::ResourceExhausted);
+}
+
+#[test]
+fn a_compressed_answer_is_refused() {
+    let mut compressed = answer(b"abc", &[]);
+    compressed.body = vec![Bytes::from_static(&[1, 0, 0, 0, 0])];
+    assert_eq!(lists(vec![compressed], vec![]).unwrap_err().code(), tonic::Code::Internal);
+}
+
+#[test]
+fn handlers_are_appended_and_the_default_only_where_there_is_none() {
+    let names = |merged: &Merged| decoded::<cri::StatusResponse>(merged).runtime_handlers.into_iter().map(|handler| handler.name).collect::<Vec<_>>();
+    let old = cri::StatusResponse { status: Some(cri::RuntimeStatus::default()), ..Default::default() };
+    let merged = status(answer(&old.encode_to_vec(), &[]), &["kiyot"]).unwrap();
+    assert_eq!(names(&merged), ["", "kiyot"]);
+    assert_eq!(decoded::<cri::StatusResponse>(&merged).status, old.status);
+    assert!(decoded::<cri::StatusResponse>(&merged).runtime_handlers.iter().all(|handler| handler.features.is_some()));
+
+    let new =
+        cri::StatusResponse { runtime_handlers: ["", "runc"].map(|name| cri::RuntimeHandler { name: name.into(), features: None }).into(), ..old };
+    assert_eq!(names(&status(answer(&new.encode_to_vec(), &[3, 9]), &["kiyot"]).unwrap()), ["", "runc", "kiyot"]);
+    assert_eq!(names(&status(answer(&new.encode_to_vec(), &[]), &[]).unwrap()), ["", "runc"]);
+}

@@ -1,0 +1,174 @@
+//! Reads single fields of protobuf messages, in place: no allocation, no copy, no panic on whatever bytes come.
+
+/// The bytes are not protobuf as CRI's messages are (they have no groups).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Malformed;
+
+/// The value of one field.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Value<'a> {
+    /// Wire type 0.
+    Varint(u64),
+    /// Wire type 1 or 5, which no field of CRI that is looked at has.
+    Fixed,
+    /// Wire type 2: a string, bytes, a message, or a map's entry.
+    Bytes(&'a [u8]),
+}
+
+/// The fields of a message, in their order on the wire.
+#[derive(Debug, Clone)]
+pub struct Fields<'a> {
+    rest: &'a [u8],
+}
+
+impl<'a> Fields<'a> {
+    /// Of an encoded message.
+    pub fn of(message: &'a [u8]) -> Self {
+        Self { rest: message }
+    }
+
+    fn varint(&mut self) -> Result<u64, Malformed> {
+        let mut value = 0;
+        for (index, &byte) in self.rest.iter().enumerate().take(10) {
+            // The tenth byte has room for one bit.
+            if index == 9 && byte > 1 {
+                return Err(Malformed);
+            }
+            value |= u64::from(byte & 0x7f) << (7 * index);
+            if byte < 0x80 {
+                self.rest = &self.rest[index + 1..];
+                return Ok(value);
+            }
+        }
+        Err(Malformed)
+    }
+
+    fn take(&mut self, length: u64) -> Result<&'a [u8], Malformed> {
+        let length = usize::try_from(length).map_err(|_| Malformed)?;
+        let (head, rest) = self.rest.split_at_checked(length).ok_or(Malformed)?;
+        self.rest = rest;
+        Ok(head)
+    }
+
+    fn field(&mut self) -> Result<(u32, Value<'a>), Malformed> {
+        let key = u32::try_from(self.varint()?).map_err(|_| Malformed)?;
+        let number = key >> 3;
+        if number == 0 {
+            return Err(Malformed);
+        }
+        let value = match key & 7 {
+            0 => Value::Varint(self.varint()?),
+            1 => self.take(8).map(|_| Value::Fixed)?,
+            2 => {
+                let length = self.varint()?;
+                Value::Bytes(self.take(length)?)
+            }
+            5 => self.take(4).map(|_| Value::Fixed)?,
+            _ => return Err(Malformed),
+        };
+        Ok((number, value))
+    }
+}
+
+impl<'a> Iterator for Fields<'a> {
+    type Item = Result<(u32, Value<'a>), Malformed>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        if self.rest.is_empty() {
+            return None;
+        }
+        let field = self.field();
+        if field.is_err() {
+            self.rest = &[];
+        }
+        Some(field)
+    }
+}
+
+/// Calls `visit` with each value found at a path of field numbers; a message that comes in several parts is walked as if they were one, as decoders do.
+fn walk<'a>(message: &'a [u8], path: &[u32], visit: &mut dyn FnMut(&'a [u8])) -> Result<(), Malformed> {
+    let Some((&wanted, rest)) = path.split_first() else {
+        visit(message);
+        return Ok(());
+    };
+    for field in Fields::of(message) {
+        if let (number, Value::Bytes(value)) = field?
+            && number == wanted
+        {
+            walk(value, rest, visit)?;
+        }
+    }
+    Ok(())
+}
+
+/// The bytes at a path of field numbers; the last of several, as decoders do. `None` if there are none.
+pub fn bytes<'a>(message: &'a [u8], path: &[u32]) -> Result<Option<&'a [u8]>, Malformed> {
+    let mut found = None;
+    walk(message, path, &mut |value| found = Some(value))?;
+    Ok(found)
+}
+
+/// The string at a path of field numbers; empty if there is none.
+pub fn string<'a>(message: &'a [u8], path: &[u32]) -> Result<&'a str, Malformed> {
+    match bytes(message, path)? {
+        Some(value) => str::from_utf8(value).map_err(|_| Malformed),
+        None => Ok(""),
+    }
+}
+
+/// What a `map<string, string>` at a path of field numbers has at a key.
+pub fn entry<'a>(message: &'a [u8], path: &[u32], key: &str) -> Result<Option<&'a str>, Malformed> {
+    let mut found = Ok(None);
+    walk(message, path, &mut |entry| match (bytes(entry, &[1]), string(entry, &[2])) {
+        (Ok(name), Ok(value)) if name.unwrap_or_default() == key.as_bytes() && found.is_ok() => found = Ok(Some(value)),
+        (Ok(_), Ok(_)) => {}
+        _ => found = Err(Malformed),
+    })?;
+    found
+}
+
+/// Whether there is a field of this number. Bytes that are not protobuf have it not.
+pub fn has(message: &[u8], wanted: u32) -> bool {
+    Fields::of(message).any(|field| matches!(field, Ok((number, _)) if number == wanted))
+}
+
+/// What routing looks at in a `RunPodSandboxRequest`.
+#[derive(Debug, Clone, Copy)]
+pub struct Pod<'a> {
+    request: &'a [u8],
+}
+
+impl<'a> Pod<'a> {
+    /// Of an encoded `RunPodSandboxRequest`.
+    pub fn of(request: &'a [u8]) -> Self {
+        Self { request }
+    }
+
+    /// `runtime_handler`.
+    pub fn runtime_handler(&self) -> Result<&'a str, Malformed> {
+        string(self.request, &[2])
+    }
+
+    /// `config.metadata.name`.
+    pub fn name(&self) -> Result<&'a str, Malformed> {
+        string(self.request, &[1, 1, 1])
+    }
+
+    /// `config.metadata.namespace`.
+    pub fn namespace(&self) -> Result<&'a str, Malformed> {
+        string(self.request, &[1, 1, 3])
+    }
+
+    /// `config.labels[key]`.
+    pub fn label(&self, key: &str) -> Result<Option<&'a str>, Malformed> {
+        entry(self.request, &[1, 6], key)
+    }
+
+    /// `config.annotations[key]`.
+    pub fn annotation(&self, key: &str) -> Result<Option<&'a str>, Malformed> {
+        entry(self.request, &[1, 7], key)
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,100 @@
+use std::collections::HashMap;
+
+use kiyot_proto::cri;
+use proptest::prelude::*;
+use prost::Message;
+
+use super::*;
+
+fn request(name: &str, labels: HashMap<String, String>, annotations: HashMap<String, String>, handler: &str) -> cri::RunPodSandboxRequest {
+    let metadata = Some(cri::PodSandboxMetadata { name: name.into(), uid: "uid".into(), namespace: "ns".into(), attempt: 3 });
+    let config = cri::PodSandboxConfig { metadata, labels, annotations, hostname: "host".into(), ..Default::default() };
+    cri::RunPodSandboxRequest { config: Some(config), runtime_handler: handler.into() }
+}
+
+#[test]
+fn a_config_in_two_parts_is_read_as_one() {
+    let first = request("a", [("k".to_string(), "1".to_string())].into(), HashMap::new(), "one");
+    let second = cri::RunPodSandboxRequest {
+        config: Some(cri::PodSandboxConfig { labels: [("k".to_string(), "2".to_string())].into(), ..Default::default() }),
+        runtime_handler: "two".into(),
+    };
+    let mut bytes = first.encode_to_vec();
+    bytes.extend(second.encode_to_vec());
+    let pod = Pod::of(&bytes);
+    assert_eq!(pod.name(), Ok("a"));
+    assert_eq!(pod.namespace(), Ok("ns"));
+    assert_eq!(pod.label("k"), Ok(Some("2")));
+    assert_eq!(pod.runtime_handler(), Ok("two"));
+}
+
+#[test]
+fn a_group_is_malformed() {
+    assert_eq!(string(&[0x0b, 0x0c], &[1]), Err(Malformed));
+}
+
+#[test]
+fn a_field_number_of_zero_is_malformed() {
+    assert_eq!(string(&[0x02, 0x00], &[1]), Err(Malformed));
+}
+
+#[test]
+fn a_value_that_ends_early_is_malformed() {
+    assert_eq!(string(&[0x0a, 0x05, b'a'], &[1]), Err(Malformed));
+    assert_eq!(string(&[0x0a, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0x7f], &[1]), Err(Malformed));
+}
+
+#[test]
+fn a_string_that_is_not_utf8_is_malformed() {
+    assert_eq!(string(&[0x0a, 0x01, 0xff], &[1]), Err(Malformed));
+}
+
+#[test]
+fn an_entry_without_a_value_is_empty() {
+    let bytes = request("a", [("k".to_string(), String::new())].into(), HashMap::new(), "").encode_to_vec();
+    assert_eq!(Pod::of(&bytes).label("k"), Ok(Some("")));
+    assert_eq!(Pod::of(&bytes).label("l"), Ok(None));
+}
+
+proptest! {
+    #[test]
+    fn what_prost_encodes_is_found(
+        name in ".{0,20}",
+        handler in "[a-z]{0,10}",
+        labels in proptest::collection::hash_map("[a-z./]{0,5}", ".{0,10}", 0..6),
+        annotations in proptest::collection::hash_map("[a-z./]{0,5}", ".{0,300}", 0..6),
+    ) {
+        let bytes = request(&name, labels.clone(), annotations.clone(), &handler).encode_to_vec();
+        let pod = Pod::of(&bytes);
+        prop_assert_eq!(pod.name(), Ok(name.as_str()));
+        prop_assert_eq!(pod.namespace(), Ok("ns"));
+        prop_assert_eq!(pod.runtime_handler(), Ok(handler.as_str()));
+        for (key, value) in &labels {
+            prop_assert_eq!(pod.label(key), Ok(Some(value.as_str())));
+        }
+        for (key, value) in &annotations {
+            prop_assert_eq!(pod.annotation(key), Ok(Some(value.as_str())));
+        }
+        prop_assert_eq!(pod.label("not one"), Ok(None));
+    }
+
+    #[test]
+    fn garbage_never_panics(bytes in proptest::collection::vec(any::<u8>(), 0..200)) {
+        let pod = Pod::of(&bytes);
+        let _ = (pod.name(), pod.namespace(), pod.label("k"), pod.annotation("k"), pod.runtime_handler(), has(&bytes, 3), string(&bytes, &[1, 1, 1, 1]));
+        prop_assert!(Fields::of(&bytes).count() <= bytes.len());
+    }
+
+    #[test]
+    fn what_prost_decodes_is_read_alike(bytes in proptest::collection::vec(prop_oneof![Just(0x0a_u8), Just(0x12), 0_u8..8, any::<u8>()], 0..60)) {
+        if let (Ok(decoded), Ok(read)) = (cri::RunPodSandboxResponse::decode(bytes.as_slice()), string(&bytes, &[1])) {
+            prop_assert_eq!(decoded.pod_sandbox_id, read);
+        }
+    }
+
+    #[test]
+    fn a_cut_message_never_panics(annotations in proptest::collection::hash_map("[a-z]{0,5}", ".{0,40}", 0..6), cut in 0_usize..400) {
+        let bytes = request("name", HashMap::new(), annotations, "kiyot").encode_to_vec();
+        let _ = Pod::of(&bytes[..cut.min(bytes.len())]).annotation("k");
+    }
+}

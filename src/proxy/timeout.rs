@@ -1,0 +1,114 @@
+//! The `grpc-timeout` of a call (gRPC over HTTP2: up to eight digits and a unit).
+
+use std::time::{Duration, Instant};
+
+use http::{HeaderMap, HeaderName, HeaderValue};
+
+const HEADER: HeaderName = HeaderName::from_static("grpc-timeout");
+/// The largest number that eight digits have.
+const MOST: u128 = 99_999_999;
+/// Time that a call may have spent here before its header is written anew. Forwarding takes less, and then costs nothing.
+const NOTICEABLE: Duration = Duration::from_millis(1);
+
+/// How long a call may last, and since when.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Budget {
+    began: Instant,
+    timeout: Option<Duration>,
+}
+
+impl Budget {
+    /// Of a call that came just now.
+    pub(super) fn of(headers: &HeaderMap) -> Self {
+        Self { began: Instant::now(), timeout: headers.get(HEADER).and_then(|value| parse(value.as_bytes())) }
+    }
+
+    /// When it must have been answered.
+    pub(super) fn deadline(&self) -> Option<Instant> {
+        self.timeout.and_then(|timeout| self.began.checked_add(timeout))
+    }
+
+    /// Takes the time spent here off the header, for the next server.
+    pub(super) fn shorten(&self, headers: &mut HeaderMap) {
+        let (Some(timeout), elapsed) = (self.timeout, self.began.elapsed()) else { return };
+        if elapsed >= NOTICEABLE {
+            headers.insert(HEADER, format(timeout.saturating_sub(elapsed)));
+        }
+    }
+}
+
+fn parse(value: &[u8]) -> Option<Duration> {
+    let (unit, digits) = value.split_last()?;
+    if digits.is_empty() || digits.len() > 8 || !digits.iter().all(u8::is_ascii_digit) {
+        return None;
+    }
+    let number: u64 = str::from_utf8(digits).ok()?.parse().ok()?;
+    match unit {
+        b'H' => Some(Duration::from_secs(number * 3600)),
+        b'M' => Some(Duration::from_secs(number * 60)),
+        b'S' => Some(Duration::from_secs(number)),
+        b'm' => Some(Duration::from_millis(number)),
+        b'u' => Some(Duration::from_micros(number)),
+        b'n' => Some(Duration::from_nanos(number)),
+        _ => None,
+    }
+}
+
+/// In the finest unit that has room for it, rounded up, as grpc-go does.
+fn format(timeout: Duration) -> HeaderValue {
+    let nanos = timeout.as_nanos();
+    let units = [(1, 'n'), (1_000, 'u'), (1_000_000, 'm'), (1_000_000_000, 'S'), (60_000_000_000, 'M'), (3_600_000_000_000, 'H')];
+    let (number, unit) =
+        units.into_iter().map(|(size, unit)| (nanos.div_ceil(size), unit)).find(|(number, _)| *number <= MOST).unwrap_or((MOST, 'H'));
+    HeaderValue::try_from(format!("{number}{unit}")).unwrap_or(HeaderValue::from_static("99999999H"))
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn units() {
+        assert_eq!(parse(b"2H"), Some(Duration::from_secs(7200)));
+        assert_eq!(parse(b"1000m"), Some(Duration::from_secs(1)));
+        for bad in ["", "S", "1", "1s", "123456789S", "-1S", "1.5S", " 1S"] {
+            assert_eq!(parse(bad.as_bytes()), None, "{bad:?}");
+        }
+    }
+
+    #[test]
+    fn a_header_is_left_alone_if_there_is_nothing_to_take_off() {
+        let mut headers = HeaderMap::new();
+        headers.insert(HEADER, HeaderValue::from_static("007S"));
+        let budget = Budget { began: Instant::now() + Duration::from_secs(3600), timeout: Some(Duration::from_secs(7)) };
+        budget.shorten(&mut headers);
+        assert_eq!(headers[HEADER], "007S");
+    }
+
+    #[test]
+    fn elapsed_time_is_taken_off() {
+        let mut headers = HeaderMap::new();
+        headers.insert(HEADER, HeaderValue::from_static("100S"));
+        let Some(began) = Instant::now().checked_sub(Duration::from_millis(40)) else { return };
+        Budget { began, timeout: Some(Duration::from_secs(100)) }.shorten(&mut headers);
+        let left = parse(headers[HEADER].as_bytes()).unwrap();
+        assert!(left <= Duration::from_millis(99_960), "{left:?}");
+    }
+
+    proptest! {
+        #[test]
+        fn what_is_written_is_read_back_and_not_shortened(nanos in any::<u64>()) {
+            let timeout = Duration::from_nanos(nanos);
+            let back = parse(format(timeout).as_bytes()).unwrap();
+            prop_assert!(back >= timeout);
+            prop_assert!(back.as_nanos() - timeout.as_nanos() <= (timeout.as_nanos() / 1_000).max(1));
+        }
+
+        #[test]
+        fn garbage_never_panics(bytes in proptest::collection::vec(any::<u8>(), 0..12)) {
+            let _ = parse(&bytes);
+        }
+    }
+}

@@ -1,0 +1,107 @@
+//! A played decoded backend, whose ids begin with `milpa`.
+
+use std::{
+    collections::HashMap,
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicUsize, Ordering},
+    },
+    time::Instant,
+};
+
+use async_trait::async_trait;
+use bytes::Bytes;
+use kiyot::backends::{Backend, BackendName, CallPath, Declared, Decoded, Method};
+use kiyot_proto::cri;
+use prost::Message;
+use tonic::Status;
+
+type Snapshot = Result<Vec<u8>, (tonic::Code, String)>;
+
+#[derive(Debug, Default)]
+pub(crate) struct Cells {
+    /// What it adds to lists, or answers from memory.
+    pub(crate) snapshots: Mutex<HashMap<Method, Snapshot>>,
+    /// Calls that hang now.
+    pub(crate) hanging: Arc<AtomicUsize>,
+    /// Images that its pods have.
+    pub(crate) images: Mutex<HashMap<String, Vec<u8>>>,
+}
+
+struct Counted(Arc<AtomicUsize>);
+
+impl Drop for Counted {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::SeqCst);
+    }
+}
+
+#[async_trait]
+impl Decoded for Cells {
+    fn owns(&self, id: &str) -> bool {
+        id.starts_with("milpa") || "milpa".starts_with(id)
+    }
+
+    fn snapshot(&self, method: Method, _: &[u8]) -> Option<Result<Bytes, Status>> {
+        let snapshot = self.snapshots.lock().unwrap().get(&method)?.clone();
+        Some(snapshot.map(Bytes::from).map_err(|(code, message)| Status::new(code, message)))
+    }
+
+    fn claims_image(&self, method: Method, message: &[u8]) -> bool {
+        match method {
+            Method::PullImage => {
+                let config = cri::PullImageRequest::decode(message).unwrap().sandbox_config;
+                config.and_then(|config| config.metadata).is_some_and(|metadata| metadata.uid == "ours")
+            }
+            _ => cri::ImageStatusRequest::decode(message).unwrap().image.is_some_and(|image| image.annotations.contains_key("ours")),
+        }
+    }
+
+    fn reported_image(&self, reference: &str) -> Option<Bytes> {
+        self.images.lock().unwrap().get(reference).map(|image| Bytes::from(image.clone()))
+    }
+
+    /// Answers `cells: <method>`; container ids say what else to do.
+    async fn call(&self, method: Method, message: Bytes, deadline: Option<Instant>) -> Result<Bytes, Status> {
+        let id = cri::StopPodSandboxRequest::decode(&message[..]).map(|request| request.pod_sandbox_id).unwrap_or_default();
+        match id.strip_prefix("milpa-").unwrap_or_default() {
+            "hang" => {
+                self.hanging.fetch_add(1, Ordering::SeqCst);
+                let _counted = Counted(self.hanging.clone());
+                std::future::pending().await
+            }
+            "panic" => panic!("as the test asked for"),
+            "error" => Err(Status::with_details(tonic::Code::NotFound, "no such thing: 100 %", Bytes::from_static(b"\x00details\xff"))),
+            "deadline" => Ok(deadline.map(|at| at.saturating_duration_since(Instant::now()).as_secs().to_string()).unwrap_or_default().into()),
+            "echo" => Ok(message),
+            "large" => Ok(vec![7; 17 << 20].into()),
+            _ => Ok(format!("cells: {method}").into()),
+        }
+    }
+}
+
+#[derive(Debug)]
+pub(crate) struct CellsBackend {
+    name: BackendName,
+    decoded: Arc<dyn Decoded>,
+}
+
+impl CellsBackend {
+    pub(crate) fn of(cells: Arc<Cells>) -> Arc<dyn Backend> {
+        Arc::new(Self { name: BackendName::new("cells"), decoded: cells })
+    }
+}
+
+impl Backend for CellsBackend {
+    fn name(&self) -> &BackendName {
+        &self.name
+    }
+
+    fn declares(&self) -> Declared {
+        Declared { target_runtimes: &["kiyot"], runtime_handlers: &["kiyot"] }
+    }
+
+    fn path(&self) -> CallPath<'_> {
+        CallPath::Decoded(&self.decoded)
+    }
+}

@@ -1,0 +1,81 @@
+//! An open front door in a directory of its own.
+
+use std::{path::PathBuf, sync::Arc, time::Duration};
+
+use kiyot::{
+    backends::{Backend, BackendName, cri::Cri, registry::Registry},
+    config::{Routing, Server},
+    proxy::{Bound, Front},
+};
+
+use crate::{
+    backend::{Cells, CellsBackend},
+    caller::{Caller, LONG},
+};
+
+pub(crate) struct Door {
+    pub(crate) dir: tempfile::TempDir,
+    pub(crate) bound: Bound,
+    pub(crate) cells: Arc<Cells>,
+}
+
+/// What differs between tests.
+pub(crate) struct Setup {
+    pub(crate) client_timeout: Duration,
+    pub(crate) connect_timeout: Duration,
+    pub(crate) max_calls: usize,
+    pub(crate) runtimes: &'static [&'static str],
+    pub(crate) cells: bool,
+    pub(crate) routing: Routing,
+}
+
+impl Default for Setup {
+    fn default() -> Self {
+        Self {
+            client_timeout: LONG,
+            connect_timeout: LONG,
+            max_calls: 10_000,
+            runtimes: &["containerd"],
+            cells: true,
+            routing: Routing { default: "containerd".into(), rules: vec![] },
+        }
+    }
+}
+
+impl Setup {
+    pub(crate) fn open(self) -> Door {
+        let dir = tempfile::tempdir().unwrap();
+        let cells = Arc::new(Cells::default());
+        let socket = |name: &str| dir.path().join(format!("{name}.sock"));
+        let cri = |name: &&str| -> Arc<dyn Backend> { Arc::new(Cri::new(BackendName::new(name), socket(name), self.connect_timeout)) };
+        let mut backends: Vec<_> = self.runtimes.iter().map(cri).collect();
+        if self.cells {
+            backends.push(CellsBackend::of(cells.clone()));
+        }
+        let registry = Registry::new(backends, &BackendName::new("containerd")).unwrap();
+        let server = Server {
+            listen: socket("kiyot"),
+            client_timeout: self.client_timeout,
+            max_concurrent_calls: self.max_calls,
+            node_backend: Some("containerd".into()),
+            ..Server::default()
+        };
+        let bound = Front::start(&server, self.routing, registry).unwrap();
+        Door { dir, bound, cells }
+    }
+}
+
+impl Door {
+    /// The socket of a container runtime.
+    pub(crate) fn runtime(&self, name: &str) -> PathBuf {
+        self.dir.path().join(format!("{name}.sock"))
+    }
+
+    pub(crate) fn containerd(&self) -> PathBuf {
+        self.runtime("containerd")
+    }
+
+    pub(crate) async fn caller(&self) -> Caller {
+        Caller::connect(&self.bound.address).await
+    }
+}

@@ -1,0 +1,171 @@
+//! Container runtimes that are down, restart, hang or hang up.
+
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+    time::Duration,
+};
+
+use bytes::Bytes;
+use h2::Reason;
+use http::Response;
+use kiyot::backends::Method;
+use tokio::net::UnixListener;
+use tonic::Code;
+
+use crate::{caller::soon, door::Setup, played::Played};
+
+#[tokio::test(flavor = "multi_thread")]
+async fn without_a_runtime_calls_are_unavailable_and_name_its_socket() {
+    let door = Setup::default().open();
+    let caller = door.caller().await;
+    for method in [Method::Version, Method::StopPodSandbox, Method::Status, Method::RunPodSandbox] {
+        let answer = caller.call(method, b"\x0a\x00").await;
+        assert_eq!(answer.code(), Code::Unavailable as i32);
+        let message = answer.message();
+        assert!(message.contains(door.containerd().to_str().unwrap()) && message.contains("No such file"), "{message}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_runtime_that_restarts_is_found_again() {
+    let door = Setup::default().open();
+    let caller = door.caller().await;
+    for round in 0..5 {
+        let runtime = Played::constant(&door.containerd(), format!("round {round}").into());
+        // The loss of the old connection may be noticed only by the call that was about to use it.
+        let answer = soon(async {
+            loop {
+                let answer = caller.call(Method::Version, b"").await;
+                if answer.code() == 0 {
+                    return answer;
+                }
+                assert_eq!(answer.code(), Code::Unavailable as i32);
+            }
+        })
+        .await;
+        assert_eq!(answer.ok(), format!("round {round}").as_bytes());
+        drop(runtime);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_runtime_that_accepts_and_says_nothing_is_unavailable() {
+    let door = Setup { connect_timeout: Duration::from_millis(50), ..Setup::default() }.open();
+    let _silent = UnixListener::bind(door.containerd()).unwrap();
+    let caller = door.caller().await;
+    let calls = (0..20).map(|_| caller.call(Method::Version, b""));
+    for answer in futures::future::join_all(calls).await {
+        assert_eq!(answer.code(), Code::Unavailable as i32);
+        assert!(answer.message().contains("within 50ms"), "{}", answer.message());
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_does_not_speak_http2_is_unavailable() {
+    let door = Setup::default().open();
+    let listener = UnixListener::bind(door.containerd()).unwrap();
+    let _task = tokio_util::task::AbortOnDropHandle::new(tokio::spawn(async move {
+        while let Ok((stream, _)) = listener.accept().await {
+            let _ = stream.try_write(b"HTTP/1.1 400 Bad Request\r\n\r\n and more that is not HTTP/2 at all");
+        }
+    }));
+    let caller = door.caller().await;
+    let answer = caller.call(Method::Version, b"").await;
+    assert_eq!(answer.code(), Code::Unavailable as i32);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_connection_that_is_lost_ends_its_calls_as_unavailable() {
+    let door = Setup::default().open();
+    let (began, mut begins) = tokio::sync::mpsc::unbounded_channel();
+    let runtime = Played::listen(&door.containerd(), move |mut call| {
+        let began = began.clone();
+        async move {
+            let mut stream = None;
+            if call.head.headers.contains_key("late") {
+                let mut begun = call.respond.send_response(Response::new(()), false).unwrap();
+                begun.send_data(Bytes::from_static(&[0; 5]), false).unwrap();
+                stream = Some(begun);
+            }
+            began.send(()).unwrap();
+            std::future::pending::<()>().await;
+            drop(stream);
+        }
+    });
+    let caller = door.caller().await;
+    let mut calls = Vec::new();
+    for metadata in [&[][..], &[("late", "yes")]] {
+        let (response, mut stream) = caller.begin(Method::Version.path(), metadata).await;
+        stream.send_data(Bytes::from_static(&[0; 5]), true).unwrap();
+        soon(begins.recv()).await.unwrap();
+        calls.push((response, stream));
+    }
+    // The answer that began is on its way.
+    let (late, _stream) = calls.pop().unwrap();
+    let (head, mut body) = soon(late).await.unwrap().into_parts();
+    drop(runtime);
+    let late = soon(crate::caller::collect(head.headers, &mut body)).await.unwrap();
+    assert_eq!((late.code(), late.body), (Code::Unavailable as i32, vec![0; 5]));
+    let (early, _stream) = calls.pop().unwrap();
+    let early = soon(early).await.unwrap();
+    assert_eq!(early.headers()["grpc-status"], "14");
+}
+
+/// A stream that was refused before the runtime began with it is sent once more.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_refused_call_is_sent_again_once() {
+    let door = Setup::default().open();
+    let seen = Arc::new(AtomicUsize::new(0));
+    let count = seen.clone();
+    let _runtime = Played::listen(&door.containerd(), move |mut call| {
+        let n = count.fetch_add(1, Ordering::SeqCst);
+        async move {
+            if n < 1 || call.head.headers.contains_key("always") {
+                call.respond.send_reset(Reason::REFUSED_STREAM);
+            } else {
+                call.answer(b"at last").await;
+            }
+        }
+    });
+    let caller = door.caller().await;
+    assert_eq!(caller.call(Method::Version, b"").await.ok(), b"at last");
+    assert_eq!(seen.load(Ordering::SeqCst), 2);
+    let body = crate::caller::frame(b"");
+    let error = caller.raw(Method::Version.path(), &[("always", "yes")], body).await.unwrap_err();
+    assert_eq!(error.reason(), Some(Reason::REFUSED_STREAM));
+    assert_eq!(seen.load(Ordering::SeqCst), 4);
+}
+
+/// A runtime that says goodbye finishes what it began; new calls go to a new connection.
+#[tokio::test(flavor = "multi_thread")]
+async fn after_goaway_new_calls_use_a_new_connection() {
+    let door = Setup::default().open();
+    let listener = UnixListener::bind(door.containerd()).unwrap();
+    let connections = Arc::new(AtomicUsize::new(0));
+    let count = connections.clone();
+    let _task = tokio_util::task::AbortOnDropHandle::new(tokio::spawn(async move {
+        let mut tasks = tokio::task::JoinSet::new();
+        while let Ok((stream, _)) = listener.accept().await {
+            count.fetch_add(1, Ordering::SeqCst);
+            tasks.spawn(async move {
+                let mut connection = h2::server::handshake(stream).await.unwrap();
+                let mut calls = tokio::task::JoinSet::new();
+                while let Some(Ok((request, respond))) = connection.accept().await {
+                    let (head, body) = request.into_parts();
+                    // One call for each connection.
+                    connection.graceful_shutdown();
+                    calls.spawn(crate::played::Call { head, body, respond }.answer(b"done"));
+                }
+                calls.join_all().await;
+            });
+        }
+    }));
+    let caller = door.caller().await;
+    for _ in 0..10 {
+        assert_eq!(caller.call(Method::Version, b"").await.ok(), b"done");
+    }
+    assert!(connections.load(Ordering::SeqCst) >= 2);
+}

@@ -1,0 +1,182 @@
+//! What is forwarded arrives as it was sent.
+
+use std::sync::{Arc, Mutex};
+
+use bytes::Bytes;
+use http::{HeaderMap, HeaderValue, Response, request::Parts};
+use kiyot::backends::Method;
+use tokio::sync::mpsc;
+
+use crate::{
+    caller::{frame, soon},
+    door::Setup,
+    played::{Played, read_all},
+};
+
+fn metadata() -> HeaderMap {
+    let mut headers = HeaderMap::new();
+    headers.insert("content-type", HeaderValue::from_static("application/grpc+proto"));
+    headers.append("repeated", HeaderValue::from_static("one"));
+    headers.append("repeated", HeaderValue::from_static("two"));
+    headers.insert("some-bin", HeaderValue::from_static("AAECAw"));
+    headers.insert("obs-text", HeaderValue::from_bytes(b"caf\xe9").unwrap());
+    headers
+}
+
+fn trailers() -> HeaderMap {
+    let mut trailers = HeaderMap::new();
+    trailers.insert("grpc-status", HeaderValue::from_static("5"));
+    trailers.insert("grpc-message", HeaderValue::from_static("no%20such%20thing"));
+    trailers.insert("grpc-status-details-bin", HeaderValue::from_static("CAUSDW5vIHN1Y2ggdGhpbmc"));
+    trailers.append("more", HeaderValue::from_static("a"));
+    trailers.append("more", HeaderValue::from_static("b"));
+    trailers
+}
+
+/// A raw method, one that is peeked at, and one that nobody knows.
+const PATHS: [&str; 3] = ["/runtime.v1.RuntimeService/Version", "/runtime.v1.RuntimeService/StopPodSandbox", "/runtime.v9.RuntimeService/Levitate"];
+
+#[tokio::test(flavor = "multi_thread")]
+async fn metadata_bodies_and_trailers_arrive_as_they_were_sent() {
+    let door = Setup::default().open();
+    let seen = Arc::new(Mutex::new(Vec::<(Parts, Vec<u8>)>::new()));
+    let record = seen.clone();
+    let _runtime = Played::listen(&door.containerd(), move |mut call| {
+        let record = record.clone();
+        async move {
+            let body = read_all(&mut call.body).await.unwrap();
+            record.lock().unwrap().push((call.head, body));
+            let mut response = Response::new(());
+            *response.headers_mut() = metadata();
+            let mut stream = call.respond.send_response(response, false).unwrap();
+            stream.send_data(Bytes::from(frame(b"answer")), false).unwrap();
+            stream.send_trailers(trailers()).unwrap();
+        }
+    });
+    let caller = door.caller().await;
+    for path in PATHS {
+        let body = frame(b"\x0a\x03abc\x50\x07");
+        let sent = [("grpc-timeout", "100S"), ("x-repeated", "1"), ("x-repeated", "2"), ("trace-bin", "AAEC/w"), ("user-agent", "grpc-go/1.80.0")];
+        let answer = caller.raw(path, &sent, body.clone()).await.unwrap();
+        assert_eq!(answer.headers, metadata());
+        assert_eq!(answer.body, frame(b"answer"));
+        assert_eq!(answer.trailers, Some(trailers()));
+
+        let (head, seen_body) = seen.lock().unwrap().pop().unwrap();
+        assert_eq!(head.uri.path(), path);
+        assert_eq!(head.uri.authority().unwrap(), "localhost");
+        assert_eq!(head.uri.scheme_str(), Some("http"));
+        assert_eq!(head.method, "POST");
+        assert_eq!(seen_body, body);
+        let mut expected = HeaderMap::new();
+        expected.insert("content-type", HeaderValue::from_static("application/grpc"));
+        expected.insert("te", HeaderValue::from_static("trailers"));
+        for (name, value) in sent {
+            expected.append(name, HeaderValue::from_static(value));
+        }
+        // How long the call took to come through may have been taken off on a slow machine.
+        let mut received = head.headers;
+        received.remove("grpc-timeout").unwrap();
+        expected.remove("grpc-timeout");
+        assert_eq!(received, expected);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_error_without_a_message_stays_trailers_only() {
+    let door = Setup::default().open();
+    let _runtime = Played::listen(&door.containerd(), |mut call| async move {
+        let mut response = Response::new(());
+        *response.headers_mut() = trailers();
+        call.respond.send_response(response, true).unwrap();
+        let _ = read_all(&mut call.body).await;
+    });
+    let caller = door.caller().await;
+    for path in PATHS {
+        let answer = caller.raw(path, &[], frame(b"")).await.unwrap();
+        assert_eq!((answer.headers, answer.body, answer.trailers), (trailers(), vec![], None));
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn time_spent_here_is_taken_off_the_timeout() {
+    let door = Setup::default().open();
+    let (send, mut timeouts) = mpsc::unbounded_channel();
+    let _runtime = Played::listen(&door.containerd(), move |call| {
+        let timeout = call.head.headers["grpc-timeout"].to_str().unwrap().to_string();
+        send.send(timeout).unwrap();
+        async move { call.answer(b"").await }
+    });
+    let caller = door.caller().await;
+    let (response, mut stream) = caller.begin(Method::StopPodSandbox.path(), &[("grpc-timeout", "100S")]).await;
+    let body = Bytes::from(frame(b"\x0a\x03abc"));
+    stream.send_data(body.slice(..4), false).unwrap();
+    // Time is what passes here; nothing is waited for.
+    tokio::time::sleep(std::time::Duration::from_millis(50)).await;
+    stream.send_data(body.slice(4..), true).unwrap();
+    soon(response).await.unwrap();
+    let timeout = soon(timeouts.recv()).await.unwrap();
+    let micros: u64 = timeout.strip_suffix('u').unwrap().parse().unwrap();
+    assert!(micros < 99_990_000, "{timeout}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn sixteen_mebibytes_go_both_ways() {
+    let door = Setup::default().open();
+    let _runtime = Played::listen(&door.containerd(), |mut call| async move {
+        let body = read_all(&mut call.body).await.unwrap();
+        let response = Response::builder().header("content-type", "application/grpc").body(()).unwrap();
+        let mut stream = call.respond.send_response(response, false).unwrap();
+        assert!(crate::played::send_all(&mut stream, body.into()).await);
+        stream.send_trailers(crate::played::ok_trailers()).unwrap();
+    });
+    let caller = door.caller().await;
+    for path in PATHS {
+        let mut message: Vec<u8> = (0..16_u32 << 20).map(|n| (n ^ (n >> 8)) as u8).collect();
+        // A field of bytes that has no meaning to anyone.
+        message[..5].copy_from_slice(&[0x7a, 0xfb, 0xff, 0xff, 0x07]);
+        let body = frame(&message);
+        let answer = caller.raw(path, &[], body.clone()).await.unwrap();
+        assert!(answer.body == body, "{path}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn with_one_backend_nothing_is_looked_at() {
+    let door = Setup { cells: false, ..Setup::default() }.open();
+    let _runtime = Played::named(&door.containerd());
+    let caller = door.caller().await;
+    for &method in Method::ALL {
+        // Not protobuf, and said to be compressed.
+        let answer = caller.raw(method.path(), &[], vec![1, 0, 0, 0, 1, 0xff]).await.unwrap();
+        assert_eq!(answer.ok(), format!("answer to {method}").as_bytes());
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_thousand_calls_at_once_share_one_connection() {
+    let door = Setup::default().open();
+    let barrier = Arc::new(tokio::sync::Barrier::new(1000));
+    let runtime = Played::listen(&door.containerd(), move |mut call| {
+        let barrier = barrier.clone();
+        async move {
+            let body = read_all(&mut call.body).await.unwrap();
+            // None is answered before all have come.
+            barrier.wait().await;
+            let mut stream = call.respond.send_response(Response::new(()), false).unwrap();
+            stream.send_data(body.into(), false).unwrap();
+            stream.send_trailers(crate::played::ok_trailers()).unwrap();
+        }
+    });
+    let callers = [door.caller().await, door.caller().await];
+    let calls = (0..1000_u32).map(|n| {
+        let caller = callers[n as usize % 2].clone();
+        let path = PATHS[n as usize % 3];
+        async move {
+            let message = [b"\x0a\x04", format!("{n:04}").as_bytes()].concat();
+            assert_eq!(caller.raw(path, &[], frame(&message)).await.unwrap().ok(), message);
+        }
+    });
+    soon(futures::future::join_all(calls)).await;
+    assert_eq!(runtime.connections(), 1);
+}

@@ -1,0 +1,144 @@
+//! Lists are whole or an error.
+
+use kiyot::backends::Method;
+use kiyot_proto::cri;
+use prost::Message;
+use tonic::Code;
+
+use crate::{
+    caller::Caller,
+    door::{Door, Setup},
+    played::{Played, read_all},
+};
+
+const LISTS: [Method; 5] =
+    [Method::ListPodSandbox, Method::ListContainers, Method::ListContainerStats, Method::ListPodSandboxStats, Method::ListPodSandboxMetrics];
+
+/// All lists have their items, messages, in field 1.
+fn list(items: &[&str]) -> Vec<u8> {
+    let items = items.iter().map(|id| cri::PodSandbox { id: id.to_string(), ..Default::default() }).collect();
+    cri::ListPodSandboxResponse { items }.encode_to_vec()
+}
+
+fn ids(message: &[u8]) -> Vec<String> {
+    cri::ListPodSandboxResponse::decode(message).unwrap().items.into_iter().map(|item| item.id).collect()
+}
+
+async fn setup(runtimes: &'static [&'static str]) -> (Door, Caller) {
+    let door = Setup { runtimes, ..Setup::default() }.open();
+    for method in LISTS {
+        door.cells.snapshots.lock().unwrap().insert(method, Ok(list(&["milpa1", "milpa2"])));
+    }
+    let caller = door.caller().await;
+    (door, caller)
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn lists_have_the_items_of_all_backends() {
+    let (door, caller) = setup(&["containerd", "second"]).await;
+    let _first = Played::listen(&door.containerd(), |call| async move {
+        assert!(!call.head.headers.contains_key("grpc-accept-encoding"));
+        call.answer(&list(&["a", "b"])).await;
+    });
+    let _second = Played::constant(&door.runtime("second"), list(&["c"]));
+    for method in LISTS {
+        let body = crate::caller::frame(b"");
+        let answer = caller.raw(method.path(), &[("grpc-accept-encoding", "gzip")], body).await.unwrap();
+        assert_eq!(ids(answer.ok()), ["a", "b", "c", "milpa1", "milpa2"]);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_id_in_the_filter_asks_its_backend_alone() {
+    let (door, caller) = setup(&["containerd"]).await;
+    let of = |id: &str| cri::ListPodSandboxRequest { filter: Some(cri::PodSandboxFilter { id: id.into(), ..Default::default() }) }.encode_to_vec();
+    // The runtime is down.
+    assert_eq!(ids(caller.call(Method::ListPodSandbox, &of("milpa1")).await.ok()), ["milpa1", "milpa2"]);
+    let filter = cri::ContainerFilter { pod_sandbox_id: "milpa1".into(), ..Default::default() };
+    let containers = cri::ListContainersRequest { filter: Some(filter) }.encode_to_vec();
+    assert_eq!(ids(caller.call(Method::ListContainers, &containers).await.ok()), ["milpa1", "milpa2"]);
+    let filter = cri::ContainerStatsFilter { pod_sandbox_id: "milpa1".into(), ..Default::default() };
+    let stats = cri::ListContainerStatsRequest { filter: Some(filter) }.encode_to_vec();
+    assert_eq!(ids(caller.call(Method::ListContainerStats, &stats).await.ok()), ["milpa1", "milpa2"]);
+    assert_eq!(caller.call(Method::ListPodSandbox, &of("abc")).await.code(), Code::Unavailable as i32);
+    drop(door);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn with_any_runtime_down_a_list_is_unavailable() {
+    let (door, caller) = setup(&["containerd", "second"]).await;
+    let _first = Played::constant(&door.containerd(), list(&["a"]));
+    for method in LISTS {
+        let answer = caller.call(method, b"").await;
+        assert_eq!(answer.code(), Code::Unavailable as i32);
+        assert!(answer.message().contains("second.sock"), "{}", answer.message());
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_error_of_the_runtime_is_the_lists() {
+    let (door, caller) = setup(&["containerd"]).await;
+    let _runtime = Played::listen(&door.containerd(), |mut call| async move {
+        let _ = read_all(&mut call.body).await;
+        let response = http::Response::builder().header("grpc-status", "9").header("grpc-message", "not%20now").body(()).unwrap();
+        call.respond.send_response(response, true).unwrap();
+    });
+    let answer = caller.call(Method::ListContainers, b"").await;
+    assert_eq!((answer.code(), answer.message().as_str(), answer.trailers), (9, "not now", None));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_error_of_the_backend_is_the_lists() {
+    let (door, caller) = setup(&["containerd"]).await;
+    let _runtime = Played::constant(&door.containerd(), list(&["a"]));
+    door.cells.snapshots.lock().unwrap().insert(Method::ListContainers, Err((Code::Internal, "no view".into())));
+    assert_eq!(caller.call(Method::ListContainers, b"").await.code(), Code::Internal as i32);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_list_that_is_too_long_is_refused() {
+    let (door, caller) = setup(&["containerd"]).await;
+    let big = |length: usize| list(&[&"x".repeat(length)]);
+    let runtime = Played::constant(&door.containerd(), big((16 << 20) - 100));
+    assert_eq!(ids(caller.call(Method::ListContainers, b"").await.ok()).len(), 3);
+    door.cells.snapshots.lock().unwrap().insert(Method::ListContainers, Ok(big(200)));
+    let answer = caller.call(Method::ListContainers, b"").await;
+    assert_eq!(answer.code(), Code::ResourceExhausted as i32);
+    drop(runtime);
+    let _runtime = Played::constant(&door.runtime("containerd"), big(20 << 20));
+    let answer = crate::caller::soon(async {
+        loop {
+            let answer = caller.call(Method::ListContainers, b"").await;
+            if answer.code() != Code::Unavailable as i32 {
+                return answer;
+            }
+        }
+    })
+    .await;
+    assert_eq!(answer.code(), Code::ResourceExhausted as i32);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_status_lists_the_handlers_of_all_backends() {
+    let door = Setup::default().open();
+    let node = cri::StatusResponse { status: Some(cri::RuntimeStatus::default()), ..Default::default() };
+    let _runtime = Played::constant(&door.containerd(), node.encode_to_vec());
+    let caller = door.caller().await;
+    let answer = caller.call(Method::Status, b"").await;
+    let status = cri::StatusResponse::decode(answer.ok()).unwrap();
+    assert_eq!(status.runtime_handlers.into_iter().map(|handler| handler.name).collect::<Vec<_>>(), ["", "kiyot"]);
+    assert_eq!(status.status, node.status);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_would_hide_pods_is_unimplemented() {
+    let door = Setup::default().open();
+    let _runtime = Played::named(&door.containerd());
+    let caller = door.caller().await;
+    for &method in Method::ALL {
+        let answer = caller.call(method, b"").await;
+        let hides = kiyot::proxy::table::route(method) == kiyot::proxy::table::Route::WholeNodeOnly;
+        // The played lists and Status of the backend are calls here, and their texts are appended.
+        assert_eq!(answer.code() == Code::Unimplemented as i32, hides, "{method}");
+    }
+}

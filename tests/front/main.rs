@@ -1,0 +1,14 @@
+//! The CRI front door between a played caller, a played container runtime and a played decoded backend. No root, no containerd.
+#![expect(clippy::unwrap_used, clippy::expect_used, reason = "this is a test")]
+
+mod backend;
+mod caller;
+mod decoded;
+mod door;
+mod faults;
+mod forwarding;
+mod limits;
+mod lists;
+mod played;
+mod stop;
+mod streams;

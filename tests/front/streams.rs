@@ -1,0 +1,166 @@
+//! Streams, cancellation and flow control.
+
+use std::sync::{
+    Arc,
+    atomic::{AtomicUsize, Ordering},
+};
+
+use bytes::Bytes;
+use h2::Reason;
+use http::Response;
+use kiyot::backends::Method;
+use tokio::sync::mpsc;
+
+use crate::{
+    caller::{frame, soon},
+    door::Setup,
+    played::{Played, ok_trailers, send_all},
+};
+
+const UNKNOWN: &str = "/runtime.v1.RuntimeService/Converse";
+
+#[tokio::test(flavor = "multi_thread")]
+async fn messages_of_a_stream_go_back_and_forth_as_they_come() {
+    let door = Setup::default().open();
+    let _runtime = Played::listen(&door.containerd(), |mut call| async move {
+        let mut stream = call.respond.send_response(Response::new(()), false).unwrap();
+        while let Some(part) = call.body.data().await {
+            stream.send_data(part.unwrap(), false).unwrap();
+        }
+        stream.send_trailers(ok_trailers()).unwrap();
+    });
+    let caller = door.caller().await;
+    let (response, mut send) = caller.begin(UNKNOWN, &[]).await;
+    let mut body = soon(response).await.unwrap().into_body();
+    for n in 0..20_u8 {
+        let message = Bytes::from(frame(&[n; 100]));
+        send.send_data(message.clone(), false).unwrap();
+        let mut received = Vec::new();
+        while received.len() < message.len() {
+            received.extend_from_slice(&soon(body.data()).await.unwrap().unwrap());
+        }
+        assert_eq!(received, message);
+    }
+    send.send_data(Bytes::new(), true).unwrap();
+    assert!(soon(body.data()).await.is_none_or(|part| part.unwrap().is_empty()));
+    assert_eq!(soon(body.trailers()).await.unwrap().unwrap()["grpc-status"], "0");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_cancelled_call_is_cancelled_at_the_runtime() {
+    let door = Setup::default().open();
+    let (began, mut begins) = mpsc::unbounded_channel();
+    let (ended, mut ends) = mpsc::unbounded_channel();
+    let _runtime = Played::listen(&door.containerd(), move |mut call| {
+        let (began, ended) = (began.clone(), ended.clone());
+        async move {
+            let answers_at_once = call.head.headers.contains_key("at-once");
+            began.send(()).unwrap();
+            let reason = if answers_at_once {
+                let mut stream = call.respond.send_response(Response::new(()), false).unwrap();
+                std::future::poll_fn(|cx| stream.poll_reset(cx)).await
+            } else {
+                std::future::poll_fn(|cx| call.respond.poll_reset(cx)).await
+            };
+            ended.send(reason.unwrap()).unwrap();
+        }
+    });
+    let caller = door.caller().await;
+    for path in [Method::Version.path(), Method::ExecSync.path(), Method::ListPodSandbox.path(), UNKNOWN] {
+        for metadata in [&[][..], &[("at-once", "yes")]] {
+            if path == Method::ListPodSandbox.path() {
+                door.cells.snapshots.lock().unwrap().insert(Method::ListPodSandbox, Ok(vec![0x0a, 0]));
+            }
+            let (response, mut stream) = caller.begin(path, metadata).await;
+            stream.send_data(frame(b"\x0a\x01x").into(), true).unwrap();
+            soon(begins.recv()).await.unwrap();
+            stream.send_reset(Reason::CANCEL);
+            assert_eq!(soon(ends.recv()).await, Some(Reason::CANCEL), "{path} {metadata:?}");
+            drop(response);
+        }
+    }
+    // A caller whose connection ends has cancelled all its calls.
+    let (response, mut stream) = caller.begin(Method::Version.path(), &[]).await;
+    stream.send_data(frame(b"").into(), true).unwrap();
+    soon(begins.recv()).await.unwrap();
+    drop((response, stream, caller));
+    assert_eq!(soon(ends.recv()).await, Some(Reason::CANCEL));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_reset_of_the_runtime_is_passed_on_with_its_code() {
+    let door = Setup::default().open();
+    let _runtime = Played::listen(&door.containerd(), |mut call| async move {
+        if call.head.headers.contains_key("late") {
+            let mut stream = call.respond.send_response(Response::new(()), false).unwrap();
+            stream.send_data(Bytes::from_static(&[0; 5]), false).unwrap();
+            stream.send_reset(Reason::ENHANCE_YOUR_CALM);
+        } else {
+            call.respond.send_reset(Reason::ENHANCE_YOUR_CALM);
+        }
+    });
+    let caller = door.caller().await;
+    for metadata in [&[][..], &[("late", "yes")]] {
+        let error = caller.raw(Method::Version.path(), metadata, frame(b"")).await.unwrap_err();
+        assert_eq!(error.reason(), Some(Reason::ENHANCE_YOUR_CALM), "{error:?}");
+    }
+}
+
+/// 48 MiB are sent to a caller that counts; between the two never are more than the windows and buffers on the way hold.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_slow_reader_slows_the_sender_down() {
+    const TOTAL: usize = 48 << 20;
+    const ON_THE_WAY: usize = 8 << 20;
+    let door = Setup::default().open();
+    let sent = Arc::new(AtomicUsize::new(0));
+    let count = sent.clone();
+    let _runtime = Played::listen(&door.containerd(), move |mut call| {
+        let count = count.clone();
+        async move {
+            let mut stream = call.respond.send_response(Response::new(()), false).unwrap();
+            let part = Bytes::from(vec![0; 16 << 10]);
+            for _ in 0..TOTAL / part.len() {
+                assert!(send_all(&mut stream, part.clone()).await);
+                count.fetch_add(part.len(), Ordering::SeqCst);
+            }
+            stream.send_trailers(ok_trailers()).unwrap();
+        }
+    });
+    let caller = door.caller().await;
+    let (response, mut stream) = caller.begin(UNKNOWN, &[]).await;
+    stream.send_data(Bytes::new(), true).unwrap();
+    let mut body = soon(response).await.unwrap().into_body();
+    let mut received = 0;
+    while let Some(part) = soon(body.data()).await {
+        let part = part.unwrap();
+        received += part.len();
+        tokio::task::yield_now().await;
+        let ahead = sent.load(Ordering::SeqCst).saturating_sub(received);
+        assert!(ahead <= ON_THE_WAY, "{ahead}");
+        body.flow_control().release_capacity(part.len()).unwrap();
+    }
+    assert_eq!(received, TOTAL);
+}
+
+/// A caller that reads nothing of one answer does not hold up others on the same connections.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_unread_answer_holds_up_no_other() {
+    let door = Setup::default().open();
+    let _runtime = Played::listen(&door.containerd(), |mut call| async move {
+        if call.head.uri.path() != UNKNOWN {
+            return call.answer(b"here").await;
+        }
+        let mut stream = call.respond.send_response(Response::new(()), false).unwrap();
+        while send_all(&mut stream, Bytes::from(vec![0; 16 << 10])).await {}
+    });
+    let caller = door.caller().await;
+    let mut unread = Vec::new();
+    for _ in 0..20 {
+        let (response, mut stream) = caller.begin(UNKNOWN, &[]).await;
+        stream.send_data(Bytes::new(), true).unwrap();
+        unread.push(soon(response).await.unwrap());
+    }
+    for _ in 0..20 {
+        assert_eq!(caller.call(Method::Version, b"").await.ok(), b"here");
+    }
+}

@@ -1,0 +1,136 @@
+//! Cells on top of the provider.
+
+use std::sync::Arc;
+
+use kiyot::backends::milpa::{
+    cells::{CellError, CellEvent, Cells, CellsConfig, LaunchOrder, Links},
+    gateway::{CellLink, Ledger},
+    id::{CellId, SandboxId},
+    providers::{
+        Attachment, InstanceId, Provider,
+        netns::{Netns, boot_id},
+    },
+    store::{Batch, Store, Table},
+};
+use kiyot_link::{
+    bootstrap::{Bootstrap, GatewayAddress},
+    channel::Slot,
+};
+use kiyot_proto::{cell::HelloReply, store::SandboxMeta};
+use ring::digest::{SHA256, digest};
+use tokio::sync::{broadcast, watch};
+
+use super::bench::{Bench, PATIENCE, cell_file, eventually};
+
+/// A gateway that nobody calls.
+#[derive(Debug)]
+struct Quiet;
+
+impl Links for Quiet {
+    fn link(&self, _cell: &CellId) -> CellLink {
+        CellLink { control: Slot::new("control").channel(), bulk: Slot::new("bulk").channel(), hello: watch::channel(None).1 }
+    }
+
+    fn bootstrap(&self, cell: &CellId, token: &str) -> Bootstrap {
+        let (cell, token) = (cell.to_string(), token.to_owned());
+        Bootstrap { cell, gateway: GatewayAddress::Unix("/nowhere".into()), ca_sha256: String::new(), token, orphan_timeout_secs: 900 }
+    }
+
+    fn forget(&self, _cell: &CellId) {}
+}
+
+async fn start(bench: &Bench, store: &Store) -> (Arc<Cells>, broadcast::Receiver<CellEvent>) {
+    let provider: Arc<dyn Provider> = Arc::new(Netns::new(&bench.config));
+    let config = CellsConfig { boot_id: Some(boot_id()), launch_timeout: PATIENCE, ..CellsConfig::default() };
+    let cells = Cells::start(config, store.clone(), provider).await.unwrap();
+    let events = cells.events();
+    cells.serve(Arc::new(Quiet));
+    (cells, events)
+}
+
+fn order(bench: &Bench) -> LaunchOrder {
+    let sandbox = SandboxId::mint().unwrap();
+    let attachment = Attachment { pod_name: "p".into(), pod_namespace: "n".into(), pod_uid: bench.name.clone(), sandbox: sandbox.to_string() };
+    LaunchOrder { sandbox, attachment, deadline: None }
+}
+
+/// The instance of the one cell that there is, once its process runs.
+async fn running(bench: &Bench, cells: &Cells) -> InstanceId {
+    eventually("an instance", async || bench.provider.list_owned().await.unwrap().iter().any(|listed| listed.running)).await;
+    InstanceId(cells.all()[0].to_string())
+}
+
+/// The stand-in's agent: calls home with the token that is in its file.
+async fn call_home(bench: &Bench, cells: &Cells, id: &InstanceId) {
+    let token = cell_file(&bench.instance_dir(id)).bootstrap.token;
+    let cell = cells.claim(&id.0, &hex::encode(digest(&SHA256, token.as_bytes())), "key").await.unwrap();
+    cells.linked(&cell, Some(HelloReply { cell: cell.to_string(), ..HelloReply::default() }));
+}
+
+async fn gone(events: &mut broadcast::Receiver<CellEvent>) -> String {
+    loop {
+        if let CellEvent::Gone { reason, .. } = tokio::time::timeout(PATIENCE, events.recv()).await.unwrap().unwrap() {
+            return reason;
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_daemon_that_starts_cleans_up_a_launch_of_the_one_before() {
+    let bench = Bench::new();
+    let store = Store::open(&bench.path().join("store")).await.unwrap();
+    let (cells, _) = start(&bench, &store).await;
+    let launch = tokio::spawn({
+        let (cells, order) = (Arc::clone(&cells), order(&bench));
+        async move { cells.launch(order).await }
+    });
+    let id = running(&bench, &cells).await;
+    cells.shutdown().await;
+    assert!(matches!(launch.await.unwrap(), Err(CellError::Ended(..))));
+    assert!(!bench.held_of(&id).is_empty(), "the cell outlives the daemon");
+    let (cells, mut events) = start(&bench, &store).await;
+    assert!(gone(&mut events).await.contains("restarted"));
+    bench.assert_clean(&id);
+    cells.shutdown().await;
+}
+
+#[tokio::test]
+async fn a_pods_cell_outlives_the_daemon_and_its_end_is_noticed() {
+    let bench = Bench::new();
+    let store = Store::open(&bench.path().join("store")).await.unwrap();
+    let (cells, _) = start(&bench, &store).await;
+    let order = order(&bench);
+    let sandbox = order.sandbox.to_string();
+    let launch = tokio::spawn({
+        let cells = Arc::clone(&cells);
+        async move { cells.launch(order).await }
+    });
+    let id = running(&bench, &cells).await;
+    call_home(&bench, &cells, &id).await;
+    let (cell, addresses) = launch.await.unwrap().unwrap();
+    assert_eq!((cell.id.as_str(), addresses.len()), (id.0.as_str(), 1));
+    let mut batch = Batch::default();
+    batch.put(Table::Sandboxes, &sandbox, &SandboxMeta { id: sandbox.clone(), cell: id.0.clone(), ..SandboxMeta::default() });
+    store.commit(batch).await.unwrap();
+    let launcher = bench.launcher(&id);
+    cells.shutdown().await;
+
+    let (cells, mut events) = start(&bench, &store).await;
+    eventually("the cell", async || cells.get(&cell.id).is_some()).await;
+    assert_eq!(bench.launcher(&id), launcher);
+    nix::sys::signal::kill(nix::unistd::Pid::from_raw(launcher), nix::sys::signal::Signal::SIGKILL).unwrap();
+    assert_eq!(gone(&mut events).await, "its instance ended");
+    bench.assert_clean(&id);
+    cells.shutdown().await;
+}
+
+#[tokio::test]
+async fn an_instance_that_the_store_does_not_know_is_ended() {
+    let bench = Bench::new();
+    let launched = bench.launch().await;
+    let store = Store::open(&bench.path().join("store")).await.unwrap();
+    let (cells, _) = start(&bench, &store).await;
+    eventually("its end", async || bench.provider.list_owned().await.unwrap().is_empty()).await;
+    bench.assert_clean(&launched.instance.id);
+    cells.shutdown().await;
+}

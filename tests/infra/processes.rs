@@ -1,0 +1,133 @@
+//! Instances' processes, and all that they hold.
+
+use std::{
+    fs,
+    os::unix::fs::PermissionsExt,
+    path::{Path, PathBuf},
+};
+
+use kiyot::backends::milpa::providers::{ErrorClass, InstanceId, Provider};
+use nix::{
+    sys::signal::{Signal, kill},
+    unistd::Pid,
+};
+
+use super::bench::{Bench, cell_file, cgroup_mounts, eventually};
+
+#[tokio::test]
+async fn a_launch_with_the_same_token_is_the_same_launch() {
+    let mut bench = Bench::new();
+    let cell = bench.launch().await;
+    let id = cell.instance.id.clone();
+    let dir = bench.instance_dir(&id);
+    assert_eq!(fs::metadata(&dir).unwrap().permissions().mode() & 0o777, 0o700);
+    assert_eq!(cell_file(&dir).bootstrap, cell.spec.bootstrap);
+    eventually("its console", async || bench.provider.console(&id).await.unwrap().contains("stand-in of")).await;
+    let launcher = bench.launcher(&id);
+    for _ in 0..2 {
+        assert_eq!(bench.provider.launch(&cell.spec, "token").await.unwrap(), cell.instance);
+        assert_eq!(bench.launcher(&id), launcher);
+        assert_eq!(bench.provider.list_owned().await.unwrap(), std::slice::from_ref(&cell.instance));
+        bench.restart();
+    }
+    assert_eq!(bench.provider.launch(&cell.spec, "another token").await.unwrap(), cell.instance);
+    assert_ne!(bench.launcher(&id), launcher, "another token makes another launch");
+    bench.provider.terminate(std::slice::from_ref(&id)).await.unwrap();
+    bench.assert_clean(&id);
+    bench.provider.terminate(&[id, InstanceId("unknown".into())]).await.unwrap();
+}
+
+#[tokio::test]
+async fn a_killed_launcher_is_noticed() {
+    let bench = Bench::new();
+    let cell = bench.launch().await;
+    let launcher = bench.launcher(&cell.instance.id);
+    kill(Pid::from_raw(launcher), Signal::SIGKILL).unwrap();
+    eventually("the end of the instance", async || bench.provider.list_owned().await.unwrap().iter().all(|listed| !listed.running)).await;
+    eventually("nothing of the process", async || !Path::new(&format!("/proc/{launcher}")).exists()).await;
+    assert_eq!(bench.provider.list_owned().await.unwrap().len(), 1, "it is listed until it is terminated");
+    bench.provider.terminate(std::slice::from_ref(&cell.instance.id)).await.unwrap();
+    bench.assert_clean(&cell.instance.id);
+}
+
+#[tokio::test]
+async fn a_launch_that_was_cut_short_is_cleaned_up() {
+    let mut bench = Bench::new();
+    let cell = bench.launch().await;
+    // As if the daemon had been killed before it wrote down the process.
+    fs::remove_file(bench.instance_dir(&cell.instance.id).join("instance.json")).unwrap();
+    bench.restart();
+    assert!(!bench.provider.list_owned().await.unwrap()[0].running);
+    bench.provider.terminate(std::slice::from_ref(&cell.instance.id)).await.unwrap();
+    bench.assert_clean(&cell.instance.id);
+}
+
+#[tokio::test]
+async fn a_whole_pid_namespace_ends_with_its_mounts_and_its_containers_cgroups() {
+    let bench = Bench::new();
+    fs::write(bench.config.state_dir.join("with-pid-namespace"), "").unwrap();
+    let cell = bench.launch().await;
+    let id = &cell.instance.id;
+    bench.provider.attach(id, &cell.attachment).await.unwrap();
+    let inside = async || {
+        let found = fs::read_dir("/proc").unwrap().filter_map(|entry| entry.unwrap().file_name().into_string().ok()?.parse::<i32>().ok());
+        let own = |pid: &i32| fs::read_to_string(format!("/proc/{pid}/cgroup")).is_ok_and(|text| text.contains(&id.0));
+        let sleeps = |pid: &i32| fs::read_to_string(format!("/proc/{pid}/cmdline")).is_ok_and(|text| text == "sleep\x001000\0");
+        found.filter(|pid| own(pid) && sleeps(pid)).collect::<Vec<_>>()
+    };
+    eventually("the namespace's processes", async || inside().await.len() == 1).await;
+    // One of them is moved to where the kubelet has a pod's containers, and frozen there if it can be.
+    let container = "0123456789abcdef".repeat(4);
+    let mut pods: Vec<PathBuf> = Vec::new();
+    for mount in
+        cgroup_mounts().iter().filter(|mount| mount.ends_with("freezer") || mount.ends_with("pids") || mount.join("cgroup.controllers").exists())
+    {
+        let pod = mount.join(format!("kiyot-test-{}", bench.name)).join(format!("pod{}", cell.attachment.pod_uid));
+        let dir = pod.join(&container);
+        fs::create_dir_all(dir.join("nested")).unwrap();
+        fs::create_dir_all(pod.join("f".repeat(64))).unwrap();
+        fs::write(dir.join("cgroup.procs"), inside_pid(&inside().await)).unwrap();
+        if dir.join("freezer.state").exists() {
+            fs::write(dir.join("freezer.state"), "FROZEN").unwrap();
+        }
+        pods.push(pod);
+    }
+    assert!(!pods.is_empty());
+    bench.provider.terminate(std::slice::from_ref(id)).await.unwrap();
+    for pod in &pods {
+        assert!(pod.exists(), "the pod's own cgroup is the kubelet's");
+        let left = fs::read_dir(pod).unwrap().filter(|entry| entry.as_ref().unwrap().file_type().unwrap().is_dir()).count();
+        assert_eq!(left, 0, "{}", pod.display());
+        fs::remove_dir(pod).unwrap();
+        fs::remove_dir(pod.parent().unwrap()).unwrap();
+    }
+    bench.assert_clean(id);
+}
+
+fn inside_pid(pids: &[i32]) -> String {
+    assert_eq!(pids.len(), 1);
+    pids[0].to_string()
+}
+
+#[tokio::test]
+async fn mounts_that_a_cell_left_on_the_node_go() {
+    let bench = Bench::new();
+    let cell = bench.launch().await;
+    let (lower, upper) = (bench.instance_dir(&cell.instance.id).join("a dir"), bench.instance_dir(&cell.instance.id).join("a dir/deeper"));
+    for dir in [&lower, &upper] {
+        fs::create_dir_all(dir).unwrap();
+        nix::mount::mount(Some("none"), dir, Some("tmpfs"), nix::mount::MsFlags::empty(), Some("size=1m")).unwrap();
+    }
+    bench.provider.terminate(std::slice::from_ref(&cell.instance.id)).await.unwrap();
+    bench.assert_clean(&cell.instance.id);
+}
+
+#[tokio::test]
+async fn a_program_that_is_missing_is_named() {
+    let mut bench = Bench::new();
+    bench.provider.check().await.unwrap();
+    bench.config.netns.cell_binary = Some("/no/such/kiyot-cell".into());
+    bench.restart();
+    let error = bench.provider.check().await.unwrap_err();
+    assert_eq!((error.class.clone(), error.to_string().contains("/no/such/kiyot-cell")), (ErrorClass::Invalid, true), "{error}");
+}
