@@ -67,6 +67,7 @@ pub struct Milpa {
     verbs: Arc<Verbs>,
     cells: Arc<Cells>,
     gateway: Gateway,
+    store: Store,
 }
 
 impl Milpa {
@@ -98,7 +99,7 @@ impl Milpa {
         cells.serve(Arc::new(GatewayLinks(gateway.clone())));
         let node = NodeImages { socket: config.node_containerd.clone(), namespace: config.node_namespace.clone() };
         let parts = Parts {
-            store,
+            store: store.clone(),
             cells: Arc::clone(&cells),
             images: Images::new(node, config.pause_image.clone(), config.image_pull_progress_timeout),
             volumes: Volumes::new(vec![config.kubelet_dir.clone()], config.policy.host_path),
@@ -109,7 +110,7 @@ impl Milpa {
         };
         let verbs = Verbs::start(parts).await.map_err(of_store)?;
         let answers = Arc::new(Answers(Arc::clone(&verbs)));
-        Ok(Arc::new(Self { name: name.clone(), answers, verbs, cells, gateway }))
+        Ok(Arc::new(Self { name: name.clone(), answers, verbs, cells, gateway, store }))
     }
 
     /// Ends all tasks. Pods go on, and are known again at the next start.
@@ -118,6 +119,7 @@ impl Milpa {
         let rest = async {
             self.gateway.shutdown().await;
             self.cells.shutdown().await;
+            self.store.close().await;
         };
         if tokio::time::timeout(ENDING, rest).await.is_err() {
             tracing::warn!(backend = %self.name, "Parts of a backend did not end in time");

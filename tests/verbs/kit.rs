@@ -11,18 +11,18 @@ use kiyot::{
     backends::{
         Method,
         milpa::{
-            cells::{CellLink, Cells, CellsConfig, Links},
-            gateway::{Gateway, GatewayConfig, Limits, ca::Ca},
+            cells::{Cells, CellsConfig, Links},
+            gateway::{CellLink, Gateway, GatewayConfig, Limits, ca::Ca},
             id::CellId,
             images::{Images, NodeImages},
             logs::Logs,
             store::Store,
             streaming::Streaming,
             verbs::{Parts, Verbs},
-            volumes::{HostPaths, Volumes},
+            volumes::Volumes,
         },
     },
-    config::Policy,
+    config::{HostPath, Policy},
 };
 use kiyot_link::bootstrap::{Bootstrap, GatewayAddress};
 use kiyot_proto::cri;
@@ -56,6 +56,7 @@ impl Fixture {
     }
 
     pub(crate) async fn adopting_within(adopt_within: Duration) -> Self {
+        let _ = tracing_subscriber::fmt().with_env_filter(tracing_subscriber::EnvFilter::from_default_env()).with_test_writer().try_init();
         let dir = tempfile::tempdir().unwrap();
         std::fs::create_dir(dir.path().join("log")).unwrap();
         let provider = Played::new(dir.path().join("agents"));
@@ -167,7 +168,7 @@ impl Daemon {
             store: store.clone(),
             cells: Arc::clone(&cells),
             images: Images::new(node, "pause", LIMIT),
-            volumes: Volumes::new(vec![dir.join("kubelet")], HostPaths::Refuse),
+            volumes: Volumes::new(vec![dir.join("kubelet")], HostPath::Refuse),
             logs: Logs::new(),
             streaming: Arc::new(Streaming::start().await.unwrap()),
             policy: Policy::default(),

@@ -173,14 +173,11 @@ impl Store {
         Ok(records)
     }
 
-    /// Waits until all that was sent is kept and the file is closed, if this is the last handle.
-    pub async fn close(self) {
-        let jobs = self.jobs.clone();
-        drop(self);
+    /// Waits until all that was sent before is kept and the file is closed. Other handles then get errors.
+    pub async fn close(&self) {
         let (done, answer) = oneshot::channel();
-        if jobs.send(Job::CloseIfLast { done }).await.is_ok() {
-            drop(jobs);
-            // An error means that the thread has ended, with its file closed.
+        if self.jobs.send(Job::Close { done }).await.is_ok() {
+            // The error that comes says that it is closed.
             let _ = answer.await;
         }
     }

@@ -18,8 +18,8 @@ pub(super) enum Job {
     Load { table: Table, done: oneshot::Sender<Result<Rows, StoreError>> },
     /// Move records to the broken ones.
     SetAside { table: Table, keys: Vec<String>, done: oneshot::Sender<Result<(), StoreError>> },
-    /// Answer (by dropping) when the file is closed, or at once if other handles keep it open.
-    CloseIfLast { done: oneshot::Sender<()> },
+    /// Close the file, and answer by dropping this.
+    Close { done: oneshot::Sender<()> },
 }
 
 /// A batch of a transaction that is being put together.
@@ -28,7 +28,7 @@ struct Waiting {
     done: oneshot::Sender<Result<(), StoreError>>,
 }
 
-/// Runs until the last handle is dropped.
+/// Runs until it is told to close, or the last handle is dropped.
 pub(super) fn run(path: PathBuf, opened: oneshot::Sender<Result<(), StoreError>>, mut jobs: mpsc::Receiver<Job>) {
     let mut file = match File::open(&path) {
         Ok(file) => file,
@@ -41,7 +41,6 @@ pub(super) fn run(path: PathBuf, opened: oneshot::Sender<Result<(), StoreError>>
     if opened.send(Ok(())).is_err() {
         return;
     }
-    let mut closers = Vec::new();
     let mut next = None;
     while let Some(job) = next.take().or_else(|| jobs.blocking_recv()) {
         match job {
@@ -62,15 +61,13 @@ pub(super) fn run(path: PathBuf, opened: oneshot::Sender<Result<(), StoreError>>
             // A caller that no longer waits is no concern of the store: it did what it was asked.
             Job::Load { table, done } => drop(done.send(file.load(table))),
             Job::SetAside { table, keys, done } => drop(done.send(file.set_aside(table, &keys))),
-            Job::CloseIfLast { done } => {
-                if jobs.sender_strong_count() <= 1 {
-                    closers.push(done);
-                }
+            Job::Close { done } => {
+                drop(file);
+                drop(done);
+                return;
             }
         }
     }
-    drop(file);
-    drop(closers);
 }
 
 fn commit(file: &mut File, group: Vec<Waiting>) {

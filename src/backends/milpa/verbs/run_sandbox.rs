@@ -43,7 +43,7 @@ impl Verbs {
         loop {
             let (verbs, name) = (Arc::clone(self), key.clone());
             let boarded = self.launches.board(&self.tasks, &self.stop, key.clone(), request.clone(), rewrite::same_sandbox, |request| {
-                Box::pin(async move { verbs.existing_or_new(&name, &request, deadline).await })
+                Box::pin(async move { verbs.existing_or_new(&name, &request).await })
             });
             match boarded {
                 Boarded::Seat(seat) => {
@@ -60,12 +60,7 @@ impl Verbs {
         }
     }
 
-    async fn existing_or_new(
-        self: Arc<Self>,
-        key: &SandboxKey,
-        request: &cri::RunPodSandboxRequest,
-        deadline: Option<Instant>,
-    ) -> Result<SandboxId, Status> {
+    async fn existing_or_new(self: Arc<Self>, key: &SandboxKey, request: &cri::RunPodSandboxRequest) -> Result<SandboxId, Status> {
         if let Some(existing) = self.sandbox_named(key) {
             let meta = existing.meta();
             let made_for = cri::RunPodSandboxRequest { config: meta.config, runtime_handler: meta.runtime_handler };
@@ -84,7 +79,7 @@ impl Verbs {
                 }
             }
         }
-        Box::pin(self.launch(request, deadline)).await
+        Box::pin(self.launch(request)).await
     }
 
     fn sandbox_named(&self, key: &SandboxKey) -> Option<Sandbox> {
@@ -94,13 +89,14 @@ impl Verbs {
         })
     }
 
-    async fn launch(self: Arc<Self>, request: &cri::RunPodSandboxRequest, deadline: Option<Instant>) -> Result<SandboxId, Status> {
+    async fn launch(self: Arc<Self>, request: &cri::RunPodSandboxRequest) -> Result<SandboxId, Status> {
         let id = SandboxId::mint().map_err(failure::of_randomness)?;
         let metadata = request.config.clone().unwrap_or_default().metadata.unwrap_or_default();
         let attachment =
             Attachment { pod_name: metadata.name, pod_namespace: metadata.namespace, pod_uid: metadata.uid, sandbox: id.as_str().to_owned() };
         let pod = format!("{}/{}", attachment.pod_namespace, attachment.pod_name);
-        let order = LaunchOrder { sandbox: id.clone(), attachment, deadline };
+        // No deadline of the caller's: it may go, and come again for the same sandbox. `launch_timeout` bounds it.
+        let order = LaunchOrder { sandbox: id.clone(), attachment, deadline: None };
         let (cell, addresses) = self.parts.cells.launch(order).await.map_err(|error| failure::of_cell(&error))?;
         match Box::pin(self.fill(&id, &cell, &addresses, request, &pod)).await {
             Ok(()) => {
