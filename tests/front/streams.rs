@@ -55,11 +55,12 @@ async fn a_cancelled_call_is_cancelled_at_the_runtime() {
         let (began, ended) = (began.clone(), ended.clone());
         async move {
             let answers_at_once = call.head.headers.contains_key("at-once");
-            began.send(()).unwrap();
             let reason = if answers_at_once {
                 let mut stream = call.respond.send_response(Response::new(()), false).unwrap();
+                began.send(()).unwrap();
                 std::future::poll_fn(|cx| stream.poll_reset(cx)).await
             } else {
+                began.send(()).unwrap();
                 std::future::poll_fn(|cx| call.respond.poll_reset(cx)).await
             };
             ended.send(reason.unwrap()).unwrap();
