@@ -32,7 +32,7 @@ pub struct KiyotOptions {
     pub netns: String,
     /// Whole further sections.
     pub sections: String,
-    /// What it logs, in the words of `RUST_LOG`.
+    /// What it logs, in the words of `KIYOT_LOG`.
     pub log: String,
 }
 
@@ -205,7 +205,7 @@ fn spawn(options: &KiyotOptions, directory: &Path) -> Child {
     for (name, _) in std::env::vars_os().filter(|(name, _)| name.to_string_lossy().starts_with("KIYOT_")) {
         command.env_remove(name);
     }
-    command.arg("serve").arg("--config").arg(directory.join("kiyot.toml")).env("PATH", PATH).env("RUST_LOG", &options.log);
+    command.arg("serve").arg("--config").arg(directory.join("kiyot.toml")).env("PATH", PATH).env("KIYOT_LOG", &options.log);
     let errors = log.try_clone().expect("a file can be opened twice");
     command.stdin(Stdio::null()).stdout(log).stderr(errors).spawn().expect("the daemon can be started")
 }

@@ -189,7 +189,7 @@ impl Images {
         match self.copy(receiver, wanted).await {
             Ok(None) => Ok(None),
             Ok(Some(id)) => {
-                tracing::debug!(%cell, image = wanted, id, "an image was copied from the node to a cell");
+                tracing::info!(%cell, image = wanted, id, "Copied an image from the node to a cell.");
                 let found = self.in_cell(receiver, &id, wanted, None).await?;
                 found.map(Some).ok_or_else(|| Status::internal(format!("cell {cell} has taken image {wanted} and does not know it")))
             }
