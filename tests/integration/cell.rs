@@ -2,14 +2,20 @@
 
 use kiyot_testkit::{Container, Kiyot, KiyotOptions, Kubelet, Node, Pod, RunningPod, cri};
 
+mod disks;
 mod faults;
 mod images;
+mod kills;
 mod life;
 mod lists;
 mod logs;
+mod outages;
 mod processes;
+mod reboot;
 mod refusals;
 mod restart;
+mod retries;
+mod stops;
 mod streams;
 mod volumes;
 
