@@ -7,6 +7,7 @@ mod images;
 mod life;
 mod lists;
 mod logs;
+mod placement;
 mod processes;
 mod refusals;
 mod restart;

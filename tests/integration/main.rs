@@ -5,3 +5,4 @@
 mod cell;
 mod kit;
 mod local;
+mod runtimes;
