@@ -94,6 +94,8 @@ pub enum HostNamespaces {
 pub enum Privileged {
     /// "refuse": it is refused. In a cell that shares the node's kernel, a privileged container is root on the node.
     Refuse,
+    /// "keep-local": its pod runs on the node.
+    KeepLocal,
     /// "allow": it runs.
     Allow,
 }
@@ -165,7 +167,9 @@ impl Policy {
         table.set("host_namespaces", &mut policy.host_namespaces, |field| {
             field.choice(&[("refuse", HostNamespaces::Refuse), ("keep-local", HostNamespaces::KeepLocal)])
         });
-        table.set("privileged", &mut policy.privileged, |field| field.choice(&[("refuse", Privileged::Refuse), ("allow", Privileged::Allow)]));
+        table.set("privileged", &mut policy.privileged, |field| {
+            field.choice(&[("refuse", Privileged::Refuse), ("keep-local", Privileged::KeepLocal), ("allow", Privileged::Allow)])
+        });
         table.finish();
         policy
     }

@@ -10,6 +10,7 @@ mod life;
 mod lists;
 mod logs;
 mod outages;
+mod placement;
 mod processes;
 mod reboot;
 mod refusals;
