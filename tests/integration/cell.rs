@@ -11,6 +11,7 @@ mod processes;
 mod refusals;
 mod restart;
 mod streams;
+mod usage;
 mod volumes;
 
 /// The daemon that is tested, with cells.
