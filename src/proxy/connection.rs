@@ -37,7 +37,10 @@ pub(super) struct Stop {
 
 /// Serves a connection until it ends.
 pub(super) async fn serve(stream: UnixStream, front: Arc<Shared>, stop: Stop) {
-    let (wire, tap) = Wire::of_server(stream);
+    let (wire, tap) = match Wire::of_server(stream) {
+        Ok(ends) => ends,
+        Err(error) => return tracing::warn!(%error, "a client's connection can't be served"),
+    };
     let streams = u32::try_from(front.max_calls).unwrap_or(u32::MAX);
     let mut builder = Builder::new();
     builder
