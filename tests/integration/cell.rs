@@ -18,6 +18,7 @@ mod restart;
 mod retries;
 mod stops;
 mod streams;
+mod usage;
 mod volumes;
 
 /// The daemon that is tested, with cells.
