@@ -6,11 +6,15 @@ mod faults;
 mod images;
 mod life;
 mod lists;
+mod log_files;
 mod logs;
+mod network;
 mod processes;
 mod refusals;
 mod restart;
 mod streams;
+mod subpaths;
+mod volume_contents;
 mod volumes;
 
 /// The daemon that is tested, with cells.
