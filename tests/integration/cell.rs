@@ -8,9 +8,11 @@ mod images;
 mod kills;
 mod life;
 mod lists;
+mod log_files;
 mod logs;
 mod outages;
 mod placement;
+mod network;
 mod processes;
 mod reboot;
 mod refusals;
@@ -19,6 +21,8 @@ mod retries;
 mod stops;
 mod streams;
 mod usage;
+mod subpaths;
+mod volume_contents;
 mod volumes;
 
 /// The daemon that is tested, with cells.
