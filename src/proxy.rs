@@ -99,12 +99,20 @@ impl Front {
             max_calls: config.max_concurrent_calls,
             open_calls: AtomicUsize::new(0),
         };
-        let runtime = Builder::new_current_thread().enable_all().build().map_err(StartError::Thread)?;
+        // Before there is a runtime: one can't be dropped on the main runtime, where this runs.
         let listener = listener::listen_on(&config.listen)?;
+        let socket = listener.socket.try_clone().map_err(StartError::Thread)?;
+        let runtime = Builder::new_current_thread().enable_all().build().map_err(StartError::Thread)?;
         let socket = {
             let _in_runtime = runtime.enter();
-            let socket = listener.socket.try_clone().and_then(UnixListener::from_std);
-            socket.map_err(StartError::Thread)?
+            UnixListener::from_std(socket)
+        };
+        let socket = match socket {
+            Ok(socket) => socket,
+            Err(error) => {
+                runtime.shutdown_background();
+                return Err(StartError::Thread(error));
+            }
         };
         let (stop, ended) = (Stop::default(), CancellationToken::new());
         let (stop_of_thread, ended_of_thread) = (stop.clone(), ended.clone().drop_guard());

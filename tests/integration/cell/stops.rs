@@ -94,7 +94,7 @@ async fn a_cell_that_dies_while_its_container_is_stopped_is_no_ok_too_early() {
     let node = Node::start().await;
     let kiyot = Kiyot::start(&node, options()).await;
     let mut kubelet = kiyot.kubelet().await;
-    let running = kubelet.run_pod(&pod("stubborn", "trap '' TERM; echo ready; while :; do sleep 0.1; done")).await.unwrap();
+    let running = kubelet.run_pod(&pod("stubborn", "trap 'echo told' TERM; echo ready; while :; do sleep 0.1; done")).await.unwrap();
     let main = running.container("main").clone();
     kubelet.logged(&main, "ready").await;
     let cell = kiyot.cells().remove(0);
@@ -103,7 +103,7 @@ async fn a_cell_that_dies_while_its_container_is_stopped_is_no_ok_too_early() {
         let answer = caller.stop_container(&id, 60).await;
         (answer, caller.container_status(&id).await.unwrap().state())
     });
-    kiyot_testkit::wait_until("the daemon stops the container", LIMIT, async || kiyot.log().contains("StopContainer").then_some(())).await;
+    kubelet.logged(&main, "told").await;
     kill9(&processes(&["kiyot-cell", "launch", &cell]));
     let (answer, state) = stopping.await.unwrap();
     assert!(answer.is_err() || state == cri::ContainerState::ContainerExited, "OK, and the container is {state:?}");
