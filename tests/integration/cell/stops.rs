@@ -113,3 +113,26 @@ async fn a_cell_that_dies_while_its_container_is_stopped_is_no_ok_too_early() {
     ends_without_a_trace(&mut kubelet, &kiyot, &running).await;
     nothing_left_of(&cell, &running.spec.uid);
 }
+
+#[tokio::test]
+async fn a_lost_cell_leaves_no_cgroup_wherever_its_containers_were() {
+    let node = Node::start().await;
+    let kiyot = Kiyot::start(&node, options()).await;
+    let mut kubelet = kiyot.kubelet().await;
+    let spec = pod("elsewhere", WAIT);
+    let mut config = kubelet.prepare(&spec);
+    config.linux.as_mut().unwrap().cgroup_parent = format!("/of-nobody-{}/deeper", node.name());
+    let sandbox = kubelet.run_sandbox(&config, "").await.unwrap();
+    let mut running = kubelet.running(&spec, config, sandbox);
+    let created = kubelet.create_container(&running, &spec.containers[0], 0).await.unwrap();
+    kubelet.start_container(&created.id).await.unwrap();
+    running.containers.insert("main".to_owned(), created.clone());
+    let cell = kiyot.cells().remove(0);
+    let groups = |found: Leftovers| found.to_string().lines().filter(|line| line.contains("control group") && line.contains("deeper/")).count();
+    assert!(groups(node.leftovers()) > 0, "its containers are there");
+    kill9(&processes(&["kiyot-cell", "launch", &cell]));
+    kubelet.exited(&created.id).await;
+    assert_eq!(groups(node.leftovers()), 0, "{}", node.leftovers());
+    ends_without_a_trace(&mut kubelet, &kiyot, &running).await;
+    nothing_left_of(&cell, &running.spec.uid);
+}
