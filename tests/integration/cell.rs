@@ -8,8 +8,11 @@ mod images;
 mod kills;
 mod life;
 mod lists;
+mod log_files;
 mod logs;
 mod outages;
+mod placement;
+mod network;
 mod processes;
 mod reboot;
 mod refusals;
@@ -17,6 +20,9 @@ mod restart;
 mod retries;
 mod stops;
 mod streams;
+mod usage;
+mod subpaths;
+mod volume_contents;
 mod volumes;
 
 /// The daemon that is tested, with cells.

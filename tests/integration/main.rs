@@ -6,3 +6,4 @@ mod cell;
 mod daemon;
 mod kit;
 mod local;
+mod runtimes;

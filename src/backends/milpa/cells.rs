@@ -7,7 +7,10 @@
 use std::{
     collections::BTreeMap,
     net::IpAddr,
-    sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock},
+    sync::{
+        Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock,
+        atomic::{AtomicUsize, Ordering},
+    },
     time::{Duration, Instant},
 };
 
@@ -189,6 +192,7 @@ pub struct Cells {
 #[derive(Debug)]
 struct Shared {
     config: CellsConfig,
+    max_cells: AtomicUsize,
     store: Store,
     provider: Arc<dyn Provider>,
     links: OnceLock<Arc<dyn Links>>,
@@ -224,6 +228,7 @@ impl Cells {
     /// Reads what the store has of cells. They are admitted to the gateway from now on, but nothing is done about them before [`Cells::serve`].
     pub async fn start(config: CellsConfig, store: Store, provider: Arc<dyn Provider>) -> Result<Arc<Self>, StoreError> {
         let shared = Arc::new(Shared {
+            max_cells: AtomicUsize::new(config.max_cells),
             config,
             store,
             provider,
@@ -244,6 +249,11 @@ impl Cells {
             resumed.push(Driver::resume(Arc::clone(&shared), entry, record, state, messages));
         }
         Ok(Arc::new(Self { shared, resumed: Mutex::new(resumed) }))
+    }
+
+    /// How many cells there may be at once, from now on.
+    pub fn set_max_cells(&self, most: usize) {
+        self.shared.max_cells.store(most, Ordering::Relaxed);
     }
 
     /// Begins to work with a gateway. The second and any further time it does nothing.
@@ -365,7 +375,7 @@ impl Shared {
     fn enter_new(&self, record: &Record, inbox: mpsc::Sender<Message>) -> Result<Arc<Entry>, CellError> {
         let entry = Arc::new(Entry::new(record, &State::Requested, inbox));
         let mut entries = self.entries.write().unwrap_or_else(PoisonError::into_inner);
-        if entries.len() >= self.config.max_cells {
+        if entries.len() >= self.max_cells.load(Ordering::Relaxed) {
             return Err(CellError::Full(entries.len()));
         }
         entries.insert(record.id.clone(), Arc::clone(&entry));
