@@ -2,7 +2,11 @@
 
 use std::{
     collections::BTreeMap,
-    sync::atomic::{AtomicU64, Ordering},
+    hash::{BuildHasher, RandomState},
+    sync::{
+        LazyLock,
+        atomic::{AtomicU64, Ordering},
+    },
 };
 
 use super::volumes::Source;
@@ -15,7 +19,7 @@ pub struct Pod {
     pub name: String,
     /// Its namespace.
     pub namespace: String,
-    /// Unique in this process, and made of the process's id too.
+    /// Unique on the machine.
     pub uid: String,
     /// Which sandbox of this pod it is, from 0.
     pub attempt: u32,
@@ -45,7 +49,9 @@ impl Pod {
     /// A pod in the namespace `default`, without containers.
     pub fn new(name: &str) -> Self {
         static PODS: AtomicU64 = AtomicU64::new(1);
-        let uid = format!("{:08x}-0000-4000-8000-{:012x}", std::process::id(), PODS.fetch_add(1, Ordering::Relaxed));
+        // Process ids are those of the test's own namespace: pods of two runs would share control groups.
+        static RUN: LazyLock<u32> = LazyLock::new(|| RandomState::new().hash_one("the run") as u32);
+        let uid = format!("{:08x}-0000-4000-8000-{:012x}", *RUN, PODS.fetch_add(1, Ordering::Relaxed));
         Self {
             name: name.to_owned(),
             namespace: "default".to_owned(),
