@@ -4,16 +4,27 @@ use kiyot_testkit::{Container, Kiyot, KiyotOptions, Kubelet, Node, Pod, RunningP
 
 mod attempts;
 mod contexts;
+mod disks;
 mod faults;
 mod images;
+mod kills;
 mod life;
 mod lists;
+mod log_files;
 mod logs;
+mod network;
+mod outages;
+mod placement;
 mod processes;
+mod reboot;
 mod refusals;
 mod restart;
+mod retries;
+mod stops;
 mod streams;
+mod subpaths;
 mod usage;
+mod volume_contents;
 mod volumes;
 
 /// The daemon that is tested, with cells.

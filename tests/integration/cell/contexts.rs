@@ -12,7 +12,7 @@ use super::{WAIT, ends_without_a_trace, options, pod};
 
 /// What a process can say of what it may do and where it is.
 const LOOK: &str = "id -u; id -g; id -G; grep -E '^(Cap|NoNewPrivs|Seccomp:)' /proc/self/status; touch /new 2>&1; hostname; echo $HOSTNAME; cat /etc/hostname /etc/resolv.conf; \
-    cat /proc/sys/kernel/shm_rmid_forced /proc/sys/net/ipv4/ip_local_port_range /proc/sys/net/ipv4/ip_unprivileged_port_start; \
+    cat /proc/sys/kernel/shm_rmid_forced /proc/sys/net/ipv4/ip_local_port_range; \
     for path in /proc/kcore /proc/keys; do head -c 1 $path | wc -c; done; touch /proc/sys/kernel/shmmax 2>&1; ulimit -a";
 
 type Change = fn(&mut cri::LinuxContainerSecurityContext);
@@ -27,11 +27,8 @@ const CONTEXTS: [(&str, Change); 5] = [
     }),
     ("capable", |context| {
         let names = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect();
-        context.capabilities = Some(cri::Capability {
-            add_capabilities: names(&["NET_ADMIN", "SYS_TIME"]),
-            drop_capabilities: names(&["ALL"]),
-            ..Default::default()
-        });
+        context.capabilities =
+            Some(cri::Capability { add_capabilities: names(&["NET_ADMIN", "SYS_TIME"]), drop_capabilities: names(&["ALL"]), ..Default::default() });
     }),
     ("unconfined", |context| {
         context.seccomp = Some(cri::SecurityProfile { profile_type: ProfileType::Unconfined.into(), localhost_ref: String::new() });
@@ -79,7 +76,7 @@ async fn a_process_in_a_cell_may_do_what_it_may_on_the_node() {
     }
     // That it is the same would not help if nothing had an effect.
     for (name, words) in [
-        ("usual", vec!["looking\nlooking\nlooking\n", "nameserver 10.96.0.10", "ndots:5", "Seccomp:\t2", "NoNewPrivs:\t0", "\n1\n20000\t30000\n0\n"]),
+        ("usual", vec!["looking\nlooking\nlooking\n", "nameserver 10.96.0.10", "ndots:5", "Seccomp:\t2", "NoNewPrivs:\t0", "\n1\n20000\t30000\n"]),
         ("user", vec!["1234\n2345\n2345 3456 4567\n", "CapEff:\t0000000000000000"]),
         ("capable", vec!["CapEff:\t0000000002001000"]),
         ("unconfined", vec!["Seccomp:\t0"]),
@@ -89,6 +86,10 @@ async fn a_process_in_a_cell_may_do_what_it_may_on_the_node() {
             assert!(in_cell[name].contains(word), "{name}: {word:?} is not in\n{}", in_cell[name]);
         }
     }
+    // As with containerd 2: a container needs no privilege for any port.
+    let usual = &remote.container("usual").id;
+    let first = kubelet.exec_sync(usual, &["cat", "/proc/sys/net/ipv4/ip_unprivileged_port_start"]).await.unwrap();
+    assert_eq!(first.stdout, "0\n");
     ends_without_a_trace(&mut kubelet, &kiyot, &remote).await;
 }
 
