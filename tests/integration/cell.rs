@@ -2,6 +2,8 @@
 
 use kiyot_testkit::{Container, Kiyot, KiyotOptions, Kubelet, Node, Pod, RunningPod, cri};
 
+mod attempts;
+mod contexts;
 mod disks;
 mod faults;
 mod images;
@@ -10,9 +12,9 @@ mod life;
 mod lists;
 mod log_files;
 mod logs;
+mod network;
 mod outages;
 mod placement;
-mod network;
 mod processes;
 mod reboot;
 mod refusals;
@@ -20,8 +22,8 @@ mod restart;
 mod retries;
 mod stops;
 mod streams;
-mod usage;
 mod subpaths;
+mod usage;
 mod volume_contents;
 mod volumes;
 

@@ -1,6 +1,10 @@
 //! The watch of one cell: everything that is, then everything that changes, again for each connection.
 
-use std::{collections::HashSet, sync::Arc, time::Duration};
+use std::{
+    collections::HashSet,
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 use futures::future::join_all;
 use kiyot_proto::{
@@ -86,7 +90,7 @@ impl Verbs {
             }
             event::Event::SandboxGone(id) => self.sandbox_ended(cell, &id, "its cell does not know it any more").await,
             event::Event::Log(log) => self.parts.logs.grown(&cell.id, &log.path, log.size),
-            event::Event::Heartbeat(beat) => self.view.heartbeat(&cell.id, beat),
+            event::Event::Heartbeat(beat) => self.view.heartbeat(&cell.id, beat, Instant::now()),
         }
     }
 
