@@ -9,6 +9,7 @@ mod lists;
 mod logs;
 mod processes;
 mod refusals;
+mod registries;
 mod restart;
 mod streams;
 mod volumes;
