@@ -139,7 +139,7 @@ impl Bench {
         let instance = self.provider.launch(&spec, "token").await.unwrap();
         let sandbox = SandboxId::mint().unwrap().to_string();
         let pod_uid = format!("{}-{}", self.name, spec.cell);
-        let attachment = Attachment { pod_name: "a-pod".into(), pod_namespace: "a-namespace".into(), pod_uid, sandbox };
+        let attachment = Attachment { pod_name: "a-pod".into(), pod_namespace: "a-namespace".into(), pod_uid, sandbox, ports: Vec::new() };
         Launched { spec, attachment, instance }
     }
 

@@ -14,7 +14,7 @@ use self::{
     memory::{Recent, Turns},
     node::{Containerd, Node},
     receiver::{CellReceiver, Receiver},
-    reference::{digest_of, is_digest, is_id, normalized},
+    reference::{is_id, normalized},
 };
 use super::{cells::Cell, id::CellId};
 
@@ -63,8 +63,8 @@ impl Images {
 
     /// `PullImage` for a pod in this cell. A pull's failure is the pull's own words.
     ///
-    /// The kubelet asks for it only if the registry must be asked, so the cell pulls; but what a reference with a digest means is the same everywhere, and is copied from the
-    /// node if it is there. The kubelet sets no deadline: `progress_timeout` ends it.
+    /// The kubelet asks for it only if the registry must be asked, so the cell pulls. Also by digest, and although the node may have the image: whether this pod may have it is
+    /// the registry's to say, by the credentials that came for it. The kubelet sets no deadline: `progress_timeout` ends it.
     pub async fn pull(&self, cell: &Cell, request: cri::PullImageRequest) -> Result<cri::PullImageResponse, Status> {
         Box::pin(self.pull_in(&cell.id, &CellReceiver(cell.link.clone()), request)).await
     }
@@ -79,11 +79,6 @@ impl Images {
             self.credentials.put((uid, normalized(&reference)), auth.clone());
         }
         let _turn = self.turns.take((cell.clone(), normalized(&reference))).await;
-        if digest_of(&reference).is_some_and(is_digest)
-            && let Some(image) = self.copied(cell, receiver, &reference).await?
-        {
-            return Ok(cri::PullImageResponse { image_ref: image.id.clone() });
-        }
         let image_ref = self.pulled(receiver, &reference, request.auth).await?;
         // Known to getImageUser, which names no pod.
         self.in_cell(cell, receiver, &image_ref, &reference).await?;

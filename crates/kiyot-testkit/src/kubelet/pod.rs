@@ -127,6 +127,8 @@ pub struct Container {
     pub working_dir: String,
     /// Volumes: name, path in the container, read only?
     pub mounts: Vec<(String, String, bool)>,
+    /// Further mounts, as they are sent: subPaths, for one.
+    pub more_mounts: Vec<cri::Mount>,
     /// Does it have a terminal?
     pub tty: bool,
     /// Does it have a standard input?
@@ -153,6 +155,7 @@ impl Container {
             env: BTreeMap::new(),
             working_dir: String::new(),
             mounts: Vec::new(),
+            more_mounts: Vec::new(),
             tty: false,
             stdin: false,
             privileged: false,

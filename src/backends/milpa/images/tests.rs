@@ -308,7 +308,7 @@ async fn a_reference_that_moved_is_an_error() {
 }
 
 #[tokio::test]
-async fn a_pull_asks_the_registry_unless_a_digest_says_it_all() {
+async fn a_pull_asks_the_registry_by_digest_too() {
     let scene = Scene::new();
     let id = scene.node.image(NAME);
     let other = sha256(b"newer");
@@ -320,8 +320,13 @@ async fn a_pull_asks_the_registry_unless_a_digest_says_it_all() {
         let target = store.names[NAME].clone();
         store.names.insert(pinned.clone(), target);
     }
-    assert_eq!(scene.pull(&pinned, None).await.unwrap(), id);
-    assert_eq!(scene.cell.pulls.lock().unwrap().len(), 1);
+    // Another pod's image, which the registry gives to that pod only.
+    let refused = scene.pull(&pinned, None).await.unwrap_err();
+    assert_eq!(refused.message(), "RegistryUnavailable: no such thing");
+    assert!(scene.cell.named.lock().unwrap().is_empty(), "nothing was copied");
+    scene.in_registry(&pinned, &id);
+    assert_eq!(scene.pull(&pinned, auth()).await.unwrap(), id);
+    assert_eq!(scene.cell.pulls.lock().unwrap().len(), 3);
     assert_eq!(scene.images.reported(&pinned).unwrap().id, id);
 }
 
