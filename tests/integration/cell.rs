@@ -18,6 +18,7 @@ mod placement;
 mod processes;
 mod reboot;
 mod refusals;
+mod registries;
 mod restart;
 mod retries;
 mod stops;

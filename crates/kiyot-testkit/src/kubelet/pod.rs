@@ -19,7 +19,7 @@ pub struct Pod {
     pub name: String,
     /// Its namespace.
     pub namespace: String,
-    /// Unique on the machine.
+    /// Unique on this machine.
     pub uid: String,
     /// Which sandbox of this pod it is, from 0.
     pub attempt: u32,
@@ -49,9 +49,9 @@ impl Pod {
     /// A pod in the namespace `default`, without containers.
     pub fn new(name: &str) -> Self {
         static PODS: AtomicU64 = AtomicU64::new(1);
-        // Process ids are those of the test's own namespace: pods of two runs would share control groups.
-        static RUN: LazyLock<u32> = LazyLock::new(|| RandomState::new().hash_one("the run") as u32);
-        let uid = format!("{:08x}-0000-4000-8000-{:012x}", *RUN, PODS.fetch_add(1, Ordering::Relaxed));
+        // Control groups are named by it, and they are the whole machine's: an id of a process would be that of another run in namespaces of its own.
+        static RUN: LazyLock<u64> = LazyLock::new(|| RandomState::new().hash_one("a run"));
+        let uid = format!("{:08x}-0000-4000-8000-{:012x}", *RUN & 0xffff_ffff, PODS.fetch_add(1, Ordering::Relaxed));
         Self {
             name: name.to_owned(),
             namespace: "default".to_owned(),
