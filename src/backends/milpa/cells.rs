@@ -357,8 +357,10 @@ impl Shared {
 
     fn run(self: &Arc<Self>, driver: Driver) {
         let stop = self.stop.clone();
+        // Boxed, or the task would have room for several copies of it.
+        let run = Box::pin(driver.run());
         self.tasks.spawn(async move {
-            stop.run_until_cancelled_owned(driver.run()).await;
+            stop.run_until_cancelled_owned(run).await;
         });
     }
 }
