@@ -1,6 +1,10 @@
 //! The one place that wires the parts together.
 
-use std::{io, path::PathBuf, sync::Arc};
+use std::{
+    io,
+    path::{Path, PathBuf},
+    sync::Arc,
+};
 
 use tokio::{
     runtime::Builder,
@@ -17,6 +21,8 @@ use crate::{
     config::{BackendConfig, Config},
     proxy::{self, Bound, Front},
 };
+
+mod reload;
 
 /// Threads of the main runtime. What runs there waits for cells, not for the processor.
 const WORKERS: usize = 2;
@@ -92,26 +98,30 @@ impl App {
     }
 }
 
-/// Runs the daemon until it is told to stop.
-pub fn run(config: Config) -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
+/// Runs the daemon until it is told to stop. `path` is the file that the configuration is of, for reloads.
+pub fn run(path: &Path, config: Config) -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
     let runtime = Builder::new_multi_thread().worker_threads(WORKERS).thread_name("kiyot").enable_all().build().map_err(AppError::Runtime)?;
-    Ok(runtime.block_on(serve(&config))?)
+    Ok(runtime.block_on(serve(path, config))?)
 }
 
-async fn serve(config: &Config) -> Result<(), AppError> {
+async fn serve(path: &Path, mut config: Config) -> Result<(), AppError> {
     // Asked for first: a signal during the start ends it as soon as it is complete.
     let mut terminate = signal(SignalKind::terminate()).map_err(AppError::Runtime)?;
     let mut interrupt = signal(SignalKind::interrupt()).map_err(AppError::Runtime)?;
-    let app = App::start(config).await?;
+    let mut hangup = signal(SignalKind::hangup()).map_err(AppError::Runtime)?;
+    let app = App::start(&config).await?;
     notify(&[sd_notify::NotifyState::Ready]);
-    let told = tokio::select! {
-        _ = terminate.recv() => "SIGTERM",
-        _ = interrupt.recv() => "SIGINT",
-        () = app.front.drain.ended() => return Err(AppError::Closed),
+    let told = loop {
+        tokio::select! {
+            _ = terminate.recv() => break "SIGTERM",
+            _ = interrupt.recv() => break "SIGINT",
+            _ = hangup.recv() => app.reload(path, &mut config),
+            () = app.front.drain.ended() => return Err(AppError::Closed),
+        }
     };
     tracing::info!(signal = told, "Told to stop; pods in cells go on.");
     notify(&[sd_notify::NotifyState::Stopping]);
-    app.stop(config).await;
+    app.stop(&config).await;
     Ok(())
 }
 

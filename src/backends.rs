@@ -80,6 +80,13 @@ pub trait Decoded: fmt::Debug + Send + Sync + 'static {
     /// For a list, the answer is this backend's part of it: an encoded answer whose repeated field is appended to the others'.
     fn snapshot(&self, method: Method, message: &[u8]) -> Option<Result<Bytes, Status>>;
 
+    /// Why a pod that is routed to this backend runs on the node instead, as the end of the sentence "it ..."; `None` if it does not. From memory, of an encoded
+    /// `RunPodSandboxRequest`.
+    fn leaves_to_node(&self, message: &[u8]) -> Option<String> {
+        let _ = message;
+        None
+    }
+
     /// Whether an image call is for a pod of this backend, from memory: `PullImage` with the uid of one of its pods, `ImageStatus` with the annotations of one.
     fn claims_image(&self, method: Method, message: &[u8]) -> bool;
 

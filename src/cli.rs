@@ -119,8 +119,8 @@ fn execute(command: Command) -> Result<Output, Failure> {
     match command {
         Command::Serve { config, log_format } => {
             telemetry::init(log_format).map_err(Failure::Usage)?;
-            let config = load(&config)?;
-            app::run(config).map(|()| String::new().into()).map_err(|error| Failure::Other(chain(&*error)))
+            let loaded = load(&config)?;
+            app::run(&config, loaded).map(|()| String::new().into()).map_err(|error| Failure::Other(chain(&*error)))
         }
         Command::CheckConfig { config } => Ok(summary::of(&config, &load(&config)?).into()),
         Command::Explain { config, filename } => {

@@ -11,6 +11,7 @@ use crate::problems::{Problem, Report, Table};
 mod backends;
 mod checks;
 mod cidr;
+mod diff;
 mod milpa;
 mod netns;
 mod read;
@@ -20,6 +21,7 @@ mod source;
 
 pub use backends::{BackendConfig, CriBackend};
 pub use cidr::{Cidr, NotACidr};
+pub use diff::{Change, Diff};
 pub use milpa::{HostNamespaces, HostPath, MilpaBackend, NodeResolver, Policy, Privileged, ProviderKind};
 pub use netns::Netns;
 pub use routing::{Routing, Rule};

@@ -14,6 +14,7 @@ use std::{
 use tokio::{
     net::UnixListener,
     runtime::{Builder, Handle},
+    sync::watch,
     task::JoinSet,
     time::{sleep, timeout},
 };
@@ -33,7 +34,9 @@ mod frame;
 mod gather;
 mod incoming;
 mod listener;
+mod lookup;
 mod merge;
+mod owners;
 pub mod peek;
 mod pump;
 pub mod routing;
@@ -45,7 +48,8 @@ mod timeout;
 use connection::Stop;
 pub use listener::ListenError;
 use listener::Listener;
-use shared::Shared;
+use owners::Owners;
+use shared::{Settings, Shared};
 
 /// Connections at most. The kubelet has one or two, each crictl another.
 const MAX_CONNECTIONS: usize = 1024;
@@ -79,6 +83,19 @@ pub struct Bound {
     pub address: PathBuf,
     /// Closes it. Dropping this cuts all connections.
     pub drain: DrainHandle,
+    /// Changes what may change while it is open.
+    pub settings: SettingsHandle,
+}
+
+/// Changes rules and limits of an open front door.
+#[derive(Debug)]
+pub struct SettingsHandle(watch::Sender<Arc<Settings>>);
+
+impl SettingsHandle {
+    /// Sets the rules, and of `[server]` `client_timeout` and `max_concurrent_calls`, all at once. Calls that are open go on as they began.
+    pub fn replace(&self, server: &Server, routing: Routing) {
+        self.0.send_replace(Arc::new(Settings::new(server, routing)));
+    }
 }
 
 /// Closes the front door.
@@ -93,10 +110,8 @@ impl Front {
     pub fn start(config: &Server, routing: Routing, registry: Registry) -> Result<Bound, StartError> {
         let shared = Shared {
             registry,
-            routing,
+            owners: Owners::default(),
             main: Handle::try_current()?,
-            client_timeout: config.client_timeout,
-            max_calls: config.max_concurrent_calls,
             open_calls: AtomicUsize::new(0),
         };
         let runtime = Builder::new_current_thread().enable_all().build().map_err(StartError::Thread)?;
@@ -106,16 +121,17 @@ impl Front {
             let socket = listener.socket.try_clone().and_then(UnixListener::from_std);
             socket.map_err(StartError::Thread)?
         };
+        let (settings, settings_of_thread) = watch::channel(Arc::new(Settings::new(config, routing)));
         let (stop, ended) = (Stop::default(), CancellationToken::new());
         let (stop_of_thread, ended_of_thread) = (stop.clone(), ended.clone().drop_guard());
         let address = config.listen.clone();
         let run = move || {
             let _ended = ended_of_thread;
-            runtime.block_on(accept(listener, socket, Arc::new(shared), stop_of_thread));
+            runtime.block_on(accept(listener, socket, Arc::new(shared), settings_of_thread, stop_of_thread));
         };
         thread::Builder::new().name("cri-front".into()).spawn(run).map_err(StartError::Thread)?;
         tracing::info!(socket = %address.display(), "listening for the kubelet");
-        Ok(Bound { address, drain: DrainHandle { stop, ended } })
+        Ok(Bound { address, drain: DrainHandle { stop, ended }, settings: SettingsHandle(settings) })
     }
 }
 
@@ -147,7 +163,7 @@ impl Drop for DrainHandle {
 }
 
 /// Accepts connections until told to stop, then waits for their end.
-async fn accept(listener: Listener, socket: UnixListener, front: Arc<Shared>, stop: Stop) {
+async fn accept(listener: Listener, socket: UnixListener, front: Arc<Shared>, settings: watch::Receiver<Arc<Settings>>, stop: Stop) {
     let mut connections = JoinSet::new();
     loop {
         tokio::select! {
@@ -156,7 +172,7 @@ async fn accept(listener: Listener, socket: UnixListener, front: Arc<Shared>, st
             Some(ended) = connections.join_next(), if !connections.is_empty() => log_panic(ended),
             accepted = socket.accept() => match accepted {
                 Ok((stream, _)) if connections.len() < MAX_CONNECTIONS => {
-                    connections.spawn(connection::serve(stream, front.clone(), stop.clone()));
+                    connections.spawn(connection::serve(stream, front.clone(), settings.clone(), stop.clone()));
                 }
                 Ok(_) => tracing::warn!(limit = MAX_CONNECTIONS, "a client was turned away: there are as many connections as there may be"),
                 Err(error) => {

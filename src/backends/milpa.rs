@@ -113,6 +113,11 @@ impl Milpa {
         Ok(Arc::new(Self { name: name.clone(), answers, verbs, cells, gateway, store }))
     }
 
+    /// How many cells there may be at once, from now on. Those that run go on, however many they are.
+    pub fn set_max_cells(&self, most: usize) {
+        self.cells.set_max_cells(most);
+    }
+
     /// Ends all tasks. Pods go on, and are known again at the next start.
     pub async fn shutdown(&self) {
         self.verbs.shutdown().await;
@@ -153,6 +158,10 @@ impl Decoded for Answers {
 
     fn snapshot(&self, method: Method, message: &[u8]) -> Option<Result<Bytes, Status>> {
         self.0.snapshot(method, message)
+    }
+
+    fn leaves_to_node(&self, message: &[u8]) -> Option<String> {
+        self.0.leaves_to_node(message)
     }
 
     fn claims_image(&self, method: Method, message: &[u8]) -> bool {

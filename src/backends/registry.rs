@@ -81,6 +81,21 @@ impl Registry {
         })
     }
 
+    /// Whether ids may be of several container runtimes.
+    pub fn has_several_raw(&self) -> bool {
+        self.raw.len() > 1
+    }
+
+    /// The place of a backend among [`Self::raw`].
+    pub fn place(&self, name: &str) -> Option<usize> {
+        self.raw().position(|(raw, _)| raw.as_str() == name)
+    }
+
+    /// The upstream at a place among [`Self::raw`]; the node's if there is none.
+    pub fn upstream(&self, place: usize) -> &Upstream {
+        self.raw().nth(place).map_or_else(|| self.node(), |(_, upstream)| upstream)
+    }
+
     /// The backends that answer decoded calls.
     pub fn decoded(&self) -> impl Iterator<Item = &Arc<dyn Decoded>> {
         self.decoded.iter().filter_map(|index| match self.backends[*index].path() {
@@ -125,6 +140,8 @@ mod tests {
         let registry = Registry::new(vec![cri("a"), cri("b"), cri("c")], &BackendName::new("b")).unwrap();
         assert_eq!(registry.raw().map(|(name, _)| name.as_str()).collect::<Vec<_>>(), ["b", "a", "c"]);
         assert_eq!(registry.node_name().as_str(), "b");
+        assert_eq!((registry.place("b"), registry.place("c"), registry.place("d")), (Some(0), Some(2), None));
+        assert!(std::ptr::eq(registry.upstream(0), registry.node()) && registry.has_several_raw());
         assert!(registry.by_id("0123").is_none());
         assert!(!registry.is_plain());
     }

@@ -109,7 +109,7 @@ fn in_a_cell(
 ) {
     let sandbox = request.config.clone().unwrap_or_default();
     if let Some(what) = policy::keeps_local(&milpa.policy, &sandbox) {
-        lines.say(format!("goes to {node_backend}: it asks for {what}, and policy.host_namespaces of {} is \"keep-local\"", decision.backend));
+        lines.say(format!("goes to {node_backend} instead of {}: it {what}", decision.backend));
         note_idle_annotations(lines, pod);
         return;
     }

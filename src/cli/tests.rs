@@ -70,7 +70,7 @@ fn every_reason_is_explained() {
         (
             OPT_OUT,
             pod("", "  hostNetwork: true"),
-            "goes to containerd: it asks for the node's network (hostNetwork), and policy.host_namespaces of milpa is \"keep-local\"",
+            "goes to containerd instead of milpa: it asks for the node's network (hostNetwork), and policy.host_namespaces is \"keep-local\"",
         ),
     ] {
         let (text, fine) = explained(config, &manifest);

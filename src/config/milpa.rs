@@ -96,6 +96,8 @@ pub enum HostNamespaces {
 pub enum Privileged {
     /// "refuse": it is refused. In a cell that shares the node's kernel, a privileged container is root on the node.
     Refuse,
+    /// "keep-local": its pod runs on the node.
+    KeepLocal,
     /// "allow": it runs.
     Allow,
 }
@@ -181,7 +183,9 @@ impl Policy {
         table.set("host_namespaces", &mut policy.host_namespaces, |field| {
             field.choice(&[("refuse", HostNamespaces::Refuse), ("keep-local", HostNamespaces::KeepLocal)])
         });
-        table.set("privileged", &mut policy.privileged, |field| field.choice(&[("refuse", Privileged::Refuse), ("allow", Privileged::Allow)]));
+        table.set("privileged", &mut policy.privileged, |field| {
+            field.choice(&[("refuse", Privileged::Refuse), ("keep-local", Privileged::KeepLocal), ("allow", Privileged::Allow)])
+        });
         let resolvers = [("refuse", NodeResolver::Refuse), ("allow", NodeResolver::Allow)];
         table.set("node_resolver", &mut policy.node_resolver, |field| field.choice(&resolvers));
         table.finish();

@@ -11,20 +11,29 @@ use super::{
     caller::{Caller, GRPC_ACCEPT_ENCODING},
     decoded, forward, gather,
     incoming::{Incoming, Message, NoMessage},
+    lookup,
+    owners::Place,
     peek::{self, Pod},
     routing,
-    shared::Shared,
+    shared::{Settings, Shared},
     table::{self, Route},
     timeout::Budget,
 };
-use crate::backends::{
-    CallPath, Decoded, Method,
-    cri::{MAX_MESSAGE, Upstream},
+use crate::{
+    backends::{
+        CallPath, Decoded, Method,
+        cri::{MAX_MESSAGE, Upstream},
+    },
+    config::Routing,
 };
 
 /// Who answers a call.
 enum Plan<'a> {
     Raw(&'a Upstream),
+    /// A container runtime that is one of several: its answer says whose an id is.
+    Learned(Place),
+    /// Whichever has this id.
+    Whose(String),
     Decoded(&'a Arc<dyn Decoded>),
     List,
     Status,
@@ -34,23 +43,27 @@ enum Plan<'a> {
 }
 
 /// Serves a call. Dropping the future ends it on all sides.
-pub(super) async fn serve(front: Arc<Shared>, request: Request<RecvStream>, respond: SendResponse<Bytes>) {
-    let caller = Caller::new(respond, front.client_timeout);
-    let Some(_open) = front.open_call() else {
-        let message = format!("there are {} calls open already; allowed are no more (server.max_concurrent_calls)", front.max_calls);
+pub(super) async fn serve(front: Arc<Shared>, settings: Arc<Settings>, request: Request<RecvStream>, respond: SendResponse<Bytes>) {
+    let caller = Caller::new(respond, settings.client_timeout);
+    let Some(_open) = front.open_call(settings.max_calls) else {
+        let message = format!("there are {} calls open already; allowed are no more (server.max_concurrent_calls)", settings.max_calls);
         return caller.status(&Status::resource_exhausted(message));
     };
     let budget = Budget::of(request.headers());
     let method = Method::of_path(request.uri().path());
-    let mut incoming = Incoming::new(request, method.map(|_| front.client_timeout));
+    let mut incoming = Incoming::new(request, method.map(|_| settings.client_timeout));
     let route = method.map_or(Route::Node, table::route);
-    let Some(method) = method.filter(|_| !front.registry.is_plain() && route != Route::Node) else {
+    let Some(method) = method else {
+        // What it is made of is not known: it is passed on as it comes.
         if incoming.take_what_came().await.is_ok() {
             forward::forward(front.registry.node(), incoming, budget, caller).await;
         }
         return;
     };
+    let is_raw = front.registry.is_plain() || route == Route::Node;
+    // All known methods take one message. With all of it at hand, a call that was refused can be sent again.
     let message = match incoming.message().await {
+        Ok(_) | Err(NoMessage::TooLarge(_)) if is_raw => None,
         Ok(Message::Whole { compressed: true, .. }) => return refuse_compressed(caller, method),
         Ok(Message::Whole { length, alone, .. }) => Some((incoming.message_bytes(length), alone)),
         // The node says in its own words what is wrong with it.
@@ -63,11 +76,13 @@ pub(super) async fn serve(front: Arc<Shared>, request: Request<RecvStream>, resp
         }
     };
     let Some((message, alone)) = message else { return forward::forward(front.registry.node(), incoming, budget, caller).await };
-    match plan(&front, method, route, &message) {
+    match plan(&front, &settings, method, route, &message) {
         Plan::Raw(upstream) => forward::forward(upstream, incoming, budget, caller).await,
+        Plan::Whose(id) => Box::pin(ask_whose(&front, method, &id, incoming, message, budget, caller)).await,
         Plan::Refuse(status) => caller.status(&status),
         _ if !alone => caller.status(&Status::internal(format!("{method} takes one message, and there came more"))),
         Plan::Decoded(backend) => Box::pin(answer_decoded(&front, backend, method, message, budget, caller)).await,
+        Plan::Learned(place) => Box::pin(gather::learned(&front, method, place, incoming, message, budget, caller)).await,
         Plan::List => Box::pin(gather::list(&front, method, incoming, message, budget, caller)).await,
         Plan::Status => Box::pin(gather::status(&front, incoming, budget, caller)).await,
         Plan::NodeImage => Box::pin(gather::image(&front, incoming, message, budget, caller)).await,
@@ -75,24 +90,32 @@ pub(super) async fn serve(front: Arc<Shared>, request: Request<RecvStream>, resp
 }
 
 /// Decides who answers.
-fn plan<'a>(front: &'a Shared, method: Method, route: Route, message: &[u8]) -> Plan<'a> {
+fn plan<'a>(front: &'a Shared, settings: &Settings, method: Method, route: Route, message: &[u8]) -> Plan<'a> {
     let registry = &front.registry;
     // An id that can't be read is for the node to complain about.
     let owner = |path| registry.by_id(peek::string(message, path).unwrap_or_default());
     match route {
         Route::Node => Plan::Raw(registry.node()),
-        Route::Run => run(front, message),
-        Route::ById(path) => owner(path).map_or_else(|| Plan::Raw(registry.node()), Plan::Decoded),
-        Route::List(paths) => paths.iter().find_map(|path| owner(path)).map_or(Plan::List, Plan::Decoded),
+        Route::Run => run(front, &settings.routing, message),
+        Route::ById(path) => owner(path).map_or_else(|| of_id(front, method, peek::string(message, path).unwrap_or_default()), Plan::Decoded),
+        Route::List(paths) => match paths.iter().find_map(|path| owner(path)) {
+            Some(backend) => Plan::Decoded(backend),
+            // Its owner alone is asked, so that it is answered while another is down.
+            None if registry.has_several_raw() => {
+                let place = paths.iter().find_map(|path| front.owners.of_id(peek::string(message, path).ok()?));
+                place.map_or(Plan::List, |place| Plan::Raw(registry.upstream(place)))
+            }
+            None => Plan::List,
+        },
         Route::Status => Plan::Status,
         Route::PullImage => {
-            registry.decoded().find(|backend| backend.claims_image(method, message)).map_or_else(|| Plan::Raw(registry.node()), Plan::Decoded)
+            registry.decoded().find(|backend| backend.claims_image(method, message)).map_or_else(|| of_image(front, method, message), Plan::Decoded)
         }
         Route::ImageStatus => match registry.decoded().find(|backend| backend.claims_image(method, message)) {
             Some(backend) => Plan::Decoded(backend),
             // ImageSpec.annotations are the pod's; with them the call is for a pod of the node.
             None if matches!(peek::bytes(message, &[1, 2]), Ok(None)) => Plan::NodeImage,
-            None => Plan::Raw(registry.node()),
+            None => of_image(front, method, message),
         },
         Route::WholeNodeOnly => {
             Plan::Refuse(Status::unimplemented(format!("{method} is not answered while there are several backends: the calls that list are")))
@@ -100,18 +123,61 @@ fn plan<'a>(front: &'a Shared, method: Method, route: Route, message: &[u8]) -> 
     }
 }
 
-fn run<'a>(front: &'a Shared, message: &[u8]) -> Plan<'a> {
+/// Who answers a call by the id of a container runtime.
+fn of_id<'a>(front: &'a Shared, method: Method, id: &str) -> Plan<'a> {
+    if !front.registry.has_several_raw() || id.is_empty() {
+        return Plan::Raw(front.registry.node());
+    }
+    match front.owners.of_id(id) {
+        Some(place) => by_place(front, method, place),
+        None => Plan::Whose(id.to_owned()),
+    }
+}
+
+/// Who answers for an image: the runtime of the pod that it is for, if that is known.
+fn of_image<'a>(front: &'a Shared, method: Method, message: &[u8]) -> Plan<'a> {
+    let place = if front.registry.has_several_raw() { front.owners.of_image(method, message) } else { None };
+    Plan::Raw(place.map_or_else(|| front.registry.node(), |place| front.registry.upstream(place)))
+}
+
+/// A call to a container runtime. Where there are several, the answer is looked at that has a new id.
+fn by_place(front: &Shared, method: Method, place: Place) -> Plan<'_> {
+    let makes_an_id = matches!(method, Method::RunPodSandbox | Method::CreateContainer);
+    if makes_an_id && front.registry.has_several_raw() { Plan::Learned(place) } else { Plan::Raw(front.registry.upstream(place)) }
+}
+
+async fn ask_whose(front: &Shared, method: Method, id: &str, incoming: Incoming, message: Bytes, budget: Budget, mut caller: Caller) {
+    let asked = lookup::find(front, table::names(method), id, incoming.head.clone(), budget);
+    let place = match caller.wait(gather::until(budget, asked)).await {
+        Ok(Ok(Ok(place))) => place,
+        Ok(Ok(Err(status)) | Err(status)) => return caller.status(&status),
+        Err(_gone) => return,
+    };
+    match by_place(front, method, place) {
+        Plan::Learned(place) => gather::learned(front, method, place, incoming, message, budget, caller).await,
+        _ => forward::forward(front.registry.upstream(place), incoming, budget, caller).await,
+    }
+}
+
+fn run<'a>(front: &'a Shared, routing: &Routing, message: &[u8]) -> Plan<'a> {
     let registry = &front.registry;
     let pod = Pod::of(message);
-    let decision = match routing::decide(pod, &registry.declared(), &front.routing, registry.node_name()) {
+    let decision = match routing::decide(pod, &registry.declared(), routing, registry.node_name()) {
         Ok(decision) => decision,
         Err(undeclared) => return Plan::Refuse(Status::invalid_argument(undeclared.to_string())),
     };
     let (namespace, name) = (pod.namespace().unwrap_or_default(), pod.name().unwrap_or_default());
     tracing::info!(namespace, name, backend = decision.backend, reason = ?decision.reason, "a pod sandbox was routed");
     match registry.get(decision.backend).map(|backend| backend.path()) {
-        Some(CallPath::Raw(upstream)) => Plan::Raw(upstream),
-        Some(CallPath::Decoded(backend)) => Plan::Decoded(backend),
+        // A raw backend has a place.
+        Some(CallPath::Raw(_)) => by_place(front, Method::RunPodSandbox, registry.place(decision.backend).unwrap_or_default()),
+        Some(CallPath::Decoded(backend)) => match backend.leaves_to_node(message) {
+            None => Plan::Decoded(backend),
+            Some(why) => {
+                tracing::info!(namespace, name, backend = %registry.node_name(), instead_of = decision.backend, why, "a pod sandbox stays on the node");
+                by_place(front, Method::RunPodSandbox, 0)
+            }
+        },
         None => Plan::Refuse(Status::failed_precondition(format!("the pod is routed to {:?}, and there is no such backend", decision.backend))),
     }
 }

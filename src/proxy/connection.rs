@@ -16,11 +16,15 @@ use h2::{
 };
 use tokio::{
     net::UnixStream,
+    sync::watch,
     time::{Sleep, sleep, timeout},
 };
 use tokio_util::sync::CancellationToken;
 
-use super::{call, shared::Shared};
+use super::{
+    call,
+    shared::{Settings, Shared},
+};
 use crate::backends::cri::{CONNECTION_WINDOW, MAX_HEADER_LIST, RESET_STREAM_DURATION, RESET_STREAMS, STREAM_WINDOW, Tap, Wire};
 
 /// How long the last words of a connection may take.
@@ -36,9 +40,14 @@ pub(super) struct Stop {
 }
 
 /// Serves a connection until it ends.
-pub(super) async fn serve(stream: UnixStream, front: Arc<Shared>, stop: Stop) {
-    let (wire, tap) = Wire::of_server(stream);
-    let streams = u32::try_from(front.max_calls).unwrap_or(u32::MAX);
+pub(super) async fn serve(stream: UnixStream, front: Arc<Shared>, mut settings: watch::Receiver<Arc<Settings>>, stop: Stop) {
+    let (wire, tap) = match Wire::of_server(stream) {
+        Ok(ends) => ends,
+        Err(error) => return tracing::warn!(%error, "a client's connection can't be served"),
+    };
+    let begin = Arc::clone(&settings.borrow_and_update());
+    // It is told once; what is set later counts all the same, by calls that are refused.
+    let streams = u32::try_from(begin.max_calls).unwrap_or(u32::MAX);
     let mut builder = Builder::new();
     builder
         .initial_window_size(STREAM_WINDOW)
@@ -52,19 +61,19 @@ pub(super) async fn serve(stream: UnixStream, front: Arc<Shared>, stop: Stop) {
     let handshake = tokio::select! {
         biased;
         () = stop.drain.cancelled() => return,
-        handshake = timeout(front.client_timeout, builder.handshake::<_, Bytes>(wire)) => handshake,
+        handshake = timeout(begin.client_timeout, builder.handshake::<_, Bytes>(wire)) => handshake,
     };
     let mut h2 = match handshake {
         Ok(Ok(h2)) => h2,
         Ok(Err(error)) => return tracing::debug!(%error, "a client does not speak HTTP/2"),
-        Err(_) => return tracing::debug!(after = ?front.client_timeout, "a client connected and said nothing"),
+        Err(_) => return tracing::debug!(after = ?begin.client_timeout, "a client connected and said nothing"),
     };
     tap.drive();
-    match rounds(&mut h2, &tap, &front, &stop).await {
+    match rounds(&mut h2, &tap, &front, settings, &stop).await {
         End::Closed => {}
         End::Error(error) => tracing::debug!(%error, "a client's connection ended"),
         End::HalfSent => {
-            tracing::debug!(after = ?front.client_timeout, "a client stopped in the middle of a frame");
+            tracing::debug!(after = ?begin.client_timeout, "a client stopped in the middle of a frame");
             say_goodbye(&mut h2, &tap, Reason::ENHANCE_YOUR_CALM).await;
         }
         End::Reset => say_goodbye(&mut h2, &tap, Reason::NO_ERROR).await,
@@ -79,9 +88,10 @@ enum End {
 }
 
 /// Accepts calls and serves them. When it returns, the calls that were open are no more.
-async fn rounds(h2: &mut Connection<Wire, Bytes>, tap: &Tap, front: &Arc<Shared>, stop: &Stop) -> End {
+async fn rounds(h2: &mut Connection<Wire, Bytes>, tap: &Tap, front: &Arc<Shared>, mut settings: watch::Receiver<Arc<Settings>>, stop: &Stop) -> End {
+    let mut now = Arc::clone(&settings.borrow_and_update());
     let mut calls = FuturesUnordered::new();
-    let mut quiet = Quiet { limit: front.client_timeout, timer: None, frames: 0 };
+    let mut quiet = Quiet { limit: now.client_timeout, timer: None, frames: 0 };
     let mut drain = pin!(stop.drain.cancelled());
     let mut reset = pin!(stop.reset.cancelled());
     let mut draining = false;
@@ -95,7 +105,14 @@ async fn rounds(h2: &mut Connection<Wire, Bytes>, tap: &Tap, front: &Arc<Shared>
         }
         loop {
             match h2.poll_accept(cx) {
-                Poll::Ready(Some(Ok((request, respond)))) => calls.push(call::serve(front.clone(), request, respond)),
+                Poll::Ready(Some(Ok((request, respond)))) => {
+                    // An atomic load; the lock is taken only after a reload.
+                    if settings.has_changed().unwrap_or(false) {
+                        now = Arc::clone(&settings.borrow_and_update());
+                        quiet.limit = now.client_timeout;
+                    }
+                    calls.push(call::serve(front.clone(), now.clone(), request, respond));
+                }
                 Poll::Ready(Some(Err(error))) => return Poll::Ready(End::Error(error)),
                 Poll::Ready(None) => return Poll::Ready(End::Closed),
                 Poll::Pending => break,

@@ -11,6 +11,7 @@ use super::{
     decoded, forward,
     incoming::Incoming,
     merge::{self, Merged},
+    owners::Place,
     peek,
     shared::Shared,
     timeout::Budget,
@@ -62,7 +63,7 @@ async fn of_node(front: &Shared, incoming: Incoming, budget: Budget, caller: Cal
     Some((answers.pop()?, caller))
 }
 
-async fn until<F: Future>(budget: Budget, work: F) -> Result<F::Output, Status> {
+pub(super) async fn until<F: Future>(budget: Budget, work: F) -> Result<F::Output, Status> {
     match budget.deadline() {
         Some(deadline) => {
             tokio::time::timeout_at(deadline.into(), work).await.map_err(|_| Status::deadline_exceeded("the node did not answer before the deadline"))
@@ -78,6 +79,25 @@ async fn pass_on(caller: Caller, merged: Result<Merged, Status>) {
     }
 }
 
+/// Passes on the answer of one of several container runtimes, as it is, and learns from it.
+pub(super) async fn learned(front: &Shared, method: Method, place: Place, incoming: Incoming, message: Bytes, budget: Budget, caller: Caller) {
+    let upstream = front.registry.upstream(place);
+    let Some((mut answers, caller)) = whole(std::iter::once(upstream), incoming, budget, caller).await else { return };
+    learn(front, method, place, &message, &mut answers);
+    if let Some(answer) = answers.pop() {
+        pass_on(caller, Ok(answer.into())).await;
+    }
+}
+
+/// Learns from the answers of the runtimes from `first` on.
+fn learn(front: &Shared, method: Method, first: Place, request: &[u8], answers: &mut [Answer]) {
+    for (place, answer) in answers.iter_mut().enumerate().filter(|(_, answer)| merge::is_ok(answer)) {
+        if let Some(message) = merge::contiguous(answer) {
+            front.owners.learn(method, first + place, request, &message);
+        }
+    }
+}
+
 /// Answers a list with all that the backends have.
 pub(super) async fn list(front: &Shared, method: Method, incoming: Incoming, message: Bytes, budget: Budget, mut caller: Caller) {
     let mut ours = Vec::new();
@@ -88,10 +108,13 @@ pub(super) async fn list(front: &Shared, method: Method, incoming: Incoming, mes
             Err(_gone) => return,
         }
     }
-    if front.registry.raw().nth(1).is_none() && ours.iter().all(Bytes::is_empty) {
+    if !front.registry.has_several_raw() && ours.iter().all(Bytes::is_empty) {
         return forward::forward(front.registry.node(), incoming, budget, caller).await;
     }
-    let Some((answers, caller)) = whole(front.registry.raw().map(|(_, upstream)| upstream), incoming, budget, caller).await else { return };
+    let Some((mut answers, caller)) = whole(front.registry.raw().map(|(_, upstream)| upstream), incoming, budget, caller).await else { return };
+    if front.registry.has_several_raw() {
+        learn(front, method, 0, &message, &mut answers);
+    }
     pass_on(caller, merge::lists(answers, ours)).await;
 }
 

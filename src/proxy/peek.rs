@@ -86,7 +86,7 @@ impl<'a> Iterator for Fields<'a> {
 }
 
 /// Calls `visit` with each value found at a path of field numbers; a message that comes in several parts is walked as if they were one, as decoders do.
-fn walk<'a>(message: &'a [u8], path: &[u32], visit: &mut dyn FnMut(&'a [u8])) -> Result<(), Malformed> {
+pub fn each<'a>(message: &'a [u8], path: &[u32], visit: &mut dyn FnMut(&'a [u8])) -> Result<(), Malformed> {
     let Some((&wanted, rest)) = path.split_first() else {
         visit(message);
         return Ok(());
@@ -95,7 +95,7 @@ fn walk<'a>(message: &'a [u8], path: &[u32], visit: &mut dyn FnMut(&'a [u8])) ->
         if let (number, Value::Bytes(value)) = field?
             && number == wanted
         {
-            walk(value, rest, visit)?;
+            each(value, rest, visit)?;
         }
     }
     Ok(())
@@ -104,7 +104,7 @@ fn walk<'a>(message: &'a [u8], path: &[u32], visit: &mut dyn FnMut(&'a [u8])) ->
 /// The bytes at a path of field numbers; the last of several, as decoders do. `None` if there are none.
 pub fn bytes<'a>(message: &'a [u8], path: &[u32]) -> Result<Option<&'a [u8]>, Malformed> {
     let mut found = None;
-    walk(message, path, &mut |value| found = Some(value))?;
+    each(message, path, &mut |value| found = Some(value))?;
     Ok(found)
 }
 
@@ -119,7 +119,7 @@ pub fn string<'a>(message: &'a [u8], path: &[u32]) -> Result<&'a str, Malformed>
 /// What a `map<string, string>` at a path of field numbers has at a key.
 pub fn entry<'a>(message: &'a [u8], path: &[u32], key: &str) -> Result<Option<&'a str>, Malformed> {
     let mut found = Ok(None);
-    walk(message, path, &mut |entry| match (bytes(entry, &[1]), string(entry, &[2])) {
+    each(message, path, &mut |entry| match (bytes(entry, &[1]), string(entry, &[2])) {
         (Ok(name), Ok(value)) if name.unwrap_or_default() == key.as_bytes() && found.is_ok() => found = Ok(Some(value)),
         (Ok(_), Ok(_)) => {}
         _ => found = Err(Malformed),

@@ -10,17 +10,34 @@ use std::{
 
 use tokio::runtime::Handle;
 
-use crate::{backends::registry::Registry, config::Routing};
+use super::owners::Owners;
+use crate::{
+    backends::registry::Registry,
+    config::{Routing, Server},
+};
+
+/// What may change while the daemon runs. A call goes by what was set when it came.
+#[derive(Debug)]
+pub(super) struct Settings {
+    pub(super) routing: Routing,
+    pub(super) client_timeout: Duration,
+    pub(super) max_calls: usize,
+}
+
+impl Settings {
+    pub(super) fn new(server: &Server, routing: Routing) -> Self {
+        Self { routing, client_timeout: server.client_timeout, max_calls: server.max_concurrent_calls }
+    }
+}
 
 /// What all calls share.
 #[derive(Debug)]
 pub(super) struct Shared {
     pub(super) registry: Registry,
-    pub(super) routing: Routing,
+    /// Used only where several container runtimes make ids.
+    pub(super) owners: Owners,
     /// The runtime on which decoded calls are answered.
     pub(super) main: Handle,
-    pub(super) client_timeout: Duration,
-    pub(super) max_calls: usize,
     pub(super) open_calls: AtomicUsize,
 }
 
@@ -30,10 +47,10 @@ pub(super) struct OpenCall(Arc<Shared>);
 
 impl Shared {
     /// Counts a call; `None` if there are as many as there may be.
-    pub(super) fn open_call(self: &Arc<Self>) -> Option<OpenCall> {
+    pub(super) fn open_call(self: &Arc<Self>, most: usize) -> Option<OpenCall> {
         let before = self.open_calls.fetch_add(1, Ordering::Relaxed);
         let open = OpenCall(self.clone());
-        (before < self.max_calls).then_some(open)
+        (before < most).then_some(open)
     }
 }
 

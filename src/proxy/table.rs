@@ -26,6 +26,29 @@ pub enum Route {
     WholeNodeOnly,
 }
 
+/// What the id in field 1 of a request is of.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Names {
+    /// A pod sandbox.
+    Sandbox,
+    /// A container.
+    Container,
+}
+
+/// What the id of a call is of that is routed by its id.
+pub const fn names(method: Method) -> Names {
+    match method {
+        Method::StopPodSandbox
+        | Method::RemovePodSandbox
+        | Method::PodSandboxStatus
+        | Method::CreateContainer
+        | Method::PortForward
+        | Method::PodSandboxStats
+        | Method::UpdatePodSandboxResources => Names::Sandbox,
+        _ => Names::Container,
+    }
+}
+
 /// The row of a method.
 pub const fn route(method: Method) -> Route {
     match method {
@@ -109,7 +132,10 @@ mod tests {
     fn ids_are_where_the_descriptors_have_them() {
         for &method in Method::ALL {
             match route(method) {
-                Route::ById(path) => assert!(["pod_sandbox_id", "container_id"].contains(&field_name(method, path).as_str()), "{method}"),
+                Route::ById(path) => {
+                    let name = if names(method) == Names::Sandbox { "pod_sandbox_id" } else { "container_id" };
+                    assert_eq!(field_name(method, path), name, "{method}");
+                }
                 Route::List(paths) => {
                     for path in paths {
                         assert!(["pod_sandbox_id", "id"].contains(&field_name(method, path).as_str()), "{method}");

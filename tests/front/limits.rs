@@ -113,3 +113,18 @@ async fn metadata_that_is_too_long_is_refused() {
     let other = Caller::connect(&door.bound.address).await;
     assert_eq!(other.call(Method::Version, b"").await.code(), 0);
 }
+#[tokio::test(flavor = "multi_thread")]
+async fn measure() {
+    let door = Setup::default().open();
+    let _runtime = Played::named(&door.containerd());
+    let caller = door.caller().await;
+    for _ in 0..2000 {
+        caller.call(Method::Version, b"").await;
+    }
+    println!("serial done");
+    let start = std::time::Instant::now();
+    for _ in 0..100 {
+        futures::future::join_all((0..32).map(|_| caller.call(Method::StopContainer, b"\x0a\x03abc"))).await;
+    }
+    println!("32x {:?}", start.elapsed() / 3200);
+}

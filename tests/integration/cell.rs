@@ -2,17 +2,25 @@
 
 use kiyot_testkit::{Container, Kiyot, KiyotOptions, Kubelet, Node, Pod, RunningPod, cri};
 
+mod disks;
 mod faults;
 mod images;
+mod kills;
 mod life;
 mod lists;
 mod log_files;
 mod logs;
+mod outages;
+mod placement;
 mod network;
 mod processes;
+mod reboot;
 mod refusals;
 mod restart;
+mod retries;
+mod stops;
 mod streams;
+mod usage;
 mod subpaths;
 mod volume_contents;
 mod volumes;

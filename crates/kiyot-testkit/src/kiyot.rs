@@ -32,6 +32,9 @@ pub struct KiyotOptions {
     pub netns: String,
     /// Whole further sections.
     pub sections: String,
+    /// A configuration file to run with as it is, such as an example: what is this node's is set over it by environment variables. Then only
+    /// `binary` and `log` count.
+    pub file: Option<PathBuf>,
     /// What it logs, in the words of `KIYOT_LOG`.
     pub log: String,
 }
@@ -46,6 +49,7 @@ impl KiyotOptions {
             milpa: String::new(),
             netns: String::new(),
             sections: String::new(),
+            file: None,
             log: "info,kiyot=debug,kiyot_link=debug".to_owned(),
         }
     }
@@ -78,6 +82,21 @@ impl KiyotOptions {
     }
 }
 
+/// What an example's configuration must have of a node to run there, as environment variables.
+fn variables(node: &Node, directory: &Path) -> Vec<(&'static str, String)> {
+    let text = |path: &Path| format!("{:?}", path.display().to_string());
+    vec![
+        ("KIYOT_SERVER__LISTEN", text(&directory.join("kiyot.sock"))),
+        ("KIYOT_BACKENDS__CONTAINERD__SOCKET", text(&node.socket())),
+        ("KIYOT_BACKENDS__MILPA__STATE_DIR", text(&directory.join("state"))),
+        ("KIYOT_BACKENDS__MILPA__PAUSE_IMAGE", format!("{PAUSE_IMAGE:?}")),
+        ("KIYOT_BACKENDS__MILPA__KUBELET_DIR", text(&node.kubelet_directory())),
+        ("KIYOT_BACKENDS__MILPA__NETNS__CNI_CONF_DIR", text(&node.cni_configuration())),
+        ("KIYOT_BACKENDS__MILPA__NETNS__CNI_BIN_DIRS", format!("[{}]", text(&Node::cni_plugins()))),
+        ("KIYOT_BACKENDS__MILPA__NETNS__RESTRICT_OOM_SCORE_ADJ", Node::restricts_oom_score().to_string()),
+    ]
+}
+
 /// A running daemon of one test. Killed when it is dropped, and its cells with it; its log is shown when the test panics.
 #[derive(Debug)]
 pub struct Kiyot<'a> {
@@ -96,8 +115,12 @@ impl<'a> Kiyot<'a> {
         }
         let directory = node.directory().join("kiyot");
         fs::create_dir_all(&directory).expect("a directory can be made");
-        fs::write(directory.join("kiyot.toml"), options.configuration(node, &directory)).expect("a configuration can be written");
-        let daemon = spawn(&options, &directory);
+        let configuration = match &options.file {
+            Some(file) => fs::read_to_string(file).expect("the configuration can be read"),
+            None => options.configuration(node, &directory),
+        };
+        fs::write(directory.join("kiyot.toml"), configuration).expect("a configuration can be written");
+        let daemon = spawn(node, &options, &directory);
         let mut kiyot = Self { node, options, directory, daemon };
         kiyot.answering().await;
         kiyot
@@ -160,9 +183,25 @@ impl<'a> Kiyot<'a> {
         wait_until("the daemon has ended", LIMIT, async || self.daemon.try_wait().ok().flatten()).await
     }
 
+    /// Replaces a part of the configuration file, tells the daemon to read it again (SIGHUP), and waits until it has said what it made of it.
+    ///
+    /// # Panics
+    /// When the part isn't there.
+    pub async fn reload(&self, part: &str, with: &str) {
+        let before = fs::read_to_string(self.configuration()).expect("the configuration can be read");
+        assert!(before.contains(part), "the configuration has no {part:?}:\n{before}");
+        fs::write(self.configuration(), before.replacen(part, with, 1)).expect("the configuration can be written");
+        let said = |log: &str| log.matches("The configuration was reloaded.").count() + log.matches("The configuration can't be reloaded").count();
+        let until_now = said(&self.log());
+        if let Some(pid) = i32::try_from(self.daemon.id()).ok().and_then(Pid::from_raw) {
+            let _ = kill_process(pid, Signal::HUP);
+        }
+        wait_until("the daemon has read its configuration again", LIMIT, async || (said(&self.log()) > until_now).then_some(())).await;
+    }
+
     /// Starts the daemon again after [`kill9`](Self::kill9) or [`stop`](Self::stop), and waits until it answers.
     pub async fn start_again(&mut self) {
-        self.daemon = spawn(&self.options, &self.directory);
+        self.daemon = spawn(self.node, &self.options, &self.directory);
         self.answering().await;
     }
 
@@ -198,7 +237,7 @@ impl Drop for Kiyot<'_> {
     }
 }
 
-fn spawn(options: &KiyotOptions, directory: &Path) -> Child {
+fn spawn(node: &Node, options: &KiyotOptions, directory: &Path) -> Child {
     let log = fs::File::options().create(true).append(true).open(directory.join("kiyot.log")).expect("a log can be written");
     let mut command = Command::new(&options.binary);
     // A variable of the caller must not change the configuration.
@@ -206,6 +245,9 @@ fn spawn(options: &KiyotOptions, directory: &Path) -> Child {
         command.env_remove(name);
     }
     command.arg("serve").arg("--config").arg(directory.join("kiyot.toml")).env("PATH", PATH).env("KIYOT_LOG", &options.log);
+    if options.file.is_some() {
+        command.envs(variables(node, directory));
+    }
     let errors = log.try_clone().expect("a file can be opened twice");
     command.stdin(Stdio::null()).stdout(log).stderr(errors).spawn().expect("the daemon can be started")
 }

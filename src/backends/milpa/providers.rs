@@ -34,7 +34,7 @@ pub struct Instance {
 }
 
 /// What of a pod's network a cell is to have.
-#[derive(Debug, Clone, Default)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Attachment {
     /// Name and namespace of the pod and id of its sandbox, as a CNI plugin is told them.
     pub pod_name: String,

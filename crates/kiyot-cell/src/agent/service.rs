@@ -113,7 +113,7 @@ impl Agent for Calls {
     type WatchStream = BoxStream<'static, Result<Event, Status>>;
 
     async fn watch(&self, _: Request<WatchRequest>) -> Result<Response<Self::WatchStream>, Status> {
-        Ok(Response::new(self.context.watchers.watch(Arc::clone(&self.context.board), self.context.runtime.clone())))
+        Ok(Response::new(self.context.watchers.watch(Arc::clone(&self.context.board), self.context.runtime.clone(), self.context.own.net)))
     }
 
     async fn change_files(&self, request: Request<Streaming<FileChange>>) -> Result<Response<ChangeFilesReply>, Status> {

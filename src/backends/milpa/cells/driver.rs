@@ -121,11 +121,15 @@ impl Driver {
         Self { shared, entry, record, state, messages, home, first, launch, job, timer, began, failure, console, refusal, enders }
     }
 
-    /// Runs until the cell is gone.
-    pub(super) async fn run(mut self) {
+    /// Gives the cell its link, if it has none.
+    pub(super) fn has_link(&self) {
         if let Some(links) = self.shared.links.get() {
             self.entry.link.get_or_init(|| links.link(&self.record.id));
         }
+    }
+
+    /// Runs until the cell is gone.
+    pub(super) async fn run(mut self) {
         let mut event = Some(self.first.clone());
         // It may have called home before this task began.
         self.home.mark_changed();

@@ -135,6 +135,12 @@ impl Writer {
             Ok(parts) => parts,
             // The container has not begun: there is nothing to read, and news will come with its first line.
             Err(status) if status.code() == Code::NotFound => stream::empty().boxed(),
+            // The node's file has more than the cell's log: it is not the log that it was. There is nothing to bring home, and nobody should wait for it.
+            Err(status) if status.code() == Code::OutOfRange => {
+                let (container, path) = (&self.route.container, self.route.node_path.display());
+                tracing::warn!(%container, %path, position = self.position, status = status.message(), "the log in a cell is shorter than what is on the node");
+                stream::empty().boxed()
+            }
             Err(status) => return Err(status.into()),
         };
         loop {

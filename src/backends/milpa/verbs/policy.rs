@@ -13,7 +13,7 @@ pub fn check_sandbox(policy: &Policy, config: &cri::PodSandboxConfig) -> Result<
     let metadata = config.metadata.clone().unwrap_or_default();
     let refused = context.and_then(|context| {
         let namespace = context.namespace_options.as_ref().and_then(node_namespace);
-        namespace.or((context.privileged && policy.privileged == Privileged::Refuse).then_some(PRIVILEGED))
+        namespace.or((context.privileged && policy.privileged != Privileged::Allow).then_some(PRIVILEGED))
     });
     let pod = format!("pod {}/{}", metadata.namespace, metadata.name);
     if let Some(what) = refused {
@@ -36,11 +36,17 @@ fn is_the_nodes(server: &str) -> bool {
     }
 }
 
-/// Why a pod for a cell runs on the node instead: it asks for a namespace that no cell can give, and the policy is to keep such pods local.
-pub fn keeps_local(policy: &Policy, config: &cri::PodSandboxConfig) -> Option<&'static str> {
-    let context = config.linux.as_ref().and_then(|linux| linux.security_context.as_ref());
-    let namespace = context.and_then(|context| context.namespace_options.as_ref()).and_then(node_namespace);
-    namespace.filter(|_| policy.host_namespaces == HostNamespaces::KeepLocal)
+/// Why a pod for a cell runs on the node instead: it asks for what cells do not give, and the policy is to keep such pods local. The text ends the sentence "it ...".
+/// A pod that asks for something else as well that is to be refused runs there too: the node gives it all.
+pub fn keeps_local(policy: &Policy, config: &cri::PodSandboxConfig) -> Option<String> {
+    let context = config.linux.as_ref().and_then(|linux| linux.security_context.as_ref())?;
+    let namespace = context.namespace_options.as_ref().and_then(node_namespace).filter(|_| policy.host_namespaces == HostNamespaces::KeepLocal);
+    // The kubelet says of a sandbox whether any of its containers is privileged.
+    let privileged = context.privileged && policy.privileged == Privileged::KeepLocal;
+    match namespace {
+        Some(what) => Some(format!("asks for {what}, and policy.host_namespaces is \"keep-local\"")),
+        None => privileged.then(|| "has a privileged container, and policy.privileged is \"keep-local\"".to_owned()),
+    }
 }
 
 /// Refuses a container that asks for what its cell does not have.
@@ -57,13 +63,13 @@ pub fn check_container(policy: &Policy, config: &cri::ContainerConfig) -> Result
     if let Some(what) = context.namespace_options.as_ref().and_then(node_namespace) {
         return Err(refusal(&name, what));
     }
-    if context.privileged && policy.privileged == Privileged::Refuse {
+    if context.privileged && policy.privileged != Privileged::Allow {
         return Err(refusal(&name, PRIVILEGED));
     }
     Ok(())
 }
 
-const PRIVILEGED: &str = "to be privileged (securityContext.privileged; the backend's policy.privileged is \"refuse\")";
+const PRIVILEGED: &str = "to be privileged (securityContext.privileged; the backend's policy.privileged is not \"allow\")";
 
 const NODE_RESOLVER: &str = "an address that is the node's own (set dnsPolicy or dnsConfig of the pod, or the kubelet's resolvConf or clusterDNS; the \
                             backend's policy.node_resolver is \"refuse\")";
@@ -121,9 +127,28 @@ mod tests {
     fn a_pod_that_asks_for_the_nodes_namespaces_stays_there_if_the_policy_says_so() {
         let config = sandbox(cri::NamespaceOption { pid: cri::NamespaceMode::Node.into(), ..Default::default() }, false);
         let keep = Policy { host_namespaces: HostNamespaces::KeepLocal, ..Policy::default() };
-        assert_eq!(keeps_local(&keep, &config), Some("the node's processes (hostPID)"));
+        let why = "asks for the node's processes (hostPID), and policy.host_namespaces is \"keep-local\"";
+        assert_eq!(keeps_local(&keep, &config).as_deref(), Some(why));
         assert_eq!(keeps_local(&Policy::default(), &config), None);
         assert_eq!(keeps_local(&keep, &cri::PodSandboxConfig::default()), None);
+    }
+
+    #[test]
+    fn a_pod_with_a_user_namespace_of_its_own_stays_on_the_node_too() {
+        let userns = cri::UserNamespace { mode: cri::NamespaceMode::Pod.into(), ..Default::default() };
+        let config = sandbox(cri::NamespaceOption { userns_options: Some(userns), ..Default::default() }, false);
+        let keep = Policy { host_namespaces: HostNamespaces::KeepLocal, ..Policy::default() };
+        assert!(keeps_local(&keep, &config).unwrap().contains("hostUsers: false"));
+    }
+
+    #[test]
+    fn a_privileged_pod_stays_on_the_node_if_the_policy_says_so() {
+        let keep = Policy { privileged: Privileged::KeepLocal, ..Policy::default() };
+        let config = sandbox(cri::NamespaceOption::default(), true);
+        assert_eq!(keeps_local(&keep, &config).as_deref(), Some("has a privileged container, and policy.privileged is \"keep-local\""));
+        assert_eq!(keeps_local(&Policy::default(), &config), None);
+        // What comes to a cell all the same, past the sandbox, is refused there.
+        assert!(check_sandbox(&keep, &config).is_err());
     }
 
     #[test]

@@ -79,6 +79,14 @@ impl Verbs {
                 }
             }
         }
+        for last in self.view.sandboxes_of_pod(&key.uid) {
+            let metadata = last.item().metadata.unwrap_or_default();
+            let same_pod = (&metadata.namespace, &metadata.name) == (&key.namespace, &key.name);
+            // It reads as stopped, and its cell may still be ending: never two of a pod.
+            if same_pod && !last.ready && self.parts.cells.get(&last.cell).is_some() {
+                self.stop_sandbox(&last.id).await?;
+            }
+        }
         Box::pin(self.launch(request)).await
     }
 

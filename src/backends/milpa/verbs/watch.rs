@@ -9,7 +9,7 @@ use kiyot_proto::{
 };
 use tonic::{Status, Streaming};
 
-use super::{Verbs, calls, failure, transition::End};
+use super::{Verbs, calls, failure, transition::End, view::Container};
 use crate::backends::milpa::cells::Cell;
 
 /// How long the first event may take.
@@ -71,7 +71,7 @@ impl Verbs {
             event::Event::Snapshot(_) => {}
             event::Event::Container(told) => {
                 if let Some(container) = self.view.container_of_cell(&cell.id, &told.id) {
-                    self.note(&container, told).await;
+                    self.told(cell, &container, told).await;
                 }
             }
             event::Event::ContainerGone(id) => {
@@ -100,16 +100,31 @@ impl Verbs {
         }
     }
 
+    async fn followed(&self, cell: &Cell, container: &Container) {
+        if let Err(status) = self.follow_log(cell, container).await {
+            tracing::error!(container = %container.id, status = status.message(), "The log of a container can't be followed");
+        }
+    }
+
+    /// Takes what a cell says of one of its containers, its log first if the start was not heard of: a daemon before this one began it, and was killed.
+    async fn told(self: &Arc<Self>, cell: &Cell, container: &Container, told: cri::ContainerStatus) {
+        let has_begun = matches!(told.state(), cri::ContainerState::ContainerRunning | cri::ContainerState::ContainerExited);
+        if has_begun && container.state() == cri::ContainerState::ContainerCreated {
+            self.followed(cell, container).await;
+        }
+        self.note(container, told).await;
+    }
+
     /// Everything that the cell has: what it has not, and was known before it was asked, has ended.
     async fn take_snapshot(self: &Arc<Self>, cell: &Cell, snapshot: Snapshot, known_before: u64) {
         let Some(sandbox) = self.view.sandbox_of_cell(&cell.id) else { return };
         let containers = self.view.containers_of(&sandbox.id);
-        let running: Vec<_> = containers.iter().filter(|container| container.state() == cri::ContainerState::ContainerRunning).collect();
+        let living = containers.iter().filter(|container| !container.exited());
         let config = sandbox.config();
-        join_all(running.into_iter().map(async |container| {
+        join_all(living.map(async |container| {
             // After a restart nobody follows its log yet; before one that ended meanwhile is said to have, its log must be here.
-            if let Err(status) = self.follow_log(cell, container).await {
-                tracing::error!(container = %container.id, status = status.message(), "The log of a container can't be followed");
+            if container.state() == cri::ContainerState::ContainerRunning {
+                self.followed(cell, container).await;
             }
             self.parts.volumes.keep(cell, &config, &container.meta().config.unwrap_or_default());
         }))
@@ -120,7 +135,7 @@ impl Verbs {
         let there: HashSet<_> = snapshot.containers.iter().map(|told| told.id.clone()).collect();
         for told in snapshot.containers {
             if let Some(container) = self.view.container_of_cell(&cell.id, &told.id) {
-                self.note(&container, told).await;
+                self.told(cell, &container, told).await;
             }
         }
         for container in containers.iter().filter(|container| container.since <= known_before && !there.contains(&*container.cell_container)) {

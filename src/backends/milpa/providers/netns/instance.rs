@@ -11,7 +11,7 @@ use std::{
 use serde::{Deserialize, Serialize};
 
 use super::{
-    super::{super::id::CellId, ErrorClass, ProviderError},
+    super::{super::id::CellId, Attachment, ErrorClass, ProviderError},
     network::namespace,
     process::Identity,
 };
@@ -38,6 +38,9 @@ pub(super) struct Known {
     /// Cgroups that its containers were in, once it is being ended.
     #[serde(default)]
     pub(super) cgroups: BTreeSet<PathBuf>,
+    /// The pod whose network it was to get: its address must be found when `network.json` can't be read.
+    #[serde(default)]
+    pub(super) attachment: Option<Attachment>,
 }
 
 impl Home {
@@ -171,7 +174,7 @@ mod tests {
         assert_eq!(fs::metadata(home.dir()).unwrap().permissions().mode() & 0o777, 0o700);
         assert_eq!(home.known(), Known::default());
         let known =
-            Known { token_sha256: "t".into(), boot_id: "b".into(), launcher: Some(Identity { pid: 7, start: 9 }), cgroups: ["/a".into()].into() };
+            Known { token_sha256: "t".into(), boot_id: "b".into(), launcher: Some(Identity { pid: 7, start: 9 }), cgroups: ["/a".into()].into(), attachment: Some(Attachment { pod_uid: "u".into(), ..Attachment::default() }) };
         home.keep(&known).unwrap();
         assert_eq!(home.known(), known);
         fs::create_dir(cells.join("not-a-cell")).unwrap();

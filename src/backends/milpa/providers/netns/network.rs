@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{
     super::{Attachment, ErrorClass, HostPort, ProviderError},
-    instance::Home,
+    instance::{Home, Known},
 };
 
 pub(super) mod bridge;
@@ -128,24 +128,14 @@ impl Networks {
     /// Gives an instance the pod's network. Again it returns the same; after a try that failed it begins anew.
     pub(super) async fn attach(&self, home: &Home, to: &Attachment) -> Result<Vec<IpAddr>, ProviderError> {
         if let Some(plan) = Plan::read(home)? {
-            if let Some(addresses) = plan.addresses {
-                return Ok(addresses);
+            if let Some(addresses) = &plan.addresses {
+                return Ok(addresses.clone());
             }
-            self.detach(home).await?;
+            self.detach(home, &plan).await?;
         }
-        let way = match self.configured()? {
-            Some(network) => Way::Cni(Box::new(network)),
-            None => Way::Bridge(self.bridge.clone()),
-        };
-        let mut plan = Plan {
-            pod_name: to.pod_name.clone(),
-            pod_namespace: to.pod_namespace.clone(),
-            pod_uid: to.pod_uid.clone(),
-            sandbox: to.sandbox.clone(),
-            way,
-            ports: to.ports.clone(),
-            addresses: None,
-        };
+        let known = home.known();
+        home.keep(&Known { attachment: Some(to.clone()), ..known })?;
+        let mut plan = self.plan(to)?;
         self.begin(home, &plan).await?;
         let doing = || format!("attach {} to the network", home.cell());
         let addresses = match &mut plan.way {
@@ -164,6 +154,36 @@ impl Networks {
         plan.addresses = Some(addresses.clone());
         plan.write(home)?;
         Ok(addresses)
+    }
+
+    /// What is to be made, as the node is configured now.
+    fn plan(&self, to: &Attachment) -> Result<Plan, ProviderError> {
+        let way = match self.configured()? {
+            Some(network) => Way::Cni(Box::new(network)),
+            None => Way::Bridge(self.bridge.clone()),
+        };
+        let Attachment { pod_name, pod_namespace, pod_uid, sandbox, ports } = to.clone();
+        Ok(Plan { pod_name, pod_namespace, pod_uid, sandbox, way, ports, addresses: None })
+    }
+
+    /// What an instance's network was made of; if that can't be read, what it would be made of now. `None` if it never began to get one.
+    pub(super) fn plan_of(&self, home: &Home, known: &Known) -> Option<Plan> {
+        let error = match Plan::read(home) {
+            Ok(plan) => return plan,
+            Err(error) => error,
+        };
+        let cell = home.cell();
+        tracing::error!(
+            cell,
+            error = &error as &dyn std::error::Error,
+            "What a cell's network was made of can't be read: it is taken away as it would be made now"
+        );
+        // Nobody could ever read it: better an address that is lost than a pod that never ends.
+        let presumed = known.attachment.as_ref().map(|attachment| self.plan(attachment)).transpose();
+        presumed.unwrap_or_else(|error| {
+            tracing::error!(cell, error = &error as &dyn std::error::Error, "A cell's network is not taken away");
+            None
+        })
     }
 
     /// Writes down what is about to be made. From then on the ports are this cell's.
@@ -190,8 +210,7 @@ impl Networks {
     }
 
     /// Takes away what [`Networks::attach`] made or began to make, and forgets it. Its processes have ended; its network namespace is still there.
-    pub(super) async fn detach(&self, home: &Home) -> Result<(), ProviderError> {
-        let Some(plan) = Plan::read(home)? else { return Ok(()) };
+    pub(super) async fn detach(&self, home: &Home, plan: &Plan) -> Result<(), ProviderError> {
         let doing = || format!("detach {} from the network", home.cell());
         Ports::new(home, plan.own_ports()).close().await.map_err(|error| ProviderError::transient(doing(), error))?;
         match &plan.way {

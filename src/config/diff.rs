@@ -1,0 +1,197 @@
+//! What differs between two configurations: what can change while the daemon runs, and what can't. Pure.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fmt,
+};
+
+use super::{BackendConfig, Config, CriBackend, MilpaBackend, Routing, Rule, Server};
+use crate::problems::{Problem, Problems, Report};
+
+/// One difference.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Change {
+    /// The path of keys.
+    pub at: String,
+    /// What it was, and what it is now.
+    pub what: String,
+}
+
+impl fmt::Display for Change {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: {}", self.at, self.what)
+    }
+}
+
+/// All differences between what runs and what a file has now.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Diff {
+    /// What can change at once.
+    pub live: Vec<Change>,
+    /// What needs a restart.
+    pub restart: Vec<Change>,
+}
+
+/// Notes the fields of a struct that differ. All of them must be named, or it does not compile.
+macro_rules! fields {
+    ($old:expr, $new:expr, $at:expr, $kind:ident { $($field:ident => $list:expr),* $(,)? }) => {{
+        let ($kind { $($field: _),* }, at) = ($old, $at);
+        $(if $old.$field != $new.$field {
+            $list.push(Change { at: format!("{at}.{}", stringify!($field)), what: format!("{:?} -> {:?}", $old.$field, $new.$field) });
+        })*
+    }};
+}
+
+impl Diff {
+    /// From what runs to what is to be.
+    pub fn between(old: &Config, new: &Config) -> Self {
+        let Self { mut live, mut restart } = Self::default();
+        fields!(&old.server, &new.server, "server", Server {
+            listen => restart, drain_timeout => live, client_timeout => live, max_concurrent_calls => live, node_backend => restart,
+        });
+        for name in old.backends.keys().chain(new.backends.keys()).collect::<BTreeSet<_>>() {
+            let at = format!("backends.{name}");
+            match (old.backends.get(name), new.backends.get(name)) {
+                (Some(BackendConfig::Cri(old)), Some(BackendConfig::Cri(new))) => {
+                    fields!(old, new, &at, CriBackend { socket => restart, connect_timeout => restart });
+                }
+                (Some(BackendConfig::Milpa(old)), Some(BackendConfig::Milpa(new))) => {
+                    fields!(&**old, &**new, &at, MilpaBackend {
+                        max_cells => live, state_dir => restart, provider => restart, orphan_timeout => restart, launch_timeout => restart,
+                        token_ttl => restart, image_pull_progress_timeout => restart, node_containerd => restart, node_namespace => restart,
+                        pause_image => restart, registry_config_dir => restart, kubelet_dir => restart, policy => restart, netns => restart,
+                    });
+                }
+                (Some(_), Some(_)) => restart.push(Change { at, what: "has another type".into() }),
+                (Some(_), None) => restart.push(Change { at, what: "is removed".into() }),
+                (None, _) => restart.push(Change { at, what: "is new".into() }),
+            }
+        }
+        routing(&old.routing, &new.routing, &mut live);
+        Self { live, restart }
+    }
+}
+
+fn routing(old: &Routing, new: &Routing, live: &mut Vec<Change>) {
+    fields!(old, new, "routing", Routing { default => live, rules => Vec::new() });
+    let by_name = |routing: &Routing| routing.rules.iter().map(|rule| (rule.name.clone(), rule.clone())).collect::<BTreeMap<String, Rule>>();
+    let (was, is) = (by_name(old), by_name(new));
+    for rule in &new.rules {
+        let at = format!("routing.rule {:?}", rule.name);
+        match was.get(&rule.name) {
+            None => live.push(Change { at, what: format!("is new: {rule:?}") }),
+            Some(before) if before != rule => live.push(Change { at, what: format!("{before:?} -> {rule:?}") }),
+            Some(_) => {}
+        }
+    }
+    for rule in old.rules.iter().filter(|rule| !is.contains_key(&rule.name)) {
+        live.push(Change { at: format!("routing.rule {:?}", rule.name), what: "is removed".into() });
+    }
+    let kept = |rules: &[Rule], of: &BTreeMap<String, Rule>| rules.iter().map(|rule| rule.name.clone()).filter(|name| of.contains_key(name)).collect();
+    let (before, after): (Vec<_>, Vec<_>) = (kept(&old.rules, &is), kept(&new.rules, &was));
+    if before != after {
+        live.push(Change { at: "routing.rule".into(), what: format!("the order is {before:?} -> {after:?}") });
+    }
+}
+
+impl Config {
+    /// What runs after a reload: this, with what of `new` can change at once. An error if the new rules lead to a backend that does not run: then nothing changes.
+    pub fn reloaded(&self, new: &Self, name: &str) -> Result<Self, Problems> {
+        let report = Report::default();
+        let runs = |backend: &String| match (self.backends.get(backend), new.backends.get(backend)) {
+            (Some(old), Some(new)) => std::mem::discriminant(old) == std::mem::discriminant(new),
+            _ => false,
+        };
+        let targets = new.routing.rules.iter().map(|rule| (format!("routing.rule {:?}.backend", rule.name), &rule.backend));
+        for (at, backend) in targets.chain([("routing.default".to_owned(), &new.routing.default)]).filter(|(_, backend)| !runs(backend)) {
+            report.add(Problem::with_value(at, format!("{backend:?}"), "no backend of this name and type runs now; a restart would start it"));
+        }
+        let mut config = self.clone();
+        config.routing.clone_from(&new.routing);
+        config.server = Server { listen: self.server.listen.clone(), node_backend: self.server.node_backend.clone(), ..new.server.clone() };
+        for (name, backend) in &mut config.backends {
+            if let (BackendConfig::Milpa(old), Some(BackendConfig::Milpa(new))) = (backend, new.backends.get(name)) {
+                old.max_cells = new.max_cells;
+            }
+        }
+        report.finish(name, config)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::parse;
+
+    const BACKENDS: &str = "[backends.containerd]\ntype = \"cri\"\n[backends.milpa]\ntype = \"milpa\"\n";
+
+    fn config(text: &str) -> Config {
+        parse("test", &format!("{text}{BACKENDS}"), []).unwrap()
+    }
+
+    fn rules(names: &[(&str, &str)]) -> String {
+        let rule = |(name, backend): &(&str, &str)| format!("[[routing.rule]]\nname = \"{name}\"\nnamespace = [\"{name}\"]\nbackend = \"{backend}\"\n");
+        names.iter().map(rule).collect()
+    }
+
+    fn told(changes: &[Change]) -> Vec<&str> {
+        changes.iter().map(|change| change.at.as_str()).collect()
+    }
+
+    #[test]
+    fn nothing_differs_from_itself() {
+        let config = config(&rules(&[("a", "milpa")]));
+        assert_eq!(Diff::between(&config, &config), Diff::default());
+    }
+
+    #[test]
+    fn rules_and_limits_change_at_once_and_the_rest_needs_a_restart() {
+        let old = config(&rules(&[("a", "milpa"), ("b", "milpa"), ("c", "milpa"), ("d", "milpa")]));
+        let new = parse(
+            "test",
+            &format!(
+                "[server]\nlisten = \"/run/other.sock\"\nclient_timeout = \"5s\"\nmax_concurrent_calls = 7\n\
+                 [backends.containerd]\ntype = \"cri\"\nsocket = \"/run/elsewhere.sock\"\n\
+                 [backends.milpa]\ntype = \"milpa\"\nmax_cells = 3\nstate_dir = \"/srv/kiyot\"\n\
+                 [routing]\ndefault = \"milpa\"\n{}",
+                rules(&[("b", "containerd"), ("d", "milpa"), ("c", "milpa"), ("e", "milpa")])
+            ),
+            [],
+        )
+        .unwrap();
+        let diff = Diff::between(&old, &new);
+        assert_eq!(
+            told(&diff.live),
+            [
+                "server.client_timeout",
+                "server.max_concurrent_calls",
+                "backends.milpa.max_cells",
+                "routing.default",
+                "routing.rule \"b\"",
+                "routing.rule \"e\"",
+                "routing.rule \"a\"",
+                "routing.rule",
+            ]
+        );
+        assert_eq!(diff.live[0].to_string(), "server.client_timeout: 30s -> 5s");
+        assert_eq!(
+            told(&diff.restart),
+            ["server.listen", "backends.containerd.socket", "backends.milpa.state_dir", "backends.milpa.node_containerd"]
+        );
+        let reloaded = old.reloaded(&new, "test").unwrap();
+        assert_eq!(reloaded.routing, new.routing);
+        assert_eq!((reloaded.server.max_concurrent_calls, &reloaded.server.listen), (7, &old.server.listen));
+        // What is left is what needs a restart, and it is said again at the next reload.
+        assert_eq!(Diff::between(&reloaded, &new), Diff { live: vec![], restart: diff.restart });
+    }
+
+    #[test]
+    fn a_rule_to_a_backend_that_does_not_run_is_refused() {
+        let old = config("");
+        let more = format!("[server]\nnode_backend = \"containerd\"\n[backends.second]\ntype = \"cri\"\nsocket = \"/run/second.sock\"\n{}", rules(&[("a", "second")]));
+        let new = config(&more);
+        assert_eq!(told(&Diff::between(&old, &new).restart), ["backends.second"]);
+        let problems = old.reloaded(&new, "test").unwrap_err().to_string();
+        assert!(problems.contains("routing.rule \"a\".backend = \"second\": no backend of this name and type runs now"), "{problems}");
+    }
+}

@@ -1,0 +1,160 @@
+//! Where pods go: by the policy, by the examples, and after a reload.
+
+use std::path::Path;
+
+use kiyot_testkit::{Container, Kiyot, KiyotOptions, Kubelet, Node, Pod, RunningPod};
+
+use super::{WAIT, leaves_nothing, options};
+
+fn plain(name: &str) -> Pod {
+    Pod::new(name).container(Container::script("main", WAIT))
+}
+
+fn is_in_a_cell(pod: &RunningPod) -> bool {
+    pod.sandbox.starts_with("milpa")
+}
+
+async fn run(kubelet: &mut Kubelet, pod: &Pod) -> RunningPod {
+    kubelet.run_pod(pod).await.unwrap_or_else(|status| panic!("{}: {status:?}", pod.name))
+}
+
+async fn end(kubelet: &mut Kubelet, pods: &[RunningPod]) {
+    for pod in pods {
+        kubelet.stop_and_remove(pod).await.unwrap();
+    }
+    assert!(kubelet.sandboxes().await.unwrap().is_empty());
+}
+
+#[tokio::test]
+async fn a_pod_that_needs_the_node_stays_there_if_the_policy_says_so() {
+    let node = Node::start().await;
+    let policy = "[backends.milpa.policy]\nhost_namespaces = \"keep-local\"\nprivileged = \"keep-local\"\n";
+    let kiyot = Kiyot::start(&node, KiyotOptions { sections: policy.to_owned(), ..options() }).await;
+    let mut kubelet = kiyot.kubelet().await;
+    let (mut in_pids, mut on_network, mut mighty) = (plain("in-pids").in_cell(), plain("on-network").in_cell(), plain("mighty").in_cell());
+    in_pids.host_pid = true;
+    on_network.host_network = true;
+    mighty.containers[0].privileged = true;
+    let mut running = Vec::new();
+    for (pod, why) in [
+        (&in_pids, "asks for the node's processes (hostPID), and policy.host_namespaces is"),
+        (&on_network, "asks for the node's network (hostNetwork), and policy.host_namespaces is"),
+        (&mighty, "has a privileged container, and policy.privileged is"),
+    ] {
+        let config = kubelet.prepare(pod);
+        let sandbox = kubelet.run_sandbox(&config, "").await.unwrap_or_else(|status| panic!("{}: {status:?}", pod.name));
+        assert!(!sandbox.starts_with("milpa"), "{}", pod.name);
+        running.push(kubelet.running(pod, config, sandbox));
+        let log = kiyot.log();
+        let line = log.lines().find(|line| line.contains("a pod sandbox stays on the node") && line.contains(&pod.name));
+        assert!(line.is_some_and(|line| line.contains(why)), "{}: {line:?}", pod.name);
+    }
+    assert_eq!(kiyot.cells(), Vec::<String>::new());
+    let cell = run(&mut kubelet, &plain("modest").in_cell()).await;
+    assert!(is_in_a_cell(&cell));
+    running.push(cell);
+    end(&mut kubelet, &running).await;
+    drop(kiyot);
+    leaves_nothing(node);
+}
+
+fn example(name: &str) -> KiyotOptions {
+    KiyotOptions { file: Some(Path::new(env!("CARGO_MANIFEST_DIR")).join("examples").join(name)), ..options() }
+}
+
+#[tokio::test]
+async fn with_opt_in_only_pods_that_ask_get_cells() {
+    let node = Node::start().await;
+    let kiyot = Kiyot::start(&node, example("opt-in.toml")).await;
+    let mut kubelet = kiyot.kubelet().await;
+    let mut by_class = plain("by-class");
+    by_class.runtime_handler = "kiyot".to_owned();
+    let mut running = Vec::new();
+    for (pod, in_a_cell) in [(plain("plain"), false), (plain("asks").in_cell(), true), (by_class, true)] {
+        let pod = run(&mut kubelet, &pod).await;
+        assert_eq!(is_in_a_cell(&pod), in_a_cell, "{}", pod.spec.name);
+        running.push(pod);
+    }
+    end(&mut kubelet, &running).await;
+}
+
+#[tokio::test]
+async fn with_opt_out_the_nodes_own_pods_stay() {
+    let node = Node::start().await;
+    let kiyot = Kiyot::start(&node, example("opt-out.toml")).await;
+    let mut kubelet = kiyot.kubelet().await;
+    let of_daemonset = plain("of-daemonset").label("controller-revision-hash", "5d8c").label("pod-template-generation", "1");
+    let is_static = plain("static").annotation("kubernetes.io/config.source", "file");
+    let mut of_system = plain("of-system");
+    of_system.namespace = "kube-system".to_owned();
+    let asks = plain("asks").annotation("kubernetes.io/target-runtime", "containerd");
+    let mut on_network = plain("on-network");
+    on_network.host_network = true;
+    let mut running = Vec::new();
+    for pod in [of_daemonset, is_static, of_system, asks] {
+        let pod = run(&mut kubelet, &pod).await;
+        assert!(!is_in_a_cell(&pod), "{}", pod.spec.name);
+        running.push(pod);
+    }
+    let config = kubelet.prepare(&on_network);
+    let sandbox = kubelet.run_sandbox(&config, "").await.unwrap();
+    assert!(!sandbox.starts_with("milpa"), "the policy keeps it");
+    running.push(kubelet.running(&on_network, config, sandbox));
+    let other = run(&mut kubelet, &plain("other")).await;
+    assert!(is_in_a_cell(&other), "{}", other.sandbox);
+    running.push(other);
+    end(&mut kubelet, &running).await;
+}
+
+#[tokio::test]
+async fn a_reload_changes_rules_and_limits_all_or_nothing() {
+    let node = Node::start().await;
+    let kiyot = Kiyot::start(&node, KiyotOptions { server: "client_timeout = \"29s\"\nnode_backend = \"containerd\"".to_owned(), ..options() }).await;
+    let mut kubelet = kiyot.kubelet().await;
+    let before = run(&mut kubelet, &plain("before")).await;
+    assert!(!is_in_a_cell(&before));
+
+    // Nothing changes for a bad file, whatever else is in it.
+    kiyot.reload("default = \"containerd\"", "default = \"milpa\"\nrules = 3").await;
+    assert!(kiyot.log().contains("can't be reloaded: nothing has changed"));
+    let still = run(&mut kubelet, &plain("still")).await;
+    assert!(!is_in_a_cell(&still));
+    // Nor for a good one that leads to a backend which does not run.
+    let elsewhere = "default = \"elsewhere\"\n[backends.elsewhere]\ntype = \"cri\"\nsocket = \"/run/elsewhere.sock\"\n";
+    kiyot.reload("default = \"milpa\"\nrules = 3", elsewhere).await;
+    assert!(kiyot.log().contains("no backend of this name and type runs now"));
+    kiyot.reload(elsewhere, "default = \"containerd\"").await;
+
+    // On the connection that is open, at once; what runs stays where it is.
+    kiyot.reload("default = \"containerd\"", "default = \"milpa\"").await;
+    kiyot.reload("client_timeout = \"29s\"", "client_timeout = \"28s\"\nmax_concurrent_calls = 1000").await;
+    let after = run(&mut kubelet, &plain("after")).await;
+    assert!(is_in_a_cell(&after));
+    assert!(kubelet.sandbox_status(&before.sandbox).await.is_ok());
+    let log = kiyot.log();
+    for change in ["routing.default: \\\"containerd\\\" -> \\\"milpa\\\"", "server.client_timeout: 29s -> 28s", "server.max_concurrent_calls: 10000 -> 1000"] {
+        assert!(log.contains(change) || log.contains(&change.replace('\\', "")), "{change} is not in the log:\n{log}");
+    }
+
+    // What needs a restart is named.
+    kiyot.reload("kiyot.sock\"", "other.sock\"").await;
+    assert!(kiyot.log().lines().any(|line| line.contains("only a restart helps") && line.contains("server.listen")));
+    assert_eq!(kubelet.sandboxes().await.unwrap().len(), 3);
+    end(&mut kubelet, &[before, still, after]).await;
+}
+
+#[tokio::test]
+async fn a_reload_changes_how_many_cells_there_may_be() {
+    let node = Node::start().await;
+    let kiyot = Kiyot::start(&node, KiyotOptions { milpa: "max_cells = 1".to_owned(), ..options() }).await;
+    let mut kubelet = kiyot.kubelet().await;
+    let one = run(&mut kubelet, &plain("one").in_cell()).await;
+    let two = plain("two").in_cell();
+    let config = kubelet.prepare(&two);
+    let refused = kubelet.run_sandbox(&config, "").await.unwrap_err();
+    assert!(refused.message().contains("max_cells"), "{refused:?}");
+    kiyot.reload("max_cells = 1", "max_cells = 2").await;
+    let sandbox = kubelet.run_sandbox(&config, "").await.unwrap();
+    let two = kubelet.running(&two, config, sandbox);
+    end(&mut kubelet, &[one, two]).await;
+}
