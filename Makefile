@@ -14,7 +14,6 @@ demo:
 
 # All that must hold before a change goes in. Ends with "N passed, N failed".
 test: lint
-	cargo build --workspace --bins
 	@scripts/count cargo test --workspace --no-fail-fast
 
 # Compares kiyot with other forwarders, and measures how long a cell takes. ARGS="--parts calls --rounds 3 --only direct,kiyot"

@@ -69,6 +69,8 @@ pub struct Policy {
     pub host_namespaces: HostNamespaces,
     /// Privileged containers.
     pub privileged: Privileged,
+    /// Name servers that only the node has.
+    pub node_resolver: NodeResolver,
 }
 
 /// What becomes of a mount of a path of the node that is not a volume of the pod.
@@ -100,9 +102,23 @@ pub enum Privileged {
     Allow,
 }
 
+/// What becomes of a pod whose name servers are at addresses that mean another machine in a cell: loopback, link-local, unspecified.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum NodeResolver {
+    /// "refuse": it is refused, by the name server's address.
+    Refuse,
+    /// "allow": the cell is given them as they are. Right if cells reach them, such as a link-local cache on a node whose namespaces the cells are.
+    Allow,
+}
+
 impl Default for Policy {
     fn default() -> Self {
-        Self { host_path: HostPath::Refuse, host_namespaces: HostNamespaces::Refuse, privileged: Privileged::Refuse }
+        Self {
+            host_path: HostPath::Refuse,
+            host_namespaces: HostNamespaces::Refuse,
+            privileged: Privileged::Refuse,
+            node_resolver: NodeResolver::Refuse,
+        }
     }
 }
 
@@ -170,6 +186,8 @@ impl Policy {
         table.set("privileged", &mut policy.privileged, |field| {
             field.choice(&[("refuse", Privileged::Refuse), ("keep-local", Privileged::KeepLocal), ("allow", Privileged::Allow)])
         });
+        let resolvers = [("refuse", NodeResolver::Refuse), ("allow", NodeResolver::Allow)];
+        table.set("node_resolver", &mut policy.node_resolver, |field| field.choice(&resolvers));
         table.finish();
         policy
     }

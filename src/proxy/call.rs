@@ -53,13 +53,17 @@ pub(super) async fn serve(front: Arc<Shared>, settings: Arc<Settings>, request: 
     let method = Method::of_path(request.uri().path());
     let mut incoming = Incoming::new(request, method.map(|_| settings.client_timeout));
     let route = method.map_or(Route::Node, table::route);
-    let Some(method) = method.filter(|_| !front.registry.is_plain() && route != Route::Node) else {
+    let Some(method) = method else {
+        // What it is made of is not known: it is passed on as it comes.
         if incoming.take_what_came().await.is_ok() {
             forward::forward(front.registry.node(), incoming, budget, caller).await;
         }
         return;
     };
+    let is_raw = front.registry.is_plain() || route == Route::Node;
+    // All known methods take one message. With all of it at hand, a call that was refused can be sent again.
     let message = match incoming.message().await {
+        Ok(_) | Err(NoMessage::TooLarge(_)) if is_raw => None,
         Ok(Message::Whole { compressed: true, .. }) => return refuse_compressed(caller, method),
         Ok(Message::Whole { length, alone, .. }) => Some((incoming.message_bytes(length), alone)),
         // The node says in its own words what is wrong with it.

@@ -41,7 +41,10 @@ pub(super) struct Stop {
 
 /// Serves a connection until it ends.
 pub(super) async fn serve(stream: UnixStream, front: Arc<Shared>, mut settings: watch::Receiver<Arc<Settings>>, stop: Stop) {
-    let (wire, tap) = Wire::of_server(stream);
+    let (wire, tap) = match Wire::of_server(stream) {
+        Ok(ends) => ends,
+        Err(error) => return tracing::warn!(%error, "a client's connection can't be served"),
+    };
     let begin = Arc::clone(&settings.borrow_and_update());
     // It is told once; what is set later counts all the same, by calls that are refused.
     let streams = u32::try_from(begin.max_calls).unwrap_or(u32::MAX);

@@ -21,7 +21,7 @@ use crate::backends::cri::{Sent, Upstream, was_refused};
 
 /// Forwards a call. Dropping the future cancels it on the other side.
 pub(super) async fn forward(upstream: &Upstream, mut incoming: Incoming, budget: Budget, mut caller: Caller) {
-    let mut again = incoming.rest.is_none();
+    let mut again = true;
     loop {
         budget.shorten(&mut incoming.head.headers);
         let Ok(sent) = caller.wait(upstream.send(&incoming.head, &incoming.body, incoming.rest.is_none())).await else { return };
@@ -29,11 +29,14 @@ pub(super) async fn forward(upstream: &Upstream, mut incoming: Incoming, budget:
             Ok(sent) => sent,
             Err(error) => return caller.status(&status_of(Code::Unavailable, &error)),
         };
-        let mut upload = Upload(incoming.rest.take().map(|rest| Pump::new(rest, Sink::new(stream, None), incoming.limit)));
+        let mut upload = Upload::new(incoming.rest.take().map(|rest| Pump::new(rest, Sink::new(stream, None), incoming.limit)));
         match head(&mut upload, &mut response, &mut caller).await {
             Head::Cancelled => return,
             Head::Failed(status) => return caller.status(&status),
-            Head::Answer(Err(error)) if again && was_refused(&error) => again = false,
+            Head::Answer(Err(error)) if again && was_refused(&error) && !upload.has_passed() => {
+                again = false;
+                incoming.rest = upload.pump.map(|pump| pump.from);
+            }
             Head::Answer(Err(error)) => return failed(upstream, caller, error),
             Head::Answer(Ok(response)) => return answer(upstream, upload, response, caller).await,
         }
@@ -41,17 +44,30 @@ pub(super) async fn forward(upstream: &Upstream, mut incoming: Incoming, budget:
 }
 
 /// What is still to be sent of the request; nothing any more if the runtime does not want it.
-struct Upload(Option<Pump>);
+struct Upload {
+    pump: Option<Pump>,
+    had_passed: bool,
+}
 
 impl Upload {
+    fn new(pump: Option<Pump>) -> Self {
+        Self { pump, had_passed: false }
+    }
+
+    /// Whether a part of the request that is kept no more was sent.
+    fn has_passed(&self) -> bool {
+        self.had_passed || self.pump.as_ref().is_some_and(|pump| pump.has_passed)
+    }
+
     /// Sends on. An error is the caller's.
     fn poll(&mut self, cx: &mut Context<'_>) -> Result<(), Broken> {
-        let Some(pump) = &mut self.0 else { return Ok(()) };
+        let Some(pump) = &mut self.pump else { return Ok(()) };
         match pump.poll(cx) {
             Poll::Pending => Ok(()),
             // The answer says why the runtime wants no more.
             Poll::Ready(Ok(()) | Err(Broken::Sink | Broken::SinkStalled(_))) => {
-                self.0 = None;
+                self.had_passed |= pump.has_passed;
+                self.pump = None;
                 Ok(())
             }
             Poll::Ready(Err(error)) => Err(error),

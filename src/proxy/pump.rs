@@ -73,8 +73,10 @@ impl Sink {
 /// Passes a body from a stream to another.
 #[derive(Debug)]
 pub(super) struct Pump {
-    from: RecvStream,
+    pub(super) from: RecvStream,
     pub(super) to: Sink,
+    /// Whether anything but an end was passed on.
+    pub(super) has_passed: bool,
     held: usize,
     stall: Stall,
 }
@@ -82,7 +84,7 @@ pub(super) struct Pump {
 impl Pump {
     /// With a limit for the time that the sender sends nothing.
     pub(super) fn new(from: RecvStream, to: Sink, limit: Option<Duration>) -> Self {
-        Self { from, to, held: 0, stall: Stall::new(limit) }
+        Self { from, to, has_passed: false, held: 0, stall: Stall::new(limit) }
     }
 
     /// Passes on what there is; ready when the end, with the trailers if there are any, was passed on as well.
@@ -96,6 +98,7 @@ impl Pump {
             match self.from.poll_data(cx) {
                 Poll::Ready(Some(Ok(part))) => {
                     self.stall.progressed();
+                    self.has_passed |= !part.is_empty();
                     self.held += part.len();
                     self.to.give(part);
                 }
@@ -105,7 +108,10 @@ impl Pump {
             }
         }
         let ended = match ready!(self.from.poll_trailers(cx)).map_err(Broken::Source)? {
-            Some(trailers) => self.to.stream.send_trailers(trailers),
+            Some(trailers) => {
+                self.has_passed = true;
+                self.to.stream.send_trailers(trailers)
+            }
             None => self.to.stream.send_data(Bytes::new(), true),
         };
         Poll::Ready(ended.map_err(|_| Broken::Sink))

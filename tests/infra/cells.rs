@@ -50,7 +50,8 @@ async fn start(bench: &Bench, store: &Store) -> (Arc<Cells>, broadcast::Receiver
 
 fn order(bench: &Bench) -> LaunchOrder {
     let sandbox = SandboxId::mint().unwrap();
-    let attachment = Attachment { pod_name: "p".into(), pod_namespace: "n".into(), pod_uid: bench.name.clone(), sandbox: sandbox.to_string() };
+    let attachment =
+        Attachment { pod_name: "p".into(), pod_namespace: "n".into(), pod_uid: bench.name.clone(), sandbox: sandbox.to_string(), ports: Vec::new() };
     LaunchOrder { sandbox, attachment, deadline: None }
 }
 

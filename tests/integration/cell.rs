@@ -2,16 +2,30 @@
 
 use kiyot_testkit::{Container, Kiyot, KiyotOptions, Kubelet, Node, Pod, RunningPod, cri};
 
+mod attempts;
+mod contexts;
+mod disks;
 mod faults;
 mod images;
+mod kills;
 mod life;
 mod lists;
+mod log_files;
 mod logs;
+mod network;
+mod outages;
 mod placement;
 mod processes;
+mod reboot;
 mod refusals;
+mod registries;
 mod restart;
+mod retries;
+mod stops;
 mod streams;
+mod subpaths;
+mod usage;
+mod volume_contents;
 mod volumes;
 
 /// The daemon that is tested, with cells.

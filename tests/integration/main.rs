@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "what a test cannot set up fails the test, at the place")]
 
 mod cell;
+mod daemon;
 mod kit;
 mod local;
 mod runtimes;

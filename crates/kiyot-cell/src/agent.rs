@@ -11,6 +11,7 @@ pub mod runtime;
 pub mod service;
 pub mod shutdown;
 pub mod tunnel;
+pub mod usage;
 pub mod watch;
 
 use std::{

@@ -54,7 +54,7 @@ async fn socket(path: &Path) -> io::Result<UnixStream> {
 
 /// Connects, and waits until the server said something: one that accepts and stays silent is no connection.
 pub(super) async fn open(path: &Path) -> Result<Opened, ConnectError> {
-    let (wire, tap) = Wire::of_client(socket(path).await.map_err(ConnectError::Socket)?);
+    let (wire, tap) = socket(path).await.and_then(Wire::of_client).map_err(ConnectError::Socket)?;
     let (send, mut connection) = Builder::new()
         .initial_window_size(STREAM_WINDOW)
         .initial_connection_window_size(CONNECTION_WINDOW)

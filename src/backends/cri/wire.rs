@@ -2,14 +2,19 @@
 
 use std::{
     io::{self, IoSlice},
+    os::fd::OwnedFd,
     pin::Pin,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     task::{Context, Poll, ready},
 };
 
 use bytes::{Buf, BytesMut};
+use rustix::{
+    io::Errno,
+    net::{RecvFlags, SendFlags, Shutdown, recv, send, shutdown},
+};
 use tokio::{
-    io::{AsyncRead, AsyncWrite, ReadBuf},
+    io::{AsyncRead, AsyncWrite, Interest, ReadBuf, unix::AsyncFd},
     net::UnixStream,
 };
 
@@ -30,7 +35,10 @@ pub struct Tap(Arc<Mutex<Inner>>);
 
 #[derive(Debug)]
 struct Inner {
-    stream: UnixStream,
+    /// Registered for reading alone: each part that the peer takes of a unix socket would else wake this thread to tell that there is room again.
+    socket: AsyncFd<OwnedFd>,
+    /// The same socket, registered for writing, while there is no room.
+    no_room: Option<AsyncFd<OwnedFd>>,
     input: Box<[u8]>,
     start: usize,
     end: usize,
@@ -40,21 +48,38 @@ struct Inner {
     driven: bool,
 }
 
-fn wire(stream: UnixStream, skip: usize) -> (Wire, Tap) {
-    let input = vec![0; INPUT].into_boxed_slice();
-    let inner = Inner { stream, input, start: 0, end: 0, output: BytesMut::with_capacity(OUTPUT), frames: Frames::after(skip), driven: false };
+/// Watches a socket for one kind of readiness.
+#[expect(
+    deprecated,
+    reason = "what takes its place is unsafe because an AsRawFd may change its mind about its descriptor: an OwnedFd that nobody takes out does not"
+)]
+fn register(socket: OwnedFd, interest: Interest) -> io::Result<AsyncFd<OwnedFd>> {
+    AsyncFd::with_interest(socket, interest)
+}
+
+fn wire(stream: UnixStream, skip: usize) -> io::Result<(Wire, Tap)> {
+    let inner = Inner {
+        socket: register(stream.into_std()?.into(), Interest::READABLE)?,
+        no_room: None,
+        input: vec![0; INPUT].into_boxed_slice(),
+        start: 0,
+        end: 0,
+        output: BytesMut::with_capacity(OUTPUT),
+        frames: Frames::after(skip),
+        driven: false,
+    };
     let inner = Arc::new(Mutex::new(inner));
-    (Wire(inner.clone()), Tap(inner))
+    Ok((Wire(inner.clone()), Tap(inner)))
 }
 
 impl Wire {
     /// The end of a socket that a client opened to us.
-    pub fn of_server(stream: UnixStream) -> (Self, Tap) {
+    pub fn of_server(stream: UnixStream) -> io::Result<(Self, Tap)> {
         wire(stream, PREFACE)
     }
 
     /// The end of a socket that we opened to a server.
-    pub fn of_client(stream: UnixStream) -> (Self, Tap) {
+    pub fn of_client(stream: UnixStream) -> io::Result<(Self, Tap)> {
         wire(stream, 0)
     }
 }
@@ -88,15 +113,52 @@ impl Tap {
 impl Inner {
     fn poll_drain(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         while !self.output.is_empty() {
-            let written = ready!(Pin::new(&mut self.stream).poll_write(cx, &self.output))?;
+            let written = ready!(self.poll_send(cx))?;
             if written == 0 {
                 return Poll::Ready(Err(io::ErrorKind::WriteZero.into()));
             }
             self.output.advance(written);
         }
+        self.no_room = None;
         // With nothing left in it, the buffer's whole room can be had again without allocation.
         self.output.clear();
         Poll::Ready(Ok(()))
+    }
+
+    fn poll_send(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<usize>> {
+        loop {
+            let mut room = match &self.no_room {
+                Some(no_room) => Some(ready!(no_room.poll_write_ready(cx))?),
+                None => None,
+            };
+            match send(self.socket.get_ref(), &self.output, SendFlags::NOSIGNAL) {
+                Ok(written) => return Poll::Ready(Ok(written)),
+                Err(Errno::INTR) => {}
+                Err(Errno::AGAIN) => match &mut room {
+                    Some(room) => room.clear_ready(),
+                    None => self.no_room = Some(register(self.socket.get_ref().try_clone()?, Interest::WRITABLE)?),
+                },
+                Err(error) => return Poll::Ready(Err(error.into())),
+            }
+        }
+    }
+
+    fn poll_recv(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<usize>> {
+        loop {
+            let mut ready = ready!(self.socket.poll_read_ready(cx))?;
+            match recv(self.socket.get_ref(), &mut self.input[..], RecvFlags::empty()) {
+                Ok((length, _)) => {
+                    // The socket has no more than this; if more comes, epoll says so. An end stays ready.
+                    if 0 < length && length < INPUT {
+                        ready.clear_ready();
+                    }
+                    return Poll::Ready(Ok(length));
+                }
+                Err(Errno::INTR) => {}
+                Err(Errno::AGAIN) => ready.clear_ready(),
+                Err(error) => return Poll::Ready(Err(error.into())),
+            }
+        }
     }
 
     fn poll_room(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
@@ -108,10 +170,9 @@ impl AsyncRead for Wire {
     fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
         let inner = &mut *lock(&self.0);
         if inner.start == inner.end {
-            let mut input = ReadBuf::new(&mut inner.input);
-            ready!(Pin::new(&mut inner.stream).poll_read(cx, &mut input))?;
-            inner.frames.push(input.filled());
-            (inner.start, inner.end) = (0, input.filled().len());
+            let length = ready!(inner.poll_recv(cx))?;
+            inner.frames.push(&inner.input[..length]);
+            (inner.start, inner.end) = (0, length);
         }
         let length = buf.remaining().min(inner.end - inner.start);
         buf.put_slice(&inner.input[inner.start..inner.start + length]);
@@ -149,7 +210,11 @@ impl AsyncWrite for Wire {
     fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         let inner = &mut *lock(&self.0);
         ready!(inner.poll_drain(cx))?;
-        Pin::new(&mut inner.stream).poll_shutdown(cx)
+        match shutdown(inner.socket.get_ref(), Shutdown::Write) {
+            // The peer has gone already.
+            Ok(()) | Err(Errno::NOTCONN) => Poll::Ready(Ok(())),
+            Err(error) => Poll::Ready(Err(error.into())),
+        }
     }
 }
 
@@ -164,7 +229,7 @@ mod tests {
     #[tokio::test]
     async fn what_is_written_leaves_together_when_the_driver_flushes() {
         let (ours, mut theirs) = UnixStream::pair().unwrap();
-        let (mut wire, tap) = Wire::of_client(ours);
+        let (mut wire, tap) = Wire::of_client(ours).unwrap();
         tap.drive();
         wire.write_all(b"one ").await.unwrap();
         wire.flush().await.unwrap();
@@ -179,7 +244,7 @@ mod tests {
     #[tokio::test]
     async fn much_goes_both_ways_through_small_buffers() {
         let (ours, theirs) = UnixStream::pair().unwrap();
-        let (wire, tap) = Wire::of_client(ours);
+        let (wire, tap) = Wire::of_client(ours).unwrap();
         let sent: Vec<u8> = (0..3_000_000_u32).map(|n| n as u8).collect();
         let (mut read, mut write) = tokio::io::split(wire);
         let (mut their_read, mut their_write) = theirs.into_split();

@@ -211,6 +211,8 @@ struct Entry {
     inbox: mpsc::Sender<Message>,
     home: watch::Sender<Option<HelloReply>>,
     link: OnceLock<CellLink>,
+    /// `metadata.uid` of its pod.
+    pod_uid: String,
     view: Mutex<View>,
 }
 
@@ -279,6 +281,7 @@ impl Cells {
     ///
     /// It goes on when the caller goes away: then the cell is there, bound to the sandbox, until it is terminated.
     pub async fn launch(self: &Arc<Self>, order: LaunchOrder) -> Result<(Cell, Vec<IpAddr>), CellError> {
+        self.await_endings(&order.attachment.pod_uid).await?;
         let id = CellId::mint()?;
         let token = token()?;
         let shared = &self.shared;
@@ -295,6 +298,20 @@ impl Cells {
         let launch = Launch { attachment: order.attachment, token, deadline, answer };
         shared.run(Driver::launch(Arc::clone(shared), entry, record, messages, launch));
         answered.await.unwrap_or_else(|_| Err(CellError::Ended(id, STOPPING.to_owned())))
+    }
+
+    /// Waits until the cells of a pod that are ending are gone: what a daemon before this one left half-made must not run beside what is made now.
+    async fn await_endings(self: &Arc<Self>, pod_uid: &str) -> Result<(), CellError> {
+        let ending: Vec<CellId> = {
+            let entries = self.shared.entries.read().unwrap_or_else(PoisonError::into_inner);
+            let of_pod = entries.iter().filter(|(_, entry)| !pod_uid.is_empty() && entry.pod_uid == pod_uid);
+            of_pod.filter(|(_, entry)| entry.view().phase == CellPhase::Terminating).map(|(id, _)| id.clone()).collect()
+        };
+        for id in ending {
+            tracing::info!(cell = %id, pod_uid, "A pod's new cell waits for the end of its last one");
+            self.terminate(&id, "its pod gets another cell").await?;
+        }
+        Ok(())
     }
 
     /// The cell of this id, unless it is gone.
@@ -366,9 +383,13 @@ impl Shared {
     }
 
     fn run(self: &Arc<Self>, driver: Driver) {
+        // Before its task begins: a cell without a link would be taken for one that is gone.
+        driver.has_link();
         let stop = self.stop.clone();
+        // Boxed, or the task would have room for several copies of it.
+        let run = Box::pin(driver.run());
         self.tasks.spawn(async move {
-            stop.run_until_cancelled_owned(driver.run()).await;
+            stop.run_until_cancelled_owned(run).await;
         });
     }
 }
@@ -376,7 +397,7 @@ impl Shared {
 impl Entry {
     fn new(record: &Record, state: &State, inbox: mpsc::Sender<Message>) -> Self {
         let view = View { phase: state.phase(), instance: state.instance().cloned(), key_sha256: record.key_sha256.clone() };
-        Self { inbox, home: watch::channel(None).0, link: OnceLock::new(), view: Mutex::new(view) }
+        Self { inbox, home: watch::channel(None).0, link: OnceLock::new(), pod_uid: record.pod_uid.clone(), view: Mutex::new(view) }
     }
 
     fn view(&self) -> View {

@@ -14,7 +14,7 @@ use self::{
     memory::{Recent, Turns},
     node::{Containerd, Node},
     receiver::{CellReceiver, Receiver},
-    reference::{digest_of, is_digest, is_id, normalized},
+    reference::{is_id, normalized},
 };
 use super::{cells::Cell, id::CellId};
 
@@ -42,7 +42,8 @@ pub struct Images {
     node: Box<dyn Node>,
     pause_image: String,
     progress_timeout: Duration,
-    reported: Recent<String, Arc<cri::Image>>,
+    /// By the cell and the reference: what a cell reported is true as long as the cell lives.
+    reported: Recent<(CellId, String), Arc<cri::Image>>,
     /// By the pod's uid and the reference. Never logged, never kept on disk.
     credentials: Recent<(String, String), cri::AuthConfig>,
     turns: Turns<(CellId, String)>,
@@ -62,8 +63,8 @@ impl Images {
 
     /// `PullImage` for a pod in this cell. A pull's failure is the pull's own words.
     ///
-    /// The kubelet asks for it only if the registry must be asked, so the cell pulls; but what a reference with a digest means is the same everywhere, and is copied from the
-    /// node if it is there. The kubelet sets no deadline: `progress_timeout` ends it.
+    /// The kubelet asks for it only if the registry must be asked, so the cell pulls. Also by digest, and although the node may have the image: whether this pod may have it is
+    /// the registry's to say, by the credentials that came for it. The kubelet sets no deadline: `progress_timeout` ends it.
     pub async fn pull(&self, cell: &Cell, request: cri::PullImageRequest) -> Result<cri::PullImageResponse, Status> {
         Box::pin(self.pull_in(&cell.id, &CellReceiver(cell.link.clone()), request)).await
     }
@@ -78,24 +79,20 @@ impl Images {
             self.credentials.put((uid, normalized(&reference)), auth.clone());
         }
         let _turn = self.turns.take((cell.clone(), normalized(&reference))).await;
-        if digest_of(&reference).is_some_and(is_digest)
-            && let Some(image) = self.copied(cell, receiver, &reference).await?
-        {
-            return Ok(cri::PullImageResponse { image_ref: image.id.clone() });
-        }
         let image_ref = self.pulled(receiver, &reference, request.auth).await?;
         // Known to getImageUser, which names no pod.
-        self.in_cell(receiver, &image_ref, &reference, None).await?;
+        self.in_cell(cell, receiver, &image_ref, &reference).await?;
         Ok(cri::PullImageResponse { image_ref })
     }
 
     /// `ImageStatus` for a pod in this cell: in the cell, else on the node (which can give it).
     pub async fn status(&self, cell: &Cell, request: cri::ImageStatusRequest, deadline: Option<Instant>) -> Result<cri::ImageStatusResponse, Status> {
-        Box::pin(self.status_in(&CellReceiver(cell.link.clone()), request, deadline)).await
+        Box::pin(self.status_in(&cell.id, &CellReceiver(cell.link.clone()), request, deadline)).await
     }
 
     async fn status_in(
         &self,
+        cell: &CellId,
         receiver: &dyn Receiver,
         request: cri::ImageStatusRequest,
         deadline: Option<Instant>,
@@ -107,7 +104,7 @@ impl Images {
         if let Ok(found) = &in_cell
             && let Some(image) = &found.image
         {
-            self.report(&reference, image);
+            self.report(cell, &reference, image);
             return in_cell;
         }
         let on_node = self.node.status(asked).await?;
@@ -118,9 +115,10 @@ impl Images {
         }
     }
 
-    /// What cells reported for a reference, for an `ImageStatus` that names no pod; `None` if nothing.
+    /// What living cells reported for a reference, for an `ImageStatus` that names no pod; `None` if nothing.
     pub fn reported(&self, reference: &str) -> Option<cri::Image> {
-        self.reported.get(&normalized(reference)).map(|image| cri::Image::clone(&image))
+        let name = normalized(reference);
+        self.reported.find(|(_, reported)| *reported == name).map(|image| cri::Image::clone(&image))
     }
 
     /// Sees to it that an image is in a cell: it is, or is copied from the node, or is pulled with the credentials that came for this pod. Returns the id by which the cell's
@@ -134,16 +132,16 @@ impl Images {
 
     async fn ensure_in(&self, cell: &CellId, receiver: &dyn Receiver, image: &cri::ImageSpec, uid: &str) -> Result<String, Status> {
         let wanted = &image.image;
-        if let Some(found) = self.in_cell(receiver, wanted, &image.user_specified_image, None).await? {
+        if let Some(found) = self.in_cell(cell, receiver, wanted, &image.user_specified_image).await? {
             return Ok(found.id);
         }
         let _turn = self.turns.take((cell.clone(), normalized(wanted))).await;
         // Whoever had the turn before may have brought it.
-        if let Some(found) = self.in_cell(receiver, wanted, &image.user_specified_image, None).await? {
+        if let Some(found) = self.in_cell(cell, receiver, wanted, &image.user_specified_image).await? {
             return Ok(found.id);
         }
         if let Some(copied) = self.copied(cell, receiver, wanted).await? {
-            self.report(&image.user_specified_image, &copied);
+            self.report(cell, &image.user_specified_image, &copied);
             return Ok(copied.id);
         }
         let reference = if is_id(wanted) { &image.user_specified_image } else { wanted };
@@ -159,7 +157,7 @@ impl Images {
                 "image {wanted} is not in cell {cell}, and its reference {reference} means {id} by now"
             )));
         }
-        self.in_cell(receiver, &id, reference, None).await?;
+        self.in_cell(cell, receiver, &id, reference).await?;
         Ok(id)
     }
 
@@ -170,16 +168,21 @@ impl Images {
     }
 
     /// Forgets the credentials that came for a pod.
-    pub fn forget(&self, pod_uid: &str) {
+    pub fn forget_pod(&self, pod_uid: &str) {
         self.credentials.forget(|(uid, _)| uid == pod_uid);
     }
 
+    /// Forgets what a cell reported that is gone: its images are gone with it.
+    pub fn forget_cell(&self, cell: &CellId) {
+        self.reported.forget(|(reporter, _)| reporter == cell);
+    }
+
     /// What the cell has under a name; it is reported under another one too.
-    async fn in_cell(&self, receiver: &dyn Receiver, name: &str, other: &str, within: Option<Duration>) -> Result<Option<cri::Image>, Status> {
-        let found = receiver.status(question(name, false), within).await?.image;
+    async fn in_cell(&self, cell: &CellId, receiver: &dyn Receiver, name: &str, other: &str) -> Result<Option<cri::Image>, Status> {
+        let found = receiver.status(question(name, false), None).await?.image;
         if let Some(image) = &found {
-            self.report(name, image);
-            self.report(other, image);
+            self.report(cell, name, image);
+            self.report(cell, other, image);
         }
         Ok(found)
     }
@@ -190,7 +193,7 @@ impl Images {
             Ok(None) => Ok(None),
             Ok(Some(id)) => {
                 tracing::info!(%cell, image = wanted, id, "Copied an image from the node to a cell.");
-                let found = self.in_cell(receiver, &id, wanted, None).await?;
+                let found = self.in_cell(cell, receiver, &id, wanted).await?;
                 found.map(Some).ok_or_else(|| Status::internal(format!("cell {cell} has taken image {wanted} and does not know it")))
             }
             Err(CopyError::Cell(status)) => Err(status),
@@ -242,10 +245,10 @@ impl Images {
         }
     }
 
-    fn report(&self, reference: &str, image: &cri::Image) {
+    fn report(&self, cell: &CellId, reference: &str, image: &cri::Image) {
         let image = Arc::new(image.clone());
         for name in [reference, &image.id].into_iter().filter(|name| !name.is_empty()) {
-            self.reported.put(normalized(name), Arc::clone(&image));
+            self.reported.put((cell.clone(), normalized(name)), Arc::clone(&image));
         }
     }
 }

@@ -3,6 +3,7 @@
 use std::{fmt, net::IpAddr};
 
 use async_trait::async_trait;
+use serde::{Deserialize, Serialize};
 
 use super::id::CellId;
 
@@ -33,7 +34,7 @@ pub struct Instance {
 }
 
 /// What of a pod's network a cell is to have.
-#[derive(Debug, Clone, Default)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Attachment {
     /// Name and namespace of the pod and id of its sandbox, as a CNI plugin is told them.
     pub pod_name: String,
@@ -43,6 +44,59 @@ pub struct Attachment {
     pub pod_uid: String,
     /// The sandbox's id.
     pub sandbox: String,
+    /// Ports of the node that lead to the pod.
+    pub ports: Vec<HostPort>,
+}
+
+/// A port of the node that leads to a pod (`hostPort`).
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct HostPort {
+    /// Of both ports.
+    pub protocol: Protocol,
+    /// The address of the node; `None` for all of them.
+    pub host_ip: Option<IpAddr>,
+    /// On the node, not 0.
+    pub host_port: u16,
+    /// In the pod, not 0.
+    pub container_port: u16,
+}
+
+/// What a port is of.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Protocol {
+    /// TCP.
+    Tcp,
+    /// UDP.
+    Udp,
+    /// SCTP.
+    Sctp,
+}
+
+impl Protocol {
+    /// As CNI plugins and `iptables` call it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Tcp => "tcp",
+            Self::Udp => "udp",
+            Self::Sctp => "sctp",
+        }
+    }
+}
+
+impl HostPort {
+    /// Whether a packet may be for both.
+    pub fn overlaps(&self, other: &Self) -> bool {
+        let same_address = self.host_ip.is_none() || other.host_ip.is_none() || self.host_ip == other.host_ip;
+        self.protocol == other.protocol && self.host_port == other.host_port && same_address
+    }
+}
+
+impl fmt::Display for HostPort {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "hostPort {}/{}", self.host_port, self.protocol.name())?;
+        self.host_ip.map_or(Ok(()), |ip| write!(f, " of {ip}"))
+    }
 }
 
 /// What a provider's failure means.

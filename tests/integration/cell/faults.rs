@@ -5,7 +5,7 @@ use kiyot_testkit::{Kiyot, LIMIT, Node, cri, wait_until};
 use super::{WAIT, ends_without_a_trace, is_ready, options, pod};
 
 /// The host's process ids whose command line has all of these words.
-fn processes(words: &[&str]) -> Vec<String> {
+pub(super) fn processes(words: &[&str]) -> Vec<String> {
     let entries = std::fs::read_dir("/proc").unwrap().flatten();
     let named =
         entries.filter_map(|entry| entry.file_name().to_str().filter(|name| name.bytes().all(|byte| byte.is_ascii_digit())).map(str::to_owned));
@@ -18,7 +18,7 @@ fn processes(words: &[&str]) -> Vec<String> {
         .collect()
 }
 
-fn kill9(pids: &[String]) {
+pub(super) fn kill9(pids: &[String]) {
     assert!(!pids.is_empty(), "there is something to kill");
     for pid in pids {
         let _ = std::process::Command::new("kill").args(["-9", pid]).status();

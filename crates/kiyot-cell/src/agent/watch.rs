@@ -6,24 +6,24 @@ use std::{
     time::Duration,
 };
 
-use futures::{FutureExt, future::BoxFuture, stream, stream::BoxStream};
+use futures::{
+    FutureExt,
+    future::{BoxFuture, OptionFuture},
+    stream,
+    stream::BoxStream,
+};
 use kiyot_proto::{
     cell::{Event, Heartbeat, event::Event as Kind},
-    cri::{ListContainerStatsRequest, ListPodSandboxStatsRequest},
+    cri::ContainerState,
 };
 use tokio::{sync::watch, time::Instant};
 use tokio_util::sync::CancellationToken;
 use tonic::Status;
 
-use super::{
-    board::Board,
-    runtime::{Runtime, within},
-};
+use super::{board::Board, runtime::Runtime, usage};
 
 /// How often a heartbeat is sent.
 const HEARTBEAT: Duration = Duration::from_secs(4);
-/// How long statistics may take; a heartbeat goes without them then.
-const STATISTICS: Duration = Duration::from_millis(900);
 /// How long the first list of containerd may take.
 const FIRST: Duration = Duration::from_secs(20);
 
@@ -35,14 +35,16 @@ pub struct Watchers {
 
 impl Watchers {
     /// A new watcher's events; the one before ends.
-    pub fn watch(&self, board: Arc<Board>, runtime: Runtime) -> BoxStream<'static, Result<Event, Status>> {
+    pub fn watch(&self, board: Arc<Board>, runtime: Runtime, own_network: bool) -> BoxStream<'static, Result<Event, Status>> {
         let replaced = CancellationToken::new();
         std::mem::replace(&mut *self.current.lock().unwrap_or_else(PoisonError::into_inner), replaced.clone()).cancel();
         let watcher = Watcher {
             versions: board.versions(),
             board,
-            heartbeat: heartbeat(runtime.clone(), Instant::now()),
             runtime,
+            own_network,
+            next_heartbeat: Instant::now(),
+            heartbeat: None,
             replaced,
             seen: None,
             pending: VecDeque::new(),
@@ -61,8 +63,12 @@ impl Watchers {
 struct Watcher {
     board: Arc<Board>,
     runtime: Runtime,
+    own_network: bool,
     versions: watch::Receiver<u64>,
-    heartbeat: BoxFuture<'static, Event>,
+    /// When statistics are asked for again.
+    next_heartbeat: Instant,
+    /// Statistics that are being asked for.
+    heartbeat: Option<BoxFuture<'static, Heartbeat>>,
     replaced: CancellationToken,
     seen: Option<u64>,
     /// At most one event for each entry of the board.
@@ -82,18 +88,27 @@ impl Watcher {
             self.versions.borrow_and_update();
             if let Some((events, version)) = self.board.since(self.seen) {
                 self.seen = Some(version);
+                if events.iter().any(starts) {
+                    // The kubelet should soon read what it uses.
+                    self.next_heartbeat = Instant::now();
+                }
                 self.pending.extend(events);
                 if !self.pending.is_empty() {
                     continue;
                 }
             }
-            let started = self.seen.is_some();
+            let (started, resting) = (self.seen.is_some(), self.heartbeat.is_none());
             tokio::select! {
                 () = self.replaced.cancelled() => {}
                 changed = self.versions.changed() => changed.map_err(|_| Status::unavailable("the agent ends"))?,
-                event = &mut self.heartbeat, if started => {
-                    self.heartbeat = heartbeat(self.runtime.clone(), Instant::now() + HEARTBEAT);
-                    return Ok(event);
+                Some(heartbeat) = OptionFuture::from(self.heartbeat.as_mut()) => {
+                    self.heartbeat = None;
+                    return Ok(Event { event: Some(Kind::Heartbeat(heartbeat)) });
+                }
+                () = tokio::time::sleep_until(self.next_heartbeat), if started && resting => {
+                    self.next_heartbeat = Instant::now() + HEARTBEAT;
+                    let (runtime, own_network) = (self.runtime.clone(), self.own_network);
+                    self.heartbeat = Some(async move { usage::heartbeat(&runtime, own_network).await }.boxed());
                 }
                 () = tokio::time::sleep_until(self.patience), if !started => {
                     return Err(Status::unavailable("containerd has not been listed yet"));
@@ -103,25 +118,9 @@ impl Watcher {
     }
 }
 
-/// A heartbeat at a time, with statistics as far as containerd has them soon.
-fn heartbeat(runtime: Runtime, at: Instant) -> BoxFuture<'static, Event> {
-    async move {
-        tokio::time::sleep_until(at).await;
-        let (mut containers, mut sandboxes) = (runtime.runtime(), runtime.runtime());
-        let containers = containers.list_container_stats(within(STATISTICS, ListContainerStatsRequest::default()));
-        let sandboxes = sandboxes.list_pod_sandbox_stats(within(STATISTICS, ListPodSandboxStatsRequest::default()));
-        let both = futures::future::join(containers, sandboxes);
-        let (containers, sandboxes) = match tokio::time::timeout(STATISTICS, both).await {
-            Ok((containers, sandboxes)) => (containers.ok(), sandboxes.ok()),
-            Err(_) => (None, None),
-        };
-        let heartbeat = Heartbeat {
-            containers: containers.map(|answer| answer.into_inner().stats).unwrap_or_default(),
-            sandbox: sandboxes.and_then(|answer| answer.into_inner().stats.into_iter().next()),
-        };
-        Event { event: Some(Kind::Heartbeat(heartbeat)) }
-    }
-    .boxed()
+/// Whether a container runs, by these news.
+fn starts(event: &Event) -> bool {
+    matches!(&event.event, Some(Kind::Container(status)) if status.state() == ContainerState::ContainerRunning)
 }
 
 #[cfg(test)]
@@ -139,7 +138,7 @@ mod tests {
     async fn the_snapshot_comes_first_and_heartbeats_without_containerd() {
         let board = Arc::new(Board::default());
         let watchers = Watchers::default();
-        let mut events = watchers.watch(Arc::clone(&board), nowhere());
+        let mut events = watchers.watch(Arc::clone(&board), nowhere(), false);
         board.set_pods(vec![], vec![ContainerStatus { id: "c".into(), ..Default::default() }]);
         let first = events.next().await.unwrap().unwrap().event.unwrap();
         assert!(matches!(first, Kind::Snapshot(snapshot) if snapshot.containers.len() == 1));
@@ -154,14 +153,30 @@ mod tests {
         }
     }
 
+    #[tokio::test(start_paused = true)]
+    async fn a_start_has_a_heartbeat_of_its_own() {
+        let board = Arc::new(Board::default());
+        board.set_pods(vec![], vec![]);
+        let mut events = Watchers::default().watch(Arc::clone(&board), nowhere(), false);
+        let mut next = async || events.next().await.unwrap().unwrap().event.unwrap();
+        while !matches!(next().await, Kind::Heartbeat(_)) {}
+        let started = Instant::now();
+        let running = ContainerStatus { id: "c".into(), state: ContainerState::ContainerRunning.into(), ..Default::default() };
+        board.set_pods(vec![], vec![running]);
+        while !matches!(next().await, Kind::Heartbeat(_)) {}
+        assert!(started.elapsed() < Duration::from_secs(1), "by the clock of this test, which goes as it says");
+        while !matches!(next().await, Kind::Heartbeat(_)) {}
+        assert!(started.elapsed() >= HEARTBEAT);
+    }
+
     #[tokio::test]
     async fn a_new_watch_ends_the_one_before() {
         let board = Arc::new(Board::default());
         board.set_pods(vec![], vec![]);
         let watchers = Watchers::default();
-        let mut first = watchers.watch(Arc::clone(&board), nowhere());
+        let mut first = watchers.watch(Arc::clone(&board), nowhere(), false);
         assert!(first.next().await.unwrap().is_ok());
-        let mut second = watchers.watch(board, nowhere());
+        let mut second = watchers.watch(board, nowhere(), false);
         let ended = loop {
             // A heartbeat may be under way.
             match first.next().await {

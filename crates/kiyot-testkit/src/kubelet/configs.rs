@@ -58,6 +58,7 @@ impl Kubelet {
         fs::write(&termination, "").expect("a termination message's file can be made");
 
         let mut mounts: Vec<_> = container.mounts.iter().map(|(name, path, readonly)| self.mount(spec, name, path, *readonly)).collect();
+        mounts.extend(container.more_mounts.iter().cloned());
         mounts.push(mount("/etc/hosts", directory.join("etc-hosts").display().to_string(), false));
         mounts.push(mount(TERMINATION, termination.display().to_string(), false));
 

@@ -121,23 +121,28 @@ impl Driver {
         Self { shared, entry, record, state, messages, home, first, launch, job, timer, began, failure, console, refusal, enders }
     }
 
-    /// Runs until the cell is gone.
-    pub(super) async fn run(mut self) {
+    /// Gives the cell its link, if it has none.
+    pub(super) fn has_link(&self) {
         if let Some(links) = self.shared.links.get() {
             self.entry.link.get_or_init(|| links.link(&self.record.id));
         }
+    }
+
+    /// Runs until the cell is gone.
+    pub(super) async fn run(mut self) {
         let mut event = Some(self.first.clone());
         // It may have called home before this task began.
         self.home.mark_changed();
         loop {
             if let Some(event) = event.take() {
-                self.happens(event).await;
+                // Boxed: what is seldom takes no room in a task that mostly waits.
+                Box::pin(self.happens(event)).await;
             }
             if matches!(self.state, State::Gone { .. }) {
                 return;
             }
             event = tokio::select! {
-                Some(message) = self.messages.recv() => self.told(message).await,
+                Some(message) = self.messages.recv() => Box::pin(self.told(message)).await,
                 outcome = running(&mut self.job) => Some(self.came_to(outcome)),
                 Ok(()) = self.home.changed() => self.home.borrow_and_update().is_some().then_some(Event::Linked),
                 event = due(&self.timer) => self.is_due(event),

@@ -30,6 +30,15 @@ pub(super) async fn read(
 ) -> Result<Vec<(Record, State)>, StoreError> {
     let with_sandbox: BTreeSet<&str> = sandboxes.iter().map(|(_, sandbox)| sandbox.cell.as_str()).collect();
     let (mut living, mut gone, mut dropped) = (Vec::new(), Vec::new(), Batch::default());
+    let known: BTreeSet<&str> = records.iter().map(|(key, _)| key.as_str()).collect();
+    for (_, sandbox) in sandboxes.iter().filter(|(_, sandbox)| !known.contains(sandbox.cell.as_str())) {
+        // Without its record it can't call home. Its pod reads as it did until its end is confirmed.
+        if let Ok(id) = CellId::parse(&sandbox.cell) {
+            tracing::error!(cell = %id, sandbox = sandbox.id, "A pod's cell has no record that can be read, and is ended");
+            living.push(Record::lost(id, sandbox));
+        }
+    }
+    drop(known);
     for (key, cell) in records {
         let Ok(id) = CellId::parse(&key) else {
             tracing::error!(key, "A record of a cell has a key that is no cell's id, and is dropped");

@@ -15,6 +15,8 @@ use super::{
 const UNFINISHED: &str = "the daemon was restarted while the cell was launched";
 /// Why a cell ends of whose sandbox nothing is known: whoever ordered it was never told.
 const ABANDONED: &str = "no pod sandbox was recorded for the cell";
+/// Why a cell ends whose record can't be read: its agent can't be told from another's any more.
+const LOST: &str = "its record could not be read";
 /// Why a cell of the time before a reboot ends.
 const REBOOTED: &str = "the node was rebooted";
 
@@ -72,6 +74,23 @@ impl Record {
             created_unix_nanos: self.created_unix_nanos,
             reason: state.reason().map(ToString::to_string).unwrap_or_default(),
         }
+    }
+
+    /// A pod's cell without a record: all that can be done is to end it.
+    pub(super) fn lost(id: CellId, sandbox: &store::SandboxMeta) -> (Self, State) {
+        let metadata = sandbox.config.as_ref().and_then(|config| config.metadata.clone()).unwrap_or_default();
+        let record = Self {
+            id,
+            token_sha256: String::new(),
+            token_expires_unix: 0,
+            key_sha256: String::new(),
+            pod_uid: metadata.uid,
+            sandbox: sandbox.id.clone(),
+            boot_id: String::new(),
+            created_unix_nanos: sandbox.created_unix_nanos,
+            was_bound: true,
+        };
+        (record, State::Terminating { instance: None, reason: LOST.into(), step: Step::Pause })
     }
 
     /// What a daemon that starts makes of a stored cell: one that was a pod's goes on, unless the node was booted anew or the sandbox is unknown;

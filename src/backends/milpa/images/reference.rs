@@ -13,11 +13,6 @@ pub(super) fn is_digest(text: &str) -> bool {
     text.strip_prefix("sha256:").is_some_and(|hex| hex.len() == 64 && hex.bytes().all(|b| b.is_ascii_digit() || (b'a'..=b'f').contains(&b)))
 }
 
-/// The digest that a reference ends with.
-pub(super) fn digest_of(reference: &str) -> Option<&str> {
-    reference.rsplit_once('@').map(|(_, digest)| digest)
-}
-
 /// The name under which containerd keeps what a reference means: with its registry, and with a tag or a digest, not both. An id stays as it is.
 pub(super) fn normalized(reference: &str) -> String {
     if is_id(reference) {
@@ -67,8 +62,6 @@ mod tests {
             assert_eq!(normalized(reference), name);
             assert_eq!(normalized(name), name, "it stays");
         }
-        assert_eq!(digest_of(&format!("a@{digest}")), Some(&*digest));
-        assert_eq!(digest_of("a:b"), None);
     }
 
     proptest! {

@@ -199,7 +199,7 @@ impl Scene {
     }
 
     async fn status(&self, reference: &str) -> Option<String> {
-        self.images.status_in(&self.cell, question(reference, false), None).await.unwrap().image.map(|image| image.id)
+        self.images.status_in(&self.id, &self.cell, question(reference, false), None).await.unwrap().image.map(|image| image.id)
     }
 
     fn in_registry(&self, name: &str, id: &str) {
@@ -279,9 +279,23 @@ async fn dropped_layers_are_pulled_with_what_came_for_the_pod() {
 async fn credentials_are_forgotten_with_their_pod() {
     let scene = Scene::new();
     let _ = scene.pull(NAME, auth()).await;
-    scene.images.forget("uid-1");
+    scene.images.forget_pod("uid-1");
     let _ = scene.ensure(NAME, "").await;
     assert_eq!(scene.cell.pulls.lock().unwrap().last().unwrap().auth, None);
+}
+
+#[tokio::test]
+async fn what_a_cell_reported_is_forgotten_with_it() {
+    let (scene, other) = (Scene::new(), CellId::mint().unwrap());
+    let id = sha256(b"an image");
+    scene.in_registry(NAME, &id);
+    scene.pull(NAME, None).await.unwrap();
+    scene.images.forget_cell(&other);
+    assert_eq!(scene.images.reported(NAME).unwrap().id, id);
+    assert_eq!(scene.images.reported(&id).unwrap().id, id);
+    scene.images.forget_cell(&scene.id);
+    assert_eq!(scene.images.reported(NAME), None);
+    assert_eq!(scene.images.reported(&id), None);
 }
 
 #[tokio::test]
@@ -294,7 +308,7 @@ async fn a_reference_that_moved_is_an_error() {
 }
 
 #[tokio::test]
-async fn a_pull_asks_the_registry_unless_a_digest_says_it_all() {
+async fn a_pull_asks_the_registry_by_digest_too() {
     let scene = Scene::new();
     let id = scene.node.image(NAME);
     let other = sha256(b"newer");
@@ -306,8 +320,13 @@ async fn a_pull_asks_the_registry_unless_a_digest_says_it_all() {
         let target = store.names[NAME].clone();
         store.names.insert(pinned.clone(), target);
     }
-    assert_eq!(scene.pull(&pinned, None).await.unwrap(), id);
-    assert_eq!(scene.cell.pulls.lock().unwrap().len(), 1);
+    // Another pod's image, which the registry gives to that pod only.
+    let refused = scene.pull(&pinned, None).await.unwrap_err();
+    assert_eq!(refused.message(), "RegistryUnavailable: no such thing");
+    assert!(scene.cell.named.lock().unwrap().is_empty(), "nothing was copied");
+    scene.in_registry(&pinned, &id);
+    assert_eq!(scene.pull(&pinned, auth()).await.unwrap(), id);
+    assert_eq!(scene.cell.pulls.lock().unwrap().len(), 3);
     assert_eq!(scene.images.reported(&pinned).unwrap().id, id);
 }
 

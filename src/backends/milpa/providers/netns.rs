@@ -84,6 +84,7 @@ impl Netns {
                 cni_bin_dirs: netns.cni_bin_dirs.clone(),
                 bridge: Bridge { device: netns.bridge.clone(), network, prefix: netns.subnet.prefix, addresses: config.state_dir.join("addresses") },
                 bridge_lock: tokio::sync::Mutex::default(),
+                ports_lock: tokio::sync::Mutex::default(),
             },
             busy: Mutex::default(),
         }

@@ -1,9 +1,11 @@
 //! What a pod may not ask of a cell. Pure.
 
+use std::net::IpAddr;
+
 use kiyot_proto::cri;
 use tonic::Status;
 
-use crate::config::{HostNamespaces, Policy, Privileged};
+use crate::config::{HostNamespaces, NodeResolver, Policy, Privileged};
 
 /// Refuses a sandbox that asks for a namespace of the node, or for privileges that cells do not give.
 pub fn check_sandbox(policy: &Policy, config: &cri::PodSandboxConfig) -> Result<(), Status> {
@@ -13,7 +15,25 @@ pub fn check_sandbox(policy: &Policy, config: &cri::PodSandboxConfig) -> Result<
         let namespace = context.namespace_options.as_ref().and_then(node_namespace);
         namespace.or((context.privileged && policy.privileged != Privileged::Allow).then_some(PRIVILEGED))
     });
-    refused.map_or(Ok(()), |what| Err(refusal(&format!("pod {}/{}", metadata.namespace, metadata.name), what)))
+    let pod = format!("pod {}/{}", metadata.namespace, metadata.name);
+    if let Some(what) = refused {
+        return Err(refusal(&pod, what));
+    }
+    let servers = config.dns_config.iter().flat_map(|dns| &dns.servers);
+    let server = servers.filter(|_| policy.node_resolver == NodeResolver::Refuse).find(|server| is_the_nodes(server));
+    server.map_or(Ok(()), |server| Err(refusal(&pod, &format!("the name server {server}, {NODE_RESOLVER}"))))
+}
+
+/// Whether a name server's address means the machine that asks, or its link.
+fn is_the_nodes(server: &str) -> bool {
+    // The zone of a link-local address, which only the node knows.
+    let address = server.split_once('%').map_or(server, |(address, _)| address);
+    match address.parse::<IpAddr>().map(|address| address.to_canonical()) {
+        Ok(IpAddr::V4(address)) => address.is_loopback() || address.is_link_local() || address.is_unspecified(),
+        Ok(IpAddr::V6(address)) => address.is_loopback() || address.is_unicast_link_local() || address.is_unspecified(),
+        // A resolver passes over what is none.
+        Err(_) => false,
+    }
 }
 
 /// Why a pod for a cell runs on the node instead: it asks for what cells do not give, and the policy is to keep such pods local. The text ends the sentence "it ...".
@@ -50,6 +70,9 @@ pub fn check_container(policy: &Policy, config: &cri::ContainerConfig) -> Result
 }
 
 const PRIVILEGED: &str = "to be privileged (securityContext.privileged; the backend's policy.privileged is not \"allow\")";
+
+const NODE_RESOLVER: &str = "an address that is the node's own (set dnsPolicy or dnsConfig of the pod, or the kubelet's resolvConf or clusterDNS; the \
+                            backend's policy.node_resolver is \"refuse\")";
 
 fn node_namespace(options: &cri::NamespaceOption) -> Option<&'static str> {
     use cri::NamespaceMode::{Node, Pod};
@@ -133,6 +156,23 @@ mod tests {
         let config = sandbox(cri::NamespaceOption::default(), true);
         assert!(check_sandbox(&Policy::default(), &config).is_err());
         assert!(check_sandbox(&Policy { privileged: Privileged::Allow, ..Policy::default() }, &config).is_ok());
+    }
+
+    #[test]
+    fn name_servers_of_the_node_are_refused_by_address() {
+        let config = |server: &str| {
+            let servers = vec!["10.96.0.10".to_owned(), server.to_owned()];
+            cri::PodSandboxConfig { dns_config: Some(cri::DnsConfig { servers, ..Default::default() }), ..Default::default() }
+        };
+        for server in ["127.0.0.53", "127.0.0.1", "169.254.20.10", "0.0.0.0", "::1", "fe80::1%eth0", "::ffff:127.0.0.1"] {
+            let status = check_sandbox(&Policy::default(), &config(server)).unwrap_err();
+            assert!(status.message().contains(server) && status.message().contains("node_resolver"), "{status}");
+            let allow = Policy { node_resolver: NodeResolver::Allow, ..Policy::default() };
+            assert!(check_sandbox(&allow, &config(server)).is_ok());
+        }
+        for server in ["1.1.1.1", "2001:db8::1", "not an address"] {
+            assert!(check_sandbox(&Policy::default(), &config(server)).is_ok());
+        }
     }
 
     #[test]

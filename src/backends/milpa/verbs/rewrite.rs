@@ -3,9 +3,12 @@
 //! A cell is one pod and has the pod's network already: for its containerd the pod uses the network of its host. What goes with that (host name, ports,
 //! sysctls of the network) is taken out of the requests and given to the cell by `Bind`.
 
-use std::collections::HashMap;
+use std::{collections::HashMap, net::IpAddr};
 
 use kiyot_proto::{cell::BindRequest, cri};
+use tonic::Status;
+
+use crate::backends::milpa::providers::{HostPort, Protocol};
 
 /// Sysctls of the network that containerd sets for a pod with a network of its own, and not for one that uses its host's.
 const USUAL_SYSCTLS: [(&str, &str); 2] = [("net.ipv4.ip_unprivileged_port_start", "0"), ("net.ipv4.ping_group_range", "0 2147483647")];
@@ -81,6 +84,35 @@ pub(super) fn sandbox_config(config: &cri::PodSandboxConfig, pod_dir: &str) -> c
 fn on_the_cells_network(options: &mut cri::NamespaceOption) {
     options.network = cri::NamespaceMode::Node.into();
     options.userns_options = None;
+}
+
+/// The ports of the node that lead to the pod. Those without a port of the node are for information only.
+pub(super) fn host_ports(config: &cri::PodSandboxConfig) -> Result<Vec<HostPort>, Status> {
+    let asked = config.port_mappings.iter().filter(|mapping| mapping.host_port > 0);
+    let bad = |mapping: &cri::PortMapping, what: &str| Status::invalid_argument(format!("hostPort {}: {what}", mapping.host_port));
+    let port = |mapping: &cri::PortMapping, number: i32| {
+        let port = u16::try_from(number).ok().filter(|port| *port > 0);
+        port.ok_or_else(|| bad(mapping, &format!("port {number}; allowed is 1 to {}", u16::MAX)))
+    };
+    let one = |mapping: &cri::PortMapping| {
+        let protocol = match cri::Protocol::try_from(mapping.protocol) {
+            Ok(cri::Protocol::Tcp) => Protocol::Tcp,
+            Ok(cri::Protocol::Udp) => Protocol::Udp,
+            Ok(cri::Protocol::Sctp) => Protocol::Sctp,
+            Err(_) => return Err(bad(mapping, &format!("protocol {}; allowed are TCP, UDP and SCTP", mapping.protocol))),
+        };
+        let ip = match mapping.host_ip.as_str() {
+            "" => None,
+            text => Some(text.parse::<IpAddr>().map_err(|_| bad(mapping, &format!("hostIP {text:?} is not an address")))?),
+        };
+        Ok(HostPort {
+            protocol,
+            host_ip: ip.filter(|ip| !ip.is_unspecified()),
+            host_port: port(mapping, mapping.host_port)?,
+            container_port: port(mapping, mapping.container_port)?,
+        })
+    };
+    asked.map(one).collect()
 }
 
 /// A sandbox for the cell.

@@ -79,6 +79,14 @@ impl Verbs {
                 }
             }
         }
+        for last in self.view.sandboxes_of_pod(&key.uid) {
+            let metadata = last.item().metadata.unwrap_or_default();
+            let same_pod = (&metadata.namespace, &metadata.name) == (&key.namespace, &key.name);
+            // It reads as stopped, and its cell may still be ending: never two of a pod.
+            if same_pod && !last.ready && self.parts.cells.get(&last.cell).is_some() {
+                self.stop_sandbox(&last.id).await?;
+            }
+        }
         Box::pin(self.launch(request)).await
     }
 
@@ -92,8 +100,13 @@ impl Verbs {
     async fn launch(self: Arc<Self>, request: &cri::RunPodSandboxRequest) -> Result<SandboxId, Status> {
         let id = SandboxId::mint().map_err(failure::of_randomness)?;
         let metadata = request.config.clone().unwrap_or_default().metadata.unwrap_or_default();
-        let attachment =
-            Attachment { pod_name: metadata.name, pod_namespace: metadata.namespace, pod_uid: metadata.uid, sandbox: id.as_str().to_owned() };
+        let attachment = Attachment {
+            pod_name: metadata.name,
+            pod_namespace: metadata.namespace,
+            pod_uid: metadata.uid,
+            sandbox: id.as_str().to_owned(),
+            ports: rewrite::host_ports(&request.config.clone().unwrap_or_default())?,
+        };
         let pod = format!("{}/{}", attachment.pod_namespace, attachment.pod_name);
         // No deadline of the caller's: it may go, and come again for the same sandbox. `launch_timeout` bounds it.
         let order = LaunchOrder { sandbox: id.clone(), attachment, deadline: None };

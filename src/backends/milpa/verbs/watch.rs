@@ -1,6 +1,10 @@
 //! The watch of one cell: everything that is, then everything that changes, again for each connection.
 
-use std::{collections::HashSet, sync::Arc, time::Duration};
+use std::{
+    collections::HashSet,
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 use futures::future::join_all;
 use kiyot_proto::{
@@ -9,7 +13,7 @@ use kiyot_proto::{
 };
 use tonic::{Status, Streaming};
 
-use super::{Verbs, calls, failure, transition::End};
+use super::{Verbs, calls, failure, transition::End, view::Container};
 use crate::backends::milpa::cells::Cell;
 
 /// How long the first event may take.
@@ -36,7 +40,7 @@ impl Verbs {
                 let _ = hello.wait_for(|hello| now(hello) != generation).await;
             };
             tokio::select! {
-                ended = self.watch_connection(&cell) => match ended {
+                ended = Box::pin(self.watch_connection(&cell)) => match ended {
                     Ok(()) => tracing::debug!(cell = %cell.id, "The watch of a cell ended and is begun again"),
                     Err(status) => tracing::info!(cell = %cell.id, status = status.message(), "The watch of a cell failed and is begun again"),
                 },
@@ -49,19 +53,16 @@ impl Verbs {
     async fn watch_connection(self: &Arc<Self>, cell: &Cell) -> Result<(), Status> {
         // What comes into the view from now on may be missing in the snapshot.
         let known_before = self.view.inserted();
-        let mut agent = calls::agent(cell);
-        let mut events: Streaming<Event> = tokio::time::timeout(FIRST, agent.watch(WatchRequest {}))
-            .await
-            .map_err(|_| Status::deadline_exceeded("Watch was not answered"))??
-            .into_inner();
+        // There are as many of these tasks as cells, and all they mostly do is to wait: what is seldom and large is in boxes.
+        let mut events = Box::pin(events(cell)).await?;
         loop {
             let event =
                 tokio::time::timeout(SILENCE, events.message()).await.map_err(|_| Status::deadline_exceeded("no news, not even a heartbeat"))??;
             match event.map(|event| event.event) {
                 None => return Ok(()),
                 Some(None) => {}
-                Some(Some(event::Event::Snapshot(snapshot))) => self.take_snapshot(cell, snapshot, known_before).await,
-                Some(Some(event)) => self.take(cell, event).await,
+                Some(Some(event::Event::Snapshot(snapshot))) => Box::pin(self.take_snapshot(cell, snapshot, known_before)).await,
+                Some(Some(event)) => Box::pin(self.take(cell, event)).await,
             }
         }
     }
@@ -71,7 +72,7 @@ impl Verbs {
             event::Event::Snapshot(_) => {}
             event::Event::Container(told) => {
                 if let Some(container) = self.view.container_of_cell(&cell.id, &told.id) {
-                    self.note(&container, told).await;
+                    self.told(cell, &container, told).await;
                 }
             }
             event::Event::ContainerGone(id) => {
@@ -86,7 +87,7 @@ impl Verbs {
             }
             event::Event::SandboxGone(id) => self.sandbox_ended(cell, &id, "its cell does not know it any more").await,
             event::Event::Log(log) => self.parts.logs.grown(&cell.id, &log.path, log.size),
-            event::Event::Heartbeat(beat) => self.view.heartbeat(&cell.id, beat),
+            event::Event::Heartbeat(beat) => self.view.heartbeat(&cell.id, beat, Instant::now()),
         }
     }
 
@@ -100,16 +101,31 @@ impl Verbs {
         }
     }
 
+    async fn followed(&self, cell: &Cell, container: &Container) {
+        if let Err(status) = self.follow_log(cell, container).await {
+            tracing::error!(container = %container.id, status = status.message(), "The log of a container can't be followed");
+        }
+    }
+
+    /// Takes what a cell says of one of its containers, its log first if the start was not heard of: a daemon before this one began it, and was killed.
+    async fn told(self: &Arc<Self>, cell: &Cell, container: &Container, told: cri::ContainerStatus) {
+        let has_begun = matches!(told.state(), cri::ContainerState::ContainerRunning | cri::ContainerState::ContainerExited);
+        if has_begun && container.state() == cri::ContainerState::ContainerCreated {
+            self.followed(cell, container).await;
+        }
+        self.note(container, told).await;
+    }
+
     /// Everything that the cell has: what it has not, and was known before it was asked, has ended.
     async fn take_snapshot(self: &Arc<Self>, cell: &Cell, snapshot: Snapshot, known_before: u64) {
         let Some(sandbox) = self.view.sandbox_of_cell(&cell.id) else { return };
         let containers = self.view.containers_of(&sandbox.id);
-        let running: Vec<_> = containers.iter().filter(|container| container.state() == cri::ContainerState::ContainerRunning).collect();
+        let living = containers.iter().filter(|container| !container.exited());
         let config = sandbox.config();
-        join_all(running.into_iter().map(async |container| {
+        join_all(living.map(async |container| {
             // After a restart nobody follows its log yet; before one that ended meanwhile is said to have, its log must be here.
-            if let Err(status) = self.follow_log(cell, container).await {
-                tracing::error!(container = %container.id, status = status.message(), "The log of a container can't be followed");
+            if container.state() == cri::ContainerState::ContainerRunning {
+                self.followed(cell, container).await;
             }
             self.parts.volumes.keep(cell, &config, &container.meta().config.unwrap_or_default());
         }))
@@ -120,7 +136,7 @@ impl Verbs {
         let there: HashSet<_> = snapshot.containers.iter().map(|told| told.id.clone()).collect();
         for told in snapshot.containers {
             if let Some(container) = self.view.container_of_cell(&cell.id, &told.id) {
-                self.note(&container, told).await;
+                self.told(cell, &container, told).await;
             }
         }
         for container in containers.iter().filter(|container| container.since <= known_before && !there.contains(&*container.cell_container)) {
@@ -136,4 +152,11 @@ impl Verbs {
             Some(_) | None => {}
         }
     }
+}
+
+/// Begins to watch.
+async fn events(cell: &Cell) -> Result<Streaming<Event>, Status> {
+    let mut agent = calls::agent(cell);
+    let answer = tokio::time::timeout(FIRST, agent.watch(WatchRequest {})).await;
+    Ok(answer.map_err(|_| Status::deadline_exceeded("Watch was not answered"))??.into_inner())
 }

@@ -11,11 +11,13 @@ use std::{
 use serde::{Deserialize, Serialize};
 
 use super::{
-    super::{super::id::CellId, ErrorClass, ProviderError},
+    super::{super::id::CellId, Attachment, ErrorClass, ProviderError},
     network::namespace,
     process::Identity,
 };
 
+/// Where the CRI plugin of the cell's containerd has a directory for each container, beneath the instance's.
+const CRI_ROOT: &str = "containerd/io.containerd.grpc.v1.cri";
 /// How much of a console is shown, in bytes.
 const CONSOLE_TAIL: u64 = 16 * 1024;
 
@@ -38,6 +40,9 @@ pub(super) struct Known {
     /// Cgroups that its containers were in, once it is being ended.
     #[serde(default)]
     pub(super) cgroups: BTreeSet<PathBuf>,
+    /// The pod whose network it was to get: its address must be found when `network.json` can't be read.
+    #[serde(default)]
+    pub(super) attachment: Option<Attachment>,
 }
 
 impl Home {
@@ -93,6 +98,14 @@ impl Home {
 
     pub(super) fn network_file(&self) -> PathBuf {
         self.dir.join("network.json")
+    }
+
+    /// The containers that the cell's containerd has on its disk, sandboxes among them.
+    pub(super) fn containers(&self) -> BTreeSet<String> {
+        let root = self.dir.join(CRI_ROOT);
+        let dirs = ["containers", "sandboxes"].map(|kind| fs::read_dir(root.join(kind)));
+        let entries = dirs.into_iter().flatten().flatten().flatten();
+        entries.filter_map(|entry| entry.file_name().into_string().ok()).collect()
     }
 
     fn known_file(&self) -> PathBuf {
@@ -170,8 +183,13 @@ mod tests {
         home.make().unwrap();
         assert_eq!(fs::metadata(home.dir()).unwrap().permissions().mode() & 0o777, 0o700);
         assert_eq!(home.known(), Known::default());
-        let known =
-            Known { token_sha256: "t".into(), boot_id: "b".into(), launcher: Some(Identity { pid: 7, start: 9 }), cgroups: ["/a".into()].into() };
+        let known = Known {
+            token_sha256: "t".into(),
+            boot_id: "b".into(),
+            launcher: Some(Identity { pid: 7, start: 9 }),
+            cgroups: ["/a".into()].into(),
+            attachment: Some(Attachment { pod_uid: "u".into(), ..Attachment::default() }),
+        };
         home.keep(&known).unwrap();
         assert_eq!(home.known(), known);
         fs::create_dir(cells.join("not-a-cell")).unwrap();

@@ -12,13 +12,17 @@ use std::{
 use serde::{Deserialize, Serialize};
 
 use super::{
-    super::{Attachment, ErrorClass, ProviderError},
-    instance::Home,
+    super::{Attachment, ErrorClass, HostPort, ProviderError},
+    instance::{Home, Known},
 };
 
 pub(super) mod bridge;
 pub(super) mod cni;
 pub(super) mod namespace;
+mod ports;
+mod rules;
+
+use ports::{PortError, Ports};
 
 /// The pod's device in the cell.
 pub(super) const DEVICE: &str = "eth0";
@@ -31,6 +35,9 @@ pub(super) struct Plan {
     pod_uid: String,
     sandbox: String,
     way: Way,
+    /// Ports of the node that lead to it.
+    #[serde(default)]
+    ports: Vec<HostPort>,
     /// Once the network is there: the pod's first.
     addresses: Option<Vec<IpAddr>>,
 }
@@ -52,6 +59,23 @@ pub(super) struct Networks {
     pub(super) bridge: bridge::Bridge,
     /// One at a time makes the bridge or takes it away.
     pub(super) bridge_lock: tokio::sync::Mutex<()>,
+    /// One at a time takes ports of the node.
+    pub(super) ports_lock: tokio::sync::Mutex<()>,
+}
+
+impl Way {
+    /// Whether the ports of a pod are mapped with it, by a plugin.
+    fn maps_ports(&self) -> bool {
+        matches!(self, Self::Cni(network) if network.maps_ports())
+    }
+
+    /// The IPv4 subnets of the cell's link, once it has one.
+    fn subnets(&self) -> Vec<String> {
+        match self {
+            Self::Cni(network) => network.subnets(),
+            Self::Bridge(bridge) => vec![bridge.subnet()],
+        }
+    }
 }
 
 impl Plan {
@@ -77,7 +101,13 @@ impl Plan {
     }
 
     fn pod(&self) -> cni::Pod<'_> {
-        cni::Pod { name: &self.pod_name, namespace: &self.pod_namespace, uid: &self.pod_uid, sandbox: &self.sandbox }
+        let Self { pod_name, pod_namespace, pod_uid, sandbox, ports, .. } = self;
+        cni::Pod { name: pod_name, namespace: pod_namespace, uid: pod_uid, sandbox, ports }
+    }
+
+    /// The ports that we map ourselves.
+    fn own_ports(&self) -> &[HostPort] {
+        if self.way.maps_ports() { &[] } else { &self.ports }
     }
 }
 
@@ -98,28 +128,20 @@ impl Networks {
     /// Gives an instance the pod's network. Again it returns the same; after a try that failed it begins anew.
     pub(super) async fn attach(&self, home: &Home, to: &Attachment) -> Result<Vec<IpAddr>, ProviderError> {
         if let Some(plan) = Plan::read(home)? {
-            if let Some(addresses) = plan.addresses {
-                return Ok(addresses);
+            if let Some(addresses) = &plan.addresses {
+                return Ok(addresses.clone());
             }
-            self.detach(home).await?;
+            self.detach(home, &plan).await?;
         }
-        let way = match self.configured()? {
-            Some(network) => Way::Cni(Box::new(network)),
-            None => Way::Bridge(self.bridge.clone()),
-        };
-        let mut plan = Plan {
-            pod_name: to.pod_name.clone(),
-            pod_namespace: to.pod_namespace.clone(),
-            pod_uid: to.pod_uid.clone(),
-            sandbox: to.sandbox.clone(),
-            way,
-            addresses: None,
-        };
-        plan.write(home)?;
+        let known = home.known();
+        home.keep(&Known { attachment: Some(to.clone()), ..known })?;
+        let mut plan = self.plan(to)?;
+        self.begin(home, &plan).await?;
         let doing = || format!("attach {} to the network", home.cell());
         let addresses = match &mut plan.way {
             Way::Cni(network) => {
-                let pod = cni::Pod { name: &to.pod_name, namespace: &to.pod_namespace, uid: &to.pod_uid, sandbox: &to.sandbox };
+                let (name, namespace) = (to.pod_name.as_str(), to.pod_namespace.as_str());
+                let pod = cni::Pod { name, namespace, uid: &to.pod_uid, sandbox: &to.sandbox, ports: &to.ports };
                 network.add(home, &pod).await.map_err(|error| ProviderError::transient(doing(), error))?
             }
             Way::Bridge(bridge) => {
@@ -128,15 +150,69 @@ impl Networks {
                 vec![address.into()]
             }
         };
+        Ports::new(home, plan.own_ports()).open(&addresses, &plan.way.subnets()).await.map_err(|error| ProviderError::transient(doing(), error))?;
         plan.addresses = Some(addresses.clone());
         plan.write(home)?;
         Ok(addresses)
     }
 
+    /// What is to be made, as the node is configured now.
+    fn plan(&self, to: &Attachment) -> Result<Plan, ProviderError> {
+        let way = match self.configured()? {
+            Some(network) => Way::Cni(Box::new(network)),
+            None => Way::Bridge(self.bridge.clone()),
+        };
+        let Attachment { pod_name, pod_namespace, pod_uid, sandbox, ports } = to.clone();
+        Ok(Plan { pod_name, pod_namespace, pod_uid, sandbox, way, ports, addresses: None })
+    }
+
+    /// What an instance's network was made of; if that can't be read, what it would be made of now. `None` if it never began to get one.
+    pub(super) fn plan_of(&self, home: &Home, known: &Known) -> Option<Plan> {
+        let error = match Plan::read(home) {
+            Ok(plan) => return plan,
+            Err(error) => error,
+        };
+        let cell = home.cell();
+        tracing::error!(
+            cell,
+            error = &error as &dyn std::error::Error,
+            "What a cell's network was made of can't be read: it is taken away as it would be made now"
+        );
+        // Nobody could ever read it: better an address that is lost than a pod that never ends.
+        let presumed = known.attachment.as_ref().map(|attachment| self.plan(attachment)).transpose();
+        presumed.unwrap_or_else(|error| {
+            tracing::error!(cell, error = &error as &dyn std::error::Error, "A cell's network is not taken away");
+            None
+        })
+    }
+
+    /// Writes down what is about to be made. From then on the ports are this cell's.
+    async fn begin(&self, home: &Home, plan: &Plan) -> Result<(), ProviderError> {
+        if plan.ports.is_empty() {
+            return plan.write(home);
+        }
+        let doing = || format!("give {} the ports of its pod", home.cell());
+        Ports::new(home, plan.own_ports()).check().map_err(|error| ProviderError::new(ErrorClass::Invalid, doing(), error))?;
+        let _alone = self.ports_lock.lock().await;
+        let cells = home.dir().parent().unwrap_or(home.dir());
+        let homes = Home::all(cells).map_err(|error| ProviderError::transient(format!("list {}", cells.display()), error))?;
+        for other in homes.iter().filter(|other| *other != home) {
+            // What can't be read has been told when its cell's turn came, and holds nobody up.
+            let Ok(Some(taken)) = Plan::read(other) else { continue };
+            if let Some(port) = plan.ports.iter().find(|port| taken.ports.iter().any(|taken| taken.overlaps(port))) {
+                let pod = format!("{}/{}", taken.pod_namespace, taken.pod_name);
+                let error = PortError::Taken { port: port.clone(), pod, cell: other.cell().to_owned() };
+                // The other may be on its way out: the kubelet tries again.
+                return Err(ProviderError::transient(doing(), error));
+            }
+        }
+        plan.write(home)
+    }
+
     /// Takes away what [`Networks::attach`] made or began to make, and forgets it. Its processes have ended; its network namespace is still there.
-    pub(super) async fn detach(&self, home: &Home) -> Result<(), ProviderError> {
-        let Some(plan) = Plan::read(home)? else { return Ok(()) };
+    pub(super) async fn detach(&self, home: &Home, plan: &Plan) -> Result<(), ProviderError> {
         let doing = || format!("detach {} from the network", home.cell());
+        Ports::new(home, plan.own_ports()).close().await.map_err(|error| ProviderError::transient(doing(), error))?;
         match &plan.way {
             Way::Cni(network) => network.del(home, &plan.pod()).await.map_err(|error| ProviderError::transient(doing(), error))?,
             Way::Bridge(bridge) => {

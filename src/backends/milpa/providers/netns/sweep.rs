@@ -10,7 +10,7 @@ use super::{
     Netns, cgroup,
     instance::{Home, Known},
     mounts,
-    network::{Plan, namespace},
+    network::namespace,
     process,
 };
 
@@ -27,13 +27,9 @@ pub(super) async fn sweep(netns: &Netns, home: &Home) -> Result<(), ProviderErro
     let cell = home.cell();
     let hierarchies = cgroup::hierarchies().map_err(|error| ProviderError::transient("read the cgroup hierarchies", error))?;
     let known = end_processes(home, &hierarchies).await?;
-    let plan = Plan::read(home).unwrap_or_else(|error| {
-        // Nobody could ever read it: better an address that is lost than a pod that never ends.
-        tracing::error!(cell, error = &error as &dyn std::error::Error, "What a cell's network was made of can't be read: it is not taken away");
-        None
-    });
-    if plan.is_some() {
-        netns.networks.detach(home).await?;
+    let plan = netns.networks.plan_of(home, &known);
+    if let Some(plan) = &plan {
+        netns.networks.detach(home, plan).await?;
     }
     let pod_uid = plan.map(|plan| plan.pod_uid().to_owned());
     let home_of_task = home.clone();
@@ -76,7 +72,7 @@ fn remove(home: &Home, hierarchies: &[cgroup::Hierarchy], known: Known, pod_uid:
     mounts::unmount_beneath(home.dir())?;
     namespace::remove(&home.netns_path())?;
     let mut containers = known.cgroups;
-    containers.extend(cgroup::of_pod(hierarchies, pod_uid.unwrap_or_default()));
+    containers.extend(cgroup::of_pod(hierarchies, pod_uid.unwrap_or_default(), &home.containers()));
     cgroup::remove_containers(&containers)?;
     cgroup::remove(hierarchies, home.cell())?;
     match fs::remove_dir_all(home.dir()) {

@@ -15,10 +15,8 @@ use super::{
         instance::Home,
     },
     DEVICE, remove_if_there,
+    rules::{Rules, words},
 };
-
-/// How long `iptables` waits for others that change rules, in seconds.
-const TABLES_WAIT: &str = "10";
 
 /// Why a cell could not be put on the bridge, or taken off it.
 #[derive(Debug, thiserror::Error)]
@@ -82,7 +80,7 @@ impl Bridge {
         Ipv4Addr::from_bits(self.network.to_bits() + 1)
     }
 
-    fn subnet(&self) -> String {
+    pub(super) fn subnet(&self) -> String {
         format!("{}/{}", self.network, self.prefix)
     }
 
@@ -123,18 +121,17 @@ impl Bridge {
     /// What leaves for other networks gets the node's address; what comes and goes by the bridge is forwarded, whatever the policy.
     fn rules(&self) -> [Rules; 2] {
         let (chain, subnet, device) = (self.chain(), self.subnet(), self.device.clone());
-        let words = |text: &str| text.split(' ').map(ToOwned::to_owned).collect::<Vec<_>>();
         [
             Rules {
                 table: "nat",
                 chain: chain.clone(),
-                jump: words(&format!("POSTROUTING -s {subnet} ! -d {subnet} -j {chain}")),
+                jumps: vec![words(&format!("POSTROUTING -s {subnet} ! -d {subnet} -j {chain}"))],
                 content: vec![words(&format!("{chain} ! -o {device} -j MASQUERADE"))],
             },
             Rules {
                 table: "filter",
                 chain: chain.clone(),
-                jump: words(&format!("FORWARD -j {chain}")),
+                jumps: vec![words(&format!("FORWARD -j {chain}"))],
                 content: vec![words(&format!("{chain} -i {device} -j ACCEPT")), words(&format!("{chain} -o {device} -j ACCEPT"))],
             },
         ]
@@ -185,49 +182,6 @@ impl Bridge {
 
 fn devices(error: io::Error) -> BridgeError {
     BridgeError::File("/proc/thread-self/net/dev".into(), error)
-}
-
-/// A chain of our own in a table, and the jump to it.
-struct Rules {
-    table: &'static str,
-    chain: String,
-    jump: Vec<String>,
-    content: Vec<Vec<String>>,
-}
-
-impl Rules {
-    async fn add(&self, dir: Option<&Path>) -> Result<(), CommandError> {
-        if self.tables("-n", &words("-L", &self.chain), dir).await.is_err() {
-            self.tables("-N", std::slice::from_ref(&self.chain), dir).await?;
-        }
-        for rule in self.content.iter().chain([&self.jump]) {
-            if self.tables("-C", rule, dir).await.is_err() {
-                self.tables("-A", rule, dir).await?;
-            }
-        }
-        Ok(())
-    }
-
-    async fn remove(&self, dir: Option<&Path>) -> Result<(), CommandError> {
-        if self.tables("-n", &words("-L", &self.chain), dir).await.is_err() {
-            return Ok(());
-        }
-        if self.tables("-C", &self.jump, dir).await.is_ok() {
-            self.tables("-D", &self.jump, dir).await?;
-        }
-        self.tables("-F", std::slice::from_ref(&self.chain), dir).await?;
-        self.tables("-X", std::slice::from_ref(&self.chain), dir).await
-    }
-
-    async fn tables(&self, command: &str, rule: &[String], dir: Option<&Path>) -> Result<(), CommandError> {
-        let mut arguments = vec!["-w", TABLES_WAIT, "-t", self.table, command];
-        arguments.extend(rule.iter().map(String::as_str));
-        succeed("iptables", &arguments, dir).await
-    }
-}
-
-fn words(first: &str, second: &str) -> [String; 2] {
-    [first.to_owned(), second.to_owned()]
 }
 
 /// Whether there is a network device. (`/sys` may be another network namespace's.)
@@ -292,7 +246,7 @@ mod tests {
         let bridge = bridge(Path::new("/x"), 24);
         assert_eq!(bridge.gateway().to_string(), "10.9.8.1");
         let [nat, filter] = bridge.rules();
-        assert_eq!(nat.jump.join(" "), "POSTROUTING -s 10.9.8.0/24 ! -d 10.9.8.0/24 -j KIYOT-kiyot0");
+        assert_eq!(nat.jumps[0].join(" "), "POSTROUTING -s 10.9.8.0/24 ! -d 10.9.8.0/24 -j KIYOT-kiyot0");
         assert_eq!(filter.content.len(), 2);
     }
 }

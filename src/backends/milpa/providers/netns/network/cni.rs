@@ -12,16 +12,18 @@ use serde_json::{Map, Value};
 
 use super::{
     super::{
-        super::{ErrorClass, ProviderError},
+        super::{ErrorClass, HostPort, ProviderError},
         command::{self, CommandError},
         instance::Home,
     },
-    DEVICE,
+    DEVICE, ports,
 };
 
 mod config;
 mod result;
 
+/// The capability of plugins that map ports of the node.
+const PORT_MAPPINGS: &str = "portMappings";
 /// How often a network is taken away before it is given up for now.
 const DEL_ATTEMPTS: u32 = 3;
 /// How long to wait before another try.
@@ -61,6 +63,7 @@ pub(super) struct Pod<'a> {
     pub(super) namespace: &'a str,
     pub(super) uid: &'a str,
     pub(super) sandbox: &'a str,
+    pub(super) ports: &'a [HostPort],
 }
 
 /// A network, by its configuration, and what came of it for one cell.
@@ -82,6 +85,16 @@ impl Network {
                 .map_err(|error| ProviderError::new(ErrorClass::Invalid, format!("use the CNI network {:?}", self.name), error))?;
         }
         Ok(())
+    }
+
+    /// Whether one of the plugins maps ports of the node.
+    pub(super) fn maps_ports(&self) -> bool {
+        self.plugins.iter().any(can_map_ports)
+    }
+
+    /// The IPv4 subnets of the pod's link, once it is attached.
+    pub(super) fn subnets(&self) -> Vec<String> {
+        self.result.as_ref().map(result::subnets).unwrap_or_default()
     }
 
     /// Attaches a cell, plugin after plugin; returns the pod's addresses.
@@ -144,6 +157,11 @@ impl Network {
         let mut input = plugin.clone();
         input.insert("cniVersion".to_owned(), self.version.as_str().into());
         input.insert("name".to_owned(), self.name.as_str().into());
+        if !pod.ports.is_empty() && can_map_ports(plugin) {
+            let mut runtime = Map::new();
+            runtime.insert(PORT_MAPPINGS.to_owned(), ports::mappings(pod.ports));
+            input.insert("runtimeConfig".to_owned(), runtime.into());
+        }
         if let Some(previous) = previous {
             input.insert("prevResult".to_owned(), previous.clone());
         }
@@ -181,6 +199,10 @@ impl Network {
         let found = candidates.find(|path| plain && path.is_file());
         found.ok_or_else(|| CniError::NoPlugin { plugin: plugin.to_owned(), dirs: self.bin_dirs.clone() })
     }
+}
+
+fn can_map_ports(plugin: &Map<String, Value>) -> bool {
+    plugin.get("capabilities").and_then(|capabilities| capabilities.get(PORT_MAPPINGS)).and_then(Value::as_bool).unwrap_or_default()
 }
 
 fn plugin_type(plugin: &Map<String, Value>) -> &str {

@@ -1,0 +1,170 @@
+//! Disks that are full or read-only, and records that can't be read.
+
+use std::{
+    fs,
+    io::Write,
+    path::{Path, PathBuf},
+    process::Command,
+};
+
+use kiyot_testkit::{Container, Kiyot, LIMIT, Leftovers, Node, Pod, cri, wait_until};
+use redb::TableDefinition;
+
+use super::{WAIT, ends_without_a_trace, is_ready, leaves_nothing, options, pod};
+
+/// A tmpfs, unmounted when it is dropped.
+struct Disk(PathBuf);
+
+impl Disk {
+    fn mount(path: &Path, options: &str) -> Self {
+        fs::create_dir_all(path).unwrap();
+        mount(&["-t", "tmpfs", "-o", options, "tmpfs"], path);
+        Self(path.to_owned())
+    }
+
+    fn again(&self, options: &str) {
+        mount(&["-o", &format!("remount,{options}")], &self.0);
+    }
+
+    /// Takes all that is left of it. Gives the file that has it.
+    fn fill(&self) -> PathBuf {
+        let path = self.0.join("filler");
+        let mut file = fs::File::create(&path).unwrap();
+        for size in [1 << 20, 4096, 1] {
+            while file.write_all(&vec![0; size]).is_ok() {}
+        }
+        path
+    }
+}
+
+impl Drop for Disk {
+    fn drop(&mut self) {
+        let _ = Command::new("umount").arg("-l").arg(&self.0).status();
+    }
+}
+
+fn mount(arguments: &[&str], path: &Path) {
+    assert!(Command::new("mount").args(arguments).arg(path).status().unwrap().success(), "mount {arguments:?}");
+}
+
+#[tokio::test]
+async fn a_full_state_dir_harms_no_pod_and_is_recovered_from() {
+    let node = Node::start().await;
+    let disk = Disk::mount(&node.directory().join("kiyot/state"), "size=256m");
+    let kiyot = Kiyot::start(&node, options()).await;
+    let mut kubelet = kiyot.kubelet().await;
+    let running = kubelet.run_pod(&pod("first", WAIT)).await.unwrap();
+    let main = running.container("main").id.clone();
+    let filler = disk.fill();
+
+    let second = pod("second", WAIT);
+    let config = kubelet.prepare(&second);
+    let refused = kubelet.run_sandbox(&config, "").await.unwrap_err();
+    assert!(refused.message().contains("No space left on device") || refused.message().contains("no space is left"), "{refused:?}");
+    assert_eq!(kubelet.sandboxes().await.unwrap().len(), 1, "nothing half-made is listed");
+    assert!(is_ready(&mut kubelet, &running.sandbox).await);
+    assert_eq!(kubelet.container_status(&main).await.unwrap().state(), cri::ContainerState::ContainerRunning);
+
+    fs::remove_file(filler).unwrap();
+    let other = wait_until("there is room for another pod", LIMIT, async || kubelet.run_pod(&second).await.ok()).await;
+    assert_eq!(kubelet.exec_sync(&main, &["echo", "here"]).await.unwrap().stdout, "here\n");
+    kubelet.stop_and_remove(&other).await.unwrap();
+    ends_without_a_trace(&mut kubelet, &kiyot, &running).await;
+    drop(kiyot);
+    drop(disk);
+    leaves_nothing(node);
+}
+
+#[tokio::test]
+async fn a_full_log_disk_harms_no_pod_and_no_line_is_lost() {
+    const LINES: usize = 20_000;
+    let node = Node::start().await;
+    let disk = Disk::mount(&node.pod_logs(), "size=256k");
+    let kiyot = Kiyot::start(&node, options()).await;
+    let mut kubelet = kiyot.kubelet().await;
+    let script = format!("i=0; while [ $i -lt {LINES} ]; do i=$((i+1)); echo line $i; done; touch /tmp/done; {WAIT}");
+    let running = kubelet.run_pod(&pod("talker", &script)).await.unwrap();
+    let main = running.container("main").clone();
+    wait_until("the container has written all", LIMIT, async || {
+        let said = kubelet.exec_sync(&main.id, &["test", "-e", "/tmp/done"]).await.ok()?;
+        (said.code == 0).then_some(())
+    })
+    .await;
+    wait_until("the daemon says what is the matter", LIMIT, async || kiyot.log().contains("No space left on device").then_some(())).await;
+    assert_eq!(kubelet.container_status(&main.id).await.unwrap().state(), cri::ContainerState::ContainerRunning);
+    disk.again("size=64m");
+    kubelet.logged(&main, &format!("line {LINES}")).await;
+    let lines = kubelet.log_lines(&main);
+    assert_eq!(lines.len(), LINES);
+    for (at, line) in lines.iter().enumerate() {
+        assert_eq!(line.text, format!("line {}", at + 1), "no line is lost or doubled");
+    }
+    ends_without_a_trace(&mut kubelet, &kiyot, &running).await;
+    drop(kiyot);
+    drop(disk);
+    leaves_nothing(node);
+}
+
+/// Changes a record behind the daemon's back.
+fn spoil(store: &Path, table: &str, key: &str, content: &[u8]) {
+    let database = redb::Database::open(store).unwrap();
+    let transaction = database.begin_write().unwrap();
+    transaction.open_table(TableDefinition::<&str, &[u8]>::new(table)).unwrap().insert(key, content).unwrap();
+    transaction.commit().unwrap();
+}
+
+/// An `Envelope` of version 2.
+const FUTURE: &[u8] = &[0x08, 0x02, 0x12, 0x00];
+
+#[tokio::test]
+async fn broken_and_future_records_end_their_own_pod_alone() {
+    let node = Node::start().await;
+    let mut kiyot = Kiyot::start(&node, options()).await;
+    let mut kubelet = kiyot.kubelet().await;
+    let broken = kubelet.run_pod(&pod("broken", WAIT)).await.unwrap();
+    let cell = kiyot.cells().remove(0);
+    let future = kubelet.run_pod(&pod("future", WAIT)).await.unwrap();
+    let whole = kubelet.run_pod(&Pod::new("whole").in_cell().container(Container::script("main", WAIT))).await.unwrap();
+    kiyot.kill9();
+    let store = kiyot.state().join("store.redb");
+    spoil(&store, "cells", &cell, b"\xff not a record");
+    spoil(&store, "sandboxes", &future.sandbox, FUTURE);
+    spoil(&store, "container_statuses", "milpa-of-nothing", FUTURE);
+
+    kiyot.start_again().await;
+    let mut kubelet = kiyot.kubelet().await;
+    assert!(is_ready(&mut kubelet, &whole.sandbox).await);
+    let said =
+        wait_until("the other pod's cell is back", LIMIT, async || kubelet.exec_sync(&whole.container("main").id, &["echo", "here"]).await.ok())
+            .await;
+    assert_eq!(said.stdout, "here\n");
+    // One without its cell's record ends, with a reason, and reads so only when its cell is gone.
+    let status = kubelet.exited(&broken.container("main").id).await;
+    assert_eq!(status.reason, "CellLost");
+    assert!(status.message.contains("its record could not be read"), "{}", status.message);
+    let left = Leftovers::of_host().about(&[cell]);
+    assert!(left.is_empty(), "left:\n{left}");
+    // One of a later version is not ours to read: its pod is unknown, and made anew only when its old cell is gone.
+    assert!(kubelet.sandboxes().await.unwrap().iter().all(|listed| listed.id != future.sandbox));
+    let anew = kubelet.run_pod(&future.spec).await.unwrap();
+    assert_eq!(kiyot.cells().len(), 2, "that of the whole pod, and one for the pod that was made anew");
+    for words in ["A record of the store can't be read and is set aside", "it has version 2"] {
+        assert!(kiyot.log().contains(words), "the log says {words:?}");
+    }
+    kubelet.stop_and_remove(&anew).await.unwrap();
+    kubelet.stop_and_remove(&broken).await.unwrap();
+    ends_without_a_trace(&mut kubelet, &kiyot, &whole).await;
+}
+
+#[tokio::test]
+async fn a_network_record_that_is_broken_gives_its_address_back() {
+    let node = Node::start().await;
+    let kiyot = Kiyot::start(&node, options()).await;
+    let mut kubelet = kiyot.kubelet().await;
+    let running = kubelet.run_pod(&pod("networked", WAIT)).await.unwrap();
+    let cell = kiyot.cells().remove(0);
+    assert_eq!(super::reboot::addresses(&node).len(), 1);
+    fs::write(kiyot.state().join("cells").join(&cell).join("network.json"), "{ \"way\": ").unwrap();
+    ends_without_a_trace(&mut kubelet, &kiyot, &running).await;
+    assert_eq!(super::reboot::addresses(&node), Vec::<String>::new());
+}

@@ -1,0 +1,202 @@
+//! The daemon is killed at any moment of a pod's life.
+
+use std::{
+    future::Future,
+    path::PathBuf,
+    sync::{Arc, Mutex},
+    time::{Duration, SystemTime},
+};
+
+use kiyot_testkit::{Kiyot, Kubelet, LIMIT, Leftovers, Node, Pod, RunningContainer, RunningPod, cri, wait_until};
+use tonic::Status;
+
+use super::{leaves_nothing, options, pod};
+
+/// How many lives are cut short; `KILLS` in the environment says another number.
+const LIVES: usize = 6;
+/// As many lines the daemon logs in the life of a pod, more or less.
+const LINES_OF_A_LIFE: u64 = 24;
+/// Between two lines there is more to hit, in microseconds.
+const JITTER: u64 = 300_000;
+/// What the pod's container writes first.
+const FIRST: &str = "line 1";
+
+/// Moments, from a seed that is printed; `SEED` in the environment sets it.
+struct Moments(u64);
+
+impl Moments {
+    fn new() -> Self {
+        let given = std::env::var("SEED").ok().and_then(|seed| seed.parse().ok());
+        let seed = given.unwrap_or_else(|| SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap().as_micros() as u64);
+        eprintln!("SEED={seed}");
+        Self(seed | 1)
+    }
+
+    /// xorshift64.
+    fn next(&mut self, below: u64) -> u64 {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        (self.0 >> 11) % below
+    }
+}
+
+/// What a kubelet was told, and what it has asked for, when the daemon was killed.
+#[derive(Default)]
+struct Told {
+    sandbox: Option<String>,
+    container: Option<String>,
+    started: bool,
+    stopping: bool,
+    removing: bool,
+}
+
+/// A pod's whole life as a kubelet leads it, until a call fails.
+async fn live(mut kubelet: Kubelet, spec: Pod, told: Arc<Mutex<Told>>) -> Result<(), Status> {
+    let config = kubelet.prepare(&spec);
+    let sandbox = kubelet.run_sandbox(&config, "").await?;
+    told.lock().unwrap().sandbox = Some(sandbox.clone());
+    let running = kubelet.running(&spec, config, sandbox.clone());
+    let container = kubelet.create_container(&running, &spec.containers[0], 0).await?.id;
+    told.lock().unwrap().container = Some(container.clone());
+    kubelet.start_container(&container).await?;
+    told.lock().unwrap().started = true;
+    kubelet.exec_sync(&container, &["true"]).await?;
+    told.lock().unwrap().stopping = true;
+    kubelet.stop_container(&container, 1).await?;
+    kubelet.runtime.stop_pod_sandbox(cri::StopPodSandboxRequest { pod_sandbox_id: sandbox.clone() }).await?;
+    told.lock().unwrap().removing = true;
+    kubelet.runtime.remove_container(cri::RemoveContainerRequest { container_id: container }).await?;
+    kubelet.runtime.remove_pod_sandbox(cri::RemovePodSandboxRequest { pod_sandbox_id: sandbox }).await?;
+    Ok(())
+}
+
+/// Brings a pod up that may be there in part, as the kubelet's next round does.
+async fn bring_up(kubelet: &mut Kubelet, spec: &Pod) -> Result<RunningPod, Status> {
+    let config = kubelet.prepare(spec);
+    let sandbox = kubelet.run_sandbox(&config, "").await?;
+    let mut running = kubelet.running(spec, config, sandbox.clone());
+    let listed = kubelet.containers().await?;
+    let there = listed.iter().find(|container| container.pod_sandbox_id == sandbox && container.state() != cri::ContainerState::ContainerCreated);
+    let container = match there {
+        Some(there) => {
+            let log = PathBuf::from(kubelet.container_status(&there.id).await?.log_path);
+            RunningContainer { id: there.id.clone(), log, termination: PathBuf::new(), config: cri::ContainerConfig::default() }
+        }
+        None => {
+            let created = kubelet.create_container(&running, &spec.containers[0], 0).await?;
+            kubelet.start_container(&created.id).await?;
+            created
+        }
+    };
+    running.containers.insert("main".to_owned(), container);
+    Ok(running)
+}
+
+/// Tries as a kubelet does, round after round.
+async fn again<T, F: Future<Output = Result<T, Status>>>(what: &str, mut attempt: impl FnMut() -> F) -> T {
+    let mut last = String::new();
+    let begun = std::time::Instant::now();
+    while begun.elapsed() < LIMIT {
+        match attempt().await {
+            Ok(done) => return done,
+            Err(status) => last = status.to_string(),
+        }
+        tokio::time::sleep(Duration::from_millis(200)).await;
+    }
+    panic!("{what} in vain for {LIMIT:?}: {last}");
+}
+
+/// Stops and removes all sandboxes of a pod that are listed.
+async fn clear(kubelet: Kubelet, uid: String) -> Result<(), Status> {
+    let mut kubelet = kubelet;
+    let listed = kubelet.sandboxes().await?;
+    for sandbox in listed.into_iter().filter(|sandbox| sandbox.metadata.as_ref().is_some_and(|metadata| metadata.uid == uid)) {
+        kubelet.runtime.stop_pod_sandbox(cri::StopPodSandboxRequest { pod_sandbox_id: sandbox.id.clone() }).await?;
+        kubelet.runtime.remove_pod_sandbox(cri::RemovePodSandboxRequest { pod_sandbox_id: sandbox.id }).await?;
+    }
+    Ok(())
+}
+
+/// The addresses that the node's network has given away.
+fn addresses(node: &Node) -> Vec<String> {
+    let dir = node.directory().join("cni/state").join(node.name());
+    let entries = std::fs::read_dir(dir).into_iter().flatten().flatten();
+    entries.map(|entry| entry.file_name().to_string_lossy().into_owned()).filter(|name| name.starts_with("10.")).collect()
+}
+
+#[tokio::test]
+async fn a_daemon_killed_at_any_moment_leaves_nothing_half_made() {
+    let lives = std::env::var("KILLS").ok().and_then(|kills| kills.parse().ok()).unwrap_or(LIVES);
+    let mut moments = Moments::new();
+    let node = if lives > LIVES { Node::start_for_long().await } else { Node::start().await };
+    let mut kiyot = Kiyot::start(&node, options()).await;
+    for life in 0..lives {
+        let spec = pod(&format!("life-{life}"), &format!("trap 'exit 0' TERM; echo {FIRST}; while :; do sleep 0.1; done"));
+        let told = Arc::new(Mutex::new(Told::default()));
+        // The moment is a number of lines in the daemon's log: it means the same on a slow machine.
+        let lines = moments.next(LINES_OF_A_LIFE);
+        let extra = Duration::from_micros(moments.next(JITTER));
+        let end = kiyot.log().lines().count() as u64 + lines;
+        let living = tokio::spawn(live(kiyot.kubelet().await, spec.clone(), Arc::clone(&told)));
+        while !living.is_finished() && (kiyot.log().lines().count() as u64) < end {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+        tokio::time::sleep(extra).await;
+        let mut cells = kiyot.cells();
+        kiyot.kill9();
+        let outcome = living.await.unwrap();
+        let told = Arc::into_inner(told).unwrap().into_inner().unwrap();
+        eprintln!(
+            "life {life}: killed after {lines} lines; sandbox {:?}, container {:?}, started {}, stopping {}, removing {}: {:?}",
+            told.sandbox,
+            told.container,
+            told.started,
+            told.stopping,
+            told.removing,
+            outcome.as_ref().map_err(Status::message)
+        );
+        kiyot.start_again().await;
+        cells.extend(kiyot.cells());
+
+        let mut kubelet = kiyot.kubelet().await;
+        let (sandboxes, containers) = (kubelet.sandboxes().await.unwrap(), kubelet.containers().await.unwrap());
+        if !told.removing {
+            assert!(told.sandbox.iter().all(|id| sandboxes.iter().any(|sandbox| sandbox.id == *id)), "a promised sandbox is listed");
+            assert!(told.container.iter().all(|id| containers.iter().any(|container| container.id == *id)), "a promised container is listed");
+        }
+        if !told.stopping {
+            if let Some(id) = &told.sandbox {
+                assert!(super::is_ready(&mut kubelet, id).await, "what ran runs on");
+            }
+            let running = again("the pod is brought up", || {
+                let (mut kubelet, spec) = (kubelet.clone(), spec.clone());
+                async move { bring_up(&mut kubelet, &spec).await }
+            })
+            .await;
+            assert_eq!(kiyot.cells().len(), 1, "no second cell for a pod");
+            assert!(told.sandbox.iter().all(|id| *id == running.sandbox), "no second sandbox for a pod");
+            let main = running.container("main").clone();
+            kubelet.logged(&main, FIRST).await;
+            assert_eq!(kubelet.log_lines(&main).len(), 1);
+            let said = again("exec works", || {
+                let (mut kubelet, id) = (kubelet.clone(), main.id.clone());
+                async move { kubelet.exec_sync(&id, &["echo", "here"]).await }
+            })
+            .await;
+            assert_eq!(said.stdout, "here\n");
+        }
+        again("the pod is removed", || clear(kubelet.clone(), spec.uid.clone())).await;
+        cells.extend(kiyot.cells());
+        wait_until("no cell is left", LIMIT, async || kiyot.cells().is_empty().then_some(())).await;
+        kubelet.forget(&spec);
+        let mut words = cells;
+        words.push(spec.uid.clone());
+        let left = Leftovers::of_host().about(&words);
+        assert!(left.is_empty(), "left of life {life}:\n{left}");
+        assert_eq!(addresses(&node), Vec::<String>::new(), "all addresses are given back");
+        assert!(kubelet.sandboxes().await.unwrap().is_empty() && kubelet.containers().await.unwrap().is_empty());
+    }
+    drop(kiyot);
+    leaves_nothing(node);
+}

@@ -1,0 +1,162 @@
+//! Log files of pods in cells beside those that the node's own containerd writes.
+
+use std::{
+    fs,
+    os::unix::fs::MetadataExt,
+    path::{Path, PathBuf},
+};
+
+use kiyot_testkit::{Container, Kiyot, Kubelet, LIMIT, LogLine, Node, Pod, RunningContainer, RunningPod, cri, wait_until};
+
+use super::{WAIT, ends_without_a_trace, options, pod};
+
+/// The lines of one stream, byte by byte without their times. Two streams have no order between them.
+fn of_stream(log: &Path, stream: &str) -> Vec<Vec<u8>> {
+    let content = fs::read(log).unwrap();
+    let lines = content.split_inclusive(|byte| *byte == b'\n');
+    let timeless = lines.map(|line| line[line.iter().position(|byte| *byte == b' ').unwrap() + 1..].to_vec());
+    timeless.filter(|line| line.starts_with(stream.as_bytes())).collect()
+}
+
+async fn ended(kubelet: &mut Kubelet, spec: &Pod) -> (RunningPod, RunningContainer) {
+    let running = kubelet.run_pod(spec).await.unwrap();
+    let main = running.container("main").clone();
+    assert_eq!(kubelet.exited(&main.id).await.exit_code, 0);
+    (running, main)
+}
+
+#[tokio::test]
+async fn they_are_byte_for_byte_the_nodes() {
+    // Around the 16 KiB at which a line is cut; empty ones; bytes that are no text; no newline at the end.
+    const SCRIPT: &str = "line() { head -c $1 /dev/zero | tr '\\0' $2; }
+        echo first; echo; line 16383 a; echo; line 16384 b; echo; line 16385 c; echo; line 40000 d; echo
+        printf 'odd \\377\\001 bytes\\r\\n'; printf 'with\\ttab and  spaces \\n'
+        echo bad >&2; line 33000 e >&2; echo >&2; printf 'bad end' >&2; printf 'no newline'";
+    let node = Node::start().await;
+    let kiyot = Kiyot::start(&node, options()).await;
+    let mut kubelet = kiyot.kubelet().await;
+    for tty in [false, true] {
+        let mut container = Container::script("main", SCRIPT);
+        container.tty = tty;
+        let here = ended(&mut kubelet, &Pod::new(&format!("on-node-{tty}")).container(container.clone())).await;
+        let there = ended(&mut kubelet, &Pod::new(&format!("in-cell-{tty}")).in_cell().container(container)).await;
+        // containerd says that a container has exited before it has written all of its log; of a cell's, all is there.
+        let expected = wait_until("the node's log is whole", LIMIT, async || {
+            let ends = if tty { "no newline" } else { "bad end" };
+            let lines = kubelet.log_lines(&here.1);
+            let whole = [ends, "no newline"].iter().all(|end| lines.iter().any(|line| line.text.ends_with(end)));
+            whole.then(|| ["stdout", "stderr"].map(|stream| of_stream(&here.1.log, stream)))
+        })
+        .await;
+        let found = ["stdout", "stderr"].map(|stream| of_stream(&there.1.log, stream));
+        assert_eq!(expected[1].is_empty(), tty);
+        for (expected, found) in expected.iter().flatten().zip(found.iter().flatten()) {
+            assert!(expected == found, "{}\nis not\n{}", String::from_utf8_lossy(found), String::from_utf8_lossy(expected));
+        }
+        assert_eq!(expected.each_ref().map(Vec::len), found.each_ref().map(Vec::len));
+        kubelet.stop_and_remove(&here.0).await.unwrap();
+        ends_without_a_trace(&mut kubelet, &kiyot, &there.0).await;
+    }
+}
+
+#[tokio::test]
+async fn a_restarted_containers_old_log_stays() {
+    let node = Node::start().await;
+    let kiyot = Kiyot::start(&node, options()).await;
+    let mut kubelet = kiyot.kubelet().await;
+    let (mut running, first) = ended(&mut kubelet, &pod("again", "echo attempt of $(cat /proc/sys/kernel/random/uuid)")).await;
+    let before = fs::read(&first.log).unwrap();
+    assert_eq!(LogLine::parse_all(&before).len(), 1);
+    let second = kubelet.create_container(&running, &running.spec.containers[0], 1).await.unwrap();
+    kubelet.start_container(&second.id).await.unwrap();
+    kubelet.exited(&second.id).await;
+    assert_ne!(first.log, second.log);
+    assert_eq!(kubelet.log_lines(&second).len(), 1);
+    assert_eq!(fs::read(&first.log).unwrap(), before, "kubectl logs --previous reads this one");
+    // The kubelet keeps one dead container; its log goes with it and not before.
+    kubelet.runtime.remove_container(cri::RemoveContainerRequest { container_id: first.id.clone() }).await.unwrap();
+    assert_eq!(fs::read(&first.log).unwrap(), before, "the file is the kubelet's to remove");
+    running.containers.insert("main".to_owned(), second);
+    ends_without_a_trace(&mut kubelet, &kiyot, &running).await;
+}
+
+#[tokio::test]
+async fn rotation_under_load_loses_nothing() {
+    const LINES: usize = 60_000;
+    const ROTATIONS: usize = 5;
+    let node = Node::start().await;
+    let kiyot = Kiyot::start(&node, options()).await;
+    let mut kubelet = kiyot.kubelet().await;
+    let script = format!("while [ ! -e /tmp/go ]; do sleep 0.05; done; i=0; while [ $i -lt {LINES} ]; do i=$((i+1)); echo line $i; done; {WAIT}");
+    let running = kubelet.run_pod(&pod("rotating", &script)).await.unwrap();
+    let main = running.container("main").clone();
+    kubelet.exec_sync(&main.id, &["touch", "/tmp/go"]).await.unwrap();
+    let mut files: Vec<PathBuf> = Vec::new();
+    for rotation in 0..ROTATIONS {
+        // Something is in each of them.
+        wait_until("the log goes on", LIMIT, async || (fs::metadata(&main.log).is_ok_and(|file| file.len() > 1000)).then_some(())).await;
+        let old = main.log.with_extension(format!("log.{rotation}"));
+        fs::rename(&main.log, &old).unwrap();
+        kubelet.runtime.reopen_container_log(cri::ReopenContainerLogRequest { container_id: main.id.clone() }).await.unwrap();
+        files.push(old);
+        if rotation + 1 == ROTATIONS {
+            files.push(main.log.clone());
+        }
+    }
+    let all = || files.iter().flat_map(|file| LogLine::parse_all(&fs::read(file).unwrap_or_default())).map(|line| line.text).collect::<Vec<_>>();
+    let last = format!("line {LINES}");
+    wait_until("the last line is there", LIMIT, async || (all().last() == Some(&last)).then_some(())).await;
+    for (at, line) in all().iter().enumerate() {
+        assert_eq!(*line, format!("line {}", at + 1), "no line is lost or doubled");
+    }
+    ends_without_a_trace(&mut kubelet, &kiyot, &running).await;
+}
+
+/// Bytes of disk beneath a directory.
+fn used(directory: &Path) -> u64 {
+    let entries = fs::read_dir(directory).into_iter().flatten().flatten();
+    entries
+        .map(|entry| match entry.metadata() {
+            Ok(metadata) if metadata.is_dir() => used(&entry.path()),
+            Ok(metadata) => metadata.blocks() * 512,
+            Err(_) => 0,
+        })
+        .sum()
+}
+
+/// Every directory `logs` beneath one.
+fn logs_of(directory: &Path, depth: usize) -> Vec<PathBuf> {
+    let entries = fs::read_dir(directory).into_iter().flatten().flatten();
+    let directories = entries.filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir()));
+    let named = |path: PathBuf| {
+        if path.ends_with("logs") {
+            vec![path]
+        } else if depth > 0 {
+            logs_of(&path, depth - 1)
+        } else {
+            Vec::new()
+        }
+    };
+    directories.flat_map(|entry| named(entry.path())).collect()
+}
+
+#[tokio::test]
+async fn what_the_node_has_costs_the_cell_no_disk() {
+    const MIB: u64 = 1 << 20;
+    const LINES: u64 = 4096;
+    let node = Node::start().await;
+    let kiyot = Kiyot::start(&node, options()).await;
+    let mut kubelet = kiyot.kubelet().await;
+    // Lines of 16 KiB, their newline included: 64 MiB.
+    let script = format!("l=$(head -c 16383 /dev/zero | tr '\\0' x); i=0; while [ $i -lt {LINES} ]; do echo $l; i=$((i+1)); done; {WAIT}");
+    let running = kubelet.run_pod(&pod("long-winded", &script)).await.unwrap();
+    let main = running.container("main").clone();
+    let cell = kiyot.state().join("cells").join(kiyot.cells().remove(0));
+    wait_until("64 MiB of log are on the node", 4 * LIMIT, async || (fs::metadata(&main.log).ok()?.len() > 64 * MIB).then_some(())).await;
+    let logs = logs_of(&cell, 3);
+    assert!(!logs.is_empty(), "the cell's logs are found in {}", cell.display());
+    let on_disk = || logs.iter().map(|logs| used(logs)).sum::<u64>();
+    wait_until("the cell gives the disk back", LIMIT, async || (on_disk() < 24 * MIB).then_some(())).await;
+    assert_eq!(kubelet.log_lines(&main).iter().filter(|line| line.text.len() == 16383).count() as u64, LINES);
+    ends_without_a_trace(&mut kubelet, &kiyot, &running).await;
+}

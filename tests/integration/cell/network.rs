@@ -1,0 +1,193 @@
+//! Ports of the node that lead to cells, and name servers.
+
+use std::{
+    fs,
+    io::{Read, Write},
+    net::{IpAddr, TcpStream, UdpSocket},
+    time::Duration,
+};
+
+use kiyot_testkit::{Container, Kiyot, Kubelet, LIMIT, Node, Pod, cri, wait_until};
+use tonic::Code;
+
+use super::{WAIT, address, ends_without_a_trace, leaves_nothing, options, pod};
+
+/// What a web server says, as a container's script.
+const SERVER: &str = "mkdir -p /www; echo served > /www/index.html; exec httpd -f -p 8080 -h /www";
+
+fn port(protocol: cri::Protocol, host_port: i32, container_port: i32) -> cri::PortMapping {
+    cri::PortMapping { protocol: protocol.into(), host_port, container_port, host_ip: String::new() }
+}
+
+fn server(name: &str, host_port: i32) -> Pod {
+    let mut spec = Pod::new(name).in_cell().container(Container::script("main", SERVER));
+    spec.ports = vec![
+        port(cri::Protocol::Tcp, host_port, 8080),
+        port(cri::Protocol::Udp, host_port, 9000),
+        // For information only.
+        port(cri::Protocol::Tcp, 0, 8081),
+    ];
+    spec
+}
+
+/// An address of the node: that of the bridge that the pod is on.
+fn of_node(pod: &str) -> String {
+    let (network, _) = pod.rsplit_once('.').unwrap();
+    format!("{network}.1")
+}
+
+/// What the server at a port answers to the node.
+fn page(address: &str, port: i32) -> std::io::Result<String> {
+    let mut stream = connection(address, port)?;
+    stream.set_read_timeout(Some(LIMIT))?;
+    stream.write_all(b"GET / HTTP/1.0\r\n\r\n")?;
+    let mut page = String::new();
+    stream.read_to_string(&mut page)?;
+    Ok(page)
+}
+
+fn connection(address: &str, port: i32) -> std::io::Result<TcpStream> {
+    let to = (address.parse::<IpAddr>().unwrap(), u16::try_from(port).unwrap()).into();
+    TcpStream::connect_timeout(&to, Duration::from_secs(5))
+}
+
+/// TCP and UDP from the node, and from a pod beside it, get to the cell.
+async fn ports_lead_to_the_cell(kubelet: &mut Kubelet, kiyot: &Kiyot<'_>, running: &kiyot_testkit::RunningPod, host_port: i32) {
+    let cell = kiyot.cells().remove(0);
+    let ip = address(kubelet, &running.sandbox).await;
+    let gateway = of_node(&ip);
+    wait_until("the node's port answers", LIMIT, async || page(&gateway, host_port).ok().filter(|page| page.ends_with("served\n"))).await;
+
+    let neighbour =
+        kubelet.run_pod(&pod("neighbour", &format!("until wget -q -O - http://{gateway}:{host_port}/; do sleep 0.1; done; {WAIT}"))).await.unwrap();
+    kubelet.logged(neighbour.container("main"), "served").await;
+    kubelet.stop_and_remove(&neighbour).await.unwrap();
+
+    let socket = in_cell(&cell, || UdpSocket::bind("0.0.0.0:9000").unwrap());
+    let client = UdpSocket::bind("0.0.0.0:0").unwrap();
+    client.connect(format!("{gateway}:{host_port}")).unwrap();
+    client.send(b"asked").unwrap();
+    socket.set_read_timeout(Some(LIMIT)).unwrap();
+    let mut said = [0; 16];
+    let (length, from) = socket.recv_from(&mut said).unwrap();
+    assert_eq!(&said[..length], b"asked");
+    socket.send_to(b"answered", from).unwrap();
+    client.set_read_timeout(Some(LIMIT)).unwrap();
+    let length = client.recv(&mut said).unwrap();
+    assert_eq!(&said[..length], b"answered");
+}
+
+/// Does something in a cell's network.
+fn in_cell<T: Send + 'static>(cell: &str, work: impl FnOnce() -> T + Send + 'static) -> T {
+    let namespace = fs::File::open(format!("/run/netns/kiyot-{cell}")).unwrap();
+    let thread = std::thread::spawn(move || {
+        // Of this thread alone.
+        nix::sched::setns(namespace, nix::sched::CloneFlags::CLONE_NEWNET).unwrap();
+        work()
+    });
+    thread.join().unwrap()
+}
+
+fn rules() -> String {
+    kiyot_testkit::output("iptables-save", &["-t", "nat"]).unwrap()
+}
+
+#[tokio::test]
+async fn a_port_of_the_node_leads_to_the_cell_and_is_freed_with_it() {
+    let node = Node::start().await;
+    let mut kiyot = Kiyot::start(&node, options()).await;
+    let mut kubelet = kiyot.kubelet().await;
+    let running = kubelet.run_pod(&server("first", 18080)).await.unwrap();
+    let cell = kiyot.cells().remove(0);
+    ports_lead_to_the_cell(&mut kubelet, &kiyot, &running, 18080).await;
+    assert!(!rules().contains(&format!("KIYOT-HP-{cell}")), "the node's own plugin maps them");
+
+    let second = server("second", 18080);
+    let refused = kubelet.run_pod(&second).await.unwrap_err();
+    assert_eq!(refused.code(), Code::Unavailable, "{refused:?}");
+    for word in ["18080/tcp", "default/first"] {
+        assert!(refused.message().contains(word), "{word} is not in {:?}", refused.message());
+    }
+    assert_eq!(kiyot.cells(), [cell], "the refused pod has no cell");
+    kubelet.forget(&second);
+
+    let gateway = of_node(&address(&mut kubelet, &running.sandbox).await);
+    ends_without_a_trace(&mut kubelet, &kiyot, &running).await;
+    assert!(connection(&gateway, 18080).is_err(), "the port is closed with the pod");
+    let running = kubelet.run_pod(&server("third", 18080)).await.unwrap();
+    ends_without_a_trace(&mut kubelet, &kiyot, &running).await;
+    assert!(kiyot.stop().await.success());
+    drop(kiyot);
+    leaves_nothing(node);
+}
+
+#[tokio::test]
+async fn without_a_plugin_for_ports_the_rules_are_ours() {
+    let node = Node::start().await;
+    let conflist = node.cni_configuration().join("10-test.conflist");
+    let mut network: serde_json::Value = serde_json::from_slice(&fs::read(&conflist).unwrap()).unwrap();
+    network["plugins"].as_array_mut().unwrap().truncate(1);
+    fs::write(&conflist, network.to_string()).unwrap();
+    let mut kiyot = Kiyot::start(&node, options()).await;
+    let mut kubelet = kiyot.kubelet().await;
+    let running = kubelet.run_pod(&server("plain", 18081)).await.unwrap();
+    let cell = kiyot.cells().remove(0);
+    ports_lead_to_the_cell(&mut kubelet, &kiyot, &running, 18081).await;
+    assert!(rules().contains(&format!("KIYOT-HP-{cell}")));
+
+    kiyot.kill9();
+    kiyot.start_again().await;
+    let mut kubelet = kiyot.kubelet().await;
+    ends_without_a_trace(&mut kubelet, &kiyot, &running).await;
+    assert!(!rules().contains(&cell), "a daemon that was killed has left no rule");
+    assert!(kiyot.stop().await.success());
+    drop(kiyot);
+    leaves_nothing(node);
+}
+
+#[tokio::test]
+async fn the_bridge_of_cells_has_ports_too() {
+    let node = Node::start().await;
+    fs::remove_file(node.cni_configuration().join("10-test.conflist")).unwrap();
+    let mut options = options();
+    options.netns = format!("bridge = \"b{}\"\nsubnet = \"10.201.7.0/24\"", node.name());
+    let kiyot = Kiyot::start(&node, options).await;
+    let mut kubelet = kiyot.kubelet().await;
+    let running = kubelet.run_pod(&server("bridged", 18082)).await.unwrap();
+    let cell = kiyot.cells().remove(0);
+    assert!(address(&mut kubelet, &running.sandbox).await.starts_with("10.201.7."));
+    ports_lead_to_the_cell(&mut kubelet, &kiyot, &running, 18082).await;
+    ends_without_a_trace(&mut kubelet, &kiyot, &running).await;
+    assert!(!rules().contains(&cell) && !rules().contains("10.201.7."), "{}", rules());
+}
+
+#[tokio::test]
+async fn name_servers_of_the_node_are_refused() {
+    let node = Node::start().await;
+    let mut options = options();
+    let kiyot = Kiyot::start(&node, options.clone()).await;
+    let mut kubelet = kiyot.kubelet().await;
+    let spec = pod("local-names", WAIT);
+    let mut config = kubelet.prepare(&spec);
+    config.dns_config.as_mut().unwrap().servers = vec!["127.0.0.53".to_owned()];
+    let refused = kubelet.run_sandbox(&config, "").await.unwrap_err();
+    assert_eq!(refused.code(), Code::InvalidArgument);
+    for word in ["default/local-names", "127.0.0.53", "policy.node_resolver"] {
+        assert!(refused.message().contains(word), "{word} is not in {:?}", refused.message());
+    }
+    assert_eq!(kiyot.cells(), Vec::<String>::new());
+    drop(kiyot);
+
+    options.sections = "[backends.milpa.policy]\nnode_resolver = \"allow\"\n".to_owned();
+    let kiyot = Kiyot::start(&node, options).await;
+    let mut kubelet = kiyot.kubelet().await;
+    config.dns_config.as_mut().unwrap().servers = vec!["169.254.20.10".to_owned()];
+    let sandbox = kubelet.run_sandbox(&config, "").await.unwrap();
+    let mut running = kubelet.running(&spec, config, sandbox);
+    let main = kubelet.create_container(&running, &spec.containers[0], 0).await.unwrap();
+    kubelet.start_container(&main.id).await.unwrap();
+    let said = kubelet.exec_sync(&main.id, &["cat", "/etc/resolv.conf"]).await.unwrap();
+    assert!(said.stdout.contains("nameserver 169.254.20.10"), "{}", said.stdout);
+    running.containers.insert("main".to_owned(), main);
+    ends_without_a_trace(&mut kubelet, &kiyot, &running).await;
+}

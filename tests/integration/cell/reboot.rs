@@ -1,0 +1,66 @@
+//! The node is booted anew: played by a store and a cell of another boot id, with all that a boot ends ended.
+
+use std::fs;
+
+use kiyot::backends::milpa::store::{Batch, Store, Table};
+use kiyot_proto::store as records;
+use kiyot_testkit::{Kiyot, LIMIT, Node, cri, wait_until};
+
+use super::{
+    WAIT, ends_without_a_trace,
+    faults::{kill9, processes},
+    is_ready, options, pod,
+};
+
+/// The addresses that the node's network has given away.
+pub(super) fn addresses(node: &Node) -> Vec<String> {
+    let dir = node.directory().join("cni/state").join(node.name());
+    let entries = fs::read_dir(dir).into_iter().flatten().flatten();
+    entries.map(|entry| entry.file_name().to_string_lossy().into_owned()).filter(|name| name.starts_with("10.")).collect()
+}
+
+#[tokio::test]
+async fn after_a_reboot_pods_have_ended_and_addresses_are_free() {
+    let node = Node::start().await;
+    let mut kiyot = Kiyot::start(&node, options()).await;
+    let mut kubelet = kiyot.kubelet().await;
+    let running = kubelet.run_pod(&pod("before", WAIT)).await.unwrap();
+    let cell = kiyot.cells().remove(0);
+    assert_eq!(addresses(&node).len(), 1);
+    kiyot.kill9();
+    // What no process outlives, and what /run does not.
+    kill9(&processes(&["kiyot-cell", "launch", &cell]));
+    wait_until("the cell's processes have ended", LIMIT, async || processes(&[&cell]).is_empty().then_some(())).await;
+    kiyot_testkit::output("ip", &["netns", "delete", &format!("kiyot-{cell}")]).unwrap();
+    // And another boot id.
+    let store = Store::open(&kiyot.state()).await.unwrap();
+    let (key, record) = store.load::<records::Cell>(Table::Cells).await.unwrap().remove(0);
+    assert!(!record.boot_id.is_empty());
+    let mut batch = Batch::default();
+    batch.put(Table::Cells, &key, &records::Cell { boot_id: "the boot before".to_owned(), ..record });
+    store.commit(batch).await.unwrap();
+    store.close().await;
+    let instance = kiyot.state().join("cells").join(&cell).join("instance.json");
+    let boot_id = fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap();
+    let known = fs::read_to_string(&instance).unwrap().replace(boot_id.trim(), "the boot before");
+    fs::write(&instance, known).unwrap();
+
+    kiyot.start_again().await;
+    let mut kubelet = kiyot.kubelet().await;
+    let status = kubelet.exited(&running.container("main").id).await;
+    assert_eq!((status.exit_code, status.reason.as_str()), (137, "CellLost"));
+    assert!(status.message.contains("the node was rebooted"), "{}", status.message);
+    assert!(!is_ready(&mut kubelet, &running.sandbox).await);
+    assert_eq!(kubelet.sandboxes().await.unwrap().len(), 1, "what was promised is listed");
+    assert_eq!(kiyot.cells(), Vec::<String>::new());
+    assert_eq!(addresses(&node), Vec::<String>::new());
+
+    // The kubelet goes on with the pod's next sandbox.
+    let mut next = running.spec.clone();
+    next.attempt += 1;
+    let anew = kubelet.run_pod(&next).await.unwrap();
+    assert_eq!(kubelet.container_status(&anew.container("main").id).await.unwrap().state(), cri::ContainerState::ContainerRunning);
+    kubelet.stop_pod(&anew).await.unwrap();
+    kubelet.remove_pod(&anew).await.unwrap();
+    ends_without_a_trace(&mut kubelet, &kiyot, &running).await;
+}

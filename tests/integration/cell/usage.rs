@@ -1,0 +1,131 @@
+//! What pods in cells use, as the kubelet reads it.
+
+use std::collections::BTreeSet;
+
+use kiyot_testkit::{Container, Kiyot, Kubelet, LIMIT, Node, Pod, cri, wait_until};
+
+use super::{WAIT, address, ends_without_a_trace, options, pod};
+
+/// Keeps a processor busy now and then, has some memory, writes a file of 3 MiB.
+const BUSY: &str = "head -c 3145728 /dev/zero > /written; sleep 1000 & trap 'exit 0' TERM; while :; do i=0; while [ $i -lt 1000 ]; do i=$((i+1)); done; sleep 0.1; done";
+
+async fn list(kubelet: &mut Kubelet, filter: Option<cri::ContainerStatsFilter>) -> Vec<cri::ContainerStats> {
+    kubelet.runtime.list_container_stats(cri::ListContainerStatsRequest { filter }).await.unwrap().into_inner().stats
+}
+
+async fn list_sandboxes(kubelet: &mut Kubelet, filter: Option<cri::PodSandboxStatsFilter>) -> Vec<cri::PodSandboxStats> {
+    kubelet.runtime.list_pod_sandbox_stats(cri::ListPodSandboxStatsRequest { filter }).await.unwrap().into_inner().stats
+}
+
+fn ids(stats: &[cri::ContainerStats]) -> BTreeSet<&str> {
+    stats.iter().map(|stats| stats.attributes.as_ref().unwrap().id.as_str()).collect()
+}
+
+fn value(value: Option<cri::UInt64Value>) -> u64 {
+    value.map_or(0, |value| value.value)
+}
+
+#[tokio::test]
+async fn usage_is_told_with_whose_it_is() {
+    let node = Node::start().await;
+    let kiyot = Kiyot::start(&node, options()).await;
+    let mut kubelet = kiyot.kubelet().await;
+    let running = kubelet.run_pod(&pod("busy", BUSY).label("app", "demo")).await.unwrap();
+    let main = running.container("main");
+
+    let stats = wait_until("all of a container's usage is told", LIMIT, async || {
+        let stats = list(&mut kubelet, None).await.into_iter().next()?;
+        let written = value(stats.writable_layer.as_ref()?.used_bytes) >= 3 << 20;
+        let used = value(stats.cpu.as_ref()?.usage_core_nano_seconds) > 0 && value(stats.memory.as_ref()?.working_set_bytes) > 0;
+        (written && used).then_some(stats)
+    })
+    .await;
+    let attributes = stats.attributes.unwrap();
+    assert_eq!((&attributes.id, &attributes.labels, &attributes.annotations), (&main.id, &main.config.labels, &main.config.annotations));
+    assert_eq!(attributes.metadata, main.config.metadata);
+    assert_eq!(stats.writable_layer.unwrap().fs_id, None, "the node does not know the cell's file system");
+
+    let used = value(stats.cpu.unwrap().usage_core_nano_seconds);
+    wait_until("a container's usage grows", LIMIT, async || {
+        let request = cri::ContainerStatsRequest { container_id: main.id.clone() };
+        let stats = kubelet.runtime.container_stats(request).await.unwrap().into_inner().stats.unwrap();
+        assert_eq!(stats.attributes.unwrap().id, main.id);
+        (value(stats.cpu?.usage_core_nano_seconds) > used).then_some(())
+    })
+    .await;
+
+    // Something for the counters of its network.
+    let ip = address(&mut kubelet, &running.sandbox).await;
+    let _ = kiyot_testkit::output("busybox", &["ping", "-c", "1", "-W", "5", &ip]);
+    let stats = wait_until("all of a pod's usage is told", LIMIT, async || {
+        let request = cri::PodSandboxStatsRequest { pod_sandbox_id: running.sandbox.clone() };
+        let stats = kubelet.runtime.pod_sandbox_stats(request).await.unwrap().into_inner().stats.unwrap();
+        let linux = stats.linux.clone()?;
+        let network = linux.network?.default_interface?;
+        let told = value(network.rx_bytes) > 0 && value(network.tx_bytes) > 0 && network.name == "eth0";
+        let counted = value(linux.process?.process_count) >= 2;
+        let used = value(linux.cpu?.usage_core_nano_seconds) > 0 && value(linux.memory?.working_set_bytes) > 0;
+        (told && counted && used && linux.containers.len() == 1).then_some(stats)
+    })
+    .await;
+    let attributes = stats.attributes.unwrap();
+    assert_eq!((&attributes.id, &attributes.labels), (&running.sandbox, &running.config.labels));
+    assert_eq!((&attributes.metadata, &attributes.annotations), (&running.config.metadata, &running.config.annotations));
+    let containers = stats.linux.unwrap().containers;
+    assert_eq!(containers[0].attributes.as_ref().unwrap().id, main.id);
+    assert_eq!(list_sandboxes(&mut kubelet, None).await.len(), 1);
+    ends_without_a_trace(&mut kubelet, &kiyot, &running).await;
+    assert_eq!((list(&mut kubelet, None).await, list_sandboxes(&mut kubelet, None).await), (Vec::new(), Vec::new()));
+}
+
+#[tokio::test]
+async fn lists_of_usage_hold_both_worlds() {
+    let node = Node::start().await;
+    let kiyot = Kiyot::start(&node, options()).await;
+    let mut kubelet = kiyot.kubelet().await;
+    let local = kubelet.run_pod(&Pod::new("local").label("tier", "one").container(Container::script("main", WAIT))).await.unwrap();
+    let spec = pod("remote", WAIT).label("tier", "two").container(Container::script("other", WAIT));
+    let remote = kubelet.run_pod(&spec).await.unwrap();
+    let (here, there, other) = (&local.container("main").id, &remote.container("main").id, &remote.container("other").id);
+
+    let all = BTreeSet::from([here.as_str(), there, other]);
+    wait_until("the usage of all containers is listed", LIMIT, async || (ids(&list(&mut kubelet, None).await) == all).then_some(())).await;
+    let by_pod = |id: &str| cri::ContainerStatsFilter { pod_sandbox_id: id.to_owned(), ..Default::default() };
+    let by_id = |id: &str| cri::ContainerStatsFilter { id: id.to_owned(), ..Default::default() };
+    let by_name = |name: &str| cri::ContainerStatsFilter {
+        label_selector: [("io.kubernetes.container.name".to_owned(), name.to_owned())].into(),
+        ..Default::default()
+    };
+    for (filter, expected) in [
+        (by_pod(&remote.sandbox), vec![there, other]),
+        (by_pod(&local.sandbox), vec![here]),
+        (by_id(other), vec![other]),
+        (by_id(here), vec![here]),
+        (by_name("other"), vec![other]),
+        (by_name("main"), vec![here, there]),
+        (by_name("none"), vec![]),
+    ] {
+        let expected: BTreeSet<_> = expected.into_iter().map(String::as_str).collect();
+        wait_until(format!("the filter {filter:?} gives {expected:?}"), LIMIT, async || {
+            (ids(&list(&mut kubelet, Some(filter.clone())).await) == expected).then_some(())
+        })
+        .await;
+    }
+
+    let pods = async |kubelet: &mut Kubelet, filter: Option<cri::PodSandboxStatsFilter>| {
+        list_sandboxes(kubelet, filter).await.into_iter().map(|stats| stats.attributes.unwrap().id).collect::<BTreeSet<_>>()
+    };
+    let both = BTreeSet::from([local.sandbox.clone(), remote.sandbox.clone()]);
+    wait_until("the usage of both pods is listed", LIMIT, async || (pods(&mut kubelet, None).await == both).then_some(())).await;
+    let tier = |value: &str| cri::PodSandboxStatsFilter { label_selector: [("tier".to_owned(), value.to_owned())].into(), ..Default::default() };
+    wait_until("the usage of a cell's pod is found by its label", LIMIT, async || {
+        (pods(&mut kubelet, Some(tier("two"))).await == BTreeSet::from([remote.sandbox.clone()])).then_some(())
+    })
+    .await;
+
+    // What has ended uses nothing.
+    kubelet.stop_container(other, 5).await.unwrap();
+    assert!(!ids(&list(&mut kubelet, None).await).contains(other.as_str()));
+    kubelet.stop_and_remove(&local).await.unwrap();
+    ends_without_a_trace(&mut kubelet, &kiyot, &remote).await;
+}

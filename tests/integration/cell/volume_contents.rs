@@ -1,0 +1,246 @@
+//! What may be in volumes of cells, and what becomes of it in trouble.
+
+use std::{collections::BTreeMap, fs, path::Path};
+
+use kiyot_testkit::{Container, Kiyot, Kubelet, LIMIT, Node, Pod, Source, cri, wait_until};
+use ring::digest::{SHA256, digest};
+
+use super::{WAIT, ends_without_a_trace, options};
+
+async fn said(kubelet: &mut Kubelet, container: &str, script: &str) -> String {
+    let told = kubelet.exec_sync(container, &["sh", "-c", script]).await.unwrap();
+    told.stdout + &told.stderr
+}
+
+/// Waits until a script says something. A call may fail while the cell is away.
+async fn shows(kubelet: &mut Kubelet, container: &str, script: &str, expected: &str) {
+    wait_until(format!("{script:?} in the cell shows {expected:?}"), LIMIT, async || {
+        let told = kubelet.exec_sync(container, &["sh", "-c", script]).await.ok()?;
+        (told.stdout == expected).then_some(())
+    })
+    .await;
+}
+
+fn sum<'a>(contents: impl IntoIterator<Item = &'a Vec<u8>>) -> String {
+    let all: Vec<u8> = contents.into_iter().flatten().copied().collect();
+    format!("{}  -\n", hex::encode(digest(&SHA256, &all)))
+}
+
+#[tokio::test]
+async fn contents_of_all_kinds_arrive_as_they_are() {
+    let node = Node::start().await;
+    let kiyot = Kiyot::start(&node, options()).await;
+    let mut kubelet = kiyot.kubelet().await;
+    let binary: Vec<u8> = (0..=255_u8).cycle().take(5000).collect();
+    let large: Vec<u8> = (0..1_u32 << 20).map(|n| (n.wrapping_mul(2_654_435_761) >> 24) as u8).collect();
+    let odd: BTreeMap<String, Vec<u8>> =
+        [("binary".to_owned(), binary), ("empty".to_owned(), Vec::new()), ("sub/deep/er".to_owned(), b"deep".to_vec())].into();
+    let large: BTreeMap<String, Vec<u8>> = [("large".to_owned(), large)].into();
+    let many: BTreeMap<String, Vec<u8>> = (0..2000).map(|key| (format!("key-{key:04}"), format!("value of {key}\n").into_bytes())).collect();
+    let main = Container::script("main", WAIT)
+        .mount("odd", "/odd")
+        .mount("large", "/large")
+        .mount("many", "/many")
+        .mount("optional", "/optional")
+        .mount("optional-secret", "/optional-secret");
+    let spec = Pod::new("contents")
+        .in_cell()
+        .volume("odd", Source::ConfigMap(odd.clone()))
+        .volume("large", Source::Secret(large.clone()))
+        .volume("many", Source::Secret(many.clone()))
+        .volume("optional", Source::ConfigMap(BTreeMap::new()))
+        .volume("optional-secret", Source::Secret(BTreeMap::new()))
+        .container(main);
+    let running = kubelet.run_pod(&spec).await.unwrap();
+    let main = running.container("main").id.clone();
+    assert_eq!(said(&mut kubelet, &main, "cd /odd; cat binary empty sub/deep/er | sha256sum").await, sum(odd.values()));
+    assert_eq!(said(&mut kubelet, &main, "cat /large/large | sha256sum").await, sum(large.values()));
+    assert_eq!(said(&mut kubelet, &main, "ls /many | wc -l; cat /many/* | sha256sum").await, format!("2000\n{}", sum(many.values())));
+    assert_eq!(
+        said(&mut kubelet, &main, "ls /optional /optional-secret; stat -L -c %s /odd/empty; readlink /odd/sub").await,
+        "/optional:\n\n/optional-secret:\n0\n..data/sub\n"
+    );
+
+    // All of many at once, and the optional ones come into being.
+    let many: BTreeMap<String, Vec<u8>> = (1000..3000).map(|key| (format!("key-{key:04}"), format!("new value of {key}\n").into_bytes())).collect();
+    kubelet.update_volume(&spec, "many", &many);
+    shows(&mut kubelet, &main, "ls /many | wc -l; cat /many/* | sha256sum", &format!("2000\n{}", sum(many.values()))).await;
+    kubelet.update_volume(&spec, "optional-secret", &Source::files(&[("late", "come")]));
+    shows(&mut kubelet, &main, "cat /optional-secret/late", "come").await;
+    ends_without_a_trace(&mut kubelet, &kiyot, &running).await;
+}
+
+#[tokio::test]
+async fn read_only_is_read_only_and_memory_has_its_size() {
+    let node = Node::start().await;
+    let kiyot = Kiyot::start(&node, options()).await;
+    let mut kubelet = kiyot.kubelet().await;
+    let mut main = Container::script("main", WAIT).mount("fast", "/fast").mount("scratch", "/scratch");
+    main.mounts.push(("scratch".to_owned(), "/read-only".to_owned(), true));
+    let mut spec =
+        Pod::new("bounded").in_cell().volume("fast", Source::EmptyDir { memory: true }).volume("scratch", Source::EmptyDir { memory: false });
+    let config = kubelet.prepare(&spec);
+    let volumes = kubelet.pod_directory(&spec.uid).join("volumes/kubernetes.io~empty-dir");
+    // As the kubelet mounts one with a sizeLimit.
+    kiyot_testkit::output("mount", &["-o", "remount,size=2m", &volumes.join("fast").display().to_string()]).unwrap();
+    main.more_mounts.push(cri::Mount {
+        container_path: "/wholly-read-only".to_owned(),
+        host_path: volumes.join("scratch").display().to_string(),
+        readonly: true,
+        recursive_read_only: true,
+        ..Default::default()
+    });
+    spec.containers.push(main);
+    let sandbox = kubelet.run_sandbox(&config, "").await.unwrap();
+    let mut running = kubelet.running(&spec, config, sandbox);
+    let made = kubelet.create_container(&running, &spec.containers[0], 0).await.unwrap();
+    kubelet.start_container(&made.id).await.unwrap();
+    let main = made.id.clone();
+    assert!(kubelet.container_status(&main).await.unwrap().mounts.iter().any(|mount| mount.readonly && mount.recursive_read_only));
+    running.containers.insert("main".to_owned(), made);
+
+    said(&mut kubelet, &main, "echo written > /scratch/file").await;
+    assert_eq!(said(&mut kubelet, &main, "cat /read-only/file /wholly-read-only/file").await, "written\nwritten\n");
+    for path in ["/read-only/x", "/wholly-read-only/x"] {
+        let told = said(&mut kubelet, &main, &format!("echo x > {path}")).await;
+        assert!(told.contains("Read-only file system"), "{told}");
+    }
+    assert_eq!(said(&mut kubelet, &main, "df -k /fast | tail -n 1 | awk '{print $2}'").await, "2048\n");
+    let told = said(&mut kubelet, &main, "dd if=/dev/zero of=/fast/x bs=64k count=100").await;
+    assert!(told.contains("No space left"), "{told}");
+    ends_without_a_trace(&mut kubelet, &kiyot, &running).await;
+}
+
+/// Files beneath a directory that have these bytes in them.
+fn with(directory: &Path, bytes: &[u8], found: &mut Vec<String>) {
+    for entry in fs::read_dir(directory).into_iter().flatten().flatten() {
+        let Ok(kind) = entry.file_type() else { continue };
+        if kind.is_dir() {
+            with(&entry.path(), bytes, found);
+        } else if kind.is_file() && fs::read(entry.path()).is_ok_and(|content| content.windows(bytes.len()).any(|part| part == bytes)) {
+            found.push(entry.path().display().to_string());
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_secret_is_on_no_disk() {
+    const SECRET: &str = "an-utterly-private-word";
+    let node = Node::start().await;
+    let kiyot = Kiyot::start(&node, options()).await;
+    let mut kubelet = kiyot.kubelet().await;
+    let spec = Pod::new("hushed")
+        .in_cell()
+        .volume("key", Source::Secret(Source::files(&[("key", SECRET)])))
+        .volume("token", Source::Projected(Source::files(&[("token", SECRET)])))
+        .container(Container::script("main", WAIT).mount("key", "/key").mount("token", "/token"));
+    let running = kubelet.run_pod(&spec).await.unwrap();
+    let main = running.container("main").id.clone();
+    assert_eq!(said(&mut kubelet, &main, "cat /key/key /token/token").await, format!("{SECRET}{SECRET}"));
+    let mut found = Vec::new();
+    with(&kiyot.state(), SECRET.as_bytes(), &mut found);
+    assert_eq!(found, Vec::<String>::new(), "what the daemon and the cell have on disk");
+    assert!(!kiyot.log().contains(SECRET));
+    ends_without_a_trace(&mut kubelet, &kiyot, &running).await;
+}
+
+#[tokio::test]
+async fn a_volume_whose_mount_is_gone_stays_in_the_cell() {
+    let node = Node::start().await;
+    let mut kiyot = Kiyot::start(&node, options()).await;
+    let mut kubelet = kiyot.kubelet().await;
+    let spec = Pod::new("unmounted")
+        .in_cell()
+        .volume("key", Source::Secret(Source::files(&[("key", "hush")])))
+        .volume("settings", Source::ConfigMap(Source::files(&[("colour", "blue")])))
+        .container(Container::script("main", WAIT).mount("key", "/key").mount("settings", "/settings"));
+    let running = kubelet.run_pod(&spec).await.unwrap();
+    let main = running.container("main").id.clone();
+    let key = kubelet.pod_directory(&spec.uid).join("volumes/kubernetes.io~secret/key");
+    rustix::mount::unmount(&key, rustix::mount::UnmountFlags::DETACH).unwrap();
+    assert_eq!(fs::read_dir(&key).unwrap().count(), 0, "it looks empty on the node");
+    kiyot.kill9();
+    kiyot.start_again().await;
+    let mut kubelet = kiyot.kubelet().await;
+    for colour in ["red", "green"] {
+        // All volumes of the pod are compared when one is updated.
+        kubelet.update_volume(&spec, "settings", &Source::files(&[("colour", colour)]));
+        shows(&mut kubelet, &main, "cat /settings/colour", colour).await;
+    }
+    assert_eq!(said(&mut kubelet, &main, "cat /key/key").await, "hush");
+    // The kubelet is back, and writes it anew.
+    rustix::mount::mount("tmpfs", &key, "tmpfs", rustix::mount::MountFlags::empty(), None).unwrap();
+    kubelet.update_volume(&spec, "key", &Source::files(&[("key", "changed")]));
+    kubelet.update_volume(&spec, "settings", &Source::files(&[("colour", "black")]));
+    shows(&mut kubelet, &main, "cat /key/key", "changed").await;
+    ends_without_a_trace(&mut kubelet, &kiyot, &running).await;
+}
+
+#[tokio::test]
+async fn an_update_arrives_after_the_agent_was_killed() {
+    let node = Node::start().await;
+    let kiyot = Kiyot::start(&node, options()).await;
+    let mut kubelet = kiyot.kubelet().await;
+    let spec = Pod::new("agentless")
+        .in_cell()
+        .volume("token", Source::Projected(Source::files(&[("token", "one")])))
+        .container(Container::script("main", WAIT).mount("token", "/token"));
+    let running = kubelet.run_pod(&spec).await.unwrap();
+    let main = running.container("main").id.clone();
+    let cell = kiyot.cells().remove(0);
+    for token in ["two", "three"] {
+        let agents = super::faults::processes(&["kiyot-cell", "agent", &cell]);
+        super::faults::kill9(&agents);
+        kubelet.update_volume(&spec, "token", &Source::files(&[("token", token)]));
+        shows(&mut kubelet, &main, "cat /token/token", token).await;
+    }
+    ends_without_a_trace(&mut kubelet, &kiyot, &running).await;
+}
+
+#[tokio::test]
+async fn a_path_of_the_node_is_copied_read_only_by_policy() {
+    let node = Node::start().await;
+    let mut options = options();
+    options.sections = "[backends.milpa.policy]\nhost_path = \"copy-read-only\"\n".to_owned();
+    let kiyot = Kiyot::start(&node, options).await;
+    let mut kubelet = kiyot.kubelet().await;
+    let directory = node.directory().join("of-the-node");
+    fs::create_dir_all(directory.join("sub")).unwrap();
+    fs::write(directory.join("sub/file"), "from the node").unwrap();
+    fs::write(node.directory().join("outside"), "private").unwrap();
+    std::os::unix::fs::symlink("../outside", directory.join("out")).unwrap();
+    let mut main = Container::script("main", WAIT);
+    main.mounts.push(("host".to_owned(), "/host".to_owned(), true));
+    let spec = Pod::new("copied").in_cell().volume("host", Source::HostPath(directory.clone())).container(main);
+    let running = kubelet.run_pod(&spec).await.unwrap();
+    let main = running.container("main").id.clone();
+    assert_eq!(said(&mut kubelet, &main, "cat /host/sub/file").await, "from the node");
+    let told = said(&mut kubelet, &main, "cat /host/out").await;
+    assert!(!told.contains("private"), "no link leads out: {told}");
+    let told = said(&mut kubelet, &main, "echo x > /host/x").await;
+    assert!(told.contains("Read-only file system"), "{told}");
+    fs::write(directory.join("sub/file"), "later").unwrap();
+    assert_eq!(said(&mut kubelet, &main, "cat /host/sub/file").await, "from the node", "it is a copy");
+    ends_without_a_trace(&mut kubelet, &kiyot, &running).await;
+
+    let spec =
+        Pod::new("writer").in_cell().volume("host", Source::HostPath(directory)).container(Container::script("main", WAIT).mount("host", "/host"));
+    let refused = kubelet.run_pod(&spec).await.unwrap_err();
+    assert!(refused.message().contains("/host") && refused.message().contains("copy-read-only"), "{refused:?}");
+}
+
+#[tokio::test]
+async fn without_last_words_the_log_has_them() {
+    let node = Node::start().await;
+    let kiyot = Kiyot::start(&node, options()).await;
+    let mut kubelet = kiyot.kubelet().await;
+    let running = kubelet.run_pod(&super::pod("wordless", "seq 1 500; echo the reason >&2; exit 9")).await.unwrap();
+    let main = running.container("main");
+    assert_eq!(kubelet.exited(&main.id).await.exit_code, 9);
+    // FallbackToLogsOnError: the kubelet takes the log's end if this is empty.
+    assert_eq!(fs::read_to_string(&main.termination).unwrap(), "");
+    let lines = kubelet.log_lines(main);
+    assert_eq!(lines.len(), 501);
+    assert!(lines.iter().any(|line| line.text == "the reason"));
+    ends_without_a_trace(&mut kubelet, &kiyot, &running).await;
+}

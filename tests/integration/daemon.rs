@@ -1,0 +1,181 @@
+//! The daemon as a process: its socket, its signals, its exit codes.
+
+use std::{
+    fs,
+    os::unix::net::UnixDatagram,
+    path::Path,
+    process::{Command, Output, Stdio},
+};
+
+use kiyot_testkit::{Container, Kiyot, KiyotOptions, LIMIT, Node, Pod, cri, wait_until, websocket::Streams};
+use tokio::net::UnixStream;
+
+fn options() -> KiyotOptions {
+    KiyotOptions::new(env!("CARGO_BIN_EXE_kiyot"))
+}
+
+/// Runs `kiyot serve` to its end.
+fn serve(config: &Path) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_kiyot")).args(["serve", "--config"]).arg(config).stdin(Stdio::null()).output().unwrap()
+}
+
+/// Writes a configuration without cells. Gives its path.
+fn configuration(node: &Node, name: &str, socket: &Path) -> std::path::PathBuf {
+    let path = node.directory().join(format!("{name}.toml"));
+    let text = format!(
+        "[server]\nlisten = \"{}\"\n[backends.containerd]\ntype = \"cri\"\nsocket = \"{}\"\n[routing]\ndefault = \"containerd\"\n",
+        socket.display(),
+        node.socket().display()
+    );
+    fs::write(&path, text).unwrap();
+    path
+}
+
+#[tokio::test]
+async fn a_live_socket_is_refused_and_a_stale_one_replaced() {
+    let node = Node::start().await;
+    let mut kiyot = Kiyot::start(&node, KiyotOptions { cells: false, ..options() }).await;
+    let refused = serve(&configuration(&node, "second", &kiyot.socket()));
+    assert_eq!(refused.status.code(), Some(1));
+    let said = String::from_utf8_lossy(&refused.stderr).into_owned();
+    assert!(said.contains(&format!("{} is in use: another process listens there", kiyot.socket().display())), "{said}");
+    kiyot.kubelet().await.sandboxes().await.unwrap();
+
+    kiyot.kill9();
+    assert!(kiyot.socket().exists(), "it is stale now");
+    kiyot.start_again().await;
+    kiyot.kubelet().await.sandboxes().await.unwrap();
+    assert!(kiyot.stop().await.success());
+    assert!(!kiyot.socket().exists());
+}
+
+#[tokio::test]
+async fn a_second_daemon_on_the_same_state_is_refused() {
+    let node = Node::start().await;
+    let kiyot = Kiyot::start(&node, options()).await;
+    let other = node.directory().join("other.toml");
+    let text = fs::read_to_string(kiyot.configuration()).unwrap().replace("kiyot.sock\"", "other.sock\"");
+    fs::write(&other, text).unwrap();
+    let refused = serve(&other);
+    assert_eq!(refused.status.code(), Some(1));
+    let said = String::from_utf8_lossy(&refused.stderr).into_owned();
+    assert!(said.contains("is in use by another process: is a second kiyot running with this state_dir?"), "{said}");
+    kiyot.kubelet().await.sandboxes().await.unwrap();
+}
+
+#[tokio::test]
+async fn a_read_only_state_dir_is_said_at_the_start() {
+    let node = Node::start().await;
+    let kiyot = Kiyot::start(&node, KiyotOptions { cells: false, ..options() }).await;
+    let state = node.directory().join("read-only");
+    fs::create_dir(&state).unwrap();
+    assert!(Command::new("mount").args(["-t", "tmpfs", "-o", "ro", "tmpfs"]).arg(&state).status().unwrap().success());
+    let config = configuration(&node, "read-only", &node.directory().join("other.sock"));
+    let milpa = format!("[backends.milpa]\ntype = \"milpa\"\nprovider = \"netns\"\nstate_dir = \"{}\"\n", state.display());
+    fs::write(&config, fs::read_to_string(&config).unwrap() + &milpa).unwrap();
+    let refused = serve(&config);
+    assert_eq!(refused.status.code(), Some(1));
+    let said = String::from_utf8_lossy(&refused.stderr).into_owned();
+    assert!(said.contains("its file system is read-only; state_dir must be writable"), "{said}");
+    drop(kiyot);
+}
+
+#[tokio::test]
+async fn a_wrong_configuration_is_exit_code_64() {
+    let node = Node::start().await;
+    let config = configuration(&node, "wrong", &node.directory().join("wrong.sock"));
+    fs::write(&config, fs::read_to_string(&config).unwrap().replace("[routing]\ndefault", "[routing]\ndefualt")).unwrap();
+    let refused = serve(&config);
+    assert_eq!(refused.status.code(), Some(64));
+    let said = String::from_utf8_lossy(&refused.stderr).into_owned();
+    assert!(said.contains("defualt") && said.contains("default"), "{said}");
+}
+
+#[tokio::test]
+async fn a_drain_ends_with_its_timeout_whatever_is_open() {
+    let node = Node::start().await;
+    let mut kiyot = Kiyot::start(&node, KiyotOptions { server: "drain_timeout = \"1s\"".to_owned(), ..options() }).await;
+    let mut kubelet = kiyot.kubelet().await;
+    let running = kubelet.run_pod(&Pod::new("open").in_cell().container(Container::script("main", "while :; do sleep 0.1; done"))).await.unwrap();
+    let main = running.container("main").id.clone();
+    // A stream of an exec, a stream of events, and a call that does not end.
+    let request = cri::ExecRequest { container_id: main.clone(), cmd: vec!["cat".to_owned()], tty: false, stdin: true, stdout: true, stderr: false };
+    let exec = Streams::open(&kubelet.runtime.exec(request).await.unwrap().into_inner().url).await.unwrap();
+    let events = kubelet.runtime.get_container_events(cri::GetEventsRequest {}).await;
+    let (mut caller, id) = (kubelet.clone(), main.clone());
+    let call = tokio::spawn(async move { caller.exec_sync(&id, &["sh", "-c", "touch /tmp/began; sleep 1000"]).await });
+    wait_until("the call goes on", LIMIT, async || {
+        let said = kubelet.exec_sync(&main, &["test", "-e", "/tmp/began"]).await.ok()?;
+        (said.code == 0).then_some(())
+    })
+    .await;
+    assert!(kiyot.stop().await.success(), "it ends in order");
+    assert!(call.await.unwrap().is_err());
+    assert!(UnixStream::connect(kiyot.socket()).await.is_err());
+    assert!(kiyot.log().contains("Calls were cut that did not end within drain_timeout"));
+    drop((exec, events));
+    kiyot.start_again().await;
+    let mut kubelet = kiyot.kubelet().await;
+    assert_eq!(kubelet.container_status(&main).await.unwrap().state(), cri::ContainerState::ContainerRunning, "pods go on");
+    wait_until("the cell is back", LIMIT, async || kubelet.exec_sync(&main, &["true"]).await.ok()).await;
+    kubelet.stop_and_remove(&running).await.unwrap();
+}
+
+#[tokio::test]
+async fn systemd_is_told_when_it_answers_and_when_it_stops() {
+    let node = Node::start().await;
+    let (config, notify) = (configuration(&node, "notify", &node.directory().join("notify.sock")), node.directory().join("notify"));
+    let told = UnixDatagram::bind(&notify).unwrap();
+    told.set_read_timeout(Some(LIMIT)).unwrap();
+    let heard = move || {
+        let mut message = [0; 4096];
+        let length = told.recv(&mut message).expect("it tells something");
+        String::from_utf8_lossy(&message[..length]).into_owned()
+    };
+    let mut daemon = Command::new(env!("CARGO_BIN_EXE_kiyot"))
+        .args(["serve", "--config"])
+        .arg(&config)
+        .env("NOTIFY_SOCKET", &notify)
+        .stdin(Stdio::null())
+        .spawn()
+        .unwrap();
+    let (first, heard) = tokio::task::spawn_blocking(move || (heard(), heard)).await.unwrap();
+    assert!(first.lines().any(|line| line == "READY=1"), "{first}");
+    // It is ready when it says so.
+    let mut kubelet = node.kubelet(&node.directory().join("notify.sock")).await.unwrap();
+    kubelet.runtime.version(cri::VersionRequest::default()).await.unwrap();
+    rustix::process::kill_process(rustix::process::Pid::from_child(&daemon), rustix::process::Signal::TERM).unwrap();
+    let second = tokio::task::spawn_blocking(heard).await.unwrap();
+    assert!(second.lines().any(|line| line == "STOPPING=1"), "{second}");
+    drop(kubelet);
+    let status = wait_until("it has ended", LIMIT, async || daemon.try_wait().unwrap()).await;
+    assert!(status.success());
+}
+
+#[tokio::test]
+async fn a_cell_is_in_no_cgroup_of_the_daemon() {
+    let node = Node::start().await;
+    let kiyot = Kiyot::start(&node, options()).await;
+    let mut kubelet = kiyot.kubelet().await;
+    let script = Container::script("main", "trap 'exit 0' TERM; while :; do sleep 0.1; done");
+    let running = kubelet.run_pod(&Pod::new("apart").in_cell().container(script)).await.unwrap();
+    let cell = kiyot.cells().remove(0);
+    let groups = |pid: &str| fs::read_to_string(format!("/proc/{pid}/cgroup")).unwrap_or_default();
+    let daemon = groups(&kiyot.pid().to_string());
+    let pids = fs::read_dir("/proc").unwrap().flatten().filter_map(|entry| entry.file_name().into_string().ok());
+    let mut seen = 0;
+    for pid in pids.filter(|name| name.bytes().all(|byte| byte.is_ascii_digit())) {
+        let line = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+        let line = String::from_utf8_lossy(&line).replace('\0', " ");
+        if !line.contains(&cell) || pid == kiyot.pid().to_string() {
+            continue;
+        }
+        seen += 1;
+        let own = groups(&pid);
+        for group in own.lines().filter(|group| !group.is_empty()) {
+            assert!(group.contains(&format!("/kiyot/{cell}")) || group.contains("kubepods"), "{line} is in {group}, the daemon in {daemon}");
+        }
+    }
+    assert!(seen >= 4, "its launcher, its first process, its agent and its containerd are there");
+    kubelet.stop_and_remove(&running).await.unwrap();
+}
