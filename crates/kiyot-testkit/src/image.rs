@@ -11,6 +11,19 @@ use crate::command;
 /// The one program of every image.
 const BUSYBOX: &str = "/bin/busybox";
 
+/// The media type of an image's manifest.
+pub(crate) const MANIFEST: &str = "application/vnd.oci.image.manifest.v1+json";
+
+/// The files of an image.
+pub(crate) struct Parts {
+    /// A tar.
+    pub(crate) layer: Vec<u8>,
+    /// Its configuration: JSON.
+    pub(crate) config: Vec<u8>,
+    /// JSON, too.
+    pub(crate) manifest: Vec<u8>,
+}
+
 /// What to make an image of. Every image has busybox with all its applets, /etc/passwd, /etc/group and /tmp.
 #[derive(Debug, Clone, Default)]
 pub struct ImageSpec {
@@ -41,8 +54,8 @@ impl ImageSpec {
         Self { entrypoint: ["/bin/busybox", "sleep", "2147483647"].map(str::to_owned).to_vec(), ..Self::default() }
     }
 
-    /// Writes the image as an OCI archive for `ctr images import`, under this whole name.
-    pub(crate) fn write(&self, name: &str, archive: &Path) -> std::io::Result<()> {
+    /// Makes the files of the image. The same image has the same files every time.
+    pub(crate) fn parts(&self) -> std::io::Result<Parts> {
         let layer = self.layer()?;
         let env = [vec!["PATH=/bin".to_owned()], self.env.clone()].concat();
         let config = json!({
@@ -55,12 +68,17 @@ impl ImageSpec {
         });
         let config = config.to_string().into_bytes();
         let manifest = json!({
-            "schemaVersion": 2, "mediaType": "application/vnd.oci.image.manifest.v1+json",
+            "schemaVersion": 2, "mediaType": MANIFEST,
             "config": descriptor("application/vnd.oci.image.config.v1+json", &config),
             "layers": [descriptor("application/vnd.oci.image.layer.v1.tar", &layer)],
         });
-        let manifest = manifest.to_string().into_bytes();
-        let mut entry = descriptor("application/vnd.oci.image.manifest.v1+json", &manifest);
+        Ok(Parts { layer, config, manifest: manifest.to_string().into_bytes() })
+    }
+
+    /// Writes the image as an OCI archive for `ctr images import`, under this whole name.
+    pub(crate) fn write(&self, name: &str, archive: &Path) -> std::io::Result<()> {
+        let Parts { layer, config, manifest } = self.parts()?;
+        let mut entry = descriptor(MANIFEST, &manifest);
         entry["annotations"] = json!({ "io.containerd.image.name": name });
         entry["platform"] = json!({ "architecture": architecture(), "os": "linux" });
         let index = json!({ "schemaVersion": 2, "manifests": [entry] }).to_string().into_bytes();
@@ -115,7 +133,7 @@ fn descriptor(media_type: &str, blob: &[u8]) -> Value {
     json!({ "mediaType": media_type, "digest": sha256(blob), "size": blob.len() })
 }
 
-fn sha256(blob: &[u8]) -> String {
+pub(crate) fn sha256(blob: &[u8]) -> String {
     let hex: String = digest(&SHA256, blob).as_ref().iter().map(|byte| format!("{byte:02x}")).collect();
     format!("sha256:{hex}")
 }

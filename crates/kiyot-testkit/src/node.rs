@@ -66,15 +66,20 @@ impl Node {
     /// # Panics
     /// Without root and namespaces of its own: a test that needs them fails, it is never skipped.
     pub async fn start() -> Self {
-        Self::begin(true).await
+        Self::begin(true, false).await
+    }
+
+    /// The same, whose containerd discards the layers of an image that it has pulled and unpacked (`discard_unpacked_layers`).
+    pub async fn start_discarding_layers() -> Self {
+        Self::begin(true, true).await
     }
 
     /// The same for a bench, which may take as long as it wants.
     pub async fn start_for_long() -> Self {
-        Self::begin(false).await
+        Self::begin(false, false).await
     }
 
-    async fn begin(watched: bool) -> Self {
+    async fn begin(watched: bool, discards: bool) -> Self {
         assert!(
             rustix::process::geteuid().is_root() && std::env::var_os("OWN_NAMESPACES").is_some(),
             "this needs root, and namespaces of its own: run it by `cargo test`, whose runner is scripts/runner"
@@ -91,7 +96,7 @@ impl Node {
             })
         });
         let network = NETWORKS.fetch_add(1, Ordering::Relaxed);
-        configuration::write(&kept, &name, network).expect("the configuration can be written");
+        configuration::write(&kept, &name, network, discards).expect("the configuration can be written");
         let containerd = Mutex::new(spawn(&kept));
         let node = Self { containerd, own, kept, _watchdog: watchdog };
         node.answering().await;
@@ -136,6 +141,11 @@ impl Node {
     /// Where the node's CNI configuration is.
     pub fn cni_configuration(&self) -> PathBuf {
         self.kept.join("cni/net.d")
+    }
+
+    /// Where the node's registries and their mirrors are configured.
+    pub fn registries(&self) -> PathBuf {
+        self.kept.join("certs.d")
     }
 
     /// Where the node's CNI plugins are.

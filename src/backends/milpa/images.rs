@@ -42,7 +42,8 @@ pub struct Images {
     node: Box<dyn Node>,
     pause_image: String,
     progress_timeout: Duration,
-    reported: Recent<String, Arc<cri::Image>>,
+    /// By the cell and the reference: what a cell reported is true as long as the cell lives.
+    reported: Recent<(CellId, String), Arc<cri::Image>>,
     /// By the pod's uid and the reference. Never logged, never kept on disk.
     credentials: Recent<(String, String), cri::AuthConfig>,
     turns: Turns<(CellId, String)>,
@@ -80,17 +81,18 @@ impl Images {
         let _turn = self.turns.take((cell.clone(), normalized(&reference))).await;
         let image_ref = self.pulled(receiver, &reference, request.auth).await?;
         // Known to getImageUser, which names no pod.
-        self.in_cell(receiver, &image_ref, &reference, None).await?;
+        self.in_cell(cell, receiver, &image_ref, &reference).await?;
         Ok(cri::PullImageResponse { image_ref })
     }
 
     /// `ImageStatus` for a pod in this cell: in the cell, else on the node (which can give it).
     pub async fn status(&self, cell: &Cell, request: cri::ImageStatusRequest, deadline: Option<Instant>) -> Result<cri::ImageStatusResponse, Status> {
-        Box::pin(self.status_in(&CellReceiver(cell.link.clone()), request, deadline)).await
+        Box::pin(self.status_in(&cell.id, &CellReceiver(cell.link.clone()), request, deadline)).await
     }
 
     async fn status_in(
         &self,
+        cell: &CellId,
         receiver: &dyn Receiver,
         request: cri::ImageStatusRequest,
         deadline: Option<Instant>,
@@ -102,7 +104,7 @@ impl Images {
         if let Ok(found) = &in_cell
             && let Some(image) = &found.image
         {
-            self.report(&reference, image);
+            self.report(cell, &reference, image);
             return in_cell;
         }
         let on_node = self.node.status(asked).await?;
@@ -113,9 +115,10 @@ impl Images {
         }
     }
 
-    /// What cells reported for a reference, for an `ImageStatus` that names no pod; `None` if nothing.
+    /// What living cells reported for a reference, for an `ImageStatus` that names no pod; `None` if nothing.
     pub fn reported(&self, reference: &str) -> Option<cri::Image> {
-        self.reported.get(&normalized(reference)).map(|image| cri::Image::clone(&image))
+        let name = normalized(reference);
+        self.reported.find(|(_, reported)| *reported == name).map(|image| cri::Image::clone(&image))
     }
 
     /// Sees to it that an image is in a cell: it is, or is copied from the node, or is pulled with the credentials that came for this pod. Returns the id by which the cell's
@@ -129,16 +132,16 @@ impl Images {
 
     async fn ensure_in(&self, cell: &CellId, receiver: &dyn Receiver, image: &cri::ImageSpec, uid: &str) -> Result<String, Status> {
         let wanted = &image.image;
-        if let Some(found) = self.in_cell(receiver, wanted, &image.user_specified_image, None).await? {
+        if let Some(found) = self.in_cell(cell, receiver, wanted, &image.user_specified_image).await? {
             return Ok(found.id);
         }
         let _turn = self.turns.take((cell.clone(), normalized(wanted))).await;
         // Whoever had the turn before may have brought it.
-        if let Some(found) = self.in_cell(receiver, wanted, &image.user_specified_image, None).await? {
+        if let Some(found) = self.in_cell(cell, receiver, wanted, &image.user_specified_image).await? {
             return Ok(found.id);
         }
         if let Some(copied) = self.copied(cell, receiver, wanted).await? {
-            self.report(&image.user_specified_image, &copied);
+            self.report(cell, &image.user_specified_image, &copied);
             return Ok(copied.id);
         }
         let reference = if is_id(wanted) { &image.user_specified_image } else { wanted };
@@ -154,7 +157,7 @@ impl Images {
                 "image {wanted} is not in cell {cell}, and its reference {reference} means {id} by now"
             )));
         }
-        self.in_cell(receiver, &id, reference, None).await?;
+        self.in_cell(cell, receiver, &id, reference).await?;
         Ok(id)
     }
 
@@ -165,16 +168,21 @@ impl Images {
     }
 
     /// Forgets the credentials that came for a pod.
-    pub fn forget(&self, pod_uid: &str) {
+    pub fn forget_pod(&self, pod_uid: &str) {
         self.credentials.forget(|(uid, _)| uid == pod_uid);
     }
 
+    /// Forgets what a cell reported that is gone: its images are gone with it.
+    pub fn forget_cell(&self, cell: &CellId) {
+        self.reported.forget(|(reporter, _)| reporter == cell);
+    }
+
     /// What the cell has under a name; it is reported under another one too.
-    async fn in_cell(&self, receiver: &dyn Receiver, name: &str, other: &str, within: Option<Duration>) -> Result<Option<cri::Image>, Status> {
-        let found = receiver.status(question(name, false), within).await?.image;
+    async fn in_cell(&self, cell: &CellId, receiver: &dyn Receiver, name: &str, other: &str) -> Result<Option<cri::Image>, Status> {
+        let found = receiver.status(question(name, false), None).await?.image;
         if let Some(image) = &found {
-            self.report(name, image);
-            self.report(other, image);
+            self.report(cell, name, image);
+            self.report(cell, other, image);
         }
         Ok(found)
     }
@@ -185,7 +193,7 @@ impl Images {
             Ok(None) => Ok(None),
             Ok(Some(id)) => {
                 tracing::info!(%cell, image = wanted, id, "Copied an image from the node to a cell.");
-                let found = self.in_cell(receiver, &id, wanted, None).await?;
+                let found = self.in_cell(cell, receiver, &id, wanted).await?;
                 found.map(Some).ok_or_else(|| Status::internal(format!("cell {cell} has taken image {wanted} and does not know it")))
             }
             Err(CopyError::Cell(status)) => Err(status),
@@ -237,10 +245,10 @@ impl Images {
         }
     }
 
-    fn report(&self, reference: &str, image: &cri::Image) {
+    fn report(&self, cell: &CellId, reference: &str, image: &cri::Image) {
         let image = Arc::new(image.clone());
         for name in [reference, &image.id].into_iter().filter(|name| !name.is_empty()) {
-            self.reported.put(normalized(name), Arc::clone(&image));
+            self.reported.put((cell.clone(), normalized(name)), Arc::clone(&image));
         }
     }
 }

@@ -89,20 +89,50 @@ impl Kubelet {
     /// Makes an image present as the kubelet does with the policy IfNotPresent: ImageStatus with the pod's annotations, then PullImage. Gives the
     /// reference to create the container with.
     pub async fn ensure_image(&mut self, pod: &Pod, config: &cri::PodSandboxConfig, image: &str) -> Result<String, Status> {
-        let image = cri::ImageSpec { image: image.to_owned(), annotations: annotations(pod), ..Default::default() };
-        let request = timed(cri::ImageStatusRequest { image: Some(image.clone()), verbose: false });
-        if let Some(found) = self.image.image_status(request).await?.into_inner().image {
+        if let Some(found) = self.image_status(pod, image).await? {
             return Ok(found.id);
         }
-        let request = cri::PullImageRequest { image: Some(image), auth: None, sandbox_config: Some(config.clone()) };
+        self.pull(pod, config, image, None).await
+    }
+
+    /// ImageStatus with the pod's annotations; `None` if the image is not there for this pod.
+    pub async fn image_status(&mut self, pod: &Pod, image: &str) -> Result<Option<cri::Image>, Status> {
+        let image = cri::ImageSpec { image: image.to_owned(), annotations: annotations(pod), ..Default::default() };
+        let request = timed(cri::ImageStatusRequest { image: Some(image), verbose: false });
+        Ok(self.image.image_status(request).await?.into_inner().image)
+    }
+
+    /// ImageStatus as the kubelet asks for the user of an image: for no pod.
+    pub async fn image_of_nobody(&mut self, image: &str) -> Result<Option<cri::Image>, Status> {
+        let image = cri::ImageSpec { image: image.to_owned(), ..Default::default() };
+        let request = timed(cri::ImageStatusRequest { image: Some(image), verbose: false });
+        Ok(self.image.image_status(request).await?.into_inner().image)
+    }
+
+    /// PullImage for a pod whose sandbox runs. Gives the reference to create containers with. The kubelet waits for it without an end.
+    pub async fn pull(&mut self, pod: &Pod, config: &cri::PodSandboxConfig, image: &str, auth: Option<cri::AuthConfig>) -> Result<String, Status> {
+        let image = cri::ImageSpec { image: image.to_owned(), annotations: annotations(pod), ..Default::default() };
+        let request = cri::PullImageRequest { image: Some(image), auth, sandbox_config: Some(config.clone()) };
         Ok(self.image.pull_image(request).await?.into_inner().image_ref)
     }
 
     /// Makes the image present, then CreateContainer.
     pub async fn create_container(&mut self, pod: &RunningPod, container: &Container, attempt: u32) -> Result<RunningContainer, Status> {
+        Box::pin(self.create_container_with(pod, container, attempt, |_| {})).await
+    }
+
+    /// As [`create_container`](Self::create_container), with a config that is changed first.
+    pub async fn create_container_with(
+        &mut self,
+        pod: &RunningPod,
+        container: &Container,
+        attempt: u32,
+        change: impl FnOnce(&mut cri::ContainerConfig),
+    ) -> Result<RunningContainer, Status> {
         // The messages are large: boxed, the futures of tests stay small.
         let image = Box::pin(self.ensure_image(&pod.spec, &pod.config, &container.image)).await?;
         let mut created = self.container_config(pod, container, attempt, image);
+        change(&mut created.config);
         let request = timed(cri::CreateContainerRequest {
             pod_sandbox_id: pod.sandbox.clone(),
             config: Some(created.config.clone()),

@@ -2,7 +2,11 @@
 
 use std::{
     collections::BTreeMap,
-    sync::atomic::{AtomicU64, Ordering},
+    hash::{BuildHasher, RandomState},
+    sync::{
+        LazyLock,
+        atomic::{AtomicU64, Ordering},
+    },
 };
 
 use super::volumes::Source;
@@ -15,7 +19,7 @@ pub struct Pod {
     pub name: String,
     /// Its namespace.
     pub namespace: String,
-    /// Unique in this process, and made of the process's id too.
+    /// Unique on this machine.
     pub uid: String,
     /// Which sandbox of this pod it is, from 0.
     pub attempt: u32,
@@ -45,7 +49,9 @@ impl Pod {
     /// A pod in the namespace `default`, without containers.
     pub fn new(name: &str) -> Self {
         static PODS: AtomicU64 = AtomicU64::new(1);
-        let uid = format!("{:08x}-0000-4000-8000-{:012x}", std::process::id(), PODS.fetch_add(1, Ordering::Relaxed));
+        // Control groups are named by it, and they are the whole machine's: an id of a process would be that of another run in namespaces of its own.
+        static RUN: LazyLock<u64> = LazyLock::new(|| RandomState::new().hash_one("a run"));
+        let uid = format!("{:08x}-0000-4000-8000-{:012x}", *RUN & 0xffff_ffff, PODS.fetch_add(1, Ordering::Relaxed));
         Self {
             name: name.to_owned(),
             namespace: "default".to_owned(),

@@ -12,8 +12,8 @@ use super::PAUSE_IMAGE;
 /// CAP_SYS_RESOURCE, as a bit of CapEff.
 const SYS_RESOURCE: u64 = 1 << 24;
 
-/// Writes all configuration beneath a directory. `network` is the number of the node's network.
-pub(super) fn write(directory: &Path, name: &str, network: u8) -> std::io::Result<()> {
+/// Writes all configuration beneath a directory. `network` is the number of the node's network; `discards`: the layers of an image, once unpacked.
+pub(super) fn write(directory: &Path, name: &str, network: u8, discards: bool) -> std::io::Result<()> {
     for sub in ["cni/net.d", "cni/state", "certs.d", "kubelet/pods", "pods"] {
         fs::create_dir_all(directory.join(sub))?;
     }
@@ -31,10 +31,10 @@ pub(super) fn write(directory: &Path, name: &str, network: u8) -> std::io::Resul
         ],
     });
     fs::write(directory.join("cni/net.d/10-test.conflist"), serde_json::to_vec_pretty(&conflist)?)?;
-    fs::write(directory.join("containerd.toml"), containerd(directory))
+    fs::write(directory.join("containerd.toml"), containerd(directory, discards))
 }
 
-fn containerd(directory: &Path) -> String {
+fn containerd(directory: &Path, discards: bool) -> String {
     let (at, plugins, restricted) = (directory.display(), cni_plugins(), restricts_oom_score());
     format!(
         r#"version = 2
@@ -64,6 +64,9 @@ conf_dir = "{at}/cni/net.d"
 
 [plugins."io.containerd.grpc.v1.cri".registry]
 config_path = "{at}/certs.d"
+
+[plugins."io.containerd.grpc.v1.cri".containerd]
+discard_unpacked_layers = {discards}
 
 [plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc]
 runtime_type = "io.containerd.runc.v2"

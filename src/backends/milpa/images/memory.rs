@@ -39,6 +39,12 @@ impl<K: Clone + Eq + Hash, V: Clone> Recent<K, V> {
         self.locked().0.get(key).cloned()
     }
 
+    /// What is remembered under the newest such key.
+    pub(super) fn find(&self, is_such: impl Fn(&K) -> bool) -> Option<V> {
+        let (map, order) = &*self.locked();
+        order.iter().rev().find(|key| is_such(key)).and_then(|key| map.get(key).cloned())
+    }
+
     /// Forgets all with such a key.
     pub(super) fn forget(&self, is_such: impl Fn(&K) -> bool) {
         let (map, order) = &mut *self.locked();
@@ -98,6 +104,8 @@ mod tests {
             recent.put(key, value);
         }
         assert_eq!([1, 2, 3].map(|key| recent.get(&key)), [None, Some('b'), Some('d')]);
+        assert_eq!(recent.find(|_| true), Some('d'));
+        assert_eq!(recent.find(|key| *key < 3), Some('b'));
         recent.forget(|key| *key == 2);
         assert_eq!(recent.get(&2), None);
     }

@@ -199,7 +199,7 @@ impl Scene {
     }
 
     async fn status(&self, reference: &str) -> Option<String> {
-        self.images.status_in(&self.cell, question(reference, false), None).await.unwrap().image.map(|image| image.id)
+        self.images.status_in(&self.id, &self.cell, question(reference, false), None).await.unwrap().image.map(|image| image.id)
     }
 
     fn in_registry(&self, name: &str, id: &str) {
@@ -279,9 +279,23 @@ async fn dropped_layers_are_pulled_with_what_came_for_the_pod() {
 async fn credentials_are_forgotten_with_their_pod() {
     let scene = Scene::new();
     let _ = scene.pull(NAME, auth()).await;
-    scene.images.forget("uid-1");
+    scene.images.forget_pod("uid-1");
     let _ = scene.ensure(NAME, "").await;
     assert_eq!(scene.cell.pulls.lock().unwrap().last().unwrap().auth, None);
+}
+
+#[tokio::test]
+async fn what_a_cell_reported_is_forgotten_with_it() {
+    let (scene, other) = (Scene::new(), CellId::mint().unwrap());
+    let id = sha256(b"an image");
+    scene.in_registry(NAME, &id);
+    scene.pull(NAME, None).await.unwrap();
+    scene.images.forget_cell(&other);
+    assert_eq!(scene.images.reported(NAME).unwrap().id, id);
+    assert_eq!(scene.images.reported(&id).unwrap().id, id);
+    scene.images.forget_cell(&scene.id);
+    assert_eq!(scene.images.reported(NAME), None);
+    assert_eq!(scene.images.reported(&id), None);
 }
 
 #[tokio::test]

@@ -92,6 +92,10 @@ impl Verbs {
         }
         self.parts.store.commit(batch).await?;
         self.view.remove_sandbox(&sandbox.id);
+        // A newer sandbox of the same pod goes on with them.
+        if self.view.sandboxes_of_pod(&sandbox.uid).is_empty() {
+            self.parts.images.forget_pod(&sandbox.uid);
+        }
         Ok(())
     }
 }

@@ -54,6 +54,7 @@ impl Verbs {
     pub(super) fn let_go(&self, sandbox: &Sandbox) {
         self.unwatch(&sandbox.cell);
         self.parts.volumes.release(&sandbox.cell);
+        self.parts.images.forget_cell(&sandbox.cell);
         for container in self.view.containers_of(&sandbox.id) {
             self.parts.logs.close(&container.id);
         }

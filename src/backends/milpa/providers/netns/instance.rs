@@ -16,6 +16,8 @@ use super::{
     process::Identity,
 };
 
+/// Where the CRI plugin of the cell's containerd has a directory for each container, beneath the instance's.
+const CRI_ROOT: &str = "containerd/io.containerd.grpc.v1.cri";
 /// How much of a console is shown, in bytes.
 const CONSOLE_TAIL: u64 = 16 * 1024;
 
@@ -98,6 +100,14 @@ impl Home {
         self.dir.join("network.json")
     }
 
+    /// The containers that the cell's containerd has on its disk, sandboxes among them.
+    pub(super) fn containers(&self) -> BTreeSet<String> {
+        let root = self.dir.join(CRI_ROOT);
+        let dirs = ["containers", "sandboxes"].map(|kind| fs::read_dir(root.join(kind)));
+        let entries = dirs.into_iter().flatten().flatten().flatten();
+        entries.filter_map(|entry| entry.file_name().into_string().ok()).collect()
+    }
+
     fn known_file(&self) -> PathBuf {
         self.dir.join("instance.json")
     }
@@ -173,8 +183,13 @@ mod tests {
         home.make().unwrap();
         assert_eq!(fs::metadata(home.dir()).unwrap().permissions().mode() & 0o777, 0o700);
         assert_eq!(home.known(), Known::default());
-        let known =
-            Known { token_sha256: "t".into(), boot_id: "b".into(), launcher: Some(Identity { pid: 7, start: 9 }), cgroups: ["/a".into()].into(), attachment: Some(Attachment { pod_uid: "u".into(), ..Attachment::default() }) };
+        let known = Known {
+            token_sha256: "t".into(),
+            boot_id: "b".into(),
+            launcher: Some(Identity { pid: 7, start: 9 }),
+            cgroups: ["/a".into()].into(),
+            attachment: Some(Attachment { pod_uid: "u".into(), ..Attachment::default() }),
+        };
         home.keep(&known).unwrap();
         assert_eq!(home.known(), known);
         fs::create_dir(cells.join("not-a-cell")).unwrap();

@@ -1,0 +1,155 @@
+//! One request to a played registry, and its answer.
+
+use std::{
+    io::{BufRead, BufReader, Read, Write},
+    net::TcpStream,
+    time::Duration,
+};
+
+use super::{Access, MANIFEST, Shared};
+
+/// How long a client may be silent.
+const SILENCE: Duration = Duration::from_secs(60);
+/// The longest body of a request, in bytes.
+const MAX_BODY: usize = 64 * 1024;
+/// What a registry says to whom it does not know.
+pub const REFUSAL: &str = "only the violet team may pull this";
+/// The token for whom may pull, and that for everybody else.
+const TOKENS: [&str; 2] = ["a-token-that-opens", "a-token-that-does-not"];
+
+struct Request {
+    method: String,
+    path: String,
+    authorization: String,
+    body: String,
+}
+
+struct Answer {
+    status: &'static str,
+    headers: Vec<(&'static str, String)>,
+    body: Vec<u8>,
+}
+
+/// Reads one request, answers it, and ends the connection.
+pub(super) fn answer(connection: TcpStream, shared: &Shared) {
+    let _ = connection.set_read_timeout(Some(SILENCE)).and_then(|()| connection.set_write_timeout(Some(SILENCE)));
+    let Some(request) = read(&connection) else { return };
+    shared.content().requests.push(format!("{} {}", request.method, request.path));
+    let Answer { status, headers, body } = respond(&request, shared);
+    let mut head = format!("HTTP/1.1 {status}\r\nConnection: close\r\nContent-Length: {}\r\n", body.len());
+    for (name, value) in headers {
+        head.push_str(&format!("{name}: {value}\r\n"));
+    }
+    let body = if request.method == "HEAD" { &[][..] } else { &body };
+    // Who has hung up needs no answer.
+    let _ = (&connection).write_all(format!("{head}\r\n").as_bytes()).and_then(|()| (&connection).write_all(body));
+}
+
+fn read(connection: &TcpStream) -> Option<Request> {
+    let mut reader = BufReader::new(connection);
+    let mut line = String::new();
+    reader.read_line(&mut line).ok()?;
+    let mut words = line.split_whitespace().map(str::to_owned);
+    let (method, target) = (words.next()?, words.next()?);
+    let (mut authorization, mut length) = (String::new(), 0);
+    loop {
+        let mut line = String::new();
+        reader.read_line(&mut line).ok()?;
+        let Some((name, value)) = line.trim_end().split_once(':') else { break };
+        match name.to_ascii_lowercase().as_str() {
+            "authorization" => value.trim().clone_into(&mut authorization),
+            "content-length" => length = value.trim().parse().ok()?,
+            _ => {}
+        }
+    }
+    let mut body = vec![0; usize::min(length, MAX_BODY)];
+    reader.read_exact(&mut body).ok()?;
+    // The mirror's `?ns=` says nothing that the path doesn't.
+    let path = target.split('?').next()?.to_owned();
+    Some(Request { method, path, authorization, body: String::from_utf8(body).ok()? })
+}
+
+fn respond(request: &Request, shared: &Shared) -> Answer {
+    if request.path == "/token" {
+        return token(request, &shared.access);
+    }
+    if let Some(challenge) = challenge(request, shared) {
+        let body = format!(r#"{{"errors":[{{"code":"DENIED","message":"{REFUSAL}"}}]}}"#).into_bytes();
+        return Answer { status: "401 Unauthorized", headers: vec![("WWW-Authenticate", challenge)], body };
+    }
+    found(&request.path, shared).unwrap_or_else(|| {
+        let body = br#"{"errors":[{"code":"MANIFEST_UNKNOWN","message":"there is no such thing here"}]}"#.to_vec();
+        Answer { status: "404 Not Found", headers: Vec::new(), body }
+    })
+}
+
+fn found(path: &str, shared: &Shared) -> Option<Answer> {
+    let content = shared.content();
+    let path = path.strip_prefix("/v2/")?;
+    let (digest, kind) = if let Some((repository, reference)) = path.rsplit_once("/manifests/") {
+        let tagged = content.tags.get(&format!("{repository}:{reference}"));
+        (tagged.cloned().unwrap_or_else(|| reference.to_owned()), MANIFEST)
+    } else {
+        (path.rsplit_once("/blobs/")?.1.to_owned(), "application/octet-stream")
+    };
+    let body = content.blobs.get(&digest)?.clone();
+    Some(Answer { status: "200 OK", headers: vec![("Content-Type", kind.to_owned()), ("Docker-Content-Digest", digest)], body })
+}
+
+/// What a request lacks; `None` if it may pull.
+fn challenge(request: &Request, shared: &Shared) -> Option<String> {
+    match &shared.access {
+        Access::Open => None,
+        Access::Basic(user, password) => (request.authorization != basic(user, password)).then(|| format!("Basic realm=\"{REFUSAL}\"")),
+        Access::Token { .. } if request.authorization == format!("Bearer {}", TOKENS[0]) => None,
+        Access::Token { .. } => {
+            let repository =
+                request.path.strip_prefix("/v2/").and_then(|path| path.rsplit_once('/')?.0.rsplit_once('/')).map_or("", |(name, _)| name);
+            let refusal = if request.authorization.is_empty() { String::new() } else { format!(",error=\"{REFUSAL}\"") };
+            Some(format!("Bearer realm=\"http://{}/token\",service=\"played\",scope=\"repository:{repository}:pull\"{refusal}", shared.at))
+        }
+    }
+}
+
+/// The token service: with `GET` the credentials are in the header, with `POST` in a form.
+fn token(request: &Request, access: &Access) -> Answer {
+    let Access::Token { user, password, identity } = access else {
+        return Answer { status: "404 Not Found", headers: Vec::new(), body: Vec::new() };
+    };
+    let field = |name: &str| request.body.split('&').find_map(|field| field.strip_prefix(name)?.strip_prefix('='));
+    let known = request.authorization == basic(user, password)
+        || field("refresh_token") == Some(identity)
+        || (field("username") == Some(user) && field("password") == Some(password));
+    let token = TOKENS[usize::from(!known)];
+    let body = format!(r#"{{"token":"{token}","access_token":"{token}","expires_in":3600}}"#).into_bytes();
+    Answer { status: "200 OK", headers: vec![("Content-Type", "application/json".to_owned())], body }
+}
+
+fn basic(user: &str, password: &str) -> String {
+    format!("Basic {}", base64(&format!("{user}:{password}")))
+}
+
+/// Base64 as in RFC 4648, for the few bytes of a name and a password.
+fn base64(text: &str) -> String {
+    const LETTERS: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
+    let mut encoded = String::new();
+    for part in text.as_bytes().chunks(3) {
+        let bits = part.iter().fold(0_usize, |bits, byte| bits << 8 | usize::from(*byte)) << (8 * (3 - part.len()));
+        for place in 0..4 {
+            encoded.push(if place > part.len() { '=' } else { char::from(LETTERS[bits >> (18 - 6 * place) & 63]) });
+        }
+    }
+    encoded
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn base64_as_in_its_rfc() {
+        for (text, encoded) in [("", ""), ("f", "Zg=="), ("fo", "Zm8="), ("foo", "Zm9v"), ("foobar", "Zm9vYmFy")] {
+            assert_eq!(base64(text), encoded);
+        }
+    }
+}

@@ -1,0 +1,202 @@
+//! Images of pods in cells that come from a registry.
+
+use std::collections::BTreeSet;
+
+use kiyot_testkit::{
+    Access, Container, Kiyot, KiyotOptions, Kubelet, LIMIT, Node, Pod, Registry, RunningPod, cri, image::ImageSpec, registry::REFUSAL, wait_until,
+};
+
+use super::{ends_without_a_trace, options};
+
+/// A daemon whose cells pull through the mirrors of the node. Without them the hosts of these images do not exist.
+fn with_mirrors(node: &Node) -> KiyotOptions {
+    KiyotOptions { milpa: format!("registry_config_dir = {:?}\n", node.registries()), ..options() }
+}
+
+/// An image with a layer of its own, that says a word.
+fn saying(word: &str) -> ImageSpec {
+    ImageSpec { files: vec![(word.to_owned(), 0o644, word.into())], ..ImageSpec::script(&format!("echo {word}; exit 0")) }
+}
+
+/// A pod in a cell, still without containers.
+async fn sandbox(kubelet: &mut Kubelet, name: &str) -> RunningPod {
+    let pod = Pod::new(name).in_cell();
+    let config = kubelet.prepare(&pod);
+    let sandbox = kubelet.run_sandbox(&config, "").await.unwrap();
+    kubelet.running(&pod, config, sandbox)
+}
+
+/// Runs a container of an image, with the policy IfNotPresent, until it has said its word. Gives the id of its image.
+async fn says(kubelet: &mut Kubelet, pod: &mut RunningPod, container: &str, image: &str, word: &str) -> String {
+    let created = kubelet.create_container(pod, &Container::of_image(container, image), 0).await.unwrap();
+    kubelet.start_container(&created.id).await.unwrap();
+    kubelet.logged(&created, word).await;
+    kubelet.exited(&created.id).await;
+    pod.containers.insert(container.to_owned(), created);
+    kubelet.image_status(&pod.spec, image).await.unwrap().unwrap().id
+}
+
+/// The part of requests that asked for blobs.
+fn blobs(asked: &[String]) -> BTreeSet<String> {
+    asked.iter().filter_map(|request| request.strip_prefix("GET /v2/")?.rsplit_once("/blobs/")).map(|(_, digest)| digest.to_owned()).collect()
+}
+
+fn auth(user: &str, password: &str) -> cri::AuthConfig {
+    cri::AuthConfig { username: user.to_owned(), password: password.to_owned(), ..Default::default() }
+}
+
+/// `violet:sesame`, as it is in a file of Docker's.
+const ENCODED: &str = "dmlvbGV0OnNlc2FtZQ==";
+
+#[tokio::test]
+async fn every_form_of_credentials_opens_a_private_image() {
+    let node = Node::start().await;
+    let by_name = Registry::start(&node, Access::Basic("violet".to_owned(), "sesame".to_owned()));
+    let access = Access::Token { user: "violet".to_owned(), password: "sesame".to_owned(), identity: "an-identity".to_owned() };
+    let by_token = Registry::start(&node, access);
+    let kiyot = Kiyot::start(&node, with_mirrors(&node)).await;
+    let mut kubelet = kiyot.kubelet().await;
+    let encoded = cri::AuthConfig { auth: ENCODED.to_owned(), ..Default::default() };
+    let identity = cri::AuthConfig { identity_token: "an-identity".to_owned(), ..Default::default() };
+    let forms = [
+        (&by_name, auth("violet", "sesame")),
+        (&by_name, encoded.clone()),
+        (&by_token, auth("violet", "sesame")),
+        (&by_token, encoded),
+        (&by_token, identity),
+    ];
+    let mut pod = sandbox(&mut kubelet, "credentials").await;
+    for (number, (registry, auth)) in forms.into_iter().enumerate() {
+        let word = format!("opened-{number}");
+        let (name, _) = registry.image(&format!("violet/app{number}:1"), &saying(&word));
+        let pulled = kubelet.pull(&pod.spec, &pod.config, &name, Some(auth)).await.unwrap();
+        assert_eq!(says(&mut kubelet, &mut pod, &format!("main{number}"), &name, &word).await, pulled);
+    }
+    let log = kiyot.log();
+    assert!(!["sesame", ENCODED, "an-identity"].iter().any(|secret| log.contains(secret)), "{log}");
+    ends_without_a_trace(&mut kubelet, &kiyot, &pod).await;
+}
+
+#[tokio::test]
+async fn a_private_image_is_refused_in_the_registrys_words() {
+    let node = Node::start().await;
+    let access = Access::Token { user: "violet".to_owned(), password: "sesame".to_owned(), identity: "an-identity".to_owned() };
+    let registry = Registry::start(&node, access);
+    let (name, _) = registry.image("violet/app:1", &saying("opened"));
+    let kiyot = Kiyot::start(&node, with_mirrors(&node)).await;
+    let mut kubelet = kiyot.kubelet().await;
+    let pod = sandbox(&mut kubelet, "stranger").await;
+    for auth in [None, Some(auth("violet", "open-up"))] {
+        let refused = kubelet.pull(&pod.spec, &pod.config, &name, auth).await.unwrap_err();
+        assert!(refused.message().contains(REFUSAL) && refused.message().contains(&name), "{refused:?}");
+        assert!(!refused.message().contains("open-up"), "{refused:?}");
+    }
+    let refused = kubelet.create_container(&pod, &Container::of_image("main", &name), 0).await.unwrap_err();
+    assert!(refused.message().contains(REFUSAL), "{refused:?}");
+    assert_eq!(kubelet.image_status(&pod.spec, &name).await.unwrap(), None);
+    assert!(blobs(&registry.asked()).is_empty());
+    ends_without_a_trace(&mut kubelet, &kiyot, &pod).await;
+}
+
+#[tokio::test]
+async fn an_image_is_pulled_by_its_digest() {
+    let node = Node::start().await;
+    let registry = Registry::start(&node, Access::Open);
+    let (_, pinned) = registry.image("app:1", &saying("old"));
+    registry.image("app:1", &saying("new"));
+    let kiyot = Kiyot::start(&node, with_mirrors(&node)).await;
+    let mut kubelet = kiyot.kubelet().await;
+    let mut pod = sandbox(&mut kubelet, "pinned").await;
+    let id = says(&mut kubelet, &mut pod, "main", &pinned, "old").await;
+    let image = kubelet.image_status(&pod.spec, &pinned).await.unwrap().unwrap();
+    assert_eq!((image.id, image.repo_digests), (id, vec![pinned]));
+    ends_without_a_trace(&mut kubelet, &kiyot, &pod).await;
+}
+
+#[tokio::test]
+async fn the_policies_of_pulling_are_as_on_a_node() {
+    let node = Node::start().await;
+    let registry = Registry::start(&node, Access::Open);
+    let (name, _) = registry.image("app:1", &saying("old"));
+    let kiyot = Kiyot::start(&node, with_mirrors(&node)).await;
+    let mut kubelet = kiyot.kubelet().await;
+    let mut pod = sandbox(&mut kubelet, "policies").await;
+    // Never: the kubelet only asks, and gives up.
+    assert_eq!(kubelet.image_status(&pod.spec, &name).await.unwrap(), None);
+    assert_eq!(registry.asked(), Vec::<String>::new());
+    // IfNotPresent: it is not.
+    let old = says(&mut kubelet, &mut pod, "first", &name, "old").await;
+    assert_eq!(blobs(&registry.asked()).len(), 2);
+    // It is now, whatever the registry has by now; and so for Never.
+    registry.image("app:1", &saying("new"));
+    assert_eq!(says(&mut kubelet, &mut pod, "second", &name, "old").await, old);
+    assert_eq!(kubelet.image_status(&pod.spec, &name).await.unwrap().unwrap().id, old);
+    assert_eq!(registry.asked(), Vec::<String>::new());
+    // Always: the registry is asked, and gives what is new.
+    let new = kubelet.pull(&pod.spec, &pod.config, &name, None).await.unwrap();
+    assert_ne!(new, old);
+    assert_eq!(blobs(&registry.asked()).len(), 2);
+    assert_eq!(says(&mut kubelet, &mut pod, "third", &name, "new").await, new);
+    // And when nothing is, no blob is fetched.
+    assert_eq!(kubelet.pull(&pod.spec, &pod.config, &name, None).await.unwrap(), new);
+    let asked = registry.asked();
+    assert!(!asked.is_empty() && blobs(&asked).is_empty(), "{asked:?}");
+    ends_without_a_trace(&mut kubelet, &kiyot, &pod).await;
+}
+
+#[tokio::test]
+async fn layers_that_the_node_discarded_are_pulled() {
+    let node = Node::start_discarding_layers().await;
+    let registry = Registry::start(&node, Access::Open);
+    let (name, _) = registry.image("app:1", &saying("whole"));
+    let kiyot = Kiyot::start(&node, with_mirrors(&node)).await;
+    let mut kubelet = kiyot.kubelet().await;
+    // On the node: for no pod in a cell.
+    let local = Pod::new("local");
+    let on_node = kubelet.pull(&local, &kubelet.prepare(&local), &name, None).await.unwrap();
+    let fetched = blobs(&registry.asked());
+    wait_until("the node has discarded a layer", LIMIT, async || {
+        // Removing something makes containerd collect its garbage.
+        node.image("kiyot.test/passing:1", &saying("passing")).await;
+        node.ctr(&["images", "remove", "--sync", "kiyot.test/passing:1"]);
+        let kept = node.ctr(&["content", "list", "--quiet"]);
+        fetched.iter().any(|digest| !kept.contains(digest.as_str())).then_some(())
+    })
+    .await;
+
+    let mut pod = sandbox(&mut kubelet, "whole").await;
+    assert_eq!(kubelet.image_status(&pod.spec, &name).await.unwrap(), None, "the node can't give it");
+    assert_eq!(says(&mut kubelet, &mut pod, "main", &name, "whole").await, on_node, "it is the same image");
+    assert_eq!(blobs(&registry.asked()), fetched);
+    ends_without_a_trace(&mut kubelet, &kiyot, &pod).await;
+    kubelet.forget(&local);
+}
+
+#[tokio::test]
+async fn the_images_of_cells_are_not_the_nodes() {
+    let node = Node::start().await;
+    let registry = Registry::start(&node, Access::Open);
+    let (name, _) = registry.image("app:1", &ImageSpec { user: "nobody".to_owned(), ..saying("apart") });
+    let kiyot = Kiyot::start(&node, with_mirrors(&node)).await;
+    let mut kubelet = kiyot.kubelet().await;
+    let before = listed(&mut kubelet).await;
+    let mut pod = sandbox(&mut kubelet, "apart").await;
+    let id = says(&mut kubelet, &mut pod, "main", &name, "apart").await;
+    // For runAsNonRoot the kubelet asks who the image's user is, and names no pod.
+    for reference in [&name, &id] {
+        assert_eq!(kubelet.image_of_nobody(reference).await.unwrap().unwrap().username, "nobody");
+    }
+    assert_eq!(listed(&mut kubelet).await, before);
+    let local = Pod::new("local");
+    assert_eq!(kubelet.image_status(&local, &name).await.unwrap(), None, "for a pod of the node it is not there");
+    ends_without_a_trace(&mut kubelet, &kiyot, &pod).await;
+    // What is gone with its cell is not there any more.
+    for reference in [&name, &id] {
+        assert_eq!(kubelet.image_of_nobody(reference).await.unwrap(), None);
+    }
+}
+
+async fn listed(kubelet: &mut Kubelet) -> BTreeSet<String> {
+    let images = kubelet.image.list_images(cri::ListImagesRequest::default()).await.unwrap().into_inner().images;
+    images.into_iter().flat_map(|image| image.repo_tags.into_iter().chain([image.id])).collect()
+}
