@@ -96,8 +96,7 @@ async fn a_drain_ends_with_its_timeout_whatever_is_open() {
     let node = Node::start().await;
     let mut kiyot = Kiyot::start(&node, KiyotOptions { server: "drain_timeout = \"1s\"".to_owned(), ..options() }).await;
     let mut kubelet = kiyot.kubelet().await;
-    let running =
-        kubelet.run_pod(&Pod::new("open").in_cell().container(Container::script("main", "while :; do sleep 0.1; done"))).await.unwrap();
+    let running = kubelet.run_pod(&Pod::new("open").in_cell().container(Container::script("main", "while :; do sleep 0.1; done"))).await.unwrap();
     let main = running.container("main").id.clone();
     // A stream of an exec, a stream of events, and a call that does not end.
     let request = cri::ExecRequest { container_id: main.clone(), cmd: vec!["cat".to_owned()], tty: false, stdin: true, stdout: true, stderr: false };

@@ -134,10 +134,9 @@ async fn broken_and_future_records_end_their_own_pod_alone() {
     kiyot.start_again().await;
     let mut kubelet = kiyot.kubelet().await;
     assert!(is_ready(&mut kubelet, &whole.sandbox).await);
-    let said = wait_until("the other pod's cell is back", LIMIT, async || {
-        kubelet.exec_sync(&whole.container("main").id, &["echo", "here"]).await.ok()
-    })
-    .await;
+    let said =
+        wait_until("the other pod's cell is back", LIMIT, async || kubelet.exec_sync(&whole.container("main").id, &["echo", "here"]).await.ok())
+            .await;
     assert_eq!(said.stdout, "here\n");
     // One without its cell's record ends, with a reason, and reads so only when its cell is gone.
     let status = kubelet.exited(&broken.container("main").id).await;

@@ -147,7 +147,12 @@ async fn a_daemon_killed_at_any_moment_leaves_nothing_half_made() {
         let told = Arc::into_inner(told).unwrap().into_inner().unwrap();
         eprintln!(
             "life {life}: killed after {lines} lines; sandbox {:?}, container {:?}, started {}, stopping {}, removing {}: {:?}",
-            told.sandbox, told.container, told.started, told.stopping, told.removing, outcome.as_ref().map_err(Status::message)
+            told.sandbox,
+            told.container,
+            told.started,
+            told.stopping,
+            told.removing,
+            outcome.as_ref().map_err(Status::message)
         );
         kiyot.start_again().await;
         cells.extend(kiyot.cells());

@@ -42,7 +42,11 @@ async fn a_container_is_created_once_however_often_it_is_asked_for() {
         calls.spawn(async move {
             let call = caller.create_container(&running, &container, 0);
             // Some give up before the answer.
-            if at % 2 == 0 { call.await.map(Some) } else { tokio::time::timeout(Duration::from_millis(50), call).await.map_or(Ok(None), |made| made.map(Some)) }
+            if at % 2 == 0 {
+                call.await.map(Some)
+            } else {
+                tokio::time::timeout(Duration::from_millis(50), call).await.map_or(Ok(None), |made| made.map(Some))
+            }
         });
     }
     let made: Vec<_> = calls.join_all().await.into_iter().filter_map(Result::unwrap).collect();
@@ -79,7 +83,8 @@ async fn who_never_reads_an_exec_starves_nobody() {
     }
     let now = kubelet.log_lines(&main).len();
     kubelet.logged(&main, &format!("line {}", now + 20)).await;
-    let request = cri::ExecRequest { container_id: main.id.clone(), cmd: vec!["hostname".to_owned()], tty: false, stdin: false, stdout: true, stderr: false };
+    let request =
+        cri::ExecRequest { container_id: main.id.clone(), cmd: vec!["hostname".to_owned()], tty: false, stdin: false, stdout: true, stderr: false };
     let mut read = Streams::open(&kubelet.runtime.exec(request).await.unwrap().into_inner().url).await.unwrap();
     read.read_to_end().await;
     assert_eq!(read.text(1), "loud\n");

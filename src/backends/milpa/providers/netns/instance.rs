@@ -173,8 +173,13 @@ mod tests {
         home.make().unwrap();
         assert_eq!(fs::metadata(home.dir()).unwrap().permissions().mode() & 0o777, 0o700);
         assert_eq!(home.known(), Known::default());
-        let known =
-            Known { token_sha256: "t".into(), boot_id: "b".into(), launcher: Some(Identity { pid: 7, start: 9 }), cgroups: ["/a".into()].into(), attachment: Some(Attachment { pod_uid: "u".into(), ..Attachment::default() }) };
+        let known = Known {
+            token_sha256: "t".into(),
+            boot_id: "b".into(),
+            launcher: Some(Identity { pid: 7, start: 9 }),
+            cgroups: ["/a".into()].into(),
+            attachment: Some(Attachment { pod_uid: "u".into(), ..Attachment::default() }),
+        };
         home.keep(&known).unwrap();
         assert_eq!(home.known(), known);
         fs::create_dir(cells.join("not-a-cell")).unwrap();
