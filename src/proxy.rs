@@ -108,12 +108,7 @@ pub struct DrainHandle {
 impl Front {
     /// Opens the front door. To be called on the main runtime, which will answer decoded calls.
     pub fn start(config: &Server, routing: Routing, registry: Registry) -> Result<Bound, StartError> {
-        let shared = Shared {
-            registry,
-            owners: Owners::default(),
-            main: Handle::try_current()?,
-            open_calls: AtomicUsize::new(0),
-        };
+        let shared = Shared { registry, owners: Owners::default(), main: Handle::try_current()?, open_calls: AtomicUsize::new(0) };
         // Before there is a runtime: one can't be dropped on the main runtime, where this runs.
         let listener = listener::listen_on(&config.listen)?;
         let socket = listener.socket.try_clone().map_err(StartError::Thread)?;

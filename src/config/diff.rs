@@ -87,7 +87,8 @@ fn routing(old: &Routing, new: &Routing, live: &mut Vec<Change>) {
     for rule in old.rules.iter().filter(|rule| !is.contains_key(&rule.name)) {
         live.push(Change { at: format!("routing.rule {:?}", rule.name), what: "is removed".into() });
     }
-    let kept = |rules: &[Rule], of: &BTreeMap<String, Rule>| rules.iter().map(|rule| rule.name.clone()).filter(|name| of.contains_key(name)).collect();
+    let kept =
+        |rules: &[Rule], of: &BTreeMap<String, Rule>| rules.iter().map(|rule| rule.name.clone()).filter(|name| of.contains_key(name)).collect();
     let (before, after): (Vec<_>, Vec<_>) = (kept(&old.rules, &is), kept(&new.rules, &was));
     if before != after {
         live.push(Change { at: "routing.rule".into(), what: format!("the order is {before:?} -> {after:?}") });
@@ -130,7 +131,8 @@ mod tests {
     }
 
     fn rules(names: &[(&str, &str)]) -> String {
-        let rule = |(name, backend): &(&str, &str)| format!("[[routing.rule]]\nname = \"{name}\"\nnamespace = [\"{name}\"]\nbackend = \"{backend}\"\n");
+        let rule =
+            |(name, backend): &(&str, &str)| format!("[[routing.rule]]\nname = \"{name}\"\nnamespace = [\"{name}\"]\nbackend = \"{backend}\"\n");
         names.iter().map(rule).collect()
     }
 
@@ -188,7 +190,10 @@ mod tests {
     #[test]
     fn a_rule_to_a_backend_that_does_not_run_is_refused() {
         let old = config("");
-        let more = format!("[server]\nnode_backend = \"containerd\"\n[backends.second]\ntype = \"cri\"\nsocket = \"/run/second.sock\"\n{}", rules(&[("a", "second")]));
+        let more = format!(
+            "[server]\nnode_backend = \"containerd\"\n[backends.second]\ntype = \"cri\"\nsocket = \"/run/second.sock\"\n{}",
+            rules(&[("a", "second")])
+        );
         let new = config(&more);
         assert_eq!(told(&Diff::between(&old, &new).restart), ["backends.second"]);
         let problems = old.reloaded(&new, "test").unwrap_err().to_string();

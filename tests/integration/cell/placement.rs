@@ -132,7 +132,9 @@ async fn a_reload_changes_rules_and_limits_all_or_nothing() {
     assert!(is_in_a_cell(&after));
     assert!(kubelet.sandbox_status(&before.sandbox).await.is_ok());
     let log = kiyot.log();
-    for change in ["routing.default: \\\"containerd\\\" -> \\\"milpa\\\"", "server.client_timeout: 29s -> 28s", "server.max_concurrent_calls: 10000 -> 1000"] {
+    for change in
+        ["routing.default: \\\"containerd\\\" -> \\\"milpa\\\"", "server.client_timeout: 29s -> 28s", "server.max_concurrent_calls: 10000 -> 1000"]
+    {
         assert!(log.contains(change) || log.contains(&change.replace('\\', "")), "{change} is not in the log:\n{log}");
     }
 
