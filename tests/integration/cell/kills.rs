@@ -81,14 +81,17 @@ async fn bring_up(kubelet: &mut Kubelet, spec: &Pod) -> Result<RunningPod, Statu
     let sandbox = kubelet.run_sandbox(&config, "").await?;
     let mut running = kubelet.running(spec, config, sandbox.clone());
     let listed = kubelet.containers().await?;
-    let there = listed.iter().find(|container| container.pod_sandbox_id == sandbox && container.state() != cri::ContainerState::ContainerCreated);
+    let of_pod = || listed.iter().filter(|container| container.pod_sandbox_id == sandbox);
+    let there = of_pod().find(|container| container.state() == cri::ContainerState::ContainerRunning);
+    // One whose start was cut short reads EXITED, as when a kubelet's own call to containerd is cut: the next attempt follows.
+    let attempt = of_pod().filter(|container| container.state() == cri::ContainerState::ContainerExited).count() as u32;
     let container = match there {
         Some(there) => {
             let log = PathBuf::from(kubelet.container_status(&there.id).await?.log_path);
             RunningContainer { id: there.id.clone(), log, termination: PathBuf::new(), config: cri::ContainerConfig::default() }
         }
         None => {
-            let created = kubelet.create_container(&running, &spec.containers[0], 0).await?;
+            let created = kubelet.create_container(&running, &spec.containers[0], attempt).await?;
             kubelet.start_container(&created.id).await?;
             created
         }
