@@ -2,6 +2,8 @@
 //! `make bench` runs it; docs/performance.md keeps the last table.
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a bench that can't measure has nothing else to do")]
 
+use std::path::PathBuf;
+
 use clap::{Parser, ValueEnum};
 use kiyot_testkit::{Container, Node, Pod};
 
@@ -9,6 +11,7 @@ mod cri {
     pub(crate) mod calls;
     pub(crate) mod cells;
     pub(crate) mod client;
+    pub(crate) mod crowd;
     pub(crate) mod paths;
 }
 
@@ -16,7 +19,7 @@ mod cri {
 #[derive(Debug, Parser)]
 struct Options {
     /// The parts to run.
-    #[arg(long, value_delimiter = ',', default_value = "calls,cells")]
+    #[arg(long, value_delimiter = ',', default_value = "calls,cells,crowd")]
     parts: Vec<Part>,
     /// How often each measurement of calls is repeated, in turns.
     #[arg(long, default_value_t = 5)]
@@ -30,6 +33,19 @@ struct Options {
     /// The paths to containerd that are compared.
     #[arg(long, value_delimiter = ',', default_value = "direct,kiyot,nginx,haproxy,socat")]
     only: Vec<cri::paths::Kind>,
+    /// How many cells the crowd has.
+    #[arg(long, default_value_t = 1000)]
+    crowd: usize,
+    /// How many lists of the crowd one measurement asks for.
+    #[arg(long, default_value_t = 400)]
+    lists: usize,
+    /// The process is one that plays agents: so many, of the cells in these directories.
+    #[arg(long, hide = true, requires_all = ["agents_spool", "agents_cells"])]
+    agents: Option<usize>,
+    #[arg(long, hide = true)]
+    agents_spool: Option<PathBuf>,
+    #[arg(long, hide = true)]
+    agents_cells: Option<PathBuf>,
     /// Cargo says it to every bench.
     #[arg(long, hide = true)]
     bench: bool,
@@ -39,11 +55,15 @@ struct Options {
 enum Part {
     Calls,
     Cells,
+    Crowd,
 }
 
 #[tokio::main(flavor = "current_thread")]
 async fn main() {
     let options = Options::parse();
+    if let (Some(most), Some(spool), Some(cells)) = (options.agents, &options.agents_spool, &options.agents_cells) {
+        return cri::crowd::agents::play(spool, cells, most).await;
+    }
     let node = Node::start_for_long().await;
     if options.parts.contains(&Part::Calls) {
         let mut kubelet = node.kubelet(&node.socket()).await.unwrap();
@@ -57,6 +77,9 @@ async fn main() {
     }
     if options.parts.contains(&Part::Cells) {
         cri::cells::measure(&node, options.cells).await;
+    }
+    if options.parts.contains(&Part::Crowd) {
+        cri::crowd::measure(&node, options.crowd, options.lists).await;
     }
     let left = node.stop();
     assert!(left.is_empty(), "left:\n{left}");

@@ -109,12 +109,20 @@ impl Front {
     /// Opens the front door. To be called on the main runtime, which will answer decoded calls.
     pub fn start(config: &Server, routing: Routing, registry: Registry) -> Result<Bound, StartError> {
         let shared = Shared { registry, owners: Owners::default(), main: Handle::try_current()?, open_calls: AtomicUsize::new(0) };
-        let runtime = Builder::new_current_thread().enable_all().build().map_err(StartError::Thread)?;
+        // Before there is a runtime: one can't be dropped on the main runtime, where this runs.
         let listener = listener::listen_on(&config.listen)?;
+        let socket = listener.socket.try_clone().map_err(StartError::Thread)?;
+        let runtime = Builder::new_current_thread().enable_all().build().map_err(StartError::Thread)?;
         let socket = {
             let _in_runtime = runtime.enter();
-            let socket = listener.socket.try_clone().and_then(UnixListener::from_std);
-            socket.map_err(StartError::Thread)?
+            UnixListener::from_std(socket)
+        };
+        let socket = match socket {
+            Ok(socket) => socket,
+            Err(error) => {
+                runtime.shutdown_background();
+                return Err(StartError::Thread(error));
+            }
         };
         let (settings, settings_of_thread) = watch::channel(Arc::new(Settings::new(config, routing)));
         let (stop, ended) = (Stop::default(), CancellationToken::new());

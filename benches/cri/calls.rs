@@ -11,7 +11,7 @@ use super::{
 };
 
 /// How many callers share the one connection.
-const CALLERS: [usize; 2] = [1, 16];
+pub(crate) const CALLERS: [usize; 2] = [1, 16];
 
 /// What one path took for one call.
 #[derive(Debug, Default)]
@@ -22,9 +22,14 @@ struct Times {
 
 impl Times {
     fn quantile(&self, part: f64) -> f64 {
-        let at = ((self.each.len() - 1) as f64 * part).round() as usize;
-        self.each[at].as_secs_f64() * 1e6
+        quantile(&self.each, part)
     }
+}
+
+/// A quantile of sorted times, in microseconds.
+pub(crate) fn quantile(sorted: &[Duration], part: f64) -> f64 {
+    let at = ((sorted.len() - 1) as f64 * part).round() as usize;
+    sorted[at].as_secs_f64() * 1e6
 }
 
 /// Measures in rounds in which the paths take turns, and prints a table.
@@ -67,7 +72,8 @@ async fn run(path: &Path<'_>, method: &Call, callers: usize, calls: usize, times
     times.whole += begun.elapsed();
 }
 
-async fn callers_at_once(client: &Client, method: &Call, callers: usize, calls: usize, path: &'static str) -> Vec<Duration> {
+/// Makes calls over one connection, and gives the time that each took.
+pub(crate) async fn callers_at_once(client: &Client, method: &Call, callers: usize, calls: usize, path: &'static str) -> Vec<Duration> {
     let mut tasks = JoinSet::new();
     for _ in 0..callers {
         let (mut client, method) = (client.clone(), method.clone());

@@ -2,11 +2,15 @@
 
 use std::{
     fs,
+    hash::{BuildHasher, RandomState},
     net::{IpAddr, SocketAddr, TcpListener, TcpStream},
     os::unix::fs::PermissionsExt,
     path::{Path, PathBuf},
     process::Command,
-    sync::atomic::{AtomicU8, Ordering},
+    sync::{
+        LazyLock,
+        atomic::{AtomicU8, Ordering},
+    },
     time::{Duration, Instant},
 };
 
@@ -60,10 +64,12 @@ impl Bench {
         static BENCHES: AtomicU8 = AtomicU8::new(0);
         assert_eq!(run("id", &["-u"]).trim(), "0", "these tests need root");
         let number = BENCHES.fetch_add(1, Ordering::SeqCst);
-        let pid = std::process::id();
-        let name = format!("t{pid:x}n{number}");
+        // Not the process's id, which is one of its own namespace: names of two runs must not meet in the control groups.
+        static RUN: LazyLock<u32> = LazyLock::new(|| RandomState::new().hash_one("the run") as u32 % 0xf_ffff);
+        let run = *RUN;
+        let name = format!("t{run:x}n{number}");
         let dir = tempfile::tempdir().unwrap();
-        let subnet = (u8::try_from(pid % 200).unwrap(), number);
+        let subnet = (u8::try_from(run % 200).unwrap(), number);
         let mut config = MilpaBackend { state_dir: dir.path().join("state"), ..MilpaBackend::default() };
         fs::create_dir(&config.state_dir).unwrap();
         let program = dir.path().join("kiyot-cell");
@@ -213,6 +219,11 @@ impl Bench {
 
 impl Drop for Bench {
     fn drop(&mut self) {
+        if std::thread::panicking() {
+            let cells = fs::read_dir(self.config.state_dir.join("cells")).into_iter().flatten().flatten();
+            let words: Vec<_> = cells.filter_map(|cell| cell.file_name().into_string().ok()).collect();
+            kiyot_testkit::sweep::all_of(&words, &self.config.state_dir);
+        }
         // CNI's bridge stays by its plugin's design.
         let _ = Command::new("ip").args(["link", "delete", &self.cni_bridge()]).output();
     }

@@ -2,6 +2,8 @@
 
 use kiyot_testkit::{Container, Kiyot, KiyotOptions, Kubelet, Node, Pod, RunningPod, cri};
 
+mod attempts;
+mod contexts;
 mod disks;
 mod faults;
 mod images;

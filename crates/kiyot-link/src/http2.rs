@@ -41,8 +41,8 @@ impl Profile {
     pub const ENROL: Self = Self { stream_window: 32 * 1024, connection_window: 64 * 1024, send_buffer: 16 * 1024, streams: 2 };
     /// Lifecycle, CRI, events.
     pub const CONTROL: Self = Self { stream_window: 64 * 1024, connection_window: 256 * 1024, send_buffer: 64 * 1024, streams: 256 };
-    /// Logs, streams, blobs.
-    pub const BULK: Self = Self { stream_window: 1024 * 1024, connection_window: 4 * 1024 * 1024, send_buffer: 256 * 1024, streams: 1024 };
+    /// Logs, streams, blobs. As many streams as a cell may have open can be stuck with full windows, and the others still have room.
+    pub const BULK: Self = Self { stream_window: 256 * 1024, connection_window: 48 * 1024 * 1024, send_buffer: 256 * 1024, streams: 1024 };
 }
 
 /// Runs what hyper spawns, until a token is cancelled.

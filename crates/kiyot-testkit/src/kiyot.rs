@@ -30,6 +30,8 @@ pub struct KiyotOptions {
     pub milpa: String,
     /// Further keys of `[backends.milpa.netns]`, a TOML text.
     pub netns: String,
+    /// Another network for cells than the node's: a directory with CNI configuration in `net.d` and plugins in `bin`.
+    pub network: Option<PathBuf>,
     /// Whole further sections.
     pub sections: String,
     /// A configuration file to run with as it is, such as an example: what is this node's is set over it by environment variables. Then only
@@ -48,6 +50,7 @@ impl KiyotOptions {
             server: String::new(),
             milpa: String::new(),
             netns: String::new(),
+            network: None,
             sections: String::new(),
             file: None,
             log: "info,kiyot=debug,kiyot_link=debug".to_owned(),
@@ -59,6 +62,8 @@ impl KiyotOptions {
         let mut toml = format!("[server]\nlisten = \"{at}/kiyot.sock\"\n{}\n", self.server);
         let _ = writeln!(toml, "[backends.containerd]\ntype = \"cri\"\nsocket = \"{}\"\n", containerd.display());
         if self.cells {
+            let of_node = || (node.cni_configuration(), Node::cni_plugins());
+            let (networks, plugins) = self.network.as_ref().map_or_else(of_node, |own| (own.join("net.d"), own.join("bin")));
             let _ = writeln!(
                 toml,
                 "[backends.milpa]\ntype = \"milpa\"\nstate_dir = \"{at}/state\"\nprovider = \"netns\"\npause_image = \"{PAUSE_IMAGE}\"\n\
@@ -66,8 +71,8 @@ impl KiyotOptions {
                  [backends.milpa.netns]\ncni_conf_dir = \"{}\"\ncni_bin_dirs = [\"{}\"]\nrestrict_oom_score_adj = {}\n{}\n",
                 node.kubelet_directory().display(),
                 self.milpa,
-                node.cni_configuration().display(),
-                Node::cni_plugins().display(),
+                networks.display(),
+                plugins.display(),
                 Node::restricts_oom_score(),
                 self.netns
             );

@@ -24,11 +24,6 @@ impl Leftovers {
         Self(all)
     }
 
-    /// What is here and was not before.
-    pub fn since(&self, before: &Self) -> Self {
-        Self(self.0.difference(&before.0).cloned().collect())
-    }
-
     /// What has one of these words in it.
     pub fn about(&self, words: &[String]) -> Self {
         Self(self.0.iter().filter(|line| words.iter().any(|word| line.contains(word))).cloned().collect())

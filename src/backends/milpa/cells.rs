@@ -386,8 +386,10 @@ impl Shared {
         // Before its task begins: a cell without a link would be taken for one that is gone.
         driver.has_link();
         let stop = self.stop.clone();
+        // Boxed, or the task would have room for several copies of it.
+        let run = Box::pin(driver.run());
         self.tasks.spawn(async move {
-            stop.run_until_cancelled_owned(driver.run()).await;
+            stop.run_until_cancelled_owned(run).await;
         });
     }
 }

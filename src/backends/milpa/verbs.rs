@@ -147,6 +147,8 @@ impl Verbs {
     /// Runs a task until the daemon stops.
     fn owned(&self, work: impl Future<Output = ()> + Send + 'static) {
         let stop = self.stop.clone();
+        // Boxed, or the task would have room for several copies of it: it is moved from one future into the next.
+        let work = Box::pin(work);
         self.tasks.spawn(async move {
             // `None`: it was stopped.
             let _ = stop.run_until_cancelled(work).await;

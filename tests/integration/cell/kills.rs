@@ -13,9 +13,11 @@ use tonic::Status;
 use super::{leaves_nothing, options, pod};
 
 /// How many lives are cut short; `KILLS` in the environment says another number.
-const LIVES: usize = 5;
+const LIVES: usize = 6;
 /// As many lines the daemon logs in the life of a pod, more or less.
-const LINES_OF_A_LIFE: u64 = 90;
+const LINES_OF_A_LIFE: u64 = 24;
+/// Between two lines there is more to hit, in microseconds.
+const JITTER: u64 = 300_000;
 /// What the pod's container writes first.
 const FIRST: &str = "line 1";
 
@@ -134,7 +136,7 @@ async fn a_daemon_killed_at_any_moment_leaves_nothing_half_made() {
         let told = Arc::new(Mutex::new(Told::default()));
         // The moment is a number of lines in the daemon's log: it means the same on a slow machine.
         let lines = moments.next(LINES_OF_A_LIFE);
-        let extra = Duration::from_micros(moments.next(3000));
+        let extra = Duration::from_micros(moments.next(JITTER));
         let end = kiyot.log().lines().count() as u64 + lines;
         let living = tokio::spawn(live(kiyot.kubelet().await, spec.clone(), Arc::clone(&told)));
         while !living.is_finished() && (kiyot.log().lines().count() as u64) < end {

@@ -2,6 +2,7 @@
 
 use std::{
     fs,
+    io::{Read, Write},
     net::{IpAddr, TcpStream, UdpSocket},
     time::Duration,
 };
@@ -35,25 +36,36 @@ fn of_node(pod: &str) -> String {
     format!("{network}.1")
 }
 
-fn page(url: &str) -> Result<String, String> {
-    kiyot_testkit::output("busybox", &["wget", "-q", "-T", "5", "-O", "-", url])
+/// What the server at a port answers to the node.
+fn page(address: &str, port: i32) -> std::io::Result<String> {
+    let mut stream = connection(address, port)?;
+    stream.set_read_timeout(Some(LIMIT))?;
+    stream.write_all(b"GET / HTTP/1.0\r\n\r\n")?;
+    let mut page = String::new();
+    stream.read_to_string(&mut page)?;
+    Ok(page)
+}
+
+fn connection(address: &str, port: i32) -> std::io::Result<TcpStream> {
+    let to = (address.parse::<IpAddr>().unwrap(), u16::try_from(port).unwrap()).into();
+    TcpStream::connect_timeout(&to, Duration::from_secs(5))
 }
 
 /// TCP and UDP from the node, and from a pod beside it, get to the cell.
 async fn ports_lead_to_the_cell(kubelet: &mut Kubelet, kiyot: &Kiyot<'_>, running: &kiyot_testkit::RunningPod, host_port: i32) {
     let cell = kiyot.cells().remove(0);
     let ip = address(kubelet, &running.sandbox).await;
-    let url = format!("http://{}:{host_port}/", of_node(&ip));
-    let served = wait_until("the node's port answers", LIMIT, async || page(&url).ok()).await;
-    assert_eq!(served.trim(), "served");
+    let gateway = of_node(&ip);
+    wait_until("the node's port answers", LIMIT, async || page(&gateway, host_port).ok().filter(|page| page.ends_with("served\n"))).await;
 
-    let neighbour = kubelet.run_pod(&pod("neighbour", &format!("until wget -q -T 5 -O - {url}; do sleep 0.1; done; {WAIT}"))).await.unwrap();
+    let neighbour =
+        kubelet.run_pod(&pod("neighbour", &format!("until wget -q -O - http://{gateway}:{host_port}/; do sleep 0.1; done; {WAIT}"))).await.unwrap();
     kubelet.logged(neighbour.container("main"), "served").await;
     kubelet.stop_and_remove(&neighbour).await.unwrap();
 
     let socket = in_cell(&cell, || UdpSocket::bind("0.0.0.0:9000").unwrap());
     let client = UdpSocket::bind("0.0.0.0:0").unwrap();
-    client.connect(format!("{}:{host_port}", of_node(&ip))).unwrap();
+    client.connect(format!("{gateway}:{host_port}")).unwrap();
     client.send(b"asked").unwrap();
     socket.set_read_timeout(Some(LIMIT)).unwrap();
     let mut said = [0; 16];
@@ -74,11 +86,6 @@ fn in_cell<T: Send + 'static>(cell: &str, work: impl FnOnce() -> T + Send + 'sta
         work()
     });
     thread.join().unwrap()
-}
-
-fn is_open(address: &str, port: i32) -> bool {
-    let to = (address.parse::<IpAddr>().unwrap(), u16::try_from(port).unwrap()).into();
-    TcpStream::connect_timeout(&to, Duration::from_secs(5)).is_ok()
 }
 
 fn rules() -> String {
@@ -106,7 +113,7 @@ async fn a_port_of_the_node_leads_to_the_cell_and_is_freed_with_it() {
 
     let gateway = of_node(&address(&mut kubelet, &running.sandbox).await);
     ends_without_a_trace(&mut kubelet, &kiyot, &running).await;
-    assert!(!is_open(&gateway, 18080), "the port is closed with the pod");
+    assert!(connection(&gateway, 18080).is_err(), "the port is closed with the pod");
     let running = kubelet.run_pod(&server("third", 18080)).await.unwrap();
     ends_without_a_trace(&mut kubelet, &kiyot, &running).await;
     assert!(kiyot.stop().await.success());

@@ -8,7 +8,7 @@ use super::{
     options, pod,
 };
 
-/// Lines in all; `LINES` in the environment says another number.
+/// Lines in all; `LOG_LINES` in the environment says another number.
 const LINES: usize = 200_000;
 /// Parts in which they are written.
 const BLOCKS: usize = 8;
@@ -26,7 +26,7 @@ async fn release(kubelet: &mut Kubelet, container: &RunningContainer, block: usi
 
 #[tokio::test]
 async fn no_line_is_lost_or_doubled_by_kills() {
-    let lines = std::env::var("LINES").ok().and_then(|lines| lines.parse().ok()).unwrap_or(LINES);
+    let lines = std::env::var("LOG_LINES").ok().and_then(|lines| lines.parse().ok()).unwrap_or(LINES);
     let block = lines / BLOCKS;
     let node = if lines > LINES { Node::start_for_long().await } else { Node::start().await };
     let mut kiyot = Kiyot::start(&node, options()).await;

@@ -94,7 +94,7 @@ async fn a_cell_that_dies_while_its_container_is_stopped_is_no_ok_too_early() {
     let node = Node::start().await;
     let kiyot = Kiyot::start(&node, options()).await;
     let mut kubelet = kiyot.kubelet().await;
-    let running = kubelet.run_pod(&pod("stubborn", "trap '' TERM; echo ready; while :; do sleep 0.1; done")).await.unwrap();
+    let running = kubelet.run_pod(&pod("stubborn", "trap 'echo told' TERM; echo ready; while :; do sleep 0.1; done")).await.unwrap();
     let main = running.container("main").clone();
     kubelet.logged(&main, "ready").await;
     let cell = kiyot.cells().remove(0);
@@ -103,13 +103,36 @@ async fn a_cell_that_dies_while_its_container_is_stopped_is_no_ok_too_early() {
         let answer = caller.stop_container(&id, 60).await;
         (answer, caller.container_status(&id).await.unwrap().state())
     });
-    kiyot_testkit::wait_until("the daemon stops the container", LIMIT, async || kiyot.log().contains("StopContainer").then_some(())).await;
+    kubelet.logged(&main, "told").await;
     kill9(&processes(&["kiyot-cell", "launch", &cell]));
     let (answer, state) = stopping.await.unwrap();
     assert!(answer.is_err() || state == cri::ContainerState::ContainerExited, "OK, and the container is {state:?}");
     // The kubelet tries again.
     wait_until("the container reads stopped", LIMIT, async || kubelet.stop_container(&main.id, 1).await.ok()).await;
     assert_eq!(kubelet.container_status(&main.id).await.unwrap().state(), cri::ContainerState::ContainerExited);
+    ends_without_a_trace(&mut kubelet, &kiyot, &running).await;
+    nothing_left_of(&cell, &running.spec.uid);
+}
+
+#[tokio::test]
+async fn a_lost_cell_leaves_no_cgroup_wherever_its_containers_were() {
+    let node = Node::start().await;
+    let kiyot = Kiyot::start(&node, options()).await;
+    let mut kubelet = kiyot.kubelet().await;
+    let spec = pod("elsewhere", WAIT);
+    let mut config = kubelet.prepare(&spec);
+    config.linux.as_mut().unwrap().cgroup_parent = format!("/of-nobody-{}/deeper", node.name());
+    let sandbox = kubelet.run_sandbox(&config, "").await.unwrap();
+    let mut running = kubelet.running(&spec, config, sandbox);
+    let created = kubelet.create_container(&running, &spec.containers[0], 0).await.unwrap();
+    kubelet.start_container(&created.id).await.unwrap();
+    running.containers.insert("main".to_owned(), created.clone());
+    let cell = kiyot.cells().remove(0);
+    let groups = |found: Leftovers| found.to_string().lines().filter(|line| line.contains("control group") && line.contains("deeper/")).count();
+    assert!(groups(node.leftovers()) > 0, "its containers are there");
+    kill9(&processes(&["kiyot-cell", "launch", &cell]));
+    kubelet.exited(&created.id).await;
+    assert_eq!(groups(node.leftovers()), 0, "{}", node.leftovers());
     ends_without_a_trace(&mut kubelet, &kiyot, &running).await;
     nothing_left_of(&cell, &running.spec.uid);
 }

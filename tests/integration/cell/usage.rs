@@ -77,3 +77,55 @@ async fn usage_is_told_with_whose_it_is() {
     ends_without_a_trace(&mut kubelet, &kiyot, &running).await;
     assert_eq!((list(&mut kubelet, None).await, list_sandboxes(&mut kubelet, None).await), (Vec::new(), Vec::new()));
 }
+
+#[tokio::test]
+async fn lists_of_usage_hold_both_worlds() {
+    let node = Node::start().await;
+    let kiyot = Kiyot::start(&node, options()).await;
+    let mut kubelet = kiyot.kubelet().await;
+    let local = kubelet.run_pod(&Pod::new("local").label("tier", "one").container(Container::script("main", WAIT))).await.unwrap();
+    let spec = pod("remote", WAIT).label("tier", "two").container(Container::script("other", WAIT));
+    let remote = kubelet.run_pod(&spec).await.unwrap();
+    let (here, there, other) = (&local.container("main").id, &remote.container("main").id, &remote.container("other").id);
+
+    let all = BTreeSet::from([here.as_str(), there, other]);
+    wait_until("the usage of all containers is listed", LIMIT, async || (ids(&list(&mut kubelet, None).await) == all).then_some(())).await;
+    let by_pod = |id: &str| cri::ContainerStatsFilter { pod_sandbox_id: id.to_owned(), ..Default::default() };
+    let by_id = |id: &str| cri::ContainerStatsFilter { id: id.to_owned(), ..Default::default() };
+    let by_name = |name: &str| cri::ContainerStatsFilter {
+        label_selector: [("io.kubernetes.container.name".to_owned(), name.to_owned())].into(),
+        ..Default::default()
+    };
+    for (filter, expected) in [
+        (by_pod(&remote.sandbox), vec![there, other]),
+        (by_pod(&local.sandbox), vec![here]),
+        (by_id(other), vec![other]),
+        (by_id(here), vec![here]),
+        (by_name("other"), vec![other]),
+        (by_name("main"), vec![here, there]),
+        (by_name("none"), vec![]),
+    ] {
+        let expected: BTreeSet<_> = expected.into_iter().map(String::as_str).collect();
+        wait_until(format!("the filter {filter:?} gives {expected:?}"), LIMIT, async || {
+            (ids(&list(&mut kubelet, Some(filter.clone())).await) == expected).then_some(())
+        })
+        .await;
+    }
+
+    let pods = async |kubelet: &mut Kubelet, filter: Option<cri::PodSandboxStatsFilter>| {
+        list_sandboxes(kubelet, filter).await.into_iter().map(|stats| stats.attributes.unwrap().id).collect::<BTreeSet<_>>()
+    };
+    let both = BTreeSet::from([local.sandbox.clone(), remote.sandbox.clone()]);
+    wait_until("the usage of both pods is listed", LIMIT, async || (pods(&mut kubelet, None).await == both).then_some(())).await;
+    let tier = |value: &str| cri::PodSandboxStatsFilter { label_selector: [("tier".to_owned(), value.to_owned())].into(), ..Default::default() };
+    wait_until("the usage of a cell's pod is found by its label", LIMIT, async || {
+        (pods(&mut kubelet, Some(tier("two"))).await == BTreeSet::from([remote.sandbox.clone()])).then_some(())
+    })
+    .await;
+
+    // What has ended uses nothing.
+    kubelet.stop_container(other, 5).await.unwrap();
+    assert!(!ids(&list(&mut kubelet, None).await).contains(other.as_str()));
+    kubelet.stop_and_remove(&local).await.unwrap();
+    ends_without_a_trace(&mut kubelet, &kiyot, &remote).await;
+}

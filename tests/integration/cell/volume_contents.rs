@@ -57,7 +57,7 @@ async fn contents_of_all_kinds_arrive_as_they_are() {
     assert_eq!(said(&mut kubelet, &main, "cat /large/large | sha256sum").await, sum(large.values()));
     assert_eq!(said(&mut kubelet, &main, "ls /many | wc -l; cat /many/* | sha256sum").await, format!("2000\n{}", sum(many.values())));
     assert_eq!(
-        said(&mut kubelet, &main, "ls /optional /optional-secret; stat -c %s /odd/empty; readlink /odd/sub").await,
+        said(&mut kubelet, &main, "ls /optional /optional-secret; stat -L -c %s /odd/empty; readlink /odd/sub").await,
         "/optional:\n\n/optional-secret:\n0\n..data/sub\n"
     );
 

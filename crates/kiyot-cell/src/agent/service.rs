@@ -11,6 +11,7 @@ use bytes::Bytes;
 use futures::{StreamExt, stream::BoxStream};
 use http::{Request as HttpRequest, Response as HttpResponse};
 use http_body::Body as HttpBody;
+use kiyot_link::http2::Profile;
 use kiyot_proto::cell::{
     BindReply, BindRequest, BlobPart, ChangeFilesReply, Event, FileChange, GetFileReply, GetFileRequest, HelloReply, HelloRequest, LogPart,
     MissingBlobsReply, MissingBlobsRequest, OpenBulkReply, OpenBulkRequest, PutBlobReply, PutImageReply, PutImageRequest, ReadLogRequest,
@@ -26,6 +27,8 @@ use crate::home::ConnectionInfo;
 
 /// Tunnels at a time.
 pub const TUNNELS: usize = 128;
+// When nobody reads at the end of any of them, logs and blobs still have a third of the connection's window.
+const _: () = assert!(TUNNELS * (Profile::BULK.stream_window as usize) <= (Profile::BULK.connection_window as usize) / 3 * 2);
 /// Calls that change files at a time.
 pub const CHANGERS: usize = 8;
 /// Blobs that are written at a time.

@@ -153,6 +153,22 @@ mod tests {
         }
     }
 
+    #[tokio::test(start_paused = true)]
+    async fn a_start_has_a_heartbeat_of_its_own() {
+        let board = Arc::new(Board::default());
+        board.set_pods(vec![], vec![]);
+        let mut events = Watchers::default().watch(Arc::clone(&board), nowhere(), false);
+        let mut next = async || events.next().await.unwrap().unwrap().event.unwrap();
+        while !matches!(next().await, Kind::Heartbeat(_)) {}
+        let started = Instant::now();
+        let running = ContainerStatus { id: "c".into(), state: ContainerState::ContainerRunning.into(), ..Default::default() };
+        board.set_pods(vec![], vec![running]);
+        while !matches!(next().await, Kind::Heartbeat(_)) {}
+        assert!(started.elapsed() < Duration::from_secs(1), "by the clock of this test, which goes as it says");
+        while !matches!(next().await, Kind::Heartbeat(_)) {}
+        assert!(started.elapsed() >= HEARTBEAT);
+    }
+
     #[tokio::test]
     async fn a_new_watch_ends_the_one_before() {
         let board = Arc::new(Board::default());

@@ -19,7 +19,8 @@ pub enum CgroupError {
     Io(PathBuf, #[source] io::Error),
 }
 
-/// Makes the group `name` where it is missing, and moves this process into it: in version 2's one tree, or in each tree of version 1.
+/// Makes the group `name` where it is missing, and moves this process into it: in version 2's one tree, or in each tree of version 1 and the one of version 2
+/// beside them.
 pub fn join(root: &Path, name: &str) -> Result<(), CgroupError> {
     let relative = Path::new(name);
     if name.is_empty() || !relative.components().all(|component| matches!(component, Component::Normal(_))) {
@@ -32,7 +33,8 @@ pub fn join(root: &Path, name: &str) -> Result<(), CgroupError> {
     Ok(())
 }
 
-/// The roots of the trees: that of version 2, else those of version 1 (a link names the same tree again).
+/// The roots of the trees: that of version 2, else all (a link names the same tree again). A tree of version 2 beside those of version 1 has no controllers
+/// to speak of, but systemd tells by it what belongs to a service.
 fn trees(root: &Path) -> io::Result<Vec<PathBuf>> {
     if root.join("cgroup.controllers").exists() {
         return Ok(vec![root.to_owned()]);
@@ -40,8 +42,7 @@ fn trees(root: &Path) -> io::Result<Vec<PathBuf>> {
     let mut trees = Vec::new();
     for entry in fs::read_dir(root)? {
         let entry = entry?;
-        // A mount of version 2 beside those of version 1 has no controllers to speak of, and is left alone.
-        if entry.file_type()?.is_dir() && entry.path().join("cgroup.procs").exists() && !entry.path().join("cgroup.controllers").exists() {
+        if entry.file_type()?.is_dir() && entry.path().join("cgroup.procs").exists() {
             trees.push(entry.path());
         }
     }
@@ -85,16 +86,17 @@ mod tests {
     }
 
     #[test]
-    fn each_tree_of_version_1_is_joined_once() {
+    fn each_tree_is_joined_once() {
         let root = tempfile::tempdir().unwrap();
-        for tree in ["cpu", "memory"] {
+        for tree in ["cpu", "memory", "unified"] {
             fs::create_dir(root.path().join(tree)).unwrap();
             fs::write(root.path().join(tree).join("cgroup.procs"), "").unwrap();
         }
+        fs::write(root.path().join("unified/cgroup.controllers"), "").unwrap();
         fs::create_dir(root.path().join("empty")).unwrap();
         std::os::unix::fs::symlink("cpu", root.path().join("cpuacct")).unwrap();
         let mut found = trees(root.path()).unwrap();
         found.sort();
-        assert_eq!(found, [root.path().join("cpu"), root.path().join("memory")]);
+        assert_eq!(found, ["cpu", "memory", "unified"].map(|tree| root.path().join(tree)));
     }
 }

@@ -118,9 +118,21 @@ impl Kubelet {
 
     /// Makes the image present, then CreateContainer.
     pub async fn create_container(&mut self, pod: &RunningPod, container: &Container, attempt: u32) -> Result<RunningContainer, Status> {
+        Box::pin(self.create_container_with(pod, container, attempt, |_| {})).await
+    }
+
+    /// As [`create_container`](Self::create_container), with a config that is changed first.
+    pub async fn create_container_with(
+        &mut self,
+        pod: &RunningPod,
+        container: &Container,
+        attempt: u32,
+        change: impl FnOnce(&mut cri::ContainerConfig),
+    ) -> Result<RunningContainer, Status> {
         // The messages are large: boxed, the futures of tests stay small.
         let image = Box::pin(self.ensure_image(&pod.spec, &pod.config, &container.image)).await?;
         let mut created = self.container_config(pod, container, attempt, image);
+        change(&mut created.config);
         let request = timed(cri::CreateContainerRequest {
             pod_sandbox_id: pod.sandbox.clone(),
             config: Some(created.config.clone()),

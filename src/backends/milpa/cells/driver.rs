@@ -135,13 +135,14 @@ impl Driver {
         self.home.mark_changed();
         loop {
             if let Some(event) = event.take() {
-                self.happens(event).await;
+                // Boxed: what is seldom takes no room in a task that mostly waits.
+                Box::pin(self.happens(event)).await;
             }
             if matches!(self.state, State::Gone { .. }) {
                 return;
             }
             event = tokio::select! {
-                Some(message) = self.messages.recv() => self.told(message).await,
+                Some(message) = self.messages.recv() => Box::pin(self.told(message)).await,
                 outcome = running(&mut self.job) => Some(self.came_to(outcome)),
                 Ok(()) = self.home.changed() => self.home.borrow_and_update().is_some().then_some(Event::Linked),
                 event = due(&self.timer) => self.is_due(event),

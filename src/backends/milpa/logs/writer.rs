@@ -95,14 +95,15 @@ impl Writer {
             if !self.is_behind() {
                 tokio::select! {
                     ask = self.asks.recv() => match ask {
-                        Some(ask) => self.take(ask).await,
+                        Some(ask) => Box::pin(self.take(ask)).await,
                         None => return,
                     },
                     changed = self.news.changed() => if changed.is_err() { return },
                 }
                 continue;
             }
-            match self.read_to_end().await {
+            // Boxed: what is seldom takes no room in a task that mostly waits.
+            match Box::pin(self.read_to_end()).await {
                 Ok(()) => backoff = None,
                 Err(error) => {
                     if backoff.is_none() {
@@ -111,7 +112,7 @@ impl Writer {
                     }
                     let pause = backoff.map_or(BACKOFF.0, |last: Duration| (last * 2).min(BACKOFF.1));
                     backoff = Some(pause);
-                    if !self.pause(pause).await {
+                    if !Box::pin(self.pause(pause)).await {
                         return;
                     }
                 }

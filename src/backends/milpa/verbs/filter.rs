@@ -35,7 +35,7 @@ impl Sandboxes {
     /// The filter of `ListPodSandboxStats`: what has no usage is not in that list.
     pub(super) fn of_stats(filter: Option<cri::PodSandboxStatsFilter>) -> Self {
         let filter = filter.unwrap_or_default();
-        Self { id: filter.id, ready: Some(true), labels: filter.label_selector }
+        Self { id: filter.id, ready: None, labels: filter.label_selector }
     }
 
     /// Whether it lets everything through.

@@ -87,7 +87,7 @@ impl Verbs {
         drop(watched);
         let verbs = Arc::clone(self);
         self.owned(async move {
-            let _ = end.run_until_cancelled(verbs.watch_cell(cell)).await;
+            let _ = end.run_until_cancelled(Box::pin(verbs.watch_cell(cell))).await;
         });
     }
 

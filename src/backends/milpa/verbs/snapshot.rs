@@ -1,6 +1,6 @@
 //! Calls that are answered at once, from memory.
 
-use std::collections::HashMap;
+use std::{collections::HashMap, time::Instant};
 
 use bytes::Bytes;
 use kiyot_proto::cri;
@@ -25,10 +25,10 @@ impl Verbs {
                 decoded(message, |request: cri::ListContainersRequest| Ok(self.view.list_containers(&filter::Containers::of_list(request.filter))))
             }
             Method::ListContainerStats => decoded(message, |request: cri::ListContainerStatsRequest| {
-                Ok(self.view.list_container_stats(&filter::Containers::of_stats(request.filter)))
+                Ok(self.view.list_container_stats(&filter::Containers::of_stats(request.filter), Instant::now()))
             }),
             Method::ListPodSandboxStats => decoded(message, |request: cri::ListPodSandboxStatsRequest| {
-                Ok(self.view.list_sandbox_stats(&filter::Sandboxes::of_stats(request.filter)))
+                Ok(self.view.list_sandbox_stats(&filter::Sandboxes::of_stats(request.filter), Instant::now()))
             }),
             // No metrics of pods in cells yet: an empty part of the list.
             Method::ListPodSandboxMetrics => Ok(Bytes::new()),
@@ -70,13 +70,15 @@ impl Verbs {
     fn container_stats(&self, request: cri::ContainerStatsRequest) -> Result<cri::ContainerStatsResponse, Status> {
         let container = self.view.container(&request.container_id)?;
         // Before the first heartbeat, and after the end, nothing is known but whose usage it would be.
-        let stats = container.stats().unwrap_or_else(|| super::restored::container_stats(container.item(), cri::ContainerStats::default()));
+        let stats =
+            container.stats(Instant::now()).unwrap_or_else(|| super::restored::container_stats(container.item(), cri::ContainerStats::default()));
         Ok(cri::ContainerStatsResponse { stats: Some(stats) })
     }
 
     fn sandbox_stats(&self, request: cri::PodSandboxStatsRequest) -> Result<cri::PodSandboxStatsResponse, Status> {
         let sandbox: view::Sandbox = self.view.sandbox(&request.pod_sandbox_id)?;
-        Ok(cri::PodSandboxStatsResponse { stats: Some(self.view.sandbox_stats(&sandbox)) })
+        let stats = sandbox.stats(Instant::now()).unwrap_or_else(|| super::restored::sandbox_stats(sandbox.item(), None, Vec::new()));
+        Ok(cri::PodSandboxStatsResponse { stats: Some(stats) })
     }
 }
 

@@ -20,11 +20,13 @@ use crate::backends::milpa::id::{CellId, ContainerId, NotAnId, SandboxId};
 mod entry;
 mod find;
 mod lists;
+mod usage;
 
 #[cfg(test)]
 mod tests;
 
 pub(super) use entry::{Container, Sandbox};
+use usage::Lists;
 
 /// The view.
 #[derive(Debug)]
@@ -47,7 +49,8 @@ struct Known {
     /// Whole encoded lists, made by the first who asks after a change.
     sandbox_list: OnceLock<Bytes>,
     container_list: OnceLock<Bytes>,
-    stats_list: OnceLock<Bytes>,
+    stats_list: Lists,
+    sandbox_stats_list: Lists,
 }
 
 impl View {
@@ -147,6 +150,7 @@ impl View {
             if let Some(sandbox) = known.sandboxes.get_mut(id) {
                 sandbox.set_ready(ready);
                 known.sandbox_list.take();
+                known.sandbox_stats_list.clear();
             }
         });
     }
@@ -156,8 +160,12 @@ impl View {
         self.change(|known| {
             if let Some(container) = known.containers.get_mut(id) {
                 container.set_status(status);
+                let (sandbox, runs) = (container.sandbox.clone(), container.state() == cri::ContainerState::ContainerRunning);
                 known.container_list.take();
-                known.stats_list.take();
+                known.stats_list.clear();
+                if !runs {
+                    known.no_usage_of(&sandbox, id);
+                }
             }
         });
     }
@@ -180,6 +188,7 @@ impl View {
             }
             known.by_cell.remove(&sandbox.cell);
             known.sandbox_list.take();
+            known.sandbox_stats_list.clear();
         });
     }
 
@@ -190,26 +199,6 @@ impl View {
         if let Some(container) = self.write().containers.get_mut(id) {
             container.told = kept.encode_to_vec().into();
         }
-    }
-
-    /// Takes the usage that a cell reports of its pod.
-    pub(super) fn heartbeat(&self, cell: &CellId, beat: kiyot_proto::cell::Heartbeat) {
-        let mut known = self.write();
-        for stats in beat.containers {
-            let id = stats.attributes.as_ref().map(|attributes| attributes.id.as_str()).unwrap_or_default();
-            let Some(id) = known.by_cell_container.get(id).cloned() else { continue };
-            let Some(container) = known.containers.get_mut(&id).filter(|container| container.cell == *cell) else { continue };
-            if container.state() == cri::ContainerState::ContainerRunning {
-                let stats = super::restored::container_stats(container.item(), stats);
-                container.stats = Some(cri::ListContainerStatsResponse { stats: vec![stats] }.encode_to_vec().into());
-            }
-        }
-        if let (Some(stats), Some(id)) = (beat.sandbox, known.by_cell.get(cell).cloned())
-            && let Some(sandbox) = known.sandboxes.get_mut(&id).filter(|sandbox| sandbox.ready)
-        {
-            sandbox.stats = Some(stats.encode_to_vec().into());
-        }
-        known.stats_list.take();
     }
 
     /// Waits until something holds of the view, for a time; the last value if it never does.
@@ -254,7 +243,8 @@ impl Known {
             sandbox.containers.retain(|other| other != id);
         }
         self.container_list.take();
-        self.stats_list.take();
+        self.stats_list.clear();
+        self.no_usage_of(&container.sandbox, id);
     }
 }
 

@@ -1,6 +1,10 @@
 //! The watch of one cell: everything that is, then everything that changes, again for each connection.
 
-use std::{collections::HashSet, sync::Arc, time::Duration};
+use std::{
+    collections::HashSet,
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 use futures::future::join_all;
 use kiyot_proto::{
@@ -36,7 +40,7 @@ impl Verbs {
                 let _ = hello.wait_for(|hello| now(hello) != generation).await;
             };
             tokio::select! {
-                ended = self.watch_connection(&cell) => match ended {
+                ended = Box::pin(self.watch_connection(&cell)) => match ended {
                     Ok(()) => tracing::debug!(cell = %cell.id, "The watch of a cell ended and is begun again"),
                     Err(status) => tracing::info!(cell = %cell.id, status = status.message(), "The watch of a cell failed and is begun again"),
                 },
@@ -49,19 +53,16 @@ impl Verbs {
     async fn watch_connection(self: &Arc<Self>, cell: &Cell) -> Result<(), Status> {
         // What comes into the view from now on may be missing in the snapshot.
         let known_before = self.view.inserted();
-        let mut agent = calls::agent(cell);
-        let mut events: Streaming<Event> = tokio::time::timeout(FIRST, agent.watch(WatchRequest {}))
-            .await
-            .map_err(|_| Status::deadline_exceeded("Watch was not answered"))??
-            .into_inner();
+        // There are as many of these tasks as cells, and all they mostly do is to wait: what is seldom and large is in boxes.
+        let mut events = Box::pin(events(cell)).await?;
         loop {
             let event =
                 tokio::time::timeout(SILENCE, events.message()).await.map_err(|_| Status::deadline_exceeded("no news, not even a heartbeat"))??;
             match event.map(|event| event.event) {
                 None => return Ok(()),
                 Some(None) => {}
-                Some(Some(event::Event::Snapshot(snapshot))) => self.take_snapshot(cell, snapshot, known_before).await,
-                Some(Some(event)) => self.take(cell, event).await,
+                Some(Some(event::Event::Snapshot(snapshot))) => Box::pin(self.take_snapshot(cell, snapshot, known_before)).await,
+                Some(Some(event)) => Box::pin(self.take(cell, event)).await,
             }
         }
     }
@@ -86,7 +87,7 @@ impl Verbs {
             }
             event::Event::SandboxGone(id) => self.sandbox_ended(cell, &id, "its cell does not know it any more").await,
             event::Event::Log(log) => self.parts.logs.grown(&cell.id, &log.path, log.size),
-            event::Event::Heartbeat(beat) => self.view.heartbeat(&cell.id, beat),
+            event::Event::Heartbeat(beat) => self.view.heartbeat(&cell.id, beat, Instant::now()),
         }
     }
 
@@ -151,4 +152,11 @@ impl Verbs {
             Some(_) | None => {}
         }
     }
+}
+
+/// Begins to watch.
+async fn events(cell: &Cell) -> Result<Streaming<Event>, Status> {
+    let mut agent = calls::agent(cell);
+    let answer = tokio::time::timeout(FIRST, agent.watch(WatchRequest {})).await;
+    Ok(answer.map_err(|_| Status::deadline_exceeded("Watch was not answered"))??.into_inner())
 }

@@ -133,15 +133,21 @@ fn container_dirs(hierarchies: &[Hierarchy], text: &str) -> Vec<PathBuf> {
 
 /// Whether a directory is named by a container's id, as containerd names it with either of its cgroup drivers.
 fn is_container(path: &Path) -> bool {
-    let Some(name) = path.file_name().and_then(|name| name.to_str()) else { return false };
-    let name = name.strip_prefix("cri-containerd-").and_then(|name| name.strip_suffix(".scope")).unwrap_or(name);
-    name.len() == 64 && name.bytes().all(|byte| byte.is_ascii_hexdigit())
+    container_of(path).is_some()
 }
 
-/// The cgroups of containers beneath the cgroups that the kubelet made for a pod. A pod in a cell has no other containers than the cell's.
-pub(super) fn of_pod(hierarchies: &[Hierarchy], uid: &str) -> BTreeSet<PathBuf> {
+/// The id of the container that a directory is of.
+fn container_of(path: &Path) -> Option<&str> {
+    let name = path.file_name()?.to_str()?;
+    let name = name.strip_prefix("cri-containerd-").and_then(|name| name.strip_suffix(".scope")).unwrap_or(name);
+    (name.len() == 64 && name.bytes().all(|byte| byte.is_ascii_hexdigit())).then_some(name)
+}
+
+/// The cgroups of containers beneath the cgroups that the kubelet made for a pod, for a pod in a cell has no other containers than the cell's; and, wherever
+/// they are, those of these containers: a `cgroup_parent` may be anything.
+pub(super) fn of_pod(hierarchies: &[Hierarchy], uid: &str, containers: &BTreeSet<String>) -> BTreeSet<PathBuf> {
     let mut found = BTreeSet::new();
-    if uid.is_empty() {
+    if uid.is_empty() && containers.is_empty() {
         return found;
     }
     let names = [format!("pod{uid}"), format!("pod{}.slice", uid.replace('-', "_"))];
@@ -151,7 +157,9 @@ pub(super) fn of_pod(hierarchies: &[Hierarchy], uid: &str) -> BTreeSet<PathBuf> 
         while let Some((dir, level)) = open.pop() {
             for child in children(&dir) {
                 let Some(name) = child.file_name().and_then(|name| name.to_str()) else { continue };
-                if name == names[0] || name.ends_with(&names[1]) {
+                if container_of(&child).is_some_and(|id| containers.contains(id)) {
+                    found.insert(child);
+                } else if !uid.is_empty() && (name == names[0] || name.ends_with(&names[1])) {
                     found.extend(children(&child).filter(|child| is_container(child)));
                 } else if level < depth && budget > 0 {
                     budget -= 1;

@@ -16,6 +16,8 @@ use super::{
     process::Identity,
 };
 
+/// Where the CRI plugin of the cell's containerd has a directory for each container, beneath the instance's.
+const CRI_ROOT: &str = "containerd/io.containerd.grpc.v1.cri";
 /// How much of a console is shown, in bytes.
 const CONSOLE_TAIL: u64 = 16 * 1024;
 
@@ -96,6 +98,14 @@ impl Home {
 
     pub(super) fn network_file(&self) -> PathBuf {
         self.dir.join("network.json")
+    }
+
+    /// The containers that the cell's containerd has on its disk, sandboxes among them.
+    pub(super) fn containers(&self) -> BTreeSet<String> {
+        let root = self.dir.join(CRI_ROOT);
+        let dirs = ["containers", "sandboxes"].map(|kind| fs::read_dir(root.join(kind)));
+        let entries = dirs.into_iter().flatten().flatten().flatten();
+        entries.filter_map(|entry| entry.file_name().into_string().ok()).collect()
     }
 
     fn known_file(&self) -> PathBuf {

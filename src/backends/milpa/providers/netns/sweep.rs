@@ -72,7 +72,7 @@ fn remove(home: &Home, hierarchies: &[cgroup::Hierarchy], known: Known, pod_uid:
     mounts::unmount_beneath(home.dir())?;
     namespace::remove(&home.netns_path())?;
     let mut containers = known.cgroups;
-    containers.extend(cgroup::of_pod(hierarchies, pod_uid.unwrap_or_default()));
+    containers.extend(cgroup::of_pod(hierarchies, pod_uid.unwrap_or_default(), &home.containers()));
     cgroup::remove_containers(&containers)?;
     cgroup::remove(hierarchies, home.cell())?;
     match fs::remove_dir_all(home.dir()) {

@@ -164,21 +164,51 @@ fn usage_has_our_attributes_and_ends_with_the_container() {
         writable_layer: Some(cri::FilesystemUsage { fs_id: Some(cri::FilesystemIdentifier::default()), ..Default::default() }),
         ..Default::default()
     };
-    let beat = Heartbeat { containers: vec![stats], sandbox: None };
-    let listed = |view: &View| cri::ListContainerStatsResponse::decode(view.list_container_stats(&filter::Containers::default())).unwrap().stats;
-    view.heartbeat(&other, beat.clone());
+    let beat = Heartbeat { containers: vec![stats], sandbox: Some(cri::PodSandboxStats::default()) };
+    let now = Instant::now();
+    let listed = |view: &View| cri::ListContainerStatsResponse::decode(view.list_container_stats(&filter::Containers::default(), now)).unwrap().stats;
+    view.heartbeat(&other, beat.clone(), now);
     assert!(listed(&view).is_empty(), "a cell speaks of its own pod only");
-    view.heartbeat(&cell, beat.clone());
+    view.heartbeat(&cell, beat.clone(), now);
     let stats = listed(&view).pop().unwrap();
     let attributes = stats.attributes.unwrap();
     assert_eq!((&*attributes.id, &*attributes.metadata.unwrap().name), (container.as_str(), "c-1"));
     assert_eq!((stats.memory.unwrap().working_set_bytes.unwrap().value, stats.writable_layer.unwrap().fs_id), (42, None));
-    let of_sandbox = view.sandbox_stats(&view.sandbox(one.as_str()).unwrap());
+    let of_sandbox = view.sandbox(one.as_str()).unwrap().stats(now).unwrap();
     assert_eq!((&*of_sandbox.attributes.unwrap().id, of_sandbox.linux.unwrap().containers.len()), (one.as_str(), 1));
     view.set_status(&container, store::ContainerStatus { state: 2, ..running() });
     assert!(listed(&view).is_empty());
-    view.heartbeat(&cell, beat);
+    assert!(view.sandbox(one.as_str()).unwrap().stats(now).unwrap().linux.unwrap().containers.is_empty());
+    view.heartbeat(&cell, beat, now);
     assert!(listed(&view).is_empty());
+}
+
+#[test]
+fn usage_is_told_while_it_is_fresh() {
+    let (view, one, _, container) = view();
+    let attributes = |n: u32| Some(cri::ContainerAttributes { id: format!("c{n:063x}"), ..Default::default() });
+    let beat = Heartbeat {
+        containers: vec![cri::ContainerStats { attributes: attributes(1), ..Default::default() }],
+        sandbox: Some(cri::PodSandboxStats::default()),
+    };
+    let (then, last) = (Instant::now(), Instant::now() + entry::FRESH);
+    view.heartbeat(&CellId::parse("cell-000000000001").unwrap(), beat, then);
+    let told = |filter: &filter::Containers, sandboxes: &filter::Sandboxes, now| {
+        (!view.list_container_stats(filter, now).is_empty(), !view.list_sandbox_stats(sandboxes, now).is_empty())
+    };
+    let (all, pods) = (filter::Containers::default(), filter::Sandboxes::default());
+    let (by_id, by_pod) = (
+        filter::Containers { id: container.as_str().to_owned(), ..Default::default() },
+        filter::Containers { sandbox: one.as_str().to_owned(), ..Default::default() },
+    );
+    let pod = filter::Sandboxes { id: one.as_str().to_owned(), ..Default::default() };
+    for (filter, pods) in [(&all, &pods), (&by_id, &pod), (&by_pod, &pod)] {
+        assert_eq!(told(filter, pods, then), (true, true));
+        assert_eq!(told(filter, pods, then), (true, true), "again, from what was kept");
+        assert_eq!(told(filter, pods, last), (false, false));
+    }
+    let other = filter::Containers { sandbox: id("elsewhere"), ..Default::default() };
+    assert_eq!(told(&other, &filter::Sandboxes { labels: labels(&[("app", "none")]), ..Default::default() }, then), (false, false));
 }
 
 #[test]

@@ -52,15 +52,17 @@ fn a_pods_leftovers_are_found_with_either_driver() {
     let hierarchies = played(root.path());
     let (left, kept) = (format!("kubepods/besteffort/pod12-34/{ID}"), format!("kubepods/besteffort/pod99/{ID}"));
     let slice = format!("kubepods.slice/kubepods-pod12_34.slice/cri-containerd-{ID}.scope");
-    for dir in [&left, &kept, &slice] {
+    let (other, elsewhere) = ("f".repeat(64), format!("a/parent/of/ones/own/{}", "f".repeat(64)));
+    for dir in [&left, &kept, &slice, &elsewhere] {
         fs::create_dir_all(root.path().join(dir)).unwrap();
     }
-    let found = of_pod(&hierarchies, "12-34");
-    assert_eq!(found, [root.path().join(&slice), root.path().join(&left)].into());
+    assert_eq!(of_pod(&hierarchies, "", &[other.clone()].into()), [root.path().join(&elsewhere)].into());
+    let found = of_pod(&hierarchies, "12-34", &[other].into());
+    assert_eq!(found, [root.path().join(&slice), root.path().join(&left), root.path().join(&elsewhere)].into());
     remove_containers(&found).unwrap();
     assert!(!root.path().join(&left).exists() && root.path().join(&kept).exists());
     assert!(root.path().join("kubepods/besteffort/pod12-34").exists(), "the pod's own cgroup is the kubelet's");
-    assert!(of_pod(&hierarchies, "").is_empty());
+    assert!(of_pod(&hierarchies, "", &BTreeSet::new()).is_empty());
     remove_containers(&found).unwrap();
 }
 

@@ -1,0 +1,174 @@
+//! What very many cells cost: the lists that a kubelet asks for each second, and the daemon's memory. The cells are recorded, enrolled and connected as all
+//! cells are, but what should run in them is played: their programs leave a mark and wait, and other processes (`agents`) call home for them.
+
+use std::{
+    fs,
+    os::unix::fs::PermissionsExt,
+    path::{Path, PathBuf},
+    time::{Duration, Instant},
+};
+
+use kiyot_testkit::{Container, Kiyot, KiyotOptions, Kubelet, Node, Pod, command, cri};
+use rustix::process::{Resource, Rlimit};
+use tokio::{task::JoinSet, time::sleep};
+
+use super::{
+    calls,
+    client::{Call, Client},
+};
+
+pub(crate) mod agents;
+mod cell;
+
+use agents::Agents;
+
+/// Pods that are started at once, as a busy kubelet would.
+const AT_ONCE: usize = 8;
+/// Containers of each pod.
+const CONTAINERS: usize = 3;
+/// Longer than a connection is kept that nothing uses, and than one that does not answer.
+const QUIET: Duration = Duration::from_secs(45);
+/// File descriptors of the daemon: sockets and logs.
+const FILES: u64 = 1 << 16;
+
+/// Starts this many cells, and prints tables.
+pub(crate) async fn measure(node: &Node, cells: usize, times: usize) {
+    let most = rustix::process::getrlimit(Resource::Nofile).maximum;
+    let files = Some(most.map_or(FILES, |most| most.min(FILES)));
+    rustix::process::setrlimit(Resource::Nofile, Rlimit { current: files, maximum: most }).unwrap();
+    let crowd = Crowd::prepare(node.directory());
+    let options = KiyotOptions {
+        log: "warn".to_owned(),
+        milpa: format!("max_cells = {}\nlaunch_timeout = \"10m\"", cells + AT_ONCE),
+        netns: format!("cell_binary = \"{}\"", crowd.program.display()),
+        network: Some(crowd.network.clone()),
+        ..KiyotOptions::new(env!("CARGO_BIN_EXE_kiyot"))
+    };
+    let kiyot = Kiyot::start(node, options).await;
+    let of_daemon = kiyot.state().join("cells");
+    let half = cells.div_ceil(2);
+    let (frozen, _others) = (Agents::start(&crowd.spool, &of_daemon, half), Agents::start(&crowd.spool, &of_daemon, cells - half));
+    let mut memory = vec![Memory::of(0, kiyot.pid())];
+    let begun = Instant::now();
+    let mut launched = 0;
+    for up_to in [cells / 4, cells] {
+        launch(&kiyot, launched, up_to).await;
+        launched = up_to;
+        let at_end = Memory::of(launched, kiyot.pid());
+        eprintln!("{launched} cells after {:.0} s", begun.elapsed().as_secs_f64());
+        sleep(QUIET).await;
+        memory.extend([at_end, Memory::of(launched, kiyot.pid())]);
+    }
+    let mut kubelet = kiyot.kubelet().await;
+    whole(&mut kubelet, cells).await;
+    println!("\n| cells | list | callers | p50 ms | p99 ms | max ms |");
+    println!("| --- | --- | --- | --- | --- | --- |");
+    lists(&kiyot.socket(), "connected", times).await;
+    frozen.freeze();
+    lists(&kiyot.socket(), "half frozen, just now", times).await;
+    sleep(QUIET).await;
+    whole(&mut kubelet, cells).await;
+    lists(&kiyot.socket(), "half unreachable", times).await;
+    memory.push(Memory::of(launched, kiyot.pid()));
+    frozen.thaw();
+    println!("\n| cells | resident MiB | of it anonymous | most ever | open files | threads |");
+    println!("| --- | --- | --- | --- | --- | --- |");
+    for memory in memory {
+        println!(
+            "| {} | {:.1} | {:.1} | {:.1} | {} | {} |",
+            memory.cells, memory.resident, memory.anonymous, memory.peak, memory.files, memory.threads
+        );
+    }
+}
+
+/// What stands in for the cells' program and their network.
+struct Crowd {
+    program: PathBuf,
+    spool: PathBuf,
+    network: PathBuf,
+}
+
+impl Crowd {
+    fn prepare(dir: &Path) -> Self {
+        let dir = dir.join("crowd");
+        let (spool, network, never) = (dir.join("spool"), dir.join("network"), dir.join("never"));
+        for dir in [&spool, &network.join("net.d"), &network.join("bin")] {
+            fs::create_dir_all(dir).unwrap();
+        }
+        command::run("mkfifo", &[&never.display().to_string()]);
+        // launch --dir D --netns N --cgroup C. Nobody ever writes to the pipe.
+        let program = dir.join("cell");
+        script(&program, &format!(": > \"{}/${{3##*/}}\"\nread -r line < {}\n", spool.display(), never.display()));
+        let answer = r#"{"cniVersion":"0.4.0","ips":[{"version":"4","address":"10.201.'$(($$ / 256 % 256))'.'$(($$ % 256))'/16"}]}"#;
+        script(&network.join("bin/played"), &format!("[ \"$CNI_COMMAND\" != ADD ] || echo '{answer}'\n"));
+        fs::write(network.join("net.d/10-played.conf"), r#"{"cniVersion":"0.4.0","name":"played","type":"played"}"#).unwrap();
+        Self { program, spool, network }
+    }
+}
+
+fn script(path: &Path, text: &str) {
+    fs::write(path, format!("#!/bin/sh\n{text}")).unwrap();
+    fs::set_permissions(path, fs::Permissions::from_mode(0o755)).unwrap();
+}
+
+/// Starts pods as a kubelet does, several at once.
+async fn launch(kiyot: &Kiyot<'_>, from: usize, to: usize) {
+    let mut tasks = JoinSet::new();
+    for first in from..(from + AT_ONCE).min(to) {
+        let mut kubelet = kiyot.kubelet().await;
+        tasks.spawn(async move {
+            for at in (first..to).step_by(AT_ONCE) {
+                let containers = (0..CONTAINERS).map(|at| Container::script(&format!("container-{at}"), "sleep 100000"));
+                let pod = containers.fold(Pod::new(&format!("of-a-crowd-{at}")).in_cell(), Pod::container);
+                Box::pin(kubelet.run_pod(&pod)).await.unwrap_or_else(|status| panic!("pod {at}: {status}"));
+            }
+        });
+    }
+    tasks.join_all().await;
+}
+
+/// All of them, and as they are: a list is whole or an error.
+async fn whole(kubelet: &mut Kubelet, cells: usize) {
+    let sandboxes = kubelet.sandboxes().await.unwrap();
+    assert_eq!(sandboxes.iter().filter(|sandbox| sandbox.state() == cri::PodSandboxState::SandboxReady).count(), cells, "sandboxes in the list");
+    let containers = kubelet.containers().await.unwrap();
+    let running = containers.iter().filter(|container| container.state() == cri::ContainerState::ContainerRunning).count();
+    assert_eq!(running, cells * CONTAINERS, "containers in the list");
+}
+
+async fn lists(socket: &Path, how: &str, times: usize) {
+    let methods = [
+        Call::new("ListPodSandbox", &cri::ListPodSandboxRequest::default()),
+        Call::new("ListContainers", &cri::ListContainersRequest::default()),
+    ];
+    for method in &methods {
+        for callers in calls::CALLERS {
+            let client = Client::connect(socket).await.unwrap();
+            let mut each = calls::callers_at_once(&client, method, callers, times.div_ceil(callers), "kiyot").await;
+            each.sort_unstable();
+            let quantile = |part: f64| calls::quantile(&each, part) / 1e3;
+            println!("| {how} | {} | {callers} | {:.2} | {:.2} | {:.2} |", method.name, quantile(0.5), quantile(0.99), quantile(1.0));
+        }
+    }
+}
+
+/// What the kernel counts of the daemon, in MiB.
+#[derive(Debug)]
+struct Memory {
+    cells: usize,
+    resident: f64,
+    anonymous: f64,
+    peak: f64,
+    files: usize,
+    threads: String,
+}
+
+impl Memory {
+    fn of(cells: usize, pid: u32) -> Self {
+        let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
+        let line = |name: &str| status.lines().find_map(|line| line.strip_prefix(name)?.split_whitespace().next()).unwrap_or_default();
+        let mib = |name| line(name).parse::<f64>().unwrap_or(f64::NAN) / 1024.0;
+        let files = fs::read_dir(format!("/proc/{pid}/fd")).unwrap().count();
+        Self { cells, resident: mib("VmRSS:"), anonymous: mib("RssAnon:"), peak: mib("VmHWM:"), files, threads: line("Threads:").to_owned() }
+    }
+}
