@@ -48,3 +48,23 @@ async fn an_image_that_nobody_has_is_named() {
     let status = kubelet.run_pod(&spec).await.unwrap_err();
     assert!(status.message().contains("registry.invalid/nobody/has:this"), "{status:?}");
 }
+
+#[tokio::test]
+async fn a_pull_by_digest_asks_the_registry_though_the_node_has_it() {
+    let node = Node::start().await;
+    node.image("private.invalid/app:1", &ImageSpec::script("exit 0")).await;
+    let listed = node.ctr(&["images", "ls"]);
+    let line = listed.lines().find(|line| line.starts_with("private.invalid/app:1 ")).unwrap();
+    let digest = line.split_whitespace().find(|word| word.starts_with("sha256:")).unwrap();
+    let pinned = format!("private.invalid/app@{digest}");
+    node.ctr(&["images", "tag", "private.invalid/app:1", &pinned]);
+    let kiyot = Kiyot::start(&node, options()).await;
+    let mut kubelet = kiyot.kubelet().await;
+    let running = kubelet.run_pod(&pod("stranger", WAIT)).await.unwrap();
+    // No credentials came with it: the other pod's image is not this pod's.
+    let image = Some(cri::ImageSpec { image: pinned, annotations: running.config.annotations.clone(), ..Default::default() });
+    let request = cri::PullImageRequest { image, auth: None, sandbox_config: Some(running.config.clone()) };
+    let refused = kubelet.image.pull_image(request).await.unwrap_err();
+    assert!(refused.message().contains("private.invalid"), "{refused:?}");
+    ends_without_a_trace(&mut kubelet, &kiyot, &running).await;
+}

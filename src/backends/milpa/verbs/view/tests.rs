@@ -1,4 +1,4 @@
-use std::collections::HashMap;
+use std::{collections::HashMap, time::Instant};
 
 use kiyot_proto::cell::Heartbeat;
 use proptest::prelude::*;
