@@ -31,6 +31,8 @@ mod connection;
 mod decoded;
 mod forward;
 mod frame;
+#[doc(hidden)]
+pub mod fuzzing;
 mod gather;
 mod incoming;
 mod listener;

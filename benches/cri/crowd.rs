@@ -137,10 +137,8 @@ async fn whole(kubelet: &mut Kubelet, cells: usize) {
 }
 
 async fn lists(socket: &Path, how: &str, times: usize) {
-    let methods = [
-        Call::new("ListPodSandbox", &cri::ListPodSandboxRequest::default()),
-        Call::new("ListContainers", &cri::ListContainersRequest::default()),
-    ];
+    let methods =
+        [Call::new("ListPodSandbox", &cri::ListPodSandboxRequest::default()), Call::new("ListContainers", &cri::ListContainersRequest::default())];
     for method in &methods {
         for callers in calls::CALLERS {
             let client = Client::connect(socket).await.unwrap();

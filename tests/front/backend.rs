@@ -47,6 +47,11 @@ impl Decoded for Cells {
         Some(snapshot.map(Bytes::from).map_err(|(code, message)| Status::new(code, message)))
     }
 
+    fn leaves_to_node(&self, message: &[u8]) -> Option<String> {
+        let config = cri::RunPodSandboxRequest::decode(message).ok()?.config?;
+        config.labels.contains_key("stays").then(|| "asks for it".to_owned())
+    }
+
     fn claims_image(&self, method: Method, message: &[u8]) -> bool {
         match method {
             Method::PullImage => {

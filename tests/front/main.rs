@@ -10,5 +10,6 @@ mod forwarding;
 mod limits;
 mod lists;
 mod played;
+mod runtimes;
 mod stop;
 mod streams;

@@ -18,6 +18,8 @@ use super::cells::Cell;
 
 mod answer;
 mod connection;
+#[doc(hidden)]
+pub mod fuzzing;
 mod head;
 #[cfg(test)]
 mod tests;

@@ -35,6 +35,8 @@ mod exit;
 mod failure;
 mod filter;
 mod flight;
+#[doc(hidden)]
+pub mod fuzzing;
 mod image;
 mod news;
 pub mod policy;

@@ -12,12 +12,10 @@ use tonic::Status;
 
 use super::{leaves_nothing, options, pod};
 
-/// How many lives are cut short; `KILLS` in the environment says another number.
+/// How many lives are cut short, one in each stage; `KILLS` in the environment says another number.
 const LIVES: usize = 6;
-/// As many lines the daemon logs in the life of a pod, more or less.
-const LINES_OF_A_LIFE: u64 = 24;
-/// Between two lines there is more to hit, in microseconds.
-const JITTER: u64 = 300_000;
+/// How long after the begin of its stage a life is cut short, in microseconds at most.
+const JITTER: [u64; 6] = [1_500_000, 500_000, 200_000, 100_000, 300_000, 50_000];
 /// What the pod's container writes first.
 const FIRST: &str = "line 1";
 
@@ -46,28 +44,34 @@ impl Moments {
 struct Told {
     sandbox: Option<String>,
     container: Option<String>,
-    started: bool,
-    stopping: bool,
-    removing: bool,
+    stage: usize,
 }
+
+/// From this stage on the pod is being stopped.
+const STOPPING: usize = 4;
+/// From this one on it is being removed.
+const REMOVING: usize = 5;
 
 /// A pod's whole life as a kubelet leads it, until a call fails.
 async fn live(mut kubelet: Kubelet, spec: Pod, told: Arc<Mutex<Told>>) -> Result<(), Status> {
     let config = kubelet.prepare(&spec);
     let sandbox = kubelet.run_sandbox(&config, "").await?;
-    told.lock().unwrap().sandbox = Some(sandbox.clone());
+    let told = |stage, container: Option<&str>| {
+        *told.lock().unwrap() = Told { sandbox: Some(sandbox.clone()), container: container.map(str::to_owned), stage };
+    };
+    told(1, None);
     let running = kubelet.running(&spec, config, sandbox.clone());
     let container = kubelet.create_container(&running, &spec.containers[0], 0).await?.id;
-    told.lock().unwrap().container = Some(container.clone());
+    told(2, Some(&container));
     kubelet.start_container(&container).await?;
-    told.lock().unwrap().started = true;
+    told(3, Some(&container));
     kubelet.exec_sync(&container, &["true"]).await?;
-    told.lock().unwrap().stopping = true;
+    told(STOPPING, Some(&container));
     kubelet.stop_container(&container, 1).await?;
     kubelet.runtime.stop_pod_sandbox(cri::StopPodSandboxRequest { pod_sandbox_id: sandbox.clone() }).await?;
-    told.lock().unwrap().removing = true;
-    kubelet.runtime.remove_container(cri::RemoveContainerRequest { container_id: container }).await?;
-    kubelet.runtime.remove_pod_sandbox(cri::RemovePodSandboxRequest { pod_sandbox_id: sandbox }).await?;
+    told(REMOVING, Some(&container));
+    kubelet.runtime.remove_container(cri::RemoveContainerRequest { container_id: container.clone() }).await?;
+    kubelet.runtime.remove_pod_sandbox(cri::RemovePodSandboxRequest { pod_sandbox_id: sandbox.clone() }).await?;
     Ok(())
 }
 
@@ -77,14 +81,17 @@ async fn bring_up(kubelet: &mut Kubelet, spec: &Pod) -> Result<RunningPod, Statu
     let sandbox = kubelet.run_sandbox(&config, "").await?;
     let mut running = kubelet.running(spec, config, sandbox.clone());
     let listed = kubelet.containers().await?;
-    let there = listed.iter().find(|container| container.pod_sandbox_id == sandbox && container.state() != cri::ContainerState::ContainerCreated);
+    let of_pod = || listed.iter().filter(|container| container.pod_sandbox_id == sandbox);
+    let there = of_pod().find(|container| container.state() == cri::ContainerState::ContainerRunning);
+    // One whose start was cut short reads EXITED, as when a kubelet's own call to containerd is cut: the next attempt follows.
+    let attempt = of_pod().filter(|container| container.state() == cri::ContainerState::ContainerExited).count() as u32;
     let container = match there {
         Some(there) => {
             let log = PathBuf::from(kubelet.container_status(&there.id).await?.log_path);
             RunningContainer { id: there.id.clone(), log, termination: PathBuf::new(), config: cri::ContainerConfig::default() }
         }
         None => {
-            let created = kubelet.create_container(&running, &spec.containers[0], 0).await?;
+            let created = kubelet.create_container(&running, &spec.containers[0], attempt).await?;
             kubelet.start_container(&created.id).await?;
             created
         }
@@ -134,26 +141,23 @@ async fn a_daemon_killed_at_any_moment_leaves_nothing_half_made() {
     for life in 0..lives {
         let spec = pod(&format!("life-{life}"), &format!("trap 'exit 0' TERM; echo {FIRST}; while :; do sleep 0.1; done"));
         let told = Arc::new(Mutex::new(Told::default()));
-        // The moment is a number of lines in the daemon's log: it means the same on a slow machine.
-        let lines = moments.next(LINES_OF_A_LIFE);
-        let extra = Duration::from_micros(moments.next(JITTER));
-        let end = kiyot.log().lines().count() as u64 + lines;
+        let stage = life % JITTER.len();
+        let after = Duration::from_micros(moments.next(JITTER[stage]));
         let living = tokio::spawn(live(kiyot.kubelet().await, spec.clone(), Arc::clone(&told)));
-        while !living.is_finished() && (kiyot.log().lines().count() as u64) < end {
+        while !living.is_finished() && told.lock().unwrap().stage < stage {
             tokio::time::sleep(Duration::from_millis(1)).await;
         }
-        tokio::time::sleep(extra).await;
+        // Not to wait for something: the moment is what is tried.
+        tokio::time::sleep(after).await;
         let mut cells = kiyot.cells();
         kiyot.kill9();
         let outcome = living.await.unwrap();
         let told = Arc::into_inner(told).unwrap().into_inner().unwrap();
         eprintln!(
-            "life {life}: killed after {lines} lines; sandbox {:?}, container {:?}, started {}, stopping {}, removing {}: {:?}",
+            "life {life}: killed {after:?} after stage {stage} began, in stage {}; sandbox {:?}, container {:?}: {:?}",
+            told.stage,
             told.sandbox,
             told.container,
-            told.started,
-            told.stopping,
-            told.removing,
             outcome.as_ref().map_err(Status::message)
         );
         kiyot.start_again().await;
@@ -161,11 +165,11 @@ async fn a_daemon_killed_at_any_moment_leaves_nothing_half_made() {
 
         let mut kubelet = kiyot.kubelet().await;
         let (sandboxes, containers) = (kubelet.sandboxes().await.unwrap(), kubelet.containers().await.unwrap());
-        if !told.removing {
+        if told.stage < REMOVING {
             assert!(told.sandbox.iter().all(|id| sandboxes.iter().any(|sandbox| sandbox.id == *id)), "a promised sandbox is listed");
             assert!(told.container.iter().all(|id| containers.iter().any(|container| container.id == *id)), "a promised container is listed");
         }
-        if !told.stopping {
+        if told.stage < STOPPING {
             if let Some(id) = &told.sandbox {
                 assert!(super::is_ready(&mut kubelet, id).await, "what ran runs on");
             }

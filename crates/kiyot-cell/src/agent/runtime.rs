@@ -1,12 +1,13 @@
 //! The cell's containerd: calls to it over its socket, CRI and its own API.
 
 use std::{
-    path::PathBuf,
+    io,
+    path::{Path, PathBuf},
     time::{Duration, Instant},
 };
 
 use hyper_util::rt::TokioIo;
-use kiyot_proto::cri::{image_service_client::ImageServiceClient, runtime_service_client::RuntimeServiceClient};
+use kiyot_proto::cri::{StatusRequest, image_service_client::ImageServiceClient, runtime_service_client::RuntimeServiceClient};
 use tokio::net::UnixStream;
 use tonic::{
     Request,
@@ -23,6 +24,8 @@ const CONNECT_PATIENCE: Duration = Duration::from_secs(10);
 const CONNECT_PAUSE: Duration = Duration::from_millis(10);
 /// The deadline of a call that only asks.
 pub const ASK: Duration = Duration::from_secs(10);
+/// What containerd says to all calls of CRI until it is ready for them (internal/cri, checkInitialized). Before 2.0 no code tells it from other failures.
+const NOT_YET: &str = "server is not initialized yet";
 /// containerd's namespace for CRI.
 pub const NAMESPACE: &str = "k8s.io";
 
@@ -40,7 +43,7 @@ impl Runtime {
             async move {
                 let until = Instant::now() + CONNECT_PATIENCE;
                 loop {
-                    match UnixStream::connect(&socket).await {
+                    match connect(&socket).await {
                         Ok(stream) => return Ok(TokioIo::new(stream)),
                         Err(error) if Instant::now() >= until => return Err(error),
                         Err(_) => tokio::time::sleep(CONNECT_PAUSE).await,
@@ -67,6 +70,22 @@ impl Runtime {
     }
 }
 
+/// A connection to a containerd whose CRI answers: the socket is served a moment before that.
+async fn connect(socket: &Path) -> io::Result<UnixStream> {
+    let stream = UnixStream::connect(socket).await?;
+    let socket = socket.to_owned();
+    let probe = service_fn(move |_: Uri| {
+        let socket = socket.clone();
+        async move { UnixStream::connect(socket).await.map(TokioIo::new) }
+    });
+    let channel = Endpoint::from_static("http://localhost").connect_with_connector(probe).await.map_err(io::Error::other)?;
+    match RuntimeServiceClient::new(channel).status(within(ASK, StatusRequest::default())).await {
+        Err(status) if status.message().contains(NOT_YET) => Err(io::Error::other(status.message())),
+        // Whatever else is wrong is said to whoever calls.
+        _ => Ok(stream),
+    }
+}
+
 /// A request with a deadline.
 pub fn within<T>(deadline: Duration, message: T) -> Request<T> {
     let mut request = Request::new(message);
@@ -78,4 +97,64 @@ pub fn within<T>(deadline: Duration, message: T) -> Request<T> {
 pub fn namespaced<T>(mut request: Request<T>) -> Request<T> {
     request.metadata_mut().insert("containerd-namespace", MetadataValue::from_static(NAMESPACE));
     request
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{
+        convert::Infallible,
+        future::{Ready, ready},
+        sync::{
+            Arc,
+            atomic::{AtomicUsize, Ordering},
+        },
+        task::{Context, Poll},
+    };
+
+    use http::Response;
+    use kiyot_proto::cri::VersionRequest;
+    use tokio::net::UnixListener;
+    use tonic::{Code, Status, body::Body, server::NamedService, transport::Server};
+    use tower::Service;
+
+    use super::*;
+
+    /// Refuses calls as a containerd that is just being started, and then in other words.
+    #[derive(Clone)]
+    struct Played(Arc<AtomicUsize>);
+
+    impl NamedService for Played {
+        const NAME: &'static str = "runtime.v1.RuntimeService";
+    }
+
+    impl Service<http::Request<Body>> for Played {
+        type Response = Response<Body>;
+        type Error = Infallible;
+        type Future = Ready<Result<Self::Response, Infallible>>;
+
+        fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
+            Poll::Ready(Ok(()))
+        }
+
+        fn call(&mut self, _: http::Request<Body>) -> Self::Future {
+            let early = self.0.fetch_add(1, Ordering::SeqCst) < 3;
+            let status = if early { Status::unknown(NOT_YET) } else { Status::unimplemented("played") };
+            ready(Ok(status.into_http()))
+        }
+    }
+
+    #[tokio::test]
+    async fn no_call_meets_a_containerd_that_is_not_initialized() {
+        let directory = tempfile::tempdir().unwrap();
+        let socket = directory.path().join("containerd.sock");
+        let listener = UnixListener::bind(&socket).unwrap();
+        let calls = Arc::new(AtomicUsize::new(0));
+        let incoming = futures::stream::unfold(listener, |listener| async { Some((listener.accept().await.map(|(stream, _)| stream), listener)) });
+        let server = tokio::spawn(Server::builder().add_service(Played(Arc::clone(&calls))).serve_with_incoming(incoming));
+        let refused = Runtime::new(socket).runtime().version(VersionRequest::default()).await.unwrap_err();
+        assert_eq!((refused.code(), refused.message()), (Code::Unimplemented, "played"));
+        // Three early ones, one that was answered, and the call itself.
+        assert_eq!(calls.load(Ordering::SeqCst), 5);
+        server.abort();
+    }
 }

@@ -1,0 +1,62 @@
+//! What a caller and a container runtime may send, as any bytes. For kiyot-fuzz alone.
+
+use bytes::Bytes;
+use http::{HeaderMap, HeaderValue, Response};
+
+use super::{
+    caller::GRPC_STATUS,
+    frame::{self, Body, HEAD},
+    merge,
+    owners::Owners,
+    timeout::Budget,
+};
+use crate::backends::{Method, cri::Answer};
+
+/// Merges the answers that `parts` are, each in as many pieces as it has, with one list of ours. What comes of it must be one whole message.
+///
+/// # Panics
+/// If it isn't.
+pub fn merge(parts: &[&[u8]], ours: &[u8]) {
+    let answers = parts.iter().map(|part| answer(part)).collect();
+    if let Ok(merged) = merge::lists(answers, vec![Bytes::copy_from_slice(ours)]) {
+        let body = merged.body.concat();
+        let Body::Whole { length, compressed: false } = frame::look(&body) else { panic!("no whole message: {body:?}") };
+        assert_eq!(body.len(), HEAD + length);
+    }
+    for part in parts {
+        let _ = merge::status(answer(part), &["kiyot"]);
+        if let Some(message) = merge::contiguous(&mut answer(part)) {
+            assert!(message.len() + HEAD <= part.len());
+        }
+    }
+}
+
+/// Looks at a body, learns from it, and reads a `grpc-timeout`.
+///
+/// # Panics
+/// If a frame is said to be whole that is not.
+pub fn frame(bytes: &[u8]) {
+    if let Body::Whole { length, .. } = frame::look(bytes) {
+        assert!(HEAD + length <= bytes.len());
+    }
+    let owners = Owners::default();
+    for method in [Method::RunPodSandbox, Method::CreateContainer, Method::ListPodSandbox, Method::ListContainers] {
+        owners.learn(method, 1, bytes, bytes);
+        let _ = owners.of_image(Method::PullImage, bytes);
+        let _ = owners.of_image(Method::ImageStatus, bytes);
+    }
+    if let Ok(value) = HeaderValue::from_bytes(bytes) {
+        let mut headers = HeaderMap::new();
+        headers.insert("grpc-timeout", value);
+        let _ = Budget::of(&headers).deadline();
+    }
+}
+
+/// An answer that is OK, in two pieces.
+fn answer(bytes: &[u8]) -> Answer {
+    let (one, other) = bytes.split_at(bytes.len() / 2);
+    let mut trailers = HeaderMap::new();
+    trailers.insert(GRPC_STATUS, HeaderValue::from_static("0"));
+    let body = vec![Bytes::copy_from_slice(one), Bytes::copy_from_slice(other)];
+    Answer { head: Response::new(()).into_parts().0, body, trailers: Some(trailers) }
+}
