@@ -103,11 +103,7 @@ async fn rotation_under_load_loses_nothing() {
             files.push(main.log.clone());
         }
     }
-    // A file may end in the middle of a line, which goes on in the next.
-    let all = || {
-        let bytes: Vec<u8> = files.iter().flat_map(|file| fs::read(file).unwrap_or_default()).collect();
-        LogLine::parse_all(&bytes).into_iter().map(|line| line.text).collect::<Vec<_>>()
-    };
+    let all = || files.iter().flat_map(|file| LogLine::parse_all(&fs::read(file).unwrap_or_default())).map(|line| line.text).collect::<Vec<_>>();
     let last = format!("line {LINES}");
     wait_until("the last line is there", LIMIT, async || (all().last() == Some(&last)).then_some(())).await;
     for (at, line) in all().iter().enumerate() {

@@ -167,6 +167,24 @@ async fn a_rotation_neither_loses_nor_doubles() {
 }
 
 #[tokio::test]
+async fn a_rotation_in_the_middle_of_a_reading_falls_between_lines() {
+    let scene = Scene::new(7);
+    scene.follow(0).await.unwrap();
+    scene.write(&"a line of the log\n".repeat(2000));
+    let mut files = Vec::new();
+    for number in 0..20 {
+        let old = scene.dir.path().join(format!("old.{number}"));
+        fs::rename(scene.path(), &old).unwrap();
+        scene.logs.reopen(&scene.container).await.unwrap();
+        files.push(read(&old));
+    }
+    scene.drain().await;
+    files.push(read(&scene.path()));
+    assert!(files.iter().all(|file| file.is_empty() || file.ends_with('\n')), "{files:?}");
+    assert_eq!(files.concat(), "a line of the log\n".repeat(2000));
+}
+
+#[tokio::test]
 async fn a_reopening_without_a_rename_changes_nothing() {
     let scene = Scene::new(7);
     scene.write("one\n");

@@ -75,6 +75,10 @@ pub(super) struct Writer {
     news: watch::Receiver<News>,
     asks: mpsc::Receiver<Ask>,
     drains: Vec<oneshot::Sender<()>>,
+    /// Whether the file ends within a line, as far as this writer knows.
+    mid_line: bool,
+    /// A reopening that waits for the end of the line: no file is to begin within one.
+    held: Option<oneshot::Sender<Result<u64, Status>>>,
     /// The news that the last whole reading knew.
     read: (u64, u64),
     trimmed: u64,
@@ -85,7 +89,22 @@ impl Writer {
     /// A writer that has not begun.
     pub(super) fn new(route: LogRoute, file: NodeFile, news: watch::Receiver<News>, asks: mpsc::Receiver<Ask>) -> Self {
         let base = route.base;
-        Self { route, file, previous: None, base, position: base, news, asks, drains: Vec::new(), read: (0, 0), trimmed: base, trimming: None }
+        let (drains, read) = (Vec::new(), (0, 0));
+        Self {
+            route,
+            file,
+            previous: None,
+            base,
+            position: base,
+            news,
+            asks,
+            drains,
+            mid_line: false,
+            held: None,
+            read,
+            trimmed: base,
+            trimming: None,
+        }
     }
 
     /// Writes until its handle is dropped.
@@ -103,7 +122,12 @@ impl Writer {
                 continue;
             }
             // Boxed: what is seldom takes no room in a task that mostly waits.
-            match Box::pin(self.read_to_end()).await {
+            let read = Box::pin(self.read_to_end()).await;
+            // The line has no end yet, or the cell doesn't say: the kubelet is not kept waiting for it.
+            if let Some(done) = self.held.take() {
+                Box::pin(self.take(Ask::Reopen(done))).await;
+            }
+            match read {
                 Ok(()) => backoff = None,
                 Err(error) => {
                     if backoff.is_none() {
@@ -147,9 +171,9 @@ impl Writer {
         loop {
             tokio::select! {
                 biased;
-                Some(ask) = self.asks.recv() => self.take(ask).await,
+                Some(ask) = self.asks.recv() => self.take_between_lines(ask).await,
                 part = timeout(SILENCE, parts.next()) => match part.map_err(|_| WriterError::Silent)?.transpose()? {
-                    Some(bytes) => self.append(bytes).await?,
+                    Some(bytes) => self.bring(bytes).await?,
                     None => break,
                 },
             }
@@ -168,7 +192,7 @@ impl Writer {
         loop {
             tokio::select! {
                 biased;
-                Some(ask) = self.asks.recv() => self.take(ask).await,
+                Some(ask) = self.asks.recv() => self.take_between_lines(ask).await,
                 opened = &mut opening => return opened,
             }
         }
@@ -188,8 +212,22 @@ impl Writer {
         Ok(())
     }
 
+    /// Appends a part, and reopens at the end of a line in it if that was asked for.
+    async fn bring(&mut self, mut part: Bytes) -> io::Result<()> {
+        if self.held.is_some()
+            && let Some(end) = part.iter().position(|byte| *byte == b'\n')
+        {
+            self.append(part.split_to(end + 1)).await?;
+            if let Some(done) = self.held.take() {
+                self.take(Ask::Reopen(done)).await;
+            }
+        }
+        if part.is_empty() { Ok(()) } else { self.append(part).await }
+    }
+
     async fn append(&mut self, bytes: Bytes) -> io::Result<()> {
         let length = bytes.len() as u64;
+        self.mid_line = bytes.last() != Some(&b'\n');
         self.file.append(bytes).await?;
         self.position = self.position.saturating_add(length);
         if self.position.saturating_sub(self.trimmed) >= TRIM_EVERY && self.trimming.as_ref().is_none_or(AbortOnDropHandle::is_finished) {
@@ -204,6 +242,14 @@ impl Writer {
             })));
         }
         Ok(())
+    }
+
+    /// Takes what is asked, a reopening within a line at the end of that line.
+    async fn take_between_lines(&mut self, ask: Ask) {
+        match ask {
+            Ask::Reopen(done) if self.mid_line && self.held.is_none() => self.held = Some(done),
+            ask => self.take(ask).await,
+        }
     }
 
     async fn take(&mut self, ask: Ask) {
