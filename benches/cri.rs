@@ -19,7 +19,7 @@ mod cri {
 #[derive(Debug, Parser)]
 struct Options {
     /// The parts to run.
-    #[arg(long, value_delimiter = ',', default_value = "calls,cells,crowd")]
+    #[arg(long, value_delimiter = ',', default_value = "calls,cells")]
     parts: Vec<Part>,
     /// How often each measurement of calls is repeated, in turns.
     #[arg(long, default_value_t = 5)]
