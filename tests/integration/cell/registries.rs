@@ -145,6 +145,24 @@ async fn the_policies_of_pulling_are_as_on_a_node() {
 }
 
 #[tokio::test]
+async fn what_the_node_has_pulled_no_cell_pulls_again() {
+    let node = Node::start().await;
+    let registry = Registry::start(&node, Access::Open);
+    let (name, _) = registry.image("app:1", &saying("once"));
+    let kiyot = Kiyot::start(&node, with_mirrors(&node)).await;
+    let mut kubelet = kiyot.kubelet().await;
+    let local = kubelet.run_pod(&Pod::new("local").container(Container::of_image("main", &name))).await.unwrap();
+    assert_eq!(blobs(&registry.asked()).len(), 2, "the node pulls it");
+    for cell in ["first", "second"] {
+        let mut pod = sandbox(&mut kubelet, cell).await;
+        says(&mut kubelet, &mut pod, "main", &name, "once").await;
+        assert_eq!(registry.asked(), Vec::<String>::new(), "the {cell} cell has it from the node");
+        ends_without_a_trace(&mut kubelet, &kiyot, &pod).await;
+    }
+    kubelet.stop_and_remove(&local).await.unwrap();
+}
+
+#[tokio::test]
 async fn layers_that_the_node_discarded_are_pulled() {
     let node = Node::start_discarding_layers().await;
     let registry = Registry::start(&node, Access::Open);
