@@ -67,6 +67,8 @@ pub(super) enum Node {
 pub(super) fn read_atomic(path: &Path) -> Result<Tree, ReadError> {
     let mut last = ReadError::Unknown("it changes all the time");
     for _ in 0..TRIES {
+        // Before and after: a directory that the link did not lead to yet may have been read half written.
+        let before = data_of(path);
         let tree = match read_tree(open_root(path, true)?) {
             Ok(tree) => tree,
             Err(error) if is_gone(&error) => {
@@ -76,7 +78,7 @@ pub(super) fn read_atomic(path: &Path) -> Result<Tree, ReadError> {
             Err(error) => return Err(error),
         };
         match settled(tree) {
-            Ok(tree) if data_of(path).as_deref() == data_in(&tree) => return Ok(tree),
+            Ok(tree) if before.as_deref() == data_in(&tree) && data_of(path) == before => return Ok(tree),
             Ok(_) => {}
             Err(error) => last = error,
         }
