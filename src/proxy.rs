@@ -35,6 +35,7 @@ mod frame;
 pub mod fuzzing;
 mod gather;
 mod incoming;
+mod knock;
 mod listener;
 mod lookup;
 mod merge;
