@@ -122,7 +122,10 @@ async fn rounds(h2: &mut Connection<Wire, Bytes>, tap: &Tap, front: &Arc<Shared>
             if !turn_of_calls && !turn_of_h2 {
                 break;
             }
-            while turn_of_h2 {
+            if !turn_of_h2 {
+                continue;
+            }
+            loop {
                 match h2.poll_accept(&mut h2_cx) {
                     Poll::Ready(Some(Ok((request, respond)))) => {
                         // An atomic load; the lock is taken only after a reload.

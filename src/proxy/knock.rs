@@ -98,6 +98,20 @@ mod tests {
         assert_eq!((rounds, knocks), (4, 6));
     }
 
+    #[test]
+    fn a_knock_that_no_turn_took_is_told_at_the_end() {
+        let knock = Knock::new();
+        knock.begin(&Context::from_waker(Waker::noop()));
+        assert!(knock.take());
+        knock.waker.wake_by_ref();
+        assert!(knock.end());
+        // And is there still in the next round.
+        knock.begin(&Context::from_waker(Waker::noop()));
+        assert!(knock.take());
+        assert!(!knock.take());
+        assert!(!knock.end());
+    }
+
     #[tokio::test]
     async fn no_knock_of_another_thread_is_lost() {
         const KNOCKS: u32 = 20_000;

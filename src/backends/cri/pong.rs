@@ -1,8 +1,9 @@
 //! The answer to a PING, which need not be a write of its own.
 //!
-//! grpc-go sends a PING with almost every answer (containerd), or for every answer (kubelet), to estimate the bandwidth of the connection. Answered at once, each costs both sides
-//! a write, a read and a wake-up, in the middle of the call. So an answer that has nothing to leave with waits for the next frames, and for [`TICK`] to two of it at most.
-//! (RFC 9113, 6.7, would like it to have priority; what is measured late is a bandwidth that nobody needs between two processes.)
+//! grpc-go sends a PING whenever a message reaches it, to estimate the bandwidth of the connection: containerd for a request, the kubelet for an answer. Answered at once,
+//! each costs both sides a write, a read and a wake-up in the middle of the call. So an answer that has nothing to leave with waits for the next frames, but for no more
+//! than two [`TICK`]s. (RFC 9113, 6.7, would like it to come first. What is then measured too low is the bandwidth between two processes of one node, by which grpc-go
+//! would widen its windows sooner.)
 
 use std::{
     future::Future,
