@@ -22,6 +22,8 @@ pub enum Route {
     PullImage,
     /// As [`Route::PullImage`]; what only a decoded backend knows of is its answer where the node has none.
     ImageStatus,
+    /// To all container runtimes; what they send is passed on as it comes, and the events of the other backends between it.
+    Events,
     /// `UNIMPLEMENTED` while there is a backend whose part would be missing; the kubelet then uses the call that lists.
     WholeNodeOnly,
 }
@@ -84,8 +86,9 @@ pub const fn route(method: Method) -> Route {
         | Method::StreamContainers
         | Method::StreamContainerStats
         | Method::StreamPodSandboxStats
-        | Method::StreamPodSandboxMetrics
-        | Method::GetContainerEvents => Route::WholeNodeOnly,
+        | Method::StreamPodSandboxMetrics => Route::WholeNodeOnly,
+
+        Method::GetContainerEvents => Route::Events,
 
         Method::Status => Route::Status,
         Method::PullImage => Route::PullImage,
@@ -155,7 +158,8 @@ mod tests {
             let by_id = message.field.iter().any(|field| ["pod_sandbox_id", "container_id"].contains(&field.name()));
             let method = *Method::ALL.iter().find(|method| method.name() == rpc.name()).unwrap();
             assert_eq!(by_id, matches!(route(method), Route::ById(_)), "{method}");
-            assert_eq!(rpc.server_streaming() && method != Method::StreamImages, route(method) == Route::WholeNodeOnly, "{method}");
+            let streams = matches!(route(method), Route::WholeNodeOnly | Route::Events);
+            assert_eq!(rpc.server_streaming() && method != Method::StreamImages, streams, "{method}");
         }
     }
 

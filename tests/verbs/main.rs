@@ -6,3 +6,4 @@ mod lifecycle;
 mod played;
 mod retries;
 mod trouble;
+mod usage;

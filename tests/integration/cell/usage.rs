@@ -79,6 +79,25 @@ async fn usage_is_told_with_whose_it_is() {
 }
 
 #[tokio::test]
+async fn usage_is_listed_as_soon_as_a_start_is_answered() {
+    let node = Node::start().await;
+    let kiyot = Kiyot::start(&node, options()).await;
+    let mut kubelet = kiyot.kubelet().await;
+    let running = kubelet.run_pod(&pod("soon", WAIT)).await.unwrap();
+    for attempt in 0..5 {
+        let more = Container::script("more", WAIT);
+        let id = kubelet.create_container_with(&running, &more, attempt, |_| {}).await.unwrap().id;
+        kubelet.start_container(&id).await.unwrap();
+        let filter = cri::ContainerStatsFilter { id: id.clone(), ..Default::default() };
+        let stats = list(&mut kubelet, Some(filter)).await.pop().expect("it is listed at once");
+        assert_eq!(stats.attributes.unwrap().id, id);
+        assert!(stats.cpu.unwrap().timestamp > 0 && stats.memory.unwrap().timestamp > 0);
+        assert!(ids(&list(&mut kubelet, None).await).contains(id.as_str()));
+    }
+    ends_without_a_trace(&mut kubelet, &kiyot, &running).await;
+}
+
+#[tokio::test]
 async fn lists_of_usage_hold_both_worlds() {
     let node = Node::start().await;
     let kiyot = Kiyot::start(&node, options()).await;

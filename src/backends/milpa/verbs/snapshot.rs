@@ -69,7 +69,7 @@ impl Verbs {
 
     fn container_stats(&self, request: cri::ContainerStatsRequest) -> Result<cri::ContainerStatsResponse, Status> {
         let container = self.view.container(&request.container_id)?;
-        // Before the first heartbeat, and after the end, nothing is known but whose usage it would be.
+        // While its cell is silent, and after the end, nothing is known but whose usage it would be.
         let stats =
             container.stats(Instant::now()).unwrap_or_else(|| super::restored::container_stats(container.item(), cri::ContainerStats::default()));
         Ok(cri::ContainerStatsResponse { stats: Some(stats) })

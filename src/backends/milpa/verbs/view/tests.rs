@@ -68,7 +68,7 @@ fn view() -> (View, SandboxId, SandboxId, ContainerId) {
     let view = View::new();
     let one = view.insert_sandbox(&sandbox_meta(&id("xyz1"), 1), true).unwrap();
     let two = view.insert_sandbox(&sandbox_meta(&id("xyz2"), 2), true).unwrap();
-    assert!(view.insert_container(&container_meta(&id("ctr"), one.as_str(), 1), running()).unwrap());
+    assert!(view.insert_container(&container_meta(&id("ctr"), one.as_str(), 1), running(), None).unwrap());
     (view, one, two, ContainerId::parse(&id("ctr")).unwrap())
 }
 
@@ -212,6 +212,39 @@ fn usage_is_told_while_it_is_fresh() {
 }
 
 #[test]
+fn a_container_is_listed_from_its_start() {
+    let (view, _, _, container) = view();
+    let now = Instant::now();
+    let listed = || cri::ListContainerStatsResponse::decode(view.list_container_stats(&filter::Containers::default(), now)).unwrap().stats;
+    let used = |stats: &[cri::ContainerStats]| {
+        let [stats] = stats else { panic!("{stats:?}") };
+        assert_eq!(stats.attributes.as_ref().unwrap().id, container.as_str());
+        (stats.cpu.unwrap().timestamp, stats.cpu.unwrap().usage_core_nano_seconds.unwrap().value)
+    };
+    assert!(listed().is_empty());
+    view.first_usage(&container, None, now);
+    assert_eq!(used(&listed()), (7, 0), "nothing, at the time of its start");
+    assert_eq!(listed()[0].memory.unwrap().working_set_bytes, Some(cri::UInt64Value { value: 0 }));
+
+    let sample = |timestamp: i64, value: u64| cri::ContainerStats {
+        attributes: Some(cri::ContainerAttributes { id: format!("c{:063x}", 1), ..Default::default() }),
+        cpu: Some(cri::CpuUsage { timestamp, usage_core_nano_seconds: Some(cri::UInt64Value { value }), ..Default::default() }),
+        ..Default::default()
+    };
+    view.heartbeat(&CellId::parse("cell-000000000001").unwrap(), Heartbeat { containers: vec![sample(20, 2)], ..Default::default() }, now);
+    view.first_usage(&container, Some(sample(10, 1)), now);
+    assert_eq!(used(&listed()), (20, 2), "a heartbeat was faster");
+    let later = now + entry::FRESH;
+    assert!(view.list_container_stats(&filter::Containers::default(), later).is_empty());
+    view.first_usage(&container, Some(sample(30, 3)), later);
+    let list = cri::ListContainerStatsResponse::decode(view.list_container_stats(&filter::Containers::default(), later)).unwrap().stats;
+    assert_eq!(used(&list), (30, 3));
+    view.set_status(&container, store::ContainerStatus { state: 2, ..running() });
+    view.first_usage(&container, None, later);
+    assert!(view.list_container_stats(&filter::Containers::default(), later).is_empty(), "it had ended by then");
+}
+
+#[test]
 fn annotations_find_the_running_pod_that_has_exactly_them() {
     let (view, one, _, _) = view();
     let mut image = cri::ImageSpec { annotations: view.sandbox(one.as_str()).unwrap().config().annotations, ..Default::default() };
@@ -229,8 +262,8 @@ fn annotations_find_the_running_pod_that_has_exactly_them() {
 fn a_container_of_a_stopped_sandbox_is_not_published() {
     let (view, one, _, _) = view();
     view.set_ready(&one, false);
-    assert!(!view.insert_container(&container_meta(&id("late"), one.as_str(), 2), store::ContainerStatus::default()).unwrap());
-    assert!(!view.insert_container(&container_meta(&id("lost"), &id("nowhere"), 3), running()).unwrap());
+    assert!(!view.insert_container(&container_meta(&id("late"), one.as_str(), 2), store::ContainerStatus::default(), None).unwrap());
+    assert!(!view.insert_container(&container_meta(&id("lost"), &id("nowhere"), 3), running(), None).unwrap());
     assert!(view.container(&id("late")).is_err());
 }
 
