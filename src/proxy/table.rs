@@ -22,6 +22,8 @@ pub enum Route {
     PullImage,
     /// As [`Route::PullImage`]; what only a decoded backend knows of is its answer where the node has none.
     ImageStatus,
+    /// To all container runtimes, the answers appended to one another; the metrics of the other backends are appended as the node describes its own.
+    Metrics,
     /// To all container runtimes; what they send is passed on as it comes, and the events of the other backends between it.
     Events,
     /// `UNIMPLEMENTED` while there is a backend whose part would be missing; the kubelet then uses the call that lists.
@@ -80,7 +82,7 @@ pub const fn route(method: Method) -> Route {
         Method::ListPodSandbox | Method::ListPodSandboxStats => Route::List(&[&[1, 1]]),
         Method::ListContainers => Route::List(&[&[1, 1], &[1, 3]]),
         Method::ListContainerStats => Route::List(&[&[1, 1], &[1, 2]]),
-        Method::ListPodSandboxMetrics => Route::List(&[]),
+        Method::ListPodSandboxMetrics => Route::Metrics,
 
         Method::StreamPodSandboxes
         | Method::StreamContainers
@@ -170,7 +172,7 @@ mod tests {
         let file = set.file.iter().find(|file| file.package() == "runtime.v1").unwrap();
         for rpc in file.service.iter().flat_map(|service| &service.method) {
             let method = *Method::ALL.iter().find(|method| method.name() == rpc.name()).unwrap();
-            if matches!(route(method), Route::List(_)) {
+            if matches!(route(method), Route::List(_) | Route::Metrics) {
                 let message = file.message_type.iter().find(|message| rpc.output_type().ends_with(&format!(".{}", message.name()))).unwrap();
                 let [field] = message.field.as_slice() else { panic!("{method}: more than one field") };
                 assert_eq!(field.label(), prost_types::field_descriptor_proto::Label::Repeated, "{method}");

@@ -1,6 +1,11 @@
 //! The stream of container events, as a kubelet with EventedPLEG reads it.
 
-use std::{convert::Infallible, path::Path, sync::Arc};
+use std::{
+    collections::HashMap,
+    convert::Infallible,
+    path::{Path, PathBuf},
+    sync::Arc,
+};
 
 use futures::StreamExt;
 use http_body_util::{BodyExt, StreamBody};
@@ -26,35 +31,43 @@ use tokio::{
 };
 use tokio_stream::wrappers::UnboundedReceiverStream;
 use tokio_util::task::AbortOnDropHandle;
-use tonic::{Code, Streaming, body::Body};
+use tonic::{Code, Status, Streaming, body::Body};
 
 use super::{WAIT, leaves_nothing, options, pod};
 
 const EVENTS: &str = "/runtime.v1.RuntimeService/GetContainerEvents";
 
-/// What streams the events of a node whose containerd has none: all other calls go to containerd.
-struct Events {
+/// A node that has more than containerd 1.6: a stream of events, and what the test says of other calls. All that is left goes to containerd.
+pub(super) struct PlayedNode {
+    pub(super) socket: PathBuf,
     /// One for each stream that was opened: what is sent is in it, until it is dropped.
     opened: mpsc::UnboundedReceiver<mpsc::UnboundedSender<Frame<Bytes>>>,
     _task: AbortOnDropHandle<()>,
 }
 
-impl Events {
-    fn before(node: &Node, socket: &Path) -> Self {
-        let listener = UnixListener::bind(socket).unwrap();
+impl PlayedNode {
+    /// Before a node's containerd, with answers by the paths of their calls.
+    pub(super) fn before(node: &Node, answers: HashMap<&'static str, Vec<u8>>) -> Self {
+        let socket = node.directory().join("played.sock");
+        let listener = UnixListener::bind(&socket).unwrap();
         let (opens, opened) = mpsc::unbounded_channel();
-        let (opens, containerd) = (Arc::new(opens), node.socket());
+        let shared = Arc::new((opens, node.socket(), answers));
         let task = tokio::spawn(async move {
             while let Ok((stream, _)) = listener.accept().await {
-                let (opens, containerd) = (opens.clone(), containerd.clone());
+                let shared = shared.clone();
                 let service = hyper::service::service_fn(move |request: Request<Incoming>| {
-                    let (opens, containerd) = (opens.clone(), containerd.clone());
+                    let shared = shared.clone();
                     async move {
-                        if request.uri().path() != EVENTS {
-                            return forward(&containerd, request).await;
-                        }
+                        let (opens, containerd, answers) = &*shared;
                         let (sender, frames) = mpsc::unbounded_channel();
-                        opens.send(sender).unwrap();
+                        match answers.get(request.uri().path()) {
+                            Some(answer) => {
+                                sender.send(frame(answer)).unwrap();
+                                sender.send(Frame::trailers(trailers(&Status::ok("")))).unwrap();
+                            }
+                            None if request.uri().path() == EVENTS => opens.send(sender).unwrap(),
+                            None => return forward(containerd, request).await,
+                        }
                         let body = Body::new(StreamBody::new(UnboundedReceiverStream::new(frames).map(Ok::<_, Infallible>)));
                         Ok(Response::builder().header("content-type", "application/grpc").body(body).unwrap())
                     }
@@ -62,7 +75,7 @@ impl Events {
                 tokio::spawn(hyper::server::conn::http2::Builder::new(TokioExecutor::new()).serve_connection(TokioIo::new(stream), service));
             }
         });
-        Self { opened, _task: AbortOnDropHandle::new(task) }
+        Self { socket, opened, _task: AbortOnDropHandle::new(task) }
     }
 }
 
@@ -70,12 +83,17 @@ async fn forward(containerd: &Path, request: Request<Incoming>) -> hyper::Result
     let stream = TokioIo::new(UnixStream::connect(containerd).await.unwrap());
     let (mut send, connection) = hyper::client::conn::http2::handshake(TokioExecutor::new(), stream).await?;
     tokio::spawn(connection);
-    Ok(send.send_request(request).await?.map(|body| Body::new(body.map_err(|error| tonic::Status::unavailable(error.to_string())))))
+    Ok(send.send_request(request).await?.map(|body| Body::new(body.map_err(|error| Status::unavailable(error.to_string())))))
 }
 
-fn frame(event: &cri::ContainerEventResponse) -> Frame<Bytes> {
-    let message = event.encode_to_vec();
-    Frame::data([&[0], u32::try_from(message.len()).unwrap().to_be_bytes().as_slice(), &message].concat().into())
+fn frame(message: &[u8]) -> Frame<Bytes> {
+    Frame::data([&[0], u32::try_from(message.len()).unwrap().to_be_bytes().as_slice(), message].concat().into())
+}
+
+fn trailers(status: &Status) -> http::HeaderMap {
+    let mut trailers = http::HeaderMap::new();
+    status.add_header(&mut trailers).unwrap();
+    trailers
 }
 
 fn of_node(id: &str) -> cri::ContainerEventResponse {
@@ -93,14 +111,13 @@ async fn next(stream: &mut Streaming<cri::ContainerEventResponse>) -> cri::Conta
 #[tokio::test]
 async fn events_of_cells_come_with_those_of_the_node() {
     let node = Node::start().await;
-    let socket = node.directory().join("events.sock");
-    let mut events = Events::before(&node, &socket);
-    let kiyot = Kiyot::start(&node, KiyotOptions { containerd: Some(socket), ..options() }).await;
+    let mut played = PlayedNode::before(&node, HashMap::new());
+    let kiyot = Kiyot::start(&node, KiyotOptions { containerd: Some(played.socket.clone()), ..options() }).await;
     let mut kubelet = kiyot.kubelet().await;
     let mut stream = open(&mut kubelet).await;
-    let sender = events.opened.recv().await.unwrap();
+    let sender = played.opened.recv().await.unwrap();
 
-    sender.send(frame(&of_node("before"))).unwrap();
+    sender.send(frame(&of_node("before").encode_to_vec())).unwrap();
     assert_eq!(next(&mut stream).await, of_node("before"));
     let local = kubelet.run_pod(&Pod::new("local").container(Container::script("main", WAIT))).await.unwrap();
     let running = kubelet.run_pod(&pod("told", "sleep 1; exit 3").label("app", "demo")).await.unwrap();
@@ -126,7 +143,7 @@ async fn events_of_cells_come_with_those_of_the_node() {
     assert_ne!(expect(&mut kubelet, &mut stream, Started, &main).await[0].started_at, 0);
     let ended = expect(&mut kubelet, &mut stream, Stopped, &main).await;
     assert_eq!((ended[0].state(), ended[0].exit_code), (cri::ContainerState::ContainerExited, 3));
-    sender.send(frame(&of_node("between"))).unwrap();
+    sender.send(frame(&of_node("between").encode_to_vec())).unwrap();
     assert_eq!(next(&mut stream).await, of_node("between"));
     kubelet.stop_pod(&running).await.unwrap();
     expect(&mut kubelet, &mut stream, Stopped, &sandbox).await;
@@ -135,13 +152,11 @@ async fn events_of_cells_come_with_those_of_the_node() {
     assert_eq!(expect(&mut kubelet, &mut stream, Deleted, &sandbox).await, []);
 
     // The node's stream breaks, and so does ours; then it can be had again.
-    let mut trailers = http::HeaderMap::new();
-    tonic::Status::aborted("the node says so").add_header(&mut trailers).unwrap();
-    sender.send(Frame::trailers(trailers)).unwrap();
+    sender.send(Frame::trailers(trailers(&Status::aborted("the node says so")))).unwrap();
     let status = tokio::time::timeout(LIMIT, stream.message()).await.unwrap().unwrap_err();
     assert_eq!((status.code(), status.message()), (Code::Aborted, "the node says so"));
     let mut stream = open(&mut kubelet).await;
-    events.opened.recv().await.unwrap().send(frame(&of_node("again"))).unwrap();
+    played.opened.recv().await.unwrap().send(frame(&of_node("again").encode_to_vec())).unwrap();
     assert_eq!(next(&mut stream).await, of_node("again"));
     kubelet.stop_and_remove(&local).await.unwrap();
     drop((stream, kubelet, kiyot));
@@ -156,7 +171,7 @@ async fn without_the_node_s_stream_there_is_none() {
     let mut kubelet = kiyot.kubelet().await;
     let own = node.kubelet(&node.socket()).await.unwrap().runtime.get_container_events(cri::GetEventsRequest {}).await.map(drop);
     let ours = kubelet.runtime.get_container_events(cri::GetEventsRequest {}).await.map(drop);
-    let words = |answer: Result<(), tonic::Status>| answer.map_err(|status| (status.code(), status.message().to_owned()));
+    let words = |answer: Result<(), Status>| answer.map_err(|status| (status.code(), status.message().to_owned()));
     let (own, ours) = (words(own), words(ours));
     assert_eq!(own, ours);
     assert!(own.is_ok() || own.is_err_and(|(code, _)| code == Code::Unimplemented));

@@ -39,6 +39,11 @@ impl Verbs {
         self.image_reported(reference)
     }
 
+    /// An encoded `ListPodSandboxMetricsResponse` of pods in cells, as the node's encoded `ListMetricDescriptorsResponse` describes metrics.
+    pub fn metrics(&self, descriptors: &[u8]) -> Bytes {
+        self.view.list_metrics(descriptors, Instant::now())
+    }
+
     /// What happens to pods in cells from now on: encoded `ContainerEventResponse`s, until one was lost, which an error says.
     pub fn events(&self) -> BoxStream<'static, Result<Bytes, Status>> {
         Box::pin(stream::unfold(Some(self.view.events()), |events| async {

@@ -30,8 +30,6 @@ impl Verbs {
             Method::ListPodSandboxStats => decoded(message, |request: cri::ListPodSandboxStatsRequest| {
                 Ok(self.view.list_sandbox_stats(&filter::Sandboxes::of_stats(request.filter), Instant::now()))
             }),
-            // No metrics of pods in cells yet: an empty part of the list.
-            Method::ListPodSandboxMetrics => Ok(Bytes::new()),
             Method::PodSandboxStatus => decoded(message, |request| self.sandbox_status(request).map(encoded)),
             Method::ContainerStatus => decoded(message, |request| self.container_status(request).map(encoded)),
             Method::ContainerStats => decoded(message, |request| self.container_stats(request).map(encoded)),

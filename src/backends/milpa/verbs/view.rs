@@ -24,6 +24,7 @@ mod entry;
 mod events;
 mod find;
 mod lists;
+mod metrics;
 mod usage;
 
 #[cfg(test)]

@@ -184,6 +184,30 @@ fn usage_has_our_attributes_and_ends_with_the_container() {
 }
 
 #[test]
+fn metrics_are_told_while_the_usage_is_fresh() {
+    let (view, one, _, container) = view();
+    let now = Instant::now();
+    let attributes = Some(cri::ContainerAttributes { id: format!("c{:063x}", 1), ..Default::default() });
+    let cpu = Some(cri::CpuUsage { timestamp: 3, usage_core_nano_seconds: Some(cri::UInt64Value { value: 5_000_000_000 }), ..Default::default() });
+    let beat = Heartbeat {
+        containers: vec![cri::ContainerStats { attributes, cpu, ..Default::default() }],
+        sandbox: Some(cri::PodSandboxStats::default()),
+    };
+    view.heartbeat(&CellId::parse("cell-000000000001").unwrap(), beat, now);
+    let name = "container_cpu_usage_seconds_total".to_owned();
+    let label_keys = ["container", "image", "id", "namespace"].map(str::to_owned).into();
+    let descriptors = vec![cri::MetricDescriptor { name, label_keys, ..Default::default() }];
+    let descriptors = cri::ListMetricDescriptorsResponse { descriptors }.encode_to_vec();
+    let told = |descriptors: &[u8], now| cri::ListPodSandboxMetricsResponse::decode(view.list_metrics(descriptors, now)).unwrap().pod_metrics;
+    let [pod] = told(&descriptors, now).try_into().unwrap();
+    assert_eq!(pod.pod_sandbox_id, one.as_str());
+    let metric = &pod.container_metrics[0].metrics[0];
+    assert_eq!((metric.label_values.clone(), metric.value), (["c-1", "busybox", container.as_str(), "shop"].map(str::to_owned).into(), Some(cri::UInt64Value { value: 5 })));
+    assert!(told(&descriptors, now + entry::FRESH).is_empty());
+    assert!(told(b"\xff", now)[0].container_metrics[0].metrics.is_empty(), "what can't be read describes nothing");
+}
+
+#[test]
 fn usage_is_told_while_it_is_fresh() {
     let (view, one, _, container) = view();
     let attributes = |n: u32| Some(cri::ContainerAttributes { id: format!("c{n:063x}"), ..Default::default() });
