@@ -129,7 +129,8 @@ async fn metrics_of_cells_are_told_as_the_node_describes_them() {
         }
     });
     let second = Played::constant(&door.runtime("second"), list(&["b"]));
-    let metrics = async || caller.raw(Method::ListPodSandboxMetrics.path(), &[("grpc-accept-encoding", "gzip")], crate::caller::frame(b"")).await.unwrap();
+    let metrics =
+        async || caller.raw(Method::ListPodSandboxMetrics.path(), &[("grpc-accept-encoding", "gzip")], crate::caller::frame(b"")).await.unwrap();
     assert_eq!(ids(metrics().await.ok()), ["a", "b", "milpa by the node's words"]);
     drop(second);
     // Whole, or an error.

@@ -104,13 +104,24 @@ async fn metrics_of_cells_are_told_as_the_node_describes_them() {
     let node = Node::start().await;
     let keys = |keys: &[&str]| keys.iter().map(|&key| key.to_owned()).collect();
     let descriptors = vec![
-        cri::MetricDescriptor { name: "container_memory_working_set_bytes".to_owned(), label_keys: keys(&["pod", "id", "image"]), ..Default::default() },
-        cri::MetricDescriptor { name: "container_network_receive_bytes_total".to_owned(), label_keys: keys(&["id", "interface"]), ..Default::default() },
+        cri::MetricDescriptor {
+            name: "container_memory_working_set_bytes".to_owned(),
+            label_keys: keys(&["pod", "id", "image"]),
+            ..Default::default()
+        },
+        cri::MetricDescriptor {
+            name: "container_network_receive_bytes_total".to_owned(),
+            label_keys: keys(&["id", "interface"]),
+            ..Default::default()
+        },
     ];
     let of_node = cri::PodSandboxMetrics { pod_sandbox_id: "of the node".to_owned(), ..Default::default() };
     let answers = HashMap::from([
         ("/runtime.v1.RuntimeService/ListMetricDescriptors", cri::ListMetricDescriptorsResponse { descriptors }.encode_to_vec()),
-        ("/runtime.v1.RuntimeService/ListPodSandboxMetrics", cri::ListPodSandboxMetricsResponse { pod_metrics: vec![of_node.clone()] }.encode_to_vec()),
+        (
+            "/runtime.v1.RuntimeService/ListPodSandboxMetrics",
+            cri::ListPodSandboxMetricsResponse { pod_metrics: vec![of_node.clone()] }.encode_to_vec(),
+        ),
     ]);
     let played = PlayedNode::before(&node, answers);
     let mut kiyot = Kiyot::start(&node, KiyotOptions { containerd: Some(played.socket.clone()), ..options() }).await;

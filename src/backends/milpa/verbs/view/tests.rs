@@ -189,10 +189,8 @@ fn metrics_are_told_while_the_usage_is_fresh() {
     let now = Instant::now();
     let attributes = Some(cri::ContainerAttributes { id: format!("c{:063x}", 1), ..Default::default() });
     let cpu = Some(cri::CpuUsage { timestamp: 3, usage_core_nano_seconds: Some(cri::UInt64Value { value: 5_000_000_000 }), ..Default::default() });
-    let beat = Heartbeat {
-        containers: vec![cri::ContainerStats { attributes, cpu, ..Default::default() }],
-        sandbox: Some(cri::PodSandboxStats::default()),
-    };
+    let beat =
+        Heartbeat { containers: vec![cri::ContainerStats { attributes, cpu, ..Default::default() }], sandbox: Some(cri::PodSandboxStats::default()) };
     view.heartbeat(&CellId::parse("cell-000000000001").unwrap(), beat, now);
     let name = "container_cpu_usage_seconds_total".to_owned();
     let label_keys = ["container", "image", "id", "namespace"].map(str::to_owned).into();
@@ -202,7 +200,10 @@ fn metrics_are_told_while_the_usage_is_fresh() {
     let [pod] = told(&descriptors, now).try_into().unwrap();
     assert_eq!(pod.pod_sandbox_id, one.as_str());
     let metric = &pod.container_metrics[0].metrics[0];
-    assert_eq!((metric.label_values.clone(), metric.value), (["c-1", "busybox", container.as_str(), "shop"].map(str::to_owned).into(), Some(cri::UInt64Value { value: 5 })));
+    assert_eq!(
+        (metric.label_values.clone(), metric.value),
+        (["c-1", "busybox", container.as_str(), "shop"].map(str::to_owned).into(), Some(cri::UInt64Value { value: 5 }))
+    );
     assert!(told(&descriptors, now + entry::FRESH).is_empty());
     assert!(told(b"\xff", now)[0].container_metrics[0].metrics.is_empty(), "what can't be read describes nothing");
 }
@@ -292,7 +293,8 @@ async fn every_change_of_state_is_one_event() {
     let view = View::new();
     let (mut reader, mut other) = (view.events(), view.events());
     let pod = view.insert_sandbox(&sandbox_meta(&id("pod"), 1), true).unwrap();
-    let status = |state: cri::ContainerState, started_unix_nanos| store::ContainerStatus { state: state.into(), started_unix_nanos, ..Default::default() };
+    let status =
+        |state: cri::ContainerState, started_unix_nanos| store::ContainerStatus { state: state.into(), started_unix_nanos, ..Default::default() };
     let ids: Vec<_> = ["one", "two", "six"].map(|name| ContainerId::parse(&id(name)).unwrap()).into();
     for (n, container) in ids.iter().enumerate() {
         let told = cri::ContainerStatus { resources: Some(cri::ContainerResources::default()), ..Default::default() };
