@@ -5,6 +5,7 @@ mod backend;
 mod caller;
 mod decoded;
 mod door;
+mod events;
 mod faults;
 mod forwarding;
 mod limits;

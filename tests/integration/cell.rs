@@ -5,6 +5,7 @@ use kiyot_testkit::{Container, Kiyot, KiyotOptions, Kubelet, Node, Pod, RunningP
 mod attempts;
 mod contexts;
 mod disks;
+mod events;
 mod faults;
 mod images;
 mod kills;
