@@ -70,7 +70,7 @@ fn every_reason_is_explained() {
         (
             OPT_OUT,
             pod("", "  hostNetwork: true"),
-            "goes to containerd instead of milpa: it asks for the node's network (hostNetwork), and policy.host_namespaces is \"keep-local\"",
+            "goes to containerd instead of milpa: it asks for the node's network (hostNetwork), and policy.host_network is \"keep-local\"",
         ),
     ] {
         let (text, fine) = explained(config, &manifest);
@@ -92,10 +92,7 @@ fn what_would_be_refused_is_explained() {
             "refused: pod.elotl.co/launch-type = \"cheap\": allowed is",
         ),
         (pod(IN_A_CELL, "  hostPID: true"), "refused: pod default/p asks for the node's processes (hostPID)"),
-        (
-            pod(IN_A_CELL, "").replace("image: i", "image: i, securityContext: {privileged: true}"),
-            "refused: container \"c\" asks for to be privileged",
-        ),
+        (pod(IN_A_CELL, "").replace("image: i", "image: i, securityContext: {privileged: true}"), "refused: container \"c\" asks for all privileges"),
         (mounting(path), "refused: container \"c\" mounts /srv/data of the node, and policy.host_path is \"refuse\""),
     ] {
         let (text, fine) = explained(OPT_IN, &manifest);

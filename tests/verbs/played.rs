@@ -15,7 +15,7 @@ use http_body_util::{BodyExt, StreamBody};
 use hyper::body::{Frame, Incoming};
 use kiyot::backends::milpa::{
     id::CellId,
-    providers::{Attachment, Instance, InstanceId, LaunchSpec, Provider, ProviderError},
+    providers::{Attachment, Instance, InstanceId, Isolation, LaunchSpec, Provider, ProviderError},
 };
 use kiyot_cell::home::{ConnectionInfo, Home, HomeHandle};
 use kiyot_proto::{cell, cri};
@@ -78,6 +78,10 @@ impl Played {
 
 #[async_trait]
 impl Provider for Played {
+    fn isolation(&self) -> Isolation {
+        Isolation { provider: "played", privileges: true, users: true }
+    }
+
     async fn launch(&self, spec: &LaunchSpec, _: &str) -> Result<Instance, ProviderError> {
         self.gate.acquire().await.unwrap().forget();
         let id = InstanceId(spec.cell.as_str().to_owned());

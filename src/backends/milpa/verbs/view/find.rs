@@ -45,6 +45,16 @@ impl View {
         ids.iter().filter_map(|id| known.sandboxes.get(id)).cloned().collect()
     }
 
+    /// When the latest of a pod's sandboxes and containers was created; 0 if there is none.
+    pub(in super::super) fn latest_of_pod(&self, uid: &str) -> i64 {
+        let known = self.read();
+        let sandboxes = known.by_uid.get(uid).into_iter().flatten().filter_map(|id| known.sandboxes.get(id));
+        let containers = |sandbox: &Sandbox| {
+            sandbox.containers.iter().filter_map(|id| known.containers.get(id)).map(|container| container.meta().created_unix_nanos).max()
+        };
+        sandboxes.map(|sandbox| containers(sandbox).unwrap_or(0).max(sandbox.meta().created_unix_nanos)).max().unwrap_or(0)
+    }
+
     /// The newest running sandbox of the pod that has exactly these annotations; `None` for no annotations.
     ///
     /// An `ImageStatus` names no pod, but carries all of the pod's annotations, and the kubelet's own make them unique.
