@@ -3,9 +3,11 @@
 use kiyot_testkit::{Container, Kiyot, KiyotOptions, Kubelet, Node, Pod, RunningPod, cri};
 
 mod attempts;
+mod clocks;
 mod contexts;
 mod disks;
 mod faults;
+mod filters;
 mod images;
 mod kills;
 mod life;
@@ -14,6 +16,7 @@ mod log_files;
 mod logs;
 mod network;
 mod outages;
+mod own_namespaces;
 mod placement;
 mod processes;
 mod reboot;
@@ -21,6 +24,7 @@ mod refusals;
 mod registries;
 mod restart;
 mod retries;
+mod slow_link;
 mod stops;
 mod streams;
 mod subpaths;

@@ -57,6 +57,12 @@ impl Played {
         cells.values().next().unwrap().cell.clone()
     }
 
+    /// The cell that was launched after so many.
+    pub(crate) fn nth(&self, n: usize) -> PlayedCell {
+        let id = self.launched.lock().unwrap()[n].clone();
+        self.cells.lock().unwrap()[&id].cell.clone()
+    }
+
     /// How many run.
     pub(crate) fn running(&self) -> usize {
         self.cells.lock().unwrap().len()
@@ -151,6 +157,8 @@ pub(crate) struct State {
     pub(crate) asked: HashMap<&'static str, String>,
     /// The next answers that are lost: the work is done.
     pub(crate) lose: Vec<&'static str>,
+    /// Calls that are answered without an end.
+    pub(crate) endless: Vec<&'static str>,
 }
 
 type Answer = Result<Vec<u8>, Status>;
@@ -169,6 +177,7 @@ impl PlayedCell {
             logs: HashMap::new(),
             asked: HashMap::new(),
             lose: Vec::new(),
+            endless: Vec::new(),
         })))
     }
 
@@ -213,6 +222,7 @@ impl PlayedCell {
         let message = messages.into_iter().next().unwrap_or_default();
         let mut state = self.0.lock().unwrap();
         match path.rsplit('/').next().unwrap() {
+            method if state.endless.contains(&method) => endless(),
             "Watch" => {
                 let (sender, receiver) = mpsc::unbounded_channel();
                 state.watcher = Some(sender);
@@ -237,7 +247,7 @@ impl PlayedCell {
 }
 
 impl State {
-    fn tell(&mut self, event: cell::event::Event) {
+    pub(crate) fn tell(&mut self, event: cell::event::Event) {
         if let Some(watcher) = &self.watcher {
             let _ = watcher.send(cell::Event { event: Some(event) });
         }
@@ -360,6 +370,14 @@ impl State {
             other => Err(Status::unimplemented(format!("the played cell has no {other}"))),
         }
     }
+}
+
+/// The begin of one message, larger than any may be, and then its bytes for ever.
+fn endless() -> http::Response<Body> {
+    let head = Bytes::from_static(&[0, 0xff, 0xff, 0xff, 0xff]);
+    let frames = stream::iter([head]).chain(stream::repeat(Bytes::from_static(&[b'x'; 16 << 10])));
+    let body = StreamBody::new(frames.map(|part| Ok::<_, Status>(Frame::data(part))));
+    http::Response::builder().header("content-type", "application/grpc").body(Body::new(body)).unwrap()
 }
 
 fn encoded(message: impl Message) -> Answer {

@@ -34,8 +34,7 @@ impl View {
 
     /// The container that a cell knows by this id; never one of another cell.
     pub(in super::super) fn container_of_cell(&self, cell: &CellId, id: &str) -> Option<Container> {
-        let known = self.read();
-        known.by_cell_container.get(id).and_then(|id| known.containers.get(id)).filter(|container| container.cell == *cell).cloned()
+        self.read().in_cell(cell, id).cloned()
     }
 
     /// The sandboxes of a pod, by its uid, in the order in which they were made.
