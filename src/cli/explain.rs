@@ -8,10 +8,7 @@ use prost::Message;
 use super::Output;
 use crate::{
     annotations::{CellRequest, HealthyTimeout, InstanceType, KEYS},
-    backends::{
-        BackendName, Declared, milpa,
-        milpa::{providers::Isolation, verbs::policy},
-    },
+    backends::{BackendName, Declared, milpa, milpa::verbs::policy},
     config::{BackendConfig, Config, HostPath, MilpaBackend, ProviderKind},
     manifest::{Manifest, Node, Pod, VolumeKind},
     proxy::{
@@ -111,7 +108,7 @@ fn in_a_cell(
     request: &cri::RunPodSandboxRequest,
 ) {
     let sandbox = request.config.clone().unwrap_or_default();
-    let rules = policy::Rules { policy: milpa.policy, isolation: Isolation::of(milpa.provider) };
+    let rules = policy::Rules::of(milpa);
     if let Some(what) = policy::keeps_local(&rules, &sandbox) {
         lines.say(format!("goes to {node_backend} instead of {}: it {what}", decision.backend));
         note_idle_annotations(lines, pod);

@@ -3,7 +3,7 @@
 use std::{fmt::Write, path::Path};
 
 use crate::{
-    backends::milpa::{providers::Isolation, verbs::policy::Rules},
+    backends::milpa::verbs::policy::Rules,
     config::{BackendConfig, Config},
 };
 
@@ -19,7 +19,7 @@ pub(super) fn of(path: &Path, config: &Config) -> String {
                 writeln!(text, "  backend {name}: the container runtime at {}{role}", cri.socket.display())
             }
             BackendConfig::Milpa(milpa) => {
-                let rules = Rules { policy: milpa.policy, isolation: Isolation::of(milpa.provider) };
+                let rules = Rules::of(milpa);
                 let notes: String = rules.unmet().into_iter().map(|unmet| format!("\n  note: backend {name}: {unmet}")).collect();
                 writeln!(text, "  backend {name}: up to {} cells, state in {}{notes}", milpa.max_cells, milpa.state_dir.display())
             }

@@ -4,7 +4,7 @@ use kiyot_proto::cri;
 
 use crate::{
     backends::milpa::providers::Isolation,
-    config::{OfNode, Policy, Privileged},
+    config::{MilpaBackend, OfNode, Policy, Privileged},
 };
 
 /// Something of the node's that a pod may ask for.
@@ -89,6 +89,11 @@ impl Asked {
 }
 
 impl Rules {
+    /// Those of a backend that is configured so.
+    pub fn of(backend: &MilpaBackend) -> Self {
+        Self { policy: backend.policy, isolation: Isolation::of(backend.provider) }
+    }
+
     pub(super) fn outcome(&self, asked: Asked) -> Outcome {
         let policy = &self.policy;
         let of_node = |setting, there: bool, why| match setting {
