@@ -8,6 +8,7 @@ use std::{
 
 use async_trait::async_trait;
 use bytes::Bytes;
+use futures::stream::BoxStream;
 use kiyot_link::{
     bootstrap::{Bootstrap, GatewayAddress},
     clock::Clock,
@@ -178,6 +179,14 @@ impl Decoded for Answers {
 
     fn reported_image(&self, reference: &str) -> Option<Bytes> {
         self.0.reported_image(reference)
+    }
+
+    fn metrics(&self, descriptors: &[u8]) -> Bytes {
+        self.0.metrics(descriptors)
+    }
+
+    fn events(&self) -> BoxStream<'static, Result<Bytes, Status>> {
+        self.0.events()
     }
 
     async fn call(&self, method: Method, message: Bytes, deadline: Option<Instant>) -> Result<Bytes, Status> {

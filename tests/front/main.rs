@@ -6,6 +6,7 @@ mod caller;
 mod compressed;
 mod decoded;
 mod door;
+mod events;
 mod faults;
 mod forwarding;
 mod limits;

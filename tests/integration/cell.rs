@@ -6,6 +6,7 @@ mod attempts;
 mod clocks;
 mod contexts;
 mod disks;
+mod events;
 mod faults;
 mod filters;
 mod images;

@@ -126,7 +126,7 @@ impl Fixture {
         self.call::<cri::StopPodSandboxResponse>(Method::StopPodSandbox, request).await.unwrap();
     }
 
-    fn at_once<A: Message + Default>(&self, method: Method, request: impl Message) -> Result<A, Status> {
+    pub(crate) fn at_once<A: Message + Default>(&self, method: Method, request: impl Message) -> Result<A, Status> {
         let answer: Bytes = self.daemon.verbs.snapshot(method, &request.encode_to_vec()).unwrap()?;
         Ok(A::decode(answer).unwrap())
     }

@@ -30,6 +30,8 @@ pub struct KiyotOptions {
     pub milpa: String,
     /// Further keys of `[backends.milpa.netns]`, a TOML text.
     pub netns: String,
+    /// Another CRI socket for the backend `containerd` than that of the node's containerd.
+    pub containerd: Option<PathBuf>,
     /// Another network for cells than the node's: a directory with CNI configuration in `net.d` and plugins in `bin`.
     pub network: Option<PathBuf>,
     /// Whole further sections.
@@ -52,6 +54,7 @@ impl KiyotOptions {
             server: String::new(),
             milpa: String::new(),
             netns: String::new(),
+            containerd: None,
             network: None,
             sections: String::new(),
             file: None,
@@ -61,7 +64,7 @@ impl KiyotOptions {
     }
 
     fn configuration(&self, node: &Node, directory: &Path) -> String {
-        let (at, containerd) = (directory.display(), node.socket());
+        let (at, containerd) = (directory.display(), self.containerd.clone().unwrap_or_else(|| node.socket()));
         let mut toml = format!("[server]\nlisten = \"{at}/kiyot.sock\"\n{}\n", self.server);
         let _ = writeln!(toml, "[backends.containerd]\ntype = \"cri\"\nsocket = \"{}\"\n", containerd.display());
         if self.cells {

@@ -149,8 +149,7 @@ impl Verbs {
         let mut batch = Batch::default();
         batch.put(Table::Containers, id.as_str(), &meta).put(Table::ContainerStatuses, id.as_str(), &status);
         self.parts.store.commit(batch).await.map_err(|error| failure::of_store(&error))?;
-        if self.view.insert_container(&meta, status).map_err(|error| failure::of_id(&error))? {
-            self.view.tell(id, &told);
+        if self.view.insert_container(&meta, status, Some(&told)).map_err(|error| failure::of_id(&error))? {
             return Ok(());
         }
         // The sandbox was stopped meanwhile.

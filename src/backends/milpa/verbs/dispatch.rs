@@ -3,6 +3,7 @@
 use std::{future::Future, sync::Arc, time::Instant};
 
 use bytes::Bytes;
+use futures::{stream, stream::BoxStream};
 use kiyot_proto::cri;
 use prost::Message;
 use tonic::Status;
@@ -32,6 +33,21 @@ impl Verbs {
     /// An encoded `ImageStatusResponse` of what cells reported for a reference.
     pub fn reported_image(&self, reference: &str) -> Option<Bytes> {
         self.image_reported(reference)
+    }
+
+    /// An encoded `ListPodSandboxMetricsResponse` of pods in cells, as the node's encoded `ListMetricDescriptorsResponse` describes metrics.
+    pub fn metrics(&self, descriptors: &[u8]) -> Bytes {
+        self.view.list_metrics(descriptors, Instant::now())
+    }
+
+    /// What happens to pods in cells from now on: encoded `ContainerEventResponse`s, until one was lost, which an error says.
+    pub fn events(&self) -> BoxStream<'static, Result<Bytes, Status>> {
+        Box::pin(stream::unfold(Some(self.view.events()), |events| async {
+            let mut events = events?;
+            let next = events.next().await;
+            let more = next.is_ok().then_some(events);
+            Some((next, more))
+        }))
     }
 
     /// Answers a call.
