@@ -107,6 +107,8 @@ pub enum Privileged {
 pub enum NodeResolver {
     /// "refuse": it is refused, by the name server's address.
     Refuse,
+    /// "forward": the daemon asks them for the cell.
+    Forward,
     /// "allow": the cell is given them as they are. Right if cells reach them, such as a link-local cache on a node whose namespaces the cells are.
     Allow,
 }
@@ -186,7 +188,7 @@ impl Policy {
         table.set("privileged", &mut policy.privileged, |field| {
             field.choice(&[("refuse", Privileged::Refuse), ("keep-local", Privileged::KeepLocal), ("allow", Privileged::Allow)])
         });
-        let resolvers = [("refuse", NodeResolver::Refuse), ("allow", NodeResolver::Allow)];
+        let resolvers = [("refuse", NodeResolver::Refuse), ("forward", NodeResolver::Forward), ("allow", NodeResolver::Allow)];
         table.set("node_resolver", &mut policy.node_resolver, |field| field.choice(&resolvers));
         table.finish();
         policy

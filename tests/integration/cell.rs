@@ -19,6 +19,7 @@ mod processes;
 mod reboot;
 mod refusals;
 mod registries;
+mod resolvers;
 mod restart;
 mod retries;
 mod stops;

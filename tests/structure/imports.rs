@@ -55,6 +55,7 @@ const PARTS: &[Part] = &[
             MILPA[7],
             MILPA[8],
             MILPA[9],
+            MILPA[10],
             "annotations",
             "config",
             "problems",
@@ -64,6 +65,7 @@ const PARTS: &[Part] = &[
     Part { path: "backends::milpa::volumes", may: &[MILPA[5], MILPA[6], MILPA[8], MILPA[9], "config"] },
     Part { path: "backends::milpa::logs", may: &[MILPA[5], MILPA[6], MILPA[8], MILPA[9], "config"] },
     Part { path: "backends::milpa::streaming", may: &[MILPA[5], MILPA[6], MILPA[8], MILPA[9], "config"] },
+    Part { path: "backends::milpa::resolver", may: &[MILPA[6], MILPA[9], "config"] },
     Part { path: "backends::milpa::cells", may: &[MILPA[6], MILPA[7], MILPA[8], MILPA[9], "config"] },
     Part { path: "backends::milpa::gateway", may: &[MILPA[8], MILPA[9], "config"] },
     Part { path: "backends::milpa::providers", may: &[MILPA[9], "config"] },
@@ -76,7 +78,7 @@ const PARTS: &[Part] = &[
 ];
 
 /// Milpa's parts, upper ones first.
-const MILPA: [&str; 10] = [
+const MILPA: [&str; 11] = [
     "backends::milpa::verbs",
     "backends::milpa::images",
     "backends::milpa::volumes",
@@ -87,6 +89,7 @@ const MILPA: [&str; 10] = [
     "backends::milpa::providers",
     "backends::milpa::store",
     "backends::milpa::id",
+    "backends::milpa::resolver",
 ];
 
 fn part_of(path: &[String]) -> &'static Part {

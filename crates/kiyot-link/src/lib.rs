@@ -7,5 +7,6 @@ pub mod channel;
 pub mod connection;
 pub mod http2;
 pub mod private;
+pub mod resolver;
 pub mod stream;
 pub mod tls;

@@ -78,7 +78,7 @@ async fn ports_lead_to_the_cell(kubelet: &mut Kubelet, kiyot: &Kiyot<'_>, runnin
 }
 
 /// Does something in a cell's network.
-fn in_cell<T: Send + 'static>(cell: &str, work: impl FnOnce() -> T + Send + 'static) -> T {
+pub(super) fn in_cell<T: Send + 'static>(cell: &str, work: impl FnOnce() -> T + Send + 'static) -> T {
     let namespace = fs::File::open(format!("/run/netns/kiyot-{cell}")).unwrap();
     let thread = std::thread::spawn(move || {
         // Of this thread alone.

@@ -102,6 +102,7 @@ impl Verbs {
             rewrite::InCell {
                 sandbox: &meta.cell_sandbox,
                 pod_dir: &hello.pod_dir,
+                resolvers: &meta.resolvers,
                 image: &image,
                 mounts,
                 log_path: logs.as_ref().map(|logs| logs.in_logs.clone()).unwrap_or_default(),

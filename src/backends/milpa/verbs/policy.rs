@@ -1,11 +1,13 @@
 //! What a pod may not ask of a cell. Pure.
 
-use std::net::IpAddr;
-
+use kiyot_link::resolver::MOST;
 use kiyot_proto::cri;
 use tonic::Status;
 
-use crate::config::{HostNamespaces, NodeResolver, Policy, Privileged};
+use crate::{
+    backends::milpa::resolver::Server,
+    config::{HostNamespaces, NodeResolver, Policy, Privileged},
+};
 
 /// Refuses a sandbox that asks for a namespace of the node, or for privileges that cells do not give.
 pub fn check_sandbox(policy: &Policy, config: &cri::PodSandboxConfig) -> Result<(), Status> {
@@ -19,21 +21,29 @@ pub fn check_sandbox(policy: &Policy, config: &cri::PodSandboxConfig) -> Result<
     if let Some(what) = refused {
         return Err(refusal(&pod, what));
     }
-    let servers = config.dns_config.iter().flat_map(|dns| &dns.servers);
-    let server = servers.filter(|_| policy.node_resolver == NodeResolver::Refuse).find(|server| is_the_nodes(server));
-    server.map_or(Ok(()), |server| Err(refusal(&pod, &format!("the name server {server}, {NODE_RESOLVER}"))))
+    let servers = servers_of_node(config);
+    match (policy.node_resolver, servers.first()) {
+        (NodeResolver::Refuse, Some(server)) => Err(refusal(&pod, &format!("the name server {server}, {NODE_RESOLVER}"))),
+        (NodeResolver::Forward, Some(_)) if servers.len() > MOST => {
+            Err(refusal(&pod, &format!("{} name servers that are the node's own; at most {MOST} are asked for it", servers.len())))
+        }
+        _ => Ok(()),
+    }
 }
 
-/// Whether a name server's address means the machine that asks, or its link.
-fn is_the_nodes(server: &str) -> bool {
-    // The zone of a link-local address, which only the node knows.
-    let address = server.split_once('%').map_or(server, |(address, _)| address);
-    match address.parse::<IpAddr>().map(|address| address.to_canonical()) {
-        Ok(IpAddr::V4(address)) => address.is_loopback() || address.is_link_local() || address.is_unspecified(),
-        Ok(IpAddr::V6(address)) => address.is_loopback() || address.is_unicast_link_local() || address.is_unspecified(),
-        // A resolver passes over what is none.
-        Err(_) => false,
+/// The name servers of a sandbox that the daemon is to ask for it, each once, as the configuration has them.
+pub(super) fn asked_for_it(policy: &Policy, config: &cri::PodSandboxConfig) -> Vec<String> {
+    if policy.node_resolver == NodeResolver::Forward { servers_of_node(config) } else { Vec::new() }
+}
+
+fn servers_of_node(config: &cri::PodSandboxConfig) -> Vec<String> {
+    let mut servers = Vec::new();
+    for server in config.dns_config.iter().flat_map(|dns| &dns.servers).filter(|server| Server::of_node(server).is_some()) {
+        if !servers.contains(server) {
+            servers.push(server.clone());
+        }
     }
+    servers
 }
 
 /// Why a pod for a cell runs on the node instead: it asks for what cells do not give, and the policy is to keep such pods local. The text ends the sentence "it ...".
@@ -72,7 +82,7 @@ pub fn check_container(policy: &Policy, config: &cri::ContainerConfig) -> Result
 const PRIVILEGED: &str = "to be privileged (securityContext.privileged; the backend's policy.privileged is not \"allow\")";
 
 const NODE_RESOLVER: &str = "an address that is the node's own (set dnsPolicy or dnsConfig of the pod, or the kubelet's resolvConf or clusterDNS; the \
-                            backend's policy.node_resolver is \"refuse\")";
+                            backend's policy.node_resolver is \"refuse\", and knows \"forward\")";
 
 fn node_namespace(options: &cri::NamespaceOption) -> Option<&'static str> {
     use cri::NamespaceMode::{Node, Pod};
@@ -173,6 +183,22 @@ mod tests {
         for server in ["1.1.1.1", "2001:db8::1", "not an address"] {
             assert!(check_sandbox(&Policy::default(), &config(server)).is_ok());
         }
+    }
+
+    #[test]
+    fn name_servers_of_the_node_are_asked_for_the_pod() {
+        let config = |servers: &[&str]| {
+            let servers = servers.iter().map(|server| (*server).to_owned()).collect();
+            cri::PodSandboxConfig { dns_config: Some(cri::DnsConfig { servers, ..Default::default() }), ..Default::default() }
+        };
+        let forward = Policy { node_resolver: NodeResolver::Forward, ..Policy::default() };
+        let some = config(&["10.96.0.10", "127.0.0.53", "fe80::1%eth0", "127.0.0.53"]);
+        assert!(check_sandbox(&forward, &some).is_ok());
+        assert_eq!(asked_for_it(&forward, &some), ["127.0.0.53", "fe80::1%eth0"]);
+        assert_eq!(asked_for_it(&Policy { node_resolver: NodeResolver::Allow, ..forward }, &some), Vec::<String>::new());
+        let many: Vec<_> = (0..=MOST).map(|number| format!("127.0.0.{number}")).collect();
+        let status = check_sandbox(&forward, &config(&many.iter().map(String::as_str).collect::<Vec<_>>())).unwrap_err();
+        assert!(status.message().contains("9 name servers") && status.message().contains("at most 8"), "{status}");
     }
 
     #[test]
