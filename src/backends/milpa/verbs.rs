@@ -47,6 +47,7 @@ mod restore;
 mod restored;
 mod rewrite;
 mod run_sandbox;
+mod seccomp;
 mod snapshot;
 mod start_container;
 mod stop_container;

@@ -62,8 +62,7 @@ impl Resolver {
     /// One that has no name servers yet.
     pub fn new(own_network: bool) -> Self {
         let (sender, receiver) = mpsc::channel(UDP_QUERIES + TCP_CONNECTIONS);
-        let asking =
-            Asking { queue: sender, by_udp: Arc::new(Semaphore::new(UDP_QUERIES)), connections: Arc::new(Semaphore::new(TCP_CONNECTIONS)) };
+        let asking = Asking { queue: sender, by_udp: Arc::new(Semaphore::new(UDP_QUERIES)), connections: Arc::new(Semaphore::new(TCP_CONNECTIONS)) };
         let (queue, current) = (Arc::new(tokio::sync::Mutex::new(receiver)), Mutex::default());
         Self { own_network, doors: Mutex::default(), asking, queue, current }
     }

@@ -62,7 +62,12 @@ async fn queries_are_answered_or_said_to_have_failed() {
 async fn no_other_name_server_is_asked_and_no_other_size_is_taken() {
     let never = |_, _, _| async { unreachable!("nothing is asked") };
     let large = vec![0; TCP_MESSAGE + 1];
-    for (bad, word) in [(query(1, 2, &[0; HEAD]), "2"), (query(1, u32::MAX, &[0; HEAD]), "has 2"), (query(1, 0, b"short"), "5 bytes"), (query(1, 0, &large), "65536 bytes")] {
+    for (bad, word) in [
+        (query(1, 2, &[0; HEAD]), "2"),
+        (query(1, u32::MAX, &[0; HEAD]), "has 2"),
+        (query(1, 0, b"short"), "5 bytes"),
+        (query(1, 0, &large), "65536 bytes"),
+    ] {
         let (result, answers) = answered(vec![bad], never).await;
         let status = result.unwrap_err();
         assert!(status.code() == Code::InvalidArgument && status.message().contains(word), "{status:?}");

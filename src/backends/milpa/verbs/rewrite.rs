@@ -6,7 +6,10 @@
 use std::{collections::HashMap, net::IpAddr};
 
 use kiyot_link::resolver;
-use kiyot_proto::{cell::BindRequest, cri};
+use kiyot_proto::{
+    cell::BindRequest,
+    cri::{self, security_profile::ProfileType},
+};
 use tonic::Status;
 
 use crate::backends::milpa::providers::{HostPort, Protocol};
@@ -139,6 +142,8 @@ pub(super) struct InCell<'a> {
     pub(super) resolvers: &'a [String],
     /// The image's id there.
     pub(super) image: &'a str,
+    /// Its seccomp profile there, if it has one of the node's.
+    pub(super) profile: Option<String>,
     /// The mounts there.
     pub(super) mounts: Vec<cri::Mount>,
     /// The log beneath the cell's log directory; "" for none.
@@ -161,6 +166,9 @@ pub(super) fn create_container(request: &cri::CreateContainerRequest, cell: InCe
     config.cdi_devices.clear();
     config.windows = None;
     let context = config.linux.get_or_insert_default().security_context.get_or_insert_default();
+    if let Some(profile) = cell.profile {
+        context.seccomp = Some(cri::SecurityProfile { profile_type: ProfileType::Localhost.into(), localhost_ref: profile });
+    }
     let options = context.namespace_options.get_or_insert_default();
     on_the_cells_network(options);
     cell.target.clone_into(&mut options.target_id);

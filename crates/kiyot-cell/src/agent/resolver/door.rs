@@ -59,14 +59,17 @@ fn in_this_thread(servers: usize) -> io::Result<Vec<Door>> {
     unshare(CloneFlags::CLONE_NEWNET)?;
     let inside = netlink::socket()?;
 
-    let left = Request::new(RTM_DELLINK, 0, &link(false)).with(IFLA_IFNAME, &name(DEVICE)).send(&outside);
+    let left = Request::new(RTM_DELLINK, 0, &link(0, false)).with(IFLA_IFNAME, &name(DEVICE)).send(&outside);
     match left {
         Err(error) if error.raw_os_error() != Some(rustix::io::Errno::NODEV.raw_os_error()) => return Err(error),
         Err(_) | Ok(()) => {}
     }
-    let peer = [link(true), attribute(IFLA_IFNAME, &name(DEVICE)), attribute(IFLA_NET_NS_FD, &cell.as_raw_fd().to_ne_bytes())].concat();
+    let peer = [link(0, false), attribute(IFLA_IFNAME, &name(DEVICE)), attribute(IFLA_NET_NS_FD, &cell.as_raw_fd().to_ne_bytes())].concat();
     let veth = [attribute(IFLA_INFO_KIND, b"veth\0"), attribute(IFLA_INFO_DATA, &attribute(VETH_INFO_PEER, &peer))].concat();
-    Request::new(RTM_NEWLINK, NEW, &link(true)).with(IFLA_IFNAME, &name(INNER)).with(IFLA_LINKINFO, &veth).send(&inside)?;
+    Request::new(RTM_NEWLINK, NEW, &link(0, false)).with(IFLA_IFNAME, &name(INNER)).with(IFLA_LINKINFO, &veth).send(&inside)?;
+    for (socket, device) in [(&outside, DEVICE), (&inside, INNER)] {
+        Request::new(RTM_NEWLINK, 0, &link(name_to_index(socket, device)?, true)).send(socket)?;
+    }
     give(&outside, DEVICE, CELL)?;
 
     let mut doors = Vec::with_capacity(servers);
@@ -81,9 +84,9 @@ fn in_this_thread(servers: usize) -> io::Result<Vec<Door>> {
 }
 
 /// An `ifinfomsg`: family and type, index, flags, and which of them change.
-fn link(up: bool) -> Vec<u8> {
+fn link(index: u32, up: bool) -> Vec<u8> {
     let flags = if up { IFF_UP } else { 0 };
-    [&[0; 8][..], &flags.to_ne_bytes(), &flags.to_ne_bytes()].concat()
+    [&[0; 4][..], &index.to_ne_bytes(), &flags.to_ne_bytes(), &flags.to_ne_bytes()].concat()
 }
 
 fn name(device: &str) -> Vec<u8> {

@@ -171,14 +171,28 @@ fn a_container_is_rewritten_whole() {
     let logs = log_paths(&sandbox, &config, "milpaid").unwrap();
     assert_eq!((&*logs.node, &*logs.in_pod_dir), ("/var/log/pods/x/web/0.log", "logs/milpaid/0.log"));
     let request = cri::CreateContainerRequest { pod_sandbox_id: "milpax".to_owned(), config: Some(config.clone()), sandbox_config: Some(sandbox) };
-    let cell = InCell { sandbox: "aa", pod_dir: "/pod", resolvers: &[], image: "sha256:1", mounts: vec![mount], log_path: logs.in_logs, target: "bb" };
+    let cell = InCell {
+        sandbox: "aa",
+        pod_dir: "/pod",
+        resolvers: &[],
+        image: "sha256:1",
+        profile: Some("/pod/seccomp/a.json".to_owned()),
+        mounts: vec![mount],
+        log_path: logs.in_logs,
+        target: "bb",
+    };
     let told = create_container(&request, cell);
     assert_eq!(told.pod_sandbox_id, "aa");
     let (told, told_sandbox) = (told.config.unwrap(), told.sandbox_config.unwrap());
     assert_eq!((&*told_sandbox.hostname, &*told_sandbox.log_directory), ("", "/pod/logs"));
     assert_eq!((&*told.image.unwrap().image, &*told.log_path, &*told.mounts[0].host_path), ("sha256:1", "milpaid/0.log", "/cell/etc-hosts"));
     assert!(told.mounts[0].uid_mappings.is_empty() && told.mounts[0].gid_mappings.is_empty());
-    let options = told.linux.unwrap().security_context.unwrap().namespace_options.unwrap();
+    let context = told.linux.unwrap().security_context.unwrap();
+    assert_eq!(
+        (context.seccomp.clone().unwrap().profile_type(), &*context.seccomp.unwrap().localhost_ref),
+        (ProfileType::Localhost, "/pod/seccomp/a.json")
+    );
+    let options = context.namespace_options.unwrap();
     assert_eq!((options.network(), options.pid(), &*options.target_id), (cri::NamespaceMode::Node, cri::NamespaceMode::Target, "bb"));
     assert_eq!(told.envs[0].value, b"secret");
     assert_eq!(without_secrets(&config).envs[0], cri::KeyValue { key: "PASSWORD".to_owned(), value: Vec::new() });
