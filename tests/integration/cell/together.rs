@@ -96,9 +96,8 @@ async fn probes_and_hooks_reach_a_container() {
     let node = Node::start().await;
     let kiyot = Kiyot::start(&node, options()).await;
     let mut kubelet = kiyot.kubelet().await;
-    let script =
-        format!("mkdir -p /www; echo alive > /www/healthz; httpd -p 8080 -h /www; trap 'cat /tmp/hooks; exit 0' TERM; while :; do sleep 0.1; done");
-    let running = kubelet.run_pod(&pod("probed", &script)).await.unwrap();
+    let script = "mkdir -p /www; echo alive > /www/healthz; httpd -p 8080 -h /www; trap 'cat /tmp/hooks; exit 0' TERM; while :; do sleep 0.1; done";
+    let running = kubelet.run_pod(&pod("probed", script)).await.unwrap();
     let main = running.container("main").clone();
     // postStart.
     assert_eq!(kubelet.exec_sync(&main.id, &["sh", "-c", "echo begun > /tmp/hooks"]).await.unwrap().code, 0);

@@ -155,8 +155,8 @@ mod tests {
         assert_eq!(to.content[0].join(" "), format!("{chain} -p tcp --dport 8080 -j DNAT --to-destination 10.9.8.7:80"));
         assert_eq!(to.content[1].join(" "), format!("{chain} -d 10.0.0.1 -p tcp --dport 8081 -j DNAT --to-destination 10.9.8.7:80"));
         let [to_remove, back_to_remove] = ports.rules(Ipv4Addr::UNSPECIFIED.into(), &[]);
-        assert_eq!((to_remove.jumps, back_to_remove.jumps), (to.jumps, back.jumps), "they are taken away by the same words");
         assert_eq!(back.content.len(), 1, "{back:?}");
+        assert_eq!((to_remove.jumps, back_to_remove.jumps), (to.jumps, back.jumps), "they are taken away by the same words");
         let [to, back] = ports.rules("fd00::7".parse().unwrap(), &["10.9.8.0/24".to_owned(), "fd00::/64".to_owned()]);
         let mapped: Vec<_> = to.content.iter().map(|rule| rule.join(" ")).collect();
         assert_eq!(mapped, [format!("{chain} -p tcp --dport 8080 -j DNAT --to-destination [fd00::7]:80")], "10.0.0.1 is no address of this family");
