@@ -24,6 +24,7 @@ pub mod id;
 pub mod images;
 pub mod logs;
 pub mod providers;
+pub mod resolver;
 pub mod store;
 pub mod streaming;
 pub mod verbs;

@@ -117,6 +117,8 @@ pub enum Privileged {
 pub enum NodeResolver {
     /// "refuse": it is refused, by the name server's address.
     Refuse,
+    /// "forward": the daemon asks them for the cell.
+    Forward,
     /// "allow": the cell is given them as they are. Right if cells reach them, such as a link-local cache on a node whose namespaces the cells are.
     Allow,
 }
@@ -209,7 +211,7 @@ impl Policy {
                 ("allow", Privileged::Allow),
             ])
         });
-        let resolvers = [("refuse", NodeResolver::Refuse), ("allow", NodeResolver::Allow)];
+        let resolvers = [("refuse", NodeResolver::Refuse), ("forward", NodeResolver::Forward), ("allow", NodeResolver::Allow)];
         table.set("node_resolver", &mut policy.node_resolver, |field| field.choice(&resolvers));
         table.finish();
         policy

@@ -7,6 +7,7 @@ pub mod containers;
 pub mod files;
 pub mod forward;
 pub mod logs;
+pub mod resolver;
 pub mod runtime;
 pub mod service;
 pub mod shutdown;
@@ -26,7 +27,7 @@ use tokio::sync::Semaphore;
 use tokio_util::{sync::CancellationToken, task::AbortOnDropHandle};
 use tracing_subscriber::EnvFilter;
 
-use self::{board::Board, files::Files, runtime::Runtime, watch::Watchers};
+use self::{board::Board, files::Files, resolver::Resolver, runtime::Runtime, watch::Watchers};
 use crate::{
     dirs::{CellDir, DirError},
     home::{Home, HomeError, Outcome},
@@ -71,6 +72,7 @@ pub struct AgentContext {
     files: Arc<Files>,
     board: Arc<Board>,
     watchers: Watchers,
+    resolver: Arc<Resolver>,
     stream_port: u16,
     tunnels: Arc<Semaphore>,
     changers: Arc<Semaphore>,
@@ -144,6 +146,7 @@ impl AgentContext {
             files,
             board,
             watchers: Watchers::default(),
+            resolver: Arc::new(Resolver::new(own.net)),
             stream_port,
             tunnels: Arc::new(Semaphore::new(service::TUNNELS)),
             changers: Arc::new(Semaphore::new(service::CHANGERS)),

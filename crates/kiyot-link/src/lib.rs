@@ -8,5 +8,6 @@ pub mod clock;
 pub mod connection;
 pub mod http2;
 pub mod private;
+pub mod resolver;
 pub mod stream;
 pub mod tls;

@@ -19,6 +19,7 @@ use super::{
     id::{CellId, ContainerId, SandboxId},
     images::Images,
     logs::Logs,
+    resolver::Resolver,
     store::{Store, StoreError},
     streaming::Streaming,
     volumes::Volumes,
@@ -45,6 +46,7 @@ mod restore;
 mod restored;
 mod rewrite;
 mod run_sandbox;
+mod seccomp;
 mod snapshot;
 mod start_container;
 mod stop_container;
@@ -97,6 +99,14 @@ struct SandboxKey {
 /// A container's name: no two may be there with the same one.
 type ContainerKey = (SandboxId, String, u32);
 
+/// What is done for a cell until it is let go.
+#[derive(Debug, Default)]
+struct Watched {
+    end: CancellationToken,
+    /// Its name servers are asked.
+    resolves: bool,
+}
+
 /// The verbs.
 #[derive(Debug)]
 pub struct Verbs {
@@ -109,7 +119,9 @@ pub struct Verbs {
     /// Containers whose end is being recorded.
     ending: Mutex<HashSet<ContainerId>>,
     /// Cells that are watched.
-    watched: Mutex<HashMap<CellId, CancellationToken>>,
+    watched: Mutex<HashMap<CellId, Watched>>,
+    /// Asks name servers of the node for cells.
+    resolver: Resolver,
     tasks: TaskTracker,
     stop: CancellationToken,
 }
@@ -125,6 +137,7 @@ impl Verbs {
             unclaimed: Mutex::default(),
             ending: Mutex::default(),
             watched: Mutex::default(),
+            resolver: Resolver::default(),
             tasks: TaskTracker::new(),
             stop: CancellationToken::new(),
         });

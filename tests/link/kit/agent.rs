@@ -53,6 +53,7 @@ impl agent_server::Agent for TestAgent {
     type WatchStream = Parts<Event>;
     type ReadLogStream = Parts<LogPart>;
     type TunnelStream = Parts<TunnelPart>;
+    type ResolveStream = Parts<NameQuery>;
 
     async fn hello(&self, _: Request<HelloRequest>) -> Answer<HelloReply> {
         let info = self.info.clone().unwrap();
@@ -103,6 +104,10 @@ impl agent_server::Agent for TestAgent {
 
     async fn trim_log(&self, _: Request<TrimLogRequest>) -> Answer<TrimLogReply> {
         Err(Status::not_found("no such log"))
+    }
+
+    async fn resolve(&self, _: Request<Streaming<NameAnswer>>) -> Answer<Self::ResolveStream> {
+        Err(Status::unimplemented("resolve"))
     }
 
     async fn tunnel(&self, request: Request<Streaming<TunnelPart>>) -> Answer<Self::TunnelStream> {

@@ -149,6 +149,7 @@ mod says {
                 type WatchStream = Parts<Event>;
                 type ReadLogStream = Parts<LogPart>;
                 type TunnelStream = Parts<TunnelPart>;
+                type ResolveStream = Parts<NameQuery>;
                 async fn hello(&self, _: Request<HelloRequest>) -> Answer<HelloReply> {
                     Ok(Response::new(self.0.clone()))
                 }
@@ -161,6 +162,7 @@ mod says {
 
     not_here! {
         bind(BindRequest) -> BindReply;
+        resolve(Streaming<NameAnswer>) -> Parts<NameQuery>;
         open_bulk(OpenBulkRequest) -> OpenBulkReply;
         watch(WatchRequest) -> Parts<Event>;
         change_files(Streaming<FileChange>) -> ChangeFilesReply;

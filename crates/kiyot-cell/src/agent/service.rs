@@ -14,8 +14,8 @@ use http_body::Body as HttpBody;
 use kiyot_link::http2::Profile;
 use kiyot_proto::cell::{
     BindReply, BindRequest, BlobPart, ChangeFilesReply, Event, FileChange, GetFileReply, GetFileRequest, HelloReply, HelloRequest, LogPart,
-    MissingBlobsReply, MissingBlobsRequest, OpenBulkReply, OpenBulkRequest, PutBlobReply, PutImageReply, PutImageRequest, ReadLogRequest,
-    ShutdownReply, ShutdownRequest, TrimLogReply, TrimLogRequest, TunnelPart, WatchRequest,
+    MissingBlobsReply, MissingBlobsRequest, NameAnswer, NameQuery, OpenBulkReply, OpenBulkRequest, PutBlobReply, PutImageReply, PutImageRequest,
+    ReadLogRequest, ShutdownReply, ShutdownRequest, TrimLogReply, TrimLogRequest, TunnelPart, WatchRequest,
     agent_server::{Agent, AgentServer},
 };
 use tokio::{sync::Semaphore, task::spawn_blocking};
@@ -103,9 +103,19 @@ impl Agent for Calls {
     }
 
     async fn bind(&self, request: Request<BindRequest>) -> Result<Response<BindReply>, Status> {
-        let own = self.context.own;
-        spawn_blocking(move || bind::bind(own, request.get_ref())).await.map_err(ended)??;
+        let (own, resolver) = (self.context.own, Arc::clone(&self.context.resolver));
+        let made = spawn_blocking(move || {
+            bind::bind(own, request.get_ref())?;
+            resolver.ensure(request.get_ref().resolvers)
+        });
+        made.await.map_err(ended)??;
         Ok(Response::new(BindReply {}))
+    }
+
+    type ResolveStream = BoxStream<'static, Result<NameQuery, Status>>;
+
+    async fn resolve(&self, request: Request<Streaming<NameAnswer>>) -> Result<Response<Self::ResolveStream>, Status> {
+        Ok(Response::new(Arc::clone(&self.context.resolver).resolve(request.into_inner()).await?))
     }
 
     async fn open_bulk(&self, _: Request<OpenBulkRequest>) -> Result<Response<OpenBulkReply>, Status> {

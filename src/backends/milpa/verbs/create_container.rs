@@ -97,12 +97,15 @@ impl Verbs {
         if let Some(logs) = &logs {
             self.make_log_dir(cell, &logs.in_pod_dir).await?;
         }
+        let profile = self.bring_profile(cell, &hello.pod_dir, &config).await?;
         let told = rewrite::create_container(
             request,
             rewrite::InCell {
                 sandbox: &meta.cell_sandbox,
                 pod_dir: &hello.pod_dir,
+                resolvers: &meta.resolvers,
                 image: &image,
+                profile,
                 mounts,
                 log_path: logs.as_ref().map(|logs| logs.in_logs.clone()).unwrap_or_default(),
                 target: target.as_ref().map(|target| &*target.cell_container).unwrap_or_default(),

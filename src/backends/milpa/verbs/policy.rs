@@ -1,7 +1,6 @@
 //! What a pod may not ask of a cell. Pure.
 
-use std::net::IpAddr;
-
+use kiyot_link::resolver::MOST;
 use kiyot_proto::cri;
 use tonic::Status;
 
@@ -13,7 +12,10 @@ mod tests;
 pub use asked::Rules;
 use asked::{Asked, Outcome};
 
-use crate::config::{NodeResolver, Privileged};
+use crate::{
+    backends::milpa::resolver::Server,
+    config::{NodeResolver, Policy, Privileged},
+};
 
 /// Capabilities by which a process that sees the cell's own processes gets at what those have open. In a cell that shares the node's files, that is the node.
 const REACHING: [&str; 2] = ["SYS_PTRACE", "ALL"];
@@ -23,21 +25,29 @@ pub fn check_sandbox(rules: &Rules, config: &cri::PodSandboxConfig) -> Result<()
     let metadata = config.metadata.clone().unwrap_or_default();
     let pod = format!("pod {}/{}", metadata.namespace, metadata.name);
     check(rules, &pod, asked_by_sandbox(config))?;
-    let servers = config.dns_config.iter().flat_map(|dns| &dns.servers);
-    let server = servers.filter(|_| rules.policy.node_resolver == NodeResolver::Refuse).find(|server| is_the_nodes(server));
-    server.map_or(Ok(()), |server| Err(refusal(&pod, &format!("the name server {server}, {NODE_RESOLVER}"))))
+    let servers = servers_of_node(config);
+    match (rules.policy.node_resolver, servers.first()) {
+        (NodeResolver::Refuse, Some(server)) => Err(refusal(&pod, &format!("the name server {server}, {NODE_RESOLVER}"))),
+        (NodeResolver::Forward, Some(_)) if servers.len() > MOST => {
+            Err(refusal(&pod, &format!("{} name servers that are the node's own; at most {MOST} are asked for it", servers.len())))
+        }
+        _ => Ok(()),
+    }
 }
 
-/// Whether a name server's address means the machine that asks, or its link.
-fn is_the_nodes(server: &str) -> bool {
-    // The zone of a link-local address, which only the node knows.
-    let address = server.split_once('%').map_or(server, |(address, _)| address);
-    match address.parse::<IpAddr>().map(|address| address.to_canonical()) {
-        Ok(IpAddr::V4(address)) => address.is_loopback() || address.is_link_local() || address.is_unspecified(),
-        Ok(IpAddr::V6(address)) => address.is_loopback() || address.is_unicast_link_local() || address.is_unspecified(),
-        // A resolver passes over what is none.
-        Err(_) => false,
+/// The name servers of a sandbox that the daemon is to ask for it, each once, as the configuration has them.
+pub(super) fn asked_for_it(policy: &Policy, config: &cri::PodSandboxConfig) -> Vec<String> {
+    if policy.node_resolver == NodeResolver::Forward { servers_of_node(config) } else { Vec::new() }
+}
+
+fn servers_of_node(config: &cri::PodSandboxConfig) -> Vec<String> {
+    let mut servers = Vec::new();
+    for server in config.dns_config.iter().flat_map(|dns| &dns.servers).filter(|server| Server::of_node(server).is_some()) {
+        if !servers.contains(server) {
+            servers.push(server.clone());
+        }
     }
+    servers
 }
 
 /// Why a pod for a cell runs on the node instead: it asks for what is the node's, and the policy is to keep such pods local. The text ends the sentence
@@ -96,7 +106,7 @@ pub fn check_container(rules: &Rules, config: &cri::ContainerConfig) -> Result<(
 }
 
 const NODE_RESOLVER: &str = "an address that is the node's own (set dnsPolicy or dnsConfig of the pod, or the kubelet's resolvConf or clusterDNS; the \
-                            backend's policy.node_resolver is \"refuse\")";
+                            backend's policy.node_resolver is \"refuse\", and knows \"forward\")";
 
 fn asked_by_sandbox(config: &cri::PodSandboxConfig) -> impl Iterator<Item = Asked> + '_ {
     let context = config.linux.as_ref().and_then(|linux| linux.security_context.as_ref());

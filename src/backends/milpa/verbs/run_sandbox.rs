@@ -138,10 +138,11 @@ impl Verbs {
     async fn fill(&self, id: &SandboxId, cell: &Cell, addresses: &[IpAddr], request: &cri::RunPodSandboxRequest, pod: &str) -> Result<(), Status> {
         let config = request.config.clone().unwrap_or_default();
         let hello = calls::connected(cell, pod, None).await?;
-        let bind = rewrite::bind(&config);
+        let resolvers = policy::asked_for_it(&self.parts.rules.policy, &config);
+        let bind = rewrite::bind(&config, &resolvers);
         calls::answered(BIND, "Bind", calls::agent(cell).bind(calls::within(BIND, bind))).await?;
         self.parts.images.ensure_pause(cell).await?;
-        let told = rewrite::run_sandbox(&config, &hello.pod_dir);
+        let told = rewrite::run_sandbox(&config, &hello.pod_dir, &resolvers);
         let made = calls::answered(RUN, "RunPodSandbox", calls::runtime(cell).run_pod_sandbox(calls::within(RUN, told))).await?;
         let latest = config.metadata.as_ref().map_or(0, |metadata| self.view.latest_of_pod(&metadata.uid));
         let meta = records::SandboxMeta {
@@ -152,6 +153,7 @@ impl Verbs {
             runtime_handler: request.runtime_handler.clone(),
             created_unix_nanos: clock::now_after(latest),
             addresses: addresses.iter().map(ToString::to_string).collect(),
+            resolvers,
         };
         let mut batch = Batch::default();
         batch.put(Table::Sandboxes, id.as_str(), &meta);

@@ -167,6 +167,22 @@ fn name_servers_of_the_node_are_refused_by_address() {
 }
 
 #[test]
+fn name_servers_of_the_node_are_asked_for_the_pod() {
+    let config = |servers: &[&str]| {
+        let servers = servers.iter().map(|server| (*server).to_owned()).collect();
+        cri::PodSandboxConfig { dns_config: Some(cri::DnsConfig { servers, ..Default::default() }), ..Default::default() }
+    };
+    let forward = rules(Policy { node_resolver: NodeResolver::Forward, ..Policy::default() });
+    let some = config(&["10.96.0.10", "127.0.0.53", "fe80::1%eth0", "127.0.0.53"]);
+    assert!(check_sandbox(&forward, &some).is_ok());
+    assert_eq!(asked_for_it(&forward.policy, &some), ["127.0.0.53", "fe80::1%eth0"]);
+    assert_eq!(asked_for_it(&Policy { node_resolver: NodeResolver::Allow, ..Policy::default() }, &some), Vec::<String>::new());
+    let many: Vec<_> = (0..=MOST).map(|number| format!("127.0.0.{number}")).collect();
+    let status = check_sandbox(&forward, &config(&many.iter().map(String::as_str).collect::<Vec<_>>())).unwrap_err();
+    assert!(status.message().contains("9 name servers") && status.message().contains("at most 8"), "{status}");
+}
+
+#[test]
 fn an_ordinary_pod_is_fine() {
     let options = cri::NamespaceOption { pid: cri::NamespaceMode::Container.into(), ..Default::default() };
     assert!(check_sandbox(&refusing(), &sandbox(options, false)).is_ok());
