@@ -7,6 +7,7 @@ pub mod containers;
 pub mod files;
 pub mod forward;
 pub mod logs;
+pub mod pulls;
 pub mod runtime;
 pub mod service;
 pub mod shutdown;
@@ -75,6 +76,7 @@ pub struct AgentContext {
     tunnels: Arc<Semaphore>,
     changers: Arc<Semaphore>,
     blobs: Arc<Semaphore>,
+    pulls: Arc<Semaphore>,
     bulk: OpenBulk,
     power_off: CancellationToken,
     _tasks: Vec<AbortOnDropHandle<()>>,
@@ -148,6 +150,7 @@ impl AgentContext {
             tunnels: Arc::new(Semaphore::new(service::TUNNELS)),
             changers: Arc::new(Semaphore::new(service::CHANGERS)),
             blobs: Arc::new(Semaphore::new(service::BLOBS)),
+            pulls: Arc::new(Semaphore::new(service::PULLS)),
             bulk,
             power_off,
             dir,

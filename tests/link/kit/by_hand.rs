@@ -146,6 +146,7 @@ mod says {
                 type WatchStream = Parts<Event>;
                 type ReadLogStream = Parts<LogPart>;
                 type TunnelStream = Parts<TunnelPart>;
+                type WatchPullsStream = Parts<PullNews>;
                 async fn hello(&self, _: Request<HelloRequest>) -> Answer<HelloReply> {
                     Ok(Response::new(self.0.clone()))
                 }
@@ -168,6 +169,7 @@ mod says {
         missing_blobs(MissingBlobsRequest) -> MissingBlobsReply;
         put_blob(Streaming<BlobPart>) -> PutBlobReply;
         put_image(PutImageRequest) -> PutImageReply;
+        watch_pulls(WatchPullsRequest) -> Parts<PullNews>;
         shutdown(ShutdownRequest) -> ShutdownReply;
     }
 }

@@ -1,15 +1,19 @@
 //! One request to a played registry, and its answer.
 
 use std::{
-    io::{BufRead, BufReader, Read, Write},
+    io::{BufRead, BufReader, ErrorKind, Read, Write},
     net::TcpStream,
+    sync::atomic::Ordering,
+    thread,
     time::Duration,
 };
 
-use super::{Access, MANIFEST, Shared};
+use super::{Access, MANIFEST, Pace, Shared};
 
 /// How long a client may be silent.
 const SILENCE: Duration = Duration::from_secs(60);
+/// How often one who waits looks whether the registry ends.
+const LOOK: Duration = Duration::from_millis(100);
 /// The longest body of a request, in bytes.
 const MAX_BODY: usize = 64 * 1024;
 /// What a registry says to whom it does not know.
@@ -42,7 +46,42 @@ pub(super) fn answer(connection: TcpStream, shared: &Shared) {
     }
     let body = if request.method == "HEAD" { &[][..] } else { &body };
     // Who has hung up needs no answer.
-    let _ = (&connection).write_all(format!("{head}\r\n").as_bytes()).and_then(|()| (&connection).write_all(body));
+    let _ = (&connection).write_all(format!("{head}\r\n").as_bytes()).and_then(|()| give(&connection, body, pace(&request, shared), shared));
+}
+
+/// How this answer is given. What stalls once does not again.
+fn pace(request: &Request, shared: &Shared) -> Option<Pace> {
+    let (_, digest) = request.path.rsplit_once("/blobs/").filter(|_| request.method == "GET")?;
+    let mut content = shared.content();
+    let pace = content.paces.get(digest).cloned();
+    content.paces.retain(|of, pace| of != digest || !matches!(pace, Pace::StallsOnce(_)));
+    pace
+}
+
+fn give(mut connection: &TcpStream, body: &[u8], pace: Option<Pace>, shared: &Shared) -> std::io::Result<()> {
+    match pace {
+        None => connection.write_all(body),
+        Some(Pace::Stalls(bytes) | Pace::StallsOnce(bytes)) => {
+            connection.write_all(&body[..bytes.min(body.len())])?;
+            connection.set_read_timeout(Some(LOOK))?;
+            // Until it is hung up, whatever more is said.
+            while !shared.ends.load(Ordering::Relaxed) {
+                match connection.read(&mut [0; 64]) {
+                    Ok(0) => break,
+                    Err(error) if !matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) => break,
+                    _ => {}
+                }
+            }
+            Ok(())
+        }
+        Some(Pace::Trickles(part, pause)) => {
+            for part in body.chunks(part) {
+                connection.write_all(part)?;
+                thread::sleep(pause);
+            }
+            Ok(())
+        }
+    }
 }
 
 fn read(connection: &TcpStream) -> Option<Request> {
@@ -101,6 +140,8 @@ fn challenge(request: &Request, shared: &Shared) -> Option<String> {
     match &shared.access {
         Access::Open => None,
         Access::Basic(user, password) => (request.authorization != basic(user, password)).then(|| format!("Basic realm=\"{REFUSAL}\"")),
+        Access::Bearer(token) => (request.authorization != format!("Bearer {token}"))
+            .then(|| format!("Bearer realm=\"http://{}/token\",service=\"played\",scope=\"repository:any:pull\",error=\"{REFUSAL}\"", shared.at)),
         Access::Token { .. } if request.authorization == format!("Bearer {}", TOKENS[0]) => None,
         Access::Token { .. } => {
             let repository =
