@@ -48,10 +48,8 @@ pub enum Access {
 /// How a blob is given.
 #[derive(Debug, Clone)]
 pub enum Pace {
-    /// So many bytes of it, and then nothing more, until who asked hangs up.
+    /// So many bytes of it, and then nothing more, until who asked hangs up or [`Registry::release`] is called.
     Stalls(usize),
-    /// The same to who asks first; to others all of it.
-    StallsOnce(usize),
     /// In parts of so many bytes, with a pause after each.
     Trickles(usize, Duration),
 }
@@ -133,6 +131,11 @@ impl Registry {
     /// Gives a blob at this pace.
     pub fn pace(&self, digest: &str, pace: Pace) {
         self.shared.content().paces.insert(digest.to_owned(), pace);
+    }
+
+    /// Gives all of a blob, also to those who wait for it.
+    pub fn release(&self, digest: &str) {
+        self.shared.content().paces.remove(digest);
     }
 
     /// What was asked since the last time, as `GET /v2/...`; no question for a token.

@@ -233,9 +233,10 @@ async fn on_node(kubelet: &mut Kubelet, registry: &Registry, image: &str) -> Pod
     local
 }
 
-/// An image whose first layer is that of all such images.
+/// An image whose first layer is that of all such images, and of no other: a cell has that of its pause image.
 fn sharing(word: &str) -> ImageSpec {
-    ImageSpec { upper: vec![(word.to_owned(), 0o644, word.into())], ..ImageSpec::script(&format!("cat /{word}; exit 0")) }
+    let file = |name: &str| vec![(name.to_owned(), 0o644, name.into())];
+    ImageSpec { files: file("base"), upper: file(word), ..ImageSpec::script(&format!("cat /{word}; exit 0")) }
 }
 
 #[tokio::test]
@@ -250,9 +251,16 @@ async fn layers_that_the_node_holds_are_not_asked_of_the_registry() {
     let [config, base, own] = registry.parts(&name).try_into().unwrap();
     assert!(registry.parts(&other).contains(&base) && !registry.parts(&other).contains(&own));
     let mut pod = sandbox(&mut kubelet, "sharing").await;
-    // A registry whose answer takes longer than a look at what has come: layers follow the configuration.
-    registry.pace(&config.0, Pace::StallsOnce(0));
-    let pulled = kubelet.pull(&pod.spec, &pod.config, &name, None).await.unwrap();
+    // The registry is as slow as a look at what has come: layers follow the configuration.
+    registry.pace(&config.0, Pace::Stalls(0));
+    let blob = base.0.replace("sha256:", "containerd/io.containerd.content.v1.content/blobs/sha256/");
+    let in_cell = kiyot.state().join("cells").join(kiyot.cells().remove(0)).join(blob);
+    let arrives = async {
+        wait_until("the base is in the cell", LIMIT, async || in_cell.exists().then_some(())).await;
+        registry.release(&config.0);
+    };
+    let (pulled, ()) = tokio::join!(kubelet.pull(&pod.spec, &pod.config, &name, None), arrives);
+    let pulled = pulled.unwrap();
     assert_eq!(pulled, config.0);
     let asked = blobs(&registry.asked());
     assert_eq!(asked, BTreeSet::from([config.0, own.0]), "the base is the node's");
@@ -302,12 +310,13 @@ async fn a_pull_that_stands_still_ends_and_goes_on_where_it_was() {
     let mut kubelet = kiyot.kubelet().await;
     let mut pod = sandbox(&mut kubelet, "stalled").await;
     let layer = registry.parts(&name).pop().unwrap().0;
-    registry.pace(&layer, Pace::StallsOnce(4 << 20));
+    registry.pace(&layer, Pace::Stalls(4 << 20));
     let stalled = kubelet.pull(&pod.spec, &pod.config, &name, None).await.unwrap_err();
     assert_eq!(stalled.code(), tonic::Code::DeadlineExceeded);
     assert!(["app:1", "nothing of it has come for 8 s"].iter().all(|word| stalled.message().contains(word)), "{stalled:?}");
     assert!(blobs(&registry.asked()).contains(&layer));
     // The kubelet tries again.
+    registry.release(&layer);
     says(&mut kubelet, &mut pod, "main", &name, "heavy").await;
     ends_without_a_trace(&mut kubelet, &kiyot, &pod).await;
 }

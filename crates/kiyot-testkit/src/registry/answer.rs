@@ -46,33 +46,28 @@ pub(super) fn answer(connection: TcpStream, shared: &Shared) {
     }
     let body = if request.method == "HEAD" { &[][..] } else { &body };
     // Who has hung up needs no answer.
-    let _ = (&connection).write_all(format!("{head}\r\n").as_bytes()).and_then(|()| give(&connection, body, pace(&request, shared), shared));
+    let _ = (&connection).write_all(format!("{head}\r\n").as_bytes()).and_then(|()| give(&connection, &request, body, shared));
 }
 
-/// How this answer is given. What stalls once does not again.
-fn pace(request: &Request, shared: &Shared) -> Option<Pace> {
-    let (_, digest) = request.path.rsplit_once("/blobs/").filter(|_| request.method == "GET")?;
-    let mut content = shared.content();
-    let pace = content.paces.get(digest).cloned();
-    content.paces.retain(|of, pace| of != digest || !matches!(pace, Pace::StallsOnce(_)));
-    pace
-}
-
-fn give(mut connection: &TcpStream, body: &[u8], pace: Option<Pace>, shared: &Shared) -> std::io::Result<()> {
+/// Gives a body at the pace of its blob.
+fn give(mut connection: &TcpStream, request: &Request, body: &[u8], shared: &Shared) -> std::io::Result<()> {
+    let digest = request.path.rsplit_once("/blobs/").map_or("", |(_, digest)| digest);
+    let pace = shared.content().paces.get(digest).cloned();
     match pace {
         None => connection.write_all(body),
-        Some(Pace::Stalls(bytes) | Pace::StallsOnce(bytes)) => {
-            connection.write_all(&body[..bytes.min(body.len())])?;
+        Some(Pace::Stalls(bytes)) => {
+            let (first, rest) = body.split_at(bytes.min(body.len()));
+            connection.write_all(first)?;
             connection.set_read_timeout(Some(LOOK))?;
-            // Until it is hung up, whatever more is said.
-            while !shared.ends.load(Ordering::Relaxed) {
+            while !shared.ends.load(Ordering::Relaxed) && shared.content().paces.contains_key(digest) {
                 match connection.read(&mut [0; 64]) {
-                    Ok(0) => break,
-                    Err(error) if !matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) => break,
+                    Ok(0) => return Ok(()),
+                    Err(error) if !matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) => return Err(error),
+                    // Whatever more is said, it is not hung up.
                     _ => {}
                 }
             }
-            Ok(())
+            connection.write_all(rest)
         }
         Some(Pace::Trickles(part, pause)) => {
             for part in body.chunks(part) {
