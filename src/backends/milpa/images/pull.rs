@@ -32,7 +32,7 @@ enum Outcome {
     /// The image's id.
     Pulled(String),
     /// It was interrupted: the node has these layers of this image.
-    Helped(Manifest, Vec<Descriptor>),
+    Helped(Box<Manifest>, Vec<Descriptor>),
 }
 
 /// What came of a pull.
@@ -140,7 +140,7 @@ async fn first(cell: &dyn Receiver) -> Option<BoxStream<'static, Result<PullNews
 }
 
 /// The layers of an image that the cell lacks and the node has; `None` if they are not worth it.
-async fn on_node(node: &dyn Node, cell: &dyn Receiver, told: &PulledManifest) -> Result<Option<(Manifest, Vec<Descriptor>)>, CopyError> {
+async fn on_node(node: &dyn Node, cell: &dyn Receiver, told: &PulledManifest) -> Result<Option<(Box<Manifest>, Vec<Descriptor>)>, CopyError> {
     if told.digest != format!("sha256:{}", hex::encode(digest(&SHA256, &told.content))) {
         return Err(CopyError::Damaged(told.digest.clone()));
     }
@@ -155,5 +155,5 @@ async fn on_node(node: &dyn Node, cell: &dyn Receiver, told: &PulledManifest) ->
         }
     }
     let worth = layers.iter().fold(0_u64, |sum, layer| sum.saturating_add(layer.size));
-    Ok((worth >= WORTH).then_some((manifest, layers)))
+    Ok((worth >= WORTH).then(|| (Box::new(manifest), layers)))
 }
