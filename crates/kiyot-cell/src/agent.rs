@@ -8,6 +8,7 @@ pub mod files;
 pub mod forward;
 pub mod logs;
 pub mod resolver;
+pub mod pulls;
 pub mod runtime;
 pub mod service;
 pub mod shutdown;
@@ -77,6 +78,7 @@ pub struct AgentContext {
     tunnels: Arc<Semaphore>,
     changers: Arc<Semaphore>,
     blobs: Arc<Semaphore>,
+    pulls: Arc<Semaphore>,
     bulk: OpenBulk,
     power_off: CancellationToken,
     _tasks: Vec<AbortOnDropHandle<()>>,
@@ -151,6 +153,7 @@ impl AgentContext {
             tunnels: Arc::new(Semaphore::new(service::TUNNELS)),
             changers: Arc::new(Semaphore::new(service::CHANGERS)),
             blobs: Arc::new(Semaphore::new(service::BLOBS)),
+            pulls: Arc::new(Semaphore::new(service::PULLS)),
             bulk,
             power_off,
             dir,

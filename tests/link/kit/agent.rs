@@ -54,6 +54,7 @@ impl agent_server::Agent for TestAgent {
     type ReadLogStream = Parts<LogPart>;
     type TunnelStream = Parts<TunnelPart>;
     type ResolveStream = Parts<NameQuery>;
+    type WatchPullsStream = Parts<PullNews>;
 
     async fn hello(&self, _: Request<HelloRequest>) -> Answer<HelloReply> {
         let info = self.info.clone().unwrap();
@@ -123,6 +124,10 @@ impl agent_server::Agent for TestAgent {
     }
 
     async fn put_image(&self, _: Request<PutImageRequest>) -> Answer<PutImageReply> {
+        Err(Status::unimplemented("not here"))
+    }
+
+    async fn watch_pulls(&self, _: Request<WatchPullsRequest>) -> Answer<Self::WatchPullsStream> {
         Err(Status::unimplemented("not here"))
     }
 

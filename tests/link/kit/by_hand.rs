@@ -150,6 +150,7 @@ mod says {
                 type ReadLogStream = Parts<LogPart>;
                 type TunnelStream = Parts<TunnelPart>;
                 type ResolveStream = Parts<NameQuery>;
+                type WatchPullsStream = Parts<PullNews>;
                 async fn hello(&self, _: Request<HelloRequest>) -> Answer<HelloReply> {
                     Ok(Response::new(self.0.clone()))
                 }
@@ -173,6 +174,7 @@ mod says {
         missing_blobs(MissingBlobsRequest) -> MissingBlobsReply;
         put_blob(Streaming<BlobPart>) -> PutBlobReply;
         put_image(PutImageRequest) -> PutImageReply;
+        watch_pulls(WatchPullsRequest) -> Parts<PullNews>;
         shutdown(ShutdownRequest) -> ShutdownReply;
     }
 }

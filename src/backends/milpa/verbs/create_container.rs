@@ -13,6 +13,7 @@ use crate::backends::milpa::{
     cells::Cell,
     id::ContainerId,
     store::{Batch, Table},
+    volumes::support,
 };
 
 /// Mode of the directory of a container's log in the cell.
@@ -88,6 +89,7 @@ impl Verbs {
             target => Some(self.view.container(target)?),
         };
         let hello = calls::connected(cell, &sandbox.pod, None).await?;
+        self.check_mounts(cell, &config).await?;
         let mut mounts = self.parts.volumes.prepare(cell, current, &config).await?;
         for image in mounts.iter_mut().filter_map(|mount| mount.image.as_mut()) {
             image.image = self.parts.images.ensure(cell, image, current).await?;
@@ -118,6 +120,16 @@ impl Verbs {
             Err(_) => self.remove_in_cell(cell, &cell_container).await,
         }
         result.map(|()| id)
+    }
+
+    /// Refuses what the cell's containerd would pass over.
+    async fn check_mounts(&self, cell: &Cell, config: &cri::ContainerConfig) -> Result<(), Status> {
+        if !support::asks_much(config) {
+            return Ok(());
+        }
+        let mut runtime = calls::runtime(cell);
+        let version = calls::within(calls::CALL, cri::VersionRequest::default());
+        support::check(config, &calls::answered(calls::CALL, "Version", runtime.version(version)).await?)
     }
 
     #[expect(clippy::too_many_arguments, reason = "all that a new container is")]
