@@ -4,8 +4,10 @@ use kiyot_testkit::{Container, Kiyot, KiyotOptions, Kubelet, Node, Pod, RunningP
 
 mod attempts;
 mod contexts;
+mod cuts;
 mod disks;
 mod faults;
+mod freezes;
 mod images;
 mod kills;
 mod life;
@@ -22,6 +24,7 @@ mod registries;
 mod restart;
 mod retries;
 mod stops;
+mod storms;
 mod streams;
 mod subpaths;
 mod usage;

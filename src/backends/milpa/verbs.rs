@@ -46,6 +46,7 @@ mod restore;
 mod restored;
 mod rewrite;
 mod run_sandbox;
+mod settle;
 mod snapshot;
 mod start_container;
 mod stop_container;

@@ -74,7 +74,13 @@ impl Verbs {
                 }
             }
         });
-        join_all(killed).await;
+        // What an earlier daemon could not write of a log is tried once more.
+        let unwritten = self.view.containers_of(&sandbox.id).into_iter().filter(|container| container.exited() && !container.status.log_whole);
+        let written = unwritten.map(async |container| {
+            self.resume_log(cell, &container).await;
+            self.parts.logs.drain(&container.id, LAST_WORDS).await;
+        });
+        tokio::join!(join_all(killed), join_all(written));
         let ended =
             self.view.wait(LAST_WORDS, |view| running.iter().all(|one| view.container(one.id.as_str()).is_ok_and(|now| now.exited())).then_some(()));
         if ended.await.is_none() {

@@ -24,6 +24,11 @@ impl End {
         Self { exit_code: 255, reason: "ContainerGone", message: "its cell does not know it any more".to_owned() }
     }
 
+    /// Its start had not been finished when another attempt was made. As containerd says of a start that failed.
+    pub(super) fn never_started() -> Self {
+        Self { exit_code: 128, reason: "StartError", message: "it was not started before another attempt was made".to_owned() }
+    }
+
     /// Its sandbox was stopped, and it had not ended before.
     pub(super) fn sandbox_stopped() -> Self {
         Self { exit_code: 137, reason: "Error", message: "its sandbox was stopped".to_owned() }

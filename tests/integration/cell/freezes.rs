@@ -1,0 +1,77 @@
+//! The daemon is killed while cells are frozen.
+
+use std::fs;
+
+use kiyot_testkit::{Kiyot, LIMIT, Node, cri, wait_until};
+
+use super::{
+    ends_without_a_trace, is_ready, leaves_nothing, options, pod,
+    stops::{all_of, freeze},
+};
+
+/// Freezes the control group of a cell, or thaws it.
+fn set_frozen(cell: &str, frozen: bool) {
+    let v1 = format!("/sys/fs/cgroup/freezer/kiyot/{cell}/freezer.state");
+    if fs::write(&v1, if frozen { "FROZEN" } else { "THAWED" }).is_err() {
+        fs::write(format!("/sys/fs/cgroup/kiyot/{cell}/cgroup.freeze"), if frozen { "1" } else { "0" }).unwrap();
+    }
+}
+
+#[tokio::test]
+async fn a_daemon_killed_while_cells_are_frozen_finds_them_as_they_were() {
+    let node = Node::start().await;
+    let mut kiyot = Kiyot::start(&node, options()).await;
+    let mut kubelet = kiyot.kubelet().await;
+    let (mut pods, mut cells) = (Vec::new(), Vec::<String>::new());
+    for name in ["cold", "stopped", "ended"] {
+        let running = kubelet.run_pod(&pod(name, "i=0; while :; do i=$((i+1)); echo line $i; sleep 0.05; done")).await.unwrap();
+        kubelet.logged(running.container("main"), "line 5").await;
+        pods.push(running);
+        cells.extend(kiyot.cells().into_iter().filter(|cell| !cells.contains(cell)).collect::<Vec<_>>());
+    }
+    let stopped = all_of(&cells[1]);
+    freeze(&stopped);
+    set_frozen(&cells[0], true);
+    set_frozen(&cells[2], true);
+    let listed = (kubelet.sandboxes().await.unwrap(), kubelet.containers().await.unwrap());
+    kiyot.kill9();
+    kiyot.start_again().await;
+
+    let mut kubelet = kiyot.kubelet().await;
+    assert_eq!((kubelet.sandboxes().await.unwrap(), kubelet.containers().await.unwrap()), listed, "who is silent is not dead");
+    for running in &pods {
+        let main = running.container("main");
+        assert!(is_ready(&mut kubelet, &running.sandbox).await);
+        assert_eq!(kubelet.container_status(&main.id).await.unwrap().state(), cri::ContainerState::ContainerRunning);
+        // A call says that the cell does not answer, and does not hang.
+        kubelet.exec_sync(&main.id, &["true"]).await.unwrap_err();
+        assert_eq!(kubelet.run_sandbox(&running.config, "").await.unwrap(), running.sandbox, "no second sandbox for a pod");
+    }
+    assert_eq!(kiyot.cells().len(), pods.len(), "no second cell for a pod");
+    // One of them is ended without ever having been heard again.
+    let ended = pods.pop().unwrap();
+    kubelet.stop_and_remove(&ended).await.unwrap();
+    assert_eq!(kiyot.cells().len(), pods.len());
+
+    set_frozen(&cells[0], false);
+    for pid in stopped {
+        let _ = std::process::Command::new("kill").args(["-CONT", &pid]).status();
+    }
+    for running in &pods {
+        let main = running.container("main");
+        let said = wait_until("exec works again", LIMIT, async || kubelet.exec_sync(&main.id, &["echo", "here"]).await.ok()).await;
+        assert_eq!(said.stdout, "here\n");
+        let now = kubelet.log_lines(main).len();
+        kubelet.logged(main, &format!("line {}", now + 5)).await;
+        for (at, line) in kubelet.log_lines(main).iter().enumerate() {
+            assert_eq!(line.text, format!("line {}", at + 1), "no line is lost or doubled");
+        }
+    }
+    assert_eq!(kiyot.cells().len(), pods.len());
+    for running in &pods[1..] {
+        kubelet.stop_and_remove(running).await.unwrap();
+    }
+    ends_without_a_trace(&mut kubelet, &kiyot, &pods[0]).await;
+    drop(kiyot);
+    leaves_nothing(node);
+}
