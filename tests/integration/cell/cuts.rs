@@ -3,6 +3,7 @@
 use std::{fs, os::unix::fs::PermissionsExt, path::PathBuf};
 
 use kiyot_testkit::{Kiyot, KiyotOptions, LIMIT, Node, cri, wait_until};
+use tonic::Code;
 
 use super::{ends_without_a_trace, options, pod};
 
@@ -80,6 +81,9 @@ async fn a_start_that_was_begun_is_done_to_its_end_when_the_daemon_is_killed() {
             (status.state() == cri::ContainerState::ContainerRunning).then_some(())
         })
         .await;
+        // Nor now: what the kubelet decided may come late.
+        let refused = kubelet.create_container(&running, &spec.containers[0], 1).await.unwrap_err();
+        assert_eq!(refused.code(), Code::FailedPrecondition, "{refused:?}");
         kubelet.logged(&main, "line 1").await;
         assert_eq!(kubelet.log_lines(&main).len(), 1);
         assert_eq!(kubelet.exec_sync(&main.id, &["echo", "here"]).await.unwrap().stdout, "here\n");

@@ -9,11 +9,26 @@ use super::{
     stops::{all_of, freeze},
 };
 
-/// Freezes the control group of a cell, or thaws it.
-fn set_frozen(cell: &str, frozen: bool) {
-    let v1 = format!("/sys/fs/cgroup/freezer/kiyot/{cell}/freezer.state");
-    if fs::write(&v1, if frozen { "FROZEN" } else { "THAWED" }).is_err() {
-        fs::write(format!("/sys/fs/cgroup/kiyot/{cell}/cgroup.freeze"), if frozen { "1" } else { "0" }).unwrap();
+/// A cell whose control group is frozen, until this is dropped: nothing but a thaw lets a test that fails end its processes.
+struct Frozen(String);
+
+impl Frozen {
+    fn new(cell: &str) -> Self {
+        let frozen = Self(cell.to_owned());
+        frozen.set("FROZEN", "1").unwrap();
+        frozen
+    }
+
+    fn set(&self, v1: &str, v2: &str) -> std::io::Result<()> {
+        fs::write(format!("/sys/fs/cgroup/freezer/kiyot/{}/freezer.state", self.0), v1)
+            .or_else(|_| fs::write(format!("/sys/fs/cgroup/kiyot/{}/cgroup.freeze", self.0), v2))
+    }
+}
+
+impl Drop for Frozen {
+    fn drop(&mut self) {
+        // It may have ended.
+        let _ = self.set("THAWED", "0");
     }
 }
 
@@ -31,8 +46,7 @@ async fn a_daemon_killed_while_cells_are_frozen_finds_them_as_they_were() {
     }
     let stopped = all_of(&cells[1]);
     freeze(&stopped);
-    set_frozen(&cells[0], true);
-    set_frozen(&cells[2], true);
+    let (cold, _ended) = (Frozen::new(&cells[0]), Frozen::new(&cells[2]));
     let listed = (kubelet.sandboxes().await.unwrap(), kubelet.containers().await.unwrap());
     kiyot.kill9();
     kiyot.start_again().await;
@@ -50,10 +64,12 @@ async fn a_daemon_killed_while_cells_are_frozen_finds_them_as_they_were() {
     assert_eq!(kiyot.cells().len(), pods.len(), "no second cell for a pod");
     // One of them is ended without ever having been heard again.
     let ended = pods.pop().unwrap();
+    kubelet.stop_container(&ended.container("main").id, 1).await.unwrap_err();
+    kubelet.runtime.stop_pod_sandbox(cri::StopPodSandboxRequest { pod_sandbox_id: ended.sandbox.clone() }).await.unwrap();
     kubelet.stop_and_remove(&ended).await.unwrap();
     assert_eq!(kiyot.cells().len(), pods.len());
 
-    set_frozen(&cells[0], false);
+    drop(cold);
     for pid in stopped {
         let _ = std::process::Command::new("kill").args(["-CONT", &pid]).status();
     }

@@ -160,23 +160,23 @@ async fn pods_on_their_own_schedules_outlive_a_storm_of_kills() {
         let said = match (kind, &cell) {
             (0, Some(cell)) => {
                 strike(&["kiyot-cell", "agent", cell]);
-                "the agent of"
+                format!("the agent of {cell}")
             }
             (1, Some(cell)) => {
                 strike(&["containerd", "containerd.toml", cell]);
-                "the containerd of"
+                format!("the containerd of {cell}")
             }
             (2, Some(cell)) => {
                 strike(&["kiyot-cell", "launch", cell]);
-                "the cell"
+                cell.clone()
             }
             _ => {
                 kiyot.kill9();
                 kiyot.start_again().await;
-                "the daemon"
+                "the daemon".to_owned()
             }
         };
-        eprintln!("strike {number}, after {after:?}: {said} {}", cell.as_deref().unwrap_or_default());
+        eprintln!("strike {number}, after {after:?}: {said}");
         assert!(kiyot.cells().len() <= PODS, "no second cell for a pod");
         nothing_is_double(&kubelet).await;
     }
