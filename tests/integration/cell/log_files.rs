@@ -82,7 +82,8 @@ async fn a_restarted_containers_old_log_stays() {
 
 #[tokio::test]
 async fn a_log_goes_on_after_what_its_file_had_before() {
-    const BEFORE: &str = "2026-01-01T00:00:00.000000000Z stdout F of a container that had this name before, and wrote more than the next one does at first\n";
+    const BEFORE: &str =
+        "2026-01-01T00:00:00.000000000Z stdout F of a container that had this name before, and wrote more than the next one does at first\n";
     let node = Node::start().await;
     let mut kiyot = Kiyot::start(&node, options()).await;
     for in_cell in [false, true] {

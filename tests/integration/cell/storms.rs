@@ -31,7 +31,8 @@ const SCRIPT: &str = "trap 'exit 0' TERM; i=0; while :; do i=$((i+1)); echo line
 
 /// Brings a pod up as a kubelet's next round does, whatever is left of it: what doesn't run is stopped first, and the next attempt follows the last one.
 async fn bring_up(mut kubelet: Kubelet, spec: Pod) -> Result<RunningPod, Status> {
-    let of_pod: Vec<_> = kubelet.sandboxes().await?.into_iter().filter(|listed| listed.metadata.as_ref().is_some_and(|of| of.uid == spec.uid)).collect();
+    let of_pod: Vec<_> =
+        kubelet.sandboxes().await?.into_iter().filter(|listed| listed.metadata.as_ref().is_some_and(|of| of.uid == spec.uid)).collect();
     let mut config = kubelet.prepare(&spec);
     let ready = of_pod.iter().find(|listed| listed.state() == cri::PodSandboxState::SandboxReady);
     let sandbox = match ready {
