@@ -153,7 +153,7 @@ async fn pods_on_their_own_schedules_outlive_a_storm_of_kills() {
     let mut words: BTreeSet<String> = specs.iter().map(|spec| spec.uid.clone()).collect();
     for number in 0..strikes {
         // Not to wait for something: the moment is what is tried.
-        let (after, kind, which) = (Duration::from_micros(moments.next(CALM)), moments.next(6), moments.next(1 << 40));
+        let (after, kind, which) = (Duration::from_micros(moments.next(CALM)), moments.next(7), moments.next(1 << 40));
         tokio::time::sleep(after).await;
         let cells = kiyot.cells();
         words.extend(cells.iter().cloned());
@@ -170,6 +170,11 @@ async fn pods_on_their_own_schedules_outlive_a_storm_of_kills() {
             (2, Some(cell)) => {
                 strike(&["kiyot-cell", "launch", cell]);
                 cell.clone()
+            }
+            (3, _) => {
+                node.kill_containerd();
+                node.start_containerd().await;
+                "the node's containerd".to_owned()
             }
             _ => {
                 kiyot.kill9();

@@ -39,10 +39,10 @@ impl Verbs {
         }
     }
 
-    /// A container can't have gone on.
-    pub(super) fn note_end(self: &Arc<Self>, container: &Container, end: End) {
+    /// Its cell has no such container, so it can't have gone on.
+    pub(super) fn note_gone(self: &Arc<Self>, container: &Container) {
         let now = clock::now();
-        self.note_exit(container, move |current| transition::ended(current, &end, now));
+        self.note_exit(container, move |current| transition::ended(current, &End::gone(current), now));
     }
 
     /// Records an end in a task of its own, once.
@@ -110,7 +110,7 @@ impl Verbs {
                 Ok(())
             }
             Err(status) if status.code() == Code::NotFound => {
-                self.note_end(container, End::container_gone());
+                self.note_gone(container);
                 Ok(())
             }
             Err(status) => Err(status),

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use kiyot_proto::cri;
 use tonic::{Code, Status};
 
-use super::{Verbs, calls, transition::End, view::Sandbox};
+use super::{Verbs, calls, view::Sandbox};
 use crate::backends::milpa::cells::Cell;
 
 impl Verbs {
@@ -38,7 +38,7 @@ impl Verbs {
                         Err(status) if status.code() == Code::NotFound => {}
                         Err(status) => return Err(other.restored(&status)),
                     }
-                    self.note_end(&other, End::never_started());
+                    self.note_gone(&other);
                 }
                 Ok(_) | Err(_) => {}
             }

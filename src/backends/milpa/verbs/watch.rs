@@ -13,7 +13,7 @@ use kiyot_proto::{
 };
 use tonic::{Status, Streaming};
 
-use super::{Verbs, calls, failure, transition::End, view::Container};
+use super::{Verbs, calls, failure, view::Container};
 use crate::backends::milpa::cells::Cell;
 
 /// How long the first event may take.
@@ -77,7 +77,7 @@ impl Verbs {
             }
             event::Event::ContainerGone(id) => {
                 if let Some(container) = self.view.container_of_cell(&cell.id, &id) {
-                    self.note_end(&container, End::container_gone());
+                    self.note_gone(&container);
                 }
             }
             event::Event::Sandbox(told) => {
@@ -142,7 +142,7 @@ impl Verbs {
             }
         }
         for container in containers.iter().filter(|container| container.since <= known_before && !there.contains(&*container.cell_container)) {
-            self.note_end(container, End::container_gone());
+            self.note_gone(container);
         }
         let cell_sandbox = sandbox.meta().cell_sandbox;
         let found = snapshot.sandboxes.iter().find(|told| told.id == cell_sandbox);
