@@ -35,7 +35,8 @@ impl Verbs {
         let Ok(sandbox) = self.view.sandbox(id.as_str()) else { return Ok(()) };
         let _stopping = sandbox.stopping.lock().await;
         if let Some(cell) = self.parts.cells.get(&sandbox.cell) {
-            if calls::is_connected(&cell) {
+            // Waited for a moment: after a restart of the daemon its cells are just calling home again.
+            if calls::connected(&cell, &sandbox.pod, None).await.is_ok() {
                 self.quiet(&cell, &sandbox).await;
             }
             let reason = "its pod was stopped";
