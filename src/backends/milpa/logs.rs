@@ -56,6 +56,20 @@ struct Routes {
     by_path: HashMap<(CellId, String), ContainerId>,
 }
 
+impl Routes {
+    fn follow_on(&self, cell: &CellId, source: &Arc<dyn Source>, route: &LogRoute) -> bool {
+        let Some(followed) = self.followed.get(&route.container).filter(|followed| followed.cell == *cell && followed.cell_path == route.cell_path)
+        else {
+            return false;
+        };
+        followed.news.send_modify(|news| {
+            news.source = Arc::clone(source);
+            news.again += 1;
+        });
+        true
+    }
+}
+
 /// One writer's handle.
 struct Followed {
     cell: CellId,
@@ -109,14 +123,14 @@ impl Logs {
 
     /// Begins a writer; `false` if there is one.
     fn write(&self, cell: &CellId, source: Arc<dyn Source>, route: LogRoute, file: file::NodeFile) -> bool {
-        // Another call may have been faster; its writer is then as good as this one would be.
-        if self.follows_on(cell, &source, &route) {
+        // Another call may have been faster; its writer is then as good as this one would be. Under one lock: of two writers the first would be cut, in the middle of what it writes.
+        let mut routes = self.routes();
+        if routes.follow_on(cell, &source, &route) {
             return false;
         }
         let (news, seen) = watch::channel(News { source, size: 0, again: 1 });
         let (asks, asked) = mpsc::channel(ASKS);
         let writer = Writer::new(route.clone(), file, seen, asked);
-        let mut routes = self.routes();
         routes.by_path.insert((cell.clone(), route.cell_path.clone()), route.container.clone());
         let writer = AbortOnDropHandle::new(tokio::spawn(writer.run()));
         routes.followed.insert(route.container, Followed { cell: cell.clone(), cell_path: route.cell_path, news, asks, _writer: writer });
@@ -125,16 +139,7 @@ impl Logs {
 
     /// Gives a writer that there is already this link.
     fn follows_on(&self, cell: &CellId, source: &Arc<dyn Source>, route: &LogRoute) -> bool {
-        let routes = self.routes();
-        let Some(followed) = routes.followed.get(&route.container).filter(|followed| followed.cell == *cell && followed.cell_path == route.cell_path)
-        else {
-            return false;
-        };
-        followed.news.send_modify(|news| {
-            news.source = Arc::clone(source);
-            news.again += 1;
-        });
-        true
+        self.routes().follow_on(cell, source, route)
     }
 
     /// The cell says that a log has grown to `size` bytes. Of a log that isn't followed, it is ignored.
