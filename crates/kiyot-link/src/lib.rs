@@ -4,6 +4,7 @@ pub mod alpn;
 pub mod bootstrap;
 pub mod certificate;
 pub mod channel;
+pub mod clock;
 pub mod connection;
 pub mod http2;
 pub mod private;

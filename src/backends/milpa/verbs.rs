@@ -23,7 +23,6 @@ use super::{
     streaming::Streaming,
     volumes::Volumes,
 };
-use crate::config::Policy;
 
 mod abandon;
 mod calls;
@@ -76,8 +75,8 @@ pub struct Parts {
     pub logs: Arc<Logs>,
     /// Exec, attach and port-forward.
     pub streaming: Arc<Streaming>,
-    /// What a pod may not ask for.
-    pub policy: Policy,
+    /// What becomes of pods that ask for what is the node's.
+    pub rules: policy::Rules,
     /// How long a sandbox is kept that was made for a caller who was gone, and that nobody has asked for since.
     pub adopt_within: Duration,
 }

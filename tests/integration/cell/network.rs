@@ -31,13 +31,13 @@ fn server(name: &str, host_port: i32) -> Pod {
 }
 
 /// An address of the node: that of the bridge that the pod is on.
-fn of_node(pod: &str) -> String {
+pub(super) fn of_node(pod: &str) -> String {
     let (network, _) = pod.rsplit_once('.').unwrap();
     format!("{network}.1")
 }
 
 /// What the server at a port answers to the node.
-fn page(address: &str, port: i32) -> std::io::Result<String> {
+pub(super) fn page(address: &str, port: i32) -> std::io::Result<String> {
     let mut stream = connection(address, port)?;
     stream.set_read_timeout(Some(LIMIT))?;
     stream.write_all(b"GET / HTTP/1.0\r\n\r\n")?;

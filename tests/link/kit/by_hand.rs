@@ -1,6 +1,9 @@
 //! The agent's side by hand, for what a well-behaved agent does not do.
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    sync::Arc,
+    time::{Duration, SystemTime},
+};
 
 use kiyot::backends::milpa::{
     gateway::ca::{Ca, ProvenKey},
@@ -65,7 +68,7 @@ impl ByHand {
 
     /// A certificate without enrolment.
     pub(crate) fn certified_by(&self, ca: &Ca, cell: &CellId, lifetime: Duration) -> Vec<u8> {
-        ca.certify(cell, &ProvenKey::from_request(&self.request()).unwrap(), lifetime).unwrap()
+        ca.certify(SystemTime::now(), cell, &ProvenKey::from_request(&self.request()).unwrap(), lifetime).unwrap()
     }
 
     pub(crate) fn identity(&self, certificate: Vec<u8>) -> Identity {

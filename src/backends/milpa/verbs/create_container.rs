@@ -31,7 +31,7 @@ impl Verbs {
         self.claim(&sandbox.id);
         let config = request.config.as_ref().ok_or_else(|| Status::invalid_argument("CreateContainer without a config"))?;
         let metadata = config.metadata.clone().ok_or_else(|| Status::invalid_argument("CreateContainer without a config.metadata"))?;
-        policy::check_container(&self.parts.policy, config)?;
+        policy::check_container(&self.parts.rules, config)?;
         let key = (sandbox.id.clone(), metadata.name.clone(), metadata.attempt);
         loop {
             let (verbs, sandbox, metadata) = (Arc::clone(self), sandbox.id.clone(), metadata.clone());
@@ -141,7 +141,7 @@ impl Verbs {
             cell_container: cell_container.to_owned(),
             config: Some(rewrite::without_secrets(config)),
             image_ref: if told.image_ref.is_empty() { image.to_owned() } else { told.image_ref.clone() },
-            created_unix_nanos: clock::now(),
+            created_unix_nanos: clock::now_after(self.view.latest_of_pod(&sandbox.uid)),
             log_path: logs.0,
             cell_log: logs.1,
             image_id: image.to_owned(),
@@ -152,8 +152,7 @@ impl Verbs {
         let mut batch = Batch::default();
         batch.put(Table::Containers, id.as_str(), &meta).put(Table::ContainerStatuses, id.as_str(), &status);
         self.parts.store.commit(batch).await.map_err(|error| failure::of_store(&error))?;
-        if self.view.insert_container(&meta, status).map_err(|error| failure::of_id(&error))? {
-            self.view.tell(id, &told);
+        if self.view.insert_container(&meta, status, Some(&told)).map_err(|error| failure::of_id(&error))? {
             return Ok(());
         }
         // The sandbox was stopped meanwhile.

@@ -2,6 +2,9 @@
 
 use kiyot_proto::{cri, store};
 
+/// The longest reason or message that is kept, in bytes.
+const TEXT: usize = 16 << 10;
+
 /// Why a container is said to have ended, and with what.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct End {
@@ -63,10 +66,15 @@ pub(super) fn seen(current: &store::ContainerStatus, told: &cri::ContainerStatus
     if to == cri::ContainerState::ContainerExited {
         next.finished_unix_nanos = told.finished_at.max(started).max(1);
         next.exit_code = told.exit_code;
-        next.reason.clone_from(&told.reason);
-        next.message.clone_from(&told.message);
+        next.reason = bounded(&told.reason);
+        next.message = bounded(&told.message);
     }
     Some(next)
+}
+
+/// As much of what a cell says as is kept. The kubelet takes less of it (`MaxContainerTerminationMessageLength`).
+fn bounded(text: &str) -> String {
+    text[..text.floor_char_boundary(TEXT)].to_owned()
 }
 
 /// What becomes of a status when the container can't have gone on; `None` if it had ended before.
@@ -123,6 +131,13 @@ mod tests {
                 }
             }
         }
+    }
+
+    #[test]
+    fn what_a_cell_says_is_kept_to_a_bound() {
+        let told = cri::ContainerStatus { state: 2, message: "ü".repeat(TEXT), reason: "r".repeat(1 << 20), ..Default::default() };
+        let kept = seen(&store::ContainerStatus::default(), &told).unwrap();
+        assert_eq!((kept.message, kept.reason.len()), ("ü".repeat(TEXT / 2), TEXT));
     }
 
     #[test]
