@@ -47,6 +47,7 @@ mod restored;
 mod rewrite;
 mod run_sandbox;
 mod seccomp;
+mod settle;
 mod snapshot;
 mod start_container;
 mod stop_container;

@@ -65,7 +65,7 @@ where
     fn call(&mut self, request: HttpRequest<B>) -> Self::Future {
         if forward::is_cri(request.uri().path()) {
             let context = Arc::clone(&self.context);
-            return Box::pin(async move { Ok(forward::forward(&context.runtime, request).await) });
+            return Box::pin(async move { Ok(forward::forward(&context.runtime, &context.uncancelled, request).await) });
         }
         Box::pin(self.agent.call(request))
     }

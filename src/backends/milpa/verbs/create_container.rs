@@ -12,6 +12,7 @@ use super::{Verbs, calls, clock, failure, flight::Boarded, policy, rewrite, view
 use crate::backends::milpa::{
     cells::Cell,
     id::ContainerId,
+    logs::Logs,
     store::{Batch, Table},
     volumes::support,
 };
@@ -74,6 +75,7 @@ impl Verbs {
             self.erase_container(&existing).await?;
         }
         let cell = self.reachable_cell(&sandbox, None).await?;
+        self.settle_attempts(&cell, &sandbox, metadata).await?;
         Box::pin(self.make_container(&cell, &sandbox, request)).await
     }
 
@@ -159,7 +161,8 @@ impl Verbs {
             cell_log: logs.1,
             image_id: image.to_owned(),
         };
-        let status = records::ContainerStatus::default();
+        let log_base = if meta.log_path.is_empty() { 0 } else { Logs::base_for(meta.log_path.clone().into()).await };
+        let status = records::ContainerStatus { log_base, ..Default::default() };
         let _records = sandbox.records.lock().await;
         let mut batch = Batch::default();
         batch.put(Table::Containers, id.as_str(), &meta).put(Table::ContainerStatuses, id.as_str(), &status);

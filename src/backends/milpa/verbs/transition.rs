@@ -22,9 +22,14 @@ impl End {
         Self { exit_code: 137, reason: "CellLost", message: format!("the cell that it ran in is gone: {why}") }
     }
 
-    /// Its cell does not know it any more.
-    pub(super) fn container_gone() -> Self {
-        Self { exit_code: 255, reason: "ContainerGone", message: "its cell does not know it any more".to_owned() }
+    /// Its cell does not know it any more. One that was not known to run is said to have failed to start, as containerd says it.
+    pub(super) fn gone(current: &store::ContainerStatus) -> Self {
+        match state(current) {
+            cri::ContainerState::ContainerCreated => {
+                Self { exit_code: 128, reason: "StartError", message: "it was removed from its cell before it was started".to_owned() }
+            }
+            _ => Self { exit_code: 255, reason: "ContainerGone", message: "its cell does not know it any more".to_owned() },
+        }
     }
 
     /// Its sandbox was stopped, and it had not ended before.
@@ -111,7 +116,7 @@ mod tests {
             let mut exited: Option<store::ContainerStatus> = None;
             for (n, told) in news.iter().enumerate() {
                 let before = progress(state(&current));
-                let next = if n == lost_at { ended(&current, &End::container_gone(), 50) } else { seen(&current, told) };
+                let next = if n == lost_at { ended(&current, &End::gone(&current), 50) } else { seen(&current, told) };
                 if let Some(next) = next {
                     prop_assert!(progress(state(&next)) > before);
                     prop_assert!(next.finished_unix_nanos == 0 || next.finished_unix_nanos >= next.started_unix_nanos);
@@ -143,5 +148,8 @@ mod tests {
         assert_eq!((exited.started_unix_nanos, exited.finished_unix_nanos, exited.exit_code, &*exited.reason), (10, 20, 3, "Error"));
         assert_eq!(ended(&exited, &End::cell_lost("power"), 30), None);
         assert_eq!(ended(&running, &End::cell_lost("power"), 30).unwrap().exit_code, 137);
+        assert_eq!(ended(&running, &End::gone(&running), 30).unwrap().reason, "ContainerGone");
+        let created = store::ContainerStatus::default();
+        assert_eq!(ended(&created, &End::gone(&created), 30).unwrap().reason, "StartError");
     }
 }
