@@ -14,8 +14,8 @@ use http_body::Body as HttpBody;
 use kiyot_link::http2::Profile;
 use kiyot_proto::cell::{
     BindReply, BindRequest, BlobPart, ChangeFilesReply, Event, FileChange, GetFileReply, GetFileRequest, HelloReply, HelloRequest, LogPart,
-    MissingBlobsReply, MissingBlobsRequest, NameAnswer, NameQuery, OpenBulkReply, OpenBulkRequest, PullNews, PutBlobReply, PutImageReply, PutImageRequest,
-    ReadLogRequest, ShutdownReply, ShutdownRequest, TrimLogReply, TrimLogRequest, TunnelPart, WatchPullsRequest, WatchRequest,
+    MissingBlobsReply, MissingBlobsRequest, NameAnswer, NameQuery, OpenBulkReply, OpenBulkRequest, PullNews, PutBlobReply, PutImageReply,
+    PutImageRequest, ReadLogRequest, ShutdownReply, ShutdownRequest, TrimLogReply, TrimLogRequest, TunnelPart, WatchPullsRequest, WatchRequest,
     agent_server::{Agent, AgentServer},
 };
 use tokio::{sync::Semaphore, task::spawn_blocking};
