@@ -3,6 +3,7 @@
 
 mod backend;
 mod caller;
+mod compressed;
 mod decoded;
 mod door;
 mod events;

@@ -3,6 +3,7 @@
 
 mod events;
 mod kit;
+mod liars;
 mod lifecycle;
 mod played;
 mod retries;

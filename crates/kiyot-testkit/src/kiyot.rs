@@ -39,6 +39,8 @@ pub struct KiyotOptions {
     /// A configuration file to run with as it is, such as an example: what is this node's is set over it by environment variables. Then only
     /// `binary` and `log` count.
     pub file: Option<PathBuf>,
+    /// Further environment variables of the daemon.
+    pub environment: Vec<(String, String)>,
     /// What it logs, in the words of `KIYOT_LOG`.
     pub log: String,
 }
@@ -56,6 +58,7 @@ impl KiyotOptions {
             network: None,
             sections: String::new(),
             file: None,
+            environment: Vec::new(),
             log: "info,kiyot=debug,kiyot_link=debug".to_owned(),
         }
     }
@@ -253,6 +256,7 @@ fn spawn(node: &Node, options: &KiyotOptions, directory: &Path) -> Child {
         command.env_remove(name);
     }
     command.arg("serve").arg("--config").arg(directory.join("kiyot.toml")).env("PATH", PATH).env("KIYOT_LOG", &options.log);
+    command.envs(options.environment.iter().map(|(name, value)| (name, value)));
     if options.file.is_some() {
         command.envs(variables(node, directory));
     }

@@ -9,10 +9,7 @@ use prost::Message;
 use tonic::Status;
 
 use super::{Verbs, policy};
-use crate::{
-    backends::Method,
-    config::{HostNamespaces, Privileged},
-};
+use crate::backends::Method;
 
 impl Verbs {
     /// Answers a call at once if that needs nothing but memory.
@@ -23,10 +20,9 @@ impl Verbs {
     /// Why the pod of a `RunPodSandboxRequest` runs on the node though it is routed here, by the backend's policy.
     pub fn leaves_to_node(&self, message: &[u8]) -> Option<String> {
         // Without such a policy nothing need be decoded; what can't be decoded is for the call itself to complain about.
-        let policy = &self.parts.policy;
-        let keeps_any = policy.host_namespaces == HostNamespaces::KeepLocal || policy.privileged == Privileged::KeepLocal;
-        let request = keeps_any.then(|| cri::RunPodSandboxRequest::decode(message).ok())??;
-        policy::keeps_local(policy, request.config.as_ref()?)
+        let rules = &self.parts.rules;
+        let request = rules.keeps_any().then(|| cri::RunPodSandboxRequest::decode(message).ok())??;
+        policy::keeps_local(rules, request.config.as_ref()?)
     }
 
     /// Whether an image call is for a pod in a cell.

@@ -89,13 +89,25 @@ impl Verbs {
 
     /// Brings a container's log to the node from now on; one without a log is fine.
     pub(super) async fn follow_log(&self, cell: &Cell, container: &Container) -> Result<(), Status> {
-        let meta = container.meta();
-        if meta.cell_log.is_empty() {
-            return Ok(());
+        match log_route(container) {
+            Some(route) => self.parts.logs.follow(cell, route).await,
+            None => Ok(()),
         }
-        let base = container.status.log_base;
-        let route = LogRoute { container: container.id.clone(), node_path: meta.log_path.into(), cell_path: meta.cell_log, base };
-        self.parts.logs.follow(cell, route).await
+    }
+
+    /// Brings home what is left in the cell of the log of a container that has exited, until it is all here or the container is removed. One that is here already is fine.
+    pub(super) async fn resume_log(self: &Arc<Self>, cell: &Cell, container: &Container) {
+        if container.status.log_whole {
+            return;
+        }
+        let Some(route) = log_route(container) else { return };
+        match self.parts.logs.resume(cell, route).await {
+            Ok(true) => self.finish_log(container),
+            Ok(false) => {}
+            Err(status) => {
+                tracing::error!(container = %container.id, status = status.message(), "The rest of the log of a container that has exited can't be written")
+            }
+        }
     }
 
     /// The kubelet has moved the log's file away: the next line goes to a new one. Where that begins in the cell's log is on disk before the answer.
@@ -120,4 +132,11 @@ impl Verbs {
         self.detached("ReopenContainerLog", deadline, reopened).await?;
         Ok(cri::ReopenContainerLogResponse {})
     }
+}
+
+/// Where a container's log is and goes; `None` for one without a log.
+fn log_route(container: &Container) -> Option<LogRoute> {
+    let meta = container.meta();
+    let (base, node_path) = (container.status.log_base, meta.log_path.into());
+    (!meta.cell_log.is_empty()).then(|| LogRoute { container: container.id.clone(), node_path, cell_path: meta.cell_log, base })
 }

@@ -49,7 +49,6 @@ struct Known {
     by_uid: HashMap<Arc<str>, Vec<SandboxId>>,
     by_annotations: HashMap<u64, Vec<SandboxId>>,
     by_cell: HashMap<CellId, SandboxId>,
-    by_cell_container: HashMap<Arc<str>, ContainerId>,
     /// Counts what was inserted.
     inserted: u64,
     /// Whole encoded lists, made by the first who asks after a change.
@@ -156,7 +155,6 @@ impl View {
             }
             parent.containers.push(id.clone());
             let sandbox = parent.id.clone();
-            known.by_cell_container.insert(container.cell_container.clone(), id.clone());
             known.containers.insert(id.clone(), container);
             known.container_list.take();
             known.announce(ContainerEventType::ContainerCreatedEvent, id.as_str(), &sandbox);
@@ -263,9 +261,14 @@ impl View {
 }
 
 impl Known {
+    /// The container that a cell knows by this id. Ids of cells are theirs to choose: one that another cell uses too means nothing there.
+    fn in_cell(&self, cell: &CellId, id: &str) -> Option<&Container> {
+        let sandbox = self.by_cell.get(cell).and_then(|sandbox| self.sandboxes.get(sandbox))?;
+        sandbox.containers.iter().filter_map(|id| self.containers.get(id)).find(|container| *container.cell_container == *id)
+    }
+
     fn remove_container(&mut self, id: &ContainerId) {
         let Some(container) = self.containers.remove(id) else { return };
-        self.by_cell_container.remove(&container.cell_container);
         if let Some(sandbox) = self.sandboxes.get_mut(&container.sandbox) {
             sandbox.containers.retain(|other| other != id);
         }

@@ -32,6 +32,7 @@ fn sandbox_meta(id: &str, n: u32) -> store::SandboxMeta {
         runtime_handler: "kiyot".to_owned(),
         created_unix_nanos: 1000 + i64::from(n),
         addresses: vec!["10.200.0.7".to_owned(), "fd00::7".to_owned()],
+        resolvers: Vec::new(),
     }
 }
 
