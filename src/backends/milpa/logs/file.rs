@@ -3,7 +3,7 @@
 use std::{
     fs::{File, OpenOptions},
     io::{self, Write as _},
-    os::unix::fs::{MetadataExt as _, OpenOptionsExt as _},
+    os::unix::fs::{FileExt as _, MetadataExt as _, OpenOptionsExt as _},
     path::PathBuf,
     sync::Arc,
 };
@@ -18,6 +18,15 @@ pub(super) struct NodeFile {
     id: FileId,
 }
 
+/// Where a file ends.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct End {
+    /// Its length in bytes.
+    pub(super) length: u64,
+    /// Whether its last line has no end.
+    pub(super) within_line: bool,
+}
+
 /// Which file it is, whatever its name.
 pub(super) type FileId = (u64, u64);
 
@@ -26,7 +35,7 @@ impl NodeFile {
     pub(super) async fn open(path: PathBuf) -> io::Result<Self> {
         let flags = rustix::fs::OFlags::NOFOLLOW | rustix::fs::OFlags::NONBLOCK;
         blocking(move || {
-            let file = OpenOptions::new().append(true).create(true).mode(0o640).custom_flags(flags.bits().cast_signed()).open(&path)?;
+            let file = OpenOptions::new().read(true).append(true).create(true).mode(0o640).custom_flags(flags.bits().cast_signed()).open(&path)?;
             let metadata = file.metadata()?;
             if !metadata.is_file() {
                 return Err(io::Error::new(io::ErrorKind::InvalidInput, "not a regular file"));
@@ -46,10 +55,19 @@ impl NodeFile {
         self.id
     }
 
-    /// Its length in bytes.
-    pub(super) async fn length(&self) -> io::Result<u64> {
+    /// Where it ends.
+    pub(super) async fn end(&self) -> io::Result<End> {
         let file = Arc::clone(&self.file);
-        blocking(move || Ok(file.metadata()?.len())).await
+        blocking(move || {
+            let length = file.metadata()?.len();
+            let mut last = [b'\n'];
+            if let Some(before) = length.checked_sub(1) {
+                // Nothing is read where somebody has just made it shorter.
+                file.read_at(&mut last, before)?;
+            }
+            Ok(End { length, within_line: last != *b"\n" })
+        })
+        .await
     }
 
     /// Whether it has no name any more while another file has the one that it had.

@@ -43,7 +43,6 @@ struct Known {
     by_uid: HashMap<Arc<str>, Vec<SandboxId>>,
     by_annotations: HashMap<u64, Vec<SandboxId>>,
     by_cell: HashMap<CellId, SandboxId>,
-    by_cell_container: HashMap<Arc<str>, ContainerId>,
     /// Counts what was inserted.
     inserted: u64,
     /// Whole encoded lists, made by the first who asks after a change.
@@ -137,7 +136,6 @@ impl View {
                 return false;
             }
             parent.containers.push(id.clone());
-            known.by_cell_container.insert(container.cell_container.clone(), id.clone());
             known.containers.insert(id, container);
             known.container_list.take();
             true
@@ -238,7 +236,6 @@ impl View {
 impl Known {
     fn remove_container(&mut self, id: &ContainerId) {
         let Some(container) = self.containers.remove(id) else { return };
-        self.by_cell_container.remove(&container.cell_container);
         if let Some(sandbox) = self.sandboxes.get_mut(&container.sandbox) {
             sandbox.containers.retain(|other| other != id);
         }

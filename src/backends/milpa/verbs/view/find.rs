@@ -32,10 +32,9 @@ impl View {
         known.by_cell.get(cell).and_then(|id| known.sandboxes.get(id)).cloned()
     }
 
-    /// The container that a cell knows by this id; never one of another cell.
+    /// The container that a cell knows by this id, the newest of several; never one of another cell, whatever ids that gives its own.
     pub(in super::super) fn container_of_cell(&self, cell: &CellId, id: &str) -> Option<Container> {
-        let known = self.read();
-        known.by_cell_container.get(id).and_then(|id| known.containers.get(id)).filter(|container| container.cell == *cell).cloned()
+        self.read().container_of_cell(cell, id).cloned()
     }
 
     /// The sandboxes of a pod, by its uid, in the order in which they were made.
@@ -70,6 +69,13 @@ impl View {
 }
 
 impl Known {
+    /// See [`View::container_of_cell`].
+    pub(super) fn container_of_cell(&self, cell: &CellId, id: &str) -> Option<&Container> {
+        let sandbox = self.sandboxes.get(self.by_cell.get(cell)?)?;
+        let containers = sandbox.containers.iter().rev().filter_map(|id| self.containers.get(id));
+        containers.into_iter().find(|container| *container.cell_container == *id)
+    }
+
     /// The full id for a filter: as given, or that which it is the unique prefix of.
     pub(super) fn full_sandbox_id<'a>(&'a self, id: &'a str) -> &'a str {
         by_prefix(&self.sandboxes, id, "").map_or(id, |sandbox| sandbox.id.as_str())

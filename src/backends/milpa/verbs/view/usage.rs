@@ -44,8 +44,8 @@ impl View {
         let mut known = self.write();
         for stats in beat.containers {
             let id = stats.attributes.as_ref().map(|attributes| attributes.id.as_str()).unwrap_or_default();
-            let Some(id) = known.by_cell_container.get(id).cloned() else { continue };
-            let Some(container) = known.containers.get_mut(&id).filter(|container| container.cell == *cell) else { continue };
+            let Some(id) = known.container_of_cell(cell, id).map(|container| container.id.clone()) else { continue };
+            let Some(container) = known.containers.get_mut(&id) else { continue };
             if container.state() == cri::ContainerState::ContainerRunning {
                 let stats = restored::container_stats(container.item(), stats);
                 container.stats = Some(Usage::of(&cri::ListContainerStatsResponse { stats: vec![stats] }, now));
