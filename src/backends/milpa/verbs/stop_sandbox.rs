@@ -7,7 +7,7 @@ use std::{
 
 use futures::future::join_all;
 use kiyot_proto::cri;
-use tonic::{Code, Status};
+use tonic::Status;
 
 use super::{Verbs, calls, failure, transition::End, view::Sandbox};
 use crate::backends::milpa::{cells::Cell, id::SandboxId};
@@ -24,11 +24,7 @@ impl Verbs {
         request: cri::StopPodSandboxRequest,
         deadline: Option<Instant>,
     ) -> Result<cri::StopPodSandboxResponse, Status> {
-        let sandbox = match self.view.sandbox(&request.pod_sandbox_id) {
-            Ok(sandbox) => sandbox,
-            Err(status) if status.code() == Code::NotFound => return Ok(cri::StopPodSandboxResponse {}),
-            Err(status) => return Err(status),
-        };
+        let Some(sandbox) = calls::known(self.view.sandbox(&request.pod_sandbox_id))? else { return Ok(cri::StopPodSandboxResponse {}) };
         let verbs = Arc::clone(self);
         self.detached("StopPodSandbox", deadline, async move { verbs.stop_sandbox(&sandbox.id).await }).await?;
         Ok(cri::StopPodSandboxResponse {})
