@@ -160,7 +160,7 @@ pub fn volumes(data: &[u8]) {
 /// Changes files in a cell: any changes, or those that the daemon plans, by the first byte.
 pub fn files(data: &[u8]) {
     match data.split_first() {
-        Some((kind, rest)) if kind % 2 == 0 => disk::changes(rest),
+        Some((kind, rest)) if kind.is_multiple_of(2) => disk::changes(rest),
         Some((_, rest)) => disk::update(rest),
         None => {}
     }

@@ -160,7 +160,7 @@ impl Node<'_> {
                 let size = {
                     let mut log = self.told.log();
                     log.extend_from_slice(take(length));
-                    if kind % 8 == 0 {
+                    if kind.is_multiple_of(8) {
                         log.push(b'\n');
                     }
                     log.len() as u64
