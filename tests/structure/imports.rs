@@ -25,6 +25,7 @@ const PARTS: &[Part] = &[
     Part { path: "backends::milpa::volumes", may: &[CELLS, KEEPING, &["config"]] },
     Part { path: "backends::milpa::logs", may: &[CELLS, KEEPING, &["config"]] },
     Part { path: "backends::milpa::streaming", may: &[CELLS, KEEPING, &["config"]] },
+    Part { path: "backends::milpa::resolver", may: &[CELLS, &["backends::milpa::id", "config"]] },
     Part { path: "backends::milpa::cells", may: &[&["backends::milpa::gateway", "backends::milpa::providers"], KEEPING, &["config"]] },
     Part { path: "backends::milpa::gateway", may: &[KEEPING, &["config"]] },
     Part { path: "backends::milpa::providers", may: &[&["backends::milpa::id", "config"]] },
@@ -37,8 +38,14 @@ const PARTS: &[Part] = &[
 ];
 
 /// What answers CRI for a pod in a cell.
-const ACTING: &[&str] =
-    &["backends::milpa::verbs", "backends::milpa::images", "backends::milpa::volumes", "backends::milpa::logs", "backends::milpa::streaming"];
+const ACTING: &[&str] = &[
+    "backends::milpa::verbs",
+    "backends::milpa::images",
+    "backends::milpa::volumes",
+    "backends::milpa::logs",
+    "backends::milpa::streaming",
+    "backends::milpa::resolver",
+];
 /// What makes cells and speaks with them.
 const CELLS: &[&str] = &["backends::milpa::cells", "backends::milpa::gateway", "backends::milpa::providers"];
 /// What remembers.

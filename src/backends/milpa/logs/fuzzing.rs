@@ -103,7 +103,7 @@ struct Node<'a> {
     cell: CellId,
     container: ContainerId,
     path: PathBuf,
-    base: u64,
+    base: i64,
     /// The files that were taken away, and whether each must end with a line.
     rotated: Vec<(PathBuf, bool)>,
     /// Whether a reading may have failed in whose middle the log still is.

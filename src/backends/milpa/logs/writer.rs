@@ -47,13 +47,13 @@ pub(super) enum Ask {
     /// Answer when all that is in the cell now is on the node.
     Drain(oneshot::Sender<()>),
     /// Go on in a new file under the same name, and answer with the position at which it begins.
-    Reopen(oneshot::Sender<Result<u64, Status>>),
+    Reopen(oneshot::Sender<Result<i64, Status>>),
 }
 
 /// A reopening that waits.
 #[derive(Debug)]
 struct Held {
-    done: oneshot::Sender<Result<u64, Status>>,
+    done: oneshot::Sender<Result<i64, Status>>,
     /// Whether a reading that began after it was asked for is the next one that ends.
     last: bool,
 }
@@ -77,8 +77,8 @@ pub(super) struct Writer {
     route: LogRoute,
     file: NodeFile,
     /// The file before the last reopening, and its base: the kubelet gives it its name back if it takes the reopening for failed.
-    previous: Option<(FileId, u64)>,
-    base: u64,
+    previous: Option<(FileId, i64)>,
+    base: i64,
     position: u64,
     news: watch::Receiver<News>,
     asks: mpsc::Receiver<Ask>,
@@ -103,14 +103,14 @@ impl Writer {
             file,
             previous: None,
             base,
-            position: base,
+            position: position(base, 0),
             news,
             asks,
             drains,
             mid_line: false,
             held: None,
             read,
-            trimmed: base,
+            trimmed: position(base, 0),
             trimming: None,
         }
     }
@@ -222,9 +222,11 @@ impl Writer {
                 self.base = base;
             }
         }
-        // What an earlier life of kiyot, or an append that failed, has left may end within a line.
         let end = self.file.end().await?;
-        self.position = self.base.saturating_add(end.length);
+        // What the file had before this log was taken from it meanwhile.
+        self.base = self.base.max(0_i64.saturating_sub_unsigned(end.length));
+        self.position = position(self.base, end.length);
+        // What an earlier life of kiyot, or an append that failed, has left may end within a line.
         self.mid_line = end.within_line;
         Ok(())
     }
@@ -283,12 +285,12 @@ impl Writer {
         }
     }
 
-    async fn reopen(&mut self) -> io::Result<u64> {
+    async fn reopen(&mut self) -> io::Result<i64> {
         // After a failed append, the position that is remembered may be less than what is in the file.
-        let position = self.base.saturating_add(self.file.end().await?.length);
+        let position = position(self.base, self.file.end().await?.length);
         let file = self.file.anew().await?;
         let end = file.end().await?;
-        let base = position.checked_sub(end.length).ok_or_else(|| io::Error::other("the new file is longer than the log"))?;
+        let base = i64::try_from(position).map_err(io::Error::other)?.saturating_sub_unsigned(end.length);
         if file.id() != self.file.id() {
             self.previous = Some((self.file.id(), self.base));
         }
@@ -316,4 +318,9 @@ impl Writer {
             }
         }
     }
+}
+
+/// The position in the cell's log to go on from, with so many bytes in the node's file.
+fn position(base: i64, length: u64) -> u64 {
+    u64::try_from(base.saturating_add_unsigned(length)).unwrap_or_default()
 }

@@ -26,7 +26,7 @@ pub fn events(mut bytes: &[u8]) {
         let before = transition::state(&current);
         let next = match &event.event {
             Some(cell::event::Event::Container(told)) => transition::seen(&current, told),
-            Some(cell::event::Event::ContainerGone(_)) => transition::ended(&current, &End::container_gone(), 1),
+            Some(cell::event::Event::ContainerGone(_)) => transition::ended(&current, &End::gone(&current), 1),
             Some(cell::event::Event::Snapshot(snapshot)) => snapshot.containers.iter().find_map(|told| transition::seen(&current, told)),
             _ => None,
         };
@@ -89,7 +89,7 @@ impl Pods {
         let status = store::ContainerStatus { state: cri::ContainerState::ContainerCreated.into(), ..Default::default() };
         // None comes into a sandbox that does not run any more.
         let ready = self.view.sandbox(self.cells[of].1.as_str()).is_ok_and(|sandbox| sandbox.ready);
-        assert_eq!(self.view.insert_container(&meta, status.clone()), Ok(ready));
+        assert_eq!(self.view.insert_container(&meta, status.clone(), None), Ok(ready));
         if let (Ok(id), true) = (ContainerId::parse(&id), ready) {
             self.containers.push(Made { id, of, cell_container, status });
         }
@@ -108,7 +108,7 @@ impl Pods {
         decide: impl FnOnce(&store::ContainerStatus) -> Option<store::ContainerStatus>,
     ) {
         let found = self.view.container_of_cell(&self.cells[of].0, cell_container);
-        let Some(made) = self.containers.iter_mut().rev().find(|made| made.of == of && made.cell_container == cell_container) else {
+        let Some(made) = self.containers.iter_mut().find(|made| made.of == of && made.cell_container == cell_container) else {
             return assert!(found.is_none(), "{cell_container:?} is none of this cell's");
         };
         assert_eq!(found.map(|found| found.id), Some(made.id.clone()), "{cell_container:?}");
@@ -128,7 +128,7 @@ impl Pods {
         let cell = self.cells[of].0.clone();
         match event {
             cell::event::Event::Container(told) => self.told(of, &told),
-            cell::event::Event::ContainerGone(id) => self.change(of, &id, None, |current| transition::ended(current, &End::container_gone(), 1)),
+            cell::event::Event::ContainerGone(id) => self.change(of, &id, None, |current| transition::ended(current, &End::gone(current), 1)),
             cell::event::Event::Snapshot(snapshot) => snapshot.containers.iter().for_each(|told| self.told(of, told)),
             cell::event::Event::SandboxGone(_) => self.view.set_ready(&self.cells[of].1, false),
             cell::event::Event::Heartbeat(beat) => {

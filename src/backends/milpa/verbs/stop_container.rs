@@ -8,7 +8,7 @@ use std::{
 use kiyot_proto::cri;
 use tonic::Status;
 
-use super::{Verbs, calls, transition::End, view::Container};
+use super::{Verbs, calls, view::Container};
 
 /// How long a container may take to end after its grace period, and its cell to say so.
 const AFTER_GRACE: Duration = Duration::from_secs(30);
@@ -46,7 +46,7 @@ impl Verbs {
         let mut runtime = calls::runtime(&cell);
         match calls::known(calls::answered(time, "StopContainer", runtime.stop_container(calls::within(time, request))).await) {
             Ok(Some(_)) => {}
-            Ok(None) => self.note_end(container, End::container_gone()),
+            Ok(None) => self.note_gone(container),
             Err(status) => return Err(container.restored(&status)),
         }
         if self.exited_within(container, NEWS).await {

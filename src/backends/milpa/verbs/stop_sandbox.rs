@@ -35,7 +35,8 @@ impl Verbs {
         let Ok(sandbox) = self.view.sandbox(id.as_str()) else { return Ok(()) };
         let _stopping = sandbox.stopping.lock().await;
         if let Some(cell) = self.parts.cells.get(&sandbox.cell) {
-            if calls::is_connected(&cell) {
+            // Waited for a moment: after a restart of the daemon its cells are just calling home again.
+            if calls::connected(&cell, &sandbox.pod, None).await.is_ok() {
                 self.quiet(&cell, &sandbox).await;
             }
             let reason = "its pod was stopped";
@@ -70,7 +71,13 @@ impl Verbs {
                 }
             }
         });
-        join_all(killed).await;
+        // What an earlier daemon could not write of a log is tried once more.
+        let unwritten = self.view.containers_of(&sandbox.id).into_iter().filter(|container| container.exited() && !container.status.log_whole);
+        let written = unwritten.map(async |container| {
+            self.resume_log(cell, &container).await;
+            self.parts.logs.drain(&container.id, LAST_WORDS).await;
+        });
+        tokio::join!(join_all(killed), join_all(written));
         let ended =
             self.view.wait(LAST_WORDS, |view| running.iter().all(|one| view.container(one.id.as_str()).is_ok_and(|now| now.exited())).then_some(()));
         if ended.await.is_none() {

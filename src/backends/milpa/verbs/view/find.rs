@@ -32,9 +32,9 @@ impl View {
         known.by_cell.get(cell).and_then(|id| known.sandboxes.get(id)).cloned()
     }
 
-    /// The container that a cell knows by this id, the newest of several; never one of another cell, whatever ids that gives its own.
+    /// The container that a cell knows by this id, the first of several; never one of another cell, whatever ids that gives its own.
     pub(in super::super) fn container_of_cell(&self, cell: &CellId, id: &str) -> Option<Container> {
-        self.read().container_of_cell(cell, id).cloned()
+        self.read().in_cell(cell, id).cloned()
     }
 
     /// The sandboxes of a pod, by its uid, in the order in which they were made.
@@ -42,6 +42,16 @@ impl View {
         let known = self.read();
         let ids = known.by_uid.get(uid).map(Vec::as_slice).unwrap_or_default();
         ids.iter().filter_map(|id| known.sandboxes.get(id)).cloned().collect()
+    }
+
+    /// When the latest of a pod's sandboxes and containers was created; 0 if there is none.
+    pub(in super::super) fn latest_of_pod(&self, uid: &str) -> i64 {
+        let known = self.read();
+        let sandboxes = known.by_uid.get(uid).into_iter().flatten().filter_map(|id| known.sandboxes.get(id));
+        let containers = |sandbox: &Sandbox| {
+            sandbox.containers.iter().filter_map(|id| known.containers.get(id)).map(|container| container.meta().created_unix_nanos).max()
+        };
+        sandboxes.map(|sandbox| containers(sandbox).unwrap_or(0).max(sandbox.meta().created_unix_nanos)).max().unwrap_or(0)
     }
 
     /// The newest running sandbox of the pod that has exactly these annotations; `None` for no annotations.
@@ -69,13 +79,6 @@ impl View {
 }
 
 impl Known {
-    /// See [`View::container_of_cell`].
-    pub(super) fn container_of_cell(&self, cell: &CellId, id: &str) -> Option<&Container> {
-        let sandbox = self.sandboxes.get(self.by_cell.get(cell)?)?;
-        let containers = sandbox.containers.iter().rev().filter_map(|id| self.containers.get(id));
-        containers.into_iter().find(|container| *container.cell_container == *id)
-    }
-
     /// The full id for a filter: as given, or that which it is the unique prefix of.
     pub(super) fn full_sandbox_id<'a>(&'a self, id: &'a str) -> &'a str {
         by_prefix(&self.sandboxes, id, "").map_or(id, |sandbox| sandbox.id.as_str())

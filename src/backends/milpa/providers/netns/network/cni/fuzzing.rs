@@ -1,9 +1,6 @@
 //! What a node's CNI configuration and its plugins may say, as any bytes. For kiyot-fuzz alone.
 
-use std::{
-    net::{IpAddr, Ipv4Addr},
-    path::Path,
-};
+use std::{net::IpAddr, path::Path};
 
 use serde_json::Value;
 
@@ -29,10 +26,9 @@ pub fn cni(bytes: &[u8]) {
         assert!((1..=16).contains(&addresses.len()));
         assert!(addresses.is_sorted_by_key(IpAddr::is_ipv6), "{addresses:?}");
         for subnet in result::subnets(&answer) {
-            let taken = subnet.split_once('/').is_some_and(|(address, prefix)| {
-                address.parse::<Ipv4Addr>().is_ok()
-                    && prefix.bytes().all(|byte| byte.is_ascii_digit())
-                    && prefix.parse::<u8>().is_ok_and(|prefix| prefix <= 32)
+            let taken = subnet.split_once('/').is_some_and(|(address, bits)| {
+                let most = address.parse::<IpAddr>().map_or(0, |address| if address.is_ipv4() { 32 } else { 128 });
+                most > 0 && bits.bytes().all(|byte| byte.is_ascii_digit()) && bits.parse::<u8>().is_ok_and(|bits| bits <= most)
             });
             assert!(taken, "{subnet:?}");
         }

@@ -55,12 +55,12 @@ impl Ip {
     }
 }
 
-/// The IPv4 subnets of a result that [`addresses`] has read, as `iptables` takes them: an address and its prefix.
+/// The subnets of a result that [`addresses`] has read, as `iptables` takes them: an address and its prefix.
 pub(super) fn subnets(result: &Value) -> Vec<String> {
     let ips = Answer::deserialize(result).map(|answer| answer.ips).unwrap_or_default();
     let subnet = |ip: &Ip| match ip.parsed()? {
-        (IpAddr::V4(address), Some(bits)) => Some(format!("{address}/{bits}")),
-        _ => None,
+        (address, Some(bits)) => Some(format!("{address}/{bits}")),
+        (_, None) => None,
     };
     ips.iter().filter_map(subnet).collect()
 }
@@ -131,7 +131,7 @@ mod tests {
     fn subnets_are_those_that_iptables_takes() {
         let addresses = ["10.1.0.5/24", "10.1.0.6", "fd00::5/64", "10.1.0.7/033", "10.1.0.8/+8", "10.1.0.9/24 -j ACCEPT"];
         let ips: Vec<Value> = addresses.iter().map(|address| json!({"address": address})).collect();
-        assert_eq!(subnets(&json!({"ips": ips})), ["10.1.0.5/24"]);
+        assert_eq!(subnets(&json!({"ips": ips})), ["10.1.0.5/24", "fd00::5/64"]);
     }
 
     #[test]
