@@ -2,6 +2,8 @@
 
 use bytes::Bytes;
 use http::{HeaderMap, HeaderValue, Response};
+use kiyot_proto::cri;
+use prost::Message as _;
 
 use super::{
     caller::GRPC_STATUS,
@@ -12,7 +14,8 @@ use super::{
 };
 use crate::backends::{Method, cri::Answer};
 
-/// Merges the answers that `parts` are, each in as many pieces as it has, with one list of ours. What comes of it must be one whole message.
+/// Merges the answers that `parts` are, each in two pieces, with one list of ours. What comes of it must be one whole message, with the entries of all of them
+/// where they are lists; and a status must keep what it has, and get a handler more.
 ///
 /// # Panics
 /// If it isn't.
@@ -22,9 +25,21 @@ pub fn merge(parts: &[&[u8]], ours: &[u8]) {
         let body = merged.body.concat();
         let Body::Whole { length, compressed: false } = frame::look(&body) else { panic!("no whole message: {body:?}") };
         assert_eq!(body.len(), HEAD + length);
+        let read = |message: &[u8]| cri::ListContainersResponse::decode(message).map(|list| list.containers);
+        let each: Result<Vec<_>, _> = parts.iter().filter_map(|part| part.get(HEAD..)).chain([ours]).map(read).collect();
+        if let Ok(each) = each {
+            assert_eq!(read(&body[HEAD..]), Ok(each.concat()));
+        }
     }
     for part in parts {
-        let _ = merge::status(answer(part), &["kiyot"]);
+        let before = part.get(HEAD..).map(cri::StatusResponse::decode);
+        if let (Ok(merged), Some(Ok(before))) = (merge::status(answer(part), &["kiyot"]), before) {
+            let names = |status: &cri::StatusResponse| status.runtime_handlers.iter().map(|handler| handler.name.clone()).collect::<Vec<_>>();
+            let expected = if before.runtime_handlers.is_empty() { vec![String::new()] } else { names(&before) };
+            let after = cri::StatusResponse::decode(&merged.body.concat()[HEAD..]);
+            assert_eq!(after.as_ref().map(names), Ok([expected, vec!["kiyot".to_owned()]].concat()));
+            assert_eq!(after.map(|after| (after.status, after.info, after.features)), Ok((before.status, before.info, before.features)));
+        }
         if let Some(message) = merge::contiguous(&mut answer(part)) {
             assert!(message.len() + HEAD <= part.len());
         }

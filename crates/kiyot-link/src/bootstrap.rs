@@ -103,9 +103,13 @@ impl CellFile {
         if std::fs::metadata(path).map_err(io)?.len() > FILE_LIMIT {
             return Err(CellFileError::TooLong(path.to_owned()));
         }
-        let content = std::fs::read(path).map_err(io)?;
+        Self::parse(path, &std::fs::read(path).map_err(io)?)
+    }
+
+    /// What the content of a file says. `path` is for words only.
+    pub fn parse(path: &Path, content: &[u8]) -> Result<Self, CellFileError> {
         // serde's own words may quote the content, and so the token.
-        serde_json::from_slice(&content).map_err(|error| CellFileError::Form { path: path.to_owned(), line: error.line(), column: error.column() })
+        serde_json::from_slice(content).map_err(|error| CellFileError::Form { path: path.to_owned(), line: error.line(), column: error.column() })
     }
 
     /// Writes it, readable by its owner only; whole or not at all.

@@ -22,6 +22,8 @@ use super::{
 };
 
 mod file;
+#[doc(hidden)]
+pub mod fuzzing;
 mod source;
 #[cfg(test)]
 mod tests;

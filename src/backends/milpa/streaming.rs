@@ -86,7 +86,8 @@ fn taken_apart(url: &str) -> Option<(u16, String)> {
     let uri: http::Uri = url.parse().ok()?;
     let plain = uri.scheme_str() == Some("http");
     let port = uri.port_u16().filter(|port| plain && *port != 0)?;
-    let target = uri.path_and_query()?.as_str();
+    // A URI may have other bytes than a request's first line.
+    let target = uri.path_and_query().map(http::uri::PathAndQuery::as_str).filter(|target| target.bytes().all(|byte| byte.is_ascii_graphic()))?;
     Some((port, target.to_owned()))
 }
 

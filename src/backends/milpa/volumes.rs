@@ -26,7 +26,10 @@ use super::{
 };
 use crate::config::HostPath;
 
+mod disk;
 mod files;
+#[doc(hidden)]
+pub mod fuzzing;
 mod kept;
 mod plan;
 mod pod;

@@ -56,6 +56,15 @@ fn an_entry_without_a_value_is_empty() {
     assert_eq!(Pod::of(&bytes).label("l"), Ok(None));
 }
 
+#[test]
+fn an_entry_of_a_map_has_a_length_or_is_none() {
+    // labels (field 6) as four bytes, then a host name. Go passes over the first; prost takes it for an entry, { "a": "1" }.
+    let bytes = [0x0a, 0x08, 0x35, 0x06, 0x0a, 0x01, 0x61, 0x12, 0x01, 0x31];
+    assert_eq!(Pod::of(&bytes).label("a"), Ok(None));
+    assert_eq!(string(&bytes, &[1, 2]), Ok("1"));
+    assert_eq!(cri::RunPodSandboxRequest::decode(bytes.as_slice()).unwrap().config.unwrap().labels["a"], "1");
+}
+
 proptest! {
     #[test]
     fn what_prost_encodes_is_found(

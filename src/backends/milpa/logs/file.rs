@@ -3,7 +3,7 @@
 use std::{
     fs::{File, OpenOptions},
     io::{self, Write as _},
-    os::unix::fs::{MetadataExt as _, OpenOptionsExt as _},
+    os::unix::fs::{FileExt as _, MetadataExt as _, OpenOptionsExt as _},
     path::PathBuf,
     sync::Arc,
 };
@@ -16,6 +16,15 @@ pub(super) struct NodeFile {
     path: PathBuf,
     file: Arc<File>,
     id: FileId,
+}
+
+/// Where a file ends.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct End {
+    /// Its length in bytes.
+    pub(super) length: u64,
+    /// Whether its last line has no end.
+    pub(super) within_line: bool,
 }
 
 /// Which file it is, whatever its name.
@@ -39,7 +48,7 @@ impl NodeFile {
     async fn open_or(path: PathBuf, make: bool) -> io::Result<Self> {
         let flags = rustix::fs::OFlags::NOFOLLOW | rustix::fs::OFlags::NONBLOCK;
         blocking(move || {
-            let file = OpenOptions::new().append(true).create(make).mode(0o640).custom_flags(flags.bits().cast_signed()).open(&path)?;
+            let file = OpenOptions::new().read(true).append(true).create(make).mode(0o640).custom_flags(flags.bits().cast_signed()).open(&path)?;
             let metadata = file.metadata()?;
             if !metadata.is_file() {
                 return Err(io::Error::new(io::ErrorKind::InvalidInput, "not a regular file"));
@@ -59,10 +68,19 @@ impl NodeFile {
         self.id
     }
 
-    /// Its length in bytes.
-    pub(super) async fn length(&self) -> io::Result<u64> {
+    /// Where it ends.
+    pub(super) async fn end(&self) -> io::Result<End> {
         let file = Arc::clone(&self.file);
-        blocking(move || Ok(file.metadata()?.len())).await
+        blocking(move || {
+            let length = file.metadata()?.len();
+            let mut last = [b'\n'];
+            if let Some(before) = length.checked_sub(1) {
+                // Nothing is read where somebody has just made it shorter.
+                file.read_at(&mut last, before)?;
+            }
+            Ok(End { length, within_line: last != *b"\n" })
+        })
+        .await
     }
 
     /// Whether it has no name any more while another file has the one that it had.

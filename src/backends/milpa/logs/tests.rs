@@ -192,6 +192,39 @@ async fn a_rotation_in_the_middle_of_a_reading_falls_between_lines() {
 }
 
 #[tokio::test]
+async fn a_rotation_within_a_line_waits_for_its_end_that_has_come() {
+    let scene = Scene::new(7);
+    scene.follow(0).await.unwrap();
+    // Often, because the news and the rotation come at once and either may be seen first.
+    for number in 0..20 {
+        scene.write("half of a line");
+        scene.drain().await;
+        let old = scene.dir.path().join(format!("old.{number}"));
+        fs::rename(scene.path(), &old).unwrap();
+        scene.write(", and its end\n");
+        scene.logs.reopen(&scene.container).await.unwrap();
+        assert_eq!(read(&old), "half of a line, and its end\n");
+    }
+    // One whose end does not come keeps nobody waiting.
+    scene.write("half of a line");
+    scene.drain().await;
+    scene.logs.reopen(&scene.container).await.unwrap();
+}
+
+#[tokio::test]
+async fn a_rotation_falls_between_lines_after_a_crash_within_one() {
+    let scene = Scene::new(7);
+    scene.write("half of a line, and its end\nanother\n");
+    fs::write(scene.path(), "half of").unwrap();
+    scene.follow(0).await.unwrap();
+    let old = scene.dir.path().join("old");
+    fs::rename(scene.path(), &old).unwrap();
+    scene.logs.reopen(&scene.container).await.unwrap();
+    scene.drain().await;
+    assert_eq!((read(&old).as_str(), read(&scene.path()).as_str()), ("half of a line, and its end\n", "another\n"));
+}
+
+#[tokio::test]
 async fn a_reopening_without_a_rename_changes_nothing() {
     let scene = Scene::new(7);
     scene.write("one\n");

@@ -50,6 +50,14 @@ pub(super) enum Ask {
     Reopen(oneshot::Sender<Result<i64, Status>>),
 }
 
+/// A reopening that waits.
+#[derive(Debug)]
+struct Held {
+    done: oneshot::Sender<Result<i64, Status>>,
+    /// Whether a reading that began after it was asked for is the next one that ends.
+    last: bool,
+}
+
 /// Why a log doesn't go on.
 #[derive(Debug, thiserror::Error)]
 enum WriterError {
@@ -75,10 +83,10 @@ pub(super) struct Writer {
     news: watch::Receiver<News>,
     asks: mpsc::Receiver<Ask>,
     drains: Vec<oneshot::Sender<()>>,
-    /// Whether the file ends within a line, as far as this writer knows.
+    /// Whether the file ends within a line.
     mid_line: bool,
     /// A reopening that waits for the end of the line: no file is to begin within one.
-    held: Option<oneshot::Sender<Result<i64, Status>>>,
+    held: Option<Held>,
     /// The news that the last whole reading knew.
     read: (u64, u64),
     trimmed: u64,
@@ -111,10 +119,11 @@ impl Writer {
     pub(super) async fn run(mut self) {
         let mut backoff = None;
         loop {
-            if !self.is_behind() {
+            if !self.is_behind() && self.held.is_none() {
                 tokio::select! {
                     ask = self.asks.recv() => match ask {
-                        Some(ask) => Box::pin(self.take(ask)).await,
+                        // Within a line the end of the line is looked for: it may have come by now.
+                        Some(ask) => Box::pin(self.take_between_lines(ask)).await,
                         None => return,
                     },
                     changed = self.news.changed() => if changed.is_err() { return },
@@ -123,9 +132,14 @@ impl Writer {
             }
             // Boxed: what is seldom takes no room in a task that mostly waits.
             let read = Box::pin(self.read_to_end()).await;
-            // The line has no end yet, or the cell doesn't say: the kubelet is not kept waiting for it.
-            if let Some(done) = self.held.take() {
-                Box::pin(self.take(Ask::Reopen(done))).await;
+            if let Some(held) = self.held.take() {
+                if read.is_ok() && !held.last && self.is_behind() {
+                    // What came meanwhile may end the line.
+                    self.held = Some(Held { last: true, ..held });
+                } else {
+                    // The line has no end yet, or the cell doesn't say: the kubelet is not kept waiting for it.
+                    Box::pin(self.take(Ask::Reopen(held.done))).await;
+                }
             }
             match read {
                 Ok(()) => backoff = None,
@@ -208,10 +222,12 @@ impl Writer {
                 self.base = base;
             }
         }
-        let length = self.file.length().await?;
+        let end = self.file.end().await?;
         // What the file had before this log was taken from it meanwhile.
-        self.base = self.base.max(0_i64.saturating_sub_unsigned(length));
-        self.position = position(self.base, length);
+        self.base = self.base.max(0_i64.saturating_sub_unsigned(end.length));
+        self.position = position(self.base, end.length);
+        // What an earlier life of kiyot, or an append that failed, has left may end within a line.
+        self.mid_line = end.within_line;
         Ok(())
     }
 
@@ -221,8 +237,8 @@ impl Writer {
             && let Some(end) = part.iter().position(|byte| *byte == b'\n')
         {
             self.append(part.split_to(end + 1)).await?;
-            if let Some(done) = self.held.take() {
-                self.take(Ask::Reopen(done)).await;
+            if let Some(held) = self.held.take() {
+                self.take(Ask::Reopen(held.done)).await;
             }
         }
         if part.is_empty() { Ok(()) } else { self.append(part).await }
@@ -250,7 +266,7 @@ impl Writer {
     /// Takes what is asked, a reopening within a line at the end of that line.
     async fn take_between_lines(&mut self, ask: Ask) {
         match ask {
-            Ask::Reopen(done) if self.mid_line && self.held.is_none() => self.held = Some(done),
+            Ask::Reopen(done) if self.mid_line && self.held.is_none() => self.held = Some(Held { done, last: false }),
             ask => self.take(ask).await,
         }
     }
@@ -271,13 +287,14 @@ impl Writer {
 
     async fn reopen(&mut self) -> io::Result<i64> {
         // After a failed append, the position that is remembered may be less than what is in the file.
-        let position = position(self.base, self.file.length().await?);
+        let position = position(self.base, self.file.end().await?.length);
         let file = self.file.anew().await?;
-        let base = i64::try_from(position).map_err(io::Error::other)?.saturating_sub_unsigned(file.length().await?);
+        let end = file.end().await?;
+        let base = i64::try_from(position).map_err(io::Error::other)?.saturating_sub_unsigned(end.length);
         if file.id() != self.file.id() {
             self.previous = Some((self.file.id(), self.base));
         }
-        (self.file, self.base, self.position) = (file, base, position);
+        (self.file, self.base, self.position, self.mid_line) = (file, base, position, end.within_line);
         Ok(base)
     }
 

@@ -21,6 +21,8 @@ use crate::{backends::milpa::id::CellId, config::MilpaBackend};
 
 mod cgroup;
 mod command;
+#[doc(hidden)]
+pub mod fuzzing;
 mod instance;
 mod mounts;
 mod network;

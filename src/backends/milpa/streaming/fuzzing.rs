@@ -35,5 +35,18 @@ pub fn answer(bytes: &[u8]) {
     let taken = whole.take(body).len();
     assert!(taken <= body.len() && taken as u64 <= MAX_BODY);
     let one_by_one = body.iter().take_while(|byte| !by_bytes.is_over() && by_bytes.take(std::slice::from_ref(byte)).len() == 1).count();
-    assert!(one_by_one <= body.len());
+    assert_eq!((one_by_one, by_bytes.is_over()), (taken, whole.is_over()));
+}
+
+/// Takes the URL of a cell's streaming server apart. Its target is such as a request can have.
+///
+/// # Panics
+/// If it isn't.
+pub fn url(bytes: &[u8]) {
+    let Some((port, target)) = std::str::from_utf8(bytes).ok().and_then(super::taken_apart) else { return };
+    assert_ne!(port, 0);
+    let Ok(Some(head)) = head::request(b"POST /token HTTP/1.1\r\n\r\n", 0) else { return };
+    let sent = head.retargeted(b"POST /token HTTP/1.1\r\n\r\n", &target);
+    let read = head::request(&sent, 0);
+    assert!(matches!(&read, Ok(Some(read)) if read.target == target), "{target:?}: {read:?}");
 }

@@ -208,4 +208,5 @@ fn urls_of_cells_are_taken_apart() {
         assert_eq!(taken_apart(bad), None, "{bad}");
     }
     assert_eq!(taken_apart(&format!("http://h:1/{}", "x".repeat(5000))), None);
+    assert_eq!(taken_apart("http://h:1/\u{e4}"), None, "no request's first line can have it");
 }

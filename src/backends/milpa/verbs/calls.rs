@@ -20,6 +20,8 @@ use crate::backends::milpa::cells::Cell;
 pub(super) const CALL: Duration = Duration::from_secs(60);
 /// How long a call waits for a cell that is not connected at the moment: it may just be calling home again.
 const LINK_PATIENCE: Duration = Duration::from_secs(5);
+/// Characters of the longest id that a cell may give; containerd's have 64.
+const LONGEST_ID: usize = 256;
 /// As much as a kubelet takes.
 const LARGEST_ANSWER: usize = 16 << 20;
 
@@ -38,6 +40,17 @@ pub(super) fn within<T>(time: Duration, message: T) -> Request<T> {
     let mut request = Request::new(message);
     request.set_timeout(time);
     request
+}
+
+/// The id that a cell gives a sandbox or a container. It is kept, and told to the cell again.
+///
+/// INTERNAL if it is none: allowed are 1 to [`LONGEST_ID`] printable ASCII characters.
+pub(super) fn checked_id(id: String) -> Result<String, Status> {
+    if (1..=LONGEST_ID).contains(&id.len()) && id.bytes().all(|byte| byte.is_ascii_graphic()) {
+        return Ok(id);
+    }
+    let shown: String = id.chars().take(80).collect();
+    Err(Status::internal(format!("the cell gave the id {shown:?}: allowed are 1 to {LONGEST_ID} printable ASCII characters")))
 }
 
 /// What is left of a caller's time, `usual` if that is less.
@@ -102,5 +115,22 @@ impl Sandbox {
     /// A status of its cell, in its own id.
     pub(super) fn restored(&self, status: &Status) -> Status {
         restored(status, &self.meta().cell_sandbox, self.id.as_str())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ids_of_cells_are_words_of_bounded_length() {
+        for good in ["0123456789abcdef", "a", &"x".repeat(LONGEST_ID)] {
+            assert_eq!(checked_id(good.to_owned()).unwrap(), good);
+        }
+        for bad in ["", "a b", "a\n", "\u{e4}", "\0", &"x".repeat(LONGEST_ID + 1)] {
+            let refused = checked_id(bad.to_owned()).unwrap_err();
+            assert_eq!(refused.code(), tonic::Code::Internal);
+            assert!(refused.message().contains("allowed are 1 to 256"), "{refused}");
+        }
     }
 }

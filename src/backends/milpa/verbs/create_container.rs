@@ -193,14 +193,15 @@ impl Verbs {
             calls::answered(calls::CALL, "CreateContainer", runtime.create_container(calls::within(calls::CALL, told.clone()))).await
         };
         let first = match create().await {
-            Ok(made) => return Ok(made.container_id),
+            Ok(made) => return calls::checked_id(made.container_id),
             Err(status) => status,
         };
         let metadata = told.config.as_ref().and_then(|config| config.metadata.clone());
         let Some(left) = self.left_in_cell(cell, &told.pod_sandbox_id, metadata.as_ref()).await else { return Err(sandbox.restored(&first)) };
         tracing::info!(pod = %sandbox.pod, cell = %cell.id, "A container whose creation was not answered is made anew");
         self.remove_in_cell(cell, &left).await;
-        create().await.map(|made| made.container_id).map_err(|status| sandbox.restored(&status))
+        let made = create().await.map_err(|status| sandbox.restored(&status))?;
+        calls::checked_id(made.container_id)
     }
 
     async fn left_in_cell(&self, cell: &Cell, cell_sandbox: &str, metadata: Option<&cri::ContainerMetadata>) -> Option<String> {

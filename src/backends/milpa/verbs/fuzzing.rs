@@ -1,9 +1,20 @@
 //! What an agent may say, as any bytes. For kiyot-fuzz alone.
 
+use std::{collections::BTreeSet, time::Instant};
+
+use bytes::Bytes;
 use kiyot_proto::{cell, cri, store};
 use prost::Message;
 
-use super::transition::{self, End};
+use super::{
+    calls, filter,
+    transition::{self, End},
+    view::View,
+};
+use crate::backends::milpa::id::{CellId, ContainerId, SandboxId};
+
+/// Steps of one input, so that each has its end soon.
+const STEPS: usize = 64;
 
 /// Reads events, each with its length before it, and applies what they say of containers to one: it never goes back, and ends once.
 ///
@@ -28,4 +39,190 @@ pub fn events(mut bytes: &[u8]) {
             return;
         }
     }
+}
+
+/// Two cells, each of one pod, and their containers as they should be.
+struct Pods {
+    view: View,
+    now: Instant,
+    cells: Vec<(CellId, SandboxId)>,
+    containers: Vec<Made>,
+    made: usize,
+}
+
+/// A container as it should be.
+struct Made {
+    id: ContainerId,
+    of: usize,
+    cell_container: String,
+    status: store::ContainerStatus,
+}
+
+impl Pods {
+    fn new() -> Option<Self> {
+        let view = View::new();
+        let mut cells = Vec::new();
+        for n in 0..2 {
+            let (id, cell) = (format!("milpa{n:a>59}"), format!("cell-{n:012}"));
+            let metadata = Some(cri::PodSandboxMetadata { uid: format!("uid-{n}"), ..Default::default() });
+            let config = Some(cri::PodSandboxConfig { metadata, ..Default::default() });
+            let meta = store::SandboxMeta { id, cell: cell.clone(), cell_sandbox: "s".to_owned(), config, ..Default::default() };
+            cells.push((CellId::parse(&cell).ok()?, view.insert_sandbox(&meta, true).ok()?));
+        }
+        Some(Self { view, now: Instant::now(), cells, containers: Vec::new(), made: 0 })
+    }
+
+    /// A cell answers `CreateContainer`.
+    fn create(&mut self, of: usize, answer: cri::CreateContainerResponse) {
+        let Ok(cell_container) = calls::checked_id(answer.container_id) else { return };
+        assert!(!cell_container.is_empty() && cell_container.len() <= 256);
+        let id = format!("milpa{:b>59}", self.made);
+        self.made += 1;
+        let metadata = Some(cri::ContainerMetadata { name: id.clone(), attempt: 0 });
+        let meta = store::ContainerMeta {
+            id: id.clone(),
+            sandbox: self.cells[of].1.as_str().to_owned(),
+            cell_container: cell_container.clone(),
+            config: Some(cri::ContainerConfig { metadata, ..Default::default() }),
+            ..Default::default()
+        };
+        let status = store::ContainerStatus { state: cri::ContainerState::ContainerCreated.into(), ..Default::default() };
+        // None comes into a sandbox that does not run any more.
+        let ready = self.view.sandbox(self.cells[of].1.as_str()).is_ok_and(|sandbox| sandbox.ready);
+        assert_eq!(self.view.insert_container(&meta, status.clone(), None), Ok(ready));
+        if let (Ok(id), true) = (ContainerId::parse(&id), ready) {
+            self.containers.push(Made { id, of, cell_container, status });
+        }
+    }
+
+    /// What is said of one container, as the watch of its cell takes it.
+    fn told(&mut self, of: usize, told: &cri::ContainerStatus) {
+        self.change(of, &told.id, Some(told), |current| transition::seen(current, told));
+    }
+
+    fn change(
+        &mut self,
+        of: usize,
+        cell_container: &str,
+        told: Option<&cri::ContainerStatus>,
+        decide: impl FnOnce(&store::ContainerStatus) -> Option<store::ContainerStatus>,
+    ) {
+        let found = self.view.container_of_cell(&self.cells[of].0, cell_container);
+        let Some(made) = self.containers.iter_mut().find(|made| made.of == of && made.cell_container == cell_container) else {
+            return assert!(found.is_none(), "{cell_container:?} is none of this cell's");
+        };
+        assert_eq!(found.map(|found| found.id), Some(made.id.clone()), "{cell_container:?}");
+        if let Some(told) = told {
+            self.view.tell(&made.id, told);
+        }
+        let before = transition::state(&made.status);
+        if let Some(next) = decide(&made.status) {
+            assert_ne!(before, cri::ContainerState::ContainerExited, "it ends once");
+            assert!(next.finished_unix_nanos == 0 || next.finished_unix_nanos >= next.started_unix_nanos, "{next:?}");
+            self.view.set_status(&made.id, next.clone());
+            made.status = next;
+        }
+    }
+
+    fn event(&mut self, of: usize, event: cell::event::Event) {
+        let cell = self.cells[of].0.clone();
+        match event {
+            cell::event::Event::Container(told) => self.told(of, &told),
+            cell::event::Event::ContainerGone(id) => self.change(of, &id, None, |current| transition::ended(current, &End::gone(current), 1)),
+            cell::event::Event::Snapshot(snapshot) => snapshot.containers.iter().for_each(|told| self.told(of, told)),
+            cell::event::Event::SandboxGone(_) => self.view.set_ready(&self.cells[of].1, false),
+            cell::event::Event::Heartbeat(beat) => {
+                let before = self.usage(1 - of);
+                self.view.heartbeat(&cell, beat, self.now);
+                assert_eq!(self.usage(1 - of), before, "a cell speaks of its own pod only");
+            }
+            cell::event::Event::Sandbox(_) | cell::event::Event::Log(_) => {}
+        }
+    }
+
+    fn remove(&mut self, which: usize) {
+        if !self.containers.is_empty() {
+            let made = self.containers.remove(which % self.containers.len());
+            self.view.remove_container(&made.id);
+        }
+    }
+
+    /// The usage of one cell's pod.
+    fn usage(&self, of: usize) -> (Bytes, Option<Vec<u8>>) {
+        let sandbox = self.cells[of].1.as_str().to_owned();
+        let filter = filter::Containers { sandbox: sandbox.clone(), ..Default::default() };
+        let of_sandbox = self.view.sandbox(&sandbox).ok().and_then(|sandbox| sandbox.stats(self.now));
+        (self.view.list_container_stats(&filter, self.now), of_sandbox.map(|stats| stats.encode_to_vec()))
+    }
+
+    /// What the kubelet is answered: all that is ours and nothing else, with what it follows without looking.
+    fn check(&self) {
+        let list: cri::ListContainersResponse = read(self.view.list_containers(&filter::Containers::default()));
+        assert_eq!(list.containers.len(), self.containers.len());
+        for made in &self.containers {
+            let state = transition::state(&made.status);
+            let item = list.containers.iter().find(|item| item.id == made.id.as_str());
+            assert_eq!(item.map(cri::Container::state), Some(state));
+            let Ok(container) = self.view.container(made.id.as_str()) else { panic!("{} is not found", made.id) };
+            let answer: cri::ContainerStatus = read(container.answer().encode_to_vec().into());
+            assert_eq!((answer.id.as_str(), answer.state()), (made.id.as_str(), state));
+            assert_eq!(answer.metadata.map(|metadata| metadata.name).as_deref(), Some(made.id.as_str()));
+        }
+        let runs = |id: &str| {
+            let made = self.containers.iter().find(|made| made.id.as_str() == id);
+            made.filter(|made| transition::state(&made.status) == cri::ContainerState::ContainerRunning).map(|made| made.of)
+        };
+        let stats: cri::ListContainerStatsResponse = read(self.view.list_container_stats(&filter::Containers::default(), self.now));
+        let of = self.check_stats(&stats.stats);
+        assert!(of.iter().all(|id| runs(id).is_some()), "{of:?}");
+        let stats: cri::ListPodSandboxStatsResponse = read(self.view.list_sandbox_stats(&filter::Sandboxes::default(), self.now));
+        assert!(stats.stats.len() <= self.cells.len());
+        for stats in stats.stats {
+            let attributes = stats.attributes.unwrap_or_default();
+            let cell = self.cells.iter().position(|(_, sandbox)| sandbox.as_str() == attributes.id);
+            assert!(cell.is_some() && attributes.metadata.is_some(), "{attributes:?}");
+            let of = self.check_stats(&stats.linux.unwrap_or_default().containers);
+            assert!(of.iter().all(|id| runs(id) == cell), "{of:?}");
+        }
+    }
+
+    /// Whose usage it is.
+    fn check_stats(&self, stats: &[cri::ContainerStats]) -> BTreeSet<String> {
+        let ids: BTreeSet<String> = stats.iter().filter_map(|stats| Some(stats.attributes.as_ref()?.id.clone())).collect();
+        assert_eq!(ids.len(), stats.len(), "each once");
+        assert!(stats.iter().all(|stats| stats.attributes.as_ref().is_some_and(|attributes| attributes.metadata.is_some())));
+        assert!(stats.iter().all(|stats| stats.writable_layer.as_ref().is_none_or(|layer| layer.fs_id.is_none())));
+        ids
+    }
+}
+
+/// Reads what two cells answer and tell of their pods: a byte that says which cell, and what it is, and a message with its length before it. Whatever they say, what
+/// the kubelet is answered is ours, whole, and of no other pod.
+///
+/// # Panics
+/// If not.
+pub fn answers(mut bytes: &[u8]) {
+    let Some(mut pods) = Pods::new() else { return };
+    for _ in 0..STEPS {
+        let Some((&kind, rest)) = bytes.split_first() else { return };
+        bytes = rest;
+        let of = usize::from(kind & 1);
+        match kind >> 1 & 3 {
+            0 => match cri::CreateContainerResponse::decode_length_delimited(&mut bytes) {
+                Ok(answer) => pods.create(of, answer),
+                Err(_) => return,
+            },
+            1 => pods.remove(usize::from(kind >> 3)),
+            _ => match cell::Event::decode_length_delimited(&mut bytes) {
+                Ok(cell::Event { event: Some(event) }) => pods.event(of, event),
+                Ok(_) => {}
+                Err(_) => return,
+            },
+        }
+        pods.check();
+    }
+}
+
+fn read<M: Message + Default>(bytes: Bytes) -> M {
+    M::decode(bytes).unwrap_or_else(|error| panic!("the kubelet can't read it: {error}"))
 }

@@ -148,7 +148,7 @@ impl Verbs {
         let meta = records::SandboxMeta {
             id: id.as_str().to_owned(),
             cell: cell.id.as_str().to_owned(),
-            cell_sandbox: made.pod_sandbox_id,
+            cell_sandbox: calls::checked_id(made.pod_sandbox_id)?,
             config: Some(config),
             runtime_handler: request.runtime_handler.clone(),
             created_unix_nanos: clock::now_after(latest),

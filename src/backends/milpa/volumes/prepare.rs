@@ -113,8 +113,7 @@ impl Preparation<'_> {
         let (below, attributes) = blocking({
             let (path, volume_path) = (path.to_owned(), volume_path.clone());
             move || {
-                let mounts =
-                    std::fs::read_to_string("/proc/self/mountinfo").map_err(|error| Status::internal(format!("the mounts of the node: {error}")))?;
+                let mounts = std::fs::read("/proc/self/mountinfo").map_err(|error| Status::internal(format!("the mounts of the node: {error}")))?;
                 let below = subpath::resolve(&mounts, &volume_path, &path).and_then(|below| below.to_str().map(str::to_owned));
                 let below = below.ok_or_else(|| {
                     Status::failed_precondition(format!("{}: it is not bound to a path in {}", path.display(), volume_path.display()))

@@ -25,7 +25,7 @@ const SEARCH_LIMIT: (usize, usize) = (20_000, 6);
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Hierarchy {
     /// Where it is mounted.
-    mount: PathBuf,
+    pub(super) mount: PathBuf,
     /// Which of its directories is mounted there.
     root: PathBuf,
     /// Its controllers; empty for version 2, `["name=systemd"]` for one without any.
@@ -50,7 +50,7 @@ pub(super) fn hierarchies() -> io::Result<Vec<Hierarchy>> {
     Ok(parse_hierarchies(&fs::read("/proc/self/mountinfo")?))
 }
 
-fn parse_hierarchies(mountinfo: &[u8]) -> Vec<Hierarchy> {
+pub(super) fn parse_hierarchies(mountinfo: &[u8]) -> Vec<Hierarchy> {
     const FLAGS: [&str; 9] =
         ["rw", "ro", "xattr", "clone_children", "noprefix", "nsdelegate", "memory_recursiveprot", "memory_localevents", "favordynmods"];
     let mut found: Vec<Hierarchy> = Vec::new();
@@ -119,7 +119,7 @@ pub(super) fn of_containers(hierarchies: &[Hierarchy], processes: &BTreeSet<Iden
     found
 }
 
-fn container_dirs(hierarchies: &[Hierarchy], text: &str) -> Vec<PathBuf> {
+pub(super) fn container_dirs(hierarchies: &[Hierarchy], text: &str) -> Vec<PathBuf> {
     let dir = |line: &str| {
         let (_, rest) = line.split_once(':')?;
         let (controllers, path) = rest.split_once(':')?;

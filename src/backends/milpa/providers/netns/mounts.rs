@@ -42,7 +42,7 @@ fn path(field: &[u8]) -> PathBuf {
     let mut bytes = Vec::with_capacity(field.len());
     let mut rest = field;
     while let Some((first, after)) = rest.split_first() {
-        let octal = (*first == b'\\').then(|| after.get(..3)).flatten();
+        let octal = (*first == b'\\').then(|| after.get(..3)).flatten().filter(|digits| digits.iter().all(u8::is_ascii_digit));
         let value = octal.and_then(|digits| u8::from_str_radix(std::str::from_utf8(digits).ok()?, 8).ok());
         if let (Some(value), Some(after)) = (value, after.get(3..)) {
             bytes.push(value);

@@ -32,7 +32,7 @@ impl View {
         known.by_cell.get(cell).and_then(|id| known.sandboxes.get(id)).cloned()
     }
 
-    /// The container that a cell knows by this id; never one of another cell.
+    /// The container that a cell knows by this id, the first of several; never one of another cell, whatever ids that gives its own.
     pub(in super::super) fn container_of_cell(&self, cell: &CellId, id: &str) -> Option<Container> {
         self.read().in_cell(cell, id).cloned()
     }

@@ -156,6 +156,19 @@ fn answers_are_what_the_kubelet_sent() {
 }
 
 #[test]
+fn a_cell_that_names_its_container_as_another_does_harms_nobody() {
+    let (view, _, two, container) = view();
+    let (cell, other) = (CellId::parse("cell-000000000001").unwrap(), CellId::parse("cell-000000000002").unwrap());
+    let theirs = format!("c{:063x}", 1);
+    let found = |cell: &CellId| view.container_of_cell(cell, &theirs).map(|found| found.id);
+    assert!(view.insert_container(&container_meta(&id("evil"), two.as_str(), 1), running(), None).unwrap());
+    let evil = ContainerId::parse(&id("evil")).unwrap();
+    assert_eq!((found(&cell), found(&other)), (Some(container.clone()), Some(evil.clone())));
+    view.remove_container(&evil);
+    assert_eq!((found(&cell), found(&other)), (Some(container), None));
+}
+
+#[test]
 fn usage_has_our_attributes_and_ends_with_the_container() {
     let (view, one, _, container) = view();
     let (cell, other) = (CellId::parse("cell-000000000001").unwrap(), CellId::parse("cell-000000000002").unwrap());

@@ -4,63 +4,9 @@ use std::collections::BTreeMap;
 
 use proptest::prelude::*;
 
-use super::*;
+use super::{super::disk::Disk, *};
 
 const PLACE: &str = "volumes/kubernetes.io~secret/s";
-
-/// A cell's disk, with what a strict agent refuses.
-#[derive(Debug, Default, Clone)]
-struct Disk {
-    entries: BTreeMap<String, Entry>,
-    root: Option<Attributes>,
-    open: Option<(String, Attributes, Vec<u8>)>,
-}
-
-impl Disk {
-    fn apply(&mut self, change: &FileChange) {
-        assert_eq!(change.root(), Root::Memory);
-        let path = change.path.strip_prefix(PLACE).unwrap().trim_start_matches('/').to_owned();
-        if let Some((above, _)) = path.rsplit_once('/') {
-            assert!(matches!(self.entries.get(above), Some(Entry::Dir(_))), "{path} is not in a directory");
-        }
-        let there = self.entries.get(&path).map(Entry::kind);
-        match change.change.as_ref().unwrap() {
-            Change::MakeDir(MakeDir { mode, uid, gid, .. }) => {
-                let attributes = Attributes { mode: *mode, uid: *uid, gid: *gid };
-                assert!(matches!(there, None | Some(Kind::Dir)), "{path} is no directory");
-                if path.is_empty() { self.root = Some(attributes) } else { drop(self.entries.insert(path, Entry::Dir(attributes))) }
-            }
-            Change::WriteFile(WriteFile { mode, uid, gid, content, more }) => {
-                self.open = Some((path, Attributes { mode: *mode, uid: *uid, gid: *gid }, content.to_vec()));
-                if !more {
-                    self.put();
-                }
-            }
-            Change::Append(content) if content.is_empty() => self.put(),
-            Change::Append(content) => self.open.as_mut().unwrap().2.extend_from_slice(content),
-            Change::Symlink(target) => {
-                assert_ne!(there, Some(Kind::Dir), "{path} is a directory");
-                self.entries.insert(path, Entry::Link(target.clone()));
-            }
-            Change::Remove(_) => {
-                let below = format!("{path}/");
-                self.entries.retain(|name, _| *name != path && !name.starts_with(&below));
-            }
-            other => panic!("{other:?}"),
-        }
-    }
-
-    fn put(&mut self) {
-        let (path, attributes, content) = self.open.take().unwrap();
-        assert_ne!(self.entries.get(&path).map(Entry::kind), Some(Kind::Dir), "{path} is a directory");
-        self.entries.insert(path, Entry::File(attributes, content.into()));
-    }
-
-    fn resolves(&self) -> bool {
-        let Some(Entry::Link(target)) = self.entries.get(DATA) else { return false };
-        matches!(self.entries.get(target), Some(Entry::Dir(_)))
-    }
-}
 
 fn attributes() -> impl Strategy<Value = Attributes> {
     (prop_oneof![Just(0o644), Just(0o400), Just(0o755)], 0_u32..2, 0_u32..2).prop_map(|(mode, uid, gid)| Attributes { mode, uid, gid })
@@ -115,34 +61,34 @@ fn place() -> Place {
 proptest! {
     #[test]
     fn a_plan_makes_the_old_tree_the_new_one(old in tree(), new in tree()) {
-        let mut disk = Disk { entries: old.entries.clone(), root: Some(old.root), open: None };
+        let mut disk = Disk::of(&old);
         for change in plan(&Shadow::of(&old), &new, &place()) {
-            disk.apply(&change);
+            disk.apply(PLACE, &change);
         }
-        prop_assert_eq!((disk.root, &disk.entries), (Some(new.root), &new.entries));
+        prop_assert!(disk.is(&new), "{:?}", disk);
         prop_assert_eq!(plan(&Shadow::of(&new), &new, &place()), vec![]);
     }
 
     #[test]
     fn an_interrupted_plan_is_made_good(old in tree(), new in tree(), newest in tree(), cut in 0_usize..40) {
-        let mut disk = Disk { entries: old.entries.clone(), root: Some(old.root), open: None };
+        let mut disk = Disk::of(&old);
         let before = Shadow::of(&old);
         for change in plan(&before, &new, &place()).iter().take(cut) {
-            disk.apply(change);
+            disk.apply(PLACE, change);
         }
-        disk.open = None;
+        disk.interrupt();
         let known = Shadow::from_listing(&before.between(&new).listing());
         for change in plan(&known, &newest, &place()) {
-            disk.apply(&change);
+            disk.apply(PLACE, &change);
         }
-        prop_assert_eq!((disk.root, &disk.entries), (Some(newest.root), &newest.entries));
+        prop_assert!(disk.is(&newest), "{:?}", disk);
     }
 
     #[test]
     fn data_resolves_at_every_step(old in atomic(), new in atomic()) {
-        let mut disk = Disk { entries: old.entries.clone(), root: Some(old.root), open: None };
+        let mut disk = Disk::of(&old);
         for change in plan(&Shadow::of(&old), &new, &place()) {
-            disk.apply(&change);
+            disk.apply(PLACE, &change);
             prop_assert!(disk.resolves(), "{:?} after {:?}", disk.entries, change);
         }
         prop_assert_eq!(&disk.entries, &new.entries);
@@ -150,9 +96,9 @@ proptest! {
 
     #[test]
     fn data_changes_only_when_all_is_there(old in atomic(), new in atomic()) {
-        let mut disk = Disk { entries: old.entries.clone(), root: Some(old.root), open: None };
+        let mut disk = Disk::of(&old);
         for change in plan(&Shadow::of(&old), &new, &place()) {
-            disk.apply(&change);
+            disk.apply(PLACE, &change);
             if change.path.ends_with(DATA) {
                 let Some(Entry::Link(target)) = disk.entries.get(DATA).cloned() else { panic!("no link") };
                 let below = format!("{target}/");

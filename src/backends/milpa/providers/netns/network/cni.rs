@@ -20,6 +20,7 @@ use super::{
 };
 
 mod config;
+pub(in super::super) mod fuzzing;
 mod result;
 
 /// The capability of plugins that map ports of the node.

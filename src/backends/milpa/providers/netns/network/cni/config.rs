@@ -38,7 +38,7 @@ impl Network {
     }
 
     /// A list, or a single plugin's configuration. A list of no plugins is passed over.
-    fn parse(path: &Path, content: &[u8], bin_dirs: &[PathBuf]) -> Result<Option<Self>, CniError> {
+    pub(super) fn parse(path: &Path, content: &[u8], bin_dirs: &[PathBuf]) -> Result<Option<Self>, CniError> {
         let bad = |what: &str| CniError::Config { path: path.to_owned(), what: what.to_owned() };
         let value: Value = serde_json::from_slice(content).map_err(|source| CniError::Json { path: path.to_owned(), source })?;
         let Value::Object(mut whole) = value else { return Err(bad("is not an object")) };

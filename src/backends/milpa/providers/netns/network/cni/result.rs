@@ -40,11 +40,29 @@ struct Refusal {
     details: String,
 }
 
+impl Ip {
+    /// Its address, and how many bits of it are the subnet's, if it says. `None` if it is no address, or has more bits than that.
+    fn parsed(&self) -> Option<(IpAddr, Option<u8>)> {
+        let (address, prefix) = self.address.split_once('/').map_or((self.address.as_str(), None), |(address, prefix)| (address, Some(prefix)));
+        let address: IpAddr = address.parse().ok()?;
+        let most = if address.is_ipv4() { 32 } else { 128 };
+        // `u8::from_str` takes "+8".
+        let bits = |text: &str| text.parse::<u8>().ok().filter(|bits| *bits <= most && text.bytes().all(|byte| byte.is_ascii_digit()));
+        match prefix {
+            Some(text) => Some((address, Some(bits(text)?))),
+            None => Some((address, None)),
+        }
+    }
+}
+
 /// The subnets of a result that [`addresses`] has read, as `iptables` takes them: an address and its prefix.
 pub(super) fn subnets(result: &Value) -> Vec<String> {
     let ips = Answer::deserialize(result).map(|answer| answer.ips).unwrap_or_default();
-    let is_one = |ip: &Ip| ip.address.split_once('/').is_some_and(|(address, _)| address.parse::<IpAddr>().is_ok());
-    ips.into_iter().filter(is_one).map(|ip| ip.address).collect()
+    let subnet = |ip: &Ip| match ip.parsed()? {
+        (address, Some(bits)) => Some(format!("{address}/{bits}")),
+        (_, None) => None,
+    };
+    ips.iter().filter_map(subnet).collect()
 }
 
 /// The addresses of the pod's device, those of IPv4 first, as containerd orders them.
@@ -61,8 +79,8 @@ pub(super) fn addresses(result: &Value, device: &str) -> Result<Vec<IpAddr>, Str
             }
         };
         if of_pod {
-            let address = ip.address.split_once('/').map_or(ip.address.as_str(), |(address, _)| address);
-            addresses.push(address.parse::<IpAddr>().map_err(|_| format!("{:?} is not an address", ip.address))?);
+            let (address, _) = ip.parsed().ok_or_else(|| format!("{:?} is not an address", ip.address))?;
+            addresses.push(address);
         }
     }
     if addresses.is_empty() {
@@ -85,7 +103,7 @@ pub(super) fn refusal(output: &[u8]) -> Option<String> {
     if let Some(code) = refusal.code {
         let _ = write!(words, " (code {code})");
     }
-    Some(words.chars().take(MOST_WORDS).collect())
+    (!words.is_empty()).then(|| words.chars().take(MOST_WORDS).collect())
 }
 
 #[cfg(test)]
@@ -110,12 +128,22 @@ mod tests {
     }
 
     #[test]
+    fn subnets_are_those_that_iptables_takes() {
+        let addresses = ["10.1.0.5/24", "10.1.0.6", "fd00::5/64", "10.1.0.7/033", "10.1.0.8/+8", "10.1.0.9/24 -j ACCEPT"];
+        let ips: Vec<Value> = addresses.iter().map(|address| json!({"address": address})).collect();
+        assert_eq!(subnets(&json!({"ips": ips})), ["10.1.0.5/24", "fd00::5/64"]);
+    }
+
+    #[test]
     fn what_is_no_result() {
         for result in [
             json!({}),
             json!([]),
             json!({"ips": []}),
             json!({"ips": [{"address": "here"}]}),
+            json!({"ips": [{"address": "10.0.0.1/33"}]}),
+            json!({"ips": [{"address": "10.0.0.1/+8"}]}),
+            json!({"ips": [{"address": "fd00::1/129"}]}),
             json!({"ips": [{"address": "10.0.0.1/8", "interface": 3}]}),
             json!({"ips": [{"address": "10.0.0.1/8", "interface": -1}]}),
             json!({"ips": vec![json!({"address": "10.0.0.1/8"}); 17]}),
@@ -128,6 +156,8 @@ mod tests {
     fn a_refusal_in_words() {
         assert_eq!(refusal(br#"{"cniVersion":"1.0.0","code":7,"msg":"no","details":"none left"}"#).unwrap(), "no: none left (code 7)");
         assert_eq!(refusal(b"panic"), None);
+        // Who says nothing is told of by its exit status and what it printed.
+        assert_eq!(refusal(b"{}"), None);
     }
 
     proptest! {

@@ -1,0 +1,241 @@
+//! What targets begin with: a few inputs of each, made of what is right.
+
+use std::collections::HashMap;
+
+use kiyot_proto::{cell, cri};
+use prost::Message;
+
+/// The seeds of a target; none of one that there isn't.
+pub fn of(target: &str) -> Vec<Vec<u8>> {
+    match target {
+        "peek" => vec![
+            pod("web", &[]).encode_to_vec(),
+            pod("x", &[("a", "1"), ("kubernetes.io/target-runtime", "kiyot")]).encode_to_vec(),
+            b"\x0a\x08\x35\x06\x0a\x01a\x12\x011".to_vec(),
+        ],
+        "merge" => merge(),
+        "frame" => {
+            let list = cri::ListPodSandboxResponse { items: vec![cri::PodSandbox { id: "s1".into(), ..Default::default() }] };
+            let run = cri::RunPodSandboxResponse { pod_sandbox_id: "s2".into() };
+            vec![framed(&list), framed(&run), b"10S".to_vec(), b"999999999n".to_vec(), run.encode_to_vec(), list.encode_to_vec()]
+        }
+        "head" => texts(&[
+            "POST /token HTTP/1.1\r\nhost: x\r\ncontent-length: 3\r\n\r\nabc",
+            "GET /t?x=1 HTTP/1.1\r\nUpgrade: SPDY/3.1\r\nConnection: Upgrade\r\n\r\n",
+            "HTTP/1.1 101 Switching Protocols\r\nUpgrade: websocket\r\n\r\n\u{1}\u{2}",
+            "HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n5;a=b\r\nhello\r\n0\r\nx: y\r\n\r\nmore",
+            "HTTP/1.1 404 Not Found\r\nContent-Length: 4\r\n\r\ngone",
+            "HTTP/1.0 500 x\r\n\r\nuntil the end",
+            "http://127.0.0.1:34567/exec/abc?x=y",
+            "http://h:1/\u{e4}",
+        ]),
+        "config" => vec![
+            include_bytes!("../../config/kiyot.toml").to_vec(),
+            include_bytes!("../../examples/opt-in.toml").to_vec(),
+            include_bytes!("../../examples/opt-out.toml").to_vec(),
+        ],
+        "manifest" => {
+            vec![include_bytes!("../../examples/pod-in-a-cell.yaml").to_vec(), include_bytes!("../../examples/pod-on-the-node.yaml").to_vec()]
+        }
+        "annotations" => texts(&[
+            "kubernetes.io/target-runtime=kiyot\n",
+            "pod.elotl.co/launch-type=spot\npod.elotl.co/instance-type=c5.large\npod.elotl.co/volume-size=10Gi\n",
+        ]),
+        "events" => vec![told().iter().flat_map(Message::encode_length_delimited_to_vec).collect()],
+        "answers" => answers(),
+        "log" => log(),
+        "netns" => netns(),
+        "volumes" => volumes(),
+        "files" => files(),
+        _ => Vec::new(),
+    }
+}
+
+fn texts(texts: &[&str]) -> Vec<Vec<u8>> {
+    texts.iter().map(|text| text.as_bytes().to_vec()).collect()
+}
+
+fn pod(name: &str, annotations: &[(&str, &str)]) -> cri::RunPodSandboxRequest {
+    let pairs: HashMap<String, String> = annotations.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect();
+    let metadata = Some(cri::PodSandboxMetadata { name: name.into(), uid: "u".into(), namespace: "shop".into(), attempt: 1 });
+    let config = cri::PodSandboxConfig { metadata, labels: pairs.clone(), annotations: pairs, ..Default::default() };
+    cri::RunPodSandboxRequest { config: Some(config), runtime_handler: "kiyot".into() }
+}
+
+/// A message behind the head of its gRPC frame.
+fn framed(message: &impl Message) -> Vec<u8> {
+    let message = message.encode_to_vec();
+    let mut out = vec![0];
+    out.extend((message.len() as u32).to_be_bytes());
+    out.extend(message);
+    out
+}
+
+fn merge() -> Vec<Vec<u8>> {
+    let list = |id: &str| cri::ListContainersResponse { containers: vec![cri::Container { id: id.into(), ..Default::default() }] };
+    let handlers =
+        cri::StatusResponse { runtime_handlers: vec![cri::RuntimeHandler { name: "runc".into(), ..Default::default() }], ..Default::default() };
+    vec![
+        [framed(&list("one")), b"|||".to_vec(), framed(&list("two")), b"|||".to_vec(), list("ours").encode_to_vec()].concat(),
+        [framed(&handlers), b"|||".to_vec()].concat(),
+        [framed(&cri::StatusResponse::default()), b"|||".to_vec(), vec![0, 0, 0]].concat(),
+    ]
+}
+
+fn status(id: &str, state: cri::ContainerState) -> cri::ContainerStatus {
+    cri::ContainerStatus {
+        id: id.into(),
+        state: state.into(),
+        started_at: 5,
+        finished_at: 9,
+        exit_code: 3,
+        reason: "Error".into(),
+        ..Default::default()
+    }
+}
+
+fn usage(id: &str) -> cri::ContainerStats {
+    cri::ContainerStats {
+        attributes: Some(cri::ContainerAttributes { id: id.into(), ..Default::default() }),
+        memory: Some(cri::MemoryUsage { working_set_bytes: Some(cri::UInt64Value { value: 42 }), ..Default::default() }),
+        writable_layer: Some(cri::FilesystemUsage { fs_id: Some(cri::FilesystemIdentifier::default()), ..Default::default() }),
+        ..Default::default()
+    }
+}
+
+/// What an agent says of a container from its beginning to its end.
+fn told() -> Vec<cell::Event> {
+    let container = |state| cell::event::Event::Container(status("a", state));
+    let containers = vec![status("a", cri::ContainerState::ContainerCreated), status("b", cri::ContainerState::ContainerRunning)];
+    let events = [
+        cell::event::Event::Snapshot(cell::Snapshot { containers, ..Default::default() }),
+        container(cri::ContainerState::ContainerRunning),
+        cell::event::Event::Heartbeat(cell::Heartbeat { containers: vec![usage("a"), usage("b")], sandbox: Some(cri::PodSandboxStats::default()) }),
+        container(cri::ContainerState::ContainerExited),
+        cell::event::Event::ContainerGone("b".into()),
+        cell::event::Event::Log(cell::LogGrown { path: "logs/c/0.log".into(), size: 7 }),
+        cell::event::Event::SandboxGone("s".into()),
+    ];
+    events.into_iter().map(|event| cell::Event { event: Some(event) }).collect()
+}
+
+fn answers() -> Vec<Vec<u8>> {
+    let create = |of: u8, id: &str| {
+        let answer = cri::CreateContainerResponse { container_id: id.into() };
+        [vec![of], answer.encode_length_delimited_to_vec()].concat()
+    };
+    let say = |of: u8| told().iter().flat_map(|event| [vec![4 | of], event.encode_length_delimited_to_vec()].concat()).collect::<Vec<u8>>();
+    vec![
+        [create(0, "a"), create(0, "b"), create(1, "c"), say(0), say(1)].concat(),
+        // A name that the other cell has given already, and one that is none.
+        [create(0, "a"), create(1, "a"), say(0), vec![2 | 1 << 3], say(0), create(0, ""), say(1)].concat(),
+        // One removed and made again, while the other cell says what is not its to say.
+        [create(0, "a"), say(1), say(0), vec![2], create(0, "a"), say(0)].concat(),
+    ]
+}
+
+fn log() -> Vec<Vec<u8>> {
+    // In the CRI log format: time, stream, whether the line is whole (F) or a part (P), content.
+    let line = |stream: &str, tag: &str, text: &str| {
+        let line = format!("2026-01-02T03:04:05.678901234Z {stream} {tag} {text}");
+        [vec![0, line.len() as u8], line.into_bytes()].concat()
+    };
+    let lines = [line("stdout", "F", "one"), line("stderr", "P", "half of "), line("stderr", "F", "a line")].concat();
+    vec![
+        [vec![7], lines.clone(), vec![2, 3], lines.clone(), vec![3, 2]].concat(),
+        [vec![1], lines.clone(), vec![3, 4, 3], lines.clone()].concat(),
+        [vec![40], lines.clone(), vec![6, 0, 2, 6, 2, 3], lines.clone(), vec![6, 3, 2, 6, 4, 5, 2]].concat(),
+        // The end of a line comes while a reading ends within it, and the kubelet rotates.
+        [
+            vec![9],
+            vec![1, 3],
+            b"one".to_vec(),
+            vec![0, 3],
+            b"two".to_vec(),
+            vec![1, 5],
+            b"three".to_vec(),
+            vec![5, 0, 4],
+            b"four".to_vec(),
+            vec![3, 2],
+        ]
+        .concat(),
+        // A daemon is killed in the middle of a line, and the kubelet rotates at once.
+        [vec![1], vec![0, 3], b"one".to_vec(), vec![0, 3], b"two".to_vec(), vec![3, 4, 3, 2]].concat(),
+        [vec![9], vec![1, 4], b"part".to_vec(), vec![3, 4], lines, vec![7, 255, 255, 255, 255, 255, 255, 255, 255, 2]].concat(),
+    ]
+}
+
+fn netns() -> Vec<Vec<u8>> {
+    texts(&[
+        r#"{"cniVersion":"1.0.0","name":"list","plugins":[{"type":"bridge","ipam":{"type":"host-local","mtu":1500.5}},{"type":"portmap","capabilities":{"portMappings":true}}]}"#,
+        r#"{"cniVersion":"0.3.1","name":"single","type":"ptp"}"#,
+        r#"{"cniVersion":"1.0.0","interfaces":[{"name":"cni0"},{"name":"eth0","sandbox":"/run/netns/x"}],"ips":[{"interface":1,"address":"fd00::5/64"},{"interface":1,"address":"10.1.0.5/24"}]}"#,
+        r#"{"cniVersion":"1.0.0","code":7,"msg":"no","details":"none left"}"#,
+        r#"{"token_sha256":"t","boot_id":"b","launcher":{"pid":7,"start":9},"cgroups":["/a"],"attachment":{"pod_name":"p","pod_namespace":"n","pod_uid":"u","sandbox":"s","ports":[]}}"#,
+        r#"{"pod_name":"p","pod_namespace":"n","pod_uid":"u","sandbox":"s","way":{"bridge":{"device":"kiyot0","network":"10.200.0.0","prefix":24,"addresses":"/a"}},"ports":[{"protocol":"tcp","host_ip":null,"host_port":80,"container_port":8080}],"addresses":["10.200.0.2"]}"#,
+        r#"{"pod_name":"p","pod_namespace":"n","pod_uid":"u","sandbox":"s","way":{"cni":{"name":"n","version":"1.0.0","plugins":[{"type":"ptp"}],"bin_dirs":["/b"],"result":{"ips":[]}}},"addresses":null}"#,
+        r#"{"bootstrap":{"cell":"cell-aaaaaaaaaaaa","gateway":{"unix":"/g.sock"},"ca_sha256":"00","token":"open-sesame","orphan_timeout_secs":900},"containerd":"containerd","runc":"runc","pause_image":"pause"}"#,
+        "36 35 98:0 / /sys/fs/cgroup rw,noatime master:1 - cgroup2 cgroup2 rw,nsdelegate\n0::/a/0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef/b\n",
+        "{}",
+        r#"{"ips":[{"address":"10.1.0.5/33"},{"address":"10.1.0.6/24"},{"address":"10.1.0.7/+8"}]}"#,
+        "/mnt1\0/mnt 2\\x\0/\u{e4}\n#\0/",
+    ])
+}
+
+/// An entry of a volume's tree.
+fn entry(kind: u8, dir: u8, name: &str, content: &str) -> Vec<u8> {
+    [&[kind, dir], name.as_bytes(), &[0, content.len() as u8], content.as_bytes()].concat()
+}
+
+/// A volume as the kubelet writes it.
+fn atomic(version: &str, keys: &[&str]) -> Vec<u8> {
+    let mut out = vec![0];
+    out.extend(entry(2, 0, version, ""));
+    out.extend(entry(3, 0, "..data", version));
+    for key in keys {
+        out.extend(entry(64, 1, key, "value"));
+        out.extend(entry(3, 0, key, &format!("..data/{key}")));
+    }
+    out.extend([0xff, 0]);
+    out
+}
+
+fn volumes() -> Vec<Vec<u8>> {
+    let plain =
+        [vec![64], entry(2, 0, "a", ""), entry(0, 1, "b", "x"), entry(4, 0, "long", "many parts"), entry(3, 0, "l", "a/b"), vec![0xff, 0]].concat();
+    let listing = br#"{"entries":{"a":"d","a/b":"f","..data":"l","x":"a"}}"#.to_vec();
+    vec![
+        [vec![3], atomic("..1", &["key", "old"]), atomic("..2", &["key", "new"]), atomic("..3", &[]), listing.clone()].concat(),
+        [vec![9], plain.clone(), atomic("..1", &["a", "l"]), plain, listing].concat(),
+        b"a b/c\td".to_vec(),
+        b"40 22 8:1 /pods/u/volumes/p/v/x /pods/u/volume-subpaths/v/app/0 rw\n22 1 8:1 / / rw".to_vec(),
+    ]
+}
+
+fn files() -> Vec<Vec<u8>> {
+    use cell::file_change::Change;
+    let change = |path: &str, change| cell::FileChange { root: 0, path: path.into(), change: Some(change) };
+    let write =
+        |content: &'static [u8], more| Change::WriteFile(cell::WriteFile { mode: 0o644, content: content.into(), more, ..Default::default() });
+    let make = || Change::MakeDir(cell::MakeDir { mode: 0o755, ..Default::default() });
+    let all = [
+        change("v/..1", make()),
+        change("v/..1/key", write(b"one", false)),
+        change("v/..data_tmp", Change::Symlink("..1".into())),
+        change("v/..data_tmp", Change::RenameTo("v/..data".into())),
+        change("v/long", write(b"ab", true)),
+        change("v/long", Change::Append("cd".into())),
+        change("v/long", Change::Append("".into())),
+        change("out/x", write(b"no", false)),
+        change("v/..1", Change::Remove(true)),
+        change("..", make()),
+    ];
+    let changes: Vec<u8> = all.iter().flat_map(Message::encode_length_delimited_to_vec).collect();
+    let plain =
+        [vec![64], entry(2, 0, "a", ""), entry(0, 1, "b", "x"), entry(4, 0, "long", "many parts"), entry(3, 0, "l", "a/b"), vec![0xff, 0]].concat();
+    vec![
+        [vec![0], changes].concat(),
+        [vec![1], atomic("..1", &["key", "old"]), atomic("..2", &["key", "new"])].concat(),
+        [vec![1], plain, atomic("..2", &["a"])].concat(),
+    ]
+}

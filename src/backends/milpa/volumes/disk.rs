@@ -1,0 +1,88 @@
+//! A cell's disk as far as plans need it, with what a strict agent refuses. For tests and kiyot-fuzz alone.
+
+use std::collections::BTreeMap;
+
+use kiyot_proto::cell::{FileChange, MakeDir, WriteFile, file_change::Change};
+
+use super::{
+    plan::DATA,
+    tree::{Attributes, Entry, Kind, Tree},
+};
+
+/// One copy of a volume, and the file that is being written.
+#[derive(Debug, Default, Clone)]
+pub(super) struct Disk {
+    pub(super) entries: BTreeMap<String, Entry>,
+    root: Option<Attributes>,
+    open: Option<(String, Attributes, Vec<u8>)>,
+}
+
+impl Disk {
+    /// With a whole copy.
+    pub(super) fn of(tree: &Tree) -> Self {
+        Self { entries: tree.entries.clone(), root: Some(tree.root), open: None }
+    }
+
+    /// Whether it is just this.
+    pub(super) fn is(&self, tree: &Tree) -> bool {
+        self.root == Some(tree.root) && self.entries == tree.entries && self.open.is_none()
+    }
+
+    /// The call that brings changes ends early.
+    pub(super) fn interrupt(&mut self) {
+        self.open = None;
+    }
+
+    /// Applies a change to the copy at `place`. Panics if an agent would refuse it.
+    pub(super) fn apply(&mut self, place: &str, change: &FileChange) {
+        let Some(path) = change.path.strip_prefix(place) else { panic!("{} is not in {place}", change.path) };
+        let path = path.trim_start_matches('/').to_owned();
+        let there = self.entries.get(&path).map(Entry::kind);
+        let is_removal = matches!(change.change, Some(Change::Remove(_)));
+        for (at, _) in path.match_indices('/') {
+            let above = self.entries.get(&path[..at]);
+            assert!(matches!(above, Some(Entry::Dir(_))) || (is_removal && above.is_none()), "{path} is not in a directory");
+        }
+        match &change.change {
+            Some(Change::MakeDir(MakeDir { mode, uid, gid, .. })) => {
+                let attributes = Attributes { mode: *mode, uid: *uid, gid: *gid };
+                assert!(matches!(there, None | Some(Kind::Dir)), "{path} is no directory");
+                if path.is_empty() { self.root = Some(attributes) } else { drop(self.entries.insert(path, Entry::Dir(attributes))) }
+            }
+            Some(Change::WriteFile(WriteFile { mode, uid, gid, content, more })) => {
+                self.open = Some((path, Attributes { mode: *mode, uid: *uid, gid: *gid }, content.to_vec()));
+                if !more {
+                    self.put();
+                }
+            }
+            Some(Change::Append(content)) => {
+                let Some((_, _, written)) = self.open.as_mut().filter(|(open, ..)| *open == path) else { panic!("{path} is not being written") };
+                written.extend_from_slice(content);
+                if content.is_empty() {
+                    self.put();
+                }
+            }
+            Some(Change::Symlink(target)) => {
+                assert_ne!(there, Some(Kind::Dir), "{path} is a directory");
+                self.entries.insert(path, Entry::Link(target.clone()));
+            }
+            Some(Change::Remove(_)) => {
+                let below = format!("{path}/");
+                self.entries.retain(|name, _| *name != path && !name.starts_with(&below));
+            }
+            other => panic!("{other:?}"),
+        }
+    }
+
+    fn put(&mut self) {
+        let Some((path, attributes, content)) = self.open.take() else { return };
+        assert_ne!(self.entries.get(&path).map(Entry::kind), Some(Kind::Dir), "{path} is a directory");
+        self.entries.insert(path, Entry::File(attributes, content.into()));
+    }
+
+    /// Whether `..data` leads to a directory.
+    pub(super) fn resolves(&self) -> bool {
+        let Some(Entry::Link(target)) = self.entries.get(DATA) else { return false };
+        matches!(self.entries.get(target), Some(Entry::Dir(_)))
+    }
+}
