@@ -50,7 +50,7 @@ impl CellReceiver {
     }
 
     fn images(&self) -> ImageServiceClient<kiyot_link::channel::Channel> {
-        ImageServiceClient::new(self.0.control.clone()).max_decoding_message_size(MAX_ANSWER)
+        ImageServiceClient::new(self.0.bulk.clone()).max_decoding_message_size(MAX_ANSWER)
     }
 }
 

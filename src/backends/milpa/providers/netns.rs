@@ -22,12 +22,14 @@ use crate::{backends::milpa::id::CellId, config::MilpaBackend};
 mod cgroup;
 mod command;
 mod instance;
+mod listing;
 mod mounts;
 mod network;
 mod process;
 mod sweep;
 
 use instance::{Home, Known};
+use listing::Listing;
 use network::{Networks, bridge::Bridge, namespace};
 use process::Identity;
 
@@ -44,6 +46,7 @@ pub struct Netns {
     program: PathBuf,
     settings: Settings,
     networks: Networks,
+    listing: Arc<Listing>,
     /// One call at a time for each instance.
     busy: Mutex<HashMap<CellId, Arc<tokio::sync::Mutex<()>>>>,
 }
@@ -86,6 +89,7 @@ impl Netns {
                 bridge_lock: tokio::sync::Mutex::default(),
                 ports_lock: tokio::sync::Mutex::default(),
             },
+            listing: Arc::default(),
             busy: Mutex::default(),
         }
     }
@@ -164,8 +168,8 @@ impl Provider for Netns {
     }
 
     async fn list_owned(&self) -> Result<Vec<Instance>, ProviderError> {
-        let cells = self.cells.clone();
-        let listing = spawn_blocking(move || Home::all(&cells).map(|homes| homes.iter().map(instance_of).collect()));
+        let (cells, listing) = (self.cells.clone(), Arc::clone(&self.listing));
+        let listing = spawn_blocking(move || listing.list(&cells));
         let failed = |error| ProviderError::transient(format!("list {}", self.cells.display()), error);
         listing.await.map_err(std::io::Error::other).map_err(failed)?.map_err(failed)
     }
@@ -197,10 +201,6 @@ impl Provider for Netns {
         cgroup::hierarchies().map_err(|error| ProviderError::transient("read the cgroup hierarchies", error))?;
         self.networks.check()
     }
-}
-
-fn instance_of(home: &Home) -> Instance {
-    Instance { id: InstanceId(home.cell().to_owned()), cell: home.id().clone(), running: runs(&home.known()) }
 }
 
 fn runs(known: &Known) -> bool {
