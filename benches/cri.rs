@@ -12,16 +12,18 @@ mod cri {
     pub(crate) mod cells;
     pub(crate) mod client;
     pub(crate) mod crowd;
+    pub(crate) mod logs;
     pub(crate) mod paths;
+    pub(crate) mod streams;
 }
 
 /// What to measure.
 #[derive(Debug, Parser)]
 struct Options {
     /// The parts to run.
-    #[arg(long, value_delimiter = ',', default_value = "calls,cells")]
+    #[arg(long, value_delimiter = ',', default_value = "calls,cells,logs,streams")]
     parts: Vec<Part>,
-    /// How often each measurement of calls is repeated, in turns.
+    /// How often each measurement of calls, logs and streams is repeated, in turns.
     #[arg(long, default_value_t = 5)]
     rounds: usize,
     /// How many calls one measurement makes.
@@ -33,6 +35,9 @@ struct Options {
     /// The paths to containerd that are compared.
     #[arg(long, value_delimiter = ',', default_value = "direct,kiyot,nginx,haproxy,socat")]
     only: Vec<cri::paths::Kind>,
+    /// How many MiB a log or a stream has that is measured.
+    #[arg(long, default_value_t = 64)]
+    mib: usize,
     /// How many cells the crowd has.
     #[arg(long, default_value_t = 1000)]
     crowd: usize,
@@ -55,6 +60,8 @@ struct Options {
 enum Part {
     Calls,
     Cells,
+    Logs,
+    Streams,
     Crowd,
 }
 
@@ -77,6 +84,12 @@ async fn main() {
     }
     if options.parts.contains(&Part::Cells) {
         cri::cells::measure(&node, options.cells).await;
+    }
+    if options.parts.contains(&Part::Logs) {
+        cri::logs::measure(&node, options.rounds, options.mib).await;
+    }
+    if options.parts.contains(&Part::Streams) {
+        cri::streams::measure(&node, options.rounds, options.mib).await;
     }
     if options.parts.contains(&Part::Crowd) {
         cri::crowd::measure(&node, options.crowd, options.lists).await;

@@ -22,6 +22,7 @@ use crate::{
     proxy::{self, Bound, Front},
 };
 
+mod clock;
 mod reload;
 
 /// Threads of the main runtime. What runs there waits for cells, not for the processor.
@@ -111,10 +112,14 @@ async fn serve(path: &Path, mut config: Config) -> Result<(), AppError> {
     let mut hangup = signal(SignalKind::hangup()).map_err(AppError::Runtime)?;
     let app = App::start(&config).await?;
     notify(&[sd_notify::NotifyState::Ready]);
+    let mut clock = clock::Clock::now();
+    let mut looks = tokio::time::interval(clock::LOOK);
+    looks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     let told = loop {
         tokio::select! {
             _ = terminate.recv() => break "SIGTERM",
             _ = interrupt.recv() => break "SIGINT",
+            _ = looks.tick() => clock.look(),
             _ = hangup.recv() => app.reload(path, &mut config),
             () = app.front.drain.ended() => return Err(AppError::Closed),
         }

@@ -22,7 +22,7 @@ mod source;
 pub use backends::{BackendConfig, CriBackend};
 pub use cidr::{Cidr, NotACidr};
 pub use diff::{Change, Diff};
-pub use milpa::{HostNamespaces, HostPath, MilpaBackend, NodeResolver, Policy, Privileged, ProviderKind};
+pub use milpa::{HostPath, MilpaBackend, NodeResolver, OfNode, Policy, Privileged, ProviderKind};
 pub use netns::Netns;
 pub use routing::{Routing, Rule};
 pub use server::Server;

@@ -29,6 +29,7 @@ mod call;
 mod caller;
 mod connection;
 mod decoded;
+mod events;
 mod forward;
 mod frame;
 #[doc(hidden)]

@@ -8,7 +8,11 @@ use std::{
 
 use async_trait::async_trait;
 use bytes::Bytes;
-use kiyot_link::bootstrap::{Bootstrap, GatewayAddress};
+use futures::stream::BoxStream;
+use kiyot_link::{
+    bootstrap::{Bootstrap, GatewayAddress},
+    clock::Clock,
+};
 use tonic::Status;
 
 use super::{Backend, BackendName, CallPath, Declared, Decoded, Method};
@@ -20,6 +24,7 @@ pub mod id;
 pub mod images;
 pub mod logs;
 pub mod providers;
+pub mod resolver;
 pub mod store;
 pub mod streaming;
 pub mod verbs;
@@ -34,7 +39,7 @@ use logs::Logs;
 use providers::{Provider, netns};
 use store::{Store, StoreError};
 use streaming::Streaming;
-use verbs::{Parts, Verbs};
+use verbs::{Parts, Verbs, policy::Rules};
 use volumes::Volumes;
 
 /// What is for cells: the annotation `kubernetes.io/target-runtime: kiyot`, and RuntimeClasses with the handler `kiyot`.
@@ -79,6 +84,10 @@ impl Milpa {
         let (provider, boot_id): (Arc<dyn Provider>, _) = match config.provider {
             ProviderKind::Netns => (Arc::new(netns::Netns::new(config)), Some(netns::boot_id())),
         };
+        let rules = Rules { policy: config.policy, isolation: provider.isolation() };
+        for unmet in rules.unmet() {
+            tracing::warn!(backend = %name, "{unmet}");
+        }
         let cells_config = CellsConfig {
             max_cells: config.max_cells,
             launch_timeout: config.launch_timeout,
@@ -93,6 +102,7 @@ impl Milpa {
             ca,
             build_id: env!("CARGO_PKG_VERSION").to_owned(),
             orphan_timeout: config.orphan_timeout,
+            clock: Clock::default(),
             limits: Limits::default(),
         };
         let gateway = Gateway::start(gateway_config, cells.clone()).await.map_err(|error| StartError::Gateway(name.clone(), error))?;
@@ -105,7 +115,7 @@ impl Milpa {
             volumes: Volumes::new(vec![config.kubelet_dir.clone()], config.policy.host_path),
             logs: Logs::new(),
             streaming: Arc::new(Streaming::start().await.map_err(|error| StartError::Streaming(name.clone(), error))?),
-            policy: config.policy,
+            rules,
             adopt_within: Parts::ADOPT_WITHIN,
         };
         let verbs = Verbs::start(parts).await.map_err(of_store)?;
@@ -170,6 +180,14 @@ impl Decoded for Answers {
 
     fn reported_image(&self, reference: &str) -> Option<Bytes> {
         self.0.reported_image(reference)
+    }
+
+    fn metrics(&self, descriptors: &[u8]) -> Bytes {
+        self.0.metrics(descriptors)
+    }
+
+    fn events(&self) -> BoxStream<'static, Result<Bytes, Status>> {
+        self.0.events()
     }
 
     async fn call(&self, method: Method, message: Bytes, deadline: Option<Instant>) -> Result<Bytes, Status> {

@@ -108,7 +108,8 @@ fn in_a_cell(
     request: &cri::RunPodSandboxRequest,
 ) {
     let sandbox = request.config.clone().unwrap_or_default();
-    if let Some(what) = policy::keeps_local(&milpa.policy, &sandbox) {
+    let rules = policy::Rules::of(milpa);
+    if let Some(what) = policy::keeps_local(&rules, &sandbox) {
         lines.say(format!("goes to {node_backend} instead of {}: it {what}", decision.backend));
         note_idle_annotations(lines, pod);
         return;
@@ -118,12 +119,15 @@ fn in_a_cell(
         Ok(request) => say_cell(lines, milpa, &request, &sandbox),
         Err(problems) => problems.list.iter().for_each(|problem| lines.refuse(problem)),
     }
-    if let Err(status) = policy::check_sandbox(&milpa.policy, &sandbox) {
+    if let Err(status) = policy::check_sandbox(&rules, &sandbox) {
         lines.refuse(status.message());
+    }
+    for what in policy::given(&rules, &sandbox) {
+        lines.say(format!("note: it {what}"));
     }
     for container in pod.init_containers.iter().chain(&pod.containers) {
         let config = pod.container_config(container, node, &sandbox, &container.image, 0);
-        if let Err(status) = policy::check_container(&milpa.policy, &config) {
+        if let Err(status) = policy::check_container(&rules, &config) {
             lines.refuse(status.message());
         }
         for mount in &container.mounts {

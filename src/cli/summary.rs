@@ -2,7 +2,10 @@
 
 use std::{fmt::Write, path::Path};
 
-use crate::config::{BackendConfig, Config};
+use crate::{
+    backends::milpa::verbs::policy::Rules,
+    config::{BackendConfig, Config},
+};
 
 /// A configuration in a few lines.
 pub(super) fn of(path: &Path, config: &Config) -> String {
@@ -16,7 +19,9 @@ pub(super) fn of(path: &Path, config: &Config) -> String {
                 writeln!(text, "  backend {name}: the container runtime at {}{role}", cri.socket.display())
             }
             BackendConfig::Milpa(milpa) => {
-                writeln!(text, "  backend {name}: up to {} cells, state in {}", milpa.max_cells, milpa.state_dir.display())
+                let rules = Rules::of(milpa);
+                let notes: String = rules.unmet().into_iter().map(|unmet| format!("\n  note: backend {name}: {unmet}")).collect();
+                writeln!(text, "  backend {name}: up to {} cells, state in {}{notes}", milpa.max_cells, milpa.state_dir.display())
             }
         };
     }

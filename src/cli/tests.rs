@@ -28,6 +28,22 @@ fn a_bad_configuration_is_a_usage_error() {
     assert_eq!(run(["kiyot", "serve", "--config", "/nonexistent/kiyot.toml"].map(Into::into)), ExitCode::from(EXIT_USAGE));
 }
 
+#[test]
+fn all_that_is_wrong_with_a_configuration_is_told_at_once() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("kiyot.toml");
+    std::fs::write(&path, format!("{OPT_IN}[server]\nlisten = \"x\"\n[backends.milpa.policy]\nhost_pid = \"yes\"\nhost_namespaces = \"refuse\"\n"))
+        .unwrap();
+    let Err(Failure::Usage(text)) = execute_line(&["kiyot", "check-config", "--config", &path.display().to_string()]) else { panic!() };
+    for problem in [
+        "server.listen = \"x\": allowed is the absolute path",
+        "backends.milpa.policy.host_pid = \"yes\": allowed is one of \"refuse\", \"keep-local\", \"cell\"",
+        "backends.milpa.policy.host_namespaces: is no known key",
+    ] {
+        assert!(text.contains(problem), "{problem} is not in {text}");
+    }
+}
+
 fn explained(config: &str, manifest: &str) -> (String, bool) {
     let config = config::parse("config", config, []).unwrap();
     let output = explain::explain(&config, &manifest::parse("manifest", manifest).unwrap());
@@ -70,7 +86,7 @@ fn every_reason_is_explained() {
         (
             OPT_OUT,
             pod("", "  hostNetwork: true"),
-            "goes to containerd instead of milpa: it asks for the node's network (hostNetwork), and policy.host_namespaces is \"keep-local\"",
+            "goes to containerd instead of milpa: it asks for the node's network (hostNetwork), and policy.host_network is \"keep-local\"",
         ),
     ] {
         let (text, fine) = explained(config, &manifest);
@@ -92,10 +108,7 @@ fn what_would_be_refused_is_explained() {
             "refused: pod.elotl.co/launch-type = \"cheap\": allowed is",
         ),
         (pod(IN_A_CELL, "  hostPID: true"), "refused: pod default/p asks for the node's processes (hostPID)"),
-        (
-            pod(IN_A_CELL, "").replace("image: i", "image: i, securityContext: {privileged: true}"),
-            "refused: container \"c\" asks for to be privileged",
-        ),
+        (pod(IN_A_CELL, "").replace("image: i", "image: i, securityContext: {privileged: true}"), "refused: container \"c\" asks for all privileges"),
         (mounting(path), "refused: container \"c\" mounts /srv/data of the node, and policy.host_path is \"refuse\""),
     ] {
         let (text, fine) = explained(OPT_IN, &manifest);
@@ -106,6 +119,32 @@ fn what_would_be_refused_is_explained() {
     assert!(!fine && text.contains("mounts /srv/data of the node to write it, and policy.host_path allows copies to read"), "{text}");
     let (text, fine) = explained(&copying, &mounting(path).replace("mountPath: /v", "mountPath: /v, readOnly: true"));
     assert!(fine && text.contains("note: container \"c\" gets a copy of /srv/data"), "{text}");
+}
+
+#[test]
+fn what_the_policy_gives_is_explained() {
+    let giving =
+        format!("{OPT_IN}[backends.milpa.policy]\nhost_network = \"cell\"\nhost_pid = \"cell\"\nhost_users = \"cell\"\nprivileged = \"cell\"\n");
+    let (text, fine) = explained(&giving, &pod(IN_A_CELL, "  hostNetwork: true\n  hostPID: true"));
+    assert!(fine && text.contains("note: it asks for the node's network (hostNetwork), and gets the network of its cell"), "{text}");
+    assert!(text.contains("note: it asks for the node's processes (hostPID), and gets the processes of its cell"), "{text}");
+    let (text, fine) = explained(&giving, &pod(IN_A_CELL, "").replace("image: i", "image: i, securityContext: {privileged: true}"));
+    assert!(
+        !fine && text.contains("refused: pod default/p asks for all privileges (securityContext.privileged); policy.privileged is \"cell\", but"),
+        "{text}"
+    );
+    let allowing = giving.replace("privileged = \"cell\"", "privileged = \"allow\"");
+    let (text, fine) = explained(&allowing, &pod(IN_A_CELL, "").replace("image: i", "image: i, securityContext: {privileged: true}"));
+    assert!(fine && text.contains("it is root on the node"), "{text}");
+}
+
+#[test]
+fn a_policy_that_cells_can_not_keep_is_noted() {
+    let config = config::parse("config", &format!("{OPT_IN}[backends.milpa.policy]\nprivileged = \"cell\"\nhost_pid = \"cell\"\n"), []).unwrap();
+    let text = summary::of(Path::new("config"), &config);
+    let note = "note: backend milpa: policy.privileged is \"cell\", but cells of the provider \"netns\" share the node's kernel";
+    assert!(text.contains(note) && !text.contains("host_pid"), "{text}");
+    assert!(!summary::of(Path::new("config"), &config::parse("config", OPT_IN, []).unwrap()).contains("note:"));
 }
 
 #[test]

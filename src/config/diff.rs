@@ -5,7 +5,7 @@ use std::{
     fmt,
 };
 
-use super::{BackendConfig, Config, CriBackend, MilpaBackend, Routing, Rule, Server};
+use super::{BackendConfig, Config, CriBackend, MilpaBackend, Policy, Routing, Rule, Server};
 use crate::problems::{Problem, Problems, Report};
 
 /// One difference.
@@ -59,7 +59,11 @@ impl Diff {
                     fields!(&**old, &**new, &at, MilpaBackend {
                         max_cells => live, state_dir => restart, provider => restart, orphan_timeout => restart, launch_timeout => restart,
                         token_ttl => restart, image_pull_progress_timeout => restart, node_containerd => restart, node_namespace => restart,
-                        pause_image => restart, registry_config_dir => restart, kubelet_dir => restart, policy => restart, netns => restart,
+                        pause_image => restart, registry_config_dir => restart, kubelet_dir => restart, policy => Vec::new(), netns => restart,
+                    });
+                    fields!(&old.policy, &new.policy, format!("{at}.policy"), Policy {
+                        host_path => restart, host_network => restart, host_pid => restart, host_ipc => restart, host_users => restart,
+                        privileged => restart, node_resolver => restart,
                     });
                 }
                 (Some(_), Some(_)) => restart.push(Change { at, what: "has another type".into() }),
@@ -185,6 +189,15 @@ mod tests {
         assert_eq!((reloaded.server.max_concurrent_calls, &reloaded.server.listen), (7, &old.server.listen));
         // What is left is what needs a restart, and it is said again at the next reload.
         assert_eq!(Diff::between(&reloaded, &new), Diff { live: vec![], restart: diff.restart });
+    }
+
+    #[test]
+    fn each_key_of_the_policy_is_named() {
+        let new = config(&format!("{BACKENDS}[backends.milpa.policy]\nhost_pid = \"cell\"\nprivileged = \"keep-local\"\n").replace(BACKENDS, ""));
+        let diff = Diff::between(&config(""), &new);
+        let told: Vec<String> = diff.restart.iter().map(ToString::to_string).collect();
+        assert_eq!(told, ["backends.milpa.policy.host_pid: Refuse -> Cell", "backends.milpa.policy.privileged: Refuse -> KeepLocal"]);
+        assert_eq!(diff.live, []);
     }
 
     #[test]

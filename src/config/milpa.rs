@@ -65,8 +65,14 @@ pub enum ProviderKind {
 pub struct Policy {
     /// Paths of the node.
     pub host_path: HostPath,
-    /// The node's network, PID or IPC namespace, or a user namespace of the pod's own (`hostUsers: false`).
-    pub host_namespaces: HostNamespaces,
+    /// The node's network (`hostNetwork`).
+    pub host_network: OfNode,
+    /// The node's processes (`hostPID`).
+    pub host_pid: OfNode,
+    /// The node's IPC (`hostIPC`).
+    pub host_ipc: OfNode,
+    /// A user namespace of the pod's own (`hostUsers: false`).
+    pub host_users: OfNode,
     /// Privileged containers.
     pub privileged: Privileged,
     /// Name servers that only the node has.
@@ -82,13 +88,15 @@ pub enum HostPath {
     CopyReadOnly,
 }
 
-/// What becomes of a pod for a cell that asks for a namespace that no cell can give.
+/// What becomes of a pod for a cell that asks for something of the node's.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum HostNamespaces {
+pub enum OfNode {
     /// "refuse": the pod is refused.
     Refuse,
     /// "keep-local": the pod runs on the node.
     KeepLocal,
+    /// "cell": it gets the cell's own instead, if the provider's cells have that; else it is refused.
+    Cell,
 }
 
 /// What becomes of a privileged container for a cell.
@@ -98,7 +106,9 @@ pub enum Privileged {
     Refuse,
     /// "keep-local": its pod runs on the node.
     KeepLocal,
-    /// "allow": it runs.
+    /// "cell": it is privileged in its cell, if the provider's cells keep privileges within them; else it is refused.
+    Cell,
+    /// "allow": it runs in the cell, whatever its privileges reach.
     Allow,
 }
 
@@ -107,6 +117,8 @@ pub enum Privileged {
 pub enum NodeResolver {
     /// "refuse": it is refused, by the name server's address.
     Refuse,
+    /// "forward": the daemon asks them for the cell.
+    Forward,
     /// "allow": the cell is given them as they are. Right if cells reach them, such as a link-local cache on a node whose namespaces the cells are.
     Allow,
 }
@@ -115,7 +127,10 @@ impl Default for Policy {
     fn default() -> Self {
         Self {
             host_path: HostPath::Refuse,
-            host_namespaces: HostNamespaces::Refuse,
+            host_network: OfNode::Refuse,
+            host_pid: OfNode::Refuse,
+            host_ipc: OfNode::Refuse,
+            host_users: OfNode::Refuse,
             privileged: Privileged::Refuse,
             node_resolver: NodeResolver::Refuse,
         }
@@ -180,13 +195,23 @@ impl Policy {
         table.set("host_path", &mut policy.host_path, |field| {
             field.choice(&[("refuse", HostPath::Refuse), ("copy-read-only", HostPath::CopyReadOnly)])
         });
-        table.set("host_namespaces", &mut policy.host_namespaces, |field| {
-            field.choice(&[("refuse", HostNamespaces::Refuse), ("keep-local", HostNamespaces::KeepLocal)])
-        });
+        for (key, target) in [
+            ("host_network", &mut policy.host_network),
+            ("host_pid", &mut policy.host_pid),
+            ("host_ipc", &mut policy.host_ipc),
+            ("host_users", &mut policy.host_users),
+        ] {
+            table.set(key, target, |field| field.choice(&[("refuse", OfNode::Refuse), ("keep-local", OfNode::KeepLocal), ("cell", OfNode::Cell)]));
+        }
         table.set("privileged", &mut policy.privileged, |field| {
-            field.choice(&[("refuse", Privileged::Refuse), ("keep-local", Privileged::KeepLocal), ("allow", Privileged::Allow)])
+            field.choice(&[
+                ("refuse", Privileged::Refuse),
+                ("keep-local", Privileged::KeepLocal),
+                ("cell", Privileged::Cell),
+                ("allow", Privileged::Allow),
+            ])
         });
-        let resolvers = [("refuse", NodeResolver::Refuse), ("allow", NodeResolver::Allow)];
+        let resolvers = [("refuse", NodeResolver::Refuse), ("forward", NodeResolver::Forward), ("allow", NodeResolver::Allow)];
         table.set("node_resolver", &mut policy.node_resolver, |field| field.choice(&resolvers));
         table.finish();
         policy

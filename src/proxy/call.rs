@@ -9,7 +9,7 @@ use tonic::Status;
 
 use super::{
     caller::{Caller, GRPC_ACCEPT_ENCODING},
-    decoded, forward, gather,
+    decoded, events, forward, gather,
     incoming::{Incoming, Message, NoMessage},
     lookup,
     owners::Place,
@@ -36,6 +36,8 @@ enum Plan<'a> {
     Whose(String),
     Decoded(&'a Arc<dyn Decoded>),
     List,
+    Metrics,
+    Events,
     Status,
     /// The node, and what backends know where it has no image.
     NodeImage,
@@ -84,6 +86,8 @@ pub(super) async fn serve(front: Arc<Shared>, settings: Arc<Settings>, request: 
         Plan::Decoded(backend) => Box::pin(answer_decoded(&front, backend, method, message, budget, caller)).await,
         Plan::Learned(place) => Box::pin(gather::learned(&front, method, place, incoming, message, budget, caller)).await,
         Plan::List => Box::pin(gather::list(&front, method, incoming, message, budget, caller)).await,
+        Plan::Metrics => Box::pin(gather::metrics(&front, incoming, budget, caller)).await,
+        Plan::Events => Box::pin(events::serve(&front, incoming, budget, caller)).await,
         Plan::Status => Box::pin(gather::status(&front, incoming, budget, caller)).await,
         Plan::NodeImage => Box::pin(gather::image(&front, incoming, message, budget, caller)).await,
     }
@@ -107,6 +111,8 @@ fn plan<'a>(front: &'a Shared, settings: &Settings, method: Method, route: Route
             }
             None => Plan::List,
         },
+        Route::Metrics => Plan::Metrics,
+        Route::Events => Plan::Events,
         Route::Status => Plan::Status,
         Route::PullImage => {
             registry.decoded().find(|backend| backend.claims_image(method, message)).map_or_else(|| of_image(front, method, message), Plan::Decoded)

@@ -88,11 +88,9 @@ impl Caller {
 
     /// Answers with a message.
     pub(super) async fn message(self, message: Bytes) {
-        let mut head = Response::new(());
-        head.headers_mut().insert(CONTENT_TYPE, GRPC);
         let mut trailers = HeaderMap::with_capacity(1);
         trailers.insert(GRPC_STATUS, OK);
-        self.answer(head.into_parts().0, frame::framed(message), Some(trailers)).await;
+        self.answer(plain_head(), frame::framed(message), Some(trailers)).await;
     }
 
     /// Answers with metadata, a body in parts, and trailers.
@@ -100,12 +98,7 @@ impl Caller {
         let ended = body.is_empty() && trailers.is_none();
         let Some(mut sink) = self.begin(head, ended) else { return };
         for part in body {
-            sink.give(part);
-            let sent = poll_fn(|cx| match sink.poll_send(cx) {
-                Poll::Pending => sink.stream.poll_reset(cx).map(|_| Err(Broken::Sink)),
-                ready => ready,
-            });
-            match sent.await {
+            match sink.send(part).await {
                 Ok(()) => {}
                 Err(Broken::SinkStalled(after)) => {
                     tracing::debug!(?after, "a caller left its answer unread");
@@ -120,6 +113,13 @@ impl Caller {
             None => sink.stream.send_data(Bytes::new(), true),
         };
     }
+}
+
+/// The metadata of an answer of our own.
+pub(super) fn plain_head() -> response::Parts {
+    let mut head = Response::new(());
+    head.headers_mut().insert(CONTENT_TYPE, GRPC);
+    head.into_parts().0
 }
 
 /// Ends an answer that had begun, with an error.

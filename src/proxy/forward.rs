@@ -134,7 +134,7 @@ pub(super) fn half_sent(after: Duration) -> Status {
 }
 
 /// The code with which the runtime itself reset the stream: it is passed on as it is.
-fn remote_reset(error: &h2::Error) -> Option<Reason> {
+pub(super) fn remote_reset(error: &h2::Error) -> Option<Reason> {
     if error.is_reset() && error.is_remote() { error.reason() } else { None }
 }
 

@@ -8,8 +8,9 @@ use tonic::{Code, Status};
 
 use super::{
     caller::{Caller, GRPC_ACCEPT_ENCODING, status_of},
-    decoded, forward,
+    decoded, forward, frame,
     incoming::Incoming,
+    lookup,
     merge::{self, Merged},
     owners::Place,
     peek,
@@ -116,6 +117,28 @@ pub(super) async fn list(front: &Shared, method: Method, incoming: Incoming, mes
         learn(front, method, 0, &message, &mut answers);
     }
     pass_on(caller, merge::lists(answers, ours)).await;
+}
+
+/// Answers with all metrics. Without descriptions by the node, those of container runtimes alone: the kubelet would understand no others.
+pub(super) async fn metrics(front: &Shared, incoming: Incoming, budget: Budget, mut caller: Caller) {
+    let mut head = incoming.head.clone();
+    head.headers.remove(GRPC_ACCEPT_ENCODING);
+    budget.shorten(&mut head.headers);
+    if let Err(status) = lookup::call_instead(&mut head, Method::ListMetricDescriptors) {
+        return caller.status(&status);
+    }
+    // Its request has no fields.
+    let request: Bytes = frame::framed(Bytes::new()).concat().into();
+    let described = match caller.wait(until(budget, front.registry.node().exchange(&head, &request))).await {
+        Ok(Ok(described)) => described,
+        Ok(Err(status)) => return caller.status(&status),
+        Err(_gone) => return,
+    };
+    // Why there are none, the call for the metrics says as well.
+    let described = described.ok().filter(merge::is_ok).and_then(|mut answer| merge::contiguous(&mut answer));
+    let Some((answers, caller)) = whole(front.registry.raw().map(|(_, upstream)| upstream), incoming, budget, caller).await else { return };
+    let ours = described.map(|described| front.registry.decoded().map(|backend| backend.metrics(&described)).collect());
+    pass_on(caller, merge::lists(answers, ours.unwrap_or_default())).await;
 }
 
 /// Answers with the node's status, and the runtime handlers of the other backends.

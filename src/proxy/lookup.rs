@@ -46,9 +46,7 @@ pub(super) async fn find(front: &Shared, names: Names, id: &str, mut head: Parts
             (Method::ListContainers, cri::ListContainersRequest { filter }.encode_to_vec())
         }
     };
-    let mut uri = std::mem::take(&mut head.uri).into_parts();
-    uri.path_and_query = Some(PathAndQuery::from_static(method.path()));
-    head.uri = http::Uri::from_parts(uri).map_err(|error| Status::internal(format!("no path can be made of {}: {error}", method.path())))?;
+    call_instead(&mut head, method)?;
     head.headers.remove(GRPC_ACCEPT_ENCODING);
     budget.shorten(&mut head.headers);
     let body: Bytes = frame::framed(request.into()).concat().into();
@@ -75,6 +73,14 @@ pub(super) async fn find(front: &Shared, names: Names, id: &str, mut head: Parts
         ([], Some(status)) => Err(status),
         _ => Err(Status::invalid_argument(format!("{id:?} is the beginning of ids of several backends; allowed is an id, or a prefix that one has"))),
     }
+}
+
+/// Makes a call's metadata that of another method.
+pub(super) fn call_instead(head: &mut Parts, method: Method) -> Result<(), Status> {
+    let mut uri = std::mem::take(&mut head.uri).into_parts();
+    uri.path_and_query = Some(PathAndQuery::from_static(method.path()));
+    head.uri = http::Uri::from_parts(uri).map_err(|error| Status::internal(format!("no path can be made of {}: {error}", method.path())))?;
+    Ok(())
 }
 
 fn said(front: &Shared, method: Method, place: Place, answer: Result<Answer, Failure>) -> Said {

@@ -1,6 +1,7 @@
 //! Passes a body on, part by part as it comes, no faster than the other side takes it.
 
 use std::{
+    future::poll_fn,
     task::{Context, Poll, ready},
     time::Duration,
 };
@@ -46,6 +47,16 @@ impl Sink {
     pub(super) fn give(&mut self, part: Bytes) {
         debug_assert!(self.unsent.is_empty());
         self.unsent = part;
+    }
+
+    /// Sends a part to its end; [`Broken::Sink`] as well if the receiver wants no more before that.
+    pub(super) async fn send(&mut self, part: Bytes) -> Result<(), Broken> {
+        self.give(part);
+        poll_fn(|cx| match self.poll_send(cx) {
+            Poll::Pending => self.stream.poll_reset(cx).map(|_| Err(Broken::Sink)),
+            ready => ready,
+        })
+        .await
     }
 
     /// Sends what was given, as the receiver has room for it.

@@ -22,6 +22,10 @@ pub enum Route {
     PullImage,
     /// As [`Route::PullImage`]; what only a decoded backend knows of is its answer where the node has none.
     ImageStatus,
+    /// To all container runtimes, the answers appended to one another; the metrics of the other backends are appended as the node describes its own.
+    Metrics,
+    /// To all container runtimes; what they send is passed on as it comes, and the events of the other backends between it.
+    Events,
     /// `UNIMPLEMENTED` while there is a backend whose part would be missing; the kubelet then uses the call that lists.
     WholeNodeOnly,
 }
@@ -78,14 +82,15 @@ pub const fn route(method: Method) -> Route {
         Method::ListPodSandbox | Method::ListPodSandboxStats => Route::List(&[&[1, 1]]),
         Method::ListContainers => Route::List(&[&[1, 1], &[1, 3]]),
         Method::ListContainerStats => Route::List(&[&[1, 1], &[1, 2]]),
-        Method::ListPodSandboxMetrics => Route::List(&[]),
+        Method::ListPodSandboxMetrics => Route::Metrics,
 
         Method::StreamPodSandboxes
         | Method::StreamContainers
         | Method::StreamContainerStats
         | Method::StreamPodSandboxStats
-        | Method::StreamPodSandboxMetrics
-        | Method::GetContainerEvents => Route::WholeNodeOnly,
+        | Method::StreamPodSandboxMetrics => Route::WholeNodeOnly,
+
+        Method::GetContainerEvents => Route::Events,
 
         Method::Status => Route::Status,
         Method::PullImage => Route::PullImage,
@@ -155,7 +160,8 @@ mod tests {
             let by_id = message.field.iter().any(|field| ["pod_sandbox_id", "container_id"].contains(&field.name()));
             let method = *Method::ALL.iter().find(|method| method.name() == rpc.name()).unwrap();
             assert_eq!(by_id, matches!(route(method), Route::ById(_)), "{method}");
-            assert_eq!(rpc.server_streaming() && method != Method::StreamImages, route(method) == Route::WholeNodeOnly, "{method}");
+            let streams = matches!(route(method), Route::WholeNodeOnly | Route::Events);
+            assert_eq!(rpc.server_streaming() && method != Method::StreamImages, streams, "{method}");
         }
     }
 
@@ -166,7 +172,7 @@ mod tests {
         let file = set.file.iter().find(|file| file.package() == "runtime.v1").unwrap();
         for rpc in file.service.iter().flat_map(|service| &service.method) {
             let method = *Method::ALL.iter().find(|method| method.name() == rpc.name()).unwrap();
-            if matches!(route(method), Route::List(_)) {
+            if matches!(route(method), Route::List(_) | Route::Metrics) {
                 let message = file.message_type.iter().find(|message| rpc.output_type().ends_with(&format!(".{}", message.name()))).unwrap();
                 let [field] = message.field.as_slice() else { panic!("{method}: more than one field") };
                 assert_eq!(field.label(), prost_types::field_descriptor_proto::Label::Repeated, "{method}");

@@ -11,9 +11,12 @@ use std::{
 
 use async_trait::async_trait;
 use bytes::Bytes;
+use futures::{StreamExt, stream::BoxStream};
 use kiyot::backends::{Backend, BackendName, CallPath, Declared, Decoded, Method};
 use kiyot_proto::cri;
 use prost::Message;
+use tokio::sync::mpsc;
+use tokio_stream::wrappers::UnboundedReceiverStream;
 use tonic::Status;
 
 type Snapshot = Result<Vec<u8>, (tonic::Code, String)>;
@@ -24,6 +27,8 @@ pub(crate) struct Cells {
     pub(crate) snapshots: Mutex<HashMap<Method, Snapshot>>,
     /// Calls that hang now.
     pub(crate) hanging: Arc<AtomicUsize>,
+    /// Who reads events.
+    pub(crate) events: Mutex<Vec<mpsc::UnboundedSender<Result<Bytes, Status>>>>,
     /// Images that its pods have.
     pub(crate) images: Mutex<HashMap<String, Vec<u8>>>,
 }
@@ -64,6 +69,18 @@ impl Decoded for Cells {
 
     fn reported_image(&self, reference: &str) -> Option<Bytes> {
         self.images.lock().unwrap().get(reference).map(|image| Bytes::from(image.clone()))
+    }
+
+    fn metrics(&self, descriptors: &[u8]) -> Bytes {
+        let pod_sandbox_id = format!("milpa by {}", String::from_utf8_lossy(descriptors));
+        let pod_metrics = vec![cri::PodSandboxMetrics { pod_sandbox_id, ..Default::default() }];
+        cri::ListPodSandboxMetricsResponse { pod_metrics }.encode_to_vec().into()
+    }
+
+    fn events(&self) -> BoxStream<'static, Result<Bytes, Status>> {
+        let (sender, events) = mpsc::unbounded_channel();
+        self.events.lock().unwrap().push(sender);
+        UnboundedReceiverStream::new(events).boxed()
     }
 
     /// Answers `cells: <method>`; container ids say what else to do.

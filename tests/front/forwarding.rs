@@ -165,9 +165,9 @@ async fn with_one_backend_nothing_is_looked_at() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_thousand_calls_at_once_share_one_connection() {
+async fn ten_thousand_calls_at_once_share_one_connection() {
     let door = Setup::default().open();
-    let barrier = Arc::new(tokio::sync::Barrier::new(1000));
+    let barrier = Arc::new(tokio::sync::Barrier::new(10_000));
     let runtime = Played::listen(&door.containerd(), move |mut call| {
         let barrier = barrier.clone();
         async move {
@@ -180,7 +180,7 @@ async fn a_thousand_calls_at_once_share_one_connection() {
         }
     });
     let callers = [door.caller().await, door.caller().await];
-    let calls = (0..1000_u32).map(|n| {
+    let calls = (0..10_000_u32).map(|n| {
         let caller = callers[n as usize % 2].clone();
         let path = PATHS[n as usize % 3];
         async move {

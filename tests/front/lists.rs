@@ -11,8 +11,7 @@ use crate::{
     played::{Played, read_all},
 };
 
-const LISTS: [Method; 5] =
-    [Method::ListPodSandbox, Method::ListContainers, Method::ListContainerStats, Method::ListPodSandboxStats, Method::ListPodSandboxMetrics];
+const LISTS: [Method; 4] = [Method::ListPodSandbox, Method::ListContainers, Method::ListContainerStats, Method::ListPodSandboxStats];
 
 /// All lists have their items, messages, in field 1.
 fn list(items: &[&str]) -> Vec<u8> {
@@ -116,6 +115,49 @@ async fn a_list_that_is_too_long_is_refused() {
     })
     .await;
     assert_eq!(answer.code(), Code::ResourceExhausted as i32);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn metrics_of_cells_are_told_as_the_node_describes_them() {
+    let (door, caller) = setup(&["containerd", "second"]).await;
+    let node = Played::listen(&door.containerd(), |call| async move {
+        assert!(!call.head.headers.contains_key("grpc-accept-encoding"));
+        match Method::of_path(call.head.uri.path()).unwrap() {
+            Method::ListMetricDescriptors => call.answer(b"the node's words").await,
+            Method::ListPodSandboxMetrics => call.answer(&list(&["a"])).await,
+            other => panic!("{other}"),
+        }
+    });
+    let second = Played::constant(&door.runtime("second"), list(&["b"]));
+    let metrics =
+        async || caller.raw(Method::ListPodSandboxMetrics.path(), &[("grpc-accept-encoding", "gzip")], crate::caller::frame(b"")).await.unwrap();
+    assert_eq!(ids(metrics().await.ok()), ["a", "b", "milpa by the node's words"]);
+    drop(second);
+    // Whole, or an error.
+    assert_eq!(metrics().await.code(), Code::Unavailable as i32);
+    drop(node);
+    assert_eq!(metrics().await.code(), Code::Unavailable as i32);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_the_node_does_not_describe_is_not_told() {
+    // A node that has neither, as containerd 1.6, and one that has metrics alone.
+    for code in ["12", "0"] {
+        let (door, caller) = setup(&["containerd"]).await;
+        let _node = Played::listen(&door.containerd(), move |mut call| async move {
+            if code == "0" && call.head.uri.path() == Method::ListPodSandboxMetrics.path() {
+                return call.answer(&list(&["a"])).await;
+            }
+            let _ = read_all(&mut call.body).await;
+            let response = http::Response::builder().header("grpc-status", "12").header("grpc-message", "not%20here").body(()).unwrap();
+            call.respond.send_response(response, true).unwrap();
+        });
+        let answer = caller.call(Method::ListPodSandboxMetrics, b"").await;
+        match code {
+            "0" => assert_eq!(ids(answer.ok()), ["a"]),
+            _ => assert_eq!((answer.code(), answer.message().as_str()), (Code::Unimplemented as i32, "not here")),
+        }
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]

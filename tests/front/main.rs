@@ -3,8 +3,10 @@
 
 mod backend;
 mod caller;
+mod compressed;
 mod decoded;
 mod door;
+mod events;
 mod faults;
 mod forwarding;
 mod limits;

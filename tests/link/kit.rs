@@ -7,7 +7,10 @@ use kiyot::backends::milpa::{
     id::CellId,
 };
 use kiyot_cell::home::{Home, HomeHandle, Outcome};
-use kiyot_link::bootstrap::{Bootstrap, GatewayAddress};
+use kiyot_link::{
+    bootstrap::{Bootstrap, GatewayAddress},
+    clock::Clock,
+};
 use kiyot_proto::cell::agent_server::AgentServer;
 use tempfile::TempDir;
 use tokio::task::JoinHandle;
@@ -70,8 +73,12 @@ impl Fixture {
     }
 
     pub(crate) async fn at(dir: TempDir, listen: GatewayAddress, limits: Limits, ca: Ca) -> Self {
+        Self::by(Clock::default(), dir, listen, limits, ca).await
+    }
+
+    pub(crate) async fn by(clock: Clock, dir: TempDir, listen: GatewayAddress, limits: Limits, ca: Ca) -> Self {
         let ledger = Arc::new(TestLedger::default());
-        let gateway = start_gateway(&ledger, listen, limits, ca).await;
+        let gateway = start_gateway_by(clock, &ledger, listen, limits, ca).await;
         let cell = CellId::mint().unwrap();
         ledger.expect(&cell, TOKEN);
         let link = gateway.link(&cell);
@@ -109,7 +116,12 @@ impl Fixture {
 }
 
 pub(crate) async fn start_gateway(ledger: &Arc<TestLedger>, listen: GatewayAddress, limits: Limits, ca: Ca) -> Gateway {
-    let config = GatewayConfig { listen, advertise: None, ca, build_id: "daemon".to_owned(), orphan_timeout: Duration::from_secs(900), limits };
+    start_gateway_by(Clock::default(), ledger, listen, limits, ca).await
+}
+
+pub(crate) async fn start_gateway_by(clock: Clock, ledger: &Arc<TestLedger>, listen: GatewayAddress, limits: Limits, ca: Ca) -> Gateway {
+    let config =
+        GatewayConfig { listen, advertise: None, ca, build_id: "daemon".to_owned(), orphan_timeout: Duration::from_secs(900), clock, limits };
     Gateway::start(config, ledger.clone()).await.unwrap()
 }
 
@@ -123,8 +135,12 @@ pub(crate) struct Running {
 
 impl Running {
     pub(crate) fn start(bootstrap: Bootstrap, private_dir: PathBuf) -> Self {
+        Self::start_by(Clock::default(), bootstrap, private_dir)
+    }
+
+    pub(crate) fn start_by(clock: Clock, bootstrap: Bootstrap, private_dir: PathBuf) -> Self {
         let cell = bootstrap.cell.clone();
-        let home = Home::new(bootstrap, &private_dir, "agent").unwrap();
+        let home = Home::new(bootstrap, &private_dir, "agent").unwrap().by_clock(clock);
         let handle = home.handle();
         let agent = TestAgent::new(cell, handle.clone());
         let shutdown = CancellationToken::new();

@@ -6,6 +6,7 @@ mod kit;
 mod admission;
 mod bulk;
 mod calls;
+mod clocks;
 mod enrolment;
 mod hostile;
 mod reconnect;

@@ -2,7 +2,7 @@
 
 use kiyot::{
     annotations::{CellRequest, LaunchType, TARGET_RUNTIME},
-    config::{self, HostNamespaces},
+    config::{self, OfNode, Privileged},
     manifest,
 };
 
@@ -34,7 +34,9 @@ fn the_examples_are_what_their_names_say() {
     assert_eq!(out.routing.default, "milpa");
     assert!(out.routing.rules.iter().any(|rule| rule.daemonset == Some(true)) && out.routing.rules.iter().any(|rule| rule.static_pod == Some(true)));
     let Some(config::BackendConfig::Milpa(milpa)) = out.backends.get("milpa") else { panic!() };
-    assert_eq!(milpa.policy.host_namespaces, HostNamespaces::KeepLocal);
+    let policy = milpa.policy;
+    assert_eq!([policy.host_network, policy.host_pid, policy.host_ipc, policy.host_users], [OfNode::KeepLocal; 4]);
+    assert_eq!(policy.privileged, Privileged::KeepLocal);
     let cell = pod("examples/pod-in-a-cell.yaml");
     assert_eq!(cell.metadata.annotations[TARGET_RUNTIME], "kiyot");
     assert_eq!(CellRequest::parse(&cell.metadata.annotations).unwrap().launch_type, LaunchType::Spot);

@@ -5,89 +5,51 @@ use crate::{source, tree};
 /// A part, and the parts that it may name beside itself and what is beneath it. A path belongs to the longest part that it begins with.
 struct Part {
     path: &'static str,
-    may: &'static [&'static str],
+    may: &'static [&'static [&'static str]],
 }
 
 const PARTS: &[Part] = &[
     Part { path: "", may: &[] },
-    Part { path: "main", may: &["cli"] },
+    Part { path: "main", may: &[&["cli"]] },
     Part {
         path: "cli",
-        may: &["app", "proxy", "backends", "backends::milpa", "backends::milpa::verbs", "manifest", "annotations", "config", "problems"],
+        may: &[&["app", "proxy", "backends", "backends::milpa", "backends::milpa::verbs", "manifest", "annotations", "config", "problems"]],
     },
-    Part {
-        path: "app",
-        may: &[
-            "proxy",
-            "backends",
-            "backends::cri",
-            "backends::milpa",
-            MILPA[0],
-            MILPA[1],
-            MILPA[2],
-            MILPA[3],
-            MILPA[4],
-            MILPA[5],
-            MILPA[6],
-            MILPA[7],
-            MILPA[8],
-            "config",
-            "problems",
-        ],
-    },
-    Part { path: "proxy", may: &["backends", "backends::cri", "config"] },
-    Part { path: "backends", may: &["backends::cri", "config"] },
-    Part { path: "backends::cri", may: &["backends", "config"] },
-    Part {
-        path: "backends::milpa",
-        may: &["backends", MILPA[0], MILPA[1], MILPA[2], MILPA[3], MILPA[4], MILPA[5], MILPA[6], MILPA[7], MILPA[8], "annotations", "config"],
-    },
-    Part {
-        path: "backends::milpa::verbs",
-        may: &[
-            "backends",
-            MILPA[1],
-            MILPA[2],
-            MILPA[3],
-            MILPA[4],
-            MILPA[5],
-            MILPA[6],
-            MILPA[7],
-            MILPA[8],
-            MILPA[9],
-            "annotations",
-            "config",
-            "problems",
-        ],
-    },
-    Part { path: "backends::milpa::images", may: &[MILPA[5], MILPA[6], MILPA[8], MILPA[9], "config"] },
-    Part { path: "backends::milpa::volumes", may: &[MILPA[5], MILPA[6], MILPA[8], MILPA[9], "config"] },
-    Part { path: "backends::milpa::logs", may: &[MILPA[5], MILPA[6], MILPA[8], MILPA[9], "config"] },
-    Part { path: "backends::milpa::streaming", may: &[MILPA[5], MILPA[6], MILPA[8], MILPA[9], "config"] },
-    Part { path: "backends::milpa::cells", may: &[MILPA[6], MILPA[7], MILPA[8], MILPA[9], "config"] },
-    Part { path: "backends::milpa::gateway", may: &[MILPA[8], MILPA[9], "config"] },
-    Part { path: "backends::milpa::providers", may: &[MILPA[9], "config"] },
-    Part { path: "backends::milpa::store", may: &[MILPA[9]] },
+    Part { path: "app", may: &[&["proxy", "backends", "backends::cri", "backends::milpa"], ACTING, CELLS, KEEPING, &["config", "problems"]] },
+    Part { path: "proxy", may: &[&["backends", "backends::cri", "config"]] },
+    Part { path: "backends", may: &[&["backends::cri", "config"]] },
+    Part { path: "backends::cri", may: &[&["backends", "config"]] },
+    Part { path: "backends::milpa", may: &[&["backends"], ACTING, CELLS, KEEPING, &["annotations", "config"]] },
+    Part { path: "backends::milpa::verbs", may: &[&["backends"], ACTING, CELLS, KEEPING, &["annotations", "config", "problems"]] },
+    Part { path: "backends::milpa::images", may: &[CELLS, KEEPING, &["config"]] },
+    Part { path: "backends::milpa::volumes", may: &[CELLS, KEEPING, &["config"]] },
+    Part { path: "backends::milpa::logs", may: &[CELLS, KEEPING, &["config"]] },
+    Part { path: "backends::milpa::streaming", may: &[CELLS, KEEPING, &["config"]] },
+    Part { path: "backends::milpa::resolver", may: &[CELLS, &["backends::milpa::id", "config"]] },
+    Part { path: "backends::milpa::cells", may: &[&["backends::milpa::gateway", "backends::milpa::providers"], KEEPING, &["config"]] },
+    Part { path: "backends::milpa::gateway", may: &[KEEPING, &["config"]] },
+    Part { path: "backends::milpa::providers", may: &[&["backends::milpa::id", "config"]] },
+    Part { path: "backends::milpa::store", may: &[&["backends::milpa::id"]] },
     Part { path: "backends::milpa::id", may: &[] },
-    Part { path: "manifest", may: &["annotations", "problems"] },
-    Part { path: "annotations", may: &["config", "problems"] },
-    Part { path: "config", may: &["problems"] },
+    Part { path: "manifest", may: &[&["annotations", "problems"]] },
+    Part { path: "annotations", may: &[&["config", "problems"]] },
+    Part { path: "config", may: &[&["problems"]] },
     Part { path: "problems", may: &[] },
 ];
 
-/// Milpa's parts, upper ones first.
-const MILPA: [&str; 10] = [
+/// What answers CRI for a pod in a cell.
+const ACTING: &[&str] = &[
     "backends::milpa::verbs",
     "backends::milpa::images",
     "backends::milpa::volumes",
     "backends::milpa::logs",
     "backends::milpa::streaming",
-    "backends::milpa::cells",
-    "backends::milpa::gateway",
-    "backends::milpa::providers",
-    "backends::milpa::store",
-    "backends::milpa::id",
+    "backends::milpa::resolver",
 ];
+/// What makes cells and speaks with them.
+const CELLS: &[&str] = &["backends::milpa::cells", "backends::milpa::gateway", "backends::milpa::providers"];
+/// What remembers.
+const KEEPING: &[&str] = &["backends::milpa::store", "backends::milpa::id"];
 
 fn part_of(path: &[String]) -> &'static Part {
     let begins = |part: &&Part| {
@@ -109,8 +71,8 @@ fn no_part_names_one_above_it() {
         for path in source::paths_in(&source::code_of(&tree::text(&file)), &module) {
             let to = part_of(&path);
             // The root has nothing but parts.
-            if to.path != from.path && !from.may.contains(&to.path) && !to.path.is_empty() {
-                wrong.push(format!("{} names {} ({:?} may name {:?})", file.display(), path.join("::"), from.path, from.may));
+            if to.path != from.path && !from.may.concat().contains(&to.path) && !to.path.is_empty() {
+                wrong.push(format!("{} names {} ({:?} may name {:?})", file.display(), path.join("::"), from.path, from.may.concat()));
             }
         }
     }

@@ -16,15 +16,19 @@ use kiyot::{
             id::CellId,
             images::{Images, NodeImages},
             logs::Logs,
+            providers::Provider,
             store::Store,
             streaming::Streaming,
-            verbs::{Parts, Verbs},
+            verbs::{Parts, Verbs, policy::Rules},
             volumes::Volumes,
         },
     },
     config::{HostPath, Policy},
 };
-use kiyot_link::bootstrap::{Bootstrap, GatewayAddress};
+use kiyot_link::{
+    bootstrap::{Bootstrap, GatewayAddress},
+    clock::Clock,
+};
 use kiyot_proto::cri;
 use prost::Message;
 use tempfile::TempDir;
@@ -122,7 +126,7 @@ impl Fixture {
         self.call::<cri::StopPodSandboxResponse>(Method::StopPodSandbox, request).await.unwrap();
     }
 
-    fn at_once<A: Message + Default>(&self, method: Method, request: impl Message) -> Result<A, Status> {
+    pub(crate) fn at_once<A: Message + Default>(&self, method: Method, request: impl Message) -> Result<A, Status> {
         let answer: Bytes = self.daemon.verbs.snapshot(method, &request.encode_to_vec()).unwrap()?;
         Ok(A::decode(answer).unwrap())
     }
@@ -160,7 +164,15 @@ impl Daemon {
         let cells = Cells::start(config, store.clone(), Arc::clone(provider) as _).await.unwrap();
         let limits = Limits { handshake: LIMIT, enrolment: LIMIT, bulk_idle: LIMIT, ..Limits::default() };
         let listen = GatewayAddress::Unix(state.join("gateway.sock"));
-        let config = GatewayConfig { listen, advertise: None, ca, build_id: "test".to_owned(), orphan_timeout: Duration::from_secs(900), limits };
+        let config = GatewayConfig {
+            listen,
+            advertise: None,
+            ca,
+            build_id: "test".to_owned(),
+            orphan_timeout: Duration::from_secs(900),
+            clock: Clock::default(),
+            limits,
+        };
         let gateway = Gateway::start(config, cells.clone()).await.unwrap();
         cells.serve(Arc::new(GatewayLinks(gateway.clone())));
         let node = NodeImages { socket: dir.join("no-containerd.sock"), namespace: "k8s.io".to_owned() };
@@ -171,7 +183,7 @@ impl Daemon {
             volumes: Volumes::new(vec![dir.join("kubelet")], HostPath::Refuse),
             logs: Logs::new(),
             streaming: Arc::new(Streaming::start().await.unwrap()),
-            policy: Policy::default(),
+            rules: Rules { policy: Policy::default(), isolation: provider.isolation() },
             adopt_within,
         };
         let verbs = Verbs::start(parts).await.unwrap();

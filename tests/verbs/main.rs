@@ -1,8 +1,11 @@
 //! The verbs of pods in cells against played cells, in one process and without root.
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "what a test can't set up fails the test, at the place")]
 
+mod events;
 mod kit;
+mod liars;
 mod lifecycle;
 mod played;
 mod retries;
 mod trouble;
+mod usage;

@@ -15,7 +15,7 @@ use http_body_util::{BodyExt, StreamBody};
 use hyper::body::Frame;
 use kiyot::backends::milpa::{
     id::CellId,
-    providers::{Attachment, Instance, InstanceId, LaunchSpec, Provider, ProviderError},
+    providers::{Attachment, Instance, InstanceId, Isolation, LaunchSpec, Provider, ProviderError},
 };
 use kiyot_cell::home::{ConnectionInfo, Home, HomeHandle};
 use kiyot_proto::{cell, cri};
@@ -57,6 +57,12 @@ impl Played {
         cells.values().next().unwrap().cell.clone()
     }
 
+    /// The cell that was launched after so many.
+    pub(crate) fn nth(&self, n: usize) -> PlayedCell {
+        let id = self.launched.lock().unwrap()[n].clone();
+        self.cells.lock().unwrap()[&id].cell.clone()
+    }
+
     /// How many run.
     pub(crate) fn running(&self) -> usize {
         self.cells.lock().unwrap().len()
@@ -78,6 +84,10 @@ impl Played {
 
 #[async_trait]
 impl Provider for Played {
+    fn isolation(&self) -> Isolation {
+        Isolation { provider: "played", privileges: true, users: true }
+    }
+
     async fn launch(&self, spec: &LaunchSpec, _: &str) -> Result<Instance, ProviderError> {
         self.gate.acquire().await.unwrap().forget();
         let id = InstanceId(spec.cell.as_str().to_owned());
@@ -147,6 +157,10 @@ pub(crate) struct State {
     pub(crate) asked: HashMap<&'static str, String>,
     /// The next answers that are lost: the work is done.
     pub(crate) lose: Vec<&'static str>,
+    /// Calls that are answered without an end.
+    pub(crate) endless: Vec<&'static str>,
+    /// What each container uses of the processor, if it knows that.
+    pub(crate) used: Option<u64>,
 }
 
 type Answer = Result<Vec<u8>, Status>;
@@ -165,6 +179,8 @@ impl PlayedCell {
             logs: HashMap::new(),
             asked: HashMap::new(),
             lose: Vec::new(),
+            endless: Vec::new(),
+            used: None,
         })))
     }
 
@@ -208,6 +224,7 @@ impl PlayedCell {
         let message = messages.into_iter().next().unwrap_or_default();
         let mut state = self.0.lock().unwrap();
         match path.rsplit('/').next().unwrap() {
+            method if state.endless.contains(&method) => endless(),
             "Watch" => {
                 let (sender, receiver) = mpsc::unbounded_channel();
                 state.watcher = Some(sender);
@@ -232,7 +249,7 @@ impl PlayedCell {
 }
 
 impl State {
-    fn tell(&mut self, event: cell::event::Event) {
+    pub(crate) fn tell(&mut self, event: cell::event::Event) {
         if let Some(watcher) = &self.watcher {
             let _ = watcher.send(cell::Event { event: Some(event) });
         }
@@ -339,6 +356,11 @@ impl State {
                 let status = Some(self.container(&id)?.clone());
                 encoded(cri::ContainerStatusResponse { status, ..Default::default() })
             }
+            "ContainerStats" => {
+                let value = self.used.ok_or_else(|| Status::unimplemented("no statistics"))?;
+                let cpu = cri::CpuUsage { timestamp: 101, usage_core_nano_seconds: Some(cri::UInt64Value { value }), ..Default::default() };
+                encoded(cri::ContainerStatsResponse { stats: Some(cri::ContainerStats { cpu: Some(cpu), ..Default::default() }) })
+            }
             "ListContainers" => {
                 let of =
                     |status: &cri::ContainerStatus| cri::Container { id: status.id.clone(), metadata: status.metadata.clone(), ..Default::default() };
@@ -355,6 +377,14 @@ impl State {
             other => Err(Status::unimplemented(format!("the played cell has no {other}"))),
         }
     }
+}
+
+/// The begin of one message, larger than any may be, and then its bytes for ever.
+fn endless() -> http::Response<Body> {
+    let head = Bytes::from_static(&[0, 0xff, 0xff, 0xff, 0xff]);
+    let frames = stream::iter([head]).chain(stream::repeat(Bytes::from_static(&[b'x'; 16 << 10])));
+    let body = StreamBody::new(frames.map(|part| Ok::<_, Status>(Frame::data(part))));
+    http::Response::builder().header("content-type", "application/grpc").body(Body::new(body)).unwrap()
 }
 
 fn encoded(message: impl Message) -> Answer {

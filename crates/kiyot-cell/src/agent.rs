@@ -7,6 +7,8 @@ pub mod containers;
 pub mod files;
 pub mod forward;
 pub mod logs;
+pub mod pulls;
+pub mod resolver;
 pub mod runtime;
 pub mod service;
 pub mod shutdown;
@@ -26,7 +28,7 @@ use tokio::sync::Semaphore;
 use tokio_util::{sync::CancellationToken, task::AbortOnDropHandle};
 use tracing_subscriber::EnvFilter;
 
-use self::{board::Board, files::Files, runtime::Runtime, watch::Watchers};
+use self::{board::Board, files::Files, resolver::Resolver, runtime::Runtime, watch::Watchers};
 use crate::{
     dirs::{CellDir, DirError},
     home::{Home, HomeError, Outcome},
@@ -71,10 +73,13 @@ pub struct AgentContext {
     files: Arc<Files>,
     board: Arc<Board>,
     watchers: Watchers,
+    resolver: Arc<Resolver>,
     stream_port: u16,
     tunnels: Arc<Semaphore>,
     changers: Arc<Semaphore>,
     blobs: Arc<Semaphore>,
+    pulls: Arc<Semaphore>,
+    uncancelled: Arc<Semaphore>,
     bulk: OpenBulk,
     power_off: CancellationToken,
     _tasks: Vec<AbortOnDropHandle<()>>,
@@ -144,10 +149,13 @@ impl AgentContext {
             files,
             board,
             watchers: Watchers::default(),
+            resolver: Arc::new(Resolver::new(own.net)),
             stream_port,
             tunnels: Arc::new(Semaphore::new(service::TUNNELS)),
             changers: Arc::new(Semaphore::new(service::CHANGERS)),
             blobs: Arc::new(Semaphore::new(service::BLOBS)),
+            pulls: Arc::new(Semaphore::new(service::PULLS)),
+            uncancelled: Arc::new(Semaphore::new(forward::UNCANCELLED)),
             bulk,
             power_off,
             dir,

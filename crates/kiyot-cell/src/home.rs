@@ -9,7 +9,7 @@ use std::{
 };
 
 use http::{Request, Response};
-use kiyot_link::bootstrap::Bootstrap;
+use kiyot_link::{bootstrap::Bootstrap, clock::Clock};
 use kiyot_proto::cell::ConnectionKind;
 use ring::rand::{SecureRandom, SystemRandom};
 use tokio::sync::watch;
@@ -101,6 +101,7 @@ pub struct Home {
     contact: Contact,
     wish: Wish,
     incarnation: Arc<str>,
+    clock: Clock,
 }
 
 impl fmt::Debug for Home {
@@ -142,7 +143,14 @@ impl Home {
             wish: Wish::default(),
             incarnation: hex::encode(random).into(),
             bootstrap,
+            clock: Clock::default(),
         })
+    }
+
+    /// The same, by another clock than the machine's.
+    #[must_use]
+    pub fn by_clock(self, clock: Clock) -> Self {
+        Self { clock, ..self }
     }
 
     /// What the agent's service needs of it.
@@ -176,18 +184,18 @@ impl Home {
     ) -> std::convert::Infallible {
         let generations = AtomicU64::new(1);
         let mut backoff = Backoff::default();
-        let mut certify = !self.keys.is_certified();
+        let mut certify = !self.keys.is_certified(self.clock.now());
         loop {
             if certify && let Err(error) = self.enrol(end, tasks).await {
                 tracing::warn!(error = &error as &dyn Error, "The cell could not enrol; it tries again.");
             }
             certify = true;
-            // One that could not be renewed may still do.
+            // One that has ended by this clock, and could not be renewed, may still do by the gateway's.
             let Some(identity) = self.keys.identity() else {
                 backoff.wait().await;
                 continue;
             };
-            let dialler = match Dialler::new(&self.bootstrap, identity) {
+            let dialler = match Dialler::new(&self.bootstrap, identity, &self.clock) {
                 Ok(dialler) => dialler,
                 Err(error) => {
                     tracing::error!(error = &error as &dyn Error, "The cell's certificate can't be used; it tries again.");
@@ -204,10 +212,12 @@ impl Home {
         }
     }
 
-    /// Keeps a control connection, until the certificate has expired or is refused: the gateway's clock may be another.
+    /// Keeps a control connection, until the certificate has ended or is refused: the gateway's clock may be another, and the gateway's counts.
     async fn keep_control<S: Serve>(&self, line: &serve::Line<'_, impl Fn(ConnectionInfo) -> S + Send + Sync>, backoff: &mut Backoff) {
         let mut refusals = 0;
-        while self.keys.is_certified() && refusals < REFUSALS {
+        // Of one that had ended before it was used, this clock says nothing that helps.
+        let ended_before = !self.keys.is_certified(self.clock.now());
+        while refusals < REFUSALS && (ended_before || self.keys.is_certified(self.clock.now())) {
             match line.serve(ConnectionKind::Control, || self.contact.made()).await {
                 Ok(serve::Served::Called) => {
                     tracing::info!("The link to the gateway ended; it is made again.");
@@ -229,8 +239,14 @@ impl Home {
     /// Gets a certificate: by the token, or, when it has been spent, by the key that it was spent for.
     async fn enrol(&self, end: &CancellationToken, tasks: &TaskTracker) -> Result<(), enrol::EnrolError> {
         let token = if self.keys.was_certified() { "" } else { &self.bootstrap.token };
-        let enrolled = enrol::enrol(&self.bootstrap, token, &self.keys, &self.build_id, end, tasks);
+        let enrolled = enrol::enrol(&self.bootstrap, token, &self.keys, &self.build_id, &self.clock, end, tasks);
         let certificate = tokio::time::timeout(ENROL_TIMEOUT, enrolled).await.map_err(|_| DialError::TooSlow(ENROL_TIMEOUT))??;
-        if self.keys.keep(&certificate)? { Ok(()) } else { Err(enrol::EnrolError::OtherCertificate) }
+        if !self.keys.keep(&certificate)? {
+            return Err(enrol::EnrolError::OtherCertificate);
+        }
+        if !self.keys.is_certified(self.clock.now()) {
+            tracing::warn!("The new certificate has ended already by this cell's clock: it differs from the gateway's, which counts.");
+        }
+        Ok(())
     }
 }

@@ -6,6 +6,7 @@ pub mod home;
 pub mod init;
 pub mod launch;
 pub mod namespaces;
+pub mod netlink;
 
 /// An error and all that is beneath it, in one line.
 pub fn with_sources(error: &dyn std::error::Error) -> String {

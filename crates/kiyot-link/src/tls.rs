@@ -14,7 +14,7 @@ use rustls::{
     version::TLS13,
 };
 
-use crate::{alpn, certificate::sha256};
+use crate::{alpn, certificate::sha256, clock::Clock};
 
 /// The most certificates that are looked at to find the authority's.
 const CHAIN_LIMIT: usize = 4;
@@ -74,13 +74,15 @@ pub fn enrol_server(identity: Identity) -> Result<ServerConfig, Error> {
     Ok(server(config.with_no_client_auth().with_single_cert(identity.chain, identity.key)?, alpn::ENROL))
 }
 
-/// The gateway's side of [`alpn::CELL`]: asks for a valid certificate for clients from this authority.
-pub fn cell_server(identity: Identity, ca_der: &[u8]) -> Result<ServerConfig, Error> {
+/// The gateway's side of [`alpn::CELL`]: asks for a certificate for clients from this authority, valid by this clock.
+pub fn cell_server(identity: Identity, ca_der: &[u8], clock: Clock) -> Result<ServerConfig, Error> {
     let verifier = WebPkiClientVerifier::builder_with_provider(Arc::new(roots(CertificateDer::from(ca_der.to_vec()))?), provider())
         .build()
         .map_err(|error| Error::General(error.to_string()))?;
     let config = ServerConfig::builder_with_provider(provider()).with_protocol_versions(&[&TLS13])?;
-    Ok(server(config.with_client_cert_verifier(verifier).with_single_cert(identity.chain, identity.key)?, alpn::CELL))
+    let mut config = config.with_client_cert_verifier(verifier).with_single_cert(identity.chain, identity.key)?;
+    config.time_provider = Arc::new(clock);
+    Ok(server(config, alpn::CELL))
 }
 
 fn server(mut config: ServerConfig, protocol: &[u8]) -> ServerConfig {

@@ -16,8 +16,8 @@ pub(crate) const MANIFEST: &str = "application/vnd.oci.image.manifest.v1+json";
 
 /// The files of an image.
 pub(crate) struct Parts {
-    /// A tar.
-    pub(crate) layer: Vec<u8>,
+    /// Tars.
+    pub(crate) layers: Vec<Vec<u8>>,
     /// Its configuration: JSON.
     pub(crate) config: Vec<u8>,
     /// JSON, too.
@@ -29,6 +29,8 @@ pub(crate) struct Parts {
 pub struct ImageSpec {
     /// Further files: path from the root, mode, contents.
     pub files: Vec<(String, u32, Vec<u8>)>,
+    /// Files of a second layer, so that the first one is like that of other images; no second layer if there are none.
+    pub upper: Vec<(String, u32, Vec<u8>)>,
     /// What runs before the arguments.
     pub entrypoint: Vec<String>,
     /// What runs, or its arguments.
@@ -56,7 +58,14 @@ impl ImageSpec {
 
     /// Makes the files of the image. The same image has the same files every time.
     pub(crate) fn parts(&self) -> std::io::Result<Parts> {
-        let layer = self.layer()?;
+        let mut layers = vec![self.layer()?];
+        if !self.upper.is_empty() {
+            let mut tar = Builder::new(Vec::new());
+            for (path, mode, contents) in &self.upper {
+                file(&mut tar, path.trim_start_matches('/'), *mode, contents)?;
+            }
+            layers.push(tar.into_inner()?);
+        }
         let env = [vec!["PATH=/bin".to_owned()], self.env.clone()].concat();
         let config = json!({
             "architecture": architecture(), "os": "linux",
@@ -64,20 +73,20 @@ impl ImageSpec {
                 "Entrypoint": self.entrypoint, "Cmd": self.cmd, "User": self.user, "WorkingDir": self.working_dir,
                 "Env": env, "StopSignal": self.stop_signal,
             },
-            "rootfs": { "type": "layers", "diff_ids": [sha256(&layer)] },
+            "rootfs": { "type": "layers", "diff_ids": layers.iter().map(|layer| sha256(layer)).collect::<Vec<_>>() },
         });
         let config = config.to_string().into_bytes();
         let manifest = json!({
             "schemaVersion": 2, "mediaType": MANIFEST,
             "config": descriptor("application/vnd.oci.image.config.v1+json", &config),
-            "layers": [descriptor("application/vnd.oci.image.layer.v1.tar", &layer)],
+            "layers": layers.iter().map(|layer| descriptor("application/vnd.oci.image.layer.v1.tar", layer)).collect::<Vec<_>>(),
         });
-        Ok(Parts { layer, config, manifest: manifest.to_string().into_bytes() })
+        Ok(Parts { layers, config, manifest: manifest.to_string().into_bytes() })
     }
 
     /// Writes the image as an OCI archive for `ctr images import`, under this whole name.
     pub(crate) fn write(&self, name: &str, archive: &Path) -> std::io::Result<()> {
-        let Parts { layer, config, manifest } = self.parts()?;
+        let Parts { layers, config, manifest } = self.parts()?;
         let mut entry = descriptor(MANIFEST, &manifest);
         entry["annotations"] = json!({ "io.containerd.image.name": name });
         entry["platform"] = json!({ "architecture": architecture(), "os": "linux" });
@@ -86,7 +95,7 @@ impl ImageSpec {
         let mut tar = Builder::new(fs::File::create(archive)?);
         file(&mut tar, "oci-layout", 0o644, br#"{"imageLayoutVersion":"1.0.0"}"#)?;
         file(&mut tar, "index.json", 0o644, &index)?;
-        for blob in [&layer, &config, &manifest] {
+        for blob in layers.iter().chain([&config, &manifest]) {
             file(&mut tar, &format!("blobs/{}", sha256(blob).replace(':', "/")), 0o644, blob)?;
         }
         tar.finish()

@@ -30,6 +30,8 @@ pub struct KiyotOptions {
     pub milpa: String,
     /// Further keys of `[backends.milpa.netns]`, a TOML text.
     pub netns: String,
+    /// Another CRI socket for the backend `containerd` than that of the node's containerd.
+    pub containerd: Option<PathBuf>,
     /// Another network for cells than the node's: a directory with CNI configuration in `net.d` and plugins in `bin`.
     pub network: Option<PathBuf>,
     /// Whole further sections.
@@ -37,6 +39,8 @@ pub struct KiyotOptions {
     /// A configuration file to run with as it is, such as an example: what is this node's is set over it by environment variables. Then only
     /// `binary` and `log` count.
     pub file: Option<PathBuf>,
+    /// Further environment variables of the daemon.
+    pub environment: Vec<(String, String)>,
     /// What it logs, in the words of `KIYOT_LOG`.
     pub log: String,
 }
@@ -50,15 +54,17 @@ impl KiyotOptions {
             server: String::new(),
             milpa: String::new(),
             netns: String::new(),
+            containerd: None,
             network: None,
             sections: String::new(),
             file: None,
+            environment: Vec::new(),
             log: "info,kiyot=debug,kiyot_link=debug".to_owned(),
         }
     }
 
     fn configuration(&self, node: &Node, directory: &Path) -> String {
-        let (at, containerd) = (directory.display(), node.socket());
+        let (at, containerd) = (directory.display(), self.containerd.clone().unwrap_or_else(|| node.socket()));
         let mut toml = format!("[server]\nlisten = \"{at}/kiyot.sock\"\n{}\n", self.server);
         let _ = writeln!(toml, "[backends.containerd]\ntype = \"cri\"\nsocket = \"{}\"\n", containerd.display());
         if self.cells {
@@ -250,6 +256,7 @@ fn spawn(node: &Node, options: &KiyotOptions, directory: &Path) -> Child {
         command.env_remove(name);
     }
     command.arg("serve").arg("--config").arg(directory.join("kiyot.toml")).env("PATH", PATH).env("KIYOT_LOG", &options.log);
+    command.envs(options.environment.iter().map(|(name, value)| (name, value)));
     if options.file.is_some() {
         command.envs(variables(node, directory));
     }

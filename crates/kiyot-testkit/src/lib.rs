@@ -20,5 +20,5 @@ pub use kiyot_proto::cri;
 pub use kubelet::{Container, Kubelet, LogLine, Pod, RunningContainer, RunningPod, Volume, volumes::Source};
 pub use leftovers::Leftovers;
 pub use node::Node;
-pub use registry::{Access, Registry};
+pub use registry::{Access, Pace, Registry};
 pub use wait::{LIMIT, wait_until};

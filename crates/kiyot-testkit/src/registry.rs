@@ -9,6 +9,7 @@ use std::{
         atomic::{AtomicBool, Ordering},
     },
     thread::{self, JoinHandle},
+    time::Duration,
 };
 
 use crate::{
@@ -29,6 +30,8 @@ pub enum Access {
     /// Everybody.
     #[default]
     Open,
+    /// Who has this token with every request: no service gives it away.
+    Bearer(String),
     /// Who gives this name and password with every request.
     Basic(String, String),
     /// Who trades a name and a password, or an identity token, for a token of the registry's own.
@@ -40,6 +43,15 @@ pub enum Access {
         /// What does instead of both.
         identity: String,
     },
+}
+
+/// How a blob is given.
+#[derive(Debug, Clone)]
+pub enum Pace {
+    /// So many bytes of it, and then nothing more, until who asked hangs up or [`Registry::release`] is called.
+    Stalls(usize),
+    /// In parts of so many bytes, with a pause after each.
+    Trickles(usize, Duration),
 }
 
 /// A registry of one test. It ends when it is dropped.
@@ -65,6 +77,8 @@ struct Content {
     tags: BTreeMap<String, String>,
     /// Manifests and blobs by digest.
     blobs: BTreeMap<String, Vec<u8>>,
+    /// How blobs are given, if not at once.
+    paces: BTreeMap<String, Pace>,
     /// What was asked: method and path.
     requests: Vec<String>,
 }
@@ -98,9 +112,30 @@ impl Registry {
         let parts = spec.parts().expect("an image can be made");
         let digest = sha256(&parts.manifest);
         let mut content = self.shared.content();
-        content.blobs.extend([parts.layer, parts.config, parts.manifest].map(|blob| (sha256(&blob), blob)));
+        content.blobs.extend(parts.layers.into_iter().chain([parts.config, parts.manifest]).map(|blob| (sha256(&blob), blob)));
         content.tags.insert(name.to_owned(), digest.clone());
         (format!("{}/{name}", self.host), format!("{}/{repository}@{digest}", self.host))
+    }
+
+    /// Digests and lengths of what an image of this registry is made of, by its whole name: the configuration first, then its layers.
+    pub fn parts(&self, name: &str) -> Vec<(String, u64)> {
+        let content = self.shared.content();
+        let tag = name.split_once('/').map_or(name, |(_, tag)| tag);
+        let manifest = content.tags.get(tag).and_then(|digest| content.blobs.get(digest)).expect("it is an image of this registry");
+        let manifest: serde_json::Value = serde_json::from_slice(manifest).expect("a manifest is JSON");
+        let part = |part: &serde_json::Value| Some((part["digest"].as_str()?.to_owned(), part["size"].as_u64()?));
+        let layers = manifest["layers"].as_array().cloned().unwrap_or_default();
+        [&manifest["config"]].into_iter().chain(&layers).filter_map(part).collect()
+    }
+
+    /// Gives a blob at this pace.
+    pub fn pace(&self, digest: &str, pace: Pace) {
+        self.shared.content().paces.insert(digest.to_owned(), pace);
+    }
+
+    /// Gives all of a blob, also to those who wait for it.
+    pub fn release(&self, digest: &str) {
+        self.shared.content().paces.remove(digest);
     }
 
     /// What was asked since the last time, as `GET /v2/...`; no question for a token.

@@ -48,6 +48,21 @@ impl Streams {
         self.text(channel)
     }
 
+    /// Reads until a channel has carried at least so many bytes. What was read is forgotten.
+    ///
+    /// # Panics
+    /// When the stream ends before.
+    pub async fn read_bytes(&mut self, channel: u8, bytes: usize) {
+        let mut carried = 0;
+        loop {
+            carried += self.received.get_mut(&channel).map_or(0, |received| std::mem::take(received).len());
+            if carried >= bytes {
+                return;
+            }
+            assert!(self.read().await, "the stream ended after {carried} bytes of {bytes}");
+        }
+    }
+
     /// Reads to the end of the stream.
     pub async fn read_to_end(&mut self) {
         while self.read().await {}

@@ -10,6 +10,7 @@ use async_trait::async_trait;
 use kiyot_link::{
     bootstrap::{Bootstrap, GatewayAddress},
     channel::Channel,
+    clock::Clock,
     tls,
 };
 use kiyot_proto::cell::HelloReply;
@@ -90,6 +91,8 @@ pub struct GatewayConfig {
     pub build_id: String,
     /// Told to agents: how long they go on without contact.
     pub orphan_timeout: Duration,
+    /// By which cells' certificates end.
+    pub clock: Clock,
     /// Its bounds.
     pub limits: Limits,
 }
@@ -164,12 +167,13 @@ impl Gateway {
         let listener = Listener::bind(&config.listen).await.map_err(|error| GatewayError::Listen(config.listen.clone(), error))?;
         let address = listener.address().map_err(|error| GatewayError::Listen(config.listen.clone(), error))?;
         let (end, tasks) = (CancellationToken::new(), TaskTracker::new());
+        let clock = config.clock;
         let shared = Arc::new(Shared {
             slots: Slots::new(end.clone(), tasks.clone()),
             newcomers: Newcomers::new(config.limits.newcomers, config.limits.newcomers_of_a_peer),
-            enrolment: Enrolment { ca: ca.clone(), ledger: ledger.clone(), lifetime: config.limits.certificate },
+            enrolment: Enrolment { ca: ca.clone(), ledger: ledger.clone(), clock: clock.clone(), lifetime: config.limits.certificate },
             enrol_tls: Arc::new(tls::enrol_server(identity.clone()).map_err(GatewayError::Tls)?),
-            cell_tls: Arc::new(tls::cell_server(identity, ca.certificate_der()).map_err(GatewayError::Tls)?),
+            cell_tls: Arc::new(tls::cell_server(identity, ca.certificate_der(), clock).map_err(GatewayError::Tls)?),
             ledger,
             limits: config.limits,
             build_id: config.build_id,

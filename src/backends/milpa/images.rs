@@ -22,6 +22,7 @@ mod copy;
 mod manifest;
 mod memory;
 mod node;
+mod pull;
 mod receiver;
 mod reference;
 #[cfg(test)]
@@ -50,8 +51,7 @@ pub struct Images {
 }
 
 impl Images {
-    /// `pause_image`: the name that the cells' containerd is configured with. `progress_timeout`: how long a blob may stand still on its way to a cell, and how long a pull
-    /// in a cell may take in all (how far it is isn't known).
+    /// `pause_image`: the name that the cells' containerd is configured with. `progress_timeout`: how long a blob on its way to a cell, or a pull in a cell, may stand still.
     pub fn new(node: NodeImages, pause_image: impl Into<String>, progress_timeout: Duration) -> Arc<Self> {
         Arc::new(Self::of(Box::new(Containerd::new(node)), pause_image.into(), progress_timeout))
     }
@@ -79,7 +79,7 @@ impl Images {
             self.credentials.put((uid, normalized(&reference)), auth.clone());
         }
         let _turn = self.turns.take((cell.clone(), normalized(&reference))).await;
-        let image_ref = self.pulled(receiver, &reference, request.auth).await?;
+        let image_ref = self.pulled(cell, receiver, &reference, request.auth).await?;
         // Known to getImageUser, which names no pod.
         self.in_cell(cell, receiver, &image_ref, &reference).await?;
         Ok(cri::PullImageResponse { image_ref })
@@ -151,7 +151,7 @@ impl Images {
             )));
         }
         let auth = self.credentials.get(&(uid.to_owned(), normalized(reference)));
-        let id = self.pulled(receiver, reference, auth).await?;
+        let id = self.pulled(cell, receiver, reference, auth).await?;
         if is_id(wanted) && id != *wanted {
             return Err(Status::failed_precondition(format!(
                 "image {wanted} is not in cell {cell}, and its reference {reference} means {id} by now"
@@ -227,9 +227,14 @@ impl Images {
     }
 
     /// Pulls in the cell, and returns the image's id.
-    async fn pulled(&self, receiver: &dyn Receiver, reference: &str, auth: Option<cri::AuthConfig>) -> Result<String, Status> {
+    async fn pulled(&self, cell: &CellId, receiver: &dyn Receiver, reference: &str, auth: Option<cri::AuthConfig>) -> Result<String, Status> {
         let image = cri::ImageSpec { image: reference.to_owned(), ..cri::ImageSpec::default() };
-        receiver.pull(cri::PullImageRequest { image: Some(image), auth, sandbox_config: None }, self.progress_timeout).await
+        let request = cri::PullImageRequest { image: Some(image), auth, sandbox_config: None };
+        let pulled = pull::pull(&*self.node, receiver, &request, self.progress_timeout).await?;
+        if let (layers @ 1.., bytes) = pulled.from_node {
+            tracing::info!(%cell, image = reference, layers, bytes, "Took layers of a pull from the node: so many bytes were not asked of the registry.");
+        }
+        Ok(pulled.id)
     }
 
     /// Whether the node has all of an image, so that a cell can get it.

@@ -39,8 +39,8 @@ pub struct LogRoute {
     pub node_path: PathBuf,
     /// Beneath the cell's `pod_dir`.
     pub cell_path: String,
-    /// Position in the cell's log at which the node's file begins.
-    pub base: u64,
+    /// Position in the cell's log at which the node's file begins. Less than 0: the file had so many bytes before the container.
+    pub base: i64,
 }
 
 /// Logs of pods in cells. All writers end with it.
@@ -54,6 +54,20 @@ pub struct Logs {
 struct Routes {
     followed: HashMap<ContainerId, Followed>,
     by_path: HashMap<(CellId, String), ContainerId>,
+}
+
+impl Routes {
+    fn follow_on(&self, cell: &CellId, source: &Arc<dyn Source>, route: &LogRoute) -> bool {
+        let Some(followed) = self.followed.get(&route.container).filter(|followed| followed.cell == *cell && followed.cell_path == route.cell_path)
+        else {
+            return false;
+        };
+        followed.news.send_modify(|news| {
+            news.source = Arc::clone(source);
+            news.again += 1;
+        });
+        true
+    }
 }
 
 /// One writer's handle.
@@ -78,40 +92,54 @@ impl Logs {
         self.follow_from(&cell.id, Arc::new(CellLogs(cell.link.clone())), route).await
     }
 
+    /// Goes on with the log of a container that has ended, if its file is there: one that is not was removed by the kubelet. Whether it is followed only from now on.
+    ///
+    /// INTERNAL as of [`Self::follow`].
+    pub async fn resume(self: &Arc<Self>, cell: &Cell, route: LogRoute) -> Result<bool, Status> {
+        self.resume_from(&cell.id, Arc::new(CellLogs(cell.link.clone())), route).await
+    }
+
+    /// The base of a new container's log: what is in the node's file by now is not of this container. As with containerd, it stays, and the log comes after it.
+    pub async fn base_for(node_path: PathBuf) -> i64 {
+        -i64::try_from(file::length_of(node_path).await).unwrap_or(i64::MAX)
+    }
+
     async fn follow_from(&self, cell: &CellId, source: Arc<dyn Source>, route: LogRoute) -> Result<(), Status> {
         if self.follows_on(cell, &source, &route) {
             return Ok(());
         }
-        let path = route.node_path.clone();
-        let file = file::NodeFile::open(path.clone())
-            .await
-            .map_err(|error| Status::internal(format!("log file {} of container {}: {error}", path.display(), route.container)))?;
-        // Another call may have been faster; its writer is then as good as this one would be.
+        let file = file::NodeFile::open(route.node_path.clone()).await.map_err(|error| unusable(&route, &error))?;
+        self.write(cell, source, route, file);
+        Ok(())
+    }
+
+    async fn resume_from(&self, cell: &CellId, source: Arc<dyn Source>, route: LogRoute) -> Result<bool, Status> {
         if self.follows_on(cell, &source, &route) {
-            return Ok(());
+            return Ok(false);
+        }
+        let file = file::NodeFile::existing(route.node_path.clone()).await.map_err(|error| unusable(&route, &error))?;
+        Ok(file.is_some_and(|file| self.write(cell, source, route, file)))
+    }
+
+    /// Begins a writer; `false` if there is one.
+    fn write(&self, cell: &CellId, source: Arc<dyn Source>, route: LogRoute, file: file::NodeFile) -> bool {
+        // Another call may have been faster; its writer is then as good as this one would be. Under one lock: of two writers the first would be cut, in the middle of what it writes.
+        let mut routes = self.routes();
+        if routes.follow_on(cell, &source, &route) {
+            return false;
         }
         let (news, seen) = watch::channel(News { source, size: 0, again: 1 });
         let (asks, asked) = mpsc::channel(ASKS);
         let writer = Writer::new(route.clone(), file, seen, asked);
-        let mut routes = self.routes();
         routes.by_path.insert((cell.clone(), route.cell_path.clone()), route.container.clone());
         let writer = AbortOnDropHandle::new(tokio::spawn(writer.run()));
         routes.followed.insert(route.container, Followed { cell: cell.clone(), cell_path: route.cell_path, news, asks, _writer: writer });
-        Ok(())
+        true
     }
 
     /// Gives a writer that there is already this link.
     fn follows_on(&self, cell: &CellId, source: &Arc<dyn Source>, route: &LogRoute) -> bool {
-        let routes = self.routes();
-        let Some(followed) = routes.followed.get(&route.container).filter(|followed| followed.cell == *cell && followed.cell_path == route.cell_path)
-        else {
-            return false;
-        };
-        followed.news.send_modify(|news| {
-            news.source = Arc::clone(source);
-            news.again += 1;
-        });
-        true
+        self.routes().follow_on(cell, source, route)
     }
 
     /// The cell says that a log has grown to `size` bytes. Of a log that isn't followed, it is ignored.
@@ -127,23 +155,25 @@ impl Logs {
         }
     }
 
-    /// Waits until the node's file has all that the container wrote, `within` at most. Called before an exit is reported.
-    pub async fn drain(&self, container: &ContainerId, within: Duration) {
-        let Some(asks) = self.asks(container) else { return };
-        let (done, drained) = oneshot::channel();
-        let drained = async {
-            asks.send(Ask::Drain(done)).await.ok()?;
-            drained.await.ok()
-        };
-        if tokio::time::timeout(within, drained).await.is_err() {
+    /// Waits until the node's file has all that the container wrote, `within` at most. Called before an exit is reported. `false` if it has not, or if the log isn't followed.
+    pub async fn drain(&self, container: &ContainerId, within: Duration) -> bool {
+        tokio::time::timeout(within, self.whole(container)).await.unwrap_or_else(|_| {
             tracing::warn!(%container, seconds = within.as_secs(), "the log of a container is not whole on the node in time");
-        }
+            false
+        })
+    }
+
+    /// Waits until the node's file has all that the container wrote; `false` if the log isn't followed, or not any more.
+    pub async fn whole(&self, container: &ContainerId) -> bool {
+        let Some(asks) = self.asks(container) else { return false };
+        let (done, drained) = oneshot::channel();
+        asks.send(Ask::Drain(done)).await.is_ok() && drained.await.is_ok()
     }
 
     /// `ReopenContainerLog`: flushes, makes the file anew, and returns the position at which it begins, which the caller keeps before it answers.
     ///
     /// NOT_FOUND if the container's log isn't followed, INTERNAL if the new file can't be made: the old one then goes on.
-    pub async fn reopen(&self, container: &ContainerId) -> Result<u64, Status> {
+    pub async fn reopen(&self, container: &ContainerId) -> Result<i64, Status> {
         let asks = self.asks(container).ok_or_else(|| Status::not_found(format!("the log of container {container} is not followed")))?;
         let (done, reopened) = oneshot::channel();
         let ended = || Status::aborted(format!("the log of container {container} is followed no more"));
@@ -169,6 +199,10 @@ impl Logs {
     fn routes(&self) -> MutexGuard<'_, Routes> {
         self.routes.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+fn unusable(route: &LogRoute, error: &std::io::Error) -> Status {
+    Status::internal(format!("log file {} of container {}: {error}", route.node_path.display(), route.container))
 }
 
 impl fmt::Debug for Logs {

@@ -6,8 +6,29 @@ use async_trait::async_trait;
 use serde::{Deserialize, Serialize};
 
 use super::id::CellId;
+use crate::config::ProviderKind;
 
 pub mod netns;
+
+/// What of a cell does not reach the node. A pod is given no right in its cell that its provider does not keep there.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Isolation {
+    /// The provider's name, for errors.
+    pub provider: &'static str,
+    /// A privileged process stays in its cell: the kernel and the devices that it has power over are the cell's own.
+    pub privileges: bool,
+    /// The users of a cell are none of the node's: who is root in a cell is nobody on the node.
+    pub users: bool,
+}
+
+impl Isolation {
+    /// As this kind of provider declares it.
+    pub fn of(provider: ProviderKind) -> Self {
+        match provider {
+            ProviderKind::Netns => netns::ISOLATION,
+        }
+    }
+}
 
 /// A provider's name of an instance.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -149,6 +170,8 @@ impl ProviderError {
 /// What makes and destroys cells. All calls may be repeated; each bounds its own time.
 #[async_trait]
 pub trait Provider: fmt::Debug + Send + Sync + 'static {
+    /// What of its cells does not reach the node.
+    fn isolation(&self) -> Isolation;
     /// Makes the instance of a cell. With the token of an earlier launch it returns what that one made.
     async fn launch(&self, spec: &LaunchSpec, token: &str) -> Result<Instance, ProviderError>;
     /// Gives an instance the pod's network, and returns its addresses, the pod's first. Again it returns the same.

@@ -19,11 +19,11 @@ use super::{
     id::{CellId, ContainerId, SandboxId},
     images::Images,
     logs::Logs,
+    resolver::Resolver,
     store::{Store, StoreError},
     streaming::Streaming,
     volumes::Volumes,
 };
-use crate::config::Policy;
 
 mod abandon;
 mod calls;
@@ -46,6 +46,8 @@ mod restore;
 mod restored;
 mod rewrite;
 mod run_sandbox;
+mod seccomp;
+mod settle;
 mod snapshot;
 mod start_container;
 mod stop_container;
@@ -75,8 +77,8 @@ pub struct Parts {
     pub logs: Arc<Logs>,
     /// Exec, attach and port-forward.
     pub streaming: Arc<Streaming>,
-    /// What a pod may not ask for.
-    pub policy: Policy,
+    /// What becomes of pods that ask for what is the node's.
+    pub rules: policy::Rules,
     /// How long a sandbox is kept that was made for a caller who was gone, and that nobody has asked for since.
     pub adopt_within: Duration,
 }
@@ -98,6 +100,14 @@ struct SandboxKey {
 /// A container's name: no two may be there with the same one.
 type ContainerKey = (SandboxId, String, u32);
 
+/// What is done for a cell until it is let go.
+#[derive(Debug, Default)]
+struct Watched {
+    end: CancellationToken,
+    /// Its name servers are asked.
+    resolves: bool,
+}
+
 /// The verbs.
 #[derive(Debug)]
 pub struct Verbs {
@@ -110,7 +120,9 @@ pub struct Verbs {
     /// Containers whose end is being recorded.
     ending: Mutex<HashSet<ContainerId>>,
     /// Cells that are watched.
-    watched: Mutex<HashMap<CellId, CancellationToken>>,
+    watched: Mutex<HashMap<CellId, Watched>>,
+    /// Asks name servers of the node for cells.
+    resolver: Resolver,
     tasks: TaskTracker,
     stop: CancellationToken,
 }
@@ -126,6 +138,7 @@ impl Verbs {
             unclaimed: Mutex::default(),
             ending: Mutex::default(),
             watched: Mutex::default(),
+            resolver: Resolver::default(),
             tasks: TaskTracker::new(),
             stop: CancellationToken::new(),
         });

@@ -34,6 +34,7 @@ mod prepare;
 mod reader;
 mod sources;
 mod subpath;
+pub mod support;
 #[cfg(test)]
 mod tests;
 mod tree;

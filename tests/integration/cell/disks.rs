@@ -13,16 +13,16 @@ use redb::TableDefinition;
 use super::{WAIT, ends_without_a_trace, is_ready, leaves_nothing, options, pod};
 
 /// A tmpfs, unmounted when it is dropped.
-struct Disk(PathBuf);
+pub(super) struct Disk(PathBuf);
 
 impl Disk {
-    fn mount(path: &Path, options: &str) -> Self {
+    pub(super) fn mount(path: &Path, options: &str) -> Self {
         fs::create_dir_all(path).unwrap();
         mount(&["-t", "tmpfs", "-o", options, "tmpfs"], path);
         Self(path.to_owned())
     }
 
-    fn again(&self, options: &str) {
+    pub(super) fn again(&self, options: &str) {
         mount(&["-o", &format!("remount,{options}")], &self.0);
     }
 

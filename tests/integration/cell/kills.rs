@@ -19,19 +19,32 @@ const JITTER: [u64; 6] = [1_500_000, 500_000, 200_000, 100_000, 300_000, 50_000]
 /// What the pod's container writes first.
 const FIRST: &str = "line 1";
 
-/// Moments, from a seed that is printed; `SEED` in the environment sets it.
-struct Moments(u64);
+/// What is chosen when nobody says otherwise: the same in each run.
+const SEED: u64 = 20_261_122;
+
+/// Choices and moments, from a seed that is printed. `SEED` in the environment says another one, or `random`.
+#[derive(Clone)]
+pub(super) struct Moments(u64);
 
 impl Moments {
-    fn new() -> Self {
-        let given = std::env::var("SEED").ok().and_then(|seed| seed.parse().ok());
-        let seed = given.unwrap_or_else(|| SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap().as_micros() as u64);
+    pub(super) fn new() -> Self {
+        let seed = match std::env::var("SEED").as_deref() {
+            Ok("random") => SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap().as_micros() as u64,
+            Ok(seed) => seed.parse().expect("SEED is a number or `random`"),
+            Err(_) => SEED,
+        };
         eprintln!("SEED={seed}");
-        Self(seed | 1)
+        Self::of(seed)
+    }
+
+    /// Those of a seed.
+    pub(super) fn of(seed: u64) -> Self {
+        // Neighbouring seeds have nothing in common.
+        Self(seed.wrapping_add(1).wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1)
     }
 
     /// xorshift64.
-    fn next(&mut self, below: u64) -> u64 {
+    pub(super) fn next(&mut self, below: u64) -> u64 {
         self.0 ^= self.0 << 13;
         self.0 ^= self.0 >> 7;
         self.0 ^= self.0 << 17;
@@ -83,8 +96,8 @@ async fn bring_up(kubelet: &mut Kubelet, spec: &Pod) -> Result<RunningPod, Statu
     let listed = kubelet.containers().await?;
     let of_pod = || listed.iter().filter(|container| container.pod_sandbox_id == sandbox);
     let there = of_pod().find(|container| container.state() == cri::ContainerState::ContainerRunning);
-    // One whose start was cut short reads EXITED, as when a kubelet's own call to containerd is cut: the next attempt follows.
-    let attempt = of_pod().filter(|container| container.state() == cri::ContainerState::ContainerExited).count() as u32;
+    // For one that reads CREATED or EXITED a kubelet makes the next attempt.
+    let attempt = of_pod().filter_map(|container| container.metadata.as_ref()).map(|metadata| metadata.attempt + 1).max().unwrap_or(0);
     let container = match there {
         Some(there) => {
             let log = PathBuf::from(kubelet.container_status(&there.id).await?.log_path);
@@ -101,7 +114,7 @@ async fn bring_up(kubelet: &mut Kubelet, spec: &Pod) -> Result<RunningPod, Statu
 }
 
 /// Tries as a kubelet does, round after round.
-async fn again<T, F: Future<Output = Result<T, Status>>>(what: &str, mut attempt: impl FnMut() -> F) -> T {
+pub(super) async fn again<T, F: Future<Output = Result<T, Status>>>(what: &str, mut attempt: impl FnMut() -> F) -> T {
     let mut last = String::new();
     let begun = std::time::Instant::now();
     while begun.elapsed() < LIMIT {
@@ -115,7 +128,7 @@ async fn again<T, F: Future<Output = Result<T, Status>>>(what: &str, mut attempt
 }
 
 /// Stops and removes all sandboxes of a pod that are listed.
-async fn clear(kubelet: Kubelet, uid: String) -> Result<(), Status> {
+pub(super) async fn clear(kubelet: Kubelet, uid: String) -> Result<(), Status> {
     let mut kubelet = kubelet;
     let listed = kubelet.sandboxes().await?;
     for sandbox in listed.into_iter().filter(|sandbox| sandbox.metadata.as_ref().is_some_and(|metadata| metadata.uid == uid)) {
@@ -126,7 +139,7 @@ async fn clear(kubelet: Kubelet, uid: String) -> Result<(), Status> {
 }
 
 /// The addresses that the node's network has given away.
-fn addresses(node: &Node) -> Vec<String> {
+pub(super) fn addresses(node: &Node) -> Vec<String> {
     let dir = node.directory().join("cni/state").join(node.name());
     let entries = std::fs::read_dir(dir).into_iter().flatten().flatten();
     entries.map(|entry| entry.file_name().to_string_lossy().into_owned()).filter(|name| name.starts_with("10.")).collect()

@@ -81,6 +81,43 @@ async fn a_restarted_containers_old_log_stays() {
 }
 
 #[tokio::test]
+async fn a_log_goes_on_after_what_its_file_had_before() {
+    const BEFORE: &str =
+        "2026-01-01T00:00:00.000000000Z stdout F of a container that had this name before, and wrote more than the next one does at first\n";
+    let node = Node::start().await;
+    let mut kiyot = Kiyot::start(&node, options()).await;
+    for in_cell in [false, true] {
+        let mut kubelet = kiyot.kubelet().await;
+        let script = "echo line 1; until [ -e /tmp/go ]; do sleep 0.05; done; echo line 2; sleep 1000";
+        let spec = if in_cell { pod("again", script) } else { Pod::new("again").container(Container::script("main", script)) };
+        let config = kubelet.prepare(&spec);
+        let sandbox = kubelet.run_sandbox(&config, "").await.unwrap();
+        let mut running = kubelet.running(&spec, config, sandbox);
+        let file = kubelet.log_directory(&spec).join("main/0.log");
+        fs::create_dir_all(file.parent().unwrap()).unwrap();
+        fs::write(&file, BEFORE).unwrap();
+        let main = kubelet.create_container(&running, &spec.containers[0], 0).await.unwrap();
+        assert_eq!(main.log, file);
+        kubelet.start_container(&main.id).await.unwrap();
+        running.containers.insert("main".to_owned(), main.clone());
+        kubelet.logged(&main, "line 1").await;
+        if in_cell {
+            kiyot.kill9();
+            kiyot.start_again().await;
+            kubelet = kiyot.kubelet().await;
+        }
+        wait_until("it is let go", LIMIT, async || kubelet.exec_sync(&main.id, &["touch", "/tmp/go"]).await.ok()).await;
+        kubelet.logged(&main, "line 2").await;
+        let all = fs::read_to_string(&file).unwrap();
+        let log = all.strip_prefix(BEFORE).expect("what was there stays");
+        let texts: Vec<_> = LogLine::parse_all(log.as_bytes()).into_iter().map(|line| line.text).collect();
+        assert_eq!(texts, ["line 1", "line 2"], "in a cell: {in_cell}");
+        kubelet.stop_and_remove(&running).await.unwrap();
+    }
+    assert_eq!(kiyot.cells(), Vec::<String>::new());
+}
+
+#[tokio::test]
 async fn rotation_under_load_loses_nothing() {
     const LINES: usize = 60_000;
     const ROTATIONS: usize = 5;

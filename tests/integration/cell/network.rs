@@ -31,13 +31,13 @@ fn server(name: &str, host_port: i32) -> Pod {
 }
 
 /// An address of the node: that of the bridge that the pod is on.
-fn of_node(pod: &str) -> String {
+pub(super) fn of_node(pod: &str) -> String {
     let (network, _) = pod.rsplit_once('.').unwrap();
     format!("{network}.1")
 }
 
 /// What the server at a port answers to the node.
-fn page(address: &str, port: i32) -> std::io::Result<String> {
+pub(super) fn page(address: &str, port: i32) -> std::io::Result<String> {
     let mut stream = connection(address, port)?;
     stream.set_read_timeout(Some(LIMIT))?;
     stream.write_all(b"GET / HTTP/1.0\r\n\r\n")?;
@@ -78,7 +78,7 @@ async fn ports_lead_to_the_cell(kubelet: &mut Kubelet, kiyot: &Kiyot<'_>, runnin
 }
 
 /// Does something in a cell's network.
-fn in_cell<T: Send + 'static>(cell: &str, work: impl FnOnce() -> T + Send + 'static) -> T {
+pub(super) fn in_cell<T: Send + 'static>(cell: &str, work: impl FnOnce() -> T + Send + 'static) -> T {
     let namespace = fs::File::open(format!("/run/netns/kiyot-{cell}")).unwrap();
     let thread = std::thread::spawn(move || {
         // Of this thread alone.
@@ -124,10 +124,7 @@ async fn a_port_of_the_node_leads_to_the_cell_and_is_freed_with_it() {
 #[tokio::test]
 async fn without_a_plugin_for_ports_the_rules_are_ours() {
     let node = Node::start().await;
-    let conflist = node.cni_configuration().join("10-test.conflist");
-    let mut network: serde_json::Value = serde_json::from_slice(&fs::read(&conflist).unwrap()).unwrap();
-    network["plugins"].as_array_mut().unwrap().truncate(1);
-    fs::write(&conflist, network.to_string()).unwrap();
+    without_port_plugin(&node, |_| {});
     let mut kiyot = Kiyot::start(&node, options()).await;
     let mut kubelet = kiyot.kubelet().await;
     let running = kubelet.run_pod(&server("plain", 18081)).await.unwrap();
@@ -143,6 +140,74 @@ async fn without_a_plugin_for_ports_the_rules_are_ours() {
     assert!(kiyot.stop().await.success());
     drop(kiyot);
     leaves_nothing(node);
+}
+
+/// Leaves the node's network with its first plugin: none maps ports.
+fn without_port_plugin(node: &Node, change: impl FnOnce(&mut serde_json::Value)) {
+    let conflist = node.cni_configuration().join("10-test.conflist");
+    let mut network: serde_json::Value = serde_json::from_slice(&fs::read(&conflist).unwrap()).unwrap();
+    network["plugins"].as_array_mut().unwrap().truncate(1);
+    change(&mut network["plugins"][0]);
+    fs::write(&conflist, network.to_string()).unwrap();
+}
+
+#[tokio::test]
+async fn a_flow_that_began_before_its_port_was_mapped_gets_to_the_cell() {
+    let node = Node::start().await;
+    without_port_plugin(&node, |_| {});
+    let kiyot = Kiyot::start(&node, options()).await;
+    let mut kubelet = kiyot.kubelet().await;
+    // It makes the bridge, whose address is the node's.
+    let first = kubelet.run_pod(&pod("first", WAIT)).await.unwrap();
+    let earlier = kiyot.cells();
+    let gateway = of_node(&address(&mut kubelet, &first.sandbox).await);
+    let client = UdpSocket::bind("0.0.0.0:0").unwrap();
+    let say = || client.send_to(b"said", (gateway.as_str(), 18084));
+    // Nobody listens: what the kernel remembers is where it went.
+    say().unwrap();
+
+    let mut spec = pod("late", WAIT);
+    spec.ports = vec![port(cri::Protocol::Udp, 18084, 9000)];
+    let running = kubelet.run_pod(&spec).await.unwrap();
+    let cell = kiyot.cells().into_iter().find(|cell| !earlier.contains(cell)).unwrap();
+    let socket = in_cell(&cell, || UdpSocket::bind("0.0.0.0:9000").unwrap());
+    socket.set_nonblocking(true).unwrap();
+    let mut heard = [0; 16];
+    wait_until("what is said gets to the cell", LIMIT, async || {
+        // It may still be told that nobody listened before.
+        let _refused = say();
+        socket.recv(&mut heard).ok()
+    })
+    .await;
+    assert_eq!(&heard[..4], b"said");
+    kubelet.stop_and_remove(&first).await.unwrap();
+    ends_without_a_trace(&mut kubelet, &kiyot, &running).await;
+}
+
+#[tokio::test]
+async fn ports_lead_to_addresses_of_both_families() {
+    let node = Node::start().await;
+    let mut gateway = String::new();
+    without_port_plugin(&node, |bridge| {
+        let subnet = bridge["ipam"]["ranges"][0][0]["subnet"].as_str().unwrap().to_owned();
+        let number = subnet.split('.').nth(2).unwrap();
+        gateway = format!("fd00:88:{number}::1");
+        let ranges = bridge["ipam"]["ranges"].as_array_mut().unwrap();
+        ranges.push(serde_json::json!([{ "subnet": format!("fd00:88:{number}::/64"), "gateway": gateway }]));
+    });
+    fs::write("/proc/sys/net/ipv6/conf/all/forwarding", "1").unwrap();
+    let kiyot = Kiyot::start(&node, options()).await;
+    let mut kubelet = kiyot.kubelet().await;
+    let running = kubelet.run_pod(&server("dual", 18085)).await.unwrap();
+    let cell = kiyot.cells().remove(0);
+    let status = kubelet.sandbox_status(&running.sandbox).await.unwrap().network.unwrap();
+    assert!(status.additional_ips[0].ip.starts_with("fd00:88:"), "{status:?}");
+    wait_until("the port of the address of IPv6 answers", LIMIT, async || page(&gateway, 18085).ok().filter(|page| page.ends_with("served\n"))).await;
+    ports_lead_to_the_cell(&mut kubelet, &kiyot, &running, 18085).await;
+    let of_6 = || kiyot_testkit::output("ip6tables-save", &["-t", "nat"]).unwrap();
+    assert!(of_6().contains(&cell) && rules().contains(&cell));
+    ends_without_a_trace(&mut kubelet, &kiyot, &running).await;
+    assert!(!of_6().contains(&cell) && !rules().contains(&cell));
 }
 
 #[tokio::test]

@@ -1,11 +1,16 @@
 //! What writes, carries and keeps logs is killed again and again.
 
-use kiyot_testkit::{Kiyot, Kubelet, LIMIT, Node, RunningContainer, wait_until};
+use std::io::{Read, Seek, SeekFrom};
+
+use kiyot_testkit::{Kiyot, Kubelet, LIMIT, LogLine, Node, RunningContainer, cri, wait_until};
 
 use super::{
+    WAIT,
+    disks::Disk,
     ends_without_a_trace,
     faults::{kill9, processes},
-    options, pod,
+    leaves_nothing, options, pod,
+    stops::freeze,
 };
 
 /// Lines in all; `LOG_LINES` in the environment says another number.
@@ -18,6 +23,17 @@ fn length(container: &RunningContainer) -> u64 {
     std::fs::metadata(&container.log).map_or(0, |metadata| metadata.len())
 }
 
+/// The text of the last line that is whole, without a look at all of them.
+fn last_line(container: &RunningContainer) -> Option<String> {
+    let mut file = std::fs::File::open(&container.log).ok()?;
+    file.seek(SeekFrom::Start(length(container).saturating_sub(4096))).ok()?;
+    let mut tail = Vec::new();
+    file.read_to_end(&mut tail).ok()?;
+    let lines = tail.strip_suffix(b"\n")?;
+    let last = lines.rsplit(|byte| *byte == b'\n').next()?;
+    LogLine::parse_all(&[last, b"\n"].concat()).pop().map(|line| line.text)
+}
+
 /// Lets the container write its next part.
 async fn release(kubelet: &mut Kubelet, container: &RunningContainer, block: usize) {
     let file = format!("/tmp/go{block}");
@@ -28,6 +44,7 @@ async fn release(kubelet: &mut Kubelet, container: &RunningContainer, block: usi
 async fn no_line_is_lost_or_doubled_by_kills() {
     let lines = std::env::var("LOG_LINES").ok().and_then(|lines| lines.parse().ok()).unwrap_or(LINES);
     let block = lines / BLOCKS;
+    let limit = LIMIT * u32::try_from(lines.div_ceil(LINES)).unwrap();
     let node = if lines > LINES { Node::start_for_long().await } else { Node::start().await };
     let mut kiyot = Kiyot::start(&node, options()).await;
     let mut kubelet = kiyot.kubelet().await;
@@ -41,9 +58,12 @@ async fn no_line_is_lost_or_doubled_by_kills() {
     for part in 0..BLOCKS {
         let before = length(&main);
         release(&mut kubelet, &main, part).await;
-        // In the middle of a part, the daemon or the agent is killed.
+        // In the middle of a part, the daemon or the agent is killed, and in some the node's containerd.
         let middle = before + 20 * block as u64;
-        wait_until("the part is half here", LIMIT, async || (length(&main) >= middle).then_some(())).await;
+        wait_until("the part is half here", limit, async || (length(&main) >= middle).then_some(())).await;
+        if part % 4 == 1 {
+            node.kill_containerd();
+        }
         if part % 2 == 0 {
             kiyot.kill9();
             kiyot.start_again().await;
@@ -52,7 +72,10 @@ async fn no_line_is_lost_or_doubled_by_kills() {
             kill9(&processes(&["kiyot-cell", "agent", &cell]));
         }
         let last = format!("line {}", (part + 1) * block);
-        kubelet.logged(&main, &last).await;
+        wait_until(format!("{last:?} is on the node"), limit, async || (last_line(&main).as_deref() == Some(&*last)).then_some(())).await;
+        if part % 4 == 1 {
+            node.start_containerd().await;
+        }
         // Between two parts, containerd: what it has read of a container's output and has not written is lost with it, as on any node.
         kill9(&processes(&["containerd", "containerd.toml", &cell]));
     }
@@ -63,5 +86,109 @@ async fn no_line_is_lost_or_doubled_by_kills() {
     for (at, line) in all.iter().enumerate() {
         assert_eq!(line.text, format!("line {}", at + 1), "no line is lost or doubled");
     }
+    ends_without_a_trace(&mut kubelet, &kiyot, &running).await;
+}
+
+/// More than the disk of [`ended_on_a_full_disk`] has room for.
+const TOO_MANY: usize = 20_000;
+
+/// A container that has written more than there was room for on the node, and has ended.
+async fn ended_on_a_full_disk<'a>(node: &'a Node) -> (Disk, Kiyot<'a>, kiyot_testkit::RunningPod) {
+    let disk = Disk::mount(&node.pod_logs(), "size=256k");
+    let kiyot = Kiyot::start(node, options()).await;
+    let mut kubelet = kiyot.kubelet().await;
+    let script = format!("i=0; while [ $i -lt {TOO_MANY} ]; do i=$((i+1)); echo line $i; done; exit 3");
+    let running = kubelet.run_pod(&pod("talker", &script)).await.unwrap();
+    (disk, kiyot, running)
+}
+
+fn is_whole(kubelet: &Kubelet, container: &RunningContainer) {
+    let lines = kubelet.log_lines(container);
+    assert_eq!(lines.len(), TOO_MANY);
+    for (at, line) in lines.iter().enumerate() {
+        assert_eq!(line.text, format!("line {}", at + 1), "no line is lost or doubled");
+    }
+}
+
+#[tokio::test]
+async fn the_rest_of_an_ended_containers_log_comes_after_a_kill() {
+    let node = Node::start().await;
+    let (disk, mut kiyot, running) = ended_on_a_full_disk(&node).await;
+    let mut kubelet = kiyot.kubelet().await;
+    let main = running.container("main").clone();
+    // It reads EXITED although its log is not whole: a full disk must not keep the pod from its end.
+    assert_eq!(kubelet.exited(&main.id).await.exit_code, 3);
+    assert!(kubelet.log_lines(&main).len() < TOO_MANY);
+    kiyot.kill9();
+    kiyot.start_again().await;
+    disk.again("size=64m");
+    let kubelet_now = kiyot.kubelet().await;
+    kubelet_now.logged(&main, &format!("line {TOO_MANY}")).await;
+    is_whole(&kubelet_now, &main);
+    // It is whole now, and that is known: a file that the kubelet removes does not come again.
+    std::fs::remove_file(&main.log).unwrap();
+    kiyot.kill9();
+    kiyot.start_again().await;
+    let mut kubelet = kiyot.kubelet().await;
+    wait_until("the cell is back", LIMIT, async || cell_answers(&mut kubelet, &running).await).await;
+    assert!(!main.log.exists());
+    ends_without_a_trace(&mut kubelet, &kiyot, &running).await;
+    drop(kiyot);
+    drop(disk);
+    leaves_nothing(node);
+}
+
+/// Whether the pod's cell takes calls: another attempt can be made and started.
+async fn cell_answers(kubelet: &mut Kubelet, running: &kiyot_testkit::RunningPod) -> Option<()> {
+    let mut second = running.spec.containers[0].clone();
+    second.name = "second".to_owned();
+    kubelet.create_container(running, &second, 0).await.ok().map(drop)
+}
+
+#[tokio::test]
+async fn the_rest_of_an_ended_containers_log_comes_before_its_pod_reads_stopped() {
+    let node = Node::start().await;
+    let (disk, mut kiyot, running) = ended_on_a_full_disk(&node).await;
+    let mut kubelet = kiyot.kubelet().await;
+    let main = running.container("main").clone();
+    assert_eq!(kubelet.exited(&main.id).await.exit_code, 3);
+    kiyot.kill9();
+    disk.again("size=64m");
+    kiyot.start_again().await;
+    let mut kubelet = kiyot.kubelet().await;
+    wait_until("the cell is back", LIMIT, async || cell_answers(&mut kubelet, &running).await).await;
+    kubelet.runtime.stop_pod_sandbox(cri::StopPodSandboxRequest { pod_sandbox_id: running.sandbox.clone() }).await.unwrap();
+    is_whole(&kubelet, &main);
+    ends_without_a_trace(&mut kubelet, &kiyot, &running).await;
+    drop(kiyot);
+    drop(disk);
+    leaves_nothing(node);
+}
+
+#[tokio::test]
+async fn an_exit_that_a_killed_daemon_was_not_told_comes_with_its_whole_log() {
+    let node = Node::start().await;
+    let mut kiyot = Kiyot::start(&node, options()).await;
+    let mut kubelet = kiyot.kubelet().await;
+    let script = format!("until [ -e /tmp/go ]; do sleep 0.05; done; i=0; while [ $i -lt {TOO_MANY} ]; do i=$((i+1)); echo line $i; done; exit 3");
+    let spec = pod("talker", &script).container(kiyot_testkit::Container::script("other", WAIT));
+    let running = kubelet.run_pod(&spec).await.unwrap();
+    let main = running.container("main").clone();
+    let cell = kiyot.cells().remove(0);
+    kubelet.exec_sync(&main.id, &["touch", "/tmp/go"]).await.unwrap();
+    wait_until("some of it is here", LIMIT, async || (length(&main) > 0).then_some(())).await;
+    let agent = processes(&["kiyot-cell", "agent", &cell]);
+    freeze(&agent);
+    kiyot.kill9();
+    // Its program is `sh -c` with the loop in it; the cell's shim sees it end, and nobody can say so.
+    wait_until("the container has ended", LIMIT, async || processes(&["until [ -e /tmp/go ]"]).is_empty().then_some(())).await;
+    kiyot.start_again().await;
+    let mut kubelet = kiyot.kubelet().await;
+    assert_eq!(kubelet.container_status(&main.id).await.unwrap().state(), cri::ContainerState::ContainerRunning, "nobody has said otherwise");
+    for pid in agent {
+        std::process::Command::new("kill").args(["-CONT", &pid]).status().unwrap();
+    }
+    assert_eq!(kubelet.exited(&main.id).await.exit_code, 3);
+    is_whole(&kubelet, &main);
     ends_without_a_trace(&mut kubelet, &kiyot, &running).await;
 }

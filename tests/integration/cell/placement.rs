@@ -28,7 +28,7 @@ async fn end(kubelet: &mut Kubelet, pods: &[RunningPod]) {
 #[tokio::test]
 async fn a_pod_that_needs_the_node_stays_there_if_the_policy_says_so() {
     let node = Node::start().await;
-    let policy = "[backends.milpa.policy]\nhost_namespaces = \"keep-local\"\nprivileged = \"keep-local\"\n";
+    let policy = "[backends.milpa.policy]\nhost_pid = \"keep-local\"\nhost_network = \"keep-local\"\nprivileged = \"keep-local\"\n";
     let kiyot = Kiyot::start(&node, KiyotOptions { sections: policy.to_owned(), ..options() }).await;
     let mut kubelet = kiyot.kubelet().await;
     let (mut in_pids, mut on_network, mut mighty) = (plain("in-pids").in_cell(), plain("on-network").in_cell(), plain("mighty").in_cell());
@@ -37,8 +37,8 @@ async fn a_pod_that_needs_the_node_stays_there_if_the_policy_says_so() {
     mighty.containers[0].privileged = true;
     let mut running = Vec::new();
     for (pod, why) in [
-        (&in_pids, "asks for the node's processes (hostPID), and policy.host_namespaces is"),
-        (&on_network, "asks for the node's network (hostNetwork), and policy.host_namespaces is"),
+        (&in_pids, "asks for the node's processes (hostPID), and policy.host_pid is"),
+        (&on_network, "asks for the node's network (hostNetwork), and policy.host_network is"),
         (&mighty, "has a privileged container, and policy.privileged is"),
     ] {
         let config = kubelet.prepare(pod);

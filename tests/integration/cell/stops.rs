@@ -12,7 +12,7 @@ use super::{
 };
 
 /// Stops processes, as a debugger or a swapping machine does.
-fn freeze(pids: &[String]) {
+pub(super) fn freeze(pids: &[String]) {
     assert!(!pids.is_empty(), "there is something to freeze");
     for pid in pids {
         let _ = std::process::Command::new("kill").args(["-STOP", pid]).status();
@@ -20,7 +20,7 @@ fn freeze(pids: &[String]) {
 }
 
 /// All processes of a cell: those in its namespaces too, whatever their command lines say.
-fn all_of(cell: &str) -> Vec<String> {
+pub(super) fn all_of(cell: &str) -> Vec<String> {
     let network = |pid: &str| fs::read_link(format!("/proc/{pid}/ns/net")).ok();
     let agent = processes(&["kiyot-cell", "agent", cell]).remove(0);
     let own = network(&agent);

@@ -1,10 +1,11 @@
 //! What pods in cells use, as the kubelet reads it.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, HashMap};
 
-use kiyot_testkit::{Container, Kiyot, Kubelet, LIMIT, Node, Pod, cri, wait_until};
+use kiyot_testkit::{Container, Kiyot, KiyotOptions, Kubelet, LIMIT, Node, Pod, cri, wait_until};
+use prost::Message;
 
-use super::{WAIT, address, ends_without_a_trace, options, pod};
+use super::{WAIT, address, ends_without_a_trace, events::PlayedNode, options, pod};
 
 /// Keeps a processor busy now and then, has some memory, writes a file of 3 MiB.
 const BUSY: &str = "head -c 3145728 /dev/zero > /written; sleep 1000 & trap 'exit 0' TERM; while :; do i=0; while [ $i -lt 1000 ]; do i=$((i+1)); done; sleep 0.1; done";
@@ -76,6 +77,82 @@ async fn usage_is_told_with_whose_it_is() {
     assert_eq!(list_sandboxes(&mut kubelet, None).await.len(), 1);
     ends_without_a_trace(&mut kubelet, &kiyot, &running).await;
     assert_eq!((list(&mut kubelet, None).await, list_sandboxes(&mut kubelet, None).await), (Vec::new(), Vec::new()));
+}
+
+#[tokio::test]
+async fn usage_is_listed_as_soon_as_a_start_is_answered() {
+    let node = Node::start().await;
+    let kiyot = Kiyot::start(&node, options()).await;
+    let mut kubelet = kiyot.kubelet().await;
+    let running = kubelet.run_pod(&pod("soon", WAIT)).await.unwrap();
+    for attempt in 0..5 {
+        let more = Container::script("more", WAIT);
+        let id = kubelet.create_container_with(&running, &more, attempt, |_| {}).await.unwrap().id;
+        kubelet.start_container(&id).await.unwrap();
+        let filter = cri::ContainerStatsFilter { id: id.clone(), ..Default::default() };
+        let stats = list(&mut kubelet, Some(filter)).await.pop().expect("it is listed at once");
+        assert_eq!(stats.attributes.unwrap().id, id);
+        assert!(stats.cpu.unwrap().timestamp > 0 && stats.memory.unwrap().timestamp > 0);
+        assert!(ids(&list(&mut kubelet, None).await).contains(id.as_str()));
+    }
+    ends_without_a_trace(&mut kubelet, &kiyot, &running).await;
+}
+
+/// As the node describes them; containerd 1.6 has no metrics, so there are none of cells.
+#[tokio::test]
+async fn metrics_of_cells_are_told_as_the_node_describes_them() {
+    let node = Node::start().await;
+    let keys = |keys: &[&str]| keys.iter().map(|&key| key.to_owned()).collect();
+    let descriptors = vec![
+        cri::MetricDescriptor {
+            name: "container_memory_working_set_bytes".to_owned(),
+            label_keys: keys(&["pod", "id", "image"]),
+            ..Default::default()
+        },
+        cri::MetricDescriptor {
+            name: "container_network_receive_bytes_total".to_owned(),
+            label_keys: keys(&["id", "interface"]),
+            ..Default::default()
+        },
+    ];
+    let of_node = cri::PodSandboxMetrics { pod_sandbox_id: "of the node".to_owned(), ..Default::default() };
+    let answers = HashMap::from([
+        ("/runtime.v1.RuntimeService/ListMetricDescriptors", cri::ListMetricDescriptorsResponse { descriptors }.encode_to_vec()),
+        (
+            "/runtime.v1.RuntimeService/ListPodSandboxMetrics",
+            cri::ListPodSandboxMetricsResponse { pod_metrics: vec![of_node.clone()] }.encode_to_vec(),
+        ),
+    ]);
+    let played = PlayedNode::before(&node, answers);
+    let mut kiyot = Kiyot::start(&node, KiyotOptions { containerd: Some(played.socket.clone()), ..options() }).await;
+    let mut kubelet = kiyot.kubelet().await;
+    let running = kubelet.run_pod(&pod("measured", WAIT)).await.unwrap();
+    let main = running.container("main");
+    let metrics = async |kubelet: &mut Kubelet| kubelet.runtime.list_pod_sandbox_metrics(cri::ListPodSandboxMetricsRequest {}).await;
+    let (of_pod, of_container) = wait_until("the metrics of a cell's pod are told", LIMIT, async || {
+        let told = metrics(&mut kubelet).await.unwrap().into_inner().pod_metrics;
+        assert_eq!(told[0], of_node);
+        let ours = told.into_iter().nth(1)?;
+        assert_eq!(ours.pod_sandbox_id, running.sandbox);
+        let of_container = ours.container_metrics.into_iter().next()?;
+        assert_eq!(of_container.container_id, main.id);
+        Some((ours.metrics.into_iter().next()?, of_container.metrics.into_iter().next()?))
+    })
+    .await;
+    let image = main.config.image.clone().unwrap().user_specified_image;
+    assert_eq!((&*of_container.name, of_container.metric_type()), ("container_memory_working_set_bytes", cri::MetricType::Gauge));
+    assert_eq!(of_container.label_values, ["measured", &main.id, &image]);
+    assert!(value(of_container.value) > 0 && of_container.timestamp > 0);
+    assert_eq!((&*of_pod.name, of_pod.metric_type()), ("container_network_receive_bytes_total", cri::MetricType::Counter));
+    assert_eq!(of_pod.label_values, [running.sandbox.as_str(), "eth0"]);
+    ends_without_a_trace(&mut kubelet, &kiyot, &running).await;
+    kiyot.stop().await;
+    drop(kiyot);
+
+    let kiyot = Kiyot::start(&node, options()).await;
+    let own = metrics(&mut node.kubelet(&node.socket()).await.unwrap()).await.map(tonic::Response::into_inner).map_err(|status| status.code());
+    let ours = metrics(&mut kiyot.kubelet().await).await.map(tonic::Response::into_inner).map_err(|status| status.code());
+    assert_eq!(own, ours);
 }
 
 #[tokio::test]

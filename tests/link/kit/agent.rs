@@ -53,6 +53,8 @@ impl agent_server::Agent for TestAgent {
     type WatchStream = Parts<Event>;
     type ReadLogStream = Parts<LogPart>;
     type TunnelStream = Parts<TunnelPart>;
+    type ResolveStream = Parts<NameQuery>;
+    type WatchPullsStream = Parts<PullNews>;
 
     async fn hello(&self, _: Request<HelloRequest>) -> Answer<HelloReply> {
         let info = self.info.clone().unwrap();
@@ -105,6 +107,10 @@ impl agent_server::Agent for TestAgent {
         Err(Status::not_found("no such log"))
     }
 
+    async fn resolve(&self, _: Request<Streaming<NameAnswer>>) -> Answer<Self::ResolveStream> {
+        Err(Status::unimplemented("resolve"))
+    }
+
     async fn tunnel(&self, request: Request<Streaming<TunnelPart>>) -> Answer<Self::TunnelStream> {
         Ok(Response::new(Box::pin(request.into_inner())))
     }
@@ -118,6 +124,10 @@ impl agent_server::Agent for TestAgent {
     }
 
     async fn put_image(&self, _: Request<PutImageRequest>) -> Answer<PutImageReply> {
+        Err(Status::unimplemented("not here"))
+    }
+
+    async fn watch_pulls(&self, _: Request<WatchPullsRequest>) -> Answer<Self::WatchPullsStream> {
         Err(Status::unimplemented("not here"))
     }
 

@@ -1,6 +1,9 @@
 //! The agent's side by hand, for what a well-behaved agent does not do.
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    sync::Arc,
+    time::{Duration, SystemTime},
+};
 
 use kiyot::backends::milpa::{
     gateway::ca::{Ca, ProvenKey},
@@ -72,7 +75,7 @@ impl ByHand {
 
     /// A certificate without enrolment.
     pub(crate) fn certified_by(&self, ca: &Ca, cell: &CellId, lifetime: Duration) -> Vec<u8> {
-        ca.certify(cell, &ProvenKey::from_request(&self.request()).unwrap(), lifetime).unwrap()
+        ca.certify(SystemTime::now(), cell, &ProvenKey::from_request(&self.request()).unwrap(), lifetime).unwrap()
     }
 
     pub(crate) fn identity(&self, certificate: Vec<u8>) -> Identity {
@@ -167,6 +170,8 @@ mod says {
                 type WatchStream = Parts<Event>;
                 type ReadLogStream = Parts<LogPart>;
                 type TunnelStream = Parts<TunnelPart>;
+                type ResolveStream = Parts<NameQuery>;
+                type WatchPullsStream = Parts<PullNews>;
                 async fn hello(&self, _: Request<HelloRequest>) -> Answer<HelloReply> {
                     Ok(Response::new(self.0.clone()))
                 }
@@ -179,6 +184,7 @@ mod says {
 
     not_here! {
         bind(BindRequest) -> BindReply;
+        resolve(Streaming<NameAnswer>) -> Parts<NameQuery>;
         open_bulk(OpenBulkRequest) -> OpenBulkReply;
         watch(WatchRequest) -> Parts<Event>;
         change_files(Streaming<FileChange>) -> ChangeFilesReply;
@@ -189,6 +195,7 @@ mod says {
         missing_blobs(MissingBlobsRequest) -> MissingBlobsReply;
         put_blob(Streaming<BlobPart>) -> PutBlobReply;
         put_image(PutImageRequest) -> PutImageReply;
+        watch_pulls(WatchPullsRequest) -> Parts<PullNews>;
         shutdown(ShutdownRequest) -> ShutdownReply;
     }
 }

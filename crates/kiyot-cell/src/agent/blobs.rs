@@ -47,6 +47,14 @@ pub fn is_digest(digest: &str) -> bool {
     of("sha256:", 64) || of("sha512:", 128)
 }
 
+/// What a blob is called while it is written begins so: a pull's are called otherwise.
+const OURS: &str = "kiyot-";
+
+/// Whether an ingest is one of a blob that the daemon sends.
+pub fn is_ours(reference: &str) -> bool {
+    reference.starts_with(OURS)
+}
+
 fn check(digest: &str) -> Result<(), Status> {
     if is_digest(digest) {
         Ok(())
@@ -86,7 +94,7 @@ pub async fn put(runtime: &Runtime, mut parts: impl Stream<Item = Result<BlobPar
         return Ok(());
     }
     let lease = lease(runtime).await?;
-    let reference = format!("kiyot-{}-{}-{}", std::process::id(), Timestamp::now().as_nanosecond(), NEXT.fetch_add(1, Ordering::Relaxed));
+    let reference = format!("{OURS}{}-{}-{}", std::process::id(), Timestamp::now().as_nanosecond(), NEXT.fetch_add(1, Ordering::Relaxed));
     let written = write(runtime, first, size, &reference, &lease, parts).await;
     match written {
         Err(status) if status.code() == Code::AlreadyExists => Ok(()),

@@ -14,15 +14,15 @@ use http_body::Body as HttpBody;
 use kiyot_link::http2::Profile;
 use kiyot_proto::cell::{
     BindReply, BindRequest, BlobPart, ChangeFilesReply, Event, FileChange, GetFileReply, GetFileRequest, HelloReply, HelloRequest, LogPart,
-    MissingBlobsReply, MissingBlobsRequest, OpenBulkReply, OpenBulkRequest, PutBlobReply, PutImageReply, PutImageRequest, ReadLogRequest,
-    ShutdownReply, ShutdownRequest, TrimLogReply, TrimLogRequest, TunnelPart, WatchRequest,
+    MissingBlobsReply, MissingBlobsRequest, NameAnswer, NameQuery, OpenBulkReply, OpenBulkRequest, PullNews, PutBlobReply, PutImageReply,
+    PutImageRequest, ReadLogRequest, ShutdownReply, ShutdownRequest, TrimLogReply, TrimLogRequest, TunnelPart, WatchPullsRequest, WatchRequest,
     agent_server::{Agent, AgentServer},
 };
 use tokio::{sync::Semaphore, task::spawn_blocking};
 use tonic::{Request, Response, Status, Streaming, body::Body};
 use tower::{BoxError, Service};
 
-use super::{AgentContext, bind, blobs, forward, logs, runtime::MESSAGE_LIMIT, shutdown, tunnel};
+use super::{AgentContext, bind, blobs, forward, logs, pulls, runtime::MESSAGE_LIMIT, shutdown, tunnel};
 use crate::home::ConnectionInfo;
 
 /// Tunnels at a time.
@@ -33,6 +33,8 @@ const _: () = assert!(TUNNELS * (Profile::BULK.stream_window as usize) <= (Profi
 pub const CHANGERS: usize = 8;
 /// Blobs that are written at a time.
 pub const BLOBS: usize = 8;
+/// Watchers of pulls at a time. The kubelet pulls one image after another, unless it is told otherwise.
+pub const PULLS: usize = 16;
 
 /// The service for one connection.
 pub fn service(context: Arc<AgentContext>, connection: ConnectionInfo) -> Dispatcher {
@@ -63,7 +65,7 @@ where
     fn call(&mut self, request: HttpRequest<B>) -> Self::Future {
         if forward::is_cri(request.uri().path()) {
             let context = Arc::clone(&self.context);
-            return Box::pin(async move { Ok(forward::forward(&context.runtime, request).await) });
+            return Box::pin(async move { Ok(forward::forward(&context.runtime, &context.uncancelled, request).await) });
         }
         Box::pin(self.agent.call(request))
     }
@@ -103,9 +105,19 @@ impl Agent for Calls {
     }
 
     async fn bind(&self, request: Request<BindRequest>) -> Result<Response<BindReply>, Status> {
-        let own = self.context.own;
-        spawn_blocking(move || bind::bind(own, request.get_ref())).await.map_err(ended)??;
+        let (own, resolver) = (self.context.own, Arc::clone(&self.context.resolver));
+        let made = spawn_blocking(move || {
+            bind::bind(own, request.get_ref())?;
+            resolver.ensure(request.get_ref().resolvers)
+        });
+        made.await.map_err(ended)??;
         Ok(Response::new(BindReply {}))
+    }
+
+    type ResolveStream = BoxStream<'static, Result<NameQuery, Status>>;
+
+    async fn resolve(&self, request: Request<Streaming<NameAnswer>>) -> Result<Response<Self::ResolveStream>, Status> {
+        Ok(Response::new(Arc::clone(&self.context.resolver).resolve(request.into_inner()).await?))
     }
 
     async fn open_bulk(&self, _: Request<OpenBulkRequest>) -> Result<Response<OpenBulkReply>, Status> {
@@ -172,6 +184,13 @@ impl Agent for Calls {
     async fn put_image(&self, request: Request<PutImageRequest>) -> Result<Response<PutImageReply>, Status> {
         blobs::name(&self.context.runtime, request.into_inner()).await?;
         Ok(Response::new(PutImageReply {}))
+    }
+
+    type WatchPullsStream = BoxStream<'static, Result<PullNews, Status>>;
+
+    async fn watch_pulls(&self, _: Request<WatchPullsRequest>) -> Result<Response<Self::WatchPullsStream>, Status> {
+        let permit = permit(&self.context.pulls, "watchers of pulls")?;
+        Ok(Response::new(pulls::watch(self.context.runtime.clone(), permit)))
     }
 
     async fn shutdown(&self, _: Request<ShutdownRequest>) -> Result<Response<ShutdownReply>, Status> {

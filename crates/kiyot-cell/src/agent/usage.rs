@@ -13,7 +13,10 @@ use kiyot_proto::{
     },
 };
 
-use super::runtime::{Runtime, within};
+use super::{
+    resolver,
+    runtime::{Runtime, within},
+};
 
 /// How long statistics may take; a heartbeat goes without them then.
 const STATISTICS: Duration = Duration::from_millis(900);
@@ -74,9 +77,10 @@ fn total(values: impl Iterator<Item = UInt64Value>) -> Option<UInt64Value> {
     values.reduce(|sum, value| UInt64Value { value: sum.value.saturating_add(value.value) })
 }
 
-/// `/proc/net/dev` as CRI has it, without the loopback. `None` for a table without interfaces.
+/// `/proc/net/dev` as CRI has it, without what no network of the pod is: the loopback, and the link to name servers. `None` for a table without interfaces.
 fn network_usage(table: &str, timestamp: i64) -> Option<NetworkUsage> {
-    let mut interfaces: Vec<_> = table.lines().filter_map(interface).filter(|interface| interface.name != "lo").take(INTERFACES).collect();
+    let of_pod = |interface: &NetworkInterfaceUsage| interface.name != "lo" && interface.name != resolver::DEVICE;
+    let mut interfaces: Vec<_> = table.lines().filter_map(interface).filter(of_pod).take(INTERFACES).collect();
     if interfaces.is_empty() {
         return None;
     }
@@ -112,6 +116,7 @@ Inter-|   Receive                                                |  Transmit
  face |bytes    packets errs drop fifo frame compressed multicast|bytes    packets errs drop fifo colls carrier compressed
     lo:     100       2    0    0    0     0          0         0      100       2    0    0    0     0       0          0
  net1:       7       1    0    0    0     0          0         0        8       1    0    0    0     0       0          0
+kiyot-dns:   7       1    0    0    0     0          0         0        8       1    0    0    0     0       0          0
   eth0:    1234      12    3    0    0     0          0         0     5678      34    5    0    0     0       0          0
 ";
 

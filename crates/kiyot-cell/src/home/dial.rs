@@ -5,6 +5,7 @@ use std::{io, sync::Arc, time::Duration};
 use kiyot_link::{
     alpn,
     bootstrap::{Bootstrap, GatewayAddress},
+    clock::Clock,
     stream::Stream,
     tls::{self, Identity},
 };
@@ -37,8 +38,10 @@ pub(super) struct Dialler {
 }
 
 impl Dialler {
-    pub(super) fn new(bootstrap: &Bootstrap, identity: Identity) -> Result<Self, DialError> {
-        Ok(Self { address: bootstrap.gateway.clone(), tls: Arc::new(tls::cell_client(&bootstrap.ca_sha256, identity).map_err(DialError::Tls)?) })
+    pub(super) fn new(bootstrap: &Bootstrap, identity: Identity, clock: &Clock) -> Result<Self, DialError> {
+        let mut tls = tls::cell_client(&bootstrap.ca_sha256, identity).map_err(DialError::Tls)?;
+        tls.time_provider = Arc::new(clock.clone());
+        Ok(Self { address: bootstrap.gateway.clone(), tls: Arc::new(tls) })
     }
 
     pub(super) async fn dial(&self, kind: ConnectionKind) -> Result<TlsStream<Stream>, DialError> {
@@ -48,8 +51,9 @@ impl Dialler {
 }
 
 /// Dials to enrol.
-pub(super) async fn to_enrol(bootstrap: &Bootstrap) -> Result<TlsStream<Stream>, DialError> {
-    let tls = tls::enrol_client(&bootstrap.ca_sha256).map_err(DialError::Tls)?;
+pub(super) async fn to_enrol(bootstrap: &Bootstrap, clock: &Clock) -> Result<TlsStream<Stream>, DialError> {
+    let mut tls = tls::enrol_client(&bootstrap.ca_sha256).map_err(DialError::Tls)?;
+    tls.time_provider = Arc::new(clock.clone());
     dial(&bootstrap.gateway, Arc::new(tls), alpn::GATEWAY_NAME).await
 }
 

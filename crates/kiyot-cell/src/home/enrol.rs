@@ -1,6 +1,6 @@
 //! Trading the token for a certificate.
 
-use kiyot_link::{bootstrap::Bootstrap, certificate::sha256, channel::Channel, connection::Connection, http2::Profile};
+use kiyot_link::{bootstrap::Bootstrap, certificate::sha256, channel::Channel, clock::Clock, connection::Connection, http2::Profile};
 use kiyot_proto::cell::{EnrolRequest, enrolment_client::EnrolmentClient};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
@@ -28,12 +28,13 @@ pub(super) async fn enrol(
     token: &str,
     keys: &Keys,
     build_id: &str,
+    clock: &Clock,
     end: &CancellationToken,
     tasks: &TaskTracker,
 ) -> Result<Vec<u8>, EnrolError> {
     let end = end.child_token();
     let _cut = end.clone().drop_guard();
-    let stream = dial::to_enrol(bootstrap).await?;
+    let stream = dial::to_enrol(bootstrap, clock).await?;
     let connection = Connection::open(stream, Profile::ENROL, &end, tasks).await.map_err(DialError::Http2)?;
     let request =
         EnrolRequest { cell: bootstrap.cell.clone(), token: token.to_owned(), csr_der: keys.request()?.into(), build_id: build_id.to_owned() };

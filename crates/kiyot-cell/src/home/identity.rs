@@ -89,21 +89,20 @@ impl Keys {
         Ok(taken)
     }
 
-    /// Whether there is a certificate that has not expired.
-    pub(super) fn is_certified(&self) -> bool {
-        self.certificate.lock().unwrap_or_else(PoisonError::into_inner).as_ref().is_some_and(|certified| certified.not_after > SystemTime::now())
+    /// Whether there is a certificate that has not ended at this time. The gateway's clock decides, and may be another.
+    pub(super) fn is_certified(&self, now: SystemTime) -> bool {
+        self.certificate.lock().unwrap_or_else(PoisonError::into_inner).as_ref().is_some_and(|certified| certified.not_after > now)
     }
 
-    /// Whether there is a certificate, be it expired: then the cell's token is spent, for this key.
+    /// Whether there is a certificate, be it one that has ended: then the cell's token is spent, for this key.
     pub(super) fn was_certified(&self) -> bool {
         self.certificate.lock().unwrap_or_else(PoisonError::into_inner).is_some()
     }
 
-    /// For TLS, unless there is no certificate or it has expired.
+    /// For TLS, unless there is no certificate.
     pub(super) fn identity(&self) -> Option<Identity> {
         let certificate = self.certificate.lock().unwrap_or_else(PoisonError::into_inner);
-        let certified = certificate.as_ref().filter(|certified| certified.not_after > SystemTime::now())?;
-        Some(Identity::new(vec![certified.der.clone()], self.key.serialize_der()))
+        certificate.as_ref().map(|certified| Identity::new(vec![certified.der.clone()], self.key.serialize_der()))
     }
 
     fn take(&self, der: &[u8]) -> bool {
@@ -152,14 +151,14 @@ mod tests {
         assert!(keys.identity().is_none());
         let later = SystemTime::now() + Duration::from_secs(3600);
         keys.keep(&certificate(&keys, "cell-b", later)).unwrap();
-        assert!(!keys.is_certified(), "another cell's certificate");
+        assert!(!keys.is_certified(SystemTime::now()), "another cell's certificate");
         keys.keep(&certificate(&keys, "cell-a", later)).unwrap();
-        assert!(keys.is_certified());
+        assert!(keys.is_certified(SystemTime::now()));
 
         let again = Keys::load_or_make(&dir, "cell-a").unwrap();
-        assert!(again.is_certified() && again.identity().is_some());
+        assert!(again.is_certified(SystemTime::now()) && again.identity().is_some());
         assert_eq!(again.key.serialize_der(), keys.key.serialize_der());
-        assert!(!Keys::load_or_make(&dir, "cell-b").unwrap().is_certified());
+        assert!(!Keys::load_or_make(&dir, "cell-b").unwrap().is_certified(SystemTime::now()));
         for file in [KEY_FILE, CERTIFICATE_FILE] {
             assert_eq!(std::fs::metadata(dir.join(file)).unwrap().permissions().mode() & 0o777, 0o600);
         }
@@ -167,13 +166,14 @@ mod tests {
     }
 
     #[test]
-    fn what_is_broken_or_expired_is_not_used() {
+    fn what_is_broken_is_not_used_and_what_has_ended_only_if_the_gateway_takes_it() {
         let dir = tempfile::tempdir().unwrap();
         let keys = Keys::load_or_make(dir.path(), "cell-a").unwrap();
         keys.keep(&certificate(&keys, "cell-a", SystemTime::now() - Duration::from_secs(1))).unwrap();
-        assert!(!keys.is_certified() && keys.identity().is_none());
+        assert!(!keys.is_certified(SystemTime::now()) && keys.was_certified());
+        assert!(keys.is_certified(SystemTime::now() - Duration::from_secs(60)) && keys.identity().is_some());
         std::fs::write(dir.path().join(KEY_FILE), "half a k").unwrap();
         std::fs::write(dir.path().join(CERTIFICATE_FILE), "half a c").unwrap();
-        assert!(!Keys::load_or_make(dir.path(), "cell-a").unwrap().is_certified());
+        assert!(Keys::load_or_make(dir.path(), "cell-a").unwrap().identity().is_none());
     }
 }

@@ -1,15 +1,19 @@
 //! One request to a played registry, and its answer.
 
 use std::{
-    io::{BufRead, BufReader, Read, Write},
+    io::{BufRead, BufReader, ErrorKind, Read, Write},
     net::TcpStream,
+    sync::atomic::Ordering,
+    thread,
     time::Duration,
 };
 
-use super::{Access, MANIFEST, Shared};
+use super::{Access, MANIFEST, Pace, Shared};
 
 /// How long a client may be silent.
 const SILENCE: Duration = Duration::from_secs(60);
+/// How often one who waits looks whether the registry ends.
+const LOOK: Duration = Duration::from_millis(100);
 /// The longest body of a request, in bytes.
 const MAX_BODY: usize = 64 * 1024;
 /// What a registry says to whom it does not know.
@@ -42,7 +46,37 @@ pub(super) fn answer(connection: TcpStream, shared: &Shared) {
     }
     let body = if request.method == "HEAD" { &[][..] } else { &body };
     // Who has hung up needs no answer.
-    let _ = (&connection).write_all(format!("{head}\r\n").as_bytes()).and_then(|()| (&connection).write_all(body));
+    let _ = (&connection).write_all(format!("{head}\r\n").as_bytes()).and_then(|()| give(&connection, &request, body, shared));
+}
+
+/// Gives a body at the pace of its blob.
+fn give(mut connection: &TcpStream, request: &Request, body: &[u8], shared: &Shared) -> std::io::Result<()> {
+    let digest = request.path.rsplit_once("/blobs/").map_or("", |(_, digest)| digest);
+    let pace = shared.content().paces.get(digest).cloned();
+    match pace {
+        None => connection.write_all(body),
+        Some(Pace::Stalls(bytes)) => {
+            let (first, rest) = body.split_at(bytes.min(body.len()));
+            connection.write_all(first)?;
+            connection.set_read_timeout(Some(LOOK))?;
+            while !shared.ends.load(Ordering::Relaxed) && shared.content().paces.contains_key(digest) {
+                match connection.read(&mut [0; 64]) {
+                    Ok(0) => return Ok(()),
+                    Err(error) if !matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) => return Err(error),
+                    // Whatever more is said, it is not hung up.
+                    _ => {}
+                }
+            }
+            connection.write_all(rest)
+        }
+        Some(Pace::Trickles(part, pause)) => {
+            for part in body.chunks(part) {
+                connection.write_all(part)?;
+                thread::sleep(pause);
+            }
+            Ok(())
+        }
+    }
 }
 
 fn read(connection: &TcpStream) -> Option<Request> {
@@ -101,6 +135,8 @@ fn challenge(request: &Request, shared: &Shared) -> Option<String> {
     match &shared.access {
         Access::Open => None,
         Access::Basic(user, password) => (request.authorization != basic(user, password)).then(|| format!("Basic realm=\"{REFUSAL}\"")),
+        Access::Bearer(token) => (request.authorization != format!("Bearer {token}"))
+            .then(|| format!("Bearer realm=\"http://{}/token\",service=\"played\",scope=\"repository:any:pull\",error=\"{REFUSAL}\"", shared.at)),
         Access::Token { .. } if request.authorization == format!("Bearer {}", TOKENS[0]) => None,
         Access::Token { .. } => {
             let repository =

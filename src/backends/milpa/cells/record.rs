@@ -1,6 +1,6 @@
 //! What of a cell is on disk.
 
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use kiyot_proto::store::{self, CellPhase};
 use ring::digest::{SHA256, digest};
@@ -26,6 +26,8 @@ pub(super) struct Record {
     pub(super) id: CellId,
     pub(super) token_sha256: String,
     pub(super) token_expires_unix: i64,
+    /// The same by a clock that nobody sets; `None` if the token was made by a daemon before this one.
+    pub(super) token_until: Option<Instant>,
     /// Of the public key that spent the token; empty while it is unspent.
     pub(super) key_sha256: String,
     pub(super) pod_uid: String,
@@ -43,6 +45,7 @@ impl Record {
             id,
             token_sha256: hex::encode(digest(&SHA256, token.as_bytes())),
             token_expires_unix: i64::try_from((now + config.token_ttl).as_secs()).unwrap_or(i64::MAX),
+            token_until: Instant::now().checked_add(config.token_ttl),
             key_sha256: String::new(),
             pod_uid: order.attachment.pod_uid.clone(),
             sandbox: order.sandbox.as_str().to_owned(),
@@ -54,7 +57,15 @@ impl Record {
 
     /// Whether the token's time is over.
     pub(super) fn expired(&self) -> bool {
-        i64::try_from(since_epoch().as_secs()).is_ok_and(|now| now >= self.token_expires_unix)
+        self.expired_at(Instant::now(), since_epoch())
+    }
+
+    /// The node's clock counts only for a token of before: while the daemon runs, a clock that jumps must neither end a launch nor prolong a token.
+    fn expired_at(&self, now: Instant, since_epoch: Duration) -> bool {
+        match self.token_until {
+            Some(until) => now >= until,
+            None => i64::try_from(since_epoch.as_secs()).is_ok_and(|now| now >= self.token_expires_unix),
+        }
     }
 
     /// As the store keeps it.
@@ -83,6 +94,7 @@ impl Record {
             id,
             token_sha256: String::new(),
             token_expires_unix: 0,
+            token_until: None,
             key_sha256: String::new(),
             pod_uid: metadata.uid,
             sandbox: sandbox.id.clone(),
@@ -115,6 +127,7 @@ impl Record {
             id,
             token_sha256: cell.token_sha256,
             token_expires_unix: cell.token_expires_unix,
+            token_until: None,
             key_sha256: cell.key_sha256,
             pod_uid: cell.pod_uid,
             sandbox: cell.sandbox,
@@ -169,6 +182,22 @@ mod tests {
             let (_, state) = Record::resumed(CellId::mint().unwrap(), cell, None, true);
             assert_ne!(state.reason().map(|reason| &**reason), Some(REBOOTED), "instances elsewhere don't end with the node");
         }
+    }
+
+    #[test]
+    fn a_clock_that_jumps_neither_ends_nor_prolongs_a_token() {
+        let (mut record, _) = Record::resumed(CellId::mint().unwrap(), stored(CellPhase::Bound), None, true);
+        let (begin, noon, ttl) = (Instant::now(), Duration::from_secs(1_000_000_000), Duration::from_secs(600));
+        record.token_expires_unix = 1_000_000_600;
+        record.token_until = Some(begin + ttl);
+        let year = Duration::from_secs(365 * 24 * 3600);
+        for clock in [noon - year, noon, noon + ttl, noon + year] {
+            assert!(!record.expired_at(begin + ttl - Duration::from_secs(1), clock));
+            assert!(record.expired_at(begin + ttl, clock));
+        }
+        // Of a daemon before there is only the time of day.
+        record.token_until = None;
+        assert!(!record.expired_at(begin + ttl, noon) && record.expired_at(begin, noon + ttl));
     }
 
     #[test]

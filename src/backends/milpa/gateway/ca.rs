@@ -27,11 +27,13 @@ use crate::backends::milpa::{
 /// Where the authority is kept in [`Table::Node`].
 const KEY: &str = "ca";
 
-/// Certificates begin this much early: clocks differ.
-const EARLY: Duration = Duration::from_secs(3600);
+/// When every certificate begins: 1970. Clocks differ, and are set back; and nothing is safer for a certificate that begins when it is made.
+const BEGIN: SystemTime = SystemTime::UNIX_EPOCH;
 
-/// How long the authority lives, and the gateway's certificate, which each start of the daemon makes anew.
-const AUTHORITY_LIFETIME: Duration = Duration::from_secs(20 * 365 * 24 * 3600);
+/// When the authority's certificate ends, and the gateway's, which each start of the daemon makes anew: 9999-12-31T23:59:59Z, which means "never" (RFC 5280,
+/// 4.1.2.5). Cells know the authority by its fingerprint, which they get with their token: the time of day adds nothing to that, and a clock that is wrong,
+/// here or in a cell, must not part the two.
+const NEVER: Duration = Duration::from_secs(253_402_300_799);
 
 /// How long a cell's certificate lives, unless it is told otherwise.
 pub const CELL_LIFETIME: Duration = Duration::from_secs(30 * 24 * 3600);
@@ -121,7 +123,7 @@ impl Ca {
     }
 
     fn make() -> Result<(Self, CertificateAuthority), CaError> {
-        let mut params = params("kiyot cells", AUTHORITY_LIFETIME)?;
+        let mut params = params("kiyot cells", BEGIN + NEVER)?;
         params.is_ca = IsCa::Ca(BasicConstraints::Constrained(0));
         params.key_usages = vec![KeyUsagePurpose::KeyCertSign];
         let key = KeyPair::generate_for(&PKCS_ECDSA_P256_SHA256).map_err(CaError::Make)?;
@@ -148,9 +150,9 @@ impl Ca {
         &self.certificate_der
     }
 
-    /// A certificate for a cell: for clients only, its common name is the cell's id.
-    pub fn certify(&self, cell: &CellId, key: &ProvenKey, lifetime: Duration) -> Result<Vec<u8>, CaError> {
-        let mut params = params(cell.as_str(), lifetime)?;
+    /// A certificate for a cell, made now: for clients only, its common name is the cell's id.
+    pub fn certify(&self, now: SystemTime, cell: &CellId, key: &ProvenKey, lifetime: Duration) -> Result<Vec<u8>, CaError> {
+        let mut params = params(cell.as_str(), now + lifetime)?;
         params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ClientAuth];
         params.key_usages = vec![KeyUsagePurpose::DigitalSignature];
         let der = params.signed_by(&key.0, &self.issuer).map_err(CaError::Make)?.der().to_vec();
@@ -162,7 +164,7 @@ impl Ca {
 
     /// A new key and certificate for the gateway: for servers only, under its fixed names.
     pub fn gateway_identity(&self) -> Result<Identity, CaError> {
-        let mut params = params("kiyot gateway", AUTHORITY_LIFETIME)?;
+        let mut params = params("kiyot gateway", BEGIN + NEVER)?;
         params.subject_alt_names =
             CertificateParams::new([alpn::GATEWAY_NAME.to_owned(), alpn::BULK_NAME.to_owned()]).map_err(CaError::Make)?.subject_alt_names;
         params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth];
@@ -173,17 +175,16 @@ impl Ca {
     }
 }
 
-fn params(common_name: &str, lifetime: Duration) -> Result<CertificateParams, CaError> {
+fn params(common_name: &str, end: SystemTime) -> Result<CertificateParams, CaError> {
     let mut serial = [0_u8; 16];
     SystemRandom::new().fill(&mut serial).map_err(|_| CaError::Randomness)?;
     // A serial number is positive.
     serial[0] &= 0x7f;
-    let now = SystemTime::now();
     let mut params = CertificateParams::default();
     params.distinguished_name.push(DnType::CommonName, common_name);
     params.serial_number = Some(SerialNumber::from_slice(&serial));
-    params.not_before = (now - EARLY).into();
-    params.not_after = (now + lifetime).into();
+    params.not_before = BEGIN.into();
+    params.not_after = end.into();
     Ok(params)
 }
 

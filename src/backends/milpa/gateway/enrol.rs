@@ -3,7 +3,7 @@
 use std::{sync::Arc, time::Duration};
 
 use async_trait::async_trait;
-use kiyot_link::certificate::sha256;
+use kiyot_link::{certificate::sha256, clock::Clock};
 use kiyot_proto::cell::{EnrolReply, EnrolRequest, enrolment_server};
 use tokio::time::timeout;
 use tonic::{Request, Response, Status};
@@ -24,6 +24,7 @@ const CLAIM_TIMEOUT: Duration = Duration::from_secs(10);
 pub(super) struct Enrolment {
     pub(super) ca: Arc<Ca>,
     pub(super) ledger: Arc<dyn Ledger>,
+    pub(super) clock: Clock,
     pub(super) lifetime: Duration,
 }
 
@@ -47,7 +48,7 @@ impl enrolment_server::Enrolment for Enrolment {
             claim.map_err(|_| Status::unavailable(format!("spending a token took longer than {} s", CLAIM_TIMEOUT.as_secs())))?
         };
         let id = admitted.map_err(|refusal| refused(&refusal, &key_sha256))?;
-        let certificate = self.ca.certify(&id, &key, self.lifetime).map_err(|error| {
+        let certificate = self.ca.certify(self.clock.now(), &id, &key, self.lifetime).map_err(|error| {
             tracing::error!(cell = %id, error = &error as &dyn std::error::Error, "A cell's certificate could not be made.");
             Status::unavailable("no certificate could be made")
         })?;

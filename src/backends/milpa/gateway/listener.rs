@@ -151,7 +151,11 @@ async fn come_in(stream: Stream, place: Place, arrival: u64, shared: &Shared) ->
     let (kind, stream) = match timeout(shared.limits.handshake, handshake).await {
         Ok(Ok(done)) => done,
         Ok(Err(error)) => {
-            tracing::debug!(%error, "A connection to the gateway failed in its handshake.");
+            if by_the_clock(&error) {
+                tracing::warn!(%error, "A cell's certificate has ended by this node's clock; its key gets a new one. Was the clock set?");
+            } else {
+                tracing::debug!(%error, "A connection to the gateway failed in its handshake.");
+            }
             return None;
         }
         Err(_) => {
@@ -180,4 +184,12 @@ async fn come_in(stream: Stream, place: Place, arrival: u64, shared: &Shared) ->
     };
     drop(place);
     admitted
+}
+
+/// Whether a handshake failed for the time of day only.
+fn by_the_clock(error: &io::Error) -> bool {
+    let error = error.get_ref().and_then(|inner| inner.downcast_ref::<rustls::Error>());
+    let Some(rustls::Error::InvalidCertificate(problem)) = error else { return false };
+    use rustls::CertificateError::{Expired, ExpiredContext, NotValidYet, NotValidYetContext};
+    matches!(problem, Expired | ExpiredContext { .. } | NotValidYet | NotValidYetContext { .. })
 }

@@ -115,7 +115,7 @@ async fn copy_held(node: &dyn Node, cell: &dyn Receiver, manifest: &Manifest, na
 }
 
 /// Sends one blob, part by part as it is read.
-async fn put(node: &dyn Node, cell: &dyn Receiver, manifest: &Manifest, blob: &Descriptor, stall: Duration) -> Result<(), CopyError> {
+pub(super) async fn put(node: &dyn Node, cell: &dyn Receiver, manifest: &Manifest, blob: &Descriptor, stall: Duration) -> Result<(), CopyError> {
     let stalled = || CopyError::Stalled(blob.digest.clone(), stall.as_secs());
     let (sender, parts) = mpsc::channel(QUEUE);
     let sending = async move {

@@ -3,11 +3,15 @@
 use std::time::Duration;
 
 use async_trait::async_trait;
+use futures::{
+    StreamExt as _,
+    stream::{self, BoxStream},
+};
 use kiyot_proto::{
-    cell::{BlobPart, MissingBlobsRequest, PutImageRequest, agent_client::AgentClient},
+    cell::{BlobPart, MissingBlobsRequest, PullNews, PutImageRequest, WatchPullsRequest, agent_client::AgentClient},
     cri::{self, image_service_client::ImageServiceClient},
 };
-use tokio::sync::mpsc;
+use tokio::{sync::mpsc, time::timeout};
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Status};
 
@@ -32,6 +36,8 @@ pub(super) trait Receiver: Send + Sync {
     async fn status(&self, request: cri::ImageStatusRequest, within: Option<Duration>) -> Result<cri::ImageStatusResponse, Status>;
     /// CRI in the cell pulls an image.
     async fn pull(&self, request: cri::PullImageRequest, within: Duration) -> Result<String, Status>;
+    /// How far its pulls are; the first news has come.
+    async fn watch_pulls(&self) -> Result<BoxStream<'static, Result<PullNews, Status>>, Status>;
     /// Which of these blobs the cell lacks.
     async fn missing(&self, digests: Vec<String>) -> Result<Vec<String>, Status>;
     /// Takes one blob.
@@ -68,6 +74,16 @@ impl Receiver for CellReceiver {
 
     async fn pull(&self, request: cri::PullImageRequest, deadline: Duration) -> Result<String, Status> {
         Ok(self.images().pull_image(within(request, deadline)).await?.into_inner().image_ref)
+    }
+
+    async fn watch_pulls(&self) -> Result<BoxStream<'static, Result<PullNews, Status>>, Status> {
+        let mut agent = AgentClient::new(self.0.bulk.clone()).max_decoding_message_size(MAX_ANSWER);
+        let begun = async {
+            let mut news = agent.watch_pulls(WatchPullsRequest {}).await?.into_inner();
+            let first = news.message().await?;
+            Ok(stream::iter(first.map(Ok)).chain(news).boxed())
+        };
+        timeout(ASK, begun).await.map_err(|_| Status::deadline_exceeded("the cell says nothing of its pulls"))?
     }
 
     async fn missing(&self, digests: Vec<String>) -> Result<Vec<String>, Status> {

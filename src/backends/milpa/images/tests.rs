@@ -11,7 +11,7 @@ use futures::{
     StreamExt as _,
     stream::{self, BoxStream},
 };
-use kiyot_proto::cell::{BlobPart, PutImageRequest};
+use kiyot_proto::cell::{BlobPart, PullNews, PulledManifest, PutImageRequest};
 use ring::digest::{SHA256, digest};
 use tokio::sync::mpsc;
 
@@ -46,11 +46,16 @@ impl PlayedNode {
 
     /// An image of two layers, one of several parts, behind an index. Its id.
     fn image(&self, name: &str) -> String {
+        self.image_and_manifest(name).0
+    }
+
+    fn image_and_manifest(&self, name: &str) -> (String, PulledManifest) {
         let entry = |(digest, size): (String, u64)| format!(r#""digest":"{digest}","size":{size}"#);
         let config = self.blob(format!(r#"{{"architecture":"any","name":"{name}"}}"#));
         let layers = [self.blob(vec![7; (5 << 20) + 1]), self.blob("small")].map(|layer| format!("{{{}}}", entry(layer))).join(",");
         let id = config.0.clone();
         let manifest = format!(r#"{{"mediaType":"application/vnd.oci.image.manifest.v1+json","config":{{{}}},"layers":[{layers}]}}"#, entry(config));
+        let told = PulledManifest { digest: sha256(manifest.as_bytes()), content: manifest.clone().into() };
         let manifest = entry(self.blob(manifest));
         let platform = format!(r#""platform":{{"os":"linux","architecture":"{}"}}"#, manifest::architecture());
         let (digest, size) = self.blob(format!(r#"{{"mediaType":"{INDEX}","manifests":[{{{manifest},{platform}}}]}}"#));
@@ -58,7 +63,7 @@ impl PlayedNode {
         for name in [name, &id] {
             store.names.insert(name.to_owned(), (INDEX.to_owned(), digest.clone(), size));
         }
-        id
+        (id, told)
     }
 }
 
@@ -109,6 +114,10 @@ struct PlayedCell {
     registry: Mutex<HashMap<String, String>>,
     pulls: Mutex<Vec<cri::PullImageRequest>>,
     puts: Mutex<usize>,
+    /// What is said of its pulls, and the pause before each; then nothing more.
+    news: Mutex<Vec<(Duration, PullNews)>>,
+    /// The next pull does not end.
+    stuck: Mutex<bool>,
     refuses: bool,
     greedy: bool,
 }
@@ -124,11 +133,27 @@ impl Receiver for PlayedCell {
     async fn pull(&self, request: cri::PullImageRequest, _: Duration) -> Result<String, Status> {
         let name = normalized(&request.image.as_ref().unwrap().image);
         self.pulls.lock().unwrap().push(request);
+        let is_stuck = std::mem::take(&mut *self.stuck.lock().unwrap());
+        if is_stuck {
+            return std::future::pending().await;
+        }
         let id = self.registry.lock().unwrap().get(&name).cloned().ok_or_else(|| Status::unknown("RegistryUnavailable: no such thing"))?;
         let mut images = self.images.lock().unwrap();
         images.insert(name, id.clone());
         images.insert(id.clone(), id.clone());
         Ok(id)
+    }
+
+    async fn watch_pulls(&self) -> Result<BoxStream<'static, Result<PullNews, Status>>, Status> {
+        let news = std::mem::take(&mut *self.news.lock().unwrap());
+        if news.is_empty() {
+            return Err(Status::unimplemented("an agent of before"));
+        }
+        let told = stream::iter(news).then(|(pause, news)| async move {
+            tokio::time::sleep(pause).await;
+            Ok(news)
+        });
+        Ok(told.chain(stream::pending()).boxed())
     }
 
     async fn missing(&self, mut digests: Vec<String>) -> Result<Vec<String>, Status> {
@@ -351,4 +376,84 @@ async fn damaged_json_is_not_believed() {
     assert_eq!(scene.ensure(&id, NAME).await.unwrap(), id);
     assert_eq!(*scene.cell.puts.lock().unwrap(), 0);
     assert_eq!(scene.cell.pulls.lock().unwrap().len(), 1);
+}
+
+fn news(moves: u64, fetching: bool, manifest: Option<PulledManifest>) -> PullNews {
+    PullNews { moves, fetching, manifest }
+}
+
+/// A scene whose registry has an image, and whose node has its layers under another name. Its manifest has come, and the pull of its layers never ends.
+fn pulling() -> (Scene, String, PulledManifest) {
+    let scene = Scene::new();
+    let (id, manifest) = scene.node.image_and_manifest("registry.example/other:1");
+    scene.in_registry(NAME, &id);
+    *scene.cell.news.lock().unwrap() = vec![(Duration::ZERO, news(0, false, None)), (Duration::ZERO, news(1, true, Some(manifest.clone())))];
+    *scene.cell.stuck.lock().unwrap() = true;
+    (scene, id, manifest)
+}
+
+#[tokio::test]
+async fn layers_of_a_pull_come_from_the_node_once_the_registry_has_given_the_manifest() {
+    let (scene, id, manifest) = pulling();
+    assert_eq!(scene.pull(NAME, auth()).await.unwrap(), id);
+    let pulls = scene.cell.pulls.lock().unwrap().clone();
+    assert_eq!((pulls.len(), &pulls[0].auth), (2, &pulls[1].auth));
+    let blobs = scene.cell.blobs.lock().unwrap();
+    assert_eq!(blobs.len(), 2, "layers only");
+    assert!(!blobs.contains_key(&id) && !blobs.contains_key(&manifest.digest));
+    assert_eq!(scene.node.0.lock().unwrap().held, 0);
+}
+
+#[tokio::test]
+async fn layers_that_the_node_lacks_are_no_reason_to_interrupt_a_pull() {
+    for drop_all in [true, false] {
+        let (scene, id, _) = pulling();
+        *scene.cell.stuck.lock().unwrap() = false;
+        scene.node.0.lock().unwrap().blobs.retain(|_, bytes| !drop_all && bytes.len() < 1 << 20);
+        assert_eq!(scene.pull(NAME, None).await.unwrap(), id);
+        assert_eq!((scene.cell.pulls.lock().unwrap().len(), *scene.cell.puts.lock().unwrap()), (1, 0));
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_manifest_that_is_another_one_is_not_believed() {
+    let (scene, _, mut manifest) = pulling();
+    manifest.content = [&manifest.content[..], b" "].concat().into();
+    scene.cell.news.lock().unwrap()[1].1.manifest = Some(manifest);
+    assert_eq!(scene.pull(NAME, None).await.unwrap_err().code(), Code::DeadlineExceeded);
+    assert!(scene.cell.blobs.lock().unwrap().is_empty());
+}
+
+#[tokio::test]
+async fn a_layer_that_can_not_be_sent_is_pulled() {
+    let (mut scene, id, _) = pulling();
+    scene.cell.refuses = true;
+    assert_eq!(scene.pull(NAME, None).await.unwrap(), id);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_pull_ends_when_nothing_has_come_for_too_long() {
+    let step = |seconds, moves, fetching| (Duration::from_secs(seconds), news(moves, fetching, None));
+    // Of 120 s: never anything; something, and then no more; an agent that can't say.
+    for (said, seconds) in
+        [(vec![step(0, 0, false)], 120), (vec![step(0, 0, false), step(100, 1, true), step(100, 2, true), step(50, 2, true)], 320), (vec![], 120)]
+    {
+        let scene = Scene::new();
+        *scene.cell.news.lock().unwrap() = said;
+        *scene.cell.stuck.lock().unwrap() = true;
+        let begun = tokio::time::Instant::now();
+        let status = scene.pull(NAME, None).await.unwrap_err();
+        assert_eq!((status.code(), begun.elapsed().as_secs()), (Code::DeadlineExceeded, seconds));
+        assert!(status.message().contains(NAME) && status.message().contains("120 s"), "{status}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn unpacking_takes_as_long_as_it_takes() {
+    let scene = Scene::new();
+    *scene.cell.news.lock().unwrap() =
+        vec![(Duration::ZERO, news(0, false, None)), (Duration::from_secs(1), news(5, true, None)), (Duration::from_secs(1), news(6, false, None))];
+    *scene.cell.stuck.lock().unwrap() = true;
+    let pull = scene.pull(NAME, None);
+    assert!(tokio::time::timeout(Duration::from_secs(10_000), pull).await.is_err(), "it goes on");
 }

@@ -24,9 +24,22 @@ pub(super) type FileId = (u64, u64);
 impl NodeFile {
     /// Opens the file for appending, and makes it if there is none.
     pub(super) async fn open(path: PathBuf) -> io::Result<Self> {
+        Self::open_or(path, true).await
+    }
+
+    /// Opens the file for appending; `None` if there is none.
+    pub(super) async fn existing(path: PathBuf) -> io::Result<Option<Self>> {
+        match Self::open_or(path, false).await {
+            Ok(file) => Ok(Some(file)),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
+    async fn open_or(path: PathBuf, make: bool) -> io::Result<Self> {
         let flags = rustix::fs::OFlags::NOFOLLOW | rustix::fs::OFlags::NONBLOCK;
         blocking(move || {
-            let file = OpenOptions::new().append(true).create(true).mode(0o640).custom_flags(flags.bits().cast_signed()).open(&path)?;
+            let file = OpenOptions::new().append(true).create(make).mode(0o640).custom_flags(flags.bits().cast_signed()).open(&path)?;
             let metadata = file.metadata()?;
             if !metadata.is_file() {
                 return Err(io::Error::new(io::ErrorKind::InvalidInput, "not a regular file"));
@@ -69,6 +82,12 @@ impl NodeFile {
         let file = Arc::clone(&self.file);
         blocking(move || file.sync_data()).await
     }
+}
+
+/// The length in bytes of the file of this name; 0 if there is none.
+pub(super) async fn length_of(path: PathBuf) -> u64 {
+    let length = blocking(move || Ok(path.symlink_metadata().ok().filter(std::fs::Metadata::is_file).map_or(0, |metadata| metadata.len())));
+    length.await.unwrap_or_default()
 }
 
 async fn blocking<T: Send + 'static>(work: impl FnOnce() -> io::Result<T> + Send + 'static) -> io::Result<T> {

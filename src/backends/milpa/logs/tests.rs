@@ -80,13 +80,20 @@ impl Scene {
         self.logs.grown(&self.cell, "logs/0.log", log.len() as u64);
     }
 
-    async fn follow(&self, base: u64) -> Result<(), Status> {
-        let route = LogRoute { container: self.container.clone(), node_path: self.path(), cell_path: "logs/0.log".into(), base };
-        self.logs.follow_from(&self.cell, Arc::clone(&self.played) as Arc<dyn Source>, route).await
+    fn route(&self, base: i64) -> LogRoute {
+        LogRoute { container: self.container.clone(), node_path: self.path(), cell_path: "logs/0.log".into(), base }
     }
 
-    async fn drain(&self) {
-        self.logs.drain(&self.container, PATIENCE).await;
+    async fn follow(&self, base: i64) -> Result<(), Status> {
+        self.logs.follow_from(&self.cell, Arc::clone(&self.played) as Arc<dyn Source>, self.route(base)).await
+    }
+
+    async fn resume(&self, base: i64) -> bool {
+        self.logs.resume_from(&self.cell, Arc::clone(&self.played) as Arc<dyn Source>, self.route(base)).await.unwrap()
+    }
+
+    async fn drain(&self) -> bool {
+        self.logs.drain(&self.container, PATIENCE).await
     }
 
     /// kiyot is killed and comes again.
@@ -154,7 +161,7 @@ async fn a_rotation_neither_loses_nor_doubles() {
     let old = scene.dir.path().join("0.log.old");
     fs::rename(scene.path(), &old).unwrap();
     let base = scene.logs.reopen(&scene.container).await.unwrap();
-    assert_eq!(base, fs::metadata(&old).unwrap().len());
+    assert_eq!(base, fs::metadata(&old).unwrap().len() as i64);
     assert!(scene.path().is_file());
     scene.write(&"second file\n".repeat(50));
     scene.drain().await;
@@ -252,10 +259,68 @@ async fn what_is_closed_is_not_followed() {
     scene.follow(0).await.unwrap();
     scene.logs.close(&scene.container);
     scene.write("late\n");
-    scene.drain().await;
+    assert!(!scene.drain().await);
     assert_eq!(read(&scene.path()), "");
     assert_eq!(scene.logs.reopen(&scene.container).await.unwrap_err().code(), tonic::Code::NotFound);
     assert!(scene.logs.routes().by_path.is_empty());
+}
+
+#[tokio::test]
+async fn what_a_file_had_before_stays_and_is_not_of_the_log() {
+    let mut scene = Scene::new(7);
+    assert_eq!(Logs::base_for(scene.path()).await, 0);
+    fs::write(scene.path(), "of another container, and longer than the log\n").unwrap();
+    let base = Logs::base_for(scene.path()).await;
+    scene.follow(base).await.unwrap();
+    scene.write("one\n");
+    scene.drain().await;
+    scene.crash();
+    scene.write("two\n");
+    scene.follow(base).await.unwrap();
+    scene.drain().await;
+    assert_eq!(read(&scene.path()), "of another container, and longer than the log\none\ntwo\n");
+    let old = scene.dir.path().join("0.log.old");
+    fs::rename(scene.path(), &old).unwrap();
+    fs::write(scene.path(), "made by somebody else\n").unwrap();
+    let base = scene.logs.reopen(&scene.container).await.unwrap();
+    scene.crash();
+    scene.write("three\n");
+    scene.follow(base).await.unwrap();
+    scene.drain().await;
+    assert_eq!(read(&scene.path()), "made by somebody else\nthree\n");
+}
+
+#[tokio::test]
+async fn what_a_file_had_before_may_be_taken_away() {
+    let scene = Scene::new(7);
+    fs::write(scene.path(), "of another container\n").unwrap();
+    let base = Logs::base_for(scene.path()).await;
+    fs::write(scene.path(), "").unwrap();
+    scene.follow(base).await.unwrap();
+    scene.write("one\n");
+    scene.drain().await;
+    scene.write("two\n");
+    scene.drain().await;
+    assert_eq!(read(&scene.path()), "one\ntwo\n");
+}
+
+#[tokio::test]
+async fn the_rest_of_an_ended_log_is_brought_home_unless_its_file_was_removed() {
+    let mut scene = Scene::new(7);
+    scene.follow(0).await.unwrap();
+    scene.write("one\n");
+    assert!(scene.drain().await);
+    scene.crash();
+    scene.write("two\n");
+    assert!(scene.resume(0).await, "from now on");
+    assert!(!scene.resume(0).await, "it is followed already");
+    assert!(scene.logs.whole(&scene.container).await);
+    assert_eq!(read(&scene.path()), "one\ntwo\n");
+    scene.crash();
+    fs::remove_file(scene.path()).unwrap();
+    assert!(!scene.resume(0).await);
+    assert!(!scene.path().exists());
+    assert!(!scene.logs.whole(&scene.container).await);
 }
 
 #[derive(Debug, Clone)]
@@ -273,6 +338,7 @@ proptest! {
     #[test]
     fn the_files_are_the_log(
         part in 1_usize..40,
+        before in 0_usize..100,
         steps in proptest::collection::vec(prop_oneof![
             4 => (1_usize..200).prop_map(Step::Write), 2 => Just(Step::Drain), 1 => Just(Step::Rotate), 1 => Just(Step::Crash), 1 => Just(Step::Break)
         ], 0..20),
@@ -280,7 +346,12 @@ proptest! {
         // Each life of kiyot has a runtime of its own: dropping it waits for a write that the kernel has already been asked for.
         let (mut scene, mut base, mut rotated, mut written) = (Scene::new(part), 0, Vec::new(), 0_u64);
         let mut life = life();
-        life.block_on(scene.follow(0)).unwrap();
+        let before = "x".repeat(before);
+        if !before.is_empty() {
+            fs::write(scene.path(), &before).unwrap();
+            base = life.block_on(Logs::base_for(scene.path()));
+        }
+        life.block_on(scene.follow(base)).unwrap();
         for step in steps {
             match step {
                 Step::Write(lines) => {
@@ -288,7 +359,7 @@ proptest! {
                     written += lines as u64;
                     scene.write(&text);
                 }
-                Step::Drain => life.block_on(scene.drain()),
+                Step::Drain => drop(life.block_on(scene.drain())),
                 Step::Rotate => {
                     let old = scene.dir.path().join(format!("old.{}", rotated.len()));
                     fs::rename(scene.path(), &old).unwrap();
@@ -305,7 +376,8 @@ proptest! {
         }
         life.block_on(scene.drain());
         let files: String = rotated.iter().map(|path| read(path)).collect::<String>() + &read(&scene.path());
-        prop_assert_eq!(files.as_bytes(), &**scene.played.log.lock().unwrap());
+        let log = String::from_utf8(scene.played.log.lock().unwrap().clone()).unwrap();
+        prop_assert_eq!(files, before + &log);
     }
 }
 

@@ -47,7 +47,7 @@ pub(super) enum Ask {
     /// Answer when all that is in the cell now is on the node.
     Drain(oneshot::Sender<()>),
     /// Go on in a new file under the same name, and answer with the position at which it begins.
-    Reopen(oneshot::Sender<Result<u64, Status>>),
+    Reopen(oneshot::Sender<Result<i64, Status>>),
 }
 
 /// Why a log doesn't go on.
@@ -69,8 +69,8 @@ pub(super) struct Writer {
     route: LogRoute,
     file: NodeFile,
     /// The file before the last reopening, and its base: the kubelet gives it its name back if it takes the reopening for failed.
-    previous: Option<(FileId, u64)>,
-    base: u64,
+    previous: Option<(FileId, i64)>,
+    base: i64,
     position: u64,
     news: watch::Receiver<News>,
     asks: mpsc::Receiver<Ask>,
@@ -78,7 +78,7 @@ pub(super) struct Writer {
     /// Whether the file ends within a line, as far as this writer knows.
     mid_line: bool,
     /// A reopening that waits for the end of the line: no file is to begin within one.
-    held: Option<oneshot::Sender<Result<u64, Status>>>,
+    held: Option<oneshot::Sender<Result<i64, Status>>>,
     /// The news that the last whole reading knew.
     read: (u64, u64),
     trimmed: u64,
@@ -95,14 +95,14 @@ impl Writer {
             file,
             previous: None,
             base,
-            position: base,
+            position: position(base, 0),
             news,
             asks,
             drains,
             mid_line: false,
             held: None,
             read,
-            trimmed: base,
+            trimmed: position(base, 0),
             trimming: None,
         }
     }
@@ -208,7 +208,10 @@ impl Writer {
                 self.base = base;
             }
         }
-        self.position = self.base.saturating_add(self.file.length().await?);
+        let length = self.file.length().await?;
+        // What the file had before this log was taken from it meanwhile.
+        self.base = self.base.max(0_i64.saturating_sub_unsigned(length));
+        self.position = position(self.base, length);
         Ok(())
     }
 
@@ -266,11 +269,11 @@ impl Writer {
         }
     }
 
-    async fn reopen(&mut self) -> io::Result<u64> {
+    async fn reopen(&mut self) -> io::Result<i64> {
         // After a failed append, the position that is remembered may be less than what is in the file.
-        let position = self.base.saturating_add(self.file.length().await?);
+        let position = position(self.base, self.file.length().await?);
         let file = self.file.anew().await?;
-        let base = position.checked_sub(file.length().await?).ok_or_else(|| io::Error::other("the new file is longer than the log"))?;
+        let base = i64::try_from(position).map_err(io::Error::other)?.saturating_sub_unsigned(file.length().await?);
         if file.id() != self.file.id() {
             self.previous = Some((self.file.id(), self.base));
         }
@@ -298,4 +301,9 @@ impl Writer {
             }
         }
     }
+}
+
+/// The position in the cell's log to go on from, with so many bytes in the node's file.
+fn position(base: i64, length: u64) -> u64 {
+    u64::try_from(base.saturating_add_unsigned(length)).unwrap_or_default()
 }

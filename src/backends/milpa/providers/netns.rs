@@ -16,7 +16,7 @@ use kiyot_link::bootstrap::CellFile;
 use ring::digest::{SHA256, digest};
 use tokio::{process::Command, task::spawn_blocking};
 
-use super::{Attachment, ErrorClass, Instance, InstanceId, LaunchSpec, Provider, ProviderError};
+use super::{Attachment, ErrorClass, Instance, InstanceId, Isolation, LaunchSpec, Provider, ProviderError};
 use crate::{backends::milpa::id::CellId, config::MilpaBackend};
 
 mod cgroup;
@@ -37,6 +37,9 @@ use process::Identity;
 const CELL_BINARY: &str = "/usr/libexec/kiyot/kiyot-cell";
 /// Its file's name.
 const CELL_NAME: &str = "kiyot-cell";
+
+/// Kernel, devices, users and the files beneath are the node's: who has power over them in a cell has it over the node.
+pub const ISOLATION: Isolation = Isolation { provider: "netns", privileges: false, users: false };
 
 /// The provider of cells that are namespaces of this node.
 #[derive(Debug)]
@@ -140,6 +143,10 @@ impl Netns {
 
 #[async_trait]
 impl Provider for Netns {
+    fn isolation(&self) -> Isolation {
+        ISOLATION
+    }
+
     async fn launch(&self, spec: &LaunchSpec, token: &str) -> Result<Instance, ProviderError> {
         let home = Home::new(&self.cells, &spec.cell);
         let _alone = self.alone(&spec.cell).await;

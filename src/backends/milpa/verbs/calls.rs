@@ -11,7 +11,7 @@ use kiyot_proto::{
     cell::{HelloReply, agent_client::AgentClient},
     cri::runtime_service_client::RuntimeServiceClient,
 };
-use tonic::{Request, Status};
+use tonic::{Code, Request, Status};
 
 use super::view::{Container, Sandbox};
 use crate::backends::milpa::cells::Cell;
@@ -43,6 +43,15 @@ pub(super) fn within<T>(time: Duration, message: T) -> Request<T> {
 /// What is left of a caller's time, `usual` if that is less.
 pub(super) fn left(deadline: Option<Instant>, usual: Duration) -> Duration {
     deadline.map_or(usual, |deadline| deadline.saturating_duration_since(Instant::now()).min(usual))
+}
+
+/// `None` for what is not there (`NOT_FOUND`): to stop and to remove that is done, as it is for containerd.
+pub(super) fn known<T>(found: Result<T, Status>) -> Result<Option<T>, Status> {
+    match found {
+        Ok(found) => Ok(Some(found)),
+        Err(status) if status.code() == Code::NotFound => Ok(None),
+        Err(status) => Err(status),
+    }
 }
 
 /// Waits for a call's answer no longer than a time, whatever becomes of the connection. The calls of tonic are large: in a box, whoever waits is not.

@@ -12,7 +12,9 @@ use super::{Verbs, calls, clock, failure, flight::Boarded, policy, rewrite, view
 use crate::backends::milpa::{
     cells::Cell,
     id::ContainerId,
+    logs::Logs,
     store::{Batch, Table},
+    volumes::support,
 };
 
 /// Mode of the directory of a container's log in the cell.
@@ -30,7 +32,7 @@ impl Verbs {
         self.claim(&sandbox.id);
         let config = request.config.as_ref().ok_or_else(|| Status::invalid_argument("CreateContainer without a config"))?;
         let metadata = config.metadata.clone().ok_or_else(|| Status::invalid_argument("CreateContainer without a config.metadata"))?;
-        policy::check_container(&self.parts.policy, config)?;
+        policy::check_container(&self.parts.rules, config)?;
         let key = (sandbox.id.clone(), metadata.name.clone(), metadata.attempt);
         loop {
             let (verbs, sandbox, metadata) = (Arc::clone(self), sandbox.id.clone(), metadata.clone());
@@ -73,6 +75,7 @@ impl Verbs {
             self.erase_container(&existing).await?;
         }
         let cell = self.reachable_cell(&sandbox, None).await?;
+        self.settle_attempts(&cell, &sandbox, metadata).await?;
         Box::pin(self.make_container(&cell, &sandbox, request)).await
     }
 
@@ -88,6 +91,7 @@ impl Verbs {
             target => Some(self.view.container(target)?),
         };
         let hello = calls::connected(cell, &sandbox.pod, None).await?;
+        self.check_mounts(cell, &config).await?;
         let mut mounts = self.parts.volumes.prepare(cell, current, &config).await?;
         for image in mounts.iter_mut().filter_map(|mount| mount.image.as_mut()) {
             image.image = self.parts.images.ensure(cell, image, current).await?;
@@ -97,12 +101,15 @@ impl Verbs {
         if let Some(logs) = &logs {
             self.make_log_dir(cell, &logs.in_pod_dir).await?;
         }
+        let profile = self.bring_profile(cell, &hello.pod_dir, &config).await?;
         let told = rewrite::create_container(
             request,
             rewrite::InCell {
                 sandbox: &meta.cell_sandbox,
                 pod_dir: &hello.pod_dir,
+                resolvers: &meta.resolvers,
                 image: &image,
+                profile,
                 mounts,
                 log_path: logs.as_ref().map(|logs| logs.in_logs.clone()).unwrap_or_default(),
                 target: target.as_ref().map(|target| &*target.cell_container).unwrap_or_default(),
@@ -115,6 +122,16 @@ impl Verbs {
             Err(_) => self.remove_in_cell(cell, &cell_container).await,
         }
         result.map(|()| id)
+    }
+
+    /// Refuses what the cell's containerd would pass over.
+    async fn check_mounts(&self, cell: &Cell, config: &cri::ContainerConfig) -> Result<(), Status> {
+        if !support::asks_much(config) {
+            return Ok(());
+        }
+        let mut runtime = calls::runtime(cell);
+        let version = calls::within(calls::CALL, cri::VersionRequest::default());
+        support::check(config, &calls::answered(calls::CALL, "Version", runtime.version(version)).await?)
     }
 
     #[expect(clippy::too_many_arguments, reason = "all that a new container is")]
@@ -139,18 +156,18 @@ impl Verbs {
             cell_container: cell_container.to_owned(),
             config: Some(rewrite::without_secrets(config)),
             image_ref: if told.image_ref.is_empty() { image.to_owned() } else { told.image_ref.clone() },
-            created_unix_nanos: clock::now(),
+            created_unix_nanos: clock::now_after(self.view.latest_of_pod(&sandbox.uid)),
             log_path: logs.0,
             cell_log: logs.1,
             image_id: image.to_owned(),
         };
-        let status = records::ContainerStatus::default();
+        let log_base = if meta.log_path.is_empty() { 0 } else { Logs::base_for(meta.log_path.clone().into()).await };
+        let status = records::ContainerStatus { log_base, ..Default::default() };
         let _records = sandbox.records.lock().await;
         let mut batch = Batch::default();
         batch.put(Table::Containers, id.as_str(), &meta).put(Table::ContainerStatuses, id.as_str(), &status);
         self.parts.store.commit(batch).await.map_err(|error| failure::of_store(&error))?;
-        if self.view.insert_container(&meta, status).map_err(|error| failure::of_id(&error))? {
-            self.view.tell(id, &told);
+        if self.view.insert_container(&meta, status, Some(&told)).map_err(|error| failure::of_id(&error))? {
             return Ok(());
         }
         // The sandbox was stopped meanwhile.

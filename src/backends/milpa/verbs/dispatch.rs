@@ -3,15 +3,13 @@
 use std::{future::Future, sync::Arc, time::Instant};
 
 use bytes::Bytes;
+use futures::{stream, stream::BoxStream};
 use kiyot_proto::cri;
 use prost::Message;
 use tonic::Status;
 
 use super::{Verbs, policy};
-use crate::{
-    backends::Method,
-    config::{HostNamespaces, Privileged},
-};
+use crate::backends::Method;
 
 impl Verbs {
     /// Answers a call at once if that needs nothing but memory.
@@ -22,10 +20,9 @@ impl Verbs {
     /// Why the pod of a `RunPodSandboxRequest` runs on the node though it is routed here, by the backend's policy.
     pub fn leaves_to_node(&self, message: &[u8]) -> Option<String> {
         // Without such a policy nothing need be decoded; what can't be decoded is for the call itself to complain about.
-        let policy = &self.parts.policy;
-        let keeps_any = policy.host_namespaces == HostNamespaces::KeepLocal || policy.privileged == Privileged::KeepLocal;
-        let request = keeps_any.then(|| cri::RunPodSandboxRequest::decode(message).ok())??;
-        policy::keeps_local(policy, request.config.as_ref()?)
+        let rules = &self.parts.rules;
+        let request = rules.keeps_any().then(|| cri::RunPodSandboxRequest::decode(message).ok())??;
+        policy::keeps_local(rules, request.config.as_ref()?)
     }
 
     /// Whether an image call is for a pod in a cell.
@@ -36,6 +33,21 @@ impl Verbs {
     /// An encoded `ImageStatusResponse` of what cells reported for a reference.
     pub fn reported_image(&self, reference: &str) -> Option<Bytes> {
         self.image_reported(reference)
+    }
+
+    /// An encoded `ListPodSandboxMetricsResponse` of pods in cells, as the node's encoded `ListMetricDescriptorsResponse` describes metrics.
+    pub fn metrics(&self, descriptors: &[u8]) -> Bytes {
+        self.view.list_metrics(descriptors, Instant::now())
+    }
+
+    /// What happens to pods in cells from now on: encoded `ContainerEventResponse`s, until one was lost, which an error says.
+    pub fn events(&self) -> BoxStream<'static, Result<Bytes, Status>> {
+        Box::pin(stream::unfold(Some(self.view.events()), |events| async {
+            let mut events = events?;
+            let next = events.next().await;
+            let more = next.is_ok().then_some(events);
+            Some((next, more))
+        }))
     }
 
     /// Answers a call.

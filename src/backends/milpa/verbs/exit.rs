@@ -39,10 +39,10 @@ impl Verbs {
         }
     }
 
-    /// A container can't have gone on.
-    pub(super) fn note_end(self: &Arc<Self>, container: &Container, end: End) {
+    /// Its cell has no such container, so it can't have gone on.
+    pub(super) fn note_gone(self: &Arc<Self>, container: &Container) {
         let now = clock::now();
-        self.note_exit(container, move |current| transition::ended(current, &end, now));
+        self.note_exit(container, move |current| transition::ended(current, &End::gone(current), now));
     }
 
     /// Records an end in a task of its own, once.
@@ -56,17 +56,35 @@ impl Verbs {
         }
         let (verbs, container) = (Arc::clone(self), container.clone());
         self.owned(async move {
-            verbs.bring_home(&container).await;
-            while let Err(error) = verbs.change_container(&container, &decide).await {
+            let log_whole = verbs.bring_home(&container).await;
+            let decide = |current: &records::ContainerStatus| decide(current).map(|next| records::ContainerStatus { log_whole, ..next });
+            while let Err(error) = verbs.change_container(&container, decide).await {
                 tracing::error!(container = %container.id, error = failure::chain(&error), "The end of a container could not be recorded yet");
                 tokio::time::sleep(COMMIT_RETRY).await;
             }
             verbs.ending.lock().unwrap_or_else(PoisonError::into_inner).remove(&container.id);
+            if !log_whole {
+                verbs.finish_log(&container);
+            }
         });
     }
 
-    /// The rest of the log, and the termination message: the kubelet reads both from the node as soon as it sees the end.
-    async fn bring_home(&self, container: &Container) {
+    /// Records that an exited container's log is all here, once it is. Until then a daemon that is started again goes on with it.
+    pub(super) fn finish_log(self: &Arc<Self>, container: &Container) {
+        let (verbs, container) = (Arc::clone(self), container.clone());
+        self.owned(async move {
+            if !verbs.parts.logs.whole(&container.id).await {
+                return;
+            }
+            let kept = verbs.change_container(&container, |current| Some(records::ContainerStatus { log_whole: true, ..current.clone() })).await;
+            if let Err(error) = kept {
+                tracing::debug!(container = %container.id, error = failure::chain(&error), "That a log is whole could not be recorded: the next daemon looks at it again");
+            }
+        });
+    }
+
+    /// The rest of the log, and the termination message: the kubelet reads both from the node as soon as it sees the end. Whether the log is whole.
+    async fn bring_home(&self, container: &Container) -> bool {
         let fetch = async {
             if let Some(cell) = self.parts.cells.get(&container.cell) {
                 let config = container.meta().config.unwrap_or_default();
@@ -77,7 +95,7 @@ impl Verbs {
             }
         };
         // Drained even when the cell is gone: what has arrived is still to be written.
-        tokio::join!(self.parts.logs.drain(&container.id, DRAIN), fetch);
+        tokio::join!(self.parts.logs.drain(&container.id, DRAIN), fetch).0
     }
 
     /// Asks a cell how a container is, and takes the answer.
@@ -87,12 +105,12 @@ impl Verbs {
         match calls::answered(ASK, "ContainerStatus", runtime.container_status(calls::within(ASK, request))).await {
             Ok(answer) => {
                 if let Some(told) = answer.status {
-                    self.note(container, told).await;
+                    self.told(cell, container, told).await;
                 }
                 Ok(())
             }
             Err(status) if status.code() == Code::NotFound => {
-                self.note_end(container, End::container_gone());
+                self.note_gone(container);
                 Ok(())
             }
             Err(status) => Err(status),

@@ -15,7 +15,7 @@ pub fn events(mut bytes: &[u8]) {
         let before = transition::state(&current);
         let next = match &event.event {
             Some(cell::event::Event::Container(told)) => transition::seen(&current, told),
-            Some(cell::event::Event::ContainerGone(_)) => transition::ended(&current, &End::container_gone(), 1),
+            Some(cell::event::Event::ContainerGone(_)) => transition::ended(&current, &End::gone(&current), 1),
             Some(cell::event::Event::Snapshot(snapshot)) => snapshot.containers.iter().find_map(|told| transition::seen(&current, told)),
             _ => None,
         };

@@ -6,10 +6,9 @@ use std::{
 };
 
 use tokio::sync::broadcast::{Receiver, error::RecvError};
-use tokio_util::sync::CancellationToken;
 
 use super::{Verbs, failure, transition::End};
-use crate::backends::milpa::{cells::CellEvent, id::CellId};
+use crate::backends::milpa::{cells::CellEvent, id::CellId, resolver::Server};
 
 /// How long to wait after something failed that must be done.
 const RETRY: Duration = Duration::from_secs(2);
@@ -75,26 +74,35 @@ impl Verbs {
         });
     }
 
-    /// Watches a cell, if it is not watched already.
+    /// Watches a cell, if it is not watched already, and asks its pod's name servers, once it is known which.
     pub(super) fn watch(self: &Arc<Self>, id: &CellId) {
         let Some(cell) = self.parts.cells.get(id) else { return };
+        let resolvers = self.view.sandbox_of_cell(id).map(|sandbox| sandbox.meta().resolvers).unwrap_or_default();
         let mut watched = self.watched.lock().unwrap_or_else(PoisonError::into_inner);
-        if watched.contains_key(id) {
-            return;
-        }
-        let end = CancellationToken::new();
-        watched.insert(id.clone(), end.clone());
+        let is_new = !watched.contains_key(id);
+        let watch = watched.entry(id.clone()).or_default();
+        let resolves = !resolvers.is_empty() && !std::mem::replace(&mut watch.resolves, !resolvers.is_empty());
+        let end = watch.end.clone();
         drop(watched);
-        let verbs = Arc::clone(self);
-        self.owned(async move {
-            let _ = end.run_until_cancelled(Box::pin(verbs.watch_cell(cell))).await;
-        });
+        if resolves {
+            let (verbs, cell, end) = (Arc::clone(self), cell.clone(), end.clone());
+            let servers: Vec<_> = resolvers.iter().filter_map(|server| Server::of_node(server)).collect();
+            self.owned(async move {
+                let _ = end.run_until_cancelled(Box::pin(verbs.resolver.serve(&cell.id, &cell.link, &servers))).await;
+            });
+        }
+        if is_new {
+            let verbs = Arc::clone(self);
+            self.owned(async move {
+                let _ = end.run_until_cancelled(Box::pin(verbs.watch_cell(cell))).await;
+            });
+        }
     }
 
     /// Ends the watch of a cell.
     pub(super) fn unwatch(&self, id: &CellId) {
-        if let Some(end) = self.watched.lock().unwrap_or_else(PoisonError::into_inner).remove(id) {
-            end.cancel();
+        if let Some(watched) = self.watched.lock().unwrap_or_else(PoisonError::into_inner).remove(id) {
+            watched.end.cancel();
         }
     }
 }

@@ -1,56 +1,84 @@
 //! What a pod may not ask of a cell. Pure.
 
-use std::net::IpAddr;
-
+use kiyot_link::resolver::MOST;
 use kiyot_proto::cri;
 use tonic::Status;
 
-use crate::config::{HostNamespaces, NodeResolver, Policy, Privileged};
+mod asked;
 
-/// Refuses a sandbox that asks for a namespace of the node, or for privileges that cells do not give.
-pub fn check_sandbox(policy: &Policy, config: &cri::PodSandboxConfig) -> Result<(), Status> {
-    let context = config.linux.as_ref().and_then(|linux| linux.security_context.as_ref());
+#[cfg(test)]
+mod tests;
+
+pub use asked::Rules;
+use asked::{Asked, Outcome};
+
+use crate::{
+    backends::milpa::resolver::Server,
+    config::{NodeResolver, Policy, Privileged},
+};
+
+/// Capabilities by which a process that sees the cell's own processes gets at what those have open. In a cell that shares the node's files, that is the node.
+const REACHING: [&str; 2] = ["SYS_PTRACE", "ALL"];
+
+/// Refuses a sandbox that asks for what its cell does not give.
+pub fn check_sandbox(rules: &Rules, config: &cri::PodSandboxConfig) -> Result<(), Status> {
     let metadata = config.metadata.clone().unwrap_or_default();
-    let refused = context.and_then(|context| {
-        let namespace = context.namespace_options.as_ref().and_then(node_namespace);
-        namespace.or((context.privileged && policy.privileged != Privileged::Allow).then_some(PRIVILEGED))
-    });
     let pod = format!("pod {}/{}", metadata.namespace, metadata.name);
-    if let Some(what) = refused {
-        return Err(refusal(&pod, what));
-    }
-    let servers = config.dns_config.iter().flat_map(|dns| &dns.servers);
-    let server = servers.filter(|_| policy.node_resolver == NodeResolver::Refuse).find(|server| is_the_nodes(server));
-    server.map_or(Ok(()), |server| Err(refusal(&pod, &format!("the name server {server}, {NODE_RESOLVER}"))))
-}
-
-/// Whether a name server's address means the machine that asks, or its link.
-fn is_the_nodes(server: &str) -> bool {
-    // The zone of a link-local address, which only the node knows.
-    let address = server.split_once('%').map_or(server, |(address, _)| address);
-    match address.parse::<IpAddr>().map(|address| address.to_canonical()) {
-        Ok(IpAddr::V4(address)) => address.is_loopback() || address.is_link_local() || address.is_unspecified(),
-        Ok(IpAddr::V6(address)) => address.is_loopback() || address.is_unicast_link_local() || address.is_unspecified(),
-        // A resolver passes over what is none.
-        Err(_) => false,
+    check(rules, &pod, asked_by_sandbox(config))?;
+    let servers = servers_of_node(config);
+    match (rules.policy.node_resolver, servers.first()) {
+        (NodeResolver::Refuse, Some(server)) => Err(refusal(&pod, &format!("the name server {server}, {NODE_RESOLVER}"))),
+        (NodeResolver::Forward, Some(_)) if servers.len() > MOST => {
+            Err(refusal(&pod, &format!("{} name servers that are the node's own; at most {MOST} are asked for it", servers.len())))
+        }
+        _ => Ok(()),
     }
 }
 
-/// Why a pod for a cell runs on the node instead: it asks for what cells do not give, and the policy is to keep such pods local. The text ends the sentence "it ...".
-/// A pod that asks for something else as well that is to be refused runs there too: the node gives it all.
-pub fn keeps_local(policy: &Policy, config: &cri::PodSandboxConfig) -> Option<String> {
-    let context = config.linux.as_ref().and_then(|linux| linux.security_context.as_ref())?;
-    let namespace = context.namespace_options.as_ref().and_then(node_namespace).filter(|_| policy.host_namespaces == HostNamespaces::KeepLocal);
-    // The kubelet says of a sandbox whether any of its containers is privileged.
-    let privileged = context.privileged && policy.privileged == Privileged::KeepLocal;
-    match namespace {
-        Some(what) => Some(format!("asks for {what}, and policy.host_namespaces is \"keep-local\"")),
-        None => privileged.then(|| "has a privileged container, and policy.privileged is \"keep-local\"".to_owned()),
+/// The name servers of a sandbox that the daemon is to ask for it, each once, as the configuration has them.
+pub(super) fn asked_for_it(policy: &Policy, config: &cri::PodSandboxConfig) -> Vec<String> {
+    if policy.node_resolver == NodeResolver::Forward { servers_of_node(config) } else { Vec::new() }
+}
+
+fn servers_of_node(config: &cri::PodSandboxConfig) -> Vec<String> {
+    let mut servers = Vec::new();
+    for server in config.dns_config.iter().flat_map(|dns| &dns.servers).filter(|server| Server::of_node(server).is_some()) {
+        if !servers.contains(server) {
+            servers.push(server.clone());
+        }
     }
+    servers
+}
+
+/// Why a pod for a cell runs on the node instead: it asks for what is the node's, and the policy is to keep such pods local. The text ends the sentence
+/// "it ...". A pod that asks for something else as well that is to be refused runs there too: the node gives it all.
+pub fn keeps_local(rules: &Rules, config: &cri::PodSandboxConfig) -> Option<String> {
+    let kept = asked_by_sandbox(config).find(|asked| rules.outcome(*asked) == Outcome::KeptLocal)?;
+    Some(match kept {
+        // The kubelet says of a sandbox whether any of its containers is privileged.
+        Asked::Privileges => "has a privileged container, and policy.privileged is \"keep-local\"".to_owned(),
+        asked => format!("asks for {}, and policy.{} is \"keep-local\"", asked.what(), asked.key()),
+    })
+}
+
+/// What a pod that asks for the node's is given of its cell's instead, one text for each.
+pub fn given(rules: &Rules, config: &cri::PodSandboxConfig) -> Vec<String> {
+    let given = asked_by_sandbox(config).filter(|asked| rules.outcome(*asked) == Outcome::Given);
+    given
+        .map(|asked| match (asked, rules.policy.privileged) {
+            (Asked::Privileges, Privileged::Allow) if !rules.isolation.privileges => {
+                format!(
+                    "is privileged, and policy.privileged is \"allow\": in a cell of the provider {:?} it is root on the node",
+                    rules.isolation.provider
+                )
+            }
+            _ => format!("asks for {}, and gets {}", asked.what(), asked.given()),
+        })
+        .collect()
 }
 
 /// Refuses a container that asks for what its cell does not have.
-pub fn check_container(policy: &Policy, config: &cri::ContainerConfig) -> Result<(), Status> {
+pub fn check_container(rules: &Rules, config: &cri::ContainerConfig) -> Result<(), Status> {
     let name = config.metadata.as_ref().map(|metadata| metadata.name.as_str()).unwrap_or_default();
     let name = format!("container {name:?}");
     if let Some(device) = config.devices.first() {
@@ -60,133 +88,47 @@ pub fn check_container(policy: &Policy, config: &cri::ContainerConfig) -> Result
         return Err(refusal(&name, &format!("the device {:?} of the node", device.name)));
     }
     let Some(context) = config.linux.as_ref().and_then(|linux| linux.security_context.as_ref()) else { return Ok(()) };
-    if let Some(what) = context.namespace_options.as_ref().and_then(node_namespace) {
-        return Err(refusal(&name, what));
+    let options = context.namespace_options.as_ref();
+    check(rules, &name, Asked::of(options, context.privileged))?;
+    let sees_the_cell = Asked::of(options, false).any(|asked| asked == Asked::Processes);
+    let mut added = context.capabilities.iter().flat_map(|capabilities| &capabilities.add_capabilities);
+    let reaching = added.find(|name| REACHING.iter().any(|reaching| name.trim_start_matches("CAP_").eq_ignore_ascii_case(reaching)));
+    match reaching {
+        Some(capability) if sees_the_cell && !rules.isolation.privileges && rules.policy.privileged != Privileged::Allow => {
+            Err(Status::invalid_argument(format!(
+                "{name} asks for the node's processes (hostPID) with the capability {capability}; policy.host_pid is \"cell\", but cells of the provider \
+                 {:?} have the node's files, which the cell's own processes have open: allowed is one of the two",
+                rules.isolation.provider
+            )))
+        }
+        _ => Ok(()),
     }
-    if context.privileged && policy.privileged != Privileged::Allow {
-        return Err(refusal(&name, PRIVILEGED));
-    }
-    Ok(())
 }
 
-const PRIVILEGED: &str = "to be privileged (securityContext.privileged; the backend's policy.privileged is not \"allow\")";
-
 const NODE_RESOLVER: &str = "an address that is the node's own (set dnsPolicy or dnsConfig of the pod, or the kubelet's resolvConf or clusterDNS; the \
-                            backend's policy.node_resolver is \"refuse\")";
+                            backend's policy.node_resolver is \"refuse\", and knows \"forward\")";
 
-fn node_namespace(options: &cri::NamespaceOption) -> Option<&'static str> {
-    use cri::NamespaceMode::{Node, Pod};
-    if options.network() == Node {
-        Some("the node's network (hostNetwork)")
-    } else if options.pid() == Node {
-        Some("the node's processes (hostPID)")
-    } else if options.ipc() == Node {
-        Some("the node's IPC (hostIPC)")
-    } else if options.userns_options.as_ref().is_some_and(|userns| userns.mode() == Pod) {
-        Some("a user namespace of its own (hostUsers: false)")
-    } else {
-        None
-    }
+fn asked_by_sandbox(config: &cri::PodSandboxConfig) -> impl Iterator<Item = Asked> + '_ {
+    let context = config.linux.as_ref().and_then(|linux| linux.security_context.as_ref());
+    Asked::of(context.and_then(|context| context.namespace_options.as_ref()), context.is_some_and(|context| context.privileged))
+}
+
+fn check(rules: &Rules, who: &str, mut asked: impl Iterator<Item = Asked>) -> Result<(), Status> {
+    // A pod that is kept local and comes here all the same, past the sandbox, is refused.
+    let refused = asked.find_map(|asked| match rules.outcome(asked) {
+        Outcome::Given => None,
+        Outcome::Refused => Some(refusal(who, &format!("{} (policy.{} is \"refuse\")", asked.what(), asked.key()))),
+        Outcome::KeptLocal => Some(refusal(who, asked.what())),
+        Outcome::NotThere(why) => Some(Status::invalid_argument(format!(
+            "{who} asks for {}; policy.{} is \"cell\", but cells of the provider {:?} {why}",
+            asked.what(),
+            asked.key(),
+            rules.isolation.provider
+        ))),
+    });
+    refused.map_or(Ok(()), Err)
 }
 
 fn refusal(who: &str, what: &str) -> Status {
     Status::invalid_argument(format!("{who} asks for {what}, which a pod in a cell can't have; run it on the node, or ask for less"))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn sandbox(options: cri::NamespaceOption, privileged: bool) -> cri::PodSandboxConfig {
-        let context = cri::LinuxSandboxSecurityContext { namespace_options: Some(options), privileged, ..Default::default() };
-        cri::PodSandboxConfig {
-            metadata: Some(cri::PodSandboxMetadata { name: "web".to_owned(), namespace: "shop".to_owned(), ..Default::default() }),
-            linux: Some(cri::LinuxPodSandboxConfig { security_context: Some(context), ..Default::default() }),
-            ..Default::default()
-        }
-    }
-
-    #[test]
-    fn what_the_node_alone_has_is_refused_by_name() {
-        let node = cri::NamespaceMode::Node.into();
-        let mapping = cri::IdMapping { host_id: 100_000, container_id: 0, length: 65536 };
-        let userns = cri::UserNamespace { mode: cri::NamespaceMode::Pod.into(), uids: vec![mapping], gids: vec![mapping] };
-        for (options, word) in [
-            (cri::NamespaceOption { network: node, ..Default::default() }, "hostNetwork"),
-            (cri::NamespaceOption { pid: node, ..Default::default() }, "hostPID"),
-            (cri::NamespaceOption { ipc: node, ..Default::default() }, "hostIPC"),
-            (cri::NamespaceOption { userns_options: Some(userns), ..Default::default() }, "hostUsers"),
-        ] {
-            let status = check_sandbox(&Policy::default(), &sandbox(options, false)).unwrap_err();
-            assert_eq!(status.code(), tonic::Code::InvalidArgument);
-            assert!(status.message().contains(word) && status.message().contains("shop/web"), "{status}");
-        }
-    }
-
-    #[test]
-    fn a_pod_that_asks_for_the_nodes_namespaces_stays_there_if_the_policy_says_so() {
-        let config = sandbox(cri::NamespaceOption { pid: cri::NamespaceMode::Node.into(), ..Default::default() }, false);
-        let keep = Policy { host_namespaces: HostNamespaces::KeepLocal, ..Policy::default() };
-        let why = "asks for the node's processes (hostPID), and policy.host_namespaces is \"keep-local\"";
-        assert_eq!(keeps_local(&keep, &config).as_deref(), Some(why));
-        assert_eq!(keeps_local(&Policy::default(), &config), None);
-        assert_eq!(keeps_local(&keep, &cri::PodSandboxConfig::default()), None);
-    }
-
-    #[test]
-    fn a_pod_with_a_user_namespace_of_its_own_stays_on_the_node_too() {
-        let userns = cri::UserNamespace { mode: cri::NamespaceMode::Pod.into(), ..Default::default() };
-        let config = sandbox(cri::NamespaceOption { userns_options: Some(userns), ..Default::default() }, false);
-        let keep = Policy { host_namespaces: HostNamespaces::KeepLocal, ..Policy::default() };
-        assert!(keeps_local(&keep, &config).unwrap().contains("hostUsers: false"));
-    }
-
-    #[test]
-    fn a_privileged_pod_stays_on_the_node_if_the_policy_says_so() {
-        let keep = Policy { privileged: Privileged::KeepLocal, ..Policy::default() };
-        let config = sandbox(cri::NamespaceOption::default(), true);
-        assert_eq!(keeps_local(&keep, &config).as_deref(), Some("has a privileged container, and policy.privileged is \"keep-local\""));
-        assert_eq!(keeps_local(&Policy::default(), &config), None);
-        // What comes to a cell all the same, past the sandbox, is refused there.
-        assert!(check_sandbox(&keep, &config).is_err());
-    }
-
-    #[test]
-    fn privileges_are_a_matter_of_policy() {
-        let config = sandbox(cri::NamespaceOption::default(), true);
-        assert!(check_sandbox(&Policy::default(), &config).is_err());
-        assert!(check_sandbox(&Policy { privileged: Privileged::Allow, ..Policy::default() }, &config).is_ok());
-    }
-
-    #[test]
-    fn name_servers_of_the_node_are_refused_by_address() {
-        let config = |server: &str| {
-            let servers = vec!["10.96.0.10".to_owned(), server.to_owned()];
-            cri::PodSandboxConfig { dns_config: Some(cri::DnsConfig { servers, ..Default::default() }), ..Default::default() }
-        };
-        for server in ["127.0.0.53", "127.0.0.1", "169.254.20.10", "0.0.0.0", "::1", "fe80::1%eth0", "::ffff:127.0.0.1"] {
-            let status = check_sandbox(&Policy::default(), &config(server)).unwrap_err();
-            assert!(status.message().contains(server) && status.message().contains("node_resolver"), "{status}");
-            let allow = Policy { node_resolver: NodeResolver::Allow, ..Policy::default() };
-            assert!(check_sandbox(&allow, &config(server)).is_ok());
-        }
-        for server in ["1.1.1.1", "2001:db8::1", "not an address"] {
-            assert!(check_sandbox(&Policy::default(), &config(server)).is_ok());
-        }
-    }
-
-    #[test]
-    fn an_ordinary_pod_is_fine() {
-        let options = cri::NamespaceOption { pid: cri::NamespaceMode::Container.into(), ..Default::default() };
-        assert!(check_sandbox(&Policy::default(), &sandbox(options, false)).is_ok());
-        assert!(check_sandbox(&Policy::default(), &cri::PodSandboxConfig::default()).is_ok());
-        assert!(check_container(&Policy::default(), &cri::ContainerConfig::default()).is_ok());
-    }
-
-    #[test]
-    fn a_device_of_the_node_is_refused() {
-        let device = cri::Device { host_path: "/dev/kvm".to_owned(), ..Default::default() };
-        let status = check_container(&Policy::default(), &cri::ContainerConfig { devices: vec![device], ..Default::default() }).unwrap_err();
-        assert!(status.message().contains("/dev/kvm"));
-    }
 }

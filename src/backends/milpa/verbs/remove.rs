@@ -3,7 +3,7 @@
 use std::{sync::Arc, time::Instant};
 
 use kiyot_proto::cri;
-use tonic::{Code, Status};
+use tonic::Status;
 
 use super::{Verbs, calls, failure, view::Container};
 use crate::backends::milpa::id::SandboxId;
@@ -15,11 +15,7 @@ impl Verbs {
         request: cri::RemovePodSandboxRequest,
         deadline: Option<Instant>,
     ) -> Result<cri::RemovePodSandboxResponse, Status> {
-        let sandbox = match self.view.sandbox(&request.pod_sandbox_id) {
-            Ok(sandbox) => sandbox,
-            Err(status) if status.code() == Code::NotFound => return Ok(cri::RemovePodSandboxResponse {}),
-            Err(status) => return Err(status),
-        };
+        let Some(sandbox) = calls::known(self.view.sandbox(&request.pod_sandbox_id))? else { return Ok(cri::RemovePodSandboxResponse {}) };
         let verbs = Arc::clone(self);
         self.detached("RemovePodSandbox", deadline, async move { verbs.erase_sandbox(&sandbox.id).await }).await?;
         Ok(cri::RemovePodSandboxResponse {})
@@ -40,11 +36,7 @@ impl Verbs {
         request: cri::RemoveContainerRequest,
         deadline: Option<Instant>,
     ) -> Result<cri::RemoveContainerResponse, Status> {
-        let container = match self.view.container(&request.container_id) {
-            Ok(container) => container,
-            Err(status) if status.code() == Code::NotFound => return Ok(cri::RemoveContainerResponse {}),
-            Err(status) => return Err(status),
-        };
+        let Some(container) = calls::known(self.view.container(&request.container_id))? else { return Ok(cri::RemoveContainerResponse {}) };
         let verbs = Arc::clone(self);
         self.detached("RemoveContainer", deadline, async move { verbs.erase_container(&container).await }).await?;
         Ok(cri::RemoveContainerResponse {})
@@ -61,11 +53,7 @@ impl Verbs {
                 let request = cri::RemoveContainerRequest { container_id: container.cell_container.to_string() };
                 let mut runtime = calls::runtime(&cell);
                 let call = runtime.remove_container(calls::within(calls::CALL, request));
-                match calls::answered(calls::CALL, "RemoveContainer", call).await {
-                    Ok(_) => {}
-                    Err(status) if status.code() == Code::NotFound => {}
-                    Err(status) => return Err(container.restored(&status)),
-                }
+                calls::known(calls::answered(calls::CALL, "RemoveContainer", call).await).map_err(|status| container.restored(&status))?;
             }
             // What is left of it in the cell ends with the cell, and is in nobody's way until then.
             None => {

@@ -45,7 +45,7 @@ impl Verbs {
                 batch.put(Table::ContainerStatuses, &key, &ended);
                 status = ended;
             }
-            match self.view.insert_container(&meta, status) {
+            match self.view.insert_container(&meta, status, None) {
                 Ok(true) => {}
                 Ok(false) | Err(_) => {
                     tracing::warn!(container = key, sandbox = meta.sandbox, "The record of a container has no sandbox, and is dropped");

@@ -5,7 +5,11 @@
 
 use std::{collections::HashMap, net::IpAddr};
 
-use kiyot_proto::{cell::BindRequest, cri};
+use kiyot_link::resolver;
+use kiyot_proto::{
+    cell::BindRequest,
+    cri::{self, security_profile::ProfileType},
+};
 use tonic::Status;
 
 use crate::backends::milpa::providers::{HostPort, Protocol};
@@ -50,14 +54,15 @@ addressed! {
     PodSandboxStatusRequest pod_sandbox_id;
 }
 
-/// What the cell is told so that it is this pod.
-pub(super) fn bind(config: &cri::PodSandboxConfig) -> BindRequest {
+/// What the cell is told so that it is this pod, whose `resolvers` the daemon asks.
+pub(super) fn bind(config: &cri::PodSandboxConfig, resolvers: &[String]) -> BindRequest {
     let asked = config.linux.iter().flat_map(|linux| &linux.sysctls).filter(|(name, _)| of_network(name));
     let usual = USUAL_SYSCTLS.map(|(name, value)| (name.to_owned(), value.to_owned()));
     BindRequest {
         pod_uid: config.metadata.as_ref().map(|metadata| metadata.uid.clone()).unwrap_or_default(),
         hostname: config.hostname.clone(),
         sysctls: usual.into_iter().chain(asked.map(|(name, value)| (name.clone(), value.clone()))).collect(),
+        resolvers: u32::try_from(resolvers.len()).unwrap_or(u32::MAX),
     }
 }
 
@@ -66,14 +71,20 @@ fn of_network(sysctl: &str) -> bool {
     sysctl.starts_with("net.") || sysctl.starts_with("net/")
 }
 
-/// A sandbox's config for the cell.
-pub(super) fn sandbox_config(config: &cri::PodSandboxConfig, pod_dir: &str) -> cri::PodSandboxConfig {
+/// A sandbox's config for the cell, where `resolvers` are at addresses of the cell's own.
+pub(super) fn sandbox_config(config: &cri::PodSandboxConfig, pod_dir: &str, resolvers: &[String]) -> cri::PodSandboxConfig {
     let mut config = config.clone();
     // runc refuses a host name where there is no UTS namespace of the pod's own.
     config.hostname.clear();
     config.port_mappings.clear();
     config.log_directory = format!("{}/{LOGS}", pod_dir.trim_end_matches('/'));
     config.windows = None;
+    for server in config.dns_config.iter_mut().flat_map(|dns| &mut dns.servers) {
+        let number = resolvers.iter().position(|resolver| resolver == server);
+        if let Some(address) = number.and_then(resolver::address) {
+            *server = address.to_string();
+        }
+    }
     let linux = config.linux.get_or_insert_default();
     linux.sysctls.retain(|name, _| !of_network(name));
     let options = linux.security_context.get_or_insert_default().namespace_options.get_or_insert_default();
@@ -116,8 +127,8 @@ pub(super) fn host_ports(config: &cri::PodSandboxConfig) -> Result<Vec<HostPort>
 }
 
 /// A sandbox for the cell.
-pub(super) fn run_sandbox(config: &cri::PodSandboxConfig, pod_dir: &str) -> cri::RunPodSandboxRequest {
-    cri::RunPodSandboxRequest { config: Some(sandbox_config(config, pod_dir)), runtime_handler: String::new() }
+pub(super) fn run_sandbox(config: &cri::PodSandboxConfig, pod_dir: &str, resolvers: &[String]) -> cri::RunPodSandboxRequest {
+    cri::RunPodSandboxRequest { config: Some(sandbox_config(config, pod_dir, resolvers)), runtime_handler: String::new() }
 }
 
 /// What in a container's request is other in its cell.
@@ -127,8 +138,12 @@ pub(super) struct InCell<'a> {
     pub(super) sandbox: &'a str,
     /// The cell's directory for the pod.
     pub(super) pod_dir: &'a str,
+    /// The name servers that have addresses in the cell.
+    pub(super) resolvers: &'a [String],
     /// The image's id there.
     pub(super) image: &'a str,
+    /// Its seccomp profile there, if it has one of the node's.
+    pub(super) profile: Option<String>,
     /// The mounts there.
     pub(super) mounts: Vec<cri::Mount>,
     /// The log beneath the cell's log directory; "" for none.
@@ -151,13 +166,16 @@ pub(super) fn create_container(request: &cri::CreateContainerRequest, cell: InCe
     config.cdi_devices.clear();
     config.windows = None;
     let context = config.linux.get_or_insert_default().security_context.get_or_insert_default();
+    if let Some(profile) = cell.profile {
+        context.seccomp = Some(cri::SecurityProfile { profile_type: ProfileType::Localhost.into(), localhost_ref: profile });
+    }
     let options = context.namespace_options.get_or_insert_default();
     on_the_cells_network(options);
     cell.target.clone_into(&mut options.target_id);
     cri::CreateContainerRequest {
         pod_sandbox_id: cell.sandbox.to_owned(),
         config: Some(config),
-        sandbox_config: request.sandbox_config.as_ref().map(|config| sandbox_config(config, cell.pod_dir)),
+        sandbox_config: request.sandbox_config.as_ref().map(|config| sandbox_config(config, cell.pod_dir, cell.resolvers)),
     }
 }
 

@@ -36,7 +36,7 @@ impl Verbs {
     ) -> Result<cri::RunPodSandboxResponse, Status> {
         let config = request.config.as_ref().ok_or_else(|| Status::invalid_argument("RunPodSandbox without a config"))?;
         let metadata = config.metadata.as_ref().ok_or_else(|| Status::invalid_argument("RunPodSandbox without a config.metadata"))?;
-        policy::check_sandbox(&self.parts.policy, config)?;
+        policy::check_sandbox(&self.parts.rules, config)?;
         CellRequest::parse(&config.annotations).map_err(|error| Status::invalid_argument(failure::chain(&error)))?;
         let key =
             SandboxKey { namespace: metadata.namespace.clone(), name: metadata.name.clone(), uid: metadata.uid.clone(), attempt: metadata.attempt };
@@ -114,6 +114,9 @@ impl Verbs {
         match Box::pin(self.fill(&id, &cell, &addresses, request, &pod)).await {
             Ok(()) => {
                 tracing::info!(sandbox = %id, cell = %cell.id, pod, ?addresses, "A pod has its cell");
+                for given in request.config.iter().flat_map(|config| policy::given(&self.parts.rules, config)) {
+                    tracing::info!(sandbox = %id, pod, "The pod {given}");
+                }
                 self.unclaimed(&id);
                 self.watch(&cell.id);
                 Ok(id)
@@ -135,19 +138,22 @@ impl Verbs {
     async fn fill(&self, id: &SandboxId, cell: &Cell, addresses: &[IpAddr], request: &cri::RunPodSandboxRequest, pod: &str) -> Result<(), Status> {
         let config = request.config.clone().unwrap_or_default();
         let hello = calls::connected(cell, pod, None).await?;
-        let bind = rewrite::bind(&config);
+        let resolvers = policy::asked_for_it(&self.parts.rules.policy, &config);
+        let bind = rewrite::bind(&config, &resolvers);
         calls::answered(BIND, "Bind", calls::agent(cell).bind(calls::within(BIND, bind))).await?;
         self.parts.images.ensure_pause(cell).await?;
-        let told = rewrite::run_sandbox(&config, &hello.pod_dir);
+        let told = rewrite::run_sandbox(&config, &hello.pod_dir, &resolvers);
         let made = calls::answered(RUN, "RunPodSandbox", calls::runtime(cell).run_pod_sandbox(calls::within(RUN, told))).await?;
+        let latest = config.metadata.as_ref().map_or(0, |metadata| self.view.latest_of_pod(&metadata.uid));
         let meta = records::SandboxMeta {
             id: id.as_str().to_owned(),
             cell: cell.id.as_str().to_owned(),
             cell_sandbox: made.pod_sandbox_id,
             config: Some(config),
             runtime_handler: request.runtime_handler.clone(),
-            created_unix_nanos: clock::now(),
+            created_unix_nanos: clock::now_after(latest),
             addresses: addresses.iter().map(ToString::to_string).collect(),
+            resolvers,
         };
         let mut batch = Batch::default();
         batch.put(Table::Sandboxes, id.as_str(), &meta);

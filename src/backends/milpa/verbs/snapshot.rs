@@ -30,8 +30,6 @@ impl Verbs {
             Method::ListPodSandboxStats => decoded(message, |request: cri::ListPodSandboxStatsRequest| {
                 Ok(self.view.list_sandbox_stats(&filter::Sandboxes::of_stats(request.filter), Instant::now()))
             }),
-            // No metrics of pods in cells yet: an empty part of the list.
-            Method::ListPodSandboxMetrics => Ok(Bytes::new()),
             Method::PodSandboxStatus => decoded(message, |request| self.sandbox_status(request).map(encoded)),
             Method::ContainerStatus => decoded(message, |request| self.container_status(request).map(encoded)),
             Method::ContainerStats => decoded(message, |request| self.container_stats(request).map(encoded)),
@@ -69,7 +67,7 @@ impl Verbs {
 
     fn container_stats(&self, request: cri::ContainerStatsRequest) -> Result<cri::ContainerStatsResponse, Status> {
         let container = self.view.container(&request.container_id)?;
-        // Before the first heartbeat, and after the end, nothing is known but whose usage it would be.
+        // While its cell is silent, and after the end, nothing is known but whose usage it would be.
         let stats =
             container.stats(Instant::now()).unwrap_or_else(|| super::restored::container_stats(container.item(), cri::ContainerStats::default()));
         Ok(cri::ContainerStatsResponse { stats: Some(stats) })

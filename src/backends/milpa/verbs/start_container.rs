@@ -15,6 +15,8 @@ use crate::backends::milpa::{cells::Cell, logs::LogRoute};
 const START: Duration = Duration::from_secs(110);
 /// How long it may take until a failed start reads EXITED.
 const FAILED: Duration = Duration::from_secs(5);
+/// How long the first sample of a container's usage may take; without it the usage begins with nothing.
+const SAMPLE: Duration = Duration::from_secs(1);
 
 impl Verbs {
     /// When it answers, the log's file is there and the container reads RUNNING. One that runs already is fine: its answer was lost.
@@ -53,13 +55,22 @@ impl Verbs {
         Ok(cri::StartContainerResponse {})
     }
 
-    /// Records that a container runs, by the cell's clock if the cell can be asked.
+    /// Records that a container runs, by the cell's clock if the cell can be asked, and what it uses: from now on its usage is listed.
     async fn runs(self: &Arc<Self>, cell: &Cell, container: &Container) -> Result<(), Status> {
-        let request = cri::ContainerStatusRequest { container_id: container.cell_container.to_string(), verbose: false };
-        let mut runtime = calls::runtime(cell);
-        let told = calls::answered(calls::CALL, "ContainerStatus", runtime.container_status(calls::within(calls::CALL, request))).await;
-        let told = told.ok().and_then(|answer| answer.status);
+        let (status, usage) = (
+            cri::ContainerStatusRequest { container_id: container.cell_container.to_string(), verbose: false },
+            cri::ContainerStatsRequest { container_id: container.cell_container.to_string() },
+        );
+        let (mut runtime, mut other) = (calls::runtime(cell), calls::runtime(cell));
+        let (told, sample) = tokio::join!(
+            calls::answered(calls::CALL, "ContainerStatus", runtime.container_status(calls::within(calls::CALL, status))),
+            calls::answered(SAMPLE, "ContainerStats", other.container_stats(calls::within(SAMPLE, usage))),
+        );
+        let (told, sample) = (told.ok().and_then(|answer| answer.status), sample.ok().and_then(|answer| answer.stats));
         let started_at = told.as_ref().map(|told| told.started_at).filter(|&at| at > 0).unwrap_or_else(clock::now);
+        if let Some(told) = &told {
+            self.view.tell(&container.id, told);
+        }
         // It may have ended by now: that comes after, when its log is here.
         let running = cri::ContainerStatus { state: cri::ContainerState::ContainerRunning.into(), started_at, ..Default::default() };
         if let Err(error) = self.change_container(container, |current| transition::seen(current, &running)).await {
@@ -69,6 +80,7 @@ impl Verbs {
             tracing::error!(container = %container.id, error = failure::chain(&error), stopped = stopped.is_ok(), "A container was started, could not be recorded, and is stopped");
             return Err(failure::of_store(&error));
         }
+        self.view.first_usage(&container.id, sample, Instant::now());
         if let Some(told) = told {
             self.note(container, told).await;
         }
@@ -77,13 +89,25 @@ impl Verbs {
 
     /// Brings a container's log to the node from now on; one without a log is fine.
     pub(super) async fn follow_log(&self, cell: &Cell, container: &Container) -> Result<(), Status> {
-        let meta = container.meta();
-        if meta.cell_log.is_empty() {
-            return Ok(());
+        match log_route(container) {
+            Some(route) => self.parts.logs.follow(cell, route).await,
+            None => Ok(()),
         }
-        let base = container.status.log_base;
-        let route = LogRoute { container: container.id.clone(), node_path: meta.log_path.into(), cell_path: meta.cell_log, base };
-        self.parts.logs.follow(cell, route).await
+    }
+
+    /// Brings home what is left in the cell of the log of a container that has exited, until it is all here or the container is removed. One that is here already is fine.
+    pub(super) async fn resume_log(self: &Arc<Self>, cell: &Cell, container: &Container) {
+        if container.status.log_whole {
+            return;
+        }
+        let Some(route) = log_route(container) else { return };
+        match self.parts.logs.resume(cell, route).await {
+            Ok(true) => self.finish_log(container),
+            Ok(false) => {}
+            Err(status) => {
+                tracing::error!(container = %container.id, status = status.message(), "The rest of the log of a container that has exited can't be written")
+            }
+        }
     }
 
     /// The kubelet has moved the log's file away: the next line goes to a new one. Where that begins in the cell's log is on disk before the answer.
@@ -108,4 +132,11 @@ impl Verbs {
         self.detached("ReopenContainerLog", deadline, reopened).await?;
         Ok(cri::ReopenContainerLogResponse {})
     }
+}
+
+/// Where a container's log is and goes; `None` for one without a log.
+fn log_route(container: &Container) -> Option<LogRoute> {
+    let meta = container.meta();
+    let (base, node_path) = (container.status.log_base, meta.log_path.into());
+    (!meta.cell_log.is_empty()).then(|| LogRoute { container: container.id.clone(), node_path, cell_path: meta.cell_log, base })
 }

@@ -6,9 +6,9 @@ use std::{
 };
 
 use kiyot_proto::cri;
-use tonic::{Code, Status};
+use tonic::Status;
 
-use super::{Verbs, calls, transition::End, view::Container};
+use super::{Verbs, calls, view::Container};
 
 /// How long a container may take to end after its grace period, and its cell to say so.
 const AFTER_GRACE: Duration = Duration::from_secs(30);
@@ -26,11 +26,7 @@ impl Verbs {
         request: cri::StopContainerRequest,
         deadline: Option<Instant>,
     ) -> Result<cri::StopContainerResponse, Status> {
-        let container = match self.view.container(&request.container_id) {
-            Ok(container) => container,
-            Err(status) if status.code() == Code::NotFound => return Ok(cri::StopContainerResponse {}),
-            Err(status) => return Err(status),
-        };
+        let Some(container) = calls::known(self.view.container(&request.container_id))? else { return Ok(cri::StopContainerResponse {}) };
         let verbs = Arc::clone(self);
         self.detached("StopContainer", deadline, async move { verbs.end_container(&container, request.timeout).await }).await?;
         Ok(cri::StopContainerResponse {})
@@ -48,9 +44,9 @@ impl Verbs {
         let time = Duration::from_secs(grace.unsigned_abs()) + AFTER_GRACE;
         let request = cri::StopContainerRequest { container_id: container.cell_container.to_string(), timeout: grace };
         let mut runtime = calls::runtime(&cell);
-        match calls::answered(time, "StopContainer", runtime.stop_container(calls::within(time, request))).await {
-            Ok(_) => {}
-            Err(status) if status.code() == Code::NotFound => self.note_end(container, End::container_gone()),
+        match calls::known(calls::answered(time, "StopContainer", runtime.stop_container(calls::within(time, request))).await) {
+            Ok(Some(_)) => {}
+            Ok(None) => self.note_gone(container),
             Err(status) => return Err(container.restored(&status)),
         }
         if self.exited_within(container, NEWS).await {

@@ -7,7 +7,7 @@ use std::{
 
 use futures::future::join_all;
 use kiyot_proto::cri;
-use tonic::{Code, Status};
+use tonic::Status;
 
 use super::{Verbs, calls, failure, transition::End, view::Sandbox};
 use crate::backends::milpa::{cells::Cell, id::SandboxId};
@@ -24,11 +24,7 @@ impl Verbs {
         request: cri::StopPodSandboxRequest,
         deadline: Option<Instant>,
     ) -> Result<cri::StopPodSandboxResponse, Status> {
-        let sandbox = match self.view.sandbox(&request.pod_sandbox_id) {
-            Ok(sandbox) => sandbox,
-            Err(status) if status.code() == Code::NotFound => return Ok(cri::StopPodSandboxResponse {}),
-            Err(status) => return Err(status),
-        };
+        let Some(sandbox) = calls::known(self.view.sandbox(&request.pod_sandbox_id))? else { return Ok(cri::StopPodSandboxResponse {}) };
         let verbs = Arc::clone(self);
         self.detached("StopPodSandbox", deadline, async move { verbs.stop_sandbox(&sandbox.id).await }).await?;
         Ok(cri::StopPodSandboxResponse {})
@@ -39,7 +35,8 @@ impl Verbs {
         let Ok(sandbox) = self.view.sandbox(id.as_str()) else { return Ok(()) };
         let _stopping = sandbox.stopping.lock().await;
         if let Some(cell) = self.parts.cells.get(&sandbox.cell) {
-            if calls::is_connected(&cell) {
+            // Waited for a moment: after a restart of the daemon its cells are just calling home again.
+            if calls::connected(&cell, &sandbox.pod, None).await.is_ok() {
                 self.quiet(&cell, &sandbox).await;
             }
             let reason = "its pod was stopped";
@@ -74,7 +71,13 @@ impl Verbs {
                 }
             }
         });
-        join_all(killed).await;
+        // What an earlier daemon could not write of a log is tried once more.
+        let unwritten = self.view.containers_of(&sandbox.id).into_iter().filter(|container| container.exited() && !container.status.log_whole);
+        let written = unwritten.map(async |container| {
+            self.resume_log(cell, &container).await;
+            self.parts.logs.drain(&container.id, LAST_WORDS).await;
+        });
+        tokio::join!(join_all(killed), join_all(written));
         let ended =
             self.view.wait(LAST_WORDS, |view| running.iter().all(|one| view.container(one.id.as_str()).is_ok_and(|now| now.exited())).then_some(()));
         if ended.await.is_none() {

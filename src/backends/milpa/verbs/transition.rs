@@ -2,6 +2,9 @@
 
 use kiyot_proto::{cri, store};
 
+/// The longest reason or message that is kept, in bytes.
+const TEXT: usize = 16 << 10;
+
 /// Why a container is said to have ended, and with what.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct End {
@@ -19,9 +22,14 @@ impl End {
         Self { exit_code: 137, reason: "CellLost", message: format!("the cell that it ran in is gone: {why}") }
     }
 
-    /// Its cell does not know it any more.
-    pub(super) fn container_gone() -> Self {
-        Self { exit_code: 255, reason: "ContainerGone", message: "its cell does not know it any more".to_owned() }
+    /// Its cell does not know it any more. One that was not known to run is said to have failed to start, as containerd says it.
+    pub(super) fn gone(current: &store::ContainerStatus) -> Self {
+        match state(current) {
+            cri::ContainerState::ContainerCreated => {
+                Self { exit_code: 128, reason: "StartError", message: "it was removed from its cell before it was started".to_owned() }
+            }
+            _ => Self { exit_code: 255, reason: "ContainerGone", message: "its cell does not know it any more".to_owned() },
+        }
     }
 
     /// Its sandbox was stopped, and it had not ended before.
@@ -58,10 +66,15 @@ pub(super) fn seen(current: &store::ContainerStatus, told: &cri::ContainerStatus
     if to == cri::ContainerState::ContainerExited {
         next.finished_unix_nanos = told.finished_at.max(started).max(1);
         next.exit_code = told.exit_code;
-        next.reason.clone_from(&told.reason);
-        next.message.clone_from(&told.message);
+        next.reason = bounded(&told.reason);
+        next.message = bounded(&told.message);
     }
     Some(next)
+}
+
+/// As much of what a cell says as is kept. The kubelet takes less of it (`MaxContainerTerminationMessageLength`).
+fn bounded(text: &str) -> String {
+    text[..text.floor_char_boundary(TEXT)].to_owned()
 }
 
 /// What becomes of a status when the container can't have gone on; `None` if it had ended before.
@@ -103,7 +116,7 @@ mod tests {
             let mut exited: Option<store::ContainerStatus> = None;
             for (n, told) in news.iter().enumerate() {
                 let before = progress(state(&current));
-                let next = if n == lost_at { ended(&current, &End::container_gone(), 50) } else { seen(&current, told) };
+                let next = if n == lost_at { ended(&current, &End::gone(&current), 50) } else { seen(&current, told) };
                 if let Some(next) = next {
                     prop_assert!(progress(state(&next)) > before);
                     prop_assert!(next.finished_unix_nanos == 0 || next.finished_unix_nanos >= next.started_unix_nanos);
@@ -121,6 +134,13 @@ mod tests {
     }
 
     #[test]
+    fn what_a_cell_says_is_kept_to_a_bound() {
+        let told = cri::ContainerStatus { state: 2, message: "ü".repeat(TEXT), reason: "r".repeat(1 << 20), ..Default::default() };
+        let kept = seen(&store::ContainerStatus::default(), &told).unwrap();
+        assert_eq!((kept.message, kept.reason.len()), ("ü".repeat(TEXT / 2), TEXT));
+    }
+
+    #[test]
     fn one_that_exits_has_its_exit_code_and_an_end() {
         let running = seen(&store::ContainerStatus::default(), &cri::ContainerStatus { state: 1, started_at: 10, ..Default::default() }).unwrap();
         let told = cri::ContainerStatus { state: 2, started_at: 10, finished_at: 20, exit_code: 3, reason: "Error".to_owned(), ..Default::default() };
@@ -128,5 +148,8 @@ mod tests {
         assert_eq!((exited.started_unix_nanos, exited.finished_unix_nanos, exited.exit_code, &*exited.reason), (10, 20, 3, "Error"));
         assert_eq!(ended(&exited, &End::cell_lost("power"), 30), None);
         assert_eq!(ended(&running, &End::cell_lost("power"), 30).unwrap().exit_code, 137);
+        assert_eq!(ended(&running, &End::gone(&running), 30).unwrap().reason, "ContainerGone");
+        let created = store::ContainerStatus::default();
+        assert_eq!(ended(&created, &End::gone(&created), 30).unwrap().reason, "StartError");
     }
 }

@@ -10,7 +10,10 @@ use std::{
 };
 
 use bytes::Bytes;
-use kiyot_proto::{cri, store};
+use kiyot_proto::{
+    cri::{self, ContainerEventType},
+    store,
+};
 use prost::Message;
 use tokio::sync::watch;
 use tonic::Status;
@@ -18,14 +21,17 @@ use tonic::Status;
 use crate::backends::milpa::id::{CellId, ContainerId, NotAnId, SandboxId};
 
 mod entry;
+mod events;
 mod find;
 mod lists;
+mod metrics;
 mod usage;
 
 #[cfg(test)]
 mod tests;
 
 pub(super) use entry::{Container, Sandbox};
+use events::Readers;
 use usage::Lists;
 
 /// The view.
@@ -43,7 +49,6 @@ struct Known {
     by_uid: HashMap<Arc<str>, Vec<SandboxId>>,
     by_annotations: HashMap<u64, Vec<SandboxId>>,
     by_cell: HashMap<CellId, SandboxId>,
-    by_cell_container: HashMap<Arc<str>, ContainerId>,
     /// Counts what was inserted.
     inserted: u64,
     /// Whole encoded lists, made by the first who asks after a change.
@@ -51,6 +56,8 @@ struct Known {
     container_list: OnceLock<Bytes>,
     stats_list: Lists,
     sandbox_stats_list: Lists,
+    /// Who reads what happens.
+    readers: Readers,
 }
 
 impl View {
@@ -109,12 +116,22 @@ impl View {
             known.by_cell.insert(cell, id.clone());
             known.sandboxes.insert(id.clone(), sandbox);
             known.sandbox_list.take();
+            if ready {
+                known.announce(ContainerEventType::ContainerCreatedEvent, id.as_str(), &id);
+                known.announce(ContainerEventType::ContainerStartedEvent, id.as_str(), &id);
+            }
         });
         Ok(id)
     }
 
-    /// Publishes a container. `false` if its sandbox is not there, or does not run any more and the container could.
-    pub(super) fn insert_container(&self, meta: &store::ContainerMeta, status: store::ContainerStatus) -> Result<bool, NotAnId> {
+    /// Publishes a container, and what the cell says of it as [`Self::tell`] does. `false` if its sandbox is not there, or does not run any more and the
+    /// container could.
+    pub(super) fn insert_container(
+        &self,
+        meta: &store::ContainerMeta,
+        status: store::ContainerStatus,
+        told: Option<&cri::ContainerStatus>,
+    ) -> Result<bool, NotAnId> {
         let (id, sandbox) = (ContainerId::parse(&meta.id)?, SandboxId::parse(&meta.sandbox)?);
         Ok(self.change(|known| {
             known.inserted += 1;
@@ -130,16 +147,17 @@ impl View {
                 meta: meta.encode_to_vec().into(),
                 item: Bytes::new(),
                 stats: None,
-                told: Bytes::new(),
+                told: told.map(kept).unwrap_or_default(),
             };
             container.set_status(status);
             if !parent.ready && !container.exited() {
                 return false;
             }
             parent.containers.push(id.clone());
-            known.by_cell_container.insert(container.cell_container.clone(), id.clone());
-            known.containers.insert(id, container);
+            let sandbox = parent.id.clone();
+            known.containers.insert(id.clone(), container);
             known.container_list.take();
+            known.announce(ContainerEventType::ContainerCreatedEvent, id.as_str(), &sandbox);
             true
         }))
     }
@@ -148,9 +166,13 @@ impl View {
     pub(super) fn set_ready(&self, id: &SandboxId, ready: bool) {
         self.change(|known| {
             if let Some(sandbox) = known.sandboxes.get_mut(id) {
+                let was_ready = sandbox.ready;
                 sandbox.set_ready(ready);
                 known.sandbox_list.take();
                 known.sandbox_stats_list.clear();
+                if was_ready && !ready {
+                    known.announce(ContainerEventType::ContainerStoppedEvent, id.as_str(), id);
+                }
             }
         });
     }
@@ -159,13 +181,15 @@ impl View {
     pub(super) fn set_status(&self, id: &ContainerId, status: store::ContainerStatus) {
         self.change(|known| {
             if let Some(container) = known.containers.get_mut(id) {
+                let before = container.state();
                 container.set_status(status);
-                let (sandbox, runs) = (container.sandbox.clone(), container.state() == cri::ContainerState::ContainerRunning);
+                let container = container.clone();
                 known.container_list.take();
                 known.stats_list.clear();
-                if !runs {
-                    known.no_usage_of(&sandbox, id);
+                if container.state() != cri::ContainerState::ContainerRunning {
+                    known.no_usage_of(&container.sandbox, id);
                 }
+                known.announce_state(before, &container);
             }
         });
     }
@@ -178,10 +202,12 @@ impl View {
     /// Forgets a sandbox and its containers.
     pub(super) fn remove_sandbox(&self, id: &SandboxId) {
         self.change(|known| {
-            let Some(sandbox) = known.sandboxes.remove(id) else { return };
-            for container in &sandbox.containers {
+            let Some(sandbox) = known.sandboxes.get(id) else { return };
+            for container in &sandbox.containers.clone() {
                 known.remove_container(container);
             }
+            known.announce(ContainerEventType::ContainerDeletedEvent, id.as_str(), id);
+            let Some(sandbox) = known.sandboxes.remove(id) else { return };
             forget(&mut known.by_uid, &sandbox.uid, id);
             if let Some(hash) = sandbox.annotations {
                 forget(&mut known.by_annotations, &hash, id);
@@ -194,10 +220,9 @@ impl View {
 
     /// Takes what only the cell knows of a container (its resources, user and signal) from what the cell says.
     pub(super) fn tell(&self, id: &ContainerId, told: &cri::ContainerStatus) {
-        let kept =
-            cri::ContainerStatus { resources: told.resources.clone(), user: told.user.clone(), stop_signal: told.stop_signal, ..Default::default() };
+        let told = kept(told);
         if let Some(container) = self.write().containers.get_mut(id) {
-            container.told = kept.encode_to_vec().into();
+            container.told = told;
         }
     }
 
@@ -236,16 +261,29 @@ impl View {
 }
 
 impl Known {
+    /// The container that a cell knows by this id. Ids of cells are theirs to choose: one that another cell uses too means nothing there.
+    fn in_cell(&self, cell: &CellId, id: &str) -> Option<&Container> {
+        let sandbox = self.by_cell.get(cell).and_then(|sandbox| self.sandboxes.get(sandbox))?;
+        sandbox.containers.iter().filter_map(|id| self.containers.get(id)).find(|container| *container.cell_container == *id)
+    }
+
     fn remove_container(&mut self, id: &ContainerId) {
         let Some(container) = self.containers.remove(id) else { return };
-        self.by_cell_container.remove(&container.cell_container);
         if let Some(sandbox) = self.sandboxes.get_mut(&container.sandbox) {
             sandbox.containers.retain(|other| other != id);
         }
         self.container_list.take();
         self.stats_list.clear();
         self.no_usage_of(&container.sandbox, id);
+        self.announce(ContainerEventType::ContainerDeletedEvent, id.as_str(), &container.sandbox);
     }
+}
+
+/// What is kept of what only the cell knows.
+fn kept(told: &cri::ContainerStatus) -> Bytes {
+    let kept =
+        cri::ContainerStatus { resources: told.resources.clone(), user: told.user.clone(), stop_signal: told.stop_signal, ..Default::default() };
+    kept.encode_to_vec().into()
 }
 
 fn forget<K: std::hash::Hash + Eq>(index: &mut HashMap<K, Vec<SandboxId>>, key: &K, id: &SandboxId) {

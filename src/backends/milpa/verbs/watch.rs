@@ -13,7 +13,7 @@ use kiyot_proto::{
 };
 use tonic::Status;
 
-use super::{Verbs, failure, transition::End, view::Container};
+use super::{Verbs, failure, view::Container};
 use crate::backends::milpa::cells::Cell;
 
 /// How long nothing may come: several heartbeats.
@@ -75,7 +75,7 @@ impl Verbs {
             }
             event::Event::ContainerGone(id) => {
                 if let Some(container) = self.view.container_of_cell(&cell.id, &id) {
-                    self.note_end(&container, End::container_gone());
+                    self.note_gone(&container);
                 }
             }
             event::Event::Sandbox(told) => {
@@ -106,7 +106,7 @@ impl Verbs {
     }
 
     /// Takes what a cell says of one of its containers, its log first if the start was not heard of: a daemon before this one began it, and was killed.
-    async fn told(self: &Arc<Self>, cell: &Cell, container: &Container, told: cri::ContainerStatus) {
+    pub(super) async fn told(self: &Arc<Self>, cell: &Cell, container: &Container, told: cri::ContainerStatus) {
         let has_begun = matches!(told.state(), cri::ContainerState::ContainerRunning | cri::ContainerState::ContainerExited);
         if has_begun && container.state() == cri::ContainerState::ContainerCreated {
             self.followed(cell, container).await;
@@ -132,13 +132,15 @@ impl Verbs {
             self.parts.logs.grown(&cell.id, &log.path, log.size);
         }
         let there: HashSet<_> = snapshot.containers.iter().map(|told| told.id.clone()).collect();
+        // Of one that ended before, and whose log could not be brought home then, the rest.
+        join_all(containers.iter().filter(|container| container.exited()).map(|container| self.resume_log(cell, container))).await;
         for told in snapshot.containers {
             if let Some(container) = self.view.container_of_cell(&cell.id, &told.id) {
                 self.told(cell, &container, told).await;
             }
         }
         for container in containers.iter().filter(|container| container.since <= known_before && !there.contains(&*container.cell_container)) {
-            self.note_end(container, End::container_gone());
+            self.note_gone(container);
         }
         let cell_sandbox = sandbox.meta().cell_sandbox;
         let found = snapshot.sandboxes.iter().find(|told| told.id == cell_sandbox);

@@ -23,7 +23,7 @@ use crate::backends::milpa::{
     cells::{Cells, CellsConfig, LaunchOrder, Links, locked},
     gateway::{CellLink, Control, Ledger},
     id::{CellId, SandboxId},
-    providers::{Attachment, ErrorClass, Instance, InstanceId, LaunchSpec, Provider, ProviderError},
+    providers::{Attachment, ErrorClass, Instance, InstanceId, Isolation, LaunchSpec, Provider, ProviderError},
     store::{Batch, Store, Table},
 };
 
@@ -96,6 +96,10 @@ pub(super) fn instance_of(cell: &CellId) -> String {
 
 #[async_trait]
 impl Provider for Played {
+    fn isolation(&self) -> Isolation {
+        Isolation { provider: "played", privileges: true, users: true }
+    }
+
     async fn launch(&self, spec: &LaunchSpec, _token: &str) -> Result<Instance, ProviderError> {
         let id = InstanceId(instance_of(&spec.cell));
         self.called("launch", || {

@@ -18,6 +18,7 @@ use super::{
 
 pub(super) mod bridge;
 pub(super) mod cni;
+mod conntrack;
 pub(super) mod namespace;
 mod ports;
 mod rules;
@@ -69,7 +70,7 @@ impl Way {
         matches!(self, Self::Cni(network) if network.maps_ports())
     }
 
-    /// The IPv4 subnets of the cell's link, once it has one.
+    /// The subnets of the cell's link, once it has one.
     fn subnets(&self) -> Vec<String> {
         match self {
             Self::Cni(network) => network.subnets(),

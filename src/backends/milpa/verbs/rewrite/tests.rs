@@ -90,7 +90,7 @@ fn sandbox() -> impl Strategy<Value = cri::PodSandboxConfig> {
 proptest! {
     #[test]
     fn a_sandbox_in_a_cell_uses_the_cells_network_and_keeps_the_rest(config in sandbox()) {
-        let request = run_sandbox(&config, "/pod/");
+        let request = run_sandbox(&config, "/pod/", &[]);
         prop_assert_eq!(&request.runtime_handler, "");
         let told = request.config.unwrap();
         let linux = told.linux.clone().unwrap();
@@ -108,13 +108,13 @@ proptest! {
             prop_assert_eq!((options.pid, options.ipc), (before.pid, before.ipc));
         }
         // Each sysctl goes to exactly one of the two.
-        let bound = bind(&config);
+        let bound = bind(&config, &[]);
         for (name, value) in &asked.sysctls {
             prop_assert_eq!(linux.sysctls.contains_key(name), !of_network(name));
             prop_assert_eq!(bound.sysctls.get(name) == Some(value), of_network(name));
         }
         // Told again, it is the same.
-        prop_assert_eq!(sandbox_config(&told, "/pod"), told);
+        prop_assert_eq!(sandbox_config(&told, "/pod", &[]), told);
     }
 
     #[test]
@@ -133,9 +133,23 @@ proptest! {
 fn a_sysctl_of_the_pod_wins_over_the_usual() {
     let sysctls = [("net.ipv4.ip_unprivileged_port_start".to_owned(), "1024".to_owned())].into();
     let config = cri::PodSandboxConfig { linux: Some(cri::LinuxPodSandboxConfig { sysctls, ..Default::default() }), ..Default::default() };
-    let bound = bind(&config);
+    let bound = bind(&config, &[]);
     assert_eq!(bound.sysctls["net.ipv4.ip_unprivileged_port_start"], "1024");
     assert_eq!(bound.sysctls["net.ipv4.ping_group_range"], "0 2147483647");
+}
+
+#[test]
+fn name_servers_that_are_asked_for_the_pod_are_at_addresses_of_the_cell() {
+    let texts = |texts: &[&str]| texts.iter().map(|text| (*text).to_owned()).collect::<Vec<_>>();
+    let servers = texts(&["127.0.0.53", "10.0.0.10", "fe80::1%eth0", "127.0.0.53"]);
+    let dns = cri::DnsConfig { servers, searches: texts(&["a.test"]), options: texts(&["ndots:5"]) };
+    let config = cri::PodSandboxConfig { dns_config: Some(dns.clone()), ..Default::default() };
+    let resolvers = texts(&["127.0.0.53", "fe80::1%eth0"]);
+    let told = sandbox_config(&config, "/pod", &resolvers).dns_config.unwrap();
+    assert_eq!(told.servers, ["169.254.253.53", "10.0.0.10", "169.254.253.54", "169.254.253.53"]);
+    assert_eq!((&told.searches, &told.options), (&dns.searches, &dns.options));
+    assert_eq!(bind(&config, &resolvers).resolvers, 2);
+    assert_eq!(sandbox_config(&config, "/pod", &[]).dns_config.unwrap(), dns);
 }
 
 #[test]
@@ -157,14 +171,28 @@ fn a_container_is_rewritten_whole() {
     let logs = log_paths(&sandbox, &config, "milpaid").unwrap();
     assert_eq!((&*logs.node, &*logs.in_pod_dir), ("/var/log/pods/x/web/0.log", "logs/milpaid/0.log"));
     let request = cri::CreateContainerRequest { pod_sandbox_id: "milpax".to_owned(), config: Some(config.clone()), sandbox_config: Some(sandbox) };
-    let cell = InCell { sandbox: "aa", pod_dir: "/pod", image: "sha256:1", mounts: vec![mount], log_path: logs.in_logs, target: "bb" };
+    let cell = InCell {
+        sandbox: "aa",
+        pod_dir: "/pod",
+        resolvers: &[],
+        image: "sha256:1",
+        profile: Some("/pod/seccomp/a.json".to_owned()),
+        mounts: vec![mount],
+        log_path: logs.in_logs,
+        target: "bb",
+    };
     let told = create_container(&request, cell);
     assert_eq!(told.pod_sandbox_id, "aa");
     let (told, told_sandbox) = (told.config.unwrap(), told.sandbox_config.unwrap());
     assert_eq!((&*told_sandbox.hostname, &*told_sandbox.log_directory), ("", "/pod/logs"));
     assert_eq!((&*told.image.unwrap().image, &*told.log_path, &*told.mounts[0].host_path), ("sha256:1", "milpaid/0.log", "/cell/etc-hosts"));
     assert!(told.mounts[0].uid_mappings.is_empty() && told.mounts[0].gid_mappings.is_empty());
-    let options = told.linux.unwrap().security_context.unwrap().namespace_options.unwrap();
+    let context = told.linux.unwrap().security_context.unwrap();
+    assert_eq!(
+        (context.seccomp.clone().unwrap().profile_type(), &*context.seccomp.unwrap().localhost_ref),
+        (ProfileType::Localhost, "/pod/seccomp/a.json")
+    );
+    let options = context.namespace_options.unwrap();
     assert_eq!((options.network(), options.pid(), &*options.target_id), (cri::NamespaceMode::Node, cri::NamespaceMode::Target, "bb"));
     assert_eq!(told.envs[0].value, b"secret");
     assert_eq!(without_secrets(&config).envs[0], cri::KeyValue { key: "PASSWORD".to_owned(), value: Vec::new() });

@@ -34,8 +34,7 @@ impl View {
 
     /// The container that a cell knows by this id; never one of another cell.
     pub(in super::super) fn container_of_cell(&self, cell: &CellId, id: &str) -> Option<Container> {
-        let known = self.read();
-        known.by_cell_container.get(id).and_then(|id| known.containers.get(id)).filter(|container| container.cell == *cell).cloned()
+        self.read().in_cell(cell, id).cloned()
     }
 
     /// The sandboxes of a pod, by its uid, in the order in which they were made.
@@ -43,6 +42,16 @@ impl View {
         let known = self.read();
         let ids = known.by_uid.get(uid).map(Vec::as_slice).unwrap_or_default();
         ids.iter().filter_map(|id| known.sandboxes.get(id)).cloned().collect()
+    }
+
+    /// When the latest of a pod's sandboxes and containers was created; 0 if there is none.
+    pub(in super::super) fn latest_of_pod(&self, uid: &str) -> i64 {
+        let known = self.read();
+        let sandboxes = known.by_uid.get(uid).into_iter().flatten().filter_map(|id| known.sandboxes.get(id));
+        let containers = |sandbox: &Sandbox| {
+            sandbox.containers.iter().filter_map(|id| known.containers.get(id)).map(|container| container.meta().created_unix_nanos).max()
+        };
+        sandboxes.map(|sandbox| containers(sandbox).unwrap_or(0).max(sandbox.meta().created_unix_nanos)).max().unwrap_or(0)
     }
 
     /// The newest running sandbox of the pod that has exactly these annotations; `None` for no annotations.

@@ -32,6 +32,7 @@ fn sandbox_meta(id: &str, n: u32) -> store::SandboxMeta {
         runtime_handler: "kiyot".to_owned(),
         created_unix_nanos: 1000 + i64::from(n),
         addresses: vec!["10.200.0.7".to_owned(), "fd00::7".to_owned()],
+        resolvers: Vec::new(),
     }
 }
 
@@ -68,7 +69,7 @@ fn view() -> (View, SandboxId, SandboxId, ContainerId) {
     let view = View::new();
     let one = view.insert_sandbox(&sandbox_meta(&id("xyz1"), 1), true).unwrap();
     let two = view.insert_sandbox(&sandbox_meta(&id("xyz2"), 2), true).unwrap();
-    assert!(view.insert_container(&container_meta(&id("ctr"), one.as_str(), 1), running()).unwrap());
+    assert!(view.insert_container(&container_meta(&id("ctr"), one.as_str(), 1), running(), None).unwrap());
     (view, one, two, ContainerId::parse(&id("ctr")).unwrap())
 }
 
@@ -184,6 +185,31 @@ fn usage_has_our_attributes_and_ends_with_the_container() {
 }
 
 #[test]
+fn metrics_are_told_while_the_usage_is_fresh() {
+    let (view, one, _, container) = view();
+    let now = Instant::now();
+    let attributes = Some(cri::ContainerAttributes { id: format!("c{:063x}", 1), ..Default::default() });
+    let cpu = Some(cri::CpuUsage { timestamp: 3, usage_core_nano_seconds: Some(cri::UInt64Value { value: 5_000_000_000 }), ..Default::default() });
+    let beat =
+        Heartbeat { containers: vec![cri::ContainerStats { attributes, cpu, ..Default::default() }], sandbox: Some(cri::PodSandboxStats::default()) };
+    view.heartbeat(&CellId::parse("cell-000000000001").unwrap(), beat, now);
+    let name = "container_cpu_usage_seconds_total".to_owned();
+    let label_keys = ["container", "image", "id", "namespace"].map(str::to_owned).into();
+    let descriptors = vec![cri::MetricDescriptor { name, label_keys, ..Default::default() }];
+    let descriptors = cri::ListMetricDescriptorsResponse { descriptors }.encode_to_vec();
+    let told = |descriptors: &[u8], now| cri::ListPodSandboxMetricsResponse::decode(view.list_metrics(descriptors, now)).unwrap().pod_metrics;
+    let [pod] = told(&descriptors, now).try_into().unwrap();
+    assert_eq!(pod.pod_sandbox_id, one.as_str());
+    let metric = &pod.container_metrics[0].metrics[0];
+    assert_eq!(
+        (metric.label_values.clone(), metric.value),
+        (["c-1", "busybox", container.as_str(), "shop"].map(str::to_owned).into(), Some(cri::UInt64Value { value: 5 }))
+    );
+    assert!(told(&descriptors, now + entry::FRESH).is_empty());
+    assert!(told(b"\xff", now)[0].container_metrics[0].metrics.is_empty(), "what can't be read describes nothing");
+}
+
+#[test]
 fn usage_is_told_while_it_is_fresh() {
     let (view, one, _, container) = view();
     let attributes = |n: u32| Some(cri::ContainerAttributes { id: format!("c{n:063x}"), ..Default::default() });
@@ -212,6 +238,155 @@ fn usage_is_told_while_it_is_fresh() {
 }
 
 #[test]
+fn a_container_is_listed_from_its_start() {
+    let (view, _, _, container) = view();
+    let now = Instant::now();
+    let listed = || cri::ListContainerStatsResponse::decode(view.list_container_stats(&filter::Containers::default(), now)).unwrap().stats;
+    let used = |stats: &[cri::ContainerStats]| {
+        let [stats] = stats else { panic!("{stats:?}") };
+        assert_eq!(stats.attributes.as_ref().unwrap().id, container.as_str());
+        (stats.cpu.unwrap().timestamp, stats.cpu.unwrap().usage_core_nano_seconds.unwrap().value)
+    };
+    assert!(listed().is_empty());
+    view.first_usage(&container, None, now);
+    assert_eq!(used(&listed()), (7, 0), "nothing, at the time of its start");
+    assert_eq!(listed()[0].memory.unwrap().working_set_bytes, Some(cri::UInt64Value { value: 0 }));
+
+    let sample = |timestamp: i64, value: u64| cri::ContainerStats {
+        attributes: Some(cri::ContainerAttributes { id: format!("c{:063x}", 1), ..Default::default() }),
+        cpu: Some(cri::CpuUsage { timestamp, usage_core_nano_seconds: Some(cri::UInt64Value { value }), ..Default::default() }),
+        ..Default::default()
+    };
+    view.heartbeat(&CellId::parse("cell-000000000001").unwrap(), Heartbeat { containers: vec![sample(20, 2)], ..Default::default() }, now);
+    view.first_usage(&container, Some(sample(10, 1)), now);
+    assert_eq!(used(&listed()), (20, 2), "a heartbeat was faster");
+    let later = now + entry::FRESH;
+    assert!(view.list_container_stats(&filter::Containers::default(), later).is_empty());
+    view.first_usage(&container, Some(sample(30, 3)), later);
+    let list = cri::ListContainerStatsResponse::decode(view.list_container_stats(&filter::Containers::default(), later)).unwrap().stats;
+    assert_eq!(used(&list), (30, 3));
+    view.set_status(&container, store::ContainerStatus { state: 2, ..running() });
+    view.first_usage(&container, None, later);
+    assert!(view.list_container_stats(&filter::Containers::default(), later).is_empty(), "it had ended by then");
+}
+
+/// What has come so far: kind, id, and the states of the pod and of its containers.
+async fn events(reader: &mut events::Events, count: usize) -> Vec<(cri::ContainerEventType, String, bool, Vec<(String, cri::ContainerState)>)> {
+    let mut came = Vec::new();
+    for _ in 0..count {
+        let event = cri::ContainerEventResponse::decode(reader.next().await.unwrap()).unwrap();
+        let pod = event.pod_sandbox_status.clone().unwrap();
+        assert!(event.created_at > 0 && pod.metadata.as_ref().unwrap().uid.starts_with("uid-"));
+        let containers = event.containers_statuses.iter().map(|status| (status.id.clone(), status.state())).collect();
+        came.push((event.container_event_type(), event.container_id, pod.state() == cri::PodSandboxState::SandboxReady, containers));
+    }
+    came
+}
+
+#[tokio::test]
+async fn every_change_of_state_is_one_event() {
+    use cri::{
+        ContainerEventType::{
+            ContainerCreatedEvent as Created, ContainerDeletedEvent as Deleted, ContainerStartedEvent as Started, ContainerStoppedEvent as Stopped,
+        },
+        ContainerState::{ContainerCreated, ContainerExited, ContainerRunning},
+    };
+    let view = View::new();
+    let (mut reader, mut other) = (view.events(), view.events());
+    let pod = view.insert_sandbox(&sandbox_meta(&id("pod"), 1), true).unwrap();
+    let status =
+        |state: cri::ContainerState, started_unix_nanos| store::ContainerStatus { state: state.into(), started_unix_nanos, ..Default::default() };
+    let ids: Vec<_> = ["one", "two", "six"].map(|name| ContainerId::parse(&id(name)).unwrap()).into();
+    for (n, container) in ids.iter().enumerate() {
+        let told = cri::ContainerStatus { resources: Some(cri::ContainerResources::default()), ..Default::default() };
+        let meta = container_meta(container.as_str(), pod.as_str(), n as u32);
+        assert!(view.insert_container(&meta, store::ContainerStatus::default(), Some(&told)).unwrap());
+    }
+    let (one, two, six) = (&ids[0], &ids[1], &ids[2]);
+    view.set_status(one, status(ContainerRunning, 5));
+    // Its log was moved: its state is the same.
+    view.set_status(one, store::ContainerStatus { log_base: 7, ..status(ContainerRunning, 5) });
+    view.set_status(one, status(ContainerExited, 5));
+    view.set_status(one, status(ContainerExited, 5));
+    // Nobody heard of its start; and one that failed to start.
+    view.set_status(two, status(ContainerExited, 6));
+    view.set_status(six, status(ContainerExited, 0));
+    view.remove_container(one);
+    view.remove_container(one);
+    view.set_ready(&pod, false);
+    view.set_ready(&pod, false);
+    view.remove_sandbox(&pod);
+    view.remove_sandbox(&pod);
+
+    let all = |states: &[(&ContainerId, cri::ContainerState)]| states.iter().map(|(id, state)| (id.as_str().to_owned(), *state)).collect::<Vec<_>>();
+    let exited = all(&[(two, ContainerExited), (six, ContainerExited)]);
+    let expected = [
+        (Created, pod.as_str(), true, vec![]),
+        (Started, pod.as_str(), true, vec![]),
+        (Created, one.as_str(), true, all(&[(one, ContainerCreated)])),
+        (Created, two.as_str(), true, all(&[(one, ContainerCreated), (two, ContainerCreated)])),
+        (Created, six.as_str(), true, all(&[(one, ContainerCreated), (two, ContainerCreated), (six, ContainerCreated)])),
+        (Started, one.as_str(), true, all(&[(one, ContainerRunning), (two, ContainerCreated), (six, ContainerCreated)])),
+        (Stopped, one.as_str(), true, all(&[(one, ContainerExited), (two, ContainerCreated), (six, ContainerCreated)])),
+        (Started, two.as_str(), true, all(&[(one, ContainerExited), (two, ContainerExited), (six, ContainerCreated)])),
+        (Stopped, two.as_str(), true, all(&[(one, ContainerExited), (two, ContainerExited), (six, ContainerCreated)])),
+        (Stopped, six.as_str(), true, all(&[(one, ContainerExited), (two, ContainerExited), (six, ContainerExited)])),
+        (Deleted, one.as_str(), true, exited.clone()),
+        (Stopped, pod.as_str(), false, exited),
+        (Deleted, two.as_str(), false, all(&[(six, ContainerExited)])),
+        (Deleted, six.as_str(), false, vec![]),
+        (Deleted, pod.as_str(), false, vec![]),
+    ];
+    let expected: Vec<_> = expected.into_iter().map(|(kind, id, ready, containers)| (kind, id.to_owned(), ready, containers)).collect();
+    assert_eq!(events(&mut reader, expected.len()).await, expected);
+    assert_eq!(events(&mut other, expected.len()).await, expected);
+    assert!(tokio::time::timeout(Duration::ZERO, reader.next()).await.is_err(), "no more");
+}
+
+#[tokio::test]
+async fn an_event_says_what_a_status_asked_after_it_says() {
+    let (view, one, _, container) = view();
+    let mut reader = view.events();
+    view.set_status(&container, store::ContainerStatus { state: 2, exit_code: 3, finished_unix_nanos: 9, ..running() });
+    let event = cri::ContainerEventResponse::decode(reader.next().await.unwrap()).unwrap();
+    assert_eq!(event.containers_statuses, [view.container(container.as_str()).unwrap().answer()]);
+    let sandbox = view.sandbox(one.as_str()).unwrap();
+    assert_eq!(event.pod_sandbox_status, Some(super::super::restored::sandbox_status(&sandbox.meta(), true)));
+}
+
+#[tokio::test]
+async fn a_reader_that_is_too_far_behind_is_told_so() {
+    // By their number, and by their size: a pod whose annotations are long.
+    for (long, changes) in [(false, events::WAITING + 10), (true, 20)] {
+        let view = View::new();
+        let mut meta = sandbox_meta(&id("pod"), 1);
+        if long {
+            meta.config.as_mut().unwrap().annotations.insert("long".to_owned(), "x".repeat(events::WAITING_BYTES / 10));
+        }
+        let pod = view.insert_sandbox(&meta, true).unwrap();
+        let (mut slow, mut quick, gone) = (view.events(), view.events(), view.events());
+        drop(gone);
+        for _ in 0..changes {
+            view.set_ready(&pod, false);
+            view.set_ready(&pod, true);
+            assert_eq!(events(&mut quick, 1).await.len(), 1, "who reads is told all");
+        }
+        let (mut read, mut bytes) = (0, 0);
+        let status = loop {
+            match slow.next().await {
+                Ok(event) => (read, bytes) = (read + 1, bytes + event.len()),
+                Err(status) => break status,
+            }
+        };
+        assert_eq!(status.code(), Code::ResourceExhausted);
+        assert!(status.message().contains("1024") && status.message().contains("8388608"), "{status}");
+        assert_eq!(read, if long { 9 } else { events::WAITING });
+        assert!(bytes <= events::WAITING_BYTES);
+        assert!(slow.next().await.is_err(), "no more come");
+    }
+}
+
+#[test]
 fn annotations_find_the_running_pod_that_has_exactly_them() {
     let (view, one, _, _) = view();
     let mut image = cri::ImageSpec { annotations: view.sandbox(one.as_str()).unwrap().config().annotations, ..Default::default() };
@@ -229,8 +404,8 @@ fn annotations_find_the_running_pod_that_has_exactly_them() {
 fn a_container_of_a_stopped_sandbox_is_not_published() {
     let (view, one, _, _) = view();
     view.set_ready(&one, false);
-    assert!(!view.insert_container(&container_meta(&id("late"), one.as_str(), 2), store::ContainerStatus::default()).unwrap());
-    assert!(!view.insert_container(&container_meta(&id("lost"), &id("nowhere"), 3), running()).unwrap());
+    assert!(!view.insert_container(&container_meta(&id("late"), one.as_str(), 2), store::ContainerStatus::default(), None).unwrap());
+    assert!(!view.insert_container(&container_meta(&id("lost"), &id("nowhere"), 3), running(), None).unwrap());
     assert!(view.container(&id("late")).is_err());
 }
 

@@ -44,8 +44,8 @@ impl View {
         let mut known = self.write();
         for stats in beat.containers {
             let id = stats.attributes.as_ref().map(|attributes| attributes.id.as_str()).unwrap_or_default();
-            let Some(id) = known.by_cell_container.get(id).cloned() else { continue };
-            let Some(container) = known.containers.get_mut(&id).filter(|container| container.cell == *cell) else { continue };
+            let Some(id) = known.in_cell(cell, id).map(|container| container.id.clone()) else { continue };
+            let Some(container) = known.containers.get_mut(&id) else { continue };
             if container.state() == cri::ContainerState::ContainerRunning {
                 let stats = restored::container_stats(container.item(), stats);
                 container.stats = Some(Usage::of(&cri::ListContainerStatsResponse { stats: vec![stats] }, now));
@@ -59,6 +59,22 @@ impl View {
             let stats = restored::sandbox_stats(sandbox.item(), Some(stats), containers);
             known.set_usage(&id, Usage::of(&cri::ListPodSandboxStatsResponse { stats: vec![stats] }, now));
         }
+    }
+
+    /// Takes what a container used when it had just been started, unless a heartbeat came first: nothing yet, if the cell did not say.
+    pub(in super::super) fn first_usage(&self, id: &ContainerId, sample: Option<cri::ContainerStats>, now: Instant) {
+        let mut known = self.write();
+        let Some(container) = known.containers.get_mut(id) else { return };
+        if container.state() != cri::ContainerState::ContainerRunning || container.stats(now).is_some() {
+            return;
+        }
+        let (timestamp, none) = (container.status.started_unix_nanos, Some(cri::UInt64Value { value: 0 }));
+        let mut sample = sample.unwrap_or_default();
+        sample.cpu.get_or_insert_with(|| cri::CpuUsage { timestamp, usage_core_nano_seconds: none, ..Default::default() });
+        sample.memory.get_or_insert_with(|| cri::MemoryUsage { timestamp, working_set_bytes: none, ..Default::default() });
+        let stats = vec![restored::container_stats(container.item(), sample)];
+        container.stats = Some(Usage::of(&cri::ListContainerStatsResponse { stats }, now));
+        known.stats_list.clear();
     }
 
     /// A `ListContainerStatsResponse` of the containers that run and had a heartbeat lately.

@@ -15,7 +15,7 @@ use super::{
         instance::Home,
     },
     DEVICE, remove_if_there,
-    rules::{Rules, words},
+    rules::{Family, Rules, words},
 };
 
 /// Why a cell could not be put on the bridge, or taken off it.
@@ -123,12 +123,14 @@ impl Bridge {
         let (chain, subnet, device) = (self.chain(), self.subnet(), self.device.clone());
         [
             Rules {
+                family: Family::V4,
                 table: "nat",
                 chain: chain.clone(),
                 jumps: vec![words(&format!("POSTROUTING -s {subnet} ! -d {subnet} -j {chain}"))],
                 content: vec![words(&format!("{chain} ! -o {device} -j MASQUERADE"))],
             },
             Rules {
+                family: Family::V4,
                 table: "filter",
                 chain: chain.clone(),
                 jumps: vec![words(&format!("FORWARD -j {chain}"))],

@@ -92,7 +92,7 @@ impl Network {
         self.plugins.iter().any(can_map_ports)
     }
 
-    /// The IPv4 subnets of the pod's link, once it is attached.
+    /// The subnets of the pod's link, once it is attached.
     pub(super) fn subnets(&self) -> Vec<String> {
         self.result.as_ref().map(result::subnets).unwrap_or_default()
     }

@@ -1,15 +1,41 @@
 //! Rules of the node's firewall that are ours: each in a chain of our own, so that they can be taken away whatever became of them.
 
-use std::path::Path;
+use std::{net::IpAddr, path::Path};
 
 use super::super::command::{CommandError, succeed};
 
 /// How long `iptables` waits for others that change rules, in seconds.
 const TABLES_WAIT: &str = "10";
 
-/// A chain of our own in a table of IPv4, and the jumps to it.
+/// Whose tables: each family of addresses has its own.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Family {
+    V4,
+    V6,
+}
+
+impl Family {
+    pub(super) const ALL: [Self; 2] = [Self::V4, Self::V6];
+
+    pub(super) const fn of(address: &IpAddr) -> Self {
+        match address {
+            IpAddr::V4(_) => Self::V4,
+            IpAddr::V6(_) => Self::V6,
+        }
+    }
+
+    const fn program(self) -> &'static str {
+        match self {
+            Self::V4 => "iptables",
+            Self::V6 => "ip6tables",
+        }
+    }
+}
+
+/// A chain of our own in a table, and the jumps to it.
 #[derive(Debug)]
 pub(super) struct Rules {
+    pub(super) family: Family,
     pub(super) table: &'static str,
     pub(super) chain: String,
     /// Each begins with the chain that it is in.
@@ -53,7 +79,7 @@ impl Rules {
     async fn tables(&self, command: &str, rule: &[String], dir: Option<&Path>) -> Result<(), CommandError> {
         let mut arguments = vec!["-w", TABLES_WAIT, "-t", self.table, command];
         arguments.extend(rule.iter().map(String::as_str));
-        succeed("iptables", &arguments, dir).await
+        succeed(self.family.program(), &arguments, dir).await
     }
 }
 

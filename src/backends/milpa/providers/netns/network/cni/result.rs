@@ -40,11 +40,11 @@ struct Refusal {
     details: String,
 }
 
-/// The IPv4 subnets of a result that [`addresses`] has read, as `iptables` takes them: an address and its prefix.
+/// The subnets of a result that [`addresses`] has read, as `iptables` takes them: an address and its prefix.
 pub(super) fn subnets(result: &Value) -> Vec<String> {
     let ips = Answer::deserialize(result).map(|answer| answer.ips).unwrap_or_default();
-    let is_ipv4 = |ip: &Ip| ip.address.split_once('/').is_some_and(|(address, _)| address.parse::<std::net::Ipv4Addr>().is_ok());
-    ips.into_iter().filter(is_ipv4).map(|ip| ip.address).collect()
+    let is_one = |ip: &Ip| ip.address.split_once('/').is_some_and(|(address, _)| address.parse::<IpAddr>().is_ok());
+    ips.into_iter().filter(is_one).map(|ip| ip.address).collect()
 }
 
 /// The addresses of the pod's device, those of IPv4 first, as containerd orders them.

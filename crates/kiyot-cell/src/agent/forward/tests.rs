@@ -1,0 +1,133 @@
+//! A played containerd that takes its time, and callers that don't wait for it.
+
+use std::{
+    convert::Infallible,
+    path::Path,
+    pin::Pin,
+    sync::atomic::{AtomicUsize, Ordering},
+    task::{Context, Poll},
+};
+
+use http_body_util::BodyExt as _;
+use kiyot_proto::cri;
+use prost::Message;
+use tokio::{net::UnixListener, sync::Notify, task::JoinHandle};
+use tonic::{server::NamedService, transport::Server};
+
+use super::*;
+
+/// Time for what must happen; generous, as the machine may be slow.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// How far its calls have come.
+#[derive(Default)]
+struct Calls {
+    begun: AtomicUsize,
+    cancelled: AtomicUsize,
+    done: AtomicUsize,
+    go: Notify,
+}
+
+/// A call that says when it is cancelled.
+struct Call(Arc<Calls>);
+
+impl Drop for Call {
+    fn drop(&mut self) {
+        self.0.cancelled.fetch_add(1, Ordering::SeqCst);
+    }
+}
+
+#[derive(Clone)]
+struct Played(Arc<Calls>);
+
+impl NamedService for Played {
+    const NAME: &'static str = "runtime.v1.RuntimeService";
+}
+
+impl Service<Request<Body>> for Played {
+    type Response = Response<Body>;
+    type Error = Infallible;
+    type Future = Pin<Box<dyn Future<Output = Result<Self::Response, Infallible>> + Send>>;
+
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, request: Request<Body>) -> Self::Future {
+        let calls = Arc::clone(&self.0);
+        Box::pin(async move {
+            // What the runtime asks before it takes the socket for a containerd's.
+            if !request.uri().path().ends_with("/Status") {
+                let whole = request.into_body().collect().await;
+                calls.begun.fetch_add(1, Ordering::SeqCst);
+                assert!(whole.is_ok());
+                let call = Call(Arc::clone(&calls));
+                calls.go.notified().await;
+                std::mem::forget(call);
+                calls.done.fetch_add(1, Ordering::SeqCst);
+            }
+            Ok(Status::unimplemented("played").into_http())
+        })
+    }
+}
+
+fn serve(socket: &Path, calls: &Arc<Calls>) -> JoinHandle<Result<(), tonic::transport::Error>> {
+    let listener = UnixListener::bind(socket).unwrap();
+    let incoming = futures::stream::unfold(listener, |listener| async { Some((listener.accept().await.map(|(stream, _)| stream), listener)) });
+    tokio::spawn(Server::builder().add_service(Played(Arc::clone(calls))).serve_with_incoming(incoming))
+}
+
+fn request(method: &str) -> Request<Body> {
+    let message = cri::StartContainerRequest { container_id: "one".to_owned() }.encode_to_vec();
+    let mut frame = vec![0];
+    frame.extend((message.len() as u32).to_be_bytes());
+    frame.extend(message);
+    Request::post(format!("http://cell/runtime.v1.RuntimeService/{method}"))
+        .header("content-type", "application/grpc")
+        .header("te", "trailers")
+        .header(DEADLINE, "100S")
+        .body(Body::new(http_body_util::Full::new(Bytes::from(frame))))
+        .unwrap()
+}
+
+async fn until(what: impl Fn() -> bool) {
+    let wait = async {
+        while !what() {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    timeout(PATIENCE, wait).await.unwrap();
+}
+
+#[tokio::test]
+async fn what_changes_something_is_done_to_its_end() {
+    let directory = tempfile::tempdir().unwrap();
+    let socket = directory.path().join("containerd.sock");
+    let calls = Arc::new(Calls::default());
+    let server = serve(&socket, &calls);
+    let (runtime, uncancelled) = (Runtime::new(socket), Arc::new(Semaphore::new(1)));
+    let cut = async |method: &str| {
+        let before = calls.begun.load(Ordering::SeqCst);
+        let (runtime, uncancelled, request) = (runtime.clone(), Arc::clone(&uncancelled), request(method));
+        let call = tokio::spawn(async move { forward(&runtime, &uncancelled, request).await });
+        until(|| calls.begun.load(Ordering::SeqCst) > before).await;
+        // As when the connection is lost that it came by.
+        call.abort();
+        assert!(call.await.unwrap_err().is_cancelled());
+    };
+    cut("StartContainer").await;
+    assert_eq!(uncancelled.available_permits(), 0, "it goes on");
+    // There is no room for another one, and what only asks is cancelled.
+    cut("StartContainer").await;
+    until(|| calls.cancelled.load(Ordering::SeqCst) == 1).await;
+    cut("ExecSync").await;
+    until(|| calls.cancelled.load(Ordering::SeqCst) == 2).await;
+    calls.go.notify_one();
+    until(|| calls.done.load(Ordering::SeqCst) == 1 && uncancelled.available_permits() == 1).await;
+    // Who waits has the answer.
+    calls.go.notify_one();
+    let answer = forward(&runtime, &uncancelled, request("StartContainer")).await;
+    assert_eq!(answer.headers().get("grpc-message").unwrap(), "played");
+    assert_eq!(calls.cancelled.load(Ordering::SeqCst), 2);
+    server.abort();
+}

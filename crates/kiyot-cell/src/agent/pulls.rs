@@ -1,0 +1,224 @@
+//! How far pulls are, as the content store of the cell's containerd has it.
+//!
+//! CRI says nothing of a pull until it has ended. What is being fetched is an ingest of the content store, and a manifest gets its labels before its layers are fetched.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    time::Duration,
+};
+
+use containerd_client::services::v1::{ListContentRequest, ListStatusesRequest, ReadContentRequest, content_client::ContentClient};
+use futures::{
+    StreamExt,
+    stream::{self, BoxStream},
+};
+use kiyot_proto::cell::{PullNews, PulledManifest};
+use tokio::{sync::OwnedSemaphorePermit, time::Instant};
+use tonic::{Code, Status, transport::Channel};
+
+use super::{
+    blobs,
+    runtime::{ASK, MESSAGE_LIMIT, Runtime, namespaced, within},
+};
+
+/// The pause between two looks until a manifest has come: its layers follow at once.
+const SOON: Duration = Duration::from_millis(10);
+/// The pause after that, and when none has come for [`PATIENCE`].
+const LATER: Duration = Duration::from_millis(250);
+/// How long a manifest is looked for often.
+const PATIENCE: Duration = Duration::from_secs(30);
+/// Nobody waits longer for news than this.
+const HEARTBEAT: Duration = Duration::from_secs(4);
+/// The longest manifest that is told: one of the most layers that a snapshotter takes has a tenth of it.
+const MAX_MANIFEST: usize = 1 << 20;
+/// Manifests with this label lead to an image's configuration; with it, all that they lead to is known (containerd, images.SetChildrenMappedLabels).
+const CONFIG_LABEL: &str = "containerd.io/gc.ref.content.config";
+/// Labels that lead from a blob to another one begin so.
+const LEADS_TO: &str = "containerd.io/gc.ref.content";
+
+/// News of all pulls, from now on.
+pub fn watch(runtime: Runtime, permit: OwnedSemaphorePermit) -> BoxStream<'static, Result<PullNews, Status>> {
+    let watch =
+        Watch { runtime, progress: Progress::default(), untold: Vec::new(), often_until: Instant::now() + PATIENCE, told: None, _permit: permit };
+    Box::pin(stream::unfold(Some(watch), |watch| async {
+        let mut watch = watch?;
+        match watch.next().await {
+            Ok(news) => Some((Ok(news), Some(watch))),
+            Err(status) => Some((Err(status), None)),
+        }
+    }))
+}
+
+/// One watcher.
+struct Watch {
+    runtime: Runtime,
+    progress: Progress,
+    /// Manifests that have come and were not told yet.
+    untold: Vec<String>,
+    often_until: Instant,
+    /// When it was told last, and what.
+    told: Option<(Instant, (u64, bool))>,
+    _permit: OwnedSemaphorePermit,
+}
+
+impl Watch {
+    async fn next(&mut self) -> Result<PullNews, Status> {
+        loop {
+            if self.told.is_some() && self.untold.is_empty() {
+                tokio::time::sleep(if Instant::now() < self.often_until { SOON } else { LATER }).await;
+            }
+            let store = Store::of(&self.runtime).await?;
+            let (new, fetching) = self.progress.look(&store);
+            self.untold.extend(new);
+            let state = (self.progress.moves, fetching);
+            let now = Instant::now();
+            let is_due = self.told.is_none_or(|(at, told)| told != state || now >= at + HEARTBEAT);
+            if !is_due && self.untold.is_empty() {
+                continue;
+            }
+            let mut manifest = None;
+            if let Some(digest) = self.untold.pop() {
+                self.often_until = now;
+                manifest = read(&self.runtime, digest).await?;
+            }
+            self.told = Some((now, state));
+            return Ok(PullNews { moves: state.0, fetching, manifest });
+        }
+    }
+}
+
+/// What is in the content store that says how far pulls are.
+#[derive(Debug, Clone, Default)]
+struct Store {
+    /// Of manifests, by digest: when they or their labels changed, and what they lead to.
+    manifests: BTreeMap<String, ((i64, i32), Vec<String>)>,
+    /// What is being fetched: how much of it is there.
+    ingests: BTreeMap<String, i64>,
+}
+
+impl Store {
+    async fn of(runtime: &Runtime) -> Result<Self, Status> {
+        let mut store = Self::default();
+        let filters = vec![format!("labels.\"{CONFIG_LABEL}\"")];
+        let mut list = content(runtime).list(namespaced(within(ASK, ListContentRequest { filters }))).await?.into_inner();
+        while let Some(part) = list.message().await? {
+            for info in part.info {
+                let changed = info.updated_at.map(|time| (time.seconds, time.nanos)).unwrap_or_default();
+                let leads_to = info.labels.into_iter().filter(|(label, _)| label.starts_with(LEADS_TO)).map(|(_, digest)| digest).collect();
+                store.manifests.insert(info.digest, (changed, leads_to));
+            }
+        }
+        let statuses = content(runtime).list_statuses(namespaced(within(ASK, ListStatusesRequest { filters: Vec::new() }))).await?.into_inner();
+        let fetched = statuses.statuses.into_iter().filter(|status| !blobs::is_ours(&status.r#ref));
+        store.ingests = fetched.map(|status| (status.r#ref, status.offset)).collect();
+        Ok(store)
+    }
+}
+
+/// What has happened since the first look. Pure.
+#[derive(Debug, Default)]
+struct Progress {
+    moves: u64,
+    /// What an earlier pull left unfinished, until something happens to it.
+    left: BTreeMap<String, i64>,
+    /// What the manifests lead to that have come since.
+    wanted: BTreeSet<String>,
+    last: Option<Store>,
+}
+
+impl Progress {
+    /// Manifests that have come since the look before, and whether something is being fetched.
+    fn look(&mut self, store: &Store) -> (Vec<String>, bool) {
+        let Some(last) = self.last.replace(store.clone()) else {
+            self.left = store.ingests.clone();
+            return (Vec::new(), false);
+        };
+        let is_new =
+            |(digest, (changed, _)): &(&String, &((i64, i32), Vec<String>))| last.manifests.get(*digest).is_none_or(|(before, _)| before != changed);
+        let new: Vec<String> = store.manifests.iter().filter(is_new).map(|(digest, _)| digest.clone()).collect();
+        self.wanted.extend(new.iter().flat_map(|digest| store.manifests[digest].1.clone()));
+        if last.ingests != store.ingests || !new.is_empty() {
+            self.moves += 1;
+        }
+        let (left, wanted) = (&mut self.left, &self.wanted);
+        // The name of an ingest ends with the digest of what is fetched (containerd, remotes.MakeRefKey).
+        let is_wanted = |name: &str| wanted.iter().any(|digest| name.ends_with(digest.as_str()));
+        left.retain(|name, offset| store.ingests.get(name) == Some(offset) && !is_wanted(name));
+        (new, store.ingests.keys().any(|name| !left.contains_key(name)))
+    }
+}
+
+fn content(runtime: &Runtime) -> ContentClient<Channel> {
+    ContentClient::new(runtime.channel()).max_decoding_message_size(MESSAGE_LIMIT)
+}
+
+/// A manifest; `None` if it is gone again, or too long.
+async fn read(runtime: &Runtime, digest: String) -> Result<Option<PulledManifest>, Status> {
+    let request = ReadContentRequest { digest: digest.clone(), offset: 0, size: 0 };
+    let read = async {
+        let mut parts = content(runtime).read(namespaced(within(ASK, request))).await?.into_inner();
+        let mut json = Vec::new();
+        while let Some(part) = parts.next().await {
+            json.extend_from_slice(&part?.data);
+            if json.len() > MAX_MANIFEST {
+                return Ok(None);
+            }
+        }
+        Ok(Some(json))
+    };
+    match read.await {
+        Ok(json) => Ok(json.map(|content| PulledManifest { digest, content: content.into() })),
+        Err(status) if Status::code(&status) == Code::NotFound => Ok(None),
+        Err(status) => Err(status),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn store(manifests: &[(&str, i64, &[&str])], ingests: &[(&str, i64)]) -> Store {
+        Store {
+            manifests: manifests
+                .iter()
+                .map(|(digest, changed, leads_to)| ((*digest).to_owned(), ((*changed, 0), leads_to.iter().map(|to| (*to).to_owned()).collect())))
+                .collect(),
+            ingests: ingests.iter().map(|(name, offset)| ((*name).to_owned(), *offset)).collect(),
+        }
+    }
+
+    #[test]
+    fn bytes_that_come_are_moves_and_silence_is_none() {
+        let mut progress = Progress::default();
+        assert_eq!(progress.look(&store(&[("sha256:old", 1, &[])], &[])), (vec![], false));
+        let fetching = |offset| store(&[("sha256:old", 1, &[])], &[("layer-sha256:aa", offset)]);
+        assert_eq!(progress.look(&fetching(0)), (vec![], true));
+        assert_eq!((progress.look(&fetching(5)), progress.moves), ((vec![], true), 2));
+        assert_eq!((progress.look(&fetching(5)), progress.moves), ((vec![], true), 2));
+        // It is whole: now it is unpacked.
+        assert_eq!((progress.look(&store(&[("sha256:old", 1, &[])], &[])), progress.moves), ((vec![], false), 3));
+    }
+
+    #[test]
+    fn a_manifest_is_told_once_and_again_when_it_is_pulled_again() {
+        let mut progress = Progress::default();
+        progress.look(&store(&[("sha256:a", 1, &[])], &[]));
+        let both = store(&[("sha256:a", 1, &[]), ("sha256:b", 2, &["sha256:c"])], &[]);
+        assert_eq!(progress.look(&both), (vec!["sha256:b".to_owned()], false));
+        assert_eq!(progress.look(&both), (vec![], false));
+        assert_eq!(progress.look(&store(&[("sha256:a", 3, &[]), ("sha256:b", 2, &[])], &[])), (vec!["sha256:a".to_owned()], false));
+        assert_eq!(progress.moves, 2);
+    }
+
+    #[test]
+    fn what_an_earlier_pull_left_counts_only_when_it_is_taken_up() {
+        let left = [("layer-sha256:aa", 7), ("layer-sha256:bb", 7)];
+        let mut progress = Progress::default();
+        assert_eq!(progress.look(&store(&[], &left)), (vec![], false));
+        assert_eq!(progress.look(&store(&[], &left)), (vec![], false));
+        let wants = [("sha256:m", 1, &["sha256:bb"] as &[&str])];
+        assert_eq!(progress.look(&store(&wants, &left)), (vec!["sha256:m".to_owned()], true), "the manifest wants one of them");
+        assert_eq!(progress.look(&store(&wants, &left[..1])), (vec![], false), "which is whole now");
+        assert_eq!(progress.look(&store(&wants, &[("layer-sha256:aa", 8)])), (vec![], true));
+    }
+}

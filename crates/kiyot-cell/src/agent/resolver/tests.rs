@@ -1,0 +1,111 @@
+use futures::StreamExt;
+use kiyot_proto::cell::{NameAnswer, NameQuery};
+use tokio_stream::wrappers::ReceiverStream;
+
+use super::*;
+
+/// A resolver with one name server on the loopback, and its sockets' addresses.
+async fn resolver() -> (Arc<Resolver>, std::net::SocketAddr, std::net::SocketAddr) {
+    let resolver = Arc::new(Resolver::new(true));
+    let udp = Arc::new(UdpSocket::bind("127.0.0.1:0").await.unwrap());
+    let tcp = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let (at_udp, at_tcp) = (udp.local_addr().unwrap(), tcp.local_addr().unwrap());
+    let asking = resolver.asking.clone();
+    let tasks = [tokio::spawn(datagrams(udp, 0, asking.clone())), tokio::spawn(connections(tcp, 0, asking))];
+    *resolver.doors.lock().unwrap() = tasks.into_iter().map(AbortOnDropHandle::new).collect();
+    (resolver, at_udp, at_tcp)
+}
+
+type Call = (mpsc::Sender<Result<NameAnswer, Status>>, futures::stream::BoxStream<'static, Result<NameQuery, Status>>);
+
+async fn call(resolver: &Arc<Resolver>) -> Call {
+    let (sender, answers) = mpsc::channel(16);
+    sender.send(Ok(NameAnswer { resolvers: 1, ..Default::default() })).await.unwrap();
+    let queries = Arc::clone(resolver).resolve(ReceiverStream::new(answers)).await.unwrap();
+    (sender, queries)
+}
+
+async fn answer((sender, queries): &mut Call, message: &'static [u8]) -> NameQuery {
+    let query = queries.next().await.unwrap().unwrap();
+    sender.send(Ok(NameAnswer { id: query.id, message: message.into(), resolvers: 0 })).await.unwrap();
+    query
+}
+
+#[tokio::test]
+async fn datagrams_are_carried_both_ways() {
+    let (resolver, udp, _) = resolver().await;
+    let client = UdpSocket::bind("127.0.0.1:0").await.unwrap();
+    // Too short, too long: not carried.
+    client.send_to(b"short", udp).await.unwrap();
+    client.send_to(&[0; UDP_MESSAGE + 1], udp).await.unwrap();
+    // One that comes before the daemon calls waits for it.
+    client.send_to(b"twelve bytes", udp).await.unwrap();
+    let mut call = call(&resolver).await;
+    let query = answer(&mut call, b"answered").await;
+    assert_eq!((&*query.message, query.tcp, query.resolver), (&b"twelve bytes"[..], false, 0));
+    let mut buffer = [0; 64];
+    let (length, from) = client.recv_from(&mut buffer).await.unwrap();
+    assert_eq!((&buffer[..length], from), (&b"answered"[..], udp));
+}
+
+#[tokio::test]
+async fn a_connection_carries_queries_one_after_another() {
+    let (resolver, _, tcp) = resolver().await;
+    let mut call = call(&resolver).await;
+    let mut client = TcpStream::connect(tcp).await.unwrap();
+    let message = vec![7; TCP_MESSAGE];
+    for said in [&b"one"[..], b"two"] {
+        client.write_all(&[&[0xff; 2], &message[..]].concat()).await.unwrap();
+        let query = answer(&mut call, said).await;
+        assert!(query.tcp && *query.message == *message);
+        let mut answer = vec![0; client.read_u16().await.unwrap().into()];
+        client.read_exact(&mut answer).await.unwrap();
+        assert_eq!(answer, said);
+    }
+    // What has no answer is closed.
+    client.write_all(&[&[0, 12], &message[..12]].concat()).await.unwrap();
+    answer(&mut call, b"").await;
+    assert_eq!(client.read(&mut [0; 8]).await.unwrap(), 0);
+}
+
+#[tokio::test]
+async fn a_new_call_takes_over() {
+    let (resolver, udp, _) = resolver().await;
+    let mut first = call(&resolver).await;
+    let client = UdpSocket::bind("127.0.0.1:0").await.unwrap();
+    let mut second = call(&resolver).await;
+    while first.1.next().await.is_some() {}
+    client.send_to(b"twelve bytes", udp).await.unwrap();
+    answer(&mut second, b"answered").await;
+    assert_eq!(client.recv_from(&mut [0; 64]).await.unwrap().0, 8);
+}
+
+#[tokio::test]
+async fn nobody_else_is_answered_for() {
+    let (resolver, udp, _) = resolver().await;
+    let mut call = call(&resolver).await;
+    let client = UdpSocket::bind("127.0.0.1:0").await.unwrap();
+    client.send_to(b"twelve bytes", udp).await.unwrap();
+    let query = call.1.next().await.unwrap().unwrap();
+    for (id, message) in [(query.id + 1, "unasked"), (query.id, "answered"), (query.id, "answered again")] {
+        call.0.send(Ok(NameAnswer { id, message: message.into(), resolvers: 0 })).await.unwrap();
+    }
+    client.send_to(b"another query", udp).await.unwrap();
+    answer(&mut call, b"second").await;
+    let mut said = Vec::new();
+    let mut buffer = [0; 64];
+    for _ in 0..2 {
+        let length = client.recv(&mut buffer).await.unwrap();
+        said.push(String::from_utf8_lossy(&buffer[..length]).into_owned());
+    }
+    assert_eq!(said, ["answered", "second"]);
+}
+
+#[tokio::test]
+async fn what_can_not_be_is_refused() {
+    let resolver = Resolver::new(false);
+    assert_eq!(resolver.ensure(1).unwrap_err().code(), tonic::Code::FailedPrecondition);
+    assert!(resolver.ensure(0).is_ok());
+    let status = Resolver::new(true).ensure(9).unwrap_err();
+    assert!(status.code() == tonic::Code::InvalidArgument && status.message().contains("at most 8"), "{status:?}");
+}

@@ -1,0 +1,159 @@
+//! A pull in a cell: watched, so that one that stands still ends, and helped with layers that the node has.
+
+use std::{collections::HashSet, time::Duration};
+
+use futures::{StreamExt as _, stream::BoxStream};
+use kiyot_proto::{
+    cell::{PullNews, PulledManifest},
+    cri,
+};
+use ring::digest::{SHA256, digest};
+use tokio::time::{Instant, sleep_until};
+use tonic::{Code, Status};
+
+use super::{
+    copy::{self, CopyError},
+    manifest::{Descriptor, Manifest, Parsed, architecture, parse},
+    node::Node,
+    receiver::Receiver,
+};
+
+/// How long a pull that goes on may take in all: against one that comes by single bytes for ever.
+const AT_MOST: Duration = Duration::from_secs(24 * 60 * 60);
+
+/// What the node has at least, in bytes, for a pull to be interrupted for it: to begin it again takes some questions to the registry.
+const WORTH: u64 = 1 << 20;
+
+/// What manifests are if they don't say. Only those come here that lead to a configuration.
+const MANIFEST: &str = "application/vnd.oci.image.manifest.v1+json";
+
+/// What became of a pull.
+enum Outcome {
+    /// The image's id.
+    Pulled(String),
+    /// It was interrupted: the node has these layers of this image.
+    Helped(Box<Manifest>, Vec<Descriptor>),
+}
+
+/// What came of a pull.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Pulled {
+    /// The image's id.
+    pub(super) id: String,
+    /// Layers that were taken from the node, and their bytes.
+    pub(super) from_node: (usize, u64),
+}
+
+/// Pulls in a cell. `stall`: how long nothing may come.
+///
+/// When the manifest has come, and so the registry has given it to this pod, the layers of it that the node has are sent to the cell, and the pull begins again: it takes up what it
+/// has, and fetches only what misses. No other blob of the node is sent. A failure to send is no failure of the pull.
+pub(super) async fn pull(node: &dyn Node, cell: &dyn Receiver, request: &cri::PullImageRequest, stall: Duration) -> Result<Pulled, Status> {
+    let mut from_node = (0, 0);
+    let (manifest, layers) = match watched(Some(node), cell, request, stall).await? {
+        Outcome::Pulled(id) => return Ok(Pulled { id, from_node }),
+        Outcome::Helped(manifest, layers) => (manifest, layers),
+    };
+    for layer in layers {
+        match give(node, cell, &manifest, &layer, stall).await {
+            Ok(()) => from_node = (from_node.0 + 1, from_node.1 + layer.size),
+            Err(error) => {
+                tracing::info!(
+                    layer = layer.digest,
+                    error = &error as &dyn std::error::Error,
+                    "a layer is not taken from the node; the cell pulls it"
+                );
+            }
+        }
+    }
+    match watched(None, cell, request, stall).await? {
+        Outcome::Pulled(id) => Ok(Pulled { id, from_node }),
+        Outcome::Helped(..) => Err(Status::internal("a pull was interrupted twice")),
+    }
+}
+
+async fn give(node: &dyn Node, cell: &dyn Receiver, manifest: &Manifest, layer: &Descriptor, stall: Duration) -> Result<(), CopyError> {
+    let lease = node.hold(&layer.digest).await.map_err(CopyError::Node)?;
+    let given = copy::put(node, cell, manifest, layer, stall).await;
+    node.release(&lease).await;
+    given
+}
+
+/// Pulls until it has ended, stands still, or `node` has something of it.
+async fn watched(node: Option<&dyn Node>, cell: &dyn Receiver, request: &cri::PullImageRequest, stall: Duration) -> Result<Outcome, Status> {
+    // What is there before is no part of it: so the watch begins first.
+    let mut news = first(cell).await;
+    let pulling = cell.pull(request.clone(), AT_MOST);
+    tokio::pin!(pulling);
+    let (mut moves, mut since, mut counts) = (0, Instant::now(), true);
+    loop {
+        let next = async {
+            match &mut news {
+                Some(news) => news.next().await,
+                None => std::future::pending().await,
+            }
+        };
+        tokio::select! {
+            biased;
+            pulled = &mut pulling => return pulled.map(Outcome::Pulled),
+            next = next => match next {
+                Some(Ok(next)) => {
+                    if next.moves != moves {
+                        (moves, since) = (next.moves, Instant::now());
+                    }
+                    // Between the first byte and the last, what is not being fetched is being unpacked.
+                    counts = next.fetching || moves == 0;
+                    if let (Some(node), Some(manifest)) = (node, next.manifest) {
+                        match on_node(node, cell, &manifest).await {
+                            Ok(Some((manifest, layers))) => return Ok(Outcome::Helped(manifest, layers)),
+                            Ok(None) => {}
+                            Err(error) => tracing::debug!(manifest = manifest.digest, %error, "no layer of a pull is taken from the node"),
+                        }
+                    }
+                }
+                // From now on it is bounded in all.
+                Some(Err(_)) | None => (news, counts) = (None, true),
+            },
+            () = sleep_until(since + stall), if counts => {
+                let image = request.image.as_ref().map_or("", |image| &image.image);
+                return Err(Status::deadline_exceeded(format!(
+                    "failed to pull image {image:?}: nothing of it has come for {} s (image_pull_progress_timeout)",
+                    stall.as_secs_f32()
+                )));
+            }
+        }
+    }
+}
+
+/// News of the cell's pulls, the first of which has come. `None` if the cell has none to give.
+async fn first(cell: &dyn Receiver) -> Option<BoxStream<'static, Result<PullNews, Status>>> {
+    match cell.watch_pulls().await {
+        Ok(news) => Some(news),
+        Err(status) => {
+            // An agent of before does not know of it.
+            if status.code() != Code::Unimplemented {
+                tracing::info!(error = status.message(), "a pull can't be watched; it may take no longer than one that stands still");
+            }
+            None
+        }
+    }
+}
+
+/// The layers of an image that the cell lacks and the node has; `None` if they are not worth it.
+async fn on_node(node: &dyn Node, cell: &dyn Receiver, told: &PulledManifest) -> Result<Option<(Box<Manifest>, Vec<Descriptor>)>, CopyError> {
+    if told.digest != format!("sha256:{}", hex::encode(digest(&SHA256, &told.content))) {
+        return Err(CopyError::Damaged(told.digest.clone()));
+    }
+    let blob = Descriptor::new(MANIFEST, &told.digest, told.content.len() as u64);
+    let Parsed::Manifest(manifest) = parse(&blob, &told.content, architecture())? else { return Ok(None) };
+    let digests = manifest.layers.iter().map(|layer| layer.digest.clone()).collect();
+    let missing: HashSet<String> = cell.missing(digests).await.map_err(CopyError::Cell)?.into_iter().collect();
+    let mut layers: Vec<Descriptor> = Vec::new();
+    for layer in manifest.layers.iter().filter(|layer| missing.contains(&layer.digest)) {
+        if !layers.contains(layer) && node.has(&layer.digest).await.map_err(CopyError::Node)? {
+            layers.push(layer.clone());
+        }
+    }
+    let worth = layers.iter().fold(0_u64, |sum, layer| sum.saturating_add(layer.size));
+    Ok((worth >= WORTH).then(|| (Box::new(manifest), layers)))
+}

@@ -1,0 +1,127 @@
+//! Name servers that only the node has, asked for pods in cells.
+//!
+//! A pod names them by number, and its numbers are those of its own sandbox's configuration: nothing else can be asked. Each query goes over a socket of its
+//! own, so that an answer is from whom it was asked of.
+
+use std::{future::Future, sync::Arc, time::Duration};
+
+use bytes::Bytes;
+use futures::{StreamExt, stream::BoxStream};
+use kiyot_link::resolver::{DEADLINE, HEAD, TCP_CONNECTIONS, TCP_MESSAGE, UDP_QUERIES};
+use kiyot_proto::cell::{NameAnswer, NameQuery, agent_client::AgentClient};
+use tokio::{
+    sync::{Semaphore, mpsc},
+    task::JoinSet,
+    time::{sleep, timeout},
+};
+use tokio_stream::wrappers::ReceiverStream;
+use tonic::{Request, Status};
+
+use super::{gateway::CellLink, id::CellId};
+
+mod ask;
+mod message;
+mod server;
+
+pub use server::Server;
+
+/// Queries of one cell at a time: as many as its agent has.
+const OF_A_CELL: usize = UDP_QUERIES + TCP_CONNECTIONS;
+/// Queries of all cells at a time. Each has a socket.
+const OF_ALL: usize = 1024;
+/// Answers that may wait for the link.
+const WAITING: usize = 4;
+/// The largest part that is taken from a cell: a message, and its number.
+const MAX_PART: usize = TCP_MESSAGE + 1024;
+/// How long a cell has to make its name servers.
+const OPEN: Duration = Duration::from_secs(20);
+/// How long to wait before a call that ended is begun again.
+const AGAIN: Duration = Duration::from_millis(500);
+
+/// Asks for all cells.
+#[derive(Debug)]
+pub struct Resolver {
+    all: Arc<Semaphore>,
+}
+
+impl Default for Resolver {
+    fn default() -> Self {
+        Self { all: Arc::new(Semaphore::new(OF_ALL)) }
+    }
+}
+
+impl Resolver {
+    /// Asks these name servers for a cell, on each of its connections anew, until its link is closed.
+    pub async fn serve(&self, cell: &CellId, link: &CellLink, servers: &[Server]) {
+        let mut hello = link.hello.clone();
+        // A closed channel: the link is forgotten, so the cell is gone.
+        while hello.wait_for(Option::is_some).await.is_ok() {
+            match self.serve_connection(link, servers).await {
+                Ok(()) => tracing::debug!(%cell, "The queries of a cell ended and are asked for again"),
+                Err(status) => tracing::info!(%cell, status = status.message(), "The queries of a cell can't be had, and are asked for again"),
+            }
+            sleep(AGAIN).await;
+        }
+    }
+
+    async fn serve_connection(&self, link: &CellLink, servers: &[Server]) -> Result<(), Status> {
+        let (sender, answers) = mpsc::channel(WAITING);
+        let first = NameAnswer { resolvers: u32::try_from(servers.len()).unwrap_or(u32::MAX), ..Default::default() };
+        // There is room: it is the first.
+        let _ = sender.try_send(first);
+        let mut agent = AgentClient::new(link.bulk.clone()).max_decoding_message_size(MAX_PART);
+        // No deadline of the call's own: it lasts as long as the connection.
+        let call = agent.resolve(Request::new(ReceiverStream::new(answers)));
+        let queries = timeout(OPEN, call).await.map_err(|_| Status::deadline_exceeded("Resolve was not answered"))??.into_inner().boxed();
+        self.answer(queries, sender, servers, |server, tcp, message| async move { ask::ask(&server, tcp, &message).await }).await
+    }
+
+    /// Answers queries until there are no more.
+    async fn answer<A>(
+        &self,
+        mut queries: BoxStream<'_, Result<NameQuery, Status>>,
+        answers: mpsc::Sender<NameAnswer>,
+        servers: &[Server],
+        ask: impl Fn(Server, bool, Bytes) -> A,
+    ) -> Result<(), Status>
+    where
+        A: Future<Output = std::io::Result<Bytes>> + Send + 'static,
+    {
+        let of_cell = Arc::new(Semaphore::new(OF_A_CELL));
+        // They end with the call.
+        let mut asking = JoinSet::new();
+        while let Some(query) = queries.next().await {
+            let NameQuery { id, resolver, tcp, message } = query?;
+            let server = usize::try_from(resolver).ok().and_then(|number| servers.get(number));
+            let server = server.ok_or_else(|| Status::invalid_argument(format!("name server {resolver}: the pod has {}", servers.len())))?;
+            if !(HEAD..=TCP_MESSAGE).contains(&message.len()) {
+                return Err(Status::invalid_argument(format!("a query of {} bytes; allowed are {HEAD} to {TCP_MESSAGE}", message.len())));
+            }
+            while asking.try_join_next().is_some() {}
+            // Neither is ever closed. Until there is room the cell's next query is not read.
+            let Ok(of_cell) = Arc::clone(&of_cell).acquire_owned().await else { return Ok(()) };
+            let (all, answers, asked) = (Arc::clone(&self.all), answers.clone(), ask(server.clone(), tcp, message.clone()));
+            asking.spawn(async move {
+                let answered = async {
+                    let _permit = all.acquire().await;
+                    asked.await
+                };
+                let answer = match timeout(DEADLINE, answered).await {
+                    Ok(Ok(answer)) => answer,
+                    Ok(Err(error)) => {
+                        tracing::debug!(%error, "A name server of the node could not be asked");
+                        message::failed(&message)
+                    }
+                    // As from a name server that is silent.
+                    Err(_) => Bytes::new(),
+                };
+                let _gone = answers.send(NameAnswer { id, message: answer, resolvers: 0 }).await;
+                drop(of_cell);
+            });
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,65 @@
+//! One query to one name server, in the node's network.
+
+use std::{
+    io,
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV6},
+};
+
+use bytes::Bytes;
+use kiyot_link::resolver::UDP_MESSAGE;
+use rustix::net::netdevice::name_to_index;
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    net::{TcpStream, UdpSocket},
+};
+
+use super::{Server, message};
+
+/// DNS.
+const PORT: u16 = 53;
+
+/// The answer to a query, the way that it was asked. Waits for it as long as it is polled.
+pub(super) async fn ask(server: &Server, tcp: bool, query: &[u8]) -> io::Result<Bytes> {
+    let address = address(server).await?;
+    if tcp { by_tcp(address, query).await } else { by_udp(address, query).await }
+}
+
+pub(super) async fn by_udp(server: SocketAddr, query: &[u8]) -> io::Result<Bytes> {
+    let any: IpAddr = if server.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() };
+    let socket = UdpSocket::bind((any, 0)).await?;
+    // From then on it hears this name server alone.
+    socket.connect(server).await?;
+    socket.send(query).await?;
+    let mut answer = vec![0; UDP_MESSAGE + 1];
+    loop {
+        let length = socket.recv(&mut answer).await?;
+        if !message::answers(&answer[..length], query) {
+            continue;
+        }
+        if length > UDP_MESSAGE {
+            return Ok(message::cut(query));
+        }
+        answer.truncate(length);
+        return Ok(answer.into());
+    }
+}
+
+/// A length of two bytes, then the message (RFC 7766, 8). An answer of several messages, as to a transfer of a zone, ends with the first.
+pub(super) async fn by_tcp(server: SocketAddr, query: &[u8]) -> io::Result<Bytes> {
+    let mut stream = TcpStream::connect(server).await?;
+    let length = u16::try_from(query.len()).map_err(|_| io::ErrorKind::InvalidInput)?;
+    stream.write_all(&[&length.to_be_bytes()[..], query].concat()).await?;
+    let mut answer = vec![0; stream.read_u16().await?.into()];
+    stream.read_exact(&mut answer).await?;
+    if message::answers(&answer, query) { Ok(answer.into()) } else { Err(io::Error::new(io::ErrorKind::InvalidData, "an answer to another query")) }
+}
+
+async fn address(server: &Server) -> io::Result<SocketAddr> {
+    let Some(address) = server.link_local() else { return Ok((server.address, PORT).into()) };
+    let zone = match server.zone.parse() {
+        Ok(number) => number,
+        // Any socket will do.
+        Err(_) => name_to_index(UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).await?, &server.zone)?,
+    };
+    Ok(SocketAddrV6::new(address, PORT, 0, zone).into())
+}

@@ -1,0 +1,48 @@
+//! Attempts of a container whose start was cut short.
+
+use std::sync::Arc;
+
+use kiyot_proto::cri;
+use tonic::{Code, Status};
+
+use super::{Verbs, calls, view::Sandbox};
+use crate::backends::milpa::cells::Cell;
+
+impl Verbs {
+    /// Sees to it that no other attempt of a container runs, or can begin to run any more.
+    ///
+    /// A kubelet makes the next attempt for one that reads CREATED (kubecontainer.ShouldContainerBeRestarted), and that one may just be starting in its cell: its start
+    /// goes on there when the daemon that asked for it is killed. One that runs by now is `FAILED_PRECONDITION`: the kubelet finds it RUNNING when it looks again. (One that
+    /// it knows to run it stops first.)
+    pub(super) async fn settle_attempts(self: &Arc<Self>, cell: &Cell, sandbox: &Sandbox, metadata: &cri::ContainerMetadata) -> Result<(), Status> {
+        for other in self.view.containers_of(&sandbox.id) {
+            let config = other.meta().config.unwrap_or_default();
+            let is_attempt = config.metadata.is_some_and(|of| of.name == metadata.name && of.attempt != metadata.attempt);
+            if !is_attempt || other.exited() {
+                continue;
+            }
+            if other.state() == cri::ContainerState::ContainerCreated {
+                self.ask(cell, &other).await.map_err(|status| other.restored(&status))?;
+            }
+            match self.view.container(other.id.as_str()).map(|now| now.state()) {
+                Ok(cri::ContainerState::ContainerRunning) => {
+                    return Err(Status::failed_precondition(format!("container {} is another attempt of {:?}, and runs", other.id, metadata.name)));
+                }
+                // Its end may be on its way into the records: then it is that end which is kept.
+                Ok(cri::ContainerState::ContainerCreated) => {
+                    let request = cri::RemoveContainerRequest { container_id: other.cell_container.to_string() };
+                    let mut runtime = calls::runtime(cell);
+                    let call = runtime.remove_container(calls::within(calls::CALL, request));
+                    match calls::answered(calls::CALL, "RemoveContainer", call).await {
+                        Ok(_) => {}
+                        Err(status) if status.code() == Code::NotFound => {}
+                        Err(status) => return Err(other.restored(&status)),
+                    }
+                    self.note_gone(&other);
+                }
+                Ok(_) | Err(_) => {}
+            }
+        }
+        Ok(())
+    }
+}

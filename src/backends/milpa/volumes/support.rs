@@ -1,0 +1,97 @@
+//! What only later versions of a cell's containerd mount, and earlier ones pass over without a word. Pure.
+
+use kiyot_proto::cri;
+use tonic::Status;
+
+/// containerd with image volumes, and parts of them (`Mount.image`, `image_sub_path`).
+const IMAGES: (u64, u64) = (2, 1);
+
+/// containerd with `Mount.recursive_read_only`.
+const RECURSIVE: (u64, u64) = (2, 0);
+
+/// Whether a container mounts what not every containerd does: then the cell's version is asked for.
+pub fn asks_much(container: &cri::ContainerConfig) -> bool {
+    container.mounts.iter().any(|mount| refusal(mount, (0, 0)).is_some())
+}
+
+/// Refuses what the cell's containerd would not mount as it is asked for. A version that can't be read may do anything.
+///
+/// FAILED_PRECONDITION that names the container, the mount and what is allowed.
+pub fn check(container: &cri::ContainerConfig, runtime: &cri::VersionResponse) -> Result<(), Status> {
+    let version = if runtime.runtime_name == "containerd" { version(&runtime.runtime_version) } else { None }.unwrap_or((u64::MAX, 0));
+    let Some((mount, (what, allowed))) = container.mounts.iter().find_map(|mount| Some((mount, refusal(mount, version)?))) else { return Ok(()) };
+    let name = container.metadata.as_ref().map_or("", |metadata| &metadata.name);
+    let (at, runtime) = (&mount.container_path, format!("{} {}", runtime.runtime_name, runtime.runtime_version));
+    Err(Status::failed_precondition(format!(
+        "container {name:?} mounts {what} at {at}, which the cell's {runtime} does not do; allowed is {allowed}"
+    )))
+}
+
+/// What is not to be had with a version of containerd, and what is.
+fn refusal(mount: &cri::Mount, version: (u64, u64)) -> Option<(String, &'static str)> {
+    if !mount.uid_mappings.is_empty() || !mount.gid_mappings.is_empty() {
+        return Some((format!("{:?} with mapped ids", mount.host_path), "a volume of a pod without a user namespace of its own"));
+    }
+    match &mount.image {
+        Some(image) if version < IMAGES => {
+            let named = if image.user_specified_image.is_empty() { &image.image } else { &image.user_specified_image };
+            let part = if mount.image_sub_path.is_empty() { String::new() } else { format!("{:?} of ", mount.image_sub_path) };
+            Some((format!("{part}the image {named:?} as a volume"), "containerd 2.1 or later"))
+        }
+        _ if mount.recursive_read_only && version < RECURSIVE => {
+            Some((format!("{:?} recursively read-only", mount.host_path), "containerd 2.0 or later, or a mount that is read-only by itself"))
+        }
+        _ => None,
+    }
+}
+
+/// Of `1.6.20~ds1` or `v2.1.0`: the first two numbers.
+fn version(text: &str) -> Option<(u64, u64)> {
+    let mut numbers = text.trim_start_matches('v').split(|c: char| !c.is_ascii_digit()).map(|number| number.parse().ok());
+    Some((numbers.next()??, numbers.next()??))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn containing(mount: cri::Mount) -> cri::ContainerConfig {
+        let metadata = Some(cri::ContainerMetadata { name: "main".into(), attempt: 0 });
+        cri::ContainerConfig {
+            metadata,
+            mounts: vec![cri::Mount::default(), cri::Mount { container_path: "/data".into(), ..mount }],
+            ..Default::default()
+        }
+    }
+
+    fn runtime(version: &str) -> cri::VersionResponse {
+        cri::VersionResponse { runtime_name: "containerd".into(), runtime_version: version.into(), ..Default::default() }
+    }
+
+    #[test]
+    fn what_a_version_passes_over_is_refused_by_name() {
+        let image = Some(cri::ImageSpec { image: "sha256:00".into(), user_specified_image: "registry.example/model:1".into(), ..Default::default() });
+        let whole = containing(cri::Mount { image: image.clone(), ..Default::default() });
+        let part = containing(cri::Mount { image, image_sub_path: "weights".into(), ..Default::default() });
+        let recursive = containing(cri::Mount { host_path: "/v".into(), readonly: true, recursive_read_only: true, ..Default::default() });
+        let mapped = containing(cri::Mount { host_path: "/v".into(), uid_mappings: vec![cri::IdMapping::default()], ..Default::default() });
+        let old = ["1.6.20~ds1", "v1.7.27", "2.0.5"];
+        for (container, refusing, words) in [
+            (&whole, &old[..], vec!["registry.example/model:1", "2.1"]),
+            (&part, &old[..], vec!["registry.example/model:1", "weights"]),
+            (&recursive, &old[..2], vec!["recursively", "/v"]),
+            (&mapped, &["1.6.20", "2.2.0", "unknown"][..], vec!["mapped ids"]),
+        ] {
+            assert!(asks_much(container));
+            for version in refusing {
+                let status = check(container, &runtime(version)).unwrap_err();
+                assert!(words.iter().chain(&["main", "/data", version]).all(|word| status.message().contains(word)), "{status}");
+            }
+        }
+        for version in ["2.1.0", "v2.2.1-rc.0", "3.0", "unknown"] {
+            assert!([&whole, &part, &recursive].iter().all(|container| check(container, &runtime(version)).is_ok()), "{version}");
+        }
+        assert!(check(&recursive, &runtime("2.0.0")).is_ok());
+        assert!(!asks_much(&containing(cri::Mount { readonly: true, ..Default::default() })));
+    }
+}

@@ -1,0 +1,287 @@
+//! The stream of container events.
+
+use std::time::Duration;
+
+use bytes::Bytes;
+use h2::{Reason, RecvStream, SendStream};
+use http::{HeaderMap, HeaderValue, Response};
+use kiyot::backends::Method;
+use kiyot_proto::cri;
+use prost::Message;
+use tokio::sync::mpsc;
+use tonic::{Code, Status};
+
+use crate::{
+    caller::{Caller, frame, soon},
+    door::{Door, Setup},
+    played::{Call, Played},
+};
+
+/// A runtime that hands its calls to the test.
+fn runtime(door: &Door, name: &str) -> (Played, mpsc::UnboundedReceiver<Call>) {
+    let (sender, calls) = mpsc::unbounded_channel();
+    let played = Played::listen(&door.runtime(name), move |call| {
+        let _ = sender.send(call);
+        std::future::ready(())
+    });
+    (played, calls)
+}
+
+/// Begins the stream, as grpc-go does.
+async fn open(caller: &Caller) -> (h2::client::ResponseFuture, SendStream<Bytes>) {
+    let (response, mut stream) = caller.begin(Method::GetContainerEvents.path(), &[("grpc-accept-encoding", "gzip")]).await;
+    stream.send_data(frame(b"").into(), true).unwrap();
+    (response, stream)
+}
+
+/// The runtime begins its answer, without any event.
+async fn begun(call: &mut Call) -> SendStream<Bytes> {
+    assert_eq!(call.head.uri.path(), Method::GetContainerEvents.path());
+    assert!(!call.head.headers.contains_key("grpc-accept-encoding"));
+    let response = Response::builder().header("content-type", "application/grpc").header("x-of", "the node").body(()).unwrap();
+    call.respond.send_response(response, false).unwrap()
+}
+
+fn event(id: &str) -> Vec<u8> {
+    cri::ContainerEventResponse { container_id: id.into(), ..Default::default() }.encode_to_vec()
+}
+
+/// A cell's event for all that read.
+fn tell(door: &Door, event: Result<Vec<u8>, Status>) {
+    let event = event.map(Bytes::from);
+    door.cells.events.lock().unwrap().retain(|reader| reader.send(event.clone()).is_ok());
+}
+
+/// The next whole message.
+async fn next(body: &mut RecvStream, buffer: &mut Vec<u8>) -> Vec<u8> {
+    loop {
+        if let Some((head, rest)) = buffer.split_first_chunk::<5>() {
+            let length = u32::from_be_bytes(head[1..].try_into().unwrap()) as usize;
+            if rest.len() >= length {
+                let message = rest[..length].to_vec();
+                buffer.drain(..5 + length);
+                return message;
+            }
+        }
+        let part = soon(body.data()).await.expect("the stream goes on").unwrap();
+        body.flow_control().release_capacity(part.len()).unwrap();
+        buffer.extend_from_slice(&part);
+    }
+}
+
+/// The status that ends a stream.
+async fn end(mut body: RecvStream) -> HeaderMap {
+    while let Some(part) = soon(body.data()).await {
+        assert!(part.unwrap().is_empty());
+    }
+    soon(body.trailers()).await.unwrap().unwrap()
+}
+
+/// A status in metadata, with details.
+fn status(headers: &mut HeaderMap, code: Code) {
+    Status::with_details(code, "in its own words", Bytes::from_static(b"\x00details")).add_header(headers).unwrap();
+}
+
+fn trailers(code: Code) -> HeaderMap {
+    let mut trailers = HeaderMap::new();
+    status(&mut trailers, code);
+    trailers
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn events_of_all_backends_are_woven_in_whole_messages() {
+    let door = Setup { runtimes: &["containerd", "second"], ..Setup::default() }.open();
+    let ((_node, mut calls), (_second, mut second)) = (runtime(&door, "containerd"), runtime(&door, "second"));
+    let caller = door.caller().await;
+    let (response, _stream) = open(&caller).await;
+    let (mut call, mut other) = (soon(calls.recv()).await.unwrap(), soon(second.recv()).await.unwrap());
+    // An event of a cell waits for no runtime's metadata: containerd sends them with its first event.
+    tell(&door, Ok(event("milpa1")));
+    let (head, mut body) = soon(response).await.unwrap().into_parts();
+    assert_eq!((head.status.as_u16(), &head.headers["content-type"]), (200, &HeaderValue::from_static("application/grpc")));
+    let mut buffer = Vec::new();
+    assert_eq!(next(&mut body, &mut buffer).await, event("milpa1"));
+
+    // Half of an event of the node; meanwhile others come, whole. Its fields are of a later CRI: they are passed on as they are.
+    let unknown = [event("node1"), b"\xfa\x3f\x05later\xf8\x7f\x01".to_vec()].concat();
+    let framed = Bytes::from([frame(&unknown), frame(&event("node2"))].concat());
+    let (mut node, mut of_other) = (begun(&mut call).await, begun(&mut other).await);
+    node.send_data(framed.slice(..9), false).unwrap();
+    for n in 0..5 {
+        tell(&door, Ok(event(&format!("milpa{n}"))));
+        assert_eq!(next(&mut body, &mut buffer).await, event(&format!("milpa{n}")));
+        of_other.send_data(frame(&event(&format!("other{n}"))).into(), false).unwrap();
+        assert_eq!(next(&mut body, &mut buffer).await, event(&format!("other{n}")));
+    }
+    node.send_data(framed.slice(9..), false).unwrap();
+    assert_eq!(next(&mut body, &mut buffer).await, unknown);
+    assert_eq!(next(&mut body, &mut buffer).await, event("node2"));
+    // Large ones come in many parts.
+    let large = event(&"x".repeat(3 << 20));
+    tell(&door, Ok(large.clone()));
+    assert!(next(&mut body, &mut buffer).await == large);
+    assert!(buffer.is_empty());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_metadata_of_a_runtime_begins_the_stream() {
+    let door = Setup::default().open();
+    let (_node, mut calls) = runtime(&door, "containerd");
+    let caller = door.caller().await;
+    let (response, _stream) = open(&caller).await;
+    let _node = begun(&mut soon(calls.recv()).await.unwrap()).await;
+    let (head, mut body) = soon(response).await.unwrap().into_parts();
+    assert_eq!(head.headers["x-of"], "the node");
+    tell(&door, Ok(event("milpa1")));
+    assert_eq!(next(&mut body, &mut Vec::new()).await, event("milpa1"));
+}
+
+/// As with containerd 1.6. Two runtimes: the kubelet gets the events of all, or none.
+#[tokio::test(flavor = "multi_thread")]
+async fn without_the_stream_of_a_runtime_there_is_none() {
+    for without in ["containerd", "second"] {
+        let door = Setup { runtimes: &["containerd", "second"], ..Setup::default() }.open();
+        let caller = door.caller().await;
+        let with = if without == "second" { "containerd" } else { "second" };
+        let ((_with, mut having), (_without, mut lacking)) = (runtime(&door, with), runtime(&door, without));
+        for begins in [false, true] {
+            let (response, _stream) = open(&caller).await;
+            let _open = begun(&mut soon(having.recv()).await.unwrap()).await;
+            let mut call = soon(lacking.recv()).await.unwrap();
+            let mut refuse = || {
+                let mut response = Response::builder().header("content-type", "application/grpc").body(()).unwrap();
+                status(response.headers_mut(), Code::Unimplemented);
+                call.respond.send_response(response, true).unwrap();
+            };
+            let (head, body) = if begins {
+                let (head, mut body) = soon(response).await.unwrap().into_parts();
+                tell(&door, Ok(event("milpa1")));
+                assert_eq!(next(&mut body, &mut Vec::new()).await, event("milpa1"));
+                refuse();
+                (head, body)
+            } else {
+                refuse();
+                soon(response).await.unwrap().into_parts()
+            };
+            let told = if head.headers.contains_key("grpc-status") { head.headers } else { end(body).await };
+            let told = Status::from_header_map(&told).unwrap();
+            assert_eq!((told.code(), told.message(), told.details()), (Code::Unimplemented, "in its own words", b"\x00details".as_slice()));
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_end_of_a_part_is_the_end_of_the_stream() {
+    let door = Setup::default().open();
+    let caller = door.caller().await;
+    {
+        let (_node, mut calls) = runtime(&door, "containerd");
+        let begin = async |calls: &mut mpsc::UnboundedReceiver<Call>| {
+            let (response, stream) = open(&caller).await;
+            let node = begun(&mut soon(calls.recv()).await.unwrap()).await;
+            (node, soon(response).await.unwrap().into_body(), stream)
+        };
+        for code in [Code::Unavailable, Code::Ok] {
+            let (mut node, body, _stream) = begin(&mut calls).await;
+            node.send_trailers(trailers(code)).unwrap();
+            assert_eq!(end(body).await, trailers(code));
+        }
+        let (mut node, mut body, _stream) = begin(&mut calls).await;
+        node.send_reset(Reason::ENHANCE_YOUR_CALM);
+        assert_eq!(soon(body.data()).await.unwrap().unwrap_err().reason(), Some(Reason::ENHANCE_YOUR_CALM));
+
+        // Compressed events were not asked for.
+        let (mut node, body, _stream) = begin(&mut calls).await;
+        node.send_data(Bytes::from_static(&[1, 0, 0, 0, 0]), false).unwrap();
+        assert_eq!(Status::from_header_map(&end(body).await).unwrap().code(), Code::Internal);
+        // No message is that large.
+        let (mut node, body, _stream) = begin(&mut calls).await;
+        node.send_data(Bytes::from_static(&[0, 0xff, 0, 0, 0]), false).unwrap();
+        assert_eq!(Status::from_header_map(&end(body).await).unwrap().code(), Code::ResourceExhausted);
+
+        // A backend that lost events; what it had before comes first.
+        let (mut node, mut body, _stream) = begin(&mut calls).await;
+        tell(&door, Ok(event("milpa1")));
+        tell(&door, Err(Status::resource_exhausted("lost")));
+        assert_eq!(next(&mut body, &mut Vec::new()).await, event("milpa1"));
+        let told = Status::from_header_map(&end(body).await).unwrap();
+        assert_eq!((told.code(), told.message()), (Code::ResourceExhausted, "lost"));
+        assert_eq!(soon(std::future::poll_fn(|cx| node.poll_reset(cx))).await.unwrap(), Reason::CANCEL, "the runtime's stream ends with it");
+
+        let (_node, mut body, _stream) = begin(&mut calls).await;
+        tell(&door, Ok(event("milpa1")));
+        assert_eq!(next(&mut body, &mut Vec::new()).await, event("milpa1"));
+    }
+    // The runtime is gone: there is no stream without it.
+    let (response, _stream) = open(&caller).await;
+    let head = soon(response).await.unwrap();
+    assert_eq!(Status::from_header_map(head.headers()).unwrap().code(), Code::Unavailable);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_runtime_that_hangs_up_ends_the_stream() {
+    let door = Setup::default().open();
+    let caller = door.caller().await;
+    let (node, mut calls) = runtime(&door, "containerd");
+    let (response, _stream) = open(&caller).await;
+    let _call = soon(calls.recv()).await.unwrap();
+    tell(&door, Ok(event("milpa1")));
+    let mut body = soon(response).await.unwrap().into_body();
+    assert_eq!(next(&mut body, &mut Vec::new()).await, event("milpa1"));
+    // Its calls stay: dropped, each would be reset before the connection ends.
+    drop(node);
+    let told = Status::from_header_map(&end(body).await).unwrap();
+    assert!(told.code() == Code::Unavailable && told.message().contains("containerd.sock"), "{told:?}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_reader_that_leaves_events_unread_is_cut_off() {
+    let door = Setup { client_timeout: Duration::from_millis(300), ..Setup::default() }.open();
+    let caller = door.caller().await;
+    let (_node, mut calls) = runtime(&door, "containerd");
+    let (response, _stream) = open(&caller).await;
+    let mut node = begun(&mut soon(calls.recv()).await.unwrap()).await;
+    let mut body = soon(response).await.unwrap().into_body();
+    // More than the windows on the way have room for.
+    tell(&door, Ok(event(&"x".repeat(3 << 20))));
+    let error = soon(async {
+        loop {
+            // What comes is not acknowledged: no more is wanted.
+            if let Err(error) = body.data().await.expect("it ends with an error") {
+                return error;
+            }
+        }
+    })
+    .await;
+    assert_eq!(error.reason(), Some(Reason::CANCEL));
+    assert_eq!(soon(std::future::poll_fn(|cx| node.poll_reset(cx))).await.unwrap(), Reason::CANCEL);
+    // One that reads in time stays, however little there is.
+    let (response, _stream) = open(&caller).await;
+    let _node = begun(&mut soon(calls.recv()).await.unwrap()).await;
+    let mut body = soon(response).await.unwrap().into_body();
+    tokio::time::sleep(Duration::from_millis(900)).await;
+    tell(&door, Ok(event("milpa1")));
+    assert_eq!(next(&mut body, &mut Vec::new()).await, event("milpa1"));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_reader_that_goes_ends_all_parts() {
+    let door = Setup::default().open();
+    let caller = door.caller().await;
+    let (_node, mut calls) = runtime(&door, "containerd");
+    for begins in [false, true] {
+        let (response, mut stream) = open(&caller).await;
+        let mut call = soon(calls.recv()).await.unwrap();
+        let readers = door.cells.events.lock().unwrap().clone();
+        let reader = readers.last().unwrap();
+        let mut node = if begins { Some(begun(&mut call).await) } else { None };
+        let _body = if begins { Some(soon(response).await.unwrap()) } else { None };
+        stream.send_reset(Reason::CANCEL);
+        let reset = std::future::poll_fn(|cx| match &mut node {
+            Some(node) => node.poll_reset(cx),
+            None => call.respond.poll_reset(cx),
+        });
+        assert_eq!(soon(reset).await.unwrap(), Reason::CANCEL);
+        soon(reader.closed()).await;
+    }
+}

@@ -1,0 +1,139 @@
+//! Calls that a cell's containerd is at work on when the daemon is killed.
+
+use std::{fs, os::unix::fs::PermissionsExt, path::PathBuf};
+
+use kiyot_testkit::{Kiyot, KiyotOptions, LIMIT, Node, cri, wait_until};
+use tonic::Code;
+
+use super::{ends_without_a_trace, options, pod};
+
+/// A runc for cells that can be held.
+struct Held(PathBuf);
+
+impl Held {
+    /// The program, and a daemon whose cells use it.
+    fn new(node: &Node) -> (Self, KiyotOptions) {
+        let directory = node.directory().join("held");
+        fs::create_dir_all(&directory).unwrap();
+        let (program, at) = (directory.join("runc"), directory.display());
+        // The verb is among the arguments, after options of which none is one of these words.
+        let script = format!(
+            "#!/bin/sh\nfor word in \"$@\"; do case $word in create|start) verb=$word; break;; esac; done\n\
+             if [ -n \"$verb\" ] && [ -e {at}/hold-$verb ]; then touch {at}/held; while [ -e {at}/hold-$verb ]; do sleep 0.05; done; fi\n\
+             exec runc \"$@\"\n"
+        );
+        fs::write(&program, script).unwrap();
+        fs::set_permissions(&program, fs::Permissions::from_mode(0o755)).unwrap();
+        let options = KiyotOptions { netns: format!("runc = {:?}\n", program.display().to_string()), ..options() };
+        (Self(directory), options)
+    }
+
+    /// From now on it waits before it does this.
+    fn hold(&self, verb: &str) {
+        let _ = fs::remove_file(self.0.join("held"));
+        fs::write(self.0.join(format!("hold-{verb}")), "").unwrap();
+    }
+
+    /// When it waits.
+    async fn waits(&self) {
+        wait_until("runc is held", LIMIT, async || self.0.join("held").exists().then_some(())).await;
+    }
+
+    fn release(&self, verb: &str) {
+        fs::remove_file(self.0.join(format!("hold-{verb}"))).unwrap();
+    }
+}
+
+#[tokio::test]
+async fn a_start_that_was_begun_is_done_to_its_end_when_the_daemon_is_killed() {
+    let node = Node::start().await;
+    let (held, options) = Held::new(&node);
+    let mut kiyot = Kiyot::start(&node, options).await;
+    for verb in ["create", "start"] {
+        let mut kubelet = kiyot.kubelet().await;
+        let spec = pod("cut", "trap 'exit 0' TERM; echo line 1; while :; do sleep 0.1; done");
+        let config = kubelet.prepare(&spec);
+        let sandbox = kubelet.run_sandbox(&config, "").await.unwrap();
+        let mut running = kubelet.running(&spec, config, sandbox);
+        let main = kubelet.create_container(&running, &spec.containers[0], 0).await.unwrap();
+        running.containers.insert("main".to_owned(), main.clone());
+        held.hold(verb);
+        let (mut caller, id) = (kubelet.clone(), main.id.clone());
+        let starting = tokio::spawn(async move { caller.start_container(&id).await });
+        held.waits().await;
+        kiyot.kill9();
+        starting.await.unwrap().unwrap_err();
+        kiyot.start_again().await;
+
+        // A kubelet makes the next attempt for what reads CREATED. Two of them must not run.
+        let mut kubelet = kiyot.kubelet().await;
+        assert_eq!(kubelet.container_status(&main.id).await.unwrap().state(), cri::ContainerState::ContainerCreated);
+        let refused = wait_until("the cell is back", LIMIT, async || {
+            let refused = kubelet.create_container(&running, &spec.containers[0], 1).await.unwrap_err();
+            (!refused.message().contains("is not connected")).then_some(refused)
+        })
+        .await;
+        assert!(refused.message().contains(&main.id), "{refused:?}");
+        held.release(verb);
+        wait_until("it runs", LIMIT, async || {
+            let status = kubelet.container_status(&main.id).await.unwrap();
+            assert_ne!(status.state(), cri::ContainerState::ContainerExited, "{status:?}");
+            (status.state() == cri::ContainerState::ContainerRunning).then_some(())
+        })
+        .await;
+        // Nor now: what the kubelet decided may come late.
+        let refused = kubelet.create_container(&running, &spec.containers[0], 1).await.unwrap_err();
+        assert_eq!(refused.code(), Code::FailedPrecondition, "{refused:?}");
+        kubelet.logged(&main, "line 1").await;
+        assert_eq!(kubelet.log_lines(&main).len(), 1);
+        assert_eq!(kubelet.exec_sync(&main.id, &["echo", "here"]).await.unwrap().stdout, "here\n");
+        assert_eq!(kubelet.containers().await.unwrap().len(), 1);
+        ends_without_a_trace(&mut kubelet, &kiyot, &running).await;
+    }
+}
+
+#[tokio::test]
+async fn an_attempt_that_was_never_started_gives_way_to_the_next() {
+    let node = Node::start().await;
+    let mut kiyot = Kiyot::start(&node, options()).await;
+    let mut kubelet = kiyot.kubelet().await;
+    let spec = pod("next", super::WAIT);
+    let config = kubelet.prepare(&spec);
+    let sandbox = kubelet.run_sandbox(&config, "").await.unwrap();
+    let mut running = kubelet.running(&spec, config, sandbox);
+    let first = kubelet.create_container(&running, &spec.containers[0], 0).await.unwrap();
+    kiyot.kill9();
+    kiyot.start_again().await;
+    let mut kubelet = kiyot.kubelet().await;
+    let second = wait_until("the next attempt is made", LIMIT, async || kubelet.create_container(&running, &spec.containers[0], 1).await.ok()).await;
+    let status = kubelet.exited(&first.id).await;
+    assert_eq!((status.exit_code, &*status.reason), (128, "StartError"), "{status:?}");
+    kubelet.start_container(&second.id).await.unwrap();
+    assert_eq!(kubelet.exec_sync(&second.id, &["echo", "here"]).await.unwrap().stdout, "here\n");
+    running.containers.insert("main".to_owned(), second);
+    ends_without_a_trace(&mut kubelet, &kiyot, &running).await;
+}
+
+#[tokio::test]
+async fn a_stop_that_was_begun_goes_on_when_the_daemon_is_killed() {
+    let node = Node::start().await;
+    let mut kiyot = Kiyot::start(&node, options()).await;
+    let mut kubelet = kiyot.kubelet().await;
+    let script = "trap 'echo told; until [ -e /tmp/end ]; do sleep 0.05; done; exit 7' TERM; echo ready; while :; do sleep 0.1; done";
+    let running = kubelet.run_pod(&pod("slow", script)).await.unwrap();
+    let main = running.container("main").clone();
+    kubelet.logged(&main, "ready").await;
+    let grace = i64::try_from(LIMIT.as_secs()).unwrap();
+    let (mut caller, id) = (kubelet.clone(), main.id.clone());
+    let stopping = tokio::spawn(async move { caller.stop_container(&id, grace).await });
+    kubelet.logged(&main, "told").await;
+    kiyot.kill9();
+    stopping.await.unwrap().unwrap_err();
+    kiyot.start_again().await;
+    let mut kubelet = kiyot.kubelet().await;
+    assert_eq!(kubelet.container_status(&main.id).await.unwrap().state(), cri::ContainerState::ContainerRunning, "it has its time");
+    wait_until("it is let go", LIMIT, async || kubelet.exec_sync(&main.id, &["touch", "/tmp/end"]).await.ok()).await;
+    assert_eq!(kubelet.exited(&main.id).await.exit_code, 7, "it was not killed");
+    kubelet.stop_container(&main.id, grace).await.unwrap();
+    ends_without_a_trace(&mut kubelet, &kiyot, &running).await;
+}

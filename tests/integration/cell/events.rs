@@ -1,0 +1,178 @@
+//! The stream of container events, as a kubelet with EventedPLEG reads it.
+
+use std::{
+    collections::HashMap,
+    convert::Infallible,
+    path::{Path, PathBuf},
+    sync::Arc,
+};
+
+use futures::StreamExt;
+use http_body_util::{BodyExt, StreamBody};
+use hyper::{
+    Request, Response,
+    body::{Bytes, Frame, Incoming},
+};
+use hyper_util::rt::{TokioExecutor, TokioIo};
+use kiyot_testkit::{
+    Container, Kiyot, KiyotOptions, Kubelet, LIMIT, Node, Pod,
+    cri::{
+        self,
+        ContainerEventType::{
+            self, ContainerCreatedEvent as Created, ContainerDeletedEvent as Deleted, ContainerStartedEvent as Started,
+            ContainerStoppedEvent as Stopped,
+        },
+    },
+};
+use prost::Message;
+use tokio::{
+    net::{UnixListener, UnixStream},
+    sync::mpsc,
+};
+use tokio_stream::wrappers::UnboundedReceiverStream;
+use tokio_util::task::AbortOnDropHandle;
+use tonic::{Code, Status, Streaming, body::Body};
+
+use super::{WAIT, leaves_nothing, options, pod};
+
+const EVENTS: &str = "/runtime.v1.RuntimeService/GetContainerEvents";
+
+/// A node that has more than containerd 1.6: a stream of events, and what the test says of other calls. All that is left goes to containerd.
+pub(super) struct PlayedNode {
+    pub(super) socket: PathBuf,
+    /// One for each stream that was opened: what is sent is in it, until it is dropped.
+    opened: mpsc::UnboundedReceiver<mpsc::UnboundedSender<Frame<Bytes>>>,
+    _task: AbortOnDropHandle<()>,
+}
+
+impl PlayedNode {
+    /// Before a node's containerd, with answers by the paths of their calls.
+    pub(super) fn before(node: &Node, answers: HashMap<&'static str, Vec<u8>>) -> Self {
+        let socket = node.directory().join("played.sock");
+        let listener = UnixListener::bind(&socket).unwrap();
+        let (opens, opened) = mpsc::unbounded_channel();
+        let shared = Arc::new((opens, node.socket(), answers));
+        let task = tokio::spawn(async move {
+            while let Ok((stream, _)) = listener.accept().await {
+                let shared = shared.clone();
+                let service = hyper::service::service_fn(move |request: Request<Incoming>| {
+                    let shared = shared.clone();
+                    async move {
+                        let (opens, containerd, answers) = &*shared;
+                        let (sender, frames) = mpsc::unbounded_channel();
+                        match answers.get(request.uri().path()) {
+                            Some(answer) => {
+                                sender.send(frame(answer)).unwrap();
+                                sender.send(Frame::trailers(trailers(&Status::ok("")))).unwrap();
+                            }
+                            None if request.uri().path() == EVENTS => opens.send(sender).unwrap(),
+                            None => return forward(containerd, request).await,
+                        }
+                        let body = Body::new(StreamBody::new(UnboundedReceiverStream::new(frames).map(Ok::<_, Infallible>)));
+                        Ok(Response::builder().header("content-type", "application/grpc").body(body).unwrap())
+                    }
+                });
+                tokio::spawn(hyper::server::conn::http2::Builder::new(TokioExecutor::new()).serve_connection(TokioIo::new(stream), service));
+            }
+        });
+        Self { socket, opened, _task: AbortOnDropHandle::new(task) }
+    }
+}
+
+async fn forward(containerd: &Path, request: Request<Incoming>) -> hyper::Result<Response<Body>> {
+    let stream = TokioIo::new(UnixStream::connect(containerd).await.unwrap());
+    let (mut send, connection) = hyper::client::conn::http2::handshake(TokioExecutor::new(), stream).await?;
+    tokio::spawn(connection);
+    Ok(send.send_request(request).await?.map(|body| Body::new(body.map_err(|error| Status::unavailable(error.to_string())))))
+}
+
+fn frame(message: &[u8]) -> Frame<Bytes> {
+    Frame::data([&[0], u32::try_from(message.len()).unwrap().to_be_bytes().as_slice(), message].concat().into())
+}
+
+fn trailers(status: &Status) -> http::HeaderMap {
+    let mut trailers = http::HeaderMap::new();
+    status.add_header(&mut trailers).unwrap();
+    trailers
+}
+
+fn of_node(id: &str) -> cri::ContainerEventResponse {
+    cri::ContainerEventResponse { container_id: id.to_owned(), created_at: 7, ..Default::default() }
+}
+
+async fn open(kubelet: &mut Kubelet) -> Streaming<cri::ContainerEventResponse> {
+    kubelet.runtime.get_container_events(cri::GetEventsRequest {}).await.unwrap().into_inner()
+}
+
+async fn next(stream: &mut Streaming<cri::ContainerEventResponse>) -> cri::ContainerEventResponse {
+    tokio::time::timeout(LIMIT, stream.message()).await.expect("an event comes").unwrap().expect("the stream goes on")
+}
+
+#[tokio::test]
+async fn events_of_cells_come_with_those_of_the_node() {
+    let node = Node::start().await;
+    let mut played = PlayedNode::before(&node, HashMap::new());
+    let kiyot = Kiyot::start(&node, KiyotOptions { containerd: Some(played.socket.clone()), ..options() }).await;
+    let mut kubelet = kiyot.kubelet().await;
+    let mut stream = open(&mut kubelet).await;
+    let sender = played.opened.recv().await.unwrap();
+
+    sender.send(frame(&of_node("before").encode_to_vec())).unwrap();
+    assert_eq!(next(&mut stream).await, of_node("before"));
+    let local = kubelet.run_pod(&Pod::new("local").container(Container::script("main", WAIT))).await.unwrap();
+    let running = kubelet.run_pod(&pod("told", "sleep 1; exit 3").label("app", "demo")).await.unwrap();
+    let (sandbox, main) = (running.sandbox.clone(), running.container("main").id.clone());
+    let expect = async |kubelet: &mut Kubelet, stream: &mut _, kind: ContainerEventType, id: &str| {
+        let event = next(stream).await;
+        assert_eq!((event.container_event_type(), event.container_id.as_str()), (kind, id));
+        let pod = event.pod_sandbox_status.unwrap();
+        assert_eq!((&pod.id, &pod.metadata, &pod.labels), (&sandbox, &running.config.metadata, &running.config.labels));
+        // What is asked after it is the same, or has gone on.
+        for told in &event.containers_statuses {
+            let Ok(now) = kubelet.container_status(&told.id).await else { continue };
+            assert!(now.state >= told.state, "{now:?} after {told:?}");
+            if now.state == told.state {
+                assert_eq!(&now, told);
+            }
+        }
+        event.containers_statuses
+    };
+    expect(&mut kubelet, &mut stream, Created, &sandbox).await;
+    expect(&mut kubelet, &mut stream, Started, &sandbox).await;
+    assert_eq!(expect(&mut kubelet, &mut stream, Created, &main).await[0].state(), cri::ContainerState::ContainerCreated);
+    assert_ne!(expect(&mut kubelet, &mut stream, Started, &main).await[0].started_at, 0);
+    let ended = expect(&mut kubelet, &mut stream, Stopped, &main).await;
+    assert_eq!((ended[0].state(), ended[0].exit_code), (cri::ContainerState::ContainerExited, 3));
+    sender.send(frame(&of_node("between").encode_to_vec())).unwrap();
+    assert_eq!(next(&mut stream).await, of_node("between"));
+    kubelet.stop_pod(&running).await.unwrap();
+    expect(&mut kubelet, &mut stream, Stopped, &sandbox).await;
+    kubelet.remove_pod(&running).await.unwrap();
+    assert_eq!(expect(&mut kubelet, &mut stream, Deleted, &main).await, []);
+    assert_eq!(expect(&mut kubelet, &mut stream, Deleted, &sandbox).await, []);
+
+    // The node's stream breaks, and so does ours; then it can be had again.
+    sender.send(Frame::trailers(trailers(&Status::aborted("the node says so")))).unwrap();
+    let status = tokio::time::timeout(LIMIT, stream.message()).await.unwrap().unwrap_err();
+    assert_eq!((status.code(), status.message()), (Code::Aborted, "the node says so"));
+    let mut stream = open(&mut kubelet).await;
+    played.opened.recv().await.unwrap().send(frame(&of_node("again").encode_to_vec())).unwrap();
+    assert_eq!(next(&mut stream).await, of_node("again"));
+    kubelet.stop_and_remove(&local).await.unwrap();
+    drop((stream, kubelet, kiyot));
+    leaves_nothing(node);
+}
+
+/// containerd 1.6 streams no events: a kubelet that sees so lists instead.
+#[tokio::test]
+async fn without_the_node_s_stream_there_is_none() {
+    let node = Node::start().await;
+    let kiyot = Kiyot::start(&node, options()).await;
+    let mut kubelet = kiyot.kubelet().await;
+    let own = node.kubelet(&node.socket()).await.unwrap().runtime.get_container_events(cri::GetEventsRequest {}).await.map(drop);
+    let ours = kubelet.runtime.get_container_events(cri::GetEventsRequest {}).await.map(drop);
+    let words = |answer: Result<(), Status>| answer.map_err(|status| (status.code(), status.message().to_owned()));
+    let (own, ours) = (words(own), words(ours));
+    assert_eq!(own, ours);
+    assert!(own.is_ok() || own.is_err_and(|(code, _)| code == Code::Unimplemented));
+}

@@ -1,0 +1,146 @@
+//! Profiles of the kernel's that the node has as files or loaded: in a cell as on the node.
+
+use std::{
+    fs,
+    os::unix::fs::{PermissionsExt, chown},
+};
+
+use kiyot_testkit::{
+    Container, Kiyot, Kubelet, Node, Pod, RunningPod, Source,
+    cri::{self, security_profile::ProfileType},
+    kubelet::volumes,
+};
+use tonic::Code;
+
+use super::{WAIT, ends_without_a_trace, options};
+
+/// A profile that allows all but making directories.
+const NO_DIRECTORIES: &str = r#"{"defaultAction": "SCMP_ACT_ALLOW", "architectures": ["SCMP_ARCH_X86_64", "SCMP_ARCH_AARCH64"],
+    "syscalls": [{"names": ["mkdir", "mkdirat"], "action": "SCMP_ACT_ERRNO"}]}"#;
+
+fn context(config: &mut cri::ContainerConfig) -> &mut cri::LinuxContainerSecurityContext {
+    config.linux.get_or_insert_default().security_context.get_or_insert_default()
+}
+
+fn localhost(path: &str) -> Option<cri::SecurityProfile> {
+    Some(cri::SecurityProfile { profile_type: ProfileType::Localhost.into(), localhost_ref: path.to_owned() })
+}
+
+async fn empty(kubelet: &mut Kubelet, spec: &Pod) -> RunningPod {
+    let config = kubelet.prepare(spec);
+    let sandbox = kubelet.run_sandbox(&config, "").await.unwrap();
+    kubelet.running(spec, config, sandbox)
+}
+
+#[tokio::test]
+async fn a_seccomp_profile_of_the_node_holds_in_a_cell() {
+    let node = Node::start().await;
+    let kiyot = Kiyot::start(&node, options()).await;
+    let mut kubelet = kiyot.kubelet().await;
+    let directory = node.kubelet_directory().join("seccomp");
+    fs::create_dir_all(&directory).unwrap();
+    let profile = directory.join("no-directories.json").to_str().unwrap().to_owned();
+    fs::write(&profile, NO_DIRECTORIES).unwrap();
+    let said = async |kubelet: &mut Kubelet, running: &mut RunningPod| {
+        let named = |config: &mut cri::ContainerConfig| context(config).seccomp = localhost(&profile);
+        let created = kubelet.create_container_with(running, &Container::script("main", WAIT), 0, named).await.unwrap();
+        kubelet.start_container(&created.id).await.unwrap();
+        let look = ["sh", "-c", "mkdir /tmp/new 2>&1; touch /tmp/file && echo fine; grep Seccomp: /proc/self/status"];
+        let said = kubelet.exec_sync(&created.id, &look).await.unwrap();
+        running.containers.insert("main".to_owned(), created);
+        said
+    };
+    let spec = Pod::new("profiled");
+    let mut local = empty(&mut kubelet, &spec).await;
+    let on_node = said(&mut kubelet, &mut local).await;
+    kubelet.stop_and_remove(&local).await.unwrap();
+    let mut spec = spec.in_cell();
+    spec.attempt = 1;
+    let mut running = empty(&mut kubelet, &spec).await;
+    let in_cell = said(&mut kubelet, &mut running).await;
+    assert_eq!(in_cell, on_node);
+    assert!(in_cell.stdout.contains("Operation not permitted\nfine\nSeccomp:\t2"), "{in_cell:?}");
+    // The cell has it as a file of its own, as no cell reads files of the node.
+    let copies = fs::read_dir(kiyot.state().join("cells").join(kiyot.cells().remove(0)).join("pod/seccomp")).unwrap();
+    let copies: Vec<_> = copies.map(|file| fs::read_to_string(file.unwrap().path()).unwrap()).collect();
+    assert_eq!(copies, [NO_DIRECTORIES]);
+
+    let missing = |config: &mut cri::ContainerConfig| context(config).seccomp = localhost("/no/such/profile.json");
+    let status = kubelet.create_container_with(&running, &Container::script("more", WAIT), 0, missing).await.unwrap_err();
+    assert!(status.code() == Code::FailedPrecondition && status.message().contains("/no/such/profile.json"), "{status:?}");
+    ends_without_a_trace(&mut kubelet, &kiyot, &running).await;
+}
+
+#[tokio::test]
+async fn an_app_armor_profile_is_answered_as_on_the_node() {
+    let node = Node::start().await;
+    let kiyot = Kiyot::start(&node, options()).await;
+    let mut kubelet = kiyot.kubelet().await;
+    let mut answers = Vec::new();
+    let spec = Pod::new("armoured");
+    let mut in_cell = spec.clone().in_cell();
+    in_cell.attempt = 1;
+    for spec in [spec, in_cell] {
+        let mut running = empty(&mut kubelet, &spec).await;
+        for (name, profile) in [
+            ("usual", Some(cri::SecurityProfile { profile_type: ProfileType::RuntimeDefault.into(), ..Default::default() })),
+            ("unconfined", Some(cri::SecurityProfile { profile_type: ProfileType::Unconfined.into(), ..Default::default() })),
+            ("absent", localhost("no-such-profile")),
+        ] {
+            let named = |config: &mut cri::ContainerConfig| context(config).apparmor = profile;
+            let created = kubelet.create_container_with(&running, &Container::script(name, WAIT), 0, named).await;
+            answers.push((name, created.as_ref().map(|_| ()).map_err(|status| (status.code(), status.message().to_owned()))));
+            if let Ok(created) = created {
+                running.containers.insert(name.to_owned(), created);
+            }
+        }
+        kubelet.stop_and_remove(&running).await.unwrap();
+    }
+    let (on_node, in_cell) = answers.split_at(3);
+    assert_eq!(in_cell, on_node);
+    // Where the kernel has no AppArmor, containerd refuses the usual profile too.
+    assert!(on_node[1].1.is_ok() && on_node[2].1.is_err(), "{on_node:?}");
+}
+
+#[tokio::test]
+async fn volumes_belong_to_the_pods_group() {
+    let node = Node::start().await;
+    let kiyot = Kiyot::start(&node, options()).await;
+    let mut kubelet = kiyot.kubelet().await;
+    let spec = Pod::new("grouped")
+        .in_cell()
+        .volume("key", Source::Secret(Source::files(&[("key", "hush")])))
+        .volume("scratch", Source::EmptyDir { memory: false })
+        .volume("memory", Source::EmptyDir { memory: true });
+    let config = kubelet.prepare(&spec);
+    // As the kubelet's SetVolumeOwnership does for fsGroup 2345.
+    for volume in &spec.volumes {
+        let directory = volumes::path(&kubelet.pod_directory(&spec.uid), volume);
+        chown(&directory, None, Some(2345)).unwrap();
+        fs::set_permissions(&directory, fs::Permissions::from_mode(0o2775)).unwrap();
+    }
+    let key = fs::canonicalize(volumes::path(&kubelet.pod_directory(&spec.uid), &spec.volumes[0]).join("key")).unwrap();
+    chown(&key, None, Some(2345)).unwrap();
+    fs::set_permissions(&key, fs::Permissions::from_mode(0o440)).unwrap();
+
+    let sandbox = kubelet.run_sandbox(&config, "").await.unwrap();
+    let mut running = kubelet.running(&spec, config, sandbox);
+    let container = |name: &str| Container::script(name, WAIT).mount("key", "/key").mount("scratch", "/scratch").mount("memory", "/memory");
+    for (name, groups) in [("member", vec![2345]), ("stranger", vec![])] {
+        let who = |config: &mut cri::ContainerConfig| {
+            let context = context(config);
+            context.run_as_user = Some(cri::Int64Value { value: 1234 });
+            context.run_as_group = Some(cri::Int64Value { value: 1234 });
+            context.supplemental_groups = groups;
+        };
+        let created = kubelet.create_container_with(&running, &container(name), 0, who).await.unwrap();
+        kubelet.start_container(&created.id).await.unwrap();
+        running.containers.insert(name.to_owned(), created);
+    }
+    let look = "cat /key/key; for dir in scratch memory; do touch /$dir/file && stat -c ' %u:%g' /$dir/file; done; stat -c %a:%g /scratch /memory";
+    let said = kubelet.exec_sync(&running.container("member").id, &["sh", "-c", look]).await.unwrap();
+    assert_eq!(said.stdout, "hush 1234:2345\n 1234:2345\n2775:2345\n2775:2345\n", "{said:?}");
+    let said = kubelet.exec_sync(&running.container("stranger").id, &["sh", "-c", "cat /key/key || touch /scratch/other"]).await.unwrap();
+    assert!(said.code != 0 && said.stderr.matches("Permission denied").count() == 2, "{said:?}");
+    ends_without_a_trace(&mut kubelet, &kiyot, &running).await;
+}

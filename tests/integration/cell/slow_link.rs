@@ -1,0 +1,122 @@
+//! A cell far away: a narrow wire with a long way between agent and gateway.
+
+use std::{path::Path, sync::Arc, time::Duration};
+
+use kiyot_testkit::{Container, Kiyot, LIMIT, Node, Pod, Source, wait_until};
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    net::{UnixListener, UnixStream},
+    sync::{Mutex, mpsc},
+    time::{Instant, sleep, sleep_until},
+};
+use tokio_util::sync::{CancellationToken, DropGuard};
+
+use super::{WAIT, ends_without_a_trace, options};
+
+/// How long every byte is on its way.
+const WAY: Duration = Duration::from_millis(100);
+/// How much goes at once, and how long that takes: 512 KiB a second, both directions and all connections together.
+const PART: usize = 16 * 1024;
+const TAKES: Duration = Duration::from_millis(31);
+/// Parts that may be on their way.
+const ON_THE_WAY: usize = 16;
+
+/// The wire. It takes the place of the gateway's socket.
+struct Wire {
+    carried: Arc<std::sync::atomic::AtomicUsize>,
+    _end: DropGuard,
+}
+
+impl Wire {
+    fn between(state: &Path) -> Self {
+        let (near, far) = (state.join("gateway.sock"), state.join("far.sock"));
+        std::fs::rename(&near, &far).unwrap();
+        let listener = UnixListener::bind(&near).unwrap();
+        let (end, narrow) = (CancellationToken::new(), Arc::new(Mutex::new(())));
+        let carried = Arc::new(std::sync::atomic::AtomicUsize::new(0));
+        let (all, count) = (end.clone(), carried.clone());
+        tokio::spawn(end.clone().run_until_cancelled_owned(async move {
+            loop {
+                let (one, _) = listener.accept().await.unwrap();
+                let other = UnixStream::connect(&far).await.unwrap();
+                let ((from_one, to_one), (from_other, to_other)) = (one.into_split(), other.into_split());
+                for (from, to) in [(from_one, to_other), (from_other, to_one)] {
+                    tokio::spawn(all.clone().run_until_cancelled_owned(carry(from, to, narrow.clone(), count.clone())));
+                }
+            }
+        }));
+        Self { carried, _end: end.drop_guard() }
+    }
+}
+
+async fn carry(
+    mut from: tokio::net::unix::OwnedReadHalf,
+    mut to: tokio::net::unix::OwnedWriteHalf,
+    narrow: Arc<Mutex<()>>,
+    carried: Arc<std::sync::atomic::AtomicUsize>,
+) {
+    let (sender, mut parts) = mpsc::channel::<(Instant, Vec<u8>)>(ON_THE_WAY);
+    let read = async move {
+        let mut part = vec![0; PART];
+        while let Ok(length @ 1..) = from.read(&mut part).await {
+            // In the order in which they came, so that nobody is starved.
+            let _turn = narrow.lock().await;
+            sleep(TAKES.mul_f64(length as f64 / PART as f64)).await;
+            carried.fetch_add(length, std::sync::atomic::Ordering::Relaxed);
+            if sender.send((Instant::now() + WAY, part[..length].to_vec())).await.is_err() {
+                return;
+            }
+        }
+    };
+    let write = async move {
+        while let Some((due, part)) = parts.recv().await {
+            sleep_until(due).await;
+            if to.write_all(&part).await.is_err() {
+                return;
+            }
+        }
+        let _ = to.shutdown().await;
+    };
+    tokio::join!(read, write);
+}
+
+#[tokio::test]
+async fn a_pod_at_the_end_of_a_slow_wire_is_a_pod() {
+    let node = Node::start().await;
+    let kiyot = Kiyot::start(&node, options()).await;
+    let wire = Wire::between(&kiyot.state());
+    let mut kubelet = kiyot.kubelet().await;
+    let large = "x".repeat(512 * 1024);
+    let spec =
+        Pod::new("far-away").in_cell().volume("settings", Source::ConfigMap(Source::files(&[("colour", "blue"), ("large", &large)]))).container(
+            Container::script(
+                "main",
+                &format!("wc -c < /settings/large; i=0; while [ $i -lt 4000 ]; do i=$((i+1)); echo line $i of many; done; {WAIT}"),
+            )
+            .mount("settings", "/settings"),
+        );
+    // Its image goes over the wire too.
+    let running = kubelet.run_pod(&spec).await.unwrap();
+    let main = running.container("main").clone();
+    // While its log comes, calls that need the cell and calls that don't are answered.
+    assert_eq!(kubelet.exec_sync(&main.id, &["echo", "here"]).await.unwrap().stdout, "here\n");
+    assert!(kubelet.sandboxes().await.unwrap().iter().any(|listed| listed.id == running.sandbox));
+    kubelet.logged(&main, "line 4000 of many").await;
+    let lines = kubelet.log_lines(&main);
+    assert_eq!((lines[0].text.as_str(), lines.len()), ("524288", 4001), "the volume was whole, and so is the log");
+    assert!(lines[1..].iter().enumerate().all(|(at, line)| line.text == format!("line {} of many", at + 1)));
+    // An update arrives, and the usage is told.
+    kubelet.update_volume(&spec, "settings", &Source::files(&[("colour", "red"), ("large", &large)]));
+    wait_until("the update has arrived", LIMIT, async || {
+        (kubelet.exec_sync(&main.id, &["cat", "/settings/colour"]).await.ok()?.stdout == "red").then_some(())
+    })
+    .await;
+    wait_until("its usage is told", LIMIT, async || {
+        let request = kiyot_testkit::cri::ContainerStatsRequest { container_id: main.id.clone() };
+        kubelet.runtime.container_stats(request).await.ok()?.into_inner().stats?.memory
+    })
+    .await;
+    // All this went over the wire, not around it.
+    assert!(wire.carried.load(std::sync::atomic::Ordering::Relaxed) > 2 * 512 * 1024);
+    ends_without_a_trace(&mut kubelet, &kiyot, &running).await;
+}

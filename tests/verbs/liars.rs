@@ -1,0 +1,101 @@
+//! Cells that lie: what they say is refused, and no other pod is touched.
+
+use kiyot::backends::Method;
+use kiyot_proto::{cell, cri};
+use tonic::Code;
+
+use crate::kit::{Fixture, until};
+
+/// Two pods with a container each, which run: the ids of both containers. Both cells call theirs `c0`.
+async fn honest_and_liar(kiyot: &Fixture) -> (String, String) {
+    let mut containers = Vec::new();
+    for name in ["honest", "liar"] {
+        let sandbox = kiyot.run(name).await;
+        let mut request = kiyot.container_request(&sandbox, "main");
+        request.sandbox_config = kiyot.sandbox_request(name).config;
+        let made: cri::CreateContainerResponse = kiyot.call(Method::CreateContainer, request).await.unwrap();
+        containers.push(made.container_id);
+    }
+    // Not before both are there: which of them "c0" means must be clear.
+    for container in &containers {
+        kiyot.start_container(container).await;
+    }
+    (containers[0].clone(), containers[1].clone())
+}
+
+fn exec(container: &str) -> cri::ExecSyncRequest {
+    cri::ExecSyncRequest { container_id: container.to_owned(), cmd: vec!["true".to_owned()], timeout: 5 }
+}
+
+async fn is_well(kiyot: &Fixture, container: &str) {
+    assert_eq!(kiyot.status(container).unwrap().state(), cri::ContainerState::ContainerRunning);
+    assert_eq!(kiyot.call::<cri::ExecSyncResponse>(Method::ExecSync, exec(container)).await.unwrap().stdout, b"done");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_a_cell_says_of_ids_that_are_not_its_own_is_of_no_effect() {
+    let kiyot = Fixture::start().await;
+    let (honest, liar) = honest_and_liar(&kiyot).await;
+    let (its_cell, lying) = (kiyot.provider.nth(0), kiyot.provider.nth(1));
+    its_cell.write("c0", "honest line\n");
+    let before = kiyot.status(&honest).unwrap();
+    let exited = |id: &str| {
+        let mut status = cri::ContainerStatus { id: id.to_owned(), exit_code: 66, finished_at: 1, ..Default::default() };
+        status.set_state(cri::ContainerState::ContainerExited);
+        status
+    };
+    let usage = |id: &str| cri::ContainerStats {
+        attributes: Some(cri::ContainerAttributes { id: id.to_owned(), ..Default::default() }),
+        cpu: Some(cri::CpuUsage { timestamp: 6, ..Default::default() }),
+        ..Default::default()
+    };
+    let log = its_cell.with(|state| format!("logs/{}", state.created[0].config.as_ref().unwrap().log_path));
+    lying.with(|state| {
+        use cell::event::Event;
+        for id in [honest.as_str(), "c1", "", "../c0"] {
+            state.tell(Event::Container(exited(id)));
+            state.tell(Event::ContainerGone(id.to_owned()));
+            state.tell(Event::SandboxGone(id.to_owned()));
+            state.tell(Event::Sandbox(cri::PodSandboxStatus { id: id.to_owned(), state: 1, ..Default::default() }));
+            state.tell(Event::Heartbeat(cell::Heartbeat { containers: vec![usage(id)], sandbox: None }));
+        }
+        for path in [log.as_str(), "../../etc/passwd", "/etc/passwd"] {
+            state.tell(Event::Log(cell::LogGrown { path: path.to_owned(), size: u64::MAX }));
+        }
+        for n in 0..5_000 {
+            state.tell(Event::Container(exited(&format!("c{}", n + 1))));
+        }
+    });
+    // Of its own it may say what it likes; and when this is seen, all before it was.
+    lying.exit("c0", 3);
+    assert_eq!(kiyot.exited(&liar).await.exit_code, 3);
+    is_well(&kiyot, &honest).await;
+    assert_eq!(kiyot.status(&honest).unwrap(), before);
+    assert_eq!((kiyot.containers().len(), kiyot.sandboxes().len()), (2, 2), "nothing was made of it");
+    let file = kiyot.dir.path().join("log/main.log");
+    until("the log has what the honest cell wrote", || std::fs::read_to_string(&file).is_ok_and(|text| text == "honest line\n")).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_answer_without_an_end_fails_its_call_and_no_other() {
+    let kiyot = Fixture::start().await;
+    let (honest, liar) = honest_and_liar(&kiyot).await;
+    let lying = kiyot.provider.nth(1);
+    lying.with(|state| {
+        state.endless = vec!["ExecSync", "StopContainer", "ContainerStatus", "CreateContainer", "Watch", "ReadLog", "GetFile", "ListContainers"]
+    });
+    for _ in 0..3 {
+        let status = kiyot.call::<cri::ExecSyncResponse>(Method::ExecSync, exec(&liar)).await.unwrap_err();
+        assert!(matches!(status.code(), Code::OutOfRange | Code::ResourceExhausted | Code::Internal), "{status}");
+        is_well(&kiyot, &honest).await;
+    }
+    let sandbox = kiyot.sandboxes().into_iter().find(|sandbox| sandbox.metadata.as_ref().unwrap().name == "liar").unwrap().id;
+    let status = kiyot.call::<cri::CreateContainerResponse>(Method::CreateContainer, kiyot.container_request(&sandbox, "more")).await.unwrap_err();
+    assert!(matches!(status.code(), Code::OutOfRange | Code::ResourceExhausted | Code::Internal), "{status}");
+    // Its log is read without an end, and so are its news.
+    lying.write("c0", "a line that is not what is read\n");
+    is_well(&kiyot, &honest).await;
+    // It is ended like any other.
+    kiyot.stop_sandbox(&sandbox).await;
+    is_well(&kiyot, &honest).await;
+}
