@@ -36,6 +36,7 @@ mod frame;
 pub mod fuzzing;
 mod gather;
 mod incoming;
+mod knock;
 mod listener;
 mod lookup;
 mod merge;

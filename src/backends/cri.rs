@@ -7,6 +7,7 @@ use super::{Backend, BackendName, CallPath, Declared};
 mod connect;
 mod exchange;
 mod frames;
+mod pong;
 mod upstream;
 mod wire;
 

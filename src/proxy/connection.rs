@@ -23,12 +23,16 @@ use tokio_util::sync::CancellationToken;
 
 use super::{
     call,
+    knock::Knock,
     shared::{Settings, Shared},
 };
 use crate::backends::cri::{CONNECTION_WINDOW, MAX_HEADER_LIST, RESET_STREAM_DURATION, RESET_STREAMS, STREAM_WINDOW, Tap, Wire};
 
 /// How long the last words of a connection may take.
 const FAREWELL: Duration = Duration::from_secs(1);
+
+/// How often h2 and the calls are polled in one round at most, before other tasks have their turn. A call that comes takes three turns, its answer two.
+const TURNS: usize = 8;
 
 /// How the daemon is told to stop.
 #[derive(Debug, Clone, Default)]
@@ -95,34 +99,57 @@ async fn rounds(h2: &mut Connection<Wire, Bytes>, tap: &Tap, front: &Arc<Shared>
     let mut drain = pin!(stop.drain.cancelled());
     let mut reset = pin!(stop.reset.cancelled());
     let mut draining = false;
+    let (of_h2, of_calls) = (Knock::new(), Knock::new());
     poll_fn(|cx| {
+        of_h2.begin(cx);
+        of_calls.begin(cx);
         if !draining && drain.as_mut().poll(cx).is_ready() {
             draining = true;
             h2.graceful_shutdown();
+            of_h2.waker.wake_by_ref();
         }
         if draining && reset.as_mut().poll(cx).is_ready() {
             return Poll::Ready(End::Reset);
         }
-        loop {
-            match h2.poll_accept(cx) {
-                Poll::Ready(Some(Ok((request, respond)))) => {
-                    // An atomic load; the lock is taken only after a reload.
-                    if settings.has_changed().unwrap_or(false) {
-                        now = Arc::clone(&settings.borrow_and_update());
-                        quiet.limit = now.client_timeout;
+        let (mut h2_cx, mut calls_cx) = (Context::from_waker(&of_h2.waker), Context::from_waker(&of_calls.waker));
+        for _ in 0..TURNS {
+            // Calls first: what they send is then written by h2 in the same turn.
+            let turn_of_calls = of_calls.take();
+            if turn_of_calls {
+                while let Poll::Ready(Some(())) = calls.poll_next_unpin(&mut calls_cx) {}
+            }
+            let turn_of_h2 = of_h2.take();
+            if !turn_of_calls && !turn_of_h2 {
+                break;
+            }
+            if !turn_of_h2 {
+                continue;
+            }
+            loop {
+                match h2.poll_accept(&mut h2_cx) {
+                    Poll::Ready(Some(Ok((request, respond)))) => {
+                        // An atomic load; the lock is taken only after a reload.
+                        if settings.has_changed().unwrap_or(false) {
+                            now = Arc::clone(&settings.borrow_and_update());
+                            quiet.limit = now.client_timeout;
+                        }
+                        calls.push(call::serve(front.clone(), now.clone(), request, respond));
+                        of_calls.waker.wake_by_ref();
                     }
-                    calls.push(call::serve(front.clone(), now.clone(), request, respond));
+                    Poll::Ready(Some(Err(error))) => return Poll::Ready(End::Error(error)),
+                    Poll::Ready(None) => return Poll::Ready(End::Closed),
+                    Poll::Pending => break,
                 }
-                Poll::Ready(Some(Err(error))) => return Poll::Ready(End::Error(error)),
-                Poll::Ready(None) => return Poll::Ready(End::Closed),
-                Poll::Pending => break,
             }
         }
-        // Calls that send something wake this task, and h2 then sends it, after all other tasks that are ready had their turn.
-        while let Poll::Ready(Some(())) = calls.poll_next_unpin(cx) {}
-        if let Poll::Ready(Err(error)) = tap.poll_flush(cx) {
+        // It is h2 that waits for room as well.
+        if let Poll::Ready(Err(error)) = tap.poll_flush(&mut h2_cx) {
             tracing::debug!(%error, "a client can't be written to");
             return Poll::Ready(End::Closed);
+        }
+        let (h2_waits, calls_wait) = (of_h2.end(), of_calls.end());
+        if h2_waits || calls_wait {
+            cx.waker().wake_by_ref();
         }
         if quiet.poll(cx, tap).is_ready() { Poll::Ready(End::HalfSent) } else { Poll::Pending }
     })

@@ -2,7 +2,7 @@
 
 use std::{
     io::{self, IoSlice},
-    os::fd::OwnedFd,
+    os::fd::{AsFd, OwnedFd},
     pin::Pin,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     task::{Context, Poll, ready},
@@ -11,14 +11,17 @@ use std::{
 use bytes::{Buf, BytesMut};
 use rustix::{
     io::Errno,
-    net::{RecvFlags, SendFlags, Shutdown, recv, send, shutdown},
+    net::{SendFlags, Shutdown, send, shutdown},
 };
 use tokio::{
-    io::{AsyncRead, AsyncWrite, Interest, ReadBuf, unix::AsyncFd},
-    net::UnixStream,
+    io::{AsyncRead, AsyncWrite, ReadBuf},
+    net::{UnixStream, unix::pipe},
 };
 
-use super::frames::{Frames, PREFACE};
+use super::{
+    frames::{Frames, PREFACE},
+    pong::{self, Pong},
+};
 
 /// What one read takes at most. Bytes.
 const INPUT: usize = 64 << 10;
@@ -35,37 +38,35 @@ pub struct Tap(Arc<Mutex<Inner>>);
 
 #[derive(Debug)]
 struct Inner {
-    /// Registered for reading alone: each part that the peer takes of a unix socket would else wake this thread to tell that there is room again.
-    socket: AsyncFd<OwnedFd>,
+    /// Registered for reading alone: each part that the peer takes of a unix socket would else wake this thread to tell that there is room again. tokio has
+    /// no socket that is registered so but by `unsafe`; the end of a pipe is the same, a descriptor that is read.
+    socket: pipe::Receiver,
     /// The same socket, registered for writing, while there is no room.
-    no_room: Option<AsyncFd<OwnedFd>>,
+    no_room: Option<pipe::Sender>,
     input: Box<[u8]>,
     start: usize,
     end: usize,
     output: BytesMut,
+    pong: Pong,
     frames: Frames,
+    /// Whether h2 waits for room in `output`.
+    waits_for_room: bool,
     /// Whether a driver flushes; until then h2's own flushes count.
     driven: bool,
 }
 
-/// Watches a socket for one kind of readiness.
-#[expect(
-    deprecated,
-    reason = "what takes its place is unsafe because an AsRawFd may change its mind about its descriptor: an OwnedFd that nobody takes out does not"
-)]
-fn register(socket: OwnedFd, interest: Interest) -> io::Result<AsyncFd<OwnedFd>> {
-    AsyncFd::with_interest(socket, interest)
-}
-
 fn wire(stream: UnixStream, skip: usize) -> io::Result<(Wire, Tap)> {
     let inner = Inner {
-        socket: register(stream.into_std()?.into(), Interest::READABLE)?,
+        // tokio's own sockets do not block; `into_std` leaves that as it is.
+        socket: pipe::Receiver::from_owned_fd_unchecked(OwnedFd::from(stream.into_std()?))?,
         no_room: None,
         input: vec![0; INPUT].into_boxed_slice(),
         start: 0,
         end: 0,
         output: BytesMut::with_capacity(OUTPUT),
+        pong: Pong::default(),
         frames: Frames::after(skip),
+        waits_for_room: false,
         driven: false,
     };
     let inner = Arc::new(Mutex::new(inner));
@@ -94,9 +95,17 @@ impl Tap {
         lock(&self.0).driven = true;
     }
 
-    /// Writes what was collected.
+    /// Writes what was collected. If that is nothing but the answer to a PING, it may wait a moment for company.
     pub fn poll_flush(&self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        lock(&self.0).poll_drain(cx)
+        let inner = &mut *lock(&self.0);
+        if inner.pong.poll_may_wait(cx, pong::is_alone(&inner.output)) {
+            return Poll::Pending;
+        }
+        ready!(inner.poll_drain(cx))?;
+        if std::mem::take(&mut inner.waits_for_room) {
+            cx.waker().wake_by_ref();
+        }
+        Poll::Ready(Ok(()))
     }
 
     /// How many frames the peer has sent whole; a client's preface counts as one.
@@ -127,42 +136,42 @@ impl Inner {
 
     fn poll_send(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<usize>> {
         loop {
-            let mut room = match &self.no_room {
-                Some(no_room) => Some(ready!(no_room.poll_write_ready(cx))?),
-                None => None,
+            let socket = &self.socket;
+            let send = || Ok(send(socket, &self.output, SendFlags::NOSIGNAL)?);
+            let sent = match &self.no_room {
+                Some(no_room) => {
+                    ready!(no_room.poll_write_ready(cx))?;
+                    no_room.try_io(send)
+                }
+                None => send(),
             };
-            match send(self.socket.get_ref(), &self.output, SendFlags::NOSIGNAL) {
-                Ok(written) => return Poll::Ready(Ok(written)),
-                Err(Errno::INTR) => {}
-                Err(Errno::AGAIN) => match &mut room {
-                    Some(room) => room.clear_ready(),
-                    None => self.no_room = Some(register(self.socket.get_ref().try_clone()?, Interest::WRITABLE)?),
-                },
-                Err(error) => return Poll::Ready(Err(error.into())),
+            match sent {
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                    if self.no_room.is_none() {
+                        self.no_room = Some(pipe::Sender::from_owned_fd_unchecked(self.socket.as_fd().try_clone_to_owned()?)?);
+                    }
+                }
+                sent => return Poll::Ready(sent),
             }
         }
     }
 
     fn poll_recv(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<usize>> {
         loop {
-            let mut ready = ready!(self.socket.poll_read_ready(cx))?;
-            match recv(self.socket.get_ref(), &mut self.input[..], RecvFlags::empty()) {
-                Ok((length, _)) => {
-                    // The socket has no more than this; if more comes, epoll says so. An end stays ready.
-                    if 0 < length && length < INPUT {
-                        ready.clear_ready();
-                    }
-                    return Poll::Ready(Ok(length));
-                }
-                Err(Errno::INTR) => {}
-                Err(Errno::AGAIN) => ready.clear_ready(),
-                Err(error) => return Poll::Ready(Err(error.into())),
+            let mut input = ReadBuf::new(&mut self.input);
+            // What fills less than the buffer is all that the socket has: tokio then waits for epoll before it reads again.
+            match ready!(Pin::new(&mut self.socket).poll_read(cx, &mut input)) {
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                read => return Poll::Ready(read.map(|()| input.filled().len())),
             }
         }
     }
 
     fn poll_room(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        if self.output.len() < OUTPUT { Poll::Ready(Ok(())) } else { self.poll_drain(cx) }
+        let room = if self.output.len() < OUTPUT { Poll::Ready(Ok(())) } else { self.poll_drain(cx) };
+        self.waits_for_room = room.is_pending();
+        room
     }
 }
 
@@ -210,7 +219,7 @@ impl AsyncWrite for Wire {
     fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         let inner = &mut *lock(&self.0);
         ready!(inner.poll_drain(cx))?;
-        match shutdown(inner.socket.get_ref(), Shutdown::Write) {
+        match shutdown(&inner.socket, Shutdown::Write) {
             // The peer has gone already.
             Ok(()) | Err(Errno::NOTCONN) => Poll::Ready(Ok(())),
             Err(error) => Poll::Ready(Err(error.into())),
@@ -239,6 +248,30 @@ mod tests {
         let mut read = [0; 7];
         theirs.read_exact(&mut read).await.unwrap();
         assert_eq!(&read, b"one two");
+    }
+
+    #[tokio::test]
+    async fn the_answer_to_a_ping_leaves_with_what_comes_next_or_by_itself() {
+        let (ours, mut theirs) = UnixStream::pair().unwrap();
+        let (mut wire, tap) = Wire::of_client(ours).unwrap();
+        tap.drive();
+        let answer: Vec<u8> = (0..17).map(|at| pong::HEAD.get(at).copied().unwrap_or(7)).collect();
+        // The clock of this test stands still until it is waited on, with nothing else to do.
+        tokio::time::pause();
+        wire.write_all(&answer).await.unwrap();
+        let flushed = poll_fn(|cx| Poll::Ready(tap.poll_flush(cx))).await;
+        assert!(flushed.is_pending());
+        assert_eq!(theirs.try_read(&mut [0; 8]).unwrap_err().kind(), io::ErrorKind::WouldBlock);
+        wire.write_all(b"more").await.unwrap();
+        poll_fn(|cx| tap.poll_flush(cx)).await.unwrap();
+        let mut read = [0; 21];
+        theirs.read_exact(&mut read).await.unwrap();
+        assert_eq!(read, *[&answer[..], b"more"].concat());
+
+        wire.write_all(&answer).await.unwrap();
+        poll_fn(|cx| tap.poll_flush(cx)).await.unwrap();
+        theirs.read_exact(&mut read[..17]).await.unwrap();
+        assert_eq!(read[..17], answer);
     }
 
     #[tokio::test]
