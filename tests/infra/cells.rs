@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use kiyot::backends::milpa::{
     cells::{CellError, CellEvent, Cells, CellsConfig, LaunchOrder, Links},
-    gateway::{CellLink, Ledger},
+    gateway::{CellLink, Control, Ledger},
     id::{CellId, SandboxId},
     providers::{
         Attachment, InstanceId, Provider,
@@ -28,7 +28,7 @@ struct Quiet;
 
 impl Links for Quiet {
     fn link(&self, _cell: &CellId) -> CellLink {
-        CellLink { control: Slot::new("control").channel(), bulk: Slot::new("bulk").channel(), hello: watch::channel(None).1 }
+        CellLink { control: Control::new("control"), bulk: Slot::new("bulk").channel(), hello: watch::channel(None).1 }
     }
 
     fn bootstrap(&self, cell: &CellId, token: &str) -> Bootstrap {

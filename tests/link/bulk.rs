@@ -67,7 +67,8 @@ async fn readers_that_are_stuck_hold_up_neither_control_nor_other_readers() {
         assert_eq!(log.message().await.unwrap().unwrap().content.len(), 64 * 1024);
         stuck.push(log);
     }
-    echo(&fixture.link.control, "control").await;
+    let mut events = fixture.link.control.watch().await.unwrap();
+    assert!(within("the first event", events.next()).await.unwrap().is_some());
     let mut log =
         AgentClient::new(fixture.link.bulk.clone()).read_log(timed(ReadLogRequest { position: 100, ..ReadLogRequest::default() }, LIMIT)).await;
     let log = log.as_mut().unwrap().get_mut();

@@ -5,7 +5,7 @@ use std::{sync::atomic::Ordering, time::Duration};
 use kiyot::backends::milpa::gateway::ca::Ca;
 use kiyot_cell::home::{LinkState, Outcome};
 use kiyot_link::{bootstrap::GatewayAddress, channel::Channel};
-use kiyot_proto::cell::{BindRequest, GetFileRequest, TrimLogRequest, WatchRequest, agent_client::AgentClient};
+use kiyot_proto::cell::{BindRequest, GetFileRequest, TrimLogRequest, agent_client::AgentClient};
 use tonic::Code;
 
 use crate::kit::{Fixture, LIMIT, limits, timed, until, within};
@@ -22,14 +22,14 @@ async fn a_cell_enrols_connects_and_answers() {
     let fixture = Fixture::start().await;
     let agent = fixture.agent();
     // It waits for the connection.
-    echo(&fixture.link.control, "hello").await;
+    echo(&fixture.link.bulk, "hello").await;
     let hello = fixture.link.hello.borrow().clone().unwrap();
     assert_eq!((hello.cell.as_str(), hello.build_id.as_str(), hello.generation), (fixture.cell.as_str(), "agent", 1));
     assert_eq!(fixture.ledger.news(), [Some(1)]);
     assert!(fixture.ledger.alarms().is_empty());
     assert!(matches!(*agent.handle.state().borrow(), LinkState::Linked(_)));
     // The status of the agent's service comes as it is.
-    let status = AgentClient::new(fixture.link.control.clone()).trim_log(TrimLogRequest::default()).await.unwrap_err();
+    let status = AgentClient::new(fixture.link.bulk.clone()).trim_log(TrimLogRequest::default()).await.unwrap_err();
     assert_eq!((status.code(), status.message()), (Code::NotFound, "no such log"));
 
     assert_eq!(agent.stop().await, Outcome::Shutdown);
@@ -43,20 +43,18 @@ async fn the_same_over_tcp() {
     let dir = tempfile::tempdir().unwrap();
     let fixture = Fixture::at(dir, GatewayAddress::Tcp("127.0.0.1:0".parse().unwrap()), limits(), Ca::new().unwrap()).await;
     let _agent = fixture.agent();
-    echo(&fixture.link.control, "hello").await;
     echo(&fixture.link.bulk, "hello").await;
+    assert!(fixture.link.control.watch().await.unwrap().next().await.unwrap().is_some());
     fixture.gateway.shutdown().await;
 }
 
 #[tokio::test]
 async fn without_a_connection_a_call_fails_at_its_deadline() {
     let fixture = Fixture::start().await;
-    for channel in [&fixture.link.control, &fixture.link.bulk] {
-        let request = timed(GetFileRequest::default(), Duration::from_millis(50));
-        let status = within("the deadline", AgentClient::new(channel.clone()).get_file(request)).await.unwrap_err();
-        assert_eq!(status.code(), Code::Unavailable, "{status}");
-        assert!(status.message().contains(fixture.cell.as_str()), "{status}");
-    }
+    let request = timed(GetFileRequest::default(), Duration::from_millis(50));
+    let status = within("the deadline", AgentClient::new(fixture.link.bulk.clone()).get_file(request)).await.unwrap_err();
+    assert_eq!(status.code(), Code::Unavailable, "{status}");
+    assert!(status.message().contains(fixture.cell.as_str()), "{status}");
 }
 
 #[tokio::test]
@@ -65,10 +63,10 @@ async fn an_answer_that_does_not_come_fails_the_call_at_its_deadline() {
     let _agent = fixture.agent();
     fixture.linked().await;
     let request = timed(BindRequest::default(), Duration::from_millis(50));
-    let status = within("the deadline", AgentClient::new(fixture.link.control.clone()).bind(request)).await.unwrap_err();
+    let status = within("the deadline", AgentClient::new(fixture.link.bulk.clone()).bind(request)).await.unwrap_err();
     assert_eq!(status.code(), Code::DeadlineExceeded, "{status}");
     // The connection is none the worse for it.
-    echo(&fixture.link.control, "after").await;
+    echo(&fixture.link.bulk, "after").await;
     assert_eq!(fixture.ledger.news(), [Some(1)]);
 }
 
@@ -77,19 +75,18 @@ async fn a_cell_that_is_forgotten_is_cut_and_calls_fail_at_once() {
     let fixture = Fixture::start().await;
     let agent = fixture.agent();
     fixture.linked().await;
-    let control = fixture.link.control.clone();
-    let running = tokio::spawn(async move { AgentClient::new(control).bind(timed(BindRequest::default(), LIMIT)).await });
+    let calls = fixture.link.bulk.clone();
+    let running = tokio::spawn(async move { AgentClient::new(calls).bind(timed(BindRequest::default(), LIMIT)).await });
     until("the call is running", || agent.agent.binds.load(Ordering::SeqCst) == 1).await;
-    let mut events = AgentClient::new(fixture.link.control.clone()).watch(timed(WatchRequest {}, LIMIT)).await.unwrap().into_inner();
-    assert!(events.message().await.unwrap().is_some());
+    let mut events = fixture.link.control.watch().await.unwrap();
+    assert!(events.next().await.unwrap().is_some());
 
     fixture.gateway.forget(&fixture.cell);
     assert_eq!(within("the running call", running).await.unwrap().unwrap_err().code(), Code::Unavailable);
-    assert_eq!(within("the running stream", events.message()).await.unwrap_err().code(), Code::Unavailable);
-    for channel in [&fixture.link.control, &fixture.link.bulk] {
-        let status = AgentClient::new(channel.clone()).get_file(timed(GetFileRequest::default(), LIMIT * 10)).await.unwrap_err();
-        assert_eq!(status.code(), Code::Unavailable);
-    }
+    assert_eq!(within("the running stream", events.next()).await.unwrap_err().code(), Code::Unavailable);
+    let status = AgentClient::new(fixture.link.bulk.clone()).get_file(timed(GetFileRequest::default(), LIMIT * 10)).await.unwrap_err();
+    assert_eq!(status.code(), Code::Unavailable);
+    assert_eq!(fixture.link.control.watch().await.unwrap_err().code(), Code::Unavailable);
     assert!(fixture.link.hello.borrow().is_none());
     // The ledger is not told: it was its wish.
     assert_eq!(fixture.ledger.news(), [Some(1)]);

@@ -57,7 +57,7 @@ impl World {
         let proxy = Proxy::start(fixture.dir.path().join("wire.sock"), fixture.gateway.address());
         let bootstrap = Bootstrap { gateway: proxy.address.clone(), ..fixture.bootstrap() };
         let agent = Running::start_by(agent.clock(), bootstrap, fixture.private_dir());
-        echo(&fixture.link.control, "before").await;
+        echo(&fixture.link.bulk, "before").await;
         // From here on no token helps: the key alone must do.
         fixture.ledger.expire(&fixture.cell);
         Self { fixture, proxy, _agent: agent }
@@ -67,7 +67,7 @@ impl World {
     async fn comes_back(&self, when: &str) {
         self.proxy.cut();
         self.fixture.unlinked().await;
-        echo(&self.fixture.link.control, when).await;
+        echo(&self.fixture.link.bulk, when).await;
         echo(&self.fixture.link.bulk, when).await;
         assert!(self.fixture.ledger.alarms().is_empty());
     }
@@ -85,7 +85,7 @@ async fn a_clock_that_jumps_cuts_no_link_and_keeps_none_from_coming_back() {
             agents.to(jump * agent);
             if jump == YEAR {
                 // What is connected stays connected.
-                echo(&world.fixture.link.control, "after a jump").await;
+                echo(&world.fixture.link.bulk, "after a jump").await;
                 assert_eq!(world.fixture.ledger.news().len(), news);
             }
             world.comes_back(&format!("after a jump of {jump} s, by {gateway} and {agent}")).await;
@@ -109,14 +109,14 @@ async fn a_daemon_that_starts_by_another_clock_gets_its_cells_back() {
     let listen = GatewayAddress::Unix(dir.path().join("gateway.sock"));
     let mut fixture = Fixture::at(dir, listen.clone(), limits(), Ca::load_or_make(&store).await.unwrap()).await;
     let _agent = fixture.agent();
-    echo(&fixture.link.control, "before").await;
+    echo(&fixture.link.bulk, "before").await;
     fixture.ledger.expire(&fixture.cell);
     for jump in [YEAR, -YEAR, 30 * YEAR, 0] {
         fixture.gateway.shutdown().await;
         let ca = Ca::load_or_make(&store).await.unwrap();
         fixture.gateway = start_gateway_by(Set::by(jump).clock(), &fixture.ledger, listen.clone(), limits(), ca).await;
         fixture.link = fixture.gateway.link(&fixture.cell);
-        echo(&fixture.link.control, "after").await;
+        echo(&fixture.link.bulk, "after").await;
     }
     assert!(fixture.ledger.alarms().is_empty());
 }

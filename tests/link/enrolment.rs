@@ -63,7 +63,7 @@ async fn an_agent_that_is_started_again_needs_no_token() {
     fixture.unlinked().await;
     fixture.ledger.expire(&fixture.cell);
     let _agent = fixture.agent_with(Bootstrap { token: String::new(), ..fixture.bootstrap() });
-    echo(&fixture.link.control, "again").await;
+    echo(&fixture.link.bulk, "again").await;
 }
 
 #[tokio::test]

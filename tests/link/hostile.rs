@@ -4,14 +4,14 @@ use std::time::Duration;
 
 use kiyot::backends::milpa::gateway::Limits;
 use kiyot_link::{alpn, stream::Stream, tls};
-use kiyot_proto::cell::{HelloRequest, agent_client::AgentClient};
+use kiyot_proto::cell::{ConnectionKind, HelloReply, HelloRequest, agent_client::AgentClient};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use tonic::Code;
 
 use crate::{
     calls::echo,
-    kit::{Fixture, LIMIT, dial, is_refused, limits, timed, within},
+    kit::{ByHand, Fake, Fixture, LIMIT, dial, is_refused, limits, timed, within},
 };
 
 #[tokio::test]
@@ -84,6 +84,25 @@ async fn as_many_as_may_be_on_their_way_in_and_no_more() {
     // The agent comes again, and is let in when there is room.
     let _agent = fixture.agent();
     drop(waiting);
-    echo(&fixture.link.control, "at last").await;
+    echo(&fixture.link.bulk, "at last").await;
     within("the end of the gateway", fixture.gateway.shutdown()).await;
+}
+
+#[tokio::test]
+async fn a_cell_that_says_nonsense_is_cut_and_another_connection_of_it_is_let_in() {
+    let fixture = Fixture::start().await;
+    let (bootstrap, key) = (fixture.bootstrap(), ByHand::new());
+    let identity = key.enrol(&bootstrap).await.unwrap();
+    // No message at all, one that is longer than any, and one that is none.
+    for said in [&b""[..], &[0xff; 64][..], &[0, 0, 0, 2, 0xff, 0xff][..]] {
+        let mut stream = dial(&bootstrap, tls::cell_client(&bootstrap.ca_sha256, identity.clone()).unwrap()).await.unwrap();
+        stream.write_all(said).await.unwrap();
+        stream.shutdown().await.unwrap();
+        let mut heard = Vec::new();
+        let _ = within("the end of the connection", stream.read_to_end(&mut heard)).await;
+    }
+    assert!(fixture.ledger.news().is_empty());
+    let hello = HelloReply { cell: fixture.cell.to_string(), kind: ConnectionKind::Control.into(), generation: 1, ..HelloReply::default() };
+    let _fake = Fake::connect(&bootstrap, &identity, hello).await;
+    fixture.linked().await;
 }

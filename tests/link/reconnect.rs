@@ -11,7 +11,7 @@ use kiyot::backends::milpa::{
 };
 use kiyot_cell::home::{LinkState, Outcome};
 use kiyot_link::bootstrap::{Bootstrap, GatewayAddress};
-use kiyot_proto::cell::{BindRequest, WatchRequest, agent_client::AgentClient};
+use kiyot_proto::cell::{BindRequest, agent_client::AgentClient};
 use tonic::Code;
 
 use crate::{
@@ -25,18 +25,17 @@ async fn a_cut_fails_what_runs_and_the_next_call_finds_a_new_connection() {
     let proxy = Proxy::start(fixture.dir.path().join("wire.sock"), fixture.gateway.address());
     let agent = fixture.agent_with(Bootstrap { gateway: proxy.address.clone(), ..fixture.bootstrap() });
     for round in 1..=3 {
-        echo(&fixture.link.control, "before").await;
         echo(&fixture.link.bulk, "before").await;
-        let control = fixture.link.control.clone();
-        let running = tokio::spawn(async move { AgentClient::new(control).bind(timed(BindRequest::default(), LIMIT)).await });
+        let calls = fixture.link.bulk.clone();
+        let running = tokio::spawn(async move { AgentClient::new(calls).bind(timed(BindRequest::default(), LIMIT)).await });
         until("the call runs", || agent.agent.binds.load(Ordering::SeqCst) == round).await;
-        let mut events = AgentClient::new(fixture.link.control.clone()).watch(timed(WatchRequest {}, LIMIT)).await.unwrap().into_inner();
-        assert!(events.message().await.unwrap().is_some());
+        let mut events = fixture.link.control.watch().await.unwrap();
+        assert!(events.next().await.unwrap().is_some());
 
         proxy.cut();
         assert_eq!(within("the running call", running).await.unwrap().unwrap_err().code(), Code::Unavailable);
-        assert_eq!(within("the running stream", events.message()).await.unwrap_err().code(), Code::Unavailable);
-        echo(&fixture.link.control, "after").await;
+        assert_eq!(within("the running stream", events.next()).await.unwrap_err().code(), Code::Unavailable);
+        echo(&fixture.link.bulk, "after").await;
     }
     // Each connection came after the one before it was gone, or replaced it.
     let generations: Vec<u64> = fixture.ledger.news().into_iter().flatten().collect();
@@ -55,7 +54,7 @@ async fn a_wire_without_a_sound_is_noticed_on_both_sides() {
     // The gateway pings, and so does the agent; neither is answered.
     let agent_side = within("the agent notices", state.wait_for(|state| matches!(state, LinkState::Unlinked(_)))).await.map(|_| ());
     agent_side.unwrap();
-    echo(&fixture.link.control, "over a new wire").await;
+    echo(&fixture.link.bulk, "over a new wire").await;
     until("the gateway has noticed", || fixture.ledger.news().contains(&None)).await;
 }
 
@@ -66,7 +65,7 @@ async fn cells_come_back_to_a_gateway_that_is_started_again() {
     let listen = GatewayAddress::Unix(dir.path().join("gateway.sock"));
     let mut fixture = Fixture::at(dir, listen.clone(), limits(), Ca::load_or_make(&store).await.unwrap()).await;
     let agent = fixture.agent();
-    echo(&fixture.link.control, "before").await;
+    echo(&fixture.link.bulk, "before").await;
 
     fixture.gateway.shutdown().await;
     assert_eq!(fixture.ledger.news(), [Some(1)], "the end of the daemon is not the end of a link");
@@ -78,7 +77,6 @@ async fn cells_come_back_to_a_gateway_that_is_started_again() {
     fixture.ledger.expire(&fixture.cell);
     fixture.gateway = start_gateway(&fixture.ledger, listen, limits(), Ca::load_or_make(&store).await.unwrap()).await;
     fixture.link = fixture.gateway.link(&fixture.cell);
-    echo(&fixture.link.control, "after").await;
     echo(&fixture.link.bulk, "after").await;
     assert_eq!(agent.stop().await, Outcome::Shutdown);
 }
@@ -89,13 +87,13 @@ async fn an_expired_certificate_is_renewed_by_its_key() {
     let fixture = Fixture::with(Limits { certificate: lifetime, ..limits() }).await;
     let proxy = Proxy::start(fixture.dir.path().join("wire.sock"), fixture.gateway.address());
     let _agent = fixture.agent_with(Bootstrap { gateway: proxy.address.clone(), ..fixture.bootstrap() });
-    echo(&fixture.link.control, "before").await;
+    echo(&fixture.link.bulk, "before").await;
     fixture.ledger.expire(&fixture.cell);
     let expired = SystemTime::now() + lifetime + Duration::from_secs(1);
     until("the certificate has expired", || SystemTime::now() > expired).await;
     proxy.cut();
     fixture.unlinked().await;
-    echo(&fixture.link.control, "after").await;
+    echo(&fixture.link.bulk, "after").await;
     assert!(fixture.ledger.alarms().is_empty());
 }
 

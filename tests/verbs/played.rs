@@ -12,7 +12,7 @@ use async_trait::async_trait;
 use bytes::{BufMut, Bytes, BytesMut};
 use futures::{StreamExt, stream};
 use http_body_util::{BodyExt, StreamBody};
-use hyper::body::{Frame, Incoming};
+use hyper::body::Frame;
 use kiyot::backends::milpa::{
     id::CellId,
     providers::{Attachment, Instance, InstanceId, Isolation, LaunchSpec, Provider, ProviderError},
@@ -208,10 +208,9 @@ impl PlayedCell {
     fn service(
         &self,
         info: ConnectionInfo,
-    ) -> impl tower::Service<http::Request<Incoming>, Response = http::Response<Body>, Error = Infallible, Future: Send> + Clone + Send + 'static
-    {
+    ) -> impl tower::Service<http::Request<Body>, Response = http::Response<Body>, Error = Infallible, Future: Send> + Clone + Send + 'static {
         let own = self.clone();
-        tower::service_fn(move |request: http::Request<Incoming>| {
+        tower::service_fn(move |request: http::Request<Body>| {
             let (own, info) = (own.clone(), info.clone());
             async move {
                 let path = request.uri().path().to_owned();

@@ -12,7 +12,7 @@ use futures::{
     stream::{self, BoxStream},
 };
 use http_body_util::{BodyExt, StreamBody};
-use hyper::body::{Frame, Incoming};
+use hyper::body::Frame;
 use kiyot_cell::home::{ConnectionInfo, HomeHandle};
 use kiyot_proto::{cell, cri};
 use prost::Message;
@@ -47,10 +47,9 @@ impl PlayedCell {
     pub(crate) fn service(
         &self,
         info: ConnectionInfo,
-    ) -> impl tower::Service<http::Request<Incoming>, Response = http::Response<Body>, Error = Infallible, Future: Send> + Clone + Send + 'static
-    {
+    ) -> impl tower::Service<http::Request<Body>, Response = http::Response<Body>, Error = Infallible, Future: Send> + Clone + Send + 'static {
         let own = self.clone();
-        tower::service_fn(move |request: http::Request<Incoming>| {
+        tower::service_fn(move |request: http::Request<Body>| {
             let (own, info) = (own.clone(), info.clone());
             async move {
                 let path = request.uri().path().to_owned();

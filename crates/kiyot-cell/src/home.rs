@@ -9,7 +9,6 @@ use std::{
 };
 
 use http::{Request, Response};
-use hyper::body::Incoming;
 use kiyot_link::{bootstrap::Bootstrap, clock::Clock};
 use kiyot_proto::cell::ConnectionKind;
 use ring::rand::{SecureRandom, SystemRandom};
@@ -28,6 +27,7 @@ use self::{
 mod backoff;
 mod bulk;
 mod contact;
+mod control;
 mod dial;
 mod enrol;
 mod identity;
@@ -47,6 +47,9 @@ const REFUSALS: u32 = 5;
 /// How long what still runs at the end may take to end.
 const END_TIMEOUT: Duration = Duration::from_secs(5);
 
+/// The longest message on a control connection, in bytes: as much as the gateway takes.
+const LONGEST: usize = 16 << 20;
+
 /// One connection to the gateway, as the agent's answer to `Hello` tells it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ConnectionInfo {
@@ -60,12 +63,12 @@ pub struct ConnectionInfo {
 
 /// What serves calls on a connection: a service of tonic, mostly [`tonic::service::Routes`].
 pub trait Serve:
-    tower::Service<Request<Incoming>, Response = Response<Body>, Error: Into<Box<dyn Error + Send + Sync>>, Future: Send> + Clone + Send + 'static
+    tower::Service<Request<Body>, Response = Response<Body>, Error: Into<Box<dyn Error + Send + Sync>>, Future: Send> + Clone + Send + 'static
 {
 }
 
 impl<S> Serve for S where
-    S: tower::Service<Request<Incoming>, Response = Response<Body>, Error: Into<Box<dyn Error + Send + Sync>>, Future: Send> + Clone + Send + 'static
+    S: tower::Service<Request<Body>, Response = Response<Body>, Error: Into<Box<dyn Error + Send + Sync>>, Future: Send> + Clone + Send + 'static
 {
 }
 

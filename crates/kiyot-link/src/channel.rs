@@ -18,7 +18,7 @@ mod answer;
 mod deadline;
 mod slot;
 
-pub use slot::{Offer, Refused, Slot};
+pub use slot::{Held, Offer, Refused, Slot};
 
 /// The authority in the calls' addresses. Nobody resolves it; HTTP/2 asks for one.
 const AUTHORITY: &str = "cell.kiyot.internal";

@@ -15,7 +15,10 @@ use tokio::{
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use tonic::body::Body;
 
-use crate::http2::{self, Owned, Profile};
+use crate::{
+    channel::Held,
+    http2::{self, Owned, Profile},
+};
 
 /// One connection that calls can be made over, until it ends. Cheap to clone.
 #[derive(Clone)]
@@ -40,8 +43,23 @@ impl fmt::Debug for Connection {
     }
 }
 
+impl Held for Connection {
+    /// Calls over it fail.
+    fn cut(&self) {
+        self.0.end.cancel();
+    }
+
+    fn has_ended(&self) -> bool {
+        self.0.end.is_cancelled() || self.0.sender.is_closed()
+    }
+
+    fn is(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
+    }
+}
+
 impl Connection {
-    /// Begins HTTP/2 as its client. It is driven by tasks of `tasks` until it ends, `end` is cancelled, or [`Connection::cut`].
+    /// Begins HTTP/2 as its client. It is driven by tasks of `tasks` until it ends, `end` is cancelled, or [`Held::cut`].
     pub async fn open<I>(io: I, profile: Profile, end: &CancellationToken, tasks: &TaskTracker) -> Result<Self, hyper::Error>
     where
         I: AsyncRead + AsyncWrite + Send + Unpin + 'static,
@@ -62,24 +80,9 @@ impl Connection {
         Ok(Self(Arc::new(Inner { sender, end, calls: Mutex::new(Calls { open: 0, idle_since: Instant::now() }) })))
     }
 
-    /// Ends it at once. Calls over it fail.
-    pub fn cut(&self) {
-        self.0.end.cancel();
-    }
-
     /// Returns when it has ended.
     pub async fn ended(&self) {
         self.0.end.cancelled().await;
-    }
-
-    /// Whether it has ended.
-    pub fn has_ended(&self) -> bool {
-        self.0.end.is_cancelled() || self.0.sender.is_closed()
-    }
-
-    /// Whether both are the same one.
-    pub fn is(&self, other: &Self) -> bool {
-        Arc::ptr_eq(&self.0, &other.0)
     }
 
     /// Returns when no call has run over it for this long.

@@ -7,18 +7,19 @@ use hyper_util::rt::{TokioIo, TokioTimer};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use tonic::body::Body;
+use tower::ServiceExt;
 
 /// How long a side hears nothing before it asks for a sign of life, on the gateway's side. The agent waits twice as long: mostly it need not ask.
-const PING_AFTER: Duration = Duration::from_secs(5);
+pub(crate) const PING_AFTER: Duration = Duration::from_secs(5);
 
 /// How long the gateway waits for that sign. After it the connection is dropped.
-const PONG_WITHIN: Duration = Duration::from_secs(15);
+pub(crate) const PONG_WITHIN: Duration = Duration::from_secs(15);
 
 /// The same for the agent: together with its `PING_AFTER`, 30 s of silence end a connection.
-const AGENT_PING_AFTER: Duration = Duration::from_secs(10);
+pub(crate) const AGENT_PING_AFTER: Duration = Duration::from_secs(10);
 
 /// See [`AGENT_PING_AFTER`].
-const AGENT_PONG_WITHIN: Duration = Duration::from_secs(20);
+pub(crate) const AGENT_PONG_WITHIN: Duration = Duration::from_secs(20);
 
 /// The most header bytes of one message.
 const HEADER_LIMIT: u32 = 16 * 1024;
@@ -39,9 +40,7 @@ pub struct Profile {
 impl Profile {
     /// For one `Enrol`.
     pub const ENROL: Self = Self { stream_window: 32 * 1024, connection_window: 64 * 1024, send_buffer: 16 * 1024, streams: 2 };
-    /// Lifecycle, CRI, events.
-    pub const CONTROL: Self = Self { stream_window: 64 * 1024, connection_window: 256 * 1024, send_buffer: 64 * 1024, streams: 256 };
-    /// Logs, streams, blobs. As many streams as a cell may have open can be stuck with full windows, and the others still have room.
+    /// All calls to a cell. As many streams as a cell may have open can be stuck with full windows, and the others still have room.
     pub const BULK: Self = Self { stream_window: 256 * 1024, connection_window: 48 * 1024 * 1024, send_buffer: 256 * 1024, streams: 1024 };
 }
 
@@ -84,10 +83,11 @@ pub(crate) fn client(profile: Profile, owner: Owned) -> hyper::client::conn::htt
 pub async fn serve<I, S>(io: I, profile: Profile, service: S, end: CancellationToken, tasks: TaskTracker) -> Result<(), hyper::Error>
 where
     I: AsyncRead + AsyncWrite + Send + Unpin + 'static,
-    S: tower::Service<http::Request<Incoming>, Response = http::Response<Body>> + Clone + Send + 'static,
+    S: tower::Service<http::Request<Body>, Response = http::Response<Body>> + Clone + Send + 'static,
     S::Error: Into<Box<dyn Error + Send + Sync>>,
     S::Future: Send + 'static,
 {
+    let service = service.map_request(|request: http::Request<Incoming>| request.map(Body::new));
     // Whatever way this ends, what was spawned for it ends too.
     let end = end.child_token();
     let _all = end.clone().drop_guard();

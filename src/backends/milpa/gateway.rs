@@ -28,10 +28,13 @@ use super::id::CellId;
 
 mod admit;
 pub mod ca;
+mod control;
 mod enrol;
 mod listener;
 mod newcomers;
 mod slots;
+
+pub use control::{Control, Events};
 
 /// Why a cell is not let in.
 #[derive(Debug, thiserror::Error)]
@@ -67,9 +70,9 @@ pub trait Ledger: Send + Sync + 'static {
 /// The link to one cell. Cheap to clone; outlives connections.
 #[derive(Debug, Clone)]
 pub struct CellLink {
-    /// Lifecycle, CRI, events.
-    pub control: Channel,
-    /// Logs, streams, blobs: the connection is asked for when a call needs it, and closed when nothing has used it for a while.
+    /// Events.
+    pub control: Control,
+    /// All calls: the connection is asked for when a call needs it, and closed when nothing has used it for a while.
     pub bulk: Channel,
     /// What the agent said of itself on the current control connection; `None` without one.
     pub hello: watch::Receiver<Option<HelloReply>>,

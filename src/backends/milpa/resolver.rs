@@ -69,7 +69,7 @@ impl Resolver {
         let first = NameAnswer { resolvers: u32::try_from(servers.len()).unwrap_or(u32::MAX), ..Default::default() };
         // There is room: it is the first.
         let _ = sender.try_send(first);
-        let mut agent = AgentClient::new(link.control.clone()).max_decoding_message_size(MAX_PART);
+        let mut agent = AgentClient::new(link.bulk.clone()).max_decoding_message_size(MAX_PART);
         // No deadline of the call's own: it lasts as long as the connection.
         let call = agent.resolve(Request::new(ReceiverStream::new(answers)));
         let queries = timeout(OPEN, call).await.map_err(|_| Status::deadline_exceeded("Resolve was not answered"))??.into_inner().boxed();

@@ -15,11 +15,15 @@ use kiyot_link::{
     certificate::sha256,
     channel::Channel,
     connection::Connection,
+    frames::Frames,
     http2::{self, Profile},
     stream::Stream,
     tls::{self, Identity},
 };
-use kiyot_proto::cell::{EnrolRequest, HelloReply, agent_server::AgentServer, enrolment_client::EnrolmentClient};
+use kiyot_proto::cell::{
+    EnrolRequest, FromCell, HelloReply, ToCell, agent_server::AgentServer, enrolment_client::EnrolmentClient, from_cell, to_cell,
+};
+use prost::Message;
 use rcgen::{CertificateParams, KeyPair, PublicKeyData};
 use rustls::{ClientConfig, pki_types::ServerName};
 use tokio::io::AsyncReadExt;
@@ -28,6 +32,9 @@ use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use tonic::Status;
 
 use super::within;
+
+/// The longest message that is taken from a gateway, in bytes.
+pub(crate) const LONGEST: usize = 1 << 20;
 
 /// A key of one's own.
 pub(crate) struct ByHand {
@@ -103,12 +110,16 @@ pub(crate) struct Fake {
 impl Fake {
     pub(crate) async fn connect(bootstrap: &Bootstrap, identity: &Identity, hello: HelloReply) -> Self {
         let tls = tls::cell_client(&bootstrap.ca_sha256, identity.clone()).unwrap();
-        let name = if hello.kind() == kiyot_proto::cell::ConnectionKind::Bulk { alpn::BULK_NAME } else { alpn::GATEWAY_NAME };
-        let stream = dial_as(bootstrap, tls, name).await.unwrap();
         let (end, tasks) = (CancellationToken::new(), TaskTracker::new());
-        let service = AgentServer::new(Says(hello));
-        let served = http2::serve(stream, Profile::CONTROL, service, end.clone(), tasks.clone());
-        tasks.spawn(async move { served.await.map_err(drop) });
+        if hello.kind() == kiyot_proto::cell::ConnectionKind::Bulk {
+            let stream = dial_as(bootstrap, tls, alpn::BULK_NAME).await.unwrap();
+            let served = http2::serve(stream, Profile::BULK, AgentServer::new(Says(hello)), end.clone(), tasks.clone());
+            tasks.spawn(async move { served.await.map_err(drop) });
+        } else {
+            let frames = Frames::new(dial_as(bootstrap, tls, alpn::GATEWAY_NAME).await.unwrap(), LONGEST);
+            let own = end.clone();
+            tasks.spawn(async move { own.run_until_cancelled(says(frames, hello)).await.unwrap_or(Ok(())).map_err(drop) });
+        }
         tasks.close();
         Self { end, tasks }
     }
@@ -127,6 +138,16 @@ impl Drop for Fake {
     fn drop(&mut self) {
         self.end.cancel();
     }
+}
+
+/// Answers `hello` only, on a control connection.
+async fn says(mut frames: Frames<TlsStream<Stream>>, hello: HelloReply) -> std::io::Result<()> {
+    while let Some(message) = frames.next().await? {
+        if let Some(to_cell::Message::Hello(_)) = ToCell::decode(message)?.message {
+            frames.send(&FromCell { message: Some(from_cell::Message::Hello(hello.clone())) }.encode_to_vec()).await?;
+        }
+    }
+    Ok(())
 }
 
 /// Answers `Hello` only.

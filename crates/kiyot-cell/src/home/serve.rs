@@ -1,7 +1,7 @@
 //! Serving calls on a connection that the agent made.
 
 use std::{
-    pin::pin,
+    pin::Pin,
     sync::{
         Arc,
         atomic::{AtomicU64, Ordering},
@@ -10,14 +10,14 @@ use std::{
 };
 
 use http::Request;
-use hyper::body::Incoming;
 use kiyot_link::http2::{self, Profile};
 use kiyot_proto::cell::ConnectionKind;
 use tokio::time::timeout;
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
+use tonic::body::Body;
 
 use super::{
-    CONNECT_TIMEOUT, ConnectionInfo, Serve,
+    CONNECT_TIMEOUT, ConnectionInfo, Serve, control,
     dial::{DialError, Dialler},
 };
 
@@ -47,12 +47,18 @@ impl<S: Serve, F: Fn(ConnectionInfo) -> S + Send + Sync> Line<'_, F> {
         let stream = timeout(CONNECT_TIMEOUT, self.dialler.dial(kind)).await.map_err(|_| DialError::TooSlow(CONNECT_TIMEOUT))??;
         let first = CancellationToken::new();
         let service = (self.service)(ConnectionInfo { kind, generation, incarnation: self.incarnation.clone() });
-        let service = Noted { service, first: first.clone() };
-        let profile = if kind == ConnectionKind::Bulk { Profile::BULK } else { Profile::CONTROL };
         // Cuts what runs when this future is dropped.
         let end = self.end.child_token();
         let _cut = end.clone().drop_guard();
-        let mut served = pin!(http2::serve(stream, profile, service, end, self.tasks.clone()));
+        let mut served: Pin<Box<dyn Future<Output = Result<(), String>> + Send>> = if kind == ConnectionKind::Bulk {
+            let service = Noted { service, first: first.clone() };
+            let served = http2::serve(stream, Profile::BULK, service, end, self.tasks.clone());
+            Box::pin(async move { served.await.map_err(|error| error.to_string()) })
+        } else {
+            let first = first.clone();
+            let served = control::serve(stream, service, move || first.cancel());
+            Box::pin(async move { served.await.map_err(|error| error.to_string()) })
+        };
         tokio::select! {
             biased;
             () = first.cancelled() => {}
@@ -77,7 +83,7 @@ struct Noted<S> {
     first: CancellationToken,
 }
 
-impl<S: Serve> tower::Service<Request<Incoming>> for Noted<S> {
+impl<S: Serve> tower::Service<Request<Body>> for Noted<S> {
     type Response = S::Response;
     type Error = S::Error;
     type Future = S::Future;
@@ -86,7 +92,7 @@ impl<S: Serve> tower::Service<Request<Incoming>> for Noted<S> {
         self.service.poll_ready(context)
     }
 
-    fn call(&mut self, request: Request<Incoming>) -> Self::Future {
+    fn call(&mut self, request: Request<Body>) -> Self::Future {
         if !self.first.is_cancelled() {
             self.first.cancel();
         }

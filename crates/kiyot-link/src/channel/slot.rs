@@ -17,23 +17,31 @@ use tonic::Status;
 use super::Channel;
 use crate::connection::Connection;
 
-/// The place of the current connection of one kind to one cell: the side that sets it, while [`Channel`] is the side that calls. Cheap to clone.
-#[derive(Clone)]
-pub struct Slot(Arc<Shared>);
+/// What a slot can hold.
+pub trait Held: Clone + Send + Sync + 'static {
+    /// Ends it at once.
+    fn cut(&self);
+    /// Whether it has ended.
+    fn has_ended(&self) -> bool;
+    /// Whether both are the same one.
+    fn is(&self, other: &Self) -> bool;
+}
 
-struct Shared {
+/// The place of the current connection of one kind to one cell: the side that sets it, while [`Channel`] is the side that calls. Cheap to clone.
+pub struct Slot<C = Connection>(Arc<Shared<C>>);
+
+struct Shared<C> {
     name: String,
-    place: watch::Sender<Place>,
+    place: watch::Sender<Place<C>>,
     latest: Mutex<Option<Latest>>,
     waiting: AtomicUsize,
     demand: OnceLock<Box<dyn Fn() + Send + Sync>>,
 }
 
 /// What is in the slot.
-#[derive(Clone)]
-enum Place {
+enum Place<C> {
     Empty,
-    Current(Connection),
+    Current(C),
     /// For ever.
     Closed,
 }
@@ -47,9 +55,9 @@ struct Latest {
 
 /// A connection that may become the current one.
 #[derive(Debug)]
-pub struct Offer {
+pub struct Offer<C = Connection> {
     /// The connection.
-    pub connection: Connection,
+    pub connection: C,
     /// The run of the agent that made it.
     pub incarnation: String,
     /// Its number in that run.
@@ -69,13 +77,26 @@ pub enum Refused {
     Closed,
 }
 
-impl fmt::Debug for Slot {
+impl<C> Clone for Slot<C> {
+    fn clone(&self) -> Self {
+        Self(self.0.clone())
+    }
+}
+
+impl<C> fmt::Debug for Slot<C> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Slot").field("name", &self.0.name).finish_non_exhaustive()
     }
 }
 
 impl Slot {
+    /// The side that calls.
+    pub fn channel(&self) -> Channel {
+        Channel(self.clone())
+    }
+}
+
+impl<C: Held> Slot<C> {
     /// An empty one. The name is for messages: the cell and the kind.
     pub fn new(name: impl Into<String>) -> Self {
         Self(Arc::new(Shared {
@@ -92,18 +113,13 @@ impl Slot {
         &self.0.name
     }
 
-    /// The side that calls.
-    pub fn channel(&self) -> Channel {
-        Channel(self.clone())
-    }
-
     /// Called, cheaply, whenever a call finds no connection. The first one that is set stays.
     pub fn on_demand(&self, demand: impl Fn() + Send + Sync + 'static) {
         let _ = self.0.demand.set(Box::new(demand));
     }
 
     /// Makes a connection the current one, and cuts the one before, unless a newer one has been there.
-    pub fn offer(&self, offer: Offer) -> Result<(), Refused> {
+    pub fn offer(&self, offer: Offer<C>) -> Result<(), Refused> {
         // Held until the place is set, so that two offers end in the order of their ranks.
         let mut latest = self.0.latest.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(latest) = &*latest {
@@ -131,7 +147,7 @@ impl Slot {
     }
 
     /// Takes a connection out, if it is the current one: says whether it was.
-    pub fn withdraw(&self, connection: &Connection) -> bool {
+    pub fn withdraw(&self, connection: &C) -> bool {
         self.0.place.send_if_modified(|place| match place {
             Place::Current(current) if current.is(connection) => {
                 *place = Place::Empty;
@@ -170,9 +186,10 @@ impl Slot {
     }
 
     /// The current connection, as soon as there is one other than one that failed.
-    pub(super) async fn current(&self, failed: Option<&Connection>, deadline: Instant) -> Result<Connection, Status> {
+    /// UNAVAILABLE at the deadline, and at once when the slot is closed.
+    pub async fn current(&self, failed: Option<&C>, deadline: Instant) -> Result<C, Status> {
         let mut place = self.0.place.subscribe();
-        let usable = |place: &Place| match place {
+        let usable = |place: &Place<C>| match place {
             Place::Empty => None,
             Place::Current(connection) if connection.has_ended() || failed.is_some_and(|failed| failed.is(connection)) => None,
             Place::Current(connection) => Some(Ok(connection.clone())),

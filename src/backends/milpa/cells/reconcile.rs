@@ -1,6 +1,10 @@
 //! Cells and the provider's instances, compared.
 
-use std::{collections::BTreeSet, sync::Arc, time::Duration};
+use std::{
+    collections::{BTreeSet, HashSet},
+    sync::Arc,
+    time::Duration,
+};
 
 use kiyot_proto::store::{self, CellPhase, SandboxMeta};
 use tokio::{task::JoinSet, time::timeout};
@@ -103,10 +107,11 @@ async fn look(shared: &Shared) -> Vec<InstanceId> {
             return Vec::new();
         }
     };
+    let running: HashSet<&InstanceId> = listed.iter().filter(|listed| listed.running).map(|listed| &listed.id).collect();
     for (entry, view) in expected {
         let Some(instance) = view.instance else { continue };
         let lives = matches!(view.phase, CellPhase::Booting | CellPhase::Enrolled | CellPhase::Bound);
-        if lives && !listed.iter().any(|listed| listed.id == instance && listed.running) {
+        if lives && !running.contains(&instance) {
             // A full inbox is told the next time.
             let _full = entry.inbox.try_send(Message::InstanceEnded);
         }

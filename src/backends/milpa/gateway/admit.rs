@@ -4,15 +4,21 @@ use std::{sync::Arc, time::Duration};
 
 use kiyot_link::{
     certificate::{Certificate, NotACertificate},
-    channel::{Channel, Offer, Refused},
+    channel::{Channel, Held, Offer, Refused},
     connection::Connection,
+    frames::Frames,
     http2::Profile,
     stream::Stream,
 };
 use kiyot_proto::cell::{ConnectionKind, HelloReply, HelloRequest, agent_client::AgentClient};
 use tokio_rustls::server::TlsStream;
 
-use super::{Refusal, listener::Shared, slots::CellSlots};
+use super::{
+    Refusal,
+    control::{self, Broken, Line},
+    listener::Shared,
+    slots::CellSlots,
+};
 
 /// The longest name of an agent's run that is kept.
 const INCARNATION_LIMIT: usize = 128;
@@ -32,6 +38,8 @@ pub(super) enum NotAdmitted {
     Http2(#[source] hyper::Error),
     #[error("the agent did not say who it is")]
     Hello(#[source] tonic::Status),
+    #[error("the agent did not say who it is")]
+    ControlHello(#[source] Broken),
     #[error("cell {certificate} says that it is cell {hello:?}, on a connection of kind {kind:?}")]
     OtherHello { certificate: String, hello: String, kind: ConnectionKind },
     #[error("its place")]
@@ -40,9 +48,13 @@ pub(super) enum NotAdmitted {
 
 /// A connection that is the current one of its cell and kind.
 pub(super) struct Admitted {
-    connection: Connection,
+    kind: Kind,
     slots: Arc<CellSlots>,
-    kind: ConnectionKind,
+}
+
+enum Kind {
+    Control(Line, Frames<Box<TlsStream<Stream>>>),
+    Bulk(Connection),
 }
 
 /// Lets a connection in, or says why not. The caller bounds its time.
@@ -51,19 +63,26 @@ pub(super) async fn admit(stream: TlsStream<Stream>, kind: ConnectionKind, arriv
     let certificate = Certificate::read(certificate).map_err(NotAdmitted::Certificate)?;
     let cell = shared.ledger.admits(&certificate.common_name, &certificate.key_sha256).map_err(NotAdmitted::Ledger)?;
     let slots = shared.slots.of(&cell).ok_or_else(|| NotAdmitted::NoLink(cell.to_string()))?;
-    let profile = if kind == ConnectionKind::Bulk { Profile::BULK } else { Profile::CONTROL };
-    let connection = Connection::open(stream, profile, &shared.end, &shared.tasks).await.map_err(NotAdmitted::Http2)?;
-    // From here on a way out must cut the connection: its driver is a task.
-    let admitted = Admitted { connection, slots, kind };
-    let hello = hello(&admitted.connection, shared).await.map_err(NotAdmitted::Hello)?;
+    // From here on a way out must cut the connection: it may be driven by a task.
+    let (admitted, hello) = if kind == ConnectionKind::Bulk {
+        let connection = Connection::open(stream, Profile::BULK, &shared.end, &shared.tasks).await.map_err(NotAdmitted::Http2)?;
+        let admitted = Admitted { kind: Kind::Bulk(connection.clone()), slots };
+        (admitted, hello(&connection, shared).await.map_err(NotAdmitted::Hello)?)
+    } else {
+        let mut frames = Frames::new(Box::new(stream), control::LONGEST);
+        let hello = Line::greet(&mut frames, &shared.build_id).await.map_err(NotAdmitted::ControlHello)?;
+        (Admitted { kind: Kind::Control(Line::new(&shared.end), frames), slots }, hello)
+    };
     if hello.cell != cell.as_str() || hello.kind() != kind || hello.incarnation.len() > INCARNATION_LIMIT {
         return Err(NotAdmitted::OtherHello { certificate: cell.to_string(), hello: hello.cell.chars().take(80).collect(), kind: hello.kind() });
     }
     tracing::debug!(%cell, ?kind, generation = hello.generation, arrival, "A cell has connected.");
-    let offer = Offer { connection: admitted.connection.clone(), incarnation: hello.incarnation.clone(), generation: hello.generation, arrival };
-    match kind {
-        ConnectionKind::Bulk => admitted.slots.bulk_opened(offer),
-        _ => admitted.slots.control_opened(offer, hello, &*shared.ledger),
+    let (incarnation, generation) = (hello.incarnation.clone(), hello.generation);
+    match &admitted.kind {
+        Kind::Bulk(connection) => admitted.slots.bulk_opened(Offer { connection: connection.clone(), incarnation, generation, arrival }),
+        Kind::Control(line, _) => {
+            admitted.slots.control_opened(Offer { connection: line.clone(), incarnation, generation, arrival }, hello, &*shared.ledger)
+        }
     }
     .map_err(NotAdmitted::Refused)?;
     Ok(admitted)
@@ -77,35 +96,41 @@ async fn hello(connection: &Connection, shared: &Shared) -> Result<HelloReply, t
 
 impl Admitted {
     /// Returns when the connection has ended and its place knows.
-    pub(super) async fn carry(self, shared: &Shared) {
-        match self.kind {
-            ConnectionKind::Bulk => {
-                self.carry_bulk(shared.limits.bulk_idle).await;
-                self.slots.bulk_ended(&self.connection);
+    pub(super) async fn carry(mut self, shared: &Shared) {
+        match &mut self.kind {
+            Kind::Bulk(connection) => {
+                // Boxed: most connections are not of this kind.
+                Box::pin(carry_bulk(&self.slots, connection, shared.limits.bulk_idle)).await;
+                self.slots.bulk_ended(connection);
             }
-            _ => {
-                self.connection.ended().await;
-                self.slots.control_ended(&self.connection, &*shared.ledger);
+            Kind::Control(line, frames) => {
+                if let Err(error) = line.carry(frames).await {
+                    tracing::debug!(error = &error as &dyn std::error::Error, "A control connection broke.");
+                }
+                self.slots.control_ended(line, &*shared.ledger);
             }
         }
     }
+}
 
-    async fn carry_bulk(&self, idle: Duration) {
-        tokio::select! {
-            () = self.connection.ended() => return,
-            () = self.connection.idle_for(idle) => {}
-        }
-        // New calls ask for a new connection; one that has just begun may go on over this one.
-        self.slots.bulk_ended(&self.connection);
-        tokio::select! {
-            () = self.connection.ended() => {}
-            () = self.connection.idle_for(Duration::ZERO) => {}
-        }
+async fn carry_bulk(slots: &CellSlots, connection: &Connection, idle: Duration) {
+    tokio::select! {
+        () = connection.ended() => return,
+        () = connection.idle_for(idle) => {}
+    }
+    // New calls ask for a new connection; one that has just begun may go on over this one.
+    slots.bulk_ended(connection);
+    tokio::select! {
+        () = connection.ended() => {}
+        () = connection.idle_for(Duration::ZERO) => {}
     }
 }
 
 impl Drop for Admitted {
     fn drop(&mut self) {
-        self.connection.cut();
+        match &self.kind {
+            Kind::Control(line, _) => line.cut(),
+            Kind::Bulk(connection) => connection.cut(),
+        }
     }
 }

@@ -13,17 +13,20 @@ use kiyot_link::{
     channel::{Offer, Refused, Slot},
     connection::Connection,
 };
-use kiyot_proto::cell::{HelloReply, OpenBulkRequest, agent_client::AgentClient};
+use kiyot_proto::cell::HelloReply;
 use tokio::{
     sync::watch,
     time::{sleep, timeout},
 };
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
-use super::{CellLink, Ledger};
+use super::{
+    CellLink, Ledger,
+    control::{Control, Line},
+};
 use crate::backends::milpa::id::CellId;
 
-/// How long the agent may take to hear that a bulk connection is wanted.
+/// How long a wish for a bulk connection waits for a control connection, before it is looked at anew.
 const OPEN_BULK_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// After this it is told again, if calls still wait for one. It ignores what comes while it dials.
@@ -33,7 +36,7 @@ const OPEN_BULK_AGAIN: Duration = Duration::from_secs(1);
 #[derive(Debug)]
 pub(super) struct CellSlots {
     cell: CellId,
-    control: Slot,
+    control: Control,
     bulk: Slot,
     hello: watch::Sender<Option<HelloReply>>,
     /// Held while the ledger is told, so that it hears in order.
@@ -46,7 +49,7 @@ impl CellSlots {
     fn new(cell: &CellId, end: &CancellationToken, tasks: &TaskTracker) -> Arc<Self> {
         let slots = Arc::new(Self {
             cell: cell.clone(),
-            control: Slot::new(format!("control connection of {cell}")),
+            control: Control::new(format!("control connection of {cell}")),
             bulk: Slot::new(format!("bulk connection of {cell}")),
             hello: watch::Sender::new(None),
             news: Mutex::new(()),
@@ -65,17 +68,15 @@ impl CellSlots {
     }
 
     fn link(&self) -> CellLink {
-        CellLink { control: self.control.channel(), bulk: self.bulk.channel(), hello: self.hello.subscribe() }
+        CellLink { control: self.control.clone(), bulk: self.bulk.channel(), hello: self.hello.subscribe() }
     }
 
     /// Has the agent dial a bulk connection, for as long as calls wait for one.
     async fn ask_for_bulk(self: Arc<Self>) {
         loop {
             while self.bulk.waiting() > 0 && !self.bulk.is_connected() && !self.bulk.is_closed() {
-                let mut request = tonic::Request::new(OpenBulkRequest {});
-                request.set_timeout(OPEN_BULK_TIMEOUT);
-                match AgentClient::new(self.control.channel()).open_bulk(request).await {
-                    Ok(_) => {
+                match self.control.open_bulk(OPEN_BULK_TIMEOUT).await {
+                    Ok(()) => {
                         let _ = timeout(OPEN_BULK_AGAIN, self.bulk.settled()).await;
                     }
                     Err(status) => tracing::debug!(cell = %self.cell, %status, "The agent could not be asked for a bulk connection."),
@@ -95,7 +96,7 @@ impl CellSlots {
     }
 
     /// A control connection becomes the current one.
-    pub(super) fn control_opened(&self, offer: Offer, hello: HelloReply, ledger: &dyn Ledger) -> Result<(), Refused> {
+    pub(super) fn control_opened(&self, offer: Offer<Line>, hello: HelloReply, ledger: &dyn Ledger) -> Result<(), Refused> {
         let _news = self.news.lock().unwrap_or_else(PoisonError::into_inner);
         self.control.offer(offer)?;
         self.hello.send_replace(Some(hello.clone()));
@@ -104,7 +105,7 @@ impl CellSlots {
     }
 
     /// A control connection has ended.
-    pub(super) fn control_ended(&self, connection: &Connection, ledger: &dyn Ledger) {
+    pub(super) fn control_ended(&self, connection: &Line, ledger: &dyn Ledger) {
         let _news = self.news.lock().unwrap_or_else(PoisonError::into_inner);
         if self.control.withdraw(connection) {
             self.hello.send_replace(None);

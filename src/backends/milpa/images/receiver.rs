@@ -56,7 +56,7 @@ impl CellReceiver {
     }
 
     fn images(&self) -> ImageServiceClient<kiyot_link::channel::Channel> {
-        ImageServiceClient::new(self.0.control.clone()).max_decoding_message_size(MAX_ANSWER)
+        ImageServiceClient::new(self.0.bulk.clone()).max_decoding_message_size(MAX_ANSWER)
     }
 }
 
@@ -77,7 +77,7 @@ impl Receiver for CellReceiver {
     }
 
     async fn watch_pulls(&self) -> Result<BoxStream<'static, Result<PullNews, Status>>, Status> {
-        let mut agent = AgentClient::new(self.0.control.clone()).max_decoding_message_size(MAX_ANSWER);
+        let mut agent = AgentClient::new(self.0.bulk.clone()).max_decoding_message_size(MAX_ANSWER);
         let begun = async {
             let mut news = agent.watch_pulls(WatchPullsRequest {}).await?.into_inner();
             let first = news.message().await?;

@@ -24,12 +24,14 @@ mod command;
 #[doc(hidden)]
 pub mod fuzzing;
 mod instance;
+mod listing;
 mod mounts;
 mod network;
 mod process;
 mod sweep;
 
 use instance::{Home, Known};
+use listing::Listing;
 use network::{Networks, bridge::Bridge, namespace};
 use process::Identity;
 
@@ -49,6 +51,7 @@ pub struct Netns {
     program: PathBuf,
     settings: Settings,
     networks: Networks,
+    listing: Arc<Listing>,
     /// One call at a time for each instance.
     busy: Mutex<HashMap<CellId, Arc<tokio::sync::Mutex<()>>>>,
 }
@@ -91,6 +94,7 @@ impl Netns {
                 bridge_lock: tokio::sync::Mutex::default(),
                 ports_lock: tokio::sync::Mutex::default(),
             },
+            listing: Arc::default(),
             busy: Mutex::default(),
         }
     }
@@ -173,8 +177,8 @@ impl Provider for Netns {
     }
 
     async fn list_owned(&self) -> Result<Vec<Instance>, ProviderError> {
-        let cells = self.cells.clone();
-        let listing = spawn_blocking(move || Home::all(&cells).map(|homes| homes.iter().map(instance_of).collect()));
+        let (cells, listing) = (self.cells.clone(), Arc::clone(&self.listing));
+        let listing = spawn_blocking(move || listing.list(&cells));
         let failed = |error| ProviderError::transient(format!("list {}", self.cells.display()), error);
         listing.await.map_err(std::io::Error::other).map_err(failed)?.map_err(failed)
     }
@@ -206,10 +210,6 @@ impl Provider for Netns {
         cgroup::hierarchies().map_err(|error| ProviderError::transient("read the cgroup hierarchies", error))?;
         self.networks.check()
     }
-}
-
-fn instance_of(home: &Home) -> Instance {
-    Instance { id: InstanceId(home.cell().to_owned()), cell: home.id().clone(), running: runs(&home.known()) }
 }
 
 fn runs(known: &Known) -> bool {

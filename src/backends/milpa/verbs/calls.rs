@@ -27,12 +27,12 @@ const LARGEST_ANSWER: usize = 16 << 20;
 
 /// CRI of the cell's containerd.
 pub(super) fn runtime(cell: &Cell) -> RuntimeServiceClient<Channel> {
-    RuntimeServiceClient::new(cell.link.control.clone()).max_decoding_message_size(LARGEST_ANSWER)
+    RuntimeServiceClient::new(cell.link.bulk.clone()).max_decoding_message_size(LARGEST_ANSWER)
 }
 
 /// The cell's agent.
 pub(super) fn agent(cell: &Cell) -> AgentClient<Channel> {
-    AgentClient::new(cell.link.control.clone()).max_decoding_message_size(LARGEST_ANSWER)
+    AgentClient::new(cell.link.bulk.clone()).max_decoding_message_size(LARGEST_ANSWER)
 }
 
 /// A request that fails after this time.

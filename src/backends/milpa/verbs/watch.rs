@@ -8,16 +8,14 @@ use std::{
 
 use futures::future::join_all;
 use kiyot_proto::{
-    cell::{Event, Snapshot, WatchRequest, event},
+    cell::{Snapshot, event},
     cri,
 };
-use tonic::{Status, Streaming};
+use tonic::Status;
 
-use super::{Verbs, calls, failure, view::Container};
+use super::{Verbs, failure, view::Container};
 use crate::backends::milpa::cells::Cell;
 
-/// How long the first event may take.
-const FIRST: Duration = Duration::from_secs(30);
 /// How long nothing may come: several heartbeats.
 const SILENCE: Duration = Duration::from_secs(30);
 /// How long to wait before a watch that ended is begun again.
@@ -54,10 +52,10 @@ impl Verbs {
         // What comes into the view from now on may be missing in the snapshot.
         let known_before = self.view.inserted();
         // There are as many of these tasks as cells, and all they mostly do is to wait: what is seldom and large is in boxes.
-        let mut events = Box::pin(events(cell)).await?;
+        let mut events = Box::pin(cell.link.control.watch()).await?;
         loop {
             let event =
-                tokio::time::timeout(SILENCE, events.message()).await.map_err(|_| Status::deadline_exceeded("no news, not even a heartbeat"))??;
+                tokio::time::timeout(SILENCE, events.next()).await.map_err(|_| Status::deadline_exceeded("no news, not even a heartbeat"))??;
             match event.map(|event| event.event) {
                 None => return Ok(()),
                 Some(None) => {}
@@ -154,11 +152,4 @@ impl Verbs {
             Some(_) | None => {}
         }
     }
-}
-
-/// Begins to watch.
-async fn events(cell: &Cell) -> Result<Streaming<Event>, Status> {
-    let mut agent = calls::agent(cell);
-    let answer = tokio::time::timeout(FIRST, agent.watch(WatchRequest {})).await;
-    Ok(answer.map_err(|_| Status::deadline_exceeded("Watch was not answered"))??.into_inner())
 }

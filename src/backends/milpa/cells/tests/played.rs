@@ -21,7 +21,7 @@ use tokio::sync::{Semaphore, watch};
 
 use crate::backends::milpa::{
     cells::{Cells, CellsConfig, LaunchOrder, Links, locked},
-    gateway::{CellLink, Ledger},
+    gateway::{CellLink, Control, Ledger},
     id::{CellId, SandboxId},
     providers::{Attachment, ErrorClass, Instance, InstanceId, Isolation, LaunchSpec, Provider, ProviderError},
     store::{Batch, Store, Table},
@@ -143,7 +143,7 @@ pub(super) struct PlayedLinks {
 
 impl Links for PlayedLinks {
     fn link(&self, _cell: &CellId) -> CellLink {
-        CellLink { control: Slot::new("control").channel(), bulk: Slot::new("bulk").channel(), hello: watch::channel(None).1 }
+        CellLink { control: Control::new("control"), bulk: Slot::new("bulk").channel(), hello: watch::channel(None).1 }
     }
 
     fn bootstrap(&self, cell: &CellId, token: &str) -> Bootstrap {

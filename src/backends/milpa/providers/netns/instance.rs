@@ -108,7 +108,8 @@ impl Home {
         entries.filter_map(|entry| entry.file_name().into_string().ok()).collect()
     }
 
-    fn known_file(&self) -> PathBuf {
+    /// What is known of it.
+    pub(super) fn known_file(&self) -> PathBuf {
         self.dir.join("instance.json")
     }
 
