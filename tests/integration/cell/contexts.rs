@@ -145,7 +145,8 @@ async fn a_debug_container_sees_its_targets_processes() {
     sees(&mut kubelet, &created.id, "sleep 31338").await;
     running.containers.insert("debugger".to_owned(), created);
     let nothing = format!("milpa{}", "a".repeat(59));
-    let status = kubelet.create_container_with(&running, &debugger, 1, targeting(&nothing)).await.unwrap_err();
+    let another = Container::script("another", WAIT);
+    let status = kubelet.create_container_with(&running, &another, 0, targeting(&nothing)).await.unwrap_err();
     assert!(status.code() == Code::NotFound && status.message().contains(&nothing), "{status:?}");
     ends_without_a_trace(&mut kubelet, &kiyot, &running).await;
 }
