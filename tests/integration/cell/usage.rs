@@ -85,9 +85,9 @@ async fn usage_is_listed_as_soon_as_a_start_is_answered() {
     let kiyot = Kiyot::start(&node, options()).await;
     let mut kubelet = kiyot.kubelet().await;
     let running = kubelet.run_pod(&pod("soon", WAIT)).await.unwrap();
-    for attempt in 0..5 {
-        let more = Container::script("more", WAIT);
-        let id = kubelet.create_container_with(&running, &more, attempt, |_| {}).await.unwrap().id;
+    for number in 0..5 {
+        let more = Container::script(&format!("more-{number}"), WAIT);
+        let id = kubelet.create_container(&running, &more, 0).await.unwrap().id;
         kubelet.start_container(&id).await.unwrap();
         let filter = cri::ContainerStatsFilter { id: id.clone(), ..Default::default() };
         let stats = list(&mut kubelet, Some(filter)).await.pop().expect("it is listed at once");
