@@ -9,7 +9,7 @@ use futures::future::BoxFuture;
 use kiyot_link::channel::Channel;
 use kiyot_proto::{
     cell::{HelloReply, agent_client::AgentClient},
-    cri::runtime_service_client::RuntimeServiceClient,
+    cri::{self, runtime_service_client::RuntimeServiceClient},
 };
 use tonic::{Code, Request, Status};
 
@@ -65,6 +65,14 @@ pub(super) fn known<T>(found: Result<T, Status>) -> Result<Option<T>, Status> {
         Err(status) if status.code() == Code::NotFound => Ok(None),
         Err(status) => Err(status),
     }
+}
+
+/// Removes a container from its cell; one that is not there is removed.
+pub(super) async fn remove_container(cell: &Cell, container: &Container) -> Result<(), Status> {
+    let request = cri::RemoveContainerRequest { container_id: container.cell_container.to_string() };
+    let mut runtime = runtime(cell);
+    let removed = answered(CALL, "RemoveContainer", runtime.remove_container(within(CALL, request))).await;
+    known(removed).map(|_| ()).map_err(|status| container.restored(&status))
 }
 
 /// Waits for a call's answer no longer than a time, whatever becomes of the connection. The calls of tonic are large: in a box, whoever waits is not.

@@ -49,12 +49,7 @@ impl Verbs {
         }
         let cell = self.parts.cells.get(&container.cell).filter(calls::is_connected);
         match cell {
-            Some(cell) => {
-                let request = cri::RemoveContainerRequest { container_id: container.cell_container.to_string() };
-                let mut runtime = calls::runtime(&cell);
-                let call = runtime.remove_container(calls::within(calls::CALL, request));
-                calls::known(calls::answered(calls::CALL, "RemoveContainer", call).await).map_err(|status| container.restored(&status))?;
-            }
+            Some(cell) => calls::remove_container(&cell, container).await?,
             // What is left of it in the cell ends with the cell, and is in nobody's way until then.
             None => {
                 tracing::debug!(container = %container.id, cell = %container.cell, "A container is forgotten that its cell could not be told to remove")

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use kiyot_proto::cri;
-use tonic::{Code, Status};
+use tonic::Status;
 
 use super::{Verbs, calls, view::Sandbox};
 use crate::backends::milpa::cells::Cell;
@@ -30,14 +30,7 @@ impl Verbs {
                 }
                 // Its end may be on its way into the records: then it is that end which is kept.
                 Ok(cri::ContainerState::ContainerCreated) => {
-                    let request = cri::RemoveContainerRequest { container_id: other.cell_container.to_string() };
-                    let mut runtime = calls::runtime(cell);
-                    let call = runtime.remove_container(calls::within(calls::CALL, request));
-                    match calls::answered(calls::CALL, "RemoveContainer", call).await {
-                        Ok(_) => {}
-                        Err(status) if status.code() == Code::NotFound => {}
-                        Err(status) => return Err(other.restored(&status)),
-                    }
+                    calls::remove_container(cell, &other).await?;
                     self.note_gone(&other);
                 }
                 Ok(_) | Err(_) => {}
