@@ -1,15 +1,12 @@
 //! One connection that calls can be made over.
 
-use std::{
-    fmt,
-    sync::{Arc, Mutex, PoisonError},
-    time::Duration,
-};
+use std::{fmt, sync::Arc, time::Duration};
 
 use hyper::client::conn::http2::SendRequest;
 use hyper_util::rt::TokioIo;
 use tokio::{
     io::{AsyncRead, AsyncWrite},
+    sync::watch,
     time::Instant,
 };
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
@@ -27,10 +24,11 @@ pub struct Connection(Arc<Inner>);
 struct Inner {
     sender: SendRequest<Body>,
     end: CancellationToken,
-    calls: Mutex<Calls>,
+    calls: watch::Sender<Calls>,
 }
 
 /// The calls that run over a connection.
+#[derive(Debug)]
 struct Calls {
     open: usize,
     /// When the last one ended.
@@ -77,7 +75,7 @@ impl Connection {
                 tracing::debug!(%error, "a connection of the link broke");
             }
         });
-        Ok(Self(Arc::new(Inner { sender, end, calls: Mutex::new(Calls { open: 0, idle_since: Instant::now() }) })))
+        Ok(Self(Arc::new(Inner { sender, end, calls: watch::Sender::new(Calls { open: 0, idle_since: Instant::now() }) })))
     }
 
     /// Returns when it has ended.
@@ -85,17 +83,15 @@ impl Connection {
         self.0.end.cancelled().await;
     }
 
-    /// Returns when no call has run over it for this long.
+    /// Returns when no call has run over it for this long; with no time at all, when none runs.
     pub async fn idle_for(&self, long: Duration) {
-        loop {
-            let until = {
-                let calls = self.0.calls.lock().unwrap_or_else(PoisonError::into_inner);
-                if calls.open > 0 { Instant::now() + long } else { calls.idle_since + long }
-            };
-            if until <= Instant::now() {
+        let mut calls = self.0.calls.subscribe();
+        // The sender lives as long as this.
+        while let Ok(idle_since) = calls.wait_for(|calls| calls.open == 0).await.map(|calls| calls.idle_since) {
+            if idle_since + long <= Instant::now() {
                 return;
             }
-            tokio::time::sleep_until(until).await;
+            tokio::time::sleep_until(idle_since + long).await;
         }
     }
 
@@ -105,7 +101,7 @@ impl Connection {
 
     /// Counts a call for as long as what it returns lives.
     pub(crate) fn begin(&self) -> OpenCall {
-        self.0.calls.lock().unwrap_or_else(PoisonError::into_inner).open += 1;
+        self.0.calls.send_modify(|calls| calls.open += 1);
         OpenCall(self.clone())
     }
 }
@@ -116,8 +112,28 @@ pub(crate) struct OpenCall(Connection);
 
 impl Drop for OpenCall {
     fn drop(&mut self) {
-        let mut calls = self.0.0.calls.lock().unwrap_or_else(PoisonError::into_inner);
-        calls.open -= 1;
-        calls.idle_since = Instant::now();
+        self.0.0.calls.send_modify(|calls| *calls = Calls { open: calls.open - 1, idle_since: Instant::now() });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn an_open_call_keeps_it_however_short_it_may_be_idle() {
+        // Nobody need answer for this side to begin.
+        let (near, _far) = tokio::io::duplex(1 << 16);
+        let connection = Connection::open(near, Profile::BULK, &CancellationToken::new(), &TaskTracker::new()).await.unwrap();
+        connection.idle_for(Duration::ZERO).await;
+        for long in [Duration::ZERO, Duration::from_millis(50)] {
+            let (one, other) = (connection.begin(), connection.begin());
+            drop(one);
+            assert!(tokio::time::timeout(Duration::from_millis(200), connection.idle_for(long)).await.is_err(), "a call is open");
+            drop(other);
+            let ended = Instant::now();
+            connection.idle_for(long).await;
+            assert!(ended.elapsed() >= long);
+        }
     }
 }
