@@ -1,9 +1,9 @@
 //! What others than agents do at the gateway's port.
 
-use std::time::Duration;
+use std::{os::unix::fs::PermissionsExt, time::Duration};
 
 use kiyot::backends::milpa::gateway::Limits;
-use kiyot_link::{alpn, stream::Stream, tls};
+use kiyot_link::{alpn, bootstrap::GatewayAddress, stream::Stream, tls};
 use kiyot_proto::cell::{ConnectionKind, HelloReply, HelloRequest, agent_client::AgentClient};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
@@ -77,6 +77,8 @@ async fn an_enrolment_that_does_not_end_is_cut() {
 #[tokio::test]
 async fn as_many_as_may_be_on_their_way_in_and_no_more() {
     let fixture = Fixture::with(Limits { newcomers: 2, ..limits() }).await;
+    let GatewayAddress::Unix(path) = fixture.gateway.address() else { panic!("a unix socket") };
+    assert_eq!(std::fs::metadata(path).unwrap().permissions().mode() & 0o777, 0o600);
     let waiting = [Stream::dial(fixture.gateway.address()).await.unwrap(), Stream::dial(fixture.gateway.address()).await.unwrap()];
     let mut third = Stream::dial(fixture.gateway.address()).await.unwrap();
     let mut heard = Vec::new();
@@ -102,6 +104,11 @@ async fn a_cell_that_says_nonsense_is_cut_and_another_connection_of_it_is_let_in
         let _ = within("the end of the connection", stream.read_to_end(&mut heard)).await;
     }
     assert!(fixture.ledger.news().is_empty());
+    // The begin of one that is longer than a word about oneself, and may come later: nothing of it is waited for.
+    let mut stream = dial(&bootstrap, tls::cell_client(&bootstrap.ca_sha256, identity.clone()).unwrap()).await.unwrap();
+    stream.write_all(&(1_u32 << 20).to_be_bytes()).await.unwrap();
+    let mut heard = Vec::new();
+    let _ = within("the end of the connection", stream.read_to_end(&mut heard)).await;
     let hello = HelloReply { cell: fixture.cell.to_string(), kind: ConnectionKind::Control.into(), generation: 1, ..HelloReply::default() };
     let _fake = Fake::connect(&bootstrap, &identity, hello).await;
     fixture.linked().await;

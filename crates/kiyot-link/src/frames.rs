@@ -30,6 +30,11 @@ impl<I: AsyncRead + AsyncWrite + Unpin> Frames<I> {
         Self { io, heard: BytesMut::new(), longest }
     }
 
+    /// From now on no message may be longer than this, in bytes.
+    pub fn allow(&mut self, longest: usize) {
+        self.longest = longest;
+    }
+
     /// The next message; `None` when the other side has ended between two of them. Given up before its end, it loses nothing.
     ///
     /// InvalidData for a message that is too long, UnexpectedEof for half a one.
@@ -133,6 +138,8 @@ mod tests {
         near.write_all(&[0, 0, 0, 101]).await.unwrap();
         assert_eq!(far.next().await.unwrap_err().kind(), io::ErrorKind::InvalidData);
         assert_eq!(far.send(&[0; 101]).await.unwrap_err().kind(), io::ErrorKind::InvalidData);
+        far.allow(50);
+        assert_eq!(far.send(&[0; 51]).await.unwrap_err().kind(), io::ErrorKind::InvalidData);
         let (mut near, far) = duplex(64);
         let mut far = Frames::new(far, 100);
         near.write_all(&[0, 0, 0, 100, 1]).await.unwrap();

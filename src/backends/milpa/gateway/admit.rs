@@ -22,6 +22,8 @@ use super::{
 
 /// The longest name of an agent's run that is kept.
 const INCARNATION_LIMIT: usize = 128;
+/// The longest word of an agent about itself, in bytes: until then anybody with a certificate may have as many connections as there are places for newcomers.
+const HELLO_LIMIT: usize = 16 << 10;
 
 /// Why a connection is not let in.
 #[derive(Debug, thiserror::Error)]
@@ -69,8 +71,9 @@ pub(super) async fn admit(stream: TlsStream<Stream>, kind: ConnectionKind, arriv
         let admitted = Admitted { kind: Kind::Bulk(connection.clone()), slots };
         (admitted, hello(&connection, shared).await.map_err(NotAdmitted::Hello)?)
     } else {
-        let mut frames = Frames::new(Box::new(stream), control::LONGEST);
+        let mut frames = Frames::new(Box::new(stream), HELLO_LIMIT);
         let hello = Line::greet(&mut frames, &shared.build_id).await.map_err(NotAdmitted::ControlHello)?;
+        frames.allow(control::LONGEST);
         (Admitted { kind: Kind::Control(Line::new(&shared.end), frames), slots }, hello)
     };
     if hello.cell != cell.as_str() || hello.kind() != kind || hello.incarnation.len() > INCARNATION_LIMIT {

@@ -1,8 +1,10 @@
 //! The one port: accepts, and finds out what is spoken.
 
 use std::{
+    fs::Permissions,
     io,
     net::IpAddr,
+    os::unix::fs::PermissionsExt,
     path::PathBuf,
     sync::{
         Arc,
@@ -63,7 +65,10 @@ impl Listener {
                     Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
                     _ => {}
                 }
-                Ok(Self::Unix(UnixListener::bind(path)?, path.clone()))
+                let listener = UnixListener::bind(path)?;
+                // Whatever the umask: who dials is the cells' root, and nobody else need be held off.
+                std::fs::set_permissions(path, Permissions::from_mode(0o600))?;
+                Ok(Self::Unix(listener, path.clone()))
             }
             GatewayAddress::Tcp(address) => TcpListener::bind(address).await.map(Self::Tcp),
         }
