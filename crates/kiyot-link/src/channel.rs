@@ -17,6 +17,7 @@ use crate::connection::Connection;
 mod answer;
 mod deadline;
 mod slot;
+mod words;
 
 pub use slot::{Held, Offer, Refused, Slot};
 
@@ -28,7 +29,8 @@ const AUTHORITY: &str = "cell.kiyot.internal";
 /// A call waits for the current connection when there is none, and fails with UNAVAILABLE at its deadline: the `grpc-timeout` of the request
 /// (set it with [`tonic::Request::set_timeout`]), else [`Channel::PATIENCE`]. The deadline holds until the answer's head is there, and then the call
 /// fails with DEADLINE_EXCEEDED; so a call that sends a long stream before it is answered must set one. A call whose connection ends, or is replaced by a
-/// newer one, fails with UNAVAILABLE, in its answer's stream too. A call that was not sent is tried again over the next connection.
+/// newer one, fails with UNAVAILABLE, in its answer's stream too. A call that was not sent is tried again over the next connection. A failure's words are
+/// the other side's, without control characters other than line ends and tabs; its details are left out.
 #[derive(Debug, Clone)]
 pub struct Channel(Slot);
 
@@ -67,7 +69,11 @@ async fn call(slot: &Slot, mut request: http::Request<Body>, deadline: Instant) 
         let connection = slot.current(failed.as_ref(), deadline).await?;
         let open = connection.begin();
         match timeout_at(deadline, connection.sender().try_send_request(request)).await {
-            Ok(Ok(response)) => return Ok(response.map(|body| Body::new(answer::Answer::new(body, open)))),
+            Ok(Ok(response)) => {
+                let mut response = response.map(|body| Body::new(answer::Answer::new(body, open)));
+                words::clean(response.headers_mut());
+                return Ok(response);
+            }
             Ok(Err(mut error)) => match error.take_message() {
                 // It was not sent: nobody has seen it.
                 Some(unsent) => request = unsent,

@@ -40,7 +40,7 @@ pub use control::{Control, Events};
 #[derive(Debug, thiserror::Error)]
 pub enum Refusal {
     /// No such cell is to be.
-    #[error("cell {0} is not known, or has ended")]
+    #[error("cell {0:?} is not known, or has ended")]
     Unknown(String),
     /// Not the token that the cell was given.
     #[error("the token of cell {0} is another")]

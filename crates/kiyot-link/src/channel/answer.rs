@@ -3,7 +3,7 @@
 use std::{
     error::Error,
     pin::Pin,
-    task::{Context, Poll},
+    task::{Context, Poll, ready},
 };
 
 use bytes::Bytes;
@@ -11,6 +11,7 @@ use http_body::{Body, Frame, SizeHint};
 use hyper::body::Incoming;
 use tonic::Status;
 
+use super::words;
 use crate::connection::OpenCall;
 
 /// The body of an answer. Its call is open until it is dropped.
@@ -31,7 +32,16 @@ impl Body for Answer {
     type Error = Status;
 
     fn poll_frame(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Status>>> {
-        Pin::new(&mut self.body).poll_frame(context).map_err(|error| status(&error, "the link"))
+        let frame = ready!(Pin::new(&mut self.body).poll_frame(context));
+        Poll::Ready(frame.map(|frame| match frame {
+            Ok(mut frame) => {
+                if let Some(trailers) = frame.trailers_mut() {
+                    words::clean(trailers);
+                }
+                Ok(frame)
+            }
+            Err(error) => Err(status(&error, "the link")),
+        }))
     }
 
     fn is_end_stream(&self) -> bool {

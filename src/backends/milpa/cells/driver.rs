@@ -435,13 +435,14 @@ impl Driver {
     }
 }
 
-/// The end of what the first of some instances printed.
+/// The end of what the first of some instances printed, as words: what is in it is the cell's.
 async fn console(provider: &dyn Provider, instances: &[InstanceId]) -> Option<String> {
     let (limit, most) = CONSOLE_LIMIT;
     let text = timeout(limit, provider.console(instances.first()?)).await.ok()?.ok()?;
     let text = text.trim_end();
     let begin = (text.len().saturating_sub(most)..=text.len()).find(|at| text.is_char_boundary(*at))?;
-    text.get(begin..).map(ToOwned::to_owned)
+    let words = text.get(begin..)?.chars().filter(|character| !character.is_control() || matches!(character, '\n' | '\t'));
+    Some(words.collect())
 }
 
 /// Waits for the call that runs; forever if there is none.

@@ -264,6 +264,8 @@ async fn a_token_is_spent_once() {
     };
     assert!(matches!(world.cells.claim("cell-aaaaaaaaaaaa", &token, "key").await, Err(Refusal::Unknown(_))));
     assert!(matches!(world.cells.claim("no cell at all", &token, "key").await, Err(Refusal::Unknown(_))));
+    let forged = world.cells.claim("x\n2026-11-22T00:00:00Z  INFO kiyot: all is well", &token, "key").await.unwrap_err();
+    assert!(!forged.to_string().contains('\n'), "whoever dials writes no lines of the log: {forged}");
     assert!(matches!(claim("another".into(), "key").await, Err(Refusal::WrongToken(_))));
     assert!(matches!(world.cells.admits(cell.as_str(), ""), Err(Refusal::Unknown(_))));
     assert_eq!(claim(token.clone(), "key").await.unwrap(), cell);

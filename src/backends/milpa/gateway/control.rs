@@ -27,6 +27,8 @@ use tonic::{Code, Status};
 
 /// The longest message of an agent: as much as a kubelet takes of a containerd. Bytes.
 pub(super) const LONGEST: usize = 16 << 20;
+/// As much as is kept of an agent's words about the end of a watch, in characters: they go to the log.
+const WORDS: usize = 1024;
 
 /// Why a control connection ended, or did not begin.
 #[derive(Debug, thiserror::Error)]
@@ -225,7 +227,11 @@ impl Line {
             from_cell::Message::End(end) => {
                 if let Some(answer) = of(waits, end.watch) {
                     let code = Code::from(end.code);
-                    let _ = answer.send(if code == Code::Ok { Ok(None) } else { Err(Status::new(code, end.message)) });
+                    let _ = answer.send(if code == Code::Ok {
+                        Ok(None)
+                    } else {
+                        Err(Status::new(code, end.message.chars().take(WORDS).collect::<String>()))
+                    });
                 }
             }
             from_cell::Message::Ping(_) => return Some(to_cell::Message::Pong(Pong {})),

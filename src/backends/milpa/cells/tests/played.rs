@@ -126,7 +126,7 @@ impl Provider for Played {
 
     async fn console(&self, _instance: &InstanceId) -> Result<String, ProviderError> {
         self.called("console", || {}).await?;
-        Ok("lots of words\nkernel panic\n".to_owned())
+        Ok("\u{1b}lots of words\nkernel\u{7} panic\n".to_owned())
     }
 
     async fn check(&self) -> Result<(), ProviderError> {

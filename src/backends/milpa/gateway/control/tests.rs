@@ -74,15 +74,21 @@ async fn an_event_comes_when_it_is_wanted_and_to_whom() {
     assert_eq!((failed.code(), failed.message()), (Code::NotFound, "so it is"));
     assert_eq!(ended.unwrap(), None);
 
+    let mut talks = scene.control.watch().await.unwrap();
+    let talks = tokio::spawn(async move { talks.next().await });
+    assert_eq!(scene.hears().await, wanted(3));
+    scene.says(from_cell::Message::End(WatchEnd { watch: 3, code: Code::Unknown.into(), message: "\u{e4}".repeat(1 << 20) })).await;
+    assert_eq!(talks.await.unwrap().unwrap_err().message(), "\u{e4}".repeat(WORDS), "no more of it goes to the log");
+
     // The first watch waits, and then another begins.
     let waits = tokio::spawn(async move { first.next().await });
     assert_eq!(scene.hears().await, wanted(1));
     let mut third = scene.control.watch().await.unwrap();
     let third = tokio::spawn(async move { third.next().await });
-    assert_eq!(scene.hears().await, wanted(3));
+    assert_eq!(scene.hears().await, wanted(4));
     assert_eq!(waits.await.unwrap().unwrap_err().code(), Code::Aborted);
     scene
-        .says(from_cell::Message::Event(WatchEvent { watch: 3, event: Some(Event { event: Some(event::Event::Snapshot(Snapshot::default())) }) }))
+        .says(from_cell::Message::Event(WatchEvent { watch: 4, event: Some(Event { event: Some(event::Event::Snapshot(Snapshot::default())) }) }))
         .await;
     assert!(third.await.unwrap().unwrap().is_some());
 }
