@@ -1,8 +1,10 @@
 //! Cells that lie: what they say is refused, and no other pod is touched.
 
+use futures::StreamExt;
 use kiyot::backends::Method;
 use kiyot_proto::{cell, cri};
-use tonic::Code;
+use prost::Message;
+use tonic::{Code, Status};
 
 use crate::kit::{Fixture, until};
 
@@ -98,4 +100,70 @@ async fn an_answer_without_an_end_fails_its_call_and_no_other() {
     // It is ended like any other.
     kiyot.stop_sandbox(&sandbox).await;
     is_well(&kiyot, &honest).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn no_list_is_longer_for_what_a_cell_says() {
+    const LONG: usize = 10 << 20;
+    let kiyot = Fixture::start().await;
+    let (honest, liar) = honest_and_liar(&kiyot).await;
+    let lying = kiyot.provider.nth(1);
+    let of_liar = kiyot.sandboxes().into_iter().find(|sandbox| sandbox.metadata.as_ref().unwrap().name == "liar").unwrap().id;
+    let mut events = kiyot.daemon.verbs.events();
+    // An image whose id is as long as an answer may be: no container is made of it, or soon no list of containers could be read by a kubelet any more.
+    let image = cri::Image { id: "x".repeat(LONG / 4), ..Default::default() };
+    let lie = cri::ImageStatusResponse { image: Some(image), ..Default::default() }.encode_to_vec();
+    lying.with(|state| state.lies.insert("ImageStatus", Ok(lie)));
+    let status = kiyot.call::<cri::CreateContainerResponse>(Method::CreateContainer, kiyot.container_request(&of_liar, "more")).await.unwrap_err();
+    assert_eq!(status.code(), Code::Internal);
+    lying.with(|state| state.lies.clear());
+    // A container with as many groups, and one with a reference as long.
+    let user = cri::LinuxContainerUser { supplemental_groups: vec![i64::MAX; LONG / 9], ..Default::default() };
+    let user = Some(cri::ContainerUser { linux: Some(user) });
+    let told = cri::ContainerStatus { id: "c0".to_owned(), state: 1, user, ..Default::default() };
+    let reference = cri::ContainerStatus { id: "c1".to_owned(), image_ref: "y".repeat(LONG), ..Default::default() };
+    let lie = cri::ContainerStatusResponse { status: Some(reference), ..Default::default() }.encode_to_vec();
+    lying.with(|state| state.lies.insert("ContainerStatus", Ok(lie)));
+    let more = kiyot.create(&of_liar, "more").await;
+    lying.with(|state| state.lies.clear());
+    // And a pod with as many interfaces.
+    let interface = cri::NetworkInterfaceUsage { name: "z".repeat(LONG), ..Default::default() };
+    let network = Some(cri::NetworkUsage { interfaces: vec![interface], ..Default::default() });
+    let sandbox = Some(cri::PodSandboxStats { linux: Some(cri::LinuxPodSandboxStats { network, ..Default::default() }), ..Default::default() });
+    lying.with(|state| {
+        state.tell(cell::event::Event::Container(told));
+        state.tell(cell::event::Event::Heartbeat(cell::Heartbeat { containers: Vec::new(), sandbox }));
+    });
+    // When this is seen, all before it was.
+    lying.exit("c0", 3);
+    kiyot.exited(&liar).await;
+    for (method, request) in [
+        (Method::ListContainers, Vec::new()),
+        (Method::ListPodSandboxStats, Vec::new()),
+        (Method::ContainerStatus, cri::ContainerStatusRequest { container_id: liar.clone(), verbose: true }.encode_to_vec()),
+        (Method::ContainerStatus, cri::ContainerStatusRequest { container_id: more, verbose: true }.encode_to_vec()),
+    ] {
+        let answer = kiyot.daemon.verbs.snapshot(method, &request).unwrap().unwrap();
+        assert!(answer.len() < 1 << 20, "{method}: {} bytes", answer.len());
+    }
+    let stopped = async {
+        loop {
+            let event = cri::ContainerEventResponse::decode(events.next().await.unwrap().unwrap()).unwrap();
+            if event.container_id == liar && event.container_event_type() == cri::ContainerEventType::ContainerStoppedEvent {
+                return;
+            }
+        }
+    };
+    tokio::time::timeout(crate::kit::LIMIT, stopped).await.unwrap();
+    is_well(&kiyot, &honest).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_a_cell_says_of_a_failure_is_words() {
+    let kiyot = Fixture::start().await;
+    let (_, liar) = honest_and_liar(&kiyot).await;
+    let lie = Status::with_details(Code::Unknown, "c0: \u{1b}[2J100%\r\n\u{9b}ok\0", bytes::Bytes::from_static(b"c0"));
+    kiyot.provider.nth(1).with(|state| state.lies.insert("ExecSync", Err(lie)));
+    let status = kiyot.call::<cri::ExecSyncResponse>(Method::ExecSync, exec(&liar)).await.unwrap_err();
+    assert_eq!((status.code(), status.message(), status.details()), (Code::Unknown, &*format!("{liar}:  [2J100% \n ok "), &b""[..]));
 }

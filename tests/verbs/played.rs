@@ -5,7 +5,10 @@ use std::{
     convert::Infallible,
     net::IpAddr,
     path::PathBuf,
-    sync::{Arc, Mutex},
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicUsize, Ordering},
+    },
 };
 
 use async_trait::async_trait;
@@ -35,6 +38,11 @@ pub(crate) struct Played {
     launched: Mutex<Vec<CellId>>,
     /// A launch waits for one of these.
     pub(crate) gate: tokio::sync::Semaphore,
+    /// The same for an end.
+    pub(crate) way_out: tokio::sync::Semaphore,
+    most: AtomicUsize,
+    /// How many ends have been asked for.
+    pub(crate) asked_to_end: AtomicUsize,
 }
 
 #[derive(Debug)]
@@ -46,8 +54,9 @@ struct Running {
 
 impl Played {
     pub(crate) fn new(dir: PathBuf) -> Arc<Self> {
-        let gate = tokio::sync::Semaphore::new(tokio::sync::Semaphore::MAX_PERMITS);
-        Arc::new(Self { dir, cells: Mutex::default(), launched: Mutex::default(), gate })
+        let open = || tokio::sync::Semaphore::new(tokio::sync::Semaphore::MAX_PERMITS);
+        let (gate, way_out, most, asked_to_end) = (open(), open(), AtomicUsize::new(0), AtomicUsize::new(0));
+        Arc::new(Self { dir, cells: Mutex::default(), launched: Mutex::default(), gate, way_out, most, asked_to_end })
     }
 
     /// The only cell that runs.
@@ -68,9 +77,19 @@ impl Played {
         self.cells.lock().unwrap().len()
     }
 
+    /// How many ever ran at a time.
+    pub(crate) fn most(&self) -> usize {
+        self.most.load(Ordering::SeqCst)
+    }
+
     /// How many were ever launched.
     pub(crate) fn launched(&self) -> usize {
         self.launched.lock().unwrap().len()
+    }
+
+    /// The agents of all cells end, and the cells live on.
+    pub(crate) fn silence(&self) {
+        self.cells.lock().unwrap().values().for_each(|running| running.end.cancel());
     }
 
     /// The only cell ends by itself.
@@ -100,7 +119,9 @@ impl Provider for Played {
             home.run(|info| own.service(info), stop).await;
         });
         self.launched.lock().unwrap().push(spec.cell.clone());
-        self.cells.lock().unwrap().insert(spec.cell.clone(), Running { cell, end, task });
+        let mut cells = self.cells.lock().unwrap();
+        cells.insert(spec.cell.clone(), Running { cell, end, task });
+        self.most.fetch_max(cells.len(), Ordering::SeqCst);
         Ok(Instance { id, cell: spec.cell.clone(), running: true })
     }
 
@@ -118,6 +139,8 @@ impl Provider for Played {
     }
 
     async fn terminate(&self, instances: &[InstanceId]) -> Result<(), ProviderError> {
+        self.asked_to_end.fetch_add(1, Ordering::SeqCst);
+        self.way_out.acquire().await.unwrap().forget();
         for instance in instances {
             let running = self.cells.lock().unwrap().remove(&CellId::parse(&instance.0).unwrap());
             if let Some(Running { end, task, .. }) = running {
@@ -159,11 +182,13 @@ pub(crate) struct State {
     pub(crate) lose: Vec<&'static str>,
     /// Calls that are answered without an end.
     pub(crate) endless: Vec<&'static str>,
+    /// What is answered whatever is asked.
+    pub(crate) lies: HashMap<&'static str, Answer>,
     /// What each container uses of the processor, if it knows that.
     pub(crate) used: Option<u64>,
 }
 
-type Answer = Result<Vec<u8>, Status>;
+pub(crate) type Answer = Result<Vec<u8>, Status>;
 
 impl PlayedCell {
     fn new(id: &str, home: HomeHandle) -> Self {
@@ -180,6 +205,7 @@ impl PlayedCell {
             asked: HashMap::new(),
             lose: Vec::new(),
             endless: Vec::new(),
+            lies: HashMap::new(),
             used: None,
         })))
     }
@@ -279,6 +305,9 @@ impl State {
     }
 
     fn unary(&mut self, info: &ConnectionInfo, method: &str, message: Bytes) -> Answer {
+        if let Some(lie) = self.lies.get(method) {
+            return lie.clone();
+        }
         let answer = self.act(info, method, message);
         if let Some(n) = self.lose.iter().position(|lost| *lost == method) {
             self.lose.remove(n);

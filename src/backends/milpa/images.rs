@@ -6,6 +6,7 @@ use std::{
 };
 
 use kiyot_proto::cri;
+use prost::Message as _;
 use tonic::{Code, Status};
 
 pub use self::node::NodeImages;
@@ -30,6 +31,9 @@ mod tests;
 
 /// References of which it is remembered what cells reported.
 const MAX_REPORTED: usize = 4_096;
+
+/// The longest of it, in bytes: names, digests and a user. A cell can say more.
+const LONGEST_REPORT: usize = 64 << 10;
 
 /// Credentials that are remembered; each may be a few KiB.
 const MAX_CREDENTIALS: usize = 1_024;
@@ -250,9 +254,13 @@ impl Images {
         }
     }
 
+    /// Remembers what a cell says of an image, by the name that it was asked for, and by its id if that is one: a cell must not answer for another name.
     fn report(&self, cell: &CellId, reference: &str, image: &cri::Image) {
+        if image.encoded_len() > LONGEST_REPORT {
+            return;
+        }
         let image = Arc::new(image.clone());
-        for name in [reference, &image.id].into_iter().filter(|name| !name.is_empty()) {
+        for name in [Some(reference), Some(image.id.as_str()).filter(|id| is_id(id))].into_iter().flatten().filter(|name| !name.is_empty()) {
             self.reported.put((cell.clone(), normalized(name)), Arc::clone(&image));
         }
     }

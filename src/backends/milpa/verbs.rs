@@ -97,8 +97,8 @@ struct SandboxKey {
     attempt: u32,
 }
 
-/// A container's name: no two may be there with the same one.
-type ContainerKey = (SandboxId, String, u32);
+/// A container's name in its sandbox: one attempt at a time is made of it.
+type ContainerKey = (SandboxId, String);
 
 /// What is done for a cell until it is let go.
 #[derive(Debug, Default)]

@@ -20,8 +20,12 @@ use crate::backends::milpa::cells::Cell;
 pub(super) const CALL: Duration = Duration::from_secs(60);
 /// How long a call waits for a cell that is not connected at the moment: it may just be calling home again.
 const LINK_PATIENCE: Duration = Duration::from_secs(5);
-/// Characters of the longest id that a cell may give; containerd's have 64.
+/// Characters of the longest id that a cell may give; containerd's have 64, and "sha256:" before them for images.
 const LONGEST_ID: usize = 256;
+/// Characters of the longest reference of an image that a cell may give. The registries' own bound is 255 for the name, to which comes a digest.
+const LONGEST_REFERENCE: usize = 1024;
+/// As long as any call may be said to take: a year. gRPC knows no time beyond 11,000.
+const LONGEST_TIME: Duration = Duration::from_secs(366 * 24 * 60 * 60);
 /// As much as a kubelet takes.
 const LARGEST_ANSWER: usize = 16 << 20;
 
@@ -35,22 +39,31 @@ pub(super) fn agent(cell: &Cell) -> AgentClient<Channel> {
     AgentClient::new(cell.link.bulk.clone()).max_decoding_message_size(LARGEST_ANSWER)
 }
 
-/// A request that fails after this time.
+/// A request that fails after this time, a year at most.
 pub(super) fn within<T>(time: Duration, message: T) -> Request<T> {
     let mut request = Request::new(message);
-    request.set_timeout(time);
+    request.set_timeout(time.min(LONGEST_TIME));
     request
 }
 
-/// The id that a cell gives a sandbox or a container. It is kept, and told to the cell again.
+/// The id that a cell gives a sandbox, a container or an image. It is kept, in all lists some of them, and told to the cell again.
 ///
 /// INTERNAL if it is none: allowed are 1 to [`LONGEST_ID`] printable ASCII characters.
 pub(super) fn checked_id(id: String) -> Result<String, Status> {
-    if (1..=LONGEST_ID).contains(&id.len()) && id.bytes().all(|byte| byte.is_ascii_graphic()) {
+    if is_word(&id, LONGEST_ID) {
         return Ok(id);
     }
     let shown: String = id.chars().take(80).collect();
     Err(Status::internal(format!("the cell gave the id {shown:?}: allowed are 1 to {LONGEST_ID} printable ASCII characters")))
+}
+
+/// The reference by which a cell knows a container's image, unless it is none.
+pub(super) fn checked_reference(reference: &str) -> Option<&str> {
+    Some(reference).filter(|reference| is_word(reference, LONGEST_REFERENCE))
+}
+
+fn is_word(text: &str, longest: usize) -> bool {
+    (1..=longest).contains(&text.len()) && text.bytes().all(|byte| byte.is_ascii_graphic())
 }
 
 /// What is left of a caller's time, `usual` if that is less.
@@ -109,7 +122,7 @@ pub(super) fn restored(status: &Status, cell_id: &str, id: &str) -> Status {
     if cell_id.is_empty() || !status.message().contains(cell_id) {
         return status.clone();
     }
-    Status::with_details(status.code(), status.message().replace(cell_id, id), status.details().to_vec().into())
+    Status::new(status.code(), status.message().replace(cell_id, id))
 }
 
 impl Container {
@@ -140,5 +153,13 @@ mod tests {
             assert_eq!(refused.code(), tonic::Code::Internal);
             assert!(refused.message().contains("allowed are 1 to 256"), "{refused}");
         }
+        assert_eq!(checked_reference("docker.io/library/busybox@sha256:2"), Some("docker.io/library/busybox@sha256:2"));
+        assert!(checked_reference("").is_none() && checked_reference(&"x".repeat(LONGEST_REFERENCE + 1)).is_none());
+    }
+
+    #[test]
+    fn no_time_is_too_long_for_grpc() {
+        let request = within(Duration::from_secs(u64::MAX), ());
+        assert_eq!(request.metadata().get("grpc-timeout").unwrap(), "31622400S");
     }
 }

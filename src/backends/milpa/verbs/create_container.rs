@@ -33,7 +33,7 @@ impl Verbs {
         let config = request.config.as_ref().ok_or_else(|| Status::invalid_argument("CreateContainer without a config"))?;
         let metadata = config.metadata.clone().ok_or_else(|| Status::invalid_argument("CreateContainer without a config.metadata"))?;
         policy::check_container(&self.parts.rules, config)?;
-        let key = (sandbox.id.clone(), metadata.name.clone(), metadata.attempt);
+        let key = (sandbox.id.clone(), metadata.name.clone());
         loop {
             let (verbs, sandbox, metadata) = (Arc::clone(self), sandbox.id.clone(), metadata.clone());
             let boarded = self.creations.board(&self.tasks, &self.stop, key.clone(), request.clone(), same, |request| {
@@ -94,9 +94,9 @@ impl Verbs {
         self.check_mounts(cell, &config).await?;
         let mut mounts = self.parts.volumes.prepare(cell, current, &config).await?;
         for image in mounts.iter_mut().filter_map(|mount| mount.image.as_mut()) {
-            image.image = self.parts.images.ensure(cell, image, current).await?;
+            image.image = calls::checked_id(self.parts.images.ensure(cell, image, current).await?)?;
         }
-        let image = self.parts.images.ensure(cell, &config.image.clone().unwrap_or_default(), current).await?;
+        let image = calls::checked_id(self.parts.images.ensure(cell, &config.image.clone().unwrap_or_default(), current).await?)?;
         let logs = rewrite::log_paths(&made_with, &config, id.as_str());
         if let Some(logs) = &logs {
             self.make_log_dir(cell, &logs.in_pod_dir).await?;
@@ -155,7 +155,7 @@ impl Verbs {
             sandbox: sandbox.id.as_str().to_owned(),
             cell_container: cell_container.to_owned(),
             config: Some(rewrite::without_secrets(config)),
-            image_ref: if told.image_ref.is_empty() { image.to_owned() } else { told.image_ref.clone() },
+            image_ref: calls::checked_reference(&told.image_ref).unwrap_or(image).to_owned(),
             created_unix_nanos: clock::now_after(self.view.latest_of_pod(&sandbox.uid)),
             log_path: logs.0,
             cell_log: logs.1,

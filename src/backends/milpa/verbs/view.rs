@@ -34,6 +34,10 @@ pub(super) use entry::{Container, Sandbox};
 use events::Readers;
 use usage::Lists;
 
+/// The most that a cell may say of a container's settings, or of its pod's usage, in bytes. Answers and events have it, beside those of other pods, and
+/// a kubelet takes none of more than 16 MiB.
+const LONGEST: usize = 64 << 10;
+
 /// The view.
 #[derive(Debug)]
 pub(super) struct View {
@@ -279,11 +283,11 @@ impl Known {
     }
 }
 
-/// What is kept of what only the cell knows.
+/// What is kept of what only the cell knows; nothing if that is longer than it may be.
 fn kept(told: &cri::ContainerStatus) -> Bytes {
     let kept =
         cri::ContainerStatus { resources: told.resources.clone(), user: told.user.clone(), stop_signal: told.stop_signal, ..Default::default() };
-    kept.encode_to_vec().into()
+    if kept.encoded_len() <= LONGEST { kept.encode_to_vec().into() } else { Bytes::new() }
 }
 
 fn forget<K: std::hash::Hash + Eq>(index: &mut HashMap<K, Vec<SandboxId>>, key: &K, id: &SandboxId) {

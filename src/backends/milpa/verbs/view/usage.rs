@@ -7,14 +7,18 @@ use std::{
 
 use bytes::Bytes;
 use kiyot_proto::{cell::Heartbeat, cri};
+use prost::Message as _;
 
 use super::{
     super::{filter, restored},
-    Known, View,
+    Known, LONGEST, View,
     entry::{Usage, decoded},
     lists::joined,
 };
 use crate::backends::milpa::id::{CellId, ContainerId, SandboxId};
+
+/// The most containers of one heartbeat that are looked for: all lists wait meanwhile. A pod has some dozens.
+const CONTAINERS: usize = 1024;
 
 /// A whole encoded list, made by the first who asks after a change or after a part of it became too old.
 #[derive(Debug, Default)]
@@ -38,11 +42,18 @@ impl Lists {
     }
 }
 
+/// What a cell says of its pod's usage, without what is not the cell's to say; `None` if it is longer than it may be: of interfaces it may name any number.
+fn of_sandbox(mut stats: cri::PodSandboxStats) -> Option<cri::PodSandboxStats> {
+    stats.attributes = None;
+    stats.linux.iter_mut().for_each(|linux| linux.containers.clear());
+    (stats.encoded_len() <= LONGEST).then_some(stats)
+}
+
 impl View {
     /// Takes the usage that a cell reports of its pod.
     pub(in super::super) fn heartbeat(&self, cell: &CellId, beat: Heartbeat, now: Instant) {
         let mut known = self.write();
-        for stats in beat.containers {
+        for stats in beat.containers.into_iter().take(CONTAINERS) {
             let id = stats.attributes.as_ref().map(|attributes| attributes.id.as_str()).unwrap_or_default();
             let Some(id) = known.in_cell(cell, id).map(|container| container.id.clone()) else { continue };
             let Some(container) = known.containers.get_mut(&id) else { continue };
@@ -52,7 +63,7 @@ impl View {
             }
         }
         known.stats_list.clear();
-        if let (Some(stats), Some(id)) = (beat.sandbox, known.by_cell.get(cell).cloned())
+        if let (Some(stats), Some(id)) = (beat.sandbox.and_then(of_sandbox), known.by_cell.get(cell).cloned())
             && let Some(sandbox) = known.sandboxes.get(&id).filter(|sandbox| sandbox.ready)
         {
             let containers = sandbox.containers.iter().filter_map(|id| known.containers.get(id)?.stats(now)).collect();
