@@ -5,6 +5,7 @@ mod events;
 mod kit;
 mod liars;
 mod lifecycle;
+mod orders;
 mod played;
 mod retries;
 mod trouble;

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use kiyot_proto::cri;
 use tonic::Status;
 
-use super::{Verbs, calls, view::Sandbox};
+use super::{Verbs, calls, stop_container::RECORDED, view::Sandbox};
 use crate::backends::milpa::cells::Cell;
 
 impl Verbs {
@@ -28,10 +28,16 @@ impl Verbs {
                 Ok(cri::ContainerState::ContainerRunning) => {
                     return Err(Status::failed_precondition(format!("container {} is another attempt of {:?}, and runs", other.id, metadata.name)));
                 }
-                // Its end may be on its way into the records: then it is that end which is kept.
+                // Its end may be on its way into the records: then it is that end which is kept. Until it is there, a start that was just answered may make it read RUNNING.
                 Ok(cri::ContainerState::ContainerCreated) => {
                     calls::remove_container(cell, &other).await?;
                     self.note_gone(&other);
+                    if !self.exited_within(&other, RECORDED).await {
+                        return Err(Status::unavailable(format!(
+                            "the end of container {}, another attempt of {:?}, is not recorded yet",
+                            other.id, metadata.name
+                        )));
+                    }
                 }
                 Ok(_) | Err(_) => {}
             }

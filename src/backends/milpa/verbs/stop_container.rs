@@ -15,7 +15,7 @@ const AFTER_GRACE: Duration = Duration::from_secs(30);
 /// How long the news of an exit may take when the stop has been answered; then the cell is asked.
 const NEWS: Duration = Duration::from_secs(5);
 /// How long it may take until an exit is on disk, with log and termination message.
-const RECORDED: Duration = Duration::from_secs(40);
+pub(super) const RECORDED: Duration = Duration::from_secs(40);
 /// The longest grace period that is waited for in one call; the kubelet calls again.
 const LONGEST_GRACE: i64 = 24 * 60 * 60;
 
@@ -63,7 +63,7 @@ impl Verbs {
     }
 
     /// Waits until a container reads EXITED, or is not there any more.
-    async fn exited_within(&self, container: &Container, time: Duration) -> bool {
+    pub(super) async fn exited_within(&self, container: &Container, time: Duration) -> bool {
         self.view.wait(time, |view| view.container(container.id.as_str()).map_or(true, |now| now.exited()).then_some(())).await.is_some()
     }
 }
