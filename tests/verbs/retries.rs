@@ -1,13 +1,16 @@
 //! Callers that go away and come again.
 
-use std::time::{Duration, Instant};
+use std::{
+    sync::atomic::Ordering,
+    time::{Duration, Instant},
+};
 
 use kiyot::backends::Method;
 use kiyot_proto::cri;
 use prost::Message;
 use tonic::Code;
 
-use crate::kit::{Fixture, until};
+use crate::kit::{Fixture, LIMIT, until};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_retry_joins_the_launch_and_gets_its_sandbox() {
@@ -56,4 +59,47 @@ async fn a_container_whose_creation_was_not_answered_is_made_once() {
     kiyot.start_container(&container).await;
     let status = kiyot.call::<cri::CreateContainerResponse>(Method::CreateContainer, kiyot.container_request(&sandbox, "main")).await.unwrap_err();
     assert!(status.message().contains("is reserved for"), "{status}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_sandbox_that_is_asked_for_while_another_one_is_torn_down_stays() {
+    let adopt_within = Duration::from_millis(500);
+    let kiyot = Fixture::adopting_within(adopt_within).await;
+    let permits = kiyot.provider.way_out.available_permits();
+    kiyot.provider.way_out.forget_permits(permits);
+    for name in ["one", "other"] {
+        let gone = kiyot.daemon.verbs.call(Method::RunPodSandbox, kiyot.sandbox_request(name).encode_to_vec().into(), Some(Instant::now())).await;
+        assert_eq!(gone.unwrap_err().code(), Code::DeadlineExceeded);
+    }
+    until("the first end", || kiyot.provider.asked_to_end.load(Ordering::SeqCst) == 1).await;
+    let sandboxes = kiyot.sandboxes();
+    assert_eq!(sandboxes.len(), 2);
+    for sandbox in &sandboxes {
+        kiyot.sandbox_status(&sandbox.id).unwrap();
+    }
+    kiyot.provider.way_out.add_permits(10);
+    until("the end of the one", || kiyot.sandboxes().len() == 1).await;
+    tokio::time::sleep(adopt_within * 3).await;
+    assert_eq!((kiyot.sandboxes().len(), kiyot.provider.running()), (1, 1), "the other was asked for");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_container_that_may_be_starting_is_not_forgotten() {
+    let kiyot = Fixture::start().await;
+    let sandbox = kiyot.run("web").await;
+    let (made, done) = (kiyot.create(&sandbox, "made").await, kiyot.create(&sandbox, "done").await);
+    kiyot.start_container(&done).await;
+    kiyot.provider.only().exit("c1", 0);
+    kiyot.exited(&done).await;
+    kiyot.provider.silence();
+    let remove = |id: &str| cri::RemoveContainerRequest { container_id: id.to_owned() };
+    // It can be, once the daemon knows that nobody is there to be told.
+    let gone = async { while kiyot.call::<cri::RemoveContainerResponse>(Method::RemoveContainer, remove(&done)).await.is_err() {} };
+    tokio::time::timeout(LIMIT, gone).await.unwrap();
+    // Whether this one was begun for a daemon before this one nobody can say.
+    let refused = kiyot.call::<cri::RemoveContainerResponse>(Method::RemoveContainer, remove(&made)).await;
+    assert_eq!(refused.unwrap_err().code(), Code::Unavailable);
+    assert_eq!(kiyot.containers().iter().map(|container| container.id.as_str()).collect::<Vec<_>>(), [made.as_str()]);
+    kiyot.stop_sandbox(&sandbox).await;
+    kiyot.call::<cri::RemoveContainerResponse>(Method::RemoveContainer, remove(&made)).await.unwrap();
 }

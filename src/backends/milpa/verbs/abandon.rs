@@ -22,6 +22,10 @@ impl Verbs {
         self.unclaimed.lock().unwrap_or_else(PoisonError::into_inner).remove(id);
     }
 
+    fn is_unclaimed(&self, id: &SandboxId) -> bool {
+        self.unclaimed.lock().unwrap_or_else(PoisonError::into_inner).contains_key(id)
+    }
+
     /// Tears down the sandboxes that nobody has asked for in time.
     pub(super) async fn end_abandoned(self: Arc<Self>) {
         let mut looks = tokio::time::interval(LOOK.min(self.parts.adopt_within));
@@ -33,6 +37,10 @@ impl Verbs {
                 unclaimed.iter().filter(|(_, since)| since.elapsed() >= patience).map(|(id, _)| id.clone()).collect()
             };
             for id in abandoned {
+                // To end another one takes its time: somebody may have asked for this one meanwhile.
+                if !self.is_unclaimed(&id) {
+                    continue;
+                }
                 tracing::warn!(sandbox = %id, seconds = patience.as_secs(), "Nobody has asked for a sandbox since its caller went away; it is torn down");
                 match self.erase_sandbox(&id).await {
                     Ok(()) => self.claim(&id),

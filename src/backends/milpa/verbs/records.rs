@@ -8,7 +8,7 @@ use super::{
     view::{Container, Sandbox},
 };
 use crate::backends::milpa::{
-    id::{ContainerId, SandboxId},
+    id::SandboxId,
     store::{Batch, StoreError, Table},
 };
 
@@ -74,7 +74,11 @@ impl Verbs {
     }
 
     /// Drops the records of a container.
-    pub(super) async fn drop_container(&self, id: &ContainerId) -> Result<(), StoreError> {
+    pub(super) async fn drop_container(&self, container: &Container) -> Result<(), StoreError> {
+        let id = &container.id;
+        // Without a sandbox it has gone with that.
+        let Ok(sandbox) = self.view.sandbox(container.sandbox.as_str()) else { return Ok(()) };
+        let _records = sandbox.records.lock().await;
         let mut batch = Batch::default();
         batch.remove(Table::Containers, id.as_str()).remove(Table::ContainerStatuses, id.as_str());
         self.parts.store.commit(batch).await?;

@@ -43,19 +43,28 @@ impl Verbs {
     }
 
     /// Stops a container if it runs, removes it from its cell, and forgets it.
+    ///
+    /// UNAVAILABLE if its cell is not connected and it has not exited: it may be starting there, for a daemon before this one, and a container that is forgotten is
+    /// in no other attempt's way.
     pub(super) async fn erase_container(self: &Arc<Self>, container: &Container) -> Result<(), Status> {
         if container.state() == cri::ContainerState::ContainerRunning {
             self.end_container(container, 0).await?;
         }
-        let cell = self.parts.cells.get(&container.cell).filter(calls::is_connected);
+        let Ok(container) = &self.view.container(container.id.as_str()) else { return Ok(()) };
+        let cell = self.parts.cells.get(&container.cell);
         match cell {
-            Some(cell) => calls::remove_container(&cell, container).await?,
+            Some(cell) if calls::is_connected(&cell) => calls::remove_container(&cell, container).await?,
+            Some(cell) if !container.exited() => {
+                let sandbox = self.view.sandbox(container.sandbox.as_str())?;
+                calls::connected(&cell, &sandbox.pod, None).await?;
+                calls::remove_container(&cell, container).await?;
+            }
             // What is left of it in the cell ends with the cell, and is in nobody's way until then.
-            None => {
+            _ => {
                 tracing::debug!(container = %container.id, cell = %container.cell, "A container is forgotten that its cell could not be told to remove")
             }
         }
-        self.drop_container(&container.id).await.map_err(|error| failure::of_store(&error))?;
+        self.drop_container(container).await.map_err(|error| failure::of_store(&error))?;
         self.parts.logs.close(&container.id);
         Ok(())
     }

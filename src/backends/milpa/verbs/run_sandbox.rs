@@ -159,14 +159,14 @@ impl Verbs {
         batch.put(Table::Sandboxes, id.as_str(), &meta);
         batch.put(Table::SandboxStatuses, id.as_str(), &records::SandboxStatus { ready: true, reason: String::new() });
         self.parts.store.commit(batch).await.map_err(|error| failure::of_store(&error))?;
+        self.view.insert_sandbox(&meta, true).map_err(|error| failure::of_id(&error))?;
+        // Asked after that: of a cell that ends in this moment the news may have come before there was a sandbox that they could have been for.
         if self.parts.cells.get(&cell.id).is_none() {
-            // It ended in this moment: its news came before there was a sandbox that they could have been for.
-            let mut batch = Batch::default();
-            batch.remove(Table::Sandboxes, id.as_str()).remove(Table::SandboxStatuses, id.as_str());
-            self.parts.store.commit(batch).await.map_err(|error| failure::of_store(&error))?;
+            if let Ok(sandbox) = self.view.sandbox(id.as_str()) {
+                self.drop_sandbox(&sandbox).await.map_err(|error| failure::of_store(&error))?;
+            }
             return Err(Status::unavailable(format!("cell {} of pod {pod} ended: {}", cell.id, self.reason_of(&cell.id))));
         }
-        self.view.insert_sandbox(&meta, true).map_err(|error| failure::of_id(&error))?;
         Ok(())
     }
 }

@@ -89,10 +89,13 @@ impl Verbs {
 
     /// Brings a container's log to the node from now on; one without a log is fine.
     pub(super) async fn follow_log(&self, cell: &Cell, container: &Container) -> Result<(), Status> {
-        match log_route(container) {
-            Some(route) => self.parts.logs.follow(cell, route).await,
-            None => Ok(()),
+        let Some(route) = log_route(container) else { return Ok(()) };
+        self.parts.logs.follow(cell, route).await?;
+        // Whoever removed it meanwhile, or ended its cell, has closed what was not yet open.
+        if self.view.container(container.id.as_str()).is_err() || self.parts.cells.get(&cell.id).is_none() {
+            self.parts.logs.close(&container.id);
         }
+        Ok(())
     }
 
     /// Brings home what is left in the cell of the log of a container that has exited, until it is all here or the container is removed. One that is here already is fine.
