@@ -93,9 +93,6 @@ pub enum CellError {
     /// It ended while it was being made or bound.
     #[error("cell {0} ended: {1}")]
     Ended(CellId, String),
-    /// Its agent refused.
-    #[error("the agent of cell {0}: {1}")]
-    Agent(CellId, String),
     /// As many cells as `max_cells` allows are there.
     #[error("{0} cells are running, and max_cells allows no more")]
     Full(usize),

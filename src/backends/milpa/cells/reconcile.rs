@@ -19,6 +19,7 @@ use super::{
     driver::Message,
     record::Record,
     state::State,
+    too_slow,
 };
 
 /// How long the provider may take to list its instances.
@@ -123,7 +124,7 @@ async fn look(shared: &Shared) -> Vec<InstanceId> {
 async fn end_strays(shared: Arc<Shared>, instances: Vec<InstanceId>) {
     tracing::warn!(?instances, "Instances that belong to no cell are ended");
     let ended = timeout(STRAY_LIMIT, shared.provider.terminate(&instances)).await;
-    if let Ok(Err(error)) = ended {
+    if let Err(error) = ended.unwrap_or_else(|_| Err(too_slow("end instances that belong to no cell", STRAY_LIMIT))) {
         tracing::error!(error = &error as &dyn std::error::Error, "Instances that belong to no cell could not be ended");
     }
 }

@@ -50,7 +50,7 @@ pub(super) fn of_cell(error: &CellError) -> Status {
         },
         CellError::Full(_) => Code::ResourceExhausted,
         CellError::Silent { .. } | CellError::Ended(..) => Code::Unavailable,
-        CellError::Store(..) | CellError::Agent(..) | CellError::Randomness(_) => Code::Internal,
+        CellError::Store(..) | CellError::Randomness(_) => Code::Internal,
     };
     Status::new(code, chain(error))
 }
