@@ -60,7 +60,11 @@ impl Current {
         if self.size > 0 && self.size + content.len() as u64 > self.limit {
             let mut old = self.path.clone().into_os_string();
             old.push(".old");
-            std::fs::rename(&self.path, old)?;
+            match std::fs::rename(&self.path, old) {
+                // Put aside before, when no new one could be made.
+                Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+                _ => {}
+            }
             self.file = open(&self.path)?;
             self.size = 0;
         }
@@ -89,5 +93,18 @@ mod tests {
         }
         assert!(std::fs::read_to_string(&path).unwrap().ends_with("line 49\n"));
         assert!(std::fs::metadata(dir.path().join("console.log.old")).unwrap().len() <= 100);
+    }
+
+    #[test]
+    fn it_goes_on_once_a_new_file_can_be_made() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("console.log");
+        let log = BoundedLog::open(path.clone(), 10).unwrap();
+        log.write(b"first ");
+        // As it is after the file was put aside, and there was no space for another one.
+        std::fs::rename(&path, dir.path().join("console.log.old")).unwrap();
+        log.write(b"second");
+        log.write(b"third ");
+        assert_eq!(std::fs::read_to_string(&path).unwrap(), "third ");
     }
 }

@@ -1,7 +1,8 @@
 //! The network of nodes without CNI configuration: a bridge, addresses from files, and masquerading.
 
 use std::{
-    fs, io,
+    fs::{self, File},
+    io::{self, Write as _},
     net::Ipv4Addr,
     os::unix::fs::DirBuilderExt,
     path::{Path, PathBuf},
@@ -145,7 +146,9 @@ impl Bridge {
         fs::DirBuilder::new().recursive(true).mode(0o700).create(&self.addresses).map_err(|error| failed(&self.addresses, error))?;
         // Written elsewhere first: a file with an address' name is whole, or is not there.
         let draft = self.addresses.join(format!(".{cell}"));
-        fs::write(&draft, cell).map_err(|error| failed(&draft, error))?;
+        // And on disk: after a power cut, an address that says not whose it is would be nobody's for ever.
+        let written = File::create(&draft).and_then(|mut file| file.write_all(cell.as_bytes()).and_then(|()| file.sync_data()));
+        written.map_err(|error| failed(&draft, error))?;
         let size = 1_u32.checked_shl(32 - u32::from(self.prefix)).unwrap_or(u32::MAX);
         let mut taken = None;
         for host in 2..size.saturating_sub(1) {
