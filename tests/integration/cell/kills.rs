@@ -3,7 +3,10 @@
 use std::{
     future::Future,
     path::PathBuf,
-    sync::{Arc, Mutex},
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicBool, Ordering},
+    },
     time::{Duration, SystemTime},
 };
 
@@ -114,10 +117,18 @@ async fn bring_up(kubelet: &mut Kubelet, spec: &Pod) -> Result<RunningPod, Statu
 }
 
 /// Tries as a kubelet does, round after round.
-pub(super) async fn again<T, F: Future<Output = Result<T, Status>>>(what: &str, mut attempt: impl FnMut() -> F) -> T {
+pub(super) async fn again<T, F: Future<Output = Result<T, Status>>>(what: &str, attempt: impl FnMut() -> F) -> T {
+    again_once(&AtomicBool::new(true), what, attempt).await
+}
+
+/// The same, while more is killed than a slow machine makes; the time that it may take begins when it is calm.
+pub(super) async fn again_once<T, F: Future<Output = Result<T, Status>>>(calm: &AtomicBool, what: &str, mut attempt: impl FnMut() -> F) -> T {
     let mut last = String::new();
-    let begun = std::time::Instant::now();
+    let mut begun = std::time::Instant::now();
     while begun.elapsed() < LIMIT {
+        if !calm.load(Ordering::SeqCst) {
+            begun = std::time::Instant::now();
+        }
         match attempt().await {
             Ok(done) => return done,
             Err(status) => last = status.to_string(),

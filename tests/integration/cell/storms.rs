@@ -16,7 +16,7 @@ use tonic::Status;
 
 use super::{
     faults::processes,
-    kills::{Moments, addresses, again, clear},
+    kills::{Moments, addresses, again, again_once, clear},
     leaves_nothing, options, pod,
 };
 
@@ -80,7 +80,7 @@ fn is_in_order(kubelet: &Kubelet, container: &RunningContainer) {
 async fn lead(mut kubelet: Kubelet, spec: Pod, mut moments: Moments, over: Arc<AtomicBool>) -> u32 {
     for life in 1.. {
         let last = over.load(Ordering::SeqCst);
-        let running = again("the pod is brought up", || bring_up(kubelet.clone(), spec.clone())).await;
+        let running = again_once(&over, "the pod is brought up", || bring_up(kubelet.clone(), spec.clone())).await;
         if last {
             let said = again("exec works", || {
                 let (mut kubelet, spec) = (kubelet.clone(), spec.clone());
@@ -99,7 +99,7 @@ async fn lead(mut kubelet: Kubelet, spec: Pod, mut moments: Moments, over: Arc<A
         is_in_order(&kubelet, running.container("main"));
         // Now and then it is only looked after, and goes on.
         if last || moments.next(3) > 0 {
-            again("the pod is removed", || clear(kubelet.clone(), spec.uid.clone())).await;
+            again_once(&over, "the pod is removed", || clear(kubelet.clone(), spec.uid.clone())).await;
             kubelet.forget(&spec);
         }
         if last {
