@@ -61,7 +61,8 @@ async fn without_a_connection_a_call_fails_at_its_deadline() {
 async fn an_answer_that_does_not_come_fails_the_call_at_its_deadline() {
     let fixture = Fixture::start().await;
     let _agent = fixture.agent();
-    fixture.linked().await;
+    // The deadline is short: the connection is there before.
+    echo(&fixture.link.bulk, "before").await;
     let request = timed(BindRequest::default(), Duration::from_millis(50));
     let status = within("the deadline", AgentClient::new(fixture.link.bulk.clone()).bind(request)).await.unwrap_err();
     assert_eq!(status.code(), Code::DeadlineExceeded, "{status}");
