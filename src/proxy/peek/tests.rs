@@ -29,6 +29,20 @@ fn a_config_in_two_parts_is_read_as_one() {
 }
 
 #[test]
+fn a_pod_to_restore_is_decided_as_one_to_run() {
+    let run = request("a", [("k".to_string(), "1".to_string())].into(), [("t".to_string(), "kiyot".to_string())].into(), "one");
+    let restore =
+        cri::RestorePodRequest { checkpoint_path: "/c".into(), config: run.config.clone(), runtime_handler: "one".into(), ..Default::default() };
+    let bytes = restore.encode_to_vec();
+    let pod = Pod::to_restore(&bytes);
+    assert_eq!((pod.name(), pod.namespace(), pod.runtime_handler()), (Ok("a"), Ok("ns"), Ok("one")));
+    assert_eq!((pod.label("k"), pod.annotation("t")), (Ok(Some("1")), Ok(Some("kiyot"))));
+    assert_eq!(cri::RunPodSandboxRequest::decode(&*pod.to_run()).unwrap().config, run.config);
+    let bytes = run.encode_to_vec();
+    assert_eq!(*Pod::of(&bytes).to_run(), *bytes);
+}
+
+#[test]
 fn a_group_is_malformed() {
     assert_eq!(string(&[0x0b, 0x0c], &[1]), Err(Malformed));
 }
