@@ -35,6 +35,8 @@ enum Plan<'a> {
     /// Whichever has this id.
     Whose(String),
     Decoded(&'a Arc<dyn Decoded>),
+    /// The node, which is sent this message instead.
+    Stays(Bytes),
     List,
     Metrics,
     Events,
@@ -85,6 +87,13 @@ pub(super) async fn serve(front: Arc<Shared>, settings: Arc<Settings>, request: 
         Plan::Raw(upstream) => forward::forward(upstream, incoming, budget, caller).await,
         Plan::Whose(id) => Box::pin(ask_whose(&front, method, &id, incoming, message, budget, caller)).await,
         Plan::Refuse(status) => caller.status(&status),
+        Plan::Stays(told) => {
+            incoming.replace_message(message.len(), &told);
+            match by_place(&front, method, 0) {
+                Plan::Learned(place) => Box::pin(gather::learned(&front, method, place, incoming, told, budget, caller)).await,
+                _ => forward::forward(front.registry.node(), incoming, budget, caller).await,
+            }
+        }
         _ if !alone => caller.status(&Status::internal(format!("{method} takes one message, and there came more"))),
         Plan::Decoded(backend) => Box::pin(answer_decoded(&front, backend, method, message, budget, caller)).await,
         Plan::Learned(place) => Box::pin(gather::learned(&front, method, place, incoming, message, budget, caller)).await,
@@ -190,10 +199,20 @@ fn run<'a>(front: &'a Shared, routing: &Routing, method: Method, pod: Pod<'_>) -
             None => Plan::Decoded(backend),
             Some(why) => {
                 tracing::info!(namespace, name, backend = %registry.node_name(), instead_of = decision.backend, why, "a pod sandbox stays on the node");
-                by_place(front, method, 0)
+                stays(front, method, pod)
             }
         },
         None => Plan::Refuse(Status::failed_precondition(format!("the pod is routed to {:?}, and there is no such backend", decision.backend))),
+    }
+}
+
+/// To the node, for whose runtime a handler that another backend declares is none: its default one runs the pod.
+fn stays<'a>(front: &'a Shared, method: Method, pod: Pod<'_>) -> Plan<'a> {
+    let handler = pod.runtime_handler().unwrap_or_default();
+    let is_of_cells = front.registry.declared().iter().any(|(_, declared)| declared.runtime_handlers.contains(&handler));
+    match is_of_cells.then(|| pod.without_handler()) {
+        Some(Ok(message)) => Plan::Stays(message.into()),
+        _ => by_place(front, method, 0),
     }
 }
 

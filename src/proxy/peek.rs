@@ -136,6 +136,18 @@ pub fn has(message: &[u8], wanted: u32) -> bool {
     Fields::of(message).any(|field| matches!(field, Ok((number, _)) if number == wanted))
 }
 
+/// A message without its fields of this number; all others are as they came.
+pub fn without(message: &[u8], number: u32) -> Result<Vec<u8>, Malformed> {
+    let (mut fields, mut kept) = (Fields::of(message), Vec::with_capacity(message.len()));
+    loop {
+        let before = fields.rest;
+        let Some(field) = fields.next() else { return Ok(kept) };
+        if field?.0 != number {
+            kept.extend_from_slice(&before[..before.len() - fields.rest.len()]);
+        }
+    }
+}
+
 /// What routing looks at in a request that has a pod's sandbox config.
 #[derive(Debug, Clone, Copy)]
 pub struct Pod<'a> {
@@ -168,6 +180,11 @@ impl<'a> Pod<'a> {
             request.extend_from_slice(config);
         });
         Cow::Owned(request)
+    }
+
+    /// The request without its `runtime_handler`.
+    pub fn without_handler(&self) -> Result<Vec<u8>, Malformed> {
+        without(self.request, self.handler)
     }
 
     /// `runtime_handler`.

@@ -43,6 +43,17 @@ fn a_pod_to_restore_is_decided_as_one_to_run() {
 }
 
 #[test]
+fn what_stays_on_the_node_loses_its_handler_and_nothing_else() {
+    let mut run = request("a", [("k".to_string(), "1".to_string())].into(), HashMap::new(), "kiyot");
+    let mut bytes = run.encode_to_vec();
+    bytes.extend(b"\xfa\x3f\x05later");
+    run.runtime_handler.clear();
+    let expected = [run.encode_to_vec(), b"\xfa\x3f\x05later".to_vec()].concat();
+    assert_eq!(Pod::of(&bytes).without_handler(), Ok(expected));
+    assert_eq!(without(&[0x0a, 0x05, b'a'], 2), Err(Malformed));
+}
+
+#[test]
 fn a_group_is_malformed() {
     assert_eq!(string(&[0x0b, 0x0c], &[1]), Err(Malformed));
 }
