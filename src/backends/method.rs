@@ -69,6 +69,8 @@ methods! {
     UpdateRuntimeConfig "RuntimeService";
     Status "RuntimeService";
     CheckpointContainer "RuntimeService";
+    CheckpointPod "RuntimeService";
+    RestorePod "RuntimeService";
     GetContainerEvents "RuntimeService";
     ListMetricDescriptors "RuntimeService";
     ListPodSandboxMetrics "RuntimeService";

@@ -35,6 +35,8 @@ enum Plan<'a> {
     /// Whichever has this id.
     Whose(String),
     Decoded(&'a Arc<dyn Decoded>),
+    /// The node, which is sent this message instead.
+    Stays(Bytes),
     List,
     Metrics,
     Events,
@@ -54,8 +56,11 @@ pub(super) async fn serve(front: Arc<Shared>, settings: Arc<Settings>, request: 
     let budget = Budget::of(request.headers());
     let method = Method::of_path(request.uri().path());
     let mut incoming = Incoming::new(request, method.map(|_| settings.client_timeout));
-    let route = method.map_or(Route::Node, table::route);
+    let route = method.map_or_else(|| table::unknown(incoming.head.uri.path()), table::route);
     let Some(method) = method else {
+        if route == Route::WholeNodeOnly && !front.registry.is_plain() {
+            return caller.status(&whole_node_only(incoming.head.uri.path()));
+        }
         // What it is made of is not known: it is passed on as it comes.
         if incoming.take_what_came().await.is_ok() {
             forward::forward(front.registry.node(), incoming, budget, caller).await;
@@ -82,6 +87,13 @@ pub(super) async fn serve(front: Arc<Shared>, settings: Arc<Settings>, request: 
         Plan::Raw(upstream) => forward::forward(upstream, incoming, budget, caller).await,
         Plan::Whose(id) => Box::pin(ask_whose(&front, method, &id, incoming, message, budget, caller)).await,
         Plan::Refuse(status) => caller.status(&status),
+        Plan::Stays(told) => {
+            incoming.replace_message(message.len(), &told);
+            match by_place(&front, method, 0) {
+                Plan::Learned(place) => Box::pin(gather::learned(&front, method, place, incoming, told, budget, caller)).await,
+                _ => forward::forward(front.registry.node(), incoming, budget, caller).await,
+            }
+        }
         _ if !alone => caller.status(&Status::internal(format!("{method} takes one message, and there came more"))),
         Plan::Decoded(backend) => Box::pin(answer_decoded(&front, backend, method, message, budget, caller)).await,
         Plan::Learned(place) => Box::pin(gather::learned(&front, method, place, incoming, message, budget, caller)).await,
@@ -100,7 +112,8 @@ fn plan<'a>(front: &'a Shared, settings: &Settings, method: Method, route: Route
     let owner = |path| registry.by_id(peek::string(message, path).unwrap_or_default());
     match route {
         Route::Node => Plan::Raw(registry.node()),
-        Route::Run => run(front, &settings.routing, message),
+        Route::Run => run(front, &settings.routing, method, Pod::of(message)),
+        Route::Restore => run(front, &settings.routing, method, Pod::to_restore(message)),
         Route::ById(path) => owner(path).map_or_else(|| of_id(front, method, peek::string(message, path).unwrap_or_default()), Plan::Decoded),
         Route::List(paths) => match paths.iter().find_map(|path| owner(path)) {
             Some(backend) => Plan::Decoded(backend),
@@ -123,10 +136,12 @@ fn plan<'a>(front: &'a Shared, settings: &Settings, method: Method, route: Route
             None if matches!(peek::bytes(message, &[1, 2]), Ok(None)) => Plan::NodeImage,
             None => of_image(front, method, message),
         },
-        Route::WholeNodeOnly => {
-            Plan::Refuse(Status::unimplemented(format!("{method} is not answered while there are several backends: the calls that list are")))
-        }
+        Route::WholeNodeOnly => Plan::Refuse(whole_node_only(method.name())),
     }
+}
+
+fn whole_node_only(what: &str) -> Status {
+    Status::unimplemented(format!("{what} is not answered while there are several backends: the calls that list are"))
 }
 
 /// Who answers a call by the id of a container runtime.
@@ -148,7 +163,7 @@ fn of_image<'a>(front: &'a Shared, method: Method, message: &[u8]) -> Plan<'a> {
 
 /// A call to a container runtime. Where there are several, the answer is looked at that has a new id.
 fn by_place(front: &Shared, method: Method, place: Place) -> Plan<'_> {
-    let makes_an_id = matches!(method, Method::RunPodSandbox | Method::CreateContainer);
+    let makes_an_id = matches!(method, Method::RunPodSandbox | Method::RestorePod | Method::CreateContainer);
     if makes_an_id && front.registry.has_several_raw() { Plan::Learned(place) } else { Plan::Raw(front.registry.upstream(place)) }
 }
 
@@ -165,9 +180,8 @@ async fn ask_whose(front: &Shared, method: Method, id: &str, incoming: Incoming,
     }
 }
 
-fn run<'a>(front: &'a Shared, routing: &Routing, message: &[u8]) -> Plan<'a> {
+fn run<'a>(front: &'a Shared, routing: &Routing, method: Method, pod: Pod<'_>) -> Plan<'a> {
     let registry = &front.registry;
-    let pod = Pod::of(message);
     let decision = match routing::decide(pod, &registry.declared(), routing, registry.node_name()) {
         Ok(decision) => decision,
         Err(undeclared) => return Plan::Refuse(Status::invalid_argument(undeclared.to_string())),
@@ -176,15 +190,29 @@ fn run<'a>(front: &'a Shared, routing: &Routing, message: &[u8]) -> Plan<'a> {
     tracing::info!(namespace, name, backend = decision.backend, reason = ?decision.reason, "a pod sandbox was routed");
     match registry.get(decision.backend).map(|backend| backend.path()) {
         // A raw backend has a place.
-        Some(CallPath::Raw(_)) => by_place(front, Method::RunPodSandbox, registry.place(decision.backend).unwrap_or_default()),
-        Some(CallPath::Decoded(backend)) => match backend.leaves_to_node(message) {
+        Some(CallPath::Raw(_)) => by_place(front, method, registry.place(decision.backend).unwrap_or_default()),
+        Some(CallPath::Decoded(backend)) => match backend.leaves_to_node(&pod.to_run()) {
+            None if method == Method::RestorePod => Plan::Refuse(Status::unimplemented(format!(
+                "{method} is not there for pods in cells, and this one is routed to {:?}",
+                decision.backend
+            ))),
             None => Plan::Decoded(backend),
             Some(why) => {
                 tracing::info!(namespace, name, backend = %registry.node_name(), instead_of = decision.backend, why, "a pod sandbox stays on the node");
-                by_place(front, Method::RunPodSandbox, 0)
+                stays(front, method, pod)
             }
         },
         None => Plan::Refuse(Status::failed_precondition(format!("the pod is routed to {:?}, and there is no such backend", decision.backend))),
+    }
+}
+
+/// To the node, for whose runtime a handler that another backend declares is none: its default one runs the pod.
+fn stays<'a>(front: &'a Shared, method: Method, pod: Pod<'_>) -> Plan<'a> {
+    let handler = pod.runtime_handler().unwrap_or_default();
+    let is_of_cells = front.registry.declared().iter().any(|(_, declared)| declared.runtime_handlers.contains(&handler));
+    match is_of_cells.then(|| pod.without_handler()) {
+        Some(Ok(message)) => Plan::Stays(message.into()),
+        _ => by_place(front, method, 0),
     }
 }
 

@@ -4,7 +4,7 @@ use std::{future::poll_fn, task::Poll, time::Duration};
 
 use bytes::{Bytes, BytesMut};
 use h2::RecvStream;
-use http::{Request, request::Parts};
+use http::{Request, header::CONTENT_LENGTH, request::Parts};
 
 use super::{
     frame::{self, Body},
@@ -125,6 +125,13 @@ impl Incoming {
             joined.extend_from_slice(&part);
             self.body = joined.freeze();
         }
+    }
+
+    /// Puts another message into the place of the one of this length that [`Self::message`] found.
+    pub(super) fn replace_message(&mut self, length: usize, message: &[u8]) {
+        let behind = self.body.split_off(frame::HEAD + length);
+        self.body = [&frame::head(message.len()), message, &behind].concat().into();
+        self.head.headers.remove(CONTENT_LENGTH);
     }
 
     /// The message that [`Self::message`] found.

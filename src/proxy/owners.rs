@@ -99,6 +99,14 @@ impl Owners {
                 tables.put_id(peek::string(answer, &[1])?, place);
                 tables.put_pod(peek::string(request, &[1, 1, 2])?, digest(request, &[1, 7])?, place);
             }
+            Method::RestorePod => {
+                tables.put_id(peek::string(answer, &[1])?, place);
+                tables.put_pod(peek::string(request, &[2, 1, 2])?, digest(request, &[2, 7])?, place);
+                // restored_containers.container_id
+                let mut ids = Vec::new();
+                peek::each(answer, &[2, 2], &mut |id| ids.extend(str::from_utf8(id)))?;
+                ids.into_iter().for_each(|id| tables.put_id(id, place));
+            }
             Method::CreateContainer => tables.put_id(peek::string(answer, &[1])?, place),
             Method::ListPodSandbox => {
                 for item in items(answer) {

@@ -1,5 +1,9 @@
 //! Reads single fields of protobuf messages, in place: no allocation, no copy, no panic on whatever bytes come.
 
+use std::borrow::Cow;
+
+use prost::encoding::{WireType, encode_key, encode_varint};
+
 /// The bytes are not protobuf as CRI's messages are (they have no groups).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Malformed;
@@ -132,41 +136,80 @@ pub fn has(message: &[u8], wanted: u32) -> bool {
     Fields::of(message).any(|field| matches!(field, Ok((number, _)) if number == wanted))
 }
 
-/// What routing looks at in a `RunPodSandboxRequest`.
+/// A message without its fields of this number; all others are as they came.
+pub fn without(message: &[u8], number: u32) -> Result<Vec<u8>, Malformed> {
+    let (mut fields, mut kept) = (Fields::of(message), Vec::with_capacity(message.len()));
+    loop {
+        let before = fields.rest;
+        let Some(field) = fields.next() else { return Ok(kept) };
+        if field?.0 != number {
+            kept.extend_from_slice(&before[..before.len() - fields.rest.len()]);
+        }
+    }
+}
+
+/// What routing looks at in a request that has a pod's sandbox config.
 #[derive(Debug, Clone, Copy)]
 pub struct Pod<'a> {
     request: &'a [u8],
+    config: u32,
+    handler: u32,
 }
 
 impl<'a> Pod<'a> {
     /// Of an encoded `RunPodSandboxRequest`.
     pub fn of(request: &'a [u8]) -> Self {
-        Self { request }
+        Self { request, config: 1, handler: 2 }
+    }
+
+    /// Of an encoded `RestorePodRequest`.
+    pub fn to_restore(request: &'a [u8]) -> Self {
+        Self { request, config: 2, handler: 3 }
+    }
+
+    /// An encoded `RunPodSandboxRequest` with the same config.
+    pub fn to_run(&self) -> Cow<'a, [u8]> {
+        if self.config == 1 {
+            return Cow::Borrowed(self.request);
+        }
+        let mut request = Vec::new();
+        // What is before something malformed is what routing has seen.
+        let _ = each(self.request, &[self.config], &mut |config| {
+            encode_key(1, WireType::LengthDelimited, &mut request);
+            encode_varint(config.len() as u64, &mut request);
+            request.extend_from_slice(config);
+        });
+        Cow::Owned(request)
+    }
+
+    /// The request without its `runtime_handler`.
+    pub fn without_handler(&self) -> Result<Vec<u8>, Malformed> {
+        without(self.request, self.handler)
     }
 
     /// `runtime_handler`.
     pub fn runtime_handler(&self) -> Result<&'a str, Malformed> {
-        string(self.request, &[2])
+        string(self.request, &[self.handler])
     }
 
     /// `config.metadata.name`.
     pub fn name(&self) -> Result<&'a str, Malformed> {
-        string(self.request, &[1, 1, 1])
+        string(self.request, &[self.config, 1, 1])
     }
 
     /// `config.metadata.namespace`.
     pub fn namespace(&self) -> Result<&'a str, Malformed> {
-        string(self.request, &[1, 1, 3])
+        string(self.request, &[self.config, 1, 3])
     }
 
     /// `config.labels[key]`.
     pub fn label(&self, key: &str) -> Result<Option<&'a str>, Malformed> {
-        entry(self.request, &[1, 6], key)
+        entry(self.request, &[self.config, 6], key)
     }
 
     /// `config.annotations[key]`.
     pub fn annotation(&self, key: &str) -> Result<Option<&'a str>, Malformed> {
-        entry(self.request, &[1, 7], key)
+        entry(self.request, &[self.config, 7], key)
     }
 }
 

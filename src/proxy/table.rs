@@ -12,6 +12,8 @@ pub enum Route {
     Node,
     /// By the pod's sandbox config: the one decision.
     Run,
+    /// By the pod's sandbox config as [`Route::Run`], to container runtimes only: there is no checkpoint of a pod in a cell.
+    Restore,
     /// To the backend whose the id at this path is.
     ById(FieldPath),
     /// To all backends, the answers appended to one another; or, if one of these paths has an id, to the backend whose it is.
@@ -48,8 +50,18 @@ pub const fn names(method: Method) -> Names {
         | Method::CreateContainer
         | Method::PortForward
         | Method::PodSandboxStats
+        | Method::CheckpointPod
         | Method::UpdatePodSandboxResources => Names::Sandbox,
         _ => Names::Container,
+    }
+}
+
+/// The row of a method that CRI did not have when this was built, by its `:path`. CRI's lists, and what streams them, are called so: without the part of the
+/// other backends such an answer would hide pods, and a kubelet does without a call that is not there. Everything else goes to the node backend.
+pub fn unknown(path: &str) -> Route {
+    match path.strip_prefix("/runtime.v1.RuntimeService/") {
+        Some(name) if ["List", "Stream"].iter().any(|verb| name.starts_with(verb)) => Route::WholeNodeOnly,
+        _ => Route::Node,
     }
 }
 
@@ -57,6 +69,7 @@ pub const fn names(method: Method) -> Names {
 pub const fn route(method: Method) -> Route {
     match method {
         Method::RunPodSandbox => Route::Run,
+        Method::RestorePod => Route::Restore,
 
         // pod_sandbox_id or container_id, all of them in field 1.
         Method::StopPodSandbox
@@ -76,6 +89,7 @@ pub const fn route(method: Method) -> Route {
         | Method::ContainerStats
         | Method::PodSandboxStats
         | Method::CheckpointContainer
+        | Method::CheckpointPod
         | Method::UpdatePodSandboxResources => Route::ById(&[1]),
 
         // filter.id, filter.pod_sandbox_id
@@ -162,6 +176,22 @@ mod tests {
             assert_eq!(by_id, matches!(route(method), Route::ById(_)), "{method}");
             let streams = matches!(route(method), Route::WholeNodeOnly | Route::Events);
             assert_eq!(rpc.server_streaming() && method != Method::StreamImages, streams, "{method}");
+        }
+    }
+
+    /// Each known list or stream is routed as such, so the names tell.
+    #[test]
+    fn a_list_is_known_by_its_name() {
+        for path in ["/runtime.v1.RuntimeService/ListPods", "/runtime.v1.RuntimeService/StreamPods"] {
+            assert_eq!(unknown(path), Route::WholeNodeOnly);
+        }
+        for path in ["/runtime.v1.RuntimeService/Levitate", "/runtime.v1.ImageService/ListLayers", "/runtime.v9.RuntimeService/ListPods", "/x"] {
+            assert_eq!(unknown(path), Route::Node);
+        }
+        // The kubelet is told of metrics once, by the node.
+        for &method in Method::ALL.iter().filter(|method| **method != Method::ListMetricDescriptors) {
+            let whole = matches!(route(method), Route::List(_) | Route::Metrics | Route::WholeNodeOnly);
+            assert_eq!(unknown(method.path()) == Route::WholeNodeOnly, whole, "{method}");
         }
     }
 

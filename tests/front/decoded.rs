@@ -74,6 +74,26 @@ async fn a_pod_goes_where_it_says_or_is_refused() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_pod_that_stays_on_the_node_is_sent_without_the_handler_of_cells() {
+    let door = Setup::default().open();
+    let (sender, mut seen) = tokio::sync::mpsc::unbounded_channel();
+    let _runtime = Played::listen(&door.containerd(), move |mut call| {
+        let sender = sender.clone();
+        async move {
+            sender.send(crate::played::read_all(&mut call.body).await.unwrap()).unwrap();
+            call.answer(b"sent").await;
+        }
+    });
+    let caller = door.caller().await;
+    let labels = [("stays".to_owned(), String::new())].into();
+    let config = cri::PodSandboxConfig { labels, hostname: "h".to_owned(), ..Default::default() };
+    let run = cri::RunPodSandboxRequest { config: Some(config.clone()), runtime_handler: "kiyot".to_owned() };
+    assert_eq!(caller.call(Method::RunPodSandbox, &run.encode_to_vec()).await.ok(), b"sent");
+    let told = cri::RunPodSandboxRequest { config: Some(config), runtime_handler: String::new() };
+    assert_eq!(seen.recv().await.unwrap(), frame(&told.encode_to_vec()));
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn errors_come_with_their_details() {
     let door = Setup::default().open();
     let caller = door.caller().await;

@@ -11,6 +11,7 @@ mod faults;
 mod forwarding;
 mod limits;
 mod lists;
+mod newer;
 mod played;
 mod runtimes;
 mod stop;

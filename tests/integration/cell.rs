@@ -11,6 +11,7 @@ mod events;
 mod faults;
 mod filters;
 mod freezes;
+mod image_volumes;
 mod images;
 mod kills;
 mod life;
@@ -69,6 +70,13 @@ async fn address(kubelet: &mut Kubelet, sandbox: &str) -> String {
 fn leaves_nothing(node: Node) {
     let left = node.stop();
     assert!(left.is_empty(), "left:\n{left}");
+}
+
+/// The first two numbers of the version of this machine's containerd, which is the cells' too.
+async fn version_of_containerd(kubelet: &mut Kubelet) -> (u64, u64) {
+    let version = kubelet.runtime.version(cri::VersionRequest::default()).await.unwrap().into_inner().runtime_version;
+    let mut numbers = version.trim_start_matches('v').split(|c: char| !c.is_ascii_digit()).map(|number| number.parse().unwrap());
+    (numbers.next().unwrap(), numbers.next().unwrap())
 }
 
 /// Is it READY?

@@ -101,7 +101,9 @@ async fn a_drain_ends_with_its_timeout_whatever_is_open() {
     // A stream of an exec, a stream of events, and a call that does not end.
     let request = cri::ExecRequest { container_id: main.clone(), cmd: vec!["cat".to_owned()], tty: false, stdin: true, stdout: true, stderr: false };
     let exec = Streams::open(&kubelet.runtime.exec(request).await.unwrap().into_inner().url).await.unwrap();
-    let events = kubelet.runtime.get_container_events(cri::GetEventsRequest {}).await;
+    // It is answered with its first event.
+    let mut listener = kubelet.clone();
+    let events = tokio::spawn(async move { listener.runtime.get_container_events(cri::GetEventsRequest {}).await?.into_inner().message().await });
     let (mut caller, id) = (kubelet.clone(), main.clone());
     let call = tokio::spawn(async move { caller.exec_sync(&id, &["sh", "-c", "touch /tmp/began; sleep 1000"]).await });
     wait_until("the call goes on", LIMIT, async || {
@@ -113,7 +115,8 @@ async fn a_drain_ends_with_its_timeout_whatever_is_open() {
     assert!(call.await.unwrap().is_err());
     assert!(UnixStream::connect(kiyot.socket()).await.is_err());
     assert!(kiyot.log().contains("Calls were cut that did not end within drain_timeout"));
-    drop((exec, events));
+    assert!(events.await.unwrap().is_err());
+    drop(exec);
     kiyot.start_again().await;
     let mut kubelet = kiyot.kubelet().await;
     assert_eq!(kubelet.container_status(&main).await.unwrap().state(), cri::ContainerState::ContainerRunning, "pods go on");

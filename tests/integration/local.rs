@@ -120,12 +120,17 @@ async fn a_list_is_an_error_while_containerd_is_down_and_whole_afterwards() {
 }
 
 #[tokio::test]
-async fn streams_of_events_and_lists_are_unimplemented_beside_cells() {
+async fn streams_of_lists_are_unimplemented_beside_cells() {
     let node = Node::start().await;
     let kiyot = Kiyot::start(&node, options()).await;
     let mut kubelet = kiyot.kubelet().await;
-    let refused = kubelet.runtime.get_container_events(cri::GetEventsRequest {}).await.unwrap_err();
-    assert_eq!(refused.code(), Code::Unimplemented);
+    for refused in [
+        kubelet.runtime.stream_pod_sandboxes(cri::StreamPodSandboxesRequest::default()).await.map(drop),
+        kubelet.runtime.stream_containers(cri::StreamContainersRequest::default()).await.map(drop),
+        kubelet.runtime.stream_container_stats(cri::StreamContainerStatsRequest::default()).await.map(drop),
+    ] {
+        assert_eq!(refused.unwrap_err().code(), Code::Unimplemented);
+    }
 }
 
 #[tokio::test]

@@ -217,14 +217,12 @@ impl Images {
         }
         let known = node.status(question(&id, false)).await.map_err(CopyError::Node)?.image;
         let tags = known.into_iter().flat_map(|image| image.repo_tags.into_iter().chain(image.repo_digests));
-        let mut names: Vec<String> = Vec::new();
-        for name in Some(normalized(wanted)).into_iter().filter(|name| !is_id(name)).chain(tags).take(MAX_NAMES) {
+        // CRI gives each image that it manages its id for a name, and asks containerd for an image volume by it.
+        let mut names = vec![id.clone()];
+        for name in Some(normalized(wanted)).into_iter().filter(|name| !is_id(name)).chain(tags).take(MAX_NAMES - 1) {
             if !names.contains(&name) {
                 names.push(name);
             }
-        }
-        if names.is_empty() {
-            names.push(id.clone());
         }
         copy::copy(node, receiver, &manifest, names, self.progress_timeout).await?;
         Ok(Some(id))

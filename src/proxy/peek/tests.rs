@@ -29,6 +29,31 @@ fn a_config_in_two_parts_is_read_as_one() {
 }
 
 #[test]
+fn a_pod_to_restore_is_decided_as_one_to_run() {
+    let run = request("a", [("k".to_string(), "1".to_string())].into(), [("t".to_string(), "kiyot".to_string())].into(), "one");
+    let restore =
+        cri::RestorePodRequest { checkpoint_path: "/c".into(), config: run.config.clone(), runtime_handler: "one".into(), ..Default::default() };
+    let bytes = restore.encode_to_vec();
+    let pod = Pod::to_restore(&bytes);
+    assert_eq!((pod.name(), pod.namespace(), pod.runtime_handler()), (Ok("a"), Ok("ns"), Ok("one")));
+    assert_eq!((pod.label("k"), pod.annotation("t")), (Ok(Some("1")), Ok(Some("kiyot"))));
+    assert_eq!(cri::RunPodSandboxRequest::decode(&*pod.to_run()).unwrap().config, run.config);
+    let bytes = run.encode_to_vec();
+    assert_eq!(*Pod::of(&bytes).to_run(), *bytes);
+}
+
+#[test]
+fn what_stays_on_the_node_loses_its_handler_and_nothing_else() {
+    let mut run = request("a", [("k".to_string(), "1".to_string())].into(), HashMap::new(), "kiyot");
+    let mut bytes = run.encode_to_vec();
+    bytes.extend(b"\xfa\x3f\x05later");
+    run.runtime_handler.clear();
+    let expected = [run.encode_to_vec(), b"\xfa\x3f\x05later".to_vec()].concat();
+    assert_eq!(Pod::of(&bytes).without_handler(), Ok(expected));
+    assert_eq!(without(&[0x0a, 0x05, b'a'], 2), Err(Malformed));
+}
+
+#[test]
 fn a_group_is_malformed() {
     assert_eq!(string(&[0x0b, 0x0c], &[1]), Err(Malformed));
 }

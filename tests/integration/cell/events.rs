@@ -33,7 +33,7 @@ use tokio_stream::wrappers::UnboundedReceiverStream;
 use tokio_util::task::AbortOnDropHandle;
 use tonic::{Code, Status, Streaming, body::Body};
 
-use super::{WAIT, leaves_nothing, options, pod};
+use super::{WAIT, ends_without_a_trace, leaves_nothing, options, pod};
 
 const EVENTS: &str = "/runtime.v1.RuntimeService/GetContainerEvents";
 
@@ -163,16 +163,32 @@ async fn events_of_cells_come_with_those_of_the_node() {
     leaves_nothing(node);
 }
 
-/// containerd 1.6 streams no events: a kubelet that sees so lists instead.
+/// containerd 1.6 streams no events: a kubelet that sees so lists instead. Later ones do, and answer with their first event.
 #[tokio::test]
-async fn without_the_node_s_stream_there_is_none() {
+async fn the_stream_is_there_if_the_node_has_one() {
     let node = Node::start().await;
     let kiyot = Kiyot::start(&node, options()).await;
     let mut kubelet = kiyot.kubelet().await;
-    let own = node.kubelet(&node.socket()).await.unwrap().runtime.get_container_events(cri::GetEventsRequest {}).await.map(drop);
-    let ours = kubelet.runtime.get_container_events(cri::GetEventsRequest {}).await.map(drop);
-    let words = |answer: Result<(), Status>| answer.map_err(|status| (status.code(), status.message().to_owned()));
-    let (own, ours) = (words(own), words(ours));
-    assert_eq!(own, ours);
-    assert!(own.is_ok() || own.is_err_and(|(code, _)| code == Code::Unimplemented));
+    let opening = |mut kubelet: Kubelet| tokio::spawn(async move { kubelet.runtime.get_container_events(cri::GetEventsRequest {}).await });
+    let (own, ours) = (opening(node.kubelet(&node.socket()).await.unwrap()), opening(kubelet.clone()));
+    let local = kubelet.run_pod(&Pod::new("local").container(Container::script("main", WAIT))).await.unwrap();
+    let running = kubelet.run_pod(&pod("told", WAIT)).await.unwrap();
+    match (own.await.unwrap(), ours.await.unwrap()) {
+        (Err(own), Err(ours)) => {
+            assert_eq!((ours.code(), ours.message()), (Code::Unimplemented, own.message()));
+            kubelet.stop_pod(&local).await.unwrap();
+            kubelet.stop_pod(&running).await.unwrap();
+        }
+        (Ok(_), Ok(ours)) => {
+            let mut stream = ours.into_inner();
+            for pod in [&local, &running] {
+                kubelet.stop_pod(pod).await.unwrap();
+                let main = &pod.container("main").id;
+                while !matches!(next(&mut stream).await, event if event.container_id == *main && event.container_event_type() == Stopped) {}
+            }
+        }
+        (own, ours) => panic!("the node says {own:?}, and kiyot {ours:?}"),
+    }
+    kubelet.remove_pod(&local).await.unwrap();
+    ends_without_a_trace(&mut kubelet, &kiyot, &running).await;
 }

@@ -80,7 +80,7 @@ async fn what_the_cells_containerd_would_pass_over_is_refused_by_name() {
     let config = kubelet.prepare(&spec);
     let sandbox = kubelet.run_sandbox(&config, "").await.unwrap();
     let running = kubelet.running(&spec, config, sandbox);
-    let version = kubelet.runtime.version(cri::VersionRequest::default()).await.unwrap().into_inner().runtime_version;
+    let version = super::version_of_containerd(&mut kubelet).await;
     let model = cri::ImageSpec { image: "registry.invalid/model:1".to_owned(), ..Default::default() };
     let scratch = kubelet.pod_directory(&spec.uid).join("volumes/kubernetes.io~empty-dir/scratch").display().to_string();
     let whole = cri::Mount { container_path: "/model".to_owned(), image: Some(model.clone()), readonly: true, ..Default::default() };
@@ -88,19 +88,26 @@ async fn what_the_cells_containerd_would_pass_over_is_refused_by_name() {
     let on_volume = |path: &str| cri::Mount { container_path: path.to_owned(), host_path: scratch.clone(), readonly: true, ..Default::default() };
     let recursive = cri::Mount { recursive_read_only: true, ..on_volume("/recursive") };
     let mapped = cri::Mount { uid_mappings: vec![cri::IdMapping { host_id: 100_000, container_id: 0, length: 65_536 }], ..on_volume("/mapped") };
-    let major: u64 = version.trim_start_matches('v').split('.').next().unwrap().parse().unwrap();
     // What the containerd of this machine does not know; a later one mounts it.
+    let executable = cri::Mount { mount_options: vec!["noexec".to_owned()], ..on_volume("/executable") };
+    let knows_options =
+        kubelet.runtime.status(cri::StatusRequest::default()).await.unwrap().into_inner().features.is_some_and(|features| features.mount_options);
     let mut asked = vec![(mapped, vec!["/mapped", "mapped ids"])];
-    if major < 2 {
+    if !knows_options {
+        asked.push((executable, vec!["/executable", "noexec"]));
+    }
+    if version < (2, 1) {
         asked.push((whole, vec!["/model", "registry.invalid/model:1", "2.1"]));
         asked.push((part, vec!["/model", "weights", "registry.invalid/model:1", "2.1"]));
+    }
+    if version < (2, 0) {
         asked.push((recursive, vec!["/recursive", "recursively read-only"]));
     }
     for (mount, words) in asked {
         let mut main = Container::script("main", "exit 0");
         main.more_mounts.push(mount);
         let refused = kubelet.create_container(&running, &main, 0).await.unwrap_err();
-        names(&refused, Code::FailedPrecondition, &[&words[..], &["main", &version]].concat());
+        names(&refused, Code::Unimplemented, &[&words[..], &["main"]].concat());
     }
     assert!(kubelet.containers().await.unwrap().is_empty());
     super::ends_without_a_trace(&mut kubelet, &kiyot, &running).await;

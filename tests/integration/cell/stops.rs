@@ -114,6 +114,34 @@ async fn a_cell_that_dies_while_its_container_is_stopped_is_no_ok_too_early() {
     nothing_left_of(&cell, &running.spec.uid);
 }
 
+/// A kubelet with the cgroup driver `systemd` names slices.
+#[tokio::test]
+async fn the_containers_of_a_cell_are_in_the_slice_of_their_pod() {
+    let node = Node::start().await;
+    let kiyot = Kiyot::start(&node, options()).await;
+    let mut kubelet = kiyot.kubelet().await;
+    let spec = pod("sliced", WAIT);
+    let mut config = kubelet.prepare(&spec);
+    let (name, uid) = (node.name(), spec.uid.replace('-', "_"));
+    let slice = format!("/{name}.slice/{name}-besteffort.slice/{name}-besteffort-pod{uid}.slice");
+    config.linux.as_mut().unwrap().cgroup_parent = slice.clone();
+    let sandbox = kubelet.run_sandbox(&config, "").await.unwrap();
+    let mut running = kubelet.running(&spec, config, sandbox);
+    let created = kubelet.create_container(&running, &spec.containers[0], 0).await.unwrap();
+    kubelet.start_container(&created.id).await.unwrap();
+    running.containers.insert("main".to_owned(), created.clone());
+    let groups = |found: Leftovers| found.to_string().lines().filter(|line| line.contains("control group")).map(str::to_owned).collect::<Vec<_>>();
+    let found = groups(node.leftovers());
+    let of_containers = found.iter().filter(|group| group.contains(&format!("{slice}/"))).count();
+    assert!(of_containers > 0 && !found.iter().any(|group| group.contains(".slice:")), "{found:?}");
+    let cell = kiyot.cells().remove(0);
+    ends_without_a_trace(&mut kubelet, &kiyot, &running).await;
+    nothing_left_of(&cell, &running.spec.uid);
+    // The kubelet takes the slice itself away.
+    let left = groups(node.leftovers());
+    assert!(!left.iter().any(|group| group.contains(&format!("{slice}/"))), "{left:?}");
+}
+
 #[tokio::test]
 async fn a_lost_cell_leaves_no_cgroup_wherever_its_containers_were() {
     let node = Node::start().await;

@@ -243,7 +243,7 @@ async fn what_the_node_has_is_copied_and_nothing_is_pulled() {
     assert_eq!(scene.status(NAME).await.as_ref(), Some(&id), "the node can give it");
     assert_eq!(scene.ensure(&id, "registry.example/app:v1").await.unwrap(), id);
     let named = scene.cell.named.lock().unwrap()[0].clone();
-    assert_eq!((named.names, &named.image_id), (vec![NAME.to_owned()], &id));
+    assert_eq!((named.names, &named.image_id), (vec![id.clone(), NAME.to_owned()], &id));
     assert_eq!(named.target_media_type, "application/vnd.oci.image.manifest.v1+json");
     assert_eq!(named.labels["io.cri-containerd.image"], "managed");
     // Two layers, configuration and manifest; the index stays where it is.

@@ -82,7 +82,7 @@ impl Verbs {
     async fn make_container(&self, cell: &Cell, sandbox: &Sandbox, request: &cri::CreateContainerRequest) -> Result<ContainerId, Status> {
         let meta = sandbox.meta();
         let made_with = meta.config.unwrap_or_default();
-        let config = request.config.clone().unwrap_or_default();
+        let mut config = request.config.clone().unwrap_or_default();
         // The kubelet makes it anew from the pod for each container: the credentials and annotations of now are in this one.
         let current = request.sandbox_config.as_ref().unwrap_or(&made_with);
         let id = ContainerId::mint().map_err(failure::of_randomness)?;
@@ -93,8 +93,12 @@ impl Verbs {
         let hello = calls::connected(cell, &sandbox.pod, None).await?;
         self.check_mounts(cell, &config).await?;
         let mut mounts = self.parts.volumes.prepare(cell, current, &config).await?;
-        for image in mounts.iter_mut().filter_map(|mount| mount.image.as_mut()) {
-            image.image = calls::checked_id(self.parts.images.ensure(cell, image, current).await?)?;
+        for (mount, told) in mounts.iter_mut().zip(&mut config.mounts) {
+            if let (Some(image), Some(told)) = (&mut mount.image, &mut told.image) {
+                image.image = calls::checked_id(self.parts.images.ensure(cell, image, current).await?)?;
+                // Which image it was, the container's status says.
+                told.image_ref.clone_from(&image.image);
+            }
         }
         let image = calls::checked_id(self.parts.images.ensure(cell, &config.image.clone().unwrap_or_default(), current).await?)?;
         let logs = rewrite::log_paths(&made_with, &config, id.as_str());
@@ -126,12 +130,18 @@ impl Verbs {
 
     /// Refuses what the cell's containerd would pass over.
     async fn check_mounts(&self, cell: &Cell, config: &cri::ContainerConfig) -> Result<(), Status> {
-        if !support::asks_much(config) {
-            return Ok(());
+        if support::asks_much(config) {
+            let mut runtime = calls::runtime(cell);
+            let version = calls::within(calls::CALL, cri::VersionRequest::default());
+            support::check(config, &calls::answered(calls::CALL, "Version", runtime.version(version)).await?)?;
         }
-        let mut runtime = calls::runtime(cell);
-        let version = calls::within(calls::CALL, cri::VersionRequest::default());
-        support::check(config, &calls::answered(calls::CALL, "Version", runtime.version(version)).await?)
+        if support::asks_options(config) {
+            let mut runtime = calls::runtime(cell);
+            let status = calls::within(calls::CALL, cri::StatusRequest::default());
+            let status = calls::answered(calls::CALL, "Status", runtime.status(status)).await?;
+            support::check_options(config, status.features.as_ref())?;
+        }
+        Ok(())
     }
 
     #[expect(clippy::too_many_arguments, reason = "all that a new container is")]
@@ -233,7 +243,12 @@ fn same(one: &cri::CreateContainerRequest, other: &cri::CreateContainerRequest) 
 /// meanwhile, and of the environment only the names are kept.
 fn essence(config: &cri::ContainerConfig) -> cri::ContainerConfig {
     let mut config = rewrite::without_secrets(config);
-    config.mounts.iter_mut().for_each(|mount| mount.host_path.clear());
+    for mount in &mut config.mounts {
+        mount.host_path.clear();
+        if let Some(image) = &mut mount.image {
+            image.image_ref.clear();
+        }
+    }
     config.labels.clear();
     config.annotations.clear();
     config

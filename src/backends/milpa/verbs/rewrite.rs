@@ -87,9 +87,18 @@ pub(super) fn sandbox_config(config: &cri::PodSandboxConfig, pod_dir: &str, reso
     }
     let linux = config.linux.get_or_insert_default();
     linux.sysctls.retain(|name, _| !of_network(name));
+    linux.cgroup_parent = cgroup_parent(&linux.cgroup_parent);
     let options = linux.security_context.get_or_insert_default().namespace_options.get_or_insert_default();
     on_the_cells_network(options);
     config
+}
+
+/// A pod's control group, for a containerd whose runc makes control groups itself.
+///
+/// A kubelet with the driver `systemd` names a slice. containerd takes that for a word to systemd, whatever its own driver is, and runc would then put the containers
+/// beneath the cell's own group, outside of the pod's. The same directory by another name is taken for a directory (containerd internal/cri, getCgroupsPath).
+fn cgroup_parent(asked: &str) -> String {
+    if asked.trim_end_matches('/').ends_with(".slice") { format!("{}/.", asked.trim_end_matches('/')) } else { asked.to_owned() }
 }
 
 fn on_the_cells_network(options: &mut cri::NamespaceOption) {

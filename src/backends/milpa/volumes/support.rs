@@ -14,17 +14,33 @@ pub fn asks_much(container: &cri::ContainerConfig) -> bool {
     container.mounts.iter().any(|mount| refusal(mount, (0, 0)).is_some())
 }
 
+/// Whether a container mounts with options of its own: then the cell's features are asked for. No version is known that has them.
+pub fn asks_options(container: &cri::ContainerConfig) -> bool {
+    container.mounts.iter().any(|mount| !mount.mount_options.is_empty())
+}
+
+/// Refuses options of a mount (`noexec` and others), which a runtime that does not know them would leave out.
+///
+/// UNIMPLEMENTED that names the container, the mount and what is allowed.
+pub fn check_options(container: &cri::ContainerConfig, features: Option<&cri::RuntimeFeatures>) -> Result<(), Status> {
+    let with_options = container.mounts.iter().find(|mount| !mount.mount_options.is_empty());
+    let Some(mount) = with_options.filter(|_| !features.is_some_and(|features| features.mount_options)) else { return Ok(()) };
+    let name = container.metadata.as_ref().map_or("", |metadata| &metadata.name);
+    Err(Status::unimplemented(format!(
+        "container {name:?} mounts {} with the options {:?}, which the cell's runtime does not know; allowed is a mount without options",
+        mount.container_path, mount.mount_options
+    )))
+}
+
 /// Refuses what the cell's containerd would not mount as it is asked for. A version that can't be read may do anything.
 ///
-/// FAILED_PRECONDITION that names the container, the mount and what is allowed.
+/// UNIMPLEMENTED that names the container, the mount and what is allowed.
 pub fn check(container: &cri::ContainerConfig, runtime: &cri::VersionResponse) -> Result<(), Status> {
     let version = if runtime.runtime_name == "containerd" { version(&runtime.runtime_version) } else { None }.unwrap_or((u64::MAX, 0));
     let Some((mount, (what, allowed))) = container.mounts.iter().find_map(|mount| Some((mount, refusal(mount, version)?))) else { return Ok(()) };
     let name = container.metadata.as_ref().map_or("", |metadata| &metadata.name);
     let (at, runtime) = (&mount.container_path, format!("{} {}", runtime.runtime_name, runtime.runtime_version));
-    Err(Status::failed_precondition(format!(
-        "container {name:?} mounts {what} at {at}, which the cell's {runtime} does not do; allowed is {allowed}"
-    )))
+    Err(Status::unimplemented(format!("container {name:?} mounts {what} at {at}, which the cell's {runtime} does not do; allowed is {allowed}")))
 }
 
 /// What is not to be had with a version of containerd, and what is.
@@ -93,5 +109,19 @@ mod tests {
         }
         assert!(check(&recursive, &runtime("2.0.0")).is_ok());
         assert!(!asks_much(&containing(cri::Mount { readonly: true, ..Default::default() })));
+    }
+
+    #[test]
+    fn options_of_a_mount_are_never_left_out() {
+        let container = containing(cri::Mount { host_path: "/v".into(), mount_options: vec!["noexec".into()], ..Default::default() });
+        assert!(asks_options(&container) && !asks_much(&container));
+        let without = cri::RuntimeFeatures { supplemental_groups_policy: true, ..Default::default() };
+        for features in [None, Some(&without)] {
+            let status = check_options(&container, features).unwrap_err();
+            assert!(["main", "/data", "noexec"].iter().all(|word| status.message().contains(word)), "{status}");
+        }
+        assert!(check_options(&container, Some(&cri::RuntimeFeatures { mount_options: true, ..Default::default() })).is_ok());
+        let plain = containing(cri::Mount::default());
+        assert!(!asks_options(&plain) && check_options(&plain, None).is_ok());
     }
 }

@@ -20,6 +20,21 @@ const HANDLED: &[(&str, &str, &str)] = &[
 const SENT: &[&str] = &["RunPodSandboxRequest", "CreateContainerRequest", "ListContainersRequest", "PullImageRequest", "ImageStatusRequest"];
 
 #[test]
+fn a_slice_is_a_directory_to_the_cell() {
+    let slice = "/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-podu.slice";
+    for asked in [slice.to_owned(), format!("{slice}/")] {
+        // containerd looks at the last part, as Go's path.Base gives it, and joins the whole with the container's id.
+        let told = cgroup_parent(&asked);
+        assert_eq!(told, format!("{slice}/."));
+        assert_eq!(std::path::Path::new(&told).join("id").components().collect::<std::path::PathBuf>(), std::path::Path::new(slice).join("id"));
+        assert_eq!(cgroup_parent(&told), told);
+    }
+    for plain in ["", "/kubepods/podu", "/a.slice/podu"] {
+        assert_eq!(cgroup_parent(plain), plain);
+    }
+}
+
+#[test]
 fn every_id_in_a_request_to_a_cell_is_handled() {
     let files = FileDescriptorSet::decode(kiyot_proto::DESCRIPTORS).unwrap();
     let messages: BTreeMap<String, &DescriptorProto> = files

@@ -1,0 +1,57 @@
+//! Images as volumes: mounted by containerd 2.1 and later, refused by name by all others.
+
+use kiyot_testkit::{Container, Kiyot, Node, Pod, RunningPod, cri, image::ImageSpec};
+use tonic::Code;
+
+use super::{WAIT, ends_without_a_trace, options, version_of_containerd};
+
+const MODEL: &str = "kiyot.test/model:1";
+
+/// As a kubelet mounts it: the image's id, after it has seen to it that the image is there.
+fn mount(id: &str, at: &str, sub_path: &str) -> cri::Mount {
+    let image = cri::ImageSpec { image: id.to_owned(), user_specified_image: MODEL.to_owned(), ..Default::default() };
+    cri::Mount { container_path: at.to_owned(), readonly: true, image: Some(image), image_sub_path: sub_path.to_owned(), ..Default::default() }
+}
+
+#[tokio::test]
+async fn an_image_is_a_volume_where_the_cells_containerd_mounts_it() {
+    let node = Node::start().await;
+    let files = vec![("weights/small".to_owned(), 0o644, b"0 1 2".to_vec()), ("readme".to_owned(), 0o644, b"a model".to_vec())];
+    node.image(MODEL, &ImageSpec { files, ..Default::default() }).await;
+    let kiyot = Kiyot::start(&node, options()).await;
+    let mut kubelet = kiyot.kubelet().await;
+    let spec = Pod::new("model").in_cell();
+    let config = kubelet.prepare(&spec);
+    let sandbox = kubelet.run_sandbox(&config, "").await.unwrap();
+    let mut running = kubelet.running(&spec, config, sandbox);
+    let id = kubelet.ensure_image(&spec, &running.config, MODEL).await.unwrap();
+    let mut main = Container::script("main", WAIT);
+    main.more_mounts = vec![mount(&id, "/model", ""), mount(&id, "/weights", "weights")];
+    if version_of_containerd(&mut kubelet).await < (2, 1) {
+        let refused = kubelet.create_container(&running, &main, 0).await.unwrap_err();
+        assert_eq!(refused.code(), Code::Unimplemented, "{refused:?}");
+        assert!(refused.message().contains(MODEL) && refused.message().contains("2.1"), "{refused:?}");
+    } else {
+        mounts_them(&mut kubelet, &mut running, &main, &id).await;
+    }
+    ends_without_a_trace(&mut kubelet, &kiyot, &running).await;
+}
+
+async fn mounts_them(kubelet: &mut kiyot_testkit::Kubelet, running: &mut RunningPod, main: &Container, id: &str) {
+    let created = kubelet.create_container(running, main, 0).await.unwrap();
+    kubelet.start_container(&created.id).await.unwrap();
+    for (file, content) in [("/model/readme", "a model"), ("/model/weights/small", "0 1 2"), ("/weights/small", "0 1 2")] {
+        assert_eq!(kubelet.exec_sync(&created.id, &["cat", file]).await.unwrap().stdout, content);
+    }
+    let written = kubelet.exec_sync(&created.id, &["touch", "/model/more"]).await.unwrap();
+    assert!(written.code != 0 && written.stderr.contains("Read-only"), "{written:?}");
+    // What the kubelet asked for is what its status says, of which image it is, too.
+    let status = kubelet.container_status(&created.id).await.unwrap();
+    let told: Vec<_> = status.mounts.iter().filter_map(|mount| Some((&*mount.container_path, &*mount.image.as_ref()?.image_ref))).collect();
+    assert_eq!(told, [("/model", id), ("/weights", id)]);
+    let mut other = Container::script("other", WAIT);
+    other.more_mounts = vec![mount(id, "/model", "nowhere")];
+    let refused = kubelet.create_container(running, &other, 0).await.unwrap_err();
+    assert!(refused.message().contains("nowhere"), "{refused:?}");
+    running.containers.insert("main".to_owned(), created);
+}
