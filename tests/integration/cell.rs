@@ -8,14 +8,17 @@ mod contexts;
 mod cuts;
 mod disks;
 mod events;
+mod execs;
 mod faults;
 mod filters;
+mod forwards;
 mod freezes;
 mod images;
 mod kills;
 mod life;
 mod lists;
 mod log_files;
+mod log_gaps;
 mod logs;
 mod network;
 mod outages;
@@ -37,7 +40,10 @@ mod subpaths;
 mod together;
 mod usage;
 mod volume_contents;
+mod volume_sources;
+mod volume_updates;
 mod volumes;
+mod wire;
 
 /// The daemon that is tested, with cells.
 fn options() -> KiyotOptions {

@@ -24,7 +24,7 @@ use std::{
 };
 
 use kiyot_link::bootstrap::{CellFile, CellFileError};
-use tokio::sync::Semaphore;
+use tokio::sync::{Mutex, Semaphore};
 use tokio_util::{sync::CancellationToken, task::AbortOnDropHandle};
 use tracing_subscriber::EnvFilter;
 
@@ -77,6 +77,7 @@ pub struct AgentContext {
     stream_port: u16,
     tunnels: Arc<Semaphore>,
     changers: Arc<Semaphore>,
+    changing: Arc<Mutex<()>>,
     blobs: Arc<Semaphore>,
     pulls: Arc<Semaphore>,
     uncancelled: Arc<Semaphore>,
@@ -153,6 +154,7 @@ impl AgentContext {
             stream_port,
             tunnels: Arc::new(Semaphore::new(service::TUNNELS)),
             changers: Arc::new(Semaphore::new(service::CHANGERS)),
+            changing: Arc::default(),
             blobs: Arc::new(Semaphore::new(service::BLOBS)),
             pulls: Arc::new(Semaphore::new(service::PULLS)),
             uncancelled: Arc::new(Semaphore::new(forward::UNCANCELLED)),

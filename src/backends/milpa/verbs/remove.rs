@@ -1,12 +1,18 @@
 //! `RemovePodSandbox` and `RemoveContainer`: they refuse nothing, and what still runs is stopped first.
 
-use std::{sync::Arc, time::Instant};
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 use kiyot_proto::cri;
 use tonic::Status;
 
 use super::{Verbs, calls, failure, view::Container};
 use crate::backends::milpa::id::SandboxId;
+
+/// How long a cell may take to remove what a container had in it; what stays ends with the cell.
+const FORGET: Duration = Duration::from_secs(5);
 
 impl Verbs {
     /// Unknown ones are removed, as for containerd.
@@ -49,7 +55,7 @@ impl Verbs {
         }
         let cell = self.parts.cells.get(&container.cell).filter(calls::is_connected);
         match cell {
-            Some(cell) => calls::remove_container(&cell, container).await?,
+            Some(ref cell) => calls::remove_container(cell, container).await?,
             // What is left of it in the cell ends with the cell, and is in nobody's way until then.
             None => {
                 tracing::debug!(container = %container.id, cell = %container.cell, "A container is forgotten that its cell could not be told to remove")
@@ -57,6 +63,16 @@ impl Verbs {
         }
         self.drop_container(&container.id).await.map_err(|error| failure::of_store(&error))?;
         self.parts.logs.close(&container.id);
+        if let Some(cell) = cell {
+            let meta = container.meta();
+            let config = meta.config.unwrap_or_default();
+            let forgotten = self.parts.volumes.forget_container(&cell, &config, &meta.cell_log);
+            match tokio::time::timeout(FORGET, forgotten).await {
+                Ok(Ok(())) => {}
+                Ok(Err(status)) => tracing::debug!(container = %container.id, status = status.message(), "What a container had in its cell stays there"),
+                Err(_) => tracing::debug!(container = %container.id, "A cell did not remove in time what a container had in it"),
+            }
+        }
         Ok(())
     }
 }

@@ -1,0 +1,115 @@
+//! Ports of pods in cells that are forwarded, as kubectl forwards them.
+
+use kiyot_testkit::{
+    Container, Kiyot, Kubelet, Node, Pod, RunningPod, cri,
+    spdy::{self, Receiver, Sender},
+};
+use ring::digest::{SHA256, digest};
+
+use super::{ends_without_a_trace, options};
+
+/// What goes each way of a large transfer.
+const LARGE: usize = 64 << 20;
+
+async fn forwarded(kubelet: &mut Kubelet, pod: &RunningPod, ports: &[i32]) -> (Sender, Receiver) {
+    let request = cri::PortForwardRequest { pod_sandbox_id: pod.sandbox.clone(), port: ports.to_vec() };
+    let url = kubelet.runtime.port_forward(request).await.unwrap().into_inner().url;
+    spdy::open(&url, "portforward.k8s.io").await.unwrap()
+}
+
+/// A connection to one port: the streams of its errors and of its data.
+async fn connect(sender: &mut Sender, port: i32, number: i32) -> (u32, u32) {
+    let (port, number) = (port.to_string(), number.to_string());
+    let headers = |kind| [("streamtype", kind), ("port", &*port), ("requestid", &*number)];
+    let error = sender.begin(&headers("error")).await;
+    sender.end(error).await;
+    (error, sender.begin(&headers("data")).await)
+}
+
+fn sum(bytes: &[u8]) -> String {
+    hex::encode(digest(&SHA256, bytes))
+}
+
+/// Bytes that are different everywhere.
+fn noise() -> Vec<u8> {
+    (0..LARGE as u32 / 4).flat_map(|n| n.wrapping_mul(2_654_435_761).to_be_bytes()).collect()
+}
+
+#[tokio::test]
+async fn several_ports_at_once_each_end_by_themselves() {
+    let node = Node::start().await;
+    let kiyot = Kiyot::start(&node, options()).await;
+    let mut kubelet = kiyot.kubelet().await;
+    // One says what came when nothing more comes, one sends it back, and one begins to talk.
+    let script = "nc -lk -p 9001 -e sha256sum & nc -lk -p 9002 -e cat & nc -lk -p 9003 -e sh -c 'echo hello; cat > /dev/null; echo bye' & \
+                  until netstat -ltn | grep -q 9003; do sleep 0.1; done; echo ready; wait";
+    let spec = Pod::new("ports").in_cell().container(Container::script("main", script));
+    let running = kubelet.run_pod(&spec).await.unwrap();
+    kubelet.logged(running.container("main"), "ready").await;
+    let (mut sender, mut receiver) = forwarded(&mut kubelet, &running, &[9001, 9002, 9003]).await;
+    let (_, digest) = connect(&mut sender, 9001, 0).await;
+    let (_, echo) = connect(&mut sender, 9002, 1).await;
+    let (_, talk) = connect(&mut sender, 9003, 2).await;
+    assert_eq!(receiver.read_until(talk, "hello").await, "hello\n");
+    sender.send(echo, b"back").await;
+    sender.send(digest, b"what is summed").await;
+    assert_eq!(receiver.read_until(echo, "back").await, "back");
+    // Each of them answers the end of what came, and nothing before.
+    sender.end(digest).await;
+    assert_eq!(String::from_utf8(receiver.read_to_end(digest).await).unwrap(), format!("{}  -\n", sum(b"what is summed")));
+    sender.send(echo, b" again").await;
+    assert_eq!(receiver.read_until(echo, "again").await, "back again");
+    sender.end(talk).await;
+    assert_eq!(receiver.read_to_end(talk).await, b"hello\nbye\n");
+    sender.end(echo).await;
+    assert_eq!(receiver.read_to_end(echo).await, b"back again");
+    drop((sender, receiver));
+    ends_without_a_trace(&mut kubelet, &kiyot, &running).await;
+}
+
+#[tokio::test]
+async fn all_of_much_goes_both_ways_at_once() {
+    let node = Node::start().await;
+    let kiyot = Kiyot::start(&node, options()).await;
+    let mut kubelet = kiyot.kubelet().await;
+    let script = "nc -lk -p 9002 -e cat & until netstat -ltn | grep -q 9002; do sleep 0.1; done; echo ready; wait";
+    let running = kubelet.run_pod(&Pod::new("large").in_cell().container(Container::script("main", script))).await.unwrap();
+    kubelet.logged(running.container("main"), "ready").await;
+    let (mut sender, mut receiver) = forwarded(&mut kubelet, &running, &[9002]).await;
+    let (error, echo) = connect(&mut sender, 9002, 0).await;
+    let sent = noise();
+    let send = async {
+        sender.send(echo, &sent).await;
+        sender.end(echo).await;
+    };
+    let (received, ()) = tokio::join!(receiver.read_to_end(echo), send);
+    assert_eq!(received.len(), LARGE);
+    assert_eq!(sum(&received), sum(&sent));
+    assert_eq!(receiver.read_to_end(error).await, b"");
+    drop((sender, receiver));
+    ends_without_a_trace(&mut kubelet, &kiyot, &running).await;
+}
+
+#[tokio::test]
+async fn a_port_where_nobody_listens_is_an_error_in_the_words_of_the_node() {
+    let node = Node::start().await;
+    let kiyot = Kiyot::start(&node, options()).await;
+    let mut kubelet = kiyot.kubelet().await;
+    let main = Container::script("main", super::WAIT);
+    let here = kubelet.run_pod(&Pod::new("here").container(main.clone())).await.unwrap();
+    let there = kubelet.run_pod(&Pod::new("there").in_cell().container(main)).await.unwrap();
+    let mut told = Vec::new();
+    for pod in [&here, &there] {
+        let (mut sender, mut receiver) = forwarded(&mut kubelet, pod, &[9999]).await;
+        let (error, data) = connect(&mut sender, 9999, 0).await;
+        let text = String::from_utf8_lossy(&receiver.read_to_end(error).await).replace(&pod.sandbox, "<id>");
+        sender.end(data).await;
+        // The network namespace's name is random, and so are the ports that are tried from.
+        let plain: Vec<_> = text.split([' ', ':', '"']).filter(|word| !word.starts_with("/var/run/netns/") && word.parse::<u16>().is_err()).map(str::to_owned).collect();
+        told.push(plain.join(" "));
+    }
+    assert!(told[0].contains("connection refused"), "{told:?}");
+    assert_eq!(told[1], told[0]);
+    kubelet.stop_and_remove(&here).await.unwrap();
+    ends_without_a_trace(&mut kubelet, &kiyot, &there).await;
+}
