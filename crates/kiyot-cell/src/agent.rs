@@ -142,6 +142,7 @@ impl AgentContext {
         let tasks = vec![
             AbortOnDropHandle::new(tokio::spawn(follower.run())),
             AbortOnDropHandle::new(tokio::spawn(logs::follow(Arc::clone(&board), dir.pod()))),
+            AbortOnDropHandle::new(tokio::spawn(logs::keep(dir.pod()))),
         ];
         Ok(Arc::new(Self {
             cell,

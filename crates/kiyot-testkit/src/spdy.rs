@@ -13,6 +13,8 @@ use tokio::{
 
 /// The beginning of a zlib stream with SPDY/3's dictionary, by its Adler-32.
 const ZLIB: [u8; 6] = [0x78, 0xbb, 0xe3, 0xc6, 0xa7, 0xc2];
+/// An empty block, at which whoever inflates takes what has come.
+const FLUSH: [u8; 5] = [0, 0, 0, 0xff, 0xff];
 /// A control frame of version 3.
 const CONTROL: u16 = 0x8003;
 const SYN_STREAM: u16 = 1;
@@ -67,7 +69,7 @@ impl Sender {
         let length = u16::try_from(block.len()).expect("short headers");
         let mut payload = [stream.to_be_bytes().as_slice(), &[0; 6]].concat();
         payload.extend(ZLIB.iter().filter(|_| stream == 1));
-        payload.extend([&[0][..], &length.to_le_bytes(), &(!length).to_le_bytes(), &block].concat());
+        payload.extend([&[0][..], &length.to_le_bytes(), &(!length).to_le_bytes(), &block, &FLUSH].concat());
         let head = [CONTROL.to_be_bytes(), SYN_STREAM.to_be_bytes()].concat();
         self.frame(&head, 0, &payload).await;
         stream
@@ -119,6 +121,16 @@ impl Receiver {
                 return so_far;
             }
         }
+    }
+
+    /// Reads until a stream has carried so many bytes, or has ended. Gives all that it has carried.
+    pub async fn read_bytes(&mut self, stream: u32, bytes: usize) -> Vec<u8> {
+        while self.received.get(&stream).map_or(0, Vec::len) < bytes && !self.ended.contains(&stream) {
+            if self.frame().await.is_err() {
+                break;
+            }
+        }
+        self.received.get(&stream).cloned().unwrap_or_default()
     }
 
     async fn frame(&mut self) -> io::Result<()> {

@@ -2,6 +2,7 @@
 //!
 //! A log is never shortened: what the daemon has is punched out of it, so that positions stay what they were.
 
+mod bound;
 mod watch;
 
 use std::{collections::BTreeMap, path::Path, sync::Arc};
@@ -17,6 +18,7 @@ use rustix::{
 use tokio::task::spawn_blocking;
 use tonic::Status;
 
+pub use bound::keep;
 pub use watch::follow;
 
 use super::files::{self, FileError, Files, RelPath};
