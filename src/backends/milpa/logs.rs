@@ -73,7 +73,6 @@ impl Bases {
     }
 }
 
-
 /// The writers, and whose news are whose.
 #[derive(Default)]
 struct Routes {

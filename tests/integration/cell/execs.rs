@@ -74,7 +74,8 @@ async fn a_program_that_is_not_there_is_an_error_in_the_words_of_the_node() {
         // Ids of execs are random, as those of containers.
         let plain = |text: &str| {
             let words = text.replace(&id, "<id>");
-            let words: Vec<_> = words.split(['"', ' ', '\\']).map(|word| if word.len() == 64 && hex::decode(word).is_ok() { "<exec>" } else { word }).collect();
+            let words: Vec<_> =
+                words.split(['"', ' ', '\\']).map(|word| if word.len() == 64 && hex::decode(word).is_ok() { "<exec>" } else { word }).collect();
             words.join(" ")
         };
         told.push((refused.code(), plain(refused.message()), plain(&by_stream)));

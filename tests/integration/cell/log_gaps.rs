@@ -37,7 +37,11 @@ async fn a_log_that_was_removed_goes_on_with_a_line_and_says_what_is_missing() {
     let content = fs::read(&main.log).unwrap();
     assert!(!content.contains(&0));
     let lines = LogLine::parse_all(&content);
-    assert!(lines[0].stream == "stderr" && lines[0].text.starts_with("kiyot: ") && lines[0].text.contains("bytes of this log are missing"), "{:?}", lines[0]);
+    assert!(
+        lines[0].stream == "stderr" && lines[0].text.starts_with("kiyot: ") && lines[0].text.contains("bytes of this log are missing"),
+        "{:?}",
+        lines[0]
+    );
     let kept = numbers(&lines);
     assert_eq!(kept, (LINES + 1 - kept.len() as u64..=LINES).collect::<Vec<_>>());
     assert!(!kept.is_empty() && kept.len() < usize::try_from(LINES).unwrap());

@@ -99,7 +99,8 @@ async fn a_file_that_is_missing_becomes_no_directory() {
     let mut main = Container::script("main", WAIT);
     main.more_mounts.push(mount(&missing, "/etc/app.conf", true));
     let main = begins(&mut kubelet, &mut running, &main, 0).await;
-    let said = kubelet.exec_sync(&main.id, &["sh", "-c", "cat /etc/app.conf; stat -c %F /etc/app.conf /etc/hosts /dev/termination-log"]).await.unwrap();
+    let said =
+        kubelet.exec_sync(&main.id, &["sh", "-c", "cat /etc/app.conf; stat -c %F /etc/app.conf /etc/hosts /dev/termination-log"]).await.unwrap();
     assert_eq!(said.stdout, "settingregular file\nregular file\nregular empty file\n");
     ends_without_a_trace(&mut kubelet, &kiyot, &running).await;
 }
@@ -165,7 +166,11 @@ async fn last_words_come_from_wherever_they_are_written_and_to_their_end() {
     // Longer than what is brought home, and no text at its end.
     let script = "head -c 100000 /dev/zero | tr '\\0' a > /var/run/words; printf '\\377\\000the end' >> /var/run/words; exit 3";
     let elsewhere = |config: &mut cri::ContainerConfig| {
-        config.mounts.iter_mut().filter(|mount| mount.container_path == "/dev/termination-log").for_each(|mount| mount.container_path = "/var/run/words".to_owned());
+        config
+            .mounts
+            .iter_mut()
+            .filter(|mount| mount.container_path == "/dev/termination-log")
+            .for_each(|mount| mount.container_path = "/var/run/words".to_owned());
     };
     let made = kubelet.create_container_with(&running, &Container::script("main", script), 0, elsewhere).await.unwrap();
     kubelet.start_container(&made.id).await.unwrap();
@@ -200,7 +205,8 @@ async fn what_a_removed_container_had_for_itself_is_gone_from_its_cell() {
 
 /// Binds a part of an emptyDir as the kubelet does where it finds nothing (pkg/volume/util/subpath).
 fn bound(pod: &Path, volume: &str, below: &str, at: &str) -> PathBuf {
-    let (placeholder, target) = (pod.join("volumes/kubernetes.io~empty-dir").join(volume).join(below), pod.join("volume-subpaths").join(volume).join(at));
+    let (placeholder, target) =
+        (pod.join("volumes/kubernetes.io~empty-dir").join(volume).join(below), pod.join("volume-subpaths").join(volume).join(at));
     fs::create_dir_all(&placeholder).unwrap();
     fs::create_dir_all(&target).unwrap();
     rustix::mount::mount_bind(&placeholder, &target).unwrap();
@@ -215,9 +221,11 @@ async fn a_part_of_an_empty_dir_is_the_one_of_now_and_never_behind_a_link() {
     let spec = Pod::new("linked").in_cell().volume("scratch", Source::EmptyDir { memory: false });
     let mut running = sandbox_of(&mut kubelet, &spec).await;
     let pod = kubelet.pod_directory(&spec.uid);
-    let maker = Container::script("maker", &format!("cd /scratch; echo one > file; ln -s /etc out; ln -s ../../.. up; mkdir -p d/e; ln -s d in; {WAIT}"));
+    let maker =
+        Container::script("maker", &format!("cd /scratch; echo one > file; ln -s /etc out; ln -s ../../.. up; mkdir -p d/e; ln -s d in; {WAIT}"));
     let maker = begins(&mut kubelet, &mut running, &maker.mount("scratch", "/scratch"), 0).await;
-    wait_until("all is made", LIMIT, async || kubelet.exec_sync(&maker.id, &["readlink", "/scratch/in"]).await.ok().filter(|said| said.code == 0)).await;
+    wait_until("all is made", LIMIT, async || kubelet.exec_sync(&maker.id, &["readlink", "/scratch/in"]).await.ok().filter(|said| said.code == 0))
+        .await;
     let mut targets = Vec::new();
     for (index, below) in ["out", "up", "out/ssl", "in/e"].into_iter().enumerate() {
         let target = bound(&pod, "scratch", below, &format!("main/{index}"));

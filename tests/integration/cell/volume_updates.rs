@@ -93,7 +93,13 @@ async fn sources_of_a_projected_volume_come_change_and_go() {
     let kiyot = Kiyot::start(&node, options()).await;
     let mut kubelet = kiyot.kubelet().await;
     // A service account's token, a ConfigMap's keys, the downward API's files, and a Secret that is optional and not there yet.
-    let first = [("token", "eyJ.first.token"), ("ca.crt", "a certificate"), ("namespace", "default"), ("pod/labels", "app=\"web\"\n"), ("pod/name", "projected")];
+    let first = [
+        ("token", "eyJ.first.token"),
+        ("ca.crt", "a certificate"),
+        ("namespace", "default"),
+        ("pod/labels", "app=\"web\"\n"),
+        ("pod/name", "projected"),
+    ];
     let spec = Pod::new("projected")
         .in_cell()
         .volume("all", Source::Projected(Source::files(&first)))
@@ -106,9 +112,21 @@ async fn sources_of_a_projected_volume_come_change_and_go() {
         "./ca.crt a certificate\n./namespace default\n./pod/labels app=\"web\"\n./pod/name projected\n./token eyJ.first.token\n"
     );
     // The kubelet replaces a token when four fifths of its time are over.
-    let second = [("token", "eyJ.second.token"), ("ca.crt", "a certificate"), ("namespace", "default"), ("pod/labels", "app=\"shop\"\n"), ("late/key", "come")];
+    let second = [
+        ("token", "eyJ.second.token"),
+        ("ca.crt", "a certificate"),
+        ("namespace", "default"),
+        ("pod/labels", "app=\"shop\"\n"),
+        ("late/key", "come"),
+    ];
     kubelet.update_volume(&spec, "all", &Source::files(&second));
-    shows(&mut kubelet, &main, all, "./ca.crt a certificate\n./late/key come\n./namespace default\n./pod/labels app=\"shop\"\n./token eyJ.second.token\n").await;
+    shows(
+        &mut kubelet,
+        &main,
+        all,
+        "./ca.crt a certificate\n./late/key come\n./namespace default\n./pod/labels app=\"shop\"\n./token eyJ.second.token\n",
+    )
+    .await;
     // Nothing is left of what was, under whatever name.
     shows(&mut kubelet, &main, "cd /var/run/all; grep -rl first . ; ls -A | grep -c '^\\.\\.2'", "1\n").await;
     kubelet.update_volume(&spec, "all", &Source::files(&[("token", "eyJ.third.token")]));

@@ -68,7 +68,8 @@ pub async fn read(files: Arc<Files>, request: ReadLogRequest) -> Result<impl Str
             if position >= end {
                 return Ok(None);
             }
-            let part = blocking(move || part(&file, position, end).map_err(|error| Status::internal(format!("cannot read the log: {error}")))).await?;
+            let part =
+                blocking(move || part(&file, position, end).map_err(|error| Status::internal(format!("cannot read the log: {error}")))).await?;
             let next = position + part.gap + part.content.len() as u64;
             Ok((next > position).then_some((part, next)))
         }
@@ -224,7 +225,8 @@ mod tests {
         assert!(after.len() == 100_000 && after.blocks() <= before);
         assert_eq!(all(&files, 90_001).await.unwrap(), content[90_001..]);
         // 22 blocks are gone, and with them the beginning of the only line.
-        let parts: Vec<_> = read(Arc::clone(&files), ReadLogRequest { path: "logs/c/0.log".into(), position: 10 }).await.unwrap().try_collect().await.unwrap();
+        let parts: Vec<_> =
+            read(Arc::clone(&files), ReadLogRequest { path: "logs/c/0.log".into(), position: 10 }).await.unwrap().try_collect().await.unwrap();
         assert_eq!(parts, [LogPart { content: Bytes::new(), gap: 99_990 }]);
         assert_eq!(trim(files, request(100_001)).await.unwrap_err().code(), tonic::Code::OutOfRange);
     }
@@ -236,7 +238,8 @@ mod tests {
         if trim(Arc::clone(&files), TrimLogRequest { path: "logs/c/0.log".into(), position: 50_000 }).await.is_err() {
             return;
         }
-        let parts: Vec<_> = read(Arc::clone(&files), ReadLogRequest { path: "logs/c/0.log".into(), position: 7 }).await.unwrap().try_collect().await.unwrap();
+        let parts: Vec<_> =
+            read(Arc::clone(&files), ReadLogRequest { path: "logs/c/0.log".into(), position: 7 }).await.unwrap().try_collect().await.unwrap();
         // 12 blocks are gone.
         let begins = 49_152 + lines[49_152..].iter().position(|byte| *byte == b'\n').unwrap() + 1;
         assert_eq!(parts[0], LogPart { content: Bytes::new(), gap: begins as u64 - 7 });

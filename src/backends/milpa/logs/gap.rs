@@ -6,7 +6,8 @@ use jiff::Timestamp;
 /// A line of its own, in the form of CRI's logs, as if the container had written it to its standard error. `within_line`: the file ends within a line, which is ended first.
 pub(super) fn note(within_line: bool, bytes: u64, now: Timestamp) -> Bytes {
     let end = if within_line { "\n" } else { "" };
-    format!("{end}{now:.9} stderr F kiyot: {bytes} bytes of this log are missing here: they were on the node, and the cell keeps no second copy\n").into()
+    format!("{end}{now:.9} stderr F kiyot: {bytes} bytes of this log are missing here: they were on the node, and the cell keeps no second copy\n")
+        .into()
 }
 
 #[cfg(test)]

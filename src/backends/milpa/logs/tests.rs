@@ -41,7 +41,8 @@ impl Source for Played {
         let gap = self.kept_from.load(Ordering::SeqCst).saturating_sub(position);
         let rest = log.get((position + gap) as usize..).ok_or_else(|| Status::out_of_range("beyond its end"))?;
         let gap = (gap > 0).then_some(Ok(Part::Gap(gap))).into_iter();
-        let mut parts: Vec<Result<Part, Status>> = gap.chain(rest.chunks(self.part).map(|part| Ok(Part::Bytes(Bytes::copy_from_slice(part))))).collect();
+        let mut parts: Vec<Result<Part, Status>> =
+            gap.chain(rest.chunks(self.part).map(|part| Ok(Part::Bytes(Bytes::copy_from_slice(part))))).collect();
         if self.breaks.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |left| left.checked_sub(1)).is_ok() {
             parts.truncate(1);
             parts.push(Err(Status::unavailable("the link broke")));

@@ -15,11 +15,10 @@ use tokio_util::task::AbortOnDropHandle;
 use tonic::{Code, Status};
 
 use super::{
-    LogRoute,
+    Bases, LogRoute,
     file::{FileId, NodeFile},
     gap,
     source::{Part, Source},
-    Bases,
 };
 
 /// Pause after a failure, of the disk or of the cell: doubled from the first to the second.

@@ -69,7 +69,9 @@ impl Verbs {
             let forgotten = self.parts.volumes.forget_container(&cell, &config, &meta.cell_log);
             match tokio::time::timeout(FORGET, forgotten).await {
                 Ok(Ok(())) => {}
-                Ok(Err(status)) => tracing::debug!(container = %container.id, status = status.message(), "What a container had in its cell stays there"),
+                Ok(Err(status)) => {
+                    tracing::debug!(container = %container.id, status = status.message(), "What a container had in its cell stays there")
+                }
                 Err(_) => tracing::debug!(container = %container.id, "A cell did not remove in time what a container had in it"),
             }
         }
