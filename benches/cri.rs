@@ -8,6 +8,7 @@ use clap::{Parser, ValueEnum};
 use kiyot_testkit::{Container, Node, Pod};
 
 mod cri {
+    pub(crate) mod busy;
     pub(crate) mod calls;
     pub(crate) mod cells;
     pub(crate) mod client;
@@ -15,13 +16,14 @@ mod cri {
     pub(crate) mod logs;
     pub(crate) mod paths;
     pub(crate) mod streams;
+    pub(crate) mod volumes;
 }
 
 /// What to measure.
 #[derive(Debug, Parser)]
 struct Options {
     /// The parts to run.
-    #[arg(long, value_delimiter = ',', default_value = "calls,cells,logs,streams")]
+    #[arg(long, value_delimiter = ',', default_value = "calls,cells,logs,streams,busy,volumes")]
     parts: Vec<Part>,
     /// How often each measurement of calls, logs and streams is repeated, in turns.
     #[arg(long, default_value_t = 5)]
@@ -38,7 +40,14 @@ struct Options {
     /// How many MiB a log or a stream has that is measured.
     #[arg(long, default_value_t = 64)]
     mib: usize,
+    /// How many programs are run beside each load of a cell's link.
+    #[arg(long, default_value_t = 100)]
+    execs: usize,
+    /// How many updates of a volume are timed.
+    #[arg(long, default_value_t = 50)]
+    updates: usize,
     /// How many cells the crowd has.
+
     #[arg(long, default_value_t = 1000)]
     crowd: usize,
     /// How many lists of the crowd one measurement asks for.
@@ -62,6 +71,8 @@ enum Part {
     Cells,
     Logs,
     Streams,
+    Busy,
+    Volumes,
     Crowd,
 }
 
@@ -90,6 +101,12 @@ async fn main() {
     }
     if options.parts.contains(&Part::Streams) {
         cri::streams::measure(&node, options.rounds, options.mib).await;
+    }
+    if options.parts.contains(&Part::Busy) {
+        cri::busy::measure(&node, options.execs).await;
+    }
+    if options.parts.contains(&Part::Volumes) {
+        cri::volumes::measure(&node, options.updates).await;
     }
     if options.parts.contains(&Part::Crowd) {
         cri::crowd::measure(&node, options.crowd, options.lists).await;

@@ -59,7 +59,7 @@ impl Bench {
             // Not everyone may read a file that its owner may not.
             Some(Change::WriteFile(WriteFile { content, more: false, mode, .. })) if mode & 0o400 != 0 => {
                 let limit = u32::try_from(content.len()).unwrap_or(u32::MAX).saturating_add(1);
-                let got = self.files.get(&GetFileRequest { root, path: path.clone(), limit });
+                let got = self.files.get(&GetFileRequest { root, path: path.clone(), limit, last: false });
                 assert!(matches!(&got, Ok(got) if got.exists && got.content == content), "{path:?}: {got:?}");
             }
             Some(Change::Symlink(target)) => assert_eq!(fs::read_link(&at).ok(), Some(PathBuf::from(target))),

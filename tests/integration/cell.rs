@@ -8,8 +8,10 @@ mod contexts;
 mod cuts;
 mod disks;
 mod events;
+mod execs;
 mod faults;
 mod filters;
+mod forwards;
 mod freezes;
 mod image_volumes;
 mod images;
@@ -17,6 +19,7 @@ mod kills;
 mod life;
 mod lists;
 mod log_files;
+mod log_gaps;
 mod logs;
 mod network;
 mod outages;
@@ -38,7 +41,10 @@ mod subpaths;
 mod together;
 mod usage;
 mod volume_contents;
+mod volume_sources;
+mod volume_updates;
 mod volumes;
+mod wire;
 
 /// The daemon that is tested, with cells.
 fn options() -> KiyotOptions {

@@ -24,7 +24,7 @@ use std::{
 };
 
 use kiyot_link::bootstrap::{CellFile, CellFileError};
-use tokio::sync::Semaphore;
+use tokio::sync::{Mutex, Semaphore};
 use tokio_util::{sync::CancellationToken, task::AbortOnDropHandle};
 use tracing_subscriber::EnvFilter;
 
@@ -77,6 +77,7 @@ pub struct AgentContext {
     stream_port: u16,
     tunnels: Arc<Semaphore>,
     changers: Arc<Semaphore>,
+    changing: Arc<Mutex<()>>,
     blobs: Arc<Semaphore>,
     pulls: Arc<Semaphore>,
     uncancelled: Arc<Semaphore>,
@@ -141,6 +142,7 @@ impl AgentContext {
         let tasks = vec![
             AbortOnDropHandle::new(tokio::spawn(follower.run())),
             AbortOnDropHandle::new(tokio::spawn(logs::follow(Arc::clone(&board), dir.pod()))),
+            AbortOnDropHandle::new(tokio::spawn(logs::keep(dir.pod()))),
         ];
         Ok(Arc::new(Self {
             cell,
@@ -153,6 +155,7 @@ impl AgentContext {
             stream_port,
             tunnels: Arc::new(Semaphore::new(service::TUNNELS)),
             changers: Arc::new(Semaphore::new(service::CHANGERS)),
+            changing: Arc::default(),
             blobs: Arc::new(Semaphore::new(service::BLOBS)),
             pulls: Arc::new(Semaphore::new(service::PULLS)),
             uncancelled: Arc::new(Semaphore::new(forward::UNCANCELLED)),

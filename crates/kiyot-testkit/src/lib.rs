@@ -9,6 +9,7 @@ pub mod kubelet;
 pub mod leftovers;
 pub mod node;
 pub mod registry;
+pub mod spdy;
 pub mod sweep;
 pub mod wait;
 pub mod watchdog;

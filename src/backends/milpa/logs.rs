@@ -4,10 +4,11 @@ use std::{
     collections::HashMap,
     fmt,
     path::PathBuf,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak},
     time::Duration,
 };
 
+use async_trait::async_trait;
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio_util::task::AbortOnDropHandle;
 use tonic::Status;
@@ -24,6 +25,7 @@ use super::{
 mod file;
 #[doc(hidden)]
 pub mod fuzzing;
+mod gap;
 mod source;
 #[cfg(test)]
 mod tests;
@@ -45,10 +47,30 @@ pub struct LogRoute {
     pub base: i64,
 }
 
+/// Keeps where log files begin, when that changes by itself: a file was made shorter on the node, or a cell does not keep a part of a log.
+#[async_trait]
+pub trait Keeper: Send + Sync + 'static {
+    /// Puts a container's base on disk. A failure is the keeper's to tell.
+    async fn keep_base(&self, container: &ContainerId, base: i64);
+}
+
 /// Logs of pods in cells. All writers end with it.
 #[derive(Default)]
 pub struct Logs {
     routes: Mutex<Routes>,
+    bases: Bases,
+}
+
+/// To whom all writers tell new bases, once somebody wants to know them.
+#[derive(Default, Clone)]
+struct Bases(Arc<OnceLock<Weak<dyn Keeper>>>);
+
+impl Bases {
+    async fn keep(&self, container: &ContainerId, base: i64) {
+        if let Some(keeper) = self.0.get().and_then(Weak::upgrade) {
+            keeper.keep_base(container, base).await;
+        }
+    }
 }
 
 /// The writers, and whose news are whose.
@@ -85,6 +107,11 @@ impl Logs {
     /// With no log yet.
     pub fn new() -> Arc<Self> {
         Arc::default()
+    }
+
+    /// Whom new bases are told, from now on. The first one stays.
+    pub fn kept_by(&self, keeper: Weak<dyn Keeper>) {
+        let _ = self.bases.0.set(keeper);
     }
 
     /// Makes the node's file (before StartContainer answers) and follows the cell's log from base + the file's length on. Again for the same container, it goes on with this cell's link.
@@ -132,7 +159,7 @@ impl Logs {
         }
         let (news, seen) = watch::channel(News { source, size: 0, again: 1 });
         let (asks, asked) = mpsc::channel(ASKS);
-        let writer = Writer::new(route.clone(), file, seen, asked);
+        let writer = Writer::new(route.clone(), file, self.bases.clone(), seen, asked);
         routes.by_path.insert((cell.clone(), route.cell_path.clone()), route.container.clone());
         let writer = AbortOnDropHandle::new(tokio::spawn(writer.run()));
         routes.followed.insert(route.container, Followed { cell: cell.clone(), cell_path: route.cell_path, news, asks, _writer: writer });

@@ -6,7 +6,7 @@
 use std::{
     collections::{HashMap, HashSet},
     future::Future,
-    sync::{Arc, Mutex},
+    sync::{Arc, Mutex, Weak},
     time::{Duration, Instant},
 };
 
@@ -142,6 +142,8 @@ impl Verbs {
             tasks: TaskTracker::new(),
             stop: CancellationToken::new(),
         });
+        let keeper: Weak<Self> = Arc::downgrade(&verbs);
+        verbs.parts.logs.kept_by(keeper);
         // Subscribed first: what happens while the records are read is not missed.
         let events = verbs.parts.cells.events();
         verbs.restore().await?;

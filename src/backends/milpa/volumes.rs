@@ -8,7 +8,10 @@ use std::{
     sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError},
 };
 
-use kiyot_proto::{cell::Root, cri};
+use kiyot_proto::{
+    cell::{FileChange, Root, file_change::Change},
+    cri,
+};
 use tokio_util::task::AbortOnDropHandle;
 use tonic::Status;
 
@@ -43,7 +46,7 @@ mod tests;
 mod tree;
 mod watch;
 
-/// Longest termination message that is brought to the node. The kubelet reads the last 4096 bytes of it.
+/// As much of the end of a termination message is brought to the node. The kubelet reads the last 4096 bytes of it.
 const MAX_TERMINATION_MESSAGE: u32 = 64 << 10;
 
 /// Volumes of pods in cells. What keeps them in step ends with it.
@@ -113,6 +116,25 @@ impl Volumes {
         self.fetch_from(&CellFiles(cell.link.clone()), id, container).await;
     }
 
+    /// Removes what a container has had in its cell for itself alone. What its next attempt will use stays.
+    ///
+    /// The cell's own status; absent is fine.
+    pub async fn forget_container(&self, cell: &Cell, container: &cri::ContainerConfig, cell_log: &str) -> Result<(), Status> {
+        let changes = self.of_container(container, cell_log);
+        if changes.is_empty() { Ok(()) } else { CellFiles(cell.link.clone()).change(changes).await }
+    }
+
+    fn of_container(&self, container: &cri::ContainerConfig, cell_log: &str) -> Vec<FileChange> {
+        let uid = container.labels.get("io.kubernetes.pod.uid").map_or("", String::as_str);
+        let messages = container.mounts.iter().filter_map(|mount| match Source::of(&self.kubelet_dirs, uid, &mount.host_path) {
+            Source::TerminationLog { container, file } => Some(format!("containers/{container}/{file}")),
+            _ => None,
+        });
+        // Each container's log has a directory of its own.
+        let log = cell_log.rsplit_once('/').map(|(directory, _)| directory.to_owned());
+        log.into_iter().chain(messages).map(|path| Place::new(Root::Pod, path).change(Change::Remove(true))).collect()
+    }
+
     async fn fetch_from(&self, files: &dyn Files, id: &ContainerId, container: &cri::ContainerConfig) {
         let uid = container.labels.get("io.kubernetes.pod.uid").map_or("", String::as_str);
         if uid.is_empty() {
@@ -121,7 +143,7 @@ impl Volumes {
         for mount in &container.mounts {
             let Source::TerminationLog { container, file } = Source::of(&self.kubelet_dirs, uid, &mount.host_path) else { continue };
             let place = Place::new(Root::Pod, format!("containers/{container}/{file}"));
-            let fetched = match files.get(&place, MAX_TERMINATION_MESSAGE).await {
+            let fetched = match files.get(&place, MAX_TERMINATION_MESSAGE, true).await {
                 Ok(Some(message)) if !message.is_empty() => {
                     let path = PathBuf::from(&mount.host_path);
                     let failed = move |error: io::Error| Status::internal(error.to_string());

@@ -158,7 +158,8 @@ impl Files {
             return Ok(GetFileReply::default());
         };
         let limit = request.limit.min(GET_LIMIT) as usize;
-        let content = beneath::read(&file, 0, limit).map_err(FileError::io("read", &path))?;
+        let from = if request.last { length(&file).map_err(FileError::io("look at", &path))?.saturating_sub(limit as u64) } else { 0 };
+        let content = beneath::read(&file, from, limit).map_err(FileError::io("read", &path))?;
         Ok(GetFileReply { content: content.into(), exists: true })
     }
 

@@ -2,6 +2,7 @@
 //!
 //! A log is never shortened: what the daemon has is punched out of it, so that positions stay what they were.
 
+mod bound;
 mod watch;
 
 use std::{collections::BTreeMap, path::Path, sync::Arc};
@@ -9,10 +10,15 @@ use std::{collections::BTreeMap, path::Path, sync::Arc};
 use bytes::Bytes;
 use futures::{Stream, TryStreamExt, stream};
 use kiyot_proto::cell::{LogPart, ReadLogRequest, TrimLogRequest};
-use rustix::fs::{FallocateFlags, fallocate};
+use rustix::{
+    fd::OwnedFd,
+    fs::{FallocateFlags, SeekFrom, fallocate, seek},
+    io::Errno,
+};
 use tokio::task::spawn_blocking;
 use tonic::Status;
 
+pub use bound::keep;
 pub use watch::follow;
 
 use super::files::{self, FileError, Files, RelPath};
@@ -59,22 +65,58 @@ pub async fn read(files: Arc<Files>, request: ReadLogRequest) -> Result<impl Str
     Ok(stream::try_unfold(request.position, move |position| {
         let file = Arc::clone(&file);
         async move {
-            let limit = end.saturating_sub(position).min(PART as u64) as usize;
-            if limit == 0 {
+            if position >= end {
                 return Ok(None);
             }
-            let read = spawn_blocking(move || files::read_at(&file, position, limit)).await;
-            let content = read
-                .map_err(|error| Status::internal(error.to_string()))?
-                .map_err(|error| Status::internal(format!("cannot read the log: {error}")))?;
-            if content.is_empty() {
-                return Ok(None);
-            }
-            let next = position + content.len() as u64;
-            Ok(Some((LogPart { content: Bytes::from(content) }, next)))
+            let part =
+                blocking(move || part(&file, position, end).map_err(|error| Status::internal(format!("cannot read the log: {error}")))).await?;
+            let next = position + part.gap + part.content.len() as u64;
+            Ok((next > position).then_some((part, next)))
         }
     })
     .into_stream())
+}
+
+/// What is next in a log from a position on. What was trimmed, also while it was read, is a gap, after which the next line begins.
+fn part(file: &OwnedFd, position: u64, end: u64) -> Result<LogPart, Errno> {
+    let begins = kept_from(file, position, end)?;
+    if begins > position {
+        return Ok(LogPart { content: Bytes::new(), gap: line_after(file, begins, end)? - position });
+    }
+    let limit = (end - position).min(PART as u64) as usize;
+    let content = files::read_at(file, position, limit)?;
+    // A log is trimmed from its beginning: if what was read was, so is its first byte.
+    if kept_from(file, position, end)? > position {
+        return part(file, position, end);
+    }
+    Ok(LogPart { content: Bytes::from(content), gap: 0 })
+}
+
+/// The first position from here on that was not trimmed.
+fn kept_from(file: &OwnedFd, position: u64, end: u64) -> Result<u64, Errno> {
+    match seek(file, SeekFrom::Data(position)) {
+        Ok(data) => Ok(data.clamp(position, end)),
+        // Nothing but a hole follows.
+        Err(Errno::NXIO) => Ok(end),
+        // A file system without holes.
+        Err(Errno::INVAL) => Ok(position),
+        Err(error) => Err(error),
+    }
+}
+
+/// Where the next line begins after a position within one; the end if none does.
+fn line_after(file: &OwnedFd, mut position: u64, end: u64) -> Result<u64, Errno> {
+    while position < end {
+        let content = files::read_at(file, position, (end - position).min(PART as u64) as usize)?;
+        if content.is_empty() {
+            break;
+        }
+        if let Some(at) = content.iter().position(|byte| *byte == b'\n') {
+            return Ok(position + at as u64 + 1);
+        }
+        position += content.len() as u64;
+    }
+    Ok(end)
 }
 
 /// Gives back the disk of all whole blocks before a position.
@@ -93,7 +135,7 @@ fn trimmed(position: u64) -> Option<u64> {
     Some(position / BLOCK * BLOCK).filter(|length| *length > 0)
 }
 
-fn open(files: &Files, path: &str, position: u64, write: bool) -> Result<(rustix::fd::OwnedFd, u64), Status> {
+fn open(files: &Files, path: &str, position: u64, write: bool) -> Result<(OwnedFd, u64), Status> {
     let path = RelPath::parse(path)?;
     if !path.as_str().starts_with("logs/") {
         return Err(Status::invalid_argument(format!("the log {:?}: logs are in {DIR}/", path.as_str())));
@@ -182,7 +224,26 @@ mod tests {
         let after = fs::metadata(temp.path().join("logs/c/0.log")).unwrap();
         assert!(after.len() == 100_000 && after.blocks() <= before);
         assert_eq!(all(&files, 90_001).await.unwrap(), content[90_001..]);
+        // 22 blocks are gone, and with them the beginning of the only line.
+        let parts: Vec<_> =
+            read(Arc::clone(&files), ReadLogRequest { path: "logs/c/0.log".into(), position: 10 }).await.unwrap().try_collect().await.unwrap();
+        assert_eq!(parts, [LogPart { content: Bytes::new(), gap: 99_990 }]);
         assert_eq!(trim(files, request(100_001)).await.unwrap_err().code(), tonic::Code::OutOfRange);
+    }
+
+    #[tokio::test]
+    async fn after_a_gap_a_log_begins_with_a_line() {
+        let lines: Vec<u8> = (0..10_000).flat_map(|n| format!("line {n}\n").into_bytes()).collect();
+        let (_temp, files) = bench(&lines);
+        if trim(Arc::clone(&files), TrimLogRequest { path: "logs/c/0.log".into(), position: 50_000 }).await.is_err() {
+            return;
+        }
+        let parts: Vec<_> =
+            read(Arc::clone(&files), ReadLogRequest { path: "logs/c/0.log".into(), position: 7 }).await.unwrap().try_collect().await.unwrap();
+        // 12 blocks are gone.
+        let begins = 49_152 + lines[49_152..].iter().position(|byte| *byte == b'\n').unwrap() + 1;
+        assert_eq!(parts[0], LogPart { content: Bytes::new(), gap: begins as u64 - 7 });
+        assert_eq!(parts[1..].to_vec().concat_content(), lines[begins..]);
     }
 
     #[test]

@@ -137,7 +137,13 @@ impl Agent for Calls {
         let mut writing = None;
         while let Some(change) = changes.message().await? {
             let files = Arc::clone(&self.context.files);
-            writing = spawn_blocking(move || files.apply(change, &mut writing).map(|()| writing)).await.map_err(ended)??;
+            // Goes with the change: what a call that has ended has begun is done before anything of the next one is.
+            let turn = Arc::clone(&self.context.changing).lock_owned().await;
+            let applied = spawn_blocking(move || {
+                let _turn = turn;
+                files.apply(change, &mut writing).map(|()| writing)
+            });
+            writing = applied.await.map_err(ended)??;
         }
         match writing {
             None => Ok(Response::new(ChangeFilesReply {})),

@@ -140,7 +140,8 @@ async fn a_pod_runs_in_a_cell() {
     assert_eq!(words, ["begin", "end"], "{log}");
     agent.trim_log(TrimLogRequest { path: "logs/c/0.log".into(), position: size }).await.unwrap();
     assert_eq!(read(size - 3).await.len(), 3);
-    let message = agent.get_file(GetFileRequest { root: Root::Pod as i32, path: "volumes/v/message".into(), limit: 4096 }).await.unwrap();
+    let message =
+        agent.get_file(GetFileRequest { root: Root::Pod as i32, path: "volumes/v/message".into(), limit: 4096, last: false }).await.unwrap();
     assert_eq!(message.into_inner().content, "last");
 
     agent.shutdown(ShutdownRequest {}).await.unwrap();

@@ -17,7 +17,10 @@ use futures::{
 use tokio::runtime::Runtime;
 use tonic::Status;
 
-use super::{LogRoute, Logs, source::Source};
+use super::{
+    LogRoute, Logs,
+    source::{Part, Source},
+};
 use crate::backends::milpa::id::{CellId, ContainerId};
 
 /// Where the log is, beneath the cell's `pod_dir`.
@@ -61,7 +64,7 @@ impl Told {
 
 #[async_trait]
 impl Source for Told {
-    async fn read(&self, path: &str, position: u64) -> Result<BoxStream<'static, Result<Bytes, Status>>, Status> {
+    async fn read(&self, path: &str, position: u64) -> Result<BoxStream<'static, Result<Part, Status>>, Status> {
         assert_eq!(path, IN_CELL);
         let fault = self.faults().pop_front();
         let log = self.log();
@@ -69,8 +72,8 @@ impl Source for Told {
         // No fault makes it ask for what there never was.
         let rest = log.get(position..).unwrap_or_else(|| panic!("position {position} of {} bytes is asked for", log.len()));
         // An empty part says nothing.
-        let parts = rest.chunks(self.part).map(|part| Ok(Bytes::copy_from_slice(part)));
-        let mut parts: Vec<_> = parts.chain([Ok(Bytes::new())]).collect();
+        let parts = rest.chunks(self.part).map(|part| Ok(Part::Bytes(Bytes::copy_from_slice(part))));
+        let mut parts: Vec<_> = parts.chain([Ok(Part::Bytes(Bytes::new()))]).collect();
         match fault {
             None => Ok(stream::iter(parts).boxed()),
             Some(Fault::Broken) => {

@@ -12,7 +12,7 @@ use bytes::Bytes;
 use futures::{StreamExt as _, stream, stream::BoxStream};
 use proptest::prelude::*;
 
-use super::*;
+use super::{source::Part, *};
 
 /// Time for what must happen; generous, as the machine may be slow.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -26,18 +26,23 @@ struct Played {
     breaks: AtomicUsize,
     reads: AtomicUsize,
     trimmed: AtomicU64,
+    /// It does not keep what is before; a line begins here.
+    kept_from: AtomicU64,
 }
 
 #[async_trait]
 impl Source for Played {
-    async fn read(&self, _: &str, position: u64) -> Result<BoxStream<'static, Result<Bytes, Status>>, Status> {
+    async fn read(&self, _: &str, position: u64) -> Result<BoxStream<'static, Result<Part, Status>>, Status> {
         self.reads.fetch_add(1, Ordering::SeqCst);
         let log = self.log.lock().unwrap();
         if log.is_empty() {
             return Err(Status::not_found("no such log"));
         }
-        let rest = log.get(position as usize..).ok_or_else(|| Status::out_of_range("beyond its end"))?;
-        let mut parts: Vec<Result<Bytes, Status>> = rest.chunks(self.part).map(|part| Ok(Bytes::copy_from_slice(part))).collect();
+        let gap = self.kept_from.load(Ordering::SeqCst).saturating_sub(position);
+        let rest = log.get((position + gap) as usize..).ok_or_else(|| Status::out_of_range("beyond its end"))?;
+        let gap = (gap > 0).then_some(Ok(Part::Gap(gap))).into_iter();
+        let mut parts: Vec<Result<Part, Status>> =
+            gap.chain(rest.chunks(self.part).map(|part| Ok(Part::Bytes(Bytes::copy_from_slice(part))))).collect();
         if self.breaks.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |left| left.checked_sub(1)).is_ok() {
             parts.truncate(1);
             parts.push(Err(Status::unavailable("the link broke")));
@@ -57,6 +62,7 @@ struct Scene {
     container: ContainerId,
     played: Arc<Played>,
     logs: Arc<Logs>,
+    bases: Arc<Bases>,
 }
 
 impl Scene {
@@ -67,6 +73,7 @@ impl Scene {
             container: ContainerId::mint().unwrap(),
             played: Arc::new(Played { part, ..Played::default() }),
             logs: Logs::new(),
+            bases: Arc::default(),
         }
     }
 
@@ -99,6 +106,28 @@ impl Scene {
     /// kiyot is killed and comes again.
     fn crash(&mut self) {
         self.logs = Logs::new();
+        self.keep();
+    }
+
+    /// New bases are kept.
+    fn keep(&self) {
+        let kept: std::sync::Weak<Bases> = Arc::downgrade(&self.bases);
+        self.logs.kept_by(kept);
+    }
+
+    fn kept(&self) -> Option<i64> {
+        self.bases.0.lock().unwrap().last().copied()
+    }
+}
+
+/// What was to be kept.
+#[derive(Default)]
+struct Bases(Mutex<Vec<i64>>);
+
+#[async_trait]
+impl Keeper for Bases {
+    async fn keep_base(&self, _: &ContainerId, base: i64) {
+        self.0.lock().unwrap().push(base);
     }
 }
 
@@ -272,6 +301,71 @@ async fn what_is_on_the_node_is_given_back_in_the_cell() {
     scene.drain().await;
     until(|| scene.played.trimmed.load(Ordering::SeqCst) >= 8 << 20).await;
     assert_eq!(fs::metadata(scene.path()).unwrap().len(), 16 << 20);
+}
+
+#[tokio::test]
+async fn what_nobody_keeps_is_a_gap_that_is_told_and_the_log_goes_on_with_a_line() {
+    let mut scene = Scene::new(100);
+    scene.keep();
+    scene.write(&"some line\n".repeat(10));
+    scene.follow(0).await.unwrap();
+    scene.drain().await;
+    // The file is removed while nobody looks, and the cell has given back most of it.
+    scene.crash();
+    fs::remove_file(scene.path()).unwrap();
+    scene.played.kept_from.store(80, Ordering::SeqCst);
+    scene.follow(0).await.unwrap();
+    scene.drain().await;
+    let file = read(&scene.path());
+    let (note, rest) = file.split_once('\n').unwrap();
+    assert!(note.contains(" stderr F kiyot: 80 bytes "), "{note}");
+    assert_eq!(rest, "some line\n".repeat(2));
+    // That is kept: neither the gap nor a line comes again.
+    let base = scene.kept().unwrap();
+    assert_eq!(base, 100 - i64::try_from(file.len()).unwrap());
+    scene.crash();
+    scene.write("more\n");
+    scene.follow(base).await.unwrap();
+    scene.drain().await;
+    assert_eq!(read(&scene.path()), format!("{file}more\n"));
+}
+
+#[tokio::test]
+async fn a_gap_after_half_a_line_ends_it() {
+    let scene = Scene::new(100);
+    scene.write("one\ntwo\nthree\n");
+    scene.played.kept_from.store(8, Ordering::SeqCst);
+    fs::write(scene.path(), "one\nt").unwrap();
+    scene.follow(0).await.unwrap();
+    scene.drain().await;
+    let file = read(&scene.path());
+    let lines: Vec<_> = file.lines().collect();
+    assert_eq!((lines[0], lines[1], lines[3], lines.len()), ("one", "t", "three", 4));
+    assert!(lines[2].contains(" stderr F kiyot: 3 bytes "), "{file}");
+}
+
+#[tokio::test]
+async fn a_file_that_is_made_shorter_goes_on_with_what_comes_next() {
+    let mut scene = Scene::new(100);
+    scene.keep();
+    scene.write("one\ntwo\n");
+    scene.follow(0).await.unwrap();
+    scene.drain().await;
+    fs::File::options().write(true).open(scene.path()).unwrap().set_len(0).unwrap();
+    scene.write("three\n");
+    scene.drain().await;
+    assert_eq!((read(&scene.path()).as_str(), scene.kept()), ("three\n", Some(8)));
+    // Another in its place is no reason to begin again either.
+    fs::remove_file(scene.path()).unwrap();
+    fs::write(scene.path(), "").unwrap();
+    scene.write("four\n");
+    scene.drain().await;
+    assert_eq!((read(&scene.path()).as_str(), scene.kept()), ("four\n", Some(14)));
+    scene.crash();
+    scene.write("five\n");
+    scene.follow(14).await.unwrap();
+    scene.drain().await;
+    assert_eq!(read(&scene.path()), "four\nfive\n");
 }
 
 #[tokio::test]

@@ -15,9 +15,10 @@ use tokio_util::task::AbortOnDropHandle;
 use tonic::{Code, Status};
 
 use super::{
-    LogRoute,
+    Bases, LogRoute,
     file::{FileId, NodeFile},
-    source::Source,
+    gap,
+    source::{Part, Source},
 };
 
 /// Pause after a failure, of the disk or of the cell: doubled from the first to the second.
@@ -79,7 +80,9 @@ pub(super) struct Writer {
     /// The file before the last reopening, and its base: the kubelet gives it its name back if it takes the reopening for failed.
     previous: Option<(FileId, i64)>,
     base: i64,
-    position: u64,
+    /// In the cell's log; `None` until the file has been looked at.
+    position: Option<u64>,
+    bases: Bases,
     news: watch::Receiver<News>,
     asks: mpsc::Receiver<Ask>,
     drains: Vec<oneshot::Sender<()>>,
@@ -95,7 +98,7 @@ pub(super) struct Writer {
 
 impl Writer {
     /// A writer that has not begun.
-    pub(super) fn new(route: LogRoute, file: NodeFile, news: watch::Receiver<News>, asks: mpsc::Receiver<Ask>) -> Self {
+    pub(super) fn new(route: LogRoute, file: NodeFile, bases: Bases, news: watch::Receiver<News>, asks: mpsc::Receiver<Ask>) -> Self {
         let base = route.base;
         let (drains, read) = (Vec::new(), (0, 0));
         Self {
@@ -103,7 +106,8 @@ impl Writer {
             file,
             previous: None,
             base,
-            position: position(base, 0),
+            position: None,
+            bases,
             news,
             asks,
             drains,
@@ -162,7 +166,7 @@ impl Writer {
     fn is_behind(&mut self) -> bool {
         let news = self.news.borrow_and_update();
         let known = (news.size, news.again);
-        !self.drains.is_empty() || news.again != self.read.1 || (news.size > self.position && known != self.read)
+        !self.drains.is_empty() || news.again != self.read.1 || (self.position.is_none_or(|position| news.size > position) && known != self.read)
     }
 
     /// Reads the cell's log to the end that it has now.
@@ -177,7 +181,7 @@ impl Writer {
             // The node's file has more than the cell's log: it is not the log that it was. There is nothing to bring home, and nobody should wait for it.
             Err(status) if status.code() == Code::OutOfRange => {
                 let (container, path) = (&self.route.container, self.route.node_path.display());
-                tracing::warn!(%container, %path, position = self.position, status = status.message(), "the log in a cell is shorter than what is on the node");
+                tracing::warn!(%container, %path, position = self.at(), status = status.message(), "the log in a cell is shorter than what is on the node");
                 stream::empty().boxed()
             }
             Err(status) => return Err(status.into()),
@@ -187,7 +191,8 @@ impl Writer {
                 biased;
                 Some(ask) = self.asks.recv() => self.take_between_lines(ask).await,
                 part = timeout(SILENCE, parts.next()) => match part.map_err(|_| WriterError::Silent)?.transpose()? {
-                    Some(bytes) => self.bring(bytes).await?,
+                    Some(Part::Bytes(bytes)) => self.bring(bytes).await?,
+                    Some(Part::Gap(bytes)) => Box::pin(self.skip(bytes)).await?,
                     None => break,
                 },
             }
@@ -200,8 +205,8 @@ impl Writer {
         Ok(())
     }
 
-    async fn open(&mut self, news: &News) -> Result<BoxStream<'static, Result<Bytes, Status>>, Status> {
-        let (source, path, position) = (Arc::clone(&news.source), self.route.cell_path.clone(), self.position);
+    async fn open(&mut self, news: &News) -> Result<BoxStream<'static, Result<Part, Status>>, Status> {
+        let (source, path, position) = (Arc::clone(&news.source), self.route.cell_path.clone(), self.at());
         let mut opening = std::pin::pin!(async move { source.read(&path, position).await });
         loop {
             tokio::select! {
@@ -214,20 +219,56 @@ impl Writer {
 
     /// Finds the position anew, and the file, if another has taken its name.
     async fn settle(&mut self) -> io::Result<()> {
-        if self.file.is_replaced().await? {
+        let mut is_another = self.file.is_replaced().await?;
+        if is_another {
             self.file = self.file.anew().await?;
             if let Some((id, base)) = self.previous.take()
                 && id == self.file.id()
             {
-                self.base = base;
+                // What went to the file after it is lost with that one, and comes again.
+                (self.base, self.position, is_another) = (base, None, false);
+                self.bases.keep(&self.route.container, base).await;
             }
         }
         let end = self.file.end().await?;
-        // What the file had before this log was taken from it meanwhile.
-        self.base = self.base.max(0_i64.saturating_sub_unsigned(end.length));
-        self.position = position(self.base, end.length);
+        match self.position {
+            // Somebody has put another in its place, or made it shorter: as with containerd, the log goes on with what comes next.
+            Some(before) if is_another || position(self.base, end.length) < before => self.rebase(before, end.length).await,
+            Some(_) => {}
+            // What the file had before this log was taken from it meanwhile.
+            None => self.base = self.base.max(0_i64.saturating_sub_unsigned(end.length)),
+        }
+        self.position = Some(position(self.base, end.length));
         // What an earlier life of kiyot, or an append that failed, has left may end within a line.
         self.mid_line = end.within_line;
+        Ok(())
+    }
+
+    /// Where the log goes on.
+    fn at(&self) -> u64 {
+        self.position.unwrap_or_else(|| position(self.base, 0))
+    }
+
+    /// From now on the file's end, after so many bytes, is this position; that is kept, for a later daemon.
+    async fn rebase(&mut self, position: u64, length: u64) {
+        self.base = i64::try_from(position).unwrap_or(i64::MAX).saturating_sub_unsigned(length);
+        self.position = Some(position);
+        self.bases.keep(&self.route.container, self.base).await;
+    }
+
+    /// Goes on after what the cell does not keep, and says so in the file.
+    async fn skip(&mut self, bytes: u64) -> io::Result<()> {
+        let (container, path) = (&self.route.container, self.route.node_path.display());
+        tracing::warn!(%container, %path, bytes, "a part of the log of a container is neither on the node nor in its cell any more");
+        let position = self.at().saturating_add(bytes);
+        // The note comes first: until the new base is kept, a later daemon finds the same gap, and says so once more.
+        self.file.append(gap::note(self.mid_line, bytes, jiff::Timestamp::now())).await?;
+        self.mid_line = false;
+        let length = self.file.end().await?.length;
+        self.rebase(position, length).await;
+        if let Some(held) = self.held.take() {
+            self.take(Ask::Reopen(held.done)).await;
+        }
         Ok(())
     }
 
@@ -248,12 +289,13 @@ impl Writer {
         let length = bytes.len() as u64;
         self.mid_line = bytes.last() != Some(&b'\n');
         self.file.append(bytes).await?;
-        self.position = self.position.saturating_add(length);
-        if self.position.saturating_sub(self.trimmed) >= TRIM_EVERY && self.trimming.as_ref().is_none_or(AbortOnDropHandle::is_finished) {
+        let position = self.at().saturating_add(length);
+        self.position = Some(position);
+        if position.saturating_sub(self.trimmed) >= TRIM_EVERY && self.trimming.as_ref().is_none_or(AbortOnDropHandle::is_finished) {
             // What the cell forgets must outlive the node's power.
             self.file.sync().await?;
-            self.trimmed = self.position;
-            let (source, route, position) = (Arc::clone(&self.news.borrow().source), self.route.clone(), self.position);
+            self.trimmed = position;
+            let (source, route) = (Arc::clone(&self.news.borrow().source), self.route.clone());
             self.trimming = Some(AbortOnDropHandle::new(tokio::spawn(async move {
                 if let Err(error) = source.trim(&route.cell_path, position).await {
                     tracing::debug!(container = %route.container, %error, "a cell did not give back the disk of a log; it is asked again later");
@@ -287,14 +329,14 @@ impl Writer {
 
     async fn reopen(&mut self) -> io::Result<i64> {
         // After a failed append, the position that is remembered may be less than what is in the file.
-        let position = position(self.base, self.file.end().await?.length);
+        let position = position(self.base, self.file.end().await?.length).max(self.at());
         let file = self.file.anew().await?;
         let end = file.end().await?;
         let base = i64::try_from(position).map_err(io::Error::other)?.saturating_sub_unsigned(end.length);
         if file.id() != self.file.id() {
             self.previous = Some((self.file.id(), self.base));
         }
-        (self.file, self.base, self.position, self.mid_line) = (file, base, position, end.within_line);
+        (self.file, self.base, self.position, self.mid_line) = (file, base, Some(position), end.within_line);
         Ok(base)
     }
 

@@ -1,12 +1,18 @@
 //! `RemovePodSandbox` and `RemoveContainer`: they refuse nothing, and what still runs is stopped first.
 
-use std::{sync::Arc, time::Instant};
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 use kiyot_proto::cri;
 use tonic::Status;
 
 use super::{Verbs, calls, failure, view::Container};
 use crate::backends::milpa::id::SandboxId;
+
+/// How long a cell may take to remove what a container had in it; what stays ends with the cell.
+const FORGET: Duration = Duration::from_secs(5);
 
 impl Verbs {
     /// Unknown ones are removed, as for containerd.
@@ -52,12 +58,12 @@ impl Verbs {
         }
         let Ok(container) = &self.view.container(container.id.as_str()) else { return Ok(()) };
         let cell = self.parts.cells.get(&container.cell);
-        match cell {
-            Some(cell) if calls::is_connected(&cell) => calls::remove_container(&cell, container).await?,
+        match &cell {
+            Some(cell) if calls::is_connected(cell) => calls::remove_container(cell, container).await?,
             Some(cell) if !container.exited() => {
                 let sandbox = self.view.sandbox(container.sandbox.as_str())?;
-                calls::connected(&cell, &sandbox.pod, None).await?;
-                calls::remove_container(&cell, container).await?;
+                calls::connected(cell, &sandbox.pod, None).await?;
+                calls::remove_container(cell, container).await?;
             }
             // What is left of it in the cell ends with the cell, and is in nobody's way until then.
             _ => {
@@ -66,6 +72,18 @@ impl Verbs {
         }
         self.drop_container(container).await.map_err(|error| failure::of_store(&error))?;
         self.parts.logs.close(&container.id);
+        if let Some(cell) = cell.filter(calls::is_connected) {
+            let meta = container.meta();
+            let config = meta.config.unwrap_or_default();
+            let forgotten = self.parts.volumes.forget_container(&cell, &config, &meta.cell_log);
+            match tokio::time::timeout(FORGET, forgotten).await {
+                Ok(Ok(())) => {}
+                Ok(Err(status)) => {
+                    tracing::debug!(container = %container.id, status = status.message(), "What a container had in its cell stays there")
+                }
+                Err(_) => tracing::debug!(container = %container.id, "A cell did not remove in time what a container had in it"),
+            }
+        }
         Ok(())
     }
 }

@@ -5,11 +5,17 @@ use std::{
     time::{Duration, Instant},
 };
 
+use async_trait::async_trait;
 use kiyot_proto::{cri, store as records};
 use tonic::Status;
 
 use super::{Verbs, calls, clock, failure, rewrite::Addressed, transition, view::Container};
-use crate::backends::milpa::{cells::Cell, logs::LogRoute};
+use crate::backends::milpa::{
+    cells::Cell,
+    id::ContainerId,
+    logs::{Keeper, LogRoute},
+    store::StoreError,
+};
 
 /// How long the cell's containerd may take to start a container.
 const START: Duration = Duration::from_secs(110);
@@ -129,11 +135,26 @@ impl Verbs {
         let verbs = Arc::clone(self);
         let reopened = async move {
             let log_base = verbs.parts.logs.reopen(&container.id).await?;
-            let kept = verbs.change_container(&container, |current| Some(records::ContainerStatus { log_base, ..current.clone() })).await;
-            kept.map_err(|error| failure::of_store(&error))
+            verbs.note_base(&container, log_base).await.map_err(|error| failure::of_store(&error))
         };
         self.detached("ReopenContainerLog", deadline, reopened).await?;
         Ok(cri::ReopenContainerLogResponse {})
+    }
+}
+
+impl Verbs {
+    async fn note_base(&self, container: &Container, log_base: i64) -> Result<(), StoreError> {
+        self.change_container(container, |current| Some(records::ContainerStatus { log_base, ..current.clone() })).await
+    }
+}
+
+#[async_trait]
+impl Keeper for Verbs {
+    async fn keep_base(&self, container: &ContainerId, base: i64) {
+        let Ok(container) = self.view.container(container.as_str()) else { return };
+        if let Err(error) = self.note_base(&container, base).await {
+            tracing::error!(container = %container.id, error = failure::chain(&error), "Where the log of a container goes on could not be recorded");
+        }
     }
 }
 

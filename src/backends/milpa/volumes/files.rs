@@ -27,8 +27,8 @@ const MAX_ANSWER: usize = 8 << 20;
 pub(super) trait Files: Send + Sync + 'static {
     /// Applies changes in order, until one fails.
     async fn change(&self, changes: Vec<FileChange>) -> Result<(), Status>;
-    /// A file's first `limit` bytes; `None` if there is none.
-    async fn get(&self, place: &Place, limit: u32) -> Result<Option<Bytes>, Status>;
+    /// A file's first `limit` bytes, or its last; `None` if there is none.
+    async fn get(&self, place: &Place, limit: u32, last: bool) -> Result<Option<Bytes>, Status>;
     /// Where something is, absolute in the cell.
     async fn path(&self, place: &Place) -> Result<String, Status>;
 }
@@ -46,8 +46,8 @@ impl Files for CellFiles {
         Ok(())
     }
 
-    async fn get(&self, place: &Place, limit: u32) -> Result<Option<Bytes>, Status> {
-        let mut request = Request::new(GetFileRequest { root: place.root.into(), path: place.path.clone(), limit });
+    async fn get(&self, place: &Place, limit: u32, last: bool) -> Result<Option<Bytes>, Status> {
+        let mut request = Request::new(GetFileRequest { root: place.root.into(), path: place.path.clone(), limit, last });
         request.set_timeout(GET);
         let reply = AgentClient::new(self.0.bulk.clone()).max_decoding_message_size(MAX_ANSWER).get_file(request).await?.into_inner();
         Ok(reply.exists.then(|| reply.content.slice(..reply.content.len().min(limit as usize))))

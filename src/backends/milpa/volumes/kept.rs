@@ -80,7 +80,12 @@ impl Kept {
             Ok(tree) => tree,
             // Not mounted again after a reboot, or not written yet: that is no empty volume.
             Err(source) if !old.entries.is_empty() => {
-                tracing::debug!(volume = %self.source.display(), error = &source as &dyn std::error::Error, "a volume is unknown on the node; the cell keeps its copy");
+                let (volume, error) = (self.source.display(), &source as &dyn std::error::Error);
+                if source.is_of_no_concern() {
+                    tracing::debug!(%volume, error, "a volume is unknown on the node; the cell keeps its copy");
+                } else {
+                    tracing::warn!(%volume, error, "a volume can't be read on the node; the cell keeps its copy, which may be old");
+                }
                 *shadow = Some(old);
                 return Ok(Brought::Kept);
             }
@@ -114,7 +119,7 @@ impl Kept {
 
     /// What an earlier run of kiyot brought.
     async fn listed(&self, files: &dyn Files) -> Result<Shadow, Status> {
-        let listing = files.get(&self.listing(), MAX_LISTING).await?;
+        let listing = files.get(&self.listing(), MAX_LISTING, false).await?;
         Ok(listing.map(|bytes| Shadow::from_listing(&bytes)).unwrap_or_default())
     }
 

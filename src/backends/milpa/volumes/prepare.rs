@@ -58,7 +58,7 @@ impl Preparation<'_> {
             Source::SubPath { volume, container, index } => {
                 self.sub_path(path, mount, &volume, &format!("volume-subpaths/{volume}/{container}/{index}")).await?
             }
-            Source::EtcHosts => self.copy(path, Place::new(Root::Pod, "etc-hosts"), true).await?,
+            Source::EtcHosts => self.copy(path, Place::new(Root::Pod, "etc-hosts"), true, false).await?,
             Source::TerminationLog { container, file } => {
                 self.termination_log(Place::new(Root::Pod, format!("containers/{container}/{file}"))).await?
             }
@@ -105,7 +105,7 @@ impl Preparation<'_> {
         };
         if sources::is_atomic(&plugin) {
             let root = sources::volume_place(&plugin, volume, false).root;
-            return self.copy(path, Place::new(root, at), true).await;
+            return self.copy(path, Place::new(root, at), true, true).await;
         }
         if !sources::is_empty_dir(&plugin) {
             return self.of_the_node(path, mount, &format!("of the plugin {plugin}")).await;
@@ -173,19 +173,23 @@ impl Preparation<'_> {
             HostPath::CopyReadOnly if !mount.readonly => refused("policy host_path = \"copy-read-only\", and this mount is writable"),
             HostPath::CopyReadOnly => {
                 let name = hex::encode(&digest(&SHA256, mount.host_path.as_bytes()).as_ref()[..16]);
-                self.copy(path, Place::new(Root::Pod, format!("host-paths/{name}")), false).await
+                // Each container has a copy of its own: one that runs must not lose what is in its.
+                self.copy(path, Place::new(Root::Pod, format!("host-paths/{}/{name}", self.container)), false, true).await
             }
         }
     }
 
-    /// Copies a file or a tree as it is now.
-    async fn copy(&self, path: &Path, place: Place, no_follow: bool) -> Result<Place, Status> {
+    /// Copies a file or a tree as it is now. `anew`: nothing stays of what an earlier attempt of the container had there.
+    async fn copy(&self, path: &Path, place: Place, no_follow: bool, anew: bool) -> Result<Place, Status> {
         let node = blocking({
             let path = path.to_owned();
             move || reader::read_node(&path, no_follow).map_err(|error| unread(&path, &error))
         })
         .await?;
         let mut changes: Vec<FileChange> = place.directory_above().into_iter().collect();
+        if anew {
+            changes.push(place.change(Change::Remove(true)));
+        }
         match node {
             Node::File(attributes, content) => changes.extend(place.file(attributes, &content)),
             Node::Tree(tree) => changes.extend(plan(&Shadow::default(), &tree, &place)),

@@ -54,6 +54,17 @@ pub(super) enum ReadError {
     Unknown(&'static str),
 }
 
+impl ReadError {
+    /// Whether it is one of a volume that is not there for now: the kubelet will write it.
+    pub(super) fn is_of_no_concern(&self) -> bool {
+        match self {
+            Self::Unknown(_) => true,
+            Self::Io { source, .. } => source.kind() == io::ErrorKind::NotFound,
+            Self::TooMuch | Self::Unsupported(..) => false,
+        }
+    }
+}
+
 /// A file or a tree.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Node {

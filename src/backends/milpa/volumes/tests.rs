@@ -58,9 +58,13 @@ impl Files for Played {
         Ok(())
     }
 
-    async fn get(&self, place: &Place, limit: u32) -> Result<Option<Bytes>, Status> {
+    async fn get(&self, place: &Place, limit: u32, last: bool) -> Result<Option<Bytes>, Status> {
         let files = self.files.lock().unwrap();
-        Ok(files.get(&Self::key(place.root, &place.path)).map(|content| content.slice(..content.len().min(limit as usize))))
+        let part = |content: &Bytes| {
+            let (length, limit) = (content.len(), content.len().min(limit as usize));
+            if last { content.slice(length - limit..) } else { content.slice(..limit) }
+        };
+        Ok(files.get(&Self::key(place.root, &place.path)).map(part))
     }
 
     async fn path(&self, place: &Place) -> Result<String, Status> {
@@ -270,6 +274,25 @@ async fn paths_of_the_node_are_refused_or_copied() {
 }
 
 #[tokio::test]
+async fn a_copy_that_is_made_anew_has_nothing_of_the_one_before() {
+    let scene = Scene::new(HostPath::CopyReadOnly);
+    let host = tempfile::tempdir().unwrap();
+    fs::create_dir(host.path().join("sub")).unwrap();
+    fs::write(host.path().join("sub/old"), "1").unwrap();
+    let mut container = scene.container(&[host.path()]);
+    container.mounts[0].readonly = true;
+    let first = scene.prepare(&container).await.unwrap();
+    fs::remove_dir_all(host.path().join("sub")).unwrap();
+    fs::write(host.path().join("sub"), "a file now").unwrap();
+    assert_eq!(scene.prepare(&container).await.unwrap(), first);
+    let place = first[0].strip_prefix("/cell/").unwrap();
+    assert_eq!((scene.played.below(place), scene.played.get(&format!("{place}/sub")).unwrap()), (vec!["sub".to_owned()], "a file now".to_owned()));
+    // What another container has is left alone.
+    container.metadata.as_mut().unwrap().name = "other".to_owned();
+    assert_ne!(scene.prepare(&container).await.unwrap(), first);
+}
+
+#[tokio::test]
 async fn the_termination_message_comes_to_the_node() {
     let scene = Scene::new(HostPath::Refuse);
     let log = scene.pod("containers/app/01234567");
@@ -279,6 +302,13 @@ async fn the_termination_message_comes_to_the_node() {
     scene.played.files.lock().unwrap().insert("pod:containers/app/01234567".into(), Bytes::from_static(b"bye"));
     scene.volumes.fetch_from(&*scene.files(), &id, &container).await;
     assert_eq!(fs::read_to_string(&log).unwrap(), "bye");
+    // The end of a long one: that is what the kubelet reads.
+    let long: Vec<u8> = (0..100_000_u32).flat_map(u32::to_be_bytes).collect();
+    scene.played.files.lock().unwrap().insert("pod:containers/app/01234567".into(), Bytes::from(long.clone()));
+    scene.volumes.fetch_from(&*scene.files(), &id, &container).await;
+    assert!(fs::read(&log).unwrap() == long[long.len() - MAX_TERMINATION_MESSAGE as usize..]);
+    let left = scene.volumes.of_container(&container, "logs/id/0.log");
+    assert_eq!(left.iter().map(|change| &*change.path).collect::<Vec<_>>(), ["logs/id", "containers/app/01234567"]);
     // Neither made anew nor written through a link.
     fs::remove_file(&log).unwrap();
     scene.volumes.fetch_from(&*scene.files(), &id, &container).await;

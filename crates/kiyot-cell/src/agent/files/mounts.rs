@@ -52,7 +52,7 @@ pub(super) fn tmpfs(root: &OwnedFd, path: &RelPath, wanted: &MountTmpfs) -> Resu
     mount("tmpfs", proc_path(&dir), "tmpfs", FLAGS, data.as_c_str()).map_err(FileError::io("mount", path))
 }
 
-/// Binds what is at `source` on `path`, which is made as a file or a directory like it. A mount point already: nothing.
+/// Binds what is at `source` on `path`, which is made as a file or a directory like it. What was bound there before, and is not what is at `source` now, goes first.
 pub(super) fn bind(root: &OwnedFd, source: &RelPath, path: &RelPath) -> Result<(), FileError> {
     let source_file = beneath::open(root, source.as_str(), OFlags::PATH | OFlags::NOFOLLOW).map_err(FileError::io("open", source))?;
     let stat = fstat(&source_file).map_err(FileError::io("look at", source))?;
@@ -60,7 +60,12 @@ pub(super) fn bind(root: &OwnedFd, source: &RelPath, path: &RelPath) -> Result<(
     if let Ok(there) = openat(&parent, path.name(), HANDLE, Mode::empty())
         && is_mount(&there).map_err(FileError::io("look at", path))?
     {
-        return Ok(());
+        let bound = fstat(&there).map_err(FileError::io("look at", path))?;
+        if (bound.st_dev, bound.st_ino) == (stat.st_dev, stat.st_ino) {
+            return Ok(());
+        }
+        drop(there);
+        tree::remove(root, path)?;
     }
     match FileType::from_raw_mode(stat.st_mode) {
         FileType::Directory => tree::make_dir(root, path, &MakeDir { mode: 0o755, keep: true, ..Default::default() })?,

@@ -35,7 +35,7 @@ impl Bench {
     }
 
     fn get(&self, path: &str, limit: u32) -> Result<GetFileReply, FileError> {
-        self.files.get(&GetFileRequest { root: Root::Pod as i32, path: path.into(), limit })
+        self.files.get(&GetFileRequest { root: Root::Pod as i32, path: path.into(), limit, last: false })
     }
 }
 

@@ -1,0 +1,73 @@
+//! Keeps a log from filling the cell's disk when the node does not fetch it, or not as fast as it is written.
+
+use std::{io, os::unix::fs::MetadataExt, path::Path, time::Duration};
+
+use rustix::fs::{CWD, FallocateFlags, Mode, OFlags, fallocate, openat};
+
+use super::{BLOCK, DIR, sizes};
+
+/// As much of one log stays on the cell's disk, in bytes. A kubelet keeps 50 MiB of a container's logs, unless it is told otherwise (containerLogMaxSize, containerLogMaxFiles).
+const KEPT: u64 = 1 << 30;
+/// How often that is looked at.
+const PERIOD: Duration = Duration::from_secs(5);
+
+/// Gives back the oldest of logs that are too large, every now and then. Never returns.
+pub async fn keep(pod_dir: std::path::PathBuf) {
+    loop {
+        tokio::time::sleep(PERIOD).await;
+        let pod_dir = pod_dir.clone();
+        // It fails only when the runtime ends.
+        let _ = tokio::task::spawn_blocking(move || trim_all(&pod_dir, KEPT)).await;
+    }
+}
+
+fn trim_all(pod_dir: &Path, kept: u64) {
+    for log in sizes(pod_dir).into_keys().filter(|log| log.starts_with(DIR)) {
+        match trim(&pod_dir.join(&log), kept) {
+            Ok(0) => {}
+            Ok(bytes) => tracing::warn!(log, bytes, "the oldest of a log is given up: the node does not fetch it as fast as it is written"),
+            // It may be gone by now.
+            Err(error) => tracing::debug!(log, %error, "a log that may be too large was not looked at"),
+        }
+    }
+}
+
+/// Leaves so many bytes of a file on the disk, if there are more. Gives how many went, about.
+fn trim(file: &Path, kept: u64) -> io::Result<u64> {
+    let file = openat(CWD, file, OFlags::WRONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC, Mode::empty())?;
+    let metadata = std::fs::File::from(file.try_clone()?).metadata()?;
+    let on_disk = metadata.blocks().saturating_mul(512);
+    if !metadata.is_file() || on_disk <= kept {
+        return Ok(0);
+    }
+    let length = metadata.len().saturating_sub(kept) / BLOCK * BLOCK;
+    if length > 0 {
+        fallocate(&file, FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE, 0, length)?;
+    }
+    Ok(on_disk - kept)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use super::*;
+
+    #[test]
+    fn the_oldest_of_a_log_goes_when_there_is_too_much_of_it() {
+        let temp = tempfile::tempdir().unwrap();
+        fs::create_dir_all(temp.path().join("logs/c")).unwrap();
+        let (large, small) = (temp.path().join("logs/c/0.log"), temp.path().join("logs/c/1.log"));
+        fs::write(&large, vec![b'x'; 1 << 20]).unwrap();
+        fs::write(&small, vec![b'x'; 64 << 10]).unwrap();
+        if trim(&large, 128 << 10).is_err() {
+            // Not every file system can punch holes.
+            return;
+        }
+        trim_all(temp.path(), 128 << 10);
+        let (content, metadata) = (fs::read(&large).unwrap(), fs::metadata(&large).unwrap());
+        assert_eq!((content.len(), content.iter().position(|byte| *byte != 0)), (1 << 20, Some((1 << 20) - (128 << 10))));
+        assert!(metadata.blocks() * 512 <= (128 << 10) + BLOCK, "{} blocks", metadata.blocks());
+        assert!(fs::read(&small).unwrap().iter().all(|byte| *byte == b'x'));
+    }
+}

@@ -1,0 +1,116 @@
+//! Ports of pods in cells that are forwarded, as kubectl forwards them.
+
+use kiyot_testkit::{
+    Container, Kiyot, Kubelet, Node, Pod, RunningPod, cri,
+    spdy::{self, Receiver, Sender},
+};
+use ring::digest::{SHA256, digest};
+
+use super::{ends_without_a_trace, options};
+
+/// What goes each way of a large transfer.
+const LARGE: usize = 64 << 20;
+
+async fn forwarded(kubelet: &mut Kubelet, pod: &RunningPod, ports: &[i32]) -> (Sender, Receiver) {
+    let request = cri::PortForwardRequest { pod_sandbox_id: pod.sandbox.clone(), port: ports.to_vec() };
+    let url = kubelet.runtime.port_forward(request).await.unwrap().into_inner().url;
+    spdy::open(&url, "portforward.k8s.io").await.unwrap()
+}
+
+/// A connection to one port: the streams of its errors and of its data.
+async fn connect(sender: &mut Sender, port: i32, number: i32) -> (u32, u32) {
+    let (port, number) = (port.to_string(), number.to_string());
+    let headers = |kind| [("streamtype", kind), ("port", &*port), ("requestid", &*number)];
+    let error = sender.begin(&headers("error")).await;
+    sender.end(error).await;
+    (error, sender.begin(&headers("data")).await)
+}
+
+fn sum(bytes: &[u8]) -> String {
+    hex::encode(digest(&SHA256, bytes))
+}
+
+/// Bytes that are different everywhere.
+fn noise() -> Vec<u8> {
+    (0..LARGE as u32 / 4).flat_map(|n| n.wrapping_mul(2_654_435_761).to_be_bytes()).collect()
+}
+
+#[tokio::test]
+async fn several_ports_at_once_each_end_by_themselves() {
+    let node = Node::start().await;
+    let kiyot = Kiyot::start(&node, options()).await;
+    let mut kubelet = kiyot.kubelet().await;
+    // One sends back what comes, one does so too, and one says what it has to say and ends.
+    let script = "nc -ll -p 9001 -e cat & nc -ll -p 9002 -e cat & nc -ll -p 9003 -e echo hello & \
+                  until netstat -ltn | grep -q 9003; do sleep 0.1; done; echo ready; wait";
+    let spec = Pod::new("ports").in_cell().container(Container::script("main", script));
+    let running = kubelet.run_pod(&spec).await.unwrap();
+    kubelet.logged(running.container("main"), "ready").await;
+    let (mut sender, mut receiver) = forwarded(&mut kubelet, &running, &[9001, 9002, 9003]).await;
+    let (_, one) = connect(&mut sender, 9001, 0).await;
+    let (_, two) = connect(&mut sender, 9002, 1).await;
+    let (error, talk) = connect(&mut sender, 9003, 2).await;
+    assert_eq!(receiver.read_to_end(talk).await, b"hello\n");
+    sender.end(talk).await;
+    assert_eq!(receiver.read_to_end(error).await, b"");
+    sender.send(two, b"back").await;
+    sender.send(one, b"forth").await;
+    assert_eq!(receiver.read_until(two, "back").await, "back");
+    assert_eq!(receiver.read_until(one, "forth").await, "forth");
+    // Each ends by itself, and another connection to the same port is another one.
+    sender.end(one).await;
+    assert_eq!(receiver.read_to_end(one).await, b"forth");
+    let (_, again) = connect(&mut sender, 9001, 3).await;
+    sender.send(two, b" again").await;
+    sender.send(again, b"anew").await;
+    assert_eq!(receiver.read_until(two, "again").await, "back again");
+    assert_eq!(receiver.read_until(again, "anew").await, "anew");
+    drop((sender, receiver));
+    ends_without_a_trace(&mut kubelet, &kiyot, &running).await;
+}
+
+#[tokio::test]
+async fn all_of_much_goes_both_ways_at_once() {
+    let node = Node::start().await;
+    let kiyot = Kiyot::start(&node, options()).await;
+    let mut kubelet = kiyot.kubelet().await;
+    let script = "nc -ll -p 9002 -e cat & until netstat -ltn | grep -q 9002; do sleep 0.1; done; echo ready; wait";
+    let running = kubelet.run_pod(&Pod::new("large").in_cell().container(Container::script("main", script))).await.unwrap();
+    kubelet.logged(running.container("main"), "ready").await;
+    let (mut sender, mut receiver) = forwarded(&mut kubelet, &running, &[9002]).await;
+    let (error, echo) = connect(&mut sender, 9002, 0).await;
+    let sent = noise();
+    // containerd ends both ways half a second after one has ended: so nothing ends before all is here.
+    let (received, ()) = tokio::join!(receiver.read_bytes(echo, LARGE), sender.send(echo, &sent));
+    sender.end(echo).await;
+    assert_eq!(received.len(), LARGE);
+    assert_eq!(sum(&received), sum(&sent));
+    assert_eq!(receiver.read_to_end(error).await, b"");
+    drop((sender, receiver));
+    ends_without_a_trace(&mut kubelet, &kiyot, &running).await;
+}
+
+#[tokio::test]
+async fn a_port_where_nobody_listens_is_an_error_in_the_words_of_the_node() {
+    let node = Node::start().await;
+    let kiyot = Kiyot::start(&node, options()).await;
+    let mut kubelet = kiyot.kubelet().await;
+    let main = Container::script("main", super::WAIT);
+    let here = kubelet.run_pod(&Pod::new("here").container(main.clone())).await.unwrap();
+    let there = kubelet.run_pod(&Pod::new("there").in_cell().container(main)).await.unwrap();
+    let mut told = Vec::new();
+    for pod in [&here, &there] {
+        let (mut sender, mut receiver) = forwarded(&mut kubelet, pod, &[9999]).await;
+        let (error, data) = connect(&mut sender, 9999, 0).await;
+        let text = String::from_utf8_lossy(&receiver.read_to_end(error).await).replace(&pod.sandbox, "<id>");
+        sender.end(data).await;
+        // It has the sandbox's id and the name of its network namespace in it; the cell's, for bytes are not looked into.
+        let of_the_pod = |word: &&str| word.starts_with('/') || *word == "host" || *word == "<id>" || word.trim_end_matches(',').len() == 64;
+        let plain: Vec<_> = text.split([' ', ':', '"']).filter(|word| !of_the_pod(word) && !word.starts_with("<id>")).map(str::to_owned).collect();
+        told.push(plain.join(" "));
+    }
+    assert!(told[0].contains("connection refused"), "{told:?}");
+    assert_eq!(told[1], told[0]);
+    kubelet.stop_and_remove(&here).await.unwrap();
+    ends_without_a_trace(&mut kubelet, &kiyot, &there).await;
+}

@@ -1,0 +1,253 @@
+//! What containers mount that is no plain volume, at its edges.
+
+use std::{
+    fs,
+    os::unix::fs::PermissionsExt,
+    path::{Path, PathBuf},
+};
+
+use kiyot_testkit::{Container, Kiyot, KiyotOptions, Kubelet, LIMIT, Node, Pod, RunningContainer, RunningPod, Source, cri, wait_until};
+use tonic::{Code, Status};
+
+use super::{WAIT, ends_without_a_trace, options};
+
+async fn sandbox_of(kubelet: &mut Kubelet, spec: &Pod) -> RunningPod {
+    let config = kubelet.prepare(spec);
+    let sandbox = kubelet.run_sandbox(&config, "").await.unwrap();
+    kubelet.running(spec, config, sandbox)
+}
+
+fn mount(host_path: &Path, container_path: &str, readonly: bool) -> cri::Mount {
+    cri::Mount { host_path: host_path.display().to_string(), container_path: container_path.to_owned(), readonly, ..Default::default() }
+}
+
+/// The refusal of a container with this mount.
+async fn refused(kubelet: &mut Kubelet, running: &RunningPod, mount: cri::Mount) -> Status {
+    let mut main = Container::script("main", WAIT);
+    main.more_mounts.push(mount);
+    let status = kubelet.create_container(running, &main, 0).await.expect_err("the container is refused");
+    assert_eq!(status.code(), Code::FailedPrecondition, "{status:?}");
+    status
+}
+
+#[track_caller]
+fn names(status: &Status, words: &[&str]) {
+    for word in words {
+        assert!(status.message().contains(word), "{word:?} is not in {:?}", status.message());
+    }
+}
+
+async fn begins(kubelet: &mut Kubelet, running: &mut RunningPod, container: &Container, attempt: u32) -> RunningContainer {
+    let made = kubelet.create_container(running, container, attempt).await.unwrap();
+    kubelet.start_container(&made.id).await.unwrap();
+    running.containers.insert(format!("{}-{attempt}", container.name), made.clone());
+    made
+}
+
+fn copying() -> KiyotOptions {
+    KiyotOptions { sections: "[backends.milpa.policy]\nhost_path = \"copy-read-only\"\n".to_owned(), ..options() }
+}
+
+#[tokio::test]
+async fn volumes_of_plugins_and_huge_pages_are_refused_by_name_and_policy() {
+    let node = Node::start().await;
+    let kiyot = Kiyot::start(&node, options()).await;
+    let mut kubelet = kiyot.kubelet().await;
+    let spec = Pod::new("attached").in_cell().volume("pages", Source::EmptyDir { memory: false });
+    let running = sandbox_of(&mut kubelet, &spec).await;
+    let volumes = kubelet.pod_directory(&spec.uid).join("volumes");
+    let csi = volumes.join("kubernetes.io~csi/pvc-7d1f/mount");
+    fs::create_dir_all(&csi).unwrap();
+    let status = refused(&mut kubelet, &running, mount(&csi, "/data", true)).await;
+    names(&status, &["main", "/data", "kubernetes.io~csi/pvc-7d1f", "host_path = \"refuse\"", "emptyDir"]);
+    // A part of such a volume, as the kubelet binds it.
+    let part = kubelet.pod_directory(&spec.uid).join("volume-subpaths/pvc-7d1f/main/0");
+    fs::create_dir_all(&part).unwrap();
+    let status = refused(&mut kubelet, &running, mount(&part, "/part", false)).await;
+    names(&status, &["main", "/part", "pvc-7d1f", "kubernetes.io~csi", "host_path = \"refuse\""]);
+
+    let pages = volumes.join("kubernetes.io~empty-dir/pages");
+    rustix::mount::mount("hugetlbfs", &pages, "hugetlbfs", rustix::mount::MountFlags::empty(), None).unwrap();
+    let status = refused(&mut kubelet, &running, mount(&pages, "/pages", false)).await;
+    rustix::mount::unmount(&pages, rustix::mount::UnmountFlags::DETACH).unwrap();
+    names(&status, &["pages", "huge pages", "disk and memory"]);
+    assert!(kubelet.containers().await.unwrap().is_empty());
+    ends_without_a_trace(&mut kubelet, &kiyot, &running).await;
+}
+
+#[tokio::test]
+async fn a_file_that_is_missing_becomes_no_directory() {
+    let node = Node::start().await;
+    let kiyot = Kiyot::start(&node, copying()).await;
+    let mut kubelet = kiyot.kubelet().await;
+    let spec = Pod::new("fileless").in_cell();
+    let mut running = sandbox_of(&mut kubelet, &spec).await;
+    let missing = node.directory().join("not-there.conf");
+    let status = refused(&mut kubelet, &running, mount(&missing, "/etc/app.conf", true)).await;
+    names(&status, &["not-there.conf", "No such file"]);
+    assert!(!missing.exists());
+    // The kubelet's own hosts file is no different.
+    let hosts = kubelet.pod_directory(&spec.uid).join("etc-hosts");
+    let content = fs::read(&hosts).unwrap();
+    fs::remove_file(&hosts).unwrap();
+    let status = kubelet.create_container(&running, &Container::script("main", WAIT), 0).await.unwrap_err();
+    names(&status, &["etc-hosts", "No such file"]);
+    assert!(!hosts.exists());
+    // Once they are there, the same container can be made, and they are files.
+    fs::write(&hosts, content).unwrap();
+    fs::write(&missing, "setting").unwrap();
+    let mut main = Container::script("main", WAIT);
+    main.more_mounts.push(mount(&missing, "/etc/app.conf", true));
+    let main = begins(&mut kubelet, &mut running, &main, 0).await;
+    let said =
+        kubelet.exec_sync(&main.id, &["sh", "-c", "cat /etc/app.conf; stat -c %F /etc/app.conf /etc/hosts /dev/termination-log"]).await.unwrap();
+    assert_eq!(said.stdout, "settingregular file\nregular file\nregular empty file\n");
+    ends_without_a_trace(&mut kubelet, &kiyot, &running).await;
+}
+
+#[tokio::test]
+async fn copies_of_the_nodes_paths_are_bounded_and_made_anew_for_each_attempt() {
+    let node = Node::start().await;
+    let kiyot = Kiyot::start(&node, copying()).await;
+    let mut kubelet = kiyot.kubelet().await;
+    let mut running = sandbox_of(&mut kubelet, &Pod::new("copying").in_cell()).await;
+    let of_the_node = |name: &str| -> PathBuf {
+        let directory = node.directory().join(name);
+        fs::create_dir(&directory).unwrap();
+        directory
+    };
+    let (large, many, socket) = (of_the_node("large"), of_the_node("many"), of_the_node("socket"));
+    fs::File::create(large.join("file")).unwrap().set_len((64 << 20) + 1).unwrap();
+    for n in 0..=10_000 {
+        fs::write(many.join(n.to_string()), "").unwrap();
+    }
+    let _listener = std::os::unix::net::UnixListener::bind(socket.join("daemon.sock")).unwrap();
+    let status = refused(&mut kubelet, &running, mount(&large, "/large", true)).await;
+    names(&status, &["large", "67108864 bytes"]);
+    let status = refused(&mut kubelet, &running, mount(&many, "/many", true)).await;
+    names(&status, &["many", "10000 entries"]);
+    let status = refused(&mut kubelet, &running, mount(&socket, "/socket", true)).await;
+    names(&status, &["daemon.sock", "a socket"]);
+
+    let tree = of_the_node("tree");
+    fs::create_dir(tree.join("sub")).unwrap();
+    fs::write(tree.join("sub/old"), "old").unwrap();
+    fs::set_permissions(tree.join("sub"), fs::Permissions::from_mode(0o750)).unwrap();
+    let look = "cd /tree; find . | sort; cat sub/old sub 2>/dev/null; echo";
+    let mut one = Container::script("one", &format!("{look}; until [ -e /tmp/go ]; do sleep 0.1; done; {look}"));
+    one.more_mounts.push(mount(&tree, "/tree", true));
+    let first = begins(&mut kubelet, &mut running, &one, 0).await;
+    kubelet.logged(&first, "old").await;
+    fs::remove_dir_all(tree.join("sub")).unwrap();
+    fs::write(tree.join("sub"), "a file").unwrap();
+    // Another container's copy is of now, and takes nothing from one that runs.
+    let mut other = Container::script("other", &format!("{look}; {WAIT}"));
+    other.more_mounts.push(mount(&tree, "/tree", true));
+    let other = begins(&mut kubelet, &mut running, &other, 0).await;
+    kubelet.logged(&other, "a file").await;
+    kubelet.exec_sync(&first.id, &["touch", "/tmp/go"]).await.unwrap();
+    kubelet.exited(&first.id).await;
+    let texts = |kubelet: &Kubelet, of: &RunningContainer| kubelet.log_lines(of).into_iter().map(|line| line.text).collect::<Vec<_>>();
+    assert_eq!(texts(&kubelet, &first), [".", "./sub", "./sub/old", "old", ".", "./sub", "./sub/old", "old"]);
+    // The next attempt's has nothing of the one before.
+    let second = begins(&mut kubelet, &mut running, &one, 1).await;
+    kubelet.logged(&second, "a file").await;
+    assert_eq!(texts(&kubelet, &second)[..3], [".", "./sub", "a file"]);
+    ends_without_a_trace(&mut kubelet, &kiyot, &running).await;
+}
+
+#[tokio::test]
+async fn last_words_come_from_wherever_they_are_written_and_to_their_end() {
+    let node = Node::start().await;
+    let kiyot = Kiyot::start(&node, options()).await;
+    let mut kubelet = kiyot.kubelet().await;
+    let spec = Pod::new("talkative").in_cell();
+    let mut running = sandbox_of(&mut kubelet, &spec).await;
+    // Longer than what is brought home, and no text at its end.
+    let script = "head -c 100000 /dev/zero | tr '\\0' a > /var/run/words; printf '\\377\\000the end' >> /var/run/words; exit 3";
+    let elsewhere = |config: &mut cri::ContainerConfig| {
+        config
+            .mounts
+            .iter_mut()
+            .filter(|mount| mount.container_path == "/dev/termination-log")
+            .for_each(|mount| mount.container_path = "/var/run/words".to_owned());
+    };
+    let made = kubelet.create_container_with(&running, &Container::script("main", script), 0, elsewhere).await.unwrap();
+    kubelet.start_container(&made.id).await.unwrap();
+    running.containers.insert("main".to_owned(), made.clone());
+    assert_eq!(kubelet.exited(&made.id).await.exit_code, 3);
+    let words = fs::read(&made.termination).unwrap();
+    // The kubelet reads the last 4096 bytes (kubelet/container, MaxContainerTerminationMessageLength).
+    let last = &words[words.len() - 4096..];
+    assert!(last.ends_with(b"aaa\xff\x00the end") && last[..4000].iter().all(|byte| *byte == b'a'), "{}", String::from_utf8_lossy(last));
+    ends_without_a_trace(&mut kubelet, &kiyot, &running).await;
+}
+
+#[tokio::test]
+async fn what_a_removed_container_had_for_itself_is_gone_from_its_cell() {
+    let node = Node::start().await;
+    let kiyot = Kiyot::start(&node, options()).await;
+    let mut kubelet = kiyot.kubelet().await;
+    let mut running = sandbox_of(&mut kubelet, &Pod::new("crashing").in_cell()).await;
+    let main = Container::script("main", "echo something; echo words > /dev/termination-log; exit 1");
+    let pod_dir = kiyot.state().join("cells").join(kiyot.cells().remove(0)).join("pod");
+    let files = || kiyot_testkit::output("find", &[&pod_dir.display().to_string(), "-type", "f"]).unwrap();
+    for attempt in 0..3 {
+        let made = begins(&mut kubelet, &mut running, &main, attempt).await;
+        assert_eq!(kubelet.exited(&made.id).await.exit_code, 1);
+        assert!(files().contains(&format!("logs/{}/0.log", made.id)) && files().contains(&format!("containers/main/{attempt:08x}")), "{}", files());
+        running.containers.remove(&format!("main-{attempt}"));
+        kubelet.runtime.remove_container(cri::RemoveContainerRequest { container_id: made.id.clone() }).await.unwrap();
+        assert!(!files().contains("logs/") && !files().contains("containers/"), "{}", files());
+    }
+    ends_without_a_trace(&mut kubelet, &kiyot, &running).await;
+}
+
+/// Binds a part of an emptyDir as the kubelet does where it finds nothing (pkg/volume/util/subpath).
+fn bound(pod: &Path, volume: &str, below: &str, at: &str) -> PathBuf {
+    let (placeholder, target) =
+        (pod.join("volumes/kubernetes.io~empty-dir").join(volume).join(below), pod.join("volume-subpaths").join(volume).join(at));
+    fs::create_dir_all(&placeholder).unwrap();
+    fs::create_dir_all(&target).unwrap();
+    rustix::mount::mount_bind(&placeholder, &target).unwrap();
+    target
+}
+
+#[tokio::test]
+async fn a_part_of_an_empty_dir_is_the_one_of_now_and_never_behind_a_link() {
+    let node = Node::start().await;
+    let kiyot = Kiyot::start(&node, options()).await;
+    let mut kubelet = kiyot.kubelet().await;
+    let spec = Pod::new("linked").in_cell().volume("scratch", Source::EmptyDir { memory: false });
+    let mut running = sandbox_of(&mut kubelet, &spec).await;
+    let pod = kubelet.pod_directory(&spec.uid);
+    let maker =
+        Container::script("maker", &format!("cd /scratch; echo one > file; ln -s /etc out; ln -s ../../.. up; mkdir -p d/e; ln -s d in; {WAIT}"));
+    let maker = begins(&mut kubelet, &mut running, &maker.mount("scratch", "/scratch"), 0).await;
+    wait_until("all is made", LIMIT, async || kubelet.exec_sync(&maker.id, &["readlink", "/scratch/in"]).await.ok().filter(|said| said.code == 0))
+        .await;
+    let mut targets = Vec::new();
+    for (index, below) in ["out", "up", "out/ssl", "in/e"].into_iter().enumerate() {
+        let target = bound(&pod, "scratch", below, &format!("main/{index}"));
+        let mut main = Container::script("main", WAIT);
+        main.more_mounts.push(mount(&target, "/part", false));
+        let status = kubelet.create_container(&running, &main, 0).await.expect_err("a link is not followed");
+        names(&status, &["scratch"]);
+        targets.push(target);
+    }
+    // One that was replaced since the last attempt is the new one.
+    let target = bound(&pod, "scratch", "file", "main/9");
+    let mut main = Container::script("main", "cat /part");
+    main.more_mounts.push(mount(&target, "/part", false));
+    for (attempt, text) in ["one", "two", "two"].into_iter().enumerate() {
+        kubelet.exec_sync(&maker.id, &["sh", "-c", &format!("echo {text} > /scratch/new; mv /scratch/new /scratch/file")]).await.unwrap();
+        let made = begins(&mut kubelet, &mut running, &main, u32::try_from(attempt).unwrap()).await;
+        kubelet.exited(&made.id).await;
+        assert_eq!(kubelet.log_lines(&made)[0].text, text);
+    }
+    targets.push(target);
+    for target in targets {
+        let _ = rustix::mount::unmount(&target, rustix::mount::UnmountFlags::DETACH);
+    }
+    ends_without_a_trace(&mut kubelet, &kiyot, &running).await;
+}

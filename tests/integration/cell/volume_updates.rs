@@ -1,0 +1,158 @@
+//! Volumes that the kubelet writes anew while a pod in a cell uses them.
+
+use std::fs;
+
+use kiyot_testkit::{Container, Kiyot, Kubelet, LIMIT, Node, Pod, Source, wait_until};
+
+use super::{WAIT, ends_without_a_trace, options, wire::Wire};
+
+async fn said(kubelet: &mut Kubelet, container: &str, script: &str) -> String {
+    let told = kubelet.exec_sync(container, &["sh", "-c", script]).await.unwrap();
+    told.stdout + &told.stderr
+}
+
+/// Waits until a script says something. A call may fail while the cell is away.
+async fn shows(kubelet: &mut Kubelet, container: &str, script: &str, expected: &str) {
+    wait_until(format!("{script:?} in the cell shows {expected:?}"), LIMIT, async || {
+        let told = kubelet.exec_sync(container, &["sh", "-c", script]).await.ok()?;
+        (told.stdout == expected).then_some(())
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_reader_never_sees_a_part_of_an_update() {
+    const UPDATES: usize = 30;
+    let node = Node::start().await;
+    let kiyot = Kiyot::start(&node, options()).await;
+    let mut kubelet = kiyot.kubelet().await;
+    let names: Vec<String> = (0..6).map(|n| format!("key-{n}")).collect();
+    // Long enough to be brought in several parts.
+    let files = |version: usize| {
+        let content = format!("{version}\n").into_bytes().into_iter().chain(std::iter::repeat_n(b'x', 150_000)).collect::<Vec<u8>>();
+        names.iter().map(|name| (name.clone(), content.clone())).collect()
+    };
+    // What `..data` leads to is whole for as long as it leads there, and of one version; and so is each name, whenever it is looked at.
+    let script = "last=; while :; do
+        d=$(readlink /v/..data) || { echo BROKEN no data; continue; }
+        if s=$(for k in 0 1 2 3 4 5; do head -n 1 /v/$d/key-$k || exit 1; [ $(stat -c %s /v/$d/key-$k) -gt 150000 ] || exit 1; done 2>/dev/null); then
+            set -- $s; [ \"$1$1$1$1$1$1\" = \"$1$2$3$4$5$6\" ] || echo BROKEN mixed $s; [ \"$1\" = \"$last\" ] || { last=$1; echo version $1; }
+        elif [ \"$(readlink /v/..data)\" = \"$d\" ]; then echo BROKEN part $s; fi; done";
+    let spec = Pod::new("reader").in_cell().volume("v", Source::Projected(files(0))).container(Container::script("main", script).mount("v", "/v"));
+    let running = kubelet.run_pod(&spec).await.unwrap();
+    let main = running.container("main").clone();
+    kubelet.logged(&main, "version 0").await;
+    for version in 1..=UPDATES {
+        kubelet.update_volume(&spec, "v", &files(version));
+        // Some of them come while the one before is brought, and some alone.
+        if version % 3 == 0 {
+            kubelet.logged(&main, &format!("version {version}")).await;
+        }
+    }
+    kubelet.logged(&main, &format!("version {UPDATES}")).await;
+    let broken: Vec<_> = kubelet.log_lines(&main).into_iter().filter(|line| line.text.contains("BROKEN")).collect();
+    assert_eq!(broken, []);
+    kubelet.stop_and_remove(&running).await.unwrap();
+    assert_eq!(kiyot.cells(), Vec::<String>::new());
+}
+
+#[tokio::test]
+async fn an_update_arrives_while_and_after_the_connection_was_cut() {
+    let node = Node::start().await;
+    let kiyot = Kiyot::start(&node, options()).await;
+    let mut kubelet = kiyot.kubelet().await;
+    let mut wire = Wire::lay(&kiyot.state());
+    let spec = Pod::new("cut-off")
+        .in_cell()
+        .volume("token", Source::Projected(Source::files(&[("token", "zero")])))
+        .volume("settings", Source::ConfigMap(Source::files(&[("colour", "none")])))
+        .container(Container::script("main", WAIT).mount("token", "/token").mount("settings", "/settings"));
+    let running = kubelet.run_pod(&spec).await.unwrap();
+    let main = running.container("main").id.clone();
+    let agents = || super::faults::processes(&["kiyot-cell", "agent", &kiyot.cells()[0]]);
+    let agent = agents();
+    for (before, after) in [("one", "two"), ("three", "four")] {
+        let ends = || kiyot.log().matches("A control connection broke.").count();
+        let until_now = ends();
+        drop(wire);
+        wait_until("the end of the connection is noticed", LIMIT, async || (ends() > until_now).then_some(())).await;
+        kubelet.update_volume(&spec, "token", &Source::files(&[("token", before)]));
+        wire = Wire::lay(&kiyot.state());
+        shows(&mut kubelet, &main, "cat /token/token", before).await;
+        // It is found with the connection, and does not wait for the next look at all volumes; the other one by its news.
+        kubelet.update_volume(&spec, "settings", &Source::files(&[("colour", after)]));
+        shows(&mut kubelet, &main, "cat /settings/colour", after).await;
+    }
+    assert_eq!(agents(), agent, "nobody was restarted");
+    ends_without_a_trace(&mut kubelet, &kiyot, &running).await;
+}
+
+#[tokio::test]
+async fn sources_of_a_projected_volume_come_change_and_go() {
+    let node = Node::start().await;
+    let kiyot = Kiyot::start(&node, options()).await;
+    let mut kubelet = kiyot.kubelet().await;
+    // A service account's token, a ConfigMap's keys, the downward API's files, and a Secret that is optional and not there yet.
+    let first = [
+        ("token", "eyJ.first.token"),
+        ("ca.crt", "a certificate"),
+        ("namespace", "default"),
+        ("pod/labels", "app=\"web\"\n"),
+        ("pod/name", "projected"),
+    ];
+    let spec = Pod::new("projected")
+        .in_cell()
+        .volume("all", Source::Projected(Source::files(&first)))
+        .container(Container::script("main", WAIT).mount("all", "/var/run/all"));
+    let running = kubelet.run_pod(&spec).await.unwrap();
+    let main = running.container("main").id.clone();
+    let all = "cd /var/run/all; for f in $(find . -follow -type f ! -path './..*' | sort); do echo \"$f $(cat $f)\"; done";
+    assert_eq!(
+        said(&mut kubelet, &main, all).await,
+        "./ca.crt a certificate\n./namespace default\n./pod/labels app=\"web\"\n./pod/name projected\n./token eyJ.first.token\n"
+    );
+    // The kubelet replaces a token when four fifths of its time are over.
+    let second = [
+        ("token", "eyJ.second.token"),
+        ("ca.crt", "a certificate"),
+        ("namespace", "default"),
+        ("pod/labels", "app=\"shop\"\n"),
+        ("late/key", "come"),
+    ];
+    kubelet.update_volume(&spec, "all", &Source::files(&second));
+    shows(
+        &mut kubelet,
+        &main,
+        all,
+        "./ca.crt a certificate\n./late/key come\n./namespace default\n./pod/labels app=\"shop\"\n./token eyJ.second.token\n",
+    )
+    .await;
+    // Nothing is left of what was, under whatever name.
+    shows(&mut kubelet, &main, "cd /var/run/all; grep -rl first . ; ls -A | grep -c '^\\.\\.2'", "1\n").await;
+    kubelet.update_volume(&spec, "all", &Source::files(&[("token", "eyJ.third.token")]));
+    shows(&mut kubelet, &main, all, "./token eyJ.third.token\n").await;
+    shows(&mut kubelet, &main, "cd /var/run/all; ls -A | grep -v '^\\.\\.'", "token\n").await;
+    assert_eq!(said(&mut kubelet, &main, "readlink /var/run/all/token").await, "..data/token\n");
+    ends_without_a_trace(&mut kubelet, &kiyot, &running).await;
+}
+
+#[tokio::test]
+async fn a_volume_that_is_too_large_now_stays_as_it_was_and_that_is_said() {
+    let node = Node::start().await;
+    let kiyot = Kiyot::start(&node, options()).await;
+    let mut kubelet = kiyot.kubelet().await;
+    let spec = Pod::new("grown")
+        .in_cell()
+        .volume("settings", Source::ConfigMap(Source::files(&[("colour", "blue")])))
+        .container(Container::script("main", WAIT).mount("settings", "/settings"));
+    let running = kubelet.run_pod(&spec).await.unwrap();
+    let main = running.container("main").id.clone();
+    kubelet.update_volume(&spec, "settings", &Source::files(&[("colour", "red")]));
+    shows(&mut kubelet, &main, "cat /settings/colour", "red").await;
+    let settings = kubelet.pod_directory(&spec.uid).join("volumes/kubernetes.io~configmap/settings");
+    fs::File::create(settings.join("..data/large")).unwrap().set_len((64 << 20) + 1).unwrap();
+    kiyot_testkit::output("touch", &[&settings.display().to_string()]).unwrap();
+    wait_until("it is said", LIMIT, async || kiyot.log().contains("can't be read on the node; the cell keeps its copy").then_some(())).await;
+    assert_eq!(said(&mut kubelet, &main, "cat /settings/colour").await, "red");
+    ends_without_a_trace(&mut kubelet, &kiyot, &running).await;
+}

@@ -1,0 +1,34 @@
+//! A wire between agents and the gateway that can be cut while both live.
+
+use std::path::Path;
+
+use tokio::net::{UnixListener, UnixStream};
+use tokio_util::sync::{CancellationToken, DropGuard};
+
+/// A wire in the place of the gateway's socket. It is there for as long as this is; after that nobody gets through.
+pub(super) struct Wire(#[expect(dead_code, reason = "it ends what it guards")] DropGuard);
+
+impl Wire {
+    /// Lays one, for connections that are made from now on.
+    pub(super) fn lay(state: &Path) -> Self {
+        let (near, far) = (state.join("gateway.sock"), state.join("far.sock"));
+        if far.exists() {
+            std::fs::remove_file(&near).unwrap();
+        } else {
+            std::fs::rename(&near, &far).unwrap();
+        }
+        let listener = UnixListener::bind(&near).unwrap();
+        let end = CancellationToken::new();
+        let all = end.clone();
+        tokio::spawn(end.clone().run_until_cancelled_owned(async move {
+            loop {
+                let (mut one, _) = listener.accept().await.unwrap();
+                let mut other = UnixStream::connect(&far).await.unwrap();
+                tokio::spawn(all.clone().run_until_cancelled_owned(async move {
+                    let _ = tokio::io::copy_bidirectional(&mut one, &mut other).await;
+                }));
+            }
+        }));
+        Self(end.drop_guard())
+    }
+}
