@@ -35,6 +35,8 @@ enum Plan<'a> {
     /// Whichever has this id.
     Whose(String),
     Decoded(&'a Arc<dyn Decoded>),
+    /// The node, with this message instead: it does not know the handler that the pod has.
+    Left(Bytes),
     List,
     Metrics,
     Events,
@@ -85,6 +87,13 @@ pub(super) async fn serve(front: Arc<Shared>, settings: Arc<Settings>, request: 
         _ if !alone => caller.status(&Status::internal(format!("{method} takes one message, and there came more"))),
         Plan::Decoded(backend) => Box::pin(answer_decoded(&front, backend, method, message, budget, caller)).await,
         Plan::Learned(place) => Box::pin(gather::learned(&front, method, place, incoming, message, budget, caller)).await,
+        Plan::Left(message) => {
+            incoming.replace(message.clone());
+            match by_place(&front, method, 0) {
+                Plan::Learned(place) => Box::pin(gather::learned(&front, method, place, incoming, message, budget, caller)).await,
+                _ => forward::forward(front.registry.node(), incoming, budget, caller).await,
+            }
+        }
         Plan::List => Box::pin(gather::list(&front, method, incoming, message, budget, caller)).await,
         Plan::Metrics => Box::pin(gather::metrics(&front, incoming, budget, caller)).await,
         Plan::Events => Box::pin(events::serve(&front, incoming, budget, caller)).await,
@@ -181,7 +190,13 @@ fn run<'a>(front: &'a Shared, routing: &Routing, message: &[u8]) -> Plan<'a> {
             None => Plan::Decoded(backend),
             Some(why) => {
                 tracing::info!(namespace, name, backend = %registry.node_name(), instead_of = decision.backend, why, "a pod sandbox stays on the node");
-                by_place(front, Method::RunPodSandbox, 0)
+                // A handler that is a backend's own is no container runtime's: on the node the pod gets the default one.
+                let handler = pod.runtime_handler().unwrap_or_default();
+                let is_ours = registry.declared().iter().any(|(_, declared)| declared.runtime_handlers.contains(&handler));
+                match pod.without_runtime_handler() {
+                    Ok(message) if is_ours => Plan::Left(message.into()),
+                    _ => by_place(front, Method::RunPodSandbox, 0),
+                }
             }
         },
         None => Plan::Refuse(Status::failed_precondition(format!("the pod is routed to {:?}, and there is no such backend", decision.backend))),

@@ -4,7 +4,7 @@ use std::{future::poll_fn, task::Poll, time::Duration};
 
 use bytes::{Bytes, BytesMut};
 use h2::RecvStream;
-use http::{Request, request::Parts};
+use http::{Request, header::CONTENT_LENGTH, request::Parts};
 
 use super::{
     frame::{self, Body},
@@ -125,6 +125,13 @@ impl Incoming {
             joined.extend_from_slice(&part);
             self.body = joined.freeze();
         }
+    }
+
+    /// Puts another message in place of the one that came, which was the only one.
+    pub(super) fn replace(&mut self, message: Bytes) {
+        self.head.headers.remove(CONTENT_LENGTH);
+        self.body = frame::framed(message).concat().into();
+        self.rest = None;
     }
 
     /// The message that [`Self::message`] found.

@@ -4,6 +4,9 @@
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Malformed;
 
+/// `RunPodSandboxRequest.runtime_handler`.
+const RUNTIME_HANDLER: u32 = 2;
+
 /// The value of one field.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Value<'a> {
@@ -132,6 +135,22 @@ pub fn has(message: &[u8], wanted: u32) -> bool {
     Fields::of(message).any(|field| matches!(field, Ok((number, _)) if number == wanted))
 }
 
+/// A message without its fields of a number; what is left is byte for byte what it was.
+pub fn without(message: &[u8], unwanted: u32) -> Result<Vec<u8>, Malformed> {
+    let mut left = Vec::with_capacity(message.len());
+    let mut fields = Fields::of(message);
+    let mut rest = fields.rest;
+    while let Some(field) = fields.next() {
+        let (number, _) = field?;
+        let (field, after) = rest.split_at(rest.len() - fields.rest.len());
+        if number != unwanted {
+            left.extend_from_slice(field);
+        }
+        rest = after;
+    }
+    Ok(left)
+}
+
 /// What routing looks at in a `RunPodSandboxRequest`.
 #[derive(Debug, Clone, Copy)]
 pub struct Pod<'a> {
@@ -146,7 +165,12 @@ impl<'a> Pod<'a> {
 
     /// `runtime_handler`.
     pub fn runtime_handler(&self) -> Result<&'a str, Malformed> {
-        string(self.request, &[2])
+        string(self.request, &[RUNTIME_HANDLER])
+    }
+
+    /// The request for the runtime's own default handler.
+    pub fn without_runtime_handler(&self) -> Result<Vec<u8>, Malformed> {
+        without(self.request, RUNTIME_HANDLER)
     }
 
     /// `config.metadata.name`.

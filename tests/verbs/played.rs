@@ -6,6 +6,7 @@ use std::{
     net::IpAddr,
     path::PathBuf,
     sync::{Arc, Mutex},
+    time::Duration,
 };
 
 use async_trait::async_trait;
@@ -159,6 +160,8 @@ pub(crate) struct State {
     pub(crate) lose: Vec<&'static str>,
     /// Calls that are answered without an end.
     pub(crate) endless: Vec<&'static str>,
+    /// Calls that are not answered for as long as they are in it.
+    pub(crate) silent: Vec<&'static str>,
     /// What each container uses of the processor, if it knows that.
     pub(crate) used: Option<u64>,
 }
@@ -180,6 +183,7 @@ impl PlayedCell {
             asked: HashMap::new(),
             lose: Vec::new(),
             endless: Vec::new(),
+            silent: Vec::new(),
             used: None,
         })))
     }
@@ -215,6 +219,9 @@ impl PlayedCell {
             async move {
                 let path = request.uri().path().to_owned();
                 let body = request.into_body().collect().await.map(|body| body.to_bytes()).unwrap_or_default();
+                while own.with(|state| state.silent.iter().any(|method| path.ends_with(&format!("/{method}")))) {
+                    tokio::time::sleep(Duration::from_millis(5)).await;
+                }
                 Ok(own.answer(&info, &path, unframed(&body)))
             }
         })

@@ -29,6 +29,18 @@ fn a_config_in_two_parts_is_read_as_one() {
 }
 
 #[test]
+fn a_request_without_its_handler_is_the_same_otherwise() {
+    let plain = request("a", [("k".to_string(), "1".to_string())].into(), HashMap::new(), "");
+    let handled = cri::RunPodSandboxRequest { runtime_handler: "kiyot".into(), ..plain.clone() };
+    // A field that this build does not know stays where it was; a handler that comes twice goes twice.
+    let unknown = [0xba, 0x3e, 3, 1, 2, 3];
+    let told = [&handled.encode_to_vec()[..], &unknown, &[0x12, 1, b'x'][..]].concat();
+    assert_eq!(Pod::of(&told).without_runtime_handler(), Ok([&plain.encode_to_vec()[..], &unknown].concat()));
+    assert_eq!(Pod::of(&told[..told.len() - 1]).without_runtime_handler(), Err(Malformed));
+    assert_eq!(without(b"", 2), Ok(vec![]));
+}
+
+#[test]
 fn a_group_is_malformed() {
     assert_eq!(string(&[0x0b, 0x0c], &[1]), Err(Malformed));
 }
