@@ -83,6 +83,12 @@ fn every_reason_is_explained() {
         (OPT_IN, pod("", "  runtimeClassName: kiyot"), "goes to milpa: it declares the runtime handler kiyot"),
         (OPT_OUT, pod("", ""), "goes to milpa: no rule is for it"),
         (OPT_OUT, pod("kubernetes.io/target-runtime: containerd", ""), "goes to containerd: the rule on-request is the first that is for it"),
+        (OPT_OUT, pod("kubernetes.io/config.source: file", ""), "goes to containerd: the rule static-pods-stay is the first that is for it"),
+        (
+            OPT_OUT,
+            pod("", "").replace("{name: p,", "{name: p, labels: {controller-revision-hash: a, pod-template-generation: \"1\"},"),
+            "goes to containerd: the rule daemonsets-stay is the first that is for it",
+        ),
         (
             OPT_OUT,
             pod("", "  hostNetwork: true"),
