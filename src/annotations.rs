@@ -187,7 +187,8 @@ fn volume_size(field: Field<'_>) -> Option<u64> {
 fn security_groups(field: Field<'_>) -> Option<Vec<String>> {
     let allowed = format!("1 to {MAX_SECURITY_GROUPS} different security groups such as sg-0123456789abcdef0, with commas between");
     field.read(&allowed, |text| {
-        let groups: Vec<String> = text.split(',').map(|group| group.trim().to_owned()).collect();
+        // One more than there may be: each is compared with all others, and a pod's annotations may have hundreds of thousands.
+        let groups: Vec<String> = text.split(',').take(MAX_SECURITY_GROUPS + 1).map(|group| group.trim().to_owned()).collect();
         let fit = groups.len() <= MAX_SECURITY_GROUPS && groups.iter().all(|group| is_name(group, &['.', '-', '_']));
         let different = groups.iter().enumerate().all(|(index, group)| !groups[..index].contains(group));
         (fit && different).then_some(groups)

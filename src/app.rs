@@ -24,6 +24,7 @@ use crate::{
 
 mod clock;
 mod reload;
+mod systemd;
 
 /// Threads of the main runtime. What runs there waits for cells, not for the processor.
 const WORKERS: usize = 2;
@@ -110,8 +111,18 @@ async fn serve(path: &Path, mut config: Config) -> Result<(), AppError> {
     let mut terminate = signal(SignalKind::terminate()).map_err(AppError::Runtime)?;
     let mut interrupt = signal(SignalKind::interrupt()).map_err(AppError::Runtime)?;
     let mut hangup = signal(SignalKind::hangup()).map_err(AppError::Runtime)?;
+    tracing::info!(
+        version = env!("CARGO_PKG_VERSION"),
+        config = %path.display(),
+        backends = config.backends.keys().map(String::as_str).collect::<Vec<_>>().join(", "),
+        rules = config.routing.rules.len(),
+        default = config.routing.default,
+        "Kiyot starts"
+    );
     let app = App::start(&config).await?;
-    notify(&[sd_notify::NotifyState::Ready]);
+    systemd::ready();
+    let pulse = app.front.pulse.clone();
+    let mut life = std::pin::pin!(systemd::live(&pulse));
     let mut clock = clock::Clock::now();
     let mut looks = tokio::time::interval(clock::LOOK);
     looks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
@@ -120,19 +131,20 @@ async fn serve(path: &Path, mut config: Config) -> Result<(), AppError> {
             _ = terminate.recv() => break "SIGTERM",
             _ = interrupt.recv() => break "SIGINT",
             _ = looks.tick() => clock.look(),
-            _ = hangup.recv() => app.reload(path, &mut config),
+            _ = hangup.recv() => {
+                systemd::reloading();
+                app.reload(path, &mut config);
+                systemd::ready();
+            }
+            never = &mut life => match never {},
             () = app.front.drain.ended() => return Err(AppError::Closed),
         }
     };
     tracing::info!(signal = told, "Told to stop; pods in cells go on.");
-    notify(&[sd_notify::NotifyState::Stopping]);
-    app.stop(&config).await;
-    Ok(())
-}
-
-/// Tells systemd, if it asked to be told.
-fn notify(states: &[sd_notify::NotifyState<'_>]) {
-    if let Err(error) = sd_notify::notify(states) {
-        tracing::warn!(%error, "systemd could not be told of the daemon's state.");
+    systemd::stopping();
+    tokio::select! {
+        () = app.stop(&config) => {}
+        never = &mut life => match never {},
     }
+    Ok(())
 }

@@ -79,14 +79,9 @@ impl From<String> for Output {
     }
 }
 
-/// Why a command could not be done.
+/// What a command was given is wrong.
 #[derive(Debug)]
-enum Failure {
-    /// What it was given is wrong.
-    Usage(String),
-    /// Anything else.
-    Other(String),
-}
+struct Wrong(String);
 
 /// Runs a command line, the program's name first.
 pub fn run(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
@@ -99,14 +94,14 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
             return if error.use_stderr() { ExitCode::from(EXIT_USAGE) } else { ExitCode::SUCCESS };
         }
     };
-    let (code, text) = match execute(arguments.command) {
-        Ok(Output { text, code }) => return print(&text, code),
-        Err(Failure::Usage(text)) => (ExitCode::from(EXIT_USAGE), text),
-        Err(Failure::Other(text)) => (ExitCode::FAILURE, text),
-    };
-    // Nobody is left to tell if this can't be written.
-    let _ = writeln!(io::stderr(), "{}", text.trim_end());
-    code
+    match execute(arguments.command) {
+        Ok(Output { text, code }) => print(&text, code),
+        Err(Wrong(text)) => {
+            // Nobody is left to tell if this can't be written.
+            let _ = writeln!(io::stderr(), "{}", text.trim_end());
+            ExitCode::from(EXIT_USAGE)
+        }
+    }
 }
 
 fn print(text: &str, code: ExitCode) -> ExitCode {
@@ -115,27 +110,37 @@ fn print(text: &str, code: ExitCode) -> ExitCode {
 }
 
 /// Does what a command says, and returns what to print.
-fn execute(command: Command) -> Result<Output, Failure> {
+fn execute(command: Command) -> Result<Output, Wrong> {
     match command {
         Command::Serve { config, log_format } => {
-            telemetry::init(log_format).map_err(Failure::Usage)?;
-            let loaded = load(&config)?;
-            app::run(&config, loaded).map(|()| String::new().into()).map_err(|error| Failure::Other(chain(&*error)))
+            telemetry::init(log_format).map_err(Wrong)?;
+            // What ends the daemon stands in its log, in the log's own form.
+            let ended = |code: ExitCode, error: &str| {
+                tracing::error!(%error, "The daemon ends");
+                Ok(Output { text: String::new(), code })
+            };
+            match config::load(&config) {
+                Err(problems) => ended(ExitCode::from(EXIT_USAGE), &problems.to_string()),
+                Ok(loaded) => match app::run(&config, loaded) {
+                    Ok(()) => Ok(String::new().into()),
+                    Err(error) => ended(ExitCode::FAILURE, &chain(&*error)),
+                },
+            }
         }
         Command::CheckConfig { config } => Ok(summary::of(&config, &load(&config)?).into()),
         Command::Explain { config, filename } => {
             let config = load(&config)?;
             let name = filename.display().to_string();
-            let yaml = read(&filename).map_err(|error| Failure::Usage(format!("{name}: can't be read: {error}")))?;
-            let manifest = manifest::parse(&name, &yaml).map_err(|problems| Failure::Usage(problems.to_string()))?;
+            let yaml = read(&filename).map_err(|error| Wrong(format!("{name}: can't be read: {error}")))?;
+            let manifest = manifest::parse(&name, &yaml).map_err(|problems| Wrong(problems.to_string()))?;
             Ok(explain::explain(&config, &manifest))
         }
         Command::Version => Ok(format!("kiyot {}, CRI v1\n", env!("CARGO_PKG_VERSION")).into()),
     }
 }
 
-fn load(path: &Path) -> Result<config::Config, Failure> {
-    config::load(path).map_err(|problems| Failure::Usage(problems.to_string()))
+fn load(path: &Path) -> Result<config::Config, Wrong> {
+    config::load(path).map_err(|problems| Wrong(problems.to_string()))
 }
 
 fn read(path: &Path) -> io::Result<String> {

@@ -3,7 +3,10 @@
 //! Values come from the defaults, then from the file, then from the environment (`KIYOT_SERVER__LISTEN` is `server.listen`). Keys are read one by one, so that
 //! all problems of a configuration are reported at once.
 
-use std::{collections::BTreeMap, path::Path};
+use std::{
+    collections::BTreeMap,
+    path::{Path, PathBuf},
+};
 
 pub use crate::problems::Problems;
 use crate::problems::{Problem, Report, Table};
@@ -17,6 +20,7 @@ mod netns;
 mod read;
 mod routing;
 mod server;
+mod sockets;
 mod source;
 
 pub use backends::{BackendConfig, CriBackend};
@@ -41,15 +45,22 @@ pub struct Config {
 /// Reads a file, lets the process's environment override it, and checks the whole.
 pub fn load(path: &Path) -> Result<Config, Problems> {
     let text = source::read(path).map_err(|problem| Problems::one(path.display().to_string(), problem))?;
-    parse(
-        &path.display().to_string(),
-        &text,
-        std::env::vars_os().filter_map(|(key, value)| Some((key.into_string().ok()?, value.into_string().ok()?))),
-    )
+    let environment = std::env::vars_os().filter_map(|(key, value)| Some((key.into_string().ok()?, value.into_string().ok()?)));
+    read_all(&path.display().to_string(), &text, environment, &sockets::real)
 }
 
 /// The same of a text (called `name` in problems) and of given environment variables. Pure.
 pub fn parse(name: &str, text: &str, environment: impl IntoIterator<Item = (String, String)>) -> Result<Config, Problems> {
+    read_all(name, text, environment, &Path::to_path_buf)
+}
+
+/// `real` says where a socket's path leads: two paths may be of one socket.
+fn read_all(
+    name: &str,
+    text: &str,
+    environment: impl IntoIterator<Item = (String, String)>,
+    real: &dyn Fn(&Path) -> PathBuf,
+) -> Result<Config, Problems> {
     let environment = source::Environment::new(environment);
     let fields = source::layers(text, &environment).map_err(|problem| Problems::one(name, problem))?;
     let report = Report::default();
@@ -66,7 +77,7 @@ pub fn parse(name: &str, text: &str, environment: impl IntoIterator<Item = (Stri
         report.add(Problem::new("backends", "is empty; allowed is one backend or more, such as [backends.containerd] with type = \"cri\""));
     }
     checks::complete(&mut config);
-    checks::check(&config, &report);
+    checks::check(&config, real, &report);
     report.finish(name, config).map_err(|problems| environment.name_variables(problems))
 }
 

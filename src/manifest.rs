@@ -32,6 +32,12 @@ pub use volume::{Content, HostPathVolume, KeyedFile, Volume, VolumeKind};
 /// Bytes of the largest manifest that is read.
 pub const MAX_BYTES: usize = 4 * 1024 * 1024;
 
+/// The kinds of documents that are read.
+const KINDS: [&str; 3] = ["Pod", "ConfigMap", "Secret"];
+/// What holds them where there are many.
+const LIST: &str = "List";
+const KINDS_AND_LIST: &[&str] = &[KINDS[0], KINDS[1], KINDS[2], LIST];
+
 /// What a file describes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Manifest {
@@ -47,31 +53,44 @@ pub fn parse(name: &str, yaml: &str) -> Result<Manifest, Problems> {
     }
     let documents: Vec<Value> = serde_saphyr::from_multiple(yaml).map_err(|error| whole(format!("is no YAML: {}", error.without_snippet())))?;
     let report = Report::default();
-    let documents = documents.into_iter().enumerate().filter(|(_, value)| !value.is_null());
-    let mut tables: Vec<(String, Table<'_>)> =
-        documents.filter_map(|(index, value)| document(Field::new(format!("document {}", index + 1), value, &report))).collect();
+    let mut tables = Vec::new();
+    for (index, value) in documents.into_iter().enumerate().filter(|(_, value)| !value.is_null()) {
+        read_document(Field::new(format!("document {}", index + 1), value, &report), KINDS_AND_LIST, &mut tables);
+    }
     let mut sources = volume::Sources::default();
     let mut pods = Vec::new();
-    for (kind, table) in tables.extract_if(.., |(kind, _)| kind != "Pod") {
-        sources.read(&kind, table);
+    for (kind, table) in tables.extract_if(.., |(kind, _)| *kind != "Pod") {
+        sources.read(kind, table);
     }
     for (_, table) in tables {
         pods.extend(Pod::read(table, &sources));
     }
-    if pods.is_empty() {
+    if pods.is_empty() && report.is_empty() {
         report.add(Problem::new("the text", "has no Pod; allowed is one or more"));
     }
     report.finish(name, Manifest { pods })
 }
 
-/// A document's kind, and its other fields.
-fn document(field: Field<'_>) -> Option<(String, Table<'_>)> {
-    let mut table = field.table()?;
+/// Adds a document's kind and its other fields; those of its items if it is a list, as `kubectl get -o yaml` writes it. A list has none within.
+fn read_document<'r>(field: Field<'r>, kinds: &[&'static str], tables: &mut Vec<(&'static str, Table<'r>)>) {
+    let Some(mut table) = field.table() else { return };
+    let allowed = format!("one of {}", kinds.join(", "));
+    let Some(kind) = table.need("kind", &allowed) else { return };
+    let advice = format!("{allowed}; what another kind makes is told of a Pod with the metadata and the spec of its template");
+    let Some(kind) = kind.read(&advice, |text| kinds.iter().copied().find(|kind| *kind == text)) else { return };
     if let Some(version) = table.need("apiVersion", "v1") {
         version.choice(&[("v1", ())]);
     }
-    let kind = table.need("kind", "Pod, ConfigMap or Secret")?.choice(&[("Pod", "Pod"), ("ConfigMap", "ConfigMap"), ("Secret", "Secret")])?;
-    Some((kind.to_owned(), table))
+    if kind != LIST {
+        return tables.push((kind, table));
+    }
+    let items = table.need("items", "a list of documents").map(Field::items).unwrap_or_default();
+    // Of the list, for who reads on.
+    table.take("metadata");
+    table.finish();
+    for item in items {
+        read_document(item, &KINDS, tables);
+    }
 }
 
 #[cfg(test)]

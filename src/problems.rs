@@ -86,6 +86,11 @@ impl Report {
         self.0.borrow_mut().push(problem);
     }
 
+    /// Whether there is none so far.
+    pub fn is_empty(&self) -> bool {
+        self.0.borrow().is_empty()
+    }
+
     /// The value that was read, or all problems if there are any.
     pub fn finish<T>(self, of: impl Into<String>, value: T) -> Result<T, Problems> {
         let list = self.0.into_inner();

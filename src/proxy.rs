@@ -42,6 +42,7 @@ mod lookup;
 mod merge;
 mod owners;
 pub mod peek;
+mod pulse;
 mod pump;
 pub mod routing;
 mod shared;
@@ -53,6 +54,7 @@ use connection::Stop;
 pub use listener::ListenError;
 use listener::Listener;
 use owners::Owners;
+pub use pulse::Pulse;
 use shared::{Settings, Shared};
 
 /// Connections at most. The kubelet has one or two, each crictl another.
@@ -89,6 +91,8 @@ pub struct Bound {
     pub drain: DrainHandle,
     /// Changes what may change while it is open.
     pub settings: SettingsHandle,
+    /// Whether its thread still does something.
+    pub pulse: Pulse,
 }
 
 /// Changes rules and limits of an open front door.
@@ -132,13 +136,16 @@ impl Front {
         let (stop, ended) = (Stop::default(), CancellationToken::new());
         let (stop_of_thread, ended_of_thread) = (stop.clone(), ended.clone().drop_guard());
         let address = config.listen.clone();
+        let (pulse, heart) = pulse::new();
+        // It ends with the runtime, if not before.
+        runtime.spawn(heart.beat());
         let run = move || {
             let _ended = ended_of_thread;
             runtime.block_on(accept(listener, socket, Arc::new(shared), settings_of_thread, stop_of_thread));
         };
         thread::Builder::new().name("cri-front".into()).spawn(run).map_err(StartError::Thread)?;
         tracing::info!(socket = %address.display(), "listening for the kubelet");
-        Ok(Bound { address, drain: DrainHandle { stop, ended }, settings: SettingsHandle(settings) })
+        Ok(Bound { address, drain: DrainHandle { stop, ended }, settings: SettingsHandle(settings), pulse })
     }
 }
 

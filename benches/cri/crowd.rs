@@ -19,6 +19,7 @@ use super::{
 
 pub(crate) mod agents;
 mod cell;
+mod rest;
 
 use agents::Agents;
 
@@ -49,6 +50,7 @@ pub(crate) async fn measure(node: &Node, cells: usize, times: usize) {
     let half = cells.div_ceil(2);
     let (frozen, _others) = (Agents::start(&crowd.spool, &of_daemon, half), Agents::start(&crowd.spool, &of_daemon, cells - half));
     let mut memory = vec![Memory::of(0, kiyot.pid())];
+    let mut at_rest = rest::rows(0, kiyot.pid()).await;
     let begun = Instant::now();
     let mut launched = 0;
     for up_to in [cells / 4, cells] {
@@ -58,6 +60,7 @@ pub(crate) async fn measure(node: &Node, cells: usize, times: usize) {
         eprintln!("{launched} cells after {:.0} s", begun.elapsed().as_secs_f64());
         sleep(QUIET).await;
         memory.extend([at_end, Memory::of(launched, kiyot.pid())]);
+        at_rest.extend(rest::rows(launched, kiyot.pid()).await);
     }
     let mut kubelet = kiyot.kubelet().await;
     whole(&mut kubelet, cells).await;
@@ -71,6 +74,9 @@ pub(crate) async fn measure(node: &Node, cells: usize, times: usize) {
     lists(&kiyot.socket(), "half unreachable", times).await;
     memory.push(Memory::of(launched, kiyot.pid()));
     frozen.thaw();
+    println!("\n| cells | threads | % of a processor at rest | wake-ups a second |");
+    println!("| --- | --- | --- | --- |");
+    at_rest.iter().for_each(|row| println!("{row}"));
     println!("\n| cells | resident MiB | of it anonymous | most ever | open files | threads |");
     println!("| --- | --- | --- | --- | --- | --- |");
     for memory in memory {

@@ -24,6 +24,7 @@ impl App {
         for milpa in &self.milpas {
             if let Some(BackendConfig::Milpa(config)) = reloaded.backends.get(milpa.name().as_str()) {
                 milpa.set_max_cells(config.max_cells);
+                milpa.set_policy(config.policy);
             }
         }
         self.front.settings.replace(&reloaded.server, reloaded.routing.clone());

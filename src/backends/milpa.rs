@@ -16,7 +16,7 @@ use kiyot_link::{
 use tonic::Status;
 
 use super::{Backend, BackendName, CallPath, Declared, Decoded, Method};
-use crate::config::{MilpaBackend, ProviderKind};
+use crate::config::{MilpaBackend, Policy, ProviderKind};
 
 pub mod cells;
 pub mod gateway;
@@ -88,6 +88,10 @@ impl Milpa {
         for unmet in rules.unmet() {
             tracing::warn!(backend = %name, "{unmet}");
         }
+        // What is missing may come yet, and pods of the node need none of it.
+        if let Err(error) = provider.check().await {
+            tracing::error!(backend = %name, error = &error as &dyn std::error::Error, "No cell can be made as it is now; other pods go on");
+        }
         let cells_config = CellsConfig {
             max_cells: config.max_cells,
             launch_timeout: config.launch_timeout,
@@ -121,6 +125,13 @@ impl Milpa {
         let verbs = Verbs::start(parts).await.map_err(of_store)?;
         let answers = Arc::new(Answers(Arc::clone(&verbs)));
         Ok(Arc::new(Self { name: name.clone(), answers, verbs, cells, gateway, store }))
+    }
+
+    /// What becomes of pods that ask for what a cell does not have, from now on.
+    pub fn set_policy(&self, policy: Policy) {
+        for unmet in self.verbs.set_policy(policy) {
+            tracing::warn!(backend = %self.name, "{unmet}");
+        }
     }
 
     /// How many cells there may be at once, from now on. Those that run go on, however many they are.

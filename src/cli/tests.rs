@@ -1,6 +1,6 @@
 use super::*;
 
-fn execute_line(line: &[&str]) -> Result<String, Failure> {
+fn execute_line(line: &[&str]) -> Result<String, Wrong> {
     execute(Arguments::try_parse_from(line).unwrap().command).map(|output| output.text)
 }
 
@@ -23,7 +23,7 @@ fn a_good_configuration_is_told_in_short() {
 
 #[test]
 fn a_bad_configuration_is_a_usage_error() {
-    let Err(Failure::Usage(text)) = execute_line(&["kiyot", "check-config", "--config", "/nonexistent/kiyot.toml"]) else { panic!() };
+    let Err(Wrong(text)) = execute_line(&["kiyot", "check-config", "--config", "/nonexistent/kiyot.toml"]) else { panic!() };
     assert!(text.contains("/nonexistent/kiyot.toml: the file: can't be read"), "{text}");
     assert_eq!(run(["kiyot", "serve", "--config", "/nonexistent/kiyot.toml"].map(Into::into)), ExitCode::from(EXIT_USAGE));
 }
@@ -34,7 +34,7 @@ fn all_that_is_wrong_with_a_configuration_is_told_at_once() {
     let path = dir.path().join("kiyot.toml");
     std::fs::write(&path, format!("{OPT_IN}[server]\nlisten = \"x\"\n[backends.milpa.policy]\nhost_pid = \"yes\"\nhost_namespaces = \"refuse\"\n"))
         .unwrap();
-    let Err(Failure::Usage(text)) = execute_line(&["kiyot", "check-config", "--config", &path.display().to_string()]) else { panic!() };
+    let Err(Wrong(text)) = execute_line(&["kiyot", "check-config", "--config", &path.display().to_string()]) else { panic!() };
     for problem in [
         "server.listen = \"x\": allowed is the absolute path",
         "backends.milpa.policy.host_pid = \"yes\": allowed is one of \"refuse\", \"keep-local\", \"cell\"",
@@ -83,6 +83,12 @@ fn every_reason_is_explained() {
         (OPT_IN, pod("", "  runtimeClassName: kiyot"), "goes to milpa: it declares the runtime handler kiyot"),
         (OPT_OUT, pod("", ""), "goes to milpa: no rule is for it"),
         (OPT_OUT, pod("kubernetes.io/target-runtime: containerd", ""), "goes to containerd: the rule on-request is the first that is for it"),
+        (OPT_OUT, pod("kubernetes.io/config.source: file", ""), "goes to containerd: the rule static-pods-stay is the first that is for it"),
+        (
+            OPT_OUT,
+            pod("", "").replace("{name: p,", "{name: p, labels: {controller-revision-hash: a, pod-template-generation: \"1\"},"),
+            "goes to containerd: the rule daemonsets-stay is the first that is for it",
+        ),
         (
             OPT_OUT,
             pod("", "  hostNetwork: true"),

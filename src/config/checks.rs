@@ -1,8 +1,11 @@
 //! What one key says about another.
 
-use std::collections::BTreeSet;
+use std::{
+    collections::BTreeSet,
+    path::{Path, PathBuf},
+};
 
-use super::{BackendConfig, Config, MilpaBackend, read::SOCKET_PATH_BYTES};
+use super::{BackendConfig, Config, MilpaBackend, read::SOCKET_PATH_BYTES, sockets};
 use crate::problems::{Problem, Report};
 
 /// The gateway's socket in a state directory, without its directory.
@@ -28,10 +31,11 @@ pub(super) fn complete(config: &mut Config) {
 }
 
 /// Notes what does not fit together.
-pub(super) fn check(config: &Config, report: &Report) {
+pub(super) fn check(config: &Config, real: &dyn Fn(&Path) -> PathBuf, report: &Report) {
     check_node_backend(config, report);
     check_routing(config, report);
     check_paths(config, report);
+    sockets::check(config, real, report);
     for (name, backend) in &config.backends {
         if let BackendConfig::Milpa(milpa) = backend
             && milpa.token_ttl < milpa.launch_timeout
@@ -102,27 +106,11 @@ fn check_routing(config: &Config, report: &Report) {
 
 fn check_paths(config: &Config, report: &Report) {
     for (name, backend) in &config.backends {
-        match backend {
-            BackendConfig::Cri(cri) => {
-                if cri.socket == config.server.listen {
-                    let rule = format!("is the socket of backends.{name} too; allowed is one of kiyot's own");
-                    report.add(Problem::with_value("server.listen", format!("{:?}", config.server.listen), rule));
-                }
-                if let Some((twin, _)) = config
-                    .backends
-                    .range::<String, _>(..name)
-                    .find(|(_, other)| matches!(other, BackendConfig::Cri(other) if other.socket == cri.socket))
-                {
-                    let rule = format!("is the socket of backends.{twin} too; allowed is one for each backend");
-                    report.add(Problem::with_value(format!("backends.{name}.socket"), format!("{:?}", cri.socket), rule));
-                }
-            }
-            BackendConfig::Milpa(milpa) => {
-                let room = SOCKET_PATH_BYTES - LONGEST_SOCKET_IN_STATE_DIR.len();
-                if milpa.state_dir.as_os_str().len() > room {
-                    let rule = format!("is too long for the sockets in it; allowed are {room} bytes");
-                    report.add(Problem::with_value(format!("backends.{name}.state_dir"), format!("{:?}", milpa.state_dir), rule));
-                }
+        if let BackendConfig::Milpa(milpa) = backend {
+            let room = SOCKET_PATH_BYTES - LONGEST_SOCKET_IN_STATE_DIR.len();
+            if milpa.state_dir.as_os_str().len() > room {
+                let rule = format!("is too long for the sockets in it; allowed are {room} bytes");
+                report.add(Problem::with_value(format!("backends.{name}.state_dir"), format!("{:?}", milpa.state_dir), rule));
             }
         }
     }

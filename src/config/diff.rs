@@ -62,8 +62,8 @@ impl Diff {
                         pause_image => restart, registry_config_dir => restart, kubelet_dir => restart, policy => Vec::new(), netns => restart,
                     });
                     fields!(&old.policy, &new.policy, format!("{at}.policy"), Policy {
-                        host_path => restart, host_network => restart, host_pid => restart, host_ipc => restart, host_users => restart,
-                        privileged => restart, node_resolver => restart,
+                        host_path => live, host_network => live, host_pid => live, host_ipc => live, host_users => live, privileged => live,
+                        node_resolver => live,
                     });
                 }
                 (Some(_), Some(_)) => restart.push(Change { at, what: "has another type".into() }),
@@ -117,6 +117,7 @@ impl Config {
         for (name, backend) in &mut config.backends {
             if let (BackendConfig::Milpa(old), Some(BackendConfig::Milpa(new))) = (backend, new.backends.get(name)) {
                 old.max_cells = new.max_cells;
+                old.policy = new.policy;
             }
         }
         report.finish(name, config)
@@ -195,9 +196,10 @@ mod tests {
     fn each_key_of_the_policy_is_named() {
         let new = config(&format!("{BACKENDS}[backends.milpa.policy]\nhost_pid = \"cell\"\nprivileged = \"keep-local\"\n").replace(BACKENDS, ""));
         let diff = Diff::between(&config(""), &new);
-        let told: Vec<String> = diff.restart.iter().map(ToString::to_string).collect();
+        let told: Vec<String> = diff.live.iter().map(ToString::to_string).collect();
         assert_eq!(told, ["backends.milpa.policy.host_pid: Refuse -> Cell", "backends.milpa.policy.privileged: Refuse -> KeepLocal"]);
-        assert_eq!(diff.live, []);
+        assert_eq!(diff.restart, []);
+        assert_eq!(config("").reloaded(&new, "test"), Ok(new));
     }
 
     #[test]

@@ -24,12 +24,13 @@ const DIVIDER: &str = "__";
 /// The text of a file.
 pub(super) fn read(path: &Path) -> Result<String, Problem> {
     let failed = |error: std::io::Error| Problem::new("the file", format!("can't be read: {error}"));
-    let mut text = String::new();
-    File::open(path).and_then(|file| file.take(MAX_BYTES + 1).read_to_string(&mut text)).map_err(failed)?;
-    if text.len() as u64 > MAX_BYTES {
+    let mut content = Vec::new();
+    File::open(path).and_then(|file| file.take(MAX_BYTES + 1).read_to_end(&mut content)).map_err(failed)?;
+    if content.len() as u64 > MAX_BYTES {
         return Err(Problem::new("the file", format!("is too long; allowed are {MAX_BYTES} bytes")));
     }
-    Ok(text)
+    String::from_utf8(content)
+        .map_err(|error| Problem::new("the file", format!("is no text: its byte {} is not UTF-8", error.utf8_error().valid_up_to() + 1)))
 }
 
 /// A text with the environment over it.
@@ -61,7 +62,11 @@ impl Environment {
     /// Says of problems with what a variable has set that it was this variable.
     pub(super) fn name_variables(&self, mut problems: Problems) -> Problems {
         for problem in &mut problems.list {
-            if let Some(variable) = self.0.iter().find(|variable| problem.at.starts_with(&variable.path)) {
+            let is_of = |variable: &&Variable| {
+                let below = problem.at.strip_prefix(&variable.path);
+                below.is_some_and(|below| below.is_empty() || below.starts_with(['.', '[']))
+            };
+            if let Some(variable) = self.0.iter().find(is_of) {
                 problem.rule = format!("{} (set by the environment variable {})", problem.rule, variable.name);
             }
         }

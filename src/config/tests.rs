@@ -72,6 +72,10 @@ fn a_problem_names_the_variable_that_made_it() {
     let text = parse("test.toml", MINIMAL, wrong).unwrap_err().to_string();
     assert!(text.starts_with("test.toml: server.listen = \"relative\": allowed is the absolute path of a unix socket"), "{text}");
     assert!(text.ends_with("(set by the environment variable KIYOT_SERVER__LISTEN)"), "{text}");
+    // A key that only begins so is another's.
+    let fine = [("KIYOT_SERVER__LISTEN".to_owned(), "/run/k.sock".to_owned())];
+    let text = parse("test.toml", &format!("{MINIMAL}[server]\nlistens = 1\n"), fine).unwrap_err().to_string();
+    assert_eq!(text, "test.toml: server.listens: is no known key; the nearest known keys are: listen");
 }
 
 #[test]
@@ -106,7 +110,7 @@ fn keys_that_do_not_fit_together() {
         (String::new(), "backends: is empty"),
         (two.to_owned(), "server.node_backend: is missing; with several backends of type \"cri\", allowed is one of: a, b"),
         (format!("{two}[server]\nnode_backend = \"c\""), "server.node_backend = \"c\": allowed is a backend of type \"cri\": a, b"),
-        (format!("{two}[server]\nnode_backend = \"a\"\nlisten = \"/b.sock\""), "server.listen = \"/b.sock\": is the socket of backends.b too"),
+        (format!("{two}[server]\nnode_backend = \"a\"\nlisten = \"/b.sock\""), "server.listen = \"/b.sock\": is the socket of backends.b.socket too"),
         (
             format!("{}[server]\nnode_backend = \"a\"", two.replace("/b.sock", "/a.sock")),
             "backends.b.socket = \"/a.sock\": is the socket of backends.a too",
@@ -151,6 +155,62 @@ fn images_are_copied_from_the_nodes_own_runtime_unless_another_is_named() {
 fn a_file_that_is_not_there_is_a_problem() {
     let text = load(Path::new("/nonexistent/kiyot.toml")).unwrap_err().to_string();
     assert!(text.starts_with("/nonexistent/kiyot.toml: the file: can't be read"), "{text}");
+}
+
+#[test]
+fn a_socket_that_leads_back_to_kiyot_is_refused_whatever_its_path() {
+    let dir = tempfile::tempdir().unwrap();
+    let top = std::fs::canonicalize(dir.path()).unwrap();
+    std::fs::create_dir(top.join("run")).unwrap();
+    std::os::unix::fs::symlink("run", top.join("var-run")).unwrap();
+    let problems = |listen: &str, first: &str, second: &str, images: &str| {
+        let at = |name: &str| top.join(name).display().to_string();
+        let text = format!(
+            "[server]\nlisten = {:?}\nnode_backend = \"a\"\n[backends.a]\ntype = \"cri\"\nsocket = {:?}\n[backends.b]\ntype = \"cri\"\nsocket = {:?}\n\
+             [backends.m]\ntype = \"milpa\"\nnode_containerd = {:?}\n[routing]\ndefault = \"a\"\n",
+            at(listen),
+            at(first),
+            at(second),
+            at(images)
+        );
+        std::fs::write(top.join("kiyot.toml"), text).unwrap();
+        load(&top.join("kiyot.toml")).err().map(|problems| problems.list.iter().map(|problem| format!("{} {}", problem.at, problem.rule)).collect())
+    };
+    assert_eq!(problems("run/k.sock", "run/a.sock", "run/b.sock", "var-run/a.sock"), None);
+    let own = |key: &str| Some(vec![format!("server.listen is the socket of backends.{key} too; allowed is one of kiyot's own")]);
+    assert_eq!(problems("run/k.sock", "var-run/k.sock", "run/b.sock", "run/a.sock"), own("a.socket"));
+    assert_eq!(problems("var-run/k.sock", "run/a.sock", "run/b.sock", "run/k.sock"), own("m.node_containerd"));
+    let twice = vec!["backends.b.socket is the socket of backends.a too; allowed is one for each backend".to_owned()];
+    assert_eq!(problems("run/k.sock", "var-run/a.sock", "run/a.sock", "run/a.sock"), Some(twice));
+}
+
+#[test]
+fn files_that_are_no_configuration_are_problems() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("kiyot.toml");
+    let told = |content: &[u8]| {
+        std::fs::write(&path, content).unwrap();
+        load(&path).unwrap_err().list.iter().map(ToString::to_string).collect::<Vec<_>>()
+    };
+    for (content, expected) in [
+        (&b""[..], "backends: is empty; allowed is one backend or more, such as [backends.containerd] with type = \"cri\""),
+        (b"[server]\nlisten = \"/\xff\"\n", "the file: is no text: its byte 21 is not UTF-8"),
+        (b"\0", "the text: is no TOML: "),
+        (b"[backends.c]\ntype = \"cri\"\ntype = \"cri\"\n", "the text: is no TOML: TOML parse error at line 3, column 1"),
+        (b"[backends.c]\ntype = \"cri\"\n[backends.c]\nsocket = \"/c\"\n", "the text: is no TOML: TOML parse error at line 3, column 1"),
+        (&[b'#'; 2 << 20], "the file: is too long; allowed are 1048576 bytes"),
+        (b"server = 1\nbackends = []\nrouting = \"x\"\n", "server = 1: allowed is a table"),
+        (b"[backends]\ncontainerd = \"cri\"\n", "backends.containerd = \"cri\": allowed is a table"),
+        (
+            b"[backends.c]\ntype = \"cri\"\n[backends.m]\ntype = \"milpa\"\nprovider = \"ec2\"\n[routing]\ndefault = \"c\"\n",
+            "backends.m.provider = \"ec2\": allowed is one of \"netns\"",
+        ),
+    ] {
+        let told = told(content);
+        assert!(told.iter().any(|problem| problem.starts_with(expected)), "{expected:?} is not in {told:#?}");
+    }
+    let directory = load(dir.path()).unwrap_err().to_string();
+    assert!(directory.ends_with("the file: can't be read: Is a directory (os error 21)"), "{directory}");
 }
 
 /// config/kiyot.toml, and the same with all that is commented out in it (`#key`, without a space) put to work.

@@ -8,6 +8,20 @@ use crate::problems::{Field, Table};
 
 const DEFAULT_NAMESPACE: &str = "default";
 
+/// What the API server and controllers say of an object that is there.
+const OF_THE_SERVER: [&str; 10] = [
+    "creationTimestamp",
+    "deletionGracePeriodSeconds",
+    "deletionTimestamp",
+    "finalizers",
+    "generateName",
+    "generation",
+    "managedFields",
+    "ownerReferences",
+    "resourceVersion",
+    "selfLink",
+];
+
 /// `metadata` of a document.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Metadata {
@@ -31,6 +45,9 @@ impl Metadata {
         let uid = table.take("uid").and_then(dns_name).unwrap_or_else(|| uid_of(&namespace, &name));
         let labels = table.take("labels").map(|field| field.text_entries()).unwrap_or_default();
         let annotations = table.take("annotations").map(|field| field.text_entries()).unwrap_or_default();
+        for key in OF_THE_SERVER {
+            table.take(key);
+        }
         table.finish();
         Self { name, namespace, uid, labels, annotations }
     }

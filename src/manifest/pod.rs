@@ -6,7 +6,7 @@ use super::{Container, Dns, Metadata, PodSecurity, QosClass, Resources, Volume, 
 use crate::problems::{Field, Problem, Table};
 
 /// Fields for the scheduler, the API server or the kubelet alone.
-const NOT_THE_RUNTIMES: [&str; 13] = [
+const NOT_THE_RUNTIMES: [&str; 17] = [
     "activeDeadlineSeconds",
     "affinity",
     "automountServiceAccountToken",
@@ -14,9 +14,13 @@ const NOT_THE_RUNTIMES: [&str; 13] = [
     "imagePullSecrets",
     "nodeName",
     "nodeSelector",
+    "preemptionPolicy",
     "priority",
     "priorityClassName",
+    "readinessGates",
     "schedulerName",
+    "schedulingGates",
+    "serviceAccount",
     "serviceAccountName",
     "tolerations",
     "topologySpreadConstraints",

@@ -9,7 +9,7 @@ use super::{Dns, DnsPolicy, Node, Pod, node::text};
 /// Added to a pod's annotations by the kubelet.
 const CONFIG_SEEN: &str = "kubernetes.io/config.seen";
 const CONFIG_SOURCE: &str = "kubernetes.io/config.source";
-/// The pod came from the API server.
+/// The pod came from the API server, unless it says otherwise.
 const SOURCE: &str = "api";
 
 /// Labels of a pod's sandboxes and containers.
@@ -36,7 +36,9 @@ impl Pod {
         labels
             .extend([(POD_NAME, &meta.name), (POD_NAMESPACE, &meta.namespace), (POD_UID, &meta.uid)].map(|(key, value)| (key.into(), value.clone())));
         let mut annotations: HashMap<String, String> = meta.annotations.clone().into_iter().collect();
-        annotations.extend([(CONFIG_SEEN.into(), node.seen.clone()), (CONFIG_SOURCE.into(), SOURCE.into())]);
+        annotations.insert(CONFIG_SEEN.into(), node.seen.clone());
+        // A static pod's mirror says that its kubelet has it from a file.
+        annotations.entry(CONFIG_SOURCE.into()).or_insert_with(|| SOURCE.into());
         cri::PodSandboxConfig {
             metadata: Some(cri::PodSandboxMetadata { name: meta.name.clone(), uid: meta.uid.clone(), namespace: meta.namespace.clone(), attempt }),
             hostname: if self.host_network { String::new() } else { self.host_name() },

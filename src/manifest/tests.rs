@@ -250,7 +250,14 @@ fn documents_that_are_no_pod() {
         ("", "the text: has no Pod"),
         ("a: [", "the text: is no YAML"),
         ("- 1", "document 1 = [1]: allowed is a table"),
-        ("apiVersion: apps/v1\nkind: Deployment", "document 1.apiVersion = \"apps/v1\": allowed is one of \"v1\""),
+        ("apiVersion: v2\nkind: Pod", "document 1.apiVersion = \"v2\": allowed is one of \"v1\""),
+        ("apiVersion: v1\nmetadata: {}", "document 1.kind: is missing; allowed is one of Pod, ConfigMap, Secret, List"),
+        ("apiVersion: v1\nkind: Pod\nmetadata: {}\nspec: {}", "document 1.metadata.name: is missing; allowed is a DNS name"),
+        (
+            "apiVersion: v1\nkind: List\nitems: [{apiVersion: v1, kind: List, items: []}]",
+            "document 1.items[0].kind = \"List\": allowed is one of Pod, ConfigMap, Secret;",
+        ),
+        ("apiVersion: v1\nkind: List\nitems: 3", "document 1.items = 3: allowed is a list"),
         ("apiVersion: v1\nkind: Pod\nmetadata: {name: ../x}", "document 1.metadata.name = \"../x\": allowed is a DNS name"),
         (
             &minimal("  volumes: [{name: v, configMap: {name: gone}}]\n"),
@@ -260,6 +267,49 @@ fn documents_that_are_no_pod() {
         let found = problems(yaml);
         assert!(found.iter().any(|problem| problem.starts_with(start)), "{start:?} is not among {found:#?}");
     }
+}
+
+#[test]
+fn a_document_of_another_kind_is_named_once() {
+    let yaml = format!("{}---\napiVersion: apps/v1\nkind: Deployment\nmetadata: {{name: d}}\nspec: {{replicas: 1}}\n", minimal(""));
+    let rule =
+        "allowed is one of Pod, ConfigMap, Secret, List; what another kind makes is told of a Pod with the metadata and the spec of its template";
+    assert_eq!(problems(&yaml), [format!("document 2.kind = \"Deployment\": {rule}")]);
+}
+
+#[test]
+fn lists_and_several_documents_are_read_as_their_items() {
+    let item = |name: &str| {
+        format!(
+            "{{apiVersion: v1, kind: Pod, metadata: {{name: {name}}}, spec: {{containers: [{{name: c, image: i}}], volumes: [{{name: v, configMap: {{name: m}}}}]}}}}"
+        )
+    };
+    let map = "{apiVersion: v1, kind: ConfigMap, metadata: {name: m}, data: {a: b}}";
+    let yaml = format!(
+        "{}---\n# nothing here\n---\napiVersion: v1\nkind: List\nmetadata: {{resourceVersion: \"\"}}\nitems:\n- {}\n- {map}\n- {}\n",
+        minimal(""),
+        item("one"),
+        item("other")
+    );
+    let names: Vec<String> = parse("pods.yaml", &yaml).unwrap().pods.into_iter().map(|pod| pod.metadata.name).collect();
+    assert_eq!(names, ["p", "one", "other"]);
+    let wrong = yaml.replace("{name: other}", "{name: other, lables: {}}");
+    assert_eq!(problems(&wrong), ["document 2.items[2].metadata.lables: is no known key; the nearest known keys are: labels"]);
+}
+
+#[test]
+fn what_the_server_says_of_a_pod_has_no_effect() {
+    let yaml = minimal("  nodeName: n\n  preemptionPolicy: PreemptLowerPriority\n  serviceAccount: default\nstatus: {phase: Running}\n").replace(
+        "{name: p}",
+        "{name: p, creationTimestamp: \"2026-01-01T00:00:00Z\", generateName: p-, resourceVersion: \"7\", ownerReferences: [{kind: ReplicaSet}]}",
+    );
+    assert_eq!(pod(&yaml), pod(&minimal("")));
+}
+
+#[test]
+fn a_manifest_that_is_too_long_is_refused_by_its_size() {
+    let yaml = format!("{}# {}", minimal(""), "x".repeat(MAX_BYTES));
+    assert_eq!(problems(&yaml), [format!("the text: has {} bytes; allowed are {MAX_BYTES}", yaml.len())]);
 }
 
 #[test]

@@ -1,6 +1,6 @@
 //! Calls of a decoded backend, and which calls are.
 
-use std::{collections::HashMap, sync::atomic::Ordering, time::Duration};
+use std::{collections::HashMap, sync::atomic::Ordering};
 
 use bytes::Bytes;
 use h2::Reason;
@@ -9,11 +9,13 @@ use kiyot::{
     config::{Routing, Rule},
 };
 use kiyot_proto::cri;
+use kiyot_testkit::wait_until;
 use prost::Message;
 use tonic::Code;
 
 use crate::{
-    caller::{frame, soon},
+    backend::HANGS,
+    caller::{LONG, frame, soon},
     door::Setup,
     played::Played,
 };
@@ -106,41 +108,62 @@ async fn errors_come_with_their_details() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_deadline_ends_a_call_and_drops_its_work() {
+async fn the_backend_knows_what_is_left_of_the_deadline() {
     let door = Setup::default().open();
     let caller = door.caller().await;
-    let answer = caller.raw(Method::ExecSync.path(), &[("grpc-timeout", "20m")], frame(&id("milpa-hang"))).await.unwrap();
-    assert_eq!(answer.code(), Code::DeadlineExceeded as i32);
-    soon(async {
-        while door.cells.hanging.load(Ordering::SeqCst) != 0 {
-            tokio::task::yield_now().await;
-        }
-    })
-    .await;
     let answer = caller.raw(Method::ExecSync.path(), &[("grpc-timeout", "2H")], frame(&id("milpa-deadline"))).await.unwrap();
     let left: u64 = str::from_utf8(answer.ok()).unwrap().parse().unwrap();
     assert!((7000..7200).contains(&left), "{left}");
     assert_eq!(caller.call(Method::ExecSync, &id("milpa-deadline")).await.ok(), b"");
 }
 
+/// A request of each method that can be for a pod of the backend, which does not answer it.
+fn unanswered() -> Vec<(Method, Vec<u8>)> {
+    use kiyot::proxy::table::{Route, route};
+    let hangs = || HANGS.to_owned();
+    let ours = || cri::PodSandboxConfig {
+        metadata: Some(cri::PodSandboxMetadata { uid: "ours".into(), ..Default::default() }),
+        hostname: hangs(),
+        annotations: [("kubernetes.io/target-runtime".to_owned(), "kiyot".to_owned()), ("ours".to_owned(), String::new())].into(),
+        ..Default::default()
+    };
+    let of_image = || Some(cri::ImageSpec { image: hangs(), annotations: ours().annotations, ..Default::default() });
+    let message = |method: Method| match route(method) {
+        Route::ById(_) => Some(id(HANGS)),
+        Route::Run => Some(cri::RunPodSandboxRequest { config: Some(ours()), ..Default::default() }.encode_to_vec()),
+        Route::PullImage => Some(cri::PullImageRequest { sandbox_config: Some(ours()), ..Default::default() }.encode_to_vec()),
+        Route::ImageStatus => Some(cri::ImageStatusRequest { image: of_image(), ..Default::default() }.encode_to_vec()),
+        // filter.id
+        Route::List(_) => {
+            let filter = Some(cri::PodSandboxFilter { id: hangs(), ..Default::default() });
+            Some(cri::ListPodSandboxRequest { filter }.encode_to_vec())
+        }
+        Route::Node | Route::Status | Route::Metrics | Route::Events | Route::WholeNodeOnly => None,
+    };
+    Method::ALL.iter().filter_map(|&method| Some((method, message(method)?))).collect()
+}
+
 #[tokio::test(flavor = "multi_thread")]
-async fn a_cancelled_call_drops_its_work() {
+async fn every_decoded_call_ends_with_its_deadline_and_with_its_caller() {
     let door = Setup::default().open();
     let caller = door.caller().await;
-    let hanging = |wanted: usize| {
-        let hanging = door.cells.hanging.clone();
-        soon(async move {
-            while hanging.load(Ordering::SeqCst) != wanted {
-                tokio::time::sleep(Duration::from_millis(1)).await;
-            }
-        })
+    let hanging = async |wanted: usize| {
+        wait_until("the backend's calls", LONG, async || (door.cells.hanging.load(Ordering::SeqCst) == wanted).then_some(())).await;
     };
-    let (response, mut stream) = caller.begin(Method::ExecSync.path(), &[]).await;
-    stream.send_data(frame(&id("milpa-hang")).into(), true).unwrap();
-    hanging(1).await;
-    stream.send_reset(Reason::CANCEL);
-    hanging(0).await;
-    drop(response);
+    let calls = unanswered();
+    assert!(calls.len() >= 25, "{calls:?}");
+    for (method, message) in calls {
+        let answer = soon(caller.raw(method.path(), &[("grpc-timeout", "20m")], frame(&message))).await.unwrap();
+        assert_eq!(answer.code(), Code::DeadlineExceeded as i32, "{method}");
+        hanging(0).await;
+
+        let (response, mut stream) = caller.begin(method.path(), &[]).await;
+        stream.send_data(frame(&message).into(), true).unwrap();
+        hanging(1).await;
+        stream.send_reset(Reason::CANCEL);
+        hanging(0).await;
+        drop(response);
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]

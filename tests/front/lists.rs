@@ -173,6 +173,25 @@ async fn the_status_lists_the_handlers_of_all_backends() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn handlers_of_the_node_keep_what_they_say_of_themselves() {
+    let door = Setup::default().open();
+    let features = |yes| Some(cri::RuntimeHandlerFeatures { recursive_read_only_mounts: yes, user_namespaces: yes });
+    let handlers = ["", "runc"].map(|name| cri::RuntimeHandler { name: name.into(), features: features(true) }).to_vec();
+    let supplemental = Some(cri::RuntimeFeatures { supplemental_groups_policy: true, ..Default::default() });
+    let node = cri::StatusResponse { runtime_handlers: handlers.clone(), features: supplemental, ..Default::default() };
+    // What a later version says is passed on too.
+    let unknown = [0xba, 0x3e, 3, 1, 2, 3];
+    let _runtime = Played::constant(&door.containerd(), [&node.encode_to_vec()[..], &unknown].concat());
+    let answer = door.caller().await.call(Method::Status, b"").await;
+    assert!(answer.ok().windows(unknown.len()).any(|part| part == unknown));
+    let status = cri::StatusResponse::decode(answer.ok()).unwrap();
+    assert_eq!(status.features, supplemental);
+    // A kubelet refuses a pod that wants one of these of a handler without it: in cells there is neither.
+    let kiyot = cri::RuntimeHandler { name: "kiyot".into(), features: features(false) };
+    assert_eq!(status.runtime_handlers, [handlers, vec![kiyot]].concat());
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn what_would_hide_pods_is_unimplemented() {
     let door = Setup::default().open();
     let _runtime = Played::named(&door.containerd());

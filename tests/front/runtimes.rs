@@ -18,7 +18,7 @@ use tonic::Code;
 
 use crate::{
     door::{Door, Setup},
-    played::Played,
+    played::{Played, read_all},
 };
 
 /// A runtime with ids of its own, that counts what it is asked.
@@ -37,7 +37,7 @@ impl Runtime {
             async move {
                 let method = call.head.uri.path().rsplit('/').next().unwrap().to_owned();
                 *count.lock().unwrap().entry(method.clone()).or_default() += 1;
-                let body = crate::played::read_all(&mut call.body).await.unwrap();
+                let body = read_all(&mut call.body).await.unwrap();
                 let message = body.get(5..).unwrap_or_default();
                 let answer = match method.as_str() {
                     "RunPodSandbox" | "CreateContainer" => {
@@ -157,6 +157,32 @@ async fn a_pod_may_be_left_to_the_node() {
     let caller = door.caller().await;
     assert_eq!(caller.call(Method::RunPodSandbox, &run("a", "u", None)).await.ok(), b"cells: RunPodSandbox");
     assert_eq!(caller.call(Method::RunPodSandbox, &run("a", "u", Some("stays"))).await.ok(), b"answer to RunPodSandbox");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_pod_that_is_left_to_the_node_gets_a_handler_that_the_node_has() {
+    for names in [&["containerd"][..], &["containerd", "second"]] {
+        let door = Setup { runtimes: names, ..Setup::default() }.open();
+        // Each answers with what it was asked.
+        let _runtimes: Vec<_> = names
+            .iter()
+            .map(|name| {
+                Played::listen(&door.runtime(name), |mut call| async move {
+                    let body = read_all(&mut call.body).await.unwrap();
+                    call.answer(&body[5..]).await;
+                })
+            })
+            .collect();
+        let caller = door.caller().await;
+        let asked = async |handler: &str, label| {
+            let told =
+                cri::RunPodSandboxRequest { runtime_handler: handler.into(), ..cri::RunPodSandboxRequest::decode(&*run("a", "u", label)).unwrap() };
+            cri::RunPodSandboxRequest::decode(caller.call(Method::RunPodSandbox, &told.encode_to_vec()).await.ok())
+        };
+        let left = asked("kiyot", Some("stays")).await.unwrap();
+        assert_eq!(left, cri::RunPodSandboxRequest::decode(&*run("a", "u", Some("stays"))).unwrap(), "but for its handler as it came");
+        assert_eq!(asked("runc", Some("stays")).await.unwrap().runtime_handler, "runc");
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]

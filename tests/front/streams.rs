@@ -9,10 +9,11 @@ use bytes::Bytes;
 use h2::Reason;
 use http::Response;
 use kiyot::backends::Method;
+use kiyot_testkit::wait_until;
 use tokio::sync::mpsc;
 
 use crate::{
-    caller::{frame, soon},
+    caller::{LONG, frame, soon},
     door::Setup,
     played::{Played, ok_trailers, send_all},
 };
@@ -86,6 +87,45 @@ async fn a_cancelled_call_is_cancelled_at_the_runtime() {
     soon(begins.recv()).await.unwrap();
     drop((response, stream, caller));
     assert_eq!(soon(ends.recv()).await, Some(Reason::CANCEL));
+}
+
+/// What is put together of several answers is asked for no longer than somebody waits.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_call_that_asks_several_ends_at_all_of_them() {
+    let door = Setup { runtimes: &["containerd", "second"], ..Setup::default() }.open();
+    let (began, ended) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
+    let silent = |name: &str| {
+        let (began, ended) = (began.clone(), ended.clone());
+        Played::listen(&door.runtime(name), move |mut call| {
+            let (began, ended) = (began.clone(), ended.clone());
+            async move {
+                began.fetch_add(1, Ordering::SeqCst);
+                let _ = std::future::poll_fn(|cx| call.respond.poll_reset(cx)).await;
+                ended.fetch_add(1, Ordering::SeqCst);
+            }
+        })
+    };
+    let _runtimes = [silent("containerd"), silent("second")];
+    let caller = door.caller().await;
+    let of_all = [Method::ListPodSandbox, Method::ListContainers, Method::ListContainerStats, Method::ListPodSandboxStats];
+    for method in of_all {
+        door.cells.snapshots.lock().unwrap().insert(method, Ok(vec![]));
+    }
+    let until = async |holds: &dyn Fn() -> bool| wait_until("the runtimes' calls", LONG, async || holds().then_some(())).await;
+    let of_node = [Method::Status, Method::ImageStatus, Method::ListPodSandboxMetrics];
+    for (method, asked) in of_all.map(|method| (method, 2)).into_iter().chain(of_node.map(|method| (method, 1))) {
+        let answer = soon(caller.raw(method.path(), &[("grpc-timeout", "50m")], frame(b""))).await.unwrap();
+        assert_eq!(answer.code(), tonic::Code::DeadlineExceeded as i32, "{method}");
+        until(&|| began.load(Ordering::SeqCst) == ended.load(Ordering::SeqCst)).await;
+
+        let before = began.load(Ordering::SeqCst);
+        let (response, mut stream) = caller.begin(method.path(), &[]).await;
+        stream.send_data(frame(b"").into(), true).unwrap();
+        until(&|| began.load(Ordering::SeqCst) >= before + asked).await;
+        stream.send_reset(Reason::CANCEL);
+        until(&|| began.load(Ordering::SeqCst) == ended.load(Ordering::SeqCst)).await;
+        drop(response);
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]

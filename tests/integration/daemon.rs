@@ -89,6 +89,25 @@ async fn a_wrong_configuration_is_exit_code_64() {
     assert_eq!(refused.status.code(), Some(64));
     let said = String::from_utf8_lossy(&refused.stderr).into_owned();
     assert!(said.contains("defualt") && said.contains("default"), "{said}");
+    // What ends it is a line of its log, in whatever form that has.
+    let refused = Command::new(env!("CARGO_BIN_EXE_kiyot")).args(["serve", "--log-format", "json", "--config"]).arg(&config).output().unwrap();
+    let said = String::from_utf8_lossy(&refused.stderr).into_owned();
+    assert!(said.trim_end().lines().all(|line| line.starts_with('{') && line.ends_with('}')) && said.contains("defualt"), "{said}");
+}
+
+#[tokio::test]
+async fn what_is_missing_for_cells_is_said_at_the_start_and_pods_of_the_node_run() {
+    let node = Node::start().await;
+    let kiyot = Kiyot::start(&node, KiyotOptions { netns: "cell_binary = \"/nonexistent/kiyot-cell\"".to_owned(), ..options() }).await;
+    let mut kubelet = kiyot.kubelet().await;
+    let log = kiyot.log();
+    let line = log.lines().find(|line| line.contains("No cell can be made as it is now"));
+    assert!(line.is_some_and(|line| line.contains("/nonexistent/kiyot-cell")), "{log}");
+    let running = kubelet.run_pod(&Pod::new("plain").container(Container::script("main", "echo here"))).await.unwrap();
+    kubelet.stop_and_remove(&running).await.unwrap();
+    let config = kubelet.prepare(&Pod::new("celled").in_cell());
+    let refused = kubelet.run_sandbox(&config, "").await.unwrap_err();
+    assert!(refused.message().contains("/nonexistent/kiyot-cell"), "{refused:?}");
 }
 
 #[tokio::test]
@@ -124,35 +143,100 @@ async fn a_drain_ends_with_its_timeout_whatever_is_open() {
     kubelet.stop_and_remove(&running).await.unwrap();
 }
 
+/// What a daemon tells systemd, until this is dropped.
+struct Told(UnixDatagram);
+
+impl Told {
+    fn new(path: &Path) -> Self {
+        let socket = UnixDatagram::bind(path).unwrap();
+        socket.set_read_timeout(Some(LIMIT)).unwrap();
+        Self(socket)
+    }
+
+    /// Waits for a message with a line, and gives all that came until then.
+    async fn until(&self, line: &'static str) -> Vec<String> {
+        let socket = self.0.try_clone().unwrap();
+        let heard = move || {
+            let mut all = Vec::new();
+            loop {
+                let mut message = [0; 4096];
+                let length = socket.recv(&mut message).unwrap_or_else(|error| panic!("{line} is not told: {error}; before came {all:?}"));
+                let message = String::from_utf8_lossy(&message[..length]).into_owned();
+                let is_it = message.lines().any(|told| told == line);
+                all.push(message);
+                if is_it {
+                    return all;
+                }
+            }
+        };
+        tokio::task::spawn_blocking(heard).await.unwrap()
+    }
+}
+
+fn tell(daemon: &std::process::Child, signal: rustix::process::Signal) {
+    rustix::process::kill_process(rustix::process::Pid::from_child(daemon), signal).unwrap();
+}
+
 #[tokio::test]
 async fn systemd_is_told_when_it_answers_and_when_it_stops() {
     let node = Node::start().await;
     let (config, notify) = (configuration(&node, "notify", &node.directory().join("notify.sock")), node.directory().join("notify"));
-    let told = UnixDatagram::bind(&notify).unwrap();
-    told.set_read_timeout(Some(LIMIT)).unwrap();
-    let heard = move || {
-        let mut message = [0; 4096];
-        let length = told.recv(&mut message).expect("it tells something");
-        String::from_utf8_lossy(&message[..length]).into_owned()
-    };
+    let told = Told::new(&notify);
     let mut daemon = Command::new(env!("CARGO_BIN_EXE_kiyot"))
         .args(["serve", "--config"])
         .arg(&config)
         .env("NOTIFY_SOCKET", &notify)
+        .env("WATCHDOG_USEC", "600000")
         .stdin(Stdio::null())
+        .stderr(fs::File::create(node.directory().join("notify.log")).unwrap())
         .spawn()
         .unwrap();
-    let (first, heard) = tokio::task::spawn_blocking(move || (heard(), heard)).await.unwrap();
-    assert!(first.lines().any(|line| line == "READY=1"), "{first}");
+    told.until("READY=1").await;
     // It is ready when it says so.
     let mut kubelet = node.kubelet(&node.directory().join("notify.sock")).await.unwrap();
     kubelet.runtime.version(cri::VersionRequest::default()).await.unwrap();
-    rustix::process::kill_process(rustix::process::Pid::from_child(&daemon), rustix::process::Signal::TERM).unwrap();
-    let second = tokio::task::spawn_blocking(heard).await.unwrap();
-    assert!(second.lines().any(|line| line == "STOPPING=1"), "{second}");
+    // It lives, again and again.
+    told.until("WATCHDOG=1").await;
+    told.until("WATCHDOG=1").await;
+    // A reload has a begin and an end, also one that fails.
+    let text = fs::read_to_string(&config).unwrap();
+    for (content, said) in [(Some(format!("{text}rule = 3\n")), "routing.rule = 3"), (None, "can't be read"), (Some(text), "was reloaded")] {
+        match content {
+            Some(content) => fs::write(&config, content).unwrap(),
+            None => fs::remove_file(&config).unwrap(),
+        }
+        tell(&daemon, rustix::process::Signal::HUP);
+        let heard = told.until("RELOADING=1").await;
+        assert!(heard.last().is_some_and(|message| message.lines().any(|line| line.starts_with("MONOTONIC_USEC="))), "{heard:?}");
+        told.until("READY=1").await;
+        let log = fs::read_to_string(node.directory().join("notify.log")).unwrap();
+        assert!(log.contains(said), "{said:?} is not in {log}");
+        kubelet.runtime.version(cri::VersionRequest::default()).await.unwrap();
+    }
+    tell(&daemon, rustix::process::Signal::TERM);
+    told.until("STOPPING=1").await;
     drop(kubelet);
     let status = wait_until("it has ended", LIMIT, async || daemon.try_wait().unwrap()).await;
     assert!(status.success());
+}
+
+#[tokio::test]
+async fn reloads_that_come_while_one_is_under_way_end_with_the_last_file() {
+    let node = Node::start().await;
+    let kiyot = Kiyot::start(&node, KiyotOptions { cells: false, server: "client_timeout = \"100s\"".to_owned(), ..options() }).await;
+    let mut kubelet = kiyot.kubelet().await;
+    let text = fs::read_to_string(kiyot.configuration()).unwrap();
+    let pid = rustix::process::Pid::from_raw(i32::try_from(kiyot.pid()).unwrap()).unwrap();
+    for seconds in 101..=300 {
+        // As an editor saves a file: no half of one is ever read.
+        let new = kiyot.configuration().with_extension("new");
+        fs::write(&new, text.replace("100s", &format!("{seconds}s"))).unwrap();
+        fs::rename(&new, kiyot.configuration()).unwrap();
+        rustix::process::kill_process(pid, rustix::process::Signal::HUP).unwrap();
+    }
+    wait_until("the last file is what runs", LIMIT, async || kiyot.log().contains("-> 300s").then_some(())).await;
+    assert!(!kiyot.log().contains("can't be reloaded"));
+    kubelet.sandboxes().await.unwrap();
 }
 
 #[tokio::test]

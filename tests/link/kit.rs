@@ -39,12 +39,7 @@ pub(crate) async fn within<T>(what: &str, future: impl Future<Output = T>) -> T 
 
 /// Waits until something holds.
 pub(crate) async fn until(what: &str, mut holds: impl FnMut() -> bool) {
-    within(what, async {
-        while !holds() {
-            tokio::time::sleep(Duration::from_millis(5)).await;
-        }
-    })
-    .await;
+    kiyot_testkit::wait_until(what, LIMIT, async || holds().then_some(())).await;
 }
 
 /// Bounds that a slow machine does not meet by chance.

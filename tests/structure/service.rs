@@ -32,11 +32,19 @@ fn it_starts_between_the_runtime_and_the_kubelet_and_stops_no_cell() {
     let unit = unit();
     assert!(words(&unit, "Unit", "After").contains(&"containerd.service".to_owned()));
     assert!(words(&unit, "Unit", "Before").contains(&"kubelet.service".to_owned()));
-    for (key, value) in
-        [("Type", "notify"), ("KillMode", "process"), ("Restart", "always"), ("Delegate", "yes"), ("MountFlags", "shared"), ("TasksMax", "infinity")]
-    {
+    for (key, value) in [
+        ("Type", "notify"),
+        ("NotifyAccess", "main"),
+        ("WatchdogSec", "1min"),
+        ("KillMode", "process"),
+        ("Restart", "always"),
+        ("Delegate", "yes"),
+        ("MountFlags", "shared"),
+        ("TasksMax", "infinity"),
+    ] {
         assert_eq!(words(&unit, "Service", key), [value], "{key}");
     }
+    assert_eq!(words(&unit, "Service", "ExecReload"), ["/bin/kill", "-HUP", "$MAINPID"]);
     // With containerd's end kiyot's must not come: pods in cells go on.
     for key in ["Requires", "BindsTo", "PartOf"] {
         assert!(words(&unit, "Unit", key).is_empty(), "{key}");

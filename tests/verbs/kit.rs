@@ -218,10 +218,5 @@ impl Links for GatewayLinks {
 
 /// Waits until something holds.
 pub(crate) async fn until(what: &str, mut holds: impl FnMut() -> bool) {
-    let waiting = async {
-        while !holds() {
-            tokio::time::sleep(Duration::from_millis(5)).await;
-        }
-    };
-    tokio::time::timeout(LIMIT, waiting).await.unwrap_or_else(|_| panic!("{what}: not within {LIMIT:?}"));
+    kiyot_testkit::wait_until(what, LIMIT, async || holds().then_some(())).await;
 }

@@ -9,6 +9,7 @@ use std::{
         Arc, Mutex,
         atomic::{AtomicUsize, Ordering},
     },
+    time::Duration,
 };
 
 use async_trait::async_trait;
@@ -184,6 +185,8 @@ pub(crate) struct State {
     pub(crate) endless: Vec<&'static str>,
     /// What is answered whatever is asked.
     pub(crate) lies: HashMap<&'static str, Answer>,
+    /// Calls that are not answered for as long as they are in it.
+    pub(crate) silent: Vec<&'static str>,
     /// What each container uses of the processor, if it knows that.
     pub(crate) used: Option<u64>,
 }
@@ -206,6 +209,7 @@ impl PlayedCell {
             lose: Vec::new(),
             endless: Vec::new(),
             lies: HashMap::new(),
+            silent: Vec::new(),
             used: None,
         })))
     }
@@ -241,6 +245,9 @@ impl PlayedCell {
             async move {
                 let path = request.uri().path().to_owned();
                 let body = request.into_body().collect().await.map(|body| body.to_bytes()).unwrap_or_default();
+                while own.with(|state| state.silent.iter().any(|method| path.ends_with(&format!("/{method}")))) {
+                    tokio::time::sleep(Duration::from_millis(5)).await;
+                }
                 Ok(own.answer(&info, &path, unframed(&body)))
             }
         })

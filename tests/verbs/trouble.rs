@@ -1,10 +1,13 @@
 //! What does not work as it should.
 
+use std::time::{Duration, Instant};
+
 use kiyot::backends::Method;
 use kiyot_proto::cri;
+use prost::Message;
 use tonic::Code;
 
-use crate::kit::{Fixture, until};
+use crate::kit::{Fixture, LIMIT, until};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_sandbox_that_cannot_be_made_leaves_no_cell() {
@@ -54,4 +57,102 @@ async fn unknown_pods_are_stopped_and_removed_and_nowhere() {
         kiyot.call::<cri::CheckpointContainerResponse>(Method::CheckpointContainer, cri::CheckpointContainerRequest::default()).await.unwrap_err();
     assert_eq!(status.code(), Code::Unimplemented);
     assert!(status.message().contains("CheckpointContainer"));
+}
+
+/// After a restart of the daemon a cell may be a moment away: what its containers leave is worth that moment.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_cell_that_calls_home_again_is_waited_for_before_its_pod_is_stopped() {
+    let kiyot = Fixture::start().await;
+    let sandbox = kiyot.run("web").await;
+    let main = kiyot.create(&sandbox, "main").await;
+    kiyot.start_container(&main).await;
+    let cell = kiyot.provider.only();
+    cell.with(|state| state.silent.push("Hello"));
+    let kiyot = kiyot.restart().await;
+    let mut stopping = std::pin::pin!(kiyot.stop_sandbox(&sandbox));
+    assert!(tokio::time::timeout(Duration::from_secs(1), &mut stopping).await.is_err(), "it waits for the cell");
+    cell.with(|state| state.silent.clear());
+    stopping.await;
+    assert_eq!(kiyot.status(&main).unwrap().exit_code, 143, "it was stopped, not lost");
+    assert_eq!(kiyot.provider.running(), 0);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_cell_that_does_not_come_back_is_ended_and_only_then_its_pod_is_stopped() {
+    let kiyot = Fixture::start().await;
+    let sandbox = kiyot.run("web").await;
+    let main = kiyot.create(&sandbox, "main").await;
+    kiyot.start_container(&main).await;
+    kiyot.provider.only().with(|state| state.silent.push("Hello"));
+    let kiyot = kiyot.restart().await;
+    let stop = cri::StopPodSandboxRequest { pod_sandbox_id: sandbox.clone() }.encode_to_vec();
+    let hasty = kiyot.daemon.verbs.call(Method::StopPodSandbox, stop.into(), Some(Instant::now() + Duration::from_millis(200))).await.unwrap_err();
+    assert_eq!((hasty.code(), hasty.message()), (Code::DeadlineExceeded, "StopPodSandbox takes longer and goes on"));
+    assert_eq!(kiyot.sandbox_status(&sandbox).unwrap().state(), cri::PodSandboxState::SandboxReady, "it is not stopped yet, and nothing says so");
+    // The next try waits for the same work.
+    kiyot.stop_sandbox(&sandbox).await;
+    assert_eq!(kiyot.provider.running(), 0);
+    assert_eq!(kiyot.sandbox_status(&sandbox).unwrap().state(), cri::PodSandboxState::SandboxNotready);
+    assert_eq!(kiyot.status(&main).unwrap().exit_code, 137);
+}
+
+/// Whatever a cell does not answer, its caller is told in time.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn every_verb_that_asks_a_cell_ends_at_its_deadline() {
+    let kiyot = Fixture::start().await;
+    let sandbox = kiyot.run("web").await;
+    let (running, made) = (kiyot.create(&sandbox, "running").await, kiyot.create(&sandbox, "made").await);
+    kiyot.start_container(&running).await;
+    let asked = [
+        "ListContainers",
+        "ImageStatus",
+        "CreateContainer",
+        "StartContainer",
+        "StopContainer",
+        "RemoveContainer",
+        "ReopenContainerLog",
+        "UpdateContainerResources",
+        "ExecSync",
+        "Exec",
+        "Attach",
+        "PortForward",
+        "PullImage",
+    ];
+    kiyot.provider.only().with(|state| state.silent.extend(asked));
+    let of = |id: &str| cri::StartContainerRequest { container_id: id.to_owned() }.encode_to_vec();
+    let exec =
+        || cri::ExecRequest { container_id: running.clone(), cmd: vec!["true".to_owned()], stdout: true, ..Default::default() }.encode_to_vec();
+    let image =
+        cri::ImageSpec { image: "elsewhere".to_owned(), annotations: kiyot.sandbox_request("web").config.unwrap().annotations, ..Default::default() };
+    let pull = cri::PullImageRequest { image: Some(image.clone()), sandbox_config: kiyot.sandbox_request("web").config, ..Default::default() };
+    let exec_sync = cri::ExecSyncRequest { container_id: running.clone(), cmd: vec!["true".to_owned()], timeout: 0 };
+    let update = cri::UpdateContainerResourcesRequest {
+        container_id: running.clone(),
+        linux: Some(cri::LinuxContainerResources { cpu_shares: 2, ..Default::default() }),
+        ..Default::default()
+    };
+    let calls = [
+        (Method::CreateContainer, kiyot.container_request(&sandbox, "late").encode_to_vec()),
+        (Method::StartContainer, of(&made)),
+        (Method::StopContainer, cri::StopContainerRequest { container_id: running.clone(), timeout: 600 }.encode_to_vec()),
+        (Method::UpdateContainerResources, update.encode_to_vec()),
+        (Method::ExecSync, exec_sync.encode_to_vec()),
+        (Method::Exec, exec()),
+        (Method::Attach, cri::AttachRequest { container_id: running.clone(), stdout: true, ..Default::default() }.encode_to_vec()),
+        (Method::PortForward, cri::PortForwardRequest { pod_sandbox_id: sandbox.clone(), port: vec![80] }.encode_to_vec()),
+        (Method::PullImage, pull.encode_to_vec()),
+        (Method::RemoveContainer, of(&made)),
+        (Method::StopPodSandbox, cri::StopPodSandboxRequest { pod_sandbox_id: sandbox.clone() }.encode_to_vec()),
+        (Method::RemovePodSandbox, cri::RemovePodSandboxRequest { pod_sandbox_id: sandbox.clone() }.encode_to_vec()),
+    ];
+    for (method, message) in calls {
+        let deadline = Instant::now() + Duration::from_millis(300);
+        let status = tokio::time::timeout(LIMIT, kiyot.daemon.verbs.call(method, message.into(), Some(deadline)))
+            .await
+            .unwrap_or_else(|_| panic!("{method} is never answered"))
+            .unwrap_err();
+        assert_eq!(status.code(), Code::DeadlineExceeded, "{method}: {status}");
+    }
+    kiyot.provider.only().with(|state| state.silent.clear());
+    kiyot.stop_sandbox(&sandbox).await;
 }

@@ -23,10 +23,11 @@ const LIMIT: Duration = Duration::from_secs(60);
 /// Between two looks.
 const POLL: Duration = Duration::from_millis(10);
 
-/// Kills every process that has one of `words` in its command line or control group, and waits until they are gone.
+/// Kills every process that has one of `words` in its command line or control group, frozen or not, and waits until they are gone.
 pub fn processes_of(words: &[String]) {
     let begun = Instant::now();
     loop {
+        thaw(words);
         let ours: Vec<_> = processes().into_iter().filter(|(_, what)| words.iter().any(|word| what.contains(word))).collect();
         if ours.is_empty() {
             return;
@@ -39,6 +40,18 @@ pub fn processes_of(words: &[String]) {
             let _ = kill_process(pid, Signal::KILL);
         }
         thread::sleep(POLL);
+    }
+}
+
+/// Thaws the control groups that have one of `words` in their names: what is frozen doesn't die. Those of v1 first, which a kill does not reach at all.
+fn thaw(words: &[String]) {
+    for cgroup in cgroups().iter().filter(|cgroup| words.iter().any(|word| cgroup.contains(word))) {
+        for (file, thawed) in [("freezer.state", "THAWED"), ("cgroup.freeze", "0")] {
+            let file = Path::new(cgroup).join(file);
+            if file.exists() {
+                let _ = fs::write(file, thawed);
+            }
+        }
     }
 }
 

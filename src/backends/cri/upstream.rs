@@ -63,6 +63,8 @@ pub struct Upstream {
 struct State {
     live: Option<SendRequest<Bytes>>,
     generation: u64,
+    /// The last try to connect failed, and the log says so.
+    is_down: bool,
     /// The last drives the live connection.
     drivers: VecDeque<AbortOnDropHandle<()>>,
 }
@@ -143,10 +145,18 @@ impl Upstream {
     }
 
     async fn connect(&self) -> Result<(u64, SendRequest<Bytes>), Unavailable> {
-        match timeout(self.connect_timeout, self.connect_or_join()).await {
-            Ok(result) => result,
-            Err(_) => Err(Unavailable::Silent { socket: self.socket.clone(), after: self.connect_timeout }),
+        let silent = || Unavailable::Silent { socket: self.socket.clone(), after: self.connect_timeout };
+        let connected = timeout(self.connect_timeout, self.connect_or_join()).await.unwrap_or_else(|_| Err(silent()));
+        let was_down = std::mem::replace(&mut self.state().is_down, connected.is_err());
+        // Once for each outage: a kubelet calls several times a second.
+        match &connected {
+            Err(error) if !was_down => {
+                tracing::warn!(error = error as &dyn std::error::Error, "The container runtime does not answer: its pods' calls fail")
+            }
+            Ok(_) if was_down => tracing::info!(socket = %self.socket.display(), "The container runtime answers again"),
+            _ => {}
         }
+        connected
     }
 
     /// Connects, or waits for another call that does so.

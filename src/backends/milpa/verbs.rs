@@ -6,7 +6,7 @@
 use std::{
     collections::{HashMap, HashSet},
     future::Future,
-    sync::{Arc, Mutex, Weak},
+    sync::{Arc, Mutex, PoisonError, RwLock, Weak},
     time::{Duration, Instant},
 };
 
@@ -24,6 +24,7 @@ use super::{
     streaming::Streaming,
     volumes::Volumes,
 };
+use crate::config::Policy;
 
 mod abandon;
 mod calls;
@@ -77,7 +78,7 @@ pub struct Parts {
     pub logs: Arc<Logs>,
     /// Exec, attach and port-forward.
     pub streaming: Arc<Streaming>,
-    /// What becomes of pods that ask for what is the node's.
+    /// What becomes of pods that ask for what is the node's, until [`Verbs::set_policy`] says otherwise.
     pub rules: policy::Rules,
     /// How long a sandbox is kept that was made for a caller who was gone, and that nobody has asked for since.
     pub adopt_within: Duration,
@@ -112,6 +113,8 @@ struct Watched {
 #[derive(Debug)]
 pub struct Verbs {
     parts: Parts,
+    /// What becomes of what is asked for from now on.
+    rules: RwLock<policy::Rules>,
     view: View,
     launches: Arc<Flights<SandboxKey, cri::RunPodSandboxRequest, SandboxId>>,
     creations: Arc<Flights<ContainerKey, cri::CreateContainerRequest, ContainerId>>,
@@ -131,6 +134,7 @@ impl Verbs {
     /// Reads what is known from the store, and follows the news from cells from now on.
     pub async fn start(parts: Parts) -> Result<Arc<Self>, StoreError> {
         let verbs = Arc::new(Self {
+            rules: RwLock::new(parts.rules),
             parts,
             view: View::new(),
             launches: Arc::new(Flights::new()),
@@ -150,6 +154,21 @@ impl Verbs {
         verbs.owned(Arc::clone(&verbs).follow_news(events));
         verbs.owned(Arc::clone(&verbs).end_abandoned());
         Ok(verbs)
+    }
+
+    /// What becomes of pods that ask for what is the node's.
+    fn rules(&self) -> policy::Rules {
+        *self.rules.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Sets what becomes of what is asked for from now on, by containers of pods that run too.
+    /// Answers with what of a new one the provider's cells can't keep.
+    pub fn set_policy(&self, policy: Policy) -> Vec<String> {
+        let mut rules = self.rules.write().unwrap_or_else(PoisonError::into_inner);
+        let is_new = rules.policy != policy;
+        rules.policy = policy;
+        self.parts.volumes.set_host_path(policy.host_path);
+        if is_new { rules.unmet() } else { Vec::new() }
     }
 
     /// Ends all tasks. Pods go on; what was not finished is taken up, or cleaned up, at the next start.

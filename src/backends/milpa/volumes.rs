@@ -5,7 +5,7 @@ use std::{
     io::{self, Write as _},
     os::unix::fs::OpenOptionsExt as _,
     path::{Path, PathBuf},
-    sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError},
+    sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock},
 };
 
 use kiyot_proto::{
@@ -53,7 +53,7 @@ const MAX_TERMINATION_MESSAGE: u32 = 64 << 10;
 #[derive(Debug)]
 pub struct Volumes {
     kubelet_dirs: Vec<PathBuf>,
-    host_path: HostPath,
+    host_path: RwLock<HostPath>,
     /// Made with the first pod that is kept; `None` if the kernel has none to give.
     watcher: OnceLock<Option<Arc<Watcher>>>,
     pods: Mutex<HashMap<CellId, Held>>,
@@ -69,7 +69,12 @@ struct Held {
 impl Volumes {
     /// For the pods of kubelets with these directories (`--root-dir`, `/var/lib/kubelet` unless told otherwise).
     pub fn new(kubelet_dirs: Vec<PathBuf>, host_path: HostPath) -> Arc<Self> {
-        Arc::new(Self { kubelet_dirs, host_path, watcher: OnceLock::new(), pods: Mutex::default() })
+        Arc::new(Self { kubelet_dirs, host_path: RwLock::new(host_path), watcher: OnceLock::new(), pods: Mutex::default() })
+    }
+
+    /// Sets what becomes of paths of the node that containers mount from now on. Copies that were made stay.
+    pub fn set_host_path(&self, host_path: HostPath) {
+        *self.host_path.write().unwrap_or_else(PoisonError::into_inner) = host_path;
     }
 
     /// Brings everything that a container mounts into the cell, and returns its mounts as the cell's containerd must be told them (same order, host paths in the cell).
@@ -95,7 +100,7 @@ impl Volumes {
         let pod = self.pod(cell, files);
         let preparation = Preparation {
             kubelet_dirs: &self.kubelet_dirs,
-            host_path: self.host_path,
+            host_path: *self.host_path.read().unwrap_or_else(PoisonError::into_inner),
             uid: uid(sandbox),
             container: container.metadata.as_ref().map_or("", |metadata| &metadata.name),
             pod: &pod,

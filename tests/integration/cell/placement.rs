@@ -50,6 +50,13 @@ async fn a_pod_that_needs_the_node_stays_there_if_the_policy_says_so() {
         let line = log.lines().find(|line| line.contains("a pod sandbox stays on the node") && line.contains(&pod.name));
         assert!(line.is_some_and(|line| line.contains(why)), "{}: {line:?}", pod.name);
     }
+    // One that asks by its class, whose handler the node's runtime does not have.
+    let mut by_class = plain("by-class");
+    by_class.host_network = true;
+    let config = kubelet.prepare(&by_class);
+    let sandbox = kubelet.run_sandbox(&config, "kiyot").await.unwrap_or_else(|status| panic!("{status:?}"));
+    assert!(!sandbox.starts_with("milpa"));
+    running.push(kubelet.running(&by_class, config, sandbox));
     assert_eq!(kiyot.cells(), Vec::<String>::new());
     let cell = run(&mut kubelet, &plain("modest").in_cell()).await;
     assert!(is_in_a_cell(&cell));
@@ -144,6 +151,28 @@ async fn a_reload_changes_rules_and_limits_all_or_nothing() {
     assert!(kiyot.log().lines().any(|line| line.contains("only a restart helps") && line.contains("server.listen")));
     assert_eq!(kubelet.sandboxes().await.unwrap().len(), 3);
     end(&mut kubelet, &[before, still, after]).await;
+}
+
+#[tokio::test]
+async fn a_reload_changes_the_policy() {
+    let node = Node::start().await;
+    let sections = "[backends.milpa.policy]\nhost_network = \"refuse\"\nhost_path = \"refuse\"\n".to_owned();
+    let kiyot = Kiyot::start(&node, KiyotOptions { sections, ..options() }).await;
+    let mut kubelet = kiyot.kubelet().await;
+    let mut pod = plain("on-network").in_cell();
+    pod.host_network = true;
+    let config = kubelet.prepare(&pod);
+    let refused = kubelet.run_sandbox(&config, "").await.unwrap_err();
+    assert!(refused.message().contains("policy.host_network is \"refuse\""), "{refused:?}");
+    // All or nothing: a wrong key leaves the right one as it was.
+    kiyot.reload("host_network = \"refuse\"\nhost_path = \"refuse\"", "host_network = \"keep-local\"\nhost_path = \"allow\"").await;
+    kubelet.run_sandbox(&config, "").await.unwrap_err();
+    kiyot.reload("host_path = \"allow\"", "host_path = \"copy-read-only\"").await;
+    let sandbox = kubelet.run_sandbox(&config, "").await.unwrap();
+    assert!(!sandbox.starts_with("milpa"), "it stays on the node now");
+    assert!(kiyot.log().contains("policy.host_network: Refuse -> KeepLocal") && kiyot.log().contains("policy.host_path: Refuse -> CopyReadOnly"));
+    let running = kubelet.running(&pod, config, sandbox);
+    end(&mut kubelet, &[running]).await;
 }
 
 #[tokio::test]

@@ -124,6 +124,10 @@ async fn the_nodes_containerd_is_killed_under_cells_and_copies() {
     assert!(kubelet.sandboxes().await.is_err(), "a list is whole or it is an error");
     assert_eq!(kubelet.exec_sync(&main, &["echo", "here"]).await.unwrap().stdout, "here\n");
     assert_eq!(kubelet.container_status(&main).await.unwrap().state(), cri::ContainerState::ContainerRunning);
+    for _ in 0..10 {
+        assert!(kubelet.sandboxes().await.is_err());
+    }
+    assert_eq!(kiyot.log().matches("The container runtime does not answer").count(), 1, "an outage is told once");
     let first = copying.await.unwrap();
     node.start_containerd().await;
     let created = match first {
@@ -135,6 +139,7 @@ async fn the_nodes_containerd_is_killed_under_cells_and_copies() {
     kubelet.start_container(&created.id).await.unwrap();
     second.containers.insert("main".to_owned(), created);
     assert_eq!(wait_until("lists are whole again", LIMIT, async || kubelet.sandboxes().await.ok()).await.len(), 2);
+    assert_eq!(kiyot.log().matches("The container runtime answers again").count(), 1);
     kubelet.stop_and_remove(&second).await.unwrap();
     ends_without_a_trace(&mut kubelet, &kiyot, &running).await;
 }

@@ -32,7 +32,7 @@ impl Verbs {
         self.claim(&sandbox.id);
         let config = request.config.as_ref().ok_or_else(|| Status::invalid_argument("CreateContainer without a config"))?;
         let metadata = config.metadata.clone().ok_or_else(|| Status::invalid_argument("CreateContainer without a config.metadata"))?;
-        policy::check_container(&self.parts.rules, config)?;
+        policy::check_container(&self.rules(), config)?;
         let key = (sandbox.id.clone(), metadata.name.clone());
         loop {
             let (verbs, sandbox, metadata) = (Arc::clone(self), sandbox.id.clone(), metadata.clone());

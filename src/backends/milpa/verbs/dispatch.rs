@@ -20,9 +20,9 @@ impl Verbs {
     /// Why the pod of a `RunPodSandboxRequest` runs on the node though it is routed here, by the backend's policy.
     pub fn leaves_to_node(&self, message: &[u8]) -> Option<String> {
         // Without such a policy nothing need be decoded; what can't be decoded is for the call itself to complain about.
-        let rules = &self.parts.rules;
+        let rules = self.rules();
         let request = rules.keeps_any().then(|| cri::RunPodSandboxRequest::decode(message).ok())??;
-        policy::keeps_local(rules, request.config.as_ref()?)
+        policy::keeps_local(&rules, request.config.as_ref()?)
     }
 
     /// Whether an image call is for a pod in a cell.

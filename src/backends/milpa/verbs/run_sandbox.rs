@@ -36,7 +36,7 @@ impl Verbs {
     ) -> Result<cri::RunPodSandboxResponse, Status> {
         let config = request.config.as_ref().ok_or_else(|| Status::invalid_argument("RunPodSandbox without a config"))?;
         let metadata = config.metadata.as_ref().ok_or_else(|| Status::invalid_argument("RunPodSandbox without a config.metadata"))?;
-        policy::check_sandbox(&self.parts.rules, config)?;
+        policy::check_sandbox(&self.rules(), config)?;
         CellRequest::parse(&config.annotations).map_err(|error| Status::invalid_argument(failure::chain(&error)))?;
         let key =
             SandboxKey { namespace: metadata.namespace.clone(), name: metadata.name.clone(), uid: metadata.uid.clone(), attempt: metadata.attempt };
@@ -114,7 +114,7 @@ impl Verbs {
         match Box::pin(self.fill(&id, &cell, &addresses, request, &pod)).await {
             Ok(()) => {
                 tracing::info!(sandbox = %id, cell = %cell.id, pod, ?addresses, "A pod has its cell");
-                for given in request.config.iter().flat_map(|config| policy::given(&self.parts.rules, config)) {
+                for given in request.config.iter().flat_map(|config| policy::given(&self.rules(), config)) {
                     tracing::info!(sandbox = %id, pod, "The pod {given}");
                 }
                 self.unclaimed(&id);
@@ -138,7 +138,10 @@ impl Verbs {
     async fn fill(&self, id: &SandboxId, cell: &Cell, addresses: &[IpAddr], request: &cri::RunPodSandboxRequest, pod: &str) -> Result<(), Status> {
         let config = request.config.clone().unwrap_or_default();
         let hello = calls::connected(cell, pod, None).await?;
-        let resolvers = policy::asked_for_it(&self.parts.rules.policy, &config);
+        let rules = self.rules();
+        // The policy may have been changed since the call came.
+        policy::check_sandbox(&rules, &config)?;
+        let resolvers = policy::asked_for_it(&rules.policy, &config);
         let bind = rewrite::bind(&config, &resolvers);
         calls::answered(BIND, "Bind", calls::agent(cell).bind(calls::within(BIND, bind))).await?;
         self.parts.images.ensure_pause(cell).await?;

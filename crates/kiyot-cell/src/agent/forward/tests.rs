@@ -91,12 +91,7 @@ fn request(method: &str) -> Request<Body> {
 }
 
 async fn until(what: impl Fn() -> bool) {
-    let wait = async {
-        while !what() {
-            tokio::time::sleep(Duration::from_millis(5)).await;
-        }
-    };
-    timeout(PATIENCE, wait).await.unwrap();
+    kiyot_testkit::wait_until("a call is where it should be", PATIENCE, async || what().then_some(())).await;
 }
 
 #[tokio::test]

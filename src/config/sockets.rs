@@ -1,0 +1,92 @@
+//! Which sockets must not be the same: a call that comes back to kiyot would go round for ever.
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+};
+
+use super::{BackendConfig, Config};
+use crate::problems::{Problem, Report};
+
+/// Links that are followed at most, as the kernel does (`MAXSYMLINKS`).
+const MOST_LINKS: u32 = 40;
+
+/// Notes sockets that are those of others too. `real` says where a path leads.
+pub(super) fn check(config: &Config, real: &dyn Fn(&Path) -> PathBuf, report: &Report) {
+    let own = real(&config.server.listen);
+    let mut seen: Vec<(String, PathBuf)> = Vec::new();
+    for (name, backend) in &config.backends {
+        let (key, socket) = match backend {
+            BackendConfig::Cri(cri) => ("socket", &cri.socket),
+            // One that follows from a runtime's has been looked at there.
+            BackendConfig::Milpa(milpa) if is_runtimes(config, &milpa.node_containerd) => continue,
+            BackendConfig::Milpa(milpa) => ("node_containerd", &milpa.node_containerd),
+        };
+        let (at, leads_to) = (format!("backends.{name}.{key}"), real(socket));
+        if leads_to == own {
+            let what = told(&config.server.listen, &own);
+            report.add(Problem::with_value("server.listen", what, format!("is the socket of {at} too; allowed is one of kiyot's own")));
+        }
+        // Images are taken from a runtime that is a backend too.
+        if key == "node_containerd" {
+            continue;
+        }
+        if let Some((twin, _)) = seen.iter().find(|(_, other)| *other == leads_to) {
+            report.add(Problem::with_value(at, told(socket, &leads_to), format!("is the socket of {twin} too; allowed is one for each backend")));
+        } else {
+            seen.push((format!("backends.{name}"), leads_to));
+        }
+    }
+}
+
+fn is_runtimes(config: &Config, socket: &Path) -> bool {
+    config.backends.values().any(|backend| matches!(backend, BackendConfig::Cri(cri) if cri.socket == socket))
+}
+
+/// A path, and where it leads if that is elsewhere.
+fn told(path: &Path, leads_to: &Path) -> String {
+    if path == leads_to { format!("{path:?}") } else { format!("{path:?} (which leads to {leads_to:?})") }
+}
+
+/// Where a path leads by symbolic links, also if nothing is there yet.
+pub(super) fn real(path: &Path) -> PathBuf {
+    follow(path, MOST_LINKS)
+}
+
+fn follow(path: &Path, links: u32) -> PathBuf {
+    if let Ok(real) = fs::canonicalize(path) {
+        return real;
+    }
+    let (Some(parent), Some(name)) = (path.parent(), path.file_name()) else { return path.into() };
+    match fs::read_link(path) {
+        // A target that is absolute replaces the parent.
+        Ok(target) if links > 0 => follow(&parent.join(target), links - 1),
+        _ => follow(parent, links).join(name),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::symlink;
+
+    use super::*;
+
+    #[test]
+    fn links_are_followed_to_what_is_not_there_yet() {
+        let dir = tempfile::tempdir().unwrap();
+        let top = fs::canonicalize(dir.path()).unwrap();
+        fs::create_dir(top.join("run")).unwrap();
+        symlink("run", top.join("var-run")).unwrap();
+        symlink(top.join("var-run/kiyot/cri.sock"), top.join("alias.sock")).unwrap();
+        symlink("loop", top.join("loop")).unwrap();
+        let expected = top.join("run/kiyot/cri.sock");
+        for path in ["run/kiyot/cri.sock", "var-run/kiyot/cri.sock", "alias.sock"] {
+            assert_eq!(real(&top.join(path)), expected, "{path}");
+        }
+        fs::create_dir(top.join("run/kiyot")).unwrap();
+        fs::write(&expected, "").unwrap();
+        assert_eq!(real(&top.join("alias.sock")), expected);
+        assert_eq!(real(&top.join("loop")), top.join("loop"));
+        assert_eq!(real(Path::new("/")), Path::new("/"));
+    }
+}
