@@ -252,7 +252,7 @@ impl Images {
     }
 
     fn report(&self, cell: &CellId, reference: &str, image: &cri::Image) {
-        let image = Arc::new(image.clone());
+        let image = Arc::new(memory::bounded(image));
         for name in [reference, &image.id].into_iter().filter(|name| !name.is_empty()) {
             self.reported.put((cell.clone(), normalized(name)), Arc::clone(&image));
         }

@@ -28,6 +28,9 @@ const WORTH: u64 = 1 << 20;
 /// Manifests for which a pull is interrupted. It has one; those of other pulls from its repository can't be told from it.
 const MANIFESTS: usize = 4;
 
+/// Manifests that are looked for on the node while a pull goes on, so that a cell which tells of ever more keeps nobody busy.
+const LOOKS: usize = 16;
+
 /// The pause before a cell that watches as many pulls as it may is asked again.
 const TURN: Duration = Duration::from_millis(500);
 
@@ -100,7 +103,7 @@ async fn watched(
     let mut news = first(cell, request, stall).await;
     let pulling = cell.pull(request.clone(), AT_MOST);
     tokio::pin!(pulling);
-    let (mut moves, mut since, mut counts) = (0, Instant::now(), true);
+    let (mut moves, mut since, mut counts, mut looks) = (0, Instant::now(), true, 0);
     loop {
         let next = async {
             match &mut news {
@@ -118,7 +121,8 @@ async fn watched(
                     }
                     // Between the first byte and the last, what is not being fetched is being unpacked.
                     counts = next.fetching || moves == 0;
-                    if let (Some(node), Some(manifest)) = (node, next.manifest.filter(|manifest| !helped.contains(&manifest.digest))) {
+                    if let (Some(node), Some(manifest)) = (node, next.manifest.filter(|manifest| looks < LOOKS && !helped.contains(&manifest.digest))) {
+                        looks += 1;
                         match on_node(node, cell, &manifest).await {
                             Ok(Some((manifest, layers))) => return Ok(Outcome::Helped(manifest, layers)),
                             Ok(None) => {}

@@ -425,6 +425,20 @@ async fn a_pull_waits_to_be_watched_and_is_watched_by_its_whole_name() {
     assert_eq!(scene.cell.blobs.lock().unwrap().len(), 2);
 }
 
+#[tokio::test(start_paused = true)]
+async fn a_cell_that_tells_of_ever_more_manifests_is_not_listened_to() {
+    let (scene, _, manifest) = pulling();
+    let other = |n: u32| {
+        let json = format!(r#"{{"mediaType":"x","config":{{}},"layers":[],"n":{n}}}"#);
+        PulledManifest { digest: sha256(json.as_bytes()), content: json.into() }
+    };
+    let told = (0..100).map(other).chain([manifest]).map(|manifest| (Duration::ZERO, news(1, true, Some(manifest)))).collect();
+    *scene.cell.news.lock().unwrap() = told;
+    // The last one would interrupt it.
+    assert_eq!(scene.pull(NAME, None).await.unwrap_err().code(), Code::DeadlineExceeded);
+    assert_eq!((scene.cell.pulls.lock().unwrap().len(), *scene.cell.puts.lock().unwrap()), (1, 0));
+}
+
 #[tokio::test]
 async fn a_manifest_of_another_pull_interrupts_too_and_each_does_so_once() {
     let scene = Scene::new();
