@@ -6,10 +6,8 @@ use std::{
 };
 
 use kiyot_proto::cri;
-use prost::Message as _;
 use tonic::{Code, Status};
 
-pub use self::node::NodeImages;
 use self::{
     copy::CopyError,
     memory::{Recent, Turns},
@@ -17,11 +15,13 @@ use self::{
     receiver::{CellReceiver, Receiver},
     reference::{is_id, normalized},
 };
+pub use self::{mirrors::compare as compare_mirrors, node::NodeImages};
 use super::{cells::Cell, id::CellId};
 
 mod copy;
 mod manifest;
 mod memory;
+mod mirrors;
 mod node;
 mod pull;
 mod receiver;
@@ -32,8 +32,6 @@ mod tests;
 /// References of which it is remembered what cells reported.
 const MAX_REPORTED: usize = 4_096;
 
-/// The longest of it, in bytes: names, digests and a user. A cell can say more.
-const LONGEST_REPORT: usize = 64 << 10;
 
 /// Credentials that are remembered; each may be a few KiB.
 const MAX_CREDENTIALS: usize = 1_024;
@@ -254,10 +252,7 @@ impl Images {
 
     /// Remembers what a cell says of an image, by the name that it was asked for, and by its id if that is one: a cell must not answer for another name.
     fn report(&self, cell: &CellId, reference: &str, image: &cri::Image) {
-        if image.encoded_len() > LONGEST_REPORT {
-            return;
-        }
-        let image = Arc::new(image.clone());
+        let image = Arc::new(memory::bounded(image));
         for name in [Some(reference), Some(image.id.as_str()).filter(|id| is_id(id))].into_iter().flatten().filter(|name| !name.is_empty()) {
             self.reported.put((cell.clone(), normalized(name)), Arc::clone(&image));
         }

@@ -9,7 +9,7 @@ use std::{
 use kiyot_proto::{cri, store as records};
 use tonic::{Code, Status};
 
-use super::{SandboxKey, Verbs, calls, clock, failure, flight::Boarded, policy, rewrite, view::Sandbox};
+use super::{SAMPLE, SandboxKey, Verbs, calls, clock, failure, flight::Boarded, policy, rewrite, view::Sandbox};
 use crate::{
     annotations::CellRequest,
     backends::milpa::{
@@ -146,7 +146,8 @@ impl Verbs {
         calls::answered(BIND, "Bind", calls::agent(cell).bind(calls::within(BIND, bind))).await?;
         self.parts.images.ensure_pause(cell).await?;
         let told = rewrite::run_sandbox(&config, &hello.pod_dir, &resolvers);
-        let made = calls::answered(RUN, "RunPodSandbox", calls::runtime(cell).run_pod_sandbox(calls::within(RUN, told))).await?;
+        let mut runtime = calls::runtime(cell);
+        let made = calls::answered(RUN, "RunPodSandbox", runtime.run_pod_sandbox(calls::within(RUN, told))).await?;
         let latest = config.metadata.as_ref().map_or(0, |metadata| self.view.latest_of_pod(&metadata.uid));
         let meta = records::SandboxMeta {
             id: id.as_str().to_owned(),
@@ -161,8 +162,13 @@ impl Verbs {
         let mut batch = Batch::default();
         batch.put(Table::Sandboxes, id.as_str(), &meta);
         batch.put(Table::SandboxStatuses, id.as_str(), &records::SandboxStatus { ready: true, reason: String::new() });
-        self.parts.store.commit(batch).await.map_err(|error| failure::of_store(&error))?;
-        self.view.insert_sandbox(&meta, true).map_err(|error| failure::of_id(&error))?;
+        let usage = cri::PodSandboxStatsRequest { pod_sandbox_id: meta.cell_sandbox.clone() };
+        let sample = calls::answered(SAMPLE, "PodSandboxStats", runtime.pod_sandbox_stats(calls::within(SAMPLE, usage)));
+        let (kept, sample) = tokio::join!(self.parts.store.commit(batch), sample);
+        kept.map_err(|error| failure::of_store(&error))?;
+        let made = self.view.insert_sandbox(&meta, true).map_err(|error| failure::of_id(&error))?;
+        // From now on its usage is listed.
+        self.view.first_sandbox_usage(&made, sample.ok().and_then(|answer| answer.stats), Instant::now());
         // Asked after that: of a cell that ends in this moment the news may have come before there was a sandbox that they could have been for.
         if self.parts.cells.get(&cell.id).is_none() {
             if let Ok(sandbox) = self.view.sandbox(id.as_str()) {

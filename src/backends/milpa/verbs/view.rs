@@ -283,11 +283,14 @@ impl Known {
     }
 }
 
-/// What is kept of what only the cell knows; nothing if that is longer than it may be.
+/// What is kept of what only the cell knows: without its resources and user if they are longer than they may be.
 fn kept(told: &cri::ContainerStatus) -> Bytes {
-    let kept =
+    let mut kept =
         cri::ContainerStatus { resources: told.resources.clone(), user: told.user.clone(), stop_signal: told.stop_signal, ..Default::default() };
-    if kept.encoded_len() <= LONGEST { kept.encode_to_vec().into() } else { Bytes::new() }
+    if kept.encoded_len() > LONGEST {
+        (kept.resources, kept.user) = (None, None);
+    }
+    kept.encode_to_vec().into()
 }
 
 fn forget<K: std::hash::Hash + Eq>(index: &mut HashMap<K, Vec<SandboxId>>, key: &K, id: &SandboxId) {

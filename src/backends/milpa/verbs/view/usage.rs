@@ -83,9 +83,23 @@ impl View {
         let mut sample = sample.unwrap_or_default();
         sample.cpu.get_or_insert_with(|| cri::CpuUsage { timestamp, usage_core_nano_seconds: none, ..Default::default() });
         sample.memory.get_or_insert_with(|| cri::MemoryUsage { timestamp, working_set_bytes: none, ..Default::default() });
-        let stats = vec![restored::container_stats(container.item(), sample)];
-        container.stats = Some(Usage::of(&cri::ListContainerStatsResponse { stats }, now));
+        let (stats, sandbox) = (restored::container_stats(container.item(), sample), container.sandbox.clone());
+        container.stats = Some(Usage::of(&cri::ListContainerStatsResponse { stats: vec![stats.clone()] }, now));
         known.stats_list.clear();
+        known.change_usage(&sandbox, |linux| linux.containers.push(stats.clone()));
+    }
+
+    /// Takes what a sandbox used when it had just been made, unless a heartbeat came first: nothing yet, if the cell did not say.
+    pub(in super::super) fn first_sandbox_usage(&self, id: &SandboxId, sample: Option<cri::PodSandboxStats>, now: Instant) {
+        let mut known = self.write();
+        let Some(sandbox) = known.sandboxes.get(id).filter(|sandbox| sandbox.ready && sandbox.stats(now).is_none()) else { return };
+        let (timestamp, none) = (sandbox.item().created_at, Some(cri::UInt64Value { value: 0 }));
+        let mut sample = sample.unwrap_or_default();
+        let linux = sample.linux.get_or_insert_default();
+        linux.cpu.get_or_insert_with(|| cri::CpuUsage { timestamp, usage_core_nano_seconds: none, ..Default::default() });
+        linux.memory.get_or_insert_with(|| cri::MemoryUsage { timestamp, working_set_bytes: none, ..Default::default() });
+        let stats = restored::sandbox_stats(sandbox.item(), Some(sample), Vec::new());
+        known.set_usage(id, Usage::of(&cri::ListPodSandboxStatsResponse { stats: vec![stats] }, now));
     }
 
     /// A `ListContainerStatsResponse` of the containers that run and had a heartbeat lately.
@@ -119,11 +133,14 @@ impl Known {
 
     /// Takes a container that does not run any more out of its sandbox's usage.
     pub(super) fn no_usage_of(&mut self, sandbox: &SandboxId, container: &ContainerId) {
+        let is_other = |stats: &cri::ContainerStats| stats.attributes.as_ref().is_none_or(|attributes| attributes.id != container.as_str());
+        self.change_usage(sandbox, |linux| linux.containers.retain(is_other));
+    }
+
+    fn change_usage(&mut self, sandbox: &SandboxId, change: impl Fn(&mut cri::LinuxPodSandboxStats)) {
         let Some(usage) = self.sandboxes.get_mut(sandbox).and_then(|sandbox| sandbox.stats.as_mut()) else { return };
         let mut list: cri::ListPodSandboxStatsResponse = decoded(&usage.entry);
-        for linux in list.stats.iter_mut().filter_map(|stats| stats.linux.as_mut()) {
-            linux.containers.retain(|stats| stats.attributes.as_ref().is_none_or(|attributes| attributes.id != container.as_str()));
-        }
+        list.stats.iter_mut().filter_map(|stats| stats.linux.as_mut()).for_each(change);
         usage.entry = prost::Message::encode_to_vec(&list).into();
         self.sandbox_stats_list.clear();
     }
