@@ -8,7 +8,7 @@ use std::{
     time::Duration,
 };
 
-use tokio::sync::{mpsc, oneshot, watch};
+use tokio::sync::oneshot;
 use tokio_util::task::AbortOnDropHandle;
 use tonic::Status;
 
@@ -19,6 +19,8 @@ use self::{
 use super::{
     cells::Cell,
     id::{CellId, ContainerId},
+    latest::Latest,
+    mailbox::{Sender, mailbox},
 };
 
 mod file;
@@ -64,9 +66,10 @@ impl Routes {
         else {
             return false;
         };
-        followed.news.send_modify(|news| {
+        followed.news.change(|news| {
             news.source = Arc::clone(source);
             news.again += 1;
+            true
         });
         true
     }
@@ -76,8 +79,8 @@ impl Routes {
 struct Followed {
     cell: CellId,
     cell_path: String,
-    news: watch::Sender<News>,
-    asks: mpsc::Sender<Ask>,
+    news: Arc<Latest<News>>,
+    asks: Sender<Ask>,
     _writer: AbortOnDropHandle<()>,
 }
 
@@ -130,9 +133,9 @@ impl Logs {
         if routes.follow_on(cell, &source, &route) {
             return false;
         }
-        let (news, seen) = watch::channel(News { source, size: 0, again: 1 });
-        let (asks, asked) = mpsc::channel(ASKS);
-        let writer = Writer::new(route.clone(), file, seen, asked);
+        let news = Arc::new(Latest::new(News { source, size: 0, again: 1 }));
+        let (asks, asked) = mailbox(ASKS);
+        let writer = Box::new(Writer::new(route.clone(), file, Arc::clone(&news), asked));
         routes.by_path.insert((cell.clone(), route.cell_path.clone()), route.container.clone());
         let writer = AbortOnDropHandle::new(tokio::spawn(writer.run()));
         routes.followed.insert(route.container, Followed { cell: cell.clone(), cell_path: route.cell_path, news, asks, _writer: writer });
@@ -149,7 +152,7 @@ impl Logs {
         let routes = self.routes();
         let followed = routes.by_path.get(&(cell.clone(), cell_path.to_owned())).and_then(|container| routes.followed.get(container));
         if let Some(followed) = followed {
-            followed.news.send_if_modified(|news| {
+            followed.news.change(|news| {
                 let grown = size > news.size;
                 news.size = news.size.max(size);
                 grown
@@ -194,7 +197,7 @@ impl Logs {
         }
     }
 
-    fn asks(&self, container: &ContainerId) -> Option<mpsc::Sender<Ask>> {
+    fn asks(&self, container: &ContainerId) -> Option<Sender<Ask>> {
         Some(self.routes().followed.get(container)?.asks.clone())
     }
 

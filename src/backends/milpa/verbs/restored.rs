@@ -110,12 +110,8 @@ pub(super) fn container_stats(item: cri::Container, mut stats: cri::ContainerSta
     stats
 }
 
-/// A sandbox's usage with our attributes, and with those of its containers.
-pub(super) fn sandbox_stats(
-    item: cri::PodSandbox,
-    stats: Option<cri::PodSandboxStats>,
-    containers: Vec<cri::ContainerStats>,
-) -> cri::PodSandboxStats {
+/// A sandbox's usage with our attributes, and without that of its containers.
+pub(super) fn sandbox_stats(item: cri::PodSandbox, stats: Option<cri::PodSandboxStats>) -> cri::PodSandboxStats {
     let linux = stats.and_then(|stats| stats.linux).unwrap_or_default();
     cri::PodSandboxStats {
         attributes: Some(cri::PodSandboxAttributes {
@@ -124,7 +120,7 @@ pub(super) fn sandbox_stats(
             labels: item.labels,
             annotations: item.annotations,
         }),
-        linux: Some(cri::LinuxPodSandboxStats { containers, ..linux }),
+        linux: Some(cri::LinuxPodSandboxStats { containers: Vec::new(), ..linux }),
         windows: None,
     }
 }

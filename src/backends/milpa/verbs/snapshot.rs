@@ -75,7 +75,7 @@ impl Verbs {
 
     fn sandbox_stats(&self, request: cri::PodSandboxStatsRequest) -> Result<cri::PodSandboxStatsResponse, Status> {
         let sandbox: view::Sandbox = self.view.sandbox(&request.pod_sandbox_id)?;
-        let stats = sandbox.stats(Instant::now()).unwrap_or_else(|| super::restored::sandbox_stats(sandbox.item(), None, Vec::new()));
+        let stats = self.view.usage_of(&sandbox.id, Instant::now()).unwrap_or_else(|| super::restored::sandbox_stats(sandbox.item(), None));
         Ok(cri::PodSandboxStatsResponse { stats: Some(stats) })
     }
 }

@@ -5,7 +5,7 @@
 use std::{
     collections::{BTreeMap, HashMap},
     hash::{BuildHasher, Hasher, RandomState},
-    sync::{Arc, OnceLock, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard},
+    sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard},
     time::Duration,
 };
 
@@ -25,6 +25,7 @@ mod events;
 mod find;
 mod lists;
 mod metrics;
+mod pod_usage;
 mod usage;
 
 #[cfg(test)]
@@ -32,7 +33,6 @@ mod tests;
 
 pub(super) use entry::{Container, Sandbox};
 use events::Readers;
-use usage::Lists;
 
 /// The view.
 #[derive(Debug)]
@@ -51,11 +51,9 @@ struct Known {
     by_cell: HashMap<CellId, SandboxId>,
     /// Counts what was inserted.
     inserted: u64,
-    /// Whole encoded lists, made by the first who asks after a change.
-    sandbox_list: OnceLock<Bytes>,
-    container_list: OnceLock<Bytes>,
-    stats_list: Lists,
-    sandbox_stats_list: Lists,
+    /// Whole encoded lists, made by the first who asks after a change. The entries' items are then slices of them, so that there is one copy of each.
+    sandbox_list: Option<Bytes>,
+    container_list: Option<Bytes>,
     /// Who reads what happens.
     readers: Readers,
 }
@@ -115,7 +113,7 @@ impl View {
             }
             known.by_cell.insert(cell, id.clone());
             known.sandboxes.insert(id.clone(), sandbox);
-            known.sandbox_list.take();
+            known.sandbox_list = None;
             if ready {
                 known.announce(ContainerEventType::ContainerCreatedEvent, id.as_str(), &id);
                 known.announce(ContainerEventType::ContainerStartedEvent, id.as_str(), &id);
@@ -156,7 +154,7 @@ impl View {
             parent.containers.push(id.clone());
             let sandbox = parent.id.clone();
             known.containers.insert(id.clone(), container);
-            known.container_list.take();
+            known.container_list = None;
             known.announce(ContainerEventType::ContainerCreatedEvent, id.as_str(), &sandbox);
             true
         }))
@@ -168,8 +166,7 @@ impl View {
             if let Some(sandbox) = known.sandboxes.get_mut(id) {
                 let was_ready = sandbox.ready;
                 sandbox.set_ready(ready);
-                known.sandbox_list.take();
-                known.sandbox_stats_list.clear();
+                known.sandbox_list = None;
                 if was_ready && !ready {
                     known.announce(ContainerEventType::ContainerStoppedEvent, id.as_str(), id);
                 }
@@ -184,11 +181,7 @@ impl View {
                 let before = container.state();
                 container.set_status(status);
                 let container = container.clone();
-                known.container_list.take();
-                known.stats_list.clear();
-                if container.state() != cri::ContainerState::ContainerRunning {
-                    known.no_usage_of(&container.sandbox, id);
-                }
+                known.container_list = None;
                 known.announce_state(before, &container);
             }
         });
@@ -213,8 +206,7 @@ impl View {
                 forget(&mut known.by_annotations, &hash, id);
             }
             known.by_cell.remove(&sandbox.cell);
-            known.sandbox_list.take();
-            known.sandbox_stats_list.clear();
+            known.sandbox_list = None;
         });
     }
 
@@ -272,9 +264,7 @@ impl Known {
         if let Some(sandbox) = self.sandboxes.get_mut(&container.sandbox) {
             sandbox.containers.retain(|other| other != id);
         }
-        self.container_list.take();
-        self.stats_list.clear();
-        self.no_usage_of(&container.sandbox, id);
+        self.container_list = None;
         self.announce(ContainerEventType::ContainerDeletedEvent, id.as_str(), &container.sandbox);
     }
 }

@@ -9,16 +9,19 @@ use bytes::Bytes;
 use kiyot_proto::{cri, store};
 use prost::Message;
 
-use super::super::{restored, transition};
+use super::{
+    super::{restored, transition},
+    pod_usage::PodUsage,
+};
 use crate::backends::milpa::id::{CellId, ContainerId, SandboxId};
 
 /// How long what a heartbeat said is told: with the time that it took to measure and to come, no usage is older than 15 s.
 pub(super) const FRESH: Duration = Duration::from_secs(14);
 
-/// An encoded message of usage, and until when it is told.
+/// What a container used, encoded, and until when it is told.
 #[derive(Debug, Clone)]
 pub(super) struct Usage {
-    /// A list with one entry.
+    /// A `ListContainerStatsResponse` with one entry.
     pub(super) entry: Bytes,
     /// From then on it is too old.
     pub(super) until: Instant,
@@ -26,7 +29,7 @@ pub(super) struct Usage {
 
 impl Usage {
     /// What came now.
-    pub(super) fn of(entry: &impl Message, now: Instant) -> Self {
+    pub(super) fn of(entry: &cri::ListContainerStatsResponse, now: Instant) -> Self {
         Self { entry: entry.encode_to_vec().into(), until: now + FRESH }
     }
 
@@ -61,8 +64,8 @@ pub(in super::super) struct Sandbox {
     pub(super) meta: Bytes,
     /// Field 1 of a `ListPodSandboxResponse`.
     pub(super) item: Bytes,
-    /// Field 1 of a `ListPodSandboxStatsResponse`, by the last heartbeat.
-    pub(super) stats: Option<Usage>,
+    /// Its usage, by the last heartbeat.
+    pub(super) stats: Option<PodUsage>,
     /// Hash of its annotations; `None` without any.
     pub(super) annotations: Option<u64>,
 }
@@ -76,12 +79,6 @@ impl Sandbox {
     /// What the kubelet sent to make it.
     pub(in super::super) fn config(&self) -> cri::PodSandboxConfig {
         self.meta().config.unwrap_or_default()
-    }
-
-    /// Its usage and that of its containers, if it runs and there was a heartbeat lately.
-    pub(in super::super) fn stats(&self, now: Instant) -> Option<cri::PodSandboxStats> {
-        let usage = self.stats.as_ref().filter(|usage| usage.is_fresh(now))?;
-        decoded::<cri::ListPodSandboxStatsResponse>(&usage.entry).stats.pop()
     }
 
     /// Its entry in a list.

@@ -1,42 +1,18 @@
 //! What pods use: taken from heartbeats, told from memory while it is fresh.
 
-use std::{
-    sync::{Mutex, PoisonError},
-    time::Instant,
-};
+use std::time::Instant;
 
-use bytes::Bytes;
+use bytes::{Bytes, BytesMut};
 use kiyot_proto::{cell::Heartbeat, cri};
 
 use super::{
     super::{filter, restored},
-    Known, View,
+    Known, Sandbox, View,
     entry::{Usage, decoded},
     lists::joined,
+    pod_usage::PodUsage,
 };
 use crate::backends::milpa::id::{CellId, ContainerId, SandboxId};
-
-/// A whole encoded list, made by the first who asks after a change or after a part of it became too old.
-#[derive(Debug, Default)]
-pub(super) struct Lists(Mutex<Option<Usage>>);
-
-impl Lists {
-    /// The list is made anew when it is asked for.
-    pub(super) fn clear(&mut self) {
-        *self.0.get_mut().unwrap_or_else(PoisonError::into_inner) = None;
-    }
-
-    fn get<'a>(&self, now: Instant, parts: impl Iterator<Item = &'a Usage>) -> Bytes {
-        let mut kept = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(kept) = kept.as_ref().filter(|kept| kept.is_fresh(now)) {
-            return kept.entry.clone();
-        }
-        let parts: Vec<_> = parts.filter(|usage| usage.is_fresh(now)).collect();
-        let entry = joined(parts.iter().map(|usage| &usage.entry));
-        *kept = parts.iter().map(|usage| usage.until).min().map(|until| Usage { entry: entry.clone(), until });
-        entry
-    }
-}
 
 impl View {
     /// Takes the usage that a cell reports of its pod.
@@ -51,13 +27,10 @@ impl View {
                 container.stats = Some(Usage::of(&cri::ListContainerStatsResponse { stats: vec![stats] }, now));
             }
         }
-        known.stats_list.clear();
         if let (Some(stats), Some(id)) = (beat.sandbox, known.by_cell.get(cell).cloned())
-            && let Some(sandbox) = known.sandboxes.get(&id).filter(|sandbox| sandbox.ready)
+            && let Some(sandbox) = known.sandboxes.get_mut(&id).filter(|sandbox| sandbox.ready)
         {
-            let containers = sandbox.containers.iter().filter_map(|id| known.containers.get(id)?.stats(now)).collect();
-            let stats = restored::sandbox_stats(sandbox.item(), Some(stats), containers);
-            known.set_usage(&id, Usage::of(&cri::ListPodSandboxStatsResponse { stats: vec![stats] }, now));
+            sandbox.stats = Some(PodUsage::of(restored::sandbox_stats(sandbox.item(), Some(stats)), now));
         }
     }
 
@@ -74,15 +47,11 @@ impl View {
         sample.memory.get_or_insert_with(|| cri::MemoryUsage { timestamp, working_set_bytes: none, ..Default::default() });
         let stats = vec![restored::container_stats(container.item(), sample)];
         container.stats = Some(Usage::of(&cri::ListContainerStatsResponse { stats }, now));
-        known.stats_list.clear();
     }
 
     /// A `ListContainerStatsResponse` of the containers that run and had a heartbeat lately.
     pub(in super::super) fn list_container_stats(&self, filter: &filter::Containers, now: Instant) -> Bytes {
         let known = self.read();
-        if filter.is_empty() {
-            return known.stats_list.get(now, known.containers.values().filter_map(|container| container.stats.as_ref()));
-        }
         let usage = known.containers_by(filter).filter_map(|container| container.stats.as_ref());
         joined(usage.filter(|usage| usage.is_fresh(now)).map(|usage| &usage.entry))
     }
@@ -90,30 +59,27 @@ impl View {
     /// A `ListPodSandboxStatsResponse` of the sandboxes that run and had a heartbeat lately.
     pub(in super::super) fn list_sandbox_stats(&self, filter: &filter::Sandboxes, now: Instant) -> Bytes {
         let known = self.read();
-        if filter.is_empty() {
-            return known.sandbox_stats_list.get(now, known.sandboxes.values().filter_map(|sandbox| sandbox.stats.as_ref()));
-        }
-        let usage = known.sandboxes_by(filter).filter_map(|sandbox| sandbox.stats.as_ref());
-        joined(usage.filter(|usage| usage.is_fresh(now)).map(|usage| &usage.entry))
+        let mut list = BytesMut::new();
+        known.sandboxes_by(filter).for_each(|sandbox| known.put_usage(sandbox, now, &mut list));
+        list.freeze()
+    }
+
+    /// What a sandbox and its containers used, if it runs and there was a heartbeat lately.
+    pub(in super::super) fn usage_of(&self, sandbox: &SandboxId, now: Instant) -> Option<cri::PodSandboxStats> {
+        let known = self.read();
+        let mut list = BytesMut::new();
+        known.put_usage(known.sandboxes.get(sandbox)?, now, &mut list);
+        decoded::<cri::ListPodSandboxStatsResponse>(&list.freeze()).stats.pop()
     }
 }
 
 impl Known {
-    fn set_usage(&mut self, id: &SandboxId, usage: Usage) {
-        if let Some(sandbox) = self.sandboxes.get_mut(id) {
-            sandbox.stats = Some(usage);
-            self.sandbox_stats_list.clear();
+    /// Appends the usage of a sandbox and of its containers to a list, if there was a heartbeat lately.
+    fn put_usage(&self, sandbox: &Sandbox, now: Instant, list: &mut BytesMut) {
+        if let Some(usage) = sandbox.stats.as_ref().filter(|usage| usage.is_fresh(now)) {
+            let of = |id| self.containers.get(id).and_then(|container| container.stats.as_ref()).filter(|usage| usage.is_fresh(now));
+            let containers: Vec<_> = sandbox.containers.iter().filter_map(of).collect();
+            usage.put(&containers, list);
         }
-    }
-
-    /// Takes a container that does not run any more out of its sandbox's usage.
-    pub(super) fn no_usage_of(&mut self, sandbox: &SandboxId, container: &ContainerId) {
-        let Some(usage) = self.sandboxes.get_mut(sandbox).and_then(|sandbox| sandbox.stats.as_mut()) else { return };
-        let mut list: cri::ListPodSandboxStatsResponse = decoded(&usage.entry);
-        for linux in list.stats.iter_mut().filter_map(|stats| stats.linux.as_mut()) {
-            linux.containers.retain(|stats| stats.attributes.as_ref().is_none_or(|attributes| attributes.id != container.as_str()));
-        }
-        usage.entry = prost::Message::encode_to_vec(&list).into();
-        self.sandbox_stats_list.clear();
     }
 }
