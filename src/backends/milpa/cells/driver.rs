@@ -79,7 +79,8 @@ pub(super) struct Driver {
     messages: Receiver<Message>,
     /// What happens first.
     first: Event,
-    launch: Option<Launch>,
+    /// Boxed, as most cells are there already.
+    launch: Option<Box<Launch>>,
     /// The call to the provider that runs.
     job: Option<Job>,
     /// When the machine is told that time is over.
@@ -102,7 +103,7 @@ impl Driver {
     /// The task of a cell that is to be made.
     pub(super) fn launch(shared: Arc<Shared>, entry: Arc<Entry>, record: Record, messages: Receiver<Message>, launch: Launch) -> Self {
         let timer = Some((launch.deadline.into(), Event::End("it did not call home in time".into())));
-        Self { timer, launch: Some(launch), ..Self::new(shared, entry, record, State::Requested, messages, Event::Ordered) }
+        Self { timer, launch: Some(Box::new(launch)), ..Self::new(shared, entry, record, State::Requested, messages, Event::Ordered) }
     }
 
     /// The task of a cell that a daemon before this one made.

@@ -69,7 +69,7 @@ impl Verbs {
         let container = self.view.container(&request.container_id)?;
         // While its cell is silent, and after the end, nothing is known but whose usage it would be.
         let stats =
-            container.stats(Instant::now()).unwrap_or_else(|| super::restored::container_stats(container.item(), cri::ContainerStats::default()));
+            self.view.usage_of_container(&container.id, Instant::now()).unwrap_or_else(|| super::restored::container_stats(container.item(), cri::ContainerStats::default()));
         Ok(cri::ContainerStatsResponse { stats: Some(stats) })
     }
 

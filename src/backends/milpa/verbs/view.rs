@@ -20,12 +20,13 @@ use tonic::Status;
 
 use crate::backends::milpa::id::{CellId, ContainerId, NotAnId, SandboxId};
 
+mod attributes;
 mod entry;
 mod events;
 mod find;
+mod kept_usage;
 mod lists;
 mod metrics;
-mod pod_usage;
 mod usage;
 
 #[cfg(test)]
@@ -100,7 +101,7 @@ impl View {
             stopping: Arc::default(),
             meta: meta.encode_to_vec().into(),
             item: Bytes::new(),
-            stats: None,
+            usage: None,
             annotations: self.hash(&config.annotations),
         };
         sandbox.set_ready(ready);
@@ -144,7 +145,7 @@ impl View {
                 status: Arc::default(),
                 meta: meta.encode_to_vec().into(),
                 item: Bytes::new(),
-                stats: None,
+                usage: None,
                 told: told.map(kept).unwrap_or_default(),
             };
             container.set_status(status);

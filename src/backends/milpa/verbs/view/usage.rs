@@ -5,13 +5,7 @@ use std::time::Instant;
 use bytes::{Bytes, BytesMut};
 use kiyot_proto::{cell::Heartbeat, cri};
 
-use super::{
-    super::{filter, restored},
-    Known, Sandbox, View,
-    entry::{Usage, decoded},
-    lists::joined,
-    pod_usage::PodUsage,
-};
+use super::{super::filter, Known, Sandbox, View, entry::decoded, kept_usage::Usage};
 use crate::backends::milpa::id::{CellId, ContainerId, SandboxId};
 
 impl View {
@@ -23,14 +17,13 @@ impl View {
             let Some(id) = known.in_cell(cell, id).map(|container| container.id.clone()) else { continue };
             let Some(container) = known.containers.get_mut(&id) else { continue };
             if container.state() == cri::ContainerState::ContainerRunning {
-                let stats = restored::container_stats(container.item(), stats);
-                container.stats = Some(Usage::of(&cri::ListContainerStatsResponse { stats: vec![stats] }, now));
+                container.usage = Some(Usage::of_container(stats, now));
             }
         }
         if let (Some(stats), Some(id)) = (beat.sandbox, known.by_cell.get(cell).cloned())
             && let Some(sandbox) = known.sandboxes.get_mut(&id).filter(|sandbox| sandbox.ready)
         {
-            sandbox.stats = Some(PodUsage::of(restored::sandbox_stats(sandbox.item(), Some(stats)), now));
+            sandbox.usage = Some(Usage::of_pod(stats, now));
         }
     }
 
@@ -38,22 +31,34 @@ impl View {
     pub(in super::super) fn first_usage(&self, id: &ContainerId, sample: Option<cri::ContainerStats>, now: Instant) {
         let mut known = self.write();
         let Some(container) = known.containers.get_mut(id) else { return };
-        if container.state() != cri::ContainerState::ContainerRunning || container.stats(now).is_some() {
+        if container.state() != cri::ContainerState::ContainerRunning || container.has_usage(now) {
             return;
         }
         let (timestamp, none) = (container.status.started_unix_nanos, Some(cri::UInt64Value { value: 0 }));
         let mut sample = sample.unwrap_or_default();
         sample.cpu.get_or_insert_with(|| cri::CpuUsage { timestamp, usage_core_nano_seconds: none, ..Default::default() });
         sample.memory.get_or_insert_with(|| cri::MemoryUsage { timestamp, working_set_bytes: none, ..Default::default() });
-        let stats = vec![restored::container_stats(container.item(), sample)];
-        container.stats = Some(Usage::of(&cri::ListContainerStatsResponse { stats }, now));
+        container.usage = Some(Usage::of_container(sample, now));
+    }
+
+    /// Takes what a sandbox used when it had just been made, unless a heartbeat came first: nothing yet, if the cell did not say.
+    pub(in super::super) fn first_sandbox_usage(&self, id: &SandboxId, sample: Option<cri::PodSandboxStats>, now: Instant) {
+        let mut known = self.write();
+        let Some(sandbox) = known.sandboxes.get_mut(id).filter(|sandbox| sandbox.ready && !sandbox.has_usage(now)) else { return };
+        let (timestamp, none) = (sandbox.item().created_at, Some(cri::UInt64Value { value: 0 }));
+        let mut sample = sample.unwrap_or_default();
+        let linux = sample.linux.get_or_insert_default();
+        linux.cpu.get_or_insert_with(|| cri::CpuUsage { timestamp, usage_core_nano_seconds: none, ..Default::default() });
+        linux.memory.get_or_insert_with(|| cri::MemoryUsage { timestamp, working_set_bytes: none, ..Default::default() });
+        sandbox.usage = Some(Usage::of_pod(sample, now));
     }
 
     /// A `ListContainerStatsResponse` of the containers that run and had a heartbeat lately.
     pub(in super::super) fn list_container_stats(&self, filter: &filter::Containers, now: Instant) -> Bytes {
         let known = self.read();
-        let usage = known.containers_by(filter).filter_map(|container| container.stats.as_ref());
-        joined(usage.filter(|usage| usage.is_fresh(now)).map(|usage| &usage.entry))
+        let mut list = BytesMut::new();
+        known.containers_by(filter).for_each(|container| container.put_usage(now, &mut list));
+        list.freeze()
     }
 
     /// A `ListPodSandboxStatsResponse` of the sandboxes that run and had a heartbeat lately.
@@ -62,6 +67,13 @@ impl View {
         let mut list = BytesMut::new();
         known.sandboxes_by(filter).for_each(|sandbox| known.put_usage(sandbox, now, &mut list));
         list.freeze()
+    }
+
+    /// What a container used, if it runs and there was a heartbeat lately.
+    pub(in super::super) fn usage_of_container(&self, container: &ContainerId, now: Instant) -> Option<cri::ContainerStats> {
+        let mut list = BytesMut::new();
+        self.read().containers.get(container)?.put_usage(now, &mut list);
+        decoded::<cri::ListContainerStatsResponse>(&list.freeze()).stats.pop()
     }
 
     /// What a sandbox and its containers used, if it runs and there was a heartbeat lately.
@@ -74,12 +86,7 @@ impl View {
 }
 
 impl Known {
-    /// Appends the usage of a sandbox and of its containers to a list, if there was a heartbeat lately.
     fn put_usage(&self, sandbox: &Sandbox, now: Instant, list: &mut BytesMut) {
-        if let Some(usage) = sandbox.stats.as_ref().filter(|usage| usage.is_fresh(now)) {
-            let of = |id| self.containers.get(id).and_then(|container| container.stats.as_ref()).filter(|usage| usage.is_fresh(now));
-            let containers: Vec<_> = sandbox.containers.iter().filter_map(of).collect();
-            usage.put(&containers, list);
-        }
+        sandbox.put_usage(sandbox.containers.iter().filter_map(|id| self.containers.get(id)), now, list);
     }
 }
