@@ -13,6 +13,7 @@ use kiyot_link::{
     bootstrap::{Bootstrap, GatewayAddress},
     clock::Clock,
 };
+use tokio_util::task::AbortOnDropHandle;
 use tonic::Status;
 
 use super::{Backend, BackendName, CallPath, Declared, Decoded, Method};
@@ -75,6 +76,7 @@ pub struct Milpa {
     cells: Arc<Cells>,
     gateway: Gateway,
     store: Store,
+    _mirrors: AbortOnDropHandle<()>,
 }
 
 impl Milpa {
@@ -110,6 +112,8 @@ impl Milpa {
         let gateway = Gateway::start(gateway_config, cells.clone()).await.map_err(|error| StartError::Gateway(name.clone(), error))?;
         cells.serve(Arc::new(GatewayLinks(gateway.clone())));
         let node = NodeImages { socket: config.node_containerd.clone(), namespace: config.node_namespace.clone() };
+        let (of_node, registries) = (node.clone(), config.registry_config_dir.clone());
+        let mirrors = AbortOnDropHandle::new(tokio::spawn(async move { images::compare_mirrors(of_node, registries.as_deref()).await }));
         let parts = Parts {
             store: store.clone(),
             cells: Arc::clone(&cells),
@@ -122,7 +126,7 @@ impl Milpa {
         };
         let verbs = Verbs::start(parts).await.map_err(of_store)?;
         let answers = Arc::new(Answers(Arc::clone(&verbs)));
-        Ok(Arc::new(Self { name: name.clone(), answers, verbs, cells, gateway, store }))
+        Ok(Arc::new(Self { name: name.clone(), answers, verbs, cells, gateway, store, _mirrors: mirrors }))
     }
 
     /// How many cells there may be at once, from now on. Those that run go on, however many they are.

@@ -30,3 +30,26 @@ async fn a_container_is_listed_when_its_start_is_answered() {
     until("the usage ends with the container", || list().unwrap().stats.len() == 1).await;
     assert_eq!((stats().attributes.unwrap().id, stats().cpu, stats().memory), (other, None, None));
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_pod_is_listed_when_its_sandbox_is_answered_and_has_its_containers_when_they_start() {
+    let kiyot = Fixture::start().await;
+    let list =
+        || kiyot.at_once::<cri::ListPodSandboxStatsResponse>(Method::ListPodSandboxStats, cri::ListPodSandboxStatsRequest::default()).unwrap().stats;
+    assert!(list().is_empty());
+    let sandbox = kiyot.run("web").await;
+    let [stats] = list().try_into().unwrap();
+    let (attributes, linux) = (stats.attributes.unwrap(), stats.linux.unwrap());
+    assert_eq!((attributes.id.as_str(), attributes.metadata.unwrap().name.as_str()), (sandbox.as_str(), "web"));
+    // Its played containerd knows no statistics, and there are no heartbeats.
+    assert_eq!(linux.cpu.unwrap().usage_core_nano_seconds, Some(cri::UInt64Value { value: 0 }));
+    assert_eq!(linux.memory.unwrap().working_set_bytes, Some(cri::UInt64Value { value: 0 }));
+    assert!(linux.cpu.unwrap().timestamp > 0 && linux.containers.is_empty());
+    let container = kiyot.create(&sandbox, "main").await;
+    kiyot.start_container(&container).await;
+    let containers = || list().remove(0).linux.unwrap().containers;
+    let [only] = containers().try_into().unwrap();
+    assert_eq!(only.attributes.unwrap().id, container);
+    kiyot.provider.only().exit("c0", 0);
+    until("the usage ends with the container", || containers().is_empty()).await;
+}

@@ -5,7 +5,7 @@ use std::{
     os::fd::{AsFd, OwnedFd},
 };
 
-use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, netlink, recv, sendto, socket_with};
+use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, bind, netlink, recv, sendto, socket_with};
 
 /// `NLMSG_ERROR` of linux/netlink.h: the answer, an error or 0.
 const NLMSG_ERROR: u16 = 2;
@@ -15,6 +15,9 @@ const FLAGS: u16 = 1 | 4;
 const HEAD: usize = 16;
 const ATTRIBUTE_HEAD: usize = 4;
 
+/// The group of those who hear of links, of linux/rtnetlink.h.
+const RTMGRP_LINK: u32 = 1;
+
 /// `NLM_F_CREATE | NLM_F_EXCL`: it must not be there yet.
 pub const NEW: u16 = 0x400 | 0x200;
 
@@ -22,6 +25,13 @@ pub const NEW: u16 = 0x400 | 0x200;
 pub fn socket() -> io::Result<OwnedFd> {
     // No protocol is protocol 0: NETLINK_ROUTE.
     Ok(socket_with(AddressFamily::NETLINK, SocketType::RAW, SocketFlags::CLOEXEC, None)?)
+}
+
+/// A socket that hears of every change of a link in the network namespace of the calling thread.
+pub fn link_changes() -> io::Result<OwnedFd> {
+    let socket = socket()?;
+    bind(&socket, &netlink::SocketAddrNetlink::new(0, RTMGRP_LINK))?;
+    Ok(socket)
 }
 
 /// One request, as it is sent.

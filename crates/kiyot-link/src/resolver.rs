@@ -10,16 +10,16 @@ pub const PREFIX: u8 = 28;
 pub const CELL: Ipv4Addr = Ipv4Addr::new(169, 254, 253, 62);
 /// The largest message by UDP, in bytes: what EDNS asks for, as a rule.
 pub const UDP_MESSAGE: usize = 4096;
-/// The largest message by TCP, in bytes: its length has 16 bits.
-pub const TCP_MESSAGE: usize = u16::MAX as usize;
 /// The shortest message: the head of DNS, in bytes.
 pub const HEAD: usize = 12;
-/// How long a query may take, from the pod and back.
+/// How long a query by UDP may take, from the pod and back, and a connection until it is carried.
 pub const DEADLINE: Duration = Duration::from_secs(5);
 /// Queries by UDP of one cell that have no answer yet.
 pub const UDP_QUERIES: usize = 128;
-/// Connections of one cell's pod by TCP, each with one query at a time.
+/// Connections of one cell's pod by TCP.
 pub const TCP_CONNECTIONS: usize = 32;
+/// How long a connection may carry nothing either way: as long as most name servers have patience.
+pub const IDLE: Duration = Duration::from_secs(30);
 
 /// Where in the cell the name server with this number is, from 0. Link-local, so that no pod network has it, and none that is in use for this elsewhere.
 pub fn address(number: usize) -> Option<Ipv4Addr> {

@@ -8,7 +8,6 @@ use std::{
 use kiyot_proto::cri;
 use tonic::{Code, Status};
 
-pub use self::node::NodeImages;
 use self::{
     copy::CopyError,
     memory::{Recent, Turns},
@@ -16,11 +15,13 @@ use self::{
     receiver::{CellReceiver, Receiver},
     reference::{is_id, normalized},
 };
+pub use self::{mirrors::compare as compare_mirrors, node::NodeImages};
 use super::{cells::Cell, id::CellId};
 
 mod copy;
 mod manifest;
 mod memory;
+mod mirrors;
 mod node;
 mod pull;
 mod receiver;
@@ -251,7 +252,7 @@ impl Images {
     }
 
     fn report(&self, cell: &CellId, reference: &str, image: &cri::Image) {
-        let image = Arc::new(image.clone());
+        let image = Arc::new(memory::bounded(image));
         for name in [reference, &image.id].into_iter().filter(|name| !name.is_empty()) {
             self.reported.put((cell.clone(), normalized(name)), Arc::clone(&image));
         }

@@ -62,6 +62,9 @@ use view::{Sandbox, View};
 /// How long the tasks of calls may take to end when the daemon stops.
 const ENDING: Duration = Duration::from_secs(5);
 
+/// How long the first sample of what a sandbox or a container uses may take; without it its usage begins with nothing.
+const SAMPLE: Duration = Duration::from_secs(1);
+
 /// What the verbs work with.
 #[derive(Debug)]
 pub struct Parts {

@@ -15,17 +15,17 @@ use kiyot_testkit::{
 use super::{ends_without_a_trace, options};
 
 /// A daemon whose cells pull through the mirrors of the node. Without them the hosts of these images do not exist.
-fn with_mirrors(node: &Node) -> KiyotOptions {
+pub(super) fn with_mirrors(node: &Node) -> KiyotOptions {
     KiyotOptions { milpa: format!("registry_config_dir = {:?}\n", node.registries()), ..options() }
 }
 
 /// An image with a layer of its own, that says a word.
-fn saying(word: &str) -> ImageSpec {
+pub(super) fn saying(word: &str) -> ImageSpec {
     ImageSpec { files: vec![(word.to_owned(), 0o644, word.into())], ..ImageSpec::script(&format!("echo {word}; exit 0")) }
 }
 
 /// A pod in a cell, still without containers.
-async fn sandbox(kubelet: &mut Kubelet, name: &str) -> RunningPod {
+pub(super) async fn sandbox(kubelet: &mut Kubelet, name: &str) -> RunningPod {
     let pod = Pod::new(name).in_cell();
     let config = kubelet.prepare(&pod);
     let sandbox = kubelet.run_sandbox(&config, "").await.unwrap();
@@ -33,7 +33,7 @@ async fn sandbox(kubelet: &mut Kubelet, name: &str) -> RunningPod {
 }
 
 /// Runs a container of an image, with the policy IfNotPresent, until it has said its word. Gives the id of its image.
-async fn says(kubelet: &mut Kubelet, pod: &mut RunningPod, container: &str, image: &str, word: &str) -> String {
+pub(super) async fn says(kubelet: &mut Kubelet, pod: &mut RunningPod, container: &str, image: &str, word: &str) -> String {
     let created = kubelet.create_container(pod, &Container::of_image(container, image), 0).await.unwrap();
     kubelet.start_container(&created.id).await.unwrap();
     kubelet.logged(&created, word).await;
@@ -43,11 +43,11 @@ async fn says(kubelet: &mut Kubelet, pod: &mut RunningPod, container: &str, imag
 }
 
 /// The part of requests that asked for blobs.
-fn blobs(asked: &[String]) -> BTreeSet<String> {
+pub(super) fn blobs(asked: &[String]) -> BTreeSet<String> {
     asked.iter().filter_map(|request| request.strip_prefix("GET /v2/")?.rsplit_once("/blobs/")).map(|(_, digest)| digest.to_owned()).collect()
 }
 
-fn auth(user: &str, password: &str) -> cri::AuthConfig {
+pub(super) fn auth(user: &str, password: &str) -> cri::AuthConfig {
     cri::AuthConfig { username: user.to_owned(), password: password.to_owned(), ..Default::default() }
 }
 
@@ -226,7 +226,7 @@ async fn listed(kubelet: &mut Kubelet) -> BTreeSet<String> {
 }
 
 /// The node has pulled an image for one of its own pods; what was asked for it is gone from the registry's list.
-async fn on_node(kubelet: &mut Kubelet, registry: &Registry, image: &str) -> Pod {
+pub(super) async fn on_node(kubelet: &mut Kubelet, registry: &Registry, image: &str) -> Pod {
     let local = Pod::new("local");
     kubelet.pull(&local, &kubelet.prepare(&local), image, None).await.unwrap();
     registry.asked();
@@ -291,13 +291,13 @@ async fn no_layer_of_the_node_is_given_to_who_may_not_pull() {
 }
 
 /// A daemon for which a pull stands still when nothing has come for so long.
-fn impatient(node: &Node, seconds: u64) -> KiyotOptions {
+pub(super) fn impatient(node: &Node, seconds: u64) -> KiyotOptions {
     let milpa = format!("registry_config_dir = {:?}\nimage_pull_progress_timeout = \"{seconds}s\"\n", node.registries());
     KiyotOptions { milpa, ..options() }
 }
 
 /// An image whose one layer has so many bytes, and is not the node's.
-fn heavy(bytes: usize) -> ImageSpec {
+pub(super) fn heavy(bytes: usize) -> ImageSpec {
     ImageSpec { files: vec![("weight".to_owned(), 0o644, vec![b'w'; bytes])], ..ImageSpec::script("echo heavy; exit 0") }
 }
 
@@ -338,9 +338,10 @@ async fn a_pull_that_is_slow_and_goes_on_is_left_alone() {
 }
 
 /// Whether a word is in what the daemon, the node's containerd or the cells have written.
-fn is_written(node: &Node, kiyot: &Kiyot<'_>, words: &[&str]) -> Vec<String> {
-    let consoles = kiyot.cells().into_iter().map(|cell| kiyot.state().join("cells").join(cell).join("console.log"));
-    let files: Vec<_> = consoles.collect();
+pub(super) fn is_written(node: &Node, kiyot: &Kiyot<'_>, words: &[&str]) -> Vec<String> {
+    let of_cells = kiyot.cells().into_iter().map(|cell| kiyot.state().join("cells").join(cell));
+    let logs = of_cells.flat_map(|cell| ["console.log", "containerd.log"].map(|log| cell.join(log)));
+    let files: Vec<_> = logs.chain([node.directory().join("containerd.log")]).collect();
     let texts = files.iter().map(|file| fs::read_to_string(file).unwrap_or_default()).chain([kiyot.log()]);
     let found: Vec<String> = texts.filter(|text| words.iter().any(|word| text.contains(word))).collect();
     assert!(!files.is_empty() && files.iter().all(|file| file.exists()), "{}", node.directory().display());

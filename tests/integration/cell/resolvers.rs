@@ -21,19 +21,23 @@ use super::{
 };
 
 /// Where the first name server of a pod is in its cell.
-const IN_CELL: &str = "169.254.253.53";
+pub(super) const IN_CELL: &str = "169.254.253.53";
 /// Answers to a name that begins with "many" have so many records: too many for UDP.
 const MANY: usize = 300;
 
+/// The answer by TCP to a name that begins with "zone" has so many messages, as of a transfer, of so many bytes each.
+pub(super) const ZONE: usize = 40;
+pub(super) const ZONE_MESSAGE: usize = 60_000;
+
 /// A name server on the node: all names have the address 10.1.2.3.
-struct NameServer {
+pub(super) struct NameServer {
     stop: Arc<AtomicBool>,
     threads: Vec<std::thread::JoinHandle<()>>,
     address: SocketAddr,
 }
 
 impl NameServer {
-    fn start(address: &str) -> Self {
+    pub(super) fn start(address: &str) -> Self {
         let address: SocketAddr = (address.parse::<IpAddr>().unwrap(), 53).into();
         let (udp, tcp) = (UdpSocket::bind(address).unwrap(), TcpListener::bind(address).unwrap());
         let stop = Arc::new(AtomicBool::new(false));
@@ -53,7 +57,8 @@ impl NameServer {
                 if stop_tcp.load(Ordering::SeqCst) {
                     return;
                 }
-                let _gone = serve(stream);
+                // It ends with its client.
+                std::thread::spawn(move || serve(stream));
             }
         };
         Self { stop, threads: vec![std::thread::spawn(by_udp), std::thread::spawn(by_tcp)], address }
@@ -71,15 +76,25 @@ impl Drop for NameServer {
     }
 }
 
+/// Answers what comes on a connection, one after another, until it ends.
 fn serve(mut stream: TcpStream) -> io::Result<()> {
     stream.set_read_timeout(Some(LIMIT))?;
-    let query = framed(&mut stream)?;
-    let answer = answer(&query, true);
-    stream.write_all(&[&u16::try_from(answer.len()).unwrap().to_be_bytes()[..], &answer].concat())
+    loop {
+        let query = framed(&mut stream)?;
+        let wanted = if query[13..].starts_with(b"zone") { ZONE } else { 1 };
+        for number in 0..wanted {
+            let mut answer = answer(&query, true);
+            if wanted > 1 {
+                // Records of an unknown type would do as well: nobody reads them.
+                answer.resize(ZONE_MESSAGE, u8::try_from(number).unwrap_or(0));
+            }
+            stream.write_all(&[&u16::try_from(answer.len()).unwrap().to_be_bytes()[..], &answer].concat())?;
+        }
+    }
 }
 
 /// A message with its length before it.
-fn framed(stream: &mut TcpStream) -> io::Result<Vec<u8>> {
+pub(super) fn framed(stream: &mut TcpStream) -> io::Result<Vec<u8>> {
     let mut length = [0; 2];
     stream.read_exact(&mut length)?;
     let mut message = vec![0; u16::from_be_bytes(length).into()];
@@ -88,7 +103,7 @@ fn framed(stream: &mut TcpStream) -> io::Result<Vec<u8>> {
 }
 
 /// The query's head and question, and records of an address for it, if it asks for one (type A).
-fn answer(query: &[u8], tcp: bool) -> Vec<u8> {
+pub(super) fn answer(query: &[u8], tcp: bool) -> Vec<u8> {
     let end_of_name = 12 + query[12..].iter().position(|byte| *byte == 0).unwrap() + 1;
     let question = &query[12..end_of_name + 4];
     let of_type_a = question[question.len() - 3] == 1;
@@ -108,7 +123,7 @@ fn answer(query: &[u8], tcp: bool) -> Vec<u8> {
 }
 
 /// Asks for a name's address (type A).
-fn query(id: u8, name: &str) -> Vec<u8> {
+pub(super) fn query(id: u8, name: &str) -> Vec<u8> {
     let mut query = vec![7, id, 1, 0, 0, 1, 0, 0, 0, 0, 0, 0];
     for label in name.split('.') {
         query.push(u8::try_from(label.len()).unwrap());
@@ -119,7 +134,7 @@ fn query(id: u8, name: &str) -> Vec<u8> {
 }
 
 /// Asks in a cell by UDP, as often as it takes: datagrams may be lost.
-async fn asked_by_udp(cell: &str, name: &str, server: &'static str) -> Vec<u8> {
+pub(super) async fn asked_by_udp(cell: &str, name: &str, server: &'static str) -> Vec<u8> {
     let query = query(1, name);
     wait_until(format!("{server} answers in {cell}"), LIMIT, async || {
         let query = query.clone();
@@ -138,14 +153,14 @@ async fn asked_by_udp(cell: &str, name: &str, server: &'static str) -> Vec<u8> {
 }
 
 /// The options for a daemon that asks the node's name servers for pods.
-fn forwarding() -> KiyotOptions {
+pub(super) fn forwarding() -> KiyotOptions {
     let mut options = options();
     options.sections = "[backends.milpa.policy]\nnode_resolver = \"forward\"\n".to_owned();
     options
 }
 
 /// Runs a pod with these name servers.
-async fn runs(kubelet: &mut Kubelet, spec: &Pod, servers: &[&str]) -> RunningPod {
+pub(super) async fn runs(kubelet: &mut Kubelet, spec: &Pod, servers: &[&str]) -> RunningPod {
     let mut config = kubelet.prepare(spec);
     config.dns_config.as_mut().unwrap().servers = servers.iter().map(|server| (*server).to_owned()).collect();
     let sandbox = kubelet.run_sandbox(&config, "").await.unwrap();
@@ -159,7 +174,7 @@ async fn runs(kubelet: &mut Kubelet, spec: &Pod, servers: &[&str]) -> RunningPod
 }
 
 /// A container resolves a name by its resolv.conf.
-async fn resolves(kubelet: &mut Kubelet, container: &str) {
+pub(super) async fn resolves(kubelet: &mut Kubelet, container: &str) {
     wait_until("the pod resolves a name", LIMIT, async || {
         let said = kubelet.exec_sync(container, &["nslookup", "-type=a", "one.test"]).await.ok()?;
         (said.code == 0 && said.stdout.contains("10.1.2.3")).then_some(())

@@ -206,3 +206,34 @@ async fn lists_of_usage_hold_both_worlds() {
     kubelet.stop_and_remove(&local).await.unwrap();
     ends_without_a_trace(&mut kubelet, &kiyot, &remote).await;
 }
+
+#[tokio::test]
+async fn a_pods_usage_is_listed_from_its_sandbox_on_and_again_after_a_restart() {
+    let node = Node::start().await;
+    let mut kiyot = Kiyot::start(&node, options()).await;
+    let mut kubelet = kiyot.kubelet().await;
+    let spec = Pod::new("early").in_cell();
+    let config = kubelet.prepare(&spec);
+    let sandbox = kubelet.run_sandbox(&config, "").await.unwrap();
+    let [stats] = list_sandboxes(&mut kubelet, None).await.try_into().unwrap();
+    let (attributes, linux) = (stats.attributes.unwrap(), stats.linux.unwrap());
+    assert_eq!((attributes.id, attributes.metadata), (sandbox.clone(), config.metadata.clone()));
+    assert!(
+        linux.cpu.is_some_and(|cpu| cpu.usage_core_nano_seconds.is_some()) && linux.memory.is_some_and(|memory| memory.working_set_bytes.is_some())
+    );
+    let mut running = kubelet.running(&spec, config, sandbox);
+    let created = kubelet.create_container(&running, &Container::script("main", BUSY), 0).await.unwrap();
+    kubelet.start_container(&created.id).await.unwrap();
+    let used = |stats: Vec<cri::PodSandboxStats>| -> Option<u64> {
+        let linux = stats.into_iter().next()?.linux?;
+        let of_container = value(linux.containers.first()?.cpu?.usage_core_nano_seconds);
+        Some(value(linux.cpu?.usage_core_nano_seconds).min(of_container)).filter(|used| *used > 0)
+    };
+    let before = wait_until("pod and container have used something", LIMIT, async || used(list_sandboxes(&mut kubelet, None).await)).await;
+    kiyot.restart().await;
+    let mut kubelet = kiyot.kubelet().await;
+    let after = wait_until("the usage of both is listed again", LIMIT, async || used(list_sandboxes(&mut kubelet, None).await)).await;
+    assert!(after >= before, "{before} before the restart, {after} after it");
+    running.containers.insert("main".to_owned(), created);
+    ends_without_a_trace(&mut kubelet, &kiyot, &running).await;
+}

@@ -35,11 +35,14 @@ const MAX_MANIFEST: usize = 1 << 20;
 const CONFIG_LABEL: &str = "containerd.io/gc.ref.content.config";
 /// Labels that lead from a blob to another one begin so.
 const LEADS_TO: &str = "containerd.io/gc.ref.content";
+/// The label that says from which repositories of a host a blob came begins so, and ends with the host (containerd, docker.AppendDistributionSourceLabel). A manifest gets it
+/// after the labels above and before its layers are fetched.
+const SOURCE: &str = "containerd.io/distribution.source.";
 
-/// News of all pulls, from now on.
-pub fn watch(runtime: Runtime, permit: OwnedSemaphorePermit) -> BoxStream<'static, Result<PullNews, Status>> {
-    let watch =
-        Watch { runtime, progress: Progress::default(), untold: Vec::new(), often_until: Instant::now() + PATIENCE, told: None, _permit: permit };
+/// News of a pull, from now on; of all pulls, if no image is named.
+pub fn watch(runtime: Runtime, image: &str, permit: OwnedSemaphorePermit) -> BoxStream<'static, Result<PullNews, Status>> {
+    let progress = Progress { repository: repository(image).to_owned(), ..Progress::default() };
+    let watch = Watch { runtime, progress, untold: Vec::new(), often_until: Instant::now() + PATIENCE, told: None, _permit: permit };
     Box::pin(stream::unfold(Some(watch), |watch| async {
         let mut watch = watch?;
         match watch.next().await {
@@ -87,11 +90,43 @@ impl Watch {
     }
 }
 
+/// The repository of an image's whole name.
+fn repository(image: &str) -> &str {
+    let named = image.split_once('@').map_or(image, |(named, _)| named);
+    // A colon behind the last slash begins a tag; one before it, a port.
+    named.rsplit_once(':').filter(|(_, tag)| !tag.contains('/')).map_or(named, |(repository, _)| repository)
+}
+
+/// A manifest, by its labels.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+struct Labelled {
+    /// When it or its labels changed.
+    changed: (i64, i32),
+    /// Digests of what it leads to.
+    leads_to: Vec<String>,
+    /// The repositories that it came from, with their hosts.
+    sources: Vec<String>,
+}
+
+impl Labelled {
+    fn new(changed: (i64, i32), labels: impl IntoIterator<Item = (String, String)>) -> Self {
+        let mut labelled = Self { changed, ..Self::default() };
+        for (label, value) in labels {
+            if let Some(host) = label.strip_prefix(SOURCE) {
+                labelled.sources.extend(value.split(',').map(|repository| format!("{host}/{repository}")));
+            } else if label.starts_with(LEADS_TO) {
+                labelled.leads_to.push(value);
+            }
+        }
+        labelled
+    }
+}
+
 /// What is in the content store that says how far pulls are.
 #[derive(Debug, Clone, Default)]
 struct Store {
-    /// Of manifests, by digest: when they or their labels changed, and what they lead to.
-    manifests: BTreeMap<String, ((i64, i32), Vec<String>)>,
+    /// Manifests by digest.
+    manifests: BTreeMap<String, Labelled>,
     /// What is being fetched: how much of it is there.
     ingests: BTreeMap<String, i64>,
 }
@@ -104,8 +139,7 @@ impl Store {
         while let Some(part) = list.message().await? {
             for info in part.info {
                 let changed = info.updated_at.map(|time| (time.seconds, time.nanos)).unwrap_or_default();
-                let leads_to = info.labels.into_iter().filter(|(label, _)| label.starts_with(LEADS_TO)).map(|(_, digest)| digest).collect();
-                store.manifests.insert(info.digest, (changed, leads_to));
+                store.manifests.insert(info.digest, Labelled::new(changed, info.labels));
             }
         }
         let statuses = content(runtime).list_statuses(namespaced(within(ASK, ListStatusesRequest { filters: Vec::new() }))).await?.into_inner();
@@ -115,14 +149,17 @@ impl Store {
     }
 }
 
-/// What has happened since the first look. Pure.
+/// What has happened to one pull since the first look. Pure.
 #[derive(Debug, Default)]
 struct Progress {
+    /// Where the pull is from; "": all pulls are meant. Two pulls from one repository can't be told apart.
+    repository: String,
     moves: u64,
     /// What an earlier pull left unfinished, until something happens to it.
     left: BTreeMap<String, i64>,
-    /// What the manifests lead to that have come since.
+    /// What the manifests lead to that have come since, of this pull and of others.
     wanted: BTreeSet<String>,
+    foreign: BTreeSet<String>,
     last: Option<Store>,
 }
 
@@ -133,18 +170,29 @@ impl Progress {
             self.left = store.ingests.clone();
             return (Vec::new(), false);
         };
-        let is_new =
-            |(digest, (changed, _)): &(&String, &((i64, i32), Vec<String>))| last.manifests.get(*digest).is_none_or(|(before, _)| before != changed);
-        let new: Vec<String> = store.manifests.iter().filter(is_new).map(|(digest, _)| digest.clone()).collect();
-        self.wanted.extend(new.iter().flat_map(|digest| store.manifests[digest].1.clone()));
-        if last.ingests != store.ingests || !new.is_empty() {
+        let mut new = Vec::new();
+        for (digest, manifest) in &store.manifests {
+            if last.manifests.get(digest).is_some_and(|before| before.changed == manifest.changed) {
+                continue;
+            }
+            if self.repository.is_empty() || manifest.sources.contains(&self.repository) {
+                self.wanted.extend(manifest.leads_to.iter().cloned());
+                new.push(digest.clone());
+            } else if !manifest.sources.is_empty() {
+                self.foreign.extend(manifest.leads_to.iter().cloned());
+            }
+        }
+        // The name of an ingest ends with the digest of what is fetched (containerd, remotes.MakeRefKey).
+        let (left, wanted, foreign) = (&mut self.left, &self.wanted, &self.foreign);
+        let is_of = |digests: &BTreeSet<String>, name: &str| digests.iter().any(|digest| name.ends_with(digest.as_str()));
+        let counts = |(name, _): &(&String, &i64)| !is_of(foreign, name) || is_of(wanted, name);
+        let (before, now): (BTreeMap<_, _>, BTreeMap<_, _>) =
+            (last.ingests.iter().filter(counts).collect(), store.ingests.iter().filter(counts).collect());
+        if before != now || !new.is_empty() {
             self.moves += 1;
         }
-        let (left, wanted) = (&mut self.left, &self.wanted);
-        // The name of an ingest ends with the digest of what is fetched (containerd, remotes.MakeRefKey).
-        let is_wanted = |name: &str| wanted.iter().any(|digest| name.ends_with(digest.as_str()));
-        left.retain(|name, offset| store.ingests.get(name) == Some(offset) && !is_wanted(name));
-        (new, store.ingests.keys().any(|name| !left.contains_key(name)))
+        left.retain(|name, offset| store.ingests.get(name) == Some(offset) && !is_of(wanted, name));
+        (new, now.keys().any(|name| !left.contains_key(*name)))
     }
 }
 
@@ -177,12 +225,15 @@ async fn read(runtime: &Runtime, digest: String) -> Result<Option<PulledManifest
 mod tests {
     use super::*;
 
+    fn labelled(changed: i64, leads_to: &[&str], repositories: &str) -> Labelled {
+        let leads_to = leads_to.iter().enumerate().map(|(number, to)| (format!("{LEADS_TO}.{number}"), (*to).to_owned()));
+        let source = (!repositories.is_empty()).then(|| (format!("{SOURCE}registry.example:5000"), repositories.to_owned()));
+        Labelled::new((changed, 0), leads_to.chain(source))
+    }
+
     fn store(manifests: &[(&str, i64, &[&str])], ingests: &[(&str, i64)]) -> Store {
         Store {
-            manifests: manifests
-                .iter()
-                .map(|(digest, changed, leads_to)| ((*digest).to_owned(), ((*changed, 0), leads_to.iter().map(|to| (*to).to_owned()).collect())))
-                .collect(),
+            manifests: manifests.iter().map(|(digest, changed, leads_to)| ((*digest).to_owned(), labelled(*changed, leads_to, ""))).collect(),
             ingests: ingests.iter().map(|(name, offset)| ((*name).to_owned(), *offset)).collect(),
         }
     }
@@ -220,5 +271,39 @@ mod tests {
         assert_eq!(progress.look(&store(&wants, &left)), (vec!["sha256:m".to_owned()], true), "the manifest wants one of them");
         assert_eq!(progress.look(&store(&wants, &left[..1])), (vec![], false), "which is whole now");
         assert_eq!(progress.look(&store(&wants, &[("layer-sha256:aa", 8)])), (vec![], true));
+    }
+
+    #[test]
+    fn a_repository_is_a_name_without_tag_and_digest() {
+        for (image, named) in [
+            ("docker.io/library/busybox:latest", "docker.io/library/busybox"),
+            ("registry.example:5000/app", "registry.example:5000/app"),
+            ("registry.example:5000/app:1@sha256:00", "registry.example:5000/app"),
+            ("", ""),
+        ] {
+            assert_eq!(repository(image), named);
+        }
+    }
+
+    #[test]
+    fn what_comes_of_another_pull_is_neither_told_nor_a_move() {
+        let mut progress = Progress { repository: "registry.example:5000/mine".to_owned(), ..Progress::default() };
+        let mut now = Store::default();
+        progress.look(&now);
+        // A manifest is told when it is known where it came from.
+        now.manifests.insert("sha256:a".to_owned(), labelled(1, &["sha256:aa"], ""));
+        now.manifests.insert("sha256:b".to_owned(), labelled(1, &["sha256:bb"], "theirs"));
+        assert_eq!((progress.look(&now), progress.moves), ((vec![], false), 0));
+        now.manifests.insert("sha256:a".to_owned(), labelled(2, &["sha256:aa"], "other,mine"));
+        now.ingests.insert("layer-sha256:bb".to_owned(), 1);
+        assert_eq!((progress.look(&now), progress.moves), ((vec!["sha256:a".to_owned()], false), 1));
+        now.ingests.insert("layer-sha256:bb".to_owned(), 2);
+        assert_eq!((progress.look(&now), progress.moves), ((vec![], false), 1), "the other one goes on");
+        now.ingests.insert("layer-sha256:aa".to_owned(), 1);
+        assert_eq!((progress.look(&now), progress.moves), ((vec![], true), 2));
+        // A layer of both is this one's too.
+        now.manifests.insert("sha256:b".to_owned(), labelled(2, &["sha256:bb", "sha256:aa"], "theirs"));
+        now.ingests.insert("layer-sha256:aa".to_owned(), 2);
+        assert_eq!((progress.look(&now), progress.moves), ((vec![], true), 3));
     }
 }

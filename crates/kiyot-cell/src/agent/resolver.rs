@@ -1,22 +1,26 @@
 //! Name servers that the node alone has: the pod asks here, and the daemon asks them.
 //!
-//! Messages are carried as they are. How many there are, how large they are and how long they wait is bounded; what is beyond that is not answered, as
-//! by a name server that is busy, and the pod's resolver asks again.
+//! Messages are carried as they are, and connections byte by byte. How many there are, how large they are and how long they wait is bounded; what is beyond that is not
+//! answered, as by a name server that is busy, and the pod's resolver asks again.
 
 mod calls;
 mod door;
+mod keeper;
 
 use std::{
-    sync::{Arc, Mutex, PoisonError},
+    collections::HashMap,
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicU64, Ordering},
+    },
     time::Duration,
 };
 
 use bytes::Bytes;
-use kiyot_link::resolver::{DEADLINE, HEAD, MOST, TCP_CONNECTIONS, TCP_MESSAGE, UDP_MESSAGE, UDP_QUERIES};
+use kiyot_link::resolver::{DEADLINE, HEAD, MOST, TCP_CONNECTIONS, UDP_MESSAGE, UDP_QUERIES};
 use tokio::{
-    io::{AsyncReadExt, AsyncWriteExt},
     net::{TcpListener, TcpStream, UdpSocket},
-    sync::{Semaphore, mpsc, oneshot},
+    sync::{OwnedSemaphorePermit, Semaphore, mpsc, oneshot},
     time::timeout,
 };
 use tokio_util::{sync::CancellationToken, task::AbortOnDropHandle};
@@ -27,9 +31,10 @@ pub(super) use door::DEVICE;
 /// How long to wait after a socket failed: too many open files, as a rule.
 const AGAIN: Duration = Duration::from_millis(100);
 
-/// A query that waits for its answer.
+/// A query or a connection that waits for its answer.
 #[derive(Debug)]
 struct Asked {
+    id: u64,
     server: u32,
     tcp: bool,
     message: Bytes,
@@ -37,12 +42,15 @@ struct Asked {
     answer: oneshot::Sender<Bytes>,
 }
 
+/// A connection of the pod's, with its place among those that it may have.
+type Waiting = (TcpStream, OwnedSemaphorePermit);
+
 /// Name servers of the node, in the cell.
 #[derive(Debug)]
 pub struct Resolver {
     /// The cell's network is its own.
     own_network: bool,
-    doors: Mutex<Vec<AbortOnDropHandle<()>>>,
+    doors: Mutex<Doors>,
     asking: Asking,
     /// What no call has taken yet; one call at a time has it.
     queue: Arc<tokio::sync::Mutex<mpsc::Receiver<Asked>>>,
@@ -50,25 +58,44 @@ pub struct Resolver {
     current: Mutex<CancellationToken>,
 }
 
+/// Where the pod asks.
+#[derive(Debug, Default)]
+struct Doors {
+    /// How many name servers there are.
+    servers: usize,
+    /// One for each socket.
+    tasks: Vec<AbortOnDropHandle<()>>,
+    keeper: Option<AbortOnDropHandle<()>>,
+}
+
 /// How queries get to the daemon.
 #[derive(Debug, Clone)]
 struct Asking {
     queue: mpsc::Sender<Asked>,
+    last: Arc<AtomicU64>,
     by_udp: Arc<Semaphore>,
     connections: Arc<Semaphore>,
+    /// Connections that the daemon has not taken yet, by the ids of their queries.
+    waiting: Arc<Mutex<HashMap<u64, Waiting>>>,
 }
 
 impl Resolver {
     /// One that has no name servers yet.
     pub fn new(own_network: bool) -> Self {
         let (sender, receiver) = mpsc::channel(UDP_QUERIES + TCP_CONNECTIONS);
-        let asking = Asking { queue: sender, by_udp: Arc::new(Semaphore::new(UDP_QUERIES)), connections: Arc::new(Semaphore::new(TCP_CONNECTIONS)) };
+        let asking = Asking {
+            queue: sender,
+            last: Arc::default(),
+            by_udp: Arc::new(Semaphore::new(UDP_QUERIES)),
+            connections: Arc::new(Semaphore::new(TCP_CONNECTIONS)),
+            waiting: Arc::default(),
+        };
         let (queue, current) = (Arc::new(tokio::sync::Mutex::new(receiver)), Mutex::default());
         Self { own_network, doors: Mutex::default(), asking, queue, current }
     }
 
     /// Has so many name servers from now on, if there are none yet. Blocks for a moment. To be called within the runtime.
-    pub fn ensure(&self, servers: u32) -> Result<(), Status> {
+    pub fn ensure(self: &Arc<Self>, servers: u32) -> Result<(), Status> {
         let servers = usize::try_from(servers).unwrap_or(usize::MAX);
         if servers == 0 {
             return Ok(());
@@ -79,26 +106,61 @@ impl Resolver {
         if !self.own_network {
             return Err(Status::failed_precondition("the cell shares the host's network namespace: it is given no name servers"));
         }
-        let mut doors = self.doors.lock().unwrap_or_else(PoisonError::into_inner);
-        if !doors.is_empty() {
+        let mut doors = self.doors();
+        if doors.servers > 0 {
             return Ok(());
         }
         let failed = |error| Status::internal(format!("cannot make the cell's name servers: {error}"));
-        for (server, door) in (0..).zip(door::open(servers).map_err(failed)?) {
-            let udp = Arc::new(UdpSocket::from_std(door.udp).map_err(failed)?);
-            let tcp = TcpListener::from_std(door.tcp).map_err(failed)?;
-            doors.push(AbortOnDropHandle::new(tokio::spawn(datagrams(udp, server, self.asking.clone()))));
-            doors.push(AbortOnDropHandle::new(tokio::spawn(connections(tcp, server, self.asking.clone()))));
-        }
+        // It hears of all that happens from before there is anything that could happen.
+        let keeper = keeper::Keeper::new().map_err(failed)?;
+        self.open(&mut doors, servers).map_err(failed)?;
+        doors.keeper = Some(AbortOnDropHandle::new(tokio::spawn(keeper.keep(Arc::downgrade(self)))));
         Ok(())
+    }
+
+    /// Makes the sockets of so many name servers, in place of those that were.
+    fn open(&self, doors: &mut Doors, servers: usize) -> std::io::Result<()> {
+        doors.tasks.clear();
+        let mut tasks = Vec::with_capacity(2 * servers);
+        for (server, door) in (0..).zip(door::open(servers)?) {
+            let (udp, tcp) = (Arc::new(UdpSocket::from_std(door.udp)?), TcpListener::from_std(door.tcp)?);
+            tasks.push(AbortOnDropHandle::new(tokio::spawn(datagrams(udp, server, self.asking.clone()))));
+            tasks.push(AbortOnDropHandle::new(tokio::spawn(connections(tcp, server, self.asking.clone()))));
+        }
+        (doors.servers, doors.tasks) = (servers, tasks);
+        Ok(())
+    }
+
+    /// Makes them anew, as many as there were.
+    fn open_again(&self) -> std::io::Result<()> {
+        let mut doors = self.doors();
+        let servers = doors.servers;
+        self.open(&mut doors, servers)
+    }
+
+    fn doors(&self) -> MutexGuard<'_, Doors> {
+        self.doors.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A connection of the pod's that waits to be carried. It counts among the pod's connections as long as its place is held.
+    pub(super) fn take(&self, query: u64) -> Option<Waiting> {
+        self.asking.waiting().remove(&query)
     }
 }
 
 impl Asking {
+    fn waiting(&self) -> MutexGuard<'_, HashMap<u64, Waiting>> {
+        self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn next(&self) -> u64 {
+        self.last.fetch_add(1, Ordering::Relaxed) + 1
+    }
+
     /// The answer; `None` if there is none in time.
-    async fn ask(&self, server: u32, tcp: bool, message: Bytes) -> Option<Bytes> {
+    async fn ask(&self, id: u64, server: u32, tcp: bool, message: Bytes) -> Option<Bytes> {
         let (answer, answered) = oneshot::channel();
-        let asked = Asked { server, tcp, message, answer };
+        let asked = Asked { id, server, tcp, message, answer };
         let asking = async {
             self.queue.send(asked).await.ok()?;
             answered.await.ok()
@@ -128,7 +190,7 @@ async fn datagrams(socket: Arc<UdpSocket>, server: u32, asking: Asking) {
         let Ok(permit) = Arc::clone(&asking.by_udp).try_acquire_owned() else { continue };
         let (message, socket, asking) = (Bytes::copy_from_slice(&buffer[..length]), Arc::clone(&socket), asking.clone());
         tasks.spawn(async move {
-            if let Some(answer) = asking.ask(server, false, message).await {
+            if let Some(answer) = asking.ask(asking.next(), server, false, message).await {
                 let _gone = socket.send_to(&answer, from).await;
             }
             drop(permit);
@@ -148,31 +210,12 @@ async fn connections(listener: TcpListener, server: u32, asking: Asking) {
         while tasks.try_join_next().is_some() {}
         let asking = asking.clone();
         tasks.spawn(async move {
-            if let Err(error) = connection(stream, server, &asking).await {
-                tracing::debug!(%error, "a connection to a name server");
-            }
-            drop(permit);
+            let id = asking.next();
+            asking.waiting().insert(id, (stream, permit));
+            // The answer is that it was taken, or that it won't be.
+            asking.ask(id, server, true, Bytes::new()).await;
+            asking.waiting().remove(&id);
         });
-    }
-}
-
-/// Carries the queries of one connection, one after another (RFC 7766, 8: a length of two bytes, then the message). One that is idle, or has no answer, is closed.
-async fn connection(mut stream: TcpStream, server: u32, asking: &Asking) -> std::io::Result<()> {
-    loop {
-        let read = async {
-            let length = stream.read_u16().await?;
-            let mut message = vec![0; length.into()];
-            stream.read_exact(&mut message).await?;
-            std::io::Result::Ok(message)
-        };
-        let message = timeout(DEADLINE, read).await??;
-        if message.len() < HEAD {
-            return Ok(());
-        }
-        let Some(answer) = asking.ask(server, true, message.into()).await else { return Ok(()) };
-        let Ok(length) = u16::try_from(answer.len()) else { return Ok(()) };
-        let answer = [&length.to_be_bytes()[..], &answer].concat();
-        timeout(DEADLINE, stream.write_all(&answer)).await??;
     }
 }
 

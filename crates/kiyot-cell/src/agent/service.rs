@@ -11,7 +11,7 @@ use bytes::Bytes;
 use futures::{StreamExt, stream::BoxStream};
 use http::{Request as HttpRequest, Response as HttpResponse};
 use http_body::Body as HttpBody;
-use kiyot_link::http2::Profile;
+use kiyot_link::{http2::Profile, resolver::TCP_CONNECTIONS};
 use kiyot_proto::cell::{
     BindReply, BindRequest, BlobPart, ChangeFilesReply, Event, FileChange, GetFileReply, GetFileRequest, HelloReply, HelloRequest, LogPart,
     MissingBlobsReply, MissingBlobsRequest, NameAnswer, NameQuery, OpenBulkReply, OpenBulkRequest, PullNews, PutBlobReply, PutImageReply,
@@ -25,10 +25,10 @@ use tower::{BoxError, Service};
 use super::{AgentContext, bind, blobs, forward, logs, pulls, runtime::MESSAGE_LIMIT, shutdown, tunnel};
 use crate::home::ConnectionInfo;
 
-/// Tunnels at a time.
-pub const TUNNELS: usize = 128;
-// When nobody reads at the end of any of them, logs and blobs still have a third of the connection's window.
-const _: () = assert!(TUNNELS * (Profile::BULK.stream_window as usize) <= (Profile::BULK.connection_window as usize) / 3 * 2);
+/// Tunnels to the streaming server at a time.
+pub const TUNNELS: usize = 96;
+// When nobody reads at the end of any tunnel, those of name servers among them, logs and blobs still have a third of the connection's window.
+const _: () = assert!((TUNNELS + TCP_CONNECTIONS) * (Profile::BULK.stream_window as usize) <= (Profile::BULK.connection_window as usize) / 3 * 2);
 /// Calls that change files at a time.
 pub const CHANGERS: usize = 8;
 /// Blobs that are written at a time.
@@ -166,8 +166,15 @@ impl Agent for Calls {
     type TunnelStream = BoxStream<'static, Result<TunnelPart, Status>>;
 
     async fn tunnel(&self, request: Request<Streaming<TunnelPart>>) -> Result<Response<Self::TunnelStream>, Status> {
-        let permit = permit(&self.context.tunnels, "tunnels")?;
-        Ok(Response::new(tunnel::open(request.into_inner(), self.context.stream_port, permit).await?))
+        let mut incoming = request.into_inner();
+        let first = incoming.message().await?.ok_or_else(|| Status::invalid_argument("a tunnel begins with a part that says where it leads"))?;
+        let end = if first.query == 0 {
+            tunnel::server(first.port, self.context.stream_port, permit(&self.context.tunnels, "tunnels")?).await?
+        } else {
+            let waiting = self.context.resolver.take(first.query);
+            waiting.ok_or_else(|| Status::not_found(format!("no connection to a name server waits for {}", first.query)))?
+        };
+        Ok(Response::new(tunnel::carry(end, first, incoming)))
     }
 
     async fn missing_blobs(&self, request: Request<MissingBlobsRequest>) -> Result<Response<MissingBlobsReply>, Status> {
@@ -188,9 +195,9 @@ impl Agent for Calls {
 
     type WatchPullsStream = BoxStream<'static, Result<PullNews, Status>>;
 
-    async fn watch_pulls(&self, _: Request<WatchPullsRequest>) -> Result<Response<Self::WatchPullsStream>, Status> {
+    async fn watch_pulls(&self, request: Request<WatchPullsRequest>) -> Result<Response<Self::WatchPullsStream>, Status> {
         let permit = permit(&self.context.pulls, "watchers of pulls")?;
-        Ok(Response::new(pulls::watch(self.context.runtime.clone(), permit)))
+        Ok(Response::new(pulls::watch(self.context.runtime.clone(), &request.get_ref().image, permit)))
     }
 
     async fn shutdown(&self, _: Request<ShutdownRequest>) -> Result<Response<ShutdownReply>, Status> {

@@ -1,4 +1,4 @@
-//! `Tunnel`: one byte stream to the streaming server of the cell's containerd.
+//! `Tunnel`: one byte stream to the streaming server of the cell's containerd, or to a connection of the pod's.
 
 use std::net::Ipv4Addr;
 
@@ -22,22 +22,26 @@ const PART: usize = 32 * 1024;
 /// Parts that may wait for the link.
 const WAITING: usize = 4;
 
-/// Connects to `allowed`, if that is the port which the first part names, and carries bytes both ways until both sides have ended.
-pub async fn open(
-    mut incoming: impl Stream<Item = Result<TunnelPart, Status>> + Send + Unpin + 'static,
-    allowed: u16,
-    permit: OwnedSemaphorePermit,
-) -> Result<BoxStream<'static, Result<TunnelPart, Status>>, Status> {
-    let first = incoming.next().await.ok_or_else(|| Status::invalid_argument("a tunnel begins with a part that names its port"))??;
-    if first.port != u32::from(allowed) {
-        return Err(Status::permission_denied(format!(
-            "port {}: the only one that is tunnelled to is {allowed}, containerd's streaming server",
-            first.port
-        )));
+/// What a tunnel leads to: a connection, and what is held as long as it is carried.
+pub type End = (TcpStream, OwnedSemaphorePermit);
+
+/// Connects to the streaming server, if it listens on that port.
+pub async fn server(port: u32, allowed: u16, permit: OwnedSemaphorePermit) -> Result<End, Status> {
+    if port != u32::from(allowed) {
+        return Err(Status::permission_denied(format!("port {port}: the only one that is tunnelled to is {allowed}, containerd's streaming server")));
     }
     let connection = TcpStream::connect((Ipv4Addr::LOCALHOST, allowed))
         .await
         .map_err(|error| Status::unavailable(format!("containerd's streaming server on port {allowed}: {error}")))?;
+    Ok((connection, permit))
+}
+
+/// Carries bytes both ways until both sides have ended: `first`, and what comes after it.
+pub fn carry(
+    (connection, permit): End,
+    first: TunnelPart,
+    incoming: impl Stream<Item = Result<TunnelPart, Status>> + Send + Unpin + 'static,
+) -> BoxStream<'static, Result<TunnelPart, Status>> {
     // What is typed goes out at once.
     let _ = connection.set_nodelay(true);
     let (reader, writer) = connection.into_split();
@@ -46,10 +50,10 @@ pub async fn open(
     let outward = AbortOnDropHandle::new(tokio::spawn(outward(reader, sender)));
     // The stream owns both directions: they end with it.
     let owned = (inward, outward, permit);
-    Ok(Box::pin(ReceiverStream::new(receiver).map(move |part| {
+    Box::pin(ReceiverStream::new(receiver).map(move |part| {
         let _ = &owned;
         part
-    })))
+    }))
 }
 
 /// From the link to the connection.
@@ -71,7 +75,7 @@ async fn inward(
         };
         if let Err(error) = writer.write_all(&part.content).await {
             // A server that has answered in full may close before it has read all: its answer still goes out.
-            tracing::debug!(%error, "the streaming server takes no more");
+            tracing::debug!(%error, "a tunnel's end takes no more");
             return;
         }
         if part.end {
@@ -89,9 +93,9 @@ async fn outward(mut reader: OwnedReadHalf, sender: mpsc::Sender<Result<TunnelPa
     loop {
         buffer.reserve(PART);
         let part = match reader.read_buf(&mut buffer).await {
-            Ok(0) => Ok(TunnelPart { content: Bytes::new(), end: true, port: 0 }),
-            Ok(_) => Ok(TunnelPart { content: buffer.split().freeze(), end: false, port: 0 }),
-            Err(error) => Err(Status::unavailable(format!("the streaming server: {error}"))),
+            Ok(0) => Ok(TunnelPart { content: Bytes::new(), end: true, ..Default::default() }),
+            Ok(_) => Ok(TunnelPart { content: buffer.split().freeze(), end: false, ..Default::default() }),
+            Err(error) => Err(Status::unavailable(format!("the tunnel's end: {error}"))),
         };
         let last = !matches!(&part, Ok(part) if !part.end);
         if sender.send(part).await.is_err() || last {
@@ -108,8 +112,17 @@ mod tests {
 
     use super::*;
 
+    async fn open(
+        mut incoming: impl Stream<Item = Result<TunnelPart, Status>> + Send + Unpin + 'static,
+        allowed: u16,
+        permit: OwnedSemaphorePermit,
+    ) -> Result<BoxStream<'static, Result<TunnelPart, Status>>, Status> {
+        let first = incoming.next().await.unwrap().unwrap();
+        Ok(carry(server(first.port, allowed, permit).await?, first, incoming))
+    }
+
     fn part(content: &'static [u8], end: bool, port: u16) -> Result<TunnelPart, Status> {
-        Ok(TunnelPart { content: content.into(), end, port: port.into() })
+        Ok(TunnelPart { content: content.into(), end, port: port.into(), query: 0 })
     }
 
     async fn permit() -> OwnedSemaphorePermit {
@@ -138,8 +151,6 @@ mod tests {
     async fn no_other_port_is_reached() {
         let refused = open(tokio_stream::iter([part(b"", false, 22)]), 1000, permit().await).await.err().unwrap();
         assert_eq!(refused.code(), tonic::Code::PermissionDenied);
-        let empty = open(tokio_stream::iter(Vec::<Result<TunnelPart, Status>>::new()), 1000, permit().await).await.err().unwrap();
-        assert_eq!(empty.code(), tonic::Code::InvalidArgument);
     }
 
     #[tokio::test]

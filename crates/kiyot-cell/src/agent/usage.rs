@@ -34,12 +34,19 @@ pub async fn heartbeat(runtime: &Runtime, own_network: bool) -> Heartbeat {
     let sandboxes = sandboxes.list_pod_sandbox_stats(within(STATISTICS, ListPodSandboxStatsRequest::default()));
     let both = tokio::time::timeout(STATISTICS, futures::future::join(containers, sandboxes)).await;
     let (containers, sandboxes) = both.map_or((None, None), |(containers, sandboxes)| (containers.ok(), sandboxes.ok()));
-    let containers = containers.map(|answer| answer.into_inner().stats).unwrap_or_default();
-    let sandbox = sandboxes.and_then(|answer| answer.into_inner().stats.into_iter().next()).unwrap_or_default();
     // The file is the kernel's own: reading it does not wait.
     let network = if own_network { fs::read_to_string(COUNTERS).ok() } else { None };
-    let sandbox = completed(sandbox, &containers, network.as_deref(), now());
-    Heartbeat { containers, sandbox: Some(sandbox) }
+    told(containers.map(|answer| answer.into_inner().stats), sandboxes.map(|answer| answer.into_inner().stats), network.as_deref(), now())
+}
+
+/// What is told of what containerd has answered. Of a pod of which it has not answered all, nothing is told: the daemon has told what it was before, and numbers that miss
+/// would be taken for zero.
+fn told(containers: Option<Vec<ContainerStats>>, sandboxes: Option<Vec<PodSandboxStats>>, network: Option<&str>, now: i64) -> Heartbeat {
+    let sandbox = match (&containers, sandboxes) {
+        (Some(containers), Some(sandboxes)) => Some(completed(sandboxes.into_iter().next().unwrap_or_default(), containers, network, now)),
+        _ => None,
+    };
+    Heartbeat { containers: containers.unwrap_or_default(), sandbox }
 }
 
 /// Adds what containerd leaves out. It counts the network only of sandboxes with one of their own, and in a cell they have the cell's; and it may not
@@ -152,6 +159,16 @@ kiyot-dns:   7       1    0    0    0     0          0         0        8       
         let sandbox = PodSandboxStats { linux: Some(theirs.clone()), ..Default::default() };
         assert_eq!(completed(sandbox, &[of_container], Some(TABLE), 9).linux.unwrap(), theirs);
         assert_eq!(completed(PodSandboxStats::default(), &[], None, 9).linux.unwrap(), LinuxPodSandboxStats::default());
+    }
+
+    #[test]
+    fn what_containerd_does_not_say_is_not_told_as_nothing() {
+        let (containers, sandboxes) = (Some(vec![ContainerStats::default()]), Some(vec![PodSandboxStats::default()]));
+        for (containers, sandboxes) in [(None, None), (containers.clone(), None), (None, sandboxes.clone())] {
+            assert_eq!(told(containers, sandboxes, Some(TABLE), 9).sandbox, None);
+        }
+        let beat = told(containers, sandboxes, Some(TABLE), 9);
+        assert!(beat.containers.len() == 1 && beat.sandbox.unwrap().linux.unwrap().network.is_some());
     }
 
     proptest::proptest! {

@@ -7,7 +7,31 @@ use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError, Weak},
 };
 
+use kiyot_proto::cri;
+use prost::Message;
 use tokio::sync::OwnedMutexGuard;
+
+/// The longest id or user of it then, in bytes.
+const MAX_WORD: usize = 4096;
+
+/// The most that is remembered of one image, in bytes: there may be thousands, and it is a cell's word.
+const MAX_IMAGE: usize = 64 << 10;
+
+/// An image without its names and annotations, if there is too much of them.
+pub(super) fn bounded(image: &cri::Image) -> cri::Image {
+    if image.encoded_len() <= MAX_IMAGE {
+        return image.clone();
+    }
+    let word = |text: &str| text[..text.floor_char_boundary(MAX_WORD)].to_owned();
+    cri::Image {
+        id: word(&image.id),
+        size: image.size,
+        uid: image.uid,
+        username: word(&image.username),
+        pinned: image.pinned,
+        ..cri::Image::default()
+    }
+}
 
 /// A map that forgets what was put first when it is full.
 pub(super) struct Recent<K, V> {
@@ -108,6 +132,16 @@ mod tests {
         assert_eq!(recent.find(|key| *key < 3), Some('b'));
         recent.forget(|key| *key == 2);
         assert_eq!(recent.get(&2), None);
+    }
+
+    #[test]
+    fn an_image_with_endless_names_is_remembered_without_them() {
+        let usual = cri::Image { id: "sha256:0".to_owned(), repo_tags: vec!["busybox".to_owned()], ..cri::Image::default() };
+        assert_eq!(bounded(&usual), usual);
+        let endless = cri::Image { repo_tags: vec!["tag".repeat(1000); 1000], username: "u".repeat(1 << 20), size: 7, ..usual };
+        let kept = bounded(&endless);
+        assert!(kept.encoded_len() < MAX_IMAGE && kept.repo_tags.is_empty());
+        assert_eq!((kept.id, kept.size, kept.username.len()), (endless.id, 7, MAX_WORD));
     }
 
     #[tokio::test]

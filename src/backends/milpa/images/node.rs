@@ -22,7 +22,7 @@ use tonic::{
 use super::manifest::Descriptor;
 
 /// How long the node's containerd has for an answer.
-const ASK: Duration = Duration::from_secs(20);
+pub(super) const ASK: Duration = Duration::from_secs(20);
 
 /// Largest message that is taken from it: parts of blobs have 1 MiB.
 const MAX_MESSAGE: usize = 16 << 20;
@@ -70,7 +70,7 @@ impl Containerd {
         Self { node, channel: OnceCell::new() }
     }
 
-    async fn channel(&self) -> Result<Channel, Status> {
+    pub(super) async fn channel(&self) -> Result<Channel, Status> {
         let connect = || async {
             let endpoint = Endpoint::from_shared(format!("unix://{}", self.node.socket.display()));
             endpoint
@@ -85,7 +85,7 @@ impl Containerd {
     }
 
     /// A request with namespace and deadline.
-    fn request<T>(&self, message: T, deadline: Option<Duration>) -> Result<Request<T>, Status> {
+    pub(super) fn request<T>(&self, message: T, deadline: Option<Duration>) -> Result<Request<T>, Status> {
         let namespace: MetadataValue<Ascii> = self.node.namespace.parse().map_err(|_| Status::internal("the namespace of the node's containerd"))?;
         let mut request = Request::new(message);
         request.metadata_mut().insert("containerd-namespace", namespace);

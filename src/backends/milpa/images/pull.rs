@@ -8,7 +8,7 @@ use kiyot_proto::{
     cri,
 };
 use ring::digest::{SHA256, digest};
-use tokio::time::{Instant, sleep_until};
+use tokio::time::{Instant, sleep, sleep_until};
 use tonic::{Code, Status};
 
 use super::{
@@ -16,6 +16,7 @@ use super::{
     manifest::{Descriptor, Manifest, Parsed, architecture, parse},
     node::Node,
     receiver::Receiver,
+    reference::normalized,
 };
 
 /// How long a pull that goes on may take in all: against one that comes by single bytes for ever.
@@ -23,6 +24,15 @@ const AT_MOST: Duration = Duration::from_secs(24 * 60 * 60);
 
 /// What the node has at least, in bytes, for a pull to be interrupted for it: to begin it again takes some questions to the registry.
 const WORTH: u64 = 1 << 20;
+
+/// Manifests for which a pull is interrupted. It has one; those of other pulls from its repository can't be told from it.
+const MANIFESTS: usize = 4;
+
+/// Manifests that are looked for on the node while a pull goes on, so that a cell which tells of ever more keeps nobody busy.
+const LOOKS: usize = 16;
+
+/// The pause before a cell that watches as many pulls as it may is asked again.
+const TURN: Duration = Duration::from_millis(500);
 
 /// What manifests are if they don't say. Only those come here that lead to a configuration.
 const MANIFEST: &str = "application/vnd.oci.image.manifest.v1+json";
@@ -50,25 +60,27 @@ pub(super) struct Pulled {
 /// has, and fetches only what misses. No other blob of the node is sent. A failure to send is no failure of the pull.
 pub(super) async fn pull(node: &dyn Node, cell: &dyn Receiver, request: &cri::PullImageRequest, stall: Duration) -> Result<Pulled, Status> {
     let mut from_node = (0, 0);
-    let (manifest, layers) = match watched(Some(node), cell, request, stall).await? {
-        Outcome::Pulled(id) => return Ok(Pulled { id, from_node }),
-        Outcome::Helped(manifest, layers) => (manifest, layers),
-    };
-    for layer in layers {
-        match give(node, cell, &manifest, &layer, stall).await {
-            Ok(()) => from_node = (from_node.0 + 1, from_node.1 + layer.size),
-            Err(error) => {
-                tracing::info!(
-                    layer = layer.digest,
-                    error = &error as &dyn std::error::Error,
-                    "a layer is not taken from the node; the cell pulls it"
-                );
+    let mut helped = Vec::new();
+    loop {
+        // Another pull's manifest may have been taken for this one's: so there may be more than one.
+        let asked = (helped.len() < MANIFESTS).then_some(node);
+        let (manifest, layers) = match watched(asked, &helped, cell, request, stall).await? {
+            Outcome::Pulled(id) => return Ok(Pulled { id, from_node }),
+            Outcome::Helped(manifest, layers) => (manifest, layers),
+        };
+        helped.push(manifest.target.digest.clone());
+        for layer in layers {
+            match give(node, cell, &manifest, &layer, stall).await {
+                Ok(()) => from_node = (from_node.0 + 1, from_node.1 + layer.size),
+                Err(error) => {
+                    tracing::info!(
+                        layer = layer.digest,
+                        error = &error as &dyn std::error::Error,
+                        "a layer is not taken from the node; the cell pulls it"
+                    );
+                }
             }
         }
-    }
-    match watched(None, cell, request, stall).await? {
-        Outcome::Pulled(id) => Ok(Pulled { id, from_node }),
-        Outcome::Helped(..) => Err(Status::internal("a pull was interrupted twice")),
     }
 }
 
@@ -80,12 +92,18 @@ async fn give(node: &dyn Node, cell: &dyn Receiver, manifest: &Manifest, layer: 
 }
 
 /// Pulls until it has ended, stands still, or `node` has something of it.
-async fn watched(node: Option<&dyn Node>, cell: &dyn Receiver, request: &cri::PullImageRequest, stall: Duration) -> Result<Outcome, Status> {
+async fn watched(
+    node: Option<&dyn Node>,
+    helped: &[String],
+    cell: &dyn Receiver,
+    request: &cri::PullImageRequest,
+    stall: Duration,
+) -> Result<Outcome, Status> {
     // What is there before is no part of it: so the watch begins first.
-    let mut news = first(cell).await;
+    let mut news = first(cell, request, stall).await;
     let pulling = cell.pull(request.clone(), AT_MOST);
     tokio::pin!(pulling);
-    let (mut moves, mut since, mut counts) = (0, Instant::now(), true);
+    let (mut moves, mut since, mut counts, mut looks) = (0, Instant::now(), true, 0);
     loop {
         let next = async {
             match &mut news {
@@ -103,7 +121,8 @@ async fn watched(node: Option<&dyn Node>, cell: &dyn Receiver, request: &cri::Pu
                     }
                     // Between the first byte and the last, what is not being fetched is being unpacked.
                     counts = next.fetching || moves == 0;
-                    if let (Some(node), Some(manifest)) = (node, next.manifest) {
+                    if let (Some(node), Some(manifest)) = (node, next.manifest.filter(|manifest| looks < LOOKS && !helped.contains(&manifest.digest))) {
+                        looks += 1;
                         match on_node(node, cell, &manifest).await {
                             Ok(Some((manifest, layers))) => return Ok(Outcome::Helped(manifest, layers)),
                             Ok(None) => {}
@@ -125,16 +144,22 @@ async fn watched(node: Option<&dyn Node>, cell: &dyn Receiver, request: &cri::Pu
     }
 }
 
-/// News of the cell's pulls, the first of which has come. `None` if the cell has none to give.
-async fn first(cell: &dyn Receiver) -> Option<BoxStream<'static, Result<PullNews, Status>>> {
-    match cell.watch_pulls().await {
-        Ok(news) => Some(news),
-        Err(status) => {
-            // An agent of before does not know of it.
-            if status.code() != Code::Unimplemented {
-                tracing::info!(error = status.message(), "a pull can't be watched; it may take no longer than one that stands still");
+/// News of a pull, the first of which has come. `None` if the cell has none to give.
+async fn first(cell: &dyn Receiver, request: &cri::PullImageRequest, stall: Duration) -> Option<BoxStream<'static, Result<PullNews, Status>>> {
+    let image = request.image.as_ref().map(|image| normalized(&image.image)).unwrap_or_default();
+    let until = Instant::now() + stall;
+    loop {
+        match cell.watch_pulls(image.clone()).await {
+            Ok(news) => return Some(news),
+            // As many pulls are watched as may be: one of them ends, by its own progress at the latest.
+            Err(status) if status.code() == Code::ResourceExhausted && Instant::now() < until => sleep(TURN).await,
+            Err(status) => {
+                // An agent of before does not know of it.
+                if status.code() != Code::Unimplemented {
+                    tracing::info!(error = status.message(), "a pull can't be watched; it may take no longer than one that stands still");
+                }
+                return None;
             }
-            None
         }
     }
 }

@@ -116,6 +116,11 @@ struct PlayedCell {
     puts: Mutex<usize>,
     /// What is said of its pulls, and the pause before each; then nothing more.
     news: Mutex<Vec<(Duration, PullNews)>>,
+    /// The same of the watch after the next.
+    again: Mutex<Vec<(Duration, PullNews)>>,
+    /// Which pulls were watched, and how often none more may be.
+    watched: Mutex<Vec<String>>,
+    busy: Mutex<usize>,
     /// The next pull does not end.
     stuck: Mutex<bool>,
     refuses: bool,
@@ -144,8 +149,14 @@ impl Receiver for PlayedCell {
         Ok(id)
     }
 
-    async fn watch_pulls(&self) -> Result<BoxStream<'static, Result<PullNews, Status>>, Status> {
-        let news = std::mem::take(&mut *self.news.lock().unwrap());
+    async fn watch_pulls(&self, image: String) -> Result<BoxStream<'static, Result<PullNews, Status>>, Status> {
+        self.watched.lock().unwrap().push(image);
+        if let Some(less) = self.busy.lock().unwrap().checked_sub(1) {
+            *self.busy.lock().unwrap() = less;
+            return Err(Status::resource_exhausted("too many watchers of pulls at a time"));
+        }
+        let again = std::mem::take(&mut *self.again.lock().unwrap());
+        let news = std::mem::replace(&mut *self.news.lock().unwrap(), again);
         if news.is_empty() {
             return Err(Status::unimplemented("an agent of before"));
         }
@@ -402,6 +413,45 @@ async fn layers_of_a_pull_come_from_the_node_once_the_registry_has_given_the_man
     assert_eq!(blobs.len(), 2, "layers only");
     assert!(!blobs.contains_key(&id) && !blobs.contains_key(&manifest.digest));
     assert_eq!(scene.node.0.lock().unwrap().held, 0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_pull_waits_to_be_watched_and_is_watched_by_its_whole_name() {
+    let (scene, id, _) = pulling();
+    *scene.cell.busy.lock().unwrap() = 3;
+    assert_eq!(scene.pull(NAME, None).await.unwrap(), id);
+    // Three times in vain, and then for each of the two pulls: it was interrupted once.
+    assert_eq!(*scene.cell.watched.lock().unwrap(), [NAME; 5]);
+    assert_eq!(scene.cell.blobs.lock().unwrap().len(), 2);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_cell_that_tells_of_ever_more_manifests_is_not_listened_to() {
+    let (scene, _, manifest) = pulling();
+    let other = |n: u32| {
+        let json = format!(r#"{{"mediaType":"x","config":{{}},"layers":[],"n":{n}}}"#);
+        PulledManifest { digest: sha256(json.as_bytes()), content: json.into() }
+    };
+    let told = (0..100).map(other).chain([manifest]).map(|manifest| (Duration::ZERO, news(1, true, Some(manifest)))).collect();
+    *scene.cell.news.lock().unwrap() = told;
+    // The last one would interrupt it.
+    assert_eq!(scene.pull(NAME, None).await.unwrap_err().code(), Code::DeadlineExceeded);
+    assert_eq!((scene.cell.pulls.lock().unwrap().len(), *scene.cell.puts.lock().unwrap()), (1, 0));
+}
+
+#[tokio::test]
+async fn a_manifest_of_another_pull_interrupts_too_and_each_does_so_once() {
+    let scene = Scene::new();
+    let (id, mine) = scene.node.image_and_manifest(NAME);
+    let (_, other) = scene.node.image_and_manifest("registry.example/app:v2");
+    scene.in_registry(NAME, &id);
+    let told = |manifest: &PulledManifest| (Duration::ZERO, news(1, true, Some(manifest.clone())));
+    // The same layers under two manifests: the first brings them, and the second is no reason any more.
+    *scene.cell.news.lock().unwrap() = vec![told(&other)];
+    *scene.cell.again.lock().unwrap() = vec![told(&other), told(&mine)];
+    *scene.cell.stuck.lock().unwrap() = true;
+    assert_eq!(scene.pull(NAME, None).await.unwrap(), id);
+    assert_eq!(scene.cell.pulls.lock().unwrap().len(), 2);
 }
 
 #[tokio::test]

@@ -1,4 +1,4 @@
-//! One query to one name server, in the node's network.
+//! One query by UDP to one name server, in the node's network.
 
 use std::{
     io,
@@ -8,20 +8,16 @@ use std::{
 use bytes::Bytes;
 use kiyot_link::resolver::UDP_MESSAGE;
 use rustix::net::netdevice::name_to_index;
-use tokio::{
-    io::{AsyncReadExt, AsyncWriteExt},
-    net::{TcpStream, UdpSocket},
-};
+use tokio::net::UdpSocket;
 
 use super::{Server, message};
 
 /// DNS.
 const PORT: u16 = 53;
 
-/// The answer to a query, the way that it was asked. Waits for it as long as it is polled.
-pub(super) async fn ask(server: &Server, tcp: bool, query: &[u8]) -> io::Result<Bytes> {
-    let address = address(server).await?;
-    if tcp { by_tcp(address, query).await } else { by_udp(address, query).await }
+/// The answer to a query by UDP. Waits for it as long as it is polled.
+pub(super) async fn ask(server: &Server, query: &[u8]) -> io::Result<Bytes> {
+    by_udp(address(server).await?, query).await
 }
 
 pub(super) async fn by_udp(server: SocketAddr, query: &[u8]) -> io::Result<Bytes> {
@@ -44,17 +40,8 @@ pub(super) async fn by_udp(server: SocketAddr, query: &[u8]) -> io::Result<Bytes
     }
 }
 
-/// A length of two bytes, then the message (RFC 7766, 8). An answer of several messages, as to a transfer of a zone, ends with the first.
-pub(super) async fn by_tcp(server: SocketAddr, query: &[u8]) -> io::Result<Bytes> {
-    let mut stream = TcpStream::connect(server).await?;
-    let length = u16::try_from(query.len()).map_err(|_| io::ErrorKind::InvalidInput)?;
-    stream.write_all(&[&length.to_be_bytes()[..], query].concat()).await?;
-    let mut answer = vec![0; stream.read_u16().await?.into()];
-    stream.read_exact(&mut answer).await?;
-    if message::answers(&answer, query) { Ok(answer.into()) } else { Err(io::Error::new(io::ErrorKind::InvalidData, "an answer to another query")) }
-}
-
-async fn address(server: &Server) -> io::Result<SocketAddr> {
+/// Where a name server listens.
+pub(super) async fn address(server: &Server) -> io::Result<SocketAddr> {
     let Some(address) = server.link_local() else { return Ok((server.address, PORT).into()) };
     let zone = match server.zone.parse() {
         Ok(number) => number,

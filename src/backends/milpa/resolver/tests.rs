@@ -3,9 +3,10 @@ use std::{
     sync::atomic::{AtomicUsize, Ordering},
 };
 
+use kiyot_proto::cell::TunnelPart;
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
-    net::{TcpListener, UdpSocket},
+    net::{TcpListener, TcpStream, UdpSocket},
 };
 use tonic::Code;
 
@@ -22,14 +23,14 @@ fn servers() -> [Server; 2] {
 /// What comes of these queries, each answered by `ask`.
 async fn answered<A: Future<Output = std::io::Result<Bytes>> + Send + 'static>(
     queries: Vec<NameQuery>,
-    ask: impl Fn(Server, bool, Bytes) -> A,
+    ask: impl Fn(Server, Bytes) -> A,
 ) -> (Result<(), Status>, Vec<NameAnswer>) {
     let (sender, mut receiver) = mpsc::channel(1000);
     let stays_open = futures::stream::iter(queries.into_iter().map(Ok)).chain(futures::stream::pending()).boxed();
     let mut answers = Vec::new();
     let (resolver, servers) = (Resolver::default(), servers());
     let result = tokio::select! {
-        result = resolver.answer(stays_open, sender, &servers, ask) => result,
+        result = resolver.answer(stays_open, sender, &servers, ask, |_, _| std::future::pending()) => result,
         () = async {
             // Whatever waits by the clock is past it: then nothing more comes.
             while let Ok(Some(answer)) = timeout(DEADLINE * 2, receiver.recv()).await {
@@ -44,8 +45,7 @@ async fn answered<A: Future<Output = std::io::Result<Bytes>> + Send + 'static>(
 #[tokio::test(start_paused = true)]
 async fn queries_are_answered_or_said_to_have_failed() {
     let queries = vec![query(1, 0, &[7; HEAD]), query(2, 1, &[7; HEAD]), query(3, 1, &[8; HEAD])];
-    let ask = |server: Server, tcp: bool, message: Bytes| async move {
-        assert!(!tcp);
+    let ask = |server: Server, message: Bytes| async move {
         match (server.to_string().as_str(), message[0]) {
             ("127.0.0.53", _) => Ok(Bytes::from_static(b"fine")),
             ("::1", 7) => Err(std::io::ErrorKind::ConnectionRefused.into()),
@@ -60,13 +60,13 @@ async fn queries_are_answered_or_said_to_have_failed() {
 
 #[tokio::test]
 async fn no_other_name_server_is_asked_and_no_other_size_is_taken() {
-    let never = |_, _, _| async { unreachable!("nothing is asked") };
-    let large = vec![0; TCP_MESSAGE + 1];
+    let never = |_, _| async { unreachable!("nothing is asked") };
+    let large = vec![0; UDP_MESSAGE + 1];
     for (bad, word) in [
         (query(1, 2, &[0; HEAD]), "2"),
         (query(1, u32::MAX, &[0; HEAD]), "has 2"),
         (query(1, 0, b"short"), "5 bytes"),
-        (query(1, 0, &large), "65536 bytes"),
+        (query(1, 0, &large), "4097 bytes"),
     ] {
         let (result, answers) = answered(vec![bad], never).await;
         let status = result.unwrap_err();
@@ -80,7 +80,7 @@ async fn no_cell_asks_more_than_it_may_at_a_time() {
     static NOW: AtomicUsize = AtomicUsize::new(0);
     static MOST: AtomicUsize = AtomicUsize::new(0);
     let queries = (0..2 * OF_A_CELL as u64).map(|id| query(id, 0, &[0; HEAD])).collect();
-    let ask = |_, _, message| async move {
+    let ask = |_, message| async move {
         MOST.fetch_max(NOW.fetch_add(1, Ordering::SeqCst) + 1, Ordering::SeqCst);
         sleep(Duration::from_secs(1)).await;
         NOW.fetch_sub(1, Ordering::SeqCst);
@@ -124,19 +124,79 @@ async fn an_answer_too_large_for_udp_is_said_to_be_cut() {
     assert_eq!(ask::by_udp(server.await, &query).await.unwrap(), message::cut(&query));
 }
 
-#[tokio::test]
-async fn by_tcp_messages_have_their_length_before_them() {
+/// Connections of one cell that never end, and how many of them are carried.
+#[tokio::test(start_paused = true)]
+async fn no_cell_has_more_connections_than_it_may() {
+    static CARRIED: AtomicUsize = AtomicUsize::new(0);
+    let connection = |id| NameQuery { id, resolver: 1, tcp: true, message: Bytes::new() };
+    let queries = futures::stream::iter((0..TCP_CONNECTIONS as u64 + 2).map(|id| Ok(connection(id)))).chain(futures::stream::pending()).boxed();
+    let (sender, mut refused) = mpsc::channel(1000);
+    let (resolver, servers) = (Resolver::default(), servers());
+    let ask = |_, _| async { unreachable!("nothing is asked by UDP") };
+    let carry = |server: Server, _| async move {
+        assert_eq!(server.to_string(), "::1");
+        CARRIED.fetch_add(1, Ordering::SeqCst);
+        std::future::pending().await
+    };
+    tokio::select! {
+        ended = resolver.answer(queries, sender, &servers, ask, carry) => panic!("{ended:?}"),
+        () = async {
+            for id in [0, 1] {
+                let answer = refused.recv().await.unwrap();
+                assert_eq!(answer, NameAnswer { id: TCP_CONNECTIONS as u64 + id, ..Default::default() });
+            }
+        } => {}
+    }
+    assert_eq!(CARRIED.load(Ordering::SeqCst), TCP_CONNECTIONS);
+}
+
+/// A connection to a server of the test's, with the ends of its tunnel.
+async fn spliced(
+    serve: impl AsyncFnOnce(TcpStream),
+    pod: impl AsyncFnOnce(mpsc::Sender<Result<TunnelPart, Status>>, mpsc::Receiver<TunnelPart>),
+) -> std::io::Result<()> {
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
-    let server = listener.local_addr().unwrap();
-    tokio::spawn(async move {
-        for answer in [[1; TCP_MESSAGE], [0xff; TCP_MESSAGE]] {
-            let (mut stream, _) = listener.accept().await.unwrap();
-            let mut query = vec![0; stream.read_u16().await.unwrap().into()];
-            stream.read_exact(&mut query).await.unwrap();
-            stream.write_all(&[&[0xff; 2][..], &answer].concat()).await.unwrap();
+    let connection = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
+    let (up, of_server) = mpsc::channel(4);
+    let (of_pod, down) = mpsc::channel(4);
+    let served = async { serve(listener.accept().await.unwrap().0).await };
+    let (result, (), ()) = tokio::join!(connection::splice(connection, up, ReceiverStream::new(down)), served, pod(of_pod, of_server));
+    result
+}
+
+#[tokio::test]
+async fn a_connection_is_carried_byte_by_byte_until_both_sides_have_ended() {
+    let serve = async |mut stream: TcpStream| {
+        let mut asked = Vec::new();
+        stream.read_to_end(&mut asked).await.unwrap();
+        assert_eq!(asked, b"several queries at once");
+        stream.write_all(&vec![7; 1 << 20]).await.unwrap();
+    };
+    let pod = async |up: mpsc::Sender<_>, mut down: mpsc::Receiver<TunnelPart>| {
+        for (content, end) in [("several ", false), ("queries at once", false), ("", true)] {
+            up.send(Ok(TunnelPart { content: content.into(), end, ..Default::default() })).await.unwrap();
         }
-    });
-    let query = [0xff; HEAD];
-    assert!(ask::by_tcp(server, &query).await.is_err(), "another id");
-    assert_eq!(ask::by_tcp(server, &query).await.unwrap(), [0xff; TCP_MESSAGE][..]);
+        let mut answered = 0;
+        while let Some(part) = down.recv().await {
+            answered += part.content.len();
+        }
+        assert_eq!(answered, 1 << 20);
+    };
+    spliced(serve, pod).await.unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_connection_on_which_nothing_goes_is_closed() {
+    let begun = tokio::time::Instant::now();
+    let serve = async |mut stream: TcpStream| assert_eq!(stream.read(&mut [0; 8]).await.unwrap(), 0);
+    let pod = async |_up: mpsc::Sender<_>, mut down: mpsc::Receiver<TunnelPart>| assert_eq!(down.recv().await, None);
+    spliced(serve, pod).await.unwrap();
+    assert!(begun.elapsed() >= kiyot_link::resolver::IDLE, "by the clock of this test");
+}
+
+#[tokio::test]
+async fn a_connection_ends_with_its_link() {
+    let serve = async |mut stream: TcpStream| assert_eq!(stream.read(&mut [0; 8]).await.unwrap(), 0);
+    let pod = async |up: mpsc::Sender<_>, _down| drop(up);
+    assert_eq!(spliced(serve, pod).await.unwrap_err().kind(), std::io::ErrorKind::UnexpectedEof);
 }

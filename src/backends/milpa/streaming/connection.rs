@@ -79,7 +79,7 @@ pub(super) async fn serve(mut socket: TcpStream, tokens: &Tokens) -> Result<(), 
         while !first.is_empty() {
             let content = first.split_to(first.len().min(PART));
             // A failure is seen by the opening of the tunnel, which has the receiver.
-            let _ = up.send(TunnelPart { content, end: false, port: std::mem::take(&mut port) }).await;
+            let _ = up.send(TunnelPart { content, port: std::mem::take(&mut port), ..TunnelPart::default() }).await;
         }
     };
     let (inbound, ()) = tokio::join!(way.tunnels.open(parts), opening);
@@ -136,7 +136,7 @@ async fn send_up(mut read: ReadHalf<'_>, up: mpsc::Sender<TunnelPart>) -> Result
         // A buffer of its own for each part: an idle stream then holds one part at most.
         let mut buffer = BytesMut::with_capacity(PART);
         let end = read.read_buf(&mut buffer).await? == 0;
-        let sent = up.send(TunnelPart { content: buffer.freeze(), end, port: 0 }).await;
+        let sent = up.send(TunnelPart { content: buffer.freeze(), end, ..TunnelPart::default() }).await;
         if end || sent.is_err() {
             return Ok(());
         }

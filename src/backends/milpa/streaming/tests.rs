@@ -47,7 +47,7 @@ impl Tunnels for Played {
             loop {
                 let mut content = bytes::BytesMut::with_capacity(100);
                 let end = read.read_buf(&mut content).await.unwrap_or(0) == 0;
-                if down.send(Ok(TunnelPart { content: content.freeze(), end, port: 0 })).await.is_err() || end {
+                if down.send(Ok(TunnelPart { content: content.freeze(), end, ..TunnelPart::default() })).await.is_err() || end {
                     return;
                 }
             }

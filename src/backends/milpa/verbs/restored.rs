@@ -110,9 +110,32 @@ pub(super) fn container_stats(item: cri::Container, mut stats: cri::ContainerSta
     stats
 }
 
+<<<<<<< HEAD
 /// A sandbox's usage with our attributes, and without that of its containers.
 pub(super) fn sandbox_stats(item: cri::PodSandbox, stats: Option<cri::PodSandboxStats>) -> cri::PodSandboxStats {
     let linux = stats.and_then(|stats| stats.linux).unwrap_or_default();
+=======
+/// The most interfaces of a pod that are told of, and the longest name of one, in bytes (IFNAMSIZ).
+const INTERFACES: usize = 64;
+const INTERFACE_NAME: usize = 15;
+
+/// As much of a cell's words on its network as is told: a list that one cell makes too long would be an error for all.
+fn bounded(network: &mut cri::NetworkUsage) {
+    let is_name = |interface: &cri::NetworkInterfaceUsage| interface.name.len() <= INTERFACE_NAME;
+    network.interfaces.retain(is_name);
+    network.interfaces.truncate(INTERFACES);
+    network.default_interface = network.default_interface.take().filter(is_name);
+}
+
+/// A sandbox's usage with our attributes, and with those of its containers. All else in it are numbers.
+pub(super) fn sandbox_stats(
+    item: cri::PodSandbox,
+    stats: Option<cri::PodSandboxStats>,
+    containers: Vec<cri::ContainerStats>,
+) -> cri::PodSandboxStats {
+    let mut linux = stats.and_then(|stats| stats.linux).unwrap_or_default();
+    linux.network.iter_mut().for_each(bounded);
+>>>>>>> names
     cri::PodSandboxStats {
         attributes: Some(cri::PodSandboxAttributes {
             id: item.id,
@@ -122,5 +145,26 @@ pub(super) fn sandbox_stats(item: cri::PodSandbox, stats: Option<cri::PodSandbox
         }),
         linux: Some(cri::LinuxPodSandboxStats { containers: Vec::new(), ..linux }),
         windows: None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_cell_says_of_its_network_is_bounded() {
+        let interface = |name: String| cri::NetworkInterfaceUsage { name, ..Default::default() };
+        let network = cri::NetworkUsage {
+            default_interface: Some(interface("e".repeat(1 << 20))),
+            interfaces: (0..10_000).map(|n| interface(format!("net{n}"))).chain([interface("n".repeat(1 << 20))]).collect(),
+            ..Default::default()
+        };
+        let stats =
+            cri::PodSandboxStats { linux: Some(cri::LinuxPodSandboxStats { network: Some(network), ..Default::default() }), ..Default::default() };
+        let told = sandbox_stats(cri::PodSandbox::default(), Some(stats), Vec::new());
+        let network = told.linux.as_ref().unwrap().network.clone().unwrap();
+        assert_eq!((network.default_interface, network.interfaces.len()), (None, INTERFACES));
+        assert!(prost::Message::encoded_len(&told) < 4096);
     }
 }

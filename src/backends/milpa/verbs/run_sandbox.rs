@@ -9,7 +9,7 @@ use std::{
 use kiyot_proto::{cri, store as records};
 use tonic::{Code, Status};
 
-use super::{SandboxKey, Verbs, calls, clock, failure, flight::Boarded, policy, rewrite, view::Sandbox};
+use super::{SAMPLE, SandboxKey, Verbs, calls, clock, failure, flight::Boarded, policy, rewrite, view::Sandbox};
 use crate::{
     annotations::CellRequest,
     backends::milpa::{
@@ -143,7 +143,8 @@ impl Verbs {
         calls::answered(BIND, "Bind", calls::agent(cell).bind(calls::within(BIND, bind))).await?;
         self.parts.images.ensure_pause(cell).await?;
         let told = rewrite::run_sandbox(&config, &hello.pod_dir, &resolvers);
-        let made = calls::answered(RUN, "RunPodSandbox", calls::runtime(cell).run_pod_sandbox(calls::within(RUN, told))).await?;
+        let mut runtime = calls::runtime(cell);
+        let made = calls::answered(RUN, "RunPodSandbox", runtime.run_pod_sandbox(calls::within(RUN, told))).await?;
         let latest = config.metadata.as_ref().map_or(0, |metadata| self.view.latest_of_pod(&metadata.uid));
         let meta = records::SandboxMeta {
             id: id.as_str().to_owned(),
@@ -158,7 +159,10 @@ impl Verbs {
         let mut batch = Batch::default();
         batch.put(Table::Sandboxes, id.as_str(), &meta);
         batch.put(Table::SandboxStatuses, id.as_str(), &records::SandboxStatus { ready: true, reason: String::new() });
-        self.parts.store.commit(batch).await.map_err(|error| failure::of_store(&error))?;
+        let usage = cri::PodSandboxStatsRequest { pod_sandbox_id: meta.cell_sandbox.clone() };
+        let sample = calls::answered(SAMPLE, "PodSandboxStats", runtime.pod_sandbox_stats(calls::within(SAMPLE, usage)));
+        let (kept, sample) = tokio::join!(self.parts.store.commit(batch), sample);
+        kept.map_err(|error| failure::of_store(&error))?;
         if self.parts.cells.get(&cell.id).is_none() {
             // It ended in this moment: its news came before there was a sandbox that they could have been for.
             let mut batch = Batch::default();
@@ -166,7 +170,9 @@ impl Verbs {
             self.parts.store.commit(batch).await.map_err(|error| failure::of_store(&error))?;
             return Err(Status::unavailable(format!("cell {} of pod {pod} ended: {}", cell.id, self.reason_of(&cell.id))));
         }
-        self.view.insert_sandbox(&meta, true).map_err(|error| failure::of_id(&error))?;
+        let made = self.view.insert_sandbox(&meta, true).map_err(|error| failure::of_id(&error))?;
+        // From now on its usage is listed.
+        self.view.first_sandbox_usage(&made, sample.ok().and_then(|answer| answer.stats), Instant::now());
         Ok(())
     }
 }

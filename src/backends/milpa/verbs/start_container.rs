@@ -8,15 +8,13 @@ use std::{
 use kiyot_proto::{cri, store as records};
 use tonic::Status;
 
-use super::{Verbs, calls, clock, failure, rewrite::Addressed, transition, view::Container};
+use super::{SAMPLE, Verbs, calls, clock, failure, rewrite::Addressed, transition, view::Container};
 use crate::backends::milpa::{cells::Cell, logs::LogRoute};
 
 /// How long the cell's containerd may take to start a container.
 const START: Duration = Duration::from_secs(110);
 /// How long it may take until a failed start reads EXITED.
 const FAILED: Duration = Duration::from_secs(5);
-/// How long the first sample of a container's usage may take; without it the usage begins with nothing.
-const SAMPLE: Duration = Duration::from_secs(1);
 
 impl Verbs {
     /// When it answers, the log's file is there and the container reads RUNNING. One that runs already is fine: its answer was lost.

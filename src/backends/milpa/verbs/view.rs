@@ -270,10 +270,16 @@ impl Known {
     }
 }
 
+/// The most that is kept of what a cell says of a container's resources and user, in bytes: it is in events, which all share.
+const TOLD: usize = 16 << 10;
+
 /// What is kept of what only the cell knows.
 fn kept(told: &cri::ContainerStatus) -> Bytes {
-    let kept =
+    let mut kept =
         cri::ContainerStatus { resources: told.resources.clone(), user: told.user.clone(), stop_signal: told.stop_signal, ..Default::default() };
+    if kept.encoded_len() > TOLD {
+        (kept.resources, kept.user) = (None, None);
+    }
     kept.encode_to_vec().into()
 }
 

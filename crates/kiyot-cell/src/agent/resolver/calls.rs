@@ -13,7 +13,7 @@ use tokio_stream::wrappers::ReceiverStream;
 use tokio_util::{sync::CancellationToken, task::AbortOnDropHandle};
 use tonic::Status;
 
-use super::{Asked, Resolver, TCP_CONNECTIONS, TCP_MESSAGE, UDP_MESSAGE, UDP_QUERIES};
+use super::{Asked, Resolver, TCP_CONNECTIONS, UDP_MESSAGE, UDP_QUERIES};
 
 /// Queries that may wait for the link.
 const WAITING: usize = 4;
@@ -23,23 +23,21 @@ const KNOWN: usize = 2 * (UDP_QUERIES + TCP_CONNECTIONS);
 /// Queries without an answer, by id.
 #[derive(Debug, Default)]
 struct Pending {
-    last: u64,
-    queries: HashMap<u64, (bool, oneshot::Sender<Bytes>)>,
+    queries: HashMap<u64, oneshot::Sender<Bytes>>,
 }
 
 impl Pending {
     fn enter(&mut self, asked: Asked) -> NameQuery {
         if self.queries.len() >= KNOWN {
-            self.queries.retain(|_, (_, answer)| !answer.is_closed());
+            self.queries.retain(|_, answer| !answer.is_closed());
         }
-        self.last += 1;
-        self.queries.insert(self.last, (asked.tcp, asked.answer));
-        NameQuery { id: self.last, resolver: asked.server, tcp: asked.tcp, message: asked.message }
+        self.queries.insert(asked.id, asked.answer);
+        NameQuery { id: asked.id, resolver: asked.server, tcp: asked.tcp, message: asked.message }
     }
 
     fn answered(&mut self, answer: NameAnswer) {
-        let Some((tcp, waiting)) = self.queries.remove(&answer.id) else { return };
-        if answer.message.len() <= if tcp { TCP_MESSAGE } else { UDP_MESSAGE } {
+        let Some(waiting) = self.queries.remove(&answer.id) else { return };
+        if answer.message.len() <= UDP_MESSAGE {
             // Nobody may wait any more.
             let _ = waiting.send(answer.message);
         }

@@ -1,5 +1,6 @@
 use futures::StreamExt;
 use kiyot_proto::cell::{NameAnswer, NameQuery};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio_stream::wrappers::ReceiverStream;
 
 use super::*;
@@ -12,7 +13,7 @@ async fn resolver() -> (Arc<Resolver>, std::net::SocketAddr, std::net::SocketAdd
     let (at_udp, at_tcp) = (udp.local_addr().unwrap(), tcp.local_addr().unwrap());
     let asking = resolver.asking.clone();
     let tasks = [tokio::spawn(datagrams(udp, 0, asking.clone())), tokio::spawn(connections(tcp, 0, asking))];
-    *resolver.doors.lock().unwrap() = tasks.into_iter().map(AbortOnDropHandle::new).collect();
+    *resolver.doors() = Doors { servers: 1, tasks: tasks.into_iter().map(AbortOnDropHandle::new).collect(), keeper: None };
     (resolver, at_udp, at_tcp)
 }
 
@@ -49,23 +50,31 @@ async fn datagrams_are_carried_both_ways() {
 }
 
 #[tokio::test]
-async fn a_connection_carries_queries_one_after_another() {
+async fn a_connection_waits_until_it_is_taken() {
     let (resolver, _, tcp) = resolver().await;
     let mut call = call(&resolver).await;
     let mut client = TcpStream::connect(tcp).await.unwrap();
-    let message = vec![7; TCP_MESSAGE];
-    for said in [&b"one"[..], b"two"] {
-        client.write_all(&[&[0xff; 2], &message[..]].concat()).await.unwrap();
-        let query = answer(&mut call, said).await;
-        assert!(query.tcp && *query.message == *message);
-        let mut answer = vec![0; client.read_u16().await.unwrap().into()];
-        client.read_exact(&mut answer).await.unwrap();
-        assert_eq!(answer, said);
-    }
-    // What has no answer is closed.
-    client.write_all(&[&[0, 12], &message[..12]].concat()).await.unwrap();
+    let query = call.1.next().await.unwrap().unwrap();
+    assert!(query.tcp && query.message.is_empty() && query.resolver == 0);
+    let (mut taken, _place) = resolver.take(query.id).unwrap();
+    assert!(resolver.take(query.id).is_none(), "once");
+    client.write_all(b"asked").await.unwrap();
+    let mut asked = [0; 5];
+    taken.read_exact(&mut asked).await.unwrap();
+    assert_eq!(&asked, b"asked");
+    // One that can't be had is closed.
+    let mut other = TcpStream::connect(tcp).await.unwrap();
     answer(&mut call, b"").await;
+    assert_eq!(other.read(&mut [0; 8]).await.unwrap(), 0);
+    assert_eq!(resolver.asking.connections.available_permits(), TCP_CONNECTIONS - 2, "the one that is carried, and the one that is waited for");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_connection_that_nobody_takes_is_closed() {
+    let (resolver, _, tcp) = resolver().await;
+    let mut client = TcpStream::connect(tcp).await.unwrap();
     assert_eq!(client.read(&mut [0; 8]).await.unwrap(), 0);
+    assert!(resolver.asking.waiting().is_empty());
 }
 
 #[tokio::test]
@@ -103,9 +112,9 @@ async fn nobody_else_is_answered_for() {
 
 #[tokio::test]
 async fn what_can_not_be_is_refused() {
-    let resolver = Resolver::new(false);
+    let resolver = Arc::new(Resolver::new(false));
     assert_eq!(resolver.ensure(1).unwrap_err().code(), tonic::Code::FailedPrecondition);
     assert!(resolver.ensure(0).is_ok());
-    let status = Resolver::new(true).ensure(9).unwrap_err();
+    let status = Arc::new(Resolver::new(true)).ensure(9).unwrap_err();
     assert!(status.code() == tonic::Code::InvalidArgument && status.message().contains("at most 8"), "{status:?}");
 }

@@ -473,3 +473,11 @@ proptest! {
         }
     }
 }
+
+#[test]
+fn what_a_cell_says_of_a_container_is_kept_to_a_bound() {
+    let user = cri::ContainerUser { linux: Some(cri::LinuxContainerUser { supplemental_groups: vec![i64::MAX; 1 << 20], ..Default::default() }) };
+    let told = cri::ContainerStatus { user: Some(user), stop_signal: cri::Signal::Sigusr1.into(), ..Default::default() };
+    let kept: cri::ContainerStatus = Message::decode(super::kept(&told)).unwrap();
+    assert_eq!((kept.user.is_none(), kept.stop_signal()), (true, cri::Signal::Sigusr1));
+}

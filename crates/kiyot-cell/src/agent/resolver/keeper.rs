@@ -1,0 +1,72 @@
+//! Sees to it that the link to the name servers is there: a pod that may administer its network can remove it.
+
+use std::{
+    io,
+    sync::{Arc, Weak},
+    time::Duration,
+};
+
+use rustix::{io::Errno, net::netdevice::name_to_index};
+use tokio::{net::UnixDatagram, task::spawn_blocking, time::sleep};
+
+use super::{DEVICE, Resolver};
+use crate::netlink;
+
+/// The pause between two looks, however often links change: a pod that removes the link again and again costs no more than that.
+const PAUSE: Duration = Duration::from_secs(1);
+
+/// Hears of every change of a link in this network namespace. Messages of netlink are received like any datagrams; tokio has no type of its own for them.
+pub(super) struct Keeper(UnixDatagram);
+
+impl Keeper {
+    /// To be made before the link is. To be called within the runtime.
+    pub(super) fn new() -> io::Result<Self> {
+        let socket = std::os::unix::net::UnixDatagram::from(netlink::link_changes()?);
+        socket.set_nonblocking(true)?;
+        Ok(Self(UnixDatagram::from_std(socket)?))
+    }
+
+    /// Makes the link again whenever it is gone.
+    pub(super) async fn keep(self, resolver: Weak<Resolver>) {
+        loop {
+            if let Err(error) = self.change().await {
+                tracing::warn!(%error, "changes of links can't be heard of");
+            }
+            let Some(resolver) = resolver.upgrade() else { return };
+            match spawn_blocking(move || restored(&resolver)).await {
+                Ok(Ok(true)) => tracing::warn!("the link to the pod's name servers was removed, and is made again"),
+                Ok(Err(error)) => tracing::warn!(%error, "the link to the pod's name servers can't be made again yet"),
+                Ok(Ok(false)) | Err(_) => {}
+            }
+            sleep(PAUSE).await;
+        }
+    }
+
+    /// Waits for a change, and forgets all that have been heard of.
+    async fn change(&self) -> io::Result<()> {
+        let mut heard = false;
+        while !heard {
+            self.0.readable().await?;
+            loop {
+                match self.0.try_recv(&mut [0_u8; 4096]) {
+                    Ok(_) => heard = true,
+                    // More changes than the kernel keeps are changes too.
+                    Err(error) if error.raw_os_error() == Some(Errno::NOBUFS.raw_os_error()) => heard = true,
+                    Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
+                    Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                    Err(error) => return Err(error),
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Makes the link if it is gone. Whether it was.
+fn restored(resolver: &Arc<Resolver>) -> io::Result<bool> {
+    match name_to_index(netlink::socket()?, DEVICE) {
+        Err(Errno::NODEV) => resolver.open_again().map(|()| true),
+        Err(error) => Err(error.into()),
+        Ok(_) => Ok(false),
+    }
+}

@@ -1,0 +1,227 @@
+//! What happens to containers, told by a cell as by the node: each case is tried on both.
+
+use kiyot_testkit::{Container, Kiyot, Kubelet, Node, Pod, RunningPod, cri, image::ImageSpec};
+use tonic::Code;
+
+use super::{WAIT, ends_without_a_trace, options};
+
+/// A pod without containers on the node, and one in a cell.
+async fn both(kubelet: &mut Kubelet, name: &str) -> [RunningPod; 2] {
+    let mut pods = Vec::new();
+    for spec in [Pod::new(&format!("{name}-local")), Pod::new(&format!("{name}-remote")).in_cell()] {
+        let config = kubelet.prepare(&spec);
+        let sandbox = kubelet.run_sandbox(&config, "").await.unwrap();
+        pods.push(kubelet.running(&spec, config, sandbox));
+    }
+    pods.try_into().unwrap()
+}
+
+async fn end(kubelet: &mut Kubelet, kiyot: &Kiyot<'_>, [local, remote]: [RunningPod; 2]) {
+    kubelet.stop_and_remove(&local).await.unwrap();
+    ends_without_a_trace(kubelet, kiyot, &remote).await;
+}
+
+type Change = fn(&mut cri::ContainerConfig);
+
+/// Creates and starts a container, or says how that failed: without the ids, which are never the same.
+async fn begin(kubelet: &mut Kubelet, pod: &mut RunningPod, container: &Container, change: Change) -> Result<String, (Code, String)> {
+    let told = |status: tonic::Status| (status.code(), status.message().split(['"', ':']).next_back().unwrap_or_default().to_owned());
+    let created = kubelet.create_container_with(pod, container, 0, change).await.map_err(told)?;
+    let id = created.id.clone();
+    pod.containers.insert(container.name.clone(), created);
+    kubelet.start_container(&id).await.map_err(told)?;
+    Ok(id)
+}
+
+#[tokio::test]
+async fn what_ends_is_told_as_on_the_node() {
+    let node = Node::start().await;
+    let kiyot = Kiyot::start(&node, options()).await;
+    let mut kubelet = kiyot.kubelet().await;
+    let mut pods = both(&mut kubelet, "ending").await;
+    let small = |script: &str| {
+        let mut container = Container::script("", script);
+        container.resources.memory_limit_in_bytes = 32 << 20;
+        container
+    };
+    let mut missing = Container::script("", "");
+    missing.command = vec!["/no/such/program".to_owned()];
+    let mut nowhere = Container::script("", "exit 0");
+    nowhere.working_dir = "/etc/passwd/not/a/directory".to_owned();
+    // With the grace of a stop, if it must be stopped, and with what they end on the node: words of containerd.
+    let cases = [
+        ("completed", Container::script("", "exit 0"), None, Some((0, "Completed"))),
+        ("failed", Container::script("", "exit 42"), None, Some((42, "Error"))),
+        ("outside", Container::script("", "sh -c 'kill -SEGV $$'; exit $?"), None, Some((139, "Error"))),
+        ("greedy", small("x=$(head -c 200000000 /dev/zero | tr '\\0' x); echo survived"), None, Some((137, "OOMKilled"))),
+        // The child is killed, and its parent ends as it likes.
+        ("parent", small("sh -c 'x=$(head -c 200000000 /dev/zero | tr \"\\0\" x)'; exit 9"), None, None),
+        ("polite", Container::script("", "trap 'exit 7' TERM; echo ready; while :; do sleep 0.1; done"), Some(30), Some((7, "Error"))),
+        ("killed", Container::script("", WAIT), Some(0), Some((137, "Error"))),
+        ("missing", missing, None, Some((128, "StartError"))),
+        ("nowhere", nowhere, None, None),
+    ];
+    for (name, mut container, grace, expected) in cases {
+        container.name = name.to_owned();
+        let mut ends = Vec::new();
+        for pod in &mut pods {
+            let begun = begin(&mut kubelet, pod, &container, |_| {}).await;
+            if let (Ok(id), Some(grace)) = (&begun, grace) {
+                if name == "polite" {
+                    kubelet.logged(pod.container(name), "ready").await;
+                }
+                kubelet.stop_container(id, grace).await.unwrap();
+            }
+            let end = match pod.containers.get(name) {
+                Some(created) => {
+                    let status = kubelet.exited(&created.id.clone()).await;
+                    Some((status.exit_code, status.reason, status.started_at > 0, status.finished_at > 0))
+                }
+                None => None,
+            };
+            ends.push((begun.map(drop).map_err(|(code, _)| code), end));
+        }
+        assert_eq!(ends[1], ends[0], "{name}: in the cell, and on the node");
+        if let Some((code, reason)) = expected {
+            let (found, why, ..) = ends[1].1.clone().unwrap();
+            assert_eq!((found, why.as_str()), (code, reason), "{name}");
+        }
+    }
+    end(&mut kubelet, &kiyot, pods).await;
+}
+
+#[tokio::test]
+async fn users_of_the_image_and_odd_limits_are_as_on_the_node() {
+    let node = Node::start().await;
+    let file = |path: &str, text: &str| (path.to_owned(), 0o644, text.into());
+    let image = ImageSpec {
+        files: vec![
+            file("etc/passwd", "root:x:0:0::/:/bin/sh\nworker:x:1500:1501::/:/bin/sh\n"),
+            file("etc/group", "root:x:0:\nworker:x:1501:\nextra:x:1600:worker\n"),
+        ],
+        ..ImageSpec::script(WAIT)
+    };
+    node.image("kiyot.test/users:1", &image).await;
+    let kiyot = Kiyot::start(&node, options()).await;
+    let mut kubelet = kiyot.kubelet().await;
+    let mut pods = both(&mut kubelet, "users").await;
+    fn context(config: &mut cri::ContainerConfig) -> &mut cri::LinuxContainerSecurityContext {
+        config.linux.get_or_insert_default().security_context.get_or_insert_default()
+    }
+    let look = "id -u; id -g; id -G; head -c 1 /proc/kcore | wc -c; cat /sys/fs/cgroup/hugetlb*/hugetlb.2MB.limit_in_bytes /sys/fs/cgroup/hugetlb.2MB.max 2>/dev/null; \
+                grep -E '^(CapEff|NoNewPrivs)' /proc/self/status";
+    let cases: [(&str, Change); 8] = [
+        ("named", |config| context(config).run_as_username = "worker".to_owned()),
+        ("numbered", |config| context(config).run_as_user = Some(cri::Int64Value { value: 1500 })),
+        ("unknown", |config| context(config).run_as_username = "nobody-at-all".to_owned()),
+        ("grouped", |config| {
+            context(config).run_as_username = "worker".to_owned();
+            context(config).supplemental_groups = vec![7000];
+            context(config).supplemental_groups_policy = cri::SupplementalGroupsPolicy::Strict.into();
+        }),
+        ("unmasked", |config| {
+            context(config).masked_paths.clear();
+            context(config).readonly_paths.clear();
+        }),
+        ("bare", |config| {
+            context(config).capabilities = Some(cri::Capability { drop_capabilities: vec!["ALL".to_owned()], ..Default::default() });
+            context(config).no_new_privs = true;
+        }),
+        ("huge", |config| {
+            let limit = cri::HugepageLimit { page_size: "2MB".to_owned(), limit: 4 << 20 };
+            config.linux.get_or_insert_default().resources.get_or_insert_default().hugepage_limits = vec![limit];
+        }),
+        ("absurd", |config| {
+            let limit = cri::HugepageLimit { page_size: "3 elephants".to_owned(), limit: 1 };
+            config.linux.get_or_insert_default().resources.get_or_insert_default().hugepage_limits = vec![limit];
+        }),
+    ];
+    let mut named = String::new();
+    for (name, change) in cases {
+        let container = Container::of_image(name, "kiyot.test/users:1");
+        let mut said = Vec::new();
+        for pod in &mut pods {
+            said.push(match begin(&mut kubelet, pod, &container, change).await {
+                Ok(id) => Ok(kubelet.exec_sync(&id, &["sh", "-c", look]).await.unwrap().stdout),
+                Err((code, _)) => Err(code),
+            });
+        }
+        assert_eq!(said[1], said[0], "{name}: in the cell, and on the node");
+        if name == "named" {
+            named = said[1].clone().unwrap();
+        }
+    }
+    assert!(named.starts_with("1500\n1501\n1501 1600\n"), "{named}");
+    end(&mut kubelet, &kiyot, pods).await;
+}
+
+#[tokio::test]
+async fn what_only_later_runtimes_do_is_answered_for_a_cell_by_name() {
+    let node = Node::start().await;
+    let kiyot = Kiyot::start(&node, options()).await;
+    let (mut kubelet, mut direct) = (kiyot.kubelet().await, node.kubelet(&node.socket()).await.unwrap());
+    let [mut local, mut remote] = both(&mut kubelet, "later").await;
+    let container = Container::script("main", WAIT);
+    let on_node = begin(&mut kubelet, &mut local, &container, |_| {}).await.unwrap();
+    let in_cell = begin(&mut kubelet, &mut remote, &container, |_| {}).await.unwrap();
+
+    let checkpoint = |id: &str| cri::CheckpointContainerRequest { container_id: id.to_owned(), ..Default::default() };
+    let refused = kubelet.runtime.checkpoint_container(checkpoint(&in_cell)).await.unwrap_err();
+    assert!(refused.code() == Code::Unimplemented && refused.message().contains("CheckpointContainer"), "{refused:?}");
+    let resources = |id: &str| cri::UpdatePodSandboxResourcesRequest { pod_sandbox_id: id.to_owned(), ..Default::default() };
+    // The kubelet goes on without it.
+    let refused = kubelet.runtime.update_pod_sandbox_resources(resources(&remote.sandbox)).await.unwrap_err();
+    assert!(refused.code() == Code::Unimplemented && refused.message().contains("UpdatePodSandboxResources"), "{refused:?}");
+    // For a pod of the node, and for the node itself, its own containerd answers.
+    let code = |answer: Result<(), tonic::Status>| answer.map_err(|status| (status.code(), status.message().to_owned()));
+    let through = code(kubelet.runtime.checkpoint_container(checkpoint(&on_node)).await.map(drop));
+    assert_eq!(through, code(direct.runtime.checkpoint_container(checkpoint(&on_node)).await.map(drop)));
+    let through = code(kubelet.runtime.update_pod_sandbox_resources(resources(&local.sandbox)).await.map(drop));
+    assert_eq!(through, code(direct.runtime.update_pod_sandbox_resources(resources(&local.sandbox)).await.map(drop)));
+    let network = cri::NetworkConfig { pod_cidr: "10.99.0.0/24".to_owned() };
+    let update = cri::UpdateRuntimeConfigRequest { runtime_config: Some(cri::RuntimeConfig { network_config: Some(network) }) };
+    let through = code(kubelet.runtime.update_runtime_config(update.clone()).await.map(drop));
+    assert_eq!(through, code(direct.runtime.update_runtime_config(update).await.map(drop)));
+    assert_eq!(through, Ok(()));
+
+    // What is the node's is refused by its name.
+    let more = Container::script("more", WAIT);
+    let device = |config: &mut cri::ContainerConfig| config.cdi_devices.push(cri::CdiDevice { name: "vendor.example/gpu=0".to_owned() });
+    let refused = kubelet.create_container_with(&remote, &more, 0, device).await.unwrap_err();
+    assert!(refused.code() == Code::InvalidArgument && refused.message().contains("vendor.example/gpu=0"), "{refused:?}");
+    end(&mut kubelet, &kiyot, [local, remote]).await;
+}
+
+#[tokio::test]
+async fn names_and_resolv_conf_are_as_on_the_node() {
+    let node = Node::start().await;
+    let kiyot = Kiyot::start(&node, options()).await;
+    let mut kubelet = kiyot.kubelet().await;
+    // With setHostnameAsFQDN the kubelet gives the whole name as the host's; with dnsPolicy None, what dnsConfig says.
+    let words = |words: &[&str]| words.iter().map(|&word| word.to_owned()).collect::<Vec<_>>();
+    let dns = [
+        cri::DnsConfig {
+            servers: words(&["10.96.0.10", "192.0.2.1", "2001:db8::53"]),
+            searches: words(&["one.example", "two.example", "a.very.long.domain.of.many.labels.example"]),
+            options: words(&["ndots:2", "timeout:1", "attempts:3", "edns0", "use-vc"]),
+        },
+        cri::DnsConfig { servers: words(&["10.96.0.10"]), ..Default::default() },
+    ];
+    for (number, dns) in dns.into_iter().enumerate() {
+        let mut said = Vec::new();
+        for spec in [Pod::new(&format!("web-{number}")), Pod::new(&format!("web-{number}")).in_cell()] {
+            let mut config = kubelet.prepare(&spec);
+            config.hostname = "web-0.nginx.default.svc.cluster.local".to_owned();
+            config.dns_config = Some(dns.clone());
+            let sandbox = kubelet.run_sandbox(&config, "").await.unwrap();
+            let mut pod = kubelet.running(&spec, config, sandbox);
+            let id = begin(&mut kubelet, &mut pod, &Container::script("main", WAIT), |_| {}).await.unwrap();
+            said.push(kubelet.exec_sync(&id, &["sh", "-c", "hostname; cat /etc/hostname /etc/resolv.conf"]).await.unwrap().stdout);
+            kubelet.stop_and_remove(&pod).await.unwrap();
+        }
+        assert_eq!(said[1], said[0]);
+        assert!(said[1].starts_with("web-0.nginx.default.svc.cluster.local\n"), "{}", said[1]);
+        assert!(dns.options.iter().chain(&dns.searches).chain(&dns.servers).all(|word| said[1].contains(word.as_str())), "{}", said[1]);
+    }
+    assert_eq!(kiyot.cells(), Vec::<String>::new());
+}

@@ -1,0 +1,185 @@
+//! Pulls of one cell at once, what the node says of its images beside them, and what nobody writes down of them.
+
+use std::{
+    collections::BTreeSet,
+    fs,
+    time::{Duration, SystemTime, UNIX_EPOCH},
+};
+
+use kiyot_testkit::{
+    Access, Container, Kiyot, Kubelet, LIMIT, Node, Pace, Pod, Registry, Source,
+    cri::{self, ImageFsInfoRequest},
+    image::ImageSpec,
+    wait_until,
+};
+
+use super::{
+    WAIT, ends_without_a_trace, options,
+    registries::{auth, blobs, heavy, impatient, is_written, on_node, sandbox, saying, says, with_mirrors},
+};
+
+/// An image whose first layer is that of all images with this base.
+fn of_base(base: &str, word: &str) -> ImageSpec {
+    let file = |name: &str| vec![(name.to_owned(), 0o644, name.into())];
+    ImageSpec { files: file(base), upper: file(word), ..ImageSpec::script(&format!("cat /{word}; exit 0")) }
+}
+
+#[tokio::test]
+async fn two_pulls_at_once_take_each_its_own_layers_from_the_node() {
+    let node = Node::start().await;
+    let registry = Registry::start(&node, Access::Open);
+    let kiyot = Kiyot::start(&node, with_mirrors(&node)).await;
+    let mut kubelet = kiyot.kubelet().await;
+    let (mut names, mut bases, mut wanted) = (Vec::new(), Vec::new(), BTreeSet::new());
+    for (base, word) in [("granite", "first"), ("marble", "second")] {
+        let (of_node, _) = registry.image(&format!("{base}:1"), &of_base(base, base));
+        let local = on_node(&mut kubelet, &registry, &of_node).await;
+        kubelet.forget(&local);
+        let (name, _) = registry.image(&format!("{word}:1"), &of_base(base, word));
+        let [config, layer, own] = registry.parts(&name).try_into().unwrap();
+        assert!(registry.parts(&of_node).contains(&layer) && !registry.parts(&of_node).contains(&own));
+        // The registry is as slow as a look at what has come: layers follow the configuration.
+        registry.pace(&config.0, Pace::Stalls(0));
+        wanted.extend([config.0.clone(), own.0]);
+        names.push((name, config.0));
+        bases.push(layer);
+    }
+    let mut pod = sandbox(&mut kubelet, "hasty").await;
+    let cell = kiyot.state().join("cells").join(kiyot.cells().remove(0));
+    let in_cell = |digest: &str| cell.join(digest.replace("sha256:", "containerd/io.containerd.content.v1.content/blobs/sha256/")).exists();
+    let arrive = async {
+        wait_until("both bases are in the cell", LIMIT, async || bases.iter().all(|(digest, _)| in_cell(digest)).then_some(())).await;
+        names.iter().for_each(|(_, config)| registry.release(config));
+    };
+    let (mut one, mut other) = (kubelet.clone(), kubelet.clone());
+    let (first, second, ()) =
+        tokio::join!(one.pull(&pod.spec, &pod.config, &names[0].0, None), other.pull(&pod.spec, &pod.config, &names[1].0, None), arrive);
+    assert_eq!([first.unwrap(), second.unwrap()], [names[0].1.clone(), names[1].1.clone()]);
+    assert_eq!(blobs(&registry.asked()), wanted, "the bases are the node's");
+    let log = kiyot.log();
+    for ((name, _), (_, bytes)) in names.iter().zip(&bases) {
+        let told: Vec<_> = log.lines().filter(|line| line.contains("Took layers of a pull from the node") && line.contains(name.as_str())).collect();
+        assert!(matches!(told.as_slice(), [line] if line.contains(&bytes.to_string())), "{name}: {told:?}");
+    }
+    for (container, (name, _)) in ["first", "second"].iter().zip(&names) {
+        says(&mut kubelet, &mut pod, container, name, container).await;
+    }
+    ends_without_a_trace(&mut kubelet, &kiyot, &pod).await;
+}
+
+#[tokio::test]
+async fn a_pull_that_stands_still_ends_though_another_one_goes_on() {
+    let node = Node::start().await;
+    let registry = Registry::start(&node, Access::Open);
+    let (stuck, _) = registry.image("stuck:1", &heavy(8 << 20));
+    let (slow, _) = registry.image("slow:1", &heavy(32 << 20));
+    let kiyot = Kiyot::start(&node, impatient(&node, 8)).await;
+    let mut kubelet = kiyot.kubelet().await;
+    let pod = sandbox(&mut kubelet, "patient").await;
+    registry.pace(&registry.parts(&stuck).pop().unwrap().0, Pace::Stalls(4 << 20));
+    // MiB by MiB for half a minute.
+    registry.pace(&registry.parts(&slow).pop().unwrap().0, Pace::Trickles(1 << 20, Duration::from_secs(1)));
+    let (mut one, mut other) = (kubelet.clone(), kubelet.clone());
+    let stalled = tokio::select! {
+        stalled = one.pull(&pod.spec, &pod.config, &stuck, None) => stalled.unwrap_err(),
+        ended = other.pull(&pod.spec, &pod.config, &slow, None) => panic!("the one that goes on ended first: {ended:?}"),
+    };
+    assert_eq!(stalled.code(), tonic::Code::DeadlineExceeded);
+    assert!(stalled.message().contains("stuck:1") && stalled.message().contains("nothing of it has come for 8 s"), "{stalled:?}");
+    ends_without_a_trace(&mut kubelet, &kiyot, &pod).await;
+}
+
+/// What the node says of its images' file systems, in a measurement that began after now.
+async fn measured(kubelet: &mut Kubelet, direct: &mut Kubelet) -> cri::ImageFsInfoResponse {
+    let now = i64::try_from(SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_nanos()).unwrap();
+    wait_until("containerd has measured its images anew, and kiyot says what it says", LIMIT, async || {
+        let of = async |kubelet: &mut Kubelet| kubelet.image.image_fs_info(ImageFsInfoRequest::default()).await.unwrap().into_inner();
+        let (own, through) = (of(direct).await, of(kubelet).await);
+        let is_new = !own.image_filesystems.is_empty() && own.image_filesystems.iter().all(|system| system.timestamp > now);
+        (is_new && own == through).then_some(own)
+    })
+    .await
+}
+
+#[tokio::test]
+async fn the_file_systems_of_images_are_the_nodes_alone() {
+    let node = Node::start().await;
+    let registry = Registry::start(&node, Access::Open);
+    let (name, _) = registry.image("app:1", &heavy(24 << 20));
+    let kiyot = Kiyot::start(&node, with_mirrors(&node)).await;
+    let (mut kubelet, mut direct) = (kiyot.kubelet().await, node.kubelet(&node.socket()).await.unwrap());
+    let before = measured(&mut kubelet, &mut direct).await;
+    let mut pod = sandbox(&mut kubelet, "heavy").await;
+    says(&mut kubelet, &mut pod, "main", &name, "heavy").await;
+    let mut after = measured(&mut kubelet, &mut direct).await;
+    for (after, before) in after.image_filesystems.iter_mut().zip(&before.image_filesystems) {
+        after.timestamp = before.timestamp;
+    }
+    assert_eq!(after, before, "24 MiB in a cell are none of the node's");
+    ends_without_a_trace(&mut kubelet, &kiyot, &pod).await;
+}
+
+#[tokio::test]
+async fn no_secret_is_in_a_log_of_the_daemon_or_of_a_containerd() {
+    const SECRETS: [&str; 4] = ["sesame", "a-secret-of-a-volume", "a-secret-of-a-variable", "a-secret-that-is-told"];
+    let node = Node::start().await;
+    let registry = Registry::start(&node, Access::Basic("violet".to_owned(), SECRETS[0].to_owned()));
+    let (name, _) = registry.image("violet/app:1", &saying("opened"));
+    let mut options = with_mirrors(&node);
+    options.log = "trace".to_owned();
+    let kiyot = Kiyot::start(&node, options).await;
+    let mut kubelet = kiyot.kubelet().await;
+    let secret = Source::Secret(Source::files(&[("key", SECRETS[1])]));
+    let main = Container::script("main", WAIT).mount("key", "/key").env("PASSWORD", SECRETS[2]);
+    let mut pod = kubelet.run_pod(&Pod::new("hushed").in_cell().volume("key", secret).container(main)).await.unwrap();
+    let (id, spec, config) = (pod.container("main").id.clone(), pod.spec.clone(), pod.config.clone());
+    let said = kubelet.exec_sync(&id, &["sh", "-c", "cat /key/key; echo $PASSWORD"]).await.unwrap().stdout;
+    assert_eq!(said, format!("{}{}\n", SECRETS[1], SECRETS[2]));
+    kubelet.update_volume(&spec, "key", &Source::files(&[("key", SECRETS[3])]));
+    wait_until("the new secret is in the cell", LIMIT, async || {
+        (kubelet.exec_sync(&id, &["cat", "/key/key"]).await.ok()?.stdout == SECRETS[3]).then_some(())
+    })
+    .await;
+    // What fails is told at length.
+    for failing in [None, Some(auth("violet", SECRETS[0]))] {
+        let is_allowed = failing.is_some();
+        assert_eq!(kubelet.pull(&spec, &config, &name, failing).await.is_ok(), is_allowed);
+    }
+    let mut broken = Container::script("broken", "").env("PASSWORD", SECRETS[2]).mount("key", "/key");
+    broken.command = vec!["/no/such/program".to_owned()];
+    let created = kubelet.create_container(&pod, &broken, 0).await.unwrap();
+    kubelet.start_container(&created.id).await.unwrap_err();
+    pod.containers.insert("broken".to_owned(), created);
+    assert_eq!(is_written(&node, &kiyot, &SECRETS), Vec::<String>::new());
+    ends_without_a_trace(&mut kubelet, &kiyot, &pod).await;
+    assert!(!kiyot.log().contains(SECRETS[2]));
+}
+
+#[tokio::test]
+async fn mirrors_that_only_the_nodes_own_file_has_are_named_in_the_log() {
+    let node = Node::start().await;
+    let kiyot = Kiyot::start(&node, options()).await;
+    let warned = async |kiyot: &Kiyot<'_>, words: &[&str]| {
+        wait_until(format!("the log has a warning with {words:?}"), LIMIT, async || {
+            kiyot.log().lines().any(|line| line.contains("WARN") && words.iter().all(|word| line.contains(word))).then_some(())
+        })
+        .await;
+    };
+    let directory = node.registries().display().to_string();
+    warned(&kiyot, &["cells do not", "registry_config_dir", &directory]).await;
+    drop(kiyot);
+    let file = node.directory().join("containerd.toml");
+    let text = fs::read_to_string(&file).unwrap();
+    let old = text.replace(
+        &format!("[plugins.\"io.containerd.grpc.v1.cri\".registry]\nconfig_path = \"{directory}\"\n"),
+        "[plugins.\"io.containerd.grpc.v1.cri\".registry.mirrors.\"old.example\"]\nendpoint = [\"https://violet:sesame@mirror.example\"]\n\
+         [plugins.\"io.containerd.grpc.v1.cri\".registry.configs.\"mirror.example\".auth]\nusername = \"violet\"\npassword = \"sesame\"\n",
+    );
+    assert_ne!(old, text);
+    fs::write(&file, old).unwrap();
+    node.restart_containerd().await;
+    let kiyot = Kiyot::start(&node, with_mirrors(&node)).await;
+    warned(&kiyot, &["registry.mirrors", "old.example", "hosts.toml"]).await;
+    warned(&kiyot, &["registry.configs", "mirror.example"]).await;
+    assert!(!kiyot.log().contains("sesame"));
+}

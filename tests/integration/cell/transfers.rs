@@ -1,0 +1,108 @@
+//! Connections of a pod to a name server that only the node has: what goes over one to a name server goes over these.
+
+use std::{
+    io::{Read, Write},
+    net::TcpStream,
+    process::Command,
+    time::Duration,
+};
+
+use kiyot_testkit::{Kiyot, LIMIT, Node, wait_until};
+
+use super::{
+    WAIT, ends_without_a_trace,
+    network::in_cell,
+    pod,
+    resolvers::{IN_CELL, NameServer, ZONE, ZONE_MESSAGE, answer, asked_by_udp, forwarding, framed, query, resolves, runs},
+};
+
+/// How long the test's client says nothing: longer than a query may take.
+const SILENCE: Duration = Duration::from_secs(7);
+
+fn connect() -> TcpStream {
+    let stream = TcpStream::connect((IN_CELL, 53)).unwrap();
+    stream.set_read_timeout(Some(LIMIT)).unwrap();
+    stream
+}
+
+fn with_length(message: &[u8]) -> Vec<u8> {
+    [&u16::try_from(message.len()).unwrap().to_be_bytes()[..], message].concat()
+}
+
+#[tokio::test]
+async fn a_connection_carries_what_a_name_server_says_however_it_is_asked() {
+    let _server = NameServer::start("127.0.0.83");
+    let node = Node::start().await;
+    let kiyot = Kiyot::start(&node, forwarding()).await;
+    let mut kubelet = kiyot.kubelet().await;
+    let running = runs(&mut kubelet, &pod("transferring", WAIT), &["127.0.0.83", "127.0.0.84"]).await;
+    let cell = kiyot.cells().remove(0);
+    asked_by_udp(&cell, "one.test", IN_CELL).await;
+
+    // A transfer: 2.4 MB in messages of one answer.
+    let zone = in_cell(&cell, || {
+        let mut stream = connect();
+        stream.write_all(&with_length(&query(1, "zone.test"))).unwrap();
+        (0..ZONE).map(|_| framed(&mut stream).unwrap()).collect::<Vec<_>>()
+    });
+    assert!(zone.iter().enumerate().all(|(number, message)| message.len() == ZONE_MESSAGE && message.last() == Some(&u8::try_from(number).unwrap())));
+
+    // Several queries at once, and one after a silence; half a message at a time is fine.
+    let answers = in_cell(&cell, || {
+        let mut stream = connect();
+        let all: Vec<u8> = (1..=5).flat_map(|id| with_length(&query(id, "many.test"))).collect();
+        let (first, rest) = all.split_at(7);
+        stream.write_all(first).unwrap();
+        std::thread::sleep(Duration::from_millis(100));
+        stream.write_all(rest).unwrap();
+        let mut answers: Vec<_> = (1..=5).map(|_| framed(&mut stream).unwrap()).collect();
+        std::thread::sleep(SILENCE);
+        stream.write_all(&with_length(&query(6, "one.test"))).unwrap();
+        answers.push(framed(&mut stream).unwrap());
+        // The client ends; so does the name server, and nothing more comes.
+        stream.shutdown(std::net::Shutdown::Write).unwrap();
+        assert_eq!(stream.read_to_end(&mut Vec::new()).unwrap(), 0);
+        answers
+    });
+    let expected: Vec<_> = (1..=5).map(|id| answer(&query(id, "many.test"), true)).chain([answer(&query(6, "one.test"), true)]).collect();
+    assert_eq!(answers, expected);
+
+    // Where nobody listens the connection ends, without a word.
+    let said = in_cell(&cell, || {
+        let mut stream = TcpStream::connect(("169.254.253.54", 53)).unwrap();
+        stream.set_read_timeout(Some(LIMIT)).unwrap();
+        stream.read(&mut [0; 8]).unwrap_or(0)
+    });
+    assert_eq!(said, 0);
+    ends_without_a_trace(&mut kubelet, &kiyot, &running).await;
+}
+
+#[tokio::test]
+async fn a_link_to_name_servers_that_a_pod_removes_is_made_again() {
+    let _server = NameServer::start("127.0.0.93");
+    let node = Node::start().await;
+    let kiyot = Kiyot::start(&node, forwarding()).await;
+    let mut kubelet = kiyot.kubelet().await;
+    let running = runs(&mut kubelet, &pod("removing", WAIT), &["127.0.0.93"]).await;
+    let main = running.container("main").id.clone();
+    resolves(&mut kubelet, &main).await;
+    let cell = kiyot.cells().remove(0);
+    for _ in 0..2 {
+        // As a container with NET_ADMIN may.
+        let removed = in_cell(&cell, || Command::new("ip").args(["link", "delete", "kiyot-dns"]).output().unwrap());
+        assert!(removed.status.success(), "{removed:?}");
+        resolves(&mut kubelet, &main).await;
+    }
+    // Its new sockets are the name server's only ones.
+    let by_tcp = wait_until("it is asked by TCP too", LIMIT, async || {
+        in_cell(&cell, || {
+            let mut stream = TcpStream::connect((IN_CELL, 53)).ok()?;
+            stream.set_read_timeout(Some(LIMIT)).ok()?;
+            stream.write_all(&with_length(&query(1, "one.test"))).ok()?;
+            framed(&mut stream).ok()
+        })
+    })
+    .await;
+    assert_eq!(by_tcp, answer(&query(1, "one.test"), true));
+    ends_without_a_trace(&mut kubelet, &kiyot, &running).await;
+}
