@@ -78,8 +78,8 @@ fn put(number: u32, content: &[u8], to: &mut BytesMut) {
 #[cfg(test)]
 mod tests {
     use kiyot_proto::cri;
-    use prost::Message as _;
     use proptest::{collection::hash_map, option, prelude::*};
+    use prost::Message as _;
 
     use super::*;
 

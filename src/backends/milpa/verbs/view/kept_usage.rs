@@ -20,6 +20,10 @@ const STATS: u32 = 1;
 const LINUX: u32 = 2;
 const CONTAINERS: u32 = 5;
 
+/// The most interfaces of a pod that are told of, and the longest name of one, in bytes (IFNAMSIZ).
+const INTERFACES: usize = 64;
+const INTERFACE_NAME: usize = 15;
+
 /// What a container, or a pod but for its containers, used, and until when it is told.
 #[derive(Debug, Clone)]
 pub(super) struct Usage {
@@ -41,7 +45,9 @@ impl Usage {
 
     /// What came now of a pod.
     pub(super) fn of_pod(stats: cri::PodSandboxStats, now: Instant) -> Self {
-        Self::of(&cri::LinuxPodSandboxStats { containers: Vec::new(), ..stats.linux.unwrap_or_default() }, now)
+        let mut linux = cri::LinuxPodSandboxStats { containers: Vec::new(), ..stats.linux.unwrap_or_default() };
+        linux.network.iter_mut().for_each(bound);
+        Self::of(&linux, now)
     }
 
     fn of(stats: &impl Message, now: Instant) -> Self {
@@ -87,6 +93,14 @@ impl Sandbox {
     }
 }
 
+/// Leaves as much of a cell's words on its network as is told: a list that one cell makes too long would be an error for all. All else in a pod's usage are numbers.
+fn bound(network: &mut cri::NetworkUsage) {
+    let is_name = |interface: &cri::NetworkInterfaceUsage| interface.name.len() <= INTERFACE_NAME;
+    network.interfaces.retain(is_name);
+    network.interfaces.truncate(INTERFACES);
+    network.default_interface = network.default_interface.take().filter(is_name);
+}
+
 /// Appends a field that consists of these parts.
 fn put(number: u32, parts: &[&[u8]], to: &mut BytesMut) {
     let length = parts.iter().map(|part| part.len()).sum::<usize>();
@@ -94,4 +108,24 @@ fn put(number: u32, parts: &[&[u8]], to: &mut BytesMut) {
     encode_key(number, WireType::LengthDelimited, to);
     encode_varint(length as u64, to);
     parts.iter().for_each(|part| to.put_slice(part));
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_cell_says_of_its_network_is_bounded() {
+        let interface = |name: String| cri::NetworkInterfaceUsage { name, ..Default::default() };
+        let network = cri::NetworkUsage {
+            default_interface: Some(interface("e".repeat(1 << 20))),
+            interfaces: (0..10_000).map(|n| interface(format!("net{n}"))).chain([interface("n".repeat(1 << 20))]).collect(),
+            ..Default::default()
+        };
+        let linux = Some(cri::LinuxPodSandboxStats { network: Some(network), ..Default::default() });
+        let usage = Usage::of_pod(cri::PodSandboxStats { linux, ..Default::default() }, Instant::now());
+        let network = cri::LinuxPodSandboxStats::decode(usage.stats.clone()).unwrap().network.unwrap();
+        assert_eq!((network.default_interface, network.interfaces.len()), (None, INTERFACES));
+        assert!(usage.stats.len() < 4096);
+    }
 }

@@ -5,7 +5,7 @@ use std::time::Instant;
 use bytes::{Bytes, BytesMut};
 use kiyot_proto::{cell::Heartbeat, cri};
 
-use super::{super::filter, Known, Sandbox, View, entry::decoded, kept_usage::Usage};
+use super::{super::filter, Container, Known, Sandbox, View, attributes, entry::decoded, kept_usage::Usage};
 use crate::backends::milpa::id::{CellId, ContainerId, SandboxId};
 
 impl View {
@@ -69,11 +69,21 @@ impl View {
         list.freeze()
     }
 
-    /// What a container used, if it runs and there was a heartbeat lately.
-    pub(in super::super) fn usage_of_container(&self, container: &ContainerId, now: Instant) -> Option<cri::ContainerStats> {
+    /// What a container used. While its cell is silent, and after the end, nothing is known but whose usage it would be.
+    pub(in super::super) fn usage_of_container(&self, container: &Container, now: Instant) -> cri::ContainerStats {
         let mut list = BytesMut::new();
-        self.read().containers.get(container)?.put_usage(now, &mut list);
-        decoded::<cri::ListContainerStatsResponse>(&list.freeze()).stats.pop()
+        container.put_usage(now, &mut list);
+        let stats = decoded::<cri::ListContainerStatsResponse>(&list.freeze()).stats.pop();
+        stats.unwrap_or_else(|| decoded(&attributes::of_container(&container.item).freeze()))
+    }
+
+    /// The same of a sandbox and its containers.
+    pub(in super::super) fn usage_of_sandbox(&self, sandbox: &Sandbox, now: Instant) -> cri::PodSandboxStats {
+        let stats = self.usage_of(&sandbox.id, now);
+        stats.unwrap_or_else(|| {
+            let stats = decoded::<cri::PodSandboxStats>(&attributes::of_sandbox(&sandbox.item).freeze());
+            cri::PodSandboxStats { linux: Some(cri::LinuxPodSandboxStats::default()), ..stats }
+        })
     }
 
     /// What a sandbox and its containers used, if it runs and there was a heartbeat lately.
