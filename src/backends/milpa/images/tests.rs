@@ -151,7 +151,8 @@ impl Receiver for PlayedCell {
 
     async fn watch_pulls(&self, image: String) -> Result<BoxStream<'static, Result<PullNews, Status>>, Status> {
         self.watched.lock().unwrap().push(image);
-        if let Some(less) = self.busy.lock().unwrap().checked_sub(1) {
+        let left = self.busy.lock().unwrap().checked_sub(1);
+        if let Some(less) = left {
             *self.busy.lock().unwrap() = less;
             return Err(Status::resource_exhausted("too many watchers of pulls at a time"));
         }
