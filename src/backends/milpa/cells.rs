@@ -15,17 +15,16 @@ use std::{
 };
 
 use kiyot_link::bootstrap::Bootstrap;
-use kiyot_proto::{
-    cell::HelloReply,
-    store::{CellPhase, SandboxMeta},
-};
+use kiyot_proto::store::{CellPhase, SandboxMeta};
 use ring::rand::{SecureRandom, SystemRandom};
-use tokio::sync::{Notify, broadcast, mpsc, oneshot, watch};
+use tokio::sync::{Notify, broadcast, oneshot};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use super::{
     gateway::{CellLink, Gateway},
     id::{CellId, NoRandomness, SandboxId},
+    latest::Latest,
+    mailbox::{self, mailbox},
     providers::{Attachment, ErrorClass, InstanceId, Provider, ProviderError},
     store::{Store, StoreError, Table},
 };
@@ -205,8 +204,9 @@ struct Shared {
 /// A cell, as seen from outside its task.
 #[derive(Debug)]
 struct Entry {
-    inbox: mpsc::Sender<Message>,
-    home: watch::Sender<Option<HelloReply>>,
+    inbox: mailbox::Sender<Message>,
+    /// Whether it has a control connection.
+    linked: Latest<bool>,
     link: OnceLock<CellLink>,
     /// `metadata.uid` of its pod.
     pod_uid: String,
@@ -241,7 +241,7 @@ impl Cells {
         let records = shared.store.load(Table::Cells).await?;
         let mut resumed = Vec::new();
         for (record, state) in reconcile::read(&shared, records, &sandboxes).await? {
-            let (inbox, messages) = mpsc::channel(INBOX);
+            let (inbox, messages) = mailbox(INBOX);
             let entry = shared.enter(&record, &state, inbox);
             resumed.push(Driver::resume(Arc::clone(&shared), entry, record, state, messages));
         }
@@ -286,7 +286,7 @@ impl Cells {
             return Err(CellError::Ended(id, "no cells are made now: the daemon is starting or stopping".to_owned()));
         }
         let record = Record::new(id.clone(), &token, &order, &shared.config);
-        let (inbox, messages) = mpsc::channel(INBOX);
+        let (inbox, messages) = mailbox(INBOX);
         let entry = shared.enter_new(&record, inbox)?;
         let deadline = Instant::now() + shared.config.launch_timeout;
         let deadline = order.deadline.map_or(deadline, |wanted| wanted.min(deadline));
@@ -362,14 +362,14 @@ impl Shared {
         self.entries.read().unwrap_or_else(PoisonError::into_inner).get(id).cloned()
     }
 
-    fn enter(&self, record: &Record, state: &State, inbox: mpsc::Sender<Message>) -> Arc<Entry> {
+    fn enter(&self, record: &Record, state: &State, inbox: mailbox::Sender<Message>) -> Arc<Entry> {
         let entry = Arc::new(Entry::new(record, state, inbox));
         self.entries.write().unwrap_or_else(PoisonError::into_inner).insert(record.id.clone(), Arc::clone(&entry));
         entry
     }
 
     /// Enters a cell, if there may be one more.
-    fn enter_new(&self, record: &Record, inbox: mpsc::Sender<Message>) -> Result<Arc<Entry>, CellError> {
+    fn enter_new(&self, record: &Record, inbox: mailbox::Sender<Message>) -> Result<Arc<Entry>, CellError> {
         let entry = Arc::new(Entry::new(record, &State::Requested, inbox));
         let mut entries = self.entries.write().unwrap_or_else(PoisonError::into_inner);
         if entries.len() >= self.max_cells.load(Ordering::Relaxed) {
@@ -384,7 +384,7 @@ impl Shared {
         driver.has_link();
         let stop = self.stop.clone();
         // Boxed, or the task would have room for several copies of it.
-        let run = Box::pin(driver.run());
+        let run = Box::pin(Box::new(driver).run());
         self.tasks.spawn(async move {
             stop.run_until_cancelled_owned(run).await;
         });
@@ -392,9 +392,9 @@ impl Shared {
 }
 
 impl Entry {
-    fn new(record: &Record, state: &State, inbox: mpsc::Sender<Message>) -> Self {
+    fn new(record: &Record, state: &State, inbox: mailbox::Sender<Message>) -> Self {
         let view = View { phase: state.phase(), instance: state.instance().cloned(), key_sha256: record.key_sha256.clone() };
-        Self { inbox, home: watch::channel(None).0, link: OnceLock::new(), pod_uid: record.pod_uid.clone(), view: Mutex::new(view) }
+        Self { inbox, linked: Latest::new(false), link: OnceLock::new(), pod_uid: record.pod_uid.clone(), view: Mutex::new(view) }
     }
 
     fn view(&self) -> View {

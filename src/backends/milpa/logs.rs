@@ -9,7 +9,7 @@ use std::{
 };
 
 use async_trait::async_trait;
-use tokio::sync::{mpsc, oneshot, watch};
+use tokio::sync::oneshot;
 use tokio_util::task::AbortOnDropHandle;
 use tonic::Status;
 
@@ -20,6 +20,8 @@ use self::{
 use super::{
     cells::Cell,
     id::{CellId, ContainerId},
+    latest::Latest,
+    mailbox::{Sender, mailbox},
 };
 
 mod file;
@@ -86,9 +88,10 @@ impl Routes {
         else {
             return false;
         };
-        followed.news.send_modify(|news| {
+        followed.news.change(|news| {
             news.source = Arc::clone(source);
             news.again += 1;
+            true
         });
         true
     }
@@ -98,8 +101,8 @@ impl Routes {
 struct Followed {
     cell: CellId,
     cell_path: String,
-    news: watch::Sender<News>,
-    asks: mpsc::Sender<Ask>,
+    news: Arc<Latest<News>>,
+    asks: Sender<Ask>,
     _writer: AbortOnDropHandle<()>,
 }
 
@@ -157,9 +160,9 @@ impl Logs {
         if routes.follow_on(cell, &source, &route) {
             return false;
         }
-        let (news, seen) = watch::channel(News { source, size: 0, again: 1 });
-        let (asks, asked) = mpsc::channel(ASKS);
-        let writer = Writer::new(route.clone(), file, self.bases.clone(), seen, asked);
+        let news = Arc::new(Latest::new(News { source, size: 0, again: 1 }));
+        let (asks, asked) = mailbox(ASKS);
+        let writer = Box::new(Writer::new(route.clone(), file, self.bases.clone(), Arc::clone(&news), asked));
         routes.by_path.insert((cell.clone(), route.cell_path.clone()), route.container.clone());
         let writer = AbortOnDropHandle::new(tokio::spawn(writer.run()));
         routes.followed.insert(route.container, Followed { cell: cell.clone(), cell_path: route.cell_path, news, asks, _writer: writer });
@@ -176,7 +179,7 @@ impl Logs {
         let routes = self.routes();
         let followed = routes.by_path.get(&(cell.clone(), cell_path.to_owned())).and_then(|container| routes.followed.get(container));
         if let Some(followed) = followed {
-            followed.news.send_if_modified(|news| {
+            followed.news.change(|news| {
                 let grown = size > news.size;
                 news.size = news.size.max(size);
                 grown
@@ -221,7 +224,7 @@ impl Logs {
         }
     }
 
-    fn asks(&self, container: &ContainerId) -> Option<mpsc::Sender<Ask>> {
+    fn asks(&self, container: &ContainerId) -> Option<Sender<Ask>> {
         Some(self.routes().followed.get(container)?.asks.clone())
     }
 

@@ -8,15 +8,12 @@ use std::{
     time::{Duration, Instant},
 };
 
-use kiyot_proto::cell::HelloReply;
-use tokio::{
-    sync::{mpsc, oneshot, watch},
-    time::timeout,
-};
+use tokio::{sync::oneshot, time::timeout};
 
 use super::{
     super::{
         gateway::Refusal,
+        mailbox::Receiver,
         providers::{Attachment, InstanceId, Provider, ProviderError},
         store::{Batch, StoreError, Table},
     },
@@ -79,11 +76,11 @@ pub(super) struct Driver {
     entry: Arc<Entry>,
     record: Record,
     state: State,
-    messages: mpsc::Receiver<Message>,
-    home: watch::Receiver<Option<HelloReply>>,
+    messages: Receiver<Message>,
     /// What happens first.
     first: Event,
-    launch: Option<Launch>,
+    /// Boxed, as most cells are there already.
+    launch: Option<Box<Launch>>,
     /// The call to the provider that runs.
     job: Option<Job>,
     /// When the machine is told that time is over.
@@ -104,21 +101,20 @@ impl std::fmt::Debug for Driver {
 
 impl Driver {
     /// The task of a cell that is to be made.
-    pub(super) fn launch(shared: Arc<Shared>, entry: Arc<Entry>, record: Record, messages: mpsc::Receiver<Message>, launch: Launch) -> Self {
+    pub(super) fn launch(shared: Arc<Shared>, entry: Arc<Entry>, record: Record, messages: Receiver<Message>, launch: Launch) -> Self {
         let timer = Some((launch.deadline.into(), Event::End("it did not call home in time".into())));
-        Self { timer, launch: Some(launch), ..Self::new(shared, entry, record, State::Requested, messages, Event::Ordered) }
+        Self { timer, launch: Some(Box::new(launch)), ..Self::new(shared, entry, record, State::Requested, messages, Event::Ordered) }
     }
 
     /// The task of a cell that a daemon before this one made.
-    pub(super) fn resume(shared: Arc<Shared>, entry: Arc<Entry>, record: Record, state: State, messages: mpsc::Receiver<Message>) -> Self {
+    pub(super) fn resume(shared: Arc<Shared>, entry: Arc<Entry>, record: Record, state: State, messages: Receiver<Message>) -> Self {
         Self::new(shared, entry, record, state, messages, Event::Again)
     }
 
-    fn new(shared: Arc<Shared>, entry: Arc<Entry>, record: Record, state: State, messages: mpsc::Receiver<Message>, first: Event) -> Self {
-        let home = entry.home.subscribe();
+    fn new(shared: Arc<Shared>, entry: Arc<Entry>, record: Record, state: State, messages: Receiver<Message>, first: Event) -> Self {
         let (launch, job, timer, failure, refusal) = (None, None, None, None, None);
         let (began, console, enders) = (Instant::now(), String::new(), Vec::new());
-        Self { shared, entry, record, state, messages, home, first, launch, job, timer, began, failure, console, refusal, enders }
+        Self { shared, entry, record, state, messages, first, launch, job, timer, began, failure, console, refusal, enders }
     }
 
     /// Gives the cell its link, if it has none.
@@ -128,11 +124,9 @@ impl Driver {
         }
     }
 
-    /// Runs until the cell is gone.
-    pub(super) async fn run(mut self) {
+    /// Runs until the cell is gone. Of a box, because a future has room for its arguments twice.
+    pub(super) async fn run(mut self: Box<Self>) {
         let mut event = Some(self.first.clone());
-        // It may have called home before this task began.
-        self.home.mark_changed();
         loop {
             if let Some(event) = event.take() {
                 // Boxed: what is seldom takes no room in a task that mostly waits.
@@ -142,9 +136,9 @@ impl Driver {
                 return;
             }
             event = tokio::select! {
-                Some(message) = self.messages.recv() => Box::pin(self.told(message)).await,
+                message = self.messages.recv() => Box::pin(self.told(message)).await,
                 outcome = running(&mut self.job) => Some(self.came_to(outcome)),
-                Ok(()) = self.home.changed() => self.home.borrow_and_update().is_some().then_some(Event::Linked),
+                () = self.entry.linked.changed() => self.entry.linked.get().then_some(Event::Linked),
                 event = due(&self.timer) => self.is_due(event),
             };
         }

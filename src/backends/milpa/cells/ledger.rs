@@ -41,7 +41,10 @@ impl Ledger for Cells {
             // Perhaps its instance has ended. That is for the provider to say.
             self.shared.look.notify_one();
         }
-        entry.home.send_replace(hello);
+        entry.linked.change(|linked| {
+            *linked = hello.is_some();
+            true
+        });
     }
 }
 

@@ -4,6 +4,7 @@ use super::{
     super::gateway::{Ledger, Refusal},
     *,
 };
+use kiyot_proto::cell::HelloReply;
 
 mod played;
 

@@ -96,7 +96,7 @@ impl Events {
     /// The next one; `None` when the agent ended the watch. The agent sends no other before this is called again.
     ///
     /// UNAVAILABLE when the connection ends, ABORTED when another watch has begun, or the agent's own words.
-    pub async fn next(&mut self) -> Result<Option<Event>, Status> {
+    pub async fn next(&mut self) -> Result<Option<Box<Event>>, Status> {
         let (answer, answered) = oneshot::channel();
         let next = Next { watch: self.watch, answer };
         // One after the other, or the newer one would be taken for the one before.
@@ -113,7 +113,7 @@ impl Events {
         }
         let ended =
             || if self.line.has_ended() { Status::unavailable("the control connection ended") } else { Status::aborted("another watch began") };
-        Ok(answered.await.map_err(|_| ended())??.map(|event| *event))
+        answered.await.map_err(|_| ended())?
     }
 }
 
@@ -184,7 +184,12 @@ impl Line {
         // Dropped last: who waits must find that it has ended.
         let mut waits = None;
         let _ended = Ended(self);
-        self.0.end.run_until_cancelled(self.converse(frames, &mut waits)).await.unwrap_or(Ok(()))
+        // Not by `run_until_cancelled`, which has room for the future twice, in each of very many connections.
+        tokio::select! {
+            biased;
+            () = self.0.end.cancelled() => Ok(()),
+            ended = self.converse(frames, &mut waits) => ended,
+        }
     }
 
     async fn converse<I: AsyncRead + AsyncWrite + Unpin>(&self, frames: &mut Frames<I>, waits: &mut Option<Next>) -> Result<(), Broken> {

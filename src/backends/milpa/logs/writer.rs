@@ -7,10 +7,7 @@ use futures::{
     StreamExt as _,
     stream::{self, BoxStream},
 };
-use tokio::{
-    sync::{mpsc, oneshot, watch},
-    time::timeout,
-};
+use tokio::{sync::oneshot, time::timeout};
 use tokio_util::task::AbortOnDropHandle;
 use tonic::{Code, Status};
 
@@ -20,6 +17,7 @@ use super::{
     gap,
     source::{Part, Source},
 };
+use crate::backends::milpa::{latest::Latest, mailbox::Receiver};
 
 /// Pause after a failure, of the disk or of the cell: doubled from the first to the second.
 const BACKOFF: (Duration, Duration) =
@@ -83,8 +81,8 @@ pub(super) struct Writer {
     /// In the cell's log; `None` until the file has been looked at.
     position: Option<u64>,
     bases: Bases,
-    news: watch::Receiver<News>,
-    asks: mpsc::Receiver<Ask>,
+    news: Arc<Latest<News>>,
+    asks: Receiver<Ask>,
     drains: Vec<oneshot::Sender<()>>,
     /// Whether the file ends within a line.
     mid_line: bool,
@@ -98,7 +96,7 @@ pub(super) struct Writer {
 
 impl Writer {
     /// A writer that has not begun.
-    pub(super) fn new(route: LogRoute, file: NodeFile, bases: Bases, news: watch::Receiver<News>, asks: mpsc::Receiver<Ask>) -> Self {
+    pub(super) fn new(route: LogRoute, file: NodeFile, bases: Bases, news: Arc<Latest<News>>, asks: Receiver<Ask>) -> Self {
         let base = route.base;
         let (drains, read) = (Vec::new(), (0, 0));
         Self {
@@ -119,18 +117,15 @@ impl Writer {
         }
     }
 
-    /// Writes until its handle is dropped.
-    pub(super) async fn run(mut self) {
+    /// Writes until its handle is dropped. Of a box, because a future has room for its arguments twice.
+    pub(super) async fn run(mut self: Box<Self>) {
         let mut backoff = None;
         loop {
             if !self.is_behind() && self.held.is_none() {
                 tokio::select! {
-                    ask = self.asks.recv() => match ask {
-                        // Within a line the end of the line is looked for: it may have come by now.
-                        Some(ask) => Box::pin(self.take_between_lines(ask)).await,
-                        None => return,
-                    },
-                    changed = self.news.changed() => if changed.is_err() { return },
+                    // Within a line the end of the line is looked for: it may have come by now.
+                    ask = self.asks.recv() => Box::pin(self.take_between_lines(ask)).await,
+                    () = self.news.changed() => {}
                 }
                 continue;
             }
@@ -154,9 +149,7 @@ impl Writer {
                     }
                     let pause = backoff.map_or(BACKOFF.0, |last: Duration| (last * 2).min(BACKOFF.1));
                     backoff = Some(pause);
-                    if !Box::pin(self.pause(pause)).await {
-                        return;
-                    }
+                    Box::pin(self.pause(pause)).await;
                 }
             }
         }
@@ -164,15 +157,14 @@ impl Writer {
 
     /// Whether there is more in the cell, or may be.
     fn is_behind(&mut self) -> bool {
-        let news = self.news.borrow_and_update();
-        let known = (news.size, news.again);
-        !self.drains.is_empty() || news.again != self.read.1 || (self.position.is_none_or(|position| news.size > position) && known != self.read)
+        let known = self.news.with(|news| (news.size, news.again));
+        !self.drains.is_empty() || known.1 != self.read.1 || (self.position.is_none_or(|position| known.0 > position) && known != self.read)
     }
 
     /// Reads the cell's log to the end that it has now.
     async fn read_to_end(&mut self) -> Result<(), WriterError> {
         self.settle().await?;
-        let news = self.news.borrow_and_update().clone();
+        let news = self.news.get();
         let drains = self.drains.len();
         let mut parts = match self.open(&news).await {
             Ok(parts) => parts,
@@ -189,7 +181,7 @@ impl Writer {
         loop {
             tokio::select! {
                 biased;
-                Some(ask) = self.asks.recv() => self.take_between_lines(ask).await,
+                ask = self.asks.recv() => self.take_between_lines(ask).await,
                 part = timeout(SILENCE, parts.next()) => match part.map_err(|_| WriterError::Silent)?.transpose()? {
                     Some(Part::Bytes(bytes)) => self.bring(bytes).await?,
                     Some(Part::Gap(bytes)) => Box::pin(self.skip(bytes)).await?,
@@ -211,7 +203,7 @@ impl Writer {
         loop {
             tokio::select! {
                 biased;
-                Some(ask) = self.asks.recv() => self.take_between_lines(ask).await,
+                ask = self.asks.recv() => self.take_between_lines(ask).await,
                 opened = &mut opening => return opened,
             }
         }
@@ -295,7 +287,7 @@ impl Writer {
             // What the cell forgets must outlive the node's power.
             self.file.sync().await?;
             self.trimmed = position;
-            let (source, route) = (Arc::clone(&self.news.borrow().source), self.route.clone());
+            let (source, route) = (self.news.with(|news| Arc::clone(&news.source)), self.route.clone());
             self.trimming = Some(AbortOnDropHandle::new(tokio::spawn(async move {
                 if let Err(error) = source.trim(&route.cell_path, position).await {
                     tracing::debug!(container = %route.container, %error, "a cell did not give back the disk of a log; it is asked again later");
@@ -340,23 +332,16 @@ impl Writer {
         Ok(base)
     }
 
-    /// Waits before another try, or until there is another link; questions are answered meanwhile. `false` if nobody can ask any more.
-    async fn pause(&mut self, pause: Duration) -> bool {
-        let again = self.news.borrow().again;
+    /// Waits before another try, or until there is another link; questions are answered meanwhile.
+    async fn pause(&mut self, pause: Duration) {
+        let again = self.news.with(|news| news.again);
         let pause = tokio::time::sleep(pause);
         tokio::pin!(pause);
         loop {
             tokio::select! {
-                () = &mut pause => return true,
-                changed = self.news.changed() => match changed {
-                    Ok(()) if self.news.borrow().again == again => {}
-                    Ok(()) => return true,
-                    Err(_) => return false,
-                },
-                ask = self.asks.recv() => match ask {
-                    Some(ask) => self.take(ask).await,
-                    None => return false,
-                },
+                () = &mut pause => return,
+                () = self.news.changed() => if self.news.with(|news| news.again) != again { return },
+                ask = self.asks.recv() => self.take(ask).await,
             }
         }
     }

@@ -17,7 +17,7 @@ const LOCK_PATIENCE: Duration = Duration::from_secs(3);
 /// How often it is looked at meanwhile.
 const LOCK_RETRY: Duration = Duration::from_millis(50);
 /// Memory for pages of the file. All records are in memory anyway, in a smaller form.
-const CACHE_BYTES: usize = 2 << 20;
+const CACHE_BYTES: usize = 512 << 10;
 /// Where records are put that can't be read, by table and key.
 const BROKEN: TableDefinition<'static, &str, &[u8]> = TableDefinition::new("broken");
 

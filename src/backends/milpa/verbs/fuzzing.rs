@@ -151,7 +151,7 @@ impl Pods {
     fn usage(&self, of: usize) -> (Bytes, Option<Vec<u8>>) {
         let sandbox = self.cells[of].1.as_str().to_owned();
         let filter = filter::Containers { sandbox: sandbox.clone(), ..Default::default() };
-        let of_sandbox = self.view.sandbox(&sandbox).ok().and_then(|sandbox| sandbox.stats(self.now));
+        let of_sandbox = self.view.usage_of(&self.cells[of].1, self.now);
         (self.view.list_container_stats(&filter, self.now), of_sandbox.map(|stats| stats.encode_to_vec()))
     }
 

@@ -7,7 +7,7 @@ use kiyot_proto::cri;
 use prost::Message;
 use tonic::Status;
 
-use super::{Verbs, filter, view};
+use super::{Verbs, filter};
 use crate::backends::Method;
 
 impl Verbs {
@@ -67,16 +67,12 @@ impl Verbs {
 
     fn container_stats(&self, request: cri::ContainerStatsRequest) -> Result<cri::ContainerStatsResponse, Status> {
         let container = self.view.container(&request.container_id)?;
-        // While its cell is silent, and after the end, nothing is known but whose usage it would be.
-        let stats =
-            container.stats(Instant::now()).unwrap_or_else(|| super::restored::container_stats(container.item(), cri::ContainerStats::default()));
-        Ok(cri::ContainerStatsResponse { stats: Some(stats) })
+        Ok(cri::ContainerStatsResponse { stats: Some(self.view.usage_of_container(&container, Instant::now())) })
     }
 
     fn sandbox_stats(&self, request: cri::PodSandboxStatsRequest) -> Result<cri::PodSandboxStatsResponse, Status> {
-        let sandbox: view::Sandbox = self.view.sandbox(&request.pod_sandbox_id)?;
-        let stats = sandbox.stats(Instant::now()).unwrap_or_else(|| super::restored::sandbox_stats(sandbox.item(), None, Vec::new()));
-        Ok(cri::PodSandboxStatsResponse { stats: Some(stats) })
+        let sandbox = self.view.sandbox(&request.pod_sandbox_id)?;
+        Ok(cri::PodSandboxStatsResponse { stats: Some(self.view.usage_of_sandbox(&sandbox, Instant::now())) })
     }
 }
 

@@ -5,7 +5,7 @@
 use std::{
     collections::{BTreeMap, HashMap},
     hash::{BuildHasher, Hasher, RandomState},
-    sync::{Arc, OnceLock, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard},
+    sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard},
     time::Duration,
 };
 
@@ -20,9 +20,11 @@ use tonic::Status;
 
 use crate::backends::milpa::id::{CellId, ContainerId, NotAnId, SandboxId};
 
+mod attributes;
 mod entry;
 mod events;
 mod find;
+mod kept_usage;
 mod lists;
 mod metrics;
 mod usage;
@@ -32,7 +34,6 @@ mod tests;
 
 pub(super) use entry::{Container, Sandbox};
 use events::Readers;
-use usage::Lists;
 
 /// The most that a cell may say of a container's settings, or of its pod's usage, in bytes. Answers and events have it, beside those of other pods, and
 /// a kubelet takes none of more than 16 MiB.
@@ -55,11 +56,9 @@ struct Known {
     by_cell: HashMap<CellId, SandboxId>,
     /// Counts what was inserted.
     inserted: u64,
-    /// Whole encoded lists, made by the first who asks after a change.
-    sandbox_list: OnceLock<Bytes>,
-    container_list: OnceLock<Bytes>,
-    stats_list: Lists,
-    sandbox_stats_list: Lists,
+    /// Whole encoded lists, made by the first who asks after a change. The entries' items are then slices of them, so that there is one copy of each.
+    sandbox_list: Option<Bytes>,
+    container_list: Option<Bytes>,
     /// Who reads what happens.
     readers: Readers,
 }
@@ -106,7 +105,7 @@ impl View {
             stopping: Arc::default(),
             meta: meta.encode_to_vec().into(),
             item: Bytes::new(),
-            stats: None,
+            usage: None,
             annotations: self.hash(&config.annotations),
         };
         sandbox.set_ready(ready);
@@ -119,7 +118,7 @@ impl View {
             }
             known.by_cell.insert(cell, id.clone());
             known.sandboxes.insert(id.clone(), sandbox);
-            known.sandbox_list.take();
+            known.sandbox_list = None;
             if ready {
                 known.announce(ContainerEventType::ContainerCreatedEvent, id.as_str(), &id);
                 known.announce(ContainerEventType::ContainerStartedEvent, id.as_str(), &id);
@@ -150,7 +149,7 @@ impl View {
                 status: Arc::default(),
                 meta: meta.encode_to_vec().into(),
                 item: Bytes::new(),
-                stats: None,
+                usage: None,
                 told: told.map(kept).unwrap_or_default(),
             };
             container.set_status(status);
@@ -160,7 +159,7 @@ impl View {
             parent.containers.push(id.clone());
             let sandbox = parent.id.clone();
             known.containers.insert(id.clone(), container);
-            known.container_list.take();
+            known.container_list = None;
             known.announce(ContainerEventType::ContainerCreatedEvent, id.as_str(), &sandbox);
             true
         }))
@@ -172,8 +171,7 @@ impl View {
             if let Some(sandbox) = known.sandboxes.get_mut(id) {
                 let was_ready = sandbox.ready;
                 sandbox.set_ready(ready);
-                known.sandbox_list.take();
-                known.sandbox_stats_list.clear();
+                known.sandbox_list = None;
                 if was_ready && !ready {
                     known.announce(ContainerEventType::ContainerStoppedEvent, id.as_str(), id);
                 }
@@ -188,11 +186,7 @@ impl View {
                 let before = container.state();
                 container.set_status(status);
                 let container = container.clone();
-                known.container_list.take();
-                known.stats_list.clear();
-                if container.state() != cri::ContainerState::ContainerRunning {
-                    known.no_usage_of(&container.sandbox, id);
-                }
+                known.container_list = None;
                 known.announce_state(before, &container);
             }
         });
@@ -217,8 +211,7 @@ impl View {
                 forget(&mut known.by_annotations, &hash, id);
             }
             known.by_cell.remove(&sandbox.cell);
-            known.sandbox_list.take();
-            known.sandbox_stats_list.clear();
+            known.sandbox_list = None;
         });
     }
 
@@ -276,9 +269,7 @@ impl Known {
         if let Some(sandbox) = self.sandboxes.get_mut(&container.sandbox) {
             sandbox.containers.retain(|other| other != id);
         }
-        self.container_list.take();
-        self.stats_list.clear();
-        self.no_usage_of(&container.sandbox, id);
+        self.container_list = None;
         self.announce(ContainerEventType::ContainerDeletedEvent, id.as_str(), &container.sandbox);
     }
 }

@@ -8,7 +8,7 @@ use std::{
 
 use futures::future::join_all;
 use kiyot_proto::{
-    cell::{Snapshot, event},
+    cell::{Event, Snapshot, event},
     cri,
 };
 use tonic::Status;
@@ -56,18 +56,15 @@ impl Verbs {
         loop {
             let event =
                 tokio::time::timeout(SILENCE, events.next()).await.map_err(|_| Status::deadline_exceeded("no news, not even a heartbeat"))??;
-            match event.map(|event| event.event) {
-                None => return Ok(()),
-                Some(None) => {}
-                Some(Some(event::Event::Snapshot(snapshot))) => Box::pin(self.take_snapshot(cell, snapshot, known_before)).await,
-                Some(Some(event)) => Box::pin(self.take(cell, event)).await,
-            }
+            let Some(event) = event else { return Ok(()) };
+            Box::pin(self.take(cell, *event, known_before)).await;
         }
     }
 
-    async fn take(self: &Arc<Self>, cell: &Cell, event: event::Event) {
+    async fn take(self: &Arc<Self>, cell: &Cell, event: Event, known_before: u64) {
+        let Some(event) = event.event else { return };
         match event {
-            event::Event::Snapshot(_) => {}
+            event::Event::Snapshot(snapshot) => self.take_snapshot(cell, snapshot, known_before).await,
             event::Event::Container(told) => {
                 if let Some(container) = self.view.container_of_cell(&cell.id, &told.id) {
                     self.told(cell, &container, told).await;

@@ -62,7 +62,8 @@ impl Pod {
     pub(super) async fn keep(self: Arc<Self>, watcher: Option<Arc<Watcher>>) {
         let mut pause = BACKOFF;
         loop {
-            let wait = match self.bring_all(watcher.as_deref()).await {
+            // Boxed: there is a task like this for each pod, and it mostly waits.
+            let wait = match Box::pin(self.bring_all(watcher.as_deref())).await {
                 Ok(()) => {
                     pause = BACKOFF;
                     RESYNC

@@ -1,40 +1,16 @@
 //! What is kept in memory of a sandbox and of a container: encoded, because there may be thousands and few are looked at.
 
-use std::{
-    sync::Arc,
-    time::{Duration, Instant},
-};
+use std::sync::Arc;
 
 use bytes::Bytes;
 use kiyot_proto::{cri, store};
 use prost::Message;
 
-use super::super::{restored, transition};
+use super::{
+    super::{restored, transition},
+    kept_usage::Usage,
+};
 use crate::backends::milpa::id::{CellId, ContainerId, SandboxId};
-
-/// How long what a heartbeat said is told: with the time that it took to measure and to come, no usage is older than 15 s.
-pub(super) const FRESH: Duration = Duration::from_secs(14);
-
-/// An encoded message of usage, and until when it is told.
-#[derive(Debug, Clone)]
-pub(super) struct Usage {
-    /// A list with one entry.
-    pub(super) entry: Bytes,
-    /// From then on it is too old.
-    pub(super) until: Instant,
-}
-
-impl Usage {
-    /// What came now.
-    pub(super) fn of(entry: &impl Message, now: Instant) -> Self {
-        Self { entry: entry.encode_to_vec().into(), until: now + FRESH }
-    }
-
-    /// Whether it is not too old.
-    pub(super) fn is_fresh(&self, now: Instant) -> bool {
-        now < self.until
-    }
-}
 
 /// A sandbox.
 #[derive(Debug, Clone)]
@@ -61,8 +37,8 @@ pub(in super::super) struct Sandbox {
     pub(super) meta: Bytes,
     /// Field 1 of a `ListPodSandboxResponse`.
     pub(super) item: Bytes,
-    /// Field 1 of a `ListPodSandboxStatsResponse`, by the last heartbeat.
-    pub(super) stats: Option<Usage>,
+    /// By the last heartbeat.
+    pub(super) usage: Option<Usage>,
     /// Hash of its annotations; `None` without any.
     pub(super) annotations: Option<u64>,
 }
@@ -78,12 +54,6 @@ impl Sandbox {
         self.meta().config.unwrap_or_default()
     }
 
-    /// Its usage and that of its containers, if it runs and there was a heartbeat lately.
-    pub(in super::super) fn stats(&self, now: Instant) -> Option<cri::PodSandboxStats> {
-        let usage = self.stats.as_ref().filter(|usage| usage.is_fresh(now))?;
-        decoded::<cri::ListPodSandboxStatsResponse>(&usage.entry).stats.pop()
-    }
-
     /// Its entry in a list.
     pub(in super::super) fn item(&self) -> cri::PodSandbox {
         decoded::<cri::ListPodSandboxResponse>(&self.item).items.pop().unwrap_or_default()
@@ -93,7 +63,7 @@ impl Sandbox {
         self.ready = ready;
         self.item = Bytes::from(cri::ListPodSandboxResponse { items: vec![restored::sandbox_item(&self.meta(), ready)] }.encode_to_vec());
         if !ready {
-            self.stats = None;
+            self.usage = None;
         }
     }
 }
@@ -117,8 +87,8 @@ pub(in super::super) struct Container {
     pub(super) meta: Bytes,
     /// Field 1 of a `ListContainersResponse`.
     pub(super) item: Bytes,
-    /// Field 1 of a `ListContainerStatsResponse`, by the last heartbeat.
-    pub(super) stats: Option<Usage>,
+    /// By the last heartbeat.
+    pub(super) usage: Option<Usage>,
     /// `cri::ContainerStatus`: what only the cell knows of it (resources, user, signal).
     pub(super) told: Bytes,
 }
@@ -149,18 +119,12 @@ impl Container {
         restored::container_status(&self.meta(), &self.status, decoded(&self.told))
     }
 
-    /// Its usage, if it runs and there was a heartbeat lately.
-    pub(in super::super) fn stats(&self, now: Instant) -> Option<cri::ContainerStats> {
-        let usage = self.stats.as_ref().filter(|usage| usage.is_fresh(now))?;
-        decoded::<cri::ListContainerStatsResponse>(&usage.entry).stats.pop()
-    }
-
     pub(super) fn set_status(&mut self, status: store::ContainerStatus) {
         self.status = Arc::new(status);
         self.item =
             Bytes::from(cri::ListContainersResponse { containers: vec![restored::container_item(&self.meta(), self.state())] }.encode_to_vec());
         if self.state() != cri::ContainerState::ContainerRunning {
-            self.stats = None;
+            self.usage = None;
         }
     }
 }

@@ -7,20 +7,26 @@ use super::{super::filter, Container, Known, Sandbox, View};
 impl View {
     /// A `ListPodSandboxResponse`. Without a filter it is a clone of what was encoded after the last change.
     pub(in super::super) fn list_sandboxes(&self, filter: &filter::Sandboxes) -> Bytes {
-        let known = self.read();
-        if filter.is_empty() {
-            return known.sandbox_list.get_or_init(|| joined(known.sandboxes.values().map(|sandbox| &sandbox.item))).clone();
+        if !filter.is_empty() {
+            return joined(self.read().sandboxes_by(filter).map(|sandbox| &sandbox.item));
         }
-        joined(known.sandboxes_by(filter).map(|sandbox| &sandbox.item))
+        if let Some(list) = &self.read().sandbox_list {
+            return list.clone();
+        }
+        let known = &mut *self.write();
+        known.sandbox_list.get_or_insert_with(|| whole(known.sandboxes.values_mut().map(|sandbox| &mut sandbox.item))).clone()
     }
 
     /// A `ListContainersResponse`. Without a filter it is a clone of what was encoded after the last change.
     pub(in super::super) fn list_containers(&self, filter: &filter::Containers) -> Bytes {
-        let known = self.read();
-        if filter.is_empty() {
-            return known.container_list.get_or_init(|| joined(known.containers.values().map(|container| &container.item))).clone();
+        if !filter.is_empty() {
+            return joined(self.read().containers_by(filter).map(|container| &container.item));
         }
-        joined(known.containers_by(filter).map(|container| &container.item))
+        if let Some(list) = &self.read().container_list {
+            return list.clone();
+        }
+        let known = &mut *self.write();
+        known.container_list.get_or_insert_with(|| whole(known.containers.values_mut().map(|container| &mut container.item))).clone()
     }
 }
 
@@ -53,6 +59,19 @@ impl Known {
                 && (filter.labels.is_empty() || filter::selects(&filter.labels, &container.item().labels))
         })
     }
+}
+
+/// A whole list, of which each item becomes a slice.
+fn whole<'a>(items: impl Iterator<Item = &'a mut Bytes>) -> Bytes {
+    let items: Vec<_> = items.collect();
+    let list = joined(items.iter().map(|item| &**item));
+    let mut at = 0;
+    for item in items {
+        let end = at + item.len();
+        *item = list.slice(at..end);
+        at = end;
+    }
+    list
 }
 
 /// Messages whose only field is repeated are joined by putting one after the other.

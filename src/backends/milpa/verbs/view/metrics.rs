@@ -133,7 +133,7 @@ impl View {
         let described: Described = described.into_iter().map(|metric| (metric.name, metric.label_keys)).collect();
         let metrics = self.all_sandboxes().into_iter().filter_map(|pod| {
             let images = self.containers_of(&pod.id).into_iter().map(|one| (one.id.as_str().to_owned(), image(one.item()))).collect();
-            Some(of_pod(&pod.stats(now)?, &images, &described))
+            Some(of_pod(&self.usage_of(&pod.id, now)?, &images, &described))
         });
         cri::ListPodSandboxMetricsResponse { pod_metrics: metrics.collect() }.encode_to_vec().into()
     }

@@ -1,0 +1,121 @@
+//! Whose usage it is: what a list's entry says of its container or sandbox, as the attributes of its usage. Taken field by field, neither decoded nor kept.
+
+use bytes::{Buf as _, BufMut as _, Bytes, BytesMut};
+use prost::encoding::{WireType, decode_key, decode_varint, encode_key, encode_varint, encoded_len_varint, key_len};
+
+/// Which fields of an entry are which of the attributes: id, metadata, labels, annotations.
+type Fields = [(u32, u32); 4];
+
+/// Of `Container` those of `ContainerAttributes`.
+const OF_CONTAINER: Fields = [(1, ID), (3, METADATA), (8, LABELS), (9, ANNOTATIONS)];
+/// Of `PodSandbox` those of `PodSandboxAttributes`.
+const OF_SANDBOX: Fields = [(1, ID), (2, METADATA), (5, LABELS), (6, ANNOTATIONS)];
+const ID: u32 = 1;
+const METADATA: u32 = 2;
+const LABELS: u32 = 3;
+const ANNOTATIONS: u32 = 4;
+
+/// The number of `attributes` in `ContainerStats` and in `PodSandboxStats`.
+const ATTRIBUTES: u32 = 1;
+
+/// The field `attributes` of a `ContainerStats`, from a `ListContainersResponse` with one entry.
+pub(super) fn of_container(list: &Bytes) -> BytesMut {
+    field(list, &OF_CONTAINER)
+}
+
+/// The field `attributes` of a `PodSandboxStats`, from a `ListPodSandboxResponse` with one entry.
+pub(super) fn of_sandbox(list: &Bytes) -> BytesMut {
+    field(list, &OF_SANDBOX)
+}
+
+fn field(list: &[u8], fields: &Fields) -> BytesMut {
+    let mut attributes = BytesMut::with_capacity(list.len());
+    let mut has_metadata = false;
+    if let Some((_, entry)) = next(&mut &*list) {
+        let mut entry = entry.unwrap_or_default();
+        while let Some((number, content)) = next(&mut entry) {
+            let to = fields.iter().find(|(from, _)| *from == number).map(|(_, to)| *to);
+            if let (Some(to), Some(content)) = (to, content) {
+                has_metadata |= to == METADATA;
+                put(to, content, &mut attributes);
+            }
+        }
+    }
+    if !has_metadata {
+        // The kubelet follows it without looking whether it is there.
+        put(METADATA, &[], &mut attributes);
+    }
+    let mut field = BytesMut::with_capacity(key_len(ATTRIBUTES) + encoded_len_varint(attributes.len() as u64) + attributes.len());
+    put(ATTRIBUTES, &attributes, &mut field);
+    field
+}
+
+/// The next field: its number, and what it has if it has a length. This program has encoded it itself, so that whatever can't be read is the end.
+fn next<'a>(message: &mut &'a [u8]) -> Option<(u32, Option<&'a [u8]>)> {
+    let (number, kind) = decode_key(message).ok()?;
+    let content = match kind {
+        WireType::LengthDelimited => {
+            let length = usize::try_from(decode_varint(message).ok()?).ok()?;
+            let (content, rest) = message.split_at_checked(length)?;
+            *message = rest;
+            return Some((number, Some(content)));
+        }
+        WireType::Varint => decode_varint(message).ok().map(|_| 0)?,
+        WireType::SixtyFourBit => 8,
+        WireType::ThirtyTwoBit => 4,
+        WireType::StartGroup | WireType::EndGroup => return None,
+    };
+    message.advance(content.min(message.len()));
+    Some((number, None))
+}
+
+fn put(number: u32, content: &[u8], to: &mut BytesMut) {
+    encode_key(number, WireType::LengthDelimited, to);
+    encode_varint(content.len() as u64, to);
+    to.put_slice(content);
+}
+
+#[cfg(test)]
+mod tests {
+    use kiyot_proto::cri;
+    use proptest::{collection::hash_map, option, prelude::*};
+    use prost::Message as _;
+
+    use super::*;
+
+    proptest! {
+        #[test]
+        fn they_are_what_the_entry_says(
+            id in ".{0,80}", name in option::of(".{0,300}"), created_at: i64, state in 0..4,
+            labels in hash_map(".{0,9}", ".{0,200}", 0..4), annotations in hash_map(".{0,9}", ".{0,20}", 0..4), image in ".{0,20}",
+        ) {
+            let metadata = name.map(|name| cri::ContainerMetadata { name, attempt: 7 });
+            let attributes = cri::ContainerAttributes {
+                id: id.clone(), metadata: Some(metadata.clone().unwrap_or_default()), labels: labels.clone(), annotations: annotations.clone(),
+            };
+            let entry = cri::Container {
+                id: id.clone(), pod_sandbox_id: image.clone(), metadata, image: Some(cri::ImageSpec { image: image.clone(), ..Default::default() }),
+                image_ref: image.clone(), state, created_at, labels: labels.clone(), annotations: annotations.clone(), image_id: image,
+            };
+            let list = cri::ListContainersResponse { containers: vec![entry] }.encode_to_vec().into();
+            let stats = cri::ContainerStats::decode(of_container(&list).freeze()).unwrap();
+            prop_assert_eq!(stats, cri::ContainerStats { attributes: Some(attributes), ..Default::default() });
+
+            let metadata = cri::PodSandboxMetadata { name: id.clone(), attempt: 1, ..Default::default() };
+            let entry = cri::PodSandbox {
+                id: id.clone(), metadata: Some(metadata.clone()), state, created_at, labels: labels.clone(), annotations: annotations.clone(),
+                runtime_handler: "kiyot".to_owned(),
+            };
+            let list = cri::ListPodSandboxResponse { items: vec![entry] }.encode_to_vec().into();
+            let stats = cri::PodSandboxStats::decode(of_sandbox(&list).freeze()).unwrap();
+            let attributes = cri::PodSandboxAttributes { id, metadata: Some(metadata), labels, annotations };
+            prop_assert_eq!(stats, cri::PodSandboxStats { attributes: Some(attributes), ..Default::default() });
+        }
+
+        #[test]
+        fn whatever_it_is_they_can_be_read(list: Vec<u8>) {
+            let stats = cri::ContainerStats::decode(of_container(&list.into()).freeze());
+            prop_assert!(stats.is_err() || stats.unwrap().attributes.unwrap().metadata.is_some());
+        }
+    }
+}
