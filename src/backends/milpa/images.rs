@@ -32,7 +32,6 @@ mod tests;
 /// References of which it is remembered what cells reported.
 const MAX_REPORTED: usize = 4_096;
 
-
 /// Credentials that are remembered; each may be a few KiB.
 const MAX_CREDENTIALS: usize = 1_024;
 
