@@ -102,7 +102,7 @@ fn field() -> impl Strategy<Value = (String, String, bool, bool)> {
 proptest! {
     /// Blocks one after another, while the room for tables changes.
     #[test]
-    fn what_is_written_is_read(blocks in proptest::collection::vec((proptest::collection::vec(field(), 1..12), proptest::option::of(0_usize..5000)), 1..20)) {
+    fn what_is_written_is_read(blocks in proptest::collection::vec((proptest::collection::vec(field(), 1..8), proptest::option::of(0_usize..5000)), 1..10)) {
         let (mut encoder, mut decoder) = (Encoder::new(), Decoder::new());
         for (fields, room) in blocks {
             if let Some(room) = room {
