@@ -4,7 +4,10 @@ use std::path::Path;
 
 use kiyot::{
     annotations::CellRequest,
-    backends::milpa::{logs, providers::netns as provider, streaming, verbs, volumes as copies},
+    backends::{
+        cri::http2::fuzzing as http2,
+        milpa::{logs, providers::netns as provider, streaming, verbs, volumes as copies},
+    },
     config, manifest,
     proxy::{fuzzing, peek},
 };
@@ -20,10 +23,11 @@ pub mod seeds;
 pub type Target = fn(&[u8]);
 
 /// All targets, by name.
-pub const TARGETS: [(&str, Target); 13] = [
+pub const TARGETS: [(&str, Target); 14] = [
     ("peek", peek),
     ("merge", merge),
     ("frame", frame),
+    ("runtime", runtime),
     ("head", head),
     ("config", config),
     ("manifest", manifest),
@@ -74,6 +78,11 @@ pub fn merge(data: &[u8]) {
 /// Looks at the frame of a message, and learns ids from it.
 pub fn frame(data: &[u8]) {
     fuzzing::frame(data);
+}
+
+/// Calls a container runtime that sends any frames, and reads its answers.
+pub fn runtime(data: &[u8]) {
+    http2::runtime(data);
 }
 
 /// Reads the heads of HTTP requests and answers of streams.

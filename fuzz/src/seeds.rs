@@ -19,6 +19,11 @@ pub fn of(target: &str) -> Vec<Vec<u8>> {
             let run = cri::RunPodSandboxResponse { pod_sandbox_id: "s2".into() };
             vec![framed(&list), framed(&run), b"10S".to_vec(), b"999999999n".to_vec(), run.encode_to_vec(), list.encode_to_vec()]
         }
+        // A call's beginning, SETTINGS, and an answer in HEADERS, DATA and HEADERS; then a call that waits for windows.
+        "runtime" => vec![
+            b"\x01\x08\x0b\x00\x00\x06\x00\x03\x00\x00\x00\x02\x08\x0a\x04\x01\x01\x88\x06\x09\x00\x01\x04abcd\x06\x0a\x05\x01\x0e\x00\x0bgrpc-status\x010\x06\x02".to_vec(),
+            b"\x00\xff\x04\x08\xf8\xf8\x0c\x00\x00\x04\x00\x00\xff\xff\x0c\x00\x01\x04\x00\x00\xff\xff\xf8\xf8\x05\xf8\x0e\x00\x00\x08\x00\x00\x00\x00\x00\x00\x00\x00".to_vec(),
+        ],
         "head" => texts(&[
             "POST /token HTTP/1.1\r\nhost: x\r\ncontent-length: 3\r\n\r\nabc",
             "GET /t?x=1 HTTP/1.1\r\nUpgrade: SPDY/3.1\r\nConnection: Upgrade\r\n\r\n",

@@ -7,12 +7,16 @@ use super::{Backend, BackendName, CallPath, Declared};
 mod connect;
 mod exchange;
 mod frames;
+#[doc(hidden)]
+pub mod http2;
 mod pong;
+mod socket;
 mod upstream;
 mod wire;
 
 pub use exchange::{Answer, Failure};
-pub use upstream::{Sent, Unavailable, Upstream, was_refused};
+pub use http2::{Answering, Error, Receiving, Sending};
+pub use upstream::{Sent, Unavailable, Upstream};
 pub use wire::{Tap, Wire};
 
 /// The largest message, as kubelet and containerd have it (cri-client utils.go, containerd defaults.go). Bytes, without the gRPC frame's head.

@@ -14,7 +14,7 @@ use futures::{
     StreamExt,
     stream::{self, BoxStream, SelectAll},
 };
-use h2::{Reason, RecvStream};
+use h2::Reason;
 use http::{
     HeaderMap,
     header::CONTENT_TYPE,
@@ -26,14 +26,13 @@ use tonic::{Code, Status};
 use super::{
     caller::{Caller, GRPC_ACCEPT_ENCODING, end_with, plain_head, status_of},
     decoded::too_large,
-    forward,
     frame::{self, Body, HEAD},
     incoming::Incoming,
     pump::{Broken, Sink},
     shared::Shared,
     timeout::Budget,
 };
-use crate::backends::cri::{Upstream, was_refused};
+use crate::backends::cri::{Error, Receiving, Upstream};
 
 /// What a part of the stream has next.
 enum Next {
@@ -142,7 +141,7 @@ enum Part {
     /// It is to be asked.
     New,
     /// It sends; what came of the next message.
-    Open(RecvStream, BytesMut),
+    Open(Receiving, BytesMut),
     Over,
 }
 
@@ -154,7 +153,7 @@ fn of_runtime<'a>(upstream: &'a Upstream, head: &'a request::Parts, body: &'a By
                 Err(end) => Some((Next::End(end), Part::Over)),
                 Ok(answer) => {
                     let (head, body) = answer.into_parts();
-                    let ended = body.is_end_stream();
+                    let ended = body.is_end();
                     Some(if ended { (Next::End(End::Head(head)), Part::Over) } else { (Next::Head(head), Part::Open(body, BytesMut::new())) })
                 }
             },
@@ -168,19 +167,19 @@ fn of_runtime<'a>(upstream: &'a Upstream, head: &'a request::Parts, body: &'a By
 }
 
 /// Asks a runtime for its events. A call that it refused to begin with is sent once more.
-async fn begin(upstream: &Upstream, head: &request::Parts, body: &Bytes) -> Result<Response<RecvStream>, End> {
+async fn begin(upstream: &Upstream, head: &request::Parts, body: &Bytes) -> Result<Response<Receiving>, End> {
     let mut again = true;
     loop {
         let sent = upstream.send(head, body, true).await.map_err(|error| End::Status(status_of(Code::Unavailable, &error)))?;
         match sent.response.await {
-            Err(error) if was_refused(&error) && std::mem::take(&mut again) => {}
+            Err(error) if error.was_refused() && std::mem::take(&mut again) => {}
             answer => return answer.map_err(|error| broken(upstream, error)),
         }
     }
 }
 
 /// The next message of a runtime, with its head.
-async fn message(upstream: &Upstream, body: &mut RecvStream, came: &mut BytesMut) -> Result<Bytes, End> {
+async fn message(upstream: &Upstream, body: &mut Receiving, came: &mut BytesMut) -> Result<Bytes, End> {
     loop {
         match frame::look(came) {
             Body::Whole { length, compressed: false } => return Ok(came.split_to(HEAD + length).freeze()),
@@ -194,8 +193,7 @@ async fn message(upstream: &Upstream, body: &mut RecvStream, came: &mut BytesMut
         match body.data().await {
             Some(part) => {
                 let part = part.map_err(|error| broken(upstream, error))?;
-                // It is kept here, a message at most. It can fail only if more is released than came.
-                let _ = body.flow_control().release_capacity(part.len());
+                // What is kept here is a message at most, and what came with its end.
                 came.extend_from_slice(&part);
             }
             None => return Err(body.trailers().await.map_or_else(|error| broken(upstream, error), End::Trailers)),
@@ -203,8 +201,8 @@ async fn message(upstream: &Upstream, body: &mut RecvStream, came: &mut BytesMut
     }
 }
 
-fn broken(upstream: &Upstream, error: h2::Error) -> End {
-    match forward::remote_reset(&error) {
+fn broken(upstream: &Upstream, error: Error) -> End {
+    match error.reset() {
         Some(reason) => End::Reset(reason),
         None => End::Status(status_of(Code::Unavailable, &upstream.lost(error))),
     }

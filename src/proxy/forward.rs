@@ -7,17 +7,17 @@ use std::{
     time::Duration,
 };
 
-use h2::{Reason, client::ResponseFuture};
+use h2::{Reason, RecvStream};
 use http::Response;
 use tonic::{Code, Status};
 
 use super::{
     caller::{Caller, end_with, status_of},
     incoming::Incoming,
-    pump::{Broken, Pump, Sink},
+    pump::{Broken, Pump},
     timeout::Budget,
 };
-use crate::backends::cri::{Sent, Upstream, was_refused};
+use crate::backends::cri::{Answering, Error, Receiving, Sending, Sent, Upstream};
 
 /// Forwards a call. Dropping the future cancels it on the other side.
 pub(super) async fn forward(upstream: &Upstream, mut incoming: Incoming, budget: Budget, mut caller: Caller) {
@@ -29,11 +29,11 @@ pub(super) async fn forward(upstream: &Upstream, mut incoming: Incoming, budget:
             Ok(sent) => sent,
             Err(error) => return caller.status(&status_of(Code::Unavailable, &error)),
         };
-        let mut upload = Upload::new(incoming.rest.take().map(|rest| Pump::new(rest, Sink::new(stream, None), incoming.limit)));
+        let mut upload = Upload::new(incoming.rest.take().map(|rest| Pump::new(rest, stream, incoming.limit)));
         match head(&mut upload, &mut response, &mut caller).await {
             Head::Cancelled => return,
             Head::Failed(status) => return caller.status(&status),
-            Head::Answer(Err(error)) if again && was_refused(&error) && !upload.has_passed() => {
+            Head::Answer(Err(error)) if again && error.was_refused() && !upload.has_passed() => {
                 again = false;
                 incoming.rest = upload.pump.map(|pump| pump.from);
             }
@@ -45,12 +45,12 @@ pub(super) async fn forward(upstream: &Upstream, mut incoming: Incoming, budget:
 
 /// What is still to be sent of the request; nothing any more if the runtime does not want it.
 struct Upload {
-    pump: Option<Pump>,
+    pump: Option<Pump<RecvStream, Sending>>,
     had_passed: bool,
 }
 
 impl Upload {
-    fn new(pump: Option<Pump>) -> Self {
+    fn new(pump: Option<Pump<RecvStream, Sending>>) -> Self {
         Self { pump, had_passed: false }
     }
 
@@ -76,13 +76,13 @@ impl Upload {
 }
 
 enum Head {
-    Answer(Result<Response<h2::RecvStream>, h2::Error>),
+    Answer(Result<Response<Receiving>, Error>),
     Cancelled,
     Failed(Status),
 }
 
 /// Waits for the answer to begin.
-async fn head(upload: &mut Upload, response: &mut ResponseFuture, caller: &mut Caller) -> Head {
+async fn head(upload: &mut Upload, response: &mut Answering, caller: &mut Caller) -> Head {
     poll_fn(|cx| {
         match upload.poll(cx) {
             Ok(()) => {}
@@ -98,14 +98,13 @@ async fn head(upload: &mut Upload, response: &mut ResponseFuture, caller: &mut C
 }
 
 /// Passes the answer on.
-async fn answer(upstream: &Upstream, mut upload: Upload, response: Response<h2::RecvStream>, caller: Caller) {
+async fn answer(upstream: &Upstream, mut upload: Upload, response: Response<Receiving>, caller: Caller) {
     let (head, body) = response.into_parts();
-    let Some(sink) = caller.begin(head, body.is_end_stream()) else { return };
+    let Some(sink) = caller.begin(head, body.is_end()) else { return };
     let mut download = Pump::new(body, sink, None);
     let result = poll_fn(|cx| {
         match upload.poll(cx) {
             Ok(()) => {}
-            Err(Broken::Source(_)) => return Poll::Ready(Err(Broken::Sink)),
             Err(error) => return Poll::Ready(Err(error)),
         }
         match download.poll(cx) {
@@ -115,8 +114,8 @@ async fn answer(upstream: &Upstream, mut upload: Upload, response: Response<h2::
     })
     .await;
     match result {
-        Ok(()) | Err(Broken::Sink) => {}
-        Err(Broken::Source(error)) => match remote_reset(&error) {
+        Ok(()) | Err(Broken::Sink | Broken::Cancelled) => {}
+        Err(Broken::Source(error)) => match error.reset() {
             Some(reason) => download.to.stream.send_reset(reason),
             None => end_with(&mut download.to.stream, &status_of(Code::Unavailable, &upstream.lost(error))),
         },
@@ -133,13 +132,8 @@ pub(super) fn half_sent(after: Duration) -> Status {
     Status::deadline_exceeded(format!("the rest of the request did not come within {after:?}"))
 }
 
-/// The code with which the runtime itself reset the stream: it is passed on as it is.
-pub(super) fn remote_reset(error: &h2::Error) -> Option<Reason> {
-    if error.is_reset() && error.is_remote() { error.reason() } else { None }
-}
-
-fn failed(upstream: &Upstream, caller: Caller, error: h2::Error) {
-    match remote_reset(&error) {
+fn failed(upstream: &Upstream, caller: Caller, error: Error) {
+    match error.reset() {
         Some(reason) => caller.reset(reason),
         None => caller.status(&status_of(Code::Unavailable, &upstream.lost(error))),
     }

@@ -8,9 +8,6 @@ use prost::encoding::{WireType, encode_key, encode_varint};
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Malformed;
 
-/// `RunPodSandboxRequest.runtime_handler`.
-const RUNTIME_HANDLER: u32 = 2;
-
 /// The value of one field.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Value<'a> {

@@ -270,7 +270,7 @@ impl PlayedCell {
                 let request = cell::ReadLogRequest::decode(message).unwrap();
                 let content = state.logs.get(&request.path).cloned().unwrap_or_default();
                 let rest = content.get(usize::try_from(request.position).unwrap()..).unwrap_or_default().to_vec();
-                let part = cell::LogPart { content: rest.into() }.encode_to_vec();
+                let part = cell::LogPart { content: rest.into(), gap: 0 }.encode_to_vec();
                 streamed(stream::iter([part]).boxed())
             }
             method => match state.unary(info, method, message) {

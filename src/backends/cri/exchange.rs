@@ -6,7 +6,8 @@ use http::{HeaderMap, request, response};
 
 use super::{
     MAX_MESSAGE,
-    upstream::{Unavailable, Upstream, was_refused},
+    http2::Error,
+    upstream::{Unavailable, Upstream},
 };
 
 /// The head of a gRPC frame, and room to see that a message is too large.
@@ -38,22 +39,21 @@ impl Upstream {
     /// Sends a whole request and collects its answer. A call that the runtime refused to begin with is sent once more.
     pub async fn exchange(&self, head: &request::Parts, body: &Bytes) -> Result<Answer, Failure> {
         match self.try_exchange(head, body).await {
-            Err(Broken::Refused(_)) => self.try_exchange(head, body).await,
+            Err(Broken::Error(error)) if error.was_refused() => self.try_exchange(head, body).await,
             result => result,
         }
         .map_err(|broken| match broken {
             Broken::Failed(failure) => failure,
-            Broken::Refused(error) | Broken::Error(error) => match error.reason() {
-                Some(reason) if error.is_reset() && error.is_remote() => Failure::Reset(reason),
-                _ => Failure::Unavailable(self.lost(error)),
+            Broken::Error(error) => match error.reset() {
+                Some(reason) => Failure::Reset(reason),
+                None => Failure::Unavailable(self.lost(error)),
             },
         })
     }
 
     async fn try_exchange(&self, head: &request::Parts, body: &Bytes) -> Result<Answer, Broken> {
         let sent = self.send(head, body, true).await.map_err(|error| Broken::Failed(Failure::Unavailable(error)))?;
-        let response = sent.response.await.map_err(|error| if was_refused(&error) { Broken::Refused(error) } else { Broken::Error(error) })?;
-        let (head, mut stream) = response.into_parts();
+        let (head, mut stream) = sent.response.await.map_err(Broken::Error)?.into_parts();
         let (mut body, mut length) = (Vec::new(), 0);
         while let Some(part) = stream.data().await {
             let part = part.map_err(Broken::Error)?;
@@ -61,8 +61,6 @@ impl Upstream {
             if length > MAX_BODY {
                 return Err(Broken::Failed(Failure::TooLarge));
             }
-            // It can fail only if more is released than came.
-            let _ = stream.flow_control().release_capacity(part.len());
             body.push(part);
         }
         let trailers = stream.trailers().await.map_err(Broken::Error)?;
@@ -71,7 +69,6 @@ impl Upstream {
 }
 
 enum Broken {
-    Refused(h2::Error),
-    Error(h2::Error),
+    Error(Error),
     Failed(Failure),
 }

@@ -8,15 +8,14 @@ use std::{
 };
 
 use bytes::Bytes;
-use h2::{
-    Reason, SendStream,
-    client::{ResponseFuture, SendRequest},
-};
-use http::{Request, request::Parts};
+use http::request::Parts;
 use tokio::time::timeout;
 use tokio_util::task::AbortOnDropHandle;
 
-use super::connect::{self, ConnectError};
+use super::{
+    connect::{self, ConnectError},
+    http2::{Answering, Client, Error, Sending},
+};
 
 /// Connections that the runtime told us to leave and that still have calls open. Of more than these the oldest is cut.
 const MAX_LEFT_CONNECTIONS: usize = 4;
@@ -46,7 +45,7 @@ pub enum Unavailable {
         /// Its socket.
         socket: PathBuf,
         /// How.
-        source: Arc<h2::Error>,
+        source: Error,
     },
 }
 
@@ -61,7 +60,7 @@ pub struct Upstream {
 
 #[derive(Debug, Default)]
 struct State {
-    live: Option<SendRequest<Bytes>>,
+    live: Option<Client>,
     generation: u64,
     /// The last try to connect failed, and the log says so.
     is_down: bool,
@@ -73,14 +72,9 @@ struct State {
 #[derive(Debug)]
 pub struct Sent {
     /// Its answer. Dropping this and the stream cancels the call.
-    pub response: ResponseFuture,
+    pub response: Answering,
     /// What is still to be sent.
-    pub stream: SendStream<Bytes>,
-}
-
-/// Whether an error says that the runtime did not begin with the call, so that it may be sent again (RFC 9113, 8.7).
-pub fn was_refused(error: &h2::Error) -> bool {
-    error.is_remote() && (error.is_go_away() || error.is_reset() && error.reason() == Some(Reason::REFUSED_STREAM))
+    pub stream: Sending,
 }
 
 impl Upstream {
@@ -95,26 +89,20 @@ impl Upstream {
     }
 
     /// The error of a call whose connection was lost.
-    pub fn lost(&self, source: h2::Error) -> Unavailable {
-        Unavailable::Lost { socket: self.socket.clone(), source: Arc::new(source) }
+    pub fn lost(&self, source: Error) -> Unavailable {
+        Unavailable::Lost { socket: self.socket.clone(), source }
     }
 
     /// Sends a request's metadata and the first part of its body (or, if `ended`, all of it), on a new connection if the present one does not take it.
     pub async fn send(&self, head: &Parts, body: &Bytes, ended: bool) -> Result<Sent, Unavailable> {
         let mut again = true;
         loop {
-            let (generation, mut live) = match self.live() {
+            let (generation, live) = match self.live() {
                 Some(live) => live,
                 None => self.connect().await?,
             };
-            match live.send_request(Request::from_parts(head.clone(), ()), ended && body.is_empty()) {
-                Ok((response, mut stream)) => {
-                    // It is held in memory anyway: h2 sends it as the windows allow. An error shows in the answer.
-                    if !body.is_empty() {
-                        let _ = stream.send_data(body.clone(), ended);
-                    }
-                    return Ok(Sent { response, stream });
-                }
+            match live.request(head, body, ended) {
+                Ok((response, stream)) => return Ok(Sent { response, stream }),
                 // Nothing was sent.
                 Err(error) => {
                     self.leave(generation);
@@ -130,7 +118,7 @@ impl Upstream {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn live(&self) -> Option<(u64, SendRequest<Bytes>)> {
+    fn live(&self) -> Option<(u64, Client)> {
         let state = self.state();
         let live = state.live.clone()?;
         state.drivers.back().is_some_and(|driver| !driver.is_finished()).then_some((state.generation, live))
@@ -144,7 +132,7 @@ impl Upstream {
         }
     }
 
-    async fn connect(&self) -> Result<(u64, SendRequest<Bytes>), Unavailable> {
+    async fn connect(&self) -> Result<(u64, Client), Unavailable> {
         let silent = || Unavailable::Silent { socket: self.socket.clone(), after: self.connect_timeout };
         let connected = timeout(self.connect_timeout, self.connect_or_join()).await.unwrap_or_else(|_| Err(silent()));
         let was_down = std::mem::replace(&mut self.state().is_down, connected.is_err());
@@ -160,18 +148,19 @@ impl Upstream {
     }
 
     /// Connects, or waits for another call that does so.
-    async fn connect_or_join(&self) -> Result<(u64, SendRequest<Bytes>), Unavailable> {
+    async fn connect_or_join(&self) -> Result<(u64, Client), Unavailable> {
         let _one_at_a_time = self.connecting.lock().await;
         if let Some(live) = self.live() {
             return Ok(live);
         }
-        let opened =
+        let connection =
             connect::open(&self.socket).await.map_err(|error| Unavailable::Connect { socket: self.socket.clone(), source: Arc::new(error) })?;
+        let client = connection.client();
         let socket = self.socket.clone();
         tracing::debug!(socket = %socket.display(), "connected to the container runtime");
         let driver = tokio::spawn(async move {
-            match connect::drive(opened.connection, opened.tap).await {
-                Ok(()) => tracing::debug!(socket = %socket.display(), "the container runtime ended the connection"),
+            match connection.await {
+                Ok(()) => tracing::debug!(socket = %socket.display(), "the connection to the container runtime has served"),
                 Err(error) => tracing::info!(socket = %socket.display(), %error, "the connection to the container runtime was lost"),
             }
         });
@@ -182,7 +171,7 @@ impl Upstream {
         }
         state.drivers.push_back(AbortOnDropHandle::new(driver));
         state.generation += 1;
-        state.live = Some(opened.send.clone());
-        Ok((state.generation, opened.send))
+        state.live = Some(client.clone());
+        Ok((state.generation, client))
     }
 }

@@ -2,25 +2,21 @@
 
 use std::{
     io::{self, IoSlice},
-    os::fd::{AsFd, OwnedFd},
     pin::Pin,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     task::{Context, Poll, ready},
 };
 
 use bytes::{Buf, BytesMut};
-use rustix::{
-    io::Errno,
-    net::{SendFlags, Shutdown, send, shutdown},
-};
 use tokio::{
     io::{AsyncRead, AsyncWrite, ReadBuf},
-    net::{UnixStream, unix::pipe},
+    net::UnixStream,
 };
 
 use super::{
     frames::{Frames, PREFACE},
     pong::{self, Pong},
+    socket::Socket,
 };
 
 /// What one read takes at most. Bytes.
@@ -38,11 +34,7 @@ pub struct Tap(Arc<Mutex<Inner>>);
 
 #[derive(Debug)]
 struct Inner {
-    /// Registered for reading alone: each part that the peer takes of a unix socket would else wake this thread to tell that there is room again. tokio has
-    /// no socket that is registered so but by `unsafe`; the end of a pipe is the same, a descriptor that is read.
-    socket: pipe::Receiver,
-    /// The same socket, registered for writing, while there is no room.
-    no_room: Option<pipe::Sender>,
+    socket: Socket,
     input: Box<[u8]>,
     start: usize,
     end: usize,
@@ -57,9 +49,7 @@ struct Inner {
 
 fn wire(stream: UnixStream, skip: usize) -> io::Result<(Wire, Tap)> {
     let inner = Inner {
-        // tokio's own sockets do not block; `into_std` leaves that as it is.
-        socket: pipe::Receiver::from_owned_fd_unchecked(OwnedFd::from(stream.into_std()?))?,
-        no_room: None,
+        socket: Socket::new(stream)?,
         input: vec![0; INPUT].into_boxed_slice(),
         start: 0,
         end: 0,
@@ -122,50 +112,13 @@ impl Tap {
 impl Inner {
     fn poll_drain(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         while !self.output.is_empty() {
-            let written = ready!(self.poll_send(cx))?;
-            if written == 0 {
-                return Poll::Ready(Err(io::ErrorKind::WriteZero.into()));
-            }
+            let written = ready!(self.socket.poll_send(cx, &self.output))?;
             self.output.advance(written);
         }
-        self.no_room = None;
+        self.socket.all_sent();
         // With nothing left in it, the buffer's whole room can be had again without allocation.
         self.output.clear();
         Poll::Ready(Ok(()))
-    }
-
-    fn poll_send(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<usize>> {
-        loop {
-            let socket = &self.socket;
-            let send = || Ok(send(socket, &self.output, SendFlags::NOSIGNAL)?);
-            let sent = match &self.no_room {
-                Some(no_room) => {
-                    ready!(no_room.poll_write_ready(cx))?;
-                    no_room.try_io(send)
-                }
-                None => send(),
-            };
-            match sent {
-                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
-                    if self.no_room.is_none() {
-                        self.no_room = Some(pipe::Sender::from_owned_fd_unchecked(self.socket.as_fd().try_clone_to_owned()?)?);
-                    }
-                }
-                sent => return Poll::Ready(sent),
-            }
-        }
-    }
-
-    fn poll_recv(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<usize>> {
-        loop {
-            let mut input = ReadBuf::new(&mut self.input);
-            // What fills less than the buffer is all that the socket has: tokio then waits for epoll before it reads again.
-            match ready!(Pin::new(&mut self.socket).poll_read(cx, &mut input)) {
-                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                read => return Poll::Ready(read.map(|()| input.filled().len())),
-            }
-        }
     }
 
     fn poll_room(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
@@ -179,7 +132,7 @@ impl AsyncRead for Wire {
     fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
         let inner = &mut *lock(&self.0);
         if inner.start == inner.end {
-            let length = ready!(inner.poll_recv(cx))?;
+            let length = ready!(inner.socket.poll_recv(cx, &mut inner.input))?;
             inner.frames.push(&inner.input[..length]);
             (inner.start, inner.end) = (0, length);
         }
@@ -219,11 +172,7 @@ impl AsyncWrite for Wire {
     fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         let inner = &mut *lock(&self.0);
         ready!(inner.poll_drain(cx))?;
-        match shutdown(&inner.socket, Shutdown::Write) {
-            // The peer has gone already.
-            Ok(()) | Err(Errno::NOTCONN) => Poll::Ready(Ok(())),
-            Err(error) => Poll::Ready(Err(error.into())),
-        }
+        Poll::Ready(inner.socket.shutdown())
     }
 }
 

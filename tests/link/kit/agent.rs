@@ -99,7 +99,7 @@ impl agent_server::Agent for TestAgent {
 
     async fn read_log(&self, request: Request<ReadLogRequest>) -> Answer<Self::ReadLogStream> {
         let parts = usize::try_from(request.into_inner().position).unwrap();
-        let part = || Ok(LogPart { content: vec![b'x'; 64 * 1024].into() });
+        let part = || Ok(LogPart { content: vec![b'x'; 64 * 1024].into(), gap: 0 });
         Ok(Response::new(Box::pin(stream::repeat_with(part).take(parts).chain(stream::pending()))))
     }
 

@@ -1,0 +1,209 @@
+//! Our client and the server of the crate h2, with bytes that come in any pieces.
+
+use std::{future::poll_fn, time::Duration};
+
+use bytes::Bytes;
+use h2::{Reason, server};
+use http::{HeaderMap, HeaderValue, Request, Response, request::Parts};
+use proptest::prelude::*;
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    net::{UnixStream, unix},
+    task::JoinSet,
+};
+
+use super::*;
+
+const LIMIT: Duration = Duration::from_secs(60);
+
+/// Passes bytes on in pieces of these lengths.
+async fn cut(mut from: unix::OwnedReadHalf, mut to: unix::OwnedWriteHalf, cuts: Vec<usize>) {
+    for cut in cuts.into_iter().cycle() {
+        let mut piece = vec![0; cut];
+        let Ok(length @ 1..) = from.read(&mut piece).await else { return };
+        if to.write_all(&piece[..length]).await.is_err() {
+            return;
+        }
+    }
+}
+
+/// A client whose server does with each call what `serve` says.
+async fn with<F: Future<Output = ()> + Send + 'static>(
+    builder: server::Builder,
+    cuts: Vec<usize>,
+    serve: impl Fn(Request<h2::RecvStream>, server::SendResponse<Bytes>) -> F + Send + 'static,
+) -> (Client, JoinSet<()>) {
+    let (ours, near) = UnixStream::pair().unwrap();
+    let (far, theirs) = UnixStream::pair().unwrap();
+    let (mut tasks, (near_read, near_write), (far_read, far_write)) = (JoinSet::new(), near.into_split(), far.into_split());
+    tasks.spawn(cut(near_read, far_write, vec![1 << 16]));
+    tasks.spawn(cut(far_read, near_write, cuts));
+    tasks.spawn(async move {
+        let mut connection = builder.handshake(theirs).await.unwrap();
+        let mut calls = JoinSet::new();
+        while let Some(Ok((request, respond))) = connection.accept().await {
+            calls.spawn(serve(request, respond));
+        }
+    });
+    let mut connection = Connection::new(ours).unwrap();
+    connection.greeting().await.unwrap();
+    let client = connection.client();
+    tasks.spawn(async move { drop(connection.await) });
+    (client, tasks)
+}
+
+fn head(metadata: &[(String, String)]) -> Parts {
+    let mut request = Request::post("http://localhost/a.b/C").header("te", "trailers");
+    for (name, value) in metadata {
+        request = request.header(name, value);
+    }
+    request.body(()).unwrap().into_parts().0
+}
+
+/// Answers with what came, in metadata, body and trailers.
+async fn echo(mut request: Request<h2::RecvStream>, mut respond: server::SendResponse<Bytes>) {
+    let mut head = Response::new(());
+    *head.headers_mut() = request.headers().clone();
+    let trailers = request.headers().clone();
+    let Ok(mut stream) = respond.send_response(head, false) else { return };
+    let body = request.body_mut();
+    while let Some(Ok(mut part)) = body.data().await {
+        let _ = body.flow_control().release_capacity(part.len());
+        while !part.is_empty() {
+            stream.reserve_capacity(part.len());
+            match stream.capacity() {
+                0 => assert!(poll_fn(|cx| stream.poll_capacity(cx)).await.unwrap().is_ok()),
+                room => stream.send_data(part.split_to(room.min(part.len())), false).unwrap(),
+            }
+        }
+    }
+    let _ = stream.send_trailers(trailers);
+}
+
+async fn call(client: Client, metadata: Vec<(String, String)>, parts: Vec<Bytes>) -> (HeaderMap, Vec<u8>, Option<HeaderMap>) {
+    let mut parts = parts.into_iter();
+    let first = parts.next().unwrap_or_default();
+    let ended = parts.len() == 0;
+    let (answering, mut sending) = client.request(&head(&metadata), &first, ended).unwrap();
+    let send = async {
+        for part in parts {
+            poll_fn(|cx| sending.poll_sent(cx)).await.unwrap();
+            sending.give(part);
+        }
+        if !ended {
+            poll_fn(|cx| sending.poll_sent(cx)).await.unwrap();
+            sending.end(None);
+        }
+    };
+    let receive = async {
+        let (head, mut receiving) = answering.await.unwrap().into_parts();
+        let mut body = Vec::new();
+        while let Some(part) = receiving.data().await {
+            body.extend_from_slice(&part.unwrap());
+        }
+        let trailers = receiving.trailers().await.unwrap();
+        assert!(receiving.is_end());
+        (head.headers, body, trailers)
+    };
+    tokio::join!(send, receive).1
+}
+
+fn within<F: Future>(work: F) -> F::Output {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    runtime.block_on(async { tokio::time::timeout(LIMIT, work).await.expect("in time") })
+}
+
+fn value() -> impl Strategy<Value = String> {
+    prop_oneof![4 => "[!-~]{0,20}", 1 => (0_usize..20_000).prop_map(|length| "v".repeat(length))]
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 24, max_shrink_iters: 20, ..ProptestConfig::default() })]
+
+    #[test]
+    fn calls_are_answered_with_what_was_sent(
+        calls in proptest::collection::vec((
+            proptest::collection::vec(("x-[a-d]{1,2}", value()), 0..4),
+            proptest::collection::vec(prop_oneof![0_usize..40, 0_usize..20_000], 1..4),
+        ), 1..12),
+        cuts in proptest::collection::vec(prop_oneof![1_usize..60, 1_usize..40_000], 1..20),
+        window in prop_oneof![100_u32..2000, 60_000_u32..1 << 20],
+        most in 1_u32..8,
+    ) {
+        within(async {
+            let mut builder = server::Builder::new();
+            builder.initial_window_size(window).max_concurrent_streams(most).max_header_list_size(1 << 20);
+            let (client, _tasks) = with(builder, cuts, echo).await;
+            let mut running = JoinSet::new();
+            for (number, (metadata, lengths)) in calls.into_iter().enumerate() {
+                let parts: Vec<Bytes> = lengths.into_iter().map(|length| (0..length).map(|at| (at ^ number) as u8).collect::<Vec<_>>().into()).collect();
+                let client = client.clone();
+                running.spawn(async move {
+                    let expected = head(&metadata).headers;
+                    let (headers, body, trailers) = call(client, metadata, parts.clone()).await;
+                    assert_eq!(headers, expected);
+                    assert!(body == parts.concat());
+                    assert_eq!(trailers, Some(expected));
+                });
+            }
+            while let Some(ended) = running.join_next().await {
+                ended.unwrap();
+            }
+        });
+    }
+}
+
+#[test]
+fn a_call_that_is_dropped_is_cancelled_and_one_that_waits_takes_its_place() {
+    within(async {
+        let (told, mut tells) = tokio::sync::mpsc::unbounded_channel();
+        let mut builder = server::Builder::new();
+        builder.max_concurrent_streams(1);
+        let (client, _tasks) = with(builder, vec![1 << 16], move |_request, mut respond| {
+            let told = told.clone();
+            async move {
+                told.send(None).unwrap();
+                told.send(Some(poll_fn(|cx| respond.poll_reset(cx)).await.unwrap())).unwrap();
+            }
+        })
+        .await;
+        let first = client.request(&head(&[]), &Bytes::new(), true).unwrap();
+        assert_eq!(tells.recv().await, Some(None));
+        let second = client.request(&head(&[]), &Bytes::new(), true).unwrap();
+        // Never sent, and so never seen.
+        drop(client.request(&head(&[]), &Bytes::new(), true).unwrap());
+        drop(first);
+        assert_eq!(tells.recv().await, Some(Some(Reason::CANCEL)));
+        assert_eq!(tells.recv().await, Some(None));
+        drop(second);
+        assert_eq!(tells.recv().await, Some(Some(Reason::CANCEL)));
+    });
+}
+
+#[test]
+fn nobody_waits_for_a_connection_that_is_no_more() {
+    within(async {
+        let mut builder = server::Builder::new();
+        builder.max_concurrent_streams(2);
+        let (client, mut tasks) = with(builder, vec![1 << 16], |_request, mut respond| async move {
+            let mut head = Response::new(());
+            head.headers_mut().insert("x", HeaderValue::from_static("y"));
+            let mut stream = respond.send_response(head, false).unwrap();
+            stream.send_data(Bytes::from_static(b"some"), false).unwrap();
+            std::future::pending::<()>().await;
+        })
+        .await;
+        let begin = || client.request(&head(&[]), &Bytes::new(), true).unwrap();
+        let ((first, _a), (second, _b), (third, _c)) = (begin(), begin(), begin());
+        let mut first = first.await.unwrap().into_body();
+        let second = second.await.unwrap().into_body();
+        assert_eq!(first.data().await.unwrap().unwrap(), "some");
+        tasks.abort_all();
+        let lost = first.data().await.unwrap().unwrap_err();
+        assert!(matches!(lost, Error::Closed | Error::GivenUp | Error::Io(_)), "{lost:?}");
+        assert!(!lost.was_refused() && lost.reset().is_none());
+        assert!(third.await.unwrap_err().was_refused(), "it was never sent");
+        drop(second);
+        assert!(client.request(&head(&[]), &Bytes::new(), true).is_err());
+    });
+}
