@@ -114,7 +114,7 @@ mod tests {
             let code = CODE.first[length] as usize + at - CODE.begin[length];
             bits.push_str(&format!("{code:0length$b}"));
         }
-        while bits.len() % 8 > 0 {
+        while !bits.len().is_multiple_of(8) {
             bits.push('1');
         }
         bits.as_bytes().chunks(8).map(|byte| u8::from_str_radix(std::str::from_utf8(byte).unwrap(), 2).unwrap()).collect()
