@@ -23,14 +23,16 @@ const PARTS: &[Part] = &[
     Part { path: "backends::milpa::verbs", may: &[&["backends"], ACTING, CELLS, KEEPING, &["annotations", "config", "problems"]] },
     Part { path: "backends::milpa::images", may: &[CELLS, KEEPING, &["config"]] },
     Part { path: "backends::milpa::volumes", may: &[CELLS, KEEPING, &["config"]] },
-    Part { path: "backends::milpa::logs", may: &[CELLS, KEEPING, &["config"]] },
+    Part { path: "backends::milpa::logs", may: &[CELLS, KEEPING, WAITING, &["config"]] },
     Part { path: "backends::milpa::streaming", may: &[CELLS, KEEPING, &["config"]] },
     Part { path: "backends::milpa::resolver", may: &[CELLS, &["backends::milpa::id", "config"]] },
-    Part { path: "backends::milpa::cells", may: &[&["backends::milpa::gateway", "backends::milpa::providers"], KEEPING, &["config"]] },
+    Part { path: "backends::milpa::cells", may: &[&["backends::milpa::gateway", "backends::milpa::providers"], KEEPING, WAITING, &["config"]] },
     Part { path: "backends::milpa::gateway", may: &[KEEPING, &["config"]] },
     Part { path: "backends::milpa::providers", may: &[&["backends::milpa::id", "config"]] },
     Part { path: "backends::milpa::store", may: &[&["backends::milpa::id"]] },
     Part { path: "backends::milpa::id", may: &[] },
+    Part { path: "backends::milpa::latest", may: &[] },
+    Part { path: "backends::milpa::mailbox", may: &[] },
     Part { path: "manifest", may: &[&["annotations", "problems"]] },
     Part { path: "annotations", may: &[&["config", "problems"]] },
     Part { path: "config", may: &[&["problems"]] },
@@ -48,6 +50,8 @@ const ACTING: &[&str] = &[
 ];
 /// What makes cells and speaks with them.
 const CELLS: &[&str] = &["backends::milpa::cells", "backends::milpa::gateway", "backends::milpa::providers"];
+/// What tasks wait for.
+const WAITING: &[&str] = &["backends::milpa::latest", "backends::milpa::mailbox"];
 /// What remembers.
 const KEEPING: &[&str] = &["backends::milpa::store", "backends::milpa::id"];
 

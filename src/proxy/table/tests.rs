@@ -89,6 +89,7 @@ fn merged_answers_have_one_repeated_field() {
 
 /// What looks like the id of a sandbox or a container, wherever it stands in a request, and what becomes of it at the front door.
 const IN_REQUESTS: &[(&str, &str, &str)] = &[
+    ("CheckpointPodRequest", "container_ids", "of the sandbox, by which it goes; UNIMPLEMENTED for cells"),
     ("ContainerFilter", "id", "a list: its backend alone, or all"),
     ("ContainerFilter", "pod_sandbox_id", "a list: its backend alone, or all"),
     ("ContainerStatsFilter", "id", "a list: its backend alone, or all"),
@@ -120,6 +121,8 @@ const IN_ANSWERS: &[(&str, &str, &str)] = &[
     ("PodSandboxAttributes", "id", "restored: ours"),
     ("PodSandboxMetrics", "pod_sandbox_id", "view/metrics: ours"),
     ("PodSandboxStatus", "id", "restored: ours"),
+    ("RestorePodResponse", "pod_sandbox_id", "the runtime's: no pod in a cell is restored"),
+    ("RestoredContainer", "container_id", "the runtime's: no pod in a cell is restored"),
     ("RunPodSandboxResponse", "pod_sandbox_id", "run_sandbox: ours"),
     ("WindowsFilesystemUsage", "fs_id", "a mount point"),
 ];

@@ -96,8 +96,11 @@ async fn stopping_and_removing_again_is_fine() {
     let node = Node::start().await;
     let kiyot = Kiyot::start(&node, options()).await;
     let mut kubelet = kiyot.kubelet().await;
-    let running = kubelet.run_pod(&pod("twice", WAIT)).await.unwrap();
+    let script = "trap 'exit 0' TERM; echo ready; while :; do sleep 0.1; done";
+    let running = kubelet.run_pod(&pod("twice", script)).await.unwrap();
     let main = running.container("main").id.clone();
+    // A signal that comes before its trap is for nobody: it is the container's first process.
+    kubelet.logged(running.container("main"), "ready").await;
     for _ in 0..2 {
         kubelet.stop_container(&main, 5).await.unwrap();
     }

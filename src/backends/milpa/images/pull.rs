@@ -2,7 +2,10 @@
 
 use std::{collections::HashSet, time::Duration};
 
-use futures::{StreamExt as _, stream::BoxStream};
+use futures::{
+    Stream, StreamExt as _,
+    stream::{self, BoxStream},
+};
 use kiyot_proto::{
     cell::{PullNews, PulledManifest},
     cri,
@@ -31,7 +34,7 @@ const MANIFESTS: usize = 4;
 /// Manifests that are looked for on the node while a pull goes on, so that a cell which tells of ever more keeps nobody busy.
 const LOOKS: usize = 16;
 
-/// The pause before a cell that watches as many pulls as it may is asked again.
+/// The pause before a cell that watches as many pulls as it may, or whose watch has failed, is asked again.
 const TURN: Duration = Duration::from_millis(500);
 
 /// What manifests are if they don't say. Only those come here that lead to a configuration.
@@ -100,22 +103,16 @@ async fn watched(
     stall: Duration,
 ) -> Result<Outcome, Status> {
     // What is there before is no part of it: so the watch begins first.
-    let mut news = first(cell, request, stall).await;
+    let mut news = std::pin::pin!(lasting(first(cell, request, stall).await, cell, request, stall));
     let pulling = cell.pull(request.clone(), AT_MOST);
     tokio::pin!(pulling);
     let (mut moves, mut since, mut counts, mut looks) = (0, Instant::now(), true, 0);
     loop {
-        let next = async {
-            match &mut news {
-                Some(news) => news.next().await,
-                None => std::future::pending().await,
-            }
-        };
         tokio::select! {
             biased;
             pulled = &mut pulling => return pulled.map(Outcome::Pulled),
-            next = next => match next {
-                Some(Ok(next)) => {
+            Some(next) = news.next() => match next {
+                Some(next) => {
                     if next.moves != moves {
                         (moves, since) = (next.moves, Instant::now());
                     }
@@ -131,7 +128,7 @@ async fn watched(
                     }
                 }
                 // From now on it is bounded in all.
-                Some(Err(_)) | None => (news, counts) = (None, true),
+                None => counts = true,
             },
             () = sleep_until(since + stall), if counts => {
                 let image = request.image.as_ref().map_or("", |image| &image.image);
@@ -142,6 +139,28 @@ async fn watched(
             }
         }
     }
+}
+
+/// News of a pull for as long as there are any, watched again when a watch fails, as on a cell that is very busy; then `None`, and nothing more.
+fn lasting(
+    news: Option<BoxStream<'static, Result<PullNews, Status>>>,
+    cell: &dyn Receiver,
+    request: &cri::PullImageRequest,
+    stall: Duration,
+) -> impl Stream<Item = Option<PullNews>> {
+    let news = stream::unfold(news, move |news| async move {
+        let mut news = news?;
+        loop {
+            match news.next().await {
+                Some(Ok(next)) => return Some((next, Some(news))),
+                Some(Err(status)) => tracing::info!(error = status.message(), "the watch of a pull failed and is begun again"),
+                None => tracing::info!("the watch of a pull ended and is begun again"),
+            }
+            sleep(TURN).await;
+            news = first(cell, request, stall).await?;
+        }
+    });
+    news.map(Some).chain(stream::once(std::future::ready(None))).chain(stream::pending())
 }
 
 /// News of a pull, the first of which has come. `None` if the cell has none to give.

@@ -118,6 +118,8 @@ struct PlayedCell {
     news: Mutex<Vec<(Duration, PullNews)>>,
     /// The same of the watch after the next.
     again: Mutex<Vec<(Duration, PullNews)>>,
+    /// The next watch fails when it has told all.
+    breaks: Mutex<bool>,
     /// Which pulls were watched, and how often none more may be.
     watched: Mutex<Vec<String>>,
     busy: Mutex<usize>,
@@ -165,7 +167,9 @@ impl Receiver for PlayedCell {
             tokio::time::sleep(pause).await;
             Ok(news)
         });
-        Ok(told.chain(stream::pending()).boxed())
+        let breaks = std::mem::take(&mut *self.breaks.lock().unwrap());
+        let failure = stream::iter(breaks.then(|| Err(Status::deadline_exceeded("containerd is busy"))));
+        Ok(told.chain(failure).chain(stream::pending()).boxed())
     }
 
     async fn missing(&self, mut digests: Vec<String>) -> Result<Vec<String>, Status> {
@@ -497,6 +501,19 @@ async fn a_pull_ends_when_nothing_has_come_for_too_long() {
         assert_eq!((status.code(), begun.elapsed().as_secs()), (Code::DeadlineExceeded, seconds));
         assert!(status.message().contains(NAME) && status.message().contains("120 s"), "{status}");
     }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_watch_that_fails_is_begun_again() {
+    let step = |seconds, moves| (Duration::from_secs(seconds), news(moves, true, None));
+    let scene = Scene::new();
+    *scene.cell.news.lock().unwrap() = vec![step(0, 0), step(100, 1)];
+    *scene.cell.breaks.lock().unwrap() = true;
+    *scene.cell.again.lock().unwrap() = vec![step(0, 0), step(100, 1), step(100, 2)];
+    *scene.cell.stuck.lock().unwrap() = true;
+    let begun = tokio::time::Instant::now();
+    assert_eq!(scene.pull(NAME, None).await.unwrap_err().code(), Code::DeadlineExceeded);
+    assert_eq!(begun.elapsed().as_secs(), 420, "120 s after the last news of the second watch");
 }
 
 #[tokio::test(start_paused = true)]
