@@ -43,7 +43,7 @@ pub(super) async fn says(kubelet: &mut Kubelet, pod: &mut RunningPod, container:
 }
 
 /// The part of requests that asked for blobs.
-pub(super) fn blobs(asked: &[String]) -> BTreeSet<String> {
+fn blobs(asked: &[String]) -> BTreeSet<String> {
     asked.iter().filter_map(|request| request.strip_prefix("GET /v2/")?.rsplit_once("/blobs/")).map(|(_, digest)| digest.to_owned()).collect()
 }
 
@@ -226,7 +226,7 @@ async fn listed(kubelet: &mut Kubelet) -> BTreeSet<String> {
 }
 
 /// The node has pulled an image for one of its own pods; what was asked for it is gone from the registry's list.
-pub(super) async fn on_node(kubelet: &mut Kubelet, registry: &Registry, image: &str) -> Pod {
+async fn on_node(kubelet: &mut Kubelet, registry: &Registry, image: &str) -> Pod {
     let local = Pod::new("local");
     kubelet.pull(&local, &kubelet.prepare(&local), image, None).await.unwrap();
     registry.asked();
