@@ -164,10 +164,17 @@ struct Progress {
 }
 
 impl Progress {
+    fn is_from(&self, manifest: &Labelled) -> bool {
+        self.repository.is_empty() || manifest.sources.contains(&self.repository)
+    }
+
     /// Manifests that have come since the look before, and whether something is being fetched.
     fn look(&mut self, store: &Store) -> (Vec<String>, bool) {
         let Some(last) = self.last.replace(store.clone()) else {
             self.left = store.ingests.clone();
+            // Another pull may be further on: what its manifest leads to is not of this one, unless this one's leads there too.
+            let others = store.manifests.values().filter(|manifest| !manifest.sources.is_empty() && !self.is_from(manifest));
+            self.foreign = others.flat_map(|manifest| manifest.leads_to.iter().cloned()).collect();
             return (Vec::new(), false);
         };
         let mut new = Vec::new();
@@ -175,7 +182,7 @@ impl Progress {
             if last.manifests.get(digest).is_some_and(|before| before.changed == manifest.changed) {
                 continue;
             }
-            if self.repository.is_empty() || manifest.sources.contains(&self.repository) {
+            if self.is_from(manifest) {
                 self.wanted.extend(manifest.leads_to.iter().cloned());
                 new.push(digest.clone());
             } else if !manifest.sources.is_empty() {
@@ -283,6 +290,20 @@ mod tests {
         ] {
             assert_eq!(repository(image), named);
         }
+    }
+
+    #[test]
+    fn another_pull_that_is_further_on_is_no_move_either() {
+        let mut progress = Progress { repository: "registry.example:5000/mine".to_owned(), ..Progress::default() };
+        let mut now = Store::default();
+        now.manifests.insert("sha256:b".to_owned(), labelled(1, &["sha256:bb", "sha256:cc"], "theirs"));
+        now.ingests.insert("layer-sha256:bb".to_owned(), 1);
+        progress.look(&now);
+        now.ingests.insert("layer-sha256:bb".to_owned(), 2);
+        assert_eq!((progress.look(&now), progress.moves), ((vec![], false), 0));
+        now.manifests.insert("sha256:a".to_owned(), labelled(2, &["sha256:cc"], "mine"));
+        now.ingests.insert("layer-sha256:cc".to_owned(), 1);
+        assert_eq!((progress.look(&now), progress.moves), ((vec!["sha256:a".to_owned()], true), 1), "a layer of both");
     }
 
     #[test]
