@@ -1,6 +1,6 @@
 //! Pods in cells, called as a kubelet calls.
 
-use kiyot_testkit::{Container, Kiyot, KiyotOptions, Kubelet, Node, Pod, RunningPod, cri};
+use kiyot_testkit::{Container, Kiyot, KiyotOptions, Kubelet, LIMIT, Node, Pod, RunningPod, cri, wait_until};
 
 mod attempts;
 mod clocks;
@@ -68,6 +68,21 @@ async fn ends_without_a_trace(kubelet: &mut Kubelet, kiyot: &Kiyot<'_>, pod: &Ru
     assert!(kubelet.sandboxes().await.unwrap().iter().all(|listed| listed.id != pod.sandbox));
     assert!(kubelet.containers().await.unwrap().iter().all(|listed| listed.pod_sandbox_id != pod.sandbox));
     assert_eq!(kiyot.cells(), Vec::<String>::new());
+}
+
+/// All that a script in a container says.
+async fn said(kubelet: &mut Kubelet, container: &str, script: &str) -> String {
+    let told = kubelet.exec_sync(container, &["sh", "-c", script]).await.unwrap();
+    told.stdout + &told.stderr
+}
+
+/// Waits until a script says something. A call may fail while the cell is away.
+async fn shows(kubelet: &mut Kubelet, container: &str, script: &str, expected: &str) {
+    wait_until(format!("{script:?} in the cell shows {expected:?}"), LIMIT, async || {
+        let told = kubelet.exec_sync(container, &["sh", "-c", script]).await.ok()?;
+        (told.stdout == expected).then_some(())
+    })
+    .await;
 }
 
 /// The address that the kubelet is told.

@@ -2,24 +2,10 @@
 
 use std::{collections::BTreeMap, fs, path::Path};
 
-use kiyot_testkit::{Container, Kiyot, Kubelet, LIMIT, Node, Pod, Source, cri, wait_until};
+use kiyot_testkit::{Container, Kiyot, Node, Pod, Source, cri};
 use ring::digest::{SHA256, digest};
 
-use super::{WAIT, ends_without_a_trace, options};
-
-async fn said(kubelet: &mut Kubelet, container: &str, script: &str) -> String {
-    let told = kubelet.exec_sync(container, &["sh", "-c", script]).await.unwrap();
-    told.stdout + &told.stderr
-}
-
-/// Waits until a script says something. A call may fail while the cell is away.
-async fn shows(kubelet: &mut Kubelet, container: &str, script: &str, expected: &str) {
-    wait_until(format!("{script:?} in the cell shows {expected:?}"), LIMIT, async || {
-        let told = kubelet.exec_sync(container, &["sh", "-c", script]).await.ok()?;
-        (told.stdout == expected).then_some(())
-    })
-    .await;
-}
+use super::{WAIT, ends_without_a_trace, options, said, shows};
 
 fn sum<'a>(contents: impl IntoIterator<Item = &'a Vec<u8>>) -> String {
     let all: Vec<u8> = contents.into_iter().flatten().copied().collect();

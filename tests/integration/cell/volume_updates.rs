@@ -2,23 +2,9 @@
 
 use std::fs;
 
-use kiyot_testkit::{Container, Kiyot, Kubelet, LIMIT, Node, Pod, Source, wait_until};
+use kiyot_testkit::{Container, Kiyot, LIMIT, Node, Pod, Source, wait_until};
 
-use super::{WAIT, ends_without_a_trace, options, wire::Wire};
-
-async fn said(kubelet: &mut Kubelet, container: &str, script: &str) -> String {
-    let told = kubelet.exec_sync(container, &["sh", "-c", script]).await.unwrap();
-    told.stdout + &told.stderr
-}
-
-/// Waits until a script says something. A call may fail while the cell is away.
-async fn shows(kubelet: &mut Kubelet, container: &str, script: &str, expected: &str) {
-    wait_until(format!("{script:?} in the cell shows {expected:?}"), LIMIT, async || {
-        let told = kubelet.exec_sync(container, &["sh", "-c", script]).await.ok()?;
-        (told.stdout == expected).then_some(())
-    })
-    .await;
-}
+use super::{WAIT, ends_without_a_trace, options, said, shows, wire::Wire};
 
 #[tokio::test]
 async fn a_reader_never_sees_a_part_of_an_update() {

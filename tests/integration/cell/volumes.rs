@@ -1,8 +1,8 @@
 //! Volumes of pods in cells.
 
-use kiyot_testkit::{Container, Kiyot, LIMIT, Node, Pod, Source, wait_until};
+use kiyot_testkit::{Container, Kiyot, Node, Pod, Source};
 
-use super::{WAIT, ends_without_a_trace, options};
+use super::{WAIT, ends_without_a_trace, options, shows};
 
 #[tokio::test]
 async fn files_of_the_kubelet_are_there_with_their_modes() {
@@ -71,12 +71,4 @@ async fn an_update_on_the_node_shows_in_the_cell() {
     kubelet.update_volume(&spec, "token", &Source::files(&[("token", "three")]));
     shows(&mut kubelet, &main, "cat /token/token", "three").await;
     ends_without_a_trace(&mut kubelet, &kiyot, &running).await;
-}
-
-async fn shows(kubelet: &mut kiyot_testkit::Kubelet, container: &str, script: &str, expected: &str) {
-    wait_until(format!("{script:?} in the cell shows {expected:?}"), LIMIT, async || {
-        let said = kubelet.exec_sync(container, &["sh", "-c", script]).await.ok()?;
-        (said.stdout == expected).then_some(())
-    })
-    .await;
 }

@@ -1,7 +1,9 @@
 //! Whose usage it is: what a list's entry says of its container or sandbox, as the attributes of its usage. Taken field by field, neither decoded nor kept.
 
-use bytes::{Buf as _, BufMut as _, Bytes, BytesMut};
-use prost::encoding::{WireType, decode_key, decode_varint, encode_key, encode_varint, encoded_len_varint, key_len};
+use bytes::{Buf as _, Bytes, BytesMut};
+use prost::encoding::{WireType, decode_key, decode_varint};
+
+use super::lists::put;
 
 /// Which fields of an entry are which of the attributes: id, metadata, labels, annotations.
 type Fields = [(u32, u32); 4];
@@ -37,7 +39,7 @@ fn field(list: &[u8], fields: &Fields) -> BytesMut {
             let to = fields.iter().find(|(from, _)| *from == number).map(|(_, to)| *to);
             if let (Some(to), Some(content)) = (to, content) {
                 has_metadata |= to == METADATA;
-                put(to, content, &mut attributes);
+                put(to, &[content], &mut attributes);
             }
         }
     }
@@ -45,8 +47,8 @@ fn field(list: &[u8], fields: &Fields) -> BytesMut {
         // The kubelet follows it without looking whether it is there.
         put(METADATA, &[], &mut attributes);
     }
-    let mut field = BytesMut::with_capacity(key_len(ATTRIBUTES) + encoded_len_varint(attributes.len() as u64) + attributes.len());
-    put(ATTRIBUTES, &attributes, &mut field);
+    let mut field = BytesMut::new();
+    put(ATTRIBUTES, &[&attributes], &mut field);
     field
 }
 
@@ -67,12 +69,6 @@ fn next<'a>(message: &mut &'a [u8]) -> Option<(u32, Option<&'a [u8]>)> {
     };
     message.advance(content.min(message.len()));
     Some((number, None))
-}
-
-fn put(number: u32, content: &[u8], to: &mut BytesMut) {
-    encode_key(number, WireType::LengthDelimited, to);
-    encode_varint(content.len() as u64, to);
-    to.put_slice(content);
 }
 
 #[cfg(test)]

@@ -3,14 +3,11 @@
 
 use std::time::{Duration, Instant};
 
-use bytes::{BufMut as _, Bytes, BytesMut};
+use bytes::{Bytes, BytesMut};
 use kiyot_proto::cri;
-use prost::{
-    Message,
-    encoding::{WireType, encode_key, encode_varint, encoded_len_varint, key_len},
-};
+use prost::{Message, encoding::key_len};
 
-use super::{Container, Sandbox, attributes};
+use super::{Container, Sandbox, attributes, lists::put};
 
 /// How long what a heartbeat said is told: with the time that it took to measure and to come, no usage is older than 15 s.
 pub(super) const FRESH: Duration = Duration::from_secs(14);
@@ -99,15 +96,6 @@ fn bound(network: &mut cri::NetworkUsage) {
     network.interfaces.retain(is_name);
     network.interfaces.truncate(INTERFACES);
     network.default_interface = network.default_interface.take().filter(is_name);
-}
-
-/// Appends a field that consists of these parts.
-fn put(number: u32, parts: &[&[u8]], to: &mut BytesMut) {
-    let length = parts.iter().map(|part| part.len()).sum::<usize>();
-    to.reserve(key_len(number) + encoded_len_varint(length as u64) + length);
-    encode_key(number, WireType::LengthDelimited, to);
-    encode_varint(length as u64, to);
-    parts.iter().for_each(|part| to.put_slice(part));
 }
 
 #[cfg(test)]

@@ -1,6 +1,7 @@
 //! Lists, encoded.
 
 use bytes::{BufMut, Bytes, BytesMut};
+use prost::encoding::{WireType, encode_key, encode_varint, encoded_len_varint, key_len};
 
 use super::{super::filter, Container, Known, Sandbox, View};
 
@@ -80,4 +81,13 @@ pub(super) fn joined<'a>(items: impl Iterator<Item = &'a Bytes>) -> Bytes {
     let mut all = BytesMut::with_capacity(items.iter().map(|item| item.len()).sum());
     items.into_iter().for_each(|item| all.put_slice(item));
     all.freeze()
+}
+
+/// Appends a field that consists of these parts.
+pub(super) fn put(number: u32, parts: &[&[u8]], to: &mut BytesMut) {
+    let length = parts.iter().map(|part| part.len()).sum::<usize>();
+    to.reserve(key_len(number) + encoded_len_varint(length as u64) + length);
+    encode_key(number, WireType::LengthDelimited, to);
+    encode_varint(length as u64, to);
+    parts.iter().for_each(|part| to.put_slice(part));
 }
