@@ -1,6 +1,7 @@
 //! Files of the pod: written and read strictly beneath `pod_dir` and `memory_dir`, without following a link on the way.
 
 mod beneath;
+mod mounted;
 mod mounts;
 mod tree;
 mod write;

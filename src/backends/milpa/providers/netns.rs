@@ -122,7 +122,7 @@ impl Netns {
         let Settings { containerd, runc, pause_image, registry_config_dir, restrict_oom_score_adj } = self.settings.clone();
         let file = CellFile { bootstrap: spec.bootstrap.clone(), containerd, runc, pause_image, registry_config_dir, restrict_oom_score_adj };
         file.write(&home.cell_file()).map_err(|error| ProviderError::transient(doing(), error))?;
-        namespace::make(home).await.map_err(|error| ProviderError::transient(doing(), error))?;
+        namespace::make(&home.netns_name(), home.dir()).await.map_err(|error| ProviderError::transient(doing(), error))?;
         let hierarchies = cgroup::hierarchies().map_err(|error| ProviderError::transient(doing(), error))?;
         cgroup::make(&hierarchies, home.cell()).map_err(|error| ProviderError::transient(doing(), error))?;
         let launcher = self.spawn(home)?;

@@ -1,28 +1,21 @@
 //! Mounts beneath the pod's directories: a tmpfs of a given size, and a bind of one path on another.
 
-use std::{ffi::CString, os::fd::AsRawFd};
+use std::ffi::CString;
 
 use kiyot_proto::cell::{MakeDir, MountTmpfs};
 use rustix::{
     fd::OwnedFd,
-    fs::{AtFlags, FileType, Mode, OFlags, StatxAttributes, StatxFlags, fstat, openat, statx},
-    io::Errno,
-    mount::{MountFlags, UnmountFlags, mount, mount_bind_recursive, mount_remount, unmount},
+    fs::{FileType, Mode, OFlags, fstat, openat},
+    mount::{MountFlags, mount, mount_bind_recursive, mount_remount},
 };
 
-use super::{FileError, RelPath, beneath, mode_of, tree};
+use super::{
+    FileError, RelPath, beneath, mode_of,
+    mounted::{HANDLE, is_mount, proc_path},
+    tree,
+};
 
-const HANDLE: OFlags = OFlags::PATH.union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
 const FLAGS: MountFlags = MountFlags::NOSUID.union(MountFlags::NODEV);
-
-/// The way to name an open file to calls that take a path.
-fn proc_path(file: &OwnedFd) -> String {
-    format!("/proc/self/fd/{}", file.as_raw_fd())
-}
-
-fn is_mount(file: &OwnedFd) -> Result<bool, Errno> {
-    Ok(statx(file, "", AtFlags::EMPTY_PATH, StatxFlags::BASIC_STATS)?.stx_attributes.contains(StatxAttributes::MOUNT_ROOT))
-}
 
 /// Mounts a tmpfs, or gives the one that is there another size, mode and owner. Size 0 sets no limit of its own.
 pub(super) fn tmpfs(root: &OwnedFd, path: &RelPath, wanted: &MountTmpfs) -> Result<(), FileError> {
@@ -77,20 +70,6 @@ pub(super) fn bind(root: &OwnedFd, source: &RelPath, path: &RelPath) -> Result<(
     }
     let target = openat(&parent, path.name(), HANDLE, Mode::empty()).map_err(FileError::io("open", path))?;
     mount_bind_recursive(proc_path(&source_file), proc_path(&target)).map_err(FileError::io("bind", path))
-}
-
-/// Detaches the topmost mount at a name. Whether there was one.
-pub(super) fn detach(dir: &OwnedFd, name: &[u8]) -> Result<bool, Errno> {
-    let file = match openat(dir, name, HANDLE, Mode::empty()) {
-        Ok(file) => file,
-        Err(Errno::NOENT) => return Ok(false),
-        Err(error) => return Err(error),
-    };
-    if !is_mount(&file)? {
-        return Ok(false);
-    }
-    unmount(proc_path(&file), UnmountFlags::DETACH)?;
-    Ok(true)
 }
 
 fn c_string(text: String) -> CString {

@@ -7,7 +7,7 @@ use rustix::{
     io::Errno,
 };
 
-use super::{FileError, RelPath, beneath, exists, mode_of, mounts, own};
+use super::{FileError, RelPath, beneath, exists, mode_of, mounted, own};
 
 /// How deep a tree may be that is removed; a deeper one is an error.
 const DEPTH: usize = 256;
@@ -66,7 +66,7 @@ fn remove_entry(dir: &OwnedFd, name: &[u8], depth: usize) -> Result<(), Errno> {
         Err(Errno::NOENT) => return Ok(()),
         Err(error) => return Err(error),
     };
-    while mounts::detach(dir, name)? {}
+    while mounted::detach(dir, name)? {}
     if FileType::from_raw_mode(stat.st_mode) != FileType::Directory {
         return gone(unlinkat(dir, name, AtFlags::empty()));
     }

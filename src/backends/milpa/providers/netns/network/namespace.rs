@@ -6,10 +6,7 @@ use rustix::mount::{UnmountFlags, unmount};
 use tokio::sync::Mutex;
 
 use super::{
-    super::{
-        command::{CommandError, succeed},
-        instance::Home,
-    },
+    super::command::{CommandError, succeed},
     remove_if_there,
 };
 
@@ -19,10 +16,10 @@ pub(in super::super) const DIR: &str = "/run/netns";
 /// `ip netns add` makes the directory a shared mount the first time; two at once would do that twice.
 static ALONE: Mutex<()> = Mutex::const_new(());
 
-/// Makes an instance's network namespace.
-pub(in super::super) async fn make(home: &Home) -> Result<(), CommandError> {
+/// Makes a network namespace of that name for the instance whose directory this is.
+pub(in super::super) async fn make(name: &str, instance: &Path) -> Result<(), CommandError> {
     let _alone = ALONE.lock().await;
-    succeed("ip", &["netns", "add", &home.netns_name()], Some(home.dir())).await
+    succeed("ip", &["netns", "add", name], Some(instance)).await
 }
 
 /// Takes a network namespace's name away; with that it is gone once nothing uses it. Absent is fine.
