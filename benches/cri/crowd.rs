@@ -18,7 +18,6 @@ use super::{
 };
 
 pub(crate) mod agents;
-mod cell;
 mod rest;
 
 use agents::Agents;

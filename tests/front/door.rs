@@ -25,6 +25,8 @@ pub(crate) struct Setup {
     pub(crate) connect_timeout: Duration,
     pub(crate) max_calls: usize,
     pub(crate) runtimes: &'static [&'static str],
+    /// Which of them answers for the node.
+    pub(crate) node: &'static str,
     pub(crate) cells: bool,
     pub(crate) routing: Routing,
 }
@@ -36,6 +38,7 @@ impl Default for Setup {
             connect_timeout: LONG,
             max_calls: 10_000,
             runtimes: &["containerd"],
+            node: "containerd",
             cells: true,
             routing: Routing { default: "containerd".into(), rules: vec![] },
         }
@@ -52,12 +55,12 @@ impl Setup {
         if self.cells {
             backends.push(CellsBackend::of(cells.clone()));
         }
-        let registry = Registry::new(backends, &BackendName::new("containerd")).unwrap();
+        let registry = Registry::new(backends, &BackendName::new(self.node)).unwrap();
         let server = Server {
             listen: socket("kiyot"),
             client_timeout: self.client_timeout,
             max_concurrent_calls: self.max_calls,
-            node_backend: Some("containerd".into()),
+            node_backend: Some(self.node.into()),
             ..Server::default()
         };
         let bound = Front::start(&server, self.routing, registry).unwrap();

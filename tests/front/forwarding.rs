@@ -5,6 +5,8 @@ use std::sync::{Arc, Mutex};
 use bytes::Bytes;
 use http::{HeaderMap, HeaderValue, Response, request::Parts};
 use kiyot::backends::Method;
+use kiyot_proto::cri;
+use prost::Message;
 use tokio::sync::mpsc;
 
 use crate::{
@@ -190,4 +192,49 @@ async fn ten_thousand_calls_at_once_share_one_connection() {
     });
     soon(futures::future::join_all(calls)).await;
     assert_eq!(runtime.connections(), 1);
+}
+
+/// Forwarded, merged, and for pods in cells: all are open at once, and each gets its own answer.
+#[tokio::test(flavor = "multi_thread")]
+async fn ten_thousand_calls_of_every_kind_are_each_answered() {
+    const CALLS: usize = 10_000;
+    const KINDS: usize = 4;
+    let door = Setup::default().open();
+    let pods = |ids: &[&str]| {
+        let items = ids.iter().map(|id| cri::PodSandbox { id: id.to_string(), ..Default::default() }).collect();
+        cri::ListPodSandboxResponse { items }.encode_to_vec()
+    };
+    for method in [Method::ListPodSandbox, Method::PodSandboxStatus] {
+        door.cells.snapshots.lock().unwrap().insert(method, Ok(pods(&["milpa1"])));
+    }
+    // The runtime has two calls in four: none is answered before all have come.
+    let barrier = Arc::new(tokio::sync::Barrier::new(CALLS / KINDS * 2));
+    let list = pods(&["a", "b"]);
+    let _runtime = Played::listen(&door.containerd(), move |mut call| {
+        let (barrier, list) = (barrier.clone(), list.clone());
+        async move {
+            let body = read_all(&mut call.body).await.unwrap();
+            barrier.wait().await;
+            let is_list = call.head.uri.path() == Method::ListPodSandbox.path();
+            let mut stream = call.respond.send_response(Response::new(()), false).unwrap();
+            stream.send_data(if is_list { frame(&list) } else { body }.into(), false).unwrap();
+            stream.send_trailers(crate::played::ok_trailers()).unwrap();
+        }
+    });
+    let callers = [door.caller().await, door.caller().await];
+    let whole = pods(&["a", "b", "milpa1"]);
+    let (whole, ours) = (&whole, &pods(&["milpa1"]));
+    let calls = (0..CALLS).map(|n| {
+        let caller = callers[n % 2].clone();
+        async move {
+            let asked = |id: &str| cri::ExecSyncRequest { container_id: id.into(), cmd: vec![n.to_string()], timeout: 0 }.encode_to_vec();
+            match n / 2 % KINDS {
+                0 => assert_eq!(caller.call(Method::ListPodSandbox, b"").await.ok(), whole),
+                1 => assert_eq!(caller.call(Method::ExecSync, &asked("abc")).await.ok(), asked("abc")),
+                2 => assert_eq!(caller.call(Method::ExecSync, &asked("milpa-echo")).await.ok(), asked("milpa-echo")),
+                _ => assert_eq!(caller.call(Method::PodSandboxStatus, &asked("milpa1")).await.ok(), ours),
+            }
+        }
+    });
+    soon(futures::future::join_all(calls)).await;
 }

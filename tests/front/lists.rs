@@ -6,15 +6,15 @@ use prost::Message;
 use tonic::Code;
 
 use crate::{
-    caller::Caller,
+    caller::{Caller, frame, soon},
     door::{Door, Setup},
     played::{Played, read_all},
 };
 
-const LISTS: [Method; 4] = [Method::ListPodSandbox, Method::ListContainers, Method::ListContainerStats, Method::ListPodSandboxStats];
+pub(crate) const LISTS: [Method; 4] = [Method::ListPodSandbox, Method::ListContainers, Method::ListContainerStats, Method::ListPodSandboxStats];
 
 /// All lists have their items, messages, in field 1.
-fn list(items: &[&str]) -> Vec<u8> {
+pub(crate) fn list(items: &[&str]) -> Vec<u8> {
     let items = items.iter().map(|id| cri::PodSandbox { id: id.to_string(), ..Default::default() }).collect();
     cri::ListPodSandboxResponse { items }.encode_to_vec()
 }
@@ -23,7 +23,8 @@ fn ids(message: &[u8]) -> Vec<String> {
     cri::ListPodSandboxResponse::decode(message).unwrap().items.into_iter().map(|item| item.id).collect()
 }
 
-async fn setup(runtimes: &'static [&'static str]) -> (Door, Caller) {
+/// A door with two pods of cells.
+pub(crate) async fn setup(runtimes: &'static [&'static str]) -> (Door, Caller) {
     let door = Setup { runtimes, ..Setup::default() }.open();
     for method in LISTS {
         door.cells.snapshots.lock().unwrap().insert(method, Ok(list(&["milpa1", "milpa2"])));
@@ -41,7 +42,7 @@ async fn lists_have_the_items_of_all_backends() {
     });
     let _second = Played::constant(&door.runtime("second"), list(&["c"]));
     for method in LISTS {
-        let body = crate::caller::frame(b"");
+        let body = frame(b"");
         let answer = caller.raw(method.path(), &[("grpc-accept-encoding", "gzip")], body).await.unwrap();
         assert_eq!(ids(answer.ok()), ["a", "b", "c", "milpa1", "milpa2"]);
     }
@@ -105,7 +106,7 @@ async fn a_list_that_is_too_long_is_refused() {
     assert_eq!(answer.code(), Code::ResourceExhausted as i32);
     drop(runtime);
     let _runtime = Played::constant(&door.runtime("containerd"), big(20 << 20));
-    let answer = crate::caller::soon(async {
+    let answer = soon(async {
         loop {
             let answer = caller.call(Method::ListContainers, b"").await;
             if answer.code() != Code::Unavailable as i32 {
@@ -129,8 +130,7 @@ async fn metrics_of_cells_are_told_as_the_node_describes_them() {
         }
     });
     let second = Played::constant(&door.runtime("second"), list(&["b"]));
-    let metrics =
-        async || caller.raw(Method::ListPodSandboxMetrics.path(), &[("grpc-accept-encoding", "gzip")], crate::caller::frame(b"")).await.unwrap();
+    let metrics = async || caller.raw(Method::ListPodSandboxMetrics.path(), &[("grpc-accept-encoding", "gzip")], frame(b"")).await.unwrap();
     assert_eq!(ids(metrics().await.ok()), ["a", "b", "milpa by the node's words"]);
     drop(second);
     // Whole, or an error.

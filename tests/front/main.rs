@@ -2,6 +2,7 @@
 #![expect(clippy::unwrap_used, clippy::expect_used, reason = "this is a test")]
 
 mod backend;
+mod broken_lists;
 mod caller;
 mod compressed;
 mod decoded;
@@ -13,6 +14,7 @@ mod limits;
 mod lists;
 mod newer;
 mod played;
+mod rules;
 mod runtimes;
 mod stop;
 mod streams;

@@ -1,7 +1,7 @@
 //! Several container runtimes: whose an id is, and rules that change.
 
 use std::{
-    collections::HashMap,
+    collections::{BTreeSet, HashMap},
     sync::{
         Arc, Mutex,
         atomic::{AtomicUsize, Ordering},
@@ -11,12 +11,14 @@ use std::{
 use kiyot::{
     backends::Method,
     config::{Routing, Rule, Server},
+    proxy::table::{Route, route},
 };
 use kiyot_proto::cri;
 use prost::Message;
 use tonic::Code;
 
 use crate::{
+    caller::frame,
     door::{Door, Setup},
     played::{Played, read_all},
 };
@@ -147,6 +149,33 @@ async fn what_may_be_a_dead_runtimes_is_unavailable() {
     let list = cri::ListPodSandboxRequest { filter: Some(filter) }.encode_to_vec();
     let answer = caller.call(Method::ListPodSandbox, &list).await;
     assert_eq!(cri::ListPodSandboxResponse::decode(answer.ok()).unwrap().items.len(), 1, "its owner alone is asked");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_node_is_answered_for_by_the_runtime_that_is_named() {
+    let door = Setup { runtimes: &["containerd", "second"], node: "second", ..Setup::default() }.open();
+    let (first, _second) = (Runtime::listen(&door, "containerd", &[]), Runtime::listen(&door, "second", &[]));
+    let caller = door.caller().await;
+    let of_node = |method: &Method| matches!(route(*method), Route::Node | Route::Status | Route::PullImage | Route::ImageStatus);
+    for &method in Method::ALL.iter().filter(|method| of_node(method)) {
+        let answer = caller.call(method, b"").await;
+        assert!(answer.ok().starts_with(format!("second: {method}").as_bytes()), "{method}: {answer:?}");
+    }
+    assert_eq!(caller.raw("/runtime.v1.RuntimeService/NotYetKnown", &[], frame(b"")).await.unwrap().ok(), b"second: NotYetKnown");
+    // An id of nobody, and none at all, are for the node to complain about.
+    for unknown in ["dd", ""] {
+        assert_eq!(caller.call(Method::StopPodSandbox, &id(unknown)).await.ok(), b"second: StopPodSandbox");
+    }
+    // What a policy leaves to the node goes there; where other pods go is the rules' alone.
+    let asks = |label| {
+        let asking =
+            cri::RunPodSandboxRequest { runtime_handler: "kiyot".into(), ..cri::RunPodSandboxRequest::decode(&*run("a", "u", label)).unwrap() };
+        asking.encode_to_vec()
+    };
+    let made = |answer: &[u8]| cri::RunPodSandboxResponse::decode(answer).unwrap().pod_sandbox_id;
+    assert_eq!(made(caller.call(Method::RunPodSandbox, &asks(Some("stays"))).await.ok()), "second-new-0");
+    assert_eq!(made(caller.call(Method::RunPodSandbox, &run("a", "u", None)).await.ok()), "containerd-new-0");
+    assert_eq!(first.asked.lock().unwrap().keys().map(String::as_str).collect::<BTreeSet<_>>(), ["ListPodSandbox", "RunPodSandbox"].into());
 }
 
 #[tokio::test(flavor = "multi_thread")]

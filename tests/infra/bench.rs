@@ -267,9 +267,5 @@ fn entries(dir: &Path) -> Vec<String> {
 
 /// Waits until something holds.
 pub(crate) async fn eventually(what: &str, mut holds: impl AsyncFnMut() -> bool) {
-    let deadline = Instant::now() + PATIENCE;
-    while !holds().await {
-        assert!(Instant::now() < deadline, "never came: {what}");
-        tokio::time::sleep(Duration::from_millis(20)).await;
-    }
+    kiyot_testkit::wait_until(what, PATIENCE, async || holds().await.then_some(())).await;
 }

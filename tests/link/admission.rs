@@ -6,7 +6,9 @@ use kiyot::backends::milpa::{gateway::ca::Ca, id::CellId};
 use kiyot_link::{certificate::Certificate, tls};
 use kiyot_proto::cell::{ConnectionKind, HelloReply};
 
-use crate::kit::{ByHand, Fake, Fixture, TOKEN, is_refused, limits, until};
+use tokio::io::AsyncReadExt;
+
+use crate::kit::{ByHand, Fake, Fixture, TOKEN, dial, is_refused, limits, until, within};
 
 fn hello(cell: &CellId, kind: ConnectionKind, incarnation: &str, generation: u64) -> HelloReply {
     HelloReply { cell: cell.to_string(), kind: kind.into(), incarnation: incarnation.to_owned(), generation, ..HelloReply::default() }
@@ -34,6 +36,25 @@ async fn a_certificate_without_its_key_or_its_cell_is_worth_nothing() {
     ByHand::new().enrol(&fixture.bootstrap()).await.unwrap();
     is_refused(&fixture.bootstrap(), tls()).await;
     assert_eq!(fixture.ledger.news(), [Some(1), None]);
+}
+
+/// Whoever has read a cell's certificate, which is no secret, is not that cell.
+#[tokio::test]
+async fn a_stolen_certificate_lets_nobody_in_and_touches_no_link() {
+    let fixture = Fixture::start().await;
+    let bootstrap = fixture.bootstrap();
+    let (owner, thief) = (ByHand::new(), ByHand::new());
+    let certificate = owner.certificate(&bootstrap).await;
+    is_refused(&bootstrap, thief.showing(&bootstrap, certificate.clone())).await;
+    let link = Fake::connect(&bootstrap, &owner.identity(certificate.clone()), hello(&fixture.cell, ConnectionKind::Control, "run", 1)).await;
+    fixture.linked().await;
+    is_refused(&bootstrap, thief.showing(&bootstrap, certificate.clone())).await;
+    assert!(!link.has_ended());
+    assert_eq!(fixture.ledger.news(), [Some(1)]);
+    // Shown so by its owner it is taken: what was refused is the other key.
+    let mut stream = dial(&bootstrap, owner.showing(&bootstrap, certificate)).await.unwrap();
+    let mut greeted = [0];
+    within("the gateway's first word", stream.read_exact(&mut greeted)).await.unwrap();
 }
 
 #[tokio::test]

@@ -3,6 +3,7 @@
 use std::{sync::atomic::Ordering, time::Duration};
 
 use kiyot_proto::cell::{ReadLogRequest, agent_client::AgentClient};
+use kiyot_testkit::wait_until;
 use tokio::task::JoinSet;
 
 use crate::{
@@ -26,15 +27,14 @@ async fn a_call_has_it_made_and_the_calls_of_a_time_share_one() {
 
 #[tokio::test]
 async fn one_that_nobody_uses_is_closed_and_made_again_when_it_is_needed() {
-    let fixture = Fixture::with(kiyot::backends::milpa::gateway::Limits { bulk_idle: Duration::from_millis(50), ..limits() }).await;
+    // Less than what is between two looks at what is waited for.
+    let idle = Duration::from_millis(1);
+    let fixture = Fixture::with(kiyot::backends::milpa::gateway::Limits { bulk_idle: idle, ..limits() }).await;
     let agent = fixture.agent();
-    echo(&fixture.link.bulk, "one").await;
     // Calls go on while it is closed: those that find none have another one made.
-    within("a second connection", async {
-        while agent.agent.bulks.load(Ordering::SeqCst) < 2 {
-            tokio::time::sleep(Duration::from_millis(100)).await;
-            echo(&fixture.link.bulk, "another").await;
-        }
+    wait_until("there is a second connection", LIMIT, async || {
+        echo(&fixture.link.bulk, "another").await;
+        (agent.agent.bulks.load(Ordering::SeqCst) >= 2).then_some(())
     })
     .await;
     assert_eq!(fixture.ledger.news(), [Some(1)]);

@@ -1,11 +1,16 @@
 //! What others than agents do at the gateway's port.
 
-use std::{os::unix::fs::PermissionsExt, time::Duration};
+use std::{os::unix::fs::PermissionsExt, path::Path, process::Stdio, time::Duration};
 
 use kiyot::backends::milpa::gateway::Limits;
 use kiyot_link::{alpn, bootstrap::GatewayAddress, stream::Stream, tls};
 use kiyot_proto::cell::{ConnectionKind, HelloReply, HelloRequest, agent_client::AgentClient};
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::{
+    io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader},
+    net::UnixStream,
+    process::Command,
+    task::JoinSet,
+};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use tonic::Code;
 
@@ -88,6 +93,45 @@ async fn as_many_as_may_be_on_their_way_in_and_no_more() {
     drop(waiting);
     echo(&fixture.link.bulk, "at last").await;
     within("the end of the gateway", fixture.gateway.shutdown()).await;
+}
+
+/// Says to another process of this program where to dial.
+const DIALS: &str = "KIYOT_TEST_DIALS";
+
+#[tokio::test]
+async fn one_peer_keeps_no_other_out() {
+    const OF_A_PEER: usize = 4;
+    if let Ok(socket) = std::env::var(DIALS) {
+        return dial_much(Path::new(&socket), OF_A_PEER).await;
+    }
+    let fixture = Fixture::with(Limits { newcomers: 2 * OF_A_PEER, newcomers_of_a_peer: OF_A_PEER, ..limits() }).await;
+    let GatewayAddress::Unix(path) = fixture.gateway.address() else { panic!("a unix socket") };
+    let mut other = Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", "hostile::one_peer_keeps_no_other_out", "--nocapture"])
+        .env(DIALS, path)
+        .stdout(Stdio::piped())
+        .kill_on_drop(true)
+        .spawn()
+        .unwrap();
+    let mut said = BufReader::new(other.stdout.take().unwrap()).lines();
+    within("the other has as many as it may", async { while !said.next_line().await.unwrap().unwrap().contains("no more are taken") {} }).await;
+    let _agent = fixture.agent();
+    echo(&fixture.link.bulk, "let in").await;
+    assert!(other.try_wait().unwrap().is_none(), "it holds them still");
+}
+
+/// Dials until no more than so many connections are left, and holds those for ever.
+async fn dial_much(socket: &Path, most: usize) {
+    let mut ends = JoinSet::new();
+    for _ in 0..most * 5 {
+        let mut stream = UnixStream::connect(socket).await.unwrap();
+        ends.spawn(async move { stream.read_to_end(&mut Vec::new()).await.map(drop) });
+    }
+    while ends.len() > most {
+        within("the end of one that is too many", ends.join_next()).await;
+    }
+    println!("no more are taken");
+    within("the end of the test", std::future::pending()).await
 }
 
 #[tokio::test]

@@ -60,10 +60,19 @@ impl Fixture {
     }
 
     pub(crate) async fn adopting_within(adopt_within: Duration) -> Self {
+        Self::with(adopt_within, "").await
+    }
+
+    /// One whose cells' own ids begin so.
+    pub(crate) async fn with_ids(ids: &str) -> Self {
+        Self::with(Parts::ADOPT_WITHIN, ids).await
+    }
+
+    async fn with(adopt_within: Duration, ids: &str) -> Self {
         let _ = tracing_subscriber::fmt().with_env_filter(tracing_subscriber::EnvFilter::from_default_env()).with_test_writer().try_init();
         let dir = tempfile::tempdir().unwrap();
         std::fs::create_dir(dir.path().join("log")).unwrap();
-        let provider = Played::new(dir.path().join("agents"));
+        let provider = Played::new(dir.path().join("agents"), ids);
         let daemon = Daemon::start(dir.path(), &provider, adopt_within).await;
         Self { dir, provider, daemon }
     }

@@ -2,12 +2,10 @@
 
 use kiyot::backends::Method;
 use kiyot_proto::cri;
+use kiyot_testkit::cell::{IMAGE, REFERENCE};
 use tonic::Code;
 
-use crate::{
-    kit::{Fixture, until},
-    played::IMAGE,
-};
+use crate::kit::{Fixture, until};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_pod_lives_and_ends() {
@@ -29,7 +27,7 @@ async fn a_pod_lives_and_ends() {
     assert_eq!((&*config.image.unwrap().image, config.envs[0].value.as_slice()), (IMAGE, b"secret".as_slice()));
     let status = kiyot.status(&container).unwrap();
     assert_eq!(status.state(), cri::ContainerState::ContainerCreated);
-    assert_eq!((&*status.image_ref, &*status.image_id), ("busybox@sha256:2", IMAGE));
+    assert_eq!((&*status.image_ref, &*status.image_id), (REFERENCE, IMAGE));
 
     kiyot.start_container(&container).await;
     let log = kiyot.dir.path().join("log/main.log");

@@ -1,6 +1,9 @@
 //! What does not work as it should.
 
-use std::time::{Duration, Instant};
+use std::{
+    sync::atomic::Ordering,
+    time::{Duration, Instant},
+};
 
 use kiyot::backends::Method;
 use kiyot_proto::cri;
@@ -94,6 +97,36 @@ async fn a_cell_that_does_not_come_back_is_ended_and_only_then_its_pod_is_stoppe
     assert_eq!(kiyot.provider.running(), 0);
     assert_eq!(kiyot.sandbox_status(&sandbox).unwrap().state(), cri::PodSandboxState::SandboxNotready);
     assert_eq!(kiyot.status(&main).unwrap().exit_code, 137);
+}
+
+/// Neither a stop nor a removal says OK while the provider does not say that the cell is gone, however often they are tried.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_pod_whose_cell_can_not_be_ended_is_not_stopped() {
+    let kiyot = Fixture::start().await;
+    let sandbox = kiyot.run("web").await;
+    let main = kiyot.create(&sandbox, "main").await;
+    kiyot.start_container(&main).await;
+    kiyot.provider.silence();
+    kiyot.provider.refuses_to_end.store(true, Ordering::SeqCst);
+    let (stop, remove) = (
+        cri::StopPodSandboxRequest { pod_sandbox_id: sandbox.clone() }.encode_to_vec(),
+        cri::RemovePodSandboxRequest { pod_sandbox_id: sandbox.clone() }.encode_to_vec(),
+    );
+    for (method, request) in [(Method::StopPodSandbox, &stop), (Method::StopPodSandbox, &stop), (Method::RemovePodSandbox, &remove)] {
+        let refused = kiyot.daemon.verbs.call(method, request.clone().into(), Some(Instant::now() + LIMIT)).await.unwrap_err();
+        assert!(refused.code() != Code::DeadlineExceeded && refused.message().contains("end a played cell"), "{method}: {refused}");
+        assert_eq!(kiyot.sandbox_status(&sandbox).unwrap().state(), cri::PodSandboxState::SandboxReady, "{method}");
+        assert_eq!(kiyot.status(&main).unwrap().state(), cri::ContainerState::ContainerRunning, "{method}");
+        assert_eq!(kiyot.provider.running(), 1);
+    }
+    // Nor after a restart; and then all of it is done.
+    let kiyot = kiyot.restart().await;
+    kiyot.daemon.verbs.call(Method::StopPodSandbox, stop.into(), Some(Instant::now() + LIMIT)).await.unwrap_err();
+    assert_eq!(kiyot.sandbox_status(&sandbox).unwrap().state(), cri::PodSandboxState::SandboxReady);
+    kiyot.provider.refuses_to_end.store(false, Ordering::SeqCst);
+    kiyot.stop_sandbox(&sandbox).await;
+    assert_eq!((kiyot.provider.running(), kiyot.status(&main).unwrap().exit_code), (0, 137));
+    assert_eq!(kiyot.sandbox_status(&sandbox).unwrap().state(), cri::PodSandboxState::SandboxNotready);
 }
 
 /// Whatever a cell does not answer, its caller is told in time.

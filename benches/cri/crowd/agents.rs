@@ -8,15 +8,18 @@ use std::{
 };
 
 use kiyot_cell::home::Home;
-use kiyot_link::bootstrap::CellFile;
+use kiyot_link::{bootstrap::CellFile, certificate::sha256};
+use kiyot_testkit::cell::{PlayedCell, Ways};
 use rustix::process::{Pid, Signal, kill_process};
 use tokio::time::sleep;
 use tokio_util::sync::CancellationToken;
 
-use super::cell::PlayedCell;
-
 /// Between two looks at the spool.
 const LOOK: Duration = Duration::from_millis(10);
+/// As often as an agent's.
+const HEARTBEAT: Duration = Duration::from_secs(5);
+/// What is left of an id of containerd's for the number of a container.
+const NUMBER: usize = 2;
 
 /// A process that plays agents. Killed when it is dropped.
 #[derive(Debug)]
@@ -73,6 +76,9 @@ async fn agent(dir: PathBuf, never: CancellationToken) {
     let bootstrap = CellFile::read(&dir.join("cell.json")).unwrap().bootstrap;
     let id = bootstrap.cell.clone();
     let home = Home::new(bootstrap, &dir.join("private"), "played").unwrap();
-    let cell = PlayedCell::new(&id, home.handle());
+    // As long as containerd's ids, and no other cell's.
+    let mut ids = sha256(id.as_bytes());
+    ids.truncate(ids.len() - NUMBER);
+    let cell = PlayedCell::new(&id, home.handle(), Ways { ids, heartbeat: Some(HEARTBEAT) });
     Box::pin(home.run(|info| cell.service(info), never)).await;
 }

@@ -2,6 +2,7 @@
 //! daemon as a process. Never the root package: nothing of the daemon's own code helps to test it.
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "what a test can't set up fails the test, at the place")]
 
+pub mod cell;
 pub mod command;
 pub mod image;
 pub mod kiyot;
@@ -15,6 +16,7 @@ pub mod wait;
 pub mod watchdog;
 pub mod websocket;
 
+pub use cell::PlayedCell;
 pub use command::output;
 pub use kiyot::{Kiyot, KiyotOptions};
 pub use kiyot_proto::cri;

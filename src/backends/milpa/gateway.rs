@@ -32,6 +32,7 @@ mod control;
 mod enrol;
 mod listener;
 mod newcomers;
+mod peer;
 mod slots;
 
 pub use control::{Control, Events};
@@ -102,7 +103,7 @@ pub struct GatewayConfig {
 pub struct Limits {
     /// Connections that are not let in yet, or enrol.
     pub newcomers: usize,
-    /// The same from one address; not counted on a unix socket.
+    /// The same of one peer: an address, or, on a unix socket, a network namespace other than the daemon's (a cell's), or a process in the daemon's own.
     pub newcomers_of_a_peer: usize,
     /// How long the TLS handshake may take, and how long the agent may take to answer the first call.
     pub handshake: Duration,

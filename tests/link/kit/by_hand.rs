@@ -25,7 +25,13 @@ use kiyot_proto::cell::{
 };
 use prost::Message;
 use rcgen::{CertificateParams, KeyPair, PublicKeyData};
-use rustls::{ClientConfig, pki_types::ServerName};
+use rustls::{
+    ClientConfig, SignatureScheme,
+    client::ResolvesClientCert,
+    crypto::ring,
+    pki_types::{PrivatePkcs8KeyDer, ServerName},
+    sign::CertifiedKey,
+};
 use tokio::io::AsyncReadExt;
 use tokio_rustls::{TlsConnector, client::TlsStream};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
@@ -56,21 +62,31 @@ impl ByHand {
 
     /// Enrols, with whatever is in the bootstrap.
     pub(crate) async fn enrol(&self, bootstrap: &Bootstrap) -> Result<Identity, Status> {
-        let request = EnrolRequest {
-            cell: bootstrap.cell.clone(),
-            token: bootstrap.token.clone(),
-            csr_der: self.request().into(),
-            build_id: "by hand".to_owned(),
-        };
-        self.enrol_with(bootstrap, request).await
+        self.enrol_with(bootstrap, self.enrolment(bootstrap)).await
     }
 
     pub(crate) async fn enrol_with(&self, bootstrap: &Bootstrap, request: EnrolRequest) -> Result<Identity, Status> {
-        let tls = tls::enrol_client(&bootstrap.ca_sha256).unwrap();
-        let stream = dial(bootstrap, tls).await.unwrap();
-        let connection = Connection::open(stream, Profile::ENROL, &CancellationToken::new(), &TaskTracker::new()).await.unwrap();
-        let reply = EnrolmentClient::new(Channel::over(connection)).enrol(super::timed(request, super::LIMIT)).await?.into_inner();
-        Ok(self.identity(reply.certificate_der.to_vec()))
+        Ok(self.identity(certificate_for(bootstrap, request).await?))
+    }
+
+    /// The agent's side of a connection on which a certificate is shown by who has this key, and not the certificate's.
+    pub(crate) fn showing(&self, bootstrap: &Bootstrap, certificate: Vec<u8>) -> ClientConfig {
+        let mut tls = tls::enrol_client(&bootstrap.ca_sha256).unwrap();
+        tls.alpn_protocols = vec![alpn::CELL.to_vec()];
+        let key = PrivatePkcs8KeyDer::from(self.key.serialize_der()).into();
+        let shown = CertifiedKey::new(vec![certificate.into()], ring::sign::any_supported_type(&key).unwrap());
+        tls.client_auth_cert_resolver = Arc::new(Shows(Arc::new(shown)));
+        tls
+    }
+
+    /// The certificate that the gateway gives for this key.
+    pub(crate) async fn certificate(&self, bootstrap: &Bootstrap) -> Vec<u8> {
+        certificate_for(bootstrap, self.enrolment(bootstrap)).await.unwrap()
+    }
+
+    fn enrolment(&self, bootstrap: &Bootstrap) -> EnrolRequest {
+        let (cell, token) = (bootstrap.cell.clone(), bootstrap.token.clone());
+        EnrolRequest { cell, token, csr_der: self.request().into(), build_id: "by hand".to_owned() }
     }
 
     /// A certificate without enrolment.
@@ -80,6 +96,27 @@ impl ByHand {
 
     pub(crate) fn identity(&self, certificate: Vec<u8>) -> Identity {
         Identity::new(vec![certificate], self.key.serialize_der())
+    }
+}
+
+async fn certificate_for(bootstrap: &Bootstrap, request: EnrolRequest) -> Result<Vec<u8>, Status> {
+    let stream = dial(bootstrap, tls::enrol_client(&bootstrap.ca_sha256).unwrap()).await.unwrap();
+    let connection = Connection::open(stream, Profile::ENROL, &CancellationToken::new(), &TaskTracker::new()).await.unwrap();
+    let reply = EnrolmentClient::new(Channel::over(connection)).enrol(super::timed(request, super::LIMIT)).await?;
+    Ok(reply.into_inner().certificate_der.to_vec())
+}
+
+/// Shows one certificate, whoever is asked for one.
+#[derive(Debug)]
+struct Shows(Arc<CertifiedKey>);
+
+impl ResolvesClientCert for Shows {
+    fn resolve(&self, _: &[&[u8]], _: &[SignatureScheme]) -> Option<Arc<CertifiedKey>> {
+        Some(self.0.clone())
+    }
+
+    fn has_certs(&self) -> bool {
+        true
     }
 }
 

@@ -21,7 +21,8 @@ pub(super) fn clean(head: &mut HeaderMap) {
     }
 }
 
-fn is_no_word(character: char) -> bool {
+/// Whether a character is none that a log or a terminal shows as a part of words: a control character, but for line ends and tabs.
+pub fn is_no_word(character: char) -> bool {
     character.is_control() && !matches!(character, '\n' | '\t')
 }
 

@@ -8,6 +8,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use kiyot_link::channel::is_no_word;
 use tokio::{sync::oneshot, time::timeout};
 
 use super::{
@@ -435,8 +436,7 @@ async fn console(provider: &dyn Provider, instances: &[InstanceId]) -> Option<St
     let text = timeout(limit, provider.console(instances.first()?)).await.ok()?.ok()?;
     let text = text.trim_end();
     let begin = (text.len().saturating_sub(most)..=text.len()).find(|at| text.is_char_boundary(*at))?;
-    let words = text.get(begin..)?.chars().filter(|character| !character.is_control() || matches!(character, '\n' | '\t'));
-    Some(words.collect())
+    Some(text.get(begin..)?.chars().filter(|character| !is_no_word(*character)).collect())
 }
 
 /// Waits for the call that runs; forever if there is none.

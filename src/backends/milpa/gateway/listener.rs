@@ -3,14 +3,13 @@
 use std::{
     fs::Permissions,
     io,
-    net::IpAddr,
     os::unix::fs::PermissionsExt,
     path::PathBuf,
     sync::{
         Arc,
         atomic::{AtomicU64, Ordering},
     },
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use kiyot_link::{alpn, bootstrap::GatewayAddress, http2, stream::Stream};
@@ -28,11 +27,14 @@ use super::{
     admit::{self, Admitted},
     enrol::Enrolment,
     newcomers::{Newcomers, Place},
+    peer::Peer,
     slots::Slots,
 };
 
 /// How long the listener rests after the kernel gave it no connection (out of file descriptors, mostly).
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+/// How long nothing more is said of connections that are dropped: whoever dials writes no log at its own pace.
+const TELL_AGAIN: Duration = Duration::from_secs(10);
 
 /// What all connections share.
 pub(super) struct Shared {
@@ -82,13 +84,17 @@ impl Listener {
         }
     }
 
-    async fn accept(&self) -> io::Result<(Stream, Option<IpAddr>)> {
+    async fn accept(&self) -> io::Result<(Stream, Peer)> {
         match self {
-            Self::Unix(listener, _) => listener.accept().await.map(|(stream, _)| (Stream::Unix(stream), None)),
+            Self::Unix(listener, _) => {
+                let (stream, _) = listener.accept().await?;
+                let peer = Peer::of(&stream);
+                Ok((Stream::Unix(stream), peer))
+            }
             Self::Tcp(listener) => {
                 let (stream, peer) = listener.accept().await?;
                 stream.set_nodelay(true)?;
-                Ok((Stream::Tcp(stream), Some(peer.ip().to_canonical())))
+                Ok((Stream::Tcp(stream), Peer::Address(peer.ip().to_canonical())))
             }
         }
     }
@@ -105,6 +111,7 @@ impl Drop for Listener {
 
 /// Accepts until the gateway ends.
 pub(super) async fn run(listener: Listener, shared: Arc<Shared>) {
+    let (mut dropped, mut told) = (0_u64, None::<Instant>);
     loop {
         let accepted = match shared.end.run_until_cancelled(listener.accept()).await {
             None => return,
@@ -112,8 +119,12 @@ pub(super) async fn run(listener: Listener, shared: Arc<Shared>) {
         };
         match accepted {
             Ok((stream, peer)) => {
-                let Some(place) = shared.newcomers.place(peer) else {
-                    tracing::warn!(?peer, "A connection was dropped: as many as may be are on their way in.");
+                let Some(place) = shared.newcomers.place(peer.clone()) else {
+                    dropped += 1;
+                    if told.is_none_or(|told| told.elapsed() >= TELL_AGAIN) {
+                        tracing::warn!(?peer, dropped, "Connections were dropped: as many as may be are on their way in, in all or of one peer.");
+                        (dropped, told) = (0, Some(Instant::now()));
+                    }
                     continue;
                 };
                 let arrival = shared.arrivals.fetch_add(1, Ordering::Relaxed);

@@ -135,14 +135,10 @@ fn read(path: &Path) -> String {
     fs::read_to_string(path).unwrap()
 }
 
-async fn until(what: impl Fn() -> bool) {
-    tokio::time::timeout(PATIENCE, async {
-        while !what() {
-            tokio::time::sleep(Duration::from_millis(5)).await;
-        }
-    })
-    .await
-    .unwrap();
+#[track_caller]
+fn until(what: impl Fn() -> bool) -> impl Future<Output = ()> {
+    let line = std::panic::Location::caller().line();
+    async move { kiyot_testkit::wait_until(format!("it is as line {line} says"), PATIENCE, async || what().then_some(())).await }
 }
 
 #[tokio::test]

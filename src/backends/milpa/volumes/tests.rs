@@ -144,14 +144,10 @@ impl Scene {
     }
 }
 
-async fn until(what: impl Fn() -> bool) {
-    tokio::time::timeout(PATIENCE, async {
-        while !what() {
-            tokio::time::sleep(Duration::from_millis(5)).await;
-        }
-    })
-    .await
-    .unwrap();
+#[track_caller]
+fn until(what: impl Fn() -> bool) -> impl Future<Output = ()> {
+    let line = std::panic::Location::caller().line();
+    async move { kiyot_testkit::wait_until(format!("it is as line {line} says"), PATIENCE, async || what().then_some(())).await }
 }
 
 const SECRET: &str = "kubernetes.io~secret/s";

@@ -259,21 +259,14 @@ impl World {
     }
 
     pub(super) async fn stored_phase(&self, phase: store::CellPhase) {
-        let deadline = tokio::time::Instant::now() + PATIENCE;
-        while self.stored().await.first().map(store::Cell::phase) != Some(phase) {
-            assert!(tokio::time::Instant::now() < deadline, "never {phase:?} but {:?}", self.stored().await);
-            tokio::time::sleep(Duration::from_millis(2)).await;
-        }
+        let is_so = async || (self.stored().await.first().map(store::Cell::phase) == Some(phase)).then_some(());
+        kiyot_testkit::wait_until(format!("the record says {phase:?}"), PATIENCE, is_so).await;
     }
 }
 
 /// Waits until something holds.
 pub(super) async fn eventually(what: &str, holds: impl Fn() -> bool) {
-    let deadline = tokio::time::Instant::now() + PATIENCE;
-    while !holds() {
-        assert!(tokio::time::Instant::now() < deadline, "never came: {what}");
-        tokio::time::sleep(Duration::from_millis(2)).await;
-    }
+    kiyot_testkit::wait_until(what, PATIENCE, async || holds().then_some(())).await;
 }
 
 /// The next event that tells a cell's end.

@@ -2,6 +2,7 @@
 
 use std::{
     collections::BTreeSet,
+    ffi::OsString,
     fs::{self, DirBuilder, OpenOptions},
     io::{self, Read, Seek, SeekFrom, Write},
     os::unix::fs::{DirBuilderExt, OpenOptionsExt},
@@ -51,22 +52,22 @@ impl Home {
         Self { dir: cells.join(cell.as_str()), cell: cell.clone() }
     }
 
-    /// All that are beneath the directory of all cells.
-    pub(super) fn all(cells: &Path) -> io::Result<Vec<Self>> {
+    /// All that are beneath the directory of all cells, and the names of what else is there.
+    pub(super) fn all(cells: &Path) -> io::Result<(Vec<Self>, Vec<OsString>)> {
         let entries = match fs::read_dir(cells) {
             Ok(entries) => entries,
-            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Default::default()),
             Err(error) => return Err(error),
         };
-        let mut homes = Vec::new();
+        let (mut homes, mut strays) = (Vec::new(), Vec::new());
         for entry in entries {
             let name = entry?.file_name();
             match name.to_str().map(CellId::parse) {
                 Some(Ok(cell)) => homes.push(Self::new(cells, &cell)),
-                _ => tracing::warn!(?name, dir = %cells.display(), "What is in the directory of cells is no cell's, and is left alone"),
+                _ => strays.push(name),
             }
         }
-        Ok(homes)
+        Ok((homes, strays))
     }
 
     pub(super) fn dir(&self) -> &Path {
@@ -178,7 +179,7 @@ mod tests {
     fn what_is_kept_comes_back() {
         let dir = tempfile::tempdir().unwrap();
         let cells = dir.path().join("cells");
-        assert_eq!(Home::all(&cells).unwrap(), []);
+        assert_eq!(Home::all(&cells).unwrap(), Default::default());
         let home = Home::new(&cells, &CellId::mint().unwrap());
         home.make().unwrap();
         home.make().unwrap();
@@ -194,7 +195,7 @@ mod tests {
         home.keep(&known).unwrap();
         assert_eq!(home.known(), known);
         fs::create_dir(cells.join("not-a-cell")).unwrap();
-        assert_eq!(Home::all(&cells).unwrap(), [home]);
+        assert_eq!(Home::all(&cells).unwrap(), (vec![home], vec!["not-a-cell".into()]));
     }
 
     #[test]

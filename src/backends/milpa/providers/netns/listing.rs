@@ -1,7 +1,9 @@
-//! The list of all instances. It is asked for every few seconds: of a file that has not changed since the last list only the process is looked at.
+//! The list of all instances. It is asked for every few seconds: of a file that has not changed since the last list only the process is looked at, and what
+//! is no cell's is told of once.
 
 use std::{
     collections::HashMap,
+    ffi::OsString,
     fs, io,
     os::unix::fs::MetadataExt,
     path::Path,
@@ -15,10 +17,17 @@ use super::{
     process::Identity,
 };
 
-/// What the last list read.
+/// What the last list found.
 #[derive(Debug, Default)]
 pub(super) struct Listing {
-    last: Mutex<HashMap<CellId, Read>>,
+    last: Mutex<Found>,
+}
+
+#[derive(Debug, Default)]
+struct Found {
+    instances: HashMap<CellId, Read>,
+    /// What is in the directory and is no cell's, as it was when it was told of.
+    strays: HashMap<OsString, Option<Stamp>>,
 }
 
 /// What was read of an instance.
@@ -47,16 +56,19 @@ impl Stamp {
 impl Listing {
     /// The instances beneath the directory of all cells. Blocking.
     pub(super) fn list(&self, cells: &Path) -> io::Result<Vec<Instance>> {
-        let homes = Home::all(cells)?;
+        let (homes, strays) = Home::all(cells)?;
         let boot_id = boot_id();
         let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
+        for name in last.met(cells, strays) {
+            tracing::warn!(?name, dir = %cells.display(), "What is in the directory of cells is no cell's, and is left alone");
+        }
         let mut read = HashMap::with_capacity(homes.len());
         let mut instances = Vec::with_capacity(homes.len());
         for home in homes {
             let cell = home.id().clone();
             // Before the file is read: what changes meanwhile is read the next time.
             let stamp = Stamp::of(&home.known_file());
-            let launcher = match (stamp, last.remove(&cell)) {
+            let launcher = match (stamp, last.instances.remove(&cell)) {
                 (Some(stamp), Some(before)) if before.stamp == stamp => before.launcher,
                 _ => {
                     let known = home.known();
@@ -68,8 +80,18 @@ impl Listing {
             }
             instances.push(Instance { id: InstanceId(cell.as_str().to_owned()), cell, running: launcher.is_some_and(Identity::runs) });
         }
-        *last = read;
+        last.instances = read;
         Ok(instances)
+    }
+}
+
+impl Found {
+    /// Takes note of what is no cell's. Gives what is new, or has changed.
+    fn met(&mut self, cells: &Path, strays: Vec<OsString>) -> Vec<OsString> {
+        let now: HashMap<_, _> = strays.into_iter().map(|name| (name.clone(), Stamp::of(&cells.join(name)))).collect();
+        let before = std::mem::replace(&mut self.strays, now);
+        let is_new = |(name, stamp): &(&OsString, &Option<Stamp>)| before.get(*name) != Some(*stamp);
+        self.strays.iter().filter(is_new).map(|(name, _)| name.clone()).collect()
     }
 }
 
@@ -100,5 +122,31 @@ mod tests {
         assert_eq!(running(), [(true, false)], "of the time before a reboot");
         fs::remove_dir_all(home.dir()).unwrap();
         assert_eq!(running(), []);
+    }
+
+    #[test]
+    fn what_is_no_cells_is_told_once_and_when_it_changes() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut found = Found::default();
+        let mut told = || {
+            let (_, strays) = Home::all(dir.path()).unwrap();
+            found.met(dir.path(), strays)
+        };
+        Home::new(dir.path(), &CellId::mint().unwrap()).make().unwrap();
+        assert!(told().is_empty());
+        let (stray, other) = (dir.path().join("lost+found"), dir.path().join("notes.txt"));
+        fs::create_dir(&stray).unwrap();
+        assert_eq!(told(), ["lost+found"]);
+        assert!(told().is_empty());
+        fs::write(&other, "of somebody").unwrap();
+        assert_eq!(told(), ["notes.txt"]);
+        fs::write(&other, "of somebody else").unwrap();
+        assert_eq!(told(), ["notes.txt"]);
+        assert!(told().is_empty());
+        // It was away, and is told as anew.
+        fs::remove_dir(&stray).unwrap();
+        assert!(told().is_empty());
+        fs::create_dir(&stray).unwrap();
+        assert_eq!(told(), ["lost+found"]);
     }
 }

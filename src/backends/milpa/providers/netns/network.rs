@@ -196,7 +196,7 @@ impl Networks {
         Ports::new(home, plan.own_ports()).check().map_err(|error| ProviderError::new(ErrorClass::Invalid, doing(), error))?;
         let _alone = self.ports_lock.lock().await;
         let cells = home.dir().parent().unwrap_or(home.dir());
-        let homes = Home::all(cells).map_err(|error| ProviderError::transient(format!("list {}", cells.display()), error))?;
+        let (homes, _) = Home::all(cells).map_err(|error| ProviderError::transient(format!("list {}", cells.display()), error))?;
         for other in homes.iter().filter(|other| *other != home) {
             // What can't be read has been told when its cell's turn came, and holds nobody up.
             let Ok(Some(taken)) = Plan::read(other) else { continue };
