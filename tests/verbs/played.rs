@@ -44,6 +44,8 @@ pub(crate) struct Played {
     most: AtomicUsize,
     /// How many ends have been asked for.
     pub(crate) asked_to_end: AtomicUsize,
+    /// What the containerd of cells that are launched from now on does, if it says so.
+    pub(crate) handlers: Mutex<Option<Vec<cri::RuntimeHandler>>>,
 }
 
 #[derive(Debug)]
@@ -57,7 +59,7 @@ impl Played {
     pub(crate) fn new(dir: PathBuf) -> Arc<Self> {
         let open = || tokio::sync::Semaphore::new(tokio::sync::Semaphore::MAX_PERMITS);
         let (gate, way_out, most, asked_to_end) = (open(), open(), AtomicUsize::new(0), AtomicUsize::new(0));
-        Arc::new(Self { dir, cells: Mutex::default(), launched: Mutex::default(), gate, way_out, most, asked_to_end })
+        Arc::new(Self { dir, cells: Mutex::default(), launched: Mutex::default(), gate, way_out, most, asked_to_end, handlers: Mutex::default() })
     }
 
     /// The only cell that runs.
@@ -114,6 +116,7 @@ impl Provider for Played {
         let private = self.dir.join(spec.cell.as_str());
         let home = Home::new(spec.bootstrap.clone(), &private, "played").unwrap();
         let cell = PlayedCell::new(spec.cell.as_str(), home.handle());
+        cell.with(|state| state.handlers = self.handlers.lock().unwrap().clone());
         let (end, own) = (CancellationToken::new(), cell.clone());
         let stop = end.clone();
         let task = tokio::spawn(async move {
@@ -189,6 +192,7 @@ pub(crate) struct State {
     pub(crate) silent: Vec<&'static str>,
     /// What each container uses of the processor, if it knows that.
     pub(crate) used: Option<u64>,
+    handlers: Option<Vec<cri::RuntimeHandler>>,
 }
 
 pub(crate) type Answer = Result<Vec<u8>, Status>;
@@ -211,6 +215,7 @@ impl PlayedCell {
             lies: HashMap::new(),
             silent: Vec::new(),
             used: None,
+            handlers: None,
         })))
     }
 
@@ -397,6 +402,11 @@ impl State {
                 let cpu = cri::CpuUsage { timestamp: 101, usage_core_nano_seconds: Some(cri::UInt64Value { value }), ..Default::default() };
                 encoded(cri::ContainerStatsResponse { stats: Some(cri::ContainerStats { cpu: Some(cpu), ..Default::default() }) })
             }
+            "Status" => {
+                let runtime_handlers = self.handlers.clone().ok_or_else(|| Status::unimplemented("no status"))?;
+                encoded(cri::StatusResponse { runtime_handlers, ..Default::default() })
+            }
+            "UpdateContainerResources" => encoded(cri::UpdateContainerResourcesResponse {}),
             "ListContainers" => {
                 let of =
                     |status: &cri::ContainerStatus| cri::Container { id: status.id.clone(), metadata: status.metadata.clone(), ..Default::default() };
