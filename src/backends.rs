@@ -51,6 +51,15 @@ pub struct Declared {
     pub runtime_handlers: &'static [&'static str],
 }
 
+/// What pods of a backend may ask for that not each runtime does, as far as is known: the `RuntimeHandlerFeatures` of its handlers. A kubelet refuses a pod that asks its handler for more.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Features {
+    /// A mount that is read-only with all that is mounted beneath it.
+    pub recursive_read_only_mounts: bool,
+    /// Pods of its handlers may be left to the node ([`Decoded::leaves_to_node`]), and then have what the node's default handler does.
+    pub may_be_on_node: bool,
+}
+
 /// A backend. Object-safe and small: it hands out an upstream for raw forwarding, or answers decoded calls.
 pub trait Backend: fmt::Debug + Send + Sync + 'static {
     /// Its name.
@@ -86,6 +95,11 @@ pub trait Decoded: fmt::Debug + Send + Sync + 'static {
     fn leaves_to_node(&self, message: &[u8]) -> Option<String> {
         let _ = message;
         None
+    }
+
+    /// What its pods may ask for, from memory. None of them may ask for a user namespace of its own.
+    fn features(&self) -> Features {
+        Features::default()
     }
 
     /// Whether an image call is for a pod of this backend, from memory: `PullImage` with the uid of one of its pods, `ImageStatus` with the annotations of one.

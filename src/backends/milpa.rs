@@ -16,7 +16,7 @@ use kiyot_link::{
 use tokio_util::task::AbortOnDropHandle;
 use tonic::Status;
 
-use super::{Backend, BackendName, CallPath, Declared, Decoded, Method};
+use super::{Backend, BackendName, CallPath, Declared, Decoded, Features, Method};
 use crate::config::{MilpaBackend, Policy, ProviderKind};
 
 pub mod cells;
@@ -127,6 +127,7 @@ impl Milpa {
             streaming: Arc::new(Streaming::start().await.map_err(|error| StartError::Streaming(name.clone(), error))?),
             rules,
             adopt_within: Parts::ADOPT_WITHIN,
+            return_within: Parts::RETURN_WITHIN,
         };
         let verbs = Verbs::start(parts).await.map_err(of_store)?;
         let answers = Arc::new(Answers(Arc::clone(&verbs)));
@@ -189,6 +190,10 @@ impl Decoded for Answers {
 
     fn leaves_to_node(&self, message: &[u8]) -> Option<String> {
         self.0.leaves_to_node(message)
+    }
+
+    fn features(&self) -> Features {
+        self.0.features()
     }
 
     fn claims_image(&self, method: Method, message: &[u8]) -> bool {

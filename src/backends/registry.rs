@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeSet, sync::Arc};
 
-use super::{Backend, BackendName, CallPath, Declared, Decoded, cri::Upstream};
+use super::{Backend, BackendName, CallPath, Declared, Decoded, Features, cri::Upstream};
 
 /// The backends can't be used together.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -70,6 +70,14 @@ impl Registry {
     /// A backend.
     pub fn get(&self, name: &str) -> Option<&Arc<dyn Backend>> {
         self.backends.iter().find(|backend| backend.name().as_str() == name)
+    }
+
+    /// What pods of a backend may ask for; of a container runtime, which says so itself, nothing.
+    pub fn features(&self, name: &BackendName) -> Features {
+        match self.get(name.as_str()).map(|backend| backend.path()) {
+            Some(CallPath::Decoded(decoded)) => decoded.features(),
+            Some(CallPath::Raw(_)) | None => Features::default(),
+        }
     }
 
     /// The backends to which calls are forwarded, the node's first.

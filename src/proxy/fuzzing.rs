@@ -12,7 +12,7 @@ use super::{
     owners::Owners,
     timeout::Budget,
 };
-use crate::backends::{Method, cri::Answer};
+use crate::backends::{Features, Method, cri::Answer};
 
 /// Merges the answers that `parts` are, each in two pieces, with one list of ours. What comes of it must be one whole message, with the entries of all of them
 /// where they are lists; and a status must keep what it has, and get a handler more.
@@ -32,8 +32,9 @@ pub fn merge(parts: &[&[u8]], ours: &[u8]) {
         }
     }
     for part in parts {
+        let features = Features { recursive_read_only_mounts: !ours.is_empty(), may_be_on_node: ours.len() > 1 };
         let before = part.get(HEAD..).map(cri::StatusResponse::decode);
-        if let (Ok(merged), Some(Ok(before))) = (merge::status(answer(part), &["kiyot"]), before) {
+        if let (Ok(merged), Some(Ok(before))) = (merge::status(answer(part), &[("kiyot", features)]), before) {
             let names = |status: &cri::StatusResponse| status.runtime_handlers.iter().map(|handler| handler.name.clone()).collect::<Vec<_>>();
             let expected = if before.runtime_handlers.is_empty() { vec![String::new()] } else { names(&before) };
             let after = cri::StatusResponse::decode(&merged.body.concat()[HEAD..]);

@@ -144,7 +144,12 @@ pub(super) async fn metrics(front: &Shared, incoming: Incoming, budget: Budget, 
 /// Answers with the node's status, and the runtime handlers of the other backends.
 pub(super) async fn status(front: &Shared, incoming: Incoming, budget: Budget, caller: Caller) {
     let Some((answer, caller)) = of_node(front, incoming, budget, caller).await else { return };
-    let handlers: Vec<_> = front.registry.declared().iter().flat_map(|(_, declared)| declared.runtime_handlers).copied().collect();
+    let declared = front.registry.declared().into_iter();
+    let of_each = declared.flat_map(|(name, declared)| {
+        let features = front.registry.features(name);
+        declared.runtime_handlers.iter().map(move |&handler| (handler, features))
+    });
+    let handlers: Vec<_> = of_each.collect();
     pass_on(caller, merge::status(answer, &handlers)).await;
 }
 

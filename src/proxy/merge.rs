@@ -2,6 +2,8 @@
 
 use bytes::{BufMut, Bytes, BytesMut};
 use http::{HeaderMap, response};
+use kiyot_proto::cri;
+use prost::Message as _;
 use tonic::Status;
 
 use super::{
@@ -10,7 +12,10 @@ use super::{
     frame::{self, Body, HEAD},
     peek,
 };
-use crate::backends::cri::{Answer, MAX_MESSAGE};
+use crate::backends::{
+    Features,
+    cri::{Answer, MAX_MESSAGE},
+};
 
 /// An answer to pass on.
 #[derive(Debug)]
@@ -97,30 +102,41 @@ pub(super) fn lists(mut answers: Vec<Answer>, more: Vec<Bytes>) -> Result<Merged
 
 /// Appends runtime handlers to the node's `StatusResponse`. A list that was empty gets the default handler too: the kubelet takes an empty list for "all are
 /// known" and any other for the whole.
-pub(super) fn status(mut answer: Answer, handlers: &[&str]) -> Result<Merged, Status> {
+pub(super) fn status(mut answer: Answer, handlers: &[(&str, Features)]) -> Result<Merged, Status> {
     if !is_ok(&answer) || handlers.is_empty() {
         return Ok(answer.into());
     }
-    let lists_any = contiguous(&mut answer).is_some_and(|message| peek::has(&message, RUNTIME_HANDLERS));
-    let default: &[&str] = if lists_any { &[] } else { &[""] };
+    let message = contiguous(&mut answer).unwrap_or_default();
     let mut more = BytesMut::new();
-    for handler in default.iter().chain(handlers) {
-        put_handler(&mut more, handler);
+    if !peek::has(&message, RUNTIME_HANDLERS) {
+        put_handler(&mut more, "", false);
+    }
+    for (handler, features) in handlers {
+        // Of a pod that the node may get nothing is promised that the node does not do: its runtime could pass over it without a word.
+        let recursive = features.recursive_read_only_mounts && (!features.may_be_on_node || default_handler(&message).recursive_read_only_mounts);
+        put_handler(&mut more, handler, recursive);
     }
     lists(vec![answer], vec![more.freeze()])
 }
 
-/// `RuntimeHandler { name, features: {} }`, as an element of `runtime_handlers`.
-fn put_handler(out: &mut BytesMut, name: &str) {
+/// What the default handler of a `StatusResponse` does.
+fn default_handler(status: &[u8]) -> cri::RuntimeHandlerFeatures {
+    let handlers = cri::StatusResponse::decode(status).unwrap_or_default().runtime_handlers;
+    handlers.into_iter().find(|handler| handler.name.is_empty()).and_then(|handler| handler.features).unwrap_or_default()
+}
+
+/// `RuntimeHandler { name, features: { recursive_read_only_mounts } }`, as an element of `runtime_handlers`.
+fn put_handler(out: &mut BytesMut, name: &str, recursive_read_only_mounts: bool) {
     // Names are the backends' own short words; a longer one could not be a RuntimeClass's handler (a DNS label).
     let name = &name.as_bytes()[..name.len().min(63)];
     let name_field = if name.is_empty() { 0 } else { 2 + name.len() };
-    out.put_slice(&[(RUNTIME_HANDLERS as u8) << 3 | 2, (name_field + 2) as u8]);
+    let features: &[u8] = if recursive_read_only_mounts { &[0x12, 2, 0x08, 1] } else { &[0x12, 0] };
+    out.put_slice(&[(RUNTIME_HANDLERS as u8) << 3 | 2, (name_field + features.len()) as u8]);
     if !name.is_empty() {
         out.put_slice(&[0x0a, name.len() as u8]);
         out.put_slice(name);
     }
-    out.put_slice(&[0x12, 0]);
+    out.put_slice(features);
 }
 
 #[cfg(test)]

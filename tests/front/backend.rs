@@ -12,7 +12,7 @@ use std::{
 use async_trait::async_trait;
 use bytes::Bytes;
 use futures::{StreamExt, stream::BoxStream};
-use kiyot::backends::{Backend, BackendName, CallPath, Declared, Decoded, Method};
+use kiyot::backends::{Backend, BackendName, CallPath, Declared, Decoded, Features, Method};
 use kiyot_proto::cri;
 use prost::Message;
 use tokio::sync::mpsc;
@@ -32,6 +32,8 @@ pub(crate) struct Cells {
     pub(crate) hanging: Arc<AtomicUsize>,
     /// Who reads events.
     pub(crate) events: Mutex<Vec<mpsc::UnboundedSender<Result<Bytes, Status>>>>,
+    /// What its pods may ask for.
+    pub(crate) features: Mutex<Features>,
     /// Images that its pods have.
     pub(crate) images: Mutex<HashMap<String, Vec<u8>>>,
 }
@@ -58,6 +60,10 @@ impl Decoded for Cells {
     fn leaves_to_node(&self, message: &[u8]) -> Option<String> {
         let config = cri::RunPodSandboxRequest::decode(message).ok()?.config?;
         config.labels.contains_key("stays").then(|| "asks for it".to_owned())
+    }
+
+    fn features(&self) -> Features {
+        *self.features.lock().unwrap()
     }
 
     fn claims_image(&self, method: Method, message: &[u8]) -> bool {

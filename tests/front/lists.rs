@@ -1,6 +1,6 @@
 //! Lists are whole or an error.
 
-use kiyot::backends::Method;
+use kiyot::backends::{Features, Method};
 use kiyot_proto::cri;
 use prost::Message;
 use tonic::Code;
@@ -189,6 +189,22 @@ async fn handlers_of_the_node_keep_what_they_say_of_themselves() {
     // A kubelet refuses a pod that wants one of these of a handler without it: in cells there is neither.
     let kiyot = cri::RuntimeHandler { name: "kiyot".into(), features: features(false) };
     assert_eq!(status.runtime_handlers, [handlers, vec![kiyot]].concat());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_handler_of_cells_says_what_cells_do() {
+    let door = Setup::default().open();
+    let node = cri::StatusResponse { status: Some(cri::RuntimeStatus::default()), ..Default::default() };
+    let _runtime = Played::constant(&door.containerd(), node.encode_to_vec());
+    let caller = door.caller().await;
+    for (recursive_read_only_mounts, may_be_on_node, told) in [(false, false, false), (true, false, true), (true, true, false)] {
+        *door.cells.features.lock().unwrap() = Features { recursive_read_only_mounts, may_be_on_node };
+        let status = cri::StatusResponse::decode(caller.call(Method::Status, b"").await.ok()).unwrap();
+        let features = Some(cri::RuntimeHandlerFeatures { recursive_read_only_mounts: told, user_namespaces: false });
+        let none = Some(cri::RuntimeHandlerFeatures::default());
+        let handlers = [("", none), ("kiyot", features)].map(|(name, features)| cri::RuntimeHandler { name: name.into(), features });
+        assert_eq!(status.runtime_handlers, handlers);
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]

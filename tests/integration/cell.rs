@@ -29,6 +29,7 @@ mod placement;
 mod processes;
 mod profiles;
 mod pulls;
+mod read_only;
 mod reboot;
 mod refusals;
 mod registries;

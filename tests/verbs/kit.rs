@@ -194,6 +194,7 @@ impl Daemon {
             streaming: Arc::new(Streaming::start().await.unwrap()),
             rules: Rules { policy: Policy::default(), isolation: provider.isolation() },
             adopt_within,
+            return_within: LIMIT,
         };
         let verbs = Verbs::start(parts).await.unwrap();
         Self { verbs, cells, gateway, store }

@@ -116,3 +116,40 @@ async fn image_calls_of_the_pod_are_claimed() {
     other.image.as_mut().unwrap().annotations.clear();
     assert!(!claims(&other));
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_only_a_cell_knows_of_a_container_is_known_after_a_restart() {
+    let kiyot = Fixture::start().await;
+    let sandbox = kiyot.run("web").await;
+    let container = kiyot.create(&sandbox, "main").await;
+    let cell = kiyot.provider.only();
+    let resources = |memory_limit_in_bytes| {
+        let linux = cri::LinuxContainerResources { memory_limit_in_bytes, ..Default::default() };
+        Some(cri::ContainerResources { linux: Some(linux), ..Default::default() })
+    };
+    let user = Some(cri::ContainerUser { linux: Some(cri::LinuxContainerUser { uid: 7, ..Default::default() }) });
+    cell.with(|state| {
+        let status = state.containers.get_mut("c0").unwrap();
+        (status.resources, status.user) = (resources(64), user.clone());
+    });
+    kiyot.start_container(&container).await;
+    let told = |kiyot: &Fixture| {
+        let status = kiyot.status(&container).unwrap();
+        (status.state(), status.resources, status.user)
+    };
+    assert_eq!(told(&kiyot), (cri::ContainerState::ContainerRunning, resources(64), user.clone()));
+    // As a kubelet resizes it.
+    cell.with(|state| state.containers.get_mut("c0").unwrap().resources = resources(128));
+    let update = cri::UpdateContainerResourcesRequest { container_id: container.clone(), ..Default::default() };
+    kiyot.call::<cri::UpdateContainerResourcesResponse>(Method::UpdateContainerResources, update).await.unwrap();
+    assert_eq!(told(&kiyot).1, resources(128));
+    // Its cell says nothing any more.
+    cell.with(|state| state.silent.push("Watch"));
+    let kiyot = kiyot.restart().await;
+    assert_eq!(told(&kiyot), (cri::ContainerState::ContainerRunning, resources(128), user.clone()));
+    // Nor is it forgotten with its end, whoever tells that.
+    kiyot.provider.crash();
+    kiyot.exited(&container).await;
+    let kiyot = kiyot.restart().await;
+    assert_eq!(told(&kiyot), (cri::ContainerState::ContainerExited, resources(128), user));
+}

@@ -2,6 +2,7 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "what a test can't set up fails the test, at the place")]
 
 mod events;
+mod features;
 mod ids;
 mod kit;
 mod liars;

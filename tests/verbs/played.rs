@@ -16,6 +16,7 @@ use kiyot::backends::milpa::{
     providers::{Attachment, ErrorClass, Instance, InstanceId, Isolation, LaunchSpec, Provider, ProviderError},
 };
 use kiyot_cell::home::Home;
+use kiyot_proto::cri;
 use kiyot_testkit::cell::{PlayedCell, Ways};
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
@@ -37,6 +38,8 @@ pub(crate) struct Played {
     pub(crate) refuses_to_end: AtomicBool,
     /// What ids of cells begin with.
     ids: String,
+    /// What the containerd of cells that are launched from now on does, if it says so.
+    pub(crate) handlers: Mutex<Option<Vec<cri::RuntimeHandler>>>,
 }
 
 #[derive(Debug)]
@@ -59,6 +62,7 @@ impl Played {
             asked_to_end: AtomicUsize::new(0),
             refuses_to_end: AtomicBool::new(false),
             ids: ids.to_owned(),
+            handlers: Mutex::default(),
         })
     }
 
@@ -117,6 +121,7 @@ impl Provider for Played {
         let home = Home::new(spec.bootstrap.clone(), &private, "played").unwrap();
         let ways = Ways { ids: self.ids.clone(), heartbeat: None };
         let cell = PlayedCell::new(spec.cell.as_str(), home.handle(), ways);
+        cell.with(|state| state.handlers = self.handlers.lock().unwrap().clone());
         let (end, own) = (CancellationToken::new(), cell.clone());
         let stop = end.clone();
         let task = tokio::spawn(async move {

@@ -1,7 +1,8 @@
 //! What containers use, when their cell does not say it.
 
 use kiyot::backends::Method;
-use kiyot_proto::cri;
+use kiyot_proto::{cell, cri};
+use prost::Message;
 
 use crate::kit::{Fixture, until};
 
@@ -52,4 +53,72 @@ async fn a_pod_is_listed_when_its_sandbox_is_answered_and_has_its_containers_whe
     assert_eq!(only.attributes.unwrap().id, container);
     kiyot.provider.only().exit("c0", 0);
     until("the usage ends with the container", || containers().is_empty()).await;
+}
+
+/// What a cell says of its only container and of its pod.
+fn beat(container: &str, used: u64) -> cell::event::Event {
+    let cpu = || Some(cri::CpuUsage { timestamp: 1, usage_core_nano_seconds: Some(cri::UInt64Value { value: used }), ..Default::default() });
+    let attributes = Some(cri::ContainerAttributes { id: container.to_owned(), ..Default::default() });
+    let containers = vec![cri::ContainerStats { attributes, cpu: cpu(), ..Default::default() }];
+    let linux = Some(cri::LinuxPodSandboxStats { cpu: cpu(), ..Default::default() });
+    cell::event::Event::Heartbeat(cell::Heartbeat { containers, sandbox: Some(cri::PodSandboxStats { linux, ..Default::default() }) })
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn after_a_restart_who_asks_for_usage_waits_for_the_cells_of_before() {
+    let kiyot = Fixture::start().await;
+    let (one, other) = (kiyot.run("one").await, kiyot.run("other").await);
+    let (of_one, of_other) = (kiyot.create(&one, "main").await, kiyot.create(&other, "main").await);
+    kiyot.start_container(&of_one).await;
+    kiyot.start_container(&of_other).await;
+    let cells = [kiyot.provider.nth(0), kiyot.provider.nth(1)];
+    cells.iter().for_each(|cell| cell.with(|state| state.silent.push("Watch")));
+
+    let kiyot = kiyot.restart().await;
+    let at_once = |method, message: Vec<u8>| kiyot.daemon.verbs.snapshot(method, &message);
+    let of_pod = |id: &str| {
+        let filter = Some(cri::ContainerStatsFilter { pod_sandbox_id: id.to_owned(), ..Default::default() });
+        cri::ListContainerStatsRequest { filter }.encode_to_vec()
+    };
+    for (method, message) in [
+        (Method::ListContainerStats, vec![]),
+        (Method::ListContainerStats, of_pod(&one)),
+        (Method::ListPodSandboxStats, vec![]),
+        (Method::ContainerStats, cri::ContainerStatsRequest { container_id: of_one.clone() }.encode_to_vec()),
+        (Method::PodSandboxStats, cri::PodSandboxStatsRequest { pod_sandbox_id: one.clone() }.encode_to_vec()),
+    ] {
+        assert!(at_once(method, message).is_none(), "{method} waits");
+    }
+    // What does not ask for them is answered at once.
+    assert!(at_once(Method::ContainerStats, cri::ContainerStatsRequest { container_id: "nobody's".to_owned() }.encode_to_vec()).unwrap().is_err());
+    assert_eq!((kiyot.containers().len(), kiyot.sandboxes().len()), (2, 2));
+
+    let all = kiyot.call::<cri::ListPodSandboxStatsResponse>(Method::ListPodSandboxStats, cri::ListPodSandboxStatsRequest::default());
+    let cells_come_back = async {
+        for (cell, pod, container, used) in [(&cells[0], &one, &of_one, 7), (&cells[1], &other, &of_other, 8)] {
+            assert!(at_once(Method::ListContainerStats, of_pod(pod)).is_none());
+            cell.with(|state| state.silent.clear());
+            until("its usage is listed", || {
+                // Its watch may not have begun.
+                cell.with(|state| state.tell(beat("c0", used)));
+                at_once(Method::ListContainerStats, of_pod(pod)).is_some()
+            })
+            .await;
+            let stats = cri::ListContainerStatsResponse::decode(at_once(Method::ListContainerStats, of_pod(pod)).unwrap().unwrap()).unwrap().stats;
+            assert_eq!(stats.len(), 1);
+            assert_eq!(stats[0].attributes.as_ref().unwrap().id, *container);
+            assert_eq!(stats[0].cpu.unwrap().usage_core_nano_seconds, Some(cri::UInt64Value { value: used }));
+        }
+    };
+    let (all, ()) = tokio::join!(all, cells_come_back);
+    let told = |stats: &cri::PodSandboxStats| {
+        let linux = stats.linux.as_ref().unwrap();
+        let used = linux.containers.iter().map(|container| (container.attributes.as_ref().unwrap().id.clone(), container.cpu.unwrap()));
+        (stats.attributes.as_ref().unwrap().id.clone(), linux.cpu.unwrap().usage_core_nano_seconds.unwrap().value, used.collect::<Vec<_>>().len())
+    };
+    let mut told: Vec<_> = all.unwrap().stats.iter().map(told).collect();
+    told.sort();
+    let mut expected = vec![(one, 7, 1), (other, 8, 1)];
+    expected.sort();
+    assert_eq!(told, expected);
 }

@@ -75,6 +75,8 @@ pub struct State {
     pub silent: Vec<&'static str>,
     /// What each container uses of the processor, if it knows that.
     pub used: Option<u64>,
+    /// What its containerd's handlers do, if it says so.
+    pub handlers: Option<Vec<cri::RuntimeHandler>>,
 }
 
 impl PlayedCell {
@@ -97,6 +99,7 @@ impl PlayedCell {
             lies: HashMap::new(),
             silent: Vec::new(),
             used: None,
+            handlers: None,
         })))
     }
 
@@ -317,6 +320,11 @@ impl State {
                 let cpu = cri::CpuUsage { timestamp: 101, usage_core_nano_seconds: Some(cri::UInt64Value { value }), ..Default::default() };
                 encoded(cri::ContainerStatsResponse { stats: Some(cri::ContainerStats { cpu: Some(cpu), ..Default::default() }) })
             }
+            "Status" => {
+                let runtime_handlers = self.handlers.clone().ok_or_else(|| Status::unimplemented("no status"))?;
+                encoded(cri::StatusResponse { runtime_handlers, ..Default::default() })
+            }
+            "UpdateContainerResources" => encoded(cri::UpdateContainerResourcesResponse {}),
             "ListContainers" => {
                 let of =
                     |status: &cri::ContainerStatus| cri::Container { id: status.id.clone(), metadata: status.metadata.clone(), ..Default::default() };

@@ -37,7 +37,9 @@ pub enum Table {
     Containers,
     /// `ContainerStatus` by container id.
     ContainerStatuses,
-    /// Single values by name: the node's boot id, the certificate authority.
+    /// `CellRuntime` by a name.
+    Runtime,
+    /// The certificate authority, by a name.
     Node,
 }
 
@@ -50,6 +52,7 @@ impl Table {
             Self::SandboxStatuses => "sandbox_statuses",
             Self::Containers => "containers",
             Self::ContainerStatuses => "container_statuses",
+            Self::Runtime => "runtime",
             Self::Node => "node",
         }
     }

@@ -34,6 +34,7 @@ mod dispatch;
 mod exec;
 mod exit;
 mod failure;
+mod features;
 mod filter;
 mod flight;
 #[doc(hidden)]
@@ -45,6 +46,7 @@ mod records;
 mod remove;
 mod restore;
 mod restored;
+mod returning;
 mod rewrite;
 mod run_sandbox;
 mod seccomp;
@@ -85,11 +87,16 @@ pub struct Parts {
     pub rules: policy::Rules,
     /// How long a sandbox is kept that was made for a caller who was gone, and that nobody has asked for since.
     pub adopt_within: Duration,
+    /// How long after the start the usage of pods of before is waited for.
+    pub return_within: Duration,
 }
 
 impl Parts {
     /// The usual `adopt_within`: several rounds of a kubelet that tries again.
     pub const ADOPT_WITHIN: Duration = Duration::from_secs(180);
+    /// The usual `return_within`: an agent dials every two seconds at least, and says what its pod uses as soon as it is watched. The usage of a cell that is silent for longer is not told
+    /// anyway.
+    pub const RETURN_WITHIN: Duration = Duration::from_secs(15);
 }
 
 /// A sandbox's name: no two may be there with the same one.
@@ -125,6 +132,10 @@ pub struct Verbs {
     unclaimed: Mutex<HashMap<SandboxId, Instant>>,
     /// Containers whose end is being recorded.
     ending: Mutex<HashSet<ContainerId>>,
+    /// What the runtime of cells does.
+    told: features::Told,
+    /// Until then the cells of before are waited for.
+    returned_by: Instant,
     /// Cells that are watched.
     watched: Mutex<HashMap<CellId, Watched>>,
     /// Asks name servers of the node for cells.
@@ -138,12 +149,14 @@ impl Verbs {
     pub async fn start(parts: Parts) -> Result<Arc<Self>, StoreError> {
         let verbs = Arc::new(Self {
             rules: RwLock::new(parts.rules),
+            returned_by: Instant::now() + parts.return_within,
             parts,
             view: View::new(),
             launches: Arc::new(Flights::new()),
             creations: Arc::new(Flights::new()),
             unclaimed: Mutex::default(),
             ending: Mutex::default(),
+            told: features::Told::default(),
             watched: Mutex::default(),
             resolver: Resolver::default(),
             tasks: TaskTracker::new(),

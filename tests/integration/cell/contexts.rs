@@ -159,10 +159,14 @@ async fn what_a_cell_does_not_have_is_refused_by_name() {
     let running = kubelet.run_pod(&pod("modest", WAIT)).await.unwrap();
     let more = Container::script("more", WAIT);
     let device = |config: &mut cri::ContainerConfig| {
-        config.devices.push(cri::Device { container_path: "/dev/kvm".to_owned(), host_path: "/dev/kvm".to_owned(), permissions: "rw".to_owned() });
+        config.devices.push(cri::Device { container_path: "/dev/data".to_owned(), host_path: "/dev/loop7".to_owned(), permissions: "rw".to_owned() });
     };
     let status = kubelet.create_container_with(&running, &more, 0, device).await.unwrap_err();
-    assert!(status.code() == Code::InvalidArgument && status.message().contains("/dev/kvm"), "{status:?}");
+    assert!(
+        status.code() == Code::InvalidArgument
+            && ["\"more\"", "/dev/loop7", "/dev/data", "block volume", "policy"].iter().all(|word| status.message().contains(word)),
+        "{status:?}"
+    );
     let status = kubelet.create_container_with(&running, &more, 0, |config| context(config).privileged = true).await.unwrap_err();
     assert!(status.code() == Code::InvalidArgument && status.message().contains("privileged"), "{status:?}");
     let request = cri::CheckpointContainerRequest { container_id: running.container("main").id.clone(), ..Default::default() };

@@ -1,8 +1,10 @@
 //! Logs of pods in cells, read where a kubelet reads them.
 
-use kiyot_testkit::{Kiyot, Node, cri};
+use std::fs;
 
-use super::{ends_without_a_trace, options, pod};
+use kiyot_testkit::{Kiyot, LIMIT, Node, cri, wait_until};
+
+use super::{WAIT, disks::Disk, ends_without_a_trace, faults::processes, options, pod};
 
 #[tokio::test]
 async fn a_log_is_complete_and_in_order() {
@@ -47,4 +49,51 @@ async fn a_rotated_log_goes_on_in_a_new_file() {
     let refused = kubelet.runtime.reopen_container_log(cri::ReopenContainerLogRequest { container_id: main.id.clone() }).await;
     assert!(refused.is_err(), "only a running container's log is opened again");
     ends_without_a_trace(&mut kubelet, &kiyot, &running).await;
+}
+
+/// The most memory that a process ever had, in bytes.
+fn peak(pid: &str) -> u64 {
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
+    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).unwrap();
+    line.trim().trim_end_matches(" kB").parse::<u64>().unwrap() * 1024
+}
+
+#[tokio::test]
+async fn a_log_that_nobody_takes_is_in_no_memory() {
+    const MIB: u64 = 1 << 20;
+    const LOG: u64 = 256 * MIB;
+    let node = Node::start().await;
+    // The node has no room for it.
+    let disk = Disk::mount(&node.pod_logs(), "size=256k");
+    let kiyot = Kiyot::start(&node, options()).await;
+    let mut kubelet = kiyot.kubelet().await;
+    let lines = LOG / 16384;
+    let script = format!(
+        "until [ -e /tmp/go ]; do sleep 0.1; done; l=$(head -c 16383 /dev/zero | tr '\\0' x); i=0; while [ $i -lt {lines} ]; do i=$((i+1)); echo $l; done; \
+         touch /tmp/done; {WAIT}"
+    );
+    let running = kubelet.run_pod(&pod("torrent", &script)).await.unwrap();
+    let main = running.container("main").id.clone();
+    let cell = kiyot.cells().remove(0);
+    let daemon = kiyot.pid().to_string();
+    let agent = processes(&["kiyot-cell", "agent", &cell]).remove(0);
+    let before = [peak(&daemon), peak(&agent)];
+    kubelet.exec_sync(&main, &["touch", "/tmp/go"]).await.unwrap();
+    wait_until("the container has written all, held up by nobody", 2 * LIMIT, async || {
+        (kubelet.exec_sync(&main, &["test", "-e", "/tmp/done"]).await.ok()?.code == 0).then_some(())
+    })
+    .await;
+    wait_until("the daemon says what is the matter", LIMIT, async || kiyot.log().contains("No space left on device").then_some(())).await;
+    let log = kiyot.state().join("cells").join(&cell).join("pod/logs").join(&main).join("0.log");
+    assert!(fs::metadata(&log).unwrap().len() > LOG, "the cell has it on its disk");
+    let after = [peak(&daemon), peak(&agent)];
+    for (before, after) in before.into_iter().zip(after) {
+        // The kernel counts roughly.
+        let more = after.saturating_sub(before);
+        assert!(more < LOG / 4, "{} MiB more of memory for {} MiB of log", more / MIB, LOG / MIB);
+    }
+    kubelet.stop_container(&main, 1).await.unwrap();
+    ends_without_a_trace(&mut kubelet, &kiyot, &running).await;
+    drop(kiyot);
+    drop(disk);
 }

@@ -225,3 +225,24 @@ async fn names_and_resolv_conf_are_as_on_the_node() {
     }
     assert_eq!(kiyot.cells(), Vec::<String>::new());
 }
+
+#[tokio::test]
+async fn a_signal_of_the_containers_own_is_used_as_on_the_node() {
+    let node = Node::start().await;
+    let kiyot = Kiyot::start(&node, options()).await;
+    let mut kubelet = kiyot.kubelet().await;
+    let mut pods = both(&mut kubelet, "signalled").await;
+    let main = Container::script("main", "trap 'exit 5' USR1; trap 'exit 7' TERM; echo ready; while :; do sleep 0.1; done");
+    let mut ends = Vec::new();
+    for pod in &mut pods {
+        let id = begin(&mut kubelet, pod, &main, |config| config.stop_signal = cri::Signal::Sigusr1.into()).await.unwrap();
+        kubelet.logged(pod.container("main"), "ready").await;
+        let told = kubelet.container_status(&id).await.unwrap().stop_signal();
+        kubelet.stop_container(&id, 30).await.unwrap();
+        ends.push((told, kubelet.exited(&id).await.exit_code));
+    }
+    // containerd before 2.2 passes over it, and says of no signal that it is used.
+    assert!([(cri::Signal::RuntimeDefault, 7), (cri::Signal::Sigusr1, 5)].contains(&ends[0]), "{ends:?}");
+    assert_eq!(ends[1], ends[0], "in the cell, and on the node");
+    end(&mut kubelet, &kiyot, pods).await;
+}

@@ -171,13 +171,14 @@ async fn what_the_node_has_pulled_no_cell_pulls_again() {
 #[tokio::test]
 async fn layers_that_the_node_discarded_are_pulled() {
     let node = Node::start_discarding_layers().await;
-    let registry = Registry::start(&node, Access::Open);
-    let (name, _) = registry.image("app:1", &saying("whole"));
+    let registry = Registry::start(&node, Access::Basic("violet".to_owned(), "sesame".to_owned()));
+    let (name, _) = registry.image("violet/app:1", &saying("whole"));
+    let credentials = || Some(auth("violet", "sesame"));
     let kiyot = Kiyot::start(&node, with_mirrors(&node)).await;
     let mut kubelet = kiyot.kubelet().await;
     // On the node: for no pod in a cell.
     let local = Pod::new("local");
-    let on_node = kubelet.pull(&local, &kubelet.prepare(&local), &name, None).await.unwrap();
+    let on_node = kubelet.pull(&local, &kubelet.prepare(&local), &name, credentials()).await.unwrap();
     let fetched = blobs(&registry.asked());
     wait_until("the node has discarded a layer", LIMIT, async || {
         // Removing something makes containerd collect its garbage.
@@ -189,7 +190,10 @@ async fn layers_that_the_node_discarded_are_pulled() {
     .await;
 
     let mut pod = sandbox(&mut kubelet, "whole").await;
+    // Never: the kubelet gives up. Else it is pulled, by who may.
     assert_eq!(kubelet.image_status(&pod.spec, &name).await.unwrap(), None, "the node can't give it");
+    assert!(kubelet.pull(&pod.spec, &pod.config, &name, None).await.is_err());
+    assert_eq!(kubelet.pull(&pod.spec, &pod.config, &name, credentials()).await.unwrap(), on_node);
     assert_eq!(says(&mut kubelet, &mut pod, "main", &name, "whole").await, on_node, "it is the same image");
     assert_eq!(blobs(&registry.asked()), fetched);
     ends_without_a_trace(&mut kubelet, &kiyot, &pod).await;

@@ -53,6 +53,31 @@ async fn attach_shows_what_a_container_writes() {
 }
 
 #[tokio::test]
+async fn attach_has_the_terminal_of_a_container_with_its_input_and_its_size() {
+    let node = Node::start().await;
+    let kiyot = Kiyot::start(&node, options()).await;
+    let mut kubelet = kiyot.kubelet().await;
+    let script = "until [ \"$(stty size)\" = '45 123' ]; do sleep 0.1; done; echo re''sized; read word; echo got $word; exit 4";
+    let mut main = Container::script("main", script);
+    (main.tty, main.stdin) = (true, true);
+    let running = kubelet.run_pod(&Pod::new("terminal").in_cell().container(main)).await.unwrap();
+    let main = running.container("main").clone();
+    let request = cri::AttachRequest { container_id: main.id.clone(), stdin: true, tty: true, stdout: true, stderr: false };
+    let url = kubelet.runtime.attach(request).await.unwrap().into_inner().url;
+    let mut streams = Streams::open(&url).await.unwrap();
+    streams.send(4, br#"{"Width":123,"Height":45}"#).await;
+    let told = streams.read_until(1, "resized").await;
+    assert!(told.contains("resized"), "{told}");
+    streams.send(0, b"sesame\n").await;
+    let told = streams.read_until(1, "got sesame").await;
+    assert!(told.contains("got sesame"), "{told}");
+    assert_eq!(kubelet.exited(&main.id).await.exit_code, 4);
+    kubelet.logged(&main, "got sesame").await;
+    drop(streams);
+    ends_without_a_trace(&mut kubelet, &kiyot, &running).await;
+}
+
+#[tokio::test]
 async fn a_port_is_forwarded_into_the_cell() {
     let node = Node::start().await;
     let kiyot = Kiyot::start(&node, options()).await;

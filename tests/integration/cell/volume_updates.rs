@@ -142,3 +142,32 @@ async fn a_volume_that_is_too_large_now_stays_as_it_was_and_that_is_said() {
     assert_eq!(said(&mut kubelet, &main, "cat /settings/colour").await, "red");
     ends_without_a_trace(&mut kubelet, &kiyot, &running).await;
 }
+
+#[tokio::test]
+async fn updates_show_by_their_news_and_not_when_all_volumes_are_compared() {
+    // All are compared each minute, so that a few of these would take longer than all of them may.
+    const UPDATES: usize = 12;
+    let node = Node::start().await;
+    let kiyot = Kiyot::start(&node, options()).await;
+    let mut kubelet = kiyot.kubelet().await;
+    let content = |n: usize| Source::files(&[("version", &n.to_string())]);
+    let volumes = ["settings", "key", "token", "about"];
+    let spec = Pod::new("prompt")
+        .in_cell()
+        .volume("settings", Source::ConfigMap(content(0)))
+        .volume("key", Source::Secret(content(0)))
+        .volume("token", Source::Projected(content(0)))
+        .volume("about", Source::DownwardApi(content(0)))
+        .container(volumes.iter().fold(Container::script("main", WAIT), |main, name| main.mount(name, &format!("/{name}"))));
+    let running = kubelet.run_pod(&spec).await.unwrap();
+    let main = running.container("main").id.clone();
+    let all = async {
+        for n in 1..=UPDATES {
+            let volume = volumes[n % volumes.len()];
+            kubelet.update_volume(&spec, volume, &content(n));
+            shows(&mut kubelet, &main, &format!("cat /{volume}/version"), &n.to_string()).await;
+        }
+    };
+    tokio::time::timeout(LIMIT, all).await.expect("updates show when they are made");
+    ends_without_a_trace(&mut kubelet, &kiyot, &running).await;
+}

@@ -1,8 +1,8 @@
 //! Volumes of pods in cells.
 
-use kiyot_testkit::{Container, Kiyot, Node, Pod, Source};
+use kiyot_testkit::{Container, Kiyot, LIMIT, Node, Pod, Source, wait_until};
 
-use super::{WAIT, ends_without_a_trace, options, shows};
+use super::{WAIT, ends_without_a_trace, faults, options, said, shows};
 
 #[tokio::test]
 async fn files_of_the_kubelet_are_there_with_their_modes() {
@@ -71,4 +71,55 @@ async fn an_update_on_the_node_shows_in_the_cell() {
     kubelet.update_volume(&spec, "token", &Source::files(&[("token", "three")]));
     shows(&mut kubelet, &main, "cat /token/token", "three").await;
     ends_without_a_trace(&mut kubelet, &kiyot, &running).await;
+}
+
+#[tokio::test]
+async fn an_empty_dir_lives_as_long_as_its_cell() {
+    let node = Node::start().await;
+    let mut kiyot = Kiyot::start(&node, options()).await;
+    let mut kubelet = kiyot.kubelet().await;
+    let container = Container::script("main", WAIT).mount("scratch", "/scratch").mount("fast", "/fast");
+    let spec = Pod::new("scratching")
+        .in_cell()
+        .volume("scratch", Source::EmptyDir { memory: false })
+        .volume("fast", Source::EmptyDir { memory: true })
+        .container(container.clone());
+    let mut first = kubelet.run_pod(&spec).await.unwrap();
+    let mut main = first.container("main").id.clone();
+    said(&mut kubelet, &main, "echo kept > /scratch/file; echo kept > /fast/file; chmod 640 /scratch/file").await;
+    // With each attempt, after the agent, and after the daemon.
+    for attempt in 1..=3 {
+        kubelet.stop_container(&main, 1).await.unwrap();
+        match attempt {
+            2 => faults::kill9(&faults::processes(&["kiyot-cell", "agent", &kiyot.cells()[0]])),
+            3 => {
+                kiyot.kill9();
+                kiyot.start_again().await;
+                kubelet = kiyot.kubelet().await;
+            }
+            _ => {}
+        }
+        let made = wait_until("the next attempt is made", LIMIT, async || kubelet.create_container(&first, &container, attempt).await.ok()).await;
+        kubelet.start_container(&made.id).await.unwrap();
+        main.clone_from(&made.id);
+        first.containers.insert(format!("main-{attempt}"), made);
+        assert_eq!(
+            said(&mut kubelet, &main, "cat /scratch/file /fast/file; stat -c %a /scratch/file").await,
+            "kept\nkept\n640\n",
+            "attempt {attempt}"
+        );
+    }
+    // A new sandbox of the same pod is another cell, and begins with nothing; on a node it would go on with what there was.
+    kubelet.stop_pod(&first).await.unwrap();
+    let mut config = first.config.clone();
+    config.metadata.as_mut().unwrap().attempt = 1;
+    let sandbox = kubelet.run_sandbox(&config, "").await.unwrap();
+    let mut second = kubelet.running(&spec, config, sandbox);
+    let made = kubelet.create_container(&second, &container, 4).await.unwrap();
+    kubelet.start_container(&made.id).await.unwrap();
+    assert_eq!(said(&mut kubelet, &made.id, "ls -A /scratch /fast").await, "/fast:\n\n/scratch:\n");
+    second.containers.insert("main".to_owned(), made);
+    let old = kiyot_testkit::cri::RemovePodSandboxRequest { pod_sandbox_id: first.sandbox };
+    kubelet.runtime.remove_pod_sandbox(old).await.unwrap();
+    ends_without_a_trace(&mut kubelet, &kiyot, &second).await;
 }

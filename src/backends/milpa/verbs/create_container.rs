@@ -8,7 +8,7 @@ use kiyot_proto::{
 };
 use tonic::{Code, Status};
 
-use super::{Verbs, calls, clock, failure, flight::Boarded, policy, rewrite, view::Sandbox};
+use super::{Verbs, calls, clock, failure, flight::Boarded, policy, rewrite, view, view::Sandbox};
 use crate::backends::milpa::{
     cells::Cell,
     id::ContainerId,
@@ -175,7 +175,8 @@ impl Verbs {
         let status = records::ContainerStatus { log_base, ..Default::default() };
         let _records = sandbox.records.lock().await;
         let mut batch = Batch::default();
-        batch.put(Table::Containers, id.as_str(), &meta).put(Table::ContainerStatuses, id.as_str(), &status);
+        let record = records::ContainerStatus { told: view::kept(&told), ..status.clone() };
+        batch.put(Table::Containers, id.as_str(), &meta).put(Table::ContainerStatuses, id.as_str(), &record);
         self.parts.store.commit(batch).await.map_err(|error| failure::of_store(&error))?;
         if self.view.insert_container(&meta, status, Some(&told)).map_err(|error| failure::of_id(&error))? {
             return Ok(());

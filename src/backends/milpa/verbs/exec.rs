@@ -9,7 +9,7 @@ use kiyot_proto::cri;
 use tonic::Status;
 
 use super::{
-    Verbs, calls,
+    Verbs, calls, failure,
     rewrite::Addressed,
     view::{Container, Sandbox},
 };
@@ -94,6 +94,10 @@ impl Verbs {
         let answer = calls::answered(time, "UpdateContainerResources", call).await.map_err(|status| container.restored(&status))?;
         if let Err(status) = self.ask(&cell, &container).await {
             tracing::debug!(container = %container.id, status = status.message(), "What a container's resources are now will be known with the next news of it");
+        }
+        // Its state is the same, so that nothing of this was kept yet.
+        if let Err(error) = self.change_container(&container, |current| Some(current.clone())).await {
+            tracing::warn!(container = %container.id, error = failure::chain(&error), "What a container's resources are now could not be recorded");
         }
         Ok(answer)
     }

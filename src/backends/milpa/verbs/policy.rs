@@ -82,7 +82,12 @@ pub fn check_container(rules: &Rules, config: &cri::ContainerConfig) -> Result<(
     let name = config.metadata.as_ref().map(|metadata| metadata.name.as_str()).unwrap_or_default();
     let name = format!("container {name:?}");
     if let Some(device) = config.devices.first() {
-        return Err(refusal(&name, &format!("the device {:?} of the node", device.host_path)));
+        // Of a block volume the pod's author knows the path in the container, and the kubelet sends no other name.
+        let what = format!(
+            "the device {:?} of the node at {:?} (a device or a block volume, which no policy gives)",
+            device.host_path, device.container_path
+        );
+        return Err(refusal(&name, &what));
     }
     if let Some(device) = config.cdi_devices.first() {
         return Err(refusal(&name, &format!("the device {:?} of the node", device.name)));

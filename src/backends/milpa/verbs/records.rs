@@ -24,7 +24,7 @@ impl Verbs {
         let Ok(current) = self.view.container(container.id.as_str()) else { return Ok(()) };
         let Some(next) = decide(&current.status) else { return Ok(()) };
         let mut batch = Batch::default();
-        batch.put(Table::ContainerStatuses, current.id.as_str(), &next);
+        batch.put(Table::ContainerStatuses, current.id.as_str(), &current.record(&next));
         self.parts.store.commit(batch).await?;
         self.view.set_status(&current.id, next);
         Ok(())
@@ -55,17 +55,17 @@ impl Verbs {
             .view
             .containers_of(&sandbox.id)
             .into_iter()
-            .filter_map(|container| transition::ended(&container.status, end, now).map(|status| (container.id, status)))
+            .filter_map(|container| transition::ended(&container.status, end, now).map(|status| (container, status)))
             .collect();
-        for (id, status) in &ended {
-            batch.put(Table::ContainerStatuses, id.as_str(), status);
+        for (container, status) in &ended {
+            batch.put(Table::ContainerStatuses, container.id.as_str(), &container.record(status));
         }
         if sandbox.ready {
             batch.put(Table::SandboxStatuses, sandbox.id.as_str(), &stopped(&end.message));
         }
         self.parts.store.commit(batch).await?;
-        for (id, status) in ended {
-            self.view.set_status(&id, status);
+        for (container, status) in ended {
+            self.view.set_status(&container.id, status);
         }
         if sandbox.ready {
             self.view.set_ready(&sandbox.id, false);

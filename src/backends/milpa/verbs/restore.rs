@@ -2,7 +2,8 @@
 
 use std::collections::{HashMap, HashSet};
 
-use kiyot_proto::store as records;
+use kiyot_proto::{cri, store as records};
+use prost::Message;
 
 use super::{
     Verbs, clock,
@@ -45,7 +46,9 @@ impl Verbs {
                 batch.put(Table::ContainerStatuses, &key, &ended);
                 status = ended;
             }
-            match self.view.insert_container(&meta, status, None) {
+            // What was told of before this was kept is told again.
+            let told = cri::ContainerStatus::decode(std::mem::take(&mut status.told)).ok();
+            match self.view.insert_container(&meta, status, told.as_ref()) {
                 Ok(true) => {}
                 Ok(false) | Err(_) => {
                     tracing::warn!(container = key, sandbox = meta.sandbox, "The record of a container has no sandbox, and is dropped");
@@ -59,7 +62,9 @@ impl Verbs {
         for key in container_statuses.keys() {
             batch.remove(Table::ContainerStatuses, key);
         }
-        store.commit(batch).await
+        store.commit(batch).await?;
+        self.view.expect_usage(running);
+        self.restore_features().await
     }
 
     /// Why a cell ended that is there no more.

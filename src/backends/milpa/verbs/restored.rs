@@ -70,7 +70,6 @@ pub(super) fn container_status(meta: &store::ContainerMeta, status: &store::Cont
     if !image.user_specified_image.is_empty() {
         image.image.clone_from(&image.user_specified_image);
     }
-    let stop_signal = if told.stop_signal == 0 { config.stop_signal } else { told.stop_signal };
     cri::ContainerStatus {
         id: meta.id.clone(),
         metadata: config.metadata,
@@ -90,6 +89,6 @@ pub(super) fn container_status(meta: &store::ContainerMeta, status: &store::Cont
         resources: told.resources,
         image_id: meta.image_id.clone(),
         user: told.user,
-        stop_signal,
+        stop_signal: told.stop_signal,
     }
 }

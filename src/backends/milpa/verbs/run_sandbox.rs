@@ -164,7 +164,7 @@ impl Verbs {
         batch.put(Table::SandboxStatuses, id.as_str(), &records::SandboxStatus { ready: true, reason: String::new() });
         let usage = cri::PodSandboxStatsRequest { pod_sandbox_id: meta.cell_sandbox.clone() };
         let sample = calls::answered(SAMPLE, "PodSandboxStats", runtime.pod_sandbox_stats(calls::within(SAMPLE, usage)));
-        let (kept, sample) = tokio::join!(self.parts.store.commit(batch), sample);
+        let (kept, sample, ()) = tokio::join!(self.parts.store.commit(batch), sample, Box::pin(self.learn_features(cell)));
         kept.map_err(|error| failure::of_store(&error))?;
         let made = self.view.insert_sandbox(&meta, true).map_err(|error| failure::of_id(&error))?;
         // From now on its usage is listed.

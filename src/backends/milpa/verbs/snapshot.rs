@@ -11,8 +11,13 @@ use super::{Verbs, filter};
 use crate::backends::Method;
 
 impl Verbs {
-    /// The answer, if this call is one of these.
+    /// The answer, if this call is one of these and all of it is known.
     pub(super) fn answer_at_once(&self, method: Method, message: &[u8]) -> Option<Result<Bytes, Status>> {
+        if self.awaits_usage(method, message) { None } else { self.answer_as_is(method, message) }
+    }
+
+    /// The answer of what is known now, if this call is one of these.
+    pub(super) fn answer_as_is(&self, method: Method, message: &[u8]) -> Option<Result<Bytes, Status>> {
         let answer = match method {
             Method::ListPodSandbox => decoded(message, |request: cri::ListPodSandboxRequest| {
                 let filter = filter::Sandboxes::of_list(request.filter);

@@ -3,7 +3,7 @@
 //! What is here is on disk: records are committed first and published here second.
 
 use std::{
-    collections::{BTreeMap, HashMap},
+    collections::{BTreeMap, HashMap, HashSet},
     hash::{BuildHasher, Hasher, RandomState},
     sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard},
     time::Duration,
@@ -59,6 +59,8 @@ struct Known {
     /// Whole encoded lists, made by the first who asks after a change. The entries' items are then slices of them, so that there is one copy of each.
     sandbox_list: Option<Bytes>,
     container_list: Option<Bytes>,
+    /// Sandboxes that ran before this daemon did, and of whose usage nothing was heard yet.
+    awaited: HashSet<SandboxId>,
     /// Who reads what happens.
     readers: Readers,
 }
@@ -170,6 +172,9 @@ impl View {
         self.change(|known| {
             if let Some(sandbox) = known.sandboxes.get_mut(id) {
                 let was_ready = sandbox.ready;
+                if !ready {
+                    known.awaited.remove(id);
+                }
                 sandbox.set_ready(ready);
                 known.sandbox_list = None;
                 if was_ready && !ready {
@@ -211,6 +216,7 @@ impl View {
                 forget(&mut known.by_annotations, &hash, id);
             }
             known.by_cell.remove(&sandbox.cell);
+            known.awaited.remove(id);
             known.sandbox_list = None;
         });
     }
@@ -275,7 +281,7 @@ impl Known {
 }
 
 /// What is kept of what only the cell knows: without its resources and user if they are longer than they may be.
-fn kept(told: &cri::ContainerStatus) -> Bytes {
+pub(super) fn kept(told: &cri::ContainerStatus) -> Bytes {
     let mut kept =
         cri::ContainerStatus { resources: told.resources.clone(), user: told.user.clone(), stop_signal: told.stop_signal, ..Default::default() };
     if kept.encoded_len() > LONGEST {

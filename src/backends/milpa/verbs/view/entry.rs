@@ -81,7 +81,7 @@ pub(in super::super) struct Container {
     pub(in super::super) cell_container: Arc<str>,
     /// When it came into the view, counted.
     pub(in super::super) since: u64,
-    /// What is kept on disk of how it is.
+    /// What is kept on disk of how it is, without `told`.
     pub(in super::super) status: Arc<store::ContainerStatus>,
     /// `store::ContainerMeta`.
     pub(super) meta: Bytes,
@@ -107,6 +107,11 @@ impl Container {
     /// Whether it has exited.
     pub(in super::super) fn exited(&self) -> bool {
         self.state() == cri::ContainerState::ContainerExited
+    }
+
+    /// What is kept on disk when it is so: with what only the cell knows of it, which is not in [`Self::status`].
+    pub(in super::super) fn record(&self, status: &store::ContainerStatus) -> store::ContainerStatus {
+        store::ContainerStatus { told: self.told.clone(), ..status.clone() }
     }
 
     /// Its entry in a list.

@@ -1,6 +1,6 @@
 //! What pods use: taken from heartbeats, told from memory while it is fresh.
 
-use std::time::Instant;
+use std::{collections::HashSet, time::Instant};
 
 use bytes::{Bytes, BytesMut};
 use kiyot_proto::{cell::Heartbeat, cri};
@@ -27,7 +27,28 @@ impl View {
             && let Some(sandbox) = known.sandboxes.get_mut(&id).filter(|sandbox| sandbox.ready)
         {
             sandbox.usage = Some(Usage::of_pod(stats, now));
+            if known.awaited.remove(&id) {
+                drop(known);
+                self.changed.send_replace(());
+            }
         }
+    }
+
+    /// What these sandboxes use is to come: they ran before this daemon did.
+    pub(in super::super) fn expect_usage(&self, of: HashSet<SandboxId>) {
+        self.write().awaited = of;
+    }
+
+    /// Whether a list of what containers use would leave one out whose cell has not said yet.
+    pub(in super::super) fn awaits_container_stats(&self, filter: &filter::Containers) -> bool {
+        let known = self.read();
+        !known.awaited.is_empty() && known.containers_by(filter).any(|container| known.awaited.contains(&container.sandbox))
+    }
+
+    /// The same of sandboxes.
+    pub(in super::super) fn awaits_sandbox_stats(&self, filter: &filter::Sandboxes) -> bool {
+        let known = self.read();
+        !known.awaited.is_empty() && known.sandboxes_by(filter).any(|sandbox| known.awaited.contains(&sandbox.id))
     }
 
     /// Takes what a container used when it had just been started, unless a heartbeat came first: nothing yet, if the cell did not say.

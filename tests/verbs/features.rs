@@ -1,0 +1,40 @@
+//! What the runtime of cells does that not each does, as the kubelet is told before a pod has its cell.
+
+use kiyot_proto::cri;
+
+use crate::kit::Fixture;
+
+fn handler(name: &str, recursive_read_only_mounts: bool) -> cri::RuntimeHandler {
+    let features = Some(cri::RuntimeHandlerFeatures { recursive_read_only_mounts, user_namespaces: true });
+    cri::RuntimeHandler { name: name.to_owned(), features }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_the_last_cell_does_is_said_of_the_next_also_after_a_restart() {
+    let mut kiyot = Fixture::start().await;
+    let is_recursive = |kiyot: &Fixture| kiyot.daemon.verbs.features().recursive_read_only_mounts;
+    assert!(!is_recursive(&kiyot), "nothing is known before the first cell");
+    let (no, yes) = (vec![handler("", false), handler("runc", true)], vec![handler("runc", false), handler("", true)]);
+    // A runtime without such a status says nothing, an old one lists none, and of several the default one counts: by that each container runs.
+    for (n, (handlers, expected)) in [
+        (None, false),
+        (Some(vec![]), false),
+        (Some(vec![handler("runc", true)]), false),
+        (Some(no.clone()), false),
+        (Some(yes.clone()), true),
+        (None, true),
+        (Some(no), false),
+        (Some(yes), true),
+        (Some(vec![]), false),
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        *kiyot.provider.handlers.lock().unwrap() = handlers;
+        let sandbox = kiyot.run(&format!("pod-{n}")).await;
+        assert_eq!(is_recursive(&kiyot), expected, "after pod {n}");
+        kiyot.stop_sandbox(&sandbox).await;
+        kiyot = kiyot.restart().await;
+        assert_eq!(is_recursive(&kiyot), expected, "after pod {n} and a restart");
+    }
+}
