@@ -37,7 +37,7 @@ use cells::{Cells, CellsConfig, Links};
 use gateway::ca::{Ca, CaError};
 use gateway::{Gateway, GatewayConfig, GatewayError, Limits};
 use id::{CellId, PREFIX};
-use images::{Images, NodeImages};
+use images::{Images, NodeImages, Registries};
 use logs::Logs;
 use providers::{Provider, netns};
 use store::{Store, StoreError};
@@ -76,7 +76,7 @@ pub struct Milpa {
     cells: Arc<Cells>,
     gateway: Gateway,
     store: Store,
-    _mirrors: AbortOnDropHandle<()>,
+    _learning: AbortOnDropHandle<()>,
 }
 
 impl Milpa {
@@ -85,8 +85,10 @@ impl Milpa {
         let of_store = |error| StartError::Store(name.clone(), error);
         let store = Store::open(&config.state_dir).await.map_err(of_store)?;
         let ca = Ca::load_or_make(&store).await.map_err(|error| StartError::Authority(name.clone(), error))?;
+        let node = NodeImages { socket: config.node_containerd.clone(), namespace: config.node_namespace.clone() };
+        let registries = Registries::new(node.clone(), config.registry_config_dir.clone(), &config.state_dir);
         let (provider, boot_id): (Arc<dyn Provider>, _) = match config.provider {
-            ProviderKind::Netns => (Arc::new(netns::Netns::new(config)), Some(netns::boot_id())),
+            ProviderKind::Netns => (Arc::new(netns::Netns::new(config, Arc::clone(&registries) as _)), Some(netns::boot_id())),
         };
         let rules = Rules { policy: config.policy, isolation: provider.isolation() };
         for unmet in rules.unmet() {
@@ -115,13 +117,12 @@ impl Milpa {
         };
         let gateway = Gateway::start(gateway_config, cells.clone()).await.map_err(|error| StartError::Gateway(name.clone(), error))?;
         cells.serve(Arc::new(GatewayLinks(gateway.clone())));
-        let node = NodeImages { socket: config.node_containerd.clone(), namespace: config.node_namespace.clone() };
-        let (of_node, registries) = (node.clone(), config.registry_config_dir.clone());
-        let mirrors = AbortOnDropHandle::new(tokio::spawn(async move { images::compare_mirrors(of_node, registries.as_deref()).await }));
+        let credentials = registries.credentials();
+        let learning = AbortOnDropHandle::new(tokio::spawn(async move { registries.learn().await }));
         let parts = Parts {
             store: store.clone(),
             cells: Arc::clone(&cells),
-            images: Images::new(node, config.pause_image.clone(), config.image_pull_progress_timeout),
+            images: Images::new(node, config.pause_image.clone(), config.image_pull_progress_timeout, credentials),
             volumes: Volumes::new(vec![config.kubelet_dir.clone()], config.policy.host_path),
             logs: Logs::new(),
             streaming: Arc::new(Streaming::start().await.map_err(|error| StartError::Streaming(name.clone(), error))?),
@@ -131,7 +132,7 @@ impl Milpa {
         };
         let verbs = Verbs::start(parts).await.map_err(of_store)?;
         let answers = Arc::new(Answers(Arc::clone(&verbs)));
-        Ok(Arc::new(Self { name: name.clone(), answers, verbs, cells, gateway, store, _mirrors: mirrors }))
+        Ok(Arc::new(Self { name: name.clone(), answers, verbs, cells, gateway, store, _learning: learning }))
     }
 
     /// What becomes of pods that ask for what a cell does not have, from now on.

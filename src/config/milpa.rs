@@ -43,7 +43,7 @@ pub struct MilpaBackend {
     pub node_namespace: String,
     /// The image of the sandbox containers in cells.
     pub pause_image: String,
-    /// The node's directory of `HOST/hosts.toml` files for registries, if cells are to pull as it says.
+    /// A directory of `HOST/hosts.toml` files for registries by which cells pull; none: as the node's containerd does.
     pub registry_config_dir: Option<PathBuf>,
     /// The kubelet's own directory (its `--root-dir`).
     pub kubelet_dir: PathBuf,

@@ -8,7 +8,7 @@ use std::{
     path::{Path, PathBuf},
     process::Command,
     sync::{
-        LazyLock,
+        Arc, LazyLock,
         atomic::{AtomicU8, Ordering},
     },
     time::Duration,
@@ -79,7 +79,7 @@ impl Bench {
         config.netns.cni_conf_dir = dir.path().join("net.d");
         config.netns.bridge = format!("b{name}");
         config.netns.subnet = format!("172.{}.{}.0/24", 16 + subnet.0 % 16, subnet.0 / 16 * 16 + number % 16).parse().unwrap();
-        let provider = Netns::new(&config);
+        let provider = Netns::new(&config, Arc::new(None::<PathBuf>));
         Self { dir, name, config, provider, subnet }
     }
 
@@ -124,12 +124,12 @@ impl Bench {
         if self.config.netns.cni_bin_dirs.first() != Some(&dir) {
             self.config.netns.cni_bin_dirs.insert(0, dir);
         }
-        self.provider = Netns::new(&self.config);
+        self.provider = Netns::new(&self.config, Arc::new(None::<PathBuf>));
     }
 
     /// The daemon starts anew: nothing but the files is known.
     pub(crate) fn restart(&mut self) {
-        self.provider = Netns::new(&self.config);
+        self.provider = Netns::new(&self.config, Arc::new(None::<PathBuf>));
     }
 
     pub(crate) async fn launch(&self) -> Launched {

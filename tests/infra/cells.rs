@@ -1,6 +1,6 @@
 //! Cells on top of the provider.
 
-use std::sync::Arc;
+use std::{path::PathBuf, sync::Arc};
 
 use kiyot::backends::milpa::{
     cells::{CellError, CellEvent, Cells, CellsConfig, LaunchOrder, Links},
@@ -40,7 +40,7 @@ impl Links for Quiet {
 }
 
 async fn start(bench: &Bench, store: &Store) -> (Arc<Cells>, broadcast::Receiver<CellEvent>) {
-    let provider: Arc<dyn Provider> = Arc::new(Netns::new(&bench.config));
+    let provider: Arc<dyn Provider> = Arc::new(Netns::new(&bench.config, Arc::new(None::<PathBuf>)));
     let config = CellsConfig { boot_id: Some(boot_id()), launch_timeout: PATIENCE, ..CellsConfig::default() };
     let cells = Cells::start(config, store.clone(), provider).await.unwrap();
     let events = cells.events();

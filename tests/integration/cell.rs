@@ -21,6 +21,7 @@ mod lists;
 mod log_files;
 mod log_gaps;
 mod logs;
+mod mirrors;
 mod network;
 mod outages;
 mod own_namespaces;

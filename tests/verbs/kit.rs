@@ -188,7 +188,7 @@ impl Daemon {
         let parts = Parts {
             store: store.clone(),
             cells: Arc::clone(&cells),
-            images: Images::new(node, "pause", LIMIT),
+            images: Images::new(node, "pause", LIMIT, Arc::default()),
             volumes: Volumes::new(vec![dir.join("kubelet")], HostPath::Refuse),
             logs: Logs::new(),
             streaming: Arc::new(Streaming::start().await.unwrap()),

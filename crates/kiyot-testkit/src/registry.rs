@@ -3,7 +3,7 @@
 use std::{
     collections::BTreeMap,
     fs,
-    net::{SocketAddr, TcpListener, TcpStream},
+    net::{Shutdown, SocketAddr, TcpListener, TcpStream},
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicBool, Ordering},
@@ -81,6 +81,8 @@ struct Content {
     paces: BTreeMap<String, Pace>,
     /// What was asked: method and path.
     requests: Vec<String>,
+    /// Connections that are open, by their number.
+    open: BTreeMap<usize, TcpStream>,
 }
 
 impl Shared {
@@ -117,6 +119,11 @@ impl Registry {
         (format!("{}/{name}", self.host), format!("{}/{repository}@{digest}", self.host))
     }
 
+    /// Where it listens: a host with a port, by HTTP.
+    pub fn address(&self) -> SocketAddr {
+        self.at
+    }
+
     /// Digests and lengths of what an image of this registry is made of, by its whole name: the configuration first, then its layers.
     pub fn parts(&self, name: &str) -> Vec<(String, u64)> {
         let content = self.shared.content();
@@ -148,6 +155,10 @@ impl Registry {
 impl Drop for Registry {
     fn drop(&mut self) {
         self.shared.ends.store(true, Ordering::Relaxed);
+        // Who writes to a cell that is gone would wait a minute for an answer.
+        for connection in self.shared.content().open.values() {
+            let _ = connection.shutdown(Shutdown::Both);
+        }
         // It waits for a connection.
         let _ = TcpStream::connect(self.at);
         if let Some(server) = self.server.take() {
@@ -159,11 +170,17 @@ impl Drop for Registry {
 fn serve(listener: &TcpListener, shared: &Arc<Shared>) {
     // Connections are short, and few: when all have ended, nothing of the registry is left.
     thread::scope(|connections| {
-        for connection in listener.incoming().flatten() {
+        for (number, connection) in listener.incoming().flatten().enumerate() {
+            let Ok(same) = connection.try_clone() else { continue };
+            shared.content().open.insert(number, same);
+            // Looked at with the connection known: who ends the registry shuts it down otherwise.
             if shared.ends.load(Ordering::Relaxed) {
                 return;
             }
-            connections.spawn(move || answer::answer(connection, shared));
+            connections.spawn(move || {
+                answer::answer(connection, shared);
+                shared.content().open.remove(&number);
+            });
         }
     });
 }

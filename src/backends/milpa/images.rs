@@ -15,17 +15,20 @@ use self::{
     receiver::{CellReceiver, Receiver},
     reference::{is_id, normalized},
 };
-pub use self::{mirrors::compare as compare_mirrors, node::NodeImages};
+pub use self::{
+    node::NodeImages,
+    registries::{NodeCredentials, Registries},
+};
 use super::{cells::Cell, id::CellId};
 
 mod copy;
 mod manifest;
 mod memory;
-mod mirrors;
 mod node;
 mod pull;
 mod receiver;
 mod reference;
+mod registries;
 #[cfg(test)]
 mod tests;
 
@@ -48,18 +51,20 @@ pub struct Images {
     reported: Recent<(CellId, String), Arc<cri::Image>>,
     /// By the pod's uid and the reference. Never logged, never kept on disk.
     credentials: Recent<(String, String), cri::AuthConfig>,
+    of_node: Arc<NodeCredentials>,
     turns: Turns<(CellId, String)>,
 }
 
 impl Images {
     /// `pause_image`: the name that the cells' containerd is configured with. `progress_timeout`: how long a blob on its way to a cell, or a pull in a cell, may stand still.
-    pub fn new(node: NodeImages, pause_image: impl Into<String>, progress_timeout: Duration) -> Arc<Self> {
-        Arc::new(Self::of(Box::new(Containerd::new(node)), pause_image.into(), progress_timeout))
+    /// `of_node`: what opens images for which no credentials came.
+    pub fn new(node: NodeImages, pause_image: impl Into<String>, progress_timeout: Duration, of_node: Arc<NodeCredentials>) -> Arc<Self> {
+        Arc::new(Self { of_node, ..Self::of(Box::new(Containerd::new(node)), pause_image.into(), progress_timeout) })
     }
 
     fn of(node: Box<dyn Node>, pause_image: String, progress_timeout: Duration) -> Self {
         let (reported, credentials) = (Recent::new(MAX_REPORTED), Recent::new(MAX_CREDENTIALS));
-        Self { node, pause_image, progress_timeout, reported, credentials, turns: Turns::default() }
+        Self { node, pause_image, progress_timeout, reported, credentials, of_node: Arc::default(), turns: Turns::default() }
     }
 
     /// `PullImage` for a pod in this cell. A pull's failure is the pull's own words.
@@ -228,6 +233,8 @@ impl Images {
     /// Pulls in the cell, and returns the image's id.
     async fn pulled(&self, cell: &CellId, receiver: &dyn Receiver, reference: &str, auth: Option<cri::AuthConfig>) -> Result<String, Status> {
         let image = cri::ImageSpec { image: reference.to_owned(), ..cri::ImageSpec::default() };
+        // As the node's containerd does: what is configured is for whom nothing came.
+        let auth = auth.or_else(|| self.of_node.of(&normalized(reference)));
         let request = cri::PullImageRequest { image: Some(image), auth, sandbox_config: None };
         let pulled = pull::pull(&*self.node, receiver, &request, self.progress_timeout).await?;
         if let (layers @ 1.., bytes) = pulled.from_node {

@@ -1,6 +1,6 @@
 //! What makes and destroys cells.
 
-use std::{fmt, net::IpAddr};
+use std::{fmt, net::IpAddr, path::PathBuf};
 
 use async_trait::async_trait;
 use serde::{Deserialize, Serialize};
@@ -41,6 +41,21 @@ pub struct LaunchSpec {
     pub cell: CellId,
     /// What the agent needs to call home: the bootstrap file's content. Secret.
     pub bootstrap: kiyot_link::bootstrap::Bootstrap,
+}
+
+/// Says how cells reach registries.
+#[async_trait]
+pub trait RegistryConfig: fmt::Debug + Send + Sync {
+    /// A directory of `HOST/hosts.toml` files, or several with colons between them (containerd's `config_path`), for a cell that is made now; `None`: containerd's defaults.
+    async fn config_path(&self) -> Option<PathBuf>;
+}
+
+/// Always the same.
+#[async_trait]
+impl RegistryConfig for Option<PathBuf> {
+    async fn config_path(&self) -> Option<PathBuf> {
+        self.clone()
+    }
 }
 
 /// An instance that is.

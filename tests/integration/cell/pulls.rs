@@ -1,20 +1,70 @@
 //! Pulls of one cell at once, what the node says of its images beside them, and what nobody writes down of them.
 
 use std::{
-    fs,
+    collections::BTreeSet,
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
 use kiyot_testkit::{
     Access, Container, Kiyot, Kubelet, LIMIT, Node, Pace, Pod, Registry, Source,
     cri::{self, ImageFsInfoRequest},
+    image::ImageSpec,
     wait_until,
 };
 
 use super::{
-    WAIT, ends_without_a_trace, options,
-    registries::{auth, heavy, impatient, is_written, sandbox, saying, says, with_mirrors},
+    WAIT, ends_without_a_trace,
+    registries::{auth, blobs, heavy, impatient, is_written, on_node, sandbox, saying, says, with_mirrors},
 };
+
+/// An image whose first layer is that of all images with this base.
+fn of_base(base: &str, word: &str) -> ImageSpec {
+    let file = |name: &str| vec![(name.to_owned(), 0o644, name.into())];
+    ImageSpec { files: file(base), upper: file(word), ..ImageSpec::script(&format!("cat /{word}; exit 0")) }
+}
+
+#[tokio::test]
+async fn two_pulls_at_once_take_each_its_own_layers_from_the_node() {
+    let node = Node::start().await;
+    let registry = Registry::start(&node, Access::Open);
+    let kiyot = Kiyot::start(&node, with_mirrors(&node)).await;
+    let mut kubelet = kiyot.kubelet().await;
+    let (mut names, mut bases, mut wanted) = (Vec::new(), Vec::new(), BTreeSet::new());
+    for (base, word) in [("granite", "first"), ("marble", "second")] {
+        let (of_node, _) = registry.image(&format!("{base}:1"), &of_base(base, base));
+        let local = on_node(&mut kubelet, &registry, &of_node).await;
+        kubelet.forget(&local);
+        let (name, _) = registry.image(&format!("{word}:1"), &of_base(base, word));
+        let [config, layer, own] = registry.parts(&name).try_into().unwrap();
+        assert!(registry.parts(&of_node).contains(&layer) && !registry.parts(&of_node).contains(&own));
+        // The registry is as slow as a look at what has come: layers follow the configuration.
+        registry.pace(&config.0, Pace::Stalls(0));
+        wanted.extend([config.0.clone(), own.0]);
+        names.push((name, config.0));
+        bases.push(layer);
+    }
+    let mut pod = sandbox(&mut kubelet, "hasty").await;
+    let cell = kiyot.state().join("cells").join(kiyot.cells().remove(0));
+    let in_cell = |digest: &str| cell.join(digest.replace("sha256:", "containerd/io.containerd.content.v1.content/blobs/sha256/")).exists();
+    let arrive = async {
+        wait_until("both bases are in the cell", LIMIT, async || bases.iter().all(|(digest, _)| in_cell(digest)).then_some(())).await;
+        names.iter().for_each(|(_, config)| registry.release(config));
+    };
+    let (mut one, mut other) = (kubelet.clone(), kubelet.clone());
+    let (first, second, ()) =
+        tokio::join!(one.pull(&pod.spec, &pod.config, &names[0].0, None), other.pull(&pod.spec, &pod.config, &names[1].0, None), arrive);
+    assert_eq!([first.unwrap(), second.unwrap()], [names[0].1.clone(), names[1].1.clone()]);
+    assert_eq!(blobs(&registry.asked()), wanted, "the bases are the node's");
+    let log = kiyot.log();
+    for ((name, _), (_, bytes)) in names.iter().zip(&bases) {
+        let told: Vec<_> = log.lines().filter(|line| line.contains("Took layers of a pull from the node") && line.contains(name.as_str())).collect();
+        assert!(matches!(told.as_slice(), [line] if line.contains(&bytes.to_string())), "{name}: {told:?}");
+    }
+    for (container, (name, _)) in ["first", "second"].iter().zip(&names) {
+        says(&mut kubelet, &mut pod, container, name, container).await;
+    }
+    ends_without_a_trace(&mut kubelet, &kiyot, &pod).await;
+}
 
 #[tokio::test]
 async fn a_pull_that_stands_still_ends_though_another_one_goes_on() {
@@ -36,6 +86,26 @@ async fn a_pull_that_stands_still_ends_though_another_one_goes_on() {
     assert_eq!(stalled.code(), tonic::Code::DeadlineExceeded);
     assert!(stalled.message().contains("stuck:1") && stalled.message().contains("nothing of it has come for 8 s"), "{stalled:?}");
     ends_without_a_trace(&mut kubelet, &kiyot, &pod).await;
+}
+
+#[tokio::test]
+async fn a_pod_ends_though_a_pull_of_it_stands_still() {
+    let node = Node::start().await;
+    let registry = Registry::start(&node, Access::Open);
+    let (name, _) = registry.image("stuck:1", &heavy(8 << 20));
+    // Five minutes are left to the pull, which is as much as a test has.
+    let kiyot = Kiyot::start(&node, with_mirrors(&node)).await;
+    let mut kubelet = kiyot.kubelet().await;
+    let pod = sandbox(&mut kubelet, "ending").await;
+    let layer = registry.parts(&name).pop().unwrap().0;
+    registry.pace(&layer, Pace::Stalls(4 << 20));
+    let mut other = kubelet.clone();
+    let ending = async {
+        wait_until("the layer is asked for", LIMIT, async || blobs(&registry.asked()).contains(&layer).then_some(())).await;
+        ends_without_a_trace(&mut kubelet, &kiyot, &pod).await;
+    };
+    let (pulled, ()) = tokio::join!(other.pull(&pod.spec, &pod.config, &name, None), ending);
+    pulled.unwrap_err();
 }
 
 /// What the node says of its images' file systems, in a measurement that began after now.
@@ -102,33 +172,4 @@ async fn no_secret_is_in_a_log_of_the_daemon_or_of_a_containerd() {
     assert_eq!(is_written(&node, &kiyot, &SECRETS), Vec::<String>::new());
     ends_without_a_trace(&mut kubelet, &kiyot, &pod).await;
     assert!(!kiyot.log().contains(SECRETS[2]));
-}
-
-#[tokio::test]
-async fn mirrors_that_only_the_nodes_own_file_has_are_named_in_the_log() {
-    let node = Node::start().await;
-    let kiyot = Kiyot::start(&node, options()).await;
-    let warned = async |kiyot: &Kiyot<'_>, words: &[&str]| {
-        wait_until(format!("the log has a warning with {words:?}"), LIMIT, async || {
-            kiyot.log().lines().any(|line| line.contains("WARN") && words.iter().all(|word| line.contains(word))).then_some(())
-        })
-        .await;
-    };
-    let directory = node.registries().display().to_string();
-    warned(&kiyot, &["cells do not", "registry_config_dir", &directory]).await;
-    drop(kiyot);
-    let file = node.directory().join("containerd.toml");
-    let text = fs::read_to_string(&file).unwrap();
-    let old = text.replace(
-        &format!("[plugins.\"io.containerd.grpc.v1.cri\".registry]\nconfig_path = \"{directory}\"\n"),
-        "[plugins.\"io.containerd.grpc.v1.cri\".registry.mirrors.\"old.example\"]\nendpoint = [\"https://violet:sesame@mirror.example\"]\n\
-         [plugins.\"io.containerd.grpc.v1.cri\".registry.configs.\"mirror.example\".auth]\nusername = \"violet\"\npassword = \"sesame\"\n",
-    );
-    assert_ne!(old, text);
-    fs::write(&file, old).unwrap();
-    node.restart_containerd().await;
-    let kiyot = Kiyot::start(&node, with_mirrors(&node)).await;
-    warned(&kiyot, &["registry.mirrors", "old.example", "hosts.toml"]).await;
-    warned(&kiyot, &["registry.configs", "mirror.example"]).await;
-    assert!(!kiyot.log().contains("sesame"));
 }

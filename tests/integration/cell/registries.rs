@@ -43,7 +43,7 @@ pub(super) async fn says(kubelet: &mut Kubelet, pod: &mut RunningPod, container:
 }
 
 /// The part of requests that asked for blobs.
-fn blobs(asked: &[String]) -> BTreeSet<String> {
+pub(super) fn blobs(asked: &[String]) -> BTreeSet<String> {
     asked.iter().filter_map(|request| request.strip_prefix("GET /v2/")?.rsplit_once("/blobs/")).map(|(_, digest)| digest.to_owned()).collect()
 }
 
@@ -230,7 +230,7 @@ async fn listed(kubelet: &mut Kubelet) -> BTreeSet<String> {
 }
 
 /// The node has pulled an image for one of its own pods; what was asked for it is gone from the registry's list.
-async fn on_node(kubelet: &mut Kubelet, registry: &Registry, image: &str) -> Pod {
+pub(super) async fn on_node(kubelet: &mut Kubelet, registry: &Registry, image: &str) -> Pod {
     let local = Pod::new("local");
     kubelet.pull(&local, &kubelet.prepare(&local), image, None).await.unwrap();
     registry.asked();
@@ -238,7 +238,7 @@ async fn on_node(kubelet: &mut Kubelet, registry: &Registry, image: &str) -> Pod
 }
 
 /// An image whose first layer is that of all such images, and of no other: a cell has that of its pause image.
-fn sharing(word: &str) -> ImageSpec {
+pub(super) fn sharing(word: &str) -> ImageSpec {
     let file = |name: &str| vec![(name.to_owned(), 0o644, name.into())];
     ImageSpec { files: file("base"), upper: file(word), ..ImageSpec::script(&format!("cat /{word}; exit 0")) }
 }

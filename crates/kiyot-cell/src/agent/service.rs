@@ -203,7 +203,7 @@ impl Agent for Calls {
 
     async fn watch_pulls(&self, request: Request<WatchPullsRequest>) -> Result<Response<Self::WatchPullsStream>, Status> {
         let permit = permit(&self.context.pulls, "watchers of pulls")?;
-        Ok(Response::new(pulls::watch(self.context.runtime.clone(), &request.get_ref().image, permit)))
+        Ok(Response::new(pulls::watch(self.context.runtime.clone(), request.into_inner(), permit)))
     }
 
     async fn shutdown(&self, _: Request<ShutdownRequest>) -> Result<Response<ShutdownReply>, Status> {

@@ -7,7 +7,7 @@ use futures::{
     stream::{self, BoxStream},
 };
 use kiyot_proto::{
-    cell::{PullNews, PulledManifest},
+    cell::{KnownManifests, PullNews, PulledManifest, WatchPullsRequest},
     cri,
 };
 use ring::digest::{SHA256, digest};
@@ -33,6 +33,9 @@ const MANIFESTS: usize = 4;
 
 /// Manifests that are looked for on the node while a pull goes on, so that a cell which tells of ever more keeps nobody busy.
 const LOOKS: usize = 16;
+
+/// Manifests that a cell knows when a pull begins: so many are told back to it when its watch is begun again. More than that, and it would tell some of them as new.
+const KNOWN: usize = 1024;
 
 /// The pause before a cell that watches as many pulls as it may, or whose watch has failed, is asked again.
 const TURN: Duration = Duration::from_millis(500);
@@ -103,7 +106,7 @@ async fn watched(
     stall: Duration,
 ) -> Result<Outcome, Status> {
     // What is there before is no part of it: so the watch begins first.
-    let mut news = std::pin::pin!(lasting(first(cell, request, stall).await, cell, request, stall));
+    let mut news = std::pin::pin!(watch(cell, request, stall).await);
     let pulling = cell.pull(request.clone(), AT_MOST);
     tokio::pin!(pulling);
     let (mut moves, mut since, mut counts, mut looks) = (0, Instant::now(), true, 0);
@@ -141,46 +144,66 @@ async fn watched(
     }
 }
 
-/// News of a pull for as long as there are any, watched again when a watch fails, as on a cell that is very busy; then `None`, and nothing more.
-fn lasting(
-    news: Option<BoxStream<'static, Result<PullNews, Status>>>,
-    cell: &dyn Receiver,
-    request: &cri::PullImageRequest,
+/// A watch of a pull.
+struct Watched<'a> {
+    cell: &'a dyn Receiver,
+    image: String,
     stall: Duration,
-) -> impl Stream<Item = Option<PullNews>> {
-    let news = stream::unfold(news, move |news| async move {
-        let mut news = news?;
+    /// What was there when the pull began, as its first watch has told: one that is begun again would take what has come since for something older.
+    known: Option<KnownManifests>,
+}
+
+impl Watched<'_> {
+    /// News of the pull, the first of which has come. `None` if the cell has none to give.
+    async fn begin(&self) -> Option<BoxStream<'static, Result<PullNews, Status>>> {
+        let until = Instant::now() + self.stall;
+        loop {
+            match self.cell.watch_pulls(WatchPullsRequest { image: self.image.clone(), known: self.known.clone() }).await {
+                Ok(news) => return Some(news),
+                // As many pulls are watched as may be: one of them ends, by its own progress at the latest.
+                Err(status) if status.code() == Code::ResourceExhausted && Instant::now() < until => sleep(TURN).await,
+                Err(status) => {
+                    // An agent of before does not know of it.
+                    if status.code() != Code::Unimplemented {
+                        tracing::info!(error = status.message(), "a pull can't be watched; it may take no longer than one that stands still");
+                    }
+                    return None;
+                }
+            }
+        }
+    }
+
+    /// The next news, of another watch when one has failed; `None` if there are no more.
+    async fn next(&mut self, news: &mut BoxStream<'static, Result<PullNews, Status>>) -> Option<PullNews> {
         loop {
             match news.next().await {
-                Some(Ok(next)) => return Some((next, Some(news))),
+                Some(Ok(mut next)) => {
+                    if let (None, Some(mut known)) = (&self.known, next.known.take()) {
+                        known.manifests.truncate(KNOWN);
+                        self.known = Some(known);
+                    }
+                    return Some(next);
+                }
                 Some(Err(status)) => tracing::info!(error = status.message(), "the watch of a pull failed and is begun again"),
                 None => tracing::info!("the watch of a pull ended and is begun again"),
             }
             sleep(TURN).await;
-            news = first(cell, request, stall).await?;
-        }
-    });
-    news.map(Some).chain(stream::once(std::future::ready(None))).chain(stream::pending())
-}
-
-/// News of a pull, the first of which has come. `None` if the cell has none to give.
-async fn first(cell: &dyn Receiver, request: &cri::PullImageRequest, stall: Duration) -> Option<BoxStream<'static, Result<PullNews, Status>>> {
-    let image = request.image.as_ref().map(|image| normalized(&image.image)).unwrap_or_default();
-    let until = Instant::now() + stall;
-    loop {
-        match cell.watch_pulls(image.clone()).await {
-            Ok(news) => return Some(news),
-            // As many pulls are watched as may be: one of them ends, by its own progress at the latest.
-            Err(status) if status.code() == Code::ResourceExhausted && Instant::now() < until => sleep(TURN).await,
-            Err(status) => {
-                // An agent of before does not know of it.
-                if status.code() != Code::Unimplemented {
-                    tracing::info!(error = status.message(), "a pull can't be watched; it may take no longer than one that stands still");
-                }
-                return None;
-            }
+            *news = self.begin().await?;
         }
     }
+}
+
+/// News of a pull for as long as there are any; then `None`, and nothing more. When this returns, the first has come or there are none.
+async fn watch<'a>(cell: &'a dyn Receiver, request: &cri::PullImageRequest, stall: Duration) -> impl Stream<Item = Option<PullNews>> + use<'a> {
+    let image = request.image.as_ref().map(|image| normalized(&image.image)).unwrap_or_default();
+    let watched = Watched { cell, image, stall, known: None };
+    let begun = watched.begin().await.map(|news| (watched, news));
+    let news = stream::unfold(begun, |begun| async move {
+        let (mut watched, mut news) = begun?;
+        let next = watched.next(&mut news).await?;
+        Some((next, Some((watched, news))))
+    });
+    news.map(Some).chain(stream::once(std::future::ready(None))).chain(stream::pending())
 }
 
 /// The layers of an image that the cell lacks and the node has; `None` if they are not worth it.

@@ -37,7 +37,7 @@ pub(super) trait Receiver: Send + Sync {
     /// CRI in the cell pulls an image.
     async fn pull(&self, request: cri::PullImageRequest, within: Duration) -> Result<String, Status>;
     /// How far the pull of an image is, by its whole name; the first news has come.
-    async fn watch_pulls(&self, image: String) -> Result<BoxStream<'static, Result<PullNews, Status>>, Status>;
+    async fn watch_pulls(&self, request: WatchPullsRequest) -> Result<BoxStream<'static, Result<PullNews, Status>>, Status>;
     /// Which of these blobs the cell lacks.
     async fn missing(&self, digests: Vec<String>) -> Result<Vec<String>, Status>;
     /// Takes one blob.
@@ -76,10 +76,10 @@ impl Receiver for CellReceiver {
         Ok(self.images().pull_image(within(request, deadline)).await?.into_inner().image_ref)
     }
 
-    async fn watch_pulls(&self, image: String) -> Result<BoxStream<'static, Result<PullNews, Status>>, Status> {
+    async fn watch_pulls(&self, request: WatchPullsRequest) -> Result<BoxStream<'static, Result<PullNews, Status>>, Status> {
         let mut agent = AgentClient::new(self.0.bulk.clone()).max_decoding_message_size(MAX_ANSWER);
         let begun = async {
-            let mut news = agent.watch_pulls(WatchPullsRequest { image }).await?.into_inner();
+            let mut news = agent.watch_pulls(request).await?.into_inner();
             let first = news.message().await?;
             Ok(stream::iter(first.map(Ok)).chain(news).boxed())
         };

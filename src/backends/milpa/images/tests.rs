@@ -11,7 +11,7 @@ use futures::{
     StreamExt as _,
     stream::{self, BoxStream},
 };
-use kiyot_proto::cell::{BlobPart, PullNews, PulledManifest, PutImageRequest};
+use kiyot_proto::cell::{BlobPart, KnownManifest, KnownManifests, PullNews, PulledManifest, PutImageRequest, WatchPullsRequest};
 use ring::digest::{SHA256, digest};
 use tokio::sync::mpsc;
 
@@ -121,7 +121,7 @@ struct PlayedCell {
     /// The next watch fails when it has told all.
     breaks: Mutex<bool>,
     /// Which pulls were watched, and how often none more may be.
-    watched: Mutex<Vec<String>>,
+    watched: Mutex<Vec<WatchPullsRequest>>,
     busy: Mutex<usize>,
     /// The next pull does not end.
     stuck: Mutex<bool>,
@@ -151,8 +151,8 @@ impl Receiver for PlayedCell {
         Ok(id)
     }
 
-    async fn watch_pulls(&self, image: String) -> Result<BoxStream<'static, Result<PullNews, Status>>, Status> {
-        self.watched.lock().unwrap().push(image);
+    async fn watch_pulls(&self, request: WatchPullsRequest) -> Result<BoxStream<'static, Result<PullNews, Status>>, Status> {
+        self.watched.lock().unwrap().push(request);
         let left = self.busy.lock().unwrap().checked_sub(1);
         if let Some(less) = left {
             *self.busy.lock().unwrap() = less;
@@ -395,7 +395,7 @@ async fn damaged_json_is_not_believed() {
 }
 
 fn news(moves: u64, fetching: bool, manifest: Option<PulledManifest>) -> PullNews {
-    PullNews { moves, fetching, manifest }
+    PullNews { moves, fetching, manifest, known: None }
 }
 
 /// A scene whose registry has an image, and whose node has its layers under another name. Its manifest has come, and the pull of its layers never ends.
@@ -426,7 +426,8 @@ async fn a_pull_waits_to_be_watched_and_is_watched_by_its_whole_name() {
     *scene.cell.busy.lock().unwrap() = 3;
     assert_eq!(scene.pull(NAME, None).await.unwrap(), id);
     // Three times in vain, and then for each of the two pulls: it was interrupted once.
-    assert_eq!(*scene.cell.watched.lock().unwrap(), [NAME; 5]);
+    let watched = WatchPullsRequest { image: NAME.to_owned(), known: None };
+    assert_eq!(*scene.cell.watched.lock().unwrap(), vec![watched; 5]);
     assert_eq!(scene.cell.blobs.lock().unwrap().len(), 2);
 }
 
@@ -514,6 +515,24 @@ async fn a_watch_that_fails_is_begun_again() {
     let begun = tokio::time::Instant::now();
     assert_eq!(scene.pull(NAME, None).await.unwrap_err().code(), Code::DeadlineExceeded);
     assert_eq!(begun.elapsed().as_secs(), 420, "120 s after the last news of the second watch");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_watch_that_is_begun_again_knows_what_the_first_one_knew() {
+    let (scene, id, manifest) = pulling();
+    let known = |byte| {
+        let digest = sha256(&[byte]);
+        Some(KnownManifests { manifests: vec![KnownManifest { digest, changed_seconds: 7, changed_nanos: i32::from(byte) }] })
+    };
+    let told = |byte, manifest| (Duration::ZERO, PullNews { known: known(byte), ..news(0, false, manifest) });
+    // The manifest comes while nobody watches. The second watch knows it already, and tells it as it is told what the first one knew.
+    *scene.cell.news.lock().unwrap() = vec![told(1, None)];
+    *scene.cell.breaks.lock().unwrap() = true;
+    *scene.cell.again.lock().unwrap() = vec![told(2, Some(manifest))];
+    assert_eq!(scene.pull(NAME, None).await.unwrap(), id);
+    let watched: Vec<_> = scene.cell.watched.lock().unwrap().iter().map(|request| request.known.clone()).collect();
+    assert_eq!(watched, [None, known(1), None], "and the pull that begins again is another one");
+    assert_eq!(scene.cell.blobs.lock().unwrap().len(), 2);
 }
 
 #[tokio::test(start_paused = true)]

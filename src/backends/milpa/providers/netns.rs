@@ -16,7 +16,7 @@ use kiyot_link::bootstrap::CellFile;
 use ring::digest::{SHA256, digest};
 use tokio::{process::Command, task::spawn_blocking};
 
-use super::{Attachment, ErrorClass, Instance, InstanceId, Isolation, LaunchSpec, Provider, ProviderError};
+use super::{Attachment, ErrorClass, Instance, InstanceId, Isolation, LaunchSpec, Provider, ProviderError, RegistryConfig};
 use crate::{backends::milpa::id::CellId, config::MilpaBackend};
 
 mod cgroup;
@@ -50,6 +50,7 @@ pub struct Netns {
     cells: PathBuf,
     program: PathBuf,
     settings: Settings,
+    registries: Arc<dyn RegistryConfig>,
     networks: Networks,
     listing: Arc<Listing>,
     /// One call at a time for each instance.
@@ -62,7 +63,6 @@ struct Settings {
     containerd: PathBuf,
     runc: PathBuf,
     pause_image: String,
-    registry_config_dir: Option<PathBuf>,
     restrict_oom_score_adj: bool,
 }
 
@@ -72,8 +72,8 @@ pub fn boot_id() -> String {
 }
 
 impl Netns {
-    /// A provider as the configuration has it. Touches nothing.
-    pub fn new(config: &MilpaBackend) -> Self {
+    /// A provider as the configuration has it, but for `registries`. Touches nothing.
+    pub fn new(config: &MilpaBackend, registries: Arc<dyn RegistryConfig>) -> Self {
         let netns = &config.netns;
         // The configuration takes IPv4 networks only.
         let network = if let IpAddr::V4(network) = netns.subnet.address { network } else { Ipv4Addr::new(10, 200, 0, 0) };
@@ -84,9 +84,9 @@ impl Netns {
                 containerd: netns.containerd.clone(),
                 runc: netns.runc.clone(),
                 pause_image: config.pause_image.clone(),
-                registry_config_dir: config.registry_config_dir.clone(),
                 restrict_oom_score_adj: netns.restrict_oom_score_adj,
             },
+            registries,
             networks: Networks {
                 cni_conf_dir: netns.cni_conf_dir.clone(),
                 cni_bin_dirs: netns.cni_bin_dirs.clone(),
@@ -119,7 +119,8 @@ impl Netns {
     async fn make(&self, home: &Home, spec: &LaunchSpec, token_sha256: String) -> Result<(), ProviderError> {
         let doing = || format!("make the instance of {}", home.cell());
         home.make().map_err(|error| ProviderError::transient(doing(), error))?;
-        let Settings { containerd, runc, pause_image, registry_config_dir, restrict_oom_score_adj } = self.settings.clone();
+        let Settings { containerd, runc, pause_image, restrict_oom_score_adj } = self.settings.clone();
+        let registry_config_dir = self.registries.config_path().await;
         let file = CellFile { bootstrap: spec.bootstrap.clone(), containerd, runc, pause_image, registry_config_dir, restrict_oom_score_adj };
         file.write(&home.cell_file()).map_err(|error| ProviderError::transient(doing(), error))?;
         namespace::make(&home.netns_name(), home.dir()).await.map_err(|error| ProviderError::transient(doing(), error))?;

@@ -1,0 +1,158 @@
+//! What the node's containerd has configured for registries, as CRI's `Status` tells it. Pure.
+
+use std::{collections::BTreeMap, fmt, path::PathBuf};
+
+use kiyot_proto::cri;
+use serde::{Deserialize, de::IgnoredAny};
+
+/// The part of containerd's configuration that is about registries (containerd 1.x, pkg/cri/config: `Registry`). It has secrets.
+#[derive(Default, Clone, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub(super) struct Configured {
+    /// Directories of `HOST/hosts.toml` files, with colons between them. With it, `mirrors` and `tls` mean nothing.
+    pub(super) config_path: String,
+    mirrors: Option<BTreeMap<String, Mirror>>,
+    configs: Option<BTreeMap<String, Host>>,
+    headers: Option<BTreeMap<String, IgnoredHeader>>,
+}
+
+#[derive(Default, Clone, PartialEq, Eq, Deserialize)]
+#[serde(default)]
+struct Mirror {
+    endpoint: Option<Vec<String>>,
+}
+
+#[derive(Default, Clone, PartialEq, Eq, Deserialize)]
+#[serde(default)]
+struct Host {
+    auth: Option<Auth>,
+    tls: Option<Tls>,
+}
+
+/// A header's values, which may be secrets.
+#[derive(Clone, PartialEq, Eq)]
+struct IgnoredHeader;
+
+impl<'de> Deserialize<'de> for IgnoredHeader {
+    fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        IgnoredAny::deserialize(deserializer).map(|_| Self)
+    }
+}
+
+#[derive(Default, Clone, PartialEq, Eq, Deserialize)]
+#[serde(default)]
+struct Auth {
+    username: String,
+    password: String,
+    auth: String,
+    identitytoken: String,
+}
+
+/// How a host's certificate is checked, and who asks.
+#[derive(Debug, Default, Clone, PartialEq, Eq, Deserialize)]
+#[serde(default)]
+pub(super) struct Tls {
+    /// Not at all.
+    pub(super) insecure_skip_verify: bool,
+    /// Authorities beside the system's; empty: none.
+    #[serde(rename = "caFile")]
+    pub(super) ca_file: PathBuf,
+    /// The certificate of who asks; empty: none.
+    #[serde(rename = "certFile")]
+    pub(super) cert_file: PathBuf,
+    /// Its key.
+    #[serde(rename = "keyFile")]
+    pub(super) key_file: PathBuf,
+}
+
+impl fmt::Debug for Configured {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Configured").field("config_path", &self.config_path).finish_non_exhaustive()
+    }
+}
+
+#[derive(Default, Deserialize)]
+#[serde(default)]
+struct Whole {
+    registry: Option<Configured>,
+}
+
+impl Configured {
+    /// Of the JSON of the node's configuration; `None` if it says nothing of registries, as from containerd 2 on.
+    ///
+    /// # Errors
+    /// Where it is not what it must be: line and column, without its content.
+    pub(super) fn parse(json: &str) -> Result<Option<Self>, (usize, usize)> {
+        serde_json::from_str::<Whole>(json).map(|whole| whole.registry).map_err(|error| (error.line(), error.column()))
+    }
+
+    /// Whether mirrors, or certificates of hosts, are written here and not in files.
+    pub(super) fn is_old(&self) -> bool {
+        self.config_path.is_empty() && !self.hosts().is_empty()
+    }
+
+    /// Hosts for which something is said here that files are to say; `*` is all others.
+    pub(super) fn hosts(&self) -> Vec<&str> {
+        let with_tls = self.configs.iter().flatten().filter(|(_, host)| host.tls.is_some()).map(|(name, _)| name);
+        let mut hosts: Vec<&str> = self.mirrors.iter().flatten().map(|(name, _)| name).chain(with_tls).map(String::as_str).collect();
+        hosts.sort_unstable();
+        hosts.dedup();
+        hosts
+    }
+
+    /// The endpoints of a host's mirrors, in their order: its own, else those of all hosts (containerd, registryEndpoints).
+    pub(super) fn endpoints(&self, host: &str) -> &[String] {
+        let mirror = self.mirrors.as_ref().and_then(|mirrors| mirrors.get(host).or_else(|| mirrors.get("*")));
+        mirror.and_then(|mirror| mirror.endpoint.as_deref()).unwrap_or_default()
+    }
+
+    /// What is configured for the certificates of a host.
+    pub(super) fn tls(&self, host: &str) -> Option<&Tls> {
+        self.configs.as_ref()?.get(host)?.tls.as_ref()
+    }
+
+    /// What opens a host to everybody on the node. It means that host, and no other.
+    pub(super) fn auth(&self, host: &str) -> Option<cri::AuthConfig> {
+        let Auth { username, password, auth, identitytoken } = self.configs.as_ref()?.get(host)?.auth.clone()?;
+        // The scheme is for form: containerd compares the host (ParseAuth).
+        let server_address = format!("https://{host}");
+        Some(cri::AuthConfig { username, password, auth, identity_token: identitytoken, server_address, registry_token: String::new() })
+    }
+
+    /// Names of headers that all registries are sent.
+    pub(super) fn headers(&self) -> Vec<&str> {
+        self.headers.iter().flatten().map(|(name, _)| name.as_str()).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_containerd_tells_is_read_and_shows_no_secret() {
+        let json = r#"{"registry": {"configPath": "", "mirrors": {"docker.io": {"endpoint": ["https://one.example", "two.example"]}, "bare.example": {"endpoint": null},
+            "*": {"endpoint": ["http://all.example"]}}, "configs": {"one.example": {"auth": {"username": "violet", "password": "sesame", "auth": "", "identitytoken": ""},
+            "tls": null}, "two.example": {"auth": null, "tls": {"insecure_skip_verify": true, "caFile": "/etc/ca.pem", "certFile": "", "keyFile": ""}}},
+            "auths": null, "headers": {"X-Team": ["sesame"]}}, "other": 1}"#;
+        let configured = Configured::parse(json).unwrap().unwrap();
+        assert!(configured.is_old());
+        assert_eq!(configured.hosts(), ["*", "bare.example", "docker.io", "two.example"]);
+        assert_eq!(configured.endpoints("docker.io"), ["https://one.example", "two.example"]);
+        assert_eq!(configured.endpoints("quay.example"), ["http://all.example"]);
+        assert!(configured.endpoints("bare.example").is_empty());
+        assert_eq!(configured.tls("two.example").unwrap().ca_file, PathBuf::from("/etc/ca.pem"));
+        let auth = configured.auth("one.example").unwrap();
+        assert_eq!((&*auth.username, &*auth.password, &*auth.server_address), ("violet", "sesame", "https://one.example"));
+        assert_eq!((configured.auth("two.example"), configured.headers()), (None, vec!["X-Team"]));
+        assert!(!format!("{configured:?}").contains("sesame"));
+        // Secrets alone are no reason for files, and a path rules.
+        for same in
+            [r#"{"registry": {"configs": {"a": {"auth": {"username": "u"}}}}}"#, r#"{"registry": {"configPath": "/certs", "mirrors": {"a": {}}}}"#]
+        {
+            assert!(!Configured::parse(same).unwrap().unwrap().is_old(), "{same}");
+        }
+        assert_eq!(Configured::parse("{}"), Ok(None));
+        assert!(matches!(Configured::parse(r#"{"registry": 7}"#), Err((1, _))));
+    }
+}

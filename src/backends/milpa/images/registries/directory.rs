@@ -1,0 +1,65 @@
+//! A directory that has these files, and no others.
+
+use std::{
+    collections::BTreeMap,
+    fs, io,
+    os::unix::fs::DirBuilderExt as _,
+    path::{Path, PathBuf},
+};
+
+/// Makes a directory of directories of files what it is to be, file by file: cells read them meanwhile. What names others comes after them (`hosts.toml` after `0-ca.pem`), as the
+/// paths are sorted. All is readable by its owner only.
+pub(super) fn make(directory: &Path, files: &BTreeMap<PathBuf, Vec<u8>>) -> io::Result<()> {
+    if !directory.exists() && files.is_empty() {
+        return Ok(());
+    }
+    for (path, content) in files {
+        let path = directory.join(path);
+        if fs::read(&path).is_ok_and(|found| found == *content) {
+            continue;
+        }
+        if let Some(parent) = path.parent() {
+            fs::DirBuilder::new().recursive(true).mode(0o700).create(parent)?;
+        }
+        kiyot_link::private::write(&path, content)?;
+    }
+    for host in entries(directory)? {
+        for file in entries(&host)? {
+            let is_wanted = file.strip_prefix(directory).is_ok_and(|file| files.contains_key(file));
+            if !is_wanted {
+                fs::remove_file(&file)?;
+            }
+        }
+        // It stays if it has something.
+        let _ = fs::remove_dir(&host);
+    }
+    Ok(())
+}
+
+fn entries(directory: &Path) -> io::Result<Vec<PathBuf>> {
+    fs::read_dir(directory)?.map(|entry| entry.map(|entry| entry.path())).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::PermissionsExt as _;
+
+    use super::*;
+
+    #[test]
+    fn has_what_it_is_to_have_and_nothing_else() {
+        let dir = tempfile::tempdir().unwrap();
+        let directory = dir.path().join("registries");
+        make(&directory, &BTreeMap::new()).unwrap();
+        assert!(!directory.exists());
+        let files = |names: &[&str]| names.iter().map(|name| (PathBuf::from(name), name.as_bytes().to_vec())).collect::<BTreeMap<_, _>>();
+        for names in [&["a/0-key.pem", "a/hosts.toml", "b/hosts.toml"] as &[_], &["b/hosts.toml", "c/hosts.toml"], &[]] {
+            make(&directory, &files(names)).unwrap();
+            let mut found: Vec<_> = entries(&directory).unwrap().iter().flat_map(|host| entries(host).unwrap()).collect();
+            found.sort();
+            assert_eq!(found, names.iter().map(|name| directory.join(name)).collect::<Vec<_>>());
+            assert!(found.iter().all(|path| fs::metadata(path).unwrap().permissions().mode() & 0o777 == 0o600));
+            assert_eq!(entries(&directory).unwrap().len(), names.iter().map(|name| &name[..1]).collect::<std::collections::BTreeSet<_>>().len());
+        }
+    }
+}
