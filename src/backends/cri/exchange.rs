@@ -6,9 +6,9 @@ use http::{HeaderMap, request, response};
 
 use super::{
     MAX_MESSAGE,
-    http2::Error,
     upstream::{Unavailable, Upstream},
 };
+use crate::http2::Error;
 
 /// The head of a gRPC frame, and room to see that a message is too large.
 const MAX_BODY: usize = MAX_MESSAGE + 6;

@@ -1,11 +1,12 @@
 use std::task::Poll;
 
-use http::Request;
+use bytes::Bytes;
+use http::{Request, request::Parts};
 use proptest::prelude::*;
 
 use super::*;
-use crate::backends::cri::http2::{
-    frame::{HEAD, Head, PREFACE},
+use crate::http2::{
+    frame::{HEAD, Head, MAX_31, PREFACE},
     fuzzing,
 };
 
@@ -21,7 +22,7 @@ struct Side {
 
 impl Side {
     fn new(settings: &[(u16, u32)]) -> Self {
-        let mut side = Self { core: Core::new(), begun: false };
+        let mut side = Self { core: Core::of_client(), begun: false };
         let payload: Vec<u8> = settings.iter().flat_map(|(id, value)| [&id.to_be_bytes()[..], &value.to_be_bytes()].concat()).collect();
         side.fine(frame::SETTINGS, 0, 0, &payload);
         let sent = side.sent();
@@ -355,7 +356,7 @@ fn what_violates_the_protocol_ends_the_connection_and_says_why() {
         let Poll::Ready(Err(error)) = side.answer_head(key) else { panic!() };
         assert!(error.to_string().contains(violation.1), "{error}");
     }
-    let mut side = Side { core: Core::new(), begun: false };
+    let mut side = Side { core: Core::of_client(), begun: false };
     assert!(side.receive(frame::PING, 0, 0, &[0; 8]).is_err(), "it begins with SETTINGS");
     let mut side = Side::new(&[]);
     side.call(0);

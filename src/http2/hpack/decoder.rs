@@ -8,7 +8,7 @@ use super::{
     huffman, integer,
     table::Table,
 };
-use crate::backends::cri::http2::error::Violation;
+use crate::http2::error::Violation;
 
 /// Reads all header blocks of one side of a connection, in their order.
 #[derive(Debug)]

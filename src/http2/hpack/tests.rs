@@ -1,7 +1,7 @@
 use proptest::prelude::*;
 
 use super::*;
-use crate::backends::cri::http2::error::Violation;
+use crate::http2::error::Violation;
 
 fn read(decoder: &mut Decoder, block: &[u8]) -> Result<Vec<Field>, Violation> {
     let mut fields = Vec::new();
