@@ -14,6 +14,7 @@ pub mod fuzzing;
 mod hpack;
 mod line;
 mod pong;
+mod reason;
 mod server;
 mod socket;
 mod stream;
@@ -23,6 +24,7 @@ pub use body::{Receiving, Sending};
 pub use client::Answering;
 pub(crate) use client::{Client, Connection};
 pub use error::{Error, Violation};
+pub use reason::Reason;
 pub(crate) use server::{Responding, Serving};
 
 /// What one stream may have under way to us before its receiver took it. Bytes. Large enough for most answers, so that window updates are rare.

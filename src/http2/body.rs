@@ -7,10 +7,9 @@ use std::{
 };
 
 use bytes::Bytes;
-use h2::Reason;
 use http::{HeaderMap, response};
 
-use super::{core::Core, error::Error, streams::Key};
+use super::{Reason, core::Core, error::Error, streams::Key};
 
 /// Half of a stream. When all are dropped before the call has ended, it is cancelled.
 #[derive(Debug)]

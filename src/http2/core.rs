@@ -2,10 +2,8 @@
 
 use std::{collections::VecDeque, task::Waker};
 
-use h2::Reason;
-
 use super::{
-    CONNECTION_WINDOW, MAX_HEADER_LIST, STREAM_WINDOW,
+    CONNECTION_WINDOW, MAX_HEADER_LIST, Reason, STREAM_WINDOW,
     error::{Error, Violation},
     frame,
     hpack::{Decoder, Encoder},

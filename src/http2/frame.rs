@@ -1,7 +1,6 @@
 //! The head of a frame, and what frames are made of (RFC 9113, 4 and 6).
 
-use super::error::Violation;
-use h2::Reason;
+use super::{Reason, error::Violation};
 
 /// Length of a frame's head.
 pub(super) const HEAD: usize = 9;

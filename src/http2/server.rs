@@ -8,11 +8,11 @@ use std::{
     time::Duration,
 };
 
-use h2::Reason;
 use http::{Request, response};
 use tokio::{net::UnixStream, time::timeout};
 
 use super::{
+    Reason,
     body::{Handle, Receiving, Sending, lock},
     core::Core,
     error::{Error, Violation},

@@ -10,7 +10,6 @@ use std::{
 };
 
 use bytes::Bytes;
-use h2::Reason;
 use http::{HeaderMap, HeaderName, HeaderValue, Response, header::CONTENT_TYPE, response};
 use tonic::{Code, Status};
 
@@ -18,7 +17,7 @@ use super::{
     frame,
     pump::{Broken, Sink},
 };
-use crate::http2::{Responding, Sending};
+use crate::http2::{Reason, Responding, Sending};
 
 const GRPC: HeaderValue = HeaderValue::from_static("application/grpc");
 /// The status of an answer, in its trailers (gRPC over HTTP2).

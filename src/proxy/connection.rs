@@ -9,7 +9,6 @@ use std::{
 };
 
 use futures::{StreamExt, stream::FuturesUnordered};
-use h2::Reason;
 use tokio::{
     net::UnixStream,
     sync::watch,
@@ -22,7 +21,7 @@ use super::{
     knock::Knock,
     shared::{Settings, Shared},
 };
-use crate::http2::{Error, Serving};
+use crate::http2::{Error, Reason, Serving};
 
 /// How often is read and the calls are polled in one round at most, before other tasks have their turn. A call that comes takes one turn, its answer another.
 const TURNS: usize = 8;

@@ -14,7 +14,6 @@ use futures::{
     StreamExt,
     stream::{self, BoxStream, SelectAll},
 };
-use h2::Reason;
 use http::{
     HeaderMap,
     header::CONTENT_TYPE,
@@ -34,7 +33,7 @@ use super::{
 };
 use crate::{
     backends::cri::Upstream,
-    http2::{Error, Receiving},
+    http2::{Error, Reason, Receiving},
 };
 
 /// What a part of the stream has next.

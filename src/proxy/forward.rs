@@ -7,7 +7,6 @@ use std::{
     time::Duration,
 };
 
-use h2::Reason;
 use http::Response;
 use tonic::{Code, Status};
 
@@ -19,7 +18,7 @@ use super::{
 };
 use crate::{
     backends::cri::{Sent, Upstream},
-    http2::{Answering, Error, Receiving, Sending},
+    http2::{Answering, Error, Reason, Receiving, Sending},
 };
 
 /// Forwards a call. Dropping the future cancels it on the other side.

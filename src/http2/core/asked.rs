@@ -5,7 +5,6 @@ use std::{
     task::{Context, Poll},
 };
 
-use h2::Reason;
 use http::{HeaderMap, Request, StatusCode, response};
 
 use super::{
@@ -13,7 +12,7 @@ use super::{
     fields::{Fields, TOO_LONG},
 };
 use crate::http2::{
-    RESET_STREAMS,
+    RESET_STREAMS, Reason,
     error::{Error, Violation},
     frame::{self, MAX_31},
     stream::{Coming, Going, Stream, keep, promised},

@@ -3,11 +3,11 @@
 use std::task::{Poll, Waker};
 
 use bytes::Bytes;
-use h2::Reason;
 use http::{Method, Response, StatusCode, request::Parts};
 
 use super::{Core, OUTPUT, Role, fields::Fields};
 use crate::http2::{
+    Reason,
     error::Error,
     frame::{self, MAX_31},
     stream::{Coming, Going, Stream, promised},

@@ -1,10 +1,8 @@
 //! What the peer's frames do.
 
-use h2::Reason;
-
 use super::{Core, Role, fields::Fields};
 use crate::http2::{
-    MAX_HEADER_LIST,
+    MAX_HEADER_LIST, Reason,
     error::{Error, Violation},
     frame::{self, HEAD, Head, MAX_31, MAX_PAYLOAD},
     stream::Coming,

@@ -3,11 +3,11 @@
 use std::task::{Poll, Waker};
 
 use bytes::Bytes;
-use h2::Reason;
 use http::{HeaderMap, HeaderName, header};
 
 use super::{BACKLOG, Core, OUTPUT};
 use crate::http2::{
+    Reason,
     error::{Error, Violation},
     frame::{self, HEAD, Head, MAX_31, MAX_PAYLOAD},
     hpack::Encoder,

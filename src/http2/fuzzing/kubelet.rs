@@ -3,11 +3,10 @@
 use std::task::{Context, Poll, Waker};
 
 use bytes::Bytes;
-use h2::Reason;
 use http::{HeaderMap, HeaderValue, Response};
 
 use super::model::{Model, receive};
-use crate::http2::{core::Core, error::Error, frame, streams::Key};
+use crate::http2::{Reason, core::Core, error::Error, frame, streams::Key};
 
 /// How many streams the server allows.
 const MOST: u32 = 12;
@@ -112,14 +111,14 @@ pub fn kubelet(bytes: &[u8]) {
             kind => {
                 let &[flags, stream, length] = next(3) else { break };
                 // The likely ones, and any.
-                let kind = match kind {
-                    9 => frame::DATA,
-                    10 => frame::HEADERS,
-                    11 => frame::SETTINGS,
-                    12 => frame::WINDOW_UPDATE,
-                    13 => frame::CONTINUATION,
-                    14 => frame::RST_STREAM,
-                    _ => stream,
+                let (kind, stream) = match kind {
+                    9 => (frame::DATA, stream),
+                    10 => (frame::HEADERS, stream),
+                    11 => (frame::SETTINGS, stream),
+                    12 => (frame::WINDOW_UPDATE, stream),
+                    13 => (frame::CONTINUATION, stream),
+                    14 => (frame::RST_STREAM, stream),
+                    _ => (stream, 0),
                 };
                 let payload = next(usize::from(length)).to_vec();
                 ended = receive(&mut core, &mut model, kind, flags, stream.into(), &payload);

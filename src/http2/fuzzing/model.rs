@@ -2,9 +2,8 @@
 
 use std::collections::HashMap;
 
-use h2::Reason;
-
 use crate::http2::{
+    Reason,
     core::Core,
     frame::{self, Head, MAX_PAYLOAD, PREFACE},
     hpack::Decoder,

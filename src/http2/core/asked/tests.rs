@@ -105,7 +105,10 @@ fn a_call_is_what_its_frames_have_and_its_answer_leaves_at_once() {
     side.fine(frame::HEADERS, 0, 1, &[0x83, 0x86]);
     side.fine(frame::CONTINUATION, frame::END_HEADERS, 1, &[&[4, 4][..], b"/a/B", &field(":authority", "here"), &field("x", "y")].concat());
     let (key, head) = side.0.accept().unwrap();
-    assert_eq!((head.method().as_str(), head.uri().to_string(), &head.headers()["x"]), ("POST", "http://here/a/B".into(), &HeaderValue::from_static("y")));
+    assert_eq!(
+        (head.method().as_str(), head.uri().to_string(), &head.headers()["x"]),
+        ("POST", "http://here/a/B".into(), &HeaderValue::from_static("y"))
+    );
     assert!(side.data(key).is_pending() && !side.is_gone(key));
     side.fine(frame::DATA, frame::PADDED, 1, &[1, b'x', b'y', 0]);
     side.fine(frame::DATA, 0, 1, b"");
