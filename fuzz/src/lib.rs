@@ -4,11 +4,10 @@ use std::path::Path;
 
 use kiyot::{
     annotations::CellRequest,
-    backends::{
-        cri::http2::fuzzing as http2,
-        milpa::{logs, providers::netns as provider, streaming, verbs, volumes as copies},
-    },
-    config, manifest,
+    backends::milpa::{logs, providers::netns as provider, streaming, verbs, volumes as copies},
+    config,
+    http2::fuzzing as http2,
+    manifest,
     proxy::{fuzzing, peek},
 };
 use kiyot_link::bootstrap::CellFile;
@@ -23,11 +22,12 @@ pub mod seeds;
 pub type Target = fn(&[u8]);
 
 /// All targets, by name.
-pub const TARGETS: [(&str, Target); 14] = [
+pub const TARGETS: [(&str, Target); 15] = [
     ("peek", peek),
     ("merge", merge),
     ("frame", frame),
     ("runtime", runtime),
+    ("kubelet", kubelet),
     ("head", head),
     ("config", config),
     ("manifest", manifest),
@@ -83,6 +83,11 @@ pub fn frame(data: &[u8]) {
 /// Calls a container runtime that sends any frames, and reads its answers.
 pub fn runtime(data: &[u8]) {
     http2::runtime(data);
+}
+
+/// Serves a kubelet that sends any frames, and answers its calls.
+pub fn kubelet(data: &[u8]) {
+    http2::kubelet(data);
 }
 
 /// Reads the heads of HTTP requests and answers of streams.

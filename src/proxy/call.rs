@@ -3,7 +3,6 @@
 use std::sync::Arc;
 
 use bytes::Bytes;
-use h2::{RecvStream, server::SendResponse};
 use http::{HeaderMap, HeaderValue, Request};
 use tonic::Status;
 
@@ -25,6 +24,7 @@ use crate::{
         cri::{MAX_MESSAGE, Upstream},
     },
     config::Routing,
+    http2::{Receiving, Responding},
 };
 
 /// Who answers a call.
@@ -47,7 +47,7 @@ enum Plan<'a> {
 }
 
 /// Serves a call. Dropping the future ends it on all sides.
-pub(super) async fn serve(front: Arc<Shared>, settings: Arc<Settings>, request: Request<RecvStream>, respond: SendResponse<Bytes>) {
+pub(super) async fn serve(front: Arc<Shared>, settings: Arc<Settings>, request: Request<Receiving>, respond: Responding) {
     let caller = Caller::new(respond, settings.client_timeout);
     let Some(_open) = front.open_call(settings.max_calls) else {
         let message = format!("there are {} calls open already; allowed are no more (server.max_concurrent_calls)", settings.max_calls);

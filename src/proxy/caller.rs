@@ -10,7 +10,6 @@ use std::{
 };
 
 use bytes::Bytes;
-use h2::{Reason, SendStream, server::SendResponse};
 use http::{HeaderMap, HeaderName, HeaderValue, Response, header::CONTENT_TYPE, response};
 use tonic::{Code, Status};
 
@@ -18,6 +17,7 @@ use super::{
     frame,
     pump::{Broken, Sink},
 };
+use crate::http2::{Reason, Responding, Sending};
 
 const GRPC: HeaderValue = HeaderValue::from_static("application/grpc");
 /// The status of an answer, in its trailers (gRPC over HTTP2).
@@ -29,7 +29,7 @@ const OK: HeaderValue = HeaderValue::from_static("0");
 /// Where the answer goes.
 #[derive(Debug)]
 pub(super) struct Caller {
-    respond: SendResponse<Bytes>,
+    respond: Responding,
     /// How long the caller may leave an answer unread.
     pub(super) limit: Duration,
 }
@@ -40,13 +40,13 @@ pub(super) struct Gone;
 
 impl Caller {
     /// Of the response handle of a request.
-    pub(super) fn new(respond: SendResponse<Bytes>, limit: Duration) -> Self {
+    pub(super) fn new(respond: Responding, limit: Duration) -> Self {
         Self { respond, limit }
     }
 
     /// Ready when the caller has gone. Only before the answer has begun.
     pub(super) fn poll_gone(&mut self, cx: &mut std::task::Context<'_>) -> Poll<Gone> {
-        self.respond.poll_reset(cx).map(|_| Gone)
+        self.respond.poll_gone(cx).map(|()| Gone)
     }
 
     /// Works for the caller, as long as it is there.
@@ -60,14 +60,14 @@ impl Caller {
     }
 
     /// Begins an answer; `None` if it is all of it, or if the caller has gone.
-    pub(super) fn begin(mut self, head: response::Parts, ended: bool) -> Option<Sink> {
-        let stream = self.respond.send_response(Response::from_parts(head, ()), ended).ok()?;
+    pub(super) fn begin(self, head: &response::Parts, ended: bool) -> Option<Sink> {
+        let stream = self.respond.respond(head, ended).ok()?;
         (!ended).then(|| Sink::new(stream, Some(self.limit)))
     }
 
     /// Resets the stream.
-    pub(super) fn reset(mut self, reason: Reason) {
-        self.respond.send_reset(reason);
+    pub(super) fn reset(self, reason: Reason) {
+        self.respond.reset(reason);
     }
 
     /// Answers with a status alone ("trailers only").
@@ -76,14 +76,12 @@ impl Caller {
     }
 
     /// The same, with more metadata.
-    pub(super) fn refuse(mut self, status: &Status, more: HeaderMap) {
-        let mut head = Response::new(());
-        let headers = head.headers_mut();
-        headers.insert(CONTENT_TYPE, GRPC);
-        headers.extend(more);
-        add(status, headers);
-        // An error means that the caller has gone.
-        let _ = self.respond.send_response(head, true);
+    pub(super) fn refuse(self, status: &Status, more: HeaderMap) {
+        let mut head = plain_head();
+        head.headers.extend(more);
+        add(status, &mut head.headers);
+        // There is nothing more of it.
+        drop(self.begin(&head, true));
     }
 
     /// Answers with a message.
@@ -96,22 +94,18 @@ impl Caller {
     /// Answers with metadata, a body in parts, and trailers.
     pub(super) async fn answer(self, head: response::Parts, body: Vec<Bytes>, trailers: Option<HeaderMap>) {
         let ended = body.is_empty() && trailers.is_none();
-        let Some(mut sink) = self.begin(head, ended) else { return };
+        let Some(mut sink) = self.begin(&head, ended) else { return };
         for part in body {
             match sink.send(part).await {
                 Ok(()) => {}
                 Err(Broken::SinkStalled(after)) => {
                     tracing::debug!(?after, "a caller left its answer unread");
-                    return sink.stream.send_reset(Reason::CANCEL);
+                    return sink.stream.reset(Reason::CANCEL);
                 }
                 Err(_) => return,
             }
         }
-        // An error means that the caller has gone.
-        let _ = match trailers {
-            Some(trailers) => sink.stream.send_trailers(trailers),
-            None => sink.stream.send_data(Bytes::new(), true),
-        };
+        sink.stream.end(trailers);
     }
 }
 
@@ -123,11 +117,10 @@ pub(super) fn plain_head() -> response::Parts {
 }
 
 /// Ends an answer that had begun, with an error.
-pub(super) fn end_with(stream: &mut SendStream<Bytes>, status: &Status) {
+pub(super) fn end_with(stream: &mut Sending, status: &Status) {
     let mut trailers = HeaderMap::new();
     add(status, &mut trailers);
-    // An error means that the caller has gone.
-    let _ = stream.send_trailers(trailers);
+    stream.end(Some(trailers));
 }
 
 fn add(status: &Status, headers: &mut HeaderMap) {

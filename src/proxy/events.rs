@@ -14,7 +14,6 @@ use futures::{
     StreamExt,
     stream::{self, BoxStream, SelectAll},
 };
-use h2::Reason;
 use http::{
     HeaderMap,
     header::CONTENT_TYPE,
@@ -32,7 +31,10 @@ use super::{
     shared::Shared,
     timeout::Budget,
 };
-use crate::backends::cri::{Error, Receiving, Upstream};
+use crate::{
+    backends::cri::Upstream,
+    http2::{Error, Reason, Receiving},
+};
 
 /// What a part of the stream has next.
 enum Next {
@@ -76,14 +78,14 @@ pub(super) async fn serve(front: &Shared, mut incoming: Incoming, budget: Budget
         // There is always a runtime, and its part has an end.
         Ok(None) | Err(_) => return,
     };
-    let Some(mut sink) = caller.begin(head, false) else { return };
+    let Some(mut sink) = caller.begin(&head, false) else { return };
     let mut message = first;
     loop {
         match sink.send(message).await {
             Ok(()) => {}
             Err(Broken::SinkStalled(after)) => {
                 tracing::debug!(?after, "a reader of events left them unread");
-                return sink.stream.send_reset(Reason::CANCEL);
+                return sink.stream.reset(Reason::CANCEL);
             }
             Err(_) => return,
         }
@@ -101,7 +103,7 @@ async fn wait<F: Future>(sink: &mut Sink, work: F) -> Option<F::Output> {
     let mut work = pin!(work);
     poll_fn(|cx| match work.as_mut().poll(cx) {
         Poll::Ready(output) => Poll::Ready(Some(output)),
-        Poll::Pending => sink.stream.poll_reset(cx).map(|_| None),
+        Poll::Pending => sink.stream.poll_gone(cx).map(|()| None),
     })
     .await
 }
@@ -110,11 +112,11 @@ async fn wait<F: Future>(sink: &mut Sink, work: F) -> Option<F::Output> {
 fn refuse(caller: Caller, end: End) {
     match end {
         // All of the answer: there is nothing to be sent after it.
-        End::Head(head) => drop(caller.begin(head, true)),
+        End::Head(head) => drop(caller.begin(&head, true)),
         End::Reset(reason) => caller.reset(reason),
         End::Status(status) => caller.status(&status),
         End::Trailers(trailers) => {
-            if let Some(sink) = caller.begin(plain_head(), false) {
+            if let Some(sink) = caller.begin(&plain_head(), false) {
                 finish(sink, End::Trailers(trailers));
             }
         }
@@ -123,17 +125,15 @@ fn refuse(caller: Caller, end: End) {
 
 /// Ends a stream that has begun.
 fn finish(mut sink: Sink, end: End) {
-    // An error means that the reader has gone.
-    let _ = match end {
+    match end {
         End::Head(mut head) => {
             head.headers.remove(CONTENT_TYPE);
-            sink.stream.send_trailers(head.headers)
+            sink.stream.end(Some(head.headers));
         }
-        End::Trailers(Some(trailers)) => sink.stream.send_trailers(trailers),
-        End::Trailers(None) => sink.stream.send_data(Bytes::new(), true),
-        End::Reset(reason) => return sink.stream.send_reset(reason),
-        End::Status(status) => return end_with(&mut sink.stream, &status),
-    };
+        End::Trailers(trailers) => sink.stream.end(trailers),
+        End::Reset(reason) => sink.stream.reset(reason),
+        End::Status(status) => end_with(&mut sink.stream, &status),
+    }
 }
 
 /// Where a runtime's part is.

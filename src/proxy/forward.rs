@@ -7,7 +7,6 @@ use std::{
     time::Duration,
 };
 
-use h2::{Reason, RecvStream};
 use http::Response;
 use tonic::{Code, Status};
 
@@ -17,7 +16,10 @@ use super::{
     pump::{Broken, Pump},
     timeout::Budget,
 };
-use crate::backends::cri::{Answering, Error, Receiving, Sending, Sent, Upstream};
+use crate::{
+    backends::cri::{Sent, Upstream},
+    http2::{Answering, Error, Reason, Receiving, Sending},
+};
 
 /// Forwards a call. Dropping the future cancels it on the other side.
 pub(super) async fn forward(upstream: &Upstream, mut incoming: Incoming, budget: Budget, mut caller: Caller) {
@@ -45,12 +47,12 @@ pub(super) async fn forward(upstream: &Upstream, mut incoming: Incoming, budget:
 
 /// What is still to be sent of the request; nothing any more if the runtime does not want it.
 struct Upload {
-    pump: Option<Pump<RecvStream, Sending>>,
+    pump: Option<Pump<Sending>>,
     had_passed: bool,
 }
 
 impl Upload {
-    fn new(pump: Option<Pump<RecvStream, Sending>>) -> Self {
+    fn new(pump: Option<Pump<Sending>>) -> Self {
         Self { pump, had_passed: false }
     }
 
@@ -100,29 +102,31 @@ async fn head(upload: &mut Upload, response: &mut Answering, caller: &mut Caller
 /// Passes the answer on.
 async fn answer(upstream: &Upstream, mut upload: Upload, response: Response<Receiving>, caller: Caller) {
     let (head, body) = response.into_parts();
-    let Some(sink) = caller.begin(head, body.is_end()) else { return };
+    let Some(sink) = caller.begin(&head, body.is_end()) else { return };
     let mut download = Pump::new(body, sink, None);
     let result = poll_fn(|cx| {
         match upload.poll(cx) {
             Ok(()) => {}
+            // It is the caller that has gone.
+            Err(Broken::Source(_)) => return Poll::Ready(Err(Broken::Sink)),
             Err(error) => return Poll::Ready(Err(error)),
         }
         match download.poll(cx) {
-            Poll::Pending => download.to.stream.poll_reset(cx).map(|_| Err(Broken::Sink)),
+            Poll::Pending => download.to.stream.poll_gone(cx).map(|()| Err(Broken::Sink)),
             ready => ready,
         }
     })
     .await;
     match result {
-        Ok(()) | Err(Broken::Sink | Broken::Cancelled) => {}
+        Ok(()) | Err(Broken::Sink) => {}
         Err(Broken::Source(error)) => match error.reset() {
-            Some(reason) => download.to.stream.send_reset(reason),
+            Some(reason) => download.to.stream.reset(reason),
             None => end_with(&mut download.to.stream, &status_of(Code::Unavailable, &upstream.lost(error))),
         },
         Err(Broken::SourceStalled(after)) => end_with(&mut download.to.stream, &half_sent(after)),
         Err(Broken::SinkStalled(after)) => {
             tracing::debug!(?after, "a caller left its answer unread");
-            download.to.stream.send_reset(Reason::CANCEL);
+            download.to.stream.reset(Reason::CANCEL);
         }
     }
 }

@@ -3,13 +3,13 @@
 use std::{future::poll_fn, task::Poll, time::Duration};
 
 use bytes::{Bytes, BytesMut};
-use h2::RecvStream;
 use http::{Request, header::CONTENT_LENGTH, request::Parts};
 
 use super::{
     frame::{self, Body},
     stall::Stall,
 };
+use crate::http2::Receiving;
 
 /// What is taken of a body before anything else is known of it. Bytes.
 const TAKEN: usize = 64 << 10;
@@ -22,7 +22,7 @@ pub(super) struct Incoming {
     /// The body, as far as it was read.
     pub(super) body: Bytes,
     /// What is still to come; `None` if `body` is all.
-    pub(super) rest: Option<RecvStream>,
+    pub(super) rest: Option<Receiving>,
     /// How long the caller may send nothing of a body that it began.
     pub(super) limit: Option<Duration>,
 }
@@ -56,9 +56,9 @@ pub(super) enum NoMessage {
 
 impl Incoming {
     /// A request of which nothing was read yet.
-    pub(super) fn new(request: Request<RecvStream>, limit: Option<Duration>) -> Self {
+    pub(super) fn new(request: Request<Receiving>, limit: Option<Duration>) -> Self {
         let (head, rest) = request.into_parts();
-        let rest = (!rest.is_end_stream()).then_some(rest);
+        let rest = (!rest.is_end()).then_some(rest);
         Self { head, body: Bytes::new(), rest, limit }
     }
 
@@ -110,13 +110,7 @@ impl Incoming {
     }
 
     fn append(&mut self, part: Bytes) {
-        match &mut self.rest {
-            Some(rest) if !rest.is_end_stream() => {
-                // What is kept here is limited otherwise. It can fail only if more is released than came.
-                let _ = rest.flow_control().release_capacity(part.len());
-            }
-            rest => *rest = None,
-        }
+        self.rest = self.rest.take().filter(|rest| !rest.is_end());
         if self.body.is_empty() {
             self.body = part;
         } else if !part.is_empty() {

@@ -16,9 +16,9 @@ const PARTS: &[Part] = &[
         may: &[&["app", "proxy", "backends", "backends::milpa", "backends::milpa::verbs", "manifest", "annotations", "config", "problems"]],
     },
     Part { path: "app", may: &[&["proxy", "backends", "backends::cri", "backends::milpa"], ACTING, CELLS, KEEPING, &["config", "problems"]] },
-    Part { path: "proxy", may: &[&["backends", "backends::cri", "config"]] },
+    Part { path: "proxy", may: &[&["backends", "backends::cri", "config", "http2"]] },
     Part { path: "backends", may: &[&["backends::cri", "config"]] },
-    Part { path: "backends::cri", may: &[&["backends", "config"]] },
+    Part { path: "backends::cri", may: &[&["backends", "config", "http2"]] },
     Part { path: "backends::milpa", may: &[&["backends"], ACTING, CELLS, KEEPING, &["annotations", "config"]] },
     Part { path: "backends::milpa::verbs", may: &[&["backends"], ACTING, CELLS, KEEPING, &["annotations", "config", "problems"]] },
     Part { path: "backends::milpa::images", may: &[CELLS, KEEPING, &["config"]] },
@@ -36,6 +36,7 @@ const PARTS: &[Part] = &[
     Part { path: "manifest", may: &[&["annotations", "problems"]] },
     Part { path: "annotations", may: &[&["config", "problems"]] },
     Part { path: "config", may: &[&["problems"]] },
+    Part { path: "http2", may: &[] },
     Part { path: "problems", may: &[] },
 ];
 

@@ -4,7 +4,7 @@ use std::{io, path::Path, time::Duration};
 
 use tokio::net::UnixStream;
 
-use super::http2::{Connection, Error};
+use crate::http2::{Connection, Error};
 
 /// How long to wait while the server's queue of connections is full.
 const QUEUE_FULL_WAIT: Duration = Duration::from_millis(10);

@@ -1,14 +1,13 @@
 //! A call whose whole answer is needed before it can be passed on.
 
 use bytes::Bytes;
-use h2::Reason;
 use http::{HeaderMap, request, response};
 
 use super::{
     MAX_MESSAGE,
-    http2::Error,
     upstream::{Unavailable, Upstream},
 };
+use crate::http2::{Error, Reason};
 
 /// The head of a gRPC frame, and room to see that a message is too large.
 const MAX_BODY: usize = MAX_MESSAGE + 6;

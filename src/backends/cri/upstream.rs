@@ -12,10 +12,8 @@ use http::request::Parts;
 use tokio::time::timeout;
 use tokio_util::task::AbortOnDropHandle;
 
-use super::{
-    connect::{self, ConnectError},
-    http2::{Answering, Client, Error, Sending},
-};
+use super::connect::{self, ConnectError};
+use crate::http2::{Answering, Client, Error, Sending};
 
 /// Connections that the runtime told us to leave and that still have calls open. Of more than these the oldest is cut.
 const MAX_LEFT_CONNECTIONS: usize = 4;

@@ -1,11 +1,12 @@
 use std::task::Poll;
 
-use http::Request;
+use bytes::Bytes;
+use http::{Request, request::Parts};
 use proptest::prelude::*;
 
 use super::*;
-use crate::backends::cri::http2::{
-    frame::{HEAD, Head, PREFACE},
+use crate::http2::{
+    frame::{HEAD, Head, MAX_31, PREFACE},
     fuzzing,
 };
 
@@ -21,7 +22,7 @@ struct Side {
 
 impl Side {
     fn new(settings: &[(u16, u32)]) -> Self {
-        let mut side = Self { core: Core::new(), begun: false };
+        let mut side = Self { core: Core::of_client(), begun: false };
         let payload: Vec<u8> = settings.iter().flat_map(|(id, value)| [&id.to_be_bytes()[..], &value.to_be_bytes()].concat()).collect();
         side.fine(frame::SETTINGS, 0, 0, &payload);
         let sent = side.sent();
@@ -209,6 +210,85 @@ fn calls_above_the_limit_wait_and_begin_in_order() {
 }
 
 #[test]
+fn a_call_that_is_cancelled_while_it_waits_leaves_nothing_behind() {
+    let mut side = Side::new(&[(3, 1)]);
+    let first = side.call(1);
+    let (cancelled, next) = (side.call(2), side.call(3));
+    side.drop_call(cancelled);
+    // It may be kept where the cancelled one was, and still comes after those before it.
+    let last = side.call(4);
+    assert_eq!(data_of(&side.sent()), 1);
+    for _ in 0..100 {
+        let key = side.call(5);
+        side.drop_call(key);
+    }
+    assert_eq!(side.core.waiting, [next, last]);
+    for (id, length) in [(1, 3), (3, 4), (5, 0)] {
+        side.fine(frame::HEADERS, frame::END_HEADERS | frame::END_STREAM, id, STATUS);
+        assert_eq!(data_of(&side.sent()), length);
+    }
+    [first, next, last].into_iter().for_each(|key| side.drop_call(key));
+    assert!(side.core.is_empty() && side.sent().is_empty());
+    // One whose connection serves no more calls does not wait for it either.
+    side.core.leaving = Some(Error::NotSent);
+    assert!(side.core.is_done());
+}
+
+#[test]
+fn an_answer_is_as_long_as_its_head_says() {
+    let length = |length: &str| [b"\x88\x0f\x0d", [length.len() as u8].as_slice(), length.as_bytes()].concat();
+    let cases: [(&str, &[&[u8]], bool); 6] = [
+        ("3", &[b"abc"], true),
+        ("3", &[b"ab", b"", b"c", b""], true),
+        ("0", &[b""], true),
+        ("3", &[b"ab"], false),
+        ("3", &[b"ab", b"cd"], false),
+        ("3x", &[b"abc"], false),
+    ];
+    let mut side = Side::new(&[]);
+    for (number, (says, parts, is_fine)) in cases.into_iter().enumerate() {
+        let (key, id) = (side.call(0), 2 * number as u32 + 1);
+        side.sent();
+        side.fine(frame::HEADERS, frame::END_HEADERS, id, &length(says));
+        for (number, part) in parts.iter().enumerate() {
+            side.fine(frame::DATA, if number + 1 == parts.len() { frame::END_STREAM } else { 0 }, id, part);
+        }
+        let sent = side.sent();
+        assert_eq!(kinds(&sent), if is_fine { vec![] } else { vec![frame::RST_STREAM] }, "{says} {parts:?}");
+        let came = std::iter::from_fn(|| match side.data(key) {
+            Poll::Ready(part) => part,
+            Poll::Pending => panic!("{says} {parts:?} has not ended"),
+        });
+        let came: Vec<_> = came.take(4).collect();
+        assert_eq!(came.iter().all(Result::is_ok), is_fine, "{says} {parts:?}");
+        side.drop_call(key);
+    }
+    // Trailers end it as well, and so does its head.
+    for blocks in [&[&length("2")[..], TRAILERS][..], &[&length("2")]] {
+        let key = side.call(0);
+        let id = side.sent()[0].0.stream;
+        for (number, block) in blocks.iter().enumerate() {
+            let end = if number + 1 == blocks.len() { frame::END_STREAM } else { 0 };
+            side.fine(frame::HEADERS, frame::END_HEADERS | end, id, block);
+        }
+        assert_eq!(kinds(&side.sent()), [frame::RST_STREAM]);
+        side.drop_call(key);
+    }
+    // What has no body by its nature tells how long one would be (RFC 9110, 8.6): 304, and whatever is answered to HEAD.
+    let mut head = head();
+    for (method, block) in [("POST", b"\x8b\x0f\x0d\x012"), ("HEAD", b"\x88\x0f\x0d\x012")] {
+        head.method = method.parse().unwrap();
+        let key = side.core.request(&head, &Bytes::new(), true).unwrap();
+        let id = side.sent()[0].0.stream;
+        side.fine(frame::HEADERS, frame::END_HEADERS | frame::END_STREAM, id, block);
+        assert!(matches!(side.answer_head(key), Poll::Ready(Ok(head)) if head.headers()["content-length"] == "2"));
+        assert!(side.core.has_ended(key) && side.sent().is_empty());
+        side.drop_call(key);
+    }
+    assert!(side.core.is_empty());
+}
+
+#[test]
 fn what_comes_for_a_cancelled_call_is_passed_over() {
     let mut side = Side::new(&[]);
     let key = side.call(0);
@@ -355,7 +435,7 @@ fn what_violates_the_protocol_ends_the_connection_and_says_why() {
         let Poll::Ready(Err(error)) = side.answer_head(key) else { panic!() };
         assert!(error.to_string().contains(violation.1), "{error}");
     }
-    let mut side = Side { core: Core::new(), begun: false };
+    let mut side = Side { core: Core::of_client(), begun: false };
     assert!(side.receive(frame::PING, 0, 0, &[0; 8]).is_err(), "it begins with SETTINGS");
     let mut side = Side::new(&[]);
     side.call(0);

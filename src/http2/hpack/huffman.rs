@@ -1,7 +1,6 @@
 //! The Huffman code of header blocks (RFC 7541, appendix B). It is canonical: the lengths of its codes say all of it. We read it, and write plain bytes.
 
-use super::super::error::Violation;
-use h2::Reason;
+use super::super::{Reason, error::Violation};
 
 /// How many bits the code of each byte has, by the byte.
 #[rustfmt::skip]

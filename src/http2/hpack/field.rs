@@ -1,7 +1,10 @@
 //! One field of a header block, as it is kept: read and checked once, however often it comes.
 
 use bytes::Bytes;
-use http::{HeaderName, HeaderValue, header};
+use http::{
+    HeaderName, HeaderValue, Method, StatusCode, header,
+    uri::{Authority, PathAndQuery, Scheme},
+};
 
 /// What begins with a colon.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -11,6 +14,30 @@ pub(in super::super) enum Pseudo {
     Path,
     Scheme,
     Status,
+}
+
+/// What a field says whose name begins with a colon.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(in super::super) enum Said {
+    Authority(Authority),
+    Method(Method),
+    Path(PathAndQuery),
+    Scheme(Scheme),
+    Status(StatusCode),
+}
+
+impl Said {
+    fn read(what: Pseudo, value: &[u8]) -> Option<Self> {
+        match what {
+            Pseudo::Authority => Authority::try_from(value).ok().map(Self::Authority),
+            Pseudo::Method => Method::from_bytes(value).ok().map(Self::Method),
+            // RFC 9113, 8.3.1
+            Pseudo::Path if !value.starts_with(b"/") && value != b"*" => None,
+            Pseudo::Path => PathAndQuery::try_from(value).ok().map(Self::Path),
+            Pseudo::Scheme => Scheme::try_from(value).ok().map(Self::Scheme),
+            Pseudo::Status => StatusCode::from_bytes(value).ok().map(Self::Status),
+        }
+    }
 }
 
 /// The name of a field.
@@ -27,6 +54,8 @@ pub(in super::super) enum Name {
 pub(in super::super) struct Field {
     pub(in super::super) name: Name,
     pub(in super::super) value: HeaderValue,
+    /// Of a name with a colon.
+    pub(in super::super) said: Option<Said>,
     /// Whether name and value are such as may be.
     pub(in super::super) is_fine: bool,
     /// How long the name is.
@@ -53,13 +82,18 @@ impl Name {
 impl Field {
     pub(super) fn new(name: Name, name_length: usize, value: &[u8]) -> Self {
         let value_length = value.len();
+        let said = if let Name::Pseudo(what) = name { Said::read(what, value) } else { None };
         let (value, is_value) = match HeaderValue::from_maybe_shared(Bytes::copy_from_slice(value)) {
             Ok(value) => (value, true),
             Err(_) => (HeaderValue::from_static(""), false),
         };
         let is_te = matches!(&name, Name::Header(name) if *name == header::TE);
-        let is_fine = is_value && name != Name::Bad && (!is_te || value == "trailers");
-        Self { name, value, is_fine, name_length, value_length }
+        let is_fine = match name {
+            Name::Pseudo(_) => said.is_some(),
+            Name::Header(_) => is_value && (!is_te || value == "trailers"),
+            Name::Bad => false,
+        };
+        Self { name, value, said, is_fine, name_length, value_length }
     }
 
     /// What it takes of a table, and of what a list of fields may have (RFC 7541, 4.1).

@@ -1,24 +1,12 @@
-//! What a container runtime may send, as any bytes. For kiyot-fuzz alone.
+//! A client, and a container runtime that sends any frames.
 
-use std::{
-    collections::HashMap,
-    task::{Poll, Waker},
-};
+use std::task::{Poll, Waker};
 
 use bytes::Bytes;
-use h2::Reason;
 use http::{Request, request::Parts};
 
-use super::{
-    core::Core,
-    error::Error,
-    frame::{self, Head, MAX_PAYLOAD, PREFACE},
-    hpack::Decoder,
-    streams::Key,
-};
-
-/// What the windows allow at first, and what is allowed of all streams together. Bytes.
-const FIRST_WINDOW: i64 = 65_535;
+use super::model::{Model, receive};
+use crate::http2::{core::Core, error::Error, frame, streams::Key};
 
 /// A caller's end of a stream.
 struct Caller {
@@ -26,78 +14,6 @@ struct Caller {
     has_sending: bool,
     has_head: bool,
     gave_end: bool,
-}
-
-/// What a runtime would see of us, and has allowed.
-struct Model {
-    decoder: Decoder,
-    block: Vec<u8>,
-    last_id: u32,
-    /// What may still be sent of data.
-    window: i64,
-    /// What each stream has sent, and whether it has ended.
-    streams: HashMap<u32, (usize, bool)>,
-    greeted: bool,
-    /// What came and was not read: less than a frame.
-    came: Vec<u8>,
-}
-
-impl Model {
-    /// Reads what was sent, as far as it came.
-    fn read(&mut self, more: &[u8]) {
-        self.came.extend_from_slice(more);
-        let came = std::mem::take(&mut self.came);
-        let mut bytes = came.as_slice();
-        if !self.greeted && bytes.len() >= PREFACE.len() {
-            bytes = bytes.strip_prefix(PREFACE).unwrap_or_else(|| panic!("no preface"));
-            self.greeted = true;
-        }
-        while self.greeted
-            && let Some(head) = Head::read(bytes)
-        {
-            assert!(head.length <= MAX_PAYLOAD);
-            let Some((payload, rest)) = bytes[frame::HEAD..].split_at_checked(head.length) else { break };
-            bytes = rest;
-            if !self.block.is_empty() {
-                assert_eq!(head.kind, frame::CONTINUATION);
-            }
-            match head.kind {
-                frame::HEADERS | frame::CONTINUATION => {
-                    if head.kind == frame::HEADERS {
-                        let ended = head.has(frame::END_STREAM);
-                        if head.stream > self.last_id {
-                            assert!(head.stream % 2 == 1);
-                            self.last_id = head.stream;
-                            self.streams.insert(head.stream, (0, ended));
-                        } else {
-                            let stream = self.streams.get_mut(&head.stream).unwrap_or_else(|| panic!("trailers of {}", head.stream));
-                            assert!(ended && !std::mem::replace(&mut stream.1, true));
-                        }
-                    }
-                    self.block.extend_from_slice(payload);
-                    if head.has(frame::END_HEADERS) {
-                        let block = std::mem::take(&mut self.block);
-                        let mut fields = 0;
-                        let read = self.decoder.read(&block, |field| {
-                            assert!(field.is_fine);
-                            fields += 1;
-                        });
-                        assert!(read.is_ok() && fields > 0, "{read:?}");
-                    }
-                }
-                frame::DATA => {
-                    self.window -= head.length as i64;
-                    assert!(head.length == 0 || self.window >= 0, "more data than the window allows");
-                    let stream = self.streams.get_mut(&head.stream).unwrap_or_else(|| panic!("data of {}", head.stream));
-                    assert!(!stream.1, "data behind the end of {}", head.stream);
-                    *stream = (stream.0 + head.length, head.has(frame::END_STREAM));
-                }
-                frame::RST_STREAM => assert!(self.streams.remove(&head.stream).is_some(), "a reset of {}", head.stream),
-                _ => {}
-            }
-        }
-        self.came = bytes.to_vec();
-    }
 }
 
 fn head(number: usize) -> Parts {
@@ -113,9 +29,8 @@ fn head(number: usize) -> Parts {
 /// # Panics
 /// If it isn't.
 pub fn runtime(bytes: &[u8]) {
-    let mut core = Core::new();
-    let streams = HashMap::new();
-    let mut model = Model { decoder: Decoder::new(), block: Vec::new(), last_id: 0, window: FIRST_WINDOW, streams, greeted: false, came: Vec::new() };
+    let mut core = Core::of_client();
+    let mut model = Model::of_client();
     let mut callers: Vec<Caller> = Vec::new();
     let mut begun = 0;
     let mut rest = bytes;
@@ -201,12 +116,7 @@ pub fn runtime(bytes: &[u8]) {
         }
         assert!(core.backlog() < 3 << 20, "{} bytes wait", core.backlog());
     }
-    while !core.output().is_empty() {
-        let length = core.output().len();
-        model.read(core.output());
-        core.wrote(length);
-    }
-    assert!(model.came.is_empty() && model.block.is_empty(), "half a frame was sent");
+    model.read_all(&mut core);
     core.end(&Error::Closed);
     for caller in callers {
         let data = core.poll_data(caller.key, Waker::noop());
@@ -216,22 +126,4 @@ pub fn runtime(bytes: &[u8]) {
         }
     }
     assert!(core.is_empty());
-}
-
-fn receive(core: &mut Core, model: &mut Model, kind: u8, flags: u8, stream: u32, payload: &[u8]) -> bool {
-    let head = Head { length: payload.len(), kind, flags, stream };
-    if !core.may_read() {
-        return false;
-    }
-    if kind == frame::WINDOW_UPDATE && stream == 0 {
-        model.window += i64::from(frame::number(payload) & frame::MAX_31);
-    }
-    match core.receive(head, payload) {
-        Ok(()) => false,
-        Err(violation) => {
-            assert!(!violation.1.is_empty() && violation.0 != Reason::NO_ERROR);
-            core.condemn(violation);
-            true
-        }
-    }
 }

@@ -1,19 +1,16 @@
 //! What the peer's frames do.
 
-use h2::Reason;
-use http::{HeaderMap, Response, StatusCode};
-
-use super::Core;
-use crate::backends::cri::{
-    MAX_HEADER_LIST,
-    http2::{
-        error::{Error, Violation},
-        frame::{self, Head, MAX_31},
-        hpack::{Field, Name, Pseudo},
-        stream::Coming,
-        streams::Key,
-    },
+use super::{Core, Role, fields::Fields};
+use crate::http2::{
+    MAX_HEADER_LIST, Reason,
+    error::{Error, Violation},
+    frame::{self, HEAD, Head, MAX_31, MAX_PAYLOAD},
+    stream::Coming,
+    streams::Key,
 };
+
+/// In how many frames a header block may come. Those of the longest need not be fuller than half.
+const MAX_PARTS: usize = 2 * MAX_HEADER_LIST as usize / MAX_PAYLOAD;
 
 /// A header block that comes in parts.
 #[derive(Debug)]
@@ -21,37 +18,7 @@ pub(super) struct Block {
     stream: u32,
     ends: bool,
     bytes: Vec<u8>,
-}
-
-/// What a header block has.
-#[derive(Debug, Default)]
-struct Fields {
-    status: Option<StatusCode>,
-    map: HeaderMap,
-    size: usize,
-    wrong: Option<&'static str>,
-}
-
-impl Fields {
-    fn add(&mut self, field: &Field) {
-        self.size += field.size();
-        if self.size > MAX_HEADER_LIST as usize {
-            self.wrong = Some("its metadata is too long");
-        } else if !field.is_fine {
-            self.wrong = Some("it has metadata that HTTP/2 does not allow");
-        } else if let Name::Header(name) = &field.name {
-            if self.map.try_append(name.clone(), field.value.clone()).is_err() {
-                self.wrong = Some("it has too much metadata");
-            }
-        } else if field.name == Name::Pseudo(Pseudo::Status) && self.status.is_none() && self.map.is_empty() {
-            self.status = StatusCode::from_bytes(field.value.as_bytes()).ok();
-            if self.status.is_none() {
-                self.wrong = Some("its status is no number of three digits");
-            }
-        } else {
-            self.wrong = Some("it has fields that are no answer's");
-        }
-    }
+    parts: usize,
 }
 
 fn protocol<T>(what: &'static str) -> Result<T, Violation> {
@@ -63,13 +30,32 @@ fn length(head: Head, is: usize) -> Result<(), Violation> {
 }
 
 impl Core {
+    /// Takes the frames that came whole; says how many bytes they were. After an error the connection is no more.
+    pub(in super::super) fn take(&mut self, bytes: &[u8]) -> Result<usize, Violation> {
+        let mut rest = bytes;
+        if !self.take_preface(&mut rest)? {
+            return Ok(0);
+        }
+        while let Some(head) = Head::read(rest) {
+            if head.length > MAX_PAYLOAD {
+                return Err(Violation(Reason::FRAME_SIZE_ERROR, "a frame is too long"));
+            }
+            let Some((payload, behind)) = rest[HEAD..].split_at_checked(head.length) else { break };
+            self.receive(head, payload)?;
+            self.frames += 1;
+            rest = behind;
+        }
+        Ok(bytes.len() - rest.len())
+    }
+
     /// Takes a frame. After an error the connection is no more.
     pub(in super::super) fn receive(&mut self, head: Head, payload: &[u8]) -> Result<(), Violation> {
         if let Some(block) = &mut self.block {
             if head.kind != frame::CONTINUATION || head.stream != block.stream {
                 return protocol("a header block is interrupted");
             }
-            if block.bytes.len() + payload.len() > MAX_HEADER_LIST as usize {
+            block.parts += 1;
+            if block.bytes.len() + payload.len() > MAX_HEADER_LIST as usize || block.parts > MAX_PARTS {
                 return Err(Violation(Reason::ENHANCE_YOUR_CALM, "a header block is too long"));
             }
             block.bytes.extend_from_slice(payload);
@@ -89,7 +75,10 @@ impl Core {
         if matches!(head.kind, frame::SETTINGS | frame::PING | frame::GOAWAY) && head.stream != 0 {
             return protocol("a frame of the connection has a stream");
         }
-        if matches!(head.kind, frame::DATA | frame::HEADERS | frame::RST_STREAM) && self.is_idle(head.stream) {
+        if matches!(head.kind, frame::DATA | frame::HEADERS | frame::RST_STREAM)
+            && self.is_idle(head.stream)
+            && !(head.kind == frame::HEADERS && self.may_be_opened(head.stream))
+        {
             return protocol("a frame is of a stream that was not opened");
         }
         match head.kind {
@@ -100,7 +89,7 @@ impl Core {
                 if head.has(frame::END_HEADERS) {
                     return self.headers(head.stream, ends, bytes);
                 }
-                self.block = Some(Block { stream: head.stream, ends, bytes: bytes.to_vec() });
+                self.block = Some(Block { stream: head.stream, ends, bytes: bytes.to_vec(), parts: 1 });
                 Ok(())
             }
             frame::RST_STREAM => {
@@ -118,7 +107,9 @@ impl Core {
             frame::PUSH_PROMISE => protocol("it promises what it was told not to push"),
             frame::PING => {
                 length(head, 8)?;
-                if !head.has(frame::ACK) {
+                if head.has(frame::ACK) {
+                    self.ponged(payload);
+                } else {
                     frame::put(&mut self.out, frame::PING, frame::ACK, 0, payload);
                 }
                 Ok(())
@@ -133,14 +124,13 @@ impl Core {
                 self.window_update(head.stream, frame::number(payload) & MAX_31)
             }
             frame::CONTINUATION => protocol("a header block goes on that had not begun"),
-            // PRIORITY, and what HTTP/2 may have one day.
+            // What it says has no meaning any more (RFC 9113, 5.3.2).
+            frame::PRIORITY if head.stream == 0 => protocol("a frame of a stream has none"),
+            frame::PRIORITY if frame::number(payload) & MAX_31 == head.stream => protocol("a stream waits for itself"),
+            frame::PRIORITY => length(head, 5),
+            // What HTTP/2 may have one day.
             _ => Ok(()),
         }
-    }
-
-    /// Whether a stream was never opened. The peer opens none.
-    pub(super) fn is_idle(&self, id: u32) -> bool {
-        id.is_multiple_of(2) || id >= self.next_id
     }
 
     fn data(&mut self, head: Head, data: &[u8]) -> Result<(), Violation> {
@@ -150,11 +140,14 @@ impl Core {
         // What nobody wants any more is under way for a while. Padding is for nobody.
         let Some(key) = self.streams.of_id(head.stream) else {
             self.was_taken(head.length);
-            return Ok(());
+            return self.after_the_end(head.stream, head.kind);
         };
         let Some(stream) = self.streams.get(key) else { return Ok(()) };
+        let ends = head.has(frame::END_STREAM);
+        let keeps_promise = stream.keeps_promise(data.len(), ends);
         let wrong = match stream.coming {
-            Coming::Body => None,
+            Coming::Body if keeps_promise => None,
+            Coming::Body => Some((Reason::PROTOCOL_ERROR, "its content-length is not its length")),
             Coming::Head => Some((Reason::PROTOCOL_ERROR, "it has data before its head")),
             Coming::Nothing => Some((Reason::STREAM_CLOSED, "it goes on behind its end")),
         };
@@ -164,16 +157,17 @@ impl Core {
             return Ok(());
         }
         stream.recv_window = stream.recv_window.checked_sub(length).ok_or(overrun)?;
-        stream.taken += (head.length - data.len()) as u32;
-        stream.body.extend_from_slice(data);
-        let ends = head.has(frame::END_STREAM);
+        let kept = if stream.is_wanted { data } else { &[] };
+        stream.taken += (head.length - kept.len()) as u32;
+        // A frame without data says nothing, unless it is the last.
+        stream.body.extend_from_slice(kept);
         if ends {
             stream.coming = Coming::Nothing;
         }
-        if ends || !data.is_empty() {
+        if ends || !kept.is_empty() {
             stream.wake_receiver();
         }
-        self.was_taken(head.length - data.len());
+        self.was_taken(head.length - kept.len());
         if ends {
             self.settle(key);
         }
@@ -182,50 +176,50 @@ impl Core {
 
     fn headers(&mut self, id: u32, ends: bool, block: &[u8]) -> Result<(), Violation> {
         let key = self.streams.of_id(id);
+        let begins = self.may_be_opened(id);
         let mut fields = Fields::default();
         // Its table is to be followed whoever wants the fields.
         self.decoder.read(block, |field| {
-            if key.is_some() {
+            if key.is_some() || begins {
                 fields.add(field);
             }
         })?;
-        if let Some(key) = key
-            && let Err(why) = self.answer(key, ends, fields)
-        {
-            self.reset(key, Reason::PROTOCOL_ERROR, Error::Malformed(why));
+        match key {
+            Some(key) => {
+                let goes_on = self.streams.get(key).map(|stream| stream.coming);
+                let taken = match goes_on {
+                    Some(Coming::Head) => self.answered(key, ends, fields).map_err(|why| (Reason::PROTOCOL_ERROR, why)),
+                    Some(Coming::Body) => self.trailed(key, ends, fields).map_err(|why| (Reason::PROTOCOL_ERROR, why)),
+                    Some(Coming::Nothing) => Err((Reason::STREAM_CLOSED, "it goes on behind its end")),
+                    None => Ok(()),
+                };
+                if let Err((reason, why)) = taken {
+                    self.reset(key, reason, Error::Malformed(why));
+                }
+                Ok(())
+            }
+            None if begins => {
+                self.asked(id, ends, fields);
+                Ok(())
+            }
+            None => self.after_the_end(id, frame::HEADERS),
         }
-        Ok(())
     }
 
-    /// Takes the head of an answer, or its trailers.
-    fn answer(&mut self, key: Key, ends: bool, fields: Fields) -> Result<(), &'static str> {
+    /// Takes the trailers of a body.
+    fn trailed(&mut self, key: Key, ends: bool, fields: Fields) -> Result<(), &'static str> {
         let Some(stream) = self.streams.get(key) else { return Ok(()) };
-        if let Some(wrong) = fields.wrong {
-            return Err(wrong);
+        let trailers = fields.trailers()?;
+        if !ends {
+            return Err("it goes on behind its trailers");
         }
-        match (stream.coming, fields.status) {
-            (Coming::Head, None) => return Err("it has no status"),
-            (Coming::Head, Some(status)) if status.is_informational() => return if ends { Err("it ends before it begins") } else { Ok(()) },
-            (Coming::Head, Some(status)) => {
-                let mut head = Response::new(());
-                *head.status_mut() = status;
-                *head.headers_mut() = fields.map;
-                *head.version_mut() = http::Version::HTTP_2;
-                stream.head = Some(head);
-                stream.coming = Coming::Body;
-            }
-            (Coming::Body, Some(_)) => return Err("it begins twice"),
-            (Coming::Body, None) if !ends => return Err("it goes on behind its trailers"),
-            (Coming::Body, None) => stream.trailers = Some(fields.map),
-            (Coming::Nothing, _) => return Err("it goes on behind its end"),
+        if !stream.keeps_promise(0, true) {
+            return Err("its content-length is not its length");
         }
-        if ends {
-            stream.coming = Coming::Nothing;
-        }
+        stream.trailers = Some(trailers);
+        stream.coming = Coming::Nothing;
         stream.wake_receiver();
-        if ends {
-            self.settle(key);
-        }
+        self.settle(key);
         Ok(())
     }
 
@@ -239,7 +233,7 @@ impl Core {
             match u16::from_be_bytes([a, b]) {
                 1 => self.encoder.set_room(value as usize),
                 2 if value > 1 => return protocol("it sets whether it takes pushes to neither yes nor no"),
-                3 => self.max_open = value as usize,
+                3 if !self.is_server() => self.max_open = value as usize,
                 4 => self.set_first_send_window(value)?,
                 // We need no longer ones.
                 5 if !(1 << 14..1 << 24).contains(&value) => return protocol("it takes frames of a length that may not be"),
@@ -250,19 +244,15 @@ impl Core {
         Ok(())
     }
 
-    /// The peer takes no new calls, and does nothing with those from `last` on.
+    /// The peer goes away.
     fn goes_away(&mut self, last: u32, reason: Reason) {
-        let error = Error::GoneAway(reason);
-        self.leaving.get_or_insert(error.clone());
-        let all = self.streams.iter().filter(|(_, stream)| stream.id == 0 || stream.id > last);
-        let not_begun: Vec<Key> = all.filter(|(_, stream)| !stream.is_over()).map(|(key, _)| key).collect();
-        for key in not_begun {
-            if let Some(stream) = self.streams.get(key) {
-                stream.end(error.clone());
+        match self.role {
+            Role::Client => self.server_goes_away(last, reason),
+            // It has asked all that it asks.
+            Role::Server(_) => {
+                self.leaving.get_or_insert(Error::GoneAway(reason));
             }
-            self.settle(key);
         }
-        self.waiting.clear();
     }
 
     /// Bytes have left the connection's window for good; the peer is told of many at once.

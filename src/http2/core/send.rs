@@ -3,11 +3,11 @@
 use std::task::{Poll, Waker};
 
 use bytes::Bytes;
-use h2::Reason;
-use http::{HeaderMap, HeaderName, header, request::Parts};
+use http::{HeaderMap, HeaderName, header};
 
 use super::{BACKLOG, Core, OUTPUT};
-use crate::backends::cri::http2::{
+use crate::http2::{
+    Reason,
     error::{Error, Violation},
     frame::{self, HEAD, Head, MAX_31, MAX_PAYLOAD},
     hpack::Encoder,
@@ -17,6 +17,7 @@ use crate::backends::cri::http2::{
 
 /// What is different in each call.
 const GRPC_TIMEOUT: HeaderName = HeaderName::from_static("grpc-timeout");
+const GRPC_MESSAGE: HeaderName = HeaderName::from_static("grpc-message");
 
 /// What became of the turn of a stream.
 enum Turn {
@@ -61,13 +62,7 @@ impl Core {
 
     /// Lets streams send that could not.
     fn fill(&mut self) {
-        while self.may_open()
-            && let Some(key) = self.waiting.pop_front()
-        {
-            if let Some(head) = self.streams.get(key).and_then(|stream| stream.request.take()) {
-                self.open(key, &head);
-            }
-        }
+        self.open_waiting();
         while self.backlog() < OUTPUT
             && let Some(key) = self.sending.pop_front()
         {
@@ -84,37 +79,14 @@ impl Core {
         }
     }
 
-    /// Opens a stream.
-    pub(super) fn open(&mut self, key: Key, head: &Parts) {
-        let Some(stream) = self.streams.get(key) else { return };
-        let id = self.next_id;
-        self.next_id += 2;
-        (stream.id, stream.send_window) = (id, self.first_send_window);
-        let ends = stream.unsent.is_empty() && matches!(stream.going, Going::Given(None));
-        if ends {
-            stream.going = Going::Nothing;
-        }
-        self.streams.name(key, id);
-        self.put_headers(id, ends, |encoder, out| {
-            let mut put = |name: &str, value: &str| encoder.put(out, name.as_bytes(), value.as_bytes(), false, false);
-            put(":method", head.method.as_str());
-            put(":scheme", head.uri.scheme_str().unwrap_or("http"));
-            if let Some(authority) = head.uri.authority() {
-                put(":authority", authority.as_str());
-            }
-            put(":path", head.uri.path_and_query().map_or("/", |path| path.as_str()));
-            put_map(encoder, out, &head.headers);
-        });
-        if !ends {
-            self.send(key);
-        }
-    }
-
-    fn put_headers(&mut self, id: u32, ends: bool, encode: impl FnOnce(&mut Encoder, &mut Vec<u8>)) {
+    /// Writes a header block: what `before` puts, and a map.
+    pub(super) fn put_headers(&mut self, id: u32, ends: bool, map: &HeaderMap, before: impl FnOnce(&mut dyn FnMut(&str, &str))) {
         let at = self.out.len();
         self.out.extend_from_slice(&[0; HEAD]);
-        self.encoder.begin(&mut self.out);
-        encode(&mut self.encoder, &mut self.out);
+        let (encoder, out) = (&mut self.encoder, &mut self.out);
+        encoder.begin(out);
+        before(&mut |name, value| encoder.put(out, name.as_bytes(), value.as_bytes(), false, false));
+        put_map(encoder, out, map);
         let length = self.out.len() - at - HEAD;
         let end_stream = if ends { frame::END_STREAM } else { 0 };
         if length <= MAX_PAYLOAD {
@@ -175,7 +147,7 @@ impl Core {
             let (trailers, id) = (trailers.take(), stream.id);
             stream.going = Going::Nothing;
             match trailers {
-                Some(trailers) => self.put_headers(id, true, |encoder, out| put_map(encoder, out, &trailers)),
+                Some(trailers) => self.put_headers(id, true, &trailers, |_| {}),
                 None => frame::put(&mut self.out, frame::DATA, frame::END_STREAM, id, &[]),
             }
         }
@@ -211,6 +183,11 @@ impl Core {
         }
         keep(&mut stream.sender, waker);
         Poll::Pending
+    }
+
+    /// How much of what was given last was not sent. Bytes.
+    pub(in super::super) fn unsent(&mut self, key: Key) -> usize {
+        self.streams.get(key).map_or(0, |stream| stream.unsent.len())
     }
 
     pub(super) fn set_first_send_window(&mut self, window: u32) -> Result<(), Violation> {
@@ -263,7 +240,7 @@ impl Core {
 
 fn put_map(encoder: &mut Encoder, out: &mut Vec<u8>, map: &HeaderMap) {
     for (name, value) in map {
-        let varies = *name == GRPC_TIMEOUT || *name == header::CONTENT_LENGTH;
+        let varies = *name == GRPC_TIMEOUT || *name == GRPC_MESSAGE || *name == header::CONTENT_LENGTH;
         encoder.put(out, name.as_str().as_bytes(), value.as_bytes(), varies, value.is_sensitive());
     }
 }

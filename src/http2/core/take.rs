@@ -3,17 +3,15 @@
 use std::task::{Poll, Waker};
 
 use bytes::Bytes;
-use http::{HeaderMap, Response};
+use http::HeaderMap;
 
 use super::Core;
-use crate::backends::cri::{
+use crate::http2::{
     STREAM_WINDOW,
-    http2::{
-        error::Error,
-        frame,
-        stream::{Coming, Stream, keep},
-        streams::Key,
-    },
+    error::Error,
+    frame,
+    stream::{Coming, Stream, keep},
+    streams::Key,
 };
 
 /// When as much of a stream was taken, the peer is told. Bytes: less than half of the window, and far more than most answers have.
@@ -21,7 +19,7 @@ const TOLD: u32 = STREAM_WINDOW / 4;
 
 impl Stream {
     /// There is nothing of it now: an end, or a wait.
-    fn nothing(&mut self, waker: &Waker) -> Poll<Result<(), Error>> {
+    pub(super) fn nothing(&mut self, waker: &Waker) -> Poll<Result<(), Error>> {
         if let Some(error) = &self.error {
             return Poll::Ready(Err(error.clone()));
         }
@@ -34,15 +32,6 @@ impl Stream {
 }
 
 impl Core {
-    /// The head of the answer.
-    pub(in super::super) fn poll_head(&mut self, key: Key, waker: &Waker) -> Poll<Result<Response<()>, Error>> {
-        let Some(stream) = self.streams.get(key) else { return Poll::Ready(Err(Error::GivenUp)) };
-        match stream.head.take() {
-            Some(head) => Poll::Ready(Ok(head)),
-            None => stream.nothing(waker).map(|end| Err(end.err().unwrap_or(Error::GivenUp))),
-        }
-    }
-
     /// What came of the body since it was asked last.
     pub(in super::super) fn poll_data(&mut self, key: Key, waker: &Waker) -> Poll<Option<Result<Bytes, Error>>> {
         let Some(stream) = self.streams.get(key) else { return Poll::Ready(None) };

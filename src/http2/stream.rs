@@ -1,12 +1,11 @@
-//! One stream: what came of the answer and was not taken yet, and what is still to be sent.
+//! One stream: what came and was not taken yet, and what is still to be sent.
 
 use std::task::Waker;
 
 use bytes::Bytes;
-use http::{HeaderMap, Response, request::Parts};
+use http::{HeaderMap, HeaderValue, Response, request::Parts};
 
-use super::error::Error;
-use crate::backends::cri::STREAM_WINDOW;
+use super::{STREAM_WINDOW, error::Error};
 
 /// How far the peer is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -37,11 +36,20 @@ pub(super) struct Stream {
     pub(super) handles: u8,
 
     pub(super) coming: Coming,
+    /// The head of an answer.
     pub(super) head: Option<Response<()>>,
+    /// Whether the answer's head says what a body would have, for there is none to a HEAD.
+    pub(super) has_no_body: bool,
+    /// How much of the body its head says is still to come. Bytes.
+    pub(super) promised: Option<u64>,
+    /// Whether somebody takes the body.
+    pub(super) is_wanted: bool,
     /// At most a window.
     pub(super) body: Vec<u8>,
     pub(super) trailers: Option<HeaderMap>,
     pub(super) error: Option<Error>,
+    /// Whether it was ended by another than who uses it.
+    pub(super) was_cut: bool,
     /// What the peer may still send. Bytes.
     pub(super) recv_window: u32,
     /// What was taken and the peer was not told yet. Bytes.
@@ -69,9 +77,13 @@ impl Stream {
             handles: 2,
             coming: Coming::Head,
             head: None,
+            has_no_body: false,
+            promised: None,
+            is_wanted: true,
             body: Vec::new(),
             trailers: None,
             error: None,
+            was_cut: false,
             recv_window: STREAM_WINDOW,
             taken: 0,
             receiver: None,
@@ -89,11 +101,24 @@ impl Stream {
         self.coming == Coming::Nothing && matches!(self.going, Going::Nothing)
     }
 
+    /// Counts what came of the body against what its head promised. Whether it is as much as that.
+    pub(super) fn keeps_promise(&mut self, length: usize, ends: bool) -> bool {
+        let Some(promised) = &mut self.promised else { return true };
+        match promised.checked_sub(length as u64) {
+            Some(left) => {
+                *promised = left;
+                left == 0 || !ends
+            }
+            None => false,
+        }
+    }
+
     /// Ends it in both directions. Who has the whole answer already keeps it.
     pub(super) fn end(&mut self, error: Error) {
         if self.coming != Coming::Nothing {
             self.error = Some(error);
         }
+        self.was_cut |= !self.is_over();
         self.coming = Coming::Nothing;
         self.going = Going::Nothing;
         self.unsent = Bytes::new();
@@ -118,6 +143,23 @@ impl Stream {
             waker.wake();
         }
     }
+}
+
+/// How long a body is, by its head; an error if that is no length.
+pub(super) fn promised(head: &HeaderMap) -> Result<Option<u64>, &'static str> {
+    let mut promised = None;
+    for value in head.get_all(http::header::CONTENT_LENGTH) {
+        match digits(value) {
+            Some(length) if promised.is_none_or(|other| other == length) => promised = Some(length),
+            _ => return Err("its content-length is no length"),
+        }
+    }
+    Ok(promised)
+}
+
+fn digits(value: &HeaderValue) -> Option<u64> {
+    let text = value.to_str().ok().filter(|text| text.bytes().all(|byte| byte.is_ascii_digit()))?;
+    text.parse().ok()
 }
 
 /// Keeps a waker, without a copy if it is the same.

@@ -2,23 +2,23 @@
 
 use std::{collections::VecDeque, task::Waker};
 
-use bytes::Bytes;
-use h2::Reason;
-use http::request::Parts;
-
 use super::{
+    CONNECTION_WINDOW, MAX_HEADER_LIST, Reason, STREAM_WINDOW,
     error::{Error, Violation},
-    frame::{self, MAX_31},
+    frame,
     hpack::{Decoder, Encoder},
-    stream::{Going, Stream},
+    stream::{Coming, Going},
     streams::{Key, Streams},
 };
-use crate::backends::cri::{CONNECTION_WINDOW, MAX_HEADER_LIST, STREAM_WINDOW};
 
+mod asked;
+mod asking;
+mod fields;
 mod receive;
 mod send;
 mod take;
 
+use asked::Asked;
 use receive::Block;
 
 /// A window as long as nobody said otherwise (RFC 9113, 6.9.2). Bytes.
@@ -28,26 +28,39 @@ const OUTPUT: usize = 64 << 10;
 /// While as much waits to be written, nothing is read: a peer that does not read gets no answers to its frames. Bytes.
 const BACKLOG: usize = 1 << 20;
 
-/// The client's end of a connection.
+/// Which end of the connection it is.
+#[derive(Debug)]
+enum Role {
+    /// The one that begins calls.
+    Client,
+    /// The one that calls come to.
+    Server(Asked),
+}
+
+/// One end of a connection.
 #[derive(Debug)]
 pub(super) struct Core {
+    role: Role,
     /// What is to be written, and how much of it was.
     out: Vec<u8>,
     written: usize,
-    /// Who writes it.
+    /// Who writes it. A server's is there whenever something is to be written.
     driver: Option<Waker>,
     encoder: Encoder,
     decoder: Decoder,
     streams: Streams,
+    /// The id behind the last that a client used.
     next_id: u32,
     /// A header block that has not come whole.
     block: Option<Block>,
     /// Whether the peer's SETTINGS came, with which it begins.
     greeted: bool,
+    /// How many frames came.
+    frames: u64,
     /// Why there are no new calls.
     leaving: Option<Error>,
 
-    /// How many streams the peer allows to be open.
+    /// How many streams may be open: as many as the server allows.
     max_open: usize,
     /// What the peer allows on a stream at first, and on the connection now. Bytes.
     first_send_window: i64,
@@ -56,7 +69,7 @@ pub(super) struct Core {
     recv_window: u32,
     taken: u32,
 
-    /// Streams that are not open yet, in order. As many as there are calls.
+    /// A client's streams that are not open yet, in order. As many as there are calls.
     waiting: VecDeque<Key>,
     /// Streams that could send, in turns; and those that could if the connection's window was not empty.
     sending: VecDeque<Key>,
@@ -64,14 +77,14 @@ pub(super) struct Core {
 }
 
 impl Core {
-    /// With the beginning of a connection to be written.
-    pub(super) fn new() -> Self {
-        let mut out = frame::PREFACE.to_vec();
-        let settings = [(2_u16, 0), (4, STREAM_WINDOW), (6, MAX_HEADER_LIST)];
+    /// With the beginning of a connection to be written: what is the role's alone, these settings, and the connection's window.
+    fn new(role: Role, mut out: Vec<u8>, setting: (u16, u32), max_open: usize) -> Self {
+        let settings = [setting, (4, STREAM_WINDOW), (6, MAX_HEADER_LIST)];
         let settings = settings.map(|(id, value)| [id.to_be_bytes().as_slice(), &value.to_be_bytes()].concat()).concat();
         frame::put(&mut out, frame::SETTINGS, 0, 0, &settings);
         frame::put(&mut out, frame::WINDOW_UPDATE, 0, 0, &(CONNECTION_WINDOW - FIRST_WINDOW).to_be_bytes());
         Self {
+            role,
             out,
             written: 0,
             driver: None,
@@ -81,8 +94,9 @@ impl Core {
             next_id: 1,
             block: None,
             greeted: false,
+            frames: 0,
             leaving: None,
-            max_open: usize::MAX,
+            max_open,
             first_send_window: FIRST_WINDOW.into(),
             send_window: FIRST_WINDOW.into(),
             recv_window: CONNECTION_WINDOW,
@@ -93,67 +107,66 @@ impl Core {
         }
     }
 
-    /// Begins a call, with what there is of its body; `ended` if that is all. An error if there are no new calls here: nothing was sent then.
-    pub(super) fn request(&mut self, head: &Parts, body: &Bytes, ended: bool) -> Result<Key, Error> {
-        if self.next_id as usize + 2 * self.waiting.len() > MAX_31 as usize {
-            self.leaving.get_or_insert(Error::NotSent);
-            self.stir();
+    /// What comes of a body is for nobody any more.
+    pub(super) fn ignore(&mut self, key: Key) {
+        if let Some(stream) = self.streams.get(key) {
+            stream.is_wanted = false;
+            let left = std::mem::take(&mut stream.body).len();
+            self.was_taken(left);
         }
-        if let Some(error) = &self.leaving {
-            return Err(error.clone());
-        }
-        let mut stream = Stream::new(self.first_send_window);
-        stream.unsent = body.clone();
-        if ended {
-            stream.going = Going::Given(None);
-        }
-        let key = self.streams.add(stream);
-        if self.waiting.is_empty() && self.may_open() {
-            self.open(key, head);
-        } else {
-            if let Some(stream) = self.streams.get(key) {
-                stream.request = Some(Box::new(head.clone()));
-            }
-            self.waiting.push_back(key);
-        }
-        self.stir();
-        Ok(key)
     }
 
-    fn may_open(&self) -> bool {
-        self.streams.open() < self.max_open && self.backlog() < OUTPUT
-    }
-
-    /// Lets a handle go. A call that nobody has a handle of is cancelled.
+    /// Lets a handle go. A call that nobody has a handle of is cancelled; but an answer that was given to its end is still sent.
     pub(super) fn let_go(&mut self, key: Key) {
+        let is_server = self.is_server();
         let Some(stream) = self.streams.get(key) else { return };
         stream.handles -= 1;
         if stream.handles > 0 {
             return;
         }
-        if stream.is_over() {
+        if stream.is_over() || is_server && !matches!(stream.going, Going::Open) {
             self.settle(key);
         } else {
             self.reset(key, Reason::CANCEL, Error::GivenUp);
         }
     }
 
+    fn is_server(&self) -> bool {
+        matches!(self.role, Role::Server(_))
+    }
+
     /// Ends a stream from our side.
-    fn reset(&mut self, key: Key, reason: Reason, error: Error) {
-        let Some(stream) = self.streams.get(key) else { return };
-        match stream.id {
-            0 => self.waiting.retain(|&other| other != key),
-            id => frame::put(&mut self.out, frame::RST_STREAM, 0, id, &u32::from(reason).to_be_bytes()),
-        }
+    pub(super) fn reset(&mut self, key: Key, reason: Reason, error: Error) {
+        let Some(stream) = self.streams.get(key).filter(|stream| !stream.is_over()) else { return };
+        let (id, more_comes) = (stream.id, stream.coming != Coming::Nothing);
         stream.end(error);
+        match id {
+            0 => self.waiting.retain(|&other| other != key),
+            id => self.put_reset(id, reason, more_comes),
+        }
         self.settle(key);
         self.stir();
     }
 
+    /// Tells the peer that a stream is no more; it may have sent more of it.
+    fn put_reset(&mut self, id: u32, reason: Reason, more_comes: bool) {
+        frame::put(&mut self.out, frame::RST_STREAM, 0, id, &u32::from(reason).to_be_bytes());
+        if let Role::Server(asked) = &mut self.role
+            && more_comes
+        {
+            asked.has_reset(id);
+        }
+    }
+
     /// Forgets of a stream what is no longer needed. To be called whenever one of its sides ended.
     fn settle(&mut self, key: Key) {
+        let is_server = self.is_server();
         let Some(stream) = self.streams.get(key) else { return };
         if !stream.is_over() {
+            // A whole answer needs no more of the request, and that is no error (RFC 9113, 8.1).
+            if is_server && stream.handles == 0 && matches!(stream.going, Going::Nothing) {
+                self.reset(key, Reason::NO_ERROR, Error::GivenUp);
+            }
             return;
         }
         let (id, handles) = (std::mem::take(&mut stream.id), stream.handles);
@@ -197,8 +210,32 @@ impl Core {
     /// Ends all streams, and tells the peer what it did wrong.
     pub(super) fn condemn(&mut self, violation: Violation) {
         self.end_all(&violation.into());
-        let payload = [&0_u32.to_be_bytes(), &u32::from(violation.0).to_be_bytes(), violation.1.as_bytes()].concat();
+        self.put_goaway(self.last_of_peer(), violation.0, violation.1);
+    }
+
+    fn put_goaway(&mut self, last: u32, reason: Reason, why: &str) {
+        let payload = [&last.to_be_bytes(), &u32::from(reason).to_be_bytes(), why.as_bytes()].concat();
         frame::put(&mut self.out, frame::GOAWAY, 0, 0, &payload);
+    }
+
+    /// The last stream that the peer opened.
+    fn last_of_peer(&self) -> u32 {
+        if self.is_server() { self.next_id.saturating_sub(2) } else { 0 }
+    }
+
+    /// Whether a stream was never opened.
+    fn is_idle(&self, id: u32) -> bool {
+        id.is_multiple_of(2) || id >= self.next_id
+    }
+
+    /// How many frames came whole.
+    pub(super) fn frames(&self) -> u64 {
+        self.frames
+    }
+
+    /// Whether the peer has begun, and no header block has come in part.
+    pub(super) fn is_between_frames(&self) -> bool {
+        self.greeted && self.block.is_none()
     }
 
     /// Whether the peer's first frame came.
@@ -209,6 +246,11 @@ impl Core {
     /// Whether the connection has served: there are no new calls, and none is open.
     pub(super) fn is_done(&self) -> bool {
         self.leaving.is_some() && self.streams.open() == 0 && self.waiting.is_empty()
+    }
+
+    /// How many streams are open.
+    pub(super) fn open(&self) -> usize {
+        self.streams.open()
     }
 
     /// Whether there is no stream, of those that are over neither.

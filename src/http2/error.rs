@@ -2,7 +2,7 @@
 
 use std::{io, sync::Arc};
 
-use h2::Reason;
+use super::Reason;
 
 /// Why a call has no whole answer.
 #[derive(Debug, Clone, thiserror::Error)]

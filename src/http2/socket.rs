@@ -7,10 +7,7 @@ use std::{
     task::{Context, Poll, ready},
 };
 
-use rustix::{
-    io::Errno,
-    net::{SendFlags, Shutdown, send, shutdown},
-};
+use rustix::net::{SendFlags, send};
 use tokio::{
     io::{AsyncRead, ReadBuf},
     net::{UnixStream, unix::pipe},
@@ -73,14 +70,5 @@ impl Socket {
     /// All was written: the next write needs not wait for room.
     pub(super) fn all_sent(&mut self) {
         self.no_room = None;
-    }
-
-    /// Says that no more will be written.
-    pub(super) fn shutdown(&self) -> io::Result<()> {
-        match shutdown(&self.socket, Shutdown::Write) {
-            // The peer has gone already.
-            Ok(()) | Err(Errno::NOTCONN) => Ok(()),
-            Err(error) => Err(error.into()),
-        }
     }
 }

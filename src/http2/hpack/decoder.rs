@@ -1,14 +1,12 @@
 //! Reads header blocks.
 
-use h2::Reason;
-
 use super::{
     TABLE,
     field::{Field, Name},
     huffman, integer,
     table::Table,
 };
-use crate::backends::cri::http2::error::Violation;
+use crate::http2::{Reason, error::Violation};
 
 /// Reads all header blocks of one side of a connection, in their order.
 #[derive(Debug)]

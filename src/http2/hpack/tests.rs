@@ -1,7 +1,7 @@
 use proptest::prelude::*;
 
 use super::*;
-use crate::backends::cri::http2::error::Violation;
+use crate::http2::error::Violation;
 
 fn read(decoder: &mut Decoder, block: &[u8]) -> Result<Vec<Field>, Violation> {
     let mut fields = Vec::new();
@@ -59,7 +59,7 @@ fn the_answers_of_the_rfc() {
 fn a_block_that_is_none_is_refused() {
     for bad in ["80", "c0", "40", "40 01", "82 3f e1 01", "3f e2 1f", "00 85 ff", "7f ff ff ff ff 7f", "00 81 ff 00"] {
         let error = read(&mut Decoder::new(), &bytes(bad)).unwrap_err();
-        assert_eq!(error.0, h2::Reason::COMPRESSION_ERROR, "{bad}");
+        assert_eq!(error.0, crate::http2::Reason::COMPRESSION_ERROR, "{bad}");
     }
 }
 

@@ -1,31 +1,13 @@
 //! Our client and the server of the crate h2, with bytes that come in any pieces.
 
-use std::{future::poll_fn, time::Duration};
+use std::future::poll_fn;
 
+use super::*;
+use crate::http2::{Client, Connection, Error};
 use bytes::Bytes;
 use h2::{Reason, server};
 use http::{HeaderMap, HeaderValue, Request, Response, request::Parts};
 use proptest::prelude::*;
-use tokio::{
-    io::{AsyncReadExt, AsyncWriteExt},
-    net::{UnixStream, unix},
-    task::JoinSet,
-};
-
-use super::*;
-
-const LIMIT: Duration = Duration::from_secs(60);
-
-/// Passes bytes on in pieces of these lengths.
-async fn cut(mut from: unix::OwnedReadHalf, mut to: unix::OwnedWriteHalf, cuts: Vec<usize>) {
-    for cut in cuts.into_iter().cycle() {
-        let mut piece = vec![0; cut];
-        let Ok(length @ 1..) = from.read(&mut piece).await else { return };
-        if to.write_all(&piece[..length]).await.is_err() {
-            return;
-        }
-    }
-}
 
 /// A client whose server does with each call what `serve` says.
 async fn with<F: Future<Output = ()> + Send + 'static>(
@@ -33,11 +15,7 @@ async fn with<F: Future<Output = ()> + Send + 'static>(
     cuts: Vec<usize>,
     serve: impl Fn(Request<h2::RecvStream>, server::SendResponse<Bytes>) -> F + Send + 'static,
 ) -> (Client, JoinSet<()>) {
-    let (ours, near) = UnixStream::pair().unwrap();
-    let (far, theirs) = UnixStream::pair().unwrap();
-    let (mut tasks, (near_read, near_write), (far_read, far_write)) = (JoinSet::new(), near.into_split(), far.into_split());
-    tasks.spawn(cut(near_read, far_write, vec![1 << 16]));
-    tasks.spawn(cut(far_read, near_write, cuts));
+    let (ours, theirs, mut tasks) = joined(cuts);
     tasks.spawn(async move {
         let mut connection = builder.handshake(theirs).await.unwrap();
         let mut calls = JoinSet::new();
@@ -106,15 +84,6 @@ async fn call(client: Client, metadata: Vec<(String, String)>, parts: Vec<Bytes>
         (head.headers, body, trailers)
     };
     tokio::join!(send, receive).1
-}
-
-fn within<F: Future>(work: F) -> F::Output {
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-    runtime.block_on(async { tokio::time::timeout(LIMIT, work).await.expect("in time") })
-}
-
-fn value() -> impl Strategy<Value = String> {
-    prop_oneof![4 => "[!-~]{0,20}", 1 => (0_usize..20_000).prop_map(|length| "v".repeat(length))]
 }
 
 proptest! {

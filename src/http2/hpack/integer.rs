@@ -1,7 +1,6 @@
 //! Numbers with a prefix of some bits (RFC 7541, 5.1).
 
-use super::super::error::Violation;
-use h2::Reason;
+use super::super::{Reason, error::Violation};
 
 /// No number in a header block means anything beyond this.
 const MOST: usize = 1 << 24;

@@ -1,7 +1,6 @@
 //! The head of a frame, and what frames are made of (RFC 9113, 4 and 6).
 
-use super::error::Violation;
-use h2::Reason;
+use super::{Reason, error::Violation};
 
 /// Length of a frame's head.
 pub(super) const HEAD: usize = 9;
@@ -14,6 +13,7 @@ pub(super) const MAX_31: u32 = (1 << 31) - 1;
 
 pub(super) const DATA: u8 = 0;
 pub(super) const HEADERS: u8 = 1;
+pub(super) const PRIORITY: u8 = 2;
 pub(super) const RST_STREAM: u8 = 3;
 pub(super) const SETTINGS: u8 = 4;
 pub(super) const PUSH_PROMISE: u8 = 5;
@@ -71,6 +71,9 @@ pub(super) fn unpadded(head: Head, mut payload: &[u8]) -> Result<&[u8], Violatio
         (padding, payload) = (usize::from(length), rest);
     }
     if head.kind == HEADERS && head.has(WITH_PRIORITY) {
+        if number(payload) & MAX_31 == head.stream {
+            return Err(Violation(Reason::PROTOCOL_ERROR, "a stream waits for itself"));
+        }
         payload = payload.get(5..).ok_or(Violation(Reason::FRAME_SIZE_ERROR, "a frame HEADERS is too short for its priority"))?;
     }
     let length = payload.len().checked_sub(padding).ok_or(Violation(Reason::PROTOCOL_ERROR, "a frame has more padding than payload"))?;
