@@ -18,7 +18,7 @@ use kiyot_link::{
 };
 use kiyot_proto::{cell::HelloReply, store::SandboxMeta};
 use ring::digest::{SHA256, digest};
-use tokio::sync::{broadcast, watch};
+use tokio::sync::broadcast;
 
 use super::bench::{Bench, PATIENCE, cell_file, eventually};
 
@@ -28,7 +28,7 @@ struct Quiet;
 
 impl Links for Quiet {
     fn link(&self, _cell: &CellId) -> CellLink {
-        CellLink { control: Control::new("control"), bulk: Slot::new("bulk").channel(), hello: watch::channel(None).1 }
+        CellLink { control: Control::new("control"), bulk: Slot::new("bulk").channel() }
     }
 
     fn bootstrap(&self, cell: &CellId, token: &str) -> Bootstrap {

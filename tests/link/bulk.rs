@@ -11,6 +11,9 @@ use crate::{
     kit::{Fixture, LIMIT, limits, timed, until, within},
 };
 
+/// How long one is kept at least without a call: briefly, where it is to be closed.
+const IDLE: Duration = Duration::from_millis(50);
+
 #[tokio::test]
 async fn a_call_has_it_made_and_the_calls_of_a_time_share_one() {
     let fixture = Fixture::start().await;
@@ -29,7 +32,7 @@ async fn a_call_has_it_made_and_the_calls_of_a_time_share_one() {
 async fn one_that_nobody_uses_is_closed_and_made_again_when_it_is_needed() {
     // Less than what is between two looks at what is waited for.
     let idle = Duration::from_millis(1);
-    let fixture = Fixture::with(kiyot::backends::milpa::gateway::Limits { bulk_idle: idle, ..limits() }).await;
+    let fixture = Fixture::with(kiyot::backends::milpa::gateway::Limits { bulk_idle: idle..=idle, ..limits() }).await;
     let agent = fixture.agent();
     // Calls go on while it is closed: those that find none have another one made.
     wait_until("there is a second connection", LIMIT, async || {
@@ -41,9 +44,24 @@ async fn one_that_nobody_uses_is_closed_and_made_again_when_it_is_needed() {
 }
 
 #[tokio::test]
+async fn one_that_is_needed_again_and_again_is_kept() {
+    const CALLS: usize = 20;
+    // Each time that it is made again, it is kept for at least twice as long as the time before: after so many, for 50 s.
+    const ENOUGH: usize = 10;
+    let fixture = Fixture::with(kiyot::backends::milpa::gateway::Limits { bulk_idle: IDLE..=LIMIT, ..limits() }).await;
+    let agent = fixture.agent();
+    for _ in 0..CALLS {
+        echo(&fixture.link.bulk, "again").await;
+        tokio::time::sleep(IDLE * 3).await;
+    }
+    let made = agent.agent.bulks.load(Ordering::SeqCst);
+    assert!(made <= ENOUGH, "{made} connections for {CALLS} calls");
+}
+
+#[tokio::test]
 async fn an_open_call_keeps_it() {
     let idle = Duration::from_millis(20);
-    let fixture = Fixture::with(kiyot::backends::milpa::gateway::Limits { bulk_idle: idle, ..limits() }).await;
+    let fixture = Fixture::with(kiyot::backends::milpa::gateway::Limits { bulk_idle: idle..=idle, ..limits() }).await;
     let agent = fixture.agent();
     let mut log =
         AgentClient::new(fixture.link.bulk.clone()).read_log(timed(ReadLogRequest { position: 1, ..ReadLogRequest::default() }, LIMIT)).await;

@@ -23,7 +23,8 @@ async fn a_cell_enrols_connects_and_answers() {
     let agent = fixture.agent();
     // It waits for the connection.
     echo(&fixture.link.bulk, "hello").await;
-    let hello = fixture.link.hello.borrow().clone().unwrap();
+    let line = fixture.link.control.connected().await.unwrap();
+    let hello = line.hello();
     assert_eq!((hello.cell.as_str(), hello.build_id.as_str(), hello.generation), (fixture.cell.as_str(), "agent", 1));
     assert_eq!(fixture.ledger.news(), [Some(1)]);
     assert!(fixture.ledger.alarms().is_empty());
@@ -88,7 +89,7 @@ async fn a_cell_that_is_forgotten_is_cut_and_calls_fail_at_once() {
     let status = AgentClient::new(fixture.link.bulk.clone()).get_file(timed(GetFileRequest::default(), LIMIT * 10)).await.unwrap_err();
     assert_eq!(status.code(), Code::Unavailable);
     assert_eq!(fixture.link.control.watch().await.unwrap_err().code(), Code::Unavailable);
-    assert!(fixture.link.hello.borrow().is_none());
+    assert!(!fixture.link.control.is_connected());
     // The ledger is not told: it was its wish.
     assert_eq!(fixture.ledger.news(), [Some(1)]);
     within("the end of the gateway", fixture.gateway.shutdown()).await;

@@ -44,7 +44,7 @@ pub(crate) async fn until(what: &str, mut holds: impl FnMut() -> bool) {
 
 /// Bounds that a slow machine does not meet by chance.
 pub(crate) fn limits() -> Limits {
-    Limits { handshake: LIMIT, enrolment: LIMIT, bulk_idle: LIMIT, ..Limits::default() }
+    Limits { handshake: LIMIT, enrolment: LIMIT, bulk_idle: LIMIT..=LIMIT, ..Limits::default() }
 }
 
 /// A gateway with one cell.
@@ -99,14 +99,12 @@ impl Fixture {
 
     /// Waits for a control connection.
     pub(crate) async fn linked(&self) {
-        let mut hello = self.link.hello.clone();
-        within("a control connection", hello.wait_for(Option::is_some)).await.unwrap();
+        within("a control connection", self.link.control.connected()).await.unwrap();
     }
 
     /// Waits until there is none.
     pub(crate) async fn unlinked(&self) {
-        let mut hello = self.link.hello.clone();
-        within("the end of the control connection", hello.wait_for(Option::is_none)).await.unwrap();
+        until("the end of the control connection", || !self.link.control.is_connected()).await;
     }
 }
 

@@ -171,7 +171,7 @@ impl Daemon {
         let ca = Ca::load_or_make(&store).await.unwrap();
         let config = CellsConfig { launch_timeout: LIMIT, list_interval: Duration::from_millis(100), ..CellsConfig::default() };
         let cells = Cells::start(config, store.clone(), Arc::clone(provider) as _).await.unwrap();
-        let limits = Limits { handshake: LIMIT, enrolment: LIMIT, bulk_idle: LIMIT, ..Limits::default() };
+        let limits = Limits { handshake: LIMIT, enrolment: LIMIT, bulk_idle: LIMIT..=LIMIT, ..Limits::default() };
         let listen = GatewayAddress::Unix(state.join("gateway.sock"));
         let config = GatewayConfig {
             listen,

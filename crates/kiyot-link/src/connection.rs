@@ -6,7 +6,6 @@ use hyper::client::conn::http2::SendRequest;
 use hyper_util::rt::TokioIo;
 use tokio::{
     io::{AsyncRead, AsyncWrite},
-    sync::watch,
     time::Instant,
 };
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
@@ -15,6 +14,7 @@ use tonic::body::Body;
 use crate::{
     channel::Held,
     http2::{self, Owned, Profile},
+    watched::Watched,
 };
 
 /// One connection that calls can be made over, until it ends. Cheap to clone.
@@ -24,7 +24,7 @@ pub struct Connection(Arc<Inner>);
 struct Inner {
     sender: SendRequest<Body>,
     end: CancellationToken,
-    calls: watch::Sender<Calls>,
+    calls: Watched<Calls>,
 }
 
 /// The calls that run over a connection.
@@ -75,7 +75,7 @@ impl Connection {
                 tracing::debug!(%error, "a connection of the link broke");
             }
         });
-        Ok(Self(Arc::new(Inner { sender, end, calls: watch::Sender::new(Calls { open: 0, idle_since: Instant::now() }) })))
+        Ok(Self(Arc::new(Inner { sender, end, calls: Watched::new(Calls { open: 0, idle_since: Instant::now() }) })))
     }
 
     /// Returns when it has ended.
@@ -85,9 +85,8 @@ impl Connection {
 
     /// Returns when no call has run over it for this long; with no time at all, when none runs.
     pub async fn idle_for(&self, long: Duration) {
-        let mut calls = self.0.calls.subscribe();
-        // The sender lives as long as this.
-        while let Ok(idle_since) = calls.wait_for(|calls| calls.open == 0).await.map(|calls| calls.idle_since) {
+        loop {
+            let idle_since = self.0.calls.wait_for(|calls| (calls.open == 0).then_some(calls.idle_since)).await;
             if idle_since + long <= Instant::now() {
                 return;
             }
@@ -101,7 +100,8 @@ impl Connection {
 
     /// Counts a call for as long as what it returns lives.
     pub(crate) fn begin(&self) -> OpenCall {
-        self.0.calls.send_modify(|calls| calls.open += 1);
+        // Nobody waits for this.
+        self.0.calls.with(|calls| calls.open += 1);
         OpenCall(self.clone())
     }
 }
@@ -112,7 +112,7 @@ pub(crate) struct OpenCall(Connection);
 
 impl Drop for OpenCall {
     fn drop(&mut self) {
-        self.0.0.calls.send_modify(|calls| *calls = Calls { open: calls.open - 1, idle_since: Instant::now() });
+        self.0.0.calls.change(|calls| *calls = Calls { open: calls.open - 1, idle_since: Instant::now() });
     }
 }
 

@@ -13,3 +13,4 @@ pub mod resolver;
 pub mod silence;
 pub mod stream;
 pub mod tls;
+pub mod watched;

@@ -2,6 +2,7 @@
 
 use std::{
     fmt, io,
+    ops::RangeInclusive,
     sync::{Arc, atomic::AtomicU64},
     time::Duration,
 };
@@ -14,7 +15,6 @@ use kiyot_link::{
     tls,
 };
 use kiyot_proto::cell::HelloReply;
-use tokio::sync::watch;
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use self::{
@@ -32,10 +32,11 @@ mod control;
 mod enrol;
 mod listener;
 mod newcomers;
+mod patience;
 mod peer;
 mod slots;
 
-pub use control::{Control, Events};
+pub use control::{Control, Events, Line};
 
 /// Why a cell is not let in.
 #[derive(Debug, thiserror::Error)]
@@ -71,12 +72,10 @@ pub trait Ledger: Send + Sync + 'static {
 /// The link to one cell. Cheap to clone; outlives connections.
 #[derive(Debug, Clone)]
 pub struct CellLink {
-    /// Events.
+    /// Events, and what the agent says of itself.
     pub control: Control,
     /// All calls: the connection is asked for when a call needs it, and closed when nothing has used it for a while.
     pub bulk: Channel,
-    /// What the agent said of itself on the current control connection; `None` without one.
-    pub hello: watch::Receiver<Option<HelloReply>>,
 }
 
 /// How a gateway is to be.
@@ -109,8 +108,8 @@ pub struct Limits {
     pub handshake: Duration,
     /// How long a connection for enrolment lives at most.
     pub enrolment: Duration,
-    /// How long a bulk connection without a call is kept.
-    pub bulk_idle: Duration,
+    /// How long a bulk connection without a call is kept: at first, and at most, where calls come again and again.
+    pub bulk_idle: RangeInclusive<Duration>,
     /// How long a cell's certificate lives.
     pub certificate: Duration,
 }
@@ -122,7 +121,8 @@ impl Default for Limits {
             newcomers_of_a_peer: 16,
             handshake: Duration::from_secs(5),
             enrolment: Duration::from_secs(30),
-            bulk_idle: Duration::from_secs(30),
+            // Longer than an agent takes a wish for one that is there already (`FRESH` of kiyot-cell).
+            bulk_idle: Duration::from_secs(6)..=Duration::from_secs(60),
             certificate: ca::CELL_LIFETIME,
         }
     }
@@ -170,7 +170,7 @@ impl Gateway {
         let (end, tasks) = (CancellationToken::new(), TaskTracker::new());
         let clock = config.clock;
         let shared = Arc::new(Shared {
-            slots: Slots::new(end.clone(), tasks.clone()),
+            slots: Slots::new(config.limits.bulk_idle.clone(), end.clone(), tasks.clone()),
             newcomers: Newcomers::new(config.limits.newcomers, config.limits.newcomers_of_a_peer),
             enrolment: Enrolment { ca: ca.clone(), ledger: ledger.clone(), clock: clock.clone(), lifetime: config.limits.certificate },
             enrol_tls: Arc::new(tls::enrol_server(identity.clone()).map_err(GatewayError::Tls)?),

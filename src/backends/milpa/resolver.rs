@@ -57,9 +57,8 @@ impl Default for Resolver {
 impl Resolver {
     /// Asks these name servers for a cell, on each of its connections anew, until its link is closed.
     pub async fn serve(&self, cell: &CellId, link: &CellLink, servers: &[Server]) {
-        let mut hello = link.hello.clone();
-        // A closed channel: the link is forgotten, so the cell is gone.
-        while hello.wait_for(Option::is_some).await.is_ok() {
+        // None: the link is forgotten, so the cell is gone.
+        while link.control.connected().await.is_some() {
             match self.serve_connection(link, servers).await {
                 Ok(()) => tracing::debug!(%cell, "The queries of a cell ended and are asked for again"),
                 Err(status) => tracing::info!(%cell, status = status.message(), "The queries of a cell can't be had, and are asked for again"),

@@ -3,19 +3,16 @@
 use std::{
     fmt,
     sync::{
-        Arc, Mutex, OnceLock, PoisonError,
+        Arc, OnceLock,
         atomic::{AtomicUsize, Ordering},
     },
 };
 
-use tokio::{
-    sync::watch,
-    time::{Instant, timeout_at},
-};
+use tokio::time::{Instant, timeout_at};
 use tonic::Status;
 
 use super::Channel;
-use crate::connection::Connection;
+use crate::{connection::Connection, watched::Watched};
 
 /// What a slot can hold.
 pub trait Held: Clone + Send + Sync + 'static {
@@ -32,10 +29,15 @@ pub struct Slot<C = Connection>(Arc<Shared<C>>);
 
 struct Shared<C> {
     name: String,
-    place: watch::Sender<Place<C>>,
-    latest: Mutex<Option<Latest>>,
+    held: Watched<Holding<C>>,
     waiting: AtomicUsize,
     demand: OnceLock<Box<dyn Fn() + Send + Sync>>,
+}
+
+/// What a slot holds, and held before.
+struct Holding<C> {
+    place: Place<C>,
+    latest: Option<Latest>,
 }
 
 /// What is in the slot.
@@ -101,8 +103,7 @@ impl<C: Held> Slot<C> {
     pub fn new(name: impl Into<String>) -> Self {
         Self(Arc::new(Shared {
             name: name.into(),
-            place: watch::Sender::new(Place::Empty),
-            latest: Mutex::new(None),
+            held: Watched::new(Holding { place: Place::Empty, latest: None }),
             waiting: AtomicUsize::new(0),
             demand: OnceLock::new(),
         }))
@@ -120,27 +121,21 @@ impl<C: Held> Slot<C> {
 
     /// Makes a connection the current one, and cuts the one before, unless a newer one has been there.
     pub fn offer(&self, offer: Offer<C>) -> Result<(), Refused> {
-        // Held until the place is set, so that two offers end in the order of their ranks.
-        let mut latest = self.0.latest.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(latest) = &*latest {
-            let newer = if latest.incarnation == offer.incarnation { offer.generation > latest.generation } else { offer.arrival > latest.arrival };
-            if !newer {
-                return Err(Refused::Stale);
+        let before = self.0.held.change(|held| {
+            if matches!(held.place, Place::Closed) {
+                return Err(Refused::Closed);
             }
-        }
-        let mut before = None;
-        let kept = self.0.place.send_if_modified(|place| {
-            if matches!(place, Place::Closed) {
-                return false;
+            if let Some(latest) = &held.latest {
+                let newer =
+                    if latest.incarnation == offer.incarnation { offer.generation > latest.generation } else { offer.arrival > latest.arrival };
+                if !newer {
+                    return Err(Refused::Stale);
+                }
             }
-            before = Some(std::mem::replace(place, Place::Current(offer.connection.clone())));
-            true
-        });
-        if !kept {
-            return Err(Refused::Closed);
-        }
-        *latest = Some(Latest { incarnation: offer.incarnation, generation: offer.generation, arrival: offer.arrival });
-        if let Some(Place::Current(before)) = before {
+            held.latest = Some(Latest { incarnation: offer.incarnation, generation: offer.generation, arrival: offer.arrival });
+            Ok(std::mem::replace(&mut held.place, Place::Current(offer.connection)))
+        })?;
+        if let Place::Current(before) = before {
             before.cut();
         }
         Ok(())
@@ -148,36 +143,47 @@ impl<C: Held> Slot<C> {
 
     /// Takes a connection out, if it is the current one: says whether it was.
     pub fn withdraw(&self, connection: &C) -> bool {
-        self.0.place.send_if_modified(|place| match place {
-            Place::Current(current) if current.is(connection) => {
-                *place = Place::Empty;
-                true
-            }
-            _ => false,
-        })
+        let withdrawn = self.0.held.with(|held| match &held.place {
+            Place::Current(current) if current.is(connection) => Some(std::mem::replace(&mut held.place, Place::Empty)),
+            _ => None,
+        });
+        // Nobody waits for an empty slot. What was in it is dropped here, without the lock.
+        withdrawn.is_some()
     }
 
     /// Cuts the current connection. No other is let in, and calls fail at once.
     pub fn close(&self) {
-        if let Place::Current(current) = self.0.place.send_replace(Place::Closed) {
+        if let Place::Current(current) = self.0.held.change(|held| std::mem::replace(&mut held.place, Place::Closed)) {
             current.cut();
         }
     }
 
     /// Whether it is closed.
     pub fn is_closed(&self) -> bool {
-        matches!(*self.0.place.borrow(), Place::Closed)
+        self.0.held.with(|held| matches!(held.place, Place::Closed))
     }
 
     /// Whether a connection is there.
     pub fn is_connected(&self) -> bool {
-        matches!(&*self.0.place.borrow(), Place::Current(connection) if !connection.has_ended())
+        self.now().is_some()
     }
 
-    /// Returns when a connection is there or the slot is closed.
-    pub async fn settled(&self) {
-        // The sender lives as long as this.
-        let _ = self.0.place.subscribe().wait_for(|place| !matches!(place, Place::Empty)).await;
+    /// The connection that is there.
+    pub fn now(&self) -> Option<C> {
+        self.0.held.with(|held| match &held.place {
+            Place::Current(connection) if !connection.has_ended() => Some(connection.clone()),
+            _ => None,
+        })
+    }
+
+    /// Returns when a connection is there, which it returns, or the slot is closed.
+    pub async fn settled(&self) -> Option<C> {
+        let settled = |held: &Holding<C>| match &held.place {
+            Place::Current(connection) if !connection.has_ended() => Some(Some(connection.clone())),
+            Place::Closed => Some(None),
+            _ => None,
+        };
+        self.0.held.wait_for(settled).await
     }
 
     /// How many calls wait for a connection.
@@ -188,30 +194,21 @@ impl<C: Held> Slot<C> {
     /// The current connection, as soon as there is one other than one that failed.
     /// UNAVAILABLE at the deadline, and at once when the slot is closed.
     pub async fn current(&self, failed: Option<&C>, deadline: Instant) -> Result<C, Status> {
-        let mut place = self.0.place.subscribe();
-        let usable = |place: &Place<C>| match place {
+        let usable = |held: &Holding<C>| match &held.place {
             Place::Empty => None,
             Place::Current(connection) if connection.has_ended() || failed.is_some_and(|failed| failed.is(connection)) => None,
             Place::Current(connection) => Some(Ok(connection.clone())),
             Place::Closed => Some(Err(Status::unavailable(format!("{}: the cell is gone", self.0.name)))),
         };
-        if let Some(now) = usable(&place.borrow_and_update()) {
+        if let Some(now) = self.0.held.with(|held| usable(held)) {
             return now;
         }
         let _waiting = Waiting::new(&self.0.waiting);
         if let Some(demand) = self.0.demand.get() {
             demand();
         }
-        loop {
-            // The sender lives as long as this.
-            let changed = timeout_at(deadline, place.changed()).await;
-            if let Some(now) = usable(&place.borrow_and_update()) {
-                return now;
-            }
-            if changed.is_err() {
-                return Err(Status::unavailable(format!("{}: no connection before the call's deadline", self.0.name)));
-            }
-        }
+        let late = |_| Status::unavailable(format!("{}: no connection before the call's deadline", self.0.name));
+        timeout_at(deadline, self.0.held.wait_for(usable)).await.map_err(late)?
     }
 }
 

@@ -74,17 +74,17 @@ pub(super) async fn admit(stream: TlsStream<Stream>, kind: ConnectionKind, arriv
         let mut frames = Frames::new(Box::new(stream), HELLO_LIMIT);
         let hello = Line::greet(&mut frames, &shared.build_id).await.map_err(NotAdmitted::ControlHello)?;
         frames.allow(control::LONGEST);
-        (Admitted { kind: Kind::Control(Line::new(&shared.end), frames), slots }, hello)
+        (Admitted { kind: Kind::Control(Line::new(hello.clone(), &shared.end), frames), slots }, hello)
     };
     if hello.cell != cell.as_str() || hello.kind() != kind || hello.incarnation.len() > INCARNATION_LIMIT {
         return Err(NotAdmitted::OtherHello { certificate: cell.to_string(), hello: hello.cell.chars().take(80).collect(), kind: hello.kind() });
     }
     tracing::debug!(%cell, ?kind, generation = hello.generation, arrival, "A cell has connected.");
-    let (incarnation, generation) = (hello.incarnation.clone(), hello.generation);
+    let (incarnation, generation) = (hello.incarnation, hello.generation);
     match &admitted.kind {
         Kind::Bulk(connection) => admitted.slots.bulk_opened(Offer { connection: connection.clone(), incarnation, generation, arrival }),
         Kind::Control(line, _) => {
-            admitted.slots.control_opened(Offer { connection: line.clone(), incarnation, generation, arrival }, hello, &*shared.ledger)
+            admitted.slots.control_opened(Offer { connection: line.clone(), incarnation, generation, arrival }, &*shared.ledger)
         }
     }
     .map_err(NotAdmitted::Refused)?;
@@ -103,7 +103,7 @@ impl Admitted {
         match &mut self.kind {
             Kind::Bulk(connection) => {
                 // Boxed: most connections are not of this kind.
-                Box::pin(carry_bulk(&self.slots, connection, shared.limits.bulk_idle)).await;
+                Box::pin(carry_bulk(&self.slots, connection)).await;
                 self.slots.bulk_ended(connection);
             }
             Kind::Control(line, frames) => {
@@ -116,13 +116,13 @@ impl Admitted {
     }
 }
 
-async fn carry_bulk(slots: &CellSlots, connection: &Connection, idle: Duration) {
+async fn carry_bulk(slots: &CellSlots, connection: &Connection) {
     tokio::select! {
         () = connection.ended() => return,
-        () = connection.idle_for(idle) => {}
+        () = connection.idle_for(slots.bulk_idle()) => {}
     }
     // New calls ask for a new connection; one that has just begun may go on over this one.
-    slots.bulk_ended(connection);
+    slots.bulk_ran_out(connection);
     tokio::select! {
         () = connection.ended() => {}
         () = connection.idle_for(Duration::ZERO) => {}

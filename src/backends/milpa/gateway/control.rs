@@ -65,6 +65,16 @@ impl Control {
         Ok(Events { line, watch })
     }
 
+    /// Whether the cell is connected now.
+    pub fn is_connected(&self) -> bool {
+        self.0.is_connected()
+    }
+
+    /// The current connection, as soon as there is one; `None` when the cell is gone.
+    pub async fn connected(&self) -> Option<Line> {
+        self.0.settled().await
+    }
+
     /// Has the agent dial a bulk connection, if it is connected.
     pub(super) async fn open_bulk(&self, within: Duration) -> Result<(), Status> {
         let line = self.0.current(None, Instant::now() + within).await?;
@@ -119,9 +129,10 @@ impl Events {
 
 /// One control connection, as those see it who want something of the cell. Cheap to clone.
 #[derive(Clone)]
-pub(super) struct Line(Arc<Inner>);
+pub struct Line(Arc<Inner>);
 
 struct Inner {
+    hello: HelloReply,
     wanted: Mutex<Wanted>,
     ring: Notify,
     watches: AtomicU64,
@@ -162,10 +173,20 @@ impl Held for Line {
 }
 
 impl Line {
-    /// One that ends with `end`.
-    pub(super) fn new(end: &CancellationToken) -> Self {
-        let inner = Inner { wanted: Mutex::default(), ring: Notify::new(), watches: AtomicU64::new(0), end: end.child_token() };
+    /// One whose agent said this of itself, and that ends with `end`.
+    pub(super) fn new(hello: HelloReply, end: &CancellationToken) -> Self {
+        let inner = Inner { hello, wanted: Mutex::default(), ring: Notify::new(), watches: AtomicU64::new(0), end: end.child_token() };
         Self(Arc::new(inner))
+    }
+
+    /// What the agent said of itself.
+    pub fn hello(&self) -> &HelloReply {
+        &self.0.hello
+    }
+
+    /// Returns when it has ended.
+    pub async fn ended(&self) {
+        self.0.end.cancelled().await;
     }
 
     /// Asks the agent who it is. The caller bounds its time.

@@ -2,8 +2,9 @@
 
 use std::{
     collections::HashMap,
+    ops::RangeInclusive,
     sync::{
-        Arc, Mutex, PoisonError,
+        Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicBool, Ordering},
     },
     time::Duration,
@@ -13,16 +14,13 @@ use kiyot_link::{
     channel::{Offer, Refused, Slot},
     connection::Connection,
 };
-use kiyot_proto::cell::HelloReply;
-use tokio::{
-    sync::watch,
-    time::{sleep, timeout},
-};
+use tokio::time::{Instant, sleep, timeout};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use super::{
     CellLink, Ledger,
     control::{Control, Line},
+    patience::Patience,
 };
 use crate::backends::milpa::id::CellId;
 
@@ -38,7 +36,8 @@ pub(super) struct CellSlots {
     cell: CellId,
     control: Control,
     bulk: Slot,
-    hello: watch::Sender<Option<HelloReply>>,
+    /// Held while a bulk connection comes or is let go, so that it hears in order.
+    patience: Mutex<Patience>,
     /// Held while the ledger is told, so that it hears in order.
     news: Mutex<()>,
     /// A task asks for a bulk connection.
@@ -46,12 +45,12 @@ pub(super) struct CellSlots {
 }
 
 impl CellSlots {
-    fn new(cell: &CellId, end: &CancellationToken, tasks: &TaskTracker) -> Arc<Self> {
+    fn new(cell: &CellId, idle: RangeInclusive<Duration>, end: &CancellationToken, tasks: &TaskTracker) -> Arc<Self> {
         let slots = Arc::new(Self {
             cell: cell.clone(),
             control: Control::new(format!("control connection of {cell}")),
             bulk: Slot::new(format!("bulk connection of {cell}")),
-            hello: watch::Sender::new(None),
+            patience: Mutex::new(Patience::new(idle)),
             news: Mutex::new(()),
             asking: AtomicBool::new(false),
         });
@@ -68,7 +67,7 @@ impl CellSlots {
     }
 
     fn link(&self) -> CellLink {
-        CellLink { control: self.control.clone(), bulk: self.bulk.channel(), hello: self.hello.subscribe() }
+        CellLink { control: self.control.clone(), bulk: self.bulk.channel() }
     }
 
     /// Has the agent dial a bulk connection, for as long as calls wait for one.
@@ -96,10 +95,10 @@ impl CellSlots {
     }
 
     /// A control connection becomes the current one.
-    pub(super) fn control_opened(&self, offer: Offer<Line>, hello: HelloReply, ledger: &dyn Ledger) -> Result<(), Refused> {
+    pub(super) fn control_opened(&self, offer: Offer<Line>, ledger: &dyn Ledger) -> Result<(), Refused> {
         let _news = self.news.lock().unwrap_or_else(PoisonError::into_inner);
+        let hello = offer.connection.hello().clone();
         self.control.offer(offer)?;
-        self.hello.send_replace(Some(hello.clone()));
         ledger.linked(&self.cell, Some(hello));
         Ok(())
     }
@@ -108,14 +107,33 @@ impl CellSlots {
     pub(super) fn control_ended(&self, connection: &Line, ledger: &dyn Ledger) {
         let _news = self.news.lock().unwrap_or_else(PoisonError::into_inner);
         if self.control.withdraw(connection) {
-            self.hello.send_replace(None);
             ledger.linked(&self.cell, None);
         }
     }
 
     /// A bulk connection becomes the current one.
     pub(super) fn bulk_opened(&self, offer: Offer) -> Result<(), Refused> {
-        self.bulk.offer(offer)
+        let mut patience = self.patience();
+        self.bulk.offer(offer)?;
+        patience.opened(Instant::now());
+        Ok(())
+    }
+
+    /// How long the current bulk connection is kept after its last call.
+    pub(super) fn bulk_idle(&self) -> Duration {
+        self.patience().long()
+    }
+
+    /// No further call goes over a bulk connection, as none has for so long.
+    pub(super) fn bulk_ran_out(&self, connection: &Connection) {
+        let mut patience = self.patience();
+        if self.bulk.withdraw(connection) {
+            patience.ran_out(Instant::now());
+        }
+    }
+
+    fn patience(&self) -> MutexGuard<'_, Patience> {
+        self.patience.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// No further call goes over a bulk connection.
@@ -126,7 +144,6 @@ impl CellSlots {
     fn close(&self) {
         self.control.close();
         self.bulk.close();
-        self.hello.send_replace(None);
     }
 }
 
@@ -134,19 +151,21 @@ impl CellSlots {
 #[derive(Debug)]
 pub(super) struct Slots {
     by_cell: Mutex<HashMap<CellId, Arc<CellSlots>>>,
+    bulk_idle: RangeInclusive<Duration>,
     end: CancellationToken,
     tasks: TaskTracker,
 }
 
 impl Slots {
-    pub(super) fn new(end: CancellationToken, tasks: TaskTracker) -> Self {
-        Self { by_cell: Mutex::default(), end, tasks }
+    /// For how long, at first and at most, a bulk connection is kept without a call is `bulk_idle`.
+    pub(super) fn new(bulk_idle: RangeInclusive<Duration>, end: CancellationToken, tasks: TaskTracker) -> Self {
+        Self { by_cell: Mutex::default(), bulk_idle, end, tasks }
     }
 
     /// The link to a cell; the first call makes its places.
     pub(super) fn link(&self, cell: &CellId) -> CellLink {
         let mut by_cell = self.by_cell.lock().unwrap_or_else(PoisonError::into_inner);
-        by_cell.entry(cell.clone()).or_insert_with(|| CellSlots::new(cell, &self.end, &self.tasks)).link()
+        by_cell.entry(cell.clone()).or_insert_with(|| CellSlots::new(cell, self.bulk_idle.clone(), &self.end, &self.tasks)).link()
     }
 
     /// The places of a cell that has a link.

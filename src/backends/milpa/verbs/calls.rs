@@ -104,17 +104,15 @@ pub(super) fn answered<'a, T: 'a>(
 
 /// The agent's own words about a cell that is connected; `UNAVAILABLE` for one that is not.
 pub(super) async fn connected(cell: &Cell, pod: &str, deadline: Option<Instant>) -> Result<HelloReply, Status> {
-    let mut hello = cell.link.hello.clone();
-    let hello = tokio::time::timeout(left(deadline, LINK_PATIENCE), hello.wait_for(Option::is_some)).await;
-    match hello {
-        Ok(Ok(hello)) => Ok(hello.clone().unwrap_or_default()),
-        Ok(Err(_)) | Err(_) => Err(Status::unavailable(format!("cell {} of pod {pod} is not connected", cell.id))),
+    match tokio::time::timeout(left(deadline, LINK_PATIENCE), cell.link.control.connected()).await {
+        Ok(Some(line)) => Ok(line.hello().clone()),
+        Ok(None) | Err(_) => Err(Status::unavailable(format!("cell {} of pod {pod} is not connected", cell.id))),
     }
 }
 
 /// Whether a cell is connected now.
 pub(super) fn is_connected(cell: &Cell) -> bool {
-    cell.link.hello.borrow().is_some()
+    cell.link.control.is_connected()
 }
 
 /// A status of a cell with the id that the kubelet knows in place of the cell's.

@@ -24,25 +24,15 @@ const AGAIN: Duration = Duration::from_millis(500);
 impl Verbs {
     /// Watches a cell for as long as it is polled.
     pub(super) async fn watch_cell(self: Arc<Self>, cell: Cell) {
-        let mut hello = cell.link.hello.clone();
-        loop {
-            // A closed channel: the link is forgotten, so the cell is gone, which its last news say.
-            let Ok(generation) =
-                hello.wait_for(Option::is_some).await.map(|hello| hello.as_ref().map(|hello| (hello.generation, hello.incarnation.clone())))
-            else {
-                return;
-            };
-            let moved = async {
-                let now = |hello: &Option<kiyot_proto::cell::HelloReply>| hello.as_ref().map(|hello| (hello.generation, hello.incarnation.clone()));
-                // Either way there is nothing more to come on this connection.
-                let _ = hello.wait_for(|hello| now(hello) != generation).await;
-            };
+        // None: the link is forgotten, so the cell is gone, which its last news say.
+        while let Some(line) = cell.link.control.connected().await {
             tokio::select! {
                 ended = Box::pin(self.watch_connection(&cell)) => match ended {
                     Ok(()) => tracing::debug!(cell = %cell.id, "The watch of a cell ended and is begun again"),
                     Err(status) => tracing::info!(cell = %cell.id, status = status.message(), "The watch of a cell failed and is begun again"),
                 },
-                () = moved => {}
+                // There is nothing more to come on it.
+                () = line.ended() => {}
             }
             tokio::time::sleep(AGAIN).await;
         }

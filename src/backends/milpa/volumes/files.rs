@@ -54,11 +54,9 @@ impl Files for CellFiles {
     }
 
     async fn path(&self, place: &Place) -> Result<String, Status> {
-        let mut hello = self.0.hello.clone();
-        let hello = tokio::time::timeout(HELLO, hello.wait_for(Option::is_some)).await;
-        let hello =
-            hello.ok().and_then(Result::ok).and_then(|hello| hello.clone()).ok_or_else(|| Status::unavailable("the cell is not connected"))?;
-        let directory = if place.root == Root::Memory { hello.memory_dir } else { hello.pod_dir };
+        let line = tokio::time::timeout(HELLO, self.0.control.connected()).await;
+        let line = line.ok().flatten().ok_or_else(|| Status::unavailable("the cell is not connected"))?;
+        let directory = if place.root == Root::Memory { &line.hello().memory_dir } else { &line.hello().pod_dir };
         if !directory.starts_with('/') {
             return Err(Status::internal("the cell did not say where its files are"));
         }

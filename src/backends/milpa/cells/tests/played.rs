@@ -17,7 +17,7 @@ use kiyot_link::{
 };
 use kiyot_proto::{cell::HelloReply, store};
 use ring::digest::{SHA256, digest};
-use tokio::sync::{Semaphore, watch};
+use tokio::sync::Semaphore;
 
 use crate::backends::milpa::{
     cells::{Cells, CellsConfig, LaunchOrder, Links, locked},
@@ -143,7 +143,7 @@ pub(super) struct PlayedLinks {
 
 impl Links for PlayedLinks {
     fn link(&self, _cell: &CellId) -> CellLink {
-        CellLink { control: Control::new("control"), bulk: Slot::new("bulk").channel(), hello: watch::channel(None).1 }
+        CellLink { control: Control::new("control"), bulk: Slot::new("bulk").channel() }
     }
 
     fn bootstrap(&self, cell: &CellId, token: &str) -> Bootstrap {

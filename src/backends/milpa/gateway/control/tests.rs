@@ -20,7 +20,7 @@ struct Scene {
 impl Scene {
     fn new() -> Self {
         let (near, far) = duplex(64 * 1024);
-        let (control, line) = (Control::new("a test's"), Line::new(&CancellationToken::new()));
+        let (control, line) = (Control::new("a test's"), Line::new(HelloReply::default(), &CancellationToken::new()));
         control.offer(Offer { connection: line.clone(), incarnation: String::new(), generation: 1, arrival: 1 }).unwrap();
         let own = line.clone();
         let carried = tokio::spawn(async move { own.carry(&mut Frames::new(near, LONGEST)).await });
@@ -164,7 +164,7 @@ async fn nonsense_ends_it() {
     assert!(matches!(scene.carried.await.unwrap(), Err(Broken::Unreadable(_))));
     let (near, mut far) = duplex(64);
     far.write_all(&u32::MAX.to_be_bytes()).await.unwrap();
-    let carried = Line::new(&CancellationToken::new()).carry(&mut Frames::new(near, LONGEST)).await;
+    let carried = Line::new(HelloReply::default(), &CancellationToken::new()).carry(&mut Frames::new(near, LONGEST)).await;
     assert!(matches!(carried, Err(Broken::Io(_))));
 }
 
