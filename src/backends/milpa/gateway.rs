@@ -20,8 +20,9 @@ use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use self::{
     ca::{Ca, CaError},
     enrol::Enrolment,
-    listener::{Listener, Shared},
+    listener::Listener,
     newcomers::Newcomers,
+    shared::Shared,
     slots::Slots,
 };
 use super::id::CellId;
@@ -34,6 +35,7 @@ mod listener;
 mod newcomers;
 mod patience;
 mod peer;
+mod shared;
 mod slots;
 
 pub use control::{Control, Events, Line};

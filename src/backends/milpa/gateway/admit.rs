@@ -16,7 +16,7 @@ use tokio_rustls::server::TlsStream;
 use super::{
     Refusal,
     control::{self, Broken, Line},
-    listener::Shared,
+    shared::Shared,
     slots::CellSlots,
 };
 

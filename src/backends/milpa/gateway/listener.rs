@@ -5,51 +5,30 @@ use std::{
     io,
     os::unix::fs::PermissionsExt,
     path::PathBuf,
-    sync::{
-        Arc,
-        atomic::{AtomicU64, Ordering},
-    },
+    sync::{Arc, atomic::Ordering},
     time::{Duration, Instant},
 };
 
 use kiyot_link::{alpn, bootstrap::GatewayAddress, http2, stream::Stream};
 use kiyot_proto::cell::ConnectionKind;
-use rustls::{ServerConfig, server::Acceptor};
+use rustls::server::Acceptor;
 use tokio::{
     net::{TcpListener, UnixListener},
     time::{sleep, timeout},
 };
 use tokio_rustls::LazyConfigAcceptor;
-use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use super::{
-    Ledger, Limits,
     admit::{self, Admitted},
-    enrol::Enrolment,
-    newcomers::{Newcomers, Place},
+    newcomers::Place,
     peer::Peer,
-    slots::Slots,
+    shared::Shared,
 };
 
 /// How long the listener rests after the kernel gave it no connection (out of file descriptors, mostly).
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 /// How long nothing more is said of connections that are dropped: whoever dials writes no log at its own pace.
 const TELL_AGAIN: Duration = Duration::from_secs(10);
-
-/// What all connections share.
-pub(super) struct Shared {
-    pub(super) ledger: Arc<dyn Ledger>,
-    pub(super) slots: Slots,
-    pub(super) limits: Limits,
-    pub(super) build_id: String,
-    pub(super) enrolment: Enrolment,
-    pub(super) enrol_tls: Arc<ServerConfig>,
-    pub(super) cell_tls: Arc<ServerConfig>,
-    pub(super) newcomers: Newcomers,
-    pub(super) arrivals: AtomicU64,
-    pub(super) end: CancellationToken,
-    pub(super) tasks: TaskTracker,
-}
 
 /// The listening socket. A unix socket's file goes with it.
 #[derive(Debug)]
