@@ -145,8 +145,8 @@ async fn a_volume_that_is_too_large_now_stays_as_it_was_and_that_is_said() {
 
 #[tokio::test]
 async fn updates_show_by_their_news_and_not_when_all_volumes_are_compared() {
-    // All are compared each minute, so that a few of these would take longer than all of them may.
-    const UPDATES: usize = 12;
+    // All are compared each minute: by that alone these would take longer than they may.
+    const UPDATES: usize = 4;
     let node = Node::start().await;
     let kiyot = Kiyot::start(&node, options()).await;
     let mut kubelet = kiyot.kubelet().await;
