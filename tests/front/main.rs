@@ -16,3 +16,4 @@ mod played;
 mod runtimes;
 mod stop;
 mod streams;
+mod wire;
