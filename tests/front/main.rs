@@ -18,3 +18,4 @@ mod rules;
 mod runtimes;
 mod stop;
 mod streams;
+mod wire;

@@ -83,9 +83,18 @@ impl Core {
         Ok(asked.begun)
     }
 
-    /// A call that came.
+    /// A call that came. One that was cancelled already is none.
     pub(in super::super) fn accept(&mut self) -> Option<(Key, Request<()>)> {
-        if let Role::Server(asked) = &mut self.role { asked.came.pop_front() } else { None }
+        loop {
+            let Role::Server(asked) = &mut self.role else { return None };
+            let (key, request) = asked.came.pop_front()?;
+            let stream = self.streams.get(key)?;
+            if !stream.was_cut {
+                return Some((key, request));
+            }
+            stream.handles = 0;
+            self.settle(key);
+        }
     }
 
     /// Whether the peer may open this stream now.

@@ -7,7 +7,6 @@ use crate::http2::{Client, Connection, Error};
 use bytes::Bytes;
 use h2::{Reason, server};
 use http::{HeaderMap, HeaderValue, Request, Response, request::Parts};
-use proptest::prelude::*;
 
 /// A client whose server does with each call what `serve` says.
 async fn with<F: Future<Output = ()> + Send + 'static>(

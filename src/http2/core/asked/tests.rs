@@ -259,6 +259,13 @@ fn who_cancels_is_gone_whatever_was_said() {
         side.drop_call(key);
     }
     assert!(side.sent().is_empty() && side.0.is_empty());
+    // Nobody hears of a call that was cancelled before it was accepted.
+    side.fine(frame::HEADERS, WHOLE, 5, REQUEST);
+    side.fine(frame::HEADERS, WHOLE, 7, REQUEST);
+    side.fine(frame::RST_STREAM, 0, 5, &8_u32.to_be_bytes());
+    let (key, _) = side.0.accept().unwrap();
+    side.drop_call(key);
+    assert!(side.0.accept().is_none() && side.0.is_empty());
 }
 
 #[test]
