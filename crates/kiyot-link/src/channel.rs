@@ -68,7 +68,11 @@ async fn call(slot: &Slot, mut request: http::Request<Body>, deadline: Instant) 
     let mut failed = None;
     loop {
         let connection = slot.current(failed.as_ref(), deadline).await?;
-        let open = connection.begin();
+        let Some(open) = connection.begin() else {
+            // It has just run out.
+            failed = Some(connection);
+            continue;
+        };
         match timeout_at(deadline, connection.sender().try_send_request(request)).await {
             Ok(Ok(response)) => {
                 let mut response = response.map(|body| Body::new(answer::Answer::new(body, open)));

@@ -33,6 +33,8 @@ struct Calls {
     open: usize,
     /// When the last one ended.
     idle_since: Instant,
+    /// No other may begin.
+    over: bool,
 }
 
 impl fmt::Debug for Connection {
@@ -48,7 +50,7 @@ impl Held for Connection {
     }
 
     fn has_ended(&self) -> bool {
-        self.0.end.is_cancelled() || self.0.sender.is_closed()
+        self.0.end.is_cancelled() || self.0.sender.is_closed() || self.0.calls.with(|calls| calls.over)
     }
 
     fn is(&self, other: &Self) -> bool {
@@ -75,7 +77,7 @@ impl Connection {
                 tracing::debug!(%error, "a connection of the link broke");
             }
         });
-        Ok(Self(Arc::new(Inner { sender, end, calls: Watched::new(Calls { open: 0, idle_since: Instant::now() }) })))
+        Ok(Self(Arc::new(Inner { sender, end, calls: Watched::new(Calls { open: 0, idle_since: Instant::now(), over: false }) })))
     }
 
     /// Returns when it has ended.
@@ -83,11 +85,15 @@ impl Connection {
         self.0.end.cancelled().await;
     }
 
-    /// Returns when no call has run over it for this long; with no time at all, when none runs.
-    pub async fn idle_for(&self, long: Duration) {
+    /// Returns when no call has run over it for this long. From then on none begins: it counts as ended.
+    pub async fn run_out(&self, long: Duration) {
         loop {
             let idle_since = self.0.calls.wait_for(|calls| (calls.open == 0).then_some(calls.idle_since)).await;
-            if idle_since + long <= Instant::now() {
+            let over = |calls: &mut Calls| {
+                calls.over = calls.open == 0 && calls.idle_since + long <= Instant::now();
+                calls.over
+            };
+            if self.0.calls.with(over) {
                 return;
             }
             tokio::time::sleep_until(idle_since + long).await;
@@ -98,11 +104,16 @@ impl Connection {
         self.0.sender.clone()
     }
 
-    /// Counts a call for as long as what it returns lives.
-    pub(crate) fn begin(&self) -> OpenCall {
+    /// Counts a call for as long as what it returns lives; `None` when none may begin any more.
+    pub(crate) fn begin(&self) -> Option<OpenCall> {
         // Nobody waits for this.
-        self.0.calls.with(|calls| calls.open += 1);
-        OpenCall(self.clone())
+        self.0
+            .calls
+            .with(|calls| {
+                calls.open += usize::from(!calls.over);
+                !calls.over
+            })
+            .then(|| OpenCall(self.clone()))
     }
 }
 
@@ -112,7 +123,7 @@ pub(crate) struct OpenCall(Connection);
 
 impl Drop for OpenCall {
     fn drop(&mut self) {
-        self.0.0.calls.change(|calls| *calls = Calls { open: calls.open - 1, idle_since: Instant::now() });
+        self.0.0.calls.change(|calls| (calls.open, calls.idle_since) = (calls.open - 1, Instant::now()));
     }
 }
 
@@ -122,18 +133,19 @@ mod tests {
 
     #[tokio::test]
     async fn an_open_call_keeps_it_however_short_it_may_be_idle() {
-        // Nobody need answer for this side to begin.
-        let (near, _far) = tokio::io::duplex(1 << 16);
-        let connection = Connection::open(near, Profile::BULK, &CancellationToken::new(), &TaskTracker::new()).await.unwrap();
-        connection.idle_for(Duration::ZERO).await;
         for long in [Duration::ZERO, Duration::from_millis(50)] {
-            let (one, other) = (connection.begin(), connection.begin());
+            // Nobody need answer for this side to begin.
+            let (near, _far) = tokio::io::duplex(1 << 16);
+            let connection = Connection::open(near, Profile::BULK, &CancellationToken::new(), &TaskTracker::new()).await.unwrap();
+            let (one, other) = (connection.begin().unwrap(), connection.begin().unwrap());
             drop(one);
-            assert!(tokio::time::timeout(Duration::from_millis(200), connection.idle_for(long)).await.is_err(), "a call is open");
+            assert!(tokio::time::timeout(Duration::from_millis(200), connection.run_out(long)).await.is_err(), "a call is open");
+            assert!(!connection.has_ended());
             drop(other);
             let ended = Instant::now();
-            connection.idle_for(long).await;
+            connection.run_out(long).await;
             assert!(ended.elapsed() >= long);
+            assert!(connection.has_ended() && connection.begin().is_none(), "a call would be cut");
         }
     }
 }

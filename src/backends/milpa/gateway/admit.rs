@@ -1,6 +1,6 @@
 //! Connections with a cell's certificate: who they are, and calls over them until they end.
 
-use std::{sync::Arc, time::Duration};
+use std::sync::Arc;
 
 use kiyot_link::{
     certificate::{Certificate, NotACertificate},
@@ -118,14 +118,8 @@ impl Admitted {
 
 async fn carry_bulk(slots: &CellSlots, connection: &Connection) {
     tokio::select! {
-        () = connection.ended() => return,
-        () = connection.idle_for(slots.bulk_idle()) => {}
-    }
-    // New calls ask for a new connection; one that has just begun may go on over this one.
-    slots.bulk_ran_out(connection);
-    tokio::select! {
         () = connection.ended() => {}
-        () = connection.idle_for(Duration::ZERO) => {}
+        () = connection.run_out(slots.bulk_idle()) => slots.bulk_ran_out(connection),
     }
 }
 
