@@ -11,7 +11,7 @@ use std::{
         LazyLock,
         atomic::{AtomicU8, Ordering},
     },
-    time::{Duration, Instant},
+    time::Duration,
 };
 
 use kiyot::{
