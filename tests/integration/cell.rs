@@ -42,6 +42,7 @@ mod streams;
 mod subpaths;
 mod together;
 mod transfers;
+mod unknown_ids;
 mod usage;
 mod volume_contents;
 mod volume_sources;
