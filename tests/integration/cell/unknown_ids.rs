@@ -55,8 +55,8 @@ async fn every_call_by_an_unknown_id_is_answered_as_containerd_answers_it() {
     let node = Node::start().await;
     let kiyot = Kiyot::start(&node, options()).await;
     let mut kubelet = kiyot.kubelet().await;
-    let on_node = called(&mut kubelet, &"ab".repeat(32)).await;
-    let in_cell = called(&mut kubelet, &format!("milpa{}", "z".repeat(59))).await;
+    let on_node = Box::pin(called(&mut kubelet, &"ab".repeat(32))).await;
+    let in_cell = Box::pin(called(&mut kubelet, &format!("milpa{}", "z".repeat(59)))).await;
     for ((call, (on_node, _)), (_, (in_cell, names_it))) in on_node.iter().zip(&in_cell) {
         // What is not there is stopped: so says CRI, and containerd since 1.7.
         let stops = call.starts_with("stop_") && *on_node == Code::NotFound;
