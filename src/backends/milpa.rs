@@ -9,10 +9,7 @@ use std::{
 use async_trait::async_trait;
 use bytes::Bytes;
 use futures::stream::BoxStream;
-use kiyot_link::{
-    bootstrap::{Bootstrap, GatewayAddress},
-    clock::Clock,
-};
+use kiyot_link::{bootstrap::GatewayAddress, clock::Clock};
 use tokio_util::task::AbortOnDropHandle;
 use tonic::Status;
 
@@ -33,10 +30,10 @@ pub mod streaming;
 pub mod verbs;
 pub mod volumes;
 
-use cells::{Cells, CellsConfig, Links};
+use cells::{Cells, CellsConfig};
 use gateway::ca::{Ca, CaError};
 use gateway::{Gateway, GatewayConfig, GatewayError, Limits};
-use id::{CellId, PREFIX};
+use id::PREFIX;
 use images::{Images, NodeImages, Registries};
 use logs::Logs;
 use providers::{Provider, netns};
@@ -116,7 +113,7 @@ impl Milpa {
             limits: Limits::default(),
         };
         let gateway = Gateway::start(gateway_config, cells.clone()).await.map_err(|error| StartError::Gateway(name.clone(), error))?;
-        cells.serve(Arc::new(GatewayLinks(gateway.clone())));
+        cells.serve(Arc::new(gateway.clone()));
         let credentials = registries.credentials();
         let learning = AbortOnDropHandle::new(tokio::spawn(async move { registries.learn().await }));
         let parts = Parts {
@@ -215,23 +212,5 @@ impl Decoded for Answers {
 
     async fn call(&self, method: Method, message: Bytes, deadline: Option<Instant>) -> Result<Bytes, Status> {
         self.0.call(method, message, deadline).await
-    }
-}
-
-/// The gateway, as cells know it.
-#[derive(Debug)]
-struct GatewayLinks(Gateway);
-
-impl Links for GatewayLinks {
-    fn link(&self, cell: &CellId) -> gateway::CellLink {
-        self.0.link(cell)
-    }
-
-    fn bootstrap(&self, cell: &CellId, token: &str) -> Bootstrap {
-        self.0.bootstrap(cell, token)
-    }
-
-    fn forget(&self, cell: &CellId) {
-        self.0.forget(cell);
     }
 }

@@ -44,6 +44,7 @@ mod streams;
 mod subpaths;
 mod together;
 mod transfers;
+mod unknown_ids;
 mod usage;
 mod volume_contents;
 mod volume_sources;

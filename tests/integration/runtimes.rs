@@ -5,12 +5,17 @@ use tonic::Code;
 
 /// A daemon before two containerds: pods with the label `runtime: second` go to the second.
 async fn start<'a>(node: &'a Node, second: &Node) -> Kiyot<'a> {
+    start_with(node, second, "containerd").await
+}
+
+/// The same, and which of them answers for the node.
+async fn start_with<'a>(node: &'a Node, second: &Node, node_backend: &str) -> Kiyot<'a> {
     let sections = format!(
         "[[routing.rule]]\nname = \"second\"\nlabel = {{ runtime = \"second\" }}\nbackend = \"second\"\n\n[backends.second]\ntype = \"cri\"\nsocket = \"{}\"\n",
         second.socket().display()
     );
     let options = KiyotOptions::new(env!("CARGO_BIN_EXE_kiyot"));
-    Kiyot::start(node, KiyotOptions { cells: false, server: "node_backend = \"containerd\"".to_owned(), sections, ..options }).await
+    Kiyot::start(node, KiyotOptions { cells: false, server: format!("node_backend = {node_backend:?}"), sections, ..options }).await
 }
 
 fn pod(name: &str) -> Pod {
@@ -72,6 +77,25 @@ async fn pods_go_to_the_runtime_of_their_rule_and_lists_have_all() {
         kubelet.stop_and_remove(pod).await.unwrap();
     }
     assert!(first.sandboxes().await.unwrap().is_empty() && second.sandboxes().await.unwrap().is_empty());
+}
+
+#[tokio::test]
+async fn the_node_is_answered_for_by_the_runtime_that_is_named() {
+    let (node, other) = (Node::start().await, Node::start().await);
+    other.image("kiyot.test/elsewhere:1", &ImageSpec::script("echo only here")).await;
+    for (name, has_it) in [("containerd", false), ("second", true)] {
+        let kiyot = start_with(&node, &other, name).await;
+        let mut kubelet = kiyot.kubelet().await;
+        let images = kubelet.image.list_images(cri::ListImagesRequest::default()).await.unwrap().into_inner().images;
+        assert_eq!(images.iter().any(|image| image.repo_tags.contains(&"kiyot.test/elsewhere:1".to_owned())), has_it, "{name}");
+        assert_eq!(kubelet.image_of_nobody("kiyot.test/elsewhere:1").await.unwrap().is_some(), has_it, "{name}");
+        let own = if has_it { other.kubelet(&other.socket()).await } else { node.kubelet(&node.socket()).await };
+        let directory = async |mut kubelet: Kubelet| {
+            let told = kubelet.image.image_fs_info(cri::ImageFsInfoRequest {}).await.unwrap().into_inner();
+            told.image_filesystems[0].fs_id.clone().unwrap().mountpoint
+        };
+        assert_eq!(directory(kubelet).await, directory(own.unwrap()).await, "{name}");
+    }
 }
 
 #[tokio::test]

@@ -11,9 +11,8 @@ use kiyot::{
     backends::{
         Method,
         milpa::{
-            cells::{Cells, CellsConfig, Links},
-            gateway::{CellLink, Gateway, GatewayConfig, Limits, ca::Ca},
-            id::CellId,
+            cells::{Cells, CellsConfig},
+            gateway::{Gateway, GatewayConfig, Limits, ca::Ca},
             images::{Images, NodeImages},
             logs::Logs,
             providers::Provider,
@@ -25,10 +24,7 @@ use kiyot::{
     },
     config::{HostPath, Policy},
 };
-use kiyot_link::{
-    bootstrap::{Bootstrap, GatewayAddress},
-    clock::Clock,
-};
+use kiyot_link::{bootstrap::GatewayAddress, clock::Clock};
 use kiyot_proto::cri;
 use prost::Message;
 use tempfile::TempDir;
@@ -183,7 +179,7 @@ impl Daemon {
             limits,
         };
         let gateway = Gateway::start(config, cells.clone()).await.unwrap();
-        cells.serve(Arc::new(GatewayLinks(gateway.clone())));
+        cells.serve(Arc::new(gateway.clone()));
         let node = NodeImages { socket: dir.join("no-containerd.sock"), namespace: "k8s.io".to_owned() };
         let parts = Parts {
             store: store.clone(),
@@ -206,23 +202,6 @@ impl Daemon {
         self.cells.shutdown().await;
         drop((self.verbs, self.cells, self.gateway));
         self.store.close().await;
-    }
-}
-
-#[derive(Debug)]
-struct GatewayLinks(Gateway);
-
-impl Links for GatewayLinks {
-    fn link(&self, cell: &CellId) -> CellLink {
-        self.0.link(cell)
-    }
-
-    fn bootstrap(&self, cell: &CellId, token: &str) -> Bootstrap {
-        self.0.bootstrap(cell, token)
-    }
-
-    fn forget(&self, cell: &CellId) {
-        self.0.forget(cell);
     }
 }
 

@@ -5,48 +5,40 @@
 //! the provider lists, at the start and ever after.
 
 use std::{
-    collections::BTreeMap,
     net::IpAddr,
-    sync::{
-        Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock,
-        atomic::{AtomicUsize, Ordering},
-    },
+    sync::{Arc, Mutex, PoisonError, atomic::Ordering},
     time::{Duration, Instant},
 };
 
 use kiyot_link::bootstrap::Bootstrap;
 use kiyot_proto::store::{CellPhase, SandboxMeta};
 use ring::rand::{SecureRandom, SystemRandom};
-use tokio::sync::{Notify, broadcast, oneshot};
-use tokio_util::{sync::CancellationToken, task::TaskTracker};
+use tokio::sync::{broadcast, oneshot};
 
 use super::{
     gateway::{CellLink, Gateway},
     id::{CellId, NoRandomness, SandboxId},
-    latest::Latest,
-    mailbox::{self, mailbox},
-    providers::{Attachment, ErrorClass, InstanceId, Provider, ProviderError},
+    mailbox::mailbox,
+    providers::{Attachment, Provider, ProviderError},
     store::{Store, StoreError, Table},
 };
-use crate::config::MilpaBackend;
 
 mod driver;
 mod gone;
+mod job;
 mod ledger;
 mod reconcile;
 mod record;
+mod shared;
 mod state;
 
 #[cfg(test)]
 mod tests;
 
 use driver::{Driver, Launch, Message};
-use gone::Gone;
 use record::Record;
-use state::State;
+use shared::{Shared, locked};
 
-/// News that a slow receiver may be behind; beyond that it lags and looks at everything anew.
-const EVENTS_KEPT: usize = 1024;
 /// Messages that may wait for a cell's task.
 const INBOX: usize = 32;
 
@@ -131,14 +123,6 @@ pub struct CellsConfig {
     pub retry_pause: Duration,
 }
 
-impl CellsConfig {
-    /// As the configuration has it, for instances that end with the node of this boot id.
-    pub fn of(config: &MilpaBackend, boot_id: String) -> Self {
-        let (launch_timeout, token_ttl) = (config.launch_timeout, config.token_ttl);
-        Self { max_cells: config.max_cells, launch_timeout, token_ttl, boot_id: Some(boot_id), ..Self::default() }
-    }
-}
-
 impl Default for CellsConfig {
     fn default() -> Self {
         Self {
@@ -184,59 +168,10 @@ pub struct Cells {
     resumed: Mutex<Vec<Driver>>,
 }
 
-/// What the tasks share.
-#[derive(Debug)]
-struct Shared {
-    config: CellsConfig,
-    max_cells: AtomicUsize,
-    store: Store,
-    provider: Arc<dyn Provider>,
-    links: OnceLock<Arc<dyn Links>>,
-    entries: RwLock<BTreeMap<CellId, Arc<Entry>>>,
-    gone: Gone,
-    events: broadcast::Sender<CellEvent>,
-    /// Rings for a look at the provider's list before its time.
-    look: Notify,
-    tasks: TaskTracker,
-    stop: CancellationToken,
-}
-
-/// A cell, as seen from outside its task.
-#[derive(Debug)]
-struct Entry {
-    inbox: mailbox::Sender<Message>,
-    /// Whether it has a control connection.
-    linked: Latest<bool>,
-    link: OnceLock<CellLink>,
-    /// `metadata.uid` of its pod.
-    pod_uid: String,
-    view: Mutex<View>,
-}
-
-/// What of a cell's state must be known without asking its task.
-#[derive(Debug, Clone)]
-struct View {
-    phase: CellPhase,
-    instance: Option<InstanceId>,
-    key_sha256: String,
-}
-
 impl Cells {
     /// Reads what the store has of cells. They are admitted to the gateway from now on, but nothing is done about them before [`Cells::serve`].
     pub async fn start(config: CellsConfig, store: Store, provider: Arc<dyn Provider>) -> Result<Arc<Self>, StoreError> {
-        let shared = Arc::new(Shared {
-            max_cells: AtomicUsize::new(config.max_cells),
-            config,
-            store,
-            provider,
-            links: OnceLock::new(),
-            entries: RwLock::default(),
-            gone: Gone::default(),
-            events: broadcast::channel(EVENTS_KEPT).0,
-            look: Notify::new(),
-            tasks: TaskTracker::new(),
-            stop: CancellationToken::new(),
-        });
+        let shared = Arc::new(Shared::new(config, store, provider));
         let sandboxes = shared.store.load::<SandboxMeta>(Table::Sandboxes).await?;
         let records = shared.store.load(Table::Cells).await?;
         let mut resumed = Vec::new();
@@ -357,75 +292,9 @@ impl Drop for Cells {
 /// What callers are told whose cell's task ends with the daemon.
 const STOPPING: &str = "the daemon is stopping";
 
-impl Shared {
-    fn entry(&self, id: &CellId) -> Option<Arc<Entry>> {
-        self.entries.read().unwrap_or_else(PoisonError::into_inner).get(id).cloned()
-    }
-
-    fn enter(&self, record: &Record, state: &State, inbox: mailbox::Sender<Message>) -> Arc<Entry> {
-        let entry = Arc::new(Entry::new(record, state, inbox));
-        self.entries.write().unwrap_or_else(PoisonError::into_inner).insert(record.id.clone(), Arc::clone(&entry));
-        entry
-    }
-
-    /// Enters a cell, if there may be one more.
-    fn enter_new(&self, record: &Record, inbox: mailbox::Sender<Message>) -> Result<Arc<Entry>, CellError> {
-        let entry = Arc::new(Entry::new(record, &State::Requested, inbox));
-        let mut entries = self.entries.write().unwrap_or_else(PoisonError::into_inner);
-        if entries.len() >= self.max_cells.load(Ordering::Relaxed) {
-            return Err(CellError::Full(entries.len()));
-        }
-        entries.insert(record.id.clone(), Arc::clone(&entry));
-        Ok(entry)
-    }
-
-    fn run(self: &Arc<Self>, driver: Driver) {
-        // Before its task begins: a cell without a link would be taken for one that is gone.
-        driver.has_link();
-        let stop = self.stop.clone();
-        // Boxed, or the task would have room for several copies of it.
-        let run = Box::pin(Box::new(driver).run());
-        self.tasks.spawn(async move {
-            stop.run_until_cancelled_owned(run).await;
-        });
-    }
-}
-
-impl Entry {
-    fn new(record: &Record, state: &State, inbox: mailbox::Sender<Message>) -> Self {
-        let view = View { phase: state.phase(), instance: state.instance().cloned(), key_sha256: record.key_sha256.clone() };
-        Self { inbox, linked: Latest::new(false), link: OnceLock::new(), pod_uid: record.pod_uid.clone(), view: Mutex::new(view) }
-    }
-
-    fn view(&self) -> View {
-        locked(&self.view).clone()
-    }
-}
-
-fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
 /// A new token: 256 random bits in hexadecimal.
 fn token() -> Result<String, NoRandomness> {
     let mut bytes = [0_u8; 32];
     SystemRandom::new().fill(&mut bytes).map_err(|_| NoRandomness)?;
     Ok(hex::encode(bytes))
-}
-
-/// The same failure for one more caller: what it came from becomes part of its words.
-fn again(error: &ProviderError) -> ProviderError {
-    let mut doing = error.doing.clone();
-    let mut source = error.source.as_deref().map(|source| source as &dyn std::error::Error);
-    while let Some(cause) = source {
-        doing.push_str(": ");
-        doing.push_str(&cause.to_string());
-        source = cause.source();
-    }
-    ProviderError { class: error.class.clone(), doing, source: None }
-}
-
-/// A provider that did not answer in its time.
-fn too_slow(doing: &str, limit: Duration) -> ProviderError {
-    ProviderError { class: ErrorClass::Transient, doing: format!("{doing}: not done within {} s", limit.as_secs()), source: None }
 }

@@ -1,6 +1,6 @@
 //! What makes and destroys cells.
 
-use std::{fmt, net::IpAddr, path::PathBuf};
+use std::{fmt, io, net::IpAddr, path::PathBuf, time::Duration};
 
 use async_trait::async_trait;
 use serde::{Deserialize, Serialize};
@@ -174,6 +174,29 @@ impl ProviderError {
     /// A failure that came from another.
     pub fn new(class: ErrorClass, doing: impl Into<String>, source: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> Self {
         Self { class, doing: doing.into(), source: Some(source.into()) }
+    }
+
+    /// A provider that did not answer in its time.
+    pub fn too_slow(doing: &str, limit: Duration) -> Self {
+        Self { class: ErrorClass::Transient, doing: format!("{doing}: not done within {} s", limit.as_secs()), source: None }
+    }
+
+    /// The same failure for one more caller: what it came from becomes part of its words.
+    pub fn again(&self) -> Self {
+        let mut doing = self.doing.clone();
+        let mut source = self.source.as_deref().map(|source| source as &dyn std::error::Error);
+        while let Some(cause) = source {
+            doing.push_str(": ");
+            doing.push_str(&cause.to_string());
+            source = cause.source();
+        }
+        Self { class: self.class.clone(), doing, source: None }
+    }
+
+    /// Whether a disk is full.
+    pub fn is_no_space(&self) -> bool {
+        let source = self.source.as_deref().and_then(|source| source.downcast_ref::<io::Error>());
+        source.is_some_and(|error| matches!(error.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded))
     }
 
     /// One that may not come again.

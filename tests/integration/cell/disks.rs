@@ -75,6 +75,47 @@ async fn a_full_state_dir_harms_no_pod_and_is_recovered_from() {
     leaves_nothing(node);
 }
 
+/// While nothing can be recorded no stop says OK that is not so, and nothing is forgotten; a pod that is stopped makes room, and with space again all is done.
+#[tokio::test]
+async fn what_is_stopped_while_the_state_dir_is_full_ends_when_there_is_space() {
+    let node = Node::start().await;
+    let disk = Disk::mount(&node.directory().join("kiyot/state"), "size=256m");
+    let kiyot = Kiyot::start(&node, options()).await;
+    let mut kubelet = kiyot.kubelet().await;
+    let script = format!("echo ready; {WAIT}");
+    let (first, second) = (kubelet.run_pod(&pod("first", &script)).await.unwrap(), kubelet.run_pod(&pod("second", &script)).await.unwrap());
+    let main = first.container("main").clone();
+    // A signal that comes before its trap is for nobody.
+    kubelet.logged(&main, "ready").await;
+    let filler = disk.fill();
+
+    // What its cell's containerd can't write down does not end for it.
+    let refused = kubelet.stop_container(&main.id, 20).await;
+    let state = kubelet.container_status(&main.id).await.unwrap().state();
+    assert!(refused.is_err() || state == cri::ContainerState::ContainerExited, "{refused:?}, and it is {state:?}");
+    // A pod can be stopped though: what its cell had on the disk makes room for what is to be recorded.
+    wait_until("the sandbox's stop is done on a full disk", LIMIT, async || {
+        let stopped = kubelet.runtime.stop_pod_sandbox(cri::StopPodSandboxRequest { pod_sandbox_id: second.sandbox.clone() }).await;
+        assert_eq!(stopped.is_err(), is_ready(&mut kubelet, &second.sandbox).await, "{stopped:?}");
+        stopped.ok()
+    })
+    .await;
+    assert_eq!(kiyot.cells().len(), 1);
+    assert_eq!((kubelet.sandboxes().await.unwrap().len(), kubelet.containers().await.unwrap().len()), (2, 2), "nothing is forgotten");
+
+    fs::remove_file(filler).unwrap();
+    assert_eq!(kubelet.exited(&main.id).await.exit_code, 0, "it had its grace");
+    wait_until("the container's stop is done", LIMIT, async || kubelet.stop_container(&main.id, 1).await.ok()).await;
+    let third = wait_until("there is room for another pod", LIMIT, async || kubelet.run_pod(&pod("third", WAIT)).await.ok()).await;
+    for pod in [&third, &second] {
+        kubelet.stop_and_remove(pod).await.unwrap();
+    }
+    ends_without_a_trace(&mut kubelet, &kiyot, &first).await;
+    drop(kiyot);
+    drop(disk);
+    leaves_nothing(node);
+}
+
 #[tokio::test]
 async fn a_full_log_disk_harms_no_pod_and_no_line_is_lost() {
     const LINES: usize = 20_000;

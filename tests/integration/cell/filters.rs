@@ -86,6 +86,41 @@ impl Subject {
         answers
     }
 
+    /// The answer to each of many filters of usage. What has ended has none in a cell, so it is left out.
+    async fn usage(&self, kubelet: &mut Kubelet) -> Vec<(String, Vec<String>)> {
+        let (pod, main, unknown) = (&self.pod.sandbox, &self.pod.container("main").id, &self.unknown);
+        let labels = |more: &[(&str, &str)]| {
+            let more = more.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned()));
+            [("io.kubernetes.pod.uid".to_owned(), self.pod.spec.uid.clone())].into_iter().chain(more).collect::<std::collections::HashMap<_, _>>()
+        };
+        let mut answers = Vec::new();
+        for (id, what) in [("", "no id"), (main, "the id"), (&main[..13], "a prefix"), (unknown, "an unknown id"), (pod, "its sandbox's id")] {
+            for (sandbox, whose) in [("", "any"), (pod, "the"), (&pod[..13], "a prefix of the"), (unknown, "an unknown"), (main, "a container as")] {
+                for selector in
+                    [&[][..], &[("io.kubernetes.container.name", "main")], &[("io.kubernetes.container.name", "none")], &[("tier", "one")]]
+                {
+                    let filter =
+                        cri::ContainerStatsFilter { id: id.to_owned(), pod_sandbox_id: sandbox.to_owned(), label_selector: labels(selector) };
+                    let request = cri::ListContainerStatsRequest { filter: Some(filter) };
+                    let listed = kubelet.runtime.list_container_stats(request).await.unwrap().into_inner().stats;
+                    let mut names = self.names(listed.into_iter().map(|item| item.attributes.unwrap().id).collect());
+                    names.retain(|name| name != "done");
+                    answers.push((format!("usage of containers by {what}, {whose} sandbox, labels {selector:?}"), names));
+                }
+            }
+        }
+        for (id, what) in [("", "no id"), (pod, "the id"), (&pod[..13], "a prefix"), (unknown, "an unknown id"), (main, "a container's id")] {
+            for selector in [&[][..], &[("tier", "one")], &[("tier", "two")], &[("tier", "one"), ("empty", "")]] {
+                let filter = cri::PodSandboxStatsFilter { id: id.to_owned(), label_selector: labels(selector) };
+                let request = cri::ListPodSandboxStatsRequest { filter: Some(filter) };
+                let listed = kubelet.runtime.list_pod_sandbox_stats(request).await.unwrap().into_inner().stats;
+                let names = self.names(listed.into_iter().map(|item| item.attributes.unwrap().id).collect());
+                answers.push((format!("usage of sandboxes by {what}, labels {selector:?}"), names));
+            }
+        }
+        answers
+    }
+
     /// What calls by a part of an id, and by an id of nobody, come to.
     async fn calls(&self, kubelet: &mut Kubelet) -> Vec<String> {
         let (sandbox, main, unknown) = (&self.pod.sandbox, &self.pod.container("main").id, &self.unknown);
@@ -119,6 +154,11 @@ async fn every_filter_and_part_of_an_id_is_answered_as_containerd_answers_it() {
     // The filters are such that something is found, and something is not.
     assert!(on_node.iter().any(|(_, names)| names.is_empty()) && on_node.iter().any(|(_, names)| names.len() == 2));
     assert_eq!(remote.calls(&mut kubelet).await, local.calls(&mut kubelet).await);
+    let (on_node, in_cell) = (local.usage(&mut kubelet).await, remote.usage(&mut kubelet).await);
+    for ((filter, on_node), (_, in_cell)) in on_node.iter().zip(&in_cell) {
+        assert_eq!(in_cell, on_node, "{filter}");
+    }
+    assert!(on_node.iter().any(|(_, names)| names.is_empty()) && on_node.iter().any(|(_, names)| names == &["main"]));
     // Of a pod that was stopped, too.
     for subject in [&local, &remote] {
         kubelet.stop_pod(&subject.pod).await.unwrap();

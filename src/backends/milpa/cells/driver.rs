@@ -1,33 +1,22 @@
 //! One task per cell: tells its state machine what happens, and does what the machine says.
 
-use std::{
-    future::Future,
-    net::IpAddr,
-    pin::Pin,
-    sync::Arc,
-    time::{Duration, Instant},
-};
+use std::{net::IpAddr, sync::Arc, time::Instant};
 
-use kiyot_link::channel::is_no_word;
-use tokio::{sync::oneshot, time::timeout};
+use tokio::sync::oneshot;
 
 use super::{
     super::{
         gateway::Refusal,
         mailbox::Receiver,
-        providers::{Attachment, InstanceId, Provider, ProviderError},
+        providers::{Attachment, InstanceId, LaunchSpec, ProviderError},
         store::{Batch, StoreError, Table},
     },
-    Cell, CellError, CellEvent, Entry, Shared, again, locked,
+    Cell, CellError, CellEvent,
+    job::{self, Job, Outcome},
     record::Record,
+    shared::{Entry, Shared, locked},
     state::{Effect, Event, State},
-    too_slow,
 };
-
-/// Beyond the provider's own bounds: how long one of its calls may take.
-const CALL_LIMIT: Duration = Duration::from_secs(300);
-/// How long the provider may take to show a console, and how much of it is told.
-const CONSOLE_LIMIT: (Duration, usize) = (Duration::from_secs(10), 4096);
 
 /// Why a cell ends whose instance was found ended.
 const INSTANCE_ENDED: &str = "its instance ended";
@@ -61,15 +50,6 @@ enum Failure {
     Silent,
     Ended(String),
 }
-
-/// What a call to the provider came to.
-enum Outcome {
-    Launched(Result<InstanceId, ProviderError>),
-    Attached(Result<Vec<IpAddr>, ProviderError>),
-    Terminated { ended: Result<(), ProviderError>, console: Option<String> },
-}
-
-type Job = Pin<Box<dyn Future<Output = Outcome> + Send>>;
 
 /// The task of a cell.
 pub(super) struct Driver {
@@ -138,7 +118,7 @@ impl Driver {
             }
             event = tokio::select! {
                 message = self.messages.recv() => Box::pin(self.told(message)).await,
-                outcome = running(&mut self.job) => Some(self.came_to(outcome)),
+                outcome = job::running(&mut self.job) => Some(self.came_to(outcome)),
                 () = self.entry.linked.changed() => self.entry.linked.get().then_some(Event::Linked),
                 event = due(&self.timer) => self.is_due(event),
             };
@@ -252,7 +232,7 @@ impl Driver {
         let cell = self.record.id.clone();
         let failed = |doing, error: &ProviderError| {
             tracing::warn!(%cell, error = error as &dyn std::error::Error, "The provider could not {doing} a cell");
-            again(error).doing.into()
+            error.again().doing.into()
         };
         match outcome {
             Outcome::Launched(Ok(instance)) => Event::Launched(instance),
@@ -306,45 +286,20 @@ impl Driver {
 
     fn begin_launch(&mut self) {
         let (Some(launch), Some(links)) = (&self.launch, self.shared.links.get()) else { return };
-        let spec = super::super::providers::LaunchSpec { cell: self.record.id.clone(), bootstrap: links.bootstrap(&self.record.id, &launch.token) };
-        let (provider, token) = (Arc::clone(&self.shared.provider), launch.token.clone());
-        self.job = Some(Box::pin(async move {
-            let launched = timeout(CALL_LIMIT, provider.launch(&spec, &token)).await;
-            Outcome::Launched(launched.unwrap_or_else(|_| Err(too_slow("launch a cell", CALL_LIMIT))).map(|instance| instance.id))
-        }));
+        let spec = LaunchSpec { cell: self.record.id.clone(), bootstrap: links.bootstrap(&self.record.id, &launch.token) };
+        self.job = Some(job::launch(Arc::clone(&self.shared.provider), spec, launch.token.clone()));
     }
 
     fn begin_attach(&mut self, instance: InstanceId) {
         let Some(attachment) = self.launch.as_ref().map(|launch| launch.attachment.clone()) else { return };
-        let provider = Arc::clone(&self.shared.provider);
-        self.job = Some(Box::pin(async move {
-            let attached = timeout(CALL_LIMIT, provider.attach(&instance, &attachment)).await;
-            Outcome::Attached(attached.unwrap_or_else(|_| Err(too_slow("attach a cell to its network", CALL_LIMIT))))
-        }));
+        self.job = Some(job::attach(Arc::clone(&self.shared.provider), instance, attachment));
     }
 
     fn begin_termination(&mut self, instance: Option<InstanceId>) {
         // Somebody is still to be told why there is no cell: its console is part of it.
         let with_console = self.launch.is_some();
-        let (provider, cell) = (Arc::clone(&self.shared.provider), self.record.id.clone());
         self.timer = None;
-        self.job = Some(Box::pin(async move {
-            let ending = async {
-                let instances = match instance {
-                    Some(instance) => vec![instance],
-                    None => provider.list_owned().await?.into_iter().filter(|listed| listed.cell == cell).map(|listed| listed.id).collect(),
-                };
-                let console = if with_console { console(provider.as_ref(), &instances).await } else { None };
-                if !instances.is_empty() {
-                    provider.terminate(&instances).await?;
-                }
-                Ok(console)
-            };
-            match timeout(CALL_LIMIT, ending).await.unwrap_or_else(|_| Err(too_slow("end a cell", CALL_LIMIT))) {
-                Ok(console) => Outcome::Terminated { ended: Ok(()), console },
-                Err(error) => Outcome::Terminated { ended: Err(error), console: None },
-            }
-        }));
+        self.job = Some(job::end(Arc::clone(&self.shared.provider), self.record.id.clone(), instance, with_console));
     }
 
     fn tell_bound(&mut self) {
@@ -362,7 +317,7 @@ impl Driver {
         self.answer_launch();
         if let Some(error) = self.refusal.take() {
             for ender in self.enders.drain(..) {
-                let _gone = ender.send(Err(CellError::Provider(again(&error))));
+                let _gone = ender.send(Err(CellError::Provider(error.again())));
             }
         }
     }
@@ -428,23 +383,6 @@ impl Driver {
         }
         self.shared.store.commit(batch).await
     }
-}
-
-/// The end of what the first of some instances printed, as words: what is in it is the cell's.
-async fn console(provider: &dyn Provider, instances: &[InstanceId]) -> Option<String> {
-    let (limit, most) = CONSOLE_LIMIT;
-    let text = timeout(limit, provider.console(instances.first()?)).await.ok()?.ok()?;
-    let text = text.trim_end();
-    let begin = (text.len().saturating_sub(most)..=text.len()).find(|at| text.is_char_boundary(*at))?;
-    Some(text.get(begin..)?.chars().filter(|character| !is_no_word(*character)).collect())
-}
-
-/// Waits for the call that runs; forever if there is none.
-async fn running(job: &mut Option<Job>) -> Outcome {
-    let Some(call) = job else { return std::future::pending().await };
-    let outcome = call.await;
-    *job = None;
-    outcome
 }
 
 /// Waits for the timer; forever if there is none.

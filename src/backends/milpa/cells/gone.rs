@@ -2,7 +2,7 @@
 
 use std::{collections::VecDeque, sync::Mutex};
 
-use super::{super::id::CellId, locked};
+use super::{super::id::CellId, shared::locked};
 
 /// So many are remembered; then the oldest is forgotten.
 const REMEMBERED: usize = 1000;

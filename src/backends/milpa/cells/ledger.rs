@@ -9,8 +9,9 @@ use super::{
         gateway::{Ledger, Refusal},
         id::CellId,
     },
-    Cells, Entry,
+    Cells,
     driver::Message,
+    shared::Entry,
 };
 
 #[async_trait]

@@ -12,14 +12,13 @@ use tokio::{task::JoinSet, time::timeout};
 use super::{
     super::{
         id::CellId,
-        providers::InstanceId,
+        providers::{InstanceId, ProviderError},
         store::{Batch, StoreError, Table},
     },
-    Shared,
     driver::Message,
     record::Record,
+    shared::Shared,
     state::State,
-    too_slow,
 };
 
 /// How long the provider may take to list its instances.
@@ -124,7 +123,7 @@ async fn look(shared: &Shared) -> Vec<InstanceId> {
 async fn end_strays(shared: Arc<Shared>, instances: Vec<InstanceId>) {
     tracing::warn!(?instances, "Instances that belong to no cell are ended");
     let ended = timeout(STRAY_LIMIT, shared.provider.terminate(&instances)).await;
-    if let Err(error) = ended.unwrap_or_else(|_| Err(too_slow("end instances that belong to no cell", STRAY_LIMIT))) {
+    if let Err(error) = ended.unwrap_or_else(|_| Err(ProviderError::too_slow("end instances that belong to no cell", STRAY_LIMIT))) {
         tracing::error!(error = &error as &dyn std::error::Error, "Instances that belong to no cell could not be ended");
     }
 }

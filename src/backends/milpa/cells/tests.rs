@@ -1,7 +1,10 @@
 use std::sync::atomic::Ordering;
 
 use super::{
-    super::gateway::{Ledger, Refusal},
+    super::{
+        gateway::{Ledger, Refusal},
+        providers::InstanceId,
+    },
     *,
 };
 use kiyot_proto::cell::HelloReply;

@@ -1,4 +1,5 @@
-//! Who dials, as far as the kernel knows it before anything was said: enough to bound what one of them may hold.
+//! Who dials, as far as the kernel knows it before anything was said: enough to bound what one of them may hold. (Root of a cell of namespaces can make network
+//! namespaces of its own, and so be several: such a cell isolates no better than a container does.)
 
 use std::{
     fs,

@@ -53,8 +53,14 @@ async fn end_processes(home: &Home, hierarchies: &[cgroup::Hierarchy]) -> Result
         }
         let before = known.cgroups.len();
         known.cgroups.extend(cgroup::of_containers(hierarchies, &found));
-        if known.cgroups.len() != before {
-            home.keep(&known)?;
+        if known.cgroups.len() != before
+            && let Err(error) = home.keep(&known)
+        {
+            if !error.is_no_space() {
+                return Err(error);
+            }
+            // It may be the cell itself that has filled the disk: its end must not wait for room. A daemon that takes this up finds the cgroups by the pod.
+            tracing::warn!(cell = home.cell(), "There is no space to write down which control groups a cell has; it is ended without that");
         }
         tracing::debug!(cell = home.cell(), processes = found.len(), "A cell's processes are ended");
         // The kernel lets frozen processes of version 1 run only once they are thawed, killed or not.
