@@ -45,7 +45,7 @@ pub fn kubelet(bytes: &[u8]) {
     if !bytes.len().is_multiple_of(8) {
         ended = receive(&mut core, &mut model, frame::SETTINGS, 0, 0, &[]);
     }
-    let mut cx = Context::from_waker(Waker::noop());
+    let cx = Context::from_waker(Waker::noop());
     while let &[op] = next(1) {
         let at = usize::from(op >> 4);
         match op & 0x0f {
@@ -56,7 +56,7 @@ pub fn kubelet(bytes: &[u8]) {
                     call.gave_end = at % 4 == 3;
                     let mut head = Response::new(());
                     *head.headers_mut() = trailers(at);
-                    let gone = core.poll_gone(call.key, &mut cx).is_ready();
+                    let gone = core.poll_gone(call.key, &cx).is_ready();
                     let responded = core.respond(call.key, &head.into_parts().0, call.gave_end);
                     assert!(responded.is_err() || !gone, "an answer to nobody");
                 }
@@ -134,7 +134,7 @@ pub fn kubelet(bytes: &[u8]) {
     model.read_all(&mut core);
     core.end(&Error::Closed);
     for call in calls {
-        assert!(core.poll_gone(call.key, &mut cx).is_ready() || call.gave_end, "a call waits for a connection that is no more");
+        assert!(core.poll_gone(call.key, &cx).is_ready() || call.gave_end, "a call waits for a connection that is no more");
         assert!(!call.has_body || core.poll_data(call.key, Waker::noop()).is_ready(), "a call waits for a connection that is no more");
         for _ in 0..=usize::from(call.has_body) {
             core.let_go(call.key);
