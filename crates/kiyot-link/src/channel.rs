@@ -19,7 +19,7 @@ mod deadline;
 mod slot;
 mod words;
 
-pub use slot::{Held, Offer, Refused, Slot};
+pub use slot::{Offer, Refused, Slot};
 pub use words::is_no_word;
 
 /// The authority in the calls' addresses. Nobody resolves it; HTTP/2 asks for one.

@@ -12,7 +12,7 @@ use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use tonic::body::Body;
 
 use crate::{
-    channel::Held,
+    held::Held,
     http2::{self, Owned, Profile},
     watched::Watched,
 };

@@ -7,6 +7,7 @@ pub mod channel;
 pub mod clock;
 pub mod connection;
 pub mod frames;
+pub mod held;
 pub mod http2;
 pub mod private;
 pub mod resolver;

@@ -12,17 +12,7 @@ use tokio::time::{Instant, timeout_at};
 use tonic::Status;
 
 use super::Channel;
-use crate::{connection::Connection, watched::Watched};
-
-/// What a slot can hold.
-pub trait Held: Clone + Send + Sync + 'static {
-    /// Ends it at once.
-    fn cut(&self);
-    /// Whether it has ended.
-    fn has_ended(&self) -> bool;
-    /// Whether both are the same one.
-    fn is(&self, other: &Self) -> bool;
-}
+use crate::{connection::Connection, held::Held, watched::Watched};
 
 /// The place of the current connection of one kind to one cell: the side that sets it, while [`Channel`] is the side that calls. Cheap to clone.
 pub struct Slot<C = Connection>(Arc<Shared<C>>);

@@ -4,9 +4,10 @@ use std::sync::Arc;
 
 use kiyot_link::{
     certificate::{Certificate, NotACertificate},
-    channel::{Channel, Held, Offer, Refused},
+    channel::{Channel, Offer, Refused},
     connection::Connection,
     frames::Frames,
+    held::Held,
     http2::Profile,
     stream::Stream,
 };

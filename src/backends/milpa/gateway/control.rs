@@ -11,8 +11,9 @@ use std::{
 };
 
 use kiyot_link::{
-    channel::{Channel, Held, Offer, Refused, Slot},
+    channel::{Channel, Offer, Refused, Slot},
     frames::Frames,
+    held::Held,
     silence::{Due, Silence},
 };
 use kiyot_proto::cell::{Event, FromCell, HelloReply, HelloRequest, NextEvent, OpenBulkRequest, Ping, Pong, ToCell, from_cell, to_cell};
