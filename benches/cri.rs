@@ -23,7 +23,7 @@ mod cri {
 #[derive(Debug, Parser)]
 struct Options {
     /// The parts to run.
-    #[arg(long, value_delimiter = ',', default_value = "calls,cells,logs,streams,busy,volumes")]
+    #[arg(long, value_delimiter = ',', default_value = "calls,cells,logs,streams,busy,volumes,crowd")]
     parts: Vec<Part>,
     /// How often each measurement of calls, logs and streams is repeated, in turns.
     #[arg(long, default_value_t = 5)]
@@ -47,7 +47,6 @@ struct Options {
     #[arg(long, default_value_t = 50)]
     updates: usize,
     /// How many cells the crowd has.
-
     #[arg(long, default_value_t = 1000)]
     crowd: usize,
     /// How many lists of the crowd one measurement asks for.
