@@ -28,6 +28,7 @@ pub(super) struct Model {
     is_server: bool,
     decoder: Decoder,
     block: Option<Vec<u8>>,
+    /// The last stream that was opened.
     last_id: u32,
     /// What may still be sent of data.
     window: i64,
@@ -100,9 +101,10 @@ impl Model {
                 }
             }
             frame::RST_STREAM => {
-                let before = self.streams.insert(head.stream, Stream::Reset).unwrap_or_else(|| panic!("a reset of {}", head.stream));
-                // What comes behind the end of a stream is refused again and again.
-                assert!(self.is_server || before != Stream::Reset, "a reset of {}", head.stream);
+                let before = self.streams.insert(head.stream, Stream::Reset);
+                // What comes of a stream that the peer has passed over, or behind the end of one, is refused again and again.
+                let is_refused = self.is_server && (before.is_some() || head.stream < self.last_id);
+                assert!(is_refused || before.is_some_and(|before| before != Stream::Reset), "a reset of {}", head.stream);
             }
             _ => {}
         }
@@ -143,6 +145,7 @@ impl Model {
         match kind {
             frame::WINDOW_UPDATE if stream == 0 => self.window += i64::from(frame::number(payload) & frame::MAX_31),
             frame::HEADERS if self.is_server => {
+                self.last_id = self.last_id.max(stream);
                 self.streams.entry(stream).or_insert(Stream::Asked);
             }
             _ => {}

@@ -20,7 +20,7 @@ async fn a_log_is_complete_and_in_order() {
     let running = kubelet.run_pod(&pod("talker", &script)).await.unwrap();
     let main = running.container("main");
     kubelet.logged(main, &format!("line {first}")).await;
-    assert_eq!(kubelet.exec_sync(&main.id, &["touch", "/go"]).await.unwrap().exit_code, 0);
+    assert_eq!(kubelet.exec_sync(&main.id, &["touch", "/go"]).await.unwrap().code, 0);
     assert_eq!(kubelet.exited(&main.id).await.exit_code, 0);
     let lines = kubelet.log_lines(main);
     let numbered: Vec<_> = lines.iter().filter(|line| line.stream == "stdout").collect();
