@@ -3,6 +3,7 @@
 mod kubelet;
 mod model;
 mod runtime;
+mod script;
 
 pub use kubelet::kubelet;
 pub use runtime::runtime;

@@ -41,3 +41,18 @@ fn within<F: Future>(work: F) -> F::Output {
 fn value() -> impl Strategy<Value = String> {
     prop_oneof![4 => "[!-~]{0,20}", 1 => (0_usize..20_000).prop_map(|length| "v".repeat(length))]
 }
+
+/// Names and values.
+type Metadata = Vec<(String, String)>;
+
+/// Metadata of calls, and the lengths of the parts of their bodies.
+fn calls() -> impl Strategy<Value = Vec<(Metadata, Vec<usize>)>> {
+    let metadata = proptest::collection::vec(("x-[a-d]{1,2}", value()), 0..4);
+    let lengths = proptest::collection::vec(prop_oneof![0_usize..40, 0_usize..20_000], 1..4);
+    proptest::collection::vec((metadata, lengths), 1..12)
+}
+
+/// The pieces in which bytes come.
+fn cuts() -> impl Strategy<Value = Vec<usize>> {
+    proptest::collection::vec(prop_oneof![1_usize..60, 1_usize..40_000], 1..20)
+}

@@ -41,24 +41,9 @@ impl Side {
 
     /// The frames that were sent since it was asked last.
     fn sent(&mut self) -> Vec<(Head, Vec<u8>)> {
-        let mut bytes = Vec::new();
-        while !self.core.output().is_empty() {
-            let part = self.core.output().to_vec();
-            self.core.wrote(part.len());
-            bytes.extend(part);
-        }
-        let mut bytes = bytes.as_slice();
-        if !std::mem::replace(&mut self.begun, true) {
-            bytes = bytes.strip_prefix(PREFACE).unwrap();
-        }
-        let mut frames = Vec::new();
-        while let Some(head) = Head::read(bytes) {
-            let (payload, rest) = bytes[HEAD..].split_at(head.length);
-            frames.push((head, payload.to_vec()));
-            bytes = rest;
-        }
-        assert!(bytes.is_empty());
-        frames
+        let bytes = output(&mut self.core);
+        let is_first = !std::mem::replace(&mut self.begun, true);
+        frames(if is_first { bytes.strip_prefix(PREFACE).unwrap() } else { &bytes })
     }
 
     fn call(&mut self, body: usize) -> Key {
@@ -83,7 +68,30 @@ fn head() -> Parts {
     Request::post("http://localhost/a/B").body(()).unwrap().into_parts().0
 }
 
-fn kinds(frames: &[(Head, Vec<u8>)]) -> Vec<u8> {
+/// Takes all that is to be sent.
+pub(super) fn output(core: &mut Core) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    while !core.output().is_empty() {
+        let part = core.output().to_vec();
+        core.wrote(part.len());
+        bytes.extend(part);
+    }
+    bytes
+}
+
+/// The frames that these bytes are.
+pub(super) fn frames(mut bytes: &[u8]) -> Vec<(Head, Vec<u8>)> {
+    let mut frames = Vec::new();
+    while let Some(head) = Head::read(bytes) {
+        let (payload, rest) = bytes[HEAD..].split_at(head.length);
+        frames.push((head, payload.to_vec()));
+        bytes = rest;
+    }
+    assert!(bytes.is_empty());
+    frames
+}
+
+pub(super) fn kinds(frames: &[(Head, Vec<u8>)]) -> Vec<u8> {
     frames.iter().map(|(head, _)| head.kind).collect()
 }
 

@@ -5,7 +5,10 @@ use std::task::{Context, Poll, Waker};
 use bytes::Bytes;
 use http::{HeaderMap, HeaderValue, Response};
 
-use super::model::{Model, receive};
+use super::{
+    model::{Model, receive},
+    script::Script,
+};
 use crate::http2::{Reason, core::Core, error::Error, frame, streams::Key};
 
 /// How many streams the server allows.
@@ -34,19 +37,9 @@ pub fn kubelet(bytes: &[u8]) {
     let mut core = Core::of_server(MOST);
     let mut model = Model::of_server();
     let mut calls: Vec<Call> = Vec::new();
-    let mut rest = bytes;
-    let mut next = |most: usize| {
-        let (taken, tail) = rest.split_at(most.min(rest.len()));
-        rest = tail;
-        taken
-    };
-    let mut ended = false;
-    // Most begin as they must.
-    if !bytes.len().is_multiple_of(8) {
-        ended = receive(&mut core, &mut model, frame::SETTINGS, 0, 0, &[]);
-    }
+    let (mut script, mut ended) = Script::begin(bytes, &mut core, &mut model);
     let cx = Context::from_waker(Waker::noop());
-    while let &[op] = next(1) {
+    while let &[op] = script.take(1) {
         let at = usize::from(op >> 4);
         match op & 0x0f {
             0 => core.drain(),
@@ -101,15 +94,10 @@ pub fn kubelet(bytes: &[u8]) {
                     core.reset(call.key, Reason::CANCEL, Error::GivenUp);
                 }
             }
-            8 => {
-                let output = core.output();
-                let length = output.len().min(1 << at);
-                model.read(&output[..length]);
-                core.wrote(length);
-            }
+            8 => model.read_some(&mut core, 1 << at),
             _ if ended => {}
             kind => {
-                let &[flags, stream, length] = next(3) else { break };
+                let &[flags, stream, length] = script.take(3) else { break };
                 // The likely ones, and any.
                 let (kind, stream) = match kind {
                     9 => (frame::DATA, stream),
@@ -120,7 +108,7 @@ pub fn kubelet(bytes: &[u8]) {
                     14 => (frame::RST_STREAM, stream),
                     _ => (stream, 0),
                 };
-                let payload = next(usize::from(length)).to_vec();
+                let payload = script.take(usize::from(length)).to_vec();
                 ended = receive(&mut core, &mut model, kind, flags, stream.into(), &payload);
                 while let Some((key, request)) = core.accept() {
                     assert!(request.uri().path().starts_with('/') || request.uri().path() == "*", "{request:?}");

@@ -55,15 +55,21 @@ impl Model {
     /// Reads all that is to be sent, and that is whole.
     pub(super) fn read_all(&mut self, core: &mut Core) {
         while !core.output().is_empty() {
-            let length = core.output().len();
-            self.read(core.output());
-            core.wrote(length);
+            self.read_some(core, usize::MAX);
         }
         assert!(self.came.is_empty() && self.block.is_none(), "half a frame was sent");
     }
 
+    /// Reads so many bytes at most of what is to be sent.
+    pub(super) fn read_some(&mut self, core: &mut Core, most: usize) {
+        let output = core.output();
+        let length = output.len().min(most);
+        self.read(&output[..length]);
+        core.wrote(length);
+    }
+
     /// Reads what was sent, as far as it came.
-    pub(super) fn read(&mut self, more: &[u8]) {
+    fn read(&mut self, more: &[u8]) {
         self.came.extend_from_slice(more);
         let came = std::mem::take(&mut self.came);
         let mut bytes = came.as_slice();

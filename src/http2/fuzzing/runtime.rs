@@ -5,7 +5,10 @@ use std::task::{Poll, Waker};
 use bytes::Bytes;
 use http::{Request, request::Parts};
 
-use super::model::{Model, receive};
+use super::{
+    model::{Model, receive},
+    script::Script,
+};
 use crate::http2::{core::Core, error::Error, frame, streams::Key};
 
 /// A caller's end of a stream.
@@ -33,22 +36,12 @@ pub fn runtime(bytes: &[u8]) {
     let mut model = Model::of_client();
     let mut callers: Vec<Caller> = Vec::new();
     let mut begun = 0;
-    let mut rest = bytes;
-    let mut next = |most: usize| {
-        let (taken, tail) = rest.split_at(most.min(rest.len()));
-        rest = tail;
-        taken
-    };
-    let mut ended = false;
-    // Most begin as they must.
-    if !bytes.len().is_multiple_of(8) {
-        ended = receive(&mut core, &mut model, frame::SETTINGS, 0, 0, &[]);
-    }
-    while let &[op] = next(1) {
+    let (mut script, mut ended) = Script::begin(bytes, &mut core, &mut model);
+    while let &[op] = script.take(1) {
         let at = usize::from(op >> 4);
         match op & 0x0f {
             0 | 1 => {
-                let length = next(1).first().map_or(0, |&length| usize::from(length) * 600);
+                let length = script.take(1).first().map_or(0, |&length| usize::from(length) * 600);
                 if callers.len() < 16 {
                     let is_all = op & 1 == 1;
                     if let Ok(key) = core.request(&head(begun), &vec![7; length].into(), is_all) {
@@ -91,15 +84,10 @@ pub fn runtime(bytes: &[u8]) {
                     }
                 }
             }
-            8 => {
-                let output = core.output();
-                let length = output.len().min(1 << at);
-                model.read(&output[..length]);
-                core.wrote(length);
-            }
+            8 => model.read_some(&mut core, 1 << at),
             _ if ended => {}
             kind => {
-                let &[flags, stream, length] = next(3) else { break };
+                let &[flags, stream, length] = script.take(3) else { break };
                 // The likely ones, and any.
                 let kind = match kind {
                     9 => frame::DATA,
@@ -110,7 +98,7 @@ pub fn runtime(bytes: &[u8]) {
                     14 => frame::GOAWAY,
                     _ => stream,
                 };
-                let payload = next(usize::from(length)).to_vec();
+                let payload = script.take(usize::from(length)).to_vec();
                 ended = receive(&mut core, &mut model, kind, flags, stream.into(), &payload);
             }
         }

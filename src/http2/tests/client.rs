@@ -57,7 +57,7 @@ async fn echo(mut request: Request<h2::RecvStream>, mut respond: server::SendRes
     let _ = stream.send_trailers(trailers);
 }
 
-async fn call(client: Client, metadata: Vec<(String, String)>, parts: Vec<Bytes>) -> (HeaderMap, Vec<u8>, Option<HeaderMap>) {
+async fn call(client: Client, metadata: Metadata, parts: Vec<Bytes>) -> (HeaderMap, Vec<u8>, Option<HeaderMap>) {
     let mut parts = parts.into_iter();
     let first = parts.next().unwrap_or_default();
     let ended = parts.len() == 0;
@@ -90,11 +90,8 @@ proptest! {
 
     #[test]
     fn calls_are_answered_with_what_was_sent(
-        calls in proptest::collection::vec((
-            proptest::collection::vec(("x-[a-d]{1,2}", value()), 0..4),
-            proptest::collection::vec(prop_oneof![0_usize..40, 0_usize..20_000], 1..4),
-        ), 1..12),
-        cuts in proptest::collection::vec(prop_oneof![1_usize..60, 1_usize..40_000], 1..20),
+        calls in calls(),
+        cuts in cuts(),
         window in prop_oneof![100_u32..2000, 60_000_u32..1 << 20],
         most in 1_u32..8,
     ) {

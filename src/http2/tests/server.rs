@@ -51,7 +51,7 @@ async fn serve(mut serving: Serving) {
     .await;
 }
 
-async fn call(sender: client::SendRequest<Bytes>, metadata: Vec<(String, String)>, parts: Vec<Bytes>) -> (HeaderMap, Vec<u8>, Option<HeaderMap>) {
+async fn call(sender: client::SendRequest<Bytes>, metadata: Metadata, parts: Vec<Bytes>) -> (HeaderMap, Vec<u8>, Option<HeaderMap>) {
     let mut request = Request::post("http://localhost/a.b/C").header("te", "trailers");
     for (name, value) in &metadata {
         request = request.header(name, value);
@@ -87,11 +87,8 @@ proptest! {
 
     #[test]
     fn calls_are_answered_with_what_was_sent(
-        calls in proptest::collection::vec((
-            proptest::collection::vec(("x-[a-d]{1,2}", value()), 0..4),
-            proptest::collection::vec(prop_oneof![0_usize..40, 0_usize..20_000], 1..4),
-        ), 1..12),
-        cuts in proptest::collection::vec(prop_oneof![1_usize..60, 1_usize..40_000], 1..20),
+        calls in calls(),
+        cuts in cuts(),
         window in prop_oneof![100_u32..2000, 60_000_u32..1 << 20],
         most in 1_u32..8,
     ) {

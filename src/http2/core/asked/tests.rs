@@ -6,7 +6,8 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::http2::{
-    frame::{HEAD, Head, PREFACE},
+    core::tests::{frames, kinds, output},
+    frame::{Head, PREFACE},
     fuzzing,
 };
 
@@ -39,20 +40,7 @@ impl Side {
 
     /// The frames that were sent since it was asked last.
     fn sent(&mut self) -> Vec<(Head, Vec<u8>)> {
-        let mut bytes = Vec::new();
-        while !self.0.output().is_empty() {
-            let part = self.0.output().to_vec();
-            self.0.wrote(part.len());
-            bytes.extend(part);
-        }
-        let (mut bytes, mut frames) = (bytes.as_slice(), Vec::new());
-        while let Some(head) = Head::read(bytes) {
-            let (payload, rest) = bytes[HEAD..].split_at(head.length);
-            frames.push((head, payload.to_vec()));
-            bytes = rest;
-        }
-        assert!(bytes.is_empty());
-        frames
+        frames(&output(&mut self.0))
     }
 
     /// A call with this block for its head, that came whole.
@@ -84,10 +72,6 @@ impl Side {
     fn respond(&mut self, key: Key, ended: bool) -> Result<(), Error> {
         self.0.respond(key, &Response::new(()).into_parts().0, ended)
     }
-}
-
-fn kinds(frames: &[(Head, Vec<u8>)]) -> Vec<u8> {
-    frames.iter().map(|(head, _)| head.kind).collect()
 }
 
 /// A field as a literal that is not kept.
