@@ -7,6 +7,7 @@ mod clocks;
 mod contexts;
 mod cuts;
 mod disks;
+mod endings;
 mod events;
 mod execs;
 mod faults;

@@ -2,7 +2,7 @@
 
 use std::{
     collections::BTreeMap,
-    fs,
+    fmt, fs,
     path::{Path, PathBuf},
 };
 
@@ -205,7 +205,8 @@ impl Kubelet {
 
     /// Waits until a container's log has a line with this text.
     pub async fn logged(&self, container: &RunningContainer, text: &str) -> LogLine {
-        let what = format!("the log {} has a line with {text:?}; its last part is\n{}", container.log.display(), command::tail(&container.log));
+        let log = &container.log;
+        let what = fmt::from_fn(|f| write!(f, "the log {} has a line with {text:?}; its last part is\n{}", log.display(), command::tail(log)));
         wait_until(what, crate::LIMIT, async || self.log_lines(container).into_iter().find(|line| line.text.contains(text))).await
     }
 }

@@ -6,7 +6,7 @@ use kiyot_testkit::{Kiyot, LIMIT, Node, cri, wait_until};
 
 use super::{
     ends_without_a_trace, is_ready, leaves_nothing, options, pod,
-    stops::{all_of, freeze},
+    stops::{all_of, freeze, thaw},
 };
 
 /// A cell whose control group is frozen, until this is dropped: nothing but a thaw lets a test that fails end its processes.
@@ -70,9 +70,7 @@ async fn a_daemon_killed_while_cells_are_frozen_finds_them_as_they_were() {
     assert_eq!(kiyot.cells().len(), pods.len());
 
     drop(cold);
-    for pid in stopped {
-        let _ = std::process::Command::new("kill").args(["-CONT", &pid]).status();
-    }
+    thaw(&stopped);
     for running in &pods {
         let main = running.container("main");
         let said = wait_until("exec works again", LIMIT, async || kubelet.exec_sync(&main.id, &["echo", "here"]).await.ok()).await;

@@ -8,7 +8,7 @@ use std::{
 
 use kiyot_testkit::{Container, Kiyot, Kubelet, LIMIT, LogLine, Node, Pod, RunningContainer, RunningPod, cri, wait_until};
 
-use super::{WAIT, ends_without_a_trace, options, pod};
+use super::{WAIT, endings::Ending, ends_without_a_trace, options, pod};
 
 /// The lines of one stream, byte by byte without their times. Two streams have no order between them.
 fn of_stream(log: &Path, stream: &str) -> Vec<Vec<u8>> {
@@ -31,31 +31,45 @@ async fn they_are_byte_for_byte_the_nodes() {
     const SCRIPT: &str = "line() { head -c $1 /dev/zero | tr '\\0' $2; }
         echo first; echo; line 16383 a; echo; line 16384 b; echo; line 16385 c; echo; line 40000 d; echo
         printf 'odd \\377\\001 bytes\\r\\n'; printf 'with\\ttab and  spaces \\n'
-        echo bad >&2; line 33000 e >&2; echo >&2; printf 'bad end' >&2; printf 'no newline'";
+        echo bad >&2; line 33000 e >&2; echo >&2; echo that was it; echo that was it >&2; UNTIL; printf 'bad end' >&2; printf 'no newline'";
     let node = Node::start().await;
     let kiyot = Kiyot::start(&node, options()).await;
     let mut kubelet = kiyot.kubelet().await;
     for tty in [false, true] {
-        let mut container = Container::script("main", SCRIPT);
+        let ending = Ending::new();
+        let mut container = Container::script("main", &SCRIPT.replace("UNTIL", &ending.wait()));
         container.tty = tty;
-        let here = ended(&mut kubelet, &Pod::new(&format!("on-node-{tty}")).container(container.clone())).await;
-        let there = ended(&mut kubelet, &Pod::new(&format!("in-cell-{tty}")).in_cell().container(container)).await;
+        let here = Pod::new(&format!("on-node-{tty}")).container(container.clone());
+        let there = Pod::new(&format!("in-cell-{tty}")).in_cell().container(container);
+        let pods = [kubelet.run_pod(&here).await.unwrap(), kubelet.run_pod(&there).await.unwrap()];
+        let [here, there] = pods.map(|running| (running.container("main").clone(), running));
+        for (main, _) in [&here, &there] {
+            wait_until(format!("{} has almost all", main.log.display()), LIMIT, async || {
+                let lines = kubelet.log_lines(main);
+                (lines.iter().filter(|line| line.text.trim_end() == "that was it").count() == 2).then_some(())
+            })
+            .await;
+        }
+        ending.come();
+        for (main, _) in [&here, &there] {
+            assert_eq!(kubelet.exited(&main.id).await.exit_code, 0);
+        }
         // containerd says that a container has exited before it has written all of its log; of a cell's, all is there.
         let expected = wait_until("the node's log is whole", LIMIT, async || {
             let ends = if tty { "no newline" } else { "bad end" };
-            let lines = kubelet.log_lines(&here.1);
+            let lines = kubelet.log_lines(&here.0);
             let whole = [ends, "no newline"].iter().all(|end| lines.iter().any(|line| line.text.ends_with(end)));
-            whole.then(|| ["stdout", "stderr"].map(|stream| of_stream(&here.1.log, stream)))
+            whole.then(|| ["stdout", "stderr"].map(|stream| of_stream(&here.0.log, stream)))
         })
         .await;
-        let found = ["stdout", "stderr"].map(|stream| of_stream(&there.1.log, stream));
+        let found = ["stdout", "stderr"].map(|stream| of_stream(&there.0.log, stream));
         assert_eq!(expected[1].is_empty(), tty);
         for (expected, found) in expected.iter().flatten().zip(found.iter().flatten()) {
             assert!(expected == found, "{}\nis not\n{}", String::from_utf8_lossy(found), String::from_utf8_lossy(expected));
         }
         assert_eq!(expected.each_ref().map(Vec::len), found.each_ref().map(Vec::len));
-        kubelet.stop_and_remove(&here.0).await.unwrap();
-        ends_without_a_trace(&mut kubelet, &kiyot, &there.0).await;
+        kubelet.stop_and_remove(&here.1).await.unwrap();
+        ends_without_a_trace(&mut kubelet, &kiyot, &there.1).await;
     }
 }
 

@@ -4,23 +4,39 @@ use std::fs;
 
 use kiyot_testkit::{Kiyot, LIMIT, Node, cri, wait_until};
 
-use super::{WAIT, disks::Disk, ends_without_a_trace, faults::processes, options, pod};
+use super::{
+    WAIT,
+    disks::Disk,
+    endings::{Ending, said_in_its_cell},
+    ends_without_a_trace,
+    faults::processes,
+    options, pod,
+    stops::{freeze, thaw},
+};
 
 #[tokio::test]
 async fn a_log_is_complete_and_in_order() {
     const LINES: usize = 20_000;
-    // What is written just before the end. Not more: containerd stops taking what an ended process has left after a time (2 s in 1.6), on the node and in cells alike.
-    const LAST: usize = 500;
     let node = Node::start().await;
     let kiyot = Kiyot::start(&node, options()).await;
     let mut kubelet = kiyot.kubelet().await;
-    let first = LINES - LAST;
-    let write = |to: usize| format!("while [ $i -lt {to} ]; do i=$((i+1)); echo line $i; done");
-    let script = format!("i=0; {}; until [ -e /go ]; do sleep 0.1; done; {}; echo end >&2; exit 0", write(first), write(LINES));
+    let ending = Ending::new();
+    let script = format!(
+        "until [ -e /tmp/go ]; do sleep 0.05; done; i=0; while [ $i -lt {LINES} ]; do i=$((i+1)); echo line $i; done; echo end >&2; {}; exit 0",
+        ending.wait()
+    );
     let running = kubelet.run_pod(&pod("talker", &script)).await.unwrap();
     let main = running.container("main");
-    kubelet.logged(main, &format!("line {first}")).await;
-    assert_eq!(kubelet.exec_sync(&main.id, &["touch", "/go"]).await.unwrap().code, 0);
+    kubelet.exec_sync(&main.id, &["touch", "/tmp/go"]).await.unwrap();
+    // It writes and ends while the agent can bring home nothing: of the end and the log, which come at once afterwards, the log must be first.
+    let agent = processes(&["kiyot-cell", "agent", &kiyot.cells().remove(0)]);
+    freeze(&agent);
+    said_in_its_cell(&kiyot, main, &format!("line {LINES}")).await;
+    said_in_its_cell(&kiyot, main, "end").await;
+    ending.come();
+    ending.came().await;
+    assert!(kubelet.log_lines(main).len() < LINES, "the rest is still to come");
+    thaw(&agent);
     assert_eq!(kubelet.exited(&main.id).await.exit_code, 0);
     let lines = kubelet.log_lines(main);
     let numbered: Vec<_> = lines.iter().filter(|line| line.stream == "stdout").collect();

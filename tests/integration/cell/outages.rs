@@ -7,10 +7,11 @@ use kiyot_testkit::{Kiyot, Kubelet, LIMIT, LogLine, Node, RunningContainer, cri,
 use super::{
     WAIT,
     disks::Disk,
+    endings::{Ending, said_in_its_cell},
     ends_without_a_trace,
     faults::{kill9, processes},
     leaves_nothing, options, pod,
-    stops::freeze,
+    stops::{freeze, thaw},
 };
 
 /// Lines in all; `LOG_LINES` in the environment says another number.
@@ -97,9 +98,15 @@ async fn ended_on_a_full_disk<'a>(node: &'a Node) -> (Disk, Kiyot<'a>, kiyot_tes
     let disk = Disk::mount(&node.pod_logs(), "size=256k");
     let kiyot = Kiyot::start(node, options()).await;
     let mut kubelet = kiyot.kubelet().await;
-    let script = format!("i=0; while [ $i -lt {TOO_MANY} ]; do i=$((i+1)); echo line $i; done; exit 3");
-    let running = kubelet.run_pod(&pod("talker", &script)).await.unwrap();
+    let ending = Ending::new();
+    let running = kubelet.run_pod(&pod("talker", &format!("{}; exit 3", too_many_lines(&ending)))).await.unwrap();
+    said_in_its_cell(&kiyot, running.container("main"), &format!("line {TOO_MANY}")).await;
+    ending.come();
     (disk, kiyot, running)
+}
+
+fn too_many_lines(ending: &Ending) -> String {
+    format!("i=0; while [ $i -lt {TOO_MANY} ]; do i=$((i+1)); echo line $i; done; {}", ending.wait())
 }
 
 fn is_whole(kubelet: &Kubelet, container: &RunningContainer) {
@@ -170,7 +177,8 @@ async fn an_exit_that_a_killed_daemon_was_not_told_comes_with_its_whole_log() {
     let node = Node::start().await;
     let mut kiyot = Kiyot::start(&node, options()).await;
     let mut kubelet = kiyot.kubelet().await;
-    let script = format!("until [ -e /tmp/go ]; do sleep 0.05; done; i=0; while [ $i -lt {TOO_MANY} ]; do i=$((i+1)); echo line $i; done; exit 3");
+    let ending = Ending::new();
+    let script = format!("until [ -e /tmp/go ]; do sleep 0.05; done; {}; exit 3", too_many_lines(&ending));
     let spec = pod("talker", &script).container(kiyot_testkit::Container::script("other", WAIT));
     let running = kubelet.run_pod(&spec).await.unwrap();
     let main = running.container("main").clone();
@@ -180,14 +188,14 @@ async fn an_exit_that_a_killed_daemon_was_not_told_comes_with_its_whole_log() {
     let agent = processes(&["kiyot-cell", "agent", &cell]);
     freeze(&agent);
     kiyot.kill9();
-    // Its program is `sh -c` with the loop in it; the cell's shim sees it end, and nobody can say so.
-    wait_until("the container has ended", LIMIT, async || processes(&["until [ -e /tmp/go ]"]).is_empty().then_some(())).await;
+    said_in_its_cell(&kiyot, &main, &format!("line {TOO_MANY}")).await;
+    ending.come();
+    // The cell's shim sees it end, and nobody can say so.
+    ending.came().await;
     kiyot.start_again().await;
     let mut kubelet = kiyot.kubelet().await;
     assert_eq!(kubelet.container_status(&main.id).await.unwrap().state(), cri::ContainerState::ContainerRunning, "nobody has said otherwise");
-    for pid in agent {
-        std::process::Command::new("kill").args(["-CONT", &pid]).status().unwrap();
-    }
+    thaw(&agent);
     assert_eq!(kubelet.exited(&main.id).await.exit_code, 3);
     is_whole(&kubelet, &main);
     ends_without_a_trace(&mut kubelet, &kiyot, &running).await;

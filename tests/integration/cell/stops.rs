@@ -19,6 +19,13 @@ pub(super) fn freeze(pids: &[String]) {
     }
 }
 
+/// Lets them go on, those that are still there.
+pub(super) fn thaw(pids: &[String]) {
+    for pid in pids {
+        let _ = std::process::Command::new("kill").args(["-CONT", pid]).status();
+    }
+}
+
 /// All processes of a cell: those in its namespaces too, whatever their command lines say.
 pub(super) fn all_of(cell: &str) -> Vec<String> {
     let network = |pid: &str| fs::read_link(format!("/proc/{pid}/ns/net")).ok();

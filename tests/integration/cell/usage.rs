@@ -5,7 +5,13 @@ use std::collections::{BTreeSet, HashMap};
 use kiyot_testkit::{Container, Kiyot, KiyotOptions, Kubelet, LIMIT, Node, Pod, cri, wait_until};
 use prost::Message;
 
-use super::{WAIT, address, ends_without_a_trace, events::PlayedNode, faults::processes, options, pod, stops::freeze};
+use super::{
+    WAIT, address, ends_without_a_trace,
+    events::PlayedNode,
+    faults::processes,
+    options, pod,
+    stops::{freeze, thaw},
+};
 
 /// Keeps a processor busy now and then, has some memory, writes a file of 3 MiB.
 const BUSY: &str = "head -c 3145728 /dev/zero > /written; sleep 1000 & trap 'exit 0' TERM; while :; do i=0; while [ $i -lt 1000 ]; do i=$((i+1)); done; sleep 0.1; done";
@@ -285,9 +291,7 @@ async fn the_usage_of_a_silent_cell_is_not_told_and_holds_up_no_list() {
     let mut kubelet = kiyot.kubelet().await;
     let both = async { (ids_of(&mut kubelet).await, kubelet.sandboxes().await.unwrap().len()) };
     assert_eq!(tokio::time::timeout(LIMIT, both).await.unwrap(), (vec![other.sandbox.clone()], 2));
-    for pid in agents {
-        kiyot_testkit::output("kill", &["-CONT", &pid]).unwrap();
-    }
+    thaw(&agents);
     wait_until("the silent pod is listed again", LIMIT, async || (ids_of(&mut kubelet).await.len() == 2).then_some(())).await;
     kubelet.stop_and_remove(&other).await.unwrap();
     ends_without_a_trace(&mut kubelet, &kiyot, &silent).await;

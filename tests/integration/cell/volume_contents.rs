@@ -5,7 +5,11 @@ use std::{collections::BTreeMap, fs, path::Path};
 use kiyot_testkit::{Container, Kiyot, Node, Pod, Source, cri};
 use ring::digest::{SHA256, digest};
 
-use super::{WAIT, ends_without_a_trace, options, said, shows};
+use super::{
+    WAIT,
+    endings::{Ending, said_in_its_cell},
+    ends_without_a_trace, options, said, shows,
+};
 
 fn sum<'a>(contents: impl IntoIterator<Item = &'a Vec<u8>>) -> String {
     let all: Vec<u8> = contents.into_iter().flatten().copied().collect();
@@ -211,8 +215,13 @@ async fn without_last_words_the_log_has_them() {
     let node = Node::start().await;
     let kiyot = Kiyot::start(&node, options()).await;
     let mut kubelet = kiyot.kubelet().await;
-    let running = kubelet.run_pod(&super::pod("wordless", "seq 1 500; echo the reason >&2; exit 9")).await.unwrap();
+    let ending = Ending::new();
+    let script = format!("seq 1 500; echo the reason >&2; {}; exit 9", ending.wait());
+    let running = kubelet.run_pod(&super::pod("wordless", &script)).await.unwrap();
     let main = running.container("main");
+    said_in_its_cell(&kiyot, main, "500").await;
+    said_in_its_cell(&kiyot, main, "the reason").await;
+    ending.come();
     assert_eq!(kubelet.exited(&main.id).await.exit_code, 9);
     // FallbackToLogsOnError: the kubelet takes the log's end if this is empty.
     assert_eq!(fs::read_to_string(&main.termination).unwrap(), "");
