@@ -8,7 +8,7 @@ use std::{
 use kiyot::backends::Method;
 use kiyot_proto::cri;
 use prost::Message;
-use tonic::Code;
+use tonic::{Code, Status};
 
 use crate::kit::{Fixture, LIMIT, until};
 
@@ -60,6 +60,28 @@ async fn unknown_pods_are_stopped_and_removed_and_nowhere() {
         kiyot.call::<cri::CheckpointContainerResponse>(Method::CheckpointContainer, cri::CheckpointContainerRequest::default()).await.unwrap_err();
     assert_eq!(status.code(), Code::Unimplemented);
     assert!(status.message().contains("CheckpointContainer"));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_stop_that_fails_because_the_container_has_just_ended_is_a_stop() {
+    let kiyot = Fixture::start().await;
+    let sandbox = kiyot.run("web").await;
+    let main = kiyot.create(&sandbox, "main").await;
+    kiyot.start_container(&main).await;
+    let cell = kiyot.provider.only();
+    cell.with(|state| state.lies.insert("StopContainer", Err(Status::unknown("failed to stop container: ttrpc: closed: unknown"))));
+    let stop =
+        || kiyot.call::<cri::StopContainerResponse>(Method::StopContainer, cri::StopContainerRequest { container_id: main.clone(), timeout: 0 });
+    let status = stop().await.unwrap_err();
+    assert!(status.message().contains("ttrpc: closed"), "it runs on, and nobody says otherwise: {status}");
+    // It has ended, and the news are still under way.
+    cell.with(|state| {
+        let ended = state.containers.values_mut().next().unwrap();
+        (ended.state, ended.exit_code, ended.finished_at) = (cri::ContainerState::ContainerExited.into(), 3, ended.started_at + 1);
+    });
+    stop().await.unwrap();
+    assert_eq!((kiyot.status(&main).unwrap().state(), kiyot.status(&main).unwrap().exit_code), (cri::ContainerState::ContainerExited, 3));
+    kiyot.stop_sandbox(&sandbox).await;
 }
 
 /// After a restart of the daemon a cell may be a moment away: what its containers leave is worth that moment.

@@ -6,9 +6,10 @@ use std::{
 };
 
 use kiyot_proto::cri;
-use tonic::Status;
+use tonic::{Code, Status};
 
 use super::{Verbs, calls, view::Container};
+use crate::backends::milpa::cells::Cell;
 
 /// How long a container may take to end after its grace period, and its cell to say so.
 const AFTER_GRACE: Duration = Duration::from_secs(30);
@@ -47,6 +48,8 @@ impl Verbs {
         match calls::known(calls::answered(time, "StopContainer", runtime.stop_container(calls::within(time, request))).await) {
             Ok(Some(_)) => {}
             Ok(None) => self.note_gone(container),
+            // containerd may fail in the middle because the container ends by itself just then ("ttrpc: closed"): its cell is asked.
+            Err(status) if status.code() == Code::Unknown && self.ends_anyway(&cell, container).await => {}
             Err(status) => return Err(container.restored(&status)),
         }
         if self.exited_within(container, NEWS).await {
@@ -60,6 +63,11 @@ impl Verbs {
             "container {} of pod {} was stopped, and its cell does not say that it has ended",
             container.id, sandbox.pod
         )))
+    }
+
+    /// Whether a container that could not be stopped has ended all the same, as its cell says.
+    async fn ends_anyway(self: &Arc<Self>, cell: &Cell, container: &Container) -> bool {
+        self.ask(cell, container).await.is_ok() && self.exited_within(container, NEWS).await
     }
 
     /// Waits until a container reads EXITED, or is not there any more.
