@@ -102,6 +102,19 @@ async fn a_pod_is_known_again_after_a_restart_with_what_happened_meanwhile() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_image_of_a_cell_is_told_while_a_container_of_its_pod_has_it() {
+    let kiyot = Fixture::start().await;
+    let sandbox = kiyot.run("web").await;
+    let told = |reference: &str| kiyot.daemon.verbs.reported_image(reference).is_some();
+    // It has its pause image, under this name: the cell's own, and no image of the pod's.
+    assert_eq!(["pause", "busybox", IMAGE].map(told), [false; 3]);
+    kiyot.create(&sandbox, "main").await;
+    assert_eq!(["pause", "busybox", IMAGE].map(told), [false, true, true]);
+    kiyot.stop_sandbox(&sandbox).await;
+    assert_eq!(["pause", "busybox", IMAGE].map(told), [false; 3]);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn image_calls_of_the_pod_are_claimed() {
     let kiyot = Fixture::start().await;
     let sandbox = kiyot.run("web").await;

@@ -87,7 +87,9 @@ impl Images {
         let _turn = self.turns.take((cell.clone(), normalized(&reference))).await;
         let image_ref = self.pulled(cell, receiver, &reference, request.auth).await?;
         // Known to getImageUser, which names no pod.
-        self.in_cell(cell, receiver, &image_ref, &reference).await?;
+        if let Some(image) = in_cell(receiver, &image_ref).await? {
+            self.report(cell, &reference, &image);
+        }
         Ok(cri::PullImageResponse { image_ref })
     }
 
@@ -121,10 +123,10 @@ impl Images {
         }
     }
 
-    /// What living cells reported for a reference, for an `ImageStatus` that names no pod; `None` if nothing.
-    pub fn reported(&self, reference: &str) -> Option<cri::Image> {
+    /// What cells reported for a reference, for an `ImageStatus` that names no pod; `None` if nothing. Only of cells that have a pod, as `has_pod` says.
+    pub fn reported(&self, reference: &str, has_pod: impl Fn(&CellId) -> bool) -> Option<cri::Image> {
         let name = normalized(reference);
-        self.reported.find(|(_, reported)| *reported == name).map(|image| cri::Image::clone(&image))
+        self.reported.find(|(cell, reported)| *reported == name && has_pod(cell)).map(|image| cri::Image::clone(&image))
     }
 
     /// Sees to it that an image is in a cell: it is, or is copied from the node, or is pulled with the credentials that came for this pod. Returns the id by which the cell's
@@ -137,18 +139,44 @@ impl Images {
     }
 
     async fn ensure_in(&self, cell: &CellId, receiver: &dyn Receiver, image: &cri::ImageSpec, uid: &str) -> Result<String, Status> {
+        let (id, found) = self.present_in(cell, receiver, image, uid).await?;
+        if let Some(found) = &found {
+            self.report(cell, &image.image, found);
+            self.report(cell, &image.user_specified_image, found);
+        }
+        Ok(id)
+    }
+
+    /// Sees to it that the pause image is in a cell, under the name that the cell's containerd is configured with. It is the cell's own, and no image of the pod's: it is
+    /// not reported, unless a container of the pod has the same one.
+    pub async fn ensure_pause(&self, cell: &Cell) -> Result<(), Status> {
+        Box::pin(self.ensure_pause_in(&cell.id, &CellReceiver(cell.link.clone()))).await
+    }
+
+    async fn ensure_pause_in(&self, cell: &CellId, receiver: &dyn Receiver) -> Result<(), Status> {
+        let image = cri::ImageSpec { image: self.pause_image.clone(), ..cri::ImageSpec::default() };
+        self.present_in(cell, receiver, &image, "").await.map(drop)
+    }
+
+    /// Has an image in a cell as [`Self::ensure`] does. Returns its id, and what the cell says of it.
+    async fn present_in(
+        &self,
+        cell: &CellId,
+        receiver: &dyn Receiver,
+        image: &cri::ImageSpec,
+        uid: &str,
+    ) -> Result<(String, Option<cri::Image>), Status> {
         let wanted = &image.image;
-        if let Some(found) = self.in_cell(cell, receiver, wanted, &image.user_specified_image).await? {
-            return Ok(found.id);
+        if let Some(found) = in_cell(receiver, wanted).await? {
+            return Ok((found.id.clone(), Some(found)));
         }
         let _turn = self.turns.take((cell.clone(), normalized(wanted))).await;
         // Whoever had the turn before may have brought it.
-        if let Some(found) = self.in_cell(cell, receiver, wanted, &image.user_specified_image).await? {
-            return Ok(found.id);
+        if let Some(found) = in_cell(receiver, wanted).await? {
+            return Ok((found.id.clone(), Some(found)));
         }
         if let Some(copied) = self.copied(cell, receiver, wanted).await? {
-            self.report(cell, &image.user_specified_image, &copied);
-            return Ok(copied.id);
+            return Ok((copied.id.clone(), Some(copied)));
         }
         let reference = if is_id(wanted) { &image.user_specified_image } else { wanted };
         if reference.is_empty() || is_id(reference) {
@@ -163,14 +191,8 @@ impl Images {
                 "image {wanted} is not in cell {cell}, and its reference {reference} means {id} by now"
             )));
         }
-        self.in_cell(cell, receiver, &id, reference).await?;
-        Ok(id)
-    }
-
-    /// Sees to it that the pause image is in a cell, under the name that the cell's containerd is configured with.
-    pub async fn ensure_pause(&self, cell: &Cell) -> Result<(), Status> {
-        let image = cri::ImageSpec { image: self.pause_image.clone(), ..cri::ImageSpec::default() };
-        Box::pin(self.ensure_in(&cell.id, &CellReceiver(cell.link.clone()), &image, "")).await.map(drop)
+        let found = in_cell(receiver, &id).await?;
+        Ok((id, found))
     }
 
     /// Forgets the credentials that came for a pod.
@@ -183,23 +205,13 @@ impl Images {
         self.reported.forget(|(reporter, _)| reporter == cell);
     }
 
-    /// What the cell has under a name; it is reported under another one too.
-    async fn in_cell(&self, cell: &CellId, receiver: &dyn Receiver, name: &str, other: &str) -> Result<Option<cri::Image>, Status> {
-        let found = receiver.status(question(name, false), None).await?.image;
-        if let Some(image) = &found {
-            self.report(cell, name, image);
-            self.report(cell, other, image);
-        }
-        Ok(found)
-    }
-
     /// Copies an image from the node; `None` if it isn't there, or not whole, or the node can't be asked.
     async fn copied(&self, cell: &CellId, receiver: &dyn Receiver, wanted: &str) -> Result<Option<cri::Image>, Status> {
         match self.copy(receiver, wanted).await {
             Ok(None) => Ok(None),
             Ok(Some(id)) => {
                 tracing::info!(%cell, image = wanted, id, "Copied an image from the node to a cell.");
-                let found = self.in_cell(cell, receiver, &id, wanted).await?;
+                let found = in_cell(receiver, &id).await?;
                 found.map(Some).ok_or_else(|| Status::internal(format!("cell {cell} has taken image {wanted} and does not know it")))
             }
             Err(CopyError::Cell(status)) => Err(status),
@@ -263,6 +275,11 @@ impl Images {
             self.reported.put((cell.clone(), normalized(name)), Arc::clone(&image));
         }
     }
+}
+
+/// What the cell has under a name.
+async fn in_cell(receiver: &dyn Receiver, name: &str) -> Result<Option<cri::Image>, Status> {
+    Ok(receiver.status(question(name, false), None).await?.image)
 }
 
 fn question(reference: &str, verbose: bool) -> cri::ImageStatusRequest {

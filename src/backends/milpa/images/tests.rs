@@ -18,6 +18,7 @@ use tokio::sync::mpsc;
 use super::{manifest::Descriptor, *};
 
 const NAME: &str = "registry.example/app:v1";
+const PAUSE: &str = "registry.example/pause:1";
 const INDEX: &str = "application/vnd.oci.image.index.v1+json";
 
 fn sha256(bytes: &[u8]) -> String {
@@ -220,7 +221,7 @@ struct Scene {
 impl Scene {
     fn new() -> Self {
         let node = PlayedNode::default();
-        let images = Images::of(Box::new(node.clone()), "registry.example/pause:1".into(), Duration::from_secs(120));
+        let images = Images::of(Box::new(node.clone()), PAUSE.into(), Duration::from_secs(120));
         Self { node, images, id: CellId::mint().unwrap(), cell: PlayedCell::default() }
     }
 
@@ -241,6 +242,11 @@ impl Scene {
 
     async fn status(&self, reference: &str) -> Option<String> {
         self.images.status_in(&self.id, &self.cell, question(reference, false), None).await.unwrap().image.map(|image| image.id)
+    }
+
+    /// What is reported while the cell has its pod.
+    fn reported(&self, reference: &str) -> Option<cri::Image> {
+        self.images.reported(reference, |cell| *cell == self.id)
     }
 
     fn in_registry(&self, name: &str, id: &str) {
@@ -265,7 +271,7 @@ async fn what_the_node_has_is_copied_and_nothing_is_pulled() {
     // Two layers, configuration and manifest; the index stays where it is.
     assert_eq!(scene.cell.blobs.lock().unwrap().len(), 4);
     assert!(scene.cell.pulls.lock().unwrap().is_empty());
-    assert_eq!(scene.images.reported(NAME).unwrap().id, id);
+    assert_eq!(scene.reported(NAME).unwrap().id, id);
     assert_eq!(scene.node.0.lock().unwrap().held, 0);
     // It is there now.
     assert_eq!(scene.ensure(NAME, "").await.unwrap(), id);
@@ -332,11 +338,42 @@ async fn what_a_cell_reported_is_forgotten_with_it() {
     scene.in_registry(NAME, &id);
     scene.pull(NAME, None).await.unwrap();
     scene.images.forget_cell(&other);
-    assert_eq!(scene.images.reported(NAME).unwrap().id, id);
-    assert_eq!(scene.images.reported(&id).unwrap().id, id);
+    assert_eq!(scene.reported(NAME).unwrap().id, id);
+    assert_eq!(scene.reported(&id).unwrap().id, id);
     scene.images.forget_cell(&scene.id);
-    assert_eq!(scene.images.reported(NAME), None);
-    assert_eq!(scene.images.reported(&id), None);
+    assert_eq!(scene.reported(NAME), None);
+    assert_eq!(scene.reported(&id), None);
+}
+
+#[tokio::test]
+async fn what_a_cell_without_a_pod_has_is_not_reported() {
+    let scene = Scene::new();
+    scene.in_registry(NAME, &sha256(b"an image"));
+    scene.pull(NAME, None).await.unwrap();
+    assert!(scene.images.reported(NAME, |_| true).is_some());
+    assert_eq!(scene.images.reported(NAME, |_| false), None);
+}
+
+#[tokio::test]
+async fn the_pause_image_is_not_the_pods_unless_a_container_has_it_too() {
+    let scene = Scene::new();
+    let copied = scene.node.image(PAUSE);
+    // Copied, and then found.
+    for _ in 0..2 {
+        scene.images.ensure_pause_in(&scene.id, &scene.cell).await.unwrap();
+        assert_eq!([PAUSE, &copied].map(|reference| scene.reported(reference)), [None, None]);
+    }
+    assert_eq!(scene.ensure(&copied, PAUSE).await.unwrap(), copied);
+    for reference in [PAUSE, &copied] {
+        assert_eq!(scene.reported(reference).unwrap().id, copied);
+    }
+    // Pulled.
+    let (scene, pulled) = (Scene::new(), sha256(b"pulled"));
+    scene.in_registry(PAUSE, &pulled);
+    scene.images.ensure_pause_in(&scene.id, &scene.cell).await.unwrap();
+    assert_eq!([PAUSE, &pulled].map(|reference| scene.reported(reference)), [None, None]);
+    assert_eq!(scene.ensure(PAUSE, "").await.unwrap(), pulled);
+    assert_eq!(scene.reported(PAUSE).unwrap().id, pulled);
 }
 
 #[tokio::test]
@@ -368,7 +405,7 @@ async fn a_pull_asks_the_registry_by_digest_too() {
     scene.in_registry(&pinned, &id);
     assert_eq!(scene.pull(&pinned, auth()).await.unwrap(), id);
     assert_eq!(scene.cell.pulls.lock().unwrap().len(), 3);
-    assert_eq!(scene.images.reported(&pinned).unwrap().id, id);
+    assert_eq!(scene.reported(&pinned).unwrap().id, id);
 }
 
 #[tokio::test]

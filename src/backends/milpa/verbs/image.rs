@@ -8,7 +8,7 @@ use prost::Message;
 use tonic::Status;
 
 use super::{Verbs, view::Sandbox};
-use crate::backends::Method;
+use crate::backends::{Method, milpa::id::CellId};
 
 impl Verbs {
     /// Whether an image call is for a pod in a cell: by the pod's uid, or by its annotations.
@@ -20,9 +20,10 @@ impl Verbs {
         }
     }
 
-    /// What cells reported for a reference.
+    /// What cells reported for a reference whose pods run. Of one that is going nothing is said, whatever it may still have answered meanwhile.
     pub(super) fn image_reported(&self, reference: &str) -> Option<Bytes> {
-        let image = Some(self.parts.images.reported(reference)?);
+        let has_pod = |cell: &CellId| self.view.sandbox_of_cell(cell).is_some_and(|sandbox| sandbox.ready);
+        let image = Some(self.parts.images.reported(reference, has_pod)?);
         Some(cri::ImageStatusResponse { image, ..Default::default() }.encode_to_vec().into())
     }
 
