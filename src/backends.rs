@@ -108,14 +108,13 @@ pub trait Decoded: fmt::Debug + Send + Sync + 'static {
     /// What its pods' images are known to be, for an `ImageStatus` that names no pod and that the node answers with no image: an encoded `ImageStatusResponse`.
     fn reported_image(&self, reference: &str) -> Option<Bytes>;
 
-    /// The metrics of its pods, from memory: an encoded `ListPodSandboxMetricsResponse`. Only those that the node describes, with the labels that it describes:
-    /// `descriptors` is its encoded `ListMetricDescriptorsResponse`.
-    fn metrics(&self, descriptors: &[u8]) -> Bytes;
-
     /// What happens to its pods from now on: encoded `ContainerEventResponse`s. How many wait for a reader is limited; instead of losing one it ends with an
     /// error. Dropping it ends it.
     fn events(&self) -> BoxStream<'static, Result<Bytes, Status>>;
 
     /// Answers one call, until `deadline` (the caller's `grpc-timeout`). Dropping the future does not undo what has begun.
+    ///
+    /// `ListPodSandboxMetrics` comes here always. Its request has no fields: `message` is the node's encoded `ListMetricDescriptorsResponse`, and only those metrics are answered that the
+    /// node describes, with the labels that it describes.
     async fn call(&self, method: Method, message: Bytes, deadline: Option<Instant>) -> Result<Bytes, Status>;
 }

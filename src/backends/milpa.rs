@@ -202,10 +202,6 @@ impl Decoded for Answers {
         self.0.reported_image(reference)
     }
 
-    fn metrics(&self, descriptors: &[u8]) -> Bytes {
-        self.0.metrics(descriptors)
-    }
-
     fn events(&self) -> BoxStream<'static, Result<Bytes, Status>> {
         self.0.events()
     }

@@ -136,9 +136,18 @@ pub(super) async fn metrics(front: &Shared, incoming: Incoming, budget: Budget, 
     };
     // Why there are none, the call for the metrics says as well.
     let described = described.ok().filter(merge::is_ok).and_then(|mut answer| merge::contiguous(&mut answer));
+    let mut ours = Vec::new();
+    if let Some(described) = described {
+        for backend in front.registry.decoded() {
+            match caller.wait(decoded::answer(&front.main, backend, Method::ListPodSandboxMetrics, described.clone(), budget.deadline())).await {
+                Ok(Ok(part)) => ours.push(part),
+                Ok(Err(status)) => return caller.status(&status),
+                Err(_gone) => return,
+            }
+        }
+    }
     let Some((answers, caller)) = whole(front.registry.raw().map(|(_, upstream)| upstream), incoming, budget, caller).await else { return };
-    let ours = described.map(|described| front.registry.decoded().map(|backend| backend.metrics(&described)).collect());
-    pass_on(caller, merge::lists(answers, ours.unwrap_or_default())).await;
+    pass_on(caller, merge::lists(answers, ours)).await;
 }
 
 /// Answers with the node's status, and the runtime handlers of the other backends.

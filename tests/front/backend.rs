@@ -80,12 +80,6 @@ impl Decoded for Cells {
         self.images.lock().unwrap().get(reference).map(|image| Bytes::from(image.clone()))
     }
 
-    fn metrics(&self, descriptors: &[u8]) -> Bytes {
-        let pod_sandbox_id = format!("milpa by {}", String::from_utf8_lossy(descriptors));
-        let pod_metrics = vec![cri::PodSandboxMetrics { pod_sandbox_id, ..Default::default() }];
-        cri::ListPodSandboxMetricsResponse { pod_metrics }.encode_to_vec().into()
-    }
-
     fn events(&self) -> BoxStream<'static, Result<Bytes, Status>> {
         let (sender, events) = mpsc::unbounded_channel();
         self.events.lock().unwrap().push(sender);
@@ -94,6 +88,11 @@ impl Decoded for Cells {
 
     /// Answers `cells: <method>`; container ids say what else to do.
     async fn call(&self, method: Method, message: Bytes, deadline: Option<Instant>) -> Result<Bytes, Status> {
+        if method == Method::ListPodSandboxMetrics {
+            let pod_sandbox_id = format!("milpa by {}", String::from_utf8_lossy(&message));
+            let pod_metrics = vec![cri::PodSandboxMetrics { pod_sandbox_id, ..Default::default() }];
+            return Ok(cri::ListPodSandboxMetricsResponse { pod_metrics }.encode_to_vec().into());
+        }
         let id = cri::StopPodSandboxRequest::decode(&message[..]).map(|request| request.pod_sandbox_id).unwrap_or_default();
         // Requests without an id say so elsewhere.
         let id = if message.windows(HANGS.len()).any(|part| part == HANGS.as_bytes()) { HANGS.to_owned() } else { id };

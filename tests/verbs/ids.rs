@@ -41,7 +41,7 @@ async fn answers(kiyot: &Fixture, sandbox: &str, container: &str) -> usize {
         ..Default::default()
     });
     let descriptors = cri::ListMetricDescriptorsResponse { descriptors: descriptors.to_vec() }.encode_to_vec();
-    has_none("ListPodSandboxMetrics", &kiyot.daemon.verbs.metrics(&descriptors));
+    has_none("ListPodSandboxMetrics", &kiyot.daemon.verbs.call(Method::ListPodSandboxMetrics, descriptors.into(), None).await.unwrap());
     for (method, cmd) in [(Method::ExecSync, "true"), (Method::ExecSync, "fail"), (Method::Exec, "true"), (Method::Attach, "")] {
         let request = cri::ExecSyncRequest { container_id: container.to_owned(), cmd: vec![cmd.to_owned()], timeout: 5 }.encode_to_vec();
         match kiyot.daemon.verbs.call(method, request.into(), Some(std::time::Instant::now() + LIMIT)).await {

@@ -1,5 +1,7 @@
 //! What containers use, when their cell does not say it.
 
+use std::collections::BTreeMap;
+
 use kiyot::backends::Method;
 use kiyot_proto::{cell, cri};
 use prost::Message;
@@ -94,6 +96,11 @@ async fn after_a_restart_who_asks_for_usage_waits_for_the_cells_of_before() {
     assert_eq!((kiyot.containers().len(), kiyot.sandboxes().len()), (2, 2));
 
     let all = kiyot.call::<cri::ListPodSandboxStatsResponse>(Method::ListPodSandboxStats, cri::ListPodSandboxStatsRequest::default());
+    // A list of metrics without a pod would be an end of all its counters.
+    let label_keys = vec!["id".to_owned()];
+    let described = cri::MetricDescriptor { name: "container_cpu_usage_seconds_total".to_owned(), label_keys, ..Default::default() };
+    let described = cri::ListMetricDescriptorsResponse { descriptors: vec![described] };
+    let metrics = kiyot.call::<cri::ListPodSandboxMetricsResponse>(Method::ListPodSandboxMetrics, described);
     let cells_come_back = async {
         for (cell, pod, container, used) in [(&cells[0], &one, &of_one, 7), (&cells[1], &other, &of_other, 8)] {
             assert!(at_once(Method::ListContainerStats, of_pod(pod)).is_none());
@@ -110,7 +117,7 @@ async fn after_a_restart_who_asks_for_usage_waits_for_the_cells_of_before() {
             assert_eq!(stats[0].cpu.unwrap().usage_core_nano_seconds, Some(cri::UInt64Value { value: used }));
         }
     };
-    let (all, ()) = tokio::join!(all, cells_come_back);
+    let (all, metrics, ()) = tokio::join!(all, metrics, cells_come_back);
     let told = |stats: &cri::PodSandboxStats| {
         let linux = stats.linux.as_ref().unwrap();
         let used = linux.containers.iter().map(|container| (container.attributes.as_ref().unwrap().id.clone(), container.cpu.unwrap()));
@@ -121,4 +128,7 @@ async fn after_a_restart_who_asks_for_usage_waits_for_the_cells_of_before() {
     let mut expected = vec![(one, 7, 1), (other, 8, 1)];
     expected.sort();
     assert_eq!(told, expected);
+    let metrics = metrics.unwrap().pod_metrics;
+    let told = metrics.iter().flat_map(|pod| &pod.container_metrics).map(|container| (container.container_id.as_str(), container.metrics.len()));
+    assert_eq!(told.collect::<BTreeMap<_, _>>(), BTreeMap::from([(of_one.as_str(), 1), (of_other.as_str(), 1)]));
 }

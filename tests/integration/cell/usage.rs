@@ -151,6 +151,15 @@ async fn metrics_of_cells_are_told_as_the_node_describes_them() {
     assert!(value(of_container.value) > 0 && of_container.timestamp > 0);
     assert_eq!((&*of_pod.name, of_pod.metric_type()), ("container_network_receive_bytes_total", cri::MetricType::Counter));
     assert_eq!(of_pod.label_values, [running.sandbox.as_str(), "eth0"]);
+    // In the first list of the next daemon too: one without them would be an end of all counters.
+    kiyot.restart().await;
+    let mut kubelet = kiyot.kubelet().await;
+    let told = metrics(&mut kubelet).await.unwrap().into_inner().pod_metrics;
+    assert_eq!(
+        told.iter().map(|pod| (&*pod.pod_sandbox_id, pod.container_metrics.len())).collect::<Vec<_>>(),
+        [(&*of_node.pod_sandbox_id, 0), (&running.sandbox, 1)]
+    );
+    assert_eq!(told[1].container_metrics[0].metrics[0].label_values, of_container.label_values);
     ends_without_a_trace(&mut kubelet, &kiyot, &running).await;
     kiyot.stop().await;
     drop(kiyot);

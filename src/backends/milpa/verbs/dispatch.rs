@@ -35,11 +35,6 @@ impl Verbs {
         self.image_reported(reference)
     }
 
-    /// An encoded `ListPodSandboxMetricsResponse` of pods in cells, as the node's encoded `ListMetricDescriptorsResponse` describes metrics.
-    pub fn metrics(&self, descriptors: &[u8]) -> Bytes {
-        self.view.list_metrics(descriptors, Instant::now())
-    }
-
     /// What happens to pods in cells from now on: encoded `ContainerEventResponse`s, until one was lost, which an error says.
     pub fn events(&self) -> BoxStream<'static, Result<Bytes, Status>> {
         Box::pin(stream::unfold(Some(self.view.events()), |events| async {
@@ -80,6 +75,10 @@ impl Verbs {
             Method::PortForward => typed(&message, |request| Box::pin(self.port_forward(request, deadline))).await,
             Method::PullImage => typed(&message, |request| Box::pin(self.pull_image(request, deadline))).await,
             Method::ImageStatus => typed(&message, |request| Box::pin(self.image_status(request, deadline))).await,
+            Method::ListPodSandboxMetrics => {
+                self.await_usage(method, &message).await;
+                Ok(self.view.list_metrics(&message, Instant::now()))
+            }
             _ => {
                 self.await_usage(method, &message).await;
                 self.answer_as_is(method, &message).unwrap_or_else(|| Err(Status::unimplemented(format!("{method} is not there for pods in cells"))))

@@ -25,6 +25,7 @@ impl Verbs {
             Method::ListContainerStats => decoded(message, |request: cri::ListContainerStatsRequest| {
                 self.view.awaits_container_stats(&filter::Containers::of_stats(request.filter))
             }),
+            Method::ListPodSandboxMetrics => self.view.awaits_sandbox_stats(&filter::Sandboxes::default()),
             Method::ListPodSandboxStats => decoded(message, |request: cri::ListPodSandboxStatsRequest| {
                 self.view.awaits_sandbox_stats(&filter::Sandboxes::of_stats(request.filter))
             }),
