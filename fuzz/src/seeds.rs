@@ -115,6 +115,17 @@ fn usage(id: &str) -> cri::ContainerStats {
     }
 }
 
+fn metrics() -> cell::Metrics {
+    let labels = vec![cell::Label { key: "interface".into(), value: "eth0".into() }];
+    let sample = cell::Sample { name: "container_network_receive_packets_total".into(), value: 3, labels };
+    let of_container = cell::ContainerSamples {
+        container: "a".into(),
+        timestamp: 5,
+        samples: vec![cell::Sample { name: "container_sockets".into(), ..Default::default() }],
+    };
+    cell::Metrics { pod: vec![sample], timestamp: 4, containers: vec![of_container] }
+}
+
 /// What an agent says of a container from its beginning to its end.
 fn told() -> Vec<cell::Event> {
     let container = |state| cell::event::Event::Container(status("a", state));
@@ -122,7 +133,11 @@ fn told() -> Vec<cell::Event> {
     let events = [
         cell::event::Event::Snapshot(cell::Snapshot { containers, ..Default::default() }),
         container(cri::ContainerState::ContainerRunning),
-        cell::event::Event::Heartbeat(cell::Heartbeat { containers: vec![usage("a"), usage("b")], sandbox: Some(cri::PodSandboxStats::default()) }),
+        cell::event::Event::Heartbeat(cell::Heartbeat {
+            containers: vec![usage("a"), usage("b")],
+            sandbox: Some(cri::PodSandboxStats::default()),
+            metrics: Some(metrics()),
+        }),
         container(cri::ContainerState::ContainerExited),
         cell::event::Event::ContainerGone("b".into()),
         cell::event::Event::Log(cell::LogGrown { path: "logs/c/0.log".into(), size: 7 }),

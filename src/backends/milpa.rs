@@ -126,6 +126,7 @@ impl Milpa {
             rules,
             adopt_within: Parts::ADOPT_WITHIN,
             return_within: Parts::RETURN_WITHIN,
+            measure_within: Parts::MEASURE_WITHIN,
         };
         let verbs = Verbs::start(parts).await.map_err(of_store)?;
         let answers = Arc::new(Answers(Arc::clone(&verbs)));

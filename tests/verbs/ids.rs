@@ -66,11 +66,16 @@ async fn no_answer_has_an_id_of_the_cell() {
     let attributes = cri::ContainerAttributes { id: own.clone(), ..Default::default() };
     let cpu = cri::CpuUsage { timestamp: 7, usage_core_nano_seconds: Some(cri::UInt64Value { value: 7 }), ..Default::default() };
     let of_container = cri::ContainerStats { attributes: Some(attributes), cpu: Some(cpu), ..Default::default() };
+    let words = |key: &str| cell::Label { key: key.to_owned(), value: own.clone() };
+    let sample = |name: &str| cell::Sample { name: name.to_owned(), value: 7, labels: ["id", "container", "pod", "name", "image"].map(words).into() };
     let attributes = cri::PodSandboxAttributes { id: format!("{OF_THE_CELL}5a"), ..Default::default() };
     let linux = cri::LinuxPodSandboxStats { cpu: Some(cpu), containers: vec![of_container.clone()], ..Default::default() };
     let of_sandbox = cri::PodSandboxStats { attributes: Some(attributes), linux: Some(linux), ..Default::default() };
+    let of_container_too =
+        cell::ContainerSamples { container: own.clone(), timestamp: 7, samples: vec![sample("container_cpu_usage_seconds_total")] };
+    let metrics = Some(cell::Metrics { pod: vec![sample("container_processes")], timestamp: 7, containers: vec![of_container_too] });
     cell.with(|state| {
-        state.tell(cell::event::Event::Heartbeat(cell::Heartbeat { containers: vec![of_container], sandbox: Some(of_sandbox) }));
+        state.tell(cell::event::Event::Heartbeat(cell::Heartbeat { containers: vec![of_container], sandbox: Some(of_sandbox), metrics }));
         let status = cri::PodSandboxStatus { id: format!("{OF_THE_CELL}5a"), ..Default::default() };
         state.tell(cell::event::Event::Sandbox(status));
     });

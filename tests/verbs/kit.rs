@@ -191,6 +191,7 @@ impl Daemon {
             rules: Rules { policy: Policy::default(), isolation: provider.isolation() },
             adopt_within,
             return_within: LIMIT,
+            measure_within: LIMIT,
         };
         let verbs = Verbs::start(parts).await.unwrap();
         Self { verbs, cells, gateway, store }

@@ -59,7 +59,7 @@ async fn what_a_cell_says_of_ids_that_are_not_its_own_is_of_no_effect() {
             state.tell(Event::ContainerGone(id.to_owned()));
             state.tell(Event::SandboxGone(id.to_owned()));
             state.tell(Event::Sandbox(cri::PodSandboxStatus { id: id.to_owned(), state: 1, ..Default::default() }));
-            state.tell(Event::Heartbeat(cell::Heartbeat { containers: vec![usage(id)], sandbox: None }));
+            state.tell(Event::Heartbeat(cell::Heartbeat { containers: vec![usage(id)], ..Default::default() }));
         }
         for path in [log.as_str(), "../../etc/passwd", "/etc/passwd"] {
             state.tell(Event::Log(cell::LogGrown { path: path.to_owned(), size: u64::MAX }));
@@ -132,7 +132,7 @@ async fn no_list_is_longer_for_what_a_cell_says() {
     let sandbox = Some(cri::PodSandboxStats { linux: Some(cri::LinuxPodSandboxStats { network, ..Default::default() }), ..Default::default() });
     lying.with(|state| {
         state.tell(cell::event::Event::Container(told));
-        state.tell(cell::event::Event::Heartbeat(cell::Heartbeat { containers: Vec::new(), sandbox }));
+        state.tell(cell::event::Event::Heartbeat(cell::Heartbeat { sandbox, ..Default::default() }));
     });
     // When this is seen, all before it was.
     lying.exit("c0", 3);

@@ -58,12 +58,67 @@ async fn a_pod_is_listed_when_its_sandbox_is_answered_and_has_its_containers_whe
 }
 
 /// What a cell says of its only container and of its pod.
-fn beat(container: &str, used: u64) -> cell::event::Event {
+fn beat(container: &str, used: u64, metrics: Option<cell::Metrics>) -> cell::event::Event {
     let cpu = || Some(cri::CpuUsage { timestamp: 1, usage_core_nano_seconds: Some(cri::UInt64Value { value: used }), ..Default::default() });
     let attributes = Some(cri::ContainerAttributes { id: container.to_owned(), ..Default::default() });
     let containers = vec![cri::ContainerStats { attributes, cpu: cpu(), ..Default::default() }];
     let linux = Some(cri::LinuxPodSandboxStats { cpu: cpu(), ..Default::default() });
-    cell::event::Event::Heartbeat(cell::Heartbeat { containers, sandbox: Some(cri::PodSandboxStats { linux, ..Default::default() }) })
+    cell::event::Event::Heartbeat(cell::Heartbeat { containers, sandbox: Some(cri::PodSandboxStats { linux, ..Default::default() }), metrics })
+}
+
+/// Its only container has so many sockets, and so many packets have come.
+fn metrics(value: u64) -> cell::Metrics {
+    let sample = |name: &str| cell::Sample { name: name.to_owned(), value, labels: Vec::new() };
+    let of_container = cell::ContainerSamples { container: "c0".to_owned(), timestamp: 5, samples: vec![sample("container_sockets")] };
+    cell::Metrics { pod: vec![sample("container_network_receive_packets_total")], timestamp: 4, containers: vec![of_container] }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn cells_tell_metrics_when_somebody_asks() {
+    let kiyot = Fixture::start().await;
+    let mut pods = Vec::new();
+    for name in ["one", "other"] {
+        let pod = kiyot.run(name).await;
+        let container = kiyot.create(&pod, "main").await;
+        kiyot.start_container(&container).await;
+        pods.push((pod, container));
+    }
+    let cell = |n| kiyot.provider.nth(n);
+    for n in 0..2 {
+        assert_eq!(cell(n).with(|state| state.measured), None, "nobody has asked");
+        cell(n).with(|state| {
+            state.metrics = Some(metrics(n as u64 + 7));
+            state.tell(beat("c0", 5_000_000_000, None));
+        });
+    }
+    let described = ["container_sockets", "container_network_receive_packets_total", "container_cpu_usage_seconds_total"]
+        .map(|name| cri::MetricDescriptor { name: name.to_owned(), label_keys: ["id", "container"].map(str::to_owned).into(), ..Default::default() });
+    let described = cri::ListMetricDescriptorsResponse { descriptors: described.into() };
+    // By the pod: its own, and those of its containers.
+    let list = async || {
+        let list = kiyot.call::<cri::ListPodSandboxMetricsResponse>(Method::ListPodSandboxMetrics, described.clone()).await.unwrap();
+        let told = |metric: cri::Metric| (metric.name, metric.timestamp, metric.label_values, metric.value.unwrap().value);
+        let of = |pod: cri::PodSandboxMetrics| {
+            let own: Vec<_> = pod.metrics.into_iter().map(told).collect();
+            (pod.pod_sandbox_id, (own, pod.container_metrics.into_iter().flat_map(|of| of.metrics).map(told).collect::<Vec<_>>()))
+        };
+        list.pod_metrics.into_iter().map(of).collect::<BTreeMap<_, _>>()
+    };
+    // Whoever asks first waits for all of them.
+    let first = list().await;
+    assert_eq!(first.len(), 2);
+    for (n, (pod, container)) in pods.iter().enumerate() {
+        let [packets, sockets, used] =
+            ["container_network_receive_packets_total", "container_sockets", "container_cpu_usage_seconds_total"].map(str::to_owned);
+        let own = vec![(packets, 4, vec![pod.clone(), String::new()], n as u64 + 7)];
+        let of_container =
+            vec![(sockets, 5, vec![container.clone(), "main".to_owned()], n as u64 + 7), (used, 1, vec![container.clone(), "main".to_owned()], 5)];
+        assert_eq!(first[pod], (own, of_container));
+        assert_eq!(cell(n).with(|state| state.measured), Some(80));
+    }
+    // A cell that comes later is asked as well.
+    kiyot.run("third").await;
+    until("the third cell is asked", || cell(2).with(|state| state.measured) == Some(80)).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -107,7 +162,7 @@ async fn after_a_restart_who_asks_for_usage_waits_for_the_cells_of_before() {
             cell.with(|state| state.silent.clear());
             until("its usage is listed", || {
                 // Its watch may not have begun.
-                cell.with(|state| state.tell(beat("c0", used)));
+                cell.with(|state| state.tell(beat("c0", used, Some(cell::Metrics::default()))));
                 at_once(Method::ListContainerStats, of_pod(pod)).is_some()
             })
             .await;

@@ -7,6 +7,8 @@ pub mod containers;
 pub mod files;
 pub mod forward;
 pub mod logs;
+pub mod metrics;
+pub mod network;
 pub mod pulls;
 pub mod resolver;
 pub mod runtime;
@@ -28,7 +30,7 @@ use tokio::sync::{Mutex, Semaphore};
 use tokio_util::{sync::CancellationToken, task::AbortOnDropHandle};
 use tracing_subscriber::EnvFilter;
 
-use self::{board::Board, files::Files, resolver::Resolver, runtime::Runtime, watch::Watchers};
+use self::{board::Board, files::Files, metrics::Measures, resolver::Resolver, runtime::Runtime, watch::Watchers};
 use crate::{
     dirs::{CellDir, DirError},
     home::{Home, HomeError, Outcome},
@@ -73,6 +75,7 @@ pub struct AgentContext {
     files: Arc<Files>,
     board: Arc<Board>,
     watchers: Watchers,
+    measures: Arc<Measures>,
     resolver: Arc<Resolver>,
     stream_port: u16,
     tunnels: Arc<Semaphore>,
@@ -151,6 +154,7 @@ impl AgentContext {
             files,
             board,
             watchers: Watchers::default(),
+            measures: Arc::default(),
             resolver: Arc::new(Resolver::new(own.net)),
             stream_port,
             tunnels: Arc::new(Semaphore::new(service::TUNNELS)),

@@ -75,6 +75,10 @@ pub struct State {
     pub silent: Vec<&'static str>,
     /// What each container uses of the processor, if it knows that.
     pub used: Option<u64>,
+    /// For how long metrics are wanted of it, in seconds: once they are, it tells them for ever.
+    pub measured: Option<u32>,
+    /// What it tells then.
+    pub metrics: Option<cell::Metrics>,
     /// What its containerd's handlers do, if it says so.
     pub handlers: Option<Vec<cri::RuntimeHandler>>,
 }
@@ -99,6 +103,8 @@ impl PlayedCell {
             lies: HashMap::new(),
             silent: Vec::new(),
             used: None,
+            measured: None,
+            metrics: None,
             handlers: None,
         })))
     }
@@ -210,7 +216,20 @@ impl State {
         };
         let attributes = cri::PodSandboxAttributes { id: self.sandbox_id(), ..Default::default() };
         let sandbox = self.sandbox.as_ref().map(|_| cri::PodSandboxStats { attributes: Some(attributes), ..Default::default() });
-        cell::Heartbeat { containers: self.containers.values().map(of).collect(), sandbox }
+        cell::Heartbeat { containers: self.containers.values().map(of).collect(), sandbox, metrics: self.metrics() }
+    }
+
+    /// As many metrics of each container as a containerd of today has, unless others were set, when they are wanted.
+    fn metrics(&self) -> Option<cell::Metrics> {
+        self.measured?;
+        if self.metrics.is_some() {
+            return self.metrics.clone();
+        }
+        let of = |id: &String| {
+            let samples = (0..50).map(|n| cell::Sample { name: format!("container_played_{n:02}_bytes"), value: n << 20, labels: Vec::new() });
+            cell::ContainerSamples { container: id.clone(), timestamp: 1, samples: samples.collect() }
+        };
+        Some(cell::Metrics { containers: self.containers.keys().map(of).collect(), ..Default::default() })
     }
 
     fn sandbox_id(&self) -> String {
@@ -262,6 +281,12 @@ impl State {
             "OpenBulk" => {
                 self.home.open_bulk();
                 encoded(cell::OpenBulkReply {})
+            }
+            "Measure" => {
+                self.measured = Some(cell::MeasureRequest::decode(message).unwrap().seconds);
+                let usage = self.ways.heartbeat.map(|_| self.heartbeat()).unwrap_or_default();
+                self.tell(cell::event::Event::Heartbeat(cell::Heartbeat { metrics: self.metrics(), ..usage }));
+                encoded(cell::MeasureReply {})
             }
             "Bind" => {
                 self.bound = Some(cell::BindRequest::decode(message).unwrap());

@@ -120,6 +120,12 @@ async fn metrics_of_cells_are_told_as_the_node_describes_them() {
             label_keys: keys(&["id", "interface"]),
             ..Default::default()
         },
+        // Not in CRI's statistics: the agent tells it when metrics are asked for.
+        cri::MetricDescriptor {
+            name: "container_network_receive_packets_total".to_owned(),
+            label_keys: keys(&["interface", "id"]),
+            ..Default::default()
+        },
     ];
     let of_node = cri::PodSandboxMetrics { pod_sandbox_id: "of the node".to_owned(), ..Default::default() };
     let answers = HashMap::from([
@@ -142,7 +148,13 @@ async fn metrics_of_cells_are_told_as_the_node_describes_them() {
         assert_eq!(ours.pod_sandbox_id, running.sandbox);
         let of_container = ours.container_metrics.into_iter().next()?;
         assert_eq!(of_container.container_id, main.id);
-        Some((ours.metrics.into_iter().next()?, of_container.metrics.into_iter().next()?))
+        let [bytes, packets] = ours.metrics.try_into().ok()?;
+        assert_eq!(
+            (&*packets.name, packets.label_values),
+            ("container_network_receive_packets_total", vec!["eth0".to_owned(), running.sandbox.clone()])
+        );
+        assert!(value(packets.value) > 0 && packets.timestamp > 0);
+        Some((bytes, of_container.metrics.into_iter().next()?))
     })
     .await;
     let image = main.config.image.clone().unwrap().user_specified_image;

@@ -82,6 +82,10 @@ impl agent_server::Agent for TestAgent {
         Ok(Response::new(OpenBulkReply {}))
     }
 
+    async fn measure(&self, _: Request<MeasureRequest>) -> Answer<MeasureReply> {
+        Err(Status::unimplemented("not here"))
+    }
+
     async fn watch(&self, _: Request<WatchRequest>) -> Answer<Self::WatchStream> {
         let first = Event { event: Some(event::Event::Snapshot(Snapshot::default())) };
         Ok(Response::new(Box::pin(stream::once(async { Ok(first) }).chain(stream::pending()))))

@@ -223,6 +223,7 @@ mod says {
         bind(BindRequest) -> BindReply;
         resolve(Streaming<NameAnswer>) -> Parts<NameQuery>;
         open_bulk(OpenBulkRequest) -> OpenBulkReply;
+        measure(MeasureRequest) -> MeasureReply;
         watch(WatchRequest) -> Parts<Event>;
         change_files(Streaming<FileChange>) -> ChangeFilesReply;
         get_file(GetFileRequest) -> GetFileReply;

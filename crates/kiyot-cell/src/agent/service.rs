@@ -5,6 +5,7 @@ use std::{
     pin::Pin,
     sync::Arc,
     task::{Context, Poll},
+    time::Duration,
 };
 
 use bytes::Bytes;
@@ -14,8 +15,9 @@ use http_body::Body as HttpBody;
 use kiyot_link::{http2::Profile, resolver::TCP_CONNECTIONS};
 use kiyot_proto::cell::{
     BindReply, BindRequest, BlobPart, ChangeFilesReply, Event, FileChange, GetFileReply, GetFileRequest, HelloReply, HelloRequest, LogPart,
-    MissingBlobsReply, MissingBlobsRequest, NameAnswer, NameQuery, OpenBulkReply, OpenBulkRequest, PullNews, PutBlobReply, PutImageReply,
-    PutImageRequest, ReadLogRequest, ShutdownReply, ShutdownRequest, TrimLogReply, TrimLogRequest, TunnelPart, WatchPullsRequest, WatchRequest,
+    MeasureReply, MeasureRequest, MissingBlobsReply, MissingBlobsRequest, NameAnswer, NameQuery, OpenBulkReply, OpenBulkRequest, PullNews,
+    PutBlobReply, PutImageReply, PutImageRequest, ReadLogRequest, ShutdownReply, ShutdownRequest, TrimLogReply, TrimLogRequest, TunnelPart,
+    WatchPullsRequest, WatchRequest,
     agent_server::{Agent, AgentServer},
 };
 use tokio::{sync::Semaphore, task::spawn_blocking};
@@ -125,10 +127,16 @@ impl Agent for Calls {
         Ok(Response::new(OpenBulkReply {}))
     }
 
+    async fn measure(&self, request: Request<MeasureRequest>) -> Result<Response<MeasureReply>, Status> {
+        self.context.measures.want(Duration::from_secs(request.get_ref().seconds.into()));
+        Ok(Response::new(MeasureReply {}))
+    }
+
     type WatchStream = BoxStream<'static, Result<Event, Status>>;
 
     async fn watch(&self, _: Request<WatchRequest>) -> Result<Response<Self::WatchStream>, Status> {
-        Ok(Response::new(self.context.watchers.watch(Arc::clone(&self.context.board), self.context.runtime.clone(), self.context.own.net)))
+        let context = &self.context;
+        Ok(Response::new(context.watchers.watch(Arc::clone(&context.board), context.runtime.clone(), Arc::clone(&context.measures), context.own.net)))
     }
 
     async fn change_files(&self, request: Request<Streaming<FileChange>>) -> Result<Response<ChangeFilesReply>, Status> {

@@ -1,9 +1,6 @@
 //! What the pod uses: containerd's statistics, and the counters of the cell's network.
 
-use std::{
-    fs,
-    time::{Duration, SystemTime, UNIX_EPOCH},
-};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use kiyot_proto::{
     cell::Heartbeat,
@@ -14,47 +11,43 @@ use kiyot_proto::{
 };
 
 use super::{
-    resolver,
+    metrics::{self, Measures},
+    network::{self, Interface},
     runtime::{Runtime, within},
 };
 
 /// How long statistics may take; a heartbeat goes without them then.
 const STATISTICS: Duration = Duration::from_millis(900);
-/// The counters of this network namespace, which is the cell's.
-const COUNTERS: &str = "/proc/self/net/dev";
-/// The interface that is a pod's own by convention of the kubelet and CNI.
-const DEFAULT_INTERFACE: &str = "eth0";
-/// The most interfaces that are told of.
-const INTERFACES: usize = 64;
-
 /// A heartbeat with what containerd has soon.
-pub async fn heartbeat(runtime: &Runtime, own_network: bool) -> Heartbeat {
+pub async fn heartbeat(runtime: &Runtime, measures: &Measures, own_network: bool) -> Heartbeat {
     let (mut containers, mut sandboxes) = (runtime.runtime(), runtime.runtime());
     let containers = containers.list_container_stats(within(STATISTICS, ListContainerStatsRequest::default()));
     let sandboxes = sandboxes.list_pod_sandbox_stats(within(STATISTICS, ListPodSandboxStatsRequest::default()));
-    let both = tokio::time::timeout(STATISTICS, futures::future::join(containers, sandboxes)).await;
+    let both = tokio::time::timeout(STATISTICS, futures::future::join(containers, sandboxes));
+    let (both, metrics) = futures::future::join(both, measures.taken(runtime, STATISTICS)).await;
     let (containers, sandboxes) = both.map_or((None, None), |(containers, sandboxes)| (containers.ok(), sandboxes.ok()));
-    // The file is the kernel's own: reading it does not wait.
-    let network = if own_network { fs::read_to_string(COUNTERS).ok() } else { None };
-    told(containers.map(|answer| answer.into_inner().stats), sandboxes.map(|answer| answer.into_inner().stats), network.as_deref(), now())
+    let (now, network) = (now(), if own_network { network::interfaces() } else { Vec::new() });
+    let metrics = metrics.map(|metrics| metrics::with_network(metrics, &network, now));
+    let beat = told(containers.map(|answer| answer.into_inner().stats), sandboxes.map(|answer| answer.into_inner().stats), &network, now);
+    Heartbeat { metrics, ..beat }
 }
 
 /// What is told of what containerd has answered. Of a pod of which it has not answered all, nothing is told: the daemon has told what it was before, and numbers that miss
 /// would be taken for zero.
-fn told(containers: Option<Vec<ContainerStats>>, sandboxes: Option<Vec<PodSandboxStats>>, network: Option<&str>, now: i64) -> Heartbeat {
+fn told(containers: Option<Vec<ContainerStats>>, sandboxes: Option<Vec<PodSandboxStats>>, network: &[Interface], now: i64) -> Heartbeat {
     let sandbox = match (&containers, sandboxes) {
         (Some(containers), Some(sandboxes)) => Some(completed(sandboxes.into_iter().next().unwrap_or_default(), containers, network, now)),
         _ => None,
     };
-    Heartbeat { containers: containers.unwrap_or_default(), sandbox }
+    Heartbeat { containers: containers.unwrap_or_default(), sandbox, metrics: None }
 }
 
 /// Adds what containerd leaves out. It counts the network only of sandboxes with one of their own, and in a cell they have the cell's; and it may not
 /// know a sandbox's control group, whose usage then is that of its containers.
-fn completed(mut sandbox: PodSandboxStats, containers: &[ContainerStats], network: Option<&str>, now: i64) -> PodSandboxStats {
+fn completed(mut sandbox: PodSandboxStats, containers: &[ContainerStats], network: &[Interface], now: i64) -> PodSandboxStats {
     let linux = sandbox.linux.get_or_insert_default();
     if linux.network.is_none() {
-        linux.network = network.and_then(|table| network_usage(table, now));
+        linux.network = network_usage(network, now);
     }
     if linux.cpu.is_none() && !containers.is_empty() {
         sum(linux, containers, now);
@@ -84,30 +77,18 @@ fn total(values: impl Iterator<Item = UInt64Value>) -> Option<UInt64Value> {
     values.reduce(|sum, value| UInt64Value { value: sum.value.saturating_add(value.value) })
 }
 
-/// `/proc/net/dev` as CRI has it, without what no network of the pod is: the loopback, and the link to name servers. `None` for a table without interfaces.
-fn network_usage(table: &str, timestamp: i64) -> Option<NetworkUsage> {
-    let of_pod = |interface: &NetworkInterfaceUsage| interface.name != "lo" && interface.name != resolver::DEVICE;
-    let mut interfaces: Vec<_> = table.lines().filter_map(interface).filter(of_pod).take(INTERFACES).collect();
-    if interfaces.is_empty() {
-        return None;
-    }
-    let default = interfaces.iter().position(|interface| interface.name == DEFAULT_INTERFACE).unwrap_or(0);
-    let default_interface = Some(interfaces.remove(default));
-    Some(NetworkUsage { timestamp, default_interface, interfaces })
-}
-
-/// A line: the name, and after it bytes, packets, errors, and five more of what was received, then the same of what was sent.
-fn interface(line: &str) -> Option<NetworkInterfaceUsage> {
-    let (name, counters) = line.split_once(':')?;
-    let counters: Vec<u64> = counters.split_whitespace().map_while(|counter| counter.parse().ok()).collect();
-    let counter = |index: usize| Some(UInt64Value { value: *counters.get(index)? });
-    Some(NetworkInterfaceUsage {
-        name: name.trim().to_owned(),
-        rx_bytes: Some(counter(0)?),
-        rx_errors: Some(counter(2)?),
-        tx_bytes: Some(counter(8)?),
-        tx_errors: Some(counter(10)?),
-    })
+/// As CRI has it; `None` without interfaces.
+fn network_usage(network: &[Interface], timestamp: i64) -> Option<NetworkUsage> {
+    let counted = |value| Some(UInt64Value { value });
+    let mut interfaces = network.iter().map(|Interface { name, received, sent }| NetworkInterfaceUsage {
+        name: name.clone(),
+        rx_bytes: counted(received.bytes),
+        rx_errors: counted(received.errors),
+        tx_bytes: counted(sent.bytes),
+        tx_errors: counted(sent.errors),
+    });
+    let default_interface = Some(interfaces.next()?);
+    Some(NetworkUsage { timestamp, default_interface, interfaces: interfaces.collect() })
 }
 
 fn now() -> i64 {
@@ -117,15 +98,12 @@ fn now() -> i64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::agent::network::Counted;
 
-    const TABLE: &str = "\
-Inter-|   Receive                                                |  Transmit
- face |bytes    packets errs drop fifo frame compressed multicast|bytes    packets errs drop fifo colls carrier compressed
-    lo:     100       2    0    0    0     0          0         0      100       2    0    0    0     0       0          0
- net1:       7       1    0    0    0     0          0         0        8       1    0    0    0     0       0          0
-kiyot-dns:   7       1    0    0    0     0          0         0        8       1    0    0    0     0       0          0
-  eth0:    1234      12    3    0    0     0          0         0     5678      34    5    0    0     0       0          0
-";
+    fn network() -> Vec<Interface> {
+        let counted = |bytes| Counted { bytes, packets: 1, errors: bytes + 1, dropped: 1 };
+        ["eth0", "net1"].map(|name| Interface { name: name.to_owned(), received: counted(3), sent: counted(5) }).into()
+    }
 
     fn value(value: u64) -> Option<UInt64Value> {
         Some(UInt64Value { value })
@@ -133,12 +111,12 @@ kiyot-dns:   7       1    0    0    0     0          0         0        8       
 
     #[test]
     fn the_pods_interface_is_the_default_one() {
-        let usage = network_usage(TABLE, 9).unwrap();
+        let usage = network_usage(&network(), 9).unwrap();
         let eth0 = usage.default_interface.unwrap();
         assert_eq!((eth0.name.as_str(), usage.timestamp), ("eth0", 9));
-        assert_eq!((eth0.rx_bytes, eth0.rx_errors, eth0.tx_bytes, eth0.tx_errors), (value(1234), value(3), value(5678), value(5)));
+        assert_eq!((eth0.rx_bytes, eth0.rx_errors, eth0.tx_bytes, eth0.tx_errors), (value(3), value(4), value(5), value(6)));
         assert_eq!(usage.interfaces.iter().map(|interface| interface.name.as_str()).collect::<Vec<_>>(), ["net1"]);
-        assert_eq!(network_usage("", 9), None);
+        assert_eq!(network_usage(&[], 9), None);
     }
 
     #[test]
@@ -148,7 +126,7 @@ kiyot-dns:   7       1    0    0    0     0          0         0        8       
             memory: Some(MemoryUsage { working_set_bytes: value(7), ..Default::default() }),
             ..Default::default()
         };
-        let linux = completed(PodSandboxStats::default(), &[of_container.clone(), of_container.clone()], Some(TABLE), 9).linux.unwrap();
+        let linux = completed(PodSandboxStats::default(), &[of_container.clone(), of_container.clone()], &network(), 9).linux.unwrap();
         assert_eq!(linux.cpu.unwrap().usage_core_nano_seconds, value(10));
         assert_eq!(linux.memory.unwrap().working_set_bytes, value(14));
         let theirs = LinuxPodSandboxStats {
@@ -157,24 +135,17 @@ kiyot-dns:   7       1    0    0    0     0          0         0        8       
             ..Default::default()
         };
         let sandbox = PodSandboxStats { linux: Some(theirs.clone()), ..Default::default() };
-        assert_eq!(completed(sandbox, &[of_container], Some(TABLE), 9).linux.unwrap(), theirs);
-        assert_eq!(completed(PodSandboxStats::default(), &[], None, 9).linux.unwrap(), LinuxPodSandboxStats::default());
+        assert_eq!(completed(sandbox, &[of_container], &network(), 9).linux.unwrap(), theirs);
+        assert_eq!(completed(PodSandboxStats::default(), &[], &[], 9).linux.unwrap(), LinuxPodSandboxStats::default());
     }
 
     #[test]
     fn what_containerd_does_not_say_is_not_told_as_nothing() {
         let (containers, sandboxes) = (Some(vec![ContainerStats::default()]), Some(vec![PodSandboxStats::default()]));
         for (containers, sandboxes) in [(None, None), (containers.clone(), None), (None, sandboxes.clone())] {
-            assert_eq!(told(containers, sandboxes, Some(TABLE), 9).sandbox, None);
+            assert_eq!(told(containers, sandboxes, &network(), 9).sandbox, None);
         }
-        let beat = told(containers, sandboxes, Some(TABLE), 9);
+        let beat = told(containers, sandboxes, &network(), 9);
         assert!(beat.containers.len() == 1 && beat.sandbox.unwrap().linux.unwrap().network.is_some());
-    }
-
-    proptest::proptest! {
-        #[test]
-        fn any_table_is_read(table in "([a-z0-9: -]{0,20}\n?){0,8}") {
-            let _ = network_usage(&table, 0);
-        }
     }
 }

@@ -20,7 +20,7 @@ use tokio::{sync::watch, time::Instant};
 use tokio_util::sync::CancellationToken;
 use tonic::Status;
 
-use super::{board::Board, runtime::Runtime, usage};
+use super::{board::Board, metrics::Measures, runtime::Runtime, usage};
 
 /// How often a heartbeat is sent.
 const HEARTBEAT: Duration = Duration::from_secs(4);
@@ -35,15 +35,24 @@ pub struct Watchers {
 
 impl Watchers {
     /// A new watcher's events; the one before ends.
-    pub fn watch(&self, board: Arc<Board>, runtime: Runtime, own_network: bool) -> BoxStream<'static, Result<Event, Status>> {
+    pub fn watch(
+        &self,
+        board: Arc<Board>,
+        runtime: Runtime,
+        measures: Arc<Measures>,
+        own_network: bool,
+    ) -> BoxStream<'static, Result<Event, Status>> {
         let replaced = CancellationToken::new();
         std::mem::replace(&mut *self.current.lock().unwrap_or_else(PoisonError::into_inner), replaced.clone()).cancel();
         let watcher = Watcher {
             versions: board.versions(),
             board,
             runtime,
+            wishes: measures.wishes(),
+            measures,
             own_network,
             next_heartbeat: Instant::now(),
+            at_once: false,
             heartbeat: None,
             replaced,
             seen: None,
@@ -63,10 +72,15 @@ impl Watchers {
 struct Watcher {
     board: Arc<Board>,
     runtime: Runtime,
+    measures: Arc<Measures>,
+    /// Told when metrics are wanted that were not before.
+    wishes: watch::Receiver<()>,
     own_network: bool,
     versions: watch::Receiver<u64>,
     /// When statistics are asked for again.
     next_heartbeat: Instant,
+    /// They are asked for once more before that.
+    at_once: bool,
     /// Statistics that are being asked for.
     heartbeat: Option<BoxFuture<'static, Heartbeat>>,
     replaced: CancellationToken,
@@ -105,16 +119,28 @@ impl Watcher {
                     self.heartbeat = None;
                     return Ok(Event { event: Some(Kind::Heartbeat(heartbeat)) });
                 }
+                // Whoever waits for metrics waits for those of all cells, which need not be told at the same moments for ever: the others keep their times.
+                Ok(()) = self.wishes.changed() => self.at_once = true,
+                () = std::future::ready(()), if self.at_once && started && resting => {
+                    self.at_once = false;
+                    self.begin_heartbeat();
+                }
                 () = tokio::time::sleep_until(self.next_heartbeat), if started && resting => {
                     self.next_heartbeat = Instant::now() + HEARTBEAT;
-                    let (runtime, own_network) = (self.runtime.clone(), self.own_network);
-                    self.heartbeat = Some(async move { usage::heartbeat(&runtime, own_network).await }.boxed());
+                    self.begin_heartbeat();
                 }
                 () = tokio::time::sleep_until(self.patience), if !started => {
                     return Err(Status::unavailable("containerd has not been listed yet"));
                 }
             }
         }
+    }
+}
+
+impl Watcher {
+    fn begin_heartbeat(&mut self) {
+        let (runtime, measures, own_network) = (self.runtime.clone(), Arc::clone(&self.measures), self.own_network);
+        self.heartbeat = Some(async move { usage::heartbeat(&runtime, &measures, own_network).await }.boxed());
     }
 }
 
@@ -138,7 +164,7 @@ mod tests {
     async fn the_snapshot_comes_first_and_heartbeats_without_containerd() {
         let board = Arc::new(Board::default());
         let watchers = Watchers::default();
-        let mut events = watchers.watch(Arc::clone(&board), nowhere(), false);
+        let mut events = watchers.watch(Arc::clone(&board), nowhere(), Arc::default(), false);
         board.set_pods(vec![], vec![ContainerStatus { id: "c".into(), ..Default::default() }]);
         let first = events.next().await.unwrap().unwrap().event.unwrap();
         assert!(matches!(first, Kind::Snapshot(snapshot) if snapshot.containers.len() == 1));
@@ -157,7 +183,7 @@ mod tests {
     async fn a_start_has_a_heartbeat_of_its_own() {
         let board = Arc::new(Board::default());
         board.set_pods(vec![], vec![]);
-        let mut events = Watchers::default().watch(Arc::clone(&board), nowhere(), false);
+        let mut events = Watchers::default().watch(Arc::clone(&board), nowhere(), Arc::default(), false);
         let mut next = async || events.next().await.unwrap().unwrap().event.unwrap();
         while !matches!(next().await, Kind::Heartbeat(_)) {}
         let started = Instant::now();
@@ -169,14 +195,39 @@ mod tests {
         assert!(started.elapsed() >= HEARTBEAT);
     }
 
+    #[tokio::test(start_paused = true)]
+    async fn metrics_are_told_at_once_and_for_as_long_as_they_are_wanted() {
+        let (board, measures) = (Arc::new(Board::default()), Arc::<Measures>::default());
+        board.set_pods(vec![], vec![]);
+        let mut events = Watchers::default().watch(Arc::clone(&board), nowhere(), Arc::clone(&measures), false);
+        let mut next = async || loop {
+            if let Kind::Heartbeat(beat) = events.next().await.unwrap().unwrap().event.unwrap() {
+                return beat.metrics.is_some();
+            }
+        };
+        assert!(!next().await && !next().await);
+        let began = Instant::now();
+        measures.want(HEARTBEAT * 3);
+        assert!(next().await && began.elapsed() < HEARTBEAT / 2, "at once, by the clock of this test");
+        assert!(next().await && began.elapsed() < HEARTBEAT + HEARTBEAT / 8, "the next one comes when it would have come");
+        // Asked for again in time, it goes on, and none comes out of its turn.
+        measures.want(HEARTBEAT * 3);
+        let again = Instant::now();
+        assert!(next().await && again.elapsed() >= HEARTBEAT / 2);
+        while next().await {
+            assert!(again.elapsed() <= HEARTBEAT * 3 + HEARTBEAT / 2, "{:?}", again.elapsed());
+        }
+        assert!(again.elapsed() >= HEARTBEAT * 3);
+    }
+
     #[tokio::test]
     async fn a_new_watch_ends_the_one_before() {
         let board = Arc::new(Board::default());
         board.set_pods(vec![], vec![]);
         let watchers = Watchers::default();
-        let mut first = watchers.watch(Arc::clone(&board), nowhere(), false);
+        let mut first = watchers.watch(Arc::clone(&board), nowhere(), Arc::default(), false);
         assert!(first.next().await.unwrap().is_ok());
-        let mut second = watchers.watch(board, nowhere(), false);
+        let mut second = watchers.watch(board, nowhere(), Arc::default(), false);
         let ended = loop {
             // A heartbeat may be under way.
             match first.next().await {

@@ -71,6 +71,10 @@ where
                         agent.open_bulk(request).await?;
                         continue;
                     }
+                    Some(to_cell::Message::Measure(request)) => {
+                        agent.measure(request).await?;
+                        continue;
+                    }
                     Some(to_cell::Message::Next(next)) => {
                         match &mut watch {
                             Some(watch) if watch.number == next.watch => watch.wanted = true,

@@ -16,7 +16,9 @@ use kiyot_link::{
     held::Held,
     silence::{Due, Silence},
 };
-use kiyot_proto::cell::{Event, FromCell, HelloReply, HelloRequest, NextEvent, OpenBulkRequest, Ping, Pong, ToCell, from_cell, to_cell};
+use kiyot_proto::cell::{
+    Event, FromCell, HelloReply, HelloRequest, MeasureRequest, NextEvent, OpenBulkRequest, Ping, Pong, ToCell, from_cell, to_cell,
+};
 use prost::Message;
 use tokio::{
     io::{AsyncRead, AsyncWrite},
@@ -83,6 +85,13 @@ impl Control {
         Ok(())
     }
 
+    /// Has the agent tell metrics with its heartbeats for a time, if it is connected. Returns at once.
+    pub fn measure(&self, time: Duration) {
+        if let Some(line) = self.0.now() {
+            line.wants(|wanted| wanted.measure = Some(time));
+        }
+    }
+
     pub(super) fn offer(&self, offer: Offer<Line>) -> Result<(), Refused> {
         self.0.offer(offer)
     }
@@ -144,6 +153,7 @@ struct Inner {
 #[derive(Default)]
 struct Wanted {
     bulk: bool,
+    measure: Option<Duration>,
     next: Option<Next>,
 }
 
@@ -270,11 +280,17 @@ impl Line {
     /// The next wish for the agent, if there is one.
     fn wish(&self, waits: &mut Option<Next>) -> Option<to_cell::Message> {
         let mut wanted = self.wanted();
-        if std::mem::take(&mut wanted.bulk) {
-            if wanted.next.is_some() {
+        let wish = if std::mem::take(&mut wanted.bulk) {
+            Some(to_cell::Message::OpenBulk(OpenBulkRequest {}))
+        } else {
+            let seconds = |time: Duration| u32::try_from(time.as_secs()).unwrap_or(u32::MAX);
+            wanted.measure.take().map(|time| to_cell::Message::Measure(MeasureRequest { seconds: seconds(time) }))
+        };
+        if wish.is_some() {
+            if wanted.measure.is_some() || wanted.next.is_some() {
                 self.0.ring.notify_one();
             }
-            return Some(to_cell::Message::OpenBulk(OpenBulkRequest {}));
+            return wish;
         }
         let next = wanted.next.take()?;
         let message = to_cell::Message::Next(NextEvent { watch: next.watch });

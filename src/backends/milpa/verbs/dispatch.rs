@@ -75,10 +75,7 @@ impl Verbs {
             Method::PortForward => typed(&message, |request| Box::pin(self.port_forward(request, deadline))).await,
             Method::PullImage => typed(&message, |request| Box::pin(self.pull_image(request, deadline))).await,
             Method::ImageStatus => typed(&message, |request| Box::pin(self.image_status(request, deadline))).await,
-            Method::ListPodSandboxMetrics => {
-                self.await_usage(method, &message).await;
-                Ok(self.view.list_metrics(&message, Instant::now()))
-            }
+            Method::ListPodSandboxMetrics => Ok(Box::pin(self.metrics(&message)).await),
             _ => {
                 self.await_usage(method, &message).await;
                 self.answer_as_is(method, &message).unwrap_or_else(|| Err(Status::unimplemented(format!("{method} is not there for pods in cells"))))

@@ -27,6 +27,7 @@ mod find;
 mod kept_usage;
 mod lists;
 mod metrics;
+mod samples;
 mod usage;
 
 #[cfg(test)]
@@ -34,6 +35,7 @@ mod tests;
 
 pub(super) use entry::{Container, Sandbox};
 use events::Readers;
+use samples::Shapes;
 
 /// The most that a cell may say of a container's settings, or of its pod's usage, in bytes. Answers and events have it, beside those of other pods, and
 /// a kubelet takes none of more than 16 MiB.
@@ -61,6 +63,8 @@ struct Known {
     container_list: Option<Bytes>,
     /// Sandboxes that ran before this daemon did, and of whose usage nothing was heard yet.
     awaited: HashSet<SandboxId>,
+    /// Which metrics cells have.
+    shapes: Shapes,
     /// Who reads what happens.
     readers: Readers,
 }
@@ -108,6 +112,7 @@ impl View {
             meta: meta.encode_to_vec().into(),
             item: Bytes::new(),
             usage: None,
+            samples: None,
             annotations: self.hash(&config.annotations),
         };
         sandbox.set_ready(ready);
@@ -152,6 +157,7 @@ impl View {
                 meta: meta.encode_to_vec().into(),
                 item: Bytes::new(),
                 usage: None,
+                samples: None,
                 told: told.map(kept).unwrap_or_default(),
             };
             container.set_status(status);

@@ -43,6 +43,7 @@ impl Verbs {
         let known_before = self.view.inserted();
         // There are as many of these tasks as cells, and all they mostly do is to wait: what is seldom and large is in boxes.
         let mut events = Box::pin(cell.link.control.watch()).await?;
+        self.measure(cell);
         loop {
             let event =
                 tokio::time::timeout(SILENCE, events.next()).await.map_err(|_| Status::deadline_exceeded("no news, not even a heartbeat"))??;

@@ -94,7 +94,7 @@ async fn an_event_comes_when_it_is_wanted_and_to_whom() {
 }
 
 #[tokio::test]
-async fn both_wishes_are_told() {
+async fn all_wishes_are_told() {
     let mut scene = Scene::new();
     let mut events = scene.control.watch().await.unwrap();
     let _waits = tokio::spawn(async move { events.next().await });
@@ -108,6 +108,18 @@ async fn both_wishes_are_told() {
     let mut heard = [scene.hears().await, scene.hears().await];
     heard.sort_by_key(|message| matches!(message, to_cell::Message::Next(_)));
     assert_eq!(heard, [to_cell::Message::OpenBulk(OpenBulkRequest {}), wanted(2)]);
+    // All three at once, and the same one twice.
+    let mut events = scene.control.watch().await.unwrap();
+    scene.control.measure(Duration::from_secs(5));
+    scene.control.measure(Duration::from_secs(80));
+    scene.control.open_bulk(Duration::ZERO).await.unwrap();
+    let _waits = tokio::spawn(async move { events.next().await });
+    let heard = [scene.hears().await, scene.hears().await, scene.hears().await];
+    let measure = to_cell::Message::Measure(MeasureRequest { seconds: 80 });
+    assert_eq!(heard, [to_cell::Message::OpenBulk(OpenBulkRequest {}), measure, wanted(3)]);
+    // To nobody.
+    scene.control.withdraw(&scene.line);
+    scene.control.measure(Duration::from_secs(5));
 }
 
 #[tokio::test]

@@ -9,6 +9,7 @@ use prost::Message;
 use super::{
     super::{restored, transition},
     kept_usage::Usage,
+    samples::Samples,
 };
 use crate::backends::milpa::id::{CellId, ContainerId, SandboxId};
 
@@ -39,6 +40,8 @@ pub(in super::super) struct Sandbox {
     pub(super) item: Bytes,
     /// By the last heartbeat.
     pub(super) usage: Option<Usage>,
+    /// By the last heartbeat too, while metrics are wanted.
+    pub(super) samples: Option<Arc<Samples>>,
     /// Hash of its annotations; `None` without any.
     pub(super) annotations: Option<u64>,
 }
@@ -63,7 +66,7 @@ impl Sandbox {
         self.ready = ready;
         self.item = Bytes::from(cri::ListPodSandboxResponse { items: vec![restored::sandbox_item(&self.meta(), ready)] }.encode_to_vec());
         if !ready {
-            self.usage = None;
+            (self.usage, self.samples) = (None, None);
         }
     }
 }
@@ -89,6 +92,8 @@ pub(in super::super) struct Container {
     pub(super) item: Bytes,
     /// By the last heartbeat.
     pub(super) usage: Option<Usage>,
+    /// By the last heartbeat too, while metrics are wanted.
+    pub(super) samples: Option<Arc<Samples>>,
     /// `cri::ContainerStatus`: what only the cell knows of it (resources, user, signal).
     pub(super) told: Bytes,
 }
@@ -129,7 +134,7 @@ impl Container {
         self.item =
             Bytes::from(cri::ListContainersResponse { containers: vec![restored::container_item(&self.meta(), self.state())] }.encode_to_vec());
         if self.state() != cri::ContainerState::ContainerRunning {
-            self.usage = None;
+            (self.usage, self.samples) = (None, None);
         }
     }
 }

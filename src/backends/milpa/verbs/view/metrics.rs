@@ -1,17 +1,28 @@
-//! `ListPodSandboxMetrics`: the usage of pods in cells by the names that cadvisor gives it, in the shape in which the node describes them.
+//! `ListPodSandboxMetrics`: what the containerds of cells have, and else the usage of pods in cells by the names that cadvisor gives it, in the shape in which the node
+//! describes them.
 //!
 //! The kubelet knows only what the node's `ListMetricDescriptors` named, takes label values by their place, and each runtime has labels of its own. So a metric
-//! is told if the node describes it with labels that are all known here, and one of them is `id`: without it, metrics of two containers would be one.
+//! is told if the node describes it with labels that are all known here, and one of them is `id`: without it, metrics of two containers would be one. For the same
+//! reason none is told that has a label which the node's does not have.
 
-use std::{collections::HashMap, time::Instant};
+use std::{collections::HashMap, sync::Arc, time::Instant};
 
-use bytes::Bytes;
+use bytes::{Bytes, BytesMut};
 use kiyot_proto::cri::{self, MetricType, UInt64Value};
 use prost::Message;
 
-use super::View;
+use super::{
+    View,
+    samples::{Samples, Series},
+};
 
 const NANOS_PER_SECOND: u64 = 1_000_000_000;
+/// Of a pod by its statistics, of each container by containerd.
+const PROCESSES: &str = "container_processes";
+
+/// As much of what only the containerds of cells have is told at once, in bytes: that of some 150 pods. A kubelet takes no answer of more than 16 MiB, and those of a
+/// thousand pods would be twice that. Beyond it, pods by their ids, there is what their statistics have.
+const SAMPLED: usize = 4 << 20;
 
 /// What the node describes: the label keys of each metric, by its name.
 type Described = HashMap<String, Vec<String>>;
@@ -46,22 +57,49 @@ impl<'a> Of<'a> {
     }
 }
 
+/// A metric's kind by its name. It is not for a cell to say: two kinds under one name would be an error of all metrics to a kubelet.
+fn kind(name: &str) -> MetricType {
+    if name.ends_with("_total") || name == "container_memory_failcnt" { MetricType::Counter } else { MetricType::Gauge }
+}
+
 /// Metrics of one container or pod.
 struct Metrics<'a> {
     described: &'a Described,
+    /// What the cell's containerd has.
+    samples: Option<&'a Samples>,
     told: Vec<cri::Metric>,
 }
 
 impl<'a> Metrics<'a> {
-    const fn new(described: &'a Described) -> Self {
-        Self { described, told: Vec::new() }
+    /// Begins with what the cell's containerd has.
+    fn of(of: Of<'_>, samples: Option<&'a Samples>, described: &'a Described) -> Self {
+        let mut metrics = Self { described, samples, told: Vec::new() };
+        let Some(samples) = samples else { return metrics };
+        for (Series { name, labels }, value) in samples.all() {
+            let all_are_told = described.get(&**name).is_some_and(|keys| labels.iter().all(|(own, _)| keys.iter().any(|key| *key == **own)));
+            if all_are_told {
+                let own = |key: &str| labels.iter().find(|(own, _)| **own == *key).map(|(_, value)| &**value);
+                metrics.put(name, |key| own(key).or_else(|| of.label(key)), samples.timestamp, value);
+            }
+        }
+        metrics
     }
 
-    fn add(&mut self, name: &str, of: Of<'_>, kind: MetricType, timestamp: i64, value: Option<UInt64Value>) {
-        let (Some(value), Some(keys)) = (value, self.described.get(name)) else { return };
-        let Some(label_values) = keys.iter().map(|key| of.label(key).map(str::to_owned)).collect::<Option<Vec<_>>>() else { return };
+    /// One that the cell's containerd does not have.
+    fn add(&mut self, name: &str, of: Of<'_>, timestamp: i64, value: Option<UInt64Value>) {
+        if let Some(UInt64Value { value }) = value
+            && self.samples.is_none_or(|samples| !samples.has(name))
+        {
+            self.put(name, |key| of.label(key), timestamp, value);
+        }
+    }
+
+    fn put<'l>(&mut self, name: &str, label: impl Fn(&str) -> Option<&'l str>, timestamp: i64, value: u64) {
+        let Some(keys) = self.described.get(name) else { return };
+        let Some(label_values) = keys.iter().map(|key| label(key).map(str::to_owned)).collect::<Option<Vec<_>>>() else { return };
         if keys.iter().any(|key| key == "id") {
-            self.told.push(cri::Metric { name: name.to_owned(), timestamp, metric_type: kind.into(), label_values, value: Some(value) });
+            let value = Some(UInt64Value { value });
+            self.told.push(cri::Metric { name: name.to_owned(), timestamp, metric_type: kind(name).into(), label_values, value });
         }
     }
 
@@ -77,38 +115,51 @@ impl<'a> Metrics<'a> {
             ] {
                 let told_apart = self.described.get(name).is_some_and(|keys| keys.iter().any(|key| key == "interface"));
                 if n == 0 || told_apart {
-                    self.add(name, of, MetricType::Counter, network.timestamp, value);
+                    self.add(name, of, network.timestamp, value);
                 }
             }
         }
     }
 }
 
-/// What the metrics of a pod are by its usage and the images of its containers.
-fn of_pod(stats: &cri::PodSandboxStats, images: &HashMap<String, String>, described: &Described) -> cri::PodSandboxMetrics {
+/// What is known of a pod's containers besides their usage, by their ids.
+type Containers = HashMap<String, Extra>;
+
+/// A container's image, in the pod's words, and what the cell's containerd has of it.
+#[derive(Debug, Default)]
+struct Extra {
+    image: String,
+    samples: Option<Arc<Samples>>,
+}
+
+/// What the metrics of a pod are by its usage and what the cell's containerd has.
+fn of_pod(stats: &cri::PodSandboxStats, samples: Option<&Samples>, containers: &Containers, described: &Described) -> cri::PodSandboxMetrics {
     let (attributes, linux) = (stats.attributes.clone().unwrap_or_default(), stats.linux.clone().unwrap_or_default());
     let metadata = attributes.metadata.unwrap_or_default();
     let pod = Of { id: &attributes.id, name: &metadata.name, namespace: &metadata.namespace, pod: &metadata.name, ..Of::default() };
-    let mut of_pod = Metrics::new(described);
+    let mut of_pod = Metrics::of(pod, samples, described);
     if let Some(network) = &linux.network {
         of_pod.add_network(pod, network);
     }
-    if let Some(process) = &linux.process {
-        of_pod.add("container_processes", pod, MetricType::Gauge, process.timestamp, process.process_count);
+    // Where each container's are told, the pod's would be the same ones again.
+    let told_apart = containers.values().any(|container| container.samples.as_ref().is_some_and(|samples| samples.has(PROCESSES)));
+    if let Some(process) = linux.process.as_ref().filter(|_| !told_apart) {
+        of_pod.add(PROCESSES, pod, process.timestamp, process.process_count);
     }
-    let container_metrics = linux.containers.iter().map(|stats| of_container(stats, pod, images, described)).collect();
+    let container_metrics = linux.containers.iter().map(|stats| of_container(stats, pod, containers, described)).collect();
     cri::PodSandboxMetrics { pod_sandbox_id: attributes.id.clone(), metrics: of_pod.told, container_metrics }
 }
 
-fn of_container(stats: &cri::ContainerStats, pod: Of<'_>, images: &HashMap<String, String>, described: &Described) -> cri::ContainerMetrics {
+fn of_container(stats: &cri::ContainerStats, pod: Of<'_>, containers: &Containers, described: &Described) -> cri::ContainerMetrics {
     let attributes = stats.attributes.clone().unwrap_or_default();
     let name = attributes.metadata.unwrap_or_default().name;
-    let image = images.get(&attributes.id).map(String::as_str).unwrap_or_default();
+    let known = containers.get(&attributes.id);
+    let image = known.map(|known| known.image.as_str()).unwrap_or_default();
     let of = Of { id: &attributes.id, name: &name, image, container: &name, ..pod };
-    let mut metrics = Metrics::new(described);
+    let mut metrics = Metrics::of(of, known.and_then(|known| known.samples.as_deref()), described);
     if let Some(cpu) = &stats.cpu {
         let seconds = cpu.usage_core_nano_seconds.map(|nanos| UInt64Value { value: nanos.value / NANOS_PER_SECOND });
-        metrics.add("container_cpu_usage_seconds_total", of, MetricType::Counter, cpu.timestamp, seconds);
+        metrics.add("container_cpu_usage_seconds_total", of, cpu.timestamp, seconds);
     }
     if let Some(memory) = &stats.memory {
         for (name, value) in [
@@ -116,11 +167,11 @@ fn of_container(stats: &cri::ContainerStats, pod: Of<'_>, images: &HashMap<Strin
             ("container_memory_working_set_bytes", memory.working_set_bytes),
             ("container_memory_rss", memory.rss_bytes),
         ] {
-            metrics.add(name, of, MetricType::Gauge, memory.timestamp, value);
+            metrics.add(name, of, memory.timestamp, value);
         }
     }
     if let Some(layer) = &stats.writable_layer {
-        metrics.add("container_fs_usage_bytes", of, MetricType::Gauge, layer.timestamp, layer.used_bytes);
+        metrics.add("container_fs_usage_bytes", of, layer.timestamp, layer.used_bytes);
     }
     cri::ContainerMetrics { container_id: attributes.id.clone(), metrics: metrics.told }
 }
@@ -131,11 +182,22 @@ impl View {
         // What can't be read describes nothing.
         let described = cri::ListMetricDescriptorsResponse::decode(descriptors).unwrap_or_default().descriptors;
         let described: Described = described.into_iter().map(|metric| (metric.name, metric.label_keys)).collect();
-        let metrics = self.all_sandboxes().into_iter().filter_map(|pod| {
-            let images = self.containers_of(&pod.id).into_iter().map(|one| (one.id.as_str().to_owned(), image(one.item()))).collect();
-            Some(of_pod(&self.usage_of(&pod.id, now)?, &images, &described))
-        });
-        cri::ListPodSandboxMetricsResponse { pod_metrics: metrics.collect() }.encode_to_vec().into()
+        let (mut list, mut left) = (BytesMut::new(), SAMPLED);
+        for pod in self.all_sandboxes() {
+            let Some(stats) = self.usage_of(&pod.id, now) else { continue };
+            let fresh = |samples: Option<Arc<Samples>>| samples.filter(|samples| left > 0 && samples.is_fresh(now));
+            let of_containers = self.containers_of(&pod.id).into_iter();
+            let known = of_containers.map(|one| (one.id.as_str().to_owned(), Extra { image: image(one.item()), samples: fresh(one.samples) }));
+            let (samples, containers) = (fresh(pod.samples), known.collect());
+            let pod_metrics = vec![of_pod(&stats, samples.as_deref(), &containers, &described)];
+            // One after another: all of them at once would be some hundred MB.
+            let before = list.len();
+            let _ = cri::ListPodSandboxMetricsResponse { pod_metrics }.encode(&mut list);
+            if samples.is_some() {
+                left = left.saturating_sub(list.len() - before);
+            }
+        }
+        list.freeze()
     }
 }
 
@@ -147,7 +209,9 @@ fn image(item: cri::Container) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use kiyot_proto::cell;
+
+    use super::{super::samples::Shapes, *};
 
     fn value(value: u64) -> Option<UInt64Value> {
         Some(UInt64Value { value })
@@ -187,8 +251,24 @@ mod tests {
     }
 
     fn told(described: &[(&str, &[&str])]) -> (Vec<cri::Metric>, Vec<cri::Metric>) {
+        told_with(&[], &[], described)
+    }
+
+    type Sample<'a> = (&'a str, &'a [(&'a str, &'a str)], u64);
+
+    fn samples(samples: &[Sample<'_>]) -> Arc<Samples> {
+        let label = |&(key, value): &(&str, &str)| cell::Label { key: key.to_owned(), value: value.to_owned() };
+        let samples: Vec<_> = samples
+            .iter()
+            .map(|&(name, labels, value)| cell::Sample { name: name.to_owned(), value, labels: labels.iter().map(label).collect() })
+            .collect();
+        Arc::new(Samples::of(&samples, 20, &mut Shapes::default(), Instant::now()))
+    }
+
+    fn told_with(pod: &[Sample<'_>], container: &[Sample<'_>], described: &[(&str, &[&str])]) -> (Vec<cri::Metric>, Vec<cri::Metric>) {
         let described = described.iter().map(|(name, keys)| ((*name).to_owned(), keys.iter().map(|key| (*key).to_owned()).collect())).collect();
-        let mut metrics = of_pod(&stats(), &HashMap::from([("milpac".to_owned(), "busybox".to_owned())]), &described);
+        let containers = HashMap::from([("milpac".to_owned(), Extra { image: "busybox".to_owned(), samples: Some(samples(container)) })]);
+        let mut metrics = of_pod(&stats(), Some(&samples(pod)), &containers, &described);
         assert_eq!((&*metrics.pod_sandbox_id, &*metrics.container_metrics[0].container_id), ("milpap", "milpac"));
         (metrics.metrics, metrics.container_metrics.remove(0).metrics)
     }
@@ -228,5 +308,58 @@ mod tests {
         assert_eq!(container, []);
         assert_eq!(pod, [metric("container_network_receive_bytes_total", 9, MetricType::Counter, &["milpap"], 10)]);
         assert_eq!(told(&[]), (Vec::new(), Vec::new()));
+    }
+
+    #[test]
+    fn what_the_cells_containerd_has_is_told_in_the_place_of_what_its_statistics_say() {
+        let pod: &[Sample<'_>] = &[
+            ("container_network_receive_bytes_total", &[("interface", "eth0")], 30),
+            ("container_network_receive_packets_total", &[("interface", "eth0")], 31),
+        ];
+        let container: &[Sample<'_>] = &[
+            ("container_blkio_device_usage_total", &[("device", "/dev/vda"), ("operation", "Read")], 40),
+            ("container_blkio_device_usage_total", &[("device", "/dev/vda"), ("operation", "Write")], 41),
+            ("container_memory_cache", &[], 0),
+            ("container_memory_failcnt", &[], 3),
+            ("container_memory_working_set_bytes", &[], 43),
+            ("container_processes", &[], 1),
+            // Described without this label, and so two of them would be one; with one more that it has not; and not described.
+            ("container_fs_usage_bytes", &[("device", "/")], 9),
+            ("container_fs_reads_total", &[], 9),
+            ("container_sockets", &[], 9),
+        ];
+        let (pod, container) = told_with(
+            pod,
+            container,
+            &[
+                ("container_blkio_device_usage_total", &["id", "operation", "image", "device"]),
+                ("container_memory_cache", &["pod", "id"]),
+                ("container_memory_failcnt", &["id"]),
+                ("container_memory_working_set_bytes", &["id"]),
+                ("container_memory_rss", &["id"]),
+                ("container_cpu_usage_seconds_total", &["id"]),
+                ("container_processes", &["id", "container"]),
+                ("container_fs_usage_bytes", &["id"]),
+                ("container_fs_reads_total", &["id", "device"]),
+                ("container_network_receive_bytes_total", &["id", "interface"]),
+                ("container_network_receive_packets_total", &["id", "interface"]),
+                ("container_network_transmit_bytes_total", &["id", "interface"]),
+            ],
+        );
+        let (counter, gauge) = (MetricType::Counter, MetricType::Gauge);
+        assert_eq!(
+            container,
+            [
+                metric("container_blkio_device_usage_total", 20, counter, &["milpac", "Read", "busybox", "/dev/vda"], 40),
+                metric("container_blkio_device_usage_total", 20, counter, &["milpac", "Write", "busybox", "/dev/vda"], 41),
+                metric("container_memory_cache", 20, gauge, &["web", "milpac"], 0),
+                metric("container_memory_failcnt", 20, counter, &["milpac"], 3),
+                metric("container_memory_working_set_bytes", 20, gauge, &["milpac"], 43),
+                metric("container_processes", 20, gauge, &["milpac", "main"], 1),
+                metric("container_cpu_usage_seconds_total", 5, counter, &["milpac"], 3),
+            ]
+        );
+        let received = |what, of| metric(&format!("container_network_receive_{what}_total"), 20, counter, &["milpap", "eth0"], of);
+        assert_eq!(pod, [received("bytes", 30), received("packets", 31)]);
     }
 }

@@ -1,11 +1,14 @@
 //! What pods use: taken from heartbeats, told from memory while it is fresh.
 
-use std::{collections::HashSet, time::Instant};
+use std::{collections::HashSet, sync::Arc, time::Instant};
 
 use bytes::{Bytes, BytesMut};
-use kiyot_proto::{cell::Heartbeat, cri};
+use kiyot_proto::{
+    cell::{self, Heartbeat},
+    cri,
+};
 
-use super::{super::filter, Container, Known, Sandbox, View, attributes, entry::decoded, kept_usage::Usage};
+use super::{super::filter, Container, Known, Sandbox, View, attributes, entry::decoded, kept_usage::Usage, samples::Samples};
 use crate::backends::milpa::id::{CellId, ContainerId, SandboxId};
 
 /// The most containers of one heartbeat that are looked for: all lists wait meanwhile. A pod has some dozens.
@@ -15,6 +18,7 @@ impl View {
     /// Takes the usage that a cell reports of its pod.
     pub(in super::super) fn heartbeat(&self, cell: &CellId, beat: Heartbeat, now: Instant) {
         let mut known = self.write();
+        let measured = known.measure(cell, beat.metrics, now);
         for stats in beat.containers.into_iter().take(CONTAINERS) {
             let id = stats.attributes.as_ref().map(|attributes| attributes.id.as_str()).unwrap_or_default();
             let Some(id) = known.in_cell(cell, id).map(|container| container.id.clone()) else { continue };
@@ -23,15 +27,22 @@ impl View {
                 container.usage = Some(Usage::of_container(stats, now));
             }
         }
+        let mut awaited = false;
         if let (Some(stats), Some(id)) = (beat.sandbox, known.by_cell.get(cell).cloned())
             && let Some(sandbox) = known.sandboxes.get_mut(&id).filter(|sandbox| sandbox.ready)
         {
             sandbox.usage = Some(Usage::of_pod(stats, now));
-            if known.awaited.remove(&id) {
-                drop(known);
-                self.changed.send_replace(());
-            }
+            awaited = known.awaited.remove(&id);
         }
+        drop(known);
+        if awaited || measured {
+            self.changed.send_replace(());
+        }
+    }
+
+    /// Whether a list of metrics would leave those out of a cell that has just not been asked for them yet. A silent one is not waited for.
+    pub(in super::super) fn awaits_metrics(&self, now: Instant) -> bool {
+        self.read().sandboxes.values().any(|sandbox| sandbox.ready && sandbox.samples.is_none() && sandbox.has_usage(now))
     }
 
     /// What these sandboxes use is to come: they ran before this daemon did.
@@ -120,6 +131,33 @@ impl View {
 }
 
 impl Known {
+    /// Takes the metrics of a cell's pod: without any, they are not wanted any more. Says whether they are the first.
+    fn measure(&mut self, cell: &CellId, metrics: Option<cell::Metrics>, now: Instant) -> bool {
+        let Some(id) = self.by_cell.get(cell).cloned() else { return false };
+        let Some(sandbox) = self.sandboxes.get_mut(&id).filter(|sandbox| sandbox.ready) else { return false };
+        let Some(metrics) = metrics else {
+            if sandbox.samples.take().is_some() {
+                for container in &sandbox.containers {
+                    self.containers.entry(container.clone()).and_modify(|container| container.samples = None);
+                }
+            }
+            return false;
+        };
+        // One that could not be taken in time is no news of it.
+        let is_first = sandbox.samples.is_none();
+        if is_first || !metrics.pod.is_empty() {
+            sandbox.samples = Some(Arc::new(Samples::of(&metrics.pod, metrics.timestamp, &mut self.shapes, now)));
+        }
+        for of in metrics.containers.into_iter().take(CONTAINERS) {
+            let Some(id) = self.in_cell(cell, &of.container).map(|container| container.id.clone()) else { continue };
+            let Some(container) = self.containers.get_mut(&id) else { continue };
+            if container.state() == cri::ContainerState::ContainerRunning {
+                container.samples = Some(Arc::new(Samples::of(&of.samples, of.timestamp, &mut self.shapes, now)));
+            }
+        }
+        is_first
+    }
+
     fn put_usage(&self, sandbox: &Sandbox, now: Instant, list: &mut BytesMut) {
         sandbox.put_usage(sandbox.containers.iter().filter_map(|id| self.containers.get(id)), now, list);
     }

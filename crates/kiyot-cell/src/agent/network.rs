@@ -1,0 +1,95 @@
+//! The counters of the cell's network, which are the pod's.
+
+use std::fs;
+
+use super::resolver;
+
+/// The counters of this network namespace, which is the cell's.
+const COUNTERS: &str = "/proc/self/net/dev";
+/// The interface that is a pod's own by convention of the kubelet and CNI.
+const DEFAULT_INTERFACE: &str = "eth0";
+/// The most interfaces that are told of.
+const INTERFACES: usize = 64;
+
+/// What came or went.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Counted {
+    /// Bytes.
+    pub bytes: u64,
+    /// Packets.
+    pub packets: u64,
+    /// Errors.
+    pub errors: u64,
+    /// Packets that were dropped.
+    pub dropped: u64,
+}
+
+/// An interface of the pod.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Interface {
+    /// Its name.
+    pub name: String,
+    /// What came.
+    pub received: Counted,
+    /// What went.
+    pub sent: Counted,
+}
+
+/// The interfaces of the pod, its own first; empty if they can't be read.
+pub fn interfaces() -> Vec<Interface> {
+    // The file is the kernel's own: reading it does not wait.
+    fs::read_to_string(COUNTERS).map(|table| of_table(&table)).unwrap_or_default()
+}
+
+/// `/proc/net/dev` without what no network of the pod is: the loopback, and the link to name servers.
+fn of_table(table: &str) -> Vec<Interface> {
+    let of_pod = |interface: &Interface| interface.name != "lo" && interface.name != resolver::DEVICE;
+    let mut interfaces: Vec<_> = table.lines().filter_map(interface).filter(of_pod).take(INTERFACES).collect();
+    if let Some(default) = interfaces.iter().position(|interface| interface.name == DEFAULT_INTERFACE) {
+        interfaces[..=default].rotate_right(1);
+    }
+    interfaces
+}
+
+/// A line: the name, and after it bytes, packets, errors, drops, and four more of what was received, then the same of what was sent.
+fn interface(line: &str) -> Option<Interface> {
+    let (name, counters) = line.split_once(':')?;
+    let counters: Vec<u64> = counters.split_whitespace().map_while(|counter| counter.parse().ok()).collect();
+    let counted = |first: usize| match *counters.get(first..first + 4)? {
+        [bytes, packets, errors, dropped] => Some(Counted { bytes, packets, errors, dropped }),
+        _ => None,
+    };
+    Some(Interface { name: name.trim().to_owned(), received: counted(0)?, sent: counted(8)? })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const TABLE: &str = "\
+Inter-|   Receive                                                |  Transmit
+ face |bytes    packets errs drop fifo frame compressed multicast|bytes    packets errs drop fifo colls carrier compressed
+    lo:     100       2    0    0    0     0          0         0      100       2    0    0    0     0       0          0
+ net1:       7       1    0    0    0     0          0         0        8       1    0    0    0     0       0          0
+kiyot-dns:   7       1    0    0    0     0          0         0        8       1    0    0    0     0       0          0
+ net2:       9       1    0    0    0     0          0         0        9       1    0    0    0     0       0          0
+  eth0:    1234      12    3    4    0     0          0         0     5678      34    5    6    0     0       0          0
+";
+
+    #[test]
+    fn the_pods_interface_is_the_first_one() {
+        let interfaces = of_table(TABLE);
+        assert_eq!(interfaces.iter().map(|interface| interface.name.as_str()).collect::<Vec<_>>(), ["eth0", "net1", "net2"]);
+        let eth0 = &interfaces[0];
+        assert_eq!(eth0.received, Counted { bytes: 1234, packets: 12, errors: 3, dropped: 4 });
+        assert_eq!(eth0.sent, Counted { bytes: 5678, packets: 34, errors: 5, dropped: 6 });
+        assert_eq!(of_table(""), []);
+    }
+
+    proptest::proptest! {
+        #[test]
+        fn any_table_is_read(table in "([a-z0-9: -]{0,20}\n?){0,8}") {
+            let _ = of_table(&table);
+        }
+    }
+}
