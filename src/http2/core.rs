@@ -49,8 +49,9 @@ pub(super) struct Core {
     encoder: Encoder,
     decoder: Decoder,
     streams: Streams,
-    /// The id behind the last that a client used.
+    /// The id behind the last that a client used, and what it was when something was written last: of streams from there on the server knows nothing.
     next_id: u32,
+    unwritten_id: u32,
     /// A header block that has not come whole.
     block: Option<Block>,
     /// Whether the peer's SETTINGS came, with which it begins.
@@ -92,6 +93,7 @@ impl Core {
             decoder: Decoder::new(),
             streams: Streams::default(),
             next_id: 1,
+            unwritten_id: 1,
             block: None,
             greeted: false,
             frames: 0,
@@ -196,11 +198,12 @@ impl Core {
 
     fn end_all(&mut self, error: &Error) {
         self.leaving = Some(error.clone());
+        let (is_server, unwritten_id) = (self.is_server(), self.unwritten_id);
         let all: Vec<Key> = self.streams.iter().map(|(key, _)| key).collect();
         for key in all {
             if let Some(stream) = self.streams.get(key) {
-                let of_stream = if stream.request.is_some() { Error::NotSent } else { error.clone() };
-                stream.end(of_stream);
+                let was_sent = stream.request.is_none() && (is_server || stream.id < unwritten_id);
+                stream.end(if was_sent { error.clone() } else { Error::NotSent });
             }
             self.settle(key);
         }
@@ -216,11 +219,6 @@ impl Core {
     fn put_goaway(&mut self, last: u32, reason: Reason, why: &str) {
         let payload = [&last.to_be_bytes(), &u32::from(reason).to_be_bytes(), why.as_bytes()].concat();
         frame::put(&mut self.out, frame::GOAWAY, 0, 0, &payload);
-    }
-
-    /// The last stream that the peer opened.
-    fn last_of_peer(&self) -> u32 {
-        if self.is_server() { self.next_id.saturating_sub(2) } else { 0 }
     }
 
     /// Whether a stream was never opened.

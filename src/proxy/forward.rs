@@ -37,6 +37,7 @@ pub(super) async fn forward(upstream: &Upstream, mut incoming: Incoming, budget:
             Head::Failed(status) => return caller.status(&status),
             Head::Answer(Err(error)) if again && error.was_refused() && !upload.has_passed() => {
                 again = false;
+                // What had not come of the request comes still, though this try ended first.
                 incoming.rest = upload.pump.map(|pump| pump.from);
             }
             Head::Answer(Err(error)) => return failed(upstream, caller, error),
@@ -45,31 +46,31 @@ pub(super) async fn forward(upstream: &Upstream, mut incoming: Incoming, budget:
     }
 }
 
-/// What is still to be sent of the request; nothing any more if the runtime does not want it.
+/// What is still to be sent of the request.
 struct Upload {
     pump: Option<Pump<Sending>>,
-    had_passed: bool,
+    /// All was sent, or the runtime wants no more.
+    is_over: bool,
 }
 
 impl Upload {
     fn new(pump: Option<Pump<Sending>>) -> Self {
-        Self { pump, had_passed: false }
+        Self { is_over: pump.is_none(), pump }
     }
 
     /// Whether a part of the request that is kept no more was sent.
     fn has_passed(&self) -> bool {
-        self.had_passed || self.pump.as_ref().is_some_and(|pump| pump.has_passed)
+        self.pump.as_ref().is_some_and(|pump| pump.has_passed)
     }
 
     /// Sends on. An error is the caller's.
     fn poll(&mut self, cx: &mut Context<'_>) -> Result<(), Broken> {
-        let Some(pump) = &mut self.pump else { return Ok(()) };
+        let Some(pump) = self.pump.as_mut().filter(|_| !self.is_over) else { return Ok(()) };
         match pump.poll(cx) {
             Poll::Pending => Ok(()),
             // The answer says why the runtime wants no more.
             Poll::Ready(Ok(()) | Err(Broken::Sink | Broken::SinkStalled(_))) => {
-                self.had_passed |= pump.has_passed;
-                self.pump = None;
+                self.is_over = true;
                 Ok(())
             }
             Poll::Ready(Err(error)) => Err(error),
@@ -106,6 +107,8 @@ async fn answer(upstream: &Upstream, mut upload: Upload, response: Response<Rece
     let mut download = Pump::new(body, sink, None);
     let result = poll_fn(|cx| {
         match upload.poll(cx) {
+            // Nobody will want the rest any more.
+            Ok(()) if upload.is_over => upload.pump = None,
             Ok(()) => {}
             // It is the caller that has gone.
             Err(Broken::Source(_)) => return Poll::Ready(Err(Broken::Sink)),

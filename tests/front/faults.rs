@@ -139,6 +139,43 @@ async fn a_refused_call_is_sent_again_once() {
     assert_eq!(seen.load(Ordering::SeqCst), 4);
 }
 
+/// The part of the request that had not come when the runtime refused is not lost.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_call_that_is_refused_before_its_request_has_come_is_sent_again_whole() {
+    let door = Setup::default().open();
+    let (began, mut begins) = tokio::sync::mpsc::unbounded_channel();
+    let seen = AtomicUsize::new(0);
+    let _runtime = Played::listen(&door.containerd(), move |mut call| {
+        let (began, is_refused) = (began.clone(), seen.fetch_add(1, Ordering::SeqCst).is_multiple_of(2));
+        async move {
+            if is_refused {
+                call.respond.send_reset(Reason::REFUSED_STREAM);
+            }
+            began.send(()).unwrap();
+            if !is_refused {
+                let body = crate::played::read_all(&mut call.body).await.unwrap();
+                let mut stream = call.respond.send_response(Response::new(()), false).unwrap();
+                stream.send_data(body.into(), false).unwrap();
+                stream.send_trailers(crate::played::ok_trailers()).unwrap();
+            }
+        }
+    });
+    let caller = door.caller().await;
+    // One whose requests nobody knows, and one whose message is whole before the request has ended.
+    for path in ["/runtime.v9.RuntimeService/Levitate", Method::Version.path()] {
+        let (response, mut stream) = caller.begin(path, &[]).await;
+        let body = crate::caller::frame(b"first");
+        stream.send_data(Bytes::from(body.clone()), false).unwrap();
+        for _ in 0..2 {
+            soon(begins.recv()).await.unwrap();
+        }
+        stream.send_data(Bytes::from_static(b" and second"), true).unwrap();
+        let (head, mut received) = soon(response).await.unwrap().into_parts();
+        let answer = soon(crate::caller::collect(head.headers, &mut received)).await.unwrap();
+        assert_eq!((answer.code(), answer.body), (0, [&body[..], b" and second"].concat()), "{path}");
+    }
+}
+
 /// A runtime that says goodbye finishes what it began; new calls go to a new connection.
 #[tokio::test(flavor = "multi_thread")]
 async fn after_goaway_new_calls_use_a_new_connection() {

@@ -73,6 +73,8 @@ pub(crate) fn client(profile: Profile, owner: Owned) -> hyper::client::conn::htt
         .initial_connection_window_size(profile.connection_window)
         .max_send_buf_size(profile.send_buffer)
         .max_header_list_size(HEADER_LIMIT)
+        // What comes of calls that were given up is passed over, as long as they are remembered: else it counts as a fault of the other side's.
+        .max_concurrent_reset_streams(profile.streams as usize)
         .keep_alive_interval(PING_AFTER)
         .keep_alive_timeout(PONG_WITHIN)
         .keep_alive_while_idle(true);
@@ -99,8 +101,44 @@ where
         .max_send_buf_size(profile.send_buffer)
         .max_header_list_size(HEADER_LIMIT)
         .max_concurrent_streams(profile.streams)
+        // Calls that their callers gave up before this side looked at them, as while it was frozen: more than a few would else end all others.
+        .max_pending_accept_reset_streams(profile.streams as usize)
         .keep_alive_interval(AGENT_PING_AFTER)
         .keep_alive_timeout(AGENT_PONG_WITHIN);
     let connection = builder.serve_connection(TokioIo::new(io), hyper_util::service::TowerToHyperService::new(service));
     end.run_until_cancelled(connection).await.unwrap_or(Ok(()))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::convert::Infallible;
+
+    use super::*;
+
+    /// As after a cell was frozen: calls came, and their callers have given up since.
+    #[tokio::test]
+    async fn calls_that_were_given_up_before_they_were_looked_at_cut_no_others() {
+        const CALLS: usize = 90;
+        let (near, far) = tokio::io::duplex(1 << 20);
+        let (mut sender, connection) = h2::client::handshake(near).await.unwrap();
+        let tasks = TaskTracker::new();
+        tasks.spawn(connection);
+        let mut call = || {
+            let request = http::Request::post("https://cell.test/a.B/C").body(()).unwrap();
+            sender.send_request(request, true).unwrap()
+        };
+        let (answer, stream) = call();
+        let given_up: Vec<(h2::client::ResponseFuture, h2::SendStream<bytes::Bytes>)> = (0..CALLS).map(|_| call()).collect();
+        // So that they are sent.
+        tokio::task::yield_now().await;
+        drop(given_up);
+        tokio::task::yield_now().await;
+        let end = CancellationToken::new();
+        let service = tower::service_fn(|_| async { Ok::<_, Infallible>(http::Response::new(Body::empty())) });
+        let served = tasks.spawn(serve(far, Profile::BULK, service, end.clone(), tasks.clone()));
+        assert_eq!(answer.await.unwrap().status(), 200);
+        drop(stream);
+        end.cancel();
+        served.await.unwrap().unwrap();
+    }
 }

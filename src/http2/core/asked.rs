@@ -28,8 +28,8 @@ enum Leaving {
     No,
     /// The client was told, and may have sent calls before it heard.
     Told,
-    /// The client was told which call was the last.
-    Last,
+    /// The client was told that this call was the last.
+    Last(u32),
 }
 
 /// What is a server's alone.
@@ -106,7 +106,7 @@ impl Core {
     pub(super) fn asked(&mut self, id: u32, ends: bool, fields: Fields) {
         self.next_id = id + 2;
         let Role::Server(asked) = &mut self.role else { return };
-        if asked.leaving == Leaving::Last {
+        if let Leaving::Last(_) = asked.leaving {
             // The client knows that nothing is done with it.
             return asked.has_reset(id);
         }
@@ -192,13 +192,23 @@ impl Core {
 
     /// An answer to a PING came.
     pub(super) fn ponged(&mut self, payload: &[u8]) {
+        let last = self.last_of_peer();
         if let Role::Server(asked) = &mut self.role
             && asked.leaving == Leaving::Told
             && payload == LAST_CALL
         {
-            asked.leaving = Leaving::Last;
+            asked.leaving = Leaving::Last(last);
             self.leaving.get_or_insert(Error::GivenUp);
-            self.put_goaway(self.last_of_peer(), Reason::NO_ERROR, "");
+            self.put_goaway(last, Reason::NO_ERROR, "");
+        }
+    }
+
+    /// The last stream that something is done with, or was. Never a later one than the client was told before (RFC 9113, 6.8).
+    pub(super) fn last_of_peer(&self) -> u32 {
+        match &self.role {
+            Role::Client => 0,
+            Role::Server(Asked { leaving: Leaving::Last(last), .. }) => *last,
+            Role::Server(_) => self.next_id.saturating_sub(2),
         }
     }
 }

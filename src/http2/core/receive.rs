@@ -167,9 +167,12 @@ impl Core {
         if ends || !kept.is_empty() {
             stream.wake_receiver();
         }
-        self.was_taken(head.length - kept.len());
+        let padding = head.length - kept.len();
+        self.was_taken(padding);
         if ends {
             self.settle(key);
+        } else if padding > 0 {
+            self.tell_taken(key);
         }
         Ok(())
     }

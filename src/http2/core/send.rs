@@ -49,6 +49,7 @@ impl Core {
     /// So many bytes of it were written.
     pub(in super::super) fn wrote(&mut self, length: usize) {
         self.written += length;
+        self.unwritten_id = self.next_id;
         if self.written == self.out.len() {
             self.out.clear();
             self.written = 0;

@@ -40,14 +40,21 @@ impl Core {
         }
         let part = Bytes::from(std::mem::take(&mut stream.body));
         stream.taken += part.len() as u32;
-        if stream.taken >= TOLD && stream.coming != Coming::Nothing {
-            let taken = std::mem::take(&mut stream.taken);
-            stream.recv_window += taken;
-            frame::put(&mut self.out, frame::WINDOW_UPDATE, 0, stream.id, &taken.to_be_bytes());
-            self.stir();
-        }
+        self.tell_taken(key);
         self.was_taken(part.len());
         Poll::Ready(Some(Ok(part)))
+    }
+
+    /// Tells the peer of what was taken of a stream, if that is much, and more may come that somebody wants.
+    pub(super) fn tell_taken(&mut self, key: Key) {
+        let Some(stream) = self.streams.get(key) else { return };
+        if stream.taken < TOLD || stream.coming == Coming::Nothing || !stream.is_wanted {
+            return;
+        }
+        let taken = std::mem::take(&mut stream.taken);
+        stream.recv_window += taken;
+        frame::put(&mut self.out, frame::WINDOW_UPDATE, 0, stream.id, &taken.to_be_bytes());
+        self.stir();
     }
 
     /// The trailers, when the body has ended.

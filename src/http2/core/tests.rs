@@ -332,6 +332,43 @@ fn what_the_runtime_has_not_begun_may_be_sent_again() {
 }
 
 #[test]
+fn a_call_of_which_nothing_was_written_may_be_sent_again() {
+    let error = |side: &mut Side, key| match side.answer_head(key) {
+        Poll::Ready(Err(error)) => error,
+        other => panic!("{other:?}"),
+    };
+    let mut side = Side::new(&[]);
+    let written = side.call(5);
+    side.sent();
+    let unwritten = side.call(5);
+    side.core.end(&Error::Closed);
+    assert!(matches!(error(&mut side, written), Error::Closed));
+    assert!(error(&mut side, unwritten).was_refused());
+    // Of one that was written in part, nobody knows what came of it.
+    let mut side = Side::new(&[]);
+    let key = side.call(5);
+    assert!(side.core.output().len() > 1);
+    side.core.wrote(1);
+    side.core.end(&Error::Closed);
+    assert!(!error(&mut side, key).was_refused());
+}
+
+#[test]
+fn padding_alone_uses_no_window_up() {
+    let mut side = Side::new(&[]);
+    let key = side.call(0);
+    side.fine(frame::HEADERS, frame::END_HEADERS, 1, STATUS);
+    side.sent();
+    let mut window = i64::from(STREAM_WINDOW);
+    for _ in 0..2 * STREAM_WINDOW / 256 {
+        side.fine(frame::DATA, frame::PADDED, 1, &[&[255][..], &[0; 255]].concat());
+        window -= 256;
+        window += side.sent().iter().map(|(_, payload)| i64::from(frame::number(payload))).sum::<i64>();
+    }
+    assert!(window > 0 && side.data(key).is_pending());
+}
+
+#[test]
 fn an_answer_that_is_whole_stays_so_whatever_becomes_of_the_request() {
     let mut side = Side::new(&[]);
     let key = side.core.request(&head(), &Bytes::from_static(b"begun"), false).unwrap();

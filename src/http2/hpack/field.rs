@@ -29,7 +29,8 @@ pub(in super::super) enum Said {
 impl Said {
     fn read(what: Pseudo, value: &[u8]) -> Option<Self> {
         match what {
-            Pseudo::Authority => Authority::try_from(value).ok().map(Self::Authority),
+            // grpc-go says the path that it dials, where it was not told what to say. No CRI server looks at it, and a URI can't have it.
+            Pseudo::Authority => Some(Self::Authority(Authority::try_from(value).unwrap_or(Authority::from_static("localhost")))),
             Pseudo::Method => Method::from_bytes(value).ok().map(Self::Method),
             // RFC 9113, 8.3.1
             Pseudo::Path if !value.starts_with(b"/") && value != b"*" => None,
@@ -89,7 +90,7 @@ impl Field {
         };
         let is_te = matches!(&name, Name::Header(name) if *name == header::TE);
         let is_fine = match name {
-            Name::Pseudo(_) => said.is_some(),
+            Name::Pseudo(_) => is_value && said.is_some(),
             Name::Header(_) => is_value && (!is_te || value == "trailers"),
             Name::Bad => false,
         };

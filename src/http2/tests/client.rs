@@ -172,3 +172,18 @@ fn nobody_waits_for_a_connection_that_is_no_more() {
         assert!(client.request(&head(&[]), &Bytes::new(), true).is_err());
     });
 }
+
+/// As when a runtime restarts: what could not be written is for the next connection.
+#[test]
+fn a_call_that_comes_as_the_other_side_hangs_up_was_not_sent() {
+    within(async {
+        let (ours, mut theirs) = UnixStream::pair().unwrap();
+        theirs.write_all(&[0, 0, 0, 4, 0, 0, 0, 0, 0]).await.unwrap();
+        let mut connection = Connection::new(ours).unwrap();
+        connection.greeting().await.unwrap();
+        let (answering, _sending) = connection.client().request(&head(&[]), &Bytes::new(), true).unwrap();
+        drop(theirs);
+        assert!(connection.await.is_err());
+        assert!(answering.await.unwrap_err().was_refused());
+    });
+}

@@ -133,7 +133,7 @@ fn what_is_no_request_is_reset_and_its_connection_goes_on() {
         [&[0x86, 0x84][..], &field(":method", "PO ST")].concat(),
         [&[0x86, 0x84][..], &field(":method", "CONNECT")].concat(),
         [&[0x83, 0x84][..], &field(":scheme", "no scheme")].concat(),
-        with(":authority", "/run/x.sock"),
+        [with(":authority", "here"), field(":authority", "here")].concat(),
         with(":new", "x"),
         with("Upper", "x"),
         with("connection", "close"),
@@ -160,6 +160,20 @@ fn what_is_no_request_is_reset_and_its_connection_goes_on() {
         side.drop_call(key);
     }
     assert!(side.sent().is_empty());
+}
+
+/// grpc-go says the path that it dials, plain or encoded, where nobody has told it what to say.
+#[test]
+fn a_caller_may_say_a_path_for_the_authority() {
+    let mut side = Side::new(9);
+    for (number, (says, is)) in
+        [("here:7", "here:7"), ("/run/x.sock", "localhost"), ("%2Frun%2Fx.sock", "localhost"), ("", "localhost")].into_iter().enumerate()
+    {
+        side.fine(frame::HEADERS, WHOLE, 2 * number as u32 + 1, &with(":authority", says));
+        let (key, head) = side.0.accept().expect(says);
+        assert_eq!(head.uri().authority().unwrap(), is);
+        side.drop_call(key);
+    }
 }
 
 #[test]
@@ -334,6 +348,10 @@ fn a_client_hears_of_the_end_before_it_comes() {
         side.drop_call(key);
     }
     assert!(side.0.is_done());
+    side.sent();
+    // What was the last stays the last (RFC 9113, 6.8).
+    side.0.condemn(Violation(Reason::PROTOCOL_ERROR, "whatever"));
+    assert_eq!(frame::number(&side.sent()[0].1), 3);
 }
 
 #[test]
