@@ -21,7 +21,7 @@ use crate::{
 const CONVERSE: &str = "/runtime.v1.RuntimeService/Converse";
 
 /// Short enough to wait for, and longer than a slow machine takes from a request's first bytes to its last.
-const SHORT: Duration = Duration::from_secs(3);
+pub(crate) const SHORT: Duration = Duration::from_secs(3);
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_half_sent_request_ends() {
