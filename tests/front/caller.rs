@@ -15,7 +15,7 @@ use tokio_util::task::AbortOnDropHandle;
 use crate::played::{read_all, send_all};
 
 /// Longer than anything takes on a slow machine.
-pub(crate) const LONG: Duration = Duration::from_secs(120);
+pub(crate) const LONG: Duration = Duration::from_secs(300);
 
 /// Awaits with a generous limit.
 pub(crate) async fn soon<F: Future>(what: F) -> F::Output {

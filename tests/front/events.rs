@@ -1,7 +1,5 @@
 //! The stream of container events.
 
-use std::time::Duration;
-
 use bytes::Bytes;
 use h2::{Reason, RecvStream, SendStream};
 use http::{HeaderMap, HeaderValue, Response};
@@ -14,6 +12,7 @@ use tonic::{Code, Status};
 use crate::{
     caller::{Caller, frame, soon},
     door::{Door, Setup},
+    limits::SHORT,
     played::{Call, Played},
 };
 
@@ -236,7 +235,7 @@ async fn a_runtime_that_hangs_up_ends_the_stream() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_reader_that_leaves_events_unread_is_cut_off() {
-    let door = Setup { client_timeout: Duration::from_millis(300), ..Setup::default() }.open();
+    let door = Setup { client_timeout: SHORT, ..Setup::default() }.open();
     let caller = door.caller().await;
     let (_node, mut calls) = runtime(&door, "containerd");
     let (response, _stream) = open(&caller).await;
@@ -259,7 +258,7 @@ async fn a_reader_that_leaves_events_unread_is_cut_off() {
     let (response, _stream) = open(&caller).await;
     let _node = begun(&mut soon(calls.recv()).await.unwrap()).await;
     let mut body = soon(response).await.unwrap().into_body();
-    tokio::time::sleep(Duration::from_millis(900)).await;
+    tokio::time::sleep(2 * SHORT).await;
     tell(&door, Ok(event("milpa1")));
     assert_eq!(next(&mut body, &mut Vec::new()).await, event("milpa1"));
 }

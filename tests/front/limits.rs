@@ -21,7 +21,7 @@ use crate::{
 const CONVERSE: &str = "/runtime.v1.RuntimeService/Converse";
 
 /// Short enough to wait for, and longer than a slow machine takes from a request's first bytes to its last.
-const SHORT: Duration = Duration::from_secs(3);
+pub(crate) const SHORT: Duration = Duration::from_secs(3);
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_half_sent_request_ends() {
@@ -32,7 +32,8 @@ async fn a_half_sent_request_ends() {
     let calls = Method::ALL.iter().flat_map(|method| parts.map(|part| (method, part))).map(async |(method, part)| {
         let (response, mut stream) = caller.begin(method.path(), &[]).await;
         if !part.is_empty() {
-            stream.send_data(Bytes::copy_from_slice(part), false).unwrap();
+            // Its time may be over.
+            let _ = stream.send_data(Bytes::copy_from_slice(part), false);
         }
         let response = soon(response).await.unwrap();
         assert_eq!(response.headers()["grpc-status"], (Code::DeadlineExceeded as i32).to_string(), "{method}");

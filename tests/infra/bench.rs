@@ -44,7 +44,7 @@ exec nsenter --net="$netns" sleep 1000
 /// A provider for one test.
 pub(crate) struct Bench {
     dir: tempfile::TempDir,
-    /// Eight letters and digits that are in all names of this test.
+    /// Nine letters and digits that are in all names of this test.
     pub(crate) name: String,
     pub(crate) config: MilpaBackend,
     pub(crate) provider: Netns,
@@ -67,7 +67,8 @@ impl Bench {
         // Not the process's id, which is one of its own namespace: names of two runs must not meet in the control groups.
         static RUN: LazyLock<u32> = LazyLock::new(|| RandomState::new().hash_one("the run") as u32 % 0xf_ffff);
         let run = *RUN;
-        let name = format!("t{run:x}n{number}");
+        // As long for each: no name is the begin of another one.
+        let name = format!("t{run:05x}n{number:02}");
         let dir = tempfile::tempdir().unwrap();
         let subnet = (u8::try_from(run % 200).unwrap(), number);
         let mut config = MilpaBackend { state_dir: dir.path().join("state"), ..MilpaBackend::default() };

@@ -1,13 +1,13 @@
 //! Pods in cells, called as a kubelet calls.
 
-use kiyot_testkit::{Container, Kiyot, KiyotOptions, Kubelet, LIMIT, Node, Pod, RunningPod, cri, wait_until};
+use kiyot_testkit::{Container, Kiyot, KiyotOptions, Kubelet, LIMIT, Node, Pod, RunningContainer, RunningPod, cri, wait_until};
 
 mod attempts;
 mod clocks;
 mod contexts;
 mod cuts;
 mod disks;
-mod endings;
+pub(super) mod endings;
 mod events;
 mod execs;
 mod faults;
@@ -87,6 +87,11 @@ async fn shows(kubelet: &mut Kubelet, container: &str, script: &str, expected: &
         (told.stdout == expected).then_some(())
     })
     .await;
+}
+
+/// Waits until the cell of a container takes calls again, after the daemon was started anew: a kubelet would try again until it does.
+async fn is_back(kubelet: &mut Kubelet, container: &RunningContainer) {
+    wait_until("the cell is back", LIMIT, async || kubelet.exec_sync(&container.id, &["true"]).await.ok()).await;
 }
 
 /// The address that the kubelet is told.

@@ -4,6 +4,8 @@ use std::fs;
 
 use kiyot_testkit::{Container, LIMIT, Node, Pod, Source, cri, wait_until};
 
+use crate::cell::endings::Ending;
+
 #[tokio::test]
 async fn a_pod_runs_and_nothing_is_left_of_it() {
     let node = Node::start().await;
@@ -66,7 +68,7 @@ async fn a_volume_changes_under_a_running_pod() {
 async fn whatever_runs_is_swept_away_with_its_node() {
     let node = Node::start().await;
     let mut kubelet = node.kubelet(&node.socket()).await.unwrap();
-    let port = cri::PortMapping { container_port: 80, host_port: 8080, ..Default::default() };
+    let port = cri::PortMapping { container_port: 80, host_port: 18086, ..Default::default() };
     let mut pod =
         Pod::new("abandoned").volume("token", Source::Projected(Source::files(&[("token", "t")]))).container(Container::script("main", "sleep 1000"));
     pod.ports = vec![port];
@@ -85,15 +87,18 @@ async fn kubelet_again(node: &Node) -> usize {
 async fn an_exit_code_and_an_image_of_ones_own_are_seen() {
     let node = Node::start().await;
     let mut kubelet = node.kubelet(&node.socket()).await.unwrap();
+    let ending = Ending::new();
     let spec = kiyot_testkit::image::ImageSpec {
         files: vec![("/srv/greeting".to_owned(), 0o644, b"hello".to_vec())],
         user: "65534".to_owned(),
         working_dir: "/srv".to_owned(),
-        ..kiyot_testkit::image::ImageSpec::script("cat greeting; echo; id -u; exit 7")
+        ..kiyot_testkit::image::ImageSpec::script(&format!("cat greeting; echo; id -u; {}; exit 7", ending.wait()))
     };
     node.image("kiyot.test/greeter:1", &spec).await;
     let running = kubelet.run_pod(&Pod::new("greeter").container(Container::of_image("main", "kiyot.test/greeter:1"))).await.unwrap();
     let main = running.container("main");
+    kubelet.logged(main, "65534").await;
+    ending.come().await;
     assert_eq!(kubelet.exited(&main.id).await.exit_code, 7);
     let lines: Vec<_> = kubelet.log_lines(main).into_iter().map(|line| line.text).collect();
     assert_eq!(lines, ["hello", "65534"]);

@@ -63,10 +63,11 @@ async fn who_says_nothing_or_nonsense_is_cut() {
     assert!(heard.is_empty());
     let mut slow = Stream::dial(fixture.gateway.address()).await.unwrap();
     // The begin of a record of TLS.
-    slow.write_all(&[0x16, 0x03, 0x01]).await.unwrap();
+    // Whether it is cut before or after that.
+    let _ = slow.write_all(&[0x16, 0x03, 0x01]).await;
     let _ = within("the end of a slow one", slow.read_to_end(&mut heard)).await;
     let mut nonsense = Stream::dial(fixture.gateway.address()).await.unwrap();
-    nonsense.write_all(b"GET / HTTP/1.1\r\n\r\n").await.unwrap();
+    let _ = nonsense.write_all(b"GET / HTTP/1.1\r\n\r\n").await;
     let _ = within("the end of nonsense", nonsense.read_to_end(&mut heard)).await;
 }
 

@@ -94,6 +94,8 @@ async fn a_cell_that_calls_home_again_is_waited_for_before_its_pod_is_stopped() 
     let cell = kiyot.provider.only();
     cell.with(|state| state.silent.push("Hello"));
     let kiyot = kiyot.restart().await;
+    // It has dialled: what is missing is its word.
+    until("the cell calls home", || cell.with(|state| state.kept_waiting.contains("Hello"))).await;
     let mut stopping = std::pin::pin!(kiyot.stop_sandbox(&sandbox));
     assert!(tokio::time::timeout(Duration::from_secs(1), &mut stopping).await.is_err(), "it waits for the cell");
     cell.with(|state| state.silent.clear());

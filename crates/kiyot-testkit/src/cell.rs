@@ -1,7 +1,7 @@
 //! A played cell: an agent that is real as far as the link goes, and beneath it a containerd that only remembers. Everything of the daemon's before it is real.
 
 use std::{
-    collections::{BTreeMap, HashMap},
+    collections::{BTreeMap, BTreeSet, HashMap},
     convert::Infallible,
     sync::{Arc, Mutex},
     time::Duration,
@@ -73,6 +73,8 @@ pub struct State {
     pub lies: HashMap<&'static str, Answer>,
     /// Calls that are not answered for as long as they are in it.
     pub silent: Vec<&'static str>,
+    /// Those that have come and were not answered at once.
+    pub kept_waiting: BTreeSet<String>,
     /// What each container uses of the processor, if it knows that.
     pub used: Option<u64>,
     /// For how long metrics are wanted of it, in seconds: once they are, it tells them for ever.
@@ -102,6 +104,7 @@ impl PlayedCell {
             endless: Vec::new(),
             lies: HashMap::new(),
             silent: Vec::new(),
+            kept_waiting: BTreeSet::new(),
             used: None,
             measured: None,
             metrics: None,
@@ -144,6 +147,7 @@ impl PlayedCell {
                 let method = path.rsplit('/').next().unwrap_or_default();
                 let body = request.into_body().collect().await.map(|body| body.to_bytes()).unwrap_or_default();
                 while own.with(|state| state.silent.contains(&method)) {
+                    own.with(|state| state.kept_waiting.insert(method.to_owned()));
                     tokio::time::sleep(LOOK).await;
                 }
                 // What follows the first message is nothing that is remembered.

@@ -41,15 +41,19 @@ impl fmt::Display for Leftovers {
     }
 }
 
+/// Where the number of a process's threads is in its `stat`, behind its name (proc_pid_stat(5)).
+const THREADS: usize = 17;
+
 /// Every living process but this one: its id, and its command line with its control groups.
 pub(crate) fn processes() -> Vec<(i32, String)> {
     let own = i32::try_from(std::process::id()).unwrap_or(0);
     let pids = names(Path::new("/proc")).into_iter().filter_map(|name| name.parse::<i32>().ok()).filter(|pid| *pid != own);
     pids.filter_map(|pid| {
         let read = |file: &str| fs::read(format!("/proc/{pid}/{file}")).ok().map(|bytes| String::from_utf8_lossy(&bytes).replace(['\0', '\n'], " "));
-        // The state is the first word behind the name, which is in brackets. A zombie is nothing but its parent's to reap.
-        let state = read("stat")?.rsplit_once(')')?.1.trim().chars().next()?;
-        (state != 'Z').then_some(())?;
+        // The state is the first word behind the name, which is in brackets. A zombie is nothing but its parent's to reap, once it is its process's last thread.
+        let stat = read("stat")?;
+        let stat: Vec<_> = stat.rsplit_once(')')?.1.split_whitespace().collect();
+        (*stat.first()? != "Z" || stat.get(THREADS)?.parse().is_ok_and(|threads: u32| threads > 1)).then_some(())?;
         Some((pid, format!("{}[{}]", read("cmdline")?, read("cgroup")?.trim())))
     })
     .collect()

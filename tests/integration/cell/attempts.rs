@@ -2,7 +2,11 @@
 
 use kiyot_testkit::{Container, Kiyot, Kubelet, LIMIT, Node, Pod, RunningPod, cri, image::ImageSpec};
 
-use super::{WAIT, ends_without_a_trace, options};
+use super::{
+    WAIT,
+    endings::{Ending, said_in_its_cell},
+    ends_without_a_trace, is_back, options,
+};
 
 /// A pod in a cell whose containers are made by the test.
 async fn empty_pod(kubelet: &mut Kubelet, name: &str) -> RunningPod {
@@ -32,9 +36,12 @@ async fn init_containers_come_first_and_attempts_stay_until_they_are_removed() {
     let mut running = empty_pod(&mut kubelet, "ordered").await;
 
     for name in ["first", "second"] {
-        let container = Container::script(name, &format!("echo {name} is done"));
+        let ending = Ending::new();
+        let container = Container::script(name, &format!("echo {name} is done; {}", ending.wait()));
         let created = kubelet.create_container(&running, &container, 0).await.unwrap();
         kubelet.start_container(&created.id).await.unwrap();
+        said_in_its_cell(&kiyot, &created, &format!("{name} is done")).await;
+        ending.come().await;
         let status = kubelet.exited(&created.id).await;
         assert_eq!((status.exit_code, status.reason.as_str()), (0, "Completed"));
         assert_eq!(kubelet.log_lines(&created).len(), 1, "its log is complete when its end is told");
@@ -58,6 +65,7 @@ async fn init_containers_come_first_and_attempts_stay_until_they_are_removed() {
     kubelet.runtime.remove_container(cri::RemoveContainerRequest { container_id: failed.id.clone() }).await.unwrap();
     assert_eq!(listed(&mut kubelet, "app").await, both[1..]);
     running.containers.insert("app".to_owned(), again);
+    is_back(&mut kubelet, running.container("app")).await;
     ends_without_a_trace(&mut kubelet, &kiyot, &running).await;
 }
 

@@ -5,7 +5,7 @@ use std::{fs, os::unix::fs::PermissionsExt, path::PathBuf};
 use kiyot_testkit::{Kiyot, KiyotOptions, LIMIT, Node, cri, wait_until};
 use tonic::Code;
 
-use super::{ends_without_a_trace, options, pod};
+use super::{endings::Ending, ends_without_a_trace, options, pod};
 
 /// A runc for cells that can be held.
 struct Held(PathBuf);
@@ -119,8 +119,9 @@ async fn a_stop_that_was_begun_goes_on_when_the_daemon_is_killed() {
     let node = Node::start().await;
     let mut kiyot = Kiyot::start(&node, options()).await;
     let mut kubelet = kiyot.kubelet().await;
-    let script = "trap 'echo told; until [ -e /tmp/end ]; do sleep 0.05; done; exit 7' TERM; echo ready; while :; do sleep 0.1; done";
-    let running = kubelet.run_pod(&pod("slow", script)).await.unwrap();
+    let ending = Ending::new();
+    let script = format!("trap 'echo told; {}; exit 7' TERM; echo ready; while :; do sleep 0.1; done", ending.wait());
+    let running = kubelet.run_pod(&pod("slow", &script)).await.unwrap();
     let main = running.container("main").clone();
     kubelet.logged(&main, "ready").await;
     let grace = i64::try_from(LIMIT.as_secs()).unwrap();
@@ -132,7 +133,7 @@ async fn a_stop_that_was_begun_goes_on_when_the_daemon_is_killed() {
     kiyot.start_again().await;
     let mut kubelet = kiyot.kubelet().await;
     assert_eq!(kubelet.container_status(&main.id).await.unwrap().state(), cri::ContainerState::ContainerRunning, "it has its time");
-    wait_until("it is let go", LIMIT, async || kubelet.exec_sync(&main.id, &["touch", "/tmp/end"]).await.ok()).await;
+    ending.come().await;
     assert_eq!(kubelet.exited(&main.id).await.exit_code, 7, "it was not killed");
     kubelet.stop_container(&main.id, grace).await.unwrap();
     ends_without_a_trace(&mut kubelet, &kiyot, &running).await;

@@ -60,7 +60,9 @@ async fn a_full_state_dir_harms_no_pod_and_is_recovered_from() {
     let second = pod("second", WAIT);
     let config = kubelet.prepare(&second);
     let refused = kubelet.run_sandbox(&config, "").await.unwrap_err();
-    assert!(refused.message().contains("No space left on device") || refused.message().contains("no space is left"), "{refused:?}");
+    // In our words, or in those of what failed first: containerd's begin small.
+    let words = refused.message().to_lowercase();
+    assert!(words.contains("no space left on device") || words.contains("no space is left"), "{refused:?}");
     assert_eq!(kubelet.sandboxes().await.unwrap().len(), 1, "nothing half-made is listed");
     assert!(is_ready(&mut kubelet, &running.sandbox).await);
     assert_eq!(kubelet.container_status(&main).await.unwrap().state(), cri::ContainerState::ContainerRunning);
@@ -96,7 +98,8 @@ async fn what_is_stopped_while_the_state_dir_is_full_ends_when_there_is_space() 
     // A pod can be stopped though: what its cell had on the disk makes room for what is to be recorded.
     wait_until("the sandbox's stop is done on a full disk", LIMIT, async || {
         let stopped = kubelet.runtime.stop_pod_sandbox(cri::StopPodSandboxRequest { pod_sandbox_id: second.sandbox.clone() }).await;
-        assert_eq!(stopped.is_err(), is_ready(&mut kubelet, &second.sandbox).await, "{stopped:?}");
+        // Where it is an error, the end may have been recorded since: it is tried again without a call.
+        assert!(stopped.is_err() || !is_ready(&mut kubelet, &second.sandbox).await, "{stopped:?}");
         stopped.ok()
     })
     .await;

@@ -2,48 +2,81 @@
 
 use std::{
     fs,
+    os::unix::fs::FileTypeExt,
+    path::{Path, PathBuf},
     sync::atomic::{AtomicU32, Ordering},
 };
 
 use kiyot_testkit::{Kiyot, LIMIT, RunningContainer, wait_until};
+use rustix::fs::{Mode, OFlags};
 
 use super::faults::processes;
 
-/// A container ends when it is let.
+/// A container waits, until it is let: to end, for one.
 ///
 /// containerd 1.6 closes the pipe of a process that has ended together with what it has not yet read of it (`Task.Delete` of its client), on the node and in
-/// cells alike. Of a burst of lines just before the end the last ones may then be in no log at all, and nobody could bring them home.
-pub(super) struct Ending(String);
+/// cells alike. Of what is written just before the end the last may then be in no log at all, and nobody could bring it home. So a container whose log is
+/// looked at ends by one of these.
+pub(crate) struct Ending(String);
 
 impl Ending {
-    /// One of a container that has not begun.
-    pub(super) fn new() -> Self {
+    /// One of containers that have not begun.
+    pub(crate) fn new() -> Self {
         static NEXT: AtomicU32 = AtomicU32::new(0);
         Self(format!("/tmp/end-{}", NEXT.fetch_add(1, Ordering::Relaxed)))
     }
 
-    /// What the container's script waits with.
-    pub(super) fn wait(&self) -> String {
+    /// What the script of a container waits with.
+    pub(crate) fn wait(&self) -> String {
         format!("until [ -e {} ]; do sleep 0.05; done", self.0)
     }
 
-    /// Lets it end, without a call to its runtime.
-    pub(super) fn come(&self) {
-        let waiting = self.waiting();
-        assert!(!waiting.is_empty(), "somebody waits for {}", self.0);
-        for pid in waiting {
-            fs::write(format!("/proc/{pid}/root{}", self.0), "").unwrap();
+    /// Lets it go on, once its containerd has taken what it has written; without a call to its runtime, which would have to answer while the container ends.
+    pub(crate) async fn come(&self) {
+        wait_until("the output of the container is taken from its pipes", LIMIT, async || {
+            let waiting = self.waiting();
+            (!waiting.is_empty() && waiting.iter().all(|pid| is_taken(pid))).then_some(())
+        })
+        .await;
+        let mut let_go = 0;
+        for pid in self.waiting() {
+            match fs::write(format!("/proc/{pid}/root{}", self.0), "") {
+                Ok(()) => let_go += 1,
+                // A child of its shell that was about to become `sleep`: it reads like the shell until then, and has ended.
+                Err(error) => assert!(!self.waiting().contains(&pid), "{error}: {pid} waits for {}", self.0),
+            }
         }
+        assert!(let_go > 0, "somebody waits for {}", self.0);
     }
 
     /// Waits until the process of the container has ended, whoever was told.
-    pub(super) async fn came(&self) {
+    pub(crate) async fn came(&self) {
         wait_until("the container has ended", LIMIT, async || self.waiting().is_empty().then_some(())).await;
     }
 
     fn waiting(&self) -> Vec<String> {
         processes(&[&self.wait()])
     }
+}
+
+/// Whether nothing is left in the pipes between a container's process and its containerd: in those of the process, and in those that its shim, its parent,
+/// writes to.
+fn is_taken(pid: &str) -> bool {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    let parent = stat.rsplit_once(')').and_then(|(_, rest)| rest.split_whitespace().nth(1)).unwrap_or("0");
+    let entries = fs::read_dir(format!("/proc/{parent}/fd")).into_iter().flatten().flatten().map(|entry| entry.path());
+    let named = |path: &PathBuf| fs::read_link(path).is_ok_and(|to| ["-stdout", "-stderr"].iter().any(|end| to.to_string_lossy().ends_with(end)));
+    let own = [1, 2].map(|fd| PathBuf::from(format!("/proc/{pid}/fd/{fd}")));
+    own.into_iter().chain(entries.filter(named)).all(|pipe| is_empty(&pipe))
+}
+
+/// Whether nothing is in a pipe. One that is gone has nothing, and a terminal is none.
+fn is_empty(pipe: &Path) -> bool {
+    if !fs::metadata(pipe).is_ok_and(|metadata| metadata.file_type().is_fifo()) {
+        return true;
+    }
+    let opened = rustix::fs::open(pipe, OFlags::RDONLY | OFlags::NONBLOCK | OFlags::CLOEXEC, Mode::empty());
+    opened.map_or(true, |pipe| rustix::io::ioctl_fionread(&pipe).is_ok_and(|unread| unread == 0))
 }
 
 /// Waits until the log of a container has a line in its cell, the only one of its daemon.

@@ -33,7 +33,7 @@ use tokio_stream::wrappers::UnboundedReceiverStream;
 use tokio_util::task::AbortOnDropHandle;
 use tonic::{Code, Status, Streaming, body::Body};
 
-use super::{WAIT, ends_without_a_trace, leaves_nothing, options, pod};
+use super::{WAIT, endings::Ending, ends_without_a_trace, leaves_nothing, options, pod};
 
 const EVENTS: &str = "/runtime.v1.RuntimeService/GetContainerEvents";
 
@@ -120,7 +120,8 @@ async fn events_of_cells_come_with_those_of_the_node() {
     sender.send(frame(&of_node("before").encode_to_vec())).unwrap();
     assert_eq!(next(&mut stream).await, of_node("before"));
     let local = kubelet.run_pod(&Pod::new("local").container(Container::script("main", WAIT))).await.unwrap();
-    let running = kubelet.run_pod(&pod("told", "sleep 1; exit 3").label("app", "demo")).await.unwrap();
+    let ending = Ending::new();
+    let running = kubelet.run_pod(&pod("told", &format!("{}; exit 3", ending.wait())).label("app", "demo")).await.unwrap();
     let (sandbox, main) = (running.sandbox.clone(), running.container("main").id.clone());
     let expect = async |kubelet: &mut Kubelet, stream: &mut _, kind: ContainerEventType, id: &str| {
         let event = next(stream).await;
@@ -141,6 +142,7 @@ async fn events_of_cells_come_with_those_of_the_node() {
     expect(&mut kubelet, &mut stream, Started, &sandbox).await;
     assert_eq!(expect(&mut kubelet, &mut stream, Created, &main).await[0].state(), cri::ContainerState::ContainerCreated);
     assert_ne!(expect(&mut kubelet, &mut stream, Started, &main).await[0].started_at, 0);
+    ending.come().await;
     let ended = expect(&mut kubelet, &mut stream, Stopped, &main).await;
     assert_eq!((ended[0].state(), ended[0].exit_code), (cri::ContainerState::ContainerExited, 3));
     sender.send(frame(&of_node("between").encode_to_vec())).unwrap();

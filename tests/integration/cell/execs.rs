@@ -3,7 +3,12 @@
 use kiyot_testkit::{Container, Kiyot, Kubelet, LIMIT, Node, Pod, RunningPod, cri, spdy, wait_until};
 use tonic::{Code, Request};
 
-use super::{WAIT, ends_without_a_trace, options, pod};
+use super::{
+    WAIT,
+    endings::{Ending, said_in_its_cell},
+    ends_without_a_trace, options, pod,
+    processes::LONGER_THAN_A_START,
+};
 
 /// One pod on the node and one in a cell, of the same container.
 async fn both(kubelet: &mut Kubelet, container: &Container) -> [RunningPod; 2] {
@@ -94,7 +99,13 @@ async fn a_container_whose_input_ends_ends_with_it() {
     let config = kubelet.prepare(&spec);
     let sandbox = kubelet.run_sandbox(&config, "").await.unwrap();
     let mut running = kubelet.running(&spec, config, sandbox);
-    let mut main = Container::script("main", "while read line; do echo heard $line; done; echo over; exit 5");
+    // containerd gives a container what comes before it gives the one who attaches what is said: that it does by now is heard first.
+    let ending = Ending::new();
+    let script = format!(
+        "until [ -e /tmp/attached ]; do echo here; sleep 0.1; done; while read line; do echo heard $line; done; echo over; {}; exit 5",
+        ending.wait()
+    );
+    let mut main = Container::script("main", &script);
     main.stdin = true;
     let made = kubelet.create_container_with(&running, &main, 0, |config| config.stdin_once = true).await.unwrap();
     kubelet.start_container(&made.id).await.unwrap();
@@ -107,12 +118,16 @@ async fn a_container_whose_input_ends_ends_with_it() {
     for kind in ["error", "stdin", "stdout", "stderr"] {
         streams.push(sender.begin(&[("streamtype", kind)]).await);
     }
+    assert!(receiver.read_until(streams[2], "here").await.contains("here"));
+    assert_eq!(kubelet.exec_sync(&made.id, &["touch", "/tmp/attached"]).await.unwrap().code, 0);
     sender.send(streams[1], b"one\ntwo\n").await;
     let heard = receiver.read_until(streams[2], "heard two").await;
     assert!(heard.contains("heard one"), "{heard}");
     sender.end(streams[1]).await;
+    said_in_its_cell(&kiyot, &made, "over").await;
+    ending.come().await;
     assert_eq!(kubelet.exited(&made.id).await.exit_code, 5);
-    let lines: Vec<_> = kubelet.log_lines(&made).into_iter().map(|line| line.text).collect();
+    let lines: Vec<_> = kubelet.log_lines(&made).into_iter().map(|line| line.text).filter(|text| text != "here").collect();
     assert_eq!(lines, ["heard one", "heard two", "over"]);
     ends_without_a_trace(&mut kubelet, &kiyot, &running).await;
 }
@@ -124,7 +139,8 @@ async fn what_takes_too_long_is_gone_when_that_is_told() {
     let mut kubelet = kiyot.kubelet().await;
     let running = kubelet.run_pod(&pod("slow", WAIT)).await.unwrap();
     let main = running.container("main").id.clone();
-    let request = cri::ExecSyncRequest { container_id: main.clone(), cmd: ["sleep", "98765"].map(str::to_owned).to_vec(), timeout: 1 };
+    let request =
+        cri::ExecSyncRequest { container_id: main.clone(), cmd: ["sleep", "98765"].map(str::to_owned).to_vec(), timeout: LONGER_THAN_A_START };
     let status = kubelet.runtime.exec_sync(Request::new(request)).await.unwrap_err();
     assert_eq!(status.code(), Code::DeadlineExceeded, "{status:?}");
     wait_until("the program is gone", LIMIT, async || {

@@ -32,7 +32,7 @@ async fn a_killed_cell_is_told_as_lost() {
     let mut kubelet = kiyot.kubelet().await;
     let running = kubelet.run_pod(&pod("doomed", WAIT)).await.unwrap();
     let cell = kiyot.cells().remove(0);
-    kill9(&processes(&["kiyot-cell", "launch", &cell]));
+    kill9(&processes(&["kiyot-cell launch", &cell]));
     let status = kubelet.exited(&running.container("main").id).await;
     assert_eq!(status.exit_code, 137);
     assert!(!status.reason.is_empty());
@@ -50,10 +50,8 @@ async fn a_killed_agent_and_a_killed_containerd_come_back() {
     let running = kubelet.run_pod(&pod("steady", "i=0; while :; do i=$((i+1)); echo line $i; sleep 0.05; done")).await.unwrap();
     let main = running.container("main").clone();
     let cell = kiyot.cells().remove(0);
-    for words in [["kiyot-cell", "agent"], ["containerd", "containerd.toml"]] {
-        let mut all = words.to_vec();
-        all.push(&cell);
-        kill9(&processes(&all));
+    for words in [&["kiyot-cell agent", &cell][..], &["containerd", "containerd.toml", &cell]] {
+        kill9(&processes(words));
         let said = wait_until("exec works again", LIMIT, async || kubelet.exec_sync(&main.id, &["echo", "here"]).await.ok()).await;
         assert_eq!(said.stdout, "here\n");
         assert_eq!(kubelet.container_status(&main.id).await.unwrap().state(), cri::ContainerState::ContainerRunning, "the pod ran on");

@@ -42,7 +42,7 @@ async fn several_ports_at_once_each_end_by_themselves() {
     let mut kubelet = kiyot.kubelet().await;
     // One sends back what comes, one does so too, and one says what it has to say and ends.
     let script = "nc -ll -p 9001 -e cat & nc -ll -p 9002 -e cat & nc -ll -p 9003 -e echo hello & \
-                  until netstat -ltn | grep -q 9003; do sleep 0.1; done; echo ready; wait";
+                  for port in 9001 9002 9003; do until netstat -ltn | grep -q $port; do sleep 0.1; done; done; echo ready; wait";
     let spec = Pod::new("ports").in_cell().container(Container::script("main", script));
     let running = kubelet.run_pod(&spec).await.unwrap();
     kubelet.logged(running.container("main"), "ready").await;

@@ -2,20 +2,22 @@
 
 use kiyot_testkit::{Container, Kiyot, Node, Pod, cri, image::ImageSpec};
 
-use super::{WAIT, ends_without_a_trace, options, pod};
+use super::{WAIT, endings::Ending, ends_without_a_trace, options, pod};
 
 #[tokio::test]
 async fn an_image_of_the_node_is_copied() {
     let node = Node::start().await;
-    node.image("kiyot.test/greeter:1", &ImageSpec::script("echo greeted; exit 0")).await;
+    let ending = Ending::new();
+    node.image("kiyot.test/greeter:1", &ImageSpec::script(&format!("echo greeted; {}; exit 0", ending.wait()))).await;
     let kiyot = Kiyot::start(&node, options()).await;
     let mut kubelet = kiyot.kubelet().await;
     // There is no registry: it can have come from the node only.
     let spec = Pod::new("greeter").in_cell().container(Container::of_image("main", "kiyot.test/greeter:1"));
     let running = kubelet.run_pod(&spec).await.unwrap();
     let main = running.container("main");
-    assert_eq!(kubelet.exited(&main.id).await.exit_code, 0);
     kubelet.logged(main, "greeted").await;
+    ending.come().await;
+    assert_eq!(kubelet.exited(&main.id).await.exit_code, 0);
     let on_node = kubelet.image.image_status(image_status("kiyot.test/greeter:1")).await.unwrap().into_inner().image.unwrap();
     let status = kubelet.container_status(&main.id).await.unwrap();
     assert_eq!(status.image_ref, on_node.id, "the image's id is the same here and there");

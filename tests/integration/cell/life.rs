@@ -1,8 +1,12 @@
 //! The life of a pod in a cell, from one end to the other.
 
-use kiyot_testkit::{Container, Kiyot, Node, Pod, cri};
+use kiyot_testkit::{Container, Kiyot, LIMIT, Node, Pod, cri};
 
-use super::{WAIT, address, ends_without_a_trace, leaves_nothing, options, pod};
+use super::{
+    WAIT, address,
+    endings::{Ending, said_in_its_cell},
+    ends_without_a_trace, leaves_nothing, options, pod,
+};
 
 #[tokio::test]
 async fn a_pod_runs_in_a_cell_of_its_own() {
@@ -76,8 +80,12 @@ async fn an_exit_is_told_with_its_code_and_message() {
     let node = Node::start().await;
     let kiyot = Kiyot::start(&node, options()).await;
     let mut kubelet = kiyot.kubelet().await;
-    let running = kubelet.run_pod(&pod("short", "echo last words; echo -n why > /dev/termination-log; exit 7")).await.unwrap();
+    let ending = Ending::new();
+    let script = format!("echo last words; echo -n why > /dev/termination-log; {}; exit 7", ending.wait());
+    let running = kubelet.run_pod(&pod("short", &script)).await.unwrap();
     let main = running.container("main");
+    said_in_its_cell(&kiyot, main, "last words").await;
+    ending.come().await;
     let status = kubelet.exited(&main.id).await;
     assert_eq!((status.exit_code, status.reason.as_str()), (7, "Error"));
     assert!(status.started_at > 0 && status.finished_at >= status.started_at && status.created_at > 0);
@@ -87,6 +95,8 @@ async fn an_exit_is_told_with_its_code_and_message() {
     // The kubelet makes the next attempt in the same sandbox.
     let again = kubelet.create_container(&running, &running.spec.containers[0], 1).await.unwrap();
     kubelet.start_container(&again.id).await.unwrap();
+    kubelet.logged(&again, "last words").await;
+    ending.come().await;
     assert_eq!(kubelet.exited(&again.id).await.exit_code, 7);
     ends_without_a_trace(&mut kubelet, &kiyot, &running).await;
 }
@@ -102,7 +112,7 @@ async fn stopping_and_removing_again_is_fine() {
     // A signal that comes before its trap is for nobody: it is the container's first process.
     kubelet.logged(running.container("main"), "ready").await;
     for _ in 0..2 {
-        kubelet.stop_container(&main, 5).await.unwrap();
+        kubelet.stop_container(&main, i64::try_from(LIMIT.as_secs()).unwrap()).await.unwrap();
     }
     assert_eq!(kubelet.container_status(&main).await.unwrap().exit_code, 0, "it had its grace");
     for _ in 0..2 {

@@ -6,7 +6,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use kiyot_testkit::{Container, Kiyot, Kubelet, LIMIT, LogLine, Node, Pod, RunningContainer, RunningPod, cri, wait_until};
+use kiyot_testkit::{Container, Kiyot, Kubelet, LIMIT, LogLine, Node, Pod, RunningContainer, cri, wait_until};
 
 use super::{WAIT, endings::Ending, ends_without_a_trace, options, pod};
 
@@ -18,20 +18,13 @@ fn of_stream(log: &Path, stream: &str) -> Vec<Vec<u8>> {
     timeless.filter(|line| line.starts_with(stream.as_bytes())).collect()
 }
 
-async fn ended(kubelet: &mut Kubelet, spec: &Pod) -> (RunningPod, RunningContainer) {
-    let running = kubelet.run_pod(spec).await.unwrap();
-    let main = running.container("main").clone();
-    assert_eq!(kubelet.exited(&main.id).await.exit_code, 0);
-    (running, main)
-}
-
 #[tokio::test]
 async fn they_are_byte_for_byte_the_nodes() {
     // Around the 16 KiB at which a line is cut; empty ones; bytes that are no text; no newline at the end.
     const SCRIPT: &str = "line() { head -c $1 /dev/zero | tr '\\0' $2; }
         echo first; echo; line 16383 a; echo; line 16384 b; echo; line 16385 c; echo; line 40000 d; echo
         printf 'odd \\377\\001 bytes\\r\\n'; printf 'with\\ttab and  spaces \\n'
-        echo bad >&2; line 33000 e >&2; echo >&2; echo that was it; echo that was it >&2; UNTIL; printf 'bad end' >&2; printf 'no newline'";
+        echo bad >&2; line 33000 e >&2; echo >&2; echo that was it; echo that was it >&2; printf 'bad end' >&2; printf 'no newline'; UNTIL";
     let node = Node::start().await;
     let kiyot = Kiyot::start(&node, options()).await;
     let mut kubelet = kiyot.kubelet().await;
@@ -50,7 +43,7 @@ async fn they_are_byte_for_byte_the_nodes() {
             })
             .await;
         }
-        ending.come();
+        ending.come().await;
         for (main, _) in [&here, &there] {
             assert_eq!(kubelet.exited(&main.id).await.exit_code, 0);
         }
@@ -78,12 +71,21 @@ async fn a_restarted_containers_old_log_stays() {
     let node = Node::start().await;
     let kiyot = Kiyot::start(&node, options()).await;
     let mut kubelet = kiyot.kubelet().await;
-    let (mut running, first) = ended(&mut kubelet, &pod("again", "echo attempt of $(cat /proc/sys/kernel/random/uuid)")).await;
+    let ending = Ending::new();
+    let script = format!("echo attempt of $(cat /proc/sys/kernel/random/uuid); {}", ending.wait());
+    let mut running = kubelet.run_pod(&pod("again", &script)).await.unwrap();
+    let first = running.container("main").clone();
+    let ends = async |kubelet: &mut Kubelet, container: &RunningContainer| {
+        kubelet.logged(container, "attempt of").await;
+        ending.come().await;
+        assert_eq!(kubelet.exited(&container.id).await.exit_code, 0);
+    };
+    ends(&mut kubelet, &first).await;
     let before = fs::read(&first.log).unwrap();
     assert_eq!(LogLine::parse_all(&before).len(), 1);
     let second = kubelet.create_container(&running, &running.spec.containers[0], 1).await.unwrap();
     kubelet.start_container(&second.id).await.unwrap();
-    kubelet.exited(&second.id).await;
+    ends(&mut kubelet, &second).await;
     assert_ne!(first.log, second.log);
     assert_eq!(kubelet.log_lines(&second).len(), 1);
     assert_eq!(fs::read(&first.log).unwrap(), before, "kubectl logs --previous reads this one");
@@ -133,15 +135,16 @@ async fn a_log_goes_on_after_what_its_file_had_before() {
 
 #[tokio::test]
 async fn rotation_under_load_loses_nothing() {
-    const LINES: usize = 60_000;
     const ROTATIONS: usize = 5;
     let node = Node::start().await;
     let kiyot = Kiyot::start(&node, options()).await;
     let mut kubelet = kiyot.kubelet().await;
-    let script = format!("while [ ! -e /tmp/go ]; do sleep 0.05; done; i=0; while [ $i -lt {LINES} ]; do i=$((i+1)); echo line $i; done; {WAIT}");
+    // It writes for as long as there are rotations, however long those take: some thousand lines a second.
+    let script = format!(
+        "i=0; until [ -e /tmp/enough ]; do n=0; while [ $n -lt 100 ]; do n=$((n+1)); i=$((i+1)); echo line $i; done; sleep 0.01; done; echo $i lines; {WAIT}"
+    );
     let running = kubelet.run_pod(&pod("rotating", &script)).await.unwrap();
     let main = running.container("main").clone();
-    kubelet.exec_sync(&main.id, &["touch", "/tmp/go"]).await.unwrap();
     let mut files: Vec<PathBuf> = Vec::new();
     for rotation in 0..ROTATIONS {
         // Something is in each of them.
@@ -154,10 +157,12 @@ async fn rotation_under_load_loses_nothing() {
             files.push(main.log.clone());
         }
     }
-    let all = || files.iter().flat_map(|file| LogLine::parse_all(&fs::read(file).unwrap_or_default())).map(|line| line.text).collect::<Vec<_>>();
-    let last = format!("line {LINES}");
-    wait_until("the last line is there", LIMIT, async || (all().last() == Some(&last)).then_some(())).await;
-    for (at, line) in all().iter().enumerate() {
+    assert_eq!(kubelet.exec_sync(&main.id, &["touch", "/tmp/enough"]).await.unwrap().code, 0);
+    let last = kubelet.logged(&main, " lines").await.text;
+    let mut all: Vec<_> = files.iter().flat_map(|file| LogLine::parse_all(&fs::read(file).unwrap())).map(|line| line.text).collect();
+    assert_eq!(all.pop().as_ref(), Some(&last));
+    assert_eq!(last, format!("{} lines", all.len()));
+    for (at, line) in all.iter().enumerate() {
         assert_eq!(*line, format!("line {}", at + 1), "no line is lost or doubled");
     }
     ends_without_a_trace(&mut kubelet, &kiyot, &running).await;

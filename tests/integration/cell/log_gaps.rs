@@ -4,7 +4,7 @@ use std::fs;
 
 use kiyot_testkit::{Kiyot, LIMIT, LogLine, Node, wait_until};
 
-use super::{WAIT, ends_without_a_trace, options, pod};
+use super::{WAIT, ends_without_a_trace, is_back, options, pod};
 
 #[tokio::test]
 async fn a_log_that_was_removed_goes_on_with_a_line_and_says_what_is_missing() {
@@ -50,6 +50,7 @@ async fn a_log_that_was_removed_goes_on_with_a_line_and_says_what_is_missing() {
     kiyot.kill9();
     kiyot.start_again().await;
     let mut kubelet = kiyot.kubelet().await;
+    is_back(&mut kubelet, &main).await;
     kubelet.stop_container(&main.id, 1).await.unwrap();
     assert!(fs::read(&main.log).unwrap() == content);
     ends_without_a_trace(&mut kubelet, &kiyot, &running).await;

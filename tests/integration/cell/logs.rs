@@ -20,20 +20,18 @@ async fn a_log_is_complete_and_in_order() {
     let node = Node::start().await;
     let kiyot = Kiyot::start(&node, options()).await;
     let mut kubelet = kiyot.kubelet().await;
-    let ending = Ending::new();
-    let script = format!(
-        "until [ -e /tmp/go ]; do sleep 0.05; done; i=0; while [ $i -lt {LINES} ]; do i=$((i+1)); echo line $i; done; echo end >&2; {}; exit 0",
-        ending.wait()
-    );
+    let (begin, ending) = (Ending::new(), Ending::new());
+    let script =
+        format!("{}; i=0; while [ $i -lt {LINES} ]; do i=$((i+1)); echo line $i; done; echo end >&2; {}; exit 0", begin.wait(), ending.wait());
     let running = kubelet.run_pod(&pod("talker", &script)).await.unwrap();
     let main = running.container("main");
-    kubelet.exec_sync(&main.id, &["touch", "/tmp/go"]).await.unwrap();
     // It writes and ends while the agent can bring home nothing: of the end and the log, which come at once afterwards, the log must be first.
-    let agent = processes(&["kiyot-cell", "agent", &kiyot.cells().remove(0)]);
+    let agent = processes(&["kiyot-cell agent", &kiyot.cells().remove(0)]);
     freeze(&agent);
+    begin.come().await;
     said_in_its_cell(&kiyot, main, &format!("line {LINES}")).await;
     said_in_its_cell(&kiyot, main, "end").await;
-    ending.come();
+    ending.come().await;
     ending.came().await;
     assert!(kubelet.log_lines(main).len() < LINES, "the rest is still to come");
     thaw(&agent);
@@ -98,7 +96,7 @@ async fn a_log_that_nobody_takes_is_in_no_memory() {
     let main = running.container("main").id.clone();
     let cell = kiyot.cells().remove(0);
     let daemon = kiyot.pid().to_string();
-    let agent = processes(&["kiyot-cell", "agent", &cell]).remove(0);
+    let agent = processes(&["kiyot-cell agent", &cell]).remove(0);
     let before = [peak(&daemon), peak(&agent)];
     kubelet.exec_sync(&main, &["touch", "/tmp/go"]).await.unwrap();
     wait_until("the container has written all, held up by nobody", 2 * LIMIT, async || {

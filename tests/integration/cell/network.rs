@@ -10,7 +10,7 @@ use std::{
 use kiyot_testkit::{Container, Kiyot, Kubelet, LIMIT, Node, Pod, cri, wait_until};
 use tonic::Code;
 
-use super::{WAIT, address, ends_without_a_trace, leaves_nothing, options, pod};
+use super::{WAIT, address, ends_without_a_trace, is_back, leaves_nothing, options, pod};
 
 /// What a web server says, as a container's script.
 const SERVER: &str = "mkdir -p /www; echo served > /www/index.html; exec httpd -f -p 8080 -h /www";
@@ -135,6 +135,7 @@ async fn without_a_plugin_for_ports_the_rules_are_ours() {
     kiyot.kill9();
     kiyot.start_again().await;
     let mut kubelet = kiyot.kubelet().await;
+    is_back(&mut kubelet, running.container("main")).await;
     ends_without_a_trace(&mut kubelet, &kiyot, &running).await;
     assert!(!rules().contains(&cell), "a daemon that was killed has left no rule");
     assert!(kiyot.stop().await.success());

@@ -49,9 +49,11 @@ async fn no_line_is_lost_or_doubled_by_kills() {
     let node = if lines > LINES { Node::start_for_long().await } else { Node::start().await };
     let mut kiyot = Kiyot::start(&node, options()).await;
     let mut kubelet = kiyot.kubelet().await;
+    let ending = Ending::new();
     let script = format!(
         "i=0; b=0; while [ $b -lt {BLOCKS} ]; do until [ -e /tmp/go$b ]; do sleep 0.05; done; b=$((b+1)); \
-         e=$((b*{block})); while [ $i -lt $e ]; do i=$((i+1)); echo line $i; done; done; until [ -e /tmp/go{BLOCKS} ]; do sleep 0.05; done"
+         e=$((b*{block})); while [ $i -lt $e ]; do i=$((i+1)); echo line $i; done; done; {}",
+        ending.wait()
     );
     let running = kubelet.run_pod(&pod("talker", &script)).await.unwrap();
     let main = running.container("main").clone();
@@ -70,7 +72,7 @@ async fn no_line_is_lost_or_doubled_by_kills() {
             kiyot.start_again().await;
             kubelet = kiyot.kubelet().await;
         } else {
-            kill9(&processes(&["kiyot-cell", "agent", &cell]));
+            kill9(&processes(&["kiyot-cell agent", &cell]));
         }
         let last = format!("line {}", (part + 1) * block);
         wait_until(format!("{last:?} is on the node"), limit, async || (last_line(&main).as_deref() == Some(&*last)).then_some(())).await;
@@ -80,7 +82,7 @@ async fn no_line_is_lost_or_doubled_by_kills() {
         // Between two parts, containerd: what it has read of a container's output and has not written is lost with it, as on any node.
         kill9(&processes(&["containerd", "containerd.toml", &cell]));
     }
-    release(&mut kubelet, &main, BLOCKS).await;
+    ending.come().await;
     assert_eq!(kubelet.exited(&main.id).await.exit_code, 0);
     let all = kubelet.log_lines(&main);
     assert_eq!(all.len(), block * BLOCKS);
@@ -101,7 +103,7 @@ async fn ended_on_a_full_disk<'a>(node: &'a Node) -> (Disk, Kiyot<'a>, kiyot_tes
     let ending = Ending::new();
     let running = kubelet.run_pod(&pod("talker", &format!("{}; exit 3", too_many_lines(&ending)))).await.unwrap();
     said_in_its_cell(&kiyot, running.container("main"), &format!("line {TOO_MANY}")).await;
-    ending.come();
+    ending.come().await;
     (disk, kiyot, running)
 }
 
@@ -132,7 +134,8 @@ async fn the_rest_of_an_ended_containers_log_comes_after_a_kill() {
     let kubelet_now = kiyot.kubelet().await;
     kubelet_now.logged(&main, &format!("line {TOO_MANY}")).await;
     is_whole(&kubelet_now, &main);
-    // It is whole now, and that is known: a file that the kubelet removes does not come again.
+    // It is whole now, and once that is recorded, a file that the kubelet removes does not come again.
+    wait_until("it is recorded", LIMIT, async || kiyot.log().contains("The log of an ended container is whole").then_some(())).await;
     std::fs::remove_file(&main.log).unwrap();
     kiyot.kill9();
     kiyot.start_again().await;
@@ -185,11 +188,11 @@ async fn an_exit_that_a_killed_daemon_was_not_told_comes_with_its_whole_log() {
     let cell = kiyot.cells().remove(0);
     kubelet.exec_sync(&main.id, &["touch", "/tmp/go"]).await.unwrap();
     wait_until("some of it is here", LIMIT, async || (length(&main) > 0).then_some(())).await;
-    let agent = processes(&["kiyot-cell", "agent", &cell]);
+    let agent = processes(&["kiyot-cell agent", &cell]);
     freeze(&agent);
     kiyot.kill9();
     said_in_its_cell(&kiyot, &main, &format!("line {TOO_MANY}")).await;
-    ending.come();
+    ending.come().await;
     // The cell's shim sees it end, and nobody can say so.
     ending.came().await;
     kiyot.start_again().await;

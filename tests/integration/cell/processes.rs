@@ -5,6 +5,9 @@ use tonic::{Code, Request};
 
 use super::{WAIT, ends_without_a_trace, options, pod};
 
+/// Seconds after which a program is ended. A start that takes longer, as on a busy machine, fails in containerd's other words (`Unknown`).
+pub(super) const LONGER_THAN_A_START: i64 = 8;
+
 #[tokio::test]
 async fn an_exec_that_takes_too_long_is_ended() {
     let node = Node::start().await;
@@ -14,7 +17,7 @@ async fn an_exec_that_takes_too_long_is_ended() {
     let request = kiyot_testkit::cri::ExecSyncRequest {
         container_id: running.container("main").id.clone(),
         cmd: ["sleep", "1000"].map(str::to_owned).to_vec(),
-        timeout: 1,
+        timeout: LONGER_THAN_A_START,
     };
     let status = kubelet.runtime.exec_sync(Request::new(request)).await.unwrap_err();
     assert_eq!(status.code(), Code::DeadlineExceeded, "{status:?}");

@@ -14,13 +14,13 @@ use kiyot_testkit::{
 
 use super::{
     WAIT, ends_without_a_trace,
-    registries::{auth, blobs, heavy, impatient, is_written, on_node, sandbox, saying, says, with_mirrors},
+    registries::{auth, blobs, heavy, impatient, is_written, on_node, sandbox, saying, says, speaking, with_mirrors},
 };
 
 /// An image whose first layer is that of all images with this base.
 fn of_base(base: &str, word: &str) -> ImageSpec {
     let file = |name: &str| vec![(name.to_owned(), 0o644, name.into())];
-    ImageSpec { files: file(base), upper: file(word), ..ImageSpec::script(&format!("cat /{word}; exit 0")) }
+    ImageSpec { files: file(base), upper: file(word), ..speaking(&format!("cat /{word}; echo")) }
 }
 
 #[tokio::test]
@@ -72,7 +72,7 @@ async fn a_pull_that_stands_still_ends_though_another_one_goes_on() {
     let registry = Registry::start(&node, Access::Open);
     let (stuck, _) = registry.image("stuck:1", &heavy(8 << 20));
     let (slow, _) = registry.image("slow:1", &heavy(32 << 20));
-    let kiyot = Kiyot::start(&node, impatient(&node, 8)).await;
+    let kiyot = Kiyot::start(&node, impatient(&node)).await;
     let mut kubelet = kiyot.kubelet().await;
     let pod = sandbox(&mut kubelet, "patient").await;
     registry.pace(&registry.parts(&stuck).pop().unwrap().0, Pace::Stalls(4 << 20));
@@ -84,7 +84,7 @@ async fn a_pull_that_stands_still_ends_though_another_one_goes_on() {
         ended = other.pull(&pod.spec, &pod.config, &slow, None) => panic!("the one that goes on ended first: {ended:?}"),
     };
     assert_eq!(stalled.code(), tonic::Code::DeadlineExceeded);
-    assert!(stalled.message().contains("stuck:1") && stalled.message().contains("nothing of it has come for 8 s"), "{stalled:?}");
+    assert!(stalled.message().contains("stuck:1") && stalled.message().contains("nothing of it has come for 15 s"), "{stalled:?}");
     ends_without_a_trace(&mut kubelet, &kiyot, &pod).await;
 }
 

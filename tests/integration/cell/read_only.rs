@@ -3,7 +3,7 @@
 use kiyot_testkit::{Container, Kiyot, Kubelet, Node, Pod, Source, cri};
 use tonic::Code;
 
-use super::{WAIT, ends_without_a_trace, faults::processes, options, said, version_of_containerd};
+use super::{WAIT, ends_without_a_trace, faults::processes, is_back, options, said, version_of_containerd};
 
 /// What the kubelet is told of a handler.
 async fn told(kubelet: &mut Kubelet, handler: &str) -> cri::RuntimeHandlerFeatures {
@@ -34,7 +34,7 @@ async fn a_mount_is_read_only_with_all_beneath_it_where_the_cells_containerd_doe
     said(&mut kubelet, &made.id, "mkdir /scratch/beneath").await;
     running.containers.insert("maker".to_owned(), made);
     let cell = kiyot.cells().remove(0);
-    let agent = processes(&["kiyot-cell", "agent", &cell]).remove(0);
+    let agent = processes(&["kiyot-cell agent", &cell]).remove(0);
     let beneath = kiyot.state().join("cells").join(&cell).join("pod/empty-dir/scratch/beneath").display().to_string();
     kiyot_testkit::output("nsenter", &["-t", &agent, "-m", "mount", "-t", "tmpfs", "tmpfs", &beneath]).unwrap();
     let host_path = kubelet.pod_directory(&spec.uid).join("volumes/kubernetes.io~empty-dir/scratch").display().to_string();
@@ -62,5 +62,6 @@ async fn a_mount_is_read_only_with_all_beneath_it_where_the_cells_containerd_doe
     kiyot.restart().await;
     let mut kubelet = kiyot.kubelet().await;
     assert_eq!(told(&mut kubelet, "kiyot").await, expected);
+    is_back(&mut kubelet, running.container("maker")).await;
     ends_without_a_trace(&mut kubelet, &kiyot, &running).await;
 }

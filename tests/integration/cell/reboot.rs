@@ -29,7 +29,7 @@ async fn after_a_reboot_pods_have_ended_and_addresses_are_free() {
     assert_eq!(addresses(&node).len(), 1);
     kiyot.kill9();
     // What no process outlives, and what /run does not.
-    kill9(&processes(&["kiyot-cell", "launch", &cell]));
+    kill9(&processes(&["kiyot-cell launch", &cell]));
     wait_until("the cell's processes have ended", LIMIT, async || processes(&[&cell]).is_empty().then_some(())).await;
     kiyot_testkit::output("ip", &["netns", "delete", &format!("kiyot-{cell}")]).unwrap();
     // And another boot id.

@@ -12,16 +12,21 @@ use kiyot_testkit::{
     wait_until,
 };
 
-use super::{ends_without_a_trace, options};
+use super::{WAIT, ends_without_a_trace, options};
 
 /// A daemon whose cells pull through the mirrors of the node. Without them the hosts of these images do not exist.
 pub(super) fn with_mirrors(node: &Node) -> KiyotOptions {
     KiyotOptions { milpa: format!("registry_config_dir = {:?}\n", node.registries()), ..options() }
 }
 
+/// What an image runs that says something, and stays until it is stopped: of a container that ends by itself, the last words may be lost (`Ending`).
+pub(super) fn speaking(says: &str) -> ImageSpec {
+    ImageSpec::script(&format!("trap 'exit 0' TERM; {says}; {WAIT}"))
+}
+
 /// An image with a layer of its own, that says a word.
 pub(super) fn saying(word: &str) -> ImageSpec {
-    ImageSpec { files: vec![(word.to_owned(), 0o644, word.into())], ..ImageSpec::script(&format!("echo {word}; exit 0")) }
+    ImageSpec { files: vec![(word.to_owned(), 0o644, word.into())], ..speaking(&format!("echo {word}")) }
 }
 
 /// A pod in a cell, still without containers.
@@ -32,12 +37,12 @@ pub(super) async fn sandbox(kubelet: &mut Kubelet, name: &str) -> RunningPod {
     kubelet.running(&pod, config, sandbox)
 }
 
-/// Runs a container of an image, with the policy IfNotPresent, until it has said its word. Gives the id of its image.
+/// Runs a container of an image, with the policy IfNotPresent, until it has said its word, and stops it. Gives the id of its image.
 pub(super) async fn says(kubelet: &mut Kubelet, pod: &mut RunningPod, container: &str, image: &str, word: &str) -> String {
     let created = kubelet.create_container(pod, &Container::of_image(container, image), 0).await.unwrap();
     kubelet.start_container(&created.id).await.unwrap();
     kubelet.logged(&created, word).await;
-    kubelet.exited(&created.id).await;
+    kubelet.stop_container(&created.id, i64::try_from(LIMIT.as_secs()).unwrap()).await.unwrap();
     pod.containers.insert(container.to_owned(), created);
     kubelet.image_status(&pod.spec, image).await.unwrap().unwrap().id
 }
@@ -240,7 +245,7 @@ pub(super) async fn on_node(kubelet: &mut Kubelet, registry: &Registry, image: &
 /// An image whose first layer is that of all such images, and of no other: a cell has that of its pause image.
 pub(super) fn sharing(word: &str) -> ImageSpec {
     let file = |name: &str| vec![(name.to_owned(), 0o644, name.into())];
-    ImageSpec { files: file("base"), upper: file(word), ..ImageSpec::script(&format!("cat /{word}; exit 0")) }
+    ImageSpec { files: file("base"), upper: file(word), ..speaking(&format!("cat /{word}; echo")) }
 }
 
 #[tokio::test]
@@ -294,15 +299,18 @@ async fn no_layer_of_the_node_is_given_to_who_may_not_pull() {
     kubelet.forget(&local);
 }
 
-/// A daemon for which a pull stands still when nothing has come for so long.
-pub(super) fn impatient(node: &Node, seconds: u64) -> KiyotOptions {
-    let milpa = format!("registry_config_dir = {:?}\nimage_pull_progress_timeout = \"{seconds}s\"\n", node.registries());
+/// How long a pull may stand still for an [`impatient`] daemon: longer than a busy machine needs for the first that comes, or for one MiB more.
+pub(super) const STANDS_STILL: Duration = Duration::from_secs(15);
+
+/// A daemon for which a pull stands still when nothing has come for [`STANDS_STILL`].
+pub(super) fn impatient(node: &Node) -> KiyotOptions {
+    let milpa = format!("registry_config_dir = {:?}\nimage_pull_progress_timeout = \"{}s\"\n", node.registries(), STANDS_STILL.as_secs());
     KiyotOptions { milpa, ..options() }
 }
 
 /// An image whose one layer has so many bytes, and is not the node's.
 pub(super) fn heavy(bytes: usize) -> ImageSpec {
-    ImageSpec { files: vec![("weight".to_owned(), 0o644, vec![b'w'; bytes])], ..ImageSpec::script("echo heavy; exit 0") }
+    ImageSpec { files: vec![("weight".to_owned(), 0o644, vec![b'w'; bytes])], ..speaking("echo heavy") }
 }
 
 #[tokio::test]
@@ -310,14 +318,14 @@ async fn a_pull_that_stands_still_ends_and_goes_on_where_it_was() {
     let node = Node::start().await;
     let registry = Registry::start(&node, Access::Open);
     let (name, _) = registry.image("app:1", &heavy(8 << 20));
-    let kiyot = Kiyot::start(&node, impatient(&node, 8)).await;
+    let kiyot = Kiyot::start(&node, impatient(&node)).await;
     let mut kubelet = kiyot.kubelet().await;
     let mut pod = sandbox(&mut kubelet, "stalled").await;
     let layer = registry.parts(&name).pop().unwrap().0;
     registry.pace(&layer, Pace::Stalls(4 << 20));
     let stalled = kubelet.pull(&pod.spec, &pod.config, &name, None).await.unwrap_err();
     assert_eq!(stalled.code(), tonic::Code::DeadlineExceeded);
-    assert!(["app:1", "nothing of it has come for 8 s"].iter().all(|word| stalled.message().contains(word)), "{stalled:?}");
+    assert!(["app:1", "nothing of it has come for 15 s"].iter().all(|word| stalled.message().contains(word)), "{stalled:?}");
     assert!(blobs(&registry.asked()).contains(&layer));
     // The kubelet tries again.
     registry.release(&layer);
@@ -330,14 +338,14 @@ async fn a_pull_that_is_slow_and_goes_on_is_left_alone() {
     let node = Node::start().await;
     let registry = Registry::start(&node, Access::Open);
     let (name, _) = registry.image("app:1", &heavy(24 << 20));
-    let kiyot = Kiyot::start(&node, impatient(&node, 8)).await;
+    let kiyot = Kiyot::start(&node, impatient(&node)).await;
     let mut kubelet = kiyot.kubelet().await;
     let mut pod = sandbox(&mut kubelet, "slow").await;
-    // In a hundred parts, one each 100 ms. The cell's containerd writes MiB by MiB.
-    registry.pace(&registry.parts(&name).pop().unwrap().0, Pace::Trickles(256 << 10, Duration::from_millis(100)));
+    // In two hundred parts, one each 100 ms. The cell's containerd writes MiB by MiB.
+    registry.pace(&registry.parts(&name).pop().unwrap().0, Pace::Trickles(128 << 10, Duration::from_millis(100)));
     let begun = Instant::now();
     says(&mut kubelet, &mut pod, "main", &name, "heavy").await;
-    assert!(begun.elapsed() > Duration::from_secs(8), "it took longer than a pull may stand still");
+    assert!(begun.elapsed() > STANDS_STILL, "it took longer than a pull may stand still");
     ends_without_a_trace(&mut kubelet, &kiyot, &pod).await;
 }
 

@@ -237,7 +237,7 @@ async fn name_servers_are_asked_again_after_the_agent_and_the_daemon_were_killed
     let main = running.container("main").id.clone();
     let cell = kiyot.cells().remove(0);
     resolves(&mut kubelet, &main).await;
-    kill9(&processes(&["kiyot-cell", "agent", &cell]));
+    kill9(&processes(&["kiyot-cell agent", &cell]));
     asked_by_udp(&cell, "one.test", IN_CELL).await;
     resolves(&mut kubelet, &main).await;
     kiyot.kill9();
@@ -276,7 +276,7 @@ async fn a_pod_that_rewrites_its_network_keeps_its_link_and_its_names() {
     assert_eq!(said.code, 0, "{said:?}");
     resolves(&mut kubelet, &main).await;
     let cell = kiyot.cells().remove(0);
-    kill9(&processes(&["kiyot-cell", "agent", &cell]));
+    kill9(&processes(&["kiyot-cell agent", &cell]));
     wait_until("a new agent is linked", LIMIT, async || kubelet.exec_sync(&main, &["true"]).await.ok()).await;
     resolves(&mut kubelet, &main).await;
     ends_without_a_trace(&mut kubelet, &kiyot, &running).await;

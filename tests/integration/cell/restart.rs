@@ -2,7 +2,11 @@
 
 use kiyot_testkit::{Kiyot, LIMIT, Node, cri, wait_until};
 
-use super::{WAIT, ends_without_a_trace, options, pod};
+use super::{
+    WAIT,
+    endings::{Ending, said_in_its_cell},
+    ends_without_a_trace, options, pod,
+};
 
 #[tokio::test]
 async fn pods_outlive_a_killed_daemon() {
@@ -36,11 +40,14 @@ async fn an_exit_during_the_outage_is_told_afterwards() {
     let node = Node::start().await;
     let mut kiyot = Kiyot::start(&node, options()).await;
     let mut kubelet = kiyot.kubelet().await;
-    let running = kubelet.run_pod(&pod("leaver", "while [ ! -e /tmp/go ]; do sleep 0.05; done; echo bye; exit 4")).await.unwrap();
+    let (begin, ending) = (Ending::new(), Ending::new());
+    let running = kubelet.run_pod(&pod("leaver", &format!("{}; echo bye; {}; exit 4", begin.wait(), ending.wait()))).await.unwrap();
     let main = running.container("main").clone();
-    // What lets it go is put there by a process that outlives the daemon's end.
-    kubelet.exec_sync(&main.id, &["sh", "-c", "(sleep 1; touch /tmp/go) >/dev/null 2>&1 &"]).await.unwrap();
     kiyot.kill9();
+    begin.come().await;
+    said_in_its_cell(&kiyot, &main, "bye").await;
+    ending.come().await;
+    ending.came().await;
     kiyot.start_again().await;
     let mut kubelet = kiyot.kubelet().await;
     let status = kubelet.exited(&main.id).await;

@@ -29,11 +29,11 @@ pub(super) fn thaw(pids: &[String]) {
 /// All processes of a cell: those in its namespaces too, whatever their command lines say.
 pub(super) fn all_of(cell: &str) -> Vec<String> {
     let network = |pid: &str| fs::read_link(format!("/proc/{pid}/ns/net")).ok();
-    let agent = processes(&["kiyot-cell", "agent", cell]).remove(0);
+    let agent = processes(&["kiyot-cell agent", cell]).remove(0);
     let own = network(&agent);
     let entries = fs::read_dir("/proc").unwrap().flatten().filter_map(|entry| entry.file_name().into_string().ok());
     let inside = entries.filter(|name| name.bytes().all(|byte| byte.is_ascii_digit()) && network(name) == own);
-    inside.chain(processes(&["kiyot-cell", "launch", cell])).collect()
+    inside.chain(processes(&["kiyot-cell launch", cell])).collect()
 }
 
 fn nothing_left_of(cell: &str, uid: &str) {
@@ -85,7 +85,7 @@ async fn a_container_whose_agent_is_silent_reads_running_until_its_pod_is_stoppe
     let running = kubelet.run_pod(&pod("unreachable", WAIT)).await.unwrap();
     let main = running.container("main").id.clone();
     let cell = kiyot.cells().remove(0);
-    freeze(&processes(&["kiyot-cell", "agent", &cell]));
+    freeze(&processes(&["kiyot-cell agent", &cell]));
     let refused = kubelet.stop_container(&main, 0).await.unwrap_err();
     assert!(matches!(refused.code(), Code::Unavailable | Code::DeadlineExceeded), "{refused:?}");
     assert_eq!(kubelet.container_status(&main).await.unwrap().state(), cri::ContainerState::ContainerRunning);
@@ -111,7 +111,7 @@ async fn a_cell_that_dies_while_its_container_is_stopped_is_no_ok_too_early() {
         (answer, caller.container_status(&id).await.unwrap().state())
     });
     kubelet.logged(&main, "told").await;
-    kill9(&processes(&["kiyot-cell", "launch", &cell]));
+    kill9(&processes(&["kiyot-cell launch", &cell]));
     let (answer, state) = stopping.await.unwrap();
     assert!(answer.is_err() || state == cri::ContainerState::ContainerExited, "OK, and the container is {state:?}");
     // The kubelet tries again.
@@ -165,7 +165,7 @@ async fn a_lost_cell_leaves_no_cgroup_wherever_its_containers_were() {
     let cell = kiyot.cells().remove(0);
     let groups = |found: Leftovers| found.to_string().lines().filter(|line| line.contains("control group") && line.contains("deeper/")).count();
     assert!(groups(node.leftovers()) > 0, "its containers are there");
-    kill9(&processes(&["kiyot-cell", "launch", &cell]));
+    kill9(&processes(&["kiyot-cell launch", &cell]));
     kubelet.exited(&created.id).await;
     assert_eq!(groups(node.leftovers()), 0, "{}", node.leftovers());
     ends_without_a_trace(&mut kubelet, &kiyot, &running).await;

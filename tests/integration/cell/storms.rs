@@ -160,7 +160,7 @@ async fn pods_on_their_own_schedules_outlive_a_storm_of_kills() {
         let cell = (!cells.is_empty()).then(|| cells[which as usize % cells.len()].clone());
         let said = match (kind, &cell) {
             (0, Some(cell)) => {
-                strike(&["kiyot-cell", "agent", cell]);
+                strike(&["kiyot-cell agent", cell]);
                 format!("the agent of {cell}")
             }
             (1, Some(cell)) => {
@@ -168,7 +168,7 @@ async fn pods_on_their_own_schedules_outlive_a_storm_of_kills() {
                 format!("the containerd of {cell}")
             }
             (2, Some(cell)) => {
-                strike(&["kiyot-cell", "launch", cell]);
+                strike(&["kiyot-cell launch", cell]);
                 cell.clone()
             }
             (3, _) => {

@@ -2,7 +2,7 @@
 
 use kiyot_testkit::{Container, Kiyot, Kubelet, Node, Pod, cri, websocket::Streams};
 
-use super::{WAIT, ends_without_a_trace, options, pod};
+use super::{WAIT, endings::Ending, ends_without_a_trace, options, pod};
 
 async fn exec(kubelet: &mut Kubelet, container: &str, command: &[&str], tty: bool) -> String {
     let cmd = command.iter().map(|word| (*word).to_owned()).collect();
@@ -57,22 +57,31 @@ async fn attach_has_the_terminal_of_a_container_with_its_input_and_its_size() {
     let node = Node::start().await;
     let kiyot = Kiyot::start(&node, options()).await;
     let mut kubelet = kiyot.kubelet().await;
-    let script = "until [ \"$(stty size)\" = '45 123' ]; do sleep 0.1; done; echo re''sized; read word; echo got $word; exit 4";
-    let mut main = Container::script("main", script);
+    // containerd sets the size before it gives the one who attaches what is said: that it does by now is heard first.
+    let ending = Ending::new();
+    let script = format!(
+        "until [ -e /tmp/attached ]; do echo here; sleep 0.1; done; \
+         until [ \"$(stty size)\" = '45 123' ]; do sleep 0.1; done; echo re''sized; read word; echo got $word; {}; exit 4",
+        ending.wait()
+    );
+    let mut main = Container::script("main", &script);
     (main.tty, main.stdin) = (true, true);
     let running = kubelet.run_pod(&Pod::new("terminal").in_cell().container(main)).await.unwrap();
     let main = running.container("main").clone();
     let request = cri::AttachRequest { container_id: main.id.clone(), stdin: true, tty: true, stdout: true, stderr: false };
     let url = kubelet.runtime.attach(request).await.unwrap().into_inner().url;
     let mut streams = Streams::open(&url).await.unwrap();
+    assert!(streams.read_until(1, "here").await.contains("here"));
+    assert_eq!(kubelet.exec_sync(&main.id, &["touch", "/tmp/attached"]).await.unwrap().code, 0);
     streams.send(4, br#"{"Width":123,"Height":45}"#).await;
     let told = streams.read_until(1, "resized").await;
     assert!(told.contains("resized"), "{told}");
     streams.send(0, b"sesame\n").await;
     let told = streams.read_until(1, "got sesame").await;
     assert!(told.contains("got sesame"), "{told}");
-    assert_eq!(kubelet.exited(&main.id).await.exit_code, 4);
     kubelet.logged(&main, "got sesame").await;
+    ending.come().await;
+    assert_eq!(kubelet.exited(&main.id).await.exit_code, 4);
     drop(streams);
     ends_without_a_trace(&mut kubelet, &kiyot, &running).await;
 }
@@ -82,7 +91,9 @@ async fn a_port_is_forwarded_into_the_cell() {
     let node = Node::start().await;
     let kiyot = Kiyot::start(&node, options()).await;
     let mut kubelet = kiyot.kubelet().await;
-    let server = Container::script("main", "mkdir -p /www; echo forwarded > /www/index.html; echo ready; exec httpd -f -p 127.0.0.1:8080 -h /www");
+    // It goes to the background once it listens.
+    let script = format!("mkdir -p /www; echo forwarded > /www/index.html; httpd -p 127.0.0.1:8080 -h /www; echo ready; {WAIT}");
+    let server = Container::script("main", &script);
     let running = kubelet.run_pod(&Pod::new("served").in_cell().container(server)).await.unwrap();
     kubelet.logged(running.container("main"), "ready").await;
     let request = cri::PortForwardRequest { pod_sandbox_id: running.sandbox.clone(), port: vec![8080] };

@@ -8,7 +8,11 @@ use std::{
 
 use kiyot_testkit::{Container, Kiyot, LIMIT, Node, Pod, cri, wait_until};
 
-use super::{WAIT, address, ends_without_a_trace, options, pod};
+use super::{
+    WAIT, address,
+    endings::{Ending, said_in_its_cell},
+    ends_without_a_trace, options, pod,
+};
 
 /// A web server that says who it is.
 fn server(name: &str, port: u16) -> Container {
@@ -96,8 +100,12 @@ async fn probes_and_hooks_reach_a_container() {
     let node = Node::start().await;
     let kiyot = Kiyot::start(&node, options()).await;
     let mut kubelet = kiyot.kubelet().await;
-    let script = "mkdir -p /www; echo alive > /www/healthz; httpd -p 8080 -h /www; trap 'cat /tmp/hooks; exit 0' TERM; while :; do sleep 0.1; done";
-    let running = kubelet.run_pod(&pod("probed", script)).await.unwrap();
+    let ending = Ending::new();
+    let script = format!(
+        "trap 'cat /tmp/hooks; {}; exit 0' TERM; mkdir -p /www; echo alive > /www/healthz; httpd -p 8080 -h /www; while :; do sleep 0.1; done",
+        ending.wait()
+    );
+    let running = kubelet.run_pod(&pod("probed", &script)).await.unwrap();
     let main = running.container("main").clone();
     // postStart.
     assert_eq!(kubelet.exec_sync(&main.id, &["sh", "-c", "echo begun > /tmp/hooks"]).await.unwrap().code, 0);
@@ -117,7 +125,12 @@ async fn probes_and_hooks_reach_a_container() {
     assert_eq!(TcpStream::connect(closed).unwrap_err().kind(), std::io::ErrorKind::ConnectionRefused);
     // preStop, before the signal.
     assert_eq!(kubelet.exec_sync(&main.id, &["sh", "-c", "echo ending >> /tmp/hooks"]).await.unwrap().code, 0);
-    kubelet.stop_container(&main.id, i64::try_from(LIMIT.as_secs()).unwrap()).await.unwrap();
+    let ends = async {
+        said_in_its_cell(&kiyot, &main, "ending").await;
+        ending.come().await;
+    };
+    let (stopped, ()) = tokio::join!(kubelet.stop_container(&main.id, i64::try_from(LIMIT.as_secs()).unwrap()), ends);
+    stopped.unwrap();
     let status = kubelet.exited(&main.id).await;
     assert_eq!((status.exit_code, status.reason.as_str()), (0, "Completed"));
     let lines: Vec<_> = kubelet.log_lines(&main).into_iter().map(|line| line.text).collect();

@@ -294,7 +294,7 @@ async fn the_usage_of_a_silent_cell_is_not_told_and_holds_up_no_list() {
     let mut kiyot = Kiyot::start(&node, options()).await;
     let mut kubelet = kiyot.kubelet().await;
     let silent = kubelet.run_pod(&pod("silent", WAIT)).await.unwrap();
-    let agents = processes(&["kiyot-cell", "agent", &kiyot.cells()[0]]);
+    let agents = processes(&["kiyot-cell agent", &kiyot.cells()[0]]);
     let other = kubelet.run_pod(&pod("other", WAIT)).await.unwrap();
     let ids_of =
         async |kubelet: &mut Kubelet| list_sandboxes(kubelet, None).await.into_iter().map(|stats| stats.attributes.unwrap().id).collect::<Vec<_>>();

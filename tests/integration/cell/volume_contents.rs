@@ -170,7 +170,7 @@ async fn an_update_arrives_after_the_agent_was_killed() {
     let main = running.container("main").id.clone();
     let cell = kiyot.cells().remove(0);
     for token in ["two", "three"] {
-        let agents = super::faults::processes(&["kiyot-cell", "agent", &cell]);
+        let agents = super::faults::processes(&["kiyot-cell agent", &cell]);
         super::faults::kill9(&agents);
         kubelet.update_volume(&spec, "token", &Source::files(&[("token", token)]));
         shows(&mut kubelet, &main, "cat /token/token", token).await;
@@ -221,7 +221,7 @@ async fn without_last_words_the_log_has_them() {
     let main = running.container("main");
     said_in_its_cell(&kiyot, main, "500").await;
     said_in_its_cell(&kiyot, main, "the reason").await;
-    ending.come();
+    ending.come().await;
     assert_eq!(kubelet.exited(&main.id).await.exit_code, 9);
     // FallbackToLogsOnError: the kubelet takes the log's end if this is empty.
     assert_eq!(fs::read_to_string(&main.termination).unwrap(), "");

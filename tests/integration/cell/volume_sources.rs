@@ -9,7 +9,11 @@ use std::{
 use kiyot_testkit::{Container, Kiyot, KiyotOptions, Kubelet, LIMIT, Node, Pod, RunningContainer, RunningPod, Source, cri, wait_until};
 use tonic::{Code, Status};
 
-use super::{WAIT, ends_without_a_trace, options};
+use super::{
+    WAIT,
+    endings::{Ending, said_in_its_cell},
+    ends_without_a_trace, options,
+};
 
 async fn sandbox_of(kubelet: &mut Kubelet, spec: &Pod) -> RunningPod {
     let config = kubelet.prepare(spec);
@@ -134,7 +138,8 @@ async fn copies_of_the_nodes_paths_are_bounded_and_made_anew_for_each_attempt() 
     fs::write(tree.join("sub/old"), "old").unwrap();
     fs::set_permissions(tree.join("sub"), fs::Permissions::from_mode(0o750)).unwrap();
     let look = "cd /tree; find . | sort; cat sub/old sub 2>/dev/null; echo";
-    let mut one = Container::script("one", &format!("{look}; until [ -e /tmp/go ]; do sleep 0.1; done; {look}"));
+    let ending = Ending::new();
+    let mut one = Container::script("one", &format!("{look}; until [ -e /tmp/go ]; do sleep 0.1; done; {look}; {}", ending.wait()));
     one.more_mounts.push(mount(&tree, "/tree", true));
     let first = begins(&mut kubelet, &mut running, &one, 0).await;
     kubelet.logged(&first, "old").await;
@@ -146,8 +151,10 @@ async fn copies_of_the_nodes_paths_are_bounded_and_made_anew_for_each_attempt() 
     let other = begins(&mut kubelet, &mut running, &other, 0).await;
     kubelet.logged(&other, "a file").await;
     kubelet.exec_sync(&first.id, &["touch", "/tmp/go"]).await.unwrap();
-    kubelet.exited(&first.id).await;
     let texts = |kubelet: &Kubelet, of: &RunningContainer| kubelet.log_lines(of).into_iter().map(|line| line.text).collect::<Vec<_>>();
+    wait_until("it has looked again", LIMIT, async || (texts(&kubelet, &first).len() >= 8).then_some(())).await;
+    ending.come().await;
+    kubelet.exited(&first.id).await;
     assert_eq!(texts(&kubelet, &first), [".", "./sub", "./sub/old", "old", ".", "./sub", "./sub/old", "old"]);
     // The next attempt's has nothing of the one before.
     let second = begins(&mut kubelet, &mut running, &one, 1).await;
@@ -237,11 +244,14 @@ async fn a_part_of_an_empty_dir_is_the_one_of_now_and_never_behind_a_link() {
     }
     // One that was replaced since the last attempt is the new one.
     let target = bound(&pod, "scratch", "file", "main/9");
-    let mut main = Container::script("main", "cat /part");
+    let ending = Ending::new();
+    let mut main = Container::script("main", &format!("cat /part; {}", ending.wait()));
     main.more_mounts.push(mount(&target, "/part", false));
     for (attempt, text) in ["one", "two", "two"].into_iter().enumerate() {
         kubelet.exec_sync(&maker.id, &["sh", "-c", &format!("echo {text} > /scratch/new; mv /scratch/new /scratch/file")]).await.unwrap();
         let made = begins(&mut kubelet, &mut running, &main, u32::try_from(attempt).unwrap()).await;
+        said_in_its_cell(&kiyot, &made, text).await;
+        ending.come().await;
         kubelet.exited(&made.id).await;
         assert_eq!(kubelet.log_lines(&made)[0].text, text);
     }

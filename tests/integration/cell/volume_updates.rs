@@ -55,7 +55,7 @@ async fn an_update_arrives_while_and_after_the_connection_was_cut() {
         .container(Container::script("main", WAIT).mount("token", "/token").mount("settings", "/settings"));
     let running = kubelet.run_pod(&spec).await.unwrap();
     let main = running.container("main").id.clone();
-    let agents = || super::faults::processes(&["kiyot-cell", "agent", &kiyot.cells()[0]]);
+    let agents = || super::faults::processes(&["kiyot-cell agent", &kiyot.cells()[0]]);
     let agent = agents();
     for (before, after) in [("one", "two"), ("three", "four")] {
         let ends = || kiyot.log().matches("A control connection broke.").count();

@@ -91,7 +91,7 @@ async fn an_empty_dir_lives_as_long_as_its_cell() {
     for attempt in 1..=3 {
         kubelet.stop_container(&main, 1).await.unwrap();
         match attempt {
-            2 => faults::kill9(&faults::processes(&["kiyot-cell", "agent", &kiyot.cells()[0]])),
+            2 => faults::kill9(&faults::processes(&["kiyot-cell agent", &kiyot.cells()[0]])),
             3 => {
                 kiyot.kill9();
                 kiyot.start_again().await;

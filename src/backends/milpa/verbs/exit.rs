@@ -77,8 +77,11 @@ impl Verbs {
                 return;
             }
             let kept = verbs.change_container(&container, |current| Some(records::ContainerStatus { log_whole: true, ..current.clone() })).await;
-            if let Err(error) = kept {
-                tracing::debug!(container = %container.id, error = failure::chain(&error), "That a log is whole could not be recorded: the next daemon looks at it again");
+            match kept {
+                Ok(_) => tracing::debug!(container = %container.id, "The log of an ended container is whole, and that is recorded"),
+                Err(error) => {
+                    tracing::debug!(container = %container.id, error = failure::chain(&error), "That a log is whole could not be recorded: the next daemon looks at it again");
+                }
             }
         });
     }
