@@ -120,6 +120,10 @@ async fn without_cni_cells_share_a_bridge_that_goes_with_the_last() {
     bench.provider.terminate(std::slice::from_ref(&one.instance.id)).await.unwrap();
     assert_eq!(bench.held_of(&one.instance.id), Vec::<String>::new());
     assert_reachable(&other.instance.id, second[0]);
+    // What is left if the daemon is killed, or there is no space, while it takes an address.
+    let addresses = bench.config.state_dir.join("addresses");
+    fs::write(addresses.join(format!(".{}", other.instance.id.0)), "").unwrap();
     bench.provider.terminate(std::slice::from_ref(&other.instance.id)).await.unwrap();
     bench.assert_clean(&other.instance.id);
+    assert!(!addresses.exists());
 }

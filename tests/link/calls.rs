@@ -5,7 +5,7 @@ use std::{sync::atomic::Ordering, time::Duration};
 use kiyot::backends::milpa::gateway::ca::Ca;
 use kiyot_cell::home::{LinkState, Outcome};
 use kiyot_link::{bootstrap::GatewayAddress, channel::Channel};
-use kiyot_proto::cell::{BindRequest, GetFileRequest, TrimLogRequest, agent_client::AgentClient};
+use kiyot_proto::cell::{BindRequest, GetFileRequest, ReadLogRequest, TrimLogRequest, agent_client::AgentClient};
 use tonic::Code;
 
 use crate::kit::{Fixture, LIMIT, limits, timed, until, within};
@@ -66,6 +66,24 @@ async fn an_answer_that_does_not_come_fails_the_call_at_its_deadline() {
     echo(&fixture.link.bulk, "before").await;
     let request = timed(BindRequest::default(), Duration::from_millis(50));
     let status = within("the deadline", AgentClient::new(fixture.link.bulk.clone()).bind(request)).await.unwrap_err();
+    assert_eq!(status.code(), Code::DeadlineExceeded, "{status}");
+    // The connection is none the worse for it.
+    echo(&fixture.link.bulk, "after").await;
+    assert_eq!(fixture.ledger.news(), [Some(1)]);
+}
+
+#[tokio::test]
+async fn an_answer_that_begins_and_does_not_end_fails_the_call_at_its_deadline() {
+    let fixture = Fixture::start().await;
+    let _agent = fixture.agent();
+    echo(&fixture.link.bulk, "before").await;
+    let request = timed(ReadLogRequest { position: 1, ..Default::default() }, Duration::from_secs(5));
+    let mut parts = AgentClient::new(fixture.link.bulk.clone()).read_log(request).await.unwrap().into_inner();
+    let ended = async {
+        while parts.message().await?.is_some() {}
+        Ok::<_, tonic::Status>(())
+    };
+    let status = within("the deadline", ended).await.unwrap_err();
     assert_eq!(status.code(), Code::DeadlineExceeded, "{status}");
     // The connection is none the worse for it.
     echo(&fixture.link.bulk, "after").await;

@@ -16,7 +16,7 @@ use kiyot::{
             images::{Images, NodeImages},
             logs::Logs,
             providers::Provider,
-            store::Store,
+            store::{Batch, Store},
             streaming::Streaming,
             verbs::{Parts, Verbs, policy::Rules},
             volumes::Volumes,
@@ -75,8 +75,13 @@ impl Fixture {
 
     /// The daemon ends, and another one begins.
     pub(crate) async fn restart(self) -> Self {
+        self.restart_with(Batch::default()).await
+    }
+
+    /// The same, and meanwhile records change.
+    pub(crate) async fn restart_with(self, records: Batch) -> Self {
         let Self { dir, provider, daemon } = self;
-        daemon.stop().await;
+        daemon.stop(records).await;
         let daemon = Daemon::start(dir.path(), &provider, Parts::ADOPT_WITHIN).await;
         Self { dir, provider, daemon }
     }
@@ -197,10 +202,11 @@ impl Daemon {
         Self { verbs, cells, gateway, store }
     }
 
-    async fn stop(self) {
+    async fn stop(self, records: Batch) {
         self.verbs.shutdown().await;
         self.gateway.shutdown().await;
         self.cells.shutdown().await;
+        self.store.commit(records).await.unwrap();
         drop((self.verbs, self.cells, self.gateway));
         self.store.close().await;
     }

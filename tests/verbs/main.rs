@@ -9,6 +9,7 @@ mod liars;
 mod lifecycle;
 mod orders;
 mod played;
+mod records;
 mod retries;
 mod trouble;
 mod usage;

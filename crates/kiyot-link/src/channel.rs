@@ -28,8 +28,9 @@ const AUTHORITY: &str = "cell.kiyot.internal";
 /// Where a client of tonic sends its calls. Cheap to clone.
 ///
 /// A call waits for the current connection when there is none, and fails with UNAVAILABLE at its deadline: the `grpc-timeout` of the request
-/// (set it with [`tonic::Request::set_timeout`]), else [`Channel::PATIENCE`]. The deadline holds until the answer's head is there, and then the call
-/// fails with DEADLINE_EXCEEDED; so a call that sends a long stream before it is answered must set one. A call whose connection ends, or is replaced by a
+/// (set it with [`tonic::Request::set_timeout`]), else [`Channel::PATIENCE`]. At a deadline of its own it fails with DEADLINE_EXCEEDED, though the answer may have begun: nobody
+/// is kept waiting by who sends no more. `PATIENCE` holds until the answer's head is there, for it may be a stream; so a call that sends a long stream before it is answered must
+/// set a deadline. A call whose connection ends, or is replaced by a
 /// newer one, fails with UNAVAILABLE, in its answer's stream too. A call that was not sent is tried again over the next connection. A failure's words are
 /// the other side's, without control characters other than line ends and tabs; its details are left out.
 #[derive(Debug, Clone)]
@@ -59,12 +60,13 @@ impl Service<http::Request<Body>> for Channel {
 
     fn call(&mut self, request: http::Request<Body>) -> Self::Future {
         let slot = self.0.clone();
-        let patience = deadline::of(request.headers()).unwrap_or(Self::PATIENCE);
-        Box::pin(async move { call(&slot, addressed(request)?, Instant::now() + patience).await })
+        let of_its_own = deadline::of(request.headers());
+        Box::pin(async move { call(&slot, addressed(request)?, Instant::now() + of_its_own.unwrap_or(Self::PATIENCE), of_its_own.is_some()).await })
     }
 }
 
-async fn call(slot: &Slot, mut request: http::Request<Body>, deadline: Instant) -> Result<http::Response<Body>, Status> {
+/// `of_its_own`: the deadline is one of the whole call.
+async fn call(slot: &Slot, mut request: http::Request<Body>, deadline: Instant, of_its_own: bool) -> Result<http::Response<Body>, Status> {
     let mut failed = None;
     loop {
         let connection = slot.current(failed.as_ref(), deadline).await?;
@@ -75,7 +77,7 @@ async fn call(slot: &Slot, mut request: http::Request<Body>, deadline: Instant) 
         };
         match timeout_at(deadline, connection.sender().try_send_request(request)).await {
             Ok(Ok(response)) => {
-                let mut response = response.map(|body| Body::new(answer::Answer::new(body, open)));
+                let mut response = response.map(|body| Body::new(answer::Answer::new(body, open, of_its_own.then_some(deadline))));
                 words::clean(response.headers_mut());
                 return Ok(response);
             }

@@ -2,6 +2,7 @@
 
 use std::{
     error::Error,
+    future::Future,
     pin::Pin,
     task::{Context, Poll, ready},
 };
@@ -9,6 +10,7 @@ use std::{
 use bytes::Bytes;
 use http_body::{Body, Frame, SizeHint};
 use hyper::body::Incoming;
+use tokio::time::{Instant, Sleep, sleep_until};
 use tonic::Status;
 
 use super::words;
@@ -18,12 +20,22 @@ use crate::connection::OpenCall;
 #[derive(Debug)]
 pub(super) struct Answer {
     body: Incoming,
+    /// When it must be whole.
+    deadline: Option<Instant>,
+    /// Wakes then. Most answers are whole at once, and need none.
+    alarm: Option<Pin<Box<Sleep>>>,
     _open: OpenCall,
 }
 
 impl Answer {
-    pub(super) fn new(body: Incoming, open: OpenCall) -> Self {
-        Self { body, _open: open }
+    pub(super) fn new(body: Incoming, open: OpenCall, deadline: Option<Instant>) -> Self {
+        Self { body, deadline, alarm: None, _open: open }
+    }
+
+    /// Whether its time is over; if not, the task is woken then.
+    fn is_late(&mut self, context: &mut Context<'_>) -> bool {
+        let Some(deadline) = self.deadline else { return false };
+        self.alarm.get_or_insert_with(|| Box::pin(sleep_until(deadline))).as_mut().poll(context).is_ready()
     }
 }
 
@@ -32,7 +44,11 @@ impl Body for Answer {
     type Error = Status;
 
     fn poll_frame(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Status>>> {
-        let frame = ready!(Pin::new(&mut self.body).poll_frame(context));
+        let frame = Pin::new(&mut self.body).poll_frame(context);
+        if frame.is_pending() && self.is_late(context) {
+            return Poll::Ready(Some(Err(Status::deadline_exceeded("the link: the answer has begun, and was not whole within the call's deadline"))));
+        }
+        let frame = ready!(frame);
         Poll::Ready(frame.map(|frame| match frame {
             Ok(mut frame) => {
                 if let Some(trailers) = frame.trailers_mut() {

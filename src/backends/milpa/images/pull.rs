@@ -11,7 +11,7 @@ use kiyot_proto::{
     cri,
 };
 use ring::digest::{SHA256, digest};
-use tokio::time::{Instant, sleep, sleep_until};
+use tokio::time::{Instant, sleep, sleep_until, timeout};
 use tonic::{Code, Status};
 
 use super::{
@@ -37,6 +37,9 @@ const LOOKS: usize = 16;
 /// Manifests that a cell knows when a pull begins: so many are told back to it when its watch is begun again. More than that, and it would tell some of them as new.
 const KNOWN: usize = 1024;
 
+/// How long a cell may say nothing of a pull. An agent tells every few seconds how it is, and looks for a minute at a containerd that does not let it. While it unpacks, nothing
+/// else bounds a pull but the day, and a kubelet may be pulling one image after another.
+const SILENCE: Duration = Duration::from_secs(120);
 /// The pause before a cell that watches as many pulls as it may, or whose watch has failed, is asked again.
 const TURN: Duration = Duration::from_millis(500);
 
@@ -176,7 +179,8 @@ impl Watched<'_> {
     /// The next news, of another watch when one has failed; `None` if there are no more.
     async fn next(&mut self, news: &mut BoxStream<'static, Result<PullNews, Status>>) -> Option<PullNews> {
         loop {
-            match news.next().await {
+            let said = timeout(SILENCE, news.next()).await;
+            match said.unwrap_or_else(|_| Some(Err(Status::deadline_exceeded(format!("the cell has said nothing for {} s", SILENCE.as_secs()))))) {
                 Some(Ok(mut next)) => {
                     if let (None, Some(mut known)) = (&self.known, next.known.take()) {
                         known.manifests.truncate(KNOWN);

@@ -575,9 +575,23 @@ async fn a_watch_that_is_begun_again_knows_what_the_first_one_knew() {
 #[tokio::test(start_paused = true)]
 async fn unpacking_takes_as_long_as_it_takes() {
     let scene = Scene::new();
-    *scene.cell.news.lock().unwrap() =
+    let fetched =
         vec![(Duration::ZERO, news(0, false, None)), (Duration::from_secs(1), news(5, true, None)), (Duration::from_secs(1), news(6, false, None))];
+    let unpacked = std::iter::repeat_n((Duration::from_secs(4), news(6, false, None)), 3000);
+    *scene.cell.news.lock().unwrap() = fetched.into_iter().chain(unpacked).collect();
     *scene.cell.stuck.lock().unwrap() = true;
     let pull = scene.pull(NAME, None);
     assert!(tokio::time::timeout(Duration::from_secs(10_000), pull).await.is_err(), "it goes on");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_pull_of_which_the_cell_says_no_more_ends() {
+    let scene = Scene::new();
+    // Unpacking, for all that is known.
+    *scene.cell.news.lock().unwrap() = vec![(Duration::ZERO, news(0, false, None)), (Duration::from_secs(1), news(6, false, None))];
+    *scene.cell.stuck.lock().unwrap() = true;
+    let begun = tokio::time::Instant::now();
+    let ended = tokio::time::timeout(Duration::from_secs(10_000), scene.pull(NAME, None)).await;
+    assert_eq!(ended.expect("it ends").unwrap_err().code(), Code::DeadlineExceeded);
+    assert!((121..=122).contains(&begun.elapsed().as_secs()), "{:?}", begun.elapsed());
 }

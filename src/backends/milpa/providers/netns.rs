@@ -5,10 +5,11 @@
 
 use std::{
     collections::HashMap,
+    io,
     net::{IpAddr, Ipv4Addr},
     path::{Path, PathBuf},
     process::Stdio,
-    sync::{Arc, Mutex, PoisonError},
+    sync::{Arc, Mutex, OnceLock, PoisonError},
 };
 
 use async_trait::async_trait;
@@ -28,6 +29,7 @@ mod listing;
 mod mounts;
 mod network;
 mod process;
+mod shortage;
 mod sweep;
 
 use instance::{Home, Known};
@@ -66,9 +68,10 @@ struct Settings {
     restrict_oom_score_adj: bool,
 }
 
-/// The node's boot id: another one after each boot. Empty if the kernel doesn't tell.
+/// The node's boot id: another one after each boot. Empty if the kernel doesn't tell. Read once: later there may be no open file left to read it with.
 pub fn boot_id() -> String {
-    std::fs::read_to_string("/proc/sys/kernel/random/boot_id").map(|id| id.trim().to_owned()).unwrap_or_default()
+    static READ: OnceLock<String> = OnceLock::new();
+    READ.get_or_init(|| std::fs::read_to_string("/proc/sys/kernel/random/boot_id").map(|id| id.trim().to_owned()).unwrap_or_default()).clone()
 }
 
 impl Netns {
@@ -140,7 +143,7 @@ impl Netns {
         command.stdin(Stdio::null()).stdout(console.try_clone().map_err(failed)?).stderr(console);
         // Dropped, it is left to itself: the runtime looks after what remains of it in the end.
         let child = command.kill_on_drop(false).spawn().map_err(failed)?;
-        Ok(child.id().and_then(|id| Identity::of(i32::try_from(id).ok()?)))
+        child.id().and_then(|id| i32::try_from(id).ok()).map_or(Ok(None), Identity::of).map_err(failed)
     }
 }
 
@@ -154,8 +157,8 @@ impl Provider for Netns {
         let home = Home::new(&self.cells, &spec.cell);
         let _alone = self.alone(&spec.cell).await;
         let token_sha256 = hex::encode(digest(&SHA256, token.as_bytes()));
-        let known = home.known();
-        let running = runs(&known);
+        let looked = home.known().and_then(|known| Ok((runs(&known)?, known)));
+        let (running, known) = looked.map_err(|error| ProviderError::transient(format!("look at the instance of {}", home.cell()), error))?;
         if !(running && known.token_sha256 == token_sha256) {
             // What a launch that was cut short, or one with another token, has left.
             sweep::sweep(self, &home).await?;
@@ -167,7 +170,8 @@ impl Provider for Netns {
     async fn attach(&self, instance: &InstanceId, to: &Attachment) -> Result<Vec<IpAddr>, ProviderError> {
         let home = self.home(instance)?;
         let _alone = self.alone(home.id()).await;
-        if !home.dir().exists() {
+        let there = home.dir().try_exists();
+        if !there.map_err(|error| ProviderError::transient(format!("look for the instance of {}", home.cell()), error))? {
             return Err(ProviderError {
                 class: ErrorClass::NotFound,
                 doing: format!("attach {}: there is no such instance", home.cell()),
@@ -213,8 +217,9 @@ impl Provider for Netns {
     }
 }
 
-fn runs(known: &Known) -> bool {
-    known.boot_id == boot_id() && known.launcher.is_some_and(Identity::runs)
+fn runs(known: &Known) -> io::Result<bool> {
+    let launcher = known.launcher.filter(|_| known.boot_id == boot_id());
+    Ok(launcher.map(Identity::runs).transpose()?.unwrap_or_default())
 }
 
 /// The cells' program beside the daemon's, else where packages put it.

@@ -76,7 +76,17 @@ impl Verbs {
         }
         let cell = self.reachable_cell(&sandbox, None).await?;
         self.settle_attempts(&cell, &sandbox, metadata).await?;
-        Box::pin(self.make_container(&cell, &sandbox, request)).await
+        let made = Box::pin(self.make_container(&cell, &sandbox, request)).await;
+        self.forget_if_gone(&cell);
+        made
+    }
+
+    /// Whoever ended a cell while something was brought into it has forgotten what was not yet known of it.
+    pub(super) fn forget_if_gone(&self, cell: &Cell) {
+        if self.parts.cells.get(&cell.id).is_none() {
+            self.parts.volumes.release(&cell.id);
+            self.parts.images.forget_cell(&cell.id);
+        }
     }
 
     async fn make_container(&self, cell: &Cell, sandbox: &Sandbox, request: &cri::CreateContainerRequest) -> Result<ContainerId, Status> {
@@ -225,7 +235,7 @@ impl Verbs {
     }
 
     /// Best effort: what stays is found by the next attempt, and ends with the cell.
-    async fn remove_in_cell(&self, cell: &Cell, cell_container: &str) {
+    pub(super) async fn remove_in_cell(&self, cell: &Cell, cell_container: &str) {
         let request = cri::RemoveContainerRequest { container_id: cell_container.to_owned() };
         let mut runtime = calls::runtime(cell);
         let call = runtime.remove_container(calls::within(calls::CALL, request));

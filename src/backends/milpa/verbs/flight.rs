@@ -57,6 +57,11 @@ where
         self.flights.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Whether something is being done of this key. What was done before is done.
+    pub(super) fn has(&self, key: &K) -> bool {
+        self.lock().contains_key(key)
+    }
+
     /// Joins the flight of a key, or begins it. `work` runs in a task of `tasks` to its end, whoever still waits.
     pub(super) fn board<W, F>(
         self: &Arc<Self>,

@@ -16,6 +16,9 @@ use crate::backends::milpa::{
 
 impl Verbs {
     /// Reads all records into the view. What can't be shown any more is dropped: parts of a record whose other part was set aside, containers without a sandbox.
+    ///
+    /// A container whose state was set aside, as that of a later version after a rollback, is as it was made until its cell says more: said to have ended, its next attempt would
+    /// run beside it.
     pub(super) async fn restore(&self) -> Result<(), StoreError> {
         let store = &self.parts.store;
         let sandboxes: Vec<(String, records::SandboxMeta)> = store.load(Table::Sandboxes).await?;
@@ -37,10 +40,8 @@ impl Verbs {
             }
         }
         for (key, meta) in containers {
-            let found = container_statuses.remove(&key);
-            let mut status = found.clone().unwrap_or_default();
-            let sandbox_runs = running.contains(meta.sandbox.as_str());
-            if (found.is_none() || !sandbox_runs)
+            let mut status = container_statuses.remove(&key).unwrap_or_default();
+            if !running.contains(meta.sandbox.as_str())
                 && let Some(ended) = transition::ended(&status, &End::sandbox_stopped(), clock::now())
             {
                 batch.put(Table::ContainerStatuses, &key, &ended);

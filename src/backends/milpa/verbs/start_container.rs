@@ -95,11 +95,15 @@ impl Verbs {
     pub(super) async fn follow_log(&self, cell: &Cell, container: &Container) -> Result<(), Status> {
         let Some(route) = log_route(container) else { return Ok(()) };
         self.parts.logs.follow(cell, route).await?;
-        // Whoever removed it meanwhile, or ended its cell, has closed what was not yet open.
+        self.close_if_gone(cell, container);
+        Ok(())
+    }
+
+    /// Whoever removed a container while its log was being opened, or ended its cell, has closed what was not yet open.
+    fn close_if_gone(&self, cell: &Cell, container: &Container) {
         if self.view.container(container.id.as_str()).is_err() || self.parts.cells.get(&cell.id).is_none() {
             self.parts.logs.close(&container.id);
         }
-        Ok(())
     }
 
     /// Brings home what is left in the cell of the log of a container that has exited, until it is all here or the container is removed. One that is here already is fine.
@@ -109,7 +113,10 @@ impl Verbs {
         }
         let Some(route) = log_route(container) else { return };
         match self.parts.logs.resume(cell, route).await {
-            Ok(true) => self.finish_log(container),
+            Ok(true) => {
+                self.close_if_gone(cell, container);
+                self.finish_log(container);
+            }
             Ok(false) => {}
             Err(status) => {
                 tracing::error!(container = %container.id, status = status.message(), "The rest of the log of a container that has exited can't be written")

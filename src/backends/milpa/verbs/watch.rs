@@ -13,11 +13,16 @@ use kiyot_proto::{
 };
 use tonic::Status;
 
-use super::{Verbs, failure, view::Container};
+use super::{
+    Verbs, calls, failure,
+    view::{Container, Sandbox},
+};
 use crate::backends::milpa::cells::Cell;
 
 /// How long nothing may come: several heartbeats.
 const SILENCE: Duration = Duration::from_secs(30);
+/// So many containers that nobody knows are removed for one look at a cell; the next one finds the others.
+const STRANGERS: usize = 16;
 /// How long to wait before a watch that ended is begun again.
 const AGAIN: Duration = Duration::from_millis(500);
 
@@ -102,6 +107,16 @@ impl Verbs {
         self.note(container, told).await;
     }
 
+    /// Removes containers that nobody knows: the answer to their creation was lost with a daemon before this one, or their records were, which may be of a later version. The
+    /// kubelet would make them anew beside them.
+    async fn remove_strangers(&self, cell: &Cell, sandbox: &Sandbox, strangers: Vec<String>) {
+        let removed = strangers.into_iter().take(STRANGERS).filter_map(|id| calls::checked_id(id).ok()).map(async |id| {
+            tracing::warn!(cell = %cell.id, pod = %sandbox.pod, cell_container = id, "A cell has a container that nobody knows; it is removed");
+            self.remove_in_cell(cell, &id).await;
+        });
+        join_all(removed).await;
+    }
+
     /// Everything that the cell has: what it has not, and was known before it was asked, has ended.
     async fn take_snapshot(self: &Arc<Self>, cell: &Cell, snapshot: Snapshot, known_before: u64) {
         let Some(sandbox) = self.view.sandbox_of_cell(&cell.id) else { return };
@@ -116,17 +131,24 @@ impl Verbs {
             self.parts.volumes.keep(cell, &config, &container.meta().config.unwrap_or_default());
         }))
         .await;
+        self.forget_if_gone(cell);
         for log in snapshot.logs {
             self.parts.logs.grown(&cell.id, &log.path, log.size);
         }
         let there: HashSet<_> = snapshot.containers.iter().map(|told| told.id.clone()).collect();
         // Of one that ended before, and whose log could not be brought home then, the rest.
         join_all(containers.iter().filter(|container| container.exited()).map(|container| self.resume_log(cell, container))).await;
+        let mut strangers = Vec::new();
         for told in snapshot.containers {
-            if let Some(container) = self.view.container_of_cell(&cell.id, &told.id) {
-                self.told(cell, &container, told).await;
+            // Asked in this order: what is being made is in the view before it is made no more.
+            let is_being_made = told.metadata.as_ref().is_some_and(|of| self.creations.has(&(sandbox.id.clone(), of.name.clone())));
+            match self.view.container_of_cell(&cell.id, &told.id) {
+                Some(container) => self.told(cell, &container, told).await,
+                None if is_being_made => {}
+                None => strangers.push(told.id),
             }
         }
+        self.remove_strangers(cell, &sandbox, strangers).await;
         for container in containers.iter().filter(|container| container.since <= known_before && !there.contains(&*container.cell_container)) {
             self.note_gone(container);
         }

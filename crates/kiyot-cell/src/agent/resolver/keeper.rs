@@ -15,25 +15,34 @@ use crate::netlink;
 /// The pause between two looks, however often links change: a pod that removes the link again and again costs no more than that.
 const PAUSE: Duration = Duration::from_secs(1);
 
-/// Hears of every change of a link in this network namespace. Messages of netlink are received like any datagrams; tokio has no type of its own for them.
-pub(super) struct Keeper(UnixDatagram);
+/// Hears of every change of a link in this network namespace.
+pub(super) struct Keeper {
+    /// Messages of netlink are received like any datagrams; tokio has no type of its own for them.
+    changes: UnixDatagram,
+    /// Makes the link if it is gone. Whether it was.
+    restore: fn(&Arc<Resolver>) -> io::Result<bool>,
+}
 
 impl Keeper {
     /// To be made before the link is. To be called within the runtime.
     pub(super) fn new() -> io::Result<Self> {
         let socket = std::os::unix::net::UnixDatagram::from(netlink::link_changes()?);
         socket.set_nonblocking(true)?;
-        Ok(Self(UnixDatagram::from_std(socket)?))
+        Ok(Self { changes: UnixDatagram::from_std(socket)?, restore: restored })
     }
 
-    /// Makes the link again whenever it is gone.
+    /// Makes the link again whenever it is gone. What has failed is tried again: if it was for want of an open file, say, no change of a link would tell of it.
     pub(super) async fn keep(self, resolver: Weak<Resolver>) {
+        let mut has_failed = false;
         loop {
-            if let Err(error) = self.change().await {
+            if !has_failed && let Err(error) = self.change().await {
                 tracing::warn!(%error, "changes of links can't be heard of");
             }
             let Some(resolver) = resolver.upgrade() else { return };
-            match spawn_blocking(move || restored(&resolver)).await {
+            let restore = self.restore;
+            let outcome = spawn_blocking(move || restore(&resolver)).await;
+            has_failed = matches!(&outcome, Ok(Err(_)));
+            match outcome {
                 Ok(Ok(true)) => tracing::warn!("the link to the pod's name servers was removed, and is made again"),
                 Ok(Err(error)) => tracing::warn!(%error, "the link to the pod's name servers can't be made again yet"),
                 Ok(Ok(false)) | Err(_) => {}
@@ -46,9 +55,9 @@ impl Keeper {
     async fn change(&self) -> io::Result<()> {
         let mut heard = false;
         while !heard {
-            self.0.readable().await?;
+            self.changes.readable().await?;
             loop {
-                match self.0.try_recv(&mut [0_u8; 4096]) {
+                match self.changes.try_recv(&mut [0_u8; 4096]) {
                     Ok(_) => heard = true,
                     // More changes than the kernel keeps are changes too.
                     Err(error) if error.raw_os_error() == Some(Errno::NOBUFS.raw_os_error()) => heard = true,
@@ -68,5 +77,28 @@ fn restored(resolver: &Arc<Resolver>) -> io::Result<bool> {
         Err(Errno::NODEV) => resolver.open_again().map(|()| true),
         Err(error) => Err(error.into()),
         Ok(_) => Ok(false),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn what_could_not_be_made_is_tried_again_without_another_change() {
+        static LOOKS: AtomicUsize = AtomicUsize::new(0);
+        let restore = |_: &Arc<Resolver>| match LOOKS.fetch_add(1, Ordering::SeqCst) {
+            0 | 1 => Err(io::Error::from(Errno::MFILE)),
+            _ => Ok(true),
+        };
+        let (changes, kernel) = UnixDatagram::pair().unwrap();
+        let resolver = Arc::new(Resolver::new(true));
+        let keeping = tokio::spawn(Keeper { changes, restore }.keep(Arc::downgrade(&resolver)));
+        kernel.send(b"a link is gone").await.unwrap();
+        sleep(100 * PAUSE).await;
+        assert_eq!(LOOKS.load(Ordering::SeqCst), 3, "until it is made, and then no more");
+        keeping.abort();
     }
 }

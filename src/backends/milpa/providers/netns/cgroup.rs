@@ -10,7 +10,7 @@ use std::{
 
 use rustix::io::Errno;
 
-use super::{mounts, process::Identity};
+use super::{mounts, process::Identity, shortage::found};
 
 /// The directory that holds the cgroups of all cells, in each hierarchy.
 const PARENT: &str = "kiyot";
@@ -110,13 +110,13 @@ fn inherit_cpuset(from: &Path, to: &Path) -> io::Result<()> {
 }
 
 /// The cgroups of containers that some processes are in: a directory that is named by a container's id, not the one of the pod above it.
-pub(super) fn of_containers(hierarchies: &[Hierarchy], processes: &BTreeSet<Identity>) -> BTreeSet<PathBuf> {
-    let mut found = BTreeSet::new();
+pub(super) fn of_containers(hierarchies: &[Hierarchy], processes: &BTreeSet<Identity>) -> io::Result<BTreeSet<PathBuf>> {
+    let mut cgroups = BTreeSet::new();
     for process in processes {
-        let Ok(text) = fs::read_to_string(format!("/proc/{}/cgroup", process.pid)) else { continue };
-        found.extend(container_dirs(hierarchies, &text));
+        let Some(text) = found(fs::read_to_string(format!("/proc/{}/cgroup", process.pid)))? else { continue };
+        cgroups.extend(container_dirs(hierarchies, &text));
     }
-    found
+    Ok(cgroups)
 }
 
 pub(super) fn container_dirs(hierarchies: &[Hierarchy], text: &str) -> Vec<PathBuf> {

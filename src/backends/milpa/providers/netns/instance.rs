@@ -15,6 +15,7 @@ use super::{
     super::{super::id::CellId, Attachment, ErrorClass, ProviderError},
     network::namespace,
     process::Identity,
+    shortage::found,
 };
 
 /// Where the CRI plugin of the cell's containerd has a directory for each container, beneath the instance's.
@@ -102,11 +103,14 @@ impl Home {
     }
 
     /// The containers that the cell's containerd has on its disk, sandboxes among them.
-    pub(super) fn containers(&self) -> BTreeSet<String> {
+    pub(super) fn containers(&self) -> io::Result<BTreeSet<String>> {
         let root = self.dir.join(CRI_ROOT);
-        let dirs = ["containers", "sandboxes"].map(|kind| fs::read_dir(root.join(kind)));
-        let entries = dirs.into_iter().flatten().flatten().flatten();
-        entries.filter_map(|entry| entry.file_name().into_string().ok()).collect()
+        let mut containers = BTreeSet::new();
+        for kind in ["containers", "sandboxes"] {
+            let entries = found(fs::read_dir(root.join(kind)))?.into_iter().flatten().flatten();
+            containers.extend(entries.filter_map(|entry| entry.file_name().into_string().ok()));
+        }
+        Ok(containers)
     }
 
     /// What is known of it.
@@ -123,13 +127,13 @@ impl Home {
         DirBuilder::new().recursive(true).mode(0o700).create(&self.dir)
     }
 
-    /// What was written down of the instance; nothing if it was cut short or is broken.
-    pub(super) fn known(&self) -> Known {
-        let Ok(content) = fs::read(self.known_file()) else { return Known::default() };
-        serde_json::from_slice(&content).unwrap_or_else(|error| {
+    /// What was written down of the instance; nothing if it was cut short or is broken. An error if it can't be looked at for want of something of ours.
+    pub(super) fn known(&self) -> io::Result<Known> {
+        let Some(content) = found(fs::read(self.known_file()))? else { return Ok(Known::default()) };
+        Ok(serde_json::from_slice(&content).unwrap_or_else(|error| {
             tracing::error!(cell = %self.cell, %error, "What was written down of an instance can't be read");
             Known::default()
-        })
+        }))
     }
 
     pub(super) fn keep(&self, known: &Known) -> Result<(), ProviderError> {
@@ -184,7 +188,7 @@ mod tests {
         home.make().unwrap();
         home.make().unwrap();
         assert_eq!(fs::metadata(home.dir()).unwrap().permissions().mode() & 0o777, 0o700);
-        assert_eq!(home.known(), Known::default());
+        assert_eq!(home.known().unwrap(), Known::default());
         let known = Known {
             token_sha256: "t".into(),
             boot_id: "b".into(),
@@ -193,7 +197,7 @@ mod tests {
             attachment: Some(Attachment { pod_uid: "u".into(), ..Attachment::default() }),
         };
         home.keep(&known).unwrap();
-        assert_eq!(home.known(), known);
+        assert_eq!(home.known().unwrap(), known);
         fs::create_dir(cells.join("not-a-cell")).unwrap();
         assert_eq!(Home::all(&cells).unwrap(), (vec![home], vec!["not-a-cell".into()]));
     }

@@ -71,14 +71,15 @@ impl Listing {
             let launcher = match (stamp, last.instances.remove(&cell)) {
                 (Some(stamp), Some(before)) if before.stamp == stamp => before.launcher,
                 _ => {
-                    let known = home.known();
+                    let known = home.known()?;
                     known.launcher.filter(|_| known.boot_id == boot_id)
                 }
             };
             if let Some(stamp) = stamp {
                 read.insert(cell.clone(), Read { stamp, launcher });
             }
-            instances.push(Instance { id: InstanceId(cell.as_str().to_owned()), cell, running: launcher.is_some_and(Identity::runs) });
+            let running = launcher.map(Identity::runs).transpose()?.unwrap_or_default();
+            instances.push(Instance { id: InstanceId(cell.as_str().to_owned()), cell, running });
         }
         last.instances = read;
         Ok(instances)
@@ -107,7 +108,7 @@ mod tests {
         home.make().unwrap();
         let running = || listing.list(dir.path()).unwrap().iter().map(|instance| (instance.cell == *home.id(), instance.running)).collect::<Vec<_>>();
         assert_eq!(running(), [(true, false)], "nothing is known of it yet");
-        let own = Identity::of(i32::try_from(std::process::id()).unwrap());
+        let own = Identity::of(i32::try_from(std::process::id()).unwrap()).unwrap();
         let runs = Known { boot_id: boot_id(), launcher: own, ..Known::default() };
         home.keep(&runs).unwrap();
         assert_eq!(running(), [(true, true)]);

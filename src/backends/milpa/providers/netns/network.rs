@@ -14,6 +14,7 @@ use serde::{Deserialize, Serialize};
 use super::{
     super::{Attachment, ErrorClass, HostPort, ProviderError},
     instance::{Home, Known},
+    shortage::is_shortage,
 };
 
 pub(super) mod bridge;
@@ -134,7 +135,7 @@ impl Networks {
             }
             self.detach(home, &plan).await?;
         }
-        let known = home.known();
+        let known = home.known().map_err(|error| ProviderError::transient(format!("look at the instance of {}", home.cell()), error))?;
         home.keep(&Known { attachment: Some(to.clone()), ..known })?;
         let mut plan = self.plan(to)?;
         self.begin(home, &plan).await?;
@@ -168,9 +169,10 @@ impl Networks {
     }
 
     /// What an instance's network was made of; if that can't be read, what it would be made of now. `None` if it never began to get one.
-    pub(super) fn plan_of(&self, home: &Home, known: &Known) -> Option<Plan> {
+    pub(super) fn plan_of(&self, home: &Home, known: &Known) -> Result<Option<Plan>, ProviderError> {
         let error = match Plan::read(home) {
-            Ok(plan) => return plan,
+            Ok(plan) => return Ok(plan),
+            Err(error) if lacks_means(&error) => return Err(error),
             Err(error) => error,
         };
         let cell = home.cell();
@@ -181,10 +183,10 @@ impl Networks {
         );
         // Nobody could ever read it: better an address that is lost than a pod that never ends.
         let presumed = known.attachment.as_ref().map(|attachment| self.plan(attachment)).transpose();
-        presumed.unwrap_or_else(|error| {
+        Ok(presumed.unwrap_or_else(|error| {
             tracing::error!(cell, error = &error as &dyn std::error::Error, "A cell's network is not taken away");
             None
-        })
+        }))
     }
 
     /// Writes down what is about to be made. From then on the ports are this cell's.
@@ -198,8 +200,12 @@ impl Networks {
         let cells = home.dir().parent().unwrap_or(home.dir());
         let (homes, _) = Home::all(cells).map_err(|error| ProviderError::transient(format!("list {}", cells.display()), error))?;
         for other in homes.iter().filter(|other| *other != home) {
-            // What can't be read has been told when its cell's turn came, and holds nobody up.
-            let Ok(Some(taken)) = Plan::read(other) else { continue };
+            let taken = match Plan::read(other) {
+                Ok(Some(taken)) => taken,
+                Err(error) if lacks_means(&error) => return Err(error),
+                // What can't be read has been told when its cell's turn came, and holds nobody up.
+                Ok(None) | Err(_) => continue,
+            };
             if let Some(port) = plan.ports.iter().find(|port| taken.ports.iter().any(|taken| taken.overlaps(port))) {
                 let pod = format!("{}/{}", taken.pod_namespace, taken.pod_name);
                 let error = PortError::Taken { port: port.clone(), pod, cell: other.cell().to_owned() };
@@ -223,6 +229,11 @@ impl Networks {
         }
         remove_if_there(&home.network_file()).map_err(|error| ProviderError::transient(doing(), error))
     }
+}
+
+/// Whether something was not read for want of something of ours: another time it will be.
+fn lacks_means(error: &ProviderError) -> bool {
+    error.source.as_deref().and_then(|source| source.downcast_ref::<io::Error>()).is_some_and(is_shortage)
 }
 
 /// Removes a file. Absent is fine.

@@ -16,7 +16,7 @@ use rustix::{
 };
 use serde::{Deserialize, Serialize};
 
-use super::command::INSTANCE_VARIABLE;
+use super::{command::INSTANCE_VARIABLE, shortage::found};
 
 /// A process, told from one that gets the same number later.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
@@ -46,8 +46,8 @@ impl Stat {
         Some(Self { state, parent, start })
     }
 
-    fn of(pid: i32) -> Option<Self> {
-        Self::parse(&fs::read(format!("/proc/{pid}/stat")).ok()?)
+    fn of(pid: i32) -> io::Result<Option<Self>> {
+        Ok(found(fs::read(format!("/proc/{pid}/stat")))?.and_then(|line| Self::parse(&line)))
     }
 
     /// One that waits for its parent to look holds nothing any more.
@@ -57,14 +57,14 @@ impl Stat {
 }
 
 impl Identity {
-    /// The process that has this number now.
-    pub(super) fn of(pid: i32) -> Option<Self> {
-        Stat::of(pid).map(|stat| Self { pid, start: stat.start })
+    /// The process that has this number now; an error if it can't be looked at for want of something of ours.
+    pub(super) fn of(pid: i32) -> io::Result<Option<Self>> {
+        Ok(Stat::of(pid)?.map(|stat| Self { pid, start: stat.start }))
     }
 
-    /// Whether it has not ended.
-    pub(super) fn runs(self) -> bool {
-        Stat::of(self.pid).is_some_and(|stat| stat.start == self.start && stat.runs())
+    /// Whether it has not ended; an error as of [`Self::of`].
+    pub(super) fn runs(self) -> io::Result<bool> {
+        Ok(Stat::of(self.pid)?.is_some_and(|stat| stat.start == self.start && stat.runs()))
     }
 }
 
@@ -74,26 +74,27 @@ pub(super) fn of_instance(dir: &Path, netns: &Path, launcher: Option<Identity>) 
     let mark = [INSTANCE_VARIABLE.as_bytes(), b"=", dir.as_os_str().as_bytes()].concat();
     let network = network_of(netns);
     let mut children: BTreeMap<i32, Vec<Identity>> = BTreeMap::new();
-    let mut found: Vec<Identity> = Vec::new();
+    let mut members: Vec<Identity> = Vec::new();
     for entry in fs::read_dir("/proc")? {
         let name = entry?.file_name();
         let Some(pid) = name.to_str().and_then(|name| name.parse::<i32>().ok()) else { continue };
-        let Some(stat) = Stat::of(pid).filter(|stat| stat.runs()) else { continue };
+        let Some(stat) = Stat::of(pid)?.filter(|stat| stat.runs()) else { continue };
         let identity = Identity { pid, start: stat.start };
         children.entry(stat.parent).or_default().push(identity);
         let marked = || {
-            fs::read(format!("/proc/{pid}/environ")).is_ok_and(|environment| environment.split(|byte| *byte == 0).any(|variable| variable == mark))
+            let environment = found(fs::read(format!("/proc/{pid}/environ")))?;
+            Ok::<_, io::Error>(environment.is_some_and(|environment| environment.split(|byte| *byte == 0).any(|variable| variable == mark)))
         };
         let inside = || network.is_some() && network_of(Path::new(&format!("/proc/{pid}/ns/net"))) == network;
-        if launcher == Some(identity) || inside() || marked() {
-            found.push(identity);
+        if launcher == Some(identity) || inside() || marked()? {
+            members.push(identity);
         }
     }
     let own = i32::try_from(std::process::id()).unwrap_or_default();
     let mut all = BTreeSet::new();
-    while let Some(identity) = found.pop() {
+    while let Some(identity) = members.pop() {
         if identity.pid != own && all.insert(identity) {
-            found.extend(children.get(&identity.pid).into_iter().flatten());
+            members.extend(children.get(&identity.pid).into_iter().flatten());
         }
     }
     Ok(all)
@@ -114,7 +115,7 @@ fn kill(identity: Identity) -> io::Result<Option<OwnedFd>> {
         Err(error) => return Err(error.into()),
     };
     // The handle is of whoever has the number now: only one that is still the same is killed.
-    if !identity.runs() {
+    if !identity.runs()? {
         return Ok(None);
     }
     match pidfd_send_signal(&handle, Signal::KILL) {
@@ -135,7 +136,7 @@ pub(super) fn end(processes: &BTreeSet<Identity>, limit: Duration) -> io::Result
     }
     let mut left = Vec::new();
     for (identity, handle) in handles {
-        if !ended_by(&handle, deadline)? && identity.runs() {
+        if !ended_by(&handle, deadline)? && identity.runs()? {
             left.push(identity);
         }
     }
@@ -184,9 +185,9 @@ mod tests {
 
     #[test]
     fn this_process_runs_and_another_of_its_number_does_not() {
-        let own = Identity::of(i32::try_from(std::process::id()).unwrap()).unwrap();
-        assert!(own.runs());
-        assert!(!Identity { start: own.start + 1, ..own }.runs());
+        let own = Identity::of(i32::try_from(std::process::id()).unwrap()).unwrap().unwrap();
+        assert!(own.runs().unwrap());
+        assert!(!Identity { start: own.start + 1, ..own }.runs().unwrap());
     }
 
     #[test]
@@ -200,7 +201,7 @@ mod tests {
             .unwrap();
         let mut line = String::new();
         io::BufRead::read_line(&mut io::BufReader::new(child.stdout.take().unwrap()), &mut line).unwrap();
-        let shell = Identity::of(i32::try_from(child.id()).unwrap()).unwrap();
+        let shell = Identity::of(i32::try_from(child.id()).unwrap()).unwrap().unwrap();
         let found = of_instance(dir.path(), Path::new("/no/netns"), None).unwrap();
         assert!(found.contains(&shell) && found.len() == 2, "{found:?}");
         assert_eq!(of_instance(&dir.path().join("other"), Path::new("/no/netns"), Some(shell)).unwrap(), found);

@@ -21,13 +21,14 @@ const ROUNDS: usize = 20;
 
 /// Ends an instance. When it returns `Ok`, nothing of it is left.
 pub(super) async fn sweep(netns: &Netns, home: &Home) -> Result<(), ProviderError> {
-    if !home.dir().exists() {
+    let cell = home.cell();
+    // A disk that can't be read says nothing of what runs.
+    if !home.dir().try_exists().map_err(|error| ProviderError::transient(format!("look for the instance of {cell}"), error))? {
         return Ok(());
     }
-    let cell = home.cell();
     let hierarchies = cgroup::hierarchies().map_err(|error| ProviderError::transient("read the cgroup hierarchies", error))?;
     let known = end_processes(home, &hierarchies).await?;
-    let plan = netns.networks.plan_of(home, &known);
+    let plan = netns.networks.plan_of(home, &known)?;
     if let Some(plan) = &plan {
         netns.networks.detach(home, plan).await?;
     }
@@ -42,7 +43,7 @@ pub(super) async fn sweep(netns: &Netns, home: &Home) -> Result<(), ProviderErro
 /// Kills all that runs for the instance, until nothing does. What its containers' cgroups were is written down first.
 async fn end_processes(home: &Home, hierarchies: &[cgroup::Hierarchy]) -> Result<Known, ProviderError> {
     let failed = |error: io::Error| ProviderError::transient(format!("end the processes of {}", home.cell()), error);
-    let mut known = home.known();
+    let mut known = home.known().map_err(failed)?;
     let launcher = known.launcher.filter(|_| known.boot_id == super::boot_id());
     for _ in 0..ROUNDS {
         let (dir, netns) = (home.dir().to_owned(), home.netns_path());
@@ -52,7 +53,7 @@ async fn end_processes(home: &Home, hierarchies: &[cgroup::Hierarchy]) -> Result
             return Ok(known);
         }
         let before = known.cgroups.len();
-        known.cgroups.extend(cgroup::of_containers(hierarchies, &found));
+        known.cgroups.extend(cgroup::of_containers(hierarchies, &found).map_err(failed)?);
         if known.cgroups.len() != before
             && let Err(error) = home.keep(&known)
         {
@@ -78,11 +79,34 @@ fn remove(home: &Home, hierarchies: &[cgroup::Hierarchy], known: Known, pod_uid:
     mounts::unmount_beneath(home.dir())?;
     namespace::remove(&home.netns_path())?;
     let mut containers = known.cgroups;
-    containers.extend(cgroup::of_pod(hierarchies, pod_uid.unwrap_or_default(), &home.containers()));
+    containers.extend(cgroup::of_pod(hierarchies, pod_uid.unwrap_or_default(), &home.containers()?));
     cgroup::remove_containers(&containers)?;
     cgroup::remove(hierarchies, home.cell())?;
     match fs::remove_dir_all(home.dir()) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
         _ => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{path::PathBuf, sync::Arc};
+
+    use super::{
+        super::super::{super::id::CellId, InstanceId, Provider},
+        *,
+    };
+    use crate::config::MilpaBackend;
+
+    #[tokio::test]
+    async fn an_instance_that_can_not_be_looked_for_has_not_ended() {
+        let dir = tempfile::tempdir().unwrap();
+        let netns = Netns::new(&MilpaBackend { state_dir: dir.path().to_owned(), ..MilpaBackend::default() }, Arc::new(None::<PathBuf>));
+        let instance = InstanceId(CellId::mint().unwrap().as_str().to_owned());
+        netns.terminate(std::slice::from_ref(&instance)).await.unwrap();
+        // As where a disk fails, there is no directory and no "not found".
+        fs::write(dir.path().join("cells"), "").unwrap();
+        let error = netns.terminate(std::slice::from_ref(&instance)).await.unwrap_err();
+        assert!(error.doing.contains(&instance.0), "{error}");
     }
 }

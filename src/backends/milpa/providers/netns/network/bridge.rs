@@ -19,6 +19,9 @@ use super::{
     rules::{Family, Rules, words},
 };
 
+/// What the name of a file begins with that is not yet one of an address.
+const DRAFT: &str = ".";
+
 /// Why a cell could not be put on the bridge, or taken off it.
 #[derive(Debug, thiserror::Error)]
 pub(in super::super) enum BridgeError {
@@ -69,7 +72,7 @@ impl Bridge {
         if others.is_empty() {
             self.raze(Some(home.dir())).await?;
         }
-        for (path, _) in own {
+        for path in own.into_iter().map(|(path, _)| path).chain([self.draft(home.cell())]) {
             remove_if_there(&path).map_err(|error| BridgeError::File(path, error))?;
         }
         // Stays while others have addresses.
@@ -145,7 +148,7 @@ impl Bridge {
         let failed = |path: &Path, error| BridgeError::File(path.to_owned(), error);
         fs::DirBuilder::new().recursive(true).mode(0o700).create(&self.addresses).map_err(|error| failed(&self.addresses, error))?;
         // Written elsewhere first: a file with an address' name is whole, or is not there.
-        let draft = self.addresses.join(format!(".{cell}"));
+        let draft = self.draft(cell);
         // And on disk: after a power cut, an address that says not whose it is would be nobody's for ever.
         let written = File::create(&draft).and_then(|mut file| file.write_all(cell.as_bytes()).and_then(|()| file.sync_data()));
         written.map_err(|error| failed(&draft, error))?;
@@ -167,7 +170,12 @@ impl Bridge {
         taken.ok_or(BridgeError::Full { network: self.network, prefix: self.prefix })
     }
 
-    /// The files of addresses, with the cells that have them.
+    /// What is to become the file of a cell's address.
+    fn draft(&self, cell: &str) -> PathBuf {
+        self.addresses.join(format!("{DRAFT}{cell}"))
+    }
+
+    /// The files of addresses, with the cells that have them. A draft is none: the daemon was killed, or there was no space, while it was written.
     fn taken(&self) -> Result<Vec<(PathBuf, String)>, BridgeError> {
         let failed = |error| BridgeError::File(self.addresses.clone(), error);
         let entries = match fs::read_dir(&self.addresses) {
@@ -177,7 +185,11 @@ impl Bridge {
         };
         let mut taken = Vec::new();
         for entry in entries {
-            let path = entry.map_err(failed)?.path();
+            let entry = entry.map_err(failed)?;
+            if entry.file_name().as_encoded_bytes().starts_with(DRAFT.as_bytes()) {
+                continue;
+            }
+            let path = entry.path();
             let cell = fs::read_to_string(&path).map_err(|error| BridgeError::File(path.clone(), error))?;
             taken.push((path, cell));
         }
@@ -220,6 +232,17 @@ mod tests {
         fs::remove_file(path).unwrap();
         assert_eq!(bridge.allocate("one more").unwrap().to_string(), "10.9.8.4");
         assert_eq!(bridge.taken().unwrap().len(), 5, "no draft is left");
+    }
+
+    #[test]
+    fn a_draft_is_no_address() {
+        let dir = tempfile::tempdir().unwrap();
+        let bridge = bridge(dir.path(), 29);
+        bridge.allocate("cell-1").unwrap();
+        // The daemon was killed, or there was no space: it holds nothing yet.
+        fs::write(bridge.draft("cell-2"), "").unwrap();
+        let taken: Vec<_> = bridge.taken().unwrap().into_iter().map(|(_, cell)| cell).collect();
+        assert_eq!(taken, ["cell-1"], "for what is no cell's, the bridge would stay for ever");
     }
 
     #[test]

@@ -1,0 +1,77 @@
+//! Records that are lost: broken, or of a later version, as after a rollback.
+
+use kiyot::backends::{
+    Method,
+    milpa::store::{Batch, Table},
+};
+use kiyot_proto::{cell, cri};
+
+use crate::kit::{Fixture, until};
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_container_whose_state_is_lost_is_as_its_cell_says() {
+    let kiyot = Fixture::start().await;
+    let sandbox = kiyot.run("web").await;
+    let (runs, done) = (kiyot.create(&sandbox, "runs").await, kiyot.create(&sandbox, "done").await);
+    kiyot.start_container(&runs).await;
+    kiyot.start_container(&done).await;
+    kiyot.provider.only().exit("c1", 7);
+    kiyot.exited(&done).await;
+    let mut lost = Batch::default();
+    lost.remove(Table::ContainerStatuses, &runs).remove(Table::ContainerStatuses, &done);
+    let kiyot = kiyot.restart_with(lost).await;
+    // Said to have ended, its next attempt would run beside it.
+    until("the state of a container that runs", || match kiyot.status(&runs).unwrap().state() {
+        cri::ContainerState::ContainerExited => panic!("a container that runs was said to have ended"),
+        state => state == cri::ContainerState::ContainerRunning,
+    })
+    .await;
+    assert_eq!(kiyot.exited(&done).await.exit_code, 7);
+    kiyot.stop_sandbox(&sandbox).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_container_that_nobody_knows_any_more_does_not_run_on() {
+    let kiyot = Fixture::start().await;
+    let sandbox = kiyot.run("web").await;
+    let (lost, kept) = (kiyot.create(&sandbox, "lost").await, kiyot.create(&sandbox, "kept").await);
+    kiyot.start_container(&lost).await;
+    kiyot.start_container(&kept).await;
+    let mut records = Batch::default();
+    records.remove(Table::Containers, &lost).remove(Table::ContainerStatuses, &lost);
+    let kiyot = kiyot.restart_with(records).await;
+    assert_eq!(kiyot.status(&lost).unwrap_err().code(), tonic::Code::NotFound);
+    let cell = kiyot.provider.only();
+    until("the end of a container that nobody knows", || cell.with(|state| state.containers.len() == 1)).await;
+    assert_eq!(kiyot.status(&kept).unwrap().state(), cri::ContainerState::ContainerRunning);
+    // The kubelet knows of no attempt, so that it begins with the first.
+    let again = kiyot.create(&sandbox, "lost").await;
+    kiyot.start_container(&again).await;
+    let request = cri::RemovePodSandboxRequest { pod_sandbox_id: sandbox };
+    kiyot.call::<cri::RemovePodSandboxResponse>(Method::RemovePodSandbox, request).await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_container_that_is_being_made_is_known() {
+    let kiyot = Fixture::start().await;
+    let sandbox = kiyot.run("web").await;
+    let other = kiyot.create(&sandbox, "other").await;
+    kiyot.start_container(&other).await;
+    let cell = kiyot.provider.only();
+    cell.with(|state| state.silent.push("ContainerStatus"));
+    let made = kiyot.call::<cri::CreateContainerResponse>(Method::CreateContainer, kiyot.container_request(&sandbox, "main"));
+    let meanwhile = async {
+        until("a container in the cell", || cell.with(|state| state.containers.len() == 2)).await;
+        cell.with(|state| {
+            let sandbox = cri::PodSandboxStatus { id: "5a".to_owned(), ..Default::default() };
+            let containers = state.containers.values().cloned().collect();
+            state.tell(cell::event::Event::Snapshot(cell::Snapshot { sandboxes: vec![sandbox], containers, logs: Vec::new() }));
+        });
+        // News are taken one after another: what the snapshot means is done before this.
+        cell.exit("c0", 3);
+        kiyot.exited(&other).await;
+        cell.with(|state| state.silent.clear());
+    };
+    let (made, ()) = tokio::join!(made, meanwhile);
+    kiyot.start_container(&made.unwrap().container_id).await;
+}
