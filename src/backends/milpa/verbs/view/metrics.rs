@@ -59,7 +59,13 @@ impl<'a> Of<'a> {
 
 /// A metric's kind by its name. It is not for a cell to say: two kinds under one name would be an error of all metrics to a kubelet.
 fn kind(name: &str) -> MetricType {
-    if name.ends_with("_total") || name == "container_memory_failcnt" { MetricType::Counter } else { MetricType::Gauge }
+    match name {
+        "container_memory_failcnt" => MetricType::Counter,
+        // As many as there are.
+        "container_fs_inodes_total" => MetricType::Gauge,
+        _ if name.ends_with("_total") => MetricType::Counter,
+        _ => MetricType::Gauge,
+    }
 }
 
 /// Metrics of one container or pod.
@@ -361,5 +367,18 @@ mod tests {
         );
         let received = |what, of| metric(&format!("container_network_receive_{what}_total"), 20, counter, &["milpap", "eth0"], of);
         assert_eq!(pod, [received("bytes", 30), received("packets", 31)]);
+    }
+
+    /// As containerd 2.3 (internal/cri/server/list_pod_sandbox_metrics_linux.go) and cadvisor have them.
+    #[test]
+    fn kinds_are_those_of_the_nodes_runtime() {
+        for name in ["container_cpu_cfs_periods_total", "container_memory_failures_total", "container_memory_failcnt", "container_oom_events_total"] {
+            assert_eq!(kind(name), MetricType::Counter, "{name}");
+        }
+        for name in
+            ["container_fs_inodes_total", "container_fs_inodes_free", "container_memory_cache", "container_spec_cpu_period", "container_last_seen"]
+        {
+            assert_eq!(kind(name), MetricType::Gauge, "{name}");
+        }
     }
 }

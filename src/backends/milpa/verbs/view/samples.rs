@@ -111,7 +111,10 @@ mod tests {
         cell::Sample { name: name.to_owned(), value, labels }
     }
 
-    fn told(samples: &[cell::Sample]) -> Vec<(String, Vec<(String, String)>, u64)> {
+    /// Name, labels and number.
+    type Told = (String, Vec<(String, String)>, u64);
+
+    fn told(samples: &[cell::Sample]) -> Vec<Told> {
         let samples = Samples::of(samples, 7, &mut Shapes::default(), Instant::now());
         let label = |(key, value): &(Box<str>, Box<str>)| (key.to_string(), value.to_string());
         samples.all().map(|(series, value)| (series.name.to_string(), series.labels.iter().map(label).collect(), value)).collect()
