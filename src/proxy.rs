@@ -116,7 +116,9 @@ pub struct DrainHandle {
 impl Front {
     /// Opens the front door. To be called on the main runtime, which will answer decoded calls.
     pub fn start(config: &Server, routing: Routing, registry: Registry) -> Result<Bound, StartError> {
-        let shared = Shared { registry, owners: Owners::default(), main: Handle::try_current()?, open_calls: AtomicUsize::new(0) };
+        let (stop, ended) = (Stop::default(), CancellationToken::new());
+        let shared =
+            Shared { registry, owners: Owners::default(), main: Handle::try_current()?, open_calls: AtomicUsize::new(0), drain: stop.drain.clone() };
         // Before there is a runtime: one can't be dropped on the main runtime, where this runs.
         let listener = listener::listen_on(&config.listen)?;
         let socket = listener.socket.try_clone().map_err(StartError::Thread)?;
@@ -133,7 +135,6 @@ impl Front {
             }
         };
         let (settings, settings_of_thread) = watch::channel(Arc::new(Settings::new(config, routing)));
-        let (stop, ended) = (Stop::default(), CancellationToken::new());
         let (stop_of_thread, ended_of_thread) = (stop.clone(), ended.clone().drop_guard());
         let address = config.listen.clone();
         let (pulse, heart) = pulse::new();

@@ -70,6 +70,11 @@ pub(super) async fn serve(front: &Shared, mut incoming: Incoming, budget: Budget
     for (_, upstream) in front.registry.raw() {
         all.push(Box::pin(of_runtime(upstream, &incoming.head, &incoming.body)));
     }
+    // It has no end of its own, and the daemon's stop need not wait for it.
+    all.push(Box::pin(stream::once(async {
+        front.drain.cancelled().await;
+        Next::End(End::Status(Status::unavailable("kiyot stops; the stream of events can be opened again when it is back")))
+    })));
     // A runtime may send no metadata before its first event: the first of any of them begins the answer.
     let (head, first) = match caller.wait(all.next()).await {
         Ok(Some(Next::Head(head))) => (head, Bytes::new()),

@@ -9,6 +9,7 @@ use std::{
 };
 
 use tokio::runtime::Handle;
+use tokio_util::sync::CancellationToken;
 
 use super::owners::Owners;
 use crate::{
@@ -39,6 +40,8 @@ pub(super) struct Shared {
     /// The runtime on which decoded calls are answered.
     pub(super) main: Handle,
     pub(super) open_calls: AtomicUsize,
+    /// Cancelled when there are no new calls any more. What has no end by itself ends then.
+    pub(super) drain: CancellationToken,
 }
 
 /// One of the calls that are open.

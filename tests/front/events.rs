@@ -10,7 +10,7 @@ use tokio::sync::mpsc;
 use tonic::{Code, Status};
 
 use crate::{
-    caller::{Caller, frame, soon},
+    caller::{Caller, LONG, frame, soon},
     door::{Door, Setup},
     limits::SHORT,
     played::{Call, Played},
@@ -120,6 +120,24 @@ async fn events_of_all_backends_are_woven_in_whole_messages() {
     tell(&door, Ok(large.clone()));
     assert!(next(&mut body, &mut buffer).await == large);
     assert!(buffer.is_empty());
+}
+
+/// A kubelet reads events for as long as there is somebody who tells them.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_stop_waits_for_no_stream_of_events() {
+    let door = Setup::default().open();
+    let (_node, mut calls) = runtime(&door, "containerd");
+    let caller = door.caller().await;
+    let (response, _stream) = open(&caller).await;
+    let _node = begun(&mut soon(calls.recv()).await.unwrap()).await;
+    let body = soon(response).await.unwrap().into_body();
+    let (not_begun, _stream) = open(&caller).await;
+    let _second = soon(calls.recv()).await.unwrap();
+    assert!(door.bound.drain.drain(LONG).await, "nothing was cut");
+    for trailers in [end(body).await, soon(not_begun).await.unwrap().into_parts().0.headers] {
+        let status = Status::from_header_map(&trailers).unwrap();
+        assert_eq!((status.code(), status.message().contains("kiyot stops")), (Code::Unavailable, true));
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]
