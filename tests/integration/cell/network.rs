@@ -153,7 +153,7 @@ fn without_port_plugin(node: &Node, change: impl FnOnce(&mut serde_json::Value))
 }
 
 #[tokio::test]
-async fn a_flow_that_began_before_its_port_was_mapped_gets_to_the_cell() {
+async fn a_flow_that_outlasts_the_mapping_of_its_port_goes_where_the_port_leads_now() {
     let node = Node::start().await;
     without_port_plugin(&node, |_| {});
     let kiyot = Kiyot::start(&node, options()).await;
@@ -183,6 +183,14 @@ async fn a_flow_that_began_before_its_port_was_mapped_gets_to_the_cell() {
     assert_eq!(&heard[..4], b"said");
     kubelet.stop_and_remove(&first).await.unwrap();
     ends_without_a_trace(&mut kubelet, &kiyot, &running).await;
+    // It goes on: not to the address that another cell may have next, but to the node again.
+    let of_node = UdpSocket::bind("0.0.0.0:18084").unwrap();
+    of_node.set_nonblocking(true).unwrap();
+    wait_until("what is said gets to the node", LIMIT, async || {
+        let _refused = say();
+        of_node.recv(&mut heard).ok()
+    })
+    .await;
 }
 
 #[tokio::test]

@@ -47,7 +47,7 @@ impl Default for Measures {
 }
 
 impl Measures {
-    /// Has metrics told for a time, at most [`LONGEST`].
+    /// Has metrics told for a time, ten minutes at most.
     pub fn want(&self, time: Duration) {
         let now = Instant::now();
         let before = self.until.lock().unwrap_or_else(PoisonError::into_inner).replace(now + time.min(LONGEST));

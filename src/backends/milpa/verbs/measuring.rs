@@ -16,6 +16,7 @@ const WANTED: Duration = Duration::from_secs(60);
 const RENEWAL: Duration = Duration::from_secs(20);
 /// How long a cell tells them after it was asked: the last time may be a renewal ago.
 const TOLD: Duration = Duration::from_secs(80);
+
 /// Who asked when.
 #[derive(Debug, Clone, Copy)]
 struct Asked {

@@ -221,7 +221,13 @@ impl Networks {
         let doing = || format!("detach {} from the network", home.cell());
         Ports::new(home, plan.own_ports()).close().await.map_err(|error| ProviderError::transient(doing(), error))?;
         match &plan.way {
-            Way::Cni(network) => network.del(home, &plan.pod()).await.map_err(|error| ProviderError::transient(doing(), error))?,
+            Way::Cni(network) => {
+                network.del(home, &plan.pod()).await.map_err(|error| ProviderError::transient(doing(), error))?;
+                // A plugin that maps ports leaves the flows of before.
+                if plan.way.maps_ports() {
+                    Ports::new(home, &plan.ports).forget_flows().await;
+                }
+            }
             Way::Bridge(bridge) => {
                 let _alone = self.bridge_lock.lock().await;
                 bridge.detach(home).await.map_err(|error| ProviderError::transient(doing(), error))?;

@@ -1,7 +1,7 @@
-//! Flows that the kernel remembers: one that began before its port was mapped would go on past the rules for as long as it is remembered.
+//! Flows that the kernel remembers: one that began before its port was mapped, or goes on when it is mapped no more, would go on past the rules for as long as it is remembered.
 //!
-//! TCP begins anew by itself, as a port's rules come before its pod. UDP has no beginning: a client that goes on sending from the same port never meets the
-//! rules, so its entries are deleted.
+//! TCP begins anew by itself, as a port's rules come before its pod, and its connections end with it. UDP has no beginning and no end: a client that goes on sending from the same
+//! port never meets the rules, so its entries are deleted.
 
 use std::{
     io,

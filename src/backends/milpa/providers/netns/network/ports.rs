@@ -66,12 +66,12 @@ impl<'a> Ports<'a> {
         self.ports.iter().filter(move |port| port.host_ip.is_none_or(|ip| Family::of(&ip) == family))
     }
 
-    /// Has flows that began before the rules meet them. Best effort: the kernel forgets them by itself, once their client pauses.
-    async fn forget_flows(&self) {
+    /// Has flows that go on meet the rules as they are now. Best effort: the kernel forgets them by itself, once their client pauses.
+    pub(super) async fn forget_flows(&self) {
         let ports = self.ports.to_vec();
         match tokio::task::spawn_blocking(move || conntrack::forget(&ports)).await {
             Ok(Ok(flows)) => tracing::debug!(cell = self.home.cell(), flows, "Flows to ports of the cell begin anew"),
-            Ok(Err(error)) => tracing::warn!(cell = self.home.cell(), %error, "Flows by UDP that began before a port was mapped may go on past it"),
+            Ok(Err(error)) => tracing::warn!(cell = self.home.cell(), %error, "Flows by UDP to ports of the cell may go on where they went before"),
             Err(error) => tracing::error!(cell = self.home.cell(), %error, "The thread that forgets flows failed"),
         }
     }
@@ -85,6 +85,8 @@ impl<'a> Ports<'a> {
                     rules.remove(Some(self.home.dir())).await?;
                 }
             }
+            // Else they would go on to whoever gets the cell's address next.
+            self.forget_flows().await;
         }
         Ok(())
     }
