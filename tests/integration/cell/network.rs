@@ -181,9 +181,8 @@ async fn a_flow_that_outlasts_the_mapping_of_its_port_goes_where_the_port_leads_
     })
     .await;
     assert_eq!(&heard[..4], b"said");
-    kubelet.stop_and_remove(&first).await.unwrap();
-    ends_without_a_trace(&mut kubelet, &kiyot, &running).await;
-    // It goes on: not to the address that another cell may have next, but to the node again.
+    kubelet.stop_and_remove(&running).await.unwrap();
+    // It goes on: not to the address that another cell may have next, but to the node again. The bridge is still there, with which the kernel would forget flows.
     let of_node = UdpSocket::bind("0.0.0.0:18084").unwrap();
     of_node.set_nonblocking(true).unwrap();
     wait_until("what is said gets to the node", LIMIT, async || {
@@ -191,6 +190,7 @@ async fn a_flow_that_outlasts_the_mapping_of_its_port_goes_where_the_port_leads_
         of_node.recv(&mut heard).ok()
     })
     .await;
+    ends_without_a_trace(&mut kubelet, &kiyot, &first).await;
 }
 
 #[tokio::test]
