@@ -41,6 +41,25 @@ pub fn events(mut bytes: &[u8]) {
     }
 }
 
+/// Metrics that the node describes, and their labels.
+const DESCRIBED: [(&str, &[&str]); 6] = [
+    ("a", &["a", "id"]),
+    ("container_cpu_usage_seconds_total", &["id", "cpu"]),
+    ("container_fs_usage_bytes", &["device", "id"]),
+    ("container_network_receive_packets_total", &["id", "interface"]),
+    ("container_processes", &["id"]),
+    ("container_sockets", &["id", "pod"]),
+];
+
+fn described() -> Vec<u8> {
+    let descriptors = DESCRIBED.iter().map(|(name, keys)| cri::MetricDescriptor {
+        name: (*name).to_owned(),
+        label_keys: keys.iter().map(|key| (*key).to_owned()).collect(),
+        ..Default::default()
+    });
+    cri::ListMetricDescriptorsResponse { descriptors: descriptors.collect() }.encode_to_vec()
+}
+
 /// Two cells, each of one pod, and their containers as they should be.
 struct Pods {
     view: View,
@@ -147,12 +166,38 @@ impl Pods {
         }
     }
 
-    /// The usage of one cell's pod.
-    fn usage(&self, of: usize) -> (Bytes, Option<Vec<u8>>) {
+    /// The usage of one cell's pod, and its metrics.
+    fn usage(&self, of: usize) -> (Bytes, Option<Vec<u8>>, Vec<cri::PodSandboxMetrics>) {
         let sandbox = self.cells[of].1.as_str().to_owned();
         let filter = filter::Containers { sandbox: sandbox.clone(), ..Default::default() };
         let of_sandbox = self.view.usage_of(&self.cells[of].1, self.now);
-        (self.view.list_container_stats(&filter, self.now), of_sandbox.map(|stats| stats.encode_to_vec()))
+        let mut metrics = self.metrics();
+        metrics.retain(|pod| pod.pod_sandbox_id == sandbox);
+        (self.view.list_container_stats(&filter, self.now), of_sandbox.map(|stats| stats.encode_to_vec()), metrics)
+    }
+
+    fn metrics(&self) -> Vec<cri::PodSandboxMetrics> {
+        let list: cri::ListPodSandboxMetricsResponse = read(self.view.list_metrics(&described(), self.now));
+        list.pod_metrics
+    }
+
+    /// Whose metrics they are, and that a kubelet takes them: one that is not as it was described, or is there twice, would be an error of all.
+    fn check_metrics(&self, runs: impl Fn(&str) -> Option<usize>) {
+        let mut seen = BTreeSet::new();
+        for pod in self.metrics() {
+            let cell = self.cells.iter().position(|(_, sandbox)| sandbox.as_str() == pod.pod_sandbox_id);
+            assert!(cell.is_some() && pod.container_metrics.iter().all(|of| runs(&of.container_id) == cell), "{pod:?}");
+            let of_containers = pod.container_metrics.into_iter().map(|of| (of.container_id, of.metrics));
+            for (id, metrics) in of_containers.chain([(pod.pod_sandbox_id, pod.metrics)]) {
+                for metric in metrics {
+                    let keys = DESCRIBED.iter().find(|(name, _)| *name == metric.name).map_or(&[][..], |(_, keys)| keys);
+                    assert_eq!((keys.len(), metric.value.is_some()), (metric.label_values.len(), true), "{metric:?}");
+                    let mut labels = keys.iter().zip(&metric.label_values);
+                    assert!(labels.any(|(key, value)| *key == "id" && *value == id), "{metric:?}");
+                    assert!(seen.insert((metric.name, metric.label_values)), "each once");
+                }
+            }
+        }
     }
 
     /// What the kubelet is answered: all that is ours and nothing else, with what it follows without looking.
@@ -184,6 +229,7 @@ impl Pods {
             let of = self.check_stats(&stats.linux.unwrap_or_default().containers);
             assert!(of.iter().all(|id| runs(id) == cell), "{of:?}");
         }
+        self.check_metrics(runs);
     }
 
     /// Whose usage it is.
