@@ -138,7 +138,9 @@ impl Known {
         let Some(metrics) = metrics else {
             if sandbox.samples.take().is_some() {
                 for container in &sandbox.containers {
-                    self.containers.entry(container.clone()).and_modify(|container| container.samples = None);
+                    if let Some(container) = self.containers.get_mut(container) {
+                        container.samples = None;
+                    }
                 }
             }
             return false;
