@@ -1,6 +1,11 @@
-//! What kiyot costs, and what other forwarders cost in the same run: one private containerd, one client, and rounds that take turns.
-//! `make bench` runs it; docs/performance.md keeps the last table.
-#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a bench that can't measure has nothing else to do")]
+//! What kiyot costs, and what other forwarders cost in the same run: one private containerd, one
+//! client, and rounds that take turns. `make bench` runs it; docs/performance.md keeps the last
+//! table.
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    reason = "a bench that can't measure has nothing else to do"
+)]
 
 use std::path::PathBuf;
 
@@ -23,7 +28,11 @@ mod cri {
 #[derive(Debug, Parser)]
 struct Options {
     /// The parts to run.
-    #[arg(long, value_delimiter = ',', default_value = "calls,cells,logs,streams,busy,volumes,crowd")]
+    #[arg(
+        long,
+        value_delimiter = ',',
+        default_value = "calls,cells,logs,streams,busy,volumes,crowd"
+    )]
     parts: Vec<Part>,
     /// How often each measurement of calls, logs and streams is repeated, in turns.
     #[arg(long, default_value_t = 5)]
@@ -78,7 +87,9 @@ enum Part {
 #[tokio::main(flavor = "current_thread")]
 async fn main() {
     let options = Options::parse();
-    if let (Some(most), Some(spool), Some(cells)) = (options.agents, &options.agents_spool, &options.agents_cells) {
+    if let (Some(most), Some(spool), Some(cells)) =
+        (options.agents, &options.agents_spool, &options.agents_cells)
+    {
         return cri::crowd::agents::play(spool, cells, most).await;
     }
     let node = Node::start_for_long().await;

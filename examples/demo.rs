@@ -1,6 +1,11 @@
-//! `make demo`: runs the pods of examples/ on a private containerd with kiyot before it, shows where each runs, a line of its log and an ExecSync in it, then
-//! stops them and shows that nothing is left. One line a step, with how long it took.
-#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a demo that can't go on has nothing else to do")]
+//! `make demo`: runs the pods of examples/ on a private containerd with kiyot before it, shows
+//! where each runs, a line of its log and an ExecSync in it, then stops them and shows that nothing
+//! is left. One line a step, with how long it took.
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    reason = "a demo that can't go on has nothing else to do"
+)]
 
 use std::{fs, path::Path, time::Instant};
 
@@ -50,7 +55,10 @@ async fn main() {
             Some(cell) => format!("in the cell {cell}"),
             None => "on the node".to_owned(),
         };
-        steps.done(&format!("{} runs {place}, IP {}, sandbox {:.12}", pod.metadata.name, shown.address, shown.sandbox));
+        steps.done(&format!(
+            "{} runs {place}, IP {}, sandbox {:.12}",
+            pod.metadata.name, shown.address, shown.sandbox
+        ));
         running.push(shown);
     }
     for (pod, shown) in pods.iter().zip(&running) {
@@ -58,7 +66,16 @@ async fn main() {
         steps.done(&format!("{} logged: {line}", pod.metadata.name));
     }
     for (pod, shown) in pods.iter().zip(&running) {
-        let said = player.exec(shown, &["sh", "-c", "echo \"I am $(hostname), with $(ls /proc | grep -c '^[0-9]') processes\""]).await;
+        let said = player
+            .exec(
+                shown,
+                &[
+                    "sh",
+                    "-c",
+                    "echo \"I am $(hostname), with $(ls /proc | grep -c '^[0-9]') processes\"",
+                ],
+            )
+            .await;
         steps.done(&format!("{} said by ExecSync: {}", pod.metadata.name, said.trim()));
     }
     for (pod, shown) in pods.iter().zip(&running) {
@@ -75,11 +92,13 @@ async fn main() {
 /// The pods of examples/, in the order of their files.
 fn pods() -> Vec<manifest::Pod> {
     let directory = Path::new(env!("CARGO_MANIFEST_DIR")).join("examples");
-    let mut files: Vec<_> = fs::read_dir(directory).unwrap().map(|entry| entry.unwrap().path()).collect();
+    let mut files: Vec<_> =
+        fs::read_dir(directory).unwrap().map(|entry| entry.unwrap().path()).collect();
     files.retain(|file| file.extension().is_some_and(|extension| extension == "yaml"));
     files.sort();
     let read = |file: &Path| {
-        manifest::parse(&file.display().to_string(), &fs::read_to_string(file).unwrap()).unwrap_or_else(|problems| panic!("{problems}"))
+        manifest::parse(&file.display().to_string(), &fs::read_to_string(file).unwrap())
+            .unwrap_or_else(|problems| panic!("{problems}"))
     };
     files.iter().flat_map(|file| read(file).pods).collect()
 }

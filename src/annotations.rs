@@ -35,8 +35,17 @@ pub const HEALTHY_TIMEOUT: &str = "pod.elotl.co/healthcheck-healthy-timeout";
 pub const CLOUD_ROUTE: &str = "pod.elotl.co/cloud-route";
 
 /// All keys that a [`CellRequest`] is read from.
-pub const KEYS: [&str; 9] =
-    [LAUNCH_TYPE, SPOT_INSTANCE, INSTANCE_TYPE, VOLUME_SIZE, PRIVATE_IP_ONLY, SECURITY_GROUPS, INSTANCE_PROFILE, HEALTHY_TIMEOUT, CLOUD_ROUTE];
+pub const KEYS: [&str; 9] = [
+    LAUNCH_TYPE,
+    SPOT_INSTANCE,
+    INSTANCE_TYPE,
+    VOLUME_SIZE,
+    PRIVATE_IP_ONLY,
+    SECURITY_GROUPS,
+    INSTANCE_PROFILE,
+    HEALTHY_TIMEOUT,
+    CLOUD_ROUTE,
+];
 
 /// How all of [`KEYS`] begin.
 const PREFIX: &str = "pod.elotl.co/";
@@ -111,12 +120,17 @@ pub struct CellRequest {
 }
 
 impl CellRequest {
-    /// Reads a pod's annotations, or says all that is wrong with them. Other annotations are none of its business.
-    pub fn parse<'a>(annotations: impl IntoIterator<Item = (&'a String, &'a String)>) -> Result<Self, Problems> {
-        let mut ours: BTreeMap<&str, &str> = annotations.into_iter().map(|(key, value)| (key.as_str(), value.as_str())).collect();
+    /// Reads a pod's annotations, or says all that is wrong with them. Other annotations are none
+    /// of its business.
+    pub fn parse<'a>(
+        annotations: impl IntoIterator<Item = (&'a String, &'a String)>,
+    ) -> Result<Self, Problems> {
+        let mut ours: BTreeMap<&str, &str> =
+            annotations.into_iter().map(|(key, value)| (key.as_str(), value.as_str())).collect();
         ours.retain(|key, _| key.starts_with(PREFIX));
         let report = Report::default();
-        let field = |key: &str| ours.get(key).map(|value| Field::new(key, Value::from(*value), &report));
+        let field =
+            |key: &str| ours.get(key).map(|value| Field::new(key, Value::from(*value), &report));
         let request = Self {
             launch_type: launch_type(field(LAUNCH_TYPE), field(SPOT_INSTANCE), &report),
             instance_type: field(INSTANCE_TYPE).and_then(instance_type),
@@ -130,10 +144,14 @@ impl CellRequest {
         report.finish("the pod's annotations", request)
     }
 
-    /// The annotations that look like ones for cells, and that no key of [`KEYS`] is: misspelt ones, most likely.
-    pub fn unknown_keys<'a>(annotations: impl IntoIterator<Item = (&'a String, &'a String)>) -> Vec<&'a str> {
+    /// The annotations that look like ones for cells, and that no key of [`KEYS`] is: misspelt
+    /// ones, most likely.
+    pub fn unknown_keys<'a>(
+        annotations: impl IntoIterator<Item = (&'a String, &'a String)>,
+    ) -> Vec<&'a str> {
         let keys = annotations.into_iter().map(|(key, _)| key.as_str());
-        let mut unknown: Vec<_> = keys.filter(|key| key.starts_with(PREFIX) && !KEYS.contains(key)).collect();
+        let mut unknown: Vec<_> =
+            keys.filter(|key| key.starts_with(PREFIX) && !KEYS.contains(key)).collect();
         unknown.sort_unstable();
         unknown
     }
@@ -147,11 +165,16 @@ fn launch_type(kind: Option<Field<'_>>, spot: Option<Field<'_>>, report: &Report
             _ => None,
         })
     });
-    let spot = spot.and_then(boolean).map(|spot| if spot { LaunchType::Spot } else { LaunchType::OnDemand });
+    let spot = spot
+        .and_then(boolean)
+        .map(|spot| if spot { LaunchType::Spot } else { LaunchType::OnDemand });
     if let (Some(kind), Some(spot)) = (kind, spot)
         && kind != spot
     {
-        report.add(Problem::new(SPOT_INSTANCE, format!("says {spot} where {LAUNCH_TYPE} says {kind}; allowed is {LAUNCH_TYPE} alone")));
+        report.add(Problem::new(
+            SPOT_INSTANCE,
+            format!("says {spot} where {LAUNCH_TYPE} says {kind}; allowed is {LAUNCH_TYPE} alone"),
+        ));
     }
     kind.or(spot).unwrap_or_default()
 }
@@ -166,7 +189,8 @@ fn boolean(field: Field<'_>) -> Option<bool> {
 }
 
 fn is_name(text: &str, more: &[char]) -> bool {
-    (1..=NAME_CHARS).contains(&text.len()) && text.chars().all(|c| c.is_ascii_alphanumeric() || more.contains(&c))
+    (1..=NAME_CHARS).contains(&text.len())
+        && text.chars().all(|c| c.is_ascii_alphanumeric() || more.contains(&c))
 }
 
 fn instance_type(field: Field<'_>) -> Option<InstanceType> {
@@ -180,44 +204,80 @@ fn instance_type(field: Field<'_>) -> Option<InstanceType> {
 }
 
 fn volume_size(field: Field<'_>) -> Option<u64> {
-    let size = |text: &str| text.parse::<Quantity>().ok().map(Quantity::gib).filter(|gib| (1..=MAX_VOLUME_GIB).contains(gib));
-    field.read(&format!("a quantity of bytes such as 20Gi, more than 0 and at most {MAX_VOLUME_GIB}Gi"), size)
+    let size = |text: &str| {
+        text.parse::<Quantity>()
+            .ok()
+            .map(Quantity::gib)
+            .filter(|gib| (1..=MAX_VOLUME_GIB).contains(gib))
+    };
+    field.read(
+        &format!("a quantity of bytes such as 20Gi, more than 0 and at most {MAX_VOLUME_GIB}Gi"),
+        size,
+    )
 }
 
 fn security_groups(field: Field<'_>) -> Option<Vec<String>> {
-    let allowed = format!("1 to {MAX_SECURITY_GROUPS} different security groups such as sg-0123456789abcdef0, with commas between");
+    let allowed = format!(
+        "1 to {MAX_SECURITY_GROUPS} different security groups such as sg-0123456789abcdef0, with commas between"
+    );
     field.read(&allowed, |text| {
-        // One more than there may be: each is compared with all others, and a pod's annotations may have hundreds of thousands.
-        let groups: Vec<String> = text.split(',').take(MAX_SECURITY_GROUPS + 1).map(|group| group.trim().to_owned()).collect();
-        let fit = groups.len() <= MAX_SECURITY_GROUPS && groups.iter().all(|group| is_name(group, &['.', '-', '_']));
-        let different = groups.iter().enumerate().all(|(index, group)| !groups[..index].contains(group));
+        // One more than there may be: each is compared with all others, and a pod's annotations may
+        // have hundreds of thousands.
+        let groups: Vec<String> = text
+            .split(',')
+            .take(MAX_SECURITY_GROUPS + 1)
+            .map(|group| group.trim().to_owned())
+            .collect();
+        let fit = groups.len() <= MAX_SECURITY_GROUPS
+            && groups.iter().all(|group| is_name(group, &['.', '-', '_']));
+        let different =
+            groups.iter().enumerate().all(|(index, group)| !groups[..index].contains(group));
         (fit && different).then_some(groups)
     })
 }
 
 fn instance_profile(field: Field<'_>) -> Option<String> {
-    field.read("the ARN of an instance profile such as arn:aws:iam::123456789012:instance-profile/name", |text| {
-        let [arn, partition, service, region, account, resource] = text.splitn(6, ':').collect::<Vec<_>>().try_into().ok()?;
-        let account_fits = account.len() == 12 && account.bytes().all(|byte| byte.is_ascii_digit());
-        let partition_fits = partition == "aws" || (partition.starts_with("aws-") && is_name(partition, &['-']));
-        let name = resource.strip_prefix("instance-profile/")?;
-        // The characters of IAM's names, and the slashes of their paths.
-        let name_fits = !name.ends_with('/') && is_name(name, &['/', '+', '=', ',', '.', '@', '_', '-']);
-        (arn == "arn" && partition_fits && service == "iam" && region.is_empty() && account_fits && name_fits).then(|| text.to_owned())
-    })
+    field.read(
+        "the ARN of an instance profile such as arn:aws:iam::123456789012:instance-profile/name",
+        |text| {
+            let [arn, partition, service, region, account, resource] =
+                text.splitn(6, ':').collect::<Vec<_>>().try_into().ok()?;
+            let account_fits =
+                account.len() == 12 && account.bytes().all(|byte| byte.is_ascii_digit());
+            let partition_fits =
+                partition == "aws" || (partition.starts_with("aws-") && is_name(partition, &['-']));
+            let name = resource.strip_prefix("instance-profile/")?;
+            // The characters of IAM's names, and the slashes of their paths.
+            let name_fits =
+                !name.ends_with('/') && is_name(name, &['/', '+', '=', ',', '.', '@', '_', '-']);
+            (arn == "arn"
+                && partition_fits
+                && service == "iam"
+                && region.is_empty()
+                && account_fits
+                && name_fits)
+                .then(|| text.to_owned())
+        },
+    )
 }
 
 fn healthy_timeout(field: Field<'_>) -> Option<HealthyTimeout> {
-    field.read(&format!("whole seconds from 0 (never) to {MAX_HEALTHY_TIMEOUT_SECS}"), |text| match text.parse().ok()? {
-        0 => Some(HealthyTimeout::Never),
-        seconds => (seconds <= MAX_HEALTHY_TIMEOUT_SECS).then_some(HealthyTimeout::After(Duration::from_secs(seconds))),
+    field.read(&format!("whole seconds from 0 (never) to {MAX_HEALTHY_TIMEOUT_SECS}"), |text| {
+        match text.parse().ok()? {
+            0 => Some(HealthyTimeout::Never),
+            seconds => (seconds <= MAX_HEALTHY_TIMEOUT_SECS)
+                .then_some(HealthyTimeout::After(Duration::from_secs(seconds))),
+        }
     })
 }
 
 fn cloud_routes(field: Field<'_>) -> Option<Vec<Cidr>> {
-    let allowed = format!("1 to {MAX_CLOUD_ROUTES} networks such as 172.16.0.0/12, with white space between and no bit set behind their prefixes");
+    let allowed = format!(
+        "1 to {MAX_CLOUD_ROUTES} networks such as 172.16.0.0/12, with white space between and no bit set behind their prefixes"
+    );
     field.read(&allowed, |text| {
-        let routes: Vec<Cidr> = text.split_whitespace().map(|route| route.parse().ok()).collect::<Option<_>>()?;
+        let routes: Vec<Cidr> =
+            text.split_whitespace().map(|route| route.parse().ok()).collect::<Option<_>>()?;
         (1..=MAX_CLOUD_ROUTES).contains(&routes.len()).then_some(routes)
     })
 }

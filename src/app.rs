@@ -60,7 +60,8 @@ pub struct App {
 }
 
 impl App {
-    /// Starts all parts, the front door last: what answers the kubelet knows all pods of before. To be called on the main runtime.
+    /// Starts all parts, the front door last: what answers the kubelet knows all pods of before. To
+    /// be called on the main runtime.
     pub async fn start(config: &Config) -> Result<Self, AppError> {
         let (mut backends, mut milpas): (Vec<Arc<dyn Backend>>, _) = (Vec::new(), Vec::new());
         let mut only_cri = None;
@@ -68,7 +69,11 @@ impl App {
             let name = BackendName::new(name);
             match backend {
                 BackendConfig::Cri(cri) => {
-                    backends.push(Arc::new(Cri::new(name.clone(), cri.socket.clone(), cri.connect_timeout)));
+                    backends.push(Arc::new(Cri::new(
+                        name.clone(),
+                        cri.socket.clone(),
+                        cri.connect_timeout,
+                    )));
                     only_cri = Some(name);
                 }
                 BackendConfig::Milpa(milpa) => {
@@ -78,7 +83,13 @@ impl App {
                 }
             }
         }
-        let node = config.server.node_backend.as_deref().map(BackendName::new).or(only_cri).ok_or(AppError::NoNode)?;
+        let node = config
+            .server
+            .node_backend
+            .as_deref()
+            .map(BackendName::new)
+            .or(only_cri)
+            .ok_or(AppError::NoNode)?;
         let registry = Registry::new(backends, &node)?;
         let front = Front::start(&config.server, config.routing.clone(), registry)?;
         Ok(Self { front, milpas })
@@ -100,9 +111,15 @@ impl App {
     }
 }
 
-/// Runs the daemon until it is told to stop. `path` is the file that the configuration is of, for reloads.
+/// Runs the daemon until it is told to stop. `path` is the file that the configuration is of, for
+/// reloads.
 pub fn run(path: &Path, config: Config) -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
-    let runtime = Builder::new_multi_thread().worker_threads(WORKERS).thread_name("kiyot").enable_all().build().map_err(AppError::Runtime)?;
+    let runtime = Builder::new_multi_thread()
+        .worker_threads(WORKERS)
+        .thread_name("kiyot")
+        .enable_all()
+        .build()
+        .map_err(AppError::Runtime)?;
     Ok(runtime.block_on(serve(path, config))?)
 }
 

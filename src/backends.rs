@@ -51,16 +51,20 @@ pub struct Declared {
     pub runtime_handlers: &'static [&'static str],
 }
 
-/// What pods of a backend may ask for that not each runtime does, as far as is known: the `RuntimeHandlerFeatures` of its handlers. A kubelet refuses a pod that asks its handler for more.
+/// What pods of a backend may ask for that not each runtime does, as far as is known: the
+/// `RuntimeHandlerFeatures` of its handlers. A kubelet refuses a pod that asks its handler for
+/// more.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Features {
     /// A mount that is read-only with all that is mounted beneath it.
     pub recursive_read_only_mounts: bool,
-    /// Pods of its handlers may be left to the node ([`Decoded::leaves_to_node`]), and then have what the node's default handler does.
+    /// Pods of its handlers may be left to the node ([`Decoded::leaves_to_node`]), and then have
+    /// what the node's default handler does.
     pub may_be_on_node: bool,
 }
 
-/// A backend. Object-safe and small: it hands out an upstream for raw forwarding, or answers decoded calls.
+/// A backend. Object-safe and small: it hands out an upstream for raw forwarding, or answers
+/// decoded calls.
 pub trait Backend: fmt::Debug + Send + Sync + 'static {
     /// Its name.
     fn name(&self) -> &BackendName;
@@ -82,39 +86,52 @@ pub enum CallPath<'a> {
 /// A backend that answers decoded calls. Messages are protobuf without the gRPC frame.
 #[async_trait]
 pub trait Decoded: fmt::Debug + Send + Sync + 'static {
-    /// Whether an id, or a prefix of one as crictl sends them, is this backend's. Never looks anything up.
+    /// Whether an id, or a prefix of one as crictl sends them, is this backend's. Never looks
+    /// anything up.
     fn owns(&self, id: &str) -> bool;
 
-    /// Answers at once from memory, on the caller's thread, without waiting; `None` if this method takes a [`Self::call`].
+    /// Answers at once from memory, on the caller's thread, without waiting; `None` if this method
+    /// takes a [`Self::call`].
     ///
-    /// For a list, the answer is this backend's part of it: an encoded answer whose repeated field is appended to the others'.
+    /// For a list, the answer is this backend's part of it: an encoded answer whose repeated field
+    /// is appended to the others'.
     fn snapshot(&self, method: Method, message: &[u8]) -> Option<Result<Bytes, Status>>;
 
-    /// Why a pod that is routed to this backend runs on the node instead, as the end of the sentence "it ..."; `None` if it does not. From memory, of an encoded
-    /// `RunPodSandboxRequest`.
+    /// Why a pod that is routed to this backend runs on the node instead, as the end of the
+    /// sentence "it ..."; `None` if it does not. From memory, of an encoded `RunPodSandboxRequest`.
     fn leaves_to_node(&self, message: &[u8]) -> Option<String> {
         let _ = message;
         None
     }
 
-    /// What its pods may ask for, from memory. None of them may ask for a user namespace of its own.
+    /// What its pods may ask for, from memory. None of them may ask for a user namespace of its
+    /// own.
     fn features(&self) -> Features {
         Features::default()
     }
 
-    /// Whether an image call is for a pod of this backend, from memory: `PullImage` with the uid of one of its pods, `ImageStatus` with the annotations of one.
+    /// Whether an image call is for a pod of this backend, from memory: `PullImage` with the uid of
+    /// one of its pods, `ImageStatus` with the annotations of one.
     fn claims_image(&self, method: Method, message: &[u8]) -> bool;
 
-    /// What its pods' images are known to be, for an `ImageStatus` that names no pod and that the node answers with no image: an encoded `ImageStatusResponse`.
+    /// What its pods' images are known to be, for an `ImageStatus` that names no pod and that the
+    /// node answers with no image: an encoded `ImageStatusResponse`.
     fn reported_image(&self, reference: &str) -> Option<Bytes>;
 
-    /// What happens to its pods from now on: encoded `ContainerEventResponse`s. How many wait for a reader is limited; instead of losing one it ends with an
-    /// error. Dropping it ends it.
+    /// What happens to its pods from now on: encoded `ContainerEventResponse`s. How many wait for a
+    /// reader is limited; instead of losing one it ends with an error. Dropping it ends it.
     fn events(&self) -> BoxStream<'static, Result<Bytes, Status>>;
 
-    /// Answers one call, until `deadline` (the caller's `grpc-timeout`). Dropping the future does not undo what has begun.
+    /// Answers one call, until `deadline` (the caller's `grpc-timeout`). Dropping the future does
+    /// not undo what has begun.
     ///
-    /// `ListPodSandboxMetrics` comes here always. Its request has no fields: `message` is the node's encoded `ListMetricDescriptorsResponse`, and only those metrics are answered that the
+    /// `ListPodSandboxMetrics` comes here always. Its request has no fields: `message` is the
+    /// node's encoded `ListMetricDescriptorsResponse`, and only those metrics are answered that the
     /// node describes, with the labels that it describes.
-    async fn call(&self, method: Method, message: Bytes, deadline: Option<Instant>) -> Result<Bytes, Status>;
+    async fn call(
+        &self,
+        method: Method,
+        message: Bytes,
+        deadline: Option<Instant>,
+    ) -> Result<Bytes, Status>;
 }

@@ -1,6 +1,7 @@
 //! The command line of `kiyot`.
 //!
-//! Exit codes: 0; 64 (`EX_USAGE` of sysexits.h) for wrong arguments, configurations and manifests; 1 for everything else.
+//! Exit codes: 0; 64 (`EX_USAGE` of sysexits.h) for wrong arguments, configurations and manifests;
+//! 1 for everything else.
 
 use std::{
     ffi::OsString,
@@ -43,7 +44,8 @@ enum Command {
         /// The configuration.
         #[arg(long, default_value = CONFIG)]
         config: PathBuf,
-        /// How log lines look. Which there are is said by KIYOT_LOG, such as "info" or "kiyot=debug".
+        /// How log lines look. Which there are is said by KIYOT_LOG, such as "info" or
+        /// "kiyot=debug".
         #[arg(long, value_enum, default_value_t)]
         log_format: LogFormat,
     },
@@ -53,7 +55,8 @@ enum Command {
         #[arg(long, default_value = CONFIG)]
         config: PathBuf,
     },
-    /// Says where the pods of a manifest would go, why, and what of them would be refused (exit code 1). Needs no daemon.
+    /// Says where the pods of a manifest would go, why, and what of them would be refused (exit
+    /// code 1). Needs no daemon.
     Explain {
         /// The configuration.
         #[arg(long, default_value = CONFIG)]
@@ -131,8 +134,10 @@ fn execute(command: Command) -> Result<Output, Wrong> {
         Command::Explain { config, filename } => {
             let config = load(&config)?;
             let name = filename.display().to_string();
-            let yaml = read(&filename).map_err(|error| Wrong(format!("{name}: can't be read: {error}")))?;
-            let manifest = manifest::parse(&name, &yaml).map_err(|problems| Wrong(problems.to_string()))?;
+            let yaml = read(&filename)
+                .map_err(|error| Wrong(format!("{name}: can't be read: {error}")))?;
+            let manifest =
+                manifest::parse(&name, &yaml).map_err(|problems| Wrong(problems.to_string()))?;
             Ok(explain::explain(&config, &manifest))
         }
         Command::Version => Ok(format!("kiyot {}, CRI v1\n", env!("CARGO_PKG_VERSION")).into()),

@@ -1,7 +1,8 @@
 //! TOML as plain, validated, immutable data.
 //!
-//! Values come from the defaults, then from the file, then from the environment (`KIYOT_SERVER__LISTEN` is `server.listen`). Keys are read one by one, so that
-//! all problems of a configuration are reported at once.
+//! Values come from the defaults, then from the file, then from the environment
+//! (`KIYOT_SERVER__LISTEN` is `server.listen`). Keys are read one by one, so that all problems of a
+//! configuration are reported at once.
 
 use std::{
     collections::BTreeMap,
@@ -44,13 +45,19 @@ pub struct Config {
 
 /// Reads a file, lets the process's environment override it, and checks the whole.
 pub fn load(path: &Path) -> Result<Config, Problems> {
-    let text = source::read(path).map_err(|problem| Problems::one(path.display().to_string(), problem))?;
-    let environment = std::env::vars_os().filter_map(|(key, value)| Some((key.into_string().ok()?, value.into_string().ok()?)));
+    let text =
+        source::read(path).map_err(|problem| Problems::one(path.display().to_string(), problem))?;
+    let environment = std::env::vars_os()
+        .filter_map(|(key, value)| Some((key.into_string().ok()?, value.into_string().ok()?)));
     read_all(&path.display().to_string(), &text, environment, &sockets::real)
 }
 
 /// The same of a text (called `name` in problems) and of given environment variables. Pure.
-pub fn parse(name: &str, text: &str, environment: impl IntoIterator<Item = (String, String)>) -> Result<Config, Problems> {
+pub fn parse(
+    name: &str,
+    text: &str,
+    environment: impl IntoIterator<Item = (String, String)>,
+) -> Result<Config, Problems> {
     read_all(name, text, environment, &Path::to_path_buf)
 }
 
@@ -62,15 +69,21 @@ fn read_all(
     real: &dyn Fn(&Path) -> PathBuf,
 ) -> Result<Config, Problems> {
     let environment = source::Environment::new(environment);
-    let fields = source::layers(text, &environment).map_err(|problem| Problems::one(name, problem))?;
+    let fields =
+        source::layers(text, &environment).map_err(|problem| Problems::one(name, problem))?;
     let report = Report::default();
     let mut table = Table::new("", fields, &report);
-    let server = table.take("server").and_then(|field| field.table()).map(Server::read).unwrap_or_default();
+    let server =
+        table.take("server").and_then(|field| field.table()).map(Server::read).unwrap_or_default();
     let backends = match table.take("backends") {
         Some(field) => backends::read(field),
         None => BTreeMap::new(),
     };
-    let routing = table.take("routing").and_then(|field| field.table()).map(Routing::read).unwrap_or_default();
+    let routing = table
+        .take("routing")
+        .and_then(|field| field.table())
+        .map(Routing::read)
+        .unwrap_or_default();
     table.finish();
     let mut config = Config { server, backends, routing };
     if config.backends.is_empty() {

@@ -1,7 +1,8 @@
 //! Kubernetes Pod YAML as the CRI messages that a kubelet would send. Pure.
 //!
-//! It reads the part of the Pod API that shapes those messages, and reports every field that it does not know. What is only for the scheduler, the API server or
-//! the kubelet itself is accepted and has no effect. ConfigMaps and Secrets that the pods mount stand in the same file.
+//! It reads the part of the Pod API that shapes those messages, and reports every field that it
+//! does not know. What is only for the scheduler, the API server or the kubelet itself is accepted
+//! and has no effect. ConfigMaps and Secrets that the pods mount stand in the same file.
 
 use serde_json::Value;
 
@@ -51,11 +52,16 @@ pub fn parse(name: &str, yaml: &str) -> Result<Manifest, Problems> {
     if yaml.len() > MAX_BYTES {
         return Err(whole(format!("has {} bytes; allowed are {MAX_BYTES}", yaml.len())));
     }
-    let documents: Vec<Value> = serde_saphyr::from_multiple(yaml).map_err(|error| whole(format!("is no YAML: {}", error.without_snippet())))?;
+    let documents: Vec<Value> = serde_saphyr::from_multiple(yaml)
+        .map_err(|error| whole(format!("is no YAML: {}", error.without_snippet())))?;
     let report = Report::default();
     let mut tables = Vec::new();
     for (index, value) in documents.into_iter().enumerate().filter(|(_, value)| !value.is_null()) {
-        read_document(Field::new(format!("document {}", index + 1), value, &report), KINDS_AND_LIST, &mut tables);
+        read_document(
+            Field::new(format!("document {}", index + 1), value, &report),
+            KINDS_AND_LIST,
+            &mut tables,
+        );
     }
     let mut sources = volume::Sources::default();
     let mut pods = Vec::new();
@@ -71,13 +77,23 @@ pub fn parse(name: &str, yaml: &str) -> Result<Manifest, Problems> {
     report.finish(name, Manifest { pods })
 }
 
-/// Adds a document's kind and its other fields; those of its items if it is a list, as `kubectl get -o yaml` writes it. A list has none within.
-fn read_document<'r>(field: Field<'r>, kinds: &[&'static str], tables: &mut Vec<(&'static str, Table<'r>)>) {
+/// Adds a document's kind and its other fields; those of its items if it is a list, as `kubectl get
+/// -o yaml` writes it. A list has none within.
+fn read_document<'r>(
+    field: Field<'r>,
+    kinds: &[&'static str],
+    tables: &mut Vec<(&'static str, Table<'r>)>,
+) {
     let Some(mut table) = field.table() else { return };
     let allowed = format!("one of {}", kinds.join(", "));
     let Some(kind) = table.need("kind", &allowed) else { return };
-    let advice = format!("{allowed}; what another kind makes is told of a Pod with the metadata and the spec of its template");
-    let Some(kind) = kind.read(&advice, |text| kinds.iter().copied().find(|kind| *kind == text)) else { return };
+    let advice = format!(
+        "{allowed}; what another kind makes is told of a Pod with the metadata and the spec of its template"
+    );
+    let Some(kind) = kind.read(&advice, |text| kinds.iter().copied().find(|kind| *kind == text))
+    else {
+        return;
+    };
     if let Some(version) = table.need("apiVersion", "v1") {
         version.choice(&[("v1", ())]);
     }

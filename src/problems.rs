@@ -1,4 +1,5 @@
-//! Everything that is wrong with what a human wrote, said at once: configuration, annotations, manifests. Pure.
+//! Everything that is wrong with what a human wrote, said at once: configuration, annotations,
+//! manifests. Pure.
 
 use std::{cell::RefCell, fmt};
 
@@ -29,7 +30,11 @@ impl Problem {
     }
 
     /// A problem with the value that is there. A long one is cut.
-    pub fn with_value(at: impl Into<String>, value: impl fmt::Display, rule: impl Into<String>) -> Self {
+    pub fn with_value(
+        at: impl Into<String>,
+        value: impl fmt::Display,
+        rule: impl Into<String>,
+    ) -> Self {
         let text = value.to_string();
         let mut shown: String = text.chars().take(SHOWN_VALUE_CHARS).collect();
         if shown.len() < text.len() {

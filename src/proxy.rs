@@ -1,7 +1,8 @@
 //! The CRI front door: a unix socket that speaks HTTP/2, on a thread of its own.
 //!
-//! A call is peeked at, never decoded: its path and at most an id or the sandbox config say whose it is. What belongs to a container runtime is forwarded as it
-//! came; what belongs to a decoded backend is handed to the main runtime as one whole message.
+//! A call is peeked at, never decoded: its path and at most an id or the sandbox config say whose
+//! it is. What belongs to a container runtime is forwarded as it came; what belongs to a decoded
+//! backend is handed to the main runtime as one whole message.
 
 use std::{
     io,
@@ -100,7 +101,8 @@ pub struct Bound {
 pub struct SettingsHandle(watch::Sender<Arc<Settings>>);
 
 impl SettingsHandle {
-    /// Sets the rules, and of `[server]` `client_timeout` and `max_concurrent_calls`, all at once. Calls that are open go on as they began.
+    /// Sets the rules, and of `[server]` `client_timeout` and `max_concurrent_calls`, all at once.
+    /// Calls that are open go on as they began.
     pub fn replace(&self, server: &Server, routing: Routing) {
         self.0.send_replace(Arc::new(Settings::new(server, routing)));
     }
@@ -115,14 +117,24 @@ pub struct DrainHandle {
 
 impl Front {
     /// Opens the front door. To be called on the main runtime, which will answer decoded calls.
-    pub fn start(config: &Server, routing: Routing, registry: Registry) -> Result<Bound, StartError> {
+    pub fn start(
+        config: &Server,
+        routing: Routing,
+        registry: Registry,
+    ) -> Result<Bound, StartError> {
         let (stop, ended) = (Stop::default(), CancellationToken::new());
-        let shared =
-            Shared { registry, owners: Owners::default(), main: Handle::try_current()?, open_calls: AtomicUsize::new(0), drain: stop.drain.clone() };
+        let shared = Shared {
+            registry,
+            owners: Owners::default(),
+            main: Handle::try_current()?,
+            open_calls: AtomicUsize::new(0),
+            drain: stop.drain.clone(),
+        };
         // Before there is a runtime: one can't be dropped on the main runtime, where this runs.
         let listener = listener::listen_on(&config.listen)?;
         let socket = listener.socket.try_clone().map_err(StartError::Thread)?;
-        let runtime = Builder::new_current_thread().enable_all().build().map_err(StartError::Thread)?;
+        let runtime =
+            Builder::new_current_thread().enable_all().build().map_err(StartError::Thread)?;
         let socket = {
             let _in_runtime = runtime.enter();
             UnixListener::from_std(socket)
@@ -134,7 +146,8 @@ impl Front {
                 return Err(StartError::Thread(error));
             }
         };
-        let (settings, settings_of_thread) = watch::channel(Arc::new(Settings::new(config, routing)));
+        let (settings, settings_of_thread) =
+            watch::channel(Arc::new(Settings::new(config, routing)));
         let (stop_of_thread, ended_of_thread) = (stop.clone(), ended.clone().drop_guard());
         let address = config.listen.clone();
         let (pulse, heart) = pulse::new();
@@ -142,16 +155,28 @@ impl Front {
         runtime.spawn(heart.beat());
         let run = move || {
             let _ended = ended_of_thread;
-            runtime.block_on(accept(listener, socket, Arc::new(shared), settings_of_thread, stop_of_thread));
+            runtime.block_on(accept(
+                listener,
+                socket,
+                Arc::new(shared),
+                settings_of_thread,
+                stop_of_thread,
+            ));
         };
         thread::Builder::new().name("cri-front".into()).spawn(run).map_err(StartError::Thread)?;
         tracing::info!(socket = %address.display(), "listening for the kubelet");
-        Ok(Bound { address, drain: DrainHandle { stop, ended }, settings: SettingsHandle(settings), pulse })
+        Ok(Bound {
+            address,
+            drain: DrainHandle { stop, ended },
+            settings: SettingsHandle(settings),
+            pulse,
+        })
     }
 }
 
 impl DrainHandle {
-    /// Takes no more calls, tells clients so (GOAWAY), waits until those that are open have ended, for `patience` at most, and cuts what is left. Whether all had ended.
+    /// Takes no more calls, tells clients so (GOAWAY), waits until those that are open have ended,
+    /// for `patience` at most, and cuts what is left. Whether all had ended.
     pub async fn drain(&self, patience: Duration) -> bool {
         self.stop.drain.cancel();
         if timeout(patience, self.ended.cancelled()).await.is_ok() {
@@ -178,7 +203,13 @@ impl Drop for DrainHandle {
 }
 
 /// Accepts connections until told to stop, then waits for their end.
-async fn accept(listener: Listener, socket: UnixListener, front: Arc<Shared>, settings: watch::Receiver<Arc<Settings>>, stop: Stop) {
+async fn accept(
+    listener: Listener,
+    socket: UnixListener,
+    front: Arc<Shared>,
+    settings: watch::Receiver<Arc<Settings>>,
+    stop: Stop,
+) {
     let mut connections = JoinSet::new();
     loop {
         tokio::select! {

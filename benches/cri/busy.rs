@@ -1,33 +1,51 @@
-//! How long calls of a cell take whose link is full: they share one connection with its logs and streams.
+//! How long calls of a cell take whose link is full: they share one connection with its logs and
+//! streams.
 
 use std::time::{Duration, Instant};
 
-use kiyot_testkit::{Container, Kiyot, KiyotOptions, Kubelet, Node, Pod, RunningPod, cri, websocket::Streams};
+use kiyot_testkit::{
+    Container, Kiyot, KiyotOptions, Kubelet, Node, Pod, RunningPod, cri, websocket::Streams,
+};
 use tokio_util::task::AbortOnDropHandle;
 
 use super::calls::quantile;
 
-/// Makes so many ExecSyncs of `true` in a cell that is idle, whose port is forwarded at full speed, whose log is written at full speed, and both. Prints a table.
+/// Makes so many ExecSyncs of `true` in a cell that is idle, whose port is forwarded at full speed,
+/// whose log is written at full speed, and both. Prints a table.
 pub(crate) async fn measure(node: &Node, calls: usize) {
-    let options = KiyotOptions { log: "warn".to_owned(), ..KiyotOptions::new(env!("CARGO_BIN_EXE_kiyot")) };
+    let options =
+        KiyotOptions { log: "warn".to_owned(), ..KiyotOptions::new(env!("CARGO_BIN_EXE_kiyot")) };
     let kiyot = Kiyot::start(node, options).await;
     let mut kubelet = kiyot.kubelet().await;
     let line = "x".repeat(4095);
-    let script =
-        format!("nc -ll -p 8080 -e cat /dev/zero & while :; do if [ -e /tmp/talk ]; then yes {line} | head -n 2000; else sleep 0.1; fi; done");
-    let running = kubelet.run_pod(&Pod::new("busy").in_cell().container(Container::script("main", &script))).await.expect("a pod runs");
+    let script = format!(
+        "nc -ll -p 8080 -e cat /dev/zero & while :; do if [ -e /tmp/talk ]; then yes {line} | head -n 2000; else sleep 0.1; fi; done"
+    );
+    let running = kubelet
+        .run_pod(&Pod::new("busy").in_cell().container(Container::script("main", &script)))
+        .await
+        .expect("a pod runs");
     println!("\n| the cell's link carries | ExecSync of `true`, p50 ms | p99 ms | max ms |");
     println!("| --- | --- | --- | --- |");
-    for (name, forwards, talks) in
-        [("nothing else", false, false), ("a forwarded port", true, false), ("a log", false, true), ("a forwarded port and a log", true, true)]
-    {
+    for (name, forwards, talks) in [
+        ("nothing else", false, false),
+        ("a forwarded port", true, false),
+        ("a log", false, true),
+        ("a forwarded port and a log", true, true),
+    ] {
         let forwarded = if forwards { Some(forward(&mut kubelet, &running).await) } else { None };
         let talk = if talks { "touch /tmp/talk" } else { "rm -f /tmp/talk" };
-        kubelet.exec_sync(&running.container("main").id, &["sh", "-c", talk]).await.expect("a program runs");
+        kubelet
+            .exec_sync(&running.container("main").id, &["sh", "-c", talk])
+            .await
+            .expect("a program runs");
         let mut times = Vec::new();
         for _ in 0..calls {
             let begun = Instant::now();
-            kubelet.exec_sync(&running.container("main").id, &["true"]).await.expect("a program runs");
+            kubelet
+                .exec_sync(&running.container("main").id, &["true"])
+                .await
+                .expect("a program runs");
             times.push(begun.elapsed());
         }
         drop(forwarded);
@@ -45,7 +63,13 @@ fn print(name: &str, times: &mut [Duration]) {
 /// Reads what comes from a port for as long as this is kept.
 async fn forward(kubelet: &mut Kubelet, pod: &RunningPod) -> AbortOnDropHandle<()> {
     let request = cri::PortForwardRequest { pod_sandbox_id: pod.sandbox.clone(), port: vec![8080] };
-    let url = kubelet.runtime.port_forward(request).await.expect("a port can be forwarded").into_inner().url;
+    let url = kubelet
+        .runtime
+        .port_forward(request)
+        .await
+        .expect("a port can be forwarded")
+        .into_inner()
+        .url;
     let mut streams = Streams::open(&url).await.expect("its streams open");
     streams.read_bytes(0, 1 << 20).await;
     AbortOnDropHandle::new(tokio::spawn(async move {

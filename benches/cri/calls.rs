@@ -36,7 +36,10 @@ pub(crate) fn quantile(sorted: &[Duration], part: f64) -> f64 {
 pub(crate) async fn measure(paths: &[Path<'_>], sandbox: &str, rounds: usize, calls: usize) {
     let methods = [
         Call::new("Version", &cri::VersionRequest::default()),
-        Call::new("PodSandboxStatus", &cri::PodSandboxStatusRequest { pod_sandbox_id: sandbox.to_owned(), verbose: false }),
+        Call::new(
+            "PodSandboxStatus",
+            &cri::PodSandboxStatusRequest { pod_sandbox_id: sandbox.to_owned(), verbose: false },
+        ),
         Call::new("ListPodSandbox", &cri::ListPodSandboxRequest::default()),
     ];
     println!("| call | callers | path | p50 us | p99 us | calls/s | p50 to direct |");
@@ -52,18 +55,31 @@ pub(crate) async fn measure(paths: &[Path<'_>], sandbox: &str, rounds: usize, ca
                 }
             }
             times.iter_mut().for_each(|times| times.each.sort_unstable());
-            let direct = paths.iter().position(|path| path.name == "direct").map(|at| times[at].quantile(0.5));
+            let direct = paths
+                .iter()
+                .position(|path| path.name == "direct")
+                .map(|at| times[at].quantile(0.5));
             for (path, times) in paths.iter().zip(&times) {
-                let (p50, p99, rate) = (times.quantile(0.5), times.quantile(0.99), times.each.len() as f64 / times.whole.as_secs_f64());
-                let ratio = direct.map_or_else(String::new, |direct| format!("{:.2}", p50 / direct));
-                println!("| {} | {callers} | {} | {p50:.0} | {p99:.0} | {rate:.0} | {ratio} |", method.name, path.name);
+                let (p50, p99, rate) = (
+                    times.quantile(0.5),
+                    times.quantile(0.99),
+                    times.each.len() as f64 / times.whole.as_secs_f64(),
+                );
+                let ratio =
+                    direct.map_or_else(String::new, |direct| format!("{:.2}", p50 / direct));
+                println!(
+                    "| {} | {callers} | {} | {p50:.0} | {p99:.0} | {rate:.0} | {ratio} |",
+                    method.name, path.name
+                );
             }
         }
     }
 }
 
 async fn run(path: &Path<'_>, method: &Call, callers: usize, calls: usize, times: &mut Times) {
-    let client = Client::connect(&path.socket).await.unwrap_or_else(|| panic!("{} takes no connection", path.name));
+    let client = Client::connect(&path.socket)
+        .await
+        .unwrap_or_else(|| panic!("{} takes no connection", path.name));
     let share = calls.div_ceil(callers);
     // What is only so the first time is not measured.
     callers_at_once(&client, method, callers, share / 10 + 1, path.name).await;
@@ -73,7 +89,13 @@ async fn run(path: &Path<'_>, method: &Call, callers: usize, calls: usize, times
 }
 
 /// Makes calls over one connection, and gives the time that each took.
-pub(crate) async fn callers_at_once(client: &Client, method: &Call, callers: usize, calls: usize, path: &'static str) -> Vec<Duration> {
+pub(crate) async fn callers_at_once(
+    client: &Client,
+    method: &Call,
+    callers: usize,
+    calls: usize,
+    path: &'static str,
+) -> Vec<Duration> {
     let mut tasks = JoinSet::new();
     for _ in 0..callers {
         let (mut client, method) = (client.clone(), method.clone());
@@ -81,7 +103,10 @@ pub(crate) async fn callers_at_once(client: &Client, method: &Call, callers: usi
             let mut times = Vec::with_capacity(calls);
             for _ in 0..calls {
                 let begun = Instant::now();
-                client.call(&method).await.unwrap_or_else(|| panic!("{} by {path} failed", method.name));
+                client
+                    .call(&method)
+                    .await
+                    .unwrap_or_else(|| panic!("{} by {path} failed", method.name));
                 times.push(begun.elapsed());
             }
             times

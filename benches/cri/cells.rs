@@ -1,4 +1,5 @@
-//! How long a pod takes until its first log line is on the node: in a cold cell, and on the node itself.
+//! How long a pod takes until its first log line is on the node: in a cold cell, and on the node
+//! itself.
 
 use std::time::{Duration, Instant};
 
@@ -19,15 +20,19 @@ struct Start {
 
 /// Starts pods one after another, and prints a table.
 pub(crate) async fn measure(node: &Node, times: usize) {
-    let options = KiyotOptions { log: "info".to_owned(), ..KiyotOptions::new(env!("CARGO_BIN_EXE_kiyot")) };
+    let options =
+        KiyotOptions { log: "info".to_owned(), ..KiyotOptions::new(env!("CARGO_BIN_EXE_kiyot")) };
     let kiyot = Kiyot::start(node, options).await;
     let mut kubelet = kiyot.kubelet().await;
-    println!("\n| pod | starts | sandbox p50 ms | created p50 | started p50 | first log line p50 | first log line max |");
+    println!(
+        "\n| pod | starts | sandbox p50 ms | created p50 | started p50 | first log line p50 | first log line max |"
+    );
     println!("| --- | --- | --- | --- | --- | --- | --- |");
     for (name, in_cell) in [("on the node", false), ("in a cold cell", true)] {
         let mut starts = Vec::new();
         for at in 0..times {
-            let pod = Pod::new(&format!("cold-{at}")).container(Container::script("main", "echo up; sleep 100000"));
+            let pod = Pod::new(&format!("cold-{at}"))
+                .container(Container::script("main", "echo up; sleep 100000"));
             starts.push(start(&mut kubelet, if in_cell { pod.in_cell() } else { pod }).await);
         }
         print(name, &starts);
@@ -40,7 +45,10 @@ async fn start(kubelet: &mut Kubelet, pod: Pod) -> Start {
     let sandbox = kubelet.run_sandbox(&config, "").await.expect("a sandbox runs");
     let after_sandbox = begun.elapsed();
     let mut running = kubelet.running(&pod, config, sandbox);
-    let main = kubelet.create_container(&running, &pod.containers[0], 0).await.expect("a container is created");
+    let main = kubelet
+        .create_container(&running, &pod.containers[0], 0)
+        .await
+        .expect("a container is created");
     let created = begun.elapsed();
     kubelet.start_container(&main.id).await.expect("a container starts");
     let started = begun.elapsed();

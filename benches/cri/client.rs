@@ -35,19 +35,24 @@ impl Client {
     /// Connects to a socket.
     pub(crate) async fn connect(socket: &Path) -> Option<Self> {
         let stream = UnixStream::connect(socket).await.ok()?;
-        let (sender, connection) =
-            client::Builder::new().initial_window_size(1 << 20).initial_connection_window_size(1 << 24).handshake(stream).await.ok()?;
+        let (sender, connection) = client::Builder::new()
+            .initial_window_size(1 << 20)
+            .initial_connection_window_size(1 << 24)
+            .handshake(stream)
+            .await
+            .ok()?;
         tokio::spawn(connection);
         Some(Self(sender))
     }
 
     /// Makes a call and reads the whole answer. None when it failed.
     pub(crate) async fn call(&mut self, call: &Call) -> Option<()> {
-        let request = Request::post(format!("http://localhost/runtime.v1.RuntimeService/{}", call.name))
-            .header(CONTENT_TYPE, "application/grpc")
-            .header("te", "trailers")
-            .body(())
-            .ok()?;
+        let request =
+            Request::post(format!("http://localhost/runtime.v1.RuntimeService/{}", call.name))
+                .header(CONTENT_TYPE, "application/grpc")
+                .header("te", "trailers")
+                .body(())
+                .ok()?;
         let mut sender = self.0.clone().ready().await.ok()?;
         let (response, mut body) = sender.send_request(request, false).ok()?;
         body.send_data(call.frame.clone(), true).ok()?;

@@ -1,5 +1,7 @@
-//! What very many cells cost: the lists that a kubelet asks for each second, and the daemon's memory. The cells are recorded, enrolled and connected as all
-//! cells are, but what should run in them is played: their programs leave a mark and wait, and other processes (`agents`) call home for them.
+//! What very many cells cost: the lists that a kubelet asks for each second, and the daemon's
+//! memory. The cells are recorded, enrolled and connected as all cells are, but what should run in
+//! them is played: their programs leave a mark and wait, and other processes (`agents`) call home
+//! for them.
 
 use std::{
     fs,
@@ -47,7 +49,10 @@ pub(crate) async fn measure(node: &Node, cells: usize, times: usize) {
     let kiyot = Kiyot::start(node, options).await;
     let of_daemon = kiyot.state().join("cells");
     let half = cells.div_ceil(2);
-    let (frozen, _others) = (Agents::start(&crowd.spool, &of_daemon, half), Agents::start(&crowd.spool, &of_daemon, cells - half));
+    let (frozen, _others) = (
+        Agents::start(&crowd.spool, &of_daemon, half),
+        Agents::start(&crowd.spool, &of_daemon, cells - half),
+    );
     let mut memory = vec![Memory::of(0, kiyot.pid())];
     let mut at_rest = rest::rows(0, kiyot.pid()).await;
     let begun = Instant::now();
@@ -81,7 +86,12 @@ pub(crate) async fn measure(node: &Node, cells: usize, times: usize) {
     for memory in memory {
         println!(
             "| {} | {:.1} | {:.1} | {:.1} | {} | {} |",
-            memory.cells, memory.resident, memory.anonymous, memory.peak, memory.files, memory.threads
+            memory.cells,
+            memory.resident,
+            memory.anonymous,
+            memory.peak,
+            memory.files,
+            memory.threads
         );
     }
 }
@@ -103,10 +113,24 @@ impl Crowd {
         command::run("mkfifo", &[&never.display().to_string()]);
         // launch --dir D --netns N --cgroup C. Nobody ever writes to the pipe.
         let program = dir.join("cell");
-        script(&program, &format!(": > \"{}/${{3##*/}}\"\nread -r line < {}\n", spool.display(), never.display()));
+        script(
+            &program,
+            &format!(
+                ": > \"{}/${{3##*/}}\"\nread -r line < {}\n",
+                spool.display(),
+                never.display()
+            ),
+        );
         let answer = r#"{"cniVersion":"0.4.0","ips":[{"version":"4","address":"10.201.'$(($$ / 256 % 256))'.'$(($$ % 256))'/16"}]}"#;
-        script(&network.join("bin/played"), &format!("[ \"$CNI_COMMAND\" != ADD ] || echo '{answer}'\n"));
-        fs::write(network.join("net.d/10-played.conf"), r#"{"cniVersion":"0.4.0","name":"played","type":"played"}"#).unwrap();
+        script(
+            &network.join("bin/played"),
+            &format!("[ \"$CNI_COMMAND\" != ADD ] || echo '{answer}'\n"),
+        );
+        fs::write(
+            network.join("net.d/10-played.conf"),
+            r#"{"cniVersion":"0.4.0","name":"played","type":"played"}"#,
+        )
+        .unwrap();
         Self { program, spool, network }
     }
 }
@@ -123,9 +147,13 @@ async fn launch(kiyot: &Kiyot<'_>, from: usize, to: usize) {
         let mut kubelet = kiyot.kubelet().await;
         tasks.spawn(async move {
             for at in (first..to).step_by(AT_ONCE) {
-                let containers = (0..CONTAINERS).map(|at| Container::script(&format!("container-{at}"), "sleep 100000"));
-                let pod = containers.fold(Pod::new(&format!("of-a-crowd-{at}")).in_cell(), Pod::container);
-                Box::pin(kubelet.run_pod(&pod)).await.unwrap_or_else(|status| panic!("pod {at}: {status}"));
+                let containers = (0..CONTAINERS)
+                    .map(|at| Container::script(&format!("container-{at}"), "sleep 100000"));
+                let pod = containers
+                    .fold(Pod::new(&format!("of-a-crowd-{at}")).in_cell(), Pod::container);
+                Box::pin(kubelet.run_pod(&pod))
+                    .await
+                    .unwrap_or_else(|status| panic!("pod {at}: {status}"));
             }
         });
     }
@@ -135,22 +163,42 @@ async fn launch(kiyot: &Kiyot<'_>, from: usize, to: usize) {
 /// All of them, and as they are: a list is whole or an error.
 async fn whole(kubelet: &mut Kubelet, cells: usize) {
     let sandboxes = kubelet.sandboxes().await.unwrap();
-    assert_eq!(sandboxes.iter().filter(|sandbox| sandbox.state() == cri::PodSandboxState::SandboxReady).count(), cells, "sandboxes in the list");
+    assert_eq!(
+        sandboxes
+            .iter()
+            .filter(|sandbox| sandbox.state() == cri::PodSandboxState::SandboxReady)
+            .count(),
+        cells,
+        "sandboxes in the list"
+    );
     let containers = kubelet.containers().await.unwrap();
-    let running = containers.iter().filter(|container| container.state() == cri::ContainerState::ContainerRunning).count();
+    let running = containers
+        .iter()
+        .filter(|container| container.state() == cri::ContainerState::ContainerRunning)
+        .count();
     assert_eq!(running, cells * CONTAINERS, "containers in the list");
 }
 
 async fn lists(socket: &Path, how: &str, times: usize) {
-    let methods =
-        [Call::new("ListPodSandbox", &cri::ListPodSandboxRequest::default()), Call::new("ListContainers", &cri::ListContainersRequest::default())];
+    let methods = [
+        Call::new("ListPodSandbox", &cri::ListPodSandboxRequest::default()),
+        Call::new("ListContainers", &cri::ListContainersRequest::default()),
+    ];
     for method in &methods {
         for callers in calls::CALLERS {
             let client = Client::connect(socket).await.unwrap();
-            let mut each = calls::callers_at_once(&client, method, callers, times.div_ceil(callers), "kiyot").await;
+            let mut each =
+                calls::callers_at_once(&client, method, callers, times.div_ceil(callers), "kiyot")
+                    .await;
             each.sort_unstable();
             let quantile = |part: f64| calls::quantile(&each, part) / 1e3;
-            println!("| {how} | {} | {callers} | {:.2} | {:.2} | {:.2} |", method.name, quantile(0.5), quantile(0.99), quantile(1.0));
+            println!(
+                "| {how} | {} | {callers} | {:.2} | {:.2} | {:.2} |",
+                method.name,
+                quantile(0.5),
+                quantile(0.99),
+                quantile(1.0)
+            );
         }
     }
 }
@@ -169,9 +217,21 @@ struct Memory {
 impl Memory {
     fn of(cells: usize, pid: u32) -> Self {
         let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
-        let line = |name: &str| status.lines().find_map(|line| line.strip_prefix(name)?.split_whitespace().next()).unwrap_or_default();
+        let line = |name: &str| {
+            status
+                .lines()
+                .find_map(|line| line.strip_prefix(name)?.split_whitespace().next())
+                .unwrap_or_default()
+        };
         let mib = |name| line(name).parse::<f64>().unwrap_or(f64::NAN) / 1024.0;
         let files = fs::read_dir(format!("/proc/{pid}/fd")).unwrap().count();
-        Self { cells, resident: mib("VmRSS:"), anonymous: mib("RssAnon:"), peak: mib("VmHWM:"), files, threads: line("Threads:").to_owned() }
+        Self {
+            cells,
+            resident: mib("VmRSS:"),
+            anonymous: mib("RssAnon:"),
+            peak: mib("VmHWM:"),
+            files,
+            threads: line("Threads:").to_owned(),
+        }
     }
 }

@@ -1,4 +1,5 @@
-//! How fast what a container writes comes into the node's log file: of a pod on the node, whose file containerd writes itself, and of one in a cell.
+//! How fast what a container writes comes into the node's log file: of a pod on the node, whose
+//! file containerd writes itself, and of one in a cell.
 
 use std::{
     fs::{self, File},
@@ -23,7 +24,8 @@ const LINES: [(&str, usize); 2] = [("lines of 100 bytes", 100), ("lines of 4 KiB
 
 /// Runs one writer after another, in turns on the node and in a cell, and prints a table.
 pub(crate) async fn measure(node: &Node, rounds: usize, mib: usize) {
-    let options = KiyotOptions { log: "warn".to_owned(), ..KiyotOptions::new(env!("CARGO_BIN_EXE_kiyot")) };
+    let options =
+        KiyotOptions { log: "warn".to_owned(), ..KiyotOptions::new(env!("CARGO_BIN_EXE_kiyot")) };
     let kiyot = Kiyot::start(node, options).await;
     let mut kubelet = kiyot.kubelet().await;
     println!("\n| what is written | pod | MiB | MB/s p50 | MB/s least | MB/s most |");
@@ -38,12 +40,16 @@ pub(crate) async fn measure(node: &Node, rounds: usize, mib: usize) {
         for (rates, pod) in rates.iter_mut().zip(["on the node", "in a cell"]) {
             rates.sort_by(f64::total_cmp);
             let (least, most) = (rates[0], rates[rates.len() - 1]);
-            println!("| {name} | {pod} | {mib} | {:.0} | {least:.0} | {most:.0} |", rates[rates.len() / 2]);
+            println!(
+                "| {name} | {pod} | {mib} | {:.0} | {least:.0} | {most:.0} |",
+                rates[rates.len() / 2]
+            );
         }
     }
 }
 
-/// One container that writes so many bytes in lines and then waits. Gives what it wrote by the time until the last line was on the node, in MB/s.
+/// One container that writes so many bytes in lines and then waits. Gives what it wrote by the time
+/// until the last line was on the node, in MB/s.
 async fn write(kubelet: &mut Kubelet, in_cell: bool, length: usize, bytes: usize) -> f64 {
     let count = bytes / length;
     let line = "x".repeat(length - 1);
@@ -54,10 +60,15 @@ async fn write(kubelet: &mut Kubelet, in_cell: bool, length: usize, bytes: usize
     let config = kubelet.prepare(&pod);
     let sandbox = kubelet.run_sandbox(&config, "").await.expect("a sandbox runs");
     let mut running = kubelet.running(&pod, config, sandbox);
-    let main = kubelet.create_container(&running, &pod.containers[0], 0).await.expect("a container is created");
+    let main = kubelet
+        .create_container(&running, &pod.containers[0], 0)
+        .await
+        .expect("a container is created");
     kubelet.start_container(&main.id).await.expect("a container starts");
     let begun = Instant::now();
-    timeout(LIMIT, last_line(&main.log)).await.unwrap_or_else(|_| panic!("a log has no end: {:?}", fs::metadata(&main.log)));
+    timeout(LIMIT, last_line(&main.log))
+        .await
+        .unwrap_or_else(|_| panic!("a log has no end: {:?}", fs::metadata(&main.log)));
     let rate = (count * length) as f64 / 1e6 / begun.elapsed().as_secs_f64();
     running.containers.insert("main".to_owned(), main);
     kubelet.stop_and_remove(&running).await.expect("a pod ends");

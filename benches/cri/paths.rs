@@ -51,8 +51,10 @@ impl Path<'_> {
             Process::Kiyot(kiyot) => (kiyot.pid(), "the daemon"),
             Process::Other(child) => (child.id(), "its first process and the children of it"),
         };
-        let children = fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).unwrap_or_default();
-        let pids = [pid.to_string()].into_iter().chain(children.split_whitespace().map(str::to_owned));
+        let children =
+            fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).unwrap_or_default();
+        let pids =
+            [pid.to_string()].into_iter().chain(children.split_whitespace().map(str::to_owned));
         let kib: u64 = pids.filter_map(|pid| resident_kib(&pid)).sum();
         println!("memory of {}: {:.1} MiB resident ({whole})", self.name, kib as f64 / 1024.0);
     }
@@ -69,7 +71,14 @@ impl Drop for Path<'_> {
 
 fn resident_kib(pid: &str) -> Option<u64> {
     let status = fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
-    status.lines().find_map(|line| line.strip_prefix("VmRSS:"))?.trim().split(' ').next()?.parse().ok()
+    status
+        .lines()
+        .find_map(|line| line.strip_prefix("VmRSS:"))?
+        .trim()
+        .split(' ')
+        .next()?
+        .parse()
+        .ok()
 }
 
 /// Starts them, and waits until each answers.
@@ -79,26 +88,50 @@ pub(crate) async fn start<'a>(node: &'a Node, kinds: &[Kind]) -> Vec<Path<'a>> {
         let path = match kind {
             Kind::Direct => Path { name: "direct", socket: node.socket(), process: Process::None },
             Kind::Kiyot => {
-                let options = KiyotOptions { log: "warn".to_owned(), ..KiyotOptions::new(env!("CARGO_BIN_EXE_kiyot")) };
+                let options = KiyotOptions {
+                    log: "warn".to_owned(),
+                    ..KiyotOptions::new(env!("CARGO_BIN_EXE_kiyot"))
+                };
                 let kiyot = Kiyot::start(node, options).await;
-                Path { name: "kiyot", socket: kiyot.socket(), process: Process::Kiyot(Box::new(kiyot)) }
+                Path {
+                    name: "kiyot",
+                    socket: kiyot.socket(),
+                    process: Process::Kiyot(Box::new(kiyot)),
+                }
             }
-            Kind::Nginx => spawn(node, "nginx", &nginx(node), |file| ["-c", file, "-e", "stderr"].map(str::to_owned).to_vec()),
-            Kind::Haproxy => spawn(node, "haproxy", &haproxy(node), |file| ["-q", "-f", file].map(str::to_owned).to_vec()),
+            Kind::Nginx => spawn(node, "nginx", &nginx(node), |file| {
+                ["-c", file, "-e", "stderr"].map(str::to_owned).to_vec()
+            }),
+            Kind::Haproxy => spawn(node, "haproxy", &haproxy(node), |file| {
+                ["-q", "-f", file].map(str::to_owned).to_vec()
+            }),
             Kind::Socat => {
                 let (socket, containerd) = (node.directory().join("socat.sock"), node.socket());
-                let (listen, connect) = (format!("UNIX-LISTEN:{},fork", socket.display()), format!("UNIX-CONNECT:{}", containerd.display()));
-                spawn(node, "socat", "", |_| vec!["-b".to_owned(), "65536".to_owned(), listen.clone(), connect.clone()])
+                let (listen, connect) = (
+                    format!("UNIX-LISTEN:{},fork", socket.display()),
+                    format!("UNIX-CONNECT:{}", containerd.display()),
+                );
+                spawn(node, "socat", "", |_| {
+                    vec!["-b".to_owned(), "65536".to_owned(), listen.clone(), connect.clone()]
+                })
             }
         };
         let version = Call::new("Version", &cri::VersionRequest::default());
-        wait_until(format!("{} answers", path.name), LIMIT, async || Client::connect(&path.socket).await?.call(&version).await).await;
+        wait_until(format!("{} answers", path.name), LIMIT, async || {
+            Client::connect(&path.socket).await?.call(&version).await
+        })
+        .await;
         paths.push(path);
     }
     paths
 }
 
-fn spawn<'a>(node: &Node, name: &'static str, configuration: &str, arguments: impl Fn(&str) -> Vec<String>) -> Path<'a> {
+fn spawn<'a>(
+    node: &Node,
+    name: &'static str,
+    configuration: &str,
+    arguments: impl Fn(&str) -> Vec<String>,
+) -> Path<'a> {
     let file = node.directory().join(format!("{name}.conf"));
     fs::write(&file, configuration).unwrap();
     let process = Command::new(name)
@@ -107,8 +140,14 @@ fn spawn<'a>(node: &Node, name: &'static str, configuration: &str, arguments: im
         .stdin(Stdio::null())
         .stdout(Stdio::null())
         .spawn()
-        .unwrap_or_else(|error| panic!("{name} can't be started ({error}): `scripts/setup bench` installs it"));
-    Path { name, socket: node.directory().join(format!("{name}.sock")), process: Process::Other(process) }
+        .unwrap_or_else(|error| {
+            panic!("{name} can't be started ({error}): `scripts/setup bench` installs it")
+        });
+    Path {
+        name,
+        socket: node.directory().join(format!("{name}.sock")),
+        process: Process::Other(process),
+    }
 }
 
 fn nginx(node: &Node) -> String {

@@ -1,9 +1,12 @@
-//! Exec and port-forward: how long the first byte takes, and how many bytes follow it in a second. On the node they go to containerd's own streaming server,
-//! as its URL passes through kiyot; in a cell they go through a tunnel.
+//! Exec and port-forward: how long the first byte takes, and how many bytes follow it in a second.
+//! On the node they go to containerd's own streaming server, as its URL passes through kiyot; in a
+//! cell they go through a tunnel.
 
 use std::time::{Duration, Instant};
 
-use kiyot_testkit::{Container, Kiyot, KiyotOptions, Kubelet, Node, Pod, RunningPod, cri, websocket::Streams};
+use kiyot_testkit::{
+    Container, Kiyot, KiyotOptions, Kubelet, Node, Pod, RunningPod, cri, websocket::Streams,
+};
 
 use super::calls::quantile;
 
@@ -27,16 +30,19 @@ struct Times {
 
 /// Measures a pod on the node and one in a cell, in turns, and prints a table.
 pub(crate) async fn measure(node: &Node, rounds: usize, mib: usize) {
-    let options = KiyotOptions { log: "warn".to_owned(), ..KiyotOptions::new(env!("CARGO_BIN_EXE_kiyot")) };
+    let options =
+        KiyotOptions { log: "warn".to_owned(), ..KiyotOptions::new(env!("CARGO_BIN_EXE_kiyot")) };
     let kiyot = Kiyot::start(node, options).await;
     let mut kubelet = kiyot.kubelet().await;
     let bytes = mib << 20;
-    let script =
-        format!("mkdir /www; echo x > /www{SMALL}; head -c {bytes} /dev/zero > /www{LARGE}; echo ready; exec httpd -f -p 127.0.0.1:8080 -h /www");
+    let script = format!(
+        "mkdir /www; echo x > /www{SMALL}; head -c {bytes} /dev/zero > /www{LARGE}; echo ready; exec httpd -f -p 127.0.0.1:8080 -h /www"
+    );
     let mut pods = Vec::new();
     for in_cell in [false, true] {
         let pod = Pod::new("served").container(Container::script("main", &script));
-        let running = kubelet.run_pod(&if in_cell { pod.in_cell() } else { pod }).await.expect("a pod runs");
+        let running =
+            kubelet.run_pod(&if in_cell { pod.in_cell() } else { pod }).await.expect("a pod runs");
         kubelet.logged(running.container("main"), "ready").await;
         pods.push((running, Times::default()));
     }
@@ -57,7 +63,9 @@ pub(crate) async fn measure(node: &Node, rounds: usize, mib: usize) {
     println!("| --- | --- | --- |");
     row(&mut pods, "ExecSync of `true`, p50 ms", |times| milliseconds(&mut times.exec_sync));
     row(&mut pods, "Exec: its first byte, p50 ms", |times| milliseconds(&mut times.exec_first));
-    row(&mut pods, "PortForward: its first byte, p50 ms", |times| milliseconds(&mut times.forward_first));
+    row(&mut pods, "PortForward: its first byte, p50 ms", |times| {
+        milliseconds(&mut times.forward_first)
+    });
     row(&mut pods, "Exec: standard output, MB/s p50", |times| median(&mut times.output));
     row(&mut pods, "Exec: standard input, MB/s p50", |times| median(&mut times.input));
     row(&mut pods, "PortForward: from the pod, MB/s p50", |times| median(&mut times.forwarded));
@@ -93,7 +101,14 @@ async fn exec_sync(kubelet: &mut Kubelet, pod: &RunningPod) -> Duration {
 
 async fn exec(kubelet: &mut Kubelet, pod: &RunningPod, script: &str, stdin: bool) -> Streams {
     let cmd = ["sh", "-c", script].map(str::to_owned).to_vec();
-    let request = cri::ExecRequest { container_id: pod.container("main").id.clone(), cmd, tty: false, stdin, stdout: true, stderr: true };
+    let request = cri::ExecRequest {
+        container_id: pod.container("main").id.clone(),
+        cmd,
+        tty: false,
+        stdin,
+        stdout: true,
+        stderr: true,
+    };
     let url = kubelet.runtime.exec(request).await.expect("a program can be run").into_inner().url;
     Streams::open(&url).await.expect("its streams open")
 }
@@ -114,7 +129,8 @@ async fn output(kubelet: &mut Kubelet, pod: &RunningPod, bytes: usize) -> Durati
 
 async fn input(kubelet: &mut Kubelet, pod: &RunningPod, bytes: usize) -> Duration {
     let begun = Instant::now();
-    let mut streams = exec(kubelet, pod, &format!("head -c {bytes} > /dev/null; echo done"), true).await;
+    let mut streams =
+        exec(kubelet, pod, &format!("head -c {bytes} > /dev/null; echo done"), true).await;
     let chunk = vec![0; CHUNK];
     for _ in 0..bytes / CHUNK {
         streams.send(0, &chunk).await;
@@ -127,7 +143,13 @@ async fn input(kubelet: &mut Kubelet, pod: &RunningPod, bytes: usize) -> Duratio
 async fn forward(kubelet: &mut Kubelet, pod: &RunningPod, page: &str, bytes: usize) -> Duration {
     let begun = Instant::now();
     let request = cri::PortForwardRequest { pod_sandbox_id: pod.sandbox.clone(), port: vec![8080] };
-    let url = kubelet.runtime.port_forward(request).await.expect("a port can be forwarded").into_inner().url;
+    let url = kubelet
+        .runtime
+        .port_forward(request)
+        .await
+        .expect("a port can be forwarded")
+        .into_inner()
+        .url;
     let mut streams = Streams::open(&url).await.expect("its streams open");
     streams.send(0, format!("GET {page} HTTP/1.0\r\n\r\n").as_bytes()).await;
     streams.read_bytes(0, bytes).await;

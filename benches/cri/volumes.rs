@@ -1,4 +1,5 @@
-//! How long an update of a volume takes from the kubelet's rename on the node until a container in a cell reads it.
+//! How long an update of a volume takes from the kubelet's rename on the node until a container in
+//! a cell reads it.
 
 use std::time::{Duration, Instant};
 
@@ -8,19 +9,30 @@ use super::calls::quantile;
 
 /// Makes so many updates of a Secret, a second or so between them, and prints a table.
 pub(crate) async fn measure(node: &Node, updates: usize) {
-    let options = KiyotOptions { log: "warn".to_owned(), ..KiyotOptions::new(env!("CARGO_BIN_EXE_kiyot")) };
+    let options =
+        KiyotOptions { log: "warn".to_owned(), ..KiyotOptions::new(env!("CARGO_BIN_EXE_kiyot")) };
     let kiyot = Kiyot::start(node, options).await;
     let mut kubelet = kiyot.kubelet().await;
-    let version = |n: usize| Source::files(&[("version", &format!("version {n} of it")), ("other", "the same")]);
+    let version = |n: usize| {
+        Source::files(&[("version", &format!("version {n} of it")), ("other", "the same")])
+    };
     let spec = Pod::new("updated")
         .in_cell()
         .volume("key", Source::Secret(version(0)))
         .container(Container::script("main", "sleep 100000").mount("key", "/key"));
     let running = kubelet.run_pod(&spec).await.expect("a pod runs");
-    // It looks every few milliseconds, and says what it sees by a stream, which takes no longer than that.
+    // It looks every few milliseconds, and says what it sees by a stream, which takes no longer
+    // than that.
     let watch = "last=; while :; do read -r now < /key/version; [ \"$now\" = \"$last\" ] || { last=$now; echo $now; }; usleep 2000; done";
     let cmd = ["sh", "-c", watch].map(str::to_owned).to_vec();
-    let request = cri::ExecRequest { container_id: running.container("main").id.clone(), cmd, tty: false, stdin: false, stdout: true, stderr: true };
+    let request = cri::ExecRequest {
+        container_id: running.container("main").id.clone(),
+        cmd,
+        tty: false,
+        stdin: false,
+        stdout: true,
+        stderr: true,
+    };
     let url = kubelet.runtime.exec(request).await.expect("a program can be run").into_inner().url;
     let mut seen = Streams::open(&url).await.expect("its streams open");
     seen.read_until(1, "version 0 of it").await;
@@ -36,7 +48,12 @@ pub(crate) async fn measure(node: &Node, updates: usize) {
     times.sort_unstable();
     println!("\n| updates of a volume | p50 ms | p99 ms | max ms |");
     println!("| --- | --- | --- | --- |");
-    println!("| {updates} | {:.0} | {:.0} | {:.0} |", quantile(&times, 0.5) / 1e3, quantile(&times, 0.99) / 1e3, quantile(&times, 1.0) / 1e3);
+    println!(
+        "| {updates} | {:.0} | {:.0} | {:.0} |",
+        quantile(&times, 0.5) / 1e3,
+        quantile(&times, 0.99) / 1e3,
+        quantile(&times, 1.0) / 1e3
+    );
     drop(seen);
     kubelet.stop_and_remove(&running).await.expect("a pod ends");
 }

@@ -6,7 +6,8 @@ fn main() -> Result<(), Box<dyn Error>> {
     let out = PathBuf::from(env::var("OUT_DIR")?);
     let root = PathBuf::from(env::var("CARGO_MANIFEST_DIR")?).join("../../proto");
     println!("cargo:rerun-if-changed={}", root.display());
-    let files = ["cri/v1/runtime.proto", "cell/v1/cell.proto", "store/v1/store.proto"].map(|file| root.join(file));
+    let files = ["cri/v1/runtime.proto", "cell/v1/cell.proto", "store/v1/store.proto"]
+        .map(|file| root.join(file));
     tonic_prost_build::configure()
         .bytes(".kiyot")
         .codec_path("crate::codec::Codec")

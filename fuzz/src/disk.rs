@@ -8,7 +8,9 @@ use std::{
 
 use kiyot::backends::milpa::volumes::fuzzing::{self, Update};
 use kiyot_cell::agent::files::{Files, RelPath, Writing};
-use kiyot_proto::cell::{FileChange, GetFileRequest, MakeDir, Root, WriteFile, file_change::Change};
+use kiyot_proto::cell::{
+    FileChange, GetFileRequest, MakeDir, Root, WriteFile, file_change::Change,
+};
 use prost::Message;
 use tempfile::TempDir;
 
@@ -17,7 +19,8 @@ const CHANGES: usize = 32;
 /// What the names of unfinished files begin with.
 const UNFINISHED: &str = ".kiyot-unfinished-";
 
-/// The agent's two directories, and one beside them that nothing may lead to, though a link in the first does.
+/// The agent's two directories, and one beside them that nothing may lead to, though a link in the
+/// first does.
 struct Bench {
     temp: TempDir,
     files: Files,
@@ -37,7 +40,10 @@ impl Bench {
     }
 
     fn path(&self, root: i32, path: &str) -> PathBuf {
-        self.temp.path().join(if root == i32::from(Root::Memory) { "memory" } else { "pod" }).join(path)
+        self.temp
+            .path()
+            .join(if root == i32::from(Root::Memory) { "memory" } else { "pod" })
+            .join(path)
     }
 
     /// Applies a change, and looks whether what it says is so.
@@ -53,18 +59,38 @@ impl Bench {
         }
         match change.change {
             Some(Change::MakeDir(MakeDir { mode, keep, .. })) => {
-                let found = fs::symlink_metadata(&at).unwrap_or_else(|error| panic!("{path:?}: {error}"));
-                assert!(keep || (found.is_dir() && found.permissions().mode() & 0o7777 == mode), "{path:?}: {found:?}");
+                let found =
+                    fs::symlink_metadata(&at).unwrap_or_else(|error| panic!("{path:?}: {error}"));
+                assert!(
+                    keep || (found.is_dir() && found.permissions().mode() & 0o7777 == mode),
+                    "{path:?}: {found:?}"
+                );
             }
             // Not everyone may read a file that its owner may not.
-            Some(Change::WriteFile(WriteFile { content, more: false, mode, .. })) if mode & 0o400 != 0 => {
+            Some(Change::WriteFile(WriteFile { content, more: false, mode, .. }))
+                if mode & 0o400 != 0 =>
+            {
                 let limit = u32::try_from(content.len()).unwrap_or(u32::MAX).saturating_add(1);
-                let got = self.files.get(&GetFileRequest { root, path: path.clone(), limit, last: false });
-                assert!(matches!(&got, Ok(got) if got.exists && got.content == content), "{path:?}: {got:?}");
+                let got = self.files.get(&GetFileRequest {
+                    root,
+                    path: path.clone(),
+                    limit,
+                    last: false,
+                });
+                assert!(
+                    matches!(&got, Ok(got) if got.exists && got.content == content),
+                    "{path:?}: {got:?}"
+                );
             }
-            Some(Change::Symlink(target)) => assert_eq!(fs::read_link(&at).ok(), Some(PathBuf::from(target))),
-            Some(Change::Remove(true)) => assert!(fs::symlink_metadata(&at).is_err(), "{path:?} is still there"),
-            Some(Change::RenameTo(to)) => assert!(fs::symlink_metadata(self.path(root, &to)).is_ok(), "{to:?} is not there"),
+            Some(Change::Symlink(target)) => {
+                assert_eq!(fs::read_link(&at).ok(), Some(PathBuf::from(target)))
+            }
+            Some(Change::Remove(true)) => {
+                assert!(fs::symlink_metadata(&at).is_err(), "{path:?} is still there")
+            }
+            Some(Change::RenameTo(to)) => {
+                assert!(fs::symlink_metadata(self.path(root, &to)).is_ok(), "{to:?} is not there")
+            }
             _ => {}
         }
     }
@@ -84,8 +110,12 @@ impl Bench {
 }
 
 fn names(dir: &Path) -> Vec<String> {
-    let mut names: Vec<String> =
-        fs::read_dir(dir).into_iter().flatten().flatten().map(|entry| entry.file_name().to_string_lossy().into_owned()).collect();
+    let mut names: Vec<String> = fs::read_dir(dir)
+        .into_iter()
+        .flatten()
+        .flatten()
+        .map(|entry| entry.file_name().to_string_lossy().into_owned())
+        .collect();
     names.sort();
     names
 }
@@ -135,13 +165,20 @@ pub fn update(bytes: &[u8]) {
     assert_eq!(found, expected.len());
     for (path, mode, link, content) in expected {
         let at = bench.path(Root::Pod.into(), &path);
-        let metadata = fs::symlink_metadata(&at).unwrap_or_else(|error| panic!("{path:?}: {error}"));
+        let metadata =
+            fs::symlink_metadata(&at).unwrap_or_else(|error| panic!("{path:?}: {error}"));
         match (link, content) {
             (Some(target), _) => assert_eq!(fs::read_link(&at).ok(), Some(PathBuf::from(target))),
-            (None, Some(content)) => assert!(metadata.is_file() && fs::read(&at).is_ok_and(|found| found == content), "{path:?}"),
+            (None, Some(content)) => assert!(
+                metadata.is_file() && fs::read(&at).is_ok_and(|found| found == content),
+                "{path:?}"
+            ),
             (None, None) => assert!(metadata.is_dir(), "{path:?}"),
         }
-        assert!(metadata.is_symlink() || metadata.permissions().mode() & 0o7777 == mode, "{path:?}: {metadata:?}");
+        assert!(
+            metadata.is_symlink() || metadata.permissions().mode() & 0o7777 == mode,
+            "{path:?}: {metadata:?}"
+        );
     }
     bench.check(true);
 }

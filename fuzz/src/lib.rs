@@ -1,4 +1,5 @@
-//! What kiyot reads from others, as functions of any bytes: they panic if it reads them wrongly. `fuzz_targets/` has one target for each.
+//! What kiyot reads from others, as functions of any bytes: they panic if it reads them wrongly.
+//! `fuzz_targets/` has one target for each.
 
 use std::path::Path;
 
@@ -43,23 +44,30 @@ pub const TARGETS: [(&str, Target); 15] = [
 /// Peeks at a `RunPodSandboxRequest`. Where prost reads it too, both must find the same.
 pub fn peek(data: &[u8]) {
     let pod = peek::Pod::of(data);
-    let peeked = (pod.runtime_handler(), pod.name(), pod.namespace(), pod.label("a"), pod.annotation("a"));
+    let peeked =
+        (pod.runtime_handler(), pod.name(), pod.namespace(), pod.label("a"), pod.annotation("a"));
     for path in [&[1][..], &[1, 1], &[3, 1, 2], &[]] {
         let _ = (peek::bytes(data, path), peek::string(data, path));
     }
     let Ok(read) = cri::RunPodSandboxRequest::decode(data) else { return };
     let config = read.config.unwrap_or_default();
     let metadata = config.metadata.unwrap_or_default();
-    // An entry of a map that does not say that it has a length: prost takes it for one that has, Go and peek for none.
-    let of_map = |(number, value)| matches!(number, 6 | 7) && !matches!(value, peek::Value::Bytes(_));
+    // An entry of a map that does not say that it has a length: prost takes it for one that has, Go
+    // and peek for none.
+    let of_map =
+        |(number, value)| matches!(number, 6 | 7) && !matches!(value, peek::Value::Bytes(_));
     let mut odd = false;
-    let _ = peek::each(data, &[1], &mut |config| odd |= peek::Fields::of(config).flatten().any(of_map));
+    let _ =
+        peek::each(data, &[1], &mut |config| odd |= peek::Fields::of(config).flatten().any(of_map));
     if odd {
         return;
     }
     // Groups are no part of CRI: prost skips them, and here they are refused.
     let (Ok(handler), Ok(name), Ok(namespace), Ok(label), Ok(annotation)) = peeked else { return };
-    assert_eq!((handler, name, namespace), (read.runtime_handler.as_str(), metadata.name.as_str(), metadata.namespace.as_str()));
+    assert_eq!(
+        (handler, name, namespace),
+        (read.runtime_handler.as_str(), metadata.name.as_str(), metadata.namespace.as_str())
+    );
     assert_eq!(label, config.labels.get("a").map(String::as_str));
     assert_eq!(annotation, config.annotations.get("a").map(String::as_str));
 }
@@ -120,7 +128,11 @@ pub fn manifest(data: &[u8]) {
 /// Reads annotations: lines of a key, `=` and a value.
 pub fn annotations(data: &[u8]) {
     let Ok(text) = std::str::from_utf8(data) else { return };
-    let pairs: Vec<_> = text.lines().filter_map(|line| line.split_once('=')).map(|(key, value)| (key.to_owned(), value.to_owned())).collect();
+    let pairs: Vec<_> = text
+        .lines()
+        .filter_map(|line| line.split_once('='))
+        .map(|(key, value)| (key.to_owned(), value.to_owned()))
+        .collect();
     let _ = CellRequest::parse(pairs.iter().map(|(key, value)| (key, value)));
     let _ = CellRequest::unknown_keys(pairs.iter().map(|(key, value)| (key, value)));
 }
@@ -141,7 +153,8 @@ pub fn log(data: &[u8]) {
     logs::fuzzing::log(&life, dir.path(), data);
 }
 
-/// A runtime for one life of kiyot. Nothing is to be waited for but what it does itself: its clock goes on by itself where it can.
+/// A runtime for one life of kiyot. Nothing is to be waited for but what it does itself: its clock
+/// goes on by itself where it can.
 fn life() -> Runtime {
     let mut builder = Builder::new_current_thread();
     builder.enable_all();
@@ -157,7 +170,8 @@ pub fn netns(data: &[u8]) {
     provider::fuzzing::mounts(data);
     match CellFile::parse(Path::new("cell.json"), data) {
         Ok(file) => {
-            let kept = serde_json::to_vec_pretty(&file).unwrap_or_else(|error| panic!("it can't be kept: {error}"));
+            let kept = serde_json::to_vec_pretty(&file)
+                .unwrap_or_else(|error| panic!("it can't be kept: {error}"));
             assert_eq!(CellFile::parse(Path::new("cell.json"), &kept).ok(), Some(file));
         }
         // A token may be in it.

@@ -19,12 +19,14 @@ pub fn of(target: &str) -> Vec<Vec<u8>> {
             let run = cri::RunPodSandboxResponse { pod_sandbox_id: "s2".into() };
             vec![framed(&list), framed(&run), b"10S".to_vec(), b"999999999n".to_vec(), run.encode_to_vec(), list.encode_to_vec()]
         }
-        // A call's beginning, SETTINGS, and an answer in HEADERS, DATA and HEADERS; then a call that waits for windows.
+        // A call's beginning, SETTINGS, and an answer in HEADERS, DATA and HEADERS; then a call
+        // that waits for windows.
         "runtime" => vec![
             b"\x01\x08\x0b\x00\x00\x06\x00\x03\x00\x00\x00\x02\x08\x0a\x04\x01\x01\x88\x06\x09\x00\x01\x04abcd\x06\x0a\x05\x01\x0e\x00\x0bgrpc-status\x010\x06\x02".to_vec(),
             b"\x00\xff\x04\x08\xf8\xf8\x0c\x00\x00\x04\x00\x00\xff\xff\x0c\x00\x01\x04\x00\x00\xff\xff\xf8\xf8\x05\xf8\x0e\x00\x00\x08\x00\x00\x00\x00\x00\x00\x00\x00".to_vec(),
         ],
-        // SETTINGS, a call in HEADERS and DATA that is read and answered, and its end; then two calls, one refused its window, one cancelled, and a drain.
+        // SETTINGS, a call in HEADERS and DATA that is read and answered, and its end; then two
+        // calls, one refused its window, one cancelled, and a drain.
         "kubelet" => vec![
             b"\x0b\x00\x00\x06\x00\x04\x00\x01\x00\x00\x0a\x04\x01\x03\x83\x86\x84\x09\x01\x01\x04abcd\x04\x01\x02\x03\x06\xf8\xf8\x0c\x00\x01\x04\x00\x00\xff\xff\x08".to_vec(),
             b"\x0a\x04\x01\x0b\x83\x86\x84\x0f\x0d\x010\x00\x01a\x00\x0a\x05\x03\x03\x83\x86\x84\x01\x02\x11\x12\x00\x0e\x00\x03\x04\x00\x00\x00\x08\x16\x0f\x01\x06\x08lastcall\x03\x06\xf8\x48\x0a\x05\x05\x03\x83\x86\x84".to_vec(),
@@ -68,9 +70,20 @@ fn texts(texts: &[&str]) -> Vec<Vec<u8>> {
 }
 
 fn pod(name: &str, annotations: &[(&str, &str)]) -> cri::RunPodSandboxRequest {
-    let pairs: HashMap<String, String> = annotations.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect();
-    let metadata = Some(cri::PodSandboxMetadata { name: name.into(), uid: "u".into(), namespace: "shop".into(), attempt: 1 });
-    let config = cri::PodSandboxConfig { metadata, labels: pairs.clone(), annotations: pairs, ..Default::default() };
+    let pairs: HashMap<String, String> =
+        annotations.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect();
+    let metadata = Some(cri::PodSandboxMetadata {
+        name: name.into(),
+        uid: "u".into(),
+        namespace: "shop".into(),
+        attempt: 1,
+    });
+    let config = cri::PodSandboxConfig {
+        metadata,
+        labels: pairs.clone(),
+        annotations: pairs,
+        ..Default::default()
+    };
     cri::RunPodSandboxRequest { config: Some(config), runtime_handler: "kiyot".into() }
 }
 
@@ -84,11 +97,22 @@ fn framed(message: &impl Message) -> Vec<u8> {
 }
 
 fn merge() -> Vec<Vec<u8>> {
-    let list = |id: &str| cri::ListContainersResponse { containers: vec![cri::Container { id: id.into(), ..Default::default() }] };
-    let handlers =
-        cri::StatusResponse { runtime_handlers: vec![cri::RuntimeHandler { name: "runc".into(), ..Default::default() }], ..Default::default() };
+    let list = |id: &str| cri::ListContainersResponse {
+        containers: vec![cri::Container { id: id.into(), ..Default::default() }],
+    };
+    let handlers = cri::StatusResponse {
+        runtime_handlers: vec![cri::RuntimeHandler { name: "runc".into(), ..Default::default() }],
+        ..Default::default()
+    };
     vec![
-        [framed(&list("one")), b"|||".to_vec(), framed(&list("two")), b"|||".to_vec(), list("ours").encode_to_vec()].concat(),
+        [
+            framed(&list("one")),
+            b"|||".to_vec(),
+            framed(&list("two")),
+            b"|||".to_vec(),
+            list("ours").encode_to_vec(),
+        ]
+        .concat(),
         [framed(&handlers), b"|||".to_vec()].concat(),
         [framed(&cri::StatusResponse::default()), b"|||".to_vec(), vec![0, 0, 0]].concat(),
     ]
@@ -109,15 +133,22 @@ fn status(id: &str, state: cri::ContainerState) -> cri::ContainerStatus {
 fn usage(id: &str) -> cri::ContainerStats {
     cri::ContainerStats {
         attributes: Some(cri::ContainerAttributes { id: id.into(), ..Default::default() }),
-        memory: Some(cri::MemoryUsage { working_set_bytes: Some(cri::UInt64Value { value: 42 }), ..Default::default() }),
-        writable_layer: Some(cri::FilesystemUsage { fs_id: Some(cri::FilesystemIdentifier::default()), ..Default::default() }),
+        memory: Some(cri::MemoryUsage {
+            working_set_bytes: Some(cri::UInt64Value { value: 42 }),
+            ..Default::default()
+        }),
+        writable_layer: Some(cri::FilesystemUsage {
+            fs_id: Some(cri::FilesystemIdentifier::default()),
+            ..Default::default()
+        }),
         ..Default::default()
     }
 }
 
 fn metrics() -> cell::Metrics {
     let labels = vec![cell::Label { key: "interface".into(), value: "eth0".into() }];
-    let sample = cell::Sample { name: "container_network_receive_packets_total".into(), value: 3, labels };
+    let sample =
+        cell::Sample { name: "container_network_receive_packets_total".into(), value: 3, labels };
     let of_container = cell::ContainerSamples {
         container: "a".into(),
         timestamp: 5,
@@ -129,7 +160,10 @@ fn metrics() -> cell::Metrics {
 /// What an agent says of a container from its beginning to its end.
 fn told() -> Vec<cell::Event> {
     let container = |state| cell::event::Event::Container(status("a", state));
-    let containers = vec![status("a", cri::ContainerState::ContainerCreated), status("b", cri::ContainerState::ContainerRunning)];
+    let containers = vec![
+        status("a", cri::ContainerState::ContainerCreated),
+        status("b", cri::ContainerState::ContainerRunning),
+    ];
     let events = [
         cell::event::Event::Snapshot(cell::Snapshot { containers, ..Default::default() }),
         container(cri::ContainerState::ContainerRunning),
@@ -151,11 +185,17 @@ fn answers() -> Vec<Vec<u8>> {
         let answer = cri::CreateContainerResponse { container_id: id.into() };
         [vec![of], answer.encode_length_delimited_to_vec()].concat()
     };
-    let say = |of: u8| told().iter().flat_map(|event| [vec![4 | of], event.encode_length_delimited_to_vec()].concat()).collect::<Vec<u8>>();
+    let say = |of: u8| {
+        told()
+            .iter()
+            .flat_map(|event| [vec![4 | of], event.encode_length_delimited_to_vec()].concat())
+            .collect::<Vec<u8>>()
+    };
     vec![
         [create(0, "a"), create(0, "b"), create(1, "c"), say(0), say(1)].concat(),
         // A name that the other cell has given already, and one that is none.
-        [create(0, "a"), create(1, "a"), say(0), vec![2 | 1 << 3], say(0), create(0, ""), say(1)].concat(),
+        [create(0, "a"), create(1, "a"), say(0), vec![2 | 1 << 3], say(0), create(0, ""), say(1)]
+            .concat(),
         // One removed and made again, while the other cell says what is not its to say.
         [create(0, "a"), say(1), say(0), vec![2], create(0, "a"), say(0)].concat(),
     ]
@@ -167,11 +207,17 @@ fn log() -> Vec<Vec<u8>> {
         let line = format!("2026-01-02T03:04:05.678901234Z {stream} {tag} {text}");
         [vec![0, line.len() as u8], line.into_bytes()].concat()
     };
-    let lines = [line("stdout", "F", "one"), line("stderr", "P", "half of "), line("stderr", "F", "a line")].concat();
+    let lines = [
+        line("stdout", "F", "one"),
+        line("stderr", "P", "half of "),
+        line("stderr", "F", "a line"),
+    ]
+    .concat();
     vec![
         [vec![7], lines.clone(), vec![2, 3], lines.clone(), vec![3, 2]].concat(),
         [vec![1], lines.clone(), vec![3, 4, 3], lines.clone()].concat(),
-        [vec![40], lines.clone(), vec![6, 0, 2, 6, 2, 3], lines.clone(), vec![6, 3, 2, 6, 4, 5, 2]].concat(),
+        [vec![40], lines.clone(), vec![6, 0, 2, 6, 2, 3], lines.clone(), vec![6, 3, 2, 6, 4, 5, 2]]
+            .concat(),
         // The end of a line comes while a reading ends within it, and the kubelet rotates.
         [
             vec![9],
@@ -187,8 +233,17 @@ fn log() -> Vec<Vec<u8>> {
         ]
         .concat(),
         // A daemon is killed in the middle of a line, and the kubelet rotates at once.
-        [vec![1], vec![0, 3], b"one".to_vec(), vec![0, 3], b"two".to_vec(), vec![3, 4, 3, 2]].concat(),
-        [vec![9], vec![1, 4], b"part".to_vec(), vec![3, 4], lines, vec![7, 255, 255, 255, 255, 255, 255, 255, 255, 2]].concat(),
+        [vec![1], vec![0, 3], b"one".to_vec(), vec![0, 3], b"two".to_vec(), vec![3, 4, 3, 2]]
+            .concat(),
+        [
+            vec![9],
+            vec![1, 4],
+            b"part".to_vec(),
+            vec![3, 4],
+            lines,
+            vec![7, 255, 255, 255, 255, 255, 255, 255, 255, 2],
+        ]
+        .concat(),
     ]
 }
 
@@ -228,22 +283,44 @@ fn atomic(version: &str, keys: &[&str]) -> Vec<u8> {
 }
 
 fn volumes() -> Vec<Vec<u8>> {
-    let plain =
-        [vec![64], entry(2, 0, "a", ""), entry(0, 1, "b", "x"), entry(4, 0, "long", "many parts"), entry(3, 0, "l", "a/b"), vec![0xff, 0]].concat();
+    let plain = [
+        vec![64],
+        entry(2, 0, "a", ""),
+        entry(0, 1, "b", "x"),
+        entry(4, 0, "long", "many parts"),
+        entry(3, 0, "l", "a/b"),
+        vec![0xff, 0],
+    ]
+    .concat();
     let listing = br#"{"entries":{"a":"d","a/b":"f","..data":"l","x":"a"}}"#.to_vec();
     vec![
-        [vec![3], atomic("..1", &["key", "old"]), atomic("..2", &["key", "new"]), atomic("..3", &[]), listing.clone()].concat(),
+        [
+            vec![3],
+            atomic("..1", &["key", "old"]),
+            atomic("..2", &["key", "new"]),
+            atomic("..3", &[]),
+            listing.clone(),
+        ]
+        .concat(),
         [vec![9], plain.clone(), atomic("..1", &["a", "l"]), plain, listing].concat(),
         b"a b/c\td".to_vec(),
-        b"40 22 8:1 /pods/u/volumes/p/v/x /pods/u/volume-subpaths/v/app/0 rw\n22 1 8:1 / / rw".to_vec(),
+        b"40 22 8:1 /pods/u/volumes/p/v/x /pods/u/volume-subpaths/v/app/0 rw\n22 1 8:1 / / rw"
+            .to_vec(),
     ]
 }
 
 fn files() -> Vec<Vec<u8>> {
     use cell::file_change::Change;
-    let change = |path: &str, change| cell::FileChange { root: 0, path: path.into(), change: Some(change) };
-    let write =
-        |content: &'static [u8], more| Change::WriteFile(cell::WriteFile { mode: 0o644, content: content.into(), more, ..Default::default() });
+    let change =
+        |path: &str, change| cell::FileChange { root: 0, path: path.into(), change: Some(change) };
+    let write = |content: &'static [u8], more| {
+        Change::WriteFile(cell::WriteFile {
+            mode: 0o644,
+            content: content.into(),
+            more,
+            ..Default::default()
+        })
+    };
     let make = || Change::MakeDir(cell::MakeDir { mode: 0o755, ..Default::default() });
     let all = [
         change("v/..1", make()),
@@ -258,8 +335,15 @@ fn files() -> Vec<Vec<u8>> {
         change("..", make()),
     ];
     let changes: Vec<u8> = all.iter().flat_map(Message::encode_length_delimited_to_vec).collect();
-    let plain =
-        [vec![64], entry(2, 0, "a", ""), entry(0, 1, "b", "x"), entry(4, 0, "long", "many parts"), entry(3, 0, "l", "a/b"), vec![0xff, 0]].concat();
+    let plain = [
+        vec![64],
+        entry(2, 0, "a", ""),
+        entry(0, 1, "b", "x"),
+        entry(4, 0, "long", "many parts"),
+        entry(3, 0, "l", "a/b"),
+        vec![0xff, 0],
+    ]
+    .concat();
     vec![
         [vec![0], changes].concat(),
         [vec![1], atomic("..1", &["key", "old"]), atomic("..2", &["key", "new"])].concat(),

@@ -8,7 +8,8 @@ const NANO: u128 = 1_000_000_000;
 /// The longest text that is read.
 const MAX_CHARS: usize = 64;
 
-/// A quantity that is not negative, exact to a billionth; what is finer is rounded up, as Kubernetes does.
+/// A quantity that is not negative, exact to a billionth; what is finer is rounded up, as
+/// Kubernetes does.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default)]
 pub struct Quantity {
     nanos: u128,
@@ -154,7 +155,17 @@ mod tests {
 
     #[test]
     fn sizes_in_gib_are_rounded_up() {
-        for (text, gib) in [("0", 0), ("1", 1), ("1Gi", 1), ("1Gi", 1), ("1G", 1), ("1073741825", 2), ("1.5Gi", 2), ("10Gi", 10), ("1Ti", 1024)] {
+        for (text, gib) in [
+            ("0", 0),
+            ("1", 1),
+            ("1Gi", 1),
+            ("1Gi", 1),
+            ("1G", 1),
+            ("1073741825", 2),
+            ("1.5Gi", 2),
+            ("10Gi", 10),
+            ("1Ti", 1024),
+        ] {
             assert_eq!(text.parse::<Quantity>().map(Quantity::gib), Ok(gib), "{text}");
         }
     }

@@ -13,7 +13,10 @@ fn request(pairs: &[(&str, &str)]) -> Result<CellRequest, Problems> {
 #[test]
 fn a_pod_that_says_nothing_gets_the_defaults() {
     assert_eq!(request(&[]), Ok(CellRequest::default()));
-    assert_eq!(request(&[(TARGET_RUNTIME, "kiyot"), ("example.org/other", "")]), Ok(CellRequest::default()));
+    assert_eq!(
+        request(&[(TARGET_RUNTIME, "kiyot"), ("example.org/other", "")]),
+        Ok(CellRequest::default())
+    );
 }
 
 #[test]
@@ -36,7 +39,9 @@ fn every_annotation_is_read() {
         security_groups: ["sg-1", "sg-2", "sg-3"].map(str::to_owned).into(),
         instance_profile: Some("arn:aws:iam::123456789012:instance-profile/team/worker".into()),
         healthy_timeout: Some(HealthyTimeout::After(Duration::from_secs(90))),
-        cloud_routes: ["172.16.0.0/12", "10.1.0.0/16", "fd00::/8"].map(|route| route.parse().unwrap()).into(),
+        cloud_routes: ["172.16.0.0/12", "10.1.0.0/16", "fd00::/8"]
+            .map(|route| route.parse().unwrap())
+            .into(),
     };
     assert_eq!(read, Ok(expected));
 }
@@ -49,7 +54,10 @@ fn values_with_a_meaning_of_their_own() {
     assert_eq!(one(SPOT_INSTANCE, "true").launch_type, LaunchType::Spot);
     assert_eq!(one(SPOT_INSTANCE, "false").launch_type, LaunchType::OnDemand);
     assert_eq!(one(LAUNCH_TYPE, "on-demand").launch_type, LaunchType::OnDemand);
-    assert_eq!(request(&[(LAUNCH_TYPE, "Spot"), (SPOT_INSTANCE, "true")]).unwrap().launch_type, LaunchType::Spot);
+    assert_eq!(
+        request(&[(LAUNCH_TYPE, "Spot"), (SPOT_INSTANCE, "true")]).unwrap().launch_type,
+        LaunchType::Spot
+    );
 }
 
 #[test]
@@ -78,11 +86,18 @@ fn a_bad_value_is_named_with_its_key_and_what_is_allowed() {
     for (key, value, allowed) in bad {
         let problems = request(&[(key, value)]).unwrap_err();
         let text = problems.to_string();
-        assert!(text.contains(key) && text.contains(&format!("{value:?}")) && text.contains(allowed), "{text}");
+        assert!(
+            text.contains(key) && text.contains(&format!("{value:?}")) && text.contains(allowed),
+            "{text}"
+        );
         assert_eq!(problems.list.len(), 1, "{text}");
     }
-    let contradiction = request(&[(LAUNCH_TYPE, "On-Demand"), (SPOT_INSTANCE, "true")]).unwrap_err().to_string();
-    assert!(contradiction.contains("says Spot where pod.elotl.co/launch-type says On-Demand"), "{contradiction}");
+    let contradiction =
+        request(&[(LAUNCH_TYPE, "On-Demand"), (SPOT_INSTANCE, "true")]).unwrap_err().to_string();
+    assert!(
+        contradiction.contains("says Spot where pod.elotl.co/launch-type says On-Demand"),
+        "{contradiction}"
+    );
 }
 
 #[test]
@@ -93,7 +108,11 @@ fn all_bad_values_are_named_at_once() {
 
 #[test]
 fn keys_that_nobody_reads_are_told() {
-    let misspelt = annotations(&[("pod.elotl.co/lunch-type", "Spot"), (LAUNCH_TYPE, "Spot"), ("example.org/x", "")]);
+    let misspelt = annotations(&[
+        ("pod.elotl.co/lunch-type", "Spot"),
+        (LAUNCH_TYPE, "Spot"),
+        ("example.org/x", ""),
+    ]);
     assert_eq!(CellRequest::unknown_keys(&misspelt), ["pod.elotl.co/lunch-type"]);
 }
 

@@ -26,10 +26,11 @@ impl Clock {
         Self { day: SystemTime::now(), steady: Instant::now() }
     }
 
-    /// How far the time of day has come otherwise than it should since an earlier look, if that is much. A machine that slept looks like one whose clock was
-    /// set ahead.
+    /// How far the time of day has come otherwise than it should since an earlier look, if that is
+    /// much. A machine that slept looks like one whose clock was set ahead.
     fn jump_since(self, earlier: Self) -> Option<Jump> {
-        let expected = earlier.day.checked_add(self.steady.saturating_duration_since(earlier.steady))?;
+        let expected =
+            earlier.day.checked_add(self.steady.saturating_duration_since(earlier.steady))?;
         match self.day.duration_since(expected) {
             Ok(ahead) => (ahead > SMALL).then_some(Jump::Ahead(ahead)),
             Err(error) => (error.duration() > SMALL).then_some(Jump::Back(error.duration())),
@@ -41,8 +42,13 @@ impl Clock {
         let now = Self::now();
         match now.jump_since(std::mem::replace(self, now)) {
             None => {}
-            Some(Jump::Ahead(by)) => tracing::warn!(seconds = by.as_secs(), "The node's clock was set ahead, or the node slept. Pods go on."),
-            Some(Jump::Back(by)) => tracing::warn!(seconds = by.as_secs(), "The node's clock was set back. Pods go on."),
+            Some(Jump::Ahead(by)) => tracing::warn!(
+                seconds = by.as_secs(),
+                "The node's clock was set ahead, or the node slept. Pods go on."
+            ),
+            Some(Jump::Back(by)) => {
+                tracing::warn!(seconds = by.as_secs(), "The node's clock was set back. Pods go on.")
+            }
         }
     }
 }
@@ -53,9 +59,16 @@ mod tests {
 
     #[test]
     fn only_a_jump_is_one() {
-        let begin = Clock { day: SystemTime::UNIX_EPOCH + Duration::from_secs(1_000_000_000), steady: Instant::now() };
+        let begin = Clock {
+            day: SystemTime::UNIX_EPOCH + Duration::from_secs(1_000_000_000),
+            steady: Instant::now(),
+        };
         let later = |day: i64, steady: u64| Clock {
-            day: if day < 0 { begin.day - Duration::from_secs(day.unsigned_abs()) } else { begin.day + Duration::from_secs(day.unsigned_abs()) },
+            day: if day < 0 {
+                begin.day - Duration::from_secs(day.unsigned_abs())
+            } else {
+                begin.day + Duration::from_secs(day.unsigned_abs())
+            },
             steady: begin.steady + Duration::from_secs(steady),
         };
         for (day, steady, jump) in [

@@ -7,7 +7,8 @@ use tokio::time::timeout;
 
 use crate::proxy::Pulse;
 
-/// Of the time after which systemd takes the daemon for hung, how much passes between two signs of life.
+/// Of the time after which systemd takes the daemon for hung, how much passes between two signs of
+/// life.
 const PART: u32 = 3;
 
 /// The daemon answers.
@@ -19,7 +20,9 @@ pub(super) fn ready() {
 pub(super) fn reloading() {
     match NotifyState::monotonic_usec_now() {
         Ok(now) => tell(&[NotifyState::Reloading, now]),
-        Err(error) => tracing::warn!(%error, "systemd could not be told that the configuration is being reloaded: there is no clock."),
+        Err(error) => {
+            tracing::warn!(%error, "systemd could not be told that the configuration is being reloaded: there is no clock.")
+        }
     }
 }
 
@@ -28,9 +31,12 @@ pub(super) fn stopping() {
     tell(&[NotifyState::Stopping]);
 }
 
-/// Gives signs of life for as long as the front door's thread gives them, if systemd asked for any (`WatchdogSec=`). Never ready.
+/// Gives signs of life for as long as the front door's thread gives them, if systemd asked for any
+/// (`WatchdogSec=`). Never ready.
 pub(super) async fn live(pulse: &Pulse) -> Infallible {
-    let Some(limit) = sd_notify::watchdog_enabled().filter(|limit| !limit.is_zero()) else { return pending().await };
+    let Some(limit) = sd_notify::watchdog_enabled().filter(|limit| !limit.is_zero()) else {
+        return pending().await;
+    };
     keep_alive(pulse, limit, || tell(&[NotifyState::Watchdog])).await
 }
 
@@ -41,7 +47,10 @@ async fn keep_alive(pulse: &Pulse, limit: Duration, sign: impl Fn()) -> Infallib
         times.tick().await;
         match timeout(limit, pulse.felt()).await {
             Ok(()) => sign(),
-            Err(_) => tracing::error!(?limit, "The thread of the CRI socket does nothing any more: systemd is given no sign of life."),
+            Err(_) => tracing::error!(
+                ?limit,
+                "The thread of the CRI socket does nothing any more: systemd is given no sign of life."
+            ),
         }
     }
 }

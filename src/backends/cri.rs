@@ -11,7 +11,8 @@ mod upstream;
 pub use exchange::{Answer, Failure};
 pub use upstream::{Sent, Unavailable, Upstream};
 
-/// The largest message, as kubelet and containerd have it (cri-client utils.go, containerd defaults.go). Bytes, without the gRPC frame's head.
+/// The largest message, as kubelet and containerd have it (cri-client utils.go, containerd
+/// defaults.go). Bytes, without the gRPC frame's head.
 pub const MAX_MESSAGE: usize = 16 << 20;
 
 /// A backend that is a container runtime on the node.

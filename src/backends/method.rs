@@ -21,7 +21,8 @@ macro_rules! methods {
                 }
             }
 
-            /// The method of a request's `:path`; `None` for one that this version of CRI does not know.
+            /// The method of a request's `:path`; `None` for one that this version of CRI does not
+            /// know.
             pub fn of_path(path: &str) -> Option<Self> {
                 match path {
                     $(concat!("/runtime.v1.", $service, "/", stringify!($name)) => Some(Self::$name),)*

@@ -42,8 +42,10 @@ use streaming::Streaming;
 use verbs::{Parts, Verbs, policy::Rules};
 use volumes::Volumes;
 
-/// What is for cells: the annotation `kubernetes.io/target-runtime: kiyot`, and RuntimeClasses with the handler `kiyot`.
-pub const DECLARED: Declared = Declared { target_runtimes: &["kiyot"], runtime_handlers: &["kiyot"] };
+/// What is for cells: the annotation `kubernetes.io/target-runtime: kiyot`, and RuntimeClasses with
+/// the handler `kiyot`.
+pub const DECLARED: Declared =
+    Declared { target_runtimes: &["kiyot"], runtime_handlers: &["kiyot"] };
 /// How long the parts may take to end when the daemon stops.
 const ENDING: Duration = Duration::from_secs(5);
 
@@ -77,15 +79,25 @@ pub struct Milpa {
 }
 
 impl Milpa {
-    /// Starts all parts: when it returns, the pods of before are known, and their cells may call home.
+    /// Starts all parts: when it returns, the pods of before are known, and their cells may call
+    /// home.
     pub async fn start(name: &BackendName, config: &MilpaBackend) -> Result<Arc<Self>, StartError> {
         let of_store = |error| StartError::Store(name.clone(), error);
         let store = Store::open(&config.state_dir).await.map_err(of_store)?;
-        let ca = Ca::load_or_make(&store).await.map_err(|error| StartError::Authority(name.clone(), error))?;
-        let node = NodeImages { socket: config.node_containerd.clone(), namespace: config.node_namespace.clone() };
-        let registries = Registries::new(node.clone(), config.registry_config_dir.clone(), &config.state_dir);
+        let ca = Ca::load_or_make(&store)
+            .await
+            .map_err(|error| StartError::Authority(name.clone(), error))?;
+        let node = NodeImages {
+            socket: config.node_containerd.clone(),
+            namespace: config.node_namespace.clone(),
+        };
+        let registries =
+            Registries::new(node.clone(), config.registry_config_dir.clone(), &config.state_dir);
         let (provider, boot_id): (Arc<dyn Provider>, _) = match config.provider {
-            ProviderKind::Netns => (Arc::new(netns::Netns::new(config, Arc::clone(&registries) as _)), Some(netns::boot_id())),
+            ProviderKind::Netns => (
+                Arc::new(netns::Netns::new(config, Arc::clone(&registries) as _)),
+                Some(netns::boot_id()),
+            ),
         };
         let rules = Rules { policy: config.policy, isolation: provider.isolation() };
         for unmet in rules.unmet() {
@@ -112,17 +124,29 @@ impl Milpa {
             clock: Clock::default(),
             limits: Limits::default(),
         };
-        let gateway = Gateway::start(gateway_config, cells.clone()).await.map_err(|error| StartError::Gateway(name.clone(), error))?;
+        let gateway = Gateway::start(gateway_config, cells.clone())
+            .await
+            .map_err(|error| StartError::Gateway(name.clone(), error))?;
         cells.serve(Arc::new(gateway.clone()));
         let credentials = registries.credentials();
-        let learning = AbortOnDropHandle::new(tokio::spawn(async move { registries.learn().await }));
+        let learning =
+            AbortOnDropHandle::new(tokio::spawn(async move { registries.learn().await }));
         let parts = Parts {
             store: store.clone(),
             cells: Arc::clone(&cells),
-            images: Images::new(node, config.pause_image.clone(), config.image_pull_progress_timeout, credentials),
+            images: Images::new(
+                node,
+                config.pause_image.clone(),
+                config.image_pull_progress_timeout,
+                credentials,
+            ),
             volumes: Volumes::new(vec![config.kubelet_dir.clone()], config.policy.host_path),
             logs: Logs::new(),
-            streaming: Arc::new(Streaming::start().await.map_err(|error| StartError::Streaming(name.clone(), error))?),
+            streaming: Arc::new(
+                Streaming::start()
+                    .await
+                    .map_err(|error| StartError::Streaming(name.clone(), error))?,
+            ),
             rules,
             adopt_within: Parts::ADOPT_WITHIN,
             return_within: Parts::RETURN_WITHIN,
@@ -130,7 +154,15 @@ impl Milpa {
         };
         let verbs = Verbs::start(parts).await.map_err(of_store)?;
         let answers = Arc::new(Answers(Arc::clone(&verbs)));
-        Ok(Arc::new(Self { name: name.clone(), answers, verbs, cells, gateway, store, _learning: learning }))
+        Ok(Arc::new(Self {
+            name: name.clone(),
+            answers,
+            verbs,
+            cells,
+            gateway,
+            store,
+            _learning: learning,
+        }))
     }
 
     /// What becomes of pods that ask for what a cell does not have, from now on.
@@ -140,7 +172,8 @@ impl Milpa {
         }
     }
 
-    /// How many cells there may be at once, from now on. Those that run go on, however many they are.
+    /// How many cells there may be at once, from now on. Those that run go on, however many they
+    /// are.
     pub fn set_max_cells(&self, most: usize) {
         self.cells.set_max_cells(most);
     }
@@ -207,7 +240,12 @@ impl Decoded for Answers {
         self.0.events()
     }
 
-    async fn call(&self, method: Method, message: Bytes, deadline: Option<Instant>) -> Result<Bytes, Status> {
+    async fn call(
+        &self,
+        method: Method,
+        message: Bytes,
+        deadline: Option<Instant>,
+    ) -> Result<Bytes, Status> {
         self.0.call(method, message, deadline).await
     }
 }

@@ -14,11 +14,14 @@ pub enum RegistryError {
     #[error("the node backend is {0}; allowed is the name of a backend of type cri")]
     Node(BackendName),
     /// Two declare the same target runtime or runtime handler.
-    #[error("the backends {0} and {1} both declare {2:?}; allowed is one backend for each target runtime and runtime handler")]
+    #[error(
+        "the backends {0} and {1} both declare {2:?}; allowed is one backend for each target runtime and runtime handler"
+    )]
     DeclaredTwice(BackendName, BackendName, &'static str),
 }
 
-/// The backends that there are, of which one is the node's. It does not change while the daemon runs.
+/// The backends that there are, of which one is the node's. It does not change while the daemon
+/// runs.
 #[derive(Debug)]
 pub struct Registry {
     backends: Vec<Arc<dyn Backend>>,
@@ -29,7 +32,10 @@ pub struct Registry {
 
 impl Registry {
     /// Of backends, of which `node` also answers the calls that concern the node.
-    pub fn new(mut backends: Vec<Arc<dyn Backend>>, node: &BackendName) -> Result<Self, RegistryError> {
+    pub fn new(
+        mut backends: Vec<Arc<dyn Backend>>,
+        node: &BackendName,
+    ) -> Result<Self, RegistryError> {
         backends.sort_by(|a, b| a.name().cmp(b.name()));
         let mut names = BTreeSet::new();
         for backend in &backends {
@@ -44,13 +50,21 @@ impl Registry {
                     common(a.declares().runtime_handlers, b.declares().runtime_handlers),
                 ];
                 if let Some(value) = both.into_iter().flatten().next() {
-                    return Err(RegistryError::DeclaredTwice(a.name().clone(), b.name().clone(), value));
+                    return Err(RegistryError::DeclaredTwice(
+                        a.name().clone(),
+                        b.name().clone(),
+                        value,
+                    ));
                 }
             }
         }
         let is_raw = |index: &usize| matches!(backends[*index].path(), CallPath::Raw(_));
         let (raw, decoded): (Vec<_>, Vec<_>) = (0..backends.len()).partition(is_raw);
-        let node = raw.iter().copied().find(|index| backends[*index].name() == node).ok_or_else(|| RegistryError::Node(node.clone()))?;
+        let node = raw
+            .iter()
+            .copied()
+            .find(|index| backends[*index].name() == node)
+            .ok_or_else(|| RegistryError::Node(node.clone()))?;
         Ok(Self { backends, node, decoded, raw })
     }
 
@@ -83,9 +97,11 @@ impl Registry {
     /// The backends to which calls are forwarded, the node's first.
     pub fn raw(&self) -> impl Iterator<Item = (&BackendName, &Upstream)> {
         let others = self.raw.iter().filter(|index| **index != self.node);
-        std::iter::once(&self.node).chain(others).filter_map(|index| match self.backends[*index].path() {
-            CallPath::Raw(upstream) => Some((self.backends[*index].name(), upstream)),
-            CallPath::Decoded(_) => None,
+        std::iter::once(&self.node).chain(others).filter_map(|index| {
+            match self.backends[*index].path() {
+                CallPath::Raw(upstream) => Some((self.backends[*index].name(), upstream)),
+                CallPath::Decoded(_) => None,
+            }
         })
     }
 
@@ -117,7 +133,8 @@ impl Registry {
         self.backends.len() == 1
     }
 
-    /// The decoded backend whose an id is, or a prefix of one; `None`: it is a container runtime's, or nobody's.
+    /// The decoded backend whose an id is, or a prefix of one; `None`: it is a container runtime's,
+    /// or nobody's.
     pub fn by_id(&self, id: &str) -> Option<&Arc<dyn Decoded>> {
         if id.is_empty() { None } else { self.decoded().find(|decoded| decoded.owns(id)) }
     }
@@ -140,15 +157,26 @@ mod tests {
     use crate::backends::cri::Cri;
 
     fn cri(name: &str) -> Arc<dyn Backend> {
-        Arc::new(Cri::new(BackendName::new(name), format!("/nowhere/{name}.sock").into(), Duration::from_secs(1)))
+        Arc::new(Cri::new(
+            BackendName::new(name),
+            format!("/nowhere/{name}.sock").into(),
+            Duration::from_secs(1),
+        ))
     }
 
     #[test]
     fn the_node_is_first_among_the_raw_ones() {
-        let registry = Registry::new(vec![cri("a"), cri("b"), cri("c")], &BackendName::new("b")).unwrap();
-        assert_eq!(registry.raw().map(|(name, _)| name.as_str()).collect::<Vec<_>>(), ["b", "a", "c"]);
+        let registry =
+            Registry::new(vec![cri("a"), cri("b"), cri("c")], &BackendName::new("b")).unwrap();
+        assert_eq!(
+            registry.raw().map(|(name, _)| name.as_str()).collect::<Vec<_>>(),
+            ["b", "a", "c"]
+        );
         assert_eq!(registry.node_name().as_str(), "b");
-        assert_eq!((registry.place("b"), registry.place("c"), registry.place("d")), (Some(0), Some(2), None));
+        assert_eq!(
+            (registry.place("b"), registry.place("c"), registry.place("d")),
+            (Some(0), Some(2), None)
+        );
         assert!(std::ptr::eq(registry.upstream(0), registry.node()) && registry.has_several_raw());
         assert!(registry.by_id("0123").is_none());
         assert!(!registry.is_plain());
@@ -156,7 +184,13 @@ mod tests {
 
     #[test]
     fn names_must_fit() {
-        assert_eq!(Registry::new(vec![cri("a"), cri("a")], &BackendName::new("a")).unwrap_err(), RegistryError::Twice(BackendName::new("a")));
-        assert_eq!(Registry::new(vec![cri("a")], &BackendName::new("b")).unwrap_err(), RegistryError::Node(BackendName::new("b")));
+        assert_eq!(
+            Registry::new(vec![cri("a"), cri("a")], &BackendName::new("a")).unwrap_err(),
+            RegistryError::Twice(BackendName::new("a"))
+        );
+        assert_eq!(
+            Registry::new(vec![cri("a")], &BackendName::new("b")).unwrap_err(),
+            RegistryError::Node(BackendName::new("b"))
+        );
     }
 }

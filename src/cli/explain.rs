@@ -1,4 +1,5 @@
-//! Where the pods of a manifest would go, why, and what of them would be refused. It asks the functions that decide in the daemon.
+//! Where the pods of a manifest would go, why, and what of them would be refused. It asks the
+//! functions that decide in the daemon.
 
 use std::process::ExitCode;
 
@@ -44,7 +45,12 @@ pub(super) fn explain(config: &Config, manifest: &Manifest) -> Output {
         if lines.refused {
             code = ExitCode::FAILURE;
         }
-        text += &format!("Pod {}/{}\n  {}\n", pod.metadata.namespace, pod.metadata.name, lines.facts.join("\n  "));
+        text += &format!(
+            "Pod {}/{}\n  {}\n",
+            pod.metadata.namespace,
+            pod.metadata.name,
+            lines.facts.join("\n  ")
+        );
     }
     Output { text, code }
 }
@@ -53,14 +59,26 @@ fn explain_pod(config: &Config, pod: &Pod) -> Lines {
     let mut lines = Lines::default();
     let node = node(config);
     let request = pod.run_pod_sandbox(&node, 0);
-    let names: Vec<(BackendName, Declared)> = config.backends.iter().map(|(name, backend)| (BackendName::new(name), declared(backend))).collect();
-    let declared: Vec<(&BackendName, Declared)> = names.iter().map(|(name, declared)| (name, *declared)).collect();
+    let names: Vec<(BackendName, Declared)> = config
+        .backends
+        .iter()
+        .map(|(name, backend)| (BackendName::new(name), declared(backend)))
+        .collect();
+    let declared: Vec<(&BackendName, Declared)> =
+        names.iter().map(|(name, declared)| (name, *declared)).collect();
     // Loading a configuration has made sure of a node backend.
     let node_backend = BackendName::new(config.server.node_backend.as_deref().unwrap_or_default());
-    match routing::decide(peek::Pod::of(&request.encode_to_vec()), &declared, &config.routing, &node_backend) {
+    match routing::decide(
+        peek::Pod::of(&request.encode_to_vec()),
+        &declared,
+        &config.routing,
+        &node_backend,
+    ) {
         Err(undeclared) => lines.refuse(undeclared),
         Ok(decision) => match config.backends.get(decision.backend) {
-            Some(BackendConfig::Milpa(milpa)) => in_a_cell(&mut lines, milpa, &decision, node_backend.as_str(), pod, &node, &request),
+            Some(BackendConfig::Milpa(milpa)) => {
+                in_a_cell(&mut lines, milpa, &decision, node_backend.as_str(), pod, &node, &request)
+            }
             _ => {
                 lines.say(format!("goes to {}: {}", decision.backend, why(&decision, pod)));
                 note_idle_annotations(&mut lines, pod);
@@ -91,7 +109,10 @@ fn declared(backend: &BackendConfig) -> Declared {
 fn why(decision: &Decision<'_>, pod: &Pod) -> String {
     match decision.reason {
         Reason::TargetRuntime => format!("its annotation {} names it", routing::TARGET_RUNTIME),
-        Reason::RuntimeHandler => format!("it declares the runtime handler {}", pod.runtime_class.as_deref().unwrap_or_default()),
+        Reason::RuntimeHandler => format!(
+            "it declares the runtime handler {}",
+            pod.runtime_class.as_deref().unwrap_or_default()
+        ),
         Reason::Rule(name) => format!("the rule {name} is the first that is for it"),
         Reason::Default => "no rule is for it, and this is routing.default".into(),
         Reason::Malformed => "its request can't be read".into(),
@@ -132,7 +153,9 @@ fn in_a_cell(
         }
         for mount in &container.mounts {
             let volume = pod.volumes.iter().find(|volume| volume.name == mount.name);
-            let Some(VolumeKind::HostPath(host)) = volume.map(|volume| &volume.kind) else { continue };
+            let Some(VolumeKind::HostPath(host)) = volume.map(|volume| &volume.kind) else {
+                continue;
+            };
             let (name, path) = (&container.name, &host.path);
             match milpa.policy.host_path {
                 HostPath::Refuse => lines.refuse(format!("container {name:?} mounts {path} of the node, and policy.host_path is \"refuse\"")),
@@ -144,24 +167,41 @@ fn in_a_cell(
         }
     }
     for key in CellRequest::unknown_keys(&pod.metadata.annotations) {
-        lines.say(format!("note: nobody reads the annotation {key}; known are: {}", KEYS.join(", ")));
+        lines.say(format!(
+            "note: nobody reads the annotation {key}; known are: {}",
+            KEYS.join(", ")
+        ));
     }
 }
 
-fn say_cell(lines: &mut Lines, milpa: &MilpaBackend, request: &CellRequest, sandbox: &cri::PodSandboxConfig) {
+fn say_cell(
+    lines: &mut Lines,
+    milpa: &MilpaBackend,
+    request: &CellRequest,
+    sandbox: &cri::PodSandboxConfig,
+) {
     let mut wishes = vec![format!("launch type {}", request.launch_type)];
     match &request.instance_type {
         Some(InstanceType::Exact(name)) => wishes.push(format!("instance type {name}")),
-        Some(InstanceType::Glob(glob)) => wishes.push(format!("the cheapest that fits of the instance types that match {glob}")),
+        Some(InstanceType::Glob(glob)) => {
+            wishes.push(format!("the cheapest that fits of the instance types that match {glob}"))
+        }
         None => {}
     }
     wishes.extend(request.volume_size_gib.map(|gib| format!("a root volume of {gib} GiB")));
     wishes.extend(request.private_ip_only.then(|| "no public address".to_owned()));
-    wishes.extend((!request.security_groups.is_empty()).then(|| format!("security groups {}", request.security_groups.join(", "))));
-    wishes.extend(request.instance_profile.as_ref().map(|profile| format!("instance profile {profile}")));
+    wishes.extend(
+        (!request.security_groups.is_empty())
+            .then(|| format!("security groups {}", request.security_groups.join(", "))),
+    );
+    wishes.extend(
+        request.instance_profile.as_ref().map(|profile| format!("instance profile {profile}")),
+    );
     wishes.extend(request.healthy_timeout.map(|timeout| match timeout {
         HealthyTimeout::Never => "never given up when unhealthy".to_owned(),
-        HealthyTimeout::After(duration) => format!("given up when unhealthy for {} s", duration.as_secs()),
+        HealthyTimeout::After(duration) => {
+            format!("given up when unhealthy for {} s", duration.as_secs())
+        }
     }));
     wishes.extend((!request.cloud_routes.is_empty()).then(|| {
         let routes: Vec<String> = request.cloud_routes.iter().map(ToString::to_string).collect();

@@ -15,13 +15,30 @@ pub(super) fn of(path: &Path, config: &Config) -> String {
     for (name, backend) in &config.backends {
         let _ = match backend {
             BackendConfig::Cri(cri) => {
-                let role = if config.server.node_backend.as_ref() == Some(name) { ", answers for the node" } else { "" };
-                writeln!(text, "  backend {name}: the container runtime at {}{role}", cri.socket.display())
+                let role = if config.server.node_backend.as_ref() == Some(name) {
+                    ", answers for the node"
+                } else {
+                    ""
+                };
+                writeln!(
+                    text,
+                    "  backend {name}: the container runtime at {}{role}",
+                    cri.socket.display()
+                )
             }
             BackendConfig::Milpa(milpa) => {
                 let rules = Rules::of(milpa);
-                let notes: String = rules.unmet().into_iter().map(|unmet| format!("\n  note: backend {name}: {unmet}")).collect();
-                writeln!(text, "  backend {name}: up to {} cells, state in {}{notes}", milpa.max_cells, milpa.state_dir.display())
+                let notes: String = rules
+                    .unmet()
+                    .into_iter()
+                    .map(|unmet| format!("\n  note: backend {name}: {unmet}"))
+                    .collect();
+                writeln!(
+                    text,
+                    "  backend {name}: up to {} cells, state in {}{notes}",
+                    milpa.max_cells,
+                    milpa.state_dir.display()
+                )
             }
         };
     }

@@ -10,7 +10,8 @@ fn file(name: &str) -> String {
 
 #[test]
 fn a_good_configuration_is_told_in_short() {
-    let text = execute_line(&["kiyot", "check-config", "--config", &file("examples/opt-out.toml")]).unwrap();
+    let text = execute_line(&["kiyot", "check-config", "--config", &file("examples/opt-out.toml")])
+        .unwrap();
     for line in [
         "is fine.",
         "backend containerd: the container runtime at /run/containerd/containerd.sock, answers for the node",
@@ -23,9 +24,16 @@ fn a_good_configuration_is_told_in_short() {
 
 #[test]
 fn a_bad_configuration_is_a_usage_error() {
-    let Err(Wrong(text)) = execute_line(&["kiyot", "check-config", "--config", "/nonexistent/kiyot.toml"]) else { panic!() };
+    let Err(Wrong(text)) =
+        execute_line(&["kiyot", "check-config", "--config", "/nonexistent/kiyot.toml"])
+    else {
+        panic!()
+    };
     assert!(text.contains("/nonexistent/kiyot.toml: the file: can't be read"), "{text}");
-    assert_eq!(run(["kiyot", "serve", "--config", "/nonexistent/kiyot.toml"].map(Into::into)), ExitCode::from(EXIT_USAGE));
+    assert_eq!(
+        run(["kiyot", "serve", "--config", "/nonexistent/kiyot.toml"].map(Into::into)),
+        ExitCode::from(EXIT_USAGE)
+    );
 }
 
 #[test]
@@ -34,7 +42,11 @@ fn all_that_is_wrong_with_a_configuration_is_told_at_once() {
     let path = dir.path().join("kiyot.toml");
     std::fs::write(&path, format!("{OPT_IN}[server]\nlisten = \"x\"\n[backends.milpa.policy]\nhost_pid = \"yes\"\nhost_namespaces = \"refuse\"\n"))
         .unwrap();
-    let Err(Wrong(text)) = execute_line(&["kiyot", "check-config", "--config", &path.display().to_string()]) else { panic!() };
+    let Err(Wrong(text)) =
+        execute_line(&["kiyot", "check-config", "--config", &path.display().to_string()])
+    else {
+        panic!()
+    };
     for problem in [
         "server.listen = \"x\": allowed is the absolute path",
         "backends.milpa.policy.host_pid = \"yes\": allowed is one of \"refuse\", \"keep-local\", \"cell\"",
@@ -51,7 +63,9 @@ fn explained(config: &str, manifest: &str) -> (String, bool) {
 }
 
 fn pod(annotations: &str, spec: &str) -> String {
-    format!("apiVersion: v1\nkind: Pod\nmetadata: {{name: p, annotations: {{{annotations}}}}}\nspec:\n  containers: [{{name: c, image: i}}]\n{spec}")
+    format!(
+        "apiVersion: v1\nkind: Pod\nmetadata: {{name: p, annotations: {{{annotations}}}}}\nspec:\n  containers: [{{name: c, image: i}}]\n{spec}"
+    )
 }
 
 const OPT_IN: &str = include_str!("../../examples/opt-in.toml");
@@ -70,9 +84,22 @@ fn the_examples_are_explained() {
                 "20 GiB",
             ][..],
         ),
-        ("examples/pod-on-the-node.yaml", &["Pod default/pod-on-the-node\n  goes to containerd: no rule is for it, and this is routing.default\n"]),
+        (
+            "examples/pod-on-the-node.yaml",
+            &[
+                "Pod default/pod-on-the-node\n  goes to containerd: no rule is for it, and this is routing.default\n",
+            ],
+        ),
     ] {
-        let text = execute_line(&["kiyot", "explain", "--config", &file("examples/opt-in.toml"), "-f", &file(name)]).unwrap();
+        let text = execute_line(&[
+            "kiyot",
+            "explain",
+            "--config",
+            &file("examples/opt-in.toml"),
+            "-f",
+            &file(name),
+        ])
+        .unwrap();
         assert!(parts.iter().all(|part| text.contains(part)), "{text}");
     }
 }
@@ -80,13 +107,28 @@ fn the_examples_are_explained() {
 #[test]
 fn every_reason_is_explained() {
     for (config, manifest, why) in [
-        (OPT_IN, pod("", "  runtimeClassName: kiyot"), "goes to milpa: it declares the runtime handler kiyot"),
+        (
+            OPT_IN,
+            pod("", "  runtimeClassName: kiyot"),
+            "goes to milpa: it declares the runtime handler kiyot",
+        ),
         (OPT_OUT, pod("", ""), "goes to milpa: no rule is for it"),
-        (OPT_OUT, pod("kubernetes.io/target-runtime: containerd", ""), "goes to containerd: the rule on-request is the first that is for it"),
-        (OPT_OUT, pod("kubernetes.io/config.source: file", ""), "goes to containerd: the rule static-pods-stay is the first that is for it"),
         (
             OPT_OUT,
-            pod("", "").replace("{name: p,", "{name: p, labels: {controller-revision-hash: a, pod-template-generation: \"1\"},"),
+            pod("kubernetes.io/target-runtime: containerd", ""),
+            "goes to containerd: the rule on-request is the first that is for it",
+        ),
+        (
+            OPT_OUT,
+            pod("kubernetes.io/config.source: file", ""),
+            "goes to containerd: the rule static-pods-stay is the first that is for it",
+        ),
+        (
+            OPT_OUT,
+            pod("", "").replace(
+                "{name: p,",
+                "{name: p, labels: {controller-revision-hash: a, pod-template-generation: \"1\"},",
+            ),
             "goes to containerd: the rule daemonsets-stay is the first that is for it",
         ),
         (
@@ -103,19 +145,36 @@ fn every_reason_is_explained() {
 #[test]
 fn what_would_be_refused_is_explained() {
     let path = "  volumes: [{name: v, hostPath: {path: /srv/data}}]\n";
-    let mounting = |spec: &str| pod(IN_A_CELL, spec).replace("image: i", "image: i, volumeMounts: [{name: v, mountPath: /v}]");
+    let mounting = |spec: &str| {
+        pod(IN_A_CELL, spec)
+            .replace("image: i", "image: i, volumeMounts: [{name: v, mountPath: /v}]")
+    };
     for (manifest, why) in [
         (
             pod("kubernetes.io/target-runtime: other", ""),
             "refused: annotation kubernetes.io/target-runtime has the value \"other\"; allowed is \"kiyot\"",
         ),
         (
-            pod(&format!("{IN_A_CELL}, pod.elotl.co/launch-type: cheap, pod.elotl.co/volume-size: big"), ""),
+            pod(
+                &format!(
+                    "{IN_A_CELL}, pod.elotl.co/launch-type: cheap, pod.elotl.co/volume-size: big"
+                ),
+                "",
+            ),
             "refused: pod.elotl.co/launch-type = \"cheap\": allowed is",
         ),
-        (pod(IN_A_CELL, "  hostPID: true"), "refused: pod default/p asks for the node's processes (hostPID)"),
-        (pod(IN_A_CELL, "").replace("image: i", "image: i, securityContext: {privileged: true}"), "refused: container \"c\" asks for all privileges"),
-        (mounting(path), "refused: container \"c\" mounts /srv/data of the node, and policy.host_path is \"refuse\""),
+        (
+            pod(IN_A_CELL, "  hostPID: true"),
+            "refused: pod default/p asks for the node's processes (hostPID)",
+        ),
+        (
+            pod(IN_A_CELL, "").replace("image: i", "image: i, securityContext: {privileged: true}"),
+            "refused: container \"c\" asks for all privileges",
+        ),
+        (
+            mounting(path),
+            "refused: container \"c\" mounts /srv/data of the node, and policy.host_path is \"refuse\"",
+        ),
     ] {
         let (text, fine) = explained(OPT_IN, &manifest);
         assert!(!fine && text.contains(why), "{text}");
@@ -123,40 +182,72 @@ fn what_would_be_refused_is_explained() {
     let copying = format!("{OPT_IN}[backends.milpa.policy]\nhost_path = \"copy-read-only\"\n");
     let (text, fine) = explained(&copying, &mounting(path));
     assert!(!fine && text.contains("mounts /srv/data of the node to write it, and policy.host_path allows copies to read"), "{text}");
-    let (text, fine) = explained(&copying, &mounting(path).replace("mountPath: /v", "mountPath: /v, readOnly: true"));
+    let (text, fine) = explained(
+        &copying,
+        &mounting(path).replace("mountPath: /v", "mountPath: /v, readOnly: true"),
+    );
     assert!(fine && text.contains("note: container \"c\" gets a copy of /srv/data"), "{text}");
 }
 
 #[test]
 fn what_the_policy_gives_is_explained() {
-    let giving =
-        format!("{OPT_IN}[backends.milpa.policy]\nhost_network = \"cell\"\nhost_pid = \"cell\"\nhost_users = \"cell\"\nprivileged = \"cell\"\n");
+    let giving = format!(
+        "{OPT_IN}[backends.milpa.policy]\nhost_network = \"cell\"\nhost_pid = \"cell\"\nhost_users = \"cell\"\nprivileged = \"cell\"\n"
+    );
     let (text, fine) = explained(&giving, &pod(IN_A_CELL, "  hostNetwork: true\n  hostPID: true"));
-    assert!(fine && text.contains("note: it asks for the node's network (hostNetwork), and gets the network of its cell"), "{text}");
-    assert!(text.contains("note: it asks for the node's processes (hostPID), and gets the processes of its cell"), "{text}");
-    let (text, fine) = explained(&giving, &pod(IN_A_CELL, "").replace("image: i", "image: i, securityContext: {privileged: true}"));
+    assert!(
+        fine && text.contains(
+            "note: it asks for the node's network (hostNetwork), and gets the network of its cell"
+        ),
+        "{text}"
+    );
+    assert!(
+        text.contains(
+            "note: it asks for the node's processes (hostPID), and gets the processes of its cell"
+        ),
+        "{text}"
+    );
+    let (text, fine) = explained(
+        &giving,
+        &pod(IN_A_CELL, "").replace("image: i", "image: i, securityContext: {privileged: true}"),
+    );
     assert!(
         !fine && text.contains("refused: pod default/p asks for all privileges (securityContext.privileged); policy.privileged is \"cell\", but"),
         "{text}"
     );
     let allowing = giving.replace("privileged = \"cell\"", "privileged = \"allow\"");
-    let (text, fine) = explained(&allowing, &pod(IN_A_CELL, "").replace("image: i", "image: i, securityContext: {privileged: true}"));
+    let (text, fine) = explained(
+        &allowing,
+        &pod(IN_A_CELL, "").replace("image: i", "image: i, securityContext: {privileged: true}"),
+    );
     assert!(fine && text.contains("it is root on the node"), "{text}");
 }
 
 #[test]
 fn a_policy_that_cells_can_not_keep_is_noted() {
-    let config = config::parse("config", &format!("{OPT_IN}[backends.milpa.policy]\nprivileged = \"cell\"\nhost_pid = \"cell\"\n"), []).unwrap();
+    let config = config::parse(
+        "config",
+        &format!("{OPT_IN}[backends.milpa.policy]\nprivileged = \"cell\"\nhost_pid = \"cell\"\n"),
+        [],
+    )
+    .unwrap();
     let text = summary::of(Path::new("config"), &config);
     let note = "note: backend milpa: policy.privileged is \"cell\", but cells of the provider \"netns\" share the node's kernel";
     assert!(text.contains(note) && !text.contains("host_pid"), "{text}");
-    assert!(!summary::of(Path::new("config"), &config::parse("config", OPT_IN, []).unwrap()).contains("note:"));
+    assert!(
+        !summary::of(Path::new("config"), &config::parse("config", OPT_IN, []).unwrap())
+            .contains("note:")
+    );
 }
 
 #[test]
 fn misspelt_and_idle_annotations_are_noted() {
-    let (text, fine) = explained(OPT_IN, &pod(&format!("{IN_A_CELL}, pod.elotl.co/lunch-type: Spot"), ""));
-    assert!(fine && text.contains("note: nobody reads the annotation pod.elotl.co/lunch-type"), "{text}");
+    let (text, fine) =
+        explained(OPT_IN, &pod(&format!("{IN_A_CELL}, pod.elotl.co/lunch-type: Spot"), ""));
+    assert!(
+        fine && text.contains("note: nobody reads the annotation pod.elotl.co/lunch-type"),
+        "{text}"
+    );
     let (text, _) = explained(OPT_IN, &pod("pod.elotl.co/launch-type: Spot", ""));
     assert!(text.contains("note: its annotations for cells have no effect on the node"), "{text}");
 }

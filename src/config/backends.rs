@@ -58,12 +58,17 @@ pub(super) fn read(field: Field<'_>) -> BTreeMap<String, BackendConfig> {
 
 fn is_name(name: &str) -> bool {
     let allowed = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-';
-    (1..=NAME_CHARS).contains(&name.len()) && name.bytes().all(allowed) && !name.starts_with('-') && !name.ends_with('-')
+    (1..=NAME_CHARS).contains(&name.len())
+        && name.bytes().all(allowed)
+        && !name.starts_with('-')
+        && !name.ends_with('-')
 }
 
 fn read_one(mut table: Table<'_>) -> Option<BackendConfig> {
     // Without its type, nothing can be said of the other keys.
-    let kind = table.need("type", "\"cri\" or \"milpa\"")?.choice(&[("cri", Type::Cri), ("milpa", Type::Milpa)])?;
+    let kind = table
+        .need("type", "\"cri\" or \"milpa\"")?
+        .choice(&[("cri", Type::Cri), ("milpa", Type::Milpa)])?;
     Some(match kind {
         Type::Cri => BackendConfig::Cri(CriBackend::read(table)),
         Type::Milpa => BackendConfig::Milpa(Box::new(MilpaBackend::read(table))),
@@ -74,7 +79,9 @@ impl CriBackend {
     fn read(mut table: Table<'_>) -> Self {
         let mut backend = Self::default();
         table.set("socket", &mut backend.socket, read::socket);
-        table.set("connect_timeout", &mut backend.connect_timeout, |field| read::duration(field, MIN_CONNECT_TIMEOUT..=MAX_CONNECT_TIMEOUT));
+        table.set("connect_timeout", &mut backend.connect_timeout, |field| {
+            read::duration(field, MIN_CONNECT_TIMEOUT..=MAX_CONNECT_TIMEOUT)
+        });
         table.finish();
         backend
     }

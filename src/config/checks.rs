@@ -11,16 +11,22 @@ use crate::problems::{Problem, Report};
 /// The gateway's socket in a state directory, without its directory.
 const LONGEST_SOCKET_IN_STATE_DIR: &str = "/gateway.sock";
 
-/// Sets what follows from other keys: the node's backend if it is the only one of its kind, and the containerd whose images are copied.
+/// Sets what follows from other keys: the node's backend if it is the only one of its kind, and the
+/// containerd whose images are copied.
 pub(super) fn complete(config: &mut Config) {
-    let cri: Vec<_> = config.backends.iter().filter_map(|(name, backend)| matches!(backend, BackendConfig::Cri(_)).then_some(name)).collect();
+    let cri: Vec<_> = config
+        .backends
+        .iter()
+        .filter_map(|(name, backend)| matches!(backend, BackendConfig::Cri(_)).then_some(name))
+        .collect();
     if let (None, [only]) = (&config.server.node_backend, cri.as_slice()) {
         config.server.node_backend = Some((*only).clone());
     }
-    let socket = match config.server.node_backend.as_ref().and_then(|name| config.backends.get(name)) {
-        Some(BackendConfig::Cri(node)) => node.socket.clone(),
-        _ => MilpaBackend::default().node_containerd,
-    };
+    let socket =
+        match config.server.node_backend.as_ref().and_then(|name| config.backends.get(name)) {
+            Some(BackendConfig::Cri(node)) => node.socket.clone(),
+            _ => MilpaBackend::default().node_containerd,
+        };
     for backend in config.backends.values_mut() {
         if let BackendConfig::Milpa(milpa) = backend
             && milpa.node_containerd.as_os_str().is_empty()
@@ -40,14 +46,28 @@ pub(super) fn check(config: &Config, real: &dyn Fn(&Path) -> PathBuf, report: &R
         if let BackendConfig::Milpa(milpa) = backend
             && milpa.token_ttl < milpa.launch_timeout
         {
-            let rule = format!("allowed is launch_timeout ({:?}) at least: a cell must be able to use its token until then", milpa.launch_timeout);
-            report.add(Problem::with_value(format!("backends.{name}.token_ttl"), format!("{:?}", milpa.token_ttl), rule));
+            let rule = format!(
+                "allowed is launch_timeout ({:?}) at least: a cell must be able to use its token until then",
+                milpa.launch_timeout
+            );
+            report.add(Problem::with_value(
+                format!("backends.{name}.token_ttl"),
+                format!("{:?}", milpa.token_ttl),
+                rule,
+            ));
         }
     }
-    let milpas: Vec<_> =
-        config.backends.iter().filter(|(_, backend)| matches!(backend, BackendConfig::Milpa(_))).map(|(name, _)| name.as_str()).collect();
+    let milpas: Vec<_> = config
+        .backends
+        .iter()
+        .filter(|(_, backend)| matches!(backend, BackendConfig::Milpa(_)))
+        .map(|(name, _)| name.as_str())
+        .collect();
     if milpas.len() > 1 {
-        report.add(Problem::new("backends", format!("has several of type \"milpa\" ({}); allowed is one", milpas.join(", "))));
+        report.add(Problem::new(
+            "backends",
+            format!("has several of type \"milpa\" ({}); allowed is one", milpas.join(", ")),
+        ));
     }
 }
 
@@ -55,13 +75,19 @@ fn check_node_backend(config: &Config, report: &Report) {
     let cri = names(config, |backend| matches!(backend, BackendConfig::Cri(_)));
     match &config.server.node_backend {
         Some(name) if !matches!(config.backends.get(name), Some(BackendConfig::Cri(_))) => {
-            report.add(Problem::with_value("server.node_backend", format!("{name:?}"), format!("allowed is a backend of type \"cri\": {cri}")));
+            report.add(Problem::with_value(
+                "server.node_backend",
+                format!("{name:?}"),
+                format!("allowed is a backend of type \"cri\": {cri}"),
+            ));
         }
         None if !config.backends.is_empty() => {
             let rule = if cri.is_empty() {
                 "there is no backend of type \"cri\", and one must answer for the node".to_owned()
             } else {
-                format!("is missing; with several backends of type \"cri\", allowed is one of: {cri}")
+                format!(
+                    "is missing; with several backends of type \"cri\", allowed is one of: {cri}"
+                )
             };
             report.add(Problem::new("server.node_backend", rule));
         }
@@ -110,12 +136,22 @@ fn check_paths(config: &Config, report: &Report) {
             let room = SOCKET_PATH_BYTES - LONGEST_SOCKET_IN_STATE_DIR.len();
             if milpa.state_dir.as_os_str().len() > room {
                 let rule = format!("is too long for the sockets in it; allowed are {room} bytes");
-                report.add(Problem::with_value(format!("backends.{name}.state_dir"), format!("{:?}", milpa.state_dir), rule));
+                report.add(Problem::with_value(
+                    format!("backends.{name}.state_dir"),
+                    format!("{:?}", milpa.state_dir),
+                    rule,
+                ));
             }
         }
     }
 }
 
 fn names(config: &Config, which: impl Fn(&BackendConfig) -> bool) -> String {
-    config.backends.iter().filter(|(_, backend)| which(backend)).map(|(name, _)| name.as_str()).collect::<Vec<_>>().join(", ")
+    config
+        .backends
+        .iter()
+        .filter(|(_, backend)| which(backend))
+        .map(|(name, _)| name.as_str())
+        .collect::<Vec<_>>()
+        .join(", ")
 }

@@ -28,7 +28,8 @@ impl Cidr {
 
     /// Whether an address is of this network.
     pub fn contains(&self, address: IpAddr) -> bool {
-        address.is_ipv4() == self.address.is_ipv4() && host_bits(address, self.prefix).0 == host_bits(self.address, self.prefix).0
+        address.is_ipv4() == self.address.is_ipv4()
+            && host_bits(address, self.prefix).0 == host_bits(self.address, self.prefix).0
     }
 }
 
@@ -50,10 +51,17 @@ impl FromStr for Cidr {
         let (address, prefix) = text.split_once('/').ok_or(NotACidr)?;
         let address: IpAddr = address.parse().map_err(|_| NotACidr)?;
         // `u8::from_str` takes "+8" and "08".
-        let canonical = |prefix: &u8| prefix.to_string() == text[text.len() - prefix.to_string().len()..] && text.ends_with(&format!("/{prefix}"));
+        let canonical = |prefix: &u8| {
+            prefix.to_string() == text[text.len() - prefix.to_string().len()..]
+                && text.ends_with(&format!("/{prefix}"))
+        };
         let prefix = prefix.parse().ok().filter(canonical).ok_or(NotACidr)?;
         let width = if address.is_ipv4() { 32 } else { 128 };
-        if prefix > width || host_bits(address, prefix).1 != 0 { Err(NotACidr) } else { Ok(Self { address, prefix }) }
+        if prefix > width || host_bits(address, prefix).1 != 0 {
+            Err(NotACidr)
+        } else {
+            Ok(Self { address, prefix })
+        }
     }
 }
 
@@ -74,8 +82,19 @@ mod tests {
         for good in ["10.200.0.0/16", "0.0.0.0/0", "1.2.3.4/32", "fd00::/8", "::/0", "::1/128"] {
             assert_eq!(good.parse::<Cidr>().unwrap().to_string(), good);
         }
-        for bad in ["", "/", "10.0.0.0", "10.0.0.1/8", "10.0.0.0/33", "10.0.0.0/08", "10.0.0.0/+8", "10.0.0.0/-1", "fd00::1/8", "a/8", "10.0.0.0/8 "]
-        {
+        for bad in [
+            "",
+            "/",
+            "10.0.0.0",
+            "10.0.0.1/8",
+            "10.0.0.0/33",
+            "10.0.0.0/08",
+            "10.0.0.0/+8",
+            "10.0.0.0/-1",
+            "fd00::1/8",
+            "a/8",
+            "10.0.0.0/8 ",
+        ] {
             assert_eq!(bad.parse::<Cidr>(), Err(NotACidr), "{bad}");
         }
     }

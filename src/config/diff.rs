@@ -1,4 +1,5 @@
-//! What differs between two configurations: what can change while the daemon runs, and what can't. Pure.
+//! What differs between two configurations: what can change while the daemon runs, and what can't.
+//! Pure.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -78,44 +79,78 @@ impl Diff {
 
 fn routing(old: &Routing, new: &Routing, live: &mut Vec<Change>) {
     fields!(old, new, "routing", Routing { default => live, rules => Vec::new() });
-    let by_name = |routing: &Routing| routing.rules.iter().map(|rule| (rule.name.clone(), rule.clone())).collect::<BTreeMap<String, Rule>>();
+    let by_name = |routing: &Routing| {
+        routing
+            .rules
+            .iter()
+            .map(|rule| (rule.name.clone(), rule.clone()))
+            .collect::<BTreeMap<String, Rule>>()
+    };
     let (was, is) = (by_name(old), by_name(new));
     for rule in &new.rules {
         let at = format!("routing.rule {:?}", rule.name);
         match was.get(&rule.name) {
             None => live.push(Change { at, what: format!("is new: {rule:?}") }),
-            Some(before) if before != rule => live.push(Change { at, what: format!("{before:?} -> {rule:?}") }),
+            Some(before) if before != rule => {
+                live.push(Change { at, what: format!("{before:?} -> {rule:?}") })
+            }
             Some(_) => {}
         }
     }
     for rule in old.rules.iter().filter(|rule| !is.contains_key(&rule.name)) {
-        live.push(Change { at: format!("routing.rule {:?}", rule.name), what: "is removed".into() });
+        live.push(Change {
+            at: format!("routing.rule {:?}", rule.name),
+            what: "is removed".into(),
+        });
     }
-    let kept =
-        |rules: &[Rule], of: &BTreeMap<String, Rule>| rules.iter().map(|rule| rule.name.clone()).filter(|name| of.contains_key(name)).collect();
+    let kept = |rules: &[Rule], of: &BTreeMap<String, Rule>| {
+        rules.iter().map(|rule| rule.name.clone()).filter(|name| of.contains_key(name)).collect()
+    };
     let (before, after): (Vec<_>, Vec<_>) = (kept(&old.rules, &is), kept(&new.rules, &was));
     if before != after {
-        live.push(Change { at: "routing.rule".into(), what: format!("the order is {before:?} -> {after:?}") });
+        live.push(Change {
+            at: "routing.rule".into(),
+            what: format!("the order is {before:?} -> {after:?}"),
+        });
     }
 }
 
 impl Config {
-    /// What runs after a reload: this, with what of `new` can change at once. An error if the new rules lead to a backend that does not run: then nothing changes.
+    /// What runs after a reload: this, with what of `new` can change at once. An error if the new
+    /// rules lead to a backend that does not run: then nothing changes.
     pub fn reloaded(&self, new: &Self, name: &str) -> Result<Self, Problems> {
         let report = Report::default();
-        let runs = |backend: &String| match (self.backends.get(backend), new.backends.get(backend)) {
+        let runs = |backend: &String| match (self.backends.get(backend), new.backends.get(backend))
+        {
             (Some(old), Some(new)) => std::mem::discriminant(old) == std::mem::discriminant(new),
             _ => false,
         };
-        let targets = new.routing.rules.iter().map(|rule| (format!("routing.rule {:?}.backend", rule.name), &rule.backend));
-        for (at, backend) in targets.chain([("routing.default".to_owned(), &new.routing.default)]).filter(|(_, backend)| !runs(backend)) {
-            report.add(Problem::with_value(at, format!("{backend:?}"), "no backend of this name and type runs now; a restart would start it"));
+        let targets = new
+            .routing
+            .rules
+            .iter()
+            .map(|rule| (format!("routing.rule {:?}.backend", rule.name), &rule.backend));
+        for (at, backend) in targets
+            .chain([("routing.default".to_owned(), &new.routing.default)])
+            .filter(|(_, backend)| !runs(backend))
+        {
+            report.add(Problem::with_value(
+                at,
+                format!("{backend:?}"),
+                "no backend of this name and type runs now; a restart would start it",
+            ));
         }
         let mut config = self.clone();
         config.routing.clone_from(&new.routing);
-        config.server = Server { listen: self.server.listen.clone(), node_backend: self.server.node_backend.clone(), ..new.server.clone() };
+        config.server = Server {
+            listen: self.server.listen.clone(),
+            node_backend: self.server.node_backend.clone(),
+            ..new.server.clone()
+        };
         for (name, backend) in &mut config.backends {
-            if let (BackendConfig::Milpa(old), Some(BackendConfig::Milpa(new))) = (backend, new.backends.get(name)) {
+            if let (BackendConfig::Milpa(old), Some(BackendConfig::Milpa(new))) =
+                (backend, new.backends.get(name))
+            {
                 old.max_cells = new.max_cells;
                 old.policy = new.policy;
             }
@@ -129,15 +164,19 @@ mod tests {
     use super::*;
     use crate::config::parse;
 
-    const BACKENDS: &str = "[backends.containerd]\ntype = \"cri\"\n[backends.milpa]\ntype = \"milpa\"\n";
+    const BACKENDS: &str =
+        "[backends.containerd]\ntype = \"cri\"\n[backends.milpa]\ntype = \"milpa\"\n";
 
     fn config(text: &str) -> Config {
         parse("test", &format!("{text}{BACKENDS}"), []).unwrap()
     }
 
     fn rules(names: &[(&str, &str)]) -> String {
-        let rule =
-            |(name, backend): &(&str, &str)| format!("[[routing.rule]]\nname = \"{name}\"\nnamespace = [\"{name}\"]\nbackend = \"{backend}\"\n");
+        let rule = |(name, backend): &(&str, &str)| {
+            format!(
+                "[[routing.rule]]\nname = \"{name}\"\nnamespace = [\"{name}\"]\nbackend = \"{backend}\"\n"
+            )
+        };
         names.iter().map(rule).collect()
     }
 
@@ -183,11 +222,19 @@ mod tests {
         assert_eq!(diff.live[0].to_string(), "server.client_timeout: 30s -> 5s");
         assert_eq!(
             told(&diff.restart),
-            ["server.listen", "backends.containerd.socket", "backends.milpa.state_dir", "backends.milpa.node_containerd"]
+            [
+                "server.listen",
+                "backends.containerd.socket",
+                "backends.milpa.state_dir",
+                "backends.milpa.node_containerd"
+            ]
         );
         let reloaded = old.reloaded(&new, "test").unwrap();
         assert_eq!(reloaded.routing, new.routing);
-        assert_eq!((reloaded.server.max_concurrent_calls, &reloaded.server.listen), (7, &old.server.listen));
+        assert_eq!(
+            (reloaded.server.max_concurrent_calls, &reloaded.server.listen),
+            (7, &old.server.listen)
+        );
         // What is left is what needs a restart, and it is said again at the next reload.
         assert_eq!(Diff::between(&reloaded, &new), Diff { live: vec![], restart: diff.restart });
     }
@@ -197,7 +244,13 @@ mod tests {
         let new = config(&format!("{BACKENDS}[backends.milpa.policy]\nhost_pid = \"cell\"\nprivileged = \"keep-local\"\n").replace(BACKENDS, ""));
         let diff = Diff::between(&config(""), &new);
         let told: Vec<String> = diff.live.iter().map(ToString::to_string).collect();
-        assert_eq!(told, ["backends.milpa.policy.host_pid: Refuse -> Cell", "backends.milpa.policy.privileged: Refuse -> KeepLocal"]);
+        assert_eq!(
+            told,
+            [
+                "backends.milpa.policy.host_pid: Refuse -> Cell",
+                "backends.milpa.policy.privileged: Refuse -> KeepLocal"
+            ]
+        );
         assert_eq!(diff.restart, []);
         assert_eq!(config("").reloaded(&new, "test"), Ok(new));
     }
@@ -212,6 +265,11 @@ mod tests {
         let new = config(&more);
         assert_eq!(told(&Diff::between(&old, &new).restart), ["backends.second"]);
         let problems = old.reloaded(&new, "test").unwrap_err().to_string();
-        assert!(problems.contains("routing.rule \"a\".backend = \"second\": no backend of this name and type runs now"), "{problems}");
+        assert!(
+            problems.contains(
+                "routing.rule \"a\".backend = \"second\": no backend of this name and type runs now"
+            ),
+            "{problems}"
+        );
     }
 }

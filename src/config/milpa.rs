@@ -37,13 +37,15 @@ pub struct MilpaBackend {
     pub token_ttl: Duration,
     /// How long a pull of an image may make no progress.
     pub image_pull_progress_timeout: Duration,
-    /// The node's containerd, whose images are copied to cells. If the file does not have it: the socket of the node's backend.
+    /// The node's containerd, whose images are copied to cells. If the file does not have it: the
+    /// socket of the node's backend.
     pub node_containerd: PathBuf,
     /// containerd's namespace in which the node's images are.
     pub node_namespace: String,
     /// The image of the sandbox containers in cells.
     pub pause_image: String,
-    /// A directory of `HOST/hosts.toml` files for registries by which cells pull; none: as the node's containerd does.
+    /// A directory of `HOST/hosts.toml` files for registries by which cells pull; none: as the
+    /// node's containerd does.
     pub registry_config_dir: Option<PathBuf>,
     /// The kubelet's own directory (its `--root-dir`).
     pub kubelet_dir: PathBuf,
@@ -95,31 +97,36 @@ pub enum OfNode {
     Refuse,
     /// "keep-local": the pod runs on the node.
     KeepLocal,
-    /// "cell": it gets the cell's own instead, if the provider's cells have that; else it is refused.
+    /// "cell": it gets the cell's own instead, if the provider's cells have that; else it is
+    /// refused.
     Cell,
 }
 
 /// What becomes of a privileged container for a cell.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Privileged {
-    /// "refuse": it is refused. In a cell that shares the node's kernel, a privileged container is root on the node.
+    /// "refuse": it is refused. In a cell that shares the node's kernel, a privileged container is
+    /// root on the node.
     Refuse,
     /// "keep-local": its pod runs on the node.
     KeepLocal,
-    /// "cell": it is privileged in its cell, if the provider's cells keep privileges within them; else it is refused.
+    /// "cell": it is privileged in its cell, if the provider's cells keep privileges within them;
+    /// else it is refused.
     Cell,
     /// "allow": it runs in the cell, whatever its privileges reach.
     Allow,
 }
 
-/// What becomes of a pod whose name servers are at addresses that mean another machine in a cell: loopback, link-local, unspecified.
+/// What becomes of a pod whose name servers are at addresses that mean another machine in a cell:
+/// loopback, link-local, unspecified.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum NodeResolver {
     /// "refuse": it is refused, by the name server's address.
     Refuse,
     /// "forward": the daemon asks them for the cell.
     Forward,
-    /// "allow": the cell is given them as they are. Right if cells reach them, such as a link-local cache on a node whose namespaces the cells are.
+    /// "allow": the cell is given them as they are. Right if cells reach them, such as a link-local
+    /// cache on a node whose namespaces the cells are.
     Allow,
 }
 
@@ -163,7 +170,9 @@ impl MilpaBackend {
         // An empty path says "not given", until `checks::complete` has seen the node's backend.
         let mut backend = Self { node_containerd: PathBuf::new(), ..Self::default() };
         table.set("state_dir", &mut backend.state_dir, read::path);
-        table.set("provider", &mut backend.provider, |field| field.choice(&[("netns", ProviderKind::Netns)]));
+        table.set("provider", &mut backend.provider, |field| {
+            field.choice(&[("netns", ProviderKind::Netns)])
+        });
         table.set("max_cells", &mut backend.max_cells, |field| field.number(1..=MAX_MAX_CELLS));
         for (key, target) in [
             ("orphan_timeout", &mut backend.orphan_timeout),
@@ -174,9 +183,15 @@ impl MilpaBackend {
             table.set(key, target, |field| read::duration(field, MIN_TIMEOUT..=MAX_TIMEOUT));
         }
         table.set("node_containerd", &mut backend.node_containerd, read::socket);
-        table.set("node_namespace", &mut backend.node_namespace, |field| word(field, "a namespace of containerd, such as \"k8s.io\""));
-        table.set("pause_image", &mut backend.pause_image, |field| word(field, "the name of an image"));
-        table.set("registry_config_dir", &mut backend.registry_config_dir, |field| read::path(field).map(Some));
+        table.set("node_namespace", &mut backend.node_namespace, |field| {
+            word(field, "a namespace of containerd, such as \"k8s.io\"")
+        });
+        table.set("pause_image", &mut backend.pause_image, |field| {
+            word(field, "the name of an image")
+        });
+        table.set("registry_config_dir", &mut backend.registry_config_dir, |field| {
+            read::path(field).map(Some)
+        });
         table.set("kubelet_dir", &mut backend.kubelet_dir, read::path);
         if let Some(policy) = table.take("policy").and_then(|field| field.table()) {
             backend.policy = Policy::read(policy);
@@ -193,7 +208,8 @@ impl Policy {
     fn read(mut table: Table<'_>) -> Self {
         let mut policy = Self::default();
         table.set("host_path", &mut policy.host_path, |field| {
-            field.choice(&[("refuse", HostPath::Refuse), ("copy-read-only", HostPath::CopyReadOnly)])
+            field
+                .choice(&[("refuse", HostPath::Refuse), ("copy-read-only", HostPath::CopyReadOnly)])
         });
         for (key, target) in [
             ("host_network", &mut policy.host_network),
@@ -201,7 +217,13 @@ impl Policy {
             ("host_ipc", &mut policy.host_ipc),
             ("host_users", &mut policy.host_users),
         ] {
-            table.set(key, target, |field| field.choice(&[("refuse", OfNode::Refuse), ("keep-local", OfNode::KeepLocal), ("cell", OfNode::Cell)]));
+            table.set(key, target, |field| {
+                field.choice(&[
+                    ("refuse", OfNode::Refuse),
+                    ("keep-local", OfNode::KeepLocal),
+                    ("cell", OfNode::Cell),
+                ])
+            });
         }
         table.set("privileged", &mut policy.privileged, |field| {
             field.choice(&[
@@ -211,7 +233,11 @@ impl Policy {
                 ("allow", Privileged::Allow),
             ])
         });
-        let resolvers = [("refuse", NodeResolver::Refuse), ("forward", NodeResolver::Forward), ("allow", NodeResolver::Allow)];
+        let resolvers = [
+            ("refuse", NodeResolver::Refuse),
+            ("forward", NodeResolver::Forward),
+            ("allow", NodeResolver::Allow),
+        ];
         table.set("node_resolver", &mut policy.node_resolver, |field| field.choice(&resolvers));
         table.finish();
         policy
@@ -220,5 +246,8 @@ impl Policy {
 
 /// A text without white space.
 fn word(field: crate::problems::Field<'_>, allowed: &str) -> Option<String> {
-    field.read(allowed, |text| (!text.is_empty() && !text.contains(|c: char| c.is_whitespace() || c.is_control())).then(|| text.to_owned()))
+    field.read(allowed, |text| {
+        (!text.is_empty() && !text.contains(|c: char| c.is_whitespace() || c.is_control()))
+            .then(|| text.to_owned())
+    })
 }

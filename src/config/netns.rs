@@ -19,9 +19,11 @@ const RUNC: &str = "runc";
 /// Cells that are namespaces of this node.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Netns {
-    /// The program `kiyot-cell`. `None`: the one beside kiyot, else `/usr/libexec/kiyot/kiyot-cell`.
+    /// The program `kiyot-cell`. `None`: the one beside kiyot, else
+    /// `/usr/libexec/kiyot/kiyot-cell`.
     pub cell_binary: Option<PathBuf>,
-    /// Where the node's CNI configuration is. With none in it, cells get addresses of `subnet` on `bridge`.
+    /// Where the node's CNI configuration is. With none in it, cells get addresses of `subnet` on
+    /// `bridge`.
     pub cni_conf_dir: PathBuf,
     /// Where CNI plugins are, the first that has one wins.
     pub cni_bin_dirs: Vec<PathBuf>,
@@ -57,18 +59,36 @@ impl Netns {
         let mut netns = Self::default();
         table.set("cell_binary", &mut netns.cell_binary, |field| read::path(field).map(Some));
         table.set("cni_conf_dir", &mut netns.cni_conf_dir, read::path);
-        table.set("cni_bin_dirs", &mut netns.cni_bin_dirs, |field| Some(field.items().into_iter().filter_map(read::path).collect()));
-        table.set("bridge", &mut netns.bridge, |field| {
-            field.read(&format!("the name of a network device, of at most {BRIDGE_BYTES} bytes"), |text| is_device(text).then(|| text.to_owned()))
+        table.set("cni_bin_dirs", &mut netns.cni_bin_dirs, |field| {
+            Some(field.items().into_iter().filter_map(read::path).collect())
         });
-        table.set("subnet", &mut netns.subnet, |field| field.parsed("an IPv4 network such as \"10.200.0.0/16\", with no bit set behind its prefix"));
+        table.set("bridge", &mut netns.bridge, |field| {
+            field.read(
+                &format!("the name of a network device, of at most {BRIDGE_BYTES} bytes"),
+                |text| is_device(text).then(|| text.to_owned()),
+            )
+        });
+        table.set("subnet", &mut netns.subnet, |field| {
+            field.parsed(
+                "an IPv4 network such as \"10.200.0.0/16\", with no bit set behind its prefix",
+            )
+        });
         if !netns.subnet.address.is_ipv4() || !SUBNET_BITS.contains(&netns.subnet.prefix) {
-            let rule = format!("allowed is an IPv4 network with a prefix from /{} to /{}", SUBNET_BITS.start(), SUBNET_BITS.end());
-            table.report().add(Problem::with_value(table.path_of("subnet"), format!("\"{}\"", netns.subnet), rule));
+            let rule = format!(
+                "allowed is an IPv4 network with a prefix from /{} to /{}",
+                SUBNET_BITS.start(),
+                SUBNET_BITS.end()
+            );
+            table.report().add(Problem::with_value(
+                table.path_of("subnet"),
+                format!("\"{}\"", netns.subnet),
+                rule,
+            ));
         }
         table.set("containerd", &mut netns.containerd, read::program);
         table.set("runc", &mut netns.runc, read::program);
-        table.set("restrict_oom_score_adj", &mut netns.restrict_oom_score_adj, |field| field.flag());
+        table
+            .set("restrict_oom_score_adj", &mut netns.restrict_oom_score_adj, |field| field.flag());
         table.finish();
         netns
     }

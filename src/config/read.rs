@@ -10,12 +10,17 @@ use jiff::SignedDuration;
 
 use crate::problems::Field;
 
-/// The longest path that a unix socket can have: `sun_path` of Linux without its final NUL, in bytes.
+/// The longest path that a unix socket can have: `sun_path` of Linux without its final NUL, in
+/// bytes.
 pub(super) const SOCKET_PATH_BYTES: usize = 107;
 
 /// A duration in words, such as "1m 30s", in a range.
 pub(super) fn duration(field: Field<'_>, range: RangeInclusive<Duration>) -> Option<Duration> {
-    let allowed = format!("a duration such as \"10s\" or \"2m\", from {} to {}", words(*range.start()), words(*range.end()));
+    let allowed = format!(
+        "a duration such as \"10s\" or \"2m\", from {} to {}",
+        words(*range.start()),
+        words(*range.end())
+    );
     field.read(&allowed, |text| {
         let duration = Duration::try_from(text.parse::<SignedDuration>().ok()?).ok()?;
         range.contains(&duration).then_some(duration)
@@ -24,25 +29,34 @@ pub(super) fn duration(field: Field<'_>, range: RangeInclusive<Duration>) -> Opt
 
 /// A duration as the configuration has it, such as "1m30s".
 fn words(duration: Duration) -> String {
-    SignedDuration::try_from(duration).map_or_else(|_| format!("{duration:?}"), |signed| format!("{signed:#}"))
+    SignedDuration::try_from(duration)
+        .map_or_else(|_| format!("{duration:?}"), |signed| format!("{signed:#}"))
 }
 
 /// An absolute path without `.` or `..`.
 pub(super) fn path(field: Field<'_>) -> Option<PathBuf> {
-    field.read("an absolute path without \".\" and \"..\"", |text| is_plain(Path::new(text)).then(|| text.into()))
+    field.read("an absolute path without \".\" and \"..\"", |text| {
+        is_plain(Path::new(text)).then(|| text.into())
+    })
 }
 
 /// An absolute path, short enough for a unix socket.
 pub(super) fn socket(field: Field<'_>) -> Option<PathBuf> {
-    let allowed = format!("the absolute path of a unix socket, without \".\" and \"..\", of at most {SOCKET_PATH_BYTES} bytes");
-    field.read(&allowed, |text| (is_plain(Path::new(text)) && text.len() <= SOCKET_PATH_BYTES).then(|| text.into()))
+    let allowed = format!(
+        "the absolute path of a unix socket, without \".\" and \"..\", of at most {SOCKET_PATH_BYTES} bytes"
+    );
+    field.read(&allowed, |text| {
+        (is_plain(Path::new(text)) && text.len() <= SOCKET_PATH_BYTES).then(|| text.into())
+    })
 }
 
 /// A program: a name that PATH leads to, or an absolute path.
 pub(super) fn program(field: Field<'_>) -> Option<PathBuf> {
     field.read("the name of a program on PATH, or its absolute path", |text| {
         let path = Path::new(text);
-        (is_plain(path) || (!text.is_empty() && !text.contains(['/', '\0']) && text != "." && text != "..")).then(|| text.into())
+        (is_plain(path)
+            || (!text.is_empty() && !text.contains(['/', '\0']) && text != "." && text != ".."))
+            .then(|| text.into())
     })
 }
 

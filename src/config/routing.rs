@@ -46,7 +46,11 @@ impl Routing {
     pub(super) fn read(mut table: Table<'_>) -> Self {
         let mut routing = Self::default();
         table.set("default", &mut routing.default, |field| field.text());
-        table.set("rule", &mut routing.rules, |field| Some(field.items().into_iter().filter_map(|item| item.table()).map(Rule::read).collect()));
+        table.set("rule", &mut routing.rules, |field| {
+            Some(
+                field.items().into_iter().filter_map(|item| item.table()).map(Rule::read).collect(),
+            )
+        });
         table.finish();
         routing
     }
@@ -55,14 +59,23 @@ impl Routing {
 impl Rule {
     fn read(mut table: Table<'_>) -> Self {
         let rule = Self {
-            name: table.need("name", "a text, its own among the rules").and_then(|field| field.text()).unwrap_or_default(),
-            annotation: table.take("annotation").map(|field| field.text_entries()).unwrap_or_default(),
+            name: table
+                .need("name", "a text, its own among the rules")
+                .and_then(|field| field.text())
+                .unwrap_or_default(),
+            annotation: table
+                .take("annotation")
+                .map(|field| field.text_entries())
+                .unwrap_or_default(),
             label: table.take("label").map(|field| field.text_entries()).unwrap_or_default(),
             namespace: table.take("namespace").map(|field| field.texts()).unwrap_or_default(),
             runtime_handler: table.take("runtime_handler").and_then(|field| field.text()),
             daemonset: table.take("daemonset").and_then(|field| field.flag()),
             static_pod: table.take("static").and_then(|field| field.flag()),
-            backend: table.need("backend", "the name of a backend").and_then(|field| field.text()).unwrap_or_default(),
+            backend: table
+                .need("backend", "the name of a backend")
+                .and_then(|field| field.text())
+                .unwrap_or_default(),
         };
         table.finish();
         rule
@@ -70,7 +83,10 @@ impl Rule {
 
     /// Whether it has a condition at all.
     pub(super) fn has_condition(&self) -> bool {
-        let maps = !self.annotation.is_empty() || !self.label.is_empty() || !self.namespace.is_empty();
-        maps || self.runtime_handler.is_some() || self.daemonset.is_some() || self.static_pod.is_some()
+        let maps =
+            !self.annotation.is_empty() || !self.label.is_empty() || !self.namespace.is_empty();
+        maps || self.runtime_handler.is_some()
+            || self.daemonset.is_some()
+            || self.static_pod.is_some()
     }
 }

@@ -22,12 +22,14 @@ pub struct Server {
     pub listen: PathBuf,
     /// How long calls may go on after the daemon was told to stop.
     pub drain_timeout: Duration,
-    /// How long a client may leave a request half sent, or an answer unread, before its call is ended.
+    /// How long a client may leave a request half sent, or an answer unread, before its call is
+    /// ended.
     pub client_timeout: Duration,
     /// How many calls may be open at once, over all connections.
     pub max_concurrent_calls: usize,
-    /// The backend (of type cri) that answers for the node itself: Version, Status, images, methods that kiyot does not know. `None` only if there is no cri backend
-    /// that could be meant, which [`super::load`] refuses; after loading it names one.
+    /// The backend (of type cri) that answers for the node itself: Version, Status, images, methods
+    /// that kiyot does not know. `None` only if there is no cri backend that could be meant, which
+    /// [`super::load`] refuses; after loading it names one.
     pub node_backend: Option<String>,
 }
 
@@ -47,9 +49,15 @@ impl Server {
     pub(super) fn read(mut table: Table<'_>) -> Self {
         let mut server = Self::default();
         table.set("listen", &mut server.listen, read::socket);
-        table.set("drain_timeout", &mut server.drain_timeout, |field| read::duration(field, Duration::ZERO..=MAX_DRAIN_TIMEOUT));
-        table.set("client_timeout", &mut server.client_timeout, |field| read::duration(field, MIN_CLIENT_TIMEOUT..=MAX_CLIENT_TIMEOUT));
-        table.set("max_concurrent_calls", &mut server.max_concurrent_calls, |field| number(field, MAX_MAX_CONCURRENT_CALLS));
+        table.set("drain_timeout", &mut server.drain_timeout, |field| {
+            read::duration(field, Duration::ZERO..=MAX_DRAIN_TIMEOUT)
+        });
+        table.set("client_timeout", &mut server.client_timeout, |field| {
+            read::duration(field, MIN_CLIENT_TIMEOUT..=MAX_CLIENT_TIMEOUT)
+        });
+        table.set("max_concurrent_calls", &mut server.max_concurrent_calls, |field| {
+            number(field, MAX_MAX_CONCURRENT_CALLS)
+        });
         table.set("node_backend", &mut server.node_backend, |field| field.text().map(Some));
         table.finish();
         server

@@ -25,14 +25,22 @@ pub(super) fn check(config: &Config, real: &dyn Fn(&Path) -> PathBuf, report: &R
         let (at, leads_to) = (format!("backends.{name}.{key}"), real(socket));
         if leads_to == own {
             let what = told(&config.server.listen, &own);
-            report.add(Problem::with_value("server.listen", what, format!("is the socket of {at} too; allowed is one of kiyot's own")));
+            report.add(Problem::with_value(
+                "server.listen",
+                what,
+                format!("is the socket of {at} too; allowed is one of kiyot's own"),
+            ));
         }
         // Images are taken from a runtime that is a backend too.
         if key == "node_containerd" {
             continue;
         }
         if let Some((twin, _)) = seen.iter().find(|(_, other)| *other == leads_to) {
-            report.add(Problem::with_value(at, told(socket, &leads_to), format!("is the socket of {twin} too; allowed is one for each backend")));
+            report.add(Problem::with_value(
+                at,
+                told(socket, &leads_to),
+                format!("is the socket of {twin} too; allowed is one for each backend"),
+            ));
         } else {
             seen.push((format!("backends.{name}"), leads_to));
         }
@@ -40,12 +48,19 @@ pub(super) fn check(config: &Config, real: &dyn Fn(&Path) -> PathBuf, report: &R
 }
 
 fn is_runtimes(config: &Config, socket: &Path) -> bool {
-    config.backends.values().any(|backend| matches!(backend, BackendConfig::Cri(cri) if cri.socket == socket))
+    config
+        .backends
+        .values()
+        .any(|backend| matches!(backend, BackendConfig::Cri(cri) if cri.socket == socket))
 }
 
 /// A path, and where it leads if that is elsewhere.
 fn told(path: &Path, leads_to: &Path) -> String {
-    if path == leads_to { format!("{path:?}") } else { format!("{path:?} (which leads to {leads_to:?})") }
+    if path == leads_to {
+        format!("{path:?}")
+    } else {
+        format!("{path:?} (which leads to {leads_to:?})")
+    }
 }
 
 /// Where a path leads by symbolic links, also if nothing is there yet.

@@ -5,7 +5,8 @@ use proptest::prelude::*;
 use super::*;
 
 const MINIMAL: &str = "[backends.containerd]\ntype = \"cri\"\n";
-const WITH_CELLS: &str = "[backends.containerd]\ntype = \"cri\"\n[backends.milpa]\ntype = \"milpa\"\n";
+const WITH_CELLS: &str =
+    "[backends.containerd]\ntype = \"cri\"\n[backends.milpa]\ntype = \"milpa\"\n";
 
 fn parsed(text: &str) -> Config {
     parse("test.toml", text, []).unwrap()
@@ -16,14 +17,19 @@ fn problems(text: &str) -> Vec<String> {
 }
 
 fn milpa(config: &Config) -> &MilpaBackend {
-    let Some(BackendConfig::Milpa(milpa)) = config.backends.get("milpa") else { panic!("no milpa in {config:?}") };
+    let Some(BackendConfig::Milpa(milpa)) = config.backends.get("milpa") else {
+        panic!("no milpa in {config:?}")
+    };
     milpa
 }
 
 #[test]
 fn what_the_file_leaves_out_has_its_default() {
     let config = parsed(WITH_CELLS);
-    assert_eq!(config.server, Server { node_backend: Some("containerd".into()), ..Server::default() });
+    assert_eq!(
+        config.server,
+        Server { node_backend: Some("containerd".into()), ..Server::default() }
+    );
     assert_eq!(config.backends["containerd"], BackendConfig::Cri(CriBackend::default()));
     assert_eq!(milpa(&config), &MilpaBackend::default());
     assert_eq!(config.routing, Routing::default());
@@ -37,15 +43,27 @@ fn the_file_sets_every_kind_of_value() {
          daemonset = true\nlabel = {{ app = \"x\" }}\nnamespace = [\"kube-*\"]\nbackend = \"containerd\"\n"
     );
     let config = parsed(&text);
-    assert_eq!((milpa(&config).max_cells, milpa(&config).launch_timeout), (3, Duration::from_secs(90)));
-    assert_eq!(milpa(&config).policy, Policy { host_path: HostPath::CopyReadOnly, ..Policy::default() });
+    assert_eq!(
+        (milpa(&config).max_cells, milpa(&config).launch_timeout),
+        (3, Duration::from_secs(90))
+    );
+    assert_eq!(
+        milpa(&config).policy,
+        Policy { host_path: HostPath::CopyReadOnly, ..Policy::default() }
+    );
     assert_eq!(milpa(&config).netns.subnet.to_string(), "10.9.0.0/24");
     assert!(milpa(&config).netns.restrict_oom_score_adj);
     assert_eq!(milpa(&config).netns.cni_bin_dirs.len(), 2);
     assert_eq!(config.server.drain_timeout, Duration::from_millis(250));
     let rule = &config.routing.rules[0];
-    assert_eq!((rule.name.as_str(), rule.daemonset, rule.static_pod, rule.backend.as_str()), ("daemons", Some(true), None, "containerd"));
-    assert_eq!((rule.label["app"].as_str(), rule.namespace.as_slice()), ("x", ["kube-*".to_owned()].as_slice()));
+    assert_eq!(
+        (rule.name.as_str(), rule.daemonset, rule.static_pod, rule.backend.as_str()),
+        ("daemons", Some(true), None, "containerd")
+    );
+    assert_eq!(
+        (rule.label["app"].as_str(), rule.namespace.as_slice()),
+        ("x", ["kube-*".to_owned()].as_slice())
+    );
 }
 
 #[test]
@@ -70,12 +88,22 @@ fn the_environment_overrides_the_file() {
 fn a_problem_names_the_variable_that_made_it() {
     let wrong = [("KIYOT_SERVER__LISTEN".to_owned(), "relative".to_owned())];
     let text = parse("test.toml", MINIMAL, wrong).unwrap_err().to_string();
-    assert!(text.starts_with("test.toml: server.listen = \"relative\": allowed is the absolute path of a unix socket"), "{text}");
+    assert!(
+        text.starts_with(
+            "test.toml: server.listen = \"relative\": allowed is the absolute path of a unix socket"
+        ),
+        "{text}"
+    );
     assert!(text.ends_with("(set by the environment variable KIYOT_SERVER__LISTEN)"), "{text}");
     // A key that only begins so is another's.
     let fine = [("KIYOT_SERVER__LISTEN".to_owned(), "/run/k.sock".to_owned())];
-    let text = parse("test.toml", &format!("{MINIMAL}[server]\nlistens = 1\n"), fine).unwrap_err().to_string();
-    assert_eq!(text, "test.toml: server.listens: is no known key; the nearest known keys are: listen");
+    let text = parse("test.toml", &format!("{MINIMAL}[server]\nlistens = 1\n"), fine)
+        .unwrap_err()
+        .to_string();
+    assert_eq!(
+        text,
+        "test.toml: server.listens: is no known key; the nearest known keys are: listen"
+    );
 }
 
 #[test]
@@ -96,7 +124,10 @@ fn all_problems_are_reported_at_once() {
         "routing.rule[0]: has no condition",
     ];
     for start in expected {
-        assert!(found.iter().any(|problem| problem.starts_with(start)), "{start:?} is not among {found:#?}");
+        assert!(
+            found.iter().any(|problem| problem.starts_with(start)),
+            "{start:?} is not among {found:#?}"
+        );
     }
     assert_eq!(found.len(), expected.len(), "{found:#?}");
 }
@@ -108,39 +139,74 @@ fn keys_that_do_not_fit_together() {
     let long = format!("/{}", "d".repeat(100));
     let cases = [
         (String::new(), "backends: is empty"),
-        (two.to_owned(), "server.node_backend: is missing; with several backends of type \"cri\", allowed is one of: a, b"),
-        (format!("{two}[server]\nnode_backend = \"c\""), "server.node_backend = \"c\": allowed is a backend of type \"cri\": a, b"),
-        (format!("{two}[server]\nnode_backend = \"a\"\nlisten = \"/b.sock\""), "server.listen = \"/b.sock\": is the socket of backends.b.socket too"),
+        (
+            two.to_owned(),
+            "server.node_backend: is missing; with several backends of type \"cri\", allowed is one of: a, b",
+        ),
+        (
+            format!("{two}[server]\nnode_backend = \"c\""),
+            "server.node_backend = \"c\": allowed is a backend of type \"cri\": a, b",
+        ),
+        (
+            format!("{two}[server]\nnode_backend = \"a\"\nlisten = \"/b.sock\""),
+            "server.listen = \"/b.sock\": is the socket of backends.b.socket too",
+        ),
         (
             format!("{}[server]\nnode_backend = \"a\"", two.replace("/b.sock", "/a.sock")),
             "backends.b.socket = \"/a.sock\": is the socket of backends.a too",
         ),
-        ("[backends.m]\ntype = \"milpa\"\n[routing]\ndefault = \"m\"".to_owned(), "server.node_backend: there is no backend of type \"cri\""),
-        (format!("{WITH_CELLS}[backends.more]\ntype = \"milpa\""), "backends: has several of type \"milpa\" (milpa, more)"),
-        (format!("{MINIMAL}[server]\nnode_backend = \"containerd\"\n{rule}{rule}"), "routing.rule[1].name = \"r\": another rule has this name"),
+        (
+            "[backends.m]\ntype = \"milpa\"\n[routing]\ndefault = \"m\"".to_owned(),
+            "server.node_backend: there is no backend of type \"cri\"",
+        ),
+        (
+            format!("{WITH_CELLS}[backends.more]\ntype = \"milpa\""),
+            "backends: has several of type \"milpa\" (milpa, more)",
+        ),
+        (
+            format!("{MINIMAL}[server]\nnode_backend = \"containerd\"\n{rule}{rule}"),
+            "routing.rule[1].name = \"r\": another rule has this name",
+        ),
         (
             format!("{MINIMAL}{}", rule.replace("containerd", "gone")),
             "routing.rule[0].backend = \"gone\": allowed is the name of a backend: containerd",
         ),
         (format!("{MINIMAL}[server]\nlisten = \"{long}/{long}\""), "server.listen = "),
         (format!("{WITH_CELLS}state_dir = \"{long}\""), "backends.milpa.state_dir = "),
-        (format!("{WITH_CELLS}state_dir = \"var/lib\""), "backends.milpa.state_dir = \"var/lib\": allowed is an absolute path"),
-        (format!("{WITH_CELLS}token_ttl = \"1m\""), "backends.milpa.token_ttl = 60s: allowed is launch_timeout (120s) at least"),
-        (format!("{WITH_CELLS}orphan_timeout = \"-5s\""), "backends.milpa.orphan_timeout = \"-5s\": allowed is a duration"),
+        (
+            format!("{WITH_CELLS}state_dir = \"var/lib\""),
+            "backends.milpa.state_dir = \"var/lib\": allowed is an absolute path",
+        ),
+        (
+            format!("{WITH_CELLS}token_ttl = \"1m\""),
+            "backends.milpa.token_ttl = 60s: allowed is launch_timeout (120s) at least",
+        ),
+        (
+            format!("{WITH_CELLS}orphan_timeout = \"-5s\""),
+            "backends.milpa.orphan_timeout = \"-5s\": allowed is a duration",
+        ),
         (
             format!("{WITH_CELLS}[backends.milpa.netns]\nsubnet = \"fd00::/64\""),
             "backends.milpa.netns.subnet = \"fd00::/64\": allowed is an IPv4 network",
         ),
-        (format!("{WITH_CELLS}[backends.milpa.netns]\nbridge = \"a-name-too-long-for-linux\""), "backends.milpa.netns.bridge = "),
         (
-            format!("{MINIMAL}[backends.Bad_Name]\ntype = \"cri\"\nsocket = \"/x.sock\"\n[server]\nnode_backend = \"containerd\""),
+            format!("{WITH_CELLS}[backends.milpa.netns]\nbridge = \"a-name-too-long-for-linux\""),
+            "backends.milpa.netns.bridge = ",
+        ),
+        (
+            format!(
+                "{MINIMAL}[backends.Bad_Name]\ntype = \"cri\"\nsocket = \"/x.sock\"\n[server]\nnode_backend = \"containerd\""
+            ),
             "backends.Bad_Name = a table: has no fit name",
         ),
         ("not toml".to_owned(), "the text: is no TOML"),
     ];
     for (text, start) in cases {
         let found = problems(&text);
-        assert!(found.len() == 1 && found[0].starts_with(start), "{start:?} is not the only one of {found:#?} of\n{text}");
+        assert!(
+            found.len() == 1 && found[0].starts_with(start),
+            "{start:?} is not the only one of {found:#?} of\n{text}"
+        );
     }
 }
 
@@ -148,7 +214,10 @@ fn keys_that_do_not_fit_together() {
 fn images_are_copied_from_the_nodes_own_runtime_unless_another_is_named() {
     let text = WITH_CELLS.replacen("\"cri\"\n", "\"cri\"\nsocket = \"/elsewhere.sock\"\n", 1);
     assert_eq!(milpa(&parsed(&text)).node_containerd, Path::new("/elsewhere.sock"));
-    assert_eq!(milpa(&parsed(&format!("{text}node_containerd = \"/third.sock\""))).node_containerd, Path::new("/third.sock"));
+    assert_eq!(
+        milpa(&parsed(&format!("{text}node_containerd = \"/third.sock\""))).node_containerd,
+        Path::new("/third.sock")
+    );
 }
 
 #[test]
@@ -174,13 +243,28 @@ fn a_socket_that_leads_back_to_kiyot_is_refused_whatever_its_path() {
             at(images)
         );
         std::fs::write(top.join("kiyot.toml"), text).unwrap();
-        load(&top.join("kiyot.toml")).err().map(|problems| problems.list.iter().map(|problem| format!("{} {}", problem.at, problem.rule)).collect())
+        load(&top.join("kiyot.toml")).err().map(|problems| {
+            problems.list.iter().map(|problem| format!("{} {}", problem.at, problem.rule)).collect()
+        })
     };
     assert_eq!(problems("run/k.sock", "run/a.sock", "run/b.sock", "var-run/a.sock"), None);
-    let own = |key: &str| Some(vec![format!("server.listen is the socket of backends.{key} too; allowed is one of kiyot's own")]);
-    assert_eq!(problems("run/k.sock", "var-run/k.sock", "run/b.sock", "run/a.sock"), own("a.socket"));
-    assert_eq!(problems("var-run/k.sock", "run/a.sock", "run/b.sock", "run/k.sock"), own("m.node_containerd"));
-    let twice = vec!["backends.b.socket is the socket of backends.a too; allowed is one for each backend".to_owned()];
+    let own = |key: &str| {
+        Some(vec![format!(
+            "server.listen is the socket of backends.{key} too; allowed is one of kiyot's own"
+        )])
+    };
+    assert_eq!(
+        problems("run/k.sock", "var-run/k.sock", "run/b.sock", "run/a.sock"),
+        own("a.socket")
+    );
+    assert_eq!(
+        problems("var-run/k.sock", "run/a.sock", "run/b.sock", "run/k.sock"),
+        own("m.node_containerd")
+    );
+    let twice = vec![
+        "backends.b.socket is the socket of backends.a too; allowed is one for each backend"
+            .to_owned(),
+    ];
     assert_eq!(problems("run/k.sock", "var-run/a.sock", "run/a.sock", "run/a.sock"), Some(twice));
 }
 
@@ -210,13 +294,21 @@ fn files_that_are_no_configuration_are_problems() {
         assert!(told.iter().any(|problem| problem.starts_with(expected)), "{expected:?} is not in {told:#?}");
     }
     let directory = load(dir.path()).unwrap_err().to_string();
-    assert!(directory.ends_with("the file: can't be read: Is a directory (os error 21)"), "{directory}");
+    assert!(
+        directory.ends_with("the file: can't be read: Is a directory (os error 21)"),
+        "{directory}"
+    );
 }
 
-/// config/kiyot.toml, and the same with all that is commented out in it (`#key`, without a space) put to work.
+/// config/kiyot.toml, and the same with all that is commented out in it (`#key`, without a space)
+/// put to work.
 fn shipped() -> (String, String) {
-    let text = std::fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("config/kiyot.toml")).unwrap();
-    let uncommented = text.lines().map(|line| line.strip_prefix('#').filter(|rest| !rest.starts_with([' ', '#'])).unwrap_or(line));
+    let text =
+        std::fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("config/kiyot.toml"))
+            .unwrap();
+    let uncommented = text.lines().map(|line| {
+        line.strip_prefix('#').filter(|rest| !rest.starts_with([' ', '#'])).unwrap_or(line)
+    });
     (text.clone(), uncommented.collect::<Vec<_>>().join("\n"))
 }
 
@@ -229,8 +321,17 @@ fn the_shipped_file_has_the_defaults() {
 fn the_shipped_file_has_every_key_and_a_line_why() {
     let (text, full) = shipped();
     let config = parse("config/kiyot.toml, uncommented", &full, []).unwrap();
-    assert!(config.routing.rules.len() >= 2 && milpa(&config).netns.cell_binary.is_some() && milpa(&config).registry_config_dir.is_some());
-    let key_of = |line: &str| line.trim_start_matches('#').split_once(" = ").map(|(key, _)| key.to_owned()).filter(|key| !key.contains(' '));
+    assert!(
+        config.routing.rules.len() >= 2
+            && milpa(&config).netns.cell_binary.is_some()
+            && milpa(&config).registry_config_dir.is_some()
+    );
+    let key_of = |line: &str| {
+        line.trim_start_matches('#')
+            .split_once(" = ")
+            .map(|(key, _)| key.to_owned())
+            .filter(|key| !key.contains(' '))
+    };
     for (number, line) in text.lines().enumerate() {
         assert!(
             key_of(line).is_none() || text.lines().nth(number - 1).unwrap().starts_with("# "),
@@ -239,7 +340,10 @@ fn the_shipped_file_has_every_key_and_a_line_why() {
         );
     }
     for key in every_key() {
-        assert!(text.lines().any(|line| key_of(line).as_deref() == Some(key)), "{key} is not in config/kiyot.toml");
+        assert!(
+            text.lines().any(|line| key_of(line).as_deref() == Some(key)),
+            "{key} is not in config/kiyot.toml"
+        );
     }
 }
 
@@ -252,11 +356,17 @@ fn every_key() -> Vec<&'static str> {
         table.replace("WHERE", "routing"),
         table.replace("WHERE", "backends.m.netns"),
     );
-    let keys = problems(&odd).into_iter().filter_map(|problem| problem.split_once("allowed here are: ").map(|(_, keys)| keys.to_owned()));
-    let all: Vec<String> = keys.flat_map(|keys| keys.split(", ").map(str::to_owned).collect::<Vec<_>>()).collect();
+    let keys = problems(&odd).into_iter().filter_map(|problem| {
+        problem.split_once("allowed here are: ").map(|(_, keys)| keys.to_owned())
+    });
+    let all: Vec<String> =
+        keys.flat_map(|keys| keys.split(", ").map(str::to_owned).collect::<Vec<_>>()).collect();
     assert!(all.len() > 40, "{all:?}");
     // Tables, which the file has as headings.
-    all.into_iter().filter(|key| !["policy", "netns", "rule"].contains(&key.as_str())).map(|key| &*key.leak()).collect()
+    all.into_iter()
+        .filter(|key| !["policy", "netns", "rule"].contains(&key.as_str()))
+        .map(|key| &*key.leak())
+        .collect()
 }
 
 proptest! {

@@ -66,7 +66,10 @@ impl Receiving {
     }
 
     /// The trailers, behind the last part of the body; `None` if there are none.
-    pub fn poll_trailers(&mut self, cx: &mut Context<'_>) -> Poll<Result<Option<HeaderMap>, Error>> {
+    pub fn poll_trailers(
+        &mut self,
+        cx: &mut Context<'_>,
+    ) -> Poll<Result<Option<HeaderMap>, Error>> {
         let (mut core, key) = self.0.core();
         core.poll_trailers(key, cx.waker())
     }

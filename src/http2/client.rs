@@ -39,7 +39,12 @@ impl Client {
     ///
     /// # Errors
     /// If the connection takes no new calls. Nothing was sent then.
-    pub(crate) fn request(&self, head: &Parts, body: &Bytes, ended: bool) -> Result<(Answering, Sending), Error> {
+    pub(crate) fn request(
+        &self,
+        head: &Parts,
+        body: &Bytes,
+        ended: bool,
+    ) -> Result<(Answering, Sending), Error> {
         let key = lock(&self.0).request(head, body, ended)?;
         Ok((Answering(Some(Handle::new(&self.0, key))), Sending::new(Handle::new(&self.0, key))))
     }
@@ -54,7 +59,9 @@ impl Future for Answering {
             let (mut core, key) = handle.core();
             ready!(core.poll_head(key, cx.waker()))?
         };
-        Poll::Ready(self.0.take().map(|handle| head.map(|()| Receiving::new(handle))).ok_or(Error::GivenUp))
+        Poll::Ready(
+            self.0.take().map(|handle| head.map(|()| Receiving::new(handle))).ok_or(Error::GivenUp),
+        )
     }
 }
 
@@ -72,7 +79,8 @@ impl Connection {
         Client(self.core.clone())
     }
 
-    /// Ready when the other side said something: one that accepts and stays silent is no connection.
+    /// Ready when the other side said something: one that accepts and stays silent is no
+    /// connection.
     ///
     /// # Errors
     /// If it says something else than HTTP/2, or hangs up.
@@ -90,7 +98,13 @@ impl Connection {
         loop {
             match ready!(self.line.poll_read(cx, &self.core)) {
                 Ok(true) => {}
-                Ok(false) => return Poll::Ready(if lock(&self.core).is_done() { Ok(()) } else { Err(Error::Closed) }),
+                Ok(false) => {
+                    return Poll::Ready(if lock(&self.core).is_done() {
+                        Ok(())
+                    } else {
+                        Err(Error::Closed)
+                    });
+                }
                 Err(error) => {
                     // What it did wrong is told if there is room for it.
                     let _ = self.line.poll_write(cx, &self.core);
@@ -107,7 +121,8 @@ impl Connection {
             }
             let must_write_first = !lock(&self.core).may_read();
             // What the other side sent before it hung up was read above.
-            let written = self.line.poll_write(cx, &self.core).map_err(|error| Error::Io(Arc::new(error)))?;
+            let written =
+                self.line.poll_write(cx, &self.core).map_err(|error| Error::Io(Arc::new(error)))?;
             if lock(&self.core).is_done() {
                 return Poll::Ready(Ok(()));
             }

@@ -1,4 +1,5 @@
-//! What a connection knows, without its socket: bytes come in, and bytes to be sent are there afterwards. Pure.
+//! What a connection knows, without its socket: bytes come in, and bytes to be sent are there
+//! afterwards. Pure.
 
 use std::{collections::VecDeque, task::Waker};
 
@@ -25,7 +26,8 @@ use receive::Block;
 const FIRST_WINDOW: u32 = 65_535;
 /// While as much waits to be written, no stream adds to it. Bytes.
 const OUTPUT: usize = 64 << 10;
-/// While as much waits to be written, nothing is read: a peer that does not read gets no answers to its frames. Bytes.
+/// While as much waits to be written, nothing is read: a peer that does not read gets no answers to
+/// its frames. Bytes.
 const BACKLOG: usize = 1 << 20;
 
 /// Which end of the connection it is.
@@ -49,7 +51,8 @@ pub(super) struct Core {
     encoder: Encoder,
     decoder: Decoder,
     streams: Streams,
-    /// The id behind the last that a client used, and what it was when something was written last: of streams from there on the server knows nothing.
+    /// The id behind the last that a client used, and what it was when something was written last:
+    /// of streams from there on the server knows nothing.
     next_id: u32,
     unwritten_id: u32,
     /// A header block that has not come whole.
@@ -72,18 +75,28 @@ pub(super) struct Core {
 
     /// A client's streams that are not open yet, in order. As many as there are calls.
     waiting: VecDeque<Key>,
-    /// Streams that could send, in turns; and those that could if the connection's window was not empty.
+    /// Streams that could send, in turns; and those that could if the connection's window was not
+    /// empty.
     sending: VecDeque<Key>,
     starved: VecDeque<Key>,
 }
 
 impl Core {
-    /// With the beginning of a connection to be written: what is the role's alone, these settings, and the connection's window.
+    /// With the beginning of a connection to be written: what is the role's alone, these settings,
+    /// and the connection's window.
     fn new(role: Role, mut out: Vec<u8>, setting: (u16, u32), max_open: usize) -> Self {
         let settings = [setting, (4, STREAM_WINDOW), (6, MAX_HEADER_LIST)];
-        let settings = settings.map(|(id, value)| [id.to_be_bytes().as_slice(), &value.to_be_bytes()].concat()).concat();
+        let settings = settings
+            .map(|(id, value)| [id.to_be_bytes().as_slice(), &value.to_be_bytes()].concat())
+            .concat();
         frame::put(&mut out, frame::SETTINGS, 0, 0, &settings);
-        frame::put(&mut out, frame::WINDOW_UPDATE, 0, 0, &(CONNECTION_WINDOW - FIRST_WINDOW).to_be_bytes());
+        frame::put(
+            &mut out,
+            frame::WINDOW_UPDATE,
+            0,
+            0,
+            &(CONNECTION_WINDOW - FIRST_WINDOW).to_be_bytes(),
+        );
         Self {
             role,
             out,
@@ -118,7 +131,8 @@ impl Core {
         }
     }
 
-    /// Lets a handle go. A call that nobody has a handle of is cancelled; but an answer that was given to its end is still sent.
+    /// Lets a handle go. A call that nobody has a handle of is cancelled; but an answer that was
+    /// given to its end is still sent.
     pub(super) fn let_go(&mut self, key: Key) {
         let is_server = self.is_server();
         let Some(stream) = self.streams.get(key) else { return };
@@ -217,7 +231,8 @@ impl Core {
     }
 
     fn put_goaway(&mut self, last: u32, reason: Reason, why: &str) {
-        let payload = [&last.to_be_bytes(), &u32::from(reason).to_be_bytes(), why.as_bytes()].concat();
+        let payload =
+            [&last.to_be_bytes(), &u32::from(reason).to_be_bytes(), why.as_bytes()].concat();
         frame::put(&mut self.out, frame::GOAWAY, 0, 0, &payload);
     }
 

@@ -4,7 +4,8 @@ use super::{Reason, error::Violation};
 
 /// Length of a frame's head.
 pub(super) const HEAD: usize = 9;
-/// The longest payload that a peer may send, as long as it was not told otherwise. We tell no one otherwise.
+/// The longest payload that a peer may send, as long as it was not told otherwise. We tell no one
+/// otherwise.
 pub(super) const MAX_PAYLOAD: usize = 16 << 10;
 /// What a client's connection begins with.
 pub(super) const PREFACE: &[u8; 24] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
@@ -67,16 +68,25 @@ pub(super) fn put(out: &mut Vec<u8>, kind: u8, flags: u8, stream: u32, payload: 
 pub(super) fn unpadded(head: Head, mut payload: &[u8]) -> Result<&[u8], Violation> {
     let mut padding = 0;
     if head.has(PADDED) {
-        let (&length, rest) = payload.split_first().ok_or(Violation(Reason::FRAME_SIZE_ERROR, "a padded frame does not say how much is padding"))?;
+        let (&length, rest) = payload.split_first().ok_or(Violation(
+            Reason::FRAME_SIZE_ERROR,
+            "a padded frame does not say how much is padding",
+        ))?;
         (padding, payload) = (usize::from(length), rest);
     }
     if head.kind == HEADERS && head.has(WITH_PRIORITY) {
         if number(payload) & MAX_31 == head.stream {
             return Err(Violation(Reason::PROTOCOL_ERROR, "a stream waits for itself"));
         }
-        payload = payload.get(5..).ok_or(Violation(Reason::FRAME_SIZE_ERROR, "a frame HEADERS is too short for its priority"))?;
+        payload = payload.get(5..).ok_or(Violation(
+            Reason::FRAME_SIZE_ERROR,
+            "a frame HEADERS is too short for its priority",
+        ))?;
     }
-    let length = payload.len().checked_sub(padding).ok_or(Violation(Reason::PROTOCOL_ERROR, "a frame has more padding than payload"))?;
+    let length = payload
+        .len()
+        .checked_sub(padding)
+        .ok_or(Violation(Reason::PROTOCOL_ERROR, "a frame has more padding than payload"))?;
     Ok(&payload[..length])
 }
 

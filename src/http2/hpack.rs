@@ -11,7 +11,8 @@ pub(super) use decoder::Decoder;
 pub(super) use encoder::Encoder;
 pub(super) use field::{Field, Name, Said};
 
-/// Room of a dynamic table, in bytes as HPACK counts them: what both sides begin with. We keep no more, whatever a peer allows.
+/// Room of a dynamic table, in bytes as HPACK counts them: what both sides begin with. We keep no
+/// more, whatever a peer allows.
 pub(super) const TABLE: usize = 4096;
 
 #[cfg(test)]

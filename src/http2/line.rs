@@ -30,11 +30,21 @@ pub(super) struct Line {
 
 impl Line {
     pub(super) fn new(stream: UnixStream) -> io::Result<Self> {
-        Ok(Self { socket: Socket::new(stream)?, input: vec![0; INPUT].into(), end: 0, pong: Pong::default() })
+        Ok(Self {
+            socket: Socket::new(stream)?,
+            input: vec![0; INPUT].into(),
+            end: 0,
+            pong: Pong::default(),
+        })
     }
 
-    /// Reads once, and has the core take the frames that came whole; whether there is more to come. Not while the peer does not read: then `poll_write` wakes.
-    pub(super) fn poll_read(&mut self, cx: &mut Context<'_>, core: &Mutex<Core>) -> Poll<Result<bool, Error>> {
+    /// Reads once, and has the core take the frames that came whole; whether there is more to come.
+    /// Not while the peer does not read: then `poll_write` wakes.
+    pub(super) fn poll_read(
+        &mut self,
+        cx: &mut Context<'_>,
+        core: &Mutex<Core>,
+    ) -> Poll<Result<bool, Error>> {
         if !lock(core).may_read() {
             return Poll::Pending;
         }
@@ -58,8 +68,13 @@ impl Line {
         }
     }
 
-    /// Writes what there is. If that is nothing but the answer to a PING, it may wait a moment for company.
-    pub(super) fn poll_write(&mut self, cx: &mut Context<'_>, core: &Mutex<Core>) -> Poll<io::Result<()>> {
+    /// Writes what there is. If that is nothing but the answer to a PING, it may wait a moment for
+    /// company.
+    pub(super) fn poll_write(
+        &mut self,
+        cx: &mut Context<'_>,
+        core: &Mutex<Core>,
+    ) -> Poll<io::Result<()>> {
         let core = &mut *lock(core);
         loop {
             let output = core.output();

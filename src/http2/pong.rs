@@ -1,9 +1,11 @@
 //! The answer to a PING, which need not be a write of its own.
 //!
-//! grpc-go sends a PING whenever a message reaches it, to estimate the bandwidth of the connection: containerd for a request, the kubelet for an answer. Answered at once,
-//! each costs both sides a write, a read and a wake-up in the middle of the call. So an answer that has nothing to leave with waits for the next frames, but for no more
-//! than two [`TICK`]s. (RFC 9113, 6.7, would like it to come first. What is then measured too low is the bandwidth between two processes of one node, by which grpc-go
-//! would widen its windows sooner.)
+//! grpc-go sends a PING whenever a message reaches it, to estimate the bandwidth of the connection:
+//! containerd for a request, the kubelet for an answer. Answered at once, each costs both sides a
+//! write, a read and a wake-up in the middle of the call. So an answer that has nothing to leave
+//! with waits for the next frames, but for no more than two [`TICK`]s. (RFC 9113, 6.7, would like
+//! it to come first. What is then measured too low is the bandwidth between two processes of one
+//! node, by which grpc-go would widen its windows sooner.)
 
 use std::{
     future::Future,
@@ -17,7 +19,8 @@ use tokio::time::{Sleep, sleep};
 /// How often it is looked whether an answer has waited long enough.
 const TICK: Duration = Duration::from_millis(5);
 
-/// What the answer begins with: its length, the type PING, the flag ACK, and the connection as its stream.
+/// What the answer begins with: its length, the type PING, the flag ACK, and the connection as its
+/// stream.
 pub(super) const HEAD: [u8; 9] = [0, 0, 8, 6, 1, 0, 0, 0, 0];
 /// Its length with the eight bytes that came with the PING.
 const LENGTH: usize = HEAD.len() + 8;
@@ -36,7 +39,8 @@ pub(super) struct Pong {
 }
 
 impl Pong {
-    /// Whether what is to be written may wait, given whether it is an answer alone. Wakes the task when it may no longer.
+    /// Whether what is to be written may wait, given whether it is an answer alone. Wakes the task
+    /// when it may no longer.
     pub(super) fn poll_may_wait(&mut self, cx: &mut Context<'_>, is_alone: bool) -> bool {
         if !is_alone {
             self.waits = None;

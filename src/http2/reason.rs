@@ -72,12 +72,24 @@ mod tests {
 
     #[test]
     fn names_and_numbers_are_those_of_the_rfc() {
-        for (reason, text) in [(Reason::NO_ERROR, "NO_ERROR"), (Reason::CANCEL, "CANCEL"), (Reason::ENHANCE_YOUR_CALM, "ENHANCE_YOUR_CALM")] {
+        for (reason, text) in [
+            (Reason::NO_ERROR, "NO_ERROR"),
+            (Reason::CANCEL, "CANCEL"),
+            (Reason::ENHANCE_YOUR_CALM, "ENHANCE_YOUR_CALM"),
+        ] {
             assert_eq!(reason.to_string(), text);
         }
         assert_eq!(Reason::from(0xd).to_string(), "HTTP_1_1_REQUIRED");
         assert_eq!(Reason::from(0xe).to_string(), "error 14");
-        let known = [Reason::PROTOCOL_ERROR, Reason::STREAM_CLOSED, Reason::REFUSED_STREAM, Reason::COMPRESSION_ERROR];
-        assert_eq!(known.map(|reason| reason.to_string()), ["PROTOCOL_ERROR", "STREAM_CLOSED", "REFUSED_STREAM", "COMPRESSION_ERROR"]);
+        let known = [
+            Reason::PROTOCOL_ERROR,
+            Reason::STREAM_CLOSED,
+            Reason::REFUSED_STREAM,
+            Reason::COMPRESSION_ERROR,
+        ];
+        assert_eq!(
+            known.map(|reason| reason.to_string()),
+            ["PROTOCOL_ERROR", "STREAM_CLOSED", "REFUSED_STREAM", "COMPRESSION_ERROR"]
+        );
     }
 }

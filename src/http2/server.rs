@@ -22,7 +22,8 @@ use super::{
 /// How long the last words of a connection may take.
 const FAREWELL: Duration = Duration::from_secs(1);
 
-/// A connection that calls come on. Whoever has it drives it, and does with its handles what is done: it is not woken for that.
+/// A connection that calls come on. Whoever has it drives it, and does with its handles what is
+/// done: it is not woken for that.
 #[derive(Debug)]
 pub(crate) struct Serving {
     line: Line,
@@ -42,7 +43,8 @@ impl Serving {
         Ok(Self { line: Line::new(stream)?, core: Arc::new(Mutex::new(Core::of_server(calls))) })
     }
 
-    /// Reads once; the calls that came are to be accepted then. Whether the other side may say more.
+    /// Reads once; the calls that came are to be accepted then. Whether the other side may say
+    /// more.
     ///
     /// # Errors
     /// If it says something else than HTTP/2: then there are no calls any more.
@@ -75,7 +77,8 @@ impl Serving {
         lock(&self.core).frames()
     }
 
-    /// Whether the other side has begun, and stopped between frames, where it may stay as long as it likes.
+    /// Whether the other side has begun, and stopped between frames, where it may stay as long as
+    /// it likes.
     pub(crate) fn is_between_frames(&self) -> bool {
         !self.line.is_within() && lock(&self.core).is_between_frames()
     }
@@ -85,7 +88,8 @@ impl Serving {
         lock(&self.core).was_greeted()
     }
 
-    /// Tells the other side to send no more calls. The connection has served when those that it sent all the same have ended.
+    /// Tells the other side to send no more calls. The connection has served when those that it
+    /// sent all the same have ended.
     pub(crate) fn drain(&mut self) {
         lock(&self.core).drain();
     }
@@ -96,7 +100,8 @@ impl Serving {
         core.is_done() && core.backlog() == 0
     }
 
-    /// Ends it: what was to be sent is still sent, and why it ends, if the other side reads that soon.
+    /// Ends it: what was to be sent is still sent, and why it ends, if the other side reads that
+    /// soon.
     pub(crate) async fn say_goodbye(self, reason: Reason, why: &'static str) {
         if self.was_greeted() {
             lock(&self.core).condemn(Violation(reason, why));

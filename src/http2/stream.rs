@@ -62,7 +62,8 @@ pub(super) struct Stream {
     pub(super) request: Option<Box<Parts>>,
     /// The part that was given last, as far as it was not sent.
     pub(super) unsent: Bytes,
-    /// What we may still send; less than nothing when the peer took back what it had allowed. Bytes.
+    /// What we may still send; less than nothing when the peer took back what it had allowed.
+    /// Bytes.
     pub(super) send_window: i64,
     /// Whether it stands in a queue of those that could send.
     pub(super) is_queued: bool,

@@ -27,7 +27,8 @@ async fn cut(mut from: unix::OwnedReadHalf, mut to: unix::OwnedWriteHalf, cuts: 
 fn joined(cuts: Vec<usize>) -> (UnixStream, UnixStream, JoinSet<()>) {
     let (ours, near) = UnixStream::pair().unwrap();
     let (far, theirs) = UnixStream::pair().unwrap();
-    let (mut tasks, (near_read, near_write), (far_read, far_write)) = (JoinSet::new(), near.into_split(), far.into_split());
+    let (mut tasks, (near_read, near_write), (far_read, far_write)) =
+        (JoinSet::new(), near.into_split(), far.into_split());
     tasks.spawn(cut(near_read, far_write, vec![1 << 16]));
     tasks.spawn(cut(far_read, near_write, cuts));
     (ours, theirs, tasks)

@@ -4,7 +4,14 @@ use super::{ContainerSecurity, Resources, metadata::dns_name};
 use crate::problems::Field;
 
 /// Fields with which the kubelet or the API server does everything itself.
-const NOT_THE_RUNTIMES: [&str; 6] = ["imagePullPolicy", "livenessProbe", "readinessProbe", "startupProbe", "resizePolicy", "restartPolicy"];
+const NOT_THE_RUNTIMES: [&str; 6] = [
+    "imagePullPolicy",
+    "livenessProbe",
+    "readinessProbe",
+    "startupProbe",
+    "resizePolicy",
+    "restartPolicy",
+];
 
 const TERMINATION_MESSAGE_PATH: &str = "/dev/termination-log";
 const TERMINATION_MESSAGE_POLICY: &str = "File";
@@ -81,22 +88,50 @@ impl Container {
         let flag = |field: Option<Field<'_>>| field.and_then(Field::flag).unwrap_or_default();
         let container = Self {
             name: table.need("name", "a DNS name").and_then(dns_name).unwrap_or_default(),
-            image: table.need("image", "the name of an image").and_then(Field::text).unwrap_or_default(),
+            image: table
+                .need("image", "the name of an image")
+                .and_then(Field::text)
+                .unwrap_or_default(),
             command: texts(table.take("command")),
             args: texts(table.take("args")),
             working_dir: table.take("workingDir").and_then(Field::text).unwrap_or_default(),
-            env: table.take("env").map(|field| field.items().into_iter().filter_map(variable).collect()).unwrap_or_default(),
-            resources: table.take("resources").and_then(Field::table).map(Resources::read).unwrap_or_default(),
-            mounts: table.take("volumeMounts").map(|field| field.items().into_iter().filter_map(VolumeMount::read).collect()).unwrap_or_default(),
-            security: table.take("securityContext").and_then(Field::table).map(ContainerSecurity::read).unwrap_or_default(),
-            ports: table.take("ports").map(|field| field.items().into_iter().filter_map(Port::read).collect()).unwrap_or_default(),
+            env: table
+                .take("env")
+                .map(|field| field.items().into_iter().filter_map(variable).collect())
+                .unwrap_or_default(),
+            resources: table
+                .take("resources")
+                .and_then(Field::table)
+                .map(Resources::read)
+                .unwrap_or_default(),
+            mounts: table
+                .take("volumeMounts")
+                .map(|field| field.items().into_iter().filter_map(VolumeMount::read).collect())
+                .unwrap_or_default(),
+            security: table
+                .take("securityContext")
+                .and_then(Field::table)
+                .map(ContainerSecurity::read)
+                .unwrap_or_default(),
+            ports: table
+                .take("ports")
+                .map(|field| field.items().into_iter().filter_map(Port::read).collect())
+                .unwrap_or_default(),
             stdin: flag(table.take("stdin")),
             stdin_once: flag(table.take("stdinOnce")),
             tty: flag(table.take("tty")),
-            termination_message_path: table.take("terminationMessagePath").and_then(Field::text).unwrap_or_else(|| TERMINATION_MESSAGE_PATH.into()),
+            termination_message_path: table
+                .take("terminationMessagePath")
+                .and_then(Field::text)
+                .unwrap_or_else(|| TERMINATION_MESSAGE_PATH.into()),
             termination_message_policy: table
                 .take("terminationMessagePolicy")
-                .and_then(|field| field.choice(&[("File", "File"), ("FallbackToLogsOnError", "FallbackToLogsOnError")]))
+                .and_then(|field| {
+                    field.choice(&[
+                        ("File", "File"),
+                        ("FallbackToLogsOnError", "FallbackToLogsOnError"),
+                    ])
+                })
                 .unwrap_or(TERMINATION_MESSAGE_POLICY)
                 .to_owned(),
         };
@@ -119,7 +154,9 @@ fn variable(field: Field<'_>) -> Option<(String, String)> {
 
 impl VolumeMount {
     fn read(field: Field<'_>) -> Option<Self> {
-        use kiyot_proto::cri::MountPropagation::{PropagationBidirectional, PropagationHostToContainer, PropagationPrivate};
+        use kiyot_proto::cri::MountPropagation::{
+            PropagationBidirectional, PropagationHostToContainer, PropagationPrivate,
+        };
         let mut table = field.table()?;
         let name = table.need("name", "a volume's name").and_then(dns_name);
         let mount_path = table.need("mountPath", "a path in the container").and_then(Field::text);
@@ -127,10 +164,20 @@ impl VolumeMount {
             let fits = !text.starts_with('/') && text.split('/').all(|part| part != "..");
             fits.then(|| text.to_owned())
         };
-        let sub_path = table.take("subPath").and_then(|field| field.read("a relative path without \"..\"", inner)).filter(|path| !path.is_empty());
+        let sub_path = table
+            .take("subPath")
+            .and_then(|field| field.read("a relative path without \"..\"", inner))
+            .filter(|path| !path.is_empty());
         let read_only = table.take("readOnly").and_then(Field::flag).unwrap_or_default();
-        let ways = [("None", PropagationPrivate), ("HostToContainer", PropagationHostToContainer), ("Bidirectional", PropagationBidirectional)];
-        let propagation = table.take("mountPropagation").and_then(|field| field.choice(&ways)).unwrap_or(PropagationPrivate);
+        let ways = [
+            ("None", PropagationPrivate),
+            ("HostToContainer", PropagationHostToContainer),
+            ("Bidirectional", PropagationBidirectional),
+        ];
+        let propagation = table
+            .take("mountPropagation")
+            .and_then(|field| field.choice(&ways))
+            .unwrap_or(PropagationPrivate);
         table.finish();
         Some(Self { name: name?, mount_path: mount_path?, sub_path, read_only, propagation })
     }
@@ -142,10 +189,19 @@ impl Port {
         let mut table = field.table()?;
         let port = Self {
             name: table.take("name").and_then(Field::text).unwrap_or_default(),
-            container_port: table.need("containerPort", "a port").and_then(|field| field.number(1..=u16::MAX)).unwrap_or_default(),
-            host_port: table.take("hostPort").and_then(|field| field.number(0..=u16::MAX)).unwrap_or_default(),
+            container_port: table
+                .need("containerPort", "a port")
+                .and_then(|field| field.number(1..=u16::MAX))
+                .unwrap_or_default(),
+            host_port: table
+                .take("hostPort")
+                .and_then(|field| field.number(0..=u16::MAX))
+                .unwrap_or_default(),
             host_ip: table.take("hostIP").and_then(Field::text).unwrap_or_default(),
-            protocol: table.take("protocol").and_then(|field| field.choice(&[("TCP", Tcp), ("UDP", Udp), ("SCTP", Sctp)])).unwrap_or(Tcp),
+            protocol: table
+                .take("protocol")
+                .and_then(|field| field.choice(&[("TCP", Tcp), ("UDP", Udp), ("SCTP", Sctp)]))
+                .unwrap_or(Tcp),
         };
         table.finish();
         Some(port)

@@ -29,12 +29,14 @@ const MASKED_PATHS: [&str; 11] = [
     "/sys/firmware",
     "/sys/devices/virtual/powercap",
 ];
-const READONLY_PATHS: [&str; 5] = ["/proc/bus", "/proc/fs", "/proc/irq", "/proc/sys", "/proc/sysrq-trigger"];
+const READONLY_PATHS: [&str; 5] =
+    ["/proc/bus", "/proc/fs", "/proc/irq", "/proc/sys", "/proc/sysrq-trigger"];
 
 const ETC_HOSTS: &str = "/etc/hosts";
 
 impl Pod {
-    /// The request for one of its containers, the `attempt`th of it. `image` is the image's id as the runtime knows it.
+    /// The request for one of its containers, the `attempt`th of it. `image` is the image's id as
+    /// the runtime knows it.
     pub fn create_container(
         &self,
         container: &Container,
@@ -45,7 +47,11 @@ impl Pod {
         attempt: u32,
     ) -> cri::CreateContainerRequest {
         let config = self.container_config(container, node, sandbox, image, attempt);
-        cri::CreateContainerRequest { pod_sandbox_id: sandbox_id.into(), config: Some(config), sandbox_config: Some(sandbox.clone()) }
+        cri::CreateContainerRequest {
+            pod_sandbox_id: sandbox_id.into(),
+            config: Some(config),
+            sandbox_config: Some(sandbox.clone()),
+        }
     }
 
     /// One of its containers' configuration.
@@ -64,10 +70,15 @@ impl Pod {
             envs.push(cri::KeyValue { key: name.clone(), value: value.clone().into() });
             variables.insert(name.clone(), value);
         }
-        let expanded = |texts: &[String]| texts.iter().map(|text| expand(text, &variables)).collect();
+        let expanded =
+            |texts: &[String]| texts.iter().map(|text| expand(text, &variables)).collect();
         let meta = &self.metadata;
-        let labels =
-            [("io.kubernetes.container.name", &container.name), (POD_NAME, &meta.name), (POD_NAMESPACE, &meta.namespace), (POD_UID, &meta.uid)];
+        let labels = [
+            ("io.kubernetes.container.name", &container.name),
+            (POD_NAME, &meta.name),
+            (POD_NAMESPACE, &meta.namespace),
+            (POD_UID, &meta.uid),
+        ];
         cri::ContainerConfig {
             metadata: Some(cri::ContainerMetadata { name: container.name.clone(), attempt }),
             image: Some(cri::ImageSpec {
@@ -93,13 +104,23 @@ impl Pod {
     }
 
     /// As pkg/kubelet/kuberuntime/labels.go.
-    fn container_annotations(&self, container: &Container, attempt: u32) -> HashMap<String, String> {
+    fn container_annotations(
+        &self,
+        container: &Container,
+        attempt: u32,
+    ) -> HashMap<String, String> {
         let mut annotations = HashMap::from(
             [
                 ("io.kubernetes.container.hash", short_hash(&format!("{container:?}"))),
                 ("io.kubernetes.container.restartCount", attempt.to_string()),
-                ("io.kubernetes.container.terminationMessagePath", container.termination_message_path.clone()),
-                ("io.kubernetes.container.terminationMessagePolicy", container.termination_message_policy.clone()),
+                (
+                    "io.kubernetes.container.terminationMessagePath",
+                    container.termination_message_path.clone(),
+                ),
+                (
+                    "io.kubernetes.container.terminationMessagePolicy",
+                    container.termination_message_policy.clone(),
+                ),
                 ("io.kubernetes.pod.terminationGracePeriod", self.grace_secs.to_string()),
             ]
             .map(|(key, value)| (key.to_owned(), value)),
@@ -109,13 +130,21 @@ impl Pod {
                 .ports
                 .iter()
                 .map(|port| json!({"name": port.name, "containerPort": port.container_port, "protocol": port.protocol.as_str_name()}));
-            annotations.insert("io.kubernetes.container.ports".into(), ports.collect::<serde_json::Value>().to_string());
+            annotations.insert(
+                "io.kubernetes.container.ports".into(),
+                ports.collect::<serde_json::Value>().to_string(),
+            );
         }
         annotations
     }
 
     /// Where the kubelet makes the file of a container's last words.
-    pub fn termination_message_file(&self, container: &Container, node: &Node, attempt: u32) -> PathBuf {
+    pub fn termination_message_file(
+        &self,
+        container: &Container,
+        node: &Node,
+        attempt: u32,
+    ) -> PathBuf {
         let file = short_hash(&format!("{}/{}/{attempt}", self.metadata.uid, container.name));
         node.pod_dir(self).join("containers").join(&container.name).join(file)
     }
@@ -125,7 +154,8 @@ impl Pod {
         node.pod_dir(self).join("etc-hosts")
     }
 
-    /// Its volumes, /etc/hosts, and the file of its last words, in this order (pkg/kubelet/kubelet_pods.go, kuberuntime_container.go).
+    /// Its volumes, /etc/hosts, and the file of its last words, in this order
+    /// (pkg/kubelet/kubelet_pods.go, kuberuntime_container.go).
     fn mounts(&self, container: &Container, node: &Node, attempt: u32) -> Vec<cri::Mount> {
         let mount = |container_path: &str, host_path: &Path| cri::Mount {
             container_path: container_path.into(),
@@ -135,9 +165,16 @@ impl Pod {
         let mut mounts = Vec::new();
         for (index, wanted) in container.mounts.iter().enumerate() {
             // `parse` has checked that it is there.
-            let Some(volume) = self.volumes.iter().find(|volume| volume.name == wanted.name) else { continue };
+            let Some(volume) = self.volumes.iter().find(|volume| volume.name == wanted.name) else {
+                continue;
+            };
             let host_path = match wanted.sub_path {
-                Some(_) => node.pod_dir(self).join("volume-subpaths").join(&volume.name).join(&container.name).join(index.to_string()),
+                Some(_) => node
+                    .pod_dir(self)
+                    .join("volume-subpaths")
+                    .join(&volume.name)
+                    .join(&container.name)
+                    .join(index.to_string()),
                 None => volume.host_path(node, self),
             };
             mounts.push(cri::Mount {
@@ -150,7 +187,10 @@ impl Pod {
             mounts.push(mount(ETC_HOSTS, &self.etc_hosts_file(node)));
         }
         if !container.termination_message_path.is_empty() {
-            mounts.push(mount(&container.termination_message_path, &self.termination_message_file(container, node, attempt)));
+            mounts.push(mount(
+                &container.termination_message_path,
+                &self.termination_message_file(container, node, attempt),
+            ));
         }
         mounts
     }
@@ -158,7 +198,10 @@ impl Pod {
     fn container_linux(&self, container: &Container, node: &Node) -> cri::LinuxContainerConfig {
         let value = |id: Option<i64>| id.map(|value| cri::Int64Value { value });
         let own = &container.security;
-        let unconfined = || cri::SecurityProfile { profile_type: cri::security_profile::ProfileType::Unconfined.into(), ..Default::default() };
+        let unconfined = || cri::SecurityProfile {
+            profile_type: cri::security_profile::ProfileType::Unconfined.into(),
+            ..Default::default()
+        };
         let capabilities = cri::Capability {
             add_capabilities: own.capabilities.add.clone(),
             drop_capabilities: own.capabilities.drop.clone(),
@@ -177,7 +220,10 @@ impl Pod {
             masked_paths: paths(&MASKED_PATHS),
             readonly_paths: paths(&READONLY_PATHS),
             seccomp: Some(
-                own.seccomp.as_ref().or(self.security.seccomp.as_ref()).map_or_else(unconfined, |profile| profile.to_cri(&node.kubelet_dir)),
+                own.seccomp
+                    .as_ref()
+                    .or(self.security.seccomp.as_ref())
+                    .map_or_else(unconfined, |profile| profile.to_cri(&node.kubelet_dir)),
             ),
             ..Default::default()
         };

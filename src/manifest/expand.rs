@@ -2,7 +2,8 @@
 
 use std::collections::HashMap;
 
-/// Replaces each `$(NAME)` whose variable is known; `$$` is a dollar sign that begins none. As the kubelet does (third_party/forked/golang/expansion).
+/// Replaces each `$(NAME)` whose variable is known; `$$` is a dollar sign that begins none. As the
+/// kubelet does (third_party/forked/golang/expansion).
 pub fn expand(text: &str, variables: &HashMap<String, String>) -> String {
     let mut expanded = String::with_capacity(text.len());
     let mut rest = text;
@@ -12,7 +13,9 @@ pub fn expand(text: &str, variables: &HashMap<String, String>) -> String {
         if let Some(escaped) = rest.strip_prefix('$') {
             expanded.push('$');
             rest = escaped;
-        } else if let Some((name, after)) = rest.strip_prefix('(').and_then(|inner| inner.split_once(')')) {
+        } else if let Some((name, after)) =
+            rest.strip_prefix('(').and_then(|inner| inner.split_once(')'))
+        {
             match variables.get(name) {
                 Some(value) => expanded.push_str(value),
                 None => expanded.extend(["$(", name, ")"]),
@@ -33,7 +36,8 @@ mod tests {
 
     #[test]
     fn as_the_kubelet_does() {
-        let variables = HashMap::from([("A".to_owned(), "one".to_owned()), ("E".to_owned(), String::new())]);
+        let variables =
+            HashMap::from([("A".to_owned(), "one".to_owned()), ("E".to_owned(), String::new())]);
         for (text, expected) in [
             ("", ""),
             ("$(A)", "one"),

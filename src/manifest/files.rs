@@ -1,4 +1,5 @@
-//! What a kubelet makes on its node before it calls the runtime, as a plan: directories, files and links, in the order in which to make them.
+//! What a kubelet makes on its node before it calls the runtime, as a plan: directories, files and
+//! links, in the order in which to make them.
 
 use std::{net::IpAddr, path::PathBuf};
 
@@ -39,11 +40,13 @@ pub enum Entry {
 }
 
 impl Pod {
-    /// What its sandbox needs: its directories and volumes. Another `revision` is an update of its ConfigMaps and Secrets, as pkg/volume/util/atomic_writer.go
-    /// writes them (but for what is no longer in use, which stays). SubPaths are not in it: the kubelet binds those.
+    /// What its sandbox needs: its directories and volumes. Another `revision` is an update of its
+    /// ConfigMaps and Secrets, as pkg/volume/util/atomic_writer.go writes them (but for what is no
+    /// longer in use, which stays). SubPaths are not in it: the kubelet binds those.
     pub fn files(&self, node: &Node, revision: u32) -> Vec<Entry> {
         let directory = |path: PathBuf, mode| Entry::Directory { path, mode };
-        let mut plan = vec![directory(node.pod_dir(self), DIR_MODE), directory(node.log_dir(self), DIR_MODE)];
+        let mut plan =
+            vec![directory(node.pod_dir(self), DIR_MODE), directory(node.log_dir(self), DIR_MODE)];
         for volume in &self.volumes {
             let root = volume.host_path(node, self);
             match &volume.kind {
@@ -58,12 +61,30 @@ impl Pod {
         plan
     }
 
-    /// What one of its containers needs besides: `/etc/hosts`, the file of its last words, the directory of its log.
-    pub fn container_files(&self, container: &Container, node: &Node, address: Option<IpAddr>, attempt: u32) -> Vec<Entry> {
+    /// What one of its containers needs besides: `/etc/hosts`, the file of its last words, the
+    /// directory of its log.
+    pub fn container_files(
+        &self,
+        container: &Container,
+        node: &Node,
+        address: Option<IpAddr>,
+        attempt: u32,
+    ) -> Vec<Entry> {
         let message = self.termination_message_file(container, node, attempt);
-        let mut plan = vec![Entry::Directory { path: node.log_dir(self).join(&container.name), mode: DIR_MODE }];
-        plan.extend(message.parent().map(|parent| Entry::Directory { path: parent.to_owned(), mode: DIR_MODE }));
-        plan.push(Entry::File { path: message, mode: TERMINATION_MESSAGE_MODE, content: Content(Vec::new()) });
+        let mut plan = vec![Entry::Directory {
+            path: node.log_dir(self).join(&container.name),
+            mode: DIR_MODE,
+        }];
+        plan.extend(
+            message
+                .parent()
+                .map(|parent| Entry::Directory { path: parent.to_owned(), mode: DIR_MODE }),
+        );
+        plan.push(Entry::File {
+            path: message,
+            mode: TERMINATION_MESSAGE_MODE,
+            content: Content(Vec::new()),
+        });
         let content = Content(self.etc_hosts(address).into_bytes());
         plan.push(Entry::File { path: self.etc_hosts_file(node), mode: HOSTS_MODE, content });
         plan
@@ -71,7 +92,8 @@ impl Pod {
 
     /// As pkg/kubelet/kubelet_pods.go writes it.
     fn etc_hosts(&self, address: Option<IpAddr>) -> String {
-        let own = address.map(|address| format!("{address}\t{}\n", self.host_name())).unwrap_or_default();
+        let own =
+            address.map(|address| format!("{address}\t{}\n", self.host_name())).unwrap_or_default();
         format!(
             "# Kubernetes-managed hosts file.\n127.0.0.1\tlocalhost\n::1\tlocalhost ip6-localhost ip6-loopback\nfe00::0\tip6-localnet\nfe00::0\tip6-mcastprefix\n\
              fe00::1\tip6-allnodes\nfe00::2\tip6-allrouters\n{own}"
@@ -79,15 +101,23 @@ impl Pod {
     }
 }
 
-/// A directory of its own for the revision, the link `..data` that leads to it, and a link by way of `..data` for each first part of a path.
-fn write_atomically(plan: &mut Vec<Entry>, root: &std::path::Path, files: &[KeyedFile], revision: u32) {
+/// A directory of its own for the revision, the link `..data` that leads to it, and a link by way
+/// of `..data` for each first part of a path.
+fn write_atomically(
+    plan: &mut Vec<Entry>,
+    root: &std::path::Path,
+    files: &[KeyedFile],
+    revision: u32,
+) {
     let revision = PathBuf::from(format!("..2026_01_01_00_00_00.{revision:09}"));
     plan.push(Entry::Directory { path: root.join(&revision), mode: DIR_MODE });
     let mut visible: Vec<PathBuf> = Vec::new();
     for file in files {
         let path = root.join(&revision).join(&file.path);
         let parent = path.parent().filter(|parent| *parent != root.join(&revision));
-        plan.extend(parent.map(|parent| Entry::Directory { path: parent.to_owned(), mode: DIR_MODE }));
+        plan.extend(
+            parent.map(|parent| Entry::Directory { path: parent.to_owned(), mode: DIR_MODE }),
+        );
         plan.push(Entry::File { path, mode: file.mode, content: file.content.clone() });
         let first: PathBuf = file.path.split('/').take(1).collect();
         if !visible.contains(&first) {
@@ -95,5 +125,8 @@ fn write_atomically(plan: &mut Vec<Entry>, root: &std::path::Path, files: &[Keye
         }
     }
     plan.push(Entry::Link { path: root.join("..data"), target: revision });
-    plan.extend(visible.into_iter().map(|first| Entry::Link { path: root.join(&first), target: PathBuf::from("..data").join(first) }));
+    plan.extend(visible.into_iter().map(|first| Entry::Link {
+        path: root.join(&first),
+        target: PathBuf::from("..data").join(first),
+    }));
 }

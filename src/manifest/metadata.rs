@@ -39,12 +39,20 @@ pub struct Metadata {
 
 impl Metadata {
     pub(super) fn read(document: &mut Table<'_>) -> Self {
-        let Some(mut table) = document.need("metadata", "a table with a name").and_then(|field| field.table()) else { return Self::default() };
+        let Some(mut table) =
+            document.need("metadata", "a table with a name").and_then(|field| field.table())
+        else {
+            return Self::default();
+        };
         let name = table.need("name", "a DNS name").and_then(dns_name).unwrap_or_default();
-        let namespace = table.take("namespace").and_then(dns_name).unwrap_or_else(|| DEFAULT_NAMESPACE.to_owned());
+        let namespace = table
+            .take("namespace")
+            .and_then(dns_name)
+            .unwrap_or_else(|| DEFAULT_NAMESPACE.to_owned());
         let uid = table.take("uid").and_then(dns_name).unwrap_or_else(|| uid_of(&namespace, &name));
         let labels = table.take("labels").map(|field| field.text_entries()).unwrap_or_default();
-        let annotations = table.take("annotations").map(|field| field.text_entries()).unwrap_or_default();
+        let annotations =
+            table.take("annotations").map(|field| field.text_entries()).unwrap_or_default();
         for key in OF_THE_SERVER {
             table.take(key);
         }
@@ -64,6 +72,7 @@ pub(super) fn dns_name(field: Field<'_>) -> Option<String> {
 
 /// A uid in the form of the API server's, the same for the same pod.
 fn uid_of(namespace: &str, name: &str) -> String {
-    let text = hex::encode(&digest(&SHA256, format!("{namespace}/{name}").as_bytes()).as_ref()[..16]);
+    let text =
+        hex::encode(&digest(&SHA256, format!("{namespace}/{name}").as_bytes()).as_ref()[..16]);
     format!("{}-{}-{}-{}-{}", &text[..8], &text[8..12], &text[12..16], &text[16..20], &text[20..])
 }

@@ -21,7 +21,8 @@ pub struct Node {
     pub cluster_domain: String,
     /// The node's own resolv.conf.
     pub dns: Dns,
-    /// When the kubelet first saw the pods, as RFC 3339: the annotation `kubernetes.io/config.seen`.
+    /// When the kubelet first saw the pods, as RFC 3339: the annotation
+    /// `kubernetes.io/config.seen`.
     pub seen: String,
 }
 
@@ -69,7 +70,8 @@ impl Node {
 
     /// A pod's `log_directory`.
     pub fn log_dir(&self, pod: &Pod) -> PathBuf {
-        self.pod_logs_dir.join(format!("{}_{}_{}", pod.metadata.namespace, pod.metadata.name, pod.metadata.uid))
+        self.pod_logs_dir
+            .join(format!("{}_{}_{}", pod.metadata.namespace, pod.metadata.name, pod.metadata.uid))
     }
 
     /// A pod's `cgroup_parent` (pkg/kubelet/cm/pod_container_manager_linux.go).
@@ -83,9 +85,14 @@ impl Node {
         match (self.cgroup_driver, class) {
             (CgroupDriver::Cgroupfs, None) => format!("/kubepods/pod{uid}"),
             (CgroupDriver::Cgroupfs, Some(class)) => format!("/kubepods/{class}/pod{uid}"),
-            (CgroupDriver::Systemd, None) => format!("/kubepods.slice/kubepods-pod{}.slice", uid.replace('-', "_")),
+            (CgroupDriver::Systemd, None) => {
+                format!("/kubepods.slice/kubepods-pod{}.slice", uid.replace('-', "_"))
+            }
             (CgroupDriver::Systemd, Some(class)) => {
-                format!("/kubepods.slice/kubepods-{class}.slice/kubepods-{class}-pod{}.slice", uid.replace('-', "_"))
+                format!(
+                    "/kubepods.slice/kubepods-{class}.slice/kubepods-{class}-pod{}.slice",
+                    uid.replace('-', "_")
+                )
             }
         }
     }

@@ -2,7 +2,10 @@
 
 use std::collections::BTreeSet;
 
-use super::{Container, Dns, Metadata, PodSecurity, QosClass, Resources, Volume, metadata::dns_name, resources, volume::Sources};
+use super::{
+    Container, Dns, Metadata, PodSecurity, QosClass, Resources, Volume, metadata::dns_name,
+    resources, volume::Sources,
+};
 use crate::problems::{Field, Problem, Table};
 
 /// Fields for the scheduler, the API server or the kubelet alone.
@@ -94,12 +97,20 @@ pub enum RestartPolicy {
 impl Pod {
     /// Its class of service.
     pub fn qos_class(&self) -> QosClass {
-        resources::class_of(self.init_containers.iter().chain(&self.containers).map(|container| &container.resources))
+        resources::class_of(
+            self.init_containers
+                .iter()
+                .chain(&self.containers)
+                .map(|container| &container.resources),
+        )
     }
 
     /// What all of it asks for: its containers together, or its greediest init container.
     pub fn resources(&self) -> Resources {
-        let together = self.containers.iter().fold(Resources::default(), |sum, container| sum.plus(&container.resources));
+        let together = self
+            .containers
+            .iter()
+            .fold(Resources::default(), |sum, container| sum.plus(&container.resources));
         self.init_containers.iter().fold(together, |most, container| most.max(&container.resources))
     }
 
@@ -121,7 +132,9 @@ impl Pod {
 
     fn read_spec(metadata: Metadata, spec: &mut Table<'_>, sources: &Sources) -> Self {
         let containers = |field: Option<Field<'_>>| -> Vec<Container> {
-            field.map(|field| field.items().into_iter().filter_map(Container::read).collect()).unwrap_or_default()
+            field
+                .map(|field| field.items().into_iter().filter_map(Container::read).collect())
+                .unwrap_or_default()
         };
         let policies = [
             ("ClusterFirst", DnsPolicy::ClusterFirst),
@@ -129,7 +142,11 @@ impl Pod {
             ("Default", DnsPolicy::Default),
             ("None", DnsPolicy::None),
         ];
-        let restarts = [("Always", RestartPolicy::Always), ("OnFailure", RestartPolicy::OnFailure), ("Never", RestartPolicy::Never)];
+        let restarts = [
+            ("Always", RestartPolicy::Always),
+            ("OnFailure", RestartPolicy::OnFailure),
+            ("Never", RestartPolicy::Never),
+        ];
         let mut flag = |key| spec.take(key).and_then(Field::flag);
         let host_network = flag("hostNetwork").unwrap_or_default();
         let host_pid = flag("hostPID").unwrap_or_default();
@@ -146,15 +163,34 @@ impl Pod {
             containers: containers(spec.need("containers", "a list of one or more")),
             volumes: spec
                 .take("volumes")
-                .map(|field| field.items().into_iter().filter_map(|item| Volume::read(item, &metadata.namespace, sources)).collect())
+                .map(|field| {
+                    field
+                        .items()
+                        .into_iter()
+                        .filter_map(|item| Volume::read(item, &metadata.namespace, sources))
+                        .collect()
+                })
                 .unwrap_or_default(),
             hostname: spec.take("hostname").and_then(dns_name),
             runtime_class: spec.take("runtimeClassName").and_then(dns_name),
-            dns_policy: spec.take("dnsPolicy").and_then(|field| field.choice(&policies)).unwrap_or(DnsPolicy::ClusterFirst),
+            dns_policy: spec
+                .take("dnsPolicy")
+                .and_then(|field| field.choice(&policies))
+                .unwrap_or(DnsPolicy::ClusterFirst),
             dns: spec.take("dnsConfig").and_then(Field::table).map(dns_config).unwrap_or_default(),
-            restart_policy: spec.take("restartPolicy").and_then(|field| field.choice(&restarts)).unwrap_or(RestartPolicy::Always),
-            grace_secs: spec.take("terminationGracePeriodSeconds").and_then(|field| field.number(0..=i64::MAX)).unwrap_or(DEFAULT_GRACE_SECS),
-            security: spec.take("securityContext").and_then(Field::table).map(PodSecurity::read).unwrap_or_default(),
+            restart_policy: spec
+                .take("restartPolicy")
+                .and_then(|field| field.choice(&restarts))
+                .unwrap_or(RestartPolicy::Always),
+            grace_secs: spec
+                .take("terminationGracePeriodSeconds")
+                .and_then(|field| field.number(0..=i64::MAX))
+                .unwrap_or(DEFAULT_GRACE_SECS),
+            security: spec
+                .take("securityContext")
+                .and_then(Field::table)
+                .map(PodSecurity::read)
+                .unwrap_or_default(),
             overhead: spec.take("overhead").map(overhead).unwrap_or_default(),
             metadata,
         }
@@ -162,21 +198,34 @@ impl Pod {
 
     /// Notes what does not fit together.
     fn check(&self, spec: &Table<'_>) {
-        let note = |key: &str, value: &str, rule: &str| spec.report().add(Problem::with_value(spec.path_of(key), value, rule));
+        let note = |key: &str, value: &str, rule: &str| {
+            spec.report().add(Problem::with_value(spec.path_of(key), value, rule))
+        };
         if self.containers.is_empty() {
             note("containers", "[]", "allowed is a list of one or more containers");
         }
         let mut names = BTreeSet::new();
-        let volumes: BTreeSet<&str> = self.volumes.iter().map(|volume| volume.name.as_str()).collect();
+        let volumes: BTreeSet<&str> =
+            self.volumes.iter().map(|volume| volume.name.as_str()).collect();
         if volumes.len() < self.volumes.len() {
             note("volumes", "a list", "two volumes have one name; allowed is each once");
         }
         for container in self.init_containers.iter().chain(&self.containers) {
             if !names.insert(&container.name) {
-                note("containers", &container.name, "two containers have this name; allowed is each once");
+                note(
+                    "containers",
+                    &container.name,
+                    "two containers have this name; allowed is each once",
+                );
             }
-            for mount in container.mounts.iter().filter(|mount| !volumes.contains(mount.name.as_str())) {
-                note(&format!("containers.{}.volumeMounts", container.name), &mount.name, "allowed is the name of a volume of the pod");
+            for mount in
+                container.mounts.iter().filter(|mount| !volumes.contains(mount.name.as_str()))
+            {
+                note(
+                    &format!("containers.{}.volumeMounts", container.name),
+                    &mount.name,
+                    "allowed is the name of a volume of the pod",
+                );
             }
         }
     }
@@ -193,7 +242,10 @@ fn dns_config(mut table: Table<'_>) -> Dns {
     let dns = Dns {
         servers: table.take("nameservers").map(Field::texts).unwrap_or_default(),
         searches: table.take("searches").map(Field::texts).unwrap_or_default(),
-        options: table.take("options").map(|field| field.items().into_iter().filter_map(option).collect()).unwrap_or_default(),
+        options: table
+            .take("options")
+            .map(|field| field.items().into_iter().filter_map(option).collect())
+            .unwrap_or_default(),
     };
     table.finish();
     dns

@@ -44,10 +44,16 @@ pub enum QosClass {
 
 impl Resources {
     pub(super) fn read(mut table: Table<'_>) -> Self {
-        let [limits, requests] = ["limits", "requests"].map(|key| table.take(key).and_then(Field::table).map(read_list).unwrap_or_default());
+        let [limits, requests] = ["limits", "requests"]
+            .map(|key| table.take(key).and_then(Field::table).map(read_list).unwrap_or_default());
         table.finish();
         // The API server sets a request that is left out to its limit.
-        Self { cpu_request: requests.0.or(limits.0), cpu_limit: limits.0, memory_request: requests.1.or(limits.1), memory_limit: limits.1 }
+        Self {
+            cpu_request: requests.0.or(limits.0),
+            cpu_limit: limits.0,
+            memory_request: requests.1.or(limits.1),
+            memory_limit: limits.1,
+        }
     }
 
     /// The overhead of a RuntimeClass: each amount is request and limit.
@@ -62,7 +68,9 @@ impl Resources {
     }
 
     fn is_guaranteed(&self) -> bool {
-        let equal = |request: Option<u64>, limit: Option<u64>| limit.is_some_and(|limit| limit > 0) && request == limit;
+        let equal = |request: Option<u64>, limit: Option<u64>| {
+            limit.is_some_and(|limit| limit > 0) && request == limit
+        };
         equal(self.cpu_request, self.cpu_limit) && equal(self.memory_request, self.memory_limit)
     }
 
@@ -89,11 +97,15 @@ impl Resources {
         }
     }
 
-    /// As the runtime is told (`calculateLinuxResources` of pkg/kubelet/kuberuntime). The memory request is not in it: CRI has no field for it.
+    /// As the runtime is told (`calculateLinuxResources` of pkg/kubelet/kuberuntime). The memory
+    /// request is not in it: CRI has no field for it.
     pub(super) fn to_cri(self) -> cri::LinuxContainerResources {
         let signed = |number: u64| i64::try_from(number).unwrap_or(i64::MAX);
-        let shares = |milli: u64| signed(milli.saturating_mul(SHARES_PER_CPU) / 1000).clamp(MIN_SHARES, MAX_SHARES);
-        let quota = |milli: u64| signed(milli).saturating_mul(PERIOD_MICROS / 1000).max(MIN_QUOTA_MICROS);
+        let shares = |milli: u64| {
+            signed(milli.saturating_mul(SHARES_PER_CPU) / 1000).clamp(MIN_SHARES, MAX_SHARES)
+        };
+        let quota =
+            |milli: u64| signed(milli).saturating_mul(PERIOD_MICROS / 1000).max(MIN_QUOTA_MICROS);
         cri::LinuxContainerResources {
             cpu_shares: shares(self.cpu_request.unwrap_or_default()),
             cpu_quota: self.cpu_limit.filter(|milli| *milli > 0).map(quota).unwrap_or_default(),
@@ -109,7 +121,8 @@ impl Resources {
             QosClass::Guaranteed => GUARANTEED_SCORE,
             QosClass::BestEffort => BEST_EFFORT_SCORE,
             QosClass::Burstable => {
-                let share = u128::from(self.memory_request.unwrap_or_default()) * 1000 / u128::from(node_memory.max(1));
+                let share = u128::from(self.memory_request.unwrap_or_default()) * 1000
+                    / u128::from(node_memory.max(1));
                 let score = 1000_i64.saturating_sub(i64::try_from(share).unwrap_or(i64::MAX));
                 // Never as safe as a guaranteed one, never as unsafe as a best-effort one.
                 score.clamp(1000 + GUARANTEED_SCORE, BEST_EFFORT_SCORE - 1)
@@ -133,7 +146,8 @@ pub(super) fn class_of<'a>(containers: impl Iterator<Item = &'a Resources> + Clo
 fn read_list(mut table: Table<'_>) -> (Option<u64>, Option<u64>) {
     const ALLOWED: &str = "a quantity such as 500m, 2 or 1.5Gi, not negative";
     let cpu = table.take("cpu").and_then(|field| quantity(field, ALLOWED)).map(Quantity::milli);
-    let memory = table.take("memory").and_then(|field| quantity(field, ALLOWED)).map(Quantity::units);
+    let memory =
+        table.take("memory").and_then(|field| quantity(field, ALLOWED)).map(Quantity::units);
     // For the scheduler and for eviction.
     table.take("ephemeral-storage");
     table.finish();

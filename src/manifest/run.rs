@@ -33,14 +33,22 @@ impl Pod {
     pub fn sandbox_config(&self, node: &Node, attempt: u32) -> cri::PodSandboxConfig {
         let meta = &self.metadata;
         let mut labels: HashMap<String, String> = meta.labels.clone().into_iter().collect();
-        labels
-            .extend([(POD_NAME, &meta.name), (POD_NAMESPACE, &meta.namespace), (POD_UID, &meta.uid)].map(|(key, value)| (key.into(), value.clone())));
-        let mut annotations: HashMap<String, String> = meta.annotations.clone().into_iter().collect();
+        labels.extend(
+            [(POD_NAME, &meta.name), (POD_NAMESPACE, &meta.namespace), (POD_UID, &meta.uid)]
+                .map(|(key, value)| (key.into(), value.clone())),
+        );
+        let mut annotations: HashMap<String, String> =
+            meta.annotations.clone().into_iter().collect();
         annotations.insert(CONFIG_SEEN.into(), node.seen.clone());
         // A static pod's mirror says that its kubelet has it from a file.
         annotations.entry(CONFIG_SOURCE.into()).or_insert_with(|| SOURCE.into());
         cri::PodSandboxConfig {
-            metadata: Some(cri::PodSandboxMetadata { name: meta.name.clone(), uid: meta.uid.clone(), namespace: meta.namespace.clone(), attempt }),
+            metadata: Some(cri::PodSandboxMetadata {
+                name: meta.name.clone(),
+                uid: meta.uid.clone(),
+                namespace: meta.namespace.clone(),
+                attempt,
+            }),
             hostname: if self.host_network { String::new() } else { self.host_name() },
             log_directory: text(&node.log_dir(self)),
             dns_config: Some(self.dns_config(node)),
@@ -54,7 +62,13 @@ impl Pod {
 
     /// Its host name: `spec.hostname`, or its name, cut to what a host name can be.
     pub fn host_name(&self) -> String {
-        let name: String = self.hostname.as_ref().unwrap_or(&self.metadata.name).chars().take(HOSTNAME_CHARS).collect();
+        let name: String = self
+            .hostname
+            .as_ref()
+            .unwrap_or(&self.metadata.name)
+            .chars()
+            .take(HOSTNAME_CHARS)
+            .collect();
         name.trim_end_matches(['-', '.']).to_owned()
     }
 
@@ -82,7 +96,9 @@ impl Pod {
         let name = |option: &str| option.split(':').next().unwrap_or_default().to_owned();
         dns.options.retain(|option| !self.dns.options.iter().any(|own| name(own) == name(option)));
         dns.options.extend(self.dns.options.clone());
-        for (all, own) in [(&mut dns.servers, &self.dns.servers), (&mut dns.searches, &self.dns.searches)] {
+        for (all, own) in
+            [(&mut dns.servers, &self.dns.servers), (&mut dns.searches, &self.dns.searches)]
+        {
             for item in own {
                 if !all.contains(item) {
                     all.push(item.clone());
@@ -107,10 +123,18 @@ impl Pod {
 
     /// Which namespaces its containers share.
     pub(super) fn namespaces(&self) -> cri::NamespaceOption {
-        let host_or = |host: bool, other: NamespaceMode| i32::from(if host { NamespaceMode::Node } else { other });
-        let own = if self.share_process_namespace { NamespaceMode::Pod } else { NamespaceMode::Container };
-        // The mappings would be the kubelet's choice; that there is a namespace is what matters to who decides.
-        let users = (!self.host_users).then(|| cri::UserNamespace { mode: NamespaceMode::Pod.into(), ..Default::default() });
+        let host_or = |host: bool, other: NamespaceMode| {
+            i32::from(if host { NamespaceMode::Node } else { other })
+        };
+        let own = if self.share_process_namespace {
+            NamespaceMode::Pod
+        } else {
+            NamespaceMode::Container
+        };
+        // The mappings would be the kubelet's choice; that there is a namespace is what matters to
+        // who decides.
+        let users = (!self.host_users)
+            .then(|| cri::UserNamespace { mode: NamespaceMode::Pod.into(), ..Default::default() });
         cri::NamespaceOption {
             network: host_or(self.host_network, NamespaceMode::Pod),
             pid: host_or(self.host_pid, own),
@@ -127,15 +151,26 @@ impl Pod {
             run_as_user: value(self.security.run_as_user),
             run_as_group: value(self.security.run_as_group),
             supplemental_groups: self.security.groups(),
-            privileged: self.init_containers.iter().chain(&self.containers).any(|container| container.security.privileged),
-            seccomp: Some(cri::SecurityProfile { profile_type: cri::security_profile::ProfileType::RuntimeDefault.into(), ..Default::default() }),
+            privileged: self
+                .init_containers
+                .iter()
+                .chain(&self.containers)
+                .any(|container| container.security.privileged),
+            seccomp: Some(cri::SecurityProfile {
+                profile_type: cri::security_profile::ProfileType::RuntimeDefault.into(),
+                ..Default::default()
+            }),
             ..Default::default()
         };
         cri::LinuxPodSandboxConfig {
             cgroup_parent: node.cgroup_parent(self),
             security_context: Some(security),
             sysctls: self.security.sysctls.clone().into_iter().collect(),
-            overhead: Some(if self.overhead.is_empty() { cri::LinuxContainerResources::default() } else { self.overhead.to_cri() }),
+            overhead: Some(if self.overhead.is_empty() {
+                cri::LinuxContainerResources::default()
+            } else {
+                self.overhead.to_cri()
+            }),
             resources: Some(self.resources().to_cri()),
         }
     }

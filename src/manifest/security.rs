@@ -82,8 +82,14 @@ fn id(field: Field<'_>) -> Option<i64> {
 
 fn seccomp(field: Field<'_>) -> Option<Seccomp> {
     let mut table = field.table()?;
-    let kinds = [("RuntimeDefault", SeccompType::RuntimeDefault), ("Unconfined", SeccompType::Unconfined), ("Localhost", SeccompType::Localhost)];
-    let kind = table.need("type", "RuntimeDefault, Unconfined or Localhost").and_then(|field| field.choice(&kinds));
+    let kinds = [
+        ("RuntimeDefault", SeccompType::RuntimeDefault),
+        ("Unconfined", SeccompType::Unconfined),
+        ("Localhost", SeccompType::Localhost),
+    ];
+    let kind = table
+        .need("type", "RuntimeDefault, Unconfined or Localhost")
+        .and_then(|field| field.choice(&kinds));
     let localhost_profile = table.take("localhostProfile").and_then(Field::text);
     table.finish();
     Some(Seccomp { kind: kind?, localhost_profile })
@@ -97,7 +103,10 @@ impl Seccomp {
             SeccompType::Unconfined => cri::security_profile::ProfileType::Unconfined,
             SeccompType::Localhost => cri::security_profile::ProfileType::Localhost,
         };
-        let file = self.localhost_profile.as_ref().map(|file| super::node::text(&kubelet_dir.join("seccomp").join(file)));
+        let file = self
+            .localhost_profile
+            .as_ref()
+            .map(|file| super::node::text(&kubelet_dir.join("seccomp").join(file)));
         cri::SecurityProfile { profile_type: kind.into(), localhost_ref: file.unwrap_or_default() }
     }
 }
@@ -109,8 +118,14 @@ impl PodSecurity {
             run_as_group: table.take("runAsGroup").and_then(id),
             run_as_non_root: table.take("runAsNonRoot").and_then(Field::flag),
             fs_group: table.take("fsGroup").and_then(id),
-            supplemental_groups: table.take("supplementalGroups").map(|field| field.items().into_iter().filter_map(id).collect()).unwrap_or_default(),
-            sysctls: table.take("sysctls").map(|field| field.items().into_iter().filter_map(sysctl).collect()).unwrap_or_default(),
+            supplemental_groups: table
+                .take("supplementalGroups")
+                .map(|field| field.items().into_iter().filter_map(id).collect())
+                .unwrap_or_default(),
+            sysctls: table
+                .take("sysctls")
+                .map(|field| field.items().into_iter().filter_map(sysctl).collect())
+                .unwrap_or_default(),
             seccomp: table.take("seccompProfile").and_then(seccomp),
         };
         // What the kubelet does with volumes, not the runtime.
@@ -140,9 +155,18 @@ impl ContainerSecurity {
             run_as_user: table.take("runAsUser").and_then(id),
             run_as_group: table.take("runAsGroup").and_then(id),
             run_as_non_root: table.take("runAsNonRoot").and_then(Field::flag),
-            read_only_root_filesystem: table.take("readOnlyRootFilesystem").and_then(Field::flag).unwrap_or_default(),
-            allow_privilege_escalation: table.take("allowPrivilegeEscalation").and_then(Field::flag),
-            capabilities: table.take("capabilities").and_then(Field::table).map(Capabilities::read).unwrap_or_default(),
+            read_only_root_filesystem: table
+                .take("readOnlyRootFilesystem")
+                .and_then(Field::flag)
+                .unwrap_or_default(),
+            allow_privilege_escalation: table
+                .take("allowPrivilegeEscalation")
+                .and_then(Field::flag),
+            capabilities: table
+                .take("capabilities")
+                .and_then(Field::table)
+                .map(Capabilities::read)
+                .unwrap_or_default(),
             seccomp: table.take("seccompProfile").and_then(seccomp),
         };
         table.finish();
@@ -152,7 +176,8 @@ impl ContainerSecurity {
 
 impl Capabilities {
     fn read(mut table: Table<'_>) -> Self {
-        let [add, drop] = ["add", "drop"].map(|key| table.take(key).map(Field::texts).unwrap_or_default());
+        let [add, drop] =
+            ["add", "drop"].map(|key| table.take(key).map(Field::texts).unwrap_or_default());
         table.finish();
         Self { add, drop }
     }

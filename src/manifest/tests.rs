@@ -88,7 +88,9 @@ fn problems(yaml: &str) -> Vec<String> {
 }
 
 fn minimal(spec: &str) -> String {
-    format!("apiVersion: v1\nkind: Pod\nmetadata: {{name: p}}\nspec:\n  containers: [{{name: c, image: i}}]\n{spec}")
+    format!(
+        "apiVersion: v1\nkind: Pod\nmetadata: {{name: p}}\nspec:\n  containers: [{{name: c, image: i}}]\n{spec}"
+    )
 }
 
 #[test]
@@ -98,14 +100,28 @@ fn the_request_for_a_sandbox() {
     assert_eq!(request.runtime_handler, "");
     let config = request.config.unwrap();
     let uid = "0d1f3a52-0000-4000-8000-000000000001";
-    assert_eq!(config.metadata.unwrap(), cri::PodSandboxMetadata { name: "web".into(), uid: uid.into(), namespace: "shop".into(), attempt: 2 });
+    assert_eq!(
+        config.metadata.unwrap(),
+        cri::PodSandboxMetadata {
+            name: "web".into(),
+            uid: uid.into(),
+            namespace: "shop".into(),
+            attempt: 2
+        }
+    );
     assert_eq!(config.hostname, "web");
     assert_eq!(config.log_directory, format!("/var/log/pods/shop_web_{uid}"));
     let dns = config.dns_config.unwrap();
-    assert_eq!((dns.servers, dns.options), (vec!["10.96.0.10".to_owned()], vec!["ndots:5".to_owned()]));
+    assert_eq!(
+        (dns.servers, dns.options),
+        (vec!["10.96.0.10".to_owned()], vec!["ndots:5".to_owned()])
+    );
     assert_eq!(dns.searches, ["shop.svc.cluster.local", "svc.cluster.local", "cluster.local"]);
     assert_eq!(config.port_mappings.len(), 1);
-    assert_eq!((config.port_mappings[0].container_port, config.port_mappings[0].host_port), (8080, 80));
+    assert_eq!(
+        (config.port_mappings[0].container_port, config.port_mappings[0].host_port),
+        (8080, 80)
+    );
     assert_eq!(config.labels["app"], "web");
     assert_eq!(config.labels["io.kubernetes.pod.uid"], uid);
     assert_eq!(config.annotations["kubernetes.io/target-runtime"], "kiyot");
@@ -114,36 +130,73 @@ fn the_request_for_a_sandbox() {
     assert_eq!(linux.cgroup_parent, format!("/kubepods/burstable/pod{uid}"));
     assert_eq!(linux.sysctls["net.core.somaxconn"], "1024");
     let security = linux.security_context.unwrap();
-    assert_eq!((security.run_as_user.unwrap().value, security.supplemental_groups), (1000, vec![2000]));
+    assert_eq!(
+        (security.run_as_user.unwrap().value, security.supplemental_groups),
+        (1000, vec![2000])
+    );
     let namespaces = security.namespace_options.unwrap();
-    let (of_pod, of_container) = (i32::from(NamespaceMode::Pod), i32::from(NamespaceMode::Container));
-    assert_eq!((namespaces.network, namespaces.pid, namespaces.ipc), (of_pod, of_container, of_pod));
-    // The init container's 3 CPUs are more than the containers' together; their memory is more than its.
+    let (of_pod, of_container) =
+        (i32::from(NamespaceMode::Pod), i32::from(NamespaceMode::Container));
+    assert_eq!(
+        (namespaces.network, namespaces.pid, namespaces.ipc),
+        (of_pod, of_container, of_pod)
+    );
+    // The init container's 3 CPUs are more than the containers' together; their memory is more than
+    // its.
     let resources = linux.resources.unwrap();
-    assert_eq!((resources.cpu_shares, resources.cpu_quota, resources.memory_limit_in_bytes), (3072, 300_000, 128 << 20));
+    assert_eq!(
+        (resources.cpu_shares, resources.cpu_quota, resources.memory_limit_in_bytes),
+        (3072, 300_000, 128 << 20)
+    );
 }
 
 #[test]
 fn the_request_for_a_container() {
     let (pod, node) = (pod(POD), Node { kubelet_dir: "/k".into(), ..Node::default() });
     let sandbox = pod.sandbox_config(&node, 0);
-    let request = pod.create_container(&pod.containers[0], &node, "sandbox-id", &sandbox, "sha256:1", 3);
-    assert_eq!((request.pod_sandbox_id.as_str(), request.sandbox_config), ("sandbox-id", Some(sandbox)));
+    let request =
+        pod.create_container(&pod.containers[0], &node, "sandbox-id", &sandbox, "sha256:1", 3);
+    assert_eq!(
+        (request.pod_sandbox_id.as_str(), request.sandbox_config),
+        ("sandbox-id", Some(sandbox))
+    );
     let config = request.config.unwrap();
-    assert_eq!(config.metadata.unwrap(), cri::ContainerMetadata { name: "main".into(), attempt: 3 });
+    assert_eq!(
+        config.metadata.unwrap(),
+        cri::ContainerMetadata { name: "main".into(), attempt: 3 }
+    );
     let image = config.image.unwrap();
-    assert_eq!((image.image.as_str(), image.user_specified_image.as_str()), ("sha256:1", "docker.io/library/busybox:1.36"));
-    assert_eq!((config.command, config.args), (vec!["sh".to_owned()], vec!["-c".to_owned(), "echo hello world $(UNKNOWN)".to_owned()]));
+    assert_eq!(
+        (image.image.as_str(), image.user_specified_image.as_str()),
+        ("sha256:1", "docker.io/library/busybox:1.36")
+    );
+    assert_eq!(
+        (config.command, config.args),
+        (vec!["sh".to_owned()], vec!["-c".to_owned(), "echo hello world $(UNKNOWN)".to_owned()])
+    );
     assert_eq!(config.envs[1].value, b"hello world");
     assert_eq!((config.log_path.as_str(), config.working_dir.as_str()), ("main/3.log", "/tmp"));
     assert_eq!(config.annotations["io.kubernetes.container.restartCount"], "3");
     assert_eq!(config.annotations["io.kubernetes.pod.terminationGracePeriod"], "5");
-    let ports: Value = serde_json::from_str(&config.annotations["io.kubernetes.container.ports"]).unwrap();
-    assert_eq!(ports, serde_json::json!([{"name": "http", "containerPort": 8080, "protocol": "TCP"}]));
+    let ports: Value =
+        serde_json::from_str(&config.annotations["io.kubernetes.container.ports"]).unwrap();
+    assert_eq!(
+        ports,
+        serde_json::json!([{"name": "http", "containerPort": 8080, "protocol": "TCP"}])
+    );
     assert_eq!(config.labels.len(), 4);
     let dir = "/k/pods/0d1f3a52-0000-4000-8000-000000000001";
-    let mounts: Vec<_> =
-        config.mounts.iter().map(|mount| (mount.container_path.as_str(), mount.host_path.strip_prefix(dir).unwrap(), mount.readonly)).collect();
+    let mounts: Vec<_> = config
+        .mounts
+        .iter()
+        .map(|mount| {
+            (
+                mount.container_path.as_str(),
+                mount.host_path.strip_prefix(dir).unwrap(),
+                mount.readonly,
+            )
+        })
+        .collect();
     assert_eq!(
         mounts[..5],
         [
@@ -154,15 +207,27 @@ fn the_request_for_a_container() {
             ("/etc/hosts", "/etc-hosts", false),
         ]
     );
-    assert!(mounts[5].0 == "/dev/termination-log" && mounts[5].1.starts_with("/containers/main/"), "{mounts:?}");
+    assert!(
+        mounts[5].0 == "/dev/termination-log" && mounts[5].1.starts_with("/containers/main/"),
+        "{mounts:?}"
+    );
     let linux = config.linux.unwrap();
     let resources = linux.resources.unwrap();
-    assert_eq!((resources.cpu_shares, resources.cpu_quota, resources.memory_limit_in_bytes, resources.oom_score_adj), (256, 100_000, 128 << 20, 993));
+    assert_eq!(
+        (
+            resources.cpu_shares,
+            resources.cpu_quota,
+            resources.memory_limit_in_bytes,
+            resources.oom_score_adj
+        ),
+        (256, 100_000, 128 << 20, 993)
+    );
     let security = linux.security_context.unwrap();
     assert!(security.readonly_rootfs && security.no_new_privs && !security.privileged);
     assert_eq!(security.capabilities.unwrap().drop_capabilities, ["ALL"]);
     assert_eq!(security.run_as_user.unwrap().value, 1000);
-    let side = pod.container_config(&pod.containers[1], &node, &cri::PodSandboxConfig::default(), "i", 0);
+    let side =
+        pod.container_config(&pod.containers[1], &node, &cri::PodSandboxConfig::default(), "i", 0);
     assert!(side.tty && side.stdin && !side.stdin_once);
 }
 
@@ -170,16 +235,28 @@ fn the_request_for_a_container() {
 fn the_files_that_a_kubelet_makes_first() {
     let (pod, node) = (pod(POD), Node { kubelet_dir: "/k".into(), ..Node::default() });
     let plan = pod.files(&node, 7);
-    let settings = "/k/pods/0d1f3a52-0000-4000-8000-000000000001/volumes/kubernetes.io~configmap/settings";
+    let settings =
+        "/k/pods/0d1f3a52-0000-4000-8000-000000000001/volumes/kubernetes.io~configmap/settings";
     let at = |path: &str| {
         plan.iter().position(|entry| matches!(entry, Entry::Directory { path: p, .. } | Entry::File { path: p, .. } | Entry::Link { path: p, .. } if p.to_str() == Some(path)))
     };
     let file = at(&format!("{settings}/..2026_01_01_00_00_00.000000007/look/color")).unwrap();
-    assert!(matches!(&plan[file], Entry::File { mode: 0o400, content: Content(content), .. } if content == b"blue"));
+    assert!(
+        matches!(&plan[file], Entry::File { mode: 0o400, content: Content(content), .. } if content == b"blue")
+    );
     let data = at(&format!("{settings}/..data")).unwrap();
-    assert_eq!(plan[data], Entry::Link { path: format!("{settings}/..data").into(), target: "..2026_01_01_00_00_00.000000007".into() });
+    assert_eq!(
+        plan[data],
+        Entry::Link {
+            path: format!("{settings}/..data").into(),
+            target: "..2026_01_01_00_00_00.000000007".into()
+        }
+    );
     let look = at(&format!("{settings}/look")).unwrap();
-    assert_eq!(plan[look], Entry::Link { path: format!("{settings}/look").into(), target: "..data/look".into() });
+    assert_eq!(
+        plan[look],
+        Entry::Link { path: format!("{settings}/look").into(), target: "..data/look".into() }
+    );
     assert!(file < data && data < look);
     assert!(
         plan.iter()
@@ -198,11 +275,18 @@ fn what_a_pod_can_ask_of_the_node() {
     let pod = pod(&minimal(
         "  hostNetwork: true\n  hostPID: true\n  hostIPC: true\n  hostUsers: false\n  runtimeClassName: kiyot\n  dnsPolicy: ClusterFirstWithHostNet\n",
     ));
-    let request = pod.run_pod_sandbox(&Node { cgroup_driver: CgroupDriver::Systemd, ..Node::default() }, 0);
+    let request =
+        pod.run_pod_sandbox(&Node { cgroup_driver: CgroupDriver::Systemd, ..Node::default() }, 0);
     let config = request.config.unwrap();
     assert_eq!((request.runtime_handler.as_str(), config.hostname.as_str()), ("kiyot", ""));
     let linux = config.linux.unwrap();
-    assert!(linux.cgroup_parent.starts_with("/kubepods.slice/kubepods-besteffort.slice/kubepods-besteffort-pod"), "{}", linux.cgroup_parent);
+    assert!(
+        linux
+            .cgroup_parent
+            .starts_with("/kubepods.slice/kubepods-besteffort.slice/kubepods-besteffort-pod"),
+        "{}",
+        linux.cgroup_parent
+    );
     let namespaces = linux.security_context.unwrap().namespace_options.unwrap();
     let node = i32::from(NamespaceMode::Node);
     assert_eq!((namespaces.network, namespaces.pid, namespaces.ipc), (node, node, node));
@@ -212,11 +296,16 @@ fn what_a_pod_can_ask_of_the_node() {
 
 #[test]
 fn classes_of_service() {
-    let with = |resources: &str| pod(&minimal("").replace("image: i", &format!("image: i, resources: {resources}")));
+    let with = |resources: &str| {
+        pod(&minimal("").replace("image: i", &format!("image: i, resources: {resources}")))
+    };
     assert_eq!(with("{}").qos_class(), QosClass::BestEffort);
     assert_eq!(with("{limits: {cpu: 1, memory: 1Gi}}").qos_class(), QosClass::Guaranteed);
     assert_eq!(with("{limits: {memory: 1Gi}}").qos_class(), QosClass::Burstable);
-    assert_eq!(with("{requests: {cpu: 1}, limits: {cpu: 2, memory: 1Gi}}").qos_class(), QosClass::Burstable);
+    assert_eq!(
+        with("{requests: {cpu: 1}, limits: {cpu: 2, memory: 1Gi}}").qos_class(),
+        QosClass::Burstable
+    );
     let guaranteed = with("{limits: {cpu: 1, memory: 1Gi}}");
     assert!(Node::default().cgroup_parent(&guaranteed).starts_with("/kubepods/pod"));
 }
@@ -239,7 +328,10 @@ fn every_field_that_is_not_known_is_reported() {
         "document 1.spec.volumes[1].emptyDir.size: is no known key; the nearest known keys are: sizeLimit",
         "document 1.spec.containers.c.volumeMounts = w: allowed is the name of a volume of the pod",
     ] {
-        assert!(found.iter().any(|problem| problem.starts_with(start)), "{start:?} is not among {found:#?}");
+        assert!(
+            found.iter().any(|problem| problem.starts_with(start)),
+            "{start:?} is not among {found:#?}"
+        );
     }
     assert_eq!(found.len(), 8, "{found:#?}");
 }
@@ -251,29 +343,43 @@ fn documents_that_are_no_pod() {
         ("a: [", "the text: is no YAML"),
         ("- 1", "document 1 = [1]: allowed is a table"),
         ("apiVersion: v2\nkind: Pod", "document 1.apiVersion = \"v2\": allowed is one of \"v1\""),
-        ("apiVersion: v1\nmetadata: {}", "document 1.kind: is missing; allowed is one of Pod, ConfigMap, Secret, List"),
-        ("apiVersion: v1\nkind: Pod\nmetadata: {}\nspec: {}", "document 1.metadata.name: is missing; allowed is a DNS name"),
+        (
+            "apiVersion: v1\nmetadata: {}",
+            "document 1.kind: is missing; allowed is one of Pod, ConfigMap, Secret, List",
+        ),
+        (
+            "apiVersion: v1\nkind: Pod\nmetadata: {}\nspec: {}",
+            "document 1.metadata.name: is missing; allowed is a DNS name",
+        ),
         (
             "apiVersion: v1\nkind: List\nitems: [{apiVersion: v1, kind: List, items: []}]",
             "document 1.items[0].kind = \"List\": allowed is one of Pod, ConfigMap, Secret;",
         ),
         ("apiVersion: v1\nkind: List\nitems: 3", "document 1.items = 3: allowed is a list"),
-        ("apiVersion: v1\nkind: Pod\nmetadata: {name: ../x}", "document 1.metadata.name = \"../x\": allowed is a DNS name"),
+        (
+            "apiVersion: v1\nkind: Pod\nmetadata: {name: ../x}",
+            "document 1.metadata.name = \"../x\": allowed is a DNS name",
+        ),
         (
             &minimal("  volumes: [{name: v, configMap: {name: gone}}]\n"),
             "document 1.spec.volumes[0].configMap.name = gone: allowed is the name of a ConfigMap that stands in this file",
         ),
     ] {
         let found = problems(yaml);
-        assert!(found.iter().any(|problem| problem.starts_with(start)), "{start:?} is not among {found:#?}");
+        assert!(
+            found.iter().any(|problem| problem.starts_with(start)),
+            "{start:?} is not among {found:#?}"
+        );
     }
 }
 
 #[test]
 fn a_document_of_another_kind_is_named_once() {
-    let yaml = format!("{}---\napiVersion: apps/v1\nkind: Deployment\nmetadata: {{name: d}}\nspec: {{replicas: 1}}\n", minimal(""));
-    let rule =
-        "allowed is one of Pod, ConfigMap, Secret, List; what another kind makes is told of a Pod with the metadata and the spec of its template";
+    let yaml = format!(
+        "{}---\napiVersion: apps/v1\nkind: Deployment\nmetadata: {{name: d}}\nspec: {{replicas: 1}}\n",
+        minimal("")
+    );
+    let rule = "allowed is one of Pod, ConfigMap, Secret, List; what another kind makes is told of a Pod with the metadata and the spec of its template";
     assert_eq!(problems(&yaml), [format!("document 2.kind = \"Deployment\": {rule}")]);
 }
 
@@ -291,10 +397,16 @@ fn lists_and_several_documents_are_read_as_their_items() {
         item("one"),
         item("other")
     );
-    let names: Vec<String> = parse("pods.yaml", &yaml).unwrap().pods.into_iter().map(|pod| pod.metadata.name).collect();
+    let names: Vec<String> =
+        parse("pods.yaml", &yaml).unwrap().pods.into_iter().map(|pod| pod.metadata.name).collect();
     assert_eq!(names, ["p", "one", "other"]);
     let wrong = yaml.replace("{name: other}", "{name: other, lables: {}}");
-    assert_eq!(problems(&wrong), ["document 2.items[2].metadata.lables: is no known key; the nearest known keys are: labels"]);
+    assert_eq!(
+        problems(&wrong),
+        [
+            "document 2.items[2].metadata.lables: is no known key; the nearest known keys are: labels"
+        ]
+    );
 }
 
 #[test]
@@ -309,15 +421,25 @@ fn what_the_server_says_of_a_pod_has_no_effect() {
 #[test]
 fn a_manifest_that_is_too_long_is_refused_by_its_size() {
     let yaml = format!("{}# {}", minimal(""), "x".repeat(MAX_BYTES));
-    assert_eq!(problems(&yaml), [format!("the text: has {} bytes; allowed are {MAX_BYTES}", yaml.len())]);
+    assert_eq!(
+        problems(&yaml),
+        [format!("the text: has {} bytes; allowed are {MAX_BYTES}", yaml.len())]
+    );
 }
 
 #[test]
 fn a_secret_is_never_shown() {
-    let broken =
-        POD.replace("aGVsbG8=", "\"open sesame\"").replace("value: world", "value: [open sesame]").replace("\"open sesame\"}", "[open sesame]}");
+    let broken = POD
+        .replace("aGVsbG8=", "\"open sesame\"")
+        .replace("value: world", "value: [open sesame]")
+        .replace("\"open sesame\"}", "[open sesame]}");
     let text = parse("pod.yaml", &broken).unwrap_err().to_string();
-    assert!(text.contains("data.token") && text.contains("stringData.password") && text.contains("env[0].value"), "{text}");
+    assert!(
+        text.contains("data.token")
+            && text.contains("stringData.password")
+            && text.contains("env[0].value"),
+        "{text}"
+    );
     assert!(!text.contains("sesame"), "{text}");
     assert!(!format!("{:?}", parse("pod.yaml", POD).unwrap().pods[0].volumes).contains("sesame"));
     let text = parse("pod.yaml", &format!("{POD}\n  \"open sesame")).unwrap_err().to_string();

@@ -93,7 +93,10 @@ impl Volume {
         let name = table.need("name", "a DNS name").and_then(dns_name);
         let at = table.at().to_owned();
         let report = table.report();
-        let given = ["emptyDir", "configMap", "secret", "hostPath"].iter().filter(|key| table.has(key)).count();
+        let given = ["emptyDir", "configMap", "secret", "hostPath"]
+            .iter()
+            .filter(|key| table.has(key))
+            .count();
         let kinds = [
             table.take("emptyDir").and_then(Field::table).map(empty_dir),
             table
@@ -118,16 +121,22 @@ impl Volume {
 }
 
 fn empty_dir(mut table: Table<'_>) -> VolumeKind {
-    let memory = table.take("medium").and_then(|field| field.choice(&[("", false), ("Memory", true)])).unwrap_or_default();
-    let size_limit = table.take("sizeLimit").and_then(|field| quantity(field, "a quantity of bytes such as 1Gi")).map(Quantity::units);
+    let memory = table
+        .take("medium")
+        .and_then(|field| field.choice(&[("", false), ("Memory", true)]))
+        .unwrap_or_default();
+    let size_limit = table
+        .take("sizeLimit")
+        .and_then(|field| quantity(field, "a quantity of bytes such as 1Gi"))
+        .map(Quantity::units);
     table.finish();
     VolumeKind::EmptyDir { memory, size_limit }
 }
 
 fn host_path(mut table: Table<'_>) -> Option<VolumeKind> {
-    let path = table
-        .need("path", "an absolute path")
-        .and_then(|field| field.read("an absolute path", |text| text.starts_with('/').then(|| text.to_owned())));
+    let path = table.need("path", "an absolute path").and_then(|field| {
+        field.read("an absolute path", |text| text.starts_with('/').then(|| text.to_owned()))
+    });
     let kind = table.take("type").and_then(Field::text).unwrap_or_default();
     table.finish();
     Some(VolumeKind::HostPath(HostPathVolume { path: path?, kind }))
@@ -147,11 +156,20 @@ impl Sources {
         let secret = kind == "Secret";
         let (plain, encoded) = if secret { ("stringData", "data") } else { ("data", "binaryData") };
         let mut keys = BTreeMap::new();
-        for (key, field) in table.take(encoded).map(|field| if secret { field.secret() } else { field }.entries()).unwrap_or_default() {
-            let content = field.read("a text in base64", |text| BASE64_STANDARD.decode(text.trim()).ok());
+        for (key, field) in table
+            .take(encoded)
+            .map(|field| if secret { field.secret() } else { field }.entries())
+            .unwrap_or_default()
+        {
+            let content =
+                field.read("a text in base64", |text| BASE64_STANDARD.decode(text.trim()).ok());
             keys.extend(content.map(|content| (key, Content(content))));
         }
-        for (key, field) in table.take(plain).map(|field| if secret { field.secret() } else { field }.entries()).unwrap_or_default() {
+        for (key, field) in table
+            .take(plain)
+            .map(|field| if secret { field.secret() } else { field }.entries())
+            .unwrap_or_default()
+        {
             keys.extend(field.text().map(|text| (key, Content(text.into_bytes()))));
         }
         // For the API server.
@@ -163,18 +181,32 @@ impl Sources {
         table.finish();
         let name = (kind.to_owned(), metadata.namespace, metadata.name);
         if self.0.contains_key(&name) {
-            report.add(Problem::new(at, format!("is another {kind} {}/{}; allowed is one", name.1, name.2)));
+            report.add(Problem::new(
+                at,
+                format!("is another {kind} {}/{}; allowed is one", name.1, name.2),
+            ));
         }
         self.0.insert(name, keys);
     }
 
     /// The files of a volume that shows one.
-    fn files(&self, kind: &str, name_key: &'static str, namespace: &str, mut table: Table<'_>) -> Option<Vec<KeyedFile>> {
+    fn files(
+        &self,
+        kind: &str,
+        name_key: &'static str,
+        namespace: &str,
+        mut table: Table<'_>,
+    ) -> Option<Vec<KeyedFile>> {
         let name = table.need(name_key, "the name of one in this file").and_then(dns_name);
         let optional = table.take("optional").and_then(Field::flag).unwrap_or_default();
         let default_mode = table.take("defaultMode").and_then(mode).unwrap_or(DEFAULT_MODE);
-        let items =
-            table.take("items").map(|field| field.items().into_iter().filter_map(|item| item.table().and_then(read_item)).collect::<Vec<_>>());
+        let items = table.take("items").map(|field| {
+            field
+                .items()
+                .into_iter()
+                .filter_map(|item| item.table().and_then(read_item))
+                .collect::<Vec<_>>()
+        });
         let (at, report) = (table.at().to_owned(), table.report());
         table.finish();
         let name = name?;
@@ -190,14 +222,30 @@ impl Sources {
             return None;
         };
         let Some(items) = items else {
-            return Some(keys.iter().map(|(key, content)| KeyedFile { path: key.clone(), mode: default_mode, content: content.clone() }).collect());
+            return Some(
+                keys.iter()
+                    .map(|(key, content)| KeyedFile {
+                        path: key.clone(),
+                        mode: default_mode,
+                        content: content.clone(),
+                    })
+                    .collect(),
+            );
         };
         let mut files = Vec::new();
         for item in items {
             match keys.get(&item.key) {
-                Some(content) => files.push(KeyedFile { path: item.path, mode: item.mode.unwrap_or(default_mode), content: content.clone() }),
+                Some(content) => files.push(KeyedFile {
+                    path: item.path,
+                    mode: item.mode.unwrap_or(default_mode),
+                    content: content.clone(),
+                }),
                 None if optional => {}
-                None => report.add(Problem::with_value(format!("{at}.items"), item.key, format!("allowed is a key of {kind} {name}"))),
+                None => report.add(Problem::with_value(
+                    format!("{at}.items"),
+                    item.key,
+                    format!("allowed is a key of {kind} {name}"),
+                )),
             }
         }
         Some(files)
@@ -213,10 +261,14 @@ struct Item {
 fn read_item(mut table: Table<'_>) -> Option<Item> {
     let key = table.need("key", "a key of it").and_then(Field::text);
     let plain = |text: &str| {
-        let fits = !text.is_empty() && !text.starts_with("..") && text.split('/').all(|part| !part.is_empty() && part != "..");
+        let fits = !text.is_empty()
+            && !text.starts_with("..")
+            && text.split('/').all(|part| !part.is_empty() && part != "..");
         fits.then(|| text.to_owned())
     };
-    let path = table.need("path", "a relative path").and_then(|field| field.read("a relative path that does not start with \"..\"", plain));
+    let path = table
+        .need("path", "a relative path")
+        .and_then(|field| field.read("a relative path that does not start with \"..\"", plain));
     let mode = table.take("mode").and_then(mode);
     table.finish();
     Some(Item { key: key?, path: path?, mode })

@@ -6,7 +6,8 @@ use serde_json::Value;
 
 use super::{Problem, Report, Table};
 
-/// One value, with the path of keys that leads to it. Its readers note a problem and return `None` if it is not what they read.
+/// One value, with the path of keys that leads to it. Its readers note a problem and return `None`
+/// if it is not what they read.
 #[derive(Debug)]
 pub struct Field<'r> {
     at: String,
@@ -60,9 +61,22 @@ impl<'r> Field<'r> {
     }
 
     /// A whole number in a range.
-    pub fn number<N: TryFrom<i64> + PartialOrd + fmt::Display>(self, range: RangeInclusive<N>) -> Option<N> {
-        let number = self.value.as_i64().and_then(|number| N::try_from(number).ok()).filter(|number| range.contains(number));
-        number.or_else(|| self.refused(format!("allowed is a whole number from {} to {}", range.start(), range.end())))
+    pub fn number<N: TryFrom<i64> + PartialOrd + fmt::Display>(
+        self,
+        range: RangeInclusive<N>,
+    ) -> Option<N> {
+        let number = self
+            .value
+            .as_i64()
+            .and_then(|number| N::try_from(number).ok())
+            .filter(|number| range.contains(number));
+        number.or_else(|| {
+            self.refused(format!(
+                "allowed is a whole number from {} to {}",
+                range.start(),
+                range.end()
+            ))
+        })
     }
 
     /// A text that a function reads. `allowed` says what it reads.
@@ -71,7 +85,11 @@ impl<'r> Field<'r> {
     }
 
     /// A text, or a number as it is written, that a function reads: YAML has quantities as both.
-    pub fn read_text_or_number<T>(mut self, allowed: &str, read: impl FnOnce(&str) -> Option<T>) -> Option<T> {
+    pub fn read_text_or_number<T>(
+        mut self,
+        allowed: &str,
+        read: impl FnOnce(&str) -> Option<T>,
+    ) -> Option<T> {
         if self.value.is_number() {
             self.value = self.value.to_string().into();
         }
@@ -85,9 +103,13 @@ impl<'r> Field<'r> {
 
     /// One of a few words, each with its meaning.
     pub fn choice<T: Copy>(self, choices: &[(&str, T)]) -> Option<T> {
-        let found = self.value.as_str().and_then(|text| choices.iter().find(|(word, _)| *word == text));
-        let words = || choices.iter().map(|(word, _)| format!("{word:?}")).collect::<Vec<_>>().join(", ");
-        found.map(|(_, meaning)| *meaning).or_else(|| self.refused(format!("allowed is one of {}", words())))
+        let found =
+            self.value.as_str().and_then(|text| choices.iter().find(|(word, _)| *word == text));
+        let words =
+            || choices.iter().map(|(word, _)| format!("{word:?}")).collect::<Vec<_>>().join(", ");
+        found
+            .map(|(_, meaning)| *meaning)
+            .or_else(|| self.refused(format!("allowed is one of {}", words())))
     }
 
     /// A table.
@@ -104,7 +126,12 @@ impl<'r> Field<'r> {
             self.refuse("allowed is a list");
             return Vec::new();
         };
-        let item = |(index, value)| Self { at: format!("{}[{index}]", self.at), value, report: self.report, secret: self.secret };
+        let item = |(index, value)| Self {
+            at: format!("{}[{index}]", self.at),
+            value,
+            report: self.report,
+            secret: self.secret,
+        };
         items.into_iter().enumerate().map(item).collect()
     }
 
@@ -120,7 +147,12 @@ impl<'r> Field<'r> {
             return Vec::new();
         };
         let entry = |(key, value): (String, Value)| {
-            let field = Self { at: format!("{}.{key}", self.at), value, report: self.report, secret: self.secret };
+            let field = Self {
+                at: format!("{}.{key}", self.at),
+                value,
+                report: self.report,
+                secret: self.secret,
+            };
             (key, field)
         };
         fields.into_iter().map(entry).collect()

@@ -57,13 +57,19 @@ impl<'r> Table<'r> {
     pub fn need(&mut self, key: &'static str, allowed: &str) -> Option<Field<'r>> {
         let field = self.take(key);
         if field.is_none() {
-            self.report.add(Problem::new(self.path_of(key), format!("is missing; allowed is {allowed}")));
+            self.report
+                .add(Problem::new(self.path_of(key), format!("is missing; allowed is {allowed}")));
         }
         field
     }
 
     /// Sets a target to what is read of a key, if it is there and right.
-    pub fn set<T>(&mut self, key: &'static str, target: &mut T, read: impl FnOnce(Field<'r>) -> Option<T>) {
+    pub fn set<T>(
+        &mut self,
+        key: &'static str,
+        target: &mut T,
+        read: impl FnOnce(Field<'r>) -> Option<T>,
+    ) {
         if let Some(value) = self.take(key).and_then(read) {
             *target = value;
         }
@@ -72,15 +78,22 @@ impl<'r> Table<'r> {
     /// Notes the keys that nobody took.
     pub fn finish(self) {
         for key in self.fields.keys() {
-            let mut likely: Vec<(f64, &str)> = self.known.iter().map(|known| (strsim::jaro_winkler(key, known), *known)).collect();
+            let mut likely: Vec<(f64, &str)> =
+                self.known.iter().map(|known| (strsim::jaro_winkler(key, known), *known)).collect();
             likely.retain(|(likeness, _)| *likeness >= LIKENESS);
             likely.sort_by(|(one, _), (other, _)| other.total_cmp(one));
             let (words, names) = if likely.is_empty() {
                 ("allowed here are", self.known.clone())
             } else {
-                ("the nearest known keys are", likely.into_iter().take(PROPOSALS).map(|(_, known)| known).collect())
+                (
+                    "the nearest known keys are",
+                    likely.into_iter().take(PROPOSALS).map(|(_, known)| known).collect(),
+                )
             };
-            self.report.add(Problem::new(self.path_of(key), format!("is no known key; {words}: {}", names.join(", "))));
+            self.report.add(Problem::new(
+                self.path_of(key),
+                format!("is no known key; {words}: {}", names.join(", ")),
+            ));
         }
     }
 }

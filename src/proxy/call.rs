@@ -47,10 +47,18 @@ enum Plan<'a> {
 }
 
 /// Serves a call. Dropping the future ends it on all sides.
-pub(super) async fn serve(front: Arc<Shared>, settings: Arc<Settings>, request: Request<Receiving>, respond: Responding) {
+pub(super) async fn serve(
+    front: Arc<Shared>,
+    settings: Arc<Settings>,
+    request: Request<Receiving>,
+    respond: Responding,
+) {
     let caller = Caller::new(respond, settings.client_timeout);
     let Some(_open) = front.open_call(settings.max_calls) else {
-        let message = format!("there are {} calls open already; allowed are no more (server.max_concurrent_calls)", settings.max_calls);
+        let message = format!(
+            "there are {} calls open already; allowed are no more (server.max_concurrent_calls)",
+            settings.max_calls
+        );
         return caller.status(&Status::resource_exhausted(message));
     };
     let budget = Budget::of(request.headers());
@@ -68,7 +76,8 @@ pub(super) async fn serve(front: Arc<Shared>, settings: Arc<Settings>, request: 
         return;
     };
     let is_raw = front.registry.is_plain() || route == Route::Node;
-    // All known methods take one message. With all of it at hand, a call that was refused can be sent again.
+    // All known methods take one message. With all of it at hand, a call that was refused can be
+    // sent again.
     let message = match incoming.message().await {
         Ok(_) | Err(NoMessage::TooLarge(_)) if is_raw => None,
         Ok(Message::Whole { compressed: true, .. }) => return refuse_compressed(caller, method),
@@ -78,26 +87,43 @@ pub(super) async fn serve(front: Arc<Shared>, settings: Arc<Settings>, request: 
         Err(NoMessage::Cancelled) => return,
         Err(NoMessage::Stalled(after)) => return caller.status(&forward::half_sent(after)),
         Err(NoMessage::TooLarge(length)) => {
-            let message = format!("the request's message has {length} bytes; allowed are at most {MAX_MESSAGE}");
+            let message = format!(
+                "the request's message has {length} bytes; allowed are at most {MAX_MESSAGE}"
+            );
             return caller.status(&Status::resource_exhausted(message));
         }
     };
-    let Some((message, alone)) = message else { return forward::forward(front.registry.node(), incoming, budget, caller).await };
+    let Some((message, alone)) = message else {
+        return forward::forward(front.registry.node(), incoming, budget, caller).await;
+    };
     match plan(&front, &settings, method, route, &message) {
         Plan::Raw(upstream) => forward::forward(upstream, incoming, budget, caller).await,
-        Plan::Whose(id) => Box::pin(ask_whose(&front, method, &id, incoming, message, budget, caller)).await,
+        Plan::Whose(id) => {
+            Box::pin(ask_whose(&front, method, &id, incoming, message, budget, caller)).await
+        }
         Plan::Refuse(status) => caller.status(&status),
         Plan::Stays(told) => {
             incoming.replace_message(message.len(), &told);
             match by_place(&front, method, 0) {
-                Plan::Learned(place) => Box::pin(gather::learned(&front, method, place, incoming, told, budget, caller)).await,
+                Plan::Learned(place) => {
+                    Box::pin(gather::learned(&front, method, place, incoming, told, budget, caller))
+                        .await
+                }
                 _ => forward::forward(front.registry.node(), incoming, budget, caller).await,
             }
         }
-        _ if !alone => caller.status(&Status::internal(format!("{method} takes one message, and there came more"))),
-        Plan::Decoded(backend) => Box::pin(answer_decoded(&front, backend, method, message, budget, caller)).await,
-        Plan::Learned(place) => Box::pin(gather::learned(&front, method, place, incoming, message, budget, caller)).await,
-        Plan::List => Box::pin(gather::list(&front, method, incoming, message, budget, caller)).await,
+        _ if !alone => caller
+            .status(&Status::internal(format!("{method} takes one message, and there came more"))),
+        Plan::Decoded(backend) => {
+            Box::pin(answer_decoded(&front, backend, method, message, budget, caller)).await
+        }
+        Plan::Learned(place) => {
+            Box::pin(gather::learned(&front, method, place, incoming, message, budget, caller))
+                .await
+        }
+        Plan::List => {
+            Box::pin(gather::list(&front, method, incoming, message, budget, caller)).await
+        }
         Plan::Metrics => Box::pin(gather::metrics(&front, incoming, budget, caller)).await,
         Plan::Events => Box::pin(events::serve(&front, incoming, budget, caller)).await,
         Plan::Status => Box::pin(gather::status(&front, incoming, budget, caller)).await,
@@ -106,7 +132,13 @@ pub(super) async fn serve(front: Arc<Shared>, settings: Arc<Settings>, request: 
 }
 
 /// Decides who answers.
-fn plan<'a>(front: &'a Shared, settings: &Settings, method: Method, route: Route, message: &[u8]) -> Plan<'a> {
+fn plan<'a>(
+    front: &'a Shared,
+    settings: &Settings,
+    method: Method,
+    route: Route,
+    message: &[u8],
+) -> Plan<'a> {
     let registry = &front.registry;
     // An id that can't be read is for the node to complain about.
     let owner = |path| registry.by_id(peek::string(message, path).unwrap_or_default());
@@ -114,12 +146,17 @@ fn plan<'a>(front: &'a Shared, settings: &Settings, method: Method, route: Route
         Route::Node => Plan::Raw(registry.node()),
         Route::Run => run(front, &settings.routing, method, Pod::of(message)),
         Route::Restore => run(front, &settings.routing, method, Pod::to_restore(message)),
-        Route::ById(path) => owner(path).map_or_else(|| of_id(front, method, peek::string(message, path).unwrap_or_default()), Plan::Decoded),
+        Route::ById(path) => owner(path).map_or_else(
+            || of_id(front, method, peek::string(message, path).unwrap_or_default()),
+            Plan::Decoded,
+        ),
         Route::List(paths) => match paths.iter().find_map(|path| owner(path)) {
             Some(backend) => Plan::Decoded(backend),
             // Its owner alone is asked, so that it is answered while another is down.
             None if registry.has_several_raw() => {
-                let place = paths.iter().find_map(|path| front.owners.of_id(peek::string(message, path).ok()?));
+                let place = paths
+                    .iter()
+                    .find_map(|path| front.owners.of_id(peek::string(message, path).ok()?));
                 place.map_or(Plan::List, |place| Plan::Raw(registry.upstream(place)))
             }
             None => Plan::List,
@@ -127,21 +164,26 @@ fn plan<'a>(front: &'a Shared, settings: &Settings, method: Method, route: Route
         Route::Metrics => Plan::Metrics,
         Route::Events => Plan::Events,
         Route::Status => Plan::Status,
-        Route::PullImage => {
-            registry.decoded().find(|backend| backend.claims_image(method, message)).map_or_else(|| of_image(front, method, message), Plan::Decoded)
+        Route::PullImage => registry
+            .decoded()
+            .find(|backend| backend.claims_image(method, message))
+            .map_or_else(|| of_image(front, method, message), Plan::Decoded),
+        Route::ImageStatus => {
+            match registry.decoded().find(|backend| backend.claims_image(method, message)) {
+                Some(backend) => Plan::Decoded(backend),
+                // ImageSpec.annotations are the pod's; with them the call is for a pod of the node.
+                None if matches!(peek::bytes(message, &[1, 2]), Ok(None)) => Plan::NodeImage,
+                None => of_image(front, method, message),
+            }
         }
-        Route::ImageStatus => match registry.decoded().find(|backend| backend.claims_image(method, message)) {
-            Some(backend) => Plan::Decoded(backend),
-            // ImageSpec.annotations are the pod's; with them the call is for a pod of the node.
-            None if matches!(peek::bytes(message, &[1, 2]), Ok(None)) => Plan::NodeImage,
-            None => of_image(front, method, message),
-        },
         Route::WholeNodeOnly => Plan::Refuse(whole_node_only(method.name())),
     }
 }
 
 fn whole_node_only(what: &str) -> Status {
-    Status::unimplemented(format!("{what} is not answered while there are several backends: the calls that list are"))
+    Status::unimplemented(format!(
+        "{what} is not answered while there are several backends: the calls that list are"
+    ))
 }
 
 /// Who answers a call by the id of a container runtime.
@@ -157,17 +199,35 @@ fn of_id<'a>(front: &'a Shared, method: Method, id: &str) -> Plan<'a> {
 
 /// Who answers for an image: the runtime of the pod that it is for, if that is known.
 fn of_image<'a>(front: &'a Shared, method: Method, message: &[u8]) -> Plan<'a> {
-    let place = if front.registry.has_several_raw() { front.owners.of_image(method, message) } else { None };
+    let place = if front.registry.has_several_raw() {
+        front.owners.of_image(method, message)
+    } else {
+        None
+    };
     Plan::Raw(place.map_or_else(|| front.registry.node(), |place| front.registry.upstream(place)))
 }
 
-/// A call to a container runtime. Where there are several, the answer is looked at that has a new id.
+/// A call to a container runtime. Where there are several, the answer is looked at that has a new
+/// id.
 fn by_place(front: &Shared, method: Method, place: Place) -> Plan<'_> {
-    let makes_an_id = matches!(method, Method::RunPodSandbox | Method::RestorePod | Method::CreateContainer);
-    if makes_an_id && front.registry.has_several_raw() { Plan::Learned(place) } else { Plan::Raw(front.registry.upstream(place)) }
+    let makes_an_id =
+        matches!(method, Method::RunPodSandbox | Method::RestorePod | Method::CreateContainer);
+    if makes_an_id && front.registry.has_several_raw() {
+        Plan::Learned(place)
+    } else {
+        Plan::Raw(front.registry.upstream(place))
+    }
 }
 
-async fn ask_whose(front: &Shared, method: Method, id: &str, incoming: Incoming, message: Bytes, budget: Budget, mut caller: Caller) {
+async fn ask_whose(
+    front: &Shared,
+    method: Method,
+    id: &str,
+    incoming: Incoming,
+    message: Bytes,
+    budget: Budget,
+    mut caller: Caller,
+) {
     let asked = lookup::find(front, table::names(method), id, incoming.head.clone(), budget);
     let place = match caller.wait(gather::until(budget, asked)).await {
         Ok(Ok(Ok(place))) => place,
@@ -175,7 +235,9 @@ async fn ask_whose(front: &Shared, method: Method, id: &str, incoming: Incoming,
         Err(_gone) => return,
     };
     match by_place(front, method, place) {
-        Plan::Learned(place) => gather::learned(front, method, place, incoming, message, budget, caller).await,
+        Plan::Learned(place) => {
+            gather::learned(front, method, place, incoming, message, budget, caller).await
+        }
         _ => forward::forward(front.registry.upstream(place), incoming, budget, caller).await,
     }
 }
@@ -190,7 +252,9 @@ fn run<'a>(front: &'a Shared, routing: &Routing, method: Method, pod: Pod<'_>) -
     tracing::info!(namespace, name, backend = decision.backend, reason = ?decision.reason, "a pod sandbox was routed");
     match registry.get(decision.backend).map(|backend| backend.path()) {
         // A raw backend has a place.
-        Some(CallPath::Raw(_)) => by_place(front, method, registry.place(decision.backend).unwrap_or_default()),
+        Some(CallPath::Raw(_)) => {
+            by_place(front, method, registry.place(decision.backend).unwrap_or_default())
+        }
         Some(CallPath::Decoded(backend)) => match backend.leaves_to_node(&pod.to_run()) {
             None if method == Method::RestorePod => Plan::Refuse(Status::unimplemented(format!(
                 "{method} is not there for pods in cells, and this one is routed to {:?}",
@@ -202,14 +266,22 @@ fn run<'a>(front: &'a Shared, routing: &Routing, method: Method, pod: Pod<'_>) -
                 stays(front, method, pod)
             }
         },
-        None => Plan::Refuse(Status::failed_precondition(format!("the pod is routed to {:?}, and there is no such backend", decision.backend))),
+        None => Plan::Refuse(Status::failed_precondition(format!(
+            "the pod is routed to {:?}, and there is no such backend",
+            decision.backend
+        ))),
     }
 }
 
-/// To the node, for whose runtime a handler that another backend declares is none: its default one runs the pod.
+/// To the node, for whose runtime a handler that another backend declares is none: its default one
+/// runs the pod.
 fn stays<'a>(front: &'a Shared, method: Method, pod: Pod<'_>) -> Plan<'a> {
     let handler = pod.runtime_handler().unwrap_or_default();
-    let is_of_cells = front.registry.declared().iter().any(|(_, declared)| declared.runtime_handlers.contains(&handler));
+    let is_of_cells = front
+        .registry
+        .declared()
+        .iter()
+        .any(|(_, declared)| declared.runtime_handlers.contains(&handler));
     match is_of_cells.then(|| pod.without_handler()) {
         Some(Ok(message)) => Plan::Stays(message.into()),
         _ => by_place(front, method, 0),
@@ -219,11 +291,26 @@ fn stays<'a>(front: &'a Shared, method: Method, pod: Pod<'_>) -> Plan<'a> {
 fn refuse_compressed(caller: Caller, method: Method) {
     let mut more = HeaderMap::with_capacity(1);
     more.insert(GRPC_ACCEPT_ENCODING, HeaderValue::from_static("identity"));
-    caller.refuse(&Status::unimplemented(format!("{method} takes no compressed message; allowed is the encoding identity")), more);
+    caller.refuse(
+        &Status::unimplemented(format!(
+            "{method} takes no compressed message; allowed is the encoding identity"
+        )),
+        more,
+    );
 }
 
-async fn answer_decoded(front: &Shared, backend: &Arc<dyn Decoded>, method: Method, message: Bytes, budget: Budget, mut caller: Caller) {
-    match caller.wait(decoded::answer(&front.main, backend, method, message, budget.deadline())).await {
+async fn answer_decoded(
+    front: &Shared,
+    backend: &Arc<dyn Decoded>,
+    method: Method,
+    message: Bytes,
+    budget: Budget,
+    mut caller: Caller,
+) {
+    match caller
+        .wait(decoded::answer(&front.main, backend, method, message, budget.deadline()))
+        .await
+    {
         Ok(Ok(message)) => caller.message(message).await,
         Ok(Err(status)) => caller.status(&status),
         Err(_gone) => {}

@@ -92,7 +92,12 @@ impl Caller {
     }
 
     /// Answers with metadata, a body in parts, and trailers.
-    pub(super) async fn answer(self, head: response::Parts, body: Vec<Bytes>, trailers: Option<HeaderMap>) {
+    pub(super) async fn answer(
+        self,
+        head: response::Parts,
+        body: Vec<Bytes>,
+        trailers: Option<HeaderMap>,
+    ) {
         let ended = body.is_empty() && trailers.is_none();
         let Some(mut sink) = self.begin(&head, ended) else { return };
         for part in body {

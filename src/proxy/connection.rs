@@ -1,4 +1,5 @@
-//! One connection of a client, with all its calls, in one task: what the calls of a round send leaves in one write.
+//! One connection of a client, with all its calls, in one task: what the calls of a round send
+//! leaves in one write.
 
 use std::{
     future::{Future, poll_fn},
@@ -23,7 +24,8 @@ use super::{
 };
 use crate::http2::{Error, Reason, Serving};
 
-/// How often is read and the calls are polled in one round at most, before other tasks have their turn. A call that comes takes one turn, its answer another.
+/// How often is read and the calls are polled in one round at most, before other tasks have their
+/// turn. A call that comes takes one turn, its answer another.
 const TURNS: usize = 8;
 
 /// How the daemon is told to stop.
@@ -36,7 +38,12 @@ pub(super) struct Stop {
 }
 
 /// Serves a connection until it ends.
-pub(super) async fn serve(stream: UnixStream, front: Arc<Shared>, mut settings: watch::Receiver<Arc<Settings>>, stop: Stop) {
+pub(super) async fn serve(
+    stream: UnixStream,
+    front: Arc<Shared>,
+    mut settings: watch::Receiver<Arc<Settings>>,
+    stop: Stop,
+) {
     let begin = Arc::clone(&settings.borrow_and_update());
     // It is told once; what is set later counts all the same, by calls that are refused.
     let calls = u32::try_from(begin.max_calls).unwrap_or(u32::MAX);
@@ -127,18 +134,24 @@ async fn rounds(
             Poll::Ready(Ok(())) if serving.is_done() => return Poll::Ready(End::Closed),
             Poll::Ready(Ok(())) | Poll::Pending => {}
         }
-        // What can be read now that could not, what may still be there, and calls that have knocked since: nobody else tells of them.
+        // What can be read now that could not, what may still be there, and calls that have knocked
+        // since: nobody else tells of them.
         let can_read_again = !could_read && serving.may_read();
         let calls_wait = of_calls.end();
         if has_read || can_read_again || calls_wait {
             cx.waker().wake_by_ref();
         }
-        if quiet.poll(cx, serving).is_ready() { Poll::Ready(End::HalfSent(quiet.limit)) } else { Poll::Pending }
+        if quiet.poll(cx, serving).is_ready() {
+            Poll::Ready(End::HalfSent(quiet.limit))
+        } else {
+            Poll::Pending
+        }
     })
     .await
 }
 
-/// Notices a client that stopped in the middle of a frame. One that stopped between frames may stay as long as it likes.
+/// Notices a client that stopped in the middle of a frame. One that stopped between frames may stay
+/// as long as it likes.
 struct Quiet {
     limit: Duration,
     timer: Option<Pin<Box<Sleep>>>,

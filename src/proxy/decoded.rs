@@ -1,4 +1,5 @@
-//! Calls that a decoded backend answers: from memory at once, else as one whole message on the main runtime.
+//! Calls that a decoded backend answers: from memory at once, else as one whole message on the main
+//! runtime.
 
 use std::{sync::Arc, time::Instant};
 
@@ -24,20 +25,34 @@ pub(super) async fn answer(
     if answer.len() > MAX_MESSAGE { Err(too_large(answer.len())) } else { Ok(answer) }
 }
 
-async fn call(main: &Handle, decoded: Arc<dyn Decoded>, method: Method, message: Bytes, deadline: Option<Instant>) -> Result<Bytes, Status> {
+async fn call(
+    main: &Handle,
+    decoded: Arc<dyn Decoded>,
+    method: Method,
+    message: Bytes,
+    deadline: Option<Instant>,
+) -> Result<Bytes, Status> {
     // As many of them as there are calls, whose number is limited.
-    let call = AbortOnDropHandle::new(main.spawn(async move { decoded.call(method, message, deadline).await }));
+    let call = AbortOnDropHandle::new(
+        main.spawn(async move { decoded.call(method, message, deadline).await }),
+    );
     let joined = match deadline {
         Some(deadline) => match timeout_at(deadline.into(), call).await {
             Ok(joined) => joined,
-            Err(_) => return Err(Status::deadline_exceeded(format!("{method} was not answered before its deadline"))),
+            Err(_) => {
+                return Err(Status::deadline_exceeded(format!(
+                    "{method} was not answered before its deadline"
+                )));
+            }
         },
         None => call.await,
     };
     joined.unwrap_or_else(|error| {
         if error.is_panic() {
             tracing::error!(%method, "a call ended by a panic");
-            Err(Status::internal(format!("{method} ended by a panic, which the log of kiyot tells of")))
+            Err(Status::internal(format!(
+                "{method} ended by a panic, which the log of kiyot tells of"
+            )))
         } else {
             Err(Status::unavailable("kiyot is stopping"))
         }
@@ -46,5 +61,7 @@ async fn call(main: &Handle, decoded: Arc<dyn Decoded>, method: Method, message:
 
 /// The status of an answer that is larger than the caller takes.
 pub(super) fn too_large(length: usize) -> Status {
-    Status::resource_exhausted(format!("the answer has {length} bytes; allowed are at most {MAX_MESSAGE}"))
+    Status::resource_exhausted(format!(
+        "the answer has {length} bytes; allowed are at most {MAX_MESSAGE}"
+    ))
 }

@@ -1,7 +1,9 @@
-//! The stream of container events: those of all container runtimes, byte for byte, and those of the other backends between them, in whole messages.
+//! The stream of container events: those of all container runtimes, byte for byte, and those of the
+//! other backends between them, in whole messages.
 //!
-//! The kubelet takes the stream for the whole truth. So there is one only if every runtime has one, and it ends as soon as a part of it ends, in that part's
-//! words: then the kubelet lists all, and opens it again or goes back to listing.
+//! The kubelet takes the stream for the whole truth. So there is one only if every runtime has one,
+//! and it ends as soon as a part of it ends, in that part's words: then the kubelet lists all, and
+//! opens it again or goes back to listing.
 
 use std::{
     future::{Future, poll_fn},
@@ -55,8 +57,14 @@ enum End {
     Status(Status),
 }
 
-/// Serves the stream until a part of it ends or the caller goes. While the caller takes nothing, nothing is taken from the runtimes.
-pub(super) async fn serve(front: &Shared, mut incoming: Incoming, budget: Budget, mut caller: Caller) {
+/// Serves the stream until a part of it ends or the caller goes. While the caller takes nothing,
+/// nothing is taken from the runtimes.
+pub(super) async fn serve(
+    front: &Shared,
+    mut incoming: Incoming,
+    budget: Budget,
+    mut caller: Caller,
+) {
     incoming.head.headers.remove(GRPC_ACCEPT_ENCODING);
     budget.shorten(&mut incoming.head.headers);
     let mut all: SelectAll<BoxStream<'_, Next>> = SelectAll::new();
@@ -73,9 +81,12 @@ pub(super) async fn serve(front: &Shared, mut incoming: Incoming, budget: Budget
     // It has no end of its own, and the daemon's stop need not wait for it.
     all.push(Box::pin(stream::once(async {
         front.drain.cancelled().await;
-        Next::End(End::Status(Status::unavailable("kiyot stops; the stream of events can be opened again when it is back")))
+        Next::End(End::Status(Status::unavailable(
+            "kiyot stops; the stream of events can be opened again when it is back",
+        )))
     })));
-    // A runtime may send no metadata before its first event: the first of any of them begins the answer.
+    // A runtime may send no metadata before its first event: the first of any of them begins the
+    // answer.
     let (head, first) = match caller.wait(all.next()).await {
         Ok(Some(Next::Head(head))) => (head, Bytes::new()),
         Ok(Some(Next::Message(message))) => (plain_head(), message),
@@ -151,7 +162,11 @@ enum Part {
 }
 
 /// The events of a runtime. The last that it has is an end.
-fn of_runtime<'a>(upstream: &'a Upstream, head: &'a request::Parts, body: &'a Bytes) -> impl futures::Stream<Item = Next> + Send + 'a {
+fn of_runtime<'a>(
+    upstream: &'a Upstream,
+    head: &'a request::Parts,
+    body: &'a Bytes,
+) -> impl futures::Stream<Item = Next> + Send + 'a {
     stream::unfold(Part::New, move |part| async move {
         match part {
             Part::New => match begin(upstream, head, body).await {
@@ -159,7 +174,11 @@ fn of_runtime<'a>(upstream: &'a Upstream, head: &'a request::Parts, body: &'a By
                 Ok(answer) => {
                     let (head, body) = answer.into_parts();
                     let ended = body.is_end();
-                    Some(if ended { (Next::End(End::Head(head)), Part::Over) } else { (Next::Head(head), Part::Open(body, BytesMut::new())) })
+                    Some(if ended {
+                        (Next::End(End::Head(head)), Part::Over)
+                    } else {
+                        (Next::Head(head), Part::Open(body, BytesMut::new()))
+                    })
                 }
             },
             Part::Open(mut body, mut came) => match message(upstream, &mut body, &mut came).await {
@@ -172,10 +191,17 @@ fn of_runtime<'a>(upstream: &'a Upstream, head: &'a request::Parts, body: &'a By
 }
 
 /// Asks a runtime for its events. A call that it refused to begin with is sent once more.
-async fn begin(upstream: &Upstream, head: &request::Parts, body: &Bytes) -> Result<Response<Receiving>, End> {
+async fn begin(
+    upstream: &Upstream,
+    head: &request::Parts,
+    body: &Bytes,
+) -> Result<Response<Receiving>, End> {
     let mut again = true;
     loop {
-        let sent = upstream.send(head, body, true).await.map_err(|error| End::Status(status_of(Code::Unavailable, &error)))?;
+        let sent = upstream
+            .send(head, body, true)
+            .await
+            .map_err(|error| End::Status(status_of(Code::Unavailable, &error)))?;
         match sent.response.await {
             Err(error) if error.was_refused() && std::mem::take(&mut again) => {}
             answer => return answer.map_err(|error| broken(upstream, error)),
@@ -184,10 +210,16 @@ async fn begin(upstream: &Upstream, head: &request::Parts, body: &Bytes) -> Resu
 }
 
 /// The next message of a runtime, with its head.
-async fn message(upstream: &Upstream, body: &mut Receiving, came: &mut BytesMut) -> Result<Bytes, End> {
+async fn message(
+    upstream: &Upstream,
+    body: &mut Receiving,
+    came: &mut BytesMut,
+) -> Result<Bytes, End> {
     loop {
         match frame::look(came) {
-            Body::Whole { length, compressed: false } => return Ok(came.split_to(HEAD + length).freeze()),
+            Body::Whole { length, compressed: false } => {
+                return Ok(came.split_to(HEAD + length).freeze());
+            }
             Body::Whole { compressed: true, .. } => {
                 let message = "the container runtime's events can't be merged: they are compressed, though uncompressed ones were asked for";
                 return Err(End::Status(Status::internal(message)));
@@ -201,7 +233,12 @@ async fn message(upstream: &Upstream, body: &mut Receiving, came: &mut BytesMut)
                 // What is kept here is a message at most, and what came with its end.
                 came.extend_from_slice(&part);
             }
-            None => return Err(body.trailers().await.map_or_else(|error| broken(upstream, error), End::Trailers)),
+            None => {
+                return Err(body
+                    .trailers()
+                    .await
+                    .map_or_else(|error| broken(upstream, error), End::Trailers));
+            }
         }
     }
 }

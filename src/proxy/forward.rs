@@ -22,16 +22,27 @@ use crate::{
 };
 
 /// Forwards a call. Dropping the future cancels it on the other side.
-pub(super) async fn forward(upstream: &Upstream, mut incoming: Incoming, budget: Budget, mut caller: Caller) {
+pub(super) async fn forward(
+    upstream: &Upstream,
+    mut incoming: Incoming,
+    budget: Budget,
+    mut caller: Caller,
+) {
     let mut again = true;
     loop {
         budget.shorten(&mut incoming.head.headers);
-        let Ok(sent) = caller.wait(upstream.send(&incoming.head, &incoming.body, incoming.rest.is_none())).await else { return };
+        let Ok(sent) = caller
+            .wait(upstream.send(&incoming.head, &incoming.body, incoming.rest.is_none()))
+            .await
+        else {
+            return;
+        };
         let Sent { mut response, stream } = match sent {
             Ok(sent) => sent,
             Err(error) => return caller.status(&status_of(Code::Unavailable, &error)),
         };
-        let mut upload = Upload::new(incoming.rest.take().map(|rest| Pump::new(rest, stream, incoming.limit)));
+        let mut upload =
+            Upload::new(incoming.rest.take().map(|rest| Pump::new(rest, stream, incoming.limit)));
         match head(&mut upload, &mut response, &mut caller).await {
             Head::Cancelled => return,
             Head::Failed(status) => return caller.status(&status),
@@ -89,7 +100,9 @@ async fn head(upload: &mut Upload, response: &mut Answering, caller: &mut Caller
     poll_fn(|cx| {
         match upload.poll(cx) {
             Ok(()) => {}
-            Err(Broken::SourceStalled(after)) => return Poll::Ready(Head::Failed(half_sent(after))),
+            Err(Broken::SourceStalled(after)) => {
+                return Poll::Ready(Head::Failed(half_sent(after)));
+            }
             Err(_) => return Poll::Ready(Head::Cancelled),
         }
         if let Poll::Ready(answer) = Pin::new(&mut *response).poll(cx) {
@@ -101,7 +114,12 @@ async fn head(upload: &mut Upload, response: &mut Answering, caller: &mut Caller
 }
 
 /// Passes the answer on.
-async fn answer(upstream: &Upstream, mut upload: Upload, response: Response<Receiving>, caller: Caller) {
+async fn answer(
+    upstream: &Upstream,
+    mut upload: Upload,
+    response: Response<Receiving>,
+    caller: Caller,
+) {
     let (head, body) = response.into_parts();
     let Some(sink) = caller.begin(&head, body.is_end()) else { return };
     let mut download = Pump::new(body, sink, None);
@@ -124,7 +142,10 @@ async fn answer(upstream: &Upstream, mut upload: Upload, response: Response<Rece
         Ok(()) | Err(Broken::Sink) => {}
         Err(Broken::Source(error)) => match error.reset() {
             Some(reason) => download.to.stream.reset(reason),
-            None => end_with(&mut download.to.stream, &status_of(Code::Unavailable, &upstream.lost(error))),
+            None => end_with(
+                &mut download.to.stream,
+                &status_of(Code::Unavailable, &upstream.lost(error)),
+            ),
         },
         Err(Broken::SourceStalled(after)) => end_with(&mut download.to.stream, &half_sent(after)),
         Err(Broken::SinkStalled(after)) => {

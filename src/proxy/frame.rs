@@ -25,7 +25,9 @@ pub(super) enum Body {
 
 /// Looks at the first bytes of a body.
 pub(super) fn look(body: &[u8]) -> Body {
-    let Some((&[flag, a, b, c, d], rest)) = body.split_first_chunk::<HEAD>() else { return Body::Part };
+    let Some((&[flag, a, b, c, d], rest)) = body.split_first_chunk::<HEAD>() else {
+        return Body::Part;
+    };
     let length = u32::from_be_bytes([a, b, c, d]) as usize;
     if length > MAX_MESSAGE {
         return Body::TooLarge(length);

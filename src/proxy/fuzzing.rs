@@ -14,8 +14,9 @@ use super::{
 };
 use crate::backends::{Features, Method, cri::Answer};
 
-/// Merges the answers that `parts` are, each in two pieces, with one list of ours. What comes of it must be one whole message, with the entries of all of them
-/// where they are lists; and a status must keep what it has, and get a handler more.
+/// Merges the answers that `parts` are, each in two pieces, with one list of ours. What comes of it
+/// must be one whole message, with the entries of all of them where they are lists; and a status
+/// must keep what it has, and get a handler more.
 ///
 /// # Panics
 /// If it isn't.
@@ -23,23 +24,49 @@ pub fn merge(parts: &[&[u8]], ours: &[u8]) {
     let answers = parts.iter().map(|part| answer(part)).collect();
     if let Ok(merged) = merge::lists(answers, vec![Bytes::copy_from_slice(ours)]) {
         let body = merged.body.concat();
-        let Body::Whole { length, compressed: false } = frame::look(&body) else { panic!("no whole message: {body:?}") };
+        let Body::Whole { length, compressed: false } = frame::look(&body) else {
+            panic!("no whole message: {body:?}")
+        };
         assert_eq!(body.len(), HEAD + length);
-        let read = |message: &[u8]| cri::ListContainersResponse::decode(message).map(|list| list.containers);
-        let each: Result<Vec<_>, _> = parts.iter().filter_map(|part| part.get(HEAD..)).chain([ours]).map(read).collect();
+        let read = |message: &[u8]| {
+            cri::ListContainersResponse::decode(message).map(|list| list.containers)
+        };
+        let each: Result<Vec<_>, _> =
+            parts.iter().filter_map(|part| part.get(HEAD..)).chain([ours]).map(read).collect();
         if let Ok(each) = each {
             assert_eq!(read(&body[HEAD..]), Ok(each.concat()));
         }
     }
     for part in parts {
-        let features = Features { recursive_read_only_mounts: !ours.is_empty(), may_be_on_node: ours.len() > 1 };
+        let features = Features {
+            recursive_read_only_mounts: !ours.is_empty(),
+            may_be_on_node: ours.len() > 1,
+        };
         let before = part.get(HEAD..).map(cri::StatusResponse::decode);
-        if let (Ok(merged), Some(Ok(before))) = (merge::status(answer(part), &[("kiyot", features)]), before) {
-            let names = |status: &cri::StatusResponse| status.runtime_handlers.iter().map(|handler| handler.name.clone()).collect::<Vec<_>>();
-            let expected = if before.runtime_handlers.is_empty() { vec![String::new()] } else { names(&before) };
+        if let (Ok(merged), Some(Ok(before))) =
+            (merge::status(answer(part), &[("kiyot", features)]), before)
+        {
+            let names = |status: &cri::StatusResponse| {
+                status
+                    .runtime_handlers
+                    .iter()
+                    .map(|handler| handler.name.clone())
+                    .collect::<Vec<_>>()
+            };
+            let expected = if before.runtime_handlers.is_empty() {
+                vec![String::new()]
+            } else {
+                names(&before)
+            };
             let after = cri::StatusResponse::decode(&merged.body.concat()[HEAD..]);
-            assert_eq!(after.as_ref().map(names), Ok([expected, vec!["kiyot".to_owned()]].concat()));
-            assert_eq!(after.map(|after| (after.status, after.info, after.features)), Ok((before.status, before.info, before.features)));
+            assert_eq!(
+                after.as_ref().map(names),
+                Ok([expected, vec!["kiyot".to_owned()]].concat())
+            );
+            assert_eq!(
+                after.map(|after| (after.status, after.info, after.features)),
+                Ok((before.status, before.info, before.features))
+            );
         }
         if let Some(message) = merge::contiguous(&mut answer(part)) {
             assert!(message.len() + HEAD <= part.len());
@@ -56,7 +83,12 @@ pub fn frame(bytes: &[u8]) {
         assert!(HEAD + length <= bytes.len());
     }
     let owners = Owners::default();
-    for method in [Method::RunPodSandbox, Method::CreateContainer, Method::ListPodSandbox, Method::ListContainers] {
+    for method in [
+        Method::RunPodSandbox,
+        Method::CreateContainer,
+        Method::ListPodSandbox,
+        Method::ListContainers,
+    ] {
         owners.learn(method, 1, bytes, bytes);
         let _ = owners.of_image(Method::PullImage, bytes);
         let _ = owners.of_image(Method::ImageStatus, bytes);

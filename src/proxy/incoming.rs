@@ -62,7 +62,8 @@ impl Incoming {
         Self { head, body: Bytes::new(), rest, limit }
     }
 
-    /// Takes what has come already of the body, up to a limit: with most calls that is all of it, so that it may be sent again.
+    /// Takes what has come already of the body, up to a limit: with most calls that is all of it,
+    /// so that it may be sent again.
     pub(super) async fn take_what_came(&mut self) -> Result<(), NoMessage> {
         while self.body.len() < TAKEN {
             let Some(rest) = &mut self.rest else { return Ok(()) };
@@ -86,7 +87,11 @@ impl Incoming {
                 (Body::Whole { length, compressed }, _) => {
                     // Its end may be behind it, in a frame of its own.
                     self.take_what_came().await?;
-                    return Ok(Message::Whole { length, compressed, alone: self.body.len() == frame::HEAD + length });
+                    return Ok(Message::Whole {
+                        length,
+                        compressed,
+                        alone: self.body.len() == frame::HEAD + length,
+                    });
                 }
                 (Body::Part, None) => return Ok(Message::None),
                 (Body::Part, Some(rest)) => {
@@ -114,7 +119,8 @@ impl Incoming {
         if self.body.is_empty() {
             self.body = part;
         } else if !part.is_empty() {
-            // The buffer is this request's alone: no copy of what it has already, and room is doubled as it grows.
+            // The buffer is this request's alone: no copy of what it has already, and room is
+            // doubled as it grows.
             let mut joined = BytesMut::from(std::mem::take(&mut self.body));
             joined.extend_from_slice(&part);
             self.body = joined.freeze();

@@ -1,5 +1,5 @@
-//! What wakes a task that polls several things in one round: so that a round knows which of them have something to do, and what they do to one another within a round
-//! costs no round of its own.
+//! What wakes a task that polls several things in one round: so that a round knows which of them
+//! have something to do, and what they do to one another within a round costs no round of its own.
 
 use std::{
     sync::{
@@ -60,7 +60,8 @@ impl Knock {
         self.door.state.fetch_and(!KNOCKED, Ordering::SeqCst) & KNOCKED != 0
     }
 
-    /// Ends the round. Whether someone has knocked and was not asked for: then the task needs another round, of which nobody tells it.
+    /// Ends the round. Whether someone has knocked and was not asked for: then the task needs
+    /// another round, of which nobody tells it.
     pub(super) fn end(&self) -> bool {
         self.door.state.fetch_and(!IN_ROUND, Ordering::SeqCst) & KNOCKED != 0
     }

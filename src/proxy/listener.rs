@@ -54,7 +54,12 @@ pub(super) fn listen_on(path: &Path) -> Result<Listener, ListenError> {
     }
     remove_stale(path)?;
     let bound = || -> io::Result<UnixListener> {
-        let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK, None)?;
+        let socket = socket_with(
+            AddressFamily::UNIX,
+            SocketType::STREAM,
+            SocketFlags::CLOEXEC | SocketFlags::NONBLOCK,
+            None,
+        )?;
         bind(&socket, &SocketAddrUnix::new(path)?)?;
         // Nobody can connect before `listen`, so there is no time at which others could.
         chmodat(CWD, path, Mode::RUSR | Mode::WUSR, AtFlags::empty())?;
@@ -74,17 +79,26 @@ fn remove_stale(path: &Path) -> Result<(), ListenError> {
     match fs::symlink_metadata(path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
         Err(error) => return Err(failed("look at")(error)),
-        Ok(metadata) if !metadata.file_type().is_socket() => return Err(ListenError::NotASocket(path.into())),
+        Ok(metadata) if !metadata.file_type().is_socket() => {
+            return Err(ListenError::NotASocket(path.into()));
+        }
         Ok(_) => {}
     }
-    let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK, None)
-        .map_err(|error| failed("open a socket to look at")(error.into()))?;
+    let socket = socket_with(
+        AddressFamily::UNIX,
+        SocketType::STREAM,
+        SocketFlags::CLOEXEC | SocketFlags::NONBLOCK,
+        None,
+    )
+    .map_err(|error| failed("open a socket to look at")(error.into()))?;
     let address = SocketAddrUnix::new(path).map_err(|error| failed("look at")(error.into()))?;
     match rustix::net::connect(&socket, &address) {
         // AGAIN: the other's queue is full.
         Ok(()) | Err(rustix::io::Errno::AGAIN) => Err(ListenError::InUse(path.into())),
         Err(rustix::io::Errno::CONNREFUSED) => match fs::remove_file(path) {
-            Err(error) if error.kind() != io::ErrorKind::NotFound => Err(failed("remove the stale socket")(error)),
+            Err(error) if error.kind() != io::ErrorKind::NotFound => {
+                Err(failed("remove the stale socket")(error))
+            }
             _ => Ok(()),
         },
         Err(error) => Err(failed("see whether a process listens on")(error.into())),
@@ -124,7 +138,10 @@ mod tests {
         drop(UnixListener::bind(&path).unwrap());
         let listener = listen_on(&path).unwrap();
         let refused = listen_on(&path).unwrap_err();
-        assert_eq!(refused.to_string(), format!("{} is in use: another process listens there", path.display()));
+        assert_eq!(
+            refused.to_string(),
+            format!("{} is in use: another process listens there", path.display())
+        );
         std::os::unix::net::UnixStream::connect(&path).unwrap();
         drop(listener);
     }

@@ -1,4 +1,5 @@
-//! Whose an id is that was not learned, as after a restart, or that is a prefix of one: all container runtimes are asked for it.
+//! Whose an id is that was not learned, as after a restart, or that is a prefix of one: all
+//! container runtimes are asked for it.
 
 use std::time::Duration;
 
@@ -33,9 +34,15 @@ enum Said {
     Nothing(Status),
 }
 
-/// The place of the runtime that has an id. The node's if all say that they have it not: its own words are the answer then. An error if one that may have it
-/// can't be asked.
-pub(super) async fn find(front: &Shared, names: Names, id: &str, mut head: Parts, budget: Budget) -> Result<Place, Status> {
+/// The place of the runtime that has an id. The node's if all say that they have it not: its own
+/// words are the answer then. An error if one that may have it can't be asked.
+pub(super) async fn find(
+    front: &Shared,
+    names: Names,
+    id: &str,
+    mut head: Parts,
+    budget: Budget,
+) -> Result<Place, Status> {
     let (method, request) = match names {
         Names::Sandbox => {
             let filter = Some(cri::PodSandboxFilter { id: id.to_owned(), ..Default::default() });
@@ -55,7 +62,9 @@ pub(super) async fn find(front: &Shared, names: Names, id: &str, mut head: Parts
         async move {
             match timeout(LIMIT, upstream.exchange(head, body)).await {
                 Ok(answer) => said(front, method, place, answer),
-                Err(_) => Said::Nothing(Status::unavailable(format!("backend {name} did not say within {LIMIT:?} whether it has {id:?}"))),
+                Err(_) => Said::Nothing(Status::unavailable(format!(
+                    "backend {name} did not say within {LIMIT:?} whether it has {id:?}"
+                ))),
             }
         }
     }));
@@ -71,7 +80,9 @@ pub(super) async fn find(front: &Shared, names: Names, id: &str, mut head: Parts
         ([place], _) => Ok(*place),
         ([], None) => Ok(0),
         ([], Some(status)) => Err(status),
-        _ => Err(Status::invalid_argument(format!("{id:?} is the beginning of ids of several backends; allowed is an id, or a prefix that one has"))),
+        _ => Err(Status::invalid_argument(format!(
+            "{id:?} is the beginning of ids of several backends; allowed is an id, or a prefix that one has"
+        ))),
     }
 }
 
@@ -79,22 +90,34 @@ pub(super) async fn find(front: &Shared, names: Names, id: &str, mut head: Parts
 pub(super) fn call_instead(head: &mut Parts, method: Method) -> Result<(), Status> {
     let mut uri = std::mem::take(&mut head.uri).into_parts();
     uri.path_and_query = Some(PathAndQuery::from_static(method.path()));
-    head.uri = http::Uri::from_parts(uri).map_err(|error| Status::internal(format!("no path can be made of {}: {error}", method.path())))?;
+    head.uri = http::Uri::from_parts(uri).map_err(|error| {
+        Status::internal(format!("no path can be made of {}: {error}", method.path()))
+    })?;
     Ok(())
 }
 
 fn said(front: &Shared, method: Method, place: Place, answer: Result<Answer, Failure>) -> Said {
-    let unavailable = |what: &str| Said::Nothing(Status::unavailable(format!("a container runtime that may have the id {what}")));
+    let unavailable = |what: &str| {
+        Said::Nothing(Status::unavailable(format!(
+            "a container runtime that may have the id {what}"
+        )))
+    };
     let mut answer = match answer {
         Ok(answer) => answer,
-        Err(Failure::Unavailable(error)) => return Said::Nothing(status_of(Code::Unavailable, &error)),
-        Err(Failure::Reset(reason)) => return unavailable(&format!("has reset the call that asks for it: {reason}")),
+        Err(Failure::Unavailable(error)) => {
+            return Said::Nothing(status_of(Code::Unavailable, &error));
+        }
+        Err(Failure::Reset(reason)) => {
+            return unavailable(&format!("has reset the call that asks for it: {reason}"));
+        }
         Err(Failure::TooLarge) => return unavailable("answers with more than is asked for"),
     };
     if !merge::is_ok(&answer) {
         return unavailable("does not list it");
     }
-    let Some(message) = merge::contiguous(&mut answer) else { return unavailable("answers with what is no message") };
+    let Some(message) = merge::contiguous(&mut answer) else {
+        return unavailable("answers with what is no message");
+    };
     front.owners.learn(method, place, b"", &message);
     if items(&message).any(|item| item.is_ok()) { Said::Has } else { Said::HasNot }
 }

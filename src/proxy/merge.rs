@@ -1,4 +1,5 @@
-//! Appends answers to one another: a repeated field concatenates on the wire, and a message's fields do as well. Pure.
+//! Appends answers to one another: a repeated field concatenates on the wire, and a message's
+//! fields do as well. Pure.
 
 use bytes::{BufMut, Bytes, BytesMut};
 use http::{HeaderMap, response};
@@ -36,7 +37,11 @@ const RUNTIME_HANDLERS: u32 = 3;
 
 /// Whether an answer has the status OK. What has another is passed on as it is.
 pub(super) fn is_ok(answer: &Answer) -> bool {
-    answer.trailers.as_ref().and_then(|trailers| trailers.get(GRPC_STATUS)).is_some_and(|status| status == "0")
+    answer
+        .trailers
+        .as_ref()
+        .and_then(|trailers| trailers.get(GRPC_STATUS))
+        .is_some_and(|status| status == "0")
 }
 
 /// The message of an answer, in parts.
@@ -46,8 +51,12 @@ fn message(answer: &mut Answer) -> Result<(Vec<Bytes>, usize), Status> {
     if parts.first().is_some_and(|first| first.len() < HEAD) {
         parts = vec![parts.concat().into()];
     }
-    let bad = |what: &str| Err(Status::internal(format!("the container runtime's answer can't be added to: {what}")));
-    let Some(first) = parts.first_mut().filter(|first| first.len() >= HEAD) else { return bad("it has no message") };
+    let bad = |what: &str| {
+        Err(Status::internal(format!("the container runtime's answer can't be added to: {what}")))
+    };
+    let Some(first) = parts.first_mut().filter(|first| first.len() >= HEAD) else {
+        return bad("it has no message");
+    };
     let head = first.split_to(HEAD);
     if head[0] != 0 {
         return bad("it is compressed, though only an uncompressed one was asked for");
@@ -62,7 +71,8 @@ fn message(answer: &mut Answer) -> Result<(Vec<Bytes>, usize), Status> {
     Ok((parts, told))
 }
 
-/// The bytes of an answer's message in one piece; the answer stays as it is. `None` if it has none that can be read.
+/// The bytes of an answer's message in one piece; the answer stays as it is. `None` if it has none
+/// that can be read.
 pub(super) fn contiguous(answer: &mut Answer) -> Option<Bytes> {
     if answer.body.len() > 1 {
         answer.body = vec![answer.body.concat().into()];
@@ -74,7 +84,8 @@ pub(super) fn contiguous(answer: &mut Answer) -> Option<Bytes> {
     }
 }
 
-/// Appends lists to one another: the answers of container runtimes (one at least), then `more`. The first answer that is an error is the whole's.
+/// Appends lists to one another: the answers of container runtimes (one at least), then `more`. The
+/// first answer that is an error is the whole's.
 pub(super) fn lists(mut answers: Vec<Answer>, more: Vec<Bytes>) -> Result<Merged, Status> {
     if let Some(index) = answers.iter().position(|answer| !is_ok(answer)) {
         return Ok(answers.swap_remove(index).into());
@@ -100,8 +111,8 @@ pub(super) fn lists(mut answers: Vec<Answer>, more: Vec<Bytes>) -> Result<Merged
     }
 }
 
-/// Appends runtime handlers to the node's `StatusResponse`. A list that was empty gets the default handler too: the kubelet takes an empty list for "all are
-/// known" and any other for the whole.
+/// Appends runtime handlers to the node's `StatusResponse`. A list that was empty gets the default
+/// handler too: the kubelet takes an empty list for "all are known" and any other for the whole.
 pub(super) fn status(mut answer: Answer, handlers: &[(&str, Features)]) -> Result<Merged, Status> {
     if !is_ok(&answer) || handlers.is_empty() {
         return Ok(answer.into());
@@ -112,8 +123,10 @@ pub(super) fn status(mut answer: Answer, handlers: &[(&str, Features)]) -> Resul
         put_handler(&mut more, "", false);
     }
     for (handler, features) in handlers {
-        // Of a pod that the node may get nothing is promised that the node does not do: its runtime could pass over it without a word.
-        let recursive = features.recursive_read_only_mounts && (!features.may_be_on_node || default_handler(&message).recursive_read_only_mounts);
+        // Of a pod that the node may get nothing is promised that the node does not do: its runtime
+        // could pass over it without a word.
+        let recursive = features.recursive_read_only_mounts
+            && (!features.may_be_on_node || default_handler(&message).recursive_read_only_mounts);
         put_handler(&mut more, handler, recursive);
     }
     lists(vec![answer], vec![more.freeze()])
@@ -122,12 +135,18 @@ pub(super) fn status(mut answer: Answer, handlers: &[(&str, Features)]) -> Resul
 /// What the default handler of a `StatusResponse` does.
 fn default_handler(status: &[u8]) -> cri::RuntimeHandlerFeatures {
     let handlers = cri::StatusResponse::decode(status).unwrap_or_default().runtime_handlers;
-    handlers.into_iter().find(|handler| handler.name.is_empty()).and_then(|handler| handler.features).unwrap_or_default()
+    handlers
+        .into_iter()
+        .find(|handler| handler.name.is_empty())
+        .and_then(|handler| handler.features)
+        .unwrap_or_default()
 }
 
-/// `RuntimeHandler { name, features: { recursive_read_only_mounts } }`, as an element of `runtime_handlers`.
+/// `RuntimeHandler { name, features: { recursive_read_only_mounts } }`, as an element of
+/// `runtime_handlers`.
 fn put_handler(out: &mut BytesMut, name: &str, recursive_read_only_mounts: bool) {
-    // Names are the backends' own short words; a longer one could not be a RuntimeClass's handler (a DNS label).
+    // Names are the backends' own short words; a longer one could not be a RuntimeClass's handler
+    // (a DNS label).
     let name = &name.as_bytes()[..name.len().min(63)];
     let name_field = if name.is_empty() { 0 } else { 2 + name.len() };
     let features: &[u8] = if recursive_read_only_mounts { &[0x12, 2, 0x08, 1] } else { &[0x12, 0] };

@@ -1,4 +1,5 @@
-//! Whose an id is, where several container runtimes make ids: learned from the answers that pass through. Bounded: what was forgotten is asked for again.
+//! Whose an id is, where several container runtimes make ids: learned from the answers that pass
+//! through. Bounded: what was forgotten is asked for again.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -52,7 +53,10 @@ impl<K: Hash + Eq> Recent<K> {
         self.young.insert(key, place);
     }
 
-    fn get<Q: Hash + Eq + ToOwned<Owned = T> + ?Sized, T: Into<K>>(&mut self, key: &Q) -> Option<Place>
+    fn get<Q: Hash + Eq + ToOwned<Owned = T> + ?Sized, T: Into<K>>(
+        &mut self,
+        key: &Q,
+    ) -> Option<Place>
     where
         K: std::borrow::Borrow<Q>,
     {
@@ -92,16 +96,30 @@ impl Owners {
         let _ = self.read(method, place, request, answer);
     }
 
-    fn read(&self, method: Method, place: Place, request: &[u8], answer: &[u8]) -> Result<(), Malformed> {
+    fn read(
+        &self,
+        method: Method,
+        place: Place,
+        request: &[u8],
+        answer: &[u8],
+    ) -> Result<(), Malformed> {
         let tables = &mut *self.tables();
         match method {
             Method::RunPodSandbox => {
                 tables.put_id(peek::string(answer, &[1])?, place);
-                tables.put_pod(peek::string(request, &[1, 1, 2])?, digest(request, &[1, 7])?, place);
+                tables.put_pod(
+                    peek::string(request, &[1, 1, 2])?,
+                    digest(request, &[1, 7])?,
+                    place,
+                );
             }
             Method::RestorePod => {
                 tables.put_id(peek::string(answer, &[1])?, place);
-                tables.put_pod(peek::string(request, &[2, 1, 2])?, digest(request, &[2, 7])?, place);
+                tables.put_pod(
+                    peek::string(request, &[2, 1, 2])?,
+                    digest(request, &[2, 7])?,
+                    place,
+                );
                 // restored_containers.container_id
                 let mut ids = Vec::new();
                 peek::each(answer, &[2, 2], &mut |id| ids.extend(str::from_utf8(id)))?;
@@ -154,7 +172,8 @@ pub(super) fn items(answer: &[u8]) -> impl Iterator<Item = Result<&[u8], Malform
     })
 }
 
-/// A digest of the map of annotations at a path, in whatever order they are; `None` if there are none.
+/// A digest of the map of annotations at a path, in whatever order they are; `None` if there are
+/// none.
 fn digest(message: &[u8], path: &[u32]) -> Result<Option<u64>, Malformed> {
     let mut annotations = BTreeMap::new();
     peek::each(message, path, &mut |entry| {
@@ -183,15 +202,32 @@ mod tests {
     fn ids_and_pods_are_learned_from_answers() {
         let owners = Owners::default();
         let metadata = Some(cri::PodSandboxMetadata { uid: "u1".into(), ..Default::default() });
-        let config = cri::PodSandboxConfig { metadata, annotations: annotated("a"), ..Default::default() };
-        let run = cri::RunPodSandboxRequest { config: Some(config.clone()), ..Default::default() }.encode_to_vec();
-        owners.learn(Method::RunPodSandbox, 1, &run, &cri::RunPodSandboxResponse { pod_sandbox_id: "s1".into() }.encode_to_vec());
-        owners.learn(Method::CreateContainer, 1, b"", &cri::CreateContainerResponse { container_id: "c1".into() }.encode_to_vec());
-        assert_eq!((owners.of_id("s1"), owners.of_id("c1"), owners.of_id("s"), owners.of_id("")), (Some(1), Some(1), None, None));
-        let pull = cri::PullImageRequest { sandbox_config: Some(config), ..Default::default() }.encode_to_vec();
+        let config =
+            cri::PodSandboxConfig { metadata, annotations: annotated("a"), ..Default::default() };
+        let run = cri::RunPodSandboxRequest { config: Some(config.clone()), ..Default::default() }
+            .encode_to_vec();
+        owners.learn(
+            Method::RunPodSandbox,
+            1,
+            &run,
+            &cri::RunPodSandboxResponse { pod_sandbox_id: "s1".into() }.encode_to_vec(),
+        );
+        owners.learn(
+            Method::CreateContainer,
+            1,
+            b"",
+            &cri::CreateContainerResponse { container_id: "c1".into() }.encode_to_vec(),
+        );
+        assert_eq!(
+            (owners.of_id("s1"), owners.of_id("c1"), owners.of_id("s"), owners.of_id("")),
+            (Some(1), Some(1), None, None)
+        );
+        let pull = cri::PullImageRequest { sandbox_config: Some(config), ..Default::default() }
+            .encode_to_vec();
         assert_eq!(owners.of_image(Method::PullImage, &pull), Some(1));
         let status = |value| {
-            let image = Some(cri::ImageSpec { annotations: annotated(value), ..Default::default() });
+            let image =
+                Some(cri::ImageSpec { annotations: annotated(value), ..Default::default() });
             cri::ImageStatusRequest { image, ..Default::default() }.encode_to_vec()
         };
         assert_eq!(owners.of_image(Method::ImageStatus, &status("a")), Some(1));
@@ -208,12 +244,22 @@ mod tests {
             annotations: annotated(&n.to_string()),
             ..Default::default()
         };
-        let list = cri::ListPodSandboxResponse { items: (0..5).map(item).collect() }.encode_to_vec();
+        let list =
+            cri::ListPodSandboxResponse { items: (0..5).map(item).collect() }.encode_to_vec();
         owners.learn(Method::ListPodSandbox, 2, b"", &list);
-        let containers = (0..5).map(|n| cri::Container { id: format!("c{n}"), ..Default::default() }).collect();
-        owners.learn(Method::ListContainers, 0, b"", &cri::ListContainersResponse { containers }.encode_to_vec());
+        let containers =
+            (0..5).map(|n| cri::Container { id: format!("c{n}"), ..Default::default() }).collect();
+        owners.learn(
+            Method::ListContainers,
+            0,
+            b"",
+            &cri::ListContainersResponse { containers }.encode_to_vec(),
+        );
         for n in 0..5 {
-            assert_eq!((owners.of_id(&format!("s{n}")), owners.of_id(&format!("c{n}"))), (Some(2), Some(0)));
+            assert_eq!(
+                (owners.of_id(&format!("s{n}")), owners.of_id(&format!("c{n}"))),
+                (Some(2), Some(0))
+            );
         }
         // Half a list teaches what came of it, and nothing panics.
         let other = Owners::default();
@@ -225,7 +271,8 @@ mod tests {
     fn there_are_never_more_than_the_bound_and_the_last_ones_stay() {
         let owners = Owners::default();
         let learn = |n: usize| {
-            let answer = cri::CreateContainerResponse { container_id: format!("id-{n}") }.encode_to_vec();
+            let answer =
+                cri::CreateContainerResponse { container_id: format!("id-{n}") }.encode_to_vec();
             owners.learn(Method::CreateContainer, n % 3, b"", &answer);
         };
         for n in 0..3 * MOST {
@@ -239,7 +286,12 @@ mod tests {
         drop(tables);
         assert_eq!(owners.of_id(&format!("id-{}", 3 * MOST - 1)), Some((3 * MOST - 1) % 3));
         assert_eq!(owners.of_id("id-1"), None);
-        owners.learn(Method::CreateContainer, 1, b"", &cri::CreateContainerResponse { container_id: "x".repeat(LONGEST + 1) }.encode_to_vec());
+        owners.learn(
+            Method::CreateContainer,
+            1,
+            b"",
+            &cri::CreateContainerResponse { container_id: "x".repeat(LONGEST + 1) }.encode_to_vec(),
+        );
         assert_eq!(owners.of_id(&"x".repeat(LONGEST + 1)), None);
     }
 }

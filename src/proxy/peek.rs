@@ -1,4 +1,5 @@
-//! Reads single fields of protobuf messages, in place: no allocation, no copy, no panic on whatever bytes come.
+//! Reads single fields of protobuf messages, in place: no allocation, no copy, no panic on whatever
+//! bytes come.
 
 use std::borrow::Cow;
 
@@ -89,8 +90,13 @@ impl<'a> Iterator for Fields<'a> {
     }
 }
 
-/// Calls `visit` with each value found at a path of field numbers; a message that comes in several parts is walked as if they were one, as decoders do.
-pub fn each<'a>(message: &'a [u8], path: &[u32], visit: &mut dyn FnMut(&'a [u8])) -> Result<(), Malformed> {
+/// Calls `visit` with each value found at a path of field numbers; a message that comes in several
+/// parts is walked as if they were one, as decoders do.
+pub fn each<'a>(
+    message: &'a [u8],
+    path: &[u32],
+    visit: &mut dyn FnMut(&'a [u8]),
+) -> Result<(), Malformed> {
     let Some((&wanted, rest)) = path.split_first() else {
         visit(message);
         return Ok(());
@@ -105,7 +111,8 @@ pub fn each<'a>(message: &'a [u8], path: &[u32], visit: &mut dyn FnMut(&'a [u8])
     Ok(())
 }
 
-/// The bytes at a path of field numbers; the last of several, as decoders do. `None` if there are none.
+/// The bytes at a path of field numbers; the last of several, as decoders do. `None` if there are
+/// none.
 pub fn bytes<'a>(message: &'a [u8], path: &[u32]) -> Result<Option<&'a [u8]>, Malformed> {
     let mut found = None;
     each(message, path, &mut |value| found = Some(value))?;
@@ -124,7 +131,9 @@ pub fn string<'a>(message: &'a [u8], path: &[u32]) -> Result<&'a str, Malformed>
 pub fn entry<'a>(message: &'a [u8], path: &[u32], key: &str) -> Result<Option<&'a str>, Malformed> {
     let mut found = Ok(None);
     each(message, path, &mut |entry| match (bytes(entry, &[1]), string(entry, &[2])) {
-        (Ok(name), Ok(value)) if name.unwrap_or_default() == key.as_bytes() && found.is_ok() => found = Ok(Some(value)),
+        (Ok(name), Ok(value)) if name.unwrap_or_default() == key.as_bytes() && found.is_ok() => {
+            found = Ok(Some(value))
+        }
         (Ok(_), Ok(_)) => {}
         _ => found = Err(Malformed),
     })?;

@@ -113,7 +113,8 @@ impl<T: Target> Pump<T> {
         Self { from, to, has_passed: false, stall: Stall::new(limit) }
     }
 
-    /// Passes on what there is; ready when the end, with the trailers if there are any, was passed on as well.
+    /// Passes on what there is; ready when the end, with the trailers if there are any, was passed
+    /// on as well.
     pub(super) fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Broken>> {
         loop {
             ready!(self.to.poll_send(cx))?;
@@ -125,7 +126,9 @@ impl<T: Target> Pump<T> {
                     self.to.give(part);
                 }
                 Poll::Ready(None) => break,
-                Poll::Pending => return self.stall.poll(cx).map(|limit| Err(Broken::SourceStalled(limit))),
+                Poll::Pending => {
+                    return self.stall.poll(cx).map(|limit| Err(Broken::SourceStalled(limit)));
+                }
             }
         }
         let trailers = ready!(self.from.poll_trailers(cx)).map_err(Broken::Source)?;

@@ -11,10 +11,12 @@ mod glob;
 /// The annotation by which a pod asks for a backend.
 pub const TARGET_RUNTIME: &str = "kubernetes.io/target-runtime";
 
-/// Where the kubelet had the pod from; absent or `api` for one of the API server (kubernetes pkg/kubelet/types).
+/// Where the kubelet had the pod from; absent or `api` for one of the API server (kubernetes
+/// pkg/kubelet/types).
 const CONFIG_SOURCE: &str = "kubernetes.io/config.source";
 
-/// Labels that the DaemonSet controller, and no other, gives its pods together (kubernetes pkg/controller/daemon/util).
+/// Labels that the DaemonSet controller, and no other, gives its pods together (kubernetes
+/// pkg/controller/daemon/util).
 const DAEMONSET_LABELS: [&str; 2] = ["controller-revision-hash", "pod-template-generation"];
 
 /// A pod's annotation names a runtime that no backend declares.
@@ -58,9 +60,11 @@ pub struct Decision<'a> {
     pub reason: Reason<'a>,
 }
 
-/// Decides for a pod. `declared` has what each backend calls its own, `node` is the node backend's name.
+/// Decides for a pod. `declared` has what each backend calls its own, `node` is the node backend's
+/// name.
 ///
-/// A declared target runtime wins over a declared runtime handler, both over the rules; of these the first that fits wins, and the default is last.
+/// A declared target runtime wins over a declared runtime handler, both over the rules; of these
+/// the first that fits wins, and the default is last.
 pub fn decide<'a>(
     pod: Pod<'_>,
     declared: &[(&'a BackendName, Declared)],
@@ -73,15 +77,25 @@ pub fn decide<'a>(
     }
 }
 
-fn read<'a>(pod: Pod<'_>, declared: &[(&'a BackendName, Declared)], routing: &'a Routing) -> Result<Result<Decision<'a>, Undeclared>, Malformed> {
+fn read<'a>(
+    pod: Pod<'_>,
+    declared: &[(&'a BackendName, Declared)],
+    routing: &'a Routing,
+) -> Result<Result<Decision<'a>, Undeclared>, Malformed> {
     if let Some(value) = pod.annotation(TARGET_RUNTIME)? {
-        if let Some((name, _)) = declared.iter().find(|(_, declared)| declared.target_runtimes.contains(&value)) {
+        if let Some((name, _)) =
+            declared.iter().find(|(_, declared)| declared.target_runtimes.contains(&value))
+        {
             return Ok(Ok(Decision { backend: name.as_str(), reason: Reason::TargetRuntime }));
         }
         // A rule that names a value declares it for its backend.
-        let of_rules = || routing.rules.iter().filter_map(|rule| rule.annotation.get(TARGET_RUNTIME));
+        let of_rules =
+            || routing.rules.iter().filter_map(|rule| rule.annotation.get(TARGET_RUNTIME));
         if !of_rules().any(|known| known == value) {
-            let of_backends = declared.iter().flat_map(|(_, declared)| declared.target_runtimes).map(ToString::to_string);
+            let of_backends = declared
+                .iter()
+                .flat_map(|(_, declared)| declared.target_runtimes)
+                .map(ToString::to_string);
             let mut allowed: Vec<_> = of_backends.chain(of_rules().cloned()).collect();
             allowed.sort();
             allowed.dedup();
@@ -89,7 +103,9 @@ fn read<'a>(pod: Pod<'_>, declared: &[(&'a BackendName, Declared)], routing: &'a
         }
     }
     let handler = pod.runtime_handler()?;
-    if let Some((name, _)) = declared.iter().find(|(_, declared)| declared.runtime_handlers.contains(&handler)) {
+    if let Some((name, _)) =
+        declared.iter().find(|(_, declared)| declared.runtime_handlers.contains(&handler))
+    {
         return Ok(Ok(Decision { backend: name.as_str(), reason: Reason::RuntimeHandler }));
     }
     for rule in &routing.rules {

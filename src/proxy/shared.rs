@@ -27,7 +27,11 @@ pub(super) struct Settings {
 
 impl Settings {
     pub(super) fn new(server: &Server, routing: Routing) -> Self {
-        Self { routing, client_timeout: server.client_timeout, max_calls: server.max_concurrent_calls }
+        Self {
+            routing,
+            client_timeout: server.client_timeout,
+            max_calls: server.max_concurrent_calls,
+        }
     }
 }
 

@@ -12,23 +12,29 @@ pub enum Route {
     Node,
     /// By the pod's sandbox config: the one decision.
     Run,
-    /// By the pod's sandbox config as [`Route::Run`], to container runtimes only: there is no checkpoint of a pod in a cell.
+    /// By the pod's sandbox config as [`Route::Run`], to container runtimes only: there is no
+    /// checkpoint of a pod in a cell.
     Restore,
     /// To the backend whose the id at this path is.
     ById(FieldPath),
-    /// To all backends, the answers appended to one another; or, if one of these paths has an id, to the backend whose it is.
+    /// To all backends, the answers appended to one another; or, if one of these paths has an id,
+    /// to the backend whose it is.
     List(&'static [FieldPath]),
     /// To the node backend; the runtime handlers of the others are appended to its answer.
     Status,
     /// To the backend whose pod the image is for, else to the node backend.
     PullImage,
-    /// As [`Route::PullImage`]; what only a decoded backend knows of is its answer where the node has none.
+    /// As [`Route::PullImage`]; what only a decoded backend knows of is its answer where the node
+    /// has none.
     ImageStatus,
-    /// To all container runtimes, the answers appended to one another; the metrics of the other backends are appended as the node describes its own.
+    /// To all container runtimes, the answers appended to one another; the metrics of the other
+    /// backends are appended as the node describes its own.
     Metrics,
-    /// To all container runtimes; what they send is passed on as it comes, and the events of the other backends between it.
+    /// To all container runtimes; what they send is passed on as it comes, and the events of the
+    /// other backends between it.
     Events,
-    /// `UNIMPLEMENTED` while there is a backend whose part would be missing; the kubelet then uses the call that lists.
+    /// `UNIMPLEMENTED` while there is a backend whose part would be missing; the kubelet then uses
+    /// the call that lists.
     WholeNodeOnly,
 }
 
@@ -56,11 +62,15 @@ pub const fn names(method: Method) -> Names {
     }
 }
 
-/// The row of a method that CRI did not have when this was built, by its `:path`. CRI's lists, and what streams them, are called so: without the part of the
-/// other backends such an answer would hide pods, and a kubelet does without a call that is not there. Everything else goes to the node backend.
+/// The row of a method that CRI did not have when this was built, by its `:path`. CRI's lists, and
+/// what streams them, are called so: without the part of the other backends such an answer would
+/// hide pods, and a kubelet does without a call that is not there. Everything else goes to the node
+/// backend.
 pub fn unknown(path: &str) -> Route {
     match path.strip_prefix("/runtime.v1.RuntimeService/") {
-        Some(name) if ["List", "Stream"].iter().any(|verb| name.starts_with(verb)) => Route::WholeNodeOnly,
+        Some(name) if ["List", "Stream"].iter().any(|verb| name.starts_with(verb)) => {
+            Route::WholeNodeOnly
+        }
         _ => Route::Node,
     }
 }

@@ -7,7 +7,8 @@ use http::{HeaderMap, HeaderName, HeaderValue};
 const HEADER: HeaderName = HeaderName::from_static("grpc-timeout");
 /// The largest number that eight digits have.
 const MOST: u128 = 99_999_999;
-/// Time that a call may have spent here before its header is written anew. Forwarding takes less, and then costs nothing.
+/// Time that a call may have spent here before its header is written anew. Forwarding takes less,
+/// and then costs nothing.
 const NOTICEABLE: Duration = Duration::from_millis(1);
 
 /// How long a call may last, and since when.
@@ -20,7 +21,10 @@ pub(super) struct Budget {
 impl Budget {
     /// Of a call that came just now.
     pub(super) fn of(headers: &HeaderMap) -> Self {
-        Self { began: Instant::now(), timeout: headers.get(HEADER).and_then(|value| parse(value.as_bytes())) }
+        Self {
+            began: Instant::now(),
+            timeout: headers.get(HEADER).and_then(|value| parse(value.as_bytes())),
+        }
     }
 
     /// When it must have been answered.
@@ -57,10 +61,21 @@ fn parse(value: &[u8]) -> Option<Duration> {
 /// In the finest unit that has room for it, rounded up, as grpc-go does.
 fn format(timeout: Duration) -> HeaderValue {
     let nanos = timeout.as_nanos();
-    let units = [(1, 'n'), (1_000, 'u'), (1_000_000, 'm'), (1_000_000_000, 'S'), (60_000_000_000, 'M'), (3_600_000_000_000, 'H')];
-    let (number, unit) =
-        units.into_iter().map(|(size, unit)| (nanos.div_ceil(size), unit)).find(|(number, _)| *number <= MOST).unwrap_or((MOST, 'H'));
-    HeaderValue::try_from(format!("{number}{unit}")).unwrap_or(HeaderValue::from_static("99999999H"))
+    let units = [
+        (1, 'n'),
+        (1_000, 'u'),
+        (1_000_000, 'm'),
+        (1_000_000_000, 'S'),
+        (60_000_000_000, 'M'),
+        (3_600_000_000_000, 'H'),
+    ];
+    let (number, unit) = units
+        .into_iter()
+        .map(|(size, unit)| (nanos.div_ceil(size), unit))
+        .find(|(number, _)| *number <= MOST)
+        .unwrap_or((MOST, 'H'));
+    HeaderValue::try_from(format!("{number}{unit}"))
+        .unwrap_or(HeaderValue::from_static("99999999H"))
 }
 
 #[cfg(test)]
@@ -82,7 +97,10 @@ mod tests {
     fn a_header_is_left_alone_if_there_is_nothing_to_take_off() {
         let mut headers = HeaderMap::new();
         headers.insert(HEADER, HeaderValue::from_static("007S"));
-        let budget = Budget { began: Instant::now() + Duration::from_secs(3600), timeout: Some(Duration::from_secs(7)) };
+        let budget = Budget {
+            began: Instant::now() + Duration::from_secs(3600),
+            timeout: Some(Duration::from_secs(7)),
+        };
         budget.shorten(&mut headers);
         assert_eq!(headers[HEADER], "007S");
     }

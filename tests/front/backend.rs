@@ -70,9 +70,14 @@ impl Decoded for Cells {
         match method {
             Method::PullImage => {
                 let config = cri::PullImageRequest::decode(message).unwrap().sandbox_config;
-                config.and_then(|config| config.metadata).is_some_and(|metadata| metadata.uid == "ours")
+                config
+                    .and_then(|config| config.metadata)
+                    .is_some_and(|metadata| metadata.uid == "ours")
             }
-            _ => cri::ImageStatusRequest::decode(message).unwrap().image.is_some_and(|image| image.annotations.contains_key("ours")),
+            _ => cri::ImageStatusRequest::decode(message)
+                .unwrap()
+                .image
+                .is_some_and(|image| image.annotations.contains_key("ours")),
         }
     }
 
@@ -87,15 +92,26 @@ impl Decoded for Cells {
     }
 
     /// Answers `cells: <method>`; container ids say what else to do.
-    async fn call(&self, method: Method, message: Bytes, deadline: Option<Instant>) -> Result<Bytes, Status> {
+    async fn call(
+        &self,
+        method: Method,
+        message: Bytes,
+        deadline: Option<Instant>,
+    ) -> Result<Bytes, Status> {
         if method == Method::ListPodSandboxMetrics {
             let pod_sandbox_id = format!("milpa by {}", String::from_utf8_lossy(&message));
             let pod_metrics = vec![cri::PodSandboxMetrics { pod_sandbox_id, ..Default::default() }];
             return Ok(cri::ListPodSandboxMetricsResponse { pod_metrics }.encode_to_vec().into());
         }
-        let id = cri::StopPodSandboxRequest::decode(&message[..]).map(|request| request.pod_sandbox_id).unwrap_or_default();
+        let id = cri::StopPodSandboxRequest::decode(&message[..])
+            .map(|request| request.pod_sandbox_id)
+            .unwrap_or_default();
         // Requests without an id say so elsewhere.
-        let id = if message.windows(HANGS.len()).any(|part| part == HANGS.as_bytes()) { HANGS.to_owned() } else { id };
+        let id = if message.windows(HANGS.len()).any(|part| part == HANGS.as_bytes()) {
+            HANGS.to_owned()
+        } else {
+            id
+        };
         match id.strip_prefix("milpa-").unwrap_or_default() {
             "hang" => {
                 self.hanging.fetch_add(1, Ordering::SeqCst);
@@ -103,8 +119,15 @@ impl Decoded for Cells {
                 std::future::pending().await
             }
             "panic" => panic!("as the test asked for"),
-            "error" => Err(Status::with_details(tonic::Code::NotFound, "no such thing: 100 %", Bytes::from_static(b"\x00details\xff"))),
-            "deadline" => Ok(deadline.map(|at| at.saturating_duration_since(Instant::now()).as_secs().to_string()).unwrap_or_default().into()),
+            "error" => Err(Status::with_details(
+                tonic::Code::NotFound,
+                "no such thing: 100 %",
+                Bytes::from_static(b"\x00details\xff"),
+            )),
+            "deadline" => Ok(deadline
+                .map(|at| at.saturating_duration_since(Instant::now()).as_secs().to_string())
+                .unwrap_or_default()
+                .into()),
             "echo" => Ok(message),
             "large" => Ok(vec![7; 17 << 20].into()),
             _ => Ok(format!("cells: {method}").into()),

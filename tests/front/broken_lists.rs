@@ -33,11 +33,15 @@ async fn broken(mut call: Call, end: &str) {
     let whole = frame(&list(&["a", "b"]));
     let head = || Response::builder().header("content-type", "application/grpc");
     if end == "a status alone" {
-        call.respond.send_response(head().header("grpc-status", "0").body(()).unwrap(), true).unwrap();
+        call.respond
+            .send_response(head().header("grpc-status", "0").body(()).unwrap(), true)
+            .unwrap();
         return;
     }
     if end == "no gRPC" {
-        call.respond.send_response(Response::builder().status(502).body(()).unwrap(), true).unwrap();
+        call.respond
+            .send_response(Response::builder().status(502).body(()).unwrap(), true)
+            .unwrap();
         return;
     }
     let mut stream = call.respond.send_response(head().body(()).unwrap(), false).unwrap();
@@ -63,14 +67,19 @@ async fn broken(mut call: Call, end: &str) {
 
 /// Whether a client takes this for a list.
 fn is_a_list(answer: &Result<Answer, h2::Error>) -> bool {
-    answer.as_ref().is_ok_and(|answer| answer.metadata("grpc-status") == "0" && !answer.body.is_empty())
+    answer
+        .as_ref()
+        .is_ok_and(|answer| answer.metadata("grpc-status") == "0" && !answer.body.is_empty())
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn an_answer_that_breaks_off_is_no_list() {
     for runtimes in [&["containerd"][..], &["containerd", "second"]] {
         let (door, caller) = setup(runtimes).await;
-        let _others: Vec<_> = runtimes[..runtimes.len() - 1].iter().map(|name| Played::constant(&door.runtime(name), list(&["c"]))).collect();
+        let _others: Vec<_> = runtimes[..runtimes.len() - 1]
+            .iter()
+            .map(|name| Played::constant(&door.runtime(name), list(&["c"])))
+            .collect();
         let end = Arc::new(Mutex::new(None));
         let wanted = end.clone();
         let runtime = Played::listen(&door.runtime(runtimes[runtimes.len() - 1]), move |call| {
@@ -106,7 +115,10 @@ async fn a_runtime_that_is_lost_in_the_middle_of_a_list_makes_it_unavailable() {
             let began = began.clone();
             async move {
                 let _ = read_all(&mut call.body).await;
-                let head = Response::builder().header("content-type", "application/grpc").body(()).unwrap();
+                let head = Response::builder()
+                    .header("content-type", "application/grpc")
+                    .body(())
+                    .unwrap();
                 let mut stream = call.respond.send_response(head, false).unwrap();
                 let whole = frame(&list(&["a", "b"]));
                 stream.send_data(whole[..whole.len() - 3].to_vec().into(), false).unwrap();

@@ -42,18 +42,28 @@ impl Answer {
 
     /// The gRPC message, decoded.
     pub(crate) fn message(&self) -> String {
-        tonic::Status::from_header_map(self.trailers.as_ref().unwrap_or(&self.headers)).unwrap().message().to_string()
+        tonic::Status::from_header_map(self.trailers.as_ref().unwrap_or(&self.headers))
+            .unwrap()
+            .message()
+            .to_string()
     }
 
     pub(crate) fn metadata(&self, name: &str) -> &str {
-        self.trailers.as_ref().and_then(|trailers| trailers.get(name)).or(self.headers.get(name)).map_or("", |value| value.to_str().unwrap())
+        self.trailers
+            .as_ref()
+            .and_then(|trailers| trailers.get(name))
+            .or(self.headers.get(name))
+            .map_or("", |value| value.to_str().unwrap())
     }
 
     /// The one message of an answer that is OK.
     pub(crate) fn ok(&self) -> &[u8] {
         assert_eq!(self.code(), 0, "{self:?}");
         assert_eq!(self.body[0], 0);
-        assert_eq!(u32::from_be_bytes(self.body[1..5].try_into().unwrap()) as usize, self.body.len() - 5);
+        assert_eq!(
+            u32::from_be_bytes(self.body[1..5].try_into().unwrap()) as usize,
+            self.body.len() - 5
+        );
         &self.body[5..]
     }
 }
@@ -69,7 +79,10 @@ impl Caller {
     pub(crate) async fn connect(path: &Path) -> Self {
         let stream = UnixStream::connect(path).await.unwrap();
         let mut builder = h2::client::Builder::new();
-        builder.initial_window_size(1 << 20).initial_connection_window_size(64 << 20).max_concurrent_reset_streams(10_000);
+        builder
+            .initial_window_size(1 << 20)
+            .initial_connection_window_size(64 << 20)
+            .max_concurrent_reset_streams(10_000);
         let (send, connection) = builder.handshake(stream).await.unwrap();
         let driver = tokio::spawn(async move {
             let _ = connection.await;
@@ -78,7 +91,11 @@ impl Caller {
     }
 
     /// Begins a call; the body is the test's to send.
-    pub(crate) async fn begin(&self, path: &str, metadata: &[(&'static str, &str)]) -> (ResponseFuture, SendStream<Bytes>) {
+    pub(crate) async fn begin(
+        &self,
+        path: &str,
+        metadata: &[(&'static str, &str)],
+    ) -> (ResponseFuture, SendStream<Bytes>) {
         let mut request = Request::post(format!("http://localhost{path}")).body(()).unwrap();
         let headers = request.headers_mut();
         headers.insert("content-type", HeaderValue::from_static("application/grpc"));
@@ -90,7 +107,12 @@ impl Caller {
     }
 
     /// A call with a body as it is.
-    pub(crate) async fn raw(&self, path: &str, metadata: &[(&'static str, &str)], body: Vec<u8>) -> Result<Answer, h2::Error> {
+    pub(crate) async fn raw(
+        &self,
+        path: &str,
+        metadata: &[(&'static str, &str)],
+        body: Vec<u8>,
+    ) -> Result<Answer, h2::Error> {
         let (response, mut stream) = self.begin(path, metadata).await;
         let send = async move {
             if body.len() < 16 << 10 {
@@ -115,7 +137,10 @@ impl Caller {
 }
 
 /// The rest of an answer.
-pub(crate) async fn collect(headers: HeaderMap, body: &mut RecvStream) -> Result<Answer, h2::Error> {
+pub(crate) async fn collect(
+    headers: HeaderMap,
+    body: &mut RecvStream,
+) -> Result<Answer, h2::Error> {
     let all = read_all(body).await?;
     let trailers = body.trailers().await?;
     Ok(Answer { headers, body: all, trailers })

@@ -29,24 +29,41 @@ async fn an_id_says_whose_a_call_is() {
     let door = Setup::default().open();
     let _runtime = Played::named(&door.containerd());
     let caller = door.caller().await;
-    for &method in Method::ALL.iter().filter(|&&method| matches!(kiyot::proxy::table::route(method), kiyot::proxy::table::Route::ById(_))) {
-        assert_eq!(caller.call(method, &id("milpa0123")).await.ok(), format!("cells: {method}").as_bytes());
+    for &method in Method::ALL.iter().filter(|&&method| {
+        matches!(kiyot::proxy::table::route(method), kiyot::proxy::table::Route::ById(_))
+    }) {
+        assert_eq!(
+            caller.call(method, &id("milpa0123")).await.ok(),
+            format!("cells: {method}").as_bytes()
+        );
         for other in ["0123abcd", "", "mi1pa"] {
-            assert_eq!(caller.call(method, &id(other)).await.ok(), format!("answer to {method}").as_bytes());
+            assert_eq!(
+                caller.call(method, &id(other)).await.ok(),
+                format!("answer to {method}").as_bytes()
+            );
         }
         // Bytes that are not protobuf are for the node to complain about.
-        assert_eq!(caller.call(method, &[0xff; 20]).await.ok(), format!("answer to {method}").as_bytes());
+        assert_eq!(
+            caller.call(method, &[0xff; 20]).await.ok(),
+            format!("answer to {method}").as_bytes()
+        );
     }
     // Nothing but an end, and half a message.
     assert_eq!(caller.raw(Method::Exec.path(), &[], vec![]).await.unwrap().ok(), b"answer to Exec");
-    assert_eq!(caller.raw(Method::Exec.path(), &[], vec![0, 0, 0, 0, 9, 1]).await.unwrap().ok(), b"answer to Exec");
+    assert_eq!(
+        caller.raw(Method::Exec.path(), &[], vec![0, 0, 0, 0, 9, 1]).await.unwrap().ok(),
+        b"answer to Exec"
+    );
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn cell_pods_are_answered_while_the_runtime_is_down() {
     let door = Setup::default().open();
     let caller = door.caller().await;
-    assert_eq!(caller.call(Method::StopContainer, &id("milpa1")).await.ok(), b"cells: StopContainer");
+    assert_eq!(
+        caller.call(Method::StopContainer, &id("milpa1")).await.ok(),
+        b"cells: StopContainer"
+    );
     let filter = cri::PodSandboxFilter { id: "milpa1".into(), ..Default::default() };
     let list = cri::ListPodSandboxRequest { filter: Some(filter) }.encode_to_vec();
     assert_eq!(caller.call(Method::ListPodSandbox, &list).await.ok(), b"cells: ListPodSandbox");
@@ -54,25 +71,48 @@ async fn cell_pods_are_answered_while_the_runtime_is_down() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_pod_goes_where_it_says_or_is_refused() {
-    let rule = Rule { name: "batch".into(), namespace: vec!["batch-*".into()], backend: "cells".into(), ..Rule::default() };
-    let door = Setup { routing: Routing { default: "containerd".into(), rules: vec![rule] }, ..Setup::default() }.open();
+    let rule = Rule {
+        name: "batch".into(),
+        namespace: vec!["batch-*".into()],
+        backend: "cells".into(),
+        ..Rule::default()
+    };
+    let door = Setup {
+        routing: Routing { default: "containerd".into(), rules: vec![rule] },
+        ..Setup::default()
+    }
+    .open();
     let _runtime = Played::named(&door.containerd());
     let caller = door.caller().await;
     let run = |namespace: &str, annotation: Option<&str>, handler: &str| {
-        let metadata = Some(cri::PodSandboxMetadata { namespace: namespace.into(), ..Default::default() });
-        let annotations: HashMap<_, _> = annotation.map(|value| ("kubernetes.io/target-runtime".into(), value.into())).into_iter().collect();
+        let metadata =
+            Some(cri::PodSandboxMetadata { namespace: namespace.into(), ..Default::default() });
+        let annotations: HashMap<_, _> = annotation
+            .map(|value| ("kubernetes.io/target-runtime".into(), value.into()))
+            .into_iter()
+            .collect();
         let config = cri::PodSandboxConfig { metadata, annotations, ..Default::default() };
-        cri::RunPodSandboxRequest { config: Some(config), runtime_handler: handler.into() }.encode_to_vec()
+        cri::RunPodSandboxRequest { config: Some(config), runtime_handler: handler.into() }
+            .encode_to_vec()
     };
     let (cells, node) = (b"cells: RunPodSandbox".as_slice(), b"answer to RunPodSandbox".as_slice());
     assert_eq!(caller.call(Method::RunPodSandbox, &run("default", None, "")).await.ok(), node);
     assert_eq!(caller.call(Method::RunPodSandbox, &run("default", None, "runc")).await.ok(), node);
-    assert_eq!(caller.call(Method::RunPodSandbox, &run("default", Some("kiyot"), "")).await.ok(), cells);
-    assert_eq!(caller.call(Method::RunPodSandbox, &run("default", None, "kiyot")).await.ok(), cells);
+    assert_eq!(
+        caller.call(Method::RunPodSandbox, &run("default", Some("kiyot"), "")).await.ok(),
+        cells
+    );
+    assert_eq!(
+        caller.call(Method::RunPodSandbox, &run("default", None, "kiyot")).await.ok(),
+        cells
+    );
     assert_eq!(caller.call(Method::RunPodSandbox, &run("batch-1", None, "")).await.ok(), cells);
     let refused = caller.call(Method::RunPodSandbox, &run("batch-1", Some("vm"), "")).await;
     assert_eq!(refused.code(), Code::InvalidArgument as i32);
-    assert_eq!(refused.message(), r#"annotation kubernetes.io/target-runtime has the value "vm"; allowed is "kiyot""#);
+    assert_eq!(
+        refused.message(),
+        r#"annotation kubernetes.io/target-runtime has the value "vm"; allowed is "kiyot""#
+    );
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -89,7 +129,10 @@ async fn a_pod_that_stays_on_the_node_is_sent_without_the_handler_of_cells() {
     let caller = door.caller().await;
     let labels = [("stays".to_owned(), String::new())].into();
     let config = cri::PodSandboxConfig { labels, hostname: "h".to_owned(), ..Default::default() };
-    let run = cri::RunPodSandboxRequest { config: Some(config.clone()), runtime_handler: "kiyot".to_owned() };
+    let run = cri::RunPodSandboxRequest {
+        config: Some(config.clone()),
+        runtime_handler: "kiyot".to_owned(),
+    };
     assert_eq!(caller.call(Method::RunPodSandbox, &run.encode_to_vec()).await.ok(), b"sent");
     let told = cri::RunPodSandboxRequest { config: Some(config), runtime_handler: String::new() };
     assert_eq!(seen.recv().await.unwrap(), frame(&told.encode_to_vec()));
@@ -100,7 +143,10 @@ async fn errors_come_with_their_details() {
     let door = Setup::default().open();
     let caller = door.caller().await;
     let answer = caller.call(Method::PodSandboxStatus, &id("milpa-error")).await;
-    assert_eq!((answer.code(), answer.message().as_str()), (Code::NotFound as i32, "no such thing: 100 %"));
+    assert_eq!(
+        (answer.code(), answer.message().as_str()),
+        (Code::NotFound as i32, "no such thing: 100 %")
+    );
     let status = tonic::Status::from_header_map(&answer.headers).unwrap();
     assert_eq!(status.details(), b"\x00details\xff");
     assert_eq!(answer.headers["content-type"], "application/grpc");
@@ -111,7 +157,10 @@ async fn errors_come_with_their_details() {
 async fn the_backend_knows_what_is_left_of_the_deadline() {
     let door = Setup::default().open();
     let caller = door.caller().await;
-    let answer = caller.raw(Method::ExecSync.path(), &[("grpc-timeout", "2H")], frame(&id("milpa-deadline"))).await.unwrap();
+    let answer = caller
+        .raw(Method::ExecSync.path(), &[("grpc-timeout", "2H")], frame(&id("milpa-deadline")))
+        .await
+        .unwrap();
     let left: u64 = str::from_utf8(answer.ok()).unwrap().parse().unwrap();
     assert!((7000..7200).contains(&left), "{left}");
     assert_eq!(caller.call(Method::ExecSync, &id("milpa-deadline")).await.ok(), b"");
@@ -124,15 +173,33 @@ fn unanswered() -> Vec<(Method, Vec<u8>)> {
     let ours = || cri::PodSandboxConfig {
         metadata: Some(cri::PodSandboxMetadata { uid: "ours".into(), ..Default::default() }),
         hostname: hangs(),
-        annotations: [("kubernetes.io/target-runtime".to_owned(), "kiyot".to_owned()), ("ours".to_owned(), String::new())].into(),
+        annotations: [
+            ("kubernetes.io/target-runtime".to_owned(), "kiyot".to_owned()),
+            ("ours".to_owned(), String::new()),
+        ]
+        .into(),
         ..Default::default()
     };
-    let of_image = || Some(cri::ImageSpec { image: hangs(), annotations: ours().annotations, ..Default::default() });
+    let of_image = || {
+        Some(cri::ImageSpec {
+            image: hangs(),
+            annotations: ours().annotations,
+            ..Default::default()
+        })
+    };
     let message = |method: Method| match route(method) {
         Route::ById(_) => Some(id(HANGS)),
-        Route::Run => Some(cri::RunPodSandboxRequest { config: Some(ours()), ..Default::default() }.encode_to_vec()),
-        Route::PullImage => Some(cri::PullImageRequest { sandbox_config: Some(ours()), ..Default::default() }.encode_to_vec()),
-        Route::ImageStatus => Some(cri::ImageStatusRequest { image: of_image(), ..Default::default() }.encode_to_vec()),
+        Route::Run => Some(
+            cri::RunPodSandboxRequest { config: Some(ours()), ..Default::default() }
+                .encode_to_vec(),
+        ),
+        Route::PullImage => Some(
+            cri::PullImageRequest { sandbox_config: Some(ours()), ..Default::default() }
+                .encode_to_vec(),
+        ),
+        Route::ImageStatus => Some(
+            cri::ImageStatusRequest { image: of_image(), ..Default::default() }.encode_to_vec(),
+        ),
         // filter.id
         Route::List(_) => {
             let filter = Some(cri::PodSandboxFilter { id: hangs(), ..Default::default() });
@@ -150,12 +217,17 @@ async fn every_decoded_call_ends_with_its_deadline_and_with_its_caller() {
     let door = Setup::default().open();
     let caller = door.caller().await;
     let hanging = async |wanted: usize| {
-        wait_until("the backend's calls", LONG, async || (door.cells.hanging.load(Ordering::SeqCst) == wanted).then_some(())).await;
+        wait_until("the backend's calls", LONG, async || {
+            (door.cells.hanging.load(Ordering::SeqCst) == wanted).then_some(())
+        })
+        .await;
     };
     let calls = unanswered();
     assert!(calls.len() >= 25, "{calls:?}");
     for (method, message) in calls {
-        let answer = soon(caller.raw(method.path(), &[("grpc-timeout", "20m")], frame(&message))).await.unwrap();
+        let answer = soon(caller.raw(method.path(), &[("grpc-timeout", "20m")], frame(&message)))
+            .await
+            .unwrap();
         assert_eq!(answer.code(), Code::DeadlineExceeded as i32, "{method}");
         hanging(0).await;
 
@@ -172,7 +244,10 @@ async fn every_decoded_call_ends_with_its_deadline_and_with_its_caller() {
 async fn a_panic_ends_its_call_alone() {
     let door = Setup::default().open();
     let caller = door.caller().await;
-    assert_eq!(caller.call(Method::ExecSync, &id("milpa-panic")).await.code(), Code::Internal as i32);
+    assert_eq!(
+        caller.call(Method::ExecSync, &id("milpa-panic")).await.code(),
+        Code::Internal as i32
+    );
     assert_eq!(caller.call(Method::ExecSync, &id("milpa1")).await.ok(), b"cells: ExecSync");
 }
 
@@ -182,7 +257,8 @@ async fn compressed_messages_are_refused_as_grpc_says() {
     let mut body = frame(&id("milpa1"));
     body[0] = 1;
     let caller = door.caller().await;
-    let answer = caller.raw(Method::ExecSync.path(), &[("grpc-encoding", "gzip")], body).await.unwrap();
+    let answer =
+        caller.raw(Method::ExecSync.path(), &[("grpc-encoding", "gzip")], body).await.unwrap();
     assert_eq!(answer.code(), Code::Unimplemented as i32);
     assert_eq!(answer.headers["grpc-accept-encoding"], "identity");
 }
@@ -192,19 +268,31 @@ async fn a_second_message_is_refused() {
     let door = Setup::default().open();
     let body = [frame(&id("milpa1")), frame(&id("milpa2"))].concat();
     let caller = door.caller().await;
-    assert_eq!(caller.raw(Method::ExecSync.path(), &[], body).await.unwrap().code(), Code::Internal as i32);
+    assert_eq!(
+        caller.raw(Method::ExecSync.path(), &[], body).await.unwrap().code(),
+        Code::Internal as i32
+    );
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn large_messages_go_both_ways_and_larger_ones_do_not() {
     let door = Setup::default().open();
     let caller = door.caller().await;
-    let request =
-        |length: usize| cri::ExecSyncRequest { container_id: "milpa-echo".into(), cmd: vec!["x".repeat(length)], timeout: 0 }.encode_to_vec();
+    let request = |length: usize| {
+        cri::ExecSyncRequest {
+            container_id: "milpa-echo".into(),
+            cmd: vec!["x".repeat(length)],
+            timeout: 0,
+        }
+        .encode_to_vec()
+    };
     let message = request((16 << 20) - 32);
     assert!(message.len() <= 16 << 20);
     assert!(caller.call(Method::ExecSync, &message).await.ok() == message);
-    for answer in [caller.call(Method::ExecSync, &request(16 << 20)).await, caller.call(Method::ExecSync, &id("milpa-large")).await] {
+    for answer in [
+        caller.call(Method::ExecSync, &request(16 << 20)).await,
+        caller.call(Method::ExecSync, &id("milpa-large")).await,
+    ] {
         assert_eq!(answer.code(), Code::ResourceExhausted as i32);
         assert!(answer.message().contains("16777216"), "{}", answer.message());
     }
@@ -220,25 +308,43 @@ async fn images_follow_their_pods() {
         cri::PullImageRequest { sandbox_config: Some(config), ..Default::default() }.encode_to_vec()
     };
     let status = |annotation: Option<&str>, image: &str| {
-        let annotations = annotation.map(|key| (key.to_string(), String::new())).into_iter().collect();
+        let annotations =
+            annotation.map(|key| (key.to_string(), String::new())).into_iter().collect();
         let image = cri::ImageSpec { image: image.into(), annotations, ..Default::default() };
         cri::ImageStatusRequest { image: Some(image), verbose: false }.encode_to_vec()
     };
     {
         let _runtime = Played::named(&door.containerd());
         assert_eq!(caller.call(Method::PullImage, &pull("ours")).await.ok(), b"cells: PullImage");
-        assert_eq!(caller.call(Method::PullImage, &pull("theirs")).await.ok(), b"answer to PullImage");
-        assert_eq!(caller.call(Method::ImageStatus, &status(Some("ours"), "a")).await.ok(), b"cells: ImageStatus");
-        assert_eq!(caller.call(Method::ImageStatus, &status(Some("theirs"), "a")).await.ok(), b"answer to ImageStatus");
+        assert_eq!(
+            caller.call(Method::PullImage, &pull("theirs")).await.ok(),
+            b"answer to PullImage"
+        );
+        assert_eq!(
+            caller.call(Method::ImageStatus, &status(Some("ours"), "a")).await.ok(),
+            b"cells: ImageStatus"
+        );
+        assert_eq!(
+            caller.call(Method::ImageStatus, &status(Some("theirs"), "a")).await.ok(),
+            b"answer to ImageStatus"
+        );
     }
-    let reported = cri::ImageStatusResponse { image: Some(cri::Image { id: "cell's".into(), ..Default::default() }), ..Default::default() };
+    let reported = cri::ImageStatusResponse {
+        image: Some(cri::Image { id: "cell's".into(), ..Default::default() }),
+        ..Default::default()
+    };
     door.cells.images.lock().unwrap().insert("a".into(), reported.encode_to_vec());
     let answers = [
         // The node has none: what the cells reported, if they did.
         (Vec::new(), "a", reported.encode_to_vec()),
         (Vec::new(), "b", Vec::new()),
         // The node's own image comes first.
-        (cri::ImageStatusResponse { image: Some(cri::Image::default()), ..Default::default() }.encode_to_vec(), "a", vec![0x0a, 0]),
+        (
+            cri::ImageStatusResponse { image: Some(cri::Image::default()), ..Default::default() }
+                .encode_to_vec(),
+            "a",
+            vec![0x0a, 0],
+        ),
     ];
     for (of_node, image, expected) in answers {
         let _runtime = Played::constant(&door.containerd(), of_node);
@@ -265,5 +371,8 @@ async fn a_message_in_small_parts_is_put_together() {
         tokio::task::yield_now().await;
     }
     let (head, mut body) = soon(response).await.unwrap().into_parts();
-    assert_eq!(crate::caller::collect(head.headers, &mut body).await.unwrap().ok(), b"cells: ExecSync");
+    assert_eq!(
+        crate::caller::collect(head.headers, &mut body).await.unwrap().ok(),
+        b"cells: ExecSync"
+    );
 }

@@ -50,7 +50,9 @@ impl Setup {
         let dir = tempfile::tempdir().unwrap();
         let cells = Arc::new(Cells::default());
         let socket = |name: &str| dir.path().join(format!("{name}.sock"));
-        let cri = |name: &&str| -> Arc<dyn Backend> { Arc::new(Cri::new(BackendName::new(name), socket(name), self.connect_timeout)) };
+        let cri = |name: &&str| -> Arc<dyn Backend> {
+            Arc::new(Cri::new(BackendName::new(name), socket(name), self.connect_timeout))
+        };
         let mut backends: Vec<_> = self.runtimes.iter().map(cri).collect();
         if self.cells {
             backends.push(CellsBackend::of(cells.clone()));

@@ -28,7 +28,8 @@ fn runtime(door: &Door, name: &str) -> (Played, mpsc::UnboundedReceiver<Call>) {
 
 /// Begins the stream, as grpc-go does.
 async fn open(caller: &Caller) -> (h2::client::ResponseFuture, SendStream<Bytes>) {
-    let (response, mut stream) = caller.begin(Method::GetContainerEvents.path(), &[("grpc-accept-encoding", "gzip")]).await;
+    let (response, mut stream) =
+        caller.begin(Method::GetContainerEvents.path(), &[("grpc-accept-encoding", "gzip")]).await;
     stream.send_data(frame(b"").into(), true).unwrap();
     (response, stream)
 }
@@ -37,7 +38,11 @@ async fn open(caller: &Caller) -> (h2::client::ResponseFuture, SendStream<Bytes>
 async fn begun(call: &mut Call) -> SendStream<Bytes> {
     assert_eq!(call.head.uri.path(), Method::GetContainerEvents.path());
     assert!(!call.head.headers.contains_key("grpc-accept-encoding"));
-    let response = Response::builder().header("content-type", "application/grpc").header("x-of", "the node").body(()).unwrap();
+    let response = Response::builder()
+        .header("content-type", "application/grpc")
+        .header("x-of", "the node")
+        .body(())
+        .unwrap();
     call.respond.send_response(response, false).unwrap()
 }
 
@@ -78,7 +83,9 @@ async fn end(mut body: RecvStream) -> HeaderMap {
 
 /// A status in metadata, with details.
 fn status(headers: &mut HeaderMap, code: Code) {
-    Status::with_details(code, "in its own words", Bytes::from_static(b"\x00details")).add_header(headers).unwrap();
+    Status::with_details(code, "in its own words", Bytes::from_static(b"\x00details"))
+        .add_header(headers)
+        .unwrap();
 }
 
 fn trailers(code: Code) -> HeaderMap {
@@ -90,18 +97,25 @@ fn trailers(code: Code) -> HeaderMap {
 #[tokio::test(flavor = "multi_thread")]
 async fn events_of_all_backends_are_woven_in_whole_messages() {
     let door = Setup { runtimes: &["containerd", "second"], ..Setup::default() }.open();
-    let ((_node, mut calls), (_second, mut second)) = (runtime(&door, "containerd"), runtime(&door, "second"));
+    let ((_node, mut calls), (_second, mut second)) =
+        (runtime(&door, "containerd"), runtime(&door, "second"));
     let caller = door.caller().await;
     let (response, _stream) = open(&caller).await;
-    let (mut call, mut other) = (soon(calls.recv()).await.unwrap(), soon(second.recv()).await.unwrap());
-    // An event of a cell waits for no runtime's metadata: containerd sends them with its first event.
+    let (mut call, mut other) =
+        (soon(calls.recv()).await.unwrap(), soon(second.recv()).await.unwrap());
+    // An event of a cell waits for no runtime's metadata: containerd sends them with its first
+    // event.
     tell(&door, Ok(event("milpa1")));
     let (head, mut body) = soon(response).await.unwrap().into_parts();
-    assert_eq!((head.status.as_u16(), &head.headers["content-type"]), (200, &HeaderValue::from_static("application/grpc")));
+    assert_eq!(
+        (head.status.as_u16(), &head.headers["content-type"]),
+        (200, &HeaderValue::from_static("application/grpc"))
+    );
     let mut buffer = Vec::new();
     assert_eq!(next(&mut body, &mut buffer).await, event("milpa1"));
 
-    // Half of an event of the node; meanwhile others come, whole. Its fields are of a later CRI: they are passed on as they are.
+    // Half of an event of the node; meanwhile others come, whole. Its fields are of a later CRI:
+    // they are passed on as they are.
     let unknown = [event("node1"), b"\xfa\x3f\x05later\xf8\x7f\x01".to_vec()].concat();
     let framed = Bytes::from([frame(&unknown), frame(&event("node2"))].concat());
     let (mut node, mut of_other) = (begun(&mut call).await, begun(&mut other).await);
@@ -136,7 +150,10 @@ async fn a_stop_waits_for_no_stream_of_events() {
     assert!(door.bound.drain.drain(LONG).await, "nothing was cut");
     for trailers in [end(body).await, soon(not_begun).await.unwrap().into_parts().0.headers] {
         let status = Status::from_header_map(&trailers).unwrap();
-        assert_eq!((status.code(), status.message().contains("kiyot stops")), (Code::Unavailable, true));
+        assert_eq!(
+            (status.code(), status.message().contains("kiyot stops")),
+            (Code::Unavailable, true)
+        );
     }
 }
 
@@ -160,13 +177,17 @@ async fn without_the_stream_of_a_runtime_there_is_none() {
         let door = Setup { runtimes: &["containerd", "second"], ..Setup::default() }.open();
         let caller = door.caller().await;
         let with = if without == "second" { "containerd" } else { "second" };
-        let ((_with, mut having), (_without, mut lacking)) = (runtime(&door, with), runtime(&door, without));
+        let ((_with, mut having), (_without, mut lacking)) =
+            (runtime(&door, with), runtime(&door, without));
         for begins in [false, true] {
             let (response, _stream) = open(&caller).await;
             let _open = begun(&mut soon(having.recv()).await.unwrap()).await;
             let mut call = soon(lacking.recv()).await.unwrap();
             let mut refuse = || {
-                let mut response = Response::builder().header("content-type", "application/grpc").body(()).unwrap();
+                let mut response = Response::builder()
+                    .header("content-type", "application/grpc")
+                    .body(())
+                    .unwrap();
                 status(response.headers_mut(), Code::Unimplemented);
                 call.respond.send_response(response, true).unwrap();
             };
@@ -180,9 +201,16 @@ async fn without_the_stream_of_a_runtime_there_is_none() {
                 refuse();
                 soon(response).await.unwrap().into_parts()
             };
-            let told = if head.headers.contains_key("grpc-status") { head.headers } else { end(body).await };
+            let told = if head.headers.contains_key("grpc-status") {
+                head.headers
+            } else {
+                end(body).await
+            };
             let told = Status::from_header_map(&told).unwrap();
-            assert_eq!((told.code(), told.message(), told.details()), (Code::Unimplemented, "in its own words", b"\x00details".as_slice()));
+            assert_eq!(
+                (told.code(), told.message(), told.details()),
+                (Code::Unimplemented, "in its own words", b"\x00details".as_slice())
+            );
         }
     }
 }
@@ -205,7 +233,10 @@ async fn the_end_of_a_part_is_the_end_of_the_stream() {
         }
         let (mut node, mut body, _stream) = begin(&mut calls).await;
         node.send_reset(Reason::ENHANCE_YOUR_CALM);
-        assert_eq!(soon(body.data()).await.unwrap().unwrap_err().reason(), Some(Reason::ENHANCE_YOUR_CALM));
+        assert_eq!(
+            soon(body.data()).await.unwrap().unwrap_err().reason(),
+            Some(Reason::ENHANCE_YOUR_CALM)
+        );
 
         // Compressed events were not asked for.
         let (mut node, body, _stream) = begin(&mut calls).await;
@@ -214,7 +245,10 @@ async fn the_end_of_a_part_is_the_end_of_the_stream() {
         // No message is that large.
         let (mut node, body, _stream) = begin(&mut calls).await;
         node.send_data(Bytes::from_static(&[0, 0xff, 0, 0, 0]), false).unwrap();
-        assert_eq!(Status::from_header_map(&end(body).await).unwrap().code(), Code::ResourceExhausted);
+        assert_eq!(
+            Status::from_header_map(&end(body).await).unwrap().code(),
+            Code::ResourceExhausted
+        );
 
         // A backend that lost events; what it had before comes first.
         let (mut node, mut body, _stream) = begin(&mut calls).await;
@@ -223,7 +257,11 @@ async fn the_end_of_a_part_is_the_end_of_the_stream() {
         assert_eq!(next(&mut body, &mut Vec::new()).await, event("milpa1"));
         let told = Status::from_header_map(&end(body).await).unwrap();
         assert_eq!((told.code(), told.message()), (Code::ResourceExhausted, "lost"));
-        assert_eq!(soon(std::future::poll_fn(|cx| node.poll_reset(cx))).await.unwrap(), Reason::CANCEL, "the runtime's stream ends with it");
+        assert_eq!(
+            soon(std::future::poll_fn(|cx| node.poll_reset(cx))).await.unwrap(),
+            Reason::CANCEL,
+            "the runtime's stream ends with it"
+        );
 
         let (_node, mut body, _stream) = begin(&mut calls).await;
         tell(&door, Ok(event("milpa1")));
@@ -248,7 +286,10 @@ async fn a_runtime_that_hangs_up_ends_the_stream() {
     // Its calls stay: dropped, each would be reset before the connection ends.
     drop(node);
     let told = Status::from_header_map(&end(body).await).unwrap();
-    assert!(told.code() == Code::Unavailable && told.message().contains("containerd.sock"), "{told:?}");
+    assert!(
+        told.code() == Code::Unavailable && told.message().contains("containerd.sock"),
+        "{told:?}"
+    );
 }
 
 #[tokio::test(flavor = "multi_thread")]

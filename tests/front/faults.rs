@@ -25,7 +25,11 @@ async fn without_a_runtime_calls_are_unavailable_and_name_its_socket() {
         let answer = caller.call(method, b"\x0a\x00").await;
         assert_eq!(answer.code(), Code::Unavailable as i32);
         let message = answer.message();
-        assert!(message.contains(door.containerd().to_str().unwrap()) && message.contains("No such file"), "{message}");
+        assert!(
+            message.contains(door.containerd().to_str().unwrap())
+                && message.contains("No such file"),
+            "{message}"
+        );
     }
 }
 
@@ -69,7 +73,8 @@ async fn what_does_not_speak_http2_is_unavailable() {
     let listener = UnixListener::bind(door.containerd()).unwrap();
     let _task = tokio_util::task::AbortOnDropHandle::new(tokio::spawn(async move {
         while let Ok((stream, _)) = listener.accept().await {
-            let _ = stream.try_write(b"HTTP/1.1 400 Bad Request\r\n\r\n and more that is not HTTP/2 at all");
+            let _ = stream
+                .try_write(b"HTTP/1.1 400 Bad Request\r\n\r\n and more that is not HTTP/2 at all");
         }
     }));
     let caller = door.caller().await;
@@ -146,7 +151,8 @@ async fn a_call_that_is_refused_before_its_request_has_come_is_sent_again_whole(
     let (began, mut begins) = tokio::sync::mpsc::unbounded_channel();
     let seen = AtomicUsize::new(0);
     let _runtime = Played::listen(&door.containerd(), move |mut call| {
-        let (began, is_refused) = (began.clone(), seen.fetch_add(1, Ordering::SeqCst).is_multiple_of(2));
+        let (began, is_refused) =
+            (began.clone(), seen.fetch_add(1, Ordering::SeqCst).is_multiple_of(2));
         async move {
             if is_refused {
                 call.respond.send_reset(Reason::REFUSED_STREAM);
@@ -161,8 +167,12 @@ async fn a_call_that_is_refused_before_its_request_has_come_is_sent_again_whole(
         }
     });
     let caller = door.caller().await;
-    // One whose requests nobody knows, and which goes on before any of it has come; and one that goes on when its message is whole, and has not ended.
-    for (path, body) in [("/runtime.v9.RuntimeService/Levitate", vec![]), (Method::Version.path(), crate::caller::frame(b"first"))] {
+    // One whose requests nobody knows, and which goes on before any of it has come; and one that
+    // goes on when its message is whole, and has not ended.
+    for (path, body) in [
+        ("/runtime.v9.RuntimeService/Levitate", vec![]),
+        (Method::Version.path(), crate::caller::frame(b"first")),
+    ] {
         let (response, mut stream) = caller.begin(path, &[]).await;
         if !body.is_empty() {
             stream.send_data(Bytes::from(body.clone()), false).unwrap();
@@ -173,7 +183,11 @@ async fn a_call_that_is_refused_before_its_request_has_come_is_sent_again_whole(
         stream.send_data(Bytes::from_static(b" and second"), true).unwrap();
         let (head, mut received) = soon(response).await.unwrap().into_parts();
         let answer = soon(crate::caller::collect(head.headers, &mut received)).await.unwrap();
-        assert_eq!((answer.code(), answer.body), (0, [&body[..], b" and second"].concat()), "{path}");
+        assert_eq!(
+            (answer.code(), answer.body),
+            (0, [&body[..], b" and second"].concat()),
+            "{path}"
+        );
     }
 }
 

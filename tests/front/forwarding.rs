@@ -36,7 +36,11 @@ fn trailers() -> HeaderMap {
 }
 
 /// A raw method, one that is peeked at, and one that nobody knows.
-const PATHS: [&str; 3] = ["/runtime.v1.RuntimeService/Version", "/runtime.v1.RuntimeService/StopPodSandbox", "/runtime.v9.RuntimeService/Levitate"];
+const PATHS: [&str; 3] = [
+    "/runtime.v1.RuntimeService/Version",
+    "/runtime.v1.RuntimeService/StopPodSandbox",
+    "/runtime.v9.RuntimeService/Levitate",
+];
 
 #[tokio::test(flavor = "multi_thread")]
 async fn metadata_bodies_and_trailers_arrive_as_they_were_sent() {
@@ -58,7 +62,13 @@ async fn metadata_bodies_and_trailers_arrive_as_they_were_sent() {
     let caller = door.caller().await;
     for path in PATHS {
         let body = frame(b"\x0a\x03abc\x50\x07");
-        let sent = [("grpc-timeout", "100S"), ("x-repeated", "1"), ("x-repeated", "2"), ("trace-bin", "AAEC/w"), ("user-agent", "grpc-go/1.80.0")];
+        let sent = [
+            ("grpc-timeout", "100S"),
+            ("x-repeated", "1"),
+            ("x-repeated", "2"),
+            ("trace-bin", "AAEC/w"),
+            ("user-agent", "grpc-go/1.80.0"),
+        ];
         let answer = caller.raw(path, &sent, body.clone()).await.unwrap();
         assert_eq!(answer.headers, metadata());
         assert_eq!(answer.body, frame(b"answer"));
@@ -112,7 +122,8 @@ async fn time_spent_here_is_taken_off_the_timeout() {
     let caller = door.caller().await;
     let body = Bytes::from(frame(b"\x0a\x03abc"));
     let mut timeout = async || {
-        let (response, mut stream) = caller.begin(Method::StopPodSandbox.path(), &[("grpc-timeout", "100S")]).await;
+        let (response, mut stream) =
+            caller.begin(Method::StopPodSandbox.path(), &[("grpc-timeout", "100S")]).await;
         stream.send_data(body.slice(..4), false).unwrap();
         // Time is what passes here; nothing is waited for.
         tokio::time::sleep(std::time::Duration::from_millis(50)).await;
@@ -138,7 +149,8 @@ async fn sixteen_mebibytes_go_both_ways() {
     let door = Setup::default().open();
     let _runtime = Played::listen(&door.containerd(), |mut call| async move {
         let body = read_all(&mut call.body).await.unwrap();
-        let response = Response::builder().header("content-type", "application/grpc").body(()).unwrap();
+        let response =
+            Response::builder().header("content-type", "application/grpc").body(()).unwrap();
         let mut stream = call.respond.send_response(response, false).unwrap();
         assert!(crate::played::send_all(&mut stream, body.into()).await);
         stream.send_trailers(crate::played::ok_trailers()).unwrap();
@@ -201,7 +213,10 @@ async fn ten_thousand_calls_of_every_kind_are_each_answered() {
     const KINDS: usize = 4;
     let door = Setup::default().open();
     let pods = |ids: &[&str]| {
-        let items = ids.iter().map(|id| cri::PodSandbox { id: id.to_string(), ..Default::default() }).collect();
+        let items = ids
+            .iter()
+            .map(|id| cri::PodSandbox { id: id.to_string(), ..Default::default() })
+            .collect();
         cri::ListPodSandboxResponse { items }.encode_to_vec()
     };
     for method in [Method::ListPodSandbox, Method::PodSandboxStatus] {
@@ -227,12 +242,28 @@ async fn ten_thousand_calls_of_every_kind_are_each_answered() {
     let calls = (0..CALLS).map(|n| {
         let caller = callers[n % 2].clone();
         async move {
-            let asked = |id: &str| cri::ExecSyncRequest { container_id: id.into(), cmd: vec![n.to_string()], timeout: 0 }.encode_to_vec();
+            let asked = |id: &str| {
+                cri::ExecSyncRequest {
+                    container_id: id.into(),
+                    cmd: vec![n.to_string()],
+                    timeout: 0,
+                }
+                .encode_to_vec()
+            };
             match n / 2 % KINDS {
                 0 => assert_eq!(caller.call(Method::ListPodSandbox, b"").await.ok(), whole),
-                1 => assert_eq!(caller.call(Method::ExecSync, &asked("abc")).await.ok(), asked("abc")),
-                2 => assert_eq!(caller.call(Method::ExecSync, &asked("milpa-echo")).await.ok(), asked("milpa-echo")),
-                _ => assert_eq!(caller.call(Method::PodSandboxStatus, &asked("milpa1")).await.ok(), ours),
+                1 => assert_eq!(
+                    caller.call(Method::ExecSync, &asked("abc")).await.ok(),
+                    asked("abc")
+                ),
+                2 => assert_eq!(
+                    caller.call(Method::ExecSync, &asked("milpa-echo")).await.ok(),
+                    asked("milpa-echo")
+                ),
+                _ => assert_eq!(
+                    caller.call(Method::PodSandboxStatus, &asked("milpa1")).await.ok(),
+                    ours
+                ),
             }
         }
     });

@@ -20,7 +20,8 @@ use crate::{
 /// A method that nobody knows.
 const CONVERSE: &str = "/runtime.v1.RuntimeService/Converse";
 
-/// Short enough to wait for, and longer than a slow machine takes from a request's first bytes to its last.
+/// Short enough to wait for, and longer than a slow machine takes from a request's first bytes to
+/// its last.
 pub(crate) const SHORT: Duration = Duration::from_secs(3);
 
 #[tokio::test(flavor = "multi_thread")]
@@ -29,15 +30,21 @@ async fn a_half_sent_request_ends() {
     let _runtime = Played::named(&door.containerd());
     let caller = door.caller().await;
     let parts = [&[][..], &[0, 0, 0, 0, 9], &[0, 0]];
-    let calls = Method::ALL.iter().flat_map(|method| parts.map(|part| (method, part))).map(async |(method, part)| {
-        let (response, mut stream) = caller.begin(method.path(), &[]).await;
-        if !part.is_empty() {
-            // Its time may be over.
-            let _ = stream.send_data(Bytes::copy_from_slice(part), false);
-        }
-        let response = soon(response).await.unwrap();
-        assert_eq!(response.headers()["grpc-status"], (Code::DeadlineExceeded as i32).to_string(), "{method}");
-    });
+    let calls = Method::ALL.iter().flat_map(|method| parts.map(|part| (method, part))).map(
+        async |(method, part)| {
+            let (response, mut stream) = caller.begin(method.path(), &[]).await;
+            if !part.is_empty() {
+                // Its time may be over.
+                let _ = stream.send_data(Bytes::copy_from_slice(part), false);
+            }
+            let response = soon(response).await.unwrap();
+            assert_eq!(
+                response.headers()["grpc-status"],
+                (Code::DeadlineExceeded as i32).to_string(),
+                "{method}"
+            );
+        },
+    );
     futures::future::join_all(calls).await;
 }
 
@@ -48,7 +55,12 @@ async fn a_connection_that_sends_nothing_or_half_a_frame_ends() {
     let settings = [0, 0, 0, 4, 0, 0, 0, 0, 0].as_slice();
     let half_frame = [0, 0, 40, 1].as_slice();
     let half_headers = [0, 0, 1, 1, 0, 0, 0, 0, 1, 0x82].as_slice();
-    for sent in [vec![], preface[..10].to_vec(), [preface, settings, half_frame].concat(), [preface, settings, half_headers].concat()] {
+    for sent in [
+        vec![],
+        preface[..10].to_vec(),
+        [preface, settings, half_frame].concat(),
+        [preface, settings, half_headers].concat(),
+    ] {
         let mut stream = UnixStream::connect(&door.bound.address).await.unwrap();
         stream.write_all(&sent).await.unwrap();
         let mut rest = Vec::new();
@@ -114,10 +126,19 @@ async fn metadata_that_is_too_long_is_refused() {
     let _runtime = Played::named(&door.containerd());
     let caller = door.caller().await;
     let fine = "x".repeat(500 << 10);
-    assert_eq!(caller.raw(Method::Version.path(), &[("x-long", &fine)], frame(b"")).await.unwrap().code(), 0);
+    assert_eq!(
+        caller.raw(Method::Version.path(), &[("x-long", &fine)], frame(b"")).await.unwrap().code(),
+        0
+    );
     let long = "x".repeat(2 << 20);
     let refused = caller.raw(Method::Version.path(), &[("x-long", &long)], frame(b"")).await;
-    assert!(refused.is_err() || refused.is_ok_and(|answer| answer.headers.get("grpc-status").is_none_or(|status| status != "0")));
+    assert!(
+        refused.is_err()
+            || refused.is_ok_and(|answer| answer
+                .headers
+                .get("grpc-status")
+                .is_none_or(|status| status != "0"))
+    );
     let other = Caller::connect(&door.bound.address).await;
     assert_eq!(other.call(Method::Version, b"").await.code(), 0);
 }

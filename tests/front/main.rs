@@ -1,4 +1,5 @@
-//! The CRI front door between a played caller, a played container runtime and a played decoded backend. No root, no containerd.
+//! The CRI front door between a played caller, a played container runtime and a played decoded
+//! backend. No root, no containerd.
 #![expect(clippy::unwrap_used, clippy::expect_used, reason = "this is a test")]
 
 mod backend;

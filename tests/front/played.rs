@@ -34,7 +34,10 @@ pub(crate) struct Played {
 }
 
 impl Played {
-    pub(crate) fn listen<F: Future<Output = ()> + Send + 'static>(path: &Path, handler: impl Fn(Call) -> F + Send + Sync + 'static) -> Self {
+    pub(crate) fn listen<F: Future<Output = ()> + Send + 'static>(
+        path: &Path,
+        handler: impl Fn(Call) -> F + Send + Sync + 'static,
+    ) -> Self {
         let _ = std::fs::remove_file(path);
         let listener = UnixListener::bind(path).unwrap();
         let handler: Handler = Arc::new(move |call| Box::pin(handler(call)));
@@ -49,7 +52,10 @@ impl Played {
                 tasks.spawn(async move {
                     let mut calls = JoinSet::new();
                     let mut builder = h2::server::Builder::new();
-                    builder.initial_window_size(1 << 20).initial_connection_window_size(8 << 20).max_pending_accept_reset_streams(10_000);
+                    builder
+                        .initial_window_size(1 << 20)
+                        .initial_connection_window_size(8 << 20)
+                        .max_pending_accept_reset_streams(10_000);
                     let Ok(mut connection) = builder.handshake(stream).await else { return };
                     while let Some(Ok((request, respond))) = connection.accept().await {
                         let (head, body) = request.into_parts();
@@ -124,7 +130,8 @@ impl Call {
         if read_all(&mut self.body).await.is_err() {
             return;
         }
-        let response = Response::builder().header("content-type", "application/grpc").body(()).unwrap();
+        let response =
+            Response::builder().header("content-type", "application/grpc").body(()).unwrap();
         let Ok(mut stream) = self.respond.send_response(response, false) else { return };
         if send_all(&mut stream, frame(message).into()).await {
             let _ = stream.send_trailers(ok_trailers());

@@ -30,10 +30,21 @@ struct Sandbox {
 
 impl Sandbox {
     fn encoded(&self) -> Vec<u8> {
-        let owned = |pairs: &[(&str, &str)]| pairs.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect();
-        let metadata = Some(cri::PodSandboxMetadata { namespace: self.namespace.into(), ..Default::default() });
-        let config = cri::PodSandboxConfig { metadata, labels: owned(self.labels), annotations: owned(self.annotations), ..Default::default() };
-        cri::RunPodSandboxRequest { config: Some(config), runtime_handler: self.handler.into() }.encode_to_vec()
+        let owned = |pairs: &[(&str, &str)]| {
+            pairs.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect()
+        };
+        let metadata = Some(cri::PodSandboxMetadata {
+            namespace: self.namespace.into(),
+            ..Default::default()
+        });
+        let config = cri::PodSandboxConfig {
+            metadata,
+            labels: owned(self.labels),
+            annotations: owned(self.annotations),
+            ..Default::default()
+        };
+        cri::RunPodSandboxRequest { config: Some(config), runtime_handler: self.handler.into() }
+            .encode_to_vec()
     }
 
     /// Whether it goes to a cell.
@@ -58,7 +69,8 @@ fn annotated(annotations: &'static [(&'static str, &'static str)]) -> Sandbox {
     Sandbox { annotations, ..pod() }
 }
 
-const OF_DAEMONSET: &[(&str, &str)] = &[("controller-revision-hash", "5d8c"), ("pod-template-generation", "1")];
+const OF_DAEMONSET: &[(&str, &str)] =
+    &[("controller-revision-hash", "5d8c"), ("pod-template-generation", "1")];
 
 fn cases() -> Vec<Case> {
     let rule = || Rule { name: "to cells".into(), backend: "cells".into(), ..Rule::default() };
@@ -75,9 +87,17 @@ fn cases() -> Vec<Case> {
             ],
         },
         Case {
-            rule: Rule { annotation: [("x".to_owned(), "1".to_owned()), ("y".to_owned(), "2".to_owned())].into(), ..rule() },
+            rule: Rule {
+                annotation: [("x".to_owned(), "1".to_owned()), ("y".to_owned(), "2".to_owned())]
+                    .into(),
+                ..rule()
+            },
             fits: annotated(&[("y", "2"), ("x", "1")]),
-            fits_not: vec![annotated(&[("x", "1")]), annotated(&[("y", "2")]), annotated(&[("x", "1"), ("y", "1")])],
+            fits_not: vec![
+                annotated(&[("x", "1")]),
+                annotated(&[("y", "2")]),
+                annotated(&[("x", "1"), ("y", "1")]),
+            ],
         },
         Case {
             rule: Rule { label: pairs("tier", "batch"), ..rule() },
@@ -85,7 +105,10 @@ fn cases() -> Vec<Case> {
             fits_not: vec![pod(), labelled(&[("tier", "web")]), annotated(&[("tier", "batch")])],
         },
         Case {
-            rule: Rule { namespace: vec!["batch-*".into(), "ci".into(), "team-?".into()], ..rule() },
+            rule: Rule {
+                namespace: vec!["batch-*".into(), "ci".into(), "team-?".into()],
+                ..rule()
+            },
             fits: Sandbox { namespace: "ci", ..pod() },
             fits_not: vec![
                 pod(),
@@ -95,22 +118,40 @@ fn cases() -> Vec<Case> {
             ],
         },
         Case {
-            rule: Rule { namespace: vec!["batch-*".into(), "ci".into(), "team-?".into()], ..rule() },
+            rule: Rule {
+                namespace: vec!["batch-*".into(), "ci".into(), "team-?".into()],
+                ..rule()
+            },
             fits: Sandbox { namespace: "batch-nightly", ..pod() },
-            fits_not: vec![Sandbox { namespace: "batch", ..pod() }, Sandbox { namespace: "my-batch-1", ..pod() }],
+            fits_not: vec![
+                Sandbox { namespace: "batch", ..pod() },
+                Sandbox { namespace: "my-batch-1", ..pod() },
+            ],
         },
         Case {
             rule: Rule { runtime_handler: Some("gvisor".into()), ..rule() },
             fits: Sandbox { handler: "gvisor", ..pod() },
             fits_not: vec![pod(), Sandbox { handler: "runc", ..pod() }],
         },
-        Case { rule: Rule { runtime_handler: Some(String::new()), ..rule() }, fits: pod(), fits_not: vec![Sandbox { handler: "runc", ..pod() }] },
+        Case {
+            rule: Rule { runtime_handler: Some(String::new()), ..rule() },
+            fits: pod(),
+            fits_not: vec![Sandbox { handler: "runc", ..pod() }],
+        },
         Case {
             rule: Rule { daemonset: Some(true), ..rule() },
             fits: labelled(OF_DAEMONSET),
-            fits_not: vec![pod(), labelled(&[("controller-revision-hash", "5d8c")]), annotated(OF_DAEMONSET)],
+            fits_not: vec![
+                pod(),
+                labelled(&[("controller-revision-hash", "5d8c")]),
+                annotated(OF_DAEMONSET),
+            ],
         },
-        Case { rule: Rule { daemonset: Some(false), ..rule() }, fits: pod(), fits_not: vec![labelled(OF_DAEMONSET)] },
+        Case {
+            rule: Rule { daemonset: Some(false), ..rule() },
+            fits: pod(),
+            fits_not: vec![labelled(OF_DAEMONSET)],
+        },
         Case {
             rule: Rule { static_pod: Some(true), ..rule() },
             fits: annotated(&[(SOURCE, "file")]),
@@ -140,10 +181,22 @@ async fn each_condition_of_a_rule_is_looked_at() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn rules_come_after_what_a_pod_asks_for_and_before_the_default() {
-    let stays =
-        |name: &str, namespace: &str| Rule { name: name.into(), namespace: vec![namespace.into()], backend: "containerd".into(), ..Rule::default() };
-    let goes = Rule { name: "go".into(), namespace: vec!["*".into()], backend: "cells".into(), ..Rule::default() };
-    let routing = Routing { default: "cells".into(), rules: vec![stays("stay", "system"), goes, stays("too late", "*")] };
+    let stays = |name: &str, namespace: &str| Rule {
+        name: name.into(),
+        namespace: vec![namespace.into()],
+        backend: "containerd".into(),
+        ..Rule::default()
+    };
+    let goes = Rule {
+        name: "go".into(),
+        namespace: vec!["*".into()],
+        backend: "cells".into(),
+        ..Rule::default()
+    };
+    let routing = Routing {
+        default: "cells".into(),
+        rules: vec![stays("stay", "system"), goes, stays("too late", "*")],
+    };
     let door = Setup { routing, ..Setup::default() }.open();
     let _runtime = Played::named(&door.containerd());
     let caller = door.caller().await;
@@ -157,6 +210,10 @@ async fn rules_come_after_what_a_pod_asks_for_and_before_the_default() {
         let odd = Sandbox { annotations: &[(TARGET, "virtlet")], handler, ..system() };
         let refused = caller.call(Method::RunPodSandbox, &odd.encoded()).await;
         assert_eq!(refused.code(), Code::InvalidArgument as i32, "{odd:?}");
-        assert!(refused.message().contains("virtlet") && refused.message().contains("\"kiyot\""), "{}", refused.message());
+        assert!(
+            refused.message().contains("virtlet") && refused.message().contains("\"kiyot\""),
+            "{}",
+            refused.message()
+        );
     }
 }

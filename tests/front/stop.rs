@@ -56,7 +56,8 @@ async fn a_thread_that_is_stuck_has_no_pulse() {
     let pulse = door.bound.pulse.clone();
     soon(pulse.felt()).await;
     // An answer from memory is given on the thread itself, which waits for what this one holds.
-    let (cells, (held, is_held), (release, released)) = (door.cells.clone(), std::sync::mpsc::channel(), std::sync::mpsc::channel::<()>());
+    let (cells, (held, is_held), (release, released)) =
+        (door.cells.clone(), std::sync::mpsc::channel(), std::sync::mpsc::channel::<()>());
     let holder = std::thread::spawn(move || {
         let _snapshots = cells.snapshots.lock().unwrap();
         held.send(()).unwrap();
@@ -64,7 +65,10 @@ async fn a_thread_that_is_stuck_has_no_pulse() {
     });
     is_held.recv().unwrap();
     let call = tokio::spawn(async move { caller.call(Method::ExecSync, b"\n\x06milpa1").await });
-    soon(async { while tokio::time::timeout(Duration::from_millis(200), pulse.felt()).await.is_ok() {} }).await;
+    soon(async {
+        while tokio::time::timeout(Duration::from_millis(200), pulse.felt()).await.is_ok() {}
+    })
+    .await;
     release.send(()).unwrap();
     soon(pulse.felt()).await;
     assert_eq!(soon(call).await.unwrap().ok(), b"cells: ExecSync");

@@ -68,10 +68,16 @@ async fn a_cancelled_call_is_cancelled_at_the_runtime() {
         }
     });
     let caller = door.caller().await;
-    for path in [Method::Version.path(), Method::ExecSync.path(), Method::ListPodSandbox.path(), UNKNOWN] {
+    for path in
+        [Method::Version.path(), Method::ExecSync.path(), Method::ListPodSandbox.path(), UNKNOWN]
+    {
         for metadata in [&[][..], &[("at-once", "yes")]] {
             if path == Method::ListPodSandbox.path() {
-                door.cells.snapshots.lock().unwrap().insert(Method::ListPodSandbox, Ok(vec![0x0a, 0]));
+                door.cells
+                    .snapshots
+                    .lock()
+                    .unwrap()
+                    .insert(Method::ListPodSandbox, Ok(vec![0x0a, 0]));
             }
             let (response, mut stream) = caller.begin(path, metadata).await;
             stream.send_data(frame(b"\x0a\x01x").into(), true).unwrap();
@@ -107,14 +113,24 @@ async fn a_call_that_asks_several_ends_at_all_of_them() {
     };
     let _runtimes = [silent("containerd"), silent("second")];
     let caller = door.caller().await;
-    let of_all = [Method::ListPodSandbox, Method::ListContainers, Method::ListContainerStats, Method::ListPodSandboxStats];
+    let of_all = [
+        Method::ListPodSandbox,
+        Method::ListContainers,
+        Method::ListContainerStats,
+        Method::ListPodSandboxStats,
+    ];
     for method in of_all {
         door.cells.snapshots.lock().unwrap().insert(method, Ok(vec![]));
     }
-    let until = async |holds: &dyn Fn() -> bool| wait_until("the runtimes' calls", LONG, async || holds().then_some(())).await;
+    let until = async |holds: &dyn Fn() -> bool| {
+        wait_until("the runtimes' calls", LONG, async || holds().then_some(())).await
+    };
     let of_node = [Method::Status, Method::ImageStatus, Method::ListPodSandboxMetrics];
-    for (method, asked) in of_all.map(|method| (method, 2)).into_iter().chain(of_node.map(|method| (method, 1))) {
-        let answer = soon(caller.raw(method.path(), &[("grpc-timeout", "50m")], frame(b""))).await.unwrap();
+    for (method, asked) in
+        of_all.map(|method| (method, 2)).into_iter().chain(of_node.map(|method| (method, 1)))
+    {
+        let answer =
+            soon(caller.raw(method.path(), &[("grpc-timeout", "50m")], frame(b""))).await.unwrap();
         assert_eq!(answer.code(), tonic::Code::DeadlineExceeded as i32, "{method}");
         until(&|| began.load(Ordering::SeqCst) == ended.load(Ordering::SeqCst)).await;
 
@@ -147,7 +163,8 @@ async fn a_reset_of_the_runtime_is_passed_on_with_its_code() {
     }
 }
 
-/// 48 MiB are sent to a caller that counts; between the two never are more than the windows and buffers on the way hold.
+/// 48 MiB are sent to a caller that counts; between the two never are more than the windows and
+/// buffers on the way hold.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_slow_reader_slows_the_sender_down() {
     const TOTAL: usize = 48 << 20;

@@ -35,7 +35,8 @@ const WHOLE: u8 = 5;
 const LAST_ID: u32 = (1 << 31) - 1;
 
 fn frame(kind: u8, flags: u8, stream: u32, payload: &[u8]) -> Vec<u8> {
-    [&(payload.len() as u32).to_be_bytes()[1..], &[kind, flags], &stream.to_be_bytes(), payload].concat()
+    [&(payload.len() as u32).to_be_bytes()[1..], &[kind, flags], &stream.to_be_bytes(), payload]
+        .concat()
 }
 
 /// The head of a call without a body.
@@ -49,7 +50,12 @@ async fn connect(door: &Door) -> UnixStream {
     let mut stream = UnixStream::connect(&door.bound.address).await.unwrap();
     let window = LAST_ID - 65_535;
     let settings = frame(SETTINGS, 0, 0, &[[0, 4].as_slice(), &LAST_ID.to_be_bytes()].concat());
-    let begin = [b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", &settings[..], &frame(WINDOW_UPDATE, 0, 0, &window.to_be_bytes())].concat();
+    let begin = [
+        b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
+        &settings[..],
+        &frame(WINDOW_UPDATE, 0, 0, &window.to_be_bytes()),
+    ]
+    .concat();
     stream.write_all(&begin).await.unwrap();
     stream
 }
@@ -68,7 +74,8 @@ async fn next(stream: &mut UnixStream, kind: u8) -> Option<(u32, Vec<u8>)> {
     }
 }
 
-/// An answer without end into a socket that nobody reads: it is taken from the runtime no faster than it leaves, others go on, and it is cut off at last.
+/// An answer without end into a socket that nobody reads: it is taken from the runtime no faster
+/// than it leaves, others go on, and it is cut off at last.
 #[tokio::test(flavor = "multi_thread")]
 async fn an_answer_that_stays_in_the_socket_is_cut_off() {
     const ON_THE_WAY: usize = 8 << 20;
@@ -110,7 +117,8 @@ async fn a_flood_that_reads_nothing_comes_to_a_stand() {
     let door = Setup::default().open();
     let _runtime = Played::named(&door.containerd());
     let refused = |id: u32| frame(HEADERS, WHOLE, 2 * id + 1, &[0x83]);
-    let floods: [&dyn Fn(u32) -> Vec<u8>; 3] = [&|_| frame(PING, 0, 0, &[0; 8]), &|_| frame(SETTINGS, 0, 0, &[]), &refused];
+    let floods: [&dyn Fn(u32) -> Vec<u8>; 3] =
+        [&|_| frame(PING, 0, 0, &[0; 8]), &|_| frame(SETTINGS, 0, 0, &[]), &refused];
     for flood in floods {
         let mut stream = connect(&door).await;
         let (mut sent, mut id) = (0, 0);
@@ -128,7 +136,10 @@ async fn a_flood_that_reads_nothing_comes_to_a_stand() {
         // And goes on for who reads.
         soon(async {
             let mut rest = vec![0; 1 << 20];
-            while tokio::time::timeout(Duration::from_secs(2), stream.read(&mut rest)).await.is_ok_and(|read| read.unwrap() > 0) {}
+            while tokio::time::timeout(Duration::from_secs(2), stream.read(&mut rest))
+                .await
+                .is_ok_and(|read| read.unwrap() > 0)
+            {}
         })
         .await;
         let caller = door.caller().await;
@@ -142,7 +153,8 @@ async fn a_closing_door_takes_what_was_sent_before_its_word() {
     let door = Setup::default().open();
     let _runtime = Played::named(&door.containerd());
     let mut stream = connect(&door).await;
-    // Its own, and its word that it has heard ours: a connection that has said nothing is just closed.
+    // Its own, and its word that it has heard ours: a connection that has said nothing is just
+    // closed.
     for _ in 0..2 {
         soon(next(&mut stream, SETTINGS)).await.unwrap();
     }
@@ -152,7 +164,10 @@ async fn a_closing_door_takes_what_was_sent_before_its_word() {
     let (_, ping) = soon(next(&mut stream, PING)).await.unwrap();
     stream.write_all(&request(1, Method::Version.path())).await.unwrap();
     assert_eq!(soon(next(&mut stream, HEADERS)).await.unwrap().0, 1);
-    stream.write_all(&[request(3, Method::Version.path()), frame(PING, ACK, 0, &ping)].concat()).await.unwrap();
+    stream
+        .write_all(&[request(3, Method::Version.path()), frame(PING, ACK, 0, &ping)].concat())
+        .await
+        .unwrap();
     let (_, goaway) = soon(next(&mut stream, GOAWAY)).await.unwrap();
     assert_eq!(goaway, [3_u32.to_be_bytes(), [0; 4]].concat());
     // The last call is answered before the end.
@@ -171,7 +186,10 @@ async fn calls_that_are_reset_at_once_leave_nothing_behind() {
     let flood = async {
         for id in 0..50_000 {
             let reset = frame(RST_STREAM, 0, 2 * id + 1, &[0, 0, 0, 8]);
-            write.write_all(&[request(2 * id + 1, Method::Version.path()), reset].concat()).await.unwrap();
+            write
+                .write_all(&[request(2 * id + 1, Method::Version.path()), reset].concat())
+                .await
+                .unwrap();
         }
         write.write_all(&request(200_001, Method::Version.path())).await.unwrap();
     };

@@ -1,4 +1,5 @@
-//! What the tests stand on: a provider with names of its own, and a look at what it holds of the node.
+//! What the tests stand on: a provider with names of its own, and a look at what it holds of the
+//! node.
 
 use std::{
     fs,
@@ -26,7 +27,8 @@ use kiyot_link::bootstrap::{Bootstrap, CellFile, GatewayAddress};
 /// How long a test waits for what must come.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 
-/// Joins its cgroup and its network, and stays: as one process, or with a PID namespace whose first process has a child of its own.
+/// Joins its cgroup and its network, and stays: as one process, or with a PID namespace whose first
+/// process has a child of its own.
 const STAND_IN: &str = r#"#!/bin/sh
 set -e
 [ "$1 $2 $4 $6" = "launch --dir --netns --cgroup" ]
@@ -64,14 +66,17 @@ impl Bench {
         static BENCHES: AtomicU8 = AtomicU8::new(0);
         assert_eq!(run("id", &["-u"]).trim(), "0", "these tests need root");
         let number = BENCHES.fetch_add(1, Ordering::SeqCst);
-        // Not the process's id, which is one of its own namespace: names of two runs must not meet in the control groups.
-        static RUN: LazyLock<u32> = LazyLock::new(|| RandomState::new().hash_one("the run") as u32 % 0xf_ffff);
+        // Not the process's id, which is one of its own namespace: names of two runs must not meet
+        // in the control groups.
+        static RUN: LazyLock<u32> =
+            LazyLock::new(|| RandomState::new().hash_one("the run") as u32 % 0xf_ffff);
         let run = *RUN;
         // As long for each: no name is the begin of another one.
         let name = format!("t{run:05x}n{number:02}");
         let dir = tempfile::tempdir().unwrap();
         let subnet = (u8::try_from(run % 200).unwrap(), number);
-        let mut config = MilpaBackend { state_dir: dir.path().join("state"), ..MilpaBackend::default() };
+        let mut config =
+            MilpaBackend { state_dir: dir.path().join("state"), ..MilpaBackend::default() };
         fs::create_dir(&config.state_dir).unwrap();
         let program = dir.path().join("kiyot-cell");
         fs::write(&program, STAND_IN).unwrap();
@@ -79,7 +84,10 @@ impl Bench {
         config.netns.cell_binary = Some(program);
         config.netns.cni_conf_dir = dir.path().join("net.d");
         config.netns.bridge = format!("b{name}");
-        config.netns.subnet = format!("172.{}.{}.0/24", 16 + subnet.0 % 16, subnet.0 / 16 * 16 + number % 16).parse().unwrap();
+        config.netns.subnet =
+            format!("172.{}.{}.0/24", 16 + subnet.0 % 16, subnet.0 / 16 * 16 + number % 16)
+                .parse()
+                .unwrap();
         let provider = Netns::new(&config, Arc::new(None::<PathBuf>));
         Self { dir, name, config, provider, subnet }
     }
@@ -104,7 +112,8 @@ impl Bench {
     /// A node with CNI configuration: bridge and portmap, and whatever plugins come after.
     pub(crate) fn configure_cni(&mut self, more: &str) {
         fs::create_dir_all(&self.config.netns.cni_conf_dir).unwrap();
-        let (name, bridge, subnet, data) = (&self.name, self.cni_bridge(), self.cni_subnet(), self.cni_data());
+        let (name, bridge, subnet, data) =
+            (&self.name, self.cni_bridge(), self.cni_subnet(), self.cni_data());
         let list = format!(
             r#"{{"cniVersion": "1.0.0", "name": "{name}", "plugins": [
                 {{"type": "bridge", "bridge": "{bridge}", "isGateway": true, "ipMasq": true,
@@ -146,7 +155,13 @@ impl Bench {
         let instance = self.provider.launch(&spec, "token").await.unwrap();
         let sandbox = SandboxId::mint().unwrap().to_string();
         let pod_uid = format!("{}-{}", self.name, spec.cell);
-        let attachment = Attachment { pod_name: "a-pod".into(), pod_namespace: "a-namespace".into(), pod_uid, sandbox, ports: Vec::new() };
+        let attachment = Attachment {
+            pod_name: "a-pod".into(),
+            pod_namespace: "a-namespace".into(),
+            pod_uid,
+            sandbox,
+            ports: Vec::new(),
+        };
         Launched { spec, attachment, instance }
     }
 
@@ -156,7 +171,10 @@ impl Bench {
 
     /// The process that is written down as the instance's.
     pub(crate) fn launcher(&self, instance: &InstanceId) -> i32 {
-        let known: serde_json::Value = serde_json::from_slice(&fs::read(self.instance_dir(instance).join("instance.json")).unwrap()).unwrap();
+        let known: serde_json::Value = serde_json::from_slice(
+            &fs::read(self.instance_dir(instance).join("instance.json")).unwrap(),
+        )
+        .unwrap();
         i32::try_from(known["launcher"]["pid"].as_i64().unwrap()).unwrap()
     }
 
@@ -165,25 +183,44 @@ impl Bench {
         let mut held = Vec::new();
         let cells = entries(&self.config.state_dir.join("cells"));
         held.extend(cells.iter().map(|cell| format!("directory {cell}")));
-        held.extend(entries(&self.config.state_dir.join("addresses")).iter().map(|address| format!("address {address}")));
-        let reserved = entries(&self.cni_data().join(&self.name)).into_iter().filter(|file| file.parse::<IpAddr>().is_ok());
+        held.extend(
+            entries(&self.config.state_dir.join("addresses"))
+                .iter()
+                .map(|address| format!("address {address}")),
+        );
+        let reserved = entries(&self.cni_data().join(&self.name))
+            .into_iter()
+            .filter(|file| file.parse::<IpAddr>().is_ok());
         held.extend(reserved.map(|address| format!("CNI address {address}")));
         let links = run("ip", &["-o", "link"]);
         held.extend(
             links
                 .lines()
-                .filter(|link| link.contains(&format!("master {} ", self.cni_bridge())) || link.contains(&self.config.netns.bridge))
+                .filter(|link| {
+                    link.contains(&format!("master {} ", self.cni_bridge()))
+                        || link.contains(&self.config.netns.bridge)
+                })
                 .map(|link| format!("link {link}")),
         );
         let rules = run("iptables-save", &[]);
         let network = self.config.netns.subnet.address.to_string();
         let ours = [self.name.as_str(), network.as_str()];
         held.extend(
-            rules.lines().filter(|rule| ours.iter().any(|name| rule.contains(name)) && !rule.starts_with('#')).map(|rule| format!("rule {rule}")),
+            rules
+                .lines()
+                .filter(|rule| {
+                    ours.iter().any(|name| rule.contains(name)) && !rule.starts_with('#')
+                })
+                .map(|rule| format!("rule {rule}")),
         );
         let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap();
         let dir = self.path().display().to_string();
-        held.extend(mounts.lines().filter(|mount| mount.contains(&dir)).map(|mount| format!("mount {mount}")));
+        held.extend(
+            mounts
+                .lines()
+                .filter(|mount| mount.contains(&dir))
+                .map(|mount| format!("mount {mount}")),
+        );
         held
     }
 
@@ -192,19 +229,40 @@ impl Bench {
         let mut held = Vec::new();
         let id = &instance.0;
         held.extend(entries(Path::new("/run/netns")).into_iter().filter(|name| name.contains(id)));
-        held.extend(cgroup_mounts().iter().map(|mount| mount.join("kiyot").join(id)).filter(|dir| dir.exists()).map(|dir| dir.display().to_string()));
+        held.extend(
+            cgroup_mounts()
+                .iter()
+                .map(|mount| mount.join("kiyot").join(id))
+                .filter(|dir| dir.exists())
+                .map(|dir| dir.display().to_string()),
+        );
         let short = id.trim_start_matches("cell-");
-        held.extend(run("ip", &["-o", "link"]).lines().filter(|link| link.contains(short)).map(ToOwned::to_owned));
-        for process in entries(Path::new("/proc")).into_iter().filter(|name| name.parse::<u32>().is_ok()) {
+        held.extend(
+            run("ip", &["-o", "link"])
+                .lines()
+                .filter(|link| link.contains(short))
+                .map(ToOwned::to_owned),
+        );
+        for process in
+            entries(Path::new("/proc")).into_iter().filter(|name| name.parse::<u32>().is_ok())
+        {
             let says = |file: &str| {
-                fs::read(format!("/proc/{process}/{file}")).map(|content| String::from_utf8_lossy(&content).into_owned()).unwrap_or_default()
+                fs::read(format!("/proc/{process}/{file}"))
+                    .map(|content| String::from_utf8_lossy(&content).into_owned())
+                    .unwrap_or_default()
             };
             // One that its parent has not looked after yet holds nothing.
-            let ended = says("stat").rsplit(')').next().is_some_and(|rest| rest.trim_start().starts_with('Z'));
+            let ended = says("stat")
+                .rsplit(')')
+                .next()
+                .is_some_and(|rest| rest.trim_start().starts_with('Z'));
             if ended {
                 continue;
             }
-            if says("environ").contains(id) || says("cmdline").contains(id) || says("cgroup").contains(id) {
+            if says("environ").contains(id)
+                || says("cmdline").contains(id)
+                || says("cgroup").contains(id)
+            {
                 held.push(format!("process {process} {}", says("cmdline").replace('\0', " ")));
             }
         }
@@ -221,8 +279,10 @@ impl Bench {
 impl Drop for Bench {
     fn drop(&mut self) {
         if std::thread::panicking() {
-            let cells = fs::read_dir(self.config.state_dir.join("cells")).into_iter().flatten().flatten();
-            let words: Vec<_> = cells.filter_map(|cell| cell.file_name().into_string().ok()).collect();
+            let cells =
+                fs::read_dir(self.config.state_dir.join("cells")).into_iter().flatten().flatten();
+            let words: Vec<_> =
+                cells.filter_map(|cell| cell.file_name().into_string().ok()).collect();
             kiyot_testkit::sweep::all_of(&words, &self.config.state_dir);
         }
         // CNI's bridge stays by its plugin's design.
@@ -250,18 +310,32 @@ pub(crate) fn assert_reachable(instance: &InstanceId, address: IpAddr) {
 }
 
 pub(crate) fn cgroup_mounts() -> Vec<PathBuf> {
-    run("awk", &["$0 ~ / - cgroup2? /{print $5}", "/proc/self/mountinfo"]).lines().map(PathBuf::from).collect()
+    run("awk", &["$0 ~ / - cgroup2? /{print $5}", "/proc/self/mountinfo"])
+        .lines()
+        .map(PathBuf::from)
+        .collect()
 }
 
 /// What a program prints; it must succeed.
 pub(crate) fn run(program: &str, arguments: &[&str]) -> String {
-    let output = Command::new(program).args(arguments).output().unwrap_or_else(|error| panic!("{program}: {error}"));
-    assert!(output.status.success(), "{program} {arguments:?}: {}", String::from_utf8_lossy(&output.stderr));
+    let output = Command::new(program)
+        .args(arguments)
+        .output()
+        .unwrap_or_else(|error| panic!("{program}: {error}"));
+    assert!(
+        output.status.success(),
+        "{program} {arguments:?}: {}",
+        String::from_utf8_lossy(&output.stderr)
+    );
     String::from_utf8(output.stdout).unwrap()
 }
 
 fn entries(dir: &Path) -> Vec<String> {
-    let mut names: Vec<_> = fs::read_dir(dir).into_iter().flatten().map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
+    let mut names: Vec<_> = fs::read_dir(dir)
+        .into_iter()
+        .flatten()
+        .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+        .collect();
     names.sort();
     names
 }

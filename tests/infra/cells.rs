@@ -33,15 +33,26 @@ impl Links for Quiet {
 
     fn bootstrap(&self, cell: &CellId, token: &str) -> Bootstrap {
         let (cell, token) = (cell.to_string(), token.to_owned());
-        Bootstrap { cell, gateway: GatewayAddress::Unix("/nowhere".into()), ca_sha256: String::new(), token, orphan_timeout_secs: 900 }
+        Bootstrap {
+            cell,
+            gateway: GatewayAddress::Unix("/nowhere".into()),
+            ca_sha256: String::new(),
+            token,
+            orphan_timeout_secs: 900,
+        }
     }
 
     fn forget(&self, _cell: &CellId) {}
 }
 
 async fn start(bench: &Bench, store: &Store) -> (Arc<Cells>, broadcast::Receiver<CellEvent>) {
-    let provider: Arc<dyn Provider> = Arc::new(Netns::new(&bench.config, Arc::new(None::<PathBuf>)));
-    let config = CellsConfig { boot_id: Some(boot_id()), launch_timeout: PATIENCE, ..CellsConfig::default() };
+    let provider: Arc<dyn Provider> =
+        Arc::new(Netns::new(&bench.config, Arc::new(None::<PathBuf>)));
+    let config = CellsConfig {
+        boot_id: Some(boot_id()),
+        launch_timeout: PATIENCE,
+        ..CellsConfig::default()
+    };
     let cells = Cells::start(config, store.clone(), provider).await.unwrap();
     let events = cells.events();
     cells.serve(Arc::new(Quiet));
@@ -50,27 +61,38 @@ async fn start(bench: &Bench, store: &Store) -> (Arc<Cells>, broadcast::Receiver
 
 fn order(bench: &Bench) -> LaunchOrder {
     let sandbox = SandboxId::mint().unwrap();
-    let attachment =
-        Attachment { pod_name: "p".into(), pod_namespace: "n".into(), pod_uid: bench.name.clone(), sandbox: sandbox.to_string(), ports: Vec::new() };
+    let attachment = Attachment {
+        pod_name: "p".into(),
+        pod_namespace: "n".into(),
+        pod_uid: bench.name.clone(),
+        sandbox: sandbox.to_string(),
+        ports: Vec::new(),
+    };
     LaunchOrder { sandbox, attachment, deadline: None }
 }
 
 /// The instance of the one cell that there is, once its process runs.
 async fn running(bench: &Bench, cells: &Cells) -> InstanceId {
-    eventually("an instance", async || bench.provider.list_owned().await.unwrap().iter().any(|listed| listed.running)).await;
+    eventually("an instance", async || {
+        bench.provider.list_owned().await.unwrap().iter().any(|listed| listed.running)
+    })
+    .await;
     InstanceId(cells.all()[0].to_string())
 }
 
 /// The stand-in's agent: calls home with the token that is in its file.
 async fn call_home(bench: &Bench, cells: &Cells, id: &InstanceId) {
     let token = cell_file(&bench.instance_dir(id)).bootstrap.token;
-    let cell = cells.claim(&id.0, &hex::encode(digest(&SHA256, token.as_bytes())), "key").await.unwrap();
+    let cell =
+        cells.claim(&id.0, &hex::encode(digest(&SHA256, token.as_bytes())), "key").await.unwrap();
     cells.linked(&cell, Some(HelloReply { cell: cell.to_string(), ..HelloReply::default() }));
 }
 
 async fn gone(events: &mut broadcast::Receiver<CellEvent>) -> String {
     loop {
-        if let CellEvent::Gone { reason, .. } = tokio::time::timeout(PATIENCE, events.recv()).await.unwrap().unwrap() {
+        if let CellEvent::Gone { reason, .. } =
+            tokio::time::timeout(PATIENCE, events.recv()).await.unwrap().unwrap()
+        {
             return reason;
         }
     }
@@ -111,7 +133,11 @@ async fn a_pods_cell_outlives_the_daemon_and_its_end_is_noticed() {
     let (cell, addresses) = launch.await.unwrap().unwrap();
     assert_eq!((cell.id.as_str(), addresses.len()), (id.0.as_str(), 1));
     let mut batch = Batch::default();
-    batch.put(Table::Sandboxes, &sandbox, &SandboxMeta { id: sandbox.clone(), cell: id.0.clone(), ..SandboxMeta::default() });
+    batch.put(
+        Table::Sandboxes,
+        &sandbox,
+        &SandboxMeta { id: sandbox.clone(), cell: id.0.clone(), ..SandboxMeta::default() },
+    );
     store.commit(batch).await.unwrap();
     let launcher = bench.launcher(&id);
     cells.shutdown().await;
@@ -119,7 +145,8 @@ async fn a_pods_cell_outlives_the_daemon_and_its_end_is_noticed() {
     let (cells, mut events) = start(&bench, &store).await;
     eventually("the cell", async || cells.get(&cell.id).is_some()).await;
     assert_eq!(bench.launcher(&id), launcher);
-    nix::sys::signal::kill(nix::unistd::Pid::from_raw(launcher), nix::sys::signal::Signal::SIGKILL).unwrap();
+    nix::sys::signal::kill(nix::unistd::Pid::from_raw(launcher), nix::sys::signal::Signal::SIGKILL)
+        .unwrap();
     assert_eq!(gone(&mut events).await, "its instance ended");
     bench.assert_clean(&id);
     cells.shutdown().await;

@@ -16,10 +16,22 @@ async fn by_cni_a_cell_gets_an_address_of_the_nodes_network() {
     let subnet: kiyot::config::Cidr = bench.cni_subnet().parse().unwrap();
     assert!(subnet.contains(addresses[0]), "{addresses:?}");
     assert_reachable(&cell.instance.id, addresses[0]);
-    assert!(bench.held().iter().any(|line| line.starts_with("rule")), "masquerading is on: {:?}", bench.held());
-    assert_eq!(bench.provider.attach(&cell.instance.id, &cell.attachment).await.unwrap(), addresses, "again it returns the same");
+    assert!(
+        bench.held().iter().any(|line| line.starts_with("rule")),
+        "masquerading is on: {:?}",
+        bench.held()
+    );
+    assert_eq!(
+        bench.provider.attach(&cell.instance.id, &cell.attachment).await.unwrap(),
+        addresses,
+        "again it returns the same"
+    );
     bench.restart();
-    assert_eq!(bench.provider.attach(&cell.instance.id, &cell.attachment).await.unwrap(), addresses, "after a restart too");
+    assert_eq!(
+        bench.provider.attach(&cell.instance.id, &cell.attachment).await.unwrap(),
+        addresses,
+        "after a restart too"
+    );
     // The configuration that counts is the one that the network was made by.
     fs::remove_dir_all(&bench.config.netns.cni_conf_dir).unwrap();
     bench.provider.terminate(std::slice::from_ref(&cell.instance.id)).await.unwrap();
@@ -38,7 +50,11 @@ async fn a_plugin_is_told_of_the_pod_and_of_the_result_before_it() {
     bench.add_plugin("telltale", &script);
     let cell = bench.launch().await;
     let addresses = bench.provider.attach(&cell.instance.id, &cell.attachment).await.unwrap();
-    assert_eq!(addresses, ["10.1.2.3".parse::<std::net::IpAddr>().unwrap()], "the last plugin's result counts");
+    assert_eq!(
+        addresses,
+        ["10.1.2.3".parse::<std::net::IpAddr>().unwrap()],
+        "the last plugin's result counts"
+    );
     bench.provider.terminate(std::slice::from_ref(&cell.instance.id)).await.unwrap();
     for command in ["ADD", "DEL"] {
         let said = fs::read_to_string(said.with_extension(command)).unwrap();
@@ -74,10 +90,20 @@ async fn a_del_that_fails_is_tried_again_until_it_works() {
     let cell = bench.launch().await;
     bench.provider.attach(&cell.instance.id, &cell.attachment).await.unwrap();
     fs::write(&broken, "").unwrap();
-    let error = bench.provider.terminate(std::slice::from_ref(&cell.instance.id)).await.unwrap_err();
+    let error =
+        bench.provider.terminate(std::slice::from_ref(&cell.instance.id)).await.unwrap_err();
     let why = format!("{error}: {}", error.source.as_ref().unwrap());
-    assert!(why.contains(&cell.instance.id.0) && why.contains("stubborn") && why.contains("not now (code 11)"), "{why}");
-    assert_eq!(fs::read_to_string(&tried).unwrap().lines().count(), 3, "it was tried a bounded number of times");
+    assert!(
+        why.contains(&cell.instance.id.0)
+            && why.contains("stubborn")
+            && why.contains("not now (code 11)"),
+        "{why}"
+    );
+    assert_eq!(
+        fs::read_to_string(&tried).unwrap().lines().count(),
+        3,
+        "it was tried a bounded number of times"
+    );
     let listed = bench.provider.list_owned().await.unwrap();
     assert_eq!(
         listed.iter().map(|listed| (&listed.id, listed.running)).collect::<Vec<_>>(),
@@ -116,7 +142,11 @@ async fn without_cni_cells_share_a_bridge_that_goes_with_the_last() {
         assert_reachable(&cell.instance.id, addresses[0]);
     }
     assert!(bench.held().iter().any(|line| line.contains("MASQUERADE")), "{:?}", bench.held());
-    assert_eq!(bench.provider.attach(&one.instance.id, &one.attachment).await.unwrap(), first, "again it returns the same");
+    assert_eq!(
+        bench.provider.attach(&one.instance.id, &one.attachment).await.unwrap(),
+        first,
+        "again it returns the same"
+    );
     bench.provider.terminate(std::slice::from_ref(&one.instance.id)).await.unwrap();
     assert_eq!(bench.held_of(&one.instance.id), Vec::<String>::new());
     assert_reachable(&other.instance.id, second[0]);

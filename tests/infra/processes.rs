@@ -22,12 +22,18 @@ async fn a_launch_with_the_same_token_is_the_same_launch() {
     let dir = bench.instance_dir(&id);
     assert_eq!(fs::metadata(&dir).unwrap().permissions().mode() & 0o777, 0o700);
     assert_eq!(cell_file(&dir).bootstrap, cell.spec.bootstrap);
-    eventually("its console", async || bench.provider.console(&id).await.unwrap().contains("stand-in of")).await;
+    eventually("its console", async || {
+        bench.provider.console(&id).await.unwrap().contains("stand-in of")
+    })
+    .await;
     let launcher = bench.launcher(&id);
     for _ in 0..2 {
         assert_eq!(bench.provider.launch(&cell.spec, "token").await.unwrap(), cell.instance);
         assert_eq!(bench.launcher(&id), launcher);
-        assert_eq!(bench.provider.list_owned().await.unwrap(), std::slice::from_ref(&cell.instance));
+        assert_eq!(
+            bench.provider.list_owned().await.unwrap(),
+            std::slice::from_ref(&cell.instance)
+        );
         bench.restart();
     }
     assert_eq!(bench.provider.launch(&cell.spec, "another token").await.unwrap(), cell.instance);
@@ -43,9 +49,19 @@ async fn a_killed_launcher_is_noticed() {
     let cell = bench.launch().await;
     let launcher = bench.launcher(&cell.instance.id);
     kill(Pid::from_raw(launcher), Signal::SIGKILL).unwrap();
-    eventually("the end of the instance", async || bench.provider.list_owned().await.unwrap().iter().all(|listed| !listed.running)).await;
-    eventually("nothing of the process", async || !Path::new(&format!("/proc/{launcher}")).exists()).await;
-    assert_eq!(bench.provider.list_owned().await.unwrap().len(), 1, "it is listed until it is terminated");
+    eventually("the end of the instance", async || {
+        bench.provider.list_owned().await.unwrap().iter().all(|listed| !listed.running)
+    })
+    .await;
+    eventually("nothing of the process", async || {
+        !Path::new(&format!("/proc/{launcher}")).exists()
+    })
+    .await;
+    assert_eq!(
+        bench.provider.list_owned().await.unwrap().len(),
+        1,
+        "it is listed until it is terminated"
+    );
     bench.provider.terminate(std::slice::from_ref(&cell.instance.id)).await.unwrap();
     bench.assert_clean(&cell.instance.id);
 }
@@ -70,19 +86,31 @@ async fn a_whole_pid_namespace_ends_with_its_mounts_and_its_containers_cgroups()
     let id = &cell.instance.id;
     bench.provider.attach(id, &cell.attachment).await.unwrap();
     let inside = async || {
-        let found = fs::read_dir("/proc").unwrap().filter_map(|entry| entry.unwrap().file_name().into_string().ok()?.parse::<i32>().ok());
-        let own = |pid: &i32| fs::read_to_string(format!("/proc/{pid}/cgroup")).is_ok_and(|text| text.contains(&id.0));
-        let sleeps = |pid: &i32| fs::read_to_string(format!("/proc/{pid}/cmdline")).is_ok_and(|text| text == "sleep\x001000\0");
+        let found = fs::read_dir("/proc")
+            .unwrap()
+            .filter_map(|entry| entry.unwrap().file_name().into_string().ok()?.parse::<i32>().ok());
+        let own = |pid: &i32| {
+            fs::read_to_string(format!("/proc/{pid}/cgroup")).is_ok_and(|text| text.contains(&id.0))
+        };
+        let sleeps = |pid: &i32| {
+            fs::read_to_string(format!("/proc/{pid}/cmdline"))
+                .is_ok_and(|text| text == "sleep\x001000\0")
+        };
         found.filter(|pid| own(pid) && sleeps(pid)).collect::<Vec<_>>()
     };
     eventually("the namespace's processes", async || inside().await.len() == 1).await;
-    // One of them is moved to where the kubelet has a pod's containers, and frozen there if it can be.
+    // One of them is moved to where the kubelet has a pod's containers, and frozen there if it can
+    // be.
     let container = "0123456789abcdef".repeat(4);
     let mut pods: Vec<PathBuf> = Vec::new();
-    for mount in
-        cgroup_mounts().iter().filter(|mount| mount.ends_with("freezer") || mount.ends_with("pids") || mount.join("cgroup.controllers").exists())
-    {
-        let pod = mount.join(format!("kiyot-test-{}", bench.name)).join(format!("pod{}", cell.attachment.pod_uid));
+    for mount in cgroup_mounts().iter().filter(|mount| {
+        mount.ends_with("freezer")
+            || mount.ends_with("pids")
+            || mount.join("cgroup.controllers").exists()
+    }) {
+        let pod = mount
+            .join(format!("kiyot-test-{}", bench.name))
+            .join(format!("pod{}", cell.attachment.pod_uid));
         let dir = pod.join(&container);
         fs::create_dir_all(dir.join("nested")).unwrap();
         fs::create_dir_all(pod.join("f".repeat(64))).unwrap();
@@ -96,7 +124,10 @@ async fn a_whole_pid_namespace_ends_with_its_mounts_and_its_containers_cgroups()
     bench.provider.terminate(std::slice::from_ref(id)).await.unwrap();
     for pod in &pods {
         assert!(pod.exists(), "the pod's own cgroup is the kubelet's");
-        let left = fs::read_dir(pod).unwrap().filter(|entry| entry.as_ref().unwrap().file_type().unwrap().is_dir()).count();
+        let left = fs::read_dir(pod)
+            .unwrap()
+            .filter(|entry| entry.as_ref().unwrap().file_type().unwrap().is_dir())
+            .count();
         assert_eq!(left, 0, "{}", pod.display());
         fs::remove_dir(pod).unwrap();
         fs::remove_dir(pod.parent().unwrap()).unwrap();
@@ -113,10 +144,20 @@ fn inside_pid(pids: &[i32]) -> String {
 async fn mounts_that_a_cell_left_on_the_node_go() {
     let bench = Bench::new();
     let cell = bench.launch().await;
-    let (lower, upper) = (bench.instance_dir(&cell.instance.id).join("a dir"), bench.instance_dir(&cell.instance.id).join("a dir/deeper"));
+    let (lower, upper) = (
+        bench.instance_dir(&cell.instance.id).join("a dir"),
+        bench.instance_dir(&cell.instance.id).join("a dir/deeper"),
+    );
     for dir in [&lower, &upper] {
         fs::create_dir_all(dir).unwrap();
-        nix::mount::mount(Some("none"), dir, Some("tmpfs"), nix::mount::MsFlags::empty(), Some("size=1m")).unwrap();
+        nix::mount::mount(
+            Some("none"),
+            dir,
+            Some("tmpfs"),
+            nix::mount::MsFlags::empty(),
+            Some("size=1m"),
+        )
+        .unwrap();
     }
     bench.provider.terminate(std::slice::from_ref(&cell.instance.id)).await.unwrap();
     bench.assert_clean(&cell.instance.id);
@@ -129,5 +170,9 @@ async fn a_program_that_is_missing_is_named() {
     bench.config.netns.cell_binary = Some("/no/such/kiyot-cell".into());
     bench.restart();
     let error = bench.provider.check().await.unwrap_err();
-    assert_eq!((error.class.clone(), error.to_string().contains("/no/such/kiyot-cell")), (ErrorClass::Invalid, true), "{error}");
+    assert_eq!(
+        (error.class.clone(), error.to_string().contains("/no/such/kiyot-cell")),
+        (ErrorClass::Invalid, true),
+        "{error}"
+    );
 }

@@ -1,6 +1,9 @@
 //! Pods in cells, called as a kubelet calls.
 
-use kiyot_testkit::{Container, Kiyot, KiyotOptions, Kubelet, LIMIT, Node, Pod, RunningContainer, RunningPod, cri, wait_until};
+use kiyot_testkit::{
+    Container, Kiyot, KiyotOptions, Kubelet, LIMIT, Node, Pod, RunningContainer, RunningPod, cri,
+    wait_until,
+};
 
 mod attempts;
 mod clocks;
@@ -70,7 +73,14 @@ const WAIT: &str = "trap 'exit 0' TERM; while :; do sleep 0.1; done";
 async fn ends_without_a_trace(kubelet: &mut Kubelet, kiyot: &Kiyot<'_>, pod: &RunningPod) {
     kubelet.stop_and_remove(pod).await.unwrap();
     assert!(kubelet.sandboxes().await.unwrap().iter().all(|listed| listed.id != pod.sandbox));
-    assert!(kubelet.containers().await.unwrap().iter().all(|listed| listed.pod_sandbox_id != pod.sandbox));
+    assert!(
+        kubelet
+            .containers()
+            .await
+            .unwrap()
+            .iter()
+            .all(|listed| listed.pod_sandbox_id != pod.sandbox)
+    );
     assert_eq!(kiyot.cells(), Vec::<String>::new());
 }
 
@@ -89,9 +99,13 @@ async fn shows(kubelet: &mut Kubelet, container: &str, script: &str, expected: &
     .await;
 }
 
-/// Waits until the cell of a container takes calls again, after the daemon was started anew: a kubelet would try again until it does.
+/// Waits until the cell of a container takes calls again, after the daemon was started anew: a
+/// kubelet would try again until it does.
 async fn is_back(kubelet: &mut Kubelet, container: &RunningContainer) {
-    wait_until("the cell is back", LIMIT, async || kubelet.exec_sync(&container.id, &["true"]).await.ok()).await;
+    wait_until("the cell is back", LIMIT, async || {
+        kubelet.exec_sync(&container.id, &["true"]).await.ok()
+    })
+    .await;
 }
 
 /// The address that the kubelet is told.
@@ -107,12 +121,24 @@ fn leaves_nothing(node: Node) {
 
 /// The first two numbers of the version of this machine's containerd, which is the cells' too.
 async fn version_of_containerd(kubelet: &mut Kubelet) -> (u64, u64) {
-    let version = kubelet.runtime.version(cri::VersionRequest::default()).await.unwrap().into_inner().runtime_version;
-    let mut numbers = version.trim_start_matches('v').split(|c: char| !c.is_ascii_digit()).map(|number| number.parse().unwrap());
+    let version = kubelet
+        .runtime
+        .version(cri::VersionRequest::default())
+        .await
+        .unwrap()
+        .into_inner()
+        .runtime_version;
+    let mut numbers = version
+        .trim_start_matches('v')
+        .split(|c: char| !c.is_ascii_digit())
+        .map(|number| number.parse().unwrap());
     (numbers.next().unwrap(), numbers.next().unwrap())
 }
 
 /// Is it READY?
 async fn is_ready(kubelet: &mut Kubelet, sandbox: &str) -> bool {
-    kubelet.sandbox_status(sandbox).await.is_ok_and(|status| status.state == cri::PodSandboxState::SandboxReady as i32)
+    kubelet
+        .sandbox_status(sandbox)
+        .await
+        .is_ok_and(|status| status.state == cri::PodSandboxState::SandboxReady as i32)
 }

@@ -29,11 +29,16 @@ async fn a_pod_runs_and_nothing_is_left_of_it() {
 
     assert_eq!(kubelet.logged(main, "blue").await.stream, "stdout");
     assert_eq!(kubelet.logged(main, "sesame").await.stream, "stderr");
-    let scratch = kubelet.pod_directory(&pod.uid).join("volumes/kubernetes.io~empty-dir/scratch/file");
-    wait_until("the container has written to its volume", LIMIT, async || (fs::read_to_string(&scratch).ok()? == "hush").then_some(())).await;
+    let scratch =
+        kubelet.pod_directory(&pod.uid).join("volumes/kubernetes.io~empty-dir/scratch/file");
+    wait_until("the container has written to its volume", LIMIT, async || {
+        (fs::read_to_string(&scratch).ok()? == "hush").then_some(())
+    })
+    .await;
     assert_eq!(fs::read_to_string(&main.termination).unwrap(), "bye\n");
 
-    let said = kubelet.exec_sync(&main.id, &["sh", "-c", "hostname; echo no >&2; exit 3"]).await.unwrap();
+    let said =
+        kubelet.exec_sync(&main.id, &["sh", "-c", "hostname; echo no >&2; exit 3"]).await.unwrap();
     assert_eq!((said.stdout.as_str(), said.stderr.as_str(), said.code), ("whole\n", "no\n", 3));
 
     let status = kubelet.sandbox_status(&running.sandbox).await.unwrap();
@@ -69,8 +74,9 @@ async fn whatever_runs_is_swept_away_with_its_node() {
     let node = Node::start().await;
     let mut kubelet = node.kubelet(&node.socket()).await.unwrap();
     let port = cri::PortMapping { container_port: 80, host_port: 18086, ..Default::default() };
-    let mut pod =
-        Pod::new("abandoned").volume("token", Source::Projected(Source::files(&[("token", "t")]))).container(Container::script("main", "sleep 1000"));
+    let mut pod = Pod::new("abandoned")
+        .volume("token", Source::Projected(Source::files(&[("token", "t")])))
+        .container(Container::script("main", "sleep 1000"));
     pod.ports = vec![port];
     kubelet.run_pod(&pod).await.unwrap();
     node.restart_containerd().await;
@@ -92,10 +98,18 @@ async fn an_exit_code_and_an_image_of_ones_own_are_seen() {
         files: vec![("/srv/greeting".to_owned(), 0o644, b"hello".to_vec())],
         user: "65534".to_owned(),
         working_dir: "/srv".to_owned(),
-        ..kiyot_testkit::image::ImageSpec::script(&format!("cat greeting; echo; id -u; {}; exit 7", ending.wait()))
+        ..kiyot_testkit::image::ImageSpec::script(&format!(
+            "cat greeting; echo; id -u; {}; exit 7",
+            ending.wait()
+        ))
     };
     node.image("kiyot.test/greeter:1", &spec).await;
-    let running = kubelet.run_pod(&Pod::new("greeter").container(Container::of_image("main", "kiyot.test/greeter:1"))).await.unwrap();
+    let running = kubelet
+        .run_pod(
+            &Pod::new("greeter").container(Container::of_image("main", "kiyot.test/greeter:1")),
+        )
+        .await
+        .unwrap();
     let main = running.container("main");
     kubelet.logged(main, "65534").await;
     ending.come().await;

@@ -2,7 +2,9 @@
 
 use std::{fs, os::unix::fs::PermissionsExt, time::Duration};
 
-use kiyot_testkit::{Container, Kiyot, KiyotOptions, Kubelet, LIMIT, Node, Pod, Source, cri, wait_until};
+use kiyot_testkit::{
+    Container, Kiyot, KiyotOptions, Kubelet, LIMIT, Node, Pod, Source, cri, wait_until,
+};
 use tonic::{Code, Request};
 
 fn options() -> KiyotOptions {
@@ -22,20 +24,34 @@ async fn an_unannotated_pod_runs_on_the_node() {
     let node = Node::start().await;
     let kiyot = Kiyot::start(&node, options()).await;
     let mut kubelet = kiyot.kubelet().await;
-    let pod = Pod::new("plain").volume("settings", Source::ConfigMap(Source::files(&[("colour", "blue")]))).container(
-        Container::script("main", "cat /settings/colour; echo; echo done > /dev/termination-log; sleep 100000").mount("settings", "/settings"),
-    );
+    let pod = Pod::new("plain")
+        .volume("settings", Source::ConfigMap(Source::files(&[("colour", "blue")])))
+        .container(
+            Container::script(
+                "main",
+                "cat /settings/colour; echo; echo done > /dev/termination-log; sleep 100000",
+            )
+            .mount("settings", "/settings"),
+        );
     let running = kubelet.run_pod(&pod).await.unwrap();
     let main = running.container("main");
     kubelet.logged(main, "blue").await;
     assert_eq!(kubelet.exec_sync(&main.id, &["hostname"]).await.unwrap().stdout, "plain\n");
-    wait_until("the container has said its last words", LIMIT, async || (fs::read_to_string(&main.termination).ok()? == "done\n").then_some(()))
-        .await;
+    wait_until("the container has said its last words", LIMIT, async || {
+        (fs::read_to_string(&main.termination).ok()? == "done\n").then_some(())
+    })
+    .await;
 
     let mut beside = direct(&node).await;
     assert_eq!(beside.sandboxes().await.unwrap().len(), 1, "it is containerd's own");
-    assert_eq!(kubelet.sandbox_status(&running.sandbox).await.unwrap(), beside.sandbox_status(&running.sandbox).await.unwrap());
-    assert_eq!(kubelet.container_status(&main.id).await.unwrap(), beside.container_status(&main.id).await.unwrap());
+    assert_eq!(
+        kubelet.sandbox_status(&running.sandbox).await.unwrap(),
+        beside.sandbox_status(&running.sandbox).await.unwrap()
+    );
+    assert_eq!(
+        kubelet.container_status(&main.id).await.unwrap(),
+        beside.container_status(&main.id).await.unwrap()
+    );
     assert_eq!(kubelet.sandboxes().await.unwrap(), beside.sandboxes().await.unwrap());
     assert_eq!(kubelet.containers().await.unwrap(), beside.containers().await.unwrap());
     assert!(kiyot.cells().is_empty());
@@ -53,10 +69,22 @@ async fn errors_of_the_node_come_as_they_are() {
     let kiyot = Kiyot::start(&node, options()).await;
     let (mut through, mut beside) = (kiyot.kubelet().await, direct(&node).await);
     for id in ["0123456789abcdef", ""] {
-        let (one, other) = (through.container_status(id).await.unwrap_err(), beside.container_status(id).await.unwrap_err());
-        assert_eq!((one.code(), one.message(), one.details()), (other.code(), other.message(), other.details()));
-        let (one, other) = (through.sandbox_status(id).await.unwrap_err(), beside.sandbox_status(id).await.unwrap_err());
-        assert_eq!((one.code(), one.message(), one.details()), (other.code(), other.message(), other.details()));
+        let (one, other) = (
+            through.container_status(id).await.unwrap_err(),
+            beside.container_status(id).await.unwrap_err(),
+        );
+        assert_eq!(
+            (one.code(), one.message(), one.details()),
+            (other.code(), other.message(), other.details())
+        );
+        let (one, other) = (
+            through.sandbox_status(id).await.unwrap_err(),
+            beside.sandbox_status(id).await.unwrap_err(),
+        );
+        assert_eq!(
+            (one.code(), one.message(), one.details()),
+            (other.code(), other.message(), other.details())
+        );
     }
 }
 
@@ -115,7 +143,9 @@ async fn a_list_is_an_error_while_containerd_is_down_and_whole_afterwards() {
     assert_eq!(kubelet.containers().await.unwrap_err().code(), Code::Unavailable);
 
     node.start_containerd().await;
-    let listed = wait_until("lists are answered again", LIMIT, async || kubelet.sandboxes().await.ok()).await;
+    let listed =
+        wait_until("lists are answered again", LIMIT, async || kubelet.sandboxes().await.ok())
+            .await;
     assert_eq!(listed.iter().map(|sandbox| &sandbox.id).collect::<Vec<_>>(), [&running.sandbox]);
     kubelet.stop_and_remove(&running).await.unwrap();
 }
@@ -126,9 +156,17 @@ async fn streams_of_lists_are_unimplemented_beside_cells() {
     let kiyot = Kiyot::start(&node, options()).await;
     let mut kubelet = kiyot.kubelet().await;
     for refused in [
-        kubelet.runtime.stream_pod_sandboxes(cri::StreamPodSandboxesRequest::default()).await.map(drop),
+        kubelet
+            .runtime
+            .stream_pod_sandboxes(cri::StreamPodSandboxesRequest::default())
+            .await
+            .map(drop),
         kubelet.runtime.stream_containers(cri::StreamContainersRequest::default()).await.map(drop),
-        kubelet.runtime.stream_container_stats(cri::StreamContainerStatsRequest::default()).await.map(drop),
+        kubelet
+            .runtime
+            .stream_container_stats(cri::StreamContainerStatsRequest::default())
+            .await
+            .map(drop),
     ] {
         assert_eq!(refused.unwrap_err().code(), Code::Unimplemented);
     }
@@ -142,8 +180,10 @@ async fn the_callers_deadline_holds_on_the_node() {
     let running = kubelet.run_pod(&sleeper("slow")).await.unwrap();
     let id = &running.container("main").id;
     let cmd = ["sleep", "54321"].map(str::to_owned).to_vec();
-    let mut request = Request::new(cri::ExecSyncRequest { container_id: id.clone(), cmd, timeout: 0 });
-    // Longer than a start takes on a busy machine: one that is cut short fails in containerd's other words (`Unknown`).
+    let mut request =
+        Request::new(cri::ExecSyncRequest { container_id: id.clone(), cmd, timeout: 0 });
+    // Longer than a start takes on a busy machine: one that is cut short fails in containerd's
+    // other words (`Unknown`).
     request.set_timeout(Duration::from_secs(8));
     let late = kubelet.runtime.exec_sync(request).await.unwrap_err();
     assert!(matches!(late.code(), Code::DeadlineExceeded | Code::Cancelled), "{late:?}");
@@ -161,8 +201,12 @@ async fn an_exec_stream_of_the_node_keeps_its_url() {
     let kiyot = Kiyot::start(&node, options()).await;
     let mut kubelet = kiyot.kubelet().await;
     let running = kubelet.run_pod(&sleeper("talker")).await.unwrap();
-    let request =
-        cri::ExecRequest { container_id: running.container("main").id.clone(), cmd: vec!["sh".to_owned()], stdout: true, ..Default::default() };
+    let request = cri::ExecRequest {
+        container_id: running.container("main").id.clone(),
+        cmd: vec!["sh".to_owned()],
+        stdout: true,
+        ..Default::default()
+    };
     let port = |url: &str| url.split('/').nth(2).map(str::to_owned).unwrap();
     let through = kubelet.runtime.exec(request.clone()).await.unwrap().into_inner().url;
     let beside = direct(&node).await.runtime.exec(request).await.unwrap().into_inner().url;

@@ -11,7 +11,13 @@ use tokio::io::AsyncReadExt;
 use crate::kit::{ByHand, Fake, Fixture, TOKEN, dial, is_refused, limits, until, within};
 
 fn hello(cell: &CellId, kind: ConnectionKind, incarnation: &str, generation: u64) -> HelloReply {
-    HelloReply { cell: cell.to_string(), kind: kind.into(), incarnation: incarnation.to_owned(), generation, ..HelloReply::default() }
+    HelloReply {
+        cell: cell.to_string(),
+        kind: kind.into(),
+        incarnation: incarnation.to_owned(),
+        generation,
+        ..HelloReply::default()
+    }
 }
 
 #[tokio::test]
@@ -46,7 +52,12 @@ async fn a_stolen_certificate_lets_nobody_in_and_touches_no_link() {
     let (owner, thief) = (ByHand::new(), ByHand::new());
     let certificate = owner.certificate(&bootstrap).await;
     is_refused(&bootstrap, thief.showing(&bootstrap, certificate.clone())).await;
-    let link = Fake::connect(&bootstrap, &owner.identity(certificate.clone()), hello(&fixture.cell, ConnectionKind::Control, "run", 1)).await;
+    let link = Fake::connect(
+        &bootstrap,
+        &owner.identity(certificate.clone()),
+        hello(&fixture.cell, ConnectionKind::Control, "run", 1),
+    )
+    .await;
     fixture.linked().await;
     is_refused(&bootstrap, thief.showing(&bootstrap, certificate.clone())).await;
     assert!(!link.has_ended());
@@ -63,7 +74,11 @@ async fn a_cell_that_nobody_calls_is_not_let_in() {
     let key = ByHand::new();
     let identity = key.enrol(&fixture.bootstrap()).await.unwrap();
     fixture.gateway.forget(&fixture.cell);
-    is_refused(&fixture.bootstrap(), tls::cell_client(&fixture.bootstrap().ca_sha256, identity).unwrap()).await;
+    is_refused(
+        &fixture.bootstrap(),
+        tls::cell_client(&fixture.bootstrap().ca_sha256, identity).unwrap(),
+    )
+    .await;
 }
 
 #[tokio::test]
@@ -76,7 +91,8 @@ async fn certificates_of_another_authority_or_time_are_refused() {
     let expired = key.certified_by(&ca, &cell, Duration::ZERO);
     let fixture = Fixture::at(dir, listen, limits(), ca).await;
     let bootstrap = fixture.bootstrap();
-    let cell_tls = |certificate| tls::cell_client(&bootstrap.ca_sha256, key.identity(certificate)).unwrap();
+    let cell_tls =
+        |certificate| tls::cell_client(&bootstrap.ca_sha256, key.identity(certificate)).unwrap();
 
     // The ledger would admit both.
     key.enrol(&bootstrap).await.unwrap();
@@ -87,7 +103,8 @@ async fn certificates_of_another_authority_or_time_are_refused() {
     let _link = fixture.gateway.link(&cell);
     key.enrol(&fixture.gateway.bootstrap(&cell, TOKEN)).await.unwrap();
     let not_after = Certificate::read(&expired).unwrap().not_after;
-    until("the certificate has expired", || SystemTime::now() > not_after + Duration::from_secs(1)).await;
+    until("the certificate has expired", || SystemTime::now() > not_after + Duration::from_secs(1))
+        .await;
     is_refused(&bootstrap, cell_tls(expired)).await;
     assert!(fixture.ledger.news().is_empty());
 }
@@ -100,9 +117,30 @@ async fn hello_must_say_what_the_certificate_and_the_connection_say() {
     let other = CellId::mint().unwrap();
     fixture.ledger.expect(&other, TOKEN);
     let _link = fixture.gateway.link(&other);
-    Fake::connect(&fixture.bootstrap(), &identity, hello(&other, ConnectionKind::Control, "run", 1)).await.ended().await;
-    Fake::connect(&fixture.bootstrap(), &identity, hello(&fixture.cell, ConnectionKind::Unspecified, "run", 1)).await.ended().await;
-    Fake::connect(&fixture.bootstrap(), &identity, hello(&fixture.cell, ConnectionKind::Control, &"r".repeat(10_000), 1)).await.ended().await;
+    Fake::connect(
+        &fixture.bootstrap(),
+        &identity,
+        hello(&other, ConnectionKind::Control, "run", 1),
+    )
+    .await
+    .ended()
+    .await;
+    Fake::connect(
+        &fixture.bootstrap(),
+        &identity,
+        hello(&fixture.cell, ConnectionKind::Unspecified, "run", 1),
+    )
+    .await
+    .ended()
+    .await;
+    Fake::connect(
+        &fixture.bootstrap(),
+        &identity,
+        hello(&fixture.cell, ConnectionKind::Control, &"r".repeat(10_000), 1),
+    )
+    .await
+    .ended()
+    .await;
     assert!(fixture.ledger.news().is_empty());
 }
 
@@ -112,7 +150,12 @@ async fn a_later_connection_replaces_an_earlier_one_and_never_the_other_way_roun
     let key = ByHand::new();
     let identity = key.enrol(&fixture.bootstrap()).await.unwrap();
     let connect = async |incarnation, generation| {
-        Fake::connect(&fixture.bootstrap(), &identity, hello(&fixture.cell, ConnectionKind::Control, incarnation, generation)).await
+        Fake::connect(
+            &fixture.bootstrap(),
+            &identity,
+            hello(&fixture.cell, ConnectionKind::Control, incarnation, generation),
+        )
+        .await
     };
     let fifth = connect("one", 5).await;
     until("the fifth is there", || fixture.ledger.news() == [Some(5)]).await;

@@ -32,7 +32,11 @@ async fn a_call_has_it_made_and_the_calls_of_a_time_share_one() {
 async fn one_that_nobody_uses_is_closed_and_made_again_when_it_is_needed() {
     // Less than what is between two looks at what is waited for.
     let idle = Duration::from_millis(1);
-    let fixture = Fixture::with(kiyot::backends::milpa::gateway::Limits { bulk_idle: idle..=idle, ..limits() }).await;
+    let fixture = Fixture::with(kiyot::backends::milpa::gateway::Limits {
+        bulk_idle: idle..=idle,
+        ..limits()
+    })
+    .await;
     let agent = fixture.agent();
     // Calls go on while it is closed: those that find none have another one made.
     wait_until("there is a second connection", LIMIT, async || {
@@ -46,9 +50,14 @@ async fn one_that_nobody_uses_is_closed_and_made_again_when_it_is_needed() {
 #[tokio::test]
 async fn one_that_is_needed_again_and_again_is_kept() {
     const CALLS: usize = 20;
-    // Each time that it is made again, it is kept for at least twice as long as the time before: after so many, for 50 s.
+    // Each time that it is made again, it is kept for at least twice as long as the time before:
+    // after so many, for 50 s.
     const ENOUGH: usize = 10;
-    let fixture = Fixture::with(kiyot::backends::milpa::gateway::Limits { bulk_idle: IDLE..=LIMIT, ..limits() }).await;
+    let fixture = Fixture::with(kiyot::backends::milpa::gateway::Limits {
+        bulk_idle: IDLE..=LIMIT,
+        ..limits()
+    })
+    .await;
     let agent = fixture.agent();
     for _ in 0..CALLS {
         echo(&fixture.link.bulk, "again").await;
@@ -61,10 +70,15 @@ async fn one_that_is_needed_again_and_again_is_kept() {
 #[tokio::test]
 async fn an_open_call_keeps_it() {
     let idle = Duration::from_millis(20);
-    let fixture = Fixture::with(kiyot::backends::milpa::gateway::Limits { bulk_idle: idle..=idle, ..limits() }).await;
+    let fixture = Fixture::with(kiyot::backends::milpa::gateway::Limits {
+        bulk_idle: idle..=idle,
+        ..limits()
+    })
+    .await;
     let agent = fixture.agent();
-    let mut log =
-        AgentClient::new(fixture.link.bulk.clone()).read_log(timed(ReadLogRequest { position: 1, ..ReadLogRequest::default() }, LIMIT)).await;
+    let mut log = AgentClient::new(fixture.link.bulk.clone())
+        .read_log(timed(ReadLogRequest { position: 1, ..ReadLogRequest::default() }, LIMIT))
+        .await;
     let log = log.as_mut().unwrap().get_mut();
     assert!(log.message().await.unwrap().is_some());
     // Nothing may come in this time; nothing is waited for.
@@ -81,14 +95,19 @@ async fn readers_that_are_stuck_hold_up_neither_control_nor_other_readers() {
     let mut stuck = Vec::new();
     for _ in 0..3 {
         let request = timed(ReadLogRequest { position: 100, ..ReadLogRequest::default() }, LIMIT);
-        let mut log = AgentClient::new(fixture.link.bulk.clone()).read_log(request).await.unwrap().into_inner();
+        let mut log = AgentClient::new(fixture.link.bulk.clone())
+            .read_log(request)
+            .await
+            .unwrap()
+            .into_inner();
         assert_eq!(log.message().await.unwrap().unwrap().content.len(), 64 * 1024);
         stuck.push(log);
     }
     let mut events = fixture.link.control.watch().await.unwrap();
     assert!(within("the first event", events.next()).await.unwrap().is_some());
-    let mut log =
-        AgentClient::new(fixture.link.bulk.clone()).read_log(timed(ReadLogRequest { position: 100, ..ReadLogRequest::default() }, LIMIT)).await;
+    let mut log = AgentClient::new(fixture.link.bulk.clone())
+        .read_log(timed(ReadLogRequest { position: 100, ..ReadLogRequest::default() }, LIMIT))
+        .await;
     let log = log.as_mut().unwrap().get_mut();
     for _ in 0..100 {
         assert!(within("the next part", log.message()).await.unwrap().is_some());

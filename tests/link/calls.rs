@@ -5,14 +5,17 @@ use std::{sync::atomic::Ordering, time::Duration};
 use kiyot::backends::milpa::gateway::ca::Ca;
 use kiyot_cell::home::{LinkState, Outcome};
 use kiyot_link::{bootstrap::GatewayAddress, channel::Channel};
-use kiyot_proto::cell::{BindRequest, GetFileRequest, ReadLogRequest, TrimLogRequest, agent_client::AgentClient};
+use kiyot_proto::cell::{
+    BindRequest, GetFileRequest, ReadLogRequest, TrimLogRequest, agent_client::AgentClient,
+};
 use tonic::Code;
 
 use crate::kit::{Fixture, LIMIT, limits, timed, until, within};
 
 /// A call that answers with what it was given.
 pub(crate) async fn echo(channel: &Channel, text: &str) {
-    let request = timed(GetFileRequest { path: text.to_owned(), ..GetFileRequest::default() }, LIMIT);
+    let request =
+        timed(GetFileRequest { path: text.to_owned(), ..GetFileRequest::default() }, LIMIT);
     let reply = AgentClient::new(channel.clone()).get_file(request).await.unwrap();
     assert_eq!(reply.into_inner().content, text.as_bytes());
 }
@@ -25,12 +28,18 @@ async fn a_cell_enrols_connects_and_answers() {
     echo(&fixture.link.bulk, "hello").await;
     let line = fixture.link.control.connected().await.unwrap();
     let hello = line.hello();
-    assert_eq!((hello.cell.as_str(), hello.build_id.as_str(), hello.generation), (fixture.cell.as_str(), "agent", 1));
+    assert_eq!(
+        (hello.cell.as_str(), hello.build_id.as_str(), hello.generation),
+        (fixture.cell.as_str(), "agent", 1)
+    );
     assert_eq!(fixture.ledger.news(), [Some(1)]);
     assert!(fixture.ledger.alarms().is_empty());
     assert!(matches!(*agent.handle.state().borrow(), LinkState::Linked(_)));
     // The status of the agent's service comes as it is.
-    let status = AgentClient::new(fixture.link.bulk.clone()).trim_log(TrimLogRequest::default()).await.unwrap_err();
+    let status = AgentClient::new(fixture.link.bulk.clone())
+        .trim_log(TrimLogRequest::default())
+        .await
+        .unwrap_err();
     assert_eq!((status.code(), status.message()), (Code::NotFound, "no such log"));
 
     assert_eq!(agent.stop().await, Outcome::Shutdown);
@@ -42,7 +51,13 @@ async fn a_cell_enrols_connects_and_answers() {
 #[tokio::test]
 async fn the_same_over_tcp() {
     let dir = tempfile::tempdir().unwrap();
-    let fixture = Fixture::at(dir, GatewayAddress::Tcp("127.0.0.1:0".parse().unwrap()), limits(), Ca::new().unwrap()).await;
+    let fixture = Fixture::at(
+        dir,
+        GatewayAddress::Tcp("127.0.0.1:0".parse().unwrap()),
+        limits(),
+        Ca::new().unwrap(),
+    )
+    .await;
     let _agent = fixture.agent();
     echo(&fixture.link.bulk, "hello").await;
     assert!(fixture.link.control.watch().await.unwrap().next().await.unwrap().is_some());
@@ -53,7 +68,10 @@ async fn the_same_over_tcp() {
 async fn without_a_connection_a_call_fails_at_its_deadline() {
     let fixture = Fixture::start().await;
     let request = timed(GetFileRequest::default(), Duration::from_millis(50));
-    let status = within("the deadline", AgentClient::new(fixture.link.bulk.clone()).get_file(request)).await.unwrap_err();
+    let status =
+        within("the deadline", AgentClient::new(fixture.link.bulk.clone()).get_file(request))
+            .await
+            .unwrap_err();
     assert_eq!(status.code(), Code::Unavailable, "{status}");
     assert!(status.message().contains(fixture.cell.as_str()), "{status}");
 }
@@ -65,7 +83,9 @@ async fn an_answer_that_does_not_come_fails_the_call_at_its_deadline() {
     // The deadline is short: the connection is there before.
     echo(&fixture.link.bulk, "before").await;
     let request = timed(BindRequest::default(), Duration::from_millis(50));
-    let status = within("the deadline", AgentClient::new(fixture.link.bulk.clone()).bind(request)).await.unwrap_err();
+    let status = within("the deadline", AgentClient::new(fixture.link.bulk.clone()).bind(request))
+        .await
+        .unwrap_err();
     assert_eq!(status.code(), Code::DeadlineExceeded, "{status}");
     // The connection is none the worse for it.
     echo(&fixture.link.bulk, "after").await;
@@ -77,8 +97,10 @@ async fn an_answer_that_begins_and_does_not_end_fails_the_call_at_its_deadline()
     let fixture = Fixture::start().await;
     let _agent = fixture.agent();
     echo(&fixture.link.bulk, "before").await;
-    let request = timed(ReadLogRequest { position: 1, ..Default::default() }, Duration::from_secs(5));
-    let mut parts = AgentClient::new(fixture.link.bulk.clone()).read_log(request).await.unwrap().into_inner();
+    let request =
+        timed(ReadLogRequest { position: 1, ..Default::default() }, Duration::from_secs(5));
+    let mut parts =
+        AgentClient::new(fixture.link.bulk.clone()).read_log(request).await.unwrap().into_inner();
     let ended = async {
         while parts.message().await?.is_some() {}
         Ok::<_, tonic::Status>(())
@@ -96,15 +118,26 @@ async fn a_cell_that_is_forgotten_is_cut_and_calls_fail_at_once() {
     let agent = fixture.agent();
     fixture.linked().await;
     let calls = fixture.link.bulk.clone();
-    let running = tokio::spawn(async move { AgentClient::new(calls).bind(timed(BindRequest::default(), LIMIT)).await });
+    let running = tokio::spawn(async move {
+        AgentClient::new(calls).bind(timed(BindRequest::default(), LIMIT)).await
+    });
     until("the call is running", || agent.agent.binds.load(Ordering::SeqCst) == 1).await;
     let mut events = fixture.link.control.watch().await.unwrap();
     assert!(events.next().await.unwrap().is_some());
 
     fixture.gateway.forget(&fixture.cell);
-    assert_eq!(within("the running call", running).await.unwrap().unwrap_err().code(), Code::Unavailable);
-    assert_eq!(within("the running stream", events.next()).await.unwrap_err().code(), Code::Unavailable);
-    let status = AgentClient::new(fixture.link.bulk.clone()).get_file(timed(GetFileRequest::default(), LIMIT * 10)).await.unwrap_err();
+    assert_eq!(
+        within("the running call", running).await.unwrap().unwrap_err().code(),
+        Code::Unavailable
+    );
+    assert_eq!(
+        within("the running stream", events.next()).await.unwrap_err().code(),
+        Code::Unavailable
+    );
+    let status = AgentClient::new(fixture.link.bulk.clone())
+        .get_file(timed(GetFileRequest::default(), LIMIT * 10))
+        .await
+        .unwrap_err();
     assert_eq!(status.code(), Code::Unavailable);
     assert_eq!(fixture.link.control.watch().await.unwrap_err().code(), Code::Unavailable);
     assert!(!fixture.link.control.is_connected());

@@ -107,14 +107,17 @@ async fn a_daemon_that_starts_by_another_clock_gets_its_cells_back() {
     let dir = tempfile::tempdir().unwrap();
     let store = Store::open(dir.path()).await.unwrap();
     let listen = GatewayAddress::Unix(dir.path().join("gateway.sock"));
-    let mut fixture = Fixture::at(dir, listen.clone(), limits(), Ca::load_or_make(&store).await.unwrap()).await;
+    let mut fixture =
+        Fixture::at(dir, listen.clone(), limits(), Ca::load_or_make(&store).await.unwrap()).await;
     let _agent = fixture.agent();
     echo(&fixture.link.bulk, "before").await;
     fixture.ledger.expire(&fixture.cell);
     for jump in [YEAR, -YEAR, 30 * YEAR, 0] {
         fixture.gateway.shutdown().await;
         let ca = Ca::load_or_make(&store).await.unwrap();
-        fixture.gateway = start_gateway_by(Set::by(jump).clock(), &fixture.ledger, listen.clone(), limits(), ca).await;
+        fixture.gateway =
+            start_gateway_by(Set::by(jump).clock(), &fixture.ledger, listen.clone(), limits(), ca)
+                .await;
         fixture.link = fixture.gateway.link(&fixture.cell);
         echo(&fixture.link.bulk, "after").await;
     }

@@ -43,11 +43,17 @@ async fn a_refusal_does_not_say_what_was_guessed_right() {
 async fn a_request_must_be_one_and_small() {
     let fixture = Fixture::start().await;
     let key = ByHand::new();
-    let request =
-        |csr: Vec<u8>| EnrolRequest { cell: fixture.cell.to_string(), token: TOKEN.to_owned(), csr_der: csr.into(), build_id: String::new() };
-    let status = key.enrol_with(&fixture.bootstrap(), request(b"no request".to_vec())).await.unwrap_err();
+    let request = |csr: Vec<u8>| EnrolRequest {
+        cell: fixture.cell.to_string(),
+        token: TOKEN.to_owned(),
+        csr_der: csr.into(),
+        build_id: String::new(),
+    };
+    let status =
+        key.enrol_with(&fixture.bootstrap(), request(b"no request".to_vec())).await.unwrap_err();
     assert_eq!(status.code(), Code::InvalidArgument);
-    let status = key.enrol_with(&fixture.bootstrap(), request(vec![0; 17 * 1024])).await.unwrap_err();
+    let status =
+        key.enrol_with(&fixture.bootstrap(), request(vec![0; 17 * 1024])).await.unwrap_err();
     assert!(matches!(status.code(), Code::OutOfRange | Code::ResourceExhausted), "{status}");
     assert_eq!(fixture.ledger.key_of(&fixture.cell), None, "no token was spent");
     // The gateway goes on.

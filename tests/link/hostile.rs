@@ -49,9 +49,19 @@ async fn enrolment_offers_nothing_else() {
     let bootstrap = fixture.bootstrap();
     let stream = dial(&bootstrap, tls::enrol_client(&bootstrap.ca_sha256).unwrap()).await.unwrap();
     let profile = kiyot_link::http2::Profile::ENROL;
-    let connection = kiyot_link::connection::Connection::open(stream, profile, &CancellationToken::new(), &TaskTracker::new()).await.unwrap();
+    let connection = kiyot_link::connection::Connection::open(
+        stream,
+        profile,
+        &CancellationToken::new(),
+        &TaskTracker::new(),
+    )
+    .await
+    .unwrap();
     let mut client = AgentClient::new(kiyot_link::channel::Channel::over(connection));
-    assert_eq!(client.hello(timed(HelloRequest::default(), LIMIT)).await.unwrap_err().code(), Code::Unimplemented);
+    assert_eq!(
+        client.hello(timed(HelloRequest::default(), LIMIT)).await.unwrap_err().code(),
+        Code::Unimplemented
+    );
 }
 
 #[tokio::test]
@@ -75,7 +85,8 @@ async fn who_says_nothing_or_nonsense_is_cut() {
 async fn an_enrolment_that_does_not_end_is_cut() {
     let fixture = Fixture::with(Limits { enrolment: Duration::from_millis(100), ..limits() }).await;
     let bootstrap = fixture.bootstrap();
-    let mut stream = dial(&bootstrap, tls::enrol_client(&bootstrap.ca_sha256).unwrap()).await.unwrap();
+    let mut stream =
+        dial(&bootstrap, tls::enrol_client(&bootstrap.ca_sha256).unwrap()).await.unwrap();
     let mut heard = Vec::new();
     let _ = within("the end of the connection", stream.read_to_end(&mut heard)).await;
 }
@@ -85,7 +96,10 @@ async fn as_many_as_may_be_on_their_way_in_and_no_more() {
     let fixture = Fixture::with(Limits { newcomers: 2, ..limits() }).await;
     let GatewayAddress::Unix(path) = fixture.gateway.address() else { panic!("a unix socket") };
     assert_eq!(std::fs::metadata(path).unwrap().permissions().mode() & 0o777, 0o600);
-    let waiting = [Stream::dial(fixture.gateway.address()).await.unwrap(), Stream::dial(fixture.gateway.address()).await.unwrap()];
+    let waiting = [
+        Stream::dial(fixture.gateway.address()).await.unwrap(),
+        Stream::dial(fixture.gateway.address()).await.unwrap(),
+    ];
     let mut third = Stream::dial(fixture.gateway.address()).await.unwrap();
     let mut heard = Vec::new();
     within("the end of the third", third.read_to_end(&mut heard)).await.unwrap();
@@ -105,7 +119,12 @@ async fn one_peer_keeps_no_other_out() {
     if let Ok(socket) = std::env::var(DIALS) {
         return dial_much(Path::new(&socket), OF_A_PEER).await;
     }
-    let fixture = Fixture::with(Limits { newcomers: 2 * OF_A_PEER, newcomers_of_a_peer: OF_A_PEER, ..limits() }).await;
+    let fixture = Fixture::with(Limits {
+        newcomers: 2 * OF_A_PEER,
+        newcomers_of_a_peer: OF_A_PEER,
+        ..limits()
+    })
+    .await;
     let GatewayAddress::Unix(path) = fixture.gateway.address() else { panic!("a unix socket") };
     let mut other = Command::new(std::env::current_exe().unwrap())
         .args(["--exact", "hostile::one_peer_keeps_no_other_out", "--nocapture"])
@@ -115,7 +134,10 @@ async fn one_peer_keeps_no_other_out() {
         .spawn()
         .unwrap();
     let mut said = BufReader::new(other.stdout.take().unwrap()).lines();
-    within("the other has as many as it may", async { while !said.next_line().await.unwrap().unwrap().contains("no more are taken") {} }).await;
+    within("the other has as many as it may", async {
+        while !said.next_line().await.unwrap().unwrap().contains("no more are taken") {}
+    })
+    .await;
     let _agent = fixture.agent();
     echo(&fixture.link.bulk, "let in").await;
     assert!(other.try_wait().unwrap().is_none(), "it holds them still");
@@ -142,19 +164,31 @@ async fn a_cell_that_says_nonsense_is_cut_and_another_connection_of_it_is_let_in
     let identity = key.enrol(&bootstrap).await.unwrap();
     // No message at all, one that is longer than any, and one that is none.
     for said in [&b""[..], &[0xff; 64][..], &[0, 0, 0, 2, 0xff, 0xff][..]] {
-        let mut stream = dial(&bootstrap, tls::cell_client(&bootstrap.ca_sha256, identity.clone()).unwrap()).await.unwrap();
+        let mut stream =
+            dial(&bootstrap, tls::cell_client(&bootstrap.ca_sha256, identity.clone()).unwrap())
+                .await
+                .unwrap();
         stream.write_all(said).await.unwrap();
         stream.shutdown().await.unwrap();
         let mut heard = Vec::new();
         let _ = within("the end of the connection", stream.read_to_end(&mut heard)).await;
     }
     assert!(fixture.ledger.news().is_empty());
-    // The begin of one that is longer than a word about oneself, and may come later: nothing of it is waited for.
-    let mut stream = dial(&bootstrap, tls::cell_client(&bootstrap.ca_sha256, identity.clone()).unwrap()).await.unwrap();
+    // The begin of one that is longer than a word about oneself, and may come later: nothing of it
+    // is waited for.
+    let mut stream =
+        dial(&bootstrap, tls::cell_client(&bootstrap.ca_sha256, identity.clone()).unwrap())
+            .await
+            .unwrap();
     stream.write_all(&(1_u32 << 20).to_be_bytes()).await.unwrap();
     let mut heard = Vec::new();
     let _ = within("the end of the connection", stream.read_to_end(&mut heard)).await;
-    let hello = HelloReply { cell: fixture.cell.to_string(), kind: ConnectionKind::Control.into(), generation: 1, ..HelloReply::default() };
+    let hello = HelloReply {
+        cell: fixture.cell.to_string(),
+        kind: ConnectionKind::Control.into(),
+        generation: 1,
+        ..HelloReply::default()
+    };
     let _fake = Fake::connect(&bootstrap, &identity, hello).await;
     fixture.linked().await;
 }

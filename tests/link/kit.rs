@@ -34,7 +34,9 @@ pub(crate) const TOKEN: &str = "open-sesame";
 
 /// Waits for what must come.
 pub(crate) async fn within<T>(what: &str, future: impl Future<Output = T>) -> T {
-    tokio::time::timeout(LIMIT, future).await.unwrap_or_else(|_| panic!("{what}: not within {LIMIT:?}"))
+    tokio::time::timeout(LIMIT, future)
+        .await
+        .unwrap_or_else(|_| panic!("{what}: not within {LIMIT:?}"))
 }
 
 /// Waits until something holds.
@@ -71,7 +73,13 @@ impl Fixture {
         Self::by(Clock::default(), dir, listen, limits, ca).await
     }
 
-    pub(crate) async fn by(clock: Clock, dir: TempDir, listen: GatewayAddress, limits: Limits, ca: Ca) -> Self {
+    pub(crate) async fn by(
+        clock: Clock,
+        dir: TempDir,
+        listen: GatewayAddress,
+        limits: Limits,
+        ca: Ca,
+    ) -> Self {
         let ledger = Arc::new(TestLedger::default());
         let gateway = start_gateway_by(clock, &ledger, listen, limits, ca).await;
         let cell = CellId::mint().unwrap();
@@ -108,13 +116,31 @@ impl Fixture {
     }
 }
 
-pub(crate) async fn start_gateway(ledger: &Arc<TestLedger>, listen: GatewayAddress, limits: Limits, ca: Ca) -> Gateway {
+pub(crate) async fn start_gateway(
+    ledger: &Arc<TestLedger>,
+    listen: GatewayAddress,
+    limits: Limits,
+    ca: Ca,
+) -> Gateway {
     start_gateway_by(Clock::default(), ledger, listen, limits, ca).await
 }
 
-pub(crate) async fn start_gateway_by(clock: Clock, ledger: &Arc<TestLedger>, listen: GatewayAddress, limits: Limits, ca: Ca) -> Gateway {
-    let config =
-        GatewayConfig { listen, advertise: None, ca, build_id: "daemon".to_owned(), orphan_timeout: Duration::from_secs(900), clock, limits };
+pub(crate) async fn start_gateway_by(
+    clock: Clock,
+    ledger: &Arc<TestLedger>,
+    listen: GatewayAddress,
+    limits: Limits,
+    ca: Ca,
+) -> Gateway {
+    let config = GatewayConfig {
+        listen,
+        advertise: None,
+        ca,
+        build_id: "daemon".to_owned(),
+        orphan_timeout: Duration::from_secs(900),
+        clock,
+        limits,
+    };
     Gateway::start(config, ledger.clone()).await.unwrap()
 }
 
@@ -138,7 +164,10 @@ impl Running {
         let agent = TestAgent::new(cell, handle.clone());
         let shutdown = CancellationToken::new();
         let (own, end) = (agent.clone(), shutdown.clone());
-        let task = tokio::spawn(async move { home.run(move |info| AgentServer::new(own.on(info)), end).await });
+        let task =
+            tokio::spawn(
+                async move { home.run(move |info| AgentServer::new(own.on(info)), end).await },
+            );
         Self { agent, handle, shutdown, task }
     }
 

@@ -23,18 +23,27 @@ use crate::{
 async fn a_cut_fails_what_runs_and_the_next_call_finds_a_new_connection() {
     let fixture = Fixture::start().await;
     let proxy = Proxy::start(fixture.dir.path().join("wire.sock"), fixture.gateway.address());
-    let agent = fixture.agent_with(Bootstrap { gateway: proxy.address.clone(), ..fixture.bootstrap() });
+    let agent =
+        fixture.agent_with(Bootstrap { gateway: proxy.address.clone(), ..fixture.bootstrap() });
     for round in 1..=3 {
         echo(&fixture.link.bulk, "before").await;
         let calls = fixture.link.bulk.clone();
-        let running = tokio::spawn(async move { AgentClient::new(calls).bind(timed(BindRequest::default(), LIMIT)).await });
+        let running = tokio::spawn(async move {
+            AgentClient::new(calls).bind(timed(BindRequest::default(), LIMIT)).await
+        });
         until("the call runs", || agent.agent.binds.load(Ordering::SeqCst) == round).await;
         let mut events = fixture.link.control.watch().await.unwrap();
         assert!(events.next().await.unwrap().is_some());
 
         proxy.cut();
-        assert_eq!(within("the running call", running).await.unwrap().unwrap_err().code(), Code::Unavailable);
-        assert_eq!(within("the running stream", events.next()).await.unwrap_err().code(), Code::Unavailable);
+        assert_eq!(
+            within("the running call", running).await.unwrap().unwrap_err().code(),
+            Code::Unavailable
+        );
+        assert_eq!(
+            within("the running stream", events.next()).await.unwrap_err().code(),
+            Code::Unavailable
+        );
         echo(&fixture.link.bulk, "after").await;
     }
     // Each connection came after the one before it was gone, or replaced it.
@@ -46,13 +55,21 @@ async fn a_cut_fails_what_runs_and_the_next_call_finds_a_new_connection() {
 async fn a_wire_without_a_sound_is_noticed_on_both_sides() {
     let fixture = Fixture::start().await;
     let proxy = Proxy::start(fixture.dir.path().join("wire.sock"), fixture.gateway.address());
-    let agent = fixture.agent_with(Bootstrap { gateway: proxy.address.clone(), ..fixture.bootstrap() });
+    let agent =
+        fixture.agent_with(Bootstrap { gateway: proxy.address.clone(), ..fixture.bootstrap() });
     fixture.linked().await;
     let mut state = agent.handle.state();
-    within("the agent knows", state.wait_for(|state| matches!(state, LinkState::Linked(_)))).await.unwrap();
+    within("the agent knows", state.wait_for(|state| matches!(state, LinkState::Linked(_))))
+        .await
+        .unwrap();
     proxy.silence();
     // The gateway pings, and so does the agent; neither is answered.
-    let agent_side = within("the agent notices", state.wait_for(|state| matches!(state, LinkState::Unlinked(_)))).await.map(|_| ());
+    let agent_side = within(
+        "the agent notices",
+        state.wait_for(|state| matches!(state, LinkState::Unlinked(_))),
+    )
+    .await
+    .map(|_| ());
     agent_side.unwrap();
     echo(&fixture.link.bulk, "over a new wire").await;
     until("the gateway has noticed", || fixture.ledger.news().contains(&None)).await;
@@ -63,7 +80,8 @@ async fn cells_come_back_to_a_gateway_that_is_started_again() {
     let dir = tempfile::tempdir().unwrap();
     let store = Store::open(dir.path()).await.unwrap();
     let listen = GatewayAddress::Unix(dir.path().join("gateway.sock"));
-    let mut fixture = Fixture::at(dir, listen.clone(), limits(), Ca::load_or_make(&store).await.unwrap()).await;
+    let mut fixture =
+        Fixture::at(dir, listen.clone(), limits(), Ca::load_or_make(&store).await.unwrap()).await;
     let agent = fixture.agent();
     echo(&fixture.link.bulk, "before").await;
 
@@ -71,11 +89,15 @@ async fn cells_come_back_to_a_gateway_that_is_started_again() {
     assert_eq!(fixture.ledger.news(), [Some(1)], "the end of the daemon is not the end of a link");
     assert!(!dir_has(&listen), "the socket's file went with the gateway");
     let mut state = agent.handle.state();
-    within("the agent notices", state.wait_for(|state| matches!(state, LinkState::Unlinked(_)))).await.unwrap();
+    within("the agent notices", state.wait_for(|state| matches!(state, LinkState::Unlinked(_))))
+        .await
+        .unwrap();
 
     // Its token is spent and over; the authority is the same.
     fixture.ledger.expire(&fixture.cell);
-    fixture.gateway = start_gateway(&fixture.ledger, listen, limits(), Ca::load_or_make(&store).await.unwrap()).await;
+    fixture.gateway =
+        start_gateway(&fixture.ledger, listen, limits(), Ca::load_or_make(&store).await.unwrap())
+            .await;
     fixture.link = fixture.gateway.link(&fixture.cell);
     echo(&fixture.link.bulk, "after").await;
     assert_eq!(agent.stop().await, Outcome::Shutdown);
@@ -86,7 +108,8 @@ async fn an_expired_certificate_is_renewed_by_its_key() {
     let lifetime = Duration::from_secs(4);
     let fixture = Fixture::with(Limits { certificate: lifetime, ..limits() }).await;
     let proxy = Proxy::start(fixture.dir.path().join("wire.sock"), fixture.gateway.address());
-    let _agent = fixture.agent_with(Bootstrap { gateway: proxy.address.clone(), ..fixture.bootstrap() });
+    let _agent =
+        fixture.agent_with(Bootstrap { gateway: proxy.address.clone(), ..fixture.bootstrap() });
     echo(&fixture.link.bulk, "before").await;
     fixture.ledger.expire(&fixture.cell);
     let expired = SystemTime::now() + lifetime + Duration::from_secs(1);
@@ -104,7 +127,10 @@ fn dir_has(address: &GatewayAddress) -> bool {
 #[tokio::test]
 async fn a_cell_without_contact_for_too_long_is_an_orphan() {
     let fixture = Fixture::start().await;
-    let bootstrap =
-        Bootstrap { gateway: GatewayAddress::Unix(fixture.dir.path().join("nobody.sock")), orphan_timeout_secs: 1, ..fixture.bootstrap() };
+    let bootstrap = Bootstrap {
+        gateway: GatewayAddress::Unix(fixture.dir.path().join("nobody.sock")),
+        orphan_timeout_secs: 1,
+        ..fixture.bootstrap()
+    };
     assert_eq!(fixture.agent_with(bootstrap).outcome().await, Outcome::Orphaned);
 }

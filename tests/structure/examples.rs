@@ -13,7 +13,10 @@ fn config(name: &str) -> config::Config {
 }
 
 fn pod(name: &str) -> manifest::Pod {
-    manifest::parse(name, &tree::text(name)).unwrap_or_else(|problems| panic!("{problems}")).pods.remove(0)
+    manifest::parse(name, &tree::text(name))
+        .unwrap_or_else(|problems| panic!("{problems}"))
+        .pods
+        .remove(0)
 }
 
 #[test]
@@ -23,7 +26,8 @@ fn every_example_is_read() {
     }
     for file in tree::files("examples", ".yaml") {
         let pod = pod(file.to_str().unwrap());
-        CellRequest::parse(&pod.metadata.annotations).unwrap_or_else(|problems| panic!("{problems}"));
+        CellRequest::parse(&pod.metadata.annotations)
+            .unwrap_or_else(|problems| panic!("{problems}"));
     }
 }
 
@@ -32,13 +36,24 @@ fn the_examples_are_what_their_names_say() {
     assert_eq!(config("examples/opt-in.toml").routing.default, "containerd");
     let out = config("examples/opt-out.toml");
     assert_eq!(out.routing.default, "milpa");
-    assert!(out.routing.rules.iter().any(|rule| rule.daemonset == Some(true)) && out.routing.rules.iter().any(|rule| rule.static_pod == Some(true)));
+    assert!(
+        out.routing.rules.iter().any(|rule| rule.daemonset == Some(true))
+            && out.routing.rules.iter().any(|rule| rule.static_pod == Some(true))
+    );
     let Some(config::BackendConfig::Milpa(milpa)) = out.backends.get("milpa") else { panic!() };
     let policy = milpa.policy;
-    assert_eq!([policy.host_network, policy.host_pid, policy.host_ipc, policy.host_users], [OfNode::KeepLocal; 4]);
+    assert_eq!(
+        [policy.host_network, policy.host_pid, policy.host_ipc, policy.host_users],
+        [OfNode::KeepLocal; 4]
+    );
     assert_eq!(policy.privileged, Privileged::KeepLocal);
     let cell = pod("examples/pod-in-a-cell.yaml");
     assert_eq!(cell.metadata.annotations[TARGET_RUNTIME], "kiyot");
-    assert_eq!(CellRequest::parse(&cell.metadata.annotations).unwrap().launch_type, LaunchType::Spot);
-    assert!(!pod("examples/pod-on-the-node.yaml").metadata.annotations.contains_key(TARGET_RUNTIME));
+    assert_eq!(
+        CellRequest::parse(&cell.metadata.annotations).unwrap().launch_type,
+        LaunchType::Spot
+    );
+    assert!(
+        !pod("examples/pod-on-the-node.yaml").metadata.annotations.contains_key(TARGET_RUNTIME)
+    );
 }

@@ -2,7 +2,8 @@
 
 use crate::{source, tree};
 
-/// A part, and the parts that it may name beside itself and what is beneath it. A path belongs to the longest part that it begins with.
+/// A part, and the parts that it may name beside itself and what is beneath it. A path belongs to
+/// the longest part that it begins with.
 struct Part {
     path: &'static str,
     may: &'static [&'static [&'static str]],
@@ -13,20 +14,53 @@ const PARTS: &[Part] = &[
     Part { path: "main", may: &[&["cli"]] },
     Part {
         path: "cli",
-        may: &[&["app", "proxy", "backends", "backends::milpa", "backends::milpa::verbs", "manifest", "annotations", "config", "problems"]],
+        may: &[&[
+            "app",
+            "proxy",
+            "backends",
+            "backends::milpa",
+            "backends::milpa::verbs",
+            "manifest",
+            "annotations",
+            "config",
+            "problems",
+        ]],
     },
-    Part { path: "app", may: &[&["proxy", "backends", "backends::cri", "backends::milpa"], ACTING, CELLS, KEEPING, &["config", "problems"]] },
+    Part {
+        path: "app",
+        may: &[
+            &["proxy", "backends", "backends::cri", "backends::milpa"],
+            ACTING,
+            CELLS,
+            KEEPING,
+            &["config", "problems"],
+        ],
+    },
     Part { path: "proxy", may: &[&["backends", "backends::cri", "config", "http2"]] },
     Part { path: "backends", may: &[&["backends::cri", "config"]] },
     Part { path: "backends::cri", may: &[&["backends", "config", "http2"]] },
-    Part { path: "backends::milpa", may: &[&["backends"], ACTING, CELLS, KEEPING, &["annotations", "config"]] },
-    Part { path: "backends::milpa::verbs", may: &[&["backends"], ACTING, CELLS, KEEPING, &["annotations", "config", "problems"]] },
+    Part {
+        path: "backends::milpa",
+        may: &[&["backends"], ACTING, CELLS, KEEPING, &["annotations", "config"]],
+    },
+    Part {
+        path: "backends::milpa::verbs",
+        may: &[&["backends"], ACTING, CELLS, KEEPING, &["annotations", "config", "problems"]],
+    },
     Part { path: "backends::milpa::images", may: &[CELLS, KEEPING, &["config"]] },
     Part { path: "backends::milpa::volumes", may: &[CELLS, KEEPING, &["config"]] },
     Part { path: "backends::milpa::logs", may: &[CELLS, KEEPING, WAITING, &["config"]] },
     Part { path: "backends::milpa::streaming", may: &[CELLS, KEEPING, &["config"]] },
     Part { path: "backends::milpa::resolver", may: &[CELLS, &["backends::milpa::id", "config"]] },
-    Part { path: "backends::milpa::cells", may: &[&["backends::milpa::gateway", "backends::milpa::providers"], KEEPING, WAITING, &["config"]] },
+    Part {
+        path: "backends::milpa::cells",
+        may: &[
+            &["backends::milpa::gateway", "backends::milpa::providers"],
+            KEEPING,
+            WAITING,
+            &["config"],
+        ],
+    },
     Part { path: "backends::milpa::gateway", may: &[KEEPING, &["config"]] },
     Part { path: "backends::milpa::providers", may: &[&["backends::milpa::id", "config"]] },
     Part { path: "backends::milpa::store", may: &[&["backends::milpa::id"]] },
@@ -50,7 +84,8 @@ const ACTING: &[&str] = &[
     "backends::milpa::resolver",
 ];
 /// What makes cells and speaks with them.
-const CELLS: &[&str] = &["backends::milpa::cells", "backends::milpa::gateway", "backends::milpa::providers"];
+const CELLS: &[&str] =
+    &["backends::milpa::cells", "backends::milpa::gateway", "backends::milpa::providers"];
 /// What tasks wait for.
 const WAITING: &[&str] = &["backends::milpa::latest", "backends::milpa::mailbox"];
 /// What remembers.
@@ -58,7 +93,11 @@ const KEEPING: &[&str] = &["backends::milpa::store", "backends::milpa::id"];
 
 fn part_of(path: &[String]) -> &'static Part {
     let begins = |part: &&Part| {
-        part.path.split("::").filter(|name| !name.is_empty()).enumerate().all(|(index, name)| path.get(index).is_some_and(|own| own == name))
+        part.path
+            .split("::")
+            .filter(|name| !name.is_empty())
+            .enumerate()
+            .all(|(index, name)| path.get(index).is_some_and(|own| own == name))
     };
     PARTS.iter().filter(begins).max_by_key(|part| part.path.len()).unwrap()
 }
@@ -76,8 +115,15 @@ fn no_part_names_one_above_it() {
         for path in source::paths_in(&source::code_of(&tree::text(&file)), &module) {
             let to = part_of(&path);
             // The root has nothing but parts.
-            if to.path != from.path && !from.may.concat().contains(&to.path) && !to.path.is_empty() {
-                wrong.push(format!("{} names {} ({:?} may name {:?})", file.display(), path.join("::"), from.path, from.may.concat()));
+            if to.path != from.path && !from.may.concat().contains(&to.path) && !to.path.is_empty()
+            {
+                wrong.push(format!(
+                    "{} names {} ({:?} may name {:?})",
+                    file.display(),
+                    path.join("::"),
+                    from.path,
+                    from.may.concat()
+                ));
             }
         }
     }
@@ -86,22 +132,39 @@ fn no_part_names_one_above_it() {
 
 #[test]
 fn every_module_is_a_part_or_of_one() {
-    let unknown: Vec<_> =
-        tree::files("src", ".rs").into_iter().filter(|file| part_of(&source::module_of(file)).path.is_empty() && !file.ends_with("lib.rs")).collect();
-    assert!(unknown.is_empty(), "these are of no part that tests/structure/imports.rs knows: {unknown:?}");
+    let unknown: Vec<_> = tree::files("src", ".rs")
+        .into_iter()
+        .filter(|file| {
+            part_of(&source::module_of(file)).path.is_empty() && !file.ends_with("lib.rs")
+        })
+        .collect();
+    assert!(
+        unknown.is_empty(),
+        "these are of no part that tests/structure/imports.rs knows: {unknown:?}"
+    );
 }
 
 #[test]
 fn only_the_provider_of_a_cloud_names_its_library() {
-    for file in tree::files("src", ".rs").into_iter().filter(|file| !file.starts_with("src/backends/milpa/providers/ec2")) {
-        assert!(!source::code_of(&tree::text(&file)).contains("aws_"), "{} names a library of AWS", file.display());
+    for file in tree::files("src", ".rs")
+        .into_iter()
+        .filter(|file| !file.starts_with("src/backends/milpa/providers/ec2"))
+    {
+        assert!(
+            !source::code_of(&tree::text(&file)).contains("aws_"),
+            "{} names a library of AWS",
+            file.display()
+        );
     }
 }
 
 #[test]
 fn no_module_is_a_mod_rs() {
     for folder in ["src", "crates"] {
-        let found = tree::files(folder, "mod.rs").into_iter().filter(|file| file.ends_with("mod.rs")).collect::<Vec<_>>();
+        let found = tree::files(folder, "mod.rs")
+            .into_iter()
+            .filter(|file| file.ends_with("mod.rs"))
+            .collect::<Vec<_>>();
         assert!(found.is_empty(), "{found:?}");
     }
 }

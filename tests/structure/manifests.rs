@@ -10,7 +10,10 @@ use crate::tree;
 
 fn dependencies(manifest: &str, table: &str) -> Vec<String> {
     let manifest: Value = Figment::from(Toml::string(&tree::text(manifest))).extract().unwrap();
-    manifest[table].as_object().map(|dependencies| dependencies.keys().cloned().collect()).unwrap_or_default()
+    manifest[table]
+        .as_object()
+        .map(|dependencies| dependencies.keys().cloned().collect())
+        .unwrap_or_default()
 }
 
 /// Crates of the workspace, and others, that a crate must not depend on.
@@ -26,20 +29,34 @@ const FORBIDDEN: [(&str, &[&str]); 5] = [
 fn no_crate_depends_on_one_above_it() {
     for (manifest, forbidden) in FORBIDDEN {
         for table in ["dependencies", "build-dependencies"] {
-            let found: Vec<_> = dependencies(manifest, table).into_iter().filter(|name| forbidden.contains(&name.as_str())).collect();
+            let found: Vec<_> = dependencies(manifest, table)
+                .into_iter()
+                .filter(|name| forbidden.contains(&name.as_str()))
+                .collect();
             assert!(found.is_empty(), "{manifest}: [{table}] has {found:?}");
         }
     }
     // The agent and the kit never see the daemon, not even in their tests.
-    for manifest in ["crates/kiyot-cell/Cargo.toml", "crates/kiyot-testkit/Cargo.toml", "crates/kiyot-link/Cargo.toml"] {
-        assert!(!dependencies(manifest, "dev-dependencies").contains(&"kiyot".to_owned()), "{manifest}");
+    for manifest in [
+        "crates/kiyot-cell/Cargo.toml",
+        "crates/kiyot-testkit/Cargo.toml",
+        "crates/kiyot-link/Cargo.toml",
+    ] {
+        assert!(
+            !dependencies(manifest, "dev-dependencies").contains(&"kiyot".to_owned()),
+            "{manifest}"
+        );
     }
 }
 
 #[test]
 fn every_crate_is_known() {
     for manifest in tree::files("crates", "Cargo.toml") {
-        assert!(FORBIDDEN.iter().any(|(known, _)| manifest.ends_with(known)), "{} is not in tests/structure/manifests.rs", manifest.display());
+        assert!(
+            FORBIDDEN.iter().any(|(known, _)| manifest.ends_with(known)),
+            "{} is not in tests/structure/manifests.rs",
+            manifest.display()
+        );
     }
 }
 
@@ -47,7 +64,11 @@ fn every_crate_is_known() {
 fn one_cryptography_alone() {
     for manifest in tree::files(".", "Cargo.toml") {
         for name in dependencies(manifest.to_str().unwrap(), "dependencies") {
-            assert!(!name.starts_with("aws-lc") && !name.starts_with("openssl") && name != "native-tls", "{} depends on {name}", manifest.display());
+            assert!(
+                !name.starts_with("aws-lc") && !name.starts_with("openssl") && name != "native-tls",
+                "{} depends on {name}",
+                manifest.display()
+            );
         }
     }
 }
@@ -57,7 +78,11 @@ fn every_crate_has_the_workspaces_lints() {
     for manifest in tree::files(".", "Cargo.toml") {
         // Generated code has none, and fuzz targets are a workspace of their own.
         if !manifest.starts_with("crates/kiyot-proto") && !manifest.starts_with("fuzz") {
-            assert!(tree::text(&manifest).contains("[lints]\nworkspace = true"), "{} lacks [lints] workspace = true", manifest.display());
+            assert!(
+                tree::text(&manifest).contains("[lints]\nworkspace = true"),
+                "{} lacks [lints] workspace = true",
+                manifest.display()
+            );
         }
     }
 }

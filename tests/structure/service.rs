@@ -15,7 +15,9 @@ fn unit() -> Unit {
         } else if let Some(name) = line.strip_prefix('[') {
             section = name.strip_suffix(']').unwrap().to_owned();
         } else {
-            let (key, value) = line.split_once('=').unwrap_or_else(|| panic!("line {}: {line:?} is no KEY=VALUE", number + 1));
+            let (key, value) = line
+                .split_once('=')
+                .unwrap_or_else(|| panic!("line {}: {line:?} is no KEY=VALUE", number + 1));
             assert!(!key.contains(' ') && !value.is_empty(), "line {}: {line:?}", number + 1);
             unit.entry((section.clone(), key.to_owned())).or_default().push(value.to_owned());
         }
@@ -24,7 +26,11 @@ fn unit() -> Unit {
 }
 
 fn words(unit: &Unit, section: &str, key: &str) -> Vec<String> {
-    unit.get(&(section.to_owned(), key.to_owned())).into_iter().flatten().flat_map(|value| value.split(' ').map(str::to_owned)).collect()
+    unit.get(&(section.to_owned(), key.to_owned()))
+        .into_iter()
+        .flatten()
+        .flat_map(|value| value.split(' ').map(str::to_owned))
+        .collect()
 }
 
 #[test]
@@ -72,11 +78,17 @@ fn nothing_in_it_makes_a_mount_namespace() {
         "DynamicUser",
     ];
     for key in makers {
-        assert!(words(&unit, "Service", key).is_empty(), "{key} makes a mount namespace, which mounts would not leave");
+        assert!(
+            words(&unit, "Service", key).is_empty(),
+            "{key} makes a mount namespace, which mounts would not leave"
+        );
     }
 }
 
 #[test]
 fn it_runs_a_command_line_that_there_is() {
-    assert_eq!(words(&unit(), "Service", "ExecStart"), ["/usr/bin/kiyot", "serve", "--config", "/etc/kiyot/kiyot.toml"]);
+    assert_eq!(
+        words(&unit(), "Service", "ExecStart"),
+        ["/usr/bin/kiyot", "serve", "--config", "/etc/kiyot/kiyot.toml"]
+    );
 }

@@ -2,14 +2,16 @@
 
 use std::path::Path;
 
-/// The path of the module that a file of `src` is: `["backends", "milpa"]` for `src/backends/milpa.rs`; empty for the crate's root.
+/// The path of the module that a file of `src` is: `["backends", "milpa"]` for
+/// `src/backends/milpa.rs`; empty for the crate's root.
 pub(crate) fn module_of(file: &Path) -> Vec<String> {
     let inner = file.strip_prefix("src").unwrap().with_extension("");
     let parts: Vec<String> = inner.iter().map(|part| part.to_str().unwrap().to_owned()).collect();
     if parts == ["lib"] { Vec::new() } else { parts }
 }
 
-/// A source without comments, without what is in its texts, and without its unit tests (which stand at the end).
+/// A source without comments, without what is in its texts, and without its unit tests (which stand
+/// at the end).
 pub(crate) fn code_of(source: &str) -> String {
     let end = source.find("#[cfg(test)]\nmod tests").unwrap_or(source.len());
     let mut code = String::with_capacity(end);
@@ -35,14 +37,18 @@ pub(crate) fn code_of(source: &str) -> String {
     code
 }
 
-/// The crate's own paths that a module names, from the crate's root on: of `crate::`, `super::` and `self::`, in imports (braces are spread) and elsewhere.
+/// The crate's own paths that a module names, from the crate's root on: of `crate::`, `super::` and
+/// `self::`, in imports (braces are spread) and elsewhere.
 pub(crate) fn paths_in(code: &str, module: &[String]) -> Vec<Vec<String>> {
     let tokens = tokens(code);
     let mut paths = Vec::new();
     let mut at = 0;
     while at < tokens.len() {
         let begins = at == 0 || tokens[at - 1] != "::";
-        if begins && ["crate", "super", "self"].contains(&tokens[at]) && tokens.get(at + 1) == Some(&"::") {
+        if begins
+            && ["crate", "super", "self"].contains(&tokens[at])
+            && tokens.get(at + 1) == Some(&"::")
+        {
             at = spread(&tokens, at, &[], module, &mut paths);
         } else {
             at += 1;
@@ -52,14 +58,24 @@ pub(crate) fn paths_in(code: &str, module: &[String]) -> Vec<Vec<String>> {
 }
 
 /// Reads one tree of paths, adds its leaves, and returns where it ends.
-fn spread(tokens: &[&str], mut at: usize, before: &[&str], module: &[String], paths: &mut Vec<Vec<String>>) -> usize {
+fn spread(
+    tokens: &[&str],
+    mut at: usize,
+    before: &[&str],
+    module: &[String],
+    paths: &mut Vec<Vec<String>>,
+) -> usize {
     let mut path = before.to_vec();
     loop {
         match tokens.get(at) {
             Some(&"{") => {
                 at += 1;
                 while at < tokens.len() && tokens[at] != "}" {
-                    at = if tokens[at] == "," { at + 1 } else { spread(tokens, at, &path, module, paths) };
+                    at = if tokens[at] == "," {
+                        at + 1
+                    } else {
+                        spread(tokens, at, &path, module, paths)
+                    };
                 }
                 return at + 1;
             }
@@ -130,6 +146,10 @@ fn paths_are_found_wherever_they_stand() {
     let source = "//! crate::comment::x\nuse std::io;\nuse super::{a, b::{self, C}, super::d};\nuse crate::{\n    e::*,\n    f as g,\n};\n\
                   fn x() { \"crate::text::y\"; crate::h::i::<u8>(); self::j::k(); $crate::l }\n#[cfg(test)]\nmod tests { use crate::m; }\n";
     let module = ["one", "two"].map(str::to_owned);
-    let found: Vec<String> = paths_in(&code_of(source), &module).iter().map(|path| path.join("::")).collect();
-    assert_eq!(found, ["one::a", "one::b", "one::b::C", "d", "e", "f", "h::i", "one::two::j::k", "l"]);
+    let found: Vec<String> =
+        paths_in(&code_of(source), &module).iter().map(|path| path.join("::")).collect();
+    assert_eq!(
+        found,
+        ["one::a", "one::b", "one::b::C", "d", "e", "f", "h::i", "one::two::j::k", "l"]
+    );
 }

@@ -5,7 +5,8 @@ use kiyot::backends::Method;
 use kiyot_proto::cri::{
     self,
     ContainerEventType::{
-        ContainerCreatedEvent as Created, ContainerDeletedEvent as Deleted, ContainerStartedEvent as Started, ContainerStoppedEvent as Stopped,
+        ContainerCreatedEvent as Created, ContainerDeletedEvent as Deleted,
+        ContainerStartedEvent as Started, ContainerStoppedEvent as Stopped,
     },
 };
 use prost::Message;
@@ -13,8 +14,12 @@ use tonic::Status;
 
 use crate::kit::{Fixture, LIMIT};
 
-/// The next event, and that it agrees with what is asked after it: a status may only have gone on since.
-async fn next(kiyot: &Fixture, events: &mut (impl Stream<Item = Result<bytes::Bytes, Status>> + Unpin)) -> cri::ContainerEventResponse {
+/// The next event, and that it agrees with what is asked after it: a status may only have gone on
+/// since.
+async fn next(
+    kiyot: &Fixture,
+    events: &mut (impl Stream<Item = Result<bytes::Bytes, Status>> + Unpin),
+) -> cri::ContainerEventResponse {
     let event = tokio::time::timeout(LIMIT, events.next()).await.unwrap().unwrap().unwrap();
     let event = cri::ContainerEventResponse::decode(event).unwrap();
     for told in &event.containers_statuses {
@@ -72,8 +77,12 @@ async fn the_life_of_a_pod_is_told_in_its_order() {
         let own = event.containers_statuses.iter().find(|status| status.id == *id);
         match kind {
             Created => assert!(id == &sandbox || own.is_some()),
-            Stopped if id == &container => assert_eq!((own.unwrap().exit_code, own.unwrap().finished_at), (3, 200)),
-            Stopped if id == &failing => assert_eq!((own.unwrap().exit_code, &*own.unwrap().reason), (137, "CellLost")),
+            Stopped if id == &container => {
+                assert_eq!((own.unwrap().exit_code, own.unwrap().finished_at), (3, 200))
+            }
+            Stopped if id == &failing => {
+                assert_eq!((own.unwrap().exit_code, &*own.unwrap().reason), (137, "CellLost"))
+            }
             Deleted => assert_eq!(own, None),
             _ => {}
         }

@@ -1,11 +1,13 @@
-//! What the runtime of cells does that not each does, as the kubelet is told before a pod has its cell.
+//! What the runtime of cells does that not each does, as the kubelet is told before a pod has its
+//! cell.
 
 use kiyot_proto::cri;
 
 use crate::kit::Fixture;
 
 fn handler(name: &str, recursive_read_only_mounts: bool) -> cri::RuntimeHandler {
-    let features = Some(cri::RuntimeHandlerFeatures { recursive_read_only_mounts, user_namespaces: true });
+    let features =
+        Some(cri::RuntimeHandlerFeatures { recursive_read_only_mounts, user_namespaces: true });
     cri::RuntimeHandler { name: name.to_owned(), features }
 }
 
@@ -14,8 +16,12 @@ async fn what_the_last_cell_does_is_said_of_the_next_also_after_a_restart() {
     let mut kiyot = Fixture::start().await;
     let is_recursive = |kiyot: &Fixture| kiyot.daemon.verbs.features().recursive_read_only_mounts;
     assert!(!is_recursive(&kiyot), "nothing is known before the first cell");
-    let (no, yes) = (vec![handler("", false), handler("runc", true)], vec![handler("runc", false), handler("", true)]);
-    // A runtime without such a status says nothing, an old one lists none, and of several the default one counts: by that each container runs.
+    let (no, yes) = (
+        vec![handler("", false), handler("runc", true)],
+        vec![handler("runc", false), handler("", true)],
+    );
+    // A runtime without such a status says nothing, an old one lists none, and of several the
+    // default one counts: by that each container runs.
     for (n, (handlers, expected)) in [
         (None, false),
         (Some(vec![]), false),

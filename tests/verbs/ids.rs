@@ -17,8 +17,12 @@ fn has_none(what: &str, answer: &[u8]) {
 
 /// All that is answered of a pod and its container. How many bytes of it name either.
 async fn answers(kiyot: &Fixture, sandbox: &str, container: &str) -> usize {
-    let of_sandbox = cri::PodSandboxStatusRequest { pod_sandbox_id: sandbox.to_owned(), verbose: false }.encode_to_vec();
-    let of_container = cri::ContainerStatusRequest { container_id: container.to_owned(), verbose: false }.encode_to_vec();
+    let of_sandbox =
+        cri::PodSandboxStatusRequest { pod_sandbox_id: sandbox.to_owned(), verbose: false }
+            .encode_to_vec();
+    let of_container =
+        cri::ContainerStatusRequest { container_id: container.to_owned(), verbose: false }
+            .encode_to_vec();
     let mut ours = 0;
     for (method, request) in [
         (Method::ListPodSandbox, &[][..]),
@@ -32,19 +36,47 @@ async fn answers(kiyot: &Fixture, sandbox: &str, container: &str) -> usize {
     ] {
         let answer = kiyot.daemon.verbs.snapshot(method, request).unwrap().unwrap();
         has_none(&method.to_string(), &answer);
-        ours += [sandbox, container].map(|id| answer.windows(id.len()).filter(|part| *part == id.as_bytes()).count()).iter().sum::<usize>();
+        ours += [sandbox, container]
+            .map(|id| answer.windows(id.len()).filter(|part| *part == id.as_bytes()).count())
+            .iter()
+            .sum::<usize>();
     }
     let label_keys = ["id", "container", "pod", "name", "image"].map(str::to_owned).to_vec();
-    let descriptors = ["container_cpu_usage_seconds_total", "container_memory_working_set_bytes"].map(|name| cri::MetricDescriptor {
-        name: name.to_owned(),
-        label_keys: label_keys.clone(),
-        ..Default::default()
-    });
-    let descriptors = cri::ListMetricDescriptorsResponse { descriptors: descriptors.to_vec() }.encode_to_vec();
-    has_none("ListPodSandboxMetrics", &kiyot.daemon.verbs.call(Method::ListPodSandboxMetrics, descriptors.into(), None).await.unwrap());
-    for (method, cmd) in [(Method::ExecSync, "true"), (Method::ExecSync, "fail"), (Method::Exec, "true"), (Method::Attach, "")] {
-        let request = cri::ExecSyncRequest { container_id: container.to_owned(), cmd: vec![cmd.to_owned()], timeout: 5 }.encode_to_vec();
-        match kiyot.daemon.verbs.call(method, request.into(), Some(std::time::Instant::now() + LIMIT)).await {
+    let descriptors = ["container_cpu_usage_seconds_total", "container_memory_working_set_bytes"]
+        .map(|name| cri::MetricDescriptor {
+            name: name.to_owned(),
+            label_keys: label_keys.clone(),
+            ..Default::default()
+        });
+    let descriptors =
+        cri::ListMetricDescriptorsResponse { descriptors: descriptors.to_vec() }.encode_to_vec();
+    has_none(
+        "ListPodSandboxMetrics",
+        &kiyot
+            .daemon
+            .verbs
+            .call(Method::ListPodSandboxMetrics, descriptors.into(), None)
+            .await
+            .unwrap(),
+    );
+    for (method, cmd) in [
+        (Method::ExecSync, "true"),
+        (Method::ExecSync, "fail"),
+        (Method::Exec, "true"),
+        (Method::Attach, ""),
+    ] {
+        let request = cri::ExecSyncRequest {
+            container_id: container.to_owned(),
+            cmd: vec![cmd.to_owned()],
+            timeout: 5,
+        }
+        .encode_to_vec();
+        match kiyot
+            .daemon
+            .verbs
+            .call(method, request.into(), Some(std::time::Instant::now() + LIMIT))
+            .await
+        {
             Ok(answer) => has_none(&method.to_string(), &answer),
             Err(status) => has_none(&method.to_string(), format!("{status:?}").as_bytes()),
         }
@@ -64,24 +96,57 @@ async fn no_answer_has_an_id_of_the_cell() {
     let (cell, own) = (kiyot.provider.only(), format!("{OF_THE_CELL}c0"));
     // Its own ids are in all that it says, and in each of the attributes.
     let attributes = cri::ContainerAttributes { id: own.clone(), ..Default::default() };
-    let cpu = cri::CpuUsage { timestamp: 7, usage_core_nano_seconds: Some(cri::UInt64Value { value: 7 }), ..Default::default() };
-    let of_container = cri::ContainerStats { attributes: Some(attributes), cpu: Some(cpu), ..Default::default() };
+    let cpu = cri::CpuUsage {
+        timestamp: 7,
+        usage_core_nano_seconds: Some(cri::UInt64Value { value: 7 }),
+        ..Default::default()
+    };
+    let of_container =
+        cri::ContainerStats { attributes: Some(attributes), cpu: Some(cpu), ..Default::default() };
     let words = |key: &str| cell::Label { key: key.to_owned(), value: own.clone() };
-    let sample = |name: &str| cell::Sample { name: name.to_owned(), value: 7, labels: ["id", "container", "pod", "name", "image"].map(words).into() };
-    let attributes = cri::PodSandboxAttributes { id: format!("{OF_THE_CELL}5a"), ..Default::default() };
-    let linux = cri::LinuxPodSandboxStats { cpu: Some(cpu), containers: vec![of_container.clone()], ..Default::default() };
-    let of_sandbox = cri::PodSandboxStats { attributes: Some(attributes), linux: Some(linux), ..Default::default() };
-    let of_container_too =
-        cell::ContainerSamples { container: own.clone(), timestamp: 7, samples: vec![sample("container_cpu_usage_seconds_total")] };
-    let metrics = Some(cell::Metrics { pod: vec![sample("container_processes")], timestamp: 7, containers: vec![of_container_too] });
+    let sample = |name: &str| cell::Sample {
+        name: name.to_owned(),
+        value: 7,
+        labels: ["id", "container", "pod", "name", "image"].map(words).into(),
+    };
+    let attributes =
+        cri::PodSandboxAttributes { id: format!("{OF_THE_CELL}5a"), ..Default::default() };
+    let linux = cri::LinuxPodSandboxStats {
+        cpu: Some(cpu),
+        containers: vec![of_container.clone()],
+        ..Default::default()
+    };
+    let of_sandbox = cri::PodSandboxStats {
+        attributes: Some(attributes),
+        linux: Some(linux),
+        ..Default::default()
+    };
+    let of_container_too = cell::ContainerSamples {
+        container: own.clone(),
+        timestamp: 7,
+        samples: vec![sample("container_cpu_usage_seconds_total")],
+    };
+    let metrics = Some(cell::Metrics {
+        pod: vec![sample("container_processes")],
+        timestamp: 7,
+        containers: vec![of_container_too],
+    });
     cell.with(|state| {
-        state.tell(cell::event::Event::Heartbeat(cell::Heartbeat { containers: vec![of_container], sandbox: Some(of_sandbox), metrics }));
+        state.tell(cell::event::Event::Heartbeat(cell::Heartbeat {
+            containers: vec![of_container],
+            sandbox: Some(of_sandbox),
+            metrics,
+        }));
         let status = cri::PodSandboxStatus { id: format!("{OF_THE_CELL}5a"), ..Default::default() };
         state.tell(cell::event::Event::Sandbox(status));
     });
     let used = || {
-        let stats: cri::ContainerStatsResponse =
-            kiyot.at_once(Method::ContainerStats, cri::ContainerStatsRequest { container_id: container.clone() }).unwrap();
+        let stats: cri::ContainerStatsResponse = kiyot
+            .at_once(
+                Method::ContainerStats,
+                cri::ContainerStatsRequest { container_id: container.clone() },
+            )
+            .unwrap();
         stats.stats.unwrap().cpu.is_some_and(|cpu| cpu.timestamp == 7)
     };
     until("the heartbeat is told", used).await;
@@ -93,7 +158,8 @@ async fn no_answer_has_an_id_of_the_cell() {
     kiyot.stop_sandbox(&sandbox).await;
     answers(&kiyot, &sandbox, &container).await;
     let mut told = 0;
-    while let Ok(Some(event)) = tokio::time::timeout(std::time::Duration::ZERO, events.next()).await {
+    while let Ok(Some(event)) = tokio::time::timeout(std::time::Duration::ZERO, events.next()).await
+    {
         has_none("GetContainerEvents", &event.unwrap());
         told += 1;
     }

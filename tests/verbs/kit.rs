@@ -65,7 +65,10 @@ impl Fixture {
     }
 
     async fn with(adopt_within: Duration, ids: &str) -> Self {
-        let _ = tracing_subscriber::fmt().with_env_filter(tracing_subscriber::EnvFilter::from_default_env()).with_test_writer().try_init();
+        let _ = tracing_subscriber::fmt()
+            .with_env_filter(tracing_subscriber::EnvFilter::from_default_env())
+            .with_test_writer()
+            .try_init();
         let dir = tempfile::tempdir().unwrap();
         std::fs::create_dir(dir.path().join("log")).unwrap();
         let provider = Played::new(dir.path().join("agents"), ids);
@@ -87,15 +90,25 @@ impl Fixture {
     }
 
     /// A call as the front door makes it.
-    pub(crate) async fn call<A: Message + Default>(&self, method: Method, request: impl Message) -> Result<A, Status> {
+    pub(crate) async fn call<A: Message + Default>(
+        &self,
+        method: Method,
+        request: impl Message,
+    ) -> Result<A, Status> {
         let deadline = Instant::now() + LIMIT;
-        let answer = self.daemon.verbs.call(method, request.encode_to_vec().into(), Some(deadline)).await?;
+        let answer =
+            self.daemon.verbs.call(method, request.encode_to_vec().into(), Some(deadline)).await?;
         Ok(A::decode(answer).unwrap())
     }
 
     pub(crate) fn sandbox_request(&self, name: &str) -> cri::RunPodSandboxRequest {
         let config = cri::PodSandboxConfig {
-            metadata: Some(cri::PodSandboxMetadata { name: name.to_owned(), namespace: "shop".to_owned(), uid: format!("uid-{name}"), attempt: 0 }),
+            metadata: Some(cri::PodSandboxMetadata {
+                name: name.to_owned(),
+                namespace: "shop".to_owned(),
+                uid: format!("uid-{name}"),
+                attempt: 0,
+            }),
             hostname: name.to_owned(),
             log_directory: self.dir.path().join("log").to_str().unwrap().to_owned(),
             annotations: [("kubernetes.io/config.seen".to_owned(), name.to_owned())].into(),
@@ -104,25 +117,41 @@ impl Fixture {
         cri::RunPodSandboxRequest { config: Some(config), runtime_handler: "kiyot".to_owned() }
     }
 
-    pub(crate) fn container_request(&self, sandbox: &str, name: &str) -> cri::CreateContainerRequest {
+    pub(crate) fn container_request(
+        &self,
+        sandbox: &str,
+        name: &str,
+    ) -> cri::CreateContainerRequest {
         let config = cri::ContainerConfig {
             metadata: Some(cri::ContainerMetadata { name: name.to_owned(), attempt: 0 }),
-            image: Some(cri::ImageSpec { image: "busybox".to_owned(), user_specified_image: "busybox".to_owned(), ..Default::default() }),
+            image: Some(cri::ImageSpec {
+                image: "busybox".to_owned(),
+                user_specified_image: "busybox".to_owned(),
+                ..Default::default()
+            }),
             command: vec!["sh".to_owned()],
             envs: vec![cri::KeyValue { key: "PASSWORD".to_owned(), value: b"secret".to_vec() }],
             log_path: format!("{name}.log"),
             ..Default::default()
         };
-        cri::CreateContainerRequest { pod_sandbox_id: sandbox.to_owned(), config: Some(config), sandbox_config: self.sandbox_request("web").config }
+        cri::CreateContainerRequest {
+            pod_sandbox_id: sandbox.to_owned(),
+            config: Some(config),
+            sandbox_config: self.sandbox_request("web").config,
+        }
     }
 
     pub(crate) async fn run(&self, name: &str) -> String {
-        let answer: cri::RunPodSandboxResponse = self.call(Method::RunPodSandbox, self.sandbox_request(name)).await.unwrap();
+        let answer: cri::RunPodSandboxResponse =
+            self.call(Method::RunPodSandbox, self.sandbox_request(name)).await.unwrap();
         answer.pod_sandbox_id
     }
 
     pub(crate) async fn create(&self, sandbox: &str, name: &str) -> String {
-        let answer: cri::CreateContainerResponse = self.call(Method::CreateContainer, self.container_request(sandbox, name)).await.unwrap();
+        let answer: cri::CreateContainerResponse = self
+            .call(Method::CreateContainer, self.container_request(sandbox, name))
+            .await
+            .unwrap();
         answer.container_id
     }
 
@@ -136,31 +165,57 @@ impl Fixture {
         self.call::<cri::StopPodSandboxResponse>(Method::StopPodSandbox, request).await.unwrap();
     }
 
-    pub(crate) fn at_once<A: Message + Default>(&self, method: Method, request: impl Message) -> Result<A, Status> {
-        let answer: Bytes = self.daemon.verbs.snapshot(method, &request.encode_to_vec()).unwrap()?;
+    pub(crate) fn at_once<A: Message + Default>(
+        &self,
+        method: Method,
+        request: impl Message,
+    ) -> Result<A, Status> {
+        let answer: Bytes =
+            self.daemon.verbs.snapshot(method, &request.encode_to_vec()).unwrap()?;
         Ok(A::decode(answer).unwrap())
     }
 
     pub(crate) fn status(&self, container: &str) -> Result<cri::ContainerStatus, Status> {
-        let request = cri::ContainerStatusRequest { container_id: container.to_owned(), verbose: false };
-        Ok(self.at_once::<cri::ContainerStatusResponse>(Method::ContainerStatus, request)?.status.unwrap())
+        let request =
+            cri::ContainerStatusRequest { container_id: container.to_owned(), verbose: false };
+        Ok(self
+            .at_once::<cri::ContainerStatusResponse>(Method::ContainerStatus, request)?
+            .status
+            .unwrap())
     }
 
     pub(crate) fn sandbox_status(&self, sandbox: &str) -> Result<cri::PodSandboxStatus, Status> {
-        let request = cri::PodSandboxStatusRequest { pod_sandbox_id: sandbox.to_owned(), verbose: false };
-        Ok(self.at_once::<cri::PodSandboxStatusResponse>(Method::PodSandboxStatus, request)?.status.unwrap())
+        let request =
+            cri::PodSandboxStatusRequest { pod_sandbox_id: sandbox.to_owned(), verbose: false };
+        Ok(self
+            .at_once::<cri::PodSandboxStatusResponse>(Method::PodSandboxStatus, request)?
+            .status
+            .unwrap())
     }
 
     pub(crate) fn sandboxes(&self) -> Vec<cri::PodSandbox> {
-        self.at_once::<cri::ListPodSandboxResponse>(Method::ListPodSandbox, cri::ListPodSandboxRequest::default()).unwrap().items
+        self.at_once::<cri::ListPodSandboxResponse>(
+            Method::ListPodSandbox,
+            cri::ListPodSandboxRequest::default(),
+        )
+        .unwrap()
+        .items
     }
 
     pub(crate) fn containers(&self) -> Vec<cri::Container> {
-        self.at_once::<cri::ListContainersResponse>(Method::ListContainers, cri::ListContainersRequest::default()).unwrap().containers
+        self.at_once::<cri::ListContainersResponse>(
+            Method::ListContainers,
+            cri::ListContainersRequest::default(),
+        )
+        .unwrap()
+        .containers
     }
 
     pub(crate) async fn exited(&self, container: &str) -> cri::ContainerStatus {
-        until("the container's end", || self.status(container).unwrap().state() == cri::ContainerState::ContainerExited).await;
+        until("the container's end", || {
+            self.status(container).unwrap().state() == cri::ContainerState::ContainerExited
+        })
+        .await;
         self.status(container).unwrap()
     }
 }
@@ -170,9 +225,18 @@ impl Daemon {
         let state = dir.join("state");
         let store = Store::open(&state).await.unwrap();
         let ca = Ca::load_or_make(&store).await.unwrap();
-        let config = CellsConfig { launch_timeout: LIMIT, list_interval: Duration::from_millis(100), ..CellsConfig::default() };
+        let config = CellsConfig {
+            launch_timeout: LIMIT,
+            list_interval: Duration::from_millis(100),
+            ..CellsConfig::default()
+        };
         let cells = Cells::start(config, store.clone(), Arc::clone(provider) as _).await.unwrap();
-        let limits = Limits { handshake: LIMIT, enrolment: LIMIT, bulk_idle: LIMIT..=LIMIT, ..Limits::default() };
+        let limits = Limits {
+            handshake: LIMIT,
+            enrolment: LIMIT,
+            bulk_idle: LIMIT..=LIMIT,
+            ..Limits::default()
+        };
         let listen = GatewayAddress::Unix(state.join("gateway.sock"));
         let config = GatewayConfig {
             listen,
@@ -185,7 +249,8 @@ impl Daemon {
         };
         let gateway = Gateway::start(config, cells.clone()).await.unwrap();
         cells.serve(Arc::new(gateway.clone()));
-        let node = NodeImages { socket: dir.join("no-containerd.sock"), namespace: "k8s.io".to_owned() };
+        let node =
+            NodeImages { socket: dir.join("no-containerd.sock"), namespace: "k8s.io".to_owned() };
         let parts = Parts {
             store: store.clone(),
             cells: Arc::clone(&cells),

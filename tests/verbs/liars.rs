@@ -8,14 +8,16 @@ use tonic::{Code, Status};
 
 use crate::kit::{Fixture, until};
 
-/// Two pods with a container each, which run: the ids of both containers. Both cells call theirs `c0`.
+/// Two pods with a container each, which run: the ids of both containers. Both cells call theirs
+/// `c0`.
 async fn honest_and_liar(kiyot: &Fixture) -> (String, String) {
     let mut containers = Vec::new();
     for name in ["honest", "liar"] {
         let sandbox = kiyot.run(name).await;
         let mut request = kiyot.container_request(&sandbox, "main");
         request.sandbox_config = kiyot.sandbox_request(name).config;
-        let made: cri::CreateContainerResponse = kiyot.call(Method::CreateContainer, request).await.unwrap();
+        let made: cri::CreateContainerResponse =
+            kiyot.call(Method::CreateContainer, request).await.unwrap();
         containers.push(made.container_id);
     }
     // Not before both are there: which of them "c0" means must be clear.
@@ -26,12 +28,23 @@ async fn honest_and_liar(kiyot: &Fixture) -> (String, String) {
 }
 
 fn exec(container: &str) -> cri::ExecSyncRequest {
-    cri::ExecSyncRequest { container_id: container.to_owned(), cmd: vec!["true".to_owned()], timeout: 5 }
+    cri::ExecSyncRequest {
+        container_id: container.to_owned(),
+        cmd: vec!["true".to_owned()],
+        timeout: 5,
+    }
 }
 
 async fn is_well(kiyot: &Fixture, container: &str) {
     assert_eq!(kiyot.status(container).unwrap().state(), cri::ContainerState::ContainerRunning);
-    assert_eq!(kiyot.call::<cri::ExecSyncResponse>(Method::ExecSync, exec(container)).await.unwrap().stdout, b"done");
+    assert_eq!(
+        kiyot
+            .call::<cri::ExecSyncResponse>(Method::ExecSync, exec(container))
+            .await
+            .unwrap()
+            .stdout,
+        b"done"
+    );
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -42,7 +55,12 @@ async fn what_a_cell_says_of_ids_that_are_not_its_own_is_of_no_effect() {
     its_cell.write("c0", "honest line\n");
     let before = kiyot.status(&honest).unwrap();
     let exited = |id: &str| {
-        let mut status = cri::ContainerStatus { id: id.to_owned(), exit_code: 66, finished_at: 1, ..Default::default() };
+        let mut status = cri::ContainerStatus {
+            id: id.to_owned(),
+            exit_code: 66,
+            finished_at: 1,
+            ..Default::default()
+        };
         status.set_state(cri::ContainerState::ContainerExited);
         status
     };
@@ -51,15 +69,23 @@ async fn what_a_cell_says_of_ids_that_are_not_its_own_is_of_no_effect() {
         cpu: Some(cri::CpuUsage { timestamp: 6, ..Default::default() }),
         ..Default::default()
     };
-    let log = its_cell.with(|state| format!("logs/{}", state.created[0].config.as_ref().unwrap().log_path));
+    let log = its_cell
+        .with(|state| format!("logs/{}", state.created[0].config.as_ref().unwrap().log_path));
     lying.with(|state| {
         use cell::event::Event;
         for id in [honest.as_str(), "c1", "", "../c0"] {
             state.tell(Event::Container(exited(id)));
             state.tell(Event::ContainerGone(id.to_owned()));
             state.tell(Event::SandboxGone(id.to_owned()));
-            state.tell(Event::Sandbox(cri::PodSandboxStatus { id: id.to_owned(), state: 1, ..Default::default() }));
-            state.tell(Event::Heartbeat(cell::Heartbeat { containers: vec![usage(id)], ..Default::default() }));
+            state.tell(Event::Sandbox(cri::PodSandboxStatus {
+                id: id.to_owned(),
+                state: 1,
+                ..Default::default()
+            }));
+            state.tell(Event::Heartbeat(cell::Heartbeat {
+                containers: vec![usage(id)],
+                ..Default::default()
+            }));
         }
         for path in [log.as_str(), "../../etc/passwd", "/etc/passwd"] {
             state.tell(Event::Log(cell::LogGrown { path: path.to_owned(), size: u64::MAX }));
@@ -73,9 +99,16 @@ async fn what_a_cell_says_of_ids_that_are_not_its_own_is_of_no_effect() {
     assert_eq!(kiyot.exited(&liar).await.exit_code, 3);
     is_well(&kiyot, &honest).await;
     assert_eq!(kiyot.status(&honest).unwrap(), before);
-    assert_eq!((kiyot.containers().len(), kiyot.sandboxes().len()), (2, 2), "nothing was made of it");
+    assert_eq!(
+        (kiyot.containers().len(), kiyot.sandboxes().len()),
+        (2, 2),
+        "nothing was made of it"
+    );
     let file = kiyot.dir.path().join("log/main.log");
-    until("the log has what the honest cell wrote", || std::fs::read_to_string(&file).is_ok_and(|text| text == "honest line\n")).await;
+    until("the log has what the honest cell wrote", || {
+        std::fs::read_to_string(&file).is_ok_and(|text| text == "honest line\n")
+    })
+    .await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -84,16 +117,43 @@ async fn an_answer_without_an_end_fails_its_call_and_no_other() {
     let (honest, liar) = honest_and_liar(&kiyot).await;
     let lying = kiyot.provider.nth(1);
     lying.with(|state| {
-        state.endless = vec!["ExecSync", "StopContainer", "ContainerStatus", "CreateContainer", "Watch", "ReadLog", "GetFile", "ListContainers"]
+        state.endless = vec![
+            "ExecSync",
+            "StopContainer",
+            "ContainerStatus",
+            "CreateContainer",
+            "Watch",
+            "ReadLog",
+            "GetFile",
+            "ListContainers",
+        ]
     });
     for _ in 0..3 {
-        let status = kiyot.call::<cri::ExecSyncResponse>(Method::ExecSync, exec(&liar)).await.unwrap_err();
-        assert!(matches!(status.code(), Code::OutOfRange | Code::ResourceExhausted | Code::Internal), "{status}");
+        let status =
+            kiyot.call::<cri::ExecSyncResponse>(Method::ExecSync, exec(&liar)).await.unwrap_err();
+        assert!(
+            matches!(status.code(), Code::OutOfRange | Code::ResourceExhausted | Code::Internal),
+            "{status}"
+        );
         is_well(&kiyot, &honest).await;
     }
-    let sandbox = kiyot.sandboxes().into_iter().find(|sandbox| sandbox.metadata.as_ref().unwrap().name == "liar").unwrap().id;
-    let status = kiyot.call::<cri::CreateContainerResponse>(Method::CreateContainer, kiyot.container_request(&sandbox, "more")).await.unwrap_err();
-    assert!(matches!(status.code(), Code::OutOfRange | Code::ResourceExhausted | Code::Internal), "{status}");
+    let sandbox = kiyot
+        .sandboxes()
+        .into_iter()
+        .find(|sandbox| sandbox.metadata.as_ref().unwrap().name == "liar")
+        .unwrap()
+        .id;
+    let status = kiyot
+        .call::<cri::CreateContainerResponse>(
+            Method::CreateContainer,
+            kiyot.container_request(&sandbox, "more"),
+        )
+        .await
+        .unwrap_err();
+    assert!(
+        matches!(status.code(), Code::OutOfRange | Code::ResourceExhausted | Code::Internal),
+        "{status}"
+    );
     // Its log is read without an end, and so are its news.
     lying.write("c0", "a line that is not what is read\n");
     is_well(&kiyot, &honest).await;
@@ -108,31 +168,55 @@ async fn no_list_is_longer_for_what_a_cell_says() {
     let kiyot = Fixture::start().await;
     let (honest, liar) = honest_and_liar(&kiyot).await;
     let lying = kiyot.provider.nth(1);
-    let of_liar = kiyot.sandboxes().into_iter().find(|sandbox| sandbox.metadata.as_ref().unwrap().name == "liar").unwrap().id;
+    let of_liar = kiyot
+        .sandboxes()
+        .into_iter()
+        .find(|sandbox| sandbox.metadata.as_ref().unwrap().name == "liar")
+        .unwrap()
+        .id;
     let mut events = kiyot.daemon.verbs.events();
-    // An image whose id is as long as an answer may be: no container is made of it, or soon no list of containers could be read by a kubelet any more.
+    // An image whose id is as long as an answer may be: no container is made of it, or soon no list
+    // of containers could be read by a kubelet any more.
     let image = cri::Image { id: "x".repeat(LONG / 4), ..Default::default() };
     let lie = cri::ImageStatusResponse { image: Some(image), ..Default::default() }.encode_to_vec();
     lying.with(|state| state.lies.insert("ImageStatus", Ok(lie)));
-    let status = kiyot.call::<cri::CreateContainerResponse>(Method::CreateContainer, kiyot.container_request(&of_liar, "more")).await.unwrap_err();
+    let status = kiyot
+        .call::<cri::CreateContainerResponse>(
+            Method::CreateContainer,
+            kiyot.container_request(&of_liar, "more"),
+        )
+        .await
+        .unwrap_err();
     assert_eq!(status.code(), Code::Internal);
     lying.with(|state| state.lies.clear());
     // A container with as many groups, and one with a reference as long.
-    let user = cri::LinuxContainerUser { supplemental_groups: vec![i64::MAX; LONG / 9], ..Default::default() };
+    let user = cri::LinuxContainerUser {
+        supplemental_groups: vec![i64::MAX; LONG / 9],
+        ..Default::default()
+    };
     let user = Some(cri::ContainerUser { linux: Some(user) });
     let told = cri::ContainerStatus { id: "c0".to_owned(), state: 1, user, ..Default::default() };
-    let reference = cri::ContainerStatus { id: "c1".to_owned(), image_ref: "y".repeat(LONG), ..Default::default() };
-    let lie = cri::ContainerStatusResponse { status: Some(reference), ..Default::default() }.encode_to_vec();
+    let reference = cri::ContainerStatus {
+        id: "c1".to_owned(),
+        image_ref: "y".repeat(LONG),
+        ..Default::default()
+    };
+    let lie = cri::ContainerStatusResponse { status: Some(reference), ..Default::default() }
+        .encode_to_vec();
     lying.with(|state| state.lies.insert("ContainerStatus", Ok(lie)));
     let more = kiyot.create(&of_liar, "more").await;
     lying.with(|state| state.lies.clear());
     // And a pod with as many interfaces.
     let interface = cri::NetworkInterfaceUsage { name: "z".repeat(LONG), ..Default::default() };
     let network = Some(cri::NetworkUsage { interfaces: vec![interface], ..Default::default() });
-    let sandbox = Some(cri::PodSandboxStats { linux: Some(cri::LinuxPodSandboxStats { network, ..Default::default() }), ..Default::default() });
+    let sandbox = Some(cri::PodSandboxStats {
+        linux: Some(cri::LinuxPodSandboxStats { network, ..Default::default() }),
+        ..Default::default()
+    });
     lying.with(|state| {
         state.tell(cell::event::Event::Container(told));
-        state.tell(cell::event::Event::Heartbeat(cell::Heartbeat { sandbox, ..Default::default() }));
+        state
+            .tell(cell::event::Event::Heartbeat(cell::Heartbeat { sandbox, ..Default::default() }));
     });
     // When this is seen, all before it was.
     lying.exit("c0", 3);
@@ -140,16 +224,26 @@ async fn no_list_is_longer_for_what_a_cell_says() {
     for (method, request) in [
         (Method::ListContainers, Vec::new()),
         (Method::ListPodSandboxStats, Vec::new()),
-        (Method::ContainerStatus, cri::ContainerStatusRequest { container_id: liar.clone(), verbose: true }.encode_to_vec()),
-        (Method::ContainerStatus, cri::ContainerStatusRequest { container_id: more, verbose: true }.encode_to_vec()),
+        (
+            Method::ContainerStatus,
+            cri::ContainerStatusRequest { container_id: liar.clone(), verbose: true }
+                .encode_to_vec(),
+        ),
+        (
+            Method::ContainerStatus,
+            cri::ContainerStatusRequest { container_id: more, verbose: true }.encode_to_vec(),
+        ),
     ] {
         let answer = kiyot.daemon.verbs.snapshot(method, &request).unwrap().unwrap();
         assert!(answer.len() < 1 << 20, "{method}: {} bytes", answer.len());
     }
     let stopped = async {
         loop {
-            let event = cri::ContainerEventResponse::decode(events.next().await.unwrap().unwrap()).unwrap();
-            if event.container_id == liar && event.container_event_type() == cri::ContainerEventType::ContainerStoppedEvent {
+            let event =
+                cri::ContainerEventResponse::decode(events.next().await.unwrap().unwrap()).unwrap();
+            if event.container_id == liar
+                && event.container_event_type() == cri::ContainerEventType::ContainerStoppedEvent
+            {
                 return;
             }
         }
@@ -162,8 +256,16 @@ async fn no_list_is_longer_for_what_a_cell_says() {
 async fn what_a_cell_says_of_a_failure_is_words() {
     let kiyot = Fixture::start().await;
     let (_, liar) = honest_and_liar(&kiyot).await;
-    let lie = Status::with_details(Code::Unknown, "c0: \u{1b}[2J100%\r\n\u{9b}ok\0", bytes::Bytes::from_static(b"c0"));
+    let lie = Status::with_details(
+        Code::Unknown,
+        "c0: \u{1b}[2J100%\r\n\u{9b}ok\0",
+        bytes::Bytes::from_static(b"c0"),
+    );
     kiyot.provider.nth(1).with(|state| state.lies.insert("ExecSync", Err(lie)));
-    let status = kiyot.call::<cri::ExecSyncResponse>(Method::ExecSync, exec(&liar)).await.unwrap_err();
-    assert_eq!((status.code(), status.message(), status.details()), (Code::Unknown, &*format!("{liar}:  [2J100% \n ok "), &b""[..]));
+    let status =
+        kiyot.call::<cri::ExecSyncResponse>(Method::ExecSync, exec(&liar)).await.unwrap_err();
+    assert_eq!(
+        (status.code(), status.message(), status.details()),
+        (Code::Unknown, &*format!("{liar}:  [2J100% \n ok "), &b""[..])
+    );
 }

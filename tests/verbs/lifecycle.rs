@@ -16,7 +16,8 @@ async fn a_pod_lives_and_ends() {
     let status = kiyot.sandbox_status(&sandbox).unwrap();
     assert_eq!(status.network.unwrap().ip, "10.200.0.2");
     assert_eq!(status.runtime_handler, "kiyot");
-    let (bound, told) = cell.with(|state| (state.bound.clone().unwrap(), state.sandbox.clone().unwrap()));
+    let (bound, told) =
+        cell.with(|state| (state.bound.clone().unwrap(), state.sandbox.clone().unwrap()));
     assert_eq!((&*bound.hostname, &*bound.pod_uid), ("web", "uid-web"));
     assert_eq!((&*told.runtime_handler, &*told.config.unwrap().hostname), ("", ""));
 
@@ -24,7 +25,10 @@ async fn a_pod_lives_and_ends() {
     let created = cell.with(|state| state.created[0].clone());
     assert_eq!(created.pod_sandbox_id, "5a");
     let config = created.config.unwrap();
-    assert_eq!((&*config.image.unwrap().image, config.envs[0].value.as_slice()), (IMAGE, b"secret".as_slice()));
+    assert_eq!(
+        (&*config.image.unwrap().image, config.envs[0].value.as_slice()),
+        (IMAGE, b"secret".as_slice())
+    );
     let status = kiyot.status(&container).unwrap();
     assert_eq!(status.state(), cri::ContainerState::ContainerCreated);
     assert_eq!((&*status.image_ref, &*status.image_id), (REFERENCE, IMAGE));
@@ -35,28 +39,50 @@ async fn a_pod_lives_and_ends() {
     let status = kiyot.status(&container).unwrap();
     assert_eq!((status.state(), status.started_at), (cri::ContainerState::ContainerRunning, 100));
 
-    let exec = cri::ExecSyncRequest { container_id: container.clone(), cmd: vec!["true".to_owned()], timeout: 5 };
+    let exec = cri::ExecSyncRequest {
+        container_id: container.clone(),
+        cmd: vec!["true".to_owned()],
+        timeout: 5,
+    };
     let answer: cri::ExecSyncResponse = kiyot.call(Method::ExecSync, exec.clone()).await.unwrap();
     assert_eq!(answer.stdout, b"done");
     assert_eq!(cell.with(|state| state.asked["ExecSync"].clone()), "c0");
-    let status =
-        kiyot.call::<cri::ExecSyncResponse>(Method::ExecSync, cri::ExecSyncRequest { cmd: vec!["fail".to_owned()], ..exec }).await.unwrap_err();
-    assert_eq!((status.code(), status.message()), (Code::DeadlineExceeded, &*format!("container {container} is slow")));
+    let status = kiyot
+        .call::<cri::ExecSyncResponse>(
+            Method::ExecSync,
+            cri::ExecSyncRequest { cmd: vec!["fail".to_owned()], ..exec },
+        )
+        .await
+        .unwrap_err();
+    assert_eq!(
+        (status.code(), status.message()),
+        (Code::DeadlineExceeded, &*format!("container {container} is slow"))
+    );
 
     cell.write("c0", "first line\n");
     cell.write("c0", "last words\n");
     cell.exit("c0", 3);
     let status = kiyot.exited(&container).await;
     assert_eq!((status.exit_code, status.finished_at, &*status.reason), (3, 200, "Error"));
-    assert_eq!(std::fs::read_to_string(&log).unwrap(), "first line\nlast words\n", "the log is there before the end is told");
+    assert_eq!(
+        std::fs::read_to_string(&log).unwrap(),
+        "first line\nlast words\n",
+        "the log is there before the end is told"
+    );
 
     kiyot.stop_sandbox(&sandbox).await;
     assert_eq!(kiyot.provider.running(), 0);
-    assert_eq!(kiyot.sandbox_status(&sandbox).unwrap().state(), cri::PodSandboxState::SandboxNotready);
+    assert_eq!(
+        kiyot.sandbox_status(&sandbox).unwrap().state(),
+        cri::PodSandboxState::SandboxNotready
+    );
     assert_eq!(kiyot.status(&container).unwrap().exit_code, 3);
     let remove = cri::RemovePodSandboxRequest { pod_sandbox_id: sandbox.clone() };
     for _ in 0..2 {
-        kiyot.call::<cri::RemovePodSandboxResponse>(Method::RemovePodSandbox, remove.clone()).await.unwrap();
+        kiyot
+            .call::<cri::RemovePodSandboxResponse>(Method::RemovePodSandbox, remove.clone())
+            .await
+            .unwrap();
     }
     assert!(kiyot.sandboxes().is_empty() && kiyot.containers().is_empty());
     assert_eq!(kiyot.sandbox_status(&sandbox).unwrap_err().code(), Code::NotFound);
@@ -82,7 +108,8 @@ async fn a_stopped_container_reads_exited_when_the_answer_comes() {
 async fn a_pod_is_known_again_after_a_restart_with_what_happened_meanwhile() {
     let kiyot = Fixture::start().await;
     let sandbox = kiyot.run("web").await;
-    let (stays, ends) = (kiyot.create(&sandbox, "stays").await, kiyot.create(&sandbox, "ends").await);
+    let (stays, ends) =
+        (kiyot.create(&sandbox, "stays").await, kiyot.create(&sandbox, "ends").await);
     kiyot.start_container(&stays).await;
     kiyot.start_container(&ends).await;
     let before = (kiyot.sandboxes(), kiyot.status(&stays).unwrap());
@@ -93,11 +120,15 @@ async fn a_pod_is_known_again_after_a_restart_with_what_happened_meanwhile() {
     cell.write("c1", "while nobody looked\n");
     cell.exit("c1", 9);
     assert_eq!(kiyot.exited(&ends).await.exit_code, 9);
-    assert_eq!(std::fs::read_to_string(kiyot.dir.path().join("log/ends.log")).unwrap(), "while nobody looked\n");
+    assert_eq!(
+        std::fs::read_to_string(kiyot.dir.path().join("log/ends.log")).unwrap(),
+        "while nobody looked\n"
+    );
     assert_eq!(kiyot.status(&stays).unwrap().state(), cri::ContainerState::ContainerRunning);
     cell.write("c0", "goes on\n");
     let log = kiyot.dir.path().join("log/stays.log");
-    until("the log to go on", || std::fs::read_to_string(&log).is_ok_and(|log| log == "goes on\n")).await;
+    until("the log to go on", || std::fs::read_to_string(&log).is_ok_and(|log| log == "goes on\n"))
+        .await;
     assert_eq!(kiyot.provider.launched(), 1);
 }
 
@@ -121,9 +152,15 @@ async fn image_calls_of_the_pod_are_claimed() {
     let annotations = kiyot.sandbox_status(&sandbox).unwrap().annotations;
     let image = cri::ImageSpec { image: "busybox".to_owned(), annotations, ..Default::default() };
     let request = cri::ImageStatusRequest { image: Some(image), verbose: false };
-    let claims = |request: &cri::ImageStatusRequest| kiyot.daemon.verbs.claims_image(Method::ImageStatus, &prost::Message::encode_to_vec(request));
+    let claims = |request: &cri::ImageStatusRequest| {
+        kiyot
+            .daemon
+            .verbs
+            .claims_image(Method::ImageStatus, &prost::Message::encode_to_vec(request))
+    };
     assert!(claims(&request));
-    let answer: cri::ImageStatusResponse = kiyot.call(Method::ImageStatus, request.clone()).await.unwrap();
+    let answer: cri::ImageStatusResponse =
+        kiyot.call(Method::ImageStatus, request.clone()).await.unwrap();
     assert_eq!(answer.image.unwrap().id, IMAGE);
     let mut other = request;
     other.image.as_mut().unwrap().annotations.clear();
@@ -140,7 +177,9 @@ async fn what_only_a_cell_knows_of_a_container_is_known_after_a_restart() {
         let linux = cri::LinuxContainerResources { memory_limit_in_bytes, ..Default::default() };
         Some(cri::ContainerResources { linux: Some(linux), ..Default::default() })
     };
-    let user = Some(cri::ContainerUser { linux: Some(cri::LinuxContainerUser { uid: 7, ..Default::default() }) });
+    let user = Some(cri::ContainerUser {
+        linux: Some(cri::LinuxContainerUser { uid: 7, ..Default::default() }),
+    });
     cell.with(|state| {
         let status = state.containers.get_mut("c0").unwrap();
         (status.resources, status.user) = (resources(64), user.clone());
@@ -153,8 +192,14 @@ async fn what_only_a_cell_knows_of_a_container_is_known_after_a_restart() {
     assert_eq!(told(&kiyot), (cri::ContainerState::ContainerRunning, resources(64), user.clone()));
     // As a kubelet resizes it.
     cell.with(|state| state.containers.get_mut("c0").unwrap().resources = resources(128));
-    let update = cri::UpdateContainerResourcesRequest { container_id: container.clone(), ..Default::default() };
-    kiyot.call::<cri::UpdateContainerResourcesResponse>(Method::UpdateContainerResources, update).await.unwrap();
+    let update = cri::UpdateContainerResourcesRequest {
+        container_id: container.clone(),
+        ..Default::default()
+    };
+    kiyot
+        .call::<cri::UpdateContainerResourcesResponse>(Method::UpdateContainerResources, update)
+        .await
+        .unwrap();
     assert_eq!(told(&kiyot).1, resources(128));
     // Its cell says nothing any more.
     cell.with(|state| state.silent.push("Watch"));

@@ -1,5 +1,9 @@
 //! The verbs of pods in cells against played cells, in one process and without root.
-#![allow(clippy::unwrap_used, clippy::expect_used, reason = "what a test can't set up fails the test, at the place")]
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    reason = "what a test can't set up fails the test, at the place"
+)]
 
 mod events;
 mod features;

@@ -1,4 +1,5 @@
-//! Calls in any order, at once, repeated and given up: whatever a kubelet does, a pod has one cell at a time, and nothing is left of it in the end.
+//! Calls in any order, at once, repeated and given up: whatever a kubelet does, a pod has one cell
+//! at a time, and nothing is left of it in the end.
 
 use std::time::{Duration, Instant};
 
@@ -41,10 +42,16 @@ impl Dice {
 /// Makes a call with what is there at the moment.
 async fn call(kiyot: &Fixture, dice: &mut Dice) {
     let sandbox = dice.one_of(kiyot.sandboxes().into_iter().map(|sandbox| sandbox.id).collect());
-    let container = dice.one_of(kiyot.containers().into_iter().map(|container| container.id).collect());
+    let container =
+        dice.one_of(kiyot.containers().into_iter().map(|container| container.id).collect());
     let (method, request) = match (dice.below(10), sandbox, container) {
-        (0, Some(pod_sandbox_id), _) => (Method::StopPodSandbox, cri::StopPodSandboxRequest { pod_sandbox_id }.encode_to_vec()),
-        (1, Some(pod_sandbox_id), _) => (Method::RemovePodSandbox, cri::RemovePodSandboxRequest { pod_sandbox_id }.encode_to_vec()),
+        (0, Some(pod_sandbox_id), _) => {
+            (Method::StopPodSandbox, cri::StopPodSandboxRequest { pod_sandbox_id }.encode_to_vec())
+        }
+        (1, Some(pod_sandbox_id), _) => (
+            Method::RemovePodSandbox,
+            cri::RemovePodSandboxRequest { pod_sandbox_id }.encode_to_vec(),
+        ),
         (2..=4, Some(sandbox), _) => {
             let mut request = kiyot.container_request(&sandbox, "main");
             let config = request.config.as_mut().unwrap();
@@ -52,9 +59,16 @@ async fn call(kiyot: &Fixture, dice: &mut Dice) {
             config.labels.insert("changed".to_owned(), dice.below(9).to_string());
             (Method::CreateContainer, request.encode_to_vec())
         }
-        (5..=6, _, Some(container_id)) => (Method::StartContainer, cri::StartContainerRequest { container_id }.encode_to_vec()),
-        (7, _, Some(container_id)) => (Method::StopContainer, cri::StopContainerRequest { container_id, timeout: 1 }.encode_to_vec()),
-        (8, _, Some(container_id)) => (Method::RemoveContainer, cri::RemoveContainerRequest { container_id }.encode_to_vec()),
+        (5..=6, _, Some(container_id)) => {
+            (Method::StartContainer, cri::StartContainerRequest { container_id }.encode_to_vec())
+        }
+        (7, _, Some(container_id)) => (
+            Method::StopContainer,
+            cri::StopContainerRequest { container_id, timeout: 1 }.encode_to_vec(),
+        ),
+        (8, _, Some(container_id)) => {
+            (Method::RemoveContainer, cri::RemoveContainerRequest { container_id }.encode_to_vec())
+        }
         _ => {
             let mut request = kiyot.sandbox_request("web");
             let config = request.config.as_mut().unwrap();
@@ -63,14 +77,25 @@ async fn call(kiyot: &Fixture, dice: &mut Dice) {
             (Method::RunPodSandbox, request.encode_to_vec())
         }
     };
-    let patience = if dice.below(3) == 0 { Duration::from_millis(u64::try_from(dice.below(PATIENCE)).unwrap()) } else { LIMIT };
+    let patience = if dice.below(3) == 0 {
+        Duration::from_millis(u64::try_from(dice.below(PATIENCE)).unwrap())
+    } else {
+        LIMIT
+    };
     let begun = Instant::now();
     let outcome = kiyot.daemon.verbs.call(method, request.into(), Some(begun + patience)).await;
     if let Err(status) = outcome {
         assert!(!status.message().contains("its task"), "{method}: {status}");
-        assert!(status.code() != Code::DeadlineExceeded || begun.elapsed() >= patience, "{method}, which had {patience:?}: {status}");
+        assert!(
+            status.code() != Code::DeadlineExceeded || begun.elapsed() >= patience,
+            "{method}, which had {patience:?}: {status}"
+        );
     }
-    let running = kiyot.containers().into_iter().filter(|one| one.state() == cri::ContainerState::ContainerRunning).count();
+    let running = kiyot
+        .containers()
+        .into_iter()
+        .filter(|one| one.state() == cri::ContainerState::ContainerRunning)
+        .count();
     assert!(running <= 1, "no two attempts of a container run");
 }
 
@@ -90,11 +115,22 @@ async fn calls_in_any_order_leave_nothing() {
         let _ = kiyot.call::<cri::RunPodSandboxResponse>(Method::RunPodSandbox, request).await;
         for sandbox in kiyot.sandboxes() {
             let request = cri::RemovePodSandboxRequest { pod_sandbox_id: sandbox.id };
-            kiyot.call::<cri::RemovePodSandboxResponse>(Method::RemovePodSandbox, request).await.unwrap();
+            kiyot
+                .call::<cri::RemovePodSandboxResponse>(Method::RemovePodSandbox, request)
+                .await
+                .unwrap();
         }
-        assert_eq!((kiyot.sandboxes().len(), kiyot.containers().len(), kiyot.provider.running()), (0, 0, 0), "life {life}");
+        assert_eq!(
+            (kiyot.sandboxes().len(), kiyot.containers().len(), kiyot.provider.running()),
+            (0, 0, 0),
+            "life {life}"
+        );
         assert!(kiyot.provider.most() <= 1, "life {life}: two cells of one pod at a time");
         kiyot = kiyot.restart().await;
-        assert_eq!((kiyot.sandboxes().len(), kiyot.containers().len(), kiyot.provider.running()), (0, 0, 0), "life {life}, after a restart");
+        assert_eq!(
+            (kiyot.sandboxes().len(), kiyot.containers().len(), kiyot.provider.running()),
+            (0, 0, 0),
+            "life {life}, after a restart"
+        );
     }
 }

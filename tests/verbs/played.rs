@@ -1,4 +1,5 @@
-//! A provider whose cells are tasks, and a containerd in each that only remembers: everything between the verbs and the cell's containerd is real.
+//! A provider whose cells are tasks, and a containerd in each that only remembers: everything
+//! between the verbs and the cell's containerd is real.
 
 use std::{
     collections::HashMap,
@@ -13,7 +14,10 @@ use std::{
 use async_trait::async_trait;
 use kiyot::backends::milpa::{
     id::CellId,
-    providers::{Attachment, ErrorClass, Instance, InstanceId, Isolation, LaunchSpec, Provider, ProviderError},
+    providers::{
+        Attachment, ErrorClass, Instance, InstanceId, Isolation, LaunchSpec, Provider,
+        ProviderError,
+    },
 };
 use kiyot_cell::home::Home;
 use kiyot_proto::cri;

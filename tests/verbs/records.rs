@@ -22,7 +22,9 @@ async fn a_container_whose_state_is_lost_is_as_its_cell_says() {
     let kiyot = kiyot.restart_with(lost).await;
     // Said to have ended, its next attempt would run beside it.
     until("the state of a container that runs", || match kiyot.status(&runs).unwrap().state() {
-        cri::ContainerState::ContainerExited => panic!("a container that runs was said to have ended"),
+        cri::ContainerState::ContainerExited => {
+            panic!("a container that runs was said to have ended")
+        }
         state => state == cri::ContainerState::ContainerRunning,
     })
     .await;
@@ -42,7 +44,10 @@ async fn a_container_that_nobody_knows_any_more_does_not_run_on() {
     let kiyot = kiyot.restart_with(records).await;
     assert_eq!(kiyot.status(&lost).unwrap_err().code(), tonic::Code::NotFound);
     let cell = kiyot.provider.only();
-    until("the end of a container that nobody knows", || cell.with(|state| state.containers.len() == 1)).await;
+    until("the end of a container that nobody knows", || {
+        cell.with(|state| state.containers.len() == 1)
+    })
+    .await;
     assert_eq!(kiyot.status(&kept).unwrap().state(), cri::ContainerState::ContainerRunning);
     // The kubelet knows of no attempt, so that it begins with the first.
     let again = kiyot.create(&sandbox, "lost").await;
@@ -59,13 +64,20 @@ async fn a_container_that_is_being_made_is_known() {
     kiyot.start_container(&other).await;
     let cell = kiyot.provider.only();
     cell.with(|state| state.silent.push("ContainerStatus"));
-    let made = kiyot.call::<cri::CreateContainerResponse>(Method::CreateContainer, kiyot.container_request(&sandbox, "main"));
+    let made = kiyot.call::<cri::CreateContainerResponse>(
+        Method::CreateContainer,
+        kiyot.container_request(&sandbox, "main"),
+    );
     let meanwhile = async {
         until("a container in the cell", || cell.with(|state| state.containers.len() == 2)).await;
         cell.with(|state| {
             let sandbox = cri::PodSandboxStatus { id: "5a".to_owned(), ..Default::default() };
             let containers = state.containers.values().cloned().collect();
-            state.tell(cell::event::Event::Snapshot(cell::Snapshot { sandboxes: vec![sandbox], containers, logs: Vec::new() }));
+            state.tell(cell::event::Event::Snapshot(cell::Snapshot {
+                sandboxes: vec![sandbox],
+                containers,
+                logs: Vec::new(),
+            }));
         });
         // News are taken one after another: what the snapshot means is done before this.
         cell.exit("c0", 3);

@@ -18,9 +18,14 @@ async fn a_retry_joins_the_launch_and_gets_its_sandbox() {
     let permits = kiyot.provider.gate.available_permits();
     kiyot.provider.gate.forget_permits(permits);
     let mut request = kiyot.sandbox_request("web");
-    let first = kiyot.daemon.verbs.call(Method::RunPodSandbox, request.encode_to_vec().into(), Some(Instant::now())).await;
+    let first = kiyot
+        .daemon
+        .verbs
+        .call(Method::RunPodSandbox, request.encode_to_vec().into(), Some(Instant::now()))
+        .await;
     assert_eq!(first.unwrap_err().code(), Code::DeadlineExceeded);
-    // What a pod's author may change while it runs is no other pod: neither of the launch nor of its sandbox.
+    // What a pod's author may change while it runs is no other pod: neither of the launch nor of
+    // its sandbox.
     let change = |request: &mut cri::RunPodSandboxRequest, label: &str| {
         let config = request.config.as_mut().unwrap();
         config.annotations.insert("changed".to_owned(), "meanwhile".to_owned());
@@ -33,28 +38,51 @@ async fn a_retry_joins_the_launch_and_gets_its_sandbox() {
     let (second, third) = tokio::join!(second, third);
     let (second, third) = (second.unwrap(), third.unwrap());
     assert_eq!(second, third);
-    assert_eq!(kiyot.call::<cri::RunPodSandboxResponse>(Method::RunPodSandbox, request.clone()).await.unwrap(), second);
+    assert_eq!(
+        kiyot
+            .call::<cri::RunPodSandboxResponse>(Method::RunPodSandbox, request.clone())
+            .await
+            .unwrap(),
+        second
+    );
     for label in ["later", "again"] {
         change(&mut request, label);
-        assert_eq!(kiyot.call::<cri::RunPodSandboxResponse>(Method::RunPodSandbox, request.clone()).await.unwrap(), second);
+        assert_eq!(
+            kiyot
+                .call::<cri::RunPodSandboxResponse>(Method::RunPodSandbox, request.clone())
+                .await
+                .unwrap(),
+            second
+        );
     }
     assert_eq!(kiyot.provider.launched(), 1);
 
     // Another config under the same name: the old one is torn down.
     request.config.as_mut().unwrap().hostname = "other".to_owned();
-    let other: cri::RunPodSandboxResponse = kiyot.call(Method::RunPodSandbox, request).await.unwrap();
+    let other: cri::RunPodSandboxResponse =
+        kiyot.call(Method::RunPodSandbox, request).await.unwrap();
     assert_ne!(other, second);
-    assert_eq!((kiyot.provider.launched(), kiyot.provider.running(), kiyot.sandboxes().len()), (2, 1, 1));
+    assert_eq!(
+        (kiyot.provider.launched(), kiyot.provider.running(), kiyot.sandboxes().len()),
+        (2, 1, 1)
+    );
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_sandbox_that_nobody_asks_for_is_torn_down() {
     let kiyot = Fixture::adopting_within(Duration::from_millis(50)).await;
     let request = kiyot.sandbox_request("web");
-    let gone = kiyot.daemon.verbs.call(Method::RunPodSandbox, request.encode_to_vec().into(), Some(Instant::now())).await;
+    let gone = kiyot
+        .daemon
+        .verbs
+        .call(Method::RunPodSandbox, request.encode_to_vec().into(), Some(Instant::now()))
+        .await;
     assert_eq!(gone.unwrap_err().code(), Code::DeadlineExceeded);
     until("the launch", || kiyot.provider.launched() == 1).await;
-    until("the end of the abandoned sandbox", || kiyot.provider.running() == 0 && kiyot.sandboxes().is_empty()).await;
+    until("the end of the abandoned sandbox", || {
+        kiyot.provider.running() == 0 && kiyot.sandboxes().is_empty()
+    })
+    .await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -64,10 +92,20 @@ async fn a_container_whose_creation_was_not_answered_is_made_once() {
     kiyot.provider.only().with(|state| state.lose.push("CreateContainer"));
     let container = kiyot.create(&sandbox, "main").await;
     assert_eq!(kiyot.provider.only().with(|state| state.containers.len()), 1);
-    assert_eq!(kiyot.create(&sandbox, "main").await, container, "the answer to the kubelet was lost");
+    assert_eq!(
+        kiyot.create(&sandbox, "main").await,
+        container,
+        "the answer to the kubelet was lost"
+    );
     assert_eq!(kiyot.containers().len(), 1);
     kiyot.start_container(&container).await;
-    let status = kiyot.call::<cri::CreateContainerResponse>(Method::CreateContainer, kiyot.container_request(&sandbox, "main")).await.unwrap_err();
+    let status = kiyot
+        .call::<cri::CreateContainerResponse>(
+            Method::CreateContainer,
+            kiyot.container_request(&sandbox, "main"),
+        )
+        .await
+        .unwrap_err();
     assert!(status.message().contains("is reserved for"), "{status}");
 }
 
@@ -78,7 +116,15 @@ async fn a_sandbox_that_is_asked_for_while_another_one_is_torn_down_stays() {
     let permits = kiyot.provider.way_out.available_permits();
     kiyot.provider.way_out.forget_permits(permits);
     let abandon = async |name: String| {
-        let gone = kiyot.daemon.verbs.call(Method::RunPodSandbox, kiyot.sandbox_request(&name).encode_to_vec().into(), Some(Instant::now())).await;
+        let gone = kiyot
+            .daemon
+            .verbs
+            .call(
+                Method::RunPodSandbox,
+                kiyot.sandbox_request(&name).encode_to_vec().into(),
+                Some(Instant::now()),
+            )
+            .await;
         assert_eq!(gone.unwrap_err().code(), Code::DeadlineExceeded);
     };
     for number in 0..ABANDONED {
@@ -93,11 +139,20 @@ async fn a_sandbox_that_is_asked_for_while_another_one_is_torn_down_stays() {
     }
     kiyot.provider.way_out.add_permits(10);
     until("the end of the one", || kiyot.sandboxes().len() == ABANDONED - 1).await;
-    // When one is gone for which nobody asks, and that was made after them, the time of the others was over long before.
+    // When one is gone for which nobody asks, and that was made after them, the time of the others
+    // was over long before.
     abandon("last".to_owned()).await;
-    until("the end of the last", || kiyot.provider.asked_to_end.load(Ordering::SeqCst) >= 2 && kiyot.sandboxes().len() < ABANDONED).await;
+    until("the end of the last", || {
+        kiyot.provider.asked_to_end.load(Ordering::SeqCst) >= 2
+            && kiyot.sandboxes().len() < ABANDONED
+    })
+    .await;
     let left = kiyot.sandboxes();
-    assert_eq!((left.len(), kiyot.provider.running()), (ABANDONED - 1, ABANDONED - 1), "they were asked for");
+    assert_eq!(
+        (left.len(), kiyot.provider.running()),
+        (ABANDONED - 1, ABANDONED - 1),
+        "they were asked for"
+    );
     assert!(left.iter().all(|left| sandboxes.iter().any(|sandbox| sandbox.id == left.id)));
 }
 
@@ -112,12 +167,25 @@ async fn a_container_that_may_be_starting_is_not_forgotten() {
     kiyot.provider.silence();
     let remove = |id: &str| cri::RemoveContainerRequest { container_id: id.to_owned() };
     // It can be, once the daemon knows that nobody is there to be told.
-    let gone = async { while kiyot.call::<cri::RemoveContainerResponse>(Method::RemoveContainer, remove(&done)).await.is_err() {} };
+    let gone = async {
+        while kiyot
+            .call::<cri::RemoveContainerResponse>(Method::RemoveContainer, remove(&done))
+            .await
+            .is_err()
+        {}
+    };
     tokio::time::timeout(LIMIT, gone).await.unwrap();
     // Whether this one was begun for a daemon before this one nobody can say.
-    let refused = kiyot.call::<cri::RemoveContainerResponse>(Method::RemoveContainer, remove(&made)).await;
+    let refused =
+        kiyot.call::<cri::RemoveContainerResponse>(Method::RemoveContainer, remove(&made)).await;
     assert_eq!(refused.unwrap_err().code(), Code::Unavailable);
-    assert_eq!(kiyot.containers().iter().map(|container| container.id.as_str()).collect::<Vec<_>>(), [made.as_str()]);
+    assert_eq!(
+        kiyot.containers().iter().map(|container| container.id.as_str()).collect::<Vec<_>>(),
+        [made.as_str()]
+    );
     kiyot.stop_sandbox(&sandbox).await;
-    kiyot.call::<cri::RemoveContainerResponse>(Method::RemoveContainer, remove(&made)).await.unwrap();
+    kiyot
+        .call::<cri::RemoveContainerResponse>(Method::RemoveContainer, remove(&made))
+        .await
+        .unwrap();
 }

@@ -12,7 +12,12 @@ use crate::kit::{Fixture, until};
 async fn a_container_is_listed_when_its_start_is_answered() {
     let kiyot = Fixture::start().await;
     let sandbox = kiyot.run("web").await;
-    let list = || kiyot.at_once::<cri::ListContainerStatsResponse>(Method::ListContainerStats, cri::ListContainerStatsRequest::default());
+    let list = || {
+        kiyot.at_once::<cri::ListContainerStatsResponse>(
+            Method::ListContainerStats,
+            cri::ListContainerStatsRequest::default(),
+        )
+    };
     // Its played containerd knows no statistics, and there are no heartbeats.
     let container = kiyot.create(&sandbox, "main").await;
     assert!(list().unwrap().stats.is_empty());
@@ -20,13 +25,22 @@ async fn a_container_is_listed_when_its_start_is_answered() {
     let stats = list().unwrap().stats;
     let [only] = stats.as_slice() else { panic!("{stats:?}") };
     assert_eq!(only.attributes.as_ref().unwrap().id, container);
-    assert_eq!((only.cpu.unwrap().timestamp, only.cpu.unwrap().usage_core_nano_seconds), (100, Some(cri::UInt64Value { value: 0 })));
+    assert_eq!(
+        (only.cpu.unwrap().timestamp, only.cpu.unwrap().usage_core_nano_seconds),
+        (100, Some(cri::UInt64Value { value: 0 }))
+    );
     // What it says is told at once.
     kiyot.provider.only().with(|state| state.used = Some(42));
     let other = kiyot.create(&sandbox, "other").await;
     kiyot.start_container(&other).await;
     let request = cri::ContainerStatsRequest { container_id: other.clone() };
-    let stats = || kiyot.at_once::<cri::ContainerStatsResponse>(Method::ContainerStats, request.clone()).unwrap().stats.unwrap();
+    let stats = || {
+        kiyot
+            .at_once::<cri::ContainerStatsResponse>(Method::ContainerStats, request.clone())
+            .unwrap()
+            .stats
+            .unwrap()
+    };
     assert_eq!(stats().cpu.unwrap().usage_core_nano_seconds, Some(cri::UInt64Value { value: 42 }));
     // What has ended is in no list; asked for by its id it is named, and uses nothing.
     kiyot.provider.only().exit("c1", 0);
@@ -37,13 +51,23 @@ async fn a_container_is_listed_when_its_start_is_answered() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_pod_is_listed_when_its_sandbox_is_answered_and_has_its_containers_when_they_start() {
     let kiyot = Fixture::start().await;
-    let list =
-        || kiyot.at_once::<cri::ListPodSandboxStatsResponse>(Method::ListPodSandboxStats, cri::ListPodSandboxStatsRequest::default()).unwrap().stats;
+    let list = || {
+        kiyot
+            .at_once::<cri::ListPodSandboxStatsResponse>(
+                Method::ListPodSandboxStats,
+                cri::ListPodSandboxStatsRequest::default(),
+            )
+            .unwrap()
+            .stats
+    };
     assert!(list().is_empty());
     let sandbox = kiyot.run("web").await;
     let [stats] = list().try_into().unwrap();
     let (attributes, linux) = (stats.attributes.unwrap(), stats.linux.unwrap());
-    assert_eq!((attributes.id.as_str(), attributes.metadata.unwrap().name.as_str()), (sandbox.as_str(), "web"));
+    assert_eq!(
+        (attributes.id.as_str(), attributes.metadata.unwrap().name.as_str()),
+        (sandbox.as_str(), "web")
+    );
     // Its played containerd knows no statistics, and there are no heartbeats.
     assert_eq!(linux.cpu.unwrap().usage_core_nano_seconds, Some(cri::UInt64Value { value: 0 }));
     assert_eq!(linux.memory.unwrap().working_set_bytes, Some(cri::UInt64Value { value: 0 }));
@@ -59,18 +83,37 @@ async fn a_pod_is_listed_when_its_sandbox_is_answered_and_has_its_containers_whe
 
 /// What a cell says of its only container and of its pod.
 fn beat(container: &str, used: u64, metrics: Option<cell::Metrics>) -> cell::event::Event {
-    let cpu = || Some(cri::CpuUsage { timestamp: 1, usage_core_nano_seconds: Some(cri::UInt64Value { value: used }), ..Default::default() });
-    let attributes = Some(cri::ContainerAttributes { id: container.to_owned(), ..Default::default() });
+    let cpu = || {
+        Some(cri::CpuUsage {
+            timestamp: 1,
+            usage_core_nano_seconds: Some(cri::UInt64Value { value: used }),
+            ..Default::default()
+        })
+    };
+    let attributes =
+        Some(cri::ContainerAttributes { id: container.to_owned(), ..Default::default() });
     let containers = vec![cri::ContainerStats { attributes, cpu: cpu(), ..Default::default() }];
     let linux = Some(cri::LinuxPodSandboxStats { cpu: cpu(), ..Default::default() });
-    cell::event::Event::Heartbeat(cell::Heartbeat { containers, sandbox: Some(cri::PodSandboxStats { linux, ..Default::default() }), metrics })
+    cell::event::Event::Heartbeat(cell::Heartbeat {
+        containers,
+        sandbox: Some(cri::PodSandboxStats { linux, ..Default::default() }),
+        metrics,
+    })
 }
 
 /// Its only container has so many sockets, and so many packets have come.
 fn metrics(value: u64) -> cell::Metrics {
     let sample = |name: &str| cell::Sample { name: name.to_owned(), value, labels: Vec::new() };
-    let of_container = cell::ContainerSamples { container: "c0".to_owned(), timestamp: 5, samples: vec![sample("container_sockets")] };
-    cell::Metrics { pod: vec![sample("container_network_receive_packets_total")], timestamp: 4, containers: vec![of_container] }
+    let of_container = cell::ContainerSamples {
+        container: "c0".to_owned(),
+        timestamp: 5,
+        samples: vec![sample("container_sockets")],
+    };
+    cell::Metrics {
+        pod: vec![sample("container_network_receive_packets_total")],
+        timestamp: 4,
+        containers: vec![of_container],
+    }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -91,16 +134,42 @@ async fn cells_tell_metrics_when_somebody_asks() {
             state.tell(beat("c0", 5_000_000_000, None));
         });
     }
-    let described = ["container_sockets", "container_network_receive_packets_total", "container_cpu_usage_seconds_total"]
-        .map(|name| cri::MetricDescriptor { name: name.to_owned(), label_keys: ["id", "container"].map(str::to_owned).into(), ..Default::default() });
+    let described = [
+        "container_sockets",
+        "container_network_receive_packets_total",
+        "container_cpu_usage_seconds_total",
+    ]
+    .map(|name| cri::MetricDescriptor {
+        name: name.to_owned(),
+        label_keys: ["id", "container"].map(str::to_owned).into(),
+        ..Default::default()
+    });
     let described = cri::ListMetricDescriptorsResponse { descriptors: described.into() };
     // By the pod: its own, and those of its containers.
     let list = async || {
-        let list = kiyot.call::<cri::ListPodSandboxMetricsResponse>(Method::ListPodSandboxMetrics, described.clone()).await.unwrap();
-        let told = |metric: cri::Metric| (metric.name, metric.timestamp, metric.label_values, metric.value.unwrap().value);
+        let list = kiyot
+            .call::<cri::ListPodSandboxMetricsResponse>(
+                Method::ListPodSandboxMetrics,
+                described.clone(),
+            )
+            .await
+            .unwrap();
+        let told = |metric: cri::Metric| {
+            (metric.name, metric.timestamp, metric.label_values, metric.value.unwrap().value)
+        };
         let of = |pod: cri::PodSandboxMetrics| {
             let own: Vec<_> = pod.metrics.into_iter().map(told).collect();
-            (pod.pod_sandbox_id, (own, pod.container_metrics.into_iter().flat_map(|of| of.metrics).map(told).collect::<Vec<_>>()))
+            (
+                pod.pod_sandbox_id,
+                (
+                    own,
+                    pod.container_metrics
+                        .into_iter()
+                        .flat_map(|of| of.metrics)
+                        .map(told)
+                        .collect::<Vec<_>>(),
+                ),
+            )
         };
         list.pod_metrics.into_iter().map(of).collect::<BTreeMap<_, _>>()
     };
@@ -108,11 +177,17 @@ async fn cells_tell_metrics_when_somebody_asks() {
     let first = list().await;
     assert_eq!(first.len(), 2);
     for (n, (pod, container)) in pods.iter().enumerate() {
-        let [packets, sockets, used] =
-            ["container_network_receive_packets_total", "container_sockets", "container_cpu_usage_seconds_total"].map(str::to_owned);
+        let [packets, sockets, used] = [
+            "container_network_receive_packets_total",
+            "container_sockets",
+            "container_cpu_usage_seconds_total",
+        ]
+        .map(str::to_owned);
         let own = vec![(packets, 4, vec![pod.clone(), String::new()], n as u64 + 7)];
-        let of_container =
-            vec![(sockets, 5, vec![container.clone(), "main".to_owned()], n as u64 + 7), (used, 1, vec![container.clone(), "main".to_owned()], 5)];
+        let of_container = vec![
+            (sockets, 5, vec![container.clone(), "main".to_owned()], n as u64 + 7),
+            (used, 1, vec![container.clone(), "main".to_owned()], 5),
+        ];
         assert_eq!(first[pod], (own, of_container));
         assert_eq!(cell(n).with(|state| state.measured), Some(80));
     }
@@ -134,30 +209,54 @@ async fn after_a_restart_who_asks_for_usage_waits_for_the_cells_of_before() {
     let kiyot = kiyot.restart().await;
     let at_once = |method, message: Vec<u8>| kiyot.daemon.verbs.snapshot(method, &message);
     let of_pod = |id: &str| {
-        let filter = Some(cri::ContainerStatsFilter { pod_sandbox_id: id.to_owned(), ..Default::default() });
+        let filter =
+            Some(cri::ContainerStatsFilter { pod_sandbox_id: id.to_owned(), ..Default::default() });
         cri::ListContainerStatsRequest { filter }.encode_to_vec()
     };
     for (method, message) in [
         (Method::ListContainerStats, vec![]),
         (Method::ListContainerStats, of_pod(&one)),
         (Method::ListPodSandboxStats, vec![]),
-        (Method::ContainerStats, cri::ContainerStatsRequest { container_id: of_one.clone() }.encode_to_vec()),
-        (Method::PodSandboxStats, cri::PodSandboxStatsRequest { pod_sandbox_id: one.clone() }.encode_to_vec()),
+        (
+            Method::ContainerStats,
+            cri::ContainerStatsRequest { container_id: of_one.clone() }.encode_to_vec(),
+        ),
+        (
+            Method::PodSandboxStats,
+            cri::PodSandboxStatsRequest { pod_sandbox_id: one.clone() }.encode_to_vec(),
+        ),
     ] {
         assert!(at_once(method, message).is_none(), "{method} waits");
     }
     // What does not ask for them is answered at once.
-    assert!(at_once(Method::ContainerStats, cri::ContainerStatsRequest { container_id: "nobody's".to_owned() }.encode_to_vec()).unwrap().is_err());
+    assert!(
+        at_once(
+            Method::ContainerStats,
+            cri::ContainerStatsRequest { container_id: "nobody's".to_owned() }.encode_to_vec()
+        )
+        .unwrap()
+        .is_err()
+    );
     assert_eq!((kiyot.containers().len(), kiyot.sandboxes().len()), (2, 2));
 
-    let all = kiyot.call::<cri::ListPodSandboxStatsResponse>(Method::ListPodSandboxStats, cri::ListPodSandboxStatsRequest::default());
+    let all = kiyot.call::<cri::ListPodSandboxStatsResponse>(
+        Method::ListPodSandboxStats,
+        cri::ListPodSandboxStatsRequest::default(),
+    );
     // A list of metrics without a pod would be an end of all its counters.
     let label_keys = vec!["id".to_owned()];
-    let described = cri::MetricDescriptor { name: "container_cpu_usage_seconds_total".to_owned(), label_keys, ..Default::default() };
+    let described = cri::MetricDescriptor {
+        name: "container_cpu_usage_seconds_total".to_owned(),
+        label_keys,
+        ..Default::default()
+    };
     let described = cri::ListMetricDescriptorsResponse { descriptors: vec![described] };
-    let metrics = kiyot.call::<cri::ListPodSandboxMetricsResponse>(Method::ListPodSandboxMetrics, described);
+    let metrics =
+        kiyot.call::<cri::ListPodSandboxMetricsResponse>(Method::ListPodSandboxMetrics, described);
     let cells_come_back = async {
-        for (cell, pod, container, used) in [(&cells[0], &one, &of_one, 7), (&cells[1], &other, &of_other, 8)] {
+        for (cell, pod, container, used) in
+            [(&cells[0], &one, &of_one, 7), (&cells[1], &other, &of_other, 8)]
+        {
             assert!(at_once(Method::ListContainerStats, of_pod(pod)).is_none());
             cell.with(|state| state.silent.clear());
             until("its usage is listed", || {
@@ -166,17 +265,30 @@ async fn after_a_restart_who_asks_for_usage_waits_for_the_cells_of_before() {
                 at_once(Method::ListContainerStats, of_pod(pod)).is_some()
             })
             .await;
-            let stats = cri::ListContainerStatsResponse::decode(at_once(Method::ListContainerStats, of_pod(pod)).unwrap().unwrap()).unwrap().stats;
+            let stats = cri::ListContainerStatsResponse::decode(
+                at_once(Method::ListContainerStats, of_pod(pod)).unwrap().unwrap(),
+            )
+            .unwrap()
+            .stats;
             assert_eq!(stats.len(), 1);
             assert_eq!(stats[0].attributes.as_ref().unwrap().id, *container);
-            assert_eq!(stats[0].cpu.unwrap().usage_core_nano_seconds, Some(cri::UInt64Value { value: used }));
+            assert_eq!(
+                stats[0].cpu.unwrap().usage_core_nano_seconds,
+                Some(cri::UInt64Value { value: used })
+            );
         }
     };
     let (all, metrics, ()) = tokio::join!(all, metrics, cells_come_back);
     let told = |stats: &cri::PodSandboxStats| {
         let linux = stats.linux.as_ref().unwrap();
-        let used = linux.containers.iter().map(|container| (container.attributes.as_ref().unwrap().id.clone(), container.cpu.unwrap()));
-        (stats.attributes.as_ref().unwrap().id.clone(), linux.cpu.unwrap().usage_core_nano_seconds.unwrap().value, used.collect::<Vec<_>>().len())
+        let used = linux.containers.iter().map(|container| {
+            (container.attributes.as_ref().unwrap().id.clone(), container.cpu.unwrap())
+        });
+        (
+            stats.attributes.as_ref().unwrap().id.clone(),
+            linux.cpu.unwrap().usage_core_nano_seconds.unwrap().value,
+            used.collect::<Vec<_>>().len(),
+        )
     };
     let mut told: Vec<_> = all.unwrap().stats.iter().map(told).collect();
     told.sort();
@@ -184,6 +296,12 @@ async fn after_a_restart_who_asks_for_usage_waits_for_the_cells_of_before() {
     expected.sort();
     assert_eq!(told, expected);
     let metrics = metrics.unwrap().pod_metrics;
-    let told = metrics.iter().flat_map(|pod| &pod.container_metrics).map(|container| (container.container_id.as_str(), container.metrics.len()));
-    assert_eq!(told.collect::<BTreeMap<_, _>>(), BTreeMap::from([(of_one.as_str(), 1), (of_other.as_str(), 1)]));
+    let told = metrics
+        .iter()
+        .flat_map(|pod| &pod.container_metrics)
+        .map(|container| (container.container_id.as_str(), container.metrics.len()));
+    assert_eq!(
+        told.collect::<BTreeMap<_, _>>(),
+        BTreeMap::from([(of_one.as_str(), 1), (of_other.as_str(), 1)])
+    );
 }

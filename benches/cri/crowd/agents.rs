@@ -1,4 +1,5 @@
-//! The agents of many cells, in a process of their own: what they need is not the daemon's, and one signal freezes them all.
+//! The agents of many cells, in a process of their own: what they need is not the daemon's, and one
+//! signal freezes them all.
 
 use std::{
     env, fs,
@@ -29,8 +30,20 @@ impl Agents {
     /// Plays `most` of the cells whose programs leave a mark in the spool.
     pub(crate) fn start(spool: &Path, cells: &Path, most: usize) -> Self {
         let mut command = Command::new(env::current_exe().unwrap());
-        command.arg("--agents").arg(most.to_string()).arg("--agents-spool").arg(spool).arg("--agents-cells").arg(cells);
-        Self(command.stdin(Stdio::null()).stdout(Stdio::null()).spawn().expect("the bench can be started again"))
+        command
+            .arg("--agents")
+            .arg(most.to_string())
+            .arg("--agents-spool")
+            .arg(spool)
+            .arg("--agents-cells")
+            .arg(cells);
+        Self(
+            command
+                .stdin(Stdio::null())
+                .stdout(Stdio::null())
+                .spawn()
+                .expect("the bench can be started again"),
+        )
     }
 
     /// Stops all of them where they are: their connections stay, and are never read.

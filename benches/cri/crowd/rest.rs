@@ -18,8 +18,12 @@ pub(super) async fn rows(cells: usize, pid: u32) -> Vec<String> {
     sleep(WATCHED).await;
     let row = |(name, (ticks, switches)): (String, (u64, u64))| {
         let (was, woke) = before.get(&name).copied().unwrap_or_default();
-        let percent = ticks.saturating_sub(was) as f64 / TICKS_A_SECOND / WATCHED.as_secs_f64() * 100.0;
-        format!("| {cells} | `{name}` | {percent:.2} | {:.1} |", switches.saturating_sub(woke) as f64 / WATCHED.as_secs_f64())
+        let percent =
+            ticks.saturating_sub(was) as f64 / TICKS_A_SECOND / WATCHED.as_secs_f64() * 100.0;
+        format!(
+            "| {cells} | `{name}` | {percent:.2} | {:.1} |",
+            switches.saturating_sub(woke) as f64 / WATCHED.as_secs_f64()
+        )
     };
     threads(pid).into_iter().map(row).collect()
 }
@@ -30,10 +34,23 @@ fn threads(pid: u32) -> Threads {
         // One may just have ended.
         let read = |file: &str| fs::read_to_string(task.path().join(file)).unwrap_or_default();
         let (status, stat) = (read("status"), read("stat"));
-        let line = |name: &str| status.lines().find_map(|line| line.strip_prefix(name)).unwrap_or_default().trim().to_owned();
-        // Behind the name, which is in brackets: state is the first, utime the 12th and stime the 13th.
-        let ticks =
-            stat.rsplit_once(')').map_or("", |(_, rest)| rest).split_whitespace().skip(11).take(2).filter_map(|ticks| ticks.parse::<u64>().ok());
+        let line = |name: &str| {
+            status
+                .lines()
+                .find_map(|line| line.strip_prefix(name))
+                .unwrap_or_default()
+                .trim()
+                .to_owned()
+        };
+        // Behind the name, which is in brackets: state is the first, utime the 12th and stime the
+        // 13th.
+        let ticks = stat
+            .rsplit_once(')')
+            .map_or("", |(_, rest)| rest)
+            .split_whitespace()
+            .skip(11)
+            .take(2)
+            .filter_map(|ticks| ticks.parse::<u64>().ok());
         let of_name = all.entry(line("Name:")).or_default();
         of_name.0 += ticks.sum::<u64>();
         of_name.1 += line("voluntary_ctxt_switches:").parse::<u64>().unwrap_or_default();

@@ -30,7 +30,10 @@ use tokio::sync::{Mutex, Semaphore};
 use tokio_util::{sync::CancellationToken, task::AbortOnDropHandle};
 use tracing_subscriber::EnvFilter;
 
-use self::{board::Board, files::Files, metrics::Measures, resolver::Resolver, runtime::Runtime, watch::Watchers};
+use self::{
+    board::Board, files::Files, metrics::Measures, resolver::Resolver, runtime::Runtime,
+    watch::Watchers,
+};
 use crate::{
     dirs::{CellDir, DirError},
     home::{Home, HomeError, Outcome},
@@ -91,7 +94,10 @@ pub struct AgentContext {
 
 impl fmt::Debug for AgentContext {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("AgentContext").field("cell", &self.cell).field("dir", &self.dir).finish_non_exhaustive()
+        f.debug_struct("AgentContext")
+            .field("cell", &self.cell)
+            .field("dir", &self.dir)
+            .finish_non_exhaustive()
     }
 }
 
@@ -173,8 +179,13 @@ impl AgentContext {
 
 /// Is the cell's agent until its end. Returns the exit code: [`POWER_OFF`].
 pub fn run(dir: &Path, stream_port: u16) -> Result<i32, AgentError> {
-    let filter = EnvFilter::try_from_env("KIYOT_CELL_LOG").unwrap_or_else(|_| EnvFilter::new("info"));
-    tracing_subscriber::fmt().with_env_filter(filter).with_writer(io::stderr).with_ansi(false).init();
+    let filter =
+        EnvFilter::try_from_env("KIYOT_CELL_LOG").unwrap_or_else(|_| EnvFilter::new("info"));
+    tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_writer(io::stderr)
+        .with_ansi(false)
+        .init();
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .max_blocking_threads(BLOCKING_THREADS)
@@ -189,7 +200,8 @@ async fn live(dir: &Path, stream_port: u16) -> Result<i32, AgentError> {
     let dir = CellDir::open(dir)?;
     let file = CellFile::read(&dir.cell_file())?;
     let cell = file.bootstrap.cell.clone();
-    let current = Namespaces::current().map_err(|source| AgentError::Step("name the cell's namespaces", source))?;
+    let current = Namespaces::current()
+        .map_err(|source| AgentError::Step("name the cell's namespaces", source))?;
     let own = Own::compare(Namespaces::read(&dir.host_namespaces()).ok(), current);
     let home = Home::new(file.bootstrap, &dir.agent(), BUILD_ID)?;
     let handle = home.handle();
@@ -215,7 +227,8 @@ async fn live(dir: &Path, stream_port: u16) -> Result<i32, AgentError> {
         std::future::pending::<Outcome>().await
     };
     let served = Arc::clone(&context);
-    let linked = home.run(move |connection| service(Arc::clone(&served), connection), unlink.clone());
+    let linked =
+        home.run(move |connection| service(Arc::clone(&served), connection), unlink.clone());
     let outcome = tokio::select! {
         outcome = linked => outcome,
         outcome = end => outcome,
@@ -223,10 +236,14 @@ async fn live(dir: &Path, stream_port: u16) -> Result<i32, AgentError> {
     match outcome {
         Outcome::Shutdown => tracing::info!("the gateway asked for the cell's end"),
         Outcome::Orphaned => {
-            tracing::error!("the gateway has not been heard for too long: the pod is stopped, and the cell ends");
+            tracing::error!(
+                "the gateway has not been heard for too long: the pod is stopped, and the cell ends"
+            );
             match tokio::time::timeout(ORPHAN_STOP, shutdown::stop_all(&context.runtime)).await {
                 Ok(Ok(())) => {}
-                Ok(Err(status)) => tracing::warn!(code = ?status.code(), message = status.message(), "the pod ends with the cell"),
+                Ok(Err(status)) => {
+                    tracing::warn!(code = ?status.code(), message = status.message(), "the pod ends with the cell")
+                }
                 Err(_) => tracing::warn!("the pod ends with the cell: containerd does not answer"),
             }
         }

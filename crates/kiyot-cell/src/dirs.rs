@@ -13,7 +13,9 @@ pub enum DirError {
     #[error("the cell's directory {0:?}")]
     Io(PathBuf, #[source] std::io::Error),
     /// The cell mounts something of its own over it.
-    #[error("the cell's directory {0:?} is under /run, /proc, /sys or /dev, which a cell has for itself or for devices: use another state directory")]
+    #[error(
+        "the cell's directory {0:?} is under /run, /proc, /sys or /dev, which a cell has for itself or for devices: use another state directory"
+    )]
     Hidden(PathBuf),
 }
 

@@ -1,4 +1,5 @@
-//! Home: the agent's side of the link. It enrols, dials the gateway, serves calls on the connections that it made, and dials again when they end.
+//! Home: the agent's side of the link. It enrols, dials the gateway, serves calls on the
+//! connections that it made, and dials again when they end.
 
 use std::{
     error::Error,
@@ -63,12 +64,26 @@ pub struct ConnectionInfo {
 
 /// What serves calls on a connection: a service of tonic, mostly [`tonic::service::Routes`].
 pub trait Serve:
-    tower::Service<Request<Body>, Response = Response<Body>, Error: Into<Box<dyn Error + Send + Sync>>, Future: Send> + Clone + Send + 'static
+    tower::Service<
+        Request<Body>,
+        Response = Response<Body>,
+        Error: Into<Box<dyn Error + Send + Sync>>,
+        Future: Send,
+    > + Clone
+    + Send
+    + 'static
 {
 }
 
 impl<S> Serve for S where
-    S: tower::Service<Request<Body>, Response = Response<Body>, Error: Into<Box<dyn Error + Send + Sync>>, Future: Send> + Clone + Send + 'static
+    S: tower::Service<
+            Request<Body>,
+            Response = Response<Body>,
+            Error: Into<Box<dyn Error + Send + Sync>>,
+            Future: Send,
+        > + Clone
+        + Send
+        + 'static
 {
 }
 
@@ -88,8 +103,9 @@ pub enum HomeError {
 pub enum Outcome {
     /// It was told to.
     Shutdown,
-    /// The gateway has not been heard for `orphan_timeout`: the pod must be stopped and the cell powered off. The silence before a broken connection is
-    /// noticed (30 s at most) does not count, so whoever waits for this end must wait that much longer.
+    /// The gateway has not been heard for `orphan_timeout`: the pod must be stopped and the cell
+    /// powered off. The silence before a broken connection is noticed (30 s at most) does not
+    /// count, so whoever waits for this end must wait that much longer.
     Orphaned,
 }
 
@@ -106,7 +122,10 @@ pub struct Home {
 
 impl fmt::Debug for Home {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Home").field("cell", &self.bootstrap.cell).field("incarnation", &self.incarnation).finish_non_exhaustive()
+        f.debug_struct("Home")
+            .field("cell", &self.bootstrap.cell)
+            .field("incarnation", &self.incarnation)
+            .finish_non_exhaustive()
     }
 }
 
@@ -118,7 +137,8 @@ pub struct HomeHandle {
 }
 
 impl HomeHandle {
-    /// Has a bulk connection dialled, unless that is being done or has just been done: what `OpenBulk` means. Returns at once.
+    /// Has a bulk connection dialled, unless that is being done or has just been done: what
+    /// `OpenBulk` means. Returns at once.
     pub fn open_bulk(&self) {
         self.wish.make();
     }
@@ -130,8 +150,13 @@ impl HomeHandle {
 }
 
 impl Home {
-    /// Prepares it. Key and certificate are kept in `private_dir` (made with mode 0700), so that an agent that is started again needs no token.
-    pub fn new(bootstrap: Bootstrap, private_dir: &Path, build_id: &str) -> Result<Self, HomeError> {
+    /// Prepares it. Key and certificate are kept in `private_dir` (made with mode 0700), so that an
+    /// agent that is started again needs no token.
+    pub fn new(
+        bootstrap: Bootstrap,
+        private_dir: &Path,
+        build_id: &str,
+    ) -> Result<Self, HomeError> {
         let keys = Keys::load_or_make(private_dir, &bootstrap.cell)?;
         let mut random = [0_u8; 16];
         SystemRandom::new().fill(&mut random).map_err(|_| HomeError::Randomness)?;
@@ -158,9 +183,13 @@ impl Home {
         HomeHandle { wish: self.wish.clone(), state: self.contact.state() }
     }
 
-    /// Calls home until `shutdown` is cancelled or the cell is an orphan. `service` is asked for a service for each connection. When this returns, all
-    /// connections are cut.
-    pub async fn run<S: Serve>(self, service: impl Fn(ConnectionInfo) -> S + Send + Sync, shutdown: CancellationToken) -> Outcome {
+    /// Calls home until `shutdown` is cancelled or the cell is an orphan. `service` is asked for a
+    /// service for each connection. When this returns, all connections are cut.
+    pub async fn run<S: Serve>(
+        self,
+        service: impl Fn(ConnectionInfo) -> S + Send + Sync,
+        shutdown: CancellationToken,
+    ) -> Outcome {
         let tasks = TaskTracker::new();
         let end = shutdown.child_token();
         let outcome = tokio::select! {
@@ -187,10 +216,14 @@ impl Home {
         let mut certify = !self.keys.is_certified(self.clock.now());
         loop {
             if certify && let Err(error) = self.enrol(end, tasks).await {
-                tracing::warn!(error = &error as &dyn Error, "The cell could not enrol; it tries again.");
+                tracing::warn!(
+                    error = &error as &dyn Error,
+                    "The cell could not enrol; it tries again."
+                );
             }
             certify = true;
-            // One that has ended by this clock, and could not be renewed, may still do by the gateway's.
+            // One that has ended by this clock, and could not be renewed, may still do by the
+            // gateway's.
             let Some(identity) = self.keys.identity() else {
                 backoff.wait().await;
                 continue;
@@ -198,12 +231,22 @@ impl Home {
             let dialler = match Dialler::new(&self.bootstrap, identity, &self.clock) {
                 Ok(dialler) => dialler,
                 Err(error) => {
-                    tracing::error!(error = &error as &dyn Error, "The cell's certificate can't be used; it tries again.");
+                    tracing::error!(
+                        error = &error as &dyn Error,
+                        "The cell's certificate can't be used; it tries again."
+                    );
                     backoff.wait().await;
                     continue;
                 }
             };
-            let line = serve::Line { dialler: &dialler, generations: &generations, incarnation: &self.incarnation, service, end, tasks };
+            let line = serve::Line {
+                dialler: &dialler,
+                generations: &generations,
+                incarnation: &self.incarnation,
+                service,
+                end,
+                tasks,
+            };
             // Ends when the certificate seems to be of no use any more.
             tokio::select! {
                 () = self.keep_control(&line, &mut backoff) => {}
@@ -212,8 +255,13 @@ impl Home {
         }
     }
 
-    /// Keeps a control connection, until the certificate has ended or is refused: the gateway's clock may be another, and the gateway's counts.
-    async fn keep_control<S: Serve>(&self, line: &serve::Line<'_, impl Fn(ConnectionInfo) -> S + Send + Sync>, backoff: &mut Backoff) {
+    /// Keeps a control connection, until the certificate has ended or is refused: the gateway's
+    /// clock may be another, and the gateway's counts.
+    async fn keep_control<S: Serve>(
+        &self,
+        line: &serve::Line<'_, impl Fn(ConnectionInfo) -> S + Send + Sync>,
+        backoff: &mut Backoff,
+    ) {
         let mut refusals = 0;
         // Of one that had ended before it was used, this clock says nothing that helps.
         let ended_before = !self.keys.is_certified(self.clock.now());
@@ -229,23 +277,43 @@ impl Home {
                     refusals += 1;
                     tracing::warn!("The gateway did not let the cell in; it tries again.");
                 }
-                Err(error) => tracing::warn!(error = &error as &dyn Error, "The gateway could not be reached; the cell tries again."),
+                Err(error) => tracing::warn!(
+                    error = &error as &dyn Error,
+                    "The gateway could not be reached; the cell tries again."
+                ),
             }
             backoff.wait().await;
         }
         tracing::info!("The cell asks for a new certificate.");
     }
 
-    /// Gets a certificate: by the token, or, when it has been spent, by the key that it was spent for.
-    async fn enrol(&self, end: &CancellationToken, tasks: &TaskTracker) -> Result<(), enrol::EnrolError> {
+    /// Gets a certificate: by the token, or, when it has been spent, by the key that it was spent
+    /// for.
+    async fn enrol(
+        &self,
+        end: &CancellationToken,
+        tasks: &TaskTracker,
+    ) -> Result<(), enrol::EnrolError> {
         let token = if self.keys.was_certified() { "" } else { &self.bootstrap.token };
-        let enrolled = enrol::enrol(&self.bootstrap, token, &self.keys, &self.build_id, &self.clock, end, tasks);
-        let certificate = tokio::time::timeout(ENROL_TIMEOUT, enrolled).await.map_err(|_| DialError::TooSlow(ENROL_TIMEOUT))??;
+        let enrolled = enrol::enrol(
+            &self.bootstrap,
+            token,
+            &self.keys,
+            &self.build_id,
+            &self.clock,
+            end,
+            tasks,
+        );
+        let certificate = tokio::time::timeout(ENROL_TIMEOUT, enrolled)
+            .await
+            .map_err(|_| DialError::TooSlow(ENROL_TIMEOUT))??;
         if !self.keys.keep(&certificate)? {
             return Err(enrol::EnrolError::OtherCertificate);
         }
         if !self.keys.is_certified(self.clock.now()) {
-            tracing::warn!("The new certificate has ended already by this cell's clock: it differs from the gateway's, which counts.");
+            tracing::warn!(
+                "The new certificate has ended already by this cell's clock: it differs from the gateway's, which counts."
+            );
         }
         Ok(())
     }

@@ -1,4 +1,5 @@
-//! `kiyot-cell init`: PID 1 of a cell. It keeps containerd and the agent running, and its end is the end of all that runs in the cell.
+//! `kiyot-cell init`: PID 1 of a cell. It keeps containerd and the agent running, and its end is
+//! the end of all that runs in the cell.
 
 pub mod children;
 pub mod containerd;
@@ -33,7 +34,8 @@ use crate::{
     },
 };
 
-/// How much of what init, agent and containerd print is kept, in bytes for each file, twice over: the one before is kept beside it.
+/// How much of what init, agent and containerd print is kept, in bytes for each file, twice over:
+/// the one before is kept beside it.
 pub const LOG_LIMIT: u64 = 1024 * 1024;
 
 /// The agent's exit code for "power off".
@@ -77,20 +79,33 @@ pub fn run(dir: &Path) -> Result<i32, InitError> {
     let overlay = containerd::overlay_works(&dir);
     let stream_port = free_port().map_err(step("find a port for containerd's streaming server"))?;
     let settings = Settings { file: &file, dir: &dir, stream_port, overlay };
-    std::fs::write(dir.containerd_toml(), settings.render()).map_err(step("write containerd's configuration"))?;
+    std::fs::write(dir.containerd_toml(), settings.render())
+        .map_err(step("write containerd's configuration"))?;
 
     let mut supervisor = Supervisor::start().map_err(step("watch for the ends of processes"))?;
-    let console = BoundedLog::open(dir.console_log(), LOG_LIMIT).map_err(step("open the console's file"))?;
-    let containerd_log = BoundedLog::open(dir.containerd_log(), LOG_LIMIT).map_err(step("open containerd's log"))?;
+    let console =
+        BoundedLog::open(dir.console_log(), LOG_LIMIT).map_err(step("open the console's file"))?;
+    let containerd_log =
+        BoundedLog::open(dir.containerd_log(), LOG_LIMIT).map_err(step("open containerd's log"))?;
 
     let mut containerd = Command::new(&file.containerd);
     containerd.arg("--config").arg(dir.containerd_toml());
-    supervisor.add(Service::new("containerd", containerd, None, &containerd_log).map_err(step("prepare containerd"))?);
+    supervisor.add(
+        Service::new("containerd", containerd, None, &containerd_log)
+            .map_err(step("prepare containerd"))?,
+    );
 
     let mut agent = Command::new("/proc/self/exe");
     // What it is called in the list of processes.
-    agent.arg0("kiyot-cell").arg("agent").arg("--dir").arg(dir.path()).arg("--stream-port").arg(stream_port.to_string());
-    let agent = Service::new("agent", agent, Some(POWER_OFF), &console).map_err(step("prepare the agent"))?;
+    agent
+        .arg0("kiyot-cell")
+        .arg("agent")
+        .arg("--dir")
+        .arg(dir.path())
+        .arg("--stream-port")
+        .arg(stream_port.to_string());
+    let agent = Service::new("agent", agent, Some(POWER_OFF), &console)
+        .map_err(step("prepare the agent"))?;
     // An agent that cannot run cannot notice that the cell is an orphan.
     supervisor.add(agent.with_patience(Duration::from_secs(file.bootstrap.orphan_timeout_secs)));
 
@@ -105,14 +120,21 @@ fn follow_parent() -> Result<(), InitError> {
     // It may have ended before: then nobody holds the other end of standard input.
     let stdin = io::stdin();
     let mut input = [PollFd::new(&stdin, PollFlags::empty())];
-    poll(&mut input, Some(&rustix::event::Timespec::default())).map_err(step("look at standard input"))?;
-    if input[0].revents().intersects(PollFlags::HUP | PollFlags::ERR) { Err(InitError::Orphaned) } else { Ok(()) }
+    poll(&mut input, Some(&rustix::event::Timespec::default()))
+        .map_err(step("look at standard input"))?;
+    if input[0].revents().intersects(PollFlags::HUP | PollFlags::ERR) {
+        Err(InitError::Orphaned)
+    } else {
+        Ok(())
+    }
 }
 
 fn make_dirs(dir: &CellDir) -> io::Result<()> {
     let mut builder = std::fs::DirBuilder::new();
     builder.recursive(true).mode(0o700);
-    for path in [dir.containerd_root(), dir.containerd_opt(), dir.no_cni(), dir.agent(), dir.memory()] {
+    for path in
+        [dir.containerd_root(), dir.containerd_opt(), dir.no_cni(), dir.agent(), dir.memory()]
+    {
         builder.create(path)?;
     }
     // Containers that are not root's look up paths beneath these.

@@ -1,6 +1,7 @@
 //! `kiyot-cell launch`: makes a cell's namespaces, and starts `kiyot-cell init` in them.
 //!
-//! It runs with one thread: namespaces are a thread's, and the parent-death signal of init follows the thread that made it.
+//! It runs with one thread: namespaces are a thread's, and the parent-death signal of init follows
+//! the thread that made it.
 
 pub mod cgroup;
 
@@ -26,8 +27,18 @@ use crate::{
 
 /// Where programs are, when the environment does not say.
 const DEFAULT_PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
-/// What of the environment the cell is given beside PATH: proxies for its containerd's pulls, and what helps to find errors.
-const KEPT: [&str; 8] = ["HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "http_proxy", "https_proxy", "no_proxy", "KIYOT_CELL_LOG", "RUST_BACKTRACE"];
+/// What of the environment the cell is given beside PATH: proxies for its containerd's pulls, and
+/// what helps to find errors.
+const KEPT: [&str; 8] = [
+    "HTTP_PROXY",
+    "HTTPS_PROXY",
+    "NO_PROXY",
+    "http_proxy",
+    "https_proxy",
+    "no_proxy",
+    "KIYOT_CELL_LOG",
+    "RUST_BACKTRACE",
+];
 
 /// Why a cell could not be launched.
 #[derive(Debug, thiserror::Error)]
@@ -46,12 +57,16 @@ pub enum LaunchError {
     Step(&'static str, #[source] io::Error),
 }
 
-/// Launches a cell and waits for its end. Returns the exit code of its init, 128 + n when signal n ended it.
+/// Launches a cell and waits for its end. Returns the exit code of its init, 128 + n when signal n
+/// ended it.
 pub fn run(dir: &Path, netns: &Path, cgroup: Option<&str>) -> Result<i32, LaunchError> {
     let dir = CellDir::open(dir)?;
-    let mut console = open_console(&dir).map_err(|source| LaunchError::Step("open the console's file", source))?;
-    let outcome =
-        console.try_clone().map_err(|source| LaunchError::Step("copy the console", source)).and_then(|copy| launch(&dir, netns, cgroup, copy));
+    let mut console = open_console(&dir)
+        .map_err(|source| LaunchError::Step("open the console's file", source))?;
+    let outcome = console
+        .try_clone()
+        .map_err(|source| LaunchError::Step("copy the console", source))
+        .and_then(|copy| launch(&dir, netns, cgroup, copy));
     if let Err(error) = &outcome {
         // Who waits for this cell to call home looks there for the reason.
         let _ = writeln!(console, "the cell could not be launched: {}", crate::with_sources(error));
@@ -59,22 +74,36 @@ pub fn run(dir: &Path, netns: &Path, cgroup: Option<&str>) -> Result<i32, Launch
     outcome
 }
 
-fn launch(dir: &CellDir, netns: &Path, cgroup: Option<&str>, console: File) -> Result<i32, LaunchError> {
+fn launch(
+    dir: &CellDir,
+    netns: &Path,
+    cgroup: Option<&str>,
+    console: File,
+) -> Result<i32, LaunchError> {
     let netns = File::open(netns).map_err(|source| LaunchError::Netns(netns.to_owned(), source))?;
-    let host = Namespaces::current().map_err(|source| LaunchError::Step("name the host's namespaces", source))?;
-    host.write(&dir.host_namespaces()).map_err(|source| LaunchError::Step("write down the host's namespaces", source))?;
+    let host = Namespaces::current()
+        .map_err(|source| LaunchError::Step("name the host's namespaces", source))?;
+    host.write(&dir.host_namespaces())
+        .map_err(|source| LaunchError::Step("write down the host's namespaces", source))?;
     if let Some(name) = cgroup {
         cgroup::join(Path::new(cgroup::ROOT), name)?;
     }
     rustix::process::umask(Mode::from_raw_mode(0o022));
     // Refused for one that leads its process group already, which is as good.
     let _ = rustix::process::setsid();
-    setns(&netns, CloneFlags::CLONE_NEWNET).map_err(|error| LaunchError::Step("join the network namespace", error.into()))?;
-    unshare(CloneFlags::CLONE_NEWNS | CloneFlags::CLONE_NEWPID | CloneFlags::CLONE_NEWUTS | CloneFlags::CLONE_NEWIPC)
-        .map_err(|error| LaunchError::Step("make the namespaces", error.into()))?;
+    setns(&netns, CloneFlags::CLONE_NEWNET)
+        .map_err(|error| LaunchError::Step("join the network namespace", error.into()))?;
+    unshare(
+        CloneFlags::CLONE_NEWNS
+            | CloneFlags::CLONE_NEWPID
+            | CloneFlags::CLONE_NEWUTS
+            | CloneFlags::CLONE_NEWIPC,
+    )
+    .map_err(|error| LaunchError::Step("make the namespaces", error.into()))?;
     mount_change("/", MountPropagationFlags::PRIVATE | MountPropagationFlags::REC)
         .map_err(|error| LaunchError::Step("keep the cell's mounts from the host", error.into()))?;
-    let mut init = init_command(dir, console).map_err(|source| LaunchError::Step("prepare init", source))?;
+    let mut init =
+        init_command(dir, console).map_err(|source| LaunchError::Step("prepare init", source))?;
     let mut child = init.spawn().map_err(|source| LaunchError::Step("start init", source))?;
     // The write end of its standard input: init takes its end for ours.
     let alive = child.stdin.take();

@@ -46,9 +46,13 @@ enum Role {
 
 fn main() -> ExitCode {
     let outcome = match Arguments::parse().role {
-        Role::Launch { dir, netns, cgroup } => launch::run(&dir, &netns, cgroup.as_deref()).map_err(Box::<dyn Error>::from),
+        Role::Launch { dir, netns, cgroup } => {
+            launch::run(&dir, &netns, cgroup.as_deref()).map_err(Box::<dyn Error>::from)
+        }
         Role::Init { dir } => init::run(&dir).map_err(Box::<dyn Error>::from),
-        Role::Agent { dir, stream_port } => agent::run(&dir, stream_port).map_err(Box::<dyn Error>::from),
+        Role::Agent { dir, stream_port } => {
+            agent::run(&dir, stream_port).map_err(Box::<dyn Error>::from)
+        }
     };
     match outcome {
         Ok(code) => ExitCode::from(u8::try_from(code).unwrap_or(1)),

@@ -16,7 +16,9 @@ pub struct Namespaces {
 impl Namespaces {
     /// Those of the calling thread.
     pub fn current() -> io::Result<Self> {
-        let inode = |name: &str| fs::metadata(format!("/proc/self/ns/{name}")).map(|metadata| metadata.ino());
+        let inode = |name: &str| {
+            fs::metadata(format!("/proc/self/ns/{name}")).map(|metadata| metadata.ino())
+        };
         Ok(Self { uts: inode("uts")?, net: inode("net")? })
     }
 
@@ -43,7 +45,10 @@ pub struct Own {
 impl Own {
     /// Compares. When the host's are not known, nothing is the cell's own.
     pub fn compare(host: Option<Namespaces>, current: Namespaces) -> Self {
-        Self { uts: host.is_some_and(|host| host.uts != current.uts), net: host.is_some_and(|host| host.net != current.net) }
+        Self {
+            uts: host.is_some_and(|host| host.uts != current.uts),
+            net: host.is_some_and(|host| host.net != current.net),
+        }
     }
 }
 
@@ -55,7 +60,10 @@ mod tests {
     fn only_what_certainly_differs_is_own() {
         let host = Namespaces { uts: 1, net: 2 };
         assert_eq!(Own::compare(Some(host), host), Own { uts: false, net: false });
-        assert_eq!(Own::compare(Some(host), Namespaces { uts: 1, net: 3 }), Own { uts: false, net: true });
+        assert_eq!(
+            Own::compare(Some(host), Namespaces { uts: 1, net: 3 }),
+            Own { uts: false, net: true }
+        );
         assert_eq!(Own::compare(None, host), Own { uts: false, net: false });
     }
 

@@ -5,7 +5,10 @@ use std::{
     os::fd::{AsFd, OwnedFd},
 };
 
-use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, bind, netlink, recv, sendto, socket_with};
+use rustix::net::{
+    AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, bind, netlink, recv, sendto,
+    socket_with,
+};
 
 /// `NLMSG_ERROR` of linux/netlink.h: the answer, an error or 0.
 const NLMSG_ERROR: u16 = 2;
@@ -39,7 +42,8 @@ pub fn link_changes() -> io::Result<OwnedFd> {
 pub struct Request(Vec<u8>);
 
 impl Request {
-    /// A request of a kind (`RTM_...` of linux/rtnetlink.h), with more flags, and with the body of this kind.
+    /// A request of a kind (`RTM_...` of linux/rtnetlink.h), with more flags, and with the body of
+    /// this kind.
     pub fn new(kind: u16, flags: u16, body: &[u8]) -> Self {
         let mut bytes = vec![0; 4];
         bytes.extend(kind.to_ne_bytes());
@@ -82,11 +86,17 @@ pub fn attribute(kind: u16, value: &[u8]) -> Vec<u8> {
 
 fn acknowledged(answer: &[u8]) -> io::Result<()> {
     let kind = answer.get(4..6).and_then(|bytes| bytes.try_into().ok()).map(u16::from_ne_bytes);
-    let error = answer.get(HEAD..HEAD + 4).and_then(|bytes| bytes.try_into().ok()).map(i32::from_ne_bytes);
+    let error =
+        answer.get(HEAD..HEAD + 4).and_then(|bytes| bytes.try_into().ok()).map(i32::from_ne_bytes);
     match (kind, error) {
         (Some(NLMSG_ERROR), Some(0)) => Ok(()),
-        (Some(NLMSG_ERROR), Some(error)) => Err(io::Error::from_raw_os_error(error.saturating_neg())),
-        _ => Err(io::Error::new(io::ErrorKind::InvalidData, "an answer of netlink that is no acknowledgement")),
+        (Some(NLMSG_ERROR), Some(error)) => {
+            Err(io::Error::from_raw_os_error(error.saturating_neg()))
+        }
+        _ => Err(io::Error::new(
+            io::ErrorKind::InvalidData,
+            "an answer of netlink that is no acknowledgement",
+        )),
     }
 }
 

@@ -1,4 +1,5 @@
-//! Init's care for its services. Apart from all other tests: the reaper takes any child of its process.
+//! Init's care for its services. Apart from all other tests: the reaper takes any child of its
+//! process.
 
 use std::process::Command;
 
@@ -13,9 +14,13 @@ fn a_service_is_started_again_until_it_asks_for_the_end() {
     let console = BoundedLog::open(dir.path().join("console.log"), 1 << 20).unwrap();
     let runs = dir.path().join("runs");
     let mut command = Command::new("sh");
-    command.arg("-c").arg(format!("echo run >> {0}; [ $(wc -l < {0}) -ge 3 ] && exit 42; exit 7", runs.display()));
+    command.arg("-c").arg(format!(
+        "echo run >> {0}; [ $(wc -l < {0}) -ge 3 ] && exit 42; exit 7",
+        runs.display()
+    ));
     let mut supervisor = Supervisor::start().unwrap();
-    supervisor.add(Service::new("nothing", Command::new("/nowhere/at/all"), None, &console).unwrap());
+    supervisor
+        .add(Service::new("nothing", Command::new("/nowhere/at/all"), None, &console).unwrap());
     supervisor.add(Service::new("it", command, Some(42), &console).unwrap());
     supervisor.run(&console);
     assert_eq!(std::fs::read_to_string(&runs).unwrap().lines().count(), 3);

@@ -37,11 +37,13 @@ pub struct Bootstrap {
     pub cell: String,
     /// Where to call.
     pub gateway: GatewayAddress,
-    /// SHA-256 of the DER form of the certificate authority's certificate, in hexadecimal: what the gateway's certificate must come from.
+    /// SHA-256 of the DER form of the certificate authority's certificate, in hexadecimal: what the
+    /// gateway's certificate must come from.
     pub ca_sha256: String,
     /// What the cell trades for its certificate, once. Secret.
     pub token: String,
-    /// How long the cell goes on without contact to its gateway, in seconds, before it stops its pod and powers off.
+    /// How long the cell goes on without contact to its gateway, in seconds, before it stops its
+    /// pod and powers off.
     pub orphan_timeout_secs: u64,
 }
 
@@ -67,7 +69,8 @@ pub struct CellFile {
     pub runc: PathBuf,
     /// The image of pod sandboxes.
     pub pause_image: String,
-    /// A directory of `hosts.toml` files (containerd's `registry.config_path`); none: containerd's defaults.
+    /// A directory of `hosts.toml` files (containerd's `registry.config_path`); none: containerd's
+    /// defaults.
     #[serde(default)]
     pub registry_config_dir: Option<PathBuf>,
     /// containerd's `restrict_oom_score_adj`: needed where the cell may not lower its score.
@@ -109,13 +112,19 @@ impl CellFile {
     /// What the content of a file says. `path` is for words only.
     pub fn parse(path: &Path, content: &[u8]) -> Result<Self, CellFileError> {
         // serde's own words may quote the content, and so the token.
-        serde_json::from_slice(content).map_err(|error| CellFileError::Form { path: path.to_owned(), line: error.line(), column: error.column() })
+        serde_json::from_slice(content).map_err(|error| CellFileError::Form {
+            path: path.to_owned(),
+            line: error.line(),
+            column: error.column(),
+        })
     }
 
     /// Writes it, readable by its owner only; whole or not at all.
     pub fn write(&self, path: &Path) -> Result<(), CellFileError> {
-        let content = serde_json::to_vec_pretty(self).map_err(|error| CellFileError::Io(path.to_owned(), error.into()))?;
-        crate::private::write(path, &content).map_err(|source| CellFileError::Io(path.to_owned(), source))
+        let content = serde_json::to_vec_pretty(self)
+            .map_err(|error| CellFileError::Io(path.to_owned(), error.into()))?;
+        crate::private::write(path, &content)
+            .map_err(|source| CellFileError::Io(path.to_owned(), source))
     }
 }
 

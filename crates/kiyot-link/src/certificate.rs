@@ -31,12 +31,16 @@ pub struct NotACertificate(&'static str);
 impl Certificate {
     /// Reads a certificate in its DER form. Checks no signature: that is TLS's part.
     pub fn read(der: &[u8]) -> Result<Self, NotACertificate> {
-        let (rest, parsed) = X509Certificate::from_der(der).map_err(|_| NotACertificate("it is not in DER form"))?;
+        let (rest, parsed) =
+            X509Certificate::from_der(der).map_err(|_| NotACertificate("it is not in DER form"))?;
         if !rest.is_empty() {
             return Err(NotACertificate("something follows it"));
         }
         let mut names = parsed.subject().iter_common_name();
-        let common_name = names.next().and_then(|name| name.as_str().ok()).ok_or(NotACertificate("it has no common name"))?;
+        let common_name = names
+            .next()
+            .and_then(|name| name.as_str().ok())
+            .ok_or(NotACertificate("it has no common name"))?;
         if names.next().is_some() {
             return Err(NotACertificate("it has several common names"));
         }

@@ -1,4 +1,5 @@
-//! The time of day, by which certificates end. Nothing else of the link asks for it: waits go by a clock that nobody sets.
+//! The time of day, by which certificates end. Nothing else of the link asks for it: waits go by a
+//! clock that nobody sets.
 
 use std::{
     fmt,
@@ -8,7 +9,8 @@ use std::{
 
 use rustls::{pki_types::UnixTime, time_provider::TimeProvider};
 
-/// A clock with the time of day. Cheap to clone; the default is the machine's, another is for tests.
+/// A clock with the time of day. Cheap to clone; the default is the machine's, another is for
+/// tests.
 #[derive(Clone)]
 pub struct Clock(Arc<dyn Fn() -> SystemTime + Send + Sync>);
 

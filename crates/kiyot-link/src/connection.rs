@@ -50,7 +50,9 @@ impl Held for Connection {
     }
 
     fn has_ended(&self) -> bool {
-        self.0.end.is_cancelled() || self.0.sender.is_closed() || self.0.calls.with(|calls| calls.over)
+        self.0.end.is_cancelled()
+            || self.0.sender.is_closed()
+            || self.0.calls.with(|calls| calls.over)
     }
 
     fn is(&self, other: &Self) -> bool {
@@ -59,15 +61,22 @@ impl Held for Connection {
 }
 
 impl Connection {
-    /// Begins HTTP/2 as its client. It is driven by tasks of `tasks` until it ends, `end` is cancelled, or [`Held::cut`].
-    pub async fn open<I>(io: I, profile: Profile, end: &CancellationToken, tasks: &TaskTracker) -> Result<Self, hyper::Error>
+    /// Begins HTTP/2 as its client. It is driven by tasks of `tasks` until it ends, `end` is
+    /// cancelled, or [`Held::cut`].
+    pub async fn open<I>(
+        io: I,
+        profile: Profile,
+        end: &CancellationToken,
+        tasks: &TaskTracker,
+    ) -> Result<Self, hyper::Error>
     where
         I: AsyncRead + AsyncWrite + Send + Unpin + 'static,
     {
         let end = end.child_token();
         let owner = Owned { end: end.clone(), tasks: tasks.clone() };
         let all = end.clone().drop_guard();
-        let (sender, driver) = http2::client(profile, owner).handshake::<_, Body>(TokioIo::new(io)).await?;
+        let (sender, driver) =
+            http2::client(profile, owner).handshake::<_, Body>(TokioIo::new(io)).await?;
         let token = end.clone();
         // Boxed as in `Owned`.
         let driver = Box::pin(driver);
@@ -77,7 +86,11 @@ impl Connection {
                 tracing::debug!(%error, "a connection of the link broke");
             }
         });
-        Ok(Self(Arc::new(Inner { sender, end, calls: Watched::new(Calls { open: 0, idle_since: Instant::now(), over: false }) })))
+        Ok(Self(Arc::new(Inner {
+            sender,
+            end,
+            calls: Watched::new(Calls { open: 0, idle_since: Instant::now(), over: false }),
+        })))
     }
 
     /// Returns when it has ended.
@@ -85,10 +98,12 @@ impl Connection {
         self.0.end.cancelled().await;
     }
 
-    /// Returns when no call has run over it for this long. From then on none begins: it counts as ended.
+    /// Returns when no call has run over it for this long. From then on none begins: it counts as
+    /// ended.
     pub async fn run_out(&self, long: Duration) {
         loop {
-            let idle_since = self.0.calls.wait_for(|calls| (calls.open == 0).then_some(calls.idle_since)).await;
+            let idle_since =
+                self.0.calls.wait_for(|calls| (calls.open == 0).then_some(calls.idle_since)).await;
             let over = |calls: &mut Calls| {
                 calls.over = calls.open == 0 && calls.idle_since + long <= Instant::now();
                 calls.over
@@ -123,7 +138,10 @@ pub(crate) struct OpenCall(Connection);
 
 impl Drop for OpenCall {
     fn drop(&mut self) {
-        self.0.0.calls.change(|calls| (calls.open, calls.idle_since) = (calls.open - 1, Instant::now()));
+        self.0
+            .0
+            .calls
+            .change(|calls| (calls.open, calls.idle_since) = (calls.open - 1, Instant::now()));
     }
 }
 
@@ -136,10 +154,22 @@ mod tests {
         for long in [Duration::ZERO, Duration::from_millis(50)] {
             // Nobody need answer for this side to begin.
             let (near, _far) = tokio::io::duplex(1 << 16);
-            let connection = Connection::open(near, Profile::BULK, &CancellationToken::new(), &TaskTracker::new()).await.unwrap();
+            let connection = Connection::open(
+                near,
+                Profile::BULK,
+                &CancellationToken::new(),
+                &TaskTracker::new(),
+            )
+            .await
+            .unwrap();
             let (one, other) = (connection.begin().unwrap(), connection.begin().unwrap());
             drop(one);
-            assert!(tokio::time::timeout(Duration::from_millis(200), connection.run_out(long)).await.is_err(), "a call is open");
+            assert!(
+                tokio::time::timeout(Duration::from_millis(200), connection.run_out(long))
+                    .await
+                    .is_err(),
+                "a call is open"
+            );
             assert!(!connection.has_ended());
             drop(other);
             let ended = Instant::now();

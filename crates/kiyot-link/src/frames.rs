@@ -1,4 +1,5 @@
-//! Messages on a connection that mostly rests: each behind its length. Between messages nothing is held in memory.
+//! Messages on a connection that mostly rests: each behind its length. Between messages nothing is
+//! held in memory.
 
 use std::{
     future::poll_fn,
@@ -35,7 +36,8 @@ impl<I: AsyncRead + AsyncWrite + Unpin> Frames<I> {
         self.longest = longest;
     }
 
-    /// The next message; `None` when the other side has ended between two of them. Given up before its end, it loses nothing.
+    /// The next message; `None` when the other side has ended between two of them. Given up before
+    /// its end, it loses nothing.
     ///
     /// InvalidData for a message that is too long, UnexpectedEof for half a one.
     pub async fn next(&mut self) -> io::Result<Option<Bytes>> {
@@ -44,7 +46,11 @@ impl<I: AsyncRead + AsyncWrite + Unpin> Frames<I> {
                 return Ok(Some(message));
             }
             if poll_fn(|context| self.poll_read(context)).await? == 0 {
-                return if self.heard.is_empty() { Ok(None) } else { Err(io::ErrorKind::UnexpectedEof.into()) };
+                return if self.heard.is_empty() {
+                    Ok(None)
+                } else {
+                    Err(io::ErrorKind::UnexpectedEof.into())
+                };
             }
         }
     }
@@ -89,7 +95,10 @@ impl<I: AsyncRead + AsyncWrite + Unpin> Frames<I> {
 }
 
 fn too_long(length: usize, longest: usize) -> io::Error {
-    io::Error::new(io::ErrorKind::InvalidData, format!("a message of {length} bytes, where {longest} are allowed"))
+    io::Error::new(
+        io::ErrorKind::InvalidData,
+        format!("a message of {length} bytes, where {longest} are allowed"),
+    )
 }
 
 #[cfg(test)]

@@ -9,7 +9,8 @@ use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use tonic::body::Body;
 use tower::ServiceExt;
 
-/// How long a side hears nothing before it asks for a sign of life, on the gateway's side. The agent waits twice as long: mostly it need not ask.
+/// How long a side hears nothing before it asks for a sign of life, on the gateway's side. The
+/// agent waits twice as long: mostly it need not ask.
 pub(crate) const PING_AFTER: Duration = Duration::from_secs(5);
 
 /// How long the gateway waits for that sign. After it the connection is dropped.
@@ -29,7 +30,8 @@ const HEADER_LIMIT: u32 = 16 * 1024;
 pub struct Profile {
     /// Bytes that the other side may send on one stream before they are taken.
     pub stream_window: u32,
-    /// The same for the whole connection. Larger than a stream's, so that one stuck reader doesn't stop the others.
+    /// The same for the whole connection. Larger than a stream's, so that one stuck reader doesn't
+    /// stop the others.
     pub connection_window: u32,
     /// Bytes of one stream that wait to be sent.
     pub send_buffer: usize,
@@ -39,9 +41,20 @@ pub struct Profile {
 
 impl Profile {
     /// For one `Enrol`.
-    pub const ENROL: Self = Self { stream_window: 32 * 1024, connection_window: 64 * 1024, send_buffer: 16 * 1024, streams: 2 };
-    /// All calls to a cell. As many streams as a cell may have open can be stuck with full windows, and the others still have room.
-    pub const BULK: Self = Self { stream_window: 256 * 1024, connection_window: 48 * 1024 * 1024, send_buffer: 256 * 1024, streams: 1024 };
+    pub const ENROL: Self = Self {
+        stream_window: 32 * 1024,
+        connection_window: 64 * 1024,
+        send_buffer: 16 * 1024,
+        streams: 2,
+    };
+    /// All calls to a cell. As many streams as a cell may have open can be stuck with full windows,
+    /// and the others still have room.
+    pub const BULK: Self = Self {
+        stream_window: 256 * 1024,
+        connection_window: 48 * 1024 * 1024,
+        send_buffer: 256 * 1024,
+        streams: 1024,
+    };
 }
 
 /// Runs what hyper spawns, until a token is cancelled.
@@ -58,7 +71,8 @@ where
 {
     fn execute(&self, future: F) {
         let end = self.end.clone();
-        // Boxed, or the task would have room for several copies of it: it is moved from one future into the next.
+        // Boxed, or the task would have room for several copies of it: it is moved from one future
+        // into the next.
         let future = Box::pin(future);
         self.tasks.spawn(async move { end.run_until_cancelled_owned(future).await.map(drop) });
     }
@@ -73,7 +87,8 @@ pub(crate) fn client(profile: Profile, owner: Owned) -> hyper::client::conn::htt
         .initial_connection_window_size(profile.connection_window)
         .max_send_buf_size(profile.send_buffer)
         .max_header_list_size(HEADER_LIMIT)
-        // What comes of calls that were given up is passed over, as long as they are remembered: else it counts as a fault of the other side's.
+        // What comes of calls that were given up is passed over, as long as they are remembered:
+        // else it counts as a fault of the other side's.
         .max_concurrent_reset_streams(profile.streams as usize)
         .keep_alive_interval(PING_AFTER)
         .keep_alive_timeout(PONG_WITHIN)
@@ -81,11 +96,21 @@ pub(crate) fn client(profile: Profile, owner: Owned) -> hyper::client::conn::htt
     builder
 }
 
-/// Serves calls on a connection until it ends, or `end` is cancelled. The calls that run then are dropped.
-pub async fn serve<I, S>(io: I, profile: Profile, service: S, end: CancellationToken, tasks: TaskTracker) -> Result<(), hyper::Error>
+/// Serves calls on a connection until it ends, or `end` is cancelled. The calls that run then are
+/// dropped.
+pub async fn serve<I, S>(
+    io: I,
+    profile: Profile,
+    service: S,
+    end: CancellationToken,
+    tasks: TaskTracker,
+) -> Result<(), hyper::Error>
 where
     I: AsyncRead + AsyncWrite + Send + Unpin + 'static,
-    S: tower::Service<http::Request<Body>, Response = http::Response<Body>> + Clone + Send + 'static,
+    S: tower::Service<http::Request<Body>, Response = http::Response<Body>>
+        + Clone
+        + Send
+        + 'static,
     S::Error: Into<Box<dyn Error + Send + Sync>>,
     S::Future: Send + 'static,
 {
@@ -101,11 +126,13 @@ where
         .max_send_buf_size(profile.send_buffer)
         .max_header_list_size(HEADER_LIMIT)
         .max_concurrent_streams(profile.streams)
-        // Calls that their callers gave up before this side looked at them, as while it was frozen: more than a few would else end all others.
+        // Calls that their callers gave up before this side looked at them, as while it was frozen:
+        // more than a few would else end all others.
         .max_pending_accept_reset_streams(profile.streams as usize)
         .keep_alive_interval(AGENT_PING_AFTER)
         .keep_alive_timeout(AGENT_PONG_WITHIN);
-    let connection = builder.serve_connection(TokioIo::new(io), hyper_util::service::TowerToHyperService::new(service));
+    let connection = builder
+        .serve_connection(TokioIo::new(io), hyper_util::service::TowerToHyperService::new(service));
     end.run_until_cancelled(connection).await.unwrap_or(Ok(()))
 }
 
@@ -128,13 +155,16 @@ mod tests {
             sender.send_request(request, true).unwrap()
         };
         let (answer, stream) = call();
-        let given_up: Vec<(h2::client::ResponseFuture, h2::SendStream<bytes::Bytes>)> = (0..CALLS).map(|_| call()).collect();
+        let given_up: Vec<(h2::client::ResponseFuture, h2::SendStream<bytes::Bytes>)> =
+            (0..CALLS).map(|_| call()).collect();
         // So that they are sent.
         tokio::task::yield_now().await;
         drop(given_up);
         tokio::task::yield_now().await;
         let end = CancellationToken::new();
-        let service = tower::service_fn(|_| async { Ok::<_, Infallible>(http::Response::new(Body::empty())) });
+        let service = tower::service_fn(|_| async {
+            Ok::<_, Infallible>(http::Response::new(Body::empty()))
+        });
         let served = tasks.spawn(serve(far, Profile::BULK, service, end.clone(), tasks.clone()));
         assert_eq!(answer.await.unwrap().status(), 200);
         drop(stream);

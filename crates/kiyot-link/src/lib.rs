@@ -1,4 +1,5 @@
-//! What daemon and agent share of the link between them: bootstrap data, TLS, and calls over a connection that the other side dialled.
+//! What daemon and agent share of the link between them: bootstrap data, TLS, and calls over a
+//! connection that the other side dialled.
 
 pub mod alpn;
 pub mod bootstrap;

@@ -7,9 +7,13 @@ use std::{
     path::Path,
 };
 
-/// Writes a file with mode 0600; whole or not at all, and on disk when it returns. One writer per path at a time.
+/// Writes a file with mode 0600; whole or not at all, and on disk when it returns. One writer per
+/// path at a time.
 pub fn write(path: &Path, content: &[u8]) -> io::Result<()> {
-    let mut name = path.file_name().ok_or_else(|| io::Error::new(io::ErrorKind::InvalidInput, "a path without a file name"))?.to_owned();
+    let mut name = path
+        .file_name()
+        .ok_or_else(|| io::Error::new(io::ErrorKind::InvalidInput, "a path without a file name"))?
+        .to_owned();
     name.push(".new");
     let new = path.with_file_name(name);
     // A leftover may have another mode or be a link.

@@ -1,4 +1,5 @@
-//! Name servers that only the node has, as a cell's pod knows them: where they are in the cell, and how much of them there is.
+//! Name servers that only the node has, as a cell's pod knows them: where they are in the cell, and
+//! how much of them there is.
 
 use std::{net::Ipv4Addr, time::Duration};
 
@@ -21,7 +22,8 @@ pub const TCP_CONNECTIONS: usize = 32;
 /// How long a connection may carry nothing either way: as long as most name servers have patience.
 pub const IDLE: Duration = Duration::from_secs(30);
 
-/// Where in the cell the name server with this number is, from 0. Link-local, so that no pod network has it, and none that is in use for this elsewhere.
+/// Where in the cell the name server with this number is, from 0. Link-local, so that no pod
+/// network has it, and none that is in use for this elsewhere.
 pub fn address(number: usize) -> Option<Ipv4Addr> {
     let last = u8::try_from(number).ok().filter(|_| number < MOST)?;
     Some(Ipv4Addr::new(169, 254, 253, 53 + last))
@@ -36,7 +38,12 @@ mod tests {
         let network = |address: Ipv4Addr| u32::from(address) >> (32 - PREFIX);
         for number in 0..MOST {
             let address = address(number).unwrap();
-            assert!(address != CELL && network(address) == network(CELL) && u32::from(address) % 16 != 15, "{address}");
+            assert!(
+                address != CELL
+                    && network(address) == network(CELL)
+                    && u32::from(address) % 16 != 15,
+                "{address}"
+            );
         }
         assert_eq!(address(MOST), None);
     }

@@ -57,7 +57,8 @@ impl Silence {
         }
         sleep_until(self.heard + self.ask_after).await;
         self.asked = true;
-        // A process that did not run for a while has not asked in time: the other side gets all of its own.
+        // A process that did not run for a while has not asked in time: the other side gets all of
+        // its own.
         self.heard = Instant::now() - self.ask_after;
         Due::Ask
     }

@@ -38,7 +38,11 @@ impl Stream {
 }
 
 impl AsyncRead for Stream {
-    fn poll_read(self: Pin<&mut Self>, context: &mut Context<'_>, buffer: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+    fn poll_read(
+        self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
         match self.get_mut() {
             Self::Unix(stream) => Pin::new(stream).poll_read(context, buffer),
             Self::Tcp(stream) => Pin::new(stream).poll_read(context, buffer),
@@ -47,14 +51,22 @@ impl AsyncRead for Stream {
 }
 
 impl AsyncWrite for Stream {
-    fn poll_write(self: Pin<&mut Self>, context: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+    fn poll_write(
+        self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<io::Result<usize>> {
         match self.get_mut() {
             Self::Unix(stream) => Pin::new(stream).poll_write(context, bytes),
             Self::Tcp(stream) => Pin::new(stream).poll_write(context, bytes),
         }
     }
 
-    fn poll_write_vectored(self: Pin<&mut Self>, context: &mut Context<'_>, bytes: &[io::IoSlice<'_>]) -> Poll<io::Result<usize>> {
+    fn poll_write_vectored(
+        self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        bytes: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
         match self.get_mut() {
             Self::Unix(stream) => Pin::new(stream).poll_write_vectored(context, bytes),
             Self::Tcp(stream) => Pin::new(stream).poll_write_vectored(context, bytes),

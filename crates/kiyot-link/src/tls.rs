@@ -1,9 +1,11 @@
-//! TLS of the link: version 1.3 only, with ring, no session is ever resumed (a cell is looked at anew at each connect).
+//! TLS of the link: version 1.3 only, with ring, no session is ever resumed (a cell is looked at
+//! anew at each connect).
 
 use std::sync::{Arc, OnceLock};
 
 use rustls::{
-    CertificateError, ClientConfig, DigitallySignedStruct, DistinguishedName, Error, RootCertStore, ServerConfig, SignatureScheme,
+    CertificateError, ClientConfig, DigitallySignedStruct, DistinguishedName, Error, RootCertStore,
+    ServerConfig, SignatureScheme,
     client::{
         Resumption, WebPkiServerVerifier,
         danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier},
@@ -40,7 +42,10 @@ impl Clone for Identity {
 impl Identity {
     /// From certificates, the own one first, and a key in PKCS #8 form.
     pub fn new(chain: Vec<Vec<u8>>, pkcs8: Vec<u8>) -> Self {
-        Self { chain: chain.into_iter().map(CertificateDer::from).collect(), key: PrivatePkcs8KeyDer::from(pkcs8).into() }
+        Self {
+            chain: chain.into_iter().map(CertificateDer::from).collect(),
+            key: PrivatePkcs8KeyDer::from(pkcs8).into(),
+        }
     }
 }
 
@@ -49,16 +54,27 @@ fn provider() -> Arc<CryptoProvider> {
     PROVIDER.get_or_init(|| Arc::new(ring::default_provider())).clone()
 }
 
-/// The agent's side of [`alpn::ENROL`]: no certificate, and a gateway whose certificate comes from the authority with this fingerprint.
+/// The agent's side of [`alpn::ENROL`]: no certificate, and a gateway whose certificate comes from
+/// the authority with this fingerprint.
 pub fn enrol_client(ca_sha256: &str) -> Result<ClientConfig, Error> {
-    let config = ClientConfig::builder_with_provider(provider()).with_protocol_versions(&[&TLS13])?;
-    Ok(client(config.dangerous().with_custom_certificate_verifier(Arc::new(PinnedAuthority::new(ca_sha256))).with_no_client_auth(), alpn::ENROL))
+    let config =
+        ClientConfig::builder_with_provider(provider()).with_protocol_versions(&[&TLS13])?;
+    Ok(client(
+        config
+            .dangerous()
+            .with_custom_certificate_verifier(Arc::new(PinnedAuthority::new(ca_sha256)))
+            .with_no_client_auth(),
+        alpn::ENROL,
+    ))
 }
 
 /// The agent's side of [`alpn::CELL`].
 pub fn cell_client(ca_sha256: &str, identity: Identity) -> Result<ClientConfig, Error> {
-    let config = ClientConfig::builder_with_provider(provider()).with_protocol_versions(&[&TLS13])?;
-    let config = config.dangerous().with_custom_certificate_verifier(Arc::new(PinnedAuthority::new(ca_sha256)));
+    let config =
+        ClientConfig::builder_with_provider(provider()).with_protocol_versions(&[&TLS13])?;
+    let config = config
+        .dangerous()
+        .with_custom_certificate_verifier(Arc::new(PinnedAuthority::new(ca_sha256)));
     Ok(client(config.with_client_auth_cert(identity.chain, identity.key)?, alpn::CELL))
 }
 
@@ -70,17 +86,28 @@ fn client(mut config: ClientConfig, protocol: &[u8]) -> ClientConfig {
 
 /// The gateway's side of [`alpn::ENROL`]. The chain must hold the authority's certificate too.
 pub fn enrol_server(identity: Identity) -> Result<ServerConfig, Error> {
-    let config = ServerConfig::builder_with_provider(provider()).with_protocol_versions(&[&TLS13])?;
-    Ok(server(config.with_no_client_auth().with_single_cert(identity.chain, identity.key)?, alpn::ENROL))
+    let config =
+        ServerConfig::builder_with_provider(provider()).with_protocol_versions(&[&TLS13])?;
+    Ok(server(
+        config.with_no_client_auth().with_single_cert(identity.chain, identity.key)?,
+        alpn::ENROL,
+    ))
 }
 
-/// The gateway's side of [`alpn::CELL`]: asks for a certificate for clients from this authority, valid by this clock.
+/// The gateway's side of [`alpn::CELL`]: asks for a certificate for clients from this authority,
+/// valid by this clock.
 pub fn cell_server(identity: Identity, ca_der: &[u8], clock: Clock) -> Result<ServerConfig, Error> {
-    let verifier = WebPkiClientVerifier::builder_with_provider(Arc::new(roots(CertificateDer::from(ca_der.to_vec()))?), provider())
-        .build()
-        .map_err(|error| Error::General(error.to_string()))?;
-    let config = ServerConfig::builder_with_provider(provider()).with_protocol_versions(&[&TLS13])?;
-    let mut config = config.with_client_cert_verifier(verifier).with_single_cert(identity.chain, identity.key)?;
+    let verifier = WebPkiClientVerifier::builder_with_provider(
+        Arc::new(roots(CertificateDer::from(ca_der.to_vec()))?),
+        provider(),
+    )
+    .build()
+    .map_err(|error| Error::General(error.to_string()))?;
+    let config =
+        ServerConfig::builder_with_provider(provider()).with_protocol_versions(&[&TLS13])?;
+    let mut config = config
+        .with_client_cert_verifier(verifier)
+        .with_single_cert(identity.chain, identity.key)?;
     config.time_provider = Arc::new(clock);
     Ok(server(config, alpn::CELL))
 }
@@ -98,7 +125,8 @@ fn roots(authority: CertificateDer<'static>) -> Result<RootCertStore, Error> {
     Ok(roots)
 }
 
-/// Trusts what comes from the one authority with a fingerprint that was known before. The gateway shows the authority's certificate after its own.
+/// Trusts what comes from the one authority with a fingerprint that was known before. The gateway
+/// shows the authority's certificate after its own.
 #[derive(Debug)]
 struct PinnedAuthority {
     sha256: String,
@@ -119,14 +147,26 @@ impl ServerCertVerifier for PinnedAuthority {
         ocsp_response: &[u8],
         now: UnixTime,
     ) -> Result<ServerCertVerified, Error> {
-        let authority = intermediates.iter().take(CHAIN_LIMIT).find(|certificate| sha256(certificate) == self.sha256);
-        let authority = authority.ok_or(Error::InvalidCertificate(CertificateError::UnknownIssuer))?;
-        let verifier = WebPkiServerVerifier::builder_with_provider(Arc::new(roots(authority.clone().into_owned())?), provider());
+        let authority = intermediates
+            .iter()
+            .take(CHAIN_LIMIT)
+            .find(|certificate| sha256(certificate) == self.sha256);
+        let authority =
+            authority.ok_or(Error::InvalidCertificate(CertificateError::UnknownIssuer))?;
+        let verifier = WebPkiServerVerifier::builder_with_provider(
+            Arc::new(roots(authority.clone().into_owned())?),
+            provider(),
+        );
         let verifier = verifier.build().map_err(|error| Error::General(error.to_string()))?;
         verifier.verify_server_cert(end_entity, &[], server_name, ocsp_response, now)
     }
 
-    fn verify_tls12_signature(&self, _: &[u8], _: &CertificateDer<'_>, _: &DigitallySignedStruct) -> Result<HandshakeSignatureValid, Error> {
+    fn verify_tls12_signature(
+        &self,
+        _: &[u8],
+        _: &CertificateDer<'_>,
+        _: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, Error> {
         Err(Error::General("TLS 1.2 is not spoken here".to_owned()))
     }
 
@@ -136,7 +176,12 @@ impl ServerCertVerifier for PinnedAuthority {
         certificate: &CertificateDer<'_>,
         signed: &DigitallySignedStruct,
     ) -> Result<HandshakeSignatureValid, Error> {
-        verify_tls13_signature(message, certificate, signed, &provider().signature_verification_algorithms)
+        verify_tls13_signature(
+            message,
+            certificate,
+            signed,
+            &provider().signature_verification_algorithms,
+        )
     }
 
     fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {

@@ -1,4 +1,5 @@
-//! A value that tasks wait for. It takes what the value takes: tokio's `watch` has eight lists of tasks that wait, some 300 bytes.
+//! A value that tasks wait for. It takes what the value takes: tokio's `watch` has eight lists of
+//! tasks that wait, some 300 bytes.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -29,7 +30,8 @@ impl<T> Watched<T> {
         changed
     }
 
-    /// Waits until `look` finds something in it. No change is missed, but of changes that come one soon after another only the last may be seen.
+    /// Waits until `look` finds something in it. No change is missed, but of changes that come one
+    /// soon after another only the last may be seen.
     pub async fn wait_for<R>(&self, mut look: impl FnMut(&T) -> Option<R>) -> R {
         loop {
             // Made before the look: a change after it wakes it, be it polled or not.
@@ -85,7 +87,10 @@ mod tests {
             })
             .collect();
         for task in tasks {
-            tokio::time::timeout(std::time::Duration::from_secs(60), task).await.expect("a change was missed").unwrap();
+            tokio::time::timeout(std::time::Duration::from_secs(60), task)
+                .await
+                .expect("a change was missed")
+                .unwrap();
         }
         assert_eq!(watched.with(|value| *value), STEPS);
     }

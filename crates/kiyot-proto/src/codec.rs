@@ -6,7 +6,8 @@ use prost::Message;
 use tonic::codec::BufferSettings;
 use tonic_prost::{ProstCodec, ProstDecoder, ProstEncoder};
 
-/// What a call begins with. Its buffers grow with its messages; tonic's own begin with 8 KiB, which a thousand streams hold that mostly wait.
+/// What a call begins with. Its buffers grow with its messages; tonic's own begin with 8 KiB, which
+/// a thousand streams hold that mostly wait.
 const BEGIN_BYTES: usize = 1024;
 /// A stream of many small messages is sent in pieces of this size, as tonic does.
 const PIECE_BYTES: usize = 32 * 1024;

@@ -1,4 +1,5 @@
-//! A played cell: an agent that is real as far as the link goes, and beneath it a containerd that only remembers. Everything of the daemon's before it is real.
+//! A played cell: an agent that is real as far as the link goes, and beneath it a containerd that
+//! only remembers. Everything of the daemon's before it is real.
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
@@ -24,7 +25,8 @@ use tonic::{Status, body::Body};
 /// The image that every cell has.
 pub const IMAGE: &str = "sha256:1111111111111111111111111111111111111111111111111111111111111111";
 /// The reference by which every cell knows it.
-pub const REFERENCE: &str = "busybox@sha256:2222222222222222222222222222222222222222222222222222222222222222";
+pub const REFERENCE: &str =
+    "busybox@sha256:2222222222222222222222222222222222222222222222222222222222222222";
 /// Between two looks at whether a call is answered now.
 const LOOK: Duration = Duration::from_millis(5);
 
@@ -34,7 +36,8 @@ pub type Answer = Result<Vec<u8>, Status>;
 /// What one cell does otherwise than another.
 #[derive(Debug, Clone, Default)]
 pub struct Ways {
-    /// What its ids begin with; the sandbox's ends with `5a`, those of containers with `c0`, `c1` and so on.
+    /// What its ids begin with; the sandbox's ends with `5a`, those of containers with `c0`, `c1`
+    /// and so on.
     pub ids: String,
     /// How often it tells what its containers use; `None` for never.
     pub heartbeat: Option<Duration>,
@@ -137,15 +140,28 @@ impl PlayedCell {
     pub fn service(
         &self,
         info: ConnectionInfo,
-    ) -> impl tower::Service<http::Request<Body>, Response = http::Response<Body>, Error = Infallible, Future: Send> + Clone + Send + 'static + use<>
-    {
+    ) -> impl tower::Service<
+        http::Request<Body>,
+        Response = http::Response<Body>,
+        Error = Infallible,
+        Future: Send,
+    >
+    + Clone
+    + Send
+    + 'static
+    + use<> {
         let own = self.clone();
         tower::service_fn(move |request: http::Request<Body>| {
             let (own, info) = (own.clone(), info.clone());
             async move {
                 let path = request.uri().path().to_owned();
                 let method = path.rsplit('/').next().unwrap_or_default();
-                let body = request.into_body().collect().await.map(|body| body.to_bytes()).unwrap_or_default();
+                let body = request
+                    .into_body()
+                    .collect()
+                    .await
+                    .map(|body| body.to_bytes())
+                    .unwrap_or_default();
                 while own.with(|state| state.silent.contains(&method)) {
                     own.with(|state| state.kept_waiting.insert(method.to_owned()));
                     tokio::time::sleep(LOOK).await;
@@ -168,7 +184,10 @@ impl PlayedCell {
             "ReadLog" => {
                 let request = cell::ReadLogRequest::decode(message).unwrap();
                 let content = state.logs.get(&request.path).cloned().unwrap_or_default();
-                let rest = content.get(usize::try_from(request.position).unwrap()..).unwrap_or_default().to_vec();
+                let rest = content
+                    .get(usize::try_from(request.position).unwrap()..)
+                    .unwrap_or_default()
+                    .to_vec();
                 let part = cell::LogPart { content: rest.into(), gap: 0 }.encode_to_vec();
                 streamed(stream::iter([part]).boxed())
             }
@@ -180,11 +199,19 @@ impl PlayedCell {
     }
 
     /// Adds what its containers use, from time to time.
-    fn with_heartbeat(&self, changes: UnboundedReceiverStream<cell::Event>) -> BoxStream<'static, cell::Event> {
+    fn with_heartbeat(
+        &self,
+        changes: UnboundedReceiverStream<cell::Event>,
+    ) -> BoxStream<'static, cell::Event> {
         let Some(period) = self.with(|state| state.ways.heartbeat) else { return changes.boxed() };
         let own = self.clone();
-        let beats = IntervalStream::new(interval(period)).map(move |_| own.with(|state| state.heartbeat()));
-        stream::select(changes, beats.map(|beat| cell::Event { event: Some(cell::event::Event::Heartbeat(beat)) })).boxed()
+        let beats =
+            IntervalStream::new(interval(period)).map(move |_| own.with(|state| state.heartbeat()));
+        stream::select(
+            changes,
+            beats.map(|beat| cell::Event { event: Some(cell::event::Event::Heartbeat(beat)) }),
+        )
+        .boxed()
     }
 }
 
@@ -206,34 +233,75 @@ impl State {
     }
 
     fn snapshot(&self) -> cell::Snapshot {
-        let sandbox = self.sandbox.as_ref().map(|_| cri::PodSandboxStatus { id: self.sandbox_id(), ..Default::default() });
-        let logs = self.logs.iter().map(|(path, content)| cell::LogGrown { path: path.clone(), size: content.len() as u64 });
-        cell::Snapshot { sandboxes: sandbox.into_iter().collect(), containers: self.containers.values().cloned().collect(), logs: logs.collect() }
+        let sandbox = self
+            .sandbox
+            .as_ref()
+            .map(|_| cri::PodSandboxStatus { id: self.sandbox_id(), ..Default::default() });
+        let logs = self.logs.iter().map(|(path, content)| cell::LogGrown {
+            path: path.clone(),
+            size: content.len() as u64,
+        });
+        cell::Snapshot {
+            sandboxes: sandbox.into_iter().collect(),
+            containers: self.containers.values().cloned().collect(),
+            logs: logs.collect(),
+        }
     }
 
     fn heartbeat(&self) -> cell::Heartbeat {
         let of = |status: &cri::ContainerStatus| cri::ContainerStats {
-            attributes: Some(cri::ContainerAttributes { id: status.id.clone(), metadata: status.metadata.clone(), ..Default::default() }),
-            cpu: Some(cri::CpuUsage { timestamp: 1, usage_core_nano_seconds: Some(cri::UInt64Value { value: 1 << 40 }), ..Default::default() }),
-            memory: Some(cri::MemoryUsage { timestamp: 1, working_set_bytes: Some(cri::UInt64Value { value: 1 << 30 }), ..Default::default() }),
+            attributes: Some(cri::ContainerAttributes {
+                id: status.id.clone(),
+                metadata: status.metadata.clone(),
+                ..Default::default()
+            }),
+            cpu: Some(cri::CpuUsage {
+                timestamp: 1,
+                usage_core_nano_seconds: Some(cri::UInt64Value { value: 1 << 40 }),
+                ..Default::default()
+            }),
+            memory: Some(cri::MemoryUsage {
+                timestamp: 1,
+                working_set_bytes: Some(cri::UInt64Value { value: 1 << 30 }),
+                ..Default::default()
+            }),
             ..Default::default()
         };
         let attributes = cri::PodSandboxAttributes { id: self.sandbox_id(), ..Default::default() };
-        let sandbox = self.sandbox.as_ref().map(|_| cri::PodSandboxStats { attributes: Some(attributes), ..Default::default() });
-        cell::Heartbeat { containers: self.containers.values().map(of).collect(), sandbox, metrics: self.metrics() }
+        let sandbox = self
+            .sandbox
+            .as_ref()
+            .map(|_| cri::PodSandboxStats { attributes: Some(attributes), ..Default::default() });
+        cell::Heartbeat {
+            containers: self.containers.values().map(of).collect(),
+            sandbox,
+            metrics: self.metrics(),
+        }
     }
 
-    /// As many metrics of each container as a containerd of today has, unless others were set, when they are wanted.
+    /// As many metrics of each container as a containerd of today has, unless others were set, when
+    /// they are wanted.
     fn metrics(&self) -> Option<cell::Metrics> {
         self.measured?;
         if self.metrics.is_some() {
             return self.metrics.clone();
         }
         let of = |id: &String| {
-            let samples = (0..50).map(|n| cell::Sample { name: format!("container_played_{n:02}_bytes"), value: n << 20, labels: Vec::new() });
-            cell::ContainerSamples { container: id.clone(), timestamp: 1, samples: samples.collect() }
+            let samples = (0..50).map(|n| cell::Sample {
+                name: format!("container_played_{n:02}_bytes"),
+                value: n << 20,
+                labels: Vec::new(),
+            });
+            cell::ContainerSamples {
+                container: id.clone(),
+                timestamp: 1,
+                samples: samples.collect(),
+            }
         };
-        Some(cell::Metrics { containers: self.containers.keys().map(of).collect(), ..Default::default() })
+        Some(cell::Metrics {
+            containers: self.containers.keys().map(of).collect(),
+            ..Default::default()
+        })
     }
 
     fn sandbox_id(&self) -> String {
@@ -241,7 +309,8 @@ impl State {
     }
 
     fn log_of(&self, container: &str) -> String {
-        let n: usize = container.strip_prefix(&format!("{}c", self.ways.ids)).unwrap().parse().unwrap();
+        let n: usize =
+            container.strip_prefix(&format!("{}c", self.ways.ids)).unwrap().parse().unwrap();
         format!("logs/{}", self.created[n].config.as_ref().unwrap().log_path)
     }
 
@@ -252,7 +321,8 @@ impl State {
     fn exit(&mut self, id: &str, exit_code: i32) {
         let status = self.container(id).unwrap();
         status.set_state(cri::ContainerState::ContainerExited);
-        (status.finished_at, status.exit_code, status.reason) = (200, exit_code, "Error".to_owned());
+        (status.finished_at, status.exit_code, status.reason) =
+            (200, exit_code, "Error".to_owned());
         let status = status.clone();
         self.tell(cell::event::Event::Container(status));
     }
@@ -289,7 +359,10 @@ impl State {
             "Measure" => {
                 self.measured = Some(cell::MeasureRequest::decode(message).unwrap().seconds);
                 let usage = self.ways.heartbeat.map(|_| self.heartbeat()).unwrap_or_default();
-                self.tell(cell::event::Event::Heartbeat(cell::Heartbeat { metrics: self.metrics(), ..usage }));
+                self.tell(cell::event::Event::Heartbeat(cell::Heartbeat {
+                    metrics: self.metrics(),
+                    ..usage
+                }));
                 encoded(cell::MeasureReply {})
             }
             "Bind" => {
@@ -304,18 +377,30 @@ impl State {
                 encoded(cri::RunPodSandboxResponse { pod_sandbox_id: self.sandbox_id() })
             }
             "ImageStatus" => {
-                let image = cri::Image { id: IMAGE.to_owned(), repo_tags: vec!["busybox:latest".to_owned()], size: 1, ..Default::default() };
+                let image = cri::Image {
+                    id: IMAGE.to_owned(),
+                    repo_tags: vec!["busybox:latest".to_owned()],
+                    size: 1,
+                    ..Default::default()
+                };
                 encoded(cri::ImageStatusResponse { image: Some(image), ..Default::default() })
             }
             "CreateContainer" => {
                 let request = cri::CreateContainerRequest::decode(message).unwrap();
                 let metadata = request.config.as_ref().unwrap().metadata.clone();
                 if self.containers.values().any(|one| one.metadata == metadata) {
-                    return Err(Status::unknown("failed to reserve container name: name is reserved"));
+                    return Err(Status::unknown(
+                        "failed to reserve container name: name is reserved",
+                    ));
                 }
                 let id = format!("{}c{}", self.ways.ids, self.created.len());
                 self.created.push(request);
-                let status = cri::ContainerStatus { id: id.clone(), metadata, image_ref: REFERENCE.to_owned(), ..Default::default() };
+                let status = cri::ContainerStatus {
+                    id: id.clone(),
+                    metadata,
+                    image_ref: REFERENCE.to_owned(),
+                    ..Default::default()
+                };
                 self.containers.insert(id.clone(), status);
                 encoded(cri::CreateContainerResponse { container_id: id })
             }
@@ -336,7 +421,9 @@ impl State {
             }
             "RemoveContainer" => {
                 let id = cri::RemoveContainerRequest::decode(message).unwrap().container_id;
-                self.containers.remove(&id).ok_or_else(|| Status::not_found("no such container"))?;
+                self.containers
+                    .remove(&id)
+                    .ok_or_else(|| Status::not_found("no such container"))?;
                 encoded(cri::RemoveContainerResponse {})
             }
             "ContainerStatus" => {
@@ -346,24 +433,39 @@ impl State {
             }
             "ContainerStats" => {
                 let value = self.used.ok_or_else(|| Status::unimplemented("no statistics"))?;
-                let cpu = cri::CpuUsage { timestamp: 101, usage_core_nano_seconds: Some(cri::UInt64Value { value }), ..Default::default() };
-                encoded(cri::ContainerStatsResponse { stats: Some(cri::ContainerStats { cpu: Some(cpu), ..Default::default() }) })
+                let cpu = cri::CpuUsage {
+                    timestamp: 101,
+                    usage_core_nano_seconds: Some(cri::UInt64Value { value }),
+                    ..Default::default()
+                };
+                encoded(cri::ContainerStatsResponse {
+                    stats: Some(cri::ContainerStats { cpu: Some(cpu), ..Default::default() }),
+                })
             }
             "Status" => {
-                let runtime_handlers = self.handlers.clone().ok_or_else(|| Status::unimplemented("no status"))?;
+                let runtime_handlers =
+                    self.handlers.clone().ok_or_else(|| Status::unimplemented("no status"))?;
                 encoded(cri::StatusResponse { runtime_handlers, ..Default::default() })
             }
             "UpdateContainerResources" => encoded(cri::UpdateContainerResourcesResponse {}),
             "ListContainers" => {
-                let of =
-                    |status: &cri::ContainerStatus| cri::Container { id: status.id.clone(), metadata: status.metadata.clone(), ..Default::default() };
-                encoded(cri::ListContainersResponse { containers: self.containers.values().map(of).collect() })
+                let of = |status: &cri::ContainerStatus| cri::Container {
+                    id: status.id.clone(),
+                    metadata: status.metadata.clone(),
+                    ..Default::default()
+                };
+                encoded(cri::ListContainersResponse {
+                    containers: self.containers.values().map(of).collect(),
+                })
             }
             "ExecSync" => {
                 let request = cri::ExecSyncRequest::decode(message).unwrap();
                 self.asked.insert("ExecSync", request.container_id.clone());
                 if request.cmd == ["fail"] {
-                    return Err(Status::deadline_exceeded(format!("container {} is slow", request.container_id)));
+                    return Err(Status::deadline_exceeded(format!(
+                        "container {} is slow",
+                        request.container_id
+                    )));
                 }
                 encoded(cri::ExecSyncResponse { stdout: b"done".to_vec(), ..Default::default() })
             }
@@ -387,7 +489,10 @@ fn endless() -> http::Response<Body> {
     let head = Bytes::from_static(&[0, 0xff, 0xff, 0xff, 0xff]);
     let frames = stream::iter([head]).chain(stream::repeat(Bytes::from_static(&[b'x'; 16 << 10])));
     let body = StreamBody::new(frames.map(|part| Ok::<_, Status>(Frame::data(part))));
-    http::Response::builder().header("content-type", "application/grpc").body(Body::new(body)).unwrap()
+    http::Response::builder()
+        .header("content-type", "application/grpc")
+        .body(Body::new(body))
+        .unwrap()
 }
 
 /// Messages, and OK behind them.
@@ -399,7 +504,13 @@ fn streamed(messages: BoxStream<'static, Vec<u8>>) -> http::Response<Body> {
         frame.put_slice(&message);
         Frame::data(frame.freeze())
     });
-    let trailers = http::HeaderMap::from_iter([(http::HeaderName::from_static("grpc-status"), http::HeaderValue::from_static("0"))]);
+    let trailers = http::HeaderMap::from_iter([(
+        http::HeaderName::from_static("grpc-status"),
+        http::HeaderValue::from_static("0"),
+    )]);
     let frames = frames.chain(stream::iter([Frame::trailers(trailers)])).map(Ok::<_, Infallible>);
-    http::Response::builder().header("content-type", "application/grpc").body(Body::new(StreamBody::new(frames))).unwrap()
+    http::Response::builder()
+        .header("content-type", "application/grpc")
+        .body(Body::new(StreamBody::new(frames)))
+        .unwrap()
 }

@@ -23,7 +23,11 @@ pub fn output(program: &str, arguments: &[&str]) -> Result<String, String> {
     if output.status.success() {
         return Ok(String::from_utf8_lossy(&output.stdout).into_owned());
     }
-    Err(format!("{program} {arguments:?}: {}: {}", output.status, String::from_utf8_lossy(&output.stderr).trim()))
+    Err(format!(
+        "{program} {arguments:?}: {}: {}",
+        output.status,
+        String::from_utf8_lossy(&output.stderr).trim()
+    ))
 }
 
 /// Runs a program that must succeed.
@@ -34,13 +38,16 @@ pub fn run(program: &str, arguments: &[&str]) -> String {
     output(program, arguments).unwrap_or_else(|error| panic!("{error}"))
 }
 
-/// The last part of a log file, for those who look at a failure. Without what containerd says at each start.
+/// The last part of a log file, for those who look at a failure. Without what containerd says at
+/// each start.
 pub fn tail(path: &std::path::Path) -> String {
     const PART: usize = 32 * 1024;
     let mut text = Vec::new();
     let _ = std::fs::File::open(path).and_then(|mut file| file.read_to_end(&mut text));
     let text = String::from_utf8_lossy(&text[text.len().saturating_sub(PART)..]).into_owned();
     text.lines()
-        .filter(|line| !line.contains("loading plugin") && !line.contains("Start cri plugin with config"))
+        .filter(|line| {
+            !line.contains("loading plugin") && !line.contains("Start cri plugin with config")
+        })
         .fold(String::new(), |all, line| all + line + "\n")
 }

@@ -24,12 +24,14 @@ pub(crate) struct Parts {
     pub(crate) manifest: Vec<u8>,
 }
 
-/// What to make an image of. Every image has busybox with all its applets, /etc/passwd, /etc/group and /tmp.
+/// What to make an image of. Every image has busybox with all its applets, /etc/passwd, /etc/group
+/// and /tmp.
 #[derive(Debug, Clone, Default)]
 pub struct ImageSpec {
     /// Further files: path from the root, mode, contents.
     pub files: Vec<(String, u32, Vec<u8>)>,
-    /// Files of a second layer, so that the first one is like that of other images; no second layer if there are none.
+    /// Files of a second layer, so that the first one is like that of other images; no second layer
+    /// if there are none.
     pub upper: Vec<(String, u32, Vec<u8>)>,
     /// What runs before the arguments.
     pub entrypoint: Vec<String>,
@@ -53,7 +55,10 @@ impl ImageSpec {
 
     /// An image for the pause container: it sleeps until it is killed.
     pub fn pause() -> Self {
-        Self { entrypoint: ["/bin/busybox", "sleep", "2147483647"].map(str::to_owned).to_vec(), ..Self::default() }
+        Self {
+            entrypoint: ["/bin/busybox", "sleep", "2147483647"].map(str::to_owned).to_vec(),
+            ..Self::default()
+        }
     }
 
     /// Makes the files of the image. The same image has the same files every time.
@@ -103,17 +108,35 @@ impl ImageSpec {
 
     fn layer(&self) -> std::io::Result<Vec<u8>> {
         let mut tar = Builder::new(Vec::new());
-        for (directory, mode) in
-            [("bin", 0o755), ("dev", 0o755), ("etc", 0o755), ("proc", 0o755), ("root", 0o700), ("sys", 0o755), ("tmp", 0o1777), ("var", 0o755)]
-        {
+        for (directory, mode) in [
+            ("bin", 0o755),
+            ("dev", 0o755),
+            ("etc", 0o755),
+            ("proc", 0o755),
+            ("root", 0o700),
+            ("sys", 0o755),
+            ("tmp", 0o1777),
+            ("var", 0o755),
+        ] {
             let mut header = header(EntryType::Directory, mode, 0);
             tar.append_data(&mut header, format!("{directory}/"), &[][..])?;
         }
         file(&mut tar, "bin/busybox", 0o755, &fs::read(BUSYBOX)?)?;
-        for applet in command::run(BUSYBOX, &["--list"]).lines().filter(|applet| *applet != "busybox") {
-            tar.append_link(&mut header(EntryType::Symlink, 0o777, 0), format!("bin/{applet}"), "busybox")?;
+        for applet in
+            command::run(BUSYBOX, &["--list"]).lines().filter(|applet| *applet != "busybox")
+        {
+            tar.append_link(
+                &mut header(EntryType::Symlink, 0o777, 0),
+                format!("bin/{applet}"),
+                "busybox",
+            )?;
         }
-        file(&mut tar, "etc/passwd", 0o644, b"root:x:0:0:root:/root:/bin/sh\nnobody:x:65534:65534:nobody:/:/bin/false\n")?;
+        file(
+            &mut tar,
+            "etc/passwd",
+            0o644,
+            b"root:x:0:0:root:/root:/bin/sh\nnobody:x:65534:65534:nobody:/:/bin/false\n",
+        )?;
         file(&mut tar, "etc/group", 0o644, b"root:x:0:\nnogroup:x:65534:\n")?;
         for (path, mode, contents) in &self.files {
             file(&mut tar, path.trim_start_matches('/'), *mode, contents)?;
@@ -122,7 +145,12 @@ impl ImageSpec {
     }
 }
 
-fn file<W: Write>(tar: &mut Builder<W>, path: &str, mode: u32, contents: &[u8]) -> std::io::Result<()> {
+fn file<W: Write>(
+    tar: &mut Builder<W>,
+    path: &str,
+    mode: u32,
+    contents: &[u8],
+) -> std::io::Result<()> {
     tar.append_data(&mut header(EntryType::Regular, mode, contents.len() as u64), path, contents)
 }
 
@@ -143,7 +171,8 @@ fn descriptor(media_type: &str, blob: &[u8]) -> Value {
 }
 
 pub(crate) fn sha256(blob: &[u8]) -> String {
-    let hex: String = digest(&SHA256, blob).as_ref().iter().map(|byte| format!("{byte:02x}")).collect();
+    let hex: String =
+        digest(&SHA256, blob).as_ref().iter().map(|byte| format!("{byte:02x}")).collect();
     format!("sha256:{hex}")
 }
 

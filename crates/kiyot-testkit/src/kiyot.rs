@@ -32,12 +32,13 @@ pub struct KiyotOptions {
     pub netns: String,
     /// Another CRI socket for the backend `containerd` than that of the node's containerd.
     pub containerd: Option<PathBuf>,
-    /// Another network for cells than the node's: a directory with CNI configuration in `net.d` and plugins in `bin`.
+    /// Another network for cells than the node's: a directory with CNI configuration in `net.d` and
+    /// plugins in `bin`.
     pub network: Option<PathBuf>,
     /// Whole further sections.
     pub sections: String,
-    /// A configuration file to run with as it is, such as an example: what is this node's is set over it by environment variables. Then only
-    /// `binary` and `log` count.
+    /// A configuration file to run with as it is, such as an example: what is this node's is set
+    /// over it by environment variables. Then only `binary` and `log` count.
     pub file: Option<PathBuf>,
     /// Further environment variables of the daemon.
     pub environment: Vec<(String, String)>,
@@ -46,7 +47,8 @@ pub struct KiyotOptions {
 }
 
 impl KiyotOptions {
-    /// The usual: cells by the provider `netns`, for pods that opt in. A test or bench has the path by `env!("CARGO_BIN_EXE_kiyot")`.
+    /// The usual: cells by the provider `netns`, for pods that opt in. A test or bench has the path
+    /// by `env!("CARGO_BIN_EXE_kiyot")`.
     pub fn new(binary: impl Into<PathBuf>) -> Self {
         Self {
             binary: binary.into(),
@@ -64,12 +66,20 @@ impl KiyotOptions {
     }
 
     fn configuration(&self, node: &Node, directory: &Path) -> String {
-        let (at, containerd) = (directory.display(), self.containerd.clone().unwrap_or_else(|| node.socket()));
+        let (at, containerd) =
+            (directory.display(), self.containerd.clone().unwrap_or_else(|| node.socket()));
         let mut toml = format!("[server]\nlisten = \"{at}/kiyot.sock\"\n{}\n", self.server);
-        let _ = writeln!(toml, "[backends.containerd]\ntype = \"cri\"\nsocket = \"{}\"\n", containerd.display());
+        let _ = writeln!(
+            toml,
+            "[backends.containerd]\ntype = \"cri\"\nsocket = \"{}\"\n",
+            containerd.display()
+        );
         if self.cells {
             let of_node = || (node.cni_configuration(), Node::cni_plugins());
-            let (networks, plugins) = self.network.as_ref().map_or_else(of_node, |own| (own.join("net.d"), own.join("bin")));
+            let (networks, plugins) = self
+                .network
+                .as_ref()
+                .map_or_else(of_node, |own| (own.join("net.d"), own.join("bin")));
             let _ = writeln!(
                 toml,
                 "[backends.milpa]\ntype = \"milpa\"\nstate_dir = \"{at}/state\"\nprovider = \"netns\"\npause_image = \"{PAUSE_IMAGE}\"\n\
@@ -104,11 +114,15 @@ fn variables(node: &Node, directory: &Path) -> Vec<(&'static str, String)> {
         ("KIYOT_BACKENDS__MILPA__KUBELET_DIR", text(&node.kubelet_directory())),
         ("KIYOT_BACKENDS__MILPA__NETNS__CNI_CONF_DIR", text(&node.cni_configuration())),
         ("KIYOT_BACKENDS__MILPA__NETNS__CNI_BIN_DIRS", format!("[{}]", text(&Node::cni_plugins()))),
-        ("KIYOT_BACKENDS__MILPA__NETNS__RESTRICT_OOM_SCORE_ADJ", Node::restricts_oom_score().to_string()),
+        (
+            "KIYOT_BACKENDS__MILPA__NETNS__RESTRICT_OOM_SCORE_ADJ",
+            Node::restricts_oom_score().to_string(),
+        ),
     ]
 }
 
-/// A running daemon of one test. Killed when it is dropped, and its cells with it; its log is shown when the test panics.
+/// A running daemon of one test. Killed when it is dropped, and its cells with it; its log is shown
+/// when the test panics.
 #[derive(Debug)]
 pub struct Kiyot<'a> {
     node: &'a Node,
@@ -122,7 +136,11 @@ impl<'a> Kiyot<'a> {
     pub async fn start(node: &'a Node, options: KiyotOptions) -> Self {
         let cell = options.binary.with_file_name("kiyot-cell");
         for binary in [&options.binary, &cell] {
-            assert!(binary.exists(), "{} is missing: build it first by `cargo build --workspace --bins`", binary.display());
+            assert!(
+                binary.exists(),
+                "{} is missing: build it first by `cargo build --workspace --bins`",
+                binary.display()
+            );
         }
         let directory = node.directory().join("kiyot");
         fs::create_dir_all(&directory).expect("a directory can be made");
@@ -130,7 +148,8 @@ impl<'a> Kiyot<'a> {
             Some(file) => fs::read_to_string(file).expect("the configuration can be read"),
             None => options.configuration(node, &directory),
         };
-        fs::write(directory.join("kiyot.toml"), configuration).expect("a configuration can be written");
+        fs::write(directory.join("kiyot.toml"), configuration)
+            .expect("a configuration can be written");
         let daemon = spawn(node, &options, &directory);
         let mut kiyot = Self { node, options, directory, daemon };
         kiyot.answering().await;
@@ -173,7 +192,8 @@ impl<'a> Kiyot<'a> {
     /// The cells that are there now, by the names of their directories.
     pub fn cells(&self) -> Vec<String> {
         let entries = fs::read_dir(self.state().join("cells")).into_iter().flatten().flatten();
-        let cells: Vec<_> = entries.map(|entry| entry.file_name().to_string_lossy().into_owned()).collect();
+        let cells: Vec<_> =
+            entries.map(|entry| entry.file_name().to_string_lossy().into_owned()).collect();
         cells.iter().for_each(|cell| self.node.owns(cell));
         cells
     }
@@ -191,26 +211,37 @@ impl<'a> Kiyot<'a> {
         if let Some(pid) = i32::try_from(self.daemon.id()).ok().and_then(Pid::from_raw) {
             let _ = kill_process(pid, Signal::TERM);
         }
-        wait_until("the daemon has ended", LIMIT, async || self.daemon.try_wait().ok().flatten()).await
+        wait_until("the daemon has ended", LIMIT, async || self.daemon.try_wait().ok().flatten())
+            .await
     }
 
-    /// Replaces a part of the configuration file, tells the daemon to read it again (SIGHUP), and waits until it has said what it made of it.
+    /// Replaces a part of the configuration file, tells the daemon to read it again (SIGHUP), and
+    /// waits until it has said what it made of it.
     ///
     /// # Panics
     /// When the part isn't there.
     pub async fn reload(&self, part: &str, with: &str) {
-        let before = fs::read_to_string(self.configuration()).expect("the configuration can be read");
+        let before =
+            fs::read_to_string(self.configuration()).expect("the configuration can be read");
         assert!(before.contains(part), "the configuration has no {part:?}:\n{before}");
-        fs::write(self.configuration(), before.replacen(part, with, 1)).expect("the configuration can be written");
-        let said = |log: &str| log.matches("The configuration was reloaded.").count() + log.matches("The configuration can't be reloaded").count();
+        fs::write(self.configuration(), before.replacen(part, with, 1))
+            .expect("the configuration can be written");
+        let said = |log: &str| {
+            log.matches("The configuration was reloaded.").count()
+                + log.matches("The configuration can't be reloaded").count()
+        };
         let until_now = said(&self.log());
         if let Some(pid) = i32::try_from(self.daemon.id()).ok().and_then(Pid::from_raw) {
             let _ = kill_process(pid, Signal::HUP);
         }
-        wait_until("the daemon has read its configuration again", LIMIT, async || (said(&self.log()) > until_now).then_some(())).await;
+        wait_until("the daemon has read its configuration again", LIMIT, async || {
+            (said(&self.log()) > until_now).then_some(())
+        })
+        .await;
     }
 
-    /// Starts the daemon again after [`kill9`](Self::kill9) or [`stop`](Self::stop), and waits until it answers.
+    /// Starts the daemon again after [`kill9`](Self::kill9) or [`stop`](Self::stop), and waits
+    /// until it answers.
     pub async fn start_again(&mut self) {
         self.daemon = spawn(self.node, &self.options, &self.directory);
         self.answering().await;
@@ -228,7 +259,13 @@ impl<'a> Kiyot<'a> {
             if let Ok(Some(status)) = self.daemon.try_wait() {
                 panic!("the daemon has ended: {status}; it said:\n{}", command::tail(&log));
             }
-            node.kubelet(&socket).await.ok()?.runtime.version(cri::VersionRequest::default()).await.ok()
+            node.kubelet(&socket)
+                .await
+                .ok()?
+                .runtime
+                .version(cri::VersionRequest::default())
+                .await
+                .ok()
         })
         .await;
     }
@@ -239,7 +276,10 @@ impl Drop for Kiyot<'_> {
         if std::thread::panicking() {
             eprintln!("kiyot said:\n{}", command::tail(&self.directory.join("kiyot.log")));
             for cell in self.cells() {
-                eprintln!("{cell} said:\n{}", command::tail(&self.state().join("cells").join(&cell).join("console.log")));
+                eprintln!(
+                    "{cell} said:\n{}",
+                    command::tail(&self.state().join("cells").join(&cell).join("console.log"))
+                );
             }
         }
         self.kill9();
@@ -249,17 +289,33 @@ impl Drop for Kiyot<'_> {
 }
 
 fn spawn(node: &Node, options: &KiyotOptions, directory: &Path) -> Child {
-    let log = fs::File::options().create(true).append(true).open(directory.join("kiyot.log")).expect("a log can be written");
+    let log = fs::File::options()
+        .create(true)
+        .append(true)
+        .open(directory.join("kiyot.log"))
+        .expect("a log can be written");
     let mut command = Command::new(&options.binary);
     // A variable of the caller must not change the configuration.
-    for (name, _) in std::env::vars_os().filter(|(name, _)| name.to_string_lossy().starts_with("KIYOT_")) {
+    for (name, _) in
+        std::env::vars_os().filter(|(name, _)| name.to_string_lossy().starts_with("KIYOT_"))
+    {
         command.env_remove(name);
     }
-    command.arg("serve").arg("--config").arg(directory.join("kiyot.toml")).env("PATH", PATH).env("KIYOT_LOG", &options.log);
+    command
+        .arg("serve")
+        .arg("--config")
+        .arg(directory.join("kiyot.toml"))
+        .env("PATH", PATH)
+        .env("KIYOT_LOG", &options.log);
     command.envs(options.environment.iter().map(|(name, value)| (name, value)));
     if options.file.is_some() {
         command.envs(variables(node, directory));
     }
     let errors = log.try_clone().expect("a file can be opened twice");
-    command.stdin(Stdio::null()).stdout(log).stderr(errors).spawn().expect("the daemon can be started")
+    command
+        .stdin(Stdio::null())
+        .stdout(log)
+        .stderr(errors)
+        .spawn()
+        .expect("the daemon can be started")
 }

@@ -1,4 +1,5 @@
-//! A CRI client that calls as a kubelet does: the same order, labels, annotations, mounts and paths (kubelet 1.3x, kuberuntime).
+//! A CRI client that calls as a kubelet does: the same order, labels, annotations, mounts and paths
+//! (kubelet 1.3x, kuberuntime).
 
 use std::{
     collections::BTreeMap,
@@ -16,7 +17,10 @@ use tower::service_fn;
 
 use crate::{
     command,
-    cri::{self, image_service_client::ImageServiceClient, runtime_service_client::RuntimeServiceClient},
+    cri::{
+        self, image_service_client::ImageServiceClient,
+        runtime_service_client::RuntimeServiceClient,
+    },
     wait_until,
 };
 
@@ -71,7 +75,9 @@ impl RunningPod {
     /// # Panics
     /// When it has none of this name.
     pub fn container(&self, name: &str) -> &RunningContainer {
-        self.containers.get(name).unwrap_or_else(|| panic!("the pod {} has no container {name}", self.spec.name))
+        self.containers
+            .get(name)
+            .unwrap_or_else(|| panic!("the pod {} has no container {name}", self.spec.name))
     }
 }
 
@@ -90,16 +96,24 @@ pub struct RunningContainer {
 
 impl Kubelet {
     /// Connects to a CRI socket.
-    pub async fn connect(socket: &Path, directories: Directories) -> Result<Self, tonic::transport::Error> {
+    pub async fn connect(
+        socket: &Path,
+        directories: Directories,
+    ) -> Result<Self, tonic::transport::Error> {
         let socket = socket.to_owned();
         // The name of the host is what grpc-go sends for a unix socket.
         let connector = service_fn(move |_: Uri| {
             let socket = socket.clone();
             async move { UnixStream::connect(socket).await.map(TokioIo::new) }
         });
-        let channel = Endpoint::from_static("http://localhost").connect_with_connector(connector).await?;
-        let runtime = RuntimeServiceClient::new(channel.clone()).max_decoding_message_size(MAX_MESSAGE).max_encoding_message_size(MAX_MESSAGE);
-        let image = ImageServiceClient::new(channel).max_decoding_message_size(MAX_MESSAGE).max_encoding_message_size(MAX_MESSAGE);
+        let channel =
+            Endpoint::from_static("http://localhost").connect_with_connector(connector).await?;
+        let runtime = RuntimeServiceClient::new(channel.clone())
+            .max_decoding_message_size(MAX_MESSAGE)
+            .max_encoding_message_size(MAX_MESSAGE);
+        let image = ImageServiceClient::new(channel)
+            .max_decoding_message_size(MAX_MESSAGE)
+            .max_encoding_message_size(MAX_MESSAGE);
         Ok(Self { runtime, image, directories })
     }
 
@@ -108,7 +122,8 @@ impl Kubelet {
         self.directories.root.join("pods").join(uid)
     }
 
-    /// Makes what a kubelet makes before the sandbox: the pod's directories, volumes and hosts file. Gives the sandbox's config.
+    /// Makes what a kubelet makes before the sandbox: the pod's directories, volumes and hosts
+    /// file. Gives the sandbox's config.
     pub fn prepare(&self, pod: &Pod) -> cri::PodSandboxConfig {
         let config = self.sandbox_config(pod, &self.directories);
         let directory = self.pod_directory(&pod.uid);
@@ -145,7 +160,8 @@ impl Kubelet {
         RunningPod { spec: pod.clone(), sandbox, config, containers: BTreeMap::new() }
     }
 
-    /// Stops all of a pod and removes it, its volumes, logs and control groups, as a kubelet and its garbage collection do.
+    /// Stops all of a pod and removes it, its volumes, logs and control groups, as a kubelet and
+    /// its garbage collection do.
     pub async fn stop_and_remove(&mut self, pod: &RunningPod) -> Result<(), Status> {
         self.stop_pod(pod).await?;
         self.remove_pod(pod).await
@@ -156,16 +172,26 @@ impl Kubelet {
         for container in pod.containers.values() {
             self.stop_container(&container.id, pod.spec.grace).await?;
         }
-        self.runtime.stop_pod_sandbox(cri::StopPodSandboxRequest { pod_sandbox_id: pod.sandbox.clone() }).await?;
+        self.runtime
+            .stop_pod_sandbox(cri::StopPodSandboxRequest { pod_sandbox_id: pod.sandbox.clone() })
+            .await?;
         Ok(())
     }
 
     /// Removes a stopped pod and all that [`prepare`](Self::prepare) made.
     pub async fn remove_pod(&mut self, pod: &RunningPod) -> Result<(), Status> {
         for container in pod.containers.values() {
-            self.runtime.remove_container(cri::RemoveContainerRequest { container_id: container.id.clone() }).await?;
+            self.runtime
+                .remove_container(cri::RemoveContainerRequest {
+                    container_id: container.id.clone(),
+                })
+                .await?;
         }
-        self.runtime.remove_pod_sandbox(cri::RemovePodSandboxRequest { pod_sandbox_id: pod.sandbox.clone() }).await?;
+        self.runtime
+            .remove_pod_sandbox(cri::RemovePodSandboxRequest {
+                pod_sandbox_id: pod.sandbox.clone(),
+            })
+            .await?;
         self.forget(&pod.spec);
         Ok(())
     }
@@ -179,7 +205,8 @@ impl Kubelet {
         let _ = fs::remove_dir_all(directory);
         let _ = fs::remove_dir_all(self.log_directory(pod));
         let group = pod.cgroup(&self.directories.cgroup);
-        for cgroup in crate::leftovers::cgroups().iter().rev().filter(|path| path.contains(&group)) {
+        for cgroup in crate::leftovers::cgroups().iter().rev().filter(|path| path.contains(&group))
+        {
             let _ = fs::remove_dir(cgroup);
         }
     }
@@ -189,8 +216,17 @@ impl Kubelet {
     /// # Panics
     /// When the pod has no such volume.
     pub fn update_volume(&self, pod: &Pod, name: &str, files: &BTreeMap<String, Vec<u8>>) {
-        let volume = pod.volumes.iter().find(|volume| volume.name == name).unwrap_or_else(|| panic!("the pod {} has no volume {name}", pod.name));
-        volumes::write_atomically(&volumes::path(&self.pod_directory(&pod.uid), volume), files, volume.mode).expect("a volume can be written");
+        let volume = pod
+            .volumes
+            .iter()
+            .find(|volume| volume.name == name)
+            .unwrap_or_else(|| panic!("the pod {} has no volume {name}", pod.name));
+        volumes::write_atomically(
+            &volumes::path(&self.pod_directory(&pod.uid), volume),
+            files,
+            volume.mode,
+        )
+        .expect("a volume can be written");
     }
 
     /// Where the kubelet wants the logs of a pod.
@@ -206,7 +242,17 @@ impl Kubelet {
     /// Waits until a container's log has a line with this text.
     pub async fn logged(&self, container: &RunningContainer, text: &str) -> LogLine {
         let log = &container.log;
-        let what = fmt::from_fn(|f| write!(f, "the log {} has a line with {text:?}; its last part is\n{}", log.display(), command::tail(log)));
-        wait_until(what, crate::LIMIT, async || self.log_lines(container).into_iter().find(|line| line.text.contains(text))).await
+        let what = fmt::from_fn(|f| {
+            write!(
+                f,
+                "the log {} has a line with {text:?}; its last part is\n{}",
+                log.display(),
+                command::tail(log)
+            )
+        });
+        wait_until(what, crate::LIMIT, async || {
+            self.log_lines(container).into_iter().find(|line| line.text.contains(text))
+        })
+        .await
     }
 }

@@ -4,7 +4,8 @@ use std::{collections::BTreeSet, fmt, fs, path::Path};
 
 use crate::command::output;
 
-/// Processes, links, named network namespaces, mounts, firewall rules, control groups and the forwarding switch of this host, a line each.
+/// Processes, links, named network namespaces, mounts, firewall rules, control groups and the
+/// forwarding switch of this host, a line each.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Leftovers(BTreeSet<String>);
 
@@ -14,7 +15,11 @@ impl Leftovers {
         let mut all = BTreeSet::new();
         all.extend(processes().into_iter().map(|(pid, what)| format!("process {pid}: {what}")));
         all.extend(links().into_iter().map(|link| format!("link {link}")));
-        all.extend(names(Path::new("/run/netns")).into_iter().map(|name| format!("network namespace {name}")));
+        all.extend(
+            names(Path::new("/run/netns"))
+                .into_iter()
+                .map(|name| format!("network namespace {name}")),
+        );
         all.extend(mounts().into_iter().map(|mount| format!("mount {mount}")));
         all.extend(rules());
         all.extend(cgroups().into_iter().map(|path| format!("control group {path}")));
@@ -26,7 +31,13 @@ impl Leftovers {
 
     /// What has one of these words in it.
     pub fn about(&self, words: &[String]) -> Self {
-        Self(self.0.iter().filter(|line| words.iter().any(|word| line.contains(word))).cloned().collect())
+        Self(
+            self.0
+                .iter()
+                .filter(|line| words.iter().any(|word| line.contains(word)))
+                .cloned()
+                .collect(),
+        )
     }
 
     /// Is there nothing?
@@ -47,13 +58,22 @@ const THREADS: usize = 17;
 /// Every living process but this one: its id, and its command line with its control groups.
 pub(crate) fn processes() -> Vec<(i32, String)> {
     let own = i32::try_from(std::process::id()).unwrap_or(0);
-    let pids = names(Path::new("/proc")).into_iter().filter_map(|name| name.parse::<i32>().ok()).filter(|pid| *pid != own);
+    let pids = names(Path::new("/proc"))
+        .into_iter()
+        .filter_map(|name| name.parse::<i32>().ok())
+        .filter(|pid| *pid != own);
     pids.filter_map(|pid| {
-        let read = |file: &str| fs::read(format!("/proc/{pid}/{file}")).ok().map(|bytes| String::from_utf8_lossy(&bytes).replace(['\0', '\n'], " "));
-        // The state is the first word behind the name, which is in brackets. A zombie is nothing but its parent's to reap, once it is its process's last thread.
+        let read = |file: &str| {
+            fs::read(format!("/proc/{pid}/{file}"))
+                .ok()
+                .map(|bytes| String::from_utf8_lossy(&bytes).replace(['\0', '\n'], " "))
+        };
+        // The state is the first word behind the name, which is in brackets. A zombie is nothing
+        // but its parent's to reap, once it is its process's last thread.
         let stat = read("stat")?;
         let stat: Vec<_> = stat.rsplit_once(')')?.1.split_whitespace().collect();
-        (*stat.first()? != "Z" || stat.get(THREADS)?.parse().is_ok_and(|threads: u32| threads > 1)).then_some(())?;
+        (*stat.first()? != "Z" || stat.get(THREADS)?.parse().is_ok_and(|threads: u32| threads > 1))
+            .then_some(())?;
         Some((pid, format!("{}[{}]", read("cmdline")?, read("cgroup")?.trim())))
     })
     .collect()
@@ -62,7 +82,10 @@ pub(crate) fn processes() -> Vec<(i32, String)> {
 /// Where something is mounted, in the order in which it was.
 pub(crate) fn mounts() -> Vec<String> {
     let info = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
-    info.lines().filter_map(|line| line.split(' ').nth(4)).map(|path| path.replace("\\040", " ")).collect()
+    info.lines()
+        .filter_map(|line| line.split(' ').nth(4))
+        .map(|path| path.replace("\\040", " "))
+        .collect()
 }
 
 /// Every control group of every hierarchy, parents first.
@@ -84,20 +107,29 @@ pub(crate) fn cgroups() -> Vec<String> {
 /// Links of this network namespace: /sys may show those of another.
 pub(crate) fn links() -> Vec<String> {
     let text = fs::read_to_string("/proc/self/net/dev").unwrap_or_default();
-    text.lines().filter_map(|line| line.split_once(':')).map(|(name, _)| name.trim().to_owned()).collect()
+    text.lines()
+        .filter_map(|line| line.split_once(':'))
+        .map(|(name, _)| name.trim().to_owned())
+        .collect()
 }
 
 /// Chains and rules of the firewall, without their counters.
 fn rules() -> Vec<String> {
-    let tables = ["nat", "filter"].map(|table| (table, output("iptables-save", &["-t", table]).unwrap_or_default()));
+    let tables = ["nat", "filter"]
+        .map(|table| (table, output("iptables-save", &["-t", table]).unwrap_or_default()));
     let lines = tables.iter().flat_map(|(table, text)| text.lines().map(move |line| (table, line)));
     let lines = lines.filter(|(_, line)| line.starts_with('-') || line.starts_with(':'));
-    lines.filter(|(_, line)| !is_built_in(line)).map(|(table, line)| format!("rule {table} {}", line.split(" [").next().unwrap_or(line))).collect()
+    lines
+        .filter(|(_, line)| !is_built_in(line))
+        .map(|(table, line)| format!("rule {table} {}", line.split(" [").next().unwrap_or(line)))
+        .collect()
 }
 
 /// A built-in chain is there as soon as someone looks.
 fn is_built_in(line: &str) -> bool {
-    [":PREROUTING ", ":INPUT ", ":OUTPUT ", ":POSTROUTING ", ":FORWARD "].iter().any(|chain| line.starts_with(chain))
+    [":PREROUTING ", ":INPUT ", ":OUTPUT ", ":POSTROUTING ", ":FORWARD "]
+        .iter()
+        .any(|chain| line.starts_with(chain))
 }
 
 fn names(directory: &Path) -> Vec<String> {

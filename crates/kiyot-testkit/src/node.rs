@@ -33,8 +33,9 @@ pub const BUSYBOX_IMAGE: &str = "kiyot.test/busybox:1";
 /// Networks of this process so far: each node has one of its own.
 static NETWORKS: AtomicU8 = AtomicU8::new(0);
 
-/// A running containerd of one test. Everything of it has its [`name`](Self::name) in it, and goes when it is dropped: processes, mounts, links, rules,
-/// control groups, directories; after a panic too.
+/// A running containerd of one test. Everything of it has its [`name`](Self::name) in it, and goes
+/// when it is dropped: processes, mounts, links, rules, control groups, directories; after a panic
+/// too.
 #[derive(Debug)]
 pub struct Node {
     containerd: Mutex<Child>,
@@ -61,7 +62,8 @@ impl Own {
 }
 
 impl Node {
-    /// Starts one, with the images [`PAUSE_IMAGE`] and [`BUSYBOX_IMAGE`], and waits until its CRI answers.
+    /// Starts one, with the images [`PAUSE_IMAGE`] and [`BUSYBOX_IMAGE`], and waits until its CRI
+    /// answers.
     ///
     /// # Panics
     /// Without root and namespaces of its own: a test that needs them fails, it is never skipped.
@@ -69,7 +71,8 @@ impl Node {
         Self::begin(true, false).await
     }
 
-    /// The same, whose containerd discards the layers of an image that it has pulled and unpacked (`discard_unpacked_layers`).
+    /// The same, whose containerd discards the layers of an image that it has pulled and unpacked
+    /// (`discard_unpacked_layers`).
     pub async fn start_discarding_layers() -> Self {
         Self::begin(true, true).await
     }
@@ -84,24 +87,44 @@ impl Node {
             rustix::process::geteuid().is_root() && std::env::var_os("OWN_NAMESPACES").is_some(),
             "this needs root, and namespaces of its own: run it by `cargo test`, whose runner is scripts/runner"
         );
-        let kept = tempfile::Builder::new().prefix("kt").tempdir().map(TempDir::keep).expect("a temporary directory can be made");
-        let name = kept.file_name().and_then(|name| name.to_str()).expect("temporary names are text").trim_start_matches('.').to_owned();
+        let kept = tempfile::Builder::new()
+            .prefix("kt")
+            .tempdir()
+            .map(TempDir::keep)
+            .expect("a temporary directory can be made");
+        let name = kept
+            .file_name()
+            .and_then(|name| name.to_str())
+            .expect("temporary names are text")
+            .trim_start_matches('.')
+            .to_owned();
         let own = Own { directory: kept.clone(), words: Arc::new(Mutex::new(vec![name.clone()])) };
         let last = own.clone();
         let watchdog = watched.then(|| {
             Watchdog::start(move || {
-                eprintln!("containerd said:\n{}", command::tail(&last.directory.join("containerd.log")));
-                eprintln!("kiyot said:\n{}", command::tail(&last.directory.join("kiyot/kiyot.log")));
+                eprintln!(
+                    "containerd said:\n{}",
+                    command::tail(&last.directory.join("containerd.log"))
+                );
+                eprintln!(
+                    "kiyot said:\n{}",
+                    command::tail(&last.directory.join("kiyot/kiyot.log"))
+                );
                 last.sweep();
             })
         });
         let network = NETWORKS.fetch_add(1, Ordering::Relaxed);
-        configuration::write(&kept, &name, network, discards).expect("the configuration can be written");
+        configuration::write(&kept, &name, network, discards)
+            .expect("the configuration can be written");
         let containerd = Mutex::new(spawn(&kept));
         let node = Self { containerd, own, kept, _watchdog: watchdog };
         node.answering().await;
         node.image(PAUSE_IMAGE, &ImageSpec::pause()).await;
-        node.image(BUSYBOX_IMAGE, &ImageSpec { cmd: vec!["sh".to_owned()], ..ImageSpec::default() }).await;
+        node.image(
+            BUSYBOX_IMAGE,
+            &ImageSpec { cmd: vec!["sh".to_owned()], ..ImageSpec::default() },
+        )
+        .await;
         node
     }
 
@@ -165,19 +188,30 @@ impl Node {
 
     /// The kubelet of this node, which calls CRI at this socket.
     pub async fn kubelet(&self, socket: &Path) -> Result<Kubelet, tonic::transport::Error> {
-        let directories = Directories { root: self.kubelet_directory(), logs: self.pod_logs(), cgroup: format!("/kubepods-{}", self.name()) };
+        let directories = Directories {
+            root: self.kubelet_directory(),
+            logs: self.pod_logs(),
+            cgroup: format!("/kubepods-{}", self.name()),
+        };
         Kubelet::connect(socket, directories).await
     }
 
     /// Makes an image and gives it to containerd under this whole name (`host/repository:tag`).
     pub async fn image(&self, name: &str, spec: &ImageSpec) {
-        let archive = tempfile::NamedTempFile::new_in(&self.kept).expect("a temporary file can be made");
+        let archive =
+            tempfile::NamedTempFile::new_in(&self.kept).expect("a temporary file can be made");
         spec.write(name, archive.path()).expect("an image archive can be written");
         self.ctr(&["images", "import", &archive.path().display().to_string()]);
         wait_until(format!("containerd's CRI knows the image {name}"), LIMIT, async || {
             let image = Some(cri::ImageSpec { image: name.to_owned(), ..Default::default() });
             let mut kubelet = self.kubelet(&self.socket()).await.ok()?;
-            kubelet.image.image_status(cri::ImageStatusRequest { image, verbose: false }).await.ok()?.into_inner().image
+            kubelet
+                .image
+                .image_status(cri::ImageStatusRequest { image, verbose: false })
+                .await
+                .ok()?
+                .into_inner()
+                .image
         })
         .await;
     }
@@ -239,7 +273,11 @@ impl Drop for Node {
 }
 
 fn spawn(directory: &Path) -> Child {
-    let log = fs::File::options().create(true).append(true).open(directory.join("containerd.log")).expect("a log can be written");
+    let log = fs::File::options()
+        .create(true)
+        .append(true)
+        .open(directory.join("containerd.log"))
+        .expect("a log can be written");
     Command::new("containerd")
         .arg("--config")
         .arg(directory.join("containerd.toml"))

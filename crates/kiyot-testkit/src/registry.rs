@@ -1,4 +1,5 @@
-//! A played registry of images: so much of the distribution API as a pull needs, over HTTP, on an address of the node that its pods and cells reach too.
+//! A played registry of images: so much of the distribution API as a pull needs, over HTTP, on an
+//! address of the node that its pods and cells reach too.
 
 use std::{
     collections::BTreeMap,
@@ -48,7 +49,8 @@ pub enum Access {
 /// How a blob is given.
 #[derive(Debug, Clone)]
 pub enum Pace {
-    /// So many bytes of it, and then nothing more, until who asked hangs up or [`Registry::release`] is called.
+    /// So many bytes of it, and then nothing more, until who asked hangs up or
+    /// [`Registry::release`] is called.
     Stalls(usize),
     /// In parts of so many bytes, with a pause after each.
     Trickles(usize, Duration),
@@ -92,29 +94,46 @@ impl Shared {
 }
 
 impl Registry {
-    /// Starts one, and makes it the mirror of a host that does not exist: who pulls from it has read the node's configuration.
+    /// Starts one, and makes it the mirror of a host that does not exist: who pulls from it has
+    /// read the node's configuration.
     pub fn start(node: &Node, access: Access) -> Self {
         command::run("ip", &["address", "replace", &format!("{ADDRESS}/32"), "dev", "lo"]);
-        let listener = TcpListener::bind((ADDRESS, 0)).expect("an address of the node can be bound");
+        let listener =
+            TcpListener::bind((ADDRESS, 0)).expect("an address of the node can be bound");
         let at = listener.local_addr().expect("a bound socket has an address");
         let host = format!("registry{}.invalid", at.port());
         let directory = node.registries().join(&host);
         fs::create_dir_all(&directory).expect("a directory can be made");
-        let hosts = format!("server = \"http://{at}\"\n\n[host.\"http://{at}\"]\ncapabilities = [\"pull\", \"resolve\"]\n");
-        fs::write(directory.join("hosts.toml"), hosts).expect("the node's registry configuration can be written");
-        let shared = Arc::new(Shared { access, at, ends: AtomicBool::new(false), content: Mutex::default() });
+        let hosts = format!(
+            "server = \"http://{at}\"\n\n[host.\"http://{at}\"]\ncapabilities = [\"pull\", \"resolve\"]\n"
+        );
+        fs::write(directory.join("hosts.toml"), hosts)
+            .expect("the node's registry configuration can be written");
+        let shared = Arc::new(Shared {
+            access,
+            at,
+            ends: AtomicBool::new(false),
+            content: Mutex::default(),
+        });
         let serving = Arc::clone(&shared);
         let server = thread::spawn(move || serve(&listener, &serving));
         Self { shared, at, host, server: Some(server) }
     }
 
-    /// Makes an image and keeps it under `repository:tag`. Gives its whole name, and its name by digest.
+    /// Makes an image and keeps it under `repository:tag`. Gives its whole name, and its name by
+    /// digest.
     pub fn image(&self, name: &str, spec: &ImageSpec) -> (String, String) {
         let (repository, _) = name.rsplit_once(':').expect("an image is named repository:tag");
         let parts = spec.parts().expect("an image can be made");
         let digest = sha256(&parts.manifest);
         let mut content = self.shared.content();
-        content.blobs.extend(parts.layers.into_iter().chain([parts.config, parts.manifest]).map(|blob| (sha256(&blob), blob)));
+        content.blobs.extend(
+            parts
+                .layers
+                .into_iter()
+                .chain([parts.config, parts.manifest])
+                .map(|blob| (sha256(&blob), blob)),
+        );
         content.tags.insert(name.to_owned(), digest.clone());
         (format!("{}/{name}", self.host), format!("{}/{repository}@{digest}", self.host))
     }
@@ -124,13 +143,21 @@ impl Registry {
         self.at
     }
 
-    /// Digests and lengths of what an image of this registry is made of, by its whole name: the configuration first, then its layers.
+    /// Digests and lengths of what an image of this registry is made of, by its whole name: the
+    /// configuration first, then its layers.
     pub fn parts(&self, name: &str) -> Vec<(String, u64)> {
         let content = self.shared.content();
         let tag = name.split_once('/').map_or(name, |(_, tag)| tag);
-        let manifest = content.tags.get(tag).and_then(|digest| content.blobs.get(digest)).expect("it is an image of this registry");
-        let manifest: serde_json::Value = serde_json::from_slice(manifest).expect("a manifest is JSON");
-        let part = |part: &serde_json::Value| Some((part["digest"].as_str()?.to_owned(), part["size"].as_u64()?));
+        let manifest = content
+            .tags
+            .get(tag)
+            .and_then(|digest| content.blobs.get(digest))
+            .expect("it is an image of this registry");
+        let manifest: serde_json::Value =
+            serde_json::from_slice(manifest).expect("a manifest is JSON");
+        let part = |part: &serde_json::Value| {
+            Some((part["digest"].as_str()?.to_owned(), part["size"].as_u64()?))
+        };
         let layers = manifest["layers"].as_array().cloned().unwrap_or_default();
         [&manifest["config"]].into_iter().chain(&layers).filter_map(part).collect()
     }

@@ -1,5 +1,6 @@
-//! A client of the streaming URLs of CRI, as kubectl speaks to them through an API server: SPDY/3.1 (moby/spdystream). Unlike the WebSocket of `v4`, it can
-//! end one stream of several, and has several ports on one connection.
+//! A client of the streaming URLs of CRI, as kubectl speaks to them through an API server: SPDY/3.1
+//! (moby/spdystream). Unlike the WebSocket of `v4`, it can end one stream of several, and has
+//! several ports on one connection.
 
 use std::{collections::BTreeMap, io};
 
@@ -24,7 +25,8 @@ const FIN: u8 = 1;
 /// The most that goes in one data frame.
 const PART: usize = 32 << 10;
 
-/// Opens a URL that Exec, Attach or PortForward answered, for a protocol such as `v4.channel.k8s.io` or `portforward.k8s.io`.
+/// Opens a URL that Exec, Attach or PortForward answered, for a protocol such as
+/// `v4.channel.k8s.io` or `portforward.k8s.io`.
 ///
 /// # Errors
 /// The head that the server answered instead of an upgrade, or the connection's error.
@@ -45,7 +47,10 @@ pub async fn open(url: &str, protocol: &str) -> io::Result<(Sender, Receiver)> {
         return Err(io::Error::other(String::from_utf8_lossy(&head).into_owned()));
     }
     let (reader, writer) = stream.into_split();
-    Ok((Sender { writer, next: 1 }, Receiver { reader, received: BTreeMap::new(), ended: Vec::new() }))
+    Ok((
+        Sender { writer, next: 1 },
+        Receiver { reader, received: BTreeMap::new(), ended: Vec::new() },
+    ))
 }
 
 /// The side that sends.
@@ -69,7 +74,9 @@ impl Sender {
         let length = u16::try_from(block.len()).expect("short headers");
         let mut payload = [stream.to_be_bytes().as_slice(), &[0; 6]].concat();
         payload.extend(ZLIB.iter().filter(|_| stream == 1));
-        payload.extend([&[0][..], &length.to_le_bytes(), &(!length).to_le_bytes(), &block, &FLUSH].concat());
+        payload.extend(
+            [&[0][..], &length.to_le_bytes(), &(!length).to_le_bytes(), &block, &FLUSH].concat(),
+        );
         let head = [CONTROL.to_be_bytes(), SYN_STREAM.to_be_bytes()].concat();
         self.frame(&head, 0, &payload).await;
         stream
@@ -104,7 +111,8 @@ pub struct Receiver {
 }
 
 impl Receiver {
-    /// Reads until the other side of a stream, or the connection, has ended. Gives all that the stream has carried.
+    /// Reads until the other side of a stream, or the connection, has ended. Gives all that the
+    /// stream has carried.
     pub async fn read_to_end(&mut self, stream: u32) -> Vec<u8> {
         while !self.ended.contains(&stream) {
             if self.frame().await.is_err() {
@@ -117,8 +125,13 @@ impl Receiver {
     /// Reads until a stream has carried this text, or has ended. Gives all that it has carried.
     pub async fn read_until(&mut self, stream: u32, text: &str) -> String {
         loop {
-            let so_far = self.received.get(&stream).map(|bytes| String::from_utf8_lossy(bytes).into_owned()).unwrap_or_default();
-            if so_far.contains(text) || self.ended.contains(&stream) || self.frame().await.is_err() {
+            let so_far = self
+                .received
+                .get(&stream)
+                .map(|bytes| String::from_utf8_lossy(bytes).into_owned())
+                .unwrap_or_default();
+            if so_far.contains(text) || self.ended.contains(&stream) || self.frame().await.is_err()
+            {
                 return so_far;
             }
         }
@@ -126,7 +139,9 @@ impl Receiver {
 
     /// Reads until a stream has carried so many bytes, or has ended. Gives all that it has carried.
     pub async fn read_bytes(&mut self, stream: u32, bytes: usize) -> Vec<u8> {
-        while self.received.get(&stream).map_or(0, Vec::len) < bytes && !self.ended.contains(&stream) {
+        while self.received.get(&stream).map_or(0, Vec::len) < bytes
+            && !self.ended.contains(&stream)
+        {
             if self.frame().await.is_err() {
                 break;
             }
@@ -138,7 +153,8 @@ impl Receiver {
         let mut head = [0; 8];
         self.reader.read_exact(&mut head).await?;
         let [a, b, c, d, flags, length @ ..] = head;
-        let mut payload = vec![0; u32::from_be_bytes([0, length[0], length[1], length[2]]) as usize];
+        let mut payload =
+            vec![0; u32::from_be_bytes([0, length[0], length[1], length[2]]) as usize];
         self.reader.read_exact(&mut payload).await?;
         if a & 0x80 == 0 {
             let stream = u32::from_be_bytes([a, b, c, d]);

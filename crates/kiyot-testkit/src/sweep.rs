@@ -23,12 +23,16 @@ const LIMIT: Duration = Duration::from_secs(60);
 /// Between two looks.
 const POLL: Duration = Duration::from_millis(10);
 
-/// Kills every process that has one of `words` in its command line or control group, frozen or not, and waits until they are gone.
+/// Kills every process that has one of `words` in its command line or control group, frozen or not,
+/// and waits until they are gone.
 pub fn processes_of(words: &[String]) {
     let begun = Instant::now();
     loop {
         thaw(words);
-        let ours: Vec<_> = processes().into_iter().filter(|(_, what)| words.iter().any(|word| what.contains(word))).collect();
+        let ours: Vec<_> = processes()
+            .into_iter()
+            .filter(|(_, what)| words.iter().any(|word| what.contains(word)))
+            .collect();
         if ours.is_empty() {
             return;
         }
@@ -43,7 +47,8 @@ pub fn processes_of(words: &[String]) {
     }
 }
 
-/// Thaws the control groups that have one of `words` in their names: what is frozen doesn't die. Those of v1 first, which a kill does not reach at all.
+/// Thaws the control groups that have one of `words` in their names: what is frozen doesn't die.
+/// Those of v1 first, which a kill does not reach at all.
 fn thaw(words: &[String]) {
     for cgroup in cgroups().iter().filter(|cgroup| words.iter().any(|word| cgroup.contains(word))) {
         for (file, thawed) in [("freezer.state", "THAWED"), ("cgroup.freeze", "0")] {
@@ -55,7 +60,8 @@ fn thaw(words: &[String]) {
     }
 }
 
-/// Takes away all that has one of `words` in its name: processes, mounts, links, network namespaces, firewall rules, control groups. Then the directory.
+/// Takes away all that has one of `words` in its name: processes, mounts, links, network
+/// namespaces, firewall rules, control groups. Then the directory.
 pub fn all_of(words: &[String], directory: &Path) {
     let ours = |text: &str| words.iter().any(|word| text.contains(word));
     processes_of(words);
@@ -77,14 +83,25 @@ pub fn all_of(words: &[String], directory: &Path) {
     let _ = fs::remove_dir_all(directory);
 }
 
-/// Deletes the rules that name one of `words` (CNI plugins put the network's name in their comments), and the chains to which those rules lead.
+/// Deletes the rules that name one of `words` (CNI plugins put the network's name in their
+/// comments), and the chains to which those rules lead.
 fn rules_of(words: &[String]) {
     let Ok(text) = output("iptables-save", &["-t", "nat"]) else { return };
     let mut chains = Vec::new();
-    for rule in text.lines().filter(|line| line.starts_with("-A ") && words.iter().any(|word| line.contains(word))) {
+    for rule in text
+        .lines()
+        .filter(|line| line.starts_with("-A ") && words.iter().any(|word| line.contains(word)))
+    {
         let rule = words_of(rule);
-        chains.extend(rule.windows(2).filter(|pair| pair[0] == "-j" && pair[1].starts_with("CNI-")).map(|pair| pair[1].clone()));
-        let arguments: Vec<&str> = ["-w", "-t", "nat", "-D"].into_iter().chain(rule.iter().skip(1).map(String::as_str)).collect();
+        chains.extend(
+            rule.windows(2)
+                .filter(|pair| pair[0] == "-j" && pair[1].starts_with("CNI-"))
+                .map(|pair| pair[1].clone()),
+        );
+        let arguments: Vec<&str> = ["-w", "-t", "nat", "-D"]
+            .into_iter()
+            .chain(rule.iter().skip(1).map(String::as_str))
+            .collect();
         let _ = output("iptables", &arguments);
     }
     for chain in chains.iter().filter(|chain| !is_shared(chain)) {
@@ -98,7 +115,8 @@ fn is_shared(chain: &str) -> bool {
     chain.starts_with("CNI-HOSTPORT-")
 }
 
-/// The words of a line of iptables-save: quoted where they have spaces, with `\` before a quote in them.
+/// The words of a line of iptables-save: quoted where they have spaces, with `\` before a quote in
+/// them.
 fn words_of(line: &str) -> Vec<String> {
     let (mut words, mut word, mut quoted, mut escaped) = (Vec::new(), String::new(), false, false);
     for letter in line.chars() {
@@ -123,7 +141,20 @@ mod tests {
 
     #[test]
     fn rules_are_split_as_iptables_quotes_them() {
-        let words = words_of(r#"-A POSTROUTING -m comment --comment "name: \"net\" id: \"1\"" -j CNI-1"#);
-        assert_eq!(words, ["-A", "POSTROUTING", "-m", "comment", "--comment", r#"name: "net" id: "1""#, "-j", "CNI-1"]);
+        let words =
+            words_of(r#"-A POSTROUTING -m comment --comment "name: \"net\" id: \"1\"" -j CNI-1"#);
+        assert_eq!(
+            words,
+            [
+                "-A",
+                "POSTROUTING",
+                "-m",
+                "comment",
+                "--comment",
+                r#"name: "net" id: "1""#,
+                "-j",
+                "CNI-1"
+            ]
+        );
     }
 }

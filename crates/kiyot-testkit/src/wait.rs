@@ -10,11 +10,16 @@ pub const LIMIT: Duration = Duration::from_secs(90);
 /// Between two looks at what is waited for.
 const POLL: Duration = Duration::from_millis(20);
 
-/// Asks `probe` until it answers with something, and gives that. The one place of the tests that sleeps.
+/// Asks `probe` until it answers with something, and gives that. The one place of the tests that
+/// sleeps.
 ///
 /// # Panics
 /// After `limit`, naming `what` was waited for.
-pub async fn wait_until<T>(what: impl Display, limit: Duration, mut probe: impl AsyncFnMut() -> Option<T>) -> T {
+pub async fn wait_until<T>(
+    what: impl Display,
+    limit: Duration,
+    mut probe: impl AsyncFnMut() -> Option<T>,
+) -> T {
     let begun = Instant::now();
     loop {
         let left = limit.saturating_sub(begun.elapsed());

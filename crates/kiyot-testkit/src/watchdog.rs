@@ -10,7 +10,8 @@ use std::{
 /// The longest that a test may take.
 pub const LIMIT: Duration = Duration::from_secs(300);
 
-/// Watches a test while it lives: a test that takes longer than [`LIMIT`] is named, and its process aborted.
+/// Watches a test while it lives: a test that takes longer than [`LIMIT`] is named, and its process
+/// aborted.
 #[derive(Debug)]
 pub struct Watchdog {
     _alive: Sender<()>,

@@ -1,4 +1,5 @@
-//! A client of the streaming URLs of CRI, as an API server of old speaks to them: WebSocket with `v4.channel.k8s.io`.
+//! A client of the streaming URLs of CRI, as an API server of old speaks to them: WebSocket with
+//! `v4.channel.k8s.io`.
 
 use std::collections::BTreeMap;
 
@@ -25,7 +26,9 @@ impl Streams {
         let rest = url.strip_prefix("http://").expect("a streaming URL is plain HTTP");
         let (authority, _) = rest.split_once('/').expect("a streaming URL has a path");
         let mut request = format!("ws://{rest}").into_client_request().map_err(Box::new)?;
-        request.headers_mut().insert("sec-websocket-protocol", HeaderValue::from_static("v4.channel.k8s.io"));
+        request
+            .headers_mut()
+            .insert("sec-websocket-protocol", HeaderValue::from_static("v4.channel.k8s.io"));
         let stream = TcpStream::connect(authority).await.map_err(|error| Box::new(error.into()))?;
         let (socket, _) = client_async(request, stream).await.map_err(Box::new)?;
         Ok(Self { socket, received: BTreeMap::new() })
@@ -55,7 +58,10 @@ impl Streams {
     pub async fn read_bytes(&mut self, channel: u8, bytes: usize) {
         let mut carried = 0;
         loop {
-            carried += self.received.get_mut(&channel).map_or(0, |received| std::mem::take(received).len());
+            carried += self
+                .received
+                .get_mut(&channel)
+                .map_or(0, |received| std::mem::take(received).len());
             if carried >= bytes {
                 return;
             }
@@ -68,7 +74,8 @@ impl Streams {
         while self.read().await {}
     }
 
-    /// What a channel has carried so far: 1 is the standard output, 2 the standard error, 3 how it ended.
+    /// What a channel has carried so far: 1 is the standard output, 2 the standard error, 3 how it
+    /// ended.
     pub fn text(&self, channel: u8) -> String {
         String::from_utf8_lossy(self.bytes(channel)).into_owned()
     }

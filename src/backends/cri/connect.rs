@@ -23,16 +23,21 @@ pub enum ConnectError {
 async fn socket(path: &Path) -> io::Result<UnixStream> {
     loop {
         match UnixStream::connect(path).await {
-            // A unix socket says so when its backlog is full; waiting for room is what a blocking connect would do.
-            Err(error) if error.kind() == io::ErrorKind::WouldBlock => tokio::time::sleep(QUEUE_FULL_WAIT).await,
+            // A unix socket says so when its backlog is full; waiting for room is what a blocking
+            // connect would do.
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                tokio::time::sleep(QUEUE_FULL_WAIT).await
+            }
             result => return result,
         }
     }
 }
 
-/// Connects, and waits until the server said something. No pings are sent then: grpc-go closes connections of clients that ping it often.
+/// Connects, and waits until the server said something. No pings are sent then: grpc-go closes
+/// connections of clients that ping it often.
 pub(super) async fn open(path: &Path) -> Result<Connection, ConnectError> {
-    let mut connection = socket(path).await.and_then(Connection::new).map_err(ConnectError::Socket)?;
+    let mut connection =
+        socket(path).await.and_then(Connection::new).map_err(ConnectError::Socket)?;
     connection.greeting().await.map_err(ConnectError::Handshake)?;
     Ok(connection)
 }

@@ -35,7 +35,8 @@ pub enum Failure {
 }
 
 impl Upstream {
-    /// Sends a whole request and collects its answer. A call that the runtime refused to begin with is sent once more.
+    /// Sends a whole request and collects its answer. A call that the runtime refused to begin with
+    /// is sent once more.
     pub async fn exchange(&self, head: &request::Parts, body: &Bytes) -> Result<Answer, Failure> {
         match self.try_exchange(head, body).await {
             Err(Broken::Error(error)) if error.was_refused() => self.try_exchange(head, body).await,
@@ -51,7 +52,10 @@ impl Upstream {
     }
 
     async fn try_exchange(&self, head: &request::Parts, body: &Bytes) -> Result<Answer, Broken> {
-        let sent = self.send(head, body, true).await.map_err(|error| Broken::Failed(Failure::Unavailable(error)))?;
+        let sent = self
+            .send(head, body, true)
+            .await
+            .map_err(|error| Broken::Failed(Failure::Unavailable(error)))?;
         let (head, mut stream) = sent.response.await.map_err(Broken::Error)?.into_parts();
         let (mut body, mut length) = (Vec::new(), 0);
         while let Some(part) = stream.data().await {

@@ -1,4 +1,5 @@
-//! One shared connection to a container runtime, opened at the first call and again after it was lost.
+//! One shared connection to a container runtime, opened at the first call and again after it was
+//! lost.
 
 use std::{
     collections::VecDeque,
@@ -15,7 +16,8 @@ use tokio_util::task::AbortOnDropHandle;
 use super::connect::{self, ConnectError};
 use crate::http2::{Answering, Client, Error, Sending};
 
-/// Connections that the runtime told us to leave and that still have calls open. Of more than these the oldest is cut.
+/// Connections that the runtime told us to leave and that still have calls open. Of more than these
+/// the oldest is cut.
 const MAX_LEFT_CONNECTIONS: usize = 4;
 
 /// The container runtime can't be called.
@@ -47,7 +49,8 @@ pub enum Unavailable {
     },
 }
 
-/// A container runtime's CRI socket. Its connection lives on the runtime of the thread that calls first; all callers are to be on that thread.
+/// A container runtime's CRI socket. Its connection lives on the runtime of the thread that calls
+/// first; all callers are to be on that thread.
 #[derive(Debug)]
 pub struct Upstream {
     socket: PathBuf,
@@ -78,7 +81,12 @@ pub struct Sent {
 impl Upstream {
     /// Of a socket. Nothing is connected before the first call.
     pub fn new(socket: PathBuf, connect_timeout: Duration) -> Self {
-        Self { socket, connect_timeout, state: Mutex::default(), connecting: tokio::sync::Mutex::new(()) }
+        Self {
+            socket,
+            connect_timeout,
+            state: Mutex::default(),
+            connecting: tokio::sync::Mutex::new(()),
+        }
     }
 
     /// The socket.
@@ -91,7 +99,8 @@ impl Upstream {
         Unavailable::Lost { socket: self.socket.clone(), source }
     }
 
-    /// Sends a request's metadata and the first part of its body (or, if `ended`, all of it), on a new connection if the present one does not take it.
+    /// Sends a request's metadata and the first part of its body (or, if `ended`, all of it), on a
+    /// new connection if the present one does not take it.
     pub async fn send(&self, head: &Parts, body: &Bytes, ended: bool) -> Result<Sent, Unavailable> {
         let mut again = true;
         loop {
@@ -119,7 +128,11 @@ impl Upstream {
     fn live(&self) -> Option<(u64, Client)> {
         let state = self.state();
         let live = state.live.clone()?;
-        state.drivers.back().is_some_and(|driver| !driver.is_finished()).then_some((state.generation, live))
+        state
+            .drivers
+            .back()
+            .is_some_and(|driver| !driver.is_finished())
+            .then_some((state.generation, live))
     }
 
     /// No call is to use this connection any more; those on it go on.
@@ -131,15 +144,23 @@ impl Upstream {
     }
 
     async fn connect(&self) -> Result<(u64, Client), Unavailable> {
-        let silent = || Unavailable::Silent { socket: self.socket.clone(), after: self.connect_timeout };
-        let connected = timeout(self.connect_timeout, self.connect_or_join()).await.unwrap_or_else(|_| Err(silent()));
+        let silent =
+            || Unavailable::Silent { socket: self.socket.clone(), after: self.connect_timeout };
+        let connected = timeout(self.connect_timeout, self.connect_or_join())
+            .await
+            .unwrap_or_else(|_| Err(silent()));
         let was_down = std::mem::replace(&mut self.state().is_down, connected.is_err());
         // Once for each outage: a kubelet calls several times a second.
         match &connected {
             Err(error) if !was_down => {
-                tracing::warn!(error = error as &dyn std::error::Error, "The container runtime does not answer: its pods' calls fail")
+                tracing::warn!(
+                    error = error as &dyn std::error::Error,
+                    "The container runtime does not answer: its pods' calls fail"
+                )
             }
-            Ok(_) if was_down => tracing::info!(socket = %self.socket.display(), "The container runtime answers again"),
+            Ok(_) if was_down => {
+                tracing::info!(socket = %self.socket.display(), "The container runtime answers again")
+            }
             _ => {}
         }
         connected
@@ -151,15 +172,20 @@ impl Upstream {
         if let Some(live) = self.live() {
             return Ok(live);
         }
-        let connection =
-            connect::open(&self.socket).await.map_err(|error| Unavailable::Connect { socket: self.socket.clone(), source: Arc::new(error) })?;
+        let connection = connect::open(&self.socket).await.map_err(|error| {
+            Unavailable::Connect { socket: self.socket.clone(), source: Arc::new(error) }
+        })?;
         let client = connection.client();
         let socket = self.socket.clone();
         tracing::debug!(socket = %socket.display(), "connected to the container runtime");
         let driver = tokio::spawn(async move {
             match connection.await {
-                Ok(()) => tracing::debug!(socket = %socket.display(), "the connection to the container runtime has served"),
-                Err(error) => tracing::info!(socket = %socket.display(), %error, "the connection to the container runtime was lost"),
+                Ok(()) => {
+                    tracing::debug!(socket = %socket.display(), "the connection to the container runtime has served")
+                }
+                Err(error) => {
+                    tracing::info!(socket = %socket.display(), %error, "the connection to the container runtime was lost")
+                }
             }
         });
         let mut state = self.state();

@@ -1,8 +1,9 @@
 //! Cells: their lifecycle, and what is kept of it.
 //!
-//! Each cell has a task of its own (`driver`) that carries out what a pure state machine (`state`) says. What is about to be done at the provider is on
-//! disk before it is done (`record`), so that a daemon that is killed at any moment finds what it had begun. `reconcile` compares the cells with what
-//! the provider lists, at the start and ever after.
+//! Each cell has a task of its own (`driver`) that carries out what a pure state machine (`state`)
+//! says. What is about to be done at the provider is on disk before it is done (`record`), so that
+//! a daemon that is killed at any moment finds what it had begun. `reconcile` compares the cells
+//! with what the provider lists, at the start and ever after.
 
 use std::{
     net::IpAddr,
@@ -115,7 +116,8 @@ pub struct CellsConfig {
     pub launch_timeout: Duration,
     /// How long a cell's token may be traded for a certificate.
     pub token_ttl: Duration,
-    /// The boot id of the node, for a provider whose instances end with the node; `None` for instances that don't.
+    /// The boot id of the node, for a provider whose instances end with the node; `None` for
+    /// instances that don't.
     pub boot_id: Option<String>,
     /// How often the provider's instances are listed.
     pub list_interval: Duration,
@@ -169,8 +171,13 @@ pub struct Cells {
 }
 
 impl Cells {
-    /// Reads what the store has of cells. They are admitted to the gateway from now on, but nothing is done about them before [`Cells::serve`].
-    pub async fn start(config: CellsConfig, store: Store, provider: Arc<dyn Provider>) -> Result<Arc<Self>, StoreError> {
+    /// Reads what the store has of cells. They are admitted to the gateway from now on, but nothing
+    /// is done about them before [`Cells::serve`].
+    pub async fn start(
+        config: CellsConfig,
+        store: Store,
+        provider: Arc<dyn Provider>,
+    ) -> Result<Arc<Self>, StoreError> {
         let shared = Arc::new(Shared::new(config, store, provider));
         let sandboxes = shared.store.load::<SandboxMeta>(Table::Sandboxes).await?;
         let records = shared.store.load(Table::Cells).await?;
@@ -200,7 +207,8 @@ impl Cells {
         self.shared.tasks.spawn(watch);
     }
 
-    /// Ends all tasks, and returns when they have ended. Cells go on; a launch that runs is undone at the next start.
+    /// Ends all tasks, and returns when they have ended. Cells go on; a launch that runs is undone
+    /// at the next start.
     pub async fn shutdown(&self) {
         self.shared.stop.cancel();
         locked(&self.resumed).clear();
@@ -208,17 +216,25 @@ impl Cells {
         self.shared.tasks.wait().await;
     }
 
-    /// Makes a cell for a sandbox and gives it the pod's network: recorded before the provider is asked, enrolled, bound. Returns its addresses, the pod's first.
-    /// On an error nothing of it is left, or a record says what is left to be undone.
+    /// Makes a cell for a sandbox and gives it the pod's network: recorded before the provider is
+    /// asked, enrolled, bound. Returns its addresses, the pod's first. On an error nothing of it is
+    /// left, or a record says what is left to be undone.
     ///
-    /// It goes on when the caller goes away: then the cell is there, bound to the sandbox, until it is terminated.
-    pub async fn launch(self: &Arc<Self>, order: LaunchOrder) -> Result<(Cell, Vec<IpAddr>), CellError> {
+    /// It goes on when the caller goes away: then the cell is there, bound to the sandbox, until it
+    /// is terminated.
+    pub async fn launch(
+        self: &Arc<Self>,
+        order: LaunchOrder,
+    ) -> Result<(Cell, Vec<IpAddr>), CellError> {
         self.await_endings(&order.attachment.pod_uid).await?;
         let id = CellId::mint()?;
         let token = token()?;
         let shared = &self.shared;
         if shared.links.get().is_none() || shared.stop.is_cancelled() {
-            return Err(CellError::Ended(id, "no cells are made now: the daemon is starting or stopping".to_owned()));
+            return Err(CellError::Ended(
+                id,
+                "no cells are made now: the daemon is starting or stopping".to_owned(),
+            ));
         }
         let record = Record::new(id.clone(), &token, &order, &shared.config);
         let (inbox, messages) = mailbox(INBOX);
@@ -232,12 +248,17 @@ impl Cells {
         answered.await.unwrap_or_else(|_| Err(CellError::Ended(id, STOPPING.to_owned())))
     }
 
-    /// Waits until the cells of a pod that are ending are gone: what a daemon before this one left half-made must not run beside what is made now.
+    /// Waits until the cells of a pod that are ending are gone: what a daemon before this one left
+    /// half-made must not run beside what is made now.
     async fn await_endings(self: &Arc<Self>, pod_uid: &str) -> Result<(), CellError> {
         let ending: Vec<CellId> = {
             let entries = self.shared.entries.read().unwrap_or_else(PoisonError::into_inner);
-            let of_pod = entries.iter().filter(|(_, entry)| !pod_uid.is_empty() && entry.pod_uid == pod_uid);
-            of_pod.filter(|(_, entry)| entry.view().phase == CellPhase::Terminating).map(|(id, _)| id.clone()).collect()
+            let of_pod =
+                entries.iter().filter(|(_, entry)| !pod_uid.is_empty() && entry.pod_uid == pod_uid);
+            of_pod
+                .filter(|(_, entry)| entry.view().phase == CellPhase::Terminating)
+                .map(|(id, _)| id.clone())
+                .collect()
         };
         for id in ending {
             tracing::info!(cell = %id, pod_uid, "A pod's new cell waits for the end of its last one");
@@ -257,12 +278,14 @@ impl Cells {
         self.shared.entries.read().unwrap_or_else(PoisonError::into_inner).keys().cloned().collect()
     }
 
-    /// Why a cell of a pod is gone, as long as that is remembered: for whoever was not there when it was told.
+    /// Why a cell of a pod is gone, as long as that is remembered: for whoever was not there when
+    /// it was told.
     pub fn gone_reason(&self, id: &CellId) -> Option<String> {
         self.shared.gone.reason(id)
     }
 
-    /// Ends a cell. When it returns `Ok`, the end is confirmed and nothing of it is left. One that is gone is fine.
+    /// Ends a cell. When it returns `Ok`, the end is confirmed and nothing of it is left. One that
+    /// is gone is fine.
     ///
     /// After an error it is tried again every few seconds, and at once when this is called again.
     pub async fn terminate(self: &Arc<Self>, id: &CellId, reason: &str) -> Result<(), CellError> {
@@ -274,7 +297,11 @@ impl Cells {
             return outcome;
         }
         // Its task has ended: the cell is gone, or the daemon is stopping.
-        if self.shared.entry(id).is_none() { Ok(()) } else { Err(CellError::Ended(id.clone(), STOPPING.to_owned())) }
+        if self.shared.entry(id).is_none() {
+            Ok(())
+        } else {
+            Err(CellError::Ended(id.clone(), STOPPING.to_owned()))
+        }
     }
 
     /// News from now on. A receiver that lags must look at everything anew.

@@ -1,4 +1,5 @@
-//! The gateway: cells dial home over mutual TLS, and calls to them run back over the connection that they made.
+//! The gateway: cells dial home over mutual TLS, and calls to them run back over the connection
+//! that they made.
 
 use std::{
     fmt, io,
@@ -63,8 +64,14 @@ pub enum Refusal {
 /// What the gateway asks about cells. Implemented by [`super::cells::Cells`].
 #[async_trait]
 pub trait Ledger: Send + Sync + 'static {
-    /// Spends a cell's token for a key, durably, before a certificate is made. Again with the same key it is fine until the token's end.
-    async fn claim(&self, cell: &str, token_sha256: &str, key_sha256: &str) -> Result<CellId, Refusal>;
+    /// Spends a cell's token for a key, durably, before a certificate is made. Again with the same
+    /// key it is fine until the token's end.
+    async fn claim(
+        &self,
+        cell: &str,
+        token_sha256: &str,
+        key_sha256: &str,
+    ) -> Result<CellId, Refusal>;
     /// Whether a cell with a certificate for this key may connect now.
     fn admits(&self, cell: &str, key_sha256: &str) -> Result<CellId, Refusal>;
     /// A cell's control connection is there, or is gone. Called in order for each cell.
@@ -76,7 +83,8 @@ pub trait Ledger: Send + Sync + 'static {
 pub struct CellLink {
     /// Events, and what the agent says of itself.
     pub control: Control,
-    /// All calls: the connection is asked for when a call needs it, and closed when nothing has used it for a while.
+    /// All calls: the connection is asked for when a call needs it, and closed when nothing has
+    /// used it for a while.
     pub bulk: Channel,
 }
 
@@ -99,18 +107,22 @@ pub struct GatewayConfig {
     pub limits: Limits,
 }
 
-/// The bounds of a gateway. Connections that are let in are bounded by the cells that have a link: two each.
+/// The bounds of a gateway. Connections that are let in are bounded by the cells that have a link:
+/// two each.
 #[derive(Debug, Clone)]
 pub struct Limits {
     /// Connections that are not let in yet, or enrol.
     pub newcomers: usize,
-    /// The same of one peer: an address, or, on a unix socket, a network namespace other than the daemon's (a cell's), or a process in the daemon's own.
+    /// The same of one peer: an address, or, on a unix socket, a network namespace other than the
+    /// daemon's (a cell's), or a process in the daemon's own.
     pub newcomers_of_a_peer: usize,
-    /// How long the TLS handshake may take, and how long the agent may take to answer the first call.
+    /// How long the TLS handshake may take, and how long the agent may take to answer the first
+    /// call.
     pub handshake: Duration,
     /// How long a connection for enrolment lives at most.
     pub enrolment: Duration,
-    /// How long a bulk connection without a call is kept: at first, and at most, where calls come again and again.
+    /// How long a bulk connection without a call is kept: at first, and at most, where calls come
+    /// again and again.
     pub bulk_idle: RangeInclusive<Duration>,
     /// How long a cell's certificate lives.
     pub certificate: Duration,
@@ -123,7 +135,8 @@ impl Default for Limits {
             newcomers_of_a_peer: 16,
             handshake: Duration::from_secs(5),
             enrolment: Duration::from_secs(30),
-            // Longer than an agent takes a wish for one that is there already (`FRESH` of kiyot-cell).
+            // Longer than an agent takes a wish for one that is there already (`FRESH` of
+            // kiyot-cell).
             bulk_idle: Duration::from_secs(6)..=Duration::from_secs(60),
             certificate: ca::CELL_LIFETIME,
         }
@@ -163,20 +176,36 @@ impl fmt::Debug for Gateway {
 }
 
 impl Gateway {
-    /// Listens. A cell is let in once it has a link ([`Gateway::link`]) and the ledger admits it; until then it comes again.
-    pub async fn start(config: GatewayConfig, ledger: Arc<dyn Ledger>) -> Result<Self, GatewayError> {
+    /// Listens. A cell is let in once it has a link ([`Gateway::link`]) and the ledger admits it;
+    /// until then it comes again.
+    pub async fn start(
+        config: GatewayConfig,
+        ledger: Arc<dyn Ledger>,
+    ) -> Result<Self, GatewayError> {
         let ca = Arc::new(config.ca);
         let identity = ca.gateway_identity().map_err(GatewayError::Certificate)?;
-        let listener = Listener::bind(&config.listen).await.map_err(|error| GatewayError::Listen(config.listen.clone(), error))?;
-        let address = listener.address().map_err(|error| GatewayError::Listen(config.listen.clone(), error))?;
+        let listener = Listener::bind(&config.listen)
+            .await
+            .map_err(|error| GatewayError::Listen(config.listen.clone(), error))?;
+        let address = listener
+            .address()
+            .map_err(|error| GatewayError::Listen(config.listen.clone(), error))?;
         let (end, tasks) = (CancellationToken::new(), TaskTracker::new());
         let clock = config.clock;
         let shared = Arc::new(Shared {
             slots: Slots::new(config.limits.bulk_idle.clone(), end.clone(), tasks.clone()),
             newcomers: Newcomers::new(config.limits.newcomers, config.limits.newcomers_of_a_peer),
-            enrolment: Enrolment { ca: ca.clone(), ledger: ledger.clone(), clock: clock.clone(), lifetime: config.limits.certificate },
+            enrolment: Enrolment {
+                ca: ca.clone(),
+                ledger: ledger.clone(),
+                clock: clock.clone(),
+                lifetime: config.limits.certificate,
+            },
             enrol_tls: Arc::new(tls::enrol_server(identity.clone()).map_err(GatewayError::Tls)?),
-            cell_tls: Arc::new(tls::cell_server(identity, ca.certificate_der(), clock).map_err(GatewayError::Tls)?),
+            cell_tls: Arc::new(
+                tls::cell_server(identity, ca.certificate_der(), clock)
+                    .map_err(GatewayError::Tls)?,
+            ),
             ledger,
             limits: config.limits,
             build_id: config.build_id,
@@ -187,10 +216,17 @@ impl Gateway {
         tracing::info!(%address, "The gateway listens.");
         shared.tasks.spawn(listener::run(listener, shared.clone()));
         let advertised = config.advertise.unwrap_or_else(|| address.clone());
-        Ok(Self(Arc::new(Inner { shared, address, advertised, ca_sha256: ca.sha256(), orphan_timeout: config.orphan_timeout })))
+        Ok(Self(Arc::new(Inner {
+            shared,
+            address,
+            advertised,
+            ca_sha256: ca.sha256(),
+            orphan_timeout: config.orphan_timeout,
+        })))
     }
 
-    /// The link to a cell. The first call for a cell makes its places, and from then on it may connect.
+    /// The link to a cell. The first call for a cell makes its places, and from then on it may
+    /// connect.
     pub fn link(&self, cell: &CellId) -> CellLink {
         self.0.shared.slots.link(cell)
     }
@@ -216,7 +252,8 @@ impl Gateway {
         &self.0.address
     }
 
-    /// Ends it: all connections are cut, calls fail, and when this returns none of its tasks runs. The cells run on, and call the next gateway.
+    /// Ends it: all connections are cut, calls fail, and when this returns none of its tasks runs.
+    /// The cells run on, and call the next gateway.
     pub async fn shutdown(&self) {
         // First, so that the ledger doesn't take the end of the daemon for the end of a link.
         self.0.shared.slots.forget_all();

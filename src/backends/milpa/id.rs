@@ -107,7 +107,13 @@ mod tests {
 
     #[test]
     fn other_texts_do_not() {
-        for text in ["", "milpa", &"a".repeat(64), &format!("milpa{}", "A".repeat(59)), "../../../../etc/passwd"] {
+        for text in [
+            "",
+            "milpa",
+            &"a".repeat(64),
+            &format!("milpa{}", "A".repeat(59)),
+            "../../../../etc/passwd",
+        ] {
             assert!(SandboxId::parse(text).is_err(), "{text}");
             assert!(CellId::parse(text).is_err(), "{text}");
         }

@@ -56,28 +56,60 @@ pub struct Images {
 }
 
 impl Images {
-    /// `pause_image`: the name that the cells' containerd is configured with. `progress_timeout`: how long a blob on its way to a cell, or a pull in a cell, may stand still.
-    /// `of_node`: what opens images for which no credentials came.
-    pub fn new(node: NodeImages, pause_image: impl Into<String>, progress_timeout: Duration, of_node: Arc<NodeCredentials>) -> Arc<Self> {
-        Arc::new(Self { of_node, ..Self::of(Box::new(Containerd::new(node)), pause_image.into(), progress_timeout) })
+    /// `pause_image`: the name that the cells' containerd is configured with. `progress_timeout`:
+    /// how long a blob on its way to a cell, or a pull in a cell, may stand still. `of_node`: what
+    /// opens images for which no credentials came.
+    pub fn new(
+        node: NodeImages,
+        pause_image: impl Into<String>,
+        progress_timeout: Duration,
+        of_node: Arc<NodeCredentials>,
+    ) -> Arc<Self> {
+        Arc::new(Self {
+            of_node,
+            ..Self::of(Box::new(Containerd::new(node)), pause_image.into(), progress_timeout)
+        })
     }
 
     fn of(node: Box<dyn Node>, pause_image: String, progress_timeout: Duration) -> Self {
         let (reported, credentials) = (Recent::new(MAX_REPORTED), Recent::new(MAX_CREDENTIALS));
-        Self { node, pause_image, progress_timeout, reported, credentials, of_node: Arc::default(), turns: Turns::default() }
+        Self {
+            node,
+            pause_image,
+            progress_timeout,
+            reported,
+            credentials,
+            of_node: Arc::default(),
+            turns: Turns::default(),
+        }
     }
 
     /// `PullImage` for a pod in this cell. A pull's failure is the pull's own words.
     ///
-    /// The kubelet asks for it only if the registry must be asked, so the cell pulls. Also by digest, and although the node may have the image: whether this pod may have it is
-    /// the registry's to say, by the credentials that came for it. The kubelet sets no deadline: `progress_timeout` ends it.
-    pub async fn pull(&self, cell: &Cell, request: cri::PullImageRequest) -> Result<cri::PullImageResponse, Status> {
+    /// The kubelet asks for it only if the registry must be asked, so the cell pulls. Also by
+    /// digest, and although the node may have the image: whether this pod may have it is the
+    /// registry's to say, by the credentials that came for it. The kubelet sets no deadline:
+    /// `progress_timeout` ends it.
+    pub async fn pull(
+        &self,
+        cell: &Cell,
+        request: cri::PullImageRequest,
+    ) -> Result<cri::PullImageResponse, Status> {
         Box::pin(self.pull_in(&cell.id, &CellReceiver(cell.link.clone()), request)).await
     }
 
-    async fn pull_in(&self, cell: &CellId, receiver: &dyn Receiver, request: cri::PullImageRequest) -> Result<cri::PullImageResponse, Status> {
+    async fn pull_in(
+        &self,
+        cell: &CellId,
+        receiver: &dyn Receiver,
+        request: cri::PullImageRequest,
+    ) -> Result<cri::PullImageResponse, Status> {
         let reference = request.image.map(|image| image.image).unwrap_or_default();
-        let uid = request.sandbox_config.and_then(|sandbox| sandbox.metadata).map(|metadata| metadata.uid).unwrap_or_default();
+        let uid = request
+            .sandbox_config
+            .and_then(|sandbox| sandbox.metadata)
+            .map(|metadata| metadata.uid)
+            .unwrap_or_default();
         if reference.is_empty() {
             return Err(Status::invalid_argument("PullImage without an image"));
         }
@@ -94,8 +126,14 @@ impl Images {
     }
 
     /// `ImageStatus` for a pod in this cell: in the cell, else on the node (which can give it).
-    pub async fn status(&self, cell: &Cell, request: cri::ImageStatusRequest, deadline: Option<Instant>) -> Result<cri::ImageStatusResponse, Status> {
-        Box::pin(self.status_in(&cell.id, &CellReceiver(cell.link.clone()), request, deadline)).await
+    pub async fn status(
+        &self,
+        cell: &Cell,
+        request: cri::ImageStatusRequest,
+        deadline: Option<Instant>,
+    ) -> Result<cri::ImageStatusResponse, Status> {
+        Box::pin(self.status_in(&cell.id, &CellReceiver(cell.link.clone()), request, deadline))
+            .await
     }
 
     async fn status_in(
@@ -123,22 +161,42 @@ impl Images {
         }
     }
 
-    /// What cells reported for a reference, for an `ImageStatus` that names no pod; `None` if nothing. Only of cells that have a pod, as `has_pod` says.
-    pub fn reported(&self, reference: &str, has_pod: impl Fn(&CellId) -> bool) -> Option<cri::Image> {
+    /// What cells reported for a reference, for an `ImageStatus` that names no pod; `None` if
+    /// nothing. Only of cells that have a pod, as `has_pod` says.
+    pub fn reported(
+        &self,
+        reference: &str,
+        has_pod: impl Fn(&CellId) -> bool,
+    ) -> Option<cri::Image> {
         let name = normalized(reference);
-        self.reported.find(|(cell, reported)| *reported == name && has_pod(cell)).map(|image| cri::Image::clone(&image))
+        self.reported
+            .find(|(cell, reported)| *reported == name && has_pod(cell))
+            .map(|image| cri::Image::clone(&image))
     }
 
-    /// Sees to it that an image is in a cell: it is, or is copied from the node, or is pulled with the credentials that came for this pod. Returns the id by which the cell's
-    /// containerd knows it.
+    /// Sees to it that an image is in a cell: it is, or is copied from the node, or is pulled with
+    /// the credentials that came for this pod. Returns the id by which the cell's containerd knows
+    /// it.
     ///
-    /// A pull's failure is the pull's own words; NOT_FOUND if there is no reference to pull by, FAILED_PRECONDITION if the reference means another image by now.
-    pub async fn ensure(&self, cell: &Cell, image: &cri::ImageSpec, sandbox: &cri::PodSandboxConfig) -> Result<String, Status> {
+    /// A pull's failure is the pull's own words; NOT_FOUND if there is no reference to pull by,
+    /// FAILED_PRECONDITION if the reference means another image by now.
+    pub async fn ensure(
+        &self,
+        cell: &Cell,
+        image: &cri::ImageSpec,
+        sandbox: &cri::PodSandboxConfig,
+    ) -> Result<String, Status> {
         let uid = sandbox.metadata.as_ref().map_or("", |metadata| &metadata.uid);
         Box::pin(self.ensure_in(&cell.id, &CellReceiver(cell.link.clone()), image, uid)).await
     }
 
-    async fn ensure_in(&self, cell: &CellId, receiver: &dyn Receiver, image: &cri::ImageSpec, uid: &str) -> Result<String, Status> {
+    async fn ensure_in(
+        &self,
+        cell: &CellId,
+        receiver: &dyn Receiver,
+        image: &cri::ImageSpec,
+        uid: &str,
+    ) -> Result<String, Status> {
         let (id, found) = self.present_in(cell, receiver, image, uid).await?;
         if let Some(found) = &found {
             self.report(cell, &image.image, found);
@@ -147,8 +205,9 @@ impl Images {
         Ok(id)
     }
 
-    /// Sees to it that the pause image is in a cell, under the name that the cell's containerd is configured with. It is the cell's own, and no image of the pod's: it is
-    /// not reported, unless a container of the pod has the same one.
+    /// Sees to it that the pause image is in a cell, under the name that the cell's containerd is
+    /// configured with. It is the cell's own, and no image of the pod's: it is not reported, unless
+    /// a container of the pod has the same one.
     pub async fn ensure_pause(&self, cell: &Cell) -> Result<(), Status> {
         Box::pin(self.ensure_pause_in(&cell.id, &CellReceiver(cell.link.clone()))).await
     }
@@ -158,7 +217,8 @@ impl Images {
         self.present_in(cell, receiver, &image, "").await.map(drop)
     }
 
-    /// Has an image in a cell as [`Self::ensure`] does. Returns its id, and what the cell says of it.
+    /// Has an image in a cell as [`Self::ensure`] does. Returns its id, and what the cell says of
+    /// it.
     async fn present_in(
         &self,
         cell: &CellId,
@@ -205,14 +265,24 @@ impl Images {
         self.reported.forget(|(reporter, _)| reporter == cell);
     }
 
-    /// Copies an image from the node; `None` if it isn't there, or not whole, or the node can't be asked.
-    async fn copied(&self, cell: &CellId, receiver: &dyn Receiver, wanted: &str) -> Result<Option<cri::Image>, Status> {
+    /// Copies an image from the node; `None` if it isn't there, or not whole, or the node can't be
+    /// asked.
+    async fn copied(
+        &self,
+        cell: &CellId,
+        receiver: &dyn Receiver,
+        wanted: &str,
+    ) -> Result<Option<cri::Image>, Status> {
         match self.copy(receiver, wanted).await {
             Ok(None) => Ok(None),
             Ok(Some(id)) => {
                 tracing::info!(%cell, image = wanted, id, "Copied an image from the node to a cell.");
                 let found = in_cell(receiver, &id).await?;
-                found.map(Some).ok_or_else(|| Status::internal(format!("cell {cell} has taken image {wanted} and does not know it")))
+                found.map(Some).ok_or_else(|| {
+                    Status::internal(format!(
+                        "cell {cell} has taken image {wanted} and does not know it"
+                    ))
+                })
             }
             Err(CopyError::Cell(status)) => Err(status),
             Err(error) => {
@@ -222,18 +292,32 @@ impl Images {
         }
     }
 
-    async fn copy(&self, receiver: &dyn Receiver, wanted: &str) -> Result<Option<String>, CopyError> {
+    async fn copy(
+        &self,
+        receiver: &dyn Receiver,
+        wanted: &str,
+    ) -> Result<Option<String>, CopyError> {
         let node = &*self.node;
-        let Some(manifest) = copy::resolve(node, &normalized(wanted)).await? else { return Ok(None) };
+        let Some(manifest) = copy::resolve(node, &normalized(wanted)).await? else {
+            return Ok(None);
+        };
         let id = manifest.config.digest.clone();
         if is_id(wanted) && id != wanted {
             return Ok(None);
         }
         let known = node.status(question(&id, false)).await.map_err(CopyError::Node)?.image;
-        let tags = known.into_iter().flat_map(|image| image.repo_tags.into_iter().chain(image.repo_digests));
-        // CRI gives each image that it manages its id for a name, and asks containerd for an image volume by it.
+        let tags = known
+            .into_iter()
+            .flat_map(|image| image.repo_tags.into_iter().chain(image.repo_digests));
+        // CRI gives each image that it manages its id for a name, and asks containerd for an image
+        // volume by it.
         let mut names = vec![id.clone()];
-        for name in Some(normalized(wanted)).into_iter().filter(|name| !is_id(name)).chain(tags).take(MAX_NAMES - 1) {
+        for name in Some(normalized(wanted))
+            .into_iter()
+            .filter(|name| !is_id(name))
+            .chain(tags)
+            .take(MAX_NAMES - 1)
+        {
             if !names.contains(&name) {
                 names.push(name);
             }
@@ -243,7 +327,13 @@ impl Images {
     }
 
     /// Pulls in the cell, and returns the image's id.
-    async fn pulled(&self, cell: &CellId, receiver: &dyn Receiver, reference: &str, auth: Option<cri::AuthConfig>) -> Result<String, Status> {
+    async fn pulled(
+        &self,
+        cell: &CellId,
+        receiver: &dyn Receiver,
+        reference: &str,
+        auth: Option<cri::AuthConfig>,
+    ) -> Result<String, Status> {
         let image = cri::ImageSpec { image: reference.to_owned(), ..cri::ImageSpec::default() };
         // As the node's containerd does: what is configured is for whom nothing came.
         let auth = auth.or_else(|| self.of_node.of(&normalized(reference)));
@@ -268,10 +358,15 @@ impl Images {
         }
     }
 
-    /// Remembers what a cell says of an image, by the name that it was asked for, and by its id if that is one: a cell must not answer for another name.
+    /// Remembers what a cell says of an image, by the name that it was asked for, and by its id if
+    /// that is one: a cell must not answer for another name.
     fn report(&self, cell: &CellId, reference: &str, image: &cri::Image) {
         let image = Arc::new(memory::bounded(image));
-        for name in [Some(reference), Some(image.id.as_str()).filter(|id| is_id(id))].into_iter().flatten().filter(|name| !name.is_empty()) {
+        for name in [Some(reference), Some(image.id.as_str()).filter(|id| is_id(id))]
+            .into_iter()
+            .flatten()
+            .filter(|name| !name.is_empty())
+        {
             self.reported.put((cell.clone(), normalized(name)), Arc::clone(&image));
         }
     }
@@ -283,5 +378,8 @@ async fn in_cell(receiver: &dyn Receiver, name: &str) -> Result<Option<cri::Imag
 }
 
 fn question(reference: &str, verbose: bool) -> cri::ImageStatusRequest {
-    cri::ImageStatusRequest { image: Some(cri::ImageSpec { image: reference.to_owned(), ..cri::ImageSpec::default() }), verbose }
+    cri::ImageStatusRequest {
+        image: Some(cri::ImageSpec { image: reference.to_owned(), ..cri::ImageSpec::default() }),
+        verbose,
+    }
 }

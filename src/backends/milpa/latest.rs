@@ -1,4 +1,5 @@
-//! The latest value of something, for one reader. It takes what the value takes: tokio's `watch` has eight lists of readers, some 300 bytes.
+//! The latest value of something, for one reader. It takes what the value takes: tokio's `watch`
+//! has eight lists of readers, some 300 bytes.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 

@@ -45,11 +45,13 @@ pub struct LogRoute {
     pub node_path: PathBuf,
     /// Beneath the cell's `pod_dir`.
     pub cell_path: String,
-    /// Position in the cell's log at which the node's file begins. Less than 0: the file had so many bytes before the container.
+    /// Position in the cell's log at which the node's file begins. Less than 0: the file had so
+    /// many bytes before the container.
     pub base: i64,
 }
 
-/// Keeps where log files begin, when that changes by itself: a file was made shorter on the node, or a cell does not keep a part of a log.
+/// Keeps where log files begin, when that changes by itself: a file was made shorter on the node,
+/// or a cell does not keep a part of a log.
 #[async_trait]
 pub trait Keeper: Send + Sync + 'static {
     /// Puts a container's base on disk. A failure is the keeper's to tell.
@@ -84,7 +86,10 @@ struct Routes {
 
 impl Routes {
     fn follow_on(&self, cell: &CellId, source: &Arc<dyn Source>, route: &LogRoute) -> bool {
-        let Some(followed) = self.followed.get(&route.container).filter(|followed| followed.cell == *cell && followed.cell_path == route.cell_path)
+        let Some(followed) = self
+            .followed
+            .get(&route.container)
+            .filter(|followed| followed.cell == *cell && followed.cell_path == route.cell_path)
         else {
             return false;
         };
@@ -117,55 +122,95 @@ impl Logs {
         let _ = self.bases.0.set(keeper);
     }
 
-    /// Makes the node's file (before StartContainer answers) and follows the cell's log from base + the file's length on. Again for the same container, it goes on with this cell's link.
+    /// Makes the node's file (before StartContainer answers) and follows the cell's log from base +
+    /// the file's length on. Again for the same container, it goes on with this cell's link.
     ///
-    /// INTERNAL, naming the path, if the file can't be made: its last component must not be a link, and its parent must exist.
+    /// INTERNAL, naming the path, if the file can't be made: its last component must not be a link,
+    /// and its parent must exist.
     pub async fn follow(self: &Arc<Self>, cell: &Cell, route: LogRoute) -> Result<(), Status> {
         self.follow_from(&cell.id, Arc::new(CellLogs(cell.link.clone())), route).await
     }
 
-    /// Goes on with the log of a container that has ended, if its file is there: one that is not was removed by the kubelet. Whether it is followed only from now on.
+    /// Goes on with the log of a container that has ended, if its file is there: one that is not
+    /// was removed by the kubelet. Whether it is followed only from now on.
     ///
     /// INTERNAL as of [`Self::follow`].
     pub async fn resume(self: &Arc<Self>, cell: &Cell, route: LogRoute) -> Result<bool, Status> {
         self.resume_from(&cell.id, Arc::new(CellLogs(cell.link.clone())), route).await
     }
 
-    /// The base of a new container's log: what is in the node's file by now is not of this container. As with containerd, it stays, and the log comes after it.
+    /// The base of a new container's log: what is in the node's file by now is not of this
+    /// container. As with containerd, it stays, and the log comes after it.
     pub async fn base_for(node_path: PathBuf) -> i64 {
         -i64::try_from(file::length_of(node_path).await).unwrap_or(i64::MAX)
     }
 
-    async fn follow_from(&self, cell: &CellId, source: Arc<dyn Source>, route: LogRoute) -> Result<(), Status> {
+    async fn follow_from(
+        &self,
+        cell: &CellId,
+        source: Arc<dyn Source>,
+        route: LogRoute,
+    ) -> Result<(), Status> {
         if self.follows_on(cell, &source, &route) {
             return Ok(());
         }
-        let file = file::NodeFile::open(route.node_path.clone()).await.map_err(|error| unusable(&route, &error))?;
+        let file = file::NodeFile::open(route.node_path.clone())
+            .await
+            .map_err(|error| unusable(&route, &error))?;
         self.write(cell, source, route, file);
         Ok(())
     }
 
-    async fn resume_from(&self, cell: &CellId, source: Arc<dyn Source>, route: LogRoute) -> Result<bool, Status> {
+    async fn resume_from(
+        &self,
+        cell: &CellId,
+        source: Arc<dyn Source>,
+        route: LogRoute,
+    ) -> Result<bool, Status> {
         if self.follows_on(cell, &source, &route) {
             return Ok(false);
         }
-        let file = file::NodeFile::existing(route.node_path.clone()).await.map_err(|error| unusable(&route, &error))?;
+        let file = file::NodeFile::existing(route.node_path.clone())
+            .await
+            .map_err(|error| unusable(&route, &error))?;
         Ok(file.is_some_and(|file| self.write(cell, source, route, file)))
     }
 
     /// Begins a writer; `false` if there is one.
-    fn write(&self, cell: &CellId, source: Arc<dyn Source>, route: LogRoute, file: file::NodeFile) -> bool {
-        // Another call may have been faster; its writer is then as good as this one would be. Under one lock: of two writers the first would be cut, in the middle of what it writes.
+    fn write(
+        &self,
+        cell: &CellId,
+        source: Arc<dyn Source>,
+        route: LogRoute,
+        file: file::NodeFile,
+    ) -> bool {
+        // Another call may have been faster; its writer is then as good as this one would be. Under
+        // one lock: of two writers the first would be cut, in the middle of what it writes.
         let mut routes = self.routes();
         if routes.follow_on(cell, &source, &route) {
             return false;
         }
         let news = Arc::new(Latest::new(News { source, size: 0, again: 1 }));
         let (asks, asked) = mailbox(ASKS);
-        let writer = Box::new(Writer::new(route.clone(), file, self.bases.clone(), Arc::clone(&news), asked));
+        let writer = Box::new(Writer::new(
+            route.clone(),
+            file,
+            self.bases.clone(),
+            Arc::clone(&news),
+            asked,
+        ));
         routes.by_path.insert((cell.clone(), route.cell_path.clone()), route.container.clone());
         let writer = AbortOnDropHandle::new(tokio::spawn(writer.run()));
-        routes.followed.insert(route.container, Followed { cell: cell.clone(), cell_path: route.cell_path, news, asks, _writer: writer });
+        routes.followed.insert(
+            route.container,
+            Followed {
+                cell: cell.clone(),
+                cell_path: route.cell_path,
+                news,
+                asks,
+                _writer: writer,
+            },
+        );
         true
     }
 
@@ -174,10 +219,14 @@ impl Logs {
         self.routes().follow_on(cell, source, route)
     }
 
-    /// The cell says that a log has grown to `size` bytes. Of a log that isn't followed, it is ignored.
+    /// The cell says that a log has grown to `size` bytes. Of a log that isn't followed, it is
+    /// ignored.
     pub fn grown(&self, cell: &CellId, cell_path: &str, size: u64) {
         let routes = self.routes();
-        let followed = routes.by_path.get(&(cell.clone(), cell_path.to_owned())).and_then(|container| routes.followed.get(container));
+        let followed = routes
+            .by_path
+            .get(&(cell.clone(), cell_path.to_owned()))
+            .and_then(|container| routes.followed.get(container));
         if let Some(followed) = followed {
             followed.news.change(|news| {
                 let grown = size > news.size;
@@ -187,7 +236,8 @@ impl Logs {
         }
     }
 
-    /// Waits until the node's file has all that the container wrote, `within` at most. Called before an exit is reported. `false` if it has not, or if the log isn't followed.
+    /// Waits until the node's file has all that the container wrote, `within` at most. Called
+    /// before an exit is reported. `false` if it has not, or if the log isn't followed.
     pub async fn drain(&self, container: &ContainerId, within: Duration) -> bool {
         tokio::time::timeout(within, self.whole(container)).await.unwrap_or_else(|_| {
             tracing::warn!(%container, seconds = within.as_secs(), "the log of a container is not whole on the node in time");
@@ -195,20 +245,26 @@ impl Logs {
         })
     }
 
-    /// Waits until the node's file has all that the container wrote; `false` if the log isn't followed, or not any more.
+    /// Waits until the node's file has all that the container wrote; `false` if the log isn't
+    /// followed, or not any more.
     pub async fn whole(&self, container: &ContainerId) -> bool {
         let Some(asks) = self.asks(container) else { return false };
         let (done, drained) = oneshot::channel();
         asks.send(Ask::Drain(done)).await.is_ok() && drained.await.is_ok()
     }
 
-    /// `ReopenContainerLog`: flushes, makes the file anew, and returns the position at which it begins, which the caller keeps before it answers.
+    /// `ReopenContainerLog`: flushes, makes the file anew, and returns the position at which it
+    /// begins, which the caller keeps before it answers.
     ///
-    /// NOT_FOUND if the container's log isn't followed, INTERNAL if the new file can't be made: the old one then goes on.
+    /// NOT_FOUND if the container's log isn't followed, INTERNAL if the new file can't be made: the
+    /// old one then goes on.
     pub async fn reopen(&self, container: &ContainerId) -> Result<i64, Status> {
-        let asks = self.asks(container).ok_or_else(|| Status::not_found(format!("the log of container {container} is not followed")))?;
+        let asks = self.asks(container).ok_or_else(|| {
+            Status::not_found(format!("the log of container {container} is not followed"))
+        })?;
         let (done, reopened) = oneshot::channel();
-        let ended = || Status::aborted(format!("the log of container {container} is followed no more"));
+        let ended =
+            || Status::aborted(format!("the log of container {container} is followed no more"));
         asks.send(Ask::Reopen(done)).await.map_err(|_| ended())?;
         reopened.await.map_err(|_| ended())?
     }
@@ -234,7 +290,11 @@ impl Logs {
 }
 
 fn unusable(route: &LogRoute, error: &std::io::Error) -> Status {
-    Status::internal(format!("log file {} of container {}: {error}", route.node_path.display(), route.container))
+    Status::internal(format!(
+        "log file {} of container {}: {error}",
+        route.node_path.display(),
+        route.container
+    ))
 }
 
 impl fmt::Debug for Logs {

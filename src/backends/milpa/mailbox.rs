@@ -1,6 +1,7 @@
 //! A bounded mailbox of one task, which holds next to nothing while no message waits in it.
 //!
-//! A channel of tokio's has a block of 32 places and much padding, 1 to 2 KB, used or not. There are four of these to each cell.
+//! A channel of tokio's has a block of 32 places and much padding, 1 to 2 KB, used or not. There
+//! are four of these to each cell.
 
 use std::{
     collections::VecDeque,
@@ -30,7 +31,11 @@ struct Shared<T> {
 
 /// A mailbox with room for so many messages.
 pub(super) fn mailbox<T>(room: usize) -> (Sender<T>, Receiver<T>) {
-    let shared = Arc::new(Shared { waiting: Mutex::new(Some(VecDeque::new())), room: Semaphore::new(room), rung: Notify::new() });
+    let shared = Arc::new(Shared {
+        waiting: Mutex::new(Some(VecDeque::new())),
+        room: Semaphore::new(room),
+        rung: Notify::new(),
+    });
     (Sender(Arc::clone(&shared)), Receiver(shared))
 }
 
@@ -61,7 +66,8 @@ impl<T> Sender<T> {
 }
 
 impl<T> Receiver<T> {
-    /// The next message. Given up, it loses none. It waits for ever when there are no senders left: whoever owns the task ends it.
+    /// The next message. Given up, it loses none. It waits for ever when there are no senders left:
+    /// whoever owns the task ends it.
     pub(super) async fn recv(&mut self) -> T {
         loop {
             if let Some(message) = self.take() {
@@ -151,7 +157,9 @@ mod tests {
         let mut next = [0; 4];
         while next != [EACH; 4] {
             // Given up again and again.
-            let Ok((from, at)) = timeout(Duration::from_micros(50), receiver.recv()).await else { continue };
+            let Ok((from, at)) = timeout(Duration::from_micros(50), receiver.recv()).await else {
+                continue;
+            };
             assert_eq!(at, next[from]);
             next[from] += 1;
         }

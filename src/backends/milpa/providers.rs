@@ -10,12 +10,14 @@ use crate::config::ProviderKind;
 
 pub mod netns;
 
-/// What of a cell does not reach the node. A pod is given no right in its cell that its provider does not keep there.
+/// What of a cell does not reach the node. A pod is given no right in its cell that its provider
+/// does not keep there.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Isolation {
     /// The provider's name, for errors.
     pub provider: &'static str,
-    /// A privileged process stays in its cell: the kernel and the devices that it has power over are the cell's own.
+    /// A privileged process stays in its cell: the kernel and the devices that it has power over
+    /// are the cell's own.
     pub privileges: bool,
     /// The users of a cell are none of the node's: who is root in a cell is nobody on the node.
     pub users: bool,
@@ -46,7 +48,8 @@ pub struct LaunchSpec {
 /// Says how cells reach registries.
 #[async_trait]
 pub trait RegistryConfig: fmt::Debug + Send + Sync {
-    /// A directory of `HOST/hosts.toml` files, or several with colons between them (containerd's `config_path`), for a cell that is made now; `None`: containerd's defaults.
+    /// A directory of `HOST/hosts.toml` files, or several with colons between them (containerd's
+    /// `config_path`), for a cell that is made now; `None`: containerd's defaults.
     async fn config_path(&self) -> Option<PathBuf>;
 }
 
@@ -123,7 +126,8 @@ impl Protocol {
 impl HostPort {
     /// Whether a packet may be for both.
     pub fn overlaps(&self, other: &Self) -> bool {
-        let same_address = self.host_ip.is_none() || other.host_ip.is_none() || self.host_ip == other.host_ip;
+        let same_address =
+            self.host_ip.is_none() || other.host_ip.is_none() || self.host_ip == other.host_ip;
         self.protocol == other.protocol && self.host_port == other.host_port && same_address
     }
 }
@@ -172,13 +176,21 @@ pub struct ProviderError {
 
 impl ProviderError {
     /// A failure that came from another.
-    pub fn new(class: ErrorClass, doing: impl Into<String>, source: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> Self {
+    pub fn new(
+        class: ErrorClass,
+        doing: impl Into<String>,
+        source: impl Into<Box<dyn std::error::Error + Send + Sync>>,
+    ) -> Self {
         Self { class, doing: doing.into(), source: Some(source.into()) }
     }
 
     /// A provider that did not answer in its time.
     pub fn too_slow(doing: &str, limit: Duration) -> Self {
-        Self { class: ErrorClass::Transient, doing: format!("{doing}: not done within {} s", limit.as_secs()), source: None }
+        Self {
+            class: ErrorClass::Transient,
+            doing: format!("{doing}: not done within {} s", limit.as_secs()),
+            source: None,
+        }
     }
 
     /// The same failure for one more caller: what it came from becomes part of its words.
@@ -196,11 +208,16 @@ impl ProviderError {
     /// Whether a disk is full.
     pub fn is_no_space(&self) -> bool {
         let source = self.source.as_deref().and_then(|source| source.downcast_ref::<io::Error>());
-        source.is_some_and(|error| matches!(error.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded))
+        source.is_some_and(|error| {
+            matches!(error.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded)
+        })
     }
 
     /// One that may not come again.
-    pub fn transient(doing: impl Into<String>, source: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> Self {
+    pub fn transient(
+        doing: impl Into<String>,
+        source: impl Into<Box<dyn std::error::Error + Send + Sync>>,
+    ) -> Self {
         Self::new(ErrorClass::Transient, doing, source)
     }
 }
@@ -210,13 +227,20 @@ impl ProviderError {
 pub trait Provider: fmt::Debug + Send + Sync + 'static {
     /// What of its cells does not reach the node.
     fn isolation(&self) -> Isolation;
-    /// Makes the instance of a cell. With the token of an earlier launch it returns what that one made.
+    /// Makes the instance of a cell. With the token of an earlier launch it returns what that one
+    /// made.
     async fn launch(&self, spec: &LaunchSpec, token: &str) -> Result<Instance, ProviderError>;
-    /// Gives an instance the pod's network, and returns its addresses, the pod's first. Again it returns the same.
-    async fn attach(&self, instance: &InstanceId, to: &Attachment) -> Result<Vec<IpAddr>, ProviderError>;
+    /// Gives an instance the pod's network, and returns its addresses, the pod's first. Again it
+    /// returns the same.
+    async fn attach(
+        &self,
+        instance: &InstanceId,
+        to: &Attachment,
+    ) -> Result<Vec<IpAddr>, ProviderError>;
     /// All instances of this owner, by their tags.
     async fn list_owned(&self) -> Result<Vec<Instance>, ProviderError>;
-    /// Ends instances, and returns when they and all that they held (addresses, mounts, links, cgroups, processes) are gone. Unknown ones are fine.
+    /// Ends instances, and returns when they and all that they held (addresses, mounts, links,
+    /// cgroups, processes) are gone. Unknown ones are fine.
     async fn terminate(&self, instances: &[InstanceId]) -> Result<(), ProviderError>;
     /// The last of what an instance printed, for a human.
     async fn console(&self, instance: &InstanceId) -> Result<String, ProviderError>;

@@ -1,7 +1,9 @@
 //! Name servers that only the node has, asked for pods in cells.
 //!
-//! A pod names them by number, and its numbers are those of its own sandbox's configuration: nothing else can be asked. Each query by UDP goes over a socket of its
-//! own, so that an answer is from whom it was asked of. A connection by TCP is carried byte by byte, so whatever goes over one to a name server goes over this one.
+//! A pod names them by number, and its numbers are those of its own sandbox's configuration:
+//! nothing else can be asked. Each query by UDP goes over a socket of its own, so that an answer is
+//! from whom it was asked of. A connection by TCP is carried byte by byte, so whatever goes over
+//! one to a name server goes over this one.
 
 use std::{future::Future, sync::Arc, time::Duration};
 
@@ -50,18 +52,26 @@ pub struct Resolver {
 
 impl Default for Resolver {
     fn default() -> Self {
-        Self { all: Arc::new(Semaphore::new(OF_ALL)), connections: Arc::new(Semaphore::new(CONNECTIONS)) }
+        Self {
+            all: Arc::new(Semaphore::new(OF_ALL)),
+            connections: Arc::new(Semaphore::new(CONNECTIONS)),
+        }
     }
 }
 
 impl Resolver {
-    /// Asks these name servers for a cell, on each of its connections anew, until its link is closed.
+    /// Asks these name servers for a cell, on each of its connections anew, until its link is
+    /// closed.
     pub async fn serve(&self, cell: &CellId, link: &CellLink, servers: &[Server]) {
         // None: the link is forgotten, so the cell is gone.
         while link.control.connected().await.is_some() {
             match self.serve_connection(link, servers).await {
-                Ok(()) => tracing::debug!(%cell, "The queries of a cell ended and are asked for again"),
-                Err(status) => tracing::info!(%cell, status = status.message(), "The queries of a cell can't be had, and are asked for again"),
+                Ok(()) => {
+                    tracing::debug!(%cell, "The queries of a cell ended and are asked for again")
+                }
+                Err(status) => {
+                    tracing::info!(%cell, status = status.message(), "The queries of a cell can't be had, and are asked for again")
+                }
             }
             sleep(AGAIN).await;
         }
@@ -69,13 +79,20 @@ impl Resolver {
 
     async fn serve_connection(&self, link: &CellLink, servers: &[Server]) -> Result<(), Status> {
         let (sender, answers) = mpsc::channel(WAITING);
-        let first = NameAnswer { resolvers: u32::try_from(servers.len()).unwrap_or(u32::MAX), ..Default::default() };
+        let first = NameAnswer {
+            resolvers: u32::try_from(servers.len()).unwrap_or(u32::MAX),
+            ..Default::default()
+        };
         // There is room: it is the first.
         let _ = sender.try_send(first);
         let mut agent = AgentClient::new(link.bulk.clone()).max_decoding_message_size(MAX_PART);
         // No deadline of the call's own: it lasts as long as the connection.
         let call = agent.resolve(Request::new(ReceiverStream::new(answers)));
-        let queries = timeout(OPEN, call).await.map_err(|_| Status::deadline_exceeded("Resolve was not answered"))??.into_inner().boxed();
+        let queries = timeout(OPEN, call)
+            .await
+            .map_err(|_| Status::deadline_exceeded("Resolve was not answered"))??
+            .into_inner()
+            .boxed();
         let ask = |server, message: Bytes| async move { ask::ask(&server, &message).await };
         let carry = |server, query| connection::carry(server, query, link.bulk.clone());
         self.answer(queries, sender, servers, ask, carry).await
@@ -94,17 +111,26 @@ impl Resolver {
         A: Future<Output = std::io::Result<Bytes>> + Send + 'static,
         C: Future<Output = std::io::Result<()>> + Send + 'static,
     {
-        let (of_cell, connections) = (Arc::new(Semaphore::new(OF_A_CELL)), Arc::new(Semaphore::new(TCP_CONNECTIONS)));
+        let (of_cell, connections) =
+            (Arc::new(Semaphore::new(OF_A_CELL)), Arc::new(Semaphore::new(TCP_CONNECTIONS)));
         // They end with the call.
         let mut asking = JoinSet::new();
         while let Some(query) = queries.next().await {
             let NameQuery { id, resolver, tcp, message } = query?;
             let server = usize::try_from(resolver).ok().and_then(|number| servers.get(number));
-            let server = server.ok_or_else(|| Status::invalid_argument(format!("name server {resolver}: the pod has {}", servers.len())))?;
+            let server = server.ok_or_else(|| {
+                Status::invalid_argument(format!(
+                    "name server {resolver}: the pod has {}",
+                    servers.len()
+                ))
+            })?;
             while asking.try_join_next().is_some() {}
             let answers = answers.clone();
             if tcp {
-                let places = (Arc::clone(&connections).try_acquire_owned(), Arc::clone(&self.connections).try_acquire_owned());
+                let places = (
+                    Arc::clone(&connections).try_acquire_owned(),
+                    Arc::clone(&self.connections).try_acquire_owned(),
+                );
                 let carried = carry(server.clone(), id);
                 asking.spawn(async move {
                     let carried = if let (Ok(_), Ok(_)) = &places { carried.await } else { Err(std::io::Error::other("too many connections")) };
@@ -116,7 +142,10 @@ impl Resolver {
                 continue;
             }
             if !(HEAD..=UDP_MESSAGE).contains(&message.len()) {
-                return Err(Status::invalid_argument(format!("a query of {} bytes; allowed are {HEAD} to {UDP_MESSAGE}", message.len())));
+                return Err(Status::invalid_argument(format!(
+                    "a query of {} bytes; allowed are {HEAD} to {UDP_MESSAGE}",
+                    message.len()
+                )));
             }
             // Neither is ever closed. Until there is room the cell's next query is not read.
             let Ok(of_cell) = Arc::clone(&of_cell).acquire_owned().await else { return Ok(()) };

@@ -1,4 +1,5 @@
-//! The store: one redb file on the node, on a thread of its own. What it says it has kept is on disk.
+//! The store: one redb file on the node, on a thread of its own. What it says it has kept is on
+//! disk.
 
 use std::{
     path::{Path, PathBuf},
@@ -17,7 +18,8 @@ mod tests;
 
 use thread::Job;
 
-/// The version of the records that this program writes. One of a later version would be misread, and is set aside.
+/// The version of the records that this program writes. One of a later version would be misread,
+/// and is set aside.
 const RECORD_VERSION: u32 = 1;
 /// Jobs that wait for the thread; a caller of a full queue waits.
 const QUEUED_JOBS: usize = 1024;
@@ -68,7 +70,10 @@ pub struct StoreError {
 }
 
 impl StoreError {
-    fn new(doing: impl Into<String>, source: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> Self {
+    fn new(
+        doing: impl Into<String>,
+        source: impl Into<Box<dyn std::error::Error + Send + Sync>>,
+    ) -> Self {
         Self { doing: doing.into(), source: Some(source.into()) }
     }
 
@@ -95,7 +100,11 @@ impl Batch {
     /// Keeps a record.
     pub fn put<M: prost::Message>(&mut self, table: Table, key: &str, record: &M) -> &mut Self {
         let envelope = Envelope { version: RECORD_VERSION, record: record.encode_to_vec().into() };
-        self.changes.push(Change { table, key: key.to_owned(), record: Some(envelope.encode_to_vec()) });
+        self.changes.push(Change {
+            table,
+            key: key.to_owned(),
+            record: Some(envelope.encode_to_vec()),
+        });
         self
     }
 
@@ -121,8 +130,9 @@ pub struct Store {
 impl Store {
     /// Opens or makes the file `store.redb` in a directory.
     ///
-    /// The directory is made for the owner alone (0700) if it is not there, and so is the file (0600): it holds the private key of the cells' authority.
-    /// A file that another process has open is waited for, for a moment: the process before this one may be ending.
+    /// The directory is made for the owner alone (0700) if it is not there, and so is the file
+    /// (0600): it holds the private key of the cells' authority. A file that another process has
+    /// open is waited for, for a moment: the process before this one may be ending.
     pub async fn open(state_dir: &Path) -> Result<Self, StoreError> {
         let path = state_dir.join("store.redb");
         let (jobs, queue) = mpsc::channel(QUEUED_JOBS);
@@ -143,18 +153,26 @@ impl Store {
 
     /// Keeps a batch. When it returns, it is on disk.
     ///
-    /// Batches that wait at the same time share one transaction. After an error nothing of the batch is kept, and the store goes on.
+    /// Batches that wait at the same time share one transaction. After an error nothing of the
+    /// batch is kept, and the store goes on.
     pub async fn commit(&self, batch: Batch) -> Result<(), StoreError> {
         if batch.is_empty() {
             return Ok(());
         }
         let (done, answer) = oneshot::channel();
-        self.jobs.send(Job::Commit { changes: batch.changes, done }).await.map_err(|_| StoreError::ended())?;
+        self.jobs
+            .send(Job::Commit { changes: batch.changes, done })
+            .await
+            .map_err(|_| StoreError::ended())?;
         answer.await.map_err(|_| StoreError::ended())?
     }
 
-    /// All records of a table by key. A record that can't be read, or is of a later version, is logged and set aside (copied to a table of broken ones).
-    pub async fn load<M: prost::Message + Default>(&self, table: Table) -> Result<Vec<(String, M)>, StoreError> {
+    /// All records of a table by key. A record that can't be read, or is of a later version, is
+    /// logged and set aside (copied to a table of broken ones).
+    pub async fn load<M: prost::Message + Default>(
+        &self,
+        table: Table,
+    ) -> Result<Vec<(String, M)>, StoreError> {
         let (done, answer) = oneshot::channel();
         self.jobs.send(Job::Load { table, done }).await.map_err(|_| StoreError::ended())?;
         let rows = answer.await.map_err(|_| StoreError::ended())??;
@@ -163,20 +181,29 @@ impl Store {
             match opened::<M>(&content) {
                 Ok(record) => records.push((key, record)),
                 Err(why) => {
-                    tracing::error!(table = table.name(), key, why, "A record of the store can't be read and is set aside");
+                    tracing::error!(
+                        table = table.name(),
+                        key,
+                        why,
+                        "A record of the store can't be read and is set aside"
+                    );
                     broken.push(key);
                 }
             }
         }
         if !broken.is_empty() {
             let (done, answer) = oneshot::channel();
-            self.jobs.send(Job::SetAside { table, keys: broken, done }).await.map_err(|_| StoreError::ended())?;
+            self.jobs
+                .send(Job::SetAside { table, keys: broken, done })
+                .await
+                .map_err(|_| StoreError::ended())?;
             answer.await.map_err(|_| StoreError::ended())??;
         }
         Ok(records)
     }
 
-    /// Waits until all that was sent before is kept and the file is closed. Other handles then get errors.
+    /// Waits until all that was sent before is kept and the file is closed. Other handles then get
+    /// errors.
     pub async fn close(&self) {
         let (done, answer) = oneshot::channel();
         if self.jobs.send(Job::Close { done }).await.is_ok() {
@@ -190,7 +217,10 @@ impl Store {
 fn opened<M: Message + Default>(content: &[u8]) -> Result<M, String> {
     let envelope = Envelope::decode(content).map_err(|error| format!("its envelope: {error}"))?;
     if envelope.version == 0 || envelope.version > RECORD_VERSION {
-        return Err(format!("it has version {}, and this program knows 1 to {RECORD_VERSION}", envelope.version));
+        return Err(format!(
+            "it has version {}, and this program knows 1 to {RECORD_VERSION}",
+            envelope.version
+        ));
     }
     M::decode(envelope.record).map_err(|error| format!("its content: {error}"))
 }

@@ -1,4 +1,5 @@
-//! Exec, attach and port-forward: one HTTP request head is read, its target swapped, and bytes are spliced to the cell containerd's streaming server.
+//! Exec, attach and port-forward: one HTTP request head is read, its target swapped, and bytes are
+//! spliced to the cell containerd's streaming server.
 
 use std::{
     net::{Ipv4Addr, SocketAddr},
@@ -35,7 +36,8 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 /// Longest URL that is taken from a cell.
 const MAX_CELL_URL: usize = 4_096;
 
-/// The streaming server of pods in cells, on the node's loopback. All of its connections end with it.
+/// The streaming server of pods in cells, on the node's loopback. All of its connections end with
+/// it.
 #[derive(Debug)]
 pub struct Streaming {
     address: SocketAddr,
@@ -58,9 +60,11 @@ impl Streaming {
         self.address
     }
 
-    /// The URL that stands for one of a cell containerd's: single use, one minute, a token of 160 random bits.
+    /// The URL that stands for one of a cell containerd's: single use, one minute, a token of 160
+    /// random bits.
     ///
-    /// INTERNAL if the cell's URL is not one of a streaming server, RESOURCE_EXHAUSTED if too many are waiting to be used.
+    /// INTERNAL if the cell's URL is not one of a streaming server, RESOURCE_EXHAUSTED if too many
+    /// are waiting to be used.
     pub fn url(&self, cell: &Cell, cell_url: &str) -> Result<String, Status> {
         let (port, target) = taken_apart(cell_url).ok_or_else(|| {
             let shown: String = cell_url.chars().take(200).collect();
@@ -78,7 +82,8 @@ impl Streaming {
     }
 }
 
-/// Port and request target of a URL of a cell's streaming server. Its host is of no interest: the agent dials the cell's loopback.
+/// Port and request target of a URL of a cell's streaming server. Its host is of no interest: the
+/// agent dials the cell's loopback.
 fn taken_apart(url: &str) -> Option<(u16, String)> {
     if url.len() > MAX_CELL_URL {
         return None;
@@ -87,7 +92,10 @@ fn taken_apart(url: &str) -> Option<(u16, String)> {
     let plain = uri.scheme_str() == Some("http");
     let port = uri.port_u16().filter(|port| plain && *port != 0)?;
     // A URI may have other bytes than a request's first line.
-    let target = uri.path_and_query().map(http::uri::PathAndQuery::as_str).filter(|target| target.bytes().all(|byte| byte.is_ascii_graphic()))?;
+    let target = uri
+        .path_and_query()
+        .map(http::uri::PathAndQuery::as_str)
+        .filter(|target| target.bytes().all(|byte| byte.is_ascii_graphic()))?;
     Some((port, target.to_owned()))
 }
 
@@ -102,13 +110,19 @@ async fn accept(listener: TcpListener, tokens: Arc<Tokens>) {
         match accepted {
             Ok((socket, _)) => {
                 let Ok(place) = Arc::clone(&room).try_acquire_owned() else {
-                    tracing::warn!(limit = MAX_CONNECTIONS, "a streaming connection is closed because as many as allowed are open");
+                    tracing::warn!(
+                        limit = MAX_CONNECTIONS,
+                        "a streaming connection is closed because as many as allowed are open"
+                    );
                     continue;
                 };
                 let tokens = Arc::clone(&tokens);
                 connections.spawn(async move {
                     if let Err(error) = connection::serve(socket, &tokens).await {
-                        tracing::debug!(error = &error as &dyn std::error::Error, "a streaming connection ended early");
+                        tracing::debug!(
+                            error = &error as &dyn std::error::Error,
+                            "a streaming connection ended early"
+                        );
                     }
                     drop(place);
                 });

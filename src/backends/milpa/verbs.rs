@@ -1,7 +1,8 @@
 //! What the kubelet sees: the CRI calls of pods in cells.
 //!
-//! Reads are answered from `view`, in memory. Everything that changes something is done in a task that its caller's end does not end; what an answer
-//! promises is on disk before it is given. News from cells come in by `watch` and `news`, and are ordered by `transition`.
+//! Reads are answered from `view`, in memory. Everything that changes something is done in a task
+//! that its caller's end does not end; what an answer promises is on disk before it is given. News
+//! from cells come in by `watch` and `news`, and are ordered by `transition`.
 
 use std::{
     collections::{HashMap, HashSet},
@@ -66,7 +67,8 @@ use view::{Sandbox, View};
 /// How long the tasks of calls may take to end when the daemon stops.
 const ENDING: Duration = Duration::from_secs(5);
 
-/// How long the first sample of what a sandbox or a container uses may take; without it its usage begins with nothing.
+/// How long the first sample of what a sandbox or a container uses may take; without it its usage
+/// begins with nothing.
 const SAMPLE: Duration = Duration::from_secs(1);
 
 /// What the verbs work with.
@@ -84,9 +86,11 @@ pub struct Parts {
     pub logs: Arc<Logs>,
     /// Exec, attach and port-forward.
     pub streaming: Arc<Streaming>,
-    /// What becomes of pods that ask for what is the node's, until [`Verbs::set_policy`] says otherwise.
+    /// What becomes of pods that ask for what is the node's, until [`Verbs::set_policy`] says
+    /// otherwise.
     pub rules: policy::Rules,
-    /// How long a sandbox is kept that was made for a caller who was gone, and that nobody has asked for since.
+    /// How long a sandbox is kept that was made for a caller who was gone, and that nobody has
+    /// asked for since.
     pub adopt_within: Duration,
     /// How long after the start the usage of pods of before is waited for.
     pub return_within: Duration,
@@ -97,7 +101,8 @@ pub struct Parts {
 impl Parts {
     /// The usual `adopt_within`: several rounds of a kubelet that tries again.
     pub const ADOPT_WITHIN: Duration = Duration::from_secs(180);
-    /// The usual `return_within`: an agent dials every two seconds at least, and says what its pod uses as soon as it is watched. The usage of a cell that is silent for longer is not told
+    /// The usual `return_within`: an agent dials every two seconds at least, and says what its pod
+    /// uses as soon as it is watched. The usage of a cell that is silent for longer is not told
     /// anyway.
     pub const RETURN_WITHIN: Duration = Duration::from_secs(15);
     /// The usual `measure_within`: an agent tells them at once, and gives its containerd 0.9 s.
@@ -195,7 +200,8 @@ impl Verbs {
         if is_new { rules.unmet() } else { Vec::new() }
     }
 
-    /// Ends all tasks. Pods go on; what was not finished is taken up, or cleaned up, at the next start.
+    /// Ends all tasks. Pods go on; what was not finished is taken up, or cleaned up, at the next
+    /// start.
     pub async fn shutdown(&self) {
         self.stop.cancel();
         self.tasks.close();
@@ -207,7 +213,8 @@ impl Verbs {
     /// Runs a task until the daemon stops.
     fn owned(&self, work: impl Future<Output = ()> + Send + 'static) {
         let stop = self.stop.clone();
-        // Boxed, or the task would have room for several copies of it: it is moved from one future into the next.
+        // Boxed, or the task would have room for several copies of it: it is moved from one future
+        // into the next.
         let work = Box::pin(work);
         self.tasks.spawn(async move {
             // `None`: it was stopped.
@@ -215,7 +222,8 @@ impl Verbs {
         });
     }
 
-    /// Does something to its end even if the caller goes, and waits for it until the caller's deadline.
+    /// Does something to its end even if the caller goes, and waits for it until the caller's
+    /// deadline.
     async fn detached<T: Send + 'static>(
         &self,
         what: &'static str,
@@ -233,20 +241,28 @@ impl Verbs {
         };
         match deadline {
             None => ended.await,
-            Some(deadline) => tokio::time::timeout_at(deadline.into(), ended)
-                .await
-                .unwrap_or_else(|_| Err(Status::deadline_exceeded(format!("{what} takes longer and goes on")))),
+            Some(deadline) => {
+                tokio::time::timeout_at(deadline.into(), ended).await.unwrap_or_else(|_| {
+                    Err(Status::deadline_exceeded(format!("{what} takes longer and goes on")))
+                })
+            }
         }
     }
 
     /// The cell of a sandbox; `UNAVAILABLE` if it is gone.
     fn cell_of(&self, sandbox: &Sandbox) -> Result<Cell, Status> {
         let cell = self.parts.cells.get(&sandbox.cell);
-        cell.ok_or_else(|| Status::unavailable(format!("cell {} of pod {} is gone", sandbox.cell, sandbox.pod)))
+        cell.ok_or_else(|| {
+            Status::unavailable(format!("cell {} of pod {} is gone", sandbox.cell, sandbox.pod))
+        })
     }
 
     /// The cell of a sandbox if it is connected; `UNAVAILABLE` if not.
-    async fn reachable_cell(&self, sandbox: &Sandbox, deadline: Option<Instant>) -> Result<Cell, Status> {
+    async fn reachable_cell(
+        &self,
+        sandbox: &Sandbox,
+        deadline: Option<Instant>,
+    ) -> Result<Cell, Status> {
         let cell = self.cell_of(sandbox)?;
         calls::connected(&cell, &sandbox.pod, deadline).await?;
         Ok(cell)

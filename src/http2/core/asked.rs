@@ -62,11 +62,18 @@ impl Asked {
 impl Core {
     /// Of a server that allows so many streams at once.
     pub(in super::super) fn of_server(max_open: u32) -> Self {
-        let asked = Asked { begun: false, came: VecDeque::new(), reset: HashSet::new(), in_order: VecDeque::new(), leaving: Leaving::No };
+        let asked = Asked {
+            begun: false,
+            came: VecDeque::new(),
+            reset: HashSet::new(),
+            in_order: VecDeque::new(),
+            leaving: Leaving::No,
+        };
         Self::new(Role::Server(asked), Vec::new(), (3, max_open), max_open as usize)
     }
 
-    /// Takes the preface with which a client begins off the front of what came. Whether it came whole, or long before.
+    /// Takes the preface with which a client begins off the front of what came. Whether it came
+    /// whole, or long before.
     pub(super) fn take_preface(&mut self, bytes: &mut &[u8]) -> Result<bool, Violation> {
         let Role::Server(asked) = &mut self.role else { return Ok(true) };
         if asked.begun {
@@ -118,7 +125,11 @@ impl Core {
         stream.coming = if ends { Coming::Nothing } else { Coming::Body };
         let request = fields.request().and_then(|request| {
             stream.promised = promised(request.headers())?;
-            if stream.keeps_promise(0, ends) { Ok(request) } else { Err("its content-length is not its length") }
+            if stream.keeps_promise(0, ends) {
+                Ok(request)
+            } else {
+                Err("its content-length is not its length")
+            }
         });
         match request {
             Ok(request) => {
@@ -132,7 +143,9 @@ impl Core {
                 tracing::debug!(stream = id, why, "a request is malformed");
                 if why == TOO_LONG {
                     let status = StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE;
-                    self.put_headers(id, true, &HeaderMap::new(), |put| put(":status", status.as_str()));
+                    self.put_headers(id, true, &HeaderMap::new(), |put| {
+                        put(":status", status.as_str())
+                    });
                     if !ends {
                         self.put_reset(id, Reason::NO_ERROR, true);
                     }
@@ -157,7 +170,12 @@ impl Core {
     }
 
     /// Begins an answer; `ended` if there is nothing more of it. An error if the caller has gone.
-    pub(in super::super) fn respond(&mut self, key: Key, head: &response::Parts, ended: bool) -> Result<(), Error> {
+    pub(in super::super) fn respond(
+        &mut self,
+        key: Key,
+        head: &response::Parts,
+        ended: bool,
+    ) -> Result<(), Error> {
         let Some(stream) = self.streams.get(key) else { return Err(Error::GivenUp) };
         if !matches!(stream.going, Going::Open) {
             return Err(stream.error.clone().unwrap_or(Error::GivenUp));
@@ -175,12 +193,15 @@ impl Core {
 
     /// Ready when the client wants no answer any more.
     pub(in super::super) fn poll_gone(&mut self, key: Key, cx: &Context<'_>) -> Poll<()> {
-        let Some(stream) = self.streams.get(key).filter(|stream| !stream.was_cut) else { return Poll::Ready(()) };
+        let Some(stream) = self.streams.get(key).filter(|stream| !stream.was_cut) else {
+            return Poll::Ready(());
+        };
         keep(&mut stream.receiver, cx.waker());
         Poll::Pending
     }
 
-    /// Tells the client that it should send no more calls here. Those that it sends before it has heard are taken as well.
+    /// Tells the client that it should send no more calls here. Those that it sends before it has
+    /// heard are taken as well.
     pub(in super::super) fn drain(&mut self) {
         let Role::Server(asked) = &mut self.role else { return };
         if asked.leaving == Leaving::No {
@@ -203,7 +224,8 @@ impl Core {
         }
     }
 
-    /// The last stream that something is done with, or was. Never a later one than the client was told before (RFC 9113, 6.8).
+    /// The last stream that something is done with, or was. Never a later one than the client was
+    /// told before (RFC 9113, 6.8).
     pub(super) fn last_of_peer(&self) -> u32 {
         match &self.role {
             Role::Client => 0,

@@ -21,8 +21,14 @@ impl Core {
         Self::new(Role::Client, frame::PREFACE.to_vec(), (2, 0), usize::MAX)
     }
 
-    /// Begins a call, with what there is of its body; `ended` if that is all. An error if there are no new calls here: nothing was sent then.
-    pub(in super::super) fn request(&mut self, head: &Parts, body: &Bytes, ended: bool) -> Result<Key, Error> {
+    /// Begins a call, with what there is of its body; `ended` if that is all. An error if there are
+    /// no new calls here: nothing was sent then.
+    pub(in super::super) fn request(
+        &mut self,
+        head: &Parts,
+        body: &Bytes,
+        ended: bool,
+    ) -> Result<Key, Error> {
         if self.next_id as usize + 2 * self.waiting.len() > MAX_31 as usize {
             self.leaving.get_or_insert(Error::NotSent);
             self.stir();
@@ -89,7 +95,11 @@ impl Core {
     }
 
     /// The head of the answer.
-    pub(in super::super) fn poll_head(&mut self, key: Key, waker: &Waker) -> Poll<Result<Response<()>, Error>> {
+    pub(in super::super) fn poll_head(
+        &mut self,
+        key: Key,
+        waker: &Waker,
+    ) -> Poll<Result<Response<()>, Error>> {
         let Some(stream) = self.streams.get(key) else { return Poll::Ready(Err(Error::GivenUp)) };
         match stream.head.take() {
             Some(head) => Poll::Ready(Ok(head)),
@@ -98,13 +108,19 @@ impl Core {
     }
 
     /// Takes a header block in which an answer begins, or a part of what goes before one.
-    pub(super) fn answered(&mut self, key: Key, ends: bool, fields: Fields) -> Result<(), &'static str> {
+    pub(super) fn answered(
+        &mut self,
+        key: Key,
+        ends: bool,
+        fields: Fields,
+    ) -> Result<(), &'static str> {
         let Some(stream) = self.streams.get(key) else { return Ok(()) };
         let Some(status) = fields.answer()? else { return Err("it has no status") };
         if status.is_informational() {
             return if ends { Err("it ends before it begins") } else { Ok(()) };
         }
-        stream.promised = promised(&fields.map)?.filter(|_| !stream.has_no_body && status != StatusCode::NOT_MODIFIED);
+        stream.promised = promised(&fields.map)?
+            .filter(|_| !stream.has_no_body && status != StatusCode::NOT_MODIFIED);
         if !stream.keeps_promise(0, ends) {
             return Err("its content-length is not its length");
         }
@@ -126,7 +142,8 @@ impl Core {
         let error = Error::GoneAway(reason);
         self.leaving.get_or_insert(error.clone());
         let all = self.streams.iter().filter(|(_, stream)| stream.id == 0 || stream.id > last);
-        let not_begun: Vec<Key> = all.filter(|(_, stream)| !stream.is_over()).map(|(key, _)| key).collect();
+        let not_begun: Vec<Key> =
+            all.filter(|(_, stream)| !stream.is_over()).map(|(key, _)| key).collect();
         for key in not_begun {
             if let Some(stream) = self.streams.get(key) {
                 stream.end(error.clone());

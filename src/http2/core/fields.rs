@@ -59,7 +59,10 @@ impl Fields {
     }
 
     fn asks(&self) -> bool {
-        self.authority.is_some() || self.method.is_some() || self.path.is_some() || self.scheme.is_some()
+        self.authority.is_some()
+            || self.method.is_some()
+            || self.path.is_some()
+            || self.scheme.is_some()
     }
 
     /// The status of an answer, which is not in its trailers.
@@ -85,7 +88,9 @@ impl Fields {
         if let Some(wrong) = self.wrong {
             return Err(wrong);
         }
-        let (Some(method), Some(scheme), Some(path), None) = (self.method, self.scheme, self.path, self.status) else {
+        let (Some(method), Some(scheme), Some(path), None) =
+            (self.method, self.scheme, self.path, self.status)
+        else {
             return Err("it has not the fields of a request");
         };
         if method == Method::CONNECT {

@@ -26,11 +26,16 @@ fn protocol<T>(what: &'static str) -> Result<T, Violation> {
 }
 
 fn length(head: Head, is: usize) -> Result<(), Violation> {
-    if head.length == is { Ok(()) } else { Err(Violation(Reason::FRAME_SIZE_ERROR, "a frame has another length than its kind has")) }
+    if head.length == is {
+        Ok(())
+    } else {
+        Err(Violation(Reason::FRAME_SIZE_ERROR, "a frame has another length than its kind has"))
+    }
 }
 
 impl Core {
-    /// Takes the frames that came whole; says how many bytes they were. After an error the connection is no more.
+    /// Takes the frames that came whole; says how many bytes they were. After an error the
+    /// connection is no more.
     pub(in super::super) fn take(&mut self, bytes: &[u8]) -> Result<usize, Violation> {
         let mut rest = bytes;
         if !self.take_preface(&mut rest)? {
@@ -49,13 +54,19 @@ impl Core {
     }
 
     /// Takes a frame. After an error the connection is no more.
-    pub(in super::super) fn receive(&mut self, head: Head, payload: &[u8]) -> Result<(), Violation> {
+    pub(in super::super) fn receive(
+        &mut self,
+        head: Head,
+        payload: &[u8],
+    ) -> Result<(), Violation> {
         if let Some(block) = &mut self.block {
             if head.kind != frame::CONTINUATION || head.stream != block.stream {
                 return protocol("a header block is interrupted");
             }
             block.parts += 1;
-            if block.bytes.len() + payload.len() > MAX_HEADER_LIST as usize || block.parts > MAX_PARTS {
+            if block.bytes.len() + payload.len() > MAX_HEADER_LIST as usize
+                || block.parts > MAX_PARTS
+            {
                 return Err(Violation(Reason::ENHANCE_YOUR_CALM, "a header block is too long"));
             }
             block.bytes.extend_from_slice(payload);
@@ -89,7 +100,8 @@ impl Core {
                 if head.has(frame::END_HEADERS) {
                     return self.headers(head.stream, ends, bytes);
                 }
-                self.block = Some(Block { stream: head.stream, ends, bytes: bytes.to_vec(), parts: 1 });
+                self.block =
+                    Some(Block { stream: head.stream, ends, bytes: bytes.to_vec(), parts: 1 });
                 Ok(())
             }
             frame::RST_STREAM => {
@@ -116,7 +128,10 @@ impl Core {
             }
             frame::GOAWAY if head.length < 8 => length(head, 8),
             frame::GOAWAY => {
-                self.goes_away(frame::number(payload) & MAX_31, frame::number(&payload[4..]).into());
+                self.goes_away(
+                    frame::number(payload) & MAX_31,
+                    frame::number(&payload[4..]).into(),
+                );
                 Ok(())
             }
             frame::WINDOW_UPDATE => {
@@ -126,7 +141,9 @@ impl Core {
             frame::CONTINUATION => protocol("a header block goes on that had not begun"),
             // What it says has no meaning any more (RFC 9113, 5.3.2).
             frame::PRIORITY if head.stream == 0 => protocol("a frame of a stream has none"),
-            frame::PRIORITY if frame::number(payload) & MAX_31 == head.stream => protocol("a stream waits for itself"),
+            frame::PRIORITY if frame::number(payload) & MAX_31 == head.stream => {
+                protocol("a stream waits for itself")
+            }
             frame::PRIORITY => length(head, 5),
             // What HTTP/2 may have one day.
             _ => Ok(()),
@@ -191,9 +208,15 @@ impl Core {
             Some(key) => {
                 let goes_on = self.streams.get(key).map(|stream| stream.coming);
                 let taken = match goes_on {
-                    Some(Coming::Head) => self.answered(key, ends, fields).map_err(|why| (Reason::PROTOCOL_ERROR, why)),
-                    Some(Coming::Body) => self.trailed(key, ends, fields).map_err(|why| (Reason::PROTOCOL_ERROR, why)),
-                    Some(Coming::Nothing) => Err((Reason::STREAM_CLOSED, "it goes on behind its end")),
+                    Some(Coming::Head) => self
+                        .answered(key, ends, fields)
+                        .map_err(|why| (Reason::PROTOCOL_ERROR, why)),
+                    Some(Coming::Body) => {
+                        self.trailed(key, ends, fields).map_err(|why| (Reason::PROTOCOL_ERROR, why))
+                    }
+                    Some(Coming::Nothing) => {
+                        Err((Reason::STREAM_CLOSED, "it goes on behind its end"))
+                    }
                     None => Ok(()),
                 };
                 if let Err((reason, why)) = taken {
@@ -235,11 +258,15 @@ impl Core {
             let value = u32::from_be_bytes([w, x, y, z]);
             match u16::from_be_bytes([a, b]) {
                 1 => self.encoder.set_room(value as usize),
-                2 if value > 1 => return protocol("it sets whether it takes pushes to neither yes nor no"),
+                2 if value > 1 => {
+                    return protocol("it sets whether it takes pushes to neither yes nor no");
+                }
                 3 if !self.is_server() => self.max_open = value as usize,
                 4 => self.set_first_send_window(value)?,
                 // We need no longer ones.
-                5 if !(1 << 14..1 << 24).contains(&value) => return protocol("it takes frames of a length that may not be"),
+                5 if !(1 << 14..1 << 24).contains(&value) => {
+                    return protocol("it takes frames of a length that may not be");
+                }
                 _ => {}
             }
         }

@@ -81,24 +81,38 @@ impl Core {
     }
 
     /// Writes a header block: what `before` puts, and a map.
-    pub(super) fn put_headers(&mut self, id: u32, ends: bool, map: &HeaderMap, before: impl FnOnce(&mut dyn FnMut(&str, &str))) {
+    pub(super) fn put_headers(
+        &mut self,
+        id: u32,
+        ends: bool,
+        map: &HeaderMap,
+        before: impl FnOnce(&mut dyn FnMut(&str, &str)),
+    ) {
         let at = self.out.len();
         self.out.extend_from_slice(&[0; HEAD]);
         let (encoder, out) = (&mut self.encoder, &mut self.out);
         encoder.begin(out);
-        before(&mut |name, value| encoder.put(out, name.as_bytes(), value.as_bytes(), false, false));
+        before(&mut |name, value| {
+            encoder.put(out, name.as_bytes(), value.as_bytes(), false, false)
+        });
         put_map(encoder, out, map);
         let length = self.out.len() - at - HEAD;
         let end_stream = if ends { frame::END_STREAM } else { 0 };
         if length <= MAX_PAYLOAD {
-            let head = Head { length, kind: frame::HEADERS, flags: frame::END_HEADERS | end_stream, stream: id };
+            let head = Head {
+                length,
+                kind: frame::HEADERS,
+                flags: frame::END_HEADERS | end_stream,
+                stream: id,
+            };
             return self.out[at..at + HEAD].copy_from_slice(&head.bytes());
         }
         let block = self.out.split_off(at + HEAD);
         self.out.truncate(at);
         let parts = block.chunks(MAX_PAYLOAD).len();
         for (number, part) in block.chunks(MAX_PAYLOAD).enumerate() {
-            let (kind, flags) = if number == 0 { (frame::HEADERS, end_stream) } else { (frame::CONTINUATION, 0) };
+            let (kind, flags) =
+                if number == 0 { (frame::HEADERS, end_stream) } else { (frame::CONTINUATION, 0) };
             let end_headers = if number + 1 == parts { frame::END_HEADERS } else { 0 };
             frame::put(&mut self.out, kind, flags | end_headers, id, part);
         }
@@ -128,7 +142,8 @@ impl Core {
             if self.send_window <= 0 {
                 return Turn::Starved;
             }
-            let room = usize::try_from(stream.send_window.min(self.send_window)).unwrap_or(usize::MAX);
+            let room =
+                usize::try_from(stream.send_window.min(self.send_window)).unwrap_or(usize::MAX);
             let length = stream.unsent.len().min(MAX_PAYLOAD).min(room);
             let part = stream.unsent.split_to(length);
             stream.send_window -= length as i64;
@@ -157,7 +172,11 @@ impl Core {
 
     /// Gives the next part of a body; the one before must have been sent.
     pub(in super::super) fn give(&mut self, key: Key, part: Bytes) {
-        let Some(stream) = self.streams.get(key).filter(|stream| matches!(stream.going, Going::Open)) else { return };
+        let Some(stream) =
+            self.streams.get(key).filter(|stream| matches!(stream.going, Going::Open))
+        else {
+            return;
+        };
         debug_assert!(stream.unsent.is_empty());
         stream.unsent = part;
         self.send(key);
@@ -166,7 +185,11 @@ impl Core {
 
     /// Says that what was given is all, but for trailers.
     pub(in super::super) fn give_end(&mut self, key: Key, trailers: Option<HeaderMap>) {
-        let Some(stream) = self.streams.get(key).filter(|stream| matches!(stream.going, Going::Open)) else { return };
+        let Some(stream) =
+            self.streams.get(key).filter(|stream| matches!(stream.going, Going::Open))
+        else {
+            return;
+        };
         stream.going = Going::Given(trailers);
         self.send(key);
         self.settle(key);
@@ -174,7 +197,11 @@ impl Core {
     }
 
     /// Ready when all that was given was sent; an error if the peer wants no more.
-    pub(in super::super) fn poll_sent(&mut self, key: Key, waker: &Waker) -> Poll<Result<(), Error>> {
+    pub(in super::super) fn poll_sent(
+        &mut self,
+        key: Key,
+        waker: &Waker,
+    ) -> Poll<Result<(), Error>> {
         let Some(stream) = self.streams.get(key) else { return Poll::Ready(Err(Error::GivenUp)) };
         if let Going::Nothing = stream.going {
             return Poll::Ready(Err(stream.error.clone().unwrap_or(Error::GivenUp)));
@@ -216,22 +243,40 @@ impl Core {
         if id == 0 {
             self.send_window += i64::from(by);
             if by == 0 || self.send_window > MAX_31.into() {
-                let what = if by == 0 { "it widens the window by nothing" } else { "it widens the window too far" };
-                return Err(Violation(if by == 0 { Reason::PROTOCOL_ERROR } else { Reason::FLOW_CONTROL_ERROR }, what));
+                let what = if by == 0 {
+                    "it widens the window by nothing"
+                } else {
+                    "it widens the window too far"
+                };
+                return Err(Violation(
+                    if by == 0 { Reason::PROTOCOL_ERROR } else { Reason::FLOW_CONTROL_ERROR },
+                    what,
+                ));
             }
             self.sending.append(&mut self.starved);
             return Ok(());
         }
         if self.is_idle(id) {
-            return Err(Violation(Reason::PROTOCOL_ERROR, "it widens the window of a stream that was not opened"));
+            return Err(Violation(
+                Reason::PROTOCOL_ERROR,
+                "it widens the window of a stream that was not opened",
+            ));
         }
         let Some(key) = self.streams.of_id(id) else { return Ok(()) };
         let Some(stream) = self.streams.get(key) else { return Ok(()) };
         stream.send_window += i64::from(by);
         if by == 0 {
-            self.reset(key, Reason::PROTOCOL_ERROR, Error::Malformed("it widens the window by nothing"));
+            self.reset(
+                key,
+                Reason::PROTOCOL_ERROR,
+                Error::Malformed("it widens the window by nothing"),
+            );
         } else if stream.send_window > MAX_31.into() {
-            self.reset(key, Reason::FLOW_CONTROL_ERROR, Error::Malformed("it widens the window too far"));
+            self.reset(
+                key,
+                Reason::FLOW_CONTROL_ERROR,
+                Error::Malformed("it widens the window too far"),
+            );
         } else {
             self.send(key);
         }
@@ -241,7 +286,8 @@ impl Core {
 
 fn put_map(encoder: &mut Encoder, out: &mut Vec<u8>, map: &HeaderMap) {
     for (name, value) in map {
-        let varies = *name == GRPC_TIMEOUT || *name == GRPC_MESSAGE || *name == header::CONTENT_LENGTH;
+        let varies =
+            *name == GRPC_TIMEOUT || *name == GRPC_MESSAGE || *name == header::CONTENT_LENGTH;
         encoder.put(out, name.as_str().as_bytes(), value.as_bytes(), varies, value.is_sensitive());
     }
 }

@@ -14,7 +14,8 @@ use crate::http2::{
     streams::Key,
 };
 
-/// When as much of a stream was taken, the peer is told. Bytes: less than half of the window, and far more than most answers have.
+/// When as much of a stream was taken, the peer is told. Bytes: less than half of the window, and
+/// far more than most answers have.
 const TOLD: u32 = STREAM_WINDOW / 4;
 
 impl Stream {
@@ -33,7 +34,11 @@ impl Stream {
 
 impl Core {
     /// What came of the body since it was asked last.
-    pub(in super::super) fn poll_data(&mut self, key: Key, waker: &Waker) -> Poll<Option<Result<Bytes, Error>>> {
+    pub(in super::super) fn poll_data(
+        &mut self,
+        key: Key,
+        waker: &Waker,
+    ) -> Poll<Option<Result<Bytes, Error>>> {
         let Some(stream) = self.streams.get(key) else { return Poll::Ready(None) };
         if stream.body.is_empty() {
             return stream.nothing(waker).map(|end| end.err().map(Err));
@@ -45,7 +50,8 @@ impl Core {
         Poll::Ready(Some(Ok(part)))
     }
 
-    /// Tells the peer of what was taken of a stream, if that is much, and more may come that somebody wants.
+    /// Tells the peer of what was taken of a stream, if that is much, and more may come that
+    /// somebody wants.
     pub(super) fn tell_taken(&mut self, key: Key) {
         let Some(stream) = self.streams.get(key) else { return };
         if stream.taken < TOLD || stream.coming == Coming::Nothing || !stream.is_wanted {
@@ -58,7 +64,11 @@ impl Core {
     }
 
     /// The trailers, when the body has ended.
-    pub(in super::super) fn poll_trailers(&mut self, key: Key, waker: &Waker) -> Poll<Result<Option<HeaderMap>, Error>> {
+    pub(in super::super) fn poll_trailers(
+        &mut self,
+        key: Key,
+        waker: &Waker,
+    ) -> Poll<Result<Option<HeaderMap>, Error>> {
         let Some(stream) = self.streams.get(key) else { return Poll::Ready(Ok(None)) };
         match stream.trailers.take() {
             Some(trailers) => Poll::Ready(Ok(Some(trailers))),
@@ -68,8 +78,11 @@ impl Core {
 
     /// Whether the answer has ended, and all of it was taken.
     pub(in super::super) fn has_ended(&mut self, key: Key) -> bool {
-        self.streams
-            .get(key)
-            .is_none_or(|stream| stream.coming == Coming::Nothing && stream.body.is_empty() && stream.trailers.is_none() && stream.error.is_none())
+        self.streams.get(key).is_none_or(|stream| {
+            stream.coming == Coming::Nothing
+                && stream.body.is_empty()
+                && stream.trailers.is_none()
+                && stream.error.is_none()
+        })
     }
 }

@@ -23,7 +23,10 @@ struct Side {
 impl Side {
     fn new(settings: &[(u16, u32)]) -> Self {
         let mut side = Self { core: Core::of_client(), begun: false };
-        let payload: Vec<u8> = settings.iter().flat_map(|(id, value)| [&id.to_be_bytes()[..], &value.to_be_bytes()].concat()).collect();
+        let payload: Vec<u8> = settings
+            .iter()
+            .flat_map(|(id, value)| [&id.to_be_bytes()[..], &value.to_be_bytes()].concat())
+            .collect();
         side.fine(frame::SETTINGS, 0, 0, &payload);
         let sent = side.sent();
         assert_eq!(kinds(&sent), [frame::SETTINGS, frame::WINDOW_UPDATE, frame::SETTINGS]);
@@ -31,7 +34,13 @@ impl Side {
         side
     }
 
-    fn receive(&mut self, kind: u8, flags: u8, stream: u32, payload: &[u8]) -> Result<(), Violation> {
+    fn receive(
+        &mut self,
+        kind: u8,
+        flags: u8,
+        stream: u32,
+        payload: &[u8],
+    ) -> Result<(), Violation> {
         self.core.receive(Head { length: payload.len(), kind, flags, stream }, payload)
     }
 
@@ -107,9 +116,15 @@ fn an_answer_is_what_its_frames_have() {
     assert_eq!(kinds(&sent), [frame::HEADERS, frame::DATA]);
     assert_eq!(sent[1].0.flags, frame::END_STREAM);
     assert!(side.answer_head(key).is_pending());
-    // An answer of its own before, which says nothing (RFC 9110, 15.2), then a head in three parts with padding and priority.
+    // An answer of its own before, which says nothing (RFC 9110, 15.2), then a head in three parts
+    // with padding and priority.
     side.fine(frame::HEADERS, frame::END_HEADERS, 1, b"\x08\x03100");
-    side.fine(frame::HEADERS, frame::PADDED | frame::WITH_PRIORITY, 1, &[2, 0, 0, 0, 0, 7, 0x88, 0, 0]);
+    side.fine(
+        frame::HEADERS,
+        frame::PADDED | frame::WITH_PRIORITY,
+        1,
+        &[2, 0, 0, 0, 0, 7, 0x88, 0, 0],
+    );
     side.fine(frame::CONTINUATION, 0, 1, b"\x00\x01a");
     side.fine(frame::CONTINUATION, frame::END_HEADERS, 1, b"\x01b");
     let Poll::Ready(Ok(head)) = side.answer_head(key) else { panic!() };
@@ -123,7 +138,9 @@ fn an_answer_is_what_its_frames_have() {
     assert!(side.data(key).is_pending());
     side.fine(frame::HEADERS, frame::END_HEADERS | frame::END_STREAM, 1, TRAILERS);
     assert!(matches!(side.data(key), Poll::Ready(None)));
-    let Poll::Ready(Ok(Some(trailers))) = side.core.poll_trailers(key, Waker::noop()) else { panic!() };
+    let Poll::Ready(Ok(Some(trailers))) = side.core.poll_trailers(key, Waker::noop()) else {
+        panic!()
+    };
     assert_eq!(trailers["grpc-status"], "0");
     assert!(side.core.has_ended(key));
     side.drop_call(key);
@@ -178,7 +195,10 @@ fn room_is_told_when_much_was_taken_and_never_behind_the_end() {
     assert!(side.sent().is_empty());
     assert!(matches!(side.data(key), Poll::Ready(Some(Ok(part))) if part.len() == 16 * 16_384));
     let sent = side.sent();
-    assert_eq!((kinds(&sent), frame::number(&sent[0].1)), (vec![frame::WINDOW_UPDATE], 16 * 16_384));
+    assert_eq!(
+        (kinds(&sent), frame::number(&sent[0].1)),
+        (vec![frame::WINDOW_UPDATE], 16 * 16_384)
+    );
     for _ in 0..63 {
         side.fine(frame::DATA, 0, 1, &[0; 16_384]);
     }
@@ -244,7 +264,9 @@ fn a_call_that_is_cancelled_while_it_waits_leaves_nothing_behind() {
 
 #[test]
 fn an_answer_is_as_long_as_its_head_says() {
-    let length = |length: &str| [b"\x88\x0f\x0d", [length.len() as u8].as_slice(), length.as_bytes()].concat();
+    let length = |length: &str| {
+        [b"\x88\x0f\x0d", [length.len() as u8].as_slice(), length.as_bytes()].concat()
+    };
     let cases: [(&str, &[&[u8]], bool); 6] = [
         ("3", &[b"abc"], true),
         ("3", &[b"ab", b"", b"c", b""], true),
@@ -259,10 +281,19 @@ fn an_answer_is_as_long_as_its_head_says() {
         side.sent();
         side.fine(frame::HEADERS, frame::END_HEADERS, id, &length(says));
         for (number, part) in parts.iter().enumerate() {
-            side.fine(frame::DATA, if number + 1 == parts.len() { frame::END_STREAM } else { 0 }, id, part);
+            side.fine(
+                frame::DATA,
+                if number + 1 == parts.len() { frame::END_STREAM } else { 0 },
+                id,
+                part,
+            );
         }
         let sent = side.sent();
-        assert_eq!(kinds(&sent), if is_fine { vec![] } else { vec![frame::RST_STREAM] }, "{says} {parts:?}");
+        assert_eq!(
+            kinds(&sent),
+            if is_fine { vec![] } else { vec![frame::RST_STREAM] },
+            "{says} {parts:?}"
+        );
         let came = std::iter::from_fn(|| match side.data(key) {
             Poll::Ready(part) => part,
             Poll::Pending => panic!("{says} {parts:?} has not ended"),
@@ -282,14 +313,17 @@ fn an_answer_is_as_long_as_its_head_says() {
         assert_eq!(kinds(&side.sent()), [frame::RST_STREAM]);
         side.drop_call(key);
     }
-    // What has no body by its nature tells how long one would be (RFC 9110, 8.6): 304, and whatever is answered to HEAD.
+    // What has no body by its nature tells how long one would be (RFC 9110, 8.6): 304, and whatever
+    // is answered to HEAD.
     let mut head = head();
     for (method, block) in [("POST", b"\x8b\x0f\x0d\x012"), ("HEAD", b"\x88\x0f\x0d\x012")] {
         head.method = method.parse().unwrap();
         let key = side.core.request(&head, &Bytes::new(), true).unwrap();
         let id = side.sent()[0].0.stream;
         side.fine(frame::HEADERS, frame::END_HEADERS | frame::END_STREAM, id, block);
-        assert!(matches!(side.answer_head(key), Poll::Ready(Ok(head)) if head.headers()["content-length"] == "2"));
+        assert!(
+            matches!(side.answer_head(key), Poll::Ready(Ok(head)) if head.headers()["content-length"] == "2")
+        );
         assert!(side.core.has_ended(key) && side.sent().is_empty());
         side.drop_call(key);
     }
@@ -363,7 +397,8 @@ fn padding_alone_uses_no_window_up() {
     for _ in 0..2 * STREAM_WINDOW / 256 {
         side.fine(frame::DATA, frame::PADDED, 1, &[&[255][..], &[0; 255]].concat());
         window -= 256;
-        window += side.sent().iter().map(|(_, payload)| i64::from(frame::number(payload))).sum::<i64>();
+        window +=
+            side.sent().iter().map(|(_, payload)| i64::from(frame::number(payload))).sum::<i64>();
     }
     assert!(window > 0 && side.data(key).is_pending());
 }
@@ -386,7 +421,10 @@ fn an_answer_that_is_whole_stays_so_whatever_becomes_of_the_request() {
     side.fine(frame::DATA, 0, 3, b"half");
     side.fine(frame::RST_STREAM, 0, 3, &11_u32.to_be_bytes());
     assert!(matches!(side.data(key), Poll::Ready(Some(Ok(part))) if part == "half"));
-    assert!(matches!(side.data(key), Poll::Ready(Some(Err(Error::Reset(Reason::ENHANCE_YOUR_CALM))))));
+    assert!(matches!(
+        side.data(key),
+        Poll::Ready(Some(Err(Error::Reset(Reason::ENHANCE_YOUR_CALM))))
+    ));
 }
 
 #[test]
@@ -407,13 +445,19 @@ fn an_answer_that_is_none_is_reset_and_its_connection_goes_on() {
         side.sent();
         side.fine(frame::HEADERS, flags, id, block);
         let sent = side.sent();
-        assert_eq!((kinds(&sent), sent[0].1.as_slice()), (vec![frame::RST_STREAM], &[0, 0, 0, 1][..]), "{block:?}");
+        assert_eq!(
+            (kinds(&sent), sent[0].1.as_slice()),
+            (vec![frame::RST_STREAM], &[0, 0, 0, 1][..]),
+            "{block:?}"
+        );
         let Poll::Ready(Err(error)) = side.answer_head(key) else { panic!() };
         assert!(error.reset().is_none() && !error.was_refused(), "{error}");
     }
-    for (kind, flags, payload) in
-        [(frame::DATA, 0, STATUS), (frame::HEADERS, frame::END_HEADERS, STATUS), (frame::HEADERS, frame::END_HEADERS, TRAILERS)]
-    {
+    for (kind, flags, payload) in [
+        (frame::DATA, 0, STATUS),
+        (frame::HEADERS, frame::END_HEADERS, STATUS),
+        (frame::HEADERS, frame::END_HEADERS, TRAILERS),
+    ] {
         let key = side.call(0);
         let id = side.sent()[0].0.stream;
         if kind == frame::HEADERS {
@@ -437,7 +481,9 @@ fn metadata_has_a_limit() {
     assert!(matches!(side.answer_head(key), Poll::Ready(Err(Error::Malformed(_)))));
     side.call(0);
     side.fine(frame::HEADERS, 0, 3, STATUS);
-    let violation = (0..1000).find_map(|_| side.receive(frame::CONTINUATION, 0, 3, &[0; 16_384]).err()).unwrap();
+    let violation = (0..1000)
+        .find_map(|_| side.receive(frame::CONTINUATION, 0, 3, &[0; 16_384]).err())
+        .unwrap();
     assert_eq!(violation.0, Reason::ENHANCE_YOUR_CALM);
 }
 
@@ -494,8 +540,13 @@ fn pings_are_answered_and_not_read_for_ever_if_nobody_takes_the_answers() {
     side.fine(frame::PING, 0, 0, b"whatever");
     side.fine(frame::PING, frame::ACK, 0, b"whatever");
     let sent = side.sent();
-    assert_eq!((kinds(&sent), sent[0].0.flags, sent[0].1.as_slice()), (vec![frame::PING], frame::ACK, &b"whatever"[..]));
-    let pings = (0..1_000_000).take_while(|_| side.core.may_read() && side.receive(frame::PING, 0, 0, &[0; 8]).is_ok()).count();
+    assert_eq!(
+        (kinds(&sent), sent[0].0.flags, sent[0].1.as_slice()),
+        (vec![frame::PING], frame::ACK, &b"whatever"[..])
+    );
+    let pings = (0..1_000_000)
+        .take_while(|_| side.core.may_read() && side.receive(frame::PING, 0, 0, &[0; 8]).is_ok())
+        .count();
     assert!(pings < BACKLOG / 17 + 2, "{pings}");
     // Nor are calls sent into it.
     let key = side.call(0);
@@ -510,7 +561,9 @@ fn when_ids_are_used_up_calls_go_elsewhere() {
     let mut side = Side::new(&[]);
     side.core.next_id = MAX_31;
     let key = side.call(0);
-    assert!(matches!(side.core.request(&head(), &Bytes::new(), true), Err(error) if error.was_refused()));
+    assert!(
+        matches!(side.core.request(&head(), &Bytes::new(), true), Err(error) if error.was_refused())
+    );
     side.fine(frame::HEADERS, frame::END_HEADERS | frame::END_STREAM, MAX_31, STATUS);
     assert!(matches!(side.answer_head(key), Poll::Ready(Ok(_))) && side.core.is_done());
 }
@@ -533,8 +586,14 @@ fn long_metadata_goes_in_several_frames() {
     long.headers.insert("x", "y".repeat(40_000).parse().unwrap());
     side.core.request(&long, &Bytes::from_static(b"body"), true).unwrap();
     let sent = side.sent();
-    assert_eq!(kinds(&sent), [frame::HEADERS, frame::CONTINUATION, frame::CONTINUATION, frame::DATA]);
-    assert_eq!(sent.iter().map(|(head, _)| head.flags).collect::<Vec<_>>(), [0, 0, frame::END_HEADERS, frame::END_STREAM]);
+    assert_eq!(
+        kinds(&sent),
+        [frame::HEADERS, frame::CONTINUATION, frame::CONTINUATION, frame::DATA]
+    );
+    assert_eq!(
+        sent.iter().map(|(head, _)| head.flags).collect::<Vec<_>>(),
+        [0, 0, frame::END_HEADERS, frame::END_STREAM]
+    );
 }
 
 proptest! {

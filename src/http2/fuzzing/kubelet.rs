@@ -25,11 +25,14 @@ struct Call {
 fn trailers(number: usize) -> HeaderMap {
     let long = if number % 5 == 4 { "x".repeat(40_000) } else { "short".into() };
     let value = HeaderValue::try_from(long).unwrap_or_else(|error| panic!("{error}"));
-    [(http::header::SERVER, value), (http::header::AGE, HeaderValue::from(number))].into_iter().collect()
+    [(http::header::SERVER, value), (http::header::AGE, HeaderValue::from(number))]
+        .into_iter()
+        .collect()
 }
 
-/// Does what the bytes say: a kubelet sends frames, any and likely ones, and the calls that came take, answer and go. What is sent must be what HTTP/2 allows, no
-/// more calls may be open than are allowed, and nothing may wait without a bound.
+/// Does what the bytes say: a kubelet sends frames, any and likely ones, and the calls that came
+/// take, answer and go. What is sent must be what HTTP/2 allows, no more calls may be open than are
+/// allowed, and nothing may wait without a bound.
 ///
 /// # Panics
 /// If it isn't.
@@ -55,14 +58,17 @@ pub fn kubelet(bytes: &[u8]) {
                 }
             }
             2 => {
-                if let Some(call) = calls.get_mut(at).filter(|call| call.gave_head && !call.gave_end)
+                if let Some(call) =
+                    calls.get_mut(at).filter(|call| call.gave_head && !call.gave_end)
                     && let Poll::Ready(Ok(())) = core.poll_sent(call.key, Waker::noop())
                 {
                     core.give(call.key, Bytes::from_static(&[9; 30_000]));
                 }
             }
             3 => {
-                if let Some(call) = calls.get_mut(at).filter(|call| call.gave_head && !call.gave_end) {
+                if let Some(call) =
+                    calls.get_mut(at).filter(|call| call.gave_head && !call.gave_end)
+                {
                     call.gave_end = true;
                     core.give_end(call.key, (at % 2 == 0).then(|| trailers(at)));
                 }
@@ -111,7 +117,10 @@ pub fn kubelet(bytes: &[u8]) {
                 let payload = script.take(usize::from(length)).to_vec();
                 ended = receive(&mut core, &mut model, kind, flags, stream.into(), &payload);
                 while let Some((key, request)) = core.accept() {
-                    assert!(request.uri().path().starts_with('/') || request.uri().path() == "*", "{request:?}");
+                    assert!(
+                        request.uri().path().starts_with('/') || request.uri().path() == "*",
+                        "{request:?}"
+                    );
                     calls.push(Call { key, has_body: true, gave_head: false, gave_end: false });
                 }
                 assert!(core.open() <= MOST as usize);
@@ -122,8 +131,14 @@ pub fn kubelet(bytes: &[u8]) {
     model.read_all(&mut core);
     core.end(&Error::Closed);
     for call in calls {
-        assert!(core.poll_gone(call.key, &cx).is_ready() || call.gave_end, "a call waits for a connection that is no more");
-        assert!(!call.has_body || core.poll_data(call.key, Waker::noop()).is_ready(), "a call waits for a connection that is no more");
+        assert!(
+            core.poll_gone(call.key, &cx).is_ready() || call.gave_end,
+            "a call waits for a connection that is no more"
+        );
+        assert!(
+            !call.has_body || core.poll_data(call.key, Waker::noop()).is_ready(),
+            "a call waits for a connection that is no more"
+        );
         for _ in 0..=usize::from(call.has_body) {
             core.let_go(call.key);
         }

@@ -41,7 +41,16 @@ pub(super) struct Model {
 impl Model {
     fn new(is_server: bool) -> Self {
         let (decoder, streams) = (Decoder::new(), HashMap::new());
-        Self { is_server, decoder, block: None, last_id: 0, window: FIRST_WINDOW, streams, greeted: is_server, came: Vec::new() }
+        Self {
+            is_server,
+            decoder,
+            block: None,
+            last_id: 0,
+            window: FIRST_WINDOW,
+            streams,
+            greeted: is_server,
+            came: Vec::new(),
+        }
     }
 
     pub(super) fn of_client() -> Self {
@@ -81,7 +90,9 @@ impl Model {
             && let Some(head) = Head::read(bytes)
         {
             assert!(head.length <= MAX_PAYLOAD);
-            let Some((payload, rest)) = bytes[frame::HEAD..].split_at_checked(head.length) else { break };
+            let Some((payload, rest)) = bytes[frame::HEAD..].split_at_checked(head.length) else {
+                break;
+            };
             bytes = rest;
             self.frame(head, payload);
         }
@@ -100,7 +111,10 @@ impl Model {
             frame::DATA => {
                 self.window -= head.length as i64;
                 assert!(head.length == 0 || self.window >= 0, "more data than the window allows");
-                let stream = self.streams.get_mut(&head.stream).unwrap_or_else(|| panic!("data of {}", head.stream));
+                let stream = self
+                    .streams
+                    .get_mut(&head.stream)
+                    .unwrap_or_else(|| panic!("data of {}", head.stream));
                 assert_eq!(*stream, Stream::Begun, "data of {}", head.stream);
                 if head.has(frame::END_STREAM) {
                     *stream = Stream::Ended;
@@ -108,9 +122,14 @@ impl Model {
             }
             frame::RST_STREAM => {
                 let before = self.streams.insert(head.stream, Stream::Reset);
-                // What comes of a stream that the peer has passed over, or behind the end of one, is refused again and again.
+                // What comes of a stream that the peer has passed over, or behind the end of one,
+                // is refused again and again.
                 let is_refused = self.is_server && (before.is_some() || head.stream < self.last_id);
-                assert!(is_refused || before.is_some_and(|before| before != Stream::Reset), "a reset of {}", head.stream);
+                assert!(
+                    is_refused || before.is_some_and(|before| before != Stream::Reset),
+                    "a reset of {}",
+                    head.stream
+                );
             }
             _ => {}
         }
@@ -124,11 +143,16 @@ impl Model {
             self.last_id = head.stream;
             self.streams.insert(head.stream, Stream::Asked);
         }
-        let stream = self.streams.get_mut(&head.stream).unwrap_or_else(|| panic!("a head of {}", head.stream));
+        let stream = self
+            .streams
+            .get_mut(&head.stream)
+            .unwrap_or_else(|| panic!("a head of {}", head.stream));
         match stream {
             Stream::Asked => {}
             Stream::Begun => assert!(ended, "trailers of {} are not the end", head.stream),
-            Stream::Ended | Stream::Reset => panic!("a head of {}, which is {stream:?}", head.stream),
+            Stream::Ended | Stream::Reset => {
+                panic!("a head of {}, which is {stream:?}", head.stream)
+            }
         }
         *stream = if ended { Stream::Ended } else { Stream::Begun };
     }
@@ -149,7 +173,9 @@ impl Model {
     /// What the peer does.
     fn does(&mut self, kind: u8, stream: u32, payload: &[u8]) {
         match kind {
-            frame::WINDOW_UPDATE if stream == 0 => self.window += i64::from(frame::number(payload) & frame::MAX_31),
+            frame::WINDOW_UPDATE if stream == 0 => {
+                self.window += i64::from(frame::number(payload) & frame::MAX_31)
+            }
             frame::HEADERS if self.is_server => {
                 self.last_id = self.last_id.max(stream);
                 self.streams.entry(stream).or_insert(Stream::Asked);
@@ -160,7 +186,14 @@ impl Model {
 }
 
 /// The peer sends a frame. Whether that has ended the connection.
-pub(super) fn receive(core: &mut Core, model: &mut Model, kind: u8, flags: u8, stream: u32, payload: &[u8]) -> bool {
+pub(super) fn receive(
+    core: &mut Core,
+    model: &mut Model,
+    kind: u8,
+    flags: u8,
+    stream: u32,
+    payload: &[u8],
+) -> bool {
     let head = Head { length: payload.len(), kind, flags, stream };
     if !core.may_read() {
         return false;

@@ -20,14 +20,16 @@ struct Caller {
 }
 
 fn head(number: usize) -> Parts {
-    let request = Request::post(format!("http://localhost/runtime.v1.RuntimeService/Method{}", number % 3));
+    let request =
+        Request::post(format!("http://localhost/runtime.v1.RuntimeService/Method{}", number % 3));
     let request = request.header("te", "trailers").header("grpc-timeout", format!("{number}S"));
     let long = if number % 5 == 4 { "x".repeat(40_000) } else { "short".into() };
     request.header("x-some", long).body(()).unwrap_or_else(|error| panic!("{error}")).into_parts().0
 }
 
-/// Does what the bytes say: callers begin calls, send, take and go, and the runtime sends frames, any and likely ones. What is sent must be what HTTP/2 allows, and
-/// nothing may wait without a bound.
+/// Does what the bytes say: callers begin calls, send, take and go, and the runtime sends frames,
+/// any and likely ones. What is sent must be what HTTP/2 allows, and nothing may wait without a
+/// bound.
 ///
 /// # Panics
 /// If it isn't.
@@ -45,7 +47,12 @@ pub fn runtime(bytes: &[u8]) {
                 if callers.len() < 16 {
                     let is_all = op & 1 == 1;
                     if let Ok(key) = core.request(&head(begun), &vec![7; length].into(), is_all) {
-                        callers.push(Caller { key, has_sending: true, has_head: false, gave_end: is_all });
+                        callers.push(Caller {
+                            key,
+                            has_sending: true,
+                            has_head: false,
+                            gave_end: is_all,
+                        });
                     }
                     begun += 1;
                 }
@@ -63,14 +70,17 @@ pub fn runtime(bytes: &[u8]) {
                 }
             }
             4 => {
-                if let Some(caller) = callers.get_mut(at).filter(|caller| caller.has_sending && !caller.gave_end)
+                if let Some(caller) =
+                    callers.get_mut(at).filter(|caller| caller.has_sending && !caller.gave_end)
                     && let Poll::Ready(Ok(())) = core.poll_sent(caller.key, Waker::noop())
                 {
                     core.give(caller.key, Bytes::from_static(&[9; 30_000]));
                 }
             }
             5 => {
-                if let Some(caller) = callers.get_mut(at).filter(|caller| caller.has_sending && !caller.gave_end) {
+                if let Some(caller) =
+                    callers.get_mut(at).filter(|caller| caller.has_sending && !caller.gave_end)
+                {
                     caller.gave_end = true;
                     core.give_end(caller.key, None);
                 }
@@ -78,7 +88,8 @@ pub fn runtime(bytes: &[u8]) {
             6 | 7 => {
                 if let Some(caller) = callers.get_mut(at) {
                     if !caller.has_head {
-                        caller.has_head = matches!(core.poll_head(caller.key, Waker::noop()), Poll::Ready(Ok(_)));
+                        caller.has_head =
+                            matches!(core.poll_head(caller.key, Waker::noop()), Poll::Ready(Ok(_)));
                     } else if let Poll::Ready(None) = core.poll_data(caller.key, Waker::noop()) {
                         let _ = core.poll_trailers(caller.key, Waker::noop());
                     }

@@ -9,7 +9,8 @@ pub(super) struct Script<'a>(&'a [u8]);
 impl<'a> Script<'a> {
     /// With a peer that begins as it must, mostly; and whether the connection has ended by that.
     pub(super) fn begin(bytes: &'a [u8], core: &mut Core, model: &mut Model) -> (Self, bool) {
-        let ended = !bytes.len().is_multiple_of(8) && receive(core, model, frame::SETTINGS, 0, 0, &[]);
+        let ended =
+            !bytes.len().is_multiple_of(8) && receive(core, model, frame::SETTINGS, 0, 0, &[]);
         (Self(bytes), ended)
     }
 

@@ -21,8 +21,13 @@ impl Decoder {
         Self { table: Table::new(), text: Vec::new() }
     }
 
-    /// Reads a block, field by field. After an error nothing can be read any more, for the table is not known then.
-    pub(in super::super) fn read(&mut self, mut block: &[u8], mut each: impl FnMut(&Field)) -> Result<(), Violation> {
+    /// Reads a block, field by field. After an error nothing can be read any more, for the table is
+    /// not known then.
+    pub(in super::super) fn read(
+        &mut self,
+        mut block: &[u8],
+        mut each: impl FnMut(&Field),
+    ) -> Result<(), Violation> {
         let mut begun = false;
         while let Some(&first) = block.first() {
             if first & 0x80 != 0 {
@@ -35,7 +40,10 @@ impl Decoder {
             } else if first & 0xe0 == 0x20 {
                 let room = integer::take(&mut block, 5)?;
                 if begun || room > TABLE {
-                    return Err(Violation(Reason::COMPRESSION_ERROR, "a header block changes the size of its table where or as it may not"));
+                    return Err(Violation(
+                        Reason::COMPRESSION_ERROR,
+                        "a header block changes the size of its table where or as it may not",
+                    ));
                 }
                 self.table.set_room(room);
                 continue;
@@ -51,7 +59,10 @@ impl Decoder {
     }
 
     fn field(&self, place: usize) -> Result<&Field, Violation> {
-        self.table.get(place).ok_or(Violation(Reason::COMPRESSION_ERROR, "a header block has a field that is in no table"))
+        self.table.get(place).ok_or(Violation(
+            Reason::COMPRESSION_ERROR,
+            "a header block has a field that is in no table",
+        ))
     }
 
     fn literal(&mut self, block: &mut &[u8], bits: u32) -> Result<Field, Violation> {
@@ -70,7 +81,9 @@ impl Decoder {
 fn string<'a, 'b: 'a>(text: &'a mut Vec<u8>, block: &mut &'b [u8]) -> Result<&'a [u8], Violation> {
     let is_huffman = block.first().is_some_and(|first| first & 0x80 != 0);
     let length = integer::take(block, 7)?;
-    let (string, rest) = block.split_at_checked(length).ok_or(Violation(Reason::COMPRESSION_ERROR, "a header block ends within a string"))?;
+    let (string, rest) = block
+        .split_at_checked(length)
+        .ok_or(Violation(Reason::COMPRESSION_ERROR, "a header block ends within a string"))?;
     *block = rest;
     if !is_huffman {
         return Ok(string);

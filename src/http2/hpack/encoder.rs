@@ -34,7 +34,10 @@ impl Kept {
     }
 
     fn is(&self, name: &[u8], value: &[u8]) -> bool {
-        self.name_length == name.len() && self.text.len() == name.len() + value.len() && self.text.ends_with(value) && self.text.starts_with(name)
+        self.name_length == name.len()
+            && self.text.len() == name.len() + value.len()
+            && self.text.ends_with(value)
+            && self.text.starts_with(name)
     }
 }
 
@@ -63,8 +66,16 @@ impl Encoder {
         }
     }
 
-    /// Writes a field. What `varies` from block to block is not kept, and what is `secret` must not be, by nobody on the way.
-    pub(in super::super) fn put(&mut self, out: &mut Vec<u8>, name: &[u8], value: &[u8], varies: bool, secret: bool) {
+    /// Writes a field. What `varies` from block to block is not kept, and what is `secret` must not
+    /// be, by nobody on the way.
+    pub(in super::super) fn put(
+        &mut self,
+        out: &mut Vec<u8>,
+        name: &[u8],
+        value: &[u8],
+        varies: bool,
+        secret: bool,
+    ) {
         if !secret && let Some(at) = self.kept.iter().position(|kept| kept.is(name, value)) {
             return integer::put(out, 0x80, 7, KNOWN_LENGTH + 1 + at);
         }
@@ -73,7 +84,11 @@ impl Encoder {
         }
         let text = name.len() + value.len();
         let place = match known_name(name) {
-            0 => self.kept.iter().position(|kept| &kept.text[..kept.name_length] == name).map_or(0, |at| KNOWN_LENGTH + 1 + at),
+            0 => self
+                .kept
+                .iter()
+                .position(|kept| &kept.text[..kept.name_length] == name)
+                .map_or(0, |at| KNOWN_LENGTH + 1 + at),
             place => place,
         };
         // What varies is kept once, for its name.
@@ -91,7 +106,10 @@ impl Encoder {
             self.shrink(text + 32);
             if text + 32 <= self.room {
                 self.size += text + 32;
-                self.kept.push_front(Kept { text: [name, value].concat().into(), name_length: name.len() });
+                self.kept.push_front(Kept {
+                    text: [name, value].concat().into(),
+                    name_length: name.len(),
+                });
             }
         }
     }

@@ -29,8 +29,11 @@ pub(in super::super) enum Said {
 impl Said {
     fn read(what: Pseudo, value: &[u8]) -> Option<Self> {
         match what {
-            // grpc-go says the path that it dials, where it was not told what to say. No CRI server looks at it, and a URI can't have it.
-            Pseudo::Authority => Some(Self::Authority(Authority::try_from(value).unwrap_or(Authority::from_static("localhost")))),
+            // grpc-go says the path that it dials, where it was not told what to say. No CRI server
+            // looks at it, and a URI can't have it.
+            Pseudo::Authority => Some(Self::Authority(
+                Authority::try_from(value).unwrap_or(Authority::from_static("localhost")),
+            )),
             Pseudo::Method => Method::from_bytes(value).ok().map(Self::Method),
             // RFC 9113, 8.3.1
             Pseudo::Path if !value.starts_with(b"/") && value != b"*" => None,
@@ -74,7 +77,8 @@ impl Name {
             b":scheme" => Self::Pseudo(Pseudo::Scheme),
             b":status" => Self::Pseudo(Pseudo::Status),
             // RFC 9113, 8.2.2
-            b"connection" | b"keep-alive" | b"proxy-connection" | b"transfer-encoding" | b"upgrade" => Self::Bad,
+            b"connection" | b"keep-alive" | b"proxy-connection" | b"transfer-encoding"
+            | b"upgrade" => Self::Bad,
             _ => HeaderName::from_lowercase(name).map_or(Self::Bad, Self::Header),
         }
     }
@@ -84,7 +88,8 @@ impl Field {
     pub(super) fn new(name: Name, name_length: usize, value: &[u8]) -> Self {
         let value_length = value.len();
         let said = if let Name::Pseudo(what) = name { Said::read(what, value) } else { None };
-        let (value, is_value) = match HeaderValue::from_maybe_shared(Bytes::copy_from_slice(value)) {
+        let (value, is_value) = match HeaderValue::from_maybe_shared(Bytes::copy_from_slice(value))
+        {
             Ok(value) => (value, true),
             Err(_) => (HeaderValue::from_static(""), false),
         };

@@ -1,4 +1,5 @@
-//! The Huffman code of header blocks (RFC 7541, appendix B). It is canonical: the lengths of its codes say all of it. We read it, and write plain bytes.
+//! The Huffman code of header blocks (RFC 7541, appendix B). It is canonical: the lengths of its
+//! codes say all of it. We read it, and write plain bytes.
 
 use super::super::{Reason, error::Violation};
 
@@ -20,8 +21,8 @@ const LONGEST: usize = 30;
 /// Codes up to this length are found by one look.
 const SHORT: usize = 8;
 
-/// All bytes in the order of their codes; of each length the first code, and where in the order its bytes begin; and what each eight bits begin with: a byte and
-/// the length of its code, or nothing.
+/// All bytes in the order of their codes; of each length the first code, and where in the order its
+/// bytes begin; and what each eight bits begin with: a byte and the length of its code, or nothing.
 struct Code {
     order: [u8; 256],
     first: [u32; LONGEST + 2],
@@ -32,7 +33,12 @@ struct Code {
 static CODE: Code = code();
 
 const fn code() -> Code {
-    let mut code = Code { order: [0; 256], first: [0; LONGEST + 2], begin: [0; LONGEST + 2], short: [None; 1 << SHORT] };
+    let mut code = Code {
+        order: [0; 256],
+        first: [0; LONGEST + 2],
+        begin: [0; LONGEST + 2],
+        short: [None; 1 << SHORT],
+    };
     let (mut length, mut next, mut at) = (1, 0_u32, 0);
     while length <= LONGEST {
         next <<= 1;
@@ -45,7 +51,8 @@ const fn code() -> Code {
                 if length <= SHORT {
                     let mut fill = 0;
                     while fill < 1 << (SHORT - length) {
-                        code.short[(next as usize) << (SHORT - length) | fill] = Some((byte as u8, length as u8));
+                        code.short[(next as usize) << (SHORT - length) | fill] =
+                            Some((byte as u8, length as u8));
                         fill += 1;
                     }
                 }
@@ -60,7 +67,8 @@ const fn code() -> Code {
     code
 }
 
-/// The byte whose code a window of 32 bits begins with, and how many bits that has. None if it is the code of the end, which is all ones.
+/// The byte whose code a window of 32 bits begins with, and how many bits that has. None if it is
+/// the code of the end, which is all ones.
 fn look(window: u32) -> Option<(u8, u32)> {
     if let Some((byte, length)) = CODE.short[(window >> (32 - SHORT)) as usize] {
         return Some((byte, u32::from(length)));
@@ -74,7 +82,8 @@ fn look(window: u32) -> Option<(u8, u32)> {
 
 /// Appends what was encoded. It is at most 8/5 as long.
 pub(super) fn decode(mut encoded: &[u8], out: &mut Vec<u8>) -> Result<(), Violation> {
-    let bad = Violation(Reason::COMPRESSION_ERROR, "a header block has a string that is no Huffman code");
+    let bad =
+        Violation(Reason::COMPRESSION_ERROR, "a header block has a string that is no Huffman code");
     let (mut bits, mut have) = (0_u64, 0_u32);
     loop {
         while have <= 32
@@ -86,7 +95,11 @@ pub(super) fn decode(mut encoded: &[u8], out: &mut Vec<u8>) -> Result<(), Violat
             return Ok(());
         }
         // Behind the end there are ones, as in what pads the last byte.
-        let window = if have >= 32 { (bits >> (have - 32)) as u32 } else { (bits << (32 - have)) as u32 | u32::MAX >> have };
+        let window = if have >= 32 {
+            (bits >> (have - 32)) as u32
+        } else {
+            (bits << (32 - have)) as u32 | u32::MAX >> have
+        };
         match look(window) {
             Some((byte, length)) if length <= have => {
                 out.push(byte);
@@ -116,13 +129,19 @@ mod tests {
         while !bits.len().is_multiple_of(8) {
             bits.push('1');
         }
-        bits.as_bytes().chunks(8).map(|byte| u8::from_str_radix(std::str::from_utf8(byte).unwrap(), 2).unwrap()).collect()
+        bits.as_bytes()
+            .chunks(8)
+            .map(|byte| u8::from_str_radix(std::str::from_utf8(byte).unwrap(), 2).unwrap())
+            .collect()
     }
 
     #[test]
     fn the_examples_of_the_rfc() {
         // RFC 7541, C.4.1 and C.6.1
-        assert_eq!(encode(b"www.example.com"), [0xf1, 0xe3, 0xc2, 0xe5, 0xf2, 0x3a, 0x6b, 0xa0, 0xab, 0x90, 0xf4, 0xff]);
+        assert_eq!(
+            encode(b"www.example.com"),
+            [0xf1, 0xe3, 0xc2, 0xe5, 0xf2, 0x3a, 0x6b, 0xa0, 0xab, 0x90, 0xf4, 0xff]
+        );
         assert_eq!(encode(b"private"), [0xae, 0xc3, 0x77, 0x1a, 0x4b]);
         // The codes of 0 and 22, and that none is left but that of the end (appendix B).
         assert_eq!(encode(&[0]), [0xff, 0xc7]);
@@ -132,7 +151,8 @@ mod tests {
 
     #[test]
     fn what_is_no_code_is_refused() {
-        for bad in [&[0xff][..], &[0xff; 4], &[0xff; 5], &[0x00], &encode(b"a")[..0], &[0x1f, 0xff]] {
+        for bad in [&[0xff][..], &[0xff; 4], &[0xff; 5], &[0x00], &encode(b"a")[..0], &[0x1f, 0xff]]
+        {
             assert_eq!(decode(bad, &mut Vec::new()).is_err(), !bad.is_empty(), "{bad:x?}");
         }
     }

@@ -22,11 +22,17 @@ pub(super) fn take(block: &mut &[u8], bits: u32) -> Result<usize, Violation> {
                 break;
             }
             if shift > 21 {
-                return Err(Violation(Reason::COMPRESSION_ERROR, "a number in a header block has too many bytes"));
+                return Err(Violation(
+                    Reason::COMPRESSION_ERROR,
+                    "a number in a header block has too many bytes",
+                ));
             }
         }
         if number > MOST {
-            return Err(Violation(Reason::COMPRESSION_ERROR, "a number in a header block is too large"));
+            return Err(Violation(
+                Reason::COMPRESSION_ERROR,
+                "a number in a header block is too large",
+            ));
         }
     }
     *block = rest;

@@ -72,8 +72,12 @@ const KNOWN: [(&str, &str); 61] = [
     ("www-authenticate", ""),
 ];
 
-static FIELDS: LazyLock<Vec<Field>> =
-    LazyLock::new(|| KNOWN.iter().map(|(name, value)| Field::new(Name::read(name.as_bytes()), name.len(), value.as_bytes())).collect());
+static FIELDS: LazyLock<Vec<Field>> = LazyLock::new(|| {
+    KNOWN
+        .iter()
+        .map(|(name, value)| Field::new(Name::read(name.as_bytes()), name.len(), value.as_bytes()))
+        .collect()
+});
 
 /// How many there are of them; the fields that came follow.
 pub(super) const KNOWN_LENGTH: usize = KNOWN.len();
@@ -85,7 +89,10 @@ pub(super) fn known_name(name: &[u8]) -> usize {
 
 /// The place of a field among them.
 pub(super) fn known_field(name: &[u8], value: &[u8]) -> Option<usize> {
-    KNOWN.iter().position(|(known, with)| known.as_bytes() == name && with.as_bytes() == value).map(|at| at + 1)
+    KNOWN
+        .iter()
+        .position(|(known, with)| known.as_bytes() == name && with.as_bytes() == value)
+        .map(|at| at + 1)
 }
 
 /// The fields that came last, newest first.

@@ -24,7 +24,8 @@ fn bytes(hex: &str) -> Vec<u8> {
     hex.split_whitespace().map(|byte| u8::from_str_radix(byte, 16).unwrap()).collect()
 }
 
-/// RFC 7541, C.6: three answers one after another, with a table of 256 bytes there; the last of them pushes fields out.
+/// RFC 7541, C.6: three answers one after another, with a table of 256 bytes there; the last of
+/// them pushes fields out.
 #[test]
 fn the_answers_of_the_rfc() {
     let mut decoder = Decoder::new();
@@ -49,7 +50,10 @@ fn the_answers_of_the_rfc() {
         "88 c1 61 96 d0 7a be 94 10 54 d4 44 a8 20 05 95 04 0b 81 66 e0 84 a6 2d 1b ff c0 5a 83 9b d9 ab 77 ad 94 e7 82 1d d7 f2 e6 c7 b3 35 df df cd 5b 39 60 d5 af 27 08 7f 36 72 c1 ab 27 0f b5 29 1f 95 87 31 60 65 c0 03 ed 4e e5 b1 06 3d 50 07",
     );
     let third = pairs(&read(&mut decoder, &third).unwrap());
-    assert_eq!(third[5], ("set-cookie".into(), "foo=ASDJKHQKBZXOQWEOPIUAXQWEOIU; max-age=3600; version=1".into()));
+    assert_eq!(
+        third[5],
+        ("set-cookie".into(), "foo=ASDJKHQKBZXOQWEOPIUAXQWEOIU; max-age=3600; version=1".into())
+    );
     // What was pushed out is there no more: 307 and the first date were older than these three.
     assert!(read(&mut decoder, &[0x80 | 65]).is_err());
     assert!(read(&mut decoder, &[0x80 | 64]).is_ok());
@@ -57,7 +61,17 @@ fn the_answers_of_the_rfc() {
 
 #[test]
 fn a_block_that_is_none_is_refused() {
-    for bad in ["80", "c0", "40", "40 01", "82 3f e1 01", "3f e2 1f", "00 85 ff", "7f ff ff ff ff 7f", "00 81 ff 00"] {
+    for bad in [
+        "80",
+        "c0",
+        "40",
+        "40 01",
+        "82 3f e1 01",
+        "3f e2 1f",
+        "00 85 ff",
+        "7f ff ff ff ff 7f",
+        "00 81 ff 00",
+    ] {
         let error = read(&mut Decoder::new(), &bytes(bad)).unwrap_err();
         assert_eq!(error.0, crate::http2::Reason::COMPRESSION_ERROR, "{bad}");
     }
@@ -65,13 +79,21 @@ fn a_block_that_is_none_is_refused() {
 
 #[test]
 fn what_http2_does_not_allow_is_told_and_known_all_the_same() {
-    for (name, value) in [("Upper", "x"), ("connection", "close"), ("te", "gzip"), ("a b", "x"), ("fine", "a\nb"), ("", "x")] {
+    for (name, value) in [
+        ("Upper", "x"),
+        ("connection", "close"),
+        ("te", "gzip"),
+        ("a b", "x"),
+        ("fine", "a\nb"),
+        ("", "x"),
+    ] {
         let (mut encoder, mut decoder, mut block) = (Encoder::new(), Decoder::new(), Vec::new());
         encoder.put(&mut block, name.as_bytes(), value.as_bytes(), false, false);
         encoder.put(&mut block, b"fine", b"yes", false, false);
         // Both are in the table.
         block.extend([0x80 | 63, 0x80 | 62]);
-        let fine: Vec<bool> = read(&mut decoder, &block).unwrap().iter().map(|field| field.is_fine).collect();
+        let fine: Vec<bool> =
+            read(&mut decoder, &block).unwrap().iter().map(|field| field.is_fine).collect();
         assert_eq!(fine, [false, true, false, true], "{name:?}");
     }
 }
@@ -82,7 +104,10 @@ fn a_secret_is_in_no_table_and_what_varies_is_there_for_its_name() {
     let mut block = |name: &str, value: &str, varies, secret| {
         let mut block = Vec::new();
         encoder.put(&mut block, name.as_bytes(), value.as_bytes(), varies, secret);
-        assert_eq!(pairs(&read(&mut decoder, &block).unwrap()), [(name.to_owned(), value.to_owned())]);
+        assert_eq!(
+            pairs(&read(&mut decoder, &block).unwrap()),
+            [(name.to_owned(), value.to_owned())]
+        );
         block
     };
     for _ in 0..2 {
@@ -96,7 +121,12 @@ fn a_secret_is_in_no_table_and_what_varies_is_there_for_its_name() {
 
 fn field() -> impl Strategy<Value = (String, String, bool, bool)> {
     // Few names and values, so that they come again.
-    ("[a-c]{1,2}|x-long-name-of-a-field|content-type", "[ -~]{0,3}|[a-z]{0,80}", any::<bool>(), proptest::bool::weighted(0.1))
+    (
+        "[a-c]{1,2}|x-long-name-of-a-field|content-type",
+        "[ -~]{0,3}|[a-z]{0,80}",
+        any::<bool>(),
+        proptest::bool::weighted(0.1),
+    )
 }
 
 proptest! {

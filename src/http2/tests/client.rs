@@ -57,7 +57,11 @@ async fn echo(mut request: Request<h2::RecvStream>, mut respond: server::SendRes
     let _ = stream.send_trailers(trailers);
 }
 
-async fn call(client: Client, metadata: Metadata, parts: Vec<Bytes>) -> (HeaderMap, Vec<u8>, Option<HeaderMap>) {
+async fn call(
+    client: Client,
+    metadata: Metadata,
+    parts: Vec<Bytes>,
+) -> (HeaderMap, Vec<u8>, Option<HeaderMap>) {
     let mut parts = parts.into_iter();
     let first = parts.next().unwrap_or_default();
     let ended = parts.len() == 0;
@@ -150,14 +154,15 @@ fn nobody_waits_for_a_connection_that_is_no_more() {
     within(async {
         let mut builder = server::Builder::new();
         builder.max_concurrent_streams(2);
-        let (client, mut tasks) = with(builder, vec![1 << 16], |_request, mut respond| async move {
-            let mut head = Response::new(());
-            head.headers_mut().insert("x", HeaderValue::from_static("y"));
-            let mut stream = respond.send_response(head, false).unwrap();
-            stream.send_data(Bytes::from_static(b"some"), false).unwrap();
-            std::future::pending::<()>().await;
-        })
-        .await;
+        let (client, mut tasks) =
+            with(builder, vec![1 << 16], |_request, mut respond| async move {
+                let mut head = Response::new(());
+                head.headers_mut().insert("x", HeaderValue::from_static("y"));
+                let mut stream = respond.send_response(head, false).unwrap();
+                stream.send_data(Bytes::from_static(b"some"), false).unwrap();
+                std::future::pending::<()>().await;
+            })
+            .await;
         let begin = || client.request(&head(&[]), &Bytes::new(), true).unwrap();
         let ((first, _a), (second, _b), (third, _c)) = (begin(), begin(), begin());
         let mut first = first.await.unwrap().into_body();
@@ -181,7 +186,8 @@ fn a_call_that_comes_as_the_other_side_hangs_up_was_not_sent() {
         theirs.write_all(&[0, 0, 0, 4, 0, 0, 0, 0, 0]).await.unwrap();
         let mut connection = Connection::new(ours).unwrap();
         connection.greeting().await.unwrap();
-        let (answering, _sending) = connection.client().request(&head(&[]), &Bytes::new(), true).unwrap();
+        let (answering, _sending) =
+            connection.client().request(&head(&[]), &Bytes::new(), true).unwrap();
         drop(theirs);
         assert!(connection.await.is_err());
         assert!(answering.await.unwrap_err().was_refused());

@@ -51,12 +51,17 @@ async fn serve(mut serving: Serving) {
     .await;
 }
 
-async fn call(sender: client::SendRequest<Bytes>, metadata: Metadata, parts: Vec<Bytes>) -> (HeaderMap, Vec<u8>, Option<HeaderMap>) {
+async fn call(
+    sender: client::SendRequest<Bytes>,
+    metadata: Metadata,
+    parts: Vec<Bytes>,
+) -> (HeaderMap, Vec<u8>, Option<HeaderMap>) {
     let mut request = Request::post("http://localhost/a.b/C").header("te", "trailers");
     for (name, value) in &metadata {
         request = request.header(name, value);
     }
-    let (response, mut stream) = sender.ready().await.unwrap().send_request(request.body(()).unwrap(), false).unwrap();
+    let (response, mut stream) =
+        sender.ready().await.unwrap().send_request(request.body(()).unwrap(), false).unwrap();
     let send = async {
         for mut part in parts {
             while !part.is_empty() {

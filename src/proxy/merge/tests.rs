@@ -25,13 +25,16 @@ fn failed(status: &'static str) -> Answer {
 
 fn decoded<M: Message + Default>(merged: &Merged) -> M {
     let body = merged.body.concat();
-    let Body::Whole { length, compressed: false } = frame::look(&body) else { panic!("not a message") };
+    let Body::Whole { length, compressed: false } = frame::look(&body) else {
+        panic!("not a message")
+    };
     assert_eq!(body.len(), HEAD + length);
     M::decode(&body[HEAD..]).unwrap()
 }
 
 fn sandboxes(ids: &[String]) -> Vec<u8> {
-    let items = ids.iter().map(|id| cri::PodSandbox { id: id.clone(), ..Default::default() }).collect();
+    let items =
+        ids.iter().map(|id| cri::PodSandbox { id: id.clone(), ..Default::default() }).collect();
     cri::ListPodSandboxResponse { items }.encode_to_vec()
 }
 
@@ -68,7 +71,8 @@ fn too_much_is_refused() {
     let half = vec![0; MAX_MESSAGE / 2];
     let merged = lists(vec![answer(&half, &[])], vec![half.clone().into()]).unwrap();
     assert_eq!(merged.body.iter().map(Bytes::len).sum::<usize>(), MAX_MESSAGE + HEAD);
-    let refused = lists(vec![answer(&half, &[])], vec![half.into(), Bytes::from_static(b"x")]).unwrap_err();
+    let refused =
+        lists(vec![answer(&half, &[])], vec![half.into(), Bytes::from_static(b"x")]).unwrap_err();
     assert_eq!(refused.code(), tonic::Code::ResourceExhausted);
 }
 
@@ -81,38 +85,95 @@ fn a_compressed_answer_is_refused() {
 
 #[test]
 fn handlers_are_appended_and_the_default_only_where_there_is_none() {
-    let names = |merged: &Merged| decoded::<cri::StatusResponse>(merged).runtime_handlers.into_iter().map(|handler| handler.name).collect::<Vec<_>>();
-    let old = cri::StatusResponse { status: Some(cri::RuntimeStatus::default()), ..Default::default() };
-    let merged = status(answer(&old.encode_to_vec(), &[]), &[("kiyot", Features::default())]).unwrap();
+    let names = |merged: &Merged| {
+        decoded::<cri::StatusResponse>(merged)
+            .runtime_handlers
+            .into_iter()
+            .map(|handler| handler.name)
+            .collect::<Vec<_>>()
+    };
+    let old =
+        cri::StatusResponse { status: Some(cri::RuntimeStatus::default()), ..Default::default() };
+    let merged =
+        status(answer(&old.encode_to_vec(), &[]), &[("kiyot", Features::default())]).unwrap();
     assert_eq!(names(&merged), ["", "kiyot"]);
     assert_eq!(decoded::<cri::StatusResponse>(&merged).status, old.status);
-    assert!(decoded::<cri::StatusResponse>(&merged).runtime_handlers.iter().all(|handler| handler.features.is_some()));
+    assert!(
+        decoded::<cri::StatusResponse>(&merged)
+            .runtime_handlers
+            .iter()
+            .all(|handler| handler.features.is_some())
+    );
 
-    let new =
-        cri::StatusResponse { runtime_handlers: ["", "runc"].map(|name| cri::RuntimeHandler { name: name.into(), features: None }).into(), ..old };
-    assert_eq!(names(&status(answer(&new.encode_to_vec(), &[3, 9]), &[("kiyot", Features::default())]).unwrap()), ["", "runc", "kiyot"]);
+    let new = cri::StatusResponse {
+        runtime_handlers: ["", "runc"]
+            .map(|name| cri::RuntimeHandler { name: name.into(), features: None })
+            .into(),
+        ..old
+    };
+    assert_eq!(
+        names(
+            &status(answer(&new.encode_to_vec(), &[3, 9]), &[("kiyot", Features::default())])
+                .unwrap()
+        ),
+        ["", "runc", "kiyot"]
+    );
     assert_eq!(names(&status(answer(&new.encode_to_vec(), &[]), &[]).unwrap()), ["", "runc"]);
 }
 
 #[test]
 fn a_handler_says_what_its_pods_may_ask_for_wherever_they_run() {
     let handler = |name: &str, recursive_read_only_mounts| {
-        let features = Some(cri::RuntimeHandlerFeatures { recursive_read_only_mounts, user_namespaces: recursive_read_only_mounts });
+        let features = Some(cri::RuntimeHandlerFeatures {
+            recursive_read_only_mounts,
+            user_namespaces: recursive_read_only_mounts,
+        });
         cri::RuntimeHandler { name: name.into(), features }
     };
     let said = |node: &[cri::RuntimeHandler], features| {
         let node = cri::StatusResponse { runtime_handlers: node.to_vec(), ..Default::default() };
-        let merged = status(answer(&node.encode_to_vec(), &[7]), &[("other", Features::default()), ("kiyot", features)]).unwrap();
+        let merged = status(
+            answer(&node.encode_to_vec(), &[7]),
+            &[("other", Features::default()), ("kiyot", features)],
+        )
+        .unwrap();
         let handlers = decoded::<cri::StatusResponse>(&merged).runtime_handlers;
-        assert!(handlers.iter().filter(|handler| ["other", "kiyot"].contains(&&*handler.name)).all(|one| !one.features.unwrap().user_namespaces));
-        assert!(!handlers.iter().find(|handler| handler.name == "other").unwrap().features.unwrap().recursive_read_only_mounts);
-        handlers.iter().find(|handler| handler.name == "kiyot").unwrap().features.unwrap().recursive_read_only_mounts
+        assert!(
+            handlers
+                .iter()
+                .filter(|handler| ["other", "kiyot"].contains(&&*handler.name))
+                .all(|one| !one.features.unwrap().user_namespaces)
+        );
+        assert!(
+            !handlers
+                .iter()
+                .find(|handler| handler.name == "other")
+                .unwrap()
+                .features
+                .unwrap()
+                .recursive_read_only_mounts
+        );
+        handlers
+            .iter()
+            .find(|handler| handler.name == "kiyot")
+            .unwrap()
+            .features
+            .unwrap()
+            .recursive_read_only_mounts
     };
-    let (old, later) = ([handler("", false), handler("runc", true)], [handler("runc", false), handler("", true)]);
-    for (in_cells, may_be_on_node, [without, with_old, with_later]) in
-        [(false, false, [false; 3]), (false, true, [false; 3]), (true, false, [true; 3]), (true, true, [false, false, true])]
-    {
+    let (old, later) =
+        ([handler("", false), handler("runc", true)], [handler("runc", false), handler("", true)]);
+    for (in_cells, may_be_on_node, [without, with_old, with_later]) in [
+        (false, false, [false; 3]),
+        (false, true, [false; 3]),
+        (true, false, [true; 3]),
+        (true, true, [false, false, true]),
+    ] {
         let features = Features { recursive_read_only_mounts: in_cells, may_be_on_node };
-        assert_eq!([said(&[], features), said(&old, features), said(&later, features)], [without, with_old, with_later], "{features:?}");
+        assert_eq!(
+            [said(&[], features), said(&old, features), said(&later, features)],
+            [without, with_old, with_later],
+            "{features:?}"
+        );
     }
 }

@@ -6,9 +6,25 @@ use prost::Message;
 
 use super::*;
 
-fn request(name: &str, labels: HashMap<String, String>, annotations: HashMap<String, String>, handler: &str) -> cri::RunPodSandboxRequest {
-    let metadata = Some(cri::PodSandboxMetadata { name: name.into(), uid: "uid".into(), namespace: "ns".into(), attempt: 3 });
-    let config = cri::PodSandboxConfig { metadata, labels, annotations, hostname: "host".into(), ..Default::default() };
+fn request(
+    name: &str,
+    labels: HashMap<String, String>,
+    annotations: HashMap<String, String>,
+    handler: &str,
+) -> cri::RunPodSandboxRequest {
+    let metadata = Some(cri::PodSandboxMetadata {
+        name: name.into(),
+        uid: "uid".into(),
+        namespace: "ns".into(),
+        attempt: 3,
+    });
+    let config = cri::PodSandboxConfig {
+        metadata,
+        labels,
+        annotations,
+        hostname: "host".into(),
+        ..Default::default()
+    };
     cri::RunPodSandboxRequest { config: Some(config), runtime_handler: handler.into() }
 }
 
@@ -16,7 +32,10 @@ fn request(name: &str, labels: HashMap<String, String>, annotations: HashMap<Str
 fn a_config_in_two_parts_is_read_as_one() {
     let first = request("a", [("k".to_string(), "1".to_string())].into(), HashMap::new(), "one");
     let second = cri::RunPodSandboxRequest {
-        config: Some(cri::PodSandboxConfig { labels: [("k".to_string(), "2".to_string())].into(), ..Default::default() }),
+        config: Some(cri::PodSandboxConfig {
+            labels: [("k".to_string(), "2".to_string())].into(),
+            ..Default::default()
+        }),
         runtime_handler: "two".into(),
     };
     let mut bytes = first.encode_to_vec();
@@ -30,12 +49,24 @@ fn a_config_in_two_parts_is_read_as_one() {
 
 #[test]
 fn a_pod_to_restore_is_decided_as_one_to_run() {
-    let run = request("a", [("k".to_string(), "1".to_string())].into(), [("t".to_string(), "kiyot".to_string())].into(), "one");
-    let restore =
-        cri::RestorePodRequest { checkpoint_path: "/c".into(), config: run.config.clone(), runtime_handler: "one".into(), ..Default::default() };
+    let run = request(
+        "a",
+        [("k".to_string(), "1".to_string())].into(),
+        [("t".to_string(), "kiyot".to_string())].into(),
+        "one",
+    );
+    let restore = cri::RestorePodRequest {
+        checkpoint_path: "/c".into(),
+        config: run.config.clone(),
+        runtime_handler: "one".into(),
+        ..Default::default()
+    };
     let bytes = restore.encode_to_vec();
     let pod = Pod::to_restore(&bytes);
-    assert_eq!((pod.name(), pod.namespace(), pod.runtime_handler()), (Ok("a"), Ok("ns"), Ok("one")));
+    assert_eq!(
+        (pod.name(), pod.namespace(), pod.runtime_handler()),
+        (Ok("a"), Ok("ns"), Ok("one"))
+    );
     assert_eq!((pod.label("k"), pod.annotation("t")), (Ok(Some("1")), Ok(Some("kiyot"))));
     assert_eq!(cri::RunPodSandboxRequest::decode(&*pod.to_run()).unwrap().config, run.config);
     let bytes = run.encode_to_vec();
@@ -44,7 +75,8 @@ fn a_pod_to_restore_is_decided_as_one_to_run() {
 
 #[test]
 fn what_stays_on_the_node_loses_its_handler_and_nothing_else() {
-    let mut run = request("a", [("k".to_string(), "1".to_string())].into(), HashMap::new(), "kiyot");
+    let mut run =
+        request("a", [("k".to_string(), "1".to_string())].into(), HashMap::new(), "kiyot");
     let mut bytes = run.encode_to_vec();
     bytes.extend(b"\xfa\x3f\x05later");
     run.runtime_handler.clear();
@@ -66,7 +98,10 @@ fn a_field_number_of_zero_is_malformed() {
 #[test]
 fn a_value_that_ends_early_is_malformed() {
     assert_eq!(string(&[0x0a, 0x05, b'a'], &[1]), Err(Malformed));
-    assert_eq!(string(&[0x0a, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0x7f], &[1]), Err(Malformed));
+    assert_eq!(
+        string(&[0x0a, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0x7f], &[1]),
+        Err(Malformed)
+    );
 }
 
 #[test]
@@ -76,18 +111,23 @@ fn a_string_that_is_not_utf8_is_malformed() {
 
 #[test]
 fn an_entry_without_a_value_is_empty() {
-    let bytes = request("a", [("k".to_string(), String::new())].into(), HashMap::new(), "").encode_to_vec();
+    let bytes =
+        request("a", [("k".to_string(), String::new())].into(), HashMap::new(), "").encode_to_vec();
     assert_eq!(Pod::of(&bytes).label("k"), Ok(Some("")));
     assert_eq!(Pod::of(&bytes).label("l"), Ok(None));
 }
 
 #[test]
 fn an_entry_of_a_map_has_a_length_or_is_none() {
-    // labels (field 6) as four bytes, then a host name. Go passes over the first; prost takes it for an entry, { "a": "1" }.
+    // labels (field 6) as four bytes, then a host name. Go passes over the first; prost takes it
+    // for an entry, { "a": "1" }.
     let bytes = [0x0a, 0x08, 0x35, 0x06, 0x0a, 0x01, 0x61, 0x12, 0x01, 0x31];
     assert_eq!(Pod::of(&bytes).label("a"), Ok(None));
     assert_eq!(string(&bytes, &[1, 2]), Ok("1"));
-    assert_eq!(cri::RunPodSandboxRequest::decode(bytes.as_slice()).unwrap().config.unwrap().labels["a"], "1");
+    assert_eq!(
+        cri::RunPodSandboxRequest::decode(bytes.as_slice()).unwrap().config.unwrap().labels["a"],
+        "1"
+    );
 }
 
 proptest! {

@@ -3,7 +3,8 @@
 /// Whether a text fits a glob as a whole. Time is at most the product of their lengths.
 pub(super) fn fits(pattern: &str, text: &str) -> bool {
     let (mut pattern, mut text) = (pattern.chars(), text.chars());
-    // Where to go on if what follows the last `*` does not fit: it then stands for one character more.
+    // Where to go on if what follows the last `*` does not fit: it then stands for one character
+    // more.
     let mut retry = None;
     loop {
         let (mut next_pattern, mut next_text) = (pattern.clone(), text.clone());

@@ -14,10 +14,21 @@ struct Sandbox {
 
 impl Sandbox {
     fn encoded(&self) -> Vec<u8> {
-        let owned = |entries: &[(&str, String)]| entries.iter().map(|(key, value)| (key.to_string(), value.clone())).collect();
-        let metadata = Some(cri::PodSandboxMetadata { namespace: self.namespace.clone(), ..Default::default() });
-        let config = cri::PodSandboxConfig { metadata, labels: owned(&self.labels), annotations: owned(&self.annotations), ..Default::default() };
-        cri::RunPodSandboxRequest { config: Some(config), runtime_handler: self.handler.clone() }.encode_to_vec()
+        let owned = |entries: &[(&str, String)]| {
+            entries.iter().map(|(key, value)| (key.to_string(), value.clone())).collect()
+        };
+        let metadata = Some(cri::PodSandboxMetadata {
+            namespace: self.namespace.clone(),
+            ..Default::default()
+        });
+        let config = cri::PodSandboxConfig {
+            metadata,
+            labels: owned(&self.labels),
+            annotations: owned(&self.annotations),
+            ..Default::default()
+        };
+        cri::RunPodSandboxRequest { config: Some(config), runtime_handler: self.handler.clone() }
+            .encode_to_vec()
     }
 }
 
@@ -26,7 +37,8 @@ const KIYOT: Declared = Declared { target_runtimes: &["kiyot"], runtime_handlers
 fn decided(sandbox: &Sandbox, routing: &Routing) -> Result<String, Undeclared> {
     let (node, cells) = (BackendName::new("containerd"), BackendName::new("cells"));
     let declared = [(&cells, KIYOT), (&node, Declared::default())];
-    decide(Pod::of(&sandbox.encoded()), &declared, routing, &node).map(|decision| format!("{} {:?}", decision.backend, decision.reason))
+    decide(Pod::of(&sandbox.encoded()), &declared, routing, &node)
+        .map(|decision| format!("{} {:?}", decision.backend, decision.reason))
 }
 
 fn routing(rules: Vec<Rule>) -> Routing {
@@ -44,50 +56,87 @@ fn a_pod_that_says_nothing_goes_to_the_default() {
 
 #[test]
 fn a_declared_target_runtime_decides_before_all_else() {
-    let sandbox = Sandbox { annotations: vec![(TARGET_RUNTIME, "kiyot".into())], handler: "runc".into(), ..Default::default() };
-    assert_eq!(decided(&sandbox, &routing(vec![rule("containerd")])).unwrap(), "cells TargetRuntime");
+    let sandbox = Sandbox {
+        annotations: vec![(TARGET_RUNTIME, "kiyot".into())],
+        handler: "runc".into(),
+        ..Default::default()
+    };
+    assert_eq!(
+        decided(&sandbox, &routing(vec![rule("containerd")])).unwrap(),
+        "cells TargetRuntime"
+    );
 }
 
 #[test]
 fn a_declared_handler_decides_before_the_rules() {
     let sandbox = Sandbox { handler: "kiyot".into(), ..Default::default() };
-    assert_eq!(decided(&sandbox, &routing(vec![rule("containerd")])).unwrap(), "cells RuntimeHandler");
+    assert_eq!(
+        decided(&sandbox, &routing(vec![rule("containerd")])).unwrap(),
+        "cells RuntimeHandler"
+    );
 }
 
 #[test]
 fn an_undeclared_target_runtime_is_refused_by_name() {
-    let sandbox = Sandbox { annotations: vec![(TARGET_RUNTIME, "kiyott".into())], ..Default::default() };
+    let sandbox =
+        Sandbox { annotations: vec![(TARGET_RUNTIME, "kiyott".into())], ..Default::default() };
     let refused = decided(&sandbox, &routing(vec![rule("cells")])).unwrap_err();
-    assert_eq!(refused.to_string(), r#"annotation kubernetes.io/target-runtime has the value "kiyott"; allowed is "kiyot""#);
-    let empty = Sandbox { annotations: vec![(TARGET_RUNTIME, String::new())], ..Default::default() };
+    assert_eq!(
+        refused.to_string(),
+        r#"annotation kubernetes.io/target-runtime has the value "kiyott"; allowed is "kiyot""#
+    );
+    let empty =
+        Sandbox { annotations: vec![(TARGET_RUNTIME, String::new())], ..Default::default() };
     assert!(decided(&empty, &routing(vec![])).is_err());
 }
 
 #[test]
 fn a_rule_declares_the_target_runtime_that_it_names() {
-    let by_value = Rule { annotation: [(TARGET_RUNTIME.to_string(), "vm".to_string())].into(), ..rule("cells") };
-    let sandbox = Sandbox { annotations: vec![(TARGET_RUNTIME, "vm".into())], ..Default::default() };
-    assert_eq!(decided(&sandbox, &routing(vec![by_value.clone()])).unwrap(), r#"cells Rule("to cells")"#);
+    let by_value = Rule {
+        annotation: [(TARGET_RUNTIME.to_string(), "vm".to_string())].into(),
+        ..rule("cells")
+    };
+    let sandbox =
+        Sandbox { annotations: vec![(TARGET_RUNTIME, "vm".into())], ..Default::default() };
+    assert_eq!(
+        decided(&sandbox, &routing(vec![by_value.clone()])).unwrap(),
+        r#"cells Rule("to cells")"#
+    );
     let other = Sandbox { annotations: vec![(TARGET_RUNTIME, "wm".into())], ..Default::default() };
-    assert!(decided(&other, &routing(vec![by_value])).unwrap_err().to_string().ends_with(r#"allowed is "kiyot" or "vm""#));
+    assert!(
+        decided(&other, &routing(vec![by_value]))
+            .unwrap_err()
+            .to_string()
+            .ends_with(r#"allowed is "kiyot" or "vm""#)
+    );
 }
 
 #[test]
 fn without_declarations_the_refusal_says_so() {
     let node = BackendName::new("containerd");
-    let sandbox = Sandbox { annotations: vec![(TARGET_RUNTIME, "kiyot".into())], ..Default::default() }.encoded();
+    let sandbox =
+        Sandbox { annotations: vec![(TARGET_RUNTIME, "kiyot".into())], ..Default::default() }
+            .encoded();
     let routing = routing(vec![]);
-    let refused = decide(Pod::of(&sandbox), &[(&node, Declared::default())], &routing, &node).unwrap_err();
+    let refused =
+        decide(Pod::of(&sandbox), &[(&node, Declared::default())], &routing, &node).unwrap_err();
     assert!(refused.to_string().contains("no backend declares one"), "{refused}");
 }
 
 #[test]
 fn all_conditions_of_a_rule_must_hold() {
-    let narrow = Rule { namespace: vec!["team-*".into()], label: [("tier".to_string(), "batch".to_string())].into(), ..rule("cells") };
+    let narrow = Rule {
+        namespace: vec!["team-*".into()],
+        label: [("tier".to_string(), "batch".to_string())].into(),
+        ..rule("cells")
+    };
     let mut sandbox = Sandbox { namespace: "team-a".into(), ..Default::default() };
     assert_eq!(decided(&sandbox, &routing(vec![narrow.clone()])).unwrap(), "containerd Default");
     sandbox.labels.push(("tier", "batch".into()));
-    assert_eq!(decided(&sandbox, &routing(vec![narrow.clone()])).unwrap(), r#"cells Rule("to cells")"#);
+    assert_eq!(
+        decided(&sandbox, &routing(vec![narrow.clone()])).unwrap(),
+        r#"cells Rule("to cells")"#
+    );
     sandbox.namespace = "other".into();
     assert_eq!(decided(&sandbox, &routing(vec![narrow])).unwrap(), "containerd Default");
 }
@@ -95,18 +144,34 @@ fn all_conditions_of_a_rule_must_hold() {
 #[test]
 fn daemonsets_and_static_pods_are_known_by_what_controllers_write() {
     let daemonset = Rule { daemonset: Some(true), ..rule("cells") };
-    let of_daemonset =
-        Sandbox { labels: vec![("controller-revision-hash", "x".into()), ("pod-template-generation", "1".into())], ..Default::default() };
-    let of_stateful_set = Sandbox { labels: vec![("controller-revision-hash", "x".into())], ..Default::default() };
-    assert!(decided(&of_daemonset, &routing(vec![daemonset.clone()])).unwrap().starts_with("cells"));
-    assert!(decided(&of_stateful_set, &routing(vec![daemonset])).unwrap().starts_with("containerd"));
+    let of_daemonset = Sandbox {
+        labels: vec![
+            ("controller-revision-hash", "x".into()),
+            ("pod-template-generation", "1".into()),
+        ],
+        ..Default::default()
+    };
+    let of_stateful_set =
+        Sandbox { labels: vec![("controller-revision-hash", "x".into())], ..Default::default() };
+    assert!(
+        decided(&of_daemonset, &routing(vec![daemonset.clone()])).unwrap().starts_with("cells")
+    );
+    assert!(
+        decided(&of_stateful_set, &routing(vec![daemonset])).unwrap().starts_with("containerd")
+    );
 
     let is_static = Rule { static_pod: Some(true), ..rule("cells") };
     for (source, expected) in [("file", "cells"), ("http", "cells"), ("api", "containerd")] {
-        let sandbox = Sandbox { annotations: vec![(CONFIG_SOURCE, source.into())], ..Default::default() };
-        assert!(decided(&sandbox, &routing(vec![is_static.clone()])).unwrap().starts_with(expected), "{source}");
+        let sandbox =
+            Sandbox { annotations: vec![(CONFIG_SOURCE, source.into())], ..Default::default() };
+        assert!(
+            decided(&sandbox, &routing(vec![is_static.clone()])).unwrap().starts_with(expected),
+            "{source}"
+        );
     }
-    assert!(decided(&Sandbox::default(), &routing(vec![is_static])).unwrap().starts_with("containerd"));
+    assert!(
+        decided(&Sandbox::default(), &routing(vec![is_static])).unwrap().starts_with("containerd")
+    );
 }
 
 #[test]
@@ -125,14 +190,16 @@ fn any_rule() -> impl Strategy<Value = Rule> {
         proptest::option::of(any::<bool>()),
         proptest::option::of(any::<bool>()),
     );
-    (conditions, "(cells|containerd)").prop_map(|((label, namespace, runtime_handler, daemonset, static_pod), backend)| Rule {
-        label: label.into_iter().map(|value| ("l".to_string(), value)).collect(),
-        namespace,
-        runtime_handler,
-        daemonset,
-        static_pod,
-        ..rule(&backend)
-    })
+    (conditions, "(cells|containerd)").prop_map(
+        |((label, namespace, runtime_handler, daemonset, static_pod), backend)| Rule {
+            label: label.into_iter().map(|value| ("l".to_string(), value)).collect(),
+            namespace,
+            runtime_handler,
+            daemonset,
+            static_pod,
+            ..rule(&backend)
+        },
+    )
 }
 
 proptest! {

@@ -1,6 +1,8 @@
 //! Containers one after another: init containers, attempts, and those that can't start.
 
-use kiyot_testkit::{Container, Kiyot, Kubelet, LIMIT, Node, Pod, RunningPod, cri, image::ImageSpec};
+use kiyot_testkit::{
+    Container, Kiyot, Kubelet, LIMIT, Node, Pod, RunningPod, cri, image::ImageSpec,
+};
 
 use super::{
     WAIT,
@@ -44,7 +46,11 @@ async fn init_containers_come_first_and_attempts_stay_until_they_are_removed() {
         ending.come().await;
         let status = kubelet.exited(&created.id).await;
         assert_eq!((status.exit_code, status.reason.as_str()), (0, "Completed"));
-        assert_eq!(kubelet.log_lines(&created).len(), 1, "its log is complete when its end is told");
+        assert_eq!(
+            kubelet.log_lines(&created).len(),
+            1,
+            "its log is complete when its end is told"
+        );
         running.containers.insert(name.to_owned(), created);
     }
 
@@ -52,9 +58,11 @@ async fn init_containers_come_first_and_attempts_stay_until_they_are_removed() {
     let failed = kubelet.create_container(&running, &app, 0).await.unwrap();
     kubelet.start_container(&failed.id).await.unwrap();
     let first_end = kubelet.exited(&failed.id).await;
-    let again = kubelet.create_container(&running, &Container::script("app", WAIT), 1).await.unwrap();
+    let again =
+        kubelet.create_container(&running, &Container::script("app", WAIT), 1).await.unwrap();
     kubelet.start_container(&again.id).await.unwrap();
-    let both = [(0, cri::ContainerState::ContainerExited), (1, cri::ContainerState::ContainerRunning)];
+    let both =
+        [(0, cri::ContainerState::ContainerExited), (1, cri::ContainerState::ContainerRunning)];
     assert_eq!(listed(&mut kubelet, "app").await, both);
     // The kubelet counts restarts by what is listed: it must be the same after a restart.
     kiyot.restart().await;
@@ -62,7 +70,11 @@ async fn init_containers_come_first_and_attempts_stay_until_they_are_removed() {
     assert_eq!(listed(&mut kubelet, "app").await, both);
     let end = kubelet.container_status(&failed.id).await.unwrap();
     assert_eq!(end, first_end);
-    kubelet.runtime.remove_container(cri::RemoveContainerRequest { container_id: failed.id.clone() }).await.unwrap();
+    kubelet
+        .runtime
+        .remove_container(cri::RemoveContainerRequest { container_id: failed.id.clone() })
+        .await
+        .unwrap();
     assert_eq!(listed(&mut kubelet, "app").await, both[1..]);
     running.containers.insert("app".to_owned(), again);
     is_back(&mut kubelet, running.container("app")).await;
@@ -93,23 +105,37 @@ async fn an_image_says_its_user_and_its_signal() {
     let image = ImageSpec {
         user: "1001:1002".to_owned(),
         stop_signal: "SIGUSR1".to_owned(),
-        ..ImageSpec::script("trap 'exit 5' USR1; echo ready as $(id -u):$(id -g); while :; do sleep 0.1; done")
+        ..ImageSpec::script(
+            "trap 'exit 5' USR1; echo ready as $(id -u):$(id -g); while :; do sleep 0.1; done",
+        )
     };
     node.image("kiyot.test/usual-user:1", &image).await;
     let kiyot = Kiyot::start(&node, options()).await;
     let mut kubelet = kiyot.kubelet().await;
-    let spec = Pod::new("signalled").in_cell().container(Container::of_image("main", "kiyot.test/usual-user:1"));
+    let spec = Pod::new("signalled")
+        .in_cell()
+        .container(Container::of_image("main", "kiyot.test/usual-user:1"));
     let running = kubelet.run_pod(&spec).await.unwrap();
     let main = running.container("main").clone();
     kubelet.logged(&main, "ready as 1001:1002").await;
 
-    // For runAsNonRoot the kubelet asks for the image's user, and names no pod: also of an image that only a cell has by now.
-    let image = cri::ImageSpec { image: "kiyot.test/usual-user:1".to_owned(), ..Default::default() };
+    // For runAsNonRoot the kubelet asks for the image's user, and names no pod: also of an image
+    // that only a cell has by now.
+    let image =
+        cri::ImageSpec { image: "kiyot.test/usual-user:1".to_owned(), ..Default::default() };
     for only_in_the_cell in [false, true] {
         let request = cri::ImageStatusRequest { image: Some(image.clone()), verbose: false };
         let found = kubelet.image.image_status(request).await.unwrap().into_inner().image.unwrap();
-        assert_eq!(found.uid.map(|uid| uid.value), Some(1001), "only in the cell: {only_in_the_cell}");
-        kubelet.image.remove_image(cri::RemoveImageRequest { image: Some(image.clone()) }).await.unwrap();
+        assert_eq!(
+            found.uid.map(|uid| uid.value),
+            Some(1001),
+            "only in the cell: {only_in_the_cell}"
+        );
+        kubelet
+            .image
+            .remove_image(cri::RemoveImageRequest { image: Some(image.clone()) })
+            .await
+            .unwrap();
     }
 
     kubelet.stop_container(&main.id, i64::try_from(LIMIT.as_secs()).unwrap()).await.unwrap();

@@ -9,7 +9,8 @@ use super::{WAIT, ends_without_a_trace, leaves_nothing, options, pod};
 const YEAR: i64 = 365 * 24 * 3600;
 const NANOS: i64 = 1_000_000_000;
 
-/// A library that sets the time of day by so many seconds as are in a file, for whoever is started with it; no other clock is changed.
+/// A library that sets the time of day by so many seconds as are in a file, for whoever is started
+/// with it; no other clock is changed.
 const LIBRARY: &str = r#"
 #define _GNU_SOURCE
 #include <fcntl.h>
@@ -33,10 +34,17 @@ int clock_gettime(clockid_t clock, struct timespec *now) {
 fn settable(directory: &Path, file: &Path) -> Vec<(String, String)> {
     let (source, library) = (directory.join("clock.c"), directory.join("clock.so"));
     fs::write(&source, LIBRARY).unwrap();
-    let made = Command::new("cc").args(["-shared", "-fPIC", "-O1", "-o"]).arg(&library).arg(&source).status().unwrap();
+    let made = Command::new("cc")
+        .args(["-shared", "-fPIC", "-O1", "-o"])
+        .arg(&library)
+        .arg(&source)
+        .status()
+        .unwrap();
     assert!(made.success());
     set(file, 0);
-    [("LD_PRELOAD", &library), ("SET_CLOCK", &file.to_owned())].map(|(name, path)| (name.to_owned(), path.display().to_string())).to_vec()
+    [("LD_PRELOAD", &library), ("SET_CLOCK", &file.to_owned())]
+        .map(|(name, path)| (name.to_owned(), path.display().to_string()))
+        .to_vec()
 }
 
 /// Sets the daemon's clock, in seconds from the true time: whole or not at all.
@@ -50,9 +58,16 @@ fn set(file: &Path, seconds: i64) {
 async fn unharmed(kiyot: &Kiyot<'_>, running: &RunningPod, when: &str) {
     let mut kubelet = kiyot.kubelet().await;
     let main = running.container("main");
-    let told = wait_until(format!("exec works {when}"), LIMIT, async || kubelet.exec_sync(&main.id, &["echo", "here"]).await.ok()).await;
+    let told = wait_until(format!("exec works {when}"), LIMIT, async || {
+        kubelet.exec_sync(&main.id, &["echo", "here"]).await.ok()
+    })
+    .await;
     assert_eq!(told.stdout, "here\n");
-    assert_eq!(kubelet.container_status(&main.id).await.unwrap().state(), cri::ContainerState::ContainerRunning, "{when}");
+    assert_eq!(
+        kubelet.container_status(&main.id).await.unwrap().state(),
+        cri::ContainerState::ContainerRunning,
+        "{when}"
+    );
     let now = kubelet.log_lines(main).len();
     kubelet.logged(main, &format!("line {}", now + 10)).await;
     for (at, line) in kubelet.log_lines(main).iter().enumerate() {
@@ -61,7 +76,10 @@ async fn unharmed(kiyot: &Kiyot<'_>, running: &RunningPod, when: &str) {
     wait_until(format!("usage is told {when}"), LIMIT, async || {
         let request = cri::ListContainerStatsRequest::default();
         let stats = kubelet.runtime.list_container_stats(request).await.ok()?.into_inner().stats;
-        stats.into_iter().find(|stats| stats.attributes.as_ref().is_some_and(|attributes| attributes.id == main.id) && stats.cpu.is_some())
+        stats.into_iter().find(|stats| {
+            stats.attributes.as_ref().is_some_and(|attributes| attributes.id == main.id)
+                && stats.cpu.is_some()
+        })
     })
     .await;
     assert_eq!(kiyot.cells().len(), 1, "no cell was ended or made {when}");
@@ -87,12 +105,19 @@ async fn a_clock_that_is_set_harms_no_pod() {
         unharmed(&kiyot, &running, &format!("after a jump of {jump} s")).await;
         let other = kubelet.run_pod(&pod("other", WAIT)).await.unwrap();
         let status = kubelet.sandbox_status(&other.sandbox).await.unwrap();
-        assert!((status.created_at - before.created_at).abs() / NANOS > YEAR / 2, "the daemon's clock is set");
+        assert!(
+            (status.created_at - before.created_at).abs() / NANOS > YEAR / 2,
+            "the daemon's clock is set"
+        );
         kubelet.stop_and_remove(&other).await.unwrap();
         let word = if jump > 0 { "was set ahead" } else { "was set back" };
-        wait_until("the log says that the clock was set", LIMIT, async || kiyot.log().contains(word).then_some(())).await;
+        wait_until("the log says that the clock was set", LIMIT, async || {
+            kiyot.log().contains(word).then_some(())
+        })
+        .await;
     }
-    // And across a restart: by the daemon's clock the cell's certificate has ended, or is not yet made.
+    // And across a restart: by the daemon's clock the cell's certificate has ended, or is not yet
+    // made.
     for jump in [YEAR, -YEAR, 0] {
         set(&file, jump);
         kiyot.kill9();
@@ -100,7 +125,10 @@ async fn a_clock_that_is_set_harms_no_pod() {
         unharmed(&kiyot, &running, &format!("after a restart with a jump of {jump} s")).await;
     }
     let log = kiyot.log();
-    assert!(log.contains("A cell's certificate has ended by this node's clock"), "the log says what happened");
+    assert!(
+        log.contains("A cell's certificate has ended by this node's clock"),
+        "the log says what happened"
+    );
     let mut kubelet = kiyot.kubelet().await;
     let after = kubelet.container_status(&main.id).await.unwrap();
     assert_eq!((after.created_at, after.started_at), (before.created_at, before.started_at));
@@ -124,22 +152,37 @@ async fn after_the_clock_was_set_back_the_latest_is_still_the_latest() {
     // The kubelet takes the latest container, and the latest sandbox, for the current one.
     let second = kubelet.create_container(&first, &spec.containers[0], 1).await.unwrap();
     let containers = kubelet.containers().await.unwrap();
-    let created = |id: &str| containers.iter().find(|container| container.id == id).unwrap().created_at;
+    let created =
+        |id: &str| containers.iter().find(|container| container.id == id).unwrap().created_at;
     assert!(created(&second.id) > created(&first.container("main").id));
     kubelet.stop_pod(&first).await.unwrap();
     spec.attempt = 1;
     let config = kubelet.prepare(&spec);
     let sandbox = kubelet.run_sandbox(&config, "").await.unwrap();
     let sandboxes = kubelet.sandboxes().await.unwrap();
-    let created_at = |id: &str| sandboxes.iter().find(|sandbox| sandbox.id == id).unwrap().created_at;
-    assert!(created_at(&sandbox) > created_at(&first.sandbox) && created_at(&sandbox) > created(&second.id));
+    let created_at =
+        |id: &str| sandboxes.iter().find(|sandbox| sandbox.id == id).unwrap().created_at;
+    assert!(
+        created_at(&sandbox) > created_at(&first.sandbox)
+            && created_at(&sandbox) > created(&second.id)
+    );
     let again = kubelet.running(&spec, config, sandbox);
     kubelet.stop_pod(&again).await.unwrap();
     for container in [&second.id, &first.container("main").id] {
-        kubelet.runtime.remove_container(cri::RemoveContainerRequest { container_id: container.clone() }).await.unwrap();
+        kubelet
+            .runtime
+            .remove_container(cri::RemoveContainerRequest { container_id: container.clone() })
+            .await
+            .unwrap();
     }
     for pod in [&first, &again] {
-        kubelet.runtime.remove_pod_sandbox(cri::RemovePodSandboxRequest { pod_sandbox_id: pod.sandbox.clone() }).await.unwrap();
+        kubelet
+            .runtime
+            .remove_pod_sandbox(cri::RemovePodSandboxRequest {
+                pod_sandbox_id: pod.sandbox.clone(),
+            })
+            .await
+            .unwrap();
     }
     kubelet.forget(&spec);
     assert_eq!(kiyot.cells(), Vec::<String>::new());

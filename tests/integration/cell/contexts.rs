@@ -27,11 +27,17 @@ const CONTEXTS: [(&str, Change); 5] = [
     }),
     ("capable", |context| {
         let names = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect();
-        context.capabilities =
-            Some(cri::Capability { add_capabilities: names(&["NET_ADMIN", "SYS_TIME"]), drop_capabilities: names(&["ALL"]), ..Default::default() });
+        context.capabilities = Some(cri::Capability {
+            add_capabilities: names(&["NET_ADMIN", "SYS_TIME"]),
+            drop_capabilities: names(&["ALL"]),
+            ..Default::default()
+        });
     }),
     ("unconfined", |context| {
-        context.seccomp = Some(cri::SecurityProfile { profile_type: ProfileType::Unconfined.into(), localhost_ref: String::new() });
+        context.seccomp = Some(cri::SecurityProfile {
+            profile_type: ProfileType::Unconfined.into(),
+            localhost_ref: String::new(),
+        });
     }),
     ("fixed", |context| {
         context.readonly_rootfs = true;
@@ -50,9 +56,17 @@ async fn looks(kubelet: &mut Kubelet, spec: &Pod) -> (RunningPod, HashMap<&'stat
     let mut running = kubelet.running(spec, config, sandbox);
     let mut said = HashMap::new();
     for (name, change) in CONTEXTS {
-        let created = kubelet.create_container_with(&running, &Container::script(name, WAIT), 0, |config| change(context(config))).await.unwrap();
+        let created = kubelet
+            .create_container_with(&running, &Container::script(name, WAIT), 0, |config| {
+                change(context(config))
+            })
+            .await
+            .unwrap();
         kubelet.start_container(&created.id).await.unwrap();
-        said.insert(name, kubelet.exec_sync(&created.id, &["sh", "-c", LOOK]).await.unwrap().stdout);
+        said.insert(
+            name,
+            kubelet.exec_sync(&created.id, &["sh", "-c", LOOK]).await.unwrap().stdout,
+        );
         running.containers.insert(name.to_owned(), created);
     }
     (running, said)
@@ -64,8 +78,10 @@ async fn a_process_in_a_cell_may_do_what_it_may_on_the_node() {
     let kiyot = Kiyot::start(&node, options()).await;
     let mut kubelet = kiyot.kubelet().await;
     let mut spec = Pod::new("looking");
-    let sysctls = [("net.ipv4.ip_local_port_range", "20000 30000"), ("kernel.shm_rmid_forced", "1")];
-    spec.sysctls = sysctls.into_iter().map(|(name, value)| (name.to_owned(), value.to_owned())).collect();
+    let sysctls =
+        [("net.ipv4.ip_local_port_range", "20000 30000"), ("kernel.shm_rmid_forced", "1")];
+    spec.sysctls =
+        sysctls.into_iter().map(|(name, value)| (name.to_owned(), value.to_owned())).collect();
     let (local, on_node) = looks(&mut kubelet, &spec).await;
     kubelet.stop_and_remove(&local).await.unwrap();
     let mut spec = spec.in_cell();
@@ -76,7 +92,17 @@ async fn a_process_in_a_cell_may_do_what_it_may_on_the_node() {
     }
     // That it is the same would not help if nothing had an effect.
     for (name, words) in [
-        ("usual", vec!["looking\nlooking\nlooking\n", "nameserver 10.96.0.10", "ndots:5", "Seccomp:\t2", "NoNewPrivs:\t0", "\n1\n20000\t30000\n"]),
+        (
+            "usual",
+            vec![
+                "looking\nlooking\nlooking\n",
+                "nameserver 10.96.0.10",
+                "ndots:5",
+                "Seccomp:\t2",
+                "NoNewPrivs:\t0",
+                "\n1\n20000\t30000\n",
+            ],
+        ),
         ("user", vec!["1234\n2345\n2345 3456 4567\n", "CapEff:\t0000000000000000"]),
         ("capable", vec!["CapEff:\t0000000002001000"]),
         ("unconfined", vec!["Seccomp:\t0"]),
@@ -88,7 +114,10 @@ async fn a_process_in_a_cell_may_do_what_it_may_on_the_node() {
     }
     // As with containerd 2: a container needs no privilege for any port.
     let usual = &remote.container("usual").id;
-    let first = kubelet.exec_sync(usual, &["cat", "/proc/sys/net/ipv4/ip_unprivileged_port_start"]).await.unwrap();
+    let first = kubelet
+        .exec_sync(usual, &["cat", "/proc/sys/net/ipv4/ip_unprivileged_port_start"])
+        .await
+        .unwrap();
     assert_eq!(first.stdout, "0\n");
     ends_without_a_trace(&mut kubelet, &kiyot, &remote).await;
 }
@@ -100,27 +129,47 @@ async fn processes_are_shared_if_the_pod_says_so() {
     let mut kubelet = kiyot.kubelet().await;
     let spec = Pod::new("sharing").in_cell();
     let mut config = kubelet.prepare(&spec);
-    let context_of_pod = config.linux.get_or_insert_default().security_context.get_or_insert_default();
+    let context_of_pod =
+        config.linux.get_or_insert_default().security_context.get_or_insert_default();
     context_of_pod.namespace_options.get_or_insert_default().pid = NamespaceMode::Pod.into();
     let sandbox = kubelet.run_sandbox(&config, "").await.unwrap();
     let mut running = kubelet.running(&spec, config, sandbox);
     for (name, script) in [("worker", "exec sleep 31337"), ("looker", WAIT)] {
-        let shared = |config: &mut cri::ContainerConfig| context(config).namespace_options.get_or_insert_default().pid = NamespaceMode::Pod.into();
-        let created = kubelet.create_container_with(&running, &Container::script(name, script), 0, shared).await.unwrap();
+        let shared = |config: &mut cri::ContainerConfig| {
+            context(config).namespace_options.get_or_insert_default().pid =
+                NamespaceMode::Pod.into()
+        };
+        let created = kubelet
+            .create_container_with(&running, &Container::script(name, script), 0, shared)
+            .await
+            .unwrap();
         kubelet.start_container(&created.id).await.unwrap();
         running.containers.insert(name.to_owned(), created);
     }
     sees(&mut kubelet, &running.container("looker").id, "sleep 31337").await;
-    let options = kubelet.sandbox_status(&running.sandbox).await.unwrap().linux.unwrap().namespaces.unwrap().options.unwrap();
+    let options = kubelet
+        .sandbox_status(&running.sandbox)
+        .await
+        .unwrap()
+        .linux
+        .unwrap()
+        .namespaces
+        .unwrap()
+        .options
+        .unwrap();
     assert_eq!(options.pid(), NamespaceMode::Pod);
     ends_without_a_trace(&mut kubelet, &kiyot, &running).await;
 }
 
 async fn sees(kubelet: &mut Kubelet, container: &str, process: &str) {
-    kiyot_testkit::wait_until(format!("{container} sees {process}"), kiyot_testkit::LIMIT, async || {
-        let listed = kubelet.exec_sync(container, &["ps", "-o", "args"]).await.unwrap().stdout;
-        listed.lines().any(|line| line.trim() == process).then_some(())
-    })
+    kiyot_testkit::wait_until(
+        format!("{container} sees {process}"),
+        kiyot_testkit::LIMIT,
+        async || {
+            let listed = kubelet.exec_sync(container, &["ps", "-o", "args"]).await.unwrap().stdout;
+            listed.lines().any(|line| line.trim() == process).then_some(())
+        },
+    )
     .await;
 }
 
@@ -140,13 +189,17 @@ async fn a_debug_container_sees_its_targets_processes() {
         }
     };
     let debugger = Container::script("debugger", WAIT);
-    let created = kubelet.create_container_with(&running, &debugger, 0, targeting(&target)).await.unwrap();
+    let created =
+        kubelet.create_container_with(&running, &debugger, 0, targeting(&target)).await.unwrap();
     kubelet.start_container(&created.id).await.unwrap();
     sees(&mut kubelet, &created.id, "sleep 31338").await;
     running.containers.insert("debugger".to_owned(), created);
     let nothing = format!("milpa{}", "a".repeat(59));
     let another = Container::script("another", WAIT);
-    let status = kubelet.create_container_with(&running, &another, 0, targeting(&nothing)).await.unwrap_err();
+    let status = kubelet
+        .create_container_with(&running, &another, 0, targeting(&nothing))
+        .await
+        .unwrap_err();
     assert!(status.code() == Code::NotFound && status.message().contains(&nothing), "{status:?}");
     ends_without_a_trace(&mut kubelet, &kiyot, &running).await;
 }
@@ -159,24 +212,43 @@ async fn what_a_cell_does_not_have_is_refused_by_name() {
     let running = kubelet.run_pod(&pod("modest", WAIT)).await.unwrap();
     let more = Container::script("more", WAIT);
     let device = |config: &mut cri::ContainerConfig| {
-        config.devices.push(cri::Device { container_path: "/dev/data".to_owned(), host_path: "/dev/loop7".to_owned(), permissions: "rw".to_owned() });
+        config.devices.push(cri::Device {
+            container_path: "/dev/data".to_owned(),
+            host_path: "/dev/loop7".to_owned(),
+            permissions: "rw".to_owned(),
+        });
     };
     let status = kubelet.create_container_with(&running, &more, 0, device).await.unwrap_err();
     assert!(
         status.code() == Code::InvalidArgument
-            && ["\"more\"", "/dev/loop7", "/dev/data", "block volume", "policy"].iter().all(|word| status.message().contains(word)),
+            && ["\"more\"", "/dev/loop7", "/dev/data", "block volume", "policy"]
+                .iter()
+                .all(|word| status.message().contains(word)),
         "{status:?}"
     );
-    let status = kubelet.create_container_with(&running, &more, 0, |config| context(config).privileged = true).await.unwrap_err();
-    assert!(status.code() == Code::InvalidArgument && status.message().contains("privileged"), "{status:?}");
-    let request = cri::CheckpointContainerRequest { container_id: running.container("main").id.clone(), ..Default::default() };
-    assert_eq!(kubelet.runtime.checkpoint_container(request).await.unwrap_err().code(), Code::Unimplemented);
+    let status = kubelet
+        .create_container_with(&running, &more, 0, |config| context(config).privileged = true)
+        .await
+        .unwrap_err();
+    assert!(
+        status.code() == Code::InvalidArgument && status.message().contains("privileged"),
+        "{status:?}"
+    );
+    let request = cri::CheckpointContainerRequest {
+        container_id: running.container("main").id.clone(),
+        ..Default::default()
+    };
+    assert_eq!(
+        kubelet.runtime.checkpoint_container(request).await.unwrap_err().code(),
+        Code::Unimplemented
+    );
     ends_without_a_trace(&mut kubelet, &kiyot, &running).await;
 }
 
 /// A limit of control groups, by its file of version 2 or else of version 1.
 async fn limit(kubelet: &mut Kubelet, container: &str, version_2: &str, version_1: &str) -> String {
-    let script = format!("cat /sys/fs/cgroup/{version_2} 2>/dev/null || cat /sys/fs/cgroup/{version_1}");
+    let script =
+        format!("cat /sys/fs/cgroup/{version_2} 2>/dev/null || cat /sys/fs/cgroup/{version_1}");
     kubelet.exec_sync(container, &["sh", "-c", &script]).await.unwrap().stdout.trim().to_owned()
 }
 
@@ -187,14 +259,17 @@ async fn resources_are_changed_while_it_runs() {
     let mut kubelet = kiyot.kubelet().await;
     let mut container = Container::script("main", WAIT);
     container.resources.memory_limit_in_bytes = 64 << 20;
-    let running = kubelet.run_pod(&Pod::new("growing").in_cell().container(container)).await.unwrap();
+    let running =
+        kubelet.run_pod(&Pod::new("growing").in_cell().container(container)).await.unwrap();
     let main = running.container("main").id.clone();
     let update = |linux: cri::LinuxContainerResources| cri::UpdateContainerResourcesRequest {
         container_id: main.clone(),
         linux: Some(linux),
         ..Default::default()
     };
-    let memory = async |kubelet: &mut Kubelet| limit(kubelet, &main, "memory.max", "memory/memory.limit_in_bytes").await;
+    let memory = async |kubelet: &mut Kubelet| {
+        limit(kubelet, &main, "memory.max", "memory/memory.limit_in_bytes").await
+    };
     assert_eq!(memory(&mut kubelet).await, (64 << 20).to_string());
 
     let more = cri::LinuxContainerResources {
@@ -209,15 +284,32 @@ async fn resources_are_changed_while_it_runs() {
     let quota = limit(&mut kubelet, &main, "cpu.max", "cpu/cpu.cfs_quota_us").await;
     assert!(quota == "50000" || quota == "50000 100000", "{quota}");
     // Not every containerd tells them.
-    if let Some(told) = kubelet.container_status(&main).await.unwrap().resources.and_then(|resources| resources.linux) {
+    if let Some(told) = kubelet
+        .container_status(&main)
+        .await
+        .unwrap()
+        .resources
+        .and_then(|resources| resources.linux)
+    {
         assert_eq!((told.memory_limit_in_bytes, told.cpu_quota), (128 << 20, 50_000));
     }
 
-    let absurd = cri::LinuxContainerResources { cpuset_cpus: "100000".to_owned(), ..Default::default() };
+    let absurd =
+        cri::LinuxContainerResources { cpuset_cpus: "100000".to_owned(), ..Default::default() };
     let status = kubelet.runtime.update_container_resources(update(absurd)).await.unwrap_err();
     assert!(status.message().contains("cpuset"), "{status:?}");
-    assert_eq!(memory(&mut kubelet).await, (128 << 20).to_string(), "what failed has changed nothing");
-    let nothing = cri::UpdateContainerResourcesRequest { container_id: format!("milpa{}", "a".repeat(59)), ..Default::default() };
-    assert_eq!(kubelet.runtime.update_container_resources(nothing).await.unwrap_err().code(), Code::NotFound);
+    assert_eq!(
+        memory(&mut kubelet).await,
+        (128 << 20).to_string(),
+        "what failed has changed nothing"
+    );
+    let nothing = cri::UpdateContainerResourcesRequest {
+        container_id: format!("milpa{}", "a".repeat(59)),
+        ..Default::default()
+    };
+    assert_eq!(
+        kubelet.runtime.update_container_resources(nothing).await.unwrap_err().code(),
+        Code::NotFound
+    );
     ends_without_a_trace(&mut kubelet, &kiyot, &running).await;
 }

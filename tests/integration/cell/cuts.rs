@@ -24,7 +24,10 @@ impl Held {
         );
         fs::write(&program, script).unwrap();
         fs::set_permissions(&program, fs::Permissions::from_mode(0o755)).unwrap();
-        let options = KiyotOptions { netns: format!("runc = {:?}\n", program.display().to_string()), ..options() };
+        let options = KiyotOptions {
+            netns: format!("runc = {:?}\n", program.display().to_string()),
+            ..options()
+        };
         (Self(directory), options)
     }
 
@@ -36,7 +39,8 @@ impl Held {
 
     /// When it waits.
     async fn waits(&self) {
-        wait_until("runc is held", LIMIT, async || self.0.join("held").exists().then_some(())).await;
+        wait_until("runc is held", LIMIT, async || self.0.join("held").exists().then_some(()))
+            .await;
     }
 
     fn release(&self, verb: &str) {
@@ -67,9 +71,13 @@ async fn a_start_that_was_begun_is_done_to_its_end_when_the_daemon_is_killed() {
 
         // A kubelet makes the next attempt for what reads CREATED. Two of them must not run.
         let mut kubelet = kiyot.kubelet().await;
-        assert_eq!(kubelet.container_status(&main.id).await.unwrap().state(), cri::ContainerState::ContainerCreated);
+        assert_eq!(
+            kubelet.container_status(&main.id).await.unwrap().state(),
+            cri::ContainerState::ContainerCreated
+        );
         let refused = wait_until("the cell is back", LIMIT, async || {
-            let refused = kubelet.create_container(&running, &spec.containers[0], 1).await.unwrap_err();
+            let refused =
+                kubelet.create_container(&running, &spec.containers[0], 1).await.unwrap_err();
             (!refused.message().contains("is not connected")).then_some(refused)
         })
         .await;
@@ -105,7 +113,10 @@ async fn an_attempt_that_was_never_started_gives_way_to_the_next() {
     kiyot.kill9();
     kiyot.start_again().await;
     let mut kubelet = kiyot.kubelet().await;
-    let second = wait_until("the next attempt is made", LIMIT, async || kubelet.create_container(&running, &spec.containers[0], 1).await.ok()).await;
+    let second = wait_until("the next attempt is made", LIMIT, async || {
+        kubelet.create_container(&running, &spec.containers[0], 1).await.ok()
+    })
+    .await;
     let status = kubelet.exited(&first.id).await;
     assert_eq!((status.exit_code, &*status.reason), (128, "StartError"), "{status:?}");
     kubelet.start_container(&second.id).await.unwrap();
@@ -120,7 +131,10 @@ async fn a_stop_that_was_begun_goes_on_when_the_daemon_is_killed() {
     let mut kiyot = Kiyot::start(&node, options()).await;
     let mut kubelet = kiyot.kubelet().await;
     let ending = Ending::new();
-    let script = format!("trap 'echo told; {}; exit 7' TERM; echo ready; while :; do sleep 0.1; done", ending.wait());
+    let script = format!(
+        "trap 'echo told; {}; exit 7' TERM; echo ready; while :; do sleep 0.1; done",
+        ending.wait()
+    );
     let running = kubelet.run_pod(&pod("slow", &script)).await.unwrap();
     let main = running.container("main").clone();
     kubelet.logged(&main, "ready").await;
@@ -132,7 +146,11 @@ async fn a_stop_that_was_begun_goes_on_when_the_daemon_is_killed() {
     stopping.await.unwrap().unwrap_err();
     kiyot.start_again().await;
     let mut kubelet = kiyot.kubelet().await;
-    assert_eq!(kubelet.container_status(&main.id).await.unwrap().state(), cri::ContainerState::ContainerRunning, "it has its time");
+    assert_eq!(
+        kubelet.container_status(&main.id).await.unwrap().state(),
+        cri::ContainerState::ContainerRunning,
+        "it has its time"
+    );
     ending.come().await;
     assert_eq!(kubelet.exited(&main.id).await.exit_code, 7, "it was not killed");
     kubelet.stop_container(&main.id, grace).await.unwrap();

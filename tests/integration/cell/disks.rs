@@ -44,7 +44,10 @@ impl Drop for Disk {
 }
 
 fn mount(arguments: &[&str], path: &Path) {
-    assert!(Command::new("mount").args(arguments).arg(path).status().unwrap().success(), "mount {arguments:?}");
+    assert!(
+        Command::new("mount").args(arguments).arg(path).status().unwrap().success(),
+        "mount {arguments:?}"
+    );
 }
 
 #[tokio::test]
@@ -62,13 +65,22 @@ async fn a_full_state_dir_harms_no_pod_and_is_recovered_from() {
     let refused = kubelet.run_sandbox(&config, "").await.unwrap_err();
     // In our words, or in those of what failed first: containerd's begin small.
     let words = refused.message().to_lowercase();
-    assert!(words.contains("no space left on device") || words.contains("no space is left"), "{refused:?}");
+    assert!(
+        words.contains("no space left on device") || words.contains("no space is left"),
+        "{refused:?}"
+    );
     assert_eq!(kubelet.sandboxes().await.unwrap().len(), 1, "nothing half-made is listed");
     assert!(is_ready(&mut kubelet, &running.sandbox).await);
-    assert_eq!(kubelet.container_status(&main).await.unwrap().state(), cri::ContainerState::ContainerRunning);
+    assert_eq!(
+        kubelet.container_status(&main).await.unwrap().state(),
+        cri::ContainerState::ContainerRunning
+    );
 
     fs::remove_file(filler).unwrap();
-    let other = wait_until("there is room for another pod", LIMIT, async || kubelet.run_pod(&second).await.ok()).await;
+    let other = wait_until("there is room for another pod", LIMIT, async || {
+        kubelet.run_pod(&second).await.ok()
+    })
+    .await;
     assert_eq!(kubelet.exec_sync(&main, &["echo", "here"]).await.unwrap().stdout, "here\n");
     kubelet.stop_and_remove(&other).await.unwrap();
     ends_without_a_trace(&mut kubelet, &kiyot, &running).await;
@@ -77,7 +89,8 @@ async fn a_full_state_dir_harms_no_pod_and_is_recovered_from() {
     leaves_nothing(node);
 }
 
-/// While nothing can be recorded no stop says OK that is not so, and nothing is forgotten; a pod that is stopped makes room, and with space again all is done.
+/// While nothing can be recorded no stop says OK that is not so, and nothing is forgotten; a pod
+/// that is stopped makes room, and with space again all is done.
 #[tokio::test]
 async fn what_is_stopped_while_the_state_dir_is_full_ends_when_there_is_space() {
     let node = Node::start().await;
@@ -85,7 +98,10 @@ async fn what_is_stopped_while_the_state_dir_is_full_ends_when_there_is_space() 
     let kiyot = Kiyot::start(&node, options()).await;
     let mut kubelet = kiyot.kubelet().await;
     let script = format!("echo ready; {WAIT}");
-    let (first, second) = (kubelet.run_pod(&pod("first", &script)).await.unwrap(), kubelet.run_pod(&pod("second", &script)).await.unwrap());
+    let (first, second) = (
+        kubelet.run_pod(&pod("first", &script)).await.unwrap(),
+        kubelet.run_pod(&pod("second", &script)).await.unwrap(),
+    );
     let main = first.container("main").clone();
     // A signal that comes before its trap is for nobody.
     kubelet.logged(&main, "ready").await;
@@ -94,22 +110,40 @@ async fn what_is_stopped_while_the_state_dir_is_full_ends_when_there_is_space() 
     // What its cell's containerd can't write down does not end for it.
     let refused = kubelet.stop_container(&main.id, 20).await;
     let state = kubelet.container_status(&main.id).await.unwrap().state();
-    assert!(refused.is_err() || state == cri::ContainerState::ContainerExited, "{refused:?}, and it is {state:?}");
-    // A pod can be stopped though: what its cell had on the disk makes room for what is to be recorded.
+    assert!(
+        refused.is_err() || state == cri::ContainerState::ContainerExited,
+        "{refused:?}, and it is {state:?}"
+    );
+    // A pod can be stopped though: what its cell had on the disk makes room for what is to be
+    // recorded.
     wait_until("the sandbox's stop is done on a full disk", LIMIT, async || {
-        let stopped = kubelet.runtime.stop_pod_sandbox(cri::StopPodSandboxRequest { pod_sandbox_id: second.sandbox.clone() }).await;
-        // Where it is an error, the end may have been recorded since: it is tried again without a call.
+        let stopped = kubelet
+            .runtime
+            .stop_pod_sandbox(cri::StopPodSandboxRequest { pod_sandbox_id: second.sandbox.clone() })
+            .await;
+        // Where it is an error, the end may have been recorded since: it is tried again without a
+        // call.
         assert!(stopped.is_err() || !is_ready(&mut kubelet, &second.sandbox).await, "{stopped:?}");
         stopped.ok()
     })
     .await;
     assert_eq!(kiyot.cells().len(), 1);
-    assert_eq!((kubelet.sandboxes().await.unwrap().len(), kubelet.containers().await.unwrap().len()), (2, 2), "nothing is forgotten");
+    assert_eq!(
+        (kubelet.sandboxes().await.unwrap().len(), kubelet.containers().await.unwrap().len()),
+        (2, 2),
+        "nothing is forgotten"
+    );
 
     fs::remove_file(filler).unwrap();
     assert_eq!(kubelet.exited(&main.id).await.exit_code, 0, "it had its grace");
-    wait_until("the container's stop is done", LIMIT, async || kubelet.stop_container(&main.id, 1).await.ok()).await;
-    let third = wait_until("there is room for another pod", LIMIT, async || kubelet.run_pod(&pod("third", WAIT)).await.ok()).await;
+    wait_until("the container's stop is done", LIMIT, async || {
+        kubelet.stop_container(&main.id, 1).await.ok()
+    })
+    .await;
+    let third = wait_until("there is room for another pod", LIMIT, async || {
+        kubelet.run_pod(&pod("third", WAIT)).await.ok()
+    })
+    .await;
     for pod in [&third, &second] {
         kubelet.stop_and_remove(pod).await.unwrap();
     }
@@ -126,7 +160,9 @@ async fn a_full_log_disk_harms_no_pod_and_no_line_is_lost() {
     let disk = Disk::mount(&node.pod_logs(), "size=256k");
     let kiyot = Kiyot::start(&node, options()).await;
     let mut kubelet = kiyot.kubelet().await;
-    let script = format!("i=0; while [ $i -lt {LINES} ]; do i=$((i+1)); echo line $i; done; touch /tmp/done; {WAIT}");
+    let script = format!(
+        "i=0; while [ $i -lt {LINES} ]; do i=$((i+1)); echo line $i; done; touch /tmp/done; {WAIT}"
+    );
     let running = kubelet.run_pod(&pod("talker", &script)).await.unwrap();
     let main = running.container("main").clone();
     wait_until("the container has written all", LIMIT, async || {
@@ -134,8 +170,14 @@ async fn a_full_log_disk_harms_no_pod_and_no_line_is_lost() {
         (said.code == 0).then_some(())
     })
     .await;
-    wait_until("the daemon says what is the matter", LIMIT, async || kiyot.log().contains("No space left on device").then_some(())).await;
-    assert_eq!(kubelet.container_status(&main.id).await.unwrap().state(), cri::ContainerState::ContainerRunning);
+    wait_until("the daemon says what is the matter", LIMIT, async || {
+        kiyot.log().contains("No space left on device").then_some(())
+    })
+    .await;
+    assert_eq!(
+        kubelet.container_status(&main.id).await.unwrap().state(),
+        cri::ContainerState::ContainerRunning
+    );
     disk.again("size=64m");
     kubelet.logged(&main, &format!("line {LINES}")).await;
     let lines = kubelet.log_lines(&main);
@@ -153,7 +195,11 @@ async fn a_full_log_disk_harms_no_pod_and_no_line_is_lost() {
 fn spoil(store: &Path, table: &str, key: &str, content: &[u8]) {
     let database = redb::Database::open(store).unwrap();
     let transaction = database.begin_write().unwrap();
-    transaction.open_table(TableDefinition::<&str, &[u8]>::new(table)).unwrap().insert(key, content).unwrap();
+    transaction
+        .open_table(TableDefinition::<&str, &[u8]>::new(table))
+        .unwrap()
+        .insert(key, content)
+        .unwrap();
     transaction.commit().unwrap();
 }
 
@@ -168,7 +214,10 @@ async fn broken_and_future_records_end_their_own_pod_alone() {
     let broken = kubelet.run_pod(&pod("broken", WAIT)).await.unwrap();
     let cell = kiyot.cells().remove(0);
     let future = kubelet.run_pod(&pod("future", WAIT)).await.unwrap();
-    let whole = kubelet.run_pod(&Pod::new("whole").in_cell().container(Container::script("main", WAIT))).await.unwrap();
+    let whole = kubelet
+        .run_pod(&Pod::new("whole").in_cell().container(Container::script("main", WAIT)))
+        .await
+        .unwrap();
     kiyot.kill9();
     let store = kiyot.state().join("store.redb");
     spoil(&store, "cells", &cell, b"\xff not a record");
@@ -178,9 +227,10 @@ async fn broken_and_future_records_end_their_own_pod_alone() {
     kiyot.start_again().await;
     let mut kubelet = kiyot.kubelet().await;
     assert!(is_ready(&mut kubelet, &whole.sandbox).await);
-    let said =
-        wait_until("the other pod's cell is back", LIMIT, async || kubelet.exec_sync(&whole.container("main").id, &["echo", "here"]).await.ok())
-            .await;
+    let said = wait_until("the other pod's cell is back", LIMIT, async || {
+        kubelet.exec_sync(&whole.container("main").id, &["echo", "here"]).await.ok()
+    })
+    .await;
     assert_eq!(said.stdout, "here\n");
     // One without its cell's record ends, with a reason, and reads so only when its cell is gone.
     let status = kubelet.exited(&broken.container("main").id).await;
@@ -188,10 +238,15 @@ async fn broken_and_future_records_end_their_own_pod_alone() {
     assert!(status.message.contains("its record could not be read"), "{}", status.message);
     let left = Leftovers::of_host().about(&[cell]);
     assert!(left.is_empty(), "left:\n{left}");
-    // One of a later version is not ours to read: its pod is unknown, and made anew only when its old cell is gone.
+    // One of a later version is not ours to read: its pod is unknown, and made anew only when its
+    // old cell is gone.
     assert!(kubelet.sandboxes().await.unwrap().iter().all(|listed| listed.id != future.sandbox));
     let anew = kubelet.run_pod(&future.spec).await.unwrap();
-    assert_eq!(kiyot.cells().len(), 2, "that of the whole pod, and one for the pod that was made anew");
+    assert_eq!(
+        kiyot.cells().len(),
+        2,
+        "that of the whole pod, and one for the pod that was made anew"
+    );
     for words in ["A record of the store can't be read and is set aside", "it has version 2"] {
         assert!(kiyot.log().contains(words), "the log says {words:?}");
     }

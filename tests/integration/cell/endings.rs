@@ -14,9 +14,10 @@ use super::faults::processes;
 
 /// A container waits, until it is let: to end, for one.
 ///
-/// containerd 1.6 closes the pipe of a process that has ended together with what it has not yet read of it (`Task.Delete` of its client), on the node and in
-/// cells alike. Of what is written just before the end the last may then be in no log at all, and nobody could bring it home. So a container whose log is
-/// looked at ends by one of these.
+/// containerd 1.6 closes the pipe of a process that has ended together with what it has not yet
+/// read of it (`Task.Delete` of its client), on the node and in cells alike. Of what is written
+/// just before the end the last may then be in no log at all, and nobody could bring it home. So a
+/// container whose log is looked at ends by one of these.
 pub(crate) struct Ending(String);
 
 impl Ending {
@@ -31,7 +32,8 @@ impl Ending {
         format!("until [ -e {} ]; do sleep 0.05; done", self.0)
     }
 
-    /// Lets it go on, once its containerd has taken what it has written; without a call to its runtime, which would have to answer while the container ends.
+    /// Lets it go on, once its containerd has taken what it has written; without a call to its
+    /// runtime, which would have to answer while the container ends.
     pub(crate) async fn come(&self) {
         wait_until("the output of the container is taken from its pipes", LIMIT, async || {
             let waiting = self.waiting();
@@ -42,8 +44,11 @@ impl Ending {
         for pid in self.waiting() {
             match fs::write(format!("/proc/{pid}/root{}", self.0), "") {
                 Ok(()) => let_go += 1,
-                // A child of its shell that was about to become `sleep`: it reads like the shell until then, and has ended.
-                Err(error) => assert!(!self.waiting().contains(&pid), "{error}: {pid} waits for {}", self.0),
+                // A child of its shell that was about to become `sleep`: it reads like the shell
+                // until then, and has ended.
+                Err(error) => {
+                    assert!(!self.waiting().contains(&pid), "{error}: {pid} waits for {}", self.0)
+                }
             }
         }
         assert!(let_go > 0, "somebody waits for {}", self.0);
@@ -51,7 +56,10 @@ impl Ending {
 
     /// Waits until the process of the container has ended, whoever was told.
     pub(crate) async fn came(&self) {
-        wait_until("the container has ended", LIMIT, async || self.waiting().is_empty().then_some(())).await;
+        wait_until("the container has ended", LIMIT, async || {
+            self.waiting().is_empty().then_some(())
+        })
+        .await;
     }
 
     fn waiting(&self) -> Vec<String> {
@@ -59,13 +67,22 @@ impl Ending {
     }
 }
 
-/// Whether nothing is left in the pipes between a container's process and its containerd: in those of the process, and in those that its shim, its parent,
-/// writes to.
+/// Whether nothing is left in the pipes between a container's process and its containerd: in those
+/// of the process, and in those that its shim, its parent, writes to.
 fn is_taken(pid: &str) -> bool {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
-    let parent = stat.rsplit_once(')').and_then(|(_, rest)| rest.split_whitespace().nth(1)).unwrap_or("0");
-    let entries = fs::read_dir(format!("/proc/{parent}/fd")).into_iter().flatten().flatten().map(|entry| entry.path());
-    let named = |path: &PathBuf| fs::read_link(path).is_ok_and(|to| ["-stdout", "-stderr"].iter().any(|end| to.to_string_lossy().ends_with(end)));
+    let parent =
+        stat.rsplit_once(')').and_then(|(_, rest)| rest.split_whitespace().nth(1)).unwrap_or("0");
+    let entries = fs::read_dir(format!("/proc/{parent}/fd"))
+        .into_iter()
+        .flatten()
+        .flatten()
+        .map(|entry| entry.path());
+    let named = |path: &PathBuf| {
+        fs::read_link(path).is_ok_and(|to| {
+            ["-stdout", "-stderr"].iter().any(|end| to.to_string_lossy().ends_with(end))
+        })
+    };
     let own = [1, 2].map(|fd| PathBuf::from(format!("/proc/{pid}/fd/{fd}")));
     own.into_iter().chain(entries.filter(named)).all(|pipe| is_empty(&pipe))
 }
@@ -75,13 +92,23 @@ fn is_empty(pipe: &Path) -> bool {
     if !fs::metadata(pipe).is_ok_and(|metadata| metadata.file_type().is_fifo()) {
         return true;
     }
-    let opened = rustix::fs::open(pipe, OFlags::RDONLY | OFlags::NONBLOCK | OFlags::CLOEXEC, Mode::empty());
+    let opened =
+        rustix::fs::open(pipe, OFlags::RDONLY | OFlags::NONBLOCK | OFlags::CLOEXEC, Mode::empty());
     opened.map_or(true, |pipe| rustix::io::ioctl_fionread(&pipe).is_ok_and(|unread| unread == 0))
 }
 
 /// Waits until the log of a container has a line in its cell, the only one of its daemon.
 pub(super) async fn said_in_its_cell(kiyot: &Kiyot<'_>, container: &RunningContainer, line: &str) {
-    let log = kiyot.state().join("cells").join(kiyot.cells().remove(0)).join("pod/logs").join(&container.id).join("0.log");
+    let log = kiyot
+        .state()
+        .join("cells")
+        .join(kiyot.cells().remove(0))
+        .join("pod/logs")
+        .join(&container.id)
+        .join("0.log");
     let end = format!(" {line}\n");
-    wait_until(format!("{} has {line:?}", log.display()), LIMIT, async || fs::read_to_string(&log).ok()?.contains(&end).then_some(())).await;
+    wait_until(format!("{} has {line:?}", log.display()), LIMIT, async || {
+        fs::read_to_string(&log).ok()?.contains(&end).then_some(())
+    })
+    .await;
 }

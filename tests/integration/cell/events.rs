@@ -19,8 +19,8 @@ use kiyot_testkit::{
     cri::{
         self,
         ContainerEventType::{
-            self, ContainerCreatedEvent as Created, ContainerDeletedEvent as Deleted, ContainerStartedEvent as Started,
-            ContainerStoppedEvent as Stopped,
+            self, ContainerCreatedEvent as Created, ContainerDeletedEvent as Deleted,
+            ContainerStartedEvent as Started, ContainerStoppedEvent as Stopped,
         },
     },
 };
@@ -37,7 +37,8 @@ use super::{WAIT, endings::Ending, ends_without_a_trace, leaves_nothing, options
 
 const EVENTS: &str = "/runtime.v1.RuntimeService/GetContainerEvents";
 
-/// A node that has more than containerd 1.6: a stream of events, and what the test says of other calls. All that is left goes to containerd.
+/// A node that has more than containerd 1.6: a stream of events, and what the test says of other
+/// calls. All that is left goes to containerd.
 pub(super) struct PlayedNode {
     pub(super) socket: PathBuf,
     /// One for each stream that was opened: what is sent is in it, until it is dropped.
@@ -68,11 +69,19 @@ impl PlayedNode {
                             None if request.uri().path() == EVENTS => opens.send(sender).unwrap(),
                             None => return forward(containerd, request).await,
                         }
-                        let body = Body::new(StreamBody::new(UnboundedReceiverStream::new(frames).map(Ok::<_, Infallible>)));
-                        Ok(Response::builder().header("content-type", "application/grpc").body(body).unwrap())
+                        let body = Body::new(StreamBody::new(
+                            UnboundedReceiverStream::new(frames).map(Ok::<_, Infallible>),
+                        ));
+                        Ok(Response::builder()
+                            .header("content-type", "application/grpc")
+                            .body(body)
+                            .unwrap())
                     }
                 });
-                tokio::spawn(hyper::server::conn::http2::Builder::new(TokioExecutor::new()).serve_connection(TokioIo::new(stream), service));
+                tokio::spawn(
+                    hyper::server::conn::http2::Builder::new(TokioExecutor::new())
+                        .serve_connection(TokioIo::new(stream), service),
+                );
             }
         });
         Self { socket, opened, _task: AbortOnDropHandle::new(task) }
@@ -81,13 +90,21 @@ impl PlayedNode {
 
 async fn forward(containerd: &Path, request: Request<Incoming>) -> hyper::Result<Response<Body>> {
     let stream = TokioIo::new(UnixStream::connect(containerd).await.unwrap());
-    let (mut send, connection) = hyper::client::conn::http2::handshake(TokioExecutor::new(), stream).await?;
+    let (mut send, connection) =
+        hyper::client::conn::http2::handshake(TokioExecutor::new(), stream).await?;
     tokio::spawn(connection);
-    Ok(send.send_request(request).await?.map(|body| Body::new(body.map_err(|error| Status::unavailable(error.to_string())))))
+    Ok(send
+        .send_request(request)
+        .await?
+        .map(|body| Body::new(body.map_err(|error| Status::unavailable(error.to_string())))))
 }
 
 fn frame(message: &[u8]) -> Frame<Bytes> {
-    Frame::data([&[0], u32::try_from(message.len()).unwrap().to_be_bytes().as_slice(), message].concat().into())
+    Frame::data(
+        [&[0], u32::try_from(message.len()).unwrap().to_be_bytes().as_slice(), message]
+            .concat()
+            .into(),
+    )
 }
 
 fn trailers(status: &Status) -> http::HeaderMap {
@@ -105,42 +122,61 @@ async fn open(kubelet: &mut Kubelet) -> Streaming<cri::ContainerEventResponse> {
 }
 
 async fn next(stream: &mut Streaming<cri::ContainerEventResponse>) -> cri::ContainerEventResponse {
-    tokio::time::timeout(LIMIT, stream.message()).await.expect("an event comes").unwrap().expect("the stream goes on")
+    tokio::time::timeout(LIMIT, stream.message())
+        .await
+        .expect("an event comes")
+        .unwrap()
+        .expect("the stream goes on")
 }
 
 #[tokio::test]
 async fn events_of_cells_come_with_those_of_the_node() {
     let node = Node::start().await;
     let mut played = PlayedNode::before(&node, HashMap::new());
-    let kiyot = Kiyot::start(&node, KiyotOptions { containerd: Some(played.socket.clone()), ..options() }).await;
+    let kiyot =
+        Kiyot::start(&node, KiyotOptions { containerd: Some(played.socket.clone()), ..options() })
+            .await;
     let mut kubelet = kiyot.kubelet().await;
     let mut stream = open(&mut kubelet).await;
     let sender = played.opened.recv().await.unwrap();
 
     sender.send(frame(&of_node("before").encode_to_vec())).unwrap();
     assert_eq!(next(&mut stream).await, of_node("before"));
-    let local = kubelet.run_pod(&Pod::new("local").container(Container::script("main", WAIT))).await.unwrap();
+    let local = kubelet
+        .run_pod(&Pod::new("local").container(Container::script("main", WAIT)))
+        .await
+        .unwrap();
     let ending = Ending::new();
-    let running = kubelet.run_pod(&pod("told", &format!("{}; exit 3", ending.wait())).label("app", "demo")).await.unwrap();
+    let running = kubelet
+        .run_pod(&pod("told", &format!("{}; exit 3", ending.wait())).label("app", "demo"))
+        .await
+        .unwrap();
     let (sandbox, main) = (running.sandbox.clone(), running.container("main").id.clone());
-    let expect = async |kubelet: &mut Kubelet, stream: &mut _, kind: ContainerEventType, id: &str| {
-        let event = next(stream).await;
-        assert_eq!((event.container_event_type(), event.container_id.as_str()), (kind, id));
-        let pod = event.pod_sandbox_status.unwrap();
-        assert_eq!((&pod.id, &pod.metadata, &pod.labels), (&sandbox, &running.config.metadata, &running.config.labels));
-        // What is asked after it is the same, or has gone on.
-        for told in &event.containers_statuses {
-            let Ok(now) = kubelet.container_status(&told.id).await else { continue };
-            assert!(now.state >= told.state, "{now:?} after {told:?}");
-            if now.state == told.state {
-                assert_eq!(&now, told);
+    let expect =
+        async |kubelet: &mut Kubelet, stream: &mut _, kind: ContainerEventType, id: &str| {
+            let event = next(stream).await;
+            assert_eq!((event.container_event_type(), event.container_id.as_str()), (kind, id));
+            let pod = event.pod_sandbox_status.unwrap();
+            assert_eq!(
+                (&pod.id, &pod.metadata, &pod.labels),
+                (&sandbox, &running.config.metadata, &running.config.labels)
+            );
+            // What is asked after it is the same, or has gone on.
+            for told in &event.containers_statuses {
+                let Ok(now) = kubelet.container_status(&told.id).await else { continue };
+                assert!(now.state >= told.state, "{now:?} after {told:?}");
+                if now.state == told.state {
+                    assert_eq!(&now, told);
+                }
             }
-        }
-        event.containers_statuses
-    };
+            event.containers_statuses
+        };
     expect(&mut kubelet, &mut stream, Created, &sandbox).await;
     expect(&mut kubelet, &mut stream, Started, &sandbox).await;
-    assert_eq!(expect(&mut kubelet, &mut stream, Created, &main).await[0].state(), cri::ContainerState::ContainerCreated);
+    assert_eq!(
+        expect(&mut kubelet, &mut stream, Created, &main).await[0].state(),
+        cri::ContainerState::ContainerCreated
+    );
     assert_ne!(expect(&mut kubelet, &mut stream, Started, &main).await[0].started_at, 0);
     ending.come().await;
     let ended = expect(&mut kubelet, &mut stream, Stopped, &main).await;
@@ -165,15 +201,24 @@ async fn events_of_cells_come_with_those_of_the_node() {
     leaves_nothing(node);
 }
 
-/// containerd 1.6 streams no events: a kubelet that sees so lists instead. Later ones do, and answer with their first event.
+/// containerd 1.6 streams no events: a kubelet that sees so lists instead. Later ones do, and
+/// answer with their first event.
 #[tokio::test]
 async fn the_stream_is_there_if_the_node_has_one() {
     let node = Node::start().await;
     let kiyot = Kiyot::start(&node, options()).await;
     let mut kubelet = kiyot.kubelet().await;
-    let opening = |mut kubelet: Kubelet| tokio::spawn(async move { kubelet.runtime.get_container_events(cri::GetEventsRequest {}).await });
-    let (own, ours) = (opening(node.kubelet(&node.socket()).await.unwrap()), opening(kubelet.clone()));
-    let local = kubelet.run_pod(&Pod::new("local").container(Container::script("main", WAIT))).await.unwrap();
+    let opening = |mut kubelet: Kubelet| {
+        tokio::spawn(
+            async move { kubelet.runtime.get_container_events(cri::GetEventsRequest {}).await },
+        )
+    };
+    let (own, ours) =
+        (opening(node.kubelet(&node.socket()).await.unwrap()), opening(kubelet.clone()));
+    let local = kubelet
+        .run_pod(&Pod::new("local").container(Container::script("main", WAIT)))
+        .await
+        .unwrap();
     let running = kubelet.run_pod(&pod("told", WAIT)).await.unwrap();
     match (own.await.unwrap(), ours.await.unwrap()) {
         (Err(own), Err(ours)) => {
@@ -186,7 +231,9 @@ async fn the_stream_is_there_if_the_node_has_one() {
             for pod in [&local, &running] {
                 kubelet.stop_pod(pod).await.unwrap();
                 let main = &pod.container("main").id;
-                while !matches!(next(&mut stream).await, event if event.container_id == *main && event.container_event_type() == Stopped) {}
+                while !matches!(next(&mut stream).await, event if event.container_id == *main && event.container_event_type() == Stopped)
+                {
+                }
             }
         }
         (own, ours) => panic!("the node says {own:?}, and kiyot {ours:?}"),

@@ -1,6 +1,8 @@
 //! Programs that are run in containers of cells, beside those in containers of the node.
 
-use kiyot_testkit::{Container, Kiyot, Kubelet, LIMIT, Node, Pod, RunningPod, cri, spdy, wait_until};
+use kiyot_testkit::{
+    Container, Kiyot, Kubelet, LIMIT, Node, Pod, RunningPod, cri, spdy, wait_until,
+};
 use tonic::{Code, Request};
 
 use super::{
@@ -13,7 +15,8 @@ use super::{
 /// One pod on the node and one in a cell, of the same container.
 async fn both(kubelet: &mut Kubelet, container: &Container) -> [RunningPod; 2] {
     let here = kubelet.run_pod(&Pod::new("here").container(container.clone())).await.unwrap();
-    let there = kubelet.run_pod(&Pod::new("there").in_cell().container(container.clone())).await.unwrap();
+    let there =
+        kubelet.run_pod(&Pod::new("there").in_cell().container(container.clone())).await.unwrap();
     [here, there]
 }
 
@@ -34,7 +37,14 @@ struct Told {
 async fn exec(kubelet: &mut Kubelet, pod: &RunningPod, command: &[&str], input: &[u8]) -> Told {
     let cmd = command.iter().map(|word| (*word).to_owned()).collect();
     let container_id = pod.container("main").id.clone();
-    let request = cri::ExecRequest { container_id: container_id.clone(), cmd, tty: false, stdin: true, stdout: true, stderr: true };
+    let request = cri::ExecRequest {
+        container_id: container_id.clone(),
+        cmd,
+        tty: false,
+        stdin: true,
+        stdout: true,
+        stderr: true,
+    };
     let url = kubelet.runtime.exec(request).await.unwrap().into_inner().url;
     let (mut sender, mut receiver) = spdy::open(&url, "v4.channel.k8s.io").await.unwrap();
     let mut streams = Vec::new();
@@ -43,8 +53,14 @@ async fn exec(kubelet: &mut Kubelet, pod: &RunningPod, command: &[&str], input: 
     }
     sender.send(streams[1], input).await;
     sender.end(streams[1]).await;
-    let mut read = async |stream: u32| String::from_utf8_lossy(&receiver.read_to_end(stream).await).replace(&container_id, "<id>");
-    Told { stdout: read(streams[2]).await, stderr: read(streams[3]).await, end: read(streams[0]).await }
+    let mut read = async |stream: u32| {
+        String::from_utf8_lossy(&receiver.read_to_end(stream).await).replace(&container_id, "<id>")
+    };
+    Told {
+        stdout: read(streams[2]).await,
+        stderr: read(streams[3]).await,
+        end: read(streams[0]).await,
+    }
 }
 
 #[tokio::test]
@@ -57,10 +73,24 @@ async fn input_ends_and_every_end_is_told_as_on_the_node() {
         let script = format!("cat; echo over; echo bad >&2; exit {code}");
         let told = exec(&mut kubelet, &pods[1], &["sh", "-c", &script], b"some input ").await;
         assert_eq!((told.stdout.as_str(), told.stderr.as_str()), ("some input over\n", "bad\n"));
-        assert!(if code == 0 { told.end.contains("Success") } else { told.end.contains(&format!("\"{code}\"")) }, "{told:?}");
-        assert_eq!(told, exec(&mut kubelet, &pods[0], &["sh", "-c", &script], b"some input ").await);
-        let said = kubelet.exec_sync(&pods[1].container("main").id, &["sh", "-c", &script]).await.unwrap();
-        assert_eq!((said.stdout.as_str(), said.stderr.as_str(), said.code), ("over\n", "bad\n", code));
+        assert!(
+            if code == 0 {
+                told.end.contains("Success")
+            } else {
+                told.end.contains(&format!("\"{code}\""))
+            },
+            "{told:?}"
+        );
+        assert_eq!(
+            told,
+            exec(&mut kubelet, &pods[0], &["sh", "-c", &script], b"some input ").await
+        );
+        let said =
+            kubelet.exec_sync(&pods[1].container("main").id, &["sh", "-c", &script]).await.unwrap();
+        assert_eq!(
+            (said.stdout.as_str(), said.stderr.as_str(), said.code),
+            ("over\n", "bad\n", code)
+        );
     }
     end(&mut kubelet, &kiyot, &pods).await;
 }
@@ -80,12 +110,20 @@ async fn a_program_that_is_not_there_is_an_error_in_the_words_of_the_node() {
         let plain = |text: &str| {
             let words = text.replace(&id, "<id>");
             let words: Vec<_> =
-                words.split(['"', ' ', '\\']).map(|word| if word.len() == 64 && hex::decode(word).is_ok() { "<exec>" } else { word }).collect();
+                words
+                    .split(['"', ' ', '\\'])
+                    .map(|word| {
+                        if word.len() == 64 && hex::decode(word).is_ok() { "<exec>" } else { word }
+                    })
+                    .collect();
             words.join(" ")
         };
         told.push((refused.code(), plain(refused.message()), plain(&by_stream)));
     }
-    assert!(told[0].1.contains("/no/such/program") && told[0].2.contains("/no/such/program"), "{told:?}");
+    assert!(
+        told[0].1.contains("/no/such/program") && told[0].2.contains("/no/such/program"),
+        "{told:?}"
+    );
     assert_eq!(told[1], told[0]);
     end(&mut kubelet, &kiyot, &pods).await;
 }
@@ -99,7 +137,8 @@ async fn a_container_whose_input_ends_ends_with_it() {
     let config = kubelet.prepare(&spec);
     let sandbox = kubelet.run_sandbox(&config, "").await.unwrap();
     let mut running = kubelet.running(&spec, config, sandbox);
-    // containerd gives a container what comes before it gives the one who attaches what is said: that it does by now is heard first.
+    // containerd gives a container what comes before it gives the one who attaches what is said:
+    // that it does by now is heard first.
     let ending = Ending::new();
     let script = format!(
         "until [ -e /tmp/attached ]; do echo here; sleep 0.1; done; while read line; do echo heard $line; done; echo over; {}; exit 5",
@@ -107,11 +146,20 @@ async fn a_container_whose_input_ends_ends_with_it() {
     );
     let mut main = Container::script("main", &script);
     main.stdin = true;
-    let made = kubelet.create_container_with(&running, &main, 0, |config| config.stdin_once = true).await.unwrap();
+    let made = kubelet
+        .create_container_with(&running, &main, 0, |config| config.stdin_once = true)
+        .await
+        .unwrap();
     kubelet.start_container(&made.id).await.unwrap();
     running.containers.insert("main".to_owned(), made.clone());
 
-    let request = cri::AttachRequest { container_id: made.id.clone(), stdin: true, tty: false, stdout: true, stderr: true };
+    let request = cri::AttachRequest {
+        container_id: made.id.clone(),
+        stdin: true,
+        tty: false,
+        stdout: true,
+        stderr: true,
+    };
     let url = kubelet.runtime.attach(request).await.unwrap().into_inner().url;
     let (mut sender, mut receiver) = spdy::open(&url, "v4.channel.k8s.io").await.unwrap();
     let mut streams = Vec::new();
@@ -127,7 +175,12 @@ async fn a_container_whose_input_ends_ends_with_it() {
     said_in_its_cell(&kiyot, &made, "over").await;
     ending.come().await;
     assert_eq!(kubelet.exited(&made.id).await.exit_code, 5);
-    let lines: Vec<_> = kubelet.log_lines(&made).into_iter().map(|line| line.text).filter(|text| text != "here").collect();
+    let lines: Vec<_> = kubelet
+        .log_lines(&made)
+        .into_iter()
+        .map(|line| line.text)
+        .filter(|text| text != "here")
+        .collect();
     assert_eq!(lines, ["heard one", "heard two", "over"]);
     ends_without_a_trace(&mut kubelet, &kiyot, &running).await;
 }
@@ -139,8 +192,11 @@ async fn what_takes_too_long_is_gone_when_that_is_told() {
     let mut kubelet = kiyot.kubelet().await;
     let running = kubelet.run_pod(&pod("slow", WAIT)).await.unwrap();
     let main = running.container("main").id.clone();
-    let request =
-        cri::ExecSyncRequest { container_id: main.clone(), cmd: ["sleep", "98765"].map(str::to_owned).to_vec(), timeout: LONGER_THAN_A_START };
+    let request = cri::ExecSyncRequest {
+        container_id: main.clone(),
+        cmd: ["sleep", "98765"].map(str::to_owned).to_vec(),
+        timeout: LONGER_THAN_A_START,
+    };
     let status = kubelet.runtime.exec_sync(Request::new(request)).await.unwrap_err();
     assert_eq!(status.code(), Code::DeadlineExceeded, "{status:?}");
     wait_until("the program is gone", LIMIT, async || {
@@ -162,12 +218,18 @@ async fn as_much_output_as_a_call_has_room_for_comes_and_more_is_the_nodes_answe
         for pod in &pods {
             let command = format!("head -c {bytes} /dev/zero | tr '\\0' x; echo end >&2; exit 3");
             let said = kubelet.exec_sync(&pod.container("main").id, &["sh", "-c", &command]).await;
-            told.push(said.map(|said| (said.stdout.len(), said.stderr, said.code)).map_err(|status| status.code()));
+            told.push(
+                said.map(|said| (said.stdout.len(), said.stderr, said.code))
+                    .map_err(|status| status.code()),
+            );
         }
         assert_eq!(told[1], told[0], "{bytes} bytes");
         assert!(bytes > 16 << 20 || told[1] == Ok((bytes, "end\n".to_owned(), 3)), "{told:?}");
     }
     // The link is none the worse for it.
-    assert_eq!(kubelet.exec_sync(&pods[1].container("main").id, &["echo", "well"]).await.unwrap().stdout, "well\n");
+    assert_eq!(
+        kubelet.exec_sync(&pods[1].container("main").id, &["echo", "well"]).await.unwrap().stdout,
+        "well\n"
+    );
     end(&mut kubelet, &kiyot, &pods).await;
 }

@@ -7,8 +7,13 @@ use super::{WAIT, ends_without_a_trace, is_ready, options, pod};
 /// The host's process ids whose command line has all of these words.
 pub(super) fn processes(words: &[&str]) -> Vec<String> {
     let entries = std::fs::read_dir("/proc").unwrap().flatten();
-    let named =
-        entries.filter_map(|entry| entry.file_name().to_str().filter(|name| name.bytes().all(|byte| byte.is_ascii_digit())).map(str::to_owned));
+    let named = entries.filter_map(|entry| {
+        entry
+            .file_name()
+            .to_str()
+            .filter(|name| name.bytes().all(|byte| byte.is_ascii_digit()))
+            .map(str::to_owned)
+    });
     named
         .filter(|pid| {
             let line = std::fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
@@ -36,9 +41,19 @@ async fn a_killed_cell_is_told_as_lost() {
     let status = kubelet.exited(&running.container("main").id).await;
     assert_eq!(status.exit_code, 137);
     assert!(!status.reason.is_empty());
-    wait_until("the sandbox is not ready", LIMIT, async || (!is_ready(&mut kubelet, &running.sandbox).await).then_some(())).await;
-    assert_eq!(kubelet.sandboxes().await.unwrap().len(), 1, "nothing is dropped before it is removed");
-    wait_until("nothing is left of the cell", LIMIT, async || processes(&[&cell]).is_empty().then_some(())).await;
+    wait_until("the sandbox is not ready", LIMIT, async || {
+        (!is_ready(&mut kubelet, &running.sandbox).await).then_some(())
+    })
+    .await;
+    assert_eq!(
+        kubelet.sandboxes().await.unwrap().len(),
+        1,
+        "nothing is dropped before it is removed"
+    );
+    wait_until("nothing is left of the cell", LIMIT, async || {
+        processes(&[&cell]).is_empty().then_some(())
+    })
+    .await;
     ends_without_a_trace(&mut kubelet, &kiyot, &running).await;
 }
 
@@ -47,14 +62,24 @@ async fn a_killed_agent_and_a_killed_containerd_come_back() {
     let node = Node::start().await;
     let kiyot = Kiyot::start(&node, options()).await;
     let mut kubelet = kiyot.kubelet().await;
-    let running = kubelet.run_pod(&pod("steady", "i=0; while :; do i=$((i+1)); echo line $i; sleep 0.05; done")).await.unwrap();
+    let running = kubelet
+        .run_pod(&pod("steady", "i=0; while :; do i=$((i+1)); echo line $i; sleep 0.05; done"))
+        .await
+        .unwrap();
     let main = running.container("main").clone();
     let cell = kiyot.cells().remove(0);
     for words in [&["kiyot-cell agent", &cell][..], &["containerd", "containerd.toml", &cell]] {
         kill9(&processes(words));
-        let said = wait_until("exec works again", LIMIT, async || kubelet.exec_sync(&main.id, &["echo", "here"]).await.ok()).await;
+        let said = wait_until("exec works again", LIMIT, async || {
+            kubelet.exec_sync(&main.id, &["echo", "here"]).await.ok()
+        })
+        .await;
         assert_eq!(said.stdout, "here\n");
-        assert_eq!(kubelet.container_status(&main.id).await.unwrap().state(), cri::ContainerState::ContainerRunning, "the pod ran on");
+        assert_eq!(
+            kubelet.container_status(&main.id).await.unwrap().state(),
+            cri::ContainerState::ContainerRunning,
+            "the pod ran on"
+        );
     }
     let now = kubelet.log_lines(&main).len();
     kubelet.logged(&main, &format!("line {}", now + 20)).await;

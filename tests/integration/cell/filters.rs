@@ -6,7 +6,11 @@ use super::{WAIT, ends_without_a_trace, options};
 
 /// Two containers, of which one has ended.
 fn spec(name: &str) -> Pod {
-    Pod::new(name).label("tier", "one").label("empty", "").container(Container::script("main", WAIT)).container(Container::script("done", "exit 3"))
+    Pod::new(name)
+        .label("tier", "one")
+        .label("empty", "")
+        .container(Container::script("main", WAIT))
+        .container(Container::script("done", "exit 3"))
 }
 
 /// A pod of which filters are tried.
@@ -29,9 +33,12 @@ impl Subject {
     fn names(&self, ids: Vec<String>) -> Vec<String> {
         let name = |id: &String| match id {
             id if *id == self.pod.sandbox => "sandbox".to_owned(),
-            id => {
-                self.pod.containers.iter().find(|(_, container)| container.id == *id).map_or_else(|| "foreign".to_owned(), |(name, _)| name.clone())
-            }
+            id => self
+                .pod
+                .containers
+                .iter()
+                .find(|(_, container)| container.id == *id)
+                .map_or_else(|| "foreign".to_owned(), |(name, _)| name.clone()),
         };
         let mut names: Vec<_> = ids.iter().map(name).collect();
         names.sort();
@@ -47,28 +54,62 @@ impl Subject {
             [uid.clone()].into_iter().chain(more).collect::<std::collections::HashMap<_, _>>()
         };
         let mut answers = Vec::new();
-        let ids = [("", "no id"), (id, "the id"), (&id[..13], "a prefix"), (&self.unknown, "an unknown id"), (&id[..0], "an empty prefix")];
-        let selectors: [&[(&str, &str)]; 6] =
-            [&[], &[("tier", "one")], &[("tier", "two")], &[("tier", "one"), ("none", "")], &[("empty", "")], &[("tier", "")]];
+        let ids = [
+            ("", "no id"),
+            (id, "the id"),
+            (&id[..13], "a prefix"),
+            (&self.unknown, "an unknown id"),
+            (&id[..0], "an empty prefix"),
+        ];
+        let selectors: [&[(&str, &str)]; 6] = [
+            &[],
+            &[("tier", "one")],
+            &[("tier", "two")],
+            &[("tier", "one"), ("none", "")],
+            &[("empty", "")],
+            &[("tier", "")],
+        ];
         for (id, what) in ids {
             for state in [None, Some(0), Some(1)] {
                 for selector in selectors {
                     let state_value = state.map(|state| cri::PodSandboxStateValue { state });
-                    let filter = cri::PodSandboxFilter { id: id.to_owned(), state: state_value, label_selector: labels(selector) };
+                    let filter = cri::PodSandboxFilter {
+                        id: id.to_owned(),
+                        state: state_value,
+                        label_selector: labels(selector),
+                    };
                     let request = cri::ListPodSandboxRequest { filter: Some(filter) };
-                    let listed = kubelet.runtime.list_pod_sandbox(request).await.unwrap().into_inner().items;
+                    let listed =
+                        kubelet.runtime.list_pod_sandbox(request).await.unwrap().into_inner().items;
                     let names = self.names(listed.into_iter().map(|item| item.id).collect());
-                    answers.push((format!("sandboxes by {what}, state {state:?}, labels {selector:?}"), names));
+                    answers.push((
+                        format!("sandboxes by {what}, state {state:?}, labels {selector:?}"),
+                        names,
+                    ));
                 }
             }
         }
         let main = &self.pod.container("main").id;
-        let of_containers = [("", "no id"), (main, "the id"), (&main[..13], "a prefix"), (&self.unknown, "an unknown id"), (id, "its sandbox's id")];
-        let of_sandboxes = [("", "any"), (id, "the"), (&id[..13], "a prefix of the"), (&self.unknown, "an unknown"), (main, "a container as")];
+        let of_containers = [
+            ("", "no id"),
+            (main, "the id"),
+            (&main[..13], "a prefix"),
+            (&self.unknown, "an unknown id"),
+            (id, "its sandbox's id"),
+        ];
+        let of_sandboxes = [
+            ("", "any"),
+            (id, "the"),
+            (&id[..13], "a prefix of the"),
+            (&self.unknown, "an unknown"),
+            (main, "a container as"),
+        ];
         for (id, what) in of_containers {
             for (sandbox, whose) in of_sandboxes {
                 for state in [None, Some(0), Some(1), Some(2)] {
-                    for selector in [&[][..], &[("io.kubernetes.container.name", "done")], &[("tier", "one")]] {
+                    for selector in
+                        [&[][..], &[("io.kubernetes.container.name", "done")], &[("tier", "one")]]
+                    {
                         let filter = cri::ContainerFilter {
                             id: id.to_owned(),
                             state: state.map(|state| cri::ContainerStateValue { state }),
@@ -76,7 +117,13 @@ impl Subject {
                             label_selector: labels(selector),
                         };
                         let request = cri::ListContainersRequest { filter: Some(filter) };
-                        let listed = kubelet.runtime.list_containers(request).await.unwrap().into_inner().containers;
+                        let listed = kubelet
+                            .runtime
+                            .list_containers(request)
+                            .await
+                            .unwrap()
+                            .into_inner()
+                            .containers;
                         let names = self.names(listed.into_iter().map(|item| item.id).collect());
                         answers.push((format!("containers by {what}, {whose} sandbox, state {state:?}, labels {selector:?}"), names));
                     }
@@ -86,35 +133,89 @@ impl Subject {
         answers
     }
 
-    /// The answer to each of many filters of usage. What has ended has none in a cell, so it is left out.
+    /// The answer to each of many filters of usage. What has ended has none in a cell, so it is
+    /// left out.
     async fn usage(&self, kubelet: &mut Kubelet) -> Vec<(String, Vec<String>)> {
-        let (pod, main, unknown) = (&self.pod.sandbox, &self.pod.container("main").id, &self.unknown);
+        let (pod, main, unknown) =
+            (&self.pod.sandbox, &self.pod.container("main").id, &self.unknown);
         let labels = |more: &[(&str, &str)]| {
             let more = more.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned()));
-            [("io.kubernetes.pod.uid".to_owned(), self.pod.spec.uid.clone())].into_iter().chain(more).collect::<std::collections::HashMap<_, _>>()
+            [("io.kubernetes.pod.uid".to_owned(), self.pod.spec.uid.clone())]
+                .into_iter()
+                .chain(more)
+                .collect::<std::collections::HashMap<_, _>>()
         };
         let mut answers = Vec::new();
-        for (id, what) in [("", "no id"), (main, "the id"), (&main[..13], "a prefix"), (unknown, "an unknown id"), (pod, "its sandbox's id")] {
-            for (sandbox, whose) in [("", "any"), (pod, "the"), (&pod[..13], "a prefix of the"), (unknown, "an unknown"), (main, "a container as")] {
-                for selector in
-                    [&[][..], &[("io.kubernetes.container.name", "main")], &[("io.kubernetes.container.name", "none")], &[("tier", "one")]]
-                {
-                    let filter =
-                        cri::ContainerStatsFilter { id: id.to_owned(), pod_sandbox_id: sandbox.to_owned(), label_selector: labels(selector) };
+        for (id, what) in [
+            ("", "no id"),
+            (main, "the id"),
+            (&main[..13], "a prefix"),
+            (unknown, "an unknown id"),
+            (pod, "its sandbox's id"),
+        ] {
+            for (sandbox, whose) in [
+                ("", "any"),
+                (pod, "the"),
+                (&pod[..13], "a prefix of the"),
+                (unknown, "an unknown"),
+                (main, "a container as"),
+            ] {
+                for selector in [
+                    &[][..],
+                    &[("io.kubernetes.container.name", "main")],
+                    &[("io.kubernetes.container.name", "none")],
+                    &[("tier", "one")],
+                ] {
+                    let filter = cri::ContainerStatsFilter {
+                        id: id.to_owned(),
+                        pod_sandbox_id: sandbox.to_owned(),
+                        label_selector: labels(selector),
+                    };
                     let request = cri::ListContainerStatsRequest { filter: Some(filter) };
-                    let listed = kubelet.runtime.list_container_stats(request).await.unwrap().into_inner().stats;
-                    let mut names = self.names(listed.into_iter().map(|item| item.attributes.unwrap().id).collect());
+                    let listed = kubelet
+                        .runtime
+                        .list_container_stats(request)
+                        .await
+                        .unwrap()
+                        .into_inner()
+                        .stats;
+                    let mut names = self.names(
+                        listed.into_iter().map(|item| item.attributes.unwrap().id).collect(),
+                    );
                     names.retain(|name| name != "done");
-                    answers.push((format!("usage of containers by {what}, {whose} sandbox, labels {selector:?}"), names));
+                    answers.push((
+                        format!(
+                            "usage of containers by {what}, {whose} sandbox, labels {selector:?}"
+                        ),
+                        names,
+                    ));
                 }
             }
         }
-        for (id, what) in [("", "no id"), (pod, "the id"), (&pod[..13], "a prefix"), (unknown, "an unknown id"), (main, "a container's id")] {
-            for selector in [&[][..], &[("tier", "one")], &[("tier", "two")], &[("tier", "one"), ("empty", "")]] {
-                let filter = cri::PodSandboxStatsFilter { id: id.to_owned(), label_selector: labels(selector) };
+        for (id, what) in [
+            ("", "no id"),
+            (pod, "the id"),
+            (&pod[..13], "a prefix"),
+            (unknown, "an unknown id"),
+            (main, "a container's id"),
+        ] {
+            for selector in
+                [&[][..], &[("tier", "one")], &[("tier", "two")], &[("tier", "one"), ("empty", "")]]
+            {
+                let filter = cri::PodSandboxStatsFilter {
+                    id: id.to_owned(),
+                    label_selector: labels(selector),
+                };
                 let request = cri::ListPodSandboxStatsRequest { filter: Some(filter) };
-                let listed = kubelet.runtime.list_pod_sandbox_stats(request).await.unwrap().into_inner().stats;
-                let names = self.names(listed.into_iter().map(|item| item.attributes.unwrap().id).collect());
+                let listed = kubelet
+                    .runtime
+                    .list_pod_sandbox_stats(request)
+                    .await
+                    .unwrap()
+                    .into_inner()
+                    .stats;
+                let names = self
+                    .names(listed.into_iter().map(|item| item.attributes.unwrap().id).collect());
                 answers.push((format!("usage of sandboxes by {what}, labels {selector:?}"), names));
             }
         }
@@ -123,17 +224,30 @@ impl Subject {
 
     /// What calls by a part of an id, and by an id of nobody, come to.
     async fn calls(&self, kubelet: &mut Kubelet) -> Vec<String> {
-        let (sandbox, main, unknown) = (&self.pod.sandbox, &self.pod.container("main").id, &self.unknown);
+        let (sandbox, main, unknown) =
+            (&self.pod.sandbox, &self.pod.container("main").id, &self.unknown);
         let mut said = Vec::new();
         for id in [sandbox, &sandbox[..13], unknown, &unknown[..], main] {
             let status = kubelet.sandbox_status(id).await;
-            said.push(status.map(|status| self.names(vec![status.id]).concat()).unwrap_or_else(|status| format!("{:?}", status.code())));
+            said.push(
+                status
+                    .map(|status| self.names(vec![status.id]).concat())
+                    .unwrap_or_else(|status| format!("{:?}", status.code())),
+            );
         }
         for id in [main, &main[..13], unknown, sandbox] {
             let status = kubelet.container_status(id).await;
-            said.push(status.map(|status| self.names(vec![status.id]).concat()).unwrap_or_else(|status| format!("{:?}", status.code())));
+            said.push(
+                status
+                    .map(|status| self.names(vec![status.id]).concat())
+                    .unwrap_or_else(|status| format!("{:?}", status.code())),
+            );
             let executed = kubelet.exec_sync(id, &["echo", "here"]).await;
-            said.push(executed.map(|output| output.stdout).unwrap_or_else(|status| format!("{:?}", status.code())));
+            said.push(
+                executed
+                    .map(|output| output.stdout)
+                    .unwrap_or_else(|status| format!("{:?}", status.code())),
+            );
         }
         said
     }
@@ -147,18 +261,25 @@ async fn every_filter_and_part_of_an_id_is_answered_as_containerd_answers_it() {
     let local = Subject::run(&mut kubelet, &spec("local")).await;
     let remote = Subject::run(&mut kubelet, &spec("remote").in_cell()).await;
     assert!(remote.pod.sandbox.starts_with("milpa") && !local.pod.sandbox.starts_with("milpa"));
-    let (on_node, in_cell) = (local.answers(&mut kubelet).await, remote.answers(&mut kubelet).await);
+    let (on_node, in_cell) =
+        (local.answers(&mut kubelet).await, remote.answers(&mut kubelet).await);
     for ((filter, on_node), (_, in_cell)) in on_node.iter().zip(&in_cell) {
         assert_eq!(in_cell, on_node, "{filter}");
     }
     // The filters are such that something is found, and something is not.
-    assert!(on_node.iter().any(|(_, names)| names.is_empty()) && on_node.iter().any(|(_, names)| names.len() == 2));
+    assert!(
+        on_node.iter().any(|(_, names)| names.is_empty())
+            && on_node.iter().any(|(_, names)| names.len() == 2)
+    );
     assert_eq!(remote.calls(&mut kubelet).await, local.calls(&mut kubelet).await);
     let (on_node, in_cell) = (local.usage(&mut kubelet).await, remote.usage(&mut kubelet).await);
     for ((filter, on_node), (_, in_cell)) in on_node.iter().zip(&in_cell) {
         assert_eq!(in_cell, on_node, "{filter}");
     }
-    assert!(on_node.iter().any(|(_, names)| names.is_empty()) && on_node.iter().any(|(_, names)| names == &["main"]));
+    assert!(
+        on_node.iter().any(|(_, names)| names.is_empty())
+            && on_node.iter().any(|(_, names)| names == &["main"])
+    );
     // Of a pod that was stopped, too.
     for subject in [&local, &remote] {
         kubelet.stop_pod(&subject.pod).await.unwrap();

@@ -12,7 +12,8 @@ use super::{ends_without_a_trace, options};
 const LARGE: usize = 64 << 20;
 
 async fn forwarded(kubelet: &mut Kubelet, pod: &RunningPod, ports: &[i32]) -> (Sender, Receiver) {
-    let request = cri::PortForwardRequest { pod_sandbox_id: pod.sandbox.clone(), port: ports.to_vec() };
+    let request =
+        cri::PortForwardRequest { pod_sandbox_id: pod.sandbox.clone(), port: ports.to_vec() };
     let url = kubelet.runtime.port_forward(request).await.unwrap().into_inner().url;
     spdy::open(&url, "portforward.k8s.io").await.unwrap()
 }
@@ -75,12 +76,16 @@ async fn all_of_much_goes_both_ways_at_once() {
     let kiyot = Kiyot::start(&node, options()).await;
     let mut kubelet = kiyot.kubelet().await;
     let script = "nc -ll -p 9002 -e cat & until netstat -ltn | grep -q 9002; do sleep 0.1; done; echo ready; wait";
-    let running = kubelet.run_pod(&Pod::new("large").in_cell().container(Container::script("main", script))).await.unwrap();
+    let running = kubelet
+        .run_pod(&Pod::new("large").in_cell().container(Container::script("main", script)))
+        .await
+        .unwrap();
     kubelet.logged(running.container("main"), "ready").await;
     let (mut sender, mut receiver) = forwarded(&mut kubelet, &running, &[9002]).await;
     let (error, echo) = connect(&mut sender, 9002, 0).await;
     let sent = noise();
-    // containerd ends both ways half a second after one has ended: so nothing ends before all is here.
+    // containerd ends both ways half a second after one has ended: so nothing ends before all is
+    // here.
     let (received, ()) = tokio::join!(receiver.read_bytes(echo, LARGE), sender.send(echo, &sent));
     sender.end(echo).await;
     assert_eq!(received.len(), LARGE);
@@ -102,11 +107,22 @@ async fn a_port_where_nobody_listens_is_an_error_in_the_words_of_the_node() {
     for pod in [&here, &there] {
         let (mut sender, mut receiver) = forwarded(&mut kubelet, pod, &[9999]).await;
         let (error, data) = connect(&mut sender, 9999, 0).await;
-        let text = String::from_utf8_lossy(&receiver.read_to_end(error).await).replace(&pod.sandbox, "<id>");
+        let text = String::from_utf8_lossy(&receiver.read_to_end(error).await)
+            .replace(&pod.sandbox, "<id>");
         sender.end(data).await;
-        // It has the sandbox's id and the name of its network namespace in it; the cell's, for bytes are not looked into.
-        let of_the_pod = |word: &&str| word.starts_with('/') || *word == "host" || *word == "<id>" || word.trim_end_matches(',').len() == 64;
-        let plain: Vec<_> = text.split([' ', ':', '"']).filter(|word| !of_the_pod(word) && !word.starts_with("<id>")).map(str::to_owned).collect();
+        // It has the sandbox's id and the name of its network namespace in it; the cell's, for
+        // bytes are not looked into.
+        let of_the_pod = |word: &&str| {
+            word.starts_with('/')
+                || *word == "host"
+                || *word == "<id>"
+                || word.trim_end_matches(',').len() == 64
+        };
+        let plain: Vec<_> = text
+            .split([' ', ':', '"'])
+            .filter(|word| !of_the_pod(word) && !word.starts_with("<id>"))
+            .map(str::to_owned)
+            .collect();
         told.push(plain.join(" "));
     }
     assert!(told[0].contains("connection refused"), "{told:?}");

@@ -9,7 +9,8 @@ use super::{
     stops::{all_of, freeze, thaw},
 };
 
-/// A cell whose control group is frozen, until this is dropped: nothing but a thaw lets a test that fails end its processes.
+/// A cell whose control group is frozen, until this is dropped: nothing but a thaw lets a test that
+/// fails end its processes.
 struct Frozen(String);
 
 impl Frozen {
@@ -39,10 +40,15 @@ async fn a_daemon_killed_while_cells_are_frozen_finds_them_as_they_were() {
     let mut kubelet = kiyot.kubelet().await;
     let (mut pods, mut cells) = (Vec::new(), Vec::<String>::new());
     for name in ["cold", "stopped", "ended"] {
-        let running = kubelet.run_pod(&pod(name, "i=0; while :; do i=$((i+1)); echo line $i; sleep 0.05; done")).await.unwrap();
+        let running = kubelet
+            .run_pod(&pod(name, "i=0; while :; do i=$((i+1)); echo line $i; sleep 0.05; done"))
+            .await
+            .unwrap();
         kubelet.logged(running.container("main"), "line 5").await;
         pods.push(running);
-        cells.extend(kiyot.cells().into_iter().filter(|cell| !cells.contains(cell)).collect::<Vec<_>>());
+        cells.extend(
+            kiyot.cells().into_iter().filter(|cell| !cells.contains(cell)).collect::<Vec<_>>(),
+        );
     }
     let stopped = all_of(&cells[1]);
     freeze(&stopped);
@@ -52,20 +58,35 @@ async fn a_daemon_killed_while_cells_are_frozen_finds_them_as_they_were() {
     kiyot.start_again().await;
 
     let mut kubelet = kiyot.kubelet().await;
-    assert_eq!((kubelet.sandboxes().await.unwrap(), kubelet.containers().await.unwrap()), listed, "who is silent is not dead");
+    assert_eq!(
+        (kubelet.sandboxes().await.unwrap(), kubelet.containers().await.unwrap()),
+        listed,
+        "who is silent is not dead"
+    );
     for running in &pods {
         let main = running.container("main");
         assert!(is_ready(&mut kubelet, &running.sandbox).await);
-        assert_eq!(kubelet.container_status(&main.id).await.unwrap().state(), cri::ContainerState::ContainerRunning);
+        assert_eq!(
+            kubelet.container_status(&main.id).await.unwrap().state(),
+            cri::ContainerState::ContainerRunning
+        );
         // A call says that the cell does not answer, and does not hang.
         kubelet.exec_sync(&main.id, &["true"]).await.unwrap_err();
-        assert_eq!(kubelet.run_sandbox(&running.config, "").await.unwrap(), running.sandbox, "no second sandbox for a pod");
+        assert_eq!(
+            kubelet.run_sandbox(&running.config, "").await.unwrap(),
+            running.sandbox,
+            "no second sandbox for a pod"
+        );
     }
     assert_eq!(kiyot.cells().len(), pods.len(), "no second cell for a pod");
     // One of them is ended without ever having been heard again.
     let ended = pods.pop().unwrap();
     kubelet.stop_container(&ended.container("main").id, 1).await.unwrap_err();
-    kubelet.runtime.stop_pod_sandbox(cri::StopPodSandboxRequest { pod_sandbox_id: ended.sandbox.clone() }).await.unwrap();
+    kubelet
+        .runtime
+        .stop_pod_sandbox(cri::StopPodSandboxRequest { pod_sandbox_id: ended.sandbox.clone() })
+        .await
+        .unwrap();
     kubelet.stop_and_remove(&ended).await.unwrap();
     assert_eq!(kiyot.cells().len(), pods.len());
 
@@ -73,7 +94,10 @@ async fn a_daemon_killed_while_cells_are_frozen_finds_them_as_they_were() {
     thaw(&stopped);
     for running in &pods {
         let main = running.container("main");
-        let said = wait_until("exec works again", LIMIT, async || kubelet.exec_sync(&main.id, &["echo", "here"]).await.ok()).await;
+        let said = wait_until("exec works again", LIMIT, async || {
+            kubelet.exec_sync(&main.id, &["echo", "here"]).await.ok()
+        })
+        .await;
         assert_eq!(said.stdout, "here\n");
         let now = kubelet.log_lines(main).len();
         kubelet.logged(main, &format!("line {}", now + 5)).await;

@@ -9,14 +9,27 @@ const MODEL: &str = "kiyot.test/model:1";
 
 /// As a kubelet mounts it: the image's id, after it has seen to it that the image is there.
 fn mount(id: &str, at: &str, sub_path: &str) -> cri::Mount {
-    let image = cri::ImageSpec { image: id.to_owned(), user_specified_image: MODEL.to_owned(), ..Default::default() };
-    cri::Mount { container_path: at.to_owned(), readonly: true, image: Some(image), image_sub_path: sub_path.to_owned(), ..Default::default() }
+    let image = cri::ImageSpec {
+        image: id.to_owned(),
+        user_specified_image: MODEL.to_owned(),
+        ..Default::default()
+    };
+    cri::Mount {
+        container_path: at.to_owned(),
+        readonly: true,
+        image: Some(image),
+        image_sub_path: sub_path.to_owned(),
+        ..Default::default()
+    }
 }
 
 #[tokio::test]
 async fn an_image_is_a_volume_where_the_cells_containerd_mounts_it() {
     let node = Node::start().await;
-    let files = vec![("weights/small".to_owned(), 0o644, b"0 1 2".to_vec()), ("readme".to_owned(), 0o644, b"a model".to_vec())];
+    let files = vec![
+        ("weights/small".to_owned(), 0o644, b"0 1 2".to_vec()),
+        ("readme".to_owned(), 0o644, b"a model".to_vec()),
+    ];
     node.image(MODEL, &ImageSpec { files, ..Default::default() }).await;
     let kiyot = Kiyot::start(&node, options()).await;
     let mut kubelet = kiyot.kubelet().await;
@@ -30,24 +43,40 @@ async fn an_image_is_a_volume_where_the_cells_containerd_mounts_it() {
     if version_of_containerd(&mut kubelet).await < (2, 1) {
         let refused = kubelet.create_container(&running, &main, 0).await.unwrap_err();
         assert_eq!(refused.code(), Code::Unimplemented, "{refused:?}");
-        assert!(refused.message().contains(MODEL) && refused.message().contains("2.1"), "{refused:?}");
+        assert!(
+            refused.message().contains(MODEL) && refused.message().contains("2.1"),
+            "{refused:?}"
+        );
     } else {
         mounts_them(&mut kubelet, &mut running, &main, &id).await;
     }
     ends_without_a_trace(&mut kubelet, &kiyot, &running).await;
 }
 
-async fn mounts_them(kubelet: &mut kiyot_testkit::Kubelet, running: &mut RunningPod, main: &Container, id: &str) {
+async fn mounts_them(
+    kubelet: &mut kiyot_testkit::Kubelet,
+    running: &mut RunningPod,
+    main: &Container,
+    id: &str,
+) {
     let created = kubelet.create_container(running, main, 0).await.unwrap();
     kubelet.start_container(&created.id).await.unwrap();
-    for (file, content) in [("/model/readme", "a model"), ("/model/weights/small", "0 1 2"), ("/weights/small", "0 1 2")] {
+    for (file, content) in [
+        ("/model/readme", "a model"),
+        ("/model/weights/small", "0 1 2"),
+        ("/weights/small", "0 1 2"),
+    ] {
         assert_eq!(kubelet.exec_sync(&created.id, &["cat", file]).await.unwrap().stdout, content);
     }
     let written = kubelet.exec_sync(&created.id, &["touch", "/model/more"]).await.unwrap();
     assert!(written.code != 0 && written.stderr.contains("Read-only"), "{written:?}");
     // What the kubelet asked for is what its status says, of which image it is, too.
     let status = kubelet.container_status(&created.id).await.unwrap();
-    let told: Vec<_> = status.mounts.iter().filter_map(|mount| Some((&*mount.container_path, &*mount.image.as_ref()?.image_ref))).collect();
+    let told: Vec<_> = status
+        .mounts
+        .iter()
+        .filter_map(|mount| Some((&*mount.container_path, &*mount.image.as_ref()?.image_ref)))
+        .collect();
     assert_eq!(told, [("/model", id), ("/weights", id)]);
     let mut other = Container::script("other", WAIT);
     other.more_mounts = vec![mount(id, "/model", "nowhere")];

@@ -8,24 +8,40 @@ use super::{WAIT, endings::Ending, ends_without_a_trace, options, pod};
 async fn an_image_of_the_node_is_copied() {
     let node = Node::start().await;
     let ending = Ending::new();
-    node.image("kiyot.test/greeter:1", &ImageSpec::script(&format!("echo greeted; {}; exit 0", ending.wait()))).await;
+    node.image(
+        "kiyot.test/greeter:1",
+        &ImageSpec::script(&format!("echo greeted; {}; exit 0", ending.wait())),
+    )
+    .await;
     let kiyot = Kiyot::start(&node, options()).await;
     let mut kubelet = kiyot.kubelet().await;
     // There is no registry: it can have come from the node only.
-    let spec = Pod::new("greeter").in_cell().container(Container::of_image("main", "kiyot.test/greeter:1"));
+    let spec = Pod::new("greeter")
+        .in_cell()
+        .container(Container::of_image("main", "kiyot.test/greeter:1"));
     let running = kubelet.run_pod(&spec).await.unwrap();
     let main = running.container("main");
     kubelet.logged(main, "greeted").await;
     ending.come().await;
     assert_eq!(kubelet.exited(&main.id).await.exit_code, 0);
-    let on_node = kubelet.image.image_status(image_status("kiyot.test/greeter:1")).await.unwrap().into_inner().image.unwrap();
+    let on_node = kubelet
+        .image
+        .image_status(image_status("kiyot.test/greeter:1"))
+        .await
+        .unwrap()
+        .into_inner()
+        .image
+        .unwrap();
     let status = kubelet.container_status(&main.id).await.unwrap();
     assert_eq!(status.image_ref, on_node.id, "the image's id is the same here and there");
     ends_without_a_trace(&mut kubelet, &kiyot, &running).await;
 }
 
 fn image_status(name: &str) -> cri::ImageStatusRequest {
-    cri::ImageStatusRequest { image: Some(cri::ImageSpec { image: name.to_owned(), ..Default::default() }), verbose: false }
+    cri::ImageStatusRequest {
+        image: Some(cri::ImageSpec { image: name.to_owned(), ..Default::default() }),
+        verbose: false,
+    }
 }
 
 #[tokio::test]
@@ -37,7 +53,8 @@ async fn a_second_container_needs_no_second_copy() {
     let running = kubelet.run_pod(&spec).await.unwrap();
     let id = kubelet.container_status(&running.container("main").id).await.unwrap().image_ref;
     let log = kiyot.log();
-    let copies = log.lines().filter(|line| line.contains("Copied an image") && line.contains(&id)).count();
+    let copies =
+        log.lines().filter(|line| line.contains("Copied an image") && line.contains(&id)).count();
     assert_eq!(copies, 1, "{log}");
     ends_without_a_trace(&mut kubelet, &kiyot, &running).await;
 }
@@ -47,7 +64,9 @@ async fn an_image_that_nobody_has_is_named() {
     let node = Node::start().await;
     let kiyot = Kiyot::start(&node, options()).await;
     let mut kubelet = kiyot.kubelet().await;
-    let spec = Pod::new("imageless").in_cell().container(Container::of_image("main", "registry.invalid/nobody/has:this"));
+    let spec = Pod::new("imageless")
+        .in_cell()
+        .container(Container::of_image("main", "registry.invalid/nobody/has:this"));
     let status = kubelet.run_pod(&spec).await.unwrap_err();
     assert!(status.message().contains("registry.invalid/nobody/has:this"), "{status:?}");
 }
@@ -65,8 +84,13 @@ async fn a_pull_by_digest_asks_the_registry_though_the_node_has_it() {
     let mut kubelet = kiyot.kubelet().await;
     let running = kubelet.run_pod(&pod("stranger", WAIT)).await.unwrap();
     // No credentials came with it: the other pod's image is not this pod's.
-    let image = Some(cri::ImageSpec { image: pinned, annotations: running.config.annotations.clone(), ..Default::default() });
-    let request = cri::PullImageRequest { image, auth: None, sandbox_config: Some(running.config.clone()) };
+    let image = Some(cri::ImageSpec {
+        image: pinned,
+        annotations: running.config.annotations.clone(),
+        ..Default::default()
+    });
+    let request =
+        cri::PullImageRequest { image, auth: None, sandbox_config: Some(running.config.clone()) };
     let refused = kubelet.image.pull_image(request).await.unwrap_err();
     assert!(refused.message().contains("private.invalid"), "{refused:?}");
     ends_without_a_trace(&mut kubelet, &kiyot, &running).await;

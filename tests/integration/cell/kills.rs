@@ -10,7 +10,9 @@ use std::{
     time::{Duration, SystemTime},
 };
 
-use kiyot_testkit::{Kiyot, Kubelet, LIMIT, Leftovers, Node, Pod, RunningContainer, RunningPod, cri, wait_until};
+use kiyot_testkit::{
+    Kiyot, Kubelet, LIMIT, Leftovers, Node, Pod, RunningContainer, RunningPod, cri, wait_until,
+};
 use tonic::Status;
 
 use super::{leaves_nothing, options, pod};
@@ -25,14 +27,17 @@ const FIRST: &str = "line 1";
 /// What is chosen when nobody says otherwise: the same in each run.
 const SEED: u64 = 20_261_122;
 
-/// Choices and moments, from a seed that is printed. `SEED` in the environment says another one, or `random`.
+/// Choices and moments, from a seed that is printed. `SEED` in the environment says another one, or
+/// `random`.
 #[derive(Clone)]
 pub(super) struct Moments(u64);
 
 impl Moments {
     pub(super) fn new() -> Self {
         let seed = match std::env::var("SEED").as_deref() {
-            Ok("random") => SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap().as_micros() as u64,
+            Ok("random") => {
+                SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap().as_micros() as u64
+            }
             Ok(seed) => seed.parse().expect("SEED is a number or `random`"),
             Err(_) => SEED,
         };
@@ -73,7 +78,8 @@ async fn live(mut kubelet: Kubelet, spec: Pod, told: Arc<Mutex<Told>>) -> Result
     let config = kubelet.prepare(&spec);
     let sandbox = kubelet.run_sandbox(&config, "").await?;
     let told = |stage, container: Option<&str>| {
-        *told.lock().unwrap() = Told { sandbox: Some(sandbox.clone()), container: container.map(str::to_owned), stage };
+        *told.lock().unwrap() =
+            Told { sandbox: Some(sandbox.clone()), container: container.map(str::to_owned), stage };
     };
     told(1, None);
     let running = kubelet.running(&spec, config, sandbox.clone());
@@ -84,10 +90,19 @@ async fn live(mut kubelet: Kubelet, spec: Pod, told: Arc<Mutex<Told>>) -> Result
     kubelet.exec_sync(&container, &["true"]).await?;
     told(STOPPING, Some(&container));
     kubelet.stop_container(&container, 1).await?;
-    kubelet.runtime.stop_pod_sandbox(cri::StopPodSandboxRequest { pod_sandbox_id: sandbox.clone() }).await?;
+    kubelet
+        .runtime
+        .stop_pod_sandbox(cri::StopPodSandboxRequest { pod_sandbox_id: sandbox.clone() })
+        .await?;
     told(REMOVING, Some(&container));
-    kubelet.runtime.remove_container(cri::RemoveContainerRequest { container_id: container.clone() }).await?;
-    kubelet.runtime.remove_pod_sandbox(cri::RemovePodSandboxRequest { pod_sandbox_id: sandbox.clone() }).await?;
+    kubelet
+        .runtime
+        .remove_container(cri::RemoveContainerRequest { container_id: container.clone() })
+        .await?;
+    kubelet
+        .runtime
+        .remove_pod_sandbox(cri::RemovePodSandboxRequest { pod_sandbox_id: sandbox.clone() })
+        .await?;
     Ok(())
 }
 
@@ -98,13 +113,23 @@ async fn bring_up(kubelet: &mut Kubelet, spec: &Pod) -> Result<RunningPod, Statu
     let mut running = kubelet.running(spec, config, sandbox.clone());
     let listed = kubelet.containers().await?;
     let of_pod = || listed.iter().filter(|container| container.pod_sandbox_id == sandbox);
-    let there = of_pod().find(|container| container.state() == cri::ContainerState::ContainerRunning);
+    let there =
+        of_pod().find(|container| container.state() == cri::ContainerState::ContainerRunning);
     // For one that reads CREATED or EXITED a kubelet makes the next attempt.
-    let attempt = of_pod().filter_map(|container| container.metadata.as_ref()).map(|metadata| metadata.attempt + 1).max().unwrap_or(0);
+    let attempt = of_pod()
+        .filter_map(|container| container.metadata.as_ref())
+        .map(|metadata| metadata.attempt + 1)
+        .max()
+        .unwrap_or(0);
     let container = match there {
         Some(there) => {
             let log = PathBuf::from(kubelet.container_status(&there.id).await?.log_path);
-            RunningContainer { id: there.id.clone(), log, termination: PathBuf::new(), config: cri::ContainerConfig::default() }
+            RunningContainer {
+                id: there.id.clone(),
+                log,
+                termination: PathBuf::new(),
+                config: cri::ContainerConfig::default(),
+            }
         }
         None => {
             let created = kubelet.create_container(&running, &spec.containers[0], attempt).await?;
@@ -117,12 +142,20 @@ async fn bring_up(kubelet: &mut Kubelet, spec: &Pod) -> Result<RunningPod, Statu
 }
 
 /// Tries as a kubelet does, round after round.
-pub(super) async fn again<T, F: Future<Output = Result<T, Status>>>(what: &str, attempt: impl FnMut() -> F) -> T {
+pub(super) async fn again<T, F: Future<Output = Result<T, Status>>>(
+    what: &str,
+    attempt: impl FnMut() -> F,
+) -> T {
     again_once(&AtomicBool::new(true), what, attempt).await
 }
 
-/// The same, while more is killed than a slow machine makes; the time that it may take begins when it is calm.
-pub(super) async fn again_once<T, F: Future<Output = Result<T, Status>>>(calm: &AtomicBool, what: &str, mut attempt: impl FnMut() -> F) -> T {
+/// The same, while more is killed than a slow machine makes; the time that it may take begins when
+/// it is calm.
+pub(super) async fn again_once<T, F: Future<Output = Result<T, Status>>>(
+    calm: &AtomicBool,
+    what: &str,
+    mut attempt: impl FnMut() -> F,
+) -> T {
     let mut last = String::new();
     let mut begun = std::time::Instant::now();
     while begun.elapsed() < LIMIT {
@@ -142,9 +175,18 @@ pub(super) async fn again_once<T, F: Future<Output = Result<T, Status>>>(calm: &
 pub(super) async fn clear(kubelet: Kubelet, uid: String) -> Result<(), Status> {
     let mut kubelet = kubelet;
     let listed = kubelet.sandboxes().await?;
-    for sandbox in listed.into_iter().filter(|sandbox| sandbox.metadata.as_ref().is_some_and(|metadata| metadata.uid == uid)) {
-        kubelet.runtime.stop_pod_sandbox(cri::StopPodSandboxRequest { pod_sandbox_id: sandbox.id.clone() }).await?;
-        kubelet.runtime.remove_pod_sandbox(cri::RemovePodSandboxRequest { pod_sandbox_id: sandbox.id }).await?;
+    for sandbox in listed
+        .into_iter()
+        .filter(|sandbox| sandbox.metadata.as_ref().is_some_and(|metadata| metadata.uid == uid))
+    {
+        kubelet
+            .runtime
+            .stop_pod_sandbox(cri::StopPodSandboxRequest { pod_sandbox_id: sandbox.id.clone() })
+            .await?;
+        kubelet
+            .runtime
+            .remove_pod_sandbox(cri::RemovePodSandboxRequest { pod_sandbox_id: sandbox.id })
+            .await?;
     }
     Ok(())
 }
@@ -153,7 +195,10 @@ pub(super) async fn clear(kubelet: Kubelet, uid: String) -> Result<(), Status> {
 pub(super) fn addresses(node: &Node) -> Vec<String> {
     let dir = node.directory().join("cni/state").join(node.name());
     let entries = std::fs::read_dir(dir).into_iter().flatten().flatten();
-    entries.map(|entry| entry.file_name().to_string_lossy().into_owned()).filter(|name| name.starts_with("10.")).collect()
+    entries
+        .map(|entry| entry.file_name().to_string_lossy().into_owned())
+        .filter(|name| name.starts_with("10."))
+        .collect()
 }
 
 #[tokio::test]
@@ -163,7 +208,10 @@ async fn a_daemon_killed_at_any_moment_leaves_nothing_half_made() {
     let node = if lives > LIVES { Node::start_for_long().await } else { Node::start().await };
     let mut kiyot = Kiyot::start(&node, options()).await;
     for life in 0..lives {
-        let spec = pod(&format!("life-{life}"), &format!("trap 'exit 0' TERM; echo {FIRST}; while :; do sleep 0.1; done"));
+        let spec = pod(
+            &format!("life-{life}"),
+            &format!("trap 'exit 0' TERM; echo {FIRST}; while :; do sleep 0.1; done"),
+        );
         let told = Arc::new(Mutex::new(Told::default()));
         let stage = life % JITTER.len();
         let after = Duration::from_micros(moments.next(JITTER[stage]));
@@ -188,10 +236,19 @@ async fn a_daemon_killed_at_any_moment_leaves_nothing_half_made() {
         cells.extend(kiyot.cells());
 
         let mut kubelet = kiyot.kubelet().await;
-        let (sandboxes, containers) = (kubelet.sandboxes().await.unwrap(), kubelet.containers().await.unwrap());
+        let (sandboxes, containers) =
+            (kubelet.sandboxes().await.unwrap(), kubelet.containers().await.unwrap());
         if told.stage < REMOVING {
-            assert!(told.sandbox.iter().all(|id| sandboxes.iter().any(|sandbox| sandbox.id == *id)), "a promised sandbox is listed");
-            assert!(told.container.iter().all(|id| containers.iter().any(|container| container.id == *id)), "a promised container is listed");
+            assert!(
+                told.sandbox.iter().all(|id| sandboxes.iter().any(|sandbox| sandbox.id == *id)),
+                "a promised sandbox is listed"
+            );
+            assert!(
+                told.container
+                    .iter()
+                    .all(|id| containers.iter().any(|container| container.id == *id)),
+                "a promised container is listed"
+            );
         }
         if told.stage < STOPPING {
             if let Some(id) = &told.sandbox {
@@ -203,7 +260,10 @@ async fn a_daemon_killed_at_any_moment_leaves_nothing_half_made() {
             })
             .await;
             assert_eq!(kiyot.cells().len(), 1, "no second cell for a pod");
-            assert!(told.sandbox.iter().all(|id| *id == running.sandbox), "no second sandbox for a pod");
+            assert!(
+                told.sandbox.iter().all(|id| *id == running.sandbox),
+                "no second sandbox for a pod"
+            );
             let main = running.container("main").clone();
             kubelet.logged(&main, FIRST).await;
             assert_eq!(kubelet.log_lines(&main).len(), 1);
@@ -223,7 +283,10 @@ async fn a_daemon_killed_at_any_moment_leaves_nothing_half_made() {
         let left = Leftovers::of_host().about(&words);
         assert!(left.is_empty(), "left of life {life}:\n{left}");
         assert_eq!(addresses(&node), Vec::<String>::new(), "all addresses are given back");
-        assert!(kubelet.sandboxes().await.unwrap().is_empty() && kubelet.containers().await.unwrap().is_empty());
+        assert!(
+            kubelet.sandboxes().await.unwrap().is_empty()
+                && kubelet.containers().await.unwrap().is_empty()
+        );
     }
     drop(kiyot);
     leaves_nothing(node);

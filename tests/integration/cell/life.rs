@@ -14,9 +14,18 @@ async fn a_pod_runs_in_a_cell_of_its_own() {
     let mut kiyot = Kiyot::start(&node, options()).await;
     let mut kubelet = kiyot.kubelet().await;
 
-    let running = kubelet.run_pod(&pod("first", &format!("echo hello from $(hostname); {WAIT}")).label("app", "demo")).await.unwrap();
+    let running = kubelet
+        .run_pod(
+            &pod("first", &format!("echo hello from $(hostname); {WAIT}")).label("app", "demo"),
+        )
+        .await
+        .unwrap();
     let main = running.container("main").clone();
-    assert!(running.sandbox.starts_with("milpa") && running.sandbox.len() == 64, "{}", running.sandbox);
+    assert!(
+        running.sandbox.starts_with("milpa") && running.sandbox.len() == 64,
+        "{}",
+        running.sandbox
+    );
     assert!(main.id.starts_with("milpa") && main.id.len() == 64, "{}", main.id);
     assert_eq!(kiyot.cells().len(), 1);
     kubelet.logged(&main, "hello from first").await;
@@ -39,16 +48,23 @@ async fn a_pod_runs_in_a_cell_of_its_own() {
     assert_eq!(told, sent, "mounts are told by the node's paths");
     assert!(!container.image_ref.is_empty());
 
-    let said = kubelet.exec_sync(&main.id, &["sh", "-c", "hostname; echo no >&2; exit 3"]).await.unwrap();
+    let said =
+        kubelet.exec_sync(&main.id, &["sh", "-c", "hostname; echo no >&2; exit 3"]).await.unwrap();
     assert_eq!((said.stdout.as_str(), said.stderr.as_str(), said.code), ("first\n", "no\n", 3));
 
     kubelet.stop_pod(&running).await.unwrap();
     let status = kubelet.sandbox_status(&running.sandbox).await.unwrap();
     assert_eq!(status.state(), cri::PodSandboxState::SandboxNotready);
-    assert_eq!(kubelet.container_status(&main.id).await.unwrap().state(), cri::ContainerState::ContainerExited);
+    assert_eq!(
+        kubelet.container_status(&main.id).await.unwrap().state(),
+        cri::ContainerState::ContainerExited
+    );
     assert_eq!(kiyot.cells(), Vec::<String>::new(), "a stopped pod has no cell");
     kubelet.remove_pod(&running).await.unwrap();
-    assert_eq!(kubelet.sandbox_status(&running.sandbox).await.unwrap_err().code(), tonic::Code::NotFound);
+    assert_eq!(
+        kubelet.sandbox_status(&running.sandbox).await.unwrap_err().code(),
+        tonic::Code::NotFound
+    );
     assert_eq!(kubelet.container_status(&main.id).await.unwrap_err().code(), tonic::Code::NotFound);
 
     assert!(kiyot.stop().await.success());
@@ -63,14 +79,21 @@ async fn containers_of_a_pod_share_its_network() {
     let mut kubelet = kiyot.kubelet().await;
     let spec = Pod::new("two")
         .in_cell()
-        .container(Container::script("server", "mkdir -p /www; echo served > /www/index.html; exec httpd -f -p 8080 -h /www"))
-        .container(Container::script("client", "until wget -q -O - http://127.0.0.1:8080/; do sleep 0.1; done; sleep 1000"));
+        .container(Container::script(
+            "server",
+            "mkdir -p /www; echo served > /www/index.html; exec httpd -f -p 8080 -h /www",
+        ))
+        .container(Container::script(
+            "client",
+            "until wget -q -O - http://127.0.0.1:8080/; do sleep 0.1; done; sleep 1000",
+        ));
     let running = kubelet.run_pod(&spec).await.unwrap();
     kubelet.logged(running.container("client"), "served").await;
 
     // As the kubelet's HTTP probe does: from the node to the pod's address.
     let ip = address(&mut kubelet, &running.sandbox).await;
-    let page = kiyot_testkit::output("busybox", &["wget", "-q", "-O", "-", &format!("http://{ip}:8080/")]);
+    let page =
+        kiyot_testkit::output("busybox", &["wget", "-q", "-O", "-", &format!("http://{ip}:8080/")]);
     assert_eq!(page.as_deref().map(str::trim), Ok("served"));
     ends_without_a_trace(&mut kubelet, &kiyot, &running).await;
 }
@@ -81,17 +104,23 @@ async fn an_exit_is_told_with_its_code_and_message() {
     let kiyot = Kiyot::start(&node, options()).await;
     let mut kubelet = kiyot.kubelet().await;
     let ending = Ending::new();
-    let script = format!("echo last words; echo -n why > /dev/termination-log; {}; exit 7", ending.wait());
+    let script =
+        format!("echo last words; echo -n why > /dev/termination-log; {}; exit 7", ending.wait());
     let running = kubelet.run_pod(&pod("short", &script)).await.unwrap();
     let main = running.container("main");
     said_in_its_cell(&kiyot, main, "last words").await;
     ending.come().await;
     let status = kubelet.exited(&main.id).await;
     assert_eq!((status.exit_code, status.reason.as_str()), (7, "Error"));
-    assert!(status.started_at > 0 && status.finished_at >= status.started_at && status.created_at > 0);
+    assert!(
+        status.started_at > 0 && status.finished_at >= status.started_at && status.created_at > 0
+    );
     // Log and message are on the node before the exit is told: nothing is waited for here.
     assert_eq!(std::fs::read_to_string(&main.termination).unwrap(), "why");
-    assert_eq!(kubelet.log_lines(main).iter().map(|line| line.text.as_str()).collect::<Vec<_>>(), ["last words"]);
+    assert_eq!(
+        kubelet.log_lines(main).iter().map(|line| line.text.as_str()).collect::<Vec<_>>(),
+        ["last words"]
+    );
     // The kubelet makes the next attempt in the same sandbox.
     let again = kubelet.create_container(&running, &running.spec.containers[0], 1).await.unwrap();
     kubelet.start_container(&again.id).await.unwrap();
@@ -116,13 +145,29 @@ async fn stopping_and_removing_again_is_fine() {
     }
     assert_eq!(kubelet.container_status(&main).await.unwrap().exit_code, 0, "it had its grace");
     for _ in 0..2 {
-        kubelet.runtime.stop_pod_sandbox(cri::StopPodSandboxRequest { pod_sandbox_id: running.sandbox.clone() }).await.unwrap();
+        kubelet
+            .runtime
+            .stop_pod_sandbox(cri::StopPodSandboxRequest {
+                pod_sandbox_id: running.sandbox.clone(),
+            })
+            .await
+            .unwrap();
     }
     for _ in 0..2 {
-        kubelet.runtime.remove_container(cri::RemoveContainerRequest { container_id: main.clone() }).await.unwrap();
+        kubelet
+            .runtime
+            .remove_container(cri::RemoveContainerRequest { container_id: main.clone() })
+            .await
+            .unwrap();
     }
     for _ in 0..2 {
-        kubelet.runtime.remove_pod_sandbox(cri::RemovePodSandboxRequest { pod_sandbox_id: running.sandbox.clone() }).await.unwrap();
+        kubelet
+            .runtime
+            .remove_pod_sandbox(cri::RemovePodSandboxRequest {
+                pod_sandbox_id: running.sandbox.clone(),
+            })
+            .await
+            .unwrap();
     }
     assert_eq!(kiyot.cells(), Vec::<String>::new());
 }
@@ -147,12 +192,21 @@ async fn a_retry_of_run_gives_the_same_sandbox() {
     let mut kubelet = kiyot.kubelet().await;
     let config = kubelet.prepare(&pod("retried", WAIT));
     let (mut one, mut other) = (kubelet.clone(), kubelet.clone());
-    let (first, second) = tokio::join!(one.run_sandbox(&config, ""), other.run_sandbox(&config, ""));
+    let (first, second) =
+        tokio::join!(one.run_sandbox(&config, ""), other.run_sandbox(&config, ""));
     let sandbox = first.unwrap();
     assert_eq!(second.unwrap(), sandbox, "two calls at once are one");
     assert_eq!(kubelet.run_sandbox(&config, "").await.unwrap(), sandbox, "and so is a later one");
     assert_eq!(kiyot.cells().len(), 1);
-    kubelet.runtime.stop_pod_sandbox(cri::StopPodSandboxRequest { pod_sandbox_id: sandbox.clone() }).await.unwrap();
-    kubelet.runtime.remove_pod_sandbox(cri::RemovePodSandboxRequest { pod_sandbox_id: sandbox }).await.unwrap();
+    kubelet
+        .runtime
+        .stop_pod_sandbox(cri::StopPodSandboxRequest { pod_sandbox_id: sandbox.clone() })
+        .await
+        .unwrap();
+    kubelet
+        .runtime
+        .remove_pod_sandbox(cri::RemovePodSandboxRequest { pod_sandbox_id: sandbox })
+        .await
+        .unwrap();
     assert_eq!(kiyot.cells(), Vec::<String>::new());
 }

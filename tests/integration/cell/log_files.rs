@@ -6,21 +6,26 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use kiyot_testkit::{Container, Kiyot, Kubelet, LIMIT, LogLine, Node, Pod, RunningContainer, cri, wait_until};
+use kiyot_testkit::{
+    Container, Kiyot, Kubelet, LIMIT, LogLine, Node, Pod, RunningContainer, cri, wait_until,
+};
 
 use super::{WAIT, endings::Ending, ends_without_a_trace, options, pod};
 
-/// The lines of one stream, byte by byte without their times. Two streams have no order between them.
+/// The lines of one stream, byte by byte without their times. Two streams have no order between
+/// them.
 fn of_stream(log: &Path, stream: &str) -> Vec<Vec<u8>> {
     let content = fs::read(log).unwrap();
     let lines = content.split_inclusive(|byte| *byte == b'\n');
-    let timeless = lines.map(|line| line[line.iter().position(|byte| *byte == b' ').unwrap() + 1..].to_vec());
+    let timeless =
+        lines.map(|line| line[line.iter().position(|byte| *byte == b' ').unwrap() + 1..].to_vec());
     timeless.filter(|line| line.starts_with(stream.as_bytes())).collect()
 }
 
 #[tokio::test]
 async fn they_are_byte_for_byte_the_nodes() {
-    // Around the 16 KiB at which a line is cut; empty ones; bytes that are no text; no newline at the end.
+    // Around the 16 KiB at which a line is cut; empty ones; bytes that are no text; no newline at
+    // the end.
     const SCRIPT: &str = "line() { head -c $1 /dev/zero | tr '\\0' $2; }
         echo first; echo; line 16383 a; echo; line 16384 b; echo; line 16385 c; echo; line 40000 d; echo
         printf 'odd \\377\\001 bytes\\r\\n'; printf 'with\\ttab and  spaces \\n'
@@ -39,7 +44,8 @@ async fn they_are_byte_for_byte_the_nodes() {
         for (main, _) in [&here, &there] {
             wait_until(format!("{} has almost all", main.log.display()), LIMIT, async || {
                 let lines = kubelet.log_lines(main);
-                (lines.iter().filter(|line| line.text.trim_end() == "that was it").count() == 2).then_some(())
+                (lines.iter().filter(|line| line.text.trim_end() == "that was it").count() == 2)
+                    .then_some(())
             })
             .await;
         }
@@ -47,18 +53,26 @@ async fn they_are_byte_for_byte_the_nodes() {
         for (main, _) in [&here, &there] {
             assert_eq!(kubelet.exited(&main.id).await.exit_code, 0);
         }
-        // containerd says that a container has exited before it has written all of its log; of a cell's, all is there.
+        // containerd says that a container has exited before it has written all of its log; of a
+        // cell's, all is there.
         let expected = wait_until("the node's log is whole", LIMIT, async || {
             let ends = if tty { "no newline" } else { "bad end" };
             let lines = kubelet.log_lines(&here.0);
-            let whole = [ends, "no newline"].iter().all(|end| lines.iter().any(|line| line.text.ends_with(end)));
+            let whole = [ends, "no newline"]
+                .iter()
+                .all(|end| lines.iter().any(|line| line.text.ends_with(end)));
             whole.then(|| ["stdout", "stderr"].map(|stream| of_stream(&here.0.log, stream)))
         })
         .await;
         let found = ["stdout", "stderr"].map(|stream| of_stream(&there.0.log, stream));
         assert_eq!(expected[1].is_empty(), tty);
         for (expected, found) in expected.iter().flatten().zip(found.iter().flatten()) {
-            assert!(expected == found, "{}\nis not\n{}", String::from_utf8_lossy(found), String::from_utf8_lossy(expected));
+            assert!(
+                expected == found,
+                "{}\nis not\n{}",
+                String::from_utf8_lossy(found),
+                String::from_utf8_lossy(expected)
+            );
         }
         assert_eq!(expected.each_ref().map(Vec::len), found.each_ref().map(Vec::len));
         kubelet.stop_and_remove(&here.1).await.unwrap();
@@ -90,7 +104,11 @@ async fn a_restarted_containers_old_log_stays() {
     assert_eq!(kubelet.log_lines(&second).len(), 1);
     assert_eq!(fs::read(&first.log).unwrap(), before, "kubectl logs --previous reads this one");
     // The kubelet keeps one dead container; its log goes with it and not before.
-    kubelet.runtime.remove_container(cri::RemoveContainerRequest { container_id: first.id.clone() }).await.unwrap();
+    kubelet
+        .runtime
+        .remove_container(cri::RemoveContainerRequest { container_id: first.id.clone() })
+        .await
+        .unwrap();
     assert_eq!(fs::read(&first.log).unwrap(), before, "the file is the kubelet's to remove");
     running.containers.insert("main".to_owned(), second);
     ends_without_a_trace(&mut kubelet, &kiyot, &running).await;
@@ -98,14 +116,18 @@ async fn a_restarted_containers_old_log_stays() {
 
 #[tokio::test]
 async fn a_log_goes_on_after_what_its_file_had_before() {
-    const BEFORE: &str =
-        "2026-01-01T00:00:00.000000000Z stdout F of a container that had this name before, and wrote more than the next one does at first\n";
+    const BEFORE: &str = "2026-01-01T00:00:00.000000000Z stdout F of a container that had this name before, and wrote more than the next one does at first\n";
     let node = Node::start().await;
     let mut kiyot = Kiyot::start(&node, options()).await;
     for in_cell in [false, true] {
         let mut kubelet = kiyot.kubelet().await;
-        let script = "echo line 1; until [ -e /tmp/go ]; do sleep 0.05; done; echo line 2; sleep 1000";
-        let spec = if in_cell { pod("again", script) } else { Pod::new("again").container(Container::script("main", script)) };
+        let script =
+            "echo line 1; until [ -e /tmp/go ]; do sleep 0.05; done; echo line 2; sleep 1000";
+        let spec = if in_cell {
+            pod("again", script)
+        } else {
+            Pod::new("again").container(Container::script("main", script))
+        };
         let config = kubelet.prepare(&spec);
         let sandbox = kubelet.run_sandbox(&config, "").await.unwrap();
         let mut running = kubelet.running(&spec, config, sandbox);
@@ -122,11 +144,15 @@ async fn a_log_goes_on_after_what_its_file_had_before() {
             kiyot.start_again().await;
             kubelet = kiyot.kubelet().await;
         }
-        wait_until("it is let go", LIMIT, async || kubelet.exec_sync(&main.id, &["touch", "/tmp/go"]).await.ok()).await;
+        wait_until("it is let go", LIMIT, async || {
+            kubelet.exec_sync(&main.id, &["touch", "/tmp/go"]).await.ok()
+        })
+        .await;
         kubelet.logged(&main, "line 2").await;
         let all = fs::read_to_string(&file).unwrap();
         let log = all.strip_prefix(BEFORE).expect("what was there stays");
-        let texts: Vec<_> = LogLine::parse_all(log.as_bytes()).into_iter().map(|line| line.text).collect();
+        let texts: Vec<_> =
+            LogLine::parse_all(log.as_bytes()).into_iter().map(|line| line.text).collect();
         assert_eq!(texts, ["line 1", "line 2"], "in a cell: {in_cell}");
         kubelet.stop_and_remove(&running).await.unwrap();
     }
@@ -139,7 +165,8 @@ async fn rotation_under_load_loses_nothing() {
     let node = Node::start().await;
     let kiyot = Kiyot::start(&node, options()).await;
     let mut kubelet = kiyot.kubelet().await;
-    // It writes for as long as there are rotations, however long those take: some thousand lines a second.
+    // It writes for as long as there are rotations, however long those take: some thousand lines a
+    // second.
     let script = format!(
         "i=0; until [ -e /tmp/enough ]; do n=0; while [ $n -lt 100 ]; do n=$((n+1)); i=$((i+1)); echo line $i; done; sleep 0.01; done; echo $i lines; {WAIT}"
     );
@@ -148,10 +175,17 @@ async fn rotation_under_load_loses_nothing() {
     let mut files: Vec<PathBuf> = Vec::new();
     for rotation in 0..ROTATIONS {
         // Something is in each of them.
-        wait_until("the log goes on", LIMIT, async || (fs::metadata(&main.log).is_ok_and(|file| file.len() > 1000)).then_some(())).await;
+        wait_until("the log goes on", LIMIT, async || {
+            (fs::metadata(&main.log).is_ok_and(|file| file.len() > 1000)).then_some(())
+        })
+        .await;
         let old = main.log.with_extension(format!("log.{rotation}"));
         fs::rename(&main.log, &old).unwrap();
-        kubelet.runtime.reopen_container_log(cri::ReopenContainerLogRequest { container_id: main.id.clone() }).await.unwrap();
+        kubelet
+            .runtime
+            .reopen_container_log(cri::ReopenContainerLogRequest { container_id: main.id.clone() })
+            .await
+            .unwrap();
         files.push(old);
         if rotation + 1 == ROTATIONS {
             files.push(main.log.clone());
@@ -159,7 +193,11 @@ async fn rotation_under_load_loses_nothing() {
     }
     assert_eq!(kubelet.exec_sync(&main.id, &["touch", "/tmp/enough"]).await.unwrap().code, 0);
     let last = kubelet.logged(&main, " lines").await.text;
-    let mut all: Vec<_> = files.iter().flat_map(|file| LogLine::parse_all(&fs::read(file).unwrap())).map(|line| line.text).collect();
+    let mut all: Vec<_> = files
+        .iter()
+        .flat_map(|file| LogLine::parse_all(&fs::read(file).unwrap()))
+        .map(|line| line.text)
+        .collect();
     assert_eq!(all.pop().as_ref(), Some(&last));
     assert_eq!(last, format!("{} lines", all.len()));
     for (at, line) in all.iter().enumerate() {
@@ -204,15 +242,26 @@ async fn what_the_node_has_costs_the_cell_no_disk() {
     let kiyot = Kiyot::start(&node, options()).await;
     let mut kubelet = kiyot.kubelet().await;
     // Lines of 16 KiB, their newline included: 64 MiB.
-    let script = format!("l=$(head -c 16383 /dev/zero | tr '\\0' x); i=0; while [ $i -lt {LINES} ]; do echo $l; i=$((i+1)); done; {WAIT}");
+    let script = format!(
+        "l=$(head -c 16383 /dev/zero | tr '\\0' x); i=0; while [ $i -lt {LINES} ]; do echo $l; i=$((i+1)); done; {WAIT}"
+    );
     let running = kubelet.run_pod(&pod("long-winded", &script)).await.unwrap();
     let main = running.container("main").clone();
     let cell = kiyot.state().join("cells").join(kiyot.cells().remove(0));
-    wait_until("64 MiB of log are on the node", 4 * LIMIT, async || (fs::metadata(&main.log).ok()?.len() > 64 * MIB).then_some(())).await;
+    wait_until("64 MiB of log are on the node", 4 * LIMIT, async || {
+        (fs::metadata(&main.log).ok()?.len() > 64 * MIB).then_some(())
+    })
+    .await;
     let logs = logs_of(&cell, 3);
     assert!(!logs.is_empty(), "the cell's logs are found in {}", cell.display());
     let on_disk = || logs.iter().map(|logs| used(logs)).sum::<u64>();
-    wait_until("the cell gives the disk back", LIMIT, async || (on_disk() < 24 * MIB).then_some(())).await;
-    assert_eq!(kubelet.log_lines(&main).iter().filter(|line| line.text.len() == 16383).count() as u64, LINES);
+    wait_until("the cell gives the disk back", LIMIT, async || {
+        (on_disk() < 24 * MIB).then_some(())
+    })
+    .await;
+    assert_eq!(
+        kubelet.log_lines(&main).iter().filter(|line| line.text.len() == 16383).count() as u64,
+        LINES
+    );
     ends_without_a_trace(&mut kubelet, &kiyot, &running).await;
 }

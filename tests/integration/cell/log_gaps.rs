@@ -20,7 +20,13 @@ async fn a_log_that_was_removed_goes_on_with_a_line_and_says_what_is_missing() {
     let running = kubelet.run_pod(&pod("forgotten", &script)).await.unwrap();
     let main = running.container("main").clone();
     kubelet.logged(&main, &format!("{LINES} xxx")).await;
-    let log = kiyot.state().join("cells").join(kiyot.cells().remove(0)).join("pod/logs").join(&main.id).join("0.log");
+    let log = kiyot
+        .state()
+        .join("cells")
+        .join(kiyot.cells().remove(0))
+        .join("pod/logs")
+        .join(&main.id)
+        .join("0.log");
     wait_until("the cell has given back its disk", LIMIT, async || {
         use std::os::unix::fs::MetadataExt;
         fs::metadata(&log).ok().filter(|metadata| metadata.blocks() * 512 < 16 << 20)
@@ -30,15 +36,25 @@ async fn a_log_that_was_removed_goes_on_with_a_line_and_says_what_is_missing() {
     fs::remove_file(&main.log).unwrap();
     kiyot.start_again().await;
     let mut kubelet = kiyot.kubelet().await;
-    wait_until("it is let go", LIMIT, async || kubelet.exec_sync(&main.id, &["touch", "/tmp/go"]).await.ok()).await;
+    wait_until("it is let go", LIMIT, async || {
+        kubelet.exec_sync(&main.id, &["touch", "/tmp/go"]).await.ok()
+    })
+    .await;
     kubelet.logged(&main, "after").await;
-    let numbers = |lines: &[LogLine]| lines.iter().filter_map(|line| line.text.split(' ').next()?.parse::<u64>().ok()).collect::<Vec<_>>();
+    let numbers = |lines: &[LogLine]| {
+        lines
+            .iter()
+            .filter_map(|line| line.text.split(' ').next()?.parse::<u64>().ok())
+            .collect::<Vec<_>>()
+    };
     // Every line is one: none begins within another, and none has null bytes for what is not there.
     let content = fs::read(&main.log).unwrap();
     assert!(!content.contains(&0));
     let lines = LogLine::parse_all(&content);
     assert!(
-        lines[0].stream == "stderr" && lines[0].text.starts_with("kiyot: ") && lines[0].text.contains("bytes of this log are missing"),
+        lines[0].stream == "stderr"
+            && lines[0].text.starts_with("kiyot: ")
+            && lines[0].text.contains("bytes of this log are missing"),
         "{:?}",
         lines[0]
     );
@@ -61,10 +77,17 @@ async fn a_log_that_is_made_shorter_goes_on_with_what_comes_next() {
     let node = Node::start().await;
     let mut kiyot = Kiyot::start(&node, options()).await;
     let mut kubelet = kiyot.kubelet().await;
-    let script = format!("for n in 1 2 3; do until [ -e /tmp/go$n ]; do sleep 0.1; done; echo line $n; done; {WAIT}");
+    let script = format!(
+        "for n in 1 2 3; do until [ -e /tmp/go$n ]; do sleep 0.1; done; echo line $n; done; {WAIT}"
+    );
     let running = kubelet.run_pod(&pod("shortened", &script)).await.unwrap();
     let main = running.container("main").clone();
-    let texts = || LogLine::parse_all(&fs::read(&main.log).unwrap()).into_iter().map(|line| line.text).collect::<Vec<_>>();
+    let texts = || {
+        LogLine::parse_all(&fs::read(&main.log).unwrap())
+            .into_iter()
+            .map(|line| line.text)
+            .collect::<Vec<_>>()
+    };
     kubelet.exec_sync(&main.id, &["touch", "/tmp/go1"]).await.unwrap();
     kubelet.logged(&main, "line 1").await;
     // As with containerd: what was there is gone, and does not come again.
@@ -75,7 +98,10 @@ async fn a_log_that_is_made_shorter_goes_on_with_what_comes_next() {
     kiyot.kill9();
     kiyot.start_again().await;
     let mut kubelet = kiyot.kubelet().await;
-    wait_until("it is let go", LIMIT, async || kubelet.exec_sync(&main.id, &["touch", "/tmp/go3"]).await.ok()).await;
+    wait_until("it is let go", LIMIT, async || {
+        kubelet.exec_sync(&main.id, &["touch", "/tmp/go3"]).await.ok()
+    })
+    .await;
     kubelet.logged(&main, "line 3").await;
     assert_eq!(texts(), ["line 2", "line 3"]);
     ends_without_a_trace(&mut kubelet, &kiyot, &running).await;

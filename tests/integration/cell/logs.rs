@@ -21,11 +21,15 @@ async fn a_log_is_complete_and_in_order() {
     let kiyot = Kiyot::start(&node, options()).await;
     let mut kubelet = kiyot.kubelet().await;
     let (begin, ending) = (Ending::new(), Ending::new());
-    let script =
-        format!("{}; i=0; while [ $i -lt {LINES} ]; do i=$((i+1)); echo line $i; done; echo end >&2; {}; exit 0", begin.wait(), ending.wait());
+    let script = format!(
+        "{}; i=0; while [ $i -lt {LINES} ]; do i=$((i+1)); echo line $i; done; echo end >&2; {}; exit 0",
+        begin.wait(),
+        ending.wait()
+    );
     let running = kubelet.run_pod(&pod("talker", &script)).await.unwrap();
     let main = running.container("main");
-    // It writes and ends while the agent can bring home nothing: of the end and the log, which come at once afterwards, the log must be first.
+    // It writes and ends while the agent can bring home nothing: of the end and the log, which come
+    // at once afterwards, the log must be first.
     let agent = processes(&["kiyot-cell agent", &kiyot.cells().remove(0)]);
     freeze(&agent);
     begin.come().await;
@@ -42,7 +46,14 @@ async fn a_log_is_complete_and_in_order() {
     for (at, line) in numbered.iter().enumerate() {
         assert_eq!(line.text, format!("line {}", at + 1));
     }
-    assert_eq!(lines.iter().filter(|line| line.stream == "stderr").map(|line| line.text.as_str()).collect::<Vec<_>>(), ["end"]);
+    assert_eq!(
+        lines
+            .iter()
+            .filter(|line| line.stream == "stderr")
+            .map(|line| line.text.as_str())
+            .collect::<Vec<_>>(),
+        ["end"]
+    );
     ends_without_a_trace(&mut kubelet, &kiyot, &running).await;
 }
 
@@ -51,22 +62,36 @@ async fn a_rotated_log_goes_on_in_a_new_file() {
     let node = Node::start().await;
     let kiyot = Kiyot::start(&node, options()).await;
     let mut kubelet = kiyot.kubelet().await;
-    let running = kubelet.run_pod(&pod("rotated", "i=0; while :; do i=$((i+1)); echo line $i; sleep 0.02; done")).await.unwrap();
+    let running = kubelet
+        .run_pod(&pod("rotated", "i=0; while :; do i=$((i+1)); echo line $i; sleep 0.02; done"))
+        .await
+        .unwrap();
     let main = running.container("main").clone();
     kubelet.logged(&main, "line 20").await;
     let old = main.log.with_extension("log.1");
     std::fs::rename(&main.log, &old).unwrap();
-    kubelet.runtime.reopen_container_log(cri::ReopenContainerLogRequest { container_id: main.id.clone() }).await.unwrap();
+    kubelet
+        .runtime
+        .reopen_container_log(cri::ReopenContainerLogRequest { container_id: main.id.clone() })
+        .await
+        .unwrap();
     let first = kiyot_testkit::LogLine::parse_all(&std::fs::read(&old).unwrap());
     kubelet.logged(&main, &format!("line {}", first.len() + 20)).await;
     let all = first.iter().cloned().chain(kubelet.log_lines(&main));
     for (at, line) in all.enumerate() {
         assert_eq!(line.text, format!("line {}", at + 1), "no line is lost or doubled");
     }
-    assert_eq!(kiyot_testkit::LogLine::parse_all(&std::fs::read(&old).unwrap()).len(), first.len(), "the old file is left alone");
+    assert_eq!(
+        kiyot_testkit::LogLine::parse_all(&std::fs::read(&old).unwrap()).len(),
+        first.len(),
+        "the old file is left alone"
+    );
 
     kubelet.stop_container(&main.id, 1).await.unwrap();
-    let refused = kubelet.runtime.reopen_container_log(cri::ReopenContainerLogRequest { container_id: main.id.clone() }).await;
+    let refused = kubelet
+        .runtime
+        .reopen_container_log(cri::ReopenContainerLogRequest { container_id: main.id.clone() })
+        .await;
     assert!(refused.is_err(), "only a running container's log is opened again");
     ends_without_a_trace(&mut kubelet, &kiyot, &running).await;
 }
@@ -103,7 +128,10 @@ async fn a_log_that_nobody_takes_is_in_no_memory() {
         (kubelet.exec_sync(&main, &["test", "-e", "/tmp/done"]).await.ok()?.code == 0).then_some(())
     })
     .await;
-    wait_until("the daemon says what is the matter", LIMIT, async || kiyot.log().contains("No space left on device").then_some(())).await;
+    wait_until("the daemon says what is the matter", LIMIT, async || {
+        kiyot.log().contains("No space left on device").then_some(())
+    })
+    .await;
     let log = kiyot.state().join("cells").join(&cell).join("pod/logs").join(&main).join("0.log");
     assert!(fs::metadata(&log).unwrap().len() > LOG, "the cell has it on its disk");
     let after = [peak(&daemon), peak(&agent)];

@@ -14,9 +14,19 @@ use super::{
 async fn configured(node: &Node, registry: &str) {
     let file = node.directory().join("containerd.toml");
     let text = fs::read_to_string(&file).unwrap();
-    let new = format!("[plugins.\"io.containerd.grpc.v1.cri\".registry]\nconfig_path = {:?}\n", node.registries());
+    let new = format!(
+        "[plugins.\"io.containerd.grpc.v1.cri\".registry]\nconfig_path = {:?}\n",
+        node.registries()
+    );
     assert!(text.contains(&new), "{text}");
-    fs::write(&file, text.replace(&new, &registry.replace("[registry", "[plugins.\"io.containerd.grpc.v1.cri\".registry"))).unwrap();
+    fs::write(
+        &file,
+        text.replace(
+            &new,
+            &registry.replace("[registry", "[plugins.\"io.containerd.grpc.v1.cri\".registry"),
+        ),
+    )
+    .unwrap();
     node.restart_containerd().await;
 }
 
@@ -28,7 +38,11 @@ async fn tells(node: &Node) -> bool {
 /// Waits until the log has a warning with these words.
 async fn warned(kiyot: &Kiyot<'_>, words: &[&str]) {
     wait_until(format!("the log has a warning with {words:?}"), LIMIT, async || {
-        kiyot.log().lines().any(|line| line.contains("WARN") && words.iter().all(|word| line.contains(word))).then_some(())
+        kiyot
+            .log()
+            .lines()
+            .any(|line| line.contains("WARN") && words.iter().all(|word| line.contains(word)))
+            .then_some(())
     })
     .await;
 }
@@ -42,7 +56,8 @@ async fn mirrors_in_the_nodes_own_file_are_used_by_cells_too() {
     let host = name.split_once('/').unwrap().0;
     let ca = node.directory().join("ca.crt");
     fs::write(&ca, "played").unwrap();
-    // The first of the endpoints no cell can use, and at the second nobody listens. The registry is known by its address too, as one without certificates is.
+    // The first of the endpoints no cell can use, and at the second nobody listens. The registry is
+    // known by its address too, as one without certificates is.
     let old = format!(
         "[registry.mirrors.{host:?}]\nendpoint = [\"http://127.0.0.1:1\", \"http://{}:1\", \"http://{at}\"]\n\
          [registry.mirrors.\"{at}\"]\nendpoint = [\"http://{at}\"]\n\
@@ -53,7 +68,11 @@ async fn mirrors_in_the_nodes_own_file_are_used_by_cells_too() {
     configured(&node, &old).await;
     let kiyot = Kiyot::start(&node, options()).await;
     if !tells(&node).await {
-        return warned(&kiyot, &["registry.mirrors", "cells pull past them", "registry_config_dir"]).await;
+        return warned(
+            &kiyot,
+            &["registry.mirrors", "cells pull past them", "registry_config_dir"],
+        )
+        .await;
     }
     let mut kubelet = kiyot.kubelet().await;
     let mut pod = sandbox(&mut kubelet, "mirrored").await;
@@ -63,7 +82,10 @@ async fn mirrors_in_the_nodes_own_file_are_used_by_cells_too() {
         // For this host the node has credentials; the kubelet has none.
         pulled.push(kubelet.pull(&pod.spec, &pod.config, name, None).await.unwrap());
         assert!(!registry.asked().is_empty());
-        assert_eq!(&says(&mut kubelet, &mut pod, container, name, "mirrored").await, pulled.last().unwrap());
+        assert_eq!(
+            &says(&mut kubelet, &mut pod, container, name, "mirrored").await,
+            pulled.last().unwrap()
+        );
     }
     // As the node itself pulls.
     let local = Pod::new("local");
@@ -71,10 +93,14 @@ async fn mirrors_in_the_nodes_own_file_are_used_by_cells_too() {
         pulled.push(kubelet.pull(&local, &kubelet.prepare(&local), name, None).await.unwrap());
     }
     assert_eq!(pulled, vec![pulled[0].clone(); 4]);
-    assert_eq!(fs::read_to_string(kiyot.state().join("registries/tls.invalid/0-ca.pem")).unwrap(), "played");
+    assert_eq!(
+        fs::read_to_string(kiyot.state().join("registries/tls.invalid/0-ca.pem")).unwrap(),
+        "played"
+    );
     warned(&kiyot, &["127.0.0.1:1", host, "loopback"]).await;
     assert_eq!(is_written(&node, &kiyot, &["sesame"]), Vec::<String>::new());
-    let made = fs::read_to_string(kiyot.state().join("registries").join(host).join("hosts.toml")).unwrap();
+    let made =
+        fs::read_to_string(kiyot.state().join("registries").join(host).join("hosts.toml")).unwrap();
     assert!(!made.contains("sesame"), "{made}");
     ends_without_a_trace(&mut kubelet, &kiyot, &pod).await;
     kubelet.forget(&local);
@@ -85,7 +111,8 @@ async fn the_nodes_directory_of_mirrors_is_the_cells_too_if_nothing_else_is_conf
     let node = Node::start().await;
     let registry = Registry::start(&node, Access::Open);
     let (name, _) = registry.image("app:1", &saying("mirrored"));
-    let kiyot = Kiyot::start(&node, if tells(&node).await { options() } else { with_mirrors(&node) }).await;
+    let kiyot =
+        Kiyot::start(&node, if tells(&node).await { options() } else { with_mirrors(&node) }).await;
     let mut kubelet = kiyot.kubelet().await;
     let mut pod = sandbox(&mut kubelet, "mirrored").await;
     says(&mut kubelet, &mut pod, "main", &name, "mirrored").await;
@@ -96,8 +123,7 @@ async fn the_nodes_directory_of_mirrors_is_the_cells_too_if_nothing_else_is_conf
 #[tokio::test]
 async fn what_cells_have_not_of_the_nodes_registries_is_named_in_the_log() {
     let node = Node::start().await;
-    let old =
-        "[registry.mirrors.\"old.invalid\"]\nendpoint = [\"https://violet:sesame@mirror.invalid\"]\n[registry.headers]\nX-Team = [\"sesame\"]\n";
+    let old = "[registry.mirrors.\"old.invalid\"]\nendpoint = [\"https://violet:sesame@mirror.invalid\"]\n[registry.headers]\nX-Team = [\"sesame\"]\n";
     configured(&node, old).await;
     let kiyot = Kiyot::start(&node, with_mirrors(&node)).await;
     if tells(&node).await {
@@ -115,7 +141,11 @@ async fn a_pull_from_a_host_with_a_port_takes_layers_of_the_node_too() {
     let (other, _) = registry.image("other:1", &sharing("other"));
     let (name, _) = registry.image("app:1", &sharing("mine"));
     let (host, _) = name.split_once('/').unwrap();
-    fs::rename(node.registries().join(host), node.registries().join(format!("{}_{}_", at.ip(), at.port()))).unwrap();
+    fs::rename(
+        node.registries().join(host),
+        node.registries().join(format!("{}_{}_", at.ip(), at.port())),
+    )
+    .unwrap();
     let [other, name] = [&other, &name].map(|name| name.replace(host, &at.to_string()));
     let kiyot = Kiyot::start(&node, with_mirrors(&node)).await;
     let mut kubelet = kiyot.kubelet().await;
@@ -123,7 +153,8 @@ async fn a_pull_from_a_host_with_a_port_takes_layers_of_the_node_too() {
     let [config, base, own] = registry.parts(&name).try_into().unwrap();
     let pod = sandbox(&mut kubelet, "sharing").await;
     registry.pace(&config.0, Pace::Stalls(0));
-    let blob = base.0.replace("sha256:", "containerd/io.containerd.content.v1.content/blobs/sha256/");
+    let blob =
+        base.0.replace("sha256:", "containerd/io.containerd.content.v1.content/blobs/sha256/");
     let in_cell = kiyot.state().join("cells").join(kiyot.cells().remove(0)).join(blob);
     let arrives = async {
         wait_until("the base is in the cell", LIMIT, async || in_cell.exists().then_some(())).await;

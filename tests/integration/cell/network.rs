@@ -16,7 +16,12 @@ use super::{WAIT, address, ends_without_a_trace, is_back, leaves_nothing, option
 const SERVER: &str = "mkdir -p /www; echo served > /www/index.html; exec httpd -f -p 8080 -h /www";
 
 fn port(protocol: cri::Protocol, host_port: i32, container_port: i32) -> cri::PortMapping {
-    cri::PortMapping { protocol: protocol.into(), host_port, container_port, host_ip: String::new() }
+    cri::PortMapping {
+        protocol: protocol.into(),
+        host_port,
+        container_port,
+        host_ip: String::new(),
+    }
 }
 
 fn server(name: &str, host_port: i32) -> Pod {
@@ -52,14 +57,29 @@ fn connection(address: &str, port: i32) -> std::io::Result<TcpStream> {
 }
 
 /// TCP and UDP from the node, and from a pod beside it, get to the cell.
-async fn ports_lead_to_the_cell(kubelet: &mut Kubelet, kiyot: &Kiyot<'_>, running: &kiyot_testkit::RunningPod, host_port: i32) {
+async fn ports_lead_to_the_cell(
+    kubelet: &mut Kubelet,
+    kiyot: &Kiyot<'_>,
+    running: &kiyot_testkit::RunningPod,
+    host_port: i32,
+) {
     let cell = kiyot.cells().remove(0);
     let ip = address(kubelet, &running.sandbox).await;
     let gateway = of_node(&ip);
-    wait_until("the node's port answers", LIMIT, async || page(&gateway, host_port).ok().filter(|page| page.ends_with("served\n"))).await;
+    wait_until("the node's port answers", LIMIT, async || {
+        page(&gateway, host_port).ok().filter(|page| page.ends_with("served\n"))
+    })
+    .await;
 
-    let neighbour =
-        kubelet.run_pod(&pod("neighbour", &format!("until wget -q -O - http://{gateway}:{host_port}/; do sleep 0.1; done; {WAIT}"))).await.unwrap();
+    let neighbour = kubelet
+        .run_pod(&pod(
+            "neighbour",
+            &format!(
+                "until wget -q -O - http://{gateway}:{host_port}/; do sleep 0.1; done; {WAIT}"
+            ),
+        ))
+        .await
+        .unwrap();
     kubelet.logged(neighbour.container("main"), "served").await;
     kubelet.stop_and_remove(&neighbour).await.unwrap();
 
@@ -78,7 +98,10 @@ async fn ports_lead_to_the_cell(kubelet: &mut Kubelet, kiyot: &Kiyot<'_>, runnin
 }
 
 /// Does something in a cell's network.
-pub(super) fn in_cell<T: Send + 'static>(cell: &str, work: impl FnOnce() -> T + Send + 'static) -> T {
+pub(super) fn in_cell<T: Send + 'static>(
+    cell: &str,
+    work: impl FnOnce() -> T + Send + 'static,
+) -> T {
     let namespace = fs::File::open(format!("/run/netns/kiyot-{cell}")).unwrap();
     let thread = std::thread::spawn(move || {
         // Of this thread alone.
@@ -146,7 +169,8 @@ async fn without_a_plugin_for_ports_the_rules_are_ours() {
 /// Leaves the node's network with its first plugin: none maps ports.
 fn without_port_plugin(node: &Node, change: impl FnOnce(&mut serde_json::Value)) {
     let conflist = node.cni_configuration().join("10-test.conflist");
-    let mut network: serde_json::Value = serde_json::from_slice(&fs::read(&conflist).unwrap()).unwrap();
+    let mut network: serde_json::Value =
+        serde_json::from_slice(&fs::read(&conflist).unwrap()).unwrap();
     network["plugins"].as_array_mut().unwrap().truncate(1);
     change(&mut network["plugins"][0]);
     fs::write(&conflist, network.to_string()).unwrap();
@@ -182,7 +206,8 @@ async fn a_flow_that_outlasts_the_mapping_of_its_port_goes_where_the_port_leads_
     .await;
     assert_eq!(&heard[..4], b"said");
     kubelet.stop_and_remove(&running).await.unwrap();
-    // It goes on: not to the address that another cell may have next, but to the node again. The bridge is still there, with which the kernel would forget flows.
+    // It goes on: not to the address that another cell may have next, but to the node again. The
+    // bridge is still there, with which the kernel would forget flows.
     let of_node = UdpSocket::bind("0.0.0.0:18084").unwrap();
     of_node.set_nonblocking(true).unwrap();
     wait_until("what is said gets to the node", LIMIT, async || {
@@ -202,7 +227,9 @@ async fn ports_lead_to_addresses_of_both_families() {
         let number = subnet.split('.').nth(2).unwrap();
         gateway = format!("fd00:88:{number}::1");
         let ranges = bridge["ipam"]["ranges"].as_array_mut().unwrap();
-        ranges.push(serde_json::json!([{ "subnet": format!("fd00:88:{number}::/64"), "gateway": gateway }]));
+        ranges.push(
+            serde_json::json!([{ "subnet": format!("fd00:88:{number}::/64"), "gateway": gateway }]),
+        );
     });
     fs::write("/proc/sys/net/ipv6/conf/all/forwarding", "1").unwrap();
     let kiyot = Kiyot::start(&node, options()).await;
@@ -211,7 +238,10 @@ async fn ports_lead_to_addresses_of_both_families() {
     let cell = kiyot.cells().remove(0);
     let status = kubelet.sandbox_status(&running.sandbox).await.unwrap().network.unwrap();
     assert!(status.additional_ips[0].ip.starts_with("fd00:88:"), "{status:?}");
-    wait_until("the port of the address of IPv6 answers", LIMIT, async || page(&gateway, 18085).ok().filter(|page| page.ends_with("served\n"))).await;
+    wait_until("the port of the address of IPv6 answers", LIMIT, async || {
+        page(&gateway, 18085).ok().filter(|page| page.ends_with("served\n"))
+    })
+    .await;
     ports_lead_to_the_cell(&mut kubelet, &kiyot, &running, 18085).await;
     let of_6 = || kiyot_testkit::output("ip6tables-save", &["-t", "nat"]).unwrap();
     assert!(of_6().contains(&cell) && rules().contains(&cell));

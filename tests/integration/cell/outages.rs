@@ -38,12 +38,16 @@ fn last_line(container: &RunningContainer) -> Option<String> {
 /// Lets the container write its next part.
 async fn release(kubelet: &mut Kubelet, container: &RunningContainer, block: usize) {
     let file = format!("/tmp/go{block}");
-    wait_until("the next part is let go", LIMIT, async || kubelet.exec_sync(&container.id, &["touch", &file]).await.ok()).await;
+    wait_until("the next part is let go", LIMIT, async || {
+        kubelet.exec_sync(&container.id, &["touch", &file]).await.ok()
+    })
+    .await;
 }
 
 #[tokio::test]
 async fn no_line_is_lost_or_doubled_by_kills() {
-    let lines = std::env::var("LOG_LINES").ok().and_then(|lines| lines.parse().ok()).unwrap_or(LINES);
+    let lines =
+        std::env::var("LOG_LINES").ok().and_then(|lines| lines.parse().ok()).unwrap_or(LINES);
     let block = lines / BLOCKS;
     let limit = LIMIT * u32::try_from(lines.div_ceil(LINES)).unwrap();
     let node = if lines > LINES { Node::start_for_long().await } else { Node::start().await };
@@ -61,9 +65,13 @@ async fn no_line_is_lost_or_doubled_by_kills() {
     for part in 0..BLOCKS {
         let before = length(&main);
         release(&mut kubelet, &main, part).await;
-        // In the middle of a part, the daemon or the agent is killed, and in some the node's containerd.
+        // In the middle of a part, the daemon or the agent is killed, and in some the node's
+        // containerd.
         let middle = before + 20 * block as u64;
-        wait_until("the part is half here", limit, async || (length(&main) >= middle).then_some(())).await;
+        wait_until("the part is half here", limit, async || {
+            (length(&main) >= middle).then_some(())
+        })
+        .await;
         if part % 4 == 1 {
             node.kill_containerd();
         }
@@ -75,11 +83,15 @@ async fn no_line_is_lost_or_doubled_by_kills() {
             kill9(&processes(&["kiyot-cell agent", &cell]));
         }
         let last = format!("line {}", (part + 1) * block);
-        wait_until(format!("{last:?} is on the node"), limit, async || (last_line(&main).as_deref() == Some(&*last)).then_some(())).await;
+        wait_until(format!("{last:?} is on the node"), limit, async || {
+            (last_line(&main).as_deref() == Some(&*last)).then_some(())
+        })
+        .await;
         if part % 4 == 1 {
             node.start_containerd().await;
         }
-        // Between two parts, containerd: what it has read of a container's output and has not written is lost with it, as on any node.
+        // Between two parts, containerd: what it has read of a container's output and has not
+        // written is lost with it, as on any node.
         kill9(&processes(&["containerd", "containerd.toml", &cell]));
     }
     ending.come().await;
@@ -101,14 +113,20 @@ async fn ended_on_a_full_disk<'a>(node: &'a Node) -> (Disk, Kiyot<'a>, kiyot_tes
     let kiyot = Kiyot::start(node, options()).await;
     let mut kubelet = kiyot.kubelet().await;
     let ending = Ending::new();
-    let running = kubelet.run_pod(&pod("talker", &format!("{}; exit 3", too_many_lines(&ending)))).await.unwrap();
+    let running = kubelet
+        .run_pod(&pod("talker", &format!("{}; exit 3", too_many_lines(&ending))))
+        .await
+        .unwrap();
     said_in_its_cell(&kiyot, running.container("main"), &format!("line {TOO_MANY}")).await;
     ending.come().await;
     (disk, kiyot, running)
 }
 
 fn too_many_lines(ending: &Ending) -> String {
-    format!("i=0; while [ $i -lt {TOO_MANY} ]; do i=$((i+1)); echo line $i; done; {}", ending.wait())
+    format!(
+        "i=0; while [ $i -lt {TOO_MANY} ]; do i=$((i+1)); echo line $i; done; {}",
+        ending.wait()
+    )
 }
 
 fn is_whole(kubelet: &Kubelet, container: &RunningContainer) {
@@ -125,7 +143,8 @@ async fn the_rest_of_an_ended_containers_log_comes_after_a_kill() {
     let (disk, mut kiyot, running) = ended_on_a_full_disk(&node).await;
     let mut kubelet = kiyot.kubelet().await;
     let main = running.container("main").clone();
-    // It reads EXITED although its log is not whole: a full disk must not keep the pod from its end.
+    // It reads EXITED although its log is not whole: a full disk must not keep the pod from its
+    // end.
     assert_eq!(kubelet.exited(&main.id).await.exit_code, 3);
     assert!(kubelet.log_lines(&main).len() < TOO_MANY);
     kiyot.kill9();
@@ -134,13 +153,18 @@ async fn the_rest_of_an_ended_containers_log_comes_after_a_kill() {
     let kubelet_now = kiyot.kubelet().await;
     kubelet_now.logged(&main, &format!("line {TOO_MANY}")).await;
     is_whole(&kubelet_now, &main);
-    // It is whole now, and once that is recorded, a file that the kubelet removes does not come again.
-    wait_until("it is recorded", LIMIT, async || kiyot.log().contains("The log of an ended container is whole").then_some(())).await;
+    // It is whole now, and once that is recorded, a file that the kubelet removes does not come
+    // again.
+    wait_until("it is recorded", LIMIT, async || {
+        kiyot.log().contains("The log of an ended container is whole").then_some(())
+    })
+    .await;
     std::fs::remove_file(&main.log).unwrap();
     kiyot.kill9();
     kiyot.start_again().await;
     let mut kubelet = kiyot.kubelet().await;
-    wait_until("the cell is back", LIMIT, async || cell_answers(&mut kubelet, &running).await).await;
+    wait_until("the cell is back", LIMIT, async || cell_answers(&mut kubelet, &running).await)
+        .await;
     assert!(!main.log.exists());
     ends_without_a_trace(&mut kubelet, &kiyot, &running).await;
     drop(kiyot);
@@ -166,8 +190,13 @@ async fn the_rest_of_an_ended_containers_log_comes_before_its_pod_reads_stopped(
     disk.again("size=64m");
     kiyot.start_again().await;
     let mut kubelet = kiyot.kubelet().await;
-    wait_until("the cell is back", LIMIT, async || cell_answers(&mut kubelet, &running).await).await;
-    kubelet.runtime.stop_pod_sandbox(cri::StopPodSandboxRequest { pod_sandbox_id: running.sandbox.clone() }).await.unwrap();
+    wait_until("the cell is back", LIMIT, async || cell_answers(&mut kubelet, &running).await)
+        .await;
+    kubelet
+        .runtime
+        .stop_pod_sandbox(cri::StopPodSandboxRequest { pod_sandbox_id: running.sandbox.clone() })
+        .await
+        .unwrap();
     is_whole(&kubelet, &main);
     ends_without_a_trace(&mut kubelet, &kiyot, &running).await;
     drop(kiyot);
@@ -181,7 +210,8 @@ async fn an_exit_that_a_killed_daemon_was_not_told_comes_with_its_whole_log() {
     let mut kiyot = Kiyot::start(&node, options()).await;
     let mut kubelet = kiyot.kubelet().await;
     let ending = Ending::new();
-    let script = format!("until [ -e /tmp/go ]; do sleep 0.05; done; {}; exit 3", too_many_lines(&ending));
+    let script =
+        format!("until [ -e /tmp/go ]; do sleep 0.05; done; {}; exit 3", too_many_lines(&ending));
     let spec = pod("talker", &script).container(kiyot_testkit::Container::script("other", WAIT));
     let running = kubelet.run_pod(&spec).await.unwrap();
     let main = running.container("main").clone();
@@ -197,7 +227,11 @@ async fn an_exit_that_a_killed_daemon_was_not_told_comes_with_its_whole_log() {
     ending.came().await;
     kiyot.start_again().await;
     let mut kubelet = kiyot.kubelet().await;
-    assert_eq!(kubelet.container_status(&main.id).await.unwrap().state(), cri::ContainerState::ContainerRunning, "nobody has said otherwise");
+    assert_eq!(
+        kubelet.container_status(&main.id).await.unwrap().state(),
+        cri::ContainerState::ContainerRunning,
+        "nobody has said otherwise"
+    );
     thaw(&agent);
     assert_eq!(kubelet.exited(&main.id).await.exit_code, 3);
     is_whole(&kubelet, &main);

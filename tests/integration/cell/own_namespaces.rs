@@ -21,13 +21,16 @@ const SERVER: &str = "mkdir -p /www; echo served > /www/index.html; exec httpd -
 const LOOK: &str = "for name in net ipc pid uts; do readlink /proc/self/ns/$name; done";
 
 fn giving() -> KiyotOptions {
-    let keys = ["host_network", "host_pid", "host_ipc", "host_users", "privileged"].map(|key| format!("{key} = \"cell\"\n"));
+    let keys = ["host_network", "host_pid", "host_ipc", "host_users", "privileged"]
+        .map(|key| format!("{key} = \"cell\"\n"));
     KiyotOptions { sections: format!("[backends.milpa.policy]\n{}", keys.concat()), ..options() }
 }
 
 /// The node's own namespaces, in the order of [`LOOK`].
 fn of_this_node() -> Vec<String> {
-    ["net", "ipc", "pid", "uts"].map(|name| fs::read_link(format!("/proc/self/ns/{name}")).unwrap().display().to_string()).to_vec()
+    ["net", "ipc", "pid", "uts"]
+        .map(|name| fs::read_link(format!("/proc/self/ns/{name}")).unwrap().display().to_string())
+        .to_vec()
 }
 
 fn lines(text: &str) -> Vec<String> {
@@ -39,13 +42,26 @@ async fn a_pod_that_asks_for_the_nodes_namespaces_gets_its_cells() {
     let node = Node::start().await;
     let kiyot = Kiyot::start(&node, giving()).await;
     let mut kubelet = kiyot.kubelet().await;
-    let mut spec = Pod::new("at-home").in_cell().container(Container::script("main", SERVER)).container(Container::script("other", WAIT));
+    let mut spec = Pod::new("at-home")
+        .in_cell()
+        .container(Container::script("main", SERVER))
+        .container(Container::script("other", WAIT));
     (spec.host_network, spec.host_pid) = (true, true);
     // As the API server has it for hostNetwork: both ports are one.
-    spec.ports = vec![cri::PortMapping { container_port: 8080, host_port: 8080, ..Default::default() }];
+    spec.ports =
+        vec![cri::PortMapping { container_port: 8080, host_port: 8080, ..Default::default() }];
     let mut config = kubelet.prepare(&spec);
     let all = |options: &mut cri::NamespaceOption| options.ipc = NamespaceMode::Node.into();
-    all(config.linux.as_mut().unwrap().security_context.as_mut().unwrap().namespace_options.as_mut().unwrap());
+    all(config
+        .linux
+        .as_mut()
+        .unwrap()
+        .security_context
+        .as_mut()
+        .unwrap()
+        .namespace_options
+        .as_mut()
+        .unwrap());
     let asked = config.linux.clone().unwrap().security_context.unwrap().namespace_options;
     let sandbox = kubelet.run_sandbox(&config, "").await.unwrap();
     assert!(sandbox.starts_with("milpa"), "it is in a cell");
@@ -53,23 +69,40 @@ async fn a_pod_that_asks_for_the_nodes_namespaces_gets_its_cells() {
     for container in &spec.containers {
         let created = kubelet
             .create_container_with(&running, container, 0, |config| {
-                all(config.linux.as_mut().unwrap().security_context.as_mut().unwrap().namespace_options.as_mut().unwrap());
+                all(config
+                    .linux
+                    .as_mut()
+                    .unwrap()
+                    .security_context
+                    .as_mut()
+                    .unwrap()
+                    .namespace_options
+                    .as_mut()
+                    .unwrap());
             })
             .await
             .unwrap();
         kubelet.start_container(&created.id).await.unwrap();
         running.containers.insert(container.name.clone(), created);
     }
-    let (main, other) = (running.container("main").id.clone(), running.container("other").id.clone());
+    let (main, other) =
+        (running.container("main").id.clone(), running.container("other").id.clone());
 
-    // The kubelet is told what it asked for, and the cell's address: nothing of the pod is at the node's.
+    // The kubelet is told what it asked for, and the cell's address: nothing of the pod is at the
+    // node's.
     let status = kubelet.sandbox_status(&running.sandbox).await.unwrap();
     assert_eq!(status.linux.unwrap().namespaces.unwrap().options, asked);
     let ip = address(&mut kubelet, &running.sandbox).await;
-    wait_until("the pod answers at its address", LIMIT, async || page(&ip, 8080).ok().filter(|page| page.ends_with("served\n"))).await;
+    wait_until("the pod answers at its address", LIMIT, async || {
+        page(&ip, 8080).ok().filter(|page| page.ends_with("served\n"))
+    })
+    .await;
     // A port of the node leads there, as the pod's author expects of hostNetwork.
     let at_node = of_node(&ip);
-    wait_until("the node's port answers", LIMIT, async || page(&at_node, 8080).ok().filter(|page| page.ends_with("served\n"))).await;
+    wait_until("the node's port answers", LIMIT, async || {
+        page(&at_node, 8080).ok().filter(|page| page.ends_with("served\n"))
+    })
+    .await;
 
     // Both containers are in the same namespaces, and none of them is the node's.
     let here = lines(&kubelet.exec_sync(&main, &["sh", "-c", LOOK]).await.unwrap().stdout);
@@ -79,20 +112,40 @@ async fn a_pod_that_asks_for_the_nodes_namespaces_gets_its_cells() {
         assert_ne!(*own, nodes);
     }
     // The cell's processes are seen, and no process of the node, such as this one.
-    let seen = kubelet.exec_sync(&main, &["sh", "-c", "cat /proc/[0-9]*/comm"]).await.unwrap().stdout;
-    assert!(seen.lines().any(|name| name == "containerd") && seen.lines().any(|name| name == "httpd"), "{seen}");
+    let seen =
+        kubelet.exec_sync(&main, &["sh", "-c", "cat /proc/[0-9]*/comm"]).await.unwrap().stdout;
+    assert!(
+        seen.lines().any(|name| name == "containerd") && seen.lines().any(|name| name == "httpd"),
+        "{seen}"
+    );
     let own = fs::read_to_string("/proc/self/comm").unwrap();
     assert!(!seen.lines().any(|name| name == own.trim() || name == "kiyot"), "{seen}");
     // What is in the cell's memory is not the node's.
     let mark = format!("kiyot-test-{}", kiyot.pid());
     kubelet.exec_sync(&main, &["touch", &format!("/dev/shm/{mark}")]).await.unwrap();
-    assert_eq!(kubelet.exec_sync(&other, &["ls", &format!("/dev/shm/{mark}")]).await.unwrap().code, 0, "hostIPC is one /dev/shm");
+    assert_eq!(
+        kubelet.exec_sync(&other, &["ls", &format!("/dev/shm/{mark}")]).await.unwrap().code,
+        0,
+        "hostIPC is one /dev/shm"
+    );
     assert!(!std::path::Path::new("/dev/shm").join(&mark).exists());
-    // The host name is the node's name, as with hostNetwork on a node; and the hosts file is the kubelet's.
+    // The host name is the node's name, as with hostNetwork on a node; and the hosts file is the
+    // kubelet's.
     let name = rustix::system::uname().nodename().to_string_lossy().into_owned();
     assert_eq!(kubelet.exec_sync(&main, &["hostname"]).await.unwrap().stdout.trim(), name);
-    assert!(kubelet.exec_sync(&main, &["cat", "/etc/hosts"]).await.unwrap().stdout.contains("Kubernetes-managed hosts file"));
-    assert!(kiyot.log().contains("asks for the node's processes (hostPID), and gets the processes of its cell"));
+    assert!(
+        kubelet
+            .exec_sync(&main, &["cat", "/etc/hosts"])
+            .await
+            .unwrap()
+            .stdout
+            .contains("Kubernetes-managed hosts file")
+    );
+    assert!(
+        kiyot.log().contains(
+            "asks for the node's processes (hostPID), and gets the processes of its cell"
+        )
+    );
 
     ends_without_a_trace(&mut kubelet, &kiyot, &running).await;
     drop(kiyot);
@@ -116,37 +169,65 @@ async fn what_a_cell_on_this_node_can_not_keep_within_is_refused_and_says_why() 
     let config = kubelet.prepare(&mighty);
     let status = kubelet.run_sandbox(&config, "").await.unwrap_err();
     assert_eq!(status.code(), Code::InvalidArgument);
-    assert!(status.message().contains("root on the node") && status.message().contains("netns"), "{status:?}");
+    assert!(
+        status.message().contains("root on the node") && status.message().contains("netns"),
+        "{status:?}"
+    );
     kubelet.forget(&mighty);
 
     let mapped = pod("mapped", WAIT);
     let mut config = kubelet.prepare(&mapped);
     let mapping = cri::IdMapping { host_id: 100_000, container_id: 0, length: 65536 };
-    let options = config.linux.as_mut().unwrap().security_context.as_mut().unwrap().namespace_options.as_mut().unwrap();
-    options.userns_options = Some(cri::UserNamespace { mode: NamespaceMode::Pod.into(), uids: vec![mapping], gids: vec![mapping] });
+    let options = config
+        .linux
+        .as_mut()
+        .unwrap()
+        .security_context
+        .as_mut()
+        .unwrap()
+        .namespace_options
+        .as_mut()
+        .unwrap();
+    options.userns_options = Some(cri::UserNamespace {
+        mode: NamespaceMode::Pod.into(),
+        uids: vec![mapping],
+        gids: vec![mapping],
+    });
     let status = kubelet.run_sandbox(&config, "").await.unwrap_err();
     assert!(
-        status.code() == Code::InvalidArgument && status.message().contains("hostUsers: false") && status.message().contains("netns"),
+        status.code() == Code::InvalidArgument
+            && status.message().contains("hostUsers: false")
+            && status.message().contains("netns"),
         "{status:?}"
     );
     kubelet.forget(&mapped);
     assert_eq!(kiyot.cells(), Vec::<String>::new(), "nothing was launched for them");
 
-    // Who sees the cell's processes must not reach into what they have open: those are the node's files.
+    // Who sees the cell's processes must not reach into what they have open: those are the node's
+    // files.
     let mut nosy = pod("nosy", WAIT);
     nosy.host_pid = true;
     let running = kubelet.run_pod(&nosy).await.unwrap();
     let status = kubelet
         .create_container_with(&running, &Container::script("reaching", WAIT), 0, |config| {
             let context = config.linux.as_mut().unwrap().security_context.as_mut().unwrap();
-            context.capabilities = Some(cri::Capability { add_capabilities: vec!["SYS_PTRACE".to_owned()], ..Default::default() });
+            context.capabilities = Some(cri::Capability {
+                add_capabilities: vec!["SYS_PTRACE".to_owned()],
+                ..Default::default()
+            });
         })
         .await
         .unwrap_err();
-    assert!(status.message().contains("SYS_PTRACE") && status.message().contains("hostPID"), "{status:?}");
+    assert!(
+        status.message().contains("SYS_PTRACE") && status.message().contains("hostPID"),
+        "{status:?}"
+    );
     // Without it they are out of reach, for root too.
     let main = &running.container("main").id;
-    let tried = kubelet.exec_sync(main, &["sh", "-c", "id -u; ls /proc/1/root/; cat /proc/1/environ"]).await.unwrap();
+    let tried = kubelet
+        .exec_sync(main, &["sh", "-c", "id -u; ls /proc/1/root/; cat /proc/1/environ"])
+        .await
+        .unwrap();
     assert!(tried.stdout == "0\n" && tried.code != 0, "{tried:?}");
     ends_without_a_trace(&mut kubelet, &kiyot, &running).await;
 }

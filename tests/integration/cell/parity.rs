@@ -8,7 +8,8 @@ use super::{WAIT, ends_without_a_trace, options};
 /// A pod without containers on the node, and one in a cell.
 async fn both(kubelet: &mut Kubelet, name: &str) -> [RunningPod; 2] {
     let mut pods = Vec::new();
-    for spec in [Pod::new(&format!("{name}-local")), Pod::new(&format!("{name}-remote")).in_cell()] {
+    for spec in [Pod::new(&format!("{name}-local")), Pod::new(&format!("{name}-remote")).in_cell()]
+    {
         let config = kubelet.prepare(&spec);
         let sandbox = kubelet.run_sandbox(&config, "").await.unwrap();
         pods.push(kubelet.running(&spec, config, sandbox));
@@ -23,9 +24,20 @@ async fn end(kubelet: &mut Kubelet, kiyot: &Kiyot<'_>, [local, remote]: [Running
 
 type Change = fn(&mut cri::ContainerConfig);
 
-/// Creates and starts a container, or says how that failed: without the ids, which are never the same.
-async fn begin(kubelet: &mut Kubelet, pod: &mut RunningPod, container: &Container, change: Change) -> Result<String, (Code, String)> {
-    let told = |status: tonic::Status| (status.code(), status.message().split(['"', ':']).next_back().unwrap_or_default().to_owned());
+/// Creates and starts a container, or says how that failed: without the ids, which are never the
+/// same.
+async fn begin(
+    kubelet: &mut Kubelet,
+    pod: &mut RunningPod,
+    container: &Container,
+    change: Change,
+) -> Result<String, (Code, String)> {
+    let told = |status: tonic::Status| {
+        (
+            status.code(),
+            status.message().split(['"', ':']).next_back().unwrap_or_default().to_owned(),
+        )
+    };
     let created = kubelet.create_container_with(pod, container, 0, change).await.map_err(told)?;
     let id = created.id.clone();
     pod.containers.insert(container.name.clone(), created);
@@ -48,15 +60,36 @@ async fn what_ends_is_told_as_on_the_node() {
     missing.command = vec!["/no/such/program".to_owned()];
     let mut nowhere = Container::script("", "exit 0");
     nowhere.working_dir = "/etc/passwd/not/a/directory".to_owned();
-    // With the grace of a stop, if it must be stopped, and with what they end on the node: words of containerd.
+    // With the grace of a stop, if it must be stopped, and with what they end on the node: words of
+    // containerd.
     let cases = [
         ("completed", Container::script("", "exit 0"), None, Some((0, "Completed"))),
         ("failed", Container::script("", "exit 42"), None, Some((42, "Error"))),
-        ("outside", Container::script("", "sh -c 'kill -SEGV $$'; exit $?"), None, Some((139, "Error"))),
-        ("greedy", small("x=$(head -c 200000000 /dev/zero | tr '\\0' x); echo survived"), None, Some((137, "OOMKilled"))),
+        (
+            "outside",
+            Container::script("", "sh -c 'kill -SEGV $$'; exit $?"),
+            None,
+            Some((139, "Error")),
+        ),
+        (
+            "greedy",
+            small("x=$(head -c 200000000 /dev/zero | tr '\\0' x); echo survived"),
+            None,
+            Some((137, "OOMKilled")),
+        ),
         // The child is killed, and its parent ends as it likes.
-        ("parent", small("sh -c 'x=$(head -c 200000000 /dev/zero | tr \"\\0\" x)'; exit 9"), None, None),
-        ("polite", Container::script("", "trap 'exit 7' TERM; echo ready; while :; do sleep 0.1; done"), Some(30), Some((7, "Error"))),
+        (
+            "parent",
+            small("sh -c 'x=$(head -c 200000000 /dev/zero | tr \"\\0\" x)'; exit 9"),
+            None,
+            None,
+        ),
+        (
+            "polite",
+            Container::script("", "trap 'exit 7' TERM; echo ready; while :; do sleep 0.1; done"),
+            Some(30),
+            Some((7, "Error")),
+        ),
         ("killed", Container::script("", WAIT), Some(0), Some((137, "Error"))),
         ("missing", missing, None, Some((128, "StartError"))),
         ("nowhere", nowhere, None, None),
@@ -75,8 +108,13 @@ async fn what_ends_is_told_as_on_the_node() {
             let end = match pod.containers.get(name) {
                 Some(created) => {
                     let status = kubelet.exited(&created.id.clone()).await;
-                    // While the child goes, the kernel may find too little freed and take its parent, too.
-                    let code = if name == "parent" && status.exit_code == 137 { 9 } else { status.exit_code };
+                    // While the child goes, the kernel may find too little freed and take its
+                    // parent, too.
+                    let code = if name == "parent" && status.exit_code == 137 {
+                        9
+                    } else {
+                        status.exit_code
+                    };
                     Some((code, status.reason, status.started_at > 0, status.finished_at > 0))
                 }
                 None => None,
@@ -119,23 +157,37 @@ async fn users_of_the_image_and_odd_limits_are_as_on_the_node() {
         ("grouped", |config| {
             context(config).run_as_username = "worker".to_owned();
             context(config).supplemental_groups = vec![7000];
-            context(config).supplemental_groups_policy = cri::SupplementalGroupsPolicy::Strict.into();
+            context(config).supplemental_groups_policy =
+                cri::SupplementalGroupsPolicy::Strict.into();
         }),
         ("unmasked", |config| {
             context(config).masked_paths.clear();
             context(config).readonly_paths.clear();
         }),
         ("bare", |config| {
-            context(config).capabilities = Some(cri::Capability { drop_capabilities: vec!["ALL".to_owned()], ..Default::default() });
+            context(config).capabilities = Some(cri::Capability {
+                drop_capabilities: vec!["ALL".to_owned()],
+                ..Default::default()
+            });
             context(config).no_new_privs = true;
         }),
         ("huge", |config| {
             let limit = cri::HugepageLimit { page_size: "2MB".to_owned(), limit: 4 << 20 };
-            config.linux.get_or_insert_default().resources.get_or_insert_default().hugepage_limits = vec![limit];
+            config
+                .linux
+                .get_or_insert_default()
+                .resources
+                .get_or_insert_default()
+                .hugepage_limits = vec![limit];
         }),
         ("absurd", |config| {
             let limit = cri::HugepageLimit { page_size: "3 elephants".to_owned(), limit: 1 };
-            config.linux.get_or_insert_default().resources.get_or_insert_default().hugepage_limits = vec![limit];
+            config
+                .linux
+                .get_or_insert_default()
+                .resources
+                .get_or_insert_default()
+                .hugepage_limits = vec![limit];
         }),
     ];
     let mut named = String::new();
@@ -161,36 +213,71 @@ async fn users_of_the_image_and_odd_limits_are_as_on_the_node() {
 async fn what_only_later_runtimes_do_is_answered_for_a_cell_by_name() {
     let node = Node::start().await;
     let kiyot = Kiyot::start(&node, options()).await;
-    let (mut kubelet, mut direct) = (kiyot.kubelet().await, node.kubelet(&node.socket()).await.unwrap());
+    let (mut kubelet, mut direct) =
+        (kiyot.kubelet().await, node.kubelet(&node.socket()).await.unwrap());
     let [mut local, mut remote] = both(&mut kubelet, "later").await;
     let container = Container::script("main", WAIT);
     let on_node = begin(&mut kubelet, &mut local, &container, |_| {}).await.unwrap();
     let in_cell = begin(&mut kubelet, &mut remote, &container, |_| {}).await.unwrap();
 
-    let checkpoint = |id: &str| cri::CheckpointContainerRequest { container_id: id.to_owned(), ..Default::default() };
+    let checkpoint = |id: &str| cri::CheckpointContainerRequest {
+        container_id: id.to_owned(),
+        ..Default::default()
+    };
     let refused = kubelet.runtime.checkpoint_container(checkpoint(&in_cell)).await.unwrap_err();
-    assert!(refused.code() == Code::Unimplemented && refused.message().contains("CheckpointContainer"), "{refused:?}");
-    let resources = |id: &str| cri::UpdatePodSandboxResourcesRequest { pod_sandbox_id: id.to_owned(), ..Default::default() };
+    assert!(
+        refused.code() == Code::Unimplemented && refused.message().contains("CheckpointContainer"),
+        "{refused:?}"
+    );
+    let resources = |id: &str| cri::UpdatePodSandboxResourcesRequest {
+        pod_sandbox_id: id.to_owned(),
+        ..Default::default()
+    };
     // The kubelet goes on without it.
-    let refused = kubelet.runtime.update_pod_sandbox_resources(resources(&remote.sandbox)).await.unwrap_err();
-    assert!(refused.code() == Code::Unimplemented && refused.message().contains("UpdatePodSandboxResources"), "{refused:?}");
+    let refused =
+        kubelet.runtime.update_pod_sandbox_resources(resources(&remote.sandbox)).await.unwrap_err();
+    assert!(
+        refused.code() == Code::Unimplemented
+            && refused.message().contains("UpdatePodSandboxResources"),
+        "{refused:?}"
+    );
     // For a pod of the node, and for the node itself, its own containerd answers.
-    let code = |answer: Result<(), tonic::Status>| answer.map_err(|status| (status.code(), status.message().to_owned()));
+    let code = |answer: Result<(), tonic::Status>| {
+        answer.map_err(|status| (status.code(), status.message().to_owned()))
+    };
     let through = code(kubelet.runtime.checkpoint_container(checkpoint(&on_node)).await.map(drop));
-    assert_eq!(through, code(direct.runtime.checkpoint_container(checkpoint(&on_node)).await.map(drop)));
-    let through = code(kubelet.runtime.update_pod_sandbox_resources(resources(&local.sandbox)).await.map(drop));
-    assert_eq!(through, code(direct.runtime.update_pod_sandbox_resources(resources(&local.sandbox)).await.map(drop)));
+    assert_eq!(
+        through,
+        code(direct.runtime.checkpoint_container(checkpoint(&on_node)).await.map(drop))
+    );
+    let through = code(
+        kubelet.runtime.update_pod_sandbox_resources(resources(&local.sandbox)).await.map(drop),
+    );
+    assert_eq!(
+        through,
+        code(
+            direct.runtime.update_pod_sandbox_resources(resources(&local.sandbox)).await.map(drop)
+        )
+    );
     let network = cri::NetworkConfig { pod_cidr: "10.99.0.0/24".to_owned() };
-    let update = cri::UpdateRuntimeConfigRequest { runtime_config: Some(cri::RuntimeConfig { network_config: Some(network) }) };
+    let update = cri::UpdateRuntimeConfigRequest {
+        runtime_config: Some(cri::RuntimeConfig { network_config: Some(network) }),
+    };
     let through = code(kubelet.runtime.update_runtime_config(update.clone()).await.map(drop));
     assert_eq!(through, code(direct.runtime.update_runtime_config(update).await.map(drop)));
     assert_eq!(through, Ok(()));
 
     // What is the node's is refused by its name.
     let more = Container::script("more", WAIT);
-    let device = |config: &mut cri::ContainerConfig| config.cdi_devices.push(cri::CdiDevice { name: "vendor.example/gpu=0".to_owned() });
+    let device = |config: &mut cri::ContainerConfig| {
+        config.cdi_devices.push(cri::CdiDevice { name: "vendor.example/gpu=0".to_owned() })
+    };
     let refused = kubelet.create_container_with(&remote, &more, 0, device).await.unwrap_err();
-    assert!(refused.code() == Code::InvalidArgument && refused.message().contains("vendor.example/gpu=0"), "{refused:?}");
+    assert!(
+        refused.code() == Code::InvalidArgument
+            && refused.message().contains("vendor.example/gpu=0"),
+        "{refused:?}"
+    );
     end(&mut kubelet, &kiyot, [local, remote]).await;
 }
 
@@ -199,31 +286,54 @@ async fn names_and_resolv_conf_are_as_on_the_node() {
     let node = Node::start().await;
     let kiyot = Kiyot::start(&node, options()).await;
     let mut kubelet = kiyot.kubelet().await;
-    // With setHostnameAsFQDN the kubelet gives the whole name as the host's; with dnsPolicy None, what dnsConfig says.
+    // With setHostnameAsFQDN the kubelet gives the whole name as the host's; with dnsPolicy None,
+    // what dnsConfig says.
     let words = |words: &[&str]| words.iter().map(|&word| word.to_owned()).collect::<Vec<_>>();
     let dns = [
         cri::DnsConfig {
             servers: words(&["10.96.0.10", "192.0.2.1", "2001:db8::53"]),
-            searches: words(&["one.example", "two.example", "a.very.long.domain.of.many.labels.example"]),
+            searches: words(&[
+                "one.example",
+                "two.example",
+                "a.very.long.domain.of.many.labels.example",
+            ]),
             options: words(&["ndots:2", "timeout:1", "attempts:3", "edns0", "use-vc"]),
         },
         cri::DnsConfig { servers: words(&["10.96.0.10"]), ..Default::default() },
     ];
     for (number, dns) in dns.into_iter().enumerate() {
         let mut said = Vec::new();
-        for spec in [Pod::new(&format!("web-{number}")), Pod::new(&format!("web-{number}")).in_cell()] {
+        for spec in
+            [Pod::new(&format!("web-{number}")), Pod::new(&format!("web-{number}")).in_cell()]
+        {
             let mut config = kubelet.prepare(&spec);
             config.hostname = "web-0.nginx.default.svc.cluster.local".to_owned();
             config.dns_config = Some(dns.clone());
             let sandbox = kubelet.run_sandbox(&config, "").await.unwrap();
             let mut pod = kubelet.running(&spec, config, sandbox);
-            let id = begin(&mut kubelet, &mut pod, &Container::script("main", WAIT), |_| {}).await.unwrap();
-            said.push(kubelet.exec_sync(&id, &["sh", "-c", "hostname; cat /etc/hostname /etc/resolv.conf"]).await.unwrap().stdout);
+            let id = begin(&mut kubelet, &mut pod, &Container::script("main", WAIT), |_| {})
+                .await
+                .unwrap();
+            said.push(
+                kubelet
+                    .exec_sync(&id, &["sh", "-c", "hostname; cat /etc/hostname /etc/resolv.conf"])
+                    .await
+                    .unwrap()
+                    .stdout,
+            );
             kubelet.stop_and_remove(&pod).await.unwrap();
         }
         assert_eq!(said[1], said[0]);
         assert!(said[1].starts_with("web-0.nginx.default.svc.cluster.local\n"), "{}", said[1]);
-        assert!(dns.options.iter().chain(&dns.searches).chain(&dns.servers).all(|word| said[1].contains(word.as_str())), "{}", said[1]);
+        assert!(
+            dns.options
+                .iter()
+                .chain(&dns.searches)
+                .chain(&dns.servers)
+                .all(|word| said[1].contains(word.as_str())),
+            "{}",
+            said[1]
+        );
     }
     assert_eq!(kiyot.cells(), Vec::<String>::new());
 }
@@ -234,17 +344,27 @@ async fn a_signal_of_the_containers_own_is_used_as_on_the_node() {
     let kiyot = Kiyot::start(&node, options()).await;
     let mut kubelet = kiyot.kubelet().await;
     let mut pods = both(&mut kubelet, "signalled").await;
-    let main = Container::script("main", "trap 'exit 5' USR1; trap 'exit 7' TERM; echo ready; while :; do sleep 0.1; done");
+    let main = Container::script(
+        "main",
+        "trap 'exit 5' USR1; trap 'exit 7' TERM; echo ready; while :; do sleep 0.1; done",
+    );
     let mut ends = Vec::new();
     for pod in &mut pods {
-        let id = begin(&mut kubelet, pod, &main, |config| config.stop_signal = cri::Signal::Sigusr1.into()).await.unwrap();
+        let id = begin(&mut kubelet, pod, &main, |config| {
+            config.stop_signal = cri::Signal::Sigusr1.into()
+        })
+        .await
+        .unwrap();
         kubelet.logged(pod.container("main"), "ready").await;
         let told = kubelet.container_status(&id).await.unwrap().stop_signal();
         kubelet.stop_container(&id, 30).await.unwrap();
         ends.push((told, kubelet.exited(&id).await.exit_code));
     }
     // containerd before 2.2 passes over it, and says of no signal that it is used.
-    assert!([(cri::Signal::RuntimeDefault, 7), (cri::Signal::Sigusr1, 5)].contains(&ends[0]), "{ends:?}");
+    assert!(
+        [(cri::Signal::RuntimeDefault, 7), (cri::Signal::Sigusr1, 5)].contains(&ends[0]),
+        "{ends:?}"
+    );
     assert_eq!(ends[1], ends[0], "in the cell, and on the node");
     end(&mut kubelet, &kiyot, pods).await;
 }

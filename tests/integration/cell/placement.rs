@@ -29,9 +29,11 @@ async fn end(kubelet: &mut Kubelet, pods: &[RunningPod]) {
 async fn a_pod_that_needs_the_node_stays_there_if_the_policy_says_so() {
     let node = Node::start().await;
     let policy = "[backends.milpa.policy]\nhost_pid = \"keep-local\"\nhost_network = \"keep-local\"\nprivileged = \"keep-local\"\n";
-    let kiyot = Kiyot::start(&node, KiyotOptions { sections: policy.to_owned(), ..options() }).await;
+    let kiyot =
+        Kiyot::start(&node, KiyotOptions { sections: policy.to_owned(), ..options() }).await;
     let mut kubelet = kiyot.kubelet().await;
-    let (mut in_pids, mut on_network, mut mighty) = (plain("in-pids").in_cell(), plain("on-network").in_cell(), plain("mighty").in_cell());
+    let (mut in_pids, mut on_network, mut mighty) =
+        (plain("in-pids").in_cell(), plain("on-network").in_cell(), plain("mighty").in_cell());
     in_pids.host_pid = true;
     on_network.host_network = true;
     mighty.containers[0].privileged = true;
@@ -39,22 +41,32 @@ async fn a_pod_that_needs_the_node_stays_there_if_the_policy_says_so() {
     for (pod, handler, why) in [
         (&in_pids, "", "asks for the node's processes (hostPID), and policy.host_pid is"),
         // The node's containerd knows no such handler.
-        (&on_network, "kiyot", "asks for the node's network (hostNetwork), and policy.host_network is"),
+        (
+            &on_network,
+            "kiyot",
+            "asks for the node's network (hostNetwork), and policy.host_network is",
+        ),
         (&mighty, "", "has a privileged container, and policy.privileged is"),
     ] {
         let config = kubelet.prepare(pod);
-        let sandbox = kubelet.run_sandbox(&config, handler).await.unwrap_or_else(|status| panic!("{}: {status:?}", pod.name));
+        let sandbox = kubelet
+            .run_sandbox(&config, handler)
+            .await
+            .unwrap_or_else(|status| panic!("{}: {status:?}", pod.name));
         assert!(!sandbox.starts_with("milpa"), "{}", pod.name);
         running.push(kubelet.running(pod, config, sandbox));
         let log = kiyot.log();
-        let line = log.lines().find(|line| line.contains("a pod sandbox stays on the node") && line.contains(&pod.name));
+        let line = log.lines().find(|line| {
+            line.contains("a pod sandbox stays on the node") && line.contains(&pod.name)
+        });
         assert!(line.is_some_and(|line| line.contains(why)), "{}: {line:?}", pod.name);
     }
     // One that asks by its class, whose handler the node's runtime does not have.
     let mut by_class = plain("by-class");
     by_class.host_network = true;
     let config = kubelet.prepare(&by_class);
-    let sandbox = kubelet.run_sandbox(&config, "kiyot").await.unwrap_or_else(|status| panic!("{status:?}"));
+    let sandbox =
+        kubelet.run_sandbox(&config, "kiyot").await.unwrap_or_else(|status| panic!("{status:?}"));
     assert!(!sandbox.starts_with("milpa"));
     running.push(kubelet.running(&by_class, config, sandbox));
     assert_eq!(kiyot.cells(), Vec::<String>::new());
@@ -67,7 +79,10 @@ async fn a_pod_that_needs_the_node_stays_there_if_the_policy_says_so() {
 }
 
 fn example(name: &str) -> KiyotOptions {
-    KiyotOptions { file: Some(Path::new(env!("CARGO_MANIFEST_DIR")).join("examples").join(name)), ..options() }
+    KiyotOptions {
+        file: Some(Path::new(env!("CARGO_MANIFEST_DIR")).join("examples").join(name)),
+        ..options()
+    }
 }
 
 #[tokio::test]
@@ -78,7 +93,9 @@ async fn with_opt_in_only_pods_that_ask_get_cells() {
     let mut by_class = plain("by-class");
     by_class.runtime_handler = "kiyot".to_owned();
     let mut running = Vec::new();
-    for (pod, in_a_cell) in [(plain("plain"), false), (plain("asks").in_cell(), true), (by_class, true)] {
+    for (pod, in_a_cell) in
+        [(plain("plain"), false), (plain("asks").in_cell(), true), (by_class, true)]
+    {
         let pod = run(&mut kubelet, &pod).await;
         assert_eq!(is_in_a_cell(&pod), in_a_cell, "{}", pod.spec.name);
         running.push(pod);
@@ -91,7 +108,9 @@ async fn with_opt_out_the_nodes_own_pods_stay() {
     let node = Node::start().await;
     let kiyot = Kiyot::start(&node, example("opt-out.toml")).await;
     let mut kubelet = kiyot.kubelet().await;
-    let of_daemonset = plain("of-daemonset").label("controller-revision-hash", "5d8c").label("pod-template-generation", "1");
+    let of_daemonset = plain("of-daemonset")
+        .label("controller-revision-hash", "5d8c")
+        .label("pod-template-generation", "1");
     let is_static = plain("static").annotation("kubernetes.io/config.source", "file");
     let mut of_system = plain("of-system");
     of_system.namespace = "kube-system".to_owned();
@@ -117,7 +136,14 @@ async fn with_opt_out_the_nodes_own_pods_stay() {
 #[tokio::test]
 async fn a_reload_changes_rules_and_limits_all_or_nothing() {
     let node = Node::start().await;
-    let kiyot = Kiyot::start(&node, KiyotOptions { server: "client_timeout = \"29s\"\nnode_backend = \"containerd\"".to_owned(), ..options() }).await;
+    let kiyot = Kiyot::start(
+        &node,
+        KiyotOptions {
+            server: "client_timeout = \"29s\"\nnode_backend = \"containerd\"".to_owned(),
+            ..options()
+        },
+    )
+    .await;
     let mut kubelet = kiyot.kubelet().await;
     let before = run(&mut kubelet, &plain("before")).await;
     assert!(!is_in_a_cell(&before));
@@ -135,20 +161,32 @@ async fn a_reload_changes_rules_and_limits_all_or_nothing() {
 
     // On the connection that is open, at once; what runs stays where it is.
     kiyot.reload("default = \"containerd\"", "default = \"milpa\"").await;
-    kiyot.reload("client_timeout = \"29s\"", "client_timeout = \"28s\"\nmax_concurrent_calls = 1000").await;
+    kiyot
+        .reload("client_timeout = \"29s\"", "client_timeout = \"28s\"\nmax_concurrent_calls = 1000")
+        .await;
     let after = run(&mut kubelet, &plain("after")).await;
     assert!(is_in_a_cell(&after));
     assert!(kubelet.sandbox_status(&before.sandbox).await.is_ok());
     let log = kiyot.log();
-    for change in
-        ["routing.default: \\\"containerd\\\" -> \\\"milpa\\\"", "server.client_timeout: 29s -> 28s", "server.max_concurrent_calls: 10000 -> 1000"]
-    {
-        assert!(log.contains(change) || log.contains(&change.replace('\\', "")), "{change} is not in the log:\n{log}");
+    for change in [
+        "routing.default: \\\"containerd\\\" -> \\\"milpa\\\"",
+        "server.client_timeout: 29s -> 28s",
+        "server.max_concurrent_calls: 10000 -> 1000",
+    ] {
+        assert!(
+            log.contains(change) || log.contains(&change.replace('\\', "")),
+            "{change} is not in the log:\n{log}"
+        );
     }
 
     // What needs a restart is named.
     kiyot.reload("kiyot.sock\"", "other.sock\"").await;
-    assert!(kiyot.log().lines().any(|line| line.contains("only a restart helps") && line.contains("server.listen")));
+    assert!(
+        kiyot
+            .log()
+            .lines()
+            .any(|line| line.contains("only a restart helps") && line.contains("server.listen"))
+    );
     assert_eq!(kubelet.sandboxes().await.unwrap().len(), 3);
     end(&mut kubelet, &[before, still, after]).await;
 }
@@ -156,7 +194,8 @@ async fn a_reload_changes_rules_and_limits_all_or_nothing() {
 #[tokio::test]
 async fn a_reload_changes_the_policy() {
     let node = Node::start().await;
-    let sections = "[backends.milpa.policy]\nhost_network = \"refuse\"\nhost_path = \"refuse\"\n".to_owned();
+    let sections =
+        "[backends.milpa.policy]\nhost_network = \"refuse\"\nhost_path = \"refuse\"\n".to_owned();
     let kiyot = Kiyot::start(&node, KiyotOptions { sections, ..options() }).await;
     let mut kubelet = kiyot.kubelet().await;
     let mut pod = plain("on-network").in_cell();
@@ -165,12 +204,20 @@ async fn a_reload_changes_the_policy() {
     let refused = kubelet.run_sandbox(&config, "").await.unwrap_err();
     assert!(refused.message().contains("policy.host_network is \"refuse\""), "{refused:?}");
     // All or nothing: a wrong key leaves the right one as it was.
-    kiyot.reload("host_network = \"refuse\"\nhost_path = \"refuse\"", "host_network = \"keep-local\"\nhost_path = \"allow\"").await;
+    kiyot
+        .reload(
+            "host_network = \"refuse\"\nhost_path = \"refuse\"",
+            "host_network = \"keep-local\"\nhost_path = \"allow\"",
+        )
+        .await;
     kubelet.run_sandbox(&config, "").await.unwrap_err();
     kiyot.reload("host_path = \"allow\"", "host_path = \"copy-read-only\"").await;
     let sandbox = kubelet.run_sandbox(&config, "").await.unwrap();
     assert!(!sandbox.starts_with("milpa"), "it stays on the node now");
-    assert!(kiyot.log().contains("policy.host_network: Refuse -> KeepLocal") && kiyot.log().contains("policy.host_path: Refuse -> CopyReadOnly"));
+    assert!(
+        kiyot.log().contains("policy.host_network: Refuse -> KeepLocal")
+            && kiyot.log().contains("policy.host_path: Refuse -> CopyReadOnly")
+    );
     let running = kubelet.running(&pod, config, sandbox);
     end(&mut kubelet, &[running]).await;
 }
@@ -178,7 +225,8 @@ async fn a_reload_changes_the_policy() {
 #[tokio::test]
 async fn a_reload_changes_how_many_cells_there_may_be() {
     let node = Node::start().await;
-    let kiyot = Kiyot::start(&node, KiyotOptions { milpa: "max_cells = 1".to_owned(), ..options() }).await;
+    let kiyot =
+        Kiyot::start(&node, KiyotOptions { milpa: "max_cells = 1".to_owned(), ..options() }).await;
     let mut kubelet = kiyot.kubelet().await;
     let one = run(&mut kubelet, &plain("one").in_cell()).await;
     let two = plain("two").in_cell();

@@ -5,7 +5,8 @@ use tonic::{Code, Request};
 
 use super::{WAIT, ends_without_a_trace, options, pod};
 
-/// Seconds after which a program is ended. A start that takes longer, as on a busy machine, fails in containerd's other words (`Unknown`).
+/// Seconds after which a program is ended. A start that takes longer, as on a busy machine, fails
+/// in containerd's other words (`Unknown`).
 pub(super) const LONGER_THAN_A_START: i64 = 8;
 
 #[tokio::test]
@@ -29,7 +30,10 @@ async fn a_container_that_ignores_its_signal_is_killed() {
     let node = Node::start().await;
     let kiyot = Kiyot::start(&node, options()).await;
     let mut kubelet = kiyot.kubelet().await;
-    let running = kubelet.run_pod(&pod("stubborn", "trap '' TERM; echo ready; while :; do sleep 0.1; done")).await.unwrap();
+    let running = kubelet
+        .run_pod(&pod("stubborn", "trap '' TERM; echo ready; while :; do sleep 0.1; done"))
+        .await
+        .unwrap();
     let main = running.container("main").clone();
     kubelet.logged(&main, "ready").await;
     kubelet.stop_container(&main.id, 1).await.unwrap();
@@ -42,9 +46,11 @@ async fn too_much_memory_is_an_oom_kill() {
     let node = Node::start().await;
     let kiyot = Kiyot::start(&node, options()).await;
     let mut kubelet = kiyot.kubelet().await;
-    let mut container = Container::script("main", "x=$(head -c 200000000 /dev/zero | tr '\\0' x); echo survived");
+    let mut container =
+        Container::script("main", "x=$(head -c 200000000 /dev/zero | tr '\\0' x); echo survived");
     container.resources.memory_limit_in_bytes = 32 << 20;
-    let running = kubelet.run_pod(&Pod::new("greedy").in_cell().container(container)).await.unwrap();
+    let running =
+        kubelet.run_pod(&Pod::new("greedy").in_cell().container(container)).await.unwrap();
     let status = kubelet.exited(&running.container("main").id).await;
     assert_eq!((status.exit_code, status.reason.as_str()), (137, "OOMKilled"));
     ends_without_a_trace(&mut kubelet, &kiyot, &running).await;

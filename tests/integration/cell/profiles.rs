@@ -23,7 +23,10 @@ fn context(config: &mut cri::ContainerConfig) -> &mut cri::LinuxContainerSecurit
 }
 
 fn localhost(path: &str) -> Option<cri::SecurityProfile> {
-    Some(cri::SecurityProfile { profile_type: ProfileType::Localhost.into(), localhost_ref: path.to_owned() })
+    Some(cri::SecurityProfile {
+        profile_type: ProfileType::Localhost.into(),
+        localhost_ref: path.to_owned(),
+    })
 }
 
 async fn empty(kubelet: &mut Kubelet, spec: &Pod) -> RunningPod {
@@ -42,10 +45,18 @@ async fn a_seccomp_profile_of_the_node_holds_in_a_cell() {
     let profile = directory.join("no-directories.json").to_str().unwrap().to_owned();
     fs::write(&profile, NO_DIRECTORIES).unwrap();
     let said = async |kubelet: &mut Kubelet, running: &mut RunningPod| {
-        let named = |config: &mut cri::ContainerConfig| context(config).seccomp = localhost(&profile);
-        let created = kubelet.create_container_with(running, &Container::script("main", WAIT), 0, named).await.unwrap();
+        let named =
+            |config: &mut cri::ContainerConfig| context(config).seccomp = localhost(&profile);
+        let created = kubelet
+            .create_container_with(running, &Container::script("main", WAIT), 0, named)
+            .await
+            .unwrap();
         kubelet.start_container(&created.id).await.unwrap();
-        let look = ["sh", "-c", "mkdir /tmp/new 2>&1; touch /tmp/file && echo fine; grep Seccomp: /proc/self/status"];
+        let look = [
+            "sh",
+            "-c",
+            "mkdir /tmp/new 2>&1; touch /tmp/file && echo fine; grep Seccomp: /proc/self/status",
+        ];
         let said = kubelet.exec_sync(&created.id, &look).await.unwrap();
         running.containers.insert("main".to_owned(), created);
         said
@@ -61,13 +72,25 @@ async fn a_seccomp_profile_of_the_node_holds_in_a_cell() {
     assert_eq!(in_cell, on_node);
     assert!(in_cell.stdout.contains("Operation not permitted\nfine\nSeccomp:\t2"), "{in_cell:?}");
     // The cell has it as a file of its own, as no cell reads files of the node.
-    let copies = fs::read_dir(kiyot.state().join("cells").join(kiyot.cells().remove(0)).join("pod/seccomp")).unwrap();
-    let copies: Vec<_> = copies.map(|file| fs::read_to_string(file.unwrap().path()).unwrap()).collect();
+    let copies =
+        fs::read_dir(kiyot.state().join("cells").join(kiyot.cells().remove(0)).join("pod/seccomp"))
+            .unwrap();
+    let copies: Vec<_> =
+        copies.map(|file| fs::read_to_string(file.unwrap().path()).unwrap()).collect();
     assert_eq!(copies, [NO_DIRECTORIES]);
 
-    let missing = |config: &mut cri::ContainerConfig| context(config).seccomp = localhost("/no/such/profile.json");
-    let status = kubelet.create_container_with(&running, &Container::script("more", WAIT), 0, missing).await.unwrap_err();
-    assert!(status.code() == Code::FailedPrecondition && status.message().contains("/no/such/profile.json"), "{status:?}");
+    let missing = |config: &mut cri::ContainerConfig| {
+        context(config).seccomp = localhost("/no/such/profile.json")
+    };
+    let status = kubelet
+        .create_container_with(&running, &Container::script("more", WAIT), 0, missing)
+        .await
+        .unwrap_err();
+    assert!(
+        status.code() == Code::FailedPrecondition
+            && status.message().contains("/no/such/profile.json"),
+        "{status:?}"
+    );
     ends_without_a_trace(&mut kubelet, &kiyot, &running).await;
 }
 
@@ -83,13 +106,33 @@ async fn an_app_armor_profile_is_answered_as_on_the_node() {
     for spec in [spec, in_cell] {
         let mut running = empty(&mut kubelet, &spec).await;
         for (name, profile) in [
-            ("usual", Some(cri::SecurityProfile { profile_type: ProfileType::RuntimeDefault.into(), ..Default::default() })),
-            ("unconfined", Some(cri::SecurityProfile { profile_type: ProfileType::Unconfined.into(), ..Default::default() })),
+            (
+                "usual",
+                Some(cri::SecurityProfile {
+                    profile_type: ProfileType::RuntimeDefault.into(),
+                    ..Default::default()
+                }),
+            ),
+            (
+                "unconfined",
+                Some(cri::SecurityProfile {
+                    profile_type: ProfileType::Unconfined.into(),
+                    ..Default::default()
+                }),
+            ),
             ("absent", localhost("no-such-profile")),
         ] {
             let named = |config: &mut cri::ContainerConfig| context(config).apparmor = profile;
-            let created = kubelet.create_container_with(&running, &Container::script(name, WAIT), 0, named).await;
-            answers.push((name, created.as_ref().map(|_| ()).map_err(|status| (status.code(), status.message().to_owned()))));
+            let created = kubelet
+                .create_container_with(&running, &Container::script(name, WAIT), 0, named)
+                .await;
+            answers.push((
+                name,
+                created
+                    .as_ref()
+                    .map(|_| ())
+                    .map_err(|status| (status.code(), status.message().to_owned())),
+            ));
             if let Ok(created) = created {
                 running.containers.insert(name.to_owned(), created);
             }
@@ -119,13 +162,21 @@ async fn volumes_belong_to_the_pods_group() {
         chown(&directory, None, Some(2345)).unwrap();
         fs::set_permissions(&directory, fs::Permissions::from_mode(0o2775)).unwrap();
     }
-    let key = fs::canonicalize(volumes::path(&kubelet.pod_directory(&spec.uid), &spec.volumes[0]).join("key")).unwrap();
+    let key = fs::canonicalize(
+        volumes::path(&kubelet.pod_directory(&spec.uid), &spec.volumes[0]).join("key"),
+    )
+    .unwrap();
     chown(&key, None, Some(2345)).unwrap();
     fs::set_permissions(&key, fs::Permissions::from_mode(0o440)).unwrap();
 
     let sandbox = kubelet.run_sandbox(&config, "").await.unwrap();
     let mut running = kubelet.running(&spec, config, sandbox);
-    let container = |name: &str| Container::script(name, WAIT).mount("key", "/key").mount("scratch", "/scratch").mount("memory", "/memory");
+    let container = |name: &str| {
+        Container::script(name, WAIT)
+            .mount("key", "/key")
+            .mount("scratch", "/scratch")
+            .mount("memory", "/memory")
+    };
     for (name, groups) in [("member", vec![2345]), ("stranger", vec![])] {
         let who = |config: &mut cri::ContainerConfig| {
             let context = context(config);
@@ -133,14 +184,22 @@ async fn volumes_belong_to_the_pods_group() {
             context.run_as_group = Some(cri::Int64Value { value: 1234 });
             context.supplemental_groups = groups;
         };
-        let created = kubelet.create_container_with(&running, &container(name), 0, who).await.unwrap();
+        let created =
+            kubelet.create_container_with(&running, &container(name), 0, who).await.unwrap();
         kubelet.start_container(&created.id).await.unwrap();
         running.containers.insert(name.to_owned(), created);
     }
     let look = "cat /key/key; for dir in scratch memory; do touch /$dir/file && stat -c ' %u:%g' /$dir/file; done; stat -c %a:%g /scratch /memory";
-    let said = kubelet.exec_sync(&running.container("member").id, &["sh", "-c", look]).await.unwrap();
+    let said =
+        kubelet.exec_sync(&running.container("member").id, &["sh", "-c", look]).await.unwrap();
     assert_eq!(said.stdout, "hush 1234:2345\n 1234:2345\n2775:2345\n2775:2345\n", "{said:?}");
-    let said = kubelet.exec_sync(&running.container("stranger").id, &["sh", "-c", "cat /key/key || touch /scratch/other"]).await.unwrap();
+    let said = kubelet
+        .exec_sync(
+            &running.container("stranger").id,
+            &["sh", "-c", "cat /key/key || touch /scratch/other"],
+        )
+        .await
+        .unwrap();
     assert!(said.code != 0 && said.stderr.matches("Permission denied").count() == 2, "{said:?}");
     ends_without_a_trace(&mut kubelet, &kiyot, &running).await;
 }

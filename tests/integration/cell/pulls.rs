@@ -1,4 +1,5 @@
-//! Pulls of one cell at once, what the node says of its images beside them, and what nobody writes down of them.
+//! Pulls of one cell at once, what the node says of its images beside them, and what nobody writes
+//! down of them.
 
 use std::{
     collections::BTreeSet,
@@ -14,7 +15,10 @@ use kiyot_testkit::{
 
 use super::{
     WAIT, ends_without_a_trace,
-    registries::{auth, blobs, heavy, impatient, is_written, on_node, sandbox, saying, says, speaking, with_mirrors},
+    registries::{
+        auth, blobs, heavy, impatient, is_written, on_node, sandbox, saying, says, speaking,
+        with_mirrors,
+    },
 };
 
 /// An image whose first layer is that of all images with this base.
@@ -36,7 +40,9 @@ async fn two_pulls_at_once_take_each_its_own_layers_from_the_node() {
         kubelet.forget(&local);
         let (name, _) = registry.image(&format!("{word}:1"), &of_base(base, word));
         let [config, layer, own] = registry.parts(&name).try_into().unwrap();
-        assert!(registry.parts(&of_node).contains(&layer) && !registry.parts(&of_node).contains(&own));
+        assert!(
+            registry.parts(&of_node).contains(&layer) && !registry.parts(&of_node).contains(&own)
+        );
         // The registry is as slow as a look at what has come: layers follow the configuration.
         registry.pace(&config.0, Pace::Stalls(0));
         wanted.extend([config.0.clone(), own.0]);
@@ -45,20 +51,39 @@ async fn two_pulls_at_once_take_each_its_own_layers_from_the_node() {
     }
     let mut pod = sandbox(&mut kubelet, "hasty").await;
     let cell = kiyot.state().join("cells").join(kiyot.cells().remove(0));
-    let in_cell = |digest: &str| cell.join(digest.replace("sha256:", "containerd/io.containerd.content.v1.content/blobs/sha256/")).exists();
+    let in_cell = |digest: &str| {
+        cell.join(
+            digest.replace("sha256:", "containerd/io.containerd.content.v1.content/blobs/sha256/"),
+        )
+        .exists()
+    };
     let arrive = async {
-        wait_until("both bases are in the cell", LIMIT, async || bases.iter().all(|(digest, _)| in_cell(digest)).then_some(())).await;
+        wait_until("both bases are in the cell", LIMIT, async || {
+            bases.iter().all(|(digest, _)| in_cell(digest)).then_some(())
+        })
+        .await;
         names.iter().for_each(|(_, config)| registry.release(config));
     };
     let (mut one, mut other) = (kubelet.clone(), kubelet.clone());
-    let (first, second, ()) =
-        tokio::join!(one.pull(&pod.spec, &pod.config, &names[0].0, None), other.pull(&pod.spec, &pod.config, &names[1].0, None), arrive);
+    let (first, second, ()) = tokio::join!(
+        one.pull(&pod.spec, &pod.config, &names[0].0, None),
+        other.pull(&pod.spec, &pod.config, &names[1].0, None),
+        arrive
+    );
     assert_eq!([first.unwrap(), second.unwrap()], [names[0].1.clone(), names[1].1.clone()]);
     assert_eq!(blobs(&registry.asked()), wanted, "the bases are the node's");
     let log = kiyot.log();
     for ((name, _), (_, bytes)) in names.iter().zip(&bases) {
-        let told: Vec<_> = log.lines().filter(|line| line.contains("Took layers of a pull from the node") && line.contains(name.as_str())).collect();
-        assert!(matches!(told.as_slice(), [line] if line.contains(&bytes.to_string())), "{name}: {told:?}");
+        let told: Vec<_> = log
+            .lines()
+            .filter(|line| {
+                line.contains("Took layers of a pull from the node") && line.contains(name.as_str())
+            })
+            .collect();
+        assert!(
+            matches!(told.as_slice(), [line] if line.contains(&bytes.to_string())),
+            "{name}: {told:?}"
+        );
     }
     for (container, (name, _)) in ["first", "second"].iter().zip(&names) {
         says(&mut kubelet, &mut pod, container, name, container).await;
@@ -77,14 +102,21 @@ async fn a_pull_that_stands_still_ends_though_another_one_goes_on() {
     let pod = sandbox(&mut kubelet, "patient").await;
     registry.pace(&registry.parts(&stuck).pop().unwrap().0, Pace::Stalls(4 << 20));
     // MiB by MiB for half a minute.
-    registry.pace(&registry.parts(&slow).pop().unwrap().0, Pace::Trickles(1 << 20, Duration::from_secs(1)));
+    registry.pace(
+        &registry.parts(&slow).pop().unwrap().0,
+        Pace::Trickles(1 << 20, Duration::from_secs(1)),
+    );
     let (mut one, mut other) = (kubelet.clone(), kubelet.clone());
     let stalled = tokio::select! {
         stalled = one.pull(&pod.spec, &pod.config, &stuck, None) => stalled.unwrap_err(),
         ended = other.pull(&pod.spec, &pod.config, &slow, None) => panic!("the one that goes on ended first: {ended:?}"),
     };
     assert_eq!(stalled.code(), tonic::Code::DeadlineExceeded);
-    assert!(stalled.message().contains("stuck:1") && stalled.message().contains("nothing of it has come for 15 s"), "{stalled:?}");
+    assert!(
+        stalled.message().contains("stuck:1")
+            && stalled.message().contains("nothing of it has come for 15 s"),
+        "{stalled:?}"
+    );
     ends_without_a_trace(&mut kubelet, &kiyot, &pod).await;
 }
 
@@ -101,7 +133,10 @@ async fn a_pod_ends_though_a_pull_of_it_stands_still() {
     registry.pace(&layer, Pace::Stalls(4 << 20));
     let mut other = kubelet.clone();
     let ending = async {
-        wait_until("the layer is asked for", LIMIT, async || blobs(&registry.asked()).contains(&layer).then_some(())).await;
+        wait_until("the layer is asked for", LIMIT, async || {
+            blobs(&registry.asked()).contains(&layer).then_some(())
+        })
+        .await;
         ends_without_a_trace(&mut kubelet, &kiyot, &pod).await;
     };
     let (pulled, ()) = tokio::join!(other.pull(&pod.spec, &pod.config, &name, None), ending);
@@ -110,13 +145,26 @@ async fn a_pod_ends_though_a_pull_of_it_stands_still() {
 
 /// What the node says of its images' file systems, in a measurement that began after now.
 async fn measured(kubelet: &mut Kubelet, direct: &mut Kubelet) -> cri::ImageFsInfoResponse {
-    let now = i64::try_from(SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_nanos()).unwrap();
-    wait_until("containerd has measured its images anew, and kiyot says what it says", LIMIT, async || {
-        let of = async |kubelet: &mut Kubelet| kubelet.image.image_fs_info(ImageFsInfoRequest::default()).await.unwrap().into_inner();
-        let (own, through) = (of(direct).await, of(kubelet).await);
-        let is_new = !own.image_filesystems.is_empty() && own.image_filesystems.iter().all(|system| system.timestamp > now);
-        (is_new && own == through).then_some(own)
-    })
+    let now =
+        i64::try_from(SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_nanos()).unwrap();
+    wait_until(
+        "containerd has measured its images anew, and kiyot says what it says",
+        LIMIT,
+        async || {
+            let of = async |kubelet: &mut Kubelet| {
+                kubelet
+                    .image
+                    .image_fs_info(ImageFsInfoRequest::default())
+                    .await
+                    .unwrap()
+                    .into_inner()
+            };
+            let (own, through) = (of(direct).await, of(kubelet).await);
+            let is_new = !own.image_filesystems.is_empty()
+                && own.image_filesystems.iter().all(|system| system.timestamp > now);
+            (is_new && own == through).then_some(own)
+        },
+    )
     .await
 }
 
@@ -126,7 +174,8 @@ async fn the_file_systems_of_images_are_the_nodes_alone() {
     let registry = Registry::start(&node, Access::Open);
     let (name, _) = registry.image("app:1", &heavy(24 << 20));
     let kiyot = Kiyot::start(&node, with_mirrors(&node)).await;
-    let (mut kubelet, mut direct) = (kiyot.kubelet().await, node.kubelet(&node.socket()).await.unwrap());
+    let (mut kubelet, mut direct) =
+        (kiyot.kubelet().await, node.kubelet(&node.socket()).await.unwrap());
     let before = measured(&mut kubelet, &mut direct).await;
     let mut pod = sandbox(&mut kubelet, "heavy").await;
     says(&mut kubelet, &mut pod, "main", &name, "heavy").await;
@@ -140,9 +189,11 @@ async fn the_file_systems_of_images_are_the_nodes_alone() {
 
 #[tokio::test]
 async fn no_secret_is_in_a_log_of_the_daemon_or_of_a_containerd() {
-    const SECRETS: [&str; 4] = ["sesame", "a-secret-of-a-volume", "a-secret-of-a-variable", "a-secret-that-is-told"];
+    const SECRETS: [&str; 4] =
+        ["sesame", "a-secret-of-a-volume", "a-secret-of-a-variable", "a-secret-that-is-told"];
     let node = Node::start().await;
-    let registry = Registry::start(&node, Access::Basic("violet".to_owned(), SECRETS[0].to_owned()));
+    let registry =
+        Registry::start(&node, Access::Basic("violet".to_owned(), SECRETS[0].to_owned()));
     let (name, _) = registry.image("violet/app:1", &saying("opened"));
     let mut options = with_mirrors(&node);
     options.log = "trace".to_owned();
@@ -150,13 +201,19 @@ async fn no_secret_is_in_a_log_of_the_daemon_or_of_a_containerd() {
     let mut kubelet = kiyot.kubelet().await;
     let secret = Source::Secret(Source::files(&[("key", SECRETS[1])]));
     let main = Container::script("main", WAIT).mount("key", "/key").env("PASSWORD", SECRETS[2]);
-    let mut pod = kubelet.run_pod(&Pod::new("hushed").in_cell().volume("key", secret).container(main)).await.unwrap();
-    let (id, spec, config) = (pod.container("main").id.clone(), pod.spec.clone(), pod.config.clone());
-    let said = kubelet.exec_sync(&id, &["sh", "-c", "cat /key/key; echo $PASSWORD"]).await.unwrap().stdout;
+    let mut pod = kubelet
+        .run_pod(&Pod::new("hushed").in_cell().volume("key", secret).container(main))
+        .await
+        .unwrap();
+    let (id, spec, config) =
+        (pod.container("main").id.clone(), pod.spec.clone(), pod.config.clone());
+    let said =
+        kubelet.exec_sync(&id, &["sh", "-c", "cat /key/key; echo $PASSWORD"]).await.unwrap().stdout;
     assert_eq!(said, format!("{}{}\n", SECRETS[1], SECRETS[2]));
     kubelet.update_volume(&spec, "key", &Source::files(&[("key", SECRETS[3])]));
     wait_until("the new secret is in the cell", LIMIT, async || {
-        (kubelet.exec_sync(&id, &["cat", "/key/key"]).await.ok()?.stdout == SECRETS[3]).then_some(())
+        (kubelet.exec_sync(&id, &["cat", "/key/key"]).await.ok()?.stdout == SECRETS[3])
+            .then_some(())
     })
     .await;
     // What fails is told at length.
@@ -164,7 +221,8 @@ async fn no_secret_is_in_a_log_of_the_daemon_or_of_a_containerd() {
         let is_allowed = failing.is_some();
         assert_eq!(kubelet.pull(&spec, &config, &name, failing).await.is_ok(), is_allowed);
     }
-    let mut broken = Container::script("broken", "").env("PASSWORD", SECRETS[2]).mount("key", "/key");
+    let mut broken =
+        Container::script("broken", "").env("PASSWORD", SECRETS[2]).mount("key", "/key");
     broken.command = vec!["/no/such/program".to_owned()];
     let created = kubelet.create_container(&pod, &broken, 0).await.unwrap();
     kubelet.start_container(&created.id).await.unwrap_err();

@@ -1,13 +1,22 @@
-//! Mounts that are read-only with all that is mounted beneath them: containerd 2.0 and later make them, and the kubelet is told so beforehand.
+//! Mounts that are read-only with all that is mounted beneath them: containerd 2.0 and later make
+//! them, and the kubelet is told so beforehand.
 
 use kiyot_testkit::{Container, Kiyot, Kubelet, Node, Pod, Source, cri};
 use tonic::Code;
 
-use super::{WAIT, ends_without_a_trace, faults::processes, is_back, options, said, version_of_containerd};
+use super::{
+    WAIT, ends_without_a_trace, faults::processes, is_back, options, said, version_of_containerd,
+};
 
 /// What the kubelet is told of a handler.
 async fn told(kubelet: &mut Kubelet, handler: &str) -> cri::RuntimeHandlerFeatures {
-    let handlers = kubelet.runtime.status(cri::StatusRequest::default()).await.unwrap().into_inner().runtime_handlers;
+    let handlers = kubelet
+        .runtime
+        .status(cri::StatusRequest::default())
+        .await
+        .unwrap()
+        .into_inner()
+        .runtime_handlers;
     handlers.into_iter().find(|found| found.name == handler).unwrap().features.unwrap()
 }
 
@@ -17,14 +26,21 @@ async fn a_mount_is_read_only_with_all_beneath_it_where_the_cells_containerd_doe
     let mut kiyot = Kiyot::start(&node, options()).await;
     let mut kubelet = kiyot.kubelet().await;
     let nothing = cri::RuntimeHandlerFeatures::default();
-    assert_eq!(told(&mut kubelet, "kiyot").await, nothing, "nothing is known before the first cell");
+    assert_eq!(
+        told(&mut kubelet, "kiyot").await,
+        nothing,
+        "nothing is known before the first cell"
+    );
     let spec = Pod::new("sealed").in_cell().volume("scratch", Source::EmptyDir { memory: false });
     let config = kubelet.prepare(&spec);
     let sandbox = kubelet.run_sandbox(&config, "").await.unwrap();
     let mut running = kubelet.running(&spec, config, sandbox);
-    // Node and cells have the same containerd here; that may do user namespaces, which pods in cells have not.
-    let does = version_of_containerd(&mut kubelet).await >= (2, 0) && told(&mut kubelet, "").await.recursive_read_only_mounts;
-    let expected = cri::RuntimeHandlerFeatures { recursive_read_only_mounts: does, user_namespaces: false };
+    // Node and cells have the same containerd here; that may do user namespaces, which pods in
+    // cells have not.
+    let does = version_of_containerd(&mut kubelet).await >= (2, 0)
+        && told(&mut kubelet, "").await.recursive_read_only_mounts;
+    let expected =
+        cri::RuntimeHandlerFeatures { recursive_read_only_mounts: does, user_namespaces: false };
     assert_eq!(told(&mut kubelet, "kiyot").await, expected);
 
     // Something is mounted within the volume, in the cell.
@@ -35,26 +51,58 @@ async fn a_mount_is_read_only_with_all_beneath_it_where_the_cells_containerd_doe
     running.containers.insert("maker".to_owned(), made);
     let cell = kiyot.cells().remove(0);
     let agent = processes(&["kiyot-cell agent", &cell]).remove(0);
-    let beneath = kiyot.state().join("cells").join(&cell).join("pod/empty-dir/scratch/beneath").display().to_string();
-    kiyot_testkit::output("nsenter", &["-t", &agent, "-m", "mount", "-t", "tmpfs", "tmpfs", &beneath]).unwrap();
-    let host_path = kubelet.pod_directory(&spec.uid).join("volumes/kubernetes.io~empty-dir/scratch").display().to_string();
+    let beneath = kiyot
+        .state()
+        .join("cells")
+        .join(&cell)
+        .join("pod/empty-dir/scratch/beneath")
+        .display()
+        .to_string();
+    kiyot_testkit::output(
+        "nsenter",
+        &["-t", &agent, "-m", "mount", "-t", "tmpfs", "tmpfs", &beneath],
+    )
+    .unwrap();
+    let host_path = kubelet
+        .pod_directory(&spec.uid)
+        .join("volumes/kubernetes.io~empty-dir/scratch")
+        .display()
+        .to_string();
     for recursive_read_only in [false, true] {
         let mut container = Container::script(&format!("reader-{recursive_read_only}"), WAIT);
-        let mount = cri::Mount { container_path: "/sealed".to_owned(), host_path: host_path.clone(), readonly: true, ..Default::default() };
+        let mount = cri::Mount {
+            container_path: "/sealed".to_owned(),
+            host_path: host_path.clone(),
+            readonly: true,
+            ..Default::default()
+        };
         container.more_mounts = vec![cri::Mount { recursive_read_only, ..mount }];
         let made = match kubelet.create_container(&running, &container, 0).await {
             Ok(made) => made,
             Err(refused) => {
                 assert!(recursive_read_only && !does, "{refused:?}");
                 assert_eq!(refused.code(), Code::Unimplemented);
-                assert!(refused.message().contains("/sealed") && refused.message().contains("recursively read-only"), "{refused:?}");
+                assert!(
+                    refused.message().contains("/sealed")
+                        && refused.message().contains("recursively read-only"),
+                    "{refused:?}"
+                );
                 continue;
             }
         };
         kubelet.start_container(&made.id).await.unwrap();
-        let tried = said(&mut kubelet, &made.id, "touch /sealed/file; touch /sealed/beneath/file && echo written").await;
+        let tried = said(
+            &mut kubelet,
+            &made.id,
+            "touch /sealed/file; touch /sealed/beneath/file && echo written",
+        )
+        .await;
         assert!(tried.contains("/sealed/file: Read-only file system"), "{tried}");
-        assert_eq!(tried.contains("/sealed/beneath/file: Read-only file system"), recursive_read_only, "{tried}");
+        assert_eq!(
+            tried.contains("/sealed/beneath/file: Read-only file system"),
+            recursive_read_only,
+            "{tried}"
+        );
         assert_eq!(tried.contains("written"), !recursive_read_only, "{tried}");
         running.containers.insert(container.name, made);
     }

@@ -1,4 +1,5 @@
-//! The node is booted anew: played by a store and a cell of another boot id, with all that a boot ends ended.
+//! The node is booted anew: played by a store and a cell of another boot id, with all that a boot
+//! ends ended.
 
 use std::fs;
 
@@ -16,7 +17,10 @@ use super::{
 pub(super) fn addresses(node: &Node) -> Vec<String> {
     let dir = node.directory().join("cni/state").join(node.name());
     let entries = fs::read_dir(dir).into_iter().flatten().flatten();
-    entries.map(|entry| entry.file_name().to_string_lossy().into_owned()).filter(|name| name.starts_with("10.")).collect()
+    entries
+        .map(|entry| entry.file_name().to_string_lossy().into_owned())
+        .filter(|name| name.starts_with("10."))
+        .collect()
 }
 
 #[tokio::test]
@@ -30,14 +34,21 @@ async fn after_a_reboot_pods_have_ended_and_addresses_are_free() {
     kiyot.kill9();
     // What no process outlives, and what /run does not.
     kill9(&processes(&["kiyot-cell launch", &cell]));
-    wait_until("the cell's processes have ended", LIMIT, async || processes(&[&cell]).is_empty().then_some(())).await;
+    wait_until("the cell's processes have ended", LIMIT, async || {
+        processes(&[&cell]).is_empty().then_some(())
+    })
+    .await;
     kiyot_testkit::output("ip", &["netns", "delete", &format!("kiyot-{cell}")]).unwrap();
     // And another boot id.
     let store = Store::open(&kiyot.state()).await.unwrap();
     let (key, record) = store.load::<records::Cell>(Table::Cells).await.unwrap().remove(0);
     assert!(!record.boot_id.is_empty());
     let mut batch = Batch::default();
-    batch.put(Table::Cells, &key, &records::Cell { boot_id: "the boot before".to_owned(), ..record });
+    batch.put(
+        Table::Cells,
+        &key,
+        &records::Cell { boot_id: "the boot before".to_owned(), ..record },
+    );
     store.commit(batch).await.unwrap();
     store.close().await;
     let instance = kiyot.state().join("cells").join(&cell).join("instance.json");
@@ -59,7 +70,10 @@ async fn after_a_reboot_pods_have_ended_and_addresses_are_free() {
     let mut next = running.spec.clone();
     next.attempt += 1;
     let anew = kubelet.run_pod(&next).await.unwrap();
-    assert_eq!(kubelet.container_status(&anew.container("main").id).await.unwrap().state(), cri::ContainerState::ContainerRunning);
+    assert_eq!(
+        kubelet.container_status(&anew.container("main").id).await.unwrap().state(),
+        cri::ContainerState::ContainerRunning
+    );
     kubelet.stop_pod(&anew).await.unwrap();
     kubelet.remove_pod(&anew).await.unwrap();
     ends_without_a_trace(&mut kubelet, &kiyot, &running).await;

@@ -27,9 +27,23 @@ async fn bad_annotations_are_named_with_what_is_allowed() {
     let node = Node::start().await;
     let kiyot = Kiyot::start(&node, options()).await;
     let mut kubelet = kiyot.kubelet().await;
-    let status = refused(&mut kubelet, &kiyot, &pod("odd", WAIT).annotation("pod.elotl.co/launch-type", "Cheap")).await;
-    names(&status, Code::InvalidArgument, &["pod.elotl.co/launch-type", "Cheap", "Spot", "On-Demand"]);
-    let status = refused(&mut kubelet, &kiyot, &pod("odder", WAIT).annotation("pod.elotl.co/volume-size", "big")).await;
+    let status = refused(
+        &mut kubelet,
+        &kiyot,
+        &pod("odd", WAIT).annotation("pod.elotl.co/launch-type", "Cheap"),
+    )
+    .await;
+    names(
+        &status,
+        Code::InvalidArgument,
+        &["pod.elotl.co/launch-type", "Cheap", "Spot", "On-Demand"],
+    );
+    let status = refused(
+        &mut kubelet,
+        &kiyot,
+        &pod("odder", WAIT).annotation("pod.elotl.co/volume-size", "big"),
+    )
+    .await;
     names(&status, Code::InvalidArgument, &["pod.elotl.co/volume-size", "big"]);
 }
 
@@ -38,7 +52,9 @@ async fn a_target_runtime_that_no_backend_has_is_named() {
     let node = Node::start().await;
     let kiyot = Kiyot::start(&node, options()).await;
     let mut kubelet = kiyot.kubelet().await;
-    let spec = Pod::new("lost").annotation("kubernetes.io/target-runtime", "virtlet").container(Container::script("main", WAIT));
+    let spec = Pod::new("lost")
+        .annotation("kubernetes.io/target-runtime", "virtlet")
+        .container(Container::script("main", WAIT));
     let status = refused(&mut kubelet, &kiyot, &spec).await;
     names(&status, Code::InvalidArgument, &["kubernetes.io/target-runtime", "virtlet", "kiyot"]);
 }
@@ -68,7 +84,10 @@ async fn a_path_of_the_node_is_refused_by_name() {
         .volume("host", Source::HostPath("/etc/ssl".into()))
         .container(Container::script("main", WAIT).mount("host", "/host"));
     let status = kubelet.run_pod(&spec).await.unwrap_err();
-    assert!(status.message().contains("/etc/ssl") && status.message().contains("host_path"), "{status:?}");
+    assert!(
+        status.message().contains("/etc/ssl") && status.message().contains("host_path"),
+        "{status:?}"
+    );
 }
 
 #[tokio::test]
@@ -81,17 +100,42 @@ async fn what_the_cells_containerd_would_pass_over_is_refused_by_name() {
     let sandbox = kubelet.run_sandbox(&config, "").await.unwrap();
     let running = kubelet.running(&spec, config, sandbox);
     let version = super::version_of_containerd(&mut kubelet).await;
-    let model = cri::ImageSpec { image: "registry.invalid/model:1".to_owned(), ..Default::default() };
-    let scratch = kubelet.pod_directory(&spec.uid).join("volumes/kubernetes.io~empty-dir/scratch").display().to_string();
-    let whole = cri::Mount { container_path: "/model".to_owned(), image: Some(model.clone()), readonly: true, ..Default::default() };
+    let model =
+        cri::ImageSpec { image: "registry.invalid/model:1".to_owned(), ..Default::default() };
+    let scratch = kubelet
+        .pod_directory(&spec.uid)
+        .join("volumes/kubernetes.io~empty-dir/scratch")
+        .display()
+        .to_string();
+    let whole = cri::Mount {
+        container_path: "/model".to_owned(),
+        image: Some(model.clone()),
+        readonly: true,
+        ..Default::default()
+    };
     let part = cri::Mount { image_sub_path: "weights".to_owned(), ..whole.clone() };
-    let on_volume = |path: &str| cri::Mount { container_path: path.to_owned(), host_path: scratch.clone(), readonly: true, ..Default::default() };
+    let on_volume = |path: &str| cri::Mount {
+        container_path: path.to_owned(),
+        host_path: scratch.clone(),
+        readonly: true,
+        ..Default::default()
+    };
     let recursive = cri::Mount { recursive_read_only: true, ..on_volume("/recursive") };
-    let mapped = cri::Mount { uid_mappings: vec![cri::IdMapping { host_id: 100_000, container_id: 0, length: 65_536 }], ..on_volume("/mapped") };
+    let mapped = cri::Mount {
+        uid_mappings: vec![cri::IdMapping { host_id: 100_000, container_id: 0, length: 65_536 }],
+        ..on_volume("/mapped")
+    };
     // What the containerd of this machine does not know; a later one mounts it.
-    let executable = cri::Mount { mount_options: vec!["noexec".to_owned()], ..on_volume("/executable") };
-    let knows_options =
-        kubelet.runtime.status(cri::StatusRequest::default()).await.unwrap().into_inner().features.is_some_and(|features| features.mount_options);
+    let executable =
+        cri::Mount { mount_options: vec!["noexec".to_owned()], ..on_volume("/executable") };
+    let knows_options = kubelet
+        .runtime
+        .status(cri::StatusRequest::default())
+        .await
+        .unwrap()
+        .into_inner()
+        .features
+        .is_some_and(|features| features.mount_options);
     let mut asked = vec![(mapped, vec!["/mapped", "mapped ids"])];
     if !knows_options {
         asked.push((executable, vec!["/executable", "noexec"]));

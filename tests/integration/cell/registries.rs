@@ -8,25 +8,30 @@ use std::{
 };
 
 use kiyot_testkit::{
-    Access, Container, Kiyot, KiyotOptions, Kubelet, LIMIT, Node, Pace, Pod, Registry, RunningPod, cri, image::ImageSpec, registry::REFUSAL,
-    wait_until,
+    Access, Container, Kiyot, KiyotOptions, Kubelet, LIMIT, Node, Pace, Pod, Registry, RunningPod,
+    cri, image::ImageSpec, registry::REFUSAL, wait_until,
 };
 
 use super::{WAIT, ends_without_a_trace, options};
 
-/// A daemon whose cells pull through the mirrors of the node. Without them the hosts of these images do not exist.
+/// A daemon whose cells pull through the mirrors of the node. Without them the hosts of these
+/// images do not exist.
 pub(super) fn with_mirrors(node: &Node) -> KiyotOptions {
     KiyotOptions { milpa: format!("registry_config_dir = {:?}\n", node.registries()), ..options() }
 }
 
-/// What an image runs that says something, and stays until it is stopped: of a container that ends by itself, the last words may be lost (`Ending`).
+/// What an image runs that says something, and stays until it is stopped: of a container that ends
+/// by itself, the last words may be lost (`Ending`).
 pub(super) fn speaking(says: &str) -> ImageSpec {
     ImageSpec::script(&format!("trap 'exit 0' TERM; {says}; {WAIT}"))
 }
 
 /// An image with a layer of its own, that says a word.
 pub(super) fn saying(word: &str) -> ImageSpec {
-    ImageSpec { files: vec![(word.to_owned(), 0o644, word.into())], ..speaking(&format!("echo {word}")) }
+    ImageSpec {
+        files: vec![(word.to_owned(), 0o644, word.into())],
+        ..speaking(&format!("echo {word}"))
+    }
 }
 
 /// A pod in a cell, still without containers.
@@ -37,9 +42,17 @@ pub(super) async fn sandbox(kubelet: &mut Kubelet, name: &str) -> RunningPod {
     kubelet.running(&pod, config, sandbox)
 }
 
-/// Runs a container of an image, with the policy IfNotPresent, until it has said its word, and stops it. Gives the id of its image.
-pub(super) async fn says(kubelet: &mut Kubelet, pod: &mut RunningPod, container: &str, image: &str, word: &str) -> String {
-    let created = kubelet.create_container(pod, &Container::of_image(container, image), 0).await.unwrap();
+/// Runs a container of an image, with the policy IfNotPresent, until it has said its word, and
+/// stops it. Gives the id of its image.
+pub(super) async fn says(
+    kubelet: &mut Kubelet,
+    pod: &mut RunningPod,
+    container: &str,
+    image: &str,
+    word: &str,
+) -> String {
+    let created =
+        kubelet.create_container(pod, &Container::of_image(container, image), 0).await.unwrap();
     kubelet.start_container(&created.id).await.unwrap();
     kubelet.logged(&created, word).await;
     kubelet.stop_container(&created.id, i64::try_from(LIMIT.as_secs()).unwrap()).await.unwrap();
@@ -49,11 +62,19 @@ pub(super) async fn says(kubelet: &mut Kubelet, pod: &mut RunningPod, container:
 
 /// The part of requests that asked for blobs.
 pub(super) fn blobs(asked: &[String]) -> BTreeSet<String> {
-    asked.iter().filter_map(|request| request.strip_prefix("GET /v2/")?.rsplit_once("/blobs/")).map(|(_, digest)| digest.to_owned()).collect()
+    asked
+        .iter()
+        .filter_map(|request| request.strip_prefix("GET /v2/")?.rsplit_once("/blobs/"))
+        .map(|(_, digest)| digest.to_owned())
+        .collect()
 }
 
 pub(super) fn auth(user: &str, password: &str) -> cri::AuthConfig {
-    cri::AuthConfig { username: user.to_owned(), password: password.to_owned(), ..Default::default() }
+    cri::AuthConfig {
+        username: user.to_owned(),
+        password: password.to_owned(),
+        ..Default::default()
+    }
 }
 
 /// `violet:sesame`, as it is in a file of Docker's.
@@ -63,12 +84,17 @@ const ENCODED: &str = "dmlvbGV0OnNlc2FtZQ==";
 async fn every_form_of_credentials_opens_a_private_image() {
     let node = Node::start().await;
     let by_name = Registry::start(&node, Access::Basic("violet".to_owned(), "sesame".to_owned()));
-    let access = Access::Token { user: "violet".to_owned(), password: "sesame".to_owned(), identity: "an-identity".to_owned() };
+    let access = Access::Token {
+        user: "violet".to_owned(),
+        password: "sesame".to_owned(),
+        identity: "an-identity".to_owned(),
+    };
     let by_token = Registry::start(&node, access);
     let kiyot = Kiyot::start(&node, with_mirrors(&node)).await;
     let mut kubelet = kiyot.kubelet().await;
     let encoded = cri::AuthConfig { auth: ENCODED.to_owned(), ..Default::default() };
-    let identity = cri::AuthConfig { identity_token: "an-identity".to_owned(), ..Default::default() };
+    let identity =
+        cri::AuthConfig { identity_token: "an-identity".to_owned(), ..Default::default() };
     let forms = [
         (&by_name, auth("violet", "sesame")),
         (&by_name, encoded.clone()),
@@ -81,7 +107,10 @@ async fn every_form_of_credentials_opens_a_private_image() {
         let word = format!("opened-{number}");
         let (name, _) = registry.image(&format!("violet/app{number}:1"), &saying(&word));
         let pulled = kubelet.pull(&pod.spec, &pod.config, &name, Some(auth)).await.unwrap();
-        assert_eq!(says(&mut kubelet, &mut pod, &format!("main{number}"), &name, &word).await, pulled);
+        assert_eq!(
+            says(&mut kubelet, &mut pod, &format!("main{number}"), &name, &word).await,
+            pulled
+        );
     }
     let log = kiyot.log();
     assert!(!["sesame", ENCODED, "an-identity"].iter().any(|secret| log.contains(secret)), "{log}");
@@ -91,7 +120,11 @@ async fn every_form_of_credentials_opens_a_private_image() {
 #[tokio::test]
 async fn a_private_image_is_refused_in_the_registrys_words() {
     let node = Node::start().await;
-    let access = Access::Token { user: "violet".to_owned(), password: "sesame".to_owned(), identity: "an-identity".to_owned() };
+    let access = Access::Token {
+        user: "violet".to_owned(),
+        password: "sesame".to_owned(),
+        identity: "an-identity".to_owned(),
+    };
     let registry = Registry::start(&node, access);
     let (name, _) = registry.image("violet/app:1", &saying("opened"));
     let kiyot = Kiyot::start(&node, with_mirrors(&node)).await;
@@ -99,10 +132,14 @@ async fn a_private_image_is_refused_in_the_registrys_words() {
     let pod = sandbox(&mut kubelet, "stranger").await;
     for auth in [None, Some(auth("violet", "open-up"))] {
         let refused = kubelet.pull(&pod.spec, &pod.config, &name, auth).await.unwrap_err();
-        assert!(refused.message().contains(REFUSAL) && refused.message().contains(&name), "{refused:?}");
+        assert!(
+            refused.message().contains(REFUSAL) && refused.message().contains(&name),
+            "{refused:?}"
+        );
         assert!(!refused.message().contains("open-up"), "{refused:?}");
     }
-    let refused = kubelet.create_container(&pod, &Container::of_image("main", &name), 0).await.unwrap_err();
+    let refused =
+        kubelet.create_container(&pod, &Container::of_image("main", &name), 0).await.unwrap_err();
     assert!(refused.message().contains(REFUSAL), "{refused:?}");
     assert_eq!(kubelet.image_status(&pod.spec, &name).await.unwrap(), None);
     assert!(blobs(&registry.asked()).is_empty());
@@ -162,7 +199,10 @@ async fn what_the_node_has_pulled_no_cell_pulls_again() {
     let (name, _) = registry.image("app:1", &saying("once"));
     let kiyot = Kiyot::start(&node, with_mirrors(&node)).await;
     let mut kubelet = kiyot.kubelet().await;
-    let local = kubelet.run_pod(&Pod::new("local").container(Container::of_image("main", &name))).await.unwrap();
+    let local = kubelet
+        .run_pod(&Pod::new("local").container(Container::of_image("main", &name)))
+        .await
+        .unwrap();
     assert_eq!(blobs(&registry.asked()).len(), 2, "the node pulls it");
     for cell in ["first", "second"] {
         let mut pod = sandbox(&mut kubelet, cell).await;
@@ -183,7 +223,8 @@ async fn layers_that_the_node_discarded_are_pulled() {
     let mut kubelet = kiyot.kubelet().await;
     // On the node: for no pod in a cell.
     let local = Pod::new("local");
-    let on_node = kubelet.pull(&local, &kubelet.prepare(&local), &name, credentials()).await.unwrap();
+    let on_node =
+        kubelet.pull(&local, &kubelet.prepare(&local), &name, credentials()).await.unwrap();
     let fetched = blobs(&registry.asked());
     wait_until("the node has discarded a layer", LIMIT, async || {
         // Removing something makes containerd collect its garbage.
@@ -196,10 +237,18 @@ async fn layers_that_the_node_discarded_are_pulled() {
 
     let mut pod = sandbox(&mut kubelet, "whole").await;
     // Never: the kubelet gives up. Else it is pulled, by who may.
-    assert_eq!(kubelet.image_status(&pod.spec, &name).await.unwrap(), None, "the node can't give it");
+    assert_eq!(
+        kubelet.image_status(&pod.spec, &name).await.unwrap(),
+        None,
+        "the node can't give it"
+    );
     assert!(kubelet.pull(&pod.spec, &pod.config, &name, None).await.is_err());
     assert_eq!(kubelet.pull(&pod.spec, &pod.config, &name, credentials()).await.unwrap(), on_node);
-    assert_eq!(says(&mut kubelet, &mut pod, "main", &name, "whole").await, on_node, "it is the same image");
+    assert_eq!(
+        says(&mut kubelet, &mut pod, "main", &name, "whole").await,
+        on_node,
+        "it is the same image"
+    );
     assert_eq!(blobs(&registry.asked()), fetched);
     ends_without_a_trace(&mut kubelet, &kiyot, &pod).await;
     kubelet.forget(&local);
@@ -209,7 +258,8 @@ async fn layers_that_the_node_discarded_are_pulled() {
 async fn the_images_of_cells_are_not_the_nodes() {
     let node = Node::start().await;
     let registry = Registry::start(&node, Access::Open);
-    let (name, _) = registry.image("app:1", &ImageSpec { user: "nobody".to_owned(), ..saying("apart") });
+    let (name, _) =
+        registry.image("app:1", &ImageSpec { user: "nobody".to_owned(), ..saying("apart") });
     let kiyot = Kiyot::start(&node, with_mirrors(&node)).await;
     let mut kubelet = kiyot.kubelet().await;
     let before = listed(&mut kubelet).await;
@@ -221,7 +271,11 @@ async fn the_images_of_cells_are_not_the_nodes() {
     }
     assert_eq!(listed(&mut kubelet).await, before);
     let local = Pod::new("local");
-    assert_eq!(kubelet.image_status(&local, &name).await.unwrap(), None, "for a pod of the node it is not there");
+    assert_eq!(
+        kubelet.image_status(&local, &name).await.unwrap(),
+        None,
+        "for a pod of the node it is not there"
+    );
     ends_without_a_trace(&mut kubelet, &kiyot, &pod).await;
     // What is gone with its cell is not there any more.
     for reference in [&name, &id] {
@@ -230,11 +284,18 @@ async fn the_images_of_cells_are_not_the_nodes() {
 }
 
 async fn listed(kubelet: &mut Kubelet) -> BTreeSet<String> {
-    let images = kubelet.image.list_images(cri::ListImagesRequest::default()).await.unwrap().into_inner().images;
+    let images = kubelet
+        .image
+        .list_images(cri::ListImagesRequest::default())
+        .await
+        .unwrap()
+        .into_inner()
+        .images;
     images.into_iter().flat_map(|image| image.repo_tags.into_iter().chain([image.id])).collect()
 }
 
-/// The node has pulled an image for one of its own pods; what was asked for it is gone from the registry's list.
+/// The node has pulled an image for one of its own pods; what was asked for it is gone from the
+/// registry's list.
 pub(super) async fn on_node(kubelet: &mut Kubelet, registry: &Registry, image: &str) -> Pod {
     let local = Pod::new("local");
     kubelet.pull(&local, &kubelet.prepare(&local), image, None).await.unwrap();
@@ -242,7 +303,8 @@ pub(super) async fn on_node(kubelet: &mut Kubelet, registry: &Registry, image: &
     local
 }
 
-/// An image whose first layer is that of all such images, and of no other: a cell has that of its pause image.
+/// An image whose first layer is that of all such images, and of no other: a cell has that of its
+/// pause image.
 pub(super) fn sharing(word: &str) -> ImageSpec {
     let file = |name: &str| vec![(name.to_owned(), 0o644, name.into())];
     ImageSpec { files: file("base"), upper: file(word), ..speaking(&format!("cat /{word}; echo")) }
@@ -262,7 +324,8 @@ async fn layers_that_the_node_holds_are_not_asked_of_the_registry() {
     let mut pod = sandbox(&mut kubelet, "sharing").await;
     // The registry is as slow as a look at what has come: layers follow the configuration.
     registry.pace(&config.0, Pace::Stalls(0));
-    let blob = base.0.replace("sha256:", "containerd/io.containerd.content.v1.content/blobs/sha256/");
+    let blob =
+        base.0.replace("sha256:", "containerd/io.containerd.content.v1.content/blobs/sha256/");
     let in_cell = kiyot.state().join("cells").join(kiyot.cells().remove(0)).join(blob);
     let arrives = async {
         wait_until("the base is in the cell", LIMIT, async || in_cell.exists().then_some(())).await;
@@ -274,7 +337,12 @@ async fn layers_that_the_node_holds_are_not_asked_of_the_registry() {
     let asked = blobs(&registry.asked());
     assert_eq!(asked, BTreeSet::from([config.0, own.0]), "the base is the node's");
     let log = kiyot.log();
-    assert!(log.lines().any(|line| line.contains("from the node") && line.contains(&name) && line.contains(&base.1.to_string())), "{log}");
+    assert!(
+        log.lines().any(|line| line.contains("from the node")
+            && line.contains(&name)
+            && line.contains(&base.1.to_string())),
+        "{log}"
+    );
     assert_eq!(says(&mut kubelet, &mut pod, "main", &name, "mine").await, pulled);
     ends_without_a_trace(&mut kubelet, &kiyot, &pod).await;
     kubelet.forget(&local);
@@ -294,23 +362,34 @@ async fn no_layer_of_the_node_is_given_to_who_may_not_pull() {
     let refused = kubelet.pull(&pod.spec, &pod.config, &name, None).await.unwrap_err();
     assert!(refused.message().contains(&name), "{refused:?}");
     let log = kiyot.log();
-    assert!(!log.lines().any(|line| line.contains("from the node") && line.contains(&name)), "{log}");
+    assert!(
+        !log.lines().any(|line| line.contains("from the node") && line.contains(&name)),
+        "{log}"
+    );
     ends_without_a_trace(&mut kubelet, &kiyot, &pod).await;
     kubelet.forget(&local);
 }
 
-/// How long a pull may stand still for an [`impatient`] daemon: longer than a busy machine needs for the first that comes, or for one MiB more.
+/// How long a pull may stand still for an [`impatient`] daemon: longer than a busy machine needs
+/// for the first that comes, or for one MiB more.
 pub(super) const STANDS_STILL: Duration = Duration::from_secs(15);
 
 /// A daemon for which a pull stands still when nothing has come for [`STANDS_STILL`].
 pub(super) fn impatient(node: &Node) -> KiyotOptions {
-    let milpa = format!("registry_config_dir = {:?}\nimage_pull_progress_timeout = \"{}s\"\n", node.registries(), STANDS_STILL.as_secs());
+    let milpa = format!(
+        "registry_config_dir = {:?}\nimage_pull_progress_timeout = \"{}s\"\n",
+        node.registries(),
+        STANDS_STILL.as_secs()
+    );
     KiyotOptions { milpa, ..options() }
 }
 
 /// An image whose one layer has so many bytes, and is not the node's.
 pub(super) fn heavy(bytes: usize) -> ImageSpec {
-    ImageSpec { files: vec![("weight".to_owned(), 0o644, vec![b'w'; bytes])], ..speaking("echo heavy") }
+    ImageSpec {
+        files: vec![("weight".to_owned(), 0o644, vec![b'w'; bytes])],
+        ..speaking("echo heavy")
+    }
 }
 
 #[tokio::test]
@@ -325,7 +404,12 @@ async fn a_pull_that_stands_still_ends_and_goes_on_where_it_was() {
     registry.pace(&layer, Pace::Stalls(4 << 20));
     let stalled = kubelet.pull(&pod.spec, &pod.config, &name, None).await.unwrap_err();
     assert_eq!(stalled.code(), tonic::Code::DeadlineExceeded);
-    assert!(["app:1", "nothing of it has come for 15 s"].iter().all(|word| stalled.message().contains(word)), "{stalled:?}");
+    assert!(
+        ["app:1", "nothing of it has come for 15 s"]
+            .iter()
+            .all(|word| stalled.message().contains(word)),
+        "{stalled:?}"
+    );
     assert!(blobs(&registry.asked()).contains(&layer));
     // The kubelet tries again.
     registry.release(&layer);
@@ -342,7 +426,10 @@ async fn a_pull_that_is_slow_and_goes_on_is_left_alone() {
     let mut kubelet = kiyot.kubelet().await;
     let mut pod = sandbox(&mut kubelet, "slow").await;
     // In two hundred parts, one each 100 ms. The cell's containerd writes MiB by MiB.
-    registry.pace(&registry.parts(&name).pop().unwrap().0, Pace::Trickles(128 << 10, Duration::from_millis(100)));
+    registry.pace(
+        &registry.parts(&name).pop().unwrap().0,
+        Pace::Trickles(128 << 10, Duration::from_millis(100)),
+    );
     let begun = Instant::now();
     says(&mut kubelet, &mut pod, "main", &name, "heavy").await;
     assert!(begun.elapsed() > STANDS_STILL, "it took longer than a pull may stand still");
@@ -352,11 +439,18 @@ async fn a_pull_that_is_slow_and_goes_on_is_left_alone() {
 /// Whether a word is in what the daemon, the node's containerd or the cells have written.
 pub(super) fn is_written(node: &Node, kiyot: &Kiyot<'_>, words: &[&str]) -> Vec<String> {
     let of_cells = kiyot.cells().into_iter().map(|cell| kiyot.state().join("cells").join(cell));
-    let logs = of_cells.flat_map(|cell| ["console.log", "containerd.log"].map(|log| cell.join(log)));
+    let logs =
+        of_cells.flat_map(|cell| ["console.log", "containerd.log"].map(|log| cell.join(log)));
     let files: Vec<_> = logs.chain([node.directory().join("containerd.log")]).collect();
-    let texts = files.iter().map(|file| fs::read_to_string(file).unwrap_or_default()).chain([kiyot.log()]);
-    let found: Vec<String> = texts.filter(|text| words.iter().any(|word| text.contains(word))).collect();
-    assert!(!files.is_empty() && files.iter().all(|file| file.exists()), "{}", node.directory().display());
+    let texts =
+        files.iter().map(|file| fs::read_to_string(file).unwrap_or_default()).chain([kiyot.log()]);
+    let found: Vec<String> =
+        texts.filter(|text| words.iter().any(|word| text.contains(word))).collect();
+    assert!(
+        !files.is_empty() && files.iter().all(|file| file.exists()),
+        "{}",
+        node.directory().display()
+    );
     found
 }
 
@@ -367,9 +461,11 @@ async fn a_token_of_a_registry_is_passed_over_as_on_the_node() {
     let (name, _) = registry.image("app:1", &saying("opened"));
     let kiyot = Kiyot::start(&node, with_mirrors(&node)).await;
     let mut kubelet = kiyot.kubelet().await;
-    let token = Some(cri::AuthConfig { registry_token: "an-open-sesame".to_owned(), ..Default::default() });
+    let token =
+        Some(cri::AuthConfig { registry_token: "an-open-sesame".to_owned(), ..Default::default() });
     let (pod, local) = (sandbox(&mut kubelet, "token").await, Pod::new("local"));
-    let on_node = kubelet.pull(&local, &kubelet.prepare(&local), &name, token.clone()).await.unwrap_err();
+    let on_node =
+        kubelet.pull(&local, &kubelet.prepare(&local), &name, token.clone()).await.unwrap_err();
     let in_cell = kubelet.pull(&pod.spec, &pod.config, &name, token).await.unwrap_err();
     // containerd does not know this form; a later one may.
     assert_eq!((in_cell.code(), in_cell.message()), (on_node.code(), on_node.message()));
@@ -381,7 +477,11 @@ async fn a_token_of_a_registry_is_passed_over_as_on_the_node() {
 #[tokio::test]
 async fn a_private_image_is_there_for_its_pod_by_every_policy() {
     let node = Node::start().await;
-    let access = Access::Token { user: "violet".to_owned(), password: "sesame".to_owned(), identity: "an-identity".to_owned() };
+    let access = Access::Token {
+        user: "violet".to_owned(),
+        password: "sesame".to_owned(),
+        identity: "an-identity".to_owned(),
+    };
     let registry = Registry::start(&node, access);
     let kiyot = Kiyot::start(&node, with_mirrors(&node)).await;
     let mut kubelet = kiyot.kubelet().await;
@@ -395,16 +495,23 @@ async fn a_private_image_is_there_for_its_pod_by_every_policy() {
         let (name, _) = registry.image(&format!("violet/app{number}:1"), &saying("private"));
         // Never, and it is not there.
         assert_eq!(kubelet.image_status(&pod.spec, &name).await.unwrap(), None);
-        // IfNotPresent: pulled with what came for the pod, then there without a question; Always: asked again, with nothing to fetch.
+        // IfNotPresent: pulled with what came for the pod, then there without a question; Always:
+        // asked again, with nothing to fetch.
         let pulled = kubelet.pull(&pod.spec, &pod.config, &name, Some(form.clone())).await.unwrap();
         registry.asked();
-        assert_eq!(says(&mut kubelet, &mut pod, &format!("present{number}"), &name, "private").await, pulled);
+        assert_eq!(
+            says(&mut kubelet, &mut pod, &format!("present{number}"), &name, "private").await,
+            pulled
+        );
         assert_eq!(registry.asked(), Vec::<String>::new());
         assert_eq!(kubelet.pull(&pod.spec, &pod.config, &name, Some(form)).await.unwrap(), pulled);
         let asked = registry.asked();
         assert!(!asked.is_empty() && blobs(&asked).is_empty(), "{asked:?}");
     }
-    assert_eq!(is_written(&node, &kiyot, &["sesame", ENCODED, "an-identity"]), Vec::<String>::new());
+    assert_eq!(
+        is_written(&node, &kiyot, &["sesame", ENCODED, "an-identity"]),
+        Vec::<String>::new()
+    );
     ends_without_a_trace(&mut kubelet, &kiyot, &pod).await;
 }
 
@@ -427,13 +534,17 @@ async fn what_the_kubelet_removes_on_the_node_cells_keep() {
     assert_eq!(registry.asked(), Vec::<String>::new());
     // It counts what the node has on its disk, and nothing of a cell.
     assert_eq!(filesystems(&mut kubelet).await, used);
-    assert!(used.iter().all(|path| Path::new(path).starts_with(node.directory().join("root"))), "{used:?}");
+    assert!(
+        used.iter().all(|path| Path::new(path).starts_with(node.directory().join("root"))),
+        "{used:?}"
+    );
     ends_without_a_trace(&mut kubelet, &kiyot, &pod).await;
     kubelet.forget(&local);
 }
 
 /// The file systems of images, as the kubelet's garbage collection sees them.
 async fn filesystems(kubelet: &mut Kubelet) -> Vec<String> {
-    let info = kubelet.image.image_fs_info(cri::ImageFsInfoRequest::default()).await.unwrap().into_inner();
+    let info =
+        kubelet.image.image_fs_info(cri::ImageFsInfoRequest::default()).await.unwrap().into_inner();
     info.image_filesystems.into_iter().filter_map(|system| Some(system.fs_id?.mountpoint)).collect()
 }

@@ -10,7 +10,9 @@ use std::{
     time::Duration,
 };
 
-use kiyot_testkit::{Container, Kiyot, KiyotOptions, Kubelet, LIMIT, Node, Pod, RunningPod, wait_until};
+use kiyot_testkit::{
+    Container, Kiyot, KiyotOptions, Kubelet, LIMIT, Node, Pod, RunningPod, wait_until,
+};
 
 use super::{
     WAIT, ends_without_a_trace,
@@ -25,7 +27,8 @@ pub(super) const IN_CELL: &str = "169.254.253.53";
 /// Answers to a name that begins with "many" have so many records: too many for UDP.
 const MANY: usize = 300;
 
-/// The answer by TCP to a name that begins with "zone" has so many messages, as of a transfer, of so many bytes each.
+/// The answer by TCP to a name that begins with "zone" has so many messages, as of a transfer, of
+/// so many bytes each.
 pub(super) const ZONE: usize = 40;
 pub(super) const ZONE_MESSAGE: usize = 60_000;
 
@@ -61,17 +64,25 @@ impl NameServer {
                 std::thread::spawn(move || serve(stream));
             }
         };
-        Self { stop, threads: vec![std::thread::spawn(by_udp), std::thread::spawn(by_tcp)], address }
+        Self {
+            stop,
+            threads: vec![std::thread::spawn(by_udp), std::thread::spawn(by_tcp)],
+            address,
+        }
     }
 }
 
 impl Drop for NameServer {
     fn drop(&mut self) {
         self.stop.store(true, Ordering::SeqCst);
-        let any = SocketAddr::new(if self.address.is_ipv4() { IpAddr::from([127, 0, 0, 1]) } else { self.address.ip() }, 0);
+        let any = SocketAddr::new(
+            if self.address.is_ipv4() { IpAddr::from([127, 0, 0, 1]) } else { self.address.ip() },
+            0,
+        );
         let _ = UdpSocket::bind(any).and_then(|socket| socket.send_to(b"stop", self.address));
         drop(TcpStream::connect(self.address));
-        let failed = self.threads.drain(..).map(std::thread::JoinHandle::join).any(|ended| ended.is_err());
+        let failed =
+            self.threads.drain(..).map(std::thread::JoinHandle::join).any(|ended| ended.is_err());
         assert!(!failed || std::thread::panicking(), "a thread of the name server failed");
     }
 }
@@ -88,7 +99,9 @@ fn serve(mut stream: TcpStream) -> io::Result<()> {
                 // Records of an unknown type would do as well: nobody reads them.
                 answer.resize(ZONE_MESSAGE, u8::try_from(number).unwrap_or(0));
             }
-            stream.write_all(&[&u16::try_from(answer.len()).unwrap().to_be_bytes()[..], &answer].concat())?;
+            stream.write_all(
+                &[&u16::try_from(answer.len()).unwrap().to_be_bytes()[..], &answer].concat(),
+            )?;
         }
     }
 }
@@ -162,7 +175,8 @@ pub(super) fn forwarding() -> KiyotOptions {
 /// Runs a pod with these name servers.
 pub(super) async fn runs(kubelet: &mut Kubelet, spec: &Pod, servers: &[&str]) -> RunningPod {
     let mut config = kubelet.prepare(spec);
-    config.dns_config.as_mut().unwrap().servers = servers.iter().map(|server| (*server).to_owned()).collect();
+    config.dns_config.as_mut().unwrap().servers =
+        servers.iter().map(|server| (*server).to_owned()).collect();
     let sandbox = kubelet.run_sandbox(&config, "").await.unwrap();
     let mut running = kubelet.running(spec, config, sandbox);
     for container in &spec.containers {
@@ -191,13 +205,22 @@ async fn a_pod_asks_name_servers_that_only_the_node_has() {
     let running = runs(&mut kubelet, &pod("asking", WAIT), &["127.0.0.53", "127.0.0.54"]).await;
     let main = running.container("main").id.clone();
     let conf = kubelet.exec_sync(&main, &["cat", "/etc/resolv.conf"]).await.unwrap().stdout;
-    assert!(conf.contains("nameserver 169.254.253.53\nnameserver 169.254.253.54\n") && conf.contains("ndots:5"), "{conf}");
+    assert!(
+        conf.contains("nameserver 169.254.253.53\nnameserver 169.254.253.54\n")
+            && conf.contains("ndots:5"),
+        "{conf}"
+    );
     resolves(&mut kubelet, &main).await;
 
     let cell = kiyot.cells().remove(0);
     // Its port 53 is the pod's, on all its addresses.
-    let own = in_cell(&cell, || (UdpSocket::bind("0.0.0.0:53").unwrap(), TcpListener::bind("[::]:53").unwrap()));
-    assert_eq!(asked_by_udp(&cell, "one.test", IN_CELL).await, answer(&query(1, "one.test"), false));
+    let own = in_cell(&cell, || {
+        (UdpSocket::bind("0.0.0.0:53").unwrap(), TcpListener::bind("[::]:53").unwrap())
+    });
+    assert_eq!(
+        asked_by_udp(&cell, "one.test", IN_CELL).await,
+        answer(&query(1, "one.test"), false)
+    );
     drop(own);
 
     // What is too much for UDP says so, and comes by TCP, several times on one connection.
@@ -210,7 +233,11 @@ async fn a_pod_asks_name_servers_that_only_the_node_has() {
         stream.set_read_timeout(Some(LIMIT)).unwrap();
         [1, 2].map(|id| {
             let query = query(id, "many.test");
-            stream.write_all(&[&u16::try_from(query.len()).unwrap().to_be_bytes()[..], &query].concat()).unwrap();
+            stream
+                .write_all(
+                    &[&u16::try_from(query.len()).unwrap().to_be_bytes()[..], &query].concat(),
+                )
+                .unwrap();
             framed(&mut stream).unwrap()
         })
     });
@@ -244,7 +271,10 @@ async fn name_servers_are_asked_again_after_the_agent_and_the_daemon_were_killed
     kiyot.start_again().await;
     let mut kubelet = kiyot.kubelet().await;
     asked_by_udp(&cell, "one.test", IN_CELL).await;
-    wait_until("the cell is back for exec", LIMIT, async || kubelet.exec_sync(&main, &["true"]).await.ok()).await;
+    wait_until("the cell is back for exec", LIMIT, async || {
+        kubelet.exec_sync(&main, &["true"]).await.ok()
+    })
+    .await;
     resolves(&mut kubelet, &main).await;
     ends_without_a_trace(&mut kubelet, &kiyot, &running).await;
 }
@@ -261,7 +291,10 @@ async fn a_pod_that_rewrites_its_network_keeps_its_link_and_its_names() {
         let context = config.linux.get_or_insert_default().security_context.get_or_insert_default();
         context.capabilities.get_or_insert_default().add_capabilities.push("NET_ADMIN".to_owned());
     };
-    let created = kubelet.create_container_with(&running, &Container::script("main", WAIT), 0, may).await.unwrap();
+    let created = kubelet
+        .create_container_with(&running, &Container::script("main", WAIT), 0, may)
+        .await
+        .unwrap();
     kubelet.start_container(&created.id).await.unwrap();
     let main = created.id.clone();
     running.containers.insert("main".to_owned(), created);
@@ -270,14 +303,18 @@ async fn a_pod_that_rewrites_its_network_keeps_its_link_and_its_names() {
     assert_eq!((said.stdout.as_str(), said.code), ("", 0), "{said:?}");
     assert_eq!(kubelet.exec_sync(&main, &["echo", "here"]).await.unwrap().stdout, "here\n");
 
-    // The daemon calls over the link, which is none of the pod's; so do the pod's names, once the route to them is back.
+    // The daemon calls over the link, which is none of the pod's; so do the pod's names, once the
+    // route to them is back.
     let back = format!("ip route add {IN_CELL} dev kiyot-dns");
     let said = kubelet.exec_sync(&main, &["sh", "-c", &back]).await.unwrap();
     assert_eq!(said.code, 0, "{said:?}");
     resolves(&mut kubelet, &main).await;
     let cell = kiyot.cells().remove(0);
     kill9(&processes(&["kiyot-cell agent", &cell]));
-    wait_until("a new agent is linked", LIMIT, async || kubelet.exec_sync(&main, &["true"]).await.ok()).await;
+    wait_until("a new agent is linked", LIMIT, async || {
+        kubelet.exec_sync(&main, &["true"]).await.ok()
+    })
+    .await;
     resolves(&mut kubelet, &main).await;
     ends_without_a_trace(&mut kubelet, &kiyot, &running).await;
 }

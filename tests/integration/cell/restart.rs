@@ -17,14 +17,25 @@ async fn pods_outlive_a_killed_daemon() {
     let running = kubelet.run_pod(&pod("survivor", count)).await.unwrap();
     let main = running.container("main").clone();
     kubelet.logged(&main, "line 5").await;
-    let before = (kubelet.sandboxes().await.unwrap(), kubelet.containers().await.unwrap(), kubelet.sandbox_status(&running.sandbox).await.unwrap());
+    let before = (
+        kubelet.sandboxes().await.unwrap(),
+        kubelet.containers().await.unwrap(),
+        kubelet.sandbox_status(&running.sandbox).await.unwrap(),
+    );
 
     kiyot.kill9();
     kiyot.start_again().await;
     let mut kubelet = kiyot.kubelet().await;
-    let after = (kubelet.sandboxes().await.unwrap(), kubelet.containers().await.unwrap(), kubelet.sandbox_status(&running.sandbox).await.unwrap());
+    let after = (
+        kubelet.sandboxes().await.unwrap(),
+        kubelet.containers().await.unwrap(),
+        kubelet.sandbox_status(&running.sandbox).await.unwrap(),
+    );
     assert_eq!(after, before, "all is listed as before");
-    let told = wait_until("the cell is back for exec", LIMIT, async || kubelet.exec_sync(&main.id, &["echo", "back"]).await.ok()).await;
+    let told = wait_until("the cell is back for exec", LIMIT, async || {
+        kubelet.exec_sync(&main.id, &["echo", "back"]).await.ok()
+    })
+    .await;
     assert_eq!(told.stdout, "back\n");
 
     let now = kubelet.log_lines(&main).len();
@@ -41,7 +52,10 @@ async fn an_exit_during_the_outage_is_told_afterwards() {
     let mut kiyot = Kiyot::start(&node, options()).await;
     let mut kubelet = kiyot.kubelet().await;
     let (begin, ending) = (Ending::new(), Ending::new());
-    let running = kubelet.run_pod(&pod("leaver", &format!("{}; echo bye; {}; exit 4", begin.wait(), ending.wait()))).await.unwrap();
+    let running = kubelet
+        .run_pod(&pod("leaver", &format!("{}; echo bye; {}; exit 4", begin.wait(), ending.wait())))
+        .await
+        .unwrap();
     let main = running.container("main").clone();
     kiyot.kill9();
     begin.come().await;
@@ -52,7 +66,10 @@ async fn an_exit_during_the_outage_is_told_afterwards() {
     let mut kubelet = kiyot.kubelet().await;
     let status = kubelet.exited(&main.id).await;
     assert_eq!(status.exit_code, 4);
-    assert_eq!(kubelet.log_lines(&main).iter().map(|line| line.text.as_str()).collect::<Vec<_>>(), ["bye"]);
+    assert_eq!(
+        kubelet.log_lines(&main).iter().map(|line| line.text.as_str()).collect::<Vec<_>>(),
+        ["bye"]
+    );
     ends_without_a_trace(&mut kubelet, &kiyot, &running).await;
 }
 
@@ -65,17 +82,22 @@ async fn a_half_made_pod_is_cleaned_up() {
     let config = kubelet.prepare(&spec);
     let mut caller = kubelet.clone();
     let call = tokio::spawn(async move { caller.run_sandbox(&config, "").await });
-    wait_until("a cell is being made", LIMIT, async || (!kiyot.cells().is_empty()).then_some(())).await;
+    wait_until("a cell is being made", LIMIT, async || (!kiyot.cells().is_empty()).then_some(()))
+        .await;
     kiyot.kill9();
     let told = call.await.unwrap();
     kiyot.start_again().await;
     let mut kubelet = kiyot.kubelet().await;
-    // Either the kubelet was told an id before the kill, and the pod is there; or it was not, and nothing is.
+    // Either the kubelet was told an id before the kill, and the pod is there; or it was not, and
+    // nothing is.
     let listed = kubelet.sandboxes().await.unwrap();
     match told {
         Ok(id) => assert!(listed.iter().any(|sandbox| sandbox.id == id)),
         Err(_) if listed.is_empty() => {
-            wait_until("the half-made cell is gone", LIMIT, async || kiyot.cells().is_empty().then_some(())).await;
+            wait_until("the half-made cell is gone", LIMIT, async || {
+                kiyot.cells().is_empty().then_some(())
+            })
+            .await;
         }
         // It was kept and not told: the kubelet's retry must get it.
         Err(_) => assert_eq!(listed.len(), 1),

@@ -16,7 +16,10 @@ async fn an_abandoned_sandbox_is_adopted_by_the_next_try() {
     for _ in 0..3 {
         let (mut caller, config) = (kubelet.clone(), config.clone());
         let call = tokio::spawn(async move { caller.run_sandbox(&config, "").await });
-        wait_until("a cell is being made", LIMIT, async || (!kiyot.cells().is_empty()).then_some(())).await;
+        wait_until("a cell is being made", LIMIT, async || {
+            (!kiyot.cells().is_empty()).then_some(())
+        })
+        .await;
         call.abort();
         let _ = call.await;
         assert_eq!(kiyot.cells().len(), 1);
@@ -38,14 +41,17 @@ async fn a_container_is_created_once_however_often_it_is_asked_for() {
     let mut running = kubelet.running(&spec, config, sandbox);
     let mut calls = tokio::task::JoinSet::new();
     for at in 0..5 {
-        let (mut caller, running, container) = (kubelet.clone(), running.clone(), spec.containers[0].clone());
+        let (mut caller, running, container) =
+            (kubelet.clone(), running.clone(), spec.containers[0].clone());
         calls.spawn(async move {
             let call = caller.create_container(&running, &container, 0);
             // Some give up before the answer.
             if at % 2 == 0 {
                 call.await.map(Some)
             } else {
-                tokio::time::timeout(Duration::from_millis(50), call).await.map_or(Ok(None), |made| made.map(Some))
+                tokio::time::timeout(Duration::from_millis(50), call)
+                    .await
+                    .map_or(Ok(None), |made| made.map(Some))
             }
         });
     }
@@ -58,7 +64,10 @@ async fn a_container_is_created_once_however_often_it_is_asked_for() {
     running.containers.insert("main".to_owned(), created.clone());
     let refused = kubelet.create_container(&running, &spec.containers[0], 0).await.unwrap_err();
     assert!(refused.message().contains("is reserved for"), "{refused:?}");
-    assert_eq!(kubelet.container_status(&created.id).await.unwrap().state(), cri::ContainerState::ContainerRunning);
+    assert_eq!(
+        kubelet.container_status(&created.id).await.unwrap().state(),
+        cri::ContainerState::ContainerRunning
+    );
     ends_without_a_trace(&mut kubelet, &kiyot, &running).await;
 }
 
@@ -67,12 +76,24 @@ async fn who_never_reads_an_exec_starves_nobody() {
     let node = Node::start().await;
     let kiyot = Kiyot::start(&node, options()).await;
     let mut kubelet = kiyot.kubelet().await;
-    let running = kubelet.run_pod(&pod("loud", "i=0; while :; do i=$((i+1)); echo line $i; sleep 0.05; done")).await.unwrap();
+    let running = kubelet
+        .run_pod(&pod("loud", "i=0; while :; do i=$((i+1)); echo line $i; sleep 0.05; done"))
+        .await
+        .unwrap();
     let main = running.container("main").clone();
     let mut unread = Vec::new();
     for _ in 0..8 {
-        let cmd = ["sh", "-c", "touch /tmp/began; yes 'an answer that nobody reads'"].map(str::to_owned).to_vec();
-        let request = cri::ExecRequest { container_id: main.id.clone(), cmd, tty: false, stdin: false, stdout: true, stderr: true };
+        let cmd = ["sh", "-c", "touch /tmp/began; yes 'an answer that nobody reads'"]
+            .map(str::to_owned)
+            .to_vec();
+        let request = cri::ExecRequest {
+            container_id: main.id.clone(),
+            cmd,
+            tty: false,
+            stdin: false,
+            stdout: true,
+            stderr: true,
+        };
         let url = kubelet.runtime.exec(request).await.unwrap().into_inner().url;
         unread.push(Streams::open(&url).await.unwrap());
     }
@@ -83,9 +104,17 @@ async fn who_never_reads_an_exec_starves_nobody() {
     }
     let now = kubelet.log_lines(&main).len();
     kubelet.logged(&main, &format!("line {}", now + 20)).await;
-    let request =
-        cri::ExecRequest { container_id: main.id.clone(), cmd: vec!["hostname".to_owned()], tty: false, stdin: false, stdout: true, stderr: false };
-    let mut read = Streams::open(&kubelet.runtime.exec(request).await.unwrap().into_inner().url).await.unwrap();
+    let request = cri::ExecRequest {
+        container_id: main.id.clone(),
+        cmd: vec!["hostname".to_owned()],
+        tty: false,
+        stdin: false,
+        stdout: true,
+        stderr: false,
+    };
+    let mut read = Streams::open(&kubelet.runtime.exec(request).await.unwrap().into_inner().url)
+        .await
+        .unwrap();
     read.read_to_end().await;
     assert_eq!(read.text(1), "loud\n");
     drop(unread);
@@ -111,34 +140,56 @@ async fn the_nodes_containerd_is_killed_under_cells_and_copies() {
         ..kiyot_testkit::image::ImageSpec::script("trap 'exit 0' TERM; while :; do sleep 0.1; done")
     };
     node.image("kiyot.test/large:1", &spec).await;
-    let copied = kiyot_testkit::Pod::new("copied").in_cell().container(kiyot_testkit::Container::of_image("main", "kiyot.test/large:1"));
+    let copied = kiyot_testkit::Pod::new("copied")
+        .in_cell()
+        .container(kiyot_testkit::Container::of_image("main", "kiyot.test/large:1"));
     let config = kubelet.prepare(&copied);
     let sandbox = kubelet.run_sandbox(&config, "").await.unwrap();
     let mut second = kubelet.running(&copied, config, sandbox);
-    let (mut caller, at, container) = (kubelet.clone(), second.clone(), copied.containers[0].clone());
+    let (mut caller, at, container) =
+        (kubelet.clone(), second.clone(), copied.containers[0].clone());
     let copying = tokio::spawn(async move { caller.create_container(&at, &container, 0).await });
-    wait_until("the copy has begun", LIMIT, async || (copying.is_finished() || kiyot.log().contains("kiyot.test/large:1")).then_some(())).await;
+    wait_until("the copy has begun", LIMIT, async || {
+        (copying.is_finished() || kiyot.log().contains("kiyot.test/large:1")).then_some(())
+    })
+    .await;
     node.kill_containerd();
 
-    // Without it the node has no answer, and a list without the node's pods would be a lie; pods in cells answer for themselves.
+    // Without it the node has no answer, and a list without the node's pods would be a lie; pods in
+    // cells answer for themselves.
     assert!(kubelet.sandboxes().await.is_err(), "a list is whole or it is an error");
     assert_eq!(kubelet.exec_sync(&main, &["echo", "here"]).await.unwrap().stdout, "here\n");
-    assert_eq!(kubelet.container_status(&main).await.unwrap().state(), cri::ContainerState::ContainerRunning);
+    assert_eq!(
+        kubelet.container_status(&main).await.unwrap().state(),
+        cri::ContainerState::ContainerRunning
+    );
     for _ in 0..10 {
         assert!(kubelet.sandboxes().await.is_err());
     }
-    assert_eq!(kiyot.log().matches("The container runtime does not answer").count(), 1, "an outage is told once");
+    assert_eq!(
+        kiyot.log().matches("The container runtime does not answer").count(),
+        1,
+        "an outage is told once"
+    );
     let first = copying.await.unwrap();
     node.start_containerd().await;
     let created = match first {
         Ok(created) => created,
         Err(_) => {
-            wait_until("the container is created", LIMIT, async || kubelet.create_container(&second, &copied.containers[0], 0).await.ok()).await
+            wait_until("the container is created", LIMIT, async || {
+                kubelet.create_container(&second, &copied.containers[0], 0).await.ok()
+            })
+            .await
         }
     };
     kubelet.start_container(&created.id).await.unwrap();
     second.containers.insert("main".to_owned(), created);
-    assert_eq!(wait_until("lists are whole again", LIMIT, async || kubelet.sandboxes().await.ok()).await.len(), 2);
+    assert_eq!(
+        wait_until("lists are whole again", LIMIT, async || kubelet.sandboxes().await.ok())
+            .await
+            .len(),
+        2
+    );
     assert_eq!(kiyot.log().matches("The container runtime answers again").count(), 1);
     kubelet.stop_and_remove(&second).await.unwrap();
     ends_without_a_trace(&mut kubelet, &kiyot, &running).await;

@@ -15,7 +15,8 @@ use super::{WAIT, ends_without_a_trace, options};
 
 /// How long every byte is on its way.
 const WAY: Duration = Duration::from_millis(100);
-/// How much goes at once, and how long that takes: 512 KiB a second, both directions and all connections together.
+/// How much goes at once, and how long that takes: 512 KiB a second, both directions and all
+/// connections together.
 const PART: usize = 16 * 1024;
 const TAKES: Duration = Duration::from_millis(31);
 /// Parts that may be on their way.
@@ -39,9 +40,15 @@ impl Wire {
             loop {
                 let (one, _) = listener.accept().await.unwrap();
                 let other = UnixStream::connect(&far).await.unwrap();
-                let ((from_one, to_one), (from_other, to_other)) = (one.into_split(), other.into_split());
+                let ((from_one, to_one), (from_other, to_other)) =
+                    (one.into_split(), other.into_split());
                 for (from, to) in [(from_one, to_other), (from_other, to_one)] {
-                    tokio::spawn(all.clone().run_until_cancelled_owned(carry(from, to, narrow.clone(), count.clone())));
+                    tokio::spawn(all.clone().run_until_cancelled_owned(carry(
+                        from,
+                        to,
+                        narrow.clone(),
+                        count.clone(),
+                    )));
                 }
             }
         }));
@@ -103,12 +110,26 @@ async fn a_pod_at_the_end_of_a_slow_wire_is_a_pod() {
     assert!(kubelet.sandboxes().await.unwrap().iter().any(|listed| listed.id == running.sandbox));
     kubelet.logged(&main, "line 4000 of many").await;
     let lines = kubelet.log_lines(&main);
-    assert_eq!((lines[0].text.as_str(), lines.len()), ("524288", 4001), "the volume was whole, and so is the log");
-    assert!(lines[1..].iter().enumerate().all(|(at, line)| line.text == format!("line {} of many", at + 1)));
+    assert_eq!(
+        (lines[0].text.as_str(), lines.len()),
+        ("524288", 4001),
+        "the volume was whole, and so is the log"
+    );
+    assert!(
+        lines[1..]
+            .iter()
+            .enumerate()
+            .all(|(at, line)| line.text == format!("line {} of many", at + 1))
+    );
     // An update arrives, and the usage is told.
-    kubelet.update_volume(&spec, "settings", &Source::files(&[("colour", "red"), ("large", &large)]));
+    kubelet.update_volume(
+        &spec,
+        "settings",
+        &Source::files(&[("colour", "red"), ("large", &large)]),
+    );
     wait_until("the update has arrived", LIMIT, async || {
-        (kubelet.exec_sync(&main.id, &["cat", "/settings/colour"]).await.ok()?.stdout == "red").then_some(())
+        (kubelet.exec_sync(&main.id, &["cat", "/settings/colour"]).await.ok()?.stdout == "red")
+            .then_some(())
     })
     .await;
     wait_until("its usage is told", LIMIT, async || {

@@ -31,8 +31,12 @@ pub(super) fn all_of(cell: &str) -> Vec<String> {
     let network = |pid: &str| fs::read_link(format!("/proc/{pid}/ns/net")).ok();
     let agent = processes(&["kiyot-cell agent", cell]).remove(0);
     let own = network(&agent);
-    let entries = fs::read_dir("/proc").unwrap().flatten().filter_map(|entry| entry.file_name().into_string().ok());
-    let inside = entries.filter(|name| name.bytes().all(|byte| byte.is_ascii_digit()) && network(name) == own);
+    let entries = fs::read_dir("/proc")
+        .unwrap()
+        .flatten()
+        .filter_map(|entry| entry.file_name().into_string().ok());
+    let inside = entries
+        .filter(|name| name.bytes().all(|byte| byte.is_ascii_digit()) && network(name) == own);
     inside.chain(processes(&["kiyot-cell launch", cell])).collect()
 }
 
@@ -49,7 +53,11 @@ async fn a_frozen_cell_is_ended_before_its_pod_reads_stopped() {
     let running = kubelet.run_pod(&pod("frozen", WAIT)).await.unwrap();
     let cell = kiyot.cells().remove(0);
     freeze(&all_of(&cell));
-    kubelet.runtime.stop_pod_sandbox(cri::StopPodSandboxRequest { pod_sandbox_id: running.sandbox.clone() }).await.unwrap();
+    kubelet
+        .runtime
+        .stop_pod_sandbox(cri::StopPodSandboxRequest { pod_sandbox_id: running.sandbox.clone() })
+        .await
+        .unwrap();
     assert_eq!(processes(&[&cell]), Vec::<String>::new());
     assert_eq!(kiyot.cells(), Vec::<String>::new());
     assert!(!is_ready(&mut kubelet, &running.sandbox).await);
@@ -71,7 +79,11 @@ async fn a_cell_in_a_frozen_cgroup_is_ended() {
         Ok(()) => {}
         Err(_) => fs::write(format!("/sys/fs/cgroup/kiyot/{cell}/cgroup.freeze"), "1").unwrap(),
     }
-    kubelet.runtime.stop_pod_sandbox(cri::StopPodSandboxRequest { pod_sandbox_id: running.sandbox.clone() }).await.unwrap();
+    kubelet
+        .runtime
+        .stop_pod_sandbox(cri::StopPodSandboxRequest { pod_sandbox_id: running.sandbox.clone() })
+        .await
+        .unwrap();
     assert_eq!(processes(&[&cell]), Vec::<String>::new());
     ends_without_a_trace(&mut kubelet, &kiyot, &running).await;
     nothing_left_of(&cell, &running.spec.uid);
@@ -88,10 +100,20 @@ async fn a_container_whose_agent_is_silent_reads_running_until_its_pod_is_stoppe
     freeze(&processes(&["kiyot-cell agent", &cell]));
     let refused = kubelet.stop_container(&main, 0).await.unwrap_err();
     assert!(matches!(refused.code(), Code::Unavailable | Code::DeadlineExceeded), "{refused:?}");
-    assert_eq!(kubelet.container_status(&main).await.unwrap().state(), cri::ContainerState::ContainerRunning);
+    assert_eq!(
+        kubelet.container_status(&main).await.unwrap().state(),
+        cri::ContainerState::ContainerRunning
+    );
     assert!(is_ready(&mut kubelet, &running.sandbox).await);
-    kubelet.runtime.stop_pod_sandbox(cri::StopPodSandboxRequest { pod_sandbox_id: running.sandbox.clone() }).await.unwrap();
-    assert_eq!(kubelet.container_status(&main).await.unwrap().state(), cri::ContainerState::ContainerExited);
+    kubelet
+        .runtime
+        .stop_pod_sandbox(cri::StopPodSandboxRequest { pod_sandbox_id: running.sandbox.clone() })
+        .await
+        .unwrap();
+    assert_eq!(
+        kubelet.container_status(&main).await.unwrap().state(),
+        cri::ContainerState::ContainerExited
+    );
     ends_without_a_trace(&mut kubelet, &kiyot, &running).await;
     nothing_left_of(&cell, &running.spec.uid);
 }
@@ -101,7 +123,10 @@ async fn a_cell_that_dies_while_its_container_is_stopped_is_no_ok_too_early() {
     let node = Node::start().await;
     let kiyot = Kiyot::start(&node, options()).await;
     let mut kubelet = kiyot.kubelet().await;
-    let running = kubelet.run_pod(&pod("stubborn", "trap 'echo told' TERM; echo ready; while :; do sleep 0.1; done")).await.unwrap();
+    let running = kubelet
+        .run_pod(&pod("stubborn", "trap 'echo told' TERM; echo ready; while :; do sleep 0.1; done"))
+        .await
+        .unwrap();
     let main = running.container("main").clone();
     kubelet.logged(&main, "ready").await;
     let cell = kiyot.cells().remove(0);
@@ -113,10 +138,19 @@ async fn a_cell_that_dies_while_its_container_is_stopped_is_no_ok_too_early() {
     kubelet.logged(&main, "told").await;
     kill9(&processes(&["kiyot-cell launch", &cell]));
     let (answer, state) = stopping.await.unwrap();
-    assert!(answer.is_err() || state == cri::ContainerState::ContainerExited, "OK, and the container is {state:?}");
+    assert!(
+        answer.is_err() || state == cri::ContainerState::ContainerExited,
+        "OK, and the container is {state:?}"
+    );
     // The kubelet tries again.
-    wait_until("the container reads stopped", LIMIT, async || kubelet.stop_container(&main.id, 1).await.ok()).await;
-    assert_eq!(kubelet.container_status(&main.id).await.unwrap().state(), cri::ContainerState::ContainerExited);
+    wait_until("the container reads stopped", LIMIT, async || {
+        kubelet.stop_container(&main.id, 1).await.ok()
+    })
+    .await;
+    assert_eq!(
+        kubelet.container_status(&main.id).await.unwrap().state(),
+        cri::ContainerState::ContainerExited
+    );
     ends_without_a_trace(&mut kubelet, &kiyot, &running).await;
     nothing_left_of(&cell, &running.spec.uid);
 }
@@ -137,7 +171,14 @@ async fn the_containers_of_a_cell_are_in_the_slice_of_their_pod() {
     let created = kubelet.create_container(&running, &spec.containers[0], 0).await.unwrap();
     kubelet.start_container(&created.id).await.unwrap();
     running.containers.insert("main".to_owned(), created.clone());
-    let groups = |found: Leftovers| found.to_string().lines().filter(|line| line.contains("control group")).map(str::to_owned).collect::<Vec<_>>();
+    let groups = |found: Leftovers| {
+        found
+            .to_string()
+            .lines()
+            .filter(|line| line.contains("control group"))
+            .map(str::to_owned)
+            .collect::<Vec<_>>()
+    };
     let found = groups(node.leftovers());
     let of_containers = found.iter().filter(|group| group.contains(&format!("{slice}/"))).count();
     assert!(of_containers > 0 && !found.iter().any(|group| group.contains(".slice:")), "{found:?}");
@@ -163,7 +204,13 @@ async fn a_lost_cell_leaves_no_cgroup_wherever_its_containers_were() {
     kubelet.start_container(&created.id).await.unwrap();
     running.containers.insert("main".to_owned(), created.clone());
     let cell = kiyot.cells().remove(0);
-    let groups = |found: Leftovers| found.to_string().lines().filter(|line| line.contains("control group") && line.contains("deeper/")).count();
+    let groups = |found: Leftovers| {
+        found
+            .to_string()
+            .lines()
+            .filter(|line| line.contains("control group") && line.contains("deeper/"))
+            .count()
+    };
     assert!(groups(node.leftovers()) > 0, "its containers are there");
     kill9(&processes(&["kiyot-cell launch", &cell]));
     kubelet.exited(&created.id).await;

@@ -6,7 +6,14 @@ use super::{WAIT, endings::Ending, ends_without_a_trace, options, pod};
 
 async fn exec(kubelet: &mut Kubelet, container: &str, command: &[&str], tty: bool) -> String {
     let cmd = command.iter().map(|word| (*word).to_owned()).collect();
-    let request = cri::ExecRequest { container_id: container.to_owned(), cmd, tty, stdin: true, stdout: true, stderr: !tty };
+    let request = cri::ExecRequest {
+        container_id: container.to_owned(),
+        cmd,
+        tty,
+        stdin: true,
+        stdout: true,
+        stderr: !tty,
+    };
     kubelet.runtime.exec(request).await.unwrap().into_inner().url
 }
 
@@ -18,7 +25,13 @@ async fn exec_carries_input_output_and_the_exit_code() {
     let running = kubelet.run_pod(&pod("shell", WAIT)).await.unwrap();
     let main = running.container("main").id.clone();
 
-    let url = exec(&mut kubelet, &main, &["sh", "-c", "read word; echo got $word; echo oops >&2; exit 3"], false).await;
+    let url = exec(
+        &mut kubelet,
+        &main,
+        &["sh", "-c", "read word; echo got $word; echo oops >&2; exit 3"],
+        false,
+    )
+    .await;
     assert!(url.starts_with("http://127.0.0.1:"), "{url}");
     let mut streams = Streams::open(&url).await.unwrap();
     streams.send(0, b"sesame\n").await;
@@ -31,7 +44,12 @@ async fn exec_carries_input_output_and_the_exit_code() {
     let url = exec(&mut kubelet, &main, &["sh"], true).await;
     let mut streams = Streams::open(&url).await.unwrap();
     streams.send(4, br#"{"Width":123,"Height":45}"#).await;
-    streams.send(0, b"until [ \"$(stty size)\" = '45 123' ]; do sleep 0.1; done; echo re''sized; exit\n").await;
+    streams
+        .send(
+            0,
+            b"until [ \"$(stty size)\" = '45 123' ]; do sleep 0.1; done; echo re''sized; exit\n",
+        )
+        .await;
     let told = streams.read_until(1, "resized").await;
     assert!(told.contains("resized"), "{told}");
     ends_without_a_trace(&mut kubelet, &kiyot, &running).await;
@@ -42,9 +60,11 @@ async fn attach_shows_what_a_container_writes() {
     let node = Node::start().await;
     let kiyot = Kiyot::start(&node, options()).await;
     let mut kubelet = kiyot.kubelet().await;
-    let running = kubelet.run_pod(&pod("watched", "while :; do echo tick; sleep 0.1; done")).await.unwrap();
+    let running =
+        kubelet.run_pod(&pod("watched", "while :; do echo tick; sleep 0.1; done")).await.unwrap();
     let container_id = running.container("main").id.clone();
-    let request = cri::AttachRequest { container_id, stdin: false, tty: false, stdout: true, stderr: true };
+    let request =
+        cri::AttachRequest { container_id, stdin: false, tty: false, stdout: true, stderr: true };
     let url = kubelet.runtime.attach(request).await.unwrap().into_inner().url;
     let mut streams = Streams::open(&url).await.unwrap();
     assert!(streams.read_until(1, "tick").await.contains("tick"));
@@ -57,7 +77,8 @@ async fn attach_has_the_terminal_of_a_container_with_its_input_and_its_size() {
     let node = Node::start().await;
     let kiyot = Kiyot::start(&node, options()).await;
     let mut kubelet = kiyot.kubelet().await;
-    // containerd sets the size before it gives the one who attaches what is said: that it does by now is heard first.
+    // containerd sets the size before it gives the one who attaches what is said: that it does by
+    // now is heard first.
     let ending = Ending::new();
     let script = format!(
         "until [ -e /tmp/attached ]; do echo here; sleep 0.1; done; \
@@ -68,7 +89,13 @@ async fn attach_has_the_terminal_of_a_container_with_its_input_and_its_size() {
     (main.tty, main.stdin) = (true, true);
     let running = kubelet.run_pod(&Pod::new("terminal").in_cell().container(main)).await.unwrap();
     let main = running.container("main").clone();
-    let request = cri::AttachRequest { container_id: main.id.clone(), stdin: true, tty: true, stdout: true, stderr: false };
+    let request = cri::AttachRequest {
+        container_id: main.id.clone(),
+        stdin: true,
+        tty: true,
+        stdout: true,
+        stderr: false,
+    };
     let url = kubelet.runtime.attach(request).await.unwrap().into_inner().url;
     let mut streams = Streams::open(&url).await.unwrap();
     assert!(streams.read_until(1, "here").await.contains("here"));
@@ -92,11 +119,14 @@ async fn a_port_is_forwarded_into_the_cell() {
     let kiyot = Kiyot::start(&node, options()).await;
     let mut kubelet = kiyot.kubelet().await;
     // It goes to the background once it listens.
-    let script = format!("mkdir -p /www; echo forwarded > /www/index.html; httpd -p 127.0.0.1:8080 -h /www; echo ready; {WAIT}");
+    let script = format!(
+        "mkdir -p /www; echo forwarded > /www/index.html; httpd -p 127.0.0.1:8080 -h /www; echo ready; {WAIT}"
+    );
     let server = Container::script("main", &script);
     let running = kubelet.run_pod(&Pod::new("served").in_cell().container(server)).await.unwrap();
     kubelet.logged(running.container("main"), "ready").await;
-    let request = cri::PortForwardRequest { pod_sandbox_id: running.sandbox.clone(), port: vec![8080] };
+    let request =
+        cri::PortForwardRequest { pod_sandbox_id: running.sandbox.clone(), port: vec![8080] };
     let url = kubelet.runtime.port_forward(request).await.unwrap().into_inner().url;
     let mut streams = Streams::open(&url).await.unwrap();
     streams.send(0, b"GET / HTTP/1.0\r\n\r\n").await;

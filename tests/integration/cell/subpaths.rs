@@ -2,11 +2,14 @@
 
 use std::{fs, path::Path};
 
-use kiyot_testkit::{Container, Kiyot, Kubelet, LIMIT, Node, Pod, RunningPod, Source, cri, wait_until};
+use kiyot_testkit::{
+    Container, Kiyot, Kubelet, LIMIT, Node, Pod, RunningPod, Source, cri, wait_until,
+};
 
 use super::{WAIT, ends_without_a_trace, options};
 
-/// Binds a part of a volume as the kubelet does for a container's mount with a subPath (pkg/volume/util/subpath). Gives the mount to send.
+/// Binds a part of a volume as the kubelet does for a container's mount with a subPath
+/// (pkg/volume/util/subpath). Gives the mount to send.
 fn bound(pod: &Path, source: &Path, at: &str, container_path: &str) -> cri::Mount {
     let target = pod.join("volume-subpaths").join(at);
     fs::create_dir_all(target.parent().unwrap()).unwrap();
@@ -22,7 +25,8 @@ fn bound(pod: &Path, source: &Path, at: &str, container_path: &str) -> cri::Moun
 
 fn unbind(mounts: &[cri::Mount]) {
     for mount in mounts {
-        let _ = rustix::mount::unmount(mount.host_path.as_str(), rustix::mount::UnmountFlags::DETACH);
+        let _ =
+            rustix::mount::unmount(mount.host_path.as_str(), rustix::mount::UnmountFlags::DETACH);
     }
 }
 
@@ -51,7 +55,10 @@ async fn a_part_of_a_config_map_or_secret_is_frozen() {
     let mut kubelet = kiyot.kubelet().await;
     let spec = Pod::new("frozen")
         .in_cell()
-        .volume("settings", Source::ConfigMap(Source::files(&[("colour", "blue"), ("sub/deep", "deep")])))
+        .volume(
+            "settings",
+            Source::ConfigMap(Source::files(&[("colour", "blue"), ("sub/deep", "deep")])),
+        )
         .volume("key", Source::Secret(Source::files(&[("key", "hush")])));
     let mut running = sandbox_of(&mut kubelet, &spec).await;
     let pod = kubelet.pod_directory(&spec.uid);
@@ -64,10 +71,24 @@ async fn a_part_of_a_config_map_or_secret_is_frozen() {
     let mut main = Container::script("main", WAIT).mount("settings", "/settings");
     main.more_mounts.clone_from(&mounts);
     let id = begins(&mut kubelet, &mut running, &main).await;
-    assert_eq!(said(&mut kubelet, &id, "cat /etc/colour /etc/sub/deep /etc/key").await, "bluedeephush");
-    assert_eq!(said(&mut kubelet, &id, "grep -c '/etc/key tmpfs ' /proc/mounts").await, "1\n", "a part of a secret is in memory too");
-    kubelet.update_volume(&spec, "settings", &Source::files(&[("colour", "red"), ("sub/deep", "deeper")]));
-    wait_until("the whole volume is updated", LIMIT, async || (said(&mut kubelet, &id, "cat /settings/colour").await == "red").then_some(())).await;
+    assert_eq!(
+        said(&mut kubelet, &id, "cat /etc/colour /etc/sub/deep /etc/key").await,
+        "bluedeephush"
+    );
+    assert_eq!(
+        said(&mut kubelet, &id, "grep -c '/etc/key tmpfs ' /proc/mounts").await,
+        "1\n",
+        "a part of a secret is in memory too"
+    );
+    kubelet.update_volume(
+        &spec,
+        "settings",
+        &Source::files(&[("colour", "red"), ("sub/deep", "deeper")]),
+    );
+    wait_until("the whole volume is updated", LIMIT, async || {
+        (said(&mut kubelet, &id, "cat /settings/colour").await == "red").then_some(())
+    })
+    .await;
     assert_eq!(said(&mut kubelet, &id, "cat /etc/colour /etc/sub/deep").await, "bluedeep");
     unbind(&mounts);
     ends_without_a_trace(&mut kubelet, &kiyot, &running).await;
@@ -78,7 +99,10 @@ async fn a_part_of_an_empty_dir_is_live_and_shared_whatever_the_node_has() {
     let node = Node::start().await;
     let kiyot = Kiyot::start(&node, options()).await;
     let mut kubelet = kiyot.kubelet().await;
-    let spec = Pod::new("parts").in_cell().volume("scratch", Source::EmptyDir { memory: false }).volume("fast", Source::EmptyDir { memory: true });
+    let spec = Pod::new("parts")
+        .in_cell()
+        .volume("scratch", Source::EmptyDir { memory: false })
+        .volume("fast", Source::EmptyDir { memory: true });
     let mut running = sandbox_of(&mut kubelet, &spec).await;
     // What an init container makes is in the cell, and the node knows nothing of it.
     let first = Container::script("init", "echo made > /scratch/config; mkdir /scratch/data; echo one > /scratch/data/one; echo f > /fast/file")
@@ -89,8 +113,13 @@ async fn a_part_of_an_empty_dir_is_live_and_shared_whatever_the_node_has() {
 
     // The kubelet finds nothing of these names, and makes directories.
     let pod = kubelet.pod_directory(&spec.uid);
-    let (scratch, fast) = (pod.join("volumes/kubernetes.io~empty-dir/scratch"), pod.join("volumes/kubernetes.io~empty-dir/fast"));
-    for placeholder in [scratch.join("config"), scratch.join("data"), scratch.join("new/er"), fast.join("file")] {
+    let (scratch, fast) = (
+        pod.join("volumes/kubernetes.io~empty-dir/scratch"),
+        pod.join("volumes/kubernetes.io~empty-dir/fast"),
+    );
+    for placeholder in
+        [scratch.join("config"), scratch.join("data"), scratch.join("new/er"), fast.join("file")]
+    {
         fs::create_dir_all(placeholder).unwrap();
     }
     let mut mounts = vec![
@@ -107,9 +136,15 @@ async fn a_part_of_an_empty_dir_is_live_and_shared_whatever_the_node_has() {
     mounts.extend(other.more_mounts.clone());
     let other = begins(&mut kubelet, &mut running, &other).await;
 
-    assert_eq!(said(&mut kubelet, &one, "cat /etc/config /data/one /etc/file; ls /new").await, "made\none\nf\n");
+    assert_eq!(
+        said(&mut kubelet, &one, "cat /etc/config /data/one /etc/file; ls /new").await,
+        "made\none\nf\n"
+    );
     said(&mut kubelet, &one, "echo two > /data/two; echo three > /new/three").await;
-    assert_eq!(said(&mut kubelet, &other, "cat /data/two /scratch/data/two /scratch/new/er/three").await, "two\ntwo\nthree\n");
+    assert_eq!(
+        said(&mut kubelet, &other, "cat /data/two /scratch/data/two /scratch/new/er/three").await,
+        "two\ntwo\nthree\n"
+    );
     said(&mut kubelet, &other, "echo changed > /scratch/config").await;
     assert_eq!(said(&mut kubelet, &one, "cat /etc/config").await, "changed\n");
     unbind(&mounts);

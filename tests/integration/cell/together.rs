@@ -1,4 +1,5 @@
-//! Containers of one pod in a cell: what they share, what each has for itself, and the calls of a kubelet around them.
+//! Containers of one pod in a cell: what they share, what each has for itself, and the calls of a
+//! kubelet around them.
 
 use std::{
     fs,
@@ -16,7 +17,10 @@ use super::{
 
 /// A web server that says who it is.
 fn server(name: &str, port: u16) -> Container {
-    Container::script(name, &format!("mkdir -p /www; echo {name} > /www/index.html; exec httpd -f -p {port} -h /www"))
+    Container::script(
+        name,
+        &format!("mkdir -p /www; echo {name} > /www/index.html; exec httpd -f -p {port} -h /www"),
+    )
 }
 
 #[tokio::test]
@@ -24,35 +28,64 @@ async fn containers_share_network_and_ipc_and_nothing_else() {
     let node = Node::start().await;
     let kiyot = Kiyot::start(&node, options()).await;
     let mut kubelet = kiyot.kubelet().await;
-    let spec = Pod::new("several").in_cell().container(server("first", 8080)).container(Container::script("second", WAIT));
+    let spec = Pod::new("several")
+        .in_cell()
+        .container(server("first", 8080))
+        .container(Container::script("second", WAIT));
     let mut running = kubelet.run_pod(&spec).await.unwrap();
-    let (first, second) = (running.container("first").id.clone(), running.container("second").id.clone());
+    let (first, second) =
+        (running.container("first").id.clone(), running.container("second").id.clone());
     // A debug container without a target is one more of them.
-    let debugger = kubelet.create_container(&running, &Container::script("debugger", WAIT), 0).await.unwrap();
+    let debugger =
+        kubelet.create_container(&running, &Container::script("debugger", WAIT), 0).await.unwrap();
     kubelet.start_container(&debugger.id).await.unwrap();
 
     for other in [&second, &debugger.id] {
         wait_until("the first is reached by the loopback", LIMIT, async || {
-            let said = kubelet.exec_sync(other, &["wget", "-q", "-O", "-", "http://127.0.0.1:8080/"]).await.unwrap();
+            let said = kubelet
+                .exec_sync(other, &["wget", "-q", "-O", "-", "http://127.0.0.1:8080/"])
+                .await
+                .unwrap();
             (said.stdout == "first\n").then_some(())
         })
         .await;
         let listed = kubelet.exec_sync(other, &["ps", "-o", "args"]).await.unwrap().stdout;
         assert!(!listed.contains("httpd"), "the processes of the first are its own:\n{listed}");
     }
-    kubelet.exec_sync(&first, &["sh", "-c", "echo shared > /dev/shm/memory; echo own > /tmp/disk"]).await.unwrap();
-    assert_eq!(kubelet.exec_sync(&second, &["cat", "/dev/shm/memory"]).await.unwrap().stdout, "shared\n");
+    kubelet
+        .exec_sync(&first, &["sh", "-c", "echo shared > /dev/shm/memory; echo own > /tmp/disk"])
+        .await
+        .unwrap();
+    assert_eq!(
+        kubelet.exec_sync(&second, &["cat", "/dev/shm/memory"]).await.unwrap().stdout,
+        "shared\n"
+    );
     assert_ne!(kubelet.exec_sync(&second, &["cat", "/tmp/disk"]).await.unwrap().code, 0);
     let mut namespaces = Vec::new();
     for container in [&first, &second] {
-        let links = ["readlink", "/proc/self/ns/net", "/proc/self/ns/ipc", "/proc/self/ns/uts", "/proc/self/ns/pid", "/proc/self/ns/mnt"];
+        let links = [
+            "readlink",
+            "/proc/self/ns/net",
+            "/proc/self/ns/ipc",
+            "/proc/self/ns/uts",
+            "/proc/self/ns/pid",
+            "/proc/self/ns/mnt",
+        ];
         let said = kubelet
-            .exec_sync(container, &["sh", "-c", &links[1..].iter().map(|link| format!("readlink {link};")).collect::<String>()])
+            .exec_sync(
+                container,
+                &[
+                    "sh",
+                    "-c",
+                    &links[1..].iter().map(|link| format!("readlink {link};")).collect::<String>(),
+                ],
+            )
             .await
             .unwrap();
         namespaces.push(said.stdout.lines().map(str::to_owned).collect::<Vec<_>>());
     }
-    let same: Vec<_> = namespaces[0].iter().zip(&namespaces[1]).map(|(one, other)| one == other).collect();
+    let same: Vec<_> =
+        namespaces[0].iter().zip(&namespaces[1]).map(|(one, other)| one == other).collect();
     assert_eq!(same[..2], [true, true], "network and IPC: {namespaces:?}");
     assert_eq!(same[3..], [false, false], "processes and mounts: {namespaces:?}");
     running.containers.insert("debugger".to_owned(), debugger);
@@ -65,10 +98,15 @@ async fn an_init_container_that_stays_is_restarted_beside_the_others() {
     let kiyot = Kiyot::start(&node, options()).await;
     let mut kubelet = kiyot.kubelet().await;
     // restartPolicy Always: started first, as init containers are, and not waited for.
-    let mut running = kubelet.run_pod(&Pod::new("accompanied").in_cell().container(server("sidecar", 8080))).await.unwrap();
+    let mut running = kubelet
+        .run_pod(&Pod::new("accompanied").in_cell().container(server("sidecar", 8080)))
+        .await
+        .unwrap();
     let ask = "until wget -q -O - http://127.0.0.1:8080/; do sleep 0.1; done";
-    for (name, script) in [("init", ask.to_owned()), ("app", format!("{ask}; echo ready; {WAIT}"))] {
-        let created = kubelet.create_container(&running, &Container::script(name, &script), 0).await.unwrap();
+    for (name, script) in [("init", ask.to_owned()), ("app", format!("{ask}; echo ready; {WAIT}"))]
+    {
+        let created =
+            kubelet.create_container(&running, &Container::script(name, &script), 0).await.unwrap();
         kubelet.start_container(&created.id).await.unwrap();
         if name == "init" {
             assert_eq!(kubelet.exited(&created.id).await.exit_code, 0);
@@ -77,20 +115,33 @@ async fn an_init_container_that_stays_is_restarted_beside_the_others() {
         }
         running.containers.insert(name.to_owned(), created);
     }
-    let (sidecar, app) = (running.container("sidecar").id.clone(), running.container("app").id.clone());
+    let (sidecar, app) =
+        (running.container("sidecar").id.clone(), running.container("app").id.clone());
     kubelet.stop_container(&sidecar, 0).await.unwrap();
     assert_eq!(kubelet.exited(&sidecar).await.exit_code, 137);
     let again = kubelet.create_container(&running, &server("sidecar", 8080), 1).await.unwrap();
     kubelet.start_container(&again.id).await.unwrap();
     wait_until("the new one serves", LIMIT, async || {
-        let said = kubelet.exec_sync(&app, &["wget", "-q", "-O", "-", "http://127.0.0.1:8080/"]).await.unwrap();
+        let said = kubelet
+            .exec_sync(&app, &["wget", "-q", "-O", "-", "http://127.0.0.1:8080/"])
+            .await
+            .unwrap();
         (said.stdout == "sidecar\n").then_some(())
     })
     .await;
     let status = kubelet.container_status(&app).await.unwrap();
-    assert_eq!((status.state(), status.metadata.unwrap().attempt), (cri::ContainerState::ContainerRunning, 0));
+    assert_eq!(
+        (status.state(), status.metadata.unwrap().attempt),
+        (cri::ContainerState::ContainerRunning, 0)
+    );
     let status = kubelet.container_status(&again.id).await.unwrap();
-    assert_eq!((status.annotations["io.kubernetes.container.restartCount"].as_str(), status.metadata.unwrap().attempt), ("1", 1));
+    assert_eq!(
+        (
+            status.annotations["io.kubernetes.container.restartCount"].as_str(),
+            status.metadata.unwrap().attempt
+        ),
+        ("1", 1)
+    );
     running.containers.insert("sidecar again".to_owned(), again);
     ends_without_a_trace(&mut kubelet, &kiyot, &running).await;
 }
@@ -108,34 +159,57 @@ async fn probes_and_hooks_reach_a_container() {
     let running = kubelet.run_pod(&pod("probed", &script)).await.unwrap();
     let main = running.container("main").clone();
     // postStart.
-    assert_eq!(kubelet.exec_sync(&main.id, &["sh", "-c", "echo begun > /tmp/hooks"]).await.unwrap().code, 0);
+    assert_eq!(
+        kubelet.exec_sync(&main.id, &["sh", "-c", "echo begun > /tmp/hooks"]).await.unwrap().code,
+        0
+    );
     // A probe by a program: its exit code counts.
     assert_eq!(kubelet.exec_sync(&main.id, &["test", "-e", "/tmp/hooks"]).await.unwrap().code, 0);
-    assert_eq!(kubelet.exec_sync(&main.id, &["sh", "-c", "echo unwell; exit 7"]).await.unwrap().code, 7);
+    assert_eq!(
+        kubelet.exec_sync(&main.id, &["sh", "-c", "echo unwell; exit 7"]).await.unwrap().code,
+        7
+    );
     // By TCP and by HTTP, from the node to the pod's own address.
     let at = format!("{}:8080", address(&mut kubelet, &running.sandbox).await);
-    let mut stream = wait_until("the port is open", LIMIT, async || TcpStream::connect(&at).ok()).await;
+    let mut stream =
+        wait_until("the port is open", LIMIT, async || TcpStream::connect(&at).ok()).await;
     stream.set_read_timeout(Some(LIMIT)).unwrap();
     stream.write_all(b"GET /healthz HTTP/1.0\r\n\r\n").unwrap();
     let mut page = String::new();
     stream.read_to_string(&mut page).unwrap();
-    assert!(page.starts_with("HTTP/1.") && page.contains(" 200 ") && page.ends_with("alive\n"), "{page}");
+    assert!(
+        page.starts_with("HTTP/1.") && page.contains(" 200 ") && page.ends_with("alive\n"),
+        "{page}"
+    );
     // One that nothing listens on is refused at once, and not just silent.
     let closed = at.replace(":8080", ":8081");
-    assert_eq!(TcpStream::connect(closed).unwrap_err().kind(), std::io::ErrorKind::ConnectionRefused);
+    assert_eq!(
+        TcpStream::connect(closed).unwrap_err().kind(),
+        std::io::ErrorKind::ConnectionRefused
+    );
     // preStop, before the signal.
-    assert_eq!(kubelet.exec_sync(&main.id, &["sh", "-c", "echo ending >> /tmp/hooks"]).await.unwrap().code, 0);
+    assert_eq!(
+        kubelet.exec_sync(&main.id, &["sh", "-c", "echo ending >> /tmp/hooks"]).await.unwrap().code,
+        0
+    );
     let ends = async {
         said_in_its_cell(&kiyot, &main, "ending").await;
         ending.come().await;
     };
-    let (stopped, ()) = tokio::join!(kubelet.stop_container(&main.id, i64::try_from(LIMIT.as_secs()).unwrap()), ends);
+    let (stopped, ()) = tokio::join!(
+        kubelet.stop_container(&main.id, i64::try_from(LIMIT.as_secs()).unwrap()),
+        ends
+    );
     stopped.unwrap();
     let status = kubelet.exited(&main.id).await;
     assert_eq!((status.exit_code, status.reason.as_str()), (0, "Completed"));
     let lines: Vec<_> = kubelet.log_lines(&main).into_iter().map(|line| line.text).collect();
     assert_eq!(lines, ["begun", "ending"]);
-    assert_ne!(kubelet.exec_sync(&main.id, &["true"]).await.map_or(1, |said| said.code), 0, "what has exited runs nothing");
+    assert_ne!(
+        kubelet.exec_sync(&main.id, &["true"]).await.map_or(1, |said| said.code),
+        0,
+        "what has exited runs nothing"
+    );
     ends_without_a_trace(&mut kubelet, &kiyot, &running).await;
 }
 
@@ -146,18 +220,27 @@ async fn a_pod_knows_its_name_by_the_kubelets_hosts_file() {
     let mut kubelet = kiyot.kubelet().await;
     let spec = pod("named", WAIT);
     let mut config = kubelet.prepare(&spec);
-    // With a subdomain, and hostAliases: the kubelet writes both into the file once it knows the address.
+    // With a subdomain, and hostAliases: the kubelet writes both into the file once it knows the
+    // address.
     config.hostname = "web-0".to_owned();
     let sandbox = kubelet.run_sandbox(&config, "").await.unwrap();
     let ip = address(&mut kubelet, &sandbox).await;
-    let hosts =
-        format!("# Kubernetes-managed hosts file.\n127.0.0.1\tlocalhost\n{ip}\tweb-0.web.default.svc.cluster.local\tweb-0\n10.1.2.3\talias.test\n");
+    let hosts = format!(
+        "# Kubernetes-managed hosts file.\n127.0.0.1\tlocalhost\n{ip}\tweb-0.web.default.svc.cluster.local\tweb-0\n10.1.2.3\talias.test\n"
+    );
     fs::write(kubelet.pod_directory(&spec.uid).join("etc-hosts"), &hosts).unwrap();
     let mut running = kubelet.running(&spec, config, sandbox);
     let created = kubelet.create_container(&running, &spec.containers[0], 0).await.unwrap();
     kubelet.start_container(&created.id).await.unwrap();
-    let said = kubelet.exec_sync(&created.id, &["sh", "-c", "hostname; hostname -f; hostname -i; cat /etc/hosts"]).await.unwrap();
-    assert_eq!(said.stdout, format!("web-0\nweb-0.web.default.svc.cluster.local\n{ip}\n{hosts}"), "{said:?}");
+    let said = kubelet
+        .exec_sync(&created.id, &["sh", "-c", "hostname; hostname -f; hostname -i; cat /etc/hosts"])
+        .await
+        .unwrap();
+    assert_eq!(
+        said.stdout,
+        format!("web-0\nweb-0.web.default.svc.cluster.local\n{ip}\n{hosts}"),
+        "{said:?}"
+    );
     running.containers.insert("main".to_owned(), created);
     ends_without_a_trace(&mut kubelet, &kiyot, &running).await;
 }

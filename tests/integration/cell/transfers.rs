@@ -1,4 +1,5 @@
-//! Connections of a pod to a name server that only the node has: what goes over one to a name server goes over these.
+//! Connections of a pod to a name server that only the node has: what goes over one to a name
+//! server goes over these.
 
 use std::{
     io::{Read, Write},
@@ -13,7 +14,10 @@ use super::{
     WAIT, ends_without_a_trace,
     network::in_cell,
     pod,
-    resolvers::{IN_CELL, NameServer, ZONE, ZONE_MESSAGE, answer, asked_by_udp, forwarding, framed, query, resolves, runs},
+    resolvers::{
+        IN_CELL, NameServer, ZONE, ZONE_MESSAGE, answer, asked_by_udp, forwarding, framed, query,
+        resolves, runs,
+    },
 };
 
 /// How long the test's client says nothing: longer than a query may take.
@@ -35,7 +39,8 @@ async fn a_connection_carries_what_a_name_server_says_however_it_is_asked() {
     let node = Node::start().await;
     let kiyot = Kiyot::start(&node, forwarding()).await;
     let mut kubelet = kiyot.kubelet().await;
-    let running = runs(&mut kubelet, &pod("transferring", WAIT), &["127.0.0.83", "127.0.0.84"]).await;
+    let running =
+        runs(&mut kubelet, &pod("transferring", WAIT), &["127.0.0.83", "127.0.0.84"]).await;
     let cell = kiyot.cells().remove(0);
     asked_by_udp(&cell, "one.test", IN_CELL).await;
 
@@ -45,7 +50,8 @@ async fn a_connection_carries_what_a_name_server_says_however_it_is_asked() {
         stream.write_all(&with_length(&query(1, "zone.test"))).unwrap();
         (0..ZONE).map(|_| framed(&mut stream).unwrap()).collect::<Vec<_>>()
     });
-    assert!(zone.iter().enumerate().all(|(number, message)| message.len() == ZONE_MESSAGE && message.last() == Some(&u8::try_from(number).unwrap())));
+    assert!(zone.iter().enumerate().all(|(number, message)| message.len() == ZONE_MESSAGE
+        && message.last() == Some(&u8::try_from(number).unwrap())));
 
     // Several queries at once, and one after a silence; half a message at a time is fine.
     let answers = in_cell(&cell, || {
@@ -64,7 +70,10 @@ async fn a_connection_carries_what_a_name_server_says_however_it_is_asked() {
         assert_eq!(stream.read_to_end(&mut Vec::new()).unwrap(), 0);
         answers
     });
-    let expected: Vec<_> = (1..=5).map(|id| answer(&query(id, "many.test"), true)).chain([answer(&query(6, "one.test"), true)]).collect();
+    let expected: Vec<_> = (1..=5)
+        .map(|id| answer(&query(id, "many.test"), true))
+        .chain([answer(&query(6, "one.test"), true)])
+        .collect();
     assert_eq!(answers, expected);
 
     // Where nobody listens the connection ends, without a word.
@@ -89,7 +98,9 @@ async fn a_link_to_name_servers_that_a_pod_removes_is_made_again() {
     let cell = kiyot.cells().remove(0);
     for _ in 0..2 {
         // As a container with NET_ADMIN may.
-        let removed = in_cell(&cell, || Command::new("ip").args(["link", "delete", "kiyot-dns"]).output().unwrap());
+        let removed = in_cell(&cell, || {
+            Command::new("ip").args(["link", "delete", "kiyot-dns"]).output().unwrap()
+        });
         assert!(removed.status.success(), "{removed:?}");
         resolves(&mut kubelet, &main).await;
     }

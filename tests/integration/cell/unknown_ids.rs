@@ -1,4 +1,5 @@
-//! Calls by an id of nobody: one that could be a cell's is answered as containerd answers one that could be its own.
+//! Calls by an id of nobody: one that could be a cell's is answered as containerd answers one that
+//! could be its own.
 
 use kiyot_testkit::{Kiyot, Kubelet, Node, cri};
 use tonic::Code;
@@ -14,7 +15,8 @@ macro_rules! outcomes {
 
 /// Its code, and whether its words name the id.
 fn outcome<T>(answer: Result<T, tonic::Status>, id: &str) -> (Code, bool) {
-    answer.map_or_else(|status| (status.code(), status.message().contains(id)), |_| (Code::Ok, true))
+    answer
+        .map_or_else(|status| (status.code(), status.message().contains(id)), |_| (Code::Ok, true))
 }
 
 /// All calls by an id that containerd 1.6 knows.
@@ -26,10 +28,20 @@ async fn called(kubelet: &mut Kubelet, id: &str) -> Vec<(&'static str, (Code, bo
         image: Some(cri::ImageSpec { image: "busybox".to_owned(), ..Default::default() }),
         ..Default::default()
     };
-    let metadata = Some(cri::PodSandboxMetadata { name: "nobody".to_owned(), uid: "of-nobody".to_owned(), namespace: "ns".to_owned(), attempt: 0 });
+    let metadata = Some(cri::PodSandboxMetadata {
+        name: "nobody".to_owned(),
+        uid: "of-nobody".to_owned(),
+        namespace: "ns".to_owned(),
+        attempt: 0,
+    });
     let sandbox_config = Some(cri::PodSandboxConfig { metadata, ..Default::default() });
     let resources = Some(cri::LinuxContainerResources { cpu_shares: 2, ..Default::default() });
-    let exec = || cri::ExecRequest { container_id: container_id.clone(), cmd: vec!["true".to_owned()], stdout: true, ..Default::default() };
+    let exec = || cri::ExecRequest {
+        container_id: container_id.clone(),
+        cmd: vec!["true".to_owned()],
+        stdout: true,
+        ..Default::default()
+    };
     outcomes! { runtime, id,
         stop_pod_sandbox(cri::StopPodSandboxRequest { pod_sandbox_id: pod_sandbox_id.clone() });
         remove_pod_sandbox(cri::RemovePodSandboxRequest { pod_sandbox_id: pod_sandbox_id.clone() });
@@ -63,8 +75,20 @@ async fn every_call_by_an_unknown_id_is_answered_as_containerd_answers_it() {
         assert_eq!(*in_cell, if stops { Code::Ok } else { *on_node }, "{call}");
         assert!(names_it, "{call} says which id is not known");
     }
-    let of = |code| in_cell.iter().filter(|(_, (told, _))| *told == code).map(|(call, _)| *call).collect::<Vec<_>>();
-    assert_eq!(of(Code::Ok), ["stop_pod_sandbox", "remove_pod_sandbox", "stop_container", "remove_container"]);
+    let of = |code| {
+        in_cell
+            .iter()
+            .filter(|(_, (told, _))| *told == code)
+            .map(|(call, _)| *call)
+            .collect::<Vec<_>>()
+    };
+    assert_eq!(
+        of(Code::Ok),
+        ["stop_pod_sandbox", "remove_pod_sandbox", "stop_container", "remove_container"]
+    );
     assert_eq!(of(Code::Ok).len() + of(Code::NotFound).len(), in_cell.len(), "{in_cell:?}");
-    assert!(kubelet.sandboxes().await.unwrap().is_empty() && kubelet.containers().await.unwrap().is_empty());
+    assert!(
+        kubelet.sandboxes().await.unwrap().is_empty()
+            && kubelet.containers().await.unwrap().is_empty()
+    );
 }

@@ -16,12 +16,30 @@ use super::{
 /// Keeps a processor busy now and then, has some memory, writes a file of 3 MiB.
 const BUSY: &str = "head -c 3145728 /dev/zero > /written; sleep 1000 & trap 'exit 0' TERM; while :; do i=0; while [ $i -lt 1000 ]; do i=$((i+1)); done; sleep 0.1; done";
 
-async fn list(kubelet: &mut Kubelet, filter: Option<cri::ContainerStatsFilter>) -> Vec<cri::ContainerStats> {
-    kubelet.runtime.list_container_stats(cri::ListContainerStatsRequest { filter }).await.unwrap().into_inner().stats
+async fn list(
+    kubelet: &mut Kubelet,
+    filter: Option<cri::ContainerStatsFilter>,
+) -> Vec<cri::ContainerStats> {
+    kubelet
+        .runtime
+        .list_container_stats(cri::ListContainerStatsRequest { filter })
+        .await
+        .unwrap()
+        .into_inner()
+        .stats
 }
 
-async fn list_sandboxes(kubelet: &mut Kubelet, filter: Option<cri::PodSandboxStatsFilter>) -> Vec<cri::PodSandboxStats> {
-    kubelet.runtime.list_pod_sandbox_stats(cri::ListPodSandboxStatsRequest { filter }).await.unwrap().into_inner().stats
+async fn list_sandboxes(
+    kubelet: &mut Kubelet,
+    filter: Option<cri::PodSandboxStatsFilter>,
+) -> Vec<cri::PodSandboxStats> {
+    kubelet
+        .runtime
+        .list_pod_sandbox_stats(cri::ListPodSandboxStatsRequest { filter })
+        .await
+        .unwrap()
+        .into_inner()
+        .stats
 }
 
 fn ids(stats: &[cri::ContainerStats]) -> BTreeSet<&str> {
@@ -43,19 +61,28 @@ async fn usage_is_told_with_whose_it_is() {
     let stats = wait_until("all of a container's usage is told", LIMIT, async || {
         let stats = list(&mut kubelet, None).await.into_iter().next()?;
         let written = value(stats.writable_layer.as_ref()?.used_bytes) >= 3 << 20;
-        let used = value(stats.cpu.as_ref()?.usage_core_nano_seconds) > 0 && value(stats.memory.as_ref()?.working_set_bytes) > 0;
+        let used = value(stats.cpu.as_ref()?.usage_core_nano_seconds) > 0
+            && value(stats.memory.as_ref()?.working_set_bytes) > 0;
         (written && used).then_some(stats)
     })
     .await;
     let attributes = stats.attributes.unwrap();
-    assert_eq!((&attributes.id, &attributes.labels, &attributes.annotations), (&main.id, &main.config.labels, &main.config.annotations));
+    assert_eq!(
+        (&attributes.id, &attributes.labels, &attributes.annotations),
+        (&main.id, &main.config.labels, &main.config.annotations)
+    );
     assert_eq!(attributes.metadata, main.config.metadata);
-    assert_eq!(stats.writable_layer.unwrap().fs_id, None, "the node does not know the cell's file system");
+    assert_eq!(
+        stats.writable_layer.unwrap().fs_id,
+        None,
+        "the node does not know the cell's file system"
+    );
 
     let used = value(stats.cpu.unwrap().usage_core_nano_seconds);
     wait_until("a container's usage grows", LIMIT, async || {
         let request = cri::ContainerStatsRequest { container_id: main.id.clone() };
-        let stats = kubelet.runtime.container_stats(request).await.unwrap().into_inner().stats.unwrap();
+        let stats =
+            kubelet.runtime.container_stats(request).await.unwrap().into_inner().stats.unwrap();
         assert_eq!(stats.attributes.unwrap().id, main.id);
         (value(stats.cpu?.usage_core_nano_seconds) > used).then_some(())
     })
@@ -66,23 +93,32 @@ async fn usage_is_told_with_whose_it_is() {
     let _ = kiyot_testkit::output("busybox", &["ping", "-c", "1", "-W", "5", &ip]);
     let stats = wait_until("all of a pod's usage is told", LIMIT, async || {
         let request = cri::PodSandboxStatsRequest { pod_sandbox_id: running.sandbox.clone() };
-        let stats = kubelet.runtime.pod_sandbox_stats(request).await.unwrap().into_inner().stats.unwrap();
+        let stats =
+            kubelet.runtime.pod_sandbox_stats(request).await.unwrap().into_inner().stats.unwrap();
         let linux = stats.linux.clone()?;
         let network = linux.network?.default_interface?;
-        let told = value(network.rx_bytes) > 0 && value(network.tx_bytes) > 0 && network.name == "eth0";
+        let told =
+            value(network.rx_bytes) > 0 && value(network.tx_bytes) > 0 && network.name == "eth0";
         let counted = value(linux.process?.process_count) >= 2;
-        let used = value(linux.cpu?.usage_core_nano_seconds) > 0 && value(linux.memory?.working_set_bytes) > 0;
+        let used = value(linux.cpu?.usage_core_nano_seconds) > 0
+            && value(linux.memory?.working_set_bytes) > 0;
         (told && counted && used && linux.containers.len() == 1).then_some(stats)
     })
     .await;
     let attributes = stats.attributes.unwrap();
     assert_eq!((&attributes.id, &attributes.labels), (&running.sandbox, &running.config.labels));
-    assert_eq!((&attributes.metadata, &attributes.annotations), (&running.config.metadata, &running.config.annotations));
+    assert_eq!(
+        (&attributes.metadata, &attributes.annotations),
+        (&running.config.metadata, &running.config.annotations)
+    );
     let containers = stats.linux.unwrap().containers;
     assert_eq!(containers[0].attributes.as_ref().unwrap().id, main.id);
     assert_eq!(list_sandboxes(&mut kubelet, None).await.len(), 1);
     ends_without_a_trace(&mut kubelet, &kiyot, &running).await;
-    assert_eq!((list(&mut kubelet, None).await, list_sandboxes(&mut kubelet, None).await), (Vec::new(), Vec::new()));
+    assert_eq!(
+        (list(&mut kubelet, None).await, list_sandboxes(&mut kubelet, None).await),
+        (Vec::new(), Vec::new())
+    );
 }
 
 #[tokio::test]
@@ -127,48 +163,69 @@ async fn metrics_of_cells_are_told_as_the_node_describes_them() {
             ..Default::default()
         },
     ];
-    let of_node = cri::PodSandboxMetrics { pod_sandbox_id: "of the node".to_owned(), ..Default::default() };
+    let of_node =
+        cri::PodSandboxMetrics { pod_sandbox_id: "of the node".to_owned(), ..Default::default() };
     let answers = HashMap::from([
-        ("/runtime.v1.RuntimeService/ListMetricDescriptors", cri::ListMetricDescriptorsResponse { descriptors }.encode_to_vec()),
+        (
+            "/runtime.v1.RuntimeService/ListMetricDescriptors",
+            cri::ListMetricDescriptorsResponse { descriptors }.encode_to_vec(),
+        ),
         (
             "/runtime.v1.RuntimeService/ListPodSandboxMetrics",
-            cri::ListPodSandboxMetricsResponse { pod_metrics: vec![of_node.clone()] }.encode_to_vec(),
+            cri::ListPodSandboxMetricsResponse { pod_metrics: vec![of_node.clone()] }
+                .encode_to_vec(),
         ),
     ]);
     let played = PlayedNode::before(&node, answers);
-    let mut kiyot = Kiyot::start(&node, KiyotOptions { containerd: Some(played.socket.clone()), ..options() }).await;
+    let mut kiyot =
+        Kiyot::start(&node, KiyotOptions { containerd: Some(played.socket.clone()), ..options() })
+            .await;
     let mut kubelet = kiyot.kubelet().await;
     let running = kubelet.run_pod(&pod("measured", WAIT)).await.unwrap();
     let main = running.container("main");
-    let metrics = async |kubelet: &mut Kubelet| kubelet.runtime.list_pod_sandbox_metrics(cri::ListPodSandboxMetricsRequest {}).await;
-    let (of_pod, of_container) = wait_until("the metrics of a cell's pod are told", LIMIT, async || {
-        let told = metrics(&mut kubelet).await.unwrap().into_inner().pod_metrics;
-        assert_eq!(told[0], of_node);
-        let ours = told.into_iter().nth(1)?;
-        assert_eq!(ours.pod_sandbox_id, running.sandbox);
-        let of_container = ours.container_metrics.into_iter().next()?;
-        assert_eq!(of_container.container_id, main.id);
-        let [bytes, packets] = ours.metrics.try_into().ok()?;
-        assert_eq!(
-            (&*packets.name, packets.label_values),
-            ("container_network_receive_packets_total", vec!["eth0".to_owned(), running.sandbox.clone()])
-        );
-        assert!(value(packets.value) > 0 && packets.timestamp > 0);
-        Some((bytes, of_container.metrics.into_iter().next()?))
-    })
-    .await;
+    let metrics = async |kubelet: &mut Kubelet| {
+        kubelet.runtime.list_pod_sandbox_metrics(cri::ListPodSandboxMetricsRequest {}).await
+    };
+    let (of_pod, of_container) =
+        wait_until("the metrics of a cell's pod are told", LIMIT, async || {
+            let told = metrics(&mut kubelet).await.unwrap().into_inner().pod_metrics;
+            assert_eq!(told[0], of_node);
+            let ours = told.into_iter().nth(1)?;
+            assert_eq!(ours.pod_sandbox_id, running.sandbox);
+            let of_container = ours.container_metrics.into_iter().next()?;
+            assert_eq!(of_container.container_id, main.id);
+            let [bytes, packets] = ours.metrics.try_into().ok()?;
+            assert_eq!(
+                (&*packets.name, packets.label_values),
+                (
+                    "container_network_receive_packets_total",
+                    vec!["eth0".to_owned(), running.sandbox.clone()]
+                )
+            );
+            assert!(value(packets.value) > 0 && packets.timestamp > 0);
+            Some((bytes, of_container.metrics.into_iter().next()?))
+        })
+        .await;
     let image = main.config.image.clone().unwrap().user_specified_image;
-    assert_eq!((&*of_container.name, of_container.metric_type()), ("container_memory_working_set_bytes", cri::MetricType::Gauge));
+    assert_eq!(
+        (&*of_container.name, of_container.metric_type()),
+        ("container_memory_working_set_bytes", cri::MetricType::Gauge)
+    );
     assert_eq!(of_container.label_values, ["measured", &main.id, &image]);
     assert!(value(of_container.value) > 0 && of_container.timestamp > 0);
-    assert_eq!((&*of_pod.name, of_pod.metric_type()), ("container_network_receive_bytes_total", cri::MetricType::Counter));
+    assert_eq!(
+        (&*of_pod.name, of_pod.metric_type()),
+        ("container_network_receive_bytes_total", cri::MetricType::Counter)
+    );
     assert_eq!(of_pod.label_values, [running.sandbox.as_str(), "eth0"]);
     // In the first list of the next daemon too: one without them would be an end of all counters.
     kiyot.restart().await;
     let mut kubelet = kiyot.kubelet().await;
     let told = metrics(&mut kubelet).await.unwrap().into_inner().pod_metrics;
     assert_eq!(
-        told.iter().map(|pod| (&*pod.pod_sandbox_id, pod.container_metrics.len())).collect::<Vec<_>>(),
+        told.iter()
+            .map(|pod| (&*pod.pod_sandbox_id, pod.container_metrics.len()))
+            .collect::<Vec<_>>(),
         [(&*of_node.pod_sandbox_id, 0), (&running.sandbox, 1)]
     );
     assert_eq!(told[1].container_metrics[0].metrics[0].label_values, of_container.label_values);
@@ -177,8 +234,14 @@ async fn metrics_of_cells_are_told_as_the_node_describes_them() {
     drop(kiyot);
 
     let kiyot = Kiyot::start(&node, options()).await;
-    let own = metrics(&mut node.kubelet(&node.socket()).await.unwrap()).await.map(tonic::Response::into_inner).map_err(|status| status.code());
-    let ours = metrics(&mut kiyot.kubelet().await).await.map(tonic::Response::into_inner).map_err(|status| status.code());
+    let own = metrics(&mut node.kubelet(&node.socket()).await.unwrap())
+        .await
+        .map(tonic::Response::into_inner)
+        .map_err(|status| status.code());
+    let ours = metrics(&mut kiyot.kubelet().await)
+        .await
+        .map(tonic::Response::into_inner)
+        .map_err(|status| status.code());
     assert_eq!(own, ours);
 }
 
@@ -187,14 +250,24 @@ async fn lists_of_usage_hold_both_worlds() {
     let node = Node::start().await;
     let kiyot = Kiyot::start(&node, options()).await;
     let mut kubelet = kiyot.kubelet().await;
-    let local = kubelet.run_pod(&Pod::new("local").label("tier", "one").container(Container::script("main", WAIT))).await.unwrap();
+    let local = kubelet
+        .run_pod(&Pod::new("local").label("tier", "one").container(Container::script("main", WAIT)))
+        .await
+        .unwrap();
     let spec = pod("remote", WAIT).label("tier", "two").container(Container::script("other", WAIT));
     let remote = kubelet.run_pod(&spec).await.unwrap();
-    let (here, there, other) = (&local.container("main").id, &remote.container("main").id, &remote.container("other").id);
+    let (here, there, other) =
+        (&local.container("main").id, &remote.container("main").id, &remote.container("other").id);
 
     let all = BTreeSet::from([here.as_str(), there, other]);
-    wait_until("the usage of all containers is listed", LIMIT, async || (ids(&list(&mut kubelet, None).await) == all).then_some(())).await;
-    let by_pod = |id: &str| cri::ContainerStatsFilter { pod_sandbox_id: id.to_owned(), ..Default::default() };
+    wait_until("the usage of all containers is listed", LIMIT, async || {
+        (ids(&list(&mut kubelet, None).await) == all).then_some(())
+    })
+    .await;
+    let by_pod = |id: &str| cri::ContainerStatsFilter {
+        pod_sandbox_id: id.to_owned(),
+        ..Default::default()
+    };
     let by_id = |id: &str| cri::ContainerStatsFilter { id: id.to_owned(), ..Default::default() };
     let by_name = |name: &str| cri::ContainerStatsFilter {
         label_selector: [("io.kubernetes.container.name".to_owned(), name.to_owned())].into(),
@@ -217,13 +290,24 @@ async fn lists_of_usage_hold_both_worlds() {
     }
 
     let pods = async |kubelet: &mut Kubelet, filter: Option<cri::PodSandboxStatsFilter>| {
-        list_sandboxes(kubelet, filter).await.into_iter().map(|stats| stats.attributes.unwrap().id).collect::<BTreeSet<_>>()
+        list_sandboxes(kubelet, filter)
+            .await
+            .into_iter()
+            .map(|stats| stats.attributes.unwrap().id)
+            .collect::<BTreeSet<_>>()
     };
     let both = BTreeSet::from([local.sandbox.clone(), remote.sandbox.clone()]);
-    wait_until("the usage of both pods is listed", LIMIT, async || (pods(&mut kubelet, None).await == both).then_some(())).await;
-    let tier = |value: &str| cri::PodSandboxStatsFilter { label_selector: [("tier".to_owned(), value.to_owned())].into(), ..Default::default() };
+    wait_until("the usage of both pods is listed", LIMIT, async || {
+        (pods(&mut kubelet, None).await == both).then_some(())
+    })
+    .await;
+    let tier = |value: &str| cri::PodSandboxStatsFilter {
+        label_selector: [("tier".to_owned(), value.to_owned())].into(),
+        ..Default::default()
+    };
     wait_until("the usage of a cell's pod is found by its label", LIMIT, async || {
-        (pods(&mut kubelet, Some(tier("two"))).await == BTreeSet::from([remote.sandbox.clone()])).then_some(())
+        (pods(&mut kubelet, Some(tier("two"))).await == BTreeSet::from([remote.sandbox.clone()]))
+            .then_some(())
     })
     .await;
 
@@ -246,19 +330,25 @@ async fn a_pods_usage_is_listed_from_its_sandbox_on_and_again_after_a_restart() 
     let (attributes, linux) = (stats.attributes.unwrap(), stats.linux.unwrap());
     assert_eq!((attributes.id, attributes.metadata), (sandbox.clone(), config.metadata.clone()));
     assert!(
-        linux.cpu.is_some_and(|cpu| cpu.usage_core_nano_seconds.is_some()) && linux.memory.is_some_and(|memory| memory.working_set_bytes.is_some())
+        linux.cpu.is_some_and(|cpu| cpu.usage_core_nano_seconds.is_some())
+            && linux.memory.is_some_and(|memory| memory.working_set_bytes.is_some())
     );
     let mut running = kubelet.running(&spec, config, sandbox);
-    let created = kubelet.create_container(&running, &Container::script("main", BUSY), 0).await.unwrap();
+    let created =
+        kubelet.create_container(&running, &Container::script("main", BUSY), 0).await.unwrap();
     kubelet.start_container(&created.id).await.unwrap();
     let used = |stats: Vec<cri::PodSandboxStats>| -> Option<u64> {
         let linux = stats.into_iter().next()?.linux?;
         let of_container = value(linux.containers.first()?.cpu?.usage_core_nano_seconds);
         Some(value(linux.cpu?.usage_core_nano_seconds).min(of_container)).filter(|used| *used > 0)
     };
-    let before = wait_until("pod and container have used something", LIMIT, async || used(list_sandboxes(&mut kubelet, None).await)).await;
+    let before = wait_until("pod and container have used something", LIMIT, async || {
+        used(list_sandboxes(&mut kubelet, None).await)
+    })
+    .await;
     running.containers.insert("main".to_owned(), created);
-    // In the first list of the next daemon, however that came to be: a list without it, or with less, would be a counter that begins anew.
+    // In the first list of the next daemon, however that came to be: a list without it, or with
+    // less, would be a counter that begins anew.
     let mut last = before;
     for killed in [false, true] {
         if killed {
@@ -267,18 +357,37 @@ async fn a_pods_usage_is_listed_from_its_sandbox_on_and_again_after_a_restart() 
         } else {
             kiyot.restart().await;
         }
-        let (mut kubelet, mut other, mut third) = (kiyot.kubelet().await, kiyot.kubelet().await, kiyot.kubelet().await);
-        let of_container = cri::ContainerStatsRequest { container_id: running.container("main").id.clone() };
-        let (pods, containers, container) =
-            tokio::join!(list_sandboxes(&mut kubelet, None), list(&mut other, None), third.runtime.container_stats(of_container));
+        let (mut kubelet, mut other, mut third) =
+            (kiyot.kubelet().await, kiyot.kubelet().await, kiyot.kubelet().await);
+        let of_container =
+            cri::ContainerStatsRequest { container_id: running.container("main").id.clone() };
+        let (pods, containers, container) = tokio::join!(
+            list_sandboxes(&mut kubelet, None),
+            list(&mut other, None),
+            third.runtime.container_stats(of_container)
+        );
         let of_pod = pods[0].attributes.clone().unwrap();
-        assert_eq!((&of_pod.id, &of_pod.metadata, &of_pod.labels), (&running.sandbox, &running.config.metadata, &running.config.labels));
-        let (config, container) = (&running.container("main").config, container.unwrap().into_inner().stats.unwrap());
+        assert_eq!(
+            (&of_pod.id, &of_pod.metadata, &of_pod.labels),
+            (&running.sandbox, &running.config.metadata, &running.config.labels)
+        );
+        let (config, container) =
+            (&running.container("main").config, container.unwrap().into_inner().stats.unwrap());
         for stats in [&containers[0], &container, &pods[0].linux.as_ref().unwrap().containers[0]] {
             let attributes = stats.attributes.as_ref().unwrap();
-            assert_eq!((&attributes.id, &attributes.metadata), (&running.container("main").id, &config.metadata));
-            assert_eq!((&attributes.labels, &attributes.annotations), (&config.labels, &config.annotations));
-            assert!(value(stats.memory.unwrap().working_set_bytes) > 0 && value(stats.cpu.unwrap().usage_core_nano_seconds) >= last, "{stats:?}");
+            assert_eq!(
+                (&attributes.id, &attributes.metadata),
+                (&running.container("main").id, &config.metadata)
+            );
+            assert_eq!(
+                (&attributes.labels, &attributes.annotations),
+                (&config.labels, &config.annotations)
+            );
+            assert!(
+                value(stats.memory.unwrap().working_set_bytes) > 0
+                    && value(stats.cpu.unwrap().usage_core_nano_seconds) >= last,
+                "{stats:?}"
+            );
         }
         let after = used(pods).unwrap();
         assert!(after >= last, "{last} before the restart, {after} after it");
@@ -296,24 +405,39 @@ async fn the_usage_of_a_silent_cell_is_not_told_and_holds_up_no_list() {
     let silent = kubelet.run_pod(&pod("silent", WAIT)).await.unwrap();
     let agents = processes(&["kiyot-cell agent", &kiyot.cells()[0]]);
     let other = kubelet.run_pod(&pod("other", WAIT)).await.unwrap();
-    let ids_of =
-        async |kubelet: &mut Kubelet| list_sandboxes(kubelet, None).await.into_iter().map(|stats| stats.attributes.unwrap().id).collect::<Vec<_>>();
+    let ids_of = async |kubelet: &mut Kubelet| {
+        list_sandboxes(kubelet, None)
+            .await
+            .into_iter()
+            .map(|stats| stats.attributes.unwrap().id)
+            .collect::<Vec<_>>()
+    };
     assert_eq!(ids_of(&mut kubelet).await.len(), 2);
     freeze(&agents);
-    // What it used is told as long as it is of now, and then is no more: old numbers would be taken for rest.
-    wait_until("the silent pod is not listed", LIMIT, async || (ids_of(&mut kubelet).await == [other.sandbox.as_str()]).then_some(())).await;
+    // What it used is told as long as it is of now, and then is no more: old numbers would be taken
+    // for rest.
+    wait_until("the silent pod is not listed", LIMIT, async || {
+        (ids_of(&mut kubelet).await == [other.sandbox.as_str()]).then_some(())
+    })
+    .await;
     let containers = list(&mut kubelet, None).await;
     assert_eq!(ids(&containers), BTreeSet::from([other.container("main").id.as_str()]));
     let request = cri::ContainerStatsRequest { container_id: silent.container("main").id.clone() };
     let stats = kubelet.runtime.container_stats(request).await.unwrap().into_inner().stats.unwrap();
-    assert_eq!((stats.attributes.unwrap().id, stats.cpu, stats.memory), (silent.container("main").id.clone(), None, None));
+    assert_eq!(
+        (stats.attributes.unwrap().id, stats.cpu, stats.memory),
+        (silent.container("main").id.clone(), None, None)
+    );
     // Nor does it hold up the lists of the next daemon for longer than cells need to come back.
     kiyot.restart().await;
     let mut kubelet = kiyot.kubelet().await;
     let both = async { (ids_of(&mut kubelet).await, kubelet.sandboxes().await.unwrap().len()) };
     assert_eq!(tokio::time::timeout(LIMIT, both).await.unwrap(), (vec![other.sandbox.clone()], 2));
     thaw(&agents);
-    wait_until("the silent pod is listed again", LIMIT, async || (ids_of(&mut kubelet).await.len() == 2).then_some(())).await;
+    wait_until("the silent pod is listed again", LIMIT, async || {
+        (ids_of(&mut kubelet).await.len() == 2).then_some(())
+    })
+    .await;
     kubelet.stop_and_remove(&other).await.unwrap();
     ends_without_a_trace(&mut kubelet, &kiyot, &silent).await;
 }

@@ -22,11 +22,18 @@ async fn contents_of_all_kinds_arrive_as_they_are() {
     let kiyot = Kiyot::start(&node, options()).await;
     let mut kubelet = kiyot.kubelet().await;
     let binary: Vec<u8> = (0..=255_u8).cycle().take(5000).collect();
-    let large: Vec<u8> = (0..1_u32 << 20).map(|n| (n.wrapping_mul(2_654_435_761) >> 24) as u8).collect();
-    let odd: BTreeMap<String, Vec<u8>> =
-        [("binary".to_owned(), binary), ("empty".to_owned(), Vec::new()), ("sub/deep/er".to_owned(), b"deep".to_vec())].into();
+    let large: Vec<u8> =
+        (0..1_u32 << 20).map(|n| (n.wrapping_mul(2_654_435_761) >> 24) as u8).collect();
+    let odd: BTreeMap<String, Vec<u8>> = [
+        ("binary".to_owned(), binary),
+        ("empty".to_owned(), Vec::new()),
+        ("sub/deep/er".to_owned(), b"deep".to_vec()),
+    ]
+    .into();
     let large: BTreeMap<String, Vec<u8>> = [("large".to_owned(), large)].into();
-    let many: BTreeMap<String, Vec<u8>> = (0..2000).map(|key| (format!("key-{key:04}"), format!("value of {key}\n").into_bytes())).collect();
+    let many: BTreeMap<String, Vec<u8>> = (0..2000)
+        .map(|key| (format!("key-{key:04}"), format!("value of {key}\n").into_bytes()))
+        .collect();
     let main = Container::script("main", WAIT)
         .mount("odd", "/odd")
         .mount("large", "/large")
@@ -43,18 +50,40 @@ async fn contents_of_all_kinds_arrive_as_they_are() {
         .container(main);
     let running = kubelet.run_pod(&spec).await.unwrap();
     let main = running.container("main").id.clone();
-    assert_eq!(said(&mut kubelet, &main, "cd /odd; cat binary empty sub/deep/er | sha256sum").await, sum(odd.values()));
-    assert_eq!(said(&mut kubelet, &main, "cat /large/large | sha256sum").await, sum(large.values()));
-    assert_eq!(said(&mut kubelet, &main, "ls /many | wc -l; cat /many/* | sha256sum").await, format!("2000\n{}", sum(many.values())));
     assert_eq!(
-        said(&mut kubelet, &main, "ls /optional /optional-secret; stat -L -c %s /odd/empty; readlink /odd/sub").await,
+        said(&mut kubelet, &main, "cd /odd; cat binary empty sub/deep/er | sha256sum").await,
+        sum(odd.values())
+    );
+    assert_eq!(
+        said(&mut kubelet, &main, "cat /large/large | sha256sum").await,
+        sum(large.values())
+    );
+    assert_eq!(
+        said(&mut kubelet, &main, "ls /many | wc -l; cat /many/* | sha256sum").await,
+        format!("2000\n{}", sum(many.values()))
+    );
+    assert_eq!(
+        said(
+            &mut kubelet,
+            &main,
+            "ls /optional /optional-secret; stat -L -c %s /odd/empty; readlink /odd/sub"
+        )
+        .await,
         "/optional:\n\n/optional-secret:\n0\n..data/sub\n"
     );
 
     // All of many at once, and the optional ones come into being.
-    let many: BTreeMap<String, Vec<u8>> = (1000..3000).map(|key| (format!("key-{key:04}"), format!("new value of {key}\n").into_bytes())).collect();
+    let many: BTreeMap<String, Vec<u8>> = (1000..3000)
+        .map(|key| (format!("key-{key:04}"), format!("new value of {key}\n").into_bytes()))
+        .collect();
     kubelet.update_volume(&spec, "many", &many);
-    shows(&mut kubelet, &main, "ls /many | wc -l; cat /many/* | sha256sum", &format!("2000\n{}", sum(many.values()))).await;
+    shows(
+        &mut kubelet,
+        &main,
+        "ls /many | wc -l; cat /many/* | sha256sum",
+        &format!("2000\n{}", sum(many.values())),
+    )
+    .await;
     kubelet.update_volume(&spec, "optional-secret", &Source::files(&[("late", "come")]));
     shows(&mut kubelet, &main, "cat /optional-secret/late", "come").await;
     ends_without_a_trace(&mut kubelet, &kiyot, &running).await;
@@ -65,28 +94,40 @@ async fn read_only_is_read_only_and_memory_has_its_size() {
     let node = Node::start().await;
     let kiyot = Kiyot::start(&node, options()).await;
     let mut kubelet = kiyot.kubelet().await;
-    let mut main = Container::script("main", WAIT).mount("fast", "/fast").mount("scratch", "/scratch");
+    let mut main =
+        Container::script("main", WAIT).mount("fast", "/fast").mount("scratch", "/scratch");
     main.mounts.push(("scratch".to_owned(), "/read-only".to_owned(), true));
-    let mut spec =
-        Pod::new("bounded").in_cell().volume("fast", Source::EmptyDir { memory: true }).volume("scratch", Source::EmptyDir { memory: false });
+    let mut spec = Pod::new("bounded")
+        .in_cell()
+        .volume("fast", Source::EmptyDir { memory: true })
+        .volume("scratch", Source::EmptyDir { memory: false });
     let config = kubelet.prepare(&spec);
     let volumes = kubelet.pod_directory(&spec.uid).join("volumes/kubernetes.io~empty-dir");
     // As the kubelet mounts one with a sizeLimit.
-    kiyot_testkit::output("mount", &["-o", "remount,size=2m", &volumes.join("fast").display().to_string()]).unwrap();
+    kiyot_testkit::output(
+        "mount",
+        &["-o", "remount,size=2m", &volumes.join("fast").display().to_string()],
+    )
+    .unwrap();
     spec.containers.push(main);
     let sandbox = kubelet.run_sandbox(&config, "").await.unwrap();
     let mut running = kubelet.running(&spec, config, sandbox);
     let made = kubelet.create_container(&running, &spec.containers[0], 0).await.unwrap();
     kubelet.start_container(&made.id).await.unwrap();
     let main = made.id.clone();
-    assert!(kubelet.container_status(&main).await.unwrap().mounts.iter().any(|mount| mount.readonly));
+    assert!(
+        kubelet.container_status(&main).await.unwrap().mounts.iter().any(|mount| mount.readonly)
+    );
     running.containers.insert("main".to_owned(), made);
 
     said(&mut kubelet, &main, "echo written > /scratch/file").await;
     assert_eq!(said(&mut kubelet, &main, "cat /read-only/file").await, "written\n");
     let told = said(&mut kubelet, &main, "echo x > /read-only/x").await;
     assert!(told.contains("Read-only file system"), "{told}");
-    assert_eq!(said(&mut kubelet, &main, "df -k /fast | tail -n 1 | awk '{print $2}'").await, "2048\n");
+    assert_eq!(
+        said(&mut kubelet, &main, "df -k /fast | tail -n 1 | awk '{print $2}'").await,
+        "2048\n"
+    );
     let told = said(&mut kubelet, &main, "dd if=/dev/zero of=/fast/x bs=64k count=100").await;
     assert!(told.contains("No space left"), "{told}");
     ends_without_a_trace(&mut kubelet, &kiyot, &running).await;
@@ -98,7 +139,10 @@ fn with(directory: &Path, bytes: &[u8], found: &mut Vec<String>) {
         let Ok(kind) = entry.file_type() else { continue };
         if kind.is_dir() {
             with(&entry.path(), bytes, found);
-        } else if kind.is_file() && fs::read(entry.path()).is_ok_and(|content| content.windows(bytes.len()).any(|part| part == bytes)) {
+        } else if kind.is_file()
+            && fs::read(entry.path())
+                .is_ok_and(|content| content.windows(bytes.len()).any(|part| part == bytes))
+        {
             found.push(entry.path().display().to_string());
         }
     }
@@ -117,7 +161,10 @@ async fn a_secret_is_on_no_disk() {
         .container(Container::script("main", WAIT).mount("key", "/key").mount("token", "/token"));
     let running = kubelet.run_pod(&spec).await.unwrap();
     let main = running.container("main").id.clone();
-    assert_eq!(said(&mut kubelet, &main, "cat /key/key /token/token").await, format!("{SECRET}{SECRET}"));
+    assert_eq!(
+        said(&mut kubelet, &main, "cat /key/key /token/token").await,
+        format!("{SECRET}{SECRET}")
+    );
     let mut found = Vec::new();
     with(&kiyot.state(), SECRET.as_bytes(), &mut found);
     assert_eq!(found, Vec::<String>::new(), "what the daemon and the cell have on disk");
@@ -134,7 +181,9 @@ async fn a_volume_whose_mount_is_gone_stays_in_the_cell() {
         .in_cell()
         .volume("key", Source::Secret(Source::files(&[("key", "hush")])))
         .volume("settings", Source::ConfigMap(Source::files(&[("colour", "blue")])))
-        .container(Container::script("main", WAIT).mount("key", "/key").mount("settings", "/settings"));
+        .container(
+            Container::script("main", WAIT).mount("key", "/key").mount("settings", "/settings"),
+        );
     let running = kubelet.run_pod(&spec).await.unwrap();
     let main = running.container("main").id.clone();
     let key = kubelet.pod_directory(&spec.uid).join("volumes/kubernetes.io~secret/key");
@@ -192,7 +241,10 @@ async fn a_path_of_the_node_is_copied_read_only_by_policy() {
     std::os::unix::fs::symlink("../outside", directory.join("out")).unwrap();
     let mut main = Container::script("main", WAIT);
     main.mounts.push(("host".to_owned(), "/host".to_owned(), true));
-    let spec = Pod::new("copied").in_cell().volume("host", Source::HostPath(directory.clone())).container(main);
+    let spec = Pod::new("copied")
+        .in_cell()
+        .volume("host", Source::HostPath(directory.clone()))
+        .container(main);
     let running = kubelet.run_pod(&spec).await.unwrap();
     let main = running.container("main").id.clone();
     assert_eq!(said(&mut kubelet, &main, "cat /host/sub/file").await, "from the node");
@@ -201,13 +253,22 @@ async fn a_path_of_the_node_is_copied_read_only_by_policy() {
     let told = said(&mut kubelet, &main, "echo x > /host/x").await;
     assert!(told.contains("Read-only file system"), "{told}");
     fs::write(directory.join("sub/file"), "later").unwrap();
-    assert_eq!(said(&mut kubelet, &main, "cat /host/sub/file").await, "from the node", "it is a copy");
+    assert_eq!(
+        said(&mut kubelet, &main, "cat /host/sub/file").await,
+        "from the node",
+        "it is a copy"
+    );
     ends_without_a_trace(&mut kubelet, &kiyot, &running).await;
 
-    let spec =
-        Pod::new("writer").in_cell().volume("host", Source::HostPath(directory)).container(Container::script("main", WAIT).mount("host", "/host"));
+    let spec = Pod::new("writer")
+        .in_cell()
+        .volume("host", Source::HostPath(directory))
+        .container(Container::script("main", WAIT).mount("host", "/host"));
     let refused = kubelet.run_pod(&spec).await.unwrap_err();
-    assert!(refused.message().contains("/host") && refused.message().contains("copy-read-only"), "{refused:?}");
+    assert!(
+        refused.message().contains("/host") && refused.message().contains("copy-read-only"),
+        "{refused:?}"
+    );
 }
 
 #[tokio::test]
@@ -244,7 +305,8 @@ async fn owners_and_modes_are_the_nodes_also_after_an_update() {
         .volume("scratch", Source::EmptyDir { memory: false });
     let config = kubelet.prepare(&spec);
     let volumes = kubelet.pod_directory(&spec.uid).join("volumes");
-    // As the kubelet does for fsGroup (pkg/volume/volume_linux.go), and for a user of a token's own: before ..data is moved, but here nobody looks yet.
+    // As the kubelet does for fsGroup (pkg/volume/volume_linux.go), and for a user of a token's
+    // own: before ..data is moved, but here nobody looks yet.
     let grouped = |directory: &Path| {
         let directory = directory.display().to_string();
         kiyot_testkit::output("chown", &["-R", &format!("0:{GROUP}"), &directory]).unwrap();
@@ -255,12 +317,17 @@ async fn owners_and_modes_are_the_nodes_also_after_an_update() {
         .unwrap();
     };
     let of = |plugin: &str, name: &str| volumes.join(format!("kubernetes.io~{plugin}")).join(name);
-    for (plugin, name) in [("projected", "token"), ("configmap", "settings"), ("empty-dir", "scratch")] {
+    for (plugin, name) in
+        [("projected", "token"), ("configmap", "settings"), ("empty-dir", "scratch")]
+    {
         grouped(&of(plugin, name));
     }
     let sandbox = kubelet.run_sandbox(&config, "").await.unwrap();
     let mut running = kubelet.running(&spec, config, sandbox);
-    let main = Container::script("main", WAIT).mount("token", "/token").mount("settings", "/settings").mount("scratch", "/scratch");
+    let main = Container::script("main", WAIT)
+        .mount("token", "/token")
+        .mount("settings", "/settings")
+        .mount("scratch", "/scratch");
     let change = |config: &mut cri::ContainerConfig| {
         let context = config.linux.get_or_insert_default().security_context.get_or_insert_default();
         context.run_as_user = Some(cri::Int64Value { value: 1000 });
@@ -272,17 +339,33 @@ async fn owners_and_modes_are_the_nodes_also_after_an_update() {
     let main = made.id.clone();
     running.containers.insert("main".to_owned(), made);
     assert_eq!(
-        said(&mut kubelet, &main, "cd /; stat -L -c '%a %u %g' token token/token settings/sub settings/sub/colour scratch").await,
+        said(
+            &mut kubelet,
+            &main,
+            "cd /; stat -L -c '%a %u %g' token token/token settings/sub settings/sub/colour scratch"
+        )
+        .await,
         "2775 0 2000\n440 0 2000\n2775 0 2000\n440 0 2000\n2775 0 2000\n"
     );
     assert_eq!(
-        said(&mut kubelet, &main, "cat /token/token /settings/sub/colour; echo x > /scratch/x; stat -c '%u %g' /scratch/x").await,
+        said(
+            &mut kubelet,
+            &main,
+            "cat /token/token /settings/sub/colour; echo x > /scratch/x; stat -c '%u %g' /scratch/x"
+        )
+        .await,
         "oneblue1000 2000\n"
     );
     // A token that is renewed has its group too, once it is given to it.
     kubelet.update_volume(&spec, "token", &Source::files(&[("token", "two")]));
     grouped(&of("projected", "token"));
     kubelet.update_volume(&spec, "settings", &Source::files(&[("sub/colour", "red")]));
-    shows(&mut kubelet, &main, "stat -L -c '%a %g' /token/token; cat /token/token", "440 2000\ntwo").await;
+    shows(
+        &mut kubelet,
+        &main,
+        "stat -L -c '%a %g' /token/token; cat /token/token",
+        "440 2000\ntwo",
+    )
+    .await;
     ends_without_a_trace(&mut kubelet, &kiyot, &running).await;
 }

@@ -6,7 +6,10 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use kiyot_testkit::{Container, Kiyot, KiyotOptions, Kubelet, LIMIT, Node, Pod, RunningContainer, RunningPod, Source, cri, wait_until};
+use kiyot_testkit::{
+    Container, Kiyot, KiyotOptions, Kubelet, LIMIT, Node, Pod, RunningContainer, RunningPod,
+    Source, cri, wait_until,
+};
 use tonic::{Code, Status};
 
 use super::{
@@ -22,14 +25,20 @@ async fn sandbox_of(kubelet: &mut Kubelet, spec: &Pod) -> RunningPod {
 }
 
 fn mount(host_path: &Path, container_path: &str, readonly: bool) -> cri::Mount {
-    cri::Mount { host_path: host_path.display().to_string(), container_path: container_path.to_owned(), readonly, ..Default::default() }
+    cri::Mount {
+        host_path: host_path.display().to_string(),
+        container_path: container_path.to_owned(),
+        readonly,
+        ..Default::default()
+    }
 }
 
 /// The refusal of a container with this mount.
 async fn refused(kubelet: &mut Kubelet, running: &RunningPod, mount: cri::Mount) -> Status {
     let mut main = Container::script("main", WAIT);
     main.more_mounts.push(mount);
-    let status = kubelet.create_container(running, &main, 0).await.expect_err("the container is refused");
+    let status =
+        kubelet.create_container(running, &main, 0).await.expect_err("the container is refused");
     assert_eq!(status.code(), Code::FailedPrecondition, "{status:?}");
     status
 }
@@ -41,7 +50,12 @@ fn names(status: &Status, words: &[&str]) {
     }
 }
 
-async fn begins(kubelet: &mut Kubelet, running: &mut RunningPod, container: &Container, attempt: u32) -> RunningContainer {
+async fn begins(
+    kubelet: &mut Kubelet,
+    running: &mut RunningPod,
+    container: &Container,
+    attempt: u32,
+) -> RunningContainer {
     let made = kubelet.create_container(running, container, attempt).await.unwrap();
     kubelet.start_container(&made.id).await.unwrap();
     running.containers.insert(format!("{}-{attempt}", container.name), made.clone());
@@ -49,7 +63,10 @@ async fn begins(kubelet: &mut Kubelet, running: &mut RunningPod, container: &Con
 }
 
 fn copying() -> KiyotOptions {
-    KiyotOptions { sections: "[backends.milpa.policy]\nhost_path = \"copy-read-only\"\n".to_owned(), ..options() }
+    KiyotOptions {
+        sections: "[backends.milpa.policy]\nhost_path = \"copy-read-only\"\n".to_owned(),
+        ..options()
+    }
 }
 
 #[tokio::test]
@@ -63,7 +80,10 @@ async fn volumes_of_plugins_and_huge_pages_are_refused_by_name_and_policy() {
     let csi = volumes.join("kubernetes.io~csi/pvc-7d1f/mount");
     fs::create_dir_all(&csi).unwrap();
     let status = refused(&mut kubelet, &running, mount(&csi, "/data", true)).await;
-    names(&status, &["main", "/data", "kubernetes.io~csi/pvc-7d1f", "host_path = \"refuse\"", "emptyDir"]);
+    names(
+        &status,
+        &["main", "/data", "kubernetes.io~csi/pvc-7d1f", "host_path = \"refuse\"", "emptyDir"],
+    );
     // A part of such a volume, as the kubelet binds it.
     let part = kubelet.pod_directory(&spec.uid).join("volume-subpaths/pvc-7d1f/main/0");
     fs::create_dir_all(&part).unwrap();
@@ -71,7 +91,14 @@ async fn volumes_of_plugins_and_huge_pages_are_refused_by_name_and_policy() {
     names(&status, &["main", "/part", "pvc-7d1f", "kubernetes.io~csi", "host_path = \"refuse\""]);
 
     let pages = volumes.join("kubernetes.io~empty-dir/pages");
-    rustix::mount::mount("hugetlbfs", &pages, "hugetlbfs", rustix::mount::MountFlags::empty(), None).unwrap();
+    rustix::mount::mount(
+        "hugetlbfs",
+        &pages,
+        "hugetlbfs",
+        rustix::mount::MountFlags::empty(),
+        None,
+    )
+    .unwrap();
     let status = refused(&mut kubelet, &running, mount(&pages, "/pages", false)).await;
     rustix::mount::unmount(&pages, rustix::mount::UnmountFlags::DETACH).unwrap();
     names(&status, &["pages", "huge pages", "disk and memory"]);
@@ -94,7 +121,8 @@ async fn a_file_that_is_missing_becomes_no_directory() {
     let hosts = kubelet.pod_directory(&spec.uid).join("etc-hosts");
     let content = fs::read(&hosts).unwrap();
     fs::remove_file(&hosts).unwrap();
-    let status = kubelet.create_container(&running, &Container::script("main", WAIT), 0).await.unwrap_err();
+    let status =
+        kubelet.create_container(&running, &Container::script("main", WAIT), 0).await.unwrap_err();
     names(&status, &["etc-hosts", "No such file"]);
     assert!(!hosts.exists());
     // Once they are there, the same container can be made, and they are files.
@@ -103,8 +131,17 @@ async fn a_file_that_is_missing_becomes_no_directory() {
     let mut main = Container::script("main", WAIT);
     main.more_mounts.push(mount(&missing, "/etc/app.conf", true));
     let main = begins(&mut kubelet, &mut running, &main, 0).await;
-    let said =
-        kubelet.exec_sync(&main.id, &["sh", "-c", "cat /etc/app.conf; stat -c %F /etc/app.conf /etc/hosts /dev/termination-log"]).await.unwrap();
+    let said = kubelet
+        .exec_sync(
+            &main.id,
+            &[
+                "sh",
+                "-c",
+                "cat /etc/app.conf; stat -c %F /etc/app.conf /etc/hosts /dev/termination-log",
+            ],
+        )
+        .await
+        .unwrap();
     assert_eq!(said.stdout, "settingregular file\nregular file\nregular empty file\n");
     ends_without_a_trace(&mut kubelet, &kiyot, &running).await;
 }
@@ -139,7 +176,10 @@ async fn copies_of_the_nodes_paths_are_bounded_and_made_anew_for_each_attempt() 
     fs::set_permissions(tree.join("sub"), fs::Permissions::from_mode(0o750)).unwrap();
     let look = "cd /tree; find . | sort; cat sub/old sub 2>/dev/null; echo";
     let ending = Ending::new();
-    let mut one = Container::script("one", &format!("{look}; until [ -e /tmp/go ]; do sleep 0.1; done; {look}; {}", ending.wait()));
+    let mut one = Container::script(
+        "one",
+        &format!("{look}; until [ -e /tmp/go ]; do sleep 0.1; done; {look}; {}", ending.wait()),
+    );
     one.more_mounts.push(mount(&tree, "/tree", true));
     let first = begins(&mut kubelet, &mut running, &one, 0).await;
     kubelet.logged(&first, "old").await;
@@ -151,11 +191,19 @@ async fn copies_of_the_nodes_paths_are_bounded_and_made_anew_for_each_attempt() 
     let other = begins(&mut kubelet, &mut running, &other, 0).await;
     kubelet.logged(&other, "a file").await;
     kubelet.exec_sync(&first.id, &["touch", "/tmp/go"]).await.unwrap();
-    let texts = |kubelet: &Kubelet, of: &RunningContainer| kubelet.log_lines(of).into_iter().map(|line| line.text).collect::<Vec<_>>();
-    wait_until("it has looked again", LIMIT, async || (texts(&kubelet, &first).len() >= 8).then_some(())).await;
+    let texts = |kubelet: &Kubelet, of: &RunningContainer| {
+        kubelet.log_lines(of).into_iter().map(|line| line.text).collect::<Vec<_>>()
+    };
+    wait_until("it has looked again", LIMIT, async || {
+        (texts(&kubelet, &first).len() >= 8).then_some(())
+    })
+    .await;
     ending.come().await;
     kubelet.exited(&first.id).await;
-    assert_eq!(texts(&kubelet, &first), [".", "./sub", "./sub/old", "old", ".", "./sub", "./sub/old", "old"]);
+    assert_eq!(
+        texts(&kubelet, &first),
+        [".", "./sub", "./sub/old", "old", ".", "./sub", "./sub/old", "old"]
+    );
     // The next attempt's has nothing of the one before.
     let second = begins(&mut kubelet, &mut running, &one, 1).await;
     kubelet.logged(&second, "a file").await;
@@ -179,14 +227,22 @@ async fn last_words_come_from_wherever_they_are_written_and_to_their_end() {
             .filter(|mount| mount.container_path == "/dev/termination-log")
             .for_each(|mount| mount.container_path = "/var/run/words".to_owned());
     };
-    let made = kubelet.create_container_with(&running, &Container::script("main", script), 0, elsewhere).await.unwrap();
+    let made = kubelet
+        .create_container_with(&running, &Container::script("main", script), 0, elsewhere)
+        .await
+        .unwrap();
     kubelet.start_container(&made.id).await.unwrap();
     running.containers.insert("main".to_owned(), made.clone());
     assert_eq!(kubelet.exited(&made.id).await.exit_code, 3);
     let words = fs::read(&made.termination).unwrap();
-    // The kubelet reads the last 4096 bytes (kubelet/container, MaxContainerTerminationMessageLength).
+    // The kubelet reads the last 4096 bytes (kubelet/container,
+    // MaxContainerTerminationMessageLength).
     let last = &words[words.len() - 4096..];
-    assert!(last.ends_with(b"aaa\xff\x00the end") && last[..4000].iter().all(|byte| *byte == b'a'), "{}", String::from_utf8_lossy(last));
+    assert!(
+        last.ends_with(b"aaa\xff\x00the end") && last[..4000].iter().all(|byte| *byte == b'a'),
+        "{}",
+        String::from_utf8_lossy(last)
+    );
     ends_without_a_trace(&mut kubelet, &kiyot, &running).await;
 }
 
@@ -196,24 +252,38 @@ async fn what_a_removed_container_had_for_itself_is_gone_from_its_cell() {
     let kiyot = Kiyot::start(&node, options()).await;
     let mut kubelet = kiyot.kubelet().await;
     let mut running = sandbox_of(&mut kubelet, &Pod::new("crashing").in_cell()).await;
-    let main = Container::script("main", "echo something; echo words > /dev/termination-log; exit 1");
+    let main =
+        Container::script("main", "echo something; echo words > /dev/termination-log; exit 1");
     let pod_dir = kiyot.state().join("cells").join(kiyot.cells().remove(0)).join("pod");
-    let files = || kiyot_testkit::output("find", &[&pod_dir.display().to_string(), "-type", "f"]).unwrap();
+    let files =
+        || kiyot_testkit::output("find", &[&pod_dir.display().to_string(), "-type", "f"]).unwrap();
     for attempt in 0..3 {
         let made = begins(&mut kubelet, &mut running, &main, attempt).await;
         assert_eq!(kubelet.exited(&made.id).await.exit_code, 1);
-        assert!(files().contains(&format!("logs/{}/0.log", made.id)) && files().contains(&format!("containers/main/{attempt:08x}")), "{}", files());
+        assert!(
+            files().contains(&format!("logs/{}/0.log", made.id))
+                && files().contains(&format!("containers/main/{attempt:08x}")),
+            "{}",
+            files()
+        );
         running.containers.remove(&format!("main-{attempt}"));
-        kubelet.runtime.remove_container(cri::RemoveContainerRequest { container_id: made.id.clone() }).await.unwrap();
+        kubelet
+            .runtime
+            .remove_container(cri::RemoveContainerRequest { container_id: made.id.clone() })
+            .await
+            .unwrap();
         assert!(!files().contains("logs/") && !files().contains("containers/"), "{}", files());
     }
     ends_without_a_trace(&mut kubelet, &kiyot, &running).await;
 }
 
-/// Binds a part of an emptyDir as the kubelet does where it finds nothing (pkg/volume/util/subpath).
+/// Binds a part of an emptyDir as the kubelet does where it finds nothing
+/// (pkg/volume/util/subpath).
 fn bound(pod: &Path, volume: &str, below: &str, at: &str) -> PathBuf {
-    let (placeholder, target) =
-        (pod.join("volumes/kubernetes.io~empty-dir").join(volume).join(below), pod.join("volume-subpaths").join(volume).join(at));
+    let (placeholder, target) = (
+        pod.join("volumes/kubernetes.io~empty-dir").join(volume).join(below),
+        pod.join("volume-subpaths").join(volume).join(at),
+    );
     fs::create_dir_all(&placeholder).unwrap();
     fs::create_dir_all(&target).unwrap();
     rustix::mount::mount_bind(&placeholder, &target).unwrap();
@@ -228,17 +298,28 @@ async fn a_part_of_an_empty_dir_is_the_one_of_now_and_never_behind_a_link() {
     let spec = Pod::new("linked").in_cell().volume("scratch", Source::EmptyDir { memory: false });
     let mut running = sandbox_of(&mut kubelet, &spec).await;
     let pod = kubelet.pod_directory(&spec.uid);
-    let maker =
-        Container::script("maker", &format!("cd /scratch; echo one > file; ln -s /etc out; ln -s ../../.. up; mkdir -p d/e; ln -s d in; {WAIT}"));
+    let maker = Container::script(
+        "maker",
+        &format!(
+            "cd /scratch; echo one > file; ln -s /etc out; ln -s ../../.. up; mkdir -p d/e; ln -s d in; {WAIT}"
+        ),
+    );
     let maker = begins(&mut kubelet, &mut running, &maker.mount("scratch", "/scratch"), 0).await;
-    wait_until("all is made", LIMIT, async || kubelet.exec_sync(&maker.id, &["readlink", "/scratch/in"]).await.ok().filter(|said| said.code == 0))
-        .await;
+    wait_until("all is made", LIMIT, async || {
+        kubelet
+            .exec_sync(&maker.id, &["readlink", "/scratch/in"])
+            .await
+            .ok()
+            .filter(|said| said.code == 0)
+    })
+    .await;
     let mut targets = Vec::new();
     for (index, below) in ["out", "up", "out/ssl", "in/e"].into_iter().enumerate() {
         let target = bound(&pod, "scratch", below, &format!("main/{index}"));
         let mut main = Container::script("main", WAIT);
         main.more_mounts.push(mount(&target, "/part", false));
-        let status = kubelet.create_container(&running, &main, 0).await.expect_err("a link is not followed");
+        let status =
+            kubelet.create_container(&running, &main, 0).await.expect_err("a link is not followed");
         names(&status, &["scratch"]);
         targets.push(target);
     }
@@ -248,7 +329,17 @@ async fn a_part_of_an_empty_dir_is_the_one_of_now_and_never_behind_a_link() {
     let mut main = Container::script("main", &format!("cat /part; {}", ending.wait()));
     main.more_mounts.push(mount(&target, "/part", false));
     for (attempt, text) in ["one", "two", "two"].into_iter().enumerate() {
-        kubelet.exec_sync(&maker.id, &["sh", "-c", &format!("echo {text} > /scratch/new; mv /scratch/new /scratch/file")]).await.unwrap();
+        kubelet
+            .exec_sync(
+                &maker.id,
+                &[
+                    "sh",
+                    "-c",
+                    &format!("echo {text} > /scratch/new; mv /scratch/new /scratch/file"),
+                ],
+            )
+            .await
+            .unwrap();
         let made = begins(&mut kubelet, &mut running, &main, u32::try_from(attempt).unwrap()).await;
         said_in_its_cell(&kiyot, &made, text).await;
         ending.come().await;

@@ -15,16 +15,24 @@ async fn a_reader_never_sees_a_part_of_an_update() {
     let names: Vec<String> = (0..6).map(|n| format!("key-{n}")).collect();
     // Long enough to be brought in several parts.
     let files = |version: usize| {
-        let content = format!("{version}\n").into_bytes().into_iter().chain(std::iter::repeat_n(b'x', 150_000)).collect::<Vec<u8>>();
+        let content = format!("{version}\n")
+            .into_bytes()
+            .into_iter()
+            .chain(std::iter::repeat_n(b'x', 150_000))
+            .collect::<Vec<u8>>();
         names.iter().map(|name| (name.clone(), content.clone())).collect()
     };
-    // What `..data` leads to is whole for as long as it leads there, and of one version; and so is each name, whenever it is looked at.
+    // What `..data` leads to is whole for as long as it leads there, and of one version; and so is
+    // each name, whenever it is looked at.
     let script = "last=; while :; do
         d=$(readlink /v/..data) || { echo BROKEN no data; continue; }
         if s=$(for k in 0 1 2 3 4 5; do head -n 1 /v/$d/key-$k || exit 1; [ $(stat -c %s /v/$d/key-$k) -gt 150000 ] || exit 1; done 2>/dev/null); then
             set -- $s; [ \"$1$1$1$1$1$1\" = \"$1$2$3$4$5$6\" ] || echo BROKEN mixed $s; [ \"$1\" = \"$last\" ] || { last=$1; echo version $1; }
         elif [ \"$(readlink /v/..data)\" = \"$d\" ]; then echo BROKEN part $s; fi; done";
-    let spec = Pod::new("reader").in_cell().volume("v", Source::Projected(files(0))).container(Container::script("main", script).mount("v", "/v"));
+    let spec = Pod::new("reader")
+        .in_cell()
+        .volume("v", Source::Projected(files(0)))
+        .container(Container::script("main", script).mount("v", "/v"));
     let running = kubelet.run_pod(&spec).await.unwrap();
     let main = running.container("main").clone();
     kubelet.logged(&main, "version 0").await;
@@ -36,7 +44,8 @@ async fn a_reader_never_sees_a_part_of_an_update() {
         }
     }
     kubelet.logged(&main, &format!("version {UPDATES}")).await;
-    let broken: Vec<_> = kubelet.log_lines(&main).into_iter().filter(|line| line.text.contains("BROKEN")).collect();
+    let broken: Vec<_> =
+        kubelet.log_lines(&main).into_iter().filter(|line| line.text.contains("BROKEN")).collect();
     assert_eq!(broken, []);
     kubelet.stop_and_remove(&running).await.unwrap();
     assert_eq!(kiyot.cells(), Vec::<String>::new());
@@ -52,7 +61,9 @@ async fn an_update_arrives_while_and_after_the_connection_was_cut() {
         .in_cell()
         .volume("token", Source::Projected(Source::files(&[("token", "zero")])))
         .volume("settings", Source::ConfigMap(Source::files(&[("colour", "none")])))
-        .container(Container::script("main", WAIT).mount("token", "/token").mount("settings", "/settings"));
+        .container(
+            Container::script("main", WAIT).mount("token", "/token").mount("settings", "/settings"),
+        );
     let running = kubelet.run_pod(&spec).await.unwrap();
     let main = running.container("main").id.clone();
     let agents = || super::faults::processes(&["kiyot-cell agent", &kiyot.cells()[0]]);
@@ -61,11 +72,15 @@ async fn an_update_arrives_while_and_after_the_connection_was_cut() {
         let ends = || kiyot.log().matches("A control connection broke.").count();
         let until_now = ends();
         drop(wire);
-        wait_until("the end of the connection is noticed", LIMIT, async || (ends() > until_now).then_some(())).await;
+        wait_until("the end of the connection is noticed", LIMIT, async || {
+            (ends() > until_now).then_some(())
+        })
+        .await;
         kubelet.update_volume(&spec, "token", &Source::files(&[("token", before)]));
         wire = Wire::lay(&kiyot.state());
         shows(&mut kubelet, &main, "cat /token/token", before).await;
-        // It is found with the connection, and does not wait for the next look at all volumes; the other one by its news.
+        // It is found with the connection, and does not wait for the next look at all volumes; the
+        // other one by its news.
         kubelet.update_volume(&spec, "settings", &Source::files(&[("colour", after)]));
         shows(&mut kubelet, &main, "cat /settings/colour", after).await;
     }
@@ -78,7 +93,8 @@ async fn sources_of_a_projected_volume_come_change_and_go() {
     let node = Node::start().await;
     let kiyot = Kiyot::start(&node, options()).await;
     let mut kubelet = kiyot.kubelet().await;
-    // A service account's token, a ConfigMap's keys, the downward API's files, and a Secret that is optional and not there yet.
+    // A service account's token, a ConfigMap's keys, the downward API's files, and a Secret that is
+    // optional and not there yet.
     let first = [
         ("token", "eyJ.first.token"),
         ("ca.crt", "a certificate"),
@@ -114,7 +130,13 @@ async fn sources_of_a_projected_volume_come_change_and_go() {
     )
     .await;
     // Nothing is left of what was, under whatever name.
-    shows(&mut kubelet, &main, "cd /var/run/all; grep -rl first . ; ls -A | grep -c '^\\.\\.2'", "1\n").await;
+    shows(
+        &mut kubelet,
+        &main,
+        "cd /var/run/all; grep -rl first . ; ls -A | grep -c '^\\.\\.2'",
+        "1\n",
+    )
+    .await;
     kubelet.update_volume(&spec, "all", &Source::files(&[("token", "eyJ.third.token")]));
     shows(&mut kubelet, &main, all, "./token eyJ.third.token\n").await;
     shows(&mut kubelet, &main, "cd /var/run/all; ls -A | grep -v '^\\.\\.'", "token\n").await;
@@ -135,10 +157,14 @@ async fn a_volume_that_is_too_large_now_stays_as_it_was_and_that_is_said() {
     let main = running.container("main").id.clone();
     kubelet.update_volume(&spec, "settings", &Source::files(&[("colour", "red")]));
     shows(&mut kubelet, &main, "cat /settings/colour", "red").await;
-    let settings = kubelet.pod_directory(&spec.uid).join("volumes/kubernetes.io~configmap/settings");
+    let settings =
+        kubelet.pod_directory(&spec.uid).join("volumes/kubernetes.io~configmap/settings");
     fs::File::create(settings.join("..data/large")).unwrap().set_len((64 << 20) + 1).unwrap();
     kiyot_testkit::output("touch", &[&settings.display().to_string()]).unwrap();
-    wait_until("it is said", LIMIT, async || kiyot.log().contains("can't be read on the node; the cell keeps its copy").then_some(())).await;
+    wait_until("it is said", LIMIT, async || {
+        kiyot.log().contains("can't be read on the node; the cell keeps its copy").then_some(())
+    })
+    .await;
     assert_eq!(said(&mut kubelet, &main, "cat /settings/colour").await, "red");
     ends_without_a_trace(&mut kubelet, &kiyot, &running).await;
 }
@@ -158,7 +184,9 @@ async fn updates_show_by_their_news_and_not_when_all_volumes_are_compared() {
         .volume("key", Source::Secret(content(0)))
         .volume("token", Source::Projected(content(0)))
         .volume("about", Source::DownwardApi(content(0)))
-        .container(volumes.iter().fold(Container::script("main", WAIT), |main, name| main.mount(name, &format!("/{name}"))));
+        .container(volumes.iter().fold(Container::script("main", WAIT), |main, name| {
+            main.mount(name, &format!("/{name}"))
+        }));
     let running = kubelet.run_pod(&spec).await.unwrap();
     let main = running.container("main").id.clone();
     let all = async {

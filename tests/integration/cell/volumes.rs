@@ -11,39 +11,64 @@ async fn files_of_the_kubelet_are_there_with_their_modes() {
     let mut kubelet = kiyot.kubelet().await;
     let spec = Pod::new("files")
         .in_cell()
-        .volume("settings", Source::ConfigMap(Source::files(&[("colour", "blue"), ("shape", "round")])))
+        .volume(
+            "settings",
+            Source::ConfigMap(Source::files(&[("colour", "blue"), ("shape", "round")])),
+        )
         .volume("key", Source::Secret(Source::files(&[("key", "hush")])))
         .volume("token", Source::Projected(Source::files(&[("token", "t0ken")])))
         .volume("about", Source::DownwardApi(Source::files(&[("name", "files")])))
         .volume("scratch", Source::EmptyDir { memory: false })
         .volume("fast", Source::EmptyDir { memory: true })
         .container(
-            Container::script("writer", &format!("echo shared > /scratch/file; echo quick > /fast/file; {WAIT}"))
-                .mount("settings", "/settings")
-                .mount("key", "/key")
-                .mount("token", "/token")
-                .mount("about", "/about")
-                .mount("scratch", "/scratch")
-                .mount("fast", "/fast"),
+            Container::script(
+                "writer",
+                &format!("echo shared > /scratch/file; echo quick > /fast/file; {WAIT}"),
+            )
+            .mount("settings", "/settings")
+            .mount("key", "/key")
+            .mount("token", "/token")
+            .mount("about", "/about")
+            .mount("scratch", "/scratch")
+            .mount("fast", "/fast"),
         )
         .container(
-            Container::script("reader", "until cat /scratch/file /fast/file; do sleep 0.1; done; sleep 1000")
-                .mount("scratch", "/scratch")
-                .mount("fast", "/fast"),
+            Container::script(
+                "reader",
+                "until cat /scratch/file /fast/file; do sleep 0.1; done; sleep 1000",
+            )
+            .mount("scratch", "/scratch")
+            .mount("fast", "/fast"),
         );
     let running = kubelet.run_pod(&spec).await.unwrap();
     let writer = running.container("writer").id.clone();
-    let read = kubelet.exec_sync(&writer, &["sh", "-c", "cat /settings/colour /settings/shape /key/key /token/token /about/name"]).await.unwrap();
+    let read = kubelet
+        .exec_sync(
+            &writer,
+            &["sh", "-c", "cat /settings/colour /settings/shape /key/key /token/token /about/name"],
+        )
+        .await
+        .unwrap();
     assert_eq!(read.stdout, "blueroundhusht0kenfiles");
-    let modes = kubelet.exec_sync(&writer, &["sh", "-c", "stat -c %a $(readlink -f /settings/colour); readlink /settings/colour"]).await.unwrap();
+    let modes = kubelet
+        .exec_sync(
+            &writer,
+            &["sh", "-c", "stat -c %a $(readlink -f /settings/colour); readlink /settings/colour"],
+        )
+        .await
+        .unwrap();
     assert_eq!(modes.stdout, "644\n..data/colour\n");
-    let memory = kubelet.exec_sync(&writer, &["sh", "-c", "grep -cE ' (/key|/token|/fast) tmpfs ' /proc/mounts"]).await.unwrap();
+    let memory = kubelet
+        .exec_sync(&writer, &["sh", "-c", "grep -cE ' (/key|/token|/fast) tmpfs ' /proc/mounts"])
+        .await
+        .unwrap();
     assert_eq!(memory.stdout, "3\n", "secrets, tokens and memory volumes are in memory only");
     let hosts = kubelet.exec_sync(&writer, &["cat", "/etc/hosts"]).await.unwrap();
     assert!(hosts.stdout.contains("Kubernetes-managed"), "{}", hosts.stdout);
     kubelet.logged(running.container("reader"), "shared").await;
     kubelet.logged(running.container("reader"), "quick").await;
-    let on_node = kubelet.pod_directory(&spec.uid).join("volumes/kubernetes.io~empty-dir/scratch/file");
+    let on_node =
+        kubelet.pod_directory(&spec.uid).join("volumes/kubernetes.io~empty-dir/scratch/file");
     assert!(!on_node.exists(), "an emptyDir is in the cell");
     ends_without_a_trace(&mut kubelet, &kiyot, &running).await;
 }
@@ -57,7 +82,9 @@ async fn an_update_on_the_node_shows_in_the_cell() {
         .in_cell()
         .volume("settings", Source::ConfigMap(Source::files(&[("colour", "blue"), ("old", "1")])))
         .volume("token", Source::Projected(Source::files(&[("token", "one")])))
-        .container(Container::script("main", WAIT).mount("settings", "/settings").mount("token", "/token"));
+        .container(
+            Container::script("main", WAIT).mount("settings", "/settings").mount("token", "/token"),
+        );
     let running = kubelet.run_pod(&spec).await.unwrap();
     let main = running.container("main").id.clone();
     kubelet.update_volume(&spec, "settings", &Source::files(&[("colour", "red"), ("new", "2")]));
@@ -78,7 +105,8 @@ async fn an_empty_dir_lives_as_long_as_its_cell() {
     let node = Node::start().await;
     let mut kiyot = Kiyot::start(&node, options()).await;
     let mut kubelet = kiyot.kubelet().await;
-    let container = Container::script("main", WAIT).mount("scratch", "/scratch").mount("fast", "/fast");
+    let container =
+        Container::script("main", WAIT).mount("scratch", "/scratch").mount("fast", "/fast");
     let spec = Pod::new("scratching")
         .in_cell()
         .volume("scratch", Source::EmptyDir { memory: false })
@@ -86,7 +114,12 @@ async fn an_empty_dir_lives_as_long_as_its_cell() {
         .container(container.clone());
     let mut first = kubelet.run_pod(&spec).await.unwrap();
     let mut main = first.container("main").id.clone();
-    said(&mut kubelet, &main, "echo kept > /scratch/file; echo kept > /fast/file; chmod 640 /scratch/file").await;
+    said(
+        &mut kubelet,
+        &main,
+        "echo kept > /scratch/file; echo kept > /fast/file; chmod 640 /scratch/file",
+    )
+    .await;
     // With each attempt, after the agent, and after the daemon.
     for attempt in 1..=3 {
         kubelet.stop_container(&main, 1).await.unwrap();
@@ -99,17 +132,22 @@ async fn an_empty_dir_lives_as_long_as_its_cell() {
             }
             _ => {}
         }
-        let made = wait_until("the next attempt is made", LIMIT, async || kubelet.create_container(&first, &container, attempt).await.ok()).await;
+        let made = wait_until("the next attempt is made", LIMIT, async || {
+            kubelet.create_container(&first, &container, attempt).await.ok()
+        })
+        .await;
         kubelet.start_container(&made.id).await.unwrap();
         main.clone_from(&made.id);
         first.containers.insert(format!("main-{attempt}"), made);
         assert_eq!(
-            said(&mut kubelet, &main, "cat /scratch/file /fast/file; stat -c %a /scratch/file").await,
+            said(&mut kubelet, &main, "cat /scratch/file /fast/file; stat -c %a /scratch/file")
+                .await,
             "kept\nkept\n640\n",
             "attempt {attempt}"
         );
     }
-    // A new sandbox of the same pod is another cell, and begins with nothing; on a node it would go on with what there was.
+    // A new sandbox of the same pod is another cell, and begins with nothing; on a node it would go
+    // on with what there was.
     kubelet.stop_pod(&first).await.unwrap();
     let mut config = first.config.clone();
     config.metadata.as_mut().unwrap().attempt = 1;

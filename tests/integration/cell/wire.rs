@@ -5,7 +5,8 @@ use std::path::Path;
 use tokio::net::{UnixListener, UnixStream};
 use tokio_util::sync::{CancellationToken, DropGuard};
 
-/// A wire in the place of the gateway's socket. It is there for as long as this is; after that nobody gets through.
+/// A wire in the place of the gateway's socket. It is there for as long as this is; after that
+/// nobody gets through.
 pub(super) struct Wire(#[expect(dead_code, reason = "it ends what it guards")] DropGuard);
 
 impl Wire {

@@ -24,7 +24,8 @@ pub(crate) fn timed<T>(message: T, deadline: Duration) -> Request<T> {
     request
 }
 
-/// `GetFile` answers with the path; `Bind` and `Watch` never end; `ReadLog` answers as many parts as its position says, and then never ends.
+/// `GetFile` answers with the path; `Bind` and `Watch` never end; `ReadLog` answers as many parts
+/// as its position says, and then never ends.
 #[derive(Clone)]
 pub(crate) struct TestAgent {
     cell: String,
@@ -40,7 +41,14 @@ pub(crate) struct TestAgent {
 
 impl TestAgent {
     pub(crate) fn new(cell: String, home: HomeHandle) -> Self {
-        Self { cell, home, info: None, binds: Arc::default(), wishes: Arc::default(), bulks: Arc::default() }
+        Self {
+            cell,
+            home,
+            info: None,
+            binds: Arc::default(),
+            wishes: Arc::default(),
+            bulks: Arc::default(),
+        }
     }
 
     pub(crate) fn on(&self, info: ConnectionInfo) -> Self {
@@ -91,7 +99,10 @@ impl agent_server::Agent for TestAgent {
         Ok(Response::new(Box::pin(stream::once(async { Ok(first) }).chain(stream::pending()))))
     }
 
-    async fn change_files(&self, request: Request<Streaming<FileChange>>) -> Answer<ChangeFilesReply> {
+    async fn change_files(
+        &self,
+        request: Request<Streaming<FileChange>>,
+    ) -> Answer<ChangeFilesReply> {
         let mut changes = request.into_inner();
         while changes.message().await?.is_some() {}
         Ok(Response::new(ChangeFilesReply {}))

@@ -21,7 +21,8 @@ use kiyot_link::{
     tls::{self, Identity},
 };
 use kiyot_proto::cell::{
-    EnrolRequest, FromCell, HelloReply, ToCell, agent_server::AgentServer, enrolment_client::EnrolmentClient, from_cell, to_cell,
+    EnrolRequest, FromCell, HelloReply, ToCell, agent_server::AgentServer,
+    enrolment_client::EnrolmentClient, from_cell, to_cell,
 };
 use prost::Message;
 use rcgen::{CertificateParams, KeyPair, PublicKeyData};
@@ -65,16 +66,24 @@ impl ByHand {
         self.enrol_with(bootstrap, self.enrolment(bootstrap)).await
     }
 
-    pub(crate) async fn enrol_with(&self, bootstrap: &Bootstrap, request: EnrolRequest) -> Result<Identity, Status> {
+    pub(crate) async fn enrol_with(
+        &self,
+        bootstrap: &Bootstrap,
+        request: EnrolRequest,
+    ) -> Result<Identity, Status> {
         Ok(self.identity(certificate_for(bootstrap, request).await?))
     }
 
-    /// The agent's side of a connection on which a certificate is shown by who has this key, and not the certificate's.
+    /// The agent's side of a connection on which a certificate is shown by who has this key, and
+    /// not the certificate's.
     pub(crate) fn showing(&self, bootstrap: &Bootstrap, certificate: Vec<u8>) -> ClientConfig {
         let mut tls = tls::enrol_client(&bootstrap.ca_sha256).unwrap();
         tls.alpn_protocols = vec![alpn::CELL.to_vec()];
         let key = PrivatePkcs8KeyDer::from(self.key.serialize_der()).into();
-        let shown = CertifiedKey::new(vec![certificate.into()], ring::sign::any_supported_type(&key).unwrap());
+        let shown = CertifiedKey::new(
+            vec![certificate.into()],
+            ring::sign::any_supported_type(&key).unwrap(),
+        );
         tls.client_auth_cert_resolver = Arc::new(Shows(Arc::new(shown)));
         tls
     }
@@ -91,7 +100,13 @@ impl ByHand {
 
     /// A certificate without enrolment.
     pub(crate) fn certified_by(&self, ca: &Ca, cell: &CellId, lifetime: Duration) -> Vec<u8> {
-        ca.certify(SystemTime::now(), cell, &ProvenKey::from_request(&self.request()).unwrap(), lifetime).unwrap()
+        ca.certify(
+            SystemTime::now(),
+            cell,
+            &ProvenKey::from_request(&self.request()).unwrap(),
+            lifetime,
+        )
+        .unwrap()
     }
 
     pub(crate) fn identity(&self, certificate: Vec<u8>) -> Identity {
@@ -101,8 +116,13 @@ impl ByHand {
 
 async fn certificate_for(bootstrap: &Bootstrap, request: EnrolRequest) -> Result<Vec<u8>, Status> {
     let stream = dial(bootstrap, tls::enrol_client(&bootstrap.ca_sha256).unwrap()).await.unwrap();
-    let connection = Connection::open(stream, Profile::ENROL, &CancellationToken::new(), &TaskTracker::new()).await.unwrap();
-    let reply = EnrolmentClient::new(Channel::over(connection)).enrol(super::timed(request, super::LIMIT)).await?;
+    let connection =
+        Connection::open(stream, Profile::ENROL, &CancellationToken::new(), &TaskTracker::new())
+            .await
+            .unwrap();
+    let reply = EnrolmentClient::new(Channel::over(connection))
+        .enrol(super::timed(request, super::LIMIT))
+        .await?;
     Ok(reply.into_inner().certificate_der.to_vec())
 }
 
@@ -121,16 +141,24 @@ impl ResolvesClientCert for Shows {
 }
 
 /// Dials with a TLS configuration.
-pub(crate) async fn dial(bootstrap: &Bootstrap, tls: ClientConfig) -> std::io::Result<TlsStream<Stream>> {
+pub(crate) async fn dial(
+    bootstrap: &Bootstrap,
+    tls: ClientConfig,
+) -> std::io::Result<TlsStream<Stream>> {
     dial_as(bootstrap, tls, alpn::GATEWAY_NAME).await
 }
 
-pub(crate) async fn dial_as(bootstrap: &Bootstrap, tls: ClientConfig, name: &'static str) -> std::io::Result<TlsStream<Stream>> {
+pub(crate) async fn dial_as(
+    bootstrap: &Bootstrap,
+    tls: ClientConfig,
+    name: &'static str,
+) -> std::io::Result<TlsStream<Stream>> {
     let stream = Stream::dial(&bootstrap.gateway).await?;
     TlsConnector::from(Arc::new(tls)).connect(ServerName::try_from(name).unwrap(), stream).await
 }
 
-/// Says that a connection is refused: it ends, and nothing has been said over it. With TLS 1.3 the handshake itself may look fine from this side.
+/// Says that a connection is refused: it ends, and nothing has been said over it. With TLS 1.3 the
+/// handshake itself may look fine from this side.
 pub(crate) async fn is_refused(bootstrap: &Bootstrap, tls: ClientConfig) {
     let Ok(mut stream) = within("the handshake", dial(bootstrap, tls)).await else { return };
     let mut heard = Vec::new();
@@ -145,17 +173,30 @@ pub(crate) struct Fake {
 }
 
 impl Fake {
-    pub(crate) async fn connect(bootstrap: &Bootstrap, identity: &Identity, hello: HelloReply) -> Self {
+    pub(crate) async fn connect(
+        bootstrap: &Bootstrap,
+        identity: &Identity,
+        hello: HelloReply,
+    ) -> Self {
         let tls = tls::cell_client(&bootstrap.ca_sha256, identity.clone()).unwrap();
         let (end, tasks) = (CancellationToken::new(), TaskTracker::new());
         if hello.kind() == kiyot_proto::cell::ConnectionKind::Bulk {
             let stream = dial_as(bootstrap, tls, alpn::BULK_NAME).await.unwrap();
-            let served = http2::serve(stream, Profile::BULK, AgentServer::new(Says(hello)), end.clone(), tasks.clone());
+            let served = http2::serve(
+                stream,
+                Profile::BULK,
+                AgentServer::new(Says(hello)),
+                end.clone(),
+                tasks.clone(),
+            );
             tasks.spawn(async move { served.await.map_err(drop) });
         } else {
-            let frames = Frames::new(dial_as(bootstrap, tls, alpn::GATEWAY_NAME).await.unwrap(), LONGEST);
+            let frames =
+                Frames::new(dial_as(bootstrap, tls, alpn::GATEWAY_NAME).await.unwrap(), LONGEST);
             let own = end.clone();
-            tasks.spawn(async move { own.run_until_cancelled(says(frames, hello)).await.unwrap_or(Ok(())).map_err(drop) });
+            tasks.spawn(async move {
+                own.run_until_cancelled(says(frames, hello)).await.unwrap_or(Ok(())).map_err(drop)
+            });
         }
         tasks.close();
         Self { end, tasks }
@@ -181,7 +222,12 @@ impl Drop for Fake {
 async fn says(mut frames: Frames<TlsStream<Stream>>, hello: HelloReply) -> std::io::Result<()> {
     while let Some(message) = frames.next().await? {
         if let Some(to_cell::Message::Hello(_)) = ToCell::decode(message)?.message {
-            frames.send(&FromCell { message: Some(from_cell::Message::Hello(hello.clone())) }.encode_to_vec()).await?;
+            frames
+                .send(
+                    &FromCell { message: Some(from_cell::Message::Hello(hello.clone())) }
+                        .encode_to_vec(),
+                )
+                .await?;
         }
     }
     Ok(())

@@ -28,7 +28,10 @@ pub(crate) struct TestLedger {
 
 impl TestLedger {
     pub(crate) fn expect(&self, cell: &CellId, token: &str) {
-        self.cells().insert(cell.clone(), Entry { token_sha256: sha256(token.as_bytes()), expired: false, key_sha256: None });
+        self.cells().insert(
+            cell.clone(),
+            Entry { token_sha256: sha256(token.as_bytes()), expired: false, key_sha256: None },
+        );
     }
 
     /// The token's time is over.
@@ -61,7 +64,12 @@ impl TestLedger {
 
 #[tonic::async_trait]
 impl Ledger for TestLedger {
-    async fn claim(&self, cell: &str, token_sha256: &str, key_sha256: &str) -> Result<CellId, Refusal> {
+    async fn claim(
+        &self,
+        cell: &str,
+        token_sha256: &str,
+        key_sha256: &str,
+    ) -> Result<CellId, Refusal> {
         let mut cells = self.cells();
         let id = CellId::parse(cell).map_err(|_| Refusal::Unknown(cell.to_owned()))?;
         let entry = cells.get_mut(&id).ok_or_else(|| Refusal::Unknown(cell.to_owned()))?;
@@ -82,7 +90,9 @@ impl Ledger for TestLedger {
         let id = CellId::parse(cell).map_err(|_| Refusal::Unknown(cell.to_owned()))?;
         match self.cells().get(&id) {
             None => Err(Refusal::Unknown(cell.to_owned())),
-            Some(entry) if entry.key_sha256.as_deref() != Some(key_sha256) => Err(Refusal::OtherKey(id)),
+            Some(entry) if entry.key_sha256.as_deref() != Some(key_sha256) => {
+                Err(Refusal::OtherKey(id))
+            }
             Some(_) => Ok(id),
         }
     }

@@ -28,7 +28,8 @@ impl Proxy {
     pub(crate) fn start(path: PathBuf, to: &GatewayAddress) -> Self {
         let GatewayAddress::Unix(to) = to.clone() else { panic!("a unix socket") };
         let listener = UnixListener::bind(&path).unwrap();
-        let shared = std::sync::Arc::new(Shared { wires: Mutex::default(), silent: watch::Sender::new(0) });
+        let shared =
+            std::sync::Arc::new(Shared { wires: Mutex::default(), silent: watch::Sender::new(0) });
         let end = CancellationToken::new();
         let (own, token) = (shared.clone(), end.clone());
         tokio::spawn(token.run_until_cancelled_owned(async move {

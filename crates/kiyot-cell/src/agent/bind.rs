@@ -23,22 +23,34 @@ pub fn bind(own: Own, request: &BindRequest) -> Result<(), Status> {
     let name = &request.hostname;
     if !name.is_empty() {
         if !own.uts {
-            return Err(Status::failed_precondition("the cell shares the host's UTS namespace: its host name is not changed"));
+            return Err(Status::failed_precondition(
+                "the cell shares the host's UTS namespace: its host name is not changed",
+            ));
         }
-        if name.len() > HOST_NAME || !name.bytes().all(|byte| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'.')) {
-            return Err(Status::invalid_argument(format!("the host name {name:?}: allowed are {HOST_NAME} letters, digits, \"-\" and \".\"")));
+        if name.len() > HOST_NAME
+            || !name.bytes().all(|byte| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'.'))
+        {
+            return Err(Status::invalid_argument(format!(
+                "the host name {name:?}: allowed are {HOST_NAME} letters, digits, \"-\" and \".\""
+            )));
         }
     }
     if !request.sysctls.is_empty() && !own.net {
-        return Err(Status::failed_precondition("the cell shares the host's network namespace: its sysctls are not changed"));
+        return Err(Status::failed_precondition(
+            "the cell shares the host's network namespace: its sysctls are not changed",
+        ));
     }
     let paths = sysctl_paths(&request.sysctls)?;
     if !name.is_empty() {
-        rustix::system::sethostname(name.as_bytes()).map_err(|error| Status::internal(format!("cannot set the host name {name:?}: {error}")))?;
+        rustix::system::sethostname(name.as_bytes()).map_err(|error| {
+            Status::internal(format!("cannot set the host name {name:?}: {error}"))
+        })?;
     }
     for (path, name, value) in paths {
         set(&path, value).map_err(|error| match error {
-            Errno::NOENT | Errno::INVAL | Errno::NOTDIR | Errno::ISDIR => Status::invalid_argument(format!("the sysctl {name} = {value:?}: {error}")),
+            Errno::NOENT | Errno::INVAL | Errno::NOTDIR | Errno::ISDIR => {
+                Status::invalid_argument(format!("the sysctl {name} = {value:?}: {error}"))
+            }
             _ => Status::internal(format!("cannot set the sysctl {name} = {value:?}: {error}")),
         })?;
     }
@@ -47,39 +59,66 @@ pub fn bind(own: Own, request: &BindRequest) -> Result<(), Status> {
 
 fn sysctl_paths(sysctls: &HashMap<String, String>) -> Result<Vec<(String, &str, &str)>, Status> {
     if sysctls.len() > SYSCTLS {
-        return Err(Status::invalid_argument(format!("{} sysctls: at most {SYSCTLS} are allowed", sysctls.len())));
+        return Err(Status::invalid_argument(format!(
+            "{} sysctls: at most {SYSCTLS} are allowed",
+            sysctls.len()
+        )));
     }
     let mut paths = Vec::with_capacity(sysctls.len());
     for (name, value) in sysctls {
-        let path = sysctl_path(name)
-            .ok_or_else(|| Status::invalid_argument(format!("the sysctl {name:?}: allowed in a cell are names that begin with \"net.\"")))?;
+        let path = sysctl_path(name).ok_or_else(|| {
+            Status::invalid_argument(format!(
+                "the sysctl {name:?}: allowed in a cell are names that begin with \"net.\""
+            ))
+        })?;
         if value.len() > VALUE {
-            return Err(Status::invalid_argument(format!("the sysctl {name}: its value has {} bytes, at most {VALUE} are allowed", value.len())));
+            return Err(Status::invalid_argument(format!(
+                "the sysctl {name}: its value has {} bytes, at most {VALUE} are allowed",
+                value.len()
+            )));
         }
         paths.push((path, name.as_str(), value.as_str()));
     }
-    // Always in the same order: of two that depend on each other, the outcome is the same each time.
+    // Always in the same order: of two that depend on each other, the outcome is the same each
+    // time.
     paths.sort();
     Ok(paths)
 }
 
-/// The path of a sysctl beneath /proc/sys/net, `None` for one that is not there. As sysctl(8) has it, whichever of "." and "/" comes first parts
-/// the name, and the other stands for a "." within a part (the name of a VLAN's interface).
+/// The path of a sysctl beneath /proc/sys/net, `None` for one that is not there. As sysctl(8) has
+/// it, whichever of "." and "/" comes first parts the name, and the other stands for a "." within a
+/// part (the name of a VLAN's interface).
 pub fn sysctl_path(name: &str) -> Option<String> {
     let separator = name.chars().find(|character| matches!(character, '.' | '/'))?;
-    let mut parts = name.split(separator).map(|part| if separator == '.' { part.replace('/', ".") } else { part.to_owned() });
+    let mut parts = name
+        .split(separator)
+        .map(|part| if separator == '.' { part.replace('/', ".") } else { part.to_owned() });
     if parts.next().as_deref() != Some("net") {
         return None;
     }
     let parts: Vec<_> = parts.collect();
-    let character = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'_' | b'-' | b'.' | b'@' | b':');
-    let plain = |part: &String| !part.is_empty() && part.len() <= 255 && !part.starts_with('.') && part.bytes().all(character);
+    let character =
+        |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'_' | b'-' | b'.' | b'@' | b':');
+    let plain = |part: &String| {
+        !part.is_empty()
+            && part.len() <= 255
+            && !part.starts_with('.')
+            && part.bytes().all(character)
+    };
     (!parts.is_empty() && parts.len() <= 16 && parts.iter().all(plain)).then(|| parts.join("/"))
 }
 
 fn set(path: &str, value: &str) -> Result<(), Errno> {
-    let root = openat(CWD, "/proc/sys/net", OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())?;
-    let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS | ResolveFlags::NO_XDEV;
+    let root = openat(
+        CWD,
+        "/proc/sys/net",
+        OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC,
+        Mode::empty(),
+    )?;
+    let resolve = ResolveFlags::BENEATH
+        | ResolveFlags::NO_SYMLINKS
+        | ResolveFlags::NO_MAGICLINKS
+        | ResolveFlags::NO_XDEV;
     let file = openat2(&root, path, OFlags::WRONLY | OFlags::CLOEXEC, Mode::empty(), resolve)?;
     rustix::io::write(&file, value.as_bytes()).map(drop)
 }
@@ -118,7 +157,10 @@ mod tests {
         let before = rustix::system::uname().nodename().to_owned();
         let request = BindRequest { hostname: "pod".into(), ..Default::default() };
         assert_eq!(bind(shared, &request).unwrap_err().code(), Code::FailedPrecondition);
-        let request = BindRequest { sysctls: [("net.ipv4.ip_forward".to_owned(), "1".to_owned())].into(), ..Default::default() };
+        let request = BindRequest {
+            sysctls: [("net.ipv4.ip_forward".to_owned(), "1".to_owned())].into(),
+            ..Default::default()
+        };
         assert_eq!(bind(shared, &request).unwrap_err().code(), Code::FailedPrecondition);
         assert_eq!(rustix::system::uname().nodename(), before.as_c_str());
         bind(shared, &BindRequest::default()).unwrap();
@@ -129,9 +171,12 @@ mod tests {
         let before = rustix::system::uname().nodename().to_owned();
         let own = Own { uts: true, net: true };
         let sysctls = [("kernel.msgmax".to_owned(), "1".to_owned())].into();
-        let error = bind(own, &BindRequest { hostname: "pod".into(), sysctls, ..Default::default() }).unwrap_err();
+        let error =
+            bind(own, &BindRequest { hostname: "pod".into(), sysctls, ..Default::default() })
+                .unwrap_err();
         assert!(error.code() == Code::InvalidArgument && error.message().contains("kernel.msgmax"));
-        let error = bind(own, &BindRequest { hostname: "a\nb".into(), ..Default::default() }).unwrap_err();
+        let error =
+            bind(own, &BindRequest { hostname: "a\nb".into(), ..Default::default() }).unwrap_err();
         assert_eq!(error.code(), Code::InvalidArgument);
         assert_eq!(rustix::system::uname().nodename(), before.as_c_str());
     }

@@ -1,7 +1,8 @@
 //! What is in the cell now, and what has changed since a reader looked: the state behind `Watch`.
 //!
-//! There is no queue of events. Each entry bears the version at which it last changed, and a reader that is slow gets the newest state of each
-//! once; only removals are kept as such, so many and no more.
+//! There is no queue of events. Each entry bears the version at which it last changed, and a reader
+//! that is slow gets the newest state of each once; only removals are kept as such, so many and no
+//! more.
 
 use std::{
     collections::{BTreeMap, VecDeque},
@@ -56,10 +57,18 @@ impl Board {
                 state.listed = true;
                 state.version += 1;
             }
-            let sandboxes = sandboxes.into_iter().map(|status| (status.id.clone(), status)).collect();
-            let containers = containers.into_iter().map(|status| (status.id.clone(), status)).collect();
-            let mut removals = replace(&mut state.sandboxes, sandboxes, &mut state.version, Kind::SandboxGone);
-            removals.extend(replace(&mut state.containers, containers, &mut state.version, Kind::ContainerGone));
+            let sandboxes =
+                sandboxes.into_iter().map(|status| (status.id.clone(), status)).collect();
+            let containers =
+                containers.into_iter().map(|status| (status.id.clone(), status)).collect();
+            let mut removals =
+                replace(&mut state.sandboxes, sandboxes, &mut state.version, Kind::SandboxGone);
+            removals.extend(replace(
+                &mut state.containers,
+                containers,
+                &mut state.version,
+                Kind::ContainerGone,
+            ));
             for removal in removals {
                 if state.removals.len() == REMOVALS
                     && let Some((version, _)) = state.removals.pop_front()
@@ -75,7 +84,9 @@ impl Board {
     pub fn set_logs(&self, sizes: BTreeMap<String, u64>) {
         self.change(|state| {
             // Nobody waits for news of a log that is gone.
-            replace(&mut state.logs, sizes, &mut state.version, |_| Kind::ContainerGone(String::new()));
+            replace(&mut state.logs, sizes, &mut state.version, |_| {
+                Kind::ContainerGone(String::new())
+            });
         });
     }
 
@@ -89,8 +100,9 @@ impl Board {
         self.lock().sandboxes.get(id).map(|(_, status)| status.clone())
     }
 
-    /// What a reader that has seen a version must be told, in the order in which it changed, and the version that it has seen then. For a first
-    /// time, or a reader that missed removals, it is a snapshot. `None` while nothing has been listed.
+    /// What a reader that has seen a version must be told, in the order in which it changed, and
+    /// the version that it has seen then. For a first time, or a reader that missed removals, it is
+    /// a snapshot. `None` while nothing has been listed.
     pub fn since(&self, seen: Option<u64>) -> Option<(Vec<Event>, u64)> {
         let state = self.lock();
         if !state.listed {
@@ -154,7 +166,11 @@ fn snapshot(state: &State) -> Snapshot {
     Snapshot {
         sandboxes: state.sandboxes.values().map(|(_, status)| status.clone()).collect(),
         containers: state.containers.values().map(|(_, status)| status.clone()).collect(),
-        logs: state.logs.iter().map(|(path, (_, size))| LogGrown { path: path.clone(), size: *size }).collect(),
+        logs: state
+            .logs
+            .iter()
+            .map(|(path, (_, size))| LogGrown { path: path.clone(), size: *size })
+            .collect(),
     }
 }
 
@@ -162,16 +178,25 @@ fn changes(state: &State, seen: u64) -> Vec<Event> {
     let mut changes: Vec<(u64, Kind)> = Vec::new();
     let newer = |version: &u64| *version > seen;
     changes.extend(state.removals.iter().filter(|(version, _)| newer(version)).cloned());
-    changes.extend(state.sandboxes.values().filter(|(version, _)| newer(version)).map(|(version, status)| (*version, Kind::Sandbox(status.clone()))));
-    changes
-        .extend(state.containers.values().filter(|(version, _)| newer(version)).map(|(version, status)| (*version, Kind::Container(status.clone()))));
     changes.extend(
         state
-            .logs
-            .iter()
-            .filter(|(_, (version, _))| newer(version))
-            .map(|(path, (version, size))| (*version, Kind::Log(LogGrown { path: path.clone(), size: *size }))),
+            .sandboxes
+            .values()
+            .filter(|(version, _)| newer(version))
+            .map(|(version, status)| (*version, Kind::Sandbox(status.clone()))),
     );
+    changes.extend(
+        state
+            .containers
+            .values()
+            .filter(|(version, _)| newer(version))
+            .map(|(version, status)| (*version, Kind::Container(status.clone()))),
+    );
+    changes.extend(state.logs.iter().filter(|(_, (version, _))| newer(version)).map(
+        |(path, (version, size))| {
+            (*version, Kind::Log(LogGrown { path: path.clone(), size: *size }))
+        },
+    ));
     changes.sort_by_key(|(version, _)| *version);
     changes.into_iter().map(|(_, event)| Event { event: Some(event) }).collect()
 }

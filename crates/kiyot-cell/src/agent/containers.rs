@@ -1,7 +1,8 @@
-//! Follows what the cell's containerd does with sandboxes and containers, and keeps the [`Board`] fresh.
+//! Follows what the cell's containerd does with sandboxes and containers, and keeps the [`Board`]
+//! fresh.
 //!
-//! containerd's events say that something happened; CRI's own state follows a little later. So an event only raises an expectation, and CRI
-//! is listed until it is met.
+//! containerd's events say that something happened; CRI's own state follows a little later. So an
+//! event only raises an expectation, and CRI is listed until it is met.
 
 use std::{
     collections::HashMap,
@@ -17,8 +18,8 @@ use containerd_client::{
     types::Envelope,
 };
 use kiyot_proto::cri::{
-    ContainerState, ContainerStatus, ContainerStatusRequest, ListContainersRequest, ListPodSandboxRequest, PodSandboxState, PodSandboxStatus,
-    PodSandboxStatusRequest,
+    ContainerState, ContainerStatus, ContainerStatusRequest, ListContainersRequest,
+    ListPodSandboxRequest, PodSandboxState, PodSandboxStatus, PodSandboxStatusRequest,
 };
 use prost::Message;
 use tokio::time::MissedTickBehavior;
@@ -30,19 +31,22 @@ use super::{
     runtime::{ASK, Runtime, namespaced, within},
 };
 
-/// The topic of an event of our own: when it comes back, we are subscribed. (containerd 1.6 answers a subscription with the first event only.)
+/// The topic of an event of our own: when it comes back, we are subscribed. (containerd 1.6 answers
+/// a subscription with the first event only.)
 const ECHO: &str = "/kiyot/subscribed";
 /// How often it is sent until then.
 const ECHO_PERIOD: Duration = Duration::from_millis(50);
 /// What of containerd's events is of interest.
-const TOPICS: [&str; 3] = [r#"topic=="/kiyot/subscribed""#, r#"topic~="^/tasks/""#, r#"topic~="^/containers/""#];
+const TOPICS: [&str; 3] =
+    [r#"topic=="/kiyot/subscribed""#, r#"topic~="^/tasks/""#, r#"topic~="^/containers/""#];
 /// How long CRI's state may take to follow an event, before it is taken as it is.
 const EXPECTED_WITHIN: Duration = Duration::from_secs(10);
 /// The first and the longest wait between two lists for an expectation.
 const LIST_PAUSES: (Duration, Duration) = (Duration::from_millis(5), Duration::from_millis(500));
 /// How often all is listed without any reason.
 const LIST_PERIOD: Duration = Duration::from_secs(5);
-/// How often once containerd has been started again: the shims of containers that run on then send their next event late, or not at all.
+/// How often once containerd has been started again: the shims of containers that run on then send
+/// their next event late, or not at all.
 const LIST_PERIOD_AFTER_LOSS: Duration = Duration::from_secs(1);
 /// The wait before a lost containerd is asked again.
 const RETRY: Duration = Duration::from_millis(100);
@@ -89,7 +93,10 @@ impl Follower {
     async fn follow(&mut self) -> Result<(), Status> {
         let mut events = self.subscribe().await?;
         self.list().await?;
-        let mut period = tokio::time::interval_at(tokio::time::Instant::now() + self.list_period, self.list_period);
+        let mut period = tokio::time::interval_at(
+            tokio::time::Instant::now() + self.list_period,
+            self.list_period,
+        );
         period.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let mut pause = LIST_PAUSES.0;
         loop {
@@ -137,29 +144,51 @@ impl Follower {
         }
     }
 
-    /// Lists all, and asks for the full status of what is new, has another state, or is expected to change.
+    /// Lists all, and asks for the full status of what is new, has another state, or is expected to
+    /// change.
     async fn list(&mut self) -> Result<(), Status> {
-        let listed = self.runtime.runtime().list_pod_sandbox(within(ASK, ListPodSandboxRequest::default())).await?.into_inner().items;
+        let listed = self
+            .runtime
+            .runtime()
+            .list_pod_sandbox(within(ASK, ListPodSandboxRequest::default()))
+            .await?
+            .into_inner()
+            .items;
         let mut sandboxes = Vec::with_capacity(listed.len());
         for item in listed {
-            let known = self.board.sandbox(&item.id).filter(|known| known.state == item.state && !self.expected.contains_key(&item.id));
+            let known = self
+                .board
+                .sandbox(&item.id)
+                .filter(|known| known.state == item.state && !self.expected.contains_key(&item.id));
             sandboxes.extend(match known {
                 Some(known) => Some(known),
                 None => self.sandbox(item.id).await?,
             });
         }
-        let listed = self.runtime.runtime().list_containers(within(ASK, ListContainersRequest::default())).await?.into_inner().containers;
+        let listed = self
+            .runtime
+            .runtime()
+            .list_containers(within(ASK, ListContainersRequest::default()))
+            .await?
+            .into_inner()
+            .containers;
         let mut containers = Vec::with_capacity(listed.len());
         for item in listed {
-            let known = self.board.container(&item.id).filter(|known| known.state == item.state && !self.expected.contains_key(&item.id));
+            let known = self
+                .board
+                .container(&item.id)
+                .filter(|known| known.state == item.state && !self.expected.contains_key(&item.id));
             containers.extend(match known {
                 Some(known) => Some(known),
                 None => self.container(item.id).await?,
             });
         }
         let now = Instant::now();
-        self.expected.retain(|id, (expected, until)| now < *until && !met(*expected, id, &sandboxes, &containers));
-        // containerd reports an exit when the log is complete: the log's size is told before the exit.
+        self.expected.retain(|id, (expected, until)| {
+            now < *until && !met(*expected, id, &sandboxes, &containers)
+        });
+        // containerd reports an exit when the log is complete: the log's size is told before the
+        // exit.
         let (board, pod_dir) = (Arc::clone(&self.board), self.pod_dir.clone());
         let published = tokio::task::spawn_blocking(move || {
             board.set_logs(logs::sizes(&pod_dir));
@@ -170,12 +199,14 @@ impl Follower {
 
     async fn sandbox(&self, id: String) -> Result<Option<PodSandboxStatus>, Status> {
         let request = PodSandboxStatusRequest { pod_sandbox_id: id, verbose: false };
-        found(self.runtime.runtime().pod_sandbox_status(within(ASK, request)).await).map(|answer| answer.and_then(|answer| answer.status))
+        found(self.runtime.runtime().pod_sandbox_status(within(ASK, request)).await)
+            .map(|answer| answer.and_then(|answer| answer.status))
     }
 
     async fn container(&self, id: String) -> Result<Option<ContainerStatus>, Status> {
         let request = ContainerStatusRequest { container_id: id, verbose: false };
-        found(self.runtime.runtime().container_status(within(ASK, request)).await).map(|answer| answer.and_then(|answer| answer.status))
+        found(self.runtime.runtime().container_status(within(ASK, request)).await)
+            .map(|answer| answer.and_then(|answer| answer.status))
     }
 }
 
@@ -202,17 +233,26 @@ fn expectation(topic: &str, value: &[u8]) -> Option<(String, Expected)> {
     }
 }
 
-fn met(expected: Expected, id: &str, sandboxes: &[PodSandboxStatus], containers: &[ContainerStatus]) -> bool {
+fn met(
+    expected: Expected,
+    id: &str,
+    sandboxes: &[PodSandboxStatus],
+    containers: &[ContainerStatus],
+) -> bool {
     let sandbox = sandboxes.iter().find(|status| status.id == id).map(|status| status.state);
     let container = containers.iter().find(|status| status.id == id).map(|status| status.state);
     let present = sandbox.is_some() || container.is_some();
     match expected {
         Expected::Present => present,
         Expected::Absent => !present,
-        Expected::Started => sandbox.is_some() || container.is_some_and(|state| state != ContainerState::ContainerCreated as i32),
+        Expected::Started => {
+            sandbox.is_some()
+                || container.is_some_and(|state| state != ContainerState::ContainerCreated as i32)
+        }
         Expected::Exited => {
             let gone = !present;
-            gone || sandbox == Some(PodSandboxState::SandboxNotready as i32) || container == Some(ContainerState::ContainerExited as i32)
+            gone || sandbox == Some(PodSandboxState::SandboxNotready as i32)
+                || container == Some(ContainerState::ContainerExited as i32)
         }
     }
 }
@@ -226,13 +266,21 @@ mod tests {
         let exit = TaskExit { container_id: "c".into(), id: "e".into(), ..Default::default() };
         assert_eq!(expectation("/tasks/exit", &exit.encode_to_vec()), None);
         let exit = TaskExit { id: "c".into(), ..exit };
-        assert_eq!(expectation("/tasks/exit", &exit.encode_to_vec()), Some(("c".into(), Expected::Exited)));
+        assert_eq!(
+            expectation("/tasks/exit", &exit.encode_to_vec()),
+            Some(("c".into(), Expected::Exited))
+        );
     }
 
     #[test]
     fn an_expectation_is_met_by_what_cri_says() {
-        let running = ContainerStatus { id: "c".into(), state: ContainerState::ContainerRunning as i32, ..Default::default() };
-        let exited = ContainerStatus { state: ContainerState::ContainerExited as i32, ..running.clone() };
+        let running = ContainerStatus {
+            id: "c".into(),
+            state: ContainerState::ContainerRunning as i32,
+            ..Default::default()
+        };
+        let exited =
+            ContainerStatus { state: ContainerState::ContainerExited as i32, ..running.clone() };
         assert!(met(Expected::Started, "c", &[], std::slice::from_ref(&running)));
         assert!(!met(Expected::Exited, "c", &[], std::slice::from_ref(&running)));
         assert!(met(Expected::Exited, "c", &[], std::slice::from_ref(&exited)));

@@ -1,4 +1,5 @@
-//! Files of the pod: written and read strictly beneath `pod_dir` and `memory_dir`, without following a link on the way.
+//! Files of the pod: written and read strictly beneath `pod_dir` and `memory_dir`, without
+//! following a link on the way.
 
 mod beneath;
 mod mounted;
@@ -71,12 +72,18 @@ impl From<FileError> for Status {
     fn from(error: FileError) -> Self {
         let words = crate::with_sources(&error);
         match error {
-            FileError::Path(_) | FileError::Value { .. } | FileError::Order { .. } => Self::invalid_argument(words),
+            FileError::Path(_) | FileError::Value { .. } | FileError::Order { .. } => {
+                Self::invalid_argument(words)
+            }
             FileError::Io { source, .. } => match Errno::from_io_error(&source) {
                 Some(Errno::NOENT) => Self::not_found(words),
-                Some(Errno::LOOP | Errno::XDEV | Errno::ACCESS | Errno::PERM) => Self::permission_denied(words),
+                Some(Errno::LOOP | Errno::XDEV | Errno::ACCESS | Errno::PERM) => {
+                    Self::permission_denied(words)
+                }
                 Some(Errno::NOSPC | Errno::DQUOT) => Self::resource_exhausted(words),
-                Some(Errno::NOTDIR | Errno::ISDIR | Errno::EXIST | Errno::NOTEMPTY | Errno::BUSY) => Self::failed_precondition(words),
+                Some(
+                    Errno::NOTDIR | Errno::ISDIR | Errno::EXIST | Errno::NOTEMPTY | Errno::BUSY,
+                ) => Self::failed_precondition(words),
                 _ => Self::internal(words),
             },
         }
@@ -93,7 +100,9 @@ pub struct Files {
 impl Files {
     /// Opens both.
     pub fn open(pod: &Path, memory: &Path) -> io::Result<Self> {
-        let open = |path: &Path| openat(CWD, path, OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty());
+        let open = |path: &Path| {
+            openat(CWD, path, OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())
+        };
         Ok(Self { pod: open(pod)?, memory: open(memory)? })
     }
 
@@ -104,17 +113,28 @@ impl Files {
         }
     }
 
-    /// Applies one change. `writing` is the file that is being written over several changes, kept between the calls.
-    pub fn apply(&self, change: FileChange, writing: &mut Option<Writing>) -> Result<(), FileError> {
+    /// Applies one change. `writing` is the file that is being written over several changes, kept
+    /// between the calls.
+    pub fn apply(
+        &self,
+        change: FileChange,
+        writing: &mut Option<Writing>,
+    ) -> Result<(), FileError> {
         let path = RelPath::parse(&change.path)?;
         let root = root_of(change.root, &path)?;
         let dir = self.root(root);
         let Some(change) = change.change else {
-            return Err(FileError::Order { path: path.to_string(), why: "the change says nothing" });
+            return Err(FileError::Order {
+                path: path.to_string(),
+                why: "the change says nothing",
+            });
         };
         if let Change::Append(content) = change {
             let Some(mut file) = writing.take().filter(|file| file.is(root, &path)) else {
-                return Err(FileError::Order { path: path.to_string(), why: "append follows a write of the same file that says \"more\"" });
+                return Err(FileError::Order {
+                    path: path.to_string(),
+                    why: "append follows a write of the same file that says \"more\"",
+                });
             };
             if content.is_empty() {
                 return file.finish();
@@ -124,7 +144,10 @@ impl Files {
             return Ok(());
         }
         if let Some(unfinished) = writing.take() {
-            return Err(FileError::Order { path: unfinished.path().to_string(), why: "another change came before its last part" });
+            return Err(FileError::Order {
+                path: unfinished.path().to_string(),
+                why: "another change came before its last part",
+            });
         }
         match change {
             Change::MakeDir(make) => tree::make_dir(dir, &path, &make),
@@ -141,7 +164,8 @@ impl Files {
             Change::RenameTo(to) => {
                 let to = RelPath::parse(&to)?;
                 let (from_dir, to_dir) = (beneath::parent(dir, &path)?, beneath::parent(dir, &to)?);
-                renameat(&from_dir, path.name(), &to_dir, to.name()).map_err(FileError::io("rename", &path))
+                renameat(&from_dir, path.name(), &to_dir, to.name())
+                    .map_err(FileError::io("rename", &path))
             }
             Change::Remove(true) => tree::remove(dir, &path),
             Change::Remove(false) => Ok(()),
@@ -151,7 +175,8 @@ impl Files {
         }
     }
 
-    /// Reads a regular file, as much of it as is wanted and allowed. What is not there does not exist; what is no regular file is an error.
+    /// Reads a regular file, as much of it as is wanted and allowed. What is not there does not
+    /// exist; what is no regular file is an error.
     pub fn get(&self, request: &GetFileRequest) -> Result<GetFileReply, FileError> {
         let path = RelPath::parse(&request.path)?;
         let dir = self.root(root_of(request.root, &path)?);
@@ -159,14 +184,22 @@ impl Files {
             return Ok(GetFileReply::default());
         };
         let limit = request.limit.min(GET_LIMIT) as usize;
-        let from = if request.last { length(&file).map_err(FileError::io("look at", &path))?.saturating_sub(limit as u64) } else { 0 };
+        let from = if request.last {
+            length(&file).map_err(FileError::io("look at", &path))?.saturating_sub(limit as u64)
+        } else {
+            0
+        };
         let content = beneath::read(&file, from, limit).map_err(FileError::io("read", &path))?;
         Ok(GetFileReply { content: content.into(), exists: true })
     }
 
     /// Opens a regular file beneath `pod_dir` for reading, or for reading and writing.
     pub fn open_pod_file(&self, path: &RelPath, write: bool) -> Result<Option<OwnedFd>, FileError> {
-        if write { beneath::open_regular(&self.pod, path, OFlags::RDWR) } else { self.open_regular(&self.pod, path) }
+        if write {
+            beneath::open_regular(&self.pod, path, OFlags::RDWR)
+        } else {
+            self.open_regular(&self.pod, path)
+        }
     }
 
     fn open_regular(&self, dir: &OwnedFd, path: &RelPath) -> Result<Option<OwnedFd>, FileError> {
@@ -186,21 +219,34 @@ fn root_of(root: i32, path: &RelPath) -> Result<Root, FileError> {
 /// A mode's permission bits.
 fn mode_of(mode: u32, path: &RelPath) -> Result<Mode, FileError> {
     if mode > 0o7777 {
-        return Err(FileError::Value { path: path.to_string(), what: "mode", value: format!("{mode:o}"), allowed: "0 to 7777 (octal)" });
+        return Err(FileError::Value {
+            path: path.to_string(),
+            what: "mode",
+            value: format!("{mode:o}"),
+            allowed: "0 to 7777 (octal)",
+        });
     }
     Ok(Mode::from_raw_mode(mode))
 }
 
-/// Gives an open file exactly this owner and mode (the owner first: a change of it takes away the setuid bits).
+/// Gives an open file exactly this owner and mode (the owner first: a change of it takes away the
+/// setuid bits).
 fn own(file: &OwnedFd, path: &RelPath, uid: u32, gid: u32, mode: Mode) -> Result<(), FileError> {
     let id = |what, id: u32| {
         if id == u32::MAX {
-            return Err(FileError::Value { path: path.to_string(), what, value: id.to_string(), allowed: "less than 4294967295" });
+            return Err(FileError::Value {
+                path: path.to_string(),
+                what,
+                value: id.to_string(),
+                allowed: "less than 4294967295",
+            });
         }
         Ok(id)
     };
-    let (uid, gid) = (rustix::fs::Uid::from_raw(id("uid", uid)?), rustix::fs::Gid::from_raw(id("gid", gid)?));
-    rustix::fs::fchown(file, Some(uid), Some(gid)).map_err(FileError::io("give an owner to", path))?;
+    let (uid, gid) =
+        (rustix::fs::Uid::from_raw(id("uid", uid)?), rustix::fs::Gid::from_raw(id("gid", gid)?));
+    rustix::fs::fchown(file, Some(uid), Some(gid))
+        .map_err(FileError::io("give an owner to", path))?;
     rustix::fs::fchmod(file, mode).map_err(FileError::io("give a mode to", path))
 }
 

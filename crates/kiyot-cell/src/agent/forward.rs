@@ -1,7 +1,9 @@
 //! CRI, forwarded to the cell's containerd as it came: bytes, metadata, trailers.
 //!
-//! containerd undoes what it has half done when a call is cancelled: a container whose start is cut short reads EXITED, and a kubelet counts a restart. So a call
-//! that changes something is done to its end, within its deadline, when the connection that it came by is lost: the daemon that is started again finds it done.
+//! containerd undoes what it has half done when a call is cancelled: a container whose start is cut
+//! short reads EXITED, and a kubelet counts a restart. So a call that changes something is done to
+//! its end, within its deadline, when the connection that it came by is lost: the daemon that is
+//! started again finds it done.
 
 use std::{sync::Arc, time::Duration};
 
@@ -18,8 +20,8 @@ use super::runtime::{MESSAGE_LIMIT, Runtime};
 /// A message's head in gRPC's framing, in bytes.
 const FRAME_HEAD: usize = 5;
 
-/// What is done to its end. Not ExecSync: nobody would get its output. Not PullImage: the daemon ends one that stands still or that is to begin again, and one
-/// that is cut short is no harm.
+/// What is done to its end. Not ExecSync: nobody would get its output. Not PullImage: the daemon
+/// ends one that stands still or that is to begin again, and one that is cut short is no harm.
 const TO_THE_END: [&str; 10] = [
     "/runtime.v1.RuntimeService/RunPodSandbox",
     "/runtime.v1.RuntimeService/StopPodSandbox",
@@ -44,17 +46,24 @@ pub fn is_cri(path: &str) -> bool {
     path.starts_with("/runtime.v1.RuntimeService/") || path.starts_with("/runtime.v1.ImageService/")
 }
 
-/// Sends a call to containerd and hands back its answer. Either way no more than one message of the largest size goes through.
+/// Sends a call to containerd and hands back its answer. Either way no more than one message of the
+/// largest size goes through.
 ///
 /// One that changes something goes on when this is dropped, if `uncancelled` has room for it.
-pub async fn forward<B>(runtime: &Runtime, uncancelled: &Arc<Semaphore>, request: Request<B>) -> Response<Body>
+pub async fn forward<B>(
+    runtime: &Runtime,
+    uncancelled: &Arc<Semaphore>,
+    request: Request<B>,
+) -> Response<Body>
 where
     B: HttpBody<Data = Bytes, Error: Into<BoxError>> + Send + 'static,
 {
     if !TO_THE_END.contains(&request.uri().path()) {
         return send(runtime.clone(), request).await;
     }
-    let Ok(permit) = Arc::clone(uncancelled).try_acquire_owned() else { return send(runtime.clone(), request).await };
+    let Ok(permit) = Arc::clone(uncancelled).try_acquire_owned() else {
+        return send(runtime.clone(), request).await;
+    };
     let has_deadline = request.headers().contains_key(DEADLINE);
     let sent = send(runtime.clone(), request);
     // It ends by its deadline, and with the agent.
@@ -64,9 +73,16 @@ where
             return sent.await;
         }
         let answer = timeout(WITHOUT_DEADLINE, sent).await;
-        answer.unwrap_or_else(|_| Status::deadline_exceeded("the cell's containerd: no answer to a call without a deadline").into_http())
+        answer.unwrap_or_else(|_| {
+            Status::deadline_exceeded(
+                "the cell's containerd: no answer to a call without a deadline",
+            )
+            .into_http()
+        })
     });
-    task.await.unwrap_or_else(|error| Status::internal(format!("the call's task ended: {error}")).into_http())
+    task.await.unwrap_or_else(|error| {
+        Status::internal(format!("the call's task ended: {error}")).into_http()
+    })
 }
 
 async fn send<B>(runtime: Runtime, request: Request<B>) -> Response<Body>
@@ -78,7 +94,10 @@ where
     let answer = async { runtime.channel().ready().await?.call(request).await }.await;
     match answer {
         Ok(answer) => answer.map(|body| Body::new(Limited::new(body, limit))),
-        Err(error) => Status::unavailable(format!("the cell's containerd: {}", crate::with_sources(&error))).into_http(),
+        Err(error) => {
+            Status::unavailable(format!("the cell's containerd: {}", crate::with_sources(&error)))
+                .into_http()
+        }
     }
 }
 

@@ -1,6 +1,7 @@
 //! Logs of containers: their sizes, what is in them from a position on, and their trimming.
 //!
-//! A log is never shortened: what the daemon has is punched out of it, so that positions stay what they were.
+//! A log is never shortened: what the daemon has is punched out of it, so that positions stay what
+//! they were.
 
 mod bound;
 mod watch;
@@ -45,7 +46,9 @@ fn collect(dir: &Path, name: &str, depth: usize, sizes: &mut BTreeMap<String, u6
     let Ok(entries) = std::fs::read_dir(dir) else { return };
     for entry in entries.flatten() {
         // A name that is not UTF-8 is none that the daemon gave.
-        let Some(name) = entry.file_name().to_str().map(|file| format!("{name}/{file}")) else { continue };
+        let Some(name) = entry.file_name().to_str().map(|file| format!("{name}/{file}")) else {
+            continue;
+        };
         let Ok(metadata) = entry.metadata() else { continue };
         if metadata.is_dir() && depth < DEPTH {
             collect(&entry.path(), &name, depth + 1, sizes);
@@ -56,7 +59,10 @@ fn collect(dir: &Path, name: &str, depth: usize, sizes: &mut BTreeMap<String, u6
 }
 
 /// A log from a position to its end at the time of the call.
-pub async fn read(files: Arc<Files>, request: ReadLogRequest) -> Result<impl Stream<Item = Result<LogPart, Status>> + Send + use<>, Status> {
+pub async fn read(
+    files: Arc<Files>,
+    request: ReadLogRequest,
+) -> Result<impl Stream<Item = Result<LogPart, Status>> + Send + use<>, Status> {
     let (file, end) = blocking(move || {
         let (file, size) = open(&files, &request.path, request.position, false)?;
         Ok((Arc::new(file), size))
@@ -68,8 +74,11 @@ pub async fn read(files: Arc<Files>, request: ReadLogRequest) -> Result<impl Str
             if position >= end {
                 return Ok(None);
             }
-            let part =
-                blocking(move || part(&file, position, end).map_err(|error| Status::internal(format!("cannot read the log: {error}")))).await?;
+            let part = blocking(move || {
+                part(&file, position, end)
+                    .map_err(|error| Status::internal(format!("cannot read the log: {error}")))
+            })
+            .await?;
             let next = position + part.gap + part.content.len() as u64;
             Ok((next > position).then_some((part, next)))
         }
@@ -77,11 +86,15 @@ pub async fn read(files: Arc<Files>, request: ReadLogRequest) -> Result<impl Str
     .into_stream())
 }
 
-/// What is next in a log from a position on. What was trimmed, also while it was read, is a gap, after which the next line begins.
+/// What is next in a log from a position on. What was trimmed, also while it was read, is a gap,
+/// after which the next line begins.
 fn part(file: &OwnedFd, position: u64, end: u64) -> Result<LogPart, Errno> {
     let begins = kept_from(file, position, end)?;
     if begins > position {
-        return Ok(LogPart { content: Bytes::new(), gap: line_after(file, begins, end)? - position });
+        return Ok(LogPart {
+            content: Bytes::new(),
+            gap: line_after(file, begins, end)? - position,
+        });
     }
     let limit = (end - position).min(PART as u64) as usize;
     let content = files::read_at(file, position, limit)?;
@@ -124,8 +137,9 @@ pub async fn trim(files: Arc<Files>, request: TrimLogRequest) -> Result<(), Stat
     blocking(move || {
         let (file, _) = open(&files, &request.path, request.position, true)?;
         let Some(length) = trimmed(request.position) else { return Ok(()) };
-        fallocate(&file, FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE, 0, length)
-            .map_err(|error| Status::internal(format!("cannot trim the log {:?}: {error}", request.path)))
+        fallocate(&file, FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE, 0, length).map_err(
+            |error| Status::internal(format!("cannot trim the log {:?}: {error}", request.path)),
+        )
     })
     .await
 }
@@ -138,17 +152,33 @@ fn trimmed(position: u64) -> Option<u64> {
 fn open(files: &Files, path: &str, position: u64, write: bool) -> Result<(OwnedFd, u64), Status> {
     let path = RelPath::parse(path)?;
     if !path.as_str().starts_with("logs/") {
-        return Err(Status::invalid_argument(format!("the log {:?}: logs are in {DIR}/", path.as_str())));
+        return Err(Status::invalid_argument(format!(
+            "the log {:?}: logs are in {DIR}/",
+            path.as_str()
+        )));
     }
-    let file = files.open_pod_file(&path, write)?.ok_or_else(|| Status::not_found(format!("there is no log {:?}", path.as_str())))?;
-    let size = files::length(&file).map_err(|error| Status::from(FileError::Io { what: "look at", path: path.to_string(), source: error.into() }))?;
+    let file = files
+        .open_pod_file(&path, write)?
+        .ok_or_else(|| Status::not_found(format!("there is no log {:?}", path.as_str())))?;
+    let size = files::length(&file).map_err(|error| {
+        Status::from(FileError::Io {
+            what: "look at",
+            path: path.to_string(),
+            source: error.into(),
+        })
+    })?;
     if position > size {
-        return Err(Status::out_of_range(format!("position {position} of the log {:?}: it has {size} bytes", path.as_str())));
+        return Err(Status::out_of_range(format!(
+            "position {position} of the log {:?}: it has {size} bytes",
+            path.as_str()
+        )));
     }
     Ok((file, size))
 }
 
-async fn blocking<T: Send + 'static>(work: impl FnOnce() -> Result<T, Status> + Send + 'static) -> Result<T, Status> {
+async fn blocking<T: Send + 'static>(
+    work: impl FnOnce() -> Result<T, Status> + Send + 'static,
+) -> Result<T, Status> {
     spawn_blocking(work).await.map_err(|error| Status::internal(error.to_string()))?
 }
 
@@ -171,7 +201,11 @@ mod tests {
     }
 
     async fn all(files: &Arc<Files>, position: u64) -> Result<Vec<u8>, Status> {
-        let parts: Vec<_> = read(Arc::clone(files), ReadLogRequest { path: "logs/c/0.log".into(), position }).await?.try_collect().await?;
+        let parts: Vec<_> =
+            read(Arc::clone(files), ReadLogRequest { path: "logs/c/0.log".into(), position })
+                .await?
+                .try_collect()
+                .await?;
         assert!(parts.iter().all(|part| part.content.len() <= PART));
         Ok(parts.concat_content())
     }
@@ -205,7 +239,10 @@ mod tests {
             ("logs/absent", tonic::Code::NotFound),
             ("logs/c", tonic::Code::InvalidArgument),
         ] {
-            let error = read(Arc::clone(&files), ReadLogRequest { path: path.into(), position: 0 }).await.err().unwrap();
+            let error = read(Arc::clone(&files), ReadLogRequest { path: path.into(), position: 0 })
+                .await
+                .err()
+                .unwrap();
             assert_eq!(error.code(), code, "{path}: {error}");
         }
     }
@@ -226,20 +263,39 @@ mod tests {
         assert_eq!(all(&files, 90_001).await.unwrap(), content[90_001..]);
         // 22 blocks are gone, and with them the beginning of the only line.
         let parts: Vec<_> =
-            read(Arc::clone(&files), ReadLogRequest { path: "logs/c/0.log".into(), position: 10 }).await.unwrap().try_collect().await.unwrap();
+            read(Arc::clone(&files), ReadLogRequest { path: "logs/c/0.log".into(), position: 10 })
+                .await
+                .unwrap()
+                .try_collect()
+                .await
+                .unwrap();
         assert_eq!(parts, [LogPart { content: Bytes::new(), gap: 99_990 }]);
-        assert_eq!(trim(files, request(100_001)).await.unwrap_err().code(), tonic::Code::OutOfRange);
+        assert_eq!(
+            trim(files, request(100_001)).await.unwrap_err().code(),
+            tonic::Code::OutOfRange
+        );
     }
 
     #[tokio::test]
     async fn after_a_gap_a_log_begins_with_a_line() {
         let lines: Vec<u8> = (0..10_000).flat_map(|n| format!("line {n}\n").into_bytes()).collect();
         let (_temp, files) = bench(&lines);
-        if trim(Arc::clone(&files), TrimLogRequest { path: "logs/c/0.log".into(), position: 50_000 }).await.is_err() {
+        if trim(
+            Arc::clone(&files),
+            TrimLogRequest { path: "logs/c/0.log".into(), position: 50_000 },
+        )
+        .await
+        .is_err()
+        {
             return;
         }
         let parts: Vec<_> =
-            read(Arc::clone(&files), ReadLogRequest { path: "logs/c/0.log".into(), position: 7 }).await.unwrap().try_collect().await.unwrap();
+            read(Arc::clone(&files), ReadLogRequest { path: "logs/c/0.log".into(), position: 7 })
+                .await
+                .unwrap()
+                .try_collect()
+                .await
+                .unwrap();
         // 12 blocks are gone.
         let begins = 49_152 + lines[49_152..].iter().position(|byte| *byte == b'\n').unwrap() + 1;
         assert_eq!(parts[0], LogPart { content: Bytes::new(), gap: begins as u64 - 7 });

@@ -1,4 +1,5 @@
-//! The pod's metrics as the cell's containerd has them (2.x), and those of the cell's network: told while the daemon wants them, for they are many.
+//! The pod's metrics as the cell's containerd has them (2.x), and those of the cell's network: told
+//! while the daemon wants them, for they are many.
 
 use std::{
     collections::HashMap,
@@ -23,7 +24,8 @@ use super::{
 
 /// The longest time for which metrics are told that nobody asks for again.
 const LONGEST: Duration = Duration::from_secs(600);
-/// The most metrics of one container, or of the pod, that are told. containerd 2.3 has some fifty, and a few more for each disk.
+/// The most metrics of one container, or of the pod, that are told. containerd 2.3 has some fifty,
+/// and a few more for each disk.
 const SAMPLES: usize = 256;
 /// The labels that say whose a metric is: the daemon has its own words for that.
 const WHOSE: [&str; 6] = ["id", "name", "image", "namespace", "pod", "container"];
@@ -50,7 +52,11 @@ impl Measures {
     /// Has metrics told for a time, ten minutes at most.
     pub fn want(&self, time: Duration) {
         let now = Instant::now();
-        let before = self.until.lock().unwrap_or_else(PoisonError::into_inner).replace(now + time.min(LONGEST));
+        let before = self
+            .until
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .replace(now + time.min(LONGEST));
         if before.is_none_or(|until| until <= now) {
             self.wishes.send_replace(());
         }
@@ -61,9 +67,14 @@ impl Measures {
         self.wishes.subscribe()
     }
 
-    /// What containerd has within a time, nothing if it has none; `None` while metrics are not wanted.
+    /// What containerd has within a time, nothing if it has none; `None` while metrics are not
+    /// wanted.
     pub(super) async fn taken(&self, runtime: &Runtime, time: Duration) -> Option<Metrics> {
-        let is_wanted = self.until.lock().unwrap_or_else(PoisonError::into_inner).is_some_and(|until| Instant::now() < until);
+        let is_wanted = self
+            .until
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .is_some_and(|until| Instant::now() < until);
         if !is_wanted {
             return None;
         }
@@ -77,11 +88,24 @@ impl Measures {
     async fn ask(&self, runtime: &Runtime, time: Duration) -> Result<Metrics, Status> {
         let mut client = runtime.runtime();
         let described = self.described.get_or_try_init(async || {
-            let described = runtime.runtime().list_metric_descriptors(within(time, ListMetricDescriptorsRequest::default())).await?.into_inner();
-            Ok::<_, Status>(described.descriptors.into_iter().map(|metric| (metric.name, metric.label_keys)).collect())
+            let described = runtime
+                .runtime()
+                .list_metric_descriptors(within(time, ListMetricDescriptorsRequest::default()))
+                .await?
+                .into_inner();
+            Ok::<_, Status>(
+                described
+                    .descriptors
+                    .into_iter()
+                    .map(|metric| (metric.name, metric.label_keys))
+                    .collect(),
+            )
         });
         let described = described.await?;
-        let told = client.list_pod_sandbox_metrics(within(time, ListPodSandboxMetricsRequest::default())).await?.into_inner();
+        let told = client
+            .list_pod_sandbox_metrics(within(time, ListPodSandboxMetricsRequest::default()))
+            .await?
+            .into_inner();
         // There is one pod in a cell.
         let pod = told.pod_metrics.into_iter().next().unwrap_or_default();
         let containers = pod.container_metrics.into_iter().map(|one| {
@@ -97,7 +121,10 @@ impl Measures {
 /// Metrics without whose they are, and when they were taken.
 fn samples(metrics: Vec<Metric>, described: &Described) -> (i64, Vec<Sample>) {
     let timestamp = metrics.first().map(|metric| metric.timestamp).unwrap_or_default();
-    (timestamp, metrics.into_iter().filter_map(|metric| sample(metric, described)).take(SAMPLES).collect())
+    (
+        timestamp,
+        metrics.into_iter().filter_map(|metric| sample(metric, described)).take(SAMPLES).collect(),
+    )
 }
 
 fn sample(metric: Metric, described: &Described) -> Option<Sample> {
@@ -105,18 +132,25 @@ fn sample(metric: Metric, described: &Described) -> Option<Sample> {
     if keys.len() != metric.label_values.len() {
         return None;
     }
-    let labels = keys.iter().zip(metric.label_values).filter(|(key, _)| !WHOSE.contains(&key.as_str()));
+    let labels =
+        keys.iter().zip(metric.label_values).filter(|(key, _)| !WHOSE.contains(&key.as_str()));
     let labels = labels.map(|(key, value)| Label { key: key.clone(), value }).collect();
     Some(Sample { name: metric.name, value: metric.value?.value, labels })
 }
 
-/// Adds those of the network: containerd counts it only for sandboxes with one of their own, and in a cell they have the cell's.
+/// Adds those of the network: containerd counts it only for sandboxes with one of their own, and in
+/// a cell they have the cell's.
 pub(super) fn with_network(mut metrics: Metrics, network: &[Interface], now: i64) -> Metrics {
     if metrics.pod.is_empty() && !network.is_empty() {
         metrics.timestamp = now;
         metrics.pod = network
             .iter()
-            .flat_map(|of| [("receive", of.name.as_str(), of.received), ("transmit", of.name.as_str(), of.sent)])
+            .flat_map(|of| {
+                [
+                    ("receive", of.name.as_str(), of.received),
+                    ("transmit", of.name.as_str(), of.sent),
+                ]
+            })
             .flat_map(counters)
             .collect();
         metrics.pod.truncate(SAMPLES);
@@ -126,11 +160,13 @@ pub(super) fn with_network(mut metrics: Metrics, network: &[Interface], now: i64
 
 fn counters((way, interface, counted): (&str, &str, Counted)) -> [Sample; 4] {
     let Counted { bytes, packets, errors, dropped } = counted;
-    [("bytes", bytes), ("packets", packets), ("errors", errors), ("packets_dropped", dropped)].map(|(what, value)| Sample {
-        name: format!("container_network_{way}_{what}_total"),
-        value,
-        labels: vec![Label { key: "interface".to_owned(), value: interface.to_owned() }],
-    })
+    [("bytes", bytes), ("packets", packets), ("errors", errors), ("packets_dropped", dropped)].map(
+        |(what, value)| Sample {
+            name: format!("container_network_{way}_{what}_total"),
+            value,
+            labels: vec![Label { key: "interface".to_owned(), value: interface.to_owned() }],
+        },
+    )
 }
 
 #[cfg(test)]
@@ -146,7 +182,10 @@ mod tests {
     #[test]
     fn labels_are_told_by_their_keys_without_whose_they_are() {
         let described = HashMap::from([
-            ("container_fs_usage_bytes".to_owned(), strings(&["pod", "namespace", "container", "id", "image", "device"])),
+            (
+                "container_fs_usage_bytes".to_owned(),
+                strings(&["pod", "namespace", "container", "id", "image", "device"]),
+            ),
             ("container_memory_cache".to_owned(), strings(&["id", "name"])),
         ]);
         let metric = |name: &str, labels: &[&str], value| Metric {
@@ -157,7 +196,11 @@ mod tests {
             ..Metric::default()
         };
         let metrics = vec![
-            metric("container_fs_usage_bytes", &["web", "shop", "main", "c0", "busybox", "/"], Some(5)),
+            metric(
+                "container_fs_usage_bytes",
+                &["web", "shop", "main", "c0", "busybox", "/"],
+                Some(5),
+            ),
             metric("container_memory_cache", &["c0", "main"], Some(0)),
             // Without a value, without a description, and with other labels than are described.
             metric("container_memory_cache", &["c0", "main"], None),
@@ -166,24 +209,41 @@ mod tests {
         ];
         let device = Label { key: "device".to_owned(), value: "/".to_owned() };
         let sample = |name: &str, value, labels| Sample { name: name.to_owned(), value, labels };
-        let told = vec![sample("container_fs_usage_bytes", 5, vec![device]), sample("container_memory_cache", 0, vec![])];
+        let told = vec![
+            sample("container_fs_usage_bytes", 5, vec![device]),
+            sample("container_memory_cache", 0, vec![]),
+        ];
         assert_eq!(samples(metrics, &described), (7, told));
     }
 
     #[test]
     fn the_network_is_the_cells() {
-        let counted = |bytes| Counted { bytes, packets: bytes + 1, errors: bytes + 2, dropped: bytes + 3 };
+        let counted =
+            |bytes| Counted { bytes, packets: bytes + 1, errors: bytes + 2, dropped: bytes + 3 };
         let eth0 = Interface { name: "eth0".to_owned(), received: counted(10), sent: counted(20) };
         let metrics = with_network(Metrics::default(), &[eth0], 9);
         let interface = Label { key: "interface".to_owned(), value: "eth0".to_owned() };
-        let told: Vec<_> = metrics.pod.iter().map(|sample| (sample.name.as_str(), sample.value)).collect();
-        assert!(metrics.timestamp == 9 && metrics.pod.iter().all(|sample| sample.labels == [interface.clone()]));
-        let names = ["receive", "transmit"]
-            .into_iter()
-            .flat_map(|way| ["bytes", "packets", "errors", "packets_dropped"].map(|what| format!("container_network_{way}_{what}_total")));
+        let told: Vec<_> =
+            metrics.pod.iter().map(|sample| (sample.name.as_str(), sample.value)).collect();
+        assert!(
+            metrics.timestamp == 9
+                && metrics.pod.iter().all(|sample| sample.labels == [interface.clone()])
+        );
+        let names = ["receive", "transmit"].into_iter().flat_map(|way| {
+            ["bytes", "packets", "errors", "packets_dropped"]
+                .map(|what| format!("container_network_{way}_{what}_total"))
+        });
         let names: Vec<_> = names.collect();
-        assert_eq!(told, names.iter().map(String::as_str).zip([10, 11, 12, 13, 20, 21, 22, 23]).collect::<Vec<_>>());
-        // What containerd itself has counted is not counted twice, and where nothing can be read there is nothing.
+        assert_eq!(
+            told,
+            names
+                .iter()
+                .map(String::as_str)
+                .zip([10, 11, 12, 13, 20, 21, 22, 23])
+                .collect::<Vec<_>>()
+        );
+        // What containerd itself has counted is not counted twice, and where nothing can be read
+        // there is nothing.
         assert_eq!(with_network(metrics.clone(), &[], 10), metrics);
         assert_eq!(with_network(Metrics::default(), &[], 10), Metrics::default());
     }

@@ -41,20 +41,27 @@ pub fn interfaces() -> Vec<Interface> {
     fs::read_to_string(COUNTERS).map(|table| of_table(&table)).unwrap_or_default()
 }
 
-/// `/proc/net/dev` without what no network of the pod is: the loopback, and the link to name servers.
+/// `/proc/net/dev` without what no network of the pod is: the loopback, and the link to name
+/// servers.
 fn of_table(table: &str) -> Vec<Interface> {
-    let of_pod = |interface: &Interface| interface.name != "lo" && interface.name != resolver::DEVICE;
-    let mut interfaces: Vec<_> = table.lines().filter_map(interface).filter(of_pod).take(INTERFACES).collect();
-    if let Some(default) = interfaces.iter().position(|interface| interface.name == DEFAULT_INTERFACE) {
+    let of_pod =
+        |interface: &Interface| interface.name != "lo" && interface.name != resolver::DEVICE;
+    let mut interfaces: Vec<_> =
+        table.lines().filter_map(interface).filter(of_pod).take(INTERFACES).collect();
+    if let Some(default) =
+        interfaces.iter().position(|interface| interface.name == DEFAULT_INTERFACE)
+    {
         interfaces[..=default].rotate_right(1);
     }
     interfaces
 }
 
-/// A line: the name, and after it bytes, packets, errors, drops, and four more of what was received, then the same of what was sent.
+/// A line: the name, and after it bytes, packets, errors, drops, and four more of what was
+/// received, then the same of what was sent.
 fn interface(line: &str) -> Option<Interface> {
     let (name, counters) = line.split_once(':')?;
-    let counters: Vec<u64> = counters.split_whitespace().map_while(|counter| counter.parse().ok()).collect();
+    let counters: Vec<u64> =
+        counters.split_whitespace().map_while(|counter| counter.parse().ok()).collect();
     let counted = |first: usize| match *counters.get(first..first + 4)? {
         [bytes, packets, errors, dropped] => Some(Counted { bytes, packets, errors, dropped }),
         _ => None,
@@ -79,7 +86,10 @@ kiyot-dns:   7       1    0    0    0     0          0         0        8       
     #[test]
     fn the_pods_interface_is_the_first_one() {
         let interfaces = of_table(TABLE);
-        assert_eq!(interfaces.iter().map(|interface| interface.name.as_str()).collect::<Vec<_>>(), ["eth0", "net1", "net2"]);
+        assert_eq!(
+            interfaces.iter().map(|interface| interface.name.as_str()).collect::<Vec<_>>(),
+            ["eth0", "net1", "net2"]
+        );
         let eth0 = &interfaces[0];
         assert_eq!(eth0.received, Counted { bytes: 1234, packets: 12, errors: 3, dropped: 4 });
         assert_eq!(eth0.sent, Counted { bytes: 5678, packets: 34, errors: 5, dropped: 6 });

@@ -1,15 +1,21 @@
 //! How far pulls are, as the content store of the cell's containerd has it.
 //!
-//! CRI says nothing of a pull until it has ended. What is being fetched is an ingest of the content store, and a manifest gets its labels before its layers are fetched.
+//! CRI says nothing of a pull until it has ended. What is being fetched is an ingest of the content
+//! store, and a manifest gets its labels before its layers are fetched.
 
 use std::time::Duration;
 
-use containerd_client::services::v1::{InfoRequest, ListContentRequest, ListStatusesRequest, ReadContentRequest, content_client::ContentClient};
+use containerd_client::services::v1::{
+    InfoRequest, ListContentRequest, ListStatusesRequest, ReadContentRequest,
+    content_client::ContentClient,
+};
 use futures::{
     StreamExt,
     stream::{self, BoxStream},
 };
-use kiyot_proto::cell::{KnownManifest, KnownManifests, PullNews, PulledManifest, WatchPullsRequest};
+use kiyot_proto::cell::{
+    KnownManifest, KnownManifests, PullNews, PulledManifest, WatchPullsRequest,
+};
 use tokio::{sync::OwnedSemaphorePermit, time::Instant};
 use tonic::{Code, Status, transport::Channel};
 
@@ -31,15 +37,29 @@ const PATIENCE: Duration = Duration::from_secs(30);
 const HEARTBEAT: Duration = Duration::from_secs(4);
 /// How long looks may fail, one after another, until a watch ends.
 const TROUBLE: Duration = Duration::from_secs(60);
-/// The longest manifest that is told: one of the most layers that a snapshotter takes has a tenth of it.
+/// The longest manifest that is told: one of the most layers that a snapshotter takes has a tenth
+/// of it.
 const MAX_MANIFEST: usize = 1 << 20;
-/// Manifests with this label lead to an image's configuration; with it, all that they lead to is known (containerd, images.SetChildrenMappedLabels).
+/// Manifests with this label lead to an image's configuration; with it, all that they lead to is
+/// known (containerd, images.SetChildrenMappedLabels).
 const CONFIG_LABEL: &str = "containerd.io/gc.ref.content.config";
 
-/// News of a pull, from now on, or from when an earlier watch of it began; of all pulls, if no image is named.
-pub fn watch(runtime: Runtime, request: WatchPullsRequest, permit: OwnedSemaphorePermit) -> BoxStream<'static, Result<PullNews, Status>> {
+/// News of a pull, from now on, or from when an earlier watch of it began; of all pulls, if no
+/// image is named.
+pub fn watch(
+    runtime: Runtime,
+    request: WatchPullsRequest,
+    permit: OwnedSemaphorePermit,
+) -> BoxStream<'static, Result<PullNews, Status>> {
     let progress = Progress::new(&request.image, request.known.map(of_message));
-    let watch = Watch { runtime, progress, untold: Vec::new(), often_until: Instant::now() + PATIENCE, told: None, _permit: permit };
+    let watch = Watch {
+        runtime,
+        progress,
+        untold: Vec::new(),
+        often_until: Instant::now() + PATIENCE,
+        told: None,
+        _permit: permit,
+    };
     Box::pin(stream::unfold(Some(watch), |watch| async {
         let mut watch = watch?;
         match watch.next().await {
@@ -50,11 +70,19 @@ pub fn watch(runtime: Runtime, request: WatchPullsRequest, permit: OwnedSemaphor
 }
 
 fn of_message(known: KnownManifests) -> Known {
-    known.manifests.into_iter().map(|manifest| (manifest.digest, (manifest.changed_seconds, manifest.changed_nanos))).collect()
+    known
+        .manifests
+        .into_iter()
+        .map(|manifest| (manifest.digest, (manifest.changed_seconds, manifest.changed_nanos)))
+        .collect()
 }
 
 fn message_of(known: Known) -> KnownManifests {
-    let message = |(digest, (changed_seconds, changed_nanos))| KnownManifest { digest, changed_seconds, changed_nanos };
+    let message = |(digest, (changed_seconds, changed_nanos))| KnownManifest {
+        digest,
+        changed_seconds,
+        changed_nanos,
+    };
     KnownManifests { manifests: known.into_iter().map(message).collect() }
 }
 
@@ -71,8 +99,9 @@ struct Watch {
 }
 
 impl Watch {
-    /// What is to be told next. A look that fails is looked again: containerd fails to list what is just being fetched when it is put away meanwhile, and who begins a watch
-    /// anew because of it learns less.
+    /// What is to be told next. A look that fails is looked again: containerd fails to list what is
+    /// just being fetched when it is put away meanwhile, and who begins a watch anew because of it
+    /// learns less.
     async fn next(&mut self) -> Result<PullNews, Status> {
         let mut fails_until = None;
         loop {
@@ -80,10 +109,15 @@ impl Watch {
                 Ok(Some(news)) => return Ok(news),
                 Ok(None) => fails_until = None,
                 Err(status) => {
-                    if Instant::now() >= *fails_until.get_or_insert_with(|| Instant::now() + TROUBLE) {
+                    if Instant::now()
+                        >= *fails_until.get_or_insert_with(|| Instant::now() + TROUBLE)
+                    {
                         return Err(status);
                     }
-                    tracing::info!(status = status.message(), "the content store can't be looked at, and is looked at again");
+                    tracing::info!(
+                        status = status.message(),
+                        "the content store can't be looked at, and is looked at again"
+                    );
                     tokio::time::sleep(LATER).await;
                 }
             }
@@ -119,18 +153,28 @@ impl Watch {
 async fn list(runtime: &Runtime, progress: &Progress) -> Result<Store, Status> {
     let mut store = Store::default();
     let filters = vec![format!("labels.\"{CONFIG_LABEL}\"")];
-    let mut list = content(runtime).list(namespaced(within(ASK, ListContentRequest { filters }))).await?.into_inner();
+    let mut list = content(runtime)
+        .list(namespaced(within(ASK, ListContentRequest { filters })))
+        .await?
+        .into_inner();
     while let Some(part) = list.message().await? {
         for info in part.info {
             store.manifests.insert(info.digest, Labelled::new(info.labels));
         }
     }
-    // A list has no times of changes (containerd, contentserver.List). What is asked about are the few manifests of one repository.
+    // A list has no times of changes (containerd, contentserver.List). What is asked about are the
+    // few manifests of one repository.
     for digest in progress.own(&store) {
-        match content(runtime).info(namespaced(within(ASK, InfoRequest { digest: digest.clone() }))).await {
+        match content(runtime)
+            .info(namespaced(within(ASK, InfoRequest { digest: digest.clone() })))
+            .await
+        {
             Ok(answer) => {
                 let changed = answer.into_inner().info.and_then(|info| info.updated_at);
-                store.changed(&digest, changed.map(|time| (time.seconds, time.nanos)).unwrap_or_default());
+                store.changed(
+                    &digest,
+                    changed.map(|time| (time.seconds, time.nanos)).unwrap_or_default(),
+                );
             }
             Err(status) if status.code() == Code::NotFound => {
                 store.manifests.remove(&digest);
@@ -138,7 +182,10 @@ async fn list(runtime: &Runtime, progress: &Progress) -> Result<Store, Status> {
             Err(status) => return Err(status),
         }
     }
-    let statuses = content(runtime).list_statuses(namespaced(within(ASK, ListStatusesRequest { filters: Vec::new() }))).await?.into_inner();
+    let statuses = content(runtime)
+        .list_statuses(namespaced(within(ASK, ListStatusesRequest { filters: Vec::new() })))
+        .await?
+        .into_inner();
     let fetched = statuses.statuses.into_iter().filter(|status| !blobs::is_ours(&status.r#ref));
     store.ingests = fetched.map(|status| (status.r#ref, status.offset)).collect();
     Ok(store)

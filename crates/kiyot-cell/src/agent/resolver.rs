@@ -1,7 +1,8 @@
 //! Name servers that the node alone has: the pod asks here, and the daemon asks them.
 //!
-//! Messages are carried as they are, and connections byte by byte. How many there are, how large they are and how long they wait is bounded; what is beyond that is not
-//! answered, as by a name server that is busy, and the pod's resolver asks again.
+//! Messages are carried as they are, and connections byte by byte. How many there are, how large
+//! they are and how long they wait is bounded; what is beyond that is not answered, as by a name
+//! server that is busy, and the pod's resolver asks again.
 
 mod calls;
 mod door;
@@ -94,27 +95,34 @@ impl Resolver {
         Self { own_network, doors: Mutex::default(), asking, queue, current }
     }
 
-    /// Has so many name servers from now on, if there are none yet. Blocks for a moment. To be called within the runtime.
+    /// Has so many name servers from now on, if there are none yet. Blocks for a moment. To be
+    /// called within the runtime.
     pub fn ensure(self: &Arc<Self>, servers: u32) -> Result<(), Status> {
         let servers = usize::try_from(servers).unwrap_or(usize::MAX);
         if servers == 0 {
             return Ok(());
         }
         if servers > MOST {
-            return Err(Status::invalid_argument(format!("{servers} name servers: at most {MOST} are allowed")));
+            return Err(Status::invalid_argument(format!(
+                "{servers} name servers: at most {MOST} are allowed"
+            )));
         }
         if !self.own_network {
-            return Err(Status::failed_precondition("the cell shares the host's network namespace: it is given no name servers"));
+            return Err(Status::failed_precondition(
+                "the cell shares the host's network namespace: it is given no name servers",
+            ));
         }
         let mut doors = self.doors();
         if doors.servers > 0 {
             return Ok(());
         }
-        let failed = |error| Status::internal(format!("cannot make the cell's name servers: {error}"));
+        let failed =
+            |error| Status::internal(format!("cannot make the cell's name servers: {error}"));
         // It hears of all that happens from before there is anything that could happen.
         let keeper = keeper::Keeper::new().map_err(failed)?;
         self.open(&mut doors, servers).map_err(failed)?;
-        doors.keeper = Some(AbortOnDropHandle::new(tokio::spawn(keeper.keep(Arc::downgrade(self)))));
+        doors.keeper =
+            Some(AbortOnDropHandle::new(tokio::spawn(keeper.keep(Arc::downgrade(self)))));
         Ok(())
     }
 
@@ -123,9 +131,18 @@ impl Resolver {
         doors.tasks.clear();
         let mut tasks = Vec::with_capacity(2 * servers);
         for (server, door) in (0..).zip(door::open(servers)?) {
-            let (udp, tcp) = (Arc::new(UdpSocket::from_std(door.udp)?), TcpListener::from_std(door.tcp)?);
-            tasks.push(AbortOnDropHandle::new(tokio::spawn(datagrams(udp, server, self.asking.clone()))));
-            tasks.push(AbortOnDropHandle::new(tokio::spawn(connections(tcp, server, self.asking.clone()))));
+            let (udp, tcp) =
+                (Arc::new(UdpSocket::from_std(door.udp)?), TcpListener::from_std(door.tcp)?);
+            tasks.push(AbortOnDropHandle::new(tokio::spawn(datagrams(
+                udp,
+                server,
+                self.asking.clone(),
+            ))));
+            tasks.push(AbortOnDropHandle::new(tokio::spawn(connections(
+                tcp,
+                server,
+                self.asking.clone(),
+            ))));
         }
         (doors.servers, doors.tasks) = (servers, tasks);
         Ok(())
@@ -142,7 +159,8 @@ impl Resolver {
         self.doors.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A connection of the pod's that waits to be carried. It counts among the pod's connections as long as its place is held.
+    /// A connection of the pod's that waits to be carried. It counts among the pod's connections as
+    /// long as its place is held.
     pub(super) fn take(&self, query: u64) -> Option<Waiting> {
         self.asking.waiting().remove(&query)
     }
@@ -188,7 +206,8 @@ async fn datagrams(socket: Arc<UdpSocket>, server: u32, asking: Asking) {
             continue;
         }
         let Ok(permit) = Arc::clone(&asking.by_udp).try_acquire_owned() else { continue };
-        let (message, socket, asking) = (Bytes::copy_from_slice(&buffer[..length]), Arc::clone(&socket), asking.clone());
+        let (message, socket, asking) =
+            (Bytes::copy_from_slice(&buffer[..length]), Arc::clone(&socket), asking.clone());
         tasks.spawn(async move {
             if let Some(answer) = asking.ask(asking.next(), server, false, message).await {
                 let _gone = socket.send_to(&answer, from).await;

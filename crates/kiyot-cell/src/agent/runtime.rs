@@ -7,7 +7,10 @@ use std::{
 };
 
 use hyper_util::rt::TokioIo;
-use kiyot_proto::cri::{StatusRequest, image_service_client::ImageServiceClient, runtime_service_client::RuntimeServiceClient};
+use kiyot_proto::cri::{
+    StatusRequest, image_service_client::ImageServiceClient,
+    runtime_service_client::RuntimeServiceClient,
+};
 use tokio::net::UnixStream;
 use tonic::{
     Request,
@@ -24,12 +27,14 @@ const CONNECT_PATIENCE: Duration = Duration::from_secs(10);
 const CONNECT_PAUSE: Duration = Duration::from_millis(10);
 /// The deadline of a call that only asks.
 pub const ASK: Duration = Duration::from_secs(10);
-/// What containerd says to all calls of CRI until it is ready for them (internal/cri, checkInitialized). Before 2.0 no code tells it from other failures.
+/// What containerd says to all calls of CRI until it is ready for them (internal/cri,
+/// checkInitialized). Before 2.0 no code tells it from other failures.
 const NOT_YET: &str = "server is not initialized yet";
 /// containerd's namespace for CRI.
 pub const NAMESPACE: &str = "k8s.io";
 
-/// The cell's containerd. Cheap to clone; connects when it is used, and again when the connection is lost.
+/// The cell's containerd. Cheap to clone; connects when it is used, and again when the connection
+/// is lost.
 #[derive(Debug, Clone)]
 pub struct Runtime {
     channel: Channel,
@@ -38,19 +43,21 @@ pub struct Runtime {
 impl Runtime {
     /// For the containerd behind a socket.
     pub fn new(socket: PathBuf) -> Self {
-        let channel = Endpoint::from_static("http://localhost").connect_with_connector_lazy(service_fn(move |_: Uri| {
-            let socket = socket.clone();
-            async move {
-                let until = Instant::now() + CONNECT_PATIENCE;
-                loop {
-                    match connect(&socket).await {
-                        Ok(stream) => return Ok(TokioIo::new(stream)),
-                        Err(error) if Instant::now() >= until => return Err(error),
-                        Err(_) => tokio::time::sleep(CONNECT_PAUSE).await,
+        let channel = Endpoint::from_static("http://localhost").connect_with_connector_lazy(
+            service_fn(move |_: Uri| {
+                let socket = socket.clone();
+                async move {
+                    let until = Instant::now() + CONNECT_PATIENCE;
+                    loop {
+                        match connect(&socket).await {
+                            Ok(stream) => return Ok(TokioIo::new(stream)),
+                            Err(error) if Instant::now() >= until => return Err(error),
+                            Err(_) => tokio::time::sleep(CONNECT_PAUSE).await,
+                        }
                     }
                 }
-            }
-        }));
+            }),
+        );
         Self { channel }
     }
 
@@ -61,12 +68,16 @@ impl Runtime {
 
     /// CRI's runtime service.
     pub fn runtime(&self) -> RuntimeServiceClient<Channel> {
-        RuntimeServiceClient::new(self.channel()).max_decoding_message_size(MESSAGE_LIMIT).max_encoding_message_size(MESSAGE_LIMIT)
+        RuntimeServiceClient::new(self.channel())
+            .max_decoding_message_size(MESSAGE_LIMIT)
+            .max_encoding_message_size(MESSAGE_LIMIT)
     }
 
     /// CRI's image service.
     pub fn images(&self) -> ImageServiceClient<Channel> {
-        ImageServiceClient::new(self.channel()).max_decoding_message_size(MESSAGE_LIMIT).max_encoding_message_size(MESSAGE_LIMIT)
+        ImageServiceClient::new(self.channel())
+            .max_decoding_message_size(MESSAGE_LIMIT)
+            .max_encoding_message_size(MESSAGE_LIMIT)
     }
 }
 
@@ -78,9 +89,14 @@ async fn connect(socket: &Path) -> io::Result<UnixStream> {
         let socket = socket.clone();
         async move { UnixStream::connect(socket).await.map(TokioIo::new) }
     });
-    let channel = Endpoint::from_static("http://localhost").connect_with_connector(probe).await.map_err(io::Error::other)?;
+    let channel = Endpoint::from_static("http://localhost")
+        .connect_with_connector(probe)
+        .await
+        .map_err(io::Error::other)?;
     match RuntimeServiceClient::new(channel).status(within(ASK, StatusRequest::default())).await {
-        Err(status) if status.message().contains(NOT_YET) => Err(io::Error::other(status.message())),
+        Err(status) if status.message().contains(NOT_YET) => {
+            Err(io::Error::other(status.message()))
+        }
         // Whatever else is wrong is said to whoever calls.
         _ => Ok(stream),
     }
@@ -138,7 +154,8 @@ mod tests {
 
         fn call(&mut self, _: http::Request<Body>) -> Self::Future {
             let early = self.0.fetch_add(1, Ordering::SeqCst) < 3;
-            let status = if early { Status::unknown(NOT_YET) } else { Status::unimplemented("played") };
+            let status =
+                if early { Status::unknown(NOT_YET) } else { Status::unimplemented("played") };
             ready(Ok(status.into_http()))
         }
     }
@@ -149,9 +166,14 @@ mod tests {
         let socket = directory.path().join("containerd.sock");
         let listener = UnixListener::bind(&socket).unwrap();
         let calls = Arc::new(AtomicUsize::new(0));
-        let incoming = futures::stream::unfold(listener, |listener| async { Some((listener.accept().await.map(|(stream, _)| stream), listener)) });
-        let server = tokio::spawn(Server::builder().add_service(Played(Arc::clone(&calls))).serve_with_incoming(incoming));
-        let refused = Runtime::new(socket).runtime().version(VersionRequest::default()).await.unwrap_err();
+        let incoming = futures::stream::unfold(listener, |listener| async {
+            Some((listener.accept().await.map(|(stream, _)| stream), listener))
+        });
+        let server = tokio::spawn(
+            Server::builder().add_service(Played(Arc::clone(&calls))).serve_with_incoming(incoming),
+        );
+        let refused =
+            Runtime::new(socket).runtime().version(VersionRequest::default()).await.unwrap_err();
         assert_eq!((refused.code(), refused.message()), (Code::Unimplemented, "played"));
         // Three early ones, one that was answered, and the call itself.
         assert_eq!(calls.load(Ordering::SeqCst), 5);

@@ -14,34 +14,44 @@ use http::{Request as HttpRequest, Response as HttpResponse};
 use http_body::Body as HttpBody;
 use kiyot_link::{http2::Profile, resolver::TCP_CONNECTIONS};
 use kiyot_proto::cell::{
-    BindReply, BindRequest, BlobPart, ChangeFilesReply, Event, FileChange, GetFileReply, GetFileRequest, HelloReply, HelloRequest, LogPart,
-    MeasureReply, MeasureRequest, MissingBlobsReply, MissingBlobsRequest, NameAnswer, NameQuery, OpenBulkReply, OpenBulkRequest, PullNews,
-    PutBlobReply, PutImageReply, PutImageRequest, ReadLogRequest, ShutdownReply, ShutdownRequest, TrimLogReply, TrimLogRequest, TunnelPart,
-    WatchPullsRequest, WatchRequest,
+    BindReply, BindRequest, BlobPart, ChangeFilesReply, Event, FileChange, GetFileReply,
+    GetFileRequest, HelloReply, HelloRequest, LogPart, MeasureReply, MeasureRequest,
+    MissingBlobsReply, MissingBlobsRequest, NameAnswer, NameQuery, OpenBulkReply, OpenBulkRequest,
+    PullNews, PutBlobReply, PutImageReply, PutImageRequest, ReadLogRequest, ShutdownReply,
+    ShutdownRequest, TrimLogReply, TrimLogRequest, TunnelPart, WatchPullsRequest, WatchRequest,
     agent_server::{Agent, AgentServer},
 };
 use tokio::{sync::Semaphore, task::spawn_blocking};
 use tonic::{Request, Response, Status, Streaming, body::Body};
 use tower::{BoxError, Service};
 
-use super::{AgentContext, bind, blobs, forward, logs, pulls, runtime::MESSAGE_LIMIT, shutdown, tunnel};
+use super::{
+    AgentContext, bind, blobs, forward, logs, pulls, runtime::MESSAGE_LIMIT, shutdown, tunnel,
+};
 use crate::home::ConnectionInfo;
 
 /// Tunnels to the streaming server at a time.
 pub const TUNNELS: usize = 96;
-// When nobody reads at the end of any tunnel, those of name servers among them, logs and blobs still have a third of the connection's window.
-const _: () = assert!((TUNNELS + TCP_CONNECTIONS) * (Profile::BULK.stream_window as usize) <= (Profile::BULK.connection_window as usize) / 3 * 2);
+// When nobody reads at the end of any tunnel, those of name servers among them, logs and blobs
+// still have a third of the connection's window.
+const _: () = assert!(
+    (TUNNELS + TCP_CONNECTIONS) * (Profile::BULK.stream_window as usize)
+        <= (Profile::BULK.connection_window as usize) / 3 * 2
+);
 /// Calls that change files at a time.
 pub const CHANGERS: usize = 8;
 /// Blobs that are written at a time.
 pub const BLOBS: usize = 8;
-/// Watchers of pulls at a time. The kubelet pulls one image after another, unless it is told otherwise.
+/// Watchers of pulls at a time. The kubelet pulls one image after another, unless it is told
+/// otherwise.
 pub const PULLS: usize = 16;
 
 /// The service for one connection.
 pub fn service(context: Arc<AgentContext>, connection: ConnectionInfo) -> Dispatcher {
     let calls = Calls { context: Arc::clone(&context), connection };
-    let agent = AgentServer::new(calls).max_decoding_message_size(MESSAGE_LIMIT).max_encoding_message_size(MESSAGE_LIMIT);
+    let agent = AgentServer::new(calls)
+        .max_decoding_message_size(MESSAGE_LIMIT)
+        .max_encoding_message_size(MESSAGE_LIMIT);
     Dispatcher { agent, context }
 }
 
@@ -67,7 +77,9 @@ where
     fn call(&mut self, request: HttpRequest<B>) -> Self::Future {
         if forward::is_cri(request.uri().path()) {
             let context = Arc::clone(&self.context);
-            return Box::pin(async move { Ok(forward::forward(&context.runtime, &context.uncancelled, request).await) });
+            return Box::pin(async move {
+                Ok(forward::forward(&context.runtime, &context.uncancelled, request).await)
+            });
         }
         Box::pin(self.agent.call(request))
     }
@@ -81,8 +93,13 @@ struct Calls {
 }
 
 /// One of a bounded number; refused when all are taken.
-fn permit(semaphore: &Arc<Semaphore>, what: &str) -> Result<tokio::sync::OwnedSemaphorePermit, Status> {
-    Arc::clone(semaphore).try_acquire_owned().map_err(|_| Status::resource_exhausted(format!("too many {what} at a time")))
+fn permit(
+    semaphore: &Arc<Semaphore>,
+    what: &str,
+) -> Result<tokio::sync::OwnedSemaphorePermit, Status> {
+    Arc::clone(semaphore)
+        .try_acquire_owned()
+        .map_err(|_| Status::resource_exhausted(format!("too many {what} at a time")))
 }
 
 fn ended(error: tokio::task::JoinError) -> Status {
@@ -118,16 +135,25 @@ impl Agent for Calls {
 
     type ResolveStream = BoxStream<'static, Result<NameQuery, Status>>;
 
-    async fn resolve(&self, request: Request<Streaming<NameAnswer>>) -> Result<Response<Self::ResolveStream>, Status> {
+    async fn resolve(
+        &self,
+        request: Request<Streaming<NameAnswer>>,
+    ) -> Result<Response<Self::ResolveStream>, Status> {
         Ok(Response::new(Arc::clone(&self.context.resolver).resolve(request.into_inner()).await?))
     }
 
-    async fn open_bulk(&self, _: Request<OpenBulkRequest>) -> Result<Response<OpenBulkReply>, Status> {
+    async fn open_bulk(
+        &self,
+        _: Request<OpenBulkRequest>,
+    ) -> Result<Response<OpenBulkReply>, Status> {
         self.context.bulk.call();
         Ok(Response::new(OpenBulkReply {}))
     }
 
-    async fn measure(&self, request: Request<MeasureRequest>) -> Result<Response<MeasureReply>, Status> {
+    async fn measure(
+        &self,
+        request: Request<MeasureRequest>,
+    ) -> Result<Response<MeasureReply>, Status> {
         self.context.measures.want(Duration::from_secs(request.get_ref().seconds.into()));
         Ok(Response::new(MeasureReply {}))
     }
@@ -136,16 +162,25 @@ impl Agent for Calls {
 
     async fn watch(&self, _: Request<WatchRequest>) -> Result<Response<Self::WatchStream>, Status> {
         let context = &self.context;
-        Ok(Response::new(context.watchers.watch(Arc::clone(&context.board), context.runtime.clone(), Arc::clone(&context.measures), context.own.net)))
+        Ok(Response::new(context.watchers.watch(
+            Arc::clone(&context.board),
+            context.runtime.clone(),
+            Arc::clone(&context.measures),
+            context.own.net,
+        )))
     }
 
-    async fn change_files(&self, request: Request<Streaming<FileChange>>) -> Result<Response<ChangeFilesReply>, Status> {
+    async fn change_files(
+        &self,
+        request: Request<Streaming<FileChange>>,
+    ) -> Result<Response<ChangeFilesReply>, Status> {
         let _permit = permit(&self.context.changers, "calls that change files")?;
         let mut changes = request.into_inner();
         let mut writing = None;
         while let Some(change) = changes.message().await? {
             let files = Arc::clone(&self.context.files);
-            // Goes with the change: what a call that has ended has begun is done before anything of the next one is.
+            // Goes with the change: what a call that has ended has begun is done before anything of
+            // the next one is.
             let turn = Arc::clone(&self.context.changing).lock_owned().await;
             let applied = spawn_blocking(move || {
                 let _turn = turn;
@@ -159,7 +194,10 @@ impl Agent for Calls {
         }
     }
 
-    async fn get_file(&self, request: Request<GetFileRequest>) -> Result<Response<GetFileReply>, Status> {
+    async fn get_file(
+        &self,
+        request: Request<GetFileRequest>,
+    ) -> Result<Response<GetFileReply>, Status> {
         let files = Arc::clone(&self.context.files);
         let reply = spawn_blocking(move || files.get(request.get_ref())).await.map_err(ended)??;
         Ok(Response::new(reply))
@@ -167,54 +205,90 @@ impl Agent for Calls {
 
     type ReadLogStream = BoxStream<'static, Result<LogPart, Status>>;
 
-    async fn read_log(&self, request: Request<ReadLogRequest>) -> Result<Response<Self::ReadLogStream>, Status> {
+    async fn read_log(
+        &self,
+        request: Request<ReadLogRequest>,
+    ) -> Result<Response<Self::ReadLogStream>, Status> {
         let parts = logs::read(Arc::clone(&self.context.files), request.into_inner()).await?;
         Ok(Response::new(parts.boxed()))
     }
 
-    async fn trim_log(&self, request: Request<TrimLogRequest>) -> Result<Response<TrimLogReply>, Status> {
+    async fn trim_log(
+        &self,
+        request: Request<TrimLogRequest>,
+    ) -> Result<Response<TrimLogReply>, Status> {
         logs::trim(Arc::clone(&self.context.files), request.into_inner()).await?;
         Ok(Response::new(TrimLogReply {}))
     }
 
     type TunnelStream = BoxStream<'static, Result<TunnelPart, Status>>;
 
-    async fn tunnel(&self, request: Request<Streaming<TunnelPart>>) -> Result<Response<Self::TunnelStream>, Status> {
+    async fn tunnel(
+        &self,
+        request: Request<Streaming<TunnelPart>>,
+    ) -> Result<Response<Self::TunnelStream>, Status> {
         let mut incoming = request.into_inner();
-        let first = incoming.message().await?.ok_or_else(|| Status::invalid_argument("a tunnel begins with a part that says where it leads"))?;
+        let first = incoming.message().await?.ok_or_else(|| {
+            Status::invalid_argument("a tunnel begins with a part that says where it leads")
+        })?;
         let end = if first.query == 0 {
-            tunnel::server(first.port, self.context.stream_port, permit(&self.context.tunnels, "tunnels")?).await?
+            tunnel::server(
+                first.port,
+                self.context.stream_port,
+                permit(&self.context.tunnels, "tunnels")?,
+            )
+            .await?
         } else {
             let waiting = self.context.resolver.take(first.query);
-            waiting.ok_or_else(|| Status::not_found(format!("no connection to a name server waits for {}", first.query)))?
+            waiting.ok_or_else(|| {
+                Status::not_found(format!(
+                    "no connection to a name server waits for {}",
+                    first.query
+                ))
+            })?
         };
         Ok(Response::new(tunnel::carry(end, first, incoming)))
     }
 
-    async fn missing_blobs(&self, request: Request<MissingBlobsRequest>) -> Result<Response<MissingBlobsReply>, Status> {
+    async fn missing_blobs(
+        &self,
+        request: Request<MissingBlobsRequest>,
+    ) -> Result<Response<MissingBlobsReply>, Status> {
         let digests = blobs::missing(&self.context.runtime, request.into_inner().digests).await?;
         Ok(Response::new(MissingBlobsReply { digests }))
     }
 
-    async fn put_blob(&self, request: Request<Streaming<BlobPart>>) -> Result<Response<PutBlobReply>, Status> {
+    async fn put_blob(
+        &self,
+        request: Request<Streaming<BlobPart>>,
+    ) -> Result<Response<PutBlobReply>, Status> {
         let _permit = permit(&self.context.blobs, "blobs")?;
         blobs::put(&self.context.runtime, request.into_inner()).await?;
         Ok(Response::new(PutBlobReply {}))
     }
 
-    async fn put_image(&self, request: Request<PutImageRequest>) -> Result<Response<PutImageReply>, Status> {
+    async fn put_image(
+        &self,
+        request: Request<PutImageRequest>,
+    ) -> Result<Response<PutImageReply>, Status> {
         blobs::name(&self.context.runtime, request.into_inner()).await?;
         Ok(Response::new(PutImageReply {}))
     }
 
     type WatchPullsStream = BoxStream<'static, Result<PullNews, Status>>;
 
-    async fn watch_pulls(&self, request: Request<WatchPullsRequest>) -> Result<Response<Self::WatchPullsStream>, Status> {
+    async fn watch_pulls(
+        &self,
+        request: Request<WatchPullsRequest>,
+    ) -> Result<Response<Self::WatchPullsStream>, Status> {
         let permit = permit(&self.context.pulls, "watchers of pulls")?;
         Ok(Response::new(pulls::watch(self.context.runtime.clone(), request.into_inner(), permit)))
     }
 
-    async fn shutdown(&self, _: Request<ShutdownRequest>) -> Result<Response<ShutdownReply>, Status> {
+    async fn shutdown(
+        &self,
+        _: Request<ShutdownRequest>,
+    ) -> Result<Response<ShutdownReply>, Status> {
         let stopped = shutdown::stop_all(&self.context.runtime).await;
         // Whatever could not be stopped ends with the cell.
         self.context.power_off.cancel();

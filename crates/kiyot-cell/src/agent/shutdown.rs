@@ -10,15 +10,25 @@ use super::runtime::{ASK, Runtime, within};
 /// How long containerd may take for each sandbox. The cell's end ends what is left.
 const STOP: Duration = Duration::from_secs(20);
 
-/// Stops all sandboxes. An error says what could not be stopped: the power-off that follows does it.
+/// Stops all sandboxes. An error says what could not be stopped: the power-off that follows does
+/// it.
 pub async fn stop_all(runtime: &Runtime) -> Result<(), Status> {
-    let sandboxes = runtime.runtime().list_pod_sandbox(within(ASK, ListPodSandboxRequest::default())).await?.into_inner().items;
+    let sandboxes = runtime
+        .runtime()
+        .list_pod_sandbox(within(ASK, ListPodSandboxRequest::default()))
+        .await?
+        .into_inner()
+        .items;
     let mut outcome = Ok(());
     for sandbox in sandboxes {
         if sandbox.state != PodSandboxState::SandboxReady as i32 {
             continue;
         }
-        if let Err(status) = runtime.runtime().stop_pod_sandbox(within(STOP, StopPodSandboxRequest { pod_sandbox_id: sandbox.id })).await {
+        if let Err(status) = runtime
+            .runtime()
+            .stop_pod_sandbox(within(STOP, StopPodSandboxRequest { pod_sandbox_id: sandbox.id }))
+            .await
+        {
             outcome = Err(status);
         }
     }

@@ -1,4 +1,5 @@
-//! `Tunnel`: one byte stream to the streaming server of the cell's containerd, or to a connection of the pod's.
+//! `Tunnel`: one byte stream to the streaming server of the cell's containerd, or to a connection
+//! of the pod's.
 
 use std::net::Ipv4Addr;
 
@@ -28,11 +29,13 @@ pub type End = (TcpStream, OwnedSemaphorePermit);
 /// Connects to the streaming server, if it listens on that port.
 pub async fn server(port: u32, allowed: u16, permit: OwnedSemaphorePermit) -> Result<End, Status> {
     if port != u32::from(allowed) {
-        return Err(Status::permission_denied(format!("port {port}: the only one that is tunnelled to is {allowed}, containerd's streaming server")));
+        return Err(Status::permission_denied(format!(
+            "port {port}: the only one that is tunnelled to is {allowed}, containerd's streaming server"
+        )));
     }
-    let connection = TcpStream::connect((Ipv4Addr::LOCALHOST, allowed))
-        .await
-        .map_err(|error| Status::unavailable(format!("containerd's streaming server on port {allowed}: {error}")))?;
+    let connection = TcpStream::connect((Ipv4Addr::LOCALHOST, allowed)).await.map_err(|error| {
+        Status::unavailable(format!("containerd's streaming server on port {allowed}: {error}"))
+    })?;
     Ok((connection, permit))
 }
 
@@ -46,7 +49,8 @@ pub fn carry(
     let _ = connection.set_nodelay(true);
     let (reader, writer) = connection.into_split();
     let (sender, receiver) = mpsc::channel(WAITING);
-    let inward = AbortOnDropHandle::new(tokio::spawn(inward(first, incoming, writer, sender.clone())));
+    let inward =
+        AbortOnDropHandle::new(tokio::spawn(inward(first, incoming, writer, sender.clone())));
     let outward = AbortOnDropHandle::new(tokio::spawn(outward(reader, sender)));
     // The stream owns both directions: they end with it.
     let owned = (inward, outward, permit);
@@ -74,7 +78,8 @@ async fn inward(
             }
         };
         if let Err(error) = writer.write_all(&part.content).await {
-            // A server that has answered in full may close before it has read all: its answer still goes out.
+            // A server that has answered in full may close before it has read all: its answer still
+            // goes out.
             tracing::debug!(%error, "a tunnel's end takes no more");
             return;
         }
@@ -94,7 +99,11 @@ async fn outward(mut reader: OwnedReadHalf, sender: mpsc::Sender<Result<TunnelPa
         buffer.reserve(PART);
         let part = match reader.read_buf(&mut buffer).await {
             Ok(0) => Ok(TunnelPart { content: Bytes::new(), end: true, ..Default::default() }),
-            Ok(_) => Ok(TunnelPart { content: buffer.split().freeze(), end: false, ..Default::default() }),
+            Ok(_) => Ok(TunnelPart {
+                content: buffer.split().freeze(),
+                end: false,
+                ..Default::default()
+            }),
             Err(error) => Err(Status::unavailable(format!("the tunnel's end: {error}"))),
         };
         let last = !matches!(&part, Ok(part) if !part.end);
@@ -139,8 +148,13 @@ mod tests {
             stream.read_to_string(&mut request).await.unwrap();
             stream.write_all(format!("you said {request}").as_bytes()).await.unwrap();
         });
-        let parts = tokio_stream::iter([part(b"he", false, port), part(b"llo", false, 0), part(b"", true, 0)]);
-        let answer: Vec<_> = open(parts, port, permit().await).await.unwrap().map(Result::unwrap).collect().await;
+        let parts = tokio_stream::iter([
+            part(b"he", false, port),
+            part(b"llo", false, 0),
+            part(b"", true, 0),
+        ]);
+        let answer: Vec<_> =
+            open(parts, port, permit().await).await.unwrap().map(Result::unwrap).collect().await;
         server.await.unwrap();
         assert!(answer.last().unwrap().end);
         let bytes: Vec<u8> = answer.into_iter().flat_map(|part| part.content).collect();
@@ -149,7 +163,10 @@ mod tests {
 
     #[tokio::test]
     async fn no_other_port_is_reached() {
-        let refused = open(tokio_stream::iter([part(b"", false, 22)]), 1000, permit().await).await.err().unwrap();
+        let refused = open(tokio_stream::iter([part(b"", false, 22)]), 1000, permit().await)
+            .await
+            .err()
+            .unwrap();
         assert_eq!(refused.code(), tonic::Code::PermissionDenied);
     }
 
@@ -163,6 +180,9 @@ mod tests {
         let (mut stream, _) = listener.accept().await.unwrap();
         drop(tunnel);
         let mut rest = Vec::new();
-        tokio::time::timeout(std::time::Duration::from_secs(60), stream.read_to_end(&mut rest)).await.unwrap().ok();
+        tokio::time::timeout(std::time::Duration::from_secs(60), stream.read_to_end(&mut rest))
+            .await
+            .unwrap()
+            .ok();
     }
 }

@@ -5,8 +5,9 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use kiyot_proto::{
     cell::Heartbeat,
     cri::{
-        ContainerStats, CpuUsage, LinuxPodSandboxStats, ListContainerStatsRequest, ListPodSandboxStatsRequest, MemoryUsage, NetworkInterfaceUsage,
-        NetworkUsage, PodSandboxStats, UInt64Value,
+        ContainerStats, CpuUsage, LinuxPodSandboxStats, ListContainerStatsRequest,
+        ListPodSandboxStatsRequest, MemoryUsage, NetworkInterfaceUsage, NetworkUsage,
+        PodSandboxStats, UInt64Value,
     },
 };
 
@@ -21,30 +22,54 @@ const STATISTICS: Duration = Duration::from_millis(900);
 /// A heartbeat with what containerd has soon.
 pub async fn heartbeat(runtime: &Runtime, measures: &Measures, own_network: bool) -> Heartbeat {
     let (mut containers, mut sandboxes) = (runtime.runtime(), runtime.runtime());
-    let containers = containers.list_container_stats(within(STATISTICS, ListContainerStatsRequest::default()));
-    let sandboxes = sandboxes.list_pod_sandbox_stats(within(STATISTICS, ListPodSandboxStatsRequest::default()));
+    let containers =
+        containers.list_container_stats(within(STATISTICS, ListContainerStatsRequest::default()));
+    let sandboxes =
+        sandboxes.list_pod_sandbox_stats(within(STATISTICS, ListPodSandboxStatsRequest::default()));
     let both = tokio::time::timeout(STATISTICS, futures::future::join(containers, sandboxes));
     let (both, metrics) = futures::future::join(both, measures.taken(runtime, STATISTICS)).await;
-    let (containers, sandboxes) = both.map_or((None, None), |(containers, sandboxes)| (containers.ok(), sandboxes.ok()));
+    let (containers, sandboxes) =
+        both.map_or((None, None), |(containers, sandboxes)| (containers.ok(), sandboxes.ok()));
     let (now, network) = (now(), if own_network { network::interfaces() } else { Vec::new() });
     let metrics = metrics.map(|metrics| metrics::with_network(metrics, &network, now));
-    let beat = told(containers.map(|answer| answer.into_inner().stats), sandboxes.map(|answer| answer.into_inner().stats), &network, now);
+    let beat = told(
+        containers.map(|answer| answer.into_inner().stats),
+        sandboxes.map(|answer| answer.into_inner().stats),
+        &network,
+        now,
+    );
     Heartbeat { metrics, ..beat }
 }
 
-/// What is told of what containerd has answered. Of a pod of which it has not answered all, nothing is told: the daemon has told what it was before, and numbers that miss
-/// would be taken for zero.
-fn told(containers: Option<Vec<ContainerStats>>, sandboxes: Option<Vec<PodSandboxStats>>, network: &[Interface], now: i64) -> Heartbeat {
+/// What is told of what containerd has answered. Of a pod of which it has not answered all, nothing
+/// is told: the daemon has told what it was before, and numbers that miss would be taken for zero.
+fn told(
+    containers: Option<Vec<ContainerStats>>,
+    sandboxes: Option<Vec<PodSandboxStats>>,
+    network: &[Interface],
+    now: i64,
+) -> Heartbeat {
     let sandbox = match (&containers, sandboxes) {
-        (Some(containers), Some(sandboxes)) => Some(completed(sandboxes.into_iter().next().unwrap_or_default(), containers, network, now)),
+        (Some(containers), Some(sandboxes)) => Some(completed(
+            sandboxes.into_iter().next().unwrap_or_default(),
+            containers,
+            network,
+            now,
+        )),
         _ => None,
     };
     Heartbeat { containers: containers.unwrap_or_default(), sandbox, metrics: None }
 }
 
-/// Adds what containerd leaves out. It counts the network only of sandboxes with one of their own, and in a cell they have the cell's; and it may not
-/// know a sandbox's control group, whose usage then is that of its containers.
-fn completed(mut sandbox: PodSandboxStats, containers: &[ContainerStats], network: &[Interface], now: i64) -> PodSandboxStats {
+/// Adds what containerd leaves out. It counts the network only of sandboxes with one of their own,
+/// and in a cell they have the cell's; and it may not know a sandbox's control group, whose usage
+/// then is that of its containers.
+fn completed(
+    mut sandbox: PodSandboxStats,
+    containers: &[ContainerStats],
+    network: &[Interface],
+    now: i64,
+) -> PodSandboxStats {
     let linux = sandbox.linux.get_or_insert_default();
     if linux.network.is_none() {
         linux.network = network_usage(network, now);
@@ -56,8 +81,12 @@ fn completed(mut sandbox: PodSandboxStats, containers: &[ContainerStats], networ
 }
 
 fn sum(linux: &mut LinuxPodSandboxStats, containers: &[ContainerStats], timestamp: i64) {
-    let cpu = |of: fn(&CpuUsage) -> Option<UInt64Value>| total(containers.iter().filter_map(|stats| of(stats.cpu.as_ref()?)));
-    let memory = |of: fn(&MemoryUsage) -> Option<UInt64Value>| total(containers.iter().filter_map(|stats| of(stats.memory.as_ref()?)));
+    let cpu = |of: fn(&CpuUsage) -> Option<UInt64Value>| {
+        total(containers.iter().filter_map(|stats| of(stats.cpu.as_ref()?)))
+    };
+    let memory = |of: fn(&MemoryUsage) -> Option<UInt64Value>| {
+        total(containers.iter().filter_map(|stats| of(stats.memory.as_ref()?)))
+    };
     linux.cpu = Some(CpuUsage {
         timestamp,
         usage_core_nano_seconds: cpu(|cpu| cpu.usage_core_nano_seconds),
@@ -80,19 +109,22 @@ fn total(values: impl Iterator<Item = UInt64Value>) -> Option<UInt64Value> {
 /// As CRI has it; `None` without interfaces.
 fn network_usage(network: &[Interface], timestamp: i64) -> Option<NetworkUsage> {
     let counted = |value| Some(UInt64Value { value });
-    let mut interfaces = network.iter().map(|Interface { name, received, sent }| NetworkInterfaceUsage {
-        name: name.clone(),
-        rx_bytes: counted(received.bytes),
-        rx_errors: counted(received.errors),
-        tx_bytes: counted(sent.bytes),
-        tx_errors: counted(sent.errors),
-    });
+    let mut interfaces =
+        network.iter().map(|Interface { name, received, sent }| NetworkInterfaceUsage {
+            name: name.clone(),
+            rx_bytes: counted(received.bytes),
+            rx_errors: counted(received.errors),
+            tx_bytes: counted(sent.bytes),
+            tx_errors: counted(sent.errors),
+        });
     let default_interface = Some(interfaces.next()?);
     Some(NetworkUsage { timestamp, default_interface, interfaces: interfaces.collect() })
 }
 
 fn now() -> i64 {
-    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| i64::try_from(since.as_nanos()).unwrap_or(i64::MAX))
+    SystemTime::now()
+        .duration_since(UNIX_EPOCH)
+        .map_or(0, |since| i64::try_from(since.as_nanos()).unwrap_or(i64::MAX))
 }
 
 #[cfg(test)]
@@ -102,7 +134,9 @@ mod tests {
 
     fn network() -> Vec<Interface> {
         let counted = |bytes| Counted { bytes, packets: 1, errors: bytes + 1, dropped: 1 };
-        ["eth0", "net1"].map(|name| Interface { name: name.to_owned(), received: counted(3), sent: counted(5) }).into()
+        ["eth0", "net1"]
+            .map(|name| Interface { name: name.to_owned(), received: counted(3), sent: counted(5) })
+            .into()
     }
 
     fn value(value: u64) -> Option<UInt64Value> {
@@ -114,8 +148,14 @@ mod tests {
         let usage = network_usage(&network(), 9).unwrap();
         let eth0 = usage.default_interface.unwrap();
         assert_eq!((eth0.name.as_str(), usage.timestamp), ("eth0", 9));
-        assert_eq!((eth0.rx_bytes, eth0.rx_errors, eth0.tx_bytes, eth0.tx_errors), (value(3), value(4), value(5), value(6)));
-        assert_eq!(usage.interfaces.iter().map(|interface| interface.name.as_str()).collect::<Vec<_>>(), ["net1"]);
+        assert_eq!(
+            (eth0.rx_bytes, eth0.rx_errors, eth0.tx_bytes, eth0.tx_errors),
+            (value(3), value(4), value(5), value(6))
+        );
+        assert_eq!(
+            usage.interfaces.iter().map(|interface| interface.name.as_str()).collect::<Vec<_>>(),
+            ["net1"]
+        );
         assert_eq!(network_usage(&[], 9), None);
     }
 
@@ -126,7 +166,14 @@ mod tests {
             memory: Some(MemoryUsage { working_set_bytes: value(7), ..Default::default() }),
             ..Default::default()
         };
-        let linux = completed(PodSandboxStats::default(), &[of_container.clone(), of_container.clone()], &network(), 9).linux.unwrap();
+        let linux = completed(
+            PodSandboxStats::default(),
+            &[of_container.clone(), of_container.clone()],
+            &network(),
+            9,
+        )
+        .linux
+        .unwrap();
         assert_eq!(linux.cpu.unwrap().usage_core_nano_seconds, value(10));
         assert_eq!(linux.memory.unwrap().working_set_bytes, value(14));
         let theirs = LinuxPodSandboxStats {
@@ -136,16 +183,24 @@ mod tests {
         };
         let sandbox = PodSandboxStats { linux: Some(theirs.clone()), ..Default::default() };
         assert_eq!(completed(sandbox, &[of_container], &network(), 9).linux.unwrap(), theirs);
-        assert_eq!(completed(PodSandboxStats::default(), &[], &[], 9).linux.unwrap(), LinuxPodSandboxStats::default());
+        assert_eq!(
+            completed(PodSandboxStats::default(), &[], &[], 9).linux.unwrap(),
+            LinuxPodSandboxStats::default()
+        );
     }
 
     #[test]
     fn what_containerd_does_not_say_is_not_told_as_nothing() {
-        let (containers, sandboxes) = (Some(vec![ContainerStats::default()]), Some(vec![PodSandboxStats::default()]));
-        for (containers, sandboxes) in [(None, None), (containers.clone(), None), (None, sandboxes.clone())] {
+        let (containers, sandboxes) =
+            (Some(vec![ContainerStats::default()]), Some(vec![PodSandboxStats::default()]));
+        for (containers, sandboxes) in
+            [(None, None), (containers.clone(), None), (None, sandboxes.clone())]
+        {
             assert_eq!(told(containers, sandboxes, &network(), 9).sandbox, None);
         }
         let beat = told(containers, sandboxes, &network(), 9);
-        assert!(beat.containers.len() == 1 && beat.sandbox.unwrap().linux.unwrap().network.is_some());
+        assert!(
+            beat.containers.len() == 1 && beat.sandbox.unwrap().linux.unwrap().network.is_some()
+        );
     }
 }

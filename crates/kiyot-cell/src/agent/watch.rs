@@ -43,7 +43,11 @@ impl Watchers {
         own_network: bool,
     ) -> BoxStream<'static, Result<Event, Status>> {
         let replaced = CancellationToken::new();
-        std::mem::replace(&mut *self.current.lock().unwrap_or_else(PoisonError::into_inner), replaced.clone()).cancel();
+        std::mem::replace(
+            &mut *self.current.lock().unwrap_or_else(PoisonError::into_inner),
+            replaced.clone(),
+        )
+        .cancel();
         let watcher = Watcher {
             versions: board.versions(),
             board,
@@ -119,7 +123,8 @@ impl Watcher {
                     self.heartbeat = None;
                     return Ok(Event { event: Some(Kind::Heartbeat(heartbeat)) });
                 }
-                // Whoever waits for metrics waits for those of all cells, which need not be told at the same moments for ever: the others keep their times.
+                // Whoever waits for metrics waits for those of all cells, which need not be told at
+                // the same moments for ever: the others keep their times.
                 Ok(()) = self.wishes.changed() => self.at_once = true,
                 () = std::future::ready(()), if self.at_once && started && resting => {
                     self.at_once = false;
@@ -139,8 +144,10 @@ impl Watcher {
 
 impl Watcher {
     fn begin_heartbeat(&mut self) {
-        let (runtime, measures, own_network) = (self.runtime.clone(), Arc::clone(&self.measures), self.own_network);
-        self.heartbeat = Some(async move { usage::heartbeat(&runtime, &measures, own_network).await }.boxed());
+        let (runtime, measures, own_network) =
+            (self.runtime.clone(), Arc::clone(&self.measures), self.own_network);
+        self.heartbeat =
+            Some(async move { usage::heartbeat(&runtime, &measures, own_network).await }.boxed());
     }
 }
 
@@ -183,14 +190,22 @@ mod tests {
     async fn a_start_has_a_heartbeat_of_its_own() {
         let board = Arc::new(Board::default());
         board.set_pods(vec![], vec![]);
-        let mut events = Watchers::default().watch(Arc::clone(&board), nowhere(), Arc::default(), false);
+        let mut events =
+            Watchers::default().watch(Arc::clone(&board), nowhere(), Arc::default(), false);
         let mut next = async || events.next().await.unwrap().unwrap().event.unwrap();
         while !matches!(next().await, Kind::Heartbeat(_)) {}
         let started = Instant::now();
-        let running = ContainerStatus { id: "c".into(), state: ContainerState::ContainerRunning.into(), ..Default::default() };
+        let running = ContainerStatus {
+            id: "c".into(),
+            state: ContainerState::ContainerRunning.into(),
+            ..Default::default()
+        };
         board.set_pods(vec![], vec![running]);
         while !matches!(next().await, Kind::Heartbeat(_)) {}
-        assert!(started.elapsed() < Duration::from_secs(1), "by the clock of this test, which goes as it says");
+        assert!(
+            started.elapsed() < Duration::from_secs(1),
+            "by the clock of this test, which goes as it says"
+        );
         while !matches!(next().await, Kind::Heartbeat(_)) {}
         assert!(started.elapsed() >= HEARTBEAT);
     }
@@ -199,7 +214,8 @@ mod tests {
     async fn metrics_are_told_at_once_and_for_as_long_as_they_are_wanted() {
         let (board, measures) = (Arc::new(Board::default()), Arc::<Measures>::default());
         board.set_pods(vec![], vec![]);
-        let mut events = Watchers::default().watch(Arc::clone(&board), nowhere(), Arc::clone(&measures), false);
+        let mut events =
+            Watchers::default().watch(Arc::clone(&board), nowhere(), Arc::clone(&measures), false);
         let mut next = async || loop {
             if let Kind::Heartbeat(beat) = events.next().await.unwrap().unwrap().event.unwrap() {
                 return beat.metrics.is_some();
@@ -208,8 +224,14 @@ mod tests {
         assert!(!next().await && !next().await);
         let began = Instant::now();
         measures.want(HEARTBEAT * 3);
-        assert!(next().await && began.elapsed() < HEARTBEAT / 2, "at once, by the clock of this test");
-        assert!(next().await && began.elapsed() < HEARTBEAT + HEARTBEAT / 8, "the next one comes when it would have come");
+        assert!(
+            next().await && began.elapsed() < HEARTBEAT / 2,
+            "at once, by the clock of this test"
+        );
+        assert!(
+            next().await && began.elapsed() < HEARTBEAT + HEARTBEAT / 8,
+            "the next one comes when it would have come"
+        );
         // Asked for again in time, it goes on, and none comes out of its turn.
         measures.want(HEARTBEAT * 3);
         let again = Instant::now();

@@ -10,7 +10,8 @@ const FIRST: Duration = Duration::from_millis(50);
 /// The longest wait.
 const LONGEST: Duration = Duration::from_secs(2);
 
-/// Waits that double, each shortened at random by up to a half, so that the cells of a node don't come all at once.
+/// Waits that double, each shortened at random by up to a half, so that the cells of a node don't
+/// come all at once.
 #[derive(Debug)]
 pub(super) struct Backoff {
     next: Duration,

@@ -34,7 +34,10 @@ impl Wish {
 type Running<'a> = Pin<Box<dyn Future<Output = Result<Served, DialError>> + Send + 'a>>;
 
 /// Makes a connection for each wish, and serves it until it ends. A newer one replaces it.
-pub(super) async fn keep<S: Serve>(wish: &Wish, line: &Line<'_, impl Fn(ConnectionInfo) -> S + Send + Sync>) -> Infallible {
+pub(super) async fn keep<S: Serve>(
+    wish: &Wish,
+    line: &Line<'_, impl Fn(ConnectionInfo) -> S + Send + Sync>,
+) -> Infallible {
     // `None` until the gateway has called over the current one.
     let used = Mutex::new(None::<Instant>);
     let mut running: Option<Running<'_>> = None;

@@ -7,7 +7,8 @@ use std::{
 
 use tokio::{sync::watch, time::Instant};
 
-/// Tells an agent that is started again since when there has been no contact: seconds since the machine was started. Absent while there is contact.
+/// Tells an agent that is started again since when there has been no contact: seconds since the
+/// machine was started. Absent while there is contact.
 const FILE: &str = "without-contact-since";
 
 /// Whether the gateway holds a control connection of this cell.
@@ -33,9 +34,13 @@ impl Contact {
         let file = dir.join(FILE);
         let now = Instant::now();
         let uptime = uptime();
-        let before = std::fs::read_to_string(&file).ok().and_then(|text| text.trim().parse::<u64>().ok());
+        let before =
+            std::fs::read_to_string(&file).ok().and_then(|text| text.trim().parse::<u64>().ok());
         // A time in the future was written before the machine was started again.
-        let gone_by = before.zip(uptime).and_then(|(before, uptime)| uptime.checked_sub(before)).map_or(Duration::ZERO, Duration::from_secs);
+        let gone_by = before
+            .zip(uptime)
+            .and_then(|(before, uptime)| uptime.checked_sub(before))
+            .map_or(Duration::ZERO, Duration::from_secs);
         let since = now.checked_sub(gone_by).unwrap_or(now);
         if gone_by.is_zero() {
             write(&file, uptime);
@@ -49,7 +54,8 @@ impl Contact {
 
     /// The gateway has called over a control connection.
     pub(super) fn made(&self) {
-        // A file that stays can only make an orphan earlier, and only of an agent that is started again.
+        // A file that stays can only make an orphan earlier, and only of an agent that is started
+        // again.
         if let Err(error) = std::fs::remove_file(&self.file) {
             tracing::debug!(%error, "The note of lost contact could not be removed.");
         }
@@ -108,7 +114,10 @@ mod tests {
         assert!(begin.elapsed() >= TIMEOUT);
 
         contact.made();
-        assert!(tokio::time::timeout(TIMEOUT * 3, contact.orphaned()).await.is_err(), "there is contact");
+        assert!(
+            tokio::time::timeout(TIMEOUT * 3, contact.orphaned()).await.is_err(),
+            "there is contact"
+        );
         contact.lost();
         let begin = Instant::now();
         contact.orphaned().await;
@@ -124,12 +133,16 @@ mod tests {
         std::fs::write(&file, "0").unwrap();
         // The machine has run for some seconds at least.
         let up = Duration::from_secs(uptime().unwrap());
-        let LinkState::Unlinked(since) = *Contact::new(dir.path(), TIMEOUT).state().borrow() else { panic!("no contact yet") };
+        let LinkState::Unlinked(since) = *Contact::new(dir.path(), TIMEOUT).state().borrow() else {
+            panic!("no contact yet")
+        };
         assert!(since.elapsed() >= up);
         // Written before a reboot.
         std::fs::write(&file, u64::MAX.to_string()).unwrap();
         let contact = Contact::new(dir.path(), TIMEOUT);
-        let LinkState::Unlinked(since) = *contact.state().borrow() else { panic!("no contact yet") };
+        let LinkState::Unlinked(since) = *contact.state().borrow() else {
+            panic!("no contact yet")
+        };
         assert!(since.elapsed() < up);
         contact.made();
         assert!(!file.exists());

@@ -1,4 +1,5 @@
-//! The control connection: the agent's service is asked here for what the gateway wants, and answers in single messages.
+//! The control connection: the agent's service is asked here for what the gateway wants, and
+//! answers in single messages.
 
 use std::{io, time::Duration};
 
@@ -10,7 +11,10 @@ use kiyot_link::{
     frames::Frames,
     silence::{Due, Silence},
 };
-use kiyot_proto::cell::{Event, FromCell, Ping, Pong, ToCell, WatchEnd, WatchEvent, WatchRequest, agent_client::AgentClient, from_cell, to_cell};
+use kiyot_proto::cell::{
+    Event, FromCell, Ping, Pong, ToCell, WatchEnd, WatchEvent, WatchRequest,
+    agent_client::AgentClient, from_cell, to_cell,
+};
 use prost::Message;
 use tokio::{
     io::{AsyncRead, AsyncWrite},
@@ -44,7 +48,11 @@ struct Watch {
 }
 
 /// Serves a control connection until it ends. `called` is told when the gateway has let it in.
-pub(super) async fn serve<I, S>(io: I, service: S, called: impl FnOnce()) -> Result<(), ControlError>
+pub(super) async fn serve<I, S>(
+    io: I,
+    service: S,
+    called: impl FnOnce(),
+) -> Result<(), ControlError>
 where
     I: AsyncRead + AsyncWrite + Unpin,
     S: Serve,
@@ -93,27 +101,42 @@ where
             },
         };
         let message = FromCell { message: Some(message) }.encode_to_vec();
-        timeout(silence.patience(), frames.send(&message)).await.map_err(|_| ControlError::Stuck(silence.patience()))??;
+        timeout(silence.patience(), frames.send(&message))
+            .await
+            .map_err(|_| ControlError::Stuck(silence.patience()))??;
     }
 }
 
 /// A new watch of the agent's service.
 fn events<S: Serve>(mut agent: AgentClient<S>) -> BoxStream<'static, Result<Event, Status>> {
-    stream::once(async move { agent.watch(WatchRequest {}).await.map(tonic::Response::into_inner) }).try_flatten().boxed()
+    stream::once(async move { agent.watch(WatchRequest {}).await.map(tonic::Response::into_inner) })
+        .try_flatten()
+        .boxed()
 }
 
-/// The next event that the gateway waits for, or the end of its watch; forever if it waits for none.
+/// The next event that the gateway waits for, or the end of its watch; forever if it waits for
+/// none.
 async fn next(current: &mut Option<Watch>) -> from_cell::Message {
-    let Some(watch) = current.as_mut().filter(|watch| watch.wanted) else { return std::future::pending().await };
+    let Some(watch) = current.as_mut().filter(|watch| watch.wanted) else {
+        return std::future::pending().await;
+    };
     let event = watch.events.next().await;
     watch.wanted = false;
     let number = watch.number;
     match event {
-        Some(Ok(event)) => from_cell::Message::Event(WatchEvent { watch: number, event: Some(event) }),
+        Some(Ok(event)) => {
+            from_cell::Message::Event(WatchEvent { watch: number, event: Some(event) })
+        }
         Some(Err(status)) => {
             watch.events = stream::empty().boxed();
-            from_cell::Message::End(WatchEnd { watch: number, code: status.code().into(), message: status.message().to_owned() })
+            from_cell::Message::End(WatchEnd {
+                watch: number,
+                code: status.code().into(),
+                message: status.message().to_owned(),
+            })
         }
-        None => from_cell::Message::End(WatchEnd { watch: number, code: 0, message: String::new() }),
+        None => {
+            from_cell::Message::End(WatchEnd { watch: number, code: 0, message: String::new() })
+        }
     }
 }

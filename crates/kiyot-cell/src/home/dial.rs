@@ -38,7 +38,11 @@ pub(super) struct Dialler {
 }
 
 impl Dialler {
-    pub(super) fn new(bootstrap: &Bootstrap, identity: Identity, clock: &Clock) -> Result<Self, DialError> {
+    pub(super) fn new(
+        bootstrap: &Bootstrap,
+        identity: Identity,
+        clock: &Clock,
+    ) -> Result<Self, DialError> {
         let mut tls = tls::cell_client(&bootstrap.ca_sha256, identity).map_err(DialError::Tls)?;
         tls.time_provider = Arc::new(clock.clone());
         Ok(Self { address: bootstrap.gateway.clone(), tls: Arc::new(tls) })
@@ -51,13 +55,20 @@ impl Dialler {
 }
 
 /// Dials to enrol.
-pub(super) async fn to_enrol(bootstrap: &Bootstrap, clock: &Clock) -> Result<TlsStream<Stream>, DialError> {
+pub(super) async fn to_enrol(
+    bootstrap: &Bootstrap,
+    clock: &Clock,
+) -> Result<TlsStream<Stream>, DialError> {
     let mut tls = tls::enrol_client(&bootstrap.ca_sha256).map_err(DialError::Tls)?;
     tls.time_provider = Arc::new(clock.clone());
     dial(&bootstrap.gateway, Arc::new(tls), alpn::GATEWAY_NAME).await
 }
 
-async fn dial(address: &GatewayAddress, tls: Arc<ClientConfig>, name: &'static str) -> Result<TlsStream<Stream>, DialError> {
+async fn dial(
+    address: &GatewayAddress,
+    tls: Arc<ClientConfig>,
+    name: &'static str,
+) -> Result<TlsStream<Stream>, DialError> {
     let failed = |error| DialError::Connect(address.clone(), error);
     let name = ServerName::try_from(name).map_err(|error| failed(io::Error::other(error)))?;
     let stream = Stream::dial(address).await.map_err(failed)?;

@@ -1,6 +1,9 @@
 //! Trading the token for a certificate.
 
-use kiyot_link::{bootstrap::Bootstrap, certificate::sha256, channel::Channel, clock::Clock, connection::Connection, http2::Profile};
+use kiyot_link::{
+    bootstrap::Bootstrap, certificate::sha256, channel::Channel, clock::Clock,
+    connection::Connection, http2::Profile,
+};
 use kiyot_proto::cell::{EnrolRequest, enrolment_client::EnrolmentClient};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
@@ -22,7 +25,8 @@ pub(super) enum EnrolError {
     OtherCertificate,
 }
 
-/// One attempt, with the token, or without one for a key that the cell is bound to. The caller bounds its time.
+/// One attempt, with the token, or without one for a key that the cell is bound to. The caller
+/// bounds its time.
 pub(super) async fn enrol(
     bootstrap: &Bootstrap,
     token: &str,
@@ -35,10 +39,18 @@ pub(super) async fn enrol(
     let end = end.child_token();
     let _cut = end.clone().drop_guard();
     let stream = dial::to_enrol(bootstrap, clock).await?;
-    let connection = Connection::open(stream, Profile::ENROL, &end, tasks).await.map_err(DialError::Http2)?;
-    let request =
-        EnrolRequest { cell: bootstrap.cell.clone(), token: token.to_owned(), csr_der: keys.request()?.into(), build_id: build_id.to_owned() };
-    let reply = EnrolmentClient::new(Channel::over(connection)).enrol(request).await.map_err(|status| EnrolError::Refused(Box::new(status)))?;
+    let connection =
+        Connection::open(stream, Profile::ENROL, &end, tasks).await.map_err(DialError::Http2)?;
+    let request = EnrolRequest {
+        cell: bootstrap.cell.clone(),
+        token: token.to_owned(),
+        csr_der: keys.request()?.into(),
+        build_id: build_id.to_owned(),
+    };
+    let reply = EnrolmentClient::new(Channel::over(connection))
+        .enrol(request)
+        .await
+        .map_err(|status| EnrolError::Refused(Box::new(status)))?;
     let reply = reply.into_inner();
     if sha256(&reply.ca_der) != bootstrap.ca_sha256.to_ascii_lowercase() {
         return Err(EnrolError::OtherCertificate);

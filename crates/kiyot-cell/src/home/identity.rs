@@ -50,7 +50,8 @@ impl fmt::Debug for Keys {
 }
 
 impl Keys {
-    /// What an earlier run of the agent kept. A key that can't be read is replaced: the certificate of the one before is then worth nothing.
+    /// What an earlier run of the agent kept. A key that can't be read is replaced: the certificate
+    /// of the one before is then worth nothing.
     pub(super) fn load_or_make(dir: &Path, cell: &str) -> Result<Self, IdentityError> {
         let io = |path: &Path| {
             let path = path.to_owned();
@@ -61,12 +62,14 @@ impl Keys {
         let key = match read(&path).map_err(io(&path))?.and_then(|der| parse(&der)) {
             Some(key) => key,
             None => {
-                let key = KeyPair::generate_for(&PKCS_ECDSA_P256_SHA256).map_err(IdentityError::Make)?;
+                let key =
+                    KeyPair::generate_for(&PKCS_ECDSA_P256_SHA256).map_err(IdentityError::Make)?;
                 private::write(&path, &key.serialize_der()).map_err(io(&path))?;
                 key
             }
         };
-        let keys = Self { dir: dir.to_owned(), cell: cell.to_owned(), key, certificate: Mutex::new(None) };
+        let keys =
+            Self { dir: dir.to_owned(), cell: cell.to_owned(), key, certificate: Mutex::new(None) };
         let path = dir.join(CERTIFICATE_FILE);
         if let Some(der) = read(&path).map_err(io(&path))? {
             keys.take(&der);
@@ -76,7 +79,11 @@ impl Keys {
 
     /// A request for a certificate. Nobody looks at what else is in it but the key.
     pub(super) fn request(&self) -> Result<Vec<u8>, IdentityError> {
-        Ok(CertificateParams::default().serialize_request(&self.key).map_err(IdentityError::Make)?.der().to_vec())
+        Ok(CertificateParams::default()
+            .serialize_request(&self.key)
+            .map_err(IdentityError::Make)?
+            .der()
+            .to_vec())
     }
 
     /// Keeps a certificate, if it is for this cell and key: says whether it is.
@@ -89,12 +96,18 @@ impl Keys {
         Ok(taken)
     }
 
-    /// Whether there is a certificate that has not ended at this time. The gateway's clock decides, and may be another.
+    /// Whether there is a certificate that has not ended at this time. The gateway's clock decides,
+    /// and may be another.
     pub(super) fn is_certified(&self, now: SystemTime) -> bool {
-        self.certificate.lock().unwrap_or_else(PoisonError::into_inner).as_ref().is_some_and(|certified| certified.not_after > now)
+        self.certificate
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .as_ref()
+            .is_some_and(|certified| certified.not_after > now)
     }
 
-    /// Whether there is a certificate, be it one that has ended: then the cell's token is spent, for this key.
+    /// Whether there is a certificate, be it one that has ended: then the cell's token is spent,
+    /// for this key.
     pub(super) fn was_certified(&self) -> bool {
         self.certificate.lock().unwrap_or_else(PoisonError::into_inner).is_some()
     }
@@ -102,15 +115,20 @@ impl Keys {
     /// For TLS, unless there is no certificate.
     pub(super) fn identity(&self) -> Option<Identity> {
         let certificate = self.certificate.lock().unwrap_or_else(PoisonError::into_inner);
-        certificate.as_ref().map(|certified| Identity::new(vec![certified.der.clone()], self.key.serialize_der()))
+        certificate
+            .as_ref()
+            .map(|certified| Identity::new(vec![certified.der.clone()], self.key.serialize_der()))
     }
 
     fn take(&self, der: &[u8]) -> bool {
         let Ok(read) = Certificate::read(der) else { return false };
-        if read.common_name != self.cell || read.key_sha256 != sha256(&self.key.subject_public_key_info()) {
+        if read.common_name != self.cell
+            || read.key_sha256 != sha256(&self.key.subject_public_key_info())
+        {
             return false;
         }
-        *self.certificate.lock().unwrap_or_else(PoisonError::into_inner) = Some(Certified { der: der.to_vec(), not_after: read.not_after });
+        *self.certificate.lock().unwrap_or_else(PoisonError::into_inner) =
+            Some(Certified { der: der.to_vec(), not_after: read.not_after });
         true
     }
 }
@@ -124,7 +142,11 @@ fn read(path: &Path) -> io::Result<Option<Vec<u8>>> {
 }
 
 fn parse(der: &[u8]) -> Option<KeyPair> {
-    KeyPair::from_der_and_sign_algo(&PrivateKeyDer::from(PrivatePkcs8KeyDer::from(der.to_vec())), &PKCS_ECDSA_P256_SHA256).ok()
+    KeyPair::from_der_and_sign_algo(
+        &PrivateKeyDer::from(PrivatePkcs8KeyDer::from(der.to_vec())),
+        &PKCS_ECDSA_P256_SHA256,
+    )
+    .ok()
 }
 
 #[cfg(test)]
@@ -160,7 +182,10 @@ mod tests {
         assert_eq!(again.key.serialize_der(), keys.key.serialize_der());
         assert!(!Keys::load_or_make(&dir, "cell-b").unwrap().is_certified(SystemTime::now()));
         for file in [KEY_FILE, CERTIFICATE_FILE] {
-            assert_eq!(std::fs::metadata(dir.join(file)).unwrap().permissions().mode() & 0o777, 0o600);
+            assert_eq!(
+                std::fs::metadata(dir.join(file)).unwrap().permissions().mode() & 0o777,
+                0o600
+            );
         }
         assert_eq!(std::fs::metadata(&dir).unwrap().permissions().mode() & 0o777, 0o700);
     }
@@ -169,9 +194,13 @@ mod tests {
     fn what_is_broken_is_not_used_and_what_has_ended_only_if_the_gateway_takes_it() {
         let dir = tempfile::tempdir().unwrap();
         let keys = Keys::load_or_make(dir.path(), "cell-a").unwrap();
-        keys.keep(&certificate(&keys, "cell-a", SystemTime::now() - Duration::from_secs(1))).unwrap();
+        keys.keep(&certificate(&keys, "cell-a", SystemTime::now() - Duration::from_secs(1)))
+            .unwrap();
         assert!(!keys.is_certified(SystemTime::now()) && keys.was_certified());
-        assert!(keys.is_certified(SystemTime::now() - Duration::from_secs(60)) && keys.identity().is_some());
+        assert!(
+            keys.is_certified(SystemTime::now() - Duration::from_secs(60))
+                && keys.identity().is_some()
+        );
         std::fs::write(dir.path().join(KEY_FILE), "half a k").unwrap();
         std::fs::write(dir.path().join(CERTIFICATE_FILE), "half a c").unwrap();
         assert!(Keys::load_or_make(dir.path(), "cell-a").unwrap().identity().is_none());

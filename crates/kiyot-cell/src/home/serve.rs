@@ -41,24 +41,36 @@ pub(super) enum Served {
 }
 
 impl<S: Serve, F: Fn(ConnectionInfo) -> S + Send + Sync> Line<'_, F> {
-    /// Makes one connection and serves it until it ends. `called` is told of the gateway's first call.
-    pub(super) async fn serve(&self, kind: ConnectionKind, called: impl FnOnce() + Send) -> Result<Served, DialError> {
+    /// Makes one connection and serves it until it ends. `called` is told of the gateway's first
+    /// call.
+    pub(super) async fn serve(
+        &self,
+        kind: ConnectionKind,
+        called: impl FnOnce() + Send,
+    ) -> Result<Served, DialError> {
         let generation = self.generations.fetch_add(1, Ordering::Relaxed);
-        let stream = timeout(CONNECT_TIMEOUT, self.dialler.dial(kind)).await.map_err(|_| DialError::TooSlow(CONNECT_TIMEOUT))??;
+        let stream = timeout(CONNECT_TIMEOUT, self.dialler.dial(kind))
+            .await
+            .map_err(|_| DialError::TooSlow(CONNECT_TIMEOUT))??;
         let first = CancellationToken::new();
-        let service = (self.service)(ConnectionInfo { kind, generation, incarnation: self.incarnation.clone() });
+        let service = (self.service)(ConnectionInfo {
+            kind,
+            generation,
+            incarnation: self.incarnation.clone(),
+        });
         // Cuts what runs when this future is dropped.
         let end = self.end.child_token();
         let _cut = end.clone().drop_guard();
-        let mut served: Pin<Box<dyn Future<Output = Result<(), String>> + Send>> = if kind == ConnectionKind::Bulk {
-            let service = Noted { service, first: first.clone() };
-            let served = http2::serve(stream, Profile::BULK, service, end, self.tasks.clone());
-            Box::pin(async move { served.await.map_err(|error| error.to_string()) })
-        } else {
-            let first = first.clone();
-            let served = control::serve(stream, service, move || first.cancel());
-            Box::pin(async move { served.await.map_err(|error| error.to_string()) })
-        };
+        let mut served: Pin<Box<dyn Future<Output = Result<(), String>> + Send>> =
+            if kind == ConnectionKind::Bulk {
+                let service = Noted { service, first: first.clone() };
+                let served = http2::serve(stream, Profile::BULK, service, end, self.tasks.clone());
+                Box::pin(async move { served.await.map_err(|error| error.to_string()) })
+            } else {
+                let first = first.clone();
+                let served = control::serve(stream, service, move || first.cancel());
+                Box::pin(async move { served.await.map_err(|error| error.to_string()) })
+            };
         tokio::select! {
             biased;
             () = first.cancelled() => {}

@@ -75,13 +75,28 @@ enum State {
 }
 
 impl Service {
-    /// What it prints goes to `log`. `last_exit` is the exit code by which it asks for the cell's end.
-    pub fn new(name: &'static str, mut command: Command, last_exit: Option<i32>, log: &BoundedLog) -> io::Result<Self> {
+    /// What it prints goes to `log`. `last_exit` is the exit code by which it asks for the cell's
+    /// end.
+    pub fn new(
+        name: &'static str,
+        mut command: Command,
+        last_exit: Option<i32>,
+        log: &BoundedLog,
+    ) -> io::Result<Self> {
         let (reader, writer) = io::pipe()?;
         log.drain(reader)?;
         command.stdin(Stdio::null()).stdout(writer.try_clone()?).stderr(writer.try_clone()?);
         let backoff = Backoff::default();
-        Ok(Self { name, command, last_exit, patience: None, failing_since: None, backoff, state: State::Due(Instant::now()), _output: writer })
+        Ok(Self {
+            name,
+            command,
+            last_exit,
+            patience: None,
+            failing_since: None,
+            backoff,
+            state: State::Due(Instant::now()),
+            _output: writer,
+        })
     }
 
     /// The cell ends when the service has not run steadily for so long.
@@ -164,7 +179,10 @@ impl Supervisor {
                     due.insert(service.name, at);
                 }
             }
-            let wait = due.values().min().map_or(STEADY, |at| at.saturating_duration_since(Instant::now()));
+            let wait = due
+                .values()
+                .min()
+                .map_or(STEADY, |at| at.saturating_duration_since(Instant::now()));
             match self.ends.recv_timeout(wait) {
                 Ok((pid, end)) => {
                     if self.ended(pid, end, console) {
@@ -192,10 +210,19 @@ impl Supervisor {
                 return true;
             }
             let Some(wait) = service.failed(since.elapsed(), Instant::now()) else {
-                say(console, &format!("{} ended with {end} once more, and has failed for too long: the cell ends", service.name));
+                say(
+                    console,
+                    &format!(
+                        "{} ended with {end} once more, and has failed for too long: the cell ends",
+                        service.name
+                    ),
+                );
                 return true;
             };
-            say(console, &format!("{} ended with {end}, and is started again in {wait:?}", service.name));
+            say(
+                console,
+                &format!("{} ended with {end}, and is started again in {wait:?}", service.name),
+            );
             service.state = State::Due(Instant::now() + wait);
         }
         false
@@ -206,15 +233,30 @@ impl Supervisor {
 fn start(service: &mut Service, starting: &Mutex<()>, console: &BoundedLog) -> bool {
     let _guard = starting.lock().unwrap_or_else(PoisonError::into_inner);
     let now = Instant::now();
-    let pid = service.command.spawn().and_then(|child| i32::try_from(child.id()).map_err(io::Error::other));
+    let pid = service
+        .command
+        .spawn()
+        .and_then(|child| i32::try_from(child.id()).map_err(io::Error::other));
     match pid {
         Ok(pid) => service.state = State::Running(Pid::from_raw(pid), now),
         Err(error) => {
             let Some(wait) = service.failed(Duration::ZERO, now) else {
-                say(console, &format!("{} could not be started for too long: the cell ends: {error}", service.name));
+                say(
+                    console,
+                    &format!(
+                        "{} could not be started for too long: the cell ends: {error}",
+                        service.name
+                    ),
+                );
                 return false;
             };
-            say(console, &format!("{} cannot be started, and is tried again in {wait:?}: {error}", service.name));
+            say(
+                console,
+                &format!(
+                    "{} cannot be started, and is tried again in {wait:?}: {error}",
+                    service.name
+                ),
+            );
             service.state = State::Due(now + wait);
         }
     }
@@ -225,7 +267,8 @@ fn say(console: &BoundedLog, words: &str) {
     console.write(format!("init: {words}\n").as_bytes());
 }
 
-/// Waits for any process of the cell: its own, and those whose parent is gone. Ends when nobody listens any more.
+/// Waits for any process of the cell: its own, and those whose parent is gone. Ends when nobody
+/// listens any more.
 fn reap(starting: &Mutex<()>, ends: &SyncSender<(Pid, End)>) {
     loop {
         match waitid(Id::All, WaitPidFlag::WEXITED | WaitPidFlag::WNOWAIT) {
@@ -257,7 +300,8 @@ mod tests {
     #[test]
     fn the_wait_doubles_to_its_bound_and_begins_anew_after_a_steady_run() {
         let mut backoff = Backoff::default();
-        let waits: Vec<_> = (0..8).map(|_| backoff.after(Duration::from_secs(1)).as_millis()).collect();
+        let waits: Vec<_> =
+            (0..8).map(|_| backoff.after(Duration::from_secs(1)).as_millis()).collect();
         assert_eq!(waits, [100, 200, 400, 800, 1600, 3200, 5000, 5000]);
         assert_eq!(backoff.after(STEADY), FIRST_WAIT);
     }
@@ -266,7 +310,9 @@ mod tests {
     fn patience_ends_only_without_a_steady_run() {
         let dir = tempfile::tempdir().unwrap();
         let log = BoundedLog::open(dir.path().join("log"), 100).unwrap();
-        let mut service = Service::new("it", Command::new("true"), None, &log).unwrap().with_patience(Duration::from_secs(100));
+        let mut service = Service::new("it", Command::new("true"), None, &log)
+            .unwrap()
+            .with_patience(Duration::from_secs(100));
         let begin = Instant::now() + Duration::from_secs(1000);
         let second = Duration::from_secs(1);
         assert!(service.failed(second, begin).is_some());

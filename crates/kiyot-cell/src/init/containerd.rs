@@ -1,4 +1,5 @@
-//! The configuration of a cell's containerd: version 2, which containerd 1.6 reads and 2.x takes over.
+//! The configuration of a cell's containerd: version 2, which containerd 1.6 reads and 2.x takes
+//! over.
 
 use std::{ffi::CString, fmt::Write, fs, os::unix::ffi::OsStrExt, path::Path};
 
@@ -11,9 +12,11 @@ use crate::dirs::CellDir;
 pub const SOCKET: &str = "/run/containerd/containerd.sock";
 /// containerd's `state`.
 const STATE: &str = "/run/containerd";
-/// The longest line of a container's log, in bytes, before it is parted; containerd's default, which log collectors know.
+/// The longest line of a container's log, in bytes, before it is parted; containerd's default,
+/// which log collectors know.
 const LOG_LINE: u32 = 16384;
-/// How often the sizes of writable layers are measured, in seconds: with a heartbeat's wait, what the kubelet reads stays younger than 15 s.
+/// How often the sizes of writable layers are measured, in seconds: with a heartbeat's wait, what
+/// the kubelet reads stays younger than 15 s.
 const LAYER_PERIOD: u32 = 8;
 /// What containerd must not load: it would look at the host, or at nothing.
 const DISABLED: [&str; 7] = [
@@ -45,8 +48,12 @@ impl Settings<'_> {
         let Self { file, dir, stream_port, overlay } = self;
         let disabled = DISABLED.map(text).join(", ");
         let snapshotter = text(if *overlay { "overlayfs" } else { "native" });
-        let registry =
-            file.registry_config_dir.as_ref().map(|dir| format!("[plugins.\"io.containerd.grpc.v1.cri\".registry]\n  config_path = {}\n", path(dir)));
+        let registry = file.registry_config_dir.as_ref().map(|dir| {
+            format!(
+                "[plugins.\"io.containerd.grpc.v1.cri\".registry]\n  config_path = {}\n",
+                path(dir)
+            )
+        });
         let mut toml = String::new();
         // Writing to a string does not fail.
         let _ = write!(
@@ -134,7 +141,8 @@ pub fn overlay_works(dir: &CellDir) -> bool {
 }
 
 fn probe_overlay(probe: &Path) -> std::io::Result<()> {
-    let [lower, upper, work, merged] = ["lower", "upper", "work", "merged"].map(|name| probe.join(name));
+    let [lower, upper, work, merged] =
+        ["lower", "upper", "work", "merged"].map(|name| probe.join(name));
     for dir in [&lower, &upper, &work, &merged] {
         fs::create_dir_all(dir)?;
     }
@@ -160,7 +168,13 @@ mod tests {
     fn file() -> CellFile {
         let gateway = GatewayAddress::Unix("/gateway.sock".into());
         CellFile {
-            bootstrap: Bootstrap { cell: "c".into(), gateway, ca_sha256: String::new(), token: "secret-token".into(), orphan_timeout_secs: 1 },
+            bootstrap: Bootstrap {
+                cell: "c".into(),
+                gateway,
+                ca_sha256: String::new(),
+                token: "secret-token".into(),
+                orphan_timeout_secs: 1,
+            },
             containerd: "containerd".into(),
             runc: "/usr/sbin/runc".into(),
             pause_image: "registry.example/pause:1".into(),
@@ -186,7 +200,13 @@ mod tests {
             assert!(toml.contains(line), "{line} is missing in\n{toml}");
         }
         assert!(!toml.contains("secret-token"));
-        let native = Settings { file: &CellFile { registry_config_dir: None, ..file() }, dir: &dir, stream_port: 1, overlay: false }.render();
+        let native = Settings {
+            file: &CellFile { registry_config_dir: None, ..file() },
+            dir: &dir,
+            stream_port: 1,
+            overlay: false,
+        }
+        .render();
         assert!(native.contains("snapshotter = \"native\"") && !native.contains("config_path"));
     }
 

@@ -12,7 +12,8 @@ use std::{
 /// The most that is read from a process at once, in bytes.
 const CHUNK: usize = 8192;
 
-/// A file that is put aside as `<name>.old`, replacing the one before, when it has grown to its limit.
+/// A file that is put aside as `<name>.old`, replacing the one before, when it has grown to its
+/// limit.
 #[derive(Debug, Clone)]
 pub struct BoundedLog(Arc<Mutex<Current>>);
 

@@ -7,7 +7,9 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use rustix::mount::{MountFlags, MountPropagationFlags, UnmountFlags, mount, mount_change, unmount};
+use rustix::mount::{
+    MountFlags, MountPropagationFlags, UnmountFlags, mount, mount_change, unmount,
+};
 
 use crate::dirs::CellDir;
 
@@ -20,10 +22,13 @@ pub struct MountError {
     source: io::Error,
 }
 
-/// Gives the cell its mounts: its own /proc, private tmpfs on /run, /dev/shm and the memory directory. The mount namespace is private already.
+/// Gives the cell its mounts: its own /proc, private tmpfs on /run, /dev/shm and the memory
+/// directory. The mount namespace is private already.
 pub fn prepare(dir: &CellDir) -> Result<(), MountError> {
     let resolver = Resolver::read();
-    for path in fs::read_to_string("/proc/self/mountinfo").map(|table| foreign(&table)).unwrap_or_default() {
+    for path in
+        fs::read_to_string("/proc/self/mountinfo").map(|table| foreign(&table)).unwrap_or_default()
+    {
         // One that is busy or gone does no harm.
         let _ = unmount(&path, UnmountFlags::DETACH | UnmountFlags::NOFOLLOW);
     }
@@ -34,27 +39,40 @@ pub fn prepare(dir: &CellDir) -> Result<(), MountError> {
         add("tmpfs", Path::new("/dev/shm"), plain, Some(c"mode=1777"))?;
     }
     add("tmpfs", &dir.memory(), plain, Some(c"mode=0755"))?;
-    resolver.restore().map_err(|source| MountError { what: "the resolver's configuration", path: PathBuf::from("/run"), source })?;
+    resolver.restore().map_err(|source| MountError {
+        what: "the resolver's configuration",
+        path: PathBuf::from("/run"),
+        source,
+    })?;
     // Within the cell mounts are shared: containers may ask for their propagation.
-    mount_change("/", MountPropagationFlags::SHARED | MountPropagationFlags::REC).map_err(|error| MountError {
-        what: "all as shared",
-        path: PathBuf::from("/"),
+    mount_change("/", MountPropagationFlags::SHARED | MountPropagationFlags::REC).map_err(|error| {
+        MountError { what: "all as shared", path: PathBuf::from("/"), source: error.into() }
+    })
+}
+
+fn add(
+    what: &'static str,
+    path: &Path,
+    flags: MountFlags,
+    data: Option<&CStr>,
+) -> Result<(), MountError> {
+    mount(what, path, what, flags, data).map_err(|error| MountError {
+        what,
+        path: path.to_owned(),
         source: error.into(),
     })
 }
 
-fn add(what: &'static str, path: &Path, flags: MountFlags, data: Option<&CStr>) -> Result<(), MountError> {
-    mount(what, path, what, flags, data).map_err(|error| MountError { what, path: path.to_owned(), source: error.into() })
-}
-
-/// Mounts of the host that a cell would only keep alive: those under /run, which it covers, name space files, and volumes of the node's pods. The last mounted comes first.
+/// Mounts of the host that a cell would only keep alive: those under /run, which it covers, name
+/// space files, and volumes of the node's pods. The last mounted comes first.
 fn foreign(mountinfo: &str) -> Vec<PathBuf> {
     let mut paths: Vec<_> = mountinfo
         .lines()
         .filter_map(|line| {
             let path = unescape(line.split(' ').nth(4)?);
             let kind = line.split(" - ").nth(1)?.split(' ').next()?;
-            let of_a_pod = path.contains("/volumes/kubernetes.io~") || path.contains("/volume-subpaths/");
+            let of_a_pod =
+                path.contains("/volumes/kubernetes.io~") || path.contains("/volume-subpaths/");
             (path.starts_with("/run/") || kind == "nsfs" || of_a_pod).then(|| PathBuf::from(path))
         })
         .collect();
@@ -64,7 +82,9 @@ fn foreign(mountinfo: &str) -> Vec<PathBuf> {
 
 /// Undoes the octal escapes of /proc/self/mountinfo.
 fn unescape(path: &str) -> String {
-    [("\\040", " "), ("\\011", "\t"), ("\\012", "\n"), ("\\134", "\\")].iter().fold(path.to_owned(), |path, (from, to)| path.replace(from, to))
+    [("\\040", " "), ("\\011", "\t"), ("\\012", "\n"), ("\\134", "\\")]
+        .iter()
+        .fold(path.to_owned(), |path, (from, to)| path.replace(from, to))
 }
 
 /// /etc/resolv.conf where it is a link into /run: what it leads to must stay.
@@ -73,7 +93,8 @@ struct Resolver(Option<(PathBuf, Vec<u8>)>);
 
 impl Resolver {
     fn read() -> Self {
-        let real = fs::canonicalize("/etc/resolv.conf").ok().filter(|real| real.starts_with("/run"));
+        let real =
+            fs::canonicalize("/etc/resolv.conf").ok().filter(|real| real.starts_with("/run"));
         Self(real.and_then(|real| fs::read(&real).ok().map(|content| (real, content))))
     }
 
@@ -99,7 +120,8 @@ mod tests {
 25 22 0:50 / /var/lib/kubelet/pods/1/volumes/kubernetes.io~secret/s rw - tmpfs tmpfs rw
 26 22 0:51 / /sys/fs/cgroup/cpu rw - cgroup cgroup rw
 27 22 0:4 net:[2] /var/ns rw - nsfs nsfs rw";
-        let expected = ["/var/ns", "/var/lib/kubelet/pods/1/volumes/kubernetes.io~secret/s", "/run/netns/a b"];
+        let expected =
+            ["/var/ns", "/var/lib/kubelet/pods/1/volumes/kubernetes.io~secret/s", "/run/netns/a b"];
         assert_eq!(foreign(table), expected.map(PathBuf::from));
     }
 }

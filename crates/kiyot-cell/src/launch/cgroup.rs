@@ -1,4 +1,5 @@
-//! The control group of a cell's own processes (its pod's containers are where the kubelet wants them).
+//! The control group of a cell's own processes (its pod's containers are where the kubelet wants
+//! them).
 
 use std::{
     fs, io,
@@ -19,11 +20,13 @@ pub enum CgroupError {
     Io(PathBuf, #[source] io::Error),
 }
 
-/// Makes the group `name` where it is missing, and moves this process into it: in version 2's one tree, or in each tree of version 1 and the one of version 2
-/// beside them.
+/// Makes the group `name` where it is missing, and moves this process into it: in version 2's one
+/// tree, or in each tree of version 1 and the one of version 2 beside them.
 pub fn join(root: &Path, name: &str) -> Result<(), CgroupError> {
     let relative = Path::new(name);
-    if name.is_empty() || !relative.components().all(|component| matches!(component, Component::Normal(_))) {
+    if name.is_empty()
+        || !relative.components().all(|component| matches!(component, Component::Normal(_)))
+    {
         return Err(CgroupError::Name(name.to_owned()));
     }
     for tree in trees(root).map_err(|source| CgroupError::Io(root.to_owned(), source))? {
@@ -33,8 +36,9 @@ pub fn join(root: &Path, name: &str) -> Result<(), CgroupError> {
     Ok(())
 }
 
-/// The roots of the trees: that of version 2, else all (a link names the same tree again). A tree of version 2 beside those of version 1 has no controllers
-/// to speak of, but systemd tells by it what belongs to a service.
+/// The roots of the trees: that of version 2, else all (a link names the same tree again). A tree
+/// of version 2 beside those of version 1 has no controllers to speak of, but systemd tells by it
+/// what belongs to a service.
 fn trees(root: &Path) -> io::Result<Vec<PathBuf>> {
     if root.join("cgroup.controllers").exists() {
         return Ok(vec![root.to_owned()]);
@@ -68,7 +72,9 @@ fn join_one(tree: &Path, relative: &Path) -> io::Result<()> {
 
 fn inherit(from: &Path, to: &Path) -> io::Result<()> {
     match fs::read_to_string(to) {
-        Ok(value) if value.trim().is_empty() => fs::write(to, fs::read_to_string(from).unwrap_or_default().trim()),
+        Ok(value) if value.trim().is_empty() => {
+            fs::write(to, fs::read_to_string(from).unwrap_or_default().trim())
+        }
         _ => Ok(()),
     }
 }

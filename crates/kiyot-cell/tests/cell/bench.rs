@@ -62,7 +62,13 @@ impl Cell {
         let dir = tempfile::Builder::new().prefix(&name).tempdir().unwrap();
         let gateway = GatewayAddress::Unix(dir.path().join("gateway.sock"));
         let file = CellFile {
-            bootstrap: Bootstrap { cell: name.clone(), gateway, ca_sha256: "00".repeat(32), token: "token".into(), orphan_timeout_secs },
+            bootstrap: Bootstrap {
+                cell: name.clone(),
+                gateway,
+                ca_sha256: "00".repeat(32),
+                token: "token".into(),
+                orphan_timeout_secs,
+            },
             containerd: "containerd".into(),
             runc: "runc".into(),
             pause_image: image::PAUSE.into(),
@@ -85,24 +91,36 @@ impl Cell {
     pub(crate) async fn init(&self) -> u32 {
         let launcher = self.launcher.id();
         let path = format!("/proc/{launcher}/task/{launcher}/children");
-        wait_until("there is an init", LIMIT, async || fs::read_to_string(&path).ok()?.split_whitespace().next()?.parse().ok()).await
+        wait_until("there is an init", LIMIT, async || {
+            fs::read_to_string(&path).ok()?.split_whitespace().next()?.parse().ok()
+        })
+        .await
     }
 
     /// The process id of its containerd, once it is there.
     pub(crate) async fn containerd(&self) -> u32 {
         let config = self.dir.path().join("containerd.toml").display().to_string();
         wait_until("containerd runs", LIMIT, async || {
-            self.processes().into_iter().find(|(_, line)| line.starts_with("containerd ") && line.contains(&config)).map(|(pid, _)| pid)
+            self.processes()
+                .into_iter()
+                .find(|(_, line)| line.starts_with("containerd ") && line.contains(&config))
+                .map(|(pid, _)| pid)
         })
         .await
     }
 
-    /// All processes that have its name in their command line or are in its control groups, the launcher's and zombies apart.
+    /// All processes that have its name in their command line or are in its control groups, the
+    /// launcher's and zombies apart.
     pub(crate) fn processes(&self) -> Vec<(u32, String)> {
         let mut found = Vec::new();
         for entry in fs::read_dir("/proc").unwrap().flatten() {
-            let Some(pid) = entry.file_name().to_str().and_then(|name| name.parse::<u32>().ok()) else { continue };
-            let read = |file: &str| fs::read_to_string(entry.path().join(file)).unwrap_or_default().replace('\0', " ");
+            let Some(pid) = entry.file_name().to_str().and_then(|name| name.parse::<u32>().ok())
+            else {
+                continue;
+            };
+            let read = |file: &str| {
+                fs::read_to_string(entry.path().join(file)).unwrap_or_default().replace('\0', " ")
+            };
             let (line, groups) = (read("cmdline"), read("cgroup"));
             let alive = !line.is_empty() && pid != self.launcher.id() && pid != std::process::id();
             if alive && (line.contains(&self.name) || groups.contains(&self.name)) {
@@ -138,7 +156,10 @@ impl Drop for Cell {
     fn drop(&mut self) {
         if std::thread::panicking() {
             eprintln!("the cell's console:\n{}", self.console());
-            eprintln!("its containerd:\n{}", command::tail(&self.dir.path().join("containerd.log")));
+            eprintln!(
+                "its containerd:\n{}",
+                command::tail(&self.dir.path().join("containerd.log"))
+            );
         }
         let _ = self.launcher.kill();
         let _ = self.launcher.wait();
@@ -159,20 +180,27 @@ impl Drop for Cell {
 fn remove_groups(name: &str) -> bool {
     fn remove(dir: &Path) -> bool {
         let Ok(entries) = fs::read_dir(dir) else { return true };
-        let inner = entries.flatten().filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir()));
+        let inner =
+            entries.flatten().filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir()));
         inner.map(|entry| entry.path()).all(|inner| remove(&inner)) && fs::remove_dir(dir).is_ok()
     }
-    let trees = fs::read_dir("/sys/fs/cgroup").into_iter().flatten().flatten().map(|tree| tree.path().join(name));
+    let trees = fs::read_dir("/sys/fs/cgroup")
+        .into_iter()
+        .flatten()
+        .flatten()
+        .map(|tree| tree.path().join(name));
     std::iter::once(Path::new("/sys/fs/cgroup").join(name)).chain(trees).all(|group| remove(&group))
 }
 
 fn name() -> String {
-    // The process id alone is not unique: tests of several checkouts each run in a process id namespace of their own.
+    // The process id alone is not unique: tests of several checkouts each run in a process id
+    // namespace of their own.
     let random = fs::read_to_string("/proc/sys/kernel/random/uuid").unwrap();
     format!("kiyot-cell-{}-{}", &random[..8], CELLS.fetch_add(1, Ordering::Relaxed))
 }
 
-/// An agent of this process for a cell, called over a connection like the gateway's. (The cell's own agent finds no gateway.)
+/// An agent of this process for a cell, called over a connection like the gateway's. (The cell's
+/// own agent finds no gateway.)
 pub(crate) struct AgentLink {
     channel: Channel,
     power_off: CancellationToken,
@@ -197,17 +225,27 @@ impl AgentLink {
         })
         .unwrap();
         let (here, there) = tokio::io::duplex(64 * 1024);
-        let connection = ConnectionInfo { kind: ConnectionKind::Control, generation: 1, incarnation: Arc::from("test") };
+        let connection = ConnectionInfo {
+            kind: ConnectionKind::Control,
+            generation: 1,
+            incarnation: Arc::from("test"),
+        };
         let service = TowerToHyperService::new(service(context, connection));
         let server = AbortOnDropHandle::new(tokio::spawn(async move {
-            let _ = hyper::server::conn::http2::Builder::new(TokioExecutor::new()).serve_connection(TokioIo::new(there), service).await;
+            let _ = hyper::server::conn::http2::Builder::new(TokioExecutor::new())
+                .serve_connection(TokioIo::new(there), service)
+                .await;
         }));
         let here = Mutex::new(Some(here));
         let connector = tower::service_fn(move |_: Uri| {
             let here = here.lock().unwrap().take();
-            async move { here.map(TokioIo::new).ok_or_else(|| std::io::Error::other("there is one connection only")) }
+            async move {
+                here.map(TokioIo::new)
+                    .ok_or_else(|| std::io::Error::other("there is one connection only"))
+            }
         });
-        let channel = Endpoint::from_static("http://agent").connect_with_connector(connector).await.unwrap();
+        let channel =
+            Endpoint::from_static("http://agent").connect_with_connector(connector).await.unwrap();
         Self { channel, power_off, _server: server }
     }
 
@@ -220,7 +258,8 @@ impl AgentLink {
     }
 
     pub(crate) async fn agent_read(&self, request: ReadLogRequest) -> Vec<u8> {
-        let parts: Vec<_> = self.agent().read_log(request).await.unwrap().into_inner().try_collect().await.unwrap();
+        let parts: Vec<_> =
+            self.agent().read_log(request).await.unwrap().into_inner().try_collect().await.unwrap();
         parts.into_iter().flat_map(|part| part.content).collect()
     }
 

@@ -18,7 +18,10 @@ impl Bench {
     }
 
     fn apply(&self, path: &str, change: Change) -> Result<(), FileError> {
-        self.files.apply(FileChange { root: Root::Memory as i32, path: path.into(), change: Some(change) }, &mut None)
+        self.files.apply(
+            FileChange { root: Root::Memory as i32, path: path.into(), change: Some(change) },
+            &mut None,
+        )
     }
 
     fn path(&self, path: &str) -> PathBuf {
@@ -27,7 +30,11 @@ impl Bench {
 
     fn mounts(&self) -> usize {
         let name = self.temp.path().to_str().unwrap();
-        fs::read_to_string("/proc/self/mountinfo").unwrap().lines().filter(|line| line.contains(name)).count()
+        fs::read_to_string("/proc/self/mountinfo")
+            .unwrap()
+            .lines()
+            .filter(|line| line.contains(name))
+            .count()
     }
 }
 
@@ -54,7 +61,10 @@ fn a_tmpfs_has_its_size_mode_and_owner_and_goes_with_its_directory() {
     bench.apply("e/v", tmpfs(1 << 21, 0o700, true)).unwrap();
     assert_eq!(size(), 1 << 20, "it is kept as it is");
     bench.apply("e/v", tmpfs(1 << 21, 0o700, false)).unwrap();
-    assert_eq!((size(), fs::metadata(bench.path("e/v")).unwrap().mode() & 0o7777), (1 << 21, 0o700));
+    assert_eq!(
+        (size(), fs::metadata(bench.path("e/v")).unwrap().mode() & 0o7777),
+        (1 << 21, 0o700)
+    );
     assert_eq!(fs::read(bench.path("e/v/kept")).unwrap(), b"x");
     assert_eq!(bench.mounts(), 1);
     let full = fs::write(bench.path("e/v/big"), vec![1; 3 << 20]).unwrap_err();
@@ -66,7 +76,9 @@ fn a_tmpfs_has_its_size_mode_and_owner_and_goes_with_its_directory() {
 #[test]
 fn a_directory_and_a_file_are_bound() {
     let bench = Bench::new();
-    bench.apply("from/dir", Change::MakeDir(MakeDir { mode: 0o755, ..Default::default() })).unwrap();
+    bench
+        .apply("from/dir", Change::MakeDir(MakeDir { mode: 0o755, ..Default::default() }))
+        .unwrap();
     bench.apply("from/dir/file", file(b"content")).unwrap();
     bench.apply("to/dir", Change::Bind("from/dir".into())).unwrap();
     bench.apply("to/file", Change::Bind("from/dir/file".into())).unwrap();

@@ -17,7 +17,8 @@ pub(crate) struct Image {
 }
 
 fn sha256(blob: &[u8]) -> String {
-    let hex: String = digest(&SHA256, blob).as_ref().iter().map(|byte| format!("{byte:02x}")).collect();
+    let hex: String =
+        digest(&SHA256, blob).as_ref().iter().map(|byte| format!("{byte:02x}")).collect();
     format!("sha256:{hex}")
 }
 
@@ -61,7 +62,12 @@ pub(crate) fn busybox() -> Image {
 
 /// A blob that is not what its digest says.
 pub(crate) fn corrupt() -> Vec<BlobPart> {
-    vec![BlobPart { digest: sha256(b"expected"), size: 5, content: "other".into(), ..Default::default() }]
+    vec![BlobPart {
+        digest: sha256(b"expected"),
+        size: 5,
+        content: "other".into(),
+        ..Default::default()
+    }]
 }
 
 impl Image {
@@ -75,13 +81,23 @@ impl Image {
 
     /// Each blob in its parts; the manifest says what must be kept with it.
     pub(crate) fn parts(&self) -> Vec<Vec<BlobPart>> {
-        let references = [("containerd.io/gc.ref.content.config", &self.config), ("containerd.io/gc.ref.content.l.0", &self.layer)];
+        let references = [
+            ("containerd.io/gc.ref.content.config", &self.config),
+            ("containerd.io/gc.ref.content.l.0", &self.layer),
+        ];
         let labels = |blob: &Vec<u8>| {
             let manifest = blob == &self.manifest;
-            references.iter().filter(|_| manifest).map(|(label, blob)| ((*label).to_owned(), sha256(blob))).collect()
+            references
+                .iter()
+                .filter(|_| manifest)
+                .map(|(label, blob)| ((*label).to_owned(), sha256(blob)))
+                .collect()
         };
         let split = |blob: &Vec<u8>| {
-            let mut parts: Vec<_> = blob.chunks(PART).map(|part| BlobPart { content: part.to_vec().into(), ..Default::default() }).collect();
+            let mut parts: Vec<_> = blob
+                .chunks(PART)
+                .map(|part| BlobPart { content: part.to_vec().into(), ..Default::default() })
+                .collect();
             parts[0].digest = sha256(blob);
             parts[0].size = blob.len() as u64;
             parts[0].labels = labels(blob);

@@ -1,4 +1,5 @@
-//! Real cells, launched by hand in network namespaces of their own. Needs root; runs in namespaces of its own (scripts/runner).
+//! Real cells, launched by hand in network namespaces of their own. Needs root; runs in namespaces
+//! of its own (scripts/runner).
 #![allow(clippy::unwrap_used, reason = "what a test can't set up fails the test, at the place")]
 
 mod bench;
@@ -10,13 +11,16 @@ use std::{collections::HashMap, process::Command, time::Duration};
 use futures::StreamExt;
 use kiyot_proto::{
     cell::{
-        Event, FileChange, GetFileRequest, LogGrown, MakeDir, MissingBlobsRequest, ReadLogRequest, Root, ShutdownRequest, TrimLogRequest,
-        WatchRequest, WriteFile, event::Event as Kind, file_change::Change,
+        Event, FileChange, GetFileRequest, LogGrown, MakeDir, MissingBlobsRequest, ReadLogRequest,
+        Root, ShutdownRequest, TrimLogRequest, WatchRequest, WriteFile, event::Event as Kind,
+        file_change::Change,
     },
     cri::{
-        ContainerConfig, ContainerMetadata, ContainerState, ContainerStatus, CreateContainerRequest, ExecSyncRequest, ImageSpec,
-        LinuxPodSandboxConfig, LinuxSandboxSecurityContext, Mount, NamespaceMode, NamespaceOption, PodSandboxConfig, PodSandboxMetadata,
-        PodSandboxState, RunPodSandboxRequest, StartContainerRequest, VersionRequest,
+        ContainerConfig, ContainerMetadata, ContainerState, ContainerStatus,
+        CreateContainerRequest, ExecSyncRequest, ImageSpec, LinuxPodSandboxConfig,
+        LinuxSandboxSecurityContext, Mount, NamespaceMode, NamespaceOption, PodSandboxConfig,
+        PodSandboxMetadata, PodSandboxState, RunPodSandboxRequest, StartContainerRequest,
+        VersionRequest,
     },
 };
 use kiyot_testkit::{LIMIT, wait_until, watchdog::Watchdog};
@@ -41,10 +45,15 @@ async fn a_cell_has_namespaces_of_its_own_and_its_launcher_s_end_ends_all() {
     nsenter(init, &["--uts"], &["hostname", "a-pod"]);
     assert_eq!(nsenter(init, &["--uts"], &["hostname"]).trim(), "a-pod");
     assert_eq!(rustix::system::uname().nodename(), before.as_c_str());
-    assert!(nsenter(init, &["--net"], &["ip", "-o", "address", "show", "lo"]).contains("127.0.0.1"));
+    assert!(
+        nsenter(init, &["--net"], &["ip", "-o", "address", "show", "lo"]).contains("127.0.0.1")
+    );
 
     cell.kill_launcher();
-    wait_until("init is gone", LIMIT, async || (!std::path::Path::new(&format!("/proc/{init}")).exists()).then_some(())).await;
+    wait_until("init is gone", LIMIT, async || {
+        (!std::path::Path::new(&format!("/proc/{init}")).exists()).then_some(())
+    })
+    .await;
     let left = cell.processes();
     assert!(left.is_empty(), "{left:?}");
 }
@@ -64,7 +73,11 @@ async fn a_launch_that_fails_says_why_on_the_console() {
     let mut cell = Cell::launch_in("/nowhere/at/all", 3600);
     let code = wait_until("launch has ended", LIMIT, async || cell.exit_code()).await;
     assert_eq!(code, 1);
-    assert!(cell.console().contains("the network namespace \"/nowhere/at/all\""), "{}", cell.console());
+    assert!(
+        cell.console().contains("the network namespace \"/nowhere/at/all\""),
+        "{}",
+        cell.console()
+    );
 }
 
 #[tokio::test]
@@ -79,12 +92,25 @@ async fn a_pod_runs_in_a_cell() {
     // An image, blob by blob.
     let image = image::busybox();
     let digests = image.digests();
-    let missing = agent.missing_blobs(MissingBlobsRequest { digests: digests.clone() }).await.unwrap().into_inner().digests;
+    let missing = agent
+        .missing_blobs(MissingBlobsRequest { digests: digests.clone() })
+        .await
+        .unwrap()
+        .into_inner()
+        .digests;
     assert_eq!(missing, digests);
     for parts in image.parts() {
         agent.put_blob(tokio_stream::iter(parts)).await.unwrap();
     }
-    assert!(agent.missing_blobs(MissingBlobsRequest { digests }).await.unwrap().into_inner().digests.is_empty());
+    assert!(
+        agent
+            .missing_blobs(MissingBlobsRequest { digests })
+            .await
+            .unwrap()
+            .into_inner()
+            .digests
+            .is_empty()
+    );
     agent.put_blob(tokio_stream::iter(image.parts().remove(0))).await.unwrap();
     let refused = agent.put_blob(tokio_stream::iter(image::corrupt())).await.unwrap_err();
     assert_ne!(refused.code(), Code::Ok);
@@ -92,7 +118,8 @@ async fn a_pod_runs_in_a_cell() {
 
     // A volume.
     let (pod_dir, stop) = (cell.pod_dir(), "volumes/v/stop");
-    change(&link, "volumes/v", Change::MakeDir(MakeDir { mode: 0o755, ..Default::default() })).await;
+    change(&link, "volumes/v", Change::MakeDir(MakeDir { mode: 0o755, ..Default::default() }))
+        .await;
     change(&link, "logs/c", Change::MakeDir(MakeDir { mode: 0o755, ..Default::default() })).await;
 
     // A sandbox and a container: watched as they come.
@@ -100,37 +127,61 @@ async fn a_pod_runs_in_a_cell() {
     let mut runtime = link.runtime();
     let request = RunPodSandboxRequest { config: Some(config.clone()), ..Default::default() };
     let sandbox = runtime.run_pod_sandbox(request).await.unwrap().into_inner().pod_sandbox_id;
-    watch.until("the sandbox is ready", |view| view.sandboxes.get(&sandbox) == Some(&(PodSandboxState::SandboxReady as i32))).await;
+    watch
+        .until("the sandbox is ready", |view| {
+            view.sandboxes.get(&sandbox) == Some(&(PodSandboxState::SandboxReady as i32))
+        })
+        .await;
     let script = "echo begin; while [ ! -e /v/stop ]; do sleep 0.05; done; echo -n last > /v/message; echo end; exit 3";
     let container = ContainerConfig {
         metadata: Some(ContainerMetadata { name: "c".into(), attempt: 0 }),
         image: Some(ImageSpec { image: image.id(), ..Default::default() }),
         command: ["sh", "-c", script].map(str::to_owned).to_vec(),
-        mounts: vec![Mount { container_path: "/v".into(), host_path: format!("{pod_dir}/volumes/v"), ..Default::default() }],
+        mounts: vec![Mount {
+            container_path: "/v".into(),
+            host_path: format!("{pod_dir}/volumes/v"),
+            ..Default::default()
+        }],
         log_path: "c/0.log".into(),
         ..Default::default()
     };
-    let request = CreateContainerRequest { pod_sandbox_id: sandbox.clone(), config: Some(container), sandbox_config: Some(config) };
+    let request = CreateContainerRequest {
+        pod_sandbox_id: sandbox.clone(),
+        config: Some(container),
+        sandbox_config: Some(config),
+    };
     let id = runtime.create_container(request).await.unwrap().into_inner().container_id;
     watch.until("the container is there", |view| view.containers.contains_key(&id)).await;
     runtime.start_container(StartContainerRequest { container_id: id.clone() }).await.unwrap();
     watch.until("it runs", |view| view.state(&id) == Some(ContainerState::ContainerRunning)).await;
-    watch.until("its log grows", |view| view.logs.get("logs/c/0.log").is_some_and(|size| *size > 0)).await;
+    watch
+        .until("its log grows", |view| view.logs.get("logs/c/0.log").is_some_and(|size| *size > 0))
+        .await;
 
     // Its cell has one network and one host name: its own.
-    let exec = ExecSyncRequest { container_id: id.clone(), cmd: ["cat", "/proc/sys/kernel/hostname"].map(str::to_owned).to_vec(), timeout: 60 };
+    let exec = ExecSyncRequest {
+        container_id: id.clone(),
+        cmd: ["cat", "/proc/sys/kernel/hostname"].map(str::to_owned).to_vec(),
+        timeout: 60,
+    };
     nsenter(init, &["--uts"], &["hostname", "a-pod"]);
     assert_eq!(runtime.exec_sync(exec.clone()).await.unwrap().into_inner().stdout, b"a-pod\n");
 
     // containerd's death is survived: by the container, by the watch, by calls.
     let killed = cell.containerd().await;
     Command::new("kill").args(["-9", &killed.to_string()]).status().unwrap();
-    wait_until("another containerd runs", LIMIT, async || (cell.containerd().await != killed).then_some(())).await;
-    wait_until("it answers", LIMIT, async || link.runtime().exec_sync(exec.clone()).await.ok()).await;
+    wait_until("another containerd runs", LIMIT, async || {
+        (cell.containerd().await != killed).then_some(())
+    })
+    .await;
+    wait_until("it answers", LIMIT, async || link.runtime().exec_sync(exec.clone()).await.ok())
+        .await;
 
     // The end, with its log before it.
     change(&link, stop, Change::WriteFile(WriteFile { mode: 0o644, ..Default::default() })).await;
-    watch.until("it has exited", |view| view.state(&id) == Some(ContainerState::ContainerExited)).await;
+    watch
+        .until("it has exited", |view| view.state(&id) == Some(ContainerState::ContainerExited))
+        .await;
     assert_eq!(watch.view.containers[&id].exit_code, 3);
     let size = std::fs::metadata(format!("{pod_dir}/logs/c/0.log")).unwrap().len();
     assert_eq!(watch.view.logs["logs/c/0.log"], size, "the size is told before the exit");
@@ -140,23 +191,46 @@ async fn a_pod_runs_in_a_cell() {
     assert_eq!(words, ["begin", "end"], "{log}");
     agent.trim_log(TrimLogRequest { path: "logs/c/0.log".into(), position: size }).await.unwrap();
     assert_eq!(read(size - 3).await.len(), 3);
-    let message =
-        agent.get_file(GetFileRequest { root: Root::Pod as i32, path: "volumes/v/message".into(), limit: 4096, last: false }).await.unwrap();
+    let message = agent
+        .get_file(GetFileRequest {
+            root: Root::Pod as i32,
+            path: "volumes/v/message".into(),
+            limit: 4096,
+            last: false,
+        })
+        .await
+        .unwrap();
     assert_eq!(message.into_inner().content, "last");
 
     agent.shutdown(ShutdownRequest {}).await.unwrap();
-    watch.until("the sandbox is stopped", |view| view.sandboxes.get(&sandbox) == Some(&(PodSandboxState::SandboxNotready as i32))).await;
+    watch
+        .until("the sandbox is stopped", |view| {
+            view.sandboxes.get(&sandbox) == Some(&(PodSandboxState::SandboxNotready as i32))
+        })
+        .await;
     assert!(link.power_off().is_cancelled());
 }
 
 fn sandbox_config(cell: &Cell) -> PodSandboxConfig {
-    let namespaces = NamespaceOption { network: NamespaceMode::Node as i32, pid: NamespaceMode::Container as i32, ..Default::default() };
+    let namespaces = NamespaceOption {
+        network: NamespaceMode::Node as i32,
+        pid: NamespaceMode::Container as i32,
+        ..Default::default()
+    };
     PodSandboxConfig {
-        metadata: Some(PodSandboxMetadata { name: "pod".into(), uid: "uid".into(), namespace: "ns".into(), attempt: 0 }),
+        metadata: Some(PodSandboxMetadata {
+            name: "pod".into(),
+            uid: "uid".into(),
+            namespace: "ns".into(),
+            attempt: 0,
+        }),
         log_directory: format!("{}/logs", cell.pod_dir()),
         linux: Some(LinuxPodSandboxConfig {
             cgroup_parent: format!("/{}/pod", cell.cgroup()),
-            security_context: Some(LinuxSandboxSecurityContext { namespace_options: Some(namespaces), ..Default::default() }),
+            security_context: Some(LinuxSandboxSecurityContext {
+                namespace_options: Some(namespaces),
+                ..Default::default()
+            }),
             ..Default::default()
         }),
         ..Default::default()
@@ -169,7 +243,12 @@ async fn change(link: &AgentLink, path: &str, change: Change) {
 }
 
 fn nsenter(pid: u32, kinds: &[&str], command: &[&str]) -> String {
-    let output = Command::new("nsenter").args(["--target", &pid.to_string()]).args(kinds).args(command).output().unwrap();
+    let output = Command::new("nsenter")
+        .args(["--target", &pid.to_string()])
+        .args(kinds)
+        .args(command)
+        .output()
+        .unwrap();
     assert!(output.status.success(), "{command:?}: {}", String::from_utf8_lossy(&output.stderr));
     String::from_utf8(output.stdout).unwrap()
 }
@@ -191,9 +270,18 @@ impl View {
         match event.event.unwrap() {
             Kind::Snapshot(snapshot) => {
                 *self = Self::default();
-                snapshot.sandboxes.into_iter().for_each(|status| self.apply(Event { event: Some(Kind::Sandbox(status)) }));
-                snapshot.containers.into_iter().for_each(|status| self.apply(Event { event: Some(Kind::Container(status)) }));
-                snapshot.logs.into_iter().for_each(|log| self.apply(Event { event: Some(Kind::Log(log)) }));
+                snapshot
+                    .sandboxes
+                    .into_iter()
+                    .for_each(|status| self.apply(Event { event: Some(Kind::Sandbox(status)) }));
+                snapshot
+                    .containers
+                    .into_iter()
+                    .for_each(|status| self.apply(Event { event: Some(Kind::Container(status)) }));
+                snapshot
+                    .logs
+                    .into_iter()
+                    .for_each(|log| self.apply(Event { event: Some(Kind::Log(log)) }));
             }
             Kind::Sandbox(status) => drop(self.sandboxes.insert(status.id, status.state)),
             Kind::Container(status) => drop(self.containers.insert(status.id.clone(), status)),
@@ -227,7 +315,8 @@ impl Watch {
                 self.view.apply(event);
             }
         };
-        let waited: Result<(), _> = tokio::time::timeout(LIMIT.max(Duration::from_secs(60)), wait).await;
+        let waited: Result<(), _> =
+            tokio::time::timeout(LIMIT.max(Duration::from_secs(60)), wait).await;
         assert!(waited.is_ok(), "waited in vain until {what}: {:?}", self.view);
     }
 }

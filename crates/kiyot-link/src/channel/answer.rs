@@ -35,7 +35,11 @@ impl Answer {
     /// Whether its time is over; if not, the task is woken then.
     fn is_late(&mut self, context: &mut Context<'_>) -> bool {
         let Some(deadline) = self.deadline else { return false };
-        self.alarm.get_or_insert_with(|| Box::pin(sleep_until(deadline))).as_mut().poll(context).is_ready()
+        self.alarm
+            .get_or_insert_with(|| Box::pin(sleep_until(deadline)))
+            .as_mut()
+            .poll(context)
+            .is_ready()
     }
 }
 
@@ -43,10 +47,15 @@ impl Body for Answer {
     type Data = Bytes;
     type Error = Status;
 
-    fn poll_frame(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Status>>> {
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Status>>> {
         let frame = Pin::new(&mut self.body).poll_frame(context);
         if frame.is_pending() && self.is_late(context) {
-            return Poll::Ready(Some(Err(Status::deadline_exceeded("the link: the answer has begun, and was not whole within the call's deadline"))));
+            return Poll::Ready(Some(Err(Status::deadline_exceeded(
+                "the link: the answer has begun, and was not whole within the call's deadline",
+            ))));
         }
         let frame = ready!(frame);
         Poll::Ready(frame.map(|frame| match frame {
@@ -69,15 +78,20 @@ impl Body for Answer {
     }
 }
 
-/// What a failure below gRPC means: the other side's reset of one stream is about that call, anything else is about the connection.
+/// What a failure below gRPC means: the other side's reset of one stream is about that call,
+/// anything else is about the connection.
 pub(super) fn status(error: &hyper::Error, of: &str) -> Status {
     let mut cause: Option<&(dyn Error + 'static)> = Some(error);
     while let Some(one) = cause {
         if let Some(error) = one.downcast_ref::<h2::Error>() {
             let text = format!("{of}: the agent ended the call: {error}");
             match error.reason() {
-                Some(h2::Reason::CANCEL) if error.is_reset() && error.is_remote() => return Status::cancelled(text),
-                Some(h2::Reason::ENHANCE_YOUR_CALM) if error.is_reset() && error.is_remote() => return Status::resource_exhausted(text),
+                Some(h2::Reason::CANCEL) if error.is_reset() && error.is_remote() => {
+                    return Status::cancelled(text);
+                }
+                Some(h2::Reason::ENHANCE_YOUR_CALM) if error.is_reset() && error.is_remote() => {
+                    return Status::resource_exhausted(text);
+                }
                 Some(h2::Reason::REFUSED_STREAM) => {}
                 Some(_) if error.is_reset() && error.is_remote() => return Status::internal(text),
                 _ => {}

@@ -7,7 +7,8 @@ use http::HeaderMap;
 /// The longest deadline that is kept: more is as good as none, and can be added to any instant.
 const LONGEST: Duration = Duration::from_secs(366 * 24 * 3600);
 
-/// How long a call may take, when it says so in a form that gRPC allows: at most 8 digits and a unit.
+/// How long a call may take, when it says so in a form that gRPC allows: at most 8 digits and a
+/// unit.
 pub(super) fn of(headers: &HeaderMap) -> Option<Duration> {
     let text = headers.get("grpc-timeout")?.to_str().ok()?;
     let unit = text.chars().last()?;
@@ -34,7 +35,12 @@ mod tests {
 
     #[test]
     fn follows_grpc() {
-        let of = |text: &str| of(&HeaderMap::from_iter([(http::header::HeaderName::from_static("grpc-timeout"), text.parse().unwrap())]));
+        let of = |text: &str| {
+            of(&HeaderMap::from_iter([(
+                http::header::HeaderName::from_static("grpc-timeout"),
+                text.parse().unwrap(),
+            )]))
+        };
         assert_eq!(of("5S"), Some(Duration::from_secs(5)));
         assert_eq!(of("1500m"), Some(Duration::from_millis(1500)));
         assert_eq!(of("20000000u"), Some(Duration::from_secs(20)));

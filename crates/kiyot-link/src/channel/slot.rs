@@ -14,7 +14,8 @@ use tonic::Status;
 use super::Channel;
 use crate::{connection::Connection, held::Held, watched::Watched};
 
-/// The place of the current connection of one kind to one cell: the side that sets it, while [`Channel`] is the side that calls. Cheap to clone.
+/// The place of the current connection of one kind to one cell: the side that sets it, while
+/// [`Channel`] is the side that calls. Cheap to clone.
 pub struct Slot<C = Connection>(Arc<Shared<C>>);
 
 struct Shared<C> {
@@ -109,20 +110,28 @@ impl<C: Held> Slot<C> {
         let _ = self.0.demand.set(Box::new(demand));
     }
 
-    /// Makes a connection the current one, and cuts the one before, unless a newer one has been there.
+    /// Makes a connection the current one, and cuts the one before, unless a newer one has been
+    /// there.
     pub fn offer(&self, offer: Offer<C>) -> Result<(), Refused> {
         let before = self.0.held.change(|held| {
             if matches!(held.place, Place::Closed) {
                 return Err(Refused::Closed);
             }
             if let Some(latest) = &held.latest {
-                let newer =
-                    if latest.incarnation == offer.incarnation { offer.generation > latest.generation } else { offer.arrival > latest.arrival };
+                let newer = if latest.incarnation == offer.incarnation {
+                    offer.generation > latest.generation
+                } else {
+                    offer.arrival > latest.arrival
+                };
                 if !newer {
                     return Err(Refused::Stale);
                 }
             }
-            held.latest = Some(Latest { incarnation: offer.incarnation, generation: offer.generation, arrival: offer.arrival });
+            held.latest = Some(Latest {
+                incarnation: offer.incarnation,
+                generation: offer.generation,
+                arrival: offer.arrival,
+            });
             Ok(std::mem::replace(&mut held.place, Place::Current(offer.connection)))
         })?;
         if let Place::Current(before) = before {
@@ -134,7 +143,9 @@ impl<C: Held> Slot<C> {
     /// Takes a connection out, if it is the current one: says whether it was.
     pub fn withdraw(&self, connection: &C) -> bool {
         let withdrawn = self.0.held.with(|held| match &held.place {
-            Place::Current(current) if current.is(connection) => Some(std::mem::replace(&mut held.place, Place::Empty)),
+            Place::Current(current) if current.is(connection) => {
+                Some(std::mem::replace(&mut held.place, Place::Empty))
+            }
             _ => None,
         });
         // Nobody waits for an empty slot. What was in it is dropped here, without the lock.
@@ -143,7 +154,9 @@ impl<C: Held> Slot<C> {
 
     /// Cuts the current connection. No other is let in, and calls fail at once.
     pub fn close(&self) {
-        if let Place::Current(current) = self.0.held.change(|held| std::mem::replace(&mut held.place, Place::Closed)) {
+        if let Place::Current(current) =
+            self.0.held.change(|held| std::mem::replace(&mut held.place, Place::Closed))
+        {
             current.cut();
         }
     }
@@ -186,9 +199,15 @@ impl<C: Held> Slot<C> {
     pub async fn current(&self, failed: Option<&C>, deadline: Instant) -> Result<C, Status> {
         let usable = |held: &Holding<C>| match &held.place {
             Place::Empty => None,
-            Place::Current(connection) if connection.has_ended() || failed.is_some_and(|failed| failed.is(connection)) => None,
+            Place::Current(connection)
+                if connection.has_ended() || failed.is_some_and(|failed| failed.is(connection)) =>
+            {
+                None
+            }
             Place::Current(connection) => Some(Ok(connection.clone())),
-            Place::Closed => Some(Err(Status::unavailable(format!("{}: the cell is gone", self.0.name)))),
+            Place::Closed => {
+                Some(Err(Status::unavailable(format!("{}: the cell is gone", self.0.name))))
+            }
         };
         if let Some(now) = self.0.held.with(|held| usable(held)) {
             return now;
@@ -197,7 +216,12 @@ impl<C: Held> Slot<C> {
         if let Some(demand) = self.0.demand.get() {
             demand();
         }
-        let late = |_| Status::unavailable(format!("{}: no connection before the call's deadline", self.0.name));
+        let late = |_| {
+            Status::unavailable(format!(
+                "{}: no connection before the call's deadline",
+                self.0.name
+            ))
+        };
         timeout_at(deadline, self.0.held.wait_for(usable)).await.map_err(late)?
     }
 }

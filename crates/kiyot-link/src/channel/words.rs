@@ -9,7 +9,8 @@ const MESSAGE: &str = "grpc-message";
 /// Where they are once more, in a form that nobody here reads.
 const DETAILS: &str = "grpc-status-details-bin";
 
-/// Takes from a failure what a log or a terminal would not show as words: control characters, but for line ends and tabs. And the details, which would be passed on unread.
+/// Takes from a failure what a log or a terminal would not show as words: control characters, but
+/// for line ends and tabs. And the details, which would be passed on unread.
 pub(super) fn clean(head: &mut HeaderMap) {
     head.remove(DETAILS);
     let Some(message) = head.get_mut(MESSAGE) else { return };
@@ -17,11 +18,13 @@ pub(super) fn clean(head: &mut HeaderMap) {
     let told = String::from_utf8_lossy(&told);
     if told.contains(is_no_word) {
         // Made of printable ASCII: it is a value of a head.
-        *message = HeaderValue::try_from(encoded(&told.replace(is_no_word, " "))).unwrap_or_else(|_| HeaderValue::from_static(""));
+        *message = HeaderValue::try_from(encoded(&told.replace(is_no_word, " ")))
+            .unwrap_or_else(|_| HeaderValue::from_static(""));
     }
 }
 
-/// Whether a character is none that a log or a terminal shows as a part of words: a control character, but for line ends and tabs.
+/// Whether a character is none that a log or a terminal shows as a part of words: a control
+/// character, but for line ends and tabs.
 pub fn is_no_word(character: char) -> bool {
     character.is_control() && !matches!(character, '\n' | '\t')
 }
@@ -73,7 +76,9 @@ mod tests {
 
     #[test]
     fn words_stay_and_what_is_none_becomes_a_blank() {
-        for same in ["", "no such container", "50%25 of \"a\"", "a%0Ab%09c", "%C3%A4", "100%", "%zz", "%4"] {
+        for same in
+            ["", "no such container", "50%25 of \"a\"", "a%0Ab%09c", "%C3%A4", "100%", "%zz", "%4"]
+        {
             assert_eq!(cleaned(same), same);
         }
         assert_eq!(cleaned("%1b[31mred%07 %00"), " [31mred   ");

@@ -42,14 +42,26 @@ impl LogLine {
     pub fn parse_all(file: &[u8]) -> Vec<Self> {
         let end = file.iter().rposition(|byte| *byte == b'\n').unwrap_or(0);
         let text = String::from_utf8_lossy(&file[..end]).into_owned();
-        text.lines().map(|line| Self::parse(line).unwrap_or_else(|| panic!("not a line of a CRI log: {line:?}"))).collect()
+        text.lines()
+            .map(|line| {
+                Self::parse(line).unwrap_or_else(|| panic!("not a line of a CRI log: {line:?}"))
+            })
+            .collect()
     }
 
     fn parse(line: &str) -> Option<Self> {
         let mut parts = line.splitn(4, ' ');
-        let (time, stream, tags, text) = (parts.next()?, parts.next()?, parts.next()?, parts.next()?);
-        let good = time.contains('T') && matches!(stream, "stdout" | "stderr") && matches!(tags, "F" | "P");
-        good.then(|| Self { time: time.to_owned(), stream: stream.to_owned(), whole: tags == "F", text: text.to_owned() })
+        let (time, stream, tags, text) =
+            (parts.next()?, parts.next()?, parts.next()?, parts.next()?);
+        let good = time.contains('T')
+            && matches!(stream, "stdout" | "stderr")
+            && matches!(tags, "F" | "P");
+        good.then(|| Self {
+            time: time.to_owned(),
+            stream: stream.to_owned(),
+            whole: tags == "F",
+            text: text.to_owned(),
+        })
     }
 }
 
@@ -62,8 +74,15 @@ fn timed<T>(message: T) -> Request<T> {
 
 impl Kubelet {
     /// RunPodSandbox; gives the sandbox's id. The kubelet waits twice its usual time.
-    pub async fn run_sandbox(&mut self, config: &cri::PodSandboxConfig, runtime_handler: &str) -> Result<String, Status> {
-        let message = cri::RunPodSandboxRequest { config: Some(config.clone()), runtime_handler: runtime_handler.to_owned() };
+    pub async fn run_sandbox(
+        &mut self,
+        config: &cri::PodSandboxConfig,
+        runtime_handler: &str,
+    ) -> Result<String, Status> {
+        let message = cri::RunPodSandboxRequest {
+            config: Some(config.clone()),
+            runtime_handler: runtime_handler.to_owned(),
+        };
         let mut request = Request::new(message);
         request.set_timeout(TIMEOUT * 2);
         Ok(self.runtime.run_pod_sandbox(request).await?.into_inner().pod_sandbox_id)
@@ -71,24 +90,42 @@ impl Kubelet {
 
     /// PodSandboxStatus.
     pub async fn sandbox_status(&mut self, sandbox: &str) -> Result<cri::PodSandboxStatus, Status> {
-        let request = timed(cri::PodSandboxStatusRequest { pod_sandbox_id: sandbox.to_owned(), verbose: false });
+        let request = timed(cri::PodSandboxStatusRequest {
+            pod_sandbox_id: sandbox.to_owned(),
+            verbose: false,
+        });
         let response = self.runtime.pod_sandbox_status(request).await?.into_inner();
         response.status.ok_or_else(|| Status::internal("the answer has no status"))
     }
 
     /// ListPodSandbox without a filter, as PLEG asks each second.
     pub async fn sandboxes(&mut self) -> Result<Vec<cri::PodSandbox>, Status> {
-        Ok(self.runtime.list_pod_sandbox(timed(cri::ListPodSandboxRequest::default())).await?.into_inner().items)
+        Ok(self
+            .runtime
+            .list_pod_sandbox(timed(cri::ListPodSandboxRequest::default()))
+            .await?
+            .into_inner()
+            .items)
     }
 
     /// ListContainers without a filter, as PLEG asks each second.
     pub async fn containers(&mut self) -> Result<Vec<cri::Container>, Status> {
-        Ok(self.runtime.list_containers(timed(cri::ListContainersRequest::default())).await?.into_inner().containers)
+        Ok(self
+            .runtime
+            .list_containers(timed(cri::ListContainersRequest::default()))
+            .await?
+            .into_inner()
+            .containers)
     }
 
-    /// Makes an image present as the kubelet does with the policy IfNotPresent: ImageStatus with the pod's annotations, then PullImage. Gives the
-    /// reference to create the container with.
-    pub async fn ensure_image(&mut self, pod: &Pod, config: &cri::PodSandboxConfig, image: &str) -> Result<String, Status> {
+    /// Makes an image present as the kubelet does with the policy IfNotPresent: ImageStatus with
+    /// the pod's annotations, then PullImage. Gives the reference to create the container with.
+    pub async fn ensure_image(
+        &mut self,
+        pod: &Pod,
+        config: &cri::PodSandboxConfig,
+        image: &str,
+    ) -> Result<String, Status> {
         if let Some(found) = self.image_status(pod, image).await? {
             return Ok(found.id);
         }
@@ -96,8 +133,16 @@ impl Kubelet {
     }
 
     /// ImageStatus with the pod's annotations; `None` if the image is not there for this pod.
-    pub async fn image_status(&mut self, pod: &Pod, image: &str) -> Result<Option<cri::Image>, Status> {
-        let image = cri::ImageSpec { image: image.to_owned(), annotations: annotations(pod), ..Default::default() };
+    pub async fn image_status(
+        &mut self,
+        pod: &Pod,
+        image: &str,
+    ) -> Result<Option<cri::Image>, Status> {
+        let image = cri::ImageSpec {
+            image: image.to_owned(),
+            annotations: annotations(pod),
+            ..Default::default()
+        };
         let request = timed(cri::ImageStatusRequest { image: Some(image), verbose: false });
         Ok(self.image.image_status(request).await?.into_inner().image)
     }
@@ -109,15 +154,35 @@ impl Kubelet {
         Ok(self.image.image_status(request).await?.into_inner().image)
     }
 
-    /// PullImage for a pod whose sandbox runs. Gives the reference to create containers with. The kubelet waits for it without an end.
-    pub async fn pull(&mut self, pod: &Pod, config: &cri::PodSandboxConfig, image: &str, auth: Option<cri::AuthConfig>) -> Result<String, Status> {
-        let image = cri::ImageSpec { image: image.to_owned(), annotations: annotations(pod), ..Default::default() };
-        let request = cri::PullImageRequest { image: Some(image), auth, sandbox_config: Some(config.clone()) };
+    /// PullImage for a pod whose sandbox runs. Gives the reference to create containers with. The
+    /// kubelet waits for it without an end.
+    pub async fn pull(
+        &mut self,
+        pod: &Pod,
+        config: &cri::PodSandboxConfig,
+        image: &str,
+        auth: Option<cri::AuthConfig>,
+    ) -> Result<String, Status> {
+        let image = cri::ImageSpec {
+            image: image.to_owned(),
+            annotations: annotations(pod),
+            ..Default::default()
+        };
+        let request = cri::PullImageRequest {
+            image: Some(image),
+            auth,
+            sandbox_config: Some(config.clone()),
+        };
         Ok(self.image.pull_image(request).await?.into_inner().image_ref)
     }
 
     /// Makes the image present, then CreateContainer.
-    pub async fn create_container(&mut self, pod: &RunningPod, container: &Container, attempt: u32) -> Result<RunningContainer, Status> {
+    pub async fn create_container(
+        &mut self,
+        pod: &RunningPod,
+        container: &Container,
+        attempt: u32,
+    ) -> Result<RunningContainer, Status> {
         Box::pin(self.create_container_with(pod, container, attempt, |_| {})).await
     }
 
@@ -138,25 +203,41 @@ impl Kubelet {
             config: Some(created.config.clone()),
             sandbox_config: Some(pod.config.clone()),
         });
-        created.id = Box::pin(self.runtime.create_container(request)).await?.into_inner().container_id;
+        created.id =
+            Box::pin(self.runtime.create_container(request)).await?.into_inner().container_id;
         Ok(created)
     }
 
     /// StartContainer.
     pub async fn start_container(&mut self, container: &str) -> Result<(), Status> {
-        self.runtime.start_container(timed(cri::StartContainerRequest { container_id: container.to_owned() })).await?;
+        self.runtime
+            .start_container(timed(cri::StartContainerRequest {
+                container_id: container.to_owned(),
+            }))
+            .await?;
         Ok(())
     }
 
     /// StopContainer, with so many seconds of grace.
     pub async fn stop_container(&mut self, container: &str, grace: i64) -> Result<(), Status> {
-        self.runtime.stop_container(timed(cri::StopContainerRequest { container_id: container.to_owned(), timeout: grace })).await?;
+        self.runtime
+            .stop_container(timed(cri::StopContainerRequest {
+                container_id: container.to_owned(),
+                timeout: grace,
+            }))
+            .await?;
         Ok(())
     }
 
     /// ContainerStatus.
-    pub async fn container_status(&mut self, container: &str) -> Result<cri::ContainerStatus, Status> {
-        let request = timed(cri::ContainerStatusRequest { container_id: container.to_owned(), verbose: false });
+    pub async fn container_status(
+        &mut self,
+        container: &str,
+    ) -> Result<cri::ContainerStatus, Status> {
+        let request = timed(cri::ContainerStatusRequest {
+            container_id: container.to_owned(),
+            verbose: false,
+        });
         let response = self.runtime.container_status(request).await?.into_inner();
         response.status.ok_or_else(|| Status::internal("the answer has no status"))
     }
@@ -171,14 +252,23 @@ impl Kubelet {
     }
 
     /// ExecSync of a program with its arguments.
-    pub async fn exec_sync(&mut self, container: &str, command: &[&str]) -> Result<ExecOutput, Status> {
+    pub async fn exec_sync(
+        &mut self,
+        container: &str,
+        command: &[&str],
+    ) -> Result<ExecOutput, Status> {
         let cmd = command.iter().map(|word| (*word).to_owned()).collect();
         // As a probe with a time limit of its own: the program's, and behind it the call's.
         let timeout = i64::try_from(LIMIT.as_secs()).unwrap_or(i64::MAX);
-        let request = timed(cri::ExecSyncRequest { container_id: container.to_owned(), cmd, timeout });
+        let request =
+            timed(cri::ExecSyncRequest { container_id: container.to_owned(), cmd, timeout });
         let response = self.runtime.exec_sync(request).await?.into_inner();
         let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
-        Ok(ExecOutput { stdout: text(&response.stdout), stderr: text(&response.stderr), code: response.exit_code })
+        Ok(ExecOutput {
+            stdout: text(&response.stdout),
+            stderr: text(&response.stderr),
+            code: response.exit_code,
+        })
     }
 }
 

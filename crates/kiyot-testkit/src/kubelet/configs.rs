@@ -1,11 +1,13 @@
-//! The messages that a kubelet makes of a pod (kuberuntime_sandbox.go, kuberuntime_container.go, labels.go, helpers.go).
+//! The messages that a kubelet makes of a pod (kuberuntime_sandbox.go, kuberuntime_container.go,
+//! labels.go, helpers.go).
 
 use std::{collections::HashMap, fs};
 
 use super::{Container, Directories, Kubelet, Pod, RunningContainer, RunningPod, volumes};
 use crate::cri::{self, NamespaceMode};
 
-/// `config.seen` of every pod: the kubelet has the time there at which it saw the pod. The uid makes it each pod's own here.
+/// `config.seen` of every pod: the kubelet has the time there at which it saw the pod. The uid
+/// makes it each pod's own here.
 const SEEN: &str = "kubernetes.io/config.seen";
 
 /// Where the termination message is in a container.
@@ -13,7 +15,11 @@ const TERMINATION: &str = "/dev/termination-log";
 
 impl Kubelet {
     /// The config of a pod's sandbox.
-    pub(super) fn sandbox_config(&self, pod: &Pod, directories: &Directories) -> cri::PodSandboxConfig {
+    pub(super) fn sandbox_config(
+        &self,
+        pod: &Pod,
+        directories: &Directories,
+    ) -> cri::PodSandboxConfig {
         cri::PodSandboxConfig {
             metadata: Some(cri::PodSandboxMetadata {
                 name: pod.name.clone(),
@@ -25,7 +31,11 @@ impl Kubelet {
             log_directory: self.log_directory(pod).display().to_string(),
             dns_config: Some(cri::DnsConfig {
                 servers: vec!["10.96.0.10".to_owned()],
-                searches: vec![format!("{}.svc.cluster.local", pod.namespace), "svc.cluster.local".to_owned(), "cluster.local".to_owned()],
+                searches: vec![
+                    format!("{}.svc.cluster.local", pod.namespace),
+                    "svc.cluster.local".to_owned(),
+                    "cluster.local".to_owned(),
+                ],
                 options: vec!["ndots:5".to_owned()],
             }),
             port_mappings: pod.ports.clone(),
@@ -41,23 +51,41 @@ impl Kubelet {
                 }),
                 sysctls: pod.sysctls.clone().into_iter().collect(),
                 overhead: Some(cri::LinuxContainerResources::default()),
-                resources: Some(cri::LinuxContainerResources { cpu_period: 100_000, cpu_shares: 2, ..Default::default() }),
+                resources: Some(cri::LinuxContainerResources {
+                    cpu_period: 100_000,
+                    cpu_shares: 2,
+                    ..Default::default()
+                }),
             }),
             windows: None,
         }
     }
 
-    /// The config of a container, and the files of it that a kubelet makes: its log's directory and its termination message.
-    pub(super) fn container_config(&self, pod: &RunningPod, container: &Container, attempt: u32, image: String) -> RunningContainer {
+    /// The config of a container, and the files of it that a kubelet makes: its log's directory and
+    /// its termination message.
+    pub(super) fn container_config(
+        &self,
+        pod: &RunningPod,
+        container: &Container,
+        attempt: u32,
+        image: String,
+    ) -> RunningContainer {
         let (spec, directory) = (&pod.spec, self.pod_directory(&pod.spec.uid));
         let log_path = format!("{}/{attempt}.log", container.name);
         let log = self.log_directory(spec).join(&log_path);
-        fs::create_dir_all(self.log_directory(spec).join(&container.name)).expect("a log directory can be made");
-        let termination = directory.join("containers").join(&container.name).join(format!("{attempt:08x}"));
-        fs::create_dir_all(directory.join("containers").join(&container.name)).expect("a container's directory can be made");
+        fs::create_dir_all(self.log_directory(spec).join(&container.name))
+            .expect("a log directory can be made");
+        let termination =
+            directory.join("containers").join(&container.name).join(format!("{attempt:08x}"));
+        fs::create_dir_all(directory.join("containers").join(&container.name))
+            .expect("a container's directory can be made");
         fs::write(&termination, "").expect("a termination message's file can be made");
 
-        let mut mounts: Vec<_> = container.mounts.iter().map(|(name, path, readonly)| self.mount(spec, name, path, *readonly)).collect();
+        let mut mounts: Vec<_> = container
+            .mounts
+            .iter()
+            .map(|(name, path, readonly)| self.mount(spec, name, path, *readonly))
+            .collect();
         mounts.extend(container.more_mounts.iter().cloned());
         mounts.push(mount("/etc/hosts", directory.join("etc-hosts").display().to_string(), false));
         mounts.push(mount(TERMINATION, termination.display().to_string(), false));
@@ -73,9 +101,16 @@ impl Kubelet {
             command: container.command.clone(),
             args: container.args.clone(),
             working_dir: container.working_dir.clone(),
-            envs: container.env.iter().map(|(key, value)| cri::KeyValue { key: key.clone(), value: value.clone().into() }).collect(),
+            envs: container
+                .env
+                .iter()
+                .map(|(key, value)| cri::KeyValue { key: key.clone(), value: value.clone().into() })
+                .collect(),
             mounts,
-            labels: pod_labels(spec).into_iter().chain([("io.kubernetes.container.name".to_owned(), container.name.clone())]).collect(),
+            labels: pod_labels(spec)
+                .into_iter()
+                .chain([("io.kubernetes.container.name".to_owned(), container.name.clone())])
+                .collect(),
             annotations: container_annotations(spec, attempt),
             log_path,
             stdin: container.stdin,
@@ -105,15 +140,26 @@ impl Kubelet {
     }
 
     fn mount(&self, pod: &Pod, name: &str, path: &str, readonly: bool) -> cri::Mount {
-        let volume = pod.volumes.iter().find(|volume| volume.name == name).unwrap_or_else(|| panic!("the pod {} has no volume {name}", pod.name));
-        mount(path, volumes::path(&self.pod_directory(&pod.uid), volume).display().to_string(), readonly)
+        let volume = pod
+            .volumes
+            .iter()
+            .find(|volume| volume.name == name)
+            .unwrap_or_else(|| panic!("the pod {} has no volume {name}", pod.name));
+        mount(
+            path,
+            volumes::path(&self.pod_directory(&pod.uid), volume).display().to_string(),
+            readonly,
+        )
     }
 }
 
-/// The pod's annotations with the kubelet's own. The kubelet sends the same with every image of the pod.
+/// The pod's annotations with the kubelet's own. The kubelet sends the same with every image of the
+/// pod.
 pub(super) fn annotations(pod: &Pod) -> HashMap<String, String> {
-    let own =
-        [(SEEN.to_owned(), format!("2026-01-02T03:04:05.678901234Z {}", pod.uid)), ("kubernetes.io/config.source".to_owned(), "api".to_owned())];
+    let own = [
+        (SEEN.to_owned(), format!("2026-01-02T03:04:05.678901234Z {}", pod.uid)),
+        ("kubernetes.io/config.source".to_owned(), "api".to_owned()),
+    ];
     // A test may say that a pod is static.
     own.into_iter().chain(pod.annotations.clone()).collect()
 }
@@ -139,13 +185,26 @@ fn pod_labels(pod: &Pod) -> HashMap<String, String> {
 fn namespaces(pod: &Pod) -> cri::NamespaceOption {
     let network = if pod.host_network { NamespaceMode::Node } else { NamespaceMode::Pod };
     let pid = if pod.host_pid { NamespaceMode::Node } else { NamespaceMode::Container };
-    cri::NamespaceOption { network: network.into(), pid: pid.into(), ipc: NamespaceMode::Pod.into(), ..Default::default() }
+    cri::NamespaceOption {
+        network: network.into(),
+        pid: pid.into(),
+        ipc: NamespaceMode::Pod.into(),
+        ..Default::default()
+    }
 }
 
 fn runtime_default() -> cri::SecurityProfile {
-    cri::SecurityProfile { profile_type: cri::security_profile::ProfileType::RuntimeDefault.into(), localhost_ref: String::new() }
+    cri::SecurityProfile {
+        profile_type: cri::security_profile::ProfileType::RuntimeDefault.into(),
+        localhost_ref: String::new(),
+    }
 }
 
 fn mount(container_path: &str, host_path: String, readonly: bool) -> cri::Mount {
-    cri::Mount { container_path: container_path.to_owned(), host_path, readonly, ..Default::default() }
+    cri::Mount {
+        container_path: container_path.to_owned(),
+        host_path,
+        readonly,
+        ..Default::default()
+    }
 }

@@ -49,9 +49,14 @@ impl Pod {
     /// A pod in the namespace `default`, without containers.
     pub fn new(name: &str) -> Self {
         static PODS: AtomicU64 = AtomicU64::new(1);
-        // Control groups are named by it, and they are the whole machine's: an id of a process would be that of another run in namespaces of its own.
+        // Control groups are named by it, and they are the whole machine's: an id of a process
+        // would be that of another run in namespaces of its own.
         static RUN: LazyLock<u64> = LazyLock::new(|| RandomState::new().hash_one("a run"));
-        let uid = format!("{:08x}-0000-4000-8000-{:012x}", *RUN & 0xffff_ffff, PODS.fetch_add(1, Ordering::Relaxed));
+        let uid = format!(
+            "{:08x}-0000-4000-8000-{:012x}",
+            *RUN & 0xffff_ffff,
+            PODS.fetch_add(1, Ordering::Relaxed)
+        );
         Self {
             name: name.to_owned(),
             namespace: "default".to_owned(),
@@ -142,7 +147,10 @@ pub struct Container {
 impl Container {
     /// A container that runs a shell script in [`BUSYBOX_IMAGE`].
     pub fn script(name: &str, text: &str) -> Self {
-        Self { command: ["sh", "-c", text].map(str::to_owned).to_vec(), ..Self::of_image(name, BUSYBOX_IMAGE) }
+        Self {
+            command: ["sh", "-c", text].map(str::to_owned).to_vec(),
+            ..Self::of_image(name, BUSYBOX_IMAGE)
+        }
     }
 
     /// A container that runs what its image says.
@@ -159,7 +167,11 @@ impl Container {
             tty: false,
             stdin: false,
             privileged: false,
-            resources: cri::LinuxContainerResources { cpu_shares: 2, oom_score_adj: 1000, ..Default::default() },
+            resources: cri::LinuxContainerResources {
+                cpu_shares: 2,
+                oom_score_adj: 1000,
+                ..Default::default()
+            },
         }
     }
 

@@ -71,11 +71,15 @@ pub(super) fn make(pod: &Path, volume: &Volume) {
     }
     fs::create_dir_all(&directory).expect("a volume's directory can be made");
     if volume.source.in_memory() {
-        mount("tmpfs", &directory, "tmpfs", MountFlags::empty(), None).expect("a tmpfs can be mounted");
+        mount("tmpfs", &directory, "tmpfs", MountFlags::empty(), None)
+            .expect("a tmpfs can be mounted");
     }
     fs::set_permissions(&directory, fs::Permissions::from_mode(0o777)).expect("a mode can be set");
     match &volume.source {
-        Source::ConfigMap(files) | Source::Secret(files) | Source::Projected(files) | Source::DownwardApi(files) => {
+        Source::ConfigMap(files)
+        | Source::Secret(files)
+        | Source::Projected(files)
+        | Source::DownwardApi(files) => {
             write_atomically(&directory, files, volume.mode).expect("a volume can be written");
         }
         Source::EmptyDir { .. } | Source::HostPath(_) => {}
@@ -89,9 +93,14 @@ pub(super) fn unmake(pod: &Path, volume: &Volume) {
     }
 }
 
-/// Writes files as the kubelet's AtomicWriter does (pkg/volume/util/atomic_writer.go): into a directory named by the time, to which `..data` is moved by
-/// one rename, and to which the visible names lead.
-pub fn write_atomically(directory: &Path, files: &BTreeMap<String, Vec<u8>>, mode: u32) -> io::Result<()> {
+/// Writes files as the kubelet's AtomicWriter does (pkg/volume/util/atomic_writer.go): into a
+/// directory named by the time, to which `..data` is moved by one rename, and to which the visible
+/// names lead.
+pub fn write_atomically(
+    directory: &Path,
+    files: &BTreeMap<String, Vec<u8>>,
+    mode: u32,
+) -> io::Result<()> {
     static WRITES: AtomicU32 = AtomicU32::new(1);
     let name = format!("..2026_01_02_03_04_05.{:09}", WRITES.fetch_add(1, Ordering::Relaxed));
     let data = directory.join(&name);
@@ -114,7 +123,9 @@ pub fn write_atomically(directory: &Path, files: &BTreeMap<String, Vec<u8>>, mod
         }
     }
     for entry in fs::read_dir(directory)?.flatten() {
-        let gone = |name: &str| !name.starts_with("..") && !files.keys().filter_map(visible).any(|first| first == name);
+        let gone = |name: &str| {
+            !name.starts_with("..") && !files.keys().filter_map(visible).any(|first| first == name)
+        };
         if entry.file_name().to_str().is_some_and(gone) {
             fs::remove_file(entry.path())?;
         }
@@ -129,13 +140,21 @@ mod tests {
     #[test]
     fn a_volume_changes_by_one_rename() {
         let directory = tempfile::tempdir().unwrap();
-        write_atomically(directory.path(), &Source::files(&[("kept", "one"), ("gone", "x"), ("sub/deep", "y")]), 0o640).unwrap();
+        write_atomically(
+            directory.path(),
+            &Source::files(&[("kept", "one"), ("gone", "x"), ("sub/deep", "y")]),
+            0o640,
+        )
+        .unwrap();
         assert_eq!(fs::read_to_string(directory.path().join("sub/deep")).unwrap(), "y");
         let before = fs::read_link(directory.path().join("..data")).unwrap();
 
         write_atomically(directory.path(), &Source::files(&[("kept", "two")]), 0o400).unwrap();
         assert_eq!(fs::read_to_string(directory.path().join("kept")).unwrap(), "two");
-        assert_eq!(fs::metadata(directory.path().join("kept")).unwrap().permissions().mode() & 0o777, 0o400);
+        assert_eq!(
+            fs::metadata(directory.path().join("kept")).unwrap().permissions().mode() & 0o777,
+            0o400
+        );
         assert!(!directory.path().join(before).exists());
         assert!(directory.path().join("gone").symlink_metadata().is_err());
     }

@@ -12,8 +12,14 @@ use super::PAUSE_IMAGE;
 /// CAP_SYS_RESOURCE, as a bit of CapEff.
 const SYS_RESOURCE: u64 = 1 << 24;
 
-/// Writes all configuration beneath a directory. `network` is the number of the node's network; `discards`: the layers of an image, once unpacked.
-pub(super) fn write(directory: &Path, name: &str, network: u8, discards: bool) -> std::io::Result<()> {
+/// Writes all configuration beneath a directory. `network` is the number of the node's network;
+/// `discards`: the layers of an image, once unpacked.
+pub(super) fn write(
+    directory: &Path,
+    name: &str,
+    network: u8,
+    discards: bool,
+) -> std::io::Result<()> {
     for sub in ["cni/net.d", "cni/state", "certs.d", "kubelet/pods", "pods"] {
         fs::create_dir_all(directory.join(sub))?;
     }
@@ -78,12 +84,19 @@ runtime_type = "io.containerd.runc.v2"
 /// Upstream's directory, else Debian's.
 pub(super) fn cni_plugins() -> PathBuf {
     let upstream = Path::new("/opt/cni/bin");
-    if upstream.join("bridge").exists() { upstream.to_owned() } else { PathBuf::from("/usr/lib/cni") }
+    if upstream.join("bridge").exists() {
+        upstream.to_owned()
+    } else {
+        PathBuf::from("/usr/lib/cni")
+    }
 }
 
 /// Without CAP_SYS_RESOURCE no process can lower an OOM score, and runc fails when asked to.
 pub(super) fn restricts_oom_score() -> bool {
     let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
-    let effective = status.lines().find_map(|line| line.strip_prefix("CapEff:")).and_then(|hex| u64::from_str_radix(hex.trim(), 16).ok());
+    let effective = status
+        .lines()
+        .find_map(|line| line.strip_prefix("CapEff:"))
+        .and_then(|hex| u64::from_str_radix(hex.trim(), 16).ok());
     effective.unwrap_or(0) & SYS_RESOURCE == 0
 }

@@ -36,21 +36,31 @@ struct Answer {
 
 /// Reads one request, answers it, and ends the connection.
 pub(super) fn answer(connection: TcpStream, shared: &Shared) {
-    let _ = connection.set_read_timeout(Some(SILENCE)).and_then(|()| connection.set_write_timeout(Some(SILENCE)));
+    let _ = connection
+        .set_read_timeout(Some(SILENCE))
+        .and_then(|()| connection.set_write_timeout(Some(SILENCE)));
     let Some(request) = read(&connection) else { return };
     shared.content().requests.push(format!("{} {}", request.method, request.path));
     let Answer { status, headers, body } = respond(&request, shared);
-    let mut head = format!("HTTP/1.1 {status}\r\nConnection: close\r\nContent-Length: {}\r\n", body.len());
+    let mut head =
+        format!("HTTP/1.1 {status}\r\nConnection: close\r\nContent-Length: {}\r\n", body.len());
     for (name, value) in headers {
         head.push_str(&format!("{name}: {value}\r\n"));
     }
     let body = if request.method == "HEAD" { &[][..] } else { &body };
     // Who has hung up needs no answer.
-    let _ = (&connection).write_all(format!("{head}\r\n").as_bytes()).and_then(|()| give(&connection, &request, body, shared));
+    let _ = (&connection)
+        .write_all(format!("{head}\r\n").as_bytes())
+        .and_then(|()| give(&connection, &request, body, shared));
 }
 
 /// Gives a body at the pace of its blob.
-fn give(mut connection: &TcpStream, request: &Request, body: &[u8], shared: &Shared) -> std::io::Result<()> {
+fn give(
+    mut connection: &TcpStream,
+    request: &Request,
+    body: &[u8],
+    shared: &Shared,
+) -> std::io::Result<()> {
     let digest = request.path.rsplit_once("/blobs/").map_or("", |(_, digest)| digest);
     let pace = shared.content().paces.get(digest).cloned();
     match pace {
@@ -59,10 +69,16 @@ fn give(mut connection: &TcpStream, request: &Request, body: &[u8], shared: &Sha
             let (first, rest) = body.split_at(bytes.min(body.len()));
             connection.write_all(first)?;
             connection.set_read_timeout(Some(LOOK))?;
-            while !shared.ends.load(Ordering::Relaxed) && shared.content().paces.contains_key(digest) {
+            while !shared.ends.load(Ordering::Relaxed)
+                && shared.content().paces.contains_key(digest)
+            {
                 match connection.read(&mut [0; 64]) {
                     Ok(0) => return Ok(()),
-                    Err(error) if !matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) => return Err(error),
+                    Err(error)
+                        if !matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) =>
+                    {
+                        return Err(error);
+                    }
                     // Whatever more is said, it is not hung up.
                     _ => {}
                 }
@@ -108,11 +124,18 @@ fn respond(request: &Request, shared: &Shared) -> Answer {
         return token(request, &shared.access);
     }
     if let Some(challenge) = challenge(request, shared) {
-        let body = format!(r#"{{"errors":[{{"code":"DENIED","message":"{REFUSAL}"}}]}}"#).into_bytes();
-        return Answer { status: "401 Unauthorized", headers: vec![("WWW-Authenticate", challenge)], body };
+        let body =
+            format!(r#"{{"errors":[{{"code":"DENIED","message":"{REFUSAL}"}}]}}"#).into_bytes();
+        return Answer {
+            status: "401 Unauthorized",
+            headers: vec![("WWW-Authenticate", challenge)],
+            body,
+        };
     }
     found(&request.path, shared).unwrap_or_else(|| {
-        let body = br#"{"errors":[{"code":"MANIFEST_UNKNOWN","message":"there is no such thing here"}]}"#.to_vec();
+        let body =
+            br#"{"errors":[{"code":"MANIFEST_UNKNOWN","message":"there is no such thing here"}]}"#
+                .to_vec();
         Answer { status: "404 Not Found", headers: Vec::new(), body }
     })
 }
@@ -127,7 +150,11 @@ fn found(path: &str, shared: &Shared) -> Option<Answer> {
         (path.rsplit_once("/blobs/")?.1.to_owned(), "application/octet-stream")
     };
     let body = content.blobs.get(&digest)?.clone();
-    Some(Answer { status: "200 OK", headers: vec![("Content-Type", kind.to_owned()), ("Docker-Content-Digest", digest)], body })
+    Some(Answer {
+        status: "200 OK",
+        headers: vec![("Content-Type", kind.to_owned()), ("Docker-Content-Digest", digest)],
+        body,
+    })
 }
 
 /// What a request lacks; `None` if it may pull.
@@ -152,13 +179,20 @@ fn token(request: &Request, access: &Access) -> Answer {
     let Access::Token { user, password, identity } = access else {
         return Answer { status: "404 Not Found", headers: Vec::new(), body: Vec::new() };
     };
-    let field = |name: &str| request.body.split('&').find_map(|field| field.strip_prefix(name)?.strip_prefix('='));
+    let field = |name: &str| {
+        request.body.split('&').find_map(|field| field.strip_prefix(name)?.strip_prefix('='))
+    };
     let known = request.authorization == basic(user, password)
         || field("refresh_token") == Some(identity)
         || (field("username") == Some(user) && field("password") == Some(password));
     let token = TOKENS[usize::from(!known)];
-    let body = format!(r#"{{"token":"{token}","access_token":"{token}","expires_in":3600}}"#).into_bytes();
-    Answer { status: "200 OK", headers: vec![("Content-Type", "application/json".to_owned())], body }
+    let body =
+        format!(r#"{{"token":"{token}","access_token":"{token}","expires_in":3600}}"#).into_bytes();
+    Answer {
+        status: "200 OK",
+        headers: vec![("Content-Type", "application/json".to_owned())],
+        body,
+    }
 }
 
 fn basic(user: &str, password: &str) -> String {
@@ -170,9 +204,14 @@ fn base64(text: &str) -> String {
     const LETTERS: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
     let mut encoded = String::new();
     for part in text.as_bytes().chunks(3) {
-        let bits = part.iter().fold(0_usize, |bits, byte| bits << 8 | usize::from(*byte)) << (8 * (3 - part.len()));
+        let bits = part.iter().fold(0_usize, |bits, byte| bits << 8 | usize::from(*byte))
+            << (8 * (3 - part.len()));
         for place in 0..4 {
-            encoded.push(if place > part.len() { '=' } else { char::from(LETTERS[bits >> (18 - 6 * place) & 63]) });
+            encoded.push(if place > part.len() {
+                '='
+            } else {
+                char::from(LETTERS[bits >> (18 - 6 * place) & 63])
+            });
         }
     }
     encoded
@@ -184,7 +223,9 @@ mod tests {
 
     #[test]
     fn base64_as_in_its_rfc() {
-        for (text, encoded) in [("", ""), ("f", "Zg=="), ("fo", "Zm8="), ("foo", "Zm9v"), ("foobar", "Zm9vYmFy")] {
+        for (text, encoded) in
+            [("", ""), ("f", "Zg=="), ("fo", "Zm8="), ("foo", "Zm9v"), ("foobar", "Zm9vYmFy")]
+        {
             assert_eq!(base64(text), encoded);
         }
     }

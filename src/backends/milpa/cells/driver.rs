@@ -76,26 +76,68 @@ pub(super) struct Driver {
 
 impl std::fmt::Debug for Driver {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Driver").field("record", &self.record).field("state", &self.state).finish_non_exhaustive()
+        f.debug_struct("Driver")
+            .field("record", &self.record)
+            .field("state", &self.state)
+            .finish_non_exhaustive()
     }
 }
 
 impl Driver {
     /// The task of a cell that is to be made.
-    pub(super) fn launch(shared: Arc<Shared>, entry: Arc<Entry>, record: Record, messages: Receiver<Message>, launch: Launch) -> Self {
-        let timer = Some((launch.deadline.into(), Event::End("it did not call home in time".into())));
-        Self { timer, launch: Some(Box::new(launch)), ..Self::new(shared, entry, record, State::Requested, messages, Event::Ordered) }
+    pub(super) fn launch(
+        shared: Arc<Shared>,
+        entry: Arc<Entry>,
+        record: Record,
+        messages: Receiver<Message>,
+        launch: Launch,
+    ) -> Self {
+        let timer =
+            Some((launch.deadline.into(), Event::End("it did not call home in time".into())));
+        Self {
+            timer,
+            launch: Some(Box::new(launch)),
+            ..Self::new(shared, entry, record, State::Requested, messages, Event::Ordered)
+        }
     }
 
     /// The task of a cell that a daemon before this one made.
-    pub(super) fn resume(shared: Arc<Shared>, entry: Arc<Entry>, record: Record, state: State, messages: Receiver<Message>) -> Self {
+    pub(super) fn resume(
+        shared: Arc<Shared>,
+        entry: Arc<Entry>,
+        record: Record,
+        state: State,
+        messages: Receiver<Message>,
+    ) -> Self {
         Self::new(shared, entry, record, state, messages, Event::Again)
     }
 
-    fn new(shared: Arc<Shared>, entry: Arc<Entry>, record: Record, state: State, messages: Receiver<Message>, first: Event) -> Self {
+    fn new(
+        shared: Arc<Shared>,
+        entry: Arc<Entry>,
+        record: Record,
+        state: State,
+        messages: Receiver<Message>,
+        first: Event,
+    ) -> Self {
         let (launch, job, timer, failure, refusal) = (None, None, None, None, None);
         let (began, console, enders) = (Instant::now(), String::new(), Vec::new());
-        Self { shared, entry, record, state, messages, first, launch, job, timer, began, failure, console, refusal, enders }
+        Self {
+            shared,
+            entry,
+            record,
+            state,
+            messages,
+            first,
+            launch,
+            job,
+            timer,
+            began,
+            failure,
+            console,
+            refusal,
+            enders,
+        }
     }
 
     /// Gives the cell its link, if it has none.
@@ -160,7 +202,12 @@ impl Driver {
             Effect::Launch => self.begin_launch(),
             Effect::Attach(instance) => self.begin_attach(instance),
             Effect::Terminate(instance) => self.begin_termination(instance),
-            Effect::Pause => self.timer = Some((tokio::time::Instant::now() + self.shared.config.retry_pause, Event::Again)),
+            Effect::Pause => {
+                self.timer = Some((
+                    tokio::time::Instant::now() + self.shared.config.retry_pause,
+                    Event::Again,
+                ))
+            }
             Effect::TellConnected => self.tell(CellEvent::Connected(self.record.id.clone())),
             Effect::TellBound => self.tell_bound(),
             Effect::TellNotTerminated => self.tell_not_terminated(),
@@ -191,7 +238,10 @@ impl Driver {
             }
             Message::InstanceEnded => {
                 // Old news if the cell is ending already.
-                let lives = matches!(self.state, State::Booting { .. } | State::Enrolled { .. } | State::Bound { .. });
+                let lives = matches!(
+                    self.state,
+                    State::Booting { .. } | State::Enrolled { .. } | State::Bound { .. }
+                );
                 if lives {
                     tracing::warn!(cell = %self.record.id, "A cell's instance has ended");
                     self.fails(Failure::Ended(INSTANCE_ENDED.to_owned()));
@@ -286,12 +336,17 @@ impl Driver {
 
     fn begin_launch(&mut self) {
         let (Some(launch), Some(links)) = (&self.launch, self.shared.links.get()) else { return };
-        let spec = LaunchSpec { cell: self.record.id.clone(), bootstrap: links.bootstrap(&self.record.id, &launch.token) };
+        let spec = LaunchSpec {
+            cell: self.record.id.clone(),
+            bootstrap: links.bootstrap(&self.record.id, &launch.token),
+        };
         self.job = Some(job::launch(Arc::clone(&self.shared.provider), spec, launch.token.clone()));
     }
 
     fn begin_attach(&mut self, instance: InstanceId) {
-        let Some(attachment) = self.launch.as_ref().map(|launch| launch.attachment.clone()) else { return };
+        let Some(attachment) = self.launch.as_ref().map(|launch| launch.attachment.clone()) else {
+            return;
+        };
         self.job = Some(job::attach(Arc::clone(&self.shared.provider), instance, attachment));
     }
 
@@ -299,13 +354,20 @@ impl Driver {
         // Somebody is still to be told why there is no cell: its console is part of it.
         let with_console = self.launch.is_some();
         self.timer = None;
-        self.job = Some(job::end(Arc::clone(&self.shared.provider), self.record.id.clone(), instance, with_console));
+        self.job = Some(job::end(
+            Arc::clone(&self.shared.provider),
+            self.record.id.clone(),
+            instance,
+            with_console,
+        ));
     }
 
     fn tell_bound(&mut self) {
         self.timer = None;
         let State::Bound { addresses, .. } = &self.state else { return };
-        let (Some(launch), Some(link)) = (self.launch.take(), self.entry.link.get()) else { return };
+        let (Some(launch), Some(link)) = (self.launch.take(), self.entry.link.get()) else {
+            return;
+        };
         tracing::info!(cell = %self.record.id, ?addresses, milliseconds = self.began.elapsed().as_millis(), "A cell is ready for its pod");
         let cell = Cell { id: self.record.id.clone(), link: link.clone() };
         if launch.answer.send(Ok((cell, addresses.clone()))).is_err() {
@@ -345,7 +407,9 @@ impl Driver {
             Some(Failure::Provider(error)) => CellError::Provider(error),
             Some(Failure::Store(error)) => CellError::Store(id, error),
             Some(Failure::Ended(reason)) if console.is_empty() => CellError::Ended(id, reason),
-            Some(Failure::Ended(reason)) => CellError::Ended(id, format!("{reason}; its console ends: {console}")),
+            Some(Failure::Ended(reason)) => {
+                CellError::Ended(id, format!("{reason}; its console ends: {console}"))
+            }
             Some(Failure::Silent) | None => CellError::Silent { cell: id, seconds, console },
         };
         let _gone = launch.answer.send(Err(error));
@@ -363,7 +427,8 @@ impl Driver {
         view.key_sha256.clone_from(&self.record.key_sha256);
     }
 
-    /// Writes record and state. A cell that is gone is remembered if it was a pod's, and dropped otherwise.
+    /// Writes record and state. A cell that is gone is remembered if it was a pod's, and dropped
+    /// otherwise.
     async fn write(&mut self) -> Result<(), StoreError> {
         let id = &self.record.id;
         let mut batch = Batch::default();

@@ -40,7 +40,10 @@ mod tests {
             assert!(gone.remember(CellId::mint().unwrap(), "more".into()).is_empty());
         }
         assert_eq!(gone.reason(&first).as_deref(), Some("one"));
-        assert_eq!(gone.remember(CellId::mint().unwrap(), "one too many".into()), std::slice::from_ref(&first));
+        assert_eq!(
+            gone.remember(CellId::mint().unwrap(), "one too many".into()),
+            std::slice::from_ref(&first)
+        );
         assert_eq!(gone.reason(&first), None);
     }
 }

@@ -16,10 +16,19 @@ use super::{
 
 #[async_trait]
 impl Ledger for Cells {
-    async fn claim(&self, cell: &str, token_sha256: &str, key_sha256: &str) -> Result<CellId, Refusal> {
+    async fn claim(
+        &self,
+        cell: &str,
+        token_sha256: &str,
+        key_sha256: &str,
+    ) -> Result<CellId, Refusal> {
         let (id, entry) = self.known(cell)?;
         let (answer, answered) = oneshot::channel();
-        let claim = Message::Claim { token_sha256: token_sha256.to_owned(), key_sha256: key_sha256.to_owned(), answer };
+        let claim = Message::Claim {
+            token_sha256: token_sha256.to_owned(),
+            key_sha256: key_sha256.to_owned(),
+            answer,
+        };
         if entry.inbox.send(claim).await.is_err() {
             return Err(Refusal::Unknown(cell.to_owned()));
         }
@@ -30,7 +39,11 @@ impl Ledger for Cells {
     fn admits(&self, cell: &str, key_sha256: &str) -> Result<CellId, Refusal> {
         let (id, entry) = self.known(cell)?;
         let view = entry.view();
-        if !matches!(view.phase, CellPhase::Launching | CellPhase::Booting | CellPhase::Enrolled | CellPhase::Bound) || view.key_sha256.is_empty() {
+        if !matches!(
+            view.phase,
+            CellPhase::Launching | CellPhase::Booting | CellPhase::Enrolled | CellPhase::Bound
+        ) || view.key_sha256.is_empty()
+        {
             return Err(Refusal::Unknown(cell.to_owned()));
         }
         if view.key_sha256 == key_sha256 { Ok(id) } else { Err(Refusal::OtherKey(id)) }

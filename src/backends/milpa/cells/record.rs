@@ -11,7 +11,8 @@ use super::{
     state::{State, Step},
 };
 
-/// Why a cell ends whose launch was cut short by the daemon's end. The kubelet asks for the sandbox anew.
+/// Why a cell ends whose launch was cut short by the daemon's end. The kubelet asks for the sandbox
+/// anew.
 const UNFINISHED: &str = "the daemon was restarted while the cell was launched";
 /// Why a cell ends of whose sandbox nothing is known: whoever ordered it was never told.
 const ABANDONED: &str = "no pod sandbox was recorded for the cell";
@@ -26,7 +27,8 @@ pub(super) struct Record {
     pub(super) id: CellId,
     pub(super) token_sha256: String,
     pub(super) token_expires_unix: i64,
-    /// The same by a clock that nobody sets; `None` if the token was made by a daemon before this one.
+    /// The same by a clock that nobody sets; `None` if the token was made by a daemon before this
+    /// one.
     pub(super) token_until: Option<Instant>,
     /// Of the public key that spent the token; empty while it is unspent.
     pub(super) key_sha256: String,
@@ -44,7 +46,8 @@ impl Record {
         Self {
             id,
             token_sha256: hex::encode(digest(&SHA256, token.as_bytes())),
-            token_expires_unix: i64::try_from((now + config.token_ttl).as_secs()).unwrap_or(i64::MAX),
+            token_expires_unix: i64::try_from((now + config.token_ttl).as_secs())
+                .unwrap_or(i64::MAX),
             token_until: Instant::now().checked_add(config.token_ttl),
             key_sha256: String::new(),
             pod_uid: order.attachment.pod_uid.clone(),
@@ -60,17 +63,24 @@ impl Record {
         self.expired_at(Instant::now(), since_epoch())
     }
 
-    /// The node's clock counts only for a token of before: while the daemon runs, a clock that jumps must neither end a launch nor prolong a token.
+    /// The node's clock counts only for a token of before: while the daemon runs, a clock that
+    /// jumps must neither end a launch nor prolong a token.
     fn expired_at(&self, now: Instant, since_epoch: Duration) -> bool {
         match self.token_until {
             Some(until) => now >= until,
-            None => i64::try_from(since_epoch.as_secs()).is_ok_and(|now| now >= self.token_expires_unix),
+            None => {
+                i64::try_from(since_epoch.as_secs()).is_ok_and(|now| now >= self.token_expires_unix)
+            }
         }
     }
 
     /// As the store keeps it.
     pub(super) fn stored(&self, state: &State) -> store::Cell {
-        let addresses = if let State::Bound { addresses, .. } = state { addresses.iter().map(ToString::to_string).collect() } else { Vec::new() };
+        let addresses = if let State::Bound { addresses, .. } = state {
+            addresses.iter().map(ToString::to_string).collect()
+        } else {
+            Vec::new()
+        };
         store::Cell {
             id: self.id.as_str().to_owned(),
             token_sha256: self.token_sha256.clone(),
@@ -89,7 +99,8 @@ impl Record {
 
     /// A pod's cell without a record: all that can be done is to end it.
     pub(super) fn lost(id: CellId, sandbox: &store::SandboxMeta) -> (Self, State) {
-        let metadata = sandbox.config.as_ref().and_then(|config| config.metadata.clone()).unwrap_or_default();
+        let metadata =
+            sandbox.config.as_ref().and_then(|config| config.metadata.clone()).unwrap_or_default();
         let record = Self {
             id,
             token_sha256: String::new(),
@@ -105,19 +116,29 @@ impl Record {
         (record, State::Terminating { instance: None, reason: LOST.into(), step: Step::Pause })
     }
 
-    /// What a daemon that starts makes of a stored cell: one that was a pod's goes on, unless the node was booted anew or the sandbox is unknown;
-    /// every other must end.
-    pub(super) fn resumed(id: CellId, cell: store::Cell, boot_id: Option<&str>, has_sandbox: bool) -> (Self, State) {
+    /// What a daemon that starts makes of a stored cell: one that was a pod's goes on, unless the
+    /// node was booted anew or the sandbox is unknown; every other must end.
+    pub(super) fn resumed(
+        id: CellId,
+        cell: store::Cell,
+        boot_id: Option<&str>,
+        has_sandbox: bool,
+    ) -> (Self, State) {
         let phase = cell.phase();
         let instance = (!cell.instance.is_empty()).then(|| InstanceId(cell.instance.clone()));
         let rebooted = boot_id.is_some_and(|now| now != cell.boot_id);
-        let to_end = |reason: &str| State::Terminating { instance: instance.clone(), reason: reason.into(), step: Step::Pause };
+        let to_end = |reason: &str| State::Terminating {
+            instance: instance.clone(),
+            reason: reason.into(),
+            step: Step::Pause,
+        };
         let state = match (phase, &instance) {
             (CellPhase::Gone, _) => State::Gone { reason: cell.reason.as_str().into() },
             (CellPhase::Terminating, _) => to_end(&cell.reason),
             (_, _) if rebooted => to_end(REBOOTED),
             (CellPhase::Bound, Some(instance)) if has_sandbox => {
-                let addresses = cell.addresses.iter().filter_map(|address| address.parse().ok()).collect();
+                let addresses =
+                    cell.addresses.iter().filter_map(|address| address.parse().ok()).collect();
                 State::Bound { instance: instance.clone(), addresses }
             }
             (CellPhase::Bound, _) => to_end(ABANDONED),
@@ -164,30 +185,59 @@ mod tests {
 
     #[test]
     fn only_a_pods_cell_goes_on() {
-        assert!(matches!(resumed(stored(CellPhase::Bound), true), State::Bound { addresses, .. } if addresses.len() == 1));
-        for phase in [CellPhase::Unspecified, CellPhase::Requested, CellPhase::Launching, CellPhase::Booting, CellPhase::Enrolled] {
+        assert!(
+            matches!(resumed(stored(CellPhase::Bound), true), State::Bound { addresses, .. } if addresses.len() == 1)
+        );
+        for phase in [
+            CellPhase::Unspecified,
+            CellPhase::Requested,
+            CellPhase::Launching,
+            CellPhase::Booting,
+            CellPhase::Enrolled,
+        ] {
             let state = resumed(stored(phase), true);
-            assert!(matches!(&state, State::Terminating { step: Step::Pause, reason, .. } if &**reason == UNFINISHED), "{state:?}");
+            assert!(
+                matches!(&state, State::Terminating { step: Step::Pause, reason, .. } if &**reason == UNFINISHED),
+                "{state:?}"
+            );
         }
-        assert_eq!(resumed(stored(CellPhase::Bound), false).reason().map(|reason| &**reason), Some(ABANDONED));
-        assert_eq!(resumed(stored(CellPhase::Terminating), true).reason().map(|reason| &**reason), Some("stopped"));
-        assert_eq!(resumed(stored(CellPhase::Gone), true), State::Gone { reason: "stopped".into() });
+        assert_eq!(
+            resumed(stored(CellPhase::Bound), false).reason().map(|reason| &**reason),
+            Some(ABANDONED)
+        );
+        assert_eq!(
+            resumed(stored(CellPhase::Terminating), true).reason().map(|reason| &**reason),
+            Some("stopped")
+        );
+        assert_eq!(
+            resumed(stored(CellPhase::Gone), true),
+            State::Gone { reason: "stopped".into() }
+        );
     }
 
     #[test]
     fn a_reboot_ends_all() {
         for phase in [CellPhase::Launching, CellPhase::Bound] {
             let cell = store::Cell { boot_id: "before".into(), ..stored(phase) };
-            assert_eq!(resumed(cell.clone(), true).reason().map(|reason| &**reason), Some(REBOOTED));
+            assert_eq!(
+                resumed(cell.clone(), true).reason().map(|reason| &**reason),
+                Some(REBOOTED)
+            );
             let (_, state) = Record::resumed(CellId::mint().unwrap(), cell, None, true);
-            assert_ne!(state.reason().map(|reason| &**reason), Some(REBOOTED), "instances elsewhere don't end with the node");
+            assert_ne!(
+                state.reason().map(|reason| &**reason),
+                Some(REBOOTED),
+                "instances elsewhere don't end with the node"
+            );
         }
     }
 
     #[test]
     fn a_clock_that_jumps_neither_ends_nor_prolongs_a_token() {
-        let (mut record, _) = Record::resumed(CellId::mint().unwrap(), stored(CellPhase::Bound), None, true);
-        let (begin, noon, ttl) = (Instant::now(), Duration::from_secs(1_000_000_000), Duration::from_secs(600));
+        let (mut record, _) =
+            Record::resumed(CellId::mint().unwrap(), stored(CellPhase::Bound), None, true);
+        let (begin, noon, ttl) =
+            (Instant::now(), Duration::from_secs(1_000_000_000), Duration::from_secs(600));
         record.token_expires_unix = 1_000_000_600;
         record.token_until = Some(begin + ttl);
         let year = Duration::from_secs(365 * 24 * 3600);
@@ -202,7 +252,8 @@ mod tests {
 
     #[test]
     fn comes_back_as_it_was() {
-        let (record, state) = Record::resumed(CellId::mint().unwrap(), stored(CellPhase::Bound), None, true);
+        let (record, state) =
+            Record::resumed(CellId::mint().unwrap(), stored(CellPhase::Bound), None, true);
         let again = record.stored(&state);
         assert_eq!(Record::resumed(record.id.clone(), again, None, true), (record, state));
     }

@@ -90,14 +90,26 @@ impl Shared {
         self.entries.read().unwrap_or_else(PoisonError::into_inner).get(id).cloned()
     }
 
-    pub(super) fn enter(&self, record: &Record, state: &State, inbox: mailbox::Sender<Message>) -> Arc<Entry> {
+    pub(super) fn enter(
+        &self,
+        record: &Record,
+        state: &State,
+        inbox: mailbox::Sender<Message>,
+    ) -> Arc<Entry> {
         let entry = Arc::new(Entry::new(record, state, inbox));
-        self.entries.write().unwrap_or_else(PoisonError::into_inner).insert(record.id.clone(), Arc::clone(&entry));
+        self.entries
+            .write()
+            .unwrap_or_else(PoisonError::into_inner)
+            .insert(record.id.clone(), Arc::clone(&entry));
         entry
     }
 
     /// Enters a cell, if there may be one more.
-    pub(super) fn enter_new(&self, record: &Record, inbox: mailbox::Sender<Message>) -> Result<Arc<Entry>, CellError> {
+    pub(super) fn enter_new(
+        &self,
+        record: &Record,
+        inbox: mailbox::Sender<Message>,
+    ) -> Result<Arc<Entry>, CellError> {
         let entry = Arc::new(Entry::new(record, &State::Requested, inbox));
         let mut entries = self.entries.write().unwrap_or_else(PoisonError::into_inner);
         if entries.len() >= self.max_cells.load(Ordering::Relaxed) {
@@ -121,8 +133,18 @@ impl Shared {
 
 impl Entry {
     pub(super) fn new(record: &Record, state: &State, inbox: mailbox::Sender<Message>) -> Self {
-        let view = View { phase: state.phase(), instance: state.instance().cloned(), key_sha256: record.key_sha256.clone() };
-        Self { inbox, linked: Latest::new(false), link: OnceLock::new(), pod_uid: record.pod_uid.clone(), view: Mutex::new(view) }
+        let view = View {
+            phase: state.phase(),
+            instance: state.instance().cloned(),
+            key_sha256: record.key_sha256.clone(),
+        };
+        Self {
+            inbox,
+            linked: Latest::new(false),
+            link: OnceLock::new(),
+            pod_uid: record.pod_uid.clone(),
+            view: Mutex::new(view),
+        }
     }
 
     pub(super) fn view(&self) -> View {

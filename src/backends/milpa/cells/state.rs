@@ -1,7 +1,7 @@
 //! What may become of a cell: `(state, event) -> (state, effects)`, and nothing that waits.
 //!
-//! At most one call to the provider runs for a cell: a launch, an attach or a termination. Whatever goes wrong leads to a termination, and only a
-//! confirmed termination leads to `Gone`.
+//! At most one call to the provider runs for a cell: a launch, an attach or a termination. Whatever
+//! goes wrong leads to a termination, and only a confirmed termination leads to `Gone`.
 
 use std::{net::IpAddr, sync::Arc};
 
@@ -55,7 +55,8 @@ pub(super) enum State {
 /// What is being done about a cell that is to end.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Step {
-    /// A launch or an attach still runs: it must come to its end first, or it could make anew what is taken away.
+    /// A launch or an attach still runs: it must come to its end first, or it could make anew what
+    /// is taken away.
     AwaitProvider,
     /// The provider has been asked to end it.
     Asked,
@@ -68,7 +69,8 @@ pub(super) enum Step {
 pub(super) enum Event {
     /// It is to be made.
     Ordered,
-    /// What must be on disk first is not: the effects after [`Effect::Record`] were not carried out.
+    /// What must be on disk first is not: the effects after [`Effect::Record`] were not carried
+    /// out.
     NotRecorded,
     /// The provider made its instance.
     Launched(InstanceId),
@@ -93,7 +95,8 @@ pub(super) enum Event {
 /// What is to be done, in this order.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Effect {
-    /// Write the state down. If that fails, do none of the effects after it, and say [`Event::NotRecorded`].
+    /// Write the state down. If that fails, do none of the effects after it, and say
+    /// [`Event::NotRecorded`].
     Record,
     /// Write the state down as well as it can be done.
     Note,
@@ -116,16 +119,23 @@ pub(super) enum Effect {
 }
 
 impl State {
-    /// What the state becomes when something happens, and what is to be done about it. An event that means nothing in a state changes nothing.
+    /// What the state becomes when something happens, and what is to be done about it. An event
+    /// that means nothing in a state changes nothing.
     pub(super) fn on(self, event: Event) -> (Self, Vec<Effect>) {
         use Effect as F;
         use Event as E;
         match (self, event) {
-            (Self::Requested, E::Ordered) => (Self::Launching { linked: false }, vec![F::Record, F::Launch]),
+            (Self::Requested, E::Ordered) => {
+                (Self::Launching { linked: false }, vec![F::Record, F::Launch])
+            }
             (Self::Requested, E::End(reason)) => ending(None, reason, false),
 
-            (Self::Launching { .. }, E::Linked) => (Self::Launching { linked: true }, vec![F::TellConnected]),
-            (Self::Launching { linked: false }, E::Launched(instance)) => (Self::Booting { instance }, vec![F::Record]),
+            (Self::Launching { .. }, E::Linked) => {
+                (Self::Launching { linked: true }, vec![F::TellConnected])
+            }
+            (Self::Launching { linked: false }, E::Launched(instance)) => {
+                (Self::Booting { instance }, vec![F::Record])
+            }
             (Self::Launching { linked: true }, E::Launched(instance)) => enrolled(instance),
             (Self::Launching { .. }, E::LaunchFailed(reason)) => ending(None, reason, false),
             (Self::Launching { .. }, E::NotRecorded) => ending(None, NOT_RECORDED.into(), false),
@@ -136,28 +146,47 @@ impl State {
                 effects.insert(0, F::TellConnected);
                 (state, effects)
             }
-            (Self::Booting { instance }, E::NotRecorded) => ending(Some(instance), NOT_RECORDED.into(), false),
+            (Self::Booting { instance }, E::NotRecorded) => {
+                ending(Some(instance), NOT_RECORDED.into(), false)
+            }
             (Self::Booting { instance }, E::End(reason)) => ending(Some(instance), reason, false),
 
-            (Self::Enrolled { instance }, E::Attached(addresses)) => (Self::Bound { instance, addresses }, vec![F::Record, F::TellBound]),
-            (Self::Enrolled { instance }, E::AttachFailed(reason)) => ending(Some(instance), reason, false),
-            (Self::Enrolled { instance }, E::NotRecorded) => ending(Some(instance), NOT_RECORDED.into(), false),
+            (Self::Enrolled { instance }, E::Attached(addresses)) => {
+                (Self::Bound { instance, addresses }, vec![F::Record, F::TellBound])
+            }
+            (Self::Enrolled { instance }, E::AttachFailed(reason)) => {
+                ending(Some(instance), reason, false)
+            }
+            (Self::Enrolled { instance }, E::NotRecorded) => {
+                ending(Some(instance), NOT_RECORDED.into(), false)
+            }
             (Self::Enrolled { instance }, E::End(reason)) => ending(Some(instance), reason, true),
             (state @ Self::Enrolled { .. }, E::Linked) => (state, vec![F::TellConnected]),
 
             (state @ Self::Bound { .. }, E::Linked) => (state, vec![F::TellConnected]),
-            (Self::Bound { instance, .. }, E::NotRecorded) => ending(Some(instance), NOT_RECORDED.into(), false),
+            (Self::Bound { instance, .. }, E::NotRecorded) => {
+                ending(Some(instance), NOT_RECORDED.into(), false)
+            }
             (Self::Bound { instance, .. }, E::End(reason)) => ending(Some(instance), reason, false),
 
-            (Self::Terminating { reason, step: Step::AwaitProvider, .. }, E::Launched(instance)) => asked(Some(instance), reason),
-            (Self::Terminating { instance, reason, step: Step::AwaitProvider }, E::LaunchFailed(_) | E::Attached(_) | E::AttachFailed(_)) => {
+            (
+                Self::Terminating { reason, step: Step::AwaitProvider, .. },
+                E::Launched(instance),
+            ) => asked(Some(instance), reason),
+            (
+                Self::Terminating { instance, reason, step: Step::AwaitProvider },
+                E::LaunchFailed(_) | E::Attached(_) | E::AttachFailed(_),
+            ) => asked(instance, reason),
+            (Self::Terminating { reason, step: Step::Asked, .. }, E::Terminated) => {
+                (Self::Gone { reason }, vec![F::Note, F::TellGone])
+            }
+            (Self::Terminating { instance, reason, step: Step::Asked }, E::NotTerminated) => (
+                Self::Terminating { instance, reason, step: Step::Pause },
+                vec![F::TellNotTerminated, F::Pause],
+            ),
+            (Self::Terminating { instance, reason, step: Step::Pause }, E::Again | E::End(_)) => {
                 asked(instance, reason)
             }
-            (Self::Terminating { reason, step: Step::Asked, .. }, E::Terminated) => (Self::Gone { reason }, vec![F::Note, F::TellGone]),
-            (Self::Terminating { instance, reason, step: Step::Asked }, E::NotTerminated) => {
-                (Self::Terminating { instance, reason, step: Step::Pause }, vec![F::TellNotTerminated, F::Pause])
-            }
-            (Self::Terminating { instance, reason, step: Step::Pause }, E::Again | E::End(_)) => asked(instance, reason),
 
             (state, _) => (state, Vec::new()),
         }
@@ -179,7 +208,9 @@ impl State {
     /// The provider's name of its instance, once there is one.
     pub(super) fn instance(&self) -> Option<&InstanceId> {
         match self {
-            Self::Booting { instance } | Self::Enrolled { instance } | Self::Bound { instance, .. } => Some(instance),
+            Self::Booting { instance }
+            | Self::Enrolled { instance }
+            | Self::Bound { instance, .. } => Some(instance),
             Self::Terminating { instance, .. } => instance.as_ref(),
             Self::Requested | Self::Launching { .. } | Self::Gone { .. } => None,
         }
@@ -195,7 +226,10 @@ impl State {
 
     /// Whether somebody may still be waiting for it to become a pod's.
     pub(super) fn is_beginning(&self) -> bool {
-        matches!(self, Self::Requested | Self::Launching { .. } | Self::Booting { .. } | Self::Enrolled { .. })
+        matches!(
+            self,
+            Self::Requested | Self::Launching { .. } | Self::Booting { .. } | Self::Enrolled { .. }
+        )
     }
 }
 
@@ -206,16 +240,26 @@ fn enrolled(instance: InstanceId) -> (State, Vec<Effect>) {
     (State::Enrolled { instance: instance.clone() }, vec![Effect::Record, Effect::Attach(instance)])
 }
 
-fn ending(instance: Option<InstanceId>, reason: Arc<str>, provider_runs: bool) -> (State, Vec<Effect>) {
+fn ending(
+    instance: Option<InstanceId>,
+    reason: Arc<str>,
+    provider_runs: bool,
+) -> (State, Vec<Effect>) {
     if provider_runs {
         (State::Terminating { instance, reason, step: Step::AwaitProvider }, vec![Effect::Note])
     } else {
-        (State::Terminating { instance: instance.clone(), reason, step: Step::Asked }, vec![Effect::Note, Effect::Terminate(instance)])
+        (
+            State::Terminating { instance: instance.clone(), reason, step: Step::Asked },
+            vec![Effect::Note, Effect::Terminate(instance)],
+        )
     }
 }
 
 fn asked(instance: Option<InstanceId>, reason: Arc<str>) -> (State, Vec<Effect>) {
-    (State::Terminating { instance: instance.clone(), reason, step: Step::Asked }, vec![Effect::Note, Effect::Terminate(instance)])
+    (
+        State::Terminating { instance: instance.clone(), reason, step: Step::Asked },
+        vec![Effect::Note, Effect::Terminate(instance)],
+    )
 }
 
 #[cfg(test)]

@@ -19,10 +19,18 @@ async fn a_launch_without_trouble() {
     let mut events = world.cells.events();
     let cell = world.bound().await;
     assert_eq!(world.provider.calls(), ["launch", "attach"]);
-    assert!(matches!(events.recv().await.unwrap(), CellEvent::Connected(connected) if connected == cell));
+    assert!(
+        matches!(events.recv().await.unwrap(), CellEvent::Connected(connected) if connected == cell)
+    );
     let stored = world.stored().await.remove(0);
-    assert_eq!((stored.phase(), stored.instance, stored.addresses), (CellPhase::Bound, instance_of(&cell), vec!["10.0.0.7".to_owned()]));
-    assert_eq!((stored.key_sha256.as_str(), stored.pod_uid.as_str(), stored.boot_id.as_str()), ("its key", "uid", "this boot"));
+    assert_eq!(
+        (stored.phase(), stored.instance, stored.addresses),
+        (CellPhase::Bound, instance_of(&cell), vec!["10.0.0.7".to_owned()])
+    );
+    assert_eq!(
+        (stored.key_sha256.as_str(), stored.pod_uid.as_str(), stored.boot_id.as_str()),
+        ("its key", "uid", "this boot")
+    );
     let token = locked(&world.links.tokens)[&cell].clone();
     assert_eq!(token.len(), 64);
     assert_ne!(stored.token_sha256, token, "the token itself is not kept");
@@ -47,11 +55,16 @@ async fn a_termination_leaves_nothing_but_the_reason() {
 #[tokio::test]
 async fn a_launch_that_fails() {
     // Nothing was made; or something was, which is found by the provider's list.
-    for (act, calls) in [(Act::Fail, vec!["launch"]), (Act::FailDone, vec!["launch", "console", "terminate"])] {
+    for (act, calls) in
+        [(Act::Fail, vec!["launch"]), (Act::FailDone, vec!["launch", "console", "terminate"])]
+    {
         let world = World::new(config()).await;
         world.provider.act("launch", &[act]);
         let error = world.launch().1.await.unwrap().unwrap_err();
-        assert!(matches!(&error, CellError::Provider(error) if error.doing == "played launch"), "{error:?}");
+        assert!(
+            matches!(&error, CellError::Provider(error) if error.doing == "played launch"),
+            "{error:?}"
+        );
         assert_eq!(world.provider.calls(), calls);
         assert!(world.cells.all().is_empty() && world.stored().await.is_empty());
     }
@@ -65,16 +78,23 @@ async fn an_attach_that_fails() {
     world.called(&["launch"]).await;
     world.comes_home(&world.only()).await;
     let error = launch.await.unwrap().unwrap_err();
-    assert!(matches!(&error, CellError::Provider(error) if error.doing == "played attach"), "{error:?}");
+    assert!(
+        matches!(&error, CellError::Provider(error) if error.doing == "played attach"),
+        "{error:?}"
+    );
     assert_eq!(world.provider.calls(), ["launch", "attach", "console", "terminate"]);
     assert!(world.stored().await.is_empty());
 }
 
 #[tokio::test]
 async fn a_silent_cell_is_ended_and_its_console_told() {
-    let world = World::new(CellsConfig { launch_timeout: Duration::from_millis(50), ..config() }).await;
+    let world =
+        World::new(CellsConfig { launch_timeout: Duration::from_millis(50), ..config() }).await;
     let error = world.launch().1.await.unwrap().unwrap_err();
-    assert!(matches!(&error, CellError::Silent { console, .. } if console.ends_with("kernel panic")), "{error}");
+    assert!(
+        matches!(&error, CellError::Silent { console, .. } if console.ends_with("kernel panic")),
+        "{error}"
+    );
     assert_eq!(world.provider.calls(), ["launch", "console", "terminate"]);
     assert!(world.cells.all().is_empty());
 }
@@ -82,7 +102,11 @@ async fn a_silent_cell_is_ended_and_its_console_told() {
 #[tokio::test]
 async fn the_callers_deadline_counts_if_it_is_the_earlier() {
     let world = World::new(config()).await;
-    let order = LaunchOrder { sandbox: SandboxId::mint().unwrap(), attachment: Attachment::default(), deadline: Some(Instant::now()) };
+    let order = LaunchOrder {
+        sandbox: SandboxId::mint().unwrap(),
+        attachment: Attachment::default(),
+        deadline: Some(Instant::now()),
+    };
     assert!(matches!(world.cells.launch(order).await, Err(CellError::Silent { seconds: 0, .. })));
 }
 
@@ -93,7 +117,10 @@ async fn an_instance_that_ends_during_its_launch() {
     world.stored_phase(CellPhase::Booting).await;
     world.provider.end(&instance_of(&world.only()), true);
     let error = launch.await.unwrap().unwrap_err();
-    assert!(matches!(&error, CellError::Ended(_, reason) if reason.contains("its instance ended") && reason.contains("kernel panic")), "{error}");
+    assert!(
+        matches!(&error, CellError::Ended(_, reason) if reason.contains("its instance ended") && reason.contains("kernel panic")),
+        "{error}"
+    );
     assert_eq!(world.provider.calls(), ["launch", "console", "terminate"]);
 }
 
@@ -117,7 +144,10 @@ async fn a_stop_during_a_launch() {
     world.stored_phase(CellPhase::Booting).await;
     world.cells.terminate(&world.only(), "its pod was stopped").await.unwrap();
     let error = launch.await.unwrap().unwrap_err();
-    assert!(matches!(&error, CellError::Ended(_, reason) if reason.starts_with("its pod was stopped")), "{error}");
+    assert!(
+        matches!(&error, CellError::Ended(_, reason) if reason.starts_with("its pod was stopped")),
+        "{error}"
+    );
 }
 
 #[tokio::test]
@@ -149,9 +179,14 @@ async fn a_link_that_breaks_ends_nothing() {
     let lists = world.provider.lists.load(Ordering::SeqCst);
     let mut events = world.cells.events();
     world.cells.linked(&cell, None);
-    eventually("a look at the list, long before its time", || world.provider.lists.load(Ordering::SeqCst) > lists).await;
+    eventually("a look at the list, long before its time", || {
+        world.provider.lists.load(Ordering::SeqCst) > lists
+    })
+    .await;
     world.cells.linked(&cell, Some(HelloReply::default()));
-    assert!(matches!(events.recv().await.unwrap(), CellEvent::Connected(connected) if connected == cell));
+    assert!(
+        matches!(events.recv().await.unwrap(), CellEvent::Connected(connected) if connected == cell)
+    );
     assert!(world.cells.get(&cell).is_some());
     assert_eq!(world.provider.calls(), ["launch", "attach"]);
 }
@@ -163,7 +198,10 @@ async fn a_termination_is_tried_until_it_is_confirmed() {
     let cell = world.bound().await;
     world.provider.act("terminate", &[Act::Fail, Act::FailDone, Act::Fail]);
     let error = world.cells.terminate(&cell, "stopped").await.unwrap_err();
-    assert!(matches!(&error, CellError::Provider(error) if error.doing == "played terminate: as the test says"), "{error:?}");
+    assert!(
+        matches!(&error, CellError::Provider(error) if error.doing == "played terminate: as the test says"),
+        "{error:?}"
+    );
     assert_eq!(next_gone(&mut events).await, (cell, "stopped".to_owned()));
     assert_eq!(world.provider.calls().iter().filter(|call| *call == "terminate").count(), 4);
 }
@@ -185,7 +223,11 @@ async fn a_termination_that_failed_is_taken_up_by_the_next_daemon() {
 #[tokio::test]
 async fn a_daemon_that_starts_ends_what_was_being_launched() {
     // How far the launch comes, and what the provider is asked afterwards.
-    for (hangs, phase) in [(Some("launch"), CellPhase::Launching), (None, CellPhase::Booting), (Some("attach"), CellPhase::Enrolled)] {
+    for (hangs, phase) in [
+        (Some("launch"), CellPhase::Launching),
+        (None, CellPhase::Booting),
+        (Some("attach"), CellPhase::Enrolled),
+    ] {
         let mut world = World::new(config()).await;
         if let Some(call) = hangs {
             world.provider.act(call, &[Act::Hang]);
@@ -214,7 +256,9 @@ async fn a_daemon_that_starts_keeps_what_is_a_pods() {
     let mut events = world.restart().await;
     assert!(world.cells.admits(cell.as_str(), "its key").is_ok());
     world.cells.linked(&cell, Some(HelloReply::default()));
-    assert!(matches!(events.recv().await.unwrap(), CellEvent::Connected(connected) if connected == cell));
+    assert!(
+        matches!(events.recv().await.unwrap(), CellEvent::Connected(connected) if connected == cell)
+    );
     eventually("a link", || world.cells.get(&cell).is_some()).await;
     // And hears of its end.
     world.provider.end(&instance_of(&cell), false);
@@ -251,7 +295,8 @@ async fn instances_of_no_cell_are_ended() {
     world.provider.act("terminate", &[Act::Fail]);
     let stray = InstanceId(instance_of(&CellId::mint().unwrap()));
     locked(&world.provider.instances).insert(stray.clone(), true);
-    eventually("the end of a stray", || !locked(&world.provider.instances).contains_key(&stray)).await;
+    eventually("the end of a stray", || !locked(&world.provider.instances).contains_key(&stray))
+        .await;
     assert_eq!(world.cells.all(), [cell]);
 }
 
@@ -266,10 +311,23 @@ async fn a_token_is_spent_once() {
         let (cells, cell) = (&world.cells, cell.clone());
         async move { cells.claim(cell.as_str(), &token, key).await }
     };
-    assert!(matches!(world.cells.claim("cell-aaaaaaaaaaaa", &token, "key").await, Err(Refusal::Unknown(_))));
-    assert!(matches!(world.cells.claim("no cell at all", &token, "key").await, Err(Refusal::Unknown(_))));
-    let forged = world.cells.claim("x\n2026-11-22T00:00:00Z  INFO kiyot: all is well", &token, "key").await.unwrap_err();
-    assert!(!forged.to_string().contains('\n'), "whoever dials writes no lines of the log: {forged}");
+    assert!(matches!(
+        world.cells.claim("cell-aaaaaaaaaaaa", &token, "key").await,
+        Err(Refusal::Unknown(_))
+    ));
+    assert!(matches!(
+        world.cells.claim("no cell at all", &token, "key").await,
+        Err(Refusal::Unknown(_))
+    ));
+    let forged = world
+        .cells
+        .claim("x\n2026-11-22T00:00:00Z  INFO kiyot: all is well", &token, "key")
+        .await
+        .unwrap_err();
+    assert!(
+        !forged.to_string().contains('\n'),
+        "whoever dials writes no lines of the log: {forged}"
+    );
     assert!(matches!(claim("another".into(), "key").await, Err(Refusal::WrongToken(_))));
     assert!(matches!(world.cells.admits(cell.as_str(), ""), Err(Refusal::Unknown(_))));
     assert_eq!(claim(token.clone(), "key").await.unwrap(), cell);
@@ -279,7 +337,10 @@ async fn a_token_is_spent_once() {
     // Another key destroys the cell.
     assert!(matches!(claim(token, "other").await, Err(Refusal::OtherKey(_))));
     let error = launch.await.unwrap().unwrap_err();
-    assert!(matches!(&error, CellError::Ended(_, reason) if reason.contains("another key")), "{error}");
+    assert!(
+        matches!(&error, CellError::Ended(_, reason) if reason.contains("another key")),
+        "{error}"
+    );
     assert!(locked(&world.provider.instances).is_empty());
 }
 
@@ -289,7 +350,10 @@ async fn a_token_expires() {
     let _launch = world.launch();
     world.called(&["launch"]).await;
     let cell = world.only();
-    assert!(matches!(world.cells.claim(cell.as_str(), &world.token_sha256(&cell), "key").await, Err(Refusal::Expired(_))));
+    assert!(matches!(
+        world.cells.claim(cell.as_str(), &world.token_sha256(&cell), "key").await,
+        Err(Refusal::Expired(_))
+    ));
 }
 
 #[tokio::test]

@@ -23,7 +23,8 @@ use super::{
 
 /// The longest name of an agent's run that is kept.
 const INCARNATION_LIMIT: usize = 128;
-/// The longest word of an agent about itself, in bytes: until then anybody with a certificate may have as many connections as there are places for newcomers.
+/// The longest word of an agent about itself, in bytes: until then anybody with a certificate may
+/// have as many connections as there are places for newcomers.
 const HELLO_LIMIT: usize = 16 << 10;
 
 /// Why a connection is not let in.
@@ -61,32 +62,64 @@ enum Kind {
 }
 
 /// Lets a connection in, or says why not. The caller bounds its time.
-pub(super) async fn admit(stream: TlsStream<Stream>, kind: ConnectionKind, arrival: u64, shared: &Shared) -> Result<Admitted, NotAdmitted> {
-    let certificate = stream.get_ref().1.peer_certificates().and_then(|chain| chain.first()).ok_or(NotAdmitted::NoCertificate)?;
+pub(super) async fn admit(
+    stream: TlsStream<Stream>,
+    kind: ConnectionKind,
+    arrival: u64,
+    shared: &Shared,
+) -> Result<Admitted, NotAdmitted> {
+    let certificate = stream
+        .get_ref()
+        .1
+        .peer_certificates()
+        .and_then(|chain| chain.first())
+        .ok_or(NotAdmitted::NoCertificate)?;
     let certificate = Certificate::read(certificate).map_err(NotAdmitted::Certificate)?;
-    let cell = shared.ledger.admits(&certificate.common_name, &certificate.key_sha256).map_err(NotAdmitted::Ledger)?;
+    let cell = shared
+        .ledger
+        .admits(&certificate.common_name, &certificate.key_sha256)
+        .map_err(NotAdmitted::Ledger)?;
     let slots = shared.slots.of(&cell).ok_or_else(|| NotAdmitted::NoLink(cell.to_string()))?;
     // From here on a way out must cut the connection: it may be driven by a task.
     let (admitted, hello) = if kind == ConnectionKind::Bulk {
-        let connection = Connection::open(stream, Profile::BULK, &shared.end, &shared.tasks).await.map_err(NotAdmitted::Http2)?;
+        let connection = Connection::open(stream, Profile::BULK, &shared.end, &shared.tasks)
+            .await
+            .map_err(NotAdmitted::Http2)?;
         let admitted = Admitted { kind: Kind::Bulk(connection.clone()), slots };
         (admitted, hello(&connection, shared).await.map_err(NotAdmitted::Hello)?)
     } else {
         let mut frames = Frames::new(Box::new(stream), HELLO_LIMIT);
-        let hello = Line::greet(&mut frames, &shared.build_id).await.map_err(NotAdmitted::ControlHello)?;
+        let hello =
+            Line::greet(&mut frames, &shared.build_id).await.map_err(NotAdmitted::ControlHello)?;
         frames.allow(control::LONGEST);
-        (Admitted { kind: Kind::Control(Line::new(hello.clone(), &shared.end), frames), slots }, hello)
+        (
+            Admitted { kind: Kind::Control(Line::new(hello.clone(), &shared.end), frames), slots },
+            hello,
+        )
     };
-    if hello.cell != cell.as_str() || hello.kind() != kind || hello.incarnation.len() > INCARNATION_LIMIT {
-        return Err(NotAdmitted::OtherHello { certificate: cell.to_string(), hello: hello.cell.chars().take(80).collect(), kind: hello.kind() });
+    if hello.cell != cell.as_str()
+        || hello.kind() != kind
+        || hello.incarnation.len() > INCARNATION_LIMIT
+    {
+        return Err(NotAdmitted::OtherHello {
+            certificate: cell.to_string(),
+            hello: hello.cell.chars().take(80).collect(),
+            kind: hello.kind(),
+        });
     }
     tracing::debug!(%cell, ?kind, generation = hello.generation, arrival, "A cell has connected.");
     let (incarnation, generation) = (hello.incarnation, hello.generation);
     match &admitted.kind {
-        Kind::Bulk(connection) => admitted.slots.bulk_opened(Offer { connection: connection.clone(), incarnation, generation, arrival }),
-        Kind::Control(line, _) => {
-            admitted.slots.control_opened(Offer { connection: line.clone(), incarnation, generation, arrival }, &*shared.ledger)
-        }
+        Kind::Bulk(connection) => admitted.slots.bulk_opened(Offer {
+            connection: connection.clone(),
+            incarnation,
+            generation,
+            arrival,
+        }),
+        Kind::Control(line, _) => admitted.slots.control_opened(
+            Offer { connection: line.clone(), incarnation, generation, arrival },
+            &*shared.ledger,
+        ),
     }
     .map_err(NotAdmitted::Refused)?;
     Ok(admitted)
@@ -109,7 +142,10 @@ impl Admitted {
             }
             Kind::Control(line, frames) => {
                 if let Err(error) = line.carry(frames).await {
-                    tracing::debug!(error = &error as &dyn std::error::Error, "A control connection broke.");
+                    tracing::debug!(
+                        error = &error as &dyn std::error::Error,
+                        "A control connection broke."
+                    );
                 }
                 self.slots.control_ended(line, &*shared.ledger);
             }

@@ -12,8 +12,9 @@ use kiyot_link::{
 };
 use kiyot_proto::store::CertificateAuthority;
 use rcgen::{
-    BasicConstraints, CertificateParams, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair, KeyUsagePurpose, PKCS_ECDSA_P256_SHA256,
-    PKCS_ED25519, PublicKeyData, SerialNumber, SubjectPublicKeyInfo,
+    BasicConstraints, CertificateParams, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair,
+    KeyUsagePurpose, PKCS_ECDSA_P256_SHA256, PKCS_ED25519, PublicKeyData, SerialNumber,
+    SubjectPublicKeyInfo,
 };
 use ring::rand::{SecureRandom, SystemRandom};
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, PrivatePkcs8KeyDer};
@@ -27,12 +28,14 @@ use crate::backends::milpa::{
 /// Where the authority is kept in [`Table::Node`].
 const KEY: &str = "ca";
 
-/// When every certificate begins: 1970. Clocks differ, and are set back; and nothing is safer for a certificate that begins when it is made.
+/// When every certificate begins: 1970. Clocks differ, and are set back; and nothing is safer for a
+/// certificate that begins when it is made.
 const BEGIN: SystemTime = SystemTime::UNIX_EPOCH;
 
-/// When the authority's certificate ends, and the gateway's, which each start of the daemon makes anew: 9999-12-31T23:59:59Z, which means "never" (RFC 5280,
-/// 4.1.2.5). Cells know the authority by its fingerprint, which they get with their token: the time of day adds nothing to that, and a clock that is wrong,
-/// here or in a cell, must not part the two.
+/// When the authority's certificate ends, and the gateway's, which each start of the daemon makes
+/// anew: 9999-12-31T23:59:59Z, which means "never" (RFC 5280, 4.1.2.5). Cells know the authority by
+/// its fingerprint, which they get with their token: the time of day adds nothing to that, and a
+/// clock that is wrong, here or in a cell, must not part the two.
 const NEVER: Duration = Duration::from_secs(253_402_300_799);
 
 /// How long a cell's certificate lives, unless it is told otherwise.
@@ -80,14 +83,17 @@ pub struct BadRequest(&'static str);
 pub struct ProvenKey(SubjectPublicKeyInfo);
 
 impl ProvenKey {
-    /// From a certificate request in its DER form. Everything else in the request is ignored: names, usages, extensions.
+    /// From a certificate request in its DER form. Everything else in the request is ignored:
+    /// names, usages, extensions.
     pub fn from_request(der: &[u8]) -> Result<Self, BadRequest> {
-        let (rest, request) = X509CertificationRequest::from_der(der).map_err(|_| BadRequest("is not one in DER form"))?;
+        let (rest, request) = X509CertificationRequest::from_der(der)
+            .map_err(|_| BadRequest("is not one in DER form"))?;
         if !rest.is_empty() {
             return Err(BadRequest("is followed by something"));
         }
-        let key = SubjectPublicKeyInfo::from_der(request.certification_request_info.subject_pki.raw)
-            .map_err(|_| BadRequest("has a key of an unknown kind"))?;
+        let key =
+            SubjectPublicKeyInfo::from_der(request.certification_request_info.subject_pki.raw)
+                .map_err(|_| BadRequest("has a key of an unknown kind"))?;
         // Before the signature is looked at: checking one by another algorithm may be slow.
         if key.algorithm() != &PKCS_ECDSA_P256_SHA256 && key.algorithm() != &PKCS_ED25519 {
             return Err(BadRequest("has a key that is neither ECDSA P-256 nor Ed25519"));
@@ -103,7 +109,8 @@ impl ProvenKey {
 }
 
 impl Ca {
-    /// The authority of this node: the one that the store keeps, else a new one, which it keeps before this returns.
+    /// The authority of this node: the one that the store keeps, else a new one, which it keeps
+    /// before this returns.
     pub async fn load_or_make(store: &Store) -> Result<Self, CaError> {
         let kept = store.load::<CertificateAuthority>(Table::Node).await.map_err(CaError::Store)?;
         if let Some((_, record)) = kept.into_iter().find(|(key, _)| key == KEY) {
@@ -113,7 +120,10 @@ impl Ca {
         let mut batch = Batch::default();
         batch.put(Table::Node, KEY, &record);
         store.commit(batch).await.map_err(CaError::Store)?;
-        tracing::info!(sha256 = ca.sha256(), "Made the certificate authority of this node's cells.");
+        tracing::info!(
+            sha256 = ca.sha256(),
+            "Made the certificate authority of this node's cells."
+        );
         Ok(ca)
     }
 
@@ -128,15 +138,20 @@ impl Ca {
         params.key_usages = vec![KeyUsagePurpose::KeyCertSign];
         let key = KeyPair::generate_for(&PKCS_ECDSA_P256_SHA256).map_err(CaError::Make)?;
         let certificate_der = params.self_signed(&key).map_err(CaError::Make)?.der().to_vec();
-        let record = CertificateAuthority { certificate_der: certificate_der.clone().into(), key_pkcs8_der: key.serialize_der().into() };
+        let record = CertificateAuthority {
+            certificate_der: certificate_der.clone().into(),
+            key_pkcs8_der: key.serialize_der().into(),
+        };
         Ok((Self { certificate_der, issuer: Issuer::new(params, key) }, record))
     }
 
     fn from_record(record: CertificateAuthority) -> Result<Self, CaError> {
         let key = PrivateKeyDer::from(PrivatePkcs8KeyDer::from(record.key_pkcs8_der.to_vec()));
-        let key = KeyPair::from_der_and_sign_algo(&key, &PKCS_ECDSA_P256_SHA256).map_err(CaError::Kept)?;
+        let key = KeyPair::from_der_and_sign_algo(&key, &PKCS_ECDSA_P256_SHA256)
+            .map_err(CaError::Kept)?;
         let certificate_der = record.certificate_der.to_vec();
-        let issuer = Issuer::from_ca_cert_der(&CertificateDer::from(certificate_der.clone()), key).map_err(CaError::Kept)?;
+        let issuer = Issuer::from_ca_cert_der(&CertificateDer::from(certificate_der.clone()), key)
+            .map_err(CaError::Kept)?;
         Ok(Self { certificate_der, issuer })
     }
 
@@ -151,12 +166,19 @@ impl Ca {
     }
 
     /// A certificate for a cell, made now: for clients only, its common name is the cell's id.
-    pub fn certify(&self, now: SystemTime, cell: &CellId, key: &ProvenKey, lifetime: Duration) -> Result<Vec<u8>, CaError> {
+    pub fn certify(
+        &self,
+        now: SystemTime,
+        cell: &CellId,
+        key: &ProvenKey,
+        lifetime: Duration,
+    ) -> Result<Vec<u8>, CaError> {
         let mut params = params(cell.as_str(), now + lifetime)?;
         params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ClientAuth];
         params.key_usages = vec![KeyUsagePurpose::DigitalSignature];
         let der = params.signed_by(&key.0, &self.issuer).map_err(CaError::Make)?.der().to_vec();
-        // The ledger will be asked by what is read from the certificate: it must be what the token was spent for.
+        // The ledger will be asked by what is read from the certificate: it must be what the token
+        // was spent for.
         let read = Certificate::read(&der).map_err(CaError::Read)?;
         debug_assert_eq!(read.key_sha256, key.sha256());
         Ok(der)
@@ -166,12 +188,17 @@ impl Ca {
     pub fn gateway_identity(&self) -> Result<Identity, CaError> {
         let mut params = params("kiyot gateway", BEGIN + NEVER)?;
         params.subject_alt_names =
-            CertificateParams::new([alpn::GATEWAY_NAME.to_owned(), alpn::BULK_NAME.to_owned()]).map_err(CaError::Make)?.subject_alt_names;
+            CertificateParams::new([alpn::GATEWAY_NAME.to_owned(), alpn::BULK_NAME.to_owned()])
+                .map_err(CaError::Make)?
+                .subject_alt_names;
         params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth];
         params.key_usages = vec![KeyUsagePurpose::DigitalSignature];
         let key = KeyPair::generate_for(&PKCS_ECDSA_P256_SHA256).map_err(CaError::Make)?;
         let certificate = params.signed_by(&key, &self.issuer).map_err(CaError::Make)?;
-        Ok(Identity::new(vec![certificate.der().to_vec(), self.certificate_der.clone()], key.serialize_der()))
+        Ok(Identity::new(
+            vec![certificate.der().to_vec(), self.certificate_der.clone()],
+            key.serialize_der(),
+        ))
     }
 }
 

@@ -1,5 +1,5 @@
-//! The control connection: events of a cell, and the wish for a bulk connection. It is there for as long as the cell, so at rest it holds next to nothing:
-//! no HTTP/2, but single messages.
+//! The control connection: events of a cell, and the wish for a bulk connection. It is there for as
+//! long as the cell, so at rest it holds next to nothing: no HTTP/2, but single messages.
 
 use std::{
     fmt,
@@ -17,7 +17,8 @@ use kiyot_link::{
     silence::{Due, Silence},
 };
 use kiyot_proto::cell::{
-    Event, FromCell, HelloReply, HelloRequest, MeasureRequest, NextEvent, OpenBulkRequest, Ping, Pong, ToCell, from_cell, to_cell,
+    Event, FromCell, HelloReply, HelloRequest, MeasureRequest, NextEvent, OpenBulkRequest, Ping,
+    Pong, ToCell, from_cell, to_cell,
 };
 use prost::Message;
 use tokio::{
@@ -30,7 +31,8 @@ use tonic::{Code, Status};
 
 /// The longest message of an agent: as much as a kubelet takes of a containerd. Bytes.
 pub(super) const LONGEST: usize = 16 << 20;
-/// As much as is kept of an agent's words about the end of a watch, in characters: they go to the log.
+/// As much as is kept of an agent's words about the end of a watch, in characters: they go to the
+/// log.
 const WORDS: usize = 1024;
 
 /// Why a control connection ended, or did not begin.
@@ -50,7 +52,8 @@ pub(super) enum Broken {
     Stuck(Duration),
 }
 
-/// The control connections of one cell, one after another: whichever is the current one. Cheap to clone.
+/// The control connections of one cell, one after another: whichever is the current one. Cheap to
+/// clone.
 #[derive(Debug, Clone)]
 pub struct Control(Slot<Line>);
 
@@ -60,8 +63,9 @@ impl Control {
         Self(Slot::new(name))
     }
 
-    /// Begins to watch the cell: everything that is, then everything that changes, for as long as the current connection lasts or until somebody else watches.
-    /// Waits for a connection for a time, then fails with UNAVAILABLE.
+    /// Begins to watch the cell: everything that is, then everything that changes, for as long as
+    /// the current connection lasts or until somebody else watches. Waits for a connection for a
+    /// time, then fails with UNAVAILABLE.
     pub async fn watch(&self) -> Result<Events, Status> {
         let line = self.0.current(None, Instant::now() + Channel::PATIENCE).await?;
         let watch = line.0.watches.fetch_add(1, Ordering::Relaxed) + 1;
@@ -85,7 +89,8 @@ impl Control {
         Ok(())
     }
 
-    /// Has the agent tell metrics with its heartbeats for a time, if it is connected. Returns at once.
+    /// Has the agent tell metrics with its heartbeats for a time, if it is connected. Returns at
+    /// once.
     pub fn measure(&self, time: Duration) {
         if let Some(line) = self.0.now() {
             line.wants(|wanted| wanted.measure = Some(time));
@@ -113,9 +118,11 @@ pub struct Events {
 }
 
 impl Events {
-    /// The next one; `None` when the agent ended the watch. The agent sends no other before this is called again.
+    /// The next one; `None` when the agent ended the watch. The agent sends no other before this is
+    /// called again.
     ///
-    /// UNAVAILABLE when the connection ends, ABORTED when another watch has begun, or the agent's own words.
+    /// UNAVAILABLE when the connection ends, ABORTED when another watch has begun, or the agent's
+    /// own words.
     pub async fn next(&mut self) -> Result<Option<Box<Event>>, Status> {
         let (answer, answered) = oneshot::channel();
         let next = Next { watch: self.watch, answer };
@@ -131,8 +138,13 @@ impl Events {
             // Nobody may be there to see the wish.
             self.line.wants(|wanted| wanted.next = None);
         }
-        let ended =
-            || if self.line.has_ended() { Status::unavailable("the control connection ended") } else { Status::aborted("another watch began") };
+        let ended = || {
+            if self.line.has_ended() {
+                Status::unavailable("the control connection ended")
+            } else {
+                Status::aborted("another watch began")
+            }
+        };
         answered.await.map_err(|_| ended())?
     }
 }
@@ -186,7 +198,13 @@ impl Held for Line {
 impl Line {
     /// One whose agent said this of itself, and that ends with `end`.
     pub(super) fn new(hello: HelloReply, end: &CancellationToken) -> Self {
-        let inner = Inner { hello, wanted: Mutex::default(), ring: Notify::new(), watches: AtomicU64::new(0), end: end.child_token() };
+        let inner = Inner {
+            hello,
+            wanted: Mutex::default(),
+            ring: Notify::new(),
+            watches: AtomicU64::new(0),
+            end: end.child_token(),
+        };
         Self(Arc::new(inner))
     }
 
@@ -201,7 +219,10 @@ impl Line {
     }
 
     /// Asks the agent who it is. The caller bounds its time.
-    pub(super) async fn greet<I: AsyncRead + AsyncWrite + Unpin>(frames: &mut Frames<I>, build_id: &str) -> Result<HelloReply, Broken> {
+    pub(super) async fn greet<I: AsyncRead + AsyncWrite + Unpin>(
+        frames: &mut Frames<I>,
+        build_id: &str,
+    ) -> Result<HelloReply, Broken> {
         let hello = to_cell::Message::Hello(HelloRequest { build_id: build_id.to_owned() });
         frames.send(&ToCell { message: Some(hello) }.encode_to_vec()).await?;
         let answer = frames.next().await?.ok_or(Broken::Ended)?;
@@ -212,11 +233,15 @@ impl Line {
     }
 
     /// Carries wishes and events until the connection ends or is cut. Then whoever waits is told.
-    pub(super) async fn carry<I: AsyncRead + AsyncWrite + Unpin>(&self, frames: &mut Frames<I>) -> Result<(), Broken> {
+    pub(super) async fn carry<I: AsyncRead + AsyncWrite + Unpin>(
+        &self,
+        frames: &mut Frames<I>,
+    ) -> Result<(), Broken> {
         // Dropped last: who waits must find that it has ended.
         let mut waits = None;
         let _ended = Ended(self);
-        // Not by `run_until_cancelled`, which has room for the future twice, in each of very many connections.
+        // Not by `run_until_cancelled`, which has room for the future twice, in each of very many
+        // connections.
         tokio::select! {
             biased;
             () = self.0.end.cancelled() => Ok(()),
@@ -224,7 +249,11 @@ impl Line {
         }
     }
 
-    async fn converse<I: AsyncRead + AsyncWrite + Unpin>(&self, frames: &mut Frames<I>, waits: &mut Option<Next>) -> Result<(), Broken> {
+    async fn converse<I: AsyncRead + AsyncWrite + Unpin>(
+        &self,
+        frames: &mut Frames<I>,
+        waits: &mut Option<Next>,
+    ) -> Result<(), Broken> {
         let mut silence = Silence::of_gateway();
         loop {
             let message = tokio::select! {
@@ -246,14 +275,18 @@ impl Line {
                 },
             };
             let message = ToCell { message: Some(message) }.encode_to_vec();
-            timeout(silence.patience(), frames.send(&message)).await.map_err(|_| Broken::Stuck(silence.patience()))??;
+            timeout(silence.patience(), frames.send(&message))
+                .await
+                .map_err(|_| Broken::Stuck(silence.patience()))??;
         }
     }
 
     /// Takes what the agent said. Returns what is to be answered.
     fn heard(&self, heard: FromCell, waits: &mut Option<Next>) -> Option<to_cell::Message> {
         // What was sent to a watch before the current one is not for it.
-        let of = |waits: &mut Option<Next>, watch| waits.take_if(|next| next.watch == watch).map(|next| next.answer);
+        let of = |waits: &mut Option<Next>, watch| {
+            waits.take_if(|next| next.watch == watch).map(|next| next.answer)
+        };
         match heard.message? {
             from_cell::Message::Event(event) => {
                 if let Some(answer) = of(waits, event.watch) {
@@ -284,7 +317,10 @@ impl Line {
             Some(to_cell::Message::OpenBulk(OpenBulkRequest {}))
         } else {
             let seconds = |time: Duration| u32::try_from(time.as_secs()).unwrap_or(u32::MAX);
-            wanted.measure.take().map(|time| to_cell::Message::Measure(MeasureRequest { seconds: seconds(time) }))
+            wanted
+                .measure
+                .take()
+                .map(|time| to_cell::Message::Measure(MeasureRequest { seconds: seconds(time) }))
         };
         if wish.is_some() {
             if wanted.measure.is_some() || wanted.next.is_some() {

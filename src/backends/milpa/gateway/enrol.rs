@@ -1,4 +1,5 @@
-//! Enrolment: a cell trades its one-time token for a certificate. Without a token the cell's own key gets a new one for the one that expires.
+//! Enrolment: a cell trades its one-time token for a certificate. Without a token the cell's own
+//! key gets a new one for the one that expires.
 
 use std::{sync::Arc, time::Duration};
 
@@ -38,14 +39,25 @@ impl Enrolment {
 impl enrolment_server::Enrolment for Enrolment {
     async fn enrol(&self, request: Request<EnrolRequest>) -> Result<Response<EnrolReply>, Status> {
         let EnrolRequest { cell, token, csr_der, build_id } = request.into_inner();
-        let key = ProvenKey::from_request(&csr_der).map_err(|error| Status::invalid_argument(error.to_string()))?;
+        let key = ProvenKey::from_request(&csr_der)
+            .map_err(|error| Status::invalid_argument(error.to_string()))?;
         let key_sha256 = key.sha256();
         let admitted = if token.is_empty() {
-            // A renewal: the request is signed by the key that the cell's token was spent for, and the cell lives.
+            // A renewal: the request is signed by the key that the cell's token was spent for, and
+            // the cell lives.
             self.ledger.admits(&cell, &key_sha256)
         } else {
-            let claim = timeout(CLAIM_TIMEOUT, self.ledger.claim(&cell, &sha256(token.as_bytes()), &key_sha256)).await;
-            claim.map_err(|_| Status::unavailable(format!("spending a token took longer than {} s", CLAIM_TIMEOUT.as_secs())))?
+            let claim = timeout(
+                CLAIM_TIMEOUT,
+                self.ledger.claim(&cell, &sha256(token.as_bytes()), &key_sha256),
+            )
+            .await;
+            claim.map_err(|_| {
+                Status::unavailable(format!(
+                    "spending a token took longer than {} s",
+                    CLAIM_TIMEOUT.as_secs()
+                ))
+            })?
         };
         let id = admitted.map_err(|refusal| refused(&refusal, &key_sha256))?;
         let certificate = self.ca.certify(self.clock.now(), &id, &key, self.lifetime).map_err(|error| {
@@ -53,7 +65,10 @@ impl enrolment_server::Enrolment for Enrolment {
             Status::unavailable("no certificate could be made")
         })?;
         tracing::info!(cell = %id, key_sha256, agent = %build_id.escape_debug(), "A cell has its certificate.");
-        Ok(Response::new(EnrolReply { certificate_der: certificate.into(), ca_der: self.ca.certificate_der().to_vec().into() }))
+        Ok(Response::new(EnrolReply {
+            certificate_der: certificate.into(),
+            ca_der: self.ca.certificate_der().to_vec().into(),
+        }))
     }
 }
 
@@ -66,7 +81,11 @@ fn refused(refusal: &Refusal, key_sha256: &str) -> Status {
             Status::unavailable("the store did not keep it")
         }
         Refusal::OtherKey(_) => {
-            tracing::error!(error, key_sha256, "A token that was spent was shown with another key: somebody else has the bootstrap data of a cell.");
+            tracing::error!(
+                error,
+                key_sha256,
+                "A token that was spent was shown with another key: somebody else has the bootstrap data of a cell."
+            );
             Status::permission_denied("not let in")
         }
         Refusal::Unknown(_) | Refusal::WrongToken(_) | Refusal::Expired(_) => {

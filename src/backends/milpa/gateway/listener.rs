@@ -25,9 +25,11 @@ use super::{
     shared::Shared,
 };
 
-/// How long the listener rests after the kernel gave it no connection (out of file descriptors, mostly).
+/// How long the listener rests after the kernel gave it no connection (out of file descriptors,
+/// mostly).
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
-/// How long nothing more is said of connections that are dropped: whoever dials writes no log at its own pace.
+/// How long nothing more is said of connections that are dropped: whoever dials writes no log at
+/// its own pace.
 const TELL_AGAIN: Duration = Duration::from_secs(10);
 
 /// The listening socket. A unix socket's file goes with it.
@@ -47,7 +49,8 @@ impl Listener {
                     _ => {}
                 }
                 let listener = UnixListener::bind(path)?;
-                // Whatever the umask: who dials is the cells' root, and nobody else need be held off.
+                // Whatever the umask: who dials is the cells' root, and nobody else need be held
+                // off.
                 std::fs::set_permissions(path, Permissions::from_mode(0o600))?;
                 Ok(Self::Unix(listener, path.clone()))
             }
@@ -101,7 +104,11 @@ pub(super) async fn run(listener: Listener, shared: Arc<Shared>) {
                 let Some(place) = shared.newcomers.place(peer.clone()) else {
                     dropped += 1;
                     if told.is_none_or(|told| told.elapsed() >= TELL_AGAIN) {
-                        tracing::warn!(?peer, dropped, "Connections were dropped: as many as may be are on their way in, in all or of one peer.");
+                        tracing::warn!(
+                            ?peer,
+                            dropped,
+                            "Connections were dropped: as many as may be are on their way in, in all or of one peer."
+                        );
                         (dropped, told) = (0, Some(Instant::now()));
                     }
                     continue;
@@ -110,7 +117,9 @@ pub(super) async fn run(listener: Listener, shared: Arc<Shared>) {
                 let own = shared.clone();
                 shared.tasks.spawn(async move {
                     // What the way in needs is given back before the connection is carried.
-                    let way_in = Box::pin(own.end.run_until_cancelled(come_in(stream, place, arrival, &own)));
+                    let way_in = Box::pin(
+                        own.end.run_until_cancelled(come_in(stream, place, arrival, &own)),
+                    );
                     if let Some(Some(admitted)) = way_in.await {
                         admitted.carry(&own).await;
                     }
@@ -134,7 +143,11 @@ async fn come_in(stream: Stream, place: Place, arrival: u64, shared: &Shared) ->
             Some(alpn::BULK_NAME) => ConnectionKind::Bulk,
             _ => ConnectionKind::Control,
         };
-        let offered = hello.alpn().map(|all| all.fold((false, false), |(cell, enrol), one| (cell || one == alpn::CELL, enrol || one == alpn::ENROL)));
+        let offered = hello.alpn().map(|all| {
+            all.fold((false, false), |(cell, enrol), one| {
+                (cell || one == alpn::CELL, enrol || one == alpn::ENROL)
+            })
+        });
         let (kind, config) = match offered {
             Some((true, _)) => (Some(kind), shared.cell_tls.clone()),
             // An unknown one is refused by TLS, in words that the other side understands.
@@ -159,24 +172,36 @@ async fn come_in(stream: Stream, place: Place, arrival: u64, shared: &Shared) ->
         }
     };
     let Some(kind) = kind else {
-        let served = http2::serve(stream, http2::Profile::ENROL, shared.enrolment.clone().service(), shared.end.clone(), shared.tasks.clone());
+        let served = http2::serve(
+            stream,
+            http2::Profile::ENROL,
+            shared.enrolment.clone().service(),
+            shared.end.clone(),
+            shared.tasks.clone(),
+        );
         if timeout(shared.limits.enrolment, served).await.is_err() {
             tracing::debug!("A connection for enrolment took too long.");
         }
         return None;
     };
     // Twice: HTTP/2 and the answer to Hello, which has the same limit of its own.
-    let admitted = match timeout(shared.limits.handshake * 2, admit::admit(stream, kind, arrival, shared)).await {
-        Ok(Ok(admitted)) => Some(admitted),
-        Ok(Err(error)) => {
-            tracing::info!(error = &error as &dyn std::error::Error, "A connection with a certificate was not let in.");
-            None
-        }
-        Err(_) => {
-            tracing::info!("A connection with a certificate was too slow.");
-            None
-        }
-    };
+    let admitted =
+        match timeout(shared.limits.handshake * 2, admit::admit(stream, kind, arrival, shared))
+            .await
+        {
+            Ok(Ok(admitted)) => Some(admitted),
+            Ok(Err(error)) => {
+                tracing::info!(
+                    error = &error as &dyn std::error::Error,
+                    "A connection with a certificate was not let in."
+                );
+                None
+            }
+            Err(_) => {
+                tracing::info!("A connection with a certificate was too slow.");
+                None
+            }
+        };
     drop(place);
     admitted
 }

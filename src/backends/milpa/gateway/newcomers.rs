@@ -69,7 +69,8 @@ mod tests {
     #[test]
     fn both_limits_hold_and_places_come_back() {
         let newcomers = Newcomers::new(3, 2);
-        let (one, other) = (Peer::Address("192.0.2.1".parse().unwrap()), Peer::Network("net:[2]".into()));
+        let (one, other) =
+            (Peer::Address("192.0.2.1".parse().unwrap()), Peer::Network("net:[2]".into()));
         let first = newcomers.place(one.clone()).unwrap();
         let _second = newcomers.place(one.clone()).unwrap();
         assert!(newcomers.place(one.clone()).is_none());
@@ -79,6 +80,10 @@ mod tests {
         drop(first);
         let _fourth = newcomers.place(one).unwrap();
         assert!(newcomers.place(Peer::Unseen).is_none());
-        assert_eq!(newcomers.0.now.lock().unwrap().by_peer.len(), 2, "who is refused is not remembered");
+        assert_eq!(
+            newcomers.0.now.lock().unwrap().by_peer.len(),
+            2,
+            "who is refused is not remembered"
+        );
     }
 }

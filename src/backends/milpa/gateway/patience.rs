@@ -4,8 +4,10 @@ use std::{ops::RangeInclusive, time::Duration};
 
 use tokio::time::Instant;
 
-/// How long one cell's bulk connection is kept without a call. Briefly: it costs more than all else of a cell, and most cells are not called again soon. Where calls
-/// come again and again, as those of probes do, it is kept from one to the next: twice the silence that the last one did not outlast, within bounds.
+/// How long one cell's bulk connection is kept without a call. Briefly: it costs more than all else
+/// of a cell, and most cells are not called again soon. Where calls come again and again, as those
+/// of probes do, it is kept from one to the next: twice the silence that the last one did not
+/// outlast, within bounds.
 #[derive(Debug)]
 pub(super) struct Patience {
     bounds: RangeInclusive<Duration>,
@@ -30,11 +32,16 @@ impl Patience {
         self.closed = Some(now);
     }
 
-    /// A connection was opened. One that ended in another way says nothing of how long it should have been kept.
+    /// A connection was opened. One that ended in another way says nothing of how long it should
+    /// have been kept.
     pub(super) fn opened(&mut self, now: Instant) {
         let Some(closed) = self.closed.take() else { return };
         let silence = self.long + now.saturating_duration_since(closed);
-        self.long = if silence <= *self.bounds.end() { (silence * 2).min(*self.bounds.end()) } else { *self.bounds.start() };
+        self.long = if silence <= *self.bounds.end() {
+            (silence * 2).min(*self.bounds.end())
+        } else {
+            *self.bounds.start()
+        };
     }
 }
 
@@ -47,7 +54,8 @@ mod tests {
     const LEAST: Duration = Duration::from_secs(6);
     const MOST: Duration = Duration::from_secs(60);
 
-    /// Calls that begin so long one after another and take no time. Returns how many connections they needed.
+    /// Calls that begin so long one after another and take no time. Returns how many connections
+    /// they needed.
     fn calls(patience: &mut Patience, every: &[Duration]) -> usize {
         let (mut now, mut opened) = (Instant::now(), 1);
         patience.opened(now);
@@ -67,7 +75,11 @@ mod tests {
     fn what_is_called_again_and_again_is_kept() {
         for (seconds, connections) in [(1, 1), (5, 1), (6, 2), (10, 2), (30, 2), (45, 2), (59, 2)] {
             let mut patience = Patience::new(LEAST..=MOST);
-            assert_eq!(calls(&mut patience, &[Duration::from_secs(seconds); 100]), connections, "every {seconds} s");
+            assert_eq!(
+                calls(&mut patience, &[Duration::from_secs(seconds); 100]),
+                connections,
+                "every {seconds} s"
+            );
         }
     }
 

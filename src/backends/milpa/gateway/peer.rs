@@ -1,5 +1,6 @@
-//! Who dials, as far as the kernel knows it before anything was said: enough to bound what one of them may hold. (Root of a cell of namespaces can make network
-//! namespaces of its own, and so be several: such a cell isolates no better than a container does.)
+//! Who dials, as far as the kernel knows it before anything was said: enough to bound what one of
+//! them may hold. (Root of a cell of namespaces can make network namespaces of its own, and so be
+//! several: such a cell isolates no better than a container does.)
 
 use std::{
     fs,
@@ -14,7 +15,8 @@ use tokio::net::UnixStream;
 pub(super) enum Peer {
     /// An address, of TCP.
     Address(IpAddr),
-    /// A network namespace that is not the daemon's: a cell's, whichever of its processes dials. As `/proc/<pid>/ns/net` has it.
+    /// A network namespace that is not the daemon's: a cell's, whichever of its processes dials. As
+    /// `/proc/<pid>/ns/net` has it.
     Network(PathBuf),
     /// A process in the daemon's network namespace, by its number.
     Process(i32),
@@ -31,8 +33,16 @@ impl Peer {
     /// Of a process. A number that is not seen from this PID namespace is 0.
     fn of_process(proc: &Path, pid: Option<i32>) -> Self {
         let network = |process: &str| fs::read_link(proc.join(process).join("ns/net")).ok();
-        let Some((pid, of_peer)) = pid.filter(|pid| *pid > 0).and_then(|pid| Some((pid, network(&pid.to_string())?))) else { return Self::Unseen };
-        if network("self") == Some(of_peer.clone()) { Self::Process(pid) } else { Self::Network(of_peer) }
+        let Some((pid, of_peer)) =
+            pid.filter(|pid| *pid > 0).and_then(|pid| Some((pid, network(&pid.to_string())?)))
+        else {
+            return Self::Unseen;
+        };
+        if network("self") == Some(of_peer.clone()) {
+            Self::Process(pid)
+        } else {
+            Self::Network(of_peer)
+        }
     }
 }
 
@@ -45,17 +55,30 @@ mod tests {
     #[test]
     fn processes_of_a_cell_are_one_peer_and_those_of_the_node_are_each_their_own() {
         let proc = tempfile::tempdir().unwrap();
-        for (process, network) in [("self", "net:[1]"), ("7", "net:[1]"), ("8", "net:[1]"), ("21", "net:[2]"), ("22", "net:[2]"), ("31", "net:[3]")] {
+        for (process, network) in [
+            ("self", "net:[1]"),
+            ("7", "net:[1]"),
+            ("8", "net:[1]"),
+            ("21", "net:[2]"),
+            ("22", "net:[2]"),
+            ("31", "net:[3]"),
+        ] {
             let directory = proc.path().join(process).join("ns");
             fs::create_dir_all(&directory).unwrap();
             symlink(network, directory.join("net")).unwrap();
         }
         let of = |pid: i32| Peer::of_process(proc.path(), Some(pid));
         assert_eq!((of(7), of(8)), (Peer::Process(7), Peer::Process(8)));
-        assert_eq!((of(21), of(22)), (Peer::Network("net:[2]".into()), Peer::Network("net:[2]".into())));
+        assert_eq!(
+            (of(21), of(22)),
+            (Peer::Network("net:[2]".into()), Peer::Network("net:[2]".into()))
+        );
         assert_ne!(of(31), of(22));
         // Who has ended since, and who is not seen from here.
-        assert_eq!((of(9), of(0), Peer::of_process(proc.path(), None)), (Peer::Unseen, Peer::Unseen, Peer::Unseen));
+        assert_eq!(
+            (of(9), of(0), Peer::of_process(proc.path(), None)),
+            (Peer::Unseen, Peer::Unseen, Peer::Unseen)
+        );
     }
 
     #[tokio::test]

@@ -24,7 +24,8 @@ use super::{
 };
 use crate::backends::milpa::id::CellId;
 
-/// How long a wish for a bulk connection waits for a control connection, before it is looked at anew.
+/// How long a wish for a bulk connection waits for a control connection, before it is looked at
+/// anew.
 const OPEN_BULK_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// After this it is told again, if calls still wait for one. It ignores what comes while it dials.
@@ -45,7 +46,12 @@ pub(super) struct CellSlots {
 }
 
 impl CellSlots {
-    fn new(cell: &CellId, idle: RangeInclusive<Duration>, end: &CancellationToken, tasks: &TaskTracker) -> Arc<Self> {
+    fn new(
+        cell: &CellId,
+        idle: RangeInclusive<Duration>,
+        end: &CancellationToken,
+        tasks: &TaskTracker,
+    ) -> Arc<Self> {
         let slots = Arc::new(Self {
             cell: cell.clone(),
             control: Control::new(format!("control connection of {cell}")),
@@ -60,7 +66,9 @@ impl CellSlots {
                 && !slots.asking.swap(true, Ordering::SeqCst)
             {
                 let end = end.clone();
-                tasks.spawn(async move { end.run_until_cancelled_owned(slots.ask_for_bulk()).await });
+                tasks.spawn(
+                    async move { end.run_until_cancelled_owned(slots.ask_for_bulk()).await },
+                );
             }
         });
         slots
@@ -78,16 +86,20 @@ impl CellSlots {
                     Ok(()) => {
                         let _ = timeout(OPEN_BULK_AGAIN, self.bulk.settled()).await;
                     }
-                    Err(status) => tracing::debug!(cell = %self.cell, %status, "The agent could not be asked for a bulk connection."),
+                    Err(status) => {
+                        tracing::debug!(cell = %self.cell, %status, "The agent could not be asked for a bulk connection.")
+                    }
                 }
                 if !self.bulk.is_connected() {
-                    // A place may hold a connection that has just ended, and an agent may refuse at once.
+                    // A place may hold a connection that has just ended, and an agent may refuse at
+                    // once.
                     sleep(Duration::from_millis(20)).await;
                 }
             }
             self.asking.store(false, Ordering::SeqCst);
             // A call that began to wait before this saw a task that asks.
-            let wanted = self.bulk.waiting() > 0 && !self.bulk.is_connected() && !self.bulk.is_closed();
+            let wanted =
+                self.bulk.waiting() > 0 && !self.bulk.is_connected() && !self.bulk.is_closed();
             if !wanted || self.asking.swap(true, Ordering::SeqCst) {
                 return;
             }
@@ -95,7 +107,11 @@ impl CellSlots {
     }
 
     /// A control connection becomes the current one.
-    pub(super) fn control_opened(&self, offer: Offer<Line>, ledger: &dyn Ledger) -> Result<(), Refused> {
+    pub(super) fn control_opened(
+        &self,
+        offer: Offer<Line>,
+        ledger: &dyn Ledger,
+    ) -> Result<(), Refused> {
         let _news = self.news.lock().unwrap_or_else(PoisonError::into_inner);
         let hello = offer.connection.hello().clone();
         self.control.offer(offer)?;
@@ -158,14 +174,21 @@ pub(super) struct Slots {
 
 impl Slots {
     /// For how long, at first and at most, a bulk connection is kept without a call is `bulk_idle`.
-    pub(super) fn new(bulk_idle: RangeInclusive<Duration>, end: CancellationToken, tasks: TaskTracker) -> Self {
+    pub(super) fn new(
+        bulk_idle: RangeInclusive<Duration>,
+        end: CancellationToken,
+        tasks: TaskTracker,
+    ) -> Self {
         Self { by_cell: Mutex::default(), bulk_idle, end, tasks }
     }
 
     /// The link to a cell; the first call makes its places.
     pub(super) fn link(&self, cell: &CellId) -> CellLink {
         let mut by_cell = self.by_cell.lock().unwrap_or_else(PoisonError::into_inner);
-        by_cell.entry(cell.clone()).or_insert_with(|| CellSlots::new(cell, self.bulk_idle.clone(), &self.end, &self.tasks)).link()
+        by_cell
+            .entry(cell.clone())
+            .or_insert_with(|| CellSlots::new(cell, self.bulk_idle.clone(), &self.end, &self.tasks))
+            .link()
     }
 
     /// The places of a cell that has a link.

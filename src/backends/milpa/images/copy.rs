@@ -58,10 +58,13 @@ pub(super) enum CopyError {
 
 /// What is under a name on the node: the image for this machine. `None` if there is no such name.
 pub(super) async fn resolve(node: &dyn Node, name: &str) -> Result<Option<Manifest>, CopyError> {
-    let Some(mut target) = node.target(name).await.map_err(CopyError::Node)? else { return Ok(None) };
+    let Some(mut target) = node.target(name).await.map_err(CopyError::Node)? else {
+        return Ok(None);
+    };
     for _ in 0..=MAX_INDEXES {
         let json = timeout(JSON_TIME, json(node, &target)).await;
-        let json = json.map_err(|_| CopyError::Stalled(target.digest.clone(), JSON_TIME.as_secs()))??;
+        let json =
+            json.map_err(|_| CopyError::Stalled(target.digest.clone(), JSON_TIME.as_secs()))??;
         match parse(&target, &json, architecture())? {
             Parsed::Index(next) => target = next,
             Parsed::Manifest(manifest) => return Ok(Some(manifest)),
@@ -80,20 +83,35 @@ pub(super) async fn is_whole(node: &dyn Node, manifest: &Manifest) -> Result<boo
     Ok(true)
 }
 
-/// Copies what of an image is not in the cell, and names it there. `stall`: how long a blob may stand still.
-pub(super) async fn copy(node: &dyn Node, cell: &dyn Receiver, manifest: &Manifest, names: Vec<String>, stall: Duration) -> Result<(), CopyError> {
+/// Copies what of an image is not in the cell, and names it there. `stall`: how long a blob may
+/// stand still.
+pub(super) async fn copy(
+    node: &dyn Node,
+    cell: &dyn Receiver,
+    manifest: &Manifest,
+    names: Vec<String>,
+    stall: Duration,
+) -> Result<(), CopyError> {
     let lease = node.hold(&manifest.target.digest).await.map_err(CopyError::Node)?;
     let copied = copy_held(node, cell, manifest, names, stall).await;
     node.release(&lease).await;
     copied
 }
 
-async fn copy_held(node: &dyn Node, cell: &dyn Receiver, manifest: &Manifest, names: Vec<String>, stall: Duration) -> Result<(), CopyError> {
+async fn copy_held(
+    node: &dyn Node,
+    cell: &dyn Receiver,
+    manifest: &Manifest,
+    names: Vec<String>,
+    stall: Duration,
+) -> Result<(), CopyError> {
     let blobs = manifest.blobs();
     let digests = blobs.iter().map(|blob| blob.digest.clone()).collect();
     // Only what is this image's is sent, whatever the cell asks for.
-    let missing: HashSet<String> = cell.missing(digests).await.map_err(CopyError::Cell)?.into_iter().collect();
-    let missing: Vec<&Descriptor> = blobs.into_iter().filter(|blob| missing.contains(&blob.digest)).collect();
+    let missing: HashSet<String> =
+        cell.missing(digests).await.map_err(CopyError::Cell)?.into_iter().collect();
+    let missing: Vec<&Descriptor> =
+        blobs.into_iter().filter(|blob| missing.contains(&blob.digest)).collect();
     for blob in &missing {
         if !node.has(&blob.digest).await.map_err(CopyError::Node)? {
             return Err(CopyError::Dropped(blob.digest.clone()));
@@ -115,7 +133,13 @@ async fn copy_held(node: &dyn Node, cell: &dyn Receiver, manifest: &Manifest, na
 }
 
 /// Sends one blob, part by part as it is read.
-pub(super) async fn put(node: &dyn Node, cell: &dyn Receiver, manifest: &Manifest, blob: &Descriptor, stall: Duration) -> Result<(), CopyError> {
+pub(super) async fn put(
+    node: &dyn Node,
+    cell: &dyn Receiver,
+    manifest: &Manifest,
+    blob: &Descriptor,
+    stall: Duration,
+) -> Result<(), CopyError> {
     let stalled = || CopyError::Stalled(blob.digest.clone(), stall.as_secs());
     let (sender, parts) = mpsc::channel(QUEUE);
     let sending = async move {
@@ -157,14 +181,18 @@ async fn json(node: &dyn Node, blob: &Descriptor) -> Result<Vec<u8>, CopyError> 
         return Err(damaged());
     }
     let mut parts = match node.read(blob).await {
-        Err(status) if status.code() == tonic::Code::NotFound => return Err(CopyError::Dropped(blob.digest.clone())),
+        Err(status) if status.code() == tonic::Code::NotFound => {
+            return Err(CopyError::Dropped(blob.digest.clone()));
+        }
         parts => parts.map_err(CopyError::Node)?,
     };
     let mut json = Vec::new();
     while let Some(part) = parts.next().await {
         match part {
             Ok(part) => json.extend_from_slice(&part),
-            Err(status) if status.code() == tonic::Code::NotFound => return Err(CopyError::Dropped(blob.digest.clone())),
+            Err(status) if status.code() == tonic::Code::NotFound => {
+                return Err(CopyError::Dropped(blob.digest.clone()));
+            }
             Err(status) => return Err(CopyError::Node(status)),
         }
         if json.len() as u64 > MAX_JSON {

@@ -19,7 +19,9 @@ pub(super) enum ManifestError {
     #[error("blob {0} is not the JSON of an image: {1}")]
     Json(String, String),
     /// Another kind of image.
-    #[error("blob {0} is of type {1:?}; allowed are indexes and manifests of OCI and of Docker (schema 2)")]
+    #[error(
+        "blob {0} is of type {1:?}; allowed are indexes and manifests of OCI and of Docker (schema 2)"
+    )]
     Type(String, String),
     /// A digest that can't be checked.
     #[error("{0:?} is no digest that can be checked; allowed is sha256")]
@@ -110,32 +112,56 @@ impl Manifest {
         blobs
     }
 
-    /// The labels of one of its blobs, by which containerd's garbage collection knows what leads where.
+    /// The labels of one of its blobs, by which containerd's garbage collection knows what leads
+    /// where.
     pub(super) fn labels(&self, digest: &str) -> BTreeMap<String, String> {
         if digest != self.target.digest {
             return BTreeMap::new();
         }
-        let layers = self.layers.iter().enumerate().map(|(number, layer)| (format!("containerd.io/gc.ref.content.l.{number}"), layer.digest.clone()));
-        layers.chain([("containerd.io/gc.ref.content.config".to_owned(), self.config.digest.clone())]).collect()
+        let layers = self.layers.iter().enumerate().map(|(number, layer)| {
+            (format!("containerd.io/gc.ref.content.l.{number}"), layer.digest.clone())
+        });
+        layers
+            .chain([("containerd.io/gc.ref.content.config".to_owned(), self.config.digest.clone())])
+            .collect()
     }
 }
 
 /// Reads the JSON of a blob. Its bytes have been checked against its digest.
-pub(super) fn parse(blob: &Descriptor, json: &[u8], architecture: &'static str) -> Result<Parsed, ManifestError> {
-    let document: Document = serde_json::from_slice(json).map_err(|error| ManifestError::Json(blob.digest.clone(), error.to_string()))?;
-    let media_type = if document.media_type.is_empty() { &blob.media_type } else { &document.media_type };
+pub(super) fn parse(
+    blob: &Descriptor,
+    json: &[u8],
+    architecture: &'static str,
+) -> Result<Parsed, ManifestError> {
+    let document: Document = serde_json::from_slice(json)
+        .map_err(|error| ManifestError::Json(blob.digest.clone(), error.to_string()))?;
+    let media_type =
+        if document.media_type.is_empty() { &blob.media_type } else { &document.media_type };
     match (&**media_type, document.config) {
-        ("application/vnd.oci.image.index.v1+json" | "application/vnd.docker.distribution.manifest.list.v2+json", _) => {
-            let found = for_machine(document.manifests, architecture).ok_or_else(|| ManifestError::Platform(blob.digest.clone(), architecture))?;
+        (
+            "application/vnd.oci.image.index.v1+json"
+            | "application/vnd.docker.distribution.manifest.list.v2+json",
+            _,
+        ) => {
+            let found = for_machine(document.manifests, architecture)
+                .ok_or_else(|| ManifestError::Platform(blob.digest.clone(), architecture))?;
             checked(found).map(Parsed::Index)
         }
-        ("application/vnd.oci.image.manifest.v1+json" | "application/vnd.docker.distribution.manifest.v2+json", Some(config)) => {
+        (
+            "application/vnd.oci.image.manifest.v1+json"
+            | "application/vnd.docker.distribution.manifest.v2+json",
+            Some(config),
+        ) => {
             if document.layers.len() > MAX_LAYERS {
                 return Err(ManifestError::TooMuch);
             }
             let target = Descriptor::new(media_type, &blob.digest, blob.size);
             let layers = document.layers.into_iter().map(checked).collect::<Result<_, _>>()?;
-            Ok(Parsed::Manifest(Manifest { target: checked(target)?, config: checked(config)?, layers }))
+            Ok(Parsed::Manifest(Manifest {
+                target: checked(target)?,
+                config: checked(config)?,
+                layers,
+            }))
         }
         (other, _) => Err(ManifestError::Type(blob.digest.clone(), other.to_owned())),
     }
@@ -196,11 +222,16 @@ mod tests {
     }
 
     fn entry(byte: u8, platform: &str) -> String {
-        format!(r#"{{"mediaType":"{MANIFEST}","digest":"{}","size":{byte}{platform}}}"#, digest(byte))
+        format!(
+            r#"{{"mediaType":"{MANIFEST}","digest":"{}","size":{byte}{platform}}}"#,
+            digest(byte)
+        )
     }
 
     fn platform(os: &str, architecture: &str, variant: &str) -> String {
-        format!(r#","platform":{{"os":"{os}","architecture":"{architecture}","variant":"{variant}"}}"#)
+        format!(
+            r#","platform":{{"os":"{os}","architecture":"{architecture}","variant":"{variant}"}}"#
+        )
     }
 
     #[test]
@@ -221,16 +252,34 @@ mod tests {
                 "{architecture}"
             );
         }
-        assert!(matches!(parse(&blob, json.as_bytes(), "s390x"), Err(ManifestError::Platform(_, "s390x"))));
+        assert!(matches!(
+            parse(&blob, json.as_bytes(), "s390x"),
+            Err(ManifestError::Platform(_, "s390x"))
+        ));
         let json = format!(r#"{{"manifests":[{}]}}"#, entry(7, ""));
-        assert!(matches!(parse(&blob, json.as_bytes(), "amd64"), Ok(Parsed::Index(found)) if found.digest == digest(7)));
+        assert!(
+            matches!(parse(&blob, json.as_bytes(), "amd64"), Ok(Parsed::Index(found)) if found.digest == digest(7))
+        );
     }
 
     #[test]
     fn a_manifest_has_its_blobs_once_and_its_own_last() {
-        let json = format!(r#"{{"mediaType":"{MANIFEST}","config":{},"layers":[{},{},{}]}}"#, entry(1, ""), entry(2, ""), entry(3, ""), entry(2, ""));
-        let Ok(Parsed::Manifest(manifest)) = parse(&Descriptor::new("", &digest(9), 5), json.as_bytes(), "amd64") else { panic!("no manifest") };
-        assert_eq!(manifest.blobs().iter().map(|blob| blob.digest.clone()).collect::<Vec<_>>(), [2, 3, 1, 9].map(digest));
+        let json = format!(
+            r#"{{"mediaType":"{MANIFEST}","config":{},"layers":[{},{},{}]}}"#,
+            entry(1, ""),
+            entry(2, ""),
+            entry(3, ""),
+            entry(2, "")
+        );
+        let Ok(Parsed::Manifest(manifest)) =
+            parse(&Descriptor::new("", &digest(9), 5), json.as_bytes(), "amd64")
+        else {
+            panic!("no manifest")
+        };
+        assert_eq!(
+            manifest.blobs().iter().map(|blob| blob.digest.clone()).collect::<Vec<_>>(),
+            [2, 3, 1, 9].map(digest)
+        );
         assert_eq!(manifest.target, Descriptor::new(MANIFEST, &digest(9), 5));
         let labels = manifest.labels(&digest(9));
         assert_eq!(labels["containerd.io/gc.ref.content.config"], digest(1));
@@ -243,9 +292,15 @@ mod tests {
         let blob = |media_type: &str| Descriptor::new(media_type, &digest(9), 5);
         assert!(matches!(parse(&blob(MANIFEST), b"{", "amd64"), Err(ManifestError::Json(..))));
         assert!(matches!(parse(&blob(MANIFEST), b"{}", "amd64"), Err(ManifestError::Type(..))));
-        assert!(matches!(parse(&blob("application/vnd.docker.distribution.manifest.v1+json"), b"{}", "amd64"), Err(ManifestError::Type(..))));
+        assert!(matches!(
+            parse(&blob("application/vnd.docker.distribution.manifest.v1+json"), b"{}", "amd64"),
+            Err(ManifestError::Type(..))
+        ));
         let bad = r#"{"config":{"digest":"sha512:00","size":1}}"#;
-        assert!(matches!(parse(&blob(MANIFEST), bad.as_bytes(), "amd64"), Err(ManifestError::Digest(_))));
+        assert!(matches!(
+            parse(&blob(MANIFEST), bad.as_bytes(), "amd64"),
+            Err(ManifestError::Digest(_))
+        ));
     }
 
     proptest! {

@@ -14,7 +14,8 @@ use tokio::sync::OwnedMutexGuard;
 /// The longest id or user of it then, in bytes.
 const MAX_WORD: usize = 4096;
 
-/// The most that is remembered of one image, in bytes: there may be thousands, and it is a cell's word.
+/// The most that is remembered of one image, in bytes: there may be thousands, and it is a cell's
+/// word.
 const MAX_IMAGE: usize = 64 << 10;
 
 /// An image without its names and annotations, if there is too much of them.
@@ -136,9 +137,18 @@ mod tests {
 
     #[test]
     fn an_image_with_endless_names_is_remembered_without_them() {
-        let usual = cri::Image { id: "sha256:0".to_owned(), repo_tags: vec!["busybox".to_owned()], ..cri::Image::default() };
+        let usual = cri::Image {
+            id: "sha256:0".to_owned(),
+            repo_tags: vec!["busybox".to_owned()],
+            ..cri::Image::default()
+        };
         assert_eq!(bounded(&usual), usual);
-        let endless = cri::Image { repo_tags: vec!["tag".repeat(1000); 1000], username: "u".repeat(1 << 20), size: 7, ..usual };
+        let endless = cri::Image {
+            repo_tags: vec!["tag".repeat(1000); 1000],
+            username: "u".repeat(1 << 20),
+            size: 7,
+            ..usual
+        };
         let kept = bounded(&endless);
         assert!(kept.encoded_len() < MAX_IMAGE && kept.repo_tags.is_empty());
         assert_eq!((kept.id, kept.size, kept.username.len()), (endless.id, 7, MAX_WORD));

@@ -5,8 +5,9 @@ use std::{path::PathBuf, time::Duration};
 use async_trait::async_trait;
 use bytes::Bytes;
 use containerd_client::services::v1::{
-    AddResourceRequest, CreateRequest, DeleteRequest, GetImageRequest, InfoRequest, ReadContentRequest, Resource, content_client::ContentClient,
-    images_client::ImagesClient, leases_client::LeasesClient,
+    AddResourceRequest, CreateRequest, DeleteRequest, GetImageRequest, InfoRequest,
+    ReadContentRequest, Resource, content_client::ContentClient, images_client::ImagesClient,
+    leases_client::LeasesClient,
 };
 use futures::{StreamExt as _, stream::BoxStream};
 use jiff::{SignedDuration, Timestamp};
@@ -43,13 +44,19 @@ pub struct NodeImages {
 #[async_trait]
 pub(super) trait Node: std::fmt::Debug + Send + Sync + 'static {
     /// What CRI says of an image.
-    async fn status(&self, request: cri::ImageStatusRequest) -> Result<cri::ImageStatusResponse, Status>;
+    async fn status(
+        &self,
+        request: cri::ImageStatusRequest,
+    ) -> Result<cri::ImageStatusResponse, Status>;
     /// What an image of this very name leads to.
     async fn target(&self, name: &str) -> Result<Option<Descriptor>, Status>;
     /// Whether a blob is there.
     async fn has(&self, digest: &str) -> Result<bool, Status>;
     /// A blob's bytes.
-    async fn read(&self, blob: &Descriptor) -> Result<BoxStream<'static, Result<Bytes, Status>>, Status>;
+    async fn read(
+        &self,
+        blob: &Descriptor,
+    ) -> Result<BoxStream<'static, Result<Bytes, Status>>, Status>;
     /// Holds a blob, and all that it leads to, until it is released or an hour has passed.
     async fn hold(&self, digest: &str) -> Result<String, Status>;
     /// Ends what [`Self::hold`] began. A failure is of no interest.
@@ -73,9 +80,9 @@ impl Containerd {
     pub(super) async fn channel(&self) -> Result<Channel, Status> {
         let connect = || async {
             let endpoint = Endpoint::from_shared(format!("unix://{}", self.node.socket.display()));
-            endpoint
-                .map(|endpoint| endpoint.connect_lazy())
-                .map_err(|error| Status::internal(format!("socket {}: {error}", self.node.socket.display())))
+            endpoint.map(|endpoint| endpoint.connect_lazy()).map_err(|error| {
+                Status::internal(format!("socket {}: {error}", self.node.socket.display()))
+            })
         };
         self.channel.get_or_try_init(connect).await.cloned()
     }
@@ -85,8 +92,16 @@ impl Containerd {
     }
 
     /// A request with namespace and deadline.
-    pub(super) fn request<T>(&self, message: T, deadline: Option<Duration>) -> Result<Request<T>, Status> {
-        let namespace: MetadataValue<Ascii> = self.node.namespace.parse().map_err(|_| Status::internal("the namespace of the node's containerd"))?;
+    pub(super) fn request<T>(
+        &self,
+        message: T,
+        deadline: Option<Duration>,
+    ) -> Result<Request<T>, Status> {
+        let namespace: MetadataValue<Ascii> = self
+            .node
+            .namespace
+            .parse()
+            .map_err(|_| Status::internal("the namespace of the node's containerd"))?;
         let mut request = Request::new(message);
         request.metadata_mut().insert("containerd-namespace", namespace);
         if let Some(deadline) = deadline {
@@ -98,8 +113,12 @@ impl Containerd {
 
 #[async_trait]
 impl Node for Containerd {
-    async fn status(&self, request: cri::ImageStatusRequest) -> Result<cri::ImageStatusResponse, Status> {
-        let mut client = ImageServiceClient::new(self.channel().await?).max_decoding_message_size(MAX_MESSAGE);
+    async fn status(
+        &self,
+        request: cri::ImageStatusRequest,
+    ) -> Result<cri::ImageStatusResponse, Status> {
+        let mut client =
+            ImageServiceClient::new(self.channel().await?).max_decoding_message_size(MAX_MESSAGE);
         Ok(client.image_status(self.request(request, Some(ASK))?).await?.into_inner())
     }
 
@@ -111,7 +130,13 @@ impl Node for Containerd {
             Err(status) => return Err(status),
         };
         let target = image.and_then(|image| image.target);
-        Ok(target.and_then(|target| Some(Descriptor::new(&target.media_type, &target.digest, u64::try_from(target.size).ok()?))))
+        Ok(target.and_then(|target| {
+            Some(Descriptor::new(
+                &target.media_type,
+                &target.digest,
+                u64::try_from(target.size).ok()?,
+            ))
+        }))
     }
 
     async fn has(&self, digest: &str) -> Result<bool, Status> {
@@ -123,31 +148,50 @@ impl Node for Containerd {
         }
     }
 
-    async fn read(&self, blob: &Descriptor) -> Result<BoxStream<'static, Result<Bytes, Status>>, Status> {
-        // No deadline for all of it: a layer may be large. The reader bounds the wait for each part.
-        let request = self.request(ReadContentRequest { digest: blob.digest.clone(), offset: 0, size: 0 }, None)?;
+    async fn read(
+        &self,
+        blob: &Descriptor,
+    ) -> Result<BoxStream<'static, Result<Bytes, Status>>, Status> {
+        // No deadline for all of it: a layer may be large. The reader bounds the wait for each
+        // part.
+        let request = self.request(
+            ReadContentRequest { digest: blob.digest.clone(), offset: 0, size: 0 },
+            None,
+        )?;
         let mut content = self.content().await?;
         let opened = tokio::time::timeout(ASK, content.read(request)).await;
-        let parts = opened.map_err(|_| Status::deadline_exceeded("the node's containerd does not answer"))??.into_inner();
+        let parts = opened
+            .map_err(|_| Status::deadline_exceeded("the node's containerd does not answer"))??
+            .into_inner();
         Ok(parts.map(|part| part.map(|part| part.data.into())).boxed())
     }
 
     async fn hold(&self, digest: &str) -> Result<String, Status> {
         let mut random = [0_u8; 16];
-        SystemRandom::new().fill(&mut random).map_err(|_| Status::internal("no random bytes from the kernel"))?;
+        SystemRandom::new()
+            .fill(&mut random)
+            .map_err(|_| Status::internal("no random bytes from the kernel"))?;
         let id = format!("kiyot-{}", hex::encode(random));
-        let expires = Timestamp::now().checked_add(SignedDuration::from_hours(LEASE_HOURS)).map_err(|error| Status::internal(error.to_string()))?;
+        let expires = Timestamp::now()
+            .checked_add(SignedDuration::from_hours(LEASE_HOURS))
+            .map_err(|error| Status::internal(error.to_string()))?;
         let labels = [("containerd.io/gc.expire".to_owned(), expires.to_string())].into();
         let mut leases = LeasesClient::new(self.channel().await?);
         leases.create(self.request(CreateRequest { id: id.clone(), labels }, Some(ASK))?).await?;
         let resource = Resource { id: digest.to_owned(), r#type: "content".to_owned() };
-        leases.add_resource(self.request(AddResourceRequest { id: id.clone(), resource: Some(resource) }, Some(ASK))?).await?;
+        leases
+            .add_resource(self.request(
+                AddResourceRequest { id: id.clone(), resource: Some(resource) },
+                Some(ASK),
+            )?)
+            .await?;
         Ok(id)
     }
 
     async fn release(&self, lease: &str) {
         let deleted = async {
-            let request = self.request(DeleteRequest { id: lease.to_owned(), sync: false }, Some(ASK))?;
+            let request =
+                self.request(DeleteRequest { id: lease.to_owned(), sync: false }, Some(ASK))?;
             LeasesClient::new(self.channel().await?).delete(request).await
         };
         if let Err(error) = deleted.await {

@@ -8,7 +8,10 @@ use futures::{
     stream::{self, BoxStream},
 };
 use kiyot_proto::{
-    cell::{BlobPart, MissingBlobsRequest, PullNews, PutImageRequest, WatchPullsRequest, agent_client::AgentClient},
+    cell::{
+        BlobPart, MissingBlobsRequest, PullNews, PutImageRequest, WatchPullsRequest,
+        agent_client::AgentClient,
+    },
     cri::{self, image_service_client::ImageServiceClient},
 };
 use tokio::{sync::mpsc, time::timeout};
@@ -33,11 +36,22 @@ const MAX_ANSWER: usize = 4 << 20;
 #[async_trait]
 pub(super) trait Receiver: Send + Sync {
     /// What CRI in the cell says of an image.
-    async fn status(&self, request: cri::ImageStatusRequest, within: Option<Duration>) -> Result<cri::ImageStatusResponse, Status>;
+    async fn status(
+        &self,
+        request: cri::ImageStatusRequest,
+        within: Option<Duration>,
+    ) -> Result<cri::ImageStatusResponse, Status>;
     /// CRI in the cell pulls an image.
-    async fn pull(&self, request: cri::PullImageRequest, within: Duration) -> Result<String, Status>;
+    async fn pull(
+        &self,
+        request: cri::PullImageRequest,
+        within: Duration,
+    ) -> Result<String, Status>;
     /// How far the pull of an image is, by its whole name; the first news has come.
-    async fn watch_pulls(&self, request: WatchPullsRequest) -> Result<BoxStream<'static, Result<PullNews, Status>>, Status>;
+    async fn watch_pulls(
+        &self,
+        request: WatchPullsRequest,
+    ) -> Result<BoxStream<'static, Result<PullNews, Status>>, Status>;
     /// Which of these blobs the cell lacks.
     async fn missing(&self, digests: Vec<String>) -> Result<Vec<String>, Status>;
     /// Takes one blob.
@@ -68,26 +82,48 @@ fn within<T>(message: T, deadline: Duration) -> Request<T> {
 
 #[async_trait]
 impl Receiver for CellReceiver {
-    async fn status(&self, request: cri::ImageStatusRequest, deadline: Option<Duration>) -> Result<cri::ImageStatusResponse, Status> {
-        Ok(self.images().image_status(within(request, deadline.map_or(ASK, |deadline| deadline.min(ASK)))).await?.into_inner())
+    async fn status(
+        &self,
+        request: cri::ImageStatusRequest,
+        deadline: Option<Duration>,
+    ) -> Result<cri::ImageStatusResponse, Status> {
+        Ok(self
+            .images()
+            .image_status(within(request, deadline.map_or(ASK, |deadline| deadline.min(ASK))))
+            .await?
+            .into_inner())
     }
 
-    async fn pull(&self, request: cri::PullImageRequest, deadline: Duration) -> Result<String, Status> {
+    async fn pull(
+        &self,
+        request: cri::PullImageRequest,
+        deadline: Duration,
+    ) -> Result<String, Status> {
         Ok(self.images().pull_image(within(request, deadline)).await?.into_inner().image_ref)
     }
 
-    async fn watch_pulls(&self, request: WatchPullsRequest) -> Result<BoxStream<'static, Result<PullNews, Status>>, Status> {
+    async fn watch_pulls(
+        &self,
+        request: WatchPullsRequest,
+    ) -> Result<BoxStream<'static, Result<PullNews, Status>>, Status> {
         let mut agent = AgentClient::new(self.0.bulk.clone()).max_decoding_message_size(MAX_ANSWER);
         let begun = async {
             let mut news = agent.watch_pulls(request).await?.into_inner();
             let first = news.message().await?;
             Ok(stream::iter(first.map(Ok)).chain(news).boxed())
         };
-        timeout(ASK, begun).await.map_err(|_| Status::deadline_exceeded("the cell says nothing of its pulls"))?
+        timeout(ASK, begun)
+            .await
+            .map_err(|_| Status::deadline_exceeded("the cell says nothing of its pulls"))?
     }
 
     async fn missing(&self, digests: Vec<String>) -> Result<Vec<String>, Status> {
-        Ok(self.agent().missing_blobs(within(MissingBlobsRequest { digests }, ASK)).await?.into_inner().digests)
+        Ok(self
+            .agent()
+            .missing_blobs(within(MissingBlobsRequest { digests }, ASK))
+            .await?
+            .into_inner()
+            .digests)
     }
 
     async fn put_blob(&self, parts: mpsc::Receiver<BlobPart>) -> Result<(), Status> {

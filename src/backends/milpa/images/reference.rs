@@ -10,10 +10,13 @@ pub(super) fn is_id(text: &str) -> bool {
 
 /// Whether this is a digest whose content can be checked here.
 pub(super) fn is_digest(text: &str) -> bool {
-    text.strip_prefix("sha256:").is_some_and(|hex| hex.len() == 64 && hex.bytes().all(|b| b.is_ascii_digit() || (b'a'..=b'f').contains(&b)))
+    text.strip_prefix("sha256:").is_some_and(|hex| {
+        hex.len() == 64 && hex.bytes().all(|b| b.is_ascii_digit() || (b'a'..=b'f').contains(&b))
+    })
 }
 
-/// The name under which containerd keeps what a reference means: with its registry, and with a tag or a digest, not both. An id stays as it is.
+/// The name under which containerd keeps what a reference means: with its registry, and with a tag
+/// or a digest, not both. An id stays as it is.
 pub(super) fn normalized(reference: &str) -> String {
     if is_id(reference) {
         return reference.to_owned();
@@ -28,7 +31,9 @@ pub(super) fn normalized(reference: &str) -> String {
         None => (named, None),
     };
     let (domain, path) = match repository.split_once('/') {
-        Some((domain, path)) if domain == "localhost" || domain.contains(['.', ':']) => (domain, path),
+        Some((domain, path)) if domain == "localhost" || domain.contains(['.', ':']) => {
+            (domain, path)
+        }
         _ => (DEFAULT_DOMAIN, repository),
     };
     let domain = if domain == "index.docker.io" { DEFAULT_DOMAIN } else { domain };

@@ -1,6 +1,7 @@
 //! How cells reach registries: as the node does, if nothing else is configured.
 //!
-//! Where its own file is, containerd does not say; what is in it about registries, CRI's `Status` does (containerd 1.x; not from 2.0 on).
+//! Where its own file is, containerd does not say; what is in it about registries, CRI's `Status`
+//! does (containerd 1.x; not from 2.0 on).
 
 use std::{
     collections::BTreeSet,
@@ -27,7 +28,8 @@ mod hosts;
 const AGAIN: Duration = Duration::from_secs(5);
 /// How long the node's containerd has to say what it has: the launch of a cell waits for it.
 const PATIENCE: Duration = Duration::from_secs(5);
-/// How long what it has said is taken for true: its configuration changes when it is started anew, and nobody tells.
+/// How long what it has said is taken for true: its configuration changes when it is started anew,
+/// and nobody tells.
 const FRESH: Duration = Duration::from_secs(30);
 /// The longest list of hosts that is shown.
 const HOSTS: usize = 8;
@@ -43,7 +45,8 @@ const DEPRECATED: &str = "io.containerd.deprecation/cri-registry-mirrors";
 pub struct NodeCredentials(Mutex<Configured>);
 
 impl NodeCredentials {
-    /// For an image, by its whole name; `None` if there is nothing, or nothing that may leave the node.
+    /// For an image, by its whole name; `None` if there is nothing, or nothing that may leave the
+    /// node.
     pub(super) fn of(&self, image: &str) -> Option<cri::AuthConfig> {
         let configured = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         configured.auth(&hosts::with_auth(&configured, image.split_once('/')?.0)?)
@@ -111,7 +114,9 @@ impl Registries {
     async fn ask(&self, known: &mut Known) {
         let answer = tokio::time::timeout(PATIENCE, status(&self.node)).await;
         known.asked = Some(Instant::now());
-        let said = match answer.unwrap_or_else(|_| Err(Status::deadline_exceeded("it does not answer"))) {
+        let said = match answer
+            .unwrap_or_else(|_| Err(Status::deadline_exceeded("it does not answer")))
+        {
             Ok((json, deprecated)) => {
                 known.has_answered = true;
                 let (config_path, said) = self.taken(&json, deprecated).await;
@@ -119,7 +124,10 @@ impl Registries {
                 said
             }
             Err(status) => {
-                tracing::debug!(status = status.message(), "The node's containerd does not say which mirrors it has");
+                tracing::debug!(
+                    status = status.message(),
+                    "The node's containerd does not say which mirrors it has"
+                );
                 let unknown = !known.has_answered && self.configured.is_none();
                 unknown
                     .then(|| "The node's containerd does not say which mirrors it has: cells that are made meanwhile pull without them.".to_owned())
@@ -156,7 +164,10 @@ impl Registries {
         let configured = configured.unwrap_or_default();
         *self.credentials.0.lock().unwrap_or_else(PoisonError::into_inner) = configured.clone();
         if let headers @ [_, ..] = configured.headers().as_slice() {
-            said.push(format!("Cells do not send registry.headers of the node's containerd: {}.", shown(headers)));
+            said.push(format!(
+                "Cells do not send registry.headers of the node's containerd: {}.",
+                shown(headers)
+            ));
         }
         if let Some(own) = &self.configured {
             if configured.is_old() {
@@ -172,7 +183,8 @@ impl Registries {
         }
         let directory = self.directory.clone();
         let made = tokio::task::spawn_blocking(move || {
-            let Plan { files, problems } = if configured.is_old() { hosts::plan(&configured, &read) } else { Plan::default() };
+            let Plan { files, problems } =
+                if configured.is_old() { hosts::plan(&configured, &read) } else { Plan::default() };
             directory::make(&directory, &files).map(|()| (!files.is_empty(), problems))
         });
         match made.await.map_err(io::Error::other).and_then(|made| made) {
@@ -211,16 +223,25 @@ fn shown(words: &[&str]) -> String {
 fn read(path: &Path) -> io::Result<Vec<u8>> {
     let found = std::fs::metadata(path)?;
     if !found.is_file() || found.len() > MAX_CERTIFICATES {
-        return Err(io::Error::other(format!("it is no file, or has more than {MAX_CERTIFICATES} bytes")));
+        return Err(io::Error::other(format!(
+            "it is no file, or has more than {MAX_CERTIFICATES} bytes"
+        )));
     }
     std::fs::read(path)
 }
 
-/// The configuration as JSON, empty if there is none in the answer; and whether containerd calls its old form deprecated.
+/// The configuration as JSON, empty if there is none in the answer; and whether containerd calls
+/// its old form deprecated.
 async fn status(containerd: &Containerd) -> Result<(String, bool), Status> {
     let request = containerd.request(StatusRequest { verbose: true }, Some(super::node::ASK))?;
-    let mut answer = RuntimeServiceClient::new(containerd.channel().await?).status(request).await?.into_inner();
-    let deprecated = answer.status.unwrap_or_default().conditions.iter().any(|condition| condition.message.contains(DEPRECATED));
+    let mut answer =
+        RuntimeServiceClient::new(containerd.channel().await?).status(request).await?.into_inner();
+    let deprecated = answer
+        .status
+        .unwrap_or_default()
+        .conditions
+        .iter()
+        .any(|condition| condition.message.contains(DEPRECATED));
     Ok((answer.info.remove("config").unwrap_or_else(|| "{}".to_owned()), deprecated))
 }
 

@@ -11,7 +11,10 @@ use futures::{
     StreamExt as _,
     stream::{self, BoxStream},
 };
-use kiyot_proto::cell::{BlobPart, KnownManifest, KnownManifests, PullNews, PulledManifest, PutImageRequest, WatchPullsRequest};
+use kiyot_proto::cell::{
+    BlobPart, KnownManifest, KnownManifests, PullNews, PulledManifest, PutImageRequest,
+    WatchPullsRequest,
+};
 use ring::digest::{SHA256, digest};
 use tokio::sync::mpsc;
 
@@ -53,13 +56,23 @@ impl PlayedNode {
     fn image_and_manifest(&self, name: &str) -> (String, PulledManifest) {
         let entry = |(digest, size): (String, u64)| format!(r#""digest":"{digest}","size":{size}"#);
         let config = self.blob(format!(r#"{{"architecture":"any","name":"{name}"}}"#));
-        let layers = [self.blob(vec![7; (5 << 20) + 1]), self.blob("small")].map(|layer| format!("{{{}}}", entry(layer))).join(",");
+        let layers = [self.blob(vec![7; (5 << 20) + 1]), self.blob("small")]
+            .map(|layer| format!("{{{}}}", entry(layer)))
+            .join(",");
         let id = config.0.clone();
-        let manifest = format!(r#"{{"mediaType":"application/vnd.oci.image.manifest.v1+json","config":{{{}}},"layers":[{layers}]}}"#, entry(config));
-        let told = PulledManifest { digest: sha256(manifest.as_bytes()), content: manifest.clone().into() };
+        let manifest = format!(
+            r#"{{"mediaType":"application/vnd.oci.image.manifest.v1+json","config":{{{}}},"layers":[{layers}]}}"#,
+            entry(config)
+        );
+        let told = PulledManifest {
+            digest: sha256(manifest.as_bytes()),
+            content: manifest.clone().into(),
+        };
         let manifest = entry(self.blob(manifest));
-        let platform = format!(r#""platform":{{"os":"linux","architecture":"{}"}}"#, manifest::architecture());
-        let (digest, size) = self.blob(format!(r#"{{"mediaType":"{INDEX}","manifests":[{{{manifest},{platform}}}]}}"#));
+        let platform =
+            format!(r#""platform":{{"os":"linux","architecture":"{}"}}"#, manifest::architecture());
+        let (digest, size) = self
+            .blob(format!(r#"{{"mediaType":"{INDEX}","manifests":[{{{manifest},{platform}}}]}}"#));
         let mut store = self.0.lock().unwrap();
         for name in [name, &id] {
             store.names.insert(name.to_owned(), (INDEX.to_owned(), digest.clone(), size));
@@ -70,12 +83,19 @@ impl PlayedNode {
 
 #[async_trait]
 impl Node for PlayedNode {
-    async fn status(&self, request: cri::ImageStatusRequest) -> Result<cri::ImageStatusResponse, Status> {
+    async fn status(
+        &self,
+        request: cri::ImageStatusRequest,
+    ) -> Result<cri::ImageStatusResponse, Status> {
         let name = request.image.unwrap().image;
         let store = self.0.lock().unwrap();
         let found = store.names.get(&normalized(&name)).map(|(_, digest, _)| digest.clone());
         let image = found.map(|digest| {
-            let same = store.names.iter().filter(|(_, (_, other, _))| *other == digest).map(|(name, _)| name.clone());
+            let same = store
+                .names
+                .iter()
+                .filter(|(_, (_, other, _))| *other == digest)
+                .map(|(name, _)| name.clone());
             let (ids, tags) = same.partition::<Vec<_>, _>(|name| is_id(name));
             cri::Image { id: ids[0].clone(), repo_tags: tags, ..cri::Image::default() }
         });
@@ -83,16 +103,33 @@ impl Node for PlayedNode {
     }
 
     async fn target(&self, name: &str) -> Result<Option<Descriptor>, Status> {
-        Ok(self.0.lock().unwrap().names.get(name).map(|(media_type, digest, size)| Descriptor::new(media_type, digest, *size)))
+        Ok(self
+            .0
+            .lock()
+            .unwrap()
+            .names
+            .get(name)
+            .map(|(media_type, digest, size)| Descriptor::new(media_type, digest, *size)))
     }
 
     async fn has(&self, digest: &str) -> Result<bool, Status> {
         Ok(self.0.lock().unwrap().blobs.contains_key(digest))
     }
 
-    async fn read(&self, blob: &Descriptor) -> Result<BoxStream<'static, Result<Bytes, Status>>, Status> {
-        let bytes = self.0.lock().unwrap().blobs.get(&blob.digest).cloned().ok_or_else(|| Status::not_found("no such blob"))?;
-        let parts: Vec<_> = bytes.chunks(3 << 20).map(|part| Ok(Bytes::copy_from_slice(part))).collect();
+    async fn read(
+        &self,
+        blob: &Descriptor,
+    ) -> Result<BoxStream<'static, Result<Bytes, Status>>, Status> {
+        let bytes = self
+            .0
+            .lock()
+            .unwrap()
+            .blobs
+            .get(&blob.digest)
+            .cloned()
+            .ok_or_else(|| Status::not_found("no such blob"))?;
+        let parts: Vec<_> =
+            bytes.chunks(3 << 20).map(|part| Ok(Bytes::copy_from_slice(part))).collect();
         Ok(stream::iter(parts).boxed())
     }
 
@@ -132,8 +169,13 @@ struct PlayedCell {
 
 #[async_trait]
 impl Receiver for PlayedCell {
-    async fn status(&self, request: cri::ImageStatusRequest, _: Option<Duration>) -> Result<cri::ImageStatusResponse, Status> {
-        let image = self.images.lock().unwrap().get(&normalized(&request.image.unwrap().image)).cloned();
+    async fn status(
+        &self,
+        request: cri::ImageStatusRequest,
+        _: Option<Duration>,
+    ) -> Result<cri::ImageStatusResponse, Status> {
+        let image =
+            self.images.lock().unwrap().get(&normalized(&request.image.unwrap().image)).cloned();
         let image = image.map(|id| cri::Image { id, size: 5, ..cri::Image::default() });
         Ok(cri::ImageStatusResponse { image, ..Default::default() })
     }
@@ -145,14 +187,23 @@ impl Receiver for PlayedCell {
         if is_stuck {
             return std::future::pending().await;
         }
-        let id = self.registry.lock().unwrap().get(&name).cloned().ok_or_else(|| Status::unknown("RegistryUnavailable: no such thing"))?;
+        let id = self
+            .registry
+            .lock()
+            .unwrap()
+            .get(&name)
+            .cloned()
+            .ok_or_else(|| Status::unknown("RegistryUnavailable: no such thing"))?;
         let mut images = self.images.lock().unwrap();
         images.insert(name, id.clone());
         images.insert(id.clone(), id.clone());
         Ok(id)
     }
 
-    async fn watch_pulls(&self, request: WatchPullsRequest) -> Result<BoxStream<'static, Result<PullNews, Status>>, Status> {
+    async fn watch_pulls(
+        &self,
+        request: WatchPullsRequest,
+    ) -> Result<BoxStream<'static, Result<PullNews, Status>>, Status> {
         self.watched.lock().unwrap().push(request);
         let left = self.busy.lock().unwrap().checked_sub(1);
         if let Some(less) = left {
@@ -169,7 +220,8 @@ impl Receiver for PlayedCell {
             Ok(news)
         });
         let breaks = std::mem::take(&mut *self.breaks.lock().unwrap());
-        let failure = stream::iter(breaks.then(|| Err(Status::deadline_exceeded("containerd is busy"))));
+        let failure =
+            stream::iter(breaks.then(|| Err(Status::deadline_exceeded("containerd is busy"))));
         Ok(told.chain(failure).chain(stream::pending()).boxed())
     }
 
@@ -226,7 +278,11 @@ impl Scene {
     }
 
     async fn ensure(&self, image: &str, reference: &str) -> Result<String, Status> {
-        let spec = cri::ImageSpec { image: image.into(), user_specified_image: reference.into(), ..Default::default() };
+        let spec = cri::ImageSpec {
+            image: image.into(),
+            user_specified_image: reference.into(),
+            ..Default::default()
+        };
         self.images.ensure_in(&self.id, &self.cell, &spec, "uid-1").await
     }
 
@@ -241,7 +297,12 @@ impl Scene {
     }
 
     async fn status(&self, reference: &str) -> Option<String> {
-        self.images.status_in(&self.id, &self.cell, question(reference, false), None).await.unwrap().image.map(|image| image.id)
+        self.images
+            .status_in(&self.id, &self.cell, question(reference, false), None)
+            .await
+            .unwrap()
+            .image
+            .map(|image| image.id)
     }
 
     /// What is reported while the cell has its pod.
@@ -255,7 +316,11 @@ impl Scene {
 }
 
 fn auth() -> Option<cri::AuthConfig> {
-    Some(cri::AuthConfig { username: "user".into(), password: "secret".into(), ..Default::default() })
+    Some(cri::AuthConfig {
+        username: "user".into(),
+        password: "secret".into(),
+        ..Default::default()
+    })
 }
 
 #[tokio::test]
@@ -314,7 +379,10 @@ async fn dropped_layers_are_pulled_with_what_came_for_the_pod() {
     assert_eq!(scene.status(NAME).await, None, "the node can't give it");
     // The credentials come with a pull that fails.
     let failed = scene.pull(NAME, auth()).await.unwrap_err();
-    assert_eq!((failed.code(), failed.message()), (Code::Unknown, "RegistryUnavailable: no such thing"));
+    assert_eq!(
+        (failed.code(), failed.message()),
+        (Code::Unknown, "RegistryUnavailable: no such thing")
+    );
     scene.in_registry(NAME, &id);
     assert_eq!(scene.ensure(&id, NAME).await.unwrap(), id);
     let last = scene.cell.pulls.lock().unwrap().last().unwrap().clone();
@@ -422,7 +490,15 @@ async fn what_the_cell_refuses_is_said_in_its_words() {
 async fn damaged_json_is_not_believed() {
     let scene = Scene::new();
     let id = scene.node.image(NAME);
-    for bytes in scene.node.0.lock().unwrap().blobs.values_mut().filter(|bytes| bytes.starts_with(b"{\"mediaType\"")) {
+    for bytes in scene
+        .node
+        .0
+        .lock()
+        .unwrap()
+        .blobs
+        .values_mut()
+        .filter(|bytes| bytes.starts_with(b"{\"mediaType\""))
+    {
         *bytes = [bytes.as_ref(), b" "].concat().into();
     }
     scene.in_registry(NAME, &id);
@@ -435,12 +511,16 @@ fn news(moves: u64, fetching: bool, manifest: Option<PulledManifest>) -> PullNew
     PullNews { moves, fetching, manifest, known: None }
 }
 
-/// A scene whose registry has an image, and whose node has its layers under another name. Its manifest has come, and the pull of its layers never ends.
+/// A scene whose registry has an image, and whose node has its layers under another name. Its
+/// manifest has come, and the pull of its layers never ends.
 fn pulling() -> (Scene, String, PulledManifest) {
     let scene = Scene::new();
     let (id, manifest) = scene.node.image_and_manifest("registry.example/other:1");
     scene.in_registry(NAME, &id);
-    *scene.cell.news.lock().unwrap() = vec![(Duration::ZERO, news(0, false, None)), (Duration::ZERO, news(1, true, Some(manifest.clone())))];
+    *scene.cell.news.lock().unwrap() = vec![
+        (Duration::ZERO, news(0, false, None)),
+        (Duration::ZERO, news(1, true, Some(manifest.clone()))),
+    ];
     *scene.cell.stuck.lock().unwrap() = true;
     (scene, id, manifest)
 }
@@ -475,7 +555,11 @@ async fn a_cell_that_tells_of_ever_more_manifests_is_not_listened_to() {
         let json = format!(r#"{{"mediaType":"x","config":{{}},"layers":[],"n":{n}}}"#);
         PulledManifest { digest: sha256(json.as_bytes()), content: json.into() }
     };
-    let told = (0..100).map(other).chain([manifest]).map(|manifest| (Duration::ZERO, news(1, true, Some(manifest)))).collect();
+    let told = (0..100)
+        .map(other)
+        .chain([manifest])
+        .map(|manifest| (Duration::ZERO, news(1, true, Some(manifest))))
+        .collect();
     *scene.cell.news.lock().unwrap() = told;
     // The last one would interrupt it.
     assert_eq!(scene.pull(NAME, None).await.unwrap_err().code(), Code::DeadlineExceeded);
@@ -489,7 +573,8 @@ async fn a_manifest_of_another_pull_interrupts_too_and_each_does_so_once() {
     let (_, other) = scene.node.image_and_manifest("registry.example/app:v2");
     scene.in_registry(NAME, &id);
     let told = |manifest: &PulledManifest| (Duration::ZERO, news(1, true, Some(manifest.clone())));
-    // The same layers under two manifests: the first brings them, and the second is no reason any more.
+    // The same layers under two manifests: the first brings them, and the second is no reason any
+    // more.
     *scene.cell.news.lock().unwrap() = vec![told(&other)];
     *scene.cell.again.lock().unwrap() = vec![told(&other), told(&mine)];
     *scene.cell.stuck.lock().unwrap() = true;
@@ -504,7 +589,10 @@ async fn layers_that_the_node_lacks_are_no_reason_to_interrupt_a_pull() {
         *scene.cell.stuck.lock().unwrap() = false;
         scene.node.0.lock().unwrap().blobs.retain(|_, bytes| !drop_all && bytes.len() < 1 << 20);
         assert_eq!(scene.pull(NAME, None).await.unwrap(), id);
-        assert_eq!((scene.cell.pulls.lock().unwrap().len(), *scene.cell.puts.lock().unwrap()), (1, 0));
+        assert_eq!(
+            (scene.cell.pulls.lock().unwrap().len(), *scene.cell.puts.lock().unwrap()),
+            (1, 0)
+        );
     }
 }
 
@@ -526,11 +614,14 @@ async fn a_layer_that_can_not_be_sent_is_pulled() {
 
 #[tokio::test(start_paused = true)]
 async fn a_pull_ends_when_nothing_has_come_for_too_long() {
-    let step = |seconds, moves, fetching| (Duration::from_secs(seconds), news(moves, fetching, None));
+    let step =
+        |seconds, moves, fetching| (Duration::from_secs(seconds), news(moves, fetching, None));
     // Of 120 s: never anything; something, and then no more; an agent that can't say.
-    for (said, seconds) in
-        [(vec![step(0, 0, false)], 120), (vec![step(0, 0, false), step(100, 1, true), step(100, 2, true), step(50, 2, true)], 320), (vec![], 120)]
-    {
+    for (said, seconds) in [
+        (vec![step(0, 0, false)], 120),
+        (vec![step(0, 0, false), step(100, 1, true), step(100, 2, true), step(50, 2, true)], 320),
+        (vec![], 120),
+    ] {
         let scene = Scene::new();
         *scene.cell.news.lock().unwrap() = said;
         *scene.cell.stuck.lock().unwrap() = true;
@@ -559,15 +650,25 @@ async fn a_watch_that_is_begun_again_knows_what_the_first_one_knew() {
     let (scene, id, manifest) = pulling();
     let known = |byte| {
         let digest = sha256(&[byte]);
-        Some(KnownManifests { manifests: vec![KnownManifest { digest, changed_seconds: 7, changed_nanos: i32::from(byte) }] })
+        Some(KnownManifests {
+            manifests: vec![KnownManifest {
+                digest,
+                changed_seconds: 7,
+                changed_nanos: i32::from(byte),
+            }],
+        })
     };
-    let told = |byte, manifest| (Duration::ZERO, PullNews { known: known(byte), ..news(0, false, manifest) });
-    // The manifest comes while nobody watches. The second watch knows it already, and tells it as it is told what the first one knew.
+    let told = |byte, manifest| {
+        (Duration::ZERO, PullNews { known: known(byte), ..news(0, false, manifest) })
+    };
+    // The manifest comes while nobody watches. The second watch knows it already, and tells it as
+    // it is told what the first one knew.
     *scene.cell.news.lock().unwrap() = vec![told(1, None)];
     *scene.cell.breaks.lock().unwrap() = true;
     *scene.cell.again.lock().unwrap() = vec![told(2, Some(manifest))];
     assert_eq!(scene.pull(NAME, None).await.unwrap(), id);
-    let watched: Vec<_> = scene.cell.watched.lock().unwrap().iter().map(|request| request.known.clone()).collect();
+    let watched: Vec<_> =
+        scene.cell.watched.lock().unwrap().iter().map(|request| request.known.clone()).collect();
     assert_eq!(watched, [None, known(1), None], "and the pull that begins again is another one");
     assert_eq!(scene.cell.blobs.lock().unwrap().len(), 2);
 }
@@ -575,8 +676,11 @@ async fn a_watch_that_is_begun_again_knows_what_the_first_one_knew() {
 #[tokio::test(start_paused = true)]
 async fn unpacking_takes_as_long_as_it_takes() {
     let scene = Scene::new();
-    let fetched =
-        vec![(Duration::ZERO, news(0, false, None)), (Duration::from_secs(1), news(5, true, None)), (Duration::from_secs(1), news(6, false, None))];
+    let fetched = vec![
+        (Duration::ZERO, news(0, false, None)),
+        (Duration::from_secs(1), news(5, true, None)),
+        (Duration::from_secs(1), news(6, false, None)),
+    ];
     let unpacked = std::iter::repeat_n((Duration::from_secs(4), news(6, false, None)), 3000);
     *scene.cell.news.lock().unwrap() = fetched.into_iter().chain(unpacked).collect();
     *scene.cell.stuck.lock().unwrap() = true;
@@ -588,7 +692,10 @@ async fn unpacking_takes_as_long_as_it_takes() {
 async fn a_pull_of_which_the_cell_says_no_more_ends() {
     let scene = Scene::new();
     // Unpacking, for all that is known.
-    *scene.cell.news.lock().unwrap() = vec![(Duration::ZERO, news(0, false, None)), (Duration::from_secs(1), news(6, false, None))];
+    *scene.cell.news.lock().unwrap() = vec![
+        (Duration::ZERO, news(0, false, None)),
+        (Duration::from_secs(1), news(6, false, None)),
+    ];
     *scene.cell.stuck.lock().unwrap() = true;
     let begun = tokio::time::Instant::now();
     let ended = tokio::time::timeout(Duration::from_secs(10_000), scene.pull(NAME, None)).await;

@@ -48,7 +48,13 @@ impl NodeFile {
     async fn open_or(path: PathBuf, make: bool) -> io::Result<Self> {
         let flags = rustix::fs::OFlags::NOFOLLOW | rustix::fs::OFlags::NONBLOCK;
         blocking(move || {
-            let file = OpenOptions::new().read(true).append(true).create(make).mode(0o640).custom_flags(flags.bits().cast_signed()).open(&path)?;
+            let file = OpenOptions::new()
+                .read(true)
+                .append(true)
+                .create(make)
+                .mode(0o640)
+                .custom_flags(flags.bits().cast_signed())
+                .open(&path)?;
             let metadata = file.metadata()?;
             if !metadata.is_file() {
                 return Err(io::Error::new(io::ErrorKind::InvalidInput, "not a regular file"));
@@ -86,7 +92,11 @@ impl NodeFile {
     /// Whether it has no name any more while another file has the one that it had.
     pub(super) async fn is_replaced(&self) -> io::Result<bool> {
         let (file, path) = (Arc::clone(&self.file), self.path.clone());
-        blocking(move || Ok(file.metadata()?.nlink() == 0 && path.symlink_metadata().is_ok_and(|there| there.is_file()))).await
+        blocking(move || {
+            Ok(file.metadata()?.nlink() == 0
+                && path.symlink_metadata().is_ok_and(|there| there.is_file()))
+        })
+        .await
     }
 
     /// Appends all of it. After an error, any part of it may be in the file.
@@ -104,10 +114,18 @@ impl NodeFile {
 
 /// The length in bytes of the file of this name; 0 if there is none.
 pub(super) async fn length_of(path: PathBuf) -> u64 {
-    let length = blocking(move || Ok(path.symlink_metadata().ok().filter(std::fs::Metadata::is_file).map_or(0, |metadata| metadata.len())));
+    let length = blocking(move || {
+        Ok(path
+            .symlink_metadata()
+            .ok()
+            .filter(std::fs::Metadata::is_file)
+            .map_or(0, |metadata| metadata.len()))
+    });
     length.await.unwrap_or_default()
 }
 
-async fn blocking<T: Send + 'static>(work: impl FnOnce() -> io::Result<T> + Send + 'static) -> io::Result<T> {
+async fn blocking<T: Send + 'static>(
+    work: impl FnOnce() -> io::Result<T> + Send + 'static,
+) -> io::Result<T> {
     tokio::task::spawn_blocking(work).await.unwrap_or_else(|error| Err(io::Error::other(error)))
 }

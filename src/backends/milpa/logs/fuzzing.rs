@@ -64,15 +64,22 @@ impl Told {
 
 #[async_trait]
 impl Source for Told {
-    async fn read(&self, path: &str, position: u64) -> Result<BoxStream<'static, Result<Part, Status>>, Status> {
+    async fn read(
+        &self,
+        path: &str,
+        position: u64,
+    ) -> Result<BoxStream<'static, Result<Part, Status>>, Status> {
         assert_eq!(path, IN_CELL);
         let fault = self.faults().pop_front();
         let log = self.log();
         let position = usize::try_from(position).unwrap_or(usize::MAX);
         // No fault makes it ask for what there never was.
-        let rest = log.get(position..).unwrap_or_else(|| panic!("position {position} of {} bytes is asked for", log.len()));
+        let rest = log
+            .get(position..)
+            .unwrap_or_else(|| panic!("position {position} of {} bytes is asked for", log.len()));
         // An empty part says nothing.
-        let parts = rest.chunks(self.part).map(|part| Ok(Part::Bytes(Bytes::copy_from_slice(part))));
+        let parts =
+            rest.chunks(self.part).map(|part| Ok(Part::Bytes(Bytes::copy_from_slice(part))));
         let mut parts: Vec<_> = parts.chain([Ok(Part::Bytes(Bytes::new()))]).collect();
         match fault {
             None => Ok(stream::iter(parts).boxed()),
@@ -111,15 +118,22 @@ struct Node<'a> {
     rotated: Vec<(PathBuf, bool)>,
     /// Whether a reading may have failed in whose middle the log still is.
     faulty: bool,
-    /// Whether the cell said that there is more than there is: then nobody hears of what comes next.
+    /// Whether the cell said that there is more than there is: then nobody hears of what comes
+    /// next.
     lied: bool,
 }
 
 impl Node<'_> {
     fn follow(&self) {
-        let route = LogRoute { container: self.container.clone(), node_path: self.path.clone(), cell_path: IN_CELL.to_owned(), base: self.base };
+        let route = LogRoute {
+            container: self.container.clone(),
+            node_path: self.path.clone(),
+            cell_path: IN_CELL.to_owned(),
+            base: self.base,
+        };
         let source = Arc::clone(&self.told) as Arc<dyn Source>;
-        if let Err(status) = self.runtime.block_on(self.logs.follow_from(&self.cell, source, route)) {
+        if let Err(status) = self.runtime.block_on(self.logs.follow_from(&self.cell, source, route))
+        {
             panic!("{status}");
         }
     }
@@ -130,14 +144,18 @@ impl Node<'_> {
     }
 
     fn reopen(&mut self) {
-        self.base = self.runtime.block_on(self.logs.reopen(&self.container)).unwrap_or_else(|status| panic!("{status}"));
+        self.base = self
+            .runtime
+            .block_on(self.logs.reopen(&self.container))
+            .unwrap_or_else(|status| panic!("{status}"));
     }
 
     /// As the kubelet does it.
     fn rotate(&mut self) {
         let old = self.path.with_extension(format!("log.{}", self.rotated.len()));
         rename(&self.path, &old);
-        let whole = !self.faulty && !self.lied && self.told.log().last().is_none_or(|byte| *byte == b'\n');
+        let whole =
+            !self.faulty && !self.lied && self.told.log().last().is_none_or(|byte| *byte == b'\n');
         self.reopen();
         self.rotated.push((old, whole));
     }
@@ -175,8 +193,15 @@ impl Node<'_> {
             4 => self.crash(),
             5 => self.reopen(),
             6 => {
-                let faults = [Fault::Broken, Fault::Unavailable, Fault::Silent, Fault::NotFound, Fault::Less];
-                let which = usize::from(take(1).first().copied().unwrap_or_default()) % faults.len();
+                let faults = [
+                    Fault::Broken,
+                    Fault::Unavailable,
+                    Fault::Silent,
+                    Fault::NotFound,
+                    Fault::Less,
+                ];
+                let which =
+                    usize::from(take(1).first().copied().unwrap_or_default()) % faults.len();
                 self.told.faults().push_back(faults[which]);
                 self.faulty = true;
             }
@@ -190,17 +215,39 @@ impl Node<'_> {
     }
 }
 
-/// Follows a log whose cell, link and kubelet do what the bytes say, each life of kiyot in a runtime of its own, on files in `dir`. Whatever happens, the files
-/// one after the other are the cell's log, and where nothing failed each of them ends with a line: who reads one after the other reads each line once.
+/// Follows a log whose cell, link and kubelet do what the bytes say, each life of kiyot in a
+/// runtime of its own, on files in `dir`. Whatever happens, the files one after the other are the
+/// cell's log, and where nothing failed each of them ends with a line: who reads one after the
+/// other reads each line once.
 ///
 /// # Panics
 /// If not.
 pub fn log(life: &dyn Fn() -> Runtime, dir: &Path, bytes: &[u8]) {
-    let (Ok(cell), Ok(container)) = (CellId::parse("cell-aaaaaaaaaaaa"), ContainerId::parse(&format!("milpa{:a<59}", ""))) else { return };
+    let (Ok(cell), Ok(container)) =
+        (CellId::parse("cell-aaaaaaaaaaaa"), ContainerId::parse(&format!("milpa{:a<59}", "")))
+    else {
+        return;
+    };
     let Some((&part, mut rest)) = bytes.split_first() else { return };
-    let told = Arc::new(Told { log: Mutex::default(), part: usize::from(part).max(1), faults: Mutex::default() });
+    let told = Arc::new(Told {
+        log: Mutex::default(),
+        part: usize::from(part).max(1),
+        faults: Mutex::default(),
+    });
     let (runtime, logs, path) = (life(), Logs::new(), dir.join("0.log"));
-    let mut node = Node { life, runtime, logs, told, cell, container, path, base: 0, rotated: Vec::new(), faulty: false, lied: false };
+    let mut node = Node {
+        life,
+        runtime,
+        logs,
+        told,
+        cell,
+        container,
+        path,
+        base: 0,
+        rotated: Vec::new(),
+        faulty: false,
+        lied: false,
+    };
     node.follow();
     for _ in 0..STEPS {
         let Some((&kind, after)) = rest.split_first() else { break };

@@ -3,7 +3,8 @@
 use bytes::Bytes;
 use jiff::Timestamp;
 
-/// A line of its own, in the form of CRI's logs, as if the container had written it to its standard error. `within_line`: the file ends within a line, which is ended first.
+/// A line of its own, in the form of CRI's logs, as if the container had written it to its standard
+/// error. `within_line`: the file ends within a line, which is ended first.
 pub(super) fn note(within_line: bool, bytes: u64, now: Timestamp) -> Bytes {
     let end = if within_line { "\n" } else { "" };
     format!("{end}{now:.9} stderr F kiyot: {bytes} bytes of this log are missing here: they were on the node, and the cell keeps no second copy\n")
@@ -18,7 +19,10 @@ mod tests {
     fn a_note_is_a_line_that_a_kubelet_reads() {
         let now = Timestamp::new(1_767_322_800, 5).unwrap();
         let said = String::from_utf8(note(false, 42, now).to_vec()).unwrap();
-        assert!(said.starts_with("2026-01-02T03:00:00.000000005Z stderr F kiyot: 42 bytes "), "{said}");
+        assert!(
+            said.starts_with("2026-01-02T03:00:00.000000005Z stderr F kiyot: 42 bytes "),
+            "{said}"
+        );
         assert_eq!(said.find('\n'), Some(said.len() - 1));
         assert_eq!(note(true, 42, now), format!("\n{said}"));
     }

@@ -32,7 +32,11 @@ pub(super) enum Part {
 #[async_trait]
 pub(super) trait Source: Send + Sync + 'static {
     /// A log from a position to its end at the time of the call.
-    async fn read(&self, path: &str, position: u64) -> Result<BoxStream<'static, Result<Part, Status>>, Status>;
+    async fn read(
+        &self,
+        path: &str,
+        position: u64,
+    ) -> Result<BoxStream<'static, Result<Part, Status>>, Status>;
     /// Gives back the disk of a log before a position.
     async fn trim(&self, path: &str, position: u64) -> Result<(), Status>;
 }
@@ -43,10 +47,18 @@ pub(super) struct CellLogs(pub(super) CellLink);
 
 #[async_trait]
 impl Source for CellLogs {
-    async fn read(&self, path: &str, position: u64) -> Result<BoxStream<'static, Result<Part, Status>>, Status> {
+    async fn read(
+        &self,
+        path: &str,
+        position: u64,
+    ) -> Result<BoxStream<'static, Result<Part, Status>>, Status> {
         let mut agent = AgentClient::new(self.0.bulk.clone()).max_decoding_message_size(MAX_PART);
-        // No deadline of the call's own, which would also end a long stream: the link bounds the wait for its beginning, and the writer that for each part.
-        let parts = agent.read_log(Request::new(ReadLogRequest { path: path.to_owned(), position })).await?.into_inner();
+        // No deadline of the call's own, which would also end a long stream: the link bounds the
+        // wait for its beginning, and the writer that for each part.
+        let parts = agent
+            .read_log(Request::new(ReadLogRequest { path: path.to_owned(), position }))
+            .await?
+            .into_inner();
         let parts = parts.map_ok(|part| {
             let gap = (part.gap > 0).then_some(Part::Gap(part.gap));
             let bytes = (!part.content.is_empty()).then_some(Part::Bytes(part.content));
@@ -58,7 +70,10 @@ impl Source for CellLogs {
     async fn trim(&self, path: &str, position: u64) -> Result<(), Status> {
         let mut request = Request::new(TrimLogRequest { path: path.to_owned(), position });
         request.set_timeout(TRIM);
-        AgentClient::new(self.0.bulk.clone()).max_decoding_message_size(MAX_PART).trim_log(request).await?;
+        AgentClient::new(self.0.bulk.clone())
+            .max_decoding_message_size(MAX_PART)
+            .trim_log(request)
+            .await?;
         Ok(())
     }
 }

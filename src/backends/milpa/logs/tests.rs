@@ -32,18 +32,29 @@ struct Played {
 
 #[async_trait]
 impl Source for Played {
-    async fn read(&self, _: &str, position: u64) -> Result<BoxStream<'static, Result<Part, Status>>, Status> {
+    async fn read(
+        &self,
+        _: &str,
+        position: u64,
+    ) -> Result<BoxStream<'static, Result<Part, Status>>, Status> {
         self.reads.fetch_add(1, Ordering::SeqCst);
         let log = self.log.lock().unwrap();
         if log.is_empty() {
             return Err(Status::not_found("no such log"));
         }
         let gap = self.kept_from.load(Ordering::SeqCst).saturating_sub(position);
-        let rest = log.get((position + gap) as usize..).ok_or_else(|| Status::out_of_range("beyond its end"))?;
+        let rest = log
+            .get((position + gap) as usize..)
+            .ok_or_else(|| Status::out_of_range("beyond its end"))?;
         let gap = (gap > 0).then_some(Ok(Part::Gap(gap))).into_iter();
-        let mut parts: Vec<Result<Part, Status>> =
-            gap.chain(rest.chunks(self.part).map(|part| Ok(Part::Bytes(Bytes::copy_from_slice(part))))).collect();
-        if self.breaks.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |left| left.checked_sub(1)).is_ok() {
+        let mut parts: Vec<Result<Part, Status>> = gap
+            .chain(rest.chunks(self.part).map(|part| Ok(Part::Bytes(Bytes::copy_from_slice(part)))))
+            .collect();
+        if self
+            .breaks
+            .fetch_update(Ordering::SeqCst, Ordering::SeqCst, |left| left.checked_sub(1))
+            .is_ok()
+        {
             parts.truncate(1);
             parts.push(Err(Status::unavailable("the link broke")));
         }
@@ -88,15 +99,25 @@ impl Scene {
     }
 
     fn route(&self, base: i64) -> LogRoute {
-        LogRoute { container: self.container.clone(), node_path: self.path(), cell_path: "logs/0.log".into(), base }
+        LogRoute {
+            container: self.container.clone(),
+            node_path: self.path(),
+            cell_path: "logs/0.log".into(),
+            base,
+        }
     }
 
     async fn follow(&self, base: i64) -> Result<(), Status> {
-        self.logs.follow_from(&self.cell, Arc::clone(&self.played) as Arc<dyn Source>, self.route(base)).await
+        self.logs
+            .follow_from(&self.cell, Arc::clone(&self.played) as Arc<dyn Source>, self.route(base))
+            .await
     }
 
     async fn resume(&self, base: i64) -> bool {
-        self.logs.resume_from(&self.cell, Arc::clone(&self.played) as Arc<dyn Source>, self.route(base)).await.unwrap()
+        self.logs
+            .resume_from(&self.cell, Arc::clone(&self.played) as Arc<dyn Source>, self.route(base))
+            .await
+            .unwrap()
     }
 
     async fn drain(&self) -> bool {
@@ -138,7 +159,12 @@ fn read(path: &Path) -> String {
 #[track_caller]
 fn until(what: impl Fn() -> bool) -> impl Future<Output = ()> {
     let line = std::panic::Location::caller().line();
-    async move { kiyot_testkit::wait_until(format!("it is as line {line} says"), PATIENCE, async || what().then_some(())).await }
+    async move {
+        kiyot_testkit::wait_until(format!("it is as line {line} says"), PATIENCE, async || {
+            what().then_some(())
+        })
+        .await
+    }
 }
 
 #[tokio::test]
@@ -195,7 +221,10 @@ async fn a_rotation_neither_loses_nor_doubles() {
     scene.write("third\n");
     scene.follow(base).await.unwrap();
     scene.drain().await;
-    assert_eq!(read(&old) + &read(&scene.path()), String::from_utf8(scene.played.log.lock().unwrap().clone()).unwrap());
+    assert_eq!(
+        read(&old) + &read(&scene.path()),
+        String::from_utf8(scene.played.log.lock().unwrap().clone()).unwrap()
+    );
 }
 
 #[tokio::test]
@@ -246,7 +275,10 @@ async fn a_rotation_falls_between_lines_after_a_crash_within_one() {
     fs::rename(scene.path(), &old).unwrap();
     scene.logs.reopen(&scene.container).await.unwrap();
     scene.drain().await;
-    assert_eq!((read(&old).as_str(), read(&scene.path()).as_str()), ("half of a line, and its end\n", "another\n"));
+    assert_eq!(
+        (read(&old).as_str(), read(&scene.path()).as_str()),
+        ("half of a line, and its end\n", "another\n")
+    );
 }
 
 #[tokio::test]
@@ -384,7 +416,10 @@ async fn what_is_closed_is_not_followed() {
     scene.write("late\n");
     assert!(!scene.drain().await);
     assert_eq!(read(&scene.path()), "");
-    assert_eq!(scene.logs.reopen(&scene.container).await.unwrap_err().code(), tonic::Code::NotFound);
+    assert_eq!(
+        scene.logs.reopen(&scene.container).await.unwrap_err().code(),
+        tonic::Code::NotFound
+    );
     assert!(scene.logs.routes().by_path.is_empty());
 }
 
@@ -466,7 +501,8 @@ proptest! {
             4 => (1_usize..200).prop_map(Step::Write), 2 => Just(Step::Drain), 1 => Just(Step::Rotate), 1 => Just(Step::Crash), 1 => Just(Step::Break)
         ], 0..20),
     ) {
-        // Each life of kiyot has a runtime of its own: dropping it waits for a write that the kernel has already been asked for.
+        // Each life of kiyot has a runtime of its own: dropping it waits for a write that the
+        // kernel has already been asked for.
         let (mut scene, mut base, mut rotated, mut written) = (Scene::new(part), 0, Vec::new(), 0_u64);
         let mut life = life();
         let before = "x".repeat(before);

@@ -1,4 +1,5 @@
-//! One container's log on its way to the node. Its position is base + the file's length, always; nothing else is remembered.
+//! One container's log on its way to the node. Its position is base + the file's length, always;
+//! nothing else is remembered.
 
 use std::{io, sync::Arc, time::Duration};
 
@@ -20,8 +21,11 @@ use super::{
 use crate::backends::milpa::{latest::Latest, mailbox::Receiver};
 
 /// Pause after a failure, of the disk or of the cell: doubled from the first to the second.
-const BACKOFF: (Duration, Duration) =
-    if cfg!(test) { (Duration::from_millis(10), Duration::from_millis(10)) } else { (Duration::from_secs(1), Duration::from_secs(16)) };
+const BACKOFF: (Duration, Duration) = if cfg!(test) {
+    (Duration::from_millis(10), Duration::from_millis(10))
+} else {
+    (Duration::from_secs(1), Duration::from_secs(16))
+};
 
 /// How long a cell may be silent in the middle of a log.
 const SILENCE: Duration = Duration::from_secs(60);
@@ -75,7 +79,8 @@ enum WriterError {
 pub(super) struct Writer {
     route: LogRoute,
     file: NodeFile,
-    /// The file before the last reopening, and its base: the kubelet gives it its name back if it takes the reopening for failed.
+    /// The file before the last reopening, and its base: the kubelet gives it its name back if it
+    /// takes the reopening for failed.
     previous: Option<(FileId, i64)>,
     base: i64,
     /// In the cell's log; `None` until the file has been looked at.
@@ -96,7 +101,13 @@ pub(super) struct Writer {
 
 impl Writer {
     /// A writer that has not begun.
-    pub(super) fn new(route: LogRoute, file: NodeFile, bases: Bases, news: Arc<Latest<News>>, asks: Receiver<Ask>) -> Self {
+    pub(super) fn new(
+        route: LogRoute,
+        file: NodeFile,
+        bases: Bases,
+        news: Arc<Latest<News>>,
+        asks: Receiver<Ask>,
+    ) -> Self {
         let base = route.base;
         let (drains, read) = (Vec::new(), (0, 0));
         Self {
@@ -117,7 +128,8 @@ impl Writer {
         }
     }
 
-    /// Writes until its handle is dropped. Of a box, because a future has room for its arguments twice.
+    /// Writes until its handle is dropped. Of a box, because a future has room for its arguments
+    /// twice.
     pub(super) async fn run(mut self: Box<Self>) {
         let mut backoff = None;
         loop {
@@ -136,7 +148,8 @@ impl Writer {
                     // What came meanwhile may end the line.
                     self.held = Some(Held { last: true, ..held });
                 } else {
-                    // The line has no end yet, or the cell doesn't say: the kubelet is not kept waiting for it.
+                    // The line has no end yet, or the cell doesn't say: the kubelet is not kept
+                    // waiting for it.
                     Box::pin(self.take(Ask::Reopen(held.done))).await;
                 }
             }
@@ -144,10 +157,12 @@ impl Writer {
                 Ok(()) => backoff = None,
                 Err(error) => {
                     if backoff.is_none() {
-                        let (container, path) = (&self.route.container, self.route.node_path.display());
+                        let (container, path) =
+                            (&self.route.container, self.route.node_path.display());
                         tracing::warn!(%container, %path, error = &error as &dyn std::error::Error, "the log of a container does not go on for now");
                     }
-                    let pause = backoff.map_or(BACKOFF.0, |last: Duration| (last * 2).min(BACKOFF.1));
+                    let pause =
+                        backoff.map_or(BACKOFF.0, |last: Duration| (last * 2).min(BACKOFF.1));
                     backoff = Some(pause);
                     Box::pin(self.pause(pause)).await;
                 }
@@ -158,7 +173,9 @@ impl Writer {
     /// Whether there is more in the cell, or may be.
     fn is_behind(&mut self) -> bool {
         let known = self.news.with(|news| (news.size, news.again));
-        !self.drains.is_empty() || known.1 != self.read.1 || (self.position.is_none_or(|position| known.0 > position) && known != self.read)
+        !self.drains.is_empty()
+            || known.1 != self.read.1
+            || (self.position.is_none_or(|position| known.0 > position) && known != self.read)
     }
 
     /// Reads the cell's log to the end that it has now.
@@ -168,9 +185,11 @@ impl Writer {
         let drains = self.drains.len();
         let mut parts = match self.open(&news).await {
             Ok(parts) => parts,
-            // The container has not begun: there is nothing to read, and news will come with its first line.
+            // The container has not begun: there is nothing to read, and news will come with its
+            // first line.
             Err(status) if status.code() == Code::NotFound => stream::empty().boxed(),
-            // The node's file has more than the cell's log: it is not the log that it was. There is nothing to bring home, and nobody should wait for it.
+            // The node's file has more than the cell's log: it is not the log that it was. There is
+            // nothing to bring home, and nobody should wait for it.
             Err(status) if status.code() == Code::OutOfRange => {
                 let (container, path) = (&self.route.container, self.route.node_path.display());
                 tracing::warn!(%container, %path, position = self.at(), status = status.message(), "the log in a cell is shorter than what is on the node");
@@ -197,8 +216,12 @@ impl Writer {
         Ok(())
     }
 
-    async fn open(&mut self, news: &News) -> Result<BoxStream<'static, Result<Part, Status>>, Status> {
-        let (source, path, position) = (Arc::clone(&news.source), self.route.cell_path.clone(), self.at());
+    async fn open(
+        &mut self,
+        news: &News,
+    ) -> Result<BoxStream<'static, Result<Part, Status>>, Status> {
+        let (source, path, position) =
+            (Arc::clone(&news.source), self.route.cell_path.clone(), self.at());
         let mut opening = std::pin::pin!(async move { source.read(&path, position).await });
         loop {
             tokio::select! {
@@ -224,8 +247,11 @@ impl Writer {
         }
         let end = self.file.end().await?;
         match self.position {
-            // Somebody has put another in its place, or made it shorter: as with containerd, the log goes on with what comes next.
-            Some(before) if is_another || position(self.base, end.length) < before => self.rebase(before, end.length).await,
+            // Somebody has put another in its place, or made it shorter: as with containerd, the
+            // log goes on with what comes next.
+            Some(before) if is_another || position(self.base, end.length) < before => {
+                self.rebase(before, end.length).await
+            }
             Some(_) => {}
             // What the file had before this log was taken from it meanwhile.
             None => self.base = self.base.max(0_i64.saturating_sub_unsigned(end.length)),
@@ -241,7 +267,8 @@ impl Writer {
         self.position.unwrap_or_else(|| position(self.base, 0))
     }
 
-    /// From now on the file's end, after so many bytes, is this position; that is kept, for a later daemon.
+    /// From now on the file's end, after so many bytes, is this position; that is kept, for a later
+    /// daemon.
     async fn rebase(&mut self, position: u64, length: u64) {
         self.base = i64::try_from(position).unwrap_or(i64::MAX).saturating_sub_unsigned(length);
         self.position = Some(position);
@@ -253,7 +280,8 @@ impl Writer {
         let (container, path) = (&self.route.container, self.route.node_path.display());
         tracing::warn!(%container, %path, bytes, "a part of the log of a container is neither on the node nor in its cell any more");
         let position = self.at().saturating_add(bytes);
-        // The note comes first: until the new base is kept, a later daemon finds the same gap, and says so once more.
+        // The note comes first: until the new base is kept, a later daemon finds the same gap, and
+        // says so once more.
         self.file.append(gap::note(self.mid_line, bytes, jiff::Timestamp::now())).await?;
         self.mid_line = false;
         let length = self.file.end().await?.length;
@@ -283,11 +311,14 @@ impl Writer {
         self.file.append(bytes).await?;
         let position = self.at().saturating_add(length);
         self.position = Some(position);
-        if position.saturating_sub(self.trimmed) >= TRIM_EVERY && self.trimming.as_ref().is_none_or(AbortOnDropHandle::is_finished) {
+        if position.saturating_sub(self.trimmed) >= TRIM_EVERY
+            && self.trimming.as_ref().is_none_or(AbortOnDropHandle::is_finished)
+        {
             // What the cell forgets must outlive the node's power.
             self.file.sync().await?;
             self.trimmed = position;
-            let (source, route) = (self.news.with(|news| Arc::clone(&news.source)), self.route.clone());
+            let (source, route) =
+                (self.news.with(|news| Arc::clone(&news.source)), self.route.clone());
             self.trimming = Some(AbortOnDropHandle::new(tokio::spawn(async move {
                 if let Err(error) = source.trim(&route.cell_path, position).await {
                     tracing::debug!(container = %route.container, %error, "a cell did not give back the disk of a log; it is asked again later");
@@ -300,7 +331,9 @@ impl Writer {
     /// Takes what is asked, a reopening within a line at the end of that line.
     async fn take_between_lines(&mut self, ask: Ask) {
         match ask {
-            Ask::Reopen(done) if self.mid_line && self.held.is_none() => self.held = Some(Held { done, last: false }),
+            Ask::Reopen(done) if self.mid_line && self.held.is_none() => {
+                self.held = Some(Held { done, last: false })
+            }
             ask => self.take(ask).await,
         }
     }
@@ -311,24 +344,34 @@ impl Writer {
             // One whose caller is gone is not begun: nobody would keep the new base.
             Ask::Reopen(done) if done.is_closed() => {}
             Ask::Reopen(done) => {
-                let (container, path) = (self.route.container.clone(), self.route.node_path.clone());
-                let failed = |error: io::Error| Status::internal(format!("log file {} of container {container}: {error}", path.display()));
-                // If the caller is gone by now, the kubelet names the old file as before, which `settle` notices.
+                let (container, path) =
+                    (self.route.container.clone(), self.route.node_path.clone());
+                let failed = |error: io::Error| {
+                    Status::internal(format!(
+                        "log file {} of container {container}: {error}",
+                        path.display()
+                    ))
+                };
+                // If the caller is gone by now, the kubelet names the old file as before, which
+                // `settle` notices.
                 let _ = done.send(self.reopen().await.map_err(failed));
             }
         }
     }
 
     async fn reopen(&mut self) -> io::Result<i64> {
-        // After a failed append, the position that is remembered may be less than what is in the file.
+        // After a failed append, the position that is remembered may be less than what is in the
+        // file.
         let position = position(self.base, self.file.end().await?.length).max(self.at());
         let file = self.file.anew().await?;
         let end = file.end().await?;
-        let base = i64::try_from(position).map_err(io::Error::other)?.saturating_sub_unsigned(end.length);
+        let base =
+            i64::try_from(position).map_err(io::Error::other)?.saturating_sub_unsigned(end.length);
         if file.id() != self.file.id() {
             self.previous = Some((self.file.id(), self.base));
         }
-        (self.file, self.base, self.position, self.mid_line) = (file, base, Some(position), end.within_line);
+        (self.file, self.base, self.position, self.mid_line) =
+            (file, base, Some(position), end.within_line);
         Ok(base)
     }
 

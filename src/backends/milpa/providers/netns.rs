@@ -1,7 +1,7 @@
 //! Cells that are sets of namespaces on this node.
 //!
-//! The instance of a cell is a process `kiyot-cell launch` and what lives in the namespaces that it made; its id is the cell's. All that is known of it is
-//! in its directory: see `instance`.
+//! The instance of a cell is a process `kiyot-cell launch` and what lives in the namespaces that it
+//! made; its id is the cell's. All that is known of it is in its directory: see `instance`.
 
 use std::{
     collections::HashMap,
@@ -17,7 +17,10 @@ use kiyot_link::bootstrap::CellFile;
 use ring::digest::{SHA256, digest};
 use tokio::{process::Command, task::spawn_blocking};
 
-use super::{Attachment, ErrorClass, Instance, InstanceId, Isolation, LaunchSpec, Provider, ProviderError, RegistryConfig};
+use super::{
+    Attachment, ErrorClass, Instance, InstanceId, Isolation, LaunchSpec, Provider, ProviderError,
+    RegistryConfig,
+};
 use crate::{backends::milpa::id::CellId, config::MilpaBackend};
 
 mod cgroup;
@@ -42,7 +45,8 @@ const CELL_BINARY: &str = "/usr/libexec/kiyot/kiyot-cell";
 /// Its file's name.
 const CELL_NAME: &str = "kiyot-cell";
 
-/// Kernel, devices, users and the files beneath are the node's: who has power over them in a cell has it over the node.
+/// Kernel, devices, users and the files beneath are the node's: who has power over them in a cell
+/// has it over the node.
 pub const ISOLATION: Isolation = Isolation { provider: "netns", privileges: false, users: false };
 
 /// The provider of cells that are namespaces of this node.
@@ -68,10 +72,16 @@ struct Settings {
     restrict_oom_score_adj: bool,
 }
 
-/// The node's boot id: another one after each boot. Empty if the kernel doesn't tell. Read once: later there may be no open file left to read it with.
+/// The node's boot id: another one after each boot. Empty if the kernel doesn't tell. Read once:
+/// later there may be no open file left to read it with.
 pub fn boot_id() -> String {
     static READ: OnceLock<String> = OnceLock::new();
-    READ.get_or_init(|| std::fs::read_to_string("/proc/sys/kernel/random/boot_id").map(|id| id.trim().to_owned()).unwrap_or_default()).clone()
+    READ.get_or_init(|| {
+        std::fs::read_to_string("/proc/sys/kernel/random/boot_id")
+            .map(|id| id.trim().to_owned())
+            .unwrap_or_default()
+    })
+    .clone()
 }
 
 impl Netns {
@@ -79,7 +89,11 @@ impl Netns {
     pub fn new(config: &MilpaBackend, registries: Arc<dyn RegistryConfig>) -> Self {
         let netns = &config.netns;
         // The configuration takes IPv4 networks only.
-        let network = if let IpAddr::V4(network) = netns.subnet.address { network } else { Ipv4Addr::new(10, 200, 0, 0) };
+        let network = if let IpAddr::V4(network) = netns.subnet.address {
+            network
+        } else {
+            Ipv4Addr::new(10, 200, 0, 0)
+        };
         Self {
             cells: config.state_dir.join("cells"),
             program: netns.cell_binary.clone().unwrap_or_else(found_program),
@@ -93,7 +107,12 @@ impl Netns {
             networks: Networks {
                 cni_conf_dir: netns.cni_conf_dir.clone(),
                 cni_bin_dirs: netns.cni_bin_dirs.clone(),
-                bridge: Bridge { device: netns.bridge.clone(), network, prefix: netns.subnet.prefix, addresses: config.state_dir.join("addresses") },
+                bridge: Bridge {
+                    device: netns.bridge.clone(),
+                    network,
+                    prefix: netns.subnet.prefix,
+                    addresses: config.state_dir.join("addresses"),
+                },
                 bridge_lock: tokio::sync::Mutex::default(),
                 ports_lock: tokio::sync::Mutex::default(),
             },
@@ -104,7 +123,9 @@ impl Netns {
 
     /// The directory of an instance; an error for a name that is none of this provider's.
     fn home(&self, instance: &InstanceId) -> Result<Home, ProviderError> {
-        let cell = CellId::parse(&instance.0).map_err(|error| ProviderError::new(ErrorClass::NotFound, "look up an instance", error))?;
+        let cell = CellId::parse(&instance.0).map_err(|error| {
+            ProviderError::new(ErrorClass::NotFound, "look up an instance", error)
+        })?;
         Ok(Home::new(&self.cells, &cell))
     }
 
@@ -119,31 +140,65 @@ impl Netns {
     }
 
     /// Makes an instance from nothing.
-    async fn make(&self, home: &Home, spec: &LaunchSpec, token_sha256: String) -> Result<(), ProviderError> {
+    async fn make(
+        &self,
+        home: &Home,
+        spec: &LaunchSpec,
+        token_sha256: String,
+    ) -> Result<(), ProviderError> {
         let doing = || format!("make the instance of {}", home.cell());
         home.make().map_err(|error| ProviderError::transient(doing(), error))?;
-        let Settings { containerd, runc, pause_image, restrict_oom_score_adj } = self.settings.clone();
+        let Settings { containerd, runc, pause_image, restrict_oom_score_adj } =
+            self.settings.clone();
         let registry_config_dir = self.registries.config_path().await;
-        let file = CellFile { bootstrap: spec.bootstrap.clone(), containerd, runc, pause_image, registry_config_dir, restrict_oom_score_adj };
+        let file = CellFile {
+            bootstrap: spec.bootstrap.clone(),
+            containerd,
+            runc,
+            pause_image,
+            registry_config_dir,
+            restrict_oom_score_adj,
+        };
         file.write(&home.cell_file()).map_err(|error| ProviderError::transient(doing(), error))?;
-        namespace::make(&home.netns_name(), home.dir()).await.map_err(|error| ProviderError::transient(doing(), error))?;
-        let hierarchies = cgroup::hierarchies().map_err(|error| ProviderError::transient(doing(), error))?;
-        cgroup::make(&hierarchies, home.cell()).map_err(|error| ProviderError::transient(doing(), error))?;
+        namespace::make(&home.netns_name(), home.dir())
+            .await
+            .map_err(|error| ProviderError::transient(doing(), error))?;
+        let hierarchies =
+            cgroup::hierarchies().map_err(|error| ProviderError::transient(doing(), error))?;
+        cgroup::make(&hierarchies, home.cell())
+            .map_err(|error| ProviderError::transient(doing(), error))?;
         let launcher = self.spawn(home)?;
         home.keep(&Known { token_sha256, boot_id: boot_id(), launcher, ..Known::default() })
     }
 
     /// Starts the cell's program. It outlives the daemon.
     fn spawn(&self, home: &Home) -> Result<Option<Identity>, ProviderError> {
-        let failed = |error| ProviderError::new(ErrorClass::Invalid, format!("start {}", self.program.display()), error);
+        let failed = |error| {
+            ProviderError::new(
+                ErrorClass::Invalid,
+                format!("start {}", self.program.display()),
+                error,
+            )
+        };
         let console = home.open_console().map_err(failed)?;
         let mut command = Command::new(&self.program);
-        command.arg("launch").arg("--dir").arg(home.dir()).arg("--netns").arg(home.netns_path()).arg("--cgroup").arg(cgroup::name(home.cell()));
+        command
+            .arg("launch")
+            .arg("--dir")
+            .arg(home.dir())
+            .arg("--netns")
+            .arg(home.netns_path())
+            .arg("--cgroup")
+            .arg(cgroup::name(home.cell()));
         command.env(command::INSTANCE_VARIABLE, home.dir()).current_dir("/").process_group(0);
         command.stdin(Stdio::null()).stdout(console.try_clone().map_err(failed)?).stderr(console);
         // Dropped, it is left to itself: the runtime looks after what remains of it in the end.
         let child = command.kill_on_drop(false).spawn().map_err(failed)?;
-        child.id().and_then(|id| i32::try_from(id).ok()).map_or(Ok(None), Identity::of).map_err(failed)
+        child
+            .id()
+            .and_then(|id| i32::try_from(id).ok())
+            .map_or(Ok(None), Identity::of)
+            .map_err(failed)
     }
 }
 
@@ -158,20 +213,32 @@ impl Provider for Netns {
         let _alone = self.alone(&spec.cell).await;
         let token_sha256 = hex::encode(digest(&SHA256, token.as_bytes()));
         let looked = home.known().and_then(|known| Ok((runs(&known)?, known)));
-        let (running, known) = looked.map_err(|error| ProviderError::transient(format!("look at the instance of {}", home.cell()), error))?;
+        let (running, known) = looked.map_err(|error| {
+            ProviderError::transient(format!("look at the instance of {}", home.cell()), error)
+        })?;
         if !(running && known.token_sha256 == token_sha256) {
             // What a launch that was cut short, or one with another token, has left.
             sweep::sweep(self, &home).await?;
             self.make(&home, spec, token_sha256).await?;
         }
-        Ok(Instance { id: InstanceId(spec.cell.as_str().to_owned()), cell: spec.cell.clone(), running: true })
+        Ok(Instance {
+            id: InstanceId(spec.cell.as_str().to_owned()),
+            cell: spec.cell.clone(),
+            running: true,
+        })
     }
 
-    async fn attach(&self, instance: &InstanceId, to: &Attachment) -> Result<Vec<IpAddr>, ProviderError> {
+    async fn attach(
+        &self,
+        instance: &InstanceId,
+        to: &Attachment,
+    ) -> Result<Vec<IpAddr>, ProviderError> {
         let home = self.home(instance)?;
         let _alone = self.alone(home.id()).await;
         let there = home.dir().try_exists();
-        if !there.map_err(|error| ProviderError::transient(format!("look for the instance of {}", home.cell()), error))? {
+        if !there.map_err(|error| {
+            ProviderError::transient(format!("look for the instance of {}", home.cell()), error)
+        })? {
             return Err(ProviderError {
                 class: ErrorClass::NotFound,
                 doing: format!("attach {}: there is no such instance", home.cell()),
@@ -184,7 +251,8 @@ impl Provider for Netns {
     async fn list_owned(&self) -> Result<Vec<Instance>, ProviderError> {
         let (cells, listing) = (self.cells.clone(), Arc::clone(&self.listing));
         let listing = spawn_blocking(move || listing.list(&cells));
-        let failed = |error| ProviderError::transient(format!("list {}", self.cells.display()), error);
+        let failed =
+            |error| ProviderError::transient(format!("list {}", self.cells.display()), error);
         listing.await.map_err(std::io::Error::other).map_err(failed)?.map_err(failed)
     }
 
@@ -202,17 +270,26 @@ impl Provider for Netns {
 
     async fn console(&self, instance: &InstanceId) -> Result<String, ProviderError> {
         let home = self.home(instance)?;
-        home.console().map_err(|error| ProviderError::transient(format!("read the console of {}", home.cell()), error))
+        home.console().map_err(|error| {
+            ProviderError::transient(format!("read the console of {}", home.cell()), error)
+        })
     }
 
     async fn check(&self) -> Result<(), ProviderError> {
-        let missing = |what: &Path| ProviderError { class: ErrorClass::Invalid, doing: format!("find the program {}", what.display()), source: None };
-        for program in [&self.program, &self.settings.containerd, &self.settings.runc, Path::new("ip")] {
+        let missing = |what: &Path| ProviderError {
+            class: ErrorClass::Invalid,
+            doing: format!("find the program {}", what.display()),
+            source: None,
+        };
+        for program in
+            [&self.program, &self.settings.containerd, &self.settings.runc, Path::new("ip")]
+        {
             if !is_program(program) {
                 return Err(missing(program));
             }
         }
-        cgroup::hierarchies().map_err(|error| ProviderError::transient("read the cgroup hierarchies", error))?;
+        cgroup::hierarchies()
+            .map_err(|error| ProviderError::transient("read the cgroup hierarchies", error))?;
         self.networks.check()
     }
 }
@@ -224,7 +301,10 @@ fn runs(known: &Known) -> io::Result<bool> {
 
 /// The cells' program beside the daemon's, else where packages put it.
 fn found_program() -> PathBuf {
-    let beside = std::env::current_exe().ok().map(|path| path.with_file_name(CELL_NAME)).filter(|path| path.is_file());
+    let beside = std::env::current_exe()
+        .ok()
+        .map(|path| path.with_file_name(CELL_NAME))
+        .filter(|path| path.is_file());
     beside.unwrap_or_else(|| CELL_BINARY.into())
 }
 
@@ -233,5 +313,6 @@ fn is_program(program: &Path) -> bool {
     if program.components().count() > 1 {
         return program.is_file();
     }
-    std::env::var_os("PATH").is_some_and(|path| std::env::split_paths(&path).any(|dir| dir.join(program).is_file()))
+    std::env::var_os("PATH")
+        .is_some_and(|path| std::env::split_paths(&path).any(|dir| dir.join(program).is_file()))
 }

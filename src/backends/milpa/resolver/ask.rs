@@ -21,7 +21,8 @@ pub(super) async fn ask(server: &Server, query: &[u8]) -> io::Result<Bytes> {
 }
 
 pub(super) async fn by_udp(server: SocketAddr, query: &[u8]) -> io::Result<Bytes> {
-    let any: IpAddr = if server.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() };
+    let any: IpAddr =
+        if server.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() };
     let socket = UdpSocket::bind((any, 0)).await?;
     // From then on it hears this name server alone.
     socket.connect(server).await?;

@@ -43,7 +43,8 @@ pub(super) async fn carry(server: Server, query: u64, bulk: Channel) -> io::Resu
     splice(connection, up, down).await
 }
 
-/// Carries bytes both ways until both sides have ended, or nothing has gone either way for [`IDLE`].
+/// Carries bytes both ways until both sides have ended, or nothing has gone either way for
+/// [`IDLE`].
 pub(super) async fn splice(
     mut connection: TcpStream,
     up: mpsc::Sender<TunnelPart>,
@@ -52,7 +53,8 @@ pub(super) async fn splice(
     let (mut read, mut write) = connection.split();
     let mut buffer = BytesMut::new();
     let (mut server_ended, mut pod_ended) = (false, false);
-    // One side may wait for the other to take something; for as long nothing else is carried, and it may not be longer.
+    // One side may wait for the other to take something; for as long nothing else is carried, and
+    // it may not be longer.
     let slow = |_| io::Error::from(io::ErrorKind::TimedOut);
     let mut until = Instant::now() + IDLE;
     while !(server_ended && pod_ended) {

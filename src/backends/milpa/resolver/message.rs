@@ -28,7 +28,9 @@ pub(super) fn cut(query: &[u8]) -> Bytes {
 /// The query itself, made an answer without records.
 fn answer(query: &[u8], flags: u8, how: u8) -> Bytes {
     let mut answer = BytesMut::from(query);
-    if let Some([third, fourth]) = answer.get_mut(2..4).and_then(|bytes| <&mut [u8; 2]>::try_from(bytes).ok()) {
+    if let Some([third, fourth]) =
+        answer.get_mut(2..4).and_then(|bytes| <&mut [u8; 2]>::try_from(bytes).ok())
+    {
         *third |= IS_ANSWER | flags;
         *fourth = *fourth & !HOW | how;
     }

@@ -5,11 +5,13 @@ use std::{
     net::{IpAddr, Ipv6Addr},
 };
 
-/// A name server that means another machine in a cell than on the node: an address of the loopback, of a link, or none in particular.
+/// A name server that means another machine in a cell than on the node: an address of the loopback,
+/// of a link, or none in particular.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Server {
     pub(super) address: IpAddr,
-    /// The zone of a link-local address, which only the node knows: the name or the number of a device; "" for none.
+    /// The zone of a link-local address, which only the node knows: the name or the number of a
+    /// device; "" for none.
     pub(super) zone: String,
 }
 
@@ -19,8 +21,12 @@ impl Server {
         let (address, zone) = text.split_once('%').unwrap_or((text, ""));
         let address = address.parse::<IpAddr>().ok()?.to_canonical();
         let of_node = match address {
-            IpAddr::V4(address) => address.is_loopback() || address.is_link_local() || address.is_unspecified(),
-            IpAddr::V6(address) => address.is_loopback() || address.is_unicast_link_local() || address.is_unspecified(),
+            IpAddr::V4(address) => {
+                address.is_loopback() || address.is_link_local() || address.is_unspecified()
+            }
+            IpAddr::V6(address) => {
+                address.is_loopback() || address.is_unicast_link_local() || address.is_unspecified()
+            }
         };
         of_node.then(|| Self { address, zone: zone.to_owned() })
     }

@@ -26,7 +26,9 @@ async fn answered<A: Future<Output = std::io::Result<Bytes>> + Send + 'static>(
     ask: impl Fn(Server, Bytes) -> A,
 ) -> (Result<(), Status>, Vec<NameAnswer>) {
     let (sender, mut receiver) = mpsc::channel(1000);
-    let stays_open = futures::stream::iter(queries.into_iter().map(Ok)).chain(futures::stream::pending()).boxed();
+    let stays_open = futures::stream::iter(queries.into_iter().map(Ok))
+        .chain(futures::stream::pending())
+        .boxed();
     let mut answers = Vec::new();
     let (resolver, servers) = (Resolver::default(), servers());
     let result = tokio::select! {
@@ -55,7 +57,10 @@ async fn queries_are_answered_or_said_to_have_failed() {
     let (result, answers) = answered(queries, ask).await;
     result.unwrap();
     let said: Vec<_> = answers.iter().map(|answer| (answer.id, answer.message.clone())).collect();
-    assert_eq!(said, [(1, Bytes::from_static(b"fine")), (2, message::failed(&[7; HEAD])), (3, Bytes::new())]);
+    assert_eq!(
+        said,
+        [(1, Bytes::from_static(b"fine")), (2, message::failed(&[7; HEAD])), (3, Bytes::new())]
+    );
 }
 
 #[tokio::test]
@@ -70,7 +75,10 @@ async fn no_other_name_server_is_asked_and_no_other_size_is_taken() {
     ] {
         let (result, answers) = answered(vec![bad], never).await;
         let status = result.unwrap_err();
-        assert!(status.code() == Code::InvalidArgument && status.message().contains(word), "{status:?}");
+        assert!(
+            status.code() == Code::InvalidArgument && status.message().contains(word),
+            "{status:?}"
+        );
         assert_eq!(answers, []);
     }
 }
@@ -129,7 +137,10 @@ async fn an_answer_too_large_for_udp_is_said_to_be_cut() {
 async fn no_cell_has_more_connections_than_it_may() {
     static CARRIED: AtomicUsize = AtomicUsize::new(0);
     let connection = |id| NameQuery { id, resolver: 1, tcp: true, message: Bytes::new() };
-    let queries = futures::stream::iter((0..TCP_CONNECTIONS as u64 + 2).map(|id| Ok(connection(id)))).chain(futures::stream::pending()).boxed();
+    let queries =
+        futures::stream::iter((0..TCP_CONNECTIONS as u64 + 2).map(|id| Ok(connection(id))))
+            .chain(futures::stream::pending())
+            .boxed();
     let (sender, mut refused) = mpsc::channel(1000);
     let (resolver, servers) = (Resolver::default(), servers());
     let ask = |_, _| async { unreachable!("nothing is asked by UDP") };
@@ -160,7 +171,11 @@ async fn spliced(
     let (up, of_server) = mpsc::channel(4);
     let (of_pod, down) = mpsc::channel(4);
     let served = async { serve(listener.accept().await.unwrap().0).await };
-    let (result, (), ()) = tokio::join!(connection::splice(connection, up, ReceiverStream::new(down)), served, pod(of_pod, of_server));
+    let (result, (), ()) = tokio::join!(
+        connection::splice(connection, up, ReceiverStream::new(down)),
+        served,
+        pod(of_pod, of_server)
+    );
     result
 }
 
@@ -174,7 +189,9 @@ async fn a_connection_is_carried_byte_by_byte_until_both_sides_have_ended() {
     };
     let pod = async |up: mpsc::Sender<_>, mut down: mpsc::Receiver<TunnelPart>| {
         for (content, end) in [("several ", false), ("queries at once", false), ("", true)] {
-            up.send(Ok(TunnelPart { content: content.into(), end, ..Default::default() })).await.unwrap();
+            up.send(Ok(TunnelPart { content: content.into(), end, ..Default::default() }))
+                .await
+                .unwrap();
         }
         let mut answered = 0;
         while let Some(part) = down.recv().await {
@@ -188,15 +205,19 @@ async fn a_connection_is_carried_byte_by_byte_until_both_sides_have_ended() {
 #[tokio::test(start_paused = true)]
 async fn a_connection_on_which_nothing_goes_is_closed() {
     let begun = tokio::time::Instant::now();
-    let serve = async |mut stream: TcpStream| assert_eq!(stream.read(&mut [0; 8]).await.unwrap(), 0);
-    let pod = async |_up: mpsc::Sender<_>, mut down: mpsc::Receiver<TunnelPart>| assert_eq!(down.recv().await, None);
+    let serve =
+        async |mut stream: TcpStream| assert_eq!(stream.read(&mut [0; 8]).await.unwrap(), 0);
+    let pod = async |_up: mpsc::Sender<_>, mut down: mpsc::Receiver<TunnelPart>| {
+        assert_eq!(down.recv().await, None)
+    };
     spliced(serve, pod).await.unwrap();
     assert!(begun.elapsed() >= kiyot_link::resolver::IDLE, "by the clock of this test");
 }
 
 #[tokio::test]
 async fn a_connection_ends_with_its_link() {
-    let serve = async |mut stream: TcpStream| assert_eq!(stream.read(&mut [0; 8]).await.unwrap(), 0);
+    let serve =
+        async |mut stream: TcpStream| assert_eq!(stream.read(&mut [0; 8]).await.unwrap(), 0);
     let pod = async |up: mpsc::Sender<_>, _down| drop(up);
     assert_eq!(spliced(serve, pod).await.unwrap_err().kind(), std::io::ErrorKind::UnexpectedEof);
 }

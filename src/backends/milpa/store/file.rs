@@ -8,7 +8,10 @@ use std::{
     time::{Duration, Instant},
 };
 
-use redb::{Database, DatabaseError, ReadableDatabase, ReadableTable, StorageError, TableDefinition, TableError, backends::FileBackend};
+use redb::{
+    Database, DatabaseError, ReadableDatabase, ReadableTable, StorageError, TableDefinition,
+    TableError, backends::FileBackend,
+};
 
 use super::{Change, StoreError, Table};
 
@@ -33,24 +36,29 @@ impl File {
     /// Opens or makes it, and its directory.
     pub(super) fn open(path: &Path) -> Result<Self, StoreError> {
         if let Some(dir) = path.parent() {
-            fs::DirBuilder::new()
-                .recursive(true)
-                .mode(0o700)
-                .create(dir)
-                .map_err(|error| StoreError::new(described("the directory", dir, error.kind()), error))?;
+            fs::DirBuilder::new().recursive(true).mode(0o700).create(dir).map_err(|error| {
+                StoreError::new(described("the directory", dir, error.kind()), error)
+            })?;
         }
         let end = Instant::now() + LOCK_PATIENCE;
         loop {
             match database(path) {
-                Ok(database) => return Ok(Self { path: path.to_owned(), database: Some(database) }),
-                Err(DatabaseError::DatabaseAlreadyOpen) if Instant::now() < end => std::thread::sleep(LOCK_RETRY),
+                Ok(database) => {
+                    return Ok(Self { path: path.to_owned(), database: Some(database) });
+                }
+                Err(DatabaseError::DatabaseAlreadyOpen) if Instant::now() < end => {
+                    std::thread::sleep(LOCK_RETRY)
+                }
                 Err(error) => return Err(opening(path, error)),
             }
         }
     }
 
     /// Keeps all of these changes, or none.
-    pub(super) fn commit<'a>(&mut self, changes: impl Iterator<Item = &'a Change>) -> Result<(), StoreError> {
+    pub(super) fn commit<'a>(
+        &mut self,
+        changes: impl Iterator<Item = &'a Change>,
+    ) -> Result<(), StoreError> {
         self.write(|transaction| {
             for Change { table, key, record } in changes {
                 let mut table = transaction.open_table(definition(*table))?;
@@ -66,7 +74,8 @@ impl File {
     /// Moves records to the broken ones.
     pub(super) fn set_aside(&mut self, table: Table, keys: &[String]) -> Result<(), StoreError> {
         self.write(|transaction| {
-            let (mut from, mut to) = (transaction.open_table(definition(table))?, transaction.open_table(BROKEN)?);
+            let (mut from, mut to) =
+                (transaction.open_table(definition(table))?, transaction.open_table(BROKEN)?);
             for key in keys {
                 if let Some(record) = from.remove(key.as_str())? {
                     to.insert(format!("{}/{key}", table.name()).as_str(), record.value())?;
@@ -87,14 +96,21 @@ impl File {
                 Err(error) => return Err(error.into()),
             };
             rows.iter()?
-                .map(|row| row.map(|(key, record)| (key.value().to_owned(), record.value().to_vec())))
+                .map(|row| {
+                    row.map(|(key, record)| (key.value().to_owned(), record.value().to_vec()))
+                })
                 .collect::<Result<_, _>>()
                 .map_err(Into::into)
         };
-        read().map_err(|error| StoreError::new(format!("reading {} from {}", table.name(), path.display()), error))
+        read().map_err(|error| {
+            StoreError::new(format!("reading {} from {}", table.name(), path.display()), error)
+        })
     }
 
-    fn write(&mut self, change: impl FnOnce(&redb::WriteTransaction) -> Result<(), redb::Error>) -> Result<(), StoreError> {
+    fn write(
+        &mut self,
+        change: impl FnOnce(&redb::WriteTransaction) -> Result<(), redb::Error>,
+    ) -> Result<(), StoreError> {
         let path = self.path.clone();
         let attempt = || -> Result<(), redb::Error> {
             let transaction = self.database()?.begin_write()?;
@@ -103,8 +119,15 @@ impl File {
             Ok(())
         };
         attempt().map_err(|error| {
-            if matches!(error, redb::Error::Io(_) | redb::Error::PreviousIo | redb::Error::DatabaseClosed | redb::Error::LockPoisoned(_)) {
-                // After such an error redb refuses all else; opened anew, the file is as after the last commit.
+            if matches!(
+                error,
+                redb::Error::Io(_)
+                    | redb::Error::PreviousIo
+                    | redb::Error::DatabaseClosed
+                    | redb::Error::LockPoisoned(_)
+            ) {
+                // After such an error redb refuses all else; opened anew, the file is as after the
+                // last commit.
                 self.database = None;
             }
             let doing = match &error {
@@ -125,7 +148,13 @@ impl File {
 }
 
 fn database(path: &Path) -> Result<Database, DatabaseError> {
-    let file = OpenOptions::new().read(true).write(true).create(true).truncate(false).mode(0o600).open(path)?;
+    let file = OpenOptions::new()
+        .read(true)
+        .write(true)
+        .create(true)
+        .truncate(false)
+        .mode(0o600)
+        .open(path)?;
     redb::Builder::new().set_cache_size(CACHE_BYTES).create_with_backend(FileBackend::new(file)?)
 }
 
@@ -136,11 +165,17 @@ const fn definition(table: Table) -> TableDefinition<'static, &'static str, &'st
 fn opening(path: &Path, error: DatabaseError) -> StoreError {
     let doing = match &error {
         DatabaseError::DatabaseAlreadyOpen | DatabaseError::LockProtocolMismatch => {
-            format!("{} is in use by another process: is a second kiyot running with this state_dir?", path.display())
+            format!(
+                "{} is in use by another process: is a second kiyot running with this state_dir?",
+                path.display()
+            )
         }
         DatabaseError::Storage(StorageError::Io(io)) => described("opening", path, io.kind()),
         DatabaseError::Storage(StorageError::Corrupted(_)) => {
-            format!("{} is damaged; moved away, it is made anew and its pods are started again", path.display())
+            format!(
+                "{} is damaged; moved away, it is made anew and its pods are started again",
+                path.display()
+            )
         }
         _ => format!("opening {}", path.display()),
     };
@@ -151,10 +186,18 @@ fn opening(path: &Path, error: DatabaseError) -> StoreError {
 fn described(doing: &str, path: &Path, kind: io::ErrorKind) -> String {
     let path = path.display();
     match kind {
-        io::ErrorKind::ReadOnlyFilesystem => format!("{doing} {path}: its file system is read-only; state_dir must be writable"),
-        io::ErrorKind::PermissionDenied => format!("{doing} {path}: this process may not; it must own state_dir"),
-        io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => format!("{doing} {path}: no space is left on its file system"),
-        io::ErrorKind::NotADirectory | io::ErrorKind::IsADirectory => format!("{doing} {path}: it must be a file in a directory"),
+        io::ErrorKind::ReadOnlyFilesystem => {
+            format!("{doing} {path}: its file system is read-only; state_dir must be writable")
+        }
+        io::ErrorKind::PermissionDenied => {
+            format!("{doing} {path}: this process may not; it must own state_dir")
+        }
+        io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
+            format!("{doing} {path}: no space is left on its file system")
+        }
+        io::ErrorKind::NotADirectory | io::ErrorKind::IsADirectory => {
+            format!("{doing} {path}: it must be a file in a directory")
+        }
         _ => format!("{doing} {path}"),
     }
 }

@@ -78,12 +78,20 @@ async fn a_record_that_cannot_be_read_is_set_aside() {
 
     let store = Store::open(dir.path()).await.unwrap();
     for _ in 0..2 {
-        assert_eq!(store.load::<Cell>(Table::Cells).await.unwrap(), [("good".to_owned(), cell("good"))]);
+        assert_eq!(
+            store.load::<Cell>(Table::Cells).await.unwrap(),
+            [("good".to_owned(), cell("good"))]
+        );
     }
     store.close().await;
     let database = redb::Database::create(&path).unwrap();
-    let broken = database.begin_read().unwrap().open_table(TableDefinition::<&str, &[u8]>::new("broken")).unwrap();
-    let keys: Vec<_> = broken.iter().unwrap().map(|row| row.unwrap().0.value().to_owned()).collect();
+    let broken = database
+        .begin_read()
+        .unwrap()
+        .open_table(TableDefinition::<&str, &[u8]>::new("broken"))
+        .unwrap();
+    let keys: Vec<_> =
+        broken.iter().unwrap().map(|row| row.unwrap().0.value().to_owned()).collect();
     assert_eq!(keys, ["cells/later", "cells/noise"]);
 }
 

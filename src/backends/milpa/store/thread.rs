@@ -1,4 +1,5 @@
-//! The thread that owns the file: takes jobs in order, and puts batches that wait at the same time into one transaction.
+//! The thread that owns the file: takes jobs in order, and puts batches that wait at the same time
+//! into one transaction.
 
 use std::path::PathBuf;
 
@@ -29,7 +30,11 @@ struct Waiting {
 }
 
 /// Runs until it is told to close, or the last handle is dropped.
-pub(super) fn run(path: PathBuf, opened: oneshot::Sender<Result<(), StoreError>>, mut jobs: mpsc::Receiver<Job>) {
+pub(super) fn run(
+    path: PathBuf,
+    opened: oneshot::Sender<Result<(), StoreError>>,
+    mut jobs: mpsc::Receiver<Job>,
+) {
     let mut file = match File::open(&path) {
         Ok(file) => file,
         Err(error) => {
@@ -75,11 +80,18 @@ fn commit(file: &mut File, group: Vec<Waiting>) {
         Ok(()) => return group.into_iter().for_each(|waiting| drop(waiting.done.send(Ok(())))),
         Err(error) => error,
     };
-    tracing::error!(error = &error as &dyn std::error::Error, batches = group.len(), "The store could not keep records");
+    tracing::error!(
+        error = &error as &dyn std::error::Error,
+        batches = group.len(),
+        "The store could not keep records"
+    );
     let mut group = group.into_iter();
     match (group.next(), group.len()) {
         (Some(only), 0) => drop(only.done.send(Err(error))),
         // One that can't be kept must not take the others with it.
-        (first, _) => first.into_iter().chain(group).for_each(|Waiting { changes, done }| drop(done.send(file.commit(changes.iter())))),
+        (first, _) => first
+            .into_iter()
+            .chain(group)
+            .for_each(|Waiting { changes, done }| drop(done.send(file.commit(changes.iter())))),
     }
 }

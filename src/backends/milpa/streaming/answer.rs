@@ -63,7 +63,8 @@ impl Rest {
                 &bytes[..taken]
             }
             Self::Chunked(chunks) => {
-                let taken = bytes.iter().position(|byte| !chunks.step(*byte)).unwrap_or(bytes.len());
+                let taken =
+                    bytes.iter().position(|byte| !chunks.step(*byte)).unwrap_or(bytes.len());
                 &bytes[..taken]
             }
         }

@@ -63,7 +63,9 @@ pub(super) enum StreamError {
 pub(super) async fn serve(mut socket: TcpStream, tokens: &Tokens) -> Result<(), StreamError> {
     // Keystrokes of an exec must not wait for more.
     socket.set_nodelay(true)?;
-    let served = timeout(HEAD_TIME, request(&mut socket)).await.unwrap_or(Err(StreamError::Slow("the request's head")));
+    let served = timeout(HEAD_TIME, request(&mut socket))
+        .await
+        .unwrap_or(Err(StreamError::Slow("the request's head")));
     let (request, bytes) = match served {
         Ok(request) => request,
         Err(error) => return refuse(&mut socket, error).await,
@@ -75,11 +77,18 @@ pub(super) async fn serve(mut socket: TcpStream, tokens: &Tokens) -> Result<(), 
     let mut first = Bytes::from(request.retargeted(&bytes, &way.target));
     let mut port = u32::from(way.port);
     let opening = async {
-        // The head may be larger than the queue has room for, so it is sent while the tunnel is opened.
+        // The head may be larger than the queue has room for, so it is sent while the tunnel is
+        // opened.
         while !first.is_empty() {
             let content = first.split_to(first.len().min(PART));
             // A failure is seen by the opening of the tunnel, which has the receiver.
-            let _ = up.send(TunnelPart { content, port: std::mem::take(&mut port), ..TunnelPart::default() }).await;
+            let _ = up
+                .send(TunnelPart {
+                    content,
+                    port: std::mem::take(&mut port),
+                    ..TunnelPart::default()
+                })
+                .await;
         }
     };
     let (inbound, ()) = tokio::join!(way.tunnels.open(parts), opening);
@@ -119,12 +128,18 @@ async fn refuse(socket: &mut TcpStream, error: StreamError) -> Result<(), Stream
         StreamError::Client(_) | StreamError::Short(_) => return Err(error),
         StreamError::Token => ("404 Not Found", error.to_string()),
         StreamError::Slow(_) => ("408 Request Timeout", error.to_string()),
-        StreamError::Head(HeadError::TooLong) => ("431 Request Header Fields Too Large", error.to_string()),
+        StreamError::Head(HeadError::TooLong) => {
+            ("431 Request Header Fields Too Large", error.to_string())
+        }
         StreamError::Head(_) => ("400 Bad Request", error.to_string()),
-        StreamError::Tunnel(status) => ("502 Bad Gateway", format!("{error}: {}", status.message())),
+        StreamError::Tunnel(status) => {
+            ("502 Bad Gateway", format!("{error}: {}", status.message()))
+        }
     };
-    let answer =
-        format!("HTTP/1.1 {status}\r\nContent-Type: text/plain; charset=utf-8\r\nContent-Length: {}\r\nConnection: close\r\n\r\n{why}", why.len());
+    let answer = format!(
+        "HTTP/1.1 {status}\r\nContent-Type: text/plain; charset=utf-8\r\nContent-Length: {}\r\nConnection: close\r\n\r\n{why}",
+        why.len()
+    );
     timeout(HEAD_TIME, socket.write_all(answer.as_bytes())).await.unwrap_or(Ok(()))?;
     socket.shutdown().await?;
     Err(error)
@@ -136,16 +151,24 @@ async fn send_up(mut read: ReadHalf<'_>, up: mpsc::Sender<TunnelPart>) -> Result
         // A buffer of its own for each part: an idle stream then holds one part at most.
         let mut buffer = BytesMut::with_capacity(PART);
         let end = read.read_buf(&mut buffer).await? == 0;
-        let sent = up.send(TunnelPart { content: buffer.freeze(), end, ..TunnelPart::default() }).await;
+        let sent =
+            up.send(TunnelPart { content: buffer.freeze(), end, ..TunnelPart::default() }).await;
         if end || sent.is_err() {
             return Ok(());
         }
     }
 }
 
-/// Takes what the cell sends to the client: an answer that switches protocols and all that follows, or one other answer.
-async fn bring_down(mut inbound: Inbound, mut write: WriteHalf<'_>, no_body: bool) -> Result<(), StreamError> {
-    let answered = timeout(ANSWER_TIME, answer(&mut inbound, &mut write, no_body)).await.unwrap_or(Err(StreamError::Slow("the cell's answer")))?;
+/// Takes what the cell sends to the client: an answer that switches protocols and all that follows,
+/// or one other answer.
+async fn bring_down(
+    mut inbound: Inbound,
+    mut write: WriteHalf<'_>,
+    no_body: bool,
+) -> Result<(), StreamError> {
+    let answered = timeout(ANSWER_TIME, answer(&mut inbound, &mut write, no_body))
+        .await
+        .unwrap_or(Err(StreamError::Slow("the cell's answer")))?;
     if answered != 101 {
         write.shutdown().await?;
         return Ok(());
@@ -160,8 +183,13 @@ async fn bring_down(mut inbound: Inbound, mut write: WriteHalf<'_>, no_body: boo
     Ok(())
 }
 
-/// Forwards an answer, and returns its status. With 101, what came behind its head is forwarded too.
-async fn answer(inbound: &mut Inbound, write: &mut WriteHalf<'_>, no_body: bool) -> Result<u16, StreamError> {
+/// Forwards an answer, and returns its status. With 101, what came behind its head is forwarded
+/// too.
+async fn answer(
+    inbound: &mut Inbound,
+    write: &mut WriteHalf<'_>,
+    no_body: bool,
+) -> Result<u16, StreamError> {
     let mut bytes = BytesMut::new();
     loop {
         let seen = bytes.len();
@@ -190,7 +218,12 @@ async fn answer(inbound: &mut Inbound, write: &mut WriteHalf<'_>, no_body: bool)
 }
 
 /// Forwards the body of an answer, of which `come` has already come.
-async fn body(inbound: &mut Inbound, write: &mut WriteHalf<'_>, mut rest: Rest, come: &[u8]) -> Result<(), StreamError> {
+async fn body(
+    inbound: &mut Inbound,
+    write: &mut WriteHalf<'_>,
+    mut rest: Rest,
+    come: &[u8],
+) -> Result<(), StreamError> {
     write.write_all(rest.take(come)).await?;
     while !rest.is_over() {
         let Some(part) = next(inbound).await? else { break };

@@ -13,7 +13,10 @@ pub fn request(bytes: &[u8]) {
     let whole = head::request(bytes, 0);
     if let Ok(Some(read)) = &whole {
         let again = head::request(&read.retargeted(bytes, "/other"), 0);
-        assert!(matches!(&again, Ok(Some(again)) if again.target == "/other" && again.method == read.method), "{again:?}");
+        assert!(
+            matches!(&again, Ok(Some(again)) if again.target == "/other" && again.method == read.method),
+            "{again:?}"
+        );
         let _ = read.token();
     }
     for end in 0..bytes.len() {
@@ -34,7 +37,12 @@ pub fn answer(bytes: &[u8]) {
     let (mut whole, mut by_bytes) = (Rest::new(head.body), Rest::new(head.body));
     let taken = whole.take(body).len();
     assert!(taken <= body.len() && taken as u64 <= MAX_BODY);
-    let one_by_one = body.iter().take_while(|byte| !by_bytes.is_over() && by_bytes.take(std::slice::from_ref(byte)).len() == 1).count();
+    let one_by_one = body
+        .iter()
+        .take_while(|byte| {
+            !by_bytes.is_over() && by_bytes.take(std::slice::from_ref(byte)).len() == 1
+        })
+        .count();
     assert_eq!((one_by_one, by_bytes.is_over()), (taken, whole.is_over()));
 }
 
@@ -43,7 +51,9 @@ pub fn answer(bytes: &[u8]) {
 /// # Panics
 /// If it isn't.
 pub fn url(bytes: &[u8]) {
-    let Some((port, target)) = std::str::from_utf8(bytes).ok().and_then(super::taken_apart) else { return };
+    let Some((port, target)) = std::str::from_utf8(bytes).ok().and_then(super::taken_apart) else {
+        return;
+    };
     assert_ne!(port, 0);
     let Ok(Some(head)) = head::request(b"POST /token HTTP/1.1\r\n\r\n", 0) else { return };
     let sent = head.retargeted(b"POST /token HTTP/1.1\r\n\r\n", &target);

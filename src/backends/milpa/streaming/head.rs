@@ -48,7 +48,8 @@ pub(super) struct AnswerHead {
 }
 
 impl RequestHead {
-    /// The request with another target; all else, and what follows the head in `bytes`, stays as it is.
+    /// The request with another target; all else, and what follows the head in `bytes`, stays as it
+    /// is.
     pub(super) fn retargeted(&self, bytes: &[u8], target: &str) -> Vec<u8> {
         let mut out = format!("{} {target} HTTP/1.1\r\n", self.method).into_bytes();
         out.extend_from_slice(bytes.get(self.first_line..).unwrap_or_default());
@@ -62,13 +63,18 @@ impl RequestHead {
     }
 }
 
-/// The head that `bytes` begin with; `None` if it isn't whole yet. `seen` bytes were looked at before.
+/// The head that `bytes` begin with; `None` if it isn't whole yet. `seen` bytes were looked at
+/// before.
 pub(super) fn request(bytes: &[u8], seen: usize) -> Result<Option<RequestHead>, HeadError> {
     let Some(end) = end_of_head(bytes, seen)? else { return Ok(None) };
-    let (first_line, line) = lines(&bytes[..end]).next().ok_or(HeadError::Malformed("it is empty"))?;
-    let line = std::str::from_utf8(line).map_err(|_| HeadError::Malformed("its first line is not text"))?;
+    let (first_line, line) =
+        lines(&bytes[..end]).next().ok_or(HeadError::Malformed("it is empty"))?;
+    let line = std::str::from_utf8(line)
+        .map_err(|_| HeadError::Malformed("its first line is not text"))?;
     let mut words = line.split(' ');
-    let (Some(method), Some(target), Some(version), None) = (words.next(), words.next(), words.next(), words.next()) else {
+    let (Some(method), Some(target), Some(version), None) =
+        (words.next(), words.next(), words.next(), words.next())
+    else {
         return Err(HeadError::Malformed("its first line is not method, target and version"));
     };
     if version != "HTTP/1.1" && version != "HTTP/1.0" {
@@ -83,7 +89,8 @@ pub(super) fn request(bytes: &[u8], seen: usize) -> Result<Option<RequestHead>, 
     Ok(Some(RequestHead { method: method.to_owned(), target: target.to_owned(), first_line }))
 }
 
-/// The head that the bytes of an answer begin with; `None` if it isn't whole yet. `seen` bytes were looked at before.
+/// The head that the bytes of an answer begin with; `None` if it isn't whole yet. `seen` bytes were
+/// looked at before.
 pub(super) fn answer(bytes: &[u8], seen: usize) -> Result<Option<AnswerHead>, HeadError> {
     let Some(end) = end_of_head(bytes, seen)? else { return Ok(None) };
     let mut lines = lines(&bytes[..end]);
@@ -92,16 +99,25 @@ pub(super) fn answer(bytes: &[u8], seen: usize) -> Result<Option<AnswerHead>, He
     if !words.next().is_some_and(|version| version.starts_with(b"HTTP/1.")) {
         return Err(HeadError::Malformed("its version is not HTTP/1"));
     }
-    let status = words.next().and_then(number).and_then(|status| u16::try_from(status).ok()).filter(|status| (100..1000).contains(status));
-    let status = status.ok_or(HeadError::Malformed("its status is not a number of three digits"))?;
+    let status = words
+        .next()
+        .and_then(number)
+        .and_then(|status| u16::try_from(status).ok())
+        .filter(|status| (100..1000).contains(status));
+    let status =
+        status.ok_or(HeadError::Malformed("its status is not a number of three digits"))?;
     let mut body = Body::Close;
     for (_, line) in lines {
         let Some(colon) = line.iter().position(|b| *b == b':') else { continue };
         let (name, value) = (&line[..colon], line[colon + 1..].trim_ascii());
-        if name.eq_ignore_ascii_case(b"transfer-encoding") && value.to_ascii_lowercase().ends_with(b"chunked") {
+        if name.eq_ignore_ascii_case(b"transfer-encoding")
+            && value.to_ascii_lowercase().ends_with(b"chunked")
+        {
             body = Body::Chunked;
         } else if name.eq_ignore_ascii_case(b"content-length") && body == Body::Close {
-            body = Body::Length(number(value).ok_or(HeadError::Malformed("its content-length is no number"))?);
+            body = Body::Length(
+                number(value).ok_or(HeadError::Malformed("its content-length is no number"))?,
+            );
         }
     }
     if status < 200 || status == 204 || status == 304 {
@@ -133,7 +149,9 @@ fn lines(head: &[u8]) -> impl Iterator<Item = (usize, &[u8])> {
 
 /// A decimal number of digits only.
 fn number(digits: &[u8]) -> Option<u64> {
-    let digits = std::str::from_utf8(digits).ok().filter(|digits| digits.bytes().all(|b| b.is_ascii_digit()))?;
+    let digits = std::str::from_utf8(digits)
+        .ok()
+        .filter(|digits| digits.bytes().all(|b| b.is_ascii_digit()))?;
     digits.parse().ok()
 }
 
@@ -148,22 +166,39 @@ mod tests {
         let bytes = b"POST /abc?x=1 HTTP/1.1\r\nHost: a\r\nUpgrade: SPDY/3.1\r\n\r\nrest\0";
         let head = request(bytes, 0).unwrap().unwrap();
         assert_eq!((head.method.as_str(), head.token()), ("POST", Some("abc")));
-        assert_eq!(head.retargeted(bytes, "/exec/T?y"), b"POST /exec/T?y HTTP/1.1\r\nHost: a\r\nUpgrade: SPDY/3.1\r\n\r\nrest\0");
+        assert_eq!(
+            head.retargeted(bytes, "/exec/T?y"),
+            b"POST /exec/T?y HTTP/1.1\r\nHost: a\r\nUpgrade: SPDY/3.1\r\n\r\nrest\0"
+        );
     }
 
     #[test]
     fn tokens_are_one_component() {
-        for (target, token) in [("/a", Some("a")), ("/", None), ("a", None), ("/a/b", None), ("//a", None), ("http://h/a", None), ("*", None)] {
-            let head = request(format!("GET {target} HTTP/1.1\r\n\r\n").as_bytes(), 0).unwrap().unwrap();
+        for (target, token) in [
+            ("/a", Some("a")),
+            ("/", None),
+            ("a", None),
+            ("/a/b", None),
+            ("//a", None),
+            ("http://h/a", None),
+            ("*", None),
+        ] {
+            let head =
+                request(format!("GET {target} HTTP/1.1\r\n\r\n").as_bytes(), 0).unwrap().unwrap();
             assert_eq!(head.token(), token, "{target}");
         }
     }
 
     #[test]
     fn what_is_no_request_is_refused() {
-        for bad in
-            ["\r\n\r\n", "GET /\r\n\r\n", "GET / HTTP/2\r\n\r\n", "get / HTTP/1.1\r\n\r\n", "GET  / HTTP/1.1\r\n\r\n", "GET /\x01 HTTP/1.1\r\n\r\n"]
-        {
+        for bad in [
+            "\r\n\r\n",
+            "GET /\r\n\r\n",
+            "GET / HTTP/2\r\n\r\n",
+            "get / HTTP/1.1\r\n\r\n",
+            "GET  / HTTP/1.1\r\n\r\n",
+            "GET /\x01 HTTP/1.1\r\n\r\n",
+        ] {
             assert!(matches!(request(bad.as_bytes(), 0), Err(HeadError::Malformed(_))), "{bad:?}");
         }
         assert_eq!(request(&vec![b'a'; MAX_HEAD], 0), Err(HeadError::TooLong));
@@ -175,15 +210,23 @@ mod tests {
         for (text, status, body) in [
             ("HTTP/1.1 101 Switching Protocols\r\nUpgrade: SPDY/3.1\r\n\r\n", 101, Body::Length(0)),
             ("HTTP/1.1 404 Not Found\r\ncontent-LENGTH:  12 \r\n\r\n", 404, Body::Length(12)),
-            ("HTTP/1.1 500\r\nTransfer-Encoding: chunked\r\nContent-Length: 3\r\n\r\n", 500, Body::Chunked),
+            (
+                "HTTP/1.1 500\r\nTransfer-Encoding: chunked\r\nContent-Length: 3\r\n\r\n",
+                500,
+                Body::Chunked,
+            ),
             ("HTTP/1.0 200 OK\r\n\r\n", 200, Body::Close),
         ] {
             let head = answer(text.as_bytes(), 0).unwrap().unwrap();
             assert_eq!((head.status, head.body, head.length), (status, body, text.len()));
         }
-        for bad in
-            ["HTTP/2 200 OK\r\n\r\n", "HTTP/1.1 xx OK\r\n\r\n", "HTTP/1.1 20 OK\r\n\r\n", "HTTP/1.1 200 OK\r\nContent-Length: -1\r\n\r\n", "\r\n\r\n"]
-        {
+        for bad in [
+            "HTTP/2 200 OK\r\n\r\n",
+            "HTTP/1.1 xx OK\r\n\r\n",
+            "HTTP/1.1 20 OK\r\n\r\n",
+            "HTTP/1.1 200 OK\r\nContent-Length: -1\r\n\r\n",
+            "\r\n\r\n",
+        ] {
             assert!(answer(bad.as_bytes(), 0).is_err(), "{bad:?}");
         }
     }

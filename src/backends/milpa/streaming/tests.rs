@@ -15,7 +15,8 @@ use tonic::Status;
 
 use super::{Streaming, taken_apart, tokens::Way, tunnel::Tunnels};
 
-/// A cell: each tunnel is handed to the test as the connection that the streaming server would see, with the port.
+/// A cell: each tunnel is handed to the test as the connection that the streaming server would see,
+/// with the port.
 #[derive(Debug, Default, Clone)]
 pub(super) struct Played {
     opened: Option<mpsc::UnboundedSender<(u32, DuplexStream)>>,
@@ -23,7 +24,10 @@ pub(super) struct Played {
 
 #[async_trait]
 impl Tunnels for Played {
-    async fn open(&self, mut up: mpsc::Receiver<TunnelPart>) -> Result<BoxStream<'static, Result<TunnelPart, Status>>, Status> {
+    async fn open(
+        &self,
+        mut up: mpsc::Receiver<TunnelPart>,
+    ) -> Result<BoxStream<'static, Result<TunnelPart, Status>>, Status> {
         let Some(opened) = &self.opened else { return Err(Status::unavailable("no cell")) };
         let first = up.recv().await.ok_or_else(|| Status::invalid_argument("no first part"))?;
         let (ours, theirs) = tokio::io::duplex(1 << 10);
@@ -47,7 +51,16 @@ impl Tunnels for Played {
             loop {
                 let mut content = bytes::BytesMut::with_capacity(100);
                 let end = read.read_buf(&mut content).await.unwrap_or(0) == 0;
-                if down.send(Ok(TunnelPart { content: content.freeze(), end, ..TunnelPart::default() })).await.is_err() || end {
+                if down
+                    .send(Ok(TunnelPart {
+                        content: content.freeze(),
+                        end,
+                        ..TunnelPart::default()
+                    }))
+                    .await
+                    .is_err()
+                    || end
+                {
                     return;
                 }
             }
@@ -65,11 +78,22 @@ struct Scene {
 impl Scene {
     async fn new() -> Self {
         let (opened, tunnels) = mpsc::unbounded_channel();
-        Self { streaming: Streaming::start().await.unwrap(), cell: Played { opened: Some(opened) }, tunnels }
+        Self {
+            streaming: Streaming::start().await.unwrap(),
+            cell: Played { opened: Some(opened) },
+            tunnels,
+        }
     }
 
     fn token(&self, cell: &Played) -> String {
-        let url = self.streaming.register(Way { port: 4321, target: "/exec/T?a=b".into(), tunnels: Arc::new(cell.clone()) }).unwrap();
+        let url = self
+            .streaming
+            .register(Way {
+                port: 4321,
+                target: "/exec/T?a=b".into(),
+                tunnels: Arc::new(cell.clone()),
+            })
+            .unwrap();
         url.strip_prefix(&format!("http://{}/", self.streaming.address())).unwrap().to_owned()
     }
 
@@ -96,12 +120,17 @@ async fn exactly(stream: &mut (impl tokio::io::AsyncRead + Unpin), expected: &st
 async fn bytes_are_spliced_both_ways_with_half_close() {
     let mut scene = Scene::new().await;
     let token = scene.token(&scene.cell);
-    let mut client = scene.client(&format!("POST /{token} HTTP/1.1\r\nUpgrade: SPDY/3.1\r\n\r\nearly")).await;
+    let mut client =
+        scene.client(&format!("POST /{token} HTTP/1.1\r\nUpgrade: SPDY/3.1\r\n\r\nearly")).await;
     let (port, mut server) = scene.tunnels.recv().await.unwrap();
     assert_eq!(port, 4321);
     exactly(&mut server, "POST /exec/T?a=b HTTP/1.1\r\nUpgrade: SPDY/3.1\r\n\r\nearly").await;
-    server.write_all(b"HTTP/1.1 101 Switching Protocols\r\nUpgrade: SPDY/3.1\r\n\r\nhello").await.unwrap();
-    exactly(&mut client, "HTTP/1.1 101 Switching Protocols\r\nUpgrade: SPDY/3.1\r\n\r\nhello").await;
+    server
+        .write_all(b"HTTP/1.1 101 Switching Protocols\r\nUpgrade: SPDY/3.1\r\n\r\nhello")
+        .await
+        .unwrap();
+    exactly(&mut client, "HTTP/1.1 101 Switching Protocols\r\nUpgrade: SPDY/3.1\r\n\r\nhello")
+        .await;
 
     // Much more than any buffer on the way holds.
     let much = "x".repeat(3 << 20);
@@ -128,7 +157,10 @@ async fn bytes_are_spliced_both_ways_with_half_close() {
 async fn an_answer_that_does_not_switch_is_forwarded_alone() {
     let mut scene = Scene::new().await;
     for (answer, forwarded) in [
-        ("HTTP/1.1 404 Not Found\r\nContent-Length: 4\r\n\r\ngoneMORE", "HTTP/1.1 404 Not Found\r\nContent-Length: 4\r\n\r\ngone"),
+        (
+            "HTTP/1.1 404 Not Found\r\nContent-Length: 4\r\n\r\ngoneMORE",
+            "HTTP/1.1 404 Not Found\r\nContent-Length: 4\r\n\r\ngone",
+        ),
         (
             "HTTP/1.1 500 No\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nno\r\n0\r\n\r\nMORE",
             "HTTP/1.1 500 No\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nno\r\n0\r\n\r\n",
@@ -160,7 +192,11 @@ async fn a_token_is_good_for_one_request() {
 #[tokio::test]
 async fn what_is_no_request_is_answered_so() {
     let scene = Scene::new().await;
-    assert!(all(&mut scene.client("\x16\x03\x01 hello\r\n\r\n").await).await.starts_with("HTTP/1.1 400 "));
+    assert!(
+        all(&mut scene.client("\x16\x03\x01 hello\r\n\r\n").await)
+            .await
+            .starts_with("HTTP/1.1 400 ")
+    );
     let absent = Played::default();
     let token = scene.token(&absent);
     let answer = all(&mut scene.client(&format!("GET /{token} HTTP/1.1\r\n\r\n")).await).await;
@@ -204,7 +240,15 @@ async fn all_ends_with_the_server() {
 fn urls_of_cells_are_taken_apart() {
     assert_eq!(taken_apart("http://127.0.0.1:4321/exec/T?a=b"), Some((4321, "/exec/T?a=b".into())));
     assert_eq!(taken_apart("http://[::]:1/x"), Some((1, "/x".into())));
-    for bad in ["", "/exec/T", "https://127.0.0.1:1/x", "http://127.0.0.1/x", "http://127.0.0.1:0/x", "http://h:99999/x", "http://h:1/\r\nX: y"] {
+    for bad in [
+        "",
+        "/exec/T",
+        "https://127.0.0.1:1/x",
+        "http://127.0.0.1/x",
+        "http://127.0.0.1:0/x",
+        "http://h:99999/x",
+        "http://h:1/\r\nX: y",
+    ] {
         assert_eq!(taken_apart(bad), None, "{bad}");
     }
     assert_eq!(taken_apart(&format!("http://h:1/{}", "x".repeat(5000))), None);

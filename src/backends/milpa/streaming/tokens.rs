@@ -44,26 +44,32 @@ impl Tokens {
         self.add_at(way, Instant::now())
     }
 
-    /// Takes what a token leads to; `None` if there is no such token, it was used, or its time is over.
+    /// Takes what a token leads to; `None` if there is no such token, it was used, or its time is
+    /// over.
     pub(super) fn take(&self, token: &str) -> Option<Way> {
         self.take_at(token, Instant::now())
     }
 
     fn add_at(&self, way: Way, now: Instant) -> Result<String, Status> {
         let mut random = [0_u8; TOKEN_BYTES];
-        SystemRandom::new().fill(&mut random).map_err(|_| Status::internal("no random bytes from the kernel"))?;
+        SystemRandom::new()
+            .fill(&mut random)
+            .map_err(|_| Status::internal("no random bytes from the kernel"))?;
         let token = hex::encode(random);
         let mut waiting = self.waiting.lock().unwrap_or_else(PoisonError::into_inner);
         waiting.retain(|_, (since, _)| now.saturating_duration_since(*since) < TTL);
         if waiting.len() >= MAX_IN_FLIGHT {
-            return Err(Status::resource_exhausted(format!("{MAX_IN_FLIGHT} streaming requests wait for their client, and no more are allowed")));
+            return Err(Status::resource_exhausted(format!(
+                "{MAX_IN_FLIGHT} streaming requests wait for their client, and no more are allowed"
+            )));
         }
         waiting.insert(token.clone(), (now, way));
         Ok(token)
     }
 
     fn take_at(&self, token: &str, now: Instant) -> Option<Way> {
-        let (since, way) = self.waiting.lock().unwrap_or_else(PoisonError::into_inner).remove(token)?;
+        let (since, way) =
+            self.waiting.lock().unwrap_or_else(PoisonError::into_inner).remove(token)?;
         (now.saturating_duration_since(since) < TTL).then_some(way)
     }
 }

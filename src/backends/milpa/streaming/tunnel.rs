@@ -21,7 +21,10 @@ const MAX_PART: usize = 1 << 20;
 #[async_trait]
 pub(super) trait Tunnels: Send + Sync + 'static {
     /// One tunnel: what comes on `up` goes to the cell, and what comes from the cell is returned.
-    async fn open(&self, up: mpsc::Receiver<TunnelPart>) -> Result<BoxStream<'static, Result<TunnelPart, Status>>, Status>;
+    async fn open(
+        &self,
+        up: mpsc::Receiver<TunnelPart>,
+    ) -> Result<BoxStream<'static, Result<TunnelPart, Status>>, Status>;
 }
 
 /// Tunnels over a cell's link.
@@ -30,11 +33,17 @@ pub(super) struct CellTunnels(pub(super) CellLink);
 
 #[async_trait]
 impl Tunnels for CellTunnels {
-    async fn open(&self, up: mpsc::Receiver<TunnelPart>) -> Result<BoxStream<'static, Result<TunnelPart, Status>>, Status> {
+    async fn open(
+        &self,
+        up: mpsc::Receiver<TunnelPart>,
+    ) -> Result<BoxStream<'static, Result<TunnelPart, Status>>, Status> {
         let mut agent = AgentClient::new(self.0.bulk.clone()).max_decoding_message_size(MAX_PART);
-        // No deadline of the call's own: a tunnel lasts as long as its two ends want, and the server would end the call at its deadline.
+        // No deadline of the call's own: a tunnel lasts as long as its two ends want, and the
+        // server would end the call at its deadline.
         let opened = agent.tunnel(Request::new(ReceiverStream::new(up)));
-        let answer = tokio::time::timeout(OPEN, opened).await.map_err(|_| Status::deadline_exceeded("the cell did not open a tunnel in time"))??;
+        let answer = tokio::time::timeout(OPEN, opened)
+            .await
+            .map_err(|_| Status::deadline_exceeded("the cell did not open a tunnel in time"))??;
         Ok(answer.into_inner().boxed())
     }
 }

@@ -16,13 +16,17 @@ use tonic::{Code, Request, Status};
 use super::view::{Container, Sandbox};
 use crate::backends::milpa::cells::Cell;
 
-/// How long a call without a deadline of its own may take: what a cell's containerd does for one container.
+/// How long a call without a deadline of its own may take: what a cell's containerd does for one
+/// container.
 pub(super) const CALL: Duration = Duration::from_secs(60);
-/// How long a call waits for a cell that is not connected at the moment: it may just be calling home again.
+/// How long a call waits for a cell that is not connected at the moment: it may just be calling
+/// home again.
 const LINK_PATIENCE: Duration = Duration::from_secs(5);
-/// Characters of the longest id that a cell may give; containerd's have 64, and "sha256:" before them for images.
+/// Characters of the longest id that a cell may give; containerd's have 64, and "sha256:" before
+/// them for images.
 const LONGEST_ID: usize = 256;
-/// Characters of the longest reference of an image that a cell may give. The registries' own bound is 255 for the name, to which comes a digest.
+/// Characters of the longest reference of an image that a cell may give. The registries' own bound
+/// is 255 for the name, to which comes a digest.
 const LONGEST_REFERENCE: usize = 1024;
 /// As long as any call may be said to take: a year. gRPC knows no time beyond 11,000.
 const LONGEST_TIME: Duration = Duration::from_secs(366 * 24 * 60 * 60);
@@ -46,7 +50,8 @@ pub(super) fn within<T>(time: Duration, message: T) -> Request<T> {
     request
 }
 
-/// The id that a cell gives a sandbox, a container or an image. It is kept, in all lists some of them, and told to the cell again.
+/// The id that a cell gives a sandbox, a container or an image. It is kept, in all lists some of
+/// them, and told to the cell again.
 ///
 /// INTERNAL if it is none: allowed are 1 to [`LONGEST_ID`] printable ASCII characters.
 pub(super) fn checked_id(id: String) -> Result<String, Status> {
@@ -54,7 +59,9 @@ pub(super) fn checked_id(id: String) -> Result<String, Status> {
         return Ok(id);
     }
     let shown: String = id.chars().take(80).collect();
-    Err(Status::internal(format!("the cell gave the id {shown:?}: allowed are 1 to {LONGEST_ID} printable ASCII characters")))
+    Err(Status::internal(format!(
+        "the cell gave the id {shown:?}: allowed are 1 to {LONGEST_ID} printable ASCII characters"
+    )))
 }
 
 /// The reference by which a cell knows a container's image, unless it is none.
@@ -71,7 +78,8 @@ pub(super) fn left(deadline: Option<Instant>, usual: Duration) -> Duration {
     deadline.map_or(usual, |deadline| deadline.saturating_duration_since(Instant::now()).min(usual))
 }
 
-/// `None` for what is not there (`NOT_FOUND`): to stop and to remove that is done, as it is for containerd.
+/// `None` for what is not there (`NOT_FOUND`): to stop and to remove that is done, as it is for
+/// containerd.
 pub(super) fn known<T>(found: Result<T, Status>) -> Result<Option<T>, Status> {
     match found {
         Ok(found) => Ok(Some(found)),
@@ -82,13 +90,16 @@ pub(super) fn known<T>(found: Result<T, Status>) -> Result<Option<T>, Status> {
 
 /// Removes a container from its cell; one that is not there is removed.
 pub(super) async fn remove_container(cell: &Cell, container: &Container) -> Result<(), Status> {
-    let request = cri::RemoveContainerRequest { container_id: container.cell_container.to_string() };
+    let request =
+        cri::RemoveContainerRequest { container_id: container.cell_container.to_string() };
     let mut runtime = runtime(cell);
-    let removed = answered(CALL, "RemoveContainer", runtime.remove_container(within(CALL, request))).await;
+    let removed =
+        answered(CALL, "RemoveContainer", runtime.remove_container(within(CALL, request))).await;
     known(removed).map(|_| ()).map_err(|status| container.restored(&status))
 }
 
-/// Waits for a call's answer no longer than a time, whatever becomes of the connection. The calls of tonic are large: in a box, whoever waits is not.
+/// Waits for a call's answer no longer than a time, whatever becomes of the connection. The calls
+/// of tonic are large: in a box, whoever waits is not.
 pub(super) fn answered<'a, T: 'a>(
     time: Duration,
     what: &'static str,
@@ -97,16 +108,25 @@ pub(super) fn answered<'a, T: 'a>(
     Box::pin(async move {
         match tokio::time::timeout(time, call).await {
             Ok(answer) => answer.map(tonic::Response::into_inner),
-            Err(_) => Err(Status::deadline_exceeded(format!("{what}: the cell did not answer within {} s", time.as_secs_f32()))),
+            Err(_) => Err(Status::deadline_exceeded(format!(
+                "{what}: the cell did not answer within {} s",
+                time.as_secs_f32()
+            ))),
         }
     })
 }
 
 /// The agent's own words about a cell that is connected; `UNAVAILABLE` for one that is not.
-pub(super) async fn connected(cell: &Cell, pod: &str, deadline: Option<Instant>) -> Result<HelloReply, Status> {
+pub(super) async fn connected(
+    cell: &Cell,
+    pod: &str,
+    deadline: Option<Instant>,
+) -> Result<HelloReply, Status> {
     match tokio::time::timeout(left(deadline, LINK_PATIENCE), cell.link.control.connected()).await {
         Ok(Some(line)) => Ok(line.hello().clone()),
-        Ok(None) | Err(_) => Err(Status::unavailable(format!("cell {} of pod {pod} is not connected", cell.id))),
+        Ok(None) | Err(_) => {
+            Err(Status::unavailable(format!("cell {} of pod {pod} is not connected", cell.id)))
+        }
     }
 }
 
@@ -151,8 +171,14 @@ mod tests {
             assert_eq!(refused.code(), tonic::Code::Internal);
             assert!(refused.message().contains("allowed are 1 to 256"), "{refused}");
         }
-        assert_eq!(checked_reference("docker.io/library/busybox@sha256:2"), Some("docker.io/library/busybox@sha256:2"));
-        assert!(checked_reference("").is_none() && checked_reference(&"x".repeat(LONGEST_REFERENCE + 1)).is_none());
+        assert_eq!(
+            checked_reference("docker.io/library/busybox@sha256:2"),
+            Some("docker.io/library/busybox@sha256:2")
+        );
+        assert!(
+            checked_reference("").is_none()
+                && checked_reference(&"x".repeat(LONGEST_REFERENCE + 1)).is_none()
+        );
     }
 
     #[test]

@@ -4,11 +4,18 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 /// Nanoseconds since 1970, as CRI has its times. Never 0, which means "not yet" there.
 pub(super) fn now() -> i64 {
-    SystemTime::now().duration_since(UNIX_EPOCH).ok().and_then(|since| i64::try_from(since.as_nanos()).ok()).unwrap_or(1).max(1)
+    SystemTime::now()
+        .duration_since(UNIX_EPOCH)
+        .ok()
+        .and_then(|since| i64::try_from(since.as_nanos()).ok())
+        .unwrap_or(1)
+        .max(1)
 }
 
-/// The creation time of what comes after something that was created at `latest` (0: nothing): now, or just after that, if the clock was set back since.
-/// The kubelet takes the latest sandbox and the latest container of a name for the current one (`podSandboxByCreated`, `containerStatusByCreated`).
+/// The creation time of what comes after something that was created at `latest` (0: nothing): now,
+/// or just after that, if the clock was set back since. The kubelet takes the latest sandbox and
+/// the latest container of a name for the current one (`podSandboxByCreated`,
+/// `containerStatusByCreated`).
 pub(super) fn now_after(latest: i64) -> i64 {
     later(now(), latest)
 }

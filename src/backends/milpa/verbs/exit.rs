@@ -1,4 +1,5 @@
-//! The end of a container: first its log and its termination message come home, then it reads EXITED.
+//! The end of a container: first its log and its termination message come home, then it reads
+//! EXITED.
 
 use std::{
     sync::{Arc, PoisonError},
@@ -29,9 +30,14 @@ impl Verbs {
     pub(super) async fn note(self: &Arc<Self>, container: &Container, told: cri::ContainerStatus) {
         self.view.tell(&container.id, &told);
         match told.state() {
-            cri::ContainerState::ContainerExited => self.note_exit(container, move |current| transition::seen(current, &told)),
+            cri::ContainerState::ContainerExited => {
+                self.note_exit(container, move |current| transition::seen(current, &told))
+            }
             cri::ContainerState::ContainerRunning => {
-                if let Err(error) = self.change_container(container, |current| transition::seen(current, &told)).await {
+                if let Err(error) = self
+                    .change_container(container, |current| transition::seen(current, &told))
+                    .await
+                {
                     tracing::error!(container = %container.id, error = failure::chain(&error), "That a container runs could not be recorded");
                 }
             }
@@ -42,16 +48,27 @@ impl Verbs {
     /// Its cell has no such container, so it can't have gone on.
     pub(super) fn note_gone(self: &Arc<Self>, container: &Container) {
         let now = clock::now();
-        self.note_exit(container, move |current| transition::ended(current, &End::gone(current), now));
+        self.note_exit(container, move |current| {
+            transition::ended(current, &End::gone(current), now)
+        });
     }
 
     /// Records an end in a task of its own, once.
     fn note_exit(
         self: &Arc<Self>,
         container: &Container,
-        decide: impl Fn(&records::ContainerStatus) -> Option<records::ContainerStatus> + Send + Sync + 'static,
+        decide: impl Fn(&records::ContainerStatus) -> Option<records::ContainerStatus>
+        + Send
+        + Sync
+        + 'static,
     ) {
-        if container.exited() || !self.ending.lock().unwrap_or_else(PoisonError::into_inner).insert(container.id.clone()) {
+        if container.exited()
+            || !self
+                .ending
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner)
+                .insert(container.id.clone())
+        {
             return;
         }
         let (verbs, container) = (Arc::clone(self), container.clone());
@@ -69,7 +86,8 @@ impl Verbs {
         });
     }
 
-    /// Records that an exited container's log is all here, once it is. Until then a daemon that is started again goes on with it.
+    /// Records that an exited container's log is all here, once it is. Until then a daemon that is
+    /// started again goes on with it.
     pub(super) fn finish_log(self: &Arc<Self>, container: &Container) {
         let (verbs, container) = (Arc::clone(self), container.clone());
         self.owned(async move {
@@ -86,12 +104,14 @@ impl Verbs {
         });
     }
 
-    /// The rest of the log, and the termination message: the kubelet reads both from the node as soon as it sees the end. Whether the log is whole.
+    /// The rest of the log, and the termination message: the kubelet reads both from the node as
+    /// soon as it sees the end. Whether the log is whole.
     async fn bring_home(&self, container: &Container) -> bool {
         let fetch = async {
             if let Some(cell) = self.parts.cells.get(&container.cell) {
                 let config = container.meta().config.unwrap_or_default();
-                let fetched = self.parts.volumes.fetch_termination_message(&cell, &container.id, &config);
+                let fetched =
+                    self.parts.volumes.fetch_termination_message(&cell, &container.id, &config);
                 if tokio::time::timeout(TERMINATION_MESSAGE, fetched).await.is_err() {
                     tracing::warn!(container = %container.id, "The termination message did not come in time");
                 }
@@ -102,10 +122,23 @@ impl Verbs {
     }
 
     /// Asks a cell how a container is, and takes the answer.
-    pub(super) async fn ask(self: &Arc<Self>, cell: &Cell, container: &Container) -> Result<(), Status> {
-        let request = cri::ContainerStatusRequest { container_id: container.cell_container.to_string(), verbose: false };
+    pub(super) async fn ask(
+        self: &Arc<Self>,
+        cell: &Cell,
+        container: &Container,
+    ) -> Result<(), Status> {
+        let request = cri::ContainerStatusRequest {
+            container_id: container.cell_container.to_string(),
+            verbose: false,
+        };
         let mut runtime = calls::runtime(cell);
-        match calls::answered(ASK, "ContainerStatus", runtime.container_status(calls::within(ASK, request))).await {
+        match calls::answered(
+            ASK,
+            "ContainerStatus",
+            runtime.container_status(calls::within(ASK, request)),
+        )
+        .await
+        {
             Ok(answer) => {
                 if let Some(told) = answer.status {
                     self.told(cell, container, told).await;

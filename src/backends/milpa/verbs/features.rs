@@ -1,5 +1,7 @@
-//! What the runtime of cells does that not each does. A kubelet asks before a pod has a cell (`Status`), so the word of the last cell stands for the next: all cells of a provider have
-//! the same runtime, until somebody replaces it. What the pod's own cell does not do is refused by name all the same.
+//! What the runtime of cells does that not each does. A kubelet asks before a pod has a cell
+//! (`Status`), so the word of the last cell stands for the next: all cells of a provider have the
+//! same runtime, until somebody replaces it. What the pod's own cell does not do is refused by name
+//! all the same.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -29,16 +31,22 @@ impl Verbs {
     /// What pods in cells may ask for, as far as is known.
     pub fn features(&self) -> Features {
         Features {
-            recursive_read_only_mounts: self.told.recursive_read_only_mounts.load(Ordering::Relaxed),
+            recursive_read_only_mounts: self
+                .told
+                .recursive_read_only_mounts
+                .load(Ordering::Relaxed),
             may_be_on_node: self.rules().keeps_any(),
         }
     }
 
     /// Takes what cells said to the daemon before this one.
     pub(super) async fn restore_features(&self) -> Result<(), StoreError> {
-        let kept: Vec<(String, records::CellRuntime)> = self.parts.store.load(Table::Runtime).await?;
+        let kept: Vec<(String, records::CellRuntime)> =
+            self.parts.store.load(Table::Runtime).await?;
         if let Some((_, kept)) = kept.into_iter().find(|(key, _)| key == KEY) {
-            self.told.recursive_read_only_mounts.store(kept.recursive_read_only_mounts, Ordering::Relaxed);
+            self.told
+                .recursive_read_only_mounts
+                .store(kept.recursive_read_only_mounts, Ordering::Relaxed);
         }
         Ok(())
     }
@@ -46,7 +54,12 @@ impl Verbs {
     /// Asks a cell that has just been made. One that does not say changes nothing.
     pub(super) async fn learn_features(&self, cell: &Cell) {
         let mut runtime = calls::runtime(cell);
-        let status = calls::answered(SAMPLE, "Status", runtime.status(calls::within(SAMPLE, cri::StatusRequest::default()))).await;
+        let status = calls::answered(
+            SAMPLE,
+            "Status",
+            runtime.status(calls::within(SAMPLE, cri::StatusRequest::default())),
+        )
+        .await;
         let recursive_read_only_mounts = match status {
             Ok(status) => recursive_read_only_mounts(&status),
             Err(status) => {
@@ -55,7 +68,9 @@ impl Verbs {
             }
         };
         let _keeping = self.told.keeping.lock().await;
-        if self.told.recursive_read_only_mounts.load(Ordering::Relaxed) == recursive_read_only_mounts {
+        if self.told.recursive_read_only_mounts.load(Ordering::Relaxed)
+            == recursive_read_only_mounts
+        {
             return;
         }
         let mut batch = Batch::default();
@@ -63,16 +78,23 @@ impl Verbs {
         match self.parts.store.commit(batch).await {
             Ok(()) => {
                 tracing::info!(cell = %cell.id, recursive_read_only_mounts, "The runtime of cells does other than before");
-                self.told.recursive_read_only_mounts.store(recursive_read_only_mounts, Ordering::Relaxed);
+                self.told
+                    .recursive_read_only_mounts
+                    .store(recursive_read_only_mounts, Ordering::Relaxed);
             }
             // The next cell says it again.
-            Err(error) => tracing::warn!(cell = %cell.id, error = failure::chain(&error), "What the runtime of cells does could not be recorded"),
+            Err(error) => {
+                tracing::warn!(cell = %cell.id, error = failure::chain(&error), "What the runtime of cells does could not be recorded")
+            }
         }
     }
 }
 
-/// Of the default handler, by which each container of a cell runs. containerd before 2.0 lists none.
+/// Of the default handler, by which each container of a cell runs. containerd before 2.0 lists
+/// none.
 fn recursive_read_only_mounts(status: &cri::StatusResponse) -> bool {
     let default = status.runtime_handlers.iter().find(|handler| handler.name.is_empty());
-    default.and_then(|handler| handler.features).is_some_and(|features| features.recursive_read_only_mounts)
+    default
+        .and_then(|handler| handler.features)
+        .is_some_and(|features| features.recursive_read_only_mounts)
 }

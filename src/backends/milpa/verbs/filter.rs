@@ -1,17 +1,24 @@
-//! The filters of lists, as containerd understands them: all given parts must hold, an empty part is none, an id may be a prefix. Pure.
+//! The filters of lists, as containerd understands them: all given parts must hold, an empty part
+//! is none, an id may be a prefix. Pure.
 
 use std::collections::HashMap;
 
 use kiyot_proto::cri;
 
 /// Whether labels have all that a selector asks for, each with the same value.
-pub(super) fn selects(selector: &HashMap<String, String>, labels: &HashMap<String, String>) -> bool {
+pub(super) fn selects(
+    selector: &HashMap<String, String>,
+    labels: &HashMap<String, String>,
+) -> bool {
     selector.iter().all(|(key, value)| labels.get(key) == Some(value))
 }
 
-/// Whether an encoded message could have a label that a selector asks for: cheaper than decoding it. `true` may be wrong, `false` is not.
+/// Whether an encoded message could have a label that a selector asks for: cheaper than decoding
+/// it. `true` may be wrong, `false` is not.
 pub(super) fn may_select(selector: &HashMap<String, String>, encoded: &[u8]) -> bool {
-    selector.values().all(|value| value.is_empty() || encoded.windows(value.len()).any(|window| window == value.as_bytes()))
+    selector.values().all(|value| {
+        value.is_empty() || encoded.windows(value.len()).any(|window| window == value.as_bytes())
+    })
 }
 
 /// A filter of sandboxes, in one form for all calls.
@@ -29,7 +36,11 @@ impl Sandboxes {
     /// The filter of `ListPodSandbox`.
     pub(super) fn of_list(filter: Option<cri::PodSandboxFilter>) -> Self {
         let filter = filter.unwrap_or_default();
-        Self { id: filter.id, ready: filter.state.map(|state| state.state() == cri::PodSandboxState::SandboxReady), labels: filter.label_selector }
+        Self {
+            id: filter.id,
+            ready: filter.state.map(|state| state.state() == cri::PodSandboxState::SandboxReady),
+            labels: filter.label_selector,
+        }
     }
 
     /// The filter of `ListPodSandboxStats`: what has no usage is not in that list.
@@ -68,7 +79,12 @@ impl Containers {
     /// The filter of `ListContainerStats`.
     pub(super) fn of_stats(filter: Option<cri::ContainerStatsFilter>) -> Self {
         let filter = filter.unwrap_or_default();
-        Self { id: filter.id, sandbox: filter.pod_sandbox_id, state: None, labels: filter.label_selector }
+        Self {
+            id: filter.id,
+            sandbox: filter.pod_sandbox_id,
+            state: None,
+            labels: filter.label_selector,
+        }
     }
 
     /// Whether it lets everything through.
@@ -100,10 +116,17 @@ mod tests {
 
     #[test]
     fn an_empty_filter_is_none() {
-        assert!(Sandboxes::of_list(None).is_empty() && Sandboxes::of_list(Some(cri::PodSandboxFilter::default())).is_empty());
+        assert!(
+            Sandboxes::of_list(None).is_empty()
+                && Sandboxes::of_list(Some(cri::PodSandboxFilter::default())).is_empty()
+        );
         assert!(Containers::of_list(Some(cri::ContainerFilter::default())).is_empty());
         assert!(
-            !Sandboxes::of_list(Some(cri::PodSandboxFilter { state: Some(cri::PodSandboxStateValue { state: 0 }), ..Default::default() })).is_empty()
+            !Sandboxes::of_list(Some(cri::PodSandboxFilter {
+                state: Some(cri::PodSandboxStateValue { state: 0 }),
+                ..Default::default()
+            }))
+            .is_empty()
         );
     }
 }

@@ -62,7 +62,8 @@ where
         self.lock().contains_key(key)
     }
 
-    /// Joins the flight of a key, or begins it. `work` runs in a task of `tasks` to its end, whoever still waits.
+    /// Joins the flight of a key, or begins it. `work` runs in a task of `tasks` to its end,
+    /// whoever still waits.
     pub(super) fn board<W, F>(
         self: &Arc<Self>,
         tasks: &TaskTracker,
@@ -79,7 +80,11 @@ where
         let mut flights = self.lock();
         if let Some(flight) = flights.get(&key) {
             let seat = Seat(flight.landed.clone());
-            return if same(&flight.request, &request) { Boarded::Seat(seat) } else { Boarded::Other(seat) };
+            return if same(&flight.request, &request) {
+                Boarded::Seat(seat)
+            } else {
+                Boarded::Other(seat)
+            };
         }
         let (sender, landed) = watch::channel(None);
         let request = Arc::new(request);
@@ -92,7 +97,8 @@ where
         tasks.spawn(async move {
             let entry = Entry { all, key, number };
             let result = stop.run_until_cancelled(work).await;
-            let result = result.unwrap_or_else(|| Err(Status::unavailable("the daemon is stopping")));
+            let result =
+                result.unwrap_or_else(|| Err(Status::unavailable("the daemon is stopping")));
             drop(entry);
             sender.send_replace(Some(result));
         });
@@ -123,15 +129,23 @@ impl<T: Clone> Seat<T> {
     pub(super) async fn wait(mut self, deadline: Option<Instant>, what: &str) -> Result<T, Status> {
         let landed = async {
             match self.0.wait_for(Option::is_some).await {
-                Ok(landed) => landed.clone().unwrap_or_else(|| Err(Status::internal(format!("{what}: no answer")))),
-                Err(_) => Err(Status::internal(format!("{what}: its task ended without an answer"))),
+                Ok(landed) => landed
+                    .clone()
+                    .unwrap_or_else(|| Err(Status::internal(format!("{what}: no answer")))),
+                Err(_) => {
+                    Err(Status::internal(format!("{what}: its task ended without an answer")))
+                }
             }
         };
         match deadline {
             None => landed.await,
-            Some(deadline) => tokio::time::timeout_at(deadline.into(), landed)
-                .await
-                .unwrap_or_else(|_| Err(Status::deadline_exceeded(format!("{what} takes longer; the same call again waits for the same work")))),
+            Some(deadline) => {
+                tokio::time::timeout_at(deadline.into(), landed).await.unwrap_or_else(|_| {
+                    Err(Status::deadline_exceeded(format!(
+                        "{what} takes longer; the same call again waits for the same work"
+                    )))
+                })
+            }
         }
     }
 }
@@ -155,7 +169,8 @@ mod tests {
 
     #[tokio::test]
     async fn a_retry_joins_and_the_work_outlives_its_callers() {
-        let (all, tasks, stop): (All, _, _) = (Arc::new(Flights::new()), TaskTracker::new(), CancellationToken::new());
+        let (all, tasks, stop): (All, _, _) =
+            (Arc::new(Flights::new()), TaskTracker::new(), CancellationToken::new());
         let (begun, gate) = (Arc::new(AtomicUsize::new(0)), Arc::new(Notify::new()));
         let board = |request: u32| {
             let (begun, gate) = (Arc::clone(&begun), Arc::clone(&gate));
@@ -189,8 +204,10 @@ mod tests {
 
     #[tokio::test]
     async fn a_caller_whose_time_is_over_is_told_so() {
-        let (all, tasks, stop): (All, _, _) = (Arc::new(Flights::new()), TaskTracker::new(), CancellationToken::new());
-        let board = || seat(all.board(&tasks, &stop, "pod", 1, |_, _| true, |_| std::future::pending()));
+        let (all, tasks, stop): (All, _, _) =
+            (Arc::new(Flights::new()), TaskTracker::new(), CancellationToken::new());
+        let board =
+            || seat(all.board(&tasks, &stop, "pod", 1, |_, _| true, |_| std::future::pending()));
         let status = board().wait(Some(Instant::now()), "RunPodSandbox").await.unwrap_err();
         assert_eq!(status.code(), tonic::Code::DeadlineExceeded);
         let seat = board();

@@ -16,7 +16,8 @@ use crate::backends::milpa::id::{CellId, ContainerId, SandboxId};
 /// Steps of one input, so that each has its end soon.
 const STEPS: usize = 64;
 
-/// Reads events, each with its length before it, and applies what they say of containers to one: it never goes back, and ends once.
+/// Reads events, each with its length before it, and applies what they say of containers to one: it
+/// never goes back, and ends once.
 ///
 /// # Panics
 /// If it does.
@@ -26,13 +27,21 @@ pub fn events(mut bytes: &[u8]) {
         let before = transition::state(&current);
         let next = match &event.event {
             Some(cell::event::Event::Container(told)) => transition::seen(&current, told),
-            Some(cell::event::Event::ContainerGone(_)) => transition::ended(&current, &End::gone(&current), 1),
-            Some(cell::event::Event::Snapshot(snapshot)) => snapshot.containers.iter().find_map(|told| transition::seen(&current, told)),
+            Some(cell::event::Event::ContainerGone(_)) => {
+                transition::ended(&current, &End::gone(&current), 1)
+            }
+            Some(cell::event::Event::Snapshot(snapshot)) => {
+                snapshot.containers.iter().find_map(|told| transition::seen(&current, told))
+            }
             _ => None,
         };
         if let Some(next) = next {
             assert_ne!(before, cri::ContainerState::ContainerExited, "{event:?}");
-            assert!(next.finished_unix_nanos == 0 || next.finished_unix_nanos >= next.started_unix_nanos, "{next:?}");
+            assert!(
+                next.finished_unix_nanos == 0
+                    || next.finished_unix_nanos >= next.started_unix_nanos,
+                "{next:?}"
+            );
             current = next;
         }
         if bytes.is_empty() {
@@ -83,9 +92,16 @@ impl Pods {
         let mut cells = Vec::new();
         for n in 0..2 {
             let (id, cell) = (format!("milpa{n:a>59}"), format!("cell-{n:012}"));
-            let metadata = Some(cri::PodSandboxMetadata { uid: format!("uid-{n}"), ..Default::default() });
+            let metadata =
+                Some(cri::PodSandboxMetadata { uid: format!("uid-{n}"), ..Default::default() });
             let config = Some(cri::PodSandboxConfig { metadata, ..Default::default() });
-            let meta = store::SandboxMeta { id, cell: cell.clone(), cell_sandbox: "s".to_owned(), config, ..Default::default() };
+            let meta = store::SandboxMeta {
+                id,
+                cell: cell.clone(),
+                cell_sandbox: "s".to_owned(),
+                config,
+                ..Default::default()
+            };
             cells.push((CellId::parse(&cell).ok()?, view.insert_sandbox(&meta, true).ok()?));
         }
         Some(Self { view, now: Instant::now(), cells, containers: Vec::new(), made: 0 })
@@ -105,7 +121,10 @@ impl Pods {
             config: Some(cri::ContainerConfig { metadata, ..Default::default() }),
             ..Default::default()
         };
-        let status = store::ContainerStatus { state: cri::ContainerState::ContainerCreated.into(), ..Default::default() };
+        let status = store::ContainerStatus {
+            state: cri::ContainerState::ContainerCreated.into(),
+            ..Default::default()
+        };
         // None comes into a sandbox that does not run any more.
         let ready = self.view.sandbox(self.cells[of].1.as_str()).is_ok_and(|sandbox| sandbox.ready);
         assert_eq!(self.view.insert_container(&meta, status.clone(), None), Ok(ready));
@@ -127,7 +146,11 @@ impl Pods {
         decide: impl FnOnce(&store::ContainerStatus) -> Option<store::ContainerStatus>,
     ) {
         let found = self.view.container_of_cell(&self.cells[of].0, cell_container);
-        let Some(made) = self.containers.iter_mut().find(|made| made.of == of && made.cell_container == cell_container) else {
+        let Some(made) = self
+            .containers
+            .iter_mut()
+            .find(|made| made.of == of && made.cell_container == cell_container)
+        else {
             return assert!(found.is_none(), "{cell_container:?} is none of this cell's");
         };
         assert_eq!(found.map(|found| found.id), Some(made.id.clone()), "{cell_container:?}");
@@ -137,7 +160,11 @@ impl Pods {
         let before = transition::state(&made.status);
         if let Some(next) = decide(&made.status) {
             assert_ne!(before, cri::ContainerState::ContainerExited, "it ends once");
-            assert!(next.finished_unix_nanos == 0 || next.finished_unix_nanos >= next.started_unix_nanos, "{next:?}");
+            assert!(
+                next.finished_unix_nanos == 0
+                    || next.finished_unix_nanos >= next.started_unix_nanos,
+                "{next:?}"
+            );
             self.view.set_status(&made.id, next.clone());
             made.status = next;
         }
@@ -147,8 +174,12 @@ impl Pods {
         let cell = self.cells[of].0.clone();
         match event {
             cell::event::Event::Container(told) => self.told(of, &told),
-            cell::event::Event::ContainerGone(id) => self.change(of, &id, None, |current| transition::ended(current, &End::gone(current), 1)),
-            cell::event::Event::Snapshot(snapshot) => snapshot.containers.iter().for_each(|told| self.told(of, told)),
+            cell::event::Event::ContainerGone(id) => self.change(of, &id, None, |current| {
+                transition::ended(current, &End::gone(current), 1)
+            }),
+            cell::event::Event::Snapshot(snapshot) => {
+                snapshot.containers.iter().for_each(|told| self.told(of, told))
+            }
             cell::event::Event::SandboxGone(_) => self.view.set_ready(&self.cells[of].1, false),
             cell::event::Event::Heartbeat(beat) => {
                 let before = self.usage(1 - of);
@@ -173,25 +204,44 @@ impl Pods {
         let of_sandbox = self.view.usage_of(&self.cells[of].1, self.now);
         let mut metrics = self.metrics();
         metrics.retain(|pod| pod.pod_sandbox_id == sandbox);
-        (self.view.list_container_stats(&filter, self.now), of_sandbox.map(|stats| stats.encode_to_vec()), metrics)
+        (
+            self.view.list_container_stats(&filter, self.now),
+            of_sandbox.map(|stats| stats.encode_to_vec()),
+            metrics,
+        )
     }
 
     fn metrics(&self) -> Vec<cri::PodSandboxMetrics> {
-        let list: cri::ListPodSandboxMetricsResponse = read(self.view.list_metrics(&described(), self.now));
+        let list: cri::ListPodSandboxMetricsResponse =
+            read(self.view.list_metrics(&described(), self.now));
         list.pod_metrics
     }
 
-    /// Whose metrics they are, and that a kubelet takes them: one that is not as it was described, or is there twice, would be an error of all.
+    /// Whose metrics they are, and that a kubelet takes them: one that is not as it was described,
+    /// or is there twice, would be an error of all.
     fn check_metrics(&self, runs: impl Fn(&str) -> Option<usize>) {
         let mut seen = BTreeSet::new();
         for pod in self.metrics() {
-            let cell = self.cells.iter().position(|(_, sandbox)| sandbox.as_str() == pod.pod_sandbox_id);
-            assert!(cell.is_some() && pod.container_metrics.iter().all(|of| runs(&of.container_id) == cell), "{pod:?}");
-            let of_containers = pod.container_metrics.into_iter().map(|of| (of.container_id, of.metrics));
+            let cell =
+                self.cells.iter().position(|(_, sandbox)| sandbox.as_str() == pod.pod_sandbox_id);
+            assert!(
+                cell.is_some()
+                    && pod.container_metrics.iter().all(|of| runs(&of.container_id) == cell),
+                "{pod:?}"
+            );
+            let of_containers =
+                pod.container_metrics.into_iter().map(|of| (of.container_id, of.metrics));
             for (id, metrics) in of_containers.chain([(pod.pod_sandbox_id, pod.metrics)]) {
                 for metric in metrics {
-                    let keys = DESCRIBED.iter().find(|(name, _)| *name == metric.name).map_or(&[][..], |(_, keys)| keys);
-                    assert_eq!((keys.len(), metric.value.is_some()), (metric.label_values.len(), true), "{metric:?}");
+                    let keys = DESCRIBED
+                        .iter()
+                        .find(|(name, _)| *name == metric.name)
+                        .map_or(&[][..], |(_, keys)| keys);
+                    assert_eq!(
+                        (keys.len(), metric.value.is_some()),
+                        (metric.label_values.len(), true),
+                        "{metric:?}"
+                    );
                     let mut labels = keys.iter().zip(&metric.label_values);
                     assert!(labels.any(|(key, value)| *key == "id" && *value == id), "{metric:?}");
                     assert!(seen.insert((metric.name, metric.label_values)), "each once");
@@ -200,27 +250,39 @@ impl Pods {
         }
     }
 
-    /// What the kubelet is answered: all that is ours and nothing else, with what it follows without looking.
+    /// What the kubelet is answered: all that is ours and nothing else, with what it follows
+    /// without looking.
     fn check(&self) {
-        let list: cri::ListContainersResponse = read(self.view.list_containers(&filter::Containers::default()));
+        let list: cri::ListContainersResponse =
+            read(self.view.list_containers(&filter::Containers::default()));
         assert_eq!(list.containers.len(), self.containers.len());
         for made in &self.containers {
             let state = transition::state(&made.status);
             let item = list.containers.iter().find(|item| item.id == made.id.as_str());
             assert_eq!(item.map(cri::Container::state), Some(state));
-            let Ok(container) = self.view.container(made.id.as_str()) else { panic!("{} is not found", made.id) };
+            let Ok(container) = self.view.container(made.id.as_str()) else {
+                panic!("{} is not found", made.id)
+            };
             let answer: cri::ContainerStatus = read(container.answer().encode_to_vec().into());
             assert_eq!((answer.id.as_str(), answer.state()), (made.id.as_str(), state));
-            assert_eq!(answer.metadata.map(|metadata| metadata.name).as_deref(), Some(made.id.as_str()));
+            assert_eq!(
+                answer.metadata.map(|metadata| metadata.name).as_deref(),
+                Some(made.id.as_str())
+            );
         }
         let runs = |id: &str| {
             let made = self.containers.iter().find(|made| made.id.as_str() == id);
-            made.filter(|made| transition::state(&made.status) == cri::ContainerState::ContainerRunning).map(|made| made.of)
+            made.filter(|made| {
+                transition::state(&made.status) == cri::ContainerState::ContainerRunning
+            })
+            .map(|made| made.of)
         };
-        let stats: cri::ListContainerStatsResponse = read(self.view.list_container_stats(&filter::Containers::default(), self.now));
+        let stats: cri::ListContainerStatsResponse =
+            read(self.view.list_container_stats(&filter::Containers::default(), self.now));
         let of = self.check_stats(&stats.stats);
         assert!(of.iter().all(|id| runs(id).is_some()), "{of:?}");
-        let stats: cri::ListPodSandboxStatsResponse = read(self.view.list_sandbox_stats(&filter::Sandboxes::default(), self.now));
+        let stats: cri::ListPodSandboxStatsResponse =
+            read(self.view.list_sandbox_stats(&filter::Sandboxes::default(), self.now));
         assert!(stats.stats.len() <= self.cells.len());
         for stats in stats.stats {
             let attributes = stats.attributes.unwrap_or_default();
@@ -234,16 +296,25 @@ impl Pods {
 
     /// Whose usage it is.
     fn check_stats(&self, stats: &[cri::ContainerStats]) -> BTreeSet<String> {
-        let ids: BTreeSet<String> = stats.iter().filter_map(|stats| Some(stats.attributes.as_ref()?.id.clone())).collect();
+        let ids: BTreeSet<String> =
+            stats.iter().filter_map(|stats| Some(stats.attributes.as_ref()?.id.clone())).collect();
         assert_eq!(ids.len(), stats.len(), "each once");
-        assert!(stats.iter().all(|stats| stats.attributes.as_ref().is_some_and(|attributes| attributes.metadata.is_some())));
-        assert!(stats.iter().all(|stats| stats.writable_layer.as_ref().is_none_or(|layer| layer.fs_id.is_none())));
+        assert!(stats.iter().all(|stats| {
+            stats.attributes.as_ref().is_some_and(|attributes| attributes.metadata.is_some())
+        }));
+        assert!(
+            stats.iter().all(|stats| stats
+                .writable_layer
+                .as_ref()
+                .is_none_or(|layer| layer.fs_id.is_none()))
+        );
         ids
     }
 }
 
-/// Reads what two cells answer and tell of their pods: a byte that says which cell, and what it is, and a message with its length before it. Whatever they say, what
-/// the kubelet is answered is ours, whole, and of no other pod.
+/// Reads what two cells answer and tell of their pods: a byte that says which cell, and what it is,
+/// and a message with its length before it. Whatever they say, what the kubelet is answered is
+/// ours, whole, and of no other pod.
 ///
 /// # Panics
 /// If not.

@@ -1,4 +1,5 @@
-//! Metrics of pods in cells. They are many, so cells tell them only while somebody reads them here: asking for them is what has them told.
+//! Metrics of pods in cells. They are many, so cells tell them only while somebody reads them here:
+//! asking for them is what has them told.
 
 use std::{
     sync::{Mutex, PoisonError},
@@ -32,7 +33,8 @@ struct Asked {
 pub(super) struct Measuring(Mutex<Option<Asked>>);
 
 impl Measuring {
-    /// Notes that somebody asks. Answers with whether cells are to be asked, and since when they are.
+    /// Notes that somebody asks. Answers with whether cells are to be asked, and since when they
+    /// are.
     fn ask(&self, now: Instant) -> (bool, Instant) {
         let mut asked = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let before = asked.filter(|asked| now < asked.last + WANTED);
@@ -43,7 +45,10 @@ impl Measuring {
     }
 
     fn is_wanted(&self, now: Instant) -> bool {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).is_some_and(|asked| now < asked.last + WANTED)
+        self.0
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .is_some_and(|asked| now < asked.last + WANTED)
     }
 }
 
@@ -82,9 +87,13 @@ mod tests {
         let at = |seconds| began + Duration::from_secs(seconds);
         assert!(!measuring.is_wanted(at(0)));
         let mut told_until = at(0);
-        // Every 15 s, then as seldom as it goes on: at no time in between are cells without the wish.
+        // Every 15 s, then as seldom as it goes on: at no time in between are cells without the
+        // wish.
         for second in (0..=300).step_by(15).chain([319, 378, 437]) {
-            assert!(second == 0 || (measuring.is_wanted(at(second)) && told_until >= at(second)), "{second}");
+            assert!(
+                second == 0 || (measuring.is_wanted(at(second)) && told_until >= at(second)),
+                "{second}"
+            );
             let (renews, since) = measuring.ask(at(second));
             assert_eq!(since, at(0));
             if renews {

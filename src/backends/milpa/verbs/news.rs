@@ -22,7 +22,10 @@ impl Verbs {
                 Ok(CellEvent::Connected(cell)) => self.watch(&cell),
                 Ok(CellEvent::Gone { cell, reason }) => self.cell_gone(cell, Some(reason)),
                 Err(RecvError::Lagged(missed)) => {
-                    tracing::warn!(missed, "News of cells were missed; all pods in cells are looked at");
+                    tracing::warn!(
+                        missed,
+                        "News of cells were missed; all pods in cells are looked at"
+                    );
                     self.look_at_all();
                 }
                 Err(RecvError::Closed) => return,
@@ -74,21 +77,32 @@ impl Verbs {
         });
     }
 
-    /// Watches a cell, if it is not watched already, and asks its pod's name servers, once it is known which.
+    /// Watches a cell, if it is not watched already, and asks its pod's name servers, once it is
+    /// known which.
     pub(super) fn watch(self: &Arc<Self>, id: &CellId) {
         let Some(cell) = self.parts.cells.get(id) else { return };
-        let resolvers = self.view.sandbox_of_cell(id).map(|sandbox| sandbox.meta().resolvers).unwrap_or_default();
+        let resolvers = self
+            .view
+            .sandbox_of_cell(id)
+            .map(|sandbox| sandbox.meta().resolvers)
+            .unwrap_or_default();
         let mut watched = self.watched.lock().unwrap_or_else(PoisonError::into_inner);
         let is_new = !watched.contains_key(id);
         let watch = watched.entry(id.clone()).or_default();
-        let resolves = !resolvers.is_empty() && !std::mem::replace(&mut watch.resolves, !resolvers.is_empty());
+        let resolves =
+            !resolvers.is_empty() && !std::mem::replace(&mut watch.resolves, !resolvers.is_empty());
         let end = watch.end.clone();
         drop(watched);
         if resolves {
             let (verbs, cell, end) = (Arc::clone(self), cell.clone(), end.clone());
-            let servers: Vec<_> = resolvers.iter().filter_map(|server| Server::of_node(server)).collect();
+            let servers: Vec<_> =
+                resolvers.iter().filter_map(|server| Server::of_node(server)).collect();
             self.owned(async move {
-                let _ = end.run_until_cancelled(Box::pin(verbs.resolver.serve(&cell.id, &cell.link, &servers))).await;
+                let _ = end
+                    .run_until_cancelled(Box::pin(
+                        verbs.resolver.serve(&cell.id, &cell.link, &servers),
+                    ))
+                    .await;
             });
         }
         if is_new {
@@ -101,7 +115,9 @@ impl Verbs {
 
     /// Ends the watch of a cell.
     pub(super) fn unwatch(&self, id: &CellId) {
-        if let Some(watched) = self.watched.lock().unwrap_or_else(PoisonError::into_inner).remove(id) {
+        if let Some(watched) =
+            self.watched.lock().unwrap_or_else(PoisonError::into_inner).remove(id)
+        {
             watched.end.cancel();
         }
     }

@@ -17,7 +17,8 @@ use crate::{
     config::{NodeResolver, Policy, Privileged},
 };
 
-/// Capabilities by which a process that sees the cell's own processes gets at what those have open. In a cell that shares the node's files, that is the node.
+/// Capabilities by which a process that sees the cell's own processes gets at what those have open.
+/// In a cell that shares the node's files, that is the node.
 const REACHING: [&str; 2] = ["SYS_PTRACE", "ALL"];
 
 /// Refuses a sandbox that asks for what its cell does not give.
@@ -27,22 +28,34 @@ pub fn check_sandbox(rules: &Rules, config: &cri::PodSandboxConfig) -> Result<()
     check(rules, &pod, asked_by_sandbox(config))?;
     let servers = servers_of_node(config);
     match (rules.policy.node_resolver, servers.first()) {
-        (NodeResolver::Refuse, Some(server)) => Err(refusal(&pod, &format!("the name server {server}, {NODE_RESOLVER}"))),
-        (NodeResolver::Forward, Some(_)) if servers.len() > MOST => {
-            Err(refusal(&pod, &format!("{} name servers that are the node's own; at most {MOST} are asked for it", servers.len())))
+        (NodeResolver::Refuse, Some(server)) => {
+            Err(refusal(&pod, &format!("the name server {server}, {NODE_RESOLVER}")))
         }
+        (NodeResolver::Forward, Some(_)) if servers.len() > MOST => Err(refusal(
+            &pod,
+            &format!(
+                "{} name servers that are the node's own; at most {MOST} are asked for it",
+                servers.len()
+            ),
+        )),
         _ => Ok(()),
     }
 }
 
-/// The name servers of a sandbox that the daemon is to ask for it, each once, as the configuration has them.
+/// The name servers of a sandbox that the daemon is to ask for it, each once, as the configuration
+/// has them.
 pub(super) fn asked_for_it(policy: &Policy, config: &cri::PodSandboxConfig) -> Vec<String> {
     if policy.node_resolver == NodeResolver::Forward { servers_of_node(config) } else { Vec::new() }
 }
 
 fn servers_of_node(config: &cri::PodSandboxConfig) -> Vec<String> {
     let mut servers = Vec::new();
-    for server in config.dns_config.iter().flat_map(|dns| &dns.servers).filter(|server| Server::of_node(server).is_some()) {
+    for server in config
+        .dns_config
+        .iter()
+        .flat_map(|dns| &dns.servers)
+        .filter(|server| Server::of_node(server).is_some())
+    {
         if !servers.contains(server) {
             servers.push(server.clone());
         }
@@ -50,13 +63,17 @@ fn servers_of_node(config: &cri::PodSandboxConfig) -> Vec<String> {
     servers
 }
 
-/// Why a pod for a cell runs on the node instead: it asks for what is the node's, and the policy is to keep such pods local. The text ends the sentence
-/// "it ...". A pod that asks for something else as well that is to be refused runs there too: the node gives it all.
+/// Why a pod for a cell runs on the node instead: it asks for what is the node's, and the policy is
+/// to keep such pods local. The text ends the sentence "it ...". A pod that asks for something else
+/// as well that is to be refused runs there too: the node gives it all.
 pub fn keeps_local(rules: &Rules, config: &cri::PodSandboxConfig) -> Option<String> {
-    let kept = asked_by_sandbox(config).find(|asked| rules.outcome(*asked) == Outcome::KeptLocal)?;
+    let kept =
+        asked_by_sandbox(config).find(|asked| rules.outcome(*asked) == Outcome::KeptLocal)?;
     Some(match kept {
         // The kubelet says of a sandbox whether any of its containers is privileged.
-        Asked::Privileges => "has a privileged container, and policy.privileged is \"keep-local\"".to_owned(),
+        Asked::Privileges => {
+            "has a privileged container, and policy.privileged is \"keep-local\"".to_owned()
+        }
         asked => format!("asks for {}, and policy.{} is \"keep-local\"", asked.what(), asked.key()),
     })
 }
@@ -82,7 +99,8 @@ pub fn check_container(rules: &Rules, config: &cri::ContainerConfig) -> Result<(
     let name = config.metadata.as_ref().map(|metadata| metadata.name.as_str()).unwrap_or_default();
     let name = format!("container {name:?}");
     if let Some(device) = config.devices.first() {
-        // Of a block volume the pod's author knows the path in the container, and the kubelet sends no other name.
+        // Of a block volume the pod's author knows the path in the container, and the kubelet sends
+        // no other name.
         let what = format!(
             "the device {:?} of the node at {:?} (a device or a block volume, which no policy gives)",
             device.host_path, device.container_path
@@ -92,14 +110,26 @@ pub fn check_container(rules: &Rules, config: &cri::ContainerConfig) -> Result<(
     if let Some(device) = config.cdi_devices.first() {
         return Err(refusal(&name, &format!("the device {:?} of the node", device.name)));
     }
-    let Some(context) = config.linux.as_ref().and_then(|linux| linux.security_context.as_ref()) else { return Ok(()) };
+    let Some(context) = config.linux.as_ref().and_then(|linux| linux.security_context.as_ref())
+    else {
+        return Ok(());
+    };
     let options = context.namespace_options.as_ref();
     check(rules, &name, Asked::of(options, context.privileged))?;
     let sees_the_cell = Asked::of(options, false).any(|asked| asked == Asked::Processes);
-    let mut added = context.capabilities.iter().flat_map(|capabilities| &capabilities.add_capabilities);
-    let reaching = added.find(|name| REACHING.iter().any(|reaching| name.trim_start_matches("CAP_").eq_ignore_ascii_case(reaching)));
+    let mut added =
+        context.capabilities.iter().flat_map(|capabilities| &capabilities.add_capabilities);
+    let reaching = added.find(|name| {
+        REACHING
+            .iter()
+            .any(|reaching| name.trim_start_matches("CAP_").eq_ignore_ascii_case(reaching))
+    });
     match reaching {
-        Some(capability) if sees_the_cell && !rules.isolation.privileges && rules.policy.privileged != Privileged::Allow => {
+        Some(capability)
+            if sees_the_cell
+                && !rules.isolation.privileges
+                && rules.policy.privileged != Privileged::Allow =>
+        {
             Err(Status::invalid_argument(format!(
                 "{name} asks for the node's processes (hostPID) with the capability {capability}; policy.host_pid is \"cell\", but cells of the provider \
                  {:?} have the node's files, which the cell's own processes have open: allowed is one of the two",
@@ -115,14 +145,19 @@ const NODE_RESOLVER: &str = "an address that is the node's own (set dnsPolicy or
 
 fn asked_by_sandbox(config: &cri::PodSandboxConfig) -> impl Iterator<Item = Asked> + '_ {
     let context = config.linux.as_ref().and_then(|linux| linux.security_context.as_ref());
-    Asked::of(context.and_then(|context| context.namespace_options.as_ref()), context.is_some_and(|context| context.privileged))
+    Asked::of(
+        context.and_then(|context| context.namespace_options.as_ref()),
+        context.is_some_and(|context| context.privileged),
+    )
 }
 
 fn check(rules: &Rules, who: &str, mut asked: impl Iterator<Item = Asked>) -> Result<(), Status> {
     // A pod that is kept local and comes here all the same, past the sandbox, is refused.
     let refused = asked.find_map(|asked| match rules.outcome(asked) {
         Outcome::Given => None,
-        Outcome::Refused => Some(refusal(who, &format!("{} (policy.{} is \"refuse\")", asked.what(), asked.key()))),
+        Outcome::Refused => {
+            Some(refusal(who, &format!("{} (policy.{} is \"refuse\")", asked.what(), asked.key())))
+        }
         Outcome::KeptLocal => Some(refusal(who, asked.what())),
         Outcome::NotThere(why) => Some(Status::invalid_argument(format!(
             "{who} asks for {}; policy.{} is \"cell\", but cells of the provider {:?} {why}",
@@ -135,5 +170,7 @@ fn check(rules: &Rules, who: &str, mut asked: impl Iterator<Item = Asked>) -> Re
 }
 
 fn refusal(who: &str, what: &str) -> Status {
-    Status::invalid_argument(format!("{who} asks for {what}, which a pod in a cell can't have; run it on the node, or ask for less"))
+    Status::invalid_argument(format!(
+        "{who} asks for {what}, which a pod in a cell can't have; run it on the node, or ask for less"
+    ))
 }

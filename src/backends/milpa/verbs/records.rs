@@ -1,4 +1,5 @@
-//! Changes of what is kept of sandboxes and containers: decided under a lock, committed, then published.
+//! Changes of what is kept of sandboxes and containers: decided under a lock, committed, then
+//! published.
 
 use kiyot_proto::store as records;
 
@@ -31,7 +32,11 @@ impl Verbs {
     }
 
     /// Says that a sandbox does not run any more; its containers are left as they are.
-    pub(super) async fn not_ready(&self, sandbox: &SandboxId, reason: &str) -> Result<(), StoreError> {
+    pub(super) async fn not_ready(
+        &self,
+        sandbox: &SandboxId,
+        reason: &str,
+    ) -> Result<(), StoreError> {
         let Ok(sandbox) = self.view.sandbox(sandbox.as_str()) else { return Ok(()) };
         let _records = sandbox.records.lock().await;
         if !self.view.sandbox(sandbox.id.as_str()).is_ok_and(|sandbox| sandbox.ready) {
@@ -44,8 +49,13 @@ impl Verbs {
         Ok(())
     }
 
-    /// Says that a sandbox does not run any more, and that those of its containers that had not exited ended with it.
-    pub(super) async fn end_sandbox(&self, sandbox: &SandboxId, end: &End) -> Result<(), StoreError> {
+    /// Says that a sandbox does not run any more, and that those of its containers that had not
+    /// exited ended with it.
+    pub(super) async fn end_sandbox(
+        &self,
+        sandbox: &SandboxId,
+        end: &End,
+    ) -> Result<(), StoreError> {
         let Ok(sandbox) = self.view.sandbox(sandbox.as_str()) else { return Ok(()) };
         let _records = sandbox.records.lock().await;
         let Ok(sandbox) = self.view.sandbox(sandbox.id.as_str()) else { return Ok(()) };
@@ -55,7 +65,9 @@ impl Verbs {
             .view
             .containers_of(&sandbox.id)
             .into_iter()
-            .filter_map(|container| transition::ended(&container.status, end, now).map(|status| (container, status)))
+            .filter_map(|container| {
+                transition::ended(&container.status, end, now).map(|status| (container, status))
+            })
             .collect();
         for (container, status) in &ended {
             batch.put(Table::ContainerStatuses, container.id.as_str(), &container.record(status));
@@ -90,9 +102,13 @@ impl Verbs {
     pub(super) async fn drop_sandbox(&self, sandbox: &Sandbox) -> Result<(), StoreError> {
         let _records = sandbox.records.lock().await;
         let mut batch = Batch::default();
-        batch.remove(Table::Sandboxes, sandbox.id.as_str()).remove(Table::SandboxStatuses, sandbox.id.as_str());
+        batch
+            .remove(Table::Sandboxes, sandbox.id.as_str())
+            .remove(Table::SandboxStatuses, sandbox.id.as_str());
         for container in self.view.containers_of(&sandbox.id) {
-            batch.remove(Table::Containers, container.id.as_str()).remove(Table::ContainerStatuses, container.id.as_str());
+            batch
+                .remove(Table::Containers, container.id.as_str())
+                .remove(Table::ContainerStatuses, container.id.as_str());
         }
         self.parts.store.commit(batch).await?;
         self.view.remove_sandbox(&sandbox.id);

@@ -1,4 +1,5 @@
-//! `RemovePodSandbox` and `RemoveContainer`: they refuse nothing, and what still runs is stopped first.
+//! `RemovePodSandbox` and `RemoveContainer`: they refuse nothing, and what still runs is stopped
+//! first.
 
 use std::{
     sync::Arc,
@@ -21,9 +22,14 @@ impl Verbs {
         request: cri::RemovePodSandboxRequest,
         deadline: Option<Instant>,
     ) -> Result<cri::RemovePodSandboxResponse, Status> {
-        let Some(sandbox) = calls::known(self.view.sandbox(&request.pod_sandbox_id))? else { return Ok(cri::RemovePodSandboxResponse {}) };
+        let Some(sandbox) = calls::known(self.view.sandbox(&request.pod_sandbox_id))? else {
+            return Ok(cri::RemovePodSandboxResponse {});
+        };
         let verbs = Arc::clone(self);
-        self.detached("RemovePodSandbox", deadline, async move { verbs.erase_sandbox(&sandbox.id).await }).await?;
+        self.detached("RemovePodSandbox", deadline, async move {
+            verbs.erase_sandbox(&sandbox.id).await
+        })
+        .await?;
         Ok(cri::RemovePodSandboxResponse {})
     }
 
@@ -42,24 +48,35 @@ impl Verbs {
         request: cri::RemoveContainerRequest,
         deadline: Option<Instant>,
     ) -> Result<cri::RemoveContainerResponse, Status> {
-        let Some(container) = calls::known(self.view.container(&request.container_id))? else { return Ok(cri::RemoveContainerResponse {}) };
+        let Some(container) = calls::known(self.view.container(&request.container_id))? else {
+            return Ok(cri::RemoveContainerResponse {});
+        };
         let verbs = Arc::clone(self);
-        self.detached("RemoveContainer", deadline, async move { verbs.erase_container(&container).await }).await?;
+        self.detached("RemoveContainer", deadline, async move {
+            verbs.erase_container(&container).await
+        })
+        .await?;
         Ok(cri::RemoveContainerResponse {})
     }
 
     /// Stops a container if it runs, removes it from its cell, and forgets it.
     ///
-    /// UNAVAILABLE if its cell is not connected and it has not exited: it may be starting there, for a daemon before this one, and a container that is forgotten is
-    /// in no other attempt's way.
-    pub(super) async fn erase_container(self: &Arc<Self>, container: &Container) -> Result<(), Status> {
+    /// UNAVAILABLE if its cell is not connected and it has not exited: it may be starting there,
+    /// for a daemon before this one, and a container that is forgotten is in no other attempt's
+    /// way.
+    pub(super) async fn erase_container(
+        self: &Arc<Self>,
+        container: &Container,
+    ) -> Result<(), Status> {
         if container.state() == cri::ContainerState::ContainerRunning {
             self.end_container(container, 0).await?;
         }
         let Ok(container) = &self.view.container(container.id.as_str()) else { return Ok(()) };
         let cell = self.parts.cells.get(&container.cell);
         match &cell {
-            Some(cell) if calls::is_connected(cell) => calls::remove_container(cell, container).await?,
+            Some(cell) if calls::is_connected(cell) => {
+                calls::remove_container(cell, container).await?
+            }
             Some(cell) if !container.exited() => {
                 let sandbox = self.view.sandbox(container.sandbox.as_str())?;
                 calls::connected(cell, &sandbox.pod, None).await?;
@@ -81,7 +98,9 @@ impl Verbs {
                 Ok(Err(status)) => {
                     tracing::debug!(container = %container.id, status = status.message(), "What a container had in its cell stays there")
                 }
-                Err(_) => tracing::debug!(container = %container.id, "A cell did not remove in time what a container had in it"),
+                Err(_) => {
+                    tracing::debug!(container = %container.id, "A cell did not remove in time what a container had in it")
+                }
             }
         }
         Ok(())

@@ -15,16 +15,20 @@ use crate::backends::milpa::{
 };
 
 impl Verbs {
-    /// Reads all records into the view. What can't be shown any more is dropped: parts of a record whose other part was set aside, containers without a sandbox.
+    /// Reads all records into the view. What can't be shown any more is dropped: parts of a record
+    /// whose other part was set aside, containers without a sandbox.
     ///
-    /// A container whose state was set aside, as that of a later version after a rollback, is as it was made until its cell says more: said to have ended, its next attempt would
-    /// run beside it.
+    /// A container whose state was set aside, as that of a later version after a rollback, is as it
+    /// was made until its cell says more: said to have ended, its next attempt would run beside it.
     pub(super) async fn restore(&self) -> Result<(), StoreError> {
         let store = &self.parts.store;
         let sandboxes: Vec<(String, records::SandboxMeta)> = store.load(Table::Sandboxes).await?;
-        let mut statuses: HashMap<String, records::SandboxStatus> = store.load(Table::SandboxStatuses).await?.into_iter().collect();
-        let containers: Vec<(String, records::ContainerMeta)> = store.load(Table::Containers).await?;
-        let mut container_statuses: HashMap<String, records::ContainerStatus> = store.load(Table::ContainerStatuses).await?.into_iter().collect();
+        let mut statuses: HashMap<String, records::SandboxStatus> =
+            store.load(Table::SandboxStatuses).await?.into_iter().collect();
+        let containers: Vec<(String, records::ContainerMeta)> =
+            store.load(Table::Containers).await?;
+        let mut container_statuses: HashMap<String, records::ContainerStatus> =
+            store.load(Table::ContainerStatuses).await?.into_iter().collect();
 
         let mut batch = Batch::default();
         let mut running: HashSet<SandboxId> = HashSet::new();
@@ -42,7 +46,8 @@ impl Verbs {
         for (key, meta) in containers {
             let mut status = container_statuses.remove(&key).unwrap_or_default();
             if !running.contains(meta.sandbox.as_str())
-                && let Some(ended) = transition::ended(&status, &End::sandbox_stopped(), clock::now())
+                && let Some(ended) =
+                    transition::ended(&status, &End::sandbox_stopped(), clock::now())
             {
                 batch.put(Table::ContainerStatuses, &key, &ended);
                 status = ended;
@@ -52,7 +57,11 @@ impl Verbs {
             match self.view.insert_container(&meta, status, told.as_ref()) {
                 Ok(true) => {}
                 Ok(false) | Err(_) => {
-                    tracing::warn!(container = key, sandbox = meta.sandbox, "The record of a container has no sandbox, and is dropped");
+                    tracing::warn!(
+                        container = key,
+                        sandbox = meta.sandbox,
+                        "The record of a container has no sandbox, and is dropped"
+                    );
                     batch.remove(Table::Containers, &key).remove(Table::ContainerStatuses, &key);
                 }
             }
@@ -70,6 +79,9 @@ impl Verbs {
 
     /// Why a cell ended that is there no more.
     pub(super) fn reason_of(&self, cell: &CellId) -> String {
-        self.parts.cells.gone_reason(cell).unwrap_or_else(|| "nothing is known of it any more".to_owned())
+        self.parts
+            .cells
+            .gone_reason(cell)
+            .unwrap_or_else(|| "nothing is known of it any more".to_owned())
     }
 }

@@ -1,4 +1,5 @@
-//! What the kubelet is answered of a pod, from the records: what it sent, as it sent it, and only states, times and exit codes from the cell.
+//! What the kubelet is answered of a pod, from the records: what it sent, as it sent it, and only
+//! states, times and exit codes from the cell.
 
 use kiyot_proto::{cri, store};
 
@@ -18,12 +19,16 @@ pub(super) fn sandbox_item(meta: &store::SandboxMeta, ready: bool) -> cri::PodSa
 
 /// A sandbox's status.
 ///
-/// The kubelet compares the network mode with the pod's, and takes a sandbox without an address for a broken one (util.PodSandboxChanged): both are
-/// the pod's here, whatever the cell's containerd was told. As with containerd, one that has stopped has no address.
+/// The kubelet compares the network mode with the pod's, and takes a sandbox without an address for
+/// a broken one (util.PodSandboxChanged): both are the pod's here, whatever the cell's containerd
+/// was told. As with containerd, one that has stopped has no address.
 pub(super) fn sandbox_status(meta: &store::SandboxMeta, ready: bool) -> cri::PodSandboxStatus {
     let config = meta.config.clone().unwrap_or_default();
     let addresses: &[String] = if ready { &meta.addresses } else { &[] };
-    let options = config.linux.and_then(|linux| linux.security_context).and_then(|context| context.namespace_options);
+    let options = config
+        .linux
+        .and_then(|linux| linux.security_context)
+        .and_then(|context| context.namespace_options);
     cri::PodSandboxStatus {
         id: meta.id.clone(),
         metadata: config.metadata,
@@ -31,7 +36,11 @@ pub(super) fn sandbox_status(meta: &store::SandboxMeta, ready: bool) -> cri::Pod
         created_at: meta.created_unix_nanos,
         network: Some(cri::PodSandboxNetworkStatus {
             ip: addresses.first().cloned().unwrap_or_default(),
-            additional_ips: addresses.iter().skip(1).map(|ip| cri::PodIp { ip: ip.clone() }).collect(),
+            additional_ips: addresses
+                .iter()
+                .skip(1)
+                .map(|ip| cri::PodIp { ip: ip.clone() })
+                .collect(),
         }),
         linux: Some(cri::LinuxPodSandboxStatus { namespaces: Some(cri::Namespace { options }) }),
         labels: config.labels,
@@ -45,7 +54,10 @@ const fn sandbox_state(ready: bool) -> cri::PodSandboxState {
 }
 
 /// A container's entry in a list.
-pub(super) fn container_item(meta: &store::ContainerMeta, state: cri::ContainerState) -> cri::Container {
+pub(super) fn container_item(
+    meta: &store::ContainerMeta,
+    state: cri::ContainerState,
+) -> cri::Container {
     let config = meta.config.clone().unwrap_or_default();
     cri::Container {
         id: meta.id.clone(),
@@ -61,10 +73,16 @@ pub(super) fn container_item(meta: &store::ContainerMeta, state: cri::ContainerS
     }
 }
 
-/// A container's status. `told` is what the cell's containerd says last: of it only the resources, the user and the signal are taken.
+/// A container's status. `told` is what the cell's containerd says last: of it only the resources,
+/// the user and the signal are taken.
 ///
-/// `image.image` is the pod's own word for the image, `image_ref` the digest by which the cell knows it, `image_id` what `PullImage` and `ImageStatus` answered.
-pub(super) fn container_status(meta: &store::ContainerMeta, status: &store::ContainerStatus, told: cri::ContainerStatus) -> cri::ContainerStatus {
+/// `image.image` is the pod's own word for the image, `image_ref` the digest by which the cell
+/// knows it, `image_id` what `PullImage` and `ImageStatus` answered.
+pub(super) fn container_status(
+    meta: &store::ContainerMeta,
+    status: &store::ContainerStatus,
+    told: cri::ContainerStatus,
+) -> cri::ContainerStatus {
     let config = meta.config.clone().unwrap_or_default();
     let mut image = config.image.unwrap_or_default();
     if !image.user_specified_image.is_empty() {

@@ -1,4 +1,5 @@
-//! Usage after a start of the daemon: the cells of before are just calling home. A kubelet that read a list without their pods would see them use nothing, so who asks waits for them.
+//! Usage after a start of the daemon: the cells of before are just calling home. A kubelet that
+//! read a list without their pods would see them use nothing, so who asks waits for them.
 
 use std::time::Instant;
 
@@ -22,18 +23,30 @@ impl Verbs {
 
     fn lacks_usage(&self, method: Method, message: &[u8]) -> bool {
         match method {
-            Method::ListContainerStats => decoded(message, |request: cri::ListContainerStatsRequest| {
-                self.view.awaits_container_stats(&filter::Containers::of_stats(request.filter))
-            }),
-            Method::ListPodSandboxMetrics => self.view.awaits_sandbox_stats(&filter::Sandboxes::default()),
-            Method::ListPodSandboxStats => decoded(message, |request: cri::ListPodSandboxStatsRequest| {
-                self.view.awaits_sandbox_stats(&filter::Sandboxes::of_stats(request.filter))
-            }),
+            Method::ListContainerStats => {
+                decoded(message, |request: cri::ListContainerStatsRequest| {
+                    self.view.awaits_container_stats(&filter::Containers::of_stats(request.filter))
+                })
+            }
+            Method::ListPodSandboxMetrics => {
+                self.view.awaits_sandbox_stats(&filter::Sandboxes::default())
+            }
+            Method::ListPodSandboxStats => {
+                decoded(message, |request: cri::ListPodSandboxStatsRequest| {
+                    self.view.awaits_sandbox_stats(&filter::Sandboxes::of_stats(request.filter))
+                })
+            }
             Method::ContainerStats => decoded(message, |request: cri::ContainerStatsRequest| {
-                self.view.awaits_container_stats(&filter::Containers { id: request.container_id, ..Default::default() })
+                self.view.awaits_container_stats(&filter::Containers {
+                    id: request.container_id,
+                    ..Default::default()
+                })
             }),
             Method::PodSandboxStats => decoded(message, |request: cri::PodSandboxStatsRequest| {
-                self.view.awaits_sandbox_stats(&filter::Sandboxes { id: request.pod_sandbox_id, ..Default::default() })
+                self.view.awaits_sandbox_stats(&filter::Sandboxes {
+                    id: request.pod_sandbox_id,
+                    ..Default::default()
+                })
             }),
             _ => false,
         }

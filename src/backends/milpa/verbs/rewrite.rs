@@ -1,7 +1,8 @@
 //! Requests of the kubelet as a cell's containerd must be told them. Pure.
 //!
-//! A cell is one pod and has the pod's network already: for its containerd the pod uses the network of its host. What goes with that (host name, ports,
-//! sysctls of the network) is taken out of the requests and given to the cell by `Bind`.
+//! A cell is one pod and has the pod's network already: for its containerd the pod uses the network
+//! of its host. What goes with that (host name, ports, sysctls of the network) is taken out of the
+//! requests and given to the cell by `Bind`.
 
 use std::{collections::HashMap, net::IpAddr};
 
@@ -14,8 +15,10 @@ use tonic::Status;
 
 use crate::backends::milpa::providers::{HostPort, Protocol};
 
-/// Sysctls of the network that containerd sets for a pod with a network of its own, and not for one that uses its host's.
-const USUAL_SYSCTLS: [(&str, &str); 2] = [("net.ipv4.ip_unprivileged_port_start", "0"), ("net.ipv4.ping_group_range", "0 2147483647")];
+/// Sysctls of the network that containerd sets for a pod with a network of its own, and not for one
+/// that uses its host's.
+const USUAL_SYSCTLS: [(&str, &str); 2] =
+    [("net.ipv4.ip_unprivileged_port_start", "0"), ("net.ipv4.ping_group_range", "0 2147483647")];
 /// Where, beneath the cell's `pod_dir`, logs are.
 const LOGS: &str = "logs";
 
@@ -56,12 +59,16 @@ addressed! {
 
 /// What the cell is told so that it is this pod, whose `resolvers` the daemon asks.
 pub(super) fn bind(config: &cri::PodSandboxConfig, resolvers: &[String]) -> BindRequest {
-    let asked = config.linux.iter().flat_map(|linux| &linux.sysctls).filter(|(name, _)| of_network(name));
+    let asked =
+        config.linux.iter().flat_map(|linux| &linux.sysctls).filter(|(name, _)| of_network(name));
     let usual = USUAL_SYSCTLS.map(|(name, value)| (name.to_owned(), value.to_owned()));
     BindRequest {
         pod_uid: config.metadata.as_ref().map(|metadata| metadata.uid.clone()).unwrap_or_default(),
         hostname: config.hostname.clone(),
-        sysctls: usual.into_iter().chain(asked.map(|(name, value)| (name.clone(), value.clone()))).collect(),
+        sysctls: usual
+            .into_iter()
+            .chain(asked.map(|(name, value)| (name.clone(), value.clone())))
+            .collect(),
         resolvers: u32::try_from(resolvers.len()).unwrap_or(u32::MAX),
     }
 }
@@ -72,7 +79,11 @@ fn of_network(sysctl: &str) -> bool {
 }
 
 /// A sandbox's config for the cell, where `resolvers` are at addresses of the cell's own.
-pub(super) fn sandbox_config(config: &cri::PodSandboxConfig, pod_dir: &str, resolvers: &[String]) -> cri::PodSandboxConfig {
+pub(super) fn sandbox_config(
+    config: &cri::PodSandboxConfig,
+    pod_dir: &str,
+    resolvers: &[String],
+) -> cri::PodSandboxConfig {
     let mut config = config.clone();
     // runc refuses a host name where there is no UTS namespace of the pod's own.
     config.hostname.clear();
@@ -88,17 +99,24 @@ pub(super) fn sandbox_config(config: &cri::PodSandboxConfig, pod_dir: &str, reso
     let linux = config.linux.get_or_insert_default();
     linux.sysctls.retain(|name, _| !of_network(name));
     linux.cgroup_parent = cgroup_parent(&linux.cgroup_parent);
-    let options = linux.security_context.get_or_insert_default().namespace_options.get_or_insert_default();
+    let options =
+        linux.security_context.get_or_insert_default().namespace_options.get_or_insert_default();
     on_the_cells_network(options);
     config
 }
 
 /// A pod's control group, for a containerd whose runc makes control groups itself.
 ///
-/// A kubelet with the driver `systemd` names a slice. containerd takes that for a word to systemd, whatever its own driver is, and runc would then put the containers
-/// beneath the cell's own group, outside of the pod's. The same directory by another name is taken for a directory (containerd internal/cri, getCgroupsPath).
+/// A kubelet with the driver `systemd` names a slice. containerd takes that for a word to systemd,
+/// whatever its own driver is, and runc would then put the containers beneath the cell's own group,
+/// outside of the pod's. The same directory by another name is taken for a directory (containerd
+/// internal/cri, getCgroupsPath).
 fn cgroup_parent(asked: &str) -> String {
-    if asked.trim_end_matches('/').ends_with(".slice") { format!("{}/.", asked.trim_end_matches('/')) } else { asked.to_owned() }
+    if asked.trim_end_matches('/').ends_with(".slice") {
+        format!("{}/.", asked.trim_end_matches('/'))
+    } else {
+        asked.to_owned()
+    }
 }
 
 fn on_the_cells_network(options: &mut cri::NamespaceOption) {
@@ -106,10 +124,13 @@ fn on_the_cells_network(options: &mut cri::NamespaceOption) {
     options.userns_options = None;
 }
 
-/// The ports of the node that lead to the pod. Those without a port of the node are for information only.
+/// The ports of the node that lead to the pod. Those without a port of the node are for information
+/// only.
 pub(super) fn host_ports(config: &cri::PodSandboxConfig) -> Result<Vec<HostPort>, Status> {
     let asked = config.port_mappings.iter().filter(|mapping| mapping.host_port > 0);
-    let bad = |mapping: &cri::PortMapping, what: &str| Status::invalid_argument(format!("hostPort {}: {what}", mapping.host_port));
+    let bad = |mapping: &cri::PortMapping, what: &str| {
+        Status::invalid_argument(format!("hostPort {}: {what}", mapping.host_port))
+    };
     let port = |mapping: &cri::PortMapping, number: i32| {
         let port = u16::try_from(number).ok().filter(|port| *port > 0);
         port.ok_or_else(|| bad(mapping, &format!("port {number}; allowed is 1 to {}", u16::MAX)))
@@ -119,11 +140,19 @@ pub(super) fn host_ports(config: &cri::PodSandboxConfig) -> Result<Vec<HostPort>
             Ok(cri::Protocol::Tcp) => Protocol::Tcp,
             Ok(cri::Protocol::Udp) => Protocol::Udp,
             Ok(cri::Protocol::Sctp) => Protocol::Sctp,
-            Err(_) => return Err(bad(mapping, &format!("protocol {}; allowed are TCP, UDP and SCTP", mapping.protocol))),
+            Err(_) => {
+                return Err(bad(
+                    mapping,
+                    &format!("protocol {}; allowed are TCP, UDP and SCTP", mapping.protocol),
+                ));
+            }
         };
         let ip = match mapping.host_ip.as_str() {
             "" => None,
-            text => Some(text.parse::<IpAddr>().map_err(|_| bad(mapping, &format!("hostIP {text:?} is not an address")))?),
+            text => Some(
+                text.parse::<IpAddr>()
+                    .map_err(|_| bad(mapping, &format!("hostIP {text:?} is not an address")))?,
+            ),
         };
         Ok(HostPort {
             protocol,
@@ -136,8 +165,15 @@ pub(super) fn host_ports(config: &cri::PodSandboxConfig) -> Result<Vec<HostPort>
 }
 
 /// A sandbox for the cell.
-pub(super) fn run_sandbox(config: &cri::PodSandboxConfig, pod_dir: &str, resolvers: &[String]) -> cri::RunPodSandboxRequest {
-    cri::RunPodSandboxRequest { config: Some(sandbox_config(config, pod_dir, resolvers)), runtime_handler: String::new() }
+pub(super) fn run_sandbox(
+    config: &cri::PodSandboxConfig,
+    pod_dir: &str,
+    resolvers: &[String],
+) -> cri::RunPodSandboxRequest {
+    cri::RunPodSandboxRequest {
+        config: Some(sandbox_config(config, pod_dir, resolvers)),
+        runtime_handler: String::new(),
+    }
 }
 
 /// What in a container's request is other in its cell.
@@ -162,7 +198,10 @@ pub(super) struct InCell<'a> {
 }
 
 /// A container for the cell.
-pub(super) fn create_container(request: &cri::CreateContainerRequest, cell: InCell<'_>) -> cri::CreateContainerRequest {
+pub(super) fn create_container(
+    request: &cri::CreateContainerRequest,
+    cell: InCell<'_>,
+) -> cri::CreateContainerRequest {
     let mut config = request.config.clone().unwrap_or_default();
     config.image.get_or_insert_default().image = cell.image.to_owned();
     config.mounts = cell.mounts;
@@ -176,7 +215,10 @@ pub(super) fn create_container(request: &cri::CreateContainerRequest, cell: InCe
     config.windows = None;
     let context = config.linux.get_or_insert_default().security_context.get_or_insert_default();
     if let Some(profile) = cell.profile {
-        context.seccomp = Some(cri::SecurityProfile { profile_type: ProfileType::Localhost.into(), localhost_ref: profile });
+        context.seccomp = Some(cri::SecurityProfile {
+            profile_type: ProfileType::Localhost.into(),
+            localhost_ref: profile,
+        });
     }
     let options = context.namespace_options.get_or_insert_default();
     on_the_cells_network(options);
@@ -184,14 +226,21 @@ pub(super) fn create_container(request: &cri::CreateContainerRequest, cell: InCe
     cri::CreateContainerRequest {
         pod_sandbox_id: cell.sandbox.to_owned(),
         config: Some(config),
-        sandbox_config: request.sandbox_config.as_ref().map(|config| sandbox_config(config, cell.pod_dir, cell.resolvers)),
+        sandbox_config: request
+            .sandbox_config
+            .as_ref()
+            .map(|config| sandbox_config(config, cell.pod_dir, cell.resolvers)),
     }
 }
 
-/// The id, as the kubelet knows it, of the container whose processes this one is to share; "" for none.
+/// The id, as the kubelet knows it, of the container whose processes this one is to share; "" for
+/// none.
 pub(super) fn target(config: &cri::ContainerConfig) -> &str {
     let context = config.linux.as_ref().and_then(|linux| linux.security_context.as_ref());
-    context.and_then(|context| context.namespace_options.as_ref()).map(|options| options.target_id.as_str()).unwrap_or_default()
+    context
+        .and_then(|context| context.namespace_options.as_ref())
+        .map(|options| options.target_id.as_str())
+        .unwrap_or_default()
 }
 
 /// Where a container's log is.
@@ -205,30 +254,48 @@ pub(super) struct LogPaths {
     pub(super) in_pod_dir: String,
 }
 
-/// Where a container's log is; `None` if it has none. The cell's file is named by our id: no container's log continues another's.
-pub(super) fn log_paths(sandbox: &cri::PodSandboxConfig, container: &cri::ContainerConfig, id: &str) -> Option<LogPaths> {
+/// Where a container's log is; `None` if it has none. The cell's file is named by our id: no
+/// container's log continues another's.
+pub(super) fn log_paths(
+    sandbox: &cri::PodSandboxConfig,
+    container: &cri::ContainerConfig,
+    id: &str,
+) -> Option<LogPaths> {
     if sandbox.log_directory.is_empty() || container.log_path.is_empty() {
         return None;
     }
     let in_logs = format!("{id}/0.log");
     Some(LogPaths {
-        node: format!("{}/{}", sandbox.log_directory.trim_end_matches('/'), container.log_path.trim_start_matches('/')),
+        node: format!(
+            "{}/{}",
+            sandbox.log_directory.trim_end_matches('/'),
+            container.log_path.trim_start_matches('/')
+        ),
         in_pod_dir: format!("{LOGS}/{in_logs}"),
         in_logs,
     })
 }
 
-/// A container's config as it may be kept on disk: its environment may hold secrets, and no answer has it.
+/// A container's config as it may be kept on disk: its environment may hold secrets, and no answer
+/// has it.
 pub(super) fn without_secrets(config: &cri::ContainerConfig) -> cri::ContainerConfig {
     let mut config = config.clone();
     config.envs.iter_mut().for_each(|env| env.value.clear());
     config
 }
 
-/// Whether two requests for a sandbox mean the same: labels and annotations may change while it is being made.
-pub(super) fn same_sandbox(one: &cri::RunPodSandboxRequest, other: &cri::RunPodSandboxRequest) -> bool {
+/// Whether two requests for a sandbox mean the same: labels and annotations may change while it is
+/// being made.
+pub(super) fn same_sandbox(
+    one: &cri::RunPodSandboxRequest,
+    other: &cri::RunPodSandboxRequest,
+) -> bool {
     let essence = |request: &cri::RunPodSandboxRequest| {
-        let config = request.config.clone().map(|config| cri::PodSandboxConfig { labels: HashMap::new(), annotations: HashMap::new(), ..config });
+        let config = request.config.clone().map(|config| cri::PodSandboxConfig {
+            labels: HashMap::new(),
+            annotations: HashMap::new(),
+            ..config
+        });
         (config, request.runtime_handler.clone())
     };
     essence(one) == essence(other)

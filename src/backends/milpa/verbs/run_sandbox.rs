@@ -9,7 +9,10 @@ use std::{
 use kiyot_proto::{cri, store as records};
 use tonic::{Code, Status};
 
-use super::{SAMPLE, SandboxKey, Verbs, calls, clock, failure, flight::Boarded, policy, rewrite, view::Sandbox};
+use super::{
+    SAMPLE, SandboxKey, Verbs, calls, clock, failure, flight::Boarded, policy, rewrite,
+    view::Sandbox,
+};
 use crate::{
     annotations::CellRequest,
     backends::milpa::{
@@ -22,37 +25,62 @@ use crate::{
 
 /// How long the agent may take to make a cell the pod's.
 const BIND: Duration = Duration::from_secs(30);
-/// How long a cell's containerd may take to run the sandbox's own container. A cell's containerd is young: its first sandbox reads much from disk.
+/// How long a cell's containerd may take to run the sandbox's own container. A cell's containerd is
+/// young: its first sandbox reads much from disk.
 const RUN: Duration = Duration::from_secs(120);
 
 impl Verbs {
-    /// Answers with the sandbox of this name and attempt: the one that is being made, the one that was made for a caller who was gone, or a new one.
+    /// Answers with the sandbox of this name and attempt: the one that is being made, the one that
+    /// was made for a caller who was gone, or a new one.
     ///
-    /// A sandbox is never half there: on an error its cell has ended. The work goes on without its caller.
+    /// A sandbox is never half there: on an error its cell has ended. The work goes on without its
+    /// caller.
     pub(super) async fn run_sandbox(
         self: &Arc<Self>,
         request: cri::RunPodSandboxRequest,
         deadline: Option<Instant>,
     ) -> Result<cri::RunPodSandboxResponse, Status> {
-        let config = request.config.as_ref().ok_or_else(|| Status::invalid_argument("RunPodSandbox without a config"))?;
-        let metadata = config.metadata.as_ref().ok_or_else(|| Status::invalid_argument("RunPodSandbox without a config.metadata"))?;
+        let config = request
+            .config
+            .as_ref()
+            .ok_or_else(|| Status::invalid_argument("RunPodSandbox without a config"))?;
+        let metadata = config
+            .metadata
+            .as_ref()
+            .ok_or_else(|| Status::invalid_argument("RunPodSandbox without a config.metadata"))?;
         policy::check_sandbox(&self.rules(), config)?;
-        CellRequest::parse(&config.annotations).map_err(|error| Status::invalid_argument(failure::chain(&error)))?;
-        let key =
-            SandboxKey { namespace: metadata.namespace.clone(), name: metadata.name.clone(), uid: metadata.uid.clone(), attempt: metadata.attempt };
+        CellRequest::parse(&config.annotations)
+            .map_err(|error| Status::invalid_argument(failure::chain(&error)))?;
+        let key = SandboxKey {
+            namespace: metadata.namespace.clone(),
+            name: metadata.name.clone(),
+            uid: metadata.uid.clone(),
+            attempt: metadata.attempt,
+        };
         loop {
             let (verbs, name) = (Arc::clone(self), key.clone());
-            let boarded = self.launches.board(&self.tasks, &self.stop, key.clone(), request.clone(), rewrite::same_sandbox, |request| {
-                Box::pin(async move { verbs.existing_or_new(&name, &request).await })
-            });
+            let boarded = self.launches.board(
+                &self.tasks,
+                &self.stop,
+                key.clone(),
+                request.clone(),
+                rewrite::same_sandbox,
+                |request| Box::pin(async move { verbs.existing_or_new(&name, &request).await }),
+            );
             match boarded {
                 Boarded::Seat(seat) => {
                     let id = seat.wait(deadline, "RunPodSandbox").await?;
                     self.claim(&id);
-                    return Ok(cri::RunPodSandboxResponse { pod_sandbox_id: id.as_str().to_owned() });
+                    return Ok(cri::RunPodSandboxResponse {
+                        pod_sandbox_id: id.as_str().to_owned(),
+                    });
                 }
-                // The pod was changed while it was being started: what comes of the other is replaced in the next round.
-                Boarded::Other(seat) => match seat.wait(deadline, "RunPodSandbox with another config").await {
+                // The pod was changed while it was being started: what comes of the other is
+                // replaced in the next round.
+                Boarded::Other(seat) => match seat
+                    .wait(deadline, "RunPodSandbox with another config")
+                    .await
+                {
                     Err(status) if status.code() == Code::DeadlineExceeded => return Err(status),
                     Ok(_) | Err(_) => {}
                 },
@@ -60,10 +88,17 @@ impl Verbs {
         }
     }
 
-    async fn existing_or_new(self: Arc<Self>, key: &SandboxKey, request: &cri::RunPodSandboxRequest) -> Result<SandboxId, Status> {
+    async fn existing_or_new(
+        self: Arc<Self>,
+        key: &SandboxKey,
+        request: &cri::RunPodSandboxRequest,
+    ) -> Result<SandboxId, Status> {
         if let Some(existing) = self.sandbox_named(key) {
             let meta = existing.meta();
-            let made_for = cri::RunPodSandboxRequest { config: meta.config, runtime_handler: meta.runtime_handler };
+            let made_for = cri::RunPodSandboxRequest {
+                config: meta.config,
+                runtime_handler: meta.runtime_handler,
+            };
             match (existing.ready, rewrite::same_sandbox(&made_for, request)) {
                 (true, true) => return Ok(existing.id),
                 (true, false) => {
@@ -71,7 +106,8 @@ impl Verbs {
                     self.erase_sandbox(&existing.id).await?;
                 }
                 (false, _) => {
-                    let name = format!("{}_{}_{}_{}", key.name, key.namespace, key.uid, key.attempt);
+                    let name =
+                        format!("{}_{}_{}_{}", key.name, key.namespace, key.uid, key.attempt);
                     return Err(Status::failed_precondition(format!(
                         "failed to reserve sandbox name {name:?}: name {name:?} is reserved for {:?}",
                         existing.id.as_str()
@@ -93,11 +129,15 @@ impl Verbs {
     fn sandbox_named(&self, key: &SandboxKey) -> Option<Sandbox> {
         self.view.sandboxes_of_pod(&key.uid).into_iter().find(|sandbox| {
             let metadata = sandbox.item().metadata.unwrap_or_default();
-            (&metadata.namespace, &metadata.name, metadata.attempt) == (&key.namespace, &key.name, key.attempt)
+            (&metadata.namespace, &metadata.name, metadata.attempt)
+                == (&key.namespace, &key.name, key.attempt)
         })
     }
 
-    async fn launch(self: Arc<Self>, request: &cri::RunPodSandboxRequest) -> Result<SandboxId, Status> {
+    async fn launch(
+        self: Arc<Self>,
+        request: &cri::RunPodSandboxRequest,
+    ) -> Result<SandboxId, Status> {
         let id = SandboxId::mint().map_err(failure::of_randomness)?;
         let metadata = request.config.clone().unwrap_or_default().metadata.unwrap_or_default();
         let attachment = Attachment {
@@ -108,13 +148,17 @@ impl Verbs {
             ports: rewrite::host_ports(&request.config.clone().unwrap_or_default())?,
         };
         let pod = format!("{}/{}", attachment.pod_namespace, attachment.pod_name);
-        // No deadline of the caller's: it may go, and come again for the same sandbox. `launch_timeout` bounds it.
+        // No deadline of the caller's: it may go, and come again for the same sandbox.
+        // `launch_timeout` bounds it.
         let order = LaunchOrder { sandbox: id.clone(), attachment, deadline: None };
-        let (cell, addresses) = self.parts.cells.launch(order).await.map_err(|error| failure::of_cell(&error))?;
+        let (cell, addresses) =
+            self.parts.cells.launch(order).await.map_err(|error| failure::of_cell(&error))?;
         match Box::pin(self.fill(&id, &cell, &addresses, request, &pod)).await {
             Ok(()) => {
                 tracing::info!(sandbox = %id, cell = %cell.id, pod, ?addresses, "A pod has its cell");
-                for given in request.config.iter().flat_map(|config| policy::given(&self.rules(), config)) {
+                for given in
+                    request.config.iter().flat_map(|config| policy::given(&self.rules(), config))
+                {
                     tracing::info!(sandbox = %id, pod, "The pod {given}");
                 }
                 self.unclaimed(&id);
@@ -127,7 +171,12 @@ impl Verbs {
                     Ok(()) => Err(status),
                     Err(error) => Err(Status::new(
                         status.code(),
-                        format!("{}; and its cell {} could not be ended yet: {}", status.message(), cell.id, failure::chain(&error)),
+                        format!(
+                            "{}; and its cell {} could not be ended yet: {}",
+                            status.message(),
+                            cell.id,
+                            failure::chain(&error)
+                        ),
                     )),
                 }
             }
@@ -135,7 +184,14 @@ impl Verbs {
     }
 
     /// Makes a cell that pod's, and keeps what was made.
-    async fn fill(&self, id: &SandboxId, cell: &Cell, addresses: &[IpAddr], request: &cri::RunPodSandboxRequest, pod: &str) -> Result<(), Status> {
+    async fn fill(
+        &self,
+        id: &SandboxId,
+        cell: &Cell,
+        addresses: &[IpAddr],
+        request: &cri::RunPodSandboxRequest,
+        pod: &str,
+    ) -> Result<(), Status> {
         let config = request.config.clone().unwrap_or_default();
         let hello = calls::connected(cell, pod, None).await?;
         let rules = self.rules();
@@ -147,8 +203,14 @@ impl Verbs {
         self.parts.images.ensure_pause(cell).await?;
         let told = rewrite::run_sandbox(&config, &hello.pod_dir, &resolvers);
         let mut runtime = calls::runtime(cell);
-        let made = calls::answered(RUN, "RunPodSandbox", runtime.run_pod_sandbox(calls::within(RUN, told))).await?;
-        let latest = config.metadata.as_ref().map_or(0, |metadata| self.view.latest_of_pod(&metadata.uid));
+        let made = calls::answered(
+            RUN,
+            "RunPodSandbox",
+            runtime.run_pod_sandbox(calls::within(RUN, told)),
+        )
+        .await?;
+        let latest =
+            config.metadata.as_ref().map_or(0, |metadata| self.view.latest_of_pod(&metadata.uid));
         let meta = records::SandboxMeta {
             id: id.as_str().to_owned(),
             cell: cell.id.as_str().to_owned(),
@@ -161,20 +223,41 @@ impl Verbs {
         };
         let mut batch = Batch::default();
         batch.put(Table::Sandboxes, id.as_str(), &meta);
-        batch.put(Table::SandboxStatuses, id.as_str(), &records::SandboxStatus { ready: true, reason: String::new() });
+        batch.put(
+            Table::SandboxStatuses,
+            id.as_str(),
+            &records::SandboxStatus { ready: true, reason: String::new() },
+        );
         let usage = cri::PodSandboxStatsRequest { pod_sandbox_id: meta.cell_sandbox.clone() };
-        let sample = calls::answered(SAMPLE, "PodSandboxStats", runtime.pod_sandbox_stats(calls::within(SAMPLE, usage)));
-        let (kept, sample, ()) = tokio::join!(self.parts.store.commit(batch), sample, Box::pin(self.learn_features(cell)));
+        let sample = calls::answered(
+            SAMPLE,
+            "PodSandboxStats",
+            runtime.pod_sandbox_stats(calls::within(SAMPLE, usage)),
+        );
+        let (kept, sample, ()) = tokio::join!(
+            self.parts.store.commit(batch),
+            sample,
+            Box::pin(self.learn_features(cell))
+        );
         kept.map_err(|error| failure::of_store(&error))?;
         let made = self.view.insert_sandbox(&meta, true).map_err(|error| failure::of_id(&error))?;
         // From now on its usage is listed.
-        self.view.first_sandbox_usage(&made, sample.ok().and_then(|answer| answer.stats), Instant::now());
-        // Asked after that: of a cell that ends in this moment the news may have come before there was a sandbox that they could have been for.
+        self.view.first_sandbox_usage(
+            &made,
+            sample.ok().and_then(|answer| answer.stats),
+            Instant::now(),
+        );
+        // Asked after that: of a cell that ends in this moment the news may have come before there
+        // was a sandbox that they could have been for.
         if self.parts.cells.get(&cell.id).is_none() {
             if let Ok(sandbox) = self.view.sandbox(id.as_str()) {
                 self.drop_sandbox(&sandbox).await.map_err(|error| failure::of_store(&error))?;
             }
-            return Err(Status::unavailable(format!("cell {} of pod {pod} ended: {}", cell.id, self.reason_of(&cell.id))));
+            return Err(Status::unavailable(format!(
+                "cell {} of pod {pod} ended: {}",
+                cell.id,
+                self.reason_of(&cell.id)
+            )));
         }
         Ok(())
     }

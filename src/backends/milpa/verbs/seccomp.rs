@@ -1,4 +1,5 @@
-//! Seccomp profiles of the node (`localhostProfile`): a cell's containerd can't read the node's files, so a container's profile is copied to its cell.
+//! Seccomp profiles of the node (`localhostProfile`): a cell's containerd can't read the node's
+//! files, so a container's profile is copied to its cell.
 
 use std::{
     fs::File,
@@ -24,24 +25,47 @@ const MODE: u32 = 0o600;
 const DIR_MODE: u32 = 0o700;
 
 impl Verbs {
-    /// Copies the profile that a container names, and says where it is in its cell; `None` if it names none of the node's.
-    pub(super) async fn bring_profile(&self, cell: &Cell, pod_dir: &str, config: &cri::ContainerConfig) -> Result<Option<String>, Status> {
+    /// Copies the profile that a container names, and says where it is in its cell; `None` if it
+    /// names none of the node's.
+    pub(super) async fn bring_profile(
+        &self,
+        cell: &Cell,
+        pod_dir: &str,
+        config: &cri::ContainerConfig,
+    ) -> Result<Option<String>, Status> {
         let Some(path) = of_node(config).map(str::to_owned) else { return Ok(None) };
         let from = path.clone();
         let read = tokio::task::spawn_blocking(move || read(&from)).await;
-        let read = read.map_err(|error| Status::internal(format!("the thread that reads {path}: {error}")))?;
-        let content = read.map_err(|error| Status::failed_precondition(format!("the seccomp profile {path:?} of the node: {error}")))?;
+        let read = read
+            .map_err(|error| Status::internal(format!("the thread that reads {path}: {error}")))?;
+        let content = read.map_err(|error| {
+            Status::failed_precondition(format!(
+                "the seccomp profile {path:?} of the node: {error}"
+            ))
+        })?;
         // By its content: the same one is there once, however often its container is started.
         let file = format!("seccomp/{}.json", hex::encode(digest(&SHA256, &content)));
-        let change = Change::WriteFile(WriteFile { mode: MODE, content: content.into(), ..Default::default() });
+        let change = Change::WriteFile(WriteFile {
+            mode: MODE,
+            content: content.into(),
+            ..Default::default()
+        });
         let directory = FileChange {
             root: Root::Pod.into(),
             path: "seccomp".to_owned(),
             change: Some(Change::MakeDir(MakeDir { mode: DIR_MODE, ..Default::default() })),
         };
-        let changes = tokio_stream::iter([directory, FileChange { root: Root::Pod.into(), path: file.clone(), change: Some(change) }]);
+        let changes = tokio_stream::iter([
+            directory,
+            FileChange { root: Root::Pod.into(), path: file.clone(), change: Some(change) },
+        ]);
         let mut agent = calls::agent(cell);
-        calls::answered(calls::CALL, "ChangeFiles", agent.change_files(calls::within(calls::CALL, changes))).await?;
+        calls::answered(
+            calls::CALL,
+            "ChangeFiles",
+            agent.change_files(calls::within(calls::CALL, changes)),
+        )
+        .await?;
         Ok(Some(format!("{}/{file}", pod_dir.trim_end_matches('/'))))
     }
 }
@@ -70,7 +94,10 @@ fn read(path: &str) -> io::Result<Vec<u8>> {
     let mut content = Vec::new();
     file.take(LARGEST + 1).read_to_end(&mut content)?;
     if content.len() as u64 > LARGEST {
-        return Err(io::Error::new(io::ErrorKind::InvalidData, format!("it has more than {LARGEST} bytes")));
+        return Err(io::Error::new(
+            io::ErrorKind::InvalidData,
+            format!("it has more than {LARGEST} bytes"),
+        ));
     }
     Ok(content)
 }
@@ -81,20 +108,33 @@ mod tests {
 
     fn config(seccomp: Option<cri::SecurityProfile>, old: &str) -> cri::ContainerConfig {
         #[expect(deprecated, reason = "an old kubelet")]
-        let context = cri::LinuxContainerSecurityContext { seccomp, seccomp_profile_path: old.to_owned(), ..Default::default() };
-        let linux = Some(cri::LinuxContainerConfig { security_context: Some(context), ..Default::default() });
+        let context = cri::LinuxContainerSecurityContext {
+            seccomp,
+            seccomp_profile_path: old.to_owned(),
+            ..Default::default()
+        };
+        let linux = Some(cri::LinuxContainerConfig {
+            security_context: Some(context),
+            ..Default::default()
+        });
         cri::ContainerConfig { linux, ..Default::default() }
     }
 
     fn profile(profile_type: ProfileType, path: &str) -> Option<cri::SecurityProfile> {
-        Some(cri::SecurityProfile { profile_type: profile_type.into(), localhost_ref: path.to_owned() })
+        Some(cri::SecurityProfile {
+            profile_type: profile_type.into(),
+            localhost_ref: path.to_owned(),
+        })
     }
 
     #[test]
     fn only_profiles_of_the_node_are_brought() {
         let path = "/var/lib/kubelet/seccomp/a.json";
         assert_eq!(of_node(&config(profile(ProfileType::Localhost, path), "")), Some(path));
-        assert_eq!(of_node(&config(profile(ProfileType::Localhost, &format!("localhost/{path}")), "")), Some(path));
+        assert_eq!(
+            of_node(&config(profile(ProfileType::Localhost, &format!("localhost/{path}")), "")),
+            Some(path)
+        );
         assert_eq!(of_node(&config(None, &format!("localhost/{path}"))), Some(path));
         for other in [
             config(profile(ProfileType::RuntimeDefault, path), ""),

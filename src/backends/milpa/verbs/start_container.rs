@@ -9,7 +9,9 @@ use async_trait::async_trait;
 use kiyot_proto::{cri, store as records};
 use tonic::Status;
 
-use super::{SAMPLE, Verbs, calls, clock, failure, rewrite::Addressed, transition, view::Container};
+use super::{
+    SAMPLE, Verbs, calls, clock, failure, rewrite::Addressed, transition, view::Container,
+};
 use crate::backends::milpa::{
     cells::Cell,
     id::ContainerId,
@@ -23,7 +25,8 @@ const START: Duration = Duration::from_secs(110);
 const FAILED: Duration = Duration::from_secs(5);
 
 impl Verbs {
-    /// When it answers, the log's file is there and the container reads RUNNING. One that runs already is fine: its answer was lost.
+    /// When it answers, the log's file is there and the container reads RUNNING. One that runs
+    /// already is fine: its answer was lost.
     pub(super) async fn start_container(
         self: &Arc<Self>,
         request: cri::StartContainerRequest,
@@ -31,27 +34,53 @@ impl Verbs {
     ) -> Result<cri::StartContainerResponse, Status> {
         let container = self.view.container(&request.container_id)?;
         let verbs = Arc::clone(self);
-        self.detached("StartContainer", deadline, async move { verbs.begin(container, request).await }).await
+        self.detached(
+            "StartContainer",
+            deadline,
+            async move { verbs.begin(container, request).await },
+        )
+        .await
     }
 
-    async fn begin(self: Arc<Self>, container: Container, request: cri::StartContainerRequest) -> Result<cri::StartContainerResponse, Status> {
+    async fn begin(
+        self: Arc<Self>,
+        container: Container,
+        request: cri::StartContainerRequest,
+    ) -> Result<cri::StartContainerResponse, Status> {
         let sandbox = self.view.sandbox(container.sandbox.as_str())?;
         match container.state() {
             cri::ContainerState::ContainerCreated => {}
             cri::ContainerState::ContainerRunning => return Ok(cri::StartContainerResponse {}),
-            state => return Err(Status::failed_precondition(format!("container {} is in {} state", container.id, state.as_str_name()))),
+            state => {
+                return Err(Status::failed_precondition(format!(
+                    "container {} is in {} state",
+                    container.id,
+                    state.as_str_name()
+                )));
+            }
         }
         if !sandbox.ready {
-            return Err(Status::failed_precondition(format!("sandbox container {:?} is not running", sandbox.id.as_str())));
+            return Err(Status::failed_precondition(format!(
+                "sandbox container {:?} is not running",
+                sandbox.id.as_str()
+            )));
         }
         let cell = self.reachable_cell(&sandbox, None).await?;
         self.follow_log(&cell, &container).await?;
         let mut runtime = calls::runtime(&cell);
-        let call = runtime.start_container(calls::within(START, request.to(&container.cell_container)));
+        let call =
+            runtime.start_container(calls::within(START, request.to(&container.cell_container)));
         if let Err(status) = calls::answered(START, "StartContainer", call).await {
-            // containerd keeps a container that did not start as one that has exited, with the reason: that is what the kubelet looks for next.
+            // containerd keeps a container that did not start as one that has exited, with the
+            // reason: that is what the kubelet looks for next.
             if self.ask(&cell, &container).await.is_ok() {
-                self.view.wait(FAILED, |view| view.container(container.id.as_str()).map_or(true, |now| now.exited()).then_some(())).await;
+                self.view
+                    .wait(FAILED, |view| {
+                        view.container(container.id.as_str())
+                            .map_or(true, |now| now.exited())
+                            .then_some(())
+                    })
+                    .await;
             }
             return Err(container.restored(&status));
         }
@@ -59,28 +88,61 @@ impl Verbs {
         Ok(cri::StartContainerResponse {})
     }
 
-    /// Records that a container runs, by the cell's clock if the cell can be asked, and what it uses: from now on its usage is listed.
+    /// Records that a container runs, by the cell's clock if the cell can be asked, and what it
+    /// uses: from now on its usage is listed.
     async fn runs(self: &Arc<Self>, cell: &Cell, container: &Container) -> Result<(), Status> {
         let (status, usage) = (
-            cri::ContainerStatusRequest { container_id: container.cell_container.to_string(), verbose: false },
+            cri::ContainerStatusRequest {
+                container_id: container.cell_container.to_string(),
+                verbose: false,
+            },
             cri::ContainerStatsRequest { container_id: container.cell_container.to_string() },
         );
         let (mut runtime, mut other) = (calls::runtime(cell), calls::runtime(cell));
         let (told, sample) = tokio::join!(
-            calls::answered(calls::CALL, "ContainerStatus", runtime.container_status(calls::within(calls::CALL, status))),
-            calls::answered(SAMPLE, "ContainerStats", other.container_stats(calls::within(SAMPLE, usage))),
+            calls::answered(
+                calls::CALL,
+                "ContainerStatus",
+                runtime.container_status(calls::within(calls::CALL, status))
+            ),
+            calls::answered(
+                SAMPLE,
+                "ContainerStats",
+                other.container_stats(calls::within(SAMPLE, usage))
+            ),
         );
-        let (told, sample) = (told.ok().and_then(|answer| answer.status), sample.ok().and_then(|answer| answer.stats));
-        let started_at = told.as_ref().map(|told| told.started_at).filter(|&at| at > 0).unwrap_or_else(clock::now);
+        let (told, sample) = (
+            told.ok().and_then(|answer| answer.status),
+            sample.ok().and_then(|answer| answer.stats),
+        );
+        let started_at = told
+            .as_ref()
+            .map(|told| told.started_at)
+            .filter(|&at| at > 0)
+            .unwrap_or_else(clock::now);
         if let Some(told) = &told {
             self.view.tell(&container.id, told);
         }
         // It may have ended by now: that comes after, when its log is here.
-        let running = cri::ContainerStatus { state: cri::ContainerState::ContainerRunning.into(), started_at, ..Default::default() };
-        if let Err(error) = self.change_container(container, |current| transition::seen(current, &running)).await {
+        let running = cri::ContainerStatus {
+            state: cri::ContainerState::ContainerRunning.into(),
+            started_at,
+            ..Default::default()
+        };
+        if let Err(error) =
+            self.change_container(container, |current| transition::seen(current, &running)).await
+        {
             // A container that runs and is not known to run would never be stopped.
-            let request = cri::StopContainerRequest { container_id: container.cell_container.to_string(), timeout: 0 };
-            let stopped = calls::answered(calls::CALL, "StopContainer", runtime.stop_container(calls::within(calls::CALL, request))).await;
+            let request = cri::StopContainerRequest {
+                container_id: container.cell_container.to_string(),
+                timeout: 0,
+            };
+            let stopped = calls::answered(
+                calls::CALL,
+                "StopContainer",
+                runtime.stop_container(calls::within(calls::CALL, request)),
+            )
+            .await;
             tracing::error!(container = %container.id, error = failure::chain(&error), stopped = stopped.is_ok(), "A container was started, could not be recorded, and is stopped");
             return Err(failure::of_store(&error));
         }
@@ -92,21 +154,29 @@ impl Verbs {
     }
 
     /// Brings a container's log to the node from now on; one without a log is fine.
-    pub(super) async fn follow_log(&self, cell: &Cell, container: &Container) -> Result<(), Status> {
+    pub(super) async fn follow_log(
+        &self,
+        cell: &Cell,
+        container: &Container,
+    ) -> Result<(), Status> {
         let Some(route) = log_route(container) else { return Ok(()) };
         self.parts.logs.follow(cell, route).await?;
         self.close_if_gone(cell, container);
         Ok(())
     }
 
-    /// Whoever removed a container while its log was being opened, or ended its cell, has closed what was not yet open.
+    /// Whoever removed a container while its log was being opened, or ended its cell, has closed
+    /// what was not yet open.
     fn close_if_gone(&self, cell: &Cell, container: &Container) {
-        if self.view.container(container.id.as_str()).is_err() || self.parts.cells.get(&cell.id).is_none() {
+        if self.view.container(container.id.as_str()).is_err()
+            || self.parts.cells.get(&cell.id).is_none()
+        {
             self.parts.logs.close(&container.id);
         }
     }
 
-    /// Brings home what is left in the cell of the log of a container that has exited, until it is all here or the container is removed. One that is here already is fine.
+    /// Brings home what is left in the cell of the log of a container that has exited, until it is
+    /// all here or the container is removed. One that is here already is fine.
     pub(super) async fn resume_log(self: &Arc<Self>, cell: &Cell, container: &Container) {
         if container.status.log_whole {
             return;
@@ -124,7 +194,8 @@ impl Verbs {
         }
     }
 
-    /// The kubelet has moved the log's file away: the next line goes to a new one. Where that begins in the cell's log is on disk before the answer.
+    /// The kubelet has moved the log's file away: the next line goes to a new one. Where that
+    /// begins in the cell's log is on disk before the answer.
     pub(super) async fn reopen_log(
         self: &Arc<Self>,
         request: cri::ReopenContainerLogRequest,
@@ -149,7 +220,10 @@ impl Verbs {
 
 impl Verbs {
     async fn note_base(&self, container: &Container, log_base: i64) -> Result<(), StoreError> {
-        self.change_container(container, |current| Some(records::ContainerStatus { log_base, ..current.clone() })).await
+        self.change_container(container, |current| {
+            Some(records::ContainerStatus { log_base, ..current.clone() })
+        })
+        .await
     }
 }
 
@@ -167,5 +241,10 @@ impl Keeper for Verbs {
 fn log_route(container: &Container) -> Option<LogRoute> {
     let meta = container.meta();
     let (base, node_path) = (container.status.log_base, meta.log_path.into());
-    (!meta.cell_log.is_empty()).then(|| LogRoute { container: container.id.clone(), node_path, cell_path: meta.cell_log, base })
+    (!meta.cell_log.is_empty()).then(|| LogRoute {
+        container: container.id.clone(),
+        node_path,
+        cell_path: meta.cell_log,
+        base,
+    })
 }

@@ -1,4 +1,5 @@
-//! `StopContainer`: OK only when it reads EXITED here. A kubelet that finds it RUNNING after that reports a violation of CRI.
+//! `StopContainer`: OK only when it reads EXITED here. A kubelet that finds it RUNNING after that
+//! reports a violation of CRI.
 
 use std::{
     sync::Arc,
@@ -27,14 +28,23 @@ impl Verbs {
         request: cri::StopContainerRequest,
         deadline: Option<Instant>,
     ) -> Result<cri::StopContainerResponse, Status> {
-        let Some(container) = calls::known(self.view.container(&request.container_id))? else { return Ok(cri::StopContainerResponse {}) };
+        let Some(container) = calls::known(self.view.container(&request.container_id))? else {
+            return Ok(cri::StopContainerResponse {});
+        };
         let verbs = Arc::clone(self);
-        self.detached("StopContainer", deadline, async move { verbs.end_container(&container, request.timeout).await }).await?;
+        self.detached("StopContainer", deadline, async move {
+            verbs.end_container(&container, request.timeout).await
+        })
+        .await?;
         Ok(cri::StopContainerResponse {})
     }
 
     /// Stops a container if it runs, and returns when it reads EXITED.
-    pub(super) async fn end_container(self: &Arc<Self>, container: &Container, grace: i64) -> Result<(), Status> {
+    pub(super) async fn end_container(
+        self: &Arc<Self>,
+        container: &Container,
+        grace: i64,
+    ) -> Result<(), Status> {
         let Ok(current) = self.view.container(container.id.as_str()) else { return Ok(()) };
         if current.state() != cri::ContainerState::ContainerRunning {
             return Ok(());
@@ -43,13 +53,25 @@ impl Verbs {
         let cell = self.reachable_cell(&sandbox, None).await?;
         let grace = grace.clamp(0, LONGEST_GRACE);
         let time = Duration::from_secs(grace.unsigned_abs()) + AFTER_GRACE;
-        let request = cri::StopContainerRequest { container_id: container.cell_container.to_string(), timeout: grace };
+        let request = cri::StopContainerRequest {
+            container_id: container.cell_container.to_string(),
+            timeout: grace,
+        };
         let mut runtime = calls::runtime(&cell);
-        match calls::known(calls::answered(time, "StopContainer", runtime.stop_container(calls::within(time, request))).await) {
+        match calls::known(
+            calls::answered(
+                time,
+                "StopContainer",
+                runtime.stop_container(calls::within(time, request)),
+            )
+            .await,
+        ) {
             Ok(Some(_)) => {}
             Ok(None) => self.note_gone(container),
-            // containerd may fail in the middle because the container ends by itself just then ("ttrpc: closed"): its cell is asked.
-            Err(status) if status.code() == Code::Unknown && self.ends_anyway(&cell, container).await => {}
+            // containerd may fail in the middle because the container ends by itself just then
+            // ("ttrpc: closed"): its cell is asked.
+            Err(status)
+                if status.code() == Code::Unknown && self.ends_anyway(&cell, container).await => {}
             Err(status) => return Err(container.restored(&status)),
         }
         if self.exited_within(container, NEWS).await {
@@ -72,6 +94,11 @@ impl Verbs {
 
     /// Waits until a container reads EXITED, or is not there any more.
     pub(super) async fn exited_within(&self, container: &Container, time: Duration) -> bool {
-        self.view.wait(time, |view| view.container(container.id.as_str()).map_or(true, |now| now.exited()).then_some(())).await.is_some()
+        self.view
+            .wait(time, |view| {
+                view.container(container.id.as_str()).map_or(true, |now| now.exited()).then_some(())
+            })
+            .await
+            .is_some()
     }
 }

@@ -1,4 +1,5 @@
-//! `StopPodSandbox`: the pod's containers end, what they wrote last comes home, and the cell ends. Only then the answer is OK.
+//! `StopPodSandbox`: the pod's containers end, what they wrote last comes home, and the cell ends.
+//! Only then the answer is OK.
 
 use std::{
     sync::Arc,
@@ -14,7 +15,8 @@ use crate::backends::milpa::{cells::Cell, id::SandboxId};
 
 /// How long a cell's containerd may take to kill one container.
 const KILL: Duration = Duration::from_secs(20);
-/// How long it may take until the last words of killed containers are on the node. After that the cell ends without them.
+/// How long it may take until the last words of killed containers are on the node. After that the
+/// cell ends without them.
 const LAST_WORDS: Duration = Duration::from_secs(15);
 
 impl Verbs {
@@ -24,9 +26,16 @@ impl Verbs {
         request: cri::StopPodSandboxRequest,
         deadline: Option<Instant>,
     ) -> Result<cri::StopPodSandboxResponse, Status> {
-        let Some(sandbox) = calls::known(self.view.sandbox(&request.pod_sandbox_id))? else { return Ok(cri::StopPodSandboxResponse {}) };
+        let Some(sandbox) = calls::known(self.view.sandbox(&request.pod_sandbox_id))? else {
+            return Ok(cri::StopPodSandboxResponse {});
+        };
         let verbs = Arc::clone(self);
-        self.detached("StopPodSandbox", deadline, async move { verbs.stop_sandbox(&sandbox.id).await }).await?;
+        self.detached(
+            "StopPodSandbox",
+            deadline,
+            async move { verbs.stop_sandbox(&sandbox.id).await },
+        )
+        .await?;
         Ok(cri::StopPodSandboxResponse {})
     }
 
@@ -35,14 +44,21 @@ impl Verbs {
         let Ok(sandbox) = self.view.sandbox(id.as_str()) else { return Ok(()) };
         let _stopping = sandbox.stopping.lock().await;
         if let Some(cell) = self.parts.cells.get(&sandbox.cell) {
-            // Waited for a moment: after a restart of the daemon its cells are just calling home again.
+            // Waited for a moment: after a restart of the daemon its cells are just calling home
+            // again.
             if calls::connected(&cell, &sandbox.pod, None).await.is_ok() {
                 self.quiet(&cell, &sandbox).await;
             }
             let reason = "its pod was stopped";
-            self.parts.cells.terminate(&cell.id, reason).await.map_err(|error| failure::of_cell(&error))?;
+            self.parts
+                .cells
+                .terminate(&cell.id, reason)
+                .await
+                .map_err(|error| failure::of_cell(&error))?;
         }
-        self.end_sandbox(id, &End::sandbox_stopped()).await.map_err(|error| failure::of_store(&error))?;
+        self.end_sandbox(id, &End::sandbox_stopped())
+            .await
+            .map_err(|error| failure::of_store(&error))?;
         self.let_go(&sandbox);
         Ok(())
     }
@@ -57,10 +73,15 @@ impl Verbs {
         }
     }
 
-    /// Kills the containers of a sandbox and waits for what they wrote, both for a bounded time: a sick cell must not keep its pod.
+    /// Kills the containers of a sandbox and waits for what they wrote, both for a bounded time: a
+    /// sick cell must not keep its pod.
     async fn quiet(self: &Arc<Self>, cell: &Cell, sandbox: &Sandbox) {
-        let running: Vec<_> =
-            self.view.containers_of(&sandbox.id).into_iter().filter(|container| container.state() == cri::ContainerState::ContainerRunning).collect();
+        let running: Vec<_> = self
+            .view
+            .containers_of(&sandbox.id)
+            .into_iter()
+            .filter(|container| container.state() == cri::ContainerState::ContainerRunning)
+            .collect();
         let killed = running.iter().map(|container| {
             let request = cri::StopContainerRequest { container_id: container.cell_container.to_string(), timeout: 0 };
             async move {
@@ -72,14 +93,22 @@ impl Verbs {
             }
         });
         // What an earlier daemon could not write of a log is tried once more.
-        let unwritten = self.view.containers_of(&sandbox.id).into_iter().filter(|container| container.exited() && !container.status.log_whole);
+        let unwritten = self
+            .view
+            .containers_of(&sandbox.id)
+            .into_iter()
+            .filter(|container| container.exited() && !container.status.log_whole);
         let written = unwritten.map(async |container| {
             self.resume_log(cell, &container).await;
             self.parts.logs.drain(&container.id, LAST_WORDS).await;
         });
         tokio::join!(join_all(killed), join_all(written));
-        let ended =
-            self.view.wait(LAST_WORDS, |view| running.iter().all(|one| view.container(one.id.as_str()).is_ok_and(|now| now.exited())).then_some(()));
+        let ended = self.view.wait(LAST_WORDS, |view| {
+            running
+                .iter()
+                .all(|one| view.container(one.id.as_str()).is_ok_and(|now| now.exited()))
+                .then_some(())
+        });
         if ended.await.is_none() {
             tracing::warn!(sandbox = %sandbox.id, pod = %sandbox.pod, "The cell has not said in time how its containers ended; it is ended without that");
         }

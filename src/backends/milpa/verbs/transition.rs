@@ -19,16 +19,27 @@ pub(super) struct End {
 impl End {
     /// Its cell has ended by itself.
     pub(super) fn cell_lost(why: &str) -> Self {
-        Self { exit_code: 137, reason: "CellLost", message: format!("the cell that it ran in is gone: {why}") }
+        Self {
+            exit_code: 137,
+            reason: "CellLost",
+            message: format!("the cell that it ran in is gone: {why}"),
+        }
     }
 
-    /// Its cell does not know it any more. One that was not known to run is said to have failed to start, as containerd says it.
+    /// Its cell does not know it any more. One that was not known to run is said to have failed to
+    /// start, as containerd says it.
     pub(super) fn gone(current: &store::ContainerStatus) -> Self {
         match state(current) {
-            cri::ContainerState::ContainerCreated => {
-                Self { exit_code: 128, reason: "StartError", message: "it was removed from its cell before it was started".to_owned() }
-            }
-            _ => Self { exit_code: 255, reason: "ContainerGone", message: "its cell does not know it any more".to_owned() },
+            cri::ContainerState::ContainerCreated => Self {
+                exit_code: 128,
+                reason: "StartError",
+                message: "it was removed from its cell before it was started".to_owned(),
+            },
+            _ => Self {
+                exit_code: 255,
+                reason: "ContainerGone",
+                message: "its cell does not know it any more".to_owned(),
+            },
         }
     }
 
@@ -55,14 +66,19 @@ const fn progress(state: cri::ContainerState) -> u8 {
 
 /// What becomes of a status when the cell says this of the container; `None` if nothing.
 ///
-/// Whatever the order in which news come, a container that has exited stays so, with the exit code that came first.
-pub(super) fn seen(current: &store::ContainerStatus, told: &cri::ContainerStatus) -> Option<store::ContainerStatus> {
+/// Whatever the order in which news come, a container that has exited stays so, with the exit code
+/// that came first.
+pub(super) fn seen(
+    current: &store::ContainerStatus,
+    told: &cri::ContainerStatus,
+) -> Option<store::ContainerStatus> {
     let to = told.state();
     if progress(to) <= progress(state(current)) {
         return None;
     }
     let started = if told.started_at > 0 { told.started_at } else { current.started_unix_nanos };
-    let mut next = store::ContainerStatus { state: to.into(), started_unix_nanos: started, ..current.clone() };
+    let mut next =
+        store::ContainerStatus { state: to.into(), started_unix_nanos: started, ..current.clone() };
     if to == cri::ContainerState::ContainerExited {
         next.finished_unix_nanos = told.finished_at.max(started).max(1);
         next.exit_code = told.exit_code;
@@ -72,13 +88,18 @@ pub(super) fn seen(current: &store::ContainerStatus, told: &cri::ContainerStatus
     Some(next)
 }
 
-/// As much of what a cell says as is kept. The kubelet takes less of it (`MaxContainerTerminationMessageLength`).
+/// As much of what a cell says as is kept. The kubelet takes less of it
+/// (`MaxContainerTerminationMessageLength`).
 fn bounded(text: &str) -> String {
     text[..text.floor_char_boundary(TEXT)].to_owned()
 }
 
 /// What becomes of a status when the container can't have gone on; `None` if it had ended before.
-pub(super) fn ended(current: &store::ContainerStatus, end: &End, now: i64) -> Option<store::ContainerStatus> {
+pub(super) fn ended(
+    current: &store::ContainerStatus,
+    end: &End,
+    now: i64,
+) -> Option<store::ContainerStatus> {
     if state(current) == cri::ContainerState::ContainerExited {
         return None;
     }
@@ -99,14 +120,16 @@ mod tests {
     use super::*;
 
     fn told() -> impl Strategy<Value = cri::ContainerStatus> {
-        (0..5_i32, 0..100_i64, 0..100_i64, 0..3_i32).prop_map(|(state, started_at, finished_at, exit_code)| cri::ContainerStatus {
-            state,
-            started_at,
-            finished_at,
-            exit_code,
-            reason: format!("reason {exit_code}"),
-            ..Default::default()
-        })
+        (0..5_i32, 0..100_i64, 0..100_i64, 0..3_i32).prop_map(
+            |(state, started_at, finished_at, exit_code)| cri::ContainerStatus {
+                state,
+                started_at,
+                finished_at,
+                exit_code,
+                reason: format!("reason {exit_code}"),
+                ..Default::default()
+            },
+        )
     }
 
     proptest! {
@@ -135,17 +158,41 @@ mod tests {
 
     #[test]
     fn what_a_cell_says_is_kept_to_a_bound() {
-        let told = cri::ContainerStatus { state: 2, message: "ü".repeat(TEXT), reason: "r".repeat(1 << 20), ..Default::default() };
+        let told = cri::ContainerStatus {
+            state: 2,
+            message: "ü".repeat(TEXT),
+            reason: "r".repeat(1 << 20),
+            ..Default::default()
+        };
         let kept = seen(&store::ContainerStatus::default(), &told).unwrap();
         assert_eq!((kept.message, kept.reason.len()), ("ü".repeat(TEXT / 2), TEXT));
     }
 
     #[test]
     fn one_that_exits_has_its_exit_code_and_an_end() {
-        let running = seen(&store::ContainerStatus::default(), &cri::ContainerStatus { state: 1, started_at: 10, ..Default::default() }).unwrap();
-        let told = cri::ContainerStatus { state: 2, started_at: 10, finished_at: 20, exit_code: 3, reason: "Error".to_owned(), ..Default::default() };
+        let running = seen(
+            &store::ContainerStatus::default(),
+            &cri::ContainerStatus { state: 1, started_at: 10, ..Default::default() },
+        )
+        .unwrap();
+        let told = cri::ContainerStatus {
+            state: 2,
+            started_at: 10,
+            finished_at: 20,
+            exit_code: 3,
+            reason: "Error".to_owned(),
+            ..Default::default()
+        };
         let exited = seen(&running, &told).unwrap();
-        assert_eq!((exited.started_unix_nanos, exited.finished_unix_nanos, exited.exit_code, &*exited.reason), (10, 20, 3, "Error"));
+        assert_eq!(
+            (
+                exited.started_unix_nanos,
+                exited.finished_unix_nanos,
+                exited.exit_code,
+                &*exited.reason
+            ),
+            (10, 20, 3, "Error")
+        );
         assert_eq!(ended(&exited, &End::cell_lost("power"), 30), None);
         assert_eq!(ended(&running, &End::cell_lost("power"), 30).unwrap().exit_code, 137);
         assert_eq!(ended(&running, &End::gone(&running), 30).unwrap().reason, "ContainerGone");

@@ -1,4 +1,5 @@
-//! What is known of all pods in cells, in memory: every list and status is answered from here, without a look at the store or a cell.
+//! What is known of all pods in cells, in memory: every list and status is answered from here,
+//! without a look at the store or a cell.
 //!
 //! What is here is on disk: records are committed first and published here second.
 
@@ -37,8 +38,8 @@ pub(super) use entry::{Container, Sandbox};
 use events::Readers;
 use samples::Shapes;
 
-/// The most that a cell may say of a container's settings, or of its pod's usage, in bytes. Answers and events have it, beside those of other pods, and
-/// a kubelet takes none of more than 16 MiB.
+/// The most that a cell may say of a container's settings, or of its pod's usage, in bytes. Answers
+/// and events have it, beside those of other pods, and a kubelet takes none of more than 16 MiB.
 const LONGEST: usize = 64 << 10;
 
 /// The view.
@@ -58,7 +59,8 @@ struct Known {
     by_cell: HashMap<CellId, SandboxId>,
     /// Counts what was inserted.
     inserted: u64,
-    /// Whole encoded lists, made by the first who asks after a change. The entries' items are then slices of them, so that there is one copy of each.
+    /// Whole encoded lists, made by the first who asks after a change. The entries' items are then
+    /// slices of them, so that there is one copy of each.
     sandbox_list: Option<Bytes>,
     container_list: Option<Bytes>,
     /// Sandboxes that ran before this daemon did, and of whose usage nothing was heard yet.
@@ -72,7 +74,11 @@ struct Known {
 impl View {
     /// An empty one.
     pub(super) fn new() -> Self {
-        Self { known: RwLock::default(), changed: watch::Sender::new(()), hashing: RandomState::new() }
+        Self {
+            known: RwLock::default(),
+            changed: watch::Sender::new(()),
+            hashing: RandomState::new(),
+        }
     }
 
     fn read(&self) -> RwLockReadGuard<'_, Known> {
@@ -95,7 +101,11 @@ impl View {
     }
 
     /// Publishes a sandbox.
-    pub(super) fn insert_sandbox(&self, meta: &store::SandboxMeta, ready: bool) -> Result<SandboxId, NotAnId> {
+    pub(super) fn insert_sandbox(
+        &self,
+        meta: &store::SandboxMeta,
+        ready: bool,
+    ) -> Result<SandboxId, NotAnId> {
         let (id, cell) = (SandboxId::parse(&meta.id)?, CellId::parse(&meta.cell)?);
         let config = meta.config.clone().unwrap_or_default();
         let metadata = config.metadata.unwrap_or_default();
@@ -134,8 +144,8 @@ impl View {
         Ok(id)
     }
 
-    /// Publishes a container, and what the cell says of it as [`Self::tell`] does. `false` if its sandbox is not there, or does not run any more and the
-    /// container could.
+    /// Publishes a container, and what the cell says of it as [`Self::tell`] does. `false` if its
+    /// sandbox is not there, or does not run any more and the container could.
     pub(super) fn insert_container(
         &self,
         meta: &store::ContainerMeta,
@@ -227,7 +237,8 @@ impl View {
         });
     }
 
-    /// Takes what only the cell knows of a container (its resources, user and signal) from what the cell says.
+    /// Takes what only the cell knows of a container (its resources, user and signal) from what the
+    /// cell says.
     pub(super) fn tell(&self, id: &ContainerId, told: &cri::ContainerStatus) {
         let told = kept(told);
         if let Some(container) = self.write().containers.get_mut(id) {
@@ -236,7 +247,11 @@ impl View {
     }
 
     /// Waits until something holds of the view, for a time; the last value if it never does.
-    pub(super) async fn wait<T>(&self, within: Duration, mut check: impl FnMut(&Self) -> Option<T>) -> Option<T> {
+    pub(super) async fn wait<T>(
+        &self,
+        within: Duration,
+        mut check: impl FnMut(&Self) -> Option<T>,
+    ) -> Option<T> {
         let mut changed = self.changed.subscribe();
         let waiting = async {
             loop {
@@ -270,10 +285,15 @@ impl View {
 }
 
 impl Known {
-    /// The container that a cell knows by this id. Ids of cells are theirs to choose: one that another cell uses too means nothing there.
+    /// The container that a cell knows by this id. Ids of cells are theirs to choose: one that
+    /// another cell uses too means nothing there.
     fn in_cell(&self, cell: &CellId, id: &str) -> Option<&Container> {
         let sandbox = self.by_cell.get(cell).and_then(|sandbox| self.sandboxes.get(sandbox))?;
-        sandbox.containers.iter().filter_map(|id| self.containers.get(id)).find(|container| *container.cell_container == *id)
+        sandbox
+            .containers
+            .iter()
+            .filter_map(|id| self.containers.get(id))
+            .find(|container| *container.cell_container == *id)
     }
 
     fn remove_container(&mut self, id: &ContainerId) {
@@ -286,17 +306,26 @@ impl Known {
     }
 }
 
-/// What is kept of what only the cell knows: without its resources and user if they are longer than they may be.
+/// What is kept of what only the cell knows: without its resources and user if they are longer than
+/// they may be.
 pub(super) fn kept(told: &cri::ContainerStatus) -> Bytes {
-    let mut kept =
-        cri::ContainerStatus { resources: told.resources.clone(), user: told.user.clone(), stop_signal: told.stop_signal, ..Default::default() };
+    let mut kept = cri::ContainerStatus {
+        resources: told.resources.clone(),
+        user: told.user.clone(),
+        stop_signal: told.stop_signal,
+        ..Default::default()
+    };
     if kept.encoded_len() > LONGEST {
         (kept.resources, kept.user) = (None, None);
     }
     kept.encode_to_vec().into()
 }
 
-fn forget<K: std::hash::Hash + Eq>(index: &mut HashMap<K, Vec<SandboxId>>, key: &K, id: &SandboxId) {
+fn forget<K: std::hash::Hash + Eq>(
+    index: &mut HashMap<K, Vec<SandboxId>>,
+    key: &K,
+    id: &SandboxId,
+) {
     if let Some(ids) = index.get_mut(key) {
         ids.retain(|other| other != id);
         if ids.is_empty() {

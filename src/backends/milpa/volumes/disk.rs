@@ -1,4 +1,5 @@
-//! A cell's disk as far as plans need it, with what a strict agent refuses. For tests and kiyot-fuzz alone.
+//! A cell's disk as far as plans need it, with what a strict agent refuses. For tests and
+//! kiyot-fuzz alone.
 
 use std::collections::BTreeMap;
 
@@ -35,28 +36,44 @@ impl Disk {
 
     /// Applies a change to the copy at `place`. Panics if an agent would refuse it.
     pub(super) fn apply(&mut self, place: &str, change: &FileChange) {
-        let Some(path) = change.path.strip_prefix(place) else { panic!("{} is not in {place}", change.path) };
+        let Some(path) = change.path.strip_prefix(place) else {
+            panic!("{} is not in {place}", change.path)
+        };
         let path = path.trim_start_matches('/').to_owned();
         let there = self.entries.get(&path).map(Entry::kind);
         let is_removal = matches!(change.change, Some(Change::Remove(_)));
         for (at, _) in path.match_indices('/') {
             let above = self.entries.get(&path[..at]);
-            assert!(matches!(above, Some(Entry::Dir(_))) || (is_removal && above.is_none()), "{path} is not in a directory");
+            assert!(
+                matches!(above, Some(Entry::Dir(_))) || (is_removal && above.is_none()),
+                "{path} is not in a directory"
+            );
         }
         match &change.change {
             Some(Change::MakeDir(MakeDir { mode, uid, gid, .. })) => {
                 let attributes = Attributes { mode: *mode, uid: *uid, gid: *gid };
                 assert!(matches!(there, None | Some(Kind::Dir)), "{path} is no directory");
-                if path.is_empty() { self.root = Some(attributes) } else { drop(self.entries.insert(path, Entry::Dir(attributes))) }
+                if path.is_empty() {
+                    self.root = Some(attributes)
+                } else {
+                    drop(self.entries.insert(path, Entry::Dir(attributes)))
+                }
             }
             Some(Change::WriteFile(WriteFile { mode, uid, gid, content, more })) => {
-                self.open = Some((path, Attributes { mode: *mode, uid: *uid, gid: *gid }, content.to_vec()));
+                self.open = Some((
+                    path,
+                    Attributes { mode: *mode, uid: *uid, gid: *gid },
+                    content.to_vec(),
+                ));
                 if !more {
                     self.put();
                 }
             }
             Some(Change::Append(content)) => {
-                let Some((_, _, written)) = self.open.as_mut().filter(|(open, ..)| *open == path) else { panic!("{path} is not being written") };
+                let Some((_, _, written)) = self.open.as_mut().filter(|(open, ..)| *open == path)
+                else {
+                    panic!("{path} is not being written")
+                };
                 written.extend_from_slice(content);
                 if content.is_empty() {
                     self.put();
@@ -76,7 +93,11 @@ impl Disk {
 
     fn put(&mut self) {
         let Some((path, attributes, content)) = self.open.take() else { return };
-        assert_ne!(self.entries.get(&path).map(Entry::kind), Some(Kind::Dir), "{path} is a directory");
+        assert_ne!(
+            self.entries.get(&path).map(Entry::kind),
+            Some(Kind::Dir),
+            "{path} is a directory"
+        );
         self.entries.insert(path, Entry::File(attributes, content.into()));
     }
 

@@ -42,21 +42,38 @@ impl Files for CellFiles {
     async fn change(&self, changes: Vec<FileChange>) -> Result<(), Status> {
         let mut request = Request::new(futures::stream::iter(changes));
         request.set_timeout(CHANGE);
-        AgentClient::new(self.0.bulk.clone()).max_decoding_message_size(MAX_ANSWER).change_files(request).await?;
+        AgentClient::new(self.0.bulk.clone())
+            .max_decoding_message_size(MAX_ANSWER)
+            .change_files(request)
+            .await?;
         Ok(())
     }
 
     async fn get(&self, place: &Place, limit: u32, last: bool) -> Result<Option<Bytes>, Status> {
-        let mut request = Request::new(GetFileRequest { root: place.root.into(), path: place.path.clone(), limit, last });
+        let mut request = Request::new(GetFileRequest {
+            root: place.root.into(),
+            path: place.path.clone(),
+            limit,
+            last,
+        });
         request.set_timeout(GET);
-        let reply = AgentClient::new(self.0.bulk.clone()).max_decoding_message_size(MAX_ANSWER).get_file(request).await?.into_inner();
+        let reply = AgentClient::new(self.0.bulk.clone())
+            .max_decoding_message_size(MAX_ANSWER)
+            .get_file(request)
+            .await?
+            .into_inner();
         Ok(reply.exists.then(|| reply.content.slice(..reply.content.len().min(limit as usize))))
     }
 
     async fn path(&self, place: &Place) -> Result<String, Status> {
         let line = tokio::time::timeout(HELLO, self.0.control.connected()).await;
-        let line = line.ok().flatten().ok_or_else(|| Status::unavailable("the cell is not connected"))?;
-        let directory = if place.root == Root::Memory { &line.hello().memory_dir } else { &line.hello().pod_dir };
+        let line =
+            line.ok().flatten().ok_or_else(|| Status::unavailable("the cell is not connected"))?;
+        let directory = if place.root == Root::Memory {
+            &line.hello().memory_dir
+        } else {
+            &line.hello().pod_dir
+        };
         if !directory.starts_with('/') {
             return Err(Status::internal("the cell did not say where its files are"));
         }

@@ -1,4 +1,5 @@
-//! What may be in volumes, and what a cell may say of its copies, as any bytes. For kiyot-fuzz alone.
+//! What may be in volumes, and what a cell may say of its copies, as any bytes. For kiyot-fuzz
+//! alone.
 
 use std::{
     collections::BTreeMap,
@@ -25,16 +26,20 @@ const ENTRIES: usize = 24;
 /// A change of a volume: two trees as bytes say, and the changes that lead from one to the other.
 #[derive(Debug)]
 pub struct Update {
-    /// The changes that make a first copy, in the directory `volumes/kubernetes.io~secret` of the pod's.
+    /// The changes that make a first copy, in the directory `volumes/kubernetes.io~secret` of the
+    /// pod's.
     pub first: Vec<FileChange>,
     /// The changes that make it the second.
     pub second: Vec<FileChange>,
-    /// What must be there in the end: path, mode, and a link's target or a file's content; neither, of a directory.
+    /// What must be there in the end: path, mode, and a link's target or a file's content; neither,
+    /// of a directory.
     pub expected: Vec<(String, u32, Option<String>, Option<Bytes>)>,
 }
 
-/// Plans from one tree to another, and to a third after the second was interrupted, on a disk that refuses what an agent refuses. Every step leaves `..data`
-/// leading somewhere if it did before and does in the end; in the end the copy is the volume. Whatever a cell says of its copy, no change leads elsewhere.
+/// Plans from one tree to another, and to a third after the second was interrupted, on a disk that
+/// refuses what an agent refuses. Every step leaves `..data` leading somewhere if it did before and
+/// does in the end; in the end the copy is the volume. Whatever a cell says of its copy, no change
+/// leads elsewhere.
 ///
 /// # Panics
 /// If not.
@@ -44,7 +49,10 @@ pub fn volumes(mut bytes: &[u8]) {
     let (old, new, newest) = (tree(&mut bytes), tree(&mut bytes), tree(&mut bytes));
 
     let mut disk = Disk::of(&old);
-    let resolves = Disk::of(&old).resolves() && Disk::of(&new).resolves() && is_atomic(&old) && is_atomic(&new);
+    let resolves = Disk::of(&old).resolves()
+        && Disk::of(&new).resolves()
+        && is_atomic(&old)
+        && is_atomic(&new);
     for change in plan(&Shadow::of(&old), &new, &place) {
         checked(&change, &place);
         disk.apply(PLACE, &change);
@@ -72,11 +80,13 @@ pub fn volumes(mut bytes: &[u8]) {
     assert_eq!(Shadow::from_listing(&told.listing()), told);
 }
 
-/// Two trees, and what leads from nothing to the one and from that to the other. `None` if no file system could have such names.
+/// Two trees, and what leads from nothing to the one and from that to the other. `None` if no file
+/// system could have such names.
 pub fn update(mut bytes: &[u8]) -> Option<Update> {
     let place = Place::new(Root::Pod, PLACE);
     let (old, new) = (tree(&mut bytes), tree(&mut bytes));
-    let long = |tree: &Tree| tree.entries.keys().any(|path| path.split('/').any(|name| name.len() > 255));
+    let long =
+        |tree: &Tree| tree.entries.keys().any(|path| path.split('/').any(|name| name.len() > 255));
     if long(&old) || long(&new) {
         return None;
     }
@@ -93,16 +103,19 @@ pub fn update(mut bytes: &[u8]) -> Option<Update> {
     Some(Update { first, second, expected: expected.collect() })
 }
 
-/// Asks where a subPath leads: of any text, and of the mount that the kernel would show for a bind of `volume/below`, whatever its names are.
+/// Asks where a subPath leads: of any text, and of the mount that the kernel would show for a bind
+/// of `volume/below`, whatever its names are.
 ///
 /// # Panics
 /// If it leads out of the volume, or elsewhere than it was bound.
 pub fn subpaths(bytes: &[u8]) {
-    let (volume, sub_path) = (Path::new("/pods/u/volumes/p/v"), Path::new("/pods/u/volume-subpaths/v/app/0"));
+    let (volume, sub_path) =
+        (Path::new("/pods/u/volumes/p/v"), Path::new("/pods/u/volume-subpaths/v/app/0"));
     if let Some(below) = subpath::resolve(bytes, volume, sub_path) {
         assert!(below.is_relative(), "{}", below.display());
     }
-    let below = Path::new(OsStr::from_bytes(bytes.split(|byte| *byte == 0).next().unwrap_or_default()));
+    let below =
+        Path::new(OsStr::from_bytes(bytes.split(|byte| *byte == 0).next().unwrap_or_default()));
     let plain = below.components().all(|part| matches!(part, Component::Normal(_)));
     if plain {
         let mut text = b"22 1 8:1 / / rw - ext4 /dev/sda1 rw\n23 22 8:2 /\xff /strange\xff rw - ext4 /dev/sda2 rw\n40 22 8:1 ".to_vec();
@@ -119,14 +132,25 @@ pub fn subpaths(bytes: &[u8]) {
 
 /// A change leads into the copy, by a path that an agent takes.
 fn checked(change: &FileChange, place: &Place) {
-    let below = change.path.strip_prefix(&place.path).and_then(|rest| if rest.is_empty() { Some(rest) } else { rest.strip_prefix('/') });
-    assert!(change.root() == place.root && below.is_some_and(|below| below.is_empty() || is_plain(below)), "{change:?}");
+    let below = change
+        .path
+        .strip_prefix(&place.path)
+        .and_then(|rest| if rest.is_empty() { Some(rest) } else { rest.strip_prefix('/') });
+    assert!(
+        change.root() == place.root
+            && below.is_some_and(|below| below.is_empty() || is_plain(below)),
+        "{change:?}"
+    );
 }
 
-/// Whether a tree is as the kubelet's writer leaves it: the directory behind `..data` and its links are all there is.
+/// Whether a tree is as the kubelet's writer leaves it: the directory behind `..data` and its links
+/// are all there is.
 fn is_atomic(tree: &Tree) -> bool {
     let Some(Entry::Link(data)) = tree.entries.get(DATA) else { return false };
-    data.starts_with("..") && tree.entries.iter().all(|(path, entry)| path.contains('/') || path == data || matches!(entry, Entry::Link(_)))
+    data.starts_with("..")
+        && tree.entries.iter().all(|(path, entry)| {
+            path.contains('/') || path == data || matches!(entry, Entry::Link(_))
+        })
 }
 
 fn take<'a>(bytes: &mut &'a [u8], most: usize) -> &'a [u8] {
@@ -135,8 +159,9 @@ fn take<'a>(bytes: &mut &'a [u8], most: usize) -> &'a [u8] {
     taken
 }
 
-/// A tree: a byte with a mode, and entries. An entry is a byte with its kind and mode, one with its directory among those before, its name up to a byte 0, and
-/// its content or its target, with its length before it. The byte 0xff ends it.
+/// A tree: a byte with a mode, and entries. An entry is a byte with its kind and mode, one with its
+/// directory among those before, its name up to a byte 0, and its content or its target, with its
+/// length before it. The byte 0xff ends it.
 fn tree(bytes: &mut &[u8]) -> Tree {
     const MODES: [u32; 4] = [0o755, 0o644, 0o400, 0o1777];
     // Whoever this is may give nobody else a file.

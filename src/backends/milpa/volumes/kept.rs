@@ -100,7 +100,8 @@ impl Kept {
             *shadow = Some(new);
             return Ok(Brought::Same);
         }
-        // Kept in the cell before and after, so that what an interrupted update leaves is found and removed.
+        // Kept in the cell before and after, so that what an interrupted update leaves is found and
+        // removed.
         let between = old.between(&tree);
         let mut all = self.list(&between);
         all.extend(changes);
@@ -114,7 +115,9 @@ impl Kept {
     async fn read(&self) -> Result<Tree, ReadError> {
         let source = self.source.clone();
         let read = tokio::task::spawn_blocking(move || reader::read_atomic(&source)).await;
-        read.unwrap_or_else(|error| Err(ReadError::Io { path: String::new(), source: std::io::Error::other(error) }))
+        read.unwrap_or_else(|error| {
+            Err(ReadError::Io { path: String::new(), source: std::io::Error::other(error) })
+        })
     }
 
     /// What an earlier run of kiyot brought.
@@ -126,11 +129,13 @@ impl Kept {
     fn list(&self, shadow: &Shadow) -> Vec<kiyot_proto::cell::FileChange> {
         let at = self.listing();
         let mut changes: Vec<_> = at.directory_above().into_iter().collect();
-        changes.extend(at.file(Attributes { mode: 0o600, uid: 0, gid: 0 }, &shadow.listing().into()));
+        changes
+            .extend(at.file(Attributes { mode: 0o600, uid: 0, gid: 0 }, &shadow.listing().into()));
         changes
     }
 
-    /// Where names and kinds of the copy are kept: beside the volumes, where no container sees them.
+    /// Where names and kinds of the copy are kept: beside the volumes, where no container sees
+    /// them.
     fn listing(&self) -> Place {
         Place::new(self.place.root, format!("kept/{}", self.place.path))
     }

@@ -1,6 +1,8 @@
-//! From what is in a cell to what is in a volume: the changes, in an order in which a reader never sees a half of it. Pure.
+//! From what is in a cell to what is in a volume: the changes, in an order in which a reader never
+//! sees a half of it. Pure.
 //!
-//! The order is that of the kubelet's atomic writer: the new directory and its files, `..data` replaced by rename, new links, old links away, old directory away.
+//! The order is that of the kubelet's atomic writer: the new directory and its files, `..data`
+//! replaced by rename, new links, old links away, old directory away.
 
 use std::collections::BTreeSet;
 
@@ -32,7 +34,8 @@ impl Place {
 
     /// Something below this.
     pub(super) fn below(&self, path: &str) -> Self {
-        let path = if path.is_empty() { self.path.clone() } else { format!("{}/{path}", self.path) };
+        let path =
+            if path.is_empty() { self.path.clone() } else { format!("{}/{path}", self.path) };
         Self { root: self.root, path }
     }
 
@@ -63,7 +66,13 @@ impl Place {
         let mut rest = content.clone();
         let first = rest.split_to(rest.len().min(PART));
         let more = !rest.is_empty();
-        let mut changes = vec![self.change(Change::WriteFile(WriteFile { mode, uid, gid, content: first, more }))];
+        let mut changes = vec![self.change(Change::WriteFile(WriteFile {
+            mode,
+            uid,
+            gid,
+            content: first,
+            more,
+        }))];
         while !rest.is_empty() {
             let part = rest.split_to(rest.len().min(PART));
             changes.push(self.change(Change::Append(part)));
@@ -75,7 +84,8 @@ impl Place {
     }
 }
 
-/// The changes that make a copy at `place`, of which `old` is known, the tree `new`. None if it is that already.
+/// The changes that make a copy at `place`, of which `old` is known, the tree `new`. None if it is
+/// that already.
 pub(super) fn plan(old: &Shadow, new: &Tree, place: &Place) -> Vec<FileChange> {
     let mut changes = Vec::new();
     if old.root != Some(new.root) {
@@ -84,17 +94,24 @@ pub(super) fn plan(old: &Shadow, new: &Tree, place: &Place) -> Vec<FileChange> {
     let in_the_way: BTreeSet<&str> = old
         .entries
         .iter()
-        .filter(|(path, trace)| new.entries.get(*path).is_some_and(|entry| is_in_the_way(trace.kind(), entry.kind())))
+        .filter(|(path, trace)| {
+            new.entries.get(*path).is_some_and(|entry| is_in_the_way(trace.kind(), entry.kind()))
+        })
         .map(|(path, _)| path.as_str())
         .collect();
 
-    let differs = |path: &str, entry: &Entry| in_the_way.contains(path) || old.entries.get(path) != Some(&entry.trace());
+    let differs = |path: &str, entry: &Entry| {
+        in_the_way.contains(path) || old.entries.get(path) != Some(&entry.trace())
+    };
     let is_top_link = |path: &str, entry: &Entry| entry.kind() == Kind::Link && !path.contains('/');
     // In the order of their paths, directories come before what is in them.
     let content = new.entries.iter().filter(|(path, entry)| !is_top_link(path, entry));
     let data = new.entries.iter().filter(|(path, entry)| is_top_link(path, entry) && *path == DATA);
-    let links = new.entries.iter().filter(|(path, entry)| is_top_link(path, entry) && *path != DATA);
-    for (path, entry) in content.chain(data).chain(links).filter(|(path, entry)| differs(path, entry)) {
+    let links =
+        new.entries.iter().filter(|(path, entry)| is_top_link(path, entry) && *path != DATA);
+    for (path, entry) in
+        content.chain(data).chain(links).filter(|(path, entry)| differs(path, entry))
+    {
         let at = place.below(path);
         if in_the_way.contains(path.as_str()) {
             changes.push(at.change(Change::Remove(true)));
@@ -107,10 +124,17 @@ pub(super) fn plan(old: &Shadow, new: &Tree, place: &Place) -> Vec<FileChange> {
     }
 
     let is_gone = |path: &str| !new.entries.contains_key(path);
-    let mut gone: Vec<_> =
-        old.entries.iter().filter(|(path, _)| is_gone(path) && !ancestors(path).any(|above| is_gone(above) || in_the_way.contains(above))).collect();
+    let mut gone: Vec<_> = old
+        .entries
+        .iter()
+        .filter(|(path, _)| {
+            is_gone(path)
+                && !ancestors(path).any(|above| is_gone(above) || in_the_way.contains(above))
+        })
+        .collect();
     gone.sort_by_key(|(_, trace)| trace.kind() == Kind::Dir);
-    changes.extend(gone.into_iter().map(|(path, _)| place.below(path).change(Change::Remove(true))));
+    changes
+        .extend(gone.into_iter().map(|(path, _)| place.below(path).change(Change::Remove(true))));
     changes
 }
 

@@ -18,7 +18,8 @@ use super::{
 };
 use crate::backends::milpa::id::CellId;
 
-/// Volumes are compared so often even without news: a tmpfs may have been mounted over what is watched.
+/// Volumes are compared so often even without news: a tmpfs may have been mounted over what is
+/// watched.
 const RESYNC: Duration = Duration::from_secs(60);
 
 /// An update is several changes; this long they are waited for.
@@ -55,7 +56,9 @@ impl Pod {
     /// One of its volumes, which is kept from now on.
     pub(super) fn volume(&self, source: PathBuf, place: Place) -> Arc<Kept> {
         let mut volumes = self.volumes.lock().unwrap_or_else(PoisonError::into_inner);
-        Arc::clone(volumes.entry(source.clone()).or_insert_with(|| Arc::new(Kept::new(source, place))))
+        Arc::clone(
+            volumes.entry(source.clone()).or_insert_with(|| Arc::new(Kept::new(source, place))),
+        )
     }
 
     /// Keeps its volumes in step for as long as it runs.
@@ -84,15 +87,21 @@ impl Pod {
 
     /// Brings all; the first failure is returned when the others have had their turn.
     async fn bring_all(&self, watcher: Option<&Watcher>) -> Result<(), VolumeError> {
-        let volumes: Vec<Arc<Kept>> = self.volumes.lock().unwrap_or_else(PoisonError::into_inner).values().cloned().collect();
+        let volumes: Vec<Arc<Kept>> =
+            self.volumes.lock().unwrap_or_else(PoisonError::into_inner).values().cloned().collect();
         let mut result = Ok(());
         for volume in volumes {
-            // Watched first: what comes while it is read is news. What can't be watched is still compared from time to time.
-            if let Some(Err(error)) = watcher.map(|watcher| watcher.add(volume.source(), &self.news)) {
+            // Watched first: what comes while it is read is news. What can't be watched is still
+            // compared from time to time.
+            if let Some(Err(error)) =
+                watcher.map(|watcher| watcher.add(volume.source(), &self.news))
+            {
                 tracing::debug!(volume = %volume.source().display(), %error, "a volume can't be watched for now");
             }
             match volume.bring(&*self.files()).await {
-                Ok(Brought::Changed) => tracing::debug!(cell = %self.cell, volume = %volume.source().display(), "a volume was updated in its cell"),
+                Ok(Brought::Changed) => {
+                    tracing::debug!(cell = %self.cell, volume = %volume.source().display(), "a volume was updated in its cell")
+                }
                 Ok(Brought::Same | Brought::Kept) => {}
                 Err(error) => result = result.and(Err(error)),
             }

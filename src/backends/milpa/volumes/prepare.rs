@@ -54,15 +54,31 @@ impl Preparation<'_> {
         let path = Path::new(&mount.host_path);
         let place = match Source::of(self.kubelet_dirs, self.uid, &mount.host_path) {
             Source::EmptyDir { name } => self.empty_dir(path, &name).await?,
-            Source::Atomic { plugin, name } => self.atomic(path, sources::volume_place(&plugin, &name, false)).await?,
+            Source::Atomic { plugin, name } => {
+                self.atomic(path, sources::volume_place(&plugin, &name, false)).await?
+            }
             Source::SubPath { volume, container, index } => {
-                self.sub_path(path, mount, &volume, &format!("volume-subpaths/{volume}/{container}/{index}")).await?
+                self.sub_path(
+                    path,
+                    mount,
+                    &volume,
+                    &format!("volume-subpaths/{volume}/{container}/{index}"),
+                )
+                .await?
             }
-            Source::EtcHosts => self.copy(path, Place::new(Root::Pod, "etc-hosts"), true, false).await?,
+            Source::EtcHosts => {
+                self.copy(path, Place::new(Root::Pod, "etc-hosts"), true, false).await?
+            }
             Source::TerminationLog { container, file } => {
-                self.termination_log(Place::new(Root::Pod, format!("containers/{container}/{file}"))).await?
+                self.termination_log(Place::new(
+                    Root::Pod,
+                    format!("containers/{container}/{file}"),
+                ))
+                .await?
             }
-            Source::Plugin { plugin } => self.of_the_node(path, mount, &format!("of the plugin {plugin}")).await?,
+            Source::Plugin { plugin } => {
+                self.of_the_node(path, mount, &format!("of the plugin {plugin}")).await?
+            }
             Source::HostPath => self.of_the_node(path, mount, "of the node").await?,
         };
         self.pod.files().path(&place).await
@@ -72,7 +88,9 @@ impl Preparation<'_> {
     async fn atomic(&self, path: &Path, place: Place) -> Result<Place, Status> {
         let volume = self.pod.volume(path.to_owned(), place.clone());
         match volume.bring(&*self.pod.files()).await {
-            Ok(Brought::Kept) => tracing::warn!(volume = %path.display(), "a volume is unknown on the node; the container gets the cell's copy"),
+            Ok(Brought::Kept) => {
+                tracing::warn!(volume = %path.display(), "a volume is unknown on the node; the container gets the cell's copy")
+            }
             Ok(_) => {}
             Err(VolumeError::Cell { path, source }) => return Err(in_volume(&path, *source)),
             Err(VolumeError::Read { source, .. }) => return Err(unread(path, &source)),
@@ -92,14 +110,27 @@ impl Preparation<'_> {
         let mut changes: Vec<FileChange> = place.directory_above().into_iter().collect();
         changes.push(place.directory(medium.attributes, true));
         if let Some(size_bytes) = medium.memory {
-            changes.push(place.change(Change::MountTmpfs(MountTmpfs { mode, uid, gid, size_bytes, keep: true })));
+            changes.push(place.change(Change::MountTmpfs(MountTmpfs {
+                mode,
+                uid,
+                gid,
+                size_bytes,
+                keep: true,
+            })));
         }
         self.change(path, changes).await?;
         Ok(place)
     }
 
-    /// The part of a volume that the kubelet has bound: of an emptyDir, the same part of the cell's; else a copy, which is never updated, as on a node.
-    async fn sub_path(&self, path: &Path, mount: &cri::Mount, volume: &str, at: &str) -> Result<Place, Status> {
+    /// The part of a volume that the kubelet has bound: of an emptyDir, the same part of the
+    /// cell's; else a copy, which is never updated, as on a node.
+    async fn sub_path(
+        &self,
+        path: &Path,
+        mount: &cri::Mount,
+        volume: &str,
+        at: &str,
+    ) -> Result<Place, Status> {
         let Some((plugin, volume_path)) = self.plugin_of(volume).await? else {
             return self.of_the_node(path, mount, "of the node").await;
         };
@@ -113,10 +144,17 @@ impl Preparation<'_> {
         let (below, attributes) = blocking({
             let (path, volume_path) = (path.to_owned(), volume_path.clone());
             move || {
-                let mounts = std::fs::read("/proc/self/mountinfo").map_err(|error| Status::internal(format!("the mounts of the node: {error}")))?;
-                let below = subpath::resolve(&mounts, &volume_path, &path).and_then(|below| below.to_str().map(str::to_owned));
+                let mounts = std::fs::read("/proc/self/mountinfo").map_err(|error| {
+                    Status::internal(format!("the mounts of the node: {error}"))
+                })?;
+                let below = subpath::resolve(&mounts, &volume_path, &path)
+                    .and_then(|below| below.to_str().map(str::to_owned));
                 let below = below.ok_or_else(|| {
-                    Status::failed_precondition(format!("{}: it is not bound to a path in {}", path.display(), volume_path.display()))
+                    Status::failed_precondition(format!(
+                        "{}: it is not bound to a path in {}",
+                        path.display(),
+                        volume_path.display()
+                    ))
                 })?;
                 Ok((below, medium(&path)?.attributes))
             }
@@ -126,7 +164,8 @@ impl Preparation<'_> {
         let (source, target) = (place.below(&below), Place::new(place.root, at));
         let mut changes = Vec::new();
         if !below.is_empty() {
-            // The kubelet makes a directory where it finds nothing; in the cell, a container may have made something, which stays.
+            // The kubelet makes a directory where it finds nothing; in the cell, a container may
+            // have made something, which stays.
             changes.extend(source.directory_above());
             changes.push(source.directory(attributes, true));
         }
@@ -139,12 +178,19 @@ impl Preparation<'_> {
 
     /// Which plugin has a volume of this name in the pod, and where.
     async fn plugin_of(&self, volume: &str) -> Result<Option<(String, PathBuf)>, Status> {
-        let candidates: Vec<PathBuf> = self.kubelet_dirs.iter().map(|dir| dir.join("pods").join(self.uid).join("volumes")).collect();
+        let candidates: Vec<PathBuf> = self
+            .kubelet_dirs
+            .iter()
+            .map(|dir| dir.join("pods").join(self.uid).join("volumes"))
+            .collect();
         let volume = volume.to_owned();
         blocking(move || {
-            let plugins = candidates.iter().filter_map(|dir| dir.read_dir().ok()).flatten().flatten();
+            let plugins =
+                candidates.iter().filter_map(|dir| dir.read_dir().ok()).flatten().flatten();
             Ok(plugins
-                .filter_map(|plugin| Some((plugin.file_name().into_string().ok()?, plugin.path().join(&volume))))
+                .filter_map(|plugin| {
+                    Some((plugin.file_name().into_string().ok()?, plugin.path().join(&volume)))
+                })
                 .find(|(_, path)| path.is_dir()))
         })
         .await
@@ -153,13 +199,19 @@ impl Preparation<'_> {
     /// A new file for a container's last words, which anyone may write.
     async fn termination_log(&self, place: Place) -> Result<Place, Status> {
         let mut changes: Vec<FileChange> = place.directory_above().into_iter().collect();
-        changes.extend(place.file(Attributes { mode: 0o666, uid: 0, gid: 0 }, &bytes::Bytes::new()));
+        changes
+            .extend(place.file(Attributes { mode: 0o666, uid: 0, gid: 0 }, &bytes::Bytes::new()));
         self.change(Path::new(&place.path), changes).await?;
         Ok(place)
     }
 
     /// A path of the node: refused, or copied, as the policy says.
-    async fn of_the_node(&self, path: &Path, mount: &cri::Mount, whose: &str) -> Result<Place, Status> {
+    async fn of_the_node(
+        &self,
+        path: &Path,
+        mount: &cri::Mount,
+        whose: &str,
+    ) -> Result<Place, Status> {
         let refused = |policy: &str| {
             Err(Status::failed_precondition(format!(
                 "container {:?} mounts {} at {}: a path {whose} is not available in a cell ({policy}); allowed are emptyDir, configMap, secret, projected and downwardAPI",
@@ -170,17 +222,32 @@ impl Preparation<'_> {
         };
         match self.host_path {
             HostPath::Refuse => refused("policy host_path = \"refuse\""),
-            HostPath::CopyReadOnly if !mount.readonly => refused("policy host_path = \"copy-read-only\", and this mount is writable"),
+            HostPath::CopyReadOnly if !mount.readonly => {
+                refused("policy host_path = \"copy-read-only\", and this mount is writable")
+            }
             HostPath::CopyReadOnly => {
                 let name = hex::encode(&digest(&SHA256, mount.host_path.as_bytes()).as_ref()[..16]);
                 // Each container has a copy of its own: one that runs must not lose what is in its.
-                self.copy(path, Place::new(Root::Pod, format!("host-paths/{}/{name}", self.container)), false, true).await
+                self.copy(
+                    path,
+                    Place::new(Root::Pod, format!("host-paths/{}/{name}", self.container)),
+                    false,
+                    true,
+                )
+                .await
             }
         }
     }
 
-    /// Copies a file or a tree as it is now. `anew`: nothing stays of what an earlier attempt of the container had there.
-    async fn copy(&self, path: &Path, place: Place, no_follow: bool, anew: bool) -> Result<Place, Status> {
+    /// Copies a file or a tree as it is now. `anew`: nothing stays of what an earlier attempt of
+    /// the container had there.
+    async fn copy(
+        &self,
+        path: &Path,
+        place: Place,
+        no_follow: bool,
+        anew: bool,
+    ) -> Result<Place, Status> {
         let node = blocking({
             let path = path.to_owned();
             move || reader::read_node(&path, no_follow).map_err(|error| unread(&path, &error))
@@ -206,17 +273,34 @@ impl Preparation<'_> {
 /// What the root of an emptyDir is on the node.
 fn medium(path: &Path) -> Result<Medium, Status> {
     use rustix::fs::{CWD, Mode, OFlags, openat};
-    let failed = |errno: rustix::io::Errno| Status::failed_precondition(format!("{}: {errno}", path.display()));
-    let open = |path: &Path| openat(CWD, path, OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC, Mode::empty());
+    let failed = |errno: rustix::io::Errno| {
+        Status::failed_precondition(format!("{}: {errno}", path.display()))
+    };
+    let open = |path: &Path| {
+        openat(
+            CWD,
+            path,
+            OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC,
+            Mode::empty(),
+        )
+    };
     let directory = open(path).map_err(failed)?;
     let stat = fstat(&directory).map_err(failed)?;
     let system = fstatfs(&directory).map_err(failed)?;
     let attributes = Attributes { mode: stat.st_mode & 0o7777, uid: stat.st_uid, gid: stat.st_gid };
     // A mount of its own: the kubelet's directory may itself be on a tmpfs.
-    let above = path.parent().map(open).transpose().map_err(failed)?.map(fstat).transpose().map_err(failed)?;
+    let above = path
+        .parent()
+        .map(open)
+        .transpose()
+        .map_err(failed)?
+        .map(fstat)
+        .transpose()
+        .map_err(failed)?;
     let is_mount = above.is_some_and(|above| above.st_dev != stat.st_dev);
     // Their types differ from architecture to architecture.
-    let (kind, size) = (system.f_type as i64, (system.f_blocks as u64).saturating_mul(system.f_bsize as u64));
+    let (kind, size) =
+        (system.f_type as i64, (system.f_blocks as u64).saturating_mul(system.f_bsize as u64));
     match kind {
         HUGETLBFS => Err(Status::failed_precondition(format!(
             "{}: an emptyDir of huge pages is not available in a cell; allowed are disk and memory",
@@ -228,15 +312,27 @@ fn medium(path: &Path) -> Result<Medium, Status> {
 }
 
 fn unread(path: &Path, error: &ReadError) -> Status {
-    let cause = std::error::Error::source(error).map(|cause| format!(": {cause}")).unwrap_or_default();
+    let cause =
+        std::error::Error::source(error).map(|cause| format!(": {cause}")).unwrap_or_default();
     Status::failed_precondition(format!("volume {}: {error}{cause}", path.display()))
 }
 
 fn in_volume(path: &Path, status: Status) -> Status {
-    Status::new(status.code(), format!("volume {} could not be brought into the cell: {}", path.display(), status.message()))
+    Status::new(
+        status.code(),
+        format!(
+            "volume {} could not be brought into the cell: {}",
+            path.display(),
+            status.message()
+        ),
+    )
 }
 
 /// Runs what waits for the disk.
-pub(super) async fn blocking<T: Send + 'static>(work: impl FnOnce() -> Result<T, Status> + Send + 'static) -> Result<T, Status> {
-    tokio::task::spawn_blocking(work).await.unwrap_or_else(|error| Err(Status::internal(error.to_string())))
+pub(super) async fn blocking<T: Send + 'static>(
+    work: impl FnOnce() -> Result<T, Status> + Send + 'static,
+) -> Result<T, Status> {
+    tokio::task::spawn_blocking(work)
+        .await
+        .unwrap_or_else(|error| Err(Status::internal(error.to_string())))
 }

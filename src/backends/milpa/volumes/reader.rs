@@ -10,7 +10,10 @@ use std::{
 
 use bytes::Bytes;
 use rustix::{
-    fs::{AtFlags, CWD, Dir, FileType, Mode, OFlags, ResolveFlags, fstat, openat, openat2, readlinkat, statat},
+    fs::{
+        AtFlags, CWD, Dir, FileType, Mode, OFlags, ResolveFlags, fstat, openat, openat2,
+        readlinkat, statat,
+    },
     io::Errno,
 };
 
@@ -44,12 +47,15 @@ pub(super) enum ReadError {
         source: io::Error,
     },
     /// More than is copied.
-    #[error("it has more than {MAX_ENTRIES} entries, {MAX_BYTES} bytes, or {MAX_DEPTH} directories in one another")]
+    #[error(
+        "it has more than {MAX_ENTRIES} entries, {MAX_BYTES} bytes, or {MAX_DEPTH} directories in one another"
+    )]
     TooMuch,
     /// A socket, a device, or a name that is no text.
     #[error("{0:?} in it is {1}; allowed are files, directories and links with UTF-8 names")]
     Unsupported(String, &'static str),
-    /// The kubelet hasn't written it, or has not mounted it again: that doesn't mean that it is empty.
+    /// The kubelet hasn't written it, or has not mounted it again: that doesn't mean that it is
+    /// empty.
     #[error("the kubelet has not written it: {0}")]
     Unknown(&'static str),
 }
@@ -74,11 +80,13 @@ pub(super) enum Node {
     Tree(Tree),
 }
 
-/// Reads a volume that the kubelet writes by way of `..data`: a state of it that was whole at one moment, without what isn't part of it.
+/// Reads a volume that the kubelet writes by way of `..data`: a state of it that was whole at one
+/// moment, without what isn't part of it.
 pub(super) fn read_atomic(path: &Path) -> Result<Tree, ReadError> {
     let mut last = ReadError::Unknown("it changes all the time");
     for _ in 0..TRIES {
-        // Before and after: a directory that the link did not lead to yet may have been read half written.
+        // Before and after: a directory that the link did not lead to yet may have been read half
+        // written.
         let before = data_of(path);
         let tree = match read_tree(open_root(path, true)?) {
             Ok(tree) => tree,
@@ -89,7 +97,9 @@ pub(super) fn read_atomic(path: &Path) -> Result<Tree, ReadError> {
             Err(error) => return Err(error),
         };
         match settled(tree) {
-            Ok(tree) if before.as_deref() == data_in(&tree) && data_of(path) == before => return Ok(tree),
+            Ok(tree) if before.as_deref() == data_in(&tree) && data_of(path) == before => {
+                return Ok(tree);
+            }
             Ok(_) => {}
             Err(error) => last = error,
         }
@@ -105,7 +115,9 @@ pub(super) fn read_node(path: &Path, no_follow: bool) -> Result<Node, ReadError>
     let stat = fstat(&fd).map_err(|errno| at("", errno))?;
     match FileType::from_raw_mode(stat.st_mode) {
         FileType::Directory => read_tree(fd).map(Node::Tree),
-        FileType::RegularFile => Ok(Node::File(attributes(&stat), content(fd, "", &mut MAX_BYTES.clone())?)),
+        FileType::RegularFile => {
+            Ok(Node::File(attributes(&stat), content(fd, "", &mut MAX_BYTES.clone())?))
+        }
         _ => Err(ReadError::Unsupported(String::new(), "no file and no directory")),
     }
 }
@@ -113,7 +125,10 @@ pub(super) fn read_node(path: &Path, no_follow: bool) -> Result<Node, ReadError>
 /// What is part of a volume: the rest is what an update has not finished, or has left over.
 fn settled(mut tree: Tree) -> Result<Tree, ReadError> {
     let data = data_in(&tree).ok_or(ReadError::Unknown("it has no link ..data"))?.to_owned();
-    if !data.starts_with("..") || data.contains('/') || !matches!(tree.entries.get(&data), Some(Entry::Dir(_))) {
+    if !data.starts_with("..")
+        || data.contains('/')
+        || !matches!(tree.entries.get(&data), Some(Entry::Dir(_)))
+    {
         return Err(ReadError::Unknown("its link ..data leads to no directory in it"));
     }
     tree.entries.retain(|path, _| {
@@ -168,10 +183,12 @@ impl Walk {
             if self.entries.len() >= MAX_ENTRIES {
                 return Err(ReadError::TooMuch);
             }
-            let name = entry
-                .file_name()
-                .to_str()
-                .map_err(|_| ReadError::Unsupported(entry.file_name().to_string_lossy().into_owned(), "named in no text"))?;
+            let name = entry.file_name().to_str().map_err(|_| {
+                ReadError::Unsupported(
+                    entry.file_name().to_string_lossy().into_owned(),
+                    "named in no text",
+                )
+            })?;
             let below = if path.is_empty() { name.to_owned() } else { format!("{path}/{name}") };
             let read = self.entry(fd, name, &below, depth)?;
             self.entries.insert(below, read);
@@ -179,21 +196,33 @@ impl Walk {
         Ok(())
     }
 
-    fn entry(&mut self, parent: &OwnedFd, name: &str, path: &str, depth: usize) -> Result<Entry, ReadError> {
-        let stat = statat(parent, name, AtFlags::SYMLINK_NOFOLLOW).map_err(|errno| at(path, errno))?;
+    fn entry(
+        &mut self,
+        parent: &OwnedFd,
+        name: &str,
+        path: &str,
+        depth: usize,
+    ) -> Result<Entry, ReadError> {
+        let stat =
+            statat(parent, name, AtFlags::SYMLINK_NOFOLLOW).map_err(|errno| at(path, errno))?;
         match FileType::from_raw_mode(stat.st_mode) {
             FileType::Symlink => {
-                let target = readlinkat(parent, name, Vec::new()).map_err(|errno| at(path, errno))?;
-                target.into_string().map(Entry::Link).map_err(|_| ReadError::Unsupported(path.to_owned(), "a link to what is no text"))
+                let target =
+                    readlinkat(parent, name, Vec::new()).map_err(|errno| at(path, errno))?;
+                target.into_string().map(Entry::Link).map_err(|_| {
+                    ReadError::Unsupported(path.to_owned(), "a link to what is no text")
+                })
             }
             FileType::Directory => {
-                let fd = open_below(parent, name, OFlags::DIRECTORY).map_err(|errno| at(path, errno))?;
+                let fd =
+                    open_below(parent, name, OFlags::DIRECTORY).map_err(|errno| at(path, errno))?;
                 let stat = fstat(&fd).map_err(|errno| at(path, errno))?;
                 self.directory(&fd, path, depth + 1)?;
                 Ok(Entry::Dir(attributes(&stat)))
             }
             FileType::RegularFile => {
-                let fd = open_below(parent, name, OFlags::NONBLOCK).map_err(|errno| at(path, errno))?;
+                let fd =
+                    open_below(parent, name, OFlags::NONBLOCK).map_err(|errno| at(path, errno))?;
                 let stat = fstat(&fd).map_err(|errno| at(path, errno))?;
                 if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile {
                     return Err(ReadError::Unsupported(path.to_owned(), "no file any more"));
@@ -209,13 +238,22 @@ impl Walk {
 
 fn open_below(parent: &OwnedFd, name: &str, flags: OFlags) -> rustix::io::Result<OwnedFd> {
     let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_MAGICLINKS | ResolveFlags::NO_SYMLINKS;
-    openat2(parent.as_fd(), name, OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NOFOLLOW | flags, Mode::empty(), resolve)
+    openat2(
+        parent.as_fd(),
+        name,
+        OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NOFOLLOW | flags,
+        Mode::empty(),
+        resolve,
+    )
 }
 
 /// All of a file, which is taken off what may still come.
 fn content(fd: OwnedFd, path: &str, left: &mut u64) -> Result<Bytes, ReadError> {
     let mut content = Vec::new();
-    let read = File::from(fd).take(*left + 1).read_to_end(&mut content).map_err(|source| ReadError::Io { path: path.to_owned(), source })?;
+    let read = File::from(fd)
+        .take(*left + 1)
+        .read_to_end(&mut content)
+        .map_err(|source| ReadError::Io { path: path.to_owned(), source })?;
     *left = left.checked_sub(read as u64).ok_or(ReadError::TooMuch)?;
     Ok(content.into())
 }
@@ -290,7 +328,8 @@ mod tests {
     #[test]
     fn sockets_and_pipes_are_refused() {
         let dir = volume(&[]);
-        let _socket = std::os::unix::net::UnixListener::bind(dir.path().join("..v1/socket")).unwrap();
+        let _socket =
+            std::os::unix::net::UnixListener::bind(dir.path().join("..v1/socket")).unwrap();
         assert!(matches!(read_atomic(dir.path()), Err(ReadError::Unsupported(..))));
         let pipe = dir.path().join("pipe");
         nix::unistd::mkfifo(&pipe, nix::sys::stat::Mode::S_IRUSR).unwrap();
@@ -317,7 +356,9 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let file = dir.path().join("etc-hosts");
         fs::write(&file, "127.0.0.1 localhost\n").unwrap();
-        assert!(matches!(read_node(&file, true), Ok(Node::File(_, content)) if content == "127.0.0.1 localhost\n"));
+        assert!(
+            matches!(read_node(&file, true), Ok(Node::File(_, content)) if content == "127.0.0.1 localhost\n")
+        );
     }
 
     #[test]

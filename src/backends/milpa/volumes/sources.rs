@@ -7,7 +7,12 @@ use kiyot_proto::cell::Root;
 use super::plan::Place;
 
 /// Plugins whose volumes the kubelet writes by way of `..data`.
-const ATOMIC: [&str; 4] = ["kubernetes.io~configmap", "kubernetes.io~secret", "kubernetes.io~projected", "kubernetes.io~downward-api"];
+const ATOMIC: [&str; 4] = [
+    "kubernetes.io~configmap",
+    "kubernetes.io~secret",
+    "kubernetes.io~projected",
+    "kubernetes.io~downward-api",
+];
 
 /// Of these, those that never touch a disk: keys and tokens.
 const IN_MEMORY: [&str; 2] = ["kubernetes.io~secret", "kubernetes.io~projected"];
@@ -58,25 +63,40 @@ pub(super) enum Source {
 }
 
 impl Source {
-    /// Says what `host_path` means to the pod with this uid, whose directory is below one of the kubelets' ones.
+    /// Says what `host_path` means to the pod with this uid, whose directory is below one of the
+    /// kubelets' ones.
     pub(super) fn of(kubelet_dirs: &[PathBuf], pod_uid: &str, host_path: &str) -> Self {
         let path = Path::new(host_path);
-        let plain = path.components().all(|component| matches!(component, Component::RootDir | Component::Normal(_)));
+        let plain = path
+            .components()
+            .all(|component| matches!(component, Component::RootDir | Component::Normal(_)));
         if !plain || matches!(pod_uid, "" | "." | "..") || pod_uid.contains('/') {
             return Self::HostPath;
         }
-        let Some(rest) = kubelet_dirs.iter().find_map(|dir| path.strip_prefix(dir.join("pods").join(pod_uid)).ok()) else { return Self::HostPath };
-        let names: Vec<&str> = rest.components().filter_map(|component| component.as_os_str().to_str()).collect();
+        let Some(rest) = kubelet_dirs
+            .iter()
+            .find_map(|dir| path.strip_prefix(dir.join("pods").join(pod_uid)).ok())
+        else {
+            return Self::HostPath;
+        };
+        let names: Vec<&str> =
+            rest.components().filter_map(|component| component.as_os_str().to_str()).collect();
         let owned = |name: &str| name.to_owned();
         match names[..] {
             ["etc-hosts"] => Self::EtcHosts,
-            ["containers", container, file] => Self::TerminationLog { container: owned(container), file: owned(file) },
-            ["volumes", EMPTY_DIR, name] => Self::EmptyDir { name: owned(name) },
-            ["volumes", plugin, name] if ATOMIC.contains(&plugin) => Self::Atomic { plugin: owned(plugin), name: owned(name) },
-            ["volumes", plugin, ..] => Self::Plugin { plugin: owned(plugin) },
-            ["volume-subpaths", volume, container, index] => {
-                Self::SubPath { volume: owned(volume), container: owned(container), index: owned(index) }
+            ["containers", container, file] => {
+                Self::TerminationLog { container: owned(container), file: owned(file) }
             }
+            ["volumes", EMPTY_DIR, name] => Self::EmptyDir { name: owned(name) },
+            ["volumes", plugin, name] if ATOMIC.contains(&plugin) => {
+                Self::Atomic { plugin: owned(plugin), name: owned(name) }
+            }
+            ["volumes", plugin, ..] => Self::Plugin { plugin: owned(plugin) },
+            ["volume-subpaths", volume, container, index] => Self::SubPath {
+                volume: owned(volume),
+                container: owned(container),
+                index: owned(index),
+            },
             _ => Self::HostPath,
         }
     }
@@ -85,7 +105,11 @@ impl Source {
 /// Where a volume is in its cell. `in_memory` is an emptyDir's medium.
 pub(super) fn volume_place(plugin: &str, name: &str, in_memory: bool) -> Place {
     let root = if in_memory || IN_MEMORY.contains(&plugin) { Root::Memory } else { Root::Pod };
-    if plugin == EMPTY_DIR { Place::new(root, format!("empty-dir/{name}")) } else { Place::new(root, format!("volumes/{plugin}/{name}")) }
+    if plugin == EMPTY_DIR {
+        Place::new(root, format!("empty-dir/{name}"))
+    } else {
+        Place::new(root, format!("volumes/{plugin}/{name}"))
+    }
 }
 
 /// Where an emptyDir is in its cell.
@@ -119,14 +143,23 @@ mod tests {
         let atomic = |plugin: &str| Source::Atomic { plugin: plugin.into(), name: "v".into() };
         for (path, source) in [
             ("etc-hosts", Source::EtcHosts),
-            ("containers/c/01234567", Source::TerminationLog { container: "c".into(), file: "01234567".into() }),
+            (
+                "containers/c/01234567",
+                Source::TerminationLog { container: "c".into(), file: "01234567".into() },
+            ),
             ("volumes/kubernetes.io~empty-dir/v", Source::EmptyDir { name: "v".into() }),
             ("volumes/kubernetes.io~secret/v", atomic("kubernetes.io~secret")),
             ("volumes/kubernetes.io~projected/v", atomic("kubernetes.io~projected")),
             ("volumes/kubernetes.io~configmap/v/", atomic("kubernetes.io~configmap")),
-            ("volumes/kubernetes.io~csi/pv/mount", Source::Plugin { plugin: "kubernetes.io~csi".into() }),
+            (
+                "volumes/kubernetes.io~csi/pv/mount",
+                Source::Plugin { plugin: "kubernetes.io~csi".into() },
+            ),
             ("volumes/kubernetes.io~nfs/v", Source::Plugin { plugin: "kubernetes.io~nfs".into() }),
-            ("volume-subpaths/v/c/0", Source::SubPath { volume: "v".into(), container: "c".into(), index: "0".into() }),
+            (
+                "volume-subpaths/v/c/0",
+                Source::SubPath { volume: "v".into(), container: "c".into(), index: "0".into() },
+            ),
             ("volumes/kubernetes.io~secret/v/../../x", Source::HostPath),
             ("plugins", Source::HostPath),
             ("", Source::HostPath),
@@ -138,9 +171,14 @@ mod tests {
 
     #[test]
     fn all_else_is_the_hosts() {
-        for path in
-            ["/", "/etc", "relative", "", "/var/lib/kubelet/pods/other/volumes/kubernetes.io~secret/v", "/var/lib/kubelet/pods/u-1x/etc-hosts"]
-        {
+        for path in [
+            "/",
+            "/etc",
+            "relative",
+            "",
+            "/var/lib/kubelet/pods/other/volumes/kubernetes.io~secret/v",
+            "/var/lib/kubelet/pods/u-1x/etc-hosts",
+        ] {
             assert_eq!(of(path), Source::HostPath, "{path}");
         }
         assert_eq!(Source::of(&["/k".into()], "..", "/k/pods/../etc-hosts"), Source::HostPath);
@@ -149,7 +187,10 @@ mod tests {
 
     #[test]
     fn secrets_are_in_memory() {
-        assert_eq!(volume_place("kubernetes.io~secret", "s", false), Place::new(Root::Memory, "volumes/kubernetes.io~secret/s"));
+        assert_eq!(
+            volume_place("kubernetes.io~secret", "s", false),
+            Place::new(Root::Memory, "volumes/kubernetes.io~secret/s")
+        );
         assert_eq!(volume_place("kubernetes.io~configmap", "s", false).root, Root::Pod);
         assert_eq!(empty_dir_place("e", true), Place::new(Root::Memory, "empty-dir/e"));
         assert_eq!(empty_dir_place("e", false).root, Root::Pod);

@@ -13,12 +13,16 @@ struct Mount<'a> {
     point: PathBuf,
 }
 
-/// Where in the volume at `volume` the bind mount at `sub_path` leads; `None` if it is no mount, or of another volume.
+/// Where in the volume at `volume` the bind mount at `sub_path` leads; `None` if it is no mount, or
+/// of another volume.
 pub(super) fn resolve(mountinfo: &[u8], volume: &Path, sub_path: &Path) -> Option<PathBuf> {
     let mounts: Vec<Mount<'_>> = mountinfo.split(|byte| *byte == b'\n').filter_map(mount).collect();
     let bound = mounts.iter().rev().find(|mount| mount.point == sub_path)?;
     // The last one mounted at the longest path is the one that is seen.
-    let holder = mounts.iter().filter(|mount| volume.starts_with(&mount.point)).max_by_key(|mount| mount.point.components().count())?;
+    let holder = mounts
+        .iter()
+        .filter(|mount| volume.starts_with(&mount.point))
+        .max_by_key(|mount| mount.point.components().count())?;
     if holder.device != bound.device {
         return None;
     }
@@ -29,7 +33,11 @@ pub(super) fn resolve(mountinfo: &[u8], volume: &Path, sub_path: &Path) -> Optio
 /// A line: id, parent, device, root, mount point, and what is of no interest.
 fn mount(line: &[u8]) -> Option<Mount<'_>> {
     let mut words = line.split(|byte| *byte == b' ').skip(2);
-    Some(Mount { device: words.next()?, root: unescaped(words.next()?), point: unescaped(words.next()?) })
+    Some(Mount {
+        device: words.next()?,
+        root: unescaped(words.next()?),
+        point: unescaped(words.next()?),
+    })
 }
 
 /// The kernel writes space, tab, newline and backslash as three octal digits.
@@ -37,7 +45,8 @@ fn unescaped(word: &[u8]) -> PathBuf {
     let mut out = Vec::with_capacity(word.len());
     let mut rest = word;
     while let Some((&byte, after)) = rest.split_first() {
-        let code = after.get(..3).filter(|digits| byte == b'\\' && digits.iter().all(u8::is_ascii_digit));
+        let code =
+            after.get(..3).filter(|digits| byte == b'\\' && digits.iter().all(u8::is_ascii_digit));
         let code = code.and_then(|digits| std::str::from_utf8(digits).ok());
         match code.and_then(|digits| u8::from_str_radix(digits, 8).ok()) {
             Some(code) => {
@@ -71,8 +80,11 @@ mod tests {
 
     fn resolved(volume: &str, sub_path: &str) -> Option<String> {
         let pod = Path::new("/var/lib/kubelet/pods/u");
-        let found =
-            resolve(MOUNTS.as_bytes(), &pod.join("volumes/kubernetes.io~empty-dir").join(volume), &pod.join("volume-subpaths").join(sub_path));
+        let found = resolve(
+            MOUNTS.as_bytes(),
+            &pod.join("volumes/kubernetes.io~empty-dir").join(volume),
+            &pod.join("volume-subpaths").join(sub_path),
+        );
         found.map(|path| path.to_str().unwrap().to_owned())
     }
 
@@ -88,15 +100,24 @@ mod tests {
 
     #[test]
     fn names_that_are_no_text_hide_nothing() {
-        let mounts = [b"23 22 8:3 / /strange/\xff rw - ext4 /dev/sda3 rw\n".as_slice(), MOUNTS.as_bytes()].concat();
+        let mounts =
+            [b"23 22 8:3 / /strange/\xff rw - ext4 /dev/sda3 rw\n".as_slice(), MOUNTS.as_bytes()]
+                .concat();
         let pod = Path::new("/var/lib/kubelet/pods/u");
-        let found = resolve(&mounts, &pod.join("volumes/kubernetes.io~empty-dir/v"), &pod.join("volume-subpaths/v/app/0"));
+        let found = resolve(
+            &mounts,
+            &pod.join("volumes/kubernetes.io~empty-dir/v"),
+            &pod.join("volume-subpaths/v/app/0"),
+        );
         assert_eq!(found.as_deref(), Some(Path::new("a b/c")));
     }
 
     #[test]
     fn only_digits_are_a_code() {
-        assert_eq!((unescaped(b"a\\040b"), unescaped(b"a\\+40b")), ("a b".into(), "a\\+40b".into()));
+        assert_eq!(
+            (unescaped(b"a\\040b"), unescaped(b"a\\+40b")),
+            ("a b".into(), "a\\+40b".into())
+        );
     }
 
     proptest! {

@@ -1,4 +1,5 @@
-//! What only later versions of a cell's containerd mount, and earlier ones pass over without a word. Pure.
+//! What only later versions of a cell's containerd mount, and earlier ones pass over without a
+//! word. Pure.
 
 use kiyot_proto::cri;
 use tonic::Status;
@@ -14,17 +15,26 @@ pub fn asks_much(container: &cri::ContainerConfig) -> bool {
     container.mounts.iter().any(|mount| refusal(mount, (0, 0)).is_some())
 }
 
-/// Whether a container mounts with options of its own: then the cell's features are asked for. No version is known that has them.
+/// Whether a container mounts with options of its own: then the cell's features are asked for. No
+/// version is known that has them.
 pub fn asks_options(container: &cri::ContainerConfig) -> bool {
     container.mounts.iter().any(|mount| !mount.mount_options.is_empty())
 }
 
-/// Refuses options of a mount (`noexec` and others), which a runtime that does not know them would leave out.
+/// Refuses options of a mount (`noexec` and others), which a runtime that does not know them would
+/// leave out.
 ///
 /// UNIMPLEMENTED that names the container, the mount and what is allowed.
-pub fn check_options(container: &cri::ContainerConfig, features: Option<&cri::RuntimeFeatures>) -> Result<(), Status> {
+pub fn check_options(
+    container: &cri::ContainerConfig,
+    features: Option<&cri::RuntimeFeatures>,
+) -> Result<(), Status> {
     let with_options = container.mounts.iter().find(|mount| !mount.mount_options.is_empty());
-    let Some(mount) = with_options.filter(|_| !features.is_some_and(|features| features.mount_options)) else { return Ok(()) };
+    let Some(mount) =
+        with_options.filter(|_| !features.is_some_and(|features| features.mount_options))
+    else {
+        return Ok(());
+    };
     let name = container.metadata.as_ref().map_or("", |metadata| &metadata.name);
     Err(Status::unimplemented(format!(
         "container {name:?} mounts {} with the options {:?}, which the cell's runtime does not know; allowed is a mount without options",
@@ -32,38 +42,66 @@ pub fn check_options(container: &cri::ContainerConfig, features: Option<&cri::Ru
     )))
 }
 
-/// Refuses what the cell's containerd would not mount as it is asked for. A version that can't be read may do anything.
+/// Refuses what the cell's containerd would not mount as it is asked for. A version that can't be
+/// read may do anything.
 ///
 /// UNIMPLEMENTED that names the container, the mount and what is allowed.
-pub fn check(container: &cri::ContainerConfig, runtime: &cri::VersionResponse) -> Result<(), Status> {
-    let version = if runtime.runtime_name == "containerd" { version(&runtime.runtime_version) } else { None }.unwrap_or((u64::MAX, 0));
-    let Some((mount, (what, allowed))) = container.mounts.iter().find_map(|mount| Some((mount, refusal(mount, version)?))) else { return Ok(()) };
+pub fn check(
+    container: &cri::ContainerConfig,
+    runtime: &cri::VersionResponse,
+) -> Result<(), Status> {
+    let version =
+        if runtime.runtime_name == "containerd" { version(&runtime.runtime_version) } else { None }
+            .unwrap_or((u64::MAX, 0));
+    let Some((mount, (what, allowed))) =
+        container.mounts.iter().find_map(|mount| Some((mount, refusal(mount, version)?)))
+    else {
+        return Ok(());
+    };
     let name = container.metadata.as_ref().map_or("", |metadata| &metadata.name);
-    let (at, runtime) = (&mount.container_path, format!("{} {}", runtime.runtime_name, runtime.runtime_version));
-    Err(Status::unimplemented(format!("container {name:?} mounts {what} at {at}, which the cell's {runtime} does not do; allowed is {allowed}")))
+    let (at, runtime) =
+        (&mount.container_path, format!("{} {}", runtime.runtime_name, runtime.runtime_version));
+    Err(Status::unimplemented(format!(
+        "container {name:?} mounts {what} at {at}, which the cell's {runtime} does not do; allowed is {allowed}"
+    )))
 }
 
 /// What is not to be had with a version of containerd, and what is.
 fn refusal(mount: &cri::Mount, version: (u64, u64)) -> Option<(String, &'static str)> {
     if !mount.uid_mappings.is_empty() || !mount.gid_mappings.is_empty() {
-        return Some((format!("{:?} with mapped ids", mount.host_path), "a volume of a pod without a user namespace of its own"));
+        return Some((
+            format!("{:?} with mapped ids", mount.host_path),
+            "a volume of a pod without a user namespace of its own",
+        ));
     }
     match &mount.image {
         Some(image) if version < IMAGES => {
-            let named = if image.user_specified_image.is_empty() { &image.image } else { &image.user_specified_image };
-            let part = if mount.image_sub_path.is_empty() { String::new() } else { format!("{:?} of ", mount.image_sub_path) };
+            let named = if image.user_specified_image.is_empty() {
+                &image.image
+            } else {
+                &image.user_specified_image
+            };
+            let part = if mount.image_sub_path.is_empty() {
+                String::new()
+            } else {
+                format!("{:?} of ", mount.image_sub_path)
+            };
             Some((format!("{part}the image {named:?} as a volume"), "containerd 2.1 or later"))
         }
-        _ if mount.recursive_read_only && version < RECURSIVE => {
-            Some((format!("{:?} recursively read-only", mount.host_path), "containerd 2.0 or later, or a mount that is read-only by itself"))
-        }
+        _ if mount.recursive_read_only && version < RECURSIVE => Some((
+            format!("{:?} recursively read-only", mount.host_path),
+            "containerd 2.0 or later, or a mount that is read-only by itself",
+        )),
         _ => None,
     }
 }
 
 /// Of `1.6.20~ds1` or `v2.1.0`: the first two numbers.
 fn version(text: &str) -> Option<(u64, u64)> {
-    let mut numbers = text.trim_start_matches('v').split(|c: char| !c.is_ascii_digit()).map(|number| number.parse().ok());
+    let mut numbers = text
+        .trim_start_matches('v')
+        .split(|c: char| !c.is_ascii_digit())
+        .map(|number| number.parse().ok());
     Some((numbers.next()??, numbers.next()??))
 }
 
@@ -75,22 +113,46 @@ mod tests {
         let metadata = Some(cri::ContainerMetadata { name: "main".into(), attempt: 0 });
         cri::ContainerConfig {
             metadata,
-            mounts: vec![cri::Mount::default(), cri::Mount { container_path: "/data".into(), ..mount }],
+            mounts: vec![
+                cri::Mount::default(),
+                cri::Mount { container_path: "/data".into(), ..mount },
+            ],
             ..Default::default()
         }
     }
 
     fn runtime(version: &str) -> cri::VersionResponse {
-        cri::VersionResponse { runtime_name: "containerd".into(), runtime_version: version.into(), ..Default::default() }
+        cri::VersionResponse {
+            runtime_name: "containerd".into(),
+            runtime_version: version.into(),
+            ..Default::default()
+        }
     }
 
     #[test]
     fn what_a_version_passes_over_is_refused_by_name() {
-        let image = Some(cri::ImageSpec { image: "sha256:00".into(), user_specified_image: "registry.example/model:1".into(), ..Default::default() });
+        let image = Some(cri::ImageSpec {
+            image: "sha256:00".into(),
+            user_specified_image: "registry.example/model:1".into(),
+            ..Default::default()
+        });
         let whole = containing(cri::Mount { image: image.clone(), ..Default::default() });
-        let part = containing(cri::Mount { image, image_sub_path: "weights".into(), ..Default::default() });
-        let recursive = containing(cri::Mount { host_path: "/v".into(), readonly: true, recursive_read_only: true, ..Default::default() });
-        let mapped = containing(cri::Mount { host_path: "/v".into(), uid_mappings: vec![cri::IdMapping::default()], ..Default::default() });
+        let part = containing(cri::Mount {
+            image,
+            image_sub_path: "weights".into(),
+            ..Default::default()
+        });
+        let recursive = containing(cri::Mount {
+            host_path: "/v".into(),
+            readonly: true,
+            recursive_read_only: true,
+            ..Default::default()
+        });
+        let mapped = containing(cri::Mount {
+            host_path: "/v".into(),
+            uid_mappings: vec![cri::IdMapping::default()],
+            ..Default::default()
+        });
         let old = ["1.6.20~ds1", "v1.7.27", "2.0.5"];
         for (container, refusing, words) in [
             (&whole, &old[..], vec!["registry.example/model:1", "2.1"]),
@@ -101,11 +163,24 @@ mod tests {
             assert!(asks_much(container));
             for version in refusing {
                 let status = check(container, &runtime(version)).unwrap_err();
-                assert!(words.iter().chain(&["main", "/data", version]).all(|word| status.message().contains(word)), "{status}");
+                assert!(
+                    words
+                        .iter()
+                        .chain(&["main", "/data", version])
+                        .all(|word| status.message().contains(word)),
+                    "{status}"
+                );
             }
         }
         for version in ["2.1.0", "v2.2.1-rc.0", "3.0", "unknown"] {
-            assert!([&whole, &part, &recursive].iter().all(|container| check(container, &runtime(version)).is_ok()), "{version}");
+            assert!(
+                [&whole, &part, &recursive].iter().all(|container| check(
+                    container,
+                    &runtime(version)
+                )
+                .is_ok()),
+                "{version}"
+            );
         }
         assert!(check(&recursive, &runtime("2.0.0")).is_ok());
         assert!(!asks_much(&containing(cri::Mount { readonly: true, ..Default::default() })));
@@ -113,14 +188,28 @@ mod tests {
 
     #[test]
     fn options_of_a_mount_are_never_left_out() {
-        let container = containing(cri::Mount { host_path: "/v".into(), mount_options: vec!["noexec".into()], ..Default::default() });
+        let container = containing(cri::Mount {
+            host_path: "/v".into(),
+            mount_options: vec!["noexec".into()],
+            ..Default::default()
+        });
         assert!(asks_options(&container) && !asks_much(&container));
-        let without = cri::RuntimeFeatures { supplemental_groups_policy: true, ..Default::default() };
+        let without =
+            cri::RuntimeFeatures { supplemental_groups_policy: true, ..Default::default() };
         for features in [None, Some(&without)] {
             let status = check_options(&container, features).unwrap_err();
-            assert!(["main", "/data", "noexec"].iter().all(|word| status.message().contains(word)), "{status}");
+            assert!(
+                ["main", "/data", "noexec"].iter().all(|word| status.message().contains(word)),
+                "{status}"
+            );
         }
-        assert!(check_options(&container, Some(&cri::RuntimeFeatures { mount_options: true, ..Default::default() })).is_ok());
+        assert!(
+            check_options(
+                &container,
+                Some(&cri::RuntimeFeatures { mount_options: true, ..Default::default() })
+            )
+            .is_ok()
+        );
         let plain = containing(cri::Mount::default());
         assert!(!asks_options(&plain) && check_options(&plain, None).is_ok());
     }

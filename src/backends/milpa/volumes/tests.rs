@@ -1,6 +1,9 @@
 //! Volumes between real directories and a played cell.
 
-use std::{collections::BTreeMap, fs, os::unix::fs::PermissionsExt as _, os::unix::fs::symlink, time::Duration};
+use std::{
+    collections::BTreeMap, fs, os::unix::fs::PermissionsExt as _, os::unix::fs::symlink,
+    time::Duration,
+};
 
 use async_trait::async_trait;
 use bytes::Bytes;
@@ -25,12 +28,19 @@ impl Played {
     }
 
     fn get(&self, key: &str) -> Option<String> {
-        self.files.lock().unwrap().get(key).map(|content| String::from_utf8_lossy(content).into_owned())
+        self.files
+            .lock()
+            .unwrap()
+            .get(key)
+            .map(|content| String::from_utf8_lossy(content).into_owned())
     }
 
     fn below(&self, key: &str) -> Vec<String> {
         let files = self.files.lock().unwrap();
-        files.keys().filter_map(|path| path.strip_prefix(key)?.strip_prefix('/').map(str::to_owned)).collect()
+        files
+            .keys()
+            .filter_map(|path| path.strip_prefix(key)?.strip_prefix('/').map(str::to_owned))
+            .collect()
     }
 }
 
@@ -48,10 +58,14 @@ impl Files for Played {
             assert!(tree::is_plain(&change.path), "{}", change.path);
             let key = Self::key(change.root(), &change.path);
             match change.change.unwrap() {
-                Change::MakeDir(made) => drop(files.insert(key, format!("dir {:o}", made.mode).into())),
+                Change::MakeDir(made) => {
+                    drop(files.insert(key, format!("dir {:o}", made.mode).into()))
+                }
                 Change::WriteFile(file) => drop(files.insert(key, file.content)),
                 Change::Symlink(target) => drop(files.insert(key, format!("-> {target}").into())),
-                Change::Remove(_) => files.retain(|path, _| *path != key && !path.starts_with(&format!("{key}/"))),
+                Change::Remove(_) => {
+                    files.retain(|path, _| *path != key && !path.starts_with(&format!("{key}/")))
+                }
                 other => panic!("{other:?}"),
             }
         }
@@ -117,7 +131,11 @@ impl Scene {
     }
 
     fn container(&self, mounts: &[&Path]) -> cri::ContainerConfig {
-        let mount = |path: &&Path| cri::Mount { host_path: path.to_str().unwrap().into(), container_path: "/in".into(), ..cri::Mount::default() };
+        let mount = |path: &&Path| cri::Mount {
+            host_path: path.to_str().unwrap().into(),
+            container_path: "/in".into(),
+            ..cri::Mount::default()
+        };
         cri::ContainerConfig {
             metadata: Some(cri::ContainerMetadata { name: "app".into(), attempt: 0 }),
             labels: [("io.kubernetes.pod.uid".to_owned(), "uid-1".to_owned())].into(),
@@ -127,7 +145,10 @@ impl Scene {
     }
 
     fn sandbox() -> cri::PodSandboxConfig {
-        cri::PodSandboxConfig { metadata: Some(cri::PodSandboxMetadata { uid: "uid-1".into(), ..Default::default() }), ..Default::default() }
+        cri::PodSandboxConfig {
+            metadata: Some(cri::PodSandboxMetadata { uid: "uid-1".into(), ..Default::default() }),
+            ..Default::default()
+        }
     }
 
     fn files(&self) -> Arc<dyn Files> {
@@ -135,7 +156,8 @@ impl Scene {
     }
 
     async fn prepare(&self, container: &cri::ContainerConfig) -> Result<Vec<String>, Status> {
-        let mounts = self.volumes.prepare_in(&self.cell, self.files(), &Self::sandbox(), container).await?;
+        let mounts =
+            self.volumes.prepare_in(&self.cell, self.files(), &Self::sandbox(), container).await?;
         Ok(mounts.into_iter().map(|mount| mount.host_path).collect())
     }
 
@@ -147,7 +169,12 @@ impl Scene {
 #[track_caller]
 fn until(what: impl Fn() -> bool) -> impl Future<Output = ()> {
     let line = std::panic::Location::caller().line();
-    async move { kiyot_testkit::wait_until(format!("it is as line {line} says"), PATIENCE, async || what().then_some(())).await }
+    async move {
+        kiyot_testkit::wait_until(format!("it is as line {line} says"), PATIENCE, async || {
+            what().then_some(())
+        })
+        .await
+    }
 }
 
 const SECRET: &str = "kubernetes.io~secret/s";
@@ -158,13 +185,19 @@ async fn a_container_gets_all_that_it_mounts() {
     let scene = Scene::new(HostPath::Refuse);
     let secret = scene.write(SECRET, "..v1", &[("key", "value")]);
     let config = scene.write("kubernetes.io~configmap/c", "..v1", &[("key", "config")]);
-    let (hosts, log, empty) = (scene.pod("etc-hosts"), scene.pod("containers/app/01234567"), scene.pod("volumes/kubernetes.io~empty-dir/e"));
+    let (hosts, log, empty) = (
+        scene.pod("etc-hosts"),
+        scene.pod("containers/app/01234567"),
+        scene.pod("volumes/kubernetes.io~empty-dir/e"),
+    );
     fs::write(&hosts, "127.0.0.1 localhost\n").unwrap();
     fs::write(&log, "").unwrap();
     fs::create_dir(&empty).unwrap();
     fs::set_permissions(&empty, fs::Permissions::from_mode(0o2777)).unwrap();
     let mut container = scene.container(&[&secret, &config, &hosts, &log, &empty]);
-    container.mounts.push(cri::Mount { image: Some(cri::ImageSpec::default()), ..cri::Mount::default() });
+    container
+        .mounts
+        .push(cri::Mount { image: Some(cri::ImageSpec::default()), ..cri::Mount::default() });
     let paths = scene.prepare(&container).await.unwrap();
     assert_eq!(
         paths,
@@ -193,7 +226,11 @@ async fn updates_reach_the_cell() {
     for version in 2..5 {
         let (directory, content) = (format!("..v{version}"), version.to_string());
         scene.write(SECRET, &directory, &[("key", &content)]);
-        until(|| scene.played.below(IN_CELL) == ["..data", directory.as_str(), &format!("{directory}/key"), "key"]).await;
+        until(|| {
+            scene.played.below(IN_CELL)
+                == ["..data", directory.as_str(), &format!("{directory}/key"), "key"]
+        })
+        .await;
         assert_eq!(scene.played.get(&format!("{IN_CELL}/{directory}/key")), Some(content));
     }
     scene.volumes.release(&scene.cell);
@@ -226,7 +263,11 @@ async fn an_interrupted_update_is_made_good() {
         }
         scene.write(SECRET, "..v3", &[("key", "3"), ("new", "3")]);
         scene.prepare(&container).await.unwrap();
-        assert_eq!(scene.played.below(IN_CELL), ["..data", "..v3", "..v3/key", "..v3/new", "key", "new"], "after {cut} changes");
+        assert_eq!(
+            scene.played.below(IN_CELL),
+            ["..data", "..v3", "..v3/key", "..v3/new", "key", "new"],
+            "after {cut} changes"
+        );
     }
 }
 
@@ -247,7 +288,11 @@ async fn an_unknown_volume_is_not_an_empty_one() {
     fs::create_dir(&never).unwrap();
     let refused = scene.prepare(&scene.container(&[&never])).await.unwrap_err();
     assert_eq!(refused.code(), tonic::Code::FailedPrecondition);
-    assert!(refused.message().contains("secret/never") && refused.message().contains("..data"), "{}", refused.message());
+    assert!(
+        refused.message().contains("secret/never") && refused.message().contains("..data"),
+        "{}",
+        refused.message()
+    );
 }
 
 #[tokio::test]
@@ -257,16 +302,31 @@ async fn paths_of_the_node_are_refused_or_copied() {
     fs::write(host.path().join("file"), "content").unwrap();
     let refused = scene.prepare(&scene.container(&[host.path()])).await.unwrap_err();
     assert_eq!(refused.code(), tonic::Code::FailedPrecondition);
-    assert!(refused.message().contains(host.path().to_str().unwrap()) && refused.message().contains("host_path"), "{}", refused.message());
+    assert!(
+        refused.message().contains(host.path().to_str().unwrap())
+            && refused.message().contains("host_path"),
+        "{}",
+        refused.message()
+    );
     let csi = scene.pod("volumes/kubernetes.io~csi/pv/mount");
-    assert!(scene.prepare(&scene.container(&[&csi])).await.unwrap_err().message().contains("kubernetes.io~csi"));
+    assert!(
+        scene
+            .prepare(&scene.container(&[&csi]))
+            .await
+            .unwrap_err()
+            .message()
+            .contains("kubernetes.io~csi")
+    );
 
     let scene = Scene::new(HostPath::CopyReadOnly);
     let mut container = scene.container(&[host.path()]);
     assert!(scene.prepare(&container).await.unwrap_err().message().contains("writable"));
     container.mounts[0].readonly = true;
     let paths = scene.prepare(&container).await.unwrap();
-    assert_eq!(scene.played.get(&format!("{}/file", paths[0].strip_prefix("/cell/").unwrap())).unwrap(), "content");
+    assert_eq!(
+        scene.played.get(&format!("{}/file", paths[0].strip_prefix("/cell/").unwrap())).unwrap(),
+        "content"
+    );
 }
 
 #[tokio::test]
@@ -282,7 +342,10 @@ async fn a_copy_that_is_made_anew_has_nothing_of_the_one_before() {
     fs::write(host.path().join("sub"), "a file now").unwrap();
     assert_eq!(scene.prepare(&container).await.unwrap(), first);
     let place = first[0].strip_prefix("/cell/").unwrap();
-    assert_eq!((scene.played.below(place), scene.played.get(&format!("{place}/sub")).unwrap()), (vec!["sub".to_owned()], "a file now".to_owned()));
+    assert_eq!(
+        (scene.played.below(place), scene.played.get(&format!("{place}/sub")).unwrap()),
+        (vec!["sub".to_owned()], "a file now".to_owned())
+    );
     // What another container has is left alone.
     container.metadata.as_mut().unwrap().name = "other".to_owned();
     assert_ne!(scene.prepare(&container).await.unwrap(), first);
@@ -295,16 +358,29 @@ async fn the_termination_message_comes_to_the_node() {
     fs::write(&log, "old and longer").unwrap();
     let (id, container) = (ContainerId::mint().unwrap(), scene.container(&[&log]));
     scene.prepare(&container).await.unwrap();
-    scene.played.files.lock().unwrap().insert("pod:containers/app/01234567".into(), Bytes::from_static(b"bye"));
+    scene
+        .played
+        .files
+        .lock()
+        .unwrap()
+        .insert("pod:containers/app/01234567".into(), Bytes::from_static(b"bye"));
     scene.volumes.fetch_from(&*scene.files(), &id, &container).await;
     assert_eq!(fs::read_to_string(&log).unwrap(), "bye");
     // The end of a long one: that is what the kubelet reads.
     let long: Vec<u8> = (0..100_000_u32).flat_map(u32::to_be_bytes).collect();
-    scene.played.files.lock().unwrap().insert("pod:containers/app/01234567".into(), Bytes::from(long.clone()));
+    scene
+        .played
+        .files
+        .lock()
+        .unwrap()
+        .insert("pod:containers/app/01234567".into(), Bytes::from(long.clone()));
     scene.volumes.fetch_from(&*scene.files(), &id, &container).await;
     assert!(fs::read(&log).unwrap() == long[long.len() - MAX_TERMINATION_MESSAGE as usize..]);
     let left = scene.volumes.of_container(&container, "logs/id/0.log");
-    assert_eq!(left.iter().map(|change| &*change.path).collect::<Vec<_>>(), ["logs/id", "containers/app/01234567"]);
+    assert_eq!(
+        left.iter().map(|change| &*change.path).collect::<Vec<_>>(),
+        ["logs/id", "containers/app/01234567"]
+    );
     // Neither made anew nor written through a link.
     fs::remove_file(&log).unwrap();
     scene.volumes.fetch_from(&*scene.files(), &id, &container).await;

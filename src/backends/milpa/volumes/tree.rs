@@ -28,7 +28,8 @@ pub(super) enum Entry {
     Link(String),
 }
 
-/// A volume at one moment: entries by their path below its root. With an entry, the directories that it is in are there too.
+/// A volume at one moment: entries by their path below its root. With an entry, the directories
+/// that it is in are there too.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Tree {
     /// Of the volume's root.
@@ -106,7 +107,9 @@ impl std::fmt::Debug for Entry {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             Self::Dir(attributes) => f.debug_tuple("Dir").field(attributes).finish(),
-            Self::File(attributes, content) => f.debug_tuple("File").field(attributes).field(&content.len()).finish(),
+            Self::File(attributes, content) => {
+                f.debug_tuple("File").field(attributes).field(&content.len()).finish()
+            }
             Self::Link(target) => f.debug_tuple("Link").field(target).finish(),
         }
     }
@@ -127,12 +130,23 @@ impl Trace {
 impl Shadow {
     /// Of a copy that is whole.
     pub(super) fn of(tree: &Tree) -> Self {
-        Self { root: Some(tree.root), entries: tree.entries.iter().map(|(path, entry)| (path.clone(), entry.trace())).collect() }
+        Self {
+            root: Some(tree.root),
+            entries: tree
+                .entries
+                .iter()
+                .map(|(path, entry)| (path.clone(), entry.trace()))
+                .collect(),
+        }
     }
 
     /// Of a copy that is on its way from this to a tree, or was left there.
     pub(super) fn between(&self, tree: &Tree) -> Self {
-        let mut entries: BTreeMap<_, _> = self.entries.iter().map(|(path, trace)| (path.clone(), Trace::Perhaps(trace.kind()))).collect();
+        let mut entries: BTreeMap<_, _> = self
+            .entries
+            .iter()
+            .map(|(path, trace)| (path.clone(), Trace::Perhaps(trace.kind())))
+            .collect();
         for (path, entry) in &tree.entries {
             let kind = match self.entries.get(path) {
                 Some(trace) if trace.kind() != entry.kind() => Kind::Any,
@@ -145,15 +159,28 @@ impl Shadow {
 
     /// Names and kinds, to be kept in the cell.
     pub(super) fn listing(&self) -> Vec<u8> {
-        let listing = Listing { entries: self.entries.iter().map(|(path, trace)| (path.clone(), trace.kind())).collect() };
+        let listing = Listing {
+            entries: self
+                .entries
+                .iter()
+                .map(|(path, trace)| (path.clone(), trace.kind()))
+                .collect(),
+        };
         // Maps with text as keys can always be written.
         serde_json::to_vec(&listing).unwrap_or_default()
     }
 
-    /// From names and kinds that were kept in a cell. What isn't a listing says nothing; the cell can only harm itself by it.
+    /// From names and kinds that were kept in a cell. What isn't a listing says nothing; the cell
+    /// can only harm itself by it.
     pub(super) fn from_listing(bytes: &[u8]) -> Self {
-        let entries = serde_json::from_slice::<Listing>(bytes).map(|listing| listing.entries).unwrap_or_default();
-        let entries = entries.into_iter().filter(|(path, _)| is_plain(path)).map(|(path, kind)| (path, Trace::Perhaps(kind))).collect();
+        let entries = serde_json::from_slice::<Listing>(bytes)
+            .map(|listing| listing.entries)
+            .unwrap_or_default();
+        let entries = entries
+            .into_iter()
+            .filter(|(path, _)| is_plain(path))
+            .map(|(path, kind)| (path, Trace::Perhaps(kind)))
+            .collect();
         Self { root: None, entries }
     }
 }
@@ -175,15 +202,25 @@ mod tests {
 
     #[test]
     fn listings_come_back() {
-        let file = Entry::File(Attributes { mode: 0o644, uid: 0, gid: 0 }, Bytes::from_static(b"secret"));
+        let file =
+            Entry::File(Attributes { mode: 0o644, uid: 0, gid: 0 }, Bytes::from_static(b"secret"));
         assert!(!format!("{file:?}").contains("secret"));
-        let tree = Tree { root: Attributes { mode: 0o755, uid: 0, gid: 0 }, entries: [("a\n\"".to_owned(), file)].into() };
+        let tree = Tree {
+            root: Attributes { mode: 0o755, uid: 0, gid: 0 },
+            entries: [("a\n\"".to_owned(), file)].into(),
+        };
         let shadow = Shadow::of(&tree);
         assert_eq!(
             Shadow::from_listing(&shadow.listing()),
-            Shadow { root: None, entries: [("a\n\"".to_owned(), Trace::Perhaps(Kind::File))].into() }
+            Shadow {
+                root: None,
+                entries: [("a\n\"".to_owned(), Trace::Perhaps(Kind::File))].into()
+            }
         );
-        assert_eq!(Shadow::from_listing(b"{\"entries\":{\"../x\":\"f\",\"/y\":\"f\"}}"), Shadow::default());
+        assert_eq!(
+            Shadow::from_listing(b"{\"entries\":{\"../x\":\"f\",\"/y\":\"f\"}}"),
+            Shadow::default()
+        );
         assert_eq!(Shadow::from_listing(b"nonsense"), Shadow::default());
     }
 }

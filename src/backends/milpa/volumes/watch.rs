@@ -30,17 +30,26 @@ pub(super) struct Watcher {
 impl Watcher {
     /// Watches nothing yet.
     pub(super) fn start() -> io::Result<Self> {
-        #[expect(deprecated, reason = "what replaces it is unsafe; an OwnedFd has the I/O safety that it asks for")]
-        let fd = Arc::new(AsyncFd::new(inotify::init(CreateFlags::NONBLOCK | CreateFlags::CLOEXEC)?)?);
+        #[expect(
+            deprecated,
+            reason = "what replaces it is unsafe; an OwnedFd has the I/O safety that it asks for"
+        )]
+        let fd =
+            Arc::new(AsyncFd::new(inotify::init(CreateFlags::NONBLOCK | CreateFlags::CLOEXEC)?)?);
         let watches = Watches::default();
-        let reader = AbortOnDropHandle::new(tokio::spawn(read(Arc::clone(&fd), Arc::clone(&watches))));
+        let reader =
+            AbortOnDropHandle::new(tokio::spawn(read(Arc::clone(&fd), Arc::clone(&watches))));
         Ok(Self { fd, watches, _reader: reader })
     }
 
     /// Tells of a directory's news from now on. Again for the same, it watches what is there now.
     pub(super) fn add(&self, path: &Path, told: &Arc<Notify>) -> io::Result<()> {
-        let flags =
-            WatchFlags::MOVED_TO | WatchFlags::CREATE | WatchFlags::DELETE | WatchFlags::ATTRIB | WatchFlags::ONLYDIR | WatchFlags::DONT_FOLLOW;
+        let flags = WatchFlags::MOVED_TO
+            | WatchFlags::CREATE
+            | WatchFlags::DELETE
+            | WatchFlags::ATTRIB
+            | WatchFlags::ONLYDIR
+            | WatchFlags::DONT_FOLLOW;
         // Locked first, so that no news come before it is known whom they are for.
         let mut watches = locked(&self.watches);
         let watch = inotify::add_watch(self.fd.get_ref().as_fd(), path, flags)?;

@@ -30,7 +30,13 @@ impl Side {
         side
     }
 
-    fn receive(&mut self, kind: u8, flags: u8, stream: u32, payload: &[u8]) -> Result<(), Violation> {
+    fn receive(
+        &mut self,
+        kind: u8,
+        flags: u8,
+        stream: u32,
+        payload: &[u8],
+    ) -> Result<(), Violation> {
         self.0.receive(Head { length: payload.len(), kind, flags, stream }, payload)
     }
 
@@ -87,7 +93,12 @@ fn with(name: &str, value: &str) -> Vec<u8> {
 fn a_call_is_what_its_frames_have_and_its_answer_leaves_at_once() {
     let mut side = Side::new(9);
     side.fine(frame::HEADERS, 0, 1, &[0x83, 0x86]);
-    side.fine(frame::CONTINUATION, frame::END_HEADERS, 1, &[&[4, 4][..], b"/a/B", &field(":authority", "here"), &field("x", "y")].concat());
+    side.fine(
+        frame::CONTINUATION,
+        frame::END_HEADERS,
+        1,
+        &[&[4, 4][..], b"/a/B", &field(":authority", "here"), &field("x", "y")].concat(),
+    );
     let (key, head) = side.0.accept().unwrap();
     assert_eq!(
         (head.method().as_str(), head.uri().to_string(), &head.headers()["x"]),
@@ -103,7 +114,9 @@ fn a_call_is_what_its_frames_have_and_its_answer_leaves_at_once() {
     assert!(matches!(side.data(key), Poll::Ready(Some(Ok(part))) if part == "xyz"));
     side.fine(frame::HEADERS, WHOLE, 1, &field("t", "u"));
     assert!(matches!(side.data(key), Poll::Ready(None)));
-    assert!(matches!(side.0.poll_trailers(key, Waker::noop()), Poll::Ready(Ok(Some(trailers))) if trailers["t"] == "u"));
+    assert!(
+        matches!(side.0.poll_trailers(key, Waker::noop()), Poll::Ready(Ok(Some(trailers))) if trailers["t"] == "u")
+    );
     assert!(side.sent().is_empty() && side.0.has_ended(key));
 
     side.respond(key, false).unwrap();
@@ -113,7 +126,10 @@ fn a_call_is_what_its_frames_have_and_its_answer_leaves_at_once() {
     side.drop_call(key);
     let sent = side.sent();
     assert_eq!(kinds(&sent), [frame::HEADERS, frame::DATA, frame::HEADERS]);
-    assert_eq!((sent[0].1.as_slice(), sent[1].1.as_slice(), sent[2].0.flags), (&[0x88][..], &b"answer"[..], WHOLE));
+    assert_eq!(
+        (sent[0].1.as_slice(), sent[1].1.as_slice(), sent[2].0.flags),
+        (&[0x88][..], &b"answer"[..], WHOLE)
+    );
     assert!(side.0.is_empty());
 }
 
@@ -150,13 +166,20 @@ fn what_is_no_request_is_reset_and_its_connection_goes_on() {
     side.respond(key, true).unwrap();
     assert_eq!(side.sent()[0].0.flags, WHOLE);
     // Trailers that are none.
-    for (number, (flags, block)) in [(frame::END_HEADERS, field("x", "y")), (WHOLE, vec![0x84]), (WHOLE, vec![0x88])].into_iter().enumerate() {
+    for (number, (flags, block)) in
+        [(frame::END_HEADERS, field("x", "y")), (WHOLE, vec![0x84]), (WHOLE, vec![0x88])]
+            .into_iter()
+            .enumerate()
+    {
         let id = 103 + 2 * number as u32;
         side.fine(frame::HEADERS, frame::END_HEADERS, id, REQUEST);
         let (key, _) = side.0.accept().unwrap();
         side.fine(frame::HEADERS, flags, id, &block);
         assert_eq!(side.reset(), Reason::PROTOCOL_ERROR);
-        assert!(side.is_gone(key) && matches!(side.data(key), Poll::Ready(Some(Err(Error::Malformed(_))))));
+        assert!(
+            side.is_gone(key)
+                && matches!(side.data(key), Poll::Ready(Some(Err(Error::Malformed(_)))))
+        );
         side.drop_call(key);
     }
     assert!(side.sent().is_empty());
@@ -166,8 +189,14 @@ fn what_is_no_request_is_reset_and_its_connection_goes_on() {
 #[test]
 fn a_caller_may_say_a_path_for_the_authority() {
     let mut side = Side::new(9);
-    for (number, (says, is)) in
-        [("here:7", "here:7"), ("/run/x.sock", "localhost"), ("%2Frun%2Fx.sock", "localhost"), ("", "localhost")].into_iter().enumerate()
+    for (number, (says, is)) in [
+        ("here:7", "here:7"),
+        ("/run/x.sock", "localhost"),
+        ("%2Frun%2Fx.sock", "localhost"),
+        ("", "localhost"),
+    ]
+    .into_iter()
+    .enumerate()
     {
         side.fine(frame::HEADERS, WHOLE, 2 * number as u32 + 1, &with(":authority", says));
         let (key, head) = side.0.accept().expect(says);
@@ -196,7 +225,11 @@ fn a_body_is_as_long_as_its_head_says() {
         }
         let sent = side.sent();
         assert_eq!(sent.is_empty(), is_fine, "{says} {parts:?}");
-        assert!(sent.iter().all(|(head, payload)| head.kind == frame::RST_STREAM && payload == &[0, 0, 0, 1]), "{sent:?}");
+        assert!(
+            sent.iter()
+                .all(|(head, payload)| head.kind == frame::RST_STREAM && payload == &[0, 0, 0, 1]),
+            "{sent:?}"
+        );
     }
     // By trailers as well, and by none at all; twice the same is fine (RFC 9110, 8.6).
     side.fine(frame::HEADERS, frame::END_HEADERS, 101, &with("content-length", "1"));
@@ -204,9 +237,19 @@ fn a_body_is_as_long_as_its_head_says() {
     assert_eq!(side.reset(), Reason::PROTOCOL_ERROR);
     side.fine(frame::HEADERS, WHOLE, 103, &with("content-length", "1"));
     assert_eq!(side.reset(), Reason::PROTOCOL_ERROR);
-    side.fine(frame::HEADERS, WHOLE, 105, &[with("content-length", "0"), field("content-length", "0")].concat());
+    side.fine(
+        frame::HEADERS,
+        WHOLE,
+        105,
+        &[with("content-length", "0"), field("content-length", "0")].concat(),
+    );
     assert!(side.sent().is_empty());
-    side.fine(frame::HEADERS, WHOLE, 107, &[with("content-length", "0"), field("content-length", "1")].concat());
+    side.fine(
+        frame::HEADERS,
+        WHOLE,
+        107,
+        &[with("content-length", "0"), field("content-length", "1")].concat(),
+    );
     assert_eq!(side.reset(), Reason::PROTOCOL_ERROR);
 }
 
@@ -215,7 +258,12 @@ fn calls_above_the_limit_are_refused_and_what_was_under_way_is_passed_over() {
     let mut side = Side::new(2);
     let first = side.call(1, REQUEST);
     side.fine(frame::HEADERS, frame::END_HEADERS, 3, REQUEST);
-    side.fine(frame::HEADERS, frame::END_HEADERS, 5, &[REQUEST, &[0x40, 1, b'a', 1, b'b']].concat());
+    side.fine(
+        frame::HEADERS,
+        frame::END_HEADERS,
+        5,
+        &[REQUEST, &[0x40, 1, b'a', 1, b'b']].concat(),
+    );
     assert_eq!(side.reset(), Reason::REFUSED_STREAM);
     side.fine(frame::DATA, 0, 5, b"under way");
     side.fine(frame::HEADERS, WHOLE, 5, &field("t", "u"));
@@ -228,7 +276,10 @@ fn calls_above_the_limit_are_refused_and_what_was_under_way_is_passed_over() {
     assert_eq!(side.reset(), Reason::STREAM_CLOSED);
     let key = side.call(7, &[REQUEST, &[0x80 | 62]].concat());
     assert!(!side.is_gone(key));
-    assert_eq!(side.receive(frame::HEADERS, WHOLE, 1, REQUEST).unwrap_err().0, Reason::STREAM_CLOSED);
+    assert_eq!(
+        side.receive(frame::HEADERS, WHOLE, 1, REQUEST).unwrap_err().0,
+        Reason::STREAM_CLOSED
+    );
 }
 
 #[test]
@@ -330,7 +381,10 @@ fn a_client_hears_of_the_end_before_it_comes() {
     side.0.drain();
     side.0.drain();
     let sent = side.sent();
-    assert_eq!((kinds(&sent), frame::number(&sent[0].1)), (vec![frame::GOAWAY, frame::PING], MAX_31));
+    assert_eq!(
+        (kinds(&sent), frame::number(&sent[0].1)),
+        (vec![frame::GOAWAY, frame::PING], MAX_31)
+    );
     // It had sent this before it heard.
     let late = side.call(3, REQUEST);
     side.fine(frame::PING, frame::ACK, 0, b"whatever");
@@ -377,7 +431,10 @@ fn metadata_has_a_limit() {
     assert!(sent[0].1.ends_with(b"431") && sent[1].1 == [0; 4], "{sent:?}");
     side.fine(frame::HEADERS, 0, 3, REQUEST);
     let mut frames = 0;
-    let violation = std::iter::repeat_with(|| side.receive(frame::CONTINUATION, 0, 3, &[])).inspect(|_| frames += 1).find_map(Result::err).unwrap();
+    let violation = std::iter::repeat_with(|| side.receive(frame::CONTINUATION, 0, 3, &[]))
+        .inspect(|_| frames += 1)
+        .find_map(Result::err)
+        .unwrap();
     assert_eq!(violation.0, Reason::ENHANCE_YOUR_CALM);
     assert!(frames < 200, "{frames}");
 }
@@ -396,7 +453,13 @@ fn what_violates_the_protocol_ends_the_connection_and_says_why() {
         (Reason::PROTOCOL_ERROR, frame::PRIORITY, 0, 0, &[0; 5]),
         (Reason::PROTOCOL_ERROR, frame::PRIORITY, 0, 9, &[0, 0, 0, 9, 0]),
         (Reason::FRAME_SIZE_ERROR, frame::PRIORITY, 0, 9, &[0; 4]),
-        (Reason::PROTOCOL_ERROR, frame::HEADERS, WHOLE | frame::WITH_PRIORITY, 5, &[0, 0, 0, 5, 0, 0x83, 0x86, 0x84]),
+        (
+            Reason::PROTOCOL_ERROR,
+            frame::HEADERS,
+            WHOLE | frame::WITH_PRIORITY,
+            5,
+            &[0, 0, 0, 5, 0, 0x83, 0x86, 0x84],
+        ),
         (Reason::PROTOCOL_ERROR, frame::CONTINUATION, 0, 3, REQUEST),
         (Reason::PROTOCOL_ERROR, frame::SETTINGS, 0, 0, &[0, 2, 0, 0, 0, 2]),
         (Reason::FLOW_CONTROL_ERROR, frame::WINDOW_UPDATE, 0, 0, &[0x7f, 0xff, 0xff, 0xff]),
@@ -422,23 +485,35 @@ fn what_violates_the_protocol_ends_the_connection_and_says_why() {
     let mut core = Core::of_server(1);
     assert_eq!(core.take(&PREFACE[..9]).unwrap(), 0);
     assert_eq!(core.take(PREFACE).unwrap(), PREFACE.len());
-    assert!(core.take(&[0, 0, 8, frame::PING, 0, 0, 0, 0, 0, 1, 2, 3, 4, 5, 6, 7, 8]).is_err(), "it begins with SETTINGS");
+    assert!(
+        core.take(&[0, 0, 8, frame::PING, 0, 0, 0, 0, 0, 1, 2, 3, 4, 5, 6, 7, 8]).is_err(),
+        "it begins with SETTINGS"
+    );
     assert!(Core::of_server(1).take(b"GET / HTTP/1.1\r\n").is_err());
-    assert_eq!(Side::new(1).0.take(&[0, 64, 1, 0, 0, 0, 0, 0, 1]).unwrap_err().0, Reason::FRAME_SIZE_ERROR);
+    assert_eq!(
+        Side::new(1).0.take(&[0, 64, 1, 0, 0, 0, 0, 0, 1]).unwrap_err().0,
+        Reason::FRAME_SIZE_ERROR
+    );
 }
 
 #[test]
 fn pings_and_settings_are_answered_and_not_read_for_ever_if_nobody_takes_the_answers() {
     for (kind, payload) in [(frame::PING, &[0; 8][..]), (frame::SETTINGS, &[])] {
         let mut side = Side::new(9);
-        let read = (0..1_000_000).take_while(|_| side.0.may_read() && side.receive(kind, 0, 0, payload).is_ok()).count();
+        let read = (0..1_000_000)
+            .take_while(|_| side.0.may_read() && side.receive(kind, 0, 0, payload).is_ok())
+            .count();
         assert!(read < 200_000, "{read}");
         assert_eq!(side.sent().len(), read);
         assert!(side.0.may_read());
     }
     // Nor are streams reset for ever.
     let mut side = Side::new(0);
-    let read = (0..1_000_000).take_while(|n| side.0.may_read() && side.receive(frame::HEADERS, WHOLE, 2 * n + 1, REQUEST).is_ok()).count();
+    let read = (0..1_000_000)
+        .take_while(|n| {
+            side.0.may_read() && side.receive(frame::HEADERS, WHOLE, 2 * n + 1, REQUEST).is_ok()
+        })
+        .count();
     assert!(read < 200_000, "{read}");
 }
 

@@ -19,7 +19,11 @@ impl View {
     fn apply(&mut self, event: Event) {
         match event.event.unwrap() {
             Kind::Snapshot(snapshot) => {
-                self.containers = snapshot.containers.into_iter().map(|status| (status.id, status.state)).collect();
+                self.containers = snapshot
+                    .containers
+                    .into_iter()
+                    .map(|status| (status.id, status.state))
+                    .collect();
                 self.logs = snapshot.logs.into_iter().map(|log| (log.path, log.size)).collect();
             }
             Kind::Container(status) => {
@@ -55,7 +59,8 @@ fn an_exit_comes_after_the_growth_of_its_log() {
     let (_, seen) = board.since(None).unwrap();
     board.set_logs([("logs/c".to_owned(), 10)].into());
     board.set_pods(vec![], vec![container("c", 2)]);
-    let kinds: Vec<_> = board.since(Some(seen)).unwrap().0.into_iter().map(|event| event.event.unwrap()).collect();
+    let kinds: Vec<_> =
+        board.since(Some(seen)).unwrap().0.into_iter().map(|event| event.event.unwrap()).collect();
     assert!(matches!(&kinds[..], [Kind::Log(_), Kind::Container(_)]), "{kinds:?}");
 }
 
@@ -73,7 +78,8 @@ fn a_reader_that_missed_removals_gets_a_snapshot() {
 }
 
 proptest! {
-    /// Whenever a watcher looks, it ends up with what there is; and each change is told at most once.
+    /// Whenever a watcher looks, it ends up with what there is; and each change is told at most
+    /// once.
     #[test]
     fn a_watcher_knows_what_is(steps in proptest::collection::vec((proptest::collection::btree_map(0_u8..5, 0..3_i32, 0..4), 0_u64..9, any::<bool>()), 1..40)) {
         let board = Board::default();

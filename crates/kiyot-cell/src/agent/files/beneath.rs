@@ -20,7 +20,8 @@ pub struct RelPath(String);
 impl RelPath {
     /// Checks it.
     pub fn parse(path: &str) -> Result<Self, FileError> {
-        let plain = |name: &str| !name.is_empty() && name != "." && name != ".." && name.len() <= 255;
+        let plain =
+            |name: &str| !name.is_empty() && name != "." && name != ".." && name.len() <= 255;
         if path.len() > PATH_LIMIT || path.contains('\0') || !path.split('/').all(plain) {
             return Err(FileError::Path(path.chars().take(PATH_LIMIT).collect()));
         }
@@ -54,7 +55,13 @@ pub(super) fn open(dir: &OwnedFd, path: &str, flags: OFlags) -> Result<OwnedFd, 
     let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS;
     loop {
         // EAGAIN: something was renamed meanwhile. It ends, for renames do.
-        match openat2(dir, if path.is_empty() { "." } else { path }, flags | OFlags::CLOEXEC, Mode::empty(), resolve) {
+        match openat2(
+            dir,
+            if path.is_empty() { "." } else { path },
+            flags | OFlags::CLOEXEC,
+            Mode::empty(),
+            resolve,
+        ) {
             Err(Errno::AGAIN | Errno::INTR) => {}
             other => return other,
         }
@@ -63,11 +70,16 @@ pub(super) fn open(dir: &OwnedFd, path: &str, flags: OFlags) -> Result<OwnedFd, 
 
 /// The directory that a path's last name is in.
 pub(super) fn parent(dir: &OwnedFd, path: &RelPath) -> Result<OwnedFd, FileError> {
-    open(dir, path.parent(), OFlags::PATH | OFlags::DIRECTORY).map_err(FileError::io("open the directory of", path))
+    open(dir, path.parent(), OFlags::PATH | OFlags::DIRECTORY)
+        .map_err(FileError::io("open the directory of", path))
 }
 
 /// Opens a regular file. `None`: there is nothing of this name.
-pub(super) fn open_regular(dir: &OwnedFd, path: &RelPath, access: OFlags) -> Result<Option<OwnedFd>, FileError> {
+pub(super) fn open_regular(
+    dir: &OwnedFd,
+    path: &RelPath,
+    access: OFlags,
+) -> Result<Option<OwnedFd>, FileError> {
     // Not blocking: the name may be that of a pipe.
     let file = match open(dir, path.as_str(), access | OFlags::NONBLOCK | OFlags::NOCTTY) {
         Ok(file) => file,

@@ -19,7 +19,9 @@ pub(super) fn proc_path(file: &OwnedFd) -> String {
 
 /// Whether something is mounted just there.
 pub(super) fn is_mount(file: &OwnedFd) -> Result<bool, Errno> {
-    Ok(statx(file, "", AtFlags::EMPTY_PATH, StatxFlags::BASIC_STATS)?.stx_attributes.contains(StatxAttributes::MOUNT_ROOT))
+    Ok(statx(file, "", AtFlags::EMPTY_PATH, StatxFlags::BASIC_STATS)?
+        .stx_attributes
+        .contains(StatxAttributes::MOUNT_ROOT))
 }
 
 /// Detaches the topmost mount at a name. Whether there was one.

@@ -1,4 +1,5 @@
-//! Mounts beneath the pod's directories: a tmpfs of a given size, and a bind of one path on another.
+//! Mounts beneath the pod's directories: a tmpfs of a given size, and a bind of one path on
+//! another.
 
 use std::ffi::CString;
 
@@ -17,7 +18,8 @@ use super::{
 
 const FLAGS: MountFlags = MountFlags::NOSUID.union(MountFlags::NODEV);
 
-/// Mounts a tmpfs, or gives the one that is there another size, mode and owner. Size 0 sets no limit of its own.
+/// Mounts a tmpfs, or gives the one that is there another size, mode and owner. Size 0 sets no
+/// limit of its own.
 pub(super) fn tmpfs(root: &OwnedFd, path: &RelPath, wanted: &MountTmpfs) -> Result<(), FileError> {
     let mode = mode_of(wanted.mode, path)?;
     let parent = tree::make_parents(root, path)?;
@@ -29,25 +31,40 @@ pub(super) fn tmpfs(root: &OwnedFd, path: &RelPath, wanted: &MountTmpfs) -> Resu
     if mounted && wanted.keep {
         return Ok(());
     }
-    let size = if wanted.size_bytes > 0 { format!("size={},", wanted.size_bytes) } else { String::new() };
-    let data = c_string(format!("{size}mode={:o},uid={},gid={}", mode.as_raw_mode(), wanted.uid, wanted.gid));
+    let size =
+        if wanted.size_bytes > 0 { format!("size={},", wanted.size_bytes) } else { String::new() };
+    let data = c_string(format!(
+        "{size}mode={:o},uid={},gid={}",
+        mode.as_raw_mode(),
+        wanted.uid,
+        wanted.gid
+    ));
     if mounted {
         if let Ok(file) = &there {
             let data = c_string(format!("{size}mode={:o}", mode.as_raw_mode()));
-            mount_remount(proc_path(file), FLAGS, data.as_c_str()).map_err(FileError::io("mount anew", path))?;
+            mount_remount(proc_path(file), FLAGS, data.as_c_str())
+                .map_err(FileError::io("mount anew", path))?;
         }
         let make = MakeDir { mode: wanted.mode, uid: wanted.uid, gid: wanted.gid, keep: false };
         return tree::make_dir(root, path, &make);
     }
     drop(there);
-    tree::make_dir(root, path, &MakeDir { mode: wanted.mode, uid: wanted.uid, gid: wanted.gid, keep: false })?;
-    let dir = openat(&parent, path.name(), HANDLE | OFlags::DIRECTORY, Mode::empty()).map_err(FileError::io("open", path))?;
-    mount("tmpfs", proc_path(&dir), "tmpfs", FLAGS, data.as_c_str()).map_err(FileError::io("mount", path))
+    tree::make_dir(
+        root,
+        path,
+        &MakeDir { mode: wanted.mode, uid: wanted.uid, gid: wanted.gid, keep: false },
+    )?;
+    let dir = openat(&parent, path.name(), HANDLE | OFlags::DIRECTORY, Mode::empty())
+        .map_err(FileError::io("open", path))?;
+    mount("tmpfs", proc_path(&dir), "tmpfs", FLAGS, data.as_c_str())
+        .map_err(FileError::io("mount", path))
 }
 
-/// Binds what is at `source` on `path`, which is made as a file or a directory like it. What was bound there before, and is not what is at `source` now, goes first.
+/// Binds what is at `source` on `path`, which is made as a file or a directory like it. What was
+/// bound there before, and is not what is at `source` now, goes first.
 pub(super) fn bind(root: &OwnedFd, source: &RelPath, path: &RelPath) -> Result<(), FileError> {
-    let source_file = beneath::open(root, source.as_str(), OFlags::PATH | OFlags::NOFOLLOW).map_err(FileError::io("open", source))?;
+    let source_file = beneath::open(root, source.as_str(), OFlags::PATH | OFlags::NOFOLLOW)
+        .map_err(FileError::io("open", source))?;
     let stat = fstat(&source_file).map_err(FileError::io("look at", source))?;
     let parent = tree::make_parents(root, path)?;
     if let Ok(there) = openat(&parent, path.name(), HANDLE, Mode::empty())
@@ -61,15 +78,26 @@ pub(super) fn bind(root: &OwnedFd, source: &RelPath, path: &RelPath) -> Result<(
         tree::remove(root, path)?;
     }
     match FileType::from_raw_mode(stat.st_mode) {
-        FileType::Directory => tree::make_dir(root, path, &MakeDir { mode: 0o755, keep: true, ..Default::default() })?,
-        FileType::Symlink => return Err(FileError::Order { path: source.to_string(), why: "a link is not bound" }),
+        FileType::Directory => {
+            tree::make_dir(root, path, &MakeDir { mode: 0o755, keep: true, ..Default::default() })?
+        }
+        FileType::Symlink => {
+            return Err(FileError::Order { path: source.to_string(), why: "a link is not bound" });
+        }
         _ => {
-            let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
-            openat(&parent, path.name(), flags, Mode::RUSR | Mode::WUSR).map_err(FileError::io("make", path))?;
+            let flags = OFlags::WRONLY
+                | OFlags::CREATE
+                | OFlags::NOFOLLOW
+                | OFlags::NONBLOCK
+                | OFlags::CLOEXEC;
+            openat(&parent, path.name(), flags, Mode::RUSR | Mode::WUSR)
+                .map_err(FileError::io("make", path))?;
         }
     }
-    let target = openat(&parent, path.name(), HANDLE, Mode::empty()).map_err(FileError::io("open", path))?;
-    mount_bind_recursive(proc_path(&source_file), proc_path(&target)).map_err(FileError::io("bind", path))
+    let target =
+        openat(&parent, path.name(), HANDLE, Mode::empty()).map_err(FileError::io("open", path))?;
+    mount_bind_recursive(proc_path(&source_file), proc_path(&target))
+        .map_err(FileError::io("bind", path))
 }
 
 fn c_string(text: String) -> CString {

@@ -31,11 +31,19 @@ impl Bench {
     }
 
     fn apply(&mut self, path: &str, change: Change) -> Result<(), FileError> {
-        self.files.apply(FileChange { root: Root::Pod as i32, path: path.into(), change: Some(change) }, &mut self.writing)
+        self.files.apply(
+            FileChange { root: Root::Pod as i32, path: path.into(), change: Some(change) },
+            &mut self.writing,
+        )
     }
 
     fn get(&self, path: &str, limit: u32) -> Result<GetFileReply, FileError> {
-        self.files.get(&GetFileRequest { root: Root::Pod as i32, path: path.into(), limit, last: false })
+        self.files.get(&GetFileRequest {
+            root: Root::Pod as i32,
+            path: path.into(),
+            limit,
+            last: false,
+        })
     }
 }
 
@@ -88,9 +96,13 @@ fn a_long_file_is_in_place_only_when_it_is_whole() {
     assert_eq!(fs::read(bench.pod("f")).unwrap(), b"abcd");
 
     bench.apply("g", write(0o600, b"ab", true)).unwrap();
-    assert!(matches!(bench.apply("other", Change::Append("x".into())), Err(FileError::Order { .. })));
+    assert!(matches!(
+        bench.apply("other", Change::Append("x".into())),
+        Err(FileError::Order { .. })
+    ));
     assert!(matches!(bench.apply("g", Change::Append("x".into())), Err(FileError::Order { .. })));
-    let left: Vec<_> = fs::read_dir(bench.pod("")).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+    let left: Vec<_> =
+        fs::read_dir(bench.pod("")).unwrap().map(|entry| entry.unwrap().file_name()).collect();
     assert_eq!(left, ["f"], "nothing is left of the unfinished file");
 }
 
@@ -138,7 +150,10 @@ fn no_link_leads_out() {
 fn a_file_is_read_to_the_limit_and_only_if_regular() {
     let bench = Bench::new();
     fs::write(bench.pod("message"), "0123456789").unwrap();
-    assert_eq!(bench.get("message", 4).unwrap(), GetFileReply { content: "0123".into(), exists: true });
+    assert_eq!(
+        bench.get("message", 4).unwrap(),
+        GetFileReply { content: "0123".into(), exists: true }
+    );
     assert_eq!(bench.get("message", 100).unwrap().content, "0123456789");
     assert!(!bench.get("absent", 4).unwrap().exists);
     assert!(!bench.get("absent/too", 4).unwrap().exists);
@@ -156,7 +171,10 @@ fn values_without_meaning_are_refused() {
     assert!(matches!(bench.apply("d", nobody), Err(FileError::Value { .. })));
     let change = FileChange { root: 7, path: "d".into(), change: Some(make_dir(0o700)) };
     assert!(matches!(bench.files.apply(change, &mut None), Err(FileError::Value { .. })));
-    assert_eq!(Status::from(bench.get("../x", 1).unwrap_err()).code(), tonic::Code::InvalidArgument);
+    assert_eq!(
+        Status::from(bench.get("../x", 1).unwrap_err()).code(),
+        tonic::Code::InvalidArgument
+    );
 }
 
 #[test]

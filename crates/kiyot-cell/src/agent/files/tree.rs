@@ -11,7 +11,8 @@ use super::{FileError, RelPath, beneath, exists, mode_of, mounted, own};
 
 /// How deep a tree may be that is removed; a deeper one is an error.
 const DEPTH: usize = 256;
-const DIR: OFlags = OFlags::RDONLY.union(OFlags::DIRECTORY).union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
+const DIR: OFlags =
+    OFlags::RDONLY.union(OFlags::DIRECTORY).union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
 
 pub(super) fn make_dir(root: &OwnedFd, path: &RelPath, make: &MakeDir) -> Result<(), FileError> {
     let mode = mode_of(make.mode, path)?;
@@ -20,7 +21,8 @@ pub(super) fn make_dir(root: &OwnedFd, path: &RelPath, make: &MakeDir) -> Result
         return Ok(());
     }
     make_one(&parent, path.name(), Mode::RWXU).map_err(FileError::io("make", path))?;
-    let dir = openat(&parent, path.name(), DIR, Mode::empty()).map_err(FileError::io("open", path))?;
+    let dir =
+        openat(&parent, path.name(), DIR, Mode::empty()).map_err(FileError::io("open", path))?;
     own(&dir, path, make.uid, make.gid, mode)
 }
 

@@ -26,13 +26,20 @@ pub struct Writing {
 }
 
 impl Writing {
-    pub(super) fn begin(dir: &OwnedFd, root: Root, path: RelPath, write: &WriteFile) -> Result<Self, FileError> {
+    pub(super) fn begin(
+        dir: &OwnedFd,
+        root: Root,
+        path: RelPath,
+        write: &WriteFile,
+    ) -> Result<Self, FileError> {
         let mode = mode_of(write.mode, &path)?;
         let parent = beneath::parent(dir, &path)?;
         let name = unfinished();
         remove_leftover(&parent, &name).map_err(FileError::io("remove what is left of", &path))?;
-        let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-        let file = openat(&parent, name.as_str(), flags, Mode::RUSR | Mode::WUSR).map_err(FileError::io("write", &path))?;
+        let flags =
+            OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let file = openat(&parent, name.as_str(), flags, Mode::RUSR | Mode::WUSR)
+            .map_err(FileError::io("write", &path))?;
         let writing = Self { root, path, parent, name, file, finished: false };
         own(&writing.file, &writing.path, write.uid, write.gid, mode)?;
         Ok(writing)
@@ -58,7 +65,8 @@ impl Writing {
     }
 
     pub(super) fn finish(mut self) -> Result<(), FileError> {
-        renameat(&self.parent, self.name.as_str(), &self.parent, self.path.name()).map_err(FileError::io("put in place", &self.path))?;
+        renameat(&self.parent, self.name.as_str(), &self.parent, self.path.name())
+            .map_err(FileError::io("put in place", &self.path))?;
         self.finished = true;
         Ok(())
     }
@@ -83,7 +91,8 @@ pub(super) fn symlink(dir: &OwnedFd, path: &RelPath, target: &str) -> Result<(),
     })
 }
 
-/// A name of its own among those of this run of the agent; what an earlier run left under it is removed.
+/// A name of its own among those of this run of the agent; what an earlier run left under it is
+/// removed.
 fn unfinished() -> String {
     static NEXT: AtomicU64 = AtomicU64::new(0);
     format!("{UNFINISHED}{}", NEXT.fetch_add(1, Ordering::Relaxed))

@@ -73,8 +73,12 @@ impl Service<Request<Body>> for Played {
 
 fn serve(socket: &Path, calls: &Arc<Calls>) -> JoinHandle<Result<(), tonic::transport::Error>> {
     let listener = UnixListener::bind(socket).unwrap();
-    let incoming = futures::stream::unfold(listener, |listener| async { Some((listener.accept().await.map(|(stream, _)| stream), listener)) });
-    tokio::spawn(Server::builder().add_service(Played(Arc::clone(calls))).serve_with_incoming(incoming))
+    let incoming = futures::stream::unfold(listener, |listener| async {
+        Some((listener.accept().await.map(|(stream, _)| stream), listener))
+    });
+    tokio::spawn(
+        Server::builder().add_service(Played(Arc::clone(calls))).serve_with_incoming(incoming),
+    )
 }
 
 fn request(method: &str) -> Request<Body> {
@@ -91,7 +95,10 @@ fn request(method: &str) -> Request<Body> {
 }
 
 async fn until(what: impl Fn() -> bool) {
-    kiyot_testkit::wait_until("a call is where it should be", PATIENCE, async || what().then_some(())).await;
+    kiyot_testkit::wait_until("a call is where it should be", PATIENCE, async || {
+        what().then_some(())
+    })
+    .await;
 }
 
 #[tokio::test]
@@ -103,7 +110,8 @@ async fn what_changes_something_is_done_to_its_end() {
     let (runtime, uncancelled) = (Runtime::new(socket), Arc::new(Semaphore::new(1)));
     let cut = async |method: &str| {
         let before = calls.begun.load(Ordering::SeqCst);
-        let (runtime, uncancelled, request) = (runtime.clone(), Arc::clone(&uncancelled), request(method));
+        let (runtime, uncancelled, request) =
+            (runtime.clone(), Arc::clone(&uncancelled), request(method));
         let call = tokio::spawn(async move { forward(&runtime, &uncancelled, request).await });
         until(|| calls.begun.load(Ordering::SeqCst) > before).await;
         // As when the connection is lost that it came by.

@@ -1,4 +1,5 @@
-//! Keeps a log from filling the cell's disk when the node does not fetch it, or not as fast as it is written.
+//! Keeps a log from filling the cell's disk when the node does not fetch it, or not as fast as it
+//! is written.
 
 use std::{io, os::unix::fs::MetadataExt, path::Path, time::Duration};
 
@@ -6,7 +7,8 @@ use rustix::fs::{CWD, FallocateFlags, Mode, OFlags, fallocate, openat};
 
 use super::{BLOCK, DIR, sizes};
 
-/// As much of one log stays on the cell's disk, in bytes. A kubelet keeps 50 MiB of a container's logs, unless it is told otherwise (containerLogMaxSize, containerLogMaxFiles).
+/// As much of one log stays on the cell's disk, in bytes. A kubelet keeps 50 MiB of a container's
+/// logs, unless it is told otherwise (containerLogMaxSize, containerLogMaxFiles).
 const KEPT: u64 = 1 << 30;
 /// How often that is looked at.
 const PERIOD: Duration = Duration::from_secs(5);
@@ -25,16 +27,27 @@ fn trim_all(pod_dir: &Path, kept: u64) {
     for log in sizes(pod_dir).into_keys().filter(|log| log.starts_with(DIR)) {
         match trim(&pod_dir.join(&log), kept) {
             Ok(0) => {}
-            Ok(bytes) => tracing::warn!(log, bytes, "the oldest of a log is given up: the node does not fetch it as fast as it is written"),
+            Ok(bytes) => tracing::warn!(
+                log,
+                bytes,
+                "the oldest of a log is given up: the node does not fetch it as fast as it is written"
+            ),
             // It may be gone by now.
-            Err(error) => tracing::debug!(log, %error, "a log that may be too large was not looked at"),
+            Err(error) => {
+                tracing::debug!(log, %error, "a log that may be too large was not looked at")
+            }
         }
     }
 }
 
 /// Leaves so many bytes of a file on the disk, if there are more. Gives how many went, about.
 fn trim(file: &Path, kept: u64) -> io::Result<u64> {
-    let file = openat(CWD, file, OFlags::WRONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC, Mode::empty())?;
+    let file = openat(
+        CWD,
+        file,
+        OFlags::WRONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC,
+        Mode::empty(),
+    )?;
     let metadata = std::fs::File::from(file.try_clone()?).metadata()?;
     let on_disk = metadata.blocks().saturating_mul(512);
     if !metadata.is_file() || on_disk <= kept {
@@ -66,7 +79,10 @@ mod tests {
         }
         trim_all(temp.path(), 128 << 10);
         let (content, metadata) = (fs::read(&large).unwrap(), fs::metadata(&large).unwrap());
-        assert_eq!((content.len(), content.iter().position(|byte| *byte != 0)), (1 << 20, Some((1 << 20) - (128 << 10))));
+        assert_eq!(
+            (content.len(), content.iter().position(|byte| *byte != 0)),
+            (1 << 20, Some((1 << 20) - (128 << 10)))
+        );
         assert!(metadata.blocks() * 512 <= (128 << 10) + BLOCK, "{} blocks", metadata.blocks());
         assert!(fs::read(&small).unwrap().iter().all(|byte| *byte == b'x'));
     }

@@ -30,9 +30,15 @@ pub async fn follow(board: Arc<Board>, pod_dir: PathBuf) {
     }
 }
 
-#[expect(deprecated, reason = "it is unsafe only for a handle that another may close, and an OwnedFd is not such a one")]
+#[expect(
+    deprecated,
+    reason = "it is unsafe only for a handle that another may close, and an OwnedFd is not such a one"
+)]
 async fn watch(board: &Arc<Board>, pod_dir: &Path) -> io::Result<()> {
-    let handle = AsyncFd::with_interest(inotify::init(CreateFlags::CLOEXEC | CreateFlags::NONBLOCK)?, Interest::READABLE)?;
+    let handle = AsyncFd::with_interest(
+        inotify::init(CreateFlags::CLOEXEC | CreateFlags::NONBLOCK)?,
+        Interest::READABLE,
+    )?;
     let mut dirs = 0;
     add(handle.get_ref(), &pod_dir.join(DIR), 0, &mut dirs)?;
     loop {
@@ -66,7 +72,12 @@ fn add(handle: &OwnedFd, dir: &Path, depth: usize, dirs: &mut usize) -> io::Resu
     if *dirs == DIRS {
         return Ok(());
     }
-    let what = WatchFlags::CREATE | WatchFlags::MODIFY | WatchFlags::MOVED_TO | WatchFlags::MOVED_FROM | WatchFlags::DELETE | WatchFlags::DELETE_SELF;
+    let what = WatchFlags::CREATE
+        | WatchFlags::MODIFY
+        | WatchFlags::MOVED_TO
+        | WatchFlags::MOVED_FROM
+        | WatchFlags::DELETE
+        | WatchFlags::DELETE_SELF;
     inotify::add_watch(handle, dir, what | WatchFlags::ONLYDIR | WatchFlags::DONT_FOLLOW)?;
     *dirs += 1;
     if depth == DEPTH {
@@ -99,7 +110,8 @@ fn drain(handle: &OwnedFd) -> io::Result<News> {
     loop {
         match reader.next() {
             Ok(event) => {
-                news.dirs |= event.events().intersects(ReadFlags::ISDIR | ReadFlags::QUEUE_OVERFLOW);
+                news.dirs |=
+                    event.events().intersects(ReadFlags::ISDIR | ReadFlags::QUEUE_OVERFLOW);
                 // The first watch is that of the directory of logs.
                 news.lost |= event.wd() == 1 && event.events().contains(ReadFlags::DELETE_SELF);
             }
@@ -142,7 +154,10 @@ mod tests {
         std::fs::create_dir(temp.path().join(DIR)).unwrap();
         let board = Arc::new(Board::default());
         board.set_pods(vec![], vec![]);
-        let _task = tokio_util::task::AbortOnDropHandle::new(tokio::spawn(follow(Arc::clone(&board), temp.path().to_owned())));
+        let _task = tokio_util::task::AbortOnDropHandle::new(tokio::spawn(follow(
+            Arc::clone(&board),
+            temp.path().to_owned(),
+        )));
         std::fs::create_dir_all(temp.path().join("logs/c")).unwrap();
         let mut log = std::fs::File::create(temp.path().join("logs/c/0.log")).unwrap();
         log.write_all(b"abc").unwrap();

@@ -4,21 +4,29 @@ use std::collections::{BTreeMap, BTreeSet};
 
 /// Labels that lead from a blob to another one begin so.
 const LEADS_TO: &str = "containerd.io/gc.ref.content";
-/// The label that says from which repositories of a host a blob came begins so, and ends with the host, without its port (containerd, docker.AppendDistributionSourceLabel). A
-/// manifest gets it after the labels above and before its layers are fetched, also one that is there already.
+/// The label that says from which repositories of a host a blob came begins so, and ends with the
+/// host, without its port (containerd, docker.AppendDistributionSourceLabel). A manifest gets it
+/// after the labels above and before its layers are fetched, also one that is there already.
 const SOURCE: &str = "containerd.io/distribution.source.";
 
 /// When a manifest or its labels changed, by containerd's clock: seconds and nanoseconds.
 pub(super) type Changed = (i64, i32);
 
-/// The repository of an image's whole name as the labels have it: its host without a port, and its path.
+/// The repository of an image's whole name as the labels have it: its host without a port, and its
+/// path.
 fn repository(image: &str) -> String {
     let named = image.split_once('@').map_or(image, |(named, _)| named);
     // A colon behind the last slash begins a tag; one before it, a port.
-    let named = named.rsplit_once(':').filter(|(_, tag)| !tag.contains('/')).map_or(named, |(repository, _)| repository);
+    let named = named
+        .rsplit_once(':')
+        .filter(|(_, tag)| !tag.contains('/'))
+        .map_or(named, |(repository, _)| repository);
     let Some((host, path)) = named.split_once('/') else { return named.to_owned() };
     // An IPv6 address is in brackets; as a label has it, it is not.
-    let host = host.rsplit_once(':').filter(|(_, port)| !port.contains(']')).map_or(host, |(host, _)| host);
+    let host = host
+        .rsplit_once(':')
+        .filter(|(_, port)| !port.contains(']'))
+        .map_or(host, |(host, _)| host);
     format!("{}/{path}", host.trim_matches(['[', ']']))
 }
 
@@ -39,7 +47,9 @@ impl Labelled {
         let mut labelled = Self::default();
         for (label, value) in labels {
             if let Some(host) = label.strip_prefix(SOURCE) {
-                labelled.sources.extend(value.split(',').map(|repository| format!("{host}/{repository}")));
+                labelled
+                    .sources
+                    .extend(value.split(',').map(|repository| format!("{host}/{repository}")));
             } else if label.starts_with(LEADS_TO) {
                 labelled.leads_to.insert(value);
             }
@@ -57,7 +67,8 @@ pub(super) struct Store {
     pub(super) ingests: BTreeMap<String, i64>,
 }
 
-/// Manifests of a pull's repository by digest that were there when it began, which are no part of it unless they change.
+/// Manifests of a pull's repository by digest that were there when it began, which are no part of
+/// it unless they change.
 pub(super) type Known = BTreeMap<String, Changed>;
 
 impl Store {
@@ -72,9 +83,11 @@ impl Store {
 /// What has happened to one pull since it began.
 #[derive(Debug, Default)]
 pub(super) struct Progress {
-    /// Where the pull is from; "": all pulls are meant. Two pulls from one repository can't be told apart.
+    /// Where the pull is from; "": all pulls are meant. Two pulls from one repository can't be told
+    /// apart.
     repository: String,
-    /// Counts what has changed since the first look: bytes that came, blobs that began or are whole.
+    /// Counts what has changed since the first look: bytes that came, blobs that began or are
+    /// whole.
     pub(super) moves: u64,
     known: Option<Known>,
     /// What an earlier pull left unfinished, until something happens to it.
@@ -86,31 +99,41 @@ pub(super) struct Progress {
 }
 
 impl Progress {
-    /// Of the pull of an image, by its whole name. `known`: what an earlier watch of the same pull knew when it began.
+    /// Of the pull of an image, by its whole name. `known`: what an earlier watch of the same pull
+    /// knew when it began.
     pub(super) fn new(image: &str, known: Option<Known>) -> Self {
         Self { repository: repository(image), known, ..Self::default() }
     }
 
-    /// What was there when the pull began: for a watch that begins again. Empty before the first look.
+    /// What was there when the pull began: for a watch that begins again. Empty before the first
+    /// look.
     pub(super) fn known(&self) -> Known {
         self.known.clone().unwrap_or_default()
     }
 
-    /// The manifests of the pull's repository. Whether one of them that was there before is pulled again, only the time of its change says.
+    /// The manifests of the pull's repository. Whether one of them that was there before is pulled
+    /// again, only the time of its change says.
     pub(super) fn own(&self, store: &Store) -> Vec<String> {
-        store.manifests.iter().filter(|(_, manifest)| self.is_from(manifest)).map(|(digest, _)| digest.clone()).collect()
+        store
+            .manifests
+            .iter()
+            .filter(|(_, manifest)| self.is_from(manifest))
+            .map(|(digest, _)| digest.clone())
+            .collect()
     }
 
     fn is_from(&self, manifest: &Labelled) -> bool {
         self.repository.is_empty() || manifest.sources.contains(&self.repository)
     }
 
-    /// Manifests that have come since the look before, or, at the first look, since the pull began; and whether something is being fetched.
+    /// Manifests that have come since the look before, or, at the first look, since the pull began;
+    /// and whether something is being fetched.
     pub(super) fn look(&mut self, store: &Store) -> (Vec<String>, bool) {
         let before = self.last.replace(store.clone()).unwrap_or_else(|| self.begin(store));
         let mut new = Vec::new();
         for (digest, manifest) in &store.manifests {
-            // First seen with the one label and without the other, a manifest is neither this pull's nor another's yet.
+            // First seen with the one label and without the other, a manifest is neither this
+            // pull's nor another's yet.
             if before.manifests.get(digest) == Some(manifest) {
                 continue;
             }
@@ -121,12 +144,17 @@ impl Progress {
                 self.foreign.extend(manifest.leads_to.iter().cloned());
             }
         }
-        // The name of an ingest ends with the digest of what is fetched (containerd, remotes.MakeRefKey).
+        // The name of an ingest ends with the digest of what is fetched (containerd,
+        // remotes.MakeRefKey).
         let (left, wanted, foreign) = (&mut self.left, &self.wanted, &self.foreign);
-        let is_of = |digests: &BTreeSet<String>, name: &str| digests.iter().any(|digest| name.ends_with(digest.as_str()));
+        let is_of = |digests: &BTreeSet<String>, name: &str| {
+            digests.iter().any(|digest| name.ends_with(digest.as_str()))
+        };
         let counts = |(name, _): &(&String, &i64)| !is_of(foreign, name) || is_of(wanted, name);
-        let (then, now): (BTreeMap<_, _>, BTreeMap<_, _>) =
-            (before.ingests.iter().filter(counts).collect(), store.ingests.iter().filter(counts).collect());
+        let (then, now): (BTreeMap<_, _>, BTreeMap<_, _>) = (
+            before.ingests.iter().filter(counts).collect(),
+            store.ingests.iter().filter(counts).collect(),
+        );
         if then != now || !new.is_empty() {
             self.moves += 1;
         }
@@ -134,14 +162,21 @@ impl Progress {
         (new, now.keys().any(|name| !left.contains_key(*name)))
     }
 
-    /// The store as it was when the pull began, as far as that is known at the first look of a watch.
+    /// The store as it was when the pull began, as far as that is known at the first look of a
+    /// watch.
     fn begin(&mut self, store: &Store) -> Store {
         self.left = store.ingests.clone();
-        // Another pull may be further on: what its manifest leads to is not of this one, unless this one's leads there too.
-        let others = store.manifests.values().filter(|manifest| !manifest.sources.is_empty() && !self.is_from(manifest));
+        // Another pull may be further on: what its manifest leads to is not of this one, unless
+        // this one's leads there too.
+        let others = store
+            .manifests
+            .values()
+            .filter(|manifest| !manifest.sources.is_empty() && !self.is_from(manifest));
         self.foreign = others.flat_map(|manifest| manifest.leads_to.iter().cloned()).collect();
         let own = self.own(store);
-        let known = self.known.get_or_insert_with(|| own.iter().map(|digest| (digest.clone(), store.manifests[digest].changed)).collect());
+        let known = self.known.get_or_insert_with(|| {
+            own.iter().map(|digest| (digest.clone(), store.manifests[digest].changed)).collect()
+        });
         let mut before = store.clone();
         before.manifests.retain(|digest, _| !own.contains(digest) || known.contains_key(digest));
         for (digest, changed) in known {
@@ -158,14 +193,23 @@ mod tests {
     const MINE: &str = "registry.example:5000/mine:1";
 
     fn labelled(changed: i64, leads_to: &[&str], repositories: &str) -> Labelled {
-        let leads_to = leads_to.iter().enumerate().map(|(number, to)| (format!("{LEADS_TO}.{number}"), (*to).to_owned()));
-        let source = (!repositories.is_empty()).then(|| (format!("{SOURCE}registry.example"), repositories.to_owned()));
+        let leads_to = leads_to
+            .iter()
+            .enumerate()
+            .map(|(number, to)| (format!("{LEADS_TO}.{number}"), (*to).to_owned()));
+        let source = (!repositories.is_empty())
+            .then(|| (format!("{SOURCE}registry.example"), repositories.to_owned()));
         Labelled { changed: (changed, 0), ..Labelled::new(leads_to.chain(source)) }
     }
 
     fn store(manifests: &[(&str, i64, &[&str])], ingests: &[(&str, i64)]) -> Store {
         Store {
-            manifests: manifests.iter().map(|(digest, changed, leads_to)| ((*digest).to_owned(), labelled(*changed, leads_to, ""))).collect(),
+            manifests: manifests
+                .iter()
+                .map(|(digest, changed, leads_to)| {
+                    ((*digest).to_owned(), labelled(*changed, leads_to, ""))
+                })
+                .collect(),
             ingests: ingests.iter().map(|(name, offset)| ((*name).to_owned(), *offset)).collect(),
         }
     }
@@ -179,7 +223,10 @@ mod tests {
         assert_eq!((progress.look(&fetching(5)), progress.moves), ((vec![], true), 2));
         assert_eq!((progress.look(&fetching(5)), progress.moves), ((vec![], true), 2));
         // It is whole: now it is unpacked.
-        assert_eq!((progress.look(&store(&[("sha256:old", 1, &[])], &[])), progress.moves), ((vec![], false), 3));
+        assert_eq!(
+            (progress.look(&store(&[("sha256:old", 1, &[])], &[])), progress.moves),
+            ((vec![], false), 3)
+        );
     }
 
     #[test]
@@ -201,8 +248,16 @@ mod tests {
         assert_eq!(progress.look(&store(&[], &left)), (vec![], false));
         assert_eq!(progress.look(&store(&[], &left)), (vec![], false));
         let wants = [("sha256:m", 1, &["sha256:bb"] as &[&str])];
-        assert_eq!(progress.look(&store(&wants, &left)), (vec!["sha256:m".to_owned()], true), "the manifest wants one of them");
-        assert_eq!(progress.look(&store(&wants, &left[..1])), (vec![], false), "which is whole now");
+        assert_eq!(
+            progress.look(&store(&wants, &left)),
+            (vec!["sha256:m".to_owned()], true),
+            "the manifest wants one of them"
+        );
+        assert_eq!(
+            progress.look(&store(&wants, &left[..1])),
+            (vec![], false),
+            "which is whole now"
+        );
         assert_eq!(progress.look(&store(&wants, &[("layer-sha256:aa", 8)])), (vec![], true));
     }
 
@@ -224,19 +279,25 @@ mod tests {
     fn another_pull_that_is_further_on_is_no_move_either() {
         let mut progress = Progress::new(MINE, None);
         let mut now = Store::default();
-        now.manifests.insert("sha256:b".to_owned(), labelled(1, &["sha256:bb", "sha256:cc"], "theirs"));
+        now.manifests
+            .insert("sha256:b".to_owned(), labelled(1, &["sha256:bb", "sha256:cc"], "theirs"));
         now.ingests.insert("layer-sha256:bb".to_owned(), 1);
         progress.look(&now);
         now.ingests.insert("layer-sha256:bb".to_owned(), 2);
         assert_eq!((progress.look(&now), progress.moves), ((vec![], false), 0));
         now.manifests.insert("sha256:a".to_owned(), labelled(2, &["sha256:cc"], "mine"));
         now.ingests.insert("layer-sha256:cc".to_owned(), 1);
-        assert_eq!((progress.look(&now), progress.moves), ((vec!["sha256:a".to_owned()], true), 1), "a layer of both");
+        assert_eq!(
+            (progress.look(&now), progress.moves),
+            ((vec!["sha256:a".to_owned()], true), 1),
+            "a layer of both"
+        );
     }
 
     #[test]
     fn a_manifest_is_told_when_its_source_is_known_though_it_was_seen_before() {
-        // containerd lists manifests without the time of their change, which is asked of those of this repository.
+        // containerd lists manifests without the time of their change, which is asked of those of
+        // this repository.
         let mut progress = Progress::new(MINE, None);
         let mut now = Store::default();
         progress.look(&now);
@@ -247,10 +308,17 @@ mod tests {
         now.manifests.insert("sha256:a".to_owned(), labelled(0, &["sha256:aa"], "mine"));
         now.manifests.insert("sha256:b".to_owned(), labelled(0, &["sha256:bb"], "theirs"));
         now.ingests.insert("layer-sha256:bb".to_owned(), 1);
-        assert_eq!((progress.look(&now), progress.own(&now)), ((vec!["sha256:a".to_owned()], false), vec!["sha256:a".to_owned()]));
+        assert_eq!(
+            (progress.look(&now), progress.own(&now)),
+            ((vec!["sha256:a".to_owned()], false), vec!["sha256:a".to_owned()])
+        );
         now.changed("sha256:a", (1, 0));
         assert_eq!(progress.look(&now), (vec!["sha256:a".to_owned()], false), "it is pulled again");
-        assert_eq!((progress.look(&now), progress.moves), ((vec![], false), 2), "and nothing is ever of both");
+        assert_eq!(
+            (progress.look(&now), progress.moves),
+            ((vec![], false), 2),
+            "and nothing is ever of both"
+        );
     }
 
     #[test]
@@ -264,13 +332,21 @@ mod tests {
         assert_eq!((progress.look(&now), progress.moves), ((vec![], false), 0));
         now.manifests.insert("sha256:a".to_owned(), labelled(2, &["sha256:aa"], "other,mine"));
         now.ingests.insert("layer-sha256:bb".to_owned(), 1);
-        assert_eq!((progress.look(&now), progress.moves), ((vec!["sha256:a".to_owned()], false), 1));
+        assert_eq!(
+            (progress.look(&now), progress.moves),
+            ((vec!["sha256:a".to_owned()], false), 1)
+        );
         now.ingests.insert("layer-sha256:bb".to_owned(), 2);
-        assert_eq!((progress.look(&now), progress.moves), ((vec![], false), 1), "the other one goes on");
+        assert_eq!(
+            (progress.look(&now), progress.moves),
+            ((vec![], false), 1),
+            "the other one goes on"
+        );
         now.ingests.insert("layer-sha256:aa".to_owned(), 1);
         assert_eq!((progress.look(&now), progress.moves), ((vec![], true), 2));
         // A layer of both is this one's too.
-        now.manifests.insert("sha256:b".to_owned(), labelled(2, &["sha256:bb", "sha256:aa"], "theirs"));
+        now.manifests
+            .insert("sha256:b".to_owned(), labelled(2, &["sha256:bb", "sha256:aa"], "theirs"));
         now.ingests.insert("layer-sha256:aa".to_owned(), 2);
         assert_eq!((progress.look(&now), progress.moves), ((vec![], true), 3));
     }
@@ -278,18 +354,28 @@ mod tests {
     #[test]
     fn a_watch_that_begins_again_tells_what_has_come_since_its_pull_began() {
         let mut now = Store::default();
-        for (digest, source) in [("sha256:old", "mine"), ("sha256:older", "mine"), ("sha256:other", "theirs")] {
+        for (digest, source) in
+            [("sha256:old", "mine"), ("sha256:older", "mine"), ("sha256:other", "theirs")]
+        {
             now.manifests.insert(digest.to_owned(), labelled(1, &["sha256:00"], source));
         }
         let mut first = Progress::new(MINE, None);
         assert_eq!(first.look(&now), (vec![], false));
-        assert_eq!(first.known().keys().collect::<Vec<_>>(), ["sha256:old", "sha256:older"], "another repository's says nothing of this pull");
+        assert_eq!(
+            first.known().keys().collect::<Vec<_>>(),
+            ["sha256:old", "sha256:older"],
+            "another repository's says nothing of this pull"
+        );
         // One comes, another is pulled again, and then the watch fails before it has told of them.
         now.manifests.insert("sha256:a".to_owned(), labelled(2, &["sha256:aa"], "mine"));
         now.manifests.insert("sha256:old".to_owned(), labelled(3, &["sha256:00"], "mine"));
         now.ingests.insert("layer-sha256:aa".to_owned(), 5);
         let mut again = Progress::new(MINE, Some(first.known()));
-        assert_eq!(again.look(&now), (vec!["sha256:a".to_owned(), "sha256:old".to_owned()], true), "what it wants is not left by an earlier pull");
+        assert_eq!(
+            again.look(&now),
+            (vec!["sha256:a".to_owned(), "sha256:old".to_owned()], true),
+            "what it wants is not left by an earlier pull"
+        );
         assert_eq!(again.known(), first.known(), "a third watch would tell them too");
         assert_eq!(again.look(&now), (vec![], true));
         // Another pull, which begins now, knows them all.

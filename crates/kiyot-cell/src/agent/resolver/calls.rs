@@ -17,7 +17,8 @@ use super::{Asked, Resolver, TCP_CONNECTIONS, UDP_MESSAGE, UDP_QUERIES};
 
 /// Queries that may wait for the link.
 const WAITING: usize = 4;
-/// Queries that are known: the live ones, and as many again of which nobody has noticed yet that they are not.
+/// Queries that are known: the live ones, and as many again of which nobody has noticed yet that
+/// they are not.
 const KNOWN: usize = 2 * (UDP_QUERIES + TCP_CONNECTIONS);
 
 /// Queries without an answer, by id.
@@ -45,17 +46,26 @@ impl Pending {
 }
 
 impl Resolver {
-    /// Takes over the queries from the call before, which ends. The name servers are made if the agent is a new one.
+    /// Takes over the queries from the call before, which ends. The name servers are made if the
+    /// agent is a new one.
     pub async fn resolve(
         self: Arc<Self>,
         mut answers: impl Stream<Item = Result<NameAnswer, Status>> + Send + Unpin + 'static,
     ) -> Result<BoxStream<'static, Result<NameQuery, Status>>, Status> {
-        let first = answers.next().await.ok_or_else(|| Status::invalid_argument("Resolve begins with the number of name servers"))??;
+        let first = answers.next().await.ok_or_else(|| {
+            Status::invalid_argument("Resolve begins with the number of name servers")
+        })??;
         let resolver = Arc::clone(&self);
         let made = tokio::task::spawn_blocking(move || resolver.ensure(first.resolvers)).await;
-        made.map_err(|error| Status::internal(format!("the thread that makes name servers ended: {error}")))??;
+        made.map_err(|error| {
+            Status::internal(format!("the thread that makes name servers ended: {error}"))
+        })??;
         let replaced = CancellationToken::new();
-        std::mem::replace(&mut *self.current.lock().unwrap_or_else(PoisonError::into_inner), replaced.clone()).cancel();
+        std::mem::replace(
+            &mut *self.current.lock().unwrap_or_else(PoisonError::into_inner),
+            replaced.clone(),
+        )
+        .cancel();
         let (sender, receiver) = mpsc::channel(WAITING);
         let queue = Arc::clone(&self.queue);
         let carried = async move {

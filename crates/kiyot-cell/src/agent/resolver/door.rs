@@ -1,7 +1,8 @@
-//! Where the pod finds name servers: addresses behind a link of their own, in a network namespace that nothing else is in.
+//! Where the pod finds name servers: addresses behind a link of their own, in a network namespace
+//! that nothing else is in.
 //!
-//! The pod's network stays the pod's: it may listen on port 53 of all its addresses, and nothing is in the way. The link ends with the agent, as the
-//! namespace does, which only these sockets hold.
+//! The pod's network stays the pod's: it may listen on port 53 of all its addresses, and nothing is
+//! in the way. The link ends with the agent, as the namespace does, which only these sockets hold.
 
 use std::{
     fs::File,
@@ -46,7 +47,8 @@ pub(super) struct Door {
     pub(super) tcp: TcpListener,
 }
 
-/// Makes the link, and the sockets of so many name servers. What an agent before this one left of it is taken away.
+/// Makes the link, and the sockets of so many name servers. What an agent before this one left of
+/// it is taken away.
 pub(super) fn open(servers: usize) -> io::Result<Vec<Door>> {
     // A namespace is a thread's: this one's ends with it.
     let thread = thread::spawn(move || in_this_thread(servers));
@@ -59,14 +61,30 @@ fn in_this_thread(servers: usize) -> io::Result<Vec<Door>> {
     unshare(CloneFlags::CLONE_NEWNET)?;
     let inside = netlink::socket()?;
 
-    let left = Request::new(RTM_DELLINK, 0, &link(0, false)).with(IFLA_IFNAME, &name(DEVICE)).send(&outside);
+    let left = Request::new(RTM_DELLINK, 0, &link(0, false))
+        .with(IFLA_IFNAME, &name(DEVICE))
+        .send(&outside);
     match left {
-        Err(error) if error.raw_os_error() != Some(rustix::io::Errno::NODEV.raw_os_error()) => return Err(error),
+        Err(error) if error.raw_os_error() != Some(rustix::io::Errno::NODEV.raw_os_error()) => {
+            return Err(error);
+        }
         Err(_) | Ok(()) => {}
     }
-    let peer = [link(0, false), attribute(IFLA_IFNAME, &name(DEVICE)), attribute(IFLA_NET_NS_FD, &cell.as_raw_fd().to_ne_bytes())].concat();
-    let veth = [attribute(IFLA_INFO_KIND, b"veth\0"), attribute(IFLA_INFO_DATA, &attribute(VETH_INFO_PEER, &peer))].concat();
-    Request::new(RTM_NEWLINK, NEW, &link(0, false)).with(IFLA_IFNAME, &name(INNER)).with(IFLA_LINKINFO, &veth).send(&inside)?;
+    let peer = [
+        link(0, false),
+        attribute(IFLA_IFNAME, &name(DEVICE)),
+        attribute(IFLA_NET_NS_FD, &cell.as_raw_fd().to_ne_bytes()),
+    ]
+    .concat();
+    let veth = [
+        attribute(IFLA_INFO_KIND, b"veth\0"),
+        attribute(IFLA_INFO_DATA, &attribute(VETH_INFO_PEER, &peer)),
+    ]
+    .concat();
+    Request::new(RTM_NEWLINK, NEW, &link(0, false))
+        .with(IFLA_IFNAME, &name(INNER))
+        .with(IFLA_LINKINFO, &veth)
+        .send(&inside)?;
     for (socket, device) in [(&outside, DEVICE), (&inside, INNER)] {
         Request::new(RTM_NEWLINK, 0, &link(name_to_index(socket, device)?, true)).send(socket)?;
     }
@@ -99,5 +117,8 @@ fn give(socket: impl AsFd, device: &str, address: Ipv4Addr) -> io::Result<()> {
     // An `ifaddrmsg`: family, length of the prefix, flags, scope, index of the device.
     let body = [&[AF_INET, PREFIX, 0, 0][..], &index.to_ne_bytes()].concat();
     let octets = address.octets();
-    Request::new(RTM_NEWADDR, NEW, &body).with(IFA_LOCAL, &octets).with(IFA_ADDRESS, &octets).send(&socket)
+    Request::new(RTM_NEWADDR, NEW, &body)
+        .with(IFA_LOCAL, &octets)
+        .with(IFA_ADDRESS, &octets)
+        .send(&socket)
 }

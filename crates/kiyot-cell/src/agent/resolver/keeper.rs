@@ -1,4 +1,5 @@
-//! Sees to it that the link to the name servers is there: a pod that may administer its network can remove it.
+//! Sees to it that the link to the name servers is there: a pod that may administer its network can
+//! remove it.
 
 use std::{
     io,
@@ -12,7 +13,8 @@ use tokio::{net::UnixDatagram, task::spawn_blocking, time::sleep};
 use super::{DEVICE, Resolver};
 use crate::netlink;
 
-/// The pause between two looks, however often links change: a pod that removes the link again and again costs no more than that.
+/// The pause between two looks, however often links change: a pod that removes the link again and
+/// again costs no more than that.
 const PAUSE: Duration = Duration::from_secs(1);
 
 /// Hears of every change of a link in this network namespace.
@@ -31,7 +33,8 @@ impl Keeper {
         Ok(Self { changes: UnixDatagram::from_std(socket)?, restore: restored })
     }
 
-    /// Makes the link again whenever it is gone. What has failed is tried again: if it was for want of an open file, say, no change of a link would tell of it.
+    /// Makes the link again whenever it is gone. What has failed is tried again: if it was for want
+    /// of an open file, say, no change of a link would tell of it.
     pub(super) async fn keep(self, resolver: Weak<Resolver>) {
         let mut has_failed = false;
         loop {
@@ -43,8 +46,12 @@ impl Keeper {
             let outcome = spawn_blocking(move || restore(&resolver)).await;
             has_failed = matches!(&outcome, Ok(Err(_)));
             match outcome {
-                Ok(Ok(true)) => tracing::warn!("the link to the pod's name servers was removed, and is made again"),
-                Ok(Err(error)) => tracing::warn!(%error, "the link to the pod's name servers can't be made again yet"),
+                Ok(Ok(true)) => tracing::warn!(
+                    "the link to the pod's name servers was removed, and is made again"
+                ),
+                Ok(Err(error)) => {
+                    tracing::warn!(%error, "the link to the pod's name servers can't be made again yet")
+                }
                 Ok(Ok(false)) | Err(_) => {}
             }
             sleep(PAUSE).await;
@@ -60,7 +67,9 @@ impl Keeper {
                 match self.changes.try_recv(&mut [0_u8; 4096]) {
                     Ok(_) => heard = true,
                     // More changes than the kernel keeps are changes too.
-                    Err(error) if error.raw_os_error() == Some(Errno::NOBUFS.raw_os_error()) => heard = true,
+                    Err(error) if error.raw_os_error() == Some(Errno::NOBUFS.raw_os_error()) => {
+                        heard = true
+                    }
                     Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
                     Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                     Err(error) => return Err(error),

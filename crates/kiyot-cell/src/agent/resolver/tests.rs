@@ -12,12 +12,22 @@ async fn resolver() -> (Arc<Resolver>, std::net::SocketAddr, std::net::SocketAdd
     let tcp = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let (at_udp, at_tcp) = (udp.local_addr().unwrap(), tcp.local_addr().unwrap());
     let asking = resolver.asking.clone();
-    let tasks = [tokio::spawn(datagrams(udp, 0, asking.clone())), tokio::spawn(connections(tcp, 0, asking))];
-    *resolver.doors() = Doors { servers: 1, tasks: tasks.into_iter().map(AbortOnDropHandle::new).collect(), keeper: None };
+    let tasks = [
+        tokio::spawn(datagrams(udp, 0, asking.clone())),
+        tokio::spawn(connections(tcp, 0, asking)),
+    ];
+    *resolver.doors() = Doors {
+        servers: 1,
+        tasks: tasks.into_iter().map(AbortOnDropHandle::new).collect(),
+        keeper: None,
+    };
     (resolver, at_udp, at_tcp)
 }
 
-type Call = (mpsc::Sender<Result<NameAnswer, Status>>, futures::stream::BoxStream<'static, Result<NameQuery, Status>>);
+type Call = (
+    mpsc::Sender<Result<NameAnswer, Status>>,
+    futures::stream::BoxStream<'static, Result<NameQuery, Status>>,
+);
 
 async fn call(resolver: &Arc<Resolver>) -> Call {
     let (sender, answers) = mpsc::channel(16);
@@ -28,7 +38,10 @@ async fn call(resolver: &Arc<Resolver>) -> Call {
 
 async fn answer((sender, queries): &mut Call, message: &'static [u8]) -> NameQuery {
     let query = queries.next().await.unwrap().unwrap();
-    sender.send(Ok(NameAnswer { id: query.id, message: message.into(), resolvers: 0 })).await.unwrap();
+    sender
+        .send(Ok(NameAnswer { id: query.id, message: message.into(), resolvers: 0 }))
+        .await
+        .unwrap();
     query
 }
 
@@ -66,7 +79,11 @@ async fn a_connection_waits_until_it_is_taken() {
     let mut other = TcpStream::connect(tcp).await.unwrap();
     answer(&mut call, b"").await;
     assert_eq!(other.read(&mut [0; 8]).await.unwrap(), 0);
-    assert_eq!(resolver.asking.connections.available_permits(), TCP_CONNECTIONS - 2, "the one that is carried, and the one that is waited for");
+    assert_eq!(
+        resolver.asking.connections.available_permits(),
+        TCP_CONNECTIONS - 2,
+        "the one that is carried, and the one that is waited for"
+    );
 }
 
 #[tokio::test(start_paused = true)]
@@ -96,7 +113,9 @@ async fn nobody_else_is_answered_for() {
     let client = UdpSocket::bind("127.0.0.1:0").await.unwrap();
     client.send_to(b"twelve bytes", udp).await.unwrap();
     let query = call.1.next().await.unwrap().unwrap();
-    for (id, message) in [(query.id + 1, "unasked"), (query.id, "answered"), (query.id, "answered again")] {
+    for (id, message) in
+        [(query.id + 1, "unasked"), (query.id, "answered"), (query.id, "answered again")]
+    {
         call.0.send(Ok(NameAnswer { id, message: message.into(), resolvers: 0 })).await.unwrap();
     }
     client.send_to(b"another query", udp).await.unwrap();
@@ -116,5 +135,8 @@ async fn what_can_not_be_is_refused() {
     assert_eq!(resolver.ensure(1).unwrap_err().code(), tonic::Code::FailedPrecondition);
     assert!(resolver.ensure(0).is_ok());
     let status = Arc::new(Resolver::new(true)).ensure(9).unwrap_err();
-    assert!(status.code() == tonic::Code::InvalidArgument && status.message().contains("at most 8"), "{status:?}");
+    assert!(
+        status.code() == tonic::Code::InvalidArgument && status.message().contains("at most 8"),
+        "{status:?}"
+    );
 }

@@ -63,7 +63,8 @@ proptest! {
             }
             let calls = effects.iter().filter(|effect| matches!(effect, Effect::Launch | Effect::Attach(_) | Effect::Terminate(_))).count();
             prop_assert!(calls <= 1);
-            // A new call begins only where none runs: the event was the end of the one before, or there was none.
+            // A new call begins only where none runs: the event was the end of the one before, or
+            // there was none.
             let ends_call = matches!(event, Event::Launched(_) | Event::LaunchFailed(_) | Event::Attached(_) | Event::AttachFailed(_) | Event::Terminated | Event::NotTerminated | Event::NotRecorded);
             if calls == 1 {
                 prop_assert!(!running(&before) || ends_call, "{before:?} -{event:?}-> {after:?}");
@@ -82,7 +83,8 @@ proptest! {
         for event in events {
             let (once, _) = state.clone().on(event.clone());
             let (twice, effects) = once.clone().on(event.clone());
-            // What ends a call of the provider comes once for each call; a second "end" may cut a pause short.
+            // What ends a call of the provider comes once for each call; a second "end" may cut a
+            // pause short.
             let once_per_call = matches!(event, Event::NotTerminated | Event::NotRecorded | Event::Terminated);
             if !once_per_call && event != Event::End("ended".into()) && event != Event::Again {
                 prop_assert_eq!(&once, &twice);

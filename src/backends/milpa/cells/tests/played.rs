@@ -23,7 +23,10 @@ use crate::backends::milpa::{
     cells::{Cells, CellsConfig, LaunchOrder, Links, locked},
     gateway::{CellLink, Control, Ledger},
     id::{CellId, SandboxId},
-    providers::{Attachment, ErrorClass, Instance, InstanceId, Isolation, LaunchSpec, Provider, ProviderError},
+    providers::{
+        Attachment, ErrorClass, Instance, InstanceId, Isolation, LaunchSpec, Provider,
+        ProviderError,
+    },
     store::{Batch, Store, Table},
 };
 
@@ -72,7 +75,11 @@ impl Played {
     async fn called(&self, call: &'static str, done: impl FnOnce()) -> Result<(), ProviderError> {
         locked(&self.journal).push(call.to_owned());
         let act = locked(&self.acts).get_mut(call).and_then(VecDeque::pop_front);
-        let failure = ProviderError { class: ErrorClass::Transient, doing: format!("played {call}"), source: Some("as the test says".into()) };
+        let failure = ProviderError {
+            class: ErrorClass::Transient,
+            doing: format!("played {call}"),
+            source: Some("as the test says".into()),
+        };
         match act {
             None => done(),
             Some(Act::Fail) => return Err(failure),
@@ -109,7 +116,11 @@ impl Provider for Played {
         Ok(Instance { id, cell: spec.cell.clone(), running: true })
     }
 
-    async fn attach(&self, _instance: &InstanceId, _to: &Attachment) -> Result<Vec<IpAddr>, ProviderError> {
+    async fn attach(
+        &self,
+        _instance: &InstanceId,
+        _to: &Attachment,
+    ) -> Result<Vec<IpAddr>, ProviderError> {
         self.called("attach", || {}).await?;
         Ok(vec![IpAddr::from([10, 0, 0, 7])])
     }
@@ -117,11 +128,19 @@ impl Provider for Played {
     async fn list_owned(&self) -> Result<Vec<Instance>, ProviderError> {
         self.lists.fetch_add(1, Ordering::SeqCst);
         let instances = locked(&self.instances);
-        Ok(instances.iter().map(|(id, running)| Instance { id: id.clone(), cell: CellId::parse(&id.0[2..]).unwrap(), running: *running }).collect())
+        Ok(instances
+            .iter()
+            .map(|(id, running)| Instance {
+                id: id.clone(),
+                cell: CellId::parse(&id.0[2..]).unwrap(),
+                running: *running,
+            })
+            .collect())
     }
 
     async fn terminate(&self, instances: &[InstanceId]) -> Result<(), ProviderError> {
-        self.called("terminate", || locked(&self.instances).retain(|id, _| !instances.contains(id))).await
+        self.called("terminate", || locked(&self.instances).retain(|id, _| !instances.contains(id)))
+            .await
     }
 
     async fn console(&self, _instance: &InstanceId) -> Result<String, ProviderError> {
@@ -163,7 +182,8 @@ impl Links for PlayedLinks {
 }
 
 /// A launch in a task of its own.
-pub(super) type Launching = tokio::task::JoinHandle<Result<(super::Cell, Vec<IpAddr>), super::CellError>>;
+pub(super) type Launching =
+    tokio::task::JoinHandle<Result<(super::Cell, Vec<IpAddr>), super::CellError>>;
 
 /// A daemon, as far as cells go, and what outlives it.
 pub(super) struct World {
@@ -192,7 +212,8 @@ impl World {
         let dir = tempfile::tempdir().unwrap();
         let store = Store::open(dir.path()).await.unwrap();
         let (provider, links) = (Arc::new(Played::default()), Arc::new(PlayedLinks::default()));
-        let cells = Cells::start(config.clone(), store.clone(), Arc::clone(&provider) as _).await.unwrap();
+        let cells =
+            Cells::start(config.clone(), store.clone(), Arc::clone(&provider) as _).await.unwrap();
         cells.serve(Arc::clone(&links) as _);
         Self { cells, provider, links, store, config, _dir: dir }
     }
@@ -200,7 +221,10 @@ impl World {
     /// The daemon ends, and another one starts. Its news can be heard from its very beginning.
     pub(super) async fn restart(&mut self) -> tokio::sync::broadcast::Receiver<super::CellEvent> {
         self.cells.shutdown().await;
-        self.cells = Cells::start(self.config.clone(), self.store.clone(), Arc::clone(&self.provider) as _).await.unwrap();
+        self.cells =
+            Cells::start(self.config.clone(), self.store.clone(), Arc::clone(&self.provider) as _)
+                .await
+                .unwrap();
         let events = self.cells.events();
         self.cells.serve(Arc::clone(&self.links) as _);
         events
@@ -209,15 +233,21 @@ impl World {
     /// Begins a launch in a task of its own.
     pub(super) fn launch(&self) -> (SandboxId, Launching) {
         let sandbox = SandboxId::mint().unwrap();
-        let order =
-            LaunchOrder { sandbox: sandbox.clone(), attachment: Attachment { pod_uid: "uid".into(), ..Attachment::default() }, deadline: None };
+        let order = LaunchOrder {
+            sandbox: sandbox.clone(),
+            attachment: Attachment { pod_uid: "uid".into(), ..Attachment::default() },
+            deadline: None,
+        };
         let cells = Arc::clone(&self.cells);
         (sandbox, tokio::spawn(async move { cells.launch(order).await }))
     }
 
     /// Waits until the provider has been called so.
     pub(super) async fn called(&self, calls: &[&str]) {
-        eventually(&format!("{calls:?} after {:?}", self.provider.calls()), || self.provider.calls() == calls).await;
+        eventually(&format!("{calls:?} after {:?}", self.provider.calls()), || {
+            self.provider.calls() == calls
+        })
+        .await;
     }
 
     /// The one cell that there is.
@@ -235,7 +265,8 @@ impl World {
     pub(super) async fn comes_home(&self, cell: &CellId) {
         self.cells.claim(cell.as_str(), &self.token_sha256(cell), "its key").await.unwrap();
         assert!(self.cells.admits(cell.as_str(), "its key").is_ok());
-        self.cells.linked(cell, Some(HelloReply { cell: cell.to_string(), ..HelloReply::default() }));
+        self.cells
+            .linked(cell, Some(HelloReply { cell: cell.to_string(), ..HelloReply::default() }));
     }
 
     /// A cell that is a pod's.
@@ -249,7 +280,15 @@ impl World {
         let (given, addresses) = launch.await.unwrap().unwrap();
         assert_eq!((&given.id, addresses), (&cell, vec![IpAddr::from([10, 0, 0, 7])]));
         let mut batch = Batch::default();
-        batch.put(Table::Sandboxes, sandbox.as_str(), &store::SandboxMeta { id: sandbox.to_string(), cell: cell.to_string(), ..Default::default() });
+        batch.put(
+            Table::Sandboxes,
+            sandbox.as_str(),
+            &store::SandboxMeta {
+                id: sandbox.to_string(),
+                cell: cell.to_string(),
+                ..Default::default()
+            },
+        );
         self.store.commit(batch).await.unwrap();
         cell
     }
@@ -259,7 +298,9 @@ impl World {
     }
 
     pub(super) async fn stored_phase(&self, phase: store::CellPhase) {
-        let is_so = async || (self.stored().await.first().map(store::Cell::phase) == Some(phase)).then_some(());
+        let is_so = async || {
+            (self.stored().await.first().map(store::Cell::phase) == Some(phase)).then_some(())
+        };
         kiyot_testkit::wait_until(format!("the record says {phase:?}"), PATIENCE, is_so).await;
     }
 }
@@ -270,9 +311,13 @@ pub(super) async fn eventually(what: &str, holds: impl Fn() -> bool) {
 }
 
 /// The next event that tells a cell's end.
-pub(super) async fn next_gone(events: &mut tokio::sync::broadcast::Receiver<super::CellEvent>) -> (CellId, String) {
+pub(super) async fn next_gone(
+    events: &mut tokio::sync::broadcast::Receiver<super::CellEvent>,
+) -> (CellId, String) {
     loop {
-        if let super::CellEvent::Gone { cell, reason } = tokio::time::timeout(PATIENCE, events.recv()).await.unwrap().unwrap() {
+        if let super::CellEvent::Gone { cell, reason } =
+            tokio::time::timeout(PATIENCE, events.recv()).await.unwrap().unwrap()
+        {
             return (cell, reason);
         }
     }

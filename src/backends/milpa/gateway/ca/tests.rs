@@ -15,7 +15,8 @@ fn a_cell_gets_what_it_may_have_and_not_what_it_asks_for() {
     let ca = Ca::new().unwrap();
     let (key, der) = request(|params| {
         params.distinguished_name.push(DnType::CommonName, "gateway.kiyot.internal");
-        params.subject_alt_names = CertificateParams::new([alpn::GATEWAY_NAME.to_owned()]).unwrap().subject_alt_names;
+        params.subject_alt_names =
+            CertificateParams::new([alpn::GATEWAY_NAME.to_owned()]).unwrap().subject_alt_names;
         params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth];
         params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
     });
@@ -26,7 +27,10 @@ fn a_cell_gets_what_it_may_have_and_not_what_it_asks_for() {
     assert_eq!(read.common_name, cell.as_str());
     assert_eq!(read.key_sha256, proven.sha256());
     assert_eq!(read.key_sha256, sha256(&key.subject_public_key_info()));
-    assert!(read.not_before == BEGIN && read.not_after > SystemTime::now() + CELL_LIFETIME - Duration::from_secs(3600));
+    assert!(
+        read.not_before == BEGIN
+            && read.not_after > SystemTime::now() + CELL_LIFETIME - Duration::from_secs(3600)
+    );
     let (_, parsed) = X509Certificate::from_der(&certificate).unwrap();
     let usages = parsed.extended_key_usage().unwrap().unwrap().value;
     assert!(usages.client_auth && !usages.server_auth && !usages.any);
@@ -48,7 +52,10 @@ fn requests_that_prove_no_key_are_refused() {
     }
     let other = KeyPair::generate_for(&rcgen::PKCS_ECDSA_P384_SHA384).unwrap();
     let der = CertificateParams::default().serialize_request(&other).unwrap().der().to_vec();
-    assert_eq!(ProvenKey::from_request(&der).unwrap_err(), BadRequest("has a key that is neither ECDSA P-256 nor Ed25519"));
+    assert_eq!(
+        ProvenKey::from_request(&der).unwrap_err(),
+        BadRequest("has a key that is neither ECDSA P-256 nor Ed25519")
+    );
 }
 
 #[test]

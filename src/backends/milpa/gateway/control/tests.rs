@@ -20,8 +20,16 @@ struct Scene {
 impl Scene {
     fn new() -> Self {
         let (near, far) = duplex(64 * 1024);
-        let (control, line) = (Control::new("a test's"), Line::new(HelloReply::default(), &CancellationToken::new()));
-        control.offer(Offer { connection: line.clone(), incarnation: String::new(), generation: 1, arrival: 1 }).unwrap();
+        let (control, line) =
+            (Control::new("a test's"), Line::new(HelloReply::default(), &CancellationToken::new()));
+        control
+            .offer(Offer {
+                connection: line.clone(),
+                incarnation: String::new(),
+                generation: 1,
+                arrival: 1,
+            })
+            .unwrap();
         let own = line.clone();
         let carried = tokio::spawn(async move { own.carry(&mut Frames::new(near, LONGEST)).await });
         Self { control, line, carried, agent: Frames::new(far, LONGEST) }
@@ -37,7 +45,10 @@ impl Scene {
 }
 
 fn event_of(watch: u64, id: &str) -> from_cell::Message {
-    from_cell::Message::Event(WatchEvent { watch, event: Some(Event { event: Some(event::Event::ContainerGone(id.to_owned())) }) })
+    from_cell::Message::Event(WatchEvent {
+        watch,
+        event: Some(Event { event: Some(event::Event::ContainerGone(id.to_owned())) }),
+    })
 }
 
 fn end_of(watch: u64, code: Code) -> from_cell::Message {
@@ -60,7 +71,10 @@ async fn an_event_comes_when_it_is_wanted_and_to_whom() {
     assert_eq!(event, Some(event::Event::ContainerGone("one".to_owned())));
 
     let mut second = scene.control.watch().await.unwrap();
-    let got = tokio::spawn(async move { (second.next().await, second.next().await, second.next().await) });
+    let got =
+        tokio::spawn(
+            async move { (second.next().await, second.next().await, second.next().await) },
+        );
     assert_eq!(scene.hears().await, wanted(2));
     scene.says(event_of(1, "late")).await;
     scene.says(from_cell::Message::Event(WatchEvent { watch: 2, event: None })).await;
@@ -77,8 +91,18 @@ async fn an_event_comes_when_it_is_wanted_and_to_whom() {
     let mut talks = scene.control.watch().await.unwrap();
     let talks = tokio::spawn(async move { talks.next().await });
     assert_eq!(scene.hears().await, wanted(3));
-    scene.says(from_cell::Message::End(WatchEnd { watch: 3, code: Code::Unknown.into(), message: "\u{e4}".repeat(1 << 20) })).await;
-    assert_eq!(talks.await.unwrap().unwrap_err().message(), "\u{e4}".repeat(WORDS), "no more of it goes to the log");
+    scene
+        .says(from_cell::Message::End(WatchEnd {
+            watch: 3,
+            code: Code::Unknown.into(),
+            message: "\u{e4}".repeat(1 << 20),
+        }))
+        .await;
+    assert_eq!(
+        talks.await.unwrap().unwrap_err().message(),
+        "\u{e4}".repeat(WORDS),
+        "no more of it goes to the log"
+    );
 
     // The first watch waits, and then another begins.
     let waits = tokio::spawn(async move { first.next().await });
@@ -88,7 +112,10 @@ async fn an_event_comes_when_it_is_wanted_and_to_whom() {
     assert_eq!(scene.hears().await, wanted(4));
     assert_eq!(waits.await.unwrap().unwrap_err().code(), Code::Aborted);
     scene
-        .says(from_cell::Message::Event(WatchEvent { watch: 4, event: Some(Event { event: Some(event::Event::Snapshot(Snapshot::default())) }) }))
+        .says(from_cell::Message::Event(WatchEvent {
+            watch: 4,
+            event: Some(Event { event: Some(event::Event::Snapshot(Snapshot::default())) }),
+        }))
         .await;
     assert!(third.await.unwrap().unwrap().is_some());
 }
@@ -138,7 +165,11 @@ async fn who_waits_is_told_of_the_end() {
         }
         let (ended, mut events) = waits.await.unwrap();
         assert_eq!(ended.unwrap_err().code(), Code::Unavailable);
-        assert_eq!(events.next().await.unwrap_err().code(), Code::Unavailable, "and who asks later");
+        assert_eq!(
+            events.next().await.unwrap_err().code(),
+            Code::Unavailable,
+            "and who asks later"
+        );
         assert!(scene.line.has_ended());
     }
 }
@@ -166,7 +197,10 @@ async fn a_quiet_connection_stays_for_as_long_as_pings_are_answered() {
     // From now on nothing is said.
     let silent = Instant::now();
     assert!(matches!(scene.carried.await.unwrap(), Err(Broken::Silent)));
-    assert!(silent.elapsed() <= Duration::from_secs(21), "by the clock of this test, which goes as it says");
+    assert!(
+        silent.elapsed() <= Duration::from_secs(21),
+        "by the clock of this test, which goes as it says"
+    );
 }
 
 #[tokio::test]
@@ -176,13 +210,16 @@ async fn nonsense_ends_it() {
     assert!(matches!(scene.carried.await.unwrap(), Err(Broken::Unreadable(_))));
     let (near, mut far) = duplex(64);
     far.write_all(&u32::MAX.to_be_bytes()).await.unwrap();
-    let carried = Line::new(HelloReply::default(), &CancellationToken::new()).carry(&mut Frames::new(near, LONGEST)).await;
+    let carried = Line::new(HelloReply::default(), &CancellationToken::new())
+        .carry(&mut Frames::new(near, LONGEST))
+        .await;
     assert!(matches!(carried, Err(Broken::Io(_))));
 }
 
 #[tokio::test]
 async fn the_agent_says_first_who_it_is() {
-    let hello = from_cell::Message::Hello(HelloReply { cell: "it".to_owned(), ..HelloReply::default() });
+    let hello =
+        from_cell::Message::Hello(HelloReply { cell: "it".to_owned(), ..HelloReply::default() });
     for (first, cell) in [(hello, Some("it")), (from_cell::Message::Pong(Pong {}), None)] {
         let (near, far) = duplex(1024);
         let mut far = Frames::new(far, LONGEST);

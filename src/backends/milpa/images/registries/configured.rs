@@ -5,11 +5,13 @@ use std::{collections::BTreeMap, fmt, path::PathBuf};
 use kiyot_proto::cri;
 use serde::{Deserialize, de::IgnoredAny};
 
-/// The part of containerd's configuration that is about registries (containerd 1.x, pkg/cri/config: `Registry`). It has secrets.
+/// The part of containerd's configuration that is about registries (containerd 1.x, pkg/cri/config:
+/// `Registry`). It has secrets.
 #[derive(Default, Clone, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub(super) struct Configured {
-    /// Directories of `HOST/hosts.toml` files, with colons between them. With it, `mirrors` and `tls` mean nothing.
+    /// Directories of `HOST/hosts.toml` files, with colons between them. With it, `mirrors` and
+    /// `tls` mean nothing.
     pub(super) config_path: String,
     mirrors: Option<BTreeMap<String, Mirror>>,
     configs: Option<BTreeMap<String, Host>>,
@@ -78,12 +80,15 @@ struct Whole {
 }
 
 impl Configured {
-    /// Of the JSON of the node's configuration; `None` if it says nothing of registries, as from containerd 2 on.
+    /// Of the JSON of the node's configuration; `None` if it says nothing of registries, as from
+    /// containerd 2 on.
     ///
     /// # Errors
     /// Where it is not what it must be: line and column, without its content.
     pub(super) fn parse(json: &str) -> Result<Option<Self>, (usize, usize)> {
-        serde_json::from_str::<Whole>(json).map(|whole| whole.registry).map_err(|error| (error.line(), error.column()))
+        serde_json::from_str::<Whole>(json)
+            .map(|whole| whole.registry)
+            .map_err(|error| (error.line(), error.column()))
     }
 
     /// Whether mirrors, or certificates of hosts, are written here and not in files.
@@ -93,16 +98,32 @@ impl Configured {
 
     /// Hosts for which something is said here that files are to say; `*` is all others.
     pub(super) fn hosts(&self) -> Vec<&str> {
-        let with_tls = self.configs.iter().flatten().filter(|(_, host)| host.tls.is_some()).map(|(name, _)| name);
-        let mut hosts: Vec<&str> = self.mirrors.iter().flatten().map(|(name, _)| name).chain(with_tls).map(String::as_str).collect();
+        let with_tls = self
+            .configs
+            .iter()
+            .flatten()
+            .filter(|(_, host)| host.tls.is_some())
+            .map(|(name, _)| name);
+        let mut hosts: Vec<&str> = self
+            .mirrors
+            .iter()
+            .flatten()
+            .map(|(name, _)| name)
+            .chain(with_tls)
+            .map(String::as_str)
+            .collect();
         hosts.sort_unstable();
         hosts.dedup();
         hosts
     }
 
-    /// The endpoints of a host's mirrors, in their order: its own, else those of all hosts (containerd, registryEndpoints).
+    /// The endpoints of a host's mirrors, in their order: its own, else those of all hosts
+    /// (containerd, registryEndpoints).
     pub(super) fn endpoints(&self, host: &str) -> &[String] {
-        let mirror = self.mirrors.as_ref().and_then(|mirrors| mirrors.get(host).or_else(|| mirrors.get("*")));
+        let mirror = self
+            .mirrors
+            .as_ref()
+            .and_then(|mirrors| mirrors.get(host).or_else(|| mirrors.get("*")));
         mirror.and_then(|mirror| mirror.endpoint.as_deref()).unwrap_or_default()
     }
 
@@ -113,10 +134,18 @@ impl Configured {
 
     /// What opens a host to everybody on the node. It means that host, and no other.
     pub(super) fn auth(&self, host: &str) -> Option<cri::AuthConfig> {
-        let Auth { username, password, auth, identitytoken } = self.configs.as_ref()?.get(host)?.auth.clone()?;
+        let Auth { username, password, auth, identitytoken } =
+            self.configs.as_ref()?.get(host)?.auth.clone()?;
         // The scheme is for form: containerd compares the host (ParseAuth).
         let server_address = format!("https://{host}");
-        Some(cri::AuthConfig { username, password, auth, identity_token: identitytoken, server_address, registry_token: String::new() })
+        Some(cri::AuthConfig {
+            username,
+            password,
+            auth,
+            identity_token: identitytoken,
+            server_address,
+            registry_token: String::new(),
+        })
     }
 
     /// Names of headers that all registries are sent.
@@ -143,13 +172,17 @@ mod tests {
         assert!(configured.endpoints("bare.example").is_empty());
         assert_eq!(configured.tls("two.example").unwrap().ca_file, PathBuf::from("/etc/ca.pem"));
         let auth = configured.auth("one.example").unwrap();
-        assert_eq!((&*auth.username, &*auth.password, &*auth.server_address), ("violet", "sesame", "https://one.example"));
+        assert_eq!(
+            (&*auth.username, &*auth.password, &*auth.server_address),
+            ("violet", "sesame", "https://one.example")
+        );
         assert_eq!((configured.auth("two.example"), configured.headers()), (None, vec!["X-Team"]));
         assert!(!format!("{configured:?}").contains("sesame"));
         // Secrets alone are no reason for files, and a path rules.
-        for same in
-            [r#"{"registry": {"configs": {"a": {"auth": {"username": "u"}}}}}"#, r#"{"registry": {"configPath": "/certs", "mirrors": {"a": {}}}}"#]
-        {
+        for same in [
+            r#"{"registry": {"configs": {"a": {"auth": {"username": "u"}}}}}"#,
+            r#"{"registry": {"configPath": "/certs", "mirrors": {"a": {}}}}"#,
+        ] {
             assert!(!Configured::parse(same).unwrap().unwrap().is_old(), "{same}");
         }
         assert_eq!(Configured::parse("{}"), Ok(None));

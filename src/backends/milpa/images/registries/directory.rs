@@ -7,8 +7,9 @@ use std::{
     path::{Path, PathBuf},
 };
 
-/// Makes a directory of directories of files what it is to be, file by file: cells read them meanwhile. What names others comes after them (`hosts.toml` after `0-ca.pem`), as the
-/// paths are sorted. All is readable by its owner only.
+/// Makes a directory of directories of files what it is to be, file by file: cells read them
+/// meanwhile. What names others comes after them (`hosts.toml` after `0-ca.pem`), as the paths are
+/// sorted. All is readable by its owner only.
 pub(super) fn make(directory: &Path, files: &BTreeMap<PathBuf, Vec<u8>>) -> io::Result<()> {
     if !directory.exists() && files.is_empty() {
         return Ok(());
@@ -52,14 +53,38 @@ mod tests {
         let directory = dir.path().join("registries");
         make(&directory, &BTreeMap::new()).unwrap();
         assert!(!directory.exists());
-        let files = |names: &[&str]| names.iter().map(|name| (PathBuf::from(name), name.as_bytes().to_vec())).collect::<BTreeMap<_, _>>();
-        for names in [&["a/0-key.pem", "a/hosts.toml", "b/hosts.toml"] as &[_], &["b/hosts.toml", "c/hosts.toml"], &[]] {
+        let files = |names: &[&str]| {
+            names
+                .iter()
+                .map(|name| (PathBuf::from(name), name.as_bytes().to_vec()))
+                .collect::<BTreeMap<_, _>>()
+        };
+        for names in [
+            &["a/0-key.pem", "a/hosts.toml", "b/hosts.toml"] as &[_],
+            &["b/hosts.toml", "c/hosts.toml"],
+            &[],
+        ] {
             make(&directory, &files(names)).unwrap();
-            let mut found: Vec<_> = entries(&directory).unwrap().iter().flat_map(|host| entries(host).unwrap()).collect();
+            let mut found: Vec<_> = entries(&directory)
+                .unwrap()
+                .iter()
+                .flat_map(|host| entries(host).unwrap())
+                .collect();
             found.sort();
             assert_eq!(found, names.iter().map(|name| directory.join(name)).collect::<Vec<_>>());
-            assert!(found.iter().all(|path| fs::metadata(path).unwrap().permissions().mode() & 0o777 == 0o600));
-            assert_eq!(entries(&directory).unwrap().len(), names.iter().map(|name| &name[..1]).collect::<std::collections::BTreeSet<_>>().len());
+            assert!(
+                found
+                    .iter()
+                    .all(|path| fs::metadata(path).unwrap().permissions().mode() & 0o777 == 0o600)
+            );
+            assert_eq!(
+                entries(&directory).unwrap().len(),
+                names
+                    .iter()
+                    .map(|name| &name[..1])
+                    .collect::<std::collections::BTreeSet<_>>()
+                    .len()
+            );
         }
     }
 }

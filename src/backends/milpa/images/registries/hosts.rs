@@ -1,4 +1,5 @@
-//! `registry.mirrors` and `registry.configs` of containerd, written as a directory of `HOST/hosts.toml` files. Pure, but for reading certificates, which is the caller's.
+//! `registry.mirrors` and `registry.configs` of containerd, written as a directory of
+//! `HOST/hosts.toml` files. Pure, but for reading certificates, which is the caller's.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -24,18 +25,27 @@ struct Endpoint {
 }
 
 impl Endpoint {
-    /// As containerd reads it: without a scheme https, and http for the loopback; without a path `/v2` (addDefaultScheme, registryHosts). A name and a password in it mean nothing.
+    /// As containerd reads it: without a scheme https, and http for the loopback; without a path
+    /// `/v2` (addDefaultScheme, registryHosts). A name and a password in it mean nothing.
     fn parse(text: &str) -> Option<Self> {
-        let (scheme, rest) = text.split_once("://").map_or((None, text), |(scheme, rest)| (Some(scheme), rest));
+        let (scheme, rest) =
+            text.split_once("://").map_or((None, text), |(scheme, rest)| (Some(scheme), rest));
         let end = rest.find(['/', '?', '#']).unwrap_or(rest.len());
         let (authority, rest) = rest.split_at(end);
         let host = authority.rsplit_once('@').map_or(authority, |(_, host)| host);
         let path = &rest[..rest.find(['?', '#']).unwrap_or(rest.len())];
         let scheme = scheme.unwrap_or_else(|| default_scheme(host));
-        let is_host = !host.is_empty() && host.chars().all(|c| c.is_ascii_alphanumeric() || ".-_:[]".contains(c));
+        let is_host = !host.is_empty()
+            && host.chars().all(|c| c.is_ascii_alphanumeric() || ".-_:[]".contains(c));
         let path = if path.is_empty() { "/v2" } else { path };
-        let is_url = is_host && ["http", "https"].contains(&scheme) && path.chars().all(|c| c.is_ascii_graphic());
-        is_url.then(|| Self { scheme: scheme.to_owned(), host: host.to_owned(), path: path.to_owned() })
+        let is_url = is_host
+            && ["http", "https"].contains(&scheme)
+            && path.chars().all(|c| c.is_ascii_graphic());
+        is_url.then(|| Self {
+            scheme: scheme.to_owned(),
+            host: host.to_owned(),
+            path: path.to_owned(),
+        })
     }
 
     fn url(&self) -> String {
@@ -45,34 +55,51 @@ impl Endpoint {
 
 /// Whether a host is the loopback: in a cell that is the cell's own (containerd, isLocalHost).
 fn is_loopback(host: &str) -> bool {
-    let name = host.rsplit_once(':').filter(|(_, port)| !port.contains(']')).map_or(host, |(name, _)| name);
-    name == "localhost" || name.trim_matches(['[', ']']).parse::<IpAddr>().is_ok_and(|ip| ip.is_loopback())
+    let name = host
+        .rsplit_once(':')
+        .filter(|(_, port)| !port.contains(']'))
+        .map_or(host, |(name, _)| name);
+    name == "localhost"
+        || name.trim_matches(['[', ']']).parse::<IpAddr>().is_ok_and(|ip| ip.is_loopback())
 }
 
 fn default_scheme(host: &str) -> &'static str {
     if is_loopback(host) { "http" } else { "https" }
 }
 
-/// Where images of a host are asked for, one after another: its mirrors' endpoints, and then the host itself, unless it is one of them (containerd, registryEndpoints). What a cell
-/// has no use for is left out, and named.
-fn endpoints(configured: &Configured, host: &str, problems: &mut BTreeSet<String>) -> Vec<Endpoint> {
+/// Where images of a host are asked for, one after another: its mirrors' endpoints, and then the
+/// host itself, unless it is one of them (containerd, registryEndpoints). What a cell has no use
+/// for is left out, and named.
+fn endpoints(
+    configured: &Configured,
+    host: &str,
+    problems: &mut BTreeSet<String>,
+) -> Vec<Endpoint> {
     let mut endpoints: Vec<Endpoint> = Vec::new();
     for text in configured.endpoints(host) {
         match Endpoint::parse(text) {
             Some(endpoint) if endpoints.contains(&endpoint) => {}
             Some(endpoint) => endpoints.push(endpoint),
             // It may have a password.
-            None => drop(problems.insert(format!("an endpoint of registry.mirrors.{host:?} is no URL with http or https"))),
+            None => drop(problems.insert(format!(
+                "an endpoint of registry.mirrors.{host:?} is no URL with http or https"
+            ))),
         }
     }
     if host != OTHERS.1 && !endpoints.iter().any(|endpoint| endpoint.host == host) {
         let own = if host == DOCKER.0 { DOCKER.1 } else { host };
-        endpoints.extend(Endpoint::parse(&format!("{}://{own}", default_scheme(own))).filter(|own| !endpoints.contains(own)));
+        endpoints.extend(
+            Endpoint::parse(&format!("{}://{own}", default_scheme(own)))
+                .filter(|own| !endpoints.contains(own)),
+        );
     }
     endpoints.retain(|endpoint| {
         let reached = !is_loopback(&endpoint.host);
         if !reached && endpoint.host != host {
-            problems.insert(format!("the endpoint {} of registry.mirrors.{host:?} is the node's own loopback", endpoint.host));
+            problems.insert(format!(
+                "the endpoint {} of registry.mirrors.{host:?} is the node's own loopback",
+                endpoint.host
+            ));
         }
         reached
     });
@@ -117,15 +144,23 @@ pub(super) fn plan(configured: &Configured, read: &dyn Fn(&Path) -> io::Result<V
         let mut entries = Vec::new();
         for endpoint in endpoints(configured, host, &mut plan.problems) {
             let number = entries.len();
-            match configured.tls(&endpoint.host).map(|tls| certificates(tls, number, read)).transpose() {
+            match configured
+                .tls(&endpoint.host)
+                .map(|tls| certificates(tls, number, read))
+                .transpose()
+            {
                 Ok(certificates) => entries.push((endpoint, certificates.unwrap_or_default())),
-                Err(problem) => drop(plan.problems.insert(format!("registry.configs.{:?}.tls: {problem}", endpoint.host))),
+                Err(problem) => drop(
+                    plan.problems
+                        .insert(format!("registry.configs.{:?}.tls: {problem}", endpoint.host)),
+                ),
             }
         }
         if entries.is_empty() {
             continue;
         }
-        plan.files.insert(directory.join("hosts.toml"), text(&entries, host == OTHERS.1).into_bytes());
+        plan.files
+            .insert(directory.join("hosts.toml"), text(&entries, host == OTHERS.1).into_bytes());
         let certificates = entries.into_iter().flat_map(|(_, certificates)| certificates.files);
         plan.files.extend(certificates.map(|(name, content)| (directory.join(name), content)));
     }
@@ -137,8 +172,12 @@ fn directory(host: &str) -> Option<PathBuf> {
     if host == OTHERS.1 {
         return Some(OTHERS.0.into());
     }
-    let is_name = !host.is_empty() && !host.starts_with(['.', '_']) && host.chars().all(|c| c.is_ascii_alphanumeric() || ".-_:[]".contains(c));
-    let name = host.rsplit_once(':').map_or_else(|| host.to_owned(), |(name, port)| format!("{name}_{port}_"));
+    let is_name = !host.is_empty()
+        && !host.starts_with(['.', '_'])
+        && host.chars().all(|c| c.is_ascii_alphanumeric() || ".-_:[]".contains(c));
+    let name = host
+        .rsplit_once(':')
+        .map_or_else(|| host.to_owned(), |(name, port)| format!("{name}_{port}_"));
     is_name.then(|| name.into())
 }
 
@@ -149,11 +188,16 @@ struct Certificates {
     files: Vec<(String, Vec<u8>)>,
 }
 
-fn certificates(tls: &Tls, number: usize, read: &dyn Fn(&Path) -> io::Result<Vec<u8>>) -> Result<Certificates, String> {
+fn certificates(
+    tls: &Tls,
+    number: usize,
+    read: &dyn Fn(&Path) -> io::Result<Vec<u8>>,
+) -> Result<Certificates, String> {
     let (mut lines, mut files) = (Vec::new(), Vec::new());
     let mut take = |path: &Path, what: &str| {
         let name = format!("{number}-{what}.pem");
-        let content = read(path).map_err(|error| format!("{} can't be read: {error}", path.display()))?;
+        let content =
+            read(path).map_err(|error| format!("{} can't be read: {error}", path.display()))?;
         files.push((name.clone(), content));
         Ok::<_, String>(name)
     };
@@ -175,17 +219,25 @@ fn certificates(tls: &Tls, number: usize, read: &dyn Fn(&Path) -> io::Result<Vec
     Ok(Certificates { lines, files })
 }
 
-/// The text of a hosts.toml. What is tried last is the server; for hosts that are not known here, containerd knows it.
+/// The text of a hosts.toml. What is tried last is the server; for hosts that are not known here,
+/// containerd knows it.
 fn text(entries: &[(Endpoint, Certificates)], has_no_server: bool) -> String {
-    let mut toml = String::from("# Made of registry.mirrors and registry.configs of the node's containerd.\n");
+    let mut toml =
+        String::from("# Made of registry.mirrors and registry.configs of the node's containerd.\n");
     let about = |(endpoint, certificates): &(Endpoint, Certificates)| {
         // containerd would put /v2 behind any other path.
         let path = (!endpoint.path.ends_with("/v2")).then(|| "override_path = true".to_owned());
-        let lines = [r#"capabilities = ["pull", "resolve"]"#.to_owned()].into_iter().chain(path).chain(certificates.lines.iter().cloned());
+        let lines = [r#"capabilities = ["pull", "resolve"]"#.to_owned()]
+            .into_iter()
+            .chain(path)
+            .chain(certificates.lines.iter().cloned());
         lines.map(|line| line + "\n").collect::<String>()
     };
-    let (before, last) =
-        if has_no_server { (entries, None) } else { entries.split_last().map_or((entries, None), |(last, before)| (before, Some(last))) };
+    let (before, last) = if has_no_server {
+        (entries, None)
+    } else {
+        entries.split_last().map_or((entries, None), |(last, before)| (before, Some(last)))
+    };
     // Writing to a string does not fail.
     if let Some(last) = last {
         let _ = write!(toml, "server = {:?}\n{}", last.0.url(), about(last));

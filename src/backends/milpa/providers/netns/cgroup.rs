@@ -1,4 +1,5 @@
-//! Cgroups: a cell's own, and those that its containers were in. Version 1, version 2, or both at once.
+//! Cgroups: a cell's own, and those that its containers were in. Version 1, version 2, or both at
+//! once.
 
 use std::{
     collections::BTreeSet,
@@ -40,7 +41,8 @@ impl Hierarchy {
     /// The directory of what `/proc/<pid>/cgroup` calls `path`.
     fn dir(&self, path: &Path) -> Option<PathBuf> {
         let beneath = path.strip_prefix(&self.root).ok()?;
-        let plain = beneath.components().all(|part| matches!(part, std::path::Component::Normal(_)));
+        let plain =
+            beneath.components().all(|part| matches!(part, std::path::Component::Normal(_)));
         plain.then(|| self.mount.join(beneath))
     }
 }
@@ -51,18 +53,32 @@ pub(super) fn hierarchies() -> io::Result<Vec<Hierarchy>> {
 }
 
 pub(super) fn parse_hierarchies(mountinfo: &[u8]) -> Vec<Hierarchy> {
-    const FLAGS: [&str; 9] =
-        ["rw", "ro", "xattr", "clone_children", "noprefix", "nsdelegate", "memory_recursiveprot", "memory_localevents", "favordynmods"];
+    const FLAGS: [&str; 9] = [
+        "rw",
+        "ro",
+        "xattr",
+        "clone_children",
+        "noprefix",
+        "nsdelegate",
+        "memory_recursiveprot",
+        "memory_localevents",
+        "favordynmods",
+    ];
     let mut found: Vec<Hierarchy> = Vec::new();
     for mount in mounts::parse(mountinfo) {
         let controllers: Vec<String> = match mount.kind.as_str() {
             "cgroup2" => Vec::new(),
-            "cgroup" => {
-                mount.options.split(',').filter(|option| !FLAGS.contains(option) && !option.starts_with("release_agent=")).map(Into::into).collect()
-            }
+            "cgroup" => mount
+                .options
+                .split(',')
+                .filter(|option| !FLAGS.contains(option) && !option.starts_with("release_agent="))
+                .map(Into::into)
+                .collect(),
             _ => continue,
         };
-        if (mount.kind == "cgroup" && controllers.is_empty()) || found.iter().any(|known| known.controllers == controllers) {
+        if (mount.kind == "cgroup" && controllers.is_empty())
+            || found.iter().any(|known| known.controllers == controllers)
+        {
             continue;
         }
         found.push(Hierarchy { mount: mount.point, root: mount.root, controllers });
@@ -102,18 +118,25 @@ fn inherit_cpuset(from: &Path, to: &Path) -> io::Result<()> {
     for file in ["cpuset.cpus", "cpuset.mems"] {
         let own = to.join(file);
         if fs::read_to_string(&own).map_err(|error| named(&own, error))?.trim().is_empty() {
-            let inherited = fs::read(from.join(file)).map_err(|error| named(&from.join(file), error))?;
+            let inherited =
+                fs::read(from.join(file)).map_err(|error| named(&from.join(file), error))?;
             fs::write(&own, inherited).map_err(|error| named(&own, error))?;
         }
     }
     Ok(())
 }
 
-/// The cgroups of containers that some processes are in: a directory that is named by a container's id, not the one of the pod above it.
-pub(super) fn of_containers(hierarchies: &[Hierarchy], processes: &BTreeSet<Identity>) -> io::Result<BTreeSet<PathBuf>> {
+/// The cgroups of containers that some processes are in: a directory that is named by a container's
+/// id, not the one of the pod above it.
+pub(super) fn of_containers(
+    hierarchies: &[Hierarchy],
+    processes: &BTreeSet<Identity>,
+) -> io::Result<BTreeSet<PathBuf>> {
     let mut cgroups = BTreeSet::new();
     for process in processes {
-        let Some(text) = found(fs::read_to_string(format!("/proc/{}/cgroup", process.pid)))? else { continue };
+        let Some(text) = found(fs::read_to_string(format!("/proc/{}/cgroup", process.pid)))? else {
+            continue;
+        };
         cgroups.extend(container_dirs(hierarchies, &text));
     }
     Ok(cgroups)
@@ -123,7 +146,8 @@ pub(super) fn container_dirs(hierarchies: &[Hierarchy], text: &str) -> Vec<PathB
     let dir = |line: &str| {
         let (_, rest) = line.split_once(':')?;
         let (controllers, path) = rest.split_once(':')?;
-        let hierarchy = hierarchies.iter().find(|hierarchy| hierarchy.controllers.join(",") == controllers)?;
+        let hierarchy =
+            hierarchies.iter().find(|hierarchy| hierarchy.controllers.join(",") == controllers)?;
         let path = Path::new(path);
         let container = path.ancestors().filter(|path| is_container(path)).last()?;
         hierarchy.dir(container)
@@ -131,7 +155,8 @@ pub(super) fn container_dirs(hierarchies: &[Hierarchy], text: &str) -> Vec<PathB
     text.lines().filter_map(dir).collect()
 }
 
-/// Whether a directory is named by a container's id, as containerd names it with either of its cgroup drivers.
+/// Whether a directory is named by a container's id, as containerd names it with either of its
+/// cgroup drivers.
 fn is_container(path: &Path) -> bool {
     container_of(path).is_some()
 }
@@ -139,13 +164,21 @@ fn is_container(path: &Path) -> bool {
 /// The id of the container that a directory is of.
 fn container_of(path: &Path) -> Option<&str> {
     let name = path.file_name()?.to_str()?;
-    let name = name.strip_prefix("cri-containerd-").and_then(|name| name.strip_suffix(".scope")).unwrap_or(name);
+    let name = name
+        .strip_prefix("cri-containerd-")
+        .and_then(|name| name.strip_suffix(".scope"))
+        .unwrap_or(name);
     (name.len() == 64 && name.bytes().all(|byte| byte.is_ascii_hexdigit())).then_some(name)
 }
 
-/// The cgroups of containers beneath the cgroups that the kubelet made for a pod, for a pod in a cell has no other containers than the cell's; and, wherever
-/// they are, those of these containers: a `cgroup_parent` may be anything.
-pub(super) fn of_pod(hierarchies: &[Hierarchy], uid: &str, containers: &BTreeSet<String>) -> BTreeSet<PathBuf> {
+/// The cgroups of containers beneath the cgroups that the kubelet made for a pod, for a pod in a
+/// cell has no other containers than the cell's; and, wherever they are, those of these containers:
+/// a `cgroup_parent` may be anything.
+pub(super) fn of_pod(
+    hierarchies: &[Hierarchy],
+    uid: &str,
+    containers: &BTreeSet<String>,
+) -> BTreeSet<PathBuf> {
     let mut found = BTreeSet::new();
     if uid.is_empty() && containers.is_empty() {
         return found;
@@ -173,16 +206,23 @@ pub(super) fn of_pod(hierarchies: &[Hierarchy], uid: &str, containers: &BTreeSet
 
 fn children(dir: &Path) -> impl Iterator<Item = PathBuf> {
     let entries = fs::read_dir(dir).into_iter().flatten().flatten();
-    entries.filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir())).map(|entry| entry.path())
+    entries
+        .filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir()))
+        .map(|entry| entry.path())
 }
 
 /// Lets processes of frozen cgroups run on, so that they can end. Version 2 needs no help.
 pub(super) fn thaw(hierarchies: &[Hierarchy], cell: &str, containers: &BTreeSet<PathBuf>) {
-    for hierarchy in
-        hierarchies.iter().filter(|hierarchy| !hierarchy.is_v2() && hierarchy.controllers.iter().any(|controller| controller == "freezer"))
-    {
+    for hierarchy in hierarchies.iter().filter(|hierarchy| {
+        !hierarchy.is_v2() && hierarchy.controllers.iter().any(|controller| controller == "freezer")
+    }) {
         let own = hierarchy.mount.join(name(cell));
-        let mut open: Vec<_> = containers.iter().filter(|dir| dir.starts_with(&hierarchy.mount)).cloned().chain([own]).collect();
+        let mut open: Vec<_> = containers
+            .iter()
+            .filter(|dir| dir.starts_with(&hierarchy.mount))
+            .cloned()
+            .chain([own])
+            .collect();
         while let Some(dir) = open.pop() {
             // Absent is fine, and so is one that is not frozen.
             let _ = fs::write(dir.join("freezer.state"), "THAWED");
@@ -204,7 +244,9 @@ pub(super) fn remove(hierarchies: &[Hierarchy], cell: &str) -> io::Result<()> {
 /// Removes cgroups that containers of a cell were in. One that has processes again is another's.
 pub(super) fn remove_containers(containers: &BTreeSet<PathBuf>) -> io::Result<()> {
     for dir in containers {
-        let inhabited = |dir: &Path| fs::read(dir.join("cgroup.procs")).is_ok_and(|processes| !processes.is_empty());
+        let inhabited = |dir: &Path| {
+            fs::read(dir.join("cgroup.procs")).is_ok_and(|processes| !processes.is_empty())
+        };
         if !inhabited(dir) {
             remove_tree(dir, Instant::now() + BUSY_LIMIT)?;
         }
@@ -221,7 +263,12 @@ fn remove_tree(dir: &Path, deadline: Instant) -> io::Result<()> {
         match fs::remove_dir(dir) {
             Ok(()) => return Ok(()),
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
-            Err(error) if error.raw_os_error() == Some(Errno::BUSY.raw_os_error()) && Instant::now() < deadline => sleep(BUSY_PAUSE),
+            Err(error)
+                if error.raw_os_error() == Some(Errno::BUSY.raw_os_error())
+                    && Instant::now() < deadline =>
+            {
+                sleep(BUSY_PAUSE)
+            }
             Err(error) => return Err(named(dir, error)),
         }
     }

@@ -15,7 +15,8 @@ const LIMIT: Duration = Duration::from_secs(30);
 const OUTPUT_LIMIT: u64 = 1024 * 1024;
 /// How much of its stderr is read, in bytes. What is beyond is thrown away.
 const ERROR_LIMIT: u64 = 16 * 1024;
-/// The variable that says for which instance a program runs: its directory. What a killed daemon left running is found by it.
+/// The variable that says for which instance a program runs: its directory. What a killed daemon
+/// left running is found by it.
 pub(super) const INSTANCE_VARIABLE: &str = "KIYOT_INSTANCE";
 
 /// Why a program did not do it.
@@ -77,10 +78,19 @@ async fn run_within(
     variables: &[(&str, &OsStr)],
     input: &[u8],
 ) -> Result<Ended, CommandError> {
-    let name = || arguments.iter().fold(program.display().to_string(), |text, argument| format!("{text} {}", argument.display()));
+    let name = || {
+        arguments.iter().fold(program.display().to_string(), |text, argument| {
+            format!("{text} {}", argument.display())
+        })
+    };
     let io = |source| CommandError::Io { program: name(), source };
     let mut command = Command::new(program);
-    command.args(arguments).envs(variables.iter().copied()).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    command
+        .args(arguments)
+        .envs(variables.iter().copied())
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped());
     if let Some(instance) = instance {
         command.env(INSTANCE_VARIABLE, instance);
     }
@@ -115,22 +125,33 @@ async fn run_within(
             return Err(CommandError::Output { program: name() });
         }
         let status = child.wait().await.map_err(io)?;
-        Ok(Ended { status, stdout: output, stderr: String::from_utf8_lossy(&said.map_err(io)?).trim().to_owned() })
+        Ok(Ended {
+            status,
+            stdout: output,
+            stderr: String::from_utf8_lossy(&said.map_err(io)?).trim().to_owned(),
+        })
     };
-    let ended =
-        timeout(limit, Box::pin(whole)).await.unwrap_or_else(|_| Err(CommandError::Deadline { program: name(), seconds: limit.as_secs() }))?;
+    let ended = timeout(limit, Box::pin(whole)).await.unwrap_or_else(|_| {
+        Err(CommandError::Deadline { program: name(), seconds: limit.as_secs() })
+    })?;
     group.0 = None;
     Ok(ended)
 }
 
 /// Runs a program that must succeed.
-pub(super) async fn succeed(program: &str, arguments: &[&str], instance: Option<&Path>) -> Result<(), CommandError> {
+pub(super) async fn succeed(
+    program: &str,
+    arguments: &[&str],
+    instance: Option<&Path>,
+) -> Result<(), CommandError> {
     let arguments: Vec<&OsStr> = arguments.iter().map(OsStr::new).collect();
     let ended = run(Path::new(program), &arguments, instance, &[], b"").await?;
     if ended.status.success() {
         return Ok(());
     }
-    let program = arguments.iter().fold(program.to_owned(), |text, argument| format!("{text} {}", argument.display()));
+    let program = arguments
+        .iter()
+        .fold(program.to_owned(), |text, argument| format!("{text} {}", argument.display()));
     Err(CommandError::Refused { program, status: ended.status, said: ended.stderr })
 }
 
@@ -139,12 +160,20 @@ mod tests {
     use super::*;
 
     async fn shell(script: &str, input: &[u8]) -> Result<Ended, CommandError> {
-        run(Path::new("/bin/sh"), &[OsStr::new("-c"), OsStr::new(script)], Some(Path::new("/some/dir")), &[("WHO", OsStr::new("me"))], input).await
+        run(
+            Path::new("/bin/sh"),
+            &[OsStr::new("-c"), OsStr::new(script)],
+            Some(Path::new("/some/dir")),
+            &[("WHO", OsStr::new("me"))],
+            input,
+        )
+        .await
     }
 
     #[tokio::test]
     async fn what_it_prints_and_how_it_ends() {
-        let ended = shell("cat; echo $WHO $KIYOT_INSTANCE; echo bad >&2; exit 3", b"input ").await.unwrap();
+        let ended =
+            shell("cat; echo $WHO $KIYOT_INSTANCE; echo bad >&2; exit 3", b"input ").await.unwrap();
         assert_eq!(ended.stdout, b"input me /some/dir\n");
         assert_eq!(ended.stderr, "bad");
         assert_eq!(ended.status.code(), Some(3));
@@ -168,12 +197,25 @@ mod tests {
         // The child holds the pipe open for as long as it lives.
         let script = format!("sleep 1000 > {} & wait", pipe.display());
         let arguments = [OsStr::new("-c"), OsStr::new(&script)];
-        let hanging = run_within(Duration::from_millis(200), Path::new("/bin/sh"), &arguments, None, &[], b"");
+        let hanging = run_within(
+            Duration::from_millis(200),
+            Path::new("/bin/sh"),
+            &arguments,
+            None,
+            &[],
+            b"",
+        );
         let reader = tokio::task::spawn_blocking(move || std::fs::read(pipe));
         assert!(matches!(hanging.await, Err(CommandError::Deadline { .. })));
-        // Should the deadline have come before the child began, nobody ever opened the pipe: one may be read that is closed at once.
-        let open = std::process::Command::new("/bin/sh").arg("-c").arg(format!(": > {}", dir.path().join("pipe").display())).spawn();
-        assert!(timeout(Duration::from_secs(60), reader).await.unwrap().unwrap().unwrap().is_empty());
+        // Should the deadline have come before the child began, nobody ever opened the pipe: one
+        // may be read that is closed at once.
+        let open = std::process::Command::new("/bin/sh")
+            .arg("-c")
+            .arg(format!(": > {}", dir.path().join("pipe").display()))
+            .spawn();
+        assert!(
+            timeout(Duration::from_secs(60), reader).await.unwrap().unwrap().unwrap().is_empty()
+        );
         let mut open = open.unwrap();
         let _ = open.kill();
         open.wait().unwrap();
@@ -182,7 +224,10 @@ mod tests {
     #[tokio::test]
     async fn errors_name_what_was_run() {
         let error = succeed("/bin/sh", &["-c", "echo why >&2; false"], None).await.unwrap_err();
-        assert!(error.to_string().contains("/bin/sh -c") && error.to_string().ends_with("why"), "{error}");
+        assert!(
+            error.to_string().contains("/bin/sh -c") && error.to_string().ends_with("why"),
+            "{error}"
+        );
         let error = succeed("/no/such/program", &[], None).await.unwrap_err();
         assert_eq!(error.to_string(), "/no/such/program");
     }

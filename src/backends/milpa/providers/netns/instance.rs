@@ -18,7 +18,8 @@ use super::{
     shortage::found,
 };
 
-/// Where the CRI plugin of the cell's containerd has a directory for each container, beneath the instance's.
+/// Where the CRI plugin of the cell's containerd has a directory for each container, beneath the
+/// instance's.
 const CRI_ROOT: &str = "containerd/io.containerd.grpc.v1.cri";
 /// How much of a console is shown, in bytes.
 const CONSOLE_TAIL: u64 = 16 * 1024;
@@ -42,7 +43,8 @@ pub(super) struct Known {
     /// Cgroups that its containers were in, once it is being ended.
     #[serde(default)]
     pub(super) cgroups: BTreeSet<PathBuf>,
-    /// The pod whose network it was to get: its address must be found when `network.json` can't be read.
+    /// The pod whose network it was to get: its address must be found when `network.json` can't be
+    /// read.
     #[serde(default)]
     pub(super) attachment: Option<Attachment>,
 }
@@ -127,9 +129,12 @@ impl Home {
         DirBuilder::new().recursive(true).mode(0o700).create(&self.dir)
     }
 
-    /// What was written down of the instance; nothing if it was cut short or is broken. An error if it can't be looked at for want of something of ours.
+    /// What was written down of the instance; nothing if it was cut short or is broken. An error if
+    /// it can't be looked at for want of something of ours.
     pub(super) fn known(&self) -> io::Result<Known> {
-        let Some(content) = found(fs::read(self.known_file()))? else { return Ok(Known::default()) };
+        let Some(content) = found(fs::read(self.known_file()))? else {
+            return Ok(Known::default());
+        };
         Ok(serde_json::from_slice(&content).unwrap_or_else(|error| {
             tracing::error!(cell = %self.cell, %error, "What was written down of an instance can't be read");
             Known::default()
@@ -141,12 +146,23 @@ impl Home {
     }
 
     /// Writes a file of the directory, whole or not at all.
-    pub(super) fn write_json(&self, path: &Path, value: &impl Serialize) -> Result<(), ProviderError> {
+    pub(super) fn write_json(
+        &self,
+        path: &Path,
+        value: &impl Serialize,
+    ) -> Result<(), ProviderError> {
         let failed = |error| ProviderError::transient(format!("write {}", path.display()), error);
-        let content =
-            serde_json::to_vec_pretty(value).map_err(|error| ProviderError::new(ErrorClass::Invalid, format!("write {}", path.display()), error))?;
+        let content = serde_json::to_vec_pretty(value).map_err(|error| {
+            ProviderError::new(ErrorClass::Invalid, format!("write {}", path.display()), error)
+        })?;
         let draft = path.with_extension("draft");
-        let mut file = OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&draft).map_err(failed)?;
+        let mut file = OpenOptions::new()
+            .write(true)
+            .create(true)
+            .truncate(true)
+            .mode(0o600)
+            .open(&draft)
+            .map_err(failed)?;
         file.write_all(&content).map_err(failed)?;
         // What outlives a reboot (addresses of plugins, say) must be found after a power cut too.
         file.sync_data().map_err(failed)?;

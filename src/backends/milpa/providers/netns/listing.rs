@@ -1,5 +1,5 @@
-//! The list of all instances. It is asked for every few seconds: of a file that has not changed since the last list only the process is looked at, and what
-//! is no cell's is told of once.
+//! The list of all instances. It is asked for every few seconds: of a file that has not changed
+//! since the last list only the process is looked at, and what is no cell's is told of once.
 
 use std::{
     collections::HashMap,
@@ -49,7 +49,11 @@ struct Stamp {
 impl Stamp {
     fn of(file: &Path) -> Option<Self> {
         let data = fs::metadata(file).ok()?;
-        Some(Self { inode: data.ino(), size: data.size(), changed: (data.ctime(), data.ctime_nsec()) })
+        Some(Self {
+            inode: data.ino(),
+            size: data.size(),
+            changed: (data.ctime(), data.ctime_nsec()),
+        })
     }
 }
 
@@ -89,9 +93,11 @@ impl Listing {
 impl Found {
     /// Takes note of what is no cell's. Gives what is new, or has changed.
     fn met(&mut self, cells: &Path, strays: Vec<OsString>) -> Vec<OsString> {
-        let now: HashMap<_, _> = strays.into_iter().map(|name| (name.clone(), Stamp::of(&cells.join(name)))).collect();
+        let now: HashMap<_, _> =
+            strays.into_iter().map(|name| (name.clone(), Stamp::of(&cells.join(name)))).collect();
         let before = std::mem::replace(&mut self.strays, now);
-        let is_new = |(name, stamp): &(&OsString, &Option<Stamp>)| before.get(*name) != Some(*stamp);
+        let is_new =
+            |(name, stamp): &(&OsString, &Option<Stamp>)| before.get(*name) != Some(*stamp);
         self.strays.iter().filter(is_new).map(|(name, _)| name.clone()).collect()
     }
 }
@@ -106,7 +112,14 @@ mod tests {
         let (listing, home) = (Listing::default(), Home::new(dir.path(), &CellId::mint().unwrap()));
         assert_eq!(listing.list(dir.path()).unwrap(), []);
         home.make().unwrap();
-        let running = || listing.list(dir.path()).unwrap().iter().map(|instance| (instance.cell == *home.id(), instance.running)).collect::<Vec<_>>();
+        let running = || {
+            listing
+                .list(dir.path())
+                .unwrap()
+                .iter()
+                .map(|instance| (instance.cell == *home.id(), instance.running))
+                .collect::<Vec<_>>()
+        };
         assert_eq!(running(), [(true, false)], "nothing is known of it yet");
         let own = Identity::of(i32::try_from(std::process::id()).unwrap()).unwrap();
         let runs = Known { boot_id: boot_id(), launcher: own, ..Known::default() };

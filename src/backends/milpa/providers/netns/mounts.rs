@@ -42,8 +42,12 @@ fn path(field: &[u8]) -> PathBuf {
     let mut bytes = Vec::with_capacity(field.len());
     let mut rest = field;
     while let Some((first, after)) = rest.split_first() {
-        let octal = (*first == b'\\').then(|| after.get(..3)).flatten().filter(|digits| digits.iter().all(u8::is_ascii_digit));
-        let value = octal.and_then(|digits| u8::from_str_radix(std::str::from_utf8(digits).ok()?, 8).ok());
+        let octal = (*first == b'\\')
+            .then(|| after.get(..3))
+            .flatten()
+            .filter(|digits| digits.iter().all(u8::is_ascii_digit));
+        let value =
+            octal.and_then(|digits| u8::from_str_radix(std::str::from_utf8(digits).ok()?, 8).ok());
         if let (Some(value), Some(after)) = (value, after.get(3..)) {
             bytes.push(value);
             rest = after;
@@ -62,7 +66,9 @@ pub(super) fn unmount_beneath(dir: &Path) -> io::Result<()> {
         match unmount(&mount.point, UnmountFlags::DETACH | UnmountFlags::NOFOLLOW) {
             // Taken away with one above it.
             Ok(()) | Err(rustix::io::Errno::INVAL | rustix::io::Errno::NOENT) => {}
-            Err(error) => return Err(io::Error::other(format!("{}: {error}", mount.point.display()))),
+            Err(error) => {
+                return Err(io::Error::other(format!("{}: {error}", mount.point.display())));
+            }
         }
     }
     Ok(())
@@ -78,7 +84,15 @@ mod tests {
     fn a_line() {
         let line = br"36 35 98:0 /mnt1 /mnt\0402\134x rw,noatime master:1 shared:2 - ext3 /dev/root rw,errors=continue";
         let mount = parse_line(line).unwrap();
-        assert_eq!(mount, Mount { root: "/mnt1".into(), point: r"/mnt 2\x".into(), kind: "ext3".into(), options: "rw,errors=continue".into() });
+        assert_eq!(
+            mount,
+            Mount {
+                root: "/mnt1".into(),
+                point: r"/mnt 2\x".into(),
+                kind: "ext3".into(),
+                options: "rw,errors=continue".into()
+            }
+        );
         assert_eq!(parse(b"\n36 35 98:0\n"), []);
     }
 

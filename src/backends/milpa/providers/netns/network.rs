@@ -1,7 +1,9 @@
-//! A cell's network: the node's CNI configuration when there is one, else a bridge of the provider's own.
+//! A cell's network: the node's CNI configuration when there is one, else a bridge of the
+//! provider's own.
 //!
-//! What is about to be made is in the instance's `network.json` before it is made, with the configuration that it is made by: a later daemon takes away
-//! what this one made, even after the node's configuration has changed.
+//! What is about to be made is in the instance's `network.json` before it is made, with the
+//! configuration that it is made by: a later daemon takes away what this one made, even after the
+//! node's configuration has changed.
 
 use std::{
     fs, io,
@@ -85,9 +87,9 @@ impl Plan {
     pub(super) fn read(home: &Home) -> Result<Option<Self>, ProviderError> {
         let path = home.network_file();
         match fs::read(&path) {
-            Ok(content) => serde_json::from_slice(&content)
-                .map(Some)
-                .map_err(|error| ProviderError::new(ErrorClass::Invalid, format!("read {}", path.display()), error)),
+            Ok(content) => serde_json::from_slice(&content).map(Some).map_err(|error| {
+                ProviderError::new(ErrorClass::Invalid, format!("read {}", path.display()), error)
+            }),
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
             Err(error) => Err(ProviderError::transient(format!("read {}", path.display()), error)),
         }
@@ -123,19 +125,31 @@ impl Networks {
     }
 
     fn configured(&self) -> Result<Option<cni::Network>, ProviderError> {
-        cni::Network::load(&self.cni_conf_dir, &self.cni_bin_dirs)
-            .map_err(|error| ProviderError::new(ErrorClass::Invalid, format!("read the CNI configuration in {}", self.cni_conf_dir.display()), error))
+        cni::Network::load(&self.cni_conf_dir, &self.cni_bin_dirs).map_err(|error| {
+            ProviderError::new(
+                ErrorClass::Invalid,
+                format!("read the CNI configuration in {}", self.cni_conf_dir.display()),
+                error,
+            )
+        })
     }
 
-    /// Gives an instance the pod's network. Again it returns the same; after a try that failed it begins anew.
-    pub(super) async fn attach(&self, home: &Home, to: &Attachment) -> Result<Vec<IpAddr>, ProviderError> {
+    /// Gives an instance the pod's network. Again it returns the same; after a try that failed it
+    /// begins anew.
+    pub(super) async fn attach(
+        &self,
+        home: &Home,
+        to: &Attachment,
+    ) -> Result<Vec<IpAddr>, ProviderError> {
         if let Some(plan) = Plan::read(home)? {
             if let Some(addresses) = &plan.addresses {
                 return Ok(addresses.clone());
             }
             self.detach(home, &plan).await?;
         }
-        let known = home.known().map_err(|error| ProviderError::transient(format!("look at the instance of {}", home.cell()), error))?;
+        let known = home.known().map_err(|error| {
+            ProviderError::transient(format!("look at the instance of {}", home.cell()), error)
+        })?;
         home.keep(&Known { attachment: Some(to.clone()), ..known })?;
         let mut plan = self.plan(to)?;
         self.begin(home, &plan).await?;
@@ -143,16 +157,31 @@ impl Networks {
         let addresses = match &mut plan.way {
             Way::Cni(network) => {
                 let (name, namespace) = (to.pod_name.as_str(), to.pod_namespace.as_str());
-                let pod = cni::Pod { name, namespace, uid: &to.pod_uid, sandbox: &to.sandbox, ports: &to.ports };
-                network.add(home, &pod).await.map_err(|error| ProviderError::transient(doing(), error))?
+                let pod = cni::Pod {
+                    name,
+                    namespace,
+                    uid: &to.pod_uid,
+                    sandbox: &to.sandbox,
+                    ports: &to.ports,
+                };
+                network
+                    .add(home, &pod)
+                    .await
+                    .map_err(|error| ProviderError::transient(doing(), error))?
             }
             Way::Bridge(bridge) => {
                 let _alone = self.bridge_lock.lock().await;
-                let address = bridge.attach(home).await.map_err(|error| ProviderError::transient(doing(), error))?;
+                let address = bridge
+                    .attach(home)
+                    .await
+                    .map_err(|error| ProviderError::transient(doing(), error))?;
                 vec![address.into()]
             }
         };
-        Ports::new(home, plan.own_ports()).open(&addresses, &plan.way.subnets()).await.map_err(|error| ProviderError::transient(doing(), error))?;
+        Ports::new(home, plan.own_ports())
+            .open(&addresses, &plan.way.subnets())
+            .await
+            .map_err(|error| ProviderError::transient(doing(), error))?;
         plan.addresses = Some(addresses.clone());
         plan.write(home)?;
         Ok(addresses)
@@ -168,8 +197,13 @@ impl Networks {
         Ok(Plan { pod_name, pod_namespace, pod_uid, sandbox, way, ports, addresses: None })
     }
 
-    /// What an instance's network was made of; if that can't be read, what it would be made of now. `None` if it never began to get one.
-    pub(super) fn plan_of(&self, home: &Home, known: &Known) -> Result<Option<Plan>, ProviderError> {
+    /// What an instance's network was made of; if that can't be read, what it would be made of now.
+    /// `None` if it never began to get one.
+    pub(super) fn plan_of(
+        &self,
+        home: &Home,
+        known: &Known,
+    ) -> Result<Option<Plan>, ProviderError> {
         let error = match Plan::read(home) {
             Ok(plan) => return Ok(plan),
             Err(error) if lacks_means(&error) => return Err(error),
@@ -182,9 +216,14 @@ impl Networks {
             "What a cell's network was made of can't be read: it is taken away as it would be made now"
         );
         // Nobody could ever read it: better an address that is lost than a pod that never ends.
-        let presumed = known.attachment.as_ref().map(|attachment| self.plan(attachment)).transpose();
+        let presumed =
+            known.attachment.as_ref().map(|attachment| self.plan(attachment)).transpose();
         Ok(presumed.unwrap_or_else(|error| {
-            tracing::error!(cell, error = &error as &dyn std::error::Error, "A cell's network is not taken away");
+            tracing::error!(
+                cell,
+                error = &error as &dyn std::error::Error,
+                "A cell's network is not taken away"
+            );
             None
         }))
     }
@@ -195,10 +234,14 @@ impl Networks {
             return plan.write(home);
         }
         let doing = || format!("give {} the ports of its pod", home.cell());
-        Ports::new(home, plan.own_ports()).check().map_err(|error| ProviderError::new(ErrorClass::Invalid, doing(), error))?;
+        Ports::new(home, plan.own_ports())
+            .check()
+            .map_err(|error| ProviderError::new(ErrorClass::Invalid, doing(), error))?;
         let _alone = self.ports_lock.lock().await;
         let cells = home.dir().parent().unwrap_or(home.dir());
-        let (homes, _) = Home::all(cells).map_err(|error| ProviderError::transient(format!("list {}", cells.display()), error))?;
+        let (homes, _) = Home::all(cells).map_err(|error| {
+            ProviderError::transient(format!("list {}", cells.display()), error)
+        })?;
         for other in homes.iter().filter(|other| *other != home) {
             let taken = match Plan::read(other) {
                 Ok(Some(taken)) => taken,
@@ -206,9 +249,12 @@ impl Networks {
                 // What can't be read has been told when its cell's turn came, and holds nobody up.
                 Ok(None) | Err(_) => continue,
             };
-            if let Some(port) = plan.ports.iter().find(|port| taken.ports.iter().any(|taken| taken.overlaps(port))) {
+            if let Some(port) =
+                plan.ports.iter().find(|port| taken.ports.iter().any(|taken| taken.overlaps(port)))
+            {
                 let pod = format!("{}/{}", taken.pod_namespace, taken.pod_name);
-                let error = PortError::Taken { port: port.clone(), pod, cell: other.cell().to_owned() };
+                let error =
+                    PortError::Taken { port: port.clone(), pod, cell: other.cell().to_owned() };
                 // The other may be on its way out: the kubelet tries again.
                 return Err(ProviderError::transient(doing(), error));
             }
@@ -216,13 +262,20 @@ impl Networks {
         plan.write(home)
     }
 
-    /// Takes away what [`Networks::attach`] made or began to make, and forgets it. Its processes have ended; its network namespace is still there.
+    /// Takes away what [`Networks::attach`] made or began to make, and forgets it. Its processes
+    /// have ended; its network namespace is still there.
     pub(super) async fn detach(&self, home: &Home, plan: &Plan) -> Result<(), ProviderError> {
         let doing = || format!("detach {} from the network", home.cell());
-        Ports::new(home, plan.own_ports()).close().await.map_err(|error| ProviderError::transient(doing(), error))?;
+        Ports::new(home, plan.own_ports())
+            .close()
+            .await
+            .map_err(|error| ProviderError::transient(doing(), error))?;
         match &plan.way {
             Way::Cni(network) => {
-                network.del(home, &plan.pod()).await.map_err(|error| ProviderError::transient(doing(), error))?;
+                network
+                    .del(home, &plan.pod())
+                    .await
+                    .map_err(|error| ProviderError::transient(doing(), error))?;
                 // A plugin that maps ports leaves the flows of before.
                 if plan.way.maps_ports() {
                     Ports::new(home, &plan.ports).forget_flows().await;
@@ -230,16 +283,24 @@ impl Networks {
             }
             Way::Bridge(bridge) => {
                 let _alone = self.bridge_lock.lock().await;
-                bridge.detach(home).await.map_err(|error| ProviderError::transient(doing(), error))?;
+                bridge
+                    .detach(home)
+                    .await
+                    .map_err(|error| ProviderError::transient(doing(), error))?;
             }
         }
-        remove_if_there(&home.network_file()).map_err(|error| ProviderError::transient(doing(), error))
+        remove_if_there(&home.network_file())
+            .map_err(|error| ProviderError::transient(doing(), error))
     }
 }
 
 /// Whether something was not read for want of something of ours: another time it will be.
 fn lacks_means(error: &ProviderError) -> bool {
-    error.source.as_deref().and_then(|source| source.downcast_ref::<io::Error>()).is_some_and(is_shortage)
+    error
+        .source
+        .as_deref()
+        .and_then(|source| source.downcast_ref::<io::Error>())
+        .is_some_and(is_shortage)
 }
 
 /// Removes a file. Absent is fine.

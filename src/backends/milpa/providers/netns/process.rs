@@ -57,7 +57,8 @@ impl Stat {
 }
 
 impl Identity {
-    /// The process that has this number now; an error if it can't be looked at for want of something of ours.
+    /// The process that has this number now; an error if it can't be looked at for want of
+    /// something of ours.
     pub(super) fn of(pid: i32) -> io::Result<Option<Self>> {
         Ok(Stat::of(pid)?.map(|stat| Self { pid, start: stat.start }))
     }
@@ -68,9 +69,14 @@ impl Identity {
     }
 }
 
-/// All that runs for the instance of a directory: its launcher, what the daemon runs for it (marked in their environment), who is in its network
-/// namespace, and the descendants of all of them. The calling process is never among them.
-pub(super) fn of_instance(dir: &Path, netns: &Path, launcher: Option<Identity>) -> io::Result<BTreeSet<Identity>> {
+/// All that runs for the instance of a directory: its launcher, what the daemon runs for it (marked
+/// in their environment), who is in its network namespace, and the descendants of all of them. The
+/// calling process is never among them.
+pub(super) fn of_instance(
+    dir: &Path,
+    netns: &Path,
+    launcher: Option<Identity>,
+) -> io::Result<BTreeSet<Identity>> {
     let mark = [INSTANCE_VARIABLE.as_bytes(), b"=", dir.as_os_str().as_bytes()].concat();
     let network = network_of(netns);
     let mut children: BTreeMap<i32, Vec<Identity>> = BTreeMap::new();
@@ -83,9 +89,13 @@ pub(super) fn of_instance(dir: &Path, netns: &Path, launcher: Option<Identity>) 
         children.entry(stat.parent).or_default().push(identity);
         let marked = || {
             let environment = found(fs::read(format!("/proc/{pid}/environ")))?;
-            Ok::<_, io::Error>(environment.is_some_and(|environment| environment.split(|byte| *byte == 0).any(|variable| variable == mark)))
+            Ok::<_, io::Error>(environment.is_some_and(|environment| {
+                environment.split(|byte| *byte == 0).any(|variable| variable == mark)
+            }))
         };
-        let inside = || network.is_some() && network_of(Path::new(&format!("/proc/{pid}/ns/net"))) == network;
+        let inside = || {
+            network.is_some() && network_of(Path::new(&format!("/proc/{pid}/ns/net"))) == network
+        };
         if launcher == Some(identity) || inside() || marked()? {
             members.push(identity);
         }
@@ -102,11 +112,14 @@ pub(super) fn of_instance(dir: &Path, netns: &Path, launcher: Option<Identity>) 
 
 /// A network namespace, told from others, but never the daemon's own.
 fn network_of(path: &Path) -> Option<(u64, u64)> {
-    let identity = |path: &Path| fs::metadata(path).ok().map(|metadata| (metadata.dev(), metadata.ino()));
-    identity(path).filter(|network| identity(Path::new("/proc/self/ns/net")).as_ref() != Some(network))
+    let identity =
+        |path: &Path| fs::metadata(path).ok().map(|metadata| (metadata.dev(), metadata.ino()));
+    identity(path)
+        .filter(|network| identity(Path::new("/proc/self/ns/net")).as_ref() != Some(network))
 }
 
-/// Kills a process for good: nothing is done to another one that has its number by now. Returns what tells of its end.
+/// Kills a process for good: nothing is done to another one that has its number by now. Returns
+/// what tells of its end.
 fn kill(identity: Identity) -> io::Result<Option<OwnedFd>> {
     let Some(pid) = Pid::from_raw(identity.pid) else { return Ok(None) };
     let handle = match pidfd_open(pid, PidfdFlags::empty()) {
@@ -125,7 +138,8 @@ fn kill(identity: Identity) -> io::Result<Option<OwnedFd>> {
     }
 }
 
-/// Kills processes and waits for their end. Those that have not ended after `limit` are returned. Blocking.
+/// Kills processes and waits for their end. Those that have not ended after `limit` are returned.
+/// Blocking.
 pub(super) fn end(processes: &BTreeSet<Identity>, limit: Duration) -> io::Result<Vec<Identity>> {
     let deadline = Instant::now() + limit;
     let mut handles = Vec::new();
@@ -146,7 +160,8 @@ pub(super) fn end(processes: &BTreeSet<Identity>, limit: Duration) -> io::Result
 /// Waits for a process' end; `false` at the deadline.
 fn ended_by(handle: &OwnedFd, deadline: Instant) -> io::Result<bool> {
     loop {
-        let rest = Timespec::try_from(deadline.saturating_duration_since(Instant::now())).map_err(io::Error::other)?;
+        let rest = Timespec::try_from(deadline.saturating_duration_since(Instant::now()))
+            .map_err(io::Error::other)?;
         match poll(&mut [PollFd::new(handle, PollFlags::IN)], Some(&rest)) {
             Err(Errno::INTR) => {}
             polled => return Ok(polled? > 0),
@@ -200,11 +215,15 @@ mod tests {
             .spawn()
             .unwrap();
         let mut line = String::new();
-        io::BufRead::read_line(&mut io::BufReader::new(child.stdout.take().unwrap()), &mut line).unwrap();
+        io::BufRead::read_line(&mut io::BufReader::new(child.stdout.take().unwrap()), &mut line)
+            .unwrap();
         let shell = Identity::of(i32::try_from(child.id()).unwrap()).unwrap().unwrap();
         let found = of_instance(dir.path(), Path::new("/no/netns"), None).unwrap();
         assert!(found.contains(&shell) && found.len() == 2, "{found:?}");
-        assert_eq!(of_instance(&dir.path().join("other"), Path::new("/no/netns"), Some(shell)).unwrap(), found);
+        assert_eq!(
+            of_instance(&dir.path().join("other"), Path::new("/no/netns"), Some(shell)).unwrap(),
+            found
+        );
         assert_eq!(end(&found, Duration::from_secs(60)).unwrap(), []);
         child.wait().unwrap();
         assert_eq!(of_instance(dir.path(), Path::new("/no/netns"), None).unwrap(), BTreeSet::new());

@@ -1,4 +1,5 @@
-//! What the daemon can't see because it has no open file or memory left: that says nothing of what it looked at.
+//! What the daemon can't see because it has no open file or memory left: that says nothing of what
+//! it looked at.
 
 use std::io;
 
@@ -6,8 +7,8 @@ use rustix::io::Errno;
 
 /// What was read; `None` if it is not there, or can't be read for a reason of its own.
 ///
-/// An error if daemon or node had nothing left to look with: whatever it is may be there all the same. A cell that is taken for gone by that would be ended, or run beside its
-/// pod's next one.
+/// An error if daemon or node had nothing left to look with: whatever it is may be there all the
+/// same. A cell that is taken for gone by that would be ended, or run beside its pod's next one.
 pub(super) fn found<T>(read: io::Result<T>) -> io::Result<Option<T>> {
     match read {
         Ok(found) => Ok(Some(found)),
@@ -41,7 +42,8 @@ mod tests {
     /// More open files than all tests of this program have.
     const MOST: u64 = 2048;
 
-    /// Runs something in a thread of which the open files are its own, and that may open so many more.
+    /// Runs something in a thread of which the open files are its own, and that may open so many
+    /// more.
     fn with_room(room: usize, work: impl FnOnce() + Send + 'static) {
         let Rlimit { current, maximum } = getrlimit(Resource::Nofile);
         let current = Some(current.unwrap_or(MOST).min(MOST));
@@ -62,13 +64,22 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let home = Home::new(dir.path(), &CellId::mint().unwrap());
         home.make().unwrap();
-        home.keep(&Known { launcher: Some(own), boot_id: super::super::boot_id(), ..Known::default() }).unwrap();
+        home.keep(&Known {
+            launcher: Some(own),
+            boot_id: super::super::boot_id(),
+            ..Known::default()
+        })
+        .unwrap();
         with_room(0, move || {
             assert!(is_shortage(&own.runs().unwrap_err()));
             assert!(is_shortage(&home.known().unwrap_err()));
         });
         // The list of processes can be opened, and then none of them.
-        with_room(1, || assert!(is_shortage(&of_instance(Path::new("/no/instance"), Path::new("/no/netns"), None).unwrap_err())));
+        with_room(1, || {
+            assert!(is_shortage(
+                &of_instance(Path::new("/no/instance"), Path::new("/no/netns"), None).unwrap_err()
+            ))
+        });
         let listing = Listing::default();
         assert!(listing.list(dir.path()).unwrap()[0].running);
         with_room(0, move || assert!(is_shortage(&listing.list(dir.path()).unwrap_err())));

@@ -1,5 +1,6 @@
-//! The end of an instance: its processes, then all that they held. Every step may be repeated, and what is not there is fine: a daemon that was killed in
-//! the middle begins anew. The directory goes last, so that whatever is left is found by it.
+//! The end of an instance: its processes, then all that they held. Every step may be repeated, and
+//! what is not there is fine: a daemon that was killed in the middle begins anew. The directory
+//! goes last, so that whatever is left is found by it.
 
 use std::{fs, io, time::Duration};
 
@@ -23,10 +24,13 @@ const ROUNDS: usize = 20;
 pub(super) async fn sweep(netns: &Netns, home: &Home) -> Result<(), ProviderError> {
     let cell = home.cell();
     // A disk that can't be read says nothing of what runs.
-    if !home.dir().try_exists().map_err(|error| ProviderError::transient(format!("look for the instance of {cell}"), error))? {
+    if !home.dir().try_exists().map_err(|error| {
+        ProviderError::transient(format!("look for the instance of {cell}"), error)
+    })? {
         return Ok(());
     }
-    let hierarchies = cgroup::hierarchies().map_err(|error| ProviderError::transient("read the cgroup hierarchies", error))?;
+    let hierarchies = cgroup::hierarchies()
+        .map_err(|error| ProviderError::transient("read the cgroup hierarchies", error))?;
     let known = end_processes(home, &hierarchies).await?;
     let plan = netns.networks.plan_of(home, &known)?;
     if let Some(plan) = &plan {
@@ -40,15 +44,24 @@ pub(super) async fn sweep(netns: &Netns, home: &Home) -> Result<(), ProviderErro
         .map_err(|error| ProviderError::transient(format!("clean up after {cell}"), error))
 }
 
-/// Kills all that runs for the instance, until nothing does. What its containers' cgroups were is written down first.
-async fn end_processes(home: &Home, hierarchies: &[cgroup::Hierarchy]) -> Result<Known, ProviderError> {
-    let failed = |error: io::Error| ProviderError::transient(format!("end the processes of {}", home.cell()), error);
+/// Kills all that runs for the instance, until nothing does. What its containers' cgroups were is
+/// written down first.
+async fn end_processes(
+    home: &Home,
+    hierarchies: &[cgroup::Hierarchy],
+) -> Result<Known, ProviderError> {
+    let failed = |error: io::Error| {
+        ProviderError::transient(format!("end the processes of {}", home.cell()), error)
+    };
     let mut known = home.known().map_err(failed)?;
     let launcher = known.launcher.filter(|_| known.boot_id == super::boot_id());
     for _ in 0..ROUNDS {
         let (dir, netns) = (home.dir().to_owned(), home.netns_path());
-        let found =
-            spawn_blocking(move || process::of_instance(&dir, &netns, launcher)).await.map_err(io::Error::other).map_err(failed)?.map_err(failed)?;
+        let found = spawn_blocking(move || process::of_instance(&dir, &netns, launcher))
+            .await
+            .map_err(io::Error::other)
+            .map_err(failed)?
+            .map_err(failed)?;
         if found.is_empty() {
             return Ok(known);
         }
@@ -60,26 +73,51 @@ async fn end_processes(home: &Home, hierarchies: &[cgroup::Hierarchy]) -> Result
             if !error.is_no_space() {
                 return Err(error);
             }
-            // It may be the cell itself that has filled the disk: its end must not wait for room. A daemon that takes this up finds the cgroups by the pod.
-            tracing::warn!(cell = home.cell(), "There is no space to write down which control groups a cell has; it is ended without that");
+            // It may be the cell itself that has filled the disk: its end must not wait for room. A
+            // daemon that takes this up finds the cgroups by the pod.
+            tracing::warn!(
+                cell = home.cell(),
+                "There is no space to write down which control groups a cell has; it is ended without that"
+            );
         }
-        tracing::debug!(cell = home.cell(), processes = found.len(), "A cell's processes are ended");
-        // The kernel lets frozen processes of version 1 run only once they are thawed, killed or not.
+        tracing::debug!(
+            cell = home.cell(),
+            processes = found.len(),
+            "A cell's processes are ended"
+        );
+        // The kernel lets frozen processes of version 1 run only once they are thawed, killed or
+        // not.
         cgroup::thaw(hierarchies, home.cell(), &known.cgroups);
-        let left = spawn_blocking(move || process::end(&found, END_LIMIT)).await.map_err(io::Error::other).map_err(failed)?.map_err(failed)?;
+        let left = spawn_blocking(move || process::end(&found, END_LIMIT))
+            .await
+            .map_err(io::Error::other)
+            .map_err(failed)?
+            .map_err(failed)?;
         if !left.is_empty() {
-            return Err(failed(io::Error::other(format!("{left:?} have not ended {} s after they were killed", END_LIMIT.as_secs()))));
+            return Err(failed(io::Error::other(format!(
+                "{left:?} have not ended {} s after they were killed",
+                END_LIMIT.as_secs()
+            ))));
         }
     }
     Err(failed(io::Error::other("more and more of them begin")))
 }
 
 /// Takes away all that is not a process or the pod's network. Blocking.
-fn remove(home: &Home, hierarchies: &[cgroup::Hierarchy], known: Known, pod_uid: Option<&str>) -> io::Result<()> {
+fn remove(
+    home: &Home,
+    hierarchies: &[cgroup::Hierarchy],
+    known: Known,
+    pod_uid: Option<&str>,
+) -> io::Result<()> {
     mounts::unmount_beneath(home.dir())?;
     namespace::remove(&home.netns_path())?;
     let mut containers = known.cgroups;
-    containers.extend(cgroup::of_pod(hierarchies, pod_uid.unwrap_or_default(), &home.containers()?));
+    containers.extend(cgroup::of_pod(
+        hierarchies,
+        pod_uid.unwrap_or_default(),
+        &home.containers()?,
+    ));
     cgroup::remove_containers(&containers)?;
     cgroup::remove(hierarchies, home.cell())?;
     match fs::remove_dir_all(home.dir()) {
@@ -101,7 +139,10 @@ mod tests {
     #[tokio::test]
     async fn an_instance_that_can_not_be_looked_for_has_not_ended() {
         let dir = tempfile::tempdir().unwrap();
-        let netns = Netns::new(&MilpaBackend { state_dir: dir.path().to_owned(), ..MilpaBackend::default() }, Arc::new(None::<PathBuf>));
+        let netns = Netns::new(
+            &MilpaBackend { state_dir: dir.path().to_owned(), ..MilpaBackend::default() },
+            Arc::new(None::<PathBuf>),
+        );
         let instance = InstanceId(CellId::mint().unwrap().as_str().to_owned());
         netns.terminate(std::slice::from_ref(&instance)).await.unwrap();
         // As where a disk fails, there is no directory and no "not found".

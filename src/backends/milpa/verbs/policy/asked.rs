@@ -22,7 +22,8 @@ pub(super) enum Asked {
 pub(super) enum Outcome {
     /// The policy refuses it.
     Refused,
-    /// The policy gives the cell's own, and the provider's cells have none. Why ends the sentence "..., but ...".
+    /// The policy gives the cell's own, and the provider's cells have none. Why ends the sentence
+    /// "..., but ...".
     NotThere(&'static str),
     /// The pod runs on the node.
     KeptLocal,
@@ -40,7 +41,8 @@ pub struct Rules {
 }
 
 impl Asked {
-    pub(super) const ALL: [Self; 5] = [Self::Network, Self::Processes, Self::Ipc, Self::Users, Self::Privileges];
+    pub(super) const ALL: [Self; 5] =
+        [Self::Network, Self::Processes, Self::Ipc, Self::Users, Self::Privileges];
 
     /// Its key in the policy.
     pub(super) const fn key(self) -> &'static str {
@@ -67,7 +69,9 @@ impl Asked {
     /// What it is given of the cell's own.
     pub(super) const fn given(self) -> &'static str {
         match self {
-            Self::Network => "the network of its cell: the pod's address is the cell's, and its hostPorts lead there from the node",
+            Self::Network => {
+                "the network of its cell: the pod's address is the cell's, and its hostPorts lead there from the node"
+            }
             Self::Processes => "the processes of its cell",
             Self::Ipc => "the IPC of its cell",
             Self::Users => "the users of its cell, none of which is one of the node's",
@@ -76,13 +80,18 @@ impl Asked {
     }
 
     /// What of these a pod or a container asks for.
-    pub(super) fn of(options: Option<&cri::NamespaceOption>, privileged: bool) -> impl Iterator<Item = Self> + '_ {
+    pub(super) fn of(
+        options: Option<&cri::NamespaceOption>,
+        privileged: bool,
+    ) -> impl Iterator<Item = Self> + '_ {
         use cri::NamespaceMode::{Node, Pod};
         Self::ALL.into_iter().filter(move |asked| match asked {
             Self::Network => options.is_some_and(|options| options.network() == Node),
             Self::Processes => options.is_some_and(|options| options.pid() == Node),
             Self::Ipc => options.is_some_and(|options| options.ipc() == Node),
-            Self::Users => options.and_then(|options| options.userns_options.as_ref()).is_some_and(|userns| userns.mode() == Pod),
+            Self::Users => options
+                .and_then(|options| options.userns_options.as_ref())
+                .is_some_and(|userns| userns.mode() == Pod),
             Self::Privileges => privileged,
         })
     }
@@ -107,15 +116,19 @@ impl Rules {
             Asked::Network => of_node(policy.host_network, true, ""),
             Asked::Processes => of_node(policy.host_pid, true, ""),
             Asked::Ipc => of_node(policy.host_ipc, true, ""),
-            Asked::Users => {
-                of_node(policy.host_users, self.isolation.users, "have the node's users: who is root in one is root to the node's kernel")
-            }
+            Asked::Users => of_node(
+                policy.host_users,
+                self.isolation.users,
+                "have the node's users: who is root in one is root to the node's kernel",
+            ),
             Asked::Privileges => match policy.privileged {
                 Privileged::Refuse => Outcome::Refused,
                 Privileged::KeepLocal => Outcome::KeptLocal,
                 Privileged::Allow => Outcome::Given,
                 Privileged::Cell if self.isolation.privileges => Outcome::Given,
-                Privileged::Cell => Outcome::NotThere("share the node's kernel and devices: a privileged container in one is root on the node"),
+                Privileged::Cell => Outcome::NotThere(
+                    "share the node's kernel and devices: a privileged container in one is root on the node",
+                ),
             },
         }
     }
@@ -125,7 +138,8 @@ impl Rules {
         Asked::ALL.into_iter().any(|asked| self.outcome(asked) == Outcome::KeptLocal)
     }
 
-    /// What the policy gives and the provider's cells don't have, one sentence each: such pods are refused.
+    /// What the policy gives and the provider's cells don't have, one sentence each: such pods are
+    /// refused.
     pub fn unmet(&self) -> Vec<String> {
         let unmet = |asked: Asked| match self.outcome(asked) {
             Outcome::NotThere(why) => Some(format!(

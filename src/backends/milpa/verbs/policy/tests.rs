@@ -16,19 +16,41 @@ fn refusing() -> Rules {
 }
 
 fn all(setting: OfNode, privileged: Privileged) -> Policy {
-    Policy { host_network: setting, host_pid: setting, host_ipc: setting, host_users: setting, privileged, ..Policy::default() }
+    Policy {
+        host_network: setting,
+        host_pid: setting,
+        host_ipc: setting,
+        host_users: setting,
+        privileged,
+        ..Policy::default()
+    }
 }
 
 fn sandbox(options: cri::NamespaceOption, privileged: bool) -> cri::PodSandboxConfig {
-    let context = cri::LinuxSandboxSecurityContext { namespace_options: Some(options), privileged, ..Default::default() };
+    let context = cri::LinuxSandboxSecurityContext {
+        namespace_options: Some(options),
+        privileged,
+        ..Default::default()
+    };
     cri::PodSandboxConfig {
-        metadata: Some(cri::PodSandboxMetadata { name: "web".to_owned(), namespace: "shop".to_owned(), ..Default::default() }),
-        linux: Some(cri::LinuxPodSandboxConfig { security_context: Some(context), ..Default::default() }),
+        metadata: Some(cri::PodSandboxMetadata {
+            name: "web".to_owned(),
+            namespace: "shop".to_owned(),
+            ..Default::default()
+        }),
+        linux: Some(cri::LinuxPodSandboxConfig {
+            security_context: Some(context),
+            ..Default::default()
+        }),
         ..Default::default()
     }
 }
 
-fn container(options: cri::NamespaceOption, privileged: bool, capabilities: &[&str]) -> cri::ContainerConfig {
+fn container(
+    options: cri::NamespaceOption,
+    privileged: bool,
+    capabilities: &[&str],
+) -> cri::ContainerConfig {
     let add_capabilities = capabilities.iter().map(|name| (*name).to_owned()).collect();
     let context = cri::LinuxContainerSecurityContext {
         namespace_options: Some(options),
@@ -36,19 +58,39 @@ fn container(options: cri::NamespaceOption, privileged: bool, capabilities: &[&s
         capabilities: Some(cri::Capability { add_capabilities, ..Default::default() }),
         ..Default::default()
     };
-    cri::ContainerConfig { linux: Some(cri::LinuxContainerConfig { security_context: Some(context), ..Default::default() }), ..Default::default() }
+    cri::ContainerConfig {
+        linux: Some(cri::LinuxContainerConfig {
+            security_context: Some(context),
+            ..Default::default()
+        }),
+        ..Default::default()
+    }
 }
 
 /// All that can be asked for, one by one, with a word of it and its key.
 fn asking() -> [(cri::NamespaceOption, bool, &'static str, &'static str); 5] {
     let node = cri::NamespaceMode::Node.into();
     let mapping = cri::IdMapping { host_id: 100_000, container_id: 0, length: 65536 };
-    let userns = cri::UserNamespace { mode: cri::NamespaceMode::Pod.into(), uids: vec![mapping], gids: vec![mapping] };
+    let userns = cri::UserNamespace {
+        mode: cri::NamespaceMode::Pod.into(),
+        uids: vec![mapping],
+        gids: vec![mapping],
+    };
     [
-        (cri::NamespaceOption { network: node, ..Default::default() }, false, "hostNetwork", "host_network"),
+        (
+            cri::NamespaceOption { network: node, ..Default::default() },
+            false,
+            "hostNetwork",
+            "host_network",
+        ),
         (cri::NamespaceOption { pid: node, ..Default::default() }, false, "hostPID", "host_pid"),
         (cri::NamespaceOption { ipc: node, ..Default::default() }, false, "hostIPC", "host_ipc"),
-        (cri::NamespaceOption { userns_options: Some(userns), ..Default::default() }, false, "hostUsers", "host_users"),
+        (
+            cri::NamespaceOption { userns_options: Some(userns), ..Default::default() },
+            false,
+            "hostUsers",
+            "host_users",
+        ),
         (cri::NamespaceOption::default(), true, "privileged", "privileged"),
     ]
 }
@@ -58,9 +100,13 @@ fn what_the_node_alone_has_is_refused_by_name() {
     for (options, privileged, word, key) in asking() {
         let status = check_sandbox(&refusing(), &sandbox(options.clone(), privileged)).unwrap_err();
         assert_eq!(status.code(), tonic::Code::InvalidArgument);
-        assert!(status.message().contains(word) && status.message().contains("shop/web"), "{status}");
+        assert!(
+            status.message().contains(word) && status.message().contains("shop/web"),
+            "{status}"
+        );
         assert!(status.message().contains(&format!("policy.{key} is \"refuse\"")), "{status}");
-        let status = check_container(&refusing(), &container(options, privileged, &[])).unwrap_err();
+        let status =
+            check_container(&refusing(), &container(options, privileged, &[])).unwrap_err();
         assert!(status.message().contains(word), "{status}");
     }
 }
@@ -72,7 +118,10 @@ fn each_of_it_stays_on_the_node_if_the_policy_says_so() {
     for (options, privileged, word, key) in asking() {
         let config = sandbox(options, privileged);
         let why = keeps_local(&keep, &config).unwrap();
-        assert!(why.contains(word) && why.contains(&format!("policy.{key} is \"keep-local\"")), "{why}");
+        assert!(
+            why.contains(word) && why.contains(&format!("policy.{key} is \"keep-local\"")),
+            "{why}"
+        );
         assert_eq!(keeps_local(&refusing(), &config), None);
         // What comes to a cell all the same, past the sandbox, is refused there.
         assert!(check_sandbox(&keep, &config).is_err());
@@ -104,15 +153,29 @@ fn the_cells_own_is_given_where_cells_have_it() {
     let policy = all(OfNode::Cell, Privileged::Cell);
     let (machines, namespaces) = (Rules { policy, isolation: MACHINES }, rules(policy));
     for (options, privileged, word, key) in asking() {
-        let (sandbox, container) = (sandbox(options.clone(), privileged), container(options, privileged, &[]));
-        assert!(check_sandbox(&machines, &sandbox).is_ok() && check_container(&machines, &container).is_ok(), "{word}");
-        assert!(given(&machines, &sandbox).first().is_some_and(|given| given.contains(word)), "{word}");
-        let in_namespaces = [check_sandbox(&namespaces, &sandbox), check_container(&namespaces, &container)];
+        let (sandbox, container) =
+            (sandbox(options.clone(), privileged), container(options, privileged, &[]));
+        assert!(
+            check_sandbox(&machines, &sandbox).is_ok()
+                && check_container(&machines, &container).is_ok(),
+            "{word}"
+        );
+        assert!(
+            given(&machines, &sandbox).first().is_some_and(|given| given.contains(word)),
+            "{word}"
+        );
+        let in_namespaces =
+            [check_sandbox(&namespaces, &sandbox), check_container(&namespaces, &container)];
         if ["hostUsers", "privileged"].contains(&word) {
             // Never given as if it were so: in these cells it would be the node's.
             for result in in_namespaces {
                 let status = result.unwrap_err();
-                assert!(status.message().contains(&format!("policy.{key} is \"cell\", but cells of the provider \"netns\"")), "{status}");
+                assert!(
+                    status.message().contains(&format!(
+                        "policy.{key} is \"cell\", but cells of the provider \"netns\""
+                    )),
+                    "{status}"
+                );
                 assert!(status.message().contains("root"), "{status}");
             }
             assert!(given(&namespaces, &sandbox).is_empty());
@@ -122,7 +185,10 @@ fn the_cells_own_is_given_where_cells_have_it() {
     }
     assert!(machines.unmet().is_empty() && !machines.keeps_any());
     let unmet = namespaces.unmet();
-    assert!(unmet.len() == 2 && unmet[0].contains("host_users") && unmet[1].contains("privileged"), "{unmet:?}");
+    assert!(
+        unmet.len() == 2 && unmet[0].contains("host_users") && unmet[1].contains("privileged"),
+        "{unmet:?}"
+    );
 }
 
 #[test]
@@ -137,14 +203,24 @@ fn privileges_are_allowed_with_open_eyes() {
 #[test]
 fn who_sees_the_cells_processes_may_not_reach_into_them_where_files_are_shared() {
     let policy = Policy { host_pid: OfNode::Cell, ..Policy::default() };
-    let in_cell = || cri::NamespaceOption { pid: cri::NamespaceMode::Node.into(), ..Default::default() };
+    let in_cell =
+        || cri::NamespaceOption { pid: cri::NamespaceMode::Node.into(), ..Default::default() };
     for capability in ["SYS_PTRACE", "CAP_SYS_PTRACE", "sys_ptrace", "ALL"] {
         let config = container(in_cell(), false, &["NET_ADMIN", capability]);
         let status = check_container(&rules(policy), &config).unwrap_err();
-        assert!(status.message().contains(capability) && status.message().contains("hostPID"), "{status}");
+        assert!(
+            status.message().contains(capability) && status.message().contains("hostPID"),
+            "{status}"
+        );
         assert!(check_container(&Rules { policy, isolation: MACHINES }, &config).is_ok());
         // Its own processes it may look into, as on any node.
-        assert!(check_container(&rules(policy), &container(cri::NamespaceOption::default(), false, &[capability])).is_ok());
+        assert!(
+            check_container(
+                &rules(policy),
+                &container(cri::NamespaceOption::default(), false, &[capability])
+            )
+            .is_ok()
+        );
     }
     assert!(check_container(&rules(policy), &container(in_cell(), false, &["NET_ADMIN"])).is_ok());
 }
@@ -153,11 +229,25 @@ fn who_sees_the_cells_processes_may_not_reach_into_them_where_files_are_shared()
 fn name_servers_of_the_node_are_refused_by_address() {
     let config = |server: &str| {
         let servers = vec!["10.96.0.10".to_owned(), server.to_owned()];
-        cri::PodSandboxConfig { dns_config: Some(cri::DnsConfig { servers, ..Default::default() }), ..Default::default() }
+        cri::PodSandboxConfig {
+            dns_config: Some(cri::DnsConfig { servers, ..Default::default() }),
+            ..Default::default()
+        }
     };
-    for server in ["127.0.0.53", "127.0.0.1", "169.254.20.10", "0.0.0.0", "::1", "fe80::1%eth0", "::ffff:127.0.0.1"] {
+    for server in [
+        "127.0.0.53",
+        "127.0.0.1",
+        "169.254.20.10",
+        "0.0.0.0",
+        "::1",
+        "fe80::1%eth0",
+        "::ffff:127.0.0.1",
+    ] {
         let status = check_sandbox(&refusing(), &config(server)).unwrap_err();
-        assert!(status.message().contains(server) && status.message().contains("node_resolver"), "{status}");
+        assert!(
+            status.message().contains(server) && status.message().contains("node_resolver"),
+            "{status}"
+        );
         let allow = rules(Policy { node_resolver: NodeResolver::Allow, ..Policy::default() });
         assert!(check_sandbox(&allow, &config(server)).is_ok());
     }
@@ -170,21 +260,33 @@ fn name_servers_of_the_node_are_refused_by_address() {
 fn name_servers_of_the_node_are_asked_for_the_pod() {
     let config = |servers: &[&str]| {
         let servers = servers.iter().map(|server| (*server).to_owned()).collect();
-        cri::PodSandboxConfig { dns_config: Some(cri::DnsConfig { servers, ..Default::default() }), ..Default::default() }
+        cri::PodSandboxConfig {
+            dns_config: Some(cri::DnsConfig { servers, ..Default::default() }),
+            ..Default::default()
+        }
     };
     let forward = rules(Policy { node_resolver: NodeResolver::Forward, ..Policy::default() });
     let some = config(&["10.96.0.10", "127.0.0.53", "fe80::1%eth0", "127.0.0.53"]);
     assert!(check_sandbox(&forward, &some).is_ok());
     assert_eq!(asked_for_it(&forward.policy, &some), ["127.0.0.53", "fe80::1%eth0"]);
-    assert_eq!(asked_for_it(&Policy { node_resolver: NodeResolver::Allow, ..Policy::default() }, &some), Vec::<String>::new());
+    assert_eq!(
+        asked_for_it(&Policy { node_resolver: NodeResolver::Allow, ..Policy::default() }, &some),
+        Vec::<String>::new()
+    );
     let many: Vec<_> = (0..=MOST).map(|number| format!("127.0.0.{number}")).collect();
-    let status = check_sandbox(&forward, &config(&many.iter().map(String::as_str).collect::<Vec<_>>())).unwrap_err();
-    assert!(status.message().contains("9 name servers") && status.message().contains("at most 8"), "{status}");
+    let status =
+        check_sandbox(&forward, &config(&many.iter().map(String::as_str).collect::<Vec<_>>()))
+            .unwrap_err();
+    assert!(
+        status.message().contains("9 name servers") && status.message().contains("at most 8"),
+        "{status}"
+    );
 }
 
 #[test]
 fn an_ordinary_pod_is_fine() {
-    let options = cri::NamespaceOption { pid: cri::NamespaceMode::Container.into(), ..Default::default() };
+    let options =
+        cri::NamespaceOption { pid: cri::NamespaceMode::Container.into(), ..Default::default() };
     assert!(check_sandbox(&refusing(), &sandbox(options, false)).is_ok());
     assert!(check_sandbox(&refusing(), &cri::PodSandboxConfig::default()).is_ok());
     assert!(check_container(&refusing(), &cri::ContainerConfig::default()).is_ok());
@@ -193,6 +295,10 @@ fn an_ordinary_pod_is_fine() {
 #[test]
 fn a_device_of_the_node_is_refused() {
     let device = cri::Device { host_path: "/dev/kvm".to_owned(), ..Default::default() };
-    let status = check_container(&refusing(), &cri::ContainerConfig { devices: vec![device], ..Default::default() }).unwrap_err();
+    let status = check_container(
+        &refusing(),
+        &cri::ContainerConfig { devices: vec![device], ..Default::default() },
+    )
+    .unwrap_err();
     assert!(status.message().contains("/dev/kvm"));
 }

@@ -13,20 +13,34 @@ const HANDLED: &[(&str, &str, &str)] = &[
     ("IDMapping", "host_id", "a uid of the node: mappings are dropped"),
     ("IDMapping", "container_id", "a uid in the container: mappings are dropped"),
     ("ContainerFilter", "id", "never set"),
-    ("ContainerFilter", "pod_sandbox_id", "create_container: the cell's, to find what a lost answer left"),
+    (
+        "ContainerFilter",
+        "pod_sandbox_id",
+        "create_container: the cell's, to find what a lost answer left",
+    ),
 ];
 
 /// The requests that go to a cell.
-const SENT: &[&str] = &["RunPodSandboxRequest", "CreateContainerRequest", "ListContainersRequest", "PullImageRequest", "ImageStatusRequest"];
+const SENT: &[&str] = &[
+    "RunPodSandboxRequest",
+    "CreateContainerRequest",
+    "ListContainersRequest",
+    "PullImageRequest",
+    "ImageStatusRequest",
+];
 
 #[test]
 fn a_slice_is_a_directory_to_the_cell() {
     let slice = "/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-podu.slice";
     for asked in [slice.to_owned(), format!("{slice}/")] {
-        // containerd looks at the last part, as Go's path.Base gives it, and joins the whole with the container's id.
+        // containerd looks at the last part, as Go's path.Base gives it, and joins the whole with
+        // the container's id.
         let told = cgroup_parent(&asked);
         assert_eq!(told, format!("{slice}/."));
-        assert_eq!(std::path::Path::new(&told).join("id").components().collect::<std::path::PathBuf>(), std::path::Path::new(slice).join("id"));
+        assert_eq!(
+            std::path::Path::new(&told).join("id").components().collect::<std::path::PathBuf>(),
+            std::path::Path::new(slice).join("id")
+        );
         assert_eq!(cgroup_parent(&told), told);
     }
     for plain in ["", "/kubepods/podu", "/a.slice/podu"] {
@@ -41,10 +55,18 @@ fn every_id_in_a_request_to_a_cell_is_handled() {
         .file
         .iter()
         .filter(|file| file.package() == "runtime.v1")
-        .flat_map(|file| file.message_type.iter().map(|message| (format!(".runtime.v1.{}", message.name()), message)))
+        .flat_map(|file| {
+            file.message_type
+                .iter()
+                .map(|message| (format!(".runtime.v1.{}", message.name()), message))
+        })
         .collect();
-    let mut waiting: Vec<String> =
-        SENT.iter().copied().chain(ADDRESSED.iter().map(|(request, _)| *request)).map(|request| format!(".runtime.v1.{request}")).collect();
+    let mut waiting: Vec<String> = SENT
+        .iter()
+        .copied()
+        .chain(ADDRESSED.iter().map(|(request, _)| *request))
+        .map(|request| format!(".runtime.v1.{request}"))
+        .collect();
     let (mut seen, mut ids) = (BTreeSet::new(), BTreeSet::new());
     while let Some(name) = waiting.pop() {
         // Entries of maps are not in this list, and hold no messages in these requests.
@@ -53,7 +75,9 @@ fn every_id_in_a_request_to_a_cell_is_handled() {
             continue;
         }
         for field in &message.field {
-            let looks_like_one = ["id", "ids"].contains(&field.name()) || field.name().ends_with("_id") || field.name().ends_with("_ids");
+            let looks_like_one = ["id", "ids"].contains(&field.name())
+                || field.name().ends_with("_id")
+                || field.name().ends_with("_ids");
             if field.r#type() == Type::Message {
                 waiting.push(field.type_name().to_owned());
             } else if looks_like_one {
@@ -71,35 +95,50 @@ fn every_id_in_a_request_to_a_cell_is_handled() {
 }
 
 fn options() -> impl Strategy<Value = Option<cri::NamespaceOption>> {
-    prop::option::of((0..4_i32, 0..3_i32, 0..3_i32, prop::bool::ANY).prop_map(|(network, pid, ipc, userns)| cri::NamespaceOption {
-        network,
-        pid,
-        ipc,
-        target_id: String::new(),
-        userns_options: userns.then(cri::UserNamespace::default),
-    }))
+    prop::option::of((0..4_i32, 0..3_i32, 0..3_i32, prop::bool::ANY).prop_map(
+        |(network, pid, ipc, userns)| cri::NamespaceOption {
+            network,
+            pid,
+            ipc,
+            target_id: String::new(),
+            userns_options: userns.then(cri::UserNamespace::default),
+        },
+    ))
 }
 
 fn sandbox() -> impl Strategy<Value = cri::PodSandboxConfig> {
-    let texts = || prop::collection::hash_map("(net|kernel)[./][a-z]{1,4}|[a-z]{1,4}", "[a-z0-9]{0,3}", 0..4);
-    (options(), texts(), texts(), texts(), "[a-z]{0,5}", prop::bool::ANY).prop_map(|(options, sysctls, labels, annotations, hostname, linux)| {
-        cri::PodSandboxConfig {
-            metadata: Some(cri::PodSandboxMetadata { name: "n".to_owned(), uid: "u".to_owned(), namespace: "s".to_owned(), attempt: 2 }),
+    let texts = || {
+        prop::collection::hash_map("(net|kernel)[./][a-z]{1,4}|[a-z]{1,4}", "[a-z0-9]{0,3}", 0..4)
+    };
+    (options(), texts(), texts(), texts(), "[a-z]{0,5}", prop::bool::ANY).prop_map(
+        |(options, sysctls, labels, annotations, hostname, linux)| cri::PodSandboxConfig {
+            metadata: Some(cri::PodSandboxMetadata {
+                name: "n".to_owned(),
+                uid: "u".to_owned(),
+                namespace: "s".to_owned(),
+                attempt: 2,
+            }),
             hostname,
             log_directory: "/var/log/pods/s_n_u".to_owned(),
-            dns_config: Some(cri::DnsConfig { servers: vec!["10.0.0.10".to_owned()], ..Default::default() }),
+            dns_config: Some(cri::DnsConfig {
+                servers: vec!["10.0.0.10".to_owned()],
+                ..Default::default()
+            }),
             port_mappings: vec![cri::PortMapping { container_port: 80, ..Default::default() }],
             labels,
             annotations,
             linux: linux.then(|| cri::LinuxPodSandboxConfig {
                 cgroup_parent: "/kubepods/podu".to_owned(),
-                security_context: Some(cri::LinuxSandboxSecurityContext { namespace_options: options, ..Default::default() }),
+                security_context: Some(cri::LinuxSandboxSecurityContext {
+                    namespace_options: options,
+                    ..Default::default()
+                }),
                 sysctls,
                 ..Default::default()
             }),
             windows: None,
-        }
-    })
+        },
+    )
 }
 
 proptest! {
@@ -147,7 +186,10 @@ proptest! {
 #[test]
 fn a_sysctl_of_the_pod_wins_over_the_usual() {
     let sysctls = [("net.ipv4.ip_unprivileged_port_start".to_owned(), "1024".to_owned())].into();
-    let config = cri::PodSandboxConfig { linux: Some(cri::LinuxPodSandboxConfig { sysctls, ..Default::default() }), ..Default::default() };
+    let config = cri::PodSandboxConfig {
+        linux: Some(cri::LinuxPodSandboxConfig { sysctls, ..Default::default() }),
+        ..Default::default()
+    };
     let bound = bind(&config, &[]);
     assert_eq!(bound.sysctls["net.ipv4.ip_unprivileged_port_start"], "1024");
     assert_eq!(bound.sysctls["net.ipv4.ping_group_range"], "0 2147483647");
@@ -157,7 +199,8 @@ fn a_sysctl_of_the_pod_wins_over_the_usual() {
 fn name_servers_that_are_asked_for_the_pod_are_at_addresses_of_the_cell() {
     let texts = |texts: &[&str]| texts.iter().map(|text| (*text).to_owned()).collect::<Vec<_>>();
     let servers = texts(&["127.0.0.53", "10.0.0.10", "fe80::1%eth0", "127.0.0.53"]);
-    let dns = cri::DnsConfig { servers, searches: texts(&["a.test"]), options: texts(&["ndots:5"]) };
+    let dns =
+        cri::DnsConfig { servers, searches: texts(&["a.test"]), options: texts(&["ndots:5"]) };
     let config = cri::PodSandboxConfig { dns_config: Some(dns.clone()), ..Default::default() };
     let resolvers = texts(&["127.0.0.53", "fe80::1%eth0"]);
     let told = sandbox_config(&config, "/pod", &resolvers).dns_config.unwrap();
@@ -170,22 +213,51 @@ fn name_servers_that_are_asked_for_the_pod_are_at_addresses_of_the_cell() {
 #[test]
 fn a_container_is_rewritten_whole() {
     let mapping = cri::IdMapping { host_id: 1, container_id: 2, length: 3 };
-    let mount =
-        cri::Mount { host_path: "/cell/etc-hosts".to_owned(), uid_mappings: vec![mapping], gid_mappings: vec![mapping], ..Default::default() };
-    let options = cri::NamespaceOption { pid: cri::NamespaceMode::Target.into(), target_id: "milpatarget".to_owned(), ..Default::default() };
-    let context = cri::LinuxContainerSecurityContext { namespace_options: Some(options), ..Default::default() };
+    let mount = cri::Mount {
+        host_path: "/cell/etc-hosts".to_owned(),
+        uid_mappings: vec![mapping],
+        gid_mappings: vec![mapping],
+        ..Default::default()
+    };
+    let options = cri::NamespaceOption {
+        pid: cri::NamespaceMode::Target.into(),
+        target_id: "milpatarget".to_owned(),
+        ..Default::default()
+    };
+    let context = cri::LinuxContainerSecurityContext {
+        namespace_options: Some(options),
+        ..Default::default()
+    };
     let config = cri::ContainerConfig {
-        image: Some(cri::ImageSpec { image: "busybox".to_owned(), user_specified_image: "busybox".to_owned(), ..Default::default() }),
+        image: Some(cri::ImageSpec {
+            image: "busybox".to_owned(),
+            user_specified_image: "busybox".to_owned(),
+            ..Default::default()
+        }),
         envs: vec![cri::KeyValue { key: "PASSWORD".to_owned(), value: b"secret".to_vec() }],
         log_path: "web/0.log".to_owned(),
-        linux: Some(cri::LinuxContainerConfig { security_context: Some(context), ..Default::default() }),
+        linux: Some(cri::LinuxContainerConfig {
+            security_context: Some(context),
+            ..Default::default()
+        }),
         ..Default::default()
     };
     assert_eq!(target(&config), "milpatarget");
-    let sandbox = cri::PodSandboxConfig { log_directory: "/var/log/pods/x/".to_owned(), hostname: "web".to_owned(), ..Default::default() };
+    let sandbox = cri::PodSandboxConfig {
+        log_directory: "/var/log/pods/x/".to_owned(),
+        hostname: "web".to_owned(),
+        ..Default::default()
+    };
     let logs = log_paths(&sandbox, &config, "milpaid").unwrap();
-    assert_eq!((&*logs.node, &*logs.in_pod_dir), ("/var/log/pods/x/web/0.log", "logs/milpaid/0.log"));
-    let request = cri::CreateContainerRequest { pod_sandbox_id: "milpax".to_owned(), config: Some(config.clone()), sandbox_config: Some(sandbox) };
+    assert_eq!(
+        (&*logs.node, &*logs.in_pod_dir),
+        ("/var/log/pods/x/web/0.log", "logs/milpaid/0.log")
+    );
+    let request = cri::CreateContainerRequest {
+        pod_sandbox_id: "milpax".to_owned(),
+        config: Some(config.clone()),
+        sandbox_config: Some(sandbox),
+    };
     let cell = InCell {
         sandbox: "aa",
         pod_dir: "/pod",
@@ -200,7 +272,10 @@ fn a_container_is_rewritten_whole() {
     assert_eq!(told.pod_sandbox_id, "aa");
     let (told, told_sandbox) = (told.config.unwrap(), told.sandbox_config.unwrap());
     assert_eq!((&*told_sandbox.hostname, &*told_sandbox.log_directory), ("", "/pod/logs"));
-    assert_eq!((&*told.image.unwrap().image, &*told.log_path, &*told.mounts[0].host_path), ("sha256:1", "milpaid/0.log", "/cell/etc-hosts"));
+    assert_eq!(
+        (&*told.image.unwrap().image, &*told.log_path, &*told.mounts[0].host_path),
+        ("sha256:1", "milpaid/0.log", "/cell/etc-hosts")
+    );
     assert!(told.mounts[0].uid_mappings.is_empty() && told.mounts[0].gid_mappings.is_empty());
     let context = told.linux.unwrap().security_context.unwrap();
     assert_eq!(
@@ -208,7 +283,13 @@ fn a_container_is_rewritten_whole() {
         (ProfileType::Localhost, "/pod/seccomp/a.json")
     );
     let options = context.namespace_options.unwrap();
-    assert_eq!((options.network(), options.pid(), &*options.target_id), (cri::NamespaceMode::Node, cri::NamespaceMode::Target, "bb"));
+    assert_eq!(
+        (options.network(), options.pid(), &*options.target_id),
+        (cri::NamespaceMode::Node, cri::NamespaceMode::Target, "bb")
+    );
     assert_eq!(told.envs[0].value, b"secret");
-    assert_eq!(without_secrets(&config).envs[0], cri::KeyValue { key: "PASSWORD".to_owned(), value: Vec::new() });
+    assert_eq!(
+        without_secrets(&config).envs[0],
+        cri::KeyValue { key: "PASSWORD".to_owned(), value: Vec::new() }
+    );
 }

@@ -1,4 +1,5 @@
-//! Whose usage it is: what a list's entry says of its container or sandbox, as the attributes of its usage. Taken field by field, neither decoded nor kept.
+//! Whose usage it is: what a list's entry says of its container or sandbox, as the attributes of
+//! its usage. Taken field by field, neither decoded nor kept.
 
 use bytes::{Buf as _, Bytes, BytesMut};
 use prost::encoding::{WireType, decode_key, decode_varint};
@@ -52,7 +53,8 @@ fn field(list: &[u8], fields: &Fields) -> BytesMut {
     field
 }
 
-/// The next field: its number, and what it has if it has a length. This program has encoded it itself, so that whatever can't be read is the end.
+/// The next field: its number, and what it has if it has a length. This program has encoded it
+/// itself, so that whatever can't be read is the end.
 fn next<'a>(message: &mut &'a [u8]) -> Option<(u32, Option<&'a [u8]>)> {
     let (number, kind) = decode_key(message).ok()?;
     let content = match kind {

@@ -1,4 +1,5 @@
-//! What is kept in memory of a sandbox and of a container: encoded, because there may be thousands and few are looked at.
+//! What is kept in memory of a sandbox and of a container: encoded, because there may be thousands
+//! and few are looked at.
 
 use std::sync::Arc;
 
@@ -30,7 +31,8 @@ pub(in super::super) struct Sandbox {
     pub(in super::super) since: u64,
     /// Its containers.
     pub(in super::super) containers: Vec<ContainerId>,
-    /// Held by whoever changes the records of it or of one of its containers: read, decide, commit, publish.
+    /// Held by whoever changes the records of it or of one of its containers: read, decide, commit,
+    /// publish.
     pub(in super::super) records: Arc<tokio::sync::Mutex<()>>,
     /// Held by whoever stops it.
     pub(in super::super) stopping: Arc<tokio::sync::Mutex<()>>,
@@ -64,7 +66,12 @@ impl Sandbox {
 
     pub(super) fn set_ready(&mut self, ready: bool) {
         self.ready = ready;
-        self.item = Bytes::from(cri::ListPodSandboxResponse { items: vec![restored::sandbox_item(&self.meta(), ready)] }.encode_to_vec());
+        self.item = Bytes::from(
+            cri::ListPodSandboxResponse {
+                items: vec![restored::sandbox_item(&self.meta(), ready)],
+            }
+            .encode_to_vec(),
+        );
         if !ready {
             (self.usage, self.samples) = (None, None);
         }
@@ -114,8 +121,12 @@ impl Container {
         self.state() == cri::ContainerState::ContainerExited
     }
 
-    /// What is kept on disk when it is so: with what only the cell knows of it, which is not in [`Self::status`].
-    pub(in super::super) fn record(&self, status: &store::ContainerStatus) -> store::ContainerStatus {
+    /// What is kept on disk when it is so: with what only the cell knows of it, which is not in
+    /// [`Self::status`].
+    pub(in super::super) fn record(
+        &self,
+        status: &store::ContainerStatus,
+    ) -> store::ContainerStatus {
         store::ContainerStatus { told: self.told.clone(), ..status.clone() }
     }
 
@@ -131,15 +142,20 @@ impl Container {
 
     pub(super) fn set_status(&mut self, status: store::ContainerStatus) {
         self.status = Arc::new(status);
-        self.item =
-            Bytes::from(cri::ListContainersResponse { containers: vec![restored::container_item(&self.meta(), self.state())] }.encode_to_vec());
+        self.item = Bytes::from(
+            cri::ListContainersResponse {
+                containers: vec![restored::container_item(&self.meta(), self.state())],
+            }
+            .encode_to_vec(),
+        );
         if self.state() != cri::ContainerState::ContainerRunning {
             (self.usage, self.samples) = (None, None);
         }
     }
 }
 
-/// Decodes what this program has encoded itself: it can't fail, and an empty message would be better than an end of all pods if it did.
+/// Decodes what this program has encoded itself: it can't fail, and an empty message would be
+/// better than an end of all pods if it did.
 pub(super) fn decoded<M: Message + Default>(encoded: &Bytes) -> M {
     M::decode(encoded.clone()).unwrap_or_default()
 }

@@ -1,8 +1,10 @@
-//! News of containers, as `GetContainerEvents` has them: each with the status of its pod and of all the pod's containers at that moment.
+//! News of containers, as `GetContainerEvents` has them: each with the status of its pod and of all
+//! the pod's containers at that moment.
 //!
-//! They are made under the lock of the change that they tell of, so their order is that of the changes, and who asks after an event is answered what it
-//! said or something newer. A sandbox is a container here too, as with containerd: it is created, started, stopped and deleted by its own id. Nothing is made
-//! while nobody reads.
+//! They are made under the lock of the change that they tell of, so their order is that of the
+//! changes, and who asks after an event is answered what it said or something newer. A sandbox is a
+//! container here too, as with containerd: it is created, started, stopped and deleted by its own
+//! id. Nothing is made while nobody reads.
 
 use std::sync::{
     Arc,
@@ -21,7 +23,8 @@ use super::{
 };
 use crate::backends::milpa::id::SandboxId;
 
-/// Events that wait for one reader at most: a kubelet takes them as they come, those of some hundred pods at once included.
+/// Events that wait for one reader at most: a kubelet takes them as they come, those of some
+/// hundred pods at once included.
 pub(super) const WAITING: usize = 1024;
 /// The same in bytes.
 pub(super) const WAITING_BYTES: usize = 8 << 20;
@@ -44,7 +47,8 @@ pub(in super::super) struct Events {
 }
 
 impl Events {
-    /// The next one, an encoded `ContainerEventResponse`. `RESOURCE_EXHAUSTED` in place of the first that was lost, because too many waited; no more come then.
+    /// The next one, an encoded `ContainerEventResponse`. `RESOURCE_EXHAUSTED` in place of the
+    /// first that was lost, because too many waited; no more come then.
     pub(in super::super) async fn next(&mut self) -> Result<Bytes, Status> {
         match self.events.recv().await {
             Some(event) => {
@@ -67,10 +71,12 @@ impl Readers {
         Events { events, waiting_bytes }
     }
 
-    /// Tells all readers. One that is too far behind is told no more: it sees so when it has read what waits.
+    /// Tells all readers. One that is too far behind is told no more: it sees so when it has read
+    /// what waits.
     pub(super) fn tell(&mut self, event: &Bytes) {
         self.0.retain(|reader| {
-            let waiting = reader.waiting_bytes.fetch_add(event.len(), Ordering::Relaxed) + event.len();
+            let waiting =
+                reader.waiting_bytes.fetch_add(event.len(), Ordering::Relaxed) + event.len();
             waiting <= WAITING_BYTES && reader.events.try_send(event.clone()).is_ok()
         });
     }
@@ -84,7 +90,8 @@ impl View {
 }
 
 impl Known {
-    /// Tells that something has happened to a container of a sandbox, or to the sandbox, which must be there.
+    /// Tells that something has happened to a container of a sandbox, or to the sandbox, which must
+    /// be there.
     pub(super) fn announce(&mut self, what: ContainerEventType, id: &str, sandbox: &SandboxId) {
         if self.readers.0.is_empty() {
             return;
@@ -96,7 +103,12 @@ impl Known {
             // The kubelet's own clock: it compares this with the time of its last list.
             created_at: clock::now(),
             pod_sandbox_status: Some(restored::sandbox_status(&sandbox.meta(), sandbox.ready)),
-            containers_statuses: sandbox.containers.iter().filter_map(|id| self.containers.get(id)).map(Container::answer).collect(),
+            containers_statuses: sandbox
+                .containers
+                .iter()
+                .filter_map(|id| self.containers.get(id))
+                .map(Container::answer)
+                .collect(),
         };
         self.readers.tell(&event.encode_to_vec().into());
     }
@@ -105,13 +117,23 @@ impl Known {
     pub(super) fn announce_state(&mut self, before: cri::ContainerState, container: &Container) {
         use cri::ContainerState::{ContainerExited as Exited, ContainerRunning as Running};
         let after = container.state();
-        // One whose start was not heard of before its end has started all the same; one that failed to start has not.
-        let has_started = after == Running || after == Exited && container.status.started_unix_nanos > 0;
+        // One whose start was not heard of before its end has started all the same; one that failed
+        // to start has not.
+        let has_started =
+            after == Running || after == Exited && container.status.started_unix_nanos > 0;
         if !matches!(before, Running | Exited) && has_started {
-            self.announce(ContainerEventType::ContainerStartedEvent, container.id.as_str(), &container.sandbox);
+            self.announce(
+                ContainerEventType::ContainerStartedEvent,
+                container.id.as_str(),
+                &container.sandbox,
+            );
         }
         if before != Exited && after == Exited {
-            self.announce(ContainerEventType::ContainerStoppedEvent, container.id.as_str(), &container.sandbox);
+            self.announce(
+                ContainerEventType::ContainerStoppedEvent,
+                container.id.as_str(),
+                &container.sandbox,
+            );
         }
     }
 }

@@ -9,12 +9,14 @@ use super::{Container, Known, Sandbox, View, unknown};
 use crate::backends::milpa::id::{CellId, SandboxId};
 
 impl View {
-    /// The sandbox of an id or a unique prefix of one. `NOT_FOUND`, in the words of containerd, without one.
+    /// The sandbox of an id or a unique prefix of one. `NOT_FOUND`, in the words of containerd,
+    /// without one.
     pub(in super::super) fn sandbox(&self, id: &str) -> Result<Sandbox, Status> {
         by_prefix(&self.read().sandboxes, id, "sandbox").cloned()
     }
 
-    /// The container of an id or a unique prefix of one. `NOT_FOUND`, in the words of containerd, without one.
+    /// The container of an id or a unique prefix of one. `NOT_FOUND`, in the words of containerd,
+    /// without one.
     pub(in super::super) fn container(&self, id: &str) -> Result<Container, Status> {
         by_prefix(&self.read().containers, id, "container").cloned()
     }
@@ -22,7 +24,11 @@ impl View {
     /// All containers of a sandbox.
     pub(in super::super) fn containers_of(&self, sandbox: &SandboxId) -> Vec<Container> {
         let known = self.read();
-        let ids = known.sandboxes.get(sandbox).map(|sandbox| sandbox.containers.as_slice()).unwrap_or_default();
+        let ids = known
+            .sandboxes
+            .get(sandbox)
+            .map(|sandbox| sandbox.containers.as_slice())
+            .unwrap_or_default();
         ids.iter().filter_map(|id| known.containers.get(id)).cloned().collect()
     }
 
@@ -32,7 +38,8 @@ impl View {
         known.by_cell.get(cell).and_then(|id| known.sandboxes.get(id)).cloned()
     }
 
-    /// The container that a cell knows by this id, the first of several; never one of another cell, whatever ids that gives its own.
+    /// The container that a cell knows by this id, the first of several; never one of another cell,
+    /// whatever ids that gives its own.
     pub(in super::super) fn container_of_cell(&self, cell: &CellId, id: &str) -> Option<Container> {
         self.read().in_cell(cell, id).cloned()
     }
@@ -47,29 +54,54 @@ impl View {
     /// When the latest of a pod's sandboxes and containers was created; 0 if there is none.
     pub(in super::super) fn latest_of_pod(&self, uid: &str) -> i64 {
         let known = self.read();
-        let sandboxes = known.by_uid.get(uid).into_iter().flatten().filter_map(|id| known.sandboxes.get(id));
+        let sandboxes =
+            known.by_uid.get(uid).into_iter().flatten().filter_map(|id| known.sandboxes.get(id));
         let containers = |sandbox: &Sandbox| {
-            sandbox.containers.iter().filter_map(|id| known.containers.get(id)).map(|container| container.meta().created_unix_nanos).max()
+            sandbox
+                .containers
+                .iter()
+                .filter_map(|id| known.containers.get(id))
+                .map(|container| container.meta().created_unix_nanos)
+                .max()
         };
-        sandboxes.map(|sandbox| containers(sandbox).unwrap_or(0).max(sandbox.meta().created_unix_nanos)).max().unwrap_or(0)
+        sandboxes
+            .map(|sandbox| containers(sandbox).unwrap_or(0).max(sandbox.meta().created_unix_nanos))
+            .max()
+            .unwrap_or(0)
     }
 
-    /// The newest running sandbox of the pod that has exactly these annotations; `None` for no annotations.
+    /// The newest running sandbox of the pod that has exactly these annotations; `None` for no
+    /// annotations.
     ///
-    /// An `ImageStatus` names no pod, but carries all of the pod's annotations, and the kubelet's own make them unique.
-    pub(in super::super) fn sandbox_of_annotations(&self, image: &cri::ImageSpec) -> Option<Sandbox> {
+    /// An `ImageStatus` names no pod, but carries all of the pod's annotations, and the kubelet's
+    /// own make them unique.
+    pub(in super::super) fn sandbox_of_annotations(
+        &self,
+        image: &cri::ImageSpec,
+    ) -> Option<Sandbox> {
         let hash = self.hash(&image.annotations)?;
         let candidates: Vec<_> = {
             let known = self.read();
             let ids = known.by_annotations.get(&hash)?;
-            ids.iter().rev().filter_map(|id| known.sandboxes.get(id)).filter(|sandbox| sandbox.ready).cloned().collect()
+            ids.iter()
+                .rev()
+                .filter_map(|id| known.sandboxes.get(id))
+                .filter(|sandbox| sandbox.ready)
+                .cloned()
+                .collect()
         };
         candidates.into_iter().find(|sandbox| sandbox.item().annotations == image.annotations)
     }
 
     /// The container of a sandbox with this name and attempt.
-    pub(in super::super) fn container_named(&self, sandbox: &SandboxId, metadata: &cri::ContainerMetadata) -> Option<Container> {
-        self.containers_of(sandbox).into_iter().find(|container| container.item().metadata.as_ref() == Some(metadata))
+    pub(in super::super) fn container_named(
+        &self,
+        sandbox: &SandboxId,
+        metadata: &cri::ContainerMetadata,
+    ) -> Option<Container> {
+        self.containers_of(sandbox)
+            .into_iter()
+            .find(|container| container.item().metadata.as_ref() == Some(metadata))
     }
 
     /// All sandboxes.
@@ -90,15 +122,23 @@ impl Known {
     }
 }
 
-fn by_prefix<'a, K: Ord + Borrow<str>, V>(all: &'a BTreeMap<K, V>, id: &str, what: &str) -> Result<&'a V, Status> {
-    let mut matching = all.range::<str, _>((Bound::Included(id), Bound::Unbounded)).take_while(|(key, _)| (*key).borrow().starts_with(id));
+fn by_prefix<'a, K: Ord + Borrow<str>, V>(
+    all: &'a BTreeMap<K, V>,
+    id: &str,
+    what: &str,
+) -> Result<&'a V, Status> {
+    let mut matching = all
+        .range::<str, _>((Bound::Included(id), Bound::Unbounded))
+        .take_while(|(key, _)| (*key).borrow().starts_with(id));
     match (id.is_empty(), matching.next(), matching.next()) {
         (true, ..) | (_, None, _) => Err(unknown(what, id)),
         (_, Some((_, value)), None) => Ok(value),
         (_, Some((key, value)), Some(_)) if key.borrow() == id => Ok(value),
         _ => Err(Status::new(
             Code::Unknown,
-            format!("an error occurred when try to find {what} {id:?}: multiple IDs found with provided prefix: {id}"),
+            format!(
+                "an error occurred when try to find {what} {id:?}: multiple IDs found with provided prefix: {id}"
+            ),
         )),
     }
 }

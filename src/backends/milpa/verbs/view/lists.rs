@@ -6,7 +6,8 @@ use prost::encoding::{WireType, encode_key, encode_varint, encoded_len_varint, k
 use super::{super::filter, Container, Known, Sandbox, View};
 
 impl View {
-    /// A `ListPodSandboxResponse`. Without a filter it is a clone of what was encoded after the last change.
+    /// A `ListPodSandboxResponse`. Without a filter it is a clone of what was encoded after the
+    /// last change.
     pub(in super::super) fn list_sandboxes(&self, filter: &filter::Sandboxes) -> Bytes {
         if !filter.is_empty() {
             return joined(self.read().sandboxes_by(filter).map(|sandbox| &sandbox.item));
@@ -15,10 +16,16 @@ impl View {
             return list.clone();
         }
         let known = &mut *self.write();
-        known.sandbox_list.get_or_insert_with(|| whole(known.sandboxes.values_mut().map(|sandbox| &mut sandbox.item))).clone()
+        known
+            .sandbox_list
+            .get_or_insert_with(|| {
+                whole(known.sandboxes.values_mut().map(|sandbox| &mut sandbox.item))
+            })
+            .clone()
     }
 
-    /// A `ListContainersResponse`. Without a filter it is a clone of what was encoded after the last change.
+    /// A `ListContainersResponse`. Without a filter it is a clone of what was encoded after the
+    /// last change.
     pub(in super::super) fn list_containers(&self, filter: &filter::Containers) -> Bytes {
         if !filter.is_empty() {
             return joined(self.read().containers_by(filter).map(|container| &container.item));
@@ -27,38 +34,60 @@ impl View {
             return list.clone();
         }
         let known = &mut *self.write();
-        known.container_list.get_or_insert_with(|| whole(known.containers.values_mut().map(|container| &mut container.item))).clone()
+        known
+            .container_list
+            .get_or_insert_with(|| {
+                whole(known.containers.values_mut().map(|container| &mut container.item))
+            })
+            .clone()
     }
 }
 
 impl Known {
     /// The sandboxes that a filter lets through.
-    pub(super) fn sandboxes_by<'a>(&'a self, filter: &'a filter::Sandboxes) -> impl Iterator<Item = &'a Sandbox> {
+    pub(super) fn sandboxes_by<'a>(
+        &'a self,
+        filter: &'a filter::Sandboxes,
+    ) -> impl Iterator<Item = &'a Sandbox> {
         let id = self.full_sandbox_id(&filter.id);
         let one = (!id.is_empty()).then(|| self.sandboxes.get(id).into_iter());
         let all = one.is_none().then(|| self.sandboxes.values());
         one.into_iter().flatten().chain(all.into_iter().flatten()).filter(|sandbox| {
             filter.ready.is_none_or(|ready| ready == sandbox.ready)
                 && filter::may_select(&filter.labels, &sandbox.item)
-                && (filter.labels.is_empty() || filter::selects(&filter.labels, &sandbox.item().labels))
+                && (filter.labels.is_empty()
+                    || filter::selects(&filter.labels, &sandbox.item().labels))
         })
     }
 
     /// The containers that a filter lets through.
-    pub(super) fn containers_by<'a>(&'a self, filter: &'a filter::Containers) -> impl Iterator<Item = &'a Container> {
-        let (id, sandbox) = (self.full_container_id(&filter.id), self.full_sandbox_id(&filter.sandbox));
+    pub(super) fn containers_by<'a>(
+        &'a self,
+        filter: &'a filter::Containers,
+    ) -> impl Iterator<Item = &'a Container> {
+        let (id, sandbox) =
+            (self.full_container_id(&filter.id), self.full_sandbox_id(&filter.sandbox));
         let one = (!id.is_empty()).then(|| self.containers.get(id).into_iter());
         let of_one = (one.is_none() && !sandbox.is_empty()).then(|| {
-            let ids = self.sandboxes.get(sandbox).map(|sandbox| sandbox.containers.as_slice()).unwrap_or_default();
+            let ids = self
+                .sandboxes
+                .get(sandbox)
+                .map(|sandbox| sandbox.containers.as_slice())
+                .unwrap_or_default();
             ids.iter().filter_map(|id| self.containers.get(id))
         });
         let all = (one.is_none() && of_one.is_none()).then(|| self.containers.values());
-        one.into_iter().flatten().chain(of_one.into_iter().flatten()).chain(all.into_iter().flatten()).filter(move |container| {
-            (sandbox.is_empty() || container.sandbox.as_str() == sandbox)
-                && filter.state.is_none_or(|state| state == container.state())
-                && filter::may_select(&filter.labels, &container.item)
-                && (filter.labels.is_empty() || filter::selects(&filter.labels, &container.item().labels))
-        })
+        one.into_iter()
+            .flatten()
+            .chain(of_one.into_iter().flatten())
+            .chain(all.into_iter().flatten())
+            .filter(move |container| {
+                (sandbox.is_empty() || container.sandbox.as_str() == sandbox)
+                    && filter.state.is_none_or(|state| state == container.state())
+                    && filter::may_select(&filter.labels, &container.item)
+                    && (filter.labels.is_empty()
+                        || filter::selects(&filter.labels, &container.item().labels))
+            })
     }
 }
 

@@ -1,4 +1,5 @@
-//! Metrics in memory. Those of most containers have the same names and labels, in the same order: these are kept once, and for each container only its numbers.
+//! Metrics in memory. Those of most containers have the same names and labels, in the same order:
+//! these are kept once, and for each container only its numbers.
 
 use std::{collections::HashSet, sync::Arc, time::Instant};
 
@@ -31,19 +32,32 @@ impl Series {
         if sample.name.is_empty() || !is_word(&sample.name) || sample.labels.len() > LABELS {
             return None;
         }
-        let mut labels: Box<[(Box<str>, Box<str>)]> =
-            sample.labels.iter().map(|label| (label.key.as_str().into(), label.value.as_str().into())).collect();
+        let mut labels: Box<[(Box<str>, Box<str>)]> = sample
+            .labels
+            .iter()
+            .map(|label| (label.key.as_str().into(), label.value.as_str().into()))
+            .collect();
         labels.sort_unstable();
-        let good = labels.iter().all(|(key, value)| is_word(key) && is_word(value) && !WHOSE.contains(&&**key));
-        (good && labels.is_sorted_by(|one, next| one.0 < next.0)).then(|| Self { name: sample.name.as_str().into(), labels })
+        let good = labels
+            .iter()
+            .all(|(key, value)| is_word(key) && is_word(value) && !WHOSE.contains(&&**key));
+        (good && labels.is_sorted_by(|one, next| one.0 < next.0))
+            .then(|| Self { name: sample.name.as_str().into(), labels })
     }
 
     fn len(&self) -> usize {
-        size_of::<Self>() + self.name.len() + self.labels.iter().map(|(key, value)| size_of_val(key) * 2 + key.len() + value.len()).sum::<usize>()
+        size_of::<Self>()
+            + self.name.len()
+            + self
+                .labels
+                .iter()
+                .map(|(key, value)| size_of_val(key) * 2 + key.len() + value.len())
+                .sum::<usize>()
     }
 }
 
-/// Names and labels of all metrics of a container, sorted, none twice: two alike would be an error of all metrics to a kubelet.
+/// Names and labels of all metrics of a container, sorted, none twice: two alike would be an error
+/// of all metrics to a kubelet.
 type Shape = Box<[Series]>;
 
 /// All shapes that there are.
@@ -75,14 +89,30 @@ pub(super) struct Samples {
 
 impl Samples {
     /// What came now, as far as it is not beyond all bounds.
-    pub(super) fn of(samples: &[cell::Sample], timestamp: i64, shapes: &mut Shapes, now: Instant) -> Self {
+    pub(super) fn of(
+        samples: &[cell::Sample],
+        timestamp: i64,
+        shapes: &mut Shapes,
+        now: Instant,
+    ) -> Self {
         let mut left = LONGEST;
-        let mut taken: Vec<_> = samples.iter().take(SERIES).filter_map(|sample| Some((Series::of(sample)?, sample.value))).collect();
-        taken.retain(|(series, _)| left.checked_sub(series.len()).inspect(|less| left = *less).is_some());
+        let mut taken: Vec<_> = samples
+            .iter()
+            .take(SERIES)
+            .filter_map(|sample| Some((Series::of(sample)?, sample.value)))
+            .collect();
+        taken.retain(|(series, _)| {
+            left.checked_sub(series.len()).inspect(|less| left = *less).is_some()
+        });
         taken.sort_by(|(one, _), (other, _)| one.cmp(other));
         taken.dedup_by(|(one, _), (other, _)| one == other);
         let (shape, values): (Vec<_>, Vec<_>) = taken.into_iter().unzip();
-        Self { shape: shapes.shared(shape.into()), values: values.into(), timestamp, until: now + FRESH }
+        Self {
+            shape: shapes.shared(shape.into()),
+            values: values.into(),
+            timestamp,
+            until: now + FRESH,
+        }
     }
 
     /// Whether they are of now.
@@ -107,7 +137,10 @@ mod tests {
     use super::*;
 
     fn sample(name: &str, labels: &[(&str, &str)], value: u64) -> cell::Sample {
-        let labels = labels.iter().map(|&(key, value)| cell::Label { key: key.to_owned(), value: value.to_owned() }).collect();
+        let labels = labels
+            .iter()
+            .map(|&(key, value)| cell::Label { key: key.to_owned(), value: value.to_owned() })
+            .collect();
         cell::Sample { name: name.to_owned(), value, labels }
     }
 
@@ -117,7 +150,12 @@ mod tests {
     fn told(samples: &[cell::Sample]) -> Vec<Told> {
         let samples = Samples::of(samples, 7, &mut Shapes::default(), Instant::now());
         let label = |(key, value): &(Box<str>, Box<str>)| (key.to_string(), value.to_string());
-        samples.all().map(|(series, value)| (series.name.to_string(), series.labels.iter().map(label).collect(), value)).collect()
+        samples
+            .all()
+            .map(|(series, value)| {
+                (series.name.to_string(), series.labels.iter().map(label).collect(), value)
+            })
+            .collect()
     }
 
     #[test]
@@ -139,21 +177,48 @@ mod tests {
         ];
         assert_eq!(told(&samples), [good("a", 1), good("b", 2)]);
         // One metric, whatever the order of its labels.
-        samples =
-            vec![sample("d", &[("x", "1"), ("y", "2")], 5), sample("d", &[("y", "2"), ("x", "1")], 6), sample("d", &[("x", "2"), ("y", "2")], 7)];
+        samples = vec![
+            sample("d", &[("x", "1"), ("y", "2")], 5),
+            sample("d", &[("y", "2"), ("x", "1")], 6),
+            sample("d", &[("x", "2"), ("y", "2")], 7),
+        ];
         assert_eq!(told(&samples).iter().map(|(_, _, value)| *value).collect::<Vec<_>>(), [5, 7]);
-        assert_eq!(told(&(0..1000).map(|n| sample(&format!("m{n}"), &[], n)).collect::<Vec<_>>()).len(), SERIES);
-        let large = (0..200).map(|n| sample(&format!("{n:0>WORD$}"), &[("a", &"v".repeat(WORD)), ("b", &"v".repeat(WORD))], n));
-        let kept: usize = told(&large.collect::<Vec<_>>()).iter().map(|(name, labels, _)| name.len() + labels.len() * WORD).sum();
+        assert_eq!(
+            told(&(0..1000).map(|n| sample(&format!("m{n}"), &[], n)).collect::<Vec<_>>()).len(),
+            SERIES
+        );
+        let large = (0..200).map(|n| {
+            sample(
+                &format!("{n:0>WORD$}"),
+                &[("a", &"v".repeat(WORD)), ("b", &"v".repeat(WORD))],
+                n,
+            )
+        });
+        let kept: usize = told(&large.collect::<Vec<_>>())
+            .iter()
+            .map(|(name, labels, _)| name.len() + labels.len() * WORD)
+            .sum();
         assert!((LONGEST / 2..LONGEST).contains(&kept), "{kept}");
     }
 
     #[test]
     fn a_shape_is_there_once_and_goes_with_the_last_who_has_it() {
         let (mut shapes, now) = (Shapes::default(), Instant::now());
-        let mut of = |value| Samples::of(&[sample("a", &[], value), sample("b", &[("x", "y")], value)], 0, &mut shapes, now);
+        let mut of = |value| {
+            Samples::of(
+                &[sample("a", &[], value), sample("b", &[("x", "y")], value)],
+                0,
+                &mut shapes,
+                now,
+            )
+        };
         let (one, other) = (of(1), of(2));
-        assert!(Arc::ptr_eq(&one.shape, &other.shape) && one.has("b") && !one.has("aa") && !one.has("c"));
+        assert!(
+            Arc::ptr_eq(&one.shape, &other.shape)
+                && one.has("b")
+                && !one.has("aa")
+                && !one.has("c")
+        );
         drop((one, other));
         Samples::of(&[sample("c", &[], 1)], 0, &mut shapes, now);
         assert_eq!(shapes.0.len(), 1);

@@ -8,10 +8,14 @@ use kiyot_proto::{
     cri,
 };
 
-use super::{super::filter, Container, Known, Sandbox, View, attributes, entry::decoded, kept_usage::Usage, samples::Samples};
+use super::{
+    super::filter, Container, Known, Sandbox, View, attributes, entry::decoded, kept_usage::Usage,
+    samples::Samples,
+};
 use crate::backends::milpa::id::{CellId, ContainerId, SandboxId};
 
-/// The most containers of one heartbeat that are looked for: all lists wait meanwhile. A pod has some dozens.
+/// The most containers of one heartbeat that are looked for: all lists wait meanwhile. A pod has
+/// some dozens.
 const CONTAINERS: usize = 1024;
 
 impl View {
@@ -20,8 +24,14 @@ impl View {
         let mut known = self.write();
         let measured = known.measure(cell, beat.metrics, now);
         for stats in beat.containers.into_iter().take(CONTAINERS) {
-            let id = stats.attributes.as_ref().map(|attributes| attributes.id.as_str()).unwrap_or_default();
-            let Some(id) = known.in_cell(cell, id).map(|container| container.id.clone()) else { continue };
+            let id = stats
+                .attributes
+                .as_ref()
+                .map(|attributes| attributes.id.as_str())
+                .unwrap_or_default();
+            let Some(id) = known.in_cell(cell, id).map(|container| container.id.clone()) else {
+                continue;
+            };
             let Some(container) = known.containers.get_mut(&id) else { continue };
             if container.state() == cri::ContainerState::ContainerRunning {
                 container.usage = Some(Usage::of_container(stats, now));
@@ -40,9 +50,13 @@ impl View {
         }
     }
 
-    /// Whether a list of metrics would leave those out of a cell that has just not been asked for them yet. A silent one is not waited for.
+    /// Whether a list of metrics would leave those out of a cell that has just not been asked for
+    /// them yet. A silent one is not waited for.
     pub(in super::super) fn awaits_metrics(&self, now: Instant) -> bool {
-        self.read().sandboxes.values().any(|sandbox| sandbox.ready && sandbox.samples.is_none() && sandbox.has_usage(now))
+        self.read()
+            .sandboxes
+            .values()
+            .any(|sandbox| sandbox.ready && sandbox.samples.is_none() && sandbox.has_usage(now))
     }
 
     /// What these sandboxes use is to come: they ran before this daemon did.
@@ -53,43 +67,84 @@ impl View {
     /// Whether a list of what containers use would leave one out whose cell has not said yet.
     pub(in super::super) fn awaits_container_stats(&self, filter: &filter::Containers) -> bool {
         let known = self.read();
-        !known.awaited.is_empty() && known.containers_by(filter).any(|container| known.awaited.contains(&container.sandbox))
+        !known.awaited.is_empty()
+            && known
+                .containers_by(filter)
+                .any(|container| known.awaited.contains(&container.sandbox))
     }
 
     /// The same of sandboxes.
     pub(in super::super) fn awaits_sandbox_stats(&self, filter: &filter::Sandboxes) -> bool {
         let known = self.read();
-        !known.awaited.is_empty() && known.sandboxes_by(filter).any(|sandbox| known.awaited.contains(&sandbox.id))
+        !known.awaited.is_empty()
+            && known.sandboxes_by(filter).any(|sandbox| known.awaited.contains(&sandbox.id))
     }
 
-    /// Takes what a container used when it had just been started, unless a heartbeat came first: nothing yet, if the cell did not say.
-    pub(in super::super) fn first_usage(&self, id: &ContainerId, sample: Option<cri::ContainerStats>, now: Instant) {
+    /// Takes what a container used when it had just been started, unless a heartbeat came first:
+    /// nothing yet, if the cell did not say.
+    pub(in super::super) fn first_usage(
+        &self,
+        id: &ContainerId,
+        sample: Option<cri::ContainerStats>,
+        now: Instant,
+    ) {
         let mut known = self.write();
         let Some(container) = known.containers.get_mut(id) else { return };
         if container.state() != cri::ContainerState::ContainerRunning || container.has_usage(now) {
             return;
         }
-        let (timestamp, none) = (container.status.started_unix_nanos, Some(cri::UInt64Value { value: 0 }));
+        let (timestamp, none) =
+            (container.status.started_unix_nanos, Some(cri::UInt64Value { value: 0 }));
         let mut sample = sample.unwrap_or_default();
-        sample.cpu.get_or_insert_with(|| cri::CpuUsage { timestamp, usage_core_nano_seconds: none, ..Default::default() });
-        sample.memory.get_or_insert_with(|| cri::MemoryUsage { timestamp, working_set_bytes: none, ..Default::default() });
+        sample.cpu.get_or_insert_with(|| cri::CpuUsage {
+            timestamp,
+            usage_core_nano_seconds: none,
+            ..Default::default()
+        });
+        sample.memory.get_or_insert_with(|| cri::MemoryUsage {
+            timestamp,
+            working_set_bytes: none,
+            ..Default::default()
+        });
         container.usage = Some(Usage::of_container(sample, now));
     }
 
-    /// Takes what a sandbox used when it had just been made, unless a heartbeat came first: nothing yet, if the cell did not say.
-    pub(in super::super) fn first_sandbox_usage(&self, id: &SandboxId, sample: Option<cri::PodSandboxStats>, now: Instant) {
+    /// Takes what a sandbox used when it had just been made, unless a heartbeat came first: nothing
+    /// yet, if the cell did not say.
+    pub(in super::super) fn first_sandbox_usage(
+        &self,
+        id: &SandboxId,
+        sample: Option<cri::PodSandboxStats>,
+        now: Instant,
+    ) {
         let mut known = self.write();
-        let Some(sandbox) = known.sandboxes.get_mut(id).filter(|sandbox| sandbox.ready && !sandbox.has_usage(now)) else { return };
+        let Some(sandbox) =
+            known.sandboxes.get_mut(id).filter(|sandbox| sandbox.ready && !sandbox.has_usage(now))
+        else {
+            return;
+        };
         let (timestamp, none) = (sandbox.item().created_at, Some(cri::UInt64Value { value: 0 }));
         let mut sample = sample.unwrap_or_default();
         let linux = sample.linux.get_or_insert_default();
-        linux.cpu.get_or_insert_with(|| cri::CpuUsage { timestamp, usage_core_nano_seconds: none, ..Default::default() });
-        linux.memory.get_or_insert_with(|| cri::MemoryUsage { timestamp, working_set_bytes: none, ..Default::default() });
+        linux.cpu.get_or_insert_with(|| cri::CpuUsage {
+            timestamp,
+            usage_core_nano_seconds: none,
+            ..Default::default()
+        });
+        linux.memory.get_or_insert_with(|| cri::MemoryUsage {
+            timestamp,
+            working_set_bytes: none,
+            ..Default::default()
+        });
         sandbox.usage = Some(Usage::of_pod(sample, now));
     }
 
     /// A `ListContainerStatsResponse` of the containers that run and had a heartbeat lately.
-    pub(in super::super) fn list_container_stats(&self, filter: &filter::Containers, now: Instant) -> Bytes {
+    pub(in super::super) fn list_container_stats(
+        &self,
+        filter: &filter::Containers,
+        now: Instant,
+    ) -> Bytes {
         let known = self.read();
         let mut list = BytesMut::new();
         known.containers_by(filter).for_each(|container| container.put_usage(now, &mut list));
@@ -97,15 +152,24 @@ impl View {
     }
 
     /// A `ListPodSandboxStatsResponse` of the sandboxes that run and had a heartbeat lately.
-    pub(in super::super) fn list_sandbox_stats(&self, filter: &filter::Sandboxes, now: Instant) -> Bytes {
+    pub(in super::super) fn list_sandbox_stats(
+        &self,
+        filter: &filter::Sandboxes,
+        now: Instant,
+    ) -> Bytes {
         let known = self.read();
         let mut list = BytesMut::new();
         known.sandboxes_by(filter).for_each(|sandbox| known.put_usage(sandbox, now, &mut list));
         list.freeze()
     }
 
-    /// What a container used. While its cell is silent, and after the end, nothing is known but whose usage it would be.
-    pub(in super::super) fn usage_of_container(&self, container: &Container, now: Instant) -> cri::ContainerStats {
+    /// What a container used. While its cell is silent, and after the end, nothing is known but
+    /// whose usage it would be.
+    pub(in super::super) fn usage_of_container(
+        &self,
+        container: &Container,
+        now: Instant,
+    ) -> cri::ContainerStats {
         let mut list = BytesMut::new();
         container.put_usage(now, &mut list);
         let stats = decoded::<cri::ListContainerStatsResponse>(&list.freeze()).stats.pop();
@@ -113,16 +177,25 @@ impl View {
     }
 
     /// The same of a sandbox and its containers.
-    pub(in super::super) fn usage_of_sandbox(&self, sandbox: &Sandbox, now: Instant) -> cri::PodSandboxStats {
+    pub(in super::super) fn usage_of_sandbox(
+        &self,
+        sandbox: &Sandbox,
+        now: Instant,
+    ) -> cri::PodSandboxStats {
         let stats = self.usage_of(&sandbox.id, now);
         stats.unwrap_or_else(|| {
-            let stats = decoded::<cri::PodSandboxStats>(&attributes::of_sandbox(&sandbox.item).freeze());
+            let stats =
+                decoded::<cri::PodSandboxStats>(&attributes::of_sandbox(&sandbox.item).freeze());
             cri::PodSandboxStats { linux: Some(cri::LinuxPodSandboxStats::default()), ..stats }
         })
     }
 
     /// What a sandbox and its containers used, if it runs and there was a heartbeat lately.
-    pub(in super::super) fn usage_of(&self, sandbox: &SandboxId, now: Instant) -> Option<cri::PodSandboxStats> {
+    pub(in super::super) fn usage_of(
+        &self,
+        sandbox: &SandboxId,
+        now: Instant,
+    ) -> Option<cri::PodSandboxStats> {
         let known = self.read();
         let mut list = BytesMut::new();
         known.put_usage(known.sandboxes.get(sandbox)?, now, &mut list);
@@ -131,10 +204,13 @@ impl View {
 }
 
 impl Known {
-    /// Takes the metrics of a cell's pod: without any, they are not wanted any more. Says whether they are the first.
+    /// Takes the metrics of a cell's pod: without any, they are not wanted any more. Says whether
+    /// they are the first.
     fn measure(&mut self, cell: &CellId, metrics: Option<cell::Metrics>, now: Instant) -> bool {
         let Some(id) = self.by_cell.get(cell).cloned() else { return false };
-        let Some(sandbox) = self.sandboxes.get_mut(&id).filter(|sandbox| sandbox.ready) else { return false };
+        let Some(sandbox) = self.sandboxes.get_mut(&id).filter(|sandbox| sandbox.ready) else {
+            return false;
+        };
         let Some(metrics) = metrics else {
             if sandbox.samples.take().is_some() {
                 for container in &sandbox.containers {
@@ -148,19 +224,28 @@ impl Known {
         // One that could not be taken in time is no news of it.
         let is_first = sandbox.samples.is_none();
         if is_first || !metrics.pod.is_empty() {
-            sandbox.samples = Some(Arc::new(Samples::of(&metrics.pod, metrics.timestamp, &mut self.shapes, now)));
+            sandbox.samples =
+                Some(Arc::new(Samples::of(&metrics.pod, metrics.timestamp, &mut self.shapes, now)));
         }
         for of in metrics.containers.into_iter().take(CONTAINERS) {
-            let Some(id) = self.in_cell(cell, &of.container).map(|container| container.id.clone()) else { continue };
+            let Some(id) = self.in_cell(cell, &of.container).map(|container| container.id.clone())
+            else {
+                continue;
+            };
             let Some(container) = self.containers.get_mut(&id) else { continue };
             if container.state() == cri::ContainerState::ContainerRunning {
-                container.samples = Some(Arc::new(Samples::of(&of.samples, of.timestamp, &mut self.shapes, now)));
+                container.samples =
+                    Some(Arc::new(Samples::of(&of.samples, of.timestamp, &mut self.shapes, now)));
             }
         }
         is_first
     }
 
     fn put_usage(&self, sandbox: &Sandbox, now: Instant, list: &mut BytesMut) {
-        sandbox.put_usage(sandbox.containers.iter().filter_map(|id| self.containers.get(id)), now, list);
+        sandbox.put_usage(
+            sandbox.containers.iter().filter_map(|id| self.containers.get(id)),
+            now,
+            list,
+        );
     }
 }

@@ -9,49 +9,56 @@ use super::{super::disk::Disk, *};
 const PLACE: &str = "volumes/kubernetes.io~secret/s";
 
 fn attributes() -> impl Strategy<Value = Attributes> {
-    (prop_oneof![Just(0o644), Just(0o400), Just(0o755)], 0_u32..2, 0_u32..2).prop_map(|(mode, uid, gid)| Attributes { mode, uid, gid })
+    (prop_oneof![Just(0o644), Just(0o400), Just(0o755)], 0_u32..2, 0_u32..2)
+        .prop_map(|(mode, uid, gid)| Attributes { mode, uid, gid })
 }
 
 /// Any tree; some files are of several parts.
 fn tree() -> impl Strategy<Value = Tree> {
     let entry = prop_oneof![
         attributes().prop_map(Entry::Dir),
-        (attributes(), prop_oneof![9 => 0_usize..10, 1 => PART - 1..3 * PART + 1]).prop_map(|(a, length)| Entry::File(a, vec![b'x'; length].into())),
+        (attributes(), prop_oneof![9 => 0_usize..10, 1 => PART - 1..3 * PART + 1])
+            .prop_map(|(a, length)| Entry::File(a, vec![b'x'; length].into())),
         "[a-c./]{1,6}".prop_map(Entry::Link),
     ];
-    (attributes(), proptest::collection::btree_map("[a-c-](/[a-c-]){0,2}", entry, 0..12)).prop_map(|(root, entries)| {
-        let mut tree = Tree { root, entries };
-        let paths: Vec<String> = tree.entries.keys().cloned().collect();
-        for path in paths {
-            for above in ancestors(&path) {
-                tree.entries.insert(above.to_owned(), Entry::Dir(root));
+    (attributes(), proptest::collection::btree_map("[a-c-](/[a-c-]){0,2}", entry, 0..12)).prop_map(
+        |(root, entries)| {
+            let mut tree = Tree { root, entries };
+            let paths: Vec<String> = tree.entries.keys().cloned().collect();
+            for path in paths {
+                for above in ancestors(&path) {
+                    tree.entries.insert(above.to_owned(), Entry::Dir(root));
+                }
             }
-        }
-        tree
-    })
+            tree
+        },
+    )
 }
 
 /// A tree as the kubelet's atomic writer leaves it.
 fn atomic() -> impl Strategy<Value = Tree> {
-    (attributes(), 0_u32..4, proptest::collection::btree_map("[a-c](/[a-c])?", "[xyz]{0,3}", 0..5)).prop_map(|(root, version, files)| {
-        let mut entries = BTreeMap::new();
-        let directory = format!("..2026_{version}");
-        entries.insert(DATA.to_owned(), Entry::Link(directory.clone()));
-        for (path, content) in files {
-            let top = path.split('/').next().unwrap();
-            entries.insert(top.to_owned(), Entry::Link(format!("{DATA}/{top}")));
-            // A file that is also a directory of another is only the latter.
-            entries.entry(format!("{directory}/{path}")).or_insert(Entry::File(root, content.into()));
-        }
-        entries.insert(directory, Entry::Dir(root));
-        let paths: Vec<String> = entries.keys().cloned().collect();
-        for path in paths {
-            for above in ancestors(&path) {
-                entries.insert(above.to_owned(), Entry::Dir(root));
+    (attributes(), 0_u32..4, proptest::collection::btree_map("[a-c](/[a-c])?", "[xyz]{0,3}", 0..5))
+        .prop_map(|(root, version, files)| {
+            let mut entries = BTreeMap::new();
+            let directory = format!("..2026_{version}");
+            entries.insert(DATA.to_owned(), Entry::Link(directory.clone()));
+            for (path, content) in files {
+                let top = path.split('/').next().unwrap();
+                entries.insert(top.to_owned(), Entry::Link(format!("{DATA}/{top}")));
+                // A file that is also a directory of another is only the latter.
+                entries
+                    .entry(format!("{directory}/{path}"))
+                    .or_insert(Entry::File(root, content.into()));
             }
-        }
-        Tree { root, entries }
-    })
+            entries.insert(directory, Entry::Dir(root));
+            let paths: Vec<String> = entries.keys().cloned().collect();
+            for path in paths {
+                for above in ancestors(&path) {
+                    entries.insert(above.to_owned(), Entry::Dir(root));
+                }
+            }
+            Tree { root, entries }
+        })
 }
 
 fn place() -> Place {
@@ -114,7 +121,9 @@ proptest! {
 fn the_order_is_the_atomic_writers() {
     let a = Attributes { mode: 0o644, uid: 0, gid: 0 };
     let version = |name: &str, keys: &[&str]| {
-        let mut entries: BTreeMap<String, Entry> = [(DATA.to_owned(), Entry::Link(name.to_owned())), (name.to_owned(), Entry::Dir(a))].into();
+        let mut entries: BTreeMap<String, Entry> =
+            [(DATA.to_owned(), Entry::Link(name.to_owned())), (name.to_owned(), Entry::Dir(a))]
+                .into();
         for key in keys {
             entries.insert((*key).to_owned(), Entry::Link(format!("{DATA}/{key}")));
             entries.insert(format!("{name}/{key}"), Entry::File(a, Bytes::from_static(b"v")));
@@ -133,5 +142,16 @@ fn the_order_is_the_atomic_writers() {
         format!("{verb} {}", &change.path[PLACE.len() + 1..])
     };
     let plan: Vec<String> = plan(&Shadow::of(&old), &new, &place()).iter().map(short).collect();
-    assert_eq!(plan, ["dir ..2", "file ..2/both", "file ..2/new", "link ..data", "link new", "remove old", "remove ..1"]);
+    assert_eq!(
+        plan,
+        [
+            "dir ..2",
+            "file ..2/both",
+            "file ..2/new",
+            "link ..data",
+            "link new",
+            "remove old",
+            "remove ..1"
+        ]
+    );
 }

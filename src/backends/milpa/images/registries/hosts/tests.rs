@@ -5,30 +5,43 @@ fn configured(registry: &str) -> Configured {
 }
 
 fn read(path: &Path) -> io::Result<Vec<u8>> {
-    if path.starts_with("/certs") { Ok(path.display().to_string().into()) } else { Err(io::ErrorKind::NotFound.into()) }
+    if path.starts_with("/certs") {
+        Ok(path.display().to_string().into())
+    } else {
+        Err(io::ErrorKind::NotFound.into())
+    }
 }
 
 fn planned(registry: &str) -> (BTreeMap<String, String>, Vec<String>) {
     let plan = plan(&configured(registry), &read);
-    let files = plan.files.into_iter().map(|(path, content)| (path.display().to_string(), String::from_utf8(content).unwrap()));
+    let files = plan
+        .files
+        .into_iter()
+        .map(|(path, content)| (path.display().to_string(), String::from_utf8(content).unwrap()));
     (files.collect(), plan.problems.into_iter().collect())
 }
 
 /// What is tried, in its order, by a file's text.
 fn tried(text: &str) -> Vec<String> {
     let hosts = text.lines().filter_map(|line| line.strip_prefix("[host.\"")?.strip_suffix("\"]"));
-    let server = text.lines().filter_map(|line| line.strip_prefix("server = \"")?.strip_suffix('"'));
+    let server =
+        text.lines().filter_map(|line| line.strip_prefix("server = \"")?.strip_suffix('"'));
     hosts.chain(server).map(str::to_owned).collect()
 }
 
 #[test]
 fn endpoints_are_tried_in_containerds_order() {
     for (registry, file, expected) in [
-        // In their order, and then the host itself; without a path it is /v2, and no name or password is of it.
+        // In their order, and then the host itself; without a path it is /v2, and no name or
+        // password is of it.
         (
             r#"{"mirrors": {"quay.example": {"endpoint": ["https://violet:sesame@b.example", "http://a.example:5000/proxy/v2"]}}}"#,
             "quay.example",
-            vec!["https://b.example/v2", "http://a.example:5000/proxy/v2", "https://quay.example/v2"],
+            vec![
+                "https://b.example/v2",
+                "http://a.example:5000/proxy/v2",
+                "https://quay.example/v2",
+            ],
         ),
         // Docker's own host has another name. An endpoint twice is one.
         (
@@ -36,21 +49,38 @@ fn endpoints_are_tried_in_containerds_order() {
             "docker.io",
             vec!["https://m.example/v2", "https://registry-1.docker.io/v2"],
         ),
-        // A host that is its own endpoint is not tried anew: so is a registry without certificates configured.
-        (r#"{"mirrors": {"own.example:5000": {"endpoint": ["http://own.example:5000"]}}}"#, "own.example_5000_", vec!["http://own.example:5000/v2"]),
+        // A host that is its own endpoint is not tried anew: so is a registry without certificates
+        // configured.
+        (
+            r#"{"mirrors": {"own.example:5000": {"endpoint": ["http://own.example:5000"]}}}"#,
+            "own.example_5000_",
+            vec!["http://own.example:5000/v2"],
+        ),
         // For all others there is no server: it is the host itself.
-        (r#"{"mirrors": {"*": {"endpoint": ["https://all.example"]}}}"#, "_default", vec!["https://all.example/v2"]),
+        (
+            r#"{"mirrors": {"*": {"endpoint": ["https://all.example"]}}}"#,
+            "_default",
+            vec!["https://all.example/v2"],
+        ),
         // Whose certificates are configured has the endpoints of all others, and itself.
         (
             r#"{"mirrors": {"*": {"endpoint": ["https://all.example"]}}, "configs": {"tls.example": {"tls": {"insecure_skip_verify": true}}}}"#,
             "tls.example",
             vec!["https://all.example/v2", "https://tls.example/v2"],
         ),
-        (r#"{"configs": {"registry-1.docker.io": {"tls": {"insecure_skip_verify": true}}}}"#, "docker.io", vec!["https://registry-1.docker.io/v2"]),
+        (
+            r#"{"configs": {"registry-1.docker.io": {"tls": {"insecure_skip_verify": true}}}}"#,
+            "docker.io",
+            vec!["https://registry-1.docker.io/v2"],
+        ),
     ] {
         let (files, problems) = planned(registry);
         let text = &files[&format!("{file}/hosts.toml")];
-        assert_eq!((tried(text), problems), (expected.into_iter().map(str::to_owned).collect(), vec![]), "{registry}");
+        assert_eq!(
+            (tried(text), problems),
+            (expected.into_iter().map(str::to_owned).collect(), vec![]),
+            "{registry}"
+        );
         assert!(!text.contains("sesame"), "{text}");
     }
 }
@@ -75,9 +105,16 @@ skip_verify = true
 "#;
     assert_eq!(files["quay.example/hosts.toml"], expected);
     let copied = |name: &str| files[&format!("quay.example/{name}")].as_str();
-    assert_eq!(["0-ca.pem", "0-client.pem", "0-key.pem", "1-ca.pem"].map(copied), ["/certs/ca.crt", "/certs/me.crt", "/certs/me.key", "/certs/q"]);
+    assert_eq!(
+        ["0-ca.pem", "0-client.pem", "0-key.pem", "1-ca.pem"].map(copied),
+        ["/certs/ca.crt", "/certs/me.crt", "/certs/me.key", "/certs/q"]
+    );
     // The mirror's own images are asked of it too, by its certificates.
-    assert!(files["m.example/hosts.toml"].ends_with("skip_verify = true\n\n[host]\n"), "{}", files["m.example/hosts.toml"]);
+    assert!(
+        files["m.example/hosts.toml"].ends_with("skip_verify = true\n\n[host]\n"),
+        "{}",
+        files["m.example/hosts.toml"]
+    );
 }
 
 #[test]
@@ -88,7 +125,15 @@ fn what_a_cell_can_not_use_is_named() {
     );
     assert_eq!(files.keys().collect::<Vec<_>>(), ["c.example/hosts.toml"]);
     assert_eq!(tried(&files["c.example/hosts.toml"]), ["https://c.example/v2"]);
-    for word in ["127.0.0.1:5000", "[::1]:5000", "localhost:5000", "../b", "c.example", "/none can't be read", "cert_file and key_file"] {
+    for word in [
+        "127.0.0.1:5000",
+        "[::1]:5000",
+        "localhost:5000",
+        "../b",
+        "c.example",
+        "/none can't be read",
+        "cert_file and key_file",
+    ] {
         assert!(problems.iter().any(|problem| problem.contains(word)), "{word}: {problems:?}");
     }
     assert!(!problems.concat().contains("sesame"), "{problems:?}");
@@ -101,7 +146,13 @@ fn what_opens_an_image_is_the_first_endpoints_that_has_something() {
             "registry-1.docker.io": {"auth": {"username": "w"}}, "127.0.0.1:5000": {"auth": {"username": "x"}}}}"#,
     );
     assert_eq!(with_auth(&old, "docker.io").as_deref(), Some("m.example"));
-    assert_eq!((with_auth(&old, "quay.example"), with_auth(&old, "127.0.0.1:5000")), (None, None), "a pod may listen on its own loopback");
-    let new = configured(r#"{"configPath": "/certs", "configs": {"registry-1.docker.io": {"auth": {"username": "w"}}}}"#);
+    assert_eq!(
+        (with_auth(&old, "quay.example"), with_auth(&old, "127.0.0.1:5000")),
+        (None, None),
+        "a pod may listen on its own loopback"
+    );
+    let new = configured(
+        r#"{"configPath": "/certs", "configs": {"registry-1.docker.io": {"auth": {"username": "w"}}}}"#,
+    );
     assert_eq!(with_auth(&new, "docker.io").as_deref(), Some("registry-1.docker.io"));
 }

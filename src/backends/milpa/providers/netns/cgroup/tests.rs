@@ -15,8 +15,18 @@ const ID: &str = "0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcd
 #[test]
 fn both_versions_are_found_where_they_are_mounted() {
     let found = parse_hierarchies(HYBRID);
-    let points: Vec<_> = found.iter().map(|hierarchy| hierarchy.mount.display().to_string()).collect();
-    assert_eq!(points, ["/sys/fs/cgroup/unified", "/sys/fs/cgroup/systemd", "/sys/fs/cgroup/cpu,cpuacct", "/sys/fs/cgroup/freezer", "/a place"]);
+    let points: Vec<_> =
+        found.iter().map(|hierarchy| hierarchy.mount.display().to_string()).collect();
+    assert_eq!(
+        points,
+        [
+            "/sys/fs/cgroup/unified",
+            "/sys/fs/cgroup/systemd",
+            "/sys/fs/cgroup/cpu,cpuacct",
+            "/sys/fs/cgroup/freezer",
+            "/a place"
+        ]
+    );
     assert!(found[0].is_v2() && !found[1].is_v2());
     assert_eq!(found[2].controllers, ["cpu", "cpuacct"]);
     let only_v2 = parse_hierarchies(b"31 30 0:27 / /sys/fs/cgroup rw,nosuid shared:5 - cgroup2 cgroup2 rw,nsdelegate,memory_recursiveprot\n");
@@ -30,13 +40,16 @@ fn containers_cgroups_are_told_from_the_pods() {
         "5:cpu,cpuacct:/kubepods/burstable/pod1-2/{ID}\n4:freezer:/docker/abc/kubepods/pod1-2/{ID}/nested\n3:pids:/kiyot/cell-a\n\
          1:name=systemd:/../outside/{ID}\n0::/kubepods.slice/kubepods-pod1_2.slice/cri-containerd-{ID}.scope\nbad line\n"
     );
-    let dirs: Vec<_> = container_dirs(&hierarchies, &text).iter().map(|dir| dir.display().to_string()).collect();
+    let dirs: Vec<_> =
+        container_dirs(&hierarchies, &text).iter().map(|dir| dir.display().to_string()).collect();
     assert_eq!(
         dirs,
         [
             format!("/sys/fs/cgroup/cpu,cpuacct/kubepods/burstable/pod1-2/{ID}"),
             format!("/sys/fs/cgroup/freezer/kubepods/pod1-2/{ID}"),
-            format!("/sys/fs/cgroup/unified/kubepods.slice/kubepods-pod1_2.slice/cri-containerd-{ID}.scope"),
+            format!(
+                "/sys/fs/cgroup/unified/kubepods.slice/kubepods-pod1_2.slice/cri-containerd-{ID}.scope"
+            ),
         ]
     );
 }
@@ -50,18 +63,28 @@ fn played(dir: &Path) -> Vec<Hierarchy> {
 fn a_pods_leftovers_are_found_with_either_driver() {
     let root = tempfile::tempdir().unwrap();
     let hierarchies = played(root.path());
-    let (left, kept) = (format!("kubepods/besteffort/pod12-34/{ID}"), format!("kubepods/besteffort/pod99/{ID}"));
+    let (left, kept) =
+        (format!("kubepods/besteffort/pod12-34/{ID}"), format!("kubepods/besteffort/pod99/{ID}"));
     let slice = format!("kubepods.slice/kubepods-pod12_34.slice/cri-containerd-{ID}.scope");
     let (other, elsewhere) = ("f".repeat(64), format!("a/parent/of/ones/own/{}", "f".repeat(64)));
     for dir in [&left, &kept, &slice, &elsewhere] {
         fs::create_dir_all(root.path().join(dir)).unwrap();
     }
-    assert_eq!(of_pod(&hierarchies, "", &[other.clone()].into()), [root.path().join(&elsewhere)].into());
+    assert_eq!(
+        of_pod(&hierarchies, "", &[other.clone()].into()),
+        [root.path().join(&elsewhere)].into()
+    );
     let found = of_pod(&hierarchies, "12-34", &[other].into());
-    assert_eq!(found, [root.path().join(&slice), root.path().join(&left), root.path().join(&elsewhere)].into());
+    assert_eq!(
+        found,
+        [root.path().join(&slice), root.path().join(&left), root.path().join(&elsewhere)].into()
+    );
     remove_containers(&found).unwrap();
     assert!(!root.path().join(&left).exists() && root.path().join(&kept).exists());
-    assert!(root.path().join("kubepods/besteffort/pod12-34").exists(), "the pod's own cgroup is the kubelet's");
+    assert!(
+        root.path().join("kubepods/besteffort/pod12-34").exists(),
+        "the pod's own cgroup is the kubelet's"
+    );
     assert!(of_pod(&hierarchies, "", &BTreeSet::new()).is_empty());
     remove_containers(&found).unwrap();
 }
@@ -75,7 +98,9 @@ fn a_cells_own_goes_with_what_is_beneath_and_the_parent_with_the_last() {
     make(&hierarchies, "cell-b").unwrap();
     fs::create_dir_all(root.path().join(name("cell-a")).join("system.slice/deep")).unwrap();
     remove(&hierarchies, "cell-a").unwrap();
-    assert!(!root.path().join(name("cell-a")).exists() && root.path().join(name("cell-b")).exists());
+    assert!(
+        !root.path().join(name("cell-a")).exists() && root.path().join(name("cell-b")).exists()
+    );
     remove(&hierarchies, "cell-b").unwrap();
     remove(&hierarchies, "cell-b").unwrap();
     assert_eq!(children(root.path()).count(), 0);

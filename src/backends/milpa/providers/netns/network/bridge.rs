@@ -1,4 +1,5 @@
-//! The network of nodes without CNI configuration: a bridge, addresses from files, and masquerading.
+//! The network of nodes without CNI configuration: a bridge, addresses from files, and
+//! masquerading.
 
 use std::{
     fs::{self, File},
@@ -54,11 +55,26 @@ impl Bridge {
         let address = self.allocate(home.cell())?;
         self.raise(dir).await?;
         let (veth, netns) = (veth(home), home.netns_name());
-        succeed("ip", &["link", "add", &veth, "type", "veth", "peer", "name", DEVICE, "netns", &netns], dir).await?;
+        succeed(
+            "ip",
+            &["link", "add", &veth, "type", "veth", "peer", "name", DEVICE, "netns", &netns],
+            dir,
+        )
+        .await?;
         succeed("ip", &["link", "set", &veth, "master", &self.device, "up"], dir).await?;
-        succeed("ip", &["-n", &netns, "address", "add", &format!("{address}/{}", self.prefix), "dev", DEVICE], dir).await?;
+        succeed(
+            "ip",
+            &["-n", &netns, "address", "add", &format!("{address}/{}", self.prefix), "dev", DEVICE],
+            dir,
+        )
+        .await?;
         succeed("ip", &["-n", &netns, "link", "set", DEVICE, "up"], dir).await?;
-        succeed("ip", &["-n", &netns, "route", "add", "default", "via", &self.gateway().to_string()], dir).await?;
+        succeed(
+            "ip",
+            &["-n", &netns, "route", "add", "default", "via", &self.gateway().to_string()],
+            dir,
+        )
+        .await?;
         Ok(address)
     }
 
@@ -68,7 +84,8 @@ impl Bridge {
         if exists(&veth).map_err(devices)? {
             succeed("ip", &["link", "delete", &veth], Some(home.dir())).await?;
         }
-        let (own, others): (Vec<_>, Vec<_>) = self.taken()?.into_iter().partition(|(_, cell)| cell == home.cell());
+        let (own, others): (Vec<_>, Vec<_>) =
+            self.taken()?.into_iter().partition(|(_, cell)| cell == home.cell());
         if others.is_empty() {
             self.raze(Some(home.dir())).await?;
         }
@@ -122,7 +139,8 @@ impl Bridge {
         Ok(())
     }
 
-    /// What leaves for other networks gets the node's address; what comes and goes by the bridge is forwarded, whatever the policy.
+    /// What leaves for other networks gets the node's address; what comes and goes by the bridge is
+    /// forwarded, whatever the policy.
     fn rules(&self) -> [Rules; 2] {
         let (chain, subnet, device) = (self.chain(), self.subnet(), self.device.clone());
         [
@@ -138,19 +156,29 @@ impl Bridge {
                 table: "filter",
                 chain: chain.clone(),
                 jumps: vec![words(&format!("FORWARD -j {chain}"))],
-                content: vec![words(&format!("{chain} -i {device} -j ACCEPT")), words(&format!("{chain} -o {device} -j ACCEPT"))],
+                content: vec![
+                    words(&format!("{chain} -i {device} -j ACCEPT")),
+                    words(&format!("{chain} -o {device} -j ACCEPT")),
+                ],
             },
         ]
     }
 
-    /// Takes the lowest free address for a cell. The network's own, the bridge's and the broadcast address are nobody's.
+    /// Takes the lowest free address for a cell. The network's own, the bridge's and the broadcast
+    /// address are nobody's.
     fn allocate(&self, cell: &str) -> Result<Ipv4Addr, BridgeError> {
         let failed = |path: &Path, error| BridgeError::File(path.to_owned(), error);
-        fs::DirBuilder::new().recursive(true).mode(0o700).create(&self.addresses).map_err(|error| failed(&self.addresses, error))?;
+        fs::DirBuilder::new()
+            .recursive(true)
+            .mode(0o700)
+            .create(&self.addresses)
+            .map_err(|error| failed(&self.addresses, error))?;
         // Written elsewhere first: a file with an address' name is whole, or is not there.
         let draft = self.draft(cell);
-        // And on disk: after a power cut, an address that says not whose it is would be nobody's for ever.
-        let written = File::create(&draft).and_then(|mut file| file.write_all(cell.as_bytes()).and_then(|()| file.sync_data()));
+        // And on disk: after a power cut, an address that says not whose it is would be nobody's
+        // for ever.
+        let written = File::create(&draft)
+            .and_then(|mut file| file.write_all(cell.as_bytes()).and_then(|()| file.sync_data()));
         written.map_err(|error| failed(&draft, error))?;
         let size = 1_u32.checked_shl(32 - u32::from(self.prefix)).unwrap_or(u32::MAX);
         let mut taken = None;
@@ -175,7 +203,8 @@ impl Bridge {
         self.addresses.join(format!("{DRAFT}{cell}"))
     }
 
-    /// The files of addresses, with the cells that have them. A draft is none: the daemon was killed, or there was no space, while it was written.
+    /// The files of addresses, with the cells that have them. A draft is none: the daemon was
+    /// killed, or there was no space, while it was written.
     fn taken(&self) -> Result<Vec<(PathBuf, String)>, BridgeError> {
         let failed = |error| BridgeError::File(self.addresses.clone(), error);
         let entries = match fs::read_dir(&self.addresses) {
@@ -190,7 +219,8 @@ impl Bridge {
                 continue;
             }
             let path = entry.path();
-            let cell = fs::read_to_string(&path).map_err(|error| BridgeError::File(path.clone(), error))?;
+            let cell = fs::read_to_string(&path)
+                .map_err(|error| BridgeError::File(path.clone(), error))?;
             taken.push((path, cell));
         }
         Ok(taken)
@@ -204,7 +234,9 @@ fn devices(error: io::Error) -> BridgeError {
 /// Whether there is a network device. (`/sys` may be another network namespace's.)
 fn exists(device: &str) -> io::Result<bool> {
     let devices = fs::read_to_string("/proc/thread-self/net/dev")?;
-    Ok(devices.lines().any(|line| line.split_once(':').is_some_and(|(name, _)| name.trim() == device)))
+    Ok(devices
+        .lines()
+        .any(|line| line.split_once(':').is_some_and(|(name, _)| name.trim() == device)))
 }
 
 /// The node's end of a cell's link: the letters of its id, so that the name fits a device's 15.
@@ -217,17 +249,32 @@ mod tests {
     use super::*;
 
     fn bridge(dir: &Path, prefix: u8) -> Bridge {
-        Bridge { device: "kiyot0".into(), network: Ipv4Addr::new(10, 9, 8, 0), prefix, addresses: dir.join("addresses") }
+        Bridge {
+            device: "kiyot0".into(),
+            network: Ipv4Addr::new(10, 9, 8, 0),
+            prefix,
+            addresses: dir.join("addresses"),
+        }
     }
 
     #[test]
     fn addresses_are_given_once_and_again_when_free() {
         let dir = tempfile::tempdir().unwrap();
         let bridge = bridge(dir.path(), 29);
-        let given: Vec<_> = (0..5).map(|cell| bridge.allocate(&format!("cell-{cell}")).unwrap().to_string()).collect();
+        let given: Vec<_> = (0..5)
+            .map(|cell| bridge.allocate(&format!("cell-{cell}")).unwrap().to_string())
+            .collect();
         assert_eq!(given, ["10.9.8.2", "10.9.8.3", "10.9.8.4", "10.9.8.5", "10.9.8.6"]);
-        assert_eq!(bridge.allocate("one more").unwrap_err().to_string(), "all addresses of 10.9.8.0/29 are taken");
-        let (path, cell) = bridge.taken().unwrap().into_iter().find(|(path, _)| path.ends_with("10.9.8.4")).unwrap();
+        assert_eq!(
+            bridge.allocate("one more").unwrap_err().to_string(),
+            "all addresses of 10.9.8.0/29 are taken"
+        );
+        let (path, cell) = bridge
+            .taken()
+            .unwrap()
+            .into_iter()
+            .find(|(path, _)| path.ends_with("10.9.8.4"))
+            .unwrap();
         assert_eq!(cell, "cell-2");
         fs::remove_file(path).unwrap();
         assert_eq!(bridge.allocate("one more").unwrap().to_string(), "10.9.8.4");
@@ -254,11 +301,18 @@ mod tests {
                 .map(|thread| {
                     scope.spawn({
                         let bridge = &bridge;
-                        move || (0..10).map(|n| bridge.allocate(&format!("{thread}-{n}")).unwrap()).collect::<Vec<_>>()
+                        move || {
+                            (0..10)
+                                .map(|n| bridge.allocate(&format!("{thread}-{n}")).unwrap())
+                                .collect::<Vec<_>>()
+                        }
                     })
                 })
                 .collect();
-            threads.into_iter().flat_map(|thread| thread.join().unwrap()).collect::<std::collections::BTreeSet<_>>()
+            threads
+                .into_iter()
+                .flat_map(|thread| thread.join().unwrap())
+                .collect::<std::collections::BTreeSet<_>>()
         });
         assert_eq!(given.len(), 80);
     }
@@ -274,7 +328,10 @@ mod tests {
         let bridge = bridge(Path::new("/x"), 24);
         assert_eq!(bridge.gateway().to_string(), "10.9.8.1");
         let [nat, filter] = bridge.rules();
-        assert_eq!(nat.jumps[0].join(" "), "POSTROUTING -s 10.9.8.0/24 ! -d 10.9.8.0/24 -j KIYOT-kiyot0");
+        assert_eq!(
+            nat.jumps[0].join(" "),
+            "POSTROUTING -s 10.9.8.0/24 ! -d 10.9.8.0/24 -j KIYOT-kiyot0"
+        );
         assert_eq!(filter.content.len(), 2);
     }
 }

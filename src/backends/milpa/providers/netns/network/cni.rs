@@ -82,8 +82,13 @@ impl Network {
     /// Says which plugin is missing.
     pub(super) fn check(&self) -> Result<(), ProviderError> {
         for plugin in &self.plugins {
-            self.program(plugin_type(plugin))
-                .map_err(|error| ProviderError::new(ErrorClass::Invalid, format!("use the CNI network {:?}", self.name), error))?;
+            self.program(plugin_type(plugin)).map_err(|error| {
+                ProviderError::new(
+                    ErrorClass::Invalid,
+                    format!("use the CNI network {:?}", self.name),
+                    error,
+                )
+            })?;
         }
         Ok(())
     }
@@ -99,12 +104,19 @@ impl Network {
     }
 
     /// Attaches a cell, plugin after plugin; returns the pod's addresses.
-    pub(super) async fn add(&mut self, home: &Home, pod: &Pod<'_>) -> Result<Vec<IpAddr>, CniError> {
+    pub(super) async fn add(
+        &mut self,
+        home: &Home,
+        pod: &Pod<'_>,
+    ) -> Result<Vec<IpAddr>, CniError> {
         let mut previous = None;
         for plugin in &self.plugins {
             let name = plugin_type(plugin);
             let output = self.run(plugin, "ADD", home, pod, previous.as_ref()).await?;
-            let result = serde_json::from_slice(&output).map_err(|error| CniError::Result { plugin: name.to_owned(), what: error.to_string() })?;
+            let result = serde_json::from_slice(&output).map_err(|error| CniError::Result {
+                plugin: name.to_owned(),
+                what: error.to_string(),
+            })?;
             previous = Some(result);
         }
         let last = self.plugins.last().map(plugin_type).unwrap_or_default();
@@ -166,14 +178,16 @@ impl Network {
         if let Some(previous) = previous {
             input.insert("prevResult".to_owned(), previous.clone());
         }
-        // As containerd tells them; the values are a pod's name, namespace and uid, which hold no ";" or "=".
+        // As containerd tells them; the values are a pod's name, namespace and uid, which hold no
+        // ";" or "=".
         let arguments = format!(
             "IgnoreUnknown=1;K8S_POD_NAMESPACE={};K8S_POD_NAME={};K8S_POD_INFRA_CONTAINER_ID={};K8S_POD_UID={}",
             pod.namespace, pod.name, pod.sandbox, pod.uid
         );
         let netns = home.netns_path();
         // After a reboot there is no namespace to clean up in.
-        let netns = if command == "DEL" && !netns.exists() { OsString::new() } else { netns.into() };
+        let netns =
+            if command == "DEL" && !netns.exists() { OsString::new() } else { netns.into() };
         let path = std::env::join_paths(&self.bin_dirs).unwrap_or_default();
         let variables: [(&str, &std::ffi::OsStr); 6] = [
             ("CNI_COMMAND", command.as_ref()),
@@ -183,13 +197,20 @@ impl Network {
             ("CNI_ARGS", arguments.as_ref()),
             ("CNI_PATH", &path),
         ];
-        let ended = command::run(&program, &[], Some(home.dir()), &variables, Value::Object(input).to_string().as_bytes())
-            .await
-            .map_err(|source| CniError::Run { plugin: name.to_owned(), source })?;
+        let ended = command::run(
+            &program,
+            &[],
+            Some(home.dir()),
+            &variables,
+            Value::Object(input).to_string().as_bytes(),
+        )
+        .await
+        .map_err(|source| CniError::Run { plugin: name.to_owned(), source })?;
         if ended.status.success() {
             return Ok(ended.stdout);
         }
-        let said = result::refusal(&ended.stdout).unwrap_or_else(|| format!("{}: {}", ended.status, ended.stderr));
+        let said = result::refusal(&ended.stdout)
+            .unwrap_or_else(|| format!("{}: {}", ended.status, ended.stderr));
         Err(CniError::Refused { plugin: name.to_owned(), command, said })
     }
 
@@ -198,12 +219,19 @@ impl Network {
         let plain = Path::new(plugin).file_name().is_some_and(|name| name == plugin);
         let mut candidates = self.bin_dirs.iter().map(|dir| dir.join(plugin));
         let found = candidates.find(|path| plain && path.is_file());
-        found.ok_or_else(|| CniError::NoPlugin { plugin: plugin.to_owned(), dirs: self.bin_dirs.clone() })
+        found.ok_or_else(|| CniError::NoPlugin {
+            plugin: plugin.to_owned(),
+            dirs: self.bin_dirs.clone(),
+        })
     }
 }
 
 fn can_map_ports(plugin: &Map<String, Value>) -> bool {
-    plugin.get("capabilities").and_then(|capabilities| capabilities.get(PORT_MAPPINGS)).and_then(Value::as_bool).unwrap_or_default()
+    plugin
+        .get("capabilities")
+        .and_then(|capabilities| capabilities.get(PORT_MAPPINGS))
+        .and_then(Value::as_bool)
+        .unwrap_or_default()
 }
 
 fn plugin_type(plugin: &Map<String, Value>) -> &str {

@@ -1,7 +1,9 @@
-//! Flows that the kernel remembers: one that began before its port was mapped, or goes on when it is mapped no more, would go on past the rules for as long as it is remembered.
+//! Flows that the kernel remembers: one that began before its port was mapped, or goes on when it
+//! is mapped no more, would go on past the rules for as long as it is remembered.
 //!
-//! TCP begins anew by itself, as a port's rules come before its pod, and its connections end with it. UDP has no beginning and no end: a client that goes on sending from the same
-//! port never meets the rules, so its entries are deleted.
+//! TCP begins anew by itself, as a port's rules come before its pod, and its connections end with
+//! it. UDP has no beginning and no end: a client that goes on sending from the same port never
+//! meets the rules, so its entries are deleted.
 
 use std::{
     io,
@@ -10,7 +12,8 @@ use std::{
 };
 
 use rustix::net::{
-    AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, netlink, recv, sendto, socket_with,
+    AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, netlink, recv, sendto,
+    socket_with,
     sockopt::{Timeout, set_socket_timeout},
 };
 
@@ -48,13 +51,18 @@ const BUFFER: usize = 64 * 1024;
 /// How long the kernel may take for one part of an answer.
 const ANSWER: Duration = Duration::from_secs(5);
 
-/// Has the kernel forget the flows by UDP to these ports, IPv4 and IPv6. Blocks for as long as it takes to list all flows of the node.
+/// Has the kernel forget the flows by UDP to these ports, IPv4 and IPv6. Blocks for as long as it
+/// takes to list all flows of the node.
 pub(super) fn forget(ports: &[HostPort]) -> io::Result<usize> {
     let wanted: Vec<_> = ports.iter().filter(|port| port.protocol == Protocol::Udp).collect();
     if wanted.is_empty() {
         return Ok(0);
     }
-    let found = dump(|flow| wanted.iter().any(|port| port.host_port == flow.port && port.host_ip.is_none_or(|ip| ip == flow.to)))?;
+    let found = dump(|flow| {
+        wanted
+            .iter()
+            .any(|port| port.host_port == flow.port && port.host_ip.is_none_or(|ip| ip == flow.to))
+    })?;
     for flow in &found {
         delete(flow)?;
     }
@@ -71,14 +79,20 @@ struct Flow {
 }
 
 fn socket() -> io::Result<rustix::fd::OwnedFd> {
-    let socket = socket_with(AddressFamily::NETLINK, SocketType::RAW, SocketFlags::CLOEXEC, Some(netlink::NETFILTER))?;
+    let socket = socket_with(
+        AddressFamily::NETLINK,
+        SocketType::RAW,
+        SocketFlags::CLOEXEC,
+        Some(netlink::NETFILTER),
+    )?;
     set_socket_timeout(&socket, Timeout::Recv, Some(ANSWER))?;
     Ok(socket)
 }
 
 /// A request for a family of addresses (0: any).
 fn request(kind: u16, flags: u16, family: u8, attributes: &[u8]) -> io::Result<Vec<u8>> {
-    let length = u32::try_from(HEAD + NETFILTER_HEAD + attributes.len()).map_err(|_| io::ErrorKind::InvalidInput)?;
+    let length = u32::try_from(HEAD + NETFILTER_HEAD + attributes.len())
+        .map_err(|_| io::ErrorKind::InvalidInput)?;
     let mut bytes = length.to_ne_bytes().to_vec();
     bytes.extend(kind.to_ne_bytes());
     bytes.extend((NLM_F_REQUEST | flags).to_ne_bytes());
@@ -91,7 +105,12 @@ fn request(kind: u16, flags: u16, family: u8, attributes: &[u8]) -> io::Result<V
 
 fn dump(wanted: impl Fn(&Flow) -> bool) -> io::Result<Vec<Flow>> {
     let socket = socket()?;
-    sendto(&socket, &request(GET, NLM_F_DUMP, 0, &[])?, SendFlags::empty(), &netlink::SocketAddrNetlink::new(0, 0))?;
+    sendto(
+        &socket,
+        &request(GET, NLM_F_DUMP, 0, &[])?,
+        SendFlags::empty(),
+        &netlink::SocketAddrNetlink::new(0, 0),
+    )?;
     let mut buffer = vec![0; BUFFER];
     let mut found = Vec::new();
     loop {
@@ -100,7 +119,9 @@ fn dump(wanted: impl Fn(&Flow) -> bool) -> io::Result<Vec<Flow>> {
             match kind {
                 NEW => found.extend(flow(body).filter(&wanted)),
                 NLMSG_DONE => return Ok(found),
-                NLMSG_ERROR => return Err(error_of(body).unwrap_or_else(|| io::ErrorKind::InvalidData.into())),
+                NLMSG_ERROR => {
+                    return Err(error_of(body).unwrap_or_else(|| io::ErrorKind::InvalidData.into()));
+                }
                 _ => {}
             }
         }
@@ -111,10 +132,17 @@ fn delete(flow: &Flow) -> io::Result<()> {
     let socket = socket()?;
     let family = if flow.to.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
     let family = u8::try_from(family.as_raw()).map_err(|_| io::ErrorKind::InvalidInput)?;
-    sendto(&socket, &request(DELETE, NLM_F_ACK, family, &flow.name)?, SendFlags::empty(), &netlink::SocketAddrNetlink::new(0, 0))?;
+    sendto(
+        &socket,
+        &request(DELETE, NLM_F_ACK, family, &flow.name)?,
+        SendFlags::empty(),
+        &netlink::SocketAddrNetlink::new(0, 0),
+    )?;
     let mut buffer = [0; 4096];
     let (length, _) = recv(&socket, &mut buffer[..], RecvFlags::empty())?;
-    let answer = Messages(&buffer[..length]).find(|(kind, _)| *kind == NLMSG_ERROR).and_then(|(_, body)| error_of(body));
+    let answer = Messages(&buffer[..length])
+        .find(|(kind, _)| *kind == NLMSG_ERROR)
+        .and_then(|(_, body)| error_of(body));
     match answer {
         // It ended meanwhile.
         Some(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
@@ -138,11 +166,24 @@ fn flow(body: &[u8]) -> Option<Flow> {
     }
     let port = u16::from_be_bytes(find(protocol, CTA_PROTO_DST_PORT)?.try_into().ok()?);
     let addresses = find(tuple, CTA_TUPLE_IP)?;
-    let of_4 = || find(addresses, CTA_IP_V4_DST).and_then(|bytes| <[u8; 4]>::try_from(bytes).ok()).map(|bytes| Ipv4Addr::from(bytes).into());
-    let of_6 = || find(addresses, CTA_IP_V6_DST).and_then(|bytes| <[u8; 16]>::try_from(bytes).ok()).map(|bytes| Ipv6Addr::from(bytes).into());
+    let of_4 = || {
+        find(addresses, CTA_IP_V4_DST)
+            .and_then(|bytes| <[u8; 4]>::try_from(bytes).ok())
+            .map(|bytes| Ipv4Addr::from(bytes).into())
+    };
+    let of_6 = || {
+        find(addresses, CTA_IP_V6_DST)
+            .and_then(|bytes| <[u8; 16]>::try_from(bytes).ok())
+            .map(|bytes| Ipv6Addr::from(bytes).into())
+    };
     let to = of_4().or_else(of_6)?;
-    let name = Attributes(attributes).filter(|attribute| [CTA_TUPLE_ORIG, CTA_ID, CTA_ZONE].contains(&attribute.kind));
-    Some(Flow { to, port, name: name.flat_map(|attribute| attribute.whole.iter().copied()).collect() })
+    let name = Attributes(attributes)
+        .filter(|attribute| [CTA_TUPLE_ORIG, CTA_ID, CTA_ZONE].contains(&attribute.kind));
+    Some(Flow {
+        to,
+        port,
+        name: name.flat_map(|attribute| attribute.whole.iter().copied()).collect(),
+    })
 }
 
 fn find(attributes: &[u8], kind: u16) -> Option<&[u8]> {
@@ -182,7 +223,8 @@ impl<'a> Iterator for Attributes<'a> {
         let length = usize::from(u16::from_ne_bytes(self.0.get(..2)?.try_into().ok()?));
         let kind = u16::from_ne_bytes(self.0.get(2..4)?.try_into().ok()?) & !TYPE_FLAGS;
         let value = self.0.get(4..length)?;
-        let (whole, rest) = self.0.split_at_checked(length.next_multiple_of(4)).unwrap_or((self.0, &[]));
+        let (whole, rest) =
+            self.0.split_at_checked(length.next_multiple_of(4)).unwrap_or((self.0, &[]));
         self.0 = rest;
         Some(Attribute { kind, value, whole })
     }
@@ -203,10 +245,26 @@ mod tests {
     }
 
     fn body(protocol: u8, port: u16) -> Vec<u8> {
-        let addresses = [attribute(1, &[10, 0, 0, 1]), attribute(CTA_IP_V4_DST, &[10, 0, 0, 2])].concat();
-        let protocol = [attribute(CTA_PROTO_NUM, &[protocol]), attribute(2, &[1, 2]), attribute(CTA_PROTO_DST_PORT, &port.to_be_bytes())].concat();
-        let tuple = [attribute(CTA_TUPLE_IP | 0x8000, &addresses), attribute(CTA_TUPLE_PROTO | 0x8000, &protocol)].concat();
-        [vec![2, 0, 0, 0], attribute(CTA_TUPLE_ORIG | 0x8000, &tuple), attribute(2, &[0; 8]), attribute(CTA_ID, &[0, 0, 0, 9])].concat()
+        let addresses =
+            [attribute(1, &[10, 0, 0, 1]), attribute(CTA_IP_V4_DST, &[10, 0, 0, 2])].concat();
+        let protocol = [
+            attribute(CTA_PROTO_NUM, &[protocol]),
+            attribute(2, &[1, 2]),
+            attribute(CTA_PROTO_DST_PORT, &port.to_be_bytes()),
+        ]
+        .concat();
+        let tuple = [
+            attribute(CTA_TUPLE_IP | 0x8000, &addresses),
+            attribute(CTA_TUPLE_PROTO | 0x8000, &protocol),
+        ]
+        .concat();
+        [
+            vec![2, 0, 0, 0],
+            attribute(CTA_TUPLE_ORIG | 0x8000, &tuple),
+            attribute(2, &[0; 8]),
+            attribute(CTA_ID, &[0, 0, 0, 9]),
+        ]
+        .concat()
     }
 
     #[test]

@@ -13,7 +13,8 @@ use super::{
 /// Where they are.
 pub(in super::super) const DIR: &str = "/run/netns";
 
-/// `ip netns add` makes the directory a shared mount the first time; two at once would do that twice.
+/// `ip netns add` makes the directory a shared mount the first time; two at once would do that
+/// twice.
 static ALONE: Mutex<()> = Mutex::const_new(());
 
 /// Makes a network namespace of that name for the instance whose directory this is.
@@ -22,7 +23,8 @@ pub(in super::super) async fn make(name: &str, instance: &Path) -> Result<(), Co
     succeed("ip", &["netns", "add", name], Some(instance)).await
 }
 
-/// Takes a network namespace's name away; with that it is gone once nothing uses it. Absent is fine.
+/// Takes a network namespace's name away; with that it is gone once nothing uses it. Absent is
+/// fine.
 pub(in super::super) fn remove(path: &Path) -> io::Result<()> {
     // A name that two daemons have bound is unmounted twice.
     loop {

@@ -1,7 +1,8 @@
 //! Ports of the node that lead to cells (`hostPort`), where no CNI plugin maps them.
 //!
-//! What comes to a local address of the node, from elsewhere or from the node itself, goes on to the cell's address of the same family. Not so to 127.0.0.0/8: that would need
-//! `route_localnet`, by which every cell could reach what listens on the node's loopback only.
+//! What comes to a local address of the node, from elsewhere or from the node itself, goes on to
+//! the cell's address of the same family. Not so to 127.0.0.0/8: that would need `route_localnet`,
+//! by which every cell could reach what listens on the node's loopback only.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
@@ -18,9 +19,13 @@ use super::{
 pub(in super::super) enum PortError {
     #[error("{port} is taken by pod {pod} in {cell}; allowed is a port that no other pod has")]
     Taken { port: HostPort, pod: String, cell: String },
-    #[error("{0}: without a CNI plugin that maps ports, allowed are addresses of the node, and none of 127.0.0.0/8 or ::1")]
+    #[error(
+        "{0}: without a CNI plugin that maps ports, allowed are addresses of the node, and none of 127.0.0.0/8 or ::1"
+    )]
     Address(HostPort),
-    #[error("the cell has no address that {0} could lead to; allowed is an address of the node of the same family as one of the pod's")]
+    #[error(
+        "the cell has no address that {0} could lead to; allowed is an address of the node of the same family as one of the pod's"
+    )]
     NoAddress(HostPort),
     #[error(transparent)]
     Command(#[from] CommandError),
@@ -40,19 +45,32 @@ impl<'a> Ports<'a> {
 
     /// Says whether rules can be made of them.
     pub(super) fn check(&self) -> Result<(), PortError> {
-        let refused = self.ports.iter().find(|port| port.host_ip.is_some_and(|ip| ip.to_canonical().is_loopback()));
+        let refused = self
+            .ports
+            .iter()
+            .find(|port| port.host_ip.is_some_and(|ip| ip.to_canonical().is_loopback()));
         refused.map_or(Ok(()), |port| Err(PortError::Address(port.clone())))
     }
 
     /// Makes them lead to the cell. `subnets` are those of its link, as `iptables` writes them.
-    pub(super) async fn open(&self, addresses: &[IpAddr], subnets: &[String]) -> Result<(), PortError> {
-        let nowhere = |port: &&HostPort| !addresses.iter().any(|address| port.host_ip.is_none_or(|ip| Family::of(&ip) == Family::of(address)));
+    pub(super) async fn open(
+        &self,
+        addresses: &[IpAddr],
+        subnets: &[String],
+    ) -> Result<(), PortError> {
+        let nowhere = |port: &&HostPort| {
+            !addresses
+                .iter()
+                .any(|address| port.host_ip.is_none_or(|ip| Family::of(&ip) == Family::of(address)))
+        };
         if let Some(port) = self.ports.iter().find(nowhere) {
             return Err(PortError::NoAddress(port.clone()));
         }
         for family in Family::ALL {
             let address = addresses.iter().find(|address| Family::of(address) == family);
-            let Some(address) = address.filter(|_| self.of(family).next().is_some()) else { continue };
+            let Some(address) = address.filter(|_| self.of(family).next().is_some()) else {
+                continue;
+            };
             for rules in self.rules(*address, subnets) {
                 rules.add(Some(self.home.dir())).await?;
             }
@@ -63,23 +81,35 @@ impl<'a> Ports<'a> {
 
     /// Those that lead to an address of this family.
     fn of(&self, family: Family) -> impl Iterator<Item = &HostPort> {
-        self.ports.iter().filter(move |port| port.host_ip.is_none_or(|ip| Family::of(&ip) == family))
+        self.ports
+            .iter()
+            .filter(move |port| port.host_ip.is_none_or(|ip| Family::of(&ip) == family))
     }
 
-    /// Has flows that go on meet the rules as they are now. Best effort: the kernel forgets them by itself, once their client pauses.
+    /// Has flows that go on meet the rules as they are now. Best effort: the kernel forgets them by
+    /// itself, once their client pauses.
     pub(super) async fn forget_flows(&self) {
         let ports = self.ports.to_vec();
         match tokio::task::spawn_blocking(move || conntrack::forget(&ports)).await {
-            Ok(Ok(flows)) => tracing::debug!(cell = self.home.cell(), flows, "Flows to ports of the cell begin anew"),
-            Ok(Err(error)) => tracing::warn!(cell = self.home.cell(), %error, "Flows by UDP to ports of the cell may go on where they went before"),
-            Err(error) => tracing::error!(cell = self.home.cell(), %error, "The thread that forgets flows failed"),
+            Ok(Ok(flows)) => tracing::debug!(
+                cell = self.home.cell(),
+                flows,
+                "Flows to ports of the cell begin anew"
+            ),
+            Ok(Err(error)) => {
+                tracing::warn!(cell = self.home.cell(), %error, "Flows by UDP to ports of the cell may go on where they went before")
+            }
+            Err(error) => {
+                tracing::error!(cell = self.home.cell(), %error, "The thread that forgets flows failed")
+            }
         }
     }
 
     /// Makes them lead nowhere. Done already is fine.
     pub(super) async fn close(&self) -> Result<(), PortError> {
         if !self.ports.is_empty() {
-            // What is in the chains is of no interest any more, and after a crash it may not be known.
+            // What is in the chains is of no interest any more, and after a crash it may not be
+            // known.
             for any in [IpAddr::from(Ipv4Addr::UNSPECIFIED), Ipv6Addr::UNSPECIFIED.into()] {
                 for rules in self.rules(any, &[]) {
                     rules.remove(Some(self.home.dir())).await?;
@@ -95,15 +125,23 @@ impl<'a> Ports<'a> {
     fn rules(&self, address: IpAddr, subnets: &[String]) -> [Rules; 2] {
         let family = Family::of(&address);
         let loopback = if family == Family::V4 { "127.0.0.0/8" } else { "::1/128" };
-        let (to, back) = (format!("KIYOT-HP-{}", self.home.cell()), format!("KIYOT-HB-{}", self.home.cell()));
+        let (to, back) =
+            (format!("KIYOT-HP-{}", self.home.cell()), format!("KIYOT-HB-{}", self.home.cell()));
         let mapped = self.of(family).map(|port| {
             let at = port.host_ip.map(|ip| format!(" -d {ip}")).unwrap_or_default();
-            let (protocol, from, into) = (port.protocol.name(), port.host_port, SocketAddr::new(address, port.container_port));
+            let (protocol, from, into) = (
+                port.protocol.name(),
+                port.host_port,
+                SocketAddr::new(address, port.container_port),
+            );
             words(&format!("{to}{at} -p {protocol} --dport {from} -j DNAT --to-destination {into}"))
         });
         // A neighbour on the link would get the answer past the node, and not know it.
         let of_family = |subnet: &&String| (family == Family::V6) == subnet.contains(':');
-        let neighbours = subnets.iter().filter(of_family).map(|subnet| words(&format!("{back} -s {subnet} -d {address} -j MASQUERADE")));
+        let neighbours = subnets
+            .iter()
+            .filter(of_family)
+            .map(|subnet| words(&format!("{back} -s {subnet} -d {address} -j MASQUERADE")));
         [
             Rules {
                 family,
@@ -143,7 +181,12 @@ mod tests {
     };
 
     fn port(host_port: u16, host_ip: Option<&str>) -> HostPort {
-        HostPort { protocol: Protocol::Tcp, host_ip: host_ip.map(|ip| ip.parse().unwrap()), host_port, container_port: 80 }
+        HostPort {
+            protocol: Protocol::Tcp,
+            host_ip: host_ip.map(|ip| ip.parse().unwrap()),
+            host_port,
+            container_port: 80,
+        }
     }
 
     #[test]
@@ -151,17 +194,33 @@ mod tests {
         let home = Home::new(std::path::Path::new("/x"), &CellId::mint().unwrap());
         let ports = [port(8080, None), port(8081, Some("10.0.0.1"))];
         let ports = Ports::new(&home, &ports);
-        let [to, back] = ports.rules([10, 9, 8, 7].into(), &["10.9.8.0/24".to_owned(), "fd00::/64".to_owned()]);
+        let [to, back] =
+            ports.rules([10, 9, 8, 7].into(), &["10.9.8.0/24".to_owned(), "fd00::/64".to_owned()]);
         let chain = format!("KIYOT-HP-{}", home.cell());
         assert!(chain.len() <= 28, "iptables takes no longer name of a chain: {chain}");
-        assert_eq!(to.content[0].join(" "), format!("{chain} -p tcp --dport 8080 -j DNAT --to-destination 10.9.8.7:80"));
-        assert_eq!(to.content[1].join(" "), format!("{chain} -d 10.0.0.1 -p tcp --dport 8081 -j DNAT --to-destination 10.9.8.7:80"));
+        assert_eq!(
+            to.content[0].join(" "),
+            format!("{chain} -p tcp --dport 8080 -j DNAT --to-destination 10.9.8.7:80")
+        );
+        assert_eq!(
+            to.content[1].join(" "),
+            format!("{chain} -d 10.0.0.1 -p tcp --dport 8081 -j DNAT --to-destination 10.9.8.7:80")
+        );
         let [to_remove, back_to_remove] = ports.rules(Ipv4Addr::UNSPECIFIED.into(), &[]);
         assert_eq!(back.content.len(), 1, "{back:?}");
-        assert_eq!((to_remove.jumps, back_to_remove.jumps), (to.jumps, back.jumps), "they are taken away by the same words");
-        let [to, back] = ports.rules("fd00::7".parse().unwrap(), &["10.9.8.0/24".to_owned(), "fd00::/64".to_owned()]);
+        assert_eq!(
+            (to_remove.jumps, back_to_remove.jumps),
+            (to.jumps, back.jumps),
+            "they are taken away by the same words"
+        );
+        let [to, back] = ports
+            .rules("fd00::7".parse().unwrap(), &["10.9.8.0/24".to_owned(), "fd00::/64".to_owned()]);
         let mapped: Vec<_> = to.content.iter().map(|rule| rule.join(" ")).collect();
-        assert_eq!(mapped, [format!("{chain} -p tcp --dport 8080 -j DNAT --to-destination [fd00::7]:80")], "10.0.0.1 is no address of this family");
+        assert_eq!(
+            mapped,
+            [format!("{chain} -p tcp --dport 8080 -j DNAT --to-destination [fd00::7]:80")],
+            "10.0.0.1 is no address of this family"
+        );
         assert_eq!((back.content.len(), back.family), (1, Family::V6));
     }
 
@@ -172,7 +231,14 @@ mod tests {
             let error = Ports::new(&home, &[port(8080, Some(ip))]).check().unwrap_err().to_string();
             assert!(error.contains(ip) && error.contains("8080/tcp"), "{error}");
         }
-        assert!(Ports::new(&home, &[port(1, None), port(2, Some("10.0.0.1")), port(3, Some("2001:db8::1"))]).check().is_ok());
+        assert!(
+            Ports::new(
+                &home,
+                &[port(1, None), port(2, Some("10.0.0.1")), port(3, Some("2001:db8::1"))]
+            )
+            .check()
+            .is_ok()
+        );
     }
 
     #[tokio::test]
@@ -180,8 +246,15 @@ mod tests {
         let home = Home::new(std::path::Path::new("/x"), &CellId::mint().unwrap());
         for (ip, address) in [("10.0.0.1", "fd00::7"), ("2001:db8::1", "10.9.8.7")] {
             let ports = [port(8080, Some(ip))];
-            let error = Ports::new(&home, &ports).open(&[address.parse().unwrap()], &[]).await.unwrap_err().to_string();
-            assert!(error.contains(ip) && error.contains("8080/tcp") && error.contains("family"), "{error}");
+            let error = Ports::new(&home, &ports)
+                .open(&[address.parse().unwrap()], &[])
+                .await
+                .unwrap_err()
+                .to_string();
+            assert!(
+                error.contains(ip) && error.contains("8080/tcp") && error.contains("family"),
+                "{error}"
+            );
         }
         assert!(Ports::new(&home, &[port(1, None)]).open(&[], &[]).await.is_err());
     }
@@ -197,6 +270,9 @@ mod tests {
     #[test]
     fn plugins_are_told_as_the_conventions_say() {
         let told = mappings(&[port(8080, None)]);
-        assert_eq!(told, json!([{ "hostPort": 8080, "containerPort": 80, "protocol": "tcp", "hostIP": "" }]));
+        assert_eq!(
+            told,
+            json!([{ "hostPort": 8080, "containerPort": 80, "protocol": "tcp", "hostIP": "" }])
+        );
     }
 }

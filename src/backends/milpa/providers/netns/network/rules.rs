@@ -1,4 +1,5 @@
-//! Rules of the node's firewall that are ours: each in a chain of our own, so that they can be taken away whatever became of them.
+//! Rules of the node's firewall that are ours: each in a chain of our own, so that they can be
+//! taken away whatever became of them.
 
 use std::{io, net::IpAddr, path::Path};
 
@@ -6,7 +7,8 @@ use super::super::command::{CommandError, succeed};
 
 /// How long `iptables` waits for others that change rules, in seconds.
 const TABLES_WAIT: &str = "10";
-/// The exit code of `iptables` when others hold the lock for longer than that, or the kernel has no memory (`RESOURCE_PROBLEM` of xtables.h).
+/// The exit code of `iptables` when others hold the lock for longer than that, or the kernel has no
+/// memory (`RESOURCE_PROBLEM` of xtables.h).
 const RESOURCE_PROBLEM: i32 = 4;
 /// What it says with the same code where the kernel has no such tables at all (iptables, nft.c).
 const NO_TABLES: &str = "Could not fetch rule set generation id";
@@ -80,9 +82,15 @@ impl Rules {
         self.has("-n", &["-L".to_owned(), self.chain.clone()], dir).await
     }
 
-    /// Whether there is what a command that only looks is asked for. Who can't look must not go on: rules that are taken for gone would lead a port of the node to whoever gets
-    /// the address next.
-    async fn has(&self, command: &str, rule: &[String], dir: Option<&Path>) -> Result<bool, CommandError> {
+    /// Whether there is what a command that only looks is asked for. Who can't look must not go on:
+    /// rules that are taken for gone would lead a port of the node to whoever gets the address
+    /// next.
+    async fn has(
+        &self,
+        command: &str,
+        rule: &[String],
+        dir: Option<&Path>,
+    ) -> Result<bool, CommandError> {
         match self.tables(command, rule, dir).await {
             Ok(()) => Ok(true),
             Err(error) if says_no(&error) => Ok(false),
@@ -90,14 +98,20 @@ impl Rules {
         }
     }
 
-    async fn tables(&self, command: &str, rule: &[String], dir: Option<&Path>) -> Result<(), CommandError> {
+    async fn tables(
+        &self,
+        command: &str,
+        rule: &[String],
+        dir: Option<&Path>,
+    ) -> Result<(), CommandError> {
         let mut arguments = vec!["-w", TABLES_WAIT, "-t", self.table, command];
         arguments.extend(rule.iter().map(String::as_str));
         succeed(self.family.program(), &arguments, dir).await
     }
 }
 
-/// Whether a program that was to look says that nothing is there. It has not looked if it was killed or could not be started, or if others held the lock.
+/// Whether a program that was to look says that nothing is there. It has not looked if it was
+/// killed or could not be started, or if others held the lock.
 fn says_no(error: &CommandError) -> bool {
     match error {
         CommandError::Refused { status, said, .. } => match status.code() {
@@ -141,7 +155,10 @@ mod tests {
         ] {
             assert!(!says_no(&failure(unknown).await), "{unknown}");
         }
-        let io = |kind: io::ErrorKind| CommandError::Io { program: "iptables".to_owned(), source: kind.into() };
+        let io = |kind: io::ErrorKind| CommandError::Io {
+            program: "iptables".to_owned(),
+            source: kind.into(),
+        };
         assert!(says_no(&io(io::ErrorKind::NotFound)), "without the program there are no rules");
         assert!(!says_no(&io(io::ErrorKind::OutOfMemory)));
         assert!(!says_no(&CommandError::Deadline { program: "iptables".to_owned(), seconds: 30 }));

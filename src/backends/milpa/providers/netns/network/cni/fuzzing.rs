@@ -6,18 +6,24 @@ use serde_json::Value;
 
 use super::{super::DEVICE, Network, plugin_type, result};
 
-/// Reads a configuration and what a plugin answers. A configuration comes back as it was from where it is kept; addresses are some, not many, and those of IPv4
-/// first; subnets are such as `iptables` takes; a refusal says something.
+/// Reads a configuration and what a plugin answers. A configuration comes back as it was from where
+/// it is kept; addresses are some, not many, and those of IPv4 first; subnets are such as
+/// `iptables` takes; a refusal says something.
 ///
 /// # Panics
 /// If not.
 pub fn cni(bytes: &[u8]) {
     for name in ["a.conflist", "a.conf"] {
-        let Ok(Some(network)) = Network::parse(Path::new(name), bytes, &["/no/such/directory".into()]) else { continue };
+        let Ok(Some(network)) =
+            Network::parse(Path::new(name), bytes, &["/no/such/directory".into()])
+        else {
+            continue;
+        };
         assert!(!network.name.is_empty() && !network.plugins.is_empty());
         assert!(network.plugins.iter().all(|plugin| !plugin_type(plugin).is_empty()));
         assert!(network.check().is_err(), "no plugin is anywhere but in the directories");
-        let again = serde_json::to_vec(&network).and_then(|kept| serde_json::from_slice::<Network>(&kept));
+        let again =
+            serde_json::to_vec(&network).and_then(|kept| serde_json::from_slice::<Network>(&kept));
         assert_eq!(again.ok().as_ref(), Some(&network));
     }
     if let Ok(answer) = serde_json::from_slice::<Value>(bytes)
@@ -27,8 +33,12 @@ pub fn cni(bytes: &[u8]) {
         assert!(addresses.is_sorted_by_key(IpAddr::is_ipv6), "{addresses:?}");
         for subnet in result::subnets(&answer) {
             let taken = subnet.split_once('/').is_some_and(|(address, bits)| {
-                let most = address.parse::<IpAddr>().map_or(0, |address| if address.is_ipv4() { 32 } else { 128 });
-                most > 0 && bits.bytes().all(|byte| byte.is_ascii_digit()) && bits.parse::<u8>().is_ok_and(|bits| bits <= most)
+                let most = address
+                    .parse::<IpAddr>()
+                    .map_or(0, |address| if address.is_ipv4() { 32 } else { 128 });
+                most > 0
+                    && bits.bytes().all(|byte| byte.is_ascii_digit())
+                    && bits.parse::<u8>().is_ok_and(|bits| bits <= most)
             });
             assert!(taken, "{subnet:?}");
         }

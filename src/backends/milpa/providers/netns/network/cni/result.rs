@@ -41,13 +41,21 @@ struct Refusal {
 }
 
 impl Ip {
-    /// Its address, and how many bits of it are the subnet's, if it says. `None` if it is no address, or has more bits than that.
+    /// Its address, and how many bits of it are the subnet's, if it says. `None` if it is no
+    /// address, or has more bits than that.
     fn parsed(&self) -> Option<(IpAddr, Option<u8>)> {
-        let (address, prefix) = self.address.split_once('/').map_or((self.address.as_str(), None), |(address, prefix)| (address, Some(prefix)));
+        let (address, prefix) = self
+            .address
+            .split_once('/')
+            .map_or((self.address.as_str(), None), |(address, prefix)| (address, Some(prefix)));
         let address: IpAddr = address.parse().ok()?;
         let most = if address.is_ipv4() { 32 } else { 128 };
         // `u8::from_str` takes "+8".
-        let bits = |text: &str| text.parse::<u8>().ok().filter(|bits| *bits <= most && text.bytes().all(|byte| byte.is_ascii_digit()));
+        let bits = |text: &str| {
+            text.parse::<u8>()
+                .ok()
+                .filter(|bits| *bits <= most && text.bytes().all(|byte| byte.is_ascii_digit()))
+        };
         match prefix {
             Some(text) => Some((address, Some(bits(text)?))),
             None => Some((address, None)),
@@ -55,7 +63,8 @@ impl Ip {
     }
 }
 
-/// The subnets of a result that [`addresses`] has read, as `iptables` takes them: an address and its prefix.
+/// The subnets of a result that [`addresses`] has read, as `iptables` takes them: an address and
+/// its prefix.
 pub(super) fn subnets(result: &Value) -> Vec<String> {
     let ips = Answer::deserialize(result).map(|answer| answer.ips).unwrap_or_default();
     let subnet = |ip: &Ip| match ip.parsed()? {
@@ -73,13 +82,15 @@ pub(super) fn addresses(result: &Value, device: &str) -> Result<Vec<IpAddr>, Str
         let of_pod = match ip.interface {
             None => true,
             Some(index) => {
-                let interface =
-                    answer.interfaces.get(index).ok_or_else(|| format!("address {} is of interface {index}, which is not listed", ip.address))?;
+                let interface = answer.interfaces.get(index).ok_or_else(|| {
+                    format!("address {} is of interface {index}, which is not listed", ip.address)
+                })?;
                 interface.name == device && !interface.sandbox.is_empty()
             }
         };
         if of_pod {
-            let (address, _) = ip.parsed().ok_or_else(|| format!("{:?} is not an address", ip.address))?;
+            let (address, _) =
+                ip.parsed().ok_or_else(|| format!("{:?} is not an address", ip.address))?;
             addresses.push(address);
         }
     }
@@ -114,7 +125,8 @@ mod tests {
     use super::*;
 
     fn of(result: &Value) -> Result<Vec<String>, String> {
-        addresses(result, "eth0").map(|addresses| addresses.iter().map(ToString::to_string).collect())
+        addresses(result, "eth0")
+            .map(|addresses| addresses.iter().map(ToString::to_string).collect())
     }
 
     #[test]
@@ -123,13 +135,21 @@ mod tests {
             "interfaces": [{"name": "cni0", "mac": "x"}, {"name": "veth1"}, {"name": "eth0", "sandbox": "/run/netns/x"}],
             "ips": [{"interface": 2, "address": "fd00::5/64"}, {"interface": 2, "address": "10.1.0.5/24", "gateway": "10.1.0.1"}, {"interface": 0, "address": "10.1.0.1/24"}]});
         assert_eq!(of(&bridge).unwrap(), ["10.1.0.5", "fd00::5"]);
-        let old = json!({"cniVersion": "0.3.1", "ips": [{"version": "4", "address": "10.1.0.6/24"}]});
+        let old =
+            json!({"cniVersion": "0.3.1", "ips": [{"version": "4", "address": "10.1.0.6/24"}]});
         assert_eq!(of(&old).unwrap(), ["10.1.0.6"]);
     }
 
     #[test]
     fn subnets_are_those_that_iptables_takes() {
-        let addresses = ["10.1.0.5/24", "10.1.0.6", "fd00::5/64", "10.1.0.7/033", "10.1.0.8/+8", "10.1.0.9/24 -j ACCEPT"];
+        let addresses = [
+            "10.1.0.5/24",
+            "10.1.0.6",
+            "fd00::5/64",
+            "10.1.0.7/033",
+            "10.1.0.8/+8",
+            "10.1.0.9/24 -j ACCEPT",
+        ];
         let ips: Vec<Value> = addresses.iter().map(|address| json!({"address": address})).collect();
         assert_eq!(subnets(&json!({"ips": ips})), ["10.1.0.5/24", "fd00::5/64"]);
     }
@@ -154,7 +174,11 @@ mod tests {
 
     #[test]
     fn a_refusal_in_words() {
-        assert_eq!(refusal(br#"{"cniVersion":"1.0.0","code":7,"msg":"no","details":"none left"}"#).unwrap(), "no: none left (code 7)");
+        assert_eq!(
+            refusal(br#"{"cniVersion":"1.0.0","code":7,"msg":"no","details":"none left"}"#)
+                .unwrap(),
+            "no: none left (code 7)"
+        );
         assert_eq!(refusal(b"panic"), None);
         // Who says nothing is told of by its exit status and what it printed.
         assert_eq!(refusal(b"{}"), None);

@@ -1,0 +1,289 @@
+//! Usage and metrics.
+
+use super::*;
+
+#[test]
+fn usage_has_our_attributes_and_ends_with_the_container() {
+    let (view, one, _, container) = view();
+    let (cell, other) =
+        (CellId::parse("cell-000000000001").unwrap(), CellId::parse("cell-000000000002").unwrap());
+    let stats = cri::ContainerStats {
+        attributes: Some(cri::ContainerAttributes {
+            id: format!("c{:063x}", 1),
+            ..Default::default()
+        }),
+        memory: Some(cri::MemoryUsage {
+            working_set_bytes: Some(cri::UInt64Value { value: 42 }),
+            ..Default::default()
+        }),
+        writable_layer: Some(cri::FilesystemUsage {
+            fs_id: Some(cri::FilesystemIdentifier::default()),
+            ..Default::default()
+        }),
+        ..Default::default()
+    };
+    let beat = Heartbeat {
+        containers: vec![stats],
+        sandbox: Some(cri::PodSandboxStats::default()),
+        metrics: None,
+    };
+    let now = Instant::now();
+    let listed = |view: &View| {
+        cri::ListContainerStatsResponse::decode(
+            view.list_container_stats(&filter::Containers::default(), now),
+        )
+        .unwrap()
+        .stats
+    };
+    view.heartbeat(&other, beat.clone(), now);
+    assert!(listed(&view).is_empty(), "a cell speaks of its own pod only");
+    view.heartbeat(&cell, beat.clone(), now);
+    let stats = listed(&view).pop().unwrap();
+    let attributes = stats.attributes.unwrap();
+    assert_eq!((&*attributes.id, &*attributes.metadata.unwrap().name), (container.as_str(), "c-1"));
+    assert_eq!(
+        (
+            stats.memory.unwrap().working_set_bytes.unwrap().value,
+            stats.writable_layer.unwrap().fs_id
+        ),
+        (42, None)
+    );
+    let of_sandbox = view.usage_of(&one, now).unwrap();
+    assert_eq!(
+        (&*of_sandbox.attributes.unwrap().id, of_sandbox.linux.unwrap().containers.len()),
+        (one.as_str(), 1)
+    );
+    view.set_status(&container, store::ContainerStatus { state: 2, ..running() });
+    assert!(listed(&view).is_empty());
+    assert!(view.usage_of(&one, now).unwrap().linux.unwrap().containers.is_empty());
+    view.heartbeat(&cell, beat, now);
+    assert!(listed(&view).is_empty());
+}
+
+#[test]
+fn metrics_are_told_while_the_usage_is_fresh() {
+    let (view, one, _, container) = view();
+    let now = Instant::now();
+    let attributes =
+        Some(cri::ContainerAttributes { id: format!("c{:063x}", 1), ..Default::default() });
+    let cpu = Some(cri::CpuUsage {
+        timestamp: 3,
+        usage_core_nano_seconds: Some(cri::UInt64Value { value: 5_000_000_000 }),
+        ..Default::default()
+    });
+    let sandbox = Some(cri::PodSandboxStats::default());
+    let beat = Heartbeat {
+        containers: vec![cri::ContainerStats { attributes, cpu, ..Default::default() }],
+        sandbox,
+        metrics: None,
+    };
+    view.heartbeat(&CellId::parse("cell-000000000001").unwrap(), beat, now);
+    let name = "container_cpu_usage_seconds_total".to_owned();
+    let label_keys = ["container", "image", "id", "namespace"].map(str::to_owned).into();
+    let descriptors = vec![cri::MetricDescriptor { name, label_keys, ..Default::default() }];
+    let descriptors = cri::ListMetricDescriptorsResponse { descriptors }.encode_to_vec();
+    let told = |descriptors: &[u8], now| {
+        cri::ListPodSandboxMetricsResponse::decode(view.list_metrics(descriptors, now))
+            .unwrap()
+            .pod_metrics
+    };
+    let [pod] = told(&descriptors, now).try_into().unwrap();
+    assert_eq!(pod.pod_sandbox_id, one.as_str());
+    let metric = &pod.container_metrics[0].metrics[0];
+    assert_eq!(
+        (metric.label_values.clone(), metric.value),
+        (
+            ["c-1", "busybox", container.as_str(), "shop"].map(str::to_owned).into(),
+            Some(cri::UInt64Value { value: 5 })
+        )
+    );
+    assert!(told(&descriptors, now + kept_usage::FRESH).is_empty());
+    assert!(
+        told(b"\xff", now)[0].container_metrics[0].metrics.is_empty(),
+        "what can't be read describes nothing"
+    );
+}
+
+#[test]
+fn usage_is_told_while_it_is_fresh() {
+    let (view, one, _, container) = view();
+    let attributes =
+        |n: u32| Some(cri::ContainerAttributes { id: format!("c{n:063x}"), ..Default::default() });
+    let beat = Heartbeat {
+        containers: vec![cri::ContainerStats { attributes: attributes(1), ..Default::default() }],
+        sandbox: Some(cri::PodSandboxStats::default()),
+        metrics: None,
+    };
+    let (then, last) = (Instant::now(), Instant::now() + kept_usage::FRESH);
+    view.heartbeat(&CellId::parse("cell-000000000001").unwrap(), beat, then);
+    let told = |filter: &filter::Containers, sandboxes: &filter::Sandboxes, now| {
+        (
+            !view.list_container_stats(filter, now).is_empty(),
+            !view.list_sandbox_stats(sandboxes, now).is_empty(),
+        )
+    };
+    let (all, pods) = (filter::Containers::default(), filter::Sandboxes::default());
+    let (by_id, by_pod) = (
+        filter::Containers { id: container.as_str().to_owned(), ..Default::default() },
+        filter::Containers { sandbox: one.as_str().to_owned(), ..Default::default() },
+    );
+    let pod = filter::Sandboxes { id: one.as_str().to_owned(), ..Default::default() };
+    for (filter, pods) in [(&all, &pods), (&by_id, &pod), (&by_pod, &pod)] {
+        assert_eq!(told(filter, pods, then), (true, true));
+        assert_eq!(told(filter, pods, last), (false, false));
+    }
+    let other = filter::Containers { sandbox: id("elsewhere"), ..Default::default() };
+    assert_eq!(
+        told(
+            &other,
+            &filter::Sandboxes { labels: labels(&[("app", "none")]), ..Default::default() },
+            then
+        ),
+        (false, false)
+    );
+}
+
+fn described(name: &str, keys: &[&str]) -> cri::MetricDescriptor {
+    cri::MetricDescriptor {
+        name: name.to_owned(),
+        label_keys: keys.iter().map(|&key| key.to_owned()).collect(),
+        ..Default::default()
+    }
+}
+
+fn sample(name: &str, labels: &[(&str, &str)], value: u64) -> cell::Sample {
+    let labels = labels
+        .iter()
+        .map(|&(key, value)| cell::Label { key: key.to_owned(), value: value.to_owned() })
+        .collect();
+    cell::Sample { name: name.to_owned(), value, labels }
+}
+
+#[test]
+fn what_a_cell_measures_is_told_while_it_tells_it() {
+    let (view, one, _, container) = view();
+    let (own, other) =
+        (CellId::parse("cell-000000000001").unwrap(), CellId::parse("cell-000000000002").unwrap());
+    let now = Instant::now();
+    let beat = |container: u64, metrics: Option<cell::Metrics>| {
+        let attributes = Some(cri::ContainerAttributes {
+            id: format!("c{container:063x}"),
+            ..Default::default()
+        });
+        let containers = vec![cri::ContainerStats { attributes, ..Default::default() }];
+        Heartbeat { containers, sandbox: Some(cri::PodSandboxStats::default()), metrics }
+    };
+    let measured = |value| {
+        let of = cell::ContainerSamples {
+            container: format!("c{:063x}", 1),
+            timestamp: 5,
+            samples: vec![sample("container_sockets", &[], value)],
+        };
+        let pod = vec![sample(
+            "container_network_receive_packets_total",
+            &[("interface", "eth0")],
+            value,
+        )];
+        cell::Metrics { pod, timestamp: 4, containers: vec![of] }
+    };
+    let descriptors = vec![
+        described("container_sockets", &["id"]),
+        described("container_network_receive_packets_total", &["id", "interface"]),
+    ];
+    let descriptors = cri::ListMetricDescriptorsResponse { descriptors }.encode_to_vec();
+    let told = |now| {
+        let pods = cri::ListPodSandboxMetricsResponse::decode(view.list_metrics(&descriptors, now))
+            .unwrap()
+            .pod_metrics;
+        let value =
+            |metric: &cri::Metric| (metric.label_values.join(" "), metric.value.unwrap().value);
+        let of = |pod: cri::PodSandboxMetrics| {
+            let containers = pod.container_metrics.iter().flat_map(|of| &of.metrics);
+            pod.metrics.iter().chain(containers).map(value).collect::<Vec<_>>()
+        };
+        pods.into_iter().flat_map(of).collect::<Vec<_>>()
+    };
+    assert!(!view.awaits_metrics(now), "no cell is there to tell any");
+    view.heartbeat(&own, beat(1, None), now);
+    assert!(
+        view.awaits_metrics(now) && !view.awaits_metrics(now + kept_usage::FRESH),
+        "one that is silent is not waited for"
+    );
+    // Not of a cell's to say.
+    view.heartbeat(&other, Heartbeat { metrics: Some(measured(1)), ..Heartbeat::default() }, now);
+    assert_eq!((told(now), view.awaits_metrics(now)), (vec![], true));
+    let values = |value| {
+        vec![(format!("{} eth0", one.as_str()), value), (container.as_str().to_owned(), value)]
+    };
+    view.heartbeat(&own, beat(1, Some(measured(2))), now);
+    assert_eq!((told(now), view.awaits_metrics(now)), (values(2), false));
+    // Those that containerd did not have in time are those of before, until they are too old: a
+    // gap, whatever its usage is.
+    let later = now + kept_usage::FRESH;
+    view.heartbeat(&own, beat(1, Some(cell::Metrics::default())), later - Duration::from_millis(1));
+    assert_eq!((told(later - Duration::from_millis(1)), told(later)), (values(2), vec![]));
+    view.heartbeat(&own, beat(1, Some(measured(3))), later);
+    assert_eq!(told(later), values(3));
+    // They are not wanted any more.
+    view.heartbeat(&own, beat(1, None), later);
+    assert_eq!((told(later), view.awaits_metrics(later)), (vec![], true));
+    view.heartbeat(&own, beat(1, Some(measured(4))), later);
+    view.set_status(&container, store::ContainerStatus { state: 2, ..running() });
+    view.heartbeat(&own, beat(1, Some(measured(4))), later);
+    assert_eq!(told(later), values(4)[..1]);
+}
+
+#[test]
+fn no_list_of_metrics_is_longer_than_a_kubelet_takes_and_each_pod_is_in_it() {
+    const PODS: usize = 200;
+    let (view, now) = (View::new(), Instant::now());
+    for n in 0..PODS {
+        let pod = view
+            .insert_sandbox(&sandbox_meta(&id(&format!("{n:03}")), u32::try_from(n).unwrap()), true)
+            .unwrap();
+        let cell = view.sandbox(pod.as_str()).unwrap().cell;
+        let device = |disk| format!("{disk:0>100}");
+        let pod = (0..256)
+            .map(|disk| sample("container_fs_reads_total", &[("device", &device(disk))], 1))
+            .collect();
+        let process = Some(cri::ProcessUsage {
+            process_count: Some(cri::UInt64Value { value: 1 }),
+            ..Default::default()
+        });
+        let sandbox = Some(cri::PodSandboxStats {
+            linux: Some(cri::LinuxPodSandboxStats { process, ..Default::default() }),
+            ..Default::default()
+        });
+        view.heartbeat(
+            &cell,
+            Heartbeat {
+                sandbox,
+                metrics: Some(cell::Metrics { pod, ..Default::default() }),
+                ..Default::default()
+            },
+            now,
+        );
+    }
+    let descriptors = vec![
+        described("container_fs_reads_total", &["id", "device"]),
+        described("container_processes", &["id"]),
+    ];
+    let list =
+        view.list_metrics(&cri::ListMetricDescriptorsResponse { descriptors }.encode_to_vec(), now);
+    assert!((4 << 20..5 << 20).contains(&list.len()), "{}", list.len());
+    let told: Vec<_> = cri::ListPodSandboxMetricsResponse::decode(list)
+        .unwrap()
+        .pod_metrics
+        .iter()
+        .map(|pod| pod.metrics.len())
+        .collect();
+    // All that there is of the first ones, and what is always known of all.
+    let whole = told.iter().take_while(|count| **count > 1).count();
+    assert!(
+        whole > 10
+            && told[..whole].iter().all(|count| *count > 200)
+            && told[whole..].iter().all(|count| *count == 1),
+        "{told:?}"
+    );
+    assert_eq!(told.len(), PODS);
+}
