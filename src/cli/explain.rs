@@ -135,6 +135,12 @@ fn in_a_cell(
         note_idle_annotations(lines, pod);
         return;
     }
+    if let Some(what) = moves(&rules, pod, node, &sandbox) {
+        lines.say(format!("goes to {node_backend} instead of {}: it {what}", decision.backend));
+        lines.say("note: its first sandbox is in a cell, which ends when the kubelet names that container");
+        note_idle_annotations(lines, pod);
+        return;
+    }
     lines.say(format!("goes to {}: {}", decision.backend, why(decision, pod)));
     match CellRequest::parse(&pod.metadata.annotations) {
         Ok(request) => say_cell(lines, milpa, &request, &sandbox),
@@ -150,6 +156,9 @@ fn in_a_cell(
         let config = pod.container_config(container, node, &sandbox, &container.image, 0);
         if let Err(status) = policy::check_container(&rules, &config) {
             lines.refuse(status.message());
+        }
+        if let Some(what) = policy::given_kernel_access(&rules, &config) {
+            lines.say(format!("note: it {what}"));
         }
         for mount in &container.mounts {
             let volume = pod.volumes.iter().find(|volume| volume.name == mount.name);
@@ -172,6 +181,29 @@ fn in_a_cell(
             KEYS.join(", ")
         ));
     }
+}
+
+/// Returns why the pod moves to the node once its first sandbox is in a cell: by a container that
+/// comes before any that runs on.
+fn moves(
+    rules: &policy::Rules,
+    pod: &Pod,
+    node: &Node,
+    sandbox: &cri::PodSandboxConfig,
+) -> Option<String> {
+    let init = pod.init_containers.iter().map(|container| (container, container.always_restarts));
+    let containers = init.chain(pod.containers.iter().map(|container| (container, true)));
+    for (container, stays) in containers {
+        let config = pod.container_config(container, node, sandbox, &container.image, 0);
+        if let Some(what) = policy::moves_to_node(rules, &config) {
+            return Some(what);
+        }
+        // One that is refused never runs.
+        if stays && policy::check_container(rules, &config).is_ok() {
+            return None;
+        }
+    }
+    None
 }
 
 fn say_cell(

@@ -190,6 +190,37 @@ fn what_would_be_refused_is_explained() {
 }
 
 #[test]
+fn kernel_access_of_a_container_is_explained() {
+    let adding = |more: &str| {
+        let security = "image: i, securityContext: {capabilities: {add: [SYS_ADMIN]}}";
+        pod(IN_A_CELL, more).replace("image: i", security)
+    };
+    let refused = "refused: container \"c\" asks for the capability SYS_ADMIN, which reaches the node's kernel (policy.privileged is \"refuse\")";
+    let (text, fine) = explained(OPT_IN, &adding(""));
+    assert!(!fine && text.contains(refused), "{text}");
+    let unmasked =
+        pod(IN_A_CELL, "").replace("image: i", "image: i, securityContext: {procMount: Unmasked}");
+    let (text, fine) = explained(OPT_IN, &unmasked);
+    assert!(!fine && text.contains("an unmasked /proc (procMount: Unmasked)"), "{text}");
+
+    let allowing = format!("{OPT_IN}[backends.milpa.policy]\nprivileged = \"allow\"\n");
+    let (text, fine) = explained(&allowing, &adding(""));
+    let given = "note: it has a container with the capability SYS_ADMIN, and policy.privileged is \"allow\"";
+    assert!(fine && text.contains(given), "{text}");
+
+    let keeping = format!("{OPT_IN}[backends.milpa.policy]\nprivileged = \"keep-local\"\n");
+    let moved = "goes to containerd instead of milpa: it has a container with the capability SYS_ADMIN, which reaches the node's kernel, and policy.privileged is \"keep-local\"";
+    for more in ["", "  initContainers: [{name: once, image: j}]"] {
+        let (text, fine) = explained(&keeping, &adding(more));
+        assert!(fine && text.contains(moved) && text.contains("first sandbox"), "{text}");
+    }
+    let beside_one_that_runs =
+        adding("  initContainers: [{name: beside, image: j, restartPolicy: Always}]");
+    let (text, fine) = explained(&keeping, &beside_one_that_runs);
+    assert!(!fine && text.contains("another container of the pod runs in its cell"), "{text}");
+}
+
+#[test]
 fn what_the_policy_gives_is_explained() {
     let giving = format!(
         "{OPT_IN}[backends.milpa.policy]\nhost_network = \"cell\"\nhost_pid = \"cell\"\nhost_users = \"cell\"\nprivileged = \"cell\"\n"

@@ -4,14 +4,8 @@ use super::{ContainerSecurity, Resources, metadata::dns_name};
 use crate::problems::Field;
 
 /// Fields with which the kubelet or the API server does everything itself.
-const NOT_THE_RUNTIMES: [&str; 6] = [
-    "imagePullPolicy",
-    "livenessProbe",
-    "readinessProbe",
-    "startupProbe",
-    "resizePolicy",
-    "restartPolicy",
-];
+const NOT_THE_RUNTIMES: [&str; 5] =
+    ["imagePullPolicy", "livenessProbe", "readinessProbe", "startupProbe", "resizePolicy"];
 
 const TERMINATION_MESSAGE_PATH: &str = "/dev/termination-log";
 const TERMINATION_MESSAGE_POLICY: &str = "File";
@@ -49,6 +43,8 @@ pub struct Container {
     pub termination_message_path: String,
     /// Whether its log may stand in for them.
     pub termination_message_policy: String,
+    /// Whether its own `restartPolicy` is `Always`, as that of a sidecar among init containers is.
+    pub always_restarts: bool,
 }
 
 /// A volume in a container.
@@ -134,6 +130,12 @@ impl Container {
                 })
                 .unwrap_or(TERMINATION_MESSAGE_POLICY)
                 .to_owned(),
+            always_restarts: table
+                .take("restartPolicy")
+                .and_then(|field| {
+                    field.choice(&[("Always", true), ("OnFailure", false), ("Never", false)])
+                })
+                .unwrap_or_default(),
         };
         for key in NOT_THE_RUNTIMES {
             table.take(key);

@@ -207,7 +207,10 @@ impl Pod {
             drop_capabilities: own.capabilities.drop.clone(),
             ..Default::default()
         };
-        let paths = |paths: &[&str]| paths.iter().map(|path| (*path).to_owned()).collect();
+        let paths = |paths: &[&str]| {
+            let masked = paths.iter().filter(|_| !own.unmasked_proc);
+            masked.map(|path| (*path).to_owned()).collect()
+        };
         let security = cri::LinuxContainerSecurityContext {
             capabilities: Some(capabilities),
             privileged: own.privileged,

@@ -62,6 +62,8 @@ pub struct ContainerSecurity {
     pub allow_privilege_escalation: Option<bool>,
     /// `capabilities`
     pub capabilities: Capabilities,
+    /// Whether `procMount` is `Unmasked`.
+    pub unmasked_proc: bool,
     /// `seccompProfile`
     pub seccomp: Option<Seccomp>,
 }
@@ -166,6 +168,10 @@ impl ContainerSecurity {
                 .take("capabilities")
                 .and_then(Field::table)
                 .map(Capabilities::read)
+                .unwrap_or_default(),
+            unmasked_proc: table
+                .take("procMount")
+                .and_then(|field| field.choice(&[("Default", false), ("Unmasked", true)]))
                 .unwrap_or_default(),
             seccomp: table.take("seccompProfile").and_then(seccomp),
         };

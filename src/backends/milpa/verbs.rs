@@ -42,6 +42,7 @@ mod flight;
 pub mod fuzzing;
 mod image;
 mod measuring;
+mod moved_pods;
 mod news;
 pub mod policy;
 mod records;
@@ -152,6 +153,8 @@ pub struct Verbs {
     watched: Mutex<HashMap<CellId, Watched>>,
     /// Asks name servers of the node for cells.
     resolver: Resolver,
+    /// Pods whose next sandbox runs on the node.
+    moved: moved_pods::MovedPods,
     tasks: TaskTracker,
     stop: CancellationToken,
 }
@@ -172,6 +175,7 @@ impl Verbs {
             measuring: measuring::Measuring::default(),
             watched: Mutex::default(),
             resolver: Resolver::default(),
+            moved: moved_pods::MovedPods::default(),
             tasks: TaskTracker::new(),
             stop: CancellationToken::new(),
         });

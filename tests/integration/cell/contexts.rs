@@ -28,7 +28,7 @@ const CONTEXTS: [(&str, Change); 5] = [
     ("capable", |context| {
         let names = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect();
         context.capabilities = Some(cri::Capability {
-            add_capabilities: names(&["NET_ADMIN", "SYS_TIME"]),
+            add_capabilities: names(&["NET_ADMIN", "SYS_PTRACE"]),
             drop_capabilities: names(&["ALL"]),
             ..Default::default()
         });
@@ -104,7 +104,7 @@ async fn a_process_in_a_cell_may_do_what_it_may_on_the_node() {
             ],
         ),
         ("user", vec!["1234\n2345\n2345 3456 4567\n", "CapEff:\t0000000000000000"]),
-        ("capable", vec!["CapEff:\t0000000002001000"]),
+        ("capable", vec!["CapEff:\t0000000000081000"]),
         ("unconfined", vec!["Seccomp:\t0"]),
         ("fixed", vec!["Read-only file system", "NoNewPrivs:\t1"]),
     ] {

@@ -1,6 +1,8 @@
 //! What happens to containers, told by a cell as by the node: each case is tried on both.
 
-use kiyot_testkit::{Container, Kiyot, Kubelet, Node, Pod, RunningPod, cri, image::ImageSpec};
+use kiyot_testkit::{
+    Container, Kiyot, KiyotOptions, Kubelet, Node, Pod, RunningPod, cri, image::ImageSpec,
+};
 use tonic::Code;
 
 use super::{WAIT, ends_without_a_trace, options};
@@ -142,14 +144,16 @@ async fn users_of_the_image_and_odd_limits_are_as_on_the_node() {
         ..ImageSpec::script(WAIT)
     };
     node.image("kiyot.test/users:1", &image).await;
-    let kiyot = Kiyot::start(&node, options()).await;
+    // An unmasked /proc reaches the node's kernel: no other policy gives that.
+    let sections = "[backends.milpa.policy]\nprivileged = \"allow\"\n".to_owned();
+    let kiyot = Kiyot::start(&node, KiyotOptions { sections, ..options() }).await;
     let mut kubelet = kiyot.kubelet().await;
     let mut pods = both(&mut kubelet, "users").await;
     fn context(config: &mut cri::ContainerConfig) -> &mut cri::LinuxContainerSecurityContext {
         config.linux.get_or_insert_default().security_context.get_or_insert_default()
     }
     let look = "id -u; id -g; id -G; head -c 1 /proc/kcore | wc -c; cat /sys/fs/cgroup/hugetlb*/hugetlb.2MB.limit_in_bytes /sys/fs/cgroup/hugetlb.2MB.max 2>/dev/null; \
-                grep -E '^(CapEff|NoNewPrivs)' /proc/self/status";
+                grep -E '^(CapEff|NoNewPrivs)' /proc/self/status; test -w /proc/sys/kernel/core_pattern && echo writable";
     let cases: [(&str, Change); 8] = [
         ("named", |config| context(config).run_as_username = "worker".to_owned()),
         ("numbered", |config| context(config).run_as_user = Some(cri::Int64Value { value: 1500 })),
@@ -190,7 +194,7 @@ async fn users_of_the_image_and_odd_limits_are_as_on_the_node() {
                 .hugepage_limits = vec![limit];
         }),
     ];
-    let mut named = String::new();
+    let (mut named, mut unmasked) = (String::new(), String::new());
     for (name, change) in cases {
         let container = Container::of_image(name, "kiyot.test/users:1");
         let mut said = Vec::new();
@@ -204,8 +208,12 @@ async fn users_of_the_image_and_odd_limits_are_as_on_the_node() {
         if name == "named" {
             named = said[1].clone().unwrap();
         }
+        if name == "unmasked" {
+            unmasked = said[1].clone().unwrap();
+        }
     }
     assert!(named.starts_with("1500\n1501\n1501 1600\n"), "{named}");
+    assert!(unmasked.ends_with("writable\n"), "{unmasked}");
     end(&mut kubelet, &kiyot, pods).await;
 }
 

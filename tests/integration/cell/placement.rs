@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use kiyot_testkit::{Container, Kiyot, KiyotOptions, Kubelet, Node, Pod, RunningPod};
+use kiyot_testkit::{Container, Kiyot, KiyotOptions, Kubelet, Node, Pod, RunningPod, cri};
 
 use super::{WAIT, leaves_nothing, options};
 
@@ -74,6 +74,71 @@ async fn a_pod_that_needs_the_node_stays_there_if_the_policy_says_so() {
     assert!(is_in_a_cell(&cell));
     running.push(cell);
     end(&mut kubelet, &running).await;
+    drop(kiyot);
+    leaves_nothing(node);
+}
+
+/// Adds a capability that no namespace contains.
+fn mighty(config: &mut cri::ContainerConfig) {
+    let context = config.linux.get_or_insert_default().security_context.get_or_insert_default();
+    context.capabilities.get_or_insert_default().add_capabilities.push("SYS_ADMIN".to_owned());
+}
+
+#[tokio::test]
+async fn pod_with_kernel_capability_moves_to_the_node_under_keep_local() {
+    let node = Node::start().await;
+    let policy = "[backends.milpa.policy]\nprivileged = \"keep-local\"\n";
+    let kiyot =
+        Kiyot::start(&node, KiyotOptions { sections: policy.to_owned(), ..options() }).await;
+    let mut kubelet = kiyot.kubelet().await;
+    let container = Container::script("mighty", WAIT);
+    let mut pod = Pod::new("moving").in_cell();
+    let in_cell = run(&mut kubelet, &pod).await;
+    assert!(is_in_a_cell(&in_cell), "a request for a sandbox names no capability");
+
+    let status = kubelet.create_container_with(&in_cell, &container, 0, mighty).await.unwrap_err();
+    assert!(
+        status.message().contains("SYS_ADMIN") && status.message().contains("keep-local"),
+        "{status:?}"
+    );
+    // A kubelet makes a new sandbox for a pod whose sandbox is not ready.
+    let told = kubelet.sandbox_status(&in_cell.sandbox).await.unwrap();
+    assert_eq!(told.state(), cri::PodSandboxState::SandboxNotready);
+    assert_eq!(kiyot.cells(), Vec::<String>::new(), "its cell has ended before that is told");
+    kubelet.stop_pod(&in_cell).await.unwrap();
+    pod.attempt = 1;
+    let mut on_node = run(&mut kubelet, &pod).await;
+    assert!(!is_in_a_cell(&on_node), "{}", on_node.sandbox);
+    let created = kubelet.create_container_with(&on_node, &container, 0, mighty).await.unwrap();
+    kubelet.start_container(&created.id).await.unwrap();
+    let look = ["sh", "-c", "grep CapEff /proc/self/status"];
+    let effective = kubelet.exec_sync(&created.id, &look).await.unwrap().stdout;
+    let effective = effective.split_whitespace().last().unwrap();
+    let cap_sys_admin = 1_u64 << 21;
+    assert_ne!(u64::from_str_radix(effective, 16).unwrap() & cap_sys_admin, 0, "{effective}");
+    on_node.containers.insert("mighty".to_owned(), created);
+    let log = kiyot.log();
+    let line = log
+        .lines()
+        .find(|line| line.contains("a pod sandbox stays on the node") && line.contains("moving"));
+    assert!(line.is_some_and(|line| line.contains("SYS_ADMIN")), "{line:?}");
+
+    // A container that is added to a running pod, such as one of `kubectl debug`, does not end it.
+    let modest = run(&mut kubelet, &plain("modest").in_cell()).await;
+    let status = kubelet.create_container_with(&modest, &container, 0, mighty).await.unwrap_err();
+    assert!(status.message().contains("SYS_ADMIN"), "{status:?}");
+    let main = &modest.container("main").id;
+    assert_eq!(kubelet.exec_sync(main, &["true"]).await.unwrap().code, 0);
+
+    kubelet.stop_and_remove(&on_node).await.unwrap();
+    kubelet
+        .runtime
+        .remove_pod_sandbox(cri::RemovePodSandboxRequest {
+            pod_sandbox_id: in_cell.sandbox.clone(),
+        })
+        .await
+        .unwrap();
+    end(&mut kubelet, &[modest]).await;
     drop(kiyot);
     leaves_nothing(node);
 }

@@ -74,6 +74,66 @@ async fn namespaces_of_the_node_are_refused() {
     assert!(status.message().to_lowercase().contains("pid"), "{status:?}");
 }
 
+fn context(config: &mut cri::ContainerConfig) -> &mut cri::LinuxContainerSecurityContext {
+    config.linux.get_or_insert_default().security_context.get_or_insert_default()
+}
+
+#[tokio::test]
+async fn capability_that_reaches_the_kernel_is_refused_by_name() {
+    let node = Node::start().await;
+    let kiyot = Kiyot::start(&node, options()).await;
+    let mut kubelet = kiyot.kubelet().await;
+    let running = kubelet.run_pod(&Pod::new("mighty").in_cell()).await.unwrap();
+    let container = Container::script("main", WAIT);
+    let mut not_refused = Vec::new();
+    for name in ["ALL", "SYS_ADMIN", "cap_sys_module", "DAC_READ_SEARCH", "BPF", "NOT_YET_KNOWN"] {
+        let ambient = name == "BPF";
+        let created = kubelet
+            .create_container_with(&running, &container, 0, |config| {
+                let capabilities = context(config).capabilities.get_or_insert_default();
+                let names = if ambient {
+                    &mut capabilities.add_ambient_capabilities
+                } else {
+                    &mut capabilities.add_capabilities
+                };
+                names.push(name.to_owned());
+            })
+            .await;
+        match created {
+            Ok(created) => {
+                kubelet
+                    .runtime
+                    .remove_container(cri::RemoveContainerRequest { container_id: created.id })
+                    .await
+                    .unwrap();
+                not_refused.push(name);
+            }
+            Err(status) => {
+                names(&status, Code::InvalidArgument, &["main", name, "policy.privileged"]);
+            }
+        }
+    }
+    assert_eq!(not_refused, Vec::<&str>::new());
+    let status = kubelet
+        .create_container_with(&running, &container, 0, |config| {
+            context(config).masked_paths.clear();
+            context(config).readonly_paths.clear();
+        })
+        .await
+        .unwrap_err();
+    names(&status, Code::InvalidArgument, &["main", "procMount: Unmasked", "policy.privileged"]);
+    // What the cell's namespaces contain is given.
+    let created = kubelet
+        .create_container_with(&running, &container, 0, |config| {
+            context(config).capabilities.get_or_insert_default().add_capabilities =
+                ["NET_ADMIN", "SYS_PTRACE"].map(str::to_owned).to_vec();
+        })
+        .await
+        .unwrap();
+    kubelet.start_container(&created.id).await.unwrap();
+    kubelet.stop_and_remove(&running).await.unwrap();
+}
+
 #[tokio::test]
 async fn a_path_of_the_node_is_refused_by_name() {
     let node = Node::start().await;

@@ -38,6 +38,9 @@ impl Verbs {
             .metadata
             .clone()
             .ok_or_else(|| Status::invalid_argument("CreateContainer without a config.metadata"))?;
+        if let Some(refusal) = self.move_to_node(&sandbox, config, deadline).await {
+            return Err(refusal);
+        }
         policy::check_container(&self.rules(), config)?;
         let key = (sandbox.id.clone(), metadata.name.clone());
         loop {
@@ -169,6 +172,9 @@ impl Verbs {
             },
         );
         let cell_container = self.create_in_cell(cell, sandbox, told).await?;
+        if let Some(given) = policy::given_kernel_access(&self.rules(), &config) {
+            tracing::info!(sandbox = %sandbox.id, pod = %sandbox.pod, container = %id, "the pod {given}");
+        }
         let result =
             self.keep_container(cell, sandbox, &id, &cell_container, &config, &image, logs).await;
         match result {

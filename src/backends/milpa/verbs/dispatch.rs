@@ -25,7 +25,8 @@ impl Verbs {
         let rules = self.rules();
         let request =
             rules.keeps_any().then(|| cri::RunPodSandboxRequest::decode(message).ok())??;
-        policy::keeps_local(&rules, request.config.as_ref()?)
+        let config = request.config.as_ref()?;
+        policy::keeps_local(&rules, config).or_else(|| self.has_moved(config))
     }
 
     /// Whether an image call is for a pod in a cell.

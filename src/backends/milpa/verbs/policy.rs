@@ -5,21 +5,24 @@ use kiyot_proto::cri;
 use tonic::Status;
 
 mod asked;
+mod capabilities;
+mod kernel_access;
 
 #[cfg(test)]
 mod tests;
 
 pub use asked::Rules;
 use asked::{Asked, Outcome};
+use kernel_access::KernelAccess;
 
 use crate::{
     backends::milpa::resolver::Server,
     config::{NodeResolver, Policy, Privileged},
 };
 
-/// Capabilities by which a process that sees the cell's own processes gets at what those have open.
-/// In a cell that shares the node's files, that is the node.
-const REACHING: [&str; 2] = ["SYS_PTRACE", "ALL"];
+/// The prefix of a container's annotations by which a device plugin may name CDI devices to
+/// containerd.
+const CDI_ANNOTATIONS: &str = "cdi.k8s.io/";
 
 /// Refuses a sandbox that asks for what its cell does not give.
 pub fn check_sandbox(rules: &Rules, config: &cri::PodSandboxConfig) -> Result<(), Status> {
@@ -110,21 +113,22 @@ pub fn check_container(rules: &Rules, config: &cri::ContainerConfig) -> Result<(
     if let Some(device) = config.cdi_devices.first() {
         return Err(refusal(&name, &format!("the device {:?} of the node", device.name)));
     }
+    if let Some(key) = config.annotations.keys().find(|key| key.starts_with(CDI_ANNOTATIONS)) {
+        return Err(refusal(&name, &format!("devices of the node, by its annotation {key:?}")));
+    }
     let Some(context) = config.linux.as_ref().and_then(|linux| linux.security_context.as_ref())
     else {
         return Ok(());
     };
     let options = context.namespace_options.as_ref();
     check(rules, &name, Asked::of(options, context.privileged))?;
+    if !rules.isolation.privileges
+        && let Some(access) = kernel_access::requested(context)
+    {
+        return check_kernel_access(rules, &name, &access);
+    }
     let sees_the_cell = Asked::of(options, false).any(|asked| asked == Asked::Processes);
-    let mut added =
-        context.capabilities.iter().flat_map(|capabilities| &capabilities.add_capabilities);
-    let reaching = added.find(|name| {
-        REACHING
-            .iter()
-            .any(|reaching| name.trim_start_matches("CAP_").eq_ignore_ascii_case(reaching))
-    });
-    match reaching {
+    match kernel_access::into_processes(context) {
         Some(capability)
             if sees_the_cell
                 && !rules.isolation.privileges
@@ -138,6 +142,63 @@ pub fn check_container(rules: &Rules, config: &cri::ContainerConfig) -> Result<(
         }
         _ => Ok(()),
     }
+}
+
+/// Returns what a container is given of the kernel's that its cell does not contain. Ends the
+/// sentence "it ...".
+pub fn given_kernel_access(rules: &Rules, config: &cri::ContainerConfig) -> Option<String> {
+    let context = config.linux.as_ref()?.security_context.as_ref()?;
+    if rules.isolation.privileges || rules.outcome(Asked::Privileges) != Outcome::Given {
+        return None;
+    }
+    let access = kernel_access::requested(context)?;
+    Some(format!(
+        "has a container with {access}, and policy.privileged is \"allow\": in a cell of the provider {:?} it reaches the node's kernel",
+        rules.isolation.provider
+    ))
+}
+
+/// Decides on access to the kernel by the key that decides on privileged containers.
+fn check_kernel_access(rules: &Rules, name: &str, access: &KernelAccess) -> Result<(), Status> {
+    let reaching = format!("{access}, which reaches the node's kernel");
+    match rules.outcome(Asked::Privileges) {
+        Outcome::Given => Ok(()),
+        Outcome::Refused => {
+            Err(refusal(name, &format!("{reaching} (policy.privileged is \"refuse\")")))
+        }
+        Outcome::KeptLocal => Err(refusal(
+            name,
+            &format!(
+                "{reaching} (policy.privileged is \"keep-local\", but another container of \
+                 the pod runs in its cell already)"
+            ),
+        )),
+        Outcome::NotThere(_) => Err(Status::invalid_argument(format!(
+            "{name} asks for {access}; policy.privileged is \"cell\", but cells of the provider {:?} \
+             share the node's kernel, which it reaches",
+            rules.isolation.provider
+        ))),
+    }
+}
+
+/// Returns whether pods run on the node whose containers ask for access to the kernel.
+pub(super) fn keeps_kernel_access_local(rules: &Rules) -> bool {
+    !rules.isolation.privileges && rules.outcome(Asked::Privileges) == Outcome::KeptLocal
+}
+
+/// Returns why the pod of a container runs on the node instead: the container asks for access to
+/// the kernel, and the policy is to keep such pods local. Ends the sentence "it ...".
+///
+/// Unlike what [`keeps_local`] looks at, this is in no request for a sandbox.
+pub fn moves_to_node(rules: &Rules, config: &cri::ContainerConfig) -> Option<String> {
+    let context = config.linux.as_ref()?.security_context.as_ref()?;
+    if !keeps_kernel_access_local(rules) {
+        return None;
+    }
+    let access = kernel_access::requested(context)?;
+    Some(format!(
+        "has a container with {access}, which reaches the node's kernel, and policy.privileged is \"keep-local\""
+    ))
 }
 
 const NODE_RESOLVER: &str = "an address that is the node's own (set dnsPolicy or dnsConfig of the pod, or the kubelet's resolvConf or clusterDNS; the \

@@ -127,7 +127,7 @@ impl Rules {
                 Privileged::Allow => Outcome::Given,
                 Privileged::Cell if self.isolation.privileges => Outcome::Given,
                 Privileged::Cell => Outcome::NotThere(
-                    "share the node's kernel and devices: a privileged container in one is root on the node",
+                    "share the node's kernel and devices: a privileged container, or one with a capability that reaches the kernel, is root on the node",
                 ),
             },
         }

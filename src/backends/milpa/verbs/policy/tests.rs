@@ -56,6 +56,8 @@ fn container(
         namespace_options: Some(options),
         privileged,
         capabilities: Some(cri::Capability { add_capabilities, ..Default::default() }),
+        masked_paths: vec!["/proc/kcore".to_owned()],
+        readonly_paths: vec!["/proc/sys".to_owned()],
         ..Default::default()
     };
     cri::ContainerConfig {
@@ -205,7 +207,7 @@ fn who_sees_the_cells_processes_may_not_reach_into_them_where_files_are_shared()
     let policy = Policy { host_pid: OfNode::Cell, ..Policy::default() };
     let in_cell =
         || cri::NamespaceOption { pid: cri::NamespaceMode::Node.into(), ..Default::default() };
-    for capability in ["SYS_PTRACE", "CAP_SYS_PTRACE", "sys_ptrace", "ALL"] {
+    for capability in ["SYS_PTRACE", "CAP_SYS_PTRACE", "sys_ptrace", "CHECKPOINT_RESTORE"] {
         let config = container(in_cell(), false, &["NET_ADMIN", capability]);
         let status = check_container(&rules(policy), &config).unwrap_err();
         assert!(
@@ -222,6 +224,9 @@ fn who_sees_the_cells_processes_may_not_reach_into_them_where_files_are_shared()
             .is_ok()
         );
     }
+    // With a kernel of its own, all of them stay in the cell.
+    let all = container(in_cell(), false, &["ALL"]);
+    assert!(check_container(&Rules { policy, isolation: MACHINES }, &all).is_ok());
     assert!(check_container(&rules(policy), &container(in_cell(), false, &["NET_ADMIN"])).is_ok());
 }
 
@@ -301,4 +306,85 @@ fn a_device_of_the_node_is_refused() {
     )
     .unwrap_err();
     assert!(status.message().contains("/dev/kvm"));
+}
+
+/// Containers that ask for access to the kernel, with a word of it.
+fn with_kernel_access() -> [(cri::ContainerConfig, &'static str); 5] {
+    let ordinary = || container(cri::NamespaceOption::default(), false, &["NET_ADMIN"]);
+    fn context(config: &mut cri::ContainerConfig) -> &mut cri::LinuxContainerSecurityContext {
+        config.linux.get_or_insert_default().security_context.get_or_insert_default()
+    }
+    let (mut ambient, mut writable, mut unmasked) = (ordinary(), ordinary(), ordinary());
+    context(&mut ambient)
+        .capabilities
+        .get_or_insert_default()
+        .add_ambient_capabilities
+        .push("SYS_TIME".to_owned());
+    context(&mut writable).readonly_paths.clear();
+    context(&mut unmasked).masked_paths.clear();
+    [
+        (container(cri::NamespaceOption::default(), false, &["KILL", "all"]), "all"),
+        (container(cri::NamespaceOption::default(), false, &["cap_sys_admin"]), "cap_sys_admin"),
+        (ambient, "SYS_TIME"),
+        (writable, "procMount: Unmasked"),
+        (unmasked, "procMount: Unmasked"),
+    ]
+}
+
+#[test]
+fn kernel_access_is_decided_by_the_key_of_privileged_containers() {
+    let with = |privileged| Policy { privileged, ..Policy::default() };
+    for (config, word) in with_kernel_access() {
+        for (privileged, key) in [
+            (Privileged::Refuse, "policy.privileged is \"refuse\""),
+            (Privileged::KeepLocal, "policy.privileged is \"keep-local\""),
+            (
+                Privileged::Cell,
+                "policy.privileged is \"cell\", but cells of the provider \"netns\"",
+            ),
+        ] {
+            let status = check_container(&rules(with(privileged)), &config).unwrap_err();
+            assert_eq!(status.code(), tonic::Code::InvalidArgument);
+            assert!(status.message().contains(word) && status.message().contains(key), "{status}");
+            // A kernel of the cell's own is not the node's.
+            let machines = Rules { policy: with(privileged), isolation: MACHINES };
+            assert!(check_container(&machines, &config).is_ok(), "{word}");
+            assert_eq!(moves_to_node(&machines, &config), None);
+        }
+        assert!(check_container(&rules(with(Privileged::Allow)), &config).is_ok(), "{word}");
+    }
+}
+
+#[test]
+fn kernel_access_moves_its_pod_to_the_node_under_keep_local_alone() {
+    for (config, word) in with_kernel_access() {
+        for privileged in
+            [Privileged::Refuse, Privileged::KeepLocal, Privileged::Cell, Privileged::Allow]
+        {
+            let policy = Policy { privileged, ..Policy::default() };
+            let why = moves_to_node(&rules(policy), &config);
+            assert_eq!(why.is_some(), privileged == Privileged::KeepLocal, "{word}: {why:?}");
+            assert!(why.is_none_or(|why| why.contains(word)));
+        }
+    }
+    let keep = rules(Policy { privileged: Privileged::KeepLocal, ..Policy::default() });
+    let ordinary = container(cri::NamespaceOption::default(), false, &["NET_ADMIN"]);
+    assert_eq!(moves_to_node(&keep, &ordinary), None);
+    assert_eq!(moves_to_node(&keep, &cri::ContainerConfig::default()), None);
+}
+
+#[test]
+fn capability_name_is_bounded_and_escaped_in_an_error() {
+    let name = format!("NO\n{}", "x".repeat(10_000));
+    let config = container(cri::NamespaceOption::default(), false, &[&name]);
+    let message = check_container(&refusing(), &config).unwrap_err().message().to_owned();
+    assert!(message.len() < 400 && message.contains("NO\\nxx"), "{message}");
+}
+
+#[test]
+fn device_of_an_annotation_is_refused() {
+    let annotations = [("cdi.k8s.io/vendor_gpu".to_owned(), "vendor.example/gpu=0".to_owned())];
+    let config = cri::ContainerConfig { annotations: annotations.into(), ..Default::default() };
+    let status = check_container(&refusing(), &config).unwrap_err();
+    assert!(status.message().contains("cdi.k8s.io/vendor_gpu"), "{status}");
 }

@@ -1,0 +1,64 @@
+//! Access to the kernel that a container requests without being privileged.
+
+use std::fmt;
+
+use kiyot_proto::cri;
+
+use super::capabilities::{self, Reach};
+
+/// The most characters of a capability's name that an error repeats.
+const NAME_CHARACTERS: usize = 64;
+
+/// A power over the kernel that `privileged` includes.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum KernelAccess {
+    /// A capability that the namespaces of a cell do not contain, as the request names it.
+    Capability(String),
+    /// `/proc` with its kernel parameters open to writing (`procMount: Unmasked`): who is root may
+    /// write `kernel.core_pattern`, and the node runs what stands there.
+    UnmaskedProc,
+}
+
+impl fmt::Display for KernelAccess {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Capability(name) => write!(f, "the capability {name}"),
+            Self::UnmaskedProc => f.write_str("an unmasked /proc (procMount: Unmasked)"),
+        }
+    }
+}
+
+/// Returns the first access to the kernel that a container requests. A privileged container has all
+/// of it, and is not looked at.
+pub(super) fn requested(context: &cri::LinuxContainerSecurityContext) -> Option<KernelAccess> {
+    if context.privileged {
+        return None;
+    }
+    let capability = added(context).find(|name| capabilities::reach(name) == Reach::Kernel);
+    // A kubelet sends its lists of paths for every container but those of procMount: Unmasked.
+    let unmasked = context.masked_paths.is_empty() || context.readonly_paths.is_empty();
+    capability
+        .map(|name| KernelAccess::Capability(displayed(name)))
+        .or_else(|| unmasked.then_some(KernelAccess::UnmaskedProc))
+}
+
+/// Returns the first capability by which a container reaches what the processes that it sees have
+/// open.
+pub(super) fn into_processes(context: &cri::LinuxContainerSecurityContext) -> Option<String> {
+    let reaches = |name: &&str| {
+        capabilities::is_all(name) || capabilities::reach(name) == Reach::OwnProcesses
+    };
+    added(context).find(reaches).map(displayed)
+}
+
+fn added(context: &cri::LinuxContainerSecurityContext) -> impl Iterator<Item = &str> {
+    context
+        .capabilities
+        .iter()
+        .flat_map(|all| all.add_capabilities.iter().chain(&all.add_ambient_capabilities))
+        .map(String::as_str)
+}
+
+fn displayed(name: &str) -> String {
+    name.chars().take(NAME_CHARACTERS).flat_map(char::escape_debug).collect()
+}
