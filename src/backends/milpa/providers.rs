@@ -87,6 +87,10 @@ pub struct Attachment {
     pub ports: Vec<HostPort>,
 }
 
+/// The most ports of the node that lead to one pod: they are one transaction of the firewall, and
+/// are compared with those of every other cell.
+pub const MAX_HOST_PORTS: usize = 1000;
+
 /// A port of the node that leads to a pod (`hostPort`).
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct HostPort {

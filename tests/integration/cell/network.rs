@@ -4,10 +4,11 @@ use std::{
     fs,
     io::{Read, Write},
     net::{IpAddr, TcpStream, UdpSocket},
+    os::unix::fs::PermissionsExt,
     time::Duration,
 };
 
-use kiyot_testkit::{Container, Kiyot, Kubelet, LIMIT, Node, Pod, cri, wait_until};
+use kiyot_testkit::{Container, Kiyot, KiyotOptions, Kubelet, LIMIT, Node, Pod, cri, wait_until};
 use tonic::Code;
 
 use super::{WAIT, address, ends_without_a_trace, is_back, leaves_nothing, options, pod};
@@ -174,6 +175,112 @@ fn without_port_plugin(node: &Node, change: impl FnOnce(&mut serde_json::Value))
     network["plugins"].as_array_mut().unwrap().truncate(1);
     change(&mut network["plugins"][0]);
     fs::write(&conflist, network.to_string()).unwrap();
+}
+
+/// Puts programs before those of the firewall that note each of their runs in a file and, while
+/// another file is there, fail as `iptables` does when others hold its lock.
+struct Firewall {
+    directory: std::path::PathBuf,
+}
+
+impl Firewall {
+    fn new(node: &Node) -> Self {
+        let directory = node.directory().join("firewall");
+        fs::create_dir_all(&directory).unwrap();
+        for name in ["iptables", "iptables-restore", "ip6tables", "ip6tables-restore"] {
+            let program = directory.join(name);
+            let here = directory.display();
+            let script = format!(
+                "#!/bin/sh\necho {name} $@ >> {here}/runs\n\
+                 if [ -e {here}/locked ] && [ {name} != iptables ]; then\n\
+                 echo 'Another app is currently holding the xtables lock.' >&2; exit 4\nfi\n\
+                 exec /usr/sbin/{name} \"$@\"\n"
+            );
+            fs::write(&program, script).unwrap();
+            fs::set_permissions(&program, fs::Permissions::from_mode(0o755)).unwrap();
+        }
+        Self { directory }
+    }
+
+    fn options(&self) -> KiyotOptions {
+        let path = format!("{}:/usr/sbin:/usr/bin:/sbin:/bin", self.directory.display());
+        KiyotOptions { environment: vec![("PATH".to_owned(), path)], ..options() }
+    }
+
+    /// What was run for ports since the last time; CNI plugins run such programs, too.
+    fn runs(&self) -> Vec<String> {
+        let file = self.directory.join("runs");
+        let runs = fs::read_to_string(&file).unwrap_or_default();
+        let _ = fs::remove_file(file);
+        let for_ports = |run: &&str| run.contains("KIYOT-H") || run.contains("restore");
+        runs.lines().filter(for_ports).map(str::to_owned).collect()
+    }
+
+    fn lock(&self, locked: bool) {
+        let file = self.directory.join("locked");
+        if locked { fs::write(file, "") } else { fs::remove_file(file) }.unwrap();
+    }
+}
+
+#[tokio::test]
+async fn ports_of_a_pod_are_one_transaction_however_many_they_are() {
+    let node = Node::start().await;
+    without_port_plugin(&node, |_| {});
+    let firewall = Firewall::new(&node);
+    let kiyot = Kiyot::start(&node, firewall.options()).await;
+    let mut kubelet = kiyot.kubelet().await;
+    let mut spec = server("many", 20_000);
+    spec.ports = (0..100).map(|port_| port(cri::Protocol::Tcp, 20_000 + port_, 8080)).collect();
+    let running = kubelet.run_pod(&spec).await.unwrap();
+    let cell = kiyot.cells().remove(0);
+    let runs = firewall.runs();
+    assert_eq!(runs, ["iptables-restore -w 10 --noflush"], "{} processes", runs.len());
+    assert_eq!(rules().matches(&format!("-A KIYOT-HP-{cell}")).count(), 100);
+    let gateway = of_node(&address(&mut kubelet, &running.sandbox).await);
+    for number in [20_000, 20_099] {
+        wait_until("the node's port answers", LIMIT, async || {
+            page(&gateway, number).ok().filter(|page| page.ends_with("served\n"))
+        })
+        .await;
+    }
+    ends_without_a_trace(&mut kubelet, &kiyot, &running).await;
+    let runs = firewall.runs();
+    let changes = runs.iter().filter(|run| run.contains("restore")).count();
+    assert_eq!((changes, runs.len()), (1, 5), "a look at each chain of both families: {runs:?}");
+    assert!(!rules().contains(&cell));
+    drop(kiyot);
+    leaves_nothing(node);
+}
+
+#[tokio::test]
+async fn locked_firewall_fails_the_launch_and_holds_up_the_end() {
+    let node = Node::start().await;
+    without_port_plugin(&node, |_| {});
+    let firewall = Firewall::new(&node);
+    let kiyot = Kiyot::start(&node, firewall.options()).await;
+    let mut kubelet = kiyot.kubelet().await;
+    let spec = server("waiting", 18086);
+    let config = kubelet.prepare(&spec);
+    firewall.lock(true);
+    let refused = kubelet.run_sandbox(&config, "").await.unwrap_err();
+    assert!(refused.message().contains("holding the xtables lock"), "{refused:?}");
+    assert!(!rules().contains("KIYOT-H"), "a transaction that fails leaves nothing: {}", rules());
+    firewall.lock(false);
+
+    let sandbox = kubelet.run_sandbox(&config, "").await.unwrap();
+    let running = kubelet.running(&spec, config, sandbox);
+    let cell = kiyot.cells().remove(0);
+    firewall.lock(true);
+    let held_up = kubelet.stop_pod(&running).await.unwrap_err();
+    assert!(held_up.message().contains("holding the xtables lock"), "{held_up:?}");
+    let told = kubelet.sandbox_status(&running.sandbox).await.unwrap();
+    assert_eq!(told.state(), cri::PodSandboxState::SandboxReady, "its rules are still there");
+    assert_eq!(rules().matches(&format!("-A KIYOT-HP-{cell}")).count(), 2);
+    firewall.lock(false);
+    ends_without_a_trace(&mut kubelet, &kiyot, &running).await;
+    assert!(!rules().contains(&cell));
+    drop(kiyot);
+    leaves_nothing(node);
 }
 
 #[tokio::test]

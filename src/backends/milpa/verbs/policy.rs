@@ -15,6 +15,7 @@ pub use asked::Rules;
 use asked::{Asked, Outcome};
 use kernel_access::KernelAccess;
 
+use super::rewrite;
 use crate::{
     backends::milpa::resolver::Server,
     config::{NodeResolver, Policy, Privileged},
@@ -29,6 +30,9 @@ pub fn check_sandbox(rules: &Rules, config: &cri::PodSandboxConfig) -> Result<()
     let metadata = config.metadata.clone().unwrap_or_default();
     let pod = format!("pod {}/{}", metadata.namespace, metadata.name);
     check(rules, &pod, asked_by_sandbox(config))?;
+    rewrite::host_ports(config).map_err(|status| {
+        Status::invalid_argument(format!("{pod} asks for {}", status.message()))
+    })?;
     let servers = servers_of_node(config);
     match (rules.policy.node_resolver, servers.first()) {
         (NodeResolver::Refuse, Some(server)) => {

@@ -13,7 +13,7 @@ use kiyot_proto::{
 };
 use tonic::Status;
 
-use crate::backends::milpa::providers::{HostPort, Protocol};
+use crate::backends::milpa::providers::{HostPort, MAX_HOST_PORTS, Protocol};
 
 /// Sysctls of the network that containerd sets for a pod with a network of its own, and not for one
 /// that uses its host's.
@@ -161,6 +161,12 @@ pub(super) fn host_ports(config: &cri::PodSandboxConfig) -> Result<Vec<HostPort>
             container_port: port(mapping, mapping.container_port)?,
         })
     };
+    let number = asked.clone().count();
+    if number > MAX_HOST_PORTS {
+        return Err(Status::invalid_argument(format!(
+            "{number} hostPorts; allowed are at most {MAX_HOST_PORTS} for a pod"
+        )));
+    }
     asked.map(one).collect()
 }
 

@@ -388,3 +388,21 @@ fn device_of_an_annotation_is_refused() {
     let status = check_container(&refusing(), &config).unwrap_err();
     assert!(status.message().contains("cdi.k8s.io/vendor_gpu"), "{status}");
 }
+
+#[test]
+fn host_ports_beyond_the_limit_are_refused_by_number() {
+    let config = |ports: i32| {
+        let mapping =
+            |port| cri::PortMapping { host_port: port, container_port: port, ..Default::default() };
+        let informational = cri::PortMapping { container_port: 1, ..Default::default() };
+        let port_mappings = (1..=ports).map(mapping).chain([informational]).collect();
+        cri::PodSandboxConfig { port_mappings, ..sandbox(cri::NamespaceOption::default(), false) }
+    };
+    assert!(check_sandbox(&refusing(), &config(1000)).is_ok());
+    let status = check_sandbox(&refusing(), &config(1001)).unwrap_err();
+    assert_eq!(status.code(), tonic::Code::InvalidArgument);
+    for word in ["shop/web", "1001 hostPorts", "at most 1000"] {
+        assert!(status.message().contains(word), "{status}");
+    }
+    assert!(check_sandbox(&refusing(), &config(65_536)).is_err());
+}

@@ -17,7 +17,7 @@ use super::{
         instance::Home,
     },
     DEVICE, remove_if_there,
-    rules::{Family, Rules, words},
+    rules::{Chain, Family, RuleError, Rules, words},
 };
 
 /// What the name of a file begins with that is not yet one of an address.
@@ -28,6 +28,8 @@ const DRAFT: &str = ".";
 pub(in super::super) enum BridgeError {
     #[error(transparent)]
     Command(#[from] CommandError),
+    #[error(transparent)]
+    Rule(#[from] RuleError),
     #[error("{0}")]
     File(PathBuf, #[source] io::Error),
     #[error("all addresses of {network}/{prefix} are taken")]
@@ -123,7 +125,7 @@ impl Bridge {
             fs::write(forward, "1").map_err(file)?;
         }
         for rule in self.rules() {
-            rule.add(dir).await?;
+            rule.ensure(dir).await?;
         }
         Ok(())
     }
@@ -147,19 +149,25 @@ impl Bridge {
             Rules {
                 family: Family::V4,
                 table: "nat",
-                chain: chain.clone(),
-                jumps: vec![words(&format!("POSTROUTING -s {subnet} ! -d {subnet} -j {chain}"))],
-                content: vec![words(&format!("{chain} ! -o {device} -j MASQUERADE"))],
+                chains: vec![Chain {
+                    jumps: vec![words(&format!(
+                        "POSTROUTING -s {subnet} ! -d {subnet} -j {chain}"
+                    ))],
+                    content: vec![words(&format!("{chain} ! -o {device} -j MASQUERADE"))],
+                    name: chain.clone(),
+                }],
             },
             Rules {
                 family: Family::V4,
                 table: "filter",
-                chain: chain.clone(),
-                jumps: vec![words(&format!("FORWARD -j {chain}"))],
-                content: vec![
-                    words(&format!("{chain} -i {device} -j ACCEPT")),
-                    words(&format!("{chain} -o {device} -j ACCEPT")),
-                ],
+                chains: vec![Chain {
+                    jumps: vec![words(&format!("FORWARD -j {chain}"))],
+                    content: vec![
+                        words(&format!("{chain} -i {device} -j ACCEPT")),
+                        words(&format!("{chain} -o {device} -j ACCEPT")),
+                    ],
+                    name: chain,
+                }],
             },
         ]
     }
@@ -329,9 +337,9 @@ mod tests {
         assert_eq!(bridge.gateway().to_string(), "10.9.8.1");
         let [nat, filter] = bridge.rules();
         assert_eq!(
-            nat.jumps[0].join(" "),
+            nat.chains[0].jumps[0].join(" "),
             "POSTROUTING -s 10.9.8.0/24 ! -d 10.9.8.0/24 -j KIYOT-kiyot0"
         );
-        assert_eq!(filter.content.len(), 2);
+        assert_eq!(filter.chains[0].content.len(), 2);
     }
 }

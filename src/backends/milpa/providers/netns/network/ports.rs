@@ -9,9 +9,9 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use serde_json::{Value, json};
 
 use super::{
-    super::{super::HostPort, command::CommandError, instance::Home},
+    super::{super::HostPort, instance::Home},
     conntrack,
-    rules::{Family, Rules, words},
+    rules::{Chain, Family, RuleError, Rules, words},
 };
 
 /// Why a cell's ports can't be.
@@ -28,7 +28,7 @@ pub(in super::super) enum PortError {
     )]
     NoAddress(HostPort),
     #[error(transparent)]
-    Command(#[from] CommandError),
+    Rule(#[from] RuleError),
 }
 
 /// The rules of a cell's ports.
@@ -71,9 +71,7 @@ impl<'a> Ports<'a> {
             let Some(address) = address.filter(|_| self.of(family).next().is_some()) else {
                 continue;
             };
-            for rules in self.rules(*address, subnets) {
-                rules.add(Some(self.home.dir())).await?;
-            }
+            self.rules(*address, subnets).create(Some(self.home.dir())).await?;
         }
         self.forget_flows().await;
         Ok(())
@@ -111,9 +109,7 @@ impl<'a> Ports<'a> {
             // What is in the chains is of no interest any more, and after a crash it may not be
             // known.
             for any in [IpAddr::from(Ipv4Addr::UNSPECIFIED), Ipv6Addr::UNSPECIFIED.into()] {
-                for rules in self.rules(any, &[]) {
-                    rules.remove(Some(self.home.dir())).await?;
-                }
+                self.rules(any, &[]).remove(Some(self.home.dir())).await?;
             }
             // Else they would go on to whoever gets the cell's address next.
             self.forget_flows().await;
@@ -122,7 +118,7 @@ impl<'a> Ports<'a> {
     }
 
     /// The rules of one family: that of the address.
-    fn rules(&self, address: IpAddr, subnets: &[String]) -> [Rules; 2] {
+    fn rules(&self, address: IpAddr, subnets: &[String]) -> Rules {
         let family = Family::of(&address);
         let loopback = if family == Family::V4 { "127.0.0.0/8" } else { "::1/128" };
         let (to, back) =
@@ -142,25 +138,20 @@ impl<'a> Ports<'a> {
             .iter()
             .filter(of_family)
             .map(|subnet| words(&format!("{back} -s {subnet} -d {address} -j MASQUERADE")));
-        [
-            Rules {
-                family,
-                table: "nat",
-                chain: to.clone(),
-                jumps: vec![
-                    words(&format!("PREROUTING -m addrtype --dst-type LOCAL -j {to}")),
-                    words(&format!("OUTPUT ! -d {loopback} -m addrtype --dst-type LOCAL -j {to}")),
-                ],
-                content: mapped.collect(),
-            },
-            Rules {
-                family,
-                table: "nat",
-                chain: back.clone(),
-                jumps: vec![words(&format!("POSTROUTING -m conntrack --ctstate DNAT -j {back}"))],
-                content: neighbours.collect(),
-            },
-        ]
+        let jumps = vec![
+            words(&format!("PREROUTING -m addrtype --dst-type LOCAL -j {to}")),
+            words(&format!("OUTPUT ! -d {loopback} -m addrtype --dst-type LOCAL -j {to}")),
+        ];
+        let jumps_back = vec![words(&format!("POSTROUTING -m conntrack --ctstate DNAT -j {back}"))];
+        let (content, content_back) = (mapped.collect(), neighbours.collect());
+        Rules {
+            family,
+            table: "nat",
+            chains: vec![
+                Chain { name: to, jumps, content },
+                Chain { name: back, jumps: jumps_back, content: content_back },
+            ],
+        }
     }
 }
 
@@ -194,8 +185,9 @@ mod tests {
         let home = Home::new(std::path::Path::new("/x"), &CellId::mint().unwrap());
         let ports = [port(8080, None), port(8081, Some("10.0.0.1"))];
         let ports = Ports::new(&home, &ports);
-        let [to, back] =
+        let made =
             ports.rules([10, 9, 8, 7].into(), &["10.9.8.0/24".to_owned(), "fd00::/64".to_owned()]);
+        let [to, back] = &made.chains[..] else { panic!("{made:?}") };
         let chain = format!("KIYOT-HP-{}", home.cell());
         assert!(chain.len() <= 28, "iptables takes no longer name of a chain: {chain}");
         assert_eq!(
@@ -206,22 +198,23 @@ mod tests {
             to.content[1].join(" "),
             format!("{chain} -d 10.0.0.1 -p tcp --dport 8081 -j DNAT --to-destination 10.9.8.7:80")
         );
-        let [to_remove, back_to_remove] = ports.rules(Ipv4Addr::UNSPECIFIED.into(), &[]);
+        let to_remove = ports.rules(Ipv4Addr::UNSPECIFIED.into(), &[]);
         assert_eq!(back.content.len(), 1, "{back:?}");
         assert_eq!(
-            (to_remove.jumps, back_to_remove.jumps),
-            (to.jumps, back.jumps),
+            [&to_remove.chains[0].jumps, &to_remove.chains[1].jumps],
+            [&to.jumps, &back.jumps],
             "they are taken away by the same words"
         );
-        let [to, back] = ports
+        let made = ports
             .rules("fd00::7".parse().unwrap(), &["10.9.8.0/24".to_owned(), "fd00::/64".to_owned()]);
+        let [to, back] = &made.chains[..] else { panic!("{made:?}") };
         let mapped: Vec<_> = to.content.iter().map(|rule| rule.join(" ")).collect();
         assert_eq!(
             mapped,
             [format!("{chain} -p tcp --dport 8080 -j DNAT --to-destination [fd00::7]:80")],
             "10.0.0.1 is no address of this family"
         );
-        assert_eq!((back.content.len(), back.family), (1, Family::V6));
+        assert_eq!((back.content.len(), made.family), (1, Family::V6));
     }
 
     #[test]

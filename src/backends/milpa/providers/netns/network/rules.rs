@@ -1,9 +1,12 @@
 //! Rules of the node's firewall that are ours: each in a chain of our own, so that they can be
 //! taken away whatever became of them.
+//!
+//! `iptables` only looks. What changes them is a transaction of `iptables-restore`, which reads it
+//! from its input: however many rules there are, it is one process, and it changes all or nothing.
 
-use std::{io, net::IpAddr, path::Path};
+use std::{ffi::OsStr, io, net::IpAddr, path::Path};
 
-use super::super::command::{CommandError, succeed};
+use super::super::command::{CommandError, run, succeed};
 
 /// How long `iptables` waits for others that change rules, in seconds.
 const TABLES_WAIT: &str = "10";
@@ -12,6 +15,27 @@ const TABLES_WAIT: &str = "10";
 const RESOURCE_PROBLEM: i32 = 4;
 /// What it says with the same code where the kernel has no such tables at all (iptables, nft.c).
 const NO_TABLES: &str = "Could not fetch rule set generation id";
+
+/// The number of the first line of a transaction, behind that which names the table.
+const FIRST_LINE: usize = 2;
+/// The longest word of a rule, in bytes: far above a chain's name and an address with its port.
+const MAX_WORD_BYTES: usize = 128;
+
+/// Why rules could not be looked at or changed.
+#[derive(Debug, thiserror::Error)]
+pub(in super::super) enum RuleError {
+    /// They could not be looked at, or the program that changes them did not run to its end.
+    #[error(transparent)]
+    Command(#[from] CommandError),
+    /// Nothing was changed.
+    #[error("{error}, at {line:?}")]
+    Refused { line: String, error: CommandError },
+    /// Nothing was changed.
+    #[error(
+        "{0:?} in a rule of the firewall; allowed are at most {MAX_WORD_BYTES} letters, digits and -_.:,/!@[]"
+    )]
+    Word(String),
+}
 
 /// Whose tables: each family of addresses has its own.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -36,50 +60,107 @@ impl Family {
             Self::V6 => "ip6tables",
         }
     }
+
+    const fn restore_program(self) -> &'static str {
+        match self {
+            Self::V4 => "iptables-restore",
+            Self::V6 => "ip6tables-restore",
+        }
+    }
 }
 
-/// A chain of our own in a table, and the jumps to it.
+/// Chains of our own in a table, with the jumps to them.
 #[derive(Debug)]
 pub(super) struct Rules {
     pub(super) family: Family,
     pub(super) table: &'static str,
-    pub(super) chain: String,
+    pub(super) chains: Vec<Chain>,
+}
+
+/// A chain of our own.
+#[derive(Debug)]
+pub(super) struct Chain {
+    pub(super) name: String,
     /// Each begins with the chain that it is in.
     pub(super) jumps: Vec<Vec<String>>,
-    /// Each begins with `chain`.
+    /// Each begins with the chain's name.
     pub(super) content: Vec<Vec<String>>,
 }
 
 impl Rules {
-    /// Makes what is missing of them.
-    pub(super) async fn add(&self, dir: Option<&Path>) -> Result<(), CommandError> {
-        if !self.is_there(dir).await? {
-            self.tables("-N", std::slice::from_ref(&self.chain), dir).await?;
-        }
-        for rule in self.content.iter().chain(&self.jumps) {
-            if !self.has("-C", rule, dir).await? {
-                self.tables("-A", rule, dir).await?;
-            }
-        }
-        Ok(())
+    /// Creates all of them in one transaction. Fails, and changes nothing, if one of the chains is
+    /// there.
+    pub(super) async fn create(&self, dir: Option<&Path>) -> Result<(), RuleError> {
+        self.creation()?.commit(dir).await
     }
 
-    /// Takes them away, whatever is in the chain. What is not there is fine.
-    pub(super) async fn remove(&self, dir: Option<&Path>) -> Result<(), CommandError> {
-        if !self.is_there(dir).await? {
-            return Ok(());
-        }
-        for jump in &self.jumps {
-            if self.has("-C", jump, dir).await? {
-                self.tables("-D", jump, dir).await?;
+    fn creation(&self) -> Result<Transaction, RuleError> {
+        let mut transaction = Transaction::new(self.family, self.table);
+        for chain in &self.chains {
+            transaction.push("-N", std::slice::from_ref(&chain.name))?;
+            for rule in chain.content.iter().chain(&chain.jumps) {
+                transaction.push("-A", rule)?;
             }
         }
-        self.tables("-F", std::slice::from_ref(&self.chain), dir).await?;
-        self.tables("-X", std::slice::from_ref(&self.chain), dir).await
+        Ok(transaction)
     }
 
-    async fn is_there(&self, dir: Option<&Path>) -> Result<bool, CommandError> {
-        self.has("-n", &["-L".to_owned(), self.chain.clone()], dir).await
+    /// Creates what is missing of them.
+    pub(super) async fn ensure(&self, dir: Option<&Path>) -> Result<(), RuleError> {
+        let mut transaction = Transaction::new(self.family, self.table);
+        for chain in &self.chains {
+            if !self.has_chain(chain, dir).await? {
+                transaction.push("-N", std::slice::from_ref(&chain.name))?;
+            }
+            for rule in chain.content.iter().chain(&chain.jumps) {
+                if !self.has("-C", rule, dir).await? {
+                    transaction.push("-A", rule)?;
+                }
+            }
+        }
+        transaction.commit(dir).await
+    }
+
+    /// Removes them, whatever is in the chains, in one transaction. Absent ones are fine.
+    pub(super) async fn remove(&self, dir: Option<&Path>) -> Result<(), RuleError> {
+        let mut present = Vec::new();
+        for chain in &self.chains {
+            if self.has_chain(chain, dir).await? {
+                present.push((chain, chain.jumps.iter().collect::<Vec<_>>()));
+            }
+        }
+        match self.removal(&present)?.commit(dir).await {
+            // A daemon that changed them one by one may have been killed in between.
+            Err(RuleError::Refused { error, .. }) if says_no(&error) => {}
+            result => return result,
+        }
+        for (_, jumps) in &mut present {
+            let mut found = Vec::new();
+            for jump in std::mem::take(jumps) {
+                if self.has("-C", jump, dir).await? {
+                    found.push(jump);
+                }
+            }
+            *jumps = found;
+        }
+        self.removal(&present)?.commit(dir).await
+    }
+
+    fn removal(&self, chains: &[(&Chain, Vec<&Vec<String>>)]) -> Result<Transaction, RuleError> {
+        let mut transaction = Transaction::new(self.family, self.table);
+        for (chain, jumps) in chains {
+            for jump in jumps {
+                transaction.push("-D", jump)?;
+            }
+            let name = std::slice::from_ref(&chain.name);
+            transaction.push("-F", name)?;
+            transaction.push("-X", name)?;
+        }
+        Ok(transaction)
+    }
+
+    async fn has_chain(&self, chain: &Chain, dir: Option<&Path>) -> Result<bool, RuleError> {
+        self.has("-n", &["-L".to_owned(), chain.name.clone()], dir).await
     }
 
     /// Whether there is what a command that only looks is asked for. Who can't look must not go on:
@@ -90,24 +171,78 @@ impl Rules {
         command: &str,
         rule: &[String],
         dir: Option<&Path>,
-    ) -> Result<bool, CommandError> {
-        match self.tables(command, rule, dir).await {
-            Ok(()) => Ok(true),
-            Err(error) if says_no(&error) => Ok(false),
-            Err(error) => Err(error),
-        }
-    }
-
-    async fn tables(
-        &self,
-        command: &str,
-        rule: &[String],
-        dir: Option<&Path>,
-    ) -> Result<(), CommandError> {
+    ) -> Result<bool, RuleError> {
         let mut arguments = vec!["-w", TABLES_WAIT, "-t", self.table, command];
         arguments.extend(rule.iter().map(String::as_str));
-        succeed(self.family.program(), &arguments, dir).await
+        match succeed(self.family.program(), &arguments, dir).await {
+            Ok(()) => Ok(true),
+            Err(error) if says_no(&error) => Ok(false),
+            Err(error) => Err(error.into()),
+        }
     }
+}
+
+/// Changes of one table that are made all together or not at all: input of `iptables-restore`.
+#[derive(Debug)]
+struct Transaction {
+    family: Family,
+    table: &'static str,
+    lines: Vec<String>,
+}
+
+impl Transaction {
+    const fn new(family: Family, table: &'static str) -> Self {
+        Self { family, table, lines: Vec::new() }
+    }
+
+    /// Adds a command. Words that `iptables-restore` could read as more than one word are refused,
+    /// wherever they come from.
+    fn push(&mut self, command: &str, words: &[String]) -> Result<(), RuleError> {
+        let mut line = command.to_owned();
+        for word in words {
+            let fits = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.:,/!@[]".contains(&byte);
+            if word.is_empty() || word.len() > MAX_WORD_BYTES || !word.bytes().all(fits) {
+                return Err(RuleError::Word(word.clone()));
+            }
+            line.push(' ');
+            line.push_str(word);
+        }
+        self.lines.push(line);
+        Ok(())
+    }
+
+    fn input(&self) -> String {
+        format!("*{}\n{}\nCOMMIT\n", self.table, self.lines.join("\n"))
+    }
+
+    /// Makes the changes. An input that breaks off before its end changes nothing.
+    async fn commit(&self, dir: Option<&Path>) -> Result<(), RuleError> {
+        if self.lines.is_empty() {
+            return Ok(());
+        }
+        let program = self.family.restore_program();
+        let arguments = ["-w", TABLES_WAIT, "--noflush"];
+        let ended =
+            run(Path::new(program), &arguments.map(OsStr::new), dir, &[], self.input().as_bytes())
+                .await?;
+        if ended.status.success() {
+            return Ok(());
+        }
+        let line = refused_line(&ended.stderr)
+            .and_then(|line| self.lines.get(line.checked_sub(FIRST_LINE)?))
+            .cloned()
+            .unwrap_or_else(|| "COMMIT".to_owned());
+        let program = format!("{program} {}", arguments.join(" "));
+        let error = CommandError::Refused { program, status: ended.status, said: ended.stderr };
+        Err(RuleError::Refused { line, error })
+    }
+}
+
+/// Returns the number of the line that `iptables-restore` says it has refused.
+fn refused_line(said: &str) -> Option<usize> {
+    let (_, behind) = said.rsplit_once("line")?;
+    let digits = behind.trim_start_matches([':', ' ']);
+    digits.split(|c: char| !c.is_ascii_digit()).next()?.parse().ok()
 }
 
 /// Whether a program that was to look says that nothing is there. It has not looked if it was
@@ -135,6 +270,71 @@ mod tests {
 
     async fn failure(script: &str) -> CommandError {
         succeed("/bin/sh", &["-c", script], None).await.unwrap_err()
+    }
+
+    fn rules(word: &str) -> Rules {
+        Rules {
+            family: Family::V4,
+            table: "nat",
+            chains: vec![Chain {
+                name: "OURS".to_owned(),
+                jumps: vec![words("OUTPUT -j OURS")],
+                content: vec![words("OURS -p tcp -j DNAT --to-destination [fd00::1]:80"), {
+                    let mut rule = words("OURS -s");
+                    rule.push(word.to_owned());
+                    rule
+                }],
+            }],
+        }
+    }
+
+    #[test]
+    fn rules_are_one_transaction() {
+        let rules = rules("10.0.0.0/8");
+        assert_eq!(
+            rules.creation().unwrap().input(),
+            "*nat\n-N OURS\n-A OURS -p tcp -j DNAT --to-destination [fd00::1]:80\n-A OURS -s 10.0.0.0/8\n-A OUTPUT -j OURS\nCOMMIT\n"
+        );
+        let chain = &rules.chains[0];
+        assert_eq!(
+            rules.removal(&[(chain, chain.jumps.iter().collect())]).unwrap().input(),
+            "*nat\n-D OUTPUT -j OURS\n-F OURS\n-X OURS\nCOMMIT\n"
+        );
+    }
+
+    #[test]
+    fn word_that_could_be_more_than_one_is_refused() {
+        for word in [
+            "",
+            "10.0.0.0/8 -j ACCEPT",
+            "10.0.0.0/8\n-F",
+            "\t",
+            "\"x\"",
+            "'x'",
+            "x\\",
+            "#",
+            "\u{a0}",
+            "\0",
+            &"x".repeat(MAX_WORD_BYTES + 1),
+        ] {
+            let error = rules(word).creation().unwrap_err().to_string();
+            assert!(error.contains(&format!("{word:?}")) && error.contains("allowed"), "{error}");
+        }
+        assert!(rules(&"x".repeat(MAX_WORD_BYTES)).creation().is_ok());
+    }
+
+    #[test]
+    fn refused_line_is_found_in_the_words_of_either_iptables() {
+        for (said, line) in [
+            ("iptables-restore: line 2 failed", Some(2)),
+            ("iptables-nft-restore: line 17 failed: Chain already exists.", Some(17)),
+            ("invalid port\nError occurred at line: 3\nTry `iptables-restore -h'", Some(3)),
+            ("COMMIT expected at line 9", Some(9)),
+            ("Another app is currently holding the xtables lock", None),
+            ("line", None),
+        ] {
+            assert_eq!(refused_line(said), line, "{said}");
+        }
     }
 
     #[tokio::test]
