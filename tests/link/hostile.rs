@@ -1,6 +1,13 @@
 //! What others than agents do at the gateway's port.
 
-use std::{os::unix::fs::PermissionsExt, path::Path, process::Stdio, time::Duration};
+use std::{
+    io,
+    os::unix::fs::PermissionsExt,
+    path::Path,
+    process::Stdio,
+    sync::{Arc, Mutex},
+    time::{Duration, Instant},
+};
 
 use kiyot::backends::milpa::gateway::Limits;
 use kiyot_link::{alpn, bootstrap::GatewayAddress, stream::Stream, tls};
@@ -13,6 +20,7 @@ use tokio::{
 };
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use tonic::Code;
+use tracing_subscriber::fmt::MakeWriter;
 
 use crate::{
     calls::echo,
@@ -141,6 +149,66 @@ async fn one_peer_keeps_no_other_out() {
     let _agent = fixture.agent();
     echo(&fixture.link.bulk, "let in").await;
     assert!(other.try_wait().unwrap().is_none(), "it holds them still");
+}
+
+#[tokio::test]
+async fn peer_that_dials_without_end_writes_a_line_in_ten_seconds() {
+    const OF_A_PEER: usize = 4;
+    const TELL_AGAIN: Duration = Duration::from_secs(10);
+    let usual = Limits::default();
+    assert_eq!((usual.newcomers, usual.newcomers_of_a_peer), (512, 16));
+    let log = Log::default();
+    // This runtime has one thread: what the gateway's tasks say is heard here.
+    let _heard = tracing::subscriber::set_default(
+        tracing_subscriber::fmt()
+            .with_max_level(tracing::Level::INFO)
+            .with_ansi(false)
+            .with_writer(log.clone())
+            .finish(),
+    );
+    let began = Instant::now();
+    let fixture = Fixture::with(Limits { newcomers_of_a_peer: OF_A_PEER, ..limits() }).await;
+    let GatewayAddress::Unix(path) = fixture.gateway.address() else { panic!("a unix socket") };
+    let mut held = JoinSet::new();
+    for _ in 0..200 {
+        let mut stream = UnixStream::connect(path).await.unwrap();
+        held.spawn(async move { stream.read_to_end(&mut Vec::new()).await.map(drop) });
+    }
+    while held.len() > OF_A_PEER {
+        within("the end of one that is too many", held.join_next()).await;
+    }
+    let lines = log.lines("dropped");
+    let allowed = 1 + began.elapsed().as_secs() / TELL_AGAIN.as_secs();
+    assert!((1..=allowed).contains(&(lines.len() as u64)), "{allowed} allowed: {lines:#?}");
+}
+
+/// What was logged.
+#[derive(Debug, Clone, Default)]
+struct Log(Arc<Mutex<Vec<u8>>>);
+
+impl Log {
+    fn lines(&self, word: &str) -> Vec<String> {
+        let text = String::from_utf8(self.0.lock().unwrap().clone()).unwrap();
+        text.lines().filter(|line| line.contains(word)).map(str::to_owned).collect()
+    }
+}
+
+impl io::Write for Log {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        io::Write::write(&mut *self.0.lock().unwrap(), bytes)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+impl MakeWriter<'_> for Log {
+    type Writer = Self;
+
+    fn make_writer(&self) -> Self {
+        self.clone()
+    }
 }
 
 /// Dials until no more than so many connections are left, and holds those for ever.

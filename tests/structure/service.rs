@@ -59,6 +59,34 @@ fn it_starts_between_the_runtime_and_the_kubelet_and_stops_no_cell() {
 }
 
 #[test]
+fn systemd_reads_the_unit_without_a_complaint() {
+    let dir = tempfile::tempdir().unwrap();
+    let unit = dir.path().join("kiyot.service");
+    let verify = |text: &str| {
+        // It asks whether the program is there, which is installed nowhere here.
+        let lines = text
+            .lines()
+            .map(|line| if line.starts_with("ExecStart=") { "ExecStart=/bin/true" } else { line });
+        std::fs::write(&unit, lines.collect::<Vec<_>>().join("\n") + "\n").unwrap();
+        let output = std::process::Command::new("systemd-analyze")
+            .args(["verify", "--man=no"])
+            .arg(&unit)
+            .output()
+            .expect("systemd-analyze is there: scripts/setup installs it");
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        let of_unit = said.lines().filter(|line| line.contains("kiyot.service"));
+        (output.status.success(), of_unit.map(str::to_owned).collect::<Vec<_>>())
+    };
+    let text = tree::text("config/kiyot.service");
+    assert_eq!(verify(&text), (true, Vec::new()));
+    // It does complain: a value or a key that it does not know would have no effect.
+    let (_, complaints) = verify(&text.replace("KillMode=process", "KillMode=main"));
+    assert!(complaints.iter().any(|line| line.contains("kill mode")), "{complaints:?}");
+    let (_, complaints) = verify(&text.replace("Delegate=", "Delegates="));
+    assert!(complaints.iter().any(|line| line.contains("Delegates")), "{complaints:?}");
+}
+
+#[test]
 fn nothing_in_it_makes_a_mount_namespace() {
     let unit = unit();
     let makers = [

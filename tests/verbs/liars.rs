@@ -154,9 +154,17 @@ async fn an_answer_without_an_end_fails_its_call_and_no_other() {
         matches!(status.code(), Code::OutOfRange | Code::ResourceExhausted | Code::Internal),
         "{status}"
     );
-    // Its log is read without an end, and so are its news.
+    // Its log is read without an end, and so are its events and its termination message.
     lying.write("c0", "a line that is not what is read\n");
-    is_well(&kiyot, &honest).await;
+    lying.exit("c0", 3);
+    lying.with(|state| state.end_watch());
+    for method in ["ReadLog", "Watch", "ExecSync", "CreateContainer", "ListContainers"] {
+        until(&format!("{method} was answered without an end"), || {
+            lying.with(|state| state.answered_without_end.contains(method))
+        })
+        .await;
+        is_well(&kiyot, &honest).await;
+    }
     // It is ended like any other.
     kiyot.stop_sandbox(&sandbox).await;
     is_well(&kiyot, &honest).await;
@@ -268,4 +276,26 @@ async fn what_a_cell_says_of_a_failure_is_words() {
         (status.code(), status.message(), status.details()),
         (Code::Unknown, &*format!("{liar}:  [2J100% \n ok "), &b""[..])
     );
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn status_of_a_container_has_words_of_bounded_length() {
+    let kiyot = Fixture::start().await;
+    let (honest, liar) = honest_and_liar(&kiyot).await;
+    let mut told = cri::ContainerStatus {
+        id: "c0".to_owned(),
+        started_at: 100,
+        finished_at: 200,
+        exit_code: 3,
+        reason: "Err\u{1b}]0;or\u{7}".to_owned(),
+        message: format!("one\r\u{1b}[2J\u{9b}31m\0\ntwo\t{}", "x".repeat(1 << 20)),
+        ..Default::default()
+    };
+    told.set_state(cri::ContainerState::ContainerExited);
+    kiyot.provider.nth(1).with(|state| state.tell(cell::event::Event::Container(told)));
+    let status = kiyot.exited(&liar).await;
+    assert_eq!(status.reason, "Err ]0;or ");
+    assert!(status.message.starts_with("one  [2J 31m \ntwo\txxx"), "{:.40}", status.message);
+    assert!(status.message.len() <= 16 << 10, "{} bytes", status.message.len());
+    is_well(&kiyot, &honest).await;
 }

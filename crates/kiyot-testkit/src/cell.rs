@@ -72,6 +72,8 @@ pub struct State {
     pub lose: Vec<&'static str>,
     /// Calls that are answered without an end.
     pub endless: Vec<&'static str>,
+    /// Those that were.
+    pub answered_without_end: BTreeSet<String>,
     /// What is answered whatever is asked.
     pub lies: HashMap<&'static str, Answer>,
     /// Calls that are not answered for as long as they are in it.
@@ -105,6 +107,7 @@ impl PlayedCell {
             asked: HashMap::new(),
             lose: Vec::new(),
             endless: Vec::new(),
+            answered_without_end: BTreeSet::new(),
             lies: HashMap::new(),
             silent: Vec::new(),
             kept_waiting: BTreeSet::new(),
@@ -175,7 +178,10 @@ impl PlayedCell {
     fn answer(&self, info: &ConnectionInfo, method: &str, message: &[u8]) -> http::Response<Body> {
         let mut state = self.0.lock().unwrap();
         match method {
-            method if state.endless.contains(&method) => endless(),
+            method if state.endless.contains(&method) => {
+                state.answered_without_end.insert(method.to_owned());
+                endless()
+            }
             "Watch" => {
                 let changes = state.watch();
                 drop(state);
@@ -221,6 +227,11 @@ impl State {
         if let Some(watcher) = &self.watcher {
             let _ = watcher.send(cell::Event { event: Some(event) });
         }
+    }
+
+    /// Ends the stream of events: the daemon asks for another one.
+    pub fn end_watch(&mut self) {
+        self.watcher = None;
     }
 
     /// What is, and then what changes.

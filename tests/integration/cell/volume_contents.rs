@@ -1,6 +1,6 @@
 //! What may be in volumes of cells, and what becomes of it in trouble.
 
-use std::{collections::BTreeMap, fs, path::Path};
+use std::{collections::BTreeMap, fs, io, os::unix::fs::MetadataExt, path::Path};
 
 use kiyot_testkit::{Container, Kiyot, Node, Pod, Source, cri};
 use ring::digest::{SHA256, digest};
@@ -133,43 +133,79 @@ async fn read_only_is_read_only_and_memory_has_its_size() {
     ends_without_a_trace(&mut kubelet, &kiyot, &running).await;
 }
 
-/// Files beneath a directory that have these bytes in them.
-fn with(directory: &Path, bytes: &[u8], found: &mut Vec<String>) {
-    for entry in fs::read_dir(directory).into_iter().flatten().flatten() {
-        let Ok(kind) = entry.file_type() else { continue };
-        if kind.is_dir() {
-            with(&entry.path(), bytes, found);
-        } else if kind.is_file()
-            && fs::read(entry.path())
-                .is_ok_and(|content| content.windows(bytes.len()).any(|part| part == bytes))
-        {
-            found.push(entry.path().display().to_string());
+/// Returns the files beneath a directory that have these bytes in them. What is mounted there is not
+/// the directory's disk, and is left out.
+///
+/// # Panics
+/// When something can't be read, but for what is removed meanwhile.
+fn with(directory: &Path, bytes: &[u8]) -> Vec<String> {
+    let present = |result: io::Result<Vec<u8>>, path: &Path| match result {
+        Ok(content) => Some(content),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => None,
+        Err(error) => panic!("{}: {error}", path.display()),
+    };
+    let disk = fs::metadata(directory).unwrap().dev();
+    let (mut found, mut directories) = (Vec::new(), vec![directory.to_owned()]);
+    while let Some(directory) = directories.pop() {
+        let entries = match fs::read_dir(&directory) {
+            Ok(entries) => entries,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
+            Err(error) => panic!("{}: {error}", directory.display()),
+        };
+        for path in entries.map(|entry| entry.unwrap().path()) {
+            let Ok(metadata) = fs::symlink_metadata(&path) else { continue };
+            if metadata.is_dir() && metadata.dev() == disk {
+                directories.push(path);
+            } else if metadata.is_file()
+                && present(fs::read(&path), &path)
+                    .is_some_and(|content| content.windows(bytes.len()).any(|part| part == bytes))
+            {
+                found.push(path.display().to_string());
+            }
         }
     }
+    found
 }
 
 #[tokio::test]
 async fn a_secret_is_on_no_disk() {
-    const SECRET: &str = "an-utterly-private-word";
+    const SECRETS: [&str; 2] = ["an-utterly-private-word", "an-utterly-private-name"];
+    const PART: &str = "utterly-private";
     let node = Node::start().await;
-    let kiyot = Kiyot::start(&node, options()).await;
+    let mut kiyot = Kiyot::start(&node, options()).await;
     let mut kubelet = kiyot.kubelet().await;
     let spec = Pod::new("hushed")
         .in_cell()
-        .volume("key", Source::Secret(Source::files(&[("key", SECRET)])))
-        .volume("token", Source::Projected(Source::files(&[("token", SECRET)])))
+        .volume("key", Source::Secret(Source::files(&[("key", SECRETS[0])])))
+        .volume("token", Source::Projected(Source::files(&[("token", SECRETS[0])])))
         .container(Container::script("main", WAIT).mount("key", "/key").mount("token", "/token"));
     let running = kubelet.run_pod(&spec).await.unwrap();
     let main = running.container("main").id.clone();
-    assert_eq!(
-        said(&mut kubelet, &main, "cat /key/key /token/token").await,
-        format!("{SECRET}{SECRET}")
-    );
-    let mut found = Vec::new();
-    with(&kiyot.state(), SECRET.as_bytes(), &mut found);
-    assert_eq!(found, Vec::<String>::new(), "what the daemon and the cell have on disk");
-    assert!(!kiyot.log().contains(SECRET));
+    assert_eq!(said(&mut kubelet, &main, "cat /key/key /token/token").await, SECRETS[0].repeat(2));
+
+    // All that is of the node's is searched, but for what is mounted: with the kubelet's own secrets
+    // in memory, nothing else has them. What a container writes on the cell's disk is found.
+    let planted = "echo -n planted-; echo word";
+    said(&mut kubelet, &main, &format!("{{ {planted}; }} > /written; sync")).await;
+    assert!(!with(node.directory(), b"planted-word").is_empty(), "a file of the cell is searched");
+    let is_nowhere = |kiyot: &Kiyot<'_>| {
+        let on_disk = with(node.directory(), PART.as_bytes());
+        assert_eq!(on_disk, Vec::<String>::new(), "it is on a disk, or in a log there");
+        assert!(!kiyot.log().contains(PART));
+    };
+    is_nowhere(&kiyot);
+    // Nor are the next ones, however they come: by an update, and by a daemon that starts anew.
+    kubelet.update_volume(&spec, "key", &Source::files(&[("key", SECRETS[1])]));
+    shows(&mut kubelet, &main, "cat /key/key", SECRETS[1]).await;
+    is_nowhere(&kiyot);
+    kiyot.kill9();
+    kubelet.update_volume(&spec, "token", &Source::files(&[("token", SECRETS[1])]));
+    kiyot.start_again().await;
+    let mut kubelet = kiyot.kubelet().await;
+    shows(&mut kubelet, &main, "cat /token/token", SECRETS[1]).await;
+    is_nowhere(&kiyot);
     ends_without_a_trace(&mut kubelet, &kiyot, &running).await;
+    is_nowhere(&kiyot);
 }
 
 #[tokio::test]

@@ -1,5 +1,6 @@
 //! How a container's state changes by what its cell says. Pure.
 
+use kiyot_link::channel::is_no_word;
 use kiyot_proto::{cri, store};
 
 /// The longest reason or message that is kept, in bytes.
@@ -88,10 +89,10 @@ pub(super) fn seen(
     Some(next)
 }
 
-/// As much of what a cell says as is kept. The kubelet takes less of it
-/// (`MaxContainerTerminationMessageLength`).
+/// Returns as much of what a cell says as is kept, without control characters. The kubelet takes
+/// less of it (`MaxContainerTerminationMessageLength`).
 fn bounded(text: &str) -> String {
-    text[..text.floor_char_boundary(TEXT)].to_owned()
+    text[..text.floor_char_boundary(TEXT)].replace(is_no_word, " ")
 }
 
 /// What becomes of a status when the container can't have gone on; `None` if it had ended before.
