@@ -135,7 +135,9 @@ fn in_a_cell(
         note_idle_annotations(lines, pod);
         return;
     }
-    if let Some(what) = moves(&rules, pod, node, &sandbox) {
+    let has_sandbox = policy::check_sandbox(&rules, &sandbox).is_ok()
+        && CellRequest::parse(&pod.metadata.annotations).is_ok();
+    if has_sandbox && let Some(what) = moves(&rules, pod, node, &sandbox) {
         lines.say(format!("goes to {node_backend} instead of {}: it {what}", decision.backend));
         lines.say("note: its first sandbox is in a cell, which ends when the kubelet names that container");
         note_idle_annotations(lines, pod);

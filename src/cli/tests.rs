@@ -214,10 +214,16 @@ fn kernel_access_of_a_container_is_explained() {
         let (text, fine) = explained(&keeping, &adding(more));
         assert!(fine && text.contains(moved) && text.contains("first sandbox"), "{text}");
     }
+    // A sandbox that is refused has no container.
+    let (text, fine) = explained(&keeping, &adding("  hostPID: true"));
+    assert!(!fine && text.contains("goes to milpa") && text.contains("hostPID"), "{text}");
     let beside_one_that_runs =
         adding("  initContainers: [{name: beside, image: j, restartPolicy: Always}]");
     let (text, fine) = explained(&keeping, &beside_one_that_runs);
-    assert!(!fine && text.contains("another container of the pod runs in its cell"), "{text}");
+    assert!(
+        !fine && text.contains("moves a pod to the node only while no container of it runs"),
+        "{text}"
+    );
 }
 
 #[test]

@@ -64,7 +64,10 @@ impl Netns {
         });
         table.set("bridge", &mut netns.bridge, |field| {
             field.read(
-                &format!("the name of a network device, of at most {BRIDGE_BYTES} bytes"),
+                &format!(
+                    "the name of a network device: at most {BRIDGE_BYTES} letters, digits and \
+                     -_., and neither - nor . first"
+                ),
                 |text| is_device(text).then(|| text.to_owned()),
             )
         });
@@ -94,9 +97,10 @@ impl Netns {
     }
 }
 
+/// Returns whether a name is one of a network device. Linux takes more, but commands would read a
+/// "-" before it as an option, and iptables a "+" behind it as any device that begins so.
 fn is_device(name: &str) -> bool {
     (1..=BRIDGE_BYTES).contains(&name.len())
-        && name.bytes().all(|byte| byte.is_ascii_graphic() && byte != b'/' && byte != b':')
-        && name != "."
-        && name != ".."
+        && name.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte))
+        && !name.starts_with(['-', '.'])
 }

@@ -194,6 +194,10 @@ fn keys_that_do_not_fit_together() {
             "backends.milpa.netns.bridge = ",
         ),
         (
+            format!("{WITH_CELLS}[backends.milpa.netns]\nbridge = \"br+\""),
+            "backends.milpa.netns.bridge = \"br+\": allowed is the name of a network device",
+        ),
+        (
             format!(
                 "{MINIMAL}[backends.Bad_Name]\ntype = \"cri\"\nsocket = \"/x.sock\"\n[server]\nnode_backend = \"containerd\""
             ),
@@ -310,6 +314,29 @@ fn shipped() -> (String, String) {
         line.strip_prefix('#').filter(|rest| !rest.starts_with([' ', '#'])).unwrap_or(line)
     });
     (text.clone(), uncommented.collect::<Vec<_>>().join("\n"))
+}
+
+#[test]
+fn any_key_of_the_shipped_file_is_set_by_its_variable() {
+    let (_, full) = shipped();
+    let (mut section, mut variables) = (None, Vec::new());
+    for line in full.lines().filter(|line| !line.starts_with('#')) {
+        if line.starts_with("[[") {
+            // Entries of an array have no names.
+            section = None;
+        } else if let Some(name) = line.strip_prefix('[') {
+            section = name.strip_suffix(']').map(|name| name.replace('.', "__"));
+        } else if let (Some(section), Some((key, _))) = (&section, line.split_once(" = ")) {
+            variables.push(format!("KIYOT_{section}__{key}").to_uppercase());
+        }
+    }
+    assert!(variables.len() > 35, "{variables:?}");
+    for variable in variables {
+        // Of no key is it a value: that it is set shows by the problem.
+        let wrong = [(variable.clone(), "[1]".to_owned())];
+        let problems = parse("test.toml", &full, wrong).unwrap_err().to_string();
+        assert!(problems.contains(&variable), "{variable}: {problems}");
+    }
 }
 
 #[test]

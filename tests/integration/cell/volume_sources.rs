@@ -235,6 +235,7 @@ async fn last_words_come_from_wherever_they_are_written_and_to_their_end() {
     running.containers.insert("main".to_owned(), made.clone());
     assert_eq!(kubelet.exited(&made.id).await.exit_code, 3);
     let words = fs::read(&made.termination).unwrap();
+    assert_eq!(words.len(), 64 << 10, "of 100,010 bytes");
     // The kubelet reads the last 4096 bytes (kubelet/container,
     // MaxContainerTerminationMessageLength).
     let last = &words[words.len() - 4096..];

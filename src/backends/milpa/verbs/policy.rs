@@ -173,8 +173,8 @@ fn check_kernel_access(rules: &Rules, name: &str, access: &KernelAccess) -> Resu
         Outcome::KeptLocal => Err(refusal(
             name,
             &format!(
-                "{reaching} (policy.privileged is \"keep-local\", but another container of \
-                 the pod runs in its cell already)"
+                "{reaching} (policy.privileged is \"keep-local\", which moves a pod to the \
+                 node only while no container of it runs)"
             ),
         )),
         Outcome::NotThere(_) => Err(Status::invalid_argument(format!(
