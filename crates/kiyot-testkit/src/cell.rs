@@ -276,6 +276,7 @@ impl State {
             containers: self.containers.values().map(of).collect(),
             sandbox,
             metrics: self.metrics(),
+            ..Default::default()
         }
     }
 
