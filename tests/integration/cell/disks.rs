@@ -189,6 +189,9 @@ async fn pod_that_fills_the_state_dir_keeps_no_other_from_its_end() {
         kubelet.stop_and_remove(other).await.unwrap();
     }
     assert!(is_ready(&mut kubelet, &hungry.sandbox).await);
+    // Its own containerd can write down nothing either: only the end of its cell makes room.
+    let stop = cri::StopPodSandboxRequest { pod_sandbox_id: hungry.sandbox.clone() };
+    kubelet.runtime.stop_pod_sandbox(stop).await.unwrap();
     ends_without_a_trace(&mut kubelet, &kiyot, &hungry).await;
     drop(kiyot);
     drop(disk);

@@ -146,11 +146,12 @@ fn message(usage: Usage, limit: u64) -> String {
 
 /// Measures what the pod takes; no more once that is over the limit.
 async fn measure(runtime: &Runtime, dir: &CellDir, limit: u64) -> io::Result<Usage> {
-    let mut roots = vec![dir.pod()];
-    roots
-        .extend(layers::writable(runtime, &dir.containerd_root()).await.map_err(io::Error::other)?);
-    let mut total = Usage::default();
-    for root in roots {
+    let mut total = measure_tree(dir.pod(), limit).await?;
+    if total.bytes > limit {
+        return Ok(total);
+    }
+    let layers = layers::writable(runtime, &dir.containerd_root()).await;
+    for root in layers.map_err(io::Error::other)? {
         let usage = measure_tree(root, limit.saturating_sub(total.bytes)).await?;
         total.bytes = total.bytes.saturating_add(usage.bytes);
         total.entries += usage.entries;
