@@ -72,7 +72,7 @@ pub fn subdirectory(dir: impl AsFd) -> Result<Option<CString>, Errno> {
 pub(crate) struct Entry<'a> {
     pub(crate) name: &'a CStr,
     kind: FileType,
-    /// Where the reading goes on behind it.
+    /// Position at which the reading goes on behind it.
     pub(crate) next: u64,
 }
 
@@ -87,7 +87,8 @@ impl Entry<'_> {
     }
 }
 
-/// Reads a directory from a position on, until `each` says `false`. Whether it came to the end.
+/// Reads a directory from a position on, until `each` says `false`. Returns whether it came to the
+/// end.
 pub(crate) fn read(
     dir: impl AsFd,
     position: u64,

@@ -27,7 +27,7 @@ const OPEN_LEVELS: usize = 32;
 /// walk's memory to 2 MiB.
 const LEVELS: usize = 128 << 10;
 
-/// What a tree takes.
+/// Space that a tree takes on its disk.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Usage {
     /// Bytes on the disk. A file with several names counts for a part at each of them.
@@ -39,7 +39,7 @@ pub struct Usage {
     pub unseen: u64,
 }
 
-/// How far a measurement has come.
+/// Progress of a measurement.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Step {
     /// There is more to look at.
@@ -51,7 +51,7 @@ pub enum Step {
 /// A walk through a tree that counts what is in it.
 #[derive(Debug)]
 pub struct Measurement {
-    /// Where the walk goes on in each directory above the current one, and that one's inode.
+    /// Positions at which the walk goes on in the directories above, and their inodes.
     above: Vec<Level>,
     /// The uppermost of the directories above.
     open: Vec<OwnedFd>,
@@ -185,7 +185,7 @@ impl Measurement {
     }
 }
 
-/// Why the reading of a directory stopped.
+/// Reasons for which the reading of a directory stopped.
 enum Read {
     Directory(CString),
     Enough,

@@ -25,10 +25,10 @@ use rustix::{
 
 use crate::dir::{self, Entry};
 
-/// What the names begin with that directories get at the top.
+/// Beginning of the names that directories get at the top.
 const MOVED: &str = ".kiyot-moved-";
 
-/// What happens to something that is mounted in the tree.
+/// Treatment of what is mounted in the tree.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Mounts {
     /// The removal fails (`BUSY`), and nothing beneath the mount is touched.
@@ -37,7 +37,7 @@ pub enum Mounts {
     Detach,
 }
 
-/// How far a removal has come.
+/// Progress of a removal.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Removed {
     /// Nothing is left.
@@ -120,8 +120,8 @@ struct Removal {
 }
 
 impl Removal {
-    /// Removes all that is at the top now, and what is moved there meanwhile. Whether the budget
-    /// sufficed.
+    /// Removes all that is at the top now, and what is moved there meanwhile. Returns whether the
+    /// budget sufficed.
     fn pass(&mut self) -> Result<bool, Errno> {
         let top = self.top.try_clone().map_err(|_| Errno::MFILE)?;
         dir::read(&top, 0, |entry| {
@@ -252,7 +252,7 @@ fn handle(dir: BorrowedFd<'_>, name: &CStr) -> Result<OwnedFd, Errno> {
     openat(dir, name, OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC, Mode::empty())
 }
 
-/// Whether something is mounted just there.
+/// Says whether something is mounted just there.
 fn is_mount(dir: BorrowedFd<'_>, name: &CStr) -> Result<bool, Errno> {
     match handle(dir, name) {
         Ok(file) => Ok(statx(&file, "", AtFlags::EMPTY_PATH, StatxFlags::BASIC_STATS)?

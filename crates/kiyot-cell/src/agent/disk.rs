@@ -1,5 +1,5 @@
-//! What the pod takes of the cell's disk, and the end of its containers when it is too much, as a
-//! kubelet evicts a pod.
+//! Use of the cell's disk by the pod, and the end of its containers when it is too much, as a kubelet
+//! evicts a pod.
 //!
 //! Counted are the containers' writable layers, and all beneath `pod_dir`: emptyDirs and logs. Not
 //! counted are images, what is in memory, and files that have no name any more.
@@ -46,7 +46,7 @@ const UNSEEN: u32 = 10;
 const KILL: Duration = Duration::from_secs(20);
 /// Containers of which it is remembered why they were ended.
 const REMEMBERED: usize = 1024;
-/// As a kubelet calls it.
+/// Reason of the end, as a kubelet calls it.
 const REASON: &str = "Evicted";
 /// The exit code of a process that was killed.
 const KILLED: i32 = 137;
@@ -58,7 +58,7 @@ pub struct Disk {
     limit: watch::Sender<u64>,
     /// In bytes, by the last measurement.
     used: AtomicU64,
-    /// Why containers were ended, by their ids in the cell.
+    /// Messages of containers that were ended, by their ids in the cell.
     evicted: Mutex<HashMap<String, String>>,
 }
 

@@ -1,4 +1,4 @@
-//! Where containers' writable layers are, as the cell's containerd says.
+//! Directories of containers' writable layers, as the cell's containerd says.
 
 use std::path::{Path, PathBuf};
 

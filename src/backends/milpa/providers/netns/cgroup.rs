@@ -289,7 +289,8 @@ fn remove_tree(dir: &Path, limit: Duration) -> io::Result<()> {
     }
 }
 
-/// Removes the cgroups beneath one, until it meets one that is busy. Whether any was removed.
+/// Removes the cgroups beneath one, until it meets one that is busy. Returns whether any was
+/// removed.
 fn remove_beneath(top: OwnedFd) -> Result<bool, Errno> {
     let (mut current, mut depth, mut removed) = (top, 0_usize, false);
     loop {

@@ -43,7 +43,7 @@ const SAME_NAME: u32 = 1000;
 /// Removes the directories of ended instances. What it does in the background ends with it.
 #[derive(Debug)]
 pub(super) struct Removal {
-    /// Where directories are moved that are not removed at once.
+    /// Directory to which those are moved that are not removed at once.
     dir: PathBuf,
     task: Mutex<Option<AbortOnDropHandle<()>>>,
 }
