@@ -171,6 +171,7 @@ fn told() -> Vec<cell::Event> {
             containers: vec![usage("a"), usage("b")],
             sandbox: Some(cri::PodSandboxStats::default()),
             metrics: Some(metrics()),
+            ..Default::default()
         }),
         container(cri::ContainerState::ContainerExited),
         cell::event::Event::ContainerGone("b".into()),

@@ -122,7 +122,10 @@ impl Milpa {
             build_id: env!("CARGO_PKG_VERSION").to_owned(),
             orphan_timeout: config.orphan_timeout,
             clock: Clock::default(),
-            limits: Limits::default(),
+            limits: Limits {
+                ephemeral_storage: config.ephemeral_storage_limit,
+                ..Limits::default()
+            },
         };
         let gateway = Gateway::start(gateway_config, cells.clone())
             .await

@@ -58,7 +58,7 @@ impl Diff {
                 }
                 (Some(BackendConfig::Milpa(old)), Some(BackendConfig::Milpa(new))) => {
                     fields!(&**old, &**new, &at, MilpaBackend {
-                        max_cells => live, state_dir => restart, provider => restart, orphan_timeout => restart, launch_timeout => restart,
+                        max_cells => live, ephemeral_storage_limit => restart, state_dir => restart, provider => restart, orphan_timeout => restart, launch_timeout => restart,
                         token_ttl => restart, image_pull_progress_timeout => restart, node_containerd => restart, node_namespace => restart,
                         pause_image => restart, registry_config_dir => restart, kubelet_dir => restart, policy => Vec::new(), netns => restart,
                     });

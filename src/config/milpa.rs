@@ -29,6 +29,9 @@ pub struct MilpaBackend {
     pub provider: ProviderKind,
     /// How many cells there may be at once.
     pub max_cells: usize,
+    /// Bytes that a pod may take of its cell's disk: its containers' writable layers, its emptyDirs
+    /// and its logs. 0: no limit.
+    pub ephemeral_storage_limit: u64,
     /// How long a cell lives on without contact to the daemon.
     pub orphan_timeout: Duration,
     /// How long a cell may take from its launch until it has called home.
@@ -150,6 +153,7 @@ impl Default for MilpaBackend {
             state_dir: STATE_DIR.into(),
             provider: ProviderKind::Netns,
             max_cells: MAX_CELLS,
+            ephemeral_storage_limit: 0,
             orphan_timeout: ORPHAN_TIMEOUT,
             launch_timeout: LAUNCH_TIMEOUT,
             token_ttl: TOKEN_TTL,
@@ -174,6 +178,7 @@ impl MilpaBackend {
             field.choice(&[("netns", ProviderKind::Netns)])
         });
         table.set("max_cells", &mut backend.max_cells, |field| field.number(1..=MAX_MAX_CELLS));
+        table.set("ephemeral_storage_limit", &mut backend.ephemeral_storage_limit, read::bytes);
         for (key, target) in [
             ("orphan_timeout", &mut backend.orphan_timeout),
             ("launch_timeout", &mut backend.launch_timeout),

@@ -33,6 +33,22 @@ fn words(duration: Duration) -> String {
         .map_or_else(|_| format!("{duration:?}"), |signed| format!("{signed:#}"))
 }
 
+/// A number of bytes, such as "20Gi".
+pub(super) fn bytes(field: Field<'_>) -> Option<u64> {
+    const UNITS: [(&str, u32); 4] = [("Ki", 10), ("Mi", 20), ("Gi", 30), ("Ti", 40)];
+    let allowed = "a number of bytes, such as \"0\", \"500Mi\" or \"20Gi\"";
+    field.read(allowed, |text| {
+        let (number, power) = UNITS
+            .iter()
+            .find_map(|(unit, power)| text.strip_suffix(unit).map(|number| (number, *power)))
+            .unwrap_or((text, 0));
+        if !number.bytes().all(|byte| byte.is_ascii_digit()) {
+            return None;
+        }
+        number.parse::<u64>().ok()?.checked_mul(1 << power)
+    })
+}
+
 /// An absolute path without `.` or `..`.
 pub(super) fn path(field: Field<'_>) -> Option<PathBuf> {
     field.read("an absolute path without \".\" and \"..\"", |text| {

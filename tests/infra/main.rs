@@ -7,3 +7,5 @@ mod bench;
 mod cells;
 mod network;
 mod processes;
+mod store;
+mod trees;

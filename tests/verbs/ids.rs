@@ -136,6 +136,7 @@ async fn no_answer_has_an_id_of_the_cell() {
             containers: vec![of_container],
             sandbox: Some(of_sandbox),
             metrics,
+            ..Default::default()
         }));
         let status = cri::PodSandboxStatus { id: format!("{OF_THE_CELL}5a"), ..Default::default() };
         state.tell(cell::event::Event::Sandbox(status));

@@ -98,6 +98,7 @@ fn beat(container: &str, used: u64, metrics: Option<cell::Metrics>) -> cell::eve
         containers,
         sandbox: Some(cri::PodSandboxStats { linux, ..Default::default() }),
         metrics,
+        ..Default::default()
     })
 }
 

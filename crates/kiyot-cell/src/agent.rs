@@ -4,6 +4,7 @@ pub mod bind;
 pub mod blobs;
 pub mod board;
 pub mod containers;
+pub mod disk;
 pub mod files;
 pub mod forward;
 pub mod logs;
@@ -31,8 +32,8 @@ use tokio_util::{sync::CancellationToken, task::AbortOnDropHandle};
 use tracing_subscriber::EnvFilter;
 
 use self::{
-    board::Board, files::Files, metrics::Measures, resolver::Resolver, runtime::Runtime,
-    watch::Watchers,
+    board::Board, disk::Disk, files::Files, metrics::Measures, resolver::Resolver,
+    runtime::Runtime, watch::Watchers,
 };
 use crate::{
     dirs::{CellDir, DirError},
@@ -79,6 +80,7 @@ pub struct AgentContext {
     board: Arc<Board>,
     watchers: Watchers,
     measures: Arc<Measures>,
+    disk: Arc<Disk>,
     resolver: Arc<Resolver>,
     stream_port: u16,
     tunnels: Arc<Semaphore>,
@@ -147,11 +149,22 @@ impl AgentContext {
         let runtime = Runtime::new(socket);
         let board = Arc::new(Board::default());
         let files = Arc::new(Files::open(&dir.pod(), &dir.memory())?);
-        let follower = containers::Follower::new(runtime.clone(), Arc::clone(&board), dir.pod());
+        let disk = Arc::<Disk>::default();
+        let follower = containers::Follower::new(
+            runtime.clone(),
+            Arc::clone(&board),
+            Arc::clone(&disk),
+            dir.pod(),
+        );
         let tasks = vec![
             AbortOnDropHandle::new(tokio::spawn(follower.run())),
             AbortOnDropHandle::new(tokio::spawn(logs::follow(Arc::clone(&board), dir.pod()))),
             AbortOnDropHandle::new(tokio::spawn(logs::keep(dir.pod()))),
+            AbortOnDropHandle::new(tokio::spawn(disk::enforce(
+                Arc::clone(&disk),
+                runtime.clone(),
+                dir.clone(),
+            ))),
         ];
         Ok(Arc::new(Self {
             cell,
@@ -161,6 +174,7 @@ impl AgentContext {
             board,
             watchers: Watchers::default(),
             measures: Arc::default(),
+            disk,
             resolver: Arc::new(Resolver::new(own.net)),
             stream_port,
             tunnels: Arc::new(Semaphore::new(service::TUNNELS)),

@@ -287,6 +287,7 @@ impl State {
             containers: self.containers.values().map(of).collect(),
             sandbox,
             metrics: self.metrics(),
+            ..Default::default()
         }
     }
 

@@ -80,7 +80,7 @@ pub fn all_of(words: &[String], directory: &Path) {
             eprintln!("control group {cgroup} can't be removed: {error}");
         }
     }
-    let _ = fs::remove_dir_all(directory);
+    let _ = kiyot_tree::remove_path(directory);
 }
 
 /// Deletes the rules that name one of `words` (CNI plugins put the network's name in their

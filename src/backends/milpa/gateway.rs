@@ -126,6 +126,8 @@ pub struct Limits {
     pub bulk_idle: RangeInclusive<Duration>,
     /// How long a cell's certificate lives.
     pub certificate: Duration,
+    /// Told to agents: bytes that a pod may take of its cell's disk; 0: no limit.
+    pub ephemeral_storage: u64,
 }
 
 impl Default for Limits {
@@ -139,6 +141,7 @@ impl Default for Limits {
             // kiyot-cell).
             bulk_idle: Duration::from_secs(6)..=Duration::from_secs(60),
             certificate: ca::CELL_LIFETIME,
+            ephemeral_storage: 0,
         }
     }
 }

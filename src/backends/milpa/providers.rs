@@ -244,7 +244,8 @@ pub trait Provider: fmt::Debug + Send + Sync + 'static {
     /// All instances of this owner, by their tags.
     async fn list_owned(&self) -> Result<Vec<Instance>, ProviderError>;
     /// Ends instances, and returns when they and all that they held (addresses, mounts, links,
-    /// cgroups, processes) are gone. Unknown ones are fine.
+    /// cgroups, processes) are gone. Files that their pods left may be removed later, which no end
+    /// waits for. Unknown ones are fine.
     async fn terminate(&self, instances: &[InstanceId]) -> Result<(), ProviderError>;
     /// The last of what an instance printed, for a human.
     async fn console(&self, instance: &InstanceId) -> Result<String, ProviderError>;

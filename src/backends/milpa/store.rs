@@ -11,6 +11,7 @@ use prost::Message;
 use tokio::sync::{mpsc, oneshot};
 
 mod file;
+mod reserve;
 mod thread;
 
 #[cfg(test)]

@@ -7,7 +7,7 @@ use std::{
     process::Command,
 };
 
-use kiyot_testkit::{Container, Kiyot, LIMIT, Leftovers, Node, Pod, cri, wait_until};
+use kiyot_testkit::{Container, Kiyot, LIMIT, Leftovers, Node, Pod, Source, cri, wait_until};
 use redb::TableDefinition;
 
 use super::{WAIT, ends_without_a_trace, is_ready, leaves_nothing, options, pod};
@@ -148,6 +148,51 @@ async fn what_is_stopped_while_the_state_dir_is_full_ends_when_there_is_space() 
         kubelet.stop_and_remove(pod).await.unwrap();
     }
     ends_without_a_trace(&mut kubelet, &kiyot, &first).await;
+    drop(kiyot);
+    drop(disk);
+    leaves_nothing(node);
+}
+
+/// A pod that fills the disk of the records, and takes whatever becomes free there, does not keep
+/// another one's end from being recorded.
+#[tokio::test]
+async fn pod_that_fills_the_state_dir_keeps_no_other_from_its_end() {
+    let node = Node::start().await;
+    let disk = Disk::mount(&node.directory().join("kiyot/state"), "size=256m");
+    let mut kiyot = Kiyot::start(&node, options()).await;
+    let mut kubelet = kiyot.kubelet().await;
+    let others = [
+        kubelet.run_pod(&pod("first", WAIT)).await.unwrap(),
+        kubelet.run_pod(&pod("second", WAIT)).await.unwrap(),
+    ];
+    let hungry = "trap 'exit 0' TERM; exec 3>/scratch/file; while :; do cat /dev/zero >&3; sleep 0.01; done 2>/dev/null";
+    let hungry = Pod::new("hungry")
+        .in_cell()
+        .volume("scratch", Source::EmptyDir { memory: false })
+        .container(Container::script("main", hungry).mount("scratch", "/scratch"));
+    let hungry = kubelet.run_pod(&hungry).await.unwrap();
+    let is_full = || rustix::fs::statvfs(&disk.0).is_ok_and(|disk| disk.f_bavail == 0);
+    wait_until("the disk is full", LIMIT, async || is_full().then_some(())).await;
+    for other in &others {
+        let stop = cri::StopPodSandboxRequest { pod_sandbox_id: other.sandbox.clone() };
+        kubelet.runtime.stop_pod_sandbox(stop).await.unwrap();
+        assert!(!is_ready(&mut kubelet, &other.sandbox).await);
+    }
+    wait_until("what they had is taken", LIMIT, async || is_full().then_some(())).await;
+    kiyot.kill9();
+    kiyot.start_again().await;
+    let mut kubelet = kiyot.kubelet().await;
+    for other in &others {
+        assert!(!is_ready(&mut kubelet, &other.sandbox).await, "it was recorded");
+        let main = kubelet.container_status(&other.container("main").id).await.unwrap();
+        assert_eq!(main.state(), cri::ContainerState::ContainerExited);
+        kubelet.stop_and_remove(other).await.unwrap();
+    }
+    assert!(is_ready(&mut kubelet, &hungry.sandbox).await);
+    // Its own containerd can write down nothing either: only the end of its cell makes room.
+    let stop = cri::StopPodSandboxRequest { pod_sandbox_id: hungry.sandbox.clone() };
+    kubelet.runtime.stop_pod_sandbox(stop).await.unwrap();
+    ends_without_a_trace(&mut kubelet, &kiyot, &hungry).await;
     drop(kiyot);
     drop(disk);
     leaves_nothing(node);

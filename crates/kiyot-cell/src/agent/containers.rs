@@ -27,6 +27,7 @@ use tonic::{Code, Status, Streaming};
 
 use super::{
     board::Board,
+    disk::Disk,
     logs,
     runtime::{ASK, Runtime, namespaced, within},
 };
@@ -67,6 +68,7 @@ enum Expected {
 pub struct Follower {
     runtime: Runtime,
     board: Arc<Board>,
+    disk: Arc<Disk>,
     pod_dir: PathBuf,
     expected: HashMap<String, (Expected, Instant)>,
     list_period: Duration,
@@ -74,8 +76,8 @@ pub struct Follower {
 
 impl Follower {
     /// What it finds is written on the board.
-    pub fn new(runtime: Runtime, board: Arc<Board>, pod_dir: PathBuf) -> Self {
-        Self { runtime, board, pod_dir, expected: HashMap::new(), list_period: LIST_PERIOD }
+    pub fn new(runtime: Runtime, board: Arc<Board>, disk: Arc<Disk>, pod_dir: PathBuf) -> Self {
+        Self { runtime, board, disk, pod_dir, expected: HashMap::new(), list_period: LIST_PERIOD }
     }
 
     /// Follows until dropped.
@@ -205,8 +207,10 @@ impl Follower {
 
     async fn container(&self, id: String) -> Result<Option<ContainerStatus>, Status> {
         let request = ContainerStatusRequest { container_id: id, verbose: false };
-        found(self.runtime.runtime().container_status(within(ASK, request)).await)
-            .map(|answer| answer.and_then(|answer| answer.status))
+        let answer = found(self.runtime.runtime().container_status(within(ASK, request)).await)?;
+        let mut status = answer.and_then(|answer| answer.status);
+        status.iter_mut().for_each(|status| self.disk.explain(status));
+        Ok(status)
     }
 }
 

@@ -108,8 +108,9 @@ fn ended(error: tokio::task::JoinError) -> Status {
 
 #[async_trait::async_trait]
 impl Agent for Calls {
-    async fn hello(&self, _: Request<HelloRequest>) -> Result<Response<HelloReply>, Status> {
+    async fn hello(&self, request: Request<HelloRequest>) -> Result<Response<HelloReply>, Status> {
         let context = &self.context;
+        context.disk.set_limit(request.get_ref().ephemeral_storage_limit);
         Ok(Response::new(HelloReply {
             cell: context.cell.clone(),
             build_id: super::BUILD_ID.to_owned(),
@@ -166,6 +167,7 @@ impl Agent for Calls {
             Arc::clone(&context.board),
             context.runtime.clone(),
             Arc::clone(&context.measures),
+            Arc::clone(&context.disk),
             context.own.net,
         )))
     }

@@ -58,7 +58,8 @@ fn told(
         )),
         _ => None,
     };
-    Heartbeat { containers: containers.unwrap_or_default(), sandbox, metrics: None }
+    let containers = containers.unwrap_or_default();
+    Heartbeat { containers, sandbox, metrics: None, ephemeral_storage: 0 }
 }
 
 /// Adds what containerd leaves out. It counts the network only of sandboxes with one of their own,

@@ -20,7 +20,7 @@ use tokio::{sync::watch, time::Instant};
 use tokio_util::sync::CancellationToken;
 use tonic::Status;
 
-use super::{board::Board, metrics::Measures, runtime::Runtime, usage};
+use super::{board::Board, disk::Disk, metrics::Measures, runtime::Runtime, usage};
 
 /// How often a heartbeat is sent.
 const HEARTBEAT: Duration = Duration::from_secs(4);
@@ -40,6 +40,7 @@ impl Watchers {
         board: Arc<Board>,
         runtime: Runtime,
         measures: Arc<Measures>,
+        disk: Arc<Disk>,
         own_network: bool,
     ) -> BoxStream<'static, Result<Event, Status>> {
         let replaced = CancellationToken::new();
@@ -54,6 +55,7 @@ impl Watchers {
             runtime,
             wishes: measures.wishes(),
             measures,
+            disk,
             own_network,
             next_heartbeat: Instant::now(),
             at_once: false,
@@ -77,6 +79,7 @@ struct Watcher {
     board: Arc<Board>,
     runtime: Runtime,
     measures: Arc<Measures>,
+    disk: Arc<Disk>,
     /// Told when metrics are wanted that were not before.
     wishes: watch::Receiver<()>,
     own_network: bool,
@@ -146,8 +149,12 @@ impl Watcher {
     fn begin_heartbeat(&mut self) {
         let (runtime, measures, own_network) =
             (self.runtime.clone(), Arc::clone(&self.measures), self.own_network);
-        self.heartbeat =
-            Some(async move { usage::heartbeat(&runtime, &measures, own_network).await }.boxed());
+        let disk = Arc::clone(&self.disk);
+        let heartbeat = async move {
+            let beat = usage::heartbeat(&runtime, &measures, own_network).await;
+            Heartbeat { ephemeral_storage: disk.used(), ..beat }
+        };
+        self.heartbeat = Some(heartbeat.boxed());
     }
 }
 
@@ -171,7 +178,8 @@ mod tests {
     async fn the_snapshot_comes_first_and_heartbeats_without_containerd() {
         let board = Arc::new(Board::default());
         let watchers = Watchers::default();
-        let mut events = watchers.watch(Arc::clone(&board), nowhere(), Arc::default(), false);
+        let mut events =
+            watchers.watch(Arc::clone(&board), nowhere(), Arc::default(), Arc::default(), false);
         board.set_pods(vec![], vec![ContainerStatus { id: "c".into(), ..Default::default() }]);
         let first = events.next().await.unwrap().unwrap().event.unwrap();
         assert!(matches!(first, Kind::Snapshot(snapshot) if snapshot.containers.len() == 1));
@@ -190,8 +198,13 @@ mod tests {
     async fn a_start_has_a_heartbeat_of_its_own() {
         let board = Arc::new(Board::default());
         board.set_pods(vec![], vec![]);
-        let mut events =
-            Watchers::default().watch(Arc::clone(&board), nowhere(), Arc::default(), false);
+        let mut events = Watchers::default().watch(
+            Arc::clone(&board),
+            nowhere(),
+            Arc::default(),
+            Arc::default(),
+            false,
+        );
         let mut next = async || events.next().await.unwrap().unwrap().event.unwrap();
         while !matches!(next().await, Kind::Heartbeat(_)) {}
         let started = Instant::now();
@@ -214,8 +227,13 @@ mod tests {
     async fn metrics_are_told_at_once_and_for_as_long_as_they_are_wanted() {
         let (board, measures) = (Arc::new(Board::default()), Arc::<Measures>::default());
         board.set_pods(vec![], vec![]);
-        let mut events =
-            Watchers::default().watch(Arc::clone(&board), nowhere(), Arc::clone(&measures), false);
+        let mut events = Watchers::default().watch(
+            Arc::clone(&board),
+            nowhere(),
+            Arc::clone(&measures),
+            Arc::default(),
+            false,
+        );
         let mut next = async || loop {
             if let Kind::Heartbeat(beat) = events.next().await.unwrap().unwrap().event.unwrap() {
                 return beat.metrics.is_some();
@@ -247,9 +265,10 @@ mod tests {
         let board = Arc::new(Board::default());
         board.set_pods(vec![], vec![]);
         let watchers = Watchers::default();
-        let mut first = watchers.watch(Arc::clone(&board), nowhere(), Arc::default(), false);
+        let mut first =
+            watchers.watch(Arc::clone(&board), nowhere(), Arc::default(), Arc::default(), false);
         assert!(first.next().await.unwrap().is_ok());
-        let mut second = watchers.watch(board, nowhere(), Arc::default(), false);
+        let mut second = watchers.watch(board, nowhere(), Arc::default(), Arc::default(), false);
         let ended = loop {
             // A heartbeat may be under way.
             match first.next().await {

@@ -136,7 +136,7 @@ fn path(value: &Path) -> String {
 pub fn overlay_works(dir: &CellDir) -> bool {
     let probe = dir.containerd_root().join("probe");
     let works = probe_overlay(&probe).is_ok();
-    let _ = fs::remove_dir_all(&probe);
+    let _ = kiyot_tree::remove_path(&probe);
     works
 }
 

@@ -90,7 +90,7 @@ pub(super) async fn admit(
     } else {
         let mut frames = Frames::new(Box::new(stream), HELLO_LIMIT);
         let hello =
-            Line::greet(&mut frames, &shared.build_id).await.map_err(NotAdmitted::ControlHello)?;
+            Line::greet(&mut frames, said(shared)).await.map_err(NotAdmitted::ControlHello)?;
         frames.allow(control::LONGEST);
         (
             Admitted { kind: Kind::Control(Line::new(hello.clone(), &shared.end), frames), slots },
@@ -125,8 +125,16 @@ pub(super) async fn admit(
     Ok(admitted)
 }
 
+/// What each agent is told first.
+fn said(shared: &Shared) -> HelloRequest {
+    HelloRequest {
+        build_id: shared.build_id.clone(),
+        ephemeral_storage_limit: shared.limits.ephemeral_storage,
+    }
+}
+
 async fn hello(connection: &Connection, shared: &Shared) -> Result<HelloReply, tonic::Status> {
-    let mut request = tonic::Request::new(HelloRequest { build_id: shared.build_id.clone() });
+    let mut request = tonic::Request::new(said(shared));
     request.set_timeout(shared.limits.handshake);
     Ok(AgentClient::new(Channel::over(connection.clone())).hello(request).await?.into_inner())
 }

@@ -221,9 +221,9 @@ impl Line {
     /// Asks the agent who it is. The caller bounds its time.
     pub(super) async fn greet<I: AsyncRead + AsyncWrite + Unpin>(
         frames: &mut Frames<I>,
-        build_id: &str,
+        hello: HelloRequest,
     ) -> Result<HelloReply, Broken> {
-        let hello = to_cell::Message::Hello(HelloRequest { build_id: build_id.to_owned() });
+        let hello = to_cell::Message::Hello(hello);
         frames.send(&ToCell { message: Some(hello) }.encode_to_vec()).await?;
         let answer = frames.next().await?.ok_or(Broken::Ended)?;
         match FromCell::decode(answer)?.message {

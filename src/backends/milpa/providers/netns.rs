@@ -32,6 +32,7 @@ mod listing;
 mod mounts;
 mod network;
 mod process;
+mod removal;
 mod shortage;
 mod sweep;
 
@@ -39,6 +40,7 @@ use instance::{Home, Known};
 use listing::Listing;
 use network::{Networks, bridge::Bridge, namespace};
 use process::Identity;
+use removal::Removal;
 
 /// Where the cells' program is, when it is not beside the daemon's.
 const CELL_BINARY: &str = "/usr/libexec/kiyot/kiyot-cell";
@@ -59,6 +61,7 @@ pub struct Netns {
     registries: Arc<dyn RegistryConfig>,
     networks: Networks,
     listing: Arc<Listing>,
+    removal: Removal,
     /// One call at a time for each instance.
     busy: Mutex<HashMap<CellId, Arc<tokio::sync::Mutex<()>>>>,
 }
@@ -117,6 +120,7 @@ impl Netns {
                 ports_lock: tokio::sync::Mutex::default(),
             },
             listing: Arc::default(),
+            removal: Removal::new(config.state_dir.join("removed")),
             busy: Mutex::default(),
         }
     }
@@ -148,6 +152,7 @@ impl Netns {
     ) -> Result<(), ProviderError> {
         let doing = || format!("make the instance of {}", home.cell());
         home.make().map_err(|error| ProviderError::transient(doing(), error))?;
+        self.removal.prepare().map_err(|error| ProviderError::transient(doing(), error))?;
         let Settings { containerd, runc, pause_image, restrict_oom_score_adj } =
             self.settings.clone();
         let registry_config_dir = self.registries.config_path().await;
@@ -249,6 +254,8 @@ impl Provider for Netns {
     }
 
     async fn list_owned(&self) -> Result<Vec<Instance>, ProviderError> {
+        // What a daemon before this one has left of ended instances is found at the first list.
+        self.removal.wake();
         let (cells, listing) = (self.cells.clone(), Arc::clone(&self.listing));
         let listing = spawn_blocking(move || listing.list(&cells));
         let failed =

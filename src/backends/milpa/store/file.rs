@@ -13,7 +13,7 @@ use redb::{
     TableError, backends::FileBackend,
 };
 
-use super::{Change, StoreError, Table};
+use super::{Change, StoreError, Table, reserve::Reserve};
 
 /// How long a file is waited for that another process has open.
 const LOCK_PATIENCE: Duration = Duration::from_secs(3);
@@ -29,7 +29,15 @@ const BROKEN: TableDefinition<'static, &str, &[u8]> = TableDefinition::new("brok
 pub(super) struct File {
     path: PathBuf,
     /// `None` while it could not be opened again after a failure.
-    database: Option<Database>,
+    database: Option<Open>,
+}
+
+/// The database, and the space that it has. In this order: a lock of the file may end with any of
+/// its handles.
+#[derive(Debug)]
+struct Open {
+    database: Database,
+    reserve: Reserve,
 }
 
 impl File {
@@ -42,7 +50,7 @@ impl File {
         }
         let end = Instant::now() + LOCK_PATIENCE;
         loop {
-            match database(path) {
+            match opened(path) {
                 Ok(database) => {
                     return Ok(Self { path: path.to_owned(), database: Some(database) });
                 }
@@ -89,7 +97,7 @@ impl File {
     pub(super) fn load(&mut self, table: Table) -> Result<Vec<(String, Vec<u8>)>, StoreError> {
         let path = self.path.clone();
         let mut read = || -> Result<_, redb::Error> {
-            let transaction = self.database()?.begin_read()?;
+            let transaction = self.open_again()?.database.begin_read()?;
             let rows = match transaction.open_table(definition(table)) {
                 Ok(rows) => rows,
                 Err(TableError::TableDoesNotExist(_)) => return Ok(Vec::new()),
@@ -113,9 +121,11 @@ impl File {
     ) -> Result<(), StoreError> {
         let path = self.path.clone();
         let attempt = || -> Result<(), redb::Error> {
-            let transaction = self.database()?.begin_write()?;
+            let open = self.open_again()?;
+            let transaction = open.database.begin_write()?;
             change(&transaction)?;
             transaction.commit()?;
+            open.reserve.keep();
             Ok(())
         };
         attempt().map_err(|error| {
@@ -138,16 +148,16 @@ impl File {
         })
     }
 
-    fn database(&mut self) -> Result<&Database, redb::Error> {
-        let database = match self.database.take() {
-            Some(database) => database,
-            None => database(&self.path)?,
+    fn open_again(&mut self) -> Result<&mut Open, redb::Error> {
+        let open = match self.database.take() {
+            Some(open) => open,
+            None => opened(&self.path)?,
         };
-        Ok(self.database.insert(database))
+        Ok(self.database.insert(open))
     }
 }
 
-fn database(path: &Path) -> Result<Database, DatabaseError> {
+fn opened(path: &Path) -> Result<Open, DatabaseError> {
     let file = OpenOptions::new()
         .read(true)
         .write(true)
@@ -155,7 +165,12 @@ fn database(path: &Path) -> Result<Database, DatabaseError> {
         .truncate(false)
         .mode(0o600)
         .open(path)?;
-    redb::Builder::new().set_cache_size(CACHE_BYTES).create_with_backend(FileBackend::new(file)?)
+    let mut reserve = Reserve::of(file.try_clone()?);
+    let database = redb::Builder::new()
+        .set_cache_size(CACHE_BYTES)
+        .create_with_backend(FileBackend::new(file)?)?;
+    reserve.keep();
+    Ok(Open { database, reserve })
 }
 
 const fn definition(table: Table) -> TableDefinition<'static, &'static str, &'static [u8]> {

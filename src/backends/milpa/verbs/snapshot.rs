@@ -80,7 +80,7 @@ impl Verbs {
         let status = super::restored::sandbox_status(&meta, sandbox.ready);
         let info = if request.verbose {
             info(
-                &serde_json::json!({ "cell": meta.cell, "cellSandbox": meta.cell_sandbox, "addresses": meta.addresses }),
+                &serde_json::json!({ "cell": meta.cell, "cellSandbox": meta.cell_sandbox, "addresses": meta.addresses, "ephemeralStorageBytes": sandbox.ephemeral_storage }),
             )
         } else {
             HashMap::new()

@@ -123,6 +123,7 @@ impl View {
             item: Bytes::new(),
             usage: None,
             samples: None,
+            ephemeral_storage: 0,
             annotations: self.hash(&config.annotations),
         };
         sandbox.set_ready(ready);

@@ -4,7 +4,7 @@ use std::{
     collections::BTreeMap,
     fs::File,
     io::{self, Read as _},
-    os::fd::{AsFd, OwnedFd},
+    os::fd::{AsFd, AsRawFd, OwnedFd},
     path::Path,
 };
 
@@ -109,15 +109,23 @@ pub(super) fn read_atomic(path: &Path) -> Result<Tree, ReadError> {
 
 /// Reads a file or a tree. `no_follow`: its path must not end in a link.
 pub(super) fn read_node(path: &Path, no_follow: bool) -> Result<Node, ReadError> {
-    let mut flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK;
+    let mut flags = OFlags::PATH | OFlags::CLOEXEC;
     flags.set(OFlags::NOFOLLOW, no_follow);
-    let fd = openat(CWD, path, flags, Mode::empty()).map_err(|errno| at("", errno))?;
-    let stat = fstat(&fd).map_err(|errno| at("", errno))?;
+    let node = openat(CWD, path, flags, Mode::empty()).map_err(|errno| at("", errno))?;
+    let stat = fstat(&node).map_err(|errno| at("", errno))?;
+    // Looked at before it is opened: to open a device is to do something with it.
+    let opened = |kind| {
+        let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK | kind;
+        let path = format!("/proc/self/fd/{}", node.as_raw_fd());
+        openat(CWD, path, flags, Mode::empty()).map_err(|errno| at("", errno))
+    };
     match FileType::from_raw_mode(stat.st_mode) {
-        FileType::Directory => read_tree(fd).map(Node::Tree),
+        FileType::Directory => read_tree(opened(OFlags::DIRECTORY)?).map(Node::Tree),
         FileType::RegularFile => {
+            let fd = opened(OFlags::empty())?;
             Ok(Node::File(attributes(&stat), content(fd, "", &mut MAX_BYTES.clone())?))
         }
+        FileType::Symlink => Err(at("", Errno::LOOP)),
         _ => Err(ReadError::Unsupported(String::new(), "no file and no directory")),
     }
 }
@@ -334,6 +342,9 @@ mod tests {
         let pipe = dir.path().join("pipe");
         nix::unistd::mkfifo(&pipe, nix::sys::stat::Mode::S_IRUSR).unwrap();
         assert!(matches!(read_node(&pipe, true), Err(ReadError::Unsupported(..))));
+        // Without a terminal, to open this one is an error: it is not opened.
+        let device = read_node(Path::new("/dev/tty"), true);
+        assert!(matches!(device, Err(ReadError::Unsupported(..))), "{device:?}");
     }
 
     #[test]

@@ -4,11 +4,11 @@ use std::fmt;
 
 use rustix::{
     fd::OwnedFd,
-    fs::{FileType, Mode, OFlags, ResolveFlags, fstat, openat2},
+    fs::{CWD, FileType, Mode, OFlags, ResolveFlags, fstat, openat, openat2},
     io::Errno,
 };
 
-use super::FileError;
+use super::{FileError, mounted::proc_path};
 
 /// The longest path, in bytes.
 pub(super) const PATH_LIMIT: usize = 2048;
@@ -80,8 +80,8 @@ pub(super) fn open_regular(
     path: &RelPath,
     access: OFlags,
 ) -> Result<Option<OwnedFd>, FileError> {
-    // Not blocking: the name may be that of a pipe.
-    let file = match open(dir, path.as_str(), access | OFlags::NONBLOCK | OFlags::NOCTTY) {
+    // Looked at before it is opened: to open a device is to do something with it.
+    let file = match open(dir, path.as_str(), OFlags::PATH) {
         Ok(file) => file,
         Err(Errno::NOENT) => return Ok(None),
         Err(error) => return Err(FileError::io("open", path)(error)),
@@ -90,7 +90,10 @@ pub(super) fn open_regular(
     if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile {
         return Err(FileError::Order { path: path.to_string(), why: "not a regular file" });
     }
-    Ok(Some(file))
+    let flags = access | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
+    openat(CWD, proc_path(&file), flags, Mode::empty())
+        .map(Some)
+        .map_err(FileError::io("open", path))
 }
 
 /// Reads from a position up to the end or the limit.

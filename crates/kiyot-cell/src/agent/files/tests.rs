@@ -188,6 +188,34 @@ fn a_deep_tree_with_odd_modes_is_removed() {
     assert!(!bench.pod("t").exists());
 }
 
+#[test]
+fn tree_deeper_than_any_path_is_removed() {
+    let mut bench = Bench::new();
+    fs::create_dir(bench.pod("tree")).unwrap();
+    let open = |dir: &OwnedFd, name: &str| {
+        openat(dir, name, OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty()).unwrap()
+    };
+    let mut dir = openat(CWD, bench.pod("tree"), OFlags::DIRECTORY, Mode::empty()).unwrap();
+    let name = "d".repeat(255);
+    for _ in 0..300 {
+        rustix::fs::mkdirat(&dir, name.as_str(), Mode::RWXU).unwrap();
+        dir = open(&dir, &name);
+    }
+    bench.apply("tree", Change::Remove(true)).unwrap();
+    assert!(!bench.pod("tree").exists());
+}
+
+#[test]
+fn pipe_in_place_of_a_file_is_not_opened() {
+    let bench = Bench::new();
+    nix::unistd::mkfifo(&bench.pod("pipe"), nix::sys::stat::Mode::S_IRWXU).unwrap();
+    let path = RelPath::parse("pipe").unwrap();
+    for write in [false, true] {
+        let error = bench.files.open_pod_file(&path, write).unwrap_err();
+        assert!(matches!(error, FileError::Order { why: "not a regular file", .. }), "{error}");
+    }
+}
+
 proptest! {
     #[test]
     fn only_plain_relative_paths_are_taken(path in "[a./\\\\]{0,12}") {

@@ -1,16 +1,19 @@
 //! Directories: made with their parents, and removed with all that is in them.
 
+use std::ffi::CString;
+
 use kiyot_proto::cell::MakeDir;
+use kiyot_tree::{Mounts, Removed};
 use rustix::{
     fd::OwnedFd,
-    fs::{AtFlags, Dir, FileType, Mode, OFlags, mkdirat, openat, statat, unlinkat},
+    fs::{Mode, OFlags, mkdirat, openat},
     io::Errno,
 };
 
-use super::{FileError, RelPath, beneath, exists, mode_of, mounted, own};
+use super::{FileError, RelPath, beneath, exists, mode_of, own};
 
-/// How deep a tree may be that is removed; a deeper one is an error.
-const DEPTH: usize = 256;
+/// Entries of a tree that one change removes; the next removal goes on.
+const REMOVED_ENTRIES: usize = 1_000_000;
 const DIR: OFlags =
     OFlags::RDONLY.union(OFlags::DIRECTORY).union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
 
@@ -50,46 +53,21 @@ fn make_one(dir: &OwnedFd, name: &str, mode: Mode) -> Result<bool, Errno> {
     }
 }
 
+/// Removes what a path stands for, with all that is in it and all that is mounted there.
 pub(super) fn remove(root: &OwnedFd, path: &RelPath) -> Result<(), FileError> {
     let parent = match beneath::open(root, path.parent(), OFlags::PATH | OFlags::DIRECTORY) {
         Ok(parent) => parent,
         Err(Errno::NOENT) => return Ok(()),
         Err(error) => return Err(FileError::io("open the directory of", path)(error)),
     };
-    remove_entry(&parent, path.name().as_bytes(), 0).map_err(FileError::io("remove", path))
-}
-
-fn remove_entry(dir: &OwnedFd, name: &[u8], depth: usize) -> Result<(), Errno> {
-    if depth > DEPTH {
-        return Err(Errno::NAMETOOLONG);
-    }
-    let stat = match statat(dir, name, AtFlags::SYMLINK_NOFOLLOW) {
-        Ok(stat) => stat,
-        Err(Errno::NOENT) => return Ok(()),
-        Err(error) => return Err(error),
-    };
-    while mounted::detach(dir, name)? {}
-    if FileType::from_raw_mode(stat.st_mode) != FileType::Directory {
-        return gone(unlinkat(dir, name, AtFlags::empty()));
-    }
-    let inner = match openat(dir, name, DIR, Mode::empty()) {
-        Ok(inner) => inner,
-        Err(Errno::NOENT) => return Ok(()),
-        Err(error) => return Err(error),
-    };
-    for entry in Dir::read_from(&inner)? {
-        let entry = entry?;
-        let name = entry.file_name().to_bytes();
-        if name != b"." && name != b".." {
-            remove_entry(&inner, name, depth + 1)?;
-        }
-    }
-    gone(unlinkat(dir, name, AtFlags::REMOVEDIR))
-}
-
-fn gone(outcome: Result<(), Errno>) -> Result<(), Errno> {
-    match outcome {
-        Err(Errno::NOENT) => Ok(()),
-        other => other,
+    // There is no NUL in a path.
+    let name = CString::new(path.name()).unwrap_or_default();
+    match kiyot_tree::remove(&parent, &name, Mounts::Detach, REMOVED_ENTRIES) {
+        Ok(Removed::All) => Ok(()),
+        Ok(Removed::Part) => Err(FileError::Order {
+            path: path.to_string(),
+            why: "only a part of it could be removed: there is more than 1000000 in it",
+        }),
+        Err(error) => Err(FileError::io("remove", path)(error)),
     }
 }

@@ -9,7 +9,11 @@ use std::{
     time::{Duration, Instant},
 };
 
-use rustix::io::Errno;
+use rustix::{
+    fd::OwnedFd,
+    fs::{AtFlags, CWD, Mode, OFlags, openat, unlinkat},
+    io::Errno,
+};
 
 use super::{mounts, process::Identity, shortage::found};
 
@@ -234,7 +238,7 @@ pub(super) fn thaw(hierarchies: &[Hierarchy], cell: &str, containers: &BTreeSet<
 /// Removes a cell's own cgroup in each hierarchy, and the parent of all with the last.
 pub(super) fn remove(hierarchies: &[Hierarchy], cell: &str) -> io::Result<()> {
     for hierarchy in hierarchies {
-        remove_tree(&hierarchy.mount.join(name(cell)), Instant::now() + BUSY_LIMIT)?;
+        remove_tree(&hierarchy.mount.join(name(cell)), BUSY_LIMIT)?;
         // Others may be in it.
         let _ = fs::remove_dir(hierarchy.mount.join(PARENT));
     }
@@ -248,28 +252,68 @@ pub(super) fn remove_containers(containers: &BTreeSet<PathBuf>) -> io::Result<()
             fs::read(dir.join("cgroup.procs")).is_ok_and(|processes| !processes.is_empty())
         };
         if !inhabited(dir) {
-            remove_tree(dir, Instant::now() + BUSY_LIMIT)?;
+            remove_tree(dir, BUSY_LIMIT)?;
         }
     }
     Ok(())
 }
 
 /// Removes the deepest first. A cgroup stays busy for a moment after its last process has ended.
-fn remove_tree(dir: &Path, deadline: Instant) -> io::Result<()> {
-    for child in children(dir) {
-        remove_tree(&child, deadline)?;
-    }
+/// How deep they are is the pod's choice: they may have no path that the kernel takes.
+fn remove_tree(dir: &Path, limit: Duration) -> io::Result<()> {
+    let mut deadline = Instant::now() + limit;
     loop {
-        match fs::remove_dir(dir) {
+        let busy = match fs::remove_dir(dir) {
             Ok(()) => return Ok(()),
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
             Err(error)
-                if error.raw_os_error() == Some(Errno::BUSY.raw_os_error())
-                    && Instant::now() < deadline =>
+                if matches!(Errno::from_io_error(&error), Some(Errno::BUSY | Errno::NOTEMPTY)) =>
             {
-                sleep(BUSY_PAUSE)
+                error
             }
             Err(error) => return Err(named(dir, error)),
+        };
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let removed = match openat(CWD, dir, flags, Mode::empty()) {
+            Ok(top) => remove_beneath(top).map_err(|error| named(dir, error.into()))?,
+            Err(Errno::NOENT) => return Ok(()),
+            Err(error) => return Err(named(dir, error.into())),
+        };
+        if removed {
+            deadline = Instant::now() + limit;
+        } else if Instant::now() < deadline {
+            sleep(BUSY_PAUSE);
+        } else {
+            return Err(named(dir, busy));
+        }
+    }
+}
+
+/// Removes the cgroups beneath one, until it meets one that is busy. Returns whether any was
+/// removed.
+fn remove_beneath(top: OwnedFd) -> Result<bool, Errno> {
+    let (mut current, mut depth, mut removed) = (top, 0_usize, false);
+    loop {
+        let Some(name) = kiyot_tree::subdirectory(&current)? else {
+            let Some(above) = depth.checked_sub(1) else { return Ok(removed) };
+            depth = above;
+            current = kiyot_tree::above(&current)?;
+            continue;
+        };
+        match unlinkat(&current, &*name, AtFlags::REMOVEDIR) {
+            Ok(()) | Err(Errno::NOENT) => removed = true,
+            Err(Errno::BUSY | Errno::NOTEMPTY) => {
+                let inner = match kiyot_tree::open(&current, &name) {
+                    Err(Errno::NOENT) => continue,
+                    inner => inner?,
+                };
+                if kiyot_tree::subdirectory(&inner)?.is_none() {
+                    return Ok(removed);
+                }
+                current = inner;
+                depth += 1;
+            }
+            Err(error) => return Err(error),
         }
     }
 }

@@ -9,6 +9,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use rustix::fs::OFlags;
 use serde::{Deserialize, Serialize};
 
 use super::{
@@ -176,12 +177,20 @@ impl Home {
 
     /// The last that they printed.
     pub(super) fn console(&self) -> io::Result<String> {
-        let mut file = match fs::File::open(self.console_file()) {
+        // A cell that was taken over may have put anything in its place.
+        let flags = OFlags::NONBLOCK | OFlags::NOFOLLOW | OFlags::NOCTTY;
+        let mut options = OpenOptions::new();
+        options.read(true).custom_flags(i32::try_from(flags.bits()).unwrap_or_default());
+        let mut file = match options.open(self.console_file()) {
             Ok(file) => file,
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(String::new()),
             Err(error) => return Err(error),
         };
-        let length = file.metadata()?.len();
+        let metadata = file.metadata()?;
+        if !metadata.is_file() {
+            return Err(io::Error::other("not a regular file"));
+        }
+        let length = metadata.len();
         file.seek(SeekFrom::Start(length.saturating_sub(CONSOLE_TAIL)))?;
         let mut tail = Vec::new();
         file.take(CONSOLE_TAIL).read_to_end(&mut tail)?;
@@ -216,6 +225,18 @@ mod tests {
         assert_eq!(home.known().unwrap(), known);
         fs::create_dir(cells.join("not-a-cell")).unwrap();
         assert_eq!(Home::all(&cells).unwrap(), (vec![home], vec!["not-a-cell".into()]));
+    }
+
+    #[test]
+    fn console_that_is_a_pipe_or_a_link_is_an_error() {
+        let dir = tempfile::tempdir().unwrap();
+        let home = Home::new(dir.path(), &CellId::mint().unwrap());
+        home.make().unwrap();
+        nix::unistd::mkfifo(&home.console_file(), nix::sys::stat::Mode::S_IRUSR).unwrap();
+        assert!(home.console().unwrap_err().to_string().contains("not a regular file"));
+        fs::remove_file(home.console_file()).unwrap();
+        std::os::unix::fs::symlink("/proc/self/status", home.console_file()).unwrap();
+        assert!(home.console().is_err());
     }
 
     #[test]

@@ -1,8 +1,8 @@
 //! The end of an instance: its processes, then all that they held. Every step may be repeated, and
 //! what is not there is fine: a daemon that was killed in the middle begins anew. The directory
-//! goes last, so that whatever is left is found by it.
+//! goes last, so that whatever is left is found by it; see `removal`.
 
-use std::{fs, io, time::Duration};
+use std::{io, time::Duration};
 
 use tokio::task::spawn_blocking;
 
@@ -20,7 +20,8 @@ const END_LIMIT: Duration = Duration::from_secs(60);
 /// How often more processes may turn up after the known ones have ended.
 const ROUNDS: usize = 20;
 
-/// Ends an instance. When it returns `Ok`, nothing of it is left.
+/// Ends an instance. When it returns `Ok`, nothing of it is left but files, perhaps, that are being
+/// removed.
 pub(super) async fn sweep(netns: &Netns, home: &Home) -> Result<(), ProviderError> {
     let cell = home.cell();
     // A disk that can't be read says nothing of what runs.
@@ -41,7 +42,12 @@ pub(super) async fn sweep(netns: &Netns, home: &Home) -> Result<(), ProviderErro
     spawn_blocking(move || remove(&home_of_task, &hierarchies, known, pod_uid.as_deref()))
         .await
         .map_err(|error| ProviderError::transient(format!("clean up after {cell}"), error))?
-        .map_err(|error| ProviderError::transient(format!("clean up after {cell}"), error))
+        .map_err(|error| ProviderError::transient(format!("clean up after {cell}"), error))?;
+    netns
+        .removal
+        .remove(home)
+        .await
+        .map_err(|error| ProviderError::transient(format!("remove the directory of {cell}"), error))
 }
 
 /// Kills all that runs for the instance, until nothing does. What its containers' cgroups were is
@@ -103,7 +109,7 @@ async fn end_processes(
     Err(failed(io::Error::other("more and more of them begin")))
 }
 
-/// Takes away all that is not a process or the pod's network. Blocking.
+/// Takes away all that is not a process, a file or the pod's network. Blocking.
 fn remove(
     home: &Home,
     hierarchies: &[cgroup::Hierarchy],
@@ -119,16 +125,12 @@ fn remove(
         &home.containers()?,
     ));
     cgroup::remove_containers(&containers)?;
-    cgroup::remove(hierarchies, home.cell())?;
-    match fs::remove_dir_all(home.dir()) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
-        _ => Ok(()),
-    }
+    cgroup::remove(hierarchies, home.cell())
 }
 
 #[cfg(test)]
 mod tests {
-    use std::{path::PathBuf, sync::Arc};
+    use std::{fs, path::PathBuf, sync::Arc};
 
     use super::{
         super::super::{super::id::CellId, InstanceId, Provider},

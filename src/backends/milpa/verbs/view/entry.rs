@@ -44,6 +44,8 @@ pub(in super::super) struct Sandbox {
     pub(super) usage: Option<Usage>,
     /// By the last heartbeat too, while metrics are wanted.
     pub(super) samples: Option<Arc<Samples>>,
+    /// By the last heartbeat too, in bytes; 0: not measured.
+    pub(in super::super) ephemeral_storage: u64,
     /// Hash of its annotations; `None` without any.
     pub(super) annotations: Option<u64>,
 }

@@ -38,6 +38,11 @@ impl View {
             }
         }
         let mut awaited = false;
+        if let Some(id) = known.by_cell.get(cell).cloned()
+            && let Some(sandbox) = known.sandboxes.get_mut(&id)
+        {
+            sandbox.ephemeral_storage = beat.ephemeral_storage;
+        }
         if let (Some(stats), Some(id)) = (beat.sandbox, known.by_cell.get(cell).cloned())
             && let Some(sandbox) = known.sandboxes.get_mut(&id).filter(|sandbox| sandbox.ready)
         {

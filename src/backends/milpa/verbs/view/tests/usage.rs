@@ -26,6 +26,7 @@ fn usage_has_our_attributes_and_ends_with_the_container() {
         containers: vec![stats],
         sandbox: Some(cri::PodSandboxStats::default()),
         metrics: None,
+        ..Default::default()
     };
     let now = Instant::now();
     let listed = |view: &View| {
@@ -76,6 +77,7 @@ fn metrics_are_told_while_the_usage_is_fresh() {
         containers: vec![cri::ContainerStats { attributes, cpu, ..Default::default() }],
         sandbox,
         metrics: None,
+        ..Default::default()
     };
     view.heartbeat(&CellId::parse("cell-000000000001").unwrap(), beat, now);
     let name = "container_cpu_usage_seconds_total".to_owned();
@@ -113,6 +115,7 @@ fn usage_is_told_while_it_is_fresh() {
         containers: vec![cri::ContainerStats { attributes: attributes(1), ..Default::default() }],
         sandbox: Some(cri::PodSandboxStats::default()),
         metrics: None,
+        ..Default::default()
     };
     let (then, last) = (Instant::now(), Instant::now() + kept_usage::FRESH);
     view.heartbeat(&CellId::parse("cell-000000000001").unwrap(), beat, then);
@@ -171,7 +174,12 @@ fn what_a_cell_measures_is_told_while_it_tells_it() {
             ..Default::default()
         });
         let containers = vec![cri::ContainerStats { attributes, ..Default::default() }];
-        Heartbeat { containers, sandbox: Some(cri::PodSandboxStats::default()), metrics }
+        Heartbeat {
+            containers,
+            sandbox: Some(cri::PodSandboxStats::default()),
+            metrics,
+            ..Default::default()
+        }
     };
     let measured = |value| {
         let of = cell::ContainerSamples {

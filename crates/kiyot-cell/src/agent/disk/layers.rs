@@ -1,0 +1,100 @@
+//! Directories of containers' writable layers, as the cell's containerd says.
+
+use std::path::{Path, PathBuf};
+
+use containerd_client::{
+    services::v1::snapshots::{
+        ListSnapshotsRequest, MountsRequest, snapshots_client::SnapshotsClient,
+    },
+    types::Mount,
+};
+use tonic::{Code, Status};
+
+use crate::agent::runtime::{ASK, Runtime, namespaced, within};
+
+/// The snapshotters that a cell's containerd may have.
+const SNAPSHOTTERS: [&str; 2] = ["overlayfs", "native"];
+/// Layers that are looked at, those of ended containers among them.
+const LAYERS: usize = 1024;
+
+/// Returns the directories of writable layers beneath containerd's root.
+pub(super) async fn writable(runtime: &Runtime, root: &Path) -> Result<Vec<PathBuf>, Status> {
+    let mut client = SnapshotsClient::new(runtime.channel());
+    let mut layers = Vec::new();
+    for snapshotter in SNAPSHOTTERS {
+        let request = ListSnapshotsRequest {
+            snapshotter: snapshotter.to_owned(),
+            filters: vec!["kind==active".to_owned()],
+        };
+        let mut parts = match client.list(namespaced(within(ASK, request))).await {
+            Ok(parts) => parts.into_inner(),
+            // The disk is not one for this snapshotter.
+            Err(status) if is_absent(&status) => continue,
+            Err(status) => return Err(status),
+        };
+        let mut keys = Vec::new();
+        loop {
+            match parts.message().await {
+                Ok(Some(part)) => keys.extend(part.info.into_iter().map(|info| info.name)),
+                Ok(None) => break,
+                Err(status) if is_absent(&status) => break,
+                Err(status) => return Err(status),
+            }
+        }
+        for key in keys.into_iter().take(LAYERS) {
+            let request = MountsRequest { snapshotter: snapshotter.to_owned(), key };
+            match client.mounts(namespaced(within(ASK, request))).await {
+                Ok(answer) => layers.extend(
+                    answer
+                        .into_inner()
+                        .mounts
+                        .iter()
+                        .filter_map(directory)
+                        .filter(|directory| directory.starts_with(root)),
+                ),
+                // Removed meanwhile.
+                Err(status) if status.code() == Code::NotFound => {}
+                Err(status) => return Err(status),
+            }
+        }
+    }
+    Ok(layers)
+}
+
+fn is_absent(status: &Status) -> bool {
+    matches!(status.code(), Code::NotFound | Code::InvalidArgument)
+}
+
+/// The directory that what is written to a mount is in.
+fn directory(mount: &Mount) -> Option<PathBuf> {
+    match mount.r#type.as_str() {
+        "overlay" => mount
+            .options
+            .iter()
+            .find_map(|option| option.strip_prefix("upperdir="))
+            .map(PathBuf::from),
+        // A layer without others beneath it, and all layers of the native snapshotter.
+        "bind" => Some(PathBuf::from(&mount.source)),
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn directory_of_a_mount_is_where_it_is_written_to() {
+        let mount = |kind: &str, source: &str, options: &[&str]| Mount {
+            r#type: kind.to_owned(),
+            source: source.to_owned(),
+            options: options.iter().map(|option| (*option).to_owned()).collect(),
+            ..Default::default()
+        };
+        let overlay = mount("overlay", "overlay", &["workdir=/w", "upperdir=/u", "lowerdir=/l"]);
+        assert_eq!(directory(&overlay), Some("/u".into()));
+        assert_eq!(directory(&mount("bind", "/s", &["rw", "rbind"])), Some("/s".into()));
+        assert_eq!(directory(&mount("overlay", "overlay", &["lowerdir=/a:/b"])), None);
+        assert_eq!(directory(&mount("other", "/s", &[])), None);
+    }
+}

@@ -1,0 +1,115 @@
+//! Opening one directory beneath another, and reading it in parts.
+
+use std::{
+    ffi::{CStr, CString},
+    mem::MaybeUninit,
+    os::fd::{AsFd, AsRawFd, OwnedFd},
+};
+
+use rustix::{
+    fs::{AtFlags, FileType, Mode, OFlags, RawDir, ResolveFlags, openat2, statat},
+    io::Errno,
+};
+
+/// Bytes of a directory that are read at once: some hundred names.
+pub(crate) const READ_BYTES: usize = 8 << 10;
+
+const DIRECTORY: OFlags = OFlags::RDONLY
+    .union(OFlags::DIRECTORY)
+    .union(OFlags::NOFOLLOW)
+    .union(OFlags::CLOEXEC)
+    .union(OFlags::NOATIME);
+
+/// Opens a directory by its name in another one.
+///
+/// A link is not followed (`NOTDIR` or `LOOP`), and where another file system or directory is
+/// mounted there, the error is `XDEV`.
+pub fn open(parent: impl AsFd, name: &CStr) -> Result<OwnedFd, Errno> {
+    let resolve = ResolveFlags::BENEATH
+        | ResolveFlags::NO_XDEV
+        | ResolveFlags::NO_SYMLINKS
+        | ResolveFlags::NO_MAGICLINKS;
+    open_with(parent, name, resolve)
+}
+
+/// Opens the directory above an open one, whichever that is by now.
+pub fn above(dir: impl AsFd) -> Result<OwnedFd, Errno> {
+    open_with(dir, c"..", ResolveFlags::NO_XDEV)
+}
+
+fn open_with(parent: impl AsFd, name: &CStr, resolve: ResolveFlags) -> Result<OwnedFd, Errno> {
+    let mut flags = DIRECTORY;
+    loop {
+        match openat2(parent.as_fd(), name, flags, Mode::empty(), resolve) {
+            // Something was renamed meanwhile.
+            Err(Errno::AGAIN | Errno::INTR) => {}
+            // Only an owner, or one with CAP_FOWNER, may leave the access time as it is.
+            Err(Errno::PERM) if flags.contains(OFlags::NOATIME) => flags.remove(OFlags::NOATIME),
+            opened => return opened,
+        }
+    }
+}
+
+/// Returns the path that names an open file for calls that take a path.
+pub(crate) fn proc_path(file: impl AsFd) -> String {
+    format!("/proc/self/fd/{}", file.as_fd().as_raw_fd())
+}
+
+/// Returns the name of the first directory in an open one, read from its beginning.
+pub fn subdirectory(dir: impl AsFd) -> Result<Option<CString>, Errno> {
+    let mut found = None;
+    read(&dir, 0, |entry| {
+        if entry.is_directory(&dir) {
+            found = Some(entry.name.to_owned());
+        }
+        Ok(found.is_none())
+    })?;
+    Ok(found)
+}
+
+/// An entry of a directory, other than `.` and `..`.
+#[derive(Debug)]
+pub(crate) struct Entry<'a> {
+    pub(crate) name: &'a CStr,
+    kind: FileType,
+    /// Position at which the reading goes on behind it.
+    pub(crate) next: u64,
+}
+
+impl Entry<'_> {
+    /// Looks at the entry where its directory does not say what it is.
+    pub(crate) fn is_directory(&self, dir: impl AsFd) -> bool {
+        match self.kind {
+            FileType::Unknown => statat(dir, self.name, AtFlags::SYMLINK_NOFOLLOW)
+                .is_ok_and(|stat| FileType::from_raw_mode(stat.st_mode) == FileType::Directory),
+            kind => kind == FileType::Directory,
+        }
+    }
+}
+
+/// Reads a directory from a position on, until `each` says `false`. Returns whether it came to the
+/// end.
+pub(crate) fn read(
+    dir: impl AsFd,
+    position: u64,
+    mut each: impl FnMut(&Entry<'_>) -> Result<bool, Errno>,
+) -> Result<bool, Errno> {
+    rustix::fs::seek(dir.as_fd(), rustix::fs::SeekFrom::Start(position))?;
+    let mut buffer = [MaybeUninit::uninit(); READ_BYTES];
+    let mut entries = RawDir::new(dir.as_fd(), &mut buffer);
+    loop {
+        let entry = match entries.next() {
+            None => return Ok(true),
+            // The directory itself was removed.
+            Some(Err(Errno::NOENT)) => return Ok(true),
+            Some(entry) => entry?,
+        };
+        if matches!(entry.file_name().to_bytes(), b"." | b"..") {
+            continue;
+        }
+        let (kind, next) = (entry.file_type(), entry.next_entry_cookie());
+        if !each(&Entry { name: entry.file_name(), kind, next })? {
+            return Ok(false);
+        }
+    }
+}

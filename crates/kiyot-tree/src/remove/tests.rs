@@ -1,0 +1,161 @@
+use std::{
+    ffi::OsStr,
+    fs::{self, File},
+    os::unix::{ffi::OsStrExt, fs::symlink},
+    path::Path,
+    sync::atomic::{AtomicBool, Ordering},
+};
+
+use rustix::fs::{CWD, mkdirat};
+
+use super::*;
+
+/// Entries for one call, in tests.
+const ENTRIES: usize = 10_000;
+
+/// A directory in memory, where there is one: some disks remove a few hundred directories a second.
+pub(crate) fn in_memory() -> tempfile::TempDir {
+    tempfile::tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir()).unwrap()
+}
+
+fn opened(path: &Path) -> OwnedFd {
+    openat(CWD, path, OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty()).unwrap()
+}
+
+/// Calls until nothing is left. Returns how many calls it took.
+fn remove_all(parent: &Path, name: &CStr) -> usize {
+    let parent = opened(parent);
+    (1..).find(|_| remove(&parent, name, Mounts::Refuse, ENTRIES).unwrap() == Removed::All).unwrap()
+}
+
+/// Makes directories in one another.
+pub(crate) fn nest(dir: &Path, levels: usize, name: &CStr) {
+    let mut dir = opened(dir);
+    for _ in 0..levels {
+        mkdirat(&dir, name, Mode::RWXU).unwrap();
+        dir = openat(&dir, name, OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty()).unwrap();
+    }
+}
+
+#[test]
+fn removal_of_100_000_levels_leaves_nothing() {
+    let temp = in_memory();
+    fs::create_dir(temp.path().join("tree")).unwrap();
+    nest(&temp.path().join("tree"), 100_000, c"d");
+    let calls = remove_all(temp.path(), c"tree");
+    assert!(calls > 10, "{calls} calls");
+    assert_eq!(fs::read_dir(temp.path()).unwrap().count(), 0);
+}
+
+#[test]
+fn removal_of_a_wide_and_nested_tree_leaves_nothing() {
+    let temp = in_memory();
+    let tree = temp.path().join("tree");
+    for outer in 0..300 {
+        fs::create_dir_all(tree.join(format!("{outer}/a/b"))).unwrap();
+        for inner in 0..30 {
+            File::create(tree.join(format!("{outer}/a/{inner}"))).unwrap();
+            fs::create_dir_all(tree.join(format!("{outer}/a/b/{inner}/c"))).unwrap();
+        }
+    }
+    assert!(remove_all(temp.path(), c"tree") > 1);
+    assert!(!tree.exists());
+}
+
+#[test]
+fn removal_follows_no_link_and_takes_every_kind_of_file() {
+    let temp = tempfile::tempdir().unwrap();
+    let (tree, kept) = (temp.path().join("tree"), temp.path().join("kept"));
+    fs::create_dir_all(tree.join("inner")).unwrap();
+    fs::create_dir(&kept).unwrap();
+    fs::write(kept.join("file"), "kept").unwrap();
+    symlink(&kept, tree.join("link")).unwrap();
+    symlink(&kept, tree.join("inner/link")).unwrap();
+    symlink("nowhere", tree.join("inner/dangling")).unwrap();
+    let fifo = nix::sys::stat::Mode::S_IRUSR;
+    nix::unistd::mkfifo(&tree.join("inner/fifo"), fifo).unwrap();
+    let _socket = std::os::unix::net::UnixListener::bind(tree.join("inner/socket")).unwrap();
+    File::create(tree.join(OsStr::from_bytes(&[b'x'; 255]))).unwrap();
+    fs::create_dir_all(
+        tree.join(OsStr::from_bytes(b"\xff\xfe")).join(OsStr::from_bytes(&[0xc0; 255])),
+    )
+    .unwrap();
+    let sparse = File::create(tree.join("inner/sparse")).unwrap();
+    // Not every file system has files of this length.
+    let _ = sparse.set_len(1 << 43);
+    remove_all(temp.path(), c"tree");
+    assert!(!tree.exists());
+    assert_eq!(fs::read_to_string(kept.join("file")).unwrap(), "kept");
+    symlink(&kept, temp.path().join("link")).unwrap();
+    remove_all(temp.path(), c"link");
+    assert_eq!(fs::read_dir(temp.path()).unwrap().count(), 1);
+    assert_eq!(fs::read_to_string(kept.join("file")).unwrap(), "kept");
+}
+
+#[test]
+fn removal_of_an_absent_name_succeeds() {
+    let temp = tempfile::tempdir().unwrap();
+    assert_eq!(remove_all(temp.path(), c"absent"), 1);
+}
+
+#[test]
+fn removal_meets_its_own_names_and_removes_them() {
+    let temp = tempfile::tempdir().unwrap();
+    let tree = temp.path().join("tree");
+    for number in 0..20 {
+        fs::create_dir_all(tree.join(format!("{MOVED}{number}/x/y"))).unwrap();
+    }
+    fs::create_dir_all(tree.join("a/b/c/d/e")).unwrap();
+    fs::write(tree.join(format!("{MOVED}20")), "").unwrap();
+    remove_all(temp.path(), c"tree");
+    assert!(!tree.exists());
+}
+
+#[test]
+fn removal_without_renames_leaves_nothing() {
+    let temp = in_memory();
+    let tree = temp.path().join("tree");
+    fs::create_dir_all(tree.join("a")).unwrap();
+    nest(&tree.join("a"), 500, c"d");
+    fs::create_dir_all(tree.join("a/x/y")).unwrap();
+    let parent = opened(temp.path());
+    let top = dir::open(&parent, c"tree").unwrap();
+    let left = Budget(usize::MAX);
+    let mut removal = Removal { top, mounts: Mounts::Refuse, left, moved: 0 };
+    // 500 levels, x with y, and a itself.
+    let top = opened(&tree);
+    for _ in 0..600 {
+        removal.remove_leaf(top.as_fd(), c"a").unwrap();
+    }
+    assert_eq!(fs::read_dir(&tree).unwrap().count(), 0);
+}
+
+#[test]
+fn removal_while_the_tree_grows_ends_once_it_grows_no_more() {
+    let temp = in_memory();
+    let tree = temp.path().join("tree");
+    fs::create_dir(&tree).unwrap();
+    let stop = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            for number in 0_u64.. {
+                if stop.load(Ordering::SeqCst) {
+                    return;
+                }
+                // Each may fail, for the tree is being removed.
+                let _ = fs::create_dir_all(tree.join(format!("{}/a/b", number % 7)));
+                let _ = fs::rename(tree.join("1/a"), tree.join("2/a/b/c"));
+                let _ = fs::write(tree.join("3/a/file"), "");
+                let _ = symlink("/", tree.join("4/a/b/link"));
+            }
+        });
+        let parent = opened(temp.path());
+        for _ in 0..200 {
+            let removed = remove(&parent, c"tree", Mounts::Refuse, 50).unwrap();
+            assert!(matches!(removed, Removed::All | Removed::Part));
+        }
+        stop.store(true, Ordering::SeqCst);
+    });
+    remove_all(temp.path(), c"tree");
+    assert!(!tree.exists());
+}

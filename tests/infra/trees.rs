@@ -1,0 +1,117 @@
+//! The end of instances whose pods have made trees that are hard to remove.
+
+use std::{
+    ffi::{CStr, CString},
+    fs,
+    os::{fd::OwnedFd, unix::ffi::OsStrExt},
+    path::Path,
+};
+
+use kiyot::backends::milpa::providers::Provider;
+use rustix::{
+    fs::{AtFlags, CWD, Mode, OFlags, mkdirat, openat, unlinkat},
+    mount::{MountFlags, UnmountFlags, mount, unmount},
+};
+
+use super::bench::{Bench, eventually};
+
+/// Levels that a walk by recursion has no stack for, with any stack that a thread may get.
+const LEVELS: usize = 100_000;
+
+/// A file system in memory for the instances: some disks remove a few hundred directories a second.
+struct InMemory(CString);
+
+impl InMemory {
+    fn on(dir: &Path) -> Self {
+        fs::create_dir_all(dir).unwrap();
+        let path = CString::new(dir.as_os_str().as_bytes()).unwrap();
+        mount("tmpfs", &path, "tmpfs", MountFlags::empty(), c"size=256m").unwrap();
+        Self(path)
+    }
+}
+
+impl Drop for InMemory {
+    fn drop(&mut self) {
+        let _ = unmount(&self.0, UnmountFlags::DETACH);
+    }
+}
+
+fn nest(dir: &Path, levels: usize, name: &CStr) {
+    let opened = |dir: &OwnedFd, name: &CStr| {
+        openat(dir, name, OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty()).unwrap()
+    };
+    let mut dir = openat(CWD, dir, OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty()).unwrap();
+    for _ in 0..levels {
+        mkdirat(&dir, name, Mode::RWXU).unwrap();
+        dir = opened(&dir, name);
+    }
+}
+
+#[tokio::test]
+async fn nested_directories_of_a_pod_neither_abort_nor_delay_its_end() {
+    let mut bench = Bench::new();
+    let disk = InMemory::on(&bench.config.state_dir);
+    let cell = bench.launch().await;
+    let id = cell.instance.id.clone();
+    let pod = bench.instance_dir(&id).join("pod/volumes");
+    fs::create_dir_all(&pod).unwrap();
+    nest(&pod, LEVELS, c"d");
+    let other = bench.launch().await.instance.id;
+    bench.provider.terminate(std::slice::from_ref(&id)).await.unwrap();
+    assert!(!bench.instance_dir(&id).exists(), "what is left is not an instance's any more");
+    assert_eq!(bench.held_of(&id), Vec::<String>::new());
+    // Whatever of it was left is found by the next daemon.
+    bench.restart();
+    let listed = bench.provider.list_owned().await.unwrap();
+    assert_eq!(listed.iter().map(|listed| &listed.id).collect::<Vec<_>>(), [&other]);
+    bench.provider.terminate(&[other]).await.unwrap();
+    let removed = bench.config.state_dir.join("removed");
+    eventually("nothing is left on the disk", async || {
+        fs::read_dir(&removed).is_ok_and(|mut left| left.next().is_none())
+    })
+    .await;
+    drop(disk);
+    bench.assert_clean(&id);
+}
+
+#[tokio::test]
+async fn nested_control_groups_of_a_pod_are_removed() {
+    let bench = Bench::new();
+    let cell = bench.launch().await;
+    let id = cell.instance.id.clone();
+    // A path of all of them is longer than the kernel takes.
+    let deep = c"a-control-group-with-a-name-that-is-as-long-as-any-name-of-a-pod's-is";
+    for mount in super::bench::cgroup_mounts() {
+        let own = mount.join("kiyot").join(&id.0);
+        nest(&own, 100, deep);
+        nest(&own, 2, c"second");
+    }
+    bench.provider.terminate(std::slice::from_ref(&id)).await.unwrap();
+    bench.assert_clean(&id);
+}
+
+#[tokio::test]
+async fn what_can_not_be_removed_does_not_keep_an_instance_from_its_end() {
+    let mut bench = Bench::new();
+    let cell = bench.launch().await;
+    let id = cell.instance.id.clone();
+    let pod = bench.instance_dir(&id).join("pod");
+    fs::create_dir_all(&pod).unwrap();
+    fs::write(pod.join("file"), "").unwrap();
+    // Whoever may set this flag can keep a file from being removed.
+    let change = |flag| super::bench::run("chattr", &[flag, &pod.display().to_string()]);
+    change("+i");
+    bench.provider.terminate(std::slice::from_ref(&id)).await.unwrap();
+    assert_eq!(bench.held_of(&id), Vec::<String>::new());
+    let removed = bench.config.state_dir.join("removed");
+    let left = fs::read_dir(&removed).unwrap().next().unwrap().unwrap().path();
+    super::bench::run("chattr", &["-i", &left.join("pod").display().to_string()]);
+    bench.restart();
+    bench.provider.list_owned().await.unwrap();
+    eventually("nothing is left on the disk", async || {
+        fs::read_dir(&removed).is_ok_and(|mut left| left.next().is_none())
+    })
+    .await;
+    bench.assert_clean(&id);
+    let _ = unlinkat(CWD, &removed, AtFlags::REMOVEDIR);
+}

@@ -1,0 +1,45 @@
+//! Trees that a pod has made so that nobody can remove them.
+
+use std::fs;
+
+use kiyot_testkit::{Container, Kiyot, LIMIT, Node, Pod, Source, wait_until};
+
+use super::{WAIT, disks::Disk, ends_without_a_trace, leaves_nothing, options, pod};
+
+/// Makes some 27,000 directories in one another: a walk by recursion has no stack for them, and no
+/// path leads to the innermost.
+const NEST: &str = "nest() { cd $1; p=d; i=0; while [ $i -lt 900 ]; do p=$p/d; i=$((i+1)); done; mkdir chain; \
+     n=0; while [ $n -lt 30 ]; do mkdir -p new/$p && mv chain new/$p/chain && mv new chain || exit 1; n=$((n+1)); done; }";
+
+#[tokio::test]
+async fn pod_with_nested_directories_ends_and_leaves_no_file() {
+    let node = Node::start().await;
+    // In memory: some disks remove a few hundred directories a second.
+    let disk = Disk::mount(&node.directory().join("kiyot/state"), "size=512m");
+    let kiyot = Kiyot::start(&node, options()).await;
+    let mut kubelet = kiyot.kubelet().await;
+    let daemon = kiyot.pid();
+    let script = format!("{NEST}; (nest /scratch) && (nest /) && echo nested; cd /; {WAIT}");
+    let nested = Pod::new("nested")
+        .in_cell()
+        .volume("scratch", Source::EmptyDir { memory: false })
+        .container(Container::script("main", &script).mount("scratch", "/scratch"));
+    let nested = kubelet.run_pod(&nested).await.unwrap();
+    let other = kubelet.run_pod(&pod("other", WAIT)).await.unwrap();
+    kubelet.logged(nested.container("main"), "nested").await;
+    kubelet.stop_and_remove(&nested).await.unwrap();
+    assert_eq!(kiyot.cells().len(), 1);
+    let said = kubelet.exec_sync(&other.container("main").id, &["echo", "here"]).await.unwrap();
+    assert_eq!(said.stdout, "here\n");
+    assert_eq!(kiyot.pid(), daemon);
+    assert!(fs::exists(format!("/proc/{daemon}")).unwrap());
+    let removed = kiyot.state().join("removed");
+    wait_until("the files are removed", LIMIT, async || {
+        fs::read_dir(&removed).unwrap().next().is_none().then_some(())
+    })
+    .await;
+    ends_without_a_trace(&mut kubelet, &kiyot, &other).await;
+    drop(kiyot);
+    drop(disk);
+    leaves_nothing(node);
+}
