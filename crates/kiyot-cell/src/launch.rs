@@ -86,6 +86,9 @@ fn launch(
 ) -> Result<i32, LaunchError> {
     let mut go = [0; GO.len()];
     io::stdin().read_exact(&mut go).map_err(|_| LaunchError::CalledOff)?;
+    // A mount of the host is not kept by this process either.
+    env::set_current_dir("/")
+        .map_err(|source| LaunchError::Step("leave the working directory", source))?;
     let netns = File::open(netns).map_err(|source| LaunchError::Netns(netns.to_owned(), source))?;
     let host = Namespaces::current()
         .map_err(|source| LaunchError::Step("name the host's namespaces", source))?;

@@ -3,7 +3,7 @@
 use std::fs;
 
 use kiyot_testkit::{
-    Container, ExecOutput, Kiyot, KiyotOptions, Kubelet, LIMIT, Node, Pod, cri, wait_until,
+    Container, Kiyot, KiyotOptions, Kubelet, LIMIT, Node, Pod, cri, kubelet, wait_until,
 };
 
 use super::{WAIT, ends_without_a_trace, faults::processes, leaves_nothing, options, pod};
@@ -78,7 +78,7 @@ async fn pod_that_claims_another_cell_stays_and_the_other_cell_ends() {
 }
 
 /// What a script says once the cell can be asked.
-async fn told(kubelet: &mut Kubelet, container: &str, script: &str) -> ExecOutput {
+async fn told(kubelet: &mut Kubelet, container: &str, script: &str) -> kubelet::ExecOutput {
     wait_until(format!("{script:?} is answered"), LIMIT, async || {
         kubelet.exec_sync(container, &["sh", "-c", script]).await.ok()
     })
@@ -118,9 +118,12 @@ async fn pod_with_its_cells_processes_harms_no_more_than_its_cell() {
     let containerd = seen(&mut kubelet, &main, "[^ ]*containerd --config").await;
     for process in ["1", &agent, &containerd] {
         // Each of these asks for what tracing a process asks for.
-        for reach in
-            ["head -c 1 /proc/P/mem", "cat /proc/P/environ", "ls /proc/P/root/", "ls /proc/P/fd/"]
-        {
+        for reach in [
+            "head -c 1 /proc/P/mem",
+            "cat /proc/P/environ",
+            "ls /proc/P/root/",
+            "readlink /proc/P/fd/0",
+        ] {
             let tried = told(&mut kubelet, &main, &reach.replace('P', process)).await;
             assert!(tried.code != 0 && tried.stdout.is_empty(), "{reach} of {process}: {tried:?}");
         }
@@ -147,6 +150,8 @@ async fn pod_with_its_cells_processes_harms_no_more_than_its_cell() {
     // An agent that is stopped answers nobody any more: its pod is ended all the same.
     let agent = seen(&mut kubelet, &main, "kiyot-cell agent").await;
     let _ = kubelet.exec_sync(&main, &["kill", "-STOP", &agent]).await;
+    let stop = cri::StopPodSandboxRequest { pod_sandbox_id: running.sandbox.clone() };
+    kubelet.runtime.stop_pod_sandbox(stop).await.unwrap();
     kubelet.stop_and_remove(&running).await.unwrap();
     ends_without_a_trace(&mut kubelet, &kiyot, &neighbour).await;
 }

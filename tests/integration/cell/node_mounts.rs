@@ -88,7 +88,8 @@ async fn programs_on_a_file_system_of_their_own_run_in_a_cell() {
     // As it is written in the configuration, it is a link from elsewhere.
     let link = node.directory().join("the-containerd");
     symlink("programs/bin/containerd", &link).unwrap();
-    let options = KiyotOptions { containerd: Some(link), ..options() };
+    let options =
+        KiyotOptions { netns: format!("containerd = \"{}\"", link.display()), ..options() };
     let kiyot = Kiyot::start(&node, options).await;
     let mut kubelet = kiyot.kubelet().await;
     let running = kubelet.run_pod(&pod("elsewhere", WAIT)).await.unwrap();

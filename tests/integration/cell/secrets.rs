@@ -9,7 +9,7 @@ use std::{
 
 use kiyot_testkit::{Container, Kiyot, LIMIT, Node, Pod, command, wait_until};
 
-use super::{WAIT, ends_without_a_trace, faults::processes, options, pod};
+use super::{WAIT, ends_without_a_trace, faults::processes, is_back, options, pod};
 
 /// The files beneath a directory that hold some bytes.
 fn files_with(dir: &Path, bytes: &[u8]) -> Vec<PathBuf> {
@@ -42,7 +42,7 @@ async fn environment_of_a_pod_is_in_no_file_on_disk() {
     let spec = Pod::new("secretive").in_cell().container(main);
     let running = kubelet.run_pod(&spec).await.unwrap();
     let main = running.container("main").id.clone();
-    let shown = kubelet.exec_sync(&main, &["printenv", name]).await.unwrap();
+    let shown = kubelet.exec_sync(&main, &["sh", "-c", "echo $KIYOT_TEST_KEY"]).await.unwrap();
     assert_eq!(shown.stdout.trim(), value);
     assert_eq!(files_with(&kiyot.state(), value.as_bytes()), Vec::<PathBuf>::new());
     // That it looks where containerd has its content.
@@ -82,10 +82,6 @@ async fn processes_with_secrets_are_not_dumped_and_containers_may_be() {
             assert_eq!(core_limits(&pid).0, "0", "{role}");
         }
     }
-    let main = &running.container("main").id;
-    let told = kubelet.exec_sync(main, &["sh", "-c", "ulimit -Sc; ulimit -Hc"]).await.unwrap();
-    assert_eq!(told.stdout, format!("{hard}\n{hard}\n"));
-
     // Whatever the limit: where dumps go to a program, the kernel does not look at it.
     let pid = kiyot.pid().to_string();
     command::run("prlimit", &["--pid", &pid, "--core=unlimited"]);
@@ -94,5 +90,9 @@ async fn processes_with_secrets_are_not_dumped_and_containers_may_be() {
     assert_eq!((status.signal(), status.core_dumped()), (Some(3), false));
     kiyot.start_again().await;
     let mut kubelet = kiyot.kubelet().await;
+    let main = running.container("main");
+    is_back(&mut kubelet, main).await;
+    let told = kubelet.exec_sync(&main.id, &["sh", "-c", "ulimit -Sc; ulimit -Hc"]).await.unwrap();
+    assert_eq!(told.stdout, format!("{hard}\n{hard}\n"));
     ends_without_a_trace(&mut kubelet, &kiyot, &running).await;
 }

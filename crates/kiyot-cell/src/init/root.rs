@@ -5,7 +5,7 @@
 use std::{
     collections::BTreeSet,
     ffi::OsString,
-    fs, io,
+    fs,
     os::unix::ffi::OsStringExt,
     path::{Path, PathBuf},
 };
