@@ -11,6 +11,7 @@ use std::{
 };
 
 use clap::{Parser, Subcommand};
+use kiyot_link::core_dump;
 
 use crate::{app, config, manifest};
 
@@ -117,6 +118,10 @@ fn execute(command: Command) -> Result<Output, Wrong> {
     match command {
         Command::Serve { config, log_format } => {
             telemetry::init(log_format).map_err(Wrong)?;
+            // It holds the keys of the cells' authority and credentials of registries.
+            if let Err(error) = core_dump::forbid() {
+                tracing::warn!(%error, "core dumps of the daemon are possible");
+            }
             // What ends the daemon stands in its log, in the log's own form.
             let ended = |code: ExitCode, error: &str| {
                 tracing::error!(%error, "The daemon ends");

@@ -33,12 +33,13 @@ const STAND_IN: &str = r#"#!/bin/sh
 set -e
 [ "$1 $2 $4 $6" = "launch --dir --netns --cgroup" ]
 dir=$3 netns=$5 cgroup=$7
+read -r go
 for mount in $(awk '$0 ~ / - cgroup2? /{print $5}' /proc/self/mountinfo); do
     echo $$ > "$mount/$cgroup/cgroup.procs"
 done
 echo "stand-in of $dir"
 if [ -e "$dir/../../with-pid-namespace" ]; then
-    exec env -u KIYOT_INSTANCE nsenter --net="$netns" unshare --mount --pid --fork --kill-child --mount-proc sh -c "mount -t tmpfs none '$dir' -o size=1m; sleep 1000 & sleep 1001"
+    exec nsenter --net="$netns" unshare --mount --pid --fork --kill-child --mount-proc sh -c "mount -t tmpfs none '$dir' -o size=1m; sleep 1000 & sleep 1001"
 fi
 exec nsenter --net="$netns" sleep 1000
 "#;
@@ -259,10 +260,7 @@ impl Bench {
             if ended {
                 continue;
             }
-            if says("environ").contains(id)
-                || says("cmdline").contains(id)
-                || says("cgroup").contains(id)
-            {
+            if says("cmdline").contains(id) || says("cgroup").contains(id) {
                 held.push(format!("process {process} {}", says("cmdline").replace('\0', " ")));
             }
         }

@@ -2,8 +2,10 @@
 
 use std::{
     fs,
+    io::{BufRead, BufReader},
     os::unix::fs::PermissionsExt,
     path::{Path, PathBuf},
+    process::{Child, Command, Stdio},
 };
 
 use kiyot::backends::milpa::providers::{ErrorClass, InstanceId, Provider};
@@ -12,7 +14,7 @@ use nix::{
     unistd::Pid,
 };
 
-use super::bench::{Bench, cell_file, cgroup_mounts, eventually};
+use super::bench::{Bench, cell_file, cgroup_mounts, eventually, run};
 
 #[tokio::test]
 async fn a_launch_with_the_same_token_is_the_same_launch() {
@@ -175,4 +177,141 @@ async fn a_program_that_is_missing_is_named() {
         (ErrorClass::Invalid, true),
         "{error}"
     );
+}
+
+/// A program that says in its environment that it is of a cell, which is [`LONGEST`] bytes long and
+/// nowhere: what it points at is never read by the program itself.
+const FORGER: &str = r#"
+#include <stdio.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/prctl.h>
+#include <linux/prctl.h>
+#include <unistd.h>
+
+int main(void) {
+    char line[4096];
+    unsigned long at[53] = {0};
+    FILE *stat = fopen("/proc/self/stat", "r");
+    if (!stat || !fgets(line, sizeof line, stat)) return 1;
+    int field = 2;
+    for (char *word = strtok(strrchr(line, ')') + 1, " "); word && field < 52; word = strtok(NULL, " "))
+        sscanf(word, "%lu", &at[++field]);
+    char *forged = mmap(NULL, LONGEST, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (forged == MAP_FAILED) return 2;
+    struct prctl_mm_map map = {
+        .start_code = at[26], .end_code = at[27], .start_data = at[45], .end_data = at[46],
+        .start_brk = at[47], .brk = (unsigned long)sbrk(0), .start_stack = at[28],
+        .arg_start = at[48], .arg_end = at[49],
+        .env_start = (unsigned long)forged, .env_end = (unsigned long)forged + LONGEST,
+        .exe_fd = -1,
+    };
+    if (prctl(PR_SET_MM, PR_SET_MM_MAP, &map, sizeof map, 0)) { perror("PR_SET_MM_MAP"); return 3; }
+    puts("ready");
+    fflush(stdout);
+    pause();
+    return 0;
+}
+"#;
+/// How long the forged environment is, in bytes.
+const LONGEST: u64 = 2 << 30;
+
+/// A process of another one than the cells, which is killed when it is dropped.
+struct Stranger(Child);
+
+impl Stranger {
+    /// Starts a program and waits for its first line.
+    fn start(command: &mut Command) -> Self {
+        let mut child = command.stdout(Stdio::piped()).spawn().unwrap();
+        let mut line = String::new();
+        BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
+        assert_eq!(line, "ready\n");
+        Self(child)
+    }
+
+    fn runs(&mut self) -> bool {
+        self.0.try_wait().unwrap().is_none()
+    }
+}
+
+impl Drop for Stranger {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+#[tokio::test]
+async fn process_that_claims_a_cell_in_its_environment_is_left_alone() {
+    let bench = Bench::new();
+    let cell = bench.launch().await;
+    let id = &cell.instance.id;
+    let mut stranger = Stranger::start(
+        Command::new("sh")
+            .args(["-c", "echo ready; exec sleep 1000"])
+            .env("KIYOT_INSTANCE", bench.instance_dir(id)),
+    );
+    bench.provider.terminate(std::slice::from_ref(id)).await.unwrap();
+    bench.assert_clean(id);
+    assert!(stranger.runs());
+}
+
+#[tokio::test]
+async fn forged_environment_is_not_read() {
+    let bench = Bench::new();
+    let (source, program) = (bench.path().join("forger.c"), bench.path().join("forger"));
+    fs::write(&source, FORGER).unwrap();
+    let longest = format!("-DLONGEST={LONGEST}UL");
+    run("cc", &[&longest, "-o", program.to_str().unwrap(), source.to_str().unwrap()]);
+    let cell = bench.launch().await;
+    let mut stranger = Stranger::start(&mut Command::new(program));
+    bench.provider.terminate(std::slice::from_ref(&cell.instance.id)).await.unwrap();
+    assert!(stranger.runs());
+    let status = fs::read_to_string("/proc/self/status").unwrap();
+    let peak = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).unwrap();
+    let peak: u64 = peak.trim().trim_end_matches(" kB").parse().unwrap();
+    assert!(peak * 1024 < LONGEST, "the most memory that this process had: {peak} KiB");
+    bench.assert_clean(&cell.instance.id);
+}
+
+#[tokio::test]
+async fn process_in_the_cells_group_ends_with_it() {
+    let bench = Bench::new();
+    let cell = bench.launch().await;
+    let id = &cell.instance.id;
+    // As what a killed daemon leaves: no parent, no namespace and no word of it says whose it is.
+    let mut left =
+        Stranger::start(Command::new("sh").args(["-c", "echo ready; exec sleep 1000"]).env_clear());
+    let groups = cgroup_mounts();
+    let group = groups.last().unwrap().join("kiyot").join(&id.0);
+    fs::write(group.join("cgroup.procs"), left.0.id().to_string()).unwrap();
+    bench.provider.terminate(std::slice::from_ref(id)).await.unwrap();
+    assert!(!left.runs());
+    bench.assert_clean(id);
+}
+
+#[tokio::test]
+async fn plugin_gets_its_input_in_the_cells_group() {
+    let mut bench = Bench::new();
+    bench.configure_cni(r#", {"type": "tells-its-group"}"#);
+    let told = bench.path().join("told");
+    let script = format!(
+        r#"#!/bin/sh
+read -r line
+cat /proc/self/cgroup >> {}
+[ $CNI_COMMAND = DEL ] || echo "$line" | sed 's/.*"prevResult"://; s/,"type":"tells-its-group".*//; s/}}$//'
+"#,
+        told.display()
+    );
+    bench.add_plugin("tells-its-group", &script);
+    let cell = bench.launch().await;
+    let id = &cell.instance.id;
+    let group = format!("/kiyot/{}", id.0);
+    // What it answers is of no interest, and is thrown away with the cell.
+    let _ = bench.provider.attach(id, &cell.attachment).await;
+    bench.provider.terminate(std::slice::from_ref(id)).await.unwrap();
+    let told = fs::read_to_string(told).unwrap();
+    let in_group = told.lines().filter(|line| line.ends_with(&group)).count();
+    assert!(in_group >= 2, "both for ADD and DEL it was in {group}:\n{told}");
+    bench.assert_clean(id);
 }

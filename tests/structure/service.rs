@@ -47,6 +47,7 @@ fn it_starts_between_the_runtime_and_the_kubelet_and_stops_no_cell() {
         ("Delegate", "yes"),
         ("MountFlags", "shared"),
         ("TasksMax", "infinity"),
+        ("LimitCORE", "0:infinity"),
     ] {
         assert_eq!(words(&unit, "Service", key), [value], "{key}");
     }

@@ -59,6 +59,17 @@ impl CellDir {
         self.0.join("containerd")
     }
 
+    /// Where containerd's metadata is, beneath its `root`: a tmpfs of the cell's own. In it are the
+    /// containers as they were asked for, with their environment variables.
+    pub fn containerd_metadata(&self) -> PathBuf {
+        self.containerd_root().join("io.containerd.metadata.v1.bolt")
+    }
+
+    /// Where the root of the cell's mount namespace is put together. Empty for the node.
+    pub fn root(&self) -> PathBuf {
+        self.0.join("root")
+    }
+
     /// containerd's `opt`.
     pub fn containerd_opt(&self) -> PathBuf {
         self.0.join("opt")

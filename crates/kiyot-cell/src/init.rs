@@ -6,6 +6,7 @@ pub mod containerd;
 pub mod log;
 pub mod loopback;
 pub mod mounts;
+pub mod root;
 
 use std::{
     io,
@@ -74,7 +75,7 @@ pub fn run(dir: &Path) -> Result<i32, InitError> {
     let dir = CellDir::open(dir)?;
     let file = CellFile::read(&dir.cell_file())?;
     make_dirs(&dir).map_err(step("make the cell's directories"))?;
-    mounts::prepare(&dir)?;
+    mounts::prepare(&dir, &file)?;
     loopback::up().map_err(step("bring up the loopback"))?;
     let overlay = containerd::overlay_works(&dir);
     let stream_port = free_port().map_err(step("find a port for containerd's streaming server"))?;
@@ -132,9 +133,14 @@ fn follow_parent() -> Result<(), InitError> {
 fn make_dirs(dir: &CellDir) -> io::Result<()> {
     let mut builder = std::fs::DirBuilder::new();
     builder.recursive(true).mode(0o700);
-    for path in
-        [dir.containerd_root(), dir.containerd_opt(), dir.no_cni(), dir.agent(), dir.memory()]
-    {
+    for path in [
+        dir.root(),
+        dir.containerd_metadata(),
+        dir.containerd_opt(),
+        dir.no_cni(),
+        dir.agent(),
+        dir.memory(),
+    ] {
         builder.create(path)?;
     }
     // Containers that are not root's look up paths beneath these.

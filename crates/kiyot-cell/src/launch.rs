@@ -8,12 +8,13 @@ pub mod cgroup;
 use std::{
     env,
     fs::{self, File, OpenOptions},
-    io::{self, Write},
+    io::{self, Read, Write},
     os::unix::{fs::OpenOptionsExt, process::ExitStatusExt},
     path::{Path, PathBuf},
     process::{Command, Stdio},
 };
 
+use kiyot_link::bootstrap::GO;
 use nix::sched::{CloneFlags, setns, unshare};
 use rustix::{
     fs::Mode,
@@ -49,6 +50,9 @@ pub enum LaunchError {
     /// The file of the network namespace.
     #[error("the network namespace {0:?}")]
     Netns(PathBuf, #[source] io::Error),
+    /// Its standard input ended without [`GO`].
+    #[error("called off: the provider ended before it had recorded this launch")]
+    CalledOff,
     /// A control group.
     #[error(transparent)]
     Cgroup(#[from] cgroup::CgroupError),
@@ -57,7 +61,7 @@ pub enum LaunchError {
     Step(&'static str, #[source] io::Error),
 }
 
-/// Launches a cell and waits for its end. Returns the exit code of its init, 128 + n when signal n
+/// Waits for [`GO`] on standard input, launches a cell and waits for its end. Returns the exit code of its init, 128 + n when signal n
 /// ended it.
 pub fn run(dir: &Path, netns: &Path, cgroup: Option<&str>) -> Result<i32, LaunchError> {
     let dir = CellDir::open(dir)?;
@@ -80,6 +84,11 @@ fn launch(
     cgroup: Option<&str>,
     console: File,
 ) -> Result<i32, LaunchError> {
+    let mut go = [0; GO.len()];
+    io::stdin().read_exact(&mut go).map_err(|_| LaunchError::CalledOff)?;
+    // A mount of the host is not kept by this process either.
+    env::set_current_dir("/")
+        .map_err(|source| LaunchError::Step("leave the working directory", source))?;
     let netns = File::open(netns).map_err(|source| LaunchError::Netns(netns.to_owned(), source))?;
     let host = Namespaces::current()
         .map_err(|source| LaunchError::Step("name the host's namespaces", source))?;
@@ -93,6 +102,8 @@ fn launch(
     let _ = rustix::process::setsid();
     setns(&netns, CloneFlags::CLONE_NEWNET)
         .map_err(|error| LaunchError::Step("join the network namespace", error.into()))?;
+    // Open, it would keep a mount of the host.
+    drop(netns);
     unshare(
         CloneFlags::CLONE_NEWNS
             | CloneFlags::CLONE_NEWPID

@@ -4,6 +4,7 @@ use std::{error::Error, path::PathBuf, process::ExitCode};
 
 use clap::{Parser, Subcommand};
 use kiyot_cell::{agent, init, launch};
+use kiyot_link::core_dump;
 
 /// Launches a cell, is its init, or is its agent.
 #[derive(Debug, Parser)]
@@ -45,7 +46,17 @@ enum Role {
 }
 
 fn main() -> ExitCode {
-    let outcome = match Arguments::parse().role {
+    let role = Arguments::parse().role;
+    // Init's containerd and its containers have the limit that the launch was given.
+    let cores = match role {
+        Role::Init { .. } => core_dump::forbid().and_then(|()| core_dump::allow_children()),
+        Role::Launch { .. } | Role::Agent { .. } => core_dump::forbid(),
+    };
+    if let Err(error) = cores {
+        eprintln!("kiyot-cell: cannot forbid core dumps: {error}");
+        return ExitCode::FAILURE;
+    }
+    let outcome = match role {
         Role::Launch { dir, netns, cgroup } => {
             launch::run(&dir, &netns, cgroup.as_deref()).map_err(Box::<dyn Error>::from)
         }

@@ -7,6 +7,7 @@ pub mod certificate;
 pub mod channel;
 pub mod clock;
 pub mod connection;
+pub mod core_dump;
 pub mod frames;
 pub mod held;
 pub mod http2;

@@ -2,6 +2,7 @@
 
 use std::{
     fs,
+    io::Write,
     path::{Path, PathBuf},
     process::{Child, Command, Stdio},
     sync::{
@@ -22,7 +23,7 @@ use kiyot_cell::{
     home::ConnectionInfo,
     namespaces::Own,
 };
-use kiyot_link::bootstrap::{Bootstrap, CellFile, GatewayAddress};
+use kiyot_link::bootstrap::{Bootstrap, CellFile, GO, GatewayAddress};
 use kiyot_proto::{
     cell::{ConnectionKind, ReadLogRequest, agent_client::AgentClient},
     cri::runtime_service_client::RuntimeServiceClient,
@@ -76,14 +77,15 @@ impl Cell {
             restrict_oom_score_adj: Node::restricts_oom_score(),
         };
         file.write(&dir.path().join("cell.json")).unwrap();
-        let launcher = Command::new(env!("CARGO_BIN_EXE_kiyot-cell"))
+        let mut launcher = Command::new(env!("CARGO_BIN_EXE_kiyot-cell"))
             .args(["launch", "--netns", netns, "--cgroup", &name, "--dir"])
             .arg(dir.path())
             .env("PATH", command::PATH)
-            .stdin(Stdio::null())
+            .stdin(Stdio::piped())
             .stderr(Stdio::null())
             .spawn()
             .unwrap();
+        launcher.stdin.take().unwrap().write_all(GO).unwrap();
         Self { launcher, dir, name, netns: own_netns }
     }
 

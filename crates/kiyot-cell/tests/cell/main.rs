@@ -6,7 +6,11 @@ mod bench;
 mod files;
 mod image;
 
-use std::{collections::HashMap, process::Command, time::Duration};
+use std::{
+    collections::HashMap,
+    process::{Command, Stdio},
+    time::Duration,
+};
 
 use futures::StreamExt;
 use kiyot_proto::{
@@ -78,6 +82,25 @@ async fn a_launch_that_fails_says_why_on_the_console() {
         "{}",
         cell.console()
     );
+}
+
+#[test]
+fn launch_that_is_not_recorded_has_no_effect() {
+    let dir = tempfile::tempdir().unwrap();
+    // As its provider starts it, which then ends without a word.
+    let output = Command::new(env!("CARGO_BIN_EXE_kiyot-cell"))
+        .args(["launch", "--netns", "/proc/self/ns/net", "--cgroup", "kiyot-none", "--dir"])
+        .arg(dir.path())
+        .stdin(Stdio::null())
+        .output()
+        .unwrap();
+    assert_eq!(output.status.code(), Some(1));
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(said.contains("called off"), "{said}");
+    let left: Vec<_> =
+        std::fs::read_dir(dir.path()).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+    assert_eq!(left, ["console.log"]);
+    assert!(!std::path::Path::new("/sys/fs/cgroup/unified/kiyot-none").exists());
 }
 
 #[tokio::test]

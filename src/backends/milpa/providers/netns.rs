@@ -5,15 +5,14 @@
 
 use std::{
     collections::HashMap,
-    io,
+    io::{self, PipeWriter, Write},
     net::{IpAddr, Ipv4Addr},
     path::{Path, PathBuf},
-    process::Stdio,
     sync::{Arc, Mutex, OnceLock, PoisonError},
 };
 
 use async_trait::async_trait;
-use kiyot_link::bootstrap::CellFile;
+use kiyot_link::bootstrap::{CellFile, GO};
 use ring::digest::{SHA256, digest};
 use tokio::{process::Command, task::spawn_blocking};
 
@@ -165,19 +164,24 @@ impl Netns {
             restrict_oom_score_adj,
         };
         file.write(&home.cell_file()).map_err(|error| ProviderError::transient(doing(), error))?;
-        namespace::make(&home.netns_name(), home.dir())
-            .await
-            .map_err(|error| ProviderError::transient(doing(), error))?;
         let hierarchies =
             cgroup::hierarchies().map_err(|error| ProviderError::transient(doing(), error))?;
         cgroup::make(&hierarchies, home.cell())
             .map_err(|error| ProviderError::transient(doing(), error))?;
-        let launcher = self.spawn(home)?;
-        home.keep(&Known { token_sha256, boot_id: boot_id(), launcher, ..Known::default() })
+        namespace::make(&home.netns_name(), home.dir())
+            .await
+            .map_err(|error| ProviderError::transient(doing(), error))?;
+        let (launcher, go) = self.spawn(home)?;
+        home.keep(&Known { token_sha256, boot_id: boot_id(), launcher, ..Known::default() })?;
+        // It waits for this, so that it is recorded before it has an effect. If it has ended, the
+        // list of instances will say so.
+        let _ = (&go).write_all(GO);
+        Ok(())
     }
 
-    /// Starts the cell's program. It outlives the daemon.
-    fn spawn(&self, home: &Home) -> Result<Option<Identity>, ProviderError> {
+    /// Starts the cell's program, which waits for [`GO`] from the pipe that is returned. It
+    /// outlives the daemon, unless the pipe ends without.
+    fn spawn(&self, home: &Home) -> Result<(Option<Identity>, PipeWriter), ProviderError> {
         let failed = |error| {
             ProviderError::new(
                 ErrorClass::Invalid,
@@ -195,15 +199,17 @@ impl Netns {
             .arg(home.netns_path())
             .arg("--cgroup")
             .arg(cgroup::name(home.cell()));
-        command.env(command::INSTANCE_VARIABLE, home.dir()).current_dir("/").process_group(0);
-        command.stdin(Stdio::null()).stdout(console.try_clone().map_err(failed)?).stderr(console);
+        command.current_dir("/").process_group(0);
+        let (gate, go) = std::io::pipe().map_err(failed)?;
+        command.stdin(gate).stdout(console.try_clone().map_err(failed)?).stderr(console);
         // Dropped, it is left to itself: the runtime looks after what remains of it in the end.
         let child = command.kill_on_drop(false).spawn().map_err(failed)?;
-        child
+        let launcher = child
             .id()
             .and_then(|id| i32::try_from(id).ok())
             .map_or(Ok(None), Identity::of)
-            .map_err(failed)
+            .map_err(failed)?;
+        Ok((launcher, go))
     }
 }
 

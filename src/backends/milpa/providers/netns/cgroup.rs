@@ -3,7 +3,10 @@
 
 use std::{
     collections::BTreeSet,
+    ffi::OsStr,
     fs, io,
+    io::BufRead,
+    os::unix::ffi::OsStrExt,
     path::{Path, PathBuf},
     thread::sleep,
     time::{Duration, Instant},
@@ -15,7 +18,11 @@ use rustix::{
     io::Errno,
 };
 
-use super::{mounts, process::Identity, shortage::found};
+use super::{
+    mounts,
+    process::{self, Identity},
+    shortage::found,
+};
 
 /// The directory that holds the cgroups of all cells, in each hierarchy.
 const PARENT: &str = "kiyot";
@@ -25,6 +32,8 @@ const BUSY_LIMIT: Duration = Duration::from_secs(10);
 const BUSY_PAUSE: Duration = Duration::from_millis(20);
 /// How many directories of a hierarchy are looked at in the search for a pod's, and how deep.
 const SEARCH_LIMIT: (usize, usize) = (20_000, 6);
+/// Bounds the cgroups beneath a cell's own that are looked at for its processes.
+const BENEATH_LIMIT: usize = 20_000;
 
 /// One hierarchy, where it is mounted.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -117,6 +126,66 @@ pub(super) fn make(hierarchies: &[Hierarchy], cell: &str) -> io::Result<()> {
     Ok(())
 }
 
+/// Moves a process into a cell's own cgroup, which is made where it is missing: in the one hierarchy
+/// that tells what is the cell's. One that has ended already is fine.
+pub(super) fn enter(cell: &str, pid: u32) -> io::Result<()> {
+    let hierarchies = hierarchies()?;
+    // What systemd tells a service's processes by, first: what the daemon runs for a cell is the
+    // cell's. A move costs milliseconds, so one hierarchy must do.
+    let is_named = |hierarchy: &&Hierarchy| hierarchy.controllers == ["name=systemd"];
+    let hierarchy = hierarchies
+        .iter()
+        .find(|hierarchy| hierarchy.is_v2())
+        .or_else(|| hierarchies.iter().find(is_named))
+        .or_else(|| hierarchies.first())
+        .ok_or_else(|| io::Error::other("no cgroup hierarchy is mounted"))?;
+    make(std::slice::from_ref(hierarchy), cell)?;
+    let procs = hierarchy.mount.join(name(cell)).join("cgroup.procs");
+    match fs::write(&procs, pid.to_string()) {
+        Err(error) if Errno::from_io_error(&error) == Some(Errno::SRCH) => Ok(()),
+        written => written.map_err(|error| named(&procs, error)),
+    }
+}
+
+/// The processes in a cell's own cgroup and beneath it, in any hierarchy, by their numbers.
+pub(super) fn processes(hierarchies: &[Hierarchy], cell: &str) -> io::Result<BTreeSet<i32>> {
+    let mut pids = BTreeSet::new();
+    let mut open: Vec<_> =
+        hierarchies.iter().map(|hierarchy| hierarchy.mount.join(name(cell))).collect();
+    let mut looked = 0;
+    while let Some(dir) = open.pop() {
+        looked += 1;
+        if looked > BENEATH_LIMIT {
+            return Err(io::Error::other(format!(
+                "{cell} has more than {BENEATH_LIMIT} cgroups of its own"
+            )));
+        }
+        let Some(procs) = found(fs::File::open(dir.join("cgroup.procs")))? else { continue };
+        for line in io::BufReader::new(procs).split(b'\n') {
+            // One that is taken away meanwhile has none any more.
+            let Some(line) = found(line)? else { break };
+            let pid =
+                std::str::from_utf8(&line).ok().and_then(|line| line.trim().parse::<i32>().ok());
+            // Those that this PID namespace does not see read 0.
+            pids.extend(pid.filter(|pid| *pid > 0));
+        }
+        open.extend(children(&dir));
+    }
+    Ok(pids)
+}
+
+/// Has the kernel kill all that is in a cell's own cgroup and beneath it, as far as version 2 does
+/// that (Linux 5.14).
+pub(super) fn kill(hierarchies: &[Hierarchy], cell: &str) {
+    for hierarchy in hierarchies.iter().filter(|hierarchy| hierarchy.is_v2()) {
+        let file = hierarchy.mount.join(name(cell)).join("cgroup.kill");
+        // Without it each process is killed by its number, as is what lives elsewhere.
+        if file.exists() {
+            let _ = fs::write(file, "1");
+        }
+    }
+}
+
 /// A cgroup of version 1 takes no process before it has CPUs and memory nodes.
 fn inherit_cpuset(from: &Path, to: &Path) -> io::Result<()> {
     for file in ["cpuset.cpus", "cpuset.mems"] {
@@ -138,25 +207,26 @@ pub(super) fn of_containers(
 ) -> io::Result<BTreeSet<PathBuf>> {
     let mut cgroups = BTreeSet::new();
     for process in processes {
-        let Some(text) = found(fs::read_to_string(format!("/proc/{}/cgroup", process.pid)))? else {
-            continue;
-        };
+        let Some(text) = process::read(process.pid, "cgroup")? else { continue };
         cgroups.extend(container_dirs(hierarchies, &text));
     }
     Ok(cgroups)
 }
 
-pub(super) fn container_dirs(hierarchies: &[Hierarchy], text: &str) -> Vec<PathBuf> {
-    let dir = |line: &str| {
-        let (_, rest) = line.split_once(':')?;
-        let (controllers, path) = rest.split_once(':')?;
-        let hierarchy =
-            hierarchies.iter().find(|hierarchy| hierarchy.controllers.join(",") == controllers)?;
-        let path = Path::new(path);
+/// The containers' directories that the lines of a `/proc/<pid>/cgroup` lead to. Names in them may
+/// hold any byte but a line's end.
+pub(super) fn container_dirs(hierarchies: &[Hierarchy], text: &[u8]) -> Vec<PathBuf> {
+    let dir = |line: &[u8]| {
+        let mut fields = line.splitn(3, |byte| *byte == b':').skip(1);
+        let (controllers, path) = (fields.next()?, fields.next()?);
+        let hierarchy = hierarchies
+            .iter()
+            .find(|hierarchy| hierarchy.controllers.join(",").as_bytes() == controllers)?;
+        let path = Path::new(OsStr::from_bytes(path));
         let container = path.ancestors().filter(|path| is_container(path)).last()?;
         hierarchy.dir(container)
     };
-    text.lines().filter_map(dir).collect()
+    text.split(|byte| *byte == b'\n').filter_map(dir).collect()
 }
 
 /// Whether a directory is named by a container's id, as containerd names it with either of its

@@ -1,4 +1,9 @@
 //! Programs that the provider runs for a moment: bounded in time and in what they print.
+//!
+//! What a killed daemon left running for an instance is found by the cell's control group. A program
+//! is in it before it gets its input. So one that changes anything must take from its input what it
+//! is to do (`ip -batch -`, `iptables-restore`, CNI plugins): if the daemon is killed before, the
+//! input ends, and nothing was done.
 
 use std::{ffi::OsStr, path::Path, process::Stdio, time::Duration};
 
@@ -6,8 +11,11 @@ use rustix::process::{Pid, Signal, kill_process_group};
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     process::Command,
+    task::spawn_blocking,
     time::timeout,
 };
+
+use super::cgroup;
 
 /// How long a program may run.
 const LIMIT: Duration = Duration::from_secs(30);
@@ -15,9 +23,6 @@ const LIMIT: Duration = Duration::from_secs(30);
 const OUTPUT_LIMIT: u64 = 1024 * 1024;
 /// How much of its stderr is read, in bytes. What is beyond is thrown away.
 const ERROR_LIMIT: u64 = 16 * 1024;
-/// The variable that says for which instance a program runs: its directory. What a killed daemon
-/// left running is found by it.
-pub(super) const INSTANCE_VARIABLE: &str = "KIYOT_INSTANCE";
 
 /// Why a program did not do it.
 #[derive(Debug, thiserror::Error)]
@@ -29,6 +34,17 @@ pub(super) enum CommandError {
         #[source]
         source: std::io::Error,
     },
+    /// It could not be moved into its cell's control group, and was killed.
+    #[error("move {program} into the control group of {cell}")]
+    Cgroup {
+        program: String,
+        cell: String,
+        #[source]
+        source: std::io::Error,
+    },
+    /// A word that `ip` would take for several, or for none.
+    #[error("{0:?} is no word of ip; allowed are letters, digits and any of -_.:/@%")]
+    Word(String),
     /// It did not end in time, and was killed.
     #[error("{program} did not end within {seconds} s and was killed")]
     Deadline { program: String, seconds: u64 },
@@ -59,7 +75,8 @@ impl Drop for Group {
     }
 }
 
-/// Runs a program for an instance to its end, whatever that is.
+/// Runs a program to its end, whatever that is. For an instance, whose directory is given, it gets
+/// its input once it is in the cell's control group.
 pub(super) async fn run(
     program: &Path,
     arguments: &[&OsStr],
@@ -91,12 +108,19 @@ async fn run_within(
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
         .stderr(Stdio::piped());
-    if let Some(instance) = instance {
-        command.env(INSTANCE_VARIABLE, instance);
-    }
     let mut child = command.process_group(0).kill_on_drop(true).spawn().map_err(io)?;
-    let mut group = Group(child.id().and_then(|id| Pid::from_raw(i32::try_from(id).ok()?)));
+    let pid = child.id();
+    let mut group = Group(pid.and_then(|id| Pid::from_raw(i32::try_from(id).ok()?)));
     let (stdin, stdout, stderr) = (child.stdin.take(), child.stdout.take(), child.stderr.take());
+    if let (Some(cell), Some(pid)) = (instance.and_then(Path::file_name), pid) {
+        let cell = cell.to_string_lossy().into_owned();
+        let cell_of_task = cell.clone();
+        spawn_blocking(move || cgroup::enter(&cell_of_task, pid))
+            .await
+            .map_err(std::io::Error::other)
+            .flatten()
+            .map_err(|source| CommandError::Cgroup { program: name(), cell, source })?;
+    }
     let writing = async {
         if let Some(mut stdin) = stdin {
             // One that does not read its input says why by itself.
@@ -138,6 +162,37 @@ async fn run_within(
     Ok(ended)
 }
 
+/// Has `ip` carry out some lines for an instance, in the network namespace of that name or in ours,
+/// up to the first that fails.
+pub(super) async fn ip(
+    netns: Option<&str>,
+    lines: &[&[&str]],
+    instance: &Path,
+) -> Result<(), CommandError> {
+    let is_plain = |word: &str| {
+        let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.:/@%".contains(&byte);
+        !word.is_empty() && word.bytes().all(plain)
+    };
+    if let Some(word) = lines.iter().copied().flatten().find(|word| !is_plain(word)) {
+        return Err(CommandError::Word((*word).to_owned()));
+    }
+    let lines: Vec<String> = lines.iter().map(|words| words.join(" ")).collect();
+    let arguments: Vec<&OsStr> = netns
+        .map(|name| ["-n", name])
+        .into_iter()
+        .flatten()
+        .chain(["-batch", "-"])
+        .map(OsStr::new)
+        .collect();
+    let input = lines.join("\n") + "\n";
+    let ended = run(Path::new("ip"), &arguments, Some(instance), &[], input.as_bytes()).await?;
+    if ended.status.success() {
+        return Ok(());
+    }
+    let program = format!("ip {}", lines.join("; ip "));
+    Err(CommandError::Refused { program, status: ended.status, said: ended.stderr })
+}
+
 /// Runs a program that must succeed.
 pub(super) async fn succeed(
     program: &str,
@@ -163,7 +218,7 @@ mod tests {
         run(
             Path::new("/bin/sh"),
             &[OsStr::new("-c"), OsStr::new(script)],
-            Some(Path::new("/some/dir")),
+            None,
             &[("WHO", OsStr::new("me"))],
             input,
         )
@@ -172,9 +227,8 @@ mod tests {
 
     #[tokio::test]
     async fn what_it_prints_and_how_it_ends() {
-        let ended =
-            shell("cat; echo $WHO $KIYOT_INSTANCE; echo bad >&2; exit 3", b"input ").await.unwrap();
-        assert_eq!(ended.stdout, b"input me /some/dir\n");
+        let ended = shell("cat; echo $WHO; echo bad >&2; exit 3", b"input ").await.unwrap();
+        assert_eq!(ended.stdout, b"input me\n");
         assert_eq!(ended.stderr, "bad");
         assert_eq!(ended.status.code(), Some(3));
     }
@@ -230,5 +284,13 @@ mod tests {
         );
         let error = succeed("/no/such/program", &[], None).await.unwrap_err();
         assert_eq!(error.to_string(), "/no/such/program");
+    }
+
+    #[tokio::test]
+    async fn word_that_ip_would_split_is_refused() {
+        for word in ["", "a b", "a\nb", "#", "'a", "\\"] {
+            let error = ip(None, &[&["link", "delete", word]], Path::new("/x")).await.unwrap_err();
+            assert!(matches!(&error, CommandError::Word(named) if named == word), "{error}");
+        }
     }
 }

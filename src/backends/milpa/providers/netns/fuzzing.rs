@@ -44,7 +44,7 @@ fn kept<T: Serialize + DeserializeOwned>(bytes: &[u8]) {
 /// If a line is read otherwise than it was written, or leads elsewhere.
 pub fn mounts(bytes: &[u8]) {
     let hierarchies = cgroup::parse_hierarchies(bytes);
-    for dir in cgroup::container_dirs(&hierarchies, &String::from_utf8_lossy(bytes)) {
+    for dir in cgroup::container_dirs(&hierarchies, bytes) {
         assert!(
             hierarchies.iter().any(|hierarchy| dir.starts_with(&hierarchy.mount)),
             "{}",

@@ -1,9 +1,14 @@
 //! Processes: who they are, which belong to a cell, and their certain end.
+//!
+//! A process can't choose what decides here: its number and start time, its parent, its network
+//! namespace and its control group. Nothing is read of another process's memory (its environment
+//! and command line are in it), and of its files in `/proc` no more than [`PROC_FILE_LIMIT`].
 
 use std::{
     collections::{BTreeMap, BTreeSet},
     fs, io,
-    os::unix::{ffi::OsStrExt, fs::MetadataExt},
+    io::Read,
+    os::unix::fs::MetadataExt,
     path::Path,
     time::{Duration, Instant},
 };
@@ -16,7 +21,17 @@ use rustix::{
 };
 use serde::{Deserialize, Serialize};
 
-use super::{command::INSTANCE_VARIABLE, shortage::found};
+use super::{
+    cgroup::{self, Hierarchy},
+    shortage::found,
+};
+
+/// Bounds what is read of one file of a process in `/proc`, in bytes: the longest, `cgroup`, has a
+/// path of 4 KiB at most for each of a dozen hierarchies.
+const PROC_FILE_LIMIT: u64 = 64 * 1024;
+/// Bounds the processes that are killed before it is looked again, and so the open files for that.
+/// The oldest come first: with the first process of a PID namespace the kernel kills all others.
+const KILL_BATCH: usize = 256;
 
 /// A process, told from one that gets the same number later.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
@@ -31,6 +46,7 @@ pub(super) struct Identity {
 struct Stat {
     state: u8,
     parent: i32,
+    threads: u32,
     start: u64,
 }
 
@@ -41,19 +57,30 @@ impl Stat {
         let mut fields = std::str::from_utf8(rest).ok()?.split_ascii_whitespace();
         let state = *fields.next()?.as_bytes().first()?;
         let parent = fields.next()?.parse().ok()?;
-        // Field 22 of the line; state is field 3, parent field 4.
-        let start = fields.nth(17)?.parse().ok()?;
-        Some(Self { state, parent, start })
+        // State is field 3 of the line, parent 4, threads 20, start 22.
+        let threads = fields.nth(15)?.parse().ok()?;
+        let start = fields.nth(1)?.parse().ok()?;
+        Some(Self { state, parent, threads, start })
     }
 
     fn of(pid: i32) -> io::Result<Option<Self>> {
-        Ok(found(fs::read(format!("/proc/{pid}/stat")))?.and_then(|line| Self::parse(&line)))
+        Ok(read(pid, "stat")?.and_then(|line| Self::parse(&line)))
     }
 
-    /// One that waits for its parent to look holds nothing any more.
+    /// Returns whether it holds anything: a zombie does not, unless only its first thread ended.
     fn runs(self) -> bool {
-        !matches!(self.state, b'Z' | b'X' | b'x')
+        !matches!(self.state, b'Z' | b'X' | b'x') || self.threads > 1
     }
+}
+
+/// Reads the begin of a file of a process in `/proc`, [`PROC_FILE_LIMIT`] of it at most. `None` if
+/// the process has ended; an error as of [`found`].
+pub(super) fn read(pid: i32, file: &str) -> io::Result<Option<Vec<u8>>> {
+    let Some(file) = found(fs::File::open(format!("/proc/{pid}/{file}")))? else {
+        return Ok(None);
+    };
+    let mut content = Vec::new();
+    Ok(found(file.take(PROC_FILE_LIMIT).read_to_end(&mut content))?.map(|_| content))
 }
 
 impl Identity {
@@ -69,45 +96,86 @@ impl Identity {
     }
 }
 
-/// All that runs for the instance of a directory: its launcher, what the daemon runs for it (marked
-/// in their environment), who is in its network namespace, and the descendants of all of them. The
-/// calling process is never among them.
+/// The processes that run now, by their numbers.
+#[derive(Debug, Default)]
+struct Table(BTreeMap<i32, (Identity, i32)>);
+
+impl Table {
+    /// Looks at all of them. What `is_member` says of a process is kept for those it says yes to.
+    fn read(mut is_member: impl FnMut(Identity) -> bool) -> io::Result<(Self, BTreeSet<Identity>)> {
+        let (mut table, mut members) = (Self::default(), BTreeSet::new());
+        for entry in fs::read_dir("/proc")? {
+            let name = entry?.file_name();
+            let Some(pid) = name.to_str().and_then(|name| name.parse::<i32>().ok()) else {
+                continue;
+            };
+            if let Some(identity) = table.add(pid)?
+                && is_member(identity)
+            {
+                members.insert(identity);
+            }
+        }
+        Ok((table, members))
+    }
+
+    /// Looks at one more, unless it is known.
+    fn add(&mut self, pid: i32) -> io::Result<Option<Identity>> {
+        if let Some((identity, _)) = self.0.get(&pid) {
+            return Ok(Some(*identity));
+        }
+        let Some(stat) = Stat::of(pid)?.filter(|stat| stat.runs()) else { return Ok(None) };
+        let identity = Identity { pid, start: stat.start };
+        self.0.insert(pid, (identity, stat.parent));
+        Ok(Some(identity))
+    }
+
+    /// The descendants of some processes, with them.
+    fn with_descendants(&self, of: BTreeSet<Identity>) -> BTreeSet<Identity> {
+        let mut children: BTreeMap<i32, Vec<Identity>> = BTreeMap::new();
+        for (identity, parent) in self.0.values() {
+            children.entry(*parent).or_default().push(*identity);
+        }
+        let mut open: Vec<_> = of.into_iter().collect();
+        let mut all = BTreeSet::new();
+        while let Some(identity) = open.pop() {
+            if all.insert(identity) {
+                // A child that is older is of a process that had the number before.
+                let own = children.get(&identity.pid).into_iter().flatten();
+                open.extend(own.filter(|child| child.start >= identity.start));
+            }
+        }
+        all
+    }
+}
+
+/// All that runs for an instance: its launcher, who is in its network namespace or in the cell's
+/// own control group (there is what the daemon runs for it too), and the descendants of all of
+/// them. The calling process is never among them.
+///
+/// Each of the processes of a cell's PID namespace is a descendant of its first one, and that is in
+/// the cell's control group.
 pub(super) fn of_instance(
-    dir: &Path,
+    hierarchies: &[Hierarchy],
+    cell: &str,
     netns: &Path,
     launcher: Option<Identity>,
 ) -> io::Result<BTreeSet<Identity>> {
-    let mark = [INSTANCE_VARIABLE.as_bytes(), b"=", dir.as_os_str().as_bytes()].concat();
     let network = network_of(netns);
-    let mut children: BTreeMap<i32, Vec<Identity>> = BTreeMap::new();
-    let mut members: Vec<Identity> = Vec::new();
-    for entry in fs::read_dir("/proc")? {
-        let name = entry?.file_name();
-        let Some(pid) = name.to_str().and_then(|name| name.parse::<i32>().ok()) else { continue };
-        let Some(stat) = Stat::of(pid)?.filter(|stat| stat.runs()) else { continue };
-        let identity = Identity { pid, start: stat.start };
-        children.entry(stat.parent).or_default().push(identity);
-        let marked = || {
-            let environment = found(fs::read(format!("/proc/{pid}/environ")))?;
-            Ok::<_, io::Error>(environment.is_some_and(|environment| {
-                environment.split(|byte| *byte == 0).any(|variable| variable == mark)
-            }))
-        };
-        let inside = || {
-            network.is_some() && network_of(Path::new(&format!("/proc/{pid}/ns/net"))) == network
-        };
-        if launcher == Some(identity) || inside() || marked()? {
-            members.push(identity);
-        }
+    let inside = |pid: i32| {
+        network.is_some() && network_of(Path::new(&format!("/proc/{pid}/ns/net"))) == network
+    };
+    let (mut table, mut members) =
+        Table::read(|identity| launcher == Some(identity) || inside(identity.pid))?;
+    let mut grouped = BTreeSet::new();
+    for pid in cgroup::processes(hierarchies, cell)? {
+        grouped.extend(table.add(pid)?);
     }
+    // A number may have become another process's between both looks; that one is not listed again.
+    let listed = cgroup::processes(hierarchies, cell)?;
+    members.extend(grouped.into_iter().filter(|identity| listed.contains(&identity.pid)));
     let own = i32::try_from(std::process::id()).unwrap_or_default();
-    let mut all = BTreeSet::new();
-    while let Some(identity) = members.pop() {
-        if identity.pid != own && all.insert(identity) {
-            members.extend(children.get(&identity.pid).into_iter().flatten());
-        }
-    }
-    Ok(all)
+    members.retain(|identity| identity.pid != own);
+    Ok(table.with_descendants(members))
 }
 
 /// A network namespace, told from others, but never the daemon's own.
@@ -138,12 +206,14 @@ fn kill(identity: Identity) -> io::Result<Option<OwnedFd>> {
     }
 }
 
-/// Kills processes and waits for their end. Those that have not ended after `limit` are returned.
-/// Blocking.
+/// Kills the [`KILL_BATCH`] oldest of some processes and waits for their end. Those of them that
+/// have not ended after `limit` are returned. Blocking.
 pub(super) fn end(processes: &BTreeSet<Identity>, limit: Duration) -> io::Result<Vec<Identity>> {
     let deadline = Instant::now() + limit;
+    let mut oldest: Vec<_> = processes.iter().collect();
+    oldest.sort_by_key(|identity| (identity.start, identity.pid));
     let mut handles = Vec::new();
-    for identity in processes {
+    for identity in oldest.into_iter().take(KILL_BATCH) {
         if let Some(handle) = kill(*identity)? {
             handles.push((*identity, handle));
         }
@@ -180,7 +250,10 @@ mod tests {
     #[test]
     fn a_line_of_proc() {
         let line = b"4242 (a) b) (c) S 17 4242 4242 0 -1 4194560 110 0 0 0 0 0 0 0 20 0 1 0 123456 2760704 210 18446744073709551615\n";
-        assert_eq!(Stat::parse(line), Some(Stat { state: b'S', parent: 17, start: 123_456 }));
+        assert_eq!(
+            Stat::parse(line),
+            Some(Stat { state: b'S', parent: 17, threads: 1, start: 123_456 })
+        );
         assert_eq!(Stat::parse(b"4242 (a) S 17"), None);
         assert_eq!(Stat::parse(b""), None);
     }
@@ -194,7 +267,10 @@ mod tests {
         #[test]
         fn any_name_will_do(name in "[ -~]{0,15}", parent in 0..i32::MAX, start in any::<u64>()) {
             let line = format!("1 ({name}) R {parent} 1 1 0 -1 0 0 0 0 0 0 0 0 0 20 0 1 0 {start} 0");
-            prop_assert_eq!(Stat::parse(line.as_bytes()), Some(Stat { state: b'R', parent, start }));
+            prop_assert_eq!(
+                Stat::parse(line.as_bytes()),
+                Some(Stat { state: b'R', parent, threads: 1, start })
+            );
         }
     }
 
@@ -206,11 +282,9 @@ mod tests {
     }
 
     #[test]
-    fn marked_processes_and_their_children_end() {
-        let dir = tempfile::tempdir().unwrap();
+    fn launcher_and_its_children_end() {
         let mut child = Command::new("/bin/sh")
-            .args(["-c", "env -u KIYOT_INSTANCE sleep 1000 & echo started; wait"])
-            .env(INSTANCE_VARIABLE, dir.path())
+            .args(["-c", "sleep 1000 & echo started; wait"])
             .stdout(Stdio::piped())
             .spawn()
             .unwrap();
@@ -218,15 +292,35 @@ mod tests {
         io::BufRead::read_line(&mut io::BufReader::new(child.stdout.take().unwrap()), &mut line)
             .unwrap();
         let shell = Identity::of(i32::try_from(child.id()).unwrap()).unwrap().unwrap();
-        let found = of_instance(dir.path(), Path::new("/no/netns"), None).unwrap();
+        let look =
+            |launcher| of_instance(&[], "no-cell", Path::new("/no/netns"), launcher).unwrap();
+        let found = look(Some(shell));
         assert!(found.contains(&shell) && found.len() == 2, "{found:?}");
-        assert_eq!(
-            of_instance(&dir.path().join("other"), Path::new("/no/netns"), Some(shell)).unwrap(),
-            found
-        );
+        assert_eq!(look(None), BTreeSet::new());
         assert_eq!(end(&found, Duration::from_secs(60)).unwrap(), []);
         child.wait().unwrap();
-        assert_eq!(of_instance(dir.path(), Path::new("/no/netns"), None).unwrap(), BTreeSet::new());
+        assert_eq!(look(Some(shell)), BTreeSet::new());
         assert!(end(&found, Duration::from_secs(60)).unwrap().is_empty(), "again is fine");
+    }
+
+    #[test]
+    fn child_older_than_its_parents_number_is_no_descendant() {
+        let identity = |pid, start| Identity { pid, start };
+        let table = Table(
+            [(7, 50, 1), (8, 60, 7), (9, 40, 7), (10, 60, 8)]
+                .map(|(pid, start, parent)| (pid, (identity(pid, start), parent)))
+                .into(),
+        );
+        assert_eq!(
+            table.with_descendants([identity(7, 50)].into()),
+            [identity(7, 50), identity(8, 60), identity(10, 60)].into()
+        );
+    }
+
+    #[test]
+    fn process_whose_first_thread_ended_runs() {
+        let stat = |state, threads| Stat { state, parent: 1, threads, start: 1 };
+        assert!(stat(b'Z', 2).runs() && stat(b'S', 1).runs());
+        assert!(!stat(b'Z', 1).runs() && !stat(b'X', 0).runs());
     }
 }

@@ -77,7 +77,7 @@ mod tests {
         // The list of processes can be opened, and then none of them.
         with_room(1, || {
             assert!(is_shortage(
-                &of_instance(Path::new("/no/instance"), Path::new("/no/netns"), None).unwrap_err()
+                &of_instance(&[], "no-cell", Path::new("/no/netns"), None).unwrap_err()
             ))
         });
         let listing = Listing::default();

@@ -17,8 +17,9 @@ use super::{
 
 /// How long killed processes may take to end.
 const END_LIMIT: Duration = Duration::from_secs(60);
-/// How often more processes may turn up after the known ones have ended.
-const ROUNDS: usize = 20;
+/// How often more processes may turn up after the known ones have ended: each time some hundreds are
+/// killed.
+const ROUNDS: usize = 100;
 
 /// Ends an instance. When it returns `Ok`, nothing of it is left but files, perhaps, that are being
 /// removed.
@@ -62,12 +63,15 @@ async fn end_processes(
     let mut known = home.known().map_err(failed)?;
     let launcher = known.launcher.filter(|_| known.boot_id == super::boot_id());
     for _ in 0..ROUNDS {
-        let (dir, netns) = (home.dir().to_owned(), home.netns_path());
-        let found = spawn_blocking(move || process::of_instance(&dir, &netns, launcher))
-            .await
-            .map_err(io::Error::other)
-            .map_err(failed)?
-            .map_err(failed)?;
+        let (home_of_task, hierarchies_of_task) = (home.clone(), hierarchies.to_vec());
+        let found = spawn_blocking(move || {
+            let (cell, netns) = (home_of_task.cell(), home_of_task.netns_path());
+            process::of_instance(&hierarchies_of_task, cell, &netns, launcher)
+        })
+        .await
+        .map_err(io::Error::other)
+        .map_err(failed)?
+        .map_err(failed)?;
         if found.is_empty() {
             return Ok(known);
         }
@@ -94,6 +98,7 @@ async fn end_processes(
         // The kernel lets frozen processes of version 1 run only once they are thawed, killed or
         // not.
         cgroup::thaw(hierarchies, home.cell(), &known.cgroups);
+        cgroup::kill(hierarchies, home.cell());
         let left = spawn_blocking(move || process::end(&found, END_LIMIT))
             .await
             .map_err(io::Error::other)

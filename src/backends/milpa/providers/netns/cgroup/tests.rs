@@ -40,8 +40,10 @@ fn containers_cgroups_are_told_from_the_pods() {
         "5:cpu,cpuacct:/kubepods/burstable/pod1-2/{ID}\n4:freezer:/docker/abc/kubepods/pod1-2/{ID}/nested\n3:pids:/kiyot/cell-a\n\
          1:name=systemd:/../outside/{ID}\n0::/kubepods.slice/kubepods-pod1_2.slice/cri-containerd-{ID}.scope\nbad line\n"
     );
-    let dirs: Vec<_> =
-        container_dirs(&hierarchies, &text).iter().map(|dir| dir.display().to_string()).collect();
+    let dirs: Vec<_> = container_dirs(&hierarchies, text.as_bytes())
+        .iter()
+        .map(|dir| dir.display().to_string())
+        .collect();
     assert_eq!(
         dirs,
         [
@@ -52,6 +54,14 @@ fn containers_cgroups_are_told_from_the_pods() {
             ),
         ]
     );
+}
+
+#[test]
+fn cgroup_lines_of_any_bytes_hide_no_other_line() {
+    let hierarchies = parse_hierarchies(HYBRID);
+    let text = [b"3:pids:/\xff\xfe\n".as_slice(), format!("0::/a/{ID}\n").as_bytes()].concat();
+    let expected = PathBuf::from(format!("/sys/fs/cgroup/unified/a/{ID}"));
+    assert_eq!(container_dirs(&hierarchies, &text), [expected]);
 }
 
 /// Plain directories behave like empty cgroups, as far as names and removal go.
@@ -87,6 +97,21 @@ fn a_pods_leftovers_are_found_with_either_driver() {
     );
     assert!(of_pod(&hierarchies, "", &BTreeSet::new()).is_empty());
     remove_containers(&found).unwrap();
+}
+
+#[test]
+fn processes_of_a_cell_are_those_of_its_groups_alone() {
+    let root = tempfile::tempdir().unwrap();
+    let hierarchies = played(root.path());
+    assert!(processes(&hierarchies, "cell-a").unwrap().is_empty(), "there is no such group");
+    make(&hierarchies, "cell-a").unwrap();
+    let own = root.path().join(name("cell-a"));
+    fs::create_dir_all(own.join("deeper")).unwrap();
+    fs::create_dir_all(root.path().join(name("cell-b"))).unwrap();
+    fs::write(own.join("cgroup.procs"), "17\n0\n18\n").unwrap();
+    fs::write(own.join("deeper/cgroup.procs"), "19\n").unwrap();
+    fs::write(root.path().join(name("cell-b")).join("cgroup.procs"), "20\n").unwrap();
+    assert_eq!(processes(&hierarchies, "cell-a").unwrap(), [17, 18, 19].into());
 }
 
 #[test]

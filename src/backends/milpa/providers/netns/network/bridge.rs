@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{
     super::{
-        command::{CommandError, succeed},
+        command::{CommandError, ip},
         instance::Home,
     },
     DEVICE, remove_if_there,
@@ -52,28 +52,28 @@ pub(in super::super) struct Bridge {
 impl Bridge {
     /// Puts a cell on the bridge, which is made with the first.
     pub(super) async fn attach(&self, home: &Home) -> Result<Ipv4Addr, BridgeError> {
-        let dir = Some(home.dir());
+        let dir = home.dir();
         // The address first: while there is one, the bridge stays.
         let address = self.allocate(home.cell())?;
         self.raise(dir).await?;
         let (veth, netns) = (veth(home), home.netns_name());
-        succeed(
-            "ip",
-            &["link", "add", &veth, "type", "veth", "peer", "name", DEVICE, "netns", &netns],
+        ip(
+            None,
+            &[
+                &["link", "add", &veth, "type", "veth", "peer", "name", DEVICE, "netns", &netns],
+                &["link", "set", &veth, "master", &self.device, "up"],
+            ],
             dir,
         )
         .await?;
-        succeed("ip", &["link", "set", &veth, "master", &self.device, "up"], dir).await?;
-        succeed(
-            "ip",
-            &["-n", &netns, "address", "add", &format!("{address}/{}", self.prefix), "dev", DEVICE],
-            dir,
-        )
-        .await?;
-        succeed("ip", &["-n", &netns, "link", "set", DEVICE, "up"], dir).await?;
-        succeed(
-            "ip",
-            &["-n", &netns, "route", "add", "default", "via", &self.gateway().to_string()],
+        let (own, gateway) = (format!("{address}/{}", self.prefix), self.gateway().to_string());
+        ip(
+            Some(&netns),
+            &[
+                &["address", "add", &own, "dev", DEVICE],
+                &["link", "set", DEVICE, "up"],
+                &["route", "add", "default", "via", &gateway],
+            ],
             dir,
         )
         .await?;
@@ -84,12 +84,12 @@ impl Bridge {
     pub(super) async fn detach(&self, home: &Home) -> Result<(), BridgeError> {
         let veth = veth(home);
         if exists(&veth).map_err(devices)? {
-            succeed("ip", &["link", "delete", &veth], Some(home.dir())).await?;
+            ip(None, &[&["link", "delete", &veth]], home.dir()).await?;
         }
         let (own, others): (Vec<_>, Vec<_>) =
             self.taken()?.into_iter().partition(|(_, cell)| cell == home.cell());
         if others.is_empty() {
-            self.raze(Some(home.dir())).await?;
+            self.raze(home.dir()).await?;
         }
         for path in own.into_iter().map(|(path, _)| path).chain([self.draft(home.cell())]) {
             remove_if_there(&path).map_err(|error| BridgeError::File(path, error))?;
@@ -112,31 +112,38 @@ impl Bridge {
     }
 
     /// Makes what is missing of the bridge.
-    async fn raise(&self, dir: Option<&Path>) -> Result<(), BridgeError> {
+    async fn raise(&self, dir: &Path) -> Result<(), BridgeError> {
         if !exists(&self.device).map_err(devices)? {
-            succeed("ip", &["link", "add", &self.device, "type", "bridge"], dir).await?;
+            ip(None, &[&["link", "add", &self.device, "type", "bridge"]], dir).await?;
         }
         let gateway = format!("{}/{}", self.gateway(), self.prefix);
-        succeed("ip", &["address", "replace", &gateway, "dev", &self.device], dir).await?;
-        succeed("ip", &["link", "set", &self.device, "up"], dir).await?;
+        ip(
+            None,
+            &[
+                &["address", "replace", &gateway, "dev", &self.device],
+                &["link", "set", &self.device, "up"],
+            ],
+            dir,
+        )
+        .await?;
         let forward = Path::new("/proc/sys/net/ipv4/ip_forward");
         let file = |error| BridgeError::File(forward.to_owned(), error);
         if fs::read_to_string(forward).map_err(file)?.trim() != "1" {
             fs::write(forward, "1").map_err(file)?;
         }
         for rule in self.rules() {
-            rule.ensure(dir).await?;
+            rule.ensure(Some(dir)).await?;
         }
         Ok(())
     }
 
     /// Takes all of the bridge away. What is not there is fine.
-    async fn raze(&self, dir: Option<&Path>) -> Result<(), BridgeError> {
+    async fn raze(&self, dir: &Path) -> Result<(), BridgeError> {
         for rule in self.rules() {
-            rule.remove(dir).await?;
+            rule.remove(Some(dir)).await?;
         }
         if exists(&self.device).map_err(devices)? {
-            succeed("ip", &["link", "delete", &self.device], dir).await?;
+            ip(None, &[&["link", "delete", &self.device]], dir).await?;
         }
         Ok(())
     }

@@ -6,7 +6,7 @@ use rustix::mount::{UnmountFlags, unmount};
 use tokio::sync::Mutex;
 
 use super::{
-    super::command::{CommandError, succeed},
+    super::command::{CommandError, ip},
     remove_if_there,
 };
 
@@ -20,7 +20,7 @@ static ALONE: Mutex<()> = Mutex::const_new(());
 /// Makes a network namespace of that name for the instance whose directory this is.
 pub(in super::super) async fn make(name: &str, instance: &Path) -> Result<(), CommandError> {
     let _alone = ALONE.lock().await;
-    succeed("ip", &["netns", "add", name], Some(instance)).await
+    ip(None, &[&["netns", "add", name]], instance).await
 }
 
 /// Takes a network namespace's name away; with that it is gone once nothing uses it. Absent is

@@ -255,7 +255,10 @@ fn says_no(error: &CommandError) -> bool {
         },
         // Without the program there is no rule that it made.
         CommandError::Io { source, .. } => source.kind() == io::ErrorKind::NotFound,
-        CommandError::Deadline { .. } | CommandError::Output { .. } => false,
+        CommandError::Cgroup { .. }
+        | CommandError::Word(_)
+        | CommandError::Deadline { .. }
+        | CommandError::Output { .. } => false,
     }
 }
 

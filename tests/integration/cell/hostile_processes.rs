@@ -1,0 +1,157 @@
+//! Processes of pods that mean harm.
+
+use std::fs;
+
+use kiyot_testkit::{
+    Container, Kiyot, KiyotOptions, Kubelet, LIMIT, Node, Pod, cri, kubelet, wait_until,
+};
+
+use super::{WAIT, ends_without_a_trace, faults::processes, leaves_nothing, options, pod};
+
+/// Begins two of itself wherever there is room, for ever.
+const BOMB: &str = "bomb() { while :; do bomb & done; }; bomb & echo begun; while :; do wait; done";
+/// How many processes the pod may have, as a kubelet's `podPidsLimit` says.
+const PIDS_LIMIT: u32 = 200;
+
+/// Limits a pod's processes where the kubelet does, before there is one.
+fn limit_pids(config: &cri::PodSandboxConfig) {
+    let parent = config.linux.as_ref().unwrap().cgroup_parent.trim_start_matches('/').to_owned();
+    let mut root = std::path::PathBuf::from("/sys/fs/cgroup");
+    if root.join("cgroup.controllers").exists() {
+        for part in parent.split('/') {
+            fs::write(root.join("cgroup.subtree_control"), "+pids").unwrap();
+            root.push(part);
+            fs::create_dir_all(&root).unwrap();
+        }
+    } else {
+        root = root.join("pids").join(parent);
+        fs::create_dir_all(&root).unwrap();
+    }
+    fs::write(root.join("pids.max"), PIDS_LIMIT.to_string()).unwrap();
+}
+
+#[tokio::test]
+async fn fork_bomb_ends_with_its_pod_and_no_other_notices() {
+    let node = Node::start().await;
+    let kiyot = Kiyot::start(&node, options()).await;
+    let mut kubelet = kiyot.kubelet().await;
+    let neighbour = kubelet.run_pod(&pod("neighbour", WAIT)).await.unwrap();
+    let calm = kiyot.cells().remove(0);
+    let spec = pod("bomb", BOMB);
+    let config = kubelet.prepare(&spec);
+    limit_pids(&config);
+    let sandbox = kubelet.run_sandbox(&config, "").await.unwrap();
+    let mut running = kubelet.running(&spec, config, sandbox);
+    let created = kubelet.create_container(&running, &spec.containers[0], 0).await.unwrap();
+    kubelet.start_container(&created.id).await.unwrap();
+    running.containers.insert("main".to_owned(), created.clone());
+    kubelet.logged(&created, "begun").await;
+    // Its cell is ended as that of a node that fails: no agent stops its containers first.
+    let bomb = kiyot.cells().into_iter().find(|cell| *cell != calm).unwrap();
+    super::faults::kill9(&processes(&["kiyot-cell agent", &bomb]));
+    kubelet.stop_and_remove(&running).await.unwrap();
+    assert_eq!(kiyot.cells(), std::slice::from_ref(&calm));
+    let told = kubelet.exec_sync(&neighbour.container("main").id, &["echo", "here"]).await;
+    assert_eq!(told.unwrap().stdout, "here\n");
+    ends_without_a_trace(&mut kubelet, &kiyot, &neighbour).await;
+    drop(kiyot);
+    leaves_nothing(node);
+}
+
+#[tokio::test]
+async fn pod_that_claims_another_cell_stays_and_the_other_cell_ends() {
+    let node = Node::start().await;
+    let kiyot = Kiyot::start(&node, options()).await;
+    let mut kubelet = kiyot.kubelet().await;
+    let victim = kubelet.run_pod(&pod("victim", WAIT)).await.unwrap();
+    let cell = kiyot.state().join("cells").join(kiyot.cells().remove(0));
+    let claiming = Container::script("main", WAIT).env("KIYOT_INSTANCE", cell.to_str().unwrap());
+    let claimant =
+        kubelet.run_pod(&Pod::new("claimant").in_cell().container(claiming)).await.unwrap();
+    kubelet.stop_and_remove(&victim).await.unwrap();
+    assert!(!cell.exists());
+    let main = &claimant.container("main").id;
+    assert_eq!(kubelet.exec_sync(main, &["echo", "here"]).await.unwrap().stdout, "here\n");
+    let status = kubelet.container_status(main).await.unwrap();
+    assert_eq!(status.state(), cri::ContainerState::ContainerRunning);
+    ends_without_a_trace(&mut kubelet, &kiyot, &claimant).await;
+}
+
+/// What a script says once the cell can be asked.
+async fn told(kubelet: &mut Kubelet, container: &str, script: &str) -> kubelet::ExecOutput {
+    wait_until(format!("{script:?} is answered"), LIMIT, async || {
+        kubelet.exec_sync(container, &["sh", "-c", script]).await.ok()
+    })
+    .await
+}
+
+/// The process of the cell whose command line begins so, as the pod sees it.
+async fn seen(kubelet: &mut Kubelet, container: &str, begin: &str) -> String {
+    let script = format!(
+        "for p in /proc/[0-9]*; do tr '\\0' ' ' < $p/cmdline | grep -q '^{begin}' && echo ${{p#/proc/}}; done; true"
+    );
+    wait_until(format!("the pod sees {begin}"), LIMIT, async || {
+        let told = kubelet.exec_sync(container, &["sh", "-c", &script]).await.ok()?;
+        told.stdout.lines().next().map(str::to_owned)
+    })
+    .await
+}
+
+#[tokio::test]
+async fn pod_with_its_cells_processes_harms_no_more_than_its_cell() {
+    let node = Node::start().await;
+    let policy = "[backends.milpa.policy]\nhost_pid = \"cell\"\n".to_owned();
+    let kiyot = Kiyot::start(&node, KiyotOptions { sections: policy, ..options() }).await;
+    let mut kubelet = kiyot.kubelet().await;
+    let neighbour = kubelet.run_pod(&pod("neighbour", WAIT)).await.unwrap();
+    let mut spec = pod("nosy", WAIT);
+    spec.host_pid = true;
+    let running = kubelet.run_pod(&spec).await.unwrap();
+    let main = running.container("main").id.clone();
+
+    // Without hostPID there is nothing to see but the container's own.
+    let other = &neighbour.container("main").id;
+    let names = told(&mut kubelet, other, "cat /proc/[0-9]*/comm | sort -u").await.stdout;
+    assert!(!names.contains("kiyot") && !names.contains("containerd"), "{names}");
+
+    let agent = seen(&mut kubelet, &main, "kiyot-cell agent").await;
+    let containerd = seen(&mut kubelet, &main, "[^ ]*containerd --config").await;
+    for process in ["1", &agent, &containerd] {
+        // Each of these asks for what tracing a process asks for.
+        for reach in [
+            "head -c 1 /proc/P/mem",
+            "cat /proc/P/environ",
+            "ls /proc/P/root/",
+            "readlink /proc/P/fd/0",
+        ] {
+            let tried = told(&mut kubelet, &main, &reach.replace('P', process)).await;
+            assert!(tried.code != 0 && tried.stdout.is_empty(), "{reach} of {process}: {tried:?}");
+        }
+        let script = format!("nice -n -5 true; renice -n -5 -p {process}");
+        let tried = told(&mut kubelet, &main, &script).await;
+        assert_ne!(tried.code, 0, "{tried:?}");
+    }
+    // The first process of the cell is out of its reach, and starts the others again.
+    for process in ["1", &agent, &containerd] {
+        let _ = kubelet.exec_sync(&main, &["kill", "-9", process]).await;
+    }
+    let again = |before: String| move |now: &String| *now != before;
+    let (killed_agent, killed_containerd) = (again(agent), again(containerd));
+    wait_until("another agent and another containerd run", LIMIT, async || {
+        let agent = seen(&mut kubelet, &main, "kiyot-cell agent").await;
+        let containerd = seen(&mut kubelet, &main, "[^ ]*containerd --config").await;
+        (killed_agent(&agent) && killed_containerd(&containerd)).then_some(())
+    })
+    .await;
+    assert_eq!(kiyot.cells().len(), 2, "its cell is the same, and so is the other");
+    let here = told(&mut kubelet, other, "echo here").await;
+    assert_eq!(here.stdout, "here\n");
+
+    // An agent that is stopped answers nobody any more: its pod is ended all the same.
+    let agent = seen(&mut kubelet, &main, "kiyot-cell agent").await;
+    let _ = kubelet.exec_sync(&main, &["kill", "-STOP", &agent]).await;
+    let stop = cri::StopPodSandboxRequest { pod_sandbox_id: running.sandbox.clone() };
+    kubelet.runtime.stop_pod_sandbox(stop).await.unwrap();
+    kubelet.stop_and_remove(&running).await.unwrap();
+    ends_without_a_trace(&mut kubelet, &kiyot, &neighbour).await;
+}

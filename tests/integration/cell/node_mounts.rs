@@ -1,0 +1,102 @@
+//! Mounts of the node, of which a cell keeps what it needs and nothing else.
+
+use std::{
+    fs,
+    os::unix::fs::symlink,
+    path::{Path, PathBuf},
+};
+
+use kiyot_testkit::{Kiyot, KiyotOptions, LIMIT, Node, command, wait_until};
+
+use super::{WAIT, ends_without_a_trace, leaves_nothing, options, pod};
+
+/// Processes whose mount namespace has something mounted at a path that ends so, but for those in
+/// this test's own namespace.
+fn who_has(end: &str) -> Vec<String> {
+    let own = fs::read_link("/proc/self/ns/mnt").unwrap();
+    let entries = fs::read_dir("/proc").unwrap().flatten().map(|entry| entry.path());
+    entries
+        .filter(|process| {
+            fs::read_link(process.join("ns/mnt")).is_ok_and(|namespace| namespace != own)
+        })
+        .filter(|process| {
+            let table = fs::read(process.join("mountinfo")).unwrap_or_default();
+            let points = String::from_utf8_lossy(&table).into_owned();
+            points.lines().filter_map(|line| line.split(' ').nth(4)).any(|at| at.ends_with(end))
+        })
+        .map(|process| {
+            let line = fs::read(process.join("cmdline")).unwrap_or_default();
+            format!("{} {}", process.display(), String::from_utf8_lossy(&line).replace('\0', " "))
+        })
+        .collect()
+}
+
+fn mount(arguments: &[&str], at: &Path) {
+    fs::create_dir_all(at).unwrap();
+    command::run("mount", &[arguments, &[at.to_str().unwrap()]].concat());
+}
+
+#[tokio::test]
+async fn volume_unmounted_on_the_node_is_released_under_a_running_cell() {
+    let node = Node::start().await;
+    let disk = node.directory().join("disk");
+    fs::File::create(&disk).unwrap().set_len(16 << 20).unwrap();
+    let disk = disk.to_str().unwrap();
+    command::run("mkfs.ext4", &["-q", "-F", disk]);
+    let plugins = node.kubelet_directory().join("plugins/kubernetes.io/csi");
+    let global = plugins.join("driver/1/globalmount");
+    mount(&["-o", "loop", disk], &global);
+    fs::write(global.join("file"), "data").unwrap();
+    let of_disk = || command::run("losetup", &["--noheadings", "--list", "--associated", disk]);
+    assert!(!of_disk().is_empty());
+
+    let kiyot = Kiyot::start(&node, options()).await;
+    let mut kubelet = kiyot.kubelet().await;
+    let running = kubelet.run_pod(&pod("long-lived", WAIT)).await.unwrap();
+    assert_eq!(who_has("/globalmount"), Vec::<String>::new());
+    // What is mounted later does not come in either.
+    let later = plugins.join("driver/2/globalmount");
+    mount(&["-t", "tmpfs", "none"], &later);
+    assert_eq!(who_has("/globalmount"), Vec::<String>::new());
+
+    command::run("umount", &[global.to_str().unwrap()]);
+    wait_until("the file system is released, and its device", LIMIT, async || {
+        of_disk().is_empty().then_some(())
+    })
+    .await;
+    // Another machine could mount it now.
+    command::run("e2fsck", &["-f", "-n", disk]);
+    let main = &running.container("main").id;
+    assert_eq!(kubelet.exec_sync(main, &["echo", "here"]).await.unwrap().stdout, "here\n");
+    command::run("umount", &[later.to_str().unwrap()]);
+    ends_without_a_trace(&mut kubelet, &kiyot, &running).await;
+    drop(kiyot);
+    leaves_nothing(node);
+}
+
+#[tokio::test]
+async fn programs_on_a_file_system_of_their_own_run_in_a_cell() {
+    let node = Node::start().await;
+    let (programs, unneeded) = (node.directory().join("programs"), node.directory().join("other"));
+    for at in [&programs, &unneeded] {
+        mount(&["-t", "tmpfs", "none"], at);
+    }
+    fs::create_dir(programs.join("bin")).unwrap();
+    let found = std::env::split_paths(command::PATH).map(|dir| dir.join("containerd"));
+    let containerd: PathBuf = found.into_iter().find(|path| path.is_file()).unwrap();
+    fs::copy(containerd, programs.join("bin/containerd")).unwrap();
+    // As it is written in the configuration, it is a link from elsewhere.
+    let link = node.directory().join("the-containerd");
+    symlink("programs/bin/containerd", &link).unwrap();
+    let options =
+        KiyotOptions { netns: format!("containerd = \"{}\"", link.display()), ..options() };
+    let kiyot = Kiyot::start(&node, options).await;
+    let mut kubelet = kiyot.kubelet().await;
+    let running = kubelet.run_pod(&pod("elsewhere", WAIT)).await.unwrap();
+    let of_cell = who_has("/programs");
+    assert!(!of_cell.is_empty(), "the cell has what it needs");
+    assert_eq!(who_has("/other"), Vec::<String>::new());
+    ends_without_a_trace(&mut kubelet, &kiyot, &running).await;
+    drop(kiyot);
+    leaves_nothing(node);
+}

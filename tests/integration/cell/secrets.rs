@@ -1,0 +1,98 @@
+//! What nobody may read of a pod's environment and of the daemon's keys.
+
+use std::{
+    fs,
+    io::Read,
+    os::unix::process::ExitStatusExt,
+    path::{Path, PathBuf},
+};
+
+use kiyot_testkit::{Container, Kiyot, LIMIT, Node, Pod, command, wait_until};
+
+use super::{WAIT, ends_without_a_trace, faults::processes, is_back, options, pod};
+
+/// The files beneath a directory that hold some bytes.
+fn files_with(dir: &Path, bytes: &[u8]) -> Vec<PathBuf> {
+    let (mut open, mut found) = (vec![dir.to_owned()], Vec::new());
+    while let Some(dir) = open.pop() {
+        for entry in fs::read_dir(dir).into_iter().flatten().flatten() {
+            let kind = entry.file_type().unwrap();
+            if kind.is_dir() {
+                open.push(entry.path());
+            } else if kind.is_file() {
+                let mut content = Vec::new();
+                let Ok(mut file) = fs::File::open(entry.path()) else { continue };
+                file.read_to_end(&mut content).unwrap();
+                if content.windows(bytes.len()).any(|part| part == bytes) {
+                    found.push(entry.path());
+                }
+            }
+        }
+    }
+    found
+}
+
+#[tokio::test]
+async fn environment_of_a_pod_is_in_no_file_on_disk() {
+    let node = Node::start().await;
+    let kiyot = Kiyot::start(&node, options()).await;
+    let mut kubelet = kiyot.kubelet().await;
+    let (name, value) = ("KIYOT_TEST_KEY", "correct-horse-battery-staple");
+    let main = Container::script("main", WAIT).env(name, value);
+    let spec = Pod::new("secretive").in_cell().container(main);
+    let running = kubelet.run_pod(&spec).await.unwrap();
+    let main = running.container("main").id.clone();
+    let shown = kubelet.exec_sync(&main, &["sh", "-c", "echo $KIYOT_TEST_KEY"]).await.unwrap();
+    assert_eq!(shown.stdout.trim(), value);
+    assert_eq!(files_with(&kiyot.state(), value.as_bytes()), Vec::<PathBuf>::new());
+    // That it looks where containerd has its content.
+    assert!(!files_with(&kiyot.state(), b"schemaVersion").is_empty());
+
+    // Another containerd of the cell knows its containers all the same.
+    let cell = kiyot.cells().remove(0);
+    let containerd = || processes(&["containerd", "containerd.toml", &cell]);
+    super::faults::kill9(&containerd());
+    wait_until("exec works again", LIMIT, async || {
+        kubelet.exec_sync(&main, &["true"]).await.ok().filter(|told| told.code == 0)
+    })
+    .await;
+    assert_eq!(files_with(&kiyot.state(), value.as_bytes()), Vec::<PathBuf>::new());
+    ends_without_a_trace(&mut kubelet, &kiyot, &running).await;
+}
+
+/// The soft and the hard limit of a process's core dumps.
+fn core_limits(pid: &str) -> (String, String) {
+    let limits = fs::read_to_string(format!("/proc/{pid}/limits")).unwrap();
+    let line = limits.lines().find(|line| line.starts_with("Max core file size")).unwrap();
+    let mut words = line.split_whitespace().skip(4).map(str::to_owned);
+    (words.next().unwrap(), words.next().unwrap())
+}
+
+#[tokio::test]
+async fn processes_with_secrets_are_not_dumped_and_containers_may_be() {
+    let node = Node::start().await;
+    let mut kiyot = Kiyot::start(&node, options()).await;
+    let mut kubelet = kiyot.kubelet().await;
+    let running = kubelet.run_pod(&pod("dumped", WAIT)).await.unwrap();
+    let cell = kiyot.cells().remove(0);
+    let (soft, hard) = core_limits(&kiyot.pid().to_string());
+    assert_eq!(soft, "0");
+    for role in ["launch", "agent"] {
+        for pid in processes(&[&format!("kiyot-cell {role}"), &cell]) {
+            assert_eq!(core_limits(&pid).0, "0", "{role}");
+        }
+    }
+    // Whatever the limit: where dumps go to a program, the kernel does not look at it.
+    let pid = kiyot.pid().to_string();
+    command::run("prlimit", &["--pid", &pid, "--core=unlimited"]);
+    command::run("kill", &["-QUIT", &pid]);
+    let status = kiyot.stop().await;
+    assert_eq!((status.signal(), status.core_dumped()), (Some(3), false));
+    kiyot.start_again().await;
+    let mut kubelet = kiyot.kubelet().await;
+    let main = running.container("main");
+    is_back(&mut kubelet, main).await;
+    let told = kubelet.exec_sync(&main.id, &["sh", "-c", "ulimit -Sc; ulimit -Hc"]).await.unwrap();
+    assert_eq!(told.stdout, format!("{hard}\n{hard}\n"));
+    ends_without_a_trace(&mut kubelet, &kiyot, &running).await;
+}
