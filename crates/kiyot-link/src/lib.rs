@@ -10,6 +10,7 @@ pub mod connection;
 pub mod frames;
 pub mod held;
 pub mod http2;
+pub mod log_limit;
 pub mod private;
 pub mod resolver;
 pub mod silence;

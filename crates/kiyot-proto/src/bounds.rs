@@ -7,7 +7,7 @@
 mod limits;
 mod wire;
 
-use self::wire::{Reader, Value};
+use self::wire::{Broken, Reader, Value};
 
 /// The places that a growing list may hold for each of its entries. A first entry gets four
 /// (`RawVec`, `hashbrown`), a list that doubles holds its old and its new places, three for each
@@ -88,6 +88,12 @@ pub enum Refused {
         /// So many bytes are allowed.
         limit: usize,
     },
+    /// A field has another wire type than its own, or is a group.
+    #[error("a message {name} with a field of another wire type than its own")]
+    WireType {
+        /// The message's name in `proto/`.
+        name: &'static str,
+    },
     /// It is no message of protobuf.
     #[error("a message {name} that can't be read")]
     Malformed {
@@ -146,9 +152,10 @@ impl Weight {
             });
         }
         let mut reader = Reader::new(message);
-        while let Some((number, value)) =
-            reader.next().map_err(|_| Refused::Malformed { name: shape.name })?
-        {
+        while let Some((number, value)) = reader.next().map_err(|broken| match broken {
+            Broken::Malformed => Refused::Malformed { name: shape.name },
+            Broken::WireType => Refused::WireType { name: shape.name },
+        })? {
             let Some(field) = shape.field(number) else { continue };
             match (field, value) {
                 (Field::Text, Value::Bytes(text)) => self.add_text(shape, text)?,
@@ -171,9 +178,16 @@ impl Weight {
                     self.add(shape, part.size.saturating_mul(PLACES))?;
                     self.add_message(part, message)?;
                 }
-                // Of another wire type than its own: it can't be decoded, and takes nothing.
-                (Field::Text | Field::Texts | Field::Map, Value::Number)
-                | (Field::Message(_) | Field::Messages(_), Value::Number) => {}
+                // prost would take the number before an entry of a map for its length, whatever its
+                // wire type.
+                (
+                    Field::Text
+                    | Field::Texts
+                    | Field::Map
+                    | Field::Message(_)
+                    | Field::Messages(_),
+                    Value::Number,
+                ) => return Err(Refused::WireType { name: shape.name }),
             }
         }
         Ok(())

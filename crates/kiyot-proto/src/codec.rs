@@ -59,7 +59,9 @@ impl<U: Bounded + Default> tonic::codec::Decoder for Decoder<U> {
     fn decode(&mut self, source: &mut DecodeBuf<'_>) -> Result<Option<U>, Status> {
         let message = source.copy_to_bytes(source.remaining());
         bounds::decode(message).map(Some).map_err(|refused| match refused {
-            Refused::Malformed { .. } => Status::internal(refused.to_string()),
+            Refused::Malformed { .. } | Refused::WireType { .. } => {
+                Status::internal(refused.to_string())
+            }
             Refused::Length { .. } | Refused::Memory { .. } => {
                 Status::resource_exhausted(refused.to_string())
             }

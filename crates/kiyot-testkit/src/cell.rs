@@ -74,6 +74,8 @@ pub struct State {
     pub endless: Vec<&'static str>,
     /// What is answered whatever is asked.
     pub lies: HashMap<&'static str, Answer>,
+    /// The messages that answer a call whatever is asked, as many as there are.
+    pub says: HashMap<&'static str, Vec<Vec<u8>>>,
     /// Calls that are not answered for as long as they are in it.
     pub silent: Vec<&'static str>,
     /// Those that have come and were not answered at once.
@@ -106,6 +108,7 @@ impl PlayedCell {
             lose: Vec::new(),
             endless: Vec::new(),
             lies: HashMap::new(),
+            says: HashMap::new(),
             silent: Vec::new(),
             kept_waiting: BTreeSet::new(),
             used: None,
@@ -176,6 +179,9 @@ impl PlayedCell {
         let mut state = self.0.lock().unwrap();
         match method {
             method if state.endless.contains(&method) => endless(),
+            method if state.says.contains_key(method) => {
+                streamed(stream::iter(state.says[method].clone()).boxed())
+            }
             "Watch" => {
                 let changes = state.watch();
                 drop(state);

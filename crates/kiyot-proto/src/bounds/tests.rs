@@ -341,3 +341,15 @@ fn all_that_an_exec_may_print_is_taken() {
     let other = cell::GetFileReply { content: vec![b'x'; ANSWER].into(), exists: true };
     decode::<cell::GetFileReply>(other.encode_to_vec().into()).unwrap();
 }
+
+#[test]
+fn field_of_another_wire_type_is_refused() {
+    // An entry of `annotations`, by a key that says "number": prost takes it for an entry.
+    let odd = [8 << 3, 0];
+    assert!(cri::PodSandboxStatus::decode(&odd[..]).is_ok());
+    let refused = cri::PodSandboxStatus::SHAPE.check(&odd).unwrap_err();
+    assert_eq!(refused, Refused::WireType { name: "runtime.v1.PodSandboxStatus" });
+    // A group.
+    let refused = cri::PodSandboxStatus::SHAPE.check(&[0x63, 0x64]).unwrap_err();
+    assert_eq!(refused, Refused::WireType { name: "runtime.v1.PodSandboxStatus" });
+}

@@ -12,18 +12,23 @@ pub(super) enum Value<'a> {
     Bytes(&'a [u8]),
 }
 
-/// A message that breaks off, or is none.
+/// Why a message can't be walked over.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) struct Malformed;
+pub(super) enum Broken {
+    /// It breaks off, or is none.
+    Malformed,
+    /// It has a group, or a wire type that there is not: proto3 has neither.
+    WireType,
+}
+use Broken::Malformed;
 
 impl<'a> Reader<'a> {
     pub(super) fn new(message: &'a [u8]) -> Self {
         Self(message)
     }
 
-    /// Returns the next field's number and value, or `None` at the end. Groups are malformed:
-    /// proto3 has none.
-    pub(super) fn next(&mut self) -> Result<Option<(u32, Value<'a>)>, Malformed> {
+    /// Returns the next field's number and value, or `None` at the end.
+    pub(super) fn next(&mut self) -> Result<Option<(u32, Value<'a>)>, Broken> {
         if self.0.is_empty() {
             return Ok(None);
         }
@@ -36,7 +41,7 @@ impl<'a> Reader<'a> {
                 Value::Bytes(self.take(length)?)
             }
             5 => self.take(4).map(|_| Value::Number)?,
-            _ => return Err(Malformed),
+            _ => return Err(Broken::WireType),
         };
         match key >> 3 {
             0 => Err(Malformed),
@@ -44,7 +49,7 @@ impl<'a> Reader<'a> {
         }
     }
 
-    fn varint(&mut self) -> Result<u64, Malformed> {
+    fn varint(&mut self) -> Result<u64, Broken> {
         let mut number = 0;
         for shift in (0..64).step_by(7) {
             let (byte, rest) = self.0.split_first().ok_or(Malformed)?;
@@ -57,7 +62,7 @@ impl<'a> Reader<'a> {
         Err(Malformed)
     }
 
-    fn take(&mut self, length: usize) -> Result<&'a [u8], Malformed> {
+    fn take(&mut self, length: usize) -> Result<&'a [u8], Broken> {
         let (taken, rest) = self.0.split_at_checked(length).ok_or(Malformed)?;
         self.0 = rest;
         Ok(taken)
