@@ -1,6 +1,11 @@
 //! The memory that the worst messages of an agent cost the daemon.
 
-use std::{convert::Infallible, process::Stdio, sync::Arc};
+use std::{
+    convert::Infallible,
+    path::PathBuf,
+    process::Stdio,
+    sync::{Arc, Mutex},
+};
 
 use bytes::{BufMut, Bytes, BytesMut};
 use http::uri::PathAndQuery;
@@ -28,11 +33,13 @@ use tonic::body::Body;
 
 use crate::kit::{ByHand, Fixture, LIMIT, dial_as, timed, within};
 
-/// By so much the daemon may grow at most: the longest answer, as it comes and as it is decoded,
+/// By so much the process may grow at most: the longest answer, as it is sent, comes and is decoded,
 /// and what the link has on its way. KiB.
 const GROWTH_KIB: usize = 96 << 10;
-/// Tells a child process of this program that it is the one that is measured.
+/// Names to a child process of this program, which is measured, the directory of the messages.
 const SUFFERS: &str = "KIYOT_TEST_SUFFERS";
+/// The kind of a message of the control connection; that of others is the path of their call.
+const CONTROL: &str = "control";
 
 /// Makes a message of at most as many bytes.
 type Maker = Box<dyn Fn(usize) -> Vec<u8>>;
@@ -232,17 +239,40 @@ calls! {
     }
 }
 
+/// The files that hold the messages, so that the process that is measured has one of them at a time.
+struct Messages(PathBuf);
+
+impl Messages {
+    fn write(&self, n: usize, kind: &str, message: &[u8]) {
+        let name = format!("{n:04} {}", kind.replace('/', "+"));
+        std::fs::write(self.0.join(name), message).unwrap();
+    }
+
+    /// The names, in order.
+    fn names(&self) -> Vec<String> {
+        let of =
+            |entry: std::io::Result<std::fs::DirEntry>| entry.unwrap().file_name().into_string();
+        let mut names: Vec<_> =
+            std::fs::read_dir(&self.0).unwrap().map(|entry| of(entry).unwrap()).collect();
+        names.sort();
+        names
+    }
+
+    fn read(&self, name: &str) -> Bytes {
+        std::fs::read(self.0.join(name)).unwrap().into()
+    }
+}
+
 /// In a process of its own: a gateway that hears all of it, one after another.
-async fn suffer() {
+async fn suffer(messages: Messages) {
     let fixture = Fixture::start().await;
     let identity = ByHand::new().enrol(&fixture.bootstrap()).await.unwrap();
-    // Made before memory is looked at, and sent as they are.
-    let (control, calls) = (control_messages(), worst_answers());
     let before = status_kib("VmHWM");
-    let mut generation = 0;
-    for said in control {
-        generation += 1;
-        let agent = says_on_control(&fixture, &identity, generation, said);
+    let (control, calls): (Vec<_>, Vec<_>) =
+        messages.names().into_iter().partition(|name| name.ends_with(CONTROL));
+    for (n, name) in control.iter().enumerate() {
+        let generation = u64::try_from(n).unwrap() + 1;
+        let agent = says_on_control(&fixture, &identity, generation, messages.read(name));
         let daemon = async {
             let mut events = fixture.link.control.watch().await.unwrap();
             // The second one is asked for only if the first one was taken.
@@ -255,24 +285,23 @@ async fn suffer() {
     let tls = tls::cell_client(&fixture.bootstrap().ca_sha256, identity.clone()).unwrap();
     let stream = dial_as(&fixture.bootstrap(), tls, alpn::BULK_NAME).await.unwrap();
     let cell = fixture.cell.to_string();
-    let answers = Arc::new(calls);
-    let next = Arc::new(std::sync::atomic::AtomicUsize::new(0));
-    let (own, at) = (answers.clone(), next.clone());
+    let next = Arc::new(Mutex::new(Bytes::new()));
+    let own = next.clone();
     let service = tower::service_fn(move |request: http::Request<Body>| {
-        let is_hello = request.uri().path().ends_with("/Hello");
-        let message = if is_hello {
+        let message = if request.uri().path().ends_with("/Hello") {
             hello(&cell, ConnectionKind::Bulk, 1).encode_to_vec().into()
         } else {
-            own[at.load(std::sync::atomic::Ordering::SeqCst)].1.clone()
+            own.lock().unwrap().clone()
         };
         async move { Ok::<_, Infallible>(answer(message)) }
     });
     let (end, tasks) = (CancellationToken::new(), TaskTracker::new());
     let served = http2::serve(stream, Profile::BULK, service, end.clone(), tasks.clone());
     let calls = async {
-        for (n, (path, _)) in answers.iter().enumerate() {
-            next.store(n, std::sync::atomic::Ordering::SeqCst);
-            within(path, call_by_path(fixture.link.bulk.clone(), path)).await;
+        for name in &calls {
+            *next.lock().unwrap() = messages.read(name);
+            let path = name.split_once(' ').unwrap().1.replace('+', "/");
+            within(&path, call_by_path(fixture.link.bulk.clone(), &path)).await;
         }
     };
     tokio::select! {
@@ -284,8 +313,14 @@ async fn suffer() {
 
 #[tokio::test]
 async fn worst_messages_of_an_agent_cost_the_daemon_a_bounded_amount_of_memory() {
-    if std::env::var_os(SUFFERS).is_some() {
-        return suffer().await;
+    if let Some(messages) = std::env::var_os(SUFFERS) {
+        return suffer(Messages(messages.into())).await;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let messages = Messages(dir.path().to_owned());
+    let control = control_messages().into_iter().map(|message| (CONTROL, message));
+    for (n, (kind, message)) in control.chain(worst_answers()).enumerate() {
+        messages.write(n, kind, &message);
     }
     let mut child = tokio::process::Command::new(std::env::current_exe().unwrap())
         .args([
@@ -293,18 +328,16 @@ async fn worst_messages_of_an_agent_cost_the_daemon_a_bounded_amount_of_memory()
             "memory::worst_messages_of_an_agent_cost_the_daemon_a_bounded_amount_of_memory",
             "--nocapture",
         ])
-        .env(SUFFERS, "yes")
+        .env(SUFFERS, dir.path())
         .stdout(Stdio::piped())
         .kill_on_drop(true)
         .spawn()
         .unwrap();
     let mut said = String::new();
     child.stdout.take().unwrap().read_to_string(&mut said).await.unwrap();
-    let grown = said
-        .lines()
-        .find_map(|line| line.split_once("grown by KiB "))
-        .unwrap_or_else(|| panic!("{said}"));
-    println!("control connection, all: {} KiB", grown.1);
-    let grown: Vec<usize> = grown.1.split(' ').map(|kib| kib.parse().unwrap()).collect();
+    let grown = said.lines().find_map(|line| line.split_once("grown by KiB "));
+    let (_, grown) = grown.unwrap_or_else(|| panic!("{said}"));
+    println!("by control messages, by all: {grown} KiB");
+    let grown: Vec<usize> = grown.split(' ').map(|kib| kib.parse().unwrap()).collect();
     assert!(grown[1] <= GROWTH_KIB, "{grown:?} KiB, where {GROWTH_KIB} are allowed");
 }

@@ -18,6 +18,8 @@ use super::{
 /// The most bytes of an `Enrol` request.
 pub(super) const BODY_LIMIT: usize = 16 * 1024;
 
+/// Bytes of the longest name of a cell.
+const CELL: usize = 80;
 /// Characters of what an agent says of its build that go to the log.
 const BUILD_ID: usize = 80;
 
@@ -47,6 +49,10 @@ impl enrolment_server::Enrolment for Enrolment {
         let key = ProvenKey::from_request(&csr_der)
             .map_err(|error| Status::invalid_argument(error.to_string()))?;
         let key_sha256 = key.sha256();
+        if cell.len() > CELL {
+            let name = cell[..cell.floor_char_boundary(CELL)].to_owned();
+            return Err(self.refused(&Refusal::Unknown(name), &key_sha256));
+        }
         let admitted = if token.is_empty() {
             // A renewal: the request is signed by the key that the cell's token was spent for, and
             // the cell lives.
