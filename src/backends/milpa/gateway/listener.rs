@@ -182,10 +182,10 @@ async fn come_in(stream: Stream, place: Place, arrival: u64, shared: &Shared) ->
             shared.end.clone(),
             shared.tasks.clone(),
         );
-        if timeout(shared.limits.enrolment, served).await.is_err() {
-            if let Some(suppressed) = shared.log.handshake.admit() {
-                tracing::debug!(suppressed, "A connection for enrolment took too long.");
-            }
+        if timeout(shared.limits.enrolment, served).await.is_err()
+            && let Some(suppressed) = shared.log.handshake.admit()
+        {
+            tracing::debug!(suppressed, "A connection for enrolment took too long.");
         }
         return None;
     };
