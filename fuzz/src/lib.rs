@@ -12,7 +12,10 @@ use kiyot::{
     proxy::{fuzzing, peek},
 };
 use kiyot_link::bootstrap::CellFile;
-use kiyot_proto::cri;
+use kiyot_proto::{
+    bounds::{Bounded, Refused},
+    cell, cri,
+};
 use prost::Message;
 use tokio::runtime::{Builder, Runtime};
 
@@ -137,8 +140,12 @@ pub fn annotations(data: &[u8]) {
     let _ = CellRequest::unknown_keys(pairs.iter().map(|(key, value)| (key, value)));
 }
 
-/// Reads and applies what an agent says.
+/// Reads and applies what an agent says. A message that can be decoded can be counted before.
 pub fn events(data: &[u8]) {
+    let checked = cell::FromCell::SHAPE.check(data);
+    if cell::FromCell::decode(data).is_ok() {
+        assert!(!matches!(checked, Err(Refused::Malformed { .. })), "{checked:?}");
+    }
     verbs::fuzzing::events(data);
 }
 

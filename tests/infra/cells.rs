@@ -28,7 +28,11 @@ struct Quiet;
 
 impl Links for Quiet {
     fn link(&self, _cell: &CellId) -> CellLink {
-        CellLink { control: Control::new("control"), bulk: Slot::new("bulk").channel() }
+        CellLink {
+            control: Control::new("control"),
+            bulk: Slot::new("bulk").channel(),
+            lines: Arc::default(),
+        }
     }
 
     fn bootstrap(&self, cell: &CellId, token: &str) -> Bootstrap {

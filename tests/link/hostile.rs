@@ -10,8 +10,18 @@ use std::{
 };
 
 use kiyot::backends::milpa::gateway::Limits;
-use kiyot_link::{alpn, bootstrap::GatewayAddress, stream::Stream, tls};
-use kiyot_proto::cell::{ConnectionKind, HelloReply, HelloRequest, agent_client::AgentClient};
+use kiyot_link::{
+    alpn,
+    bootstrap::GatewayAddress,
+    log_limit::{LINES, PERIOD},
+    stream::Stream,
+    tls,
+};
+use kiyot_proto::cell::{
+    ConnectionKind, EnrolRequest, HelloReply, HelloRequest, agent_client::AgentClient,
+    enrolment_client::EnrolmentClient,
+};
+use kiyot_testkit::log::CapturedLog;
 use tokio::{
     io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader},
     net::UnixStream,
@@ -259,4 +269,75 @@ async fn a_cell_that_says_nonsense_is_cut_and_another_connection_of_it_is_let_in
     };
     let _fake = Fake::connect(&bootstrap, &identity, hello).await;
     fixture.linked().await;
+}
+
+#[tokio::test]
+async fn refused_attempts_write_a_bounded_number_of_log_lines() {
+    const ENROLMENTS: usize = 1_000;
+    const CONNECTIONS: usize = 100;
+    // Of enrolments, forgeries, certificates, connections and those that are too many.
+    const KINDS: usize = 5;
+    let (log, began) = (CapturedLog::start(), Instant::now());
+    let fixture = Fixture::with(Limits { newcomers: 8, newcomers_of_a_peer: 8, ..limits() }).await;
+    let (bootstrap, own, other) = (fixture.bootstrap(), ByHand::new(), ByHand::new());
+    let identity = own.enrol(&bootstrap).await.unwrap();
+    // Enrolments of cells that are not known, with wrong tokens, and with a token of another key.
+    let stream = dial(&bootstrap, tls::enrol_client(&bootstrap.ca_sha256).unwrap()).await.unwrap();
+    let profile = kiyot_link::http2::Profile::ENROL;
+    let tasks = TaskTracker::new();
+    let connection = kiyot_link::connection::Connection::open(
+        stream,
+        profile,
+        &CancellationToken::new(),
+        &tasks,
+    )
+    .await
+    .unwrap();
+    let channel = kiyot_link::channel::Channel::over(connection);
+    let mut client = EnrolmentClient::new(channel);
+    for n in 0..ENROLMENTS {
+        let (cell, token) = match n % 3 {
+            0 => (format!("cell-{n}-{}", "x".repeat(4_000)), "token".to_owned()),
+            1 => (fixture.cell.to_string(), format!("token-{n}")),
+            _ => (fixture.cell.to_string(), bootstrap.token.clone()),
+        };
+        let request =
+            EnrolRequest { cell, token, csr_der: other.request().into(), build_id: String::new() };
+        let refused = client.enrol(timed(request, LIMIT)).await.unwrap_err();
+        assert_eq!(refused.code(), Code::PermissionDenied);
+    }
+    // Connections with a certificate that say that they are another cell's, and the cell's own
+    // certificates, again and again.
+    for generation in 0..CONNECTIONS {
+        let hello = HelloReply {
+            cell: format!("cell-{generation}"),
+            kind: ConnectionKind::Control.into(),
+            ..HelloReply::default()
+        };
+        Fake::connect(&bootstrap, &identity, hello).await.ended().await;
+        own.enrol(&bootstrap).await.unwrap();
+    }
+    // Connections without TLS, and more of them than may be.
+    let mut stuck = Vec::new();
+    for _ in 0..CONNECTIONS {
+        let mut nonsense = Stream::dial(fixture.gateway.address()).await.unwrap();
+        let _ = nonsense.write_all(b"GET / HTTP/1.1\r\n\r\n").await;
+        let _ = within("the end of nonsense", nonsense.read_to_end(&mut Vec::new())).await;
+        stuck.push(Stream::dial(fixture.gateway.address()).await.unwrap());
+    }
+    drop(stuck);
+    let lines = log.lines();
+    // However long it took here.
+    let periods = began.elapsed().as_secs().div_ceil(PERIOD.as_secs()) as usize + 1;
+    let of_a_kind = LINES as usize * periods;
+    assert!(lines.len() <= 1 + KINDS * of_a_kind, "{} lines: {lines:#?}", lines.len());
+    let of = |kind: &str| lines.iter().filter(|line| line.contains(kind)).count();
+    for kind in [
+        "An enrolment was refused",
+        "A token that was spent was shown with another key",
+        "A connection with a certificate was not let in",
+    ] {
+        assert!((1..=of_a_kind).contains(&of(kind)), "{kind}: {lines:#?}");
+    }
+    assert!(lines.iter().all(|line| line.len() < 600), "{lines:#?}");
 }

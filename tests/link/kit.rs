@@ -22,7 +22,7 @@ mod ledger;
 mod proxy;
 
 pub(crate) use agent::{TestAgent, timed};
-pub(crate) use by_hand::{ByHand, Fake, dial, is_refused};
+pub(crate) use by_hand::{ByHand, Fake, dial, dial_as, is_refused};
 pub(crate) use ledger::TestLedger;
 pub(crate) use proxy::Proxy;
 

@@ -14,4 +14,5 @@ mod calls;
 mod clocks;
 mod enrolment;
 mod hostile;
+mod memory;
 mod reconnect;

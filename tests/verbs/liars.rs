@@ -1,12 +1,19 @@
 //! Cells that lie: what they say is refused, and no other pod is touched.
 
+use std::time::Instant;
+
 use futures::StreamExt;
 use kiyot::backends::Method;
+use kiyot_link::{
+    channel::LONGEST_MESSAGE,
+    log_limit::{LINES, PERIOD},
+};
 use kiyot_proto::{cell, cri};
+use kiyot_testkit::log::CapturedLog;
 use prost::Message;
 use tonic::{Code, Status};
 
-use crate::kit::{Fixture, until};
+use crate::kit::{Fixture, LIMIT, until};
 
 /// Two pods with a container each, which run: the ids of both containers. Both cells call theirs
 /// `c0`.
@@ -172,7 +179,8 @@ async fn an_answer_without_an_end_fails_its_call_and_no_other() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn no_list_is_longer_for_what_a_cell_says() {
-    const LONG: usize = 10 << 20;
+    // Nearly as much as is taken of one container at all.
+    const LONG: usize = 400 << 10;
     let kiyot = Fixture::start().await;
     let (honest, liar) = honest_and_liar(&kiyot).await;
     let lying = kiyot.provider.nth(1);
@@ -243,7 +251,7 @@ async fn no_list_is_longer_for_what_a_cell_says() {
         ),
     ] {
         let answer = kiyot.daemon.verbs.snapshot(method, &request).unwrap().unwrap();
-        assert!(answer.len() < 1 << 20, "{method}: {} bytes", answer.len());
+        assert!(answer.len() < LONG / 8, "{method}: {} bytes", answer.len());
     }
     let stopped = async {
         loop {
@@ -264,11 +272,12 @@ async fn no_list_is_longer_for_what_a_cell_says() {
 async fn what_a_cell_says_of_a_failure_is_words() {
     let kiyot = Fixture::start().await;
     let (_, liar) = honest_and_liar(&kiyot).await;
-    let lie = Status::with_details(
+    let mut lie = Status::with_details(
         Code::Unknown,
         "c0: \u{1b}[2J100%\r\n\u{9b}ok\0",
         bytes::Bytes::from_static(b"c0"),
     );
+    lie.metadata_mut().insert("x-more", "c0".parse().unwrap());
     kiyot.provider.nth(1).with(|state| state.lies.insert("ExecSync", Err(lie)));
     let status =
         kiyot.call::<cri::ExecSyncResponse>(Method::ExecSync, exec(&liar)).await.unwrap_err();
@@ -276,6 +285,156 @@ async fn what_a_cell_says_of_a_failure_is_words() {
         (status.code(), status.message(), status.details()),
         (Code::Unknown, &*format!("{liar}:  [2J100% \n ok "), &b""[..])
     );
+    // None of its metadata is passed on.
+    assert!(status.metadata().get("x-more").is_none());
+}
+
+/// The message is cut where it enters, and the cell's id in it, which is shorter than the kubelet's,
+/// makes it no longer.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn error_message_of_a_cell_is_short_also_with_ids_restored() {
+    let kiyot = Fixture::start().await;
+    let (_, liar) = honest_and_liar(&kiyot).await;
+    for message in ["c0".repeat(3_000), "\u{e4}".repeat(2_000), format!("c0 {}", "%".repeat(5_000))]
+    {
+        let lie = Status::new(Code::Unknown, message);
+        kiyot.provider.nth(1).with(|state| state.lies.insert("ExecSync", Err(lie)));
+        let status =
+            kiyot.call::<cri::ExecSyncResponse>(Method::ExecSync, exec(&liar)).await.unwrap_err();
+        assert_eq!(status.code(), Code::Unknown);
+        let length = status.message().len();
+        assert!((1_000..=LONGEST_MESSAGE).contains(&length), "{length} bytes: {status}");
+    }
+}
+
+/// Each call of a container's life, answered with no message, with one of another type, with what
+/// is none, and twice.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn answers_of_another_type_or_number_harm_their_own_pod_alone() {
+    let kiyot = Fixture::start().await;
+    let (honest, liar) = honest_and_liar(&kiyot).await;
+    let lying = kiyot.provider.nth(1);
+    let of_liar = kiyot
+        .sandboxes()
+        .into_iter()
+        .find(|sandbox| sandbox.metadata.as_ref().unwrap().name == "liar")
+        .unwrap()
+        .id;
+    let other = cell::FromCell {
+        message: Some(cell::from_cell::Message::Hello(cell::HelloReply {
+            cell: "another".to_owned(),
+            build_id: "c0".to_owned(),
+            generation: 7,
+            ..Default::default()
+        })),
+    }
+    .encode_to_vec();
+    let empty = Vec::new();
+    let lies = [
+        vec![],
+        vec![empty.clone()],
+        vec![other.clone()],
+        vec![vec![0xff; 40]],
+        vec![empty.clone(), empty],
+        vec![other.clone(), vec![0xff; 3], other],
+    ];
+    for (n, lie) in lies.iter().enumerate() {
+        for method in
+            ["Version", "Status", "ImageStatus", "ChangeFiles", "CreateContainer", "ListContainers"]
+        {
+            lying.with(|state| state.says = [(method, lie.clone())].into());
+            // Whether it fails depends on how much of it matters; that it ends does not.
+            let request =
+                kiyot.container_request(&of_liar, &format!("{}-{n}", method.to_lowercase()));
+            let made = kiyot.call::<cri::CreateContainerResponse>(Method::CreateContainer, request);
+            let _ = tokio::time::timeout(LIMIT, made).await.expect(method);
+        }
+        lying.with(|state| state.says = [("ExecSync", lie.clone())].into());
+        let _ = kiyot.call::<cri::ExecSyncResponse>(Method::ExecSync, exec(&liar)).await;
+        lying.with(|state| state.says = [("Exec", lie.clone())].into());
+        let request = cri::ExecRequest { container_id: liar.clone(), ..Default::default() };
+        kiyot.call::<cri::ExecResponse>(Method::Exec, request).await.unwrap_err();
+        lying.with(|state| state.says = [("UpdateContainerResources", lie.clone())].into());
+        let request = cri::UpdateContainerResourcesRequest {
+            container_id: liar.clone(),
+            ..Default::default()
+        };
+        let _ = kiyot
+            .call::<cri::UpdateContainerResourcesResponse>(
+                Method::UpdateContainerResources,
+                request,
+            )
+            .await;
+        lying.with(|state| state.says.clear());
+        is_well(&kiyot, &honest).await;
+    }
+    // Events of another kind than what is, in another order, and twice.
+    lying.with(|state| {
+        use cell::event::Event;
+        let snapshot = cell::Snapshot {
+            sandboxes: vec![cri::PodSandboxStatus { id: "5a".to_owned(), ..Default::default() }; 2],
+            containers: state
+                .containers
+                .values()
+                .cloned()
+                .chain(state.containers.values().cloned())
+                .collect(),
+            ..Default::default()
+        };
+        let begun = cri::ContainerStatus { id: "c0".to_owned(), state: 0, ..Default::default() };
+        let unknown = cri::ContainerStatus { id: "c0".to_owned(), state: 77, ..Default::default() };
+        state.tell(Event::Container(begun));
+        state.tell(Event::Container(unknown));
+        state.tell(Event::Snapshot(snapshot.clone()));
+        state.tell(Event::Snapshot(snapshot));
+    });
+    lying.exit("c0", 3);
+    lying.exit("c0", 4);
+    lying.with(|state| {
+        let mut runs = state.containers["c0"].clone();
+        runs.set_state(cri::ContainerState::ContainerRunning);
+        state.tell(cell::event::Event::Container(runs));
+        state.tell(cell::event::Event::ContainerGone("c0".to_owned()));
+        state.tell(cell::event::Event::ContainerGone("c0".to_owned()));
+    });
+    assert_eq!(kiyot.exited(&liar).await.exit_code, 3, "the first word stays");
+    is_well(&kiyot, &honest).await;
+    kiyot.stop_sandbox(&of_liar).await;
+    is_well(&kiyot, &honest).await;
+}
+
+/// Snapshots full of containers that nobody knows, again and again. (On one thread, whose log is
+/// looked at.)
+#[tokio::test]
+async fn cell_that_lies_without_end_writes_a_bounded_number_of_log_lines() {
+    const SNAPSHOTS: usize = 50;
+    let (log, began) = (CapturedLog::start(), Instant::now());
+    let kiyot = Fixture::start().await;
+    let sandbox = kiyot.run("liar").await;
+    let container = kiyot.create(&sandbox, "main").await;
+    kiyot.start_container(&container).await;
+    let lying = kiyot.provider.only();
+    let before = log.lines().len();
+    lying.with(|state| {
+        let strangers = (0..16)
+            .map(|n| cri::ContainerStatus { id: format!("stranger-{n}"), ..Default::default() });
+        let containers = state.containers.values().cloned().chain(strangers).collect();
+        let sandboxes = vec![cri::PodSandboxStatus { id: "5a".to_owned(), ..Default::default() }];
+        let snapshot = cell::Snapshot { sandboxes, containers, ..Default::default() };
+        for _ in 0..SNAPSHOTS {
+            state.tell(cell::event::Event::Snapshot(snapshot.clone()));
+        }
+    });
+    // When this is seen, all before it was.
+    lying.exit("c0", 3);
+    kiyot.exited(&container).await;
+    let lines = log.lines().split_off(before);
+    let of_strangers = lines.iter().filter(|line| line.contains("that nobody knows")).count();
+    // However long it took here.
+    let periods = began.elapsed().as_secs().div_ceil(PERIOD.as_secs()) as usize + 1;
+    let most = LINES as usize * periods;
+    assert!((1..=most).contains(&of_strangers), "{of_strangers} lines");
+    assert!(lines.len() <= 2 * most, "{lines:#?}");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

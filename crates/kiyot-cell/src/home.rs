@@ -48,9 +48,6 @@ const REFUSALS: u32 = 5;
 /// How long what still runs at the end may take to end.
 const END_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// The longest message on a control connection, in bytes: as much as the gateway takes.
-const LONGEST: usize = 16 << 20;
-
 /// One connection to the gateway, as the agent's answer to `Hello` tells it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ConnectionInfo {

@@ -16,11 +16,11 @@ use crate::connection::Connection;
 
 mod answer;
 mod deadline;
+mod sanitize;
 mod slot;
-mod words;
 
+pub use sanitize::{LONGEST_MESSAGE, is_no_word, sanitize, shortened};
 pub use slot::{Offer, Refused, Slot};
-pub use words::is_no_word;
 
 /// The authority in the calls' addresses. Nobody resolves it; HTTP/2 asks for one.
 const AUTHORITY: &str = "cell.kiyot.internal";
@@ -34,8 +34,8 @@ const AUTHORITY: &str = "cell.kiyot.internal";
 /// answer's head is there, for it may be a stream; so a call that sends a long stream before it is
 /// answered must set a deadline. A call whose connection ends, or is replaced by a newer one, fails
 /// with UNAVAILABLE, in its answer's stream too. A call that was not sent is tried again over the
-/// next connection. A failure's words are the other side's, without control characters other than
-/// line ends and tabs; its details are left out.
+/// next connection. A failure's message is the other side's, at most [`LONGEST_MESSAGE`] bytes of it
+/// and without control characters other than line ends and tabs; all other metadata is left out.
 #[derive(Debug, Clone)]
 pub struct Channel(Slot);
 
@@ -97,7 +97,7 @@ async fn call(
                 let mut response = response.map(|body| {
                     Body::new(answer::Answer::new(body, open, of_its_own.then_some(deadline)))
                 });
-                words::clean(response.headers_mut());
+                sanitize::clean(response.headers_mut());
                 return Ok(response);
             }
             Ok(Err(mut error)) => match error.take_message() {

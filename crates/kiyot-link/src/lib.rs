@@ -11,6 +11,7 @@ pub mod core_dump;
 pub mod frames;
 pub mod held;
 pub mod http2;
+pub mod log_limit;
 pub mod private;
 pub mod resolver;
 pub mod silence;

@@ -1,10 +1,17 @@
-//! How messages become bytes: as tonic's own codec does it, with smaller buffers.
+//! How messages become bytes: as tonic's own codec does it, with smaller buffers, and with a limit
+//! for the memory that a decoded message needs.
 
 use std::marker::PhantomData;
 
+use bytes::Buf;
 use prost::Message;
-use tonic::codec::BufferSettings;
-use tonic_prost::{ProstCodec, ProstDecoder, ProstEncoder};
+use tonic::{
+    Status,
+    codec::{BufferSettings, DecodeBuf},
+};
+use tonic_prost::{ProstCodec, ProstEncoder};
+
+use crate::bounds::{self, Bounded, Refused};
 
 /// What a call begins with. Its buffers grow with its messages; tonic's own begin with 8 KiB, which
 /// a thousand streams hold that mostly wait.
@@ -25,18 +32,43 @@ impl<T, U> Default for Codec<T, U> {
 impl<T, U> tonic::codec::Codec for Codec<T, U>
 where
     T: Message + Send + 'static,
-    U: Message + Default + Send + 'static,
+    U: Bounded + Default + Send + 'static,
 {
     type Encode = T;
     type Decode = U;
     type Encoder = ProstEncoder<T>;
-    type Decoder = ProstDecoder<U>;
+    type Decoder = Decoder<U>;
 
     fn encoder(&mut self) -> Self::Encoder {
         ProstCodec::<T, U>::raw_encoder(BufferSettings::new(BEGIN_BYTES, PIECE_BYTES))
     }
 
     fn decoder(&mut self) -> Self::Decoder {
-        ProstCodec::<T, U>::raw_decoder(BufferSettings::new(BEGIN_BYTES, PIECE_BYTES))
+        Decoder(PhantomData)
+    }
+}
+
+/// Decodes messages that need no more memory than their type may.
+#[derive(Debug)]
+pub struct Decoder<U>(PhantomData<U>);
+
+impl<U: Bounded + Default> tonic::codec::Decoder for Decoder<U> {
+    type Item = U;
+    type Error = Status;
+
+    fn decode(&mut self, source: &mut DecodeBuf<'_>) -> Result<Option<U>, Status> {
+        let message = source.copy_to_bytes(source.remaining());
+        bounds::decode(message).map(Some).map_err(|refused| match refused {
+            Refused::Malformed { .. } | Refused::WireType { .. } => {
+                Status::internal(refused.to_string())
+            }
+            Refused::Length { .. } | Refused::Memory { .. } => {
+                Status::resource_exhausted(refused.to_string())
+            }
+        })
+    }
+
+    fn buffer_settings(&self) -> BufferSettings {
+        BufferSettings::new(BEGIN_BYTES, PIECE_BYTES)
     }
 }

@@ -4,6 +4,7 @@
 pub use kiyot::{cell::v1 as cell, store::v1 as store};
 pub use runtime::v1 as cri;
 
+pub mod bounds;
 pub mod codec;
 
 // The modules follow the packages' names, because the generated code refers to one another by them.

@@ -76,6 +76,8 @@ pub struct State {
     pub answered_without_end: BTreeSet<String>,
     /// What is answered whatever is asked.
     pub lies: HashMap<&'static str, Answer>,
+    /// The messages that answer a call whatever is asked, as many as there are.
+    pub says: HashMap<&'static str, Vec<Vec<u8>>>,
     /// Calls that are not answered for as long as they are in it.
     pub silent: Vec<&'static str>,
     /// Those that have come and were not answered at once.
@@ -109,6 +111,7 @@ impl PlayedCell {
             endless: Vec::new(),
             answered_without_end: BTreeSet::new(),
             lies: HashMap::new(),
+            says: HashMap::new(),
             silent: Vec::new(),
             kept_waiting: BTreeSet::new(),
             used: None,
@@ -181,6 +184,9 @@ impl PlayedCell {
             method if state.endless.contains(&method) => {
                 state.answered_without_end.insert(method.to_owned());
                 endless()
+            }
+            method if state.says.contains_key(method) => {
+                streamed(stream::iter(state.says[method].clone()).boxed())
             }
             "Watch" => {
                 let changes = state.watch();

@@ -13,6 +13,7 @@ pub mod image;
 pub mod kiyot;
 pub mod kubelet;
 pub mod leftovers;
+pub mod log;
 pub mod node;
 pub mod registry;
 pub mod spdy;

@@ -13,6 +13,7 @@ use kiyot_link::{
     bootstrap::{Bootstrap, GatewayAddress},
     channel::Channel,
     clock::Clock,
+    log_limit::LogLimit,
     tls,
 };
 use kiyot_proto::cell::HelloReply;
@@ -23,6 +24,7 @@ use self::{
     enrol::Enrolment,
     listener::Listener,
     newcomers::Newcomers,
+    refusal_log::RefusalLog,
     shared::Shared,
     slots::Slots,
 };
@@ -36,6 +38,7 @@ mod listener;
 mod newcomers;
 mod patience;
 mod peer;
+mod refusal_log;
 mod shared;
 mod slots;
 
@@ -86,6 +89,8 @@ pub struct CellLink {
     /// All calls: the connection is asked for when a call needs it, and closed when nothing has
     /// used it for a while.
     pub bulk: Channel,
+    /// Limits the lines of the log that its agent can cause.
+    pub lines: Arc<LogLimit>,
 }
 
 /// How a gateway is to be.
@@ -195,6 +200,7 @@ impl Gateway {
             .map_err(|error| GatewayError::Listen(config.listen.clone(), error))?;
         let (end, tasks) = (CancellationToken::new(), TaskTracker::new());
         let clock = config.clock;
+        let log = Arc::<RefusalLog>::default();
         let shared = Arc::new(Shared {
             slots: Slots::new(config.limits.bulk_idle.clone(), end.clone(), tasks.clone()),
             newcomers: Newcomers::new(config.limits.newcomers, config.limits.newcomers_of_a_peer),
@@ -203,7 +209,9 @@ impl Gateway {
                 ledger: ledger.clone(),
                 clock: clock.clone(),
                 lifetime: config.limits.certificate,
+                log: log.clone(),
             },
+            log,
             enrol_tls: Arc::new(tls::enrol_server(identity.clone()).map_err(GatewayError::Tls)?),
             cell_tls: Arc::new(
                 tls::cell_server(identity, ca.certificate_der(), clock)

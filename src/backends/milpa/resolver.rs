@@ -70,7 +70,9 @@ impl Resolver {
                     tracing::debug!(%cell, "The queries of a cell ended and are asked for again")
                 }
                 Err(status) => {
-                    tracing::info!(%cell, status = status.message(), "The queries of a cell can't be had, and are asked for again")
+                    if let Some(suppressed) = link.lines.admit() {
+                        tracing::info!(%cell, status = status.message(), suppressed, "The queries of a cell can't be had, and are asked for again");
+                    }
                 }
             }
             sleep(AGAIN).await;

@@ -11,9 +11,12 @@ use kiyot_link::{
     frames::Frames,
     silence::{Due, Silence},
 };
-use kiyot_proto::cell::{
-    Event, FromCell, Ping, Pong, ToCell, WatchEnd, WatchEvent, WatchRequest,
-    agent_client::AgentClient, from_cell, to_cell,
+use kiyot_proto::{
+    bounds::CONTROL_FRAME,
+    cell::{
+        Event, FromCell, Ping, Pong, ToCell, WatchEnd, WatchEvent, WatchRequest,
+        agent_client::AgentClient, from_cell, to_cell,
+    },
 };
 use prost::Message;
 use tokio::{
@@ -22,7 +25,7 @@ use tokio::{
 };
 use tonic::Status;
 
-use super::{LONGEST, Serve};
+use super::Serve;
 
 /// Why a control connection ended.
 #[derive(Debug, thiserror::Error)]
@@ -57,8 +60,8 @@ where
     I: AsyncRead + AsyncWrite + Unpin,
     S: Serve,
 {
-    let mut frames = Frames::new(io, LONGEST);
-    let mut agent = AgentClient::new(service).max_decoding_message_size(LONGEST);
+    let mut frames = Frames::new(io, CONTROL_FRAME);
+    let mut agent = AgentClient::new(service).max_decoding_message_size(CONTROL_FRAME);
     let mut silence = Silence::of_agent();
     let mut called = Some(called);
     let mut watch: Option<Watch> = None;

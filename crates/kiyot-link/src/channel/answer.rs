@@ -13,7 +13,7 @@ use hyper::body::Incoming;
 use tokio::time::{Instant, Sleep, sleep_until};
 use tonic::Status;
 
-use super::words;
+use super::sanitize::{self, sanitize};
 use crate::connection::OpenCall;
 
 /// The body of an answer. Its call is open until it is dropped.
@@ -61,7 +61,7 @@ impl Body for Answer {
         Poll::Ready(frame.map(|frame| match frame {
             Ok(mut frame) => {
                 if let Some(trailers) = frame.trailers_mut() {
-                    words::clean(trailers);
+                    sanitize::clean(trailers);
                 }
                 Ok(frame)
             }
@@ -84,7 +84,8 @@ pub(super) fn status(error: &hyper::Error, of: &str) -> Status {
     let mut cause: Option<&(dyn Error + 'static)> = Some(error);
     while let Some(one) = cause {
         if let Some(error) = one.downcast_ref::<h2::Error>() {
-            let text = format!("{of}: the agent ended the call: {error}");
+            // The reason of a GOAWAY is the other side's.
+            let text = sanitize(&format!("{of}: the agent ended the call: {error}"));
             match error.reason() {
                 Some(h2::Reason::CANCEL) if error.is_reset() && error.is_remote() => {
                     return Status::cancelled(text);
@@ -99,5 +100,5 @@ pub(super) fn status(error: &hyper::Error, of: &str) -> Status {
         }
         cause = one.source();
     }
-    Status::unavailable(format!("{of}: the connection ended: {error}"))
+    Status::unavailable(sanitize(&format!("{of}: the connection ended: {error}")))
 }

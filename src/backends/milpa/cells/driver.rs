@@ -223,7 +223,7 @@ impl Driver {
                 let alarm = matches!(claimed, Err(Refusal::OtherKey(_)));
                 let _gone = answer.send(claimed);
                 if alarm {
-                    tracing::error!(cell = %self.record.id, "A cell's token was presented with a second key");
+                    // The gateway logs it, within its limits.
                     if self.state.is_beginning() {
                         self.fails(Failure::Ended(OTHER_KEY.to_owned()));
                         return Some(Event::End(OTHER_KEY.into()));

@@ -11,12 +11,15 @@ use kiyot_link::{
     http2::Profile,
     stream::Stream,
 };
-use kiyot_proto::cell::{ConnectionKind, HelloReply, HelloRequest, agent_client::AgentClient};
+use kiyot_proto::{
+    bounds,
+    cell::{ConnectionKind, HelloReply, HelloRequest, agent_client::AgentClient},
+};
 use tokio_rustls::server::TlsStream;
 
 use super::{
     Refusal,
-    control::{self, Broken, Line},
+    control::{Broken, Line},
     shared::Shared,
     slots::CellSlots,
 };
@@ -91,7 +94,7 @@ pub(super) async fn admit(
         let mut frames = Frames::new(Box::new(stream), HELLO_LIMIT);
         let hello =
             Line::greet(&mut frames, said(shared)).await.map_err(NotAdmitted::ControlHello)?;
-        frames.allow(control::LONGEST);
+        frames.allow(bounds::CONTROL_FRAME);
         (
             Admitted { kind: Kind::Control(Line::new(hello.clone(), &shared.end), frames), slots },
             hello,

@@ -11,14 +11,17 @@ use std::{
 };
 
 use kiyot_link::{
-    channel::{Channel, Offer, Refused, Slot},
+    channel::{Channel, Offer, Refused, Slot, sanitize},
     frames::Frames,
     held::Held,
     silence::{Due, Silence},
 };
-use kiyot_proto::cell::{
-    Event, FromCell, HelloReply, HelloRequest, MeasureRequest, NextEvent, OpenBulkRequest, Ping,
-    Pong, ToCell, from_cell, to_cell,
+use kiyot_proto::{
+    bounds,
+    cell::{
+        Event, FromCell, HelloReply, HelloRequest, MeasureRequest, NextEvent, OpenBulkRequest,
+        Ping, Pong, ToCell, from_cell, to_cell,
+    },
 };
 use prost::Message;
 use tokio::{
@@ -29,12 +32,6 @@ use tokio::{
 use tokio_util::sync::CancellationToken;
 use tonic::{Code, Status};
 
-/// The longest message of an agent: as much as a kubelet takes of a containerd. Bytes.
-pub(super) const LONGEST: usize = 16 << 20;
-/// As much as is kept of an agent's words about the end of a watch, in characters: they go to the
-/// log.
-const WORDS: usize = 1024;
-
 /// Why a control connection ended, or did not begin.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum Broken {
@@ -42,8 +39,8 @@ pub(super) enum Broken {
     Io(#[from] std::io::Error),
     #[error("it has ended")]
     Ended,
-    #[error("a message of the agent can't be read")]
-    Unreadable(#[from] prost::DecodeError),
+    #[error("a message of the agent is refused")]
+    Refused(#[from] bounds::Refused),
     #[error("the agent did not say who it is first")]
     NoHello,
     #[error("nothing has been heard, and no answer has come to a ping")]
@@ -226,7 +223,7 @@ impl Line {
         let hello = to_cell::Message::Hello(hello);
         frames.send(&ToCell { message: Some(hello) }.encode_to_vec()).await?;
         let answer = frames.next().await?.ok_or(Broken::Ended)?;
-        match FromCell::decode(answer)?.message {
+        match bounds::decode::<FromCell>(answer)?.message {
             Some(from_cell::Message::Hello(hello)) => Ok(hello),
             _ => Err(Broken::NoHello),
         }
@@ -260,7 +257,7 @@ impl Line {
                 heard = frames.next() => {
                     let heard = heard?.ok_or(Broken::Ended)?;
                     silence.broken();
-                    match self.heard(FromCell::decode(heard)?, waits) {
+                    match self.heard(bounds::decode::<FromCell>(heard)?, waits) {
                         Some(answer) => answer,
                         None => continue,
                     }
@@ -300,7 +297,7 @@ impl Line {
                     let _ = answer.send(if code == Code::Ok {
                         Ok(None)
                     } else {
-                        Err(Status::new(code, end.message.chars().take(WORDS).collect::<String>()))
+                        Err(Status::new(code, sanitize(&end.message)))
                     });
                 }
             }

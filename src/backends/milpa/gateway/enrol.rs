@@ -12,10 +12,16 @@ use tonic::{Request, Response, Status};
 use super::{
     Ledger, Refusal,
     ca::{Ca, ProvenKey},
+    refusal_log::RefusalLog,
 };
 
 /// The most bytes of an `Enrol` request.
 pub(super) const BODY_LIMIT: usize = 16 * 1024;
+
+/// Bytes of the longest name of a cell.
+const CELL: usize = 80;
+/// Characters of what an agent says of its build that go to the log.
+const BUILD_ID: usize = 80;
 
 /// How long the ledger may take to spend a token.
 const CLAIM_TIMEOUT: Duration = Duration::from_secs(10);
@@ -27,6 +33,7 @@ pub(super) struct Enrolment {
     pub(super) ledger: Arc<dyn Ledger>,
     pub(super) clock: Clock,
     pub(super) lifetime: Duration,
+    pub(super) log: Arc<RefusalLog>,
 }
 
 impl Enrolment {
@@ -42,6 +49,10 @@ impl enrolment_server::Enrolment for Enrolment {
         let key = ProvenKey::from_request(&csr_der)
             .map_err(|error| Status::invalid_argument(error.to_string()))?;
         let key_sha256 = key.sha256();
+        if cell.len() > CELL {
+            let name = cell[..cell.floor_char_boundary(CELL)].to_owned();
+            return Err(self.refused(&Refusal::Unknown(name), &key_sha256));
+        }
         let admitted = if token.is_empty() {
             // A renewal: the request is signed by the key that the cell's token was spent for, and
             // the cell lives.
@@ -59,12 +70,17 @@ impl enrolment_server::Enrolment for Enrolment {
                 ))
             })?
         };
-        let id = admitted.map_err(|refusal| refused(&refusal, &key_sha256))?;
+        let id = admitted.map_err(|refusal| self.refused(&refusal, &key_sha256))?;
         let certificate = self.ca.certify(self.clock.now(), &id, &key, self.lifetime).map_err(|error| {
-            tracing::error!(cell = %id, error = &error as &dyn std::error::Error, "A cell's certificate could not be made.");
+            if let Some(suppressed) = self.log.failure.admit() {
+                tracing::error!(cell = %id, error = &error as &dyn std::error::Error, suppressed, "A cell's certificate could not be made.");
+            }
             Status::unavailable("no certificate could be made")
         })?;
-        tracing::info!(cell = %id, key_sha256, agent = %build_id.escape_debug(), "A cell has its certificate.");
+        if let Some(suppressed) = self.log.certificate.admit(&id) {
+            let agent: String = build_id.chars().take(BUILD_ID).collect();
+            tracing::info!(cell = %id, key_sha256, agent = %agent.escape_debug(), suppressed, "A cell has its certificate.");
+        }
         Ok(Response::new(EnrolReply {
             certificate_der: certificate.into(),
             ca_der: self.ca.certificate_der().to_vec().into(),
@@ -72,25 +88,35 @@ impl enrolment_server::Enrolment for Enrolment {
     }
 }
 
-/// What a caller is told: whether to come again, and not what it has guessed right.
-fn refused(refusal: &Refusal, key_sha256: &str) -> Status {
-    let error: &dyn std::error::Error = refusal;
-    match refusal {
-        Refusal::Store(..) => {
-            tracing::error!(error, "A cell could not enrol.");
-            Status::unavailable("the store did not keep it")
-        }
-        Refusal::OtherKey(_) => {
-            tracing::error!(
-                error,
-                key_sha256,
-                "A token that was spent was shown with another key: somebody else has the bootstrap data of a cell."
-            );
-            Status::permission_denied("not let in")
-        }
-        Refusal::Unknown(_) | Refusal::WrongToken(_) | Refusal::Expired(_) => {
-            tracing::warn!(error, key_sha256, "An enrolment was refused.");
-            Status::permission_denied("not let in")
+impl Enrolment {
+    /// Logs a refusal, and returns what the caller is told: whether to come again, and not what it
+    /// has guessed right.
+    fn refused(&self, refusal: &Refusal, key_sha256: &str) -> Status {
+        let error: &dyn std::error::Error = refusal;
+        match refusal {
+            Refusal::Store(..) => {
+                if let Some(suppressed) = self.log.failure.admit() {
+                    tracing::error!(error, suppressed, "A cell could not enrol.");
+                }
+                Status::unavailable("the store did not keep it")
+            }
+            Refusal::OtherKey(cell) => {
+                if let Some(suppressed) = self.log.forgery.admit(cell) {
+                    tracing::error!(
+                        error,
+                        key_sha256,
+                        suppressed,
+                        "A token that was spent was shown with another key: somebody else has the bootstrap data of a cell."
+                    );
+                }
+                Status::permission_denied("not let in")
+            }
+            Refusal::Unknown(_) | Refusal::WrongToken(_) | Refusal::Expired(_) => {
+                if let Some(suppressed) = self.log.enrolment.admit() {
+                    tracing::warn!(error, key_sha256, suppressed, "An enrolment was refused.");
+                }
+                Status::permission_denied("not let in")
+            }
         }
     }
 }

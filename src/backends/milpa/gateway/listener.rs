@@ -6,7 +6,7 @@ use std::{
     os::unix::fs::PermissionsExt,
     path::PathBuf,
     sync::{Arc, atomic::Ordering},
-    time::{Duration, Instant},
+    time::Duration,
 };
 
 use kiyot_link::{alpn, bootstrap::GatewayAddress, http2, stream::Stream};
@@ -28,9 +28,6 @@ use super::{
 /// How long the listener rests after the kernel gave it no connection (out of file descriptors,
 /// mostly).
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
-/// How long nothing more is said of connections that are dropped: whoever dials writes no log at
-/// its own pace.
-const TELL_AGAIN: Duration = Duration::from_secs(10);
 
 /// The listening socket. A unix socket's file goes with it.
 #[derive(Debug)]
@@ -93,7 +90,6 @@ impl Drop for Listener {
 
 /// Accepts until the gateway ends.
 pub(super) async fn run(listener: Listener, shared: Arc<Shared>) {
-    let (mut dropped, mut told) = (0_u64, None::<Instant>);
     loop {
         let accepted = match shared.end.run_until_cancelled(listener.accept()).await {
             None => return,
@@ -102,14 +98,12 @@ pub(super) async fn run(listener: Listener, shared: Arc<Shared>) {
         match accepted {
             Ok((stream, peer)) => {
                 let Some(place) = shared.newcomers.place(peer.clone()) else {
-                    dropped += 1;
-                    if told.is_none_or(|told| told.elapsed() >= TELL_AGAIN) {
+                    if let Some(suppressed) = shared.log.excess.admit() {
                         tracing::warn!(
                             ?peer,
-                            dropped,
-                            "Connections were dropped: as many as may be are on their way in, in all or of one peer."
+                            suppressed,
+                            "unauthenticated connection limit reached, in all or of one peer"
                         );
-                        (dropped, told) = (0, Some(Instant::now()));
                     }
                     continue;
                 };
@@ -126,7 +120,9 @@ pub(super) async fn run(listener: Listener, shared: Arc<Shared>) {
                 });
             }
             Err(error) => {
-                tracing::warn!(%error, "The gateway could not accept a connection.");
+                if let Some(suppressed) = shared.log.accept.admit() {
+                    tracing::warn!(%error, suppressed, "The gateway could not accept a connection.");
+                }
                 shared.end.run_until_cancelled(sleep(ACCEPT_PAUSE)).await;
             }
         }
@@ -160,14 +156,21 @@ async fn come_in(stream: Stream, place: Place, arrival: u64, shared: &Shared) ->
         Ok(Ok(done)) => done,
         Ok(Err(error)) => {
             if by_the_clock(&error) {
-                tracing::warn!(%error, "A cell's certificate has ended by this node's clock; its key gets a new one. Was the clock set?");
-            } else {
-                tracing::debug!(%error, "A connection to the gateway failed in its handshake.");
+                if let Some(suppressed) = shared.log.clock.admit() {
+                    tracing::warn!(%error, suppressed, "A cell's certificate has ended by this node's clock; its key gets a new one. Was the clock set?");
+                }
+            } else if let Some(suppressed) = shared.log.handshake.admit() {
+                tracing::debug!(%error, suppressed, "A connection to the gateway failed in its handshake.");
             }
             return None;
         }
         Err(_) => {
-            tracing::debug!("A connection to the gateway was too slow in its handshake.");
+            if let Some(suppressed) = shared.log.handshake.admit() {
+                tracing::debug!(
+                    suppressed,
+                    "A connection to the gateway was too slow in its handshake."
+                );
+            }
             return None;
         }
     };
@@ -179,8 +182,10 @@ async fn come_in(stream: Stream, place: Place, arrival: u64, shared: &Shared) ->
             shared.end.clone(),
             shared.tasks.clone(),
         );
-        if timeout(shared.limits.enrolment, served).await.is_err() {
-            tracing::debug!("A connection for enrolment took too long.");
+        if timeout(shared.limits.enrolment, served).await.is_err()
+            && let Some(suppressed) = shared.log.handshake.admit()
+        {
+            tracing::debug!(suppressed, "A connection for enrolment took too long.");
         }
         return None;
     };
@@ -191,14 +196,19 @@ async fn come_in(stream: Stream, place: Place, arrival: u64, shared: &Shared) ->
         {
             Ok(Ok(admitted)) => Some(admitted),
             Ok(Err(error)) => {
-                tracing::info!(
-                    error = &error as &dyn std::error::Error,
-                    "A connection with a certificate was not let in."
-                );
+                if let Some(suppressed) = shared.log.connection.admit() {
+                    tracing::info!(
+                        error = &error as &dyn std::error::Error,
+                        suppressed,
+                        "A connection with a certificate was not let in."
+                    );
+                }
                 None
             }
             Err(_) => {
-                tracing::info!("A connection with a certificate was too slow.");
+                if let Some(suppressed) = shared.log.connection.admit() {
+                    tracing::info!(suppressed, "A connection with a certificate was too slow.");
+                }
                 None
             }
         };

@@ -5,7 +5,9 @@ use std::sync::{Arc, atomic::AtomicU64};
 use rustls::ServerConfig;
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
-use super::{Ledger, Limits, enrol::Enrolment, newcomers::Newcomers, slots::Slots};
+use super::{
+    Ledger, Limits, enrol::Enrolment, newcomers::Newcomers, refusal_log::RefusalLog, slots::Slots,
+};
 
 /// What all connections share.
 pub(super) struct Shared {
@@ -17,6 +19,7 @@ pub(super) struct Shared {
     pub(super) enrol_tls: Arc<ServerConfig>,
     pub(super) cell_tls: Arc<ServerConfig>,
     pub(super) newcomers: Newcomers,
+    pub(super) log: Arc<RefusalLog>,
     pub(super) arrivals: AtomicU64,
     pub(super) end: CancellationToken,
     pub(super) tasks: TaskTracker,

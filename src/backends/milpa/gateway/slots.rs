@@ -13,6 +13,7 @@ use std::{
 use kiyot_link::{
     channel::{Offer, Refused, Slot},
     connection::Connection,
+    log_limit::LogLimit,
 };
 use tokio::time::{Instant, sleep, timeout};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
@@ -37,6 +38,7 @@ pub(super) struct CellSlots {
     cell: CellId,
     control: Control,
     bulk: Slot,
+    lines: Arc<LogLimit>,
     /// Held while a bulk connection comes or is let go, so that it hears in order.
     patience: Mutex<Patience>,
     /// Held while the ledger is told, so that it hears in order.
@@ -56,6 +58,7 @@ impl CellSlots {
             cell: cell.clone(),
             control: Control::new(format!("control connection of {cell}")),
             bulk: Slot::new(format!("bulk connection of {cell}")),
+            lines: Arc::default(),
             patience: Mutex::new(Patience::new(idle)),
             news: Mutex::new(()),
             asking: AtomicBool::new(false),
@@ -75,7 +78,11 @@ impl CellSlots {
     }
 
     fn link(&self) -> CellLink {
-        CellLink { control: self.control.clone(), bulk: self.bulk.channel() }
+        CellLink {
+            control: self.control.clone(),
+            bulk: self.bulk.channel(),
+            lines: self.lines.clone(),
+        }
     }
 
     /// Has the agent dial a bulk connection, for as long as calls wait for one.

@@ -7,6 +7,7 @@ use futures::{
     Stream, StreamExt as _,
     stream::{self, BoxStream},
 };
+use kiyot_link::log_limit::LogLimit;
 use kiyot_proto::{
     cell::{KnownManifests, PullNews, PulledManifest, WatchPullsRequest},
     cri,
@@ -177,6 +178,7 @@ struct Watched<'a> {
     /// What was there when the pull began, as its first watch has told: one that is begun again
     /// would take what has come since for something older.
     known: Option<KnownManifests>,
+    lines: LogLimit,
 }
 
 impl Watched<'_> {
@@ -234,11 +236,17 @@ impl Watched<'_> {
                     }
                     return Some(next);
                 }
-                Some(Err(status)) => tracing::info!(
-                    error = status.message(),
-                    "the watch of a pull failed and is begun again"
-                ),
-                None => tracing::info!("the watch of a pull ended and is begun again"),
+                failed => {
+                    if let Some(suppressed) = self.lines.admit() {
+                        let ended = Status::ok("it ended");
+                        let status = failed.and_then(Result::err).unwrap_or(ended);
+                        tracing::info!(
+                            error = status.message(),
+                            suppressed,
+                            "the watch of a pull failed and is begun again"
+                        );
+                    }
+                }
             }
             sleep(TURN).await;
             *news = self.begin().await?;
@@ -254,7 +262,7 @@ async fn watch<'a>(
     stall: Duration,
 ) -> impl Stream<Item = Option<PullNews>> + use<'a> {
     let image = request.image.as_ref().map(|image| normalized(&image.image)).unwrap_or_default();
-    let watched = Watched { cell, image, stall, known: None };
+    let watched = Watched { cell, image, stall, known: None, lines: LogLimit::default() };
     let begun = watched.begin().await.map(|news| (watched, news));
     let news = stream::unfold(begun, |begun| async move {
         let (mut watched, mut news) = begun?;

@@ -8,6 +8,7 @@ use futures::{
     StreamExt as _,
     stream::{self, BoxStream},
 };
+use kiyot_link::log_limit::LogLimit;
 use tokio::{sync::oneshot, time::timeout};
 use tokio_util::task::AbortOnDropHandle;
 use tonic::{Code, Status};
@@ -97,6 +98,8 @@ pub(super) struct Writer {
     read: (u64, u64),
     trimmed: u64,
     trimming: Option<AbortOnDropHandle<()>>,
+    /// Limits the lines of the daemon's log that the cell can cause.
+    lines: LogLimit,
 }
 
 impl Writer {
@@ -125,6 +128,7 @@ impl Writer {
             read,
             trimmed: position(base, 0),
             trimming: None,
+            lines: LogLimit::default(),
         }
     }
 
@@ -156,10 +160,12 @@ impl Writer {
             match read {
                 Ok(()) => backoff = None,
                 Err(error) => {
-                    if backoff.is_none() {
+                    if backoff.is_none()
+                        && let Some(suppressed) = self.lines.admit()
+                    {
                         let (container, path) =
                             (&self.route.container, self.route.node_path.display());
-                        tracing::warn!(%container, %path, error = &error as &dyn std::error::Error, "the log of a container does not go on for now");
+                        tracing::warn!(%container, %path, error = &error as &dyn std::error::Error, suppressed, "the log of a container does not go on for now");
                     }
                     let pause =
                         backoff.map_or(BACKOFF.0, |last: Duration| (last * 2).min(BACKOFF.1));
@@ -191,8 +197,10 @@ impl Writer {
             // The node's file has more than the cell's log: it is not the log that it was. There is
             // nothing to bring home, and nobody should wait for it.
             Err(status) if status.code() == Code::OutOfRange => {
-                let (container, path) = (&self.route.container, self.route.node_path.display());
-                tracing::warn!(%container, %path, position = self.at(), status = status.message(), "the log in a cell is shorter than what is on the node");
+                if let Some(suppressed) = self.lines.admit() {
+                    let (container, path) = (&self.route.container, self.route.node_path.display());
+                    tracing::warn!(%container, %path, position = self.at(), status = status.message(), suppressed, "the log in a cell is shorter than what is on the node");
+                }
                 stream::empty().boxed()
             }
             Err(status) => return Err(status.into()),
@@ -277,8 +285,10 @@ impl Writer {
 
     /// Goes on after what the cell does not keep, and says so in the file.
     async fn skip(&mut self, bytes: u64) -> io::Result<()> {
-        let (container, path) = (&self.route.container, self.route.node_path.display());
-        tracing::warn!(%container, %path, bytes, "a part of the log of a container is neither on the node nor in its cell any more");
+        if let Some(suppressed) = self.lines.admit() {
+            let (container, path) = (&self.route.container, self.route.node_path.display());
+            tracing::warn!(%container, %path, bytes, suppressed, "a part of the log of a container is neither on the node nor in its cell any more");
+        }
         let position = self.at().saturating_add(bytes);
         // The note comes first: until the new base is kept, a later daemon finds the same gap, and
         // says so once more.

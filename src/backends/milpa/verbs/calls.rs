@@ -6,8 +6,9 @@ use std::{
 };
 
 use futures::future::BoxFuture;
-use kiyot_link::channel::Channel;
+use kiyot_link::channel::{Channel, shortened};
 use kiyot_proto::{
+    bounds,
     cell::{HelloReply, agent_client::AgentClient},
     cri::{self, runtime_service_client::RuntimeServiceClient},
 };
@@ -30,17 +31,20 @@ const LONGEST_ID: usize = 256;
 const LONGEST_REFERENCE: usize = 1024;
 /// As long as any call may be said to take: a year. gRPC knows no time beyond 11,000.
 const LONGEST_TIME: Duration = Duration::from_secs(366 * 24 * 60 * 60);
-/// As much as a kubelet takes.
-const LARGEST_ANSWER: usize = 16 << 20;
 
-/// CRI of the cell's containerd.
+/// CRI of the cell's containerd, for all calls but `ExecSync`.
 pub(super) fn runtime(cell: &Cell) -> RuntimeServiceClient<Channel> {
-    RuntimeServiceClient::new(cell.link.bulk.clone()).max_decoding_message_size(LARGEST_ANSWER)
+    RuntimeServiceClient::new(cell.link.bulk.clone()).max_decoding_message_size(bounds::ANSWER)
+}
+
+/// CRI of the cell's containerd, for `ExecSync`, whose answer may be as long as a kubelet takes it.
+pub(super) fn runtime_for_exec(cell: &Cell) -> RuntimeServiceClient<Channel> {
+    RuntimeServiceClient::new(cell.link.bulk.clone()).max_decoding_message_size(bounds::EXEC_ANSWER)
 }
 
 /// The cell's agent.
 pub(super) fn agent(cell: &Cell) -> AgentClient<Channel> {
-    AgentClient::new(cell.link.bulk.clone()).max_decoding_message_size(LARGEST_ANSWER)
+    AgentClient::new(cell.link.bulk.clone()).max_decoding_message_size(bounds::ANSWER)
 }
 
 /// A request that fails after this time, a year at most.
@@ -135,12 +139,13 @@ pub(super) fn is_connected(cell: &Cell) -> bool {
     cell.link.control.is_connected()
 }
 
-/// A status of a cell with the id that the kubelet knows in place of the cell's.
+/// A status of a cell with the id that the kubelet knows in place of the cell's. A cell's id may be
+/// much shorter, and be all that it says: the message is no longer for it.
 pub(super) fn restored(status: &Status, cell_id: &str, id: &str) -> Status {
     if cell_id.is_empty() || !status.message().contains(cell_id) {
         return status.clone();
     }
-    Status::new(status.code(), status.message().replace(cell_id, id))
+    Status::new(status.code(), shortened(&status.message().replace(cell_id, id)))
 }
 
 impl Container {

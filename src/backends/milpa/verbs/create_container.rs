@@ -344,8 +344,10 @@ impl Verbs {
         let request = cri::RemoveContainerRequest { container_id: cell_container.to_owned() };
         let mut runtime = calls::runtime(cell);
         let call = runtime.remove_container(calls::within(calls::CALL, request));
-        if let Err(status) = calls::answered(calls::CALL, "RemoveContainer", call).await {
-            tracing::warn!(cell = %cell.id, cell_container, status = status.message(), "A container could not be removed from its cell");
+        if let Err(status) = calls::answered(calls::CALL, "RemoveContainer", call).await
+            && let Some(suppressed) = cell.link.lines.admit()
+        {
+            tracing::warn!(cell = %cell.id, cell_container, status = status.message(), suppressed, "A container could not be removed from its cell");
         }
     }
 }

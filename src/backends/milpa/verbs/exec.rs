@@ -36,7 +36,7 @@ impl Verbs {
             _ => WITHOUT_TIMEOUT,
         };
         let time = calls::left(deadline, time);
-        let mut runtime = calls::runtime(&cell);
+        let mut runtime = calls::runtime_for_exec(&cell);
         let call = runtime.exec_sync(calls::within(time, request.to(&container.cell_container)));
         calls::answered(time, "ExecSync", call).await.map_err(|status| container.restored(&status))
     }

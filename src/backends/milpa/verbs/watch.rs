@@ -36,7 +36,9 @@ impl Verbs {
             tokio::select! {
                 ended = Box::pin(self.watch_connection(&cell)) => match ended {
                     Ok(()) => tracing::debug!(cell = %cell.id, "The watch of a cell ended and is begun again"),
-                    Err(status) => tracing::info!(cell = %cell.id, status = status.message(), "The watch of a cell failed and is begun again"),
+                    Err(status) => if let Some(suppressed) = cell.link.lines.admit() {
+                        tracing::info!(cell = %cell.id, status = status.message(), suppressed, "The watch of a cell failed and is begun again");
+                    },
                 },
                 // There is nothing more to come on it.
                 () = line.ended() => {}
@@ -105,8 +107,10 @@ impl Verbs {
     }
 
     async fn followed(&self, cell: &Cell, container: &Container) {
-        if let Err(status) = self.follow_log(cell, container).await {
-            tracing::error!(container = %container.id, status = status.message(), "The log of a container can't be followed");
+        if let Err(status) = self.follow_log(cell, container).await
+            && let Some(suppressed) = cell.link.lines.admit()
+        {
+            tracing::error!(container = %container.id, status = status.message(), suppressed, "The log of a container can't be followed");
         }
     }
 
@@ -133,7 +137,9 @@ impl Verbs {
     /// make them anew beside them.
     async fn remove_strangers(&self, cell: &Cell, sandbox: &Sandbox, strangers: Vec<String>) {
         let removed = strangers.into_iter().take(STRANGERS).filter_map(|id| calls::checked_id(id).ok()).map(async |id| {
-            tracing::warn!(cell = %cell.id, pod = %sandbox.pod, cell_container = id, "A cell has a container that nobody knows; it is removed");
+            if let Some(suppressed) = cell.link.lines.admit() {
+                tracing::warn!(cell = %cell.id, pod = %sandbox.pod, cell_container = id, suppressed, "A cell has a container that nobody knows; it is removed");
+            }
             self.remove_in_cell(cell, &id).await;
         });
         join_all(removed).await;

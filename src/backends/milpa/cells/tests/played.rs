@@ -162,7 +162,11 @@ pub(super) struct PlayedLinks {
 
 impl Links for PlayedLinks {
     fn link(&self, _cell: &CellId) -> CellLink {
-        CellLink { control: Control::new("control"), bulk: Slot::new("bulk").channel() }
+        CellLink {
+            control: Control::new("control"),
+            bulk: Slot::new("bulk").channel(),
+            lines: Arc::default(),
+        }
     }
 
     fn bootstrap(&self, cell: &CellId, token: &str) -> Bootstrap {

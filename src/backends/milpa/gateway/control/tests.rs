@@ -1,6 +1,10 @@
 use std::time::Duration;
 
-use kiyot_proto::cell::{Snapshot, WatchEnd, WatchEvent, event};
+use kiyot_link::channel::LONGEST_MESSAGE;
+use kiyot_proto::{
+    bounds::CONTROL_FRAME,
+    cell::{Snapshot, WatchEnd, WatchEvent, event},
+};
 use tokio::{
     io::{AsyncWriteExt, DuplexStream, duplex},
     task::JoinHandle,
@@ -31,8 +35,9 @@ impl Scene {
             })
             .unwrap();
         let own = line.clone();
-        let carried = tokio::spawn(async move { own.carry(&mut Frames::new(near, LONGEST)).await });
-        Self { control, line, carried, agent: Frames::new(far, LONGEST) }
+        let carried =
+            tokio::spawn(async move { own.carry(&mut Frames::new(near, CONTROL_FRAME)).await });
+        Self { control, line, carried, agent: Frames::new(far, CONTROL_FRAME) }
     }
 
     async fn says(&mut self, message: from_cell::Message) {
@@ -95,14 +100,11 @@ async fn an_event_comes_when_it_is_wanted_and_to_whom() {
         .says(from_cell::Message::End(WatchEnd {
             watch: 3,
             code: Code::Unknown.into(),
-            message: "\u{e4}".repeat(1 << 20),
+            message: "\u{e4}".repeat(5_000),
         }))
         .await;
-    assert_eq!(
-        talks.await.unwrap().unwrap_err().message(),
-        "\u{e4}".repeat(WORDS),
-        "no more of it goes to the log"
-    );
+    let told = talks.await.unwrap().unwrap_err();
+    assert!(told.message().len() <= LONGEST_MESSAGE, "no more of it goes to the log");
 
     // The first watch waits, and then another begins.
     let waits = tokio::spawn(async move { first.next().await });
@@ -207,11 +209,11 @@ async fn a_quiet_connection_stays_for_as_long_as_pings_are_answered() {
 async fn nonsense_ends_it() {
     let mut scene = Scene::new();
     scene.agent.send(&[0xff; 9]).await.unwrap();
-    assert!(matches!(scene.carried.await.unwrap(), Err(Broken::Unreadable(_))));
+    assert!(matches!(scene.carried.await.unwrap(), Err(Broken::Refused(_))));
     let (near, mut far) = duplex(64);
     far.write_all(&u32::MAX.to_be_bytes()).await.unwrap();
     let carried = Line::new(HelloReply::default(), &CancellationToken::new())
-        .carry(&mut Frames::new(near, LONGEST))
+        .carry(&mut Frames::new(near, CONTROL_FRAME))
         .await;
     assert!(matches!(carried, Err(Broken::Io(_))));
 }
@@ -222,9 +224,52 @@ async fn the_agent_says_first_who_it_is() {
         from_cell::Message::Hello(HelloReply { cell: "it".to_owned(), ..HelloReply::default() });
     for (first, cell) in [(hello, Some("it")), (from_cell::Message::Pong(Pong {}), None)] {
         let (near, far) = duplex(1024);
-        let mut far = Frames::new(far, LONGEST);
+        let mut far = Frames::new(far, CONTROL_FRAME);
         far.send(&FromCell { message: Some(first) }.encode_to_vec()).await.unwrap();
-        let greeted = Line::greet(&mut Frames::new(near, LONGEST), "build").await;
+        let greeted =
+            Line::greet(&mut Frames::new(near, CONTROL_FRAME), HelloRequest::default()).await;
         assert_eq!(greeted.ok().map(|hello| hello.cell).as_deref(), cell);
     }
+}
+
+#[tokio::test]
+async fn messages_out_of_turn_change_nothing() {
+    let mut scene = Scene::new();
+    let hello = || from_cell::Message::Hello(HelloReply::default());
+    let out_of_turn = || {
+        [
+            // Again, before it is asked for, of a watch that has ended or never was, and nothing.
+            Some(hello()),
+            Some(from_cell::Message::Pong(Pong {})),
+            Some(event_of(0, "unasked")),
+            Some(event_of(1, "unasked")),
+            Some(event_of(u64::MAX, "unasked")),
+            Some(end_of(0, Code::Ok)),
+            Some(end_of(1, Code::Unknown)),
+            Some(end_of(9, Code::Unknown)),
+            None,
+        ]
+    };
+    for message in out_of_turn() {
+        scene.agent.send(&FromCell { message }.encode_to_vec()).await.unwrap();
+    }
+    // Answered in turn, so all before it was taken.
+    scene.says(from_cell::Message::Ping(Ping {})).await;
+    assert_eq!(scene.hears().await, to_cell::Message::Pong(Pong {}));
+    let mut events = scene.control.watch().await.unwrap();
+    for id in ["one", "other"] {
+        let next = tokio::spawn(async move { (events.next().await, events) });
+        assert_eq!(scene.hears().await, wanted(1));
+        scene.says(event_of(1, id)).await;
+        // Twice: only the first was wanted.
+        scene.says(event_of(1, "twice")).await;
+        scene.says(end_of(1, Code::Unknown)).await;
+        let (event, again) = next.await.unwrap();
+        let event = event.unwrap().unwrap().event;
+        assert_eq!(event, Some(event::Event::ContainerGone(id.to_owned())));
+        events = again;
+        scene.says(from_cell::Message::Ping(Ping {})).await;
+        assert_eq!(scene.hears().await, to_cell::Message::Pong(Pong {}));
+    }
+    assert!(!scene.line.has_ended());
 }

@@ -1,0 +1,125 @@
+//! Limits the lines that others can write to this program's log.
+
+use std::{
+    collections::HashMap,
+    hash::Hash,
+    sync::{Mutex, PoisonError},
+    time::{Duration, Instant},
+};
+
+/// Lines of one kind in each [`PERIOD`].
+pub const LINES: u32 = 8;
+/// The time after which the count of lines begins anew.
+pub const PERIOD: Duration = Duration::from_secs(60);
+/// Keys that have a limit of their own; all others share one.
+const KEYS: usize = 1024;
+
+/// A limit for the lines of one kind: the first [`LINES`] of each [`PERIOD`]. The next line after
+/// that says how many were suppressed.
+#[derive(Debug, Default)]
+pub struct LogLimit(Mutex<State>);
+
+#[derive(Debug, Default)]
+struct State {
+    /// When the current period began; `None` before the first line.
+    began: Option<Instant>,
+    lines: u32,
+    suppressed: u64,
+}
+
+impl LogLimit {
+    /// Returns the number of lines that were suppressed since the last one, or `None` if this one
+    /// is to be suppressed too.
+    pub fn admit(&self) -> Option<u64> {
+        self.admit_at(Instant::now())
+    }
+
+    fn admit_at(&self, now: Instant) -> Option<u64> {
+        let mut state = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if state.began.is_none_or(|began| now.saturating_duration_since(began) >= PERIOD) {
+            (state.began, state.lines) = (Some(now), 0);
+        }
+        if state.lines >= LINES {
+            state.suppressed += 1;
+            return None;
+        }
+        state.lines += 1;
+        Some(std::mem::take(&mut state.suppressed))
+    }
+
+    /// Whether it would admit a line, and has none to tell of.
+    fn is_fresh(&self, now: Instant) -> bool {
+        let state = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        state.suppressed == 0
+            && state.began.is_none_or(|began| now.saturating_duration_since(began) >= PERIOD)
+    }
+}
+
+/// A [`LogLimit`] for each key, so that no key's lines suppress those of another.
+#[derive(Debug)]
+pub struct LogLimits<K> {
+    of: Mutex<HashMap<K, LogLimit>>,
+    others: LogLimit,
+}
+
+impl<K> Default for LogLimits<K> {
+    fn default() -> Self {
+        Self { of: Mutex::default(), others: LogLimit::default() }
+    }
+}
+
+impl<K: Eq + Hash + Clone> LogLimits<K> {
+    /// As [`LogLimit::admit`], for a key.
+    pub fn admit(&self, key: &K) -> Option<u64> {
+        self.admit_at(key, Instant::now())
+    }
+
+    fn admit_at(&self, key: &K, now: Instant) -> Option<u64> {
+        let mut of = self.of.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(limit) = of.get(key) {
+            return limit.admit_at(now);
+        }
+        if of.len() >= KEYS {
+            of.retain(|_, limit| !limit.is_fresh(now));
+        }
+        if of.len() >= KEYS {
+            return self.others.admit_at(now);
+        }
+        of.entry(key.clone()).or_default().admit_at(now)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lines_beyond_the_limit_are_counted_and_told_in_the_next_period() {
+        let (limit, now) = (LogLimit::default(), Instant::now());
+        for _ in 0..LINES {
+            assert_eq!(limit.admit_at(now), Some(0));
+        }
+        for second in 0..60 {
+            for _ in 0..100 {
+                assert_eq!(limit.admit_at(now + Duration::from_secs(second)), None);
+            }
+        }
+        assert_eq!(limit.admit_at(now + PERIOD), Some(6_000));
+        assert_eq!(limit.admit_at(now + PERIOD), Some(0));
+        assert_eq!(limit.admit_at(now + PERIOD * 9), Some(0));
+    }
+
+    #[test]
+    fn each_key_has_lines_of_its_own_as_far_as_keys_are_remembered() {
+        let (limits, now) = (LogLimits::default(), Instant::now());
+        for key in 0..KEYS {
+            assert_eq!(limits.admit_at(&key, now), Some(0));
+        }
+        let admitted = (KEYS..2 * KEYS).filter(|key| limits.admit_at(key, now).is_some()).count();
+        assert_eq!(admitted, LINES as usize, "they share one limit");
+        assert_eq!(limits.admit_at(&0, now), Some(0));
+        // Keys without lines of late are forgotten.
+        assert_eq!(limits.admit_at(&(3 * KEYS), now + PERIOD), Some(0));
+        assert_eq!(limits.of.lock().unwrap().len(), 1);
+    }
+}

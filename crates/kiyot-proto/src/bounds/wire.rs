@@ -1,0 +1,70 @@
+//! The wire format of protobuf, as far as it is needed to walk over the fields of a message.
+
+/// The fields of a message, one after another.
+pub(super) struct Reader<'a>(&'a [u8]);
+
+/// The value of a field.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Value<'a> {
+    /// A number of whatever width.
+    Number,
+    /// A string, bytes, a message, or packed numbers.
+    Bytes(&'a [u8]),
+}
+
+/// Why a message can't be walked over.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Broken {
+    /// It breaks off, or is none.
+    Malformed,
+    /// It has a group, or a wire type that there is not: proto3 has neither.
+    WireType,
+}
+use Broken::Malformed;
+
+impl<'a> Reader<'a> {
+    pub(super) fn new(message: &'a [u8]) -> Self {
+        Self(message)
+    }
+
+    /// Returns the next field's number and value, or `None` at the end.
+    pub(super) fn next(&mut self) -> Result<Option<(u32, Value<'a>)>, Broken> {
+        if self.0.is_empty() {
+            return Ok(None);
+        }
+        let key = u32::try_from(self.varint()?).map_err(|_| Malformed)?;
+        let value = match key & 7 {
+            0 => self.varint().map(|_| Value::Number)?,
+            1 => self.take(8).map(|_| Value::Number)?,
+            2 => {
+                let length = usize::try_from(self.varint()?).map_err(|_| Malformed)?;
+                Value::Bytes(self.take(length)?)
+            }
+            5 => self.take(4).map(|_| Value::Number)?,
+            _ => return Err(Broken::WireType),
+        };
+        match key >> 3 {
+            0 => Err(Malformed),
+            number => Ok(Some((number, value))),
+        }
+    }
+
+    fn varint(&mut self) -> Result<u64, Broken> {
+        let mut number = 0;
+        for shift in (0..64).step_by(7) {
+            let (byte, rest) = self.0.split_first().ok_or(Malformed)?;
+            self.0 = rest;
+            number |= u64::from(byte & 0x7f) << shift;
+            if byte & 0x80 == 0 {
+                return Ok(number);
+            }
+        }
+        Err(Malformed)
+    }
+
+    fn take(&mut self, length: usize) -> Result<&'a [u8], Broken> {
+        let (taken, rest) = self.0.split_at_checked(length).ok_or(Malformed)?;
+        self.0 = rest;
+        Ok(taken)
+    }
+}

@@ -1,0 +1,50 @@
+//! What is logged on a thread.
+
+use std::{
+    io,
+    sync::{Arc, Mutex},
+};
+
+use tracing::{Level, subscriber::DefaultGuard};
+
+/// The log of the thread that made it, from "info" on, for as long as it lives. All tasks of a
+/// runtime with a single thread log there.
+#[derive(Debug)]
+pub struct CapturedLog {
+    text: Text,
+    _guard: DefaultGuard,
+}
+
+#[derive(Debug, Clone, Default)]
+struct Text(Arc<Mutex<Vec<u8>>>);
+
+impl io::Write for Text {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.0.lock().unwrap().extend_from_slice(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+impl CapturedLog {
+    /// Captures what this thread logs from now on.
+    pub fn start() -> Self {
+        let text = Text::default();
+        let own = text.clone();
+        let subscriber = tracing_subscriber::fmt()
+            .with_ansi(false)
+            .with_max_level(Level::INFO)
+            .with_writer(move || own.clone())
+            .finish();
+        Self { text, _guard: tracing::subscriber::set_default(subscriber) }
+    }
+
+    /// Returns the lines so far.
+    pub fn lines(&self) -> Vec<String> {
+        let text = self.text.0.lock().unwrap();
+        String::from_utf8_lossy(&text).lines().map(str::to_owned).collect()
+    }
+}

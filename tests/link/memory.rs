@@ -1,0 +1,343 @@
+//! The memory that the worst messages of an agent cost the daemon.
+
+use std::{
+    convert::Infallible,
+    path::PathBuf,
+    process::Stdio,
+    sync::{Arc, Mutex},
+};
+
+use bytes::{BufMut, Bytes, BytesMut};
+use http::uri::PathAndQuery;
+use http_body_util::StreamBody;
+use hyper::body::Frame;
+use kiyot_link::{
+    alpn,
+    channel::Channel,
+    frames::Frames,
+    http2::{self, Profile},
+    stream::Stream,
+    tls::{self, Identity},
+};
+use kiyot_proto::{
+    bounds::{ANSWER, Bounded, CONTROL_FRAME, EXEC_ANSWER, Field, Shape},
+    cell::{self, ConnectionKind, FromCell, HelloReply, ToCell, from_cell, to_cell},
+    codec::Codec,
+    cri,
+};
+use prost::Message;
+use tokio::io::AsyncReadExt;
+use tokio_rustls::client::TlsStream;
+use tokio_util::{sync::CancellationToken, task::TaskTracker};
+use tonic::body::Body;
+
+use crate::kit::{ByHand, Fixture, LIMIT, dial_as, timed, within};
+
+/// By so much the process may grow at most: the longest answer, as it is sent, comes and is decoded,
+/// and what the link has on its way. KiB.
+const GROWTH_KIB: usize = 96 << 10;
+/// Names to a child process of this program, which is measured, the directory of the messages.
+const SUFFERS: &str = "KIYOT_TEST_SUFFERS";
+/// The kind of a message of the control connection; that of others is the path of their call.
+const CONTROL: &str = "control";
+
+/// Makes a message of at most as many bytes.
+type Maker = Box<dyn Fn(usize) -> Vec<u8>>;
+
+fn put(number: u32, content: &[u8]) -> Vec<u8> {
+    let mut field = Vec::new();
+    prost::encoding::encode_key(number, prost::encoding::WireType::LengthDelimited, &mut field);
+    prost::encoding::encode_varint(content.len() as u64, &mut field);
+    field.extend_from_slice(content);
+    field
+}
+
+/// Returns what makes the message that needs the most memory for its length, and the bytes of
+/// memory that an empty entry of it needs.
+fn heaviest(shape: &'static Shape) -> Option<(usize, Maker)> {
+    let of = |(number, field): &(u32, Field)| -> Option<(usize, Maker)> {
+        let number = *number;
+        let entries: Maker = Box::new(move |length| {
+            let entry = put(number, b"");
+            entry.repeat(length / entry.len())
+        });
+        match field {
+            Field::Text => Some((
+                1,
+                Box::new(move |length| put(number, &vec![b'x'; length.saturating_sub(7)])),
+            )),
+            Field::Texts | Field::Map => Some((48, entries)),
+            Field::Numbers => None,
+            Field::Messages(part) => Some((part.size, entries)),
+            Field::Message(part) => heaviest(part).map(|(weight, maker)| -> (usize, Maker) {
+                (weight, Box::new(move |length| put(number, &maker(length.saturating_sub(7)))))
+            }),
+        }
+    };
+    shape.fields.iter().filter_map(of).max_by_key(|(weight, _)| *weight)
+}
+
+/// Returns the heaviest message of a type as long as it may be, which is refused, and the heaviest
+/// one that is not.
+fn worst<M: Bounded>(longest: usize) -> Vec<Bytes> {
+    let Some((_, maker)) = heaviest(const { &M::SHAPE }) else { return vec![Bytes::new()] };
+    let (mut low, mut high) = (0, longest);
+    while high - low > 1024 {
+        let middle = low.midpoint(high);
+        if M::SHAPE.check(&maker(middle)).is_ok() { low = middle } else { high = middle }
+    }
+    vec![maker(longest).into(), maker(low).into()]
+}
+
+/// A line of `/proc/self/status`, in KiB.
+fn status_kib(key: &str) -> usize {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap();
+    let line = status.lines().find(|line| line.starts_with(key)).unwrap();
+    line.split_whitespace().nth(1).unwrap().parse().unwrap()
+}
+
+/// The messages that an agent may send on the control connection, at their worst.
+fn control_messages() -> Vec<Bytes> {
+    let event = |number: u32, content: &[u8]| put(2, &put(2, &put(number, content)));
+    let entries = |entry: &[u8]| entry.repeat((CONTROL_FRAME - 64) / entry.len());
+    let mut all = worst::<FromCell>(CONTROL_FRAME);
+    // Of a snapshot: sandboxes, containers and logs.
+    all.extend([1, 2, 3].map(|list| event(1, &entries(&put(list, b""))).into()));
+    // Of a container: annotations and mounts. Of a sandbox: annotations.
+    all.extend([13, 14].map(|list| event(2, &entries(&put(list, b""))[..400 << 10]).into()));
+    all.push(event(4, &entries(&put(8, b""))[..400 << 10]).into());
+    // Of a heartbeat: containers, interfaces of the pod, metrics and their labels.
+    all.push(event(7, &entries(&put(1, b""))).into());
+    all.push(event(7, &put(2, &put(2, &put(3, &entries(&put(3, b"")))))).into());
+    all.push(event(7, &put(3, &entries(&put(1, b"")))).into());
+    all.push(event(7, &put(3, &put(1, &entries(&put(3, b""))))).into());
+    // Ids and words.
+    all.push(event(3, &vec![b'x'; CONTROL_FRAME - 64]).into());
+    all.push(put(3, &put(3, &vec![b'x'; 15 << 10])).into());
+    all
+}
+
+fn hello(cell: &str, kind: ConnectionKind, generation: u64) -> HelloReply {
+    HelloReply { cell: cell.to_owned(), kind: kind.into(), generation, ..HelloReply::default() }
+}
+
+/// Connects as a cell, and answers what it is asked for with one message. Returns once the gateway
+/// has cut the connection, or has asked for more.
+async fn says_on_control(fixture: &Fixture, identity: &Identity, generation: u64, said: Bytes) {
+    let bootstrap = fixture.bootstrap();
+    let tls = tls::cell_client(&bootstrap.ca_sha256, identity.clone()).unwrap();
+    let stream = dial_as(&bootstrap, tls, alpn::GATEWAY_NAME).await.unwrap();
+    let mut frames: Frames<TlsStream<Stream>> = Frames::new(stream, EXEC_ANSWER);
+    let mut said = Some(said);
+    while let Ok(Some(message)) = frames.next().await {
+        let answer = match ToCell::decode(message).unwrap().message.unwrap() {
+            to_cell::Message::Hello(_) => FromCell {
+                message: Some(from_cell::Message::Hello(hello(
+                    fixture.cell.as_str(),
+                    ConnectionKind::Control,
+                    generation,
+                ))),
+            }
+            .encode_to_vec()
+            .into(),
+            to_cell::Message::Next(_) => match said.take() {
+                Some(said) => said,
+                None => return,
+            },
+            _ => continue,
+        };
+        if frames.send(&answer).await.is_err() {
+            return;
+        }
+    }
+}
+
+/// Returns an answer of one message.
+fn answer(message: Bytes) -> http::Response<Body> {
+    let mut head = BytesMut::with_capacity(5);
+    head.put_u8(0);
+    head.put_u32(u32::try_from(message.len()).unwrap());
+    let mut trailers = http::HeaderMap::new();
+    trailers.insert("grpc-status", http::HeaderValue::from_static("0"));
+    let frames = [Frame::data(head.freeze()), Frame::data(message), Frame::trailers(trailers)]
+        .map(Ok::<_, Infallible>);
+    http::Response::builder()
+        .header("content-type", "application/grpc")
+        .body(Body::new(StreamBody::new(futures::stream::iter(frames))))
+        .unwrap()
+}
+
+/// Calls, and takes no more of the answer than the daemon does.
+async fn call<R: Bounded + Default + Send + 'static>(channel: Channel, path: &'static str) {
+    let longest = if path.ends_with("/ExecSync") { EXEC_ANSWER } else { ANSWER };
+    let mut client = tonic::client::Grpc::new(channel).max_decoding_message_size(longest);
+    let codec = Codec::<(), R>::default();
+    let _ = client.unary(timed((), LIMIT), PathAndQuery::from_static(path), codec).await;
+}
+
+macro_rules! calls {
+    ($($service:literal { $($method:literal -> $answer:ty;)* })*) => {
+        /// The worst answers to each call that the daemon makes to a cell.
+        fn worst_answers() -> Vec<(&'static str, Bytes)> {
+            let mut all = Vec::new();
+            $($({
+                let longest = if $method == "ExecSync" { EXEC_ANSWER } else { ANSWER };
+                for message in worst::<$answer>(longest) {
+                    all.push((concat!("/", $service, "/", $method), message));
+                }
+            })*)*
+            all
+        }
+
+        async fn call_by_path(channel: Channel, path: &str) {
+            $($(if path == concat!("/", $service, "/", $method) {
+                call::<$answer>(channel.clone(), concat!("/", $service, "/", $method)).await;
+            })*)*
+        }
+    };
+}
+
+calls! {
+    "kiyot.cell.v1.Agent" {
+        "Bind" -> cell::BindReply;
+        "Resolve" -> cell::NameQuery;
+        "OpenBulk" -> cell::OpenBulkReply;
+        "Measure" -> cell::MeasureReply;
+        "Watch" -> cell::Event;
+        "ChangeFiles" -> cell::ChangeFilesReply;
+        "GetFile" -> cell::GetFileReply;
+        "ReadLog" -> cell::LogPart;
+        "TrimLog" -> cell::TrimLogReply;
+        "Tunnel" -> cell::TunnelPart;
+        "MissingBlobs" -> cell::MissingBlobsReply;
+        "PutBlob" -> cell::PutBlobReply;
+        "PutImage" -> cell::PutImageReply;
+        "WatchPulls" -> cell::PullNews;
+        "Shutdown" -> cell::ShutdownReply;
+    }
+    "runtime.v1.RuntimeService" {
+        "Version" -> cri::VersionResponse;
+        "Status" -> cri::StatusResponse;
+        "RunPodSandbox" -> cri::RunPodSandboxResponse;
+        "PodSandboxStats" -> cri::PodSandboxStatsResponse;
+        "CreateContainer" -> cri::CreateContainerResponse;
+        "StartContainer" -> cri::StartContainerResponse;
+        "StopContainer" -> cri::StopContainerResponse;
+        "RemoveContainer" -> cri::RemoveContainerResponse;
+        "ListContainers" -> cri::ListContainersResponse;
+        "ContainerStatus" -> cri::ContainerStatusResponse;
+        "ContainerStats" -> cri::ContainerStatsResponse;
+        "UpdateContainerResources" -> cri::UpdateContainerResourcesResponse;
+        "ExecSync" -> cri::ExecSyncResponse;
+        "Exec" -> cri::ExecResponse;
+        "Attach" -> cri::AttachResponse;
+        "PortForward" -> cri::PortForwardResponse;
+    }
+    "runtime.v1.ImageService" {
+        "ImageStatus" -> cri::ImageStatusResponse;
+        "PullImage" -> cri::PullImageResponse;
+    }
+}
+
+/// The files that hold the messages, so that the process that is measured has one of them at a time.
+struct Messages(PathBuf);
+
+impl Messages {
+    fn write(&self, n: usize, kind: &str, message: &[u8]) {
+        let name = format!("{n:04} {}", kind.replace('/', "+"));
+        std::fs::write(self.0.join(name), message).unwrap();
+    }
+
+    /// The names, in order.
+    fn names(&self) -> Vec<String> {
+        let of =
+            |entry: std::io::Result<std::fs::DirEntry>| entry.unwrap().file_name().into_string();
+        let mut names: Vec<_> =
+            std::fs::read_dir(&self.0).unwrap().map(|entry| of(entry).unwrap()).collect();
+        names.sort();
+        names
+    }
+
+    fn read(&self, name: &str) -> Bytes {
+        std::fs::read(self.0.join(name)).unwrap().into()
+    }
+}
+
+/// In a process of its own: a gateway that hears all of it, one after another.
+async fn suffer(messages: Messages) {
+    let fixture = Fixture::start().await;
+    let identity = ByHand::new().enrol(&fixture.bootstrap()).await.unwrap();
+    let before = status_kib("VmHWM");
+    let (control, calls): (Vec<_>, Vec<_>) =
+        messages.names().into_iter().partition(|name| name.ends_with(CONTROL));
+    for (n, name) in control.iter().enumerate() {
+        let generation = u64::try_from(n).unwrap() + 1;
+        let agent = says_on_control(&fixture, &identity, generation, messages.read(name));
+        let daemon = async {
+            let mut events = fixture.link.control.watch().await.unwrap();
+            // The second one is asked for only if the first one was taken.
+            while let Ok(Some(_)) = events.next().await {}
+        };
+        within("the end of a control connection", async { tokio::join!(agent, daemon) }).await;
+        fixture.unlinked().await;
+    }
+    let for_control = status_kib("VmHWM") - before;
+    let tls = tls::cell_client(&fixture.bootstrap().ca_sha256, identity.clone()).unwrap();
+    let stream = dial_as(&fixture.bootstrap(), tls, alpn::BULK_NAME).await.unwrap();
+    let cell = fixture.cell.to_string();
+    let next = Arc::new(Mutex::new(Bytes::new()));
+    let own = next.clone();
+    let service = tower::service_fn(move |request: http::Request<Body>| {
+        let message = if request.uri().path().ends_with("/Hello") {
+            hello(&cell, ConnectionKind::Bulk, 1).encode_to_vec().into()
+        } else {
+            own.lock().unwrap().clone()
+        };
+        async move { Ok::<_, Infallible>(answer(message)) }
+    });
+    let (end, tasks) = (CancellationToken::new(), TaskTracker::new());
+    let served = http2::serve(stream, Profile::BULK, service, end.clone(), tasks.clone());
+    let calls = async {
+        for name in &calls {
+            *next.lock().unwrap() = messages.read(name);
+            let path = name.split_once(' ').unwrap().1.replace('+', "/");
+            within(&path, call_by_path(fixture.link.bulk.clone(), &path)).await;
+        }
+    };
+    tokio::select! {
+        ended = served => panic!("the bulk connection has ended: {ended:?}"),
+        () = calls => end.cancel(),
+    }
+    println!("grown by KiB {for_control} {}", status_kib("VmHWM") - before);
+}
+
+#[tokio::test]
+async fn worst_messages_of_an_agent_cost_the_daemon_a_bounded_amount_of_memory() {
+    if let Some(messages) = std::env::var_os(SUFFERS) {
+        return suffer(Messages(messages.into())).await;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let messages = Messages(dir.path().to_owned());
+    let control = control_messages().into_iter().map(|message| (CONTROL, message));
+    for (n, (kind, message)) in control.chain(worst_answers()).enumerate() {
+        messages.write(n, kind, &message);
+    }
+    let mut child = tokio::process::Command::new(std::env::current_exe().unwrap())
+        .args([
+            "--exact",
+            "memory::worst_messages_of_an_agent_cost_the_daemon_a_bounded_amount_of_memory",
+            "--nocapture",
+        ])
+        .env(SUFFERS, dir.path())
+        .stdout(Stdio::piped())
+        .kill_on_drop(true)
+        .spawn()
+        .unwrap();
+    let mut said = String::new();
+    child.stdout.take().unwrap().read_to_string(&mut said).await.unwrap();
+    let grown = said.lines().find_map(|line| line.split_once("grown by KiB "));
+    let (_, grown) = grown.unwrap_or_else(|| panic!("{said}"));
+    println!("by control messages, by all: {grown} KiB");
+    let grown: Vec<usize> = grown.split(' ').map(|kib| kib.parse().unwrap()).collect();
+    assert!(grown[1] <= GROWTH_KIB, "{grown:?} KiB, where {GROWTH_KIB} are allowed");
+}
