@@ -224,7 +224,7 @@ async fn the_agent_says_first_who_it_is() {
         let (near, far) = duplex(1024);
         let mut far = Frames::new(far, LONGEST);
         far.send(&FromCell { message: Some(first) }.encode_to_vec()).await.unwrap();
-        let greeted = Line::greet(&mut Frames::new(near, LONGEST), "build").await;
+        let greeted = Line::greet(&mut Frames::new(near, LONGEST), HelloRequest::default()).await;
         assert_eq!(greeted.ok().map(|hello| hello.cell).as_deref(), cell);
     }
 }
