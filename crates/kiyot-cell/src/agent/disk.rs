@@ -1,5 +1,5 @@
-//! Use of the cell's disk by the pod, and the end of its containers when it is too much, as a kubelet
-//! evicts a pod.
+//! Use of the cell's disk by the pod, and the end of its containers when it is too much, as a
+//! kubelet evicts a pod.
 //!
 //! Counted are the containers' writable layers, and all beneath `pod_dir`: emptyDirs and logs. Not
 //! counted are images, what is in memory, and files that have no name any more.
