@@ -20,6 +20,7 @@ mod freezes;
 mod image_volumes;
 mod images;
 mod kills;
+mod kubelet_restarts;
 mod life;
 mod lists;
 mod log_files;

@@ -39,6 +39,7 @@ impl Verbs {
             .clone()
             .ok_or_else(|| Status::invalid_argument("CreateContainer without a config.metadata"))?;
         policy::check_container(&self.rules(), config)?;
+        self.refresh_annotations(&sandbox, request.sandbox_config.as_ref()).await;
         let key = (sandbox.id.clone(), metadata.name.clone());
         loop {
             let (verbs, sandbox, metadata) =
