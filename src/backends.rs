@@ -118,6 +118,14 @@ pub trait Decoded: fmt::Debug + Send + Sync + 'static {
     /// node answers with no image: an encoded `ImageStatusResponse`.
     fn reported_image(&self, reference: &str) -> Option<Bytes>;
 
+    /// Answers, from memory, an `ImageStatus` that none claims, but that has the annotations of
+    /// pods of this backend up to those that a kubelet changes when it is restarted: an encoded
+    /// `ImageStatusResponse`, `None` if it is not certain which image they would have.
+    fn image_of_pods_like(&self, message: &[u8]) -> Option<Bytes> {
+        let _ = message;
+        None
+    }
+
     /// What happens to its pods from now on: encoded `ContainerEventResponse`s. How many wait for a
     /// reader is limited; instead of losing one it ends with an error. Dropping it ends it.
     fn events(&self) -> BoxStream<'static, Result<Bytes, Status>>;

@@ -239,6 +239,10 @@ impl Decoded for Answers {
         self.0.reported_image(reference)
     }
 
+    fn image_of_pods_like(&self, message: &[u8]) -> Option<Bytes> {
+        self.0.image_of_pods_like(message)
+    }
+
     fn events(&self) -> BoxStream<'static, Result<Bytes, Status>> {
         self.0.events()
     }

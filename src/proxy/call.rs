@@ -41,8 +41,11 @@ enum Plan<'a> {
     Metrics,
     Events,
     Status,
-    /// The node, and what backends know where it has no image.
-    NodeImage,
+    /// The node, and where it has no image, this answer, or what backends know for a call that
+    /// names no pod.
+    NodeImage(Option<Bytes>),
+    /// This answer.
+    Known(Bytes),
     Refuse(Status),
 }
 
@@ -96,7 +99,11 @@ pub(super) async fn serve(
     let Some((message, alone)) = message else {
         return forward::forward(front.registry.node(), incoming, budget, caller).await;
     };
-    match plan(&front, &settings, method, route, &message) {
+    let plan = plan(&front, &settings, method, route, &message);
+    if matches!(plan, Plan::Raw(_) | Plan::Learned(_) | Plan::Whose(_) | Plan::Stays(_)) {
+        front.owners.note(method, &message);
+    }
+    match plan {
         Plan::Raw(upstream) => forward::forward(upstream, incoming, budget, caller).await,
         Plan::Whose(id) => {
             Box::pin(ask_whose(&front, method, &id, incoming, message, budget, caller)).await
@@ -127,7 +134,10 @@ pub(super) async fn serve(
         Plan::Metrics => Box::pin(gather::metrics(&front, incoming, budget, caller)).await,
         Plan::Events => Box::pin(events::serve(&front, incoming, budget, caller)).await,
         Plan::Status => Box::pin(gather::status(&front, incoming, budget, caller)).await,
-        Plan::NodeImage => Box::pin(gather::image(&front, incoming, message, budget, caller)).await,
+        Plan::NodeImage(known) => {
+            Box::pin(gather::image(&front, incoming, message, known, budget, caller)).await
+        }
+        Plan::Known(answer) => caller.message(answer).await,
     }
 }
 
@@ -172,8 +182,9 @@ fn plan<'a>(
             match registry.decoded().find(|backend| backend.claims_image(method, message)) {
                 Some(backend) => Plan::Decoded(backend),
                 // ImageSpec.annotations are the pod's; with them the call is for a pod of the node.
-                None if matches!(peek::bytes(message, &[1, 2]), Ok(None)) => Plan::NodeImage,
-                None => of_image(front, method, message),
+                None if matches!(peek::bytes(message, &[1, 2]), Ok(None)) => Plan::NodeImage(None),
+                None if front.owners.has_noted(message) => of_image(front, method, message),
+                None => of_pods_like(front, method, message),
             }
         }
         Route::WholeNodeOnly => Plan::Refuse(whole_node_only(method.name())),
@@ -205,6 +216,28 @@ fn of_image<'a>(front: &'a Shared, method: Method, message: &[u8]) -> Plan<'a> {
         None
     };
     Plan::Raw(place.map_or_else(|| front.registry.node(), |place| front.registry.upstream(place)))
+}
+
+/// Decides who answers an `ImageStatus` whose pod nobody knows, as after a restart of the kubelet.
+///
+/// Where annotations are like those of pods in cells, and say that their pod is in one, these
+/// answer. Where they don't say it, the pod may as well be one of the node, which answers first.
+fn of_pods_like<'a>(front: &'a Shared, method: Method, message: &[u8]) -> Plan<'a> {
+    let registry = &front.registry;
+    let Some(known) = registry.decoded().find_map(|backend| backend.image_of_pods_like(message))
+    else {
+        return of_image(front, method, message);
+    };
+    let target = peek::entry(message, &[1, 2], routing::TARGET_RUNTIME).ok().flatten();
+    // ImageSpec.runtime_handler
+    let handler = peek::string(message, &[1, 19]).unwrap_or_default();
+    let is_decoded = registry.declared().into_iter().any(|(name, declared)| {
+        let names_it = target.is_some_and(|target| declared.target_runtimes.contains(&target))
+            || declared.runtime_handlers.contains(&handler);
+        let path = registry.get(name.as_str()).map(|backend| backend.path());
+        names_it && matches!(path, Some(CallPath::Decoded(_)))
+    });
+    if is_decoded { Plan::Known(known) } else { Plan::NodeImage(Some(known)) }
 }
 
 /// A call to a container runtime. Where there are several, the answer is looked at that has a new

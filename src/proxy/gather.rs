@@ -221,12 +221,13 @@ pub(super) async fn status(front: &Shared, incoming: Incoming, budget: Budget, c
     pass_on(caller, merge::status(answer, &handlers)).await;
 }
 
-/// Answers with the node's image, or with what the other backends know of it where the node has
-/// none.
+/// Answers with the node's image, or where the node has none, with `known`, or what the other
+/// backends know of it.
 pub(super) async fn image(
     front: &Shared,
     incoming: Incoming,
     message: Bytes,
+    known: Option<Bytes>,
     budget: Budget,
     caller: Caller,
 ) {
@@ -236,8 +237,9 @@ pub(super) async fn image(
         && merge::contiguous(&mut answer).is_some_and(|answer| !peek::has(&answer, 1));
     let reference = peek::string(&message, &[1, 1]).unwrap_or_default();
     if is_absent
-        && let Some(reported) =
+        && let Some(reported) = known.or_else(|| {
             front.registry.decoded().find_map(|backend| backend.reported_image(reference))
+        })
     {
         return caller.message(reported).await;
     }

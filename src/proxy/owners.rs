@@ -1,5 +1,6 @@
 //! Whose an id is, where several container runtimes make ids: learned from the answers that pass
-//! through. Bounded: what was forgotten is asked for again.
+//! through. And which annotations their pods have, which is learned from requests.
+//! Bounded: what was forgotten is asked for again.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -30,6 +31,9 @@ struct Tables {
     pods: Recent<Box<str>>,
     /// Digests of pods' annotations: an image is asked for with nothing else of its pod.
     annotations: Recent<u64>,
+    /// The same of all pods that are with any container runtime, from requests. No other pod has
+    /// them: not one of a backend that answers decoded calls.
+    of_runtimes: Recent<u64>,
 }
 
 /// A map that forgets what was not looked at for long.
@@ -88,6 +92,27 @@ impl Owners {
             Method::ImageStatus => self.tables().annotations.get(&digest(request, &[1, 2]).ok()??),
             _ => None,
         }
+    }
+
+    /// Learns from a request that is passed on to a container runtime which annotations its pod
+    /// has.
+    pub(super) fn note(&self, method: Method, request: &[u8]) {
+        let path: &[u32] = match method {
+            Method::RunPodSandbox => &[1, 7],
+            Method::RestorePod => &[2, 7],
+            // sandbox_config.annotations: made anew from the pod for each call
+            Method::CreateContainer | Method::PullImage => &[3, 7],
+            _ => return,
+        };
+        if let Ok(Some(annotations)) = digest(request, path) {
+            self.tables().of_runtimes.put(annotations, 0);
+        }
+    }
+
+    /// Whether an `ImageStatusRequest` has the annotations of a pod with a container runtime.
+    pub(super) fn has_noted(&self, request: &[u8]) -> bool {
+        let annotations = digest(request, &[1, 2]).ok().flatten();
+        annotations.is_some_and(|annotations| self.tables().of_runtimes.get(&annotations).is_some())
     }
 
     /// Learns from an answer that is OK. What can't be read is skipped.
@@ -196,6 +221,31 @@ mod tests {
 
     fn annotated(value: &str) -> std::collections::HashMap<String, String> {
         (0..20).map(|n| (format!("key-{n}"), format!("{value}-{n}"))).collect()
+    }
+
+    #[test]
+    fn annotations_of_pods_are_noted_from_each_call_that_has_them() {
+        let image = |value| {
+            let image = cri::ImageSpec { annotations: annotated(value), ..Default::default() };
+            cri::ImageStatusRequest { image: Some(image), verbose: false }.encode_to_vec()
+        };
+        let config = |value| {
+            Some(cri::PodSandboxConfig { annotations: annotated(value), ..Default::default() })
+        };
+        let owners = Owners::default();
+        let run = cri::RunPodSandboxRequest { config: config("run"), ..Default::default() };
+        let create =
+            cri::CreateContainerRequest { sandbox_config: config("create"), ..Default::default() };
+        let pull = cri::PullImageRequest { sandbox_config: config("pull"), ..Default::default() };
+        owners.note(Method::RunPodSandbox, &run.encode_to_vec());
+        owners.note(Method::CreateContainer, &create.encode_to_vec());
+        owners.note(Method::PullImage, &pull.encode_to_vec());
+        owners.note(Method::StopContainer, &create.encode_to_vec());
+        owners.note(Method::PullImage, b"");
+        for (value, is_noted) in [("run", true), ("create", true), ("pull", true), ("x", false)] {
+            assert_eq!(owners.has_noted(&image(value)), is_noted, "{value}");
+        }
+        assert!(!owners.has_noted(b""));
     }
 
     #[test]

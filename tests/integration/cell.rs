@@ -21,6 +21,7 @@ mod hostile_processes;
 mod image_volumes;
 mod images;
 mod kills;
+mod kubelet_restarts;
 mod life;
 mod lists;
 mod log_files;

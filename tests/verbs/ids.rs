@@ -148,7 +148,8 @@ async fn no_answer_has_an_id_of_the_cell() {
                 cri::ContainerStatsRequest { container_id: container.clone() },
             )
             .unwrap();
-        stats.stats.unwrap().cpu.is_some_and(|cpu| cpu.timestamp == 7)
+        let used = stats.stats.unwrap().cpu.and_then(|cpu| cpu.usage_core_nano_seconds);
+        used.is_some_and(|used| used.value == 7)
     };
     until("the heartbeat is told", used).await;
     // In its lists and statuses, in their own and in those of usage: each id several times.

@@ -83,8 +83,18 @@ impl Fixture {
 
     /// The same, and meanwhile records change.
     pub(crate) async fn restart_with(self, records: Batch) -> Self {
+        self.restart_after(records, |_| {}).await
+    }
+
+    /// The same, and meanwhile something happens to the cells.
+    pub(crate) async fn restart_after(
+        self,
+        records: Batch,
+        meanwhile: impl FnOnce(&Played),
+    ) -> Self {
         let Self { dir, provider, daemon } = self;
         daemon.stop(records).await;
+        meanwhile(&provider);
         let daemon = Daemon::start(dir.path(), &provider, Parts::ADOPT_WITHIN).await;
         Self { dir, provider, daemon }
     }

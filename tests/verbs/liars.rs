@@ -9,7 +9,7 @@ use kiyot_link::{
     log_limit::{LINES, PERIOD},
 };
 use kiyot_proto::{cell, cri};
-use kiyot_testkit::log::CapturedLog;
+use kiyot_testkit::{cell::IMAGE, log::CapturedLog};
 use prost::Message;
 use tonic::{Code, Status};
 
@@ -116,6 +116,31 @@ async fn what_a_cell_says_of_ids_that_are_not_its_own_is_of_no_effect() {
         std::fs::read_to_string(&file).is_ok_and(|text| text == "honest line\n")
     })
     .await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_a_cell_says_of_an_image_changes_no_user_of_another_pods() {
+    let kiyot = Fixture::start().await;
+    let user = |reference: &str| {
+        let answer = kiyot.daemon.verbs.reported_image(reference)?;
+        cri::ImageStatusResponse::decode(answer).unwrap().image.map(|image| image.username)
+    };
+    let honest = kiyot.run("honest").await;
+    kiyot.create(&honest, "main").await;
+    // For the user of an image the kubelet names no pod, and takes one that is not there for root.
+    assert_eq!(["busybox", IMAGE].map(user), [Some(String::new()), Some(String::new())]);
+    let liar = kiyot.run("liar").await;
+    kiyot.provider.nth(1).with(|state| state.user = "nobody".to_owned());
+    kiyot.create(&liar, "main").await;
+    assert_eq!(["busybox", IMAGE].map(user), [None, None]);
+    // An image of its pod alone is its own to speak of.
+    let mut request = kiyot.container_request(&liar, "other");
+    let image = request.config.as_mut().unwrap().image.as_mut().unwrap();
+    (image.image, image.user_specified_image) = ("app:1".to_owned(), "app:1".to_owned());
+    kiyot.call::<cri::CreateContainerResponse>(Method::CreateContainer, request).await.unwrap();
+    assert_eq!(["app:1", "app:2", "busybox"].map(user), [Some("nobody".to_owned()), None, None]);
+    kiyot.stop_sandbox(&liar).await;
+    assert_eq!(["busybox", IMAGE].map(user), [Some(String::new()), Some(String::new())]);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -37,7 +37,8 @@ async fn a_pod_lives_and_ends() {
     let log = kiyot.dir.path().join("log/main.log");
     assert!(log.exists(), "the log's file is there when StartContainer answers");
     let status = kiyot.status(&container).unwrap();
-    assert_eq!((status.state(), status.started_at), (cri::ContainerState::ContainerRunning, 100));
+    assert_eq!(status.state(), cri::ContainerState::ContainerRunning);
+    assert!(status.started_at >= status.created_at);
 
     let exec = cri::ExecSyncRequest {
         container_id: container.clone(),
@@ -63,7 +64,8 @@ async fn a_pod_lives_and_ends() {
     cell.write("c0", "last words\n");
     cell.exit("c0", 3);
     let status = kiyot.exited(&container).await;
-    assert_eq!((status.exit_code, status.finished_at, &*status.reason), (3, 200, "Error"));
+    assert_eq!((status.exit_code, &*status.reason), (3, "Error"));
+    assert!(status.finished_at >= status.started_at);
     assert_eq!(
         std::fs::read_to_string(&log).unwrap(),
         "first line\nlast words\n",

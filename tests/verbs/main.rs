@@ -6,6 +6,7 @@
 )]
 
 mod events;
+mod exits;
 mod features;
 mod ids;
 mod kit;
@@ -15,5 +16,6 @@ mod orders;
 mod played;
 mod records;
 mod retries;
+mod times;
 mod trouble;
 mod usage;

@@ -5,7 +5,7 @@ use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
     convert::Infallible,
     sync::{Arc, Mutex},
-    time::Duration,
+    time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
 use bytes::{BufMut, Bytes, BytesMut};
@@ -90,6 +90,10 @@ pub struct State {
     pub metrics: Option<cell::Metrics>,
     /// What its containerd's handlers do, if it says so.
     pub handlers: Option<Vec<cri::RuntimeHandler>>,
+    /// The time at which its clock stands, in nanoseconds since 1970; `None` for the true one.
+    pub clock: Option<i64>,
+    /// The user of its images.
+    pub user: String,
 }
 
 impl PlayedCell {
@@ -118,6 +122,8 @@ impl PlayedCell {
             measured: None,
             metrics: None,
             handlers: None,
+            clock: None,
+            user: String::new(),
         })))
     }
 
@@ -273,12 +279,12 @@ impl State {
                 ..Default::default()
             }),
             cpu: Some(cri::CpuUsage {
-                timestamp: 1,
+                timestamp: self.now(),
                 usage_core_nano_seconds: Some(cri::UInt64Value { value: 1 << 40 }),
                 ..Default::default()
             }),
             memory: Some(cri::MemoryUsage {
-                timestamp: 1,
+                timestamp: self.now(),
                 working_set_bytes: Some(cri::UInt64Value { value: 1 << 30 }),
                 ..Default::default()
             }),
@@ -312,13 +318,21 @@ impl State {
             });
             cell::ContainerSamples {
                 container: id.clone(),
-                timestamp: 1,
+                timestamp: self.now(),
                 samples: samples.collect(),
             }
         };
         Some(cell::Metrics {
             containers: self.containers.keys().map(of).collect(),
             ..Default::default()
+        })
+    }
+
+    /// What its clock says.
+    fn now(&self) -> i64 {
+        self.clock.unwrap_or_else(|| {
+            let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap();
+            i64::try_from(now.as_nanos()).unwrap()
         })
     }
 
@@ -337,10 +351,11 @@ impl State {
     }
 
     fn exit(&mut self, id: &str, exit_code: i32) {
+        let now = self.now();
         let status = self.container(id).unwrap();
         status.set_state(cri::ContainerState::ContainerExited);
         (status.finished_at, status.exit_code, status.reason) =
-            (200, exit_code, "Error".to_owned());
+            (now, exit_code, "Error".to_owned());
         let status = status.clone();
         self.tell(cell::event::Event::Container(status));
     }
@@ -399,6 +414,7 @@ impl State {
                     id: IMAGE.to_owned(),
                     repo_tags: vec!["busybox:latest".to_owned()],
                     size: 1,
+                    username: self.user.clone(),
                     ..Default::default()
                 };
                 encoded(cri::ImageStatusResponse { image: Some(image), ..Default::default() })
@@ -424,9 +440,10 @@ impl State {
             }
             "StartContainer" => {
                 let id = cri::StartContainerRequest::decode(message).unwrap().container_id;
+                let now = self.now();
                 let status = self.container(&id)?;
                 status.set_state(cri::ContainerState::ContainerRunning);
-                status.started_at = 100;
+                status.started_at = now;
                 let status = status.clone();
                 self.tell(cell::event::Event::Container(status));
                 encoded(cri::StartContainerResponse {})
@@ -452,7 +469,7 @@ impl State {
             "ContainerStats" => {
                 let value = self.used.ok_or_else(|| Status::unimplemented("no statistics"))?;
                 let cpu = cri::CpuUsage {
-                    timestamp: 101,
+                    timestamp: self.now(),
                     usage_core_nano_seconds: Some(cri::UInt64Value { value }),
                     ..Default::default()
                 };

@@ -5,6 +5,10 @@ use std::{
     collections::BTreeMap,
     fmt, fs,
     path::{Path, PathBuf},
+    sync::{
+        Arc,
+        atomic::{AtomicU32, Ordering},
+    },
 };
 
 use hyper_util::rt::TokioIo;
@@ -54,6 +58,8 @@ pub struct Kubelet {
     /// The image service.
     pub image: ImageServiceClient<Channel>,
     directories: Directories,
+    /// How often it was restarted. Clones are the same kubelet.
+    restarts: Arc<AtomicU32>,
 }
 
 /// A pod that runs.
@@ -114,7 +120,13 @@ impl Kubelet {
         let image = ImageServiceClient::new(channel)
             .max_decoding_message_size(MAX_MESSAGE)
             .max_encoding_message_size(MAX_MESSAGE);
-        Ok(Self { runtime, image, directories })
+        Ok(Self { runtime, image, directories, restarts: Arc::default() })
+    }
+
+    /// Restarts the kubelet: from now on each pod has another `kubernetes.io/config.seen`, the time
+    /// at which this run of the kubelet saw it first. All else that a kubelet sends of a pod stays.
+    pub fn restart(&self) {
+        self.restarts.fetch_add(1, Ordering::Relaxed);
     }
 
     /// The kubelet's directory of one pod.

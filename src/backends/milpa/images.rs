@@ -8,12 +8,14 @@ use std::{
 use kiyot_proto::cri;
 use tonic::{Code, Status};
 
+pub(super) use self::reference::normalized;
 use self::{
     copy::CopyError,
     memory::{Recent, Turns},
     node::{Containerd, Node},
     receiver::{CellReceiver, Receiver},
-    reference::{is_id, normalized},
+    reference::is_id,
+    reports::Reports,
 };
 pub use self::{
     node::NodeImages,
@@ -29,11 +31,9 @@ mod pull;
 mod receiver;
 mod reference;
 mod registries;
+mod reports;
 #[cfg(test)]
 mod tests;
-
-/// References of which it is remembered what cells reported.
-const MAX_REPORTED: usize = 4_096;
 
 /// Credentials that are remembered; each may be a few KiB.
 const MAX_CREDENTIALS: usize = 1_024;
@@ -47,8 +47,8 @@ pub struct Images {
     node: Box<dyn Node>,
     pause_image: String,
     progress_timeout: Duration,
-    /// By the cell and the reference: what a cell reported is true as long as the cell lives.
-    reported: Recent<(CellId, String), Arc<cri::Image>>,
+    /// What a cell reported is true as long as the cell lives.
+    reported: Reports,
     /// By the pod's uid and the reference. Never logged, never kept on disk.
     credentials: Recent<(String, String), cri::AuthConfig>,
     of_node: Arc<NodeCredentials>,
@@ -72,13 +72,12 @@ impl Images {
     }
 
     fn of(node: Box<dyn Node>, pause_image: String, progress_timeout: Duration) -> Self {
-        let (reported, credentials) = (Recent::new(MAX_REPORTED), Recent::new(MAX_CREDENTIALS));
         Self {
             node,
             pause_image,
             progress_timeout,
-            reported,
-            credentials,
+            reported: Reports::default(),
+            credentials: Recent::new(MAX_CREDENTIALS),
             of_node: Arc::default(),
             turns: Turns::default(),
         }
@@ -120,7 +119,7 @@ impl Images {
         let image_ref = self.pulled(cell, receiver, &reference, request.auth).await?;
         // Known to getImageUser, which names no pod.
         if let Some(image) = in_cell(receiver, &image_ref).await? {
-            self.report(cell, &reference, &image);
+            self.reported.put(cell, &reference, &image);
         }
         Ok(cri::PullImageResponse { image_ref })
     }
@@ -150,7 +149,7 @@ impl Images {
         if let Ok(found) = &in_cell
             && let Some(image) = &found.image
         {
-            self.report(cell, &reference, image);
+            self.reported.put(cell, &reference, image);
             return in_cell;
         }
         let on_node = self.node.status(asked).await?;
@@ -161,17 +160,15 @@ impl Images {
         }
     }
 
-    /// What cells reported for a reference, for an `ImageStatus` that names no pod; `None` if
-    /// nothing. Only of cells that have a pod, as `has_pod` says.
+    /// Returns what cells reported for a reference, for an `ImageStatus` that names no pod; `None`
+    /// if nothing, or if they differ in the image's user. Only of cells that have a pod, as
+    /// `has_pod` says.
     pub fn reported(
         &self,
         reference: &str,
         has_pod: impl Fn(&CellId) -> bool,
     ) -> Option<cri::Image> {
-        let name = normalized(reference);
-        self.reported
-            .find(|(cell, reported)| *reported == name && has_pod(cell))
-            .map(|image| cri::Image::clone(&image))
+        self.reported.get(reference, has_pod)
     }
 
     /// Sees to it that an image is in a cell: it is, or is copied from the node, or is pulled with
@@ -199,8 +196,8 @@ impl Images {
     ) -> Result<String, Status> {
         let (id, found) = self.present_in(cell, receiver, image, uid).await?;
         if let Some(found) = &found {
-            self.report(cell, &image.image, found);
-            self.report(cell, &image.user_specified_image, found);
+            self.reported.put(cell, &image.image, found);
+            self.reported.put(cell, &image.user_specified_image, found);
         }
         Ok(id)
     }
@@ -262,7 +259,7 @@ impl Images {
 
     /// Forgets what a cell reported that is gone: its images are gone with it.
     pub fn forget_cell(&self, cell: &CellId) {
-        self.reported.forget(|(reporter, _)| reporter == cell);
+        self.reported.forget(cell);
     }
 
     /// Copies an image from the node; `None` if it isn't there, or not whole, or the node can't be
@@ -355,19 +352,6 @@ impl Images {
                 tracing::debug!(image = id, %error, "the node can't give an image");
                 Ok(false)
             }
-        }
-    }
-
-    /// Remembers what a cell says of an image, by the name that it was asked for, and by its id if
-    /// that is one: a cell must not answer for another name.
-    fn report(&self, cell: &CellId, reference: &str, image: &cri::Image) {
-        let image = Arc::new(memory::bounded(image));
-        for name in [Some(reference), Some(image.id.as_str()).filter(|id| is_id(id))]
-            .into_iter()
-            .flatten()
-            .filter(|name| !name.is_empty())
-        {
-            self.reported.put((cell.clone(), normalized(name)), Arc::clone(&image));
         }
     }
 }

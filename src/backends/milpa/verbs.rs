@@ -5,13 +5,13 @@
 //! from cells come in by `watch` and `news`, and are ordered by `transition`.
 
 use std::{
-    collections::{HashMap, HashSet},
+    collections::HashMap,
     future::Future,
     sync::{Arc, Mutex, PoisonError, RwLock, Weak},
     time::{Duration, Instant},
 };
 
-use kiyot_proto::cri;
+use kiyot_proto::{cri, store::ReportedExit};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use tonic::Status;
 
@@ -141,8 +141,8 @@ pub struct Verbs {
     creations: Arc<Flights<ContainerKey, cri::CreateContainerRequest, ContainerId>>,
     /// Sandboxes whose making nobody has been told of, and since when.
     unclaimed: Mutex<HashMap<SandboxId, Instant>>,
-    /// Containers whose end is being recorded.
-    ending: Mutex<HashSet<ContainerId>>,
+    /// Containers whose end is being recorded, and the exit that the cell has reported.
+    ending: Mutex<HashMap<ContainerId, Option<ReportedExit>>>,
     /// What the runtime of cells does.
     told: features::Told,
     /// Whether cells tell metrics.

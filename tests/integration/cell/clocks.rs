@@ -109,6 +109,18 @@ async fn a_clock_that_is_set_harms_no_pod() {
             (status.created_at - before.created_at).abs() / NANOS > YEAR / 2,
             "the daemon's clock is set"
         );
+        // Its cell's clock is not: as one that is a year off.
+        let main = kubelet.container_status(&other.container("main").id).await.unwrap();
+        assert!(
+            (0..YEAR * NANOS / 2).contains(&(main.started_at - main.created_at)),
+            "a start is told by the node's clock: {main:?}"
+        );
+        kubelet.stop_container(&main.id, 30).await.unwrap();
+        let main = kubelet.container_status(&main.id).await.unwrap();
+        assert!(
+            (0..YEAR * NANOS / 2).contains(&(main.finished_at - main.started_at)),
+            "an end is told by the node's clock: {main:?}"
+        );
         kubelet.stop_and_remove(&other).await.unwrap();
         let word = if jump > 0 { "was set ahead" } else { "was set back" };
         wait_until("the log says that the clock was set", LIMIT, async || {

@@ -1,7 +1,7 @@
 //! Images of pods in cells that come from a registry.
 
 use std::{
-    collections::BTreeSet,
+    collections::{BTreeMap, BTreeSet},
     fs,
     path::Path,
     time::{Duration, Instant},
@@ -190,6 +190,69 @@ async fn the_policies_of_pulling_are_as_on_a_node() {
     let asked = registry.asked();
     assert!(!asked.is_empty() && blobs(&asked).is_empty(), "{asked:?}");
     ends_without_a_trace(&mut kubelet, &kiyot, &pod).await;
+}
+
+/// So many requests of each kind: the verb, and manifests or blobs.
+fn kinds(asked: &[String]) -> BTreeMap<String, usize> {
+    let mut kinds = BTreeMap::new();
+    for request in asked {
+        let verb = request.split(' ').next().unwrap_or_default();
+        let of = ["manifests", "blobs"]
+            .into_iter()
+            .find(|kind| request.contains(&format!("/{kind}/")))
+            .unwrap_or("other");
+        *kinds.entry(format!("{verb} {of}")).or_default() += 1;
+    }
+    kinds
+}
+
+#[tokio::test]
+async fn policies_ask_the_registry_for_a_cell_as_often_as_for_the_node() {
+    let node = Node::start().await;
+    let registry = Registry::start(&node, Access::Open);
+    let kiyot = Kiyot::start(&node, with_mirrors(&node)).await;
+    let mut kubelet = kiyot.kubelet().await;
+    let mut asked_for = Vec::new();
+    for spec in [Pod::new("local"), Pod::new("cell").in_cell()] {
+        let config = kubelet.prepare(&spec);
+        let sandbox = kubelet.run_sandbox(&config, "").await.unwrap();
+        let mut pod = kubelet.running(&spec, config, sandbox);
+        // An image of its own: neither has layers of the other.
+        let word = |age: &str| format!("{age}-{}", spec.name);
+        let repository = format!("app-{}:1", spec.name);
+        let (name, _) = registry.image(&repository, &saying(&word("old")));
+        let mut steps = Vec::new();
+        let mut ends = |step: &'static str| steps.push((step, kinds(&registry.asked())));
+        assert_eq!(kubelet.image_status(&pod.spec, &name).await.unwrap(), None);
+        ends("Never, without the image");
+        says(&mut kubelet, &mut pod, "first", &name, &word("old")).await;
+        ends("IfNotPresent, without the image");
+        registry.image(&repository, &saying(&word("new")));
+        says(&mut kubelet, &mut pod, "second", &name, &word("old")).await;
+        ends("IfNotPresent");
+        kubelet.restart();
+        says(&mut kubelet, &mut pod, "third", &name, &word("old")).await;
+        ends("IfNotPresent, after a restart of the kubelet");
+        assert!(kubelet.image_status(&pod.spec, &name).await.unwrap().is_some());
+        ends("Never");
+        kubelet.pull(&pod.spec, &pod.config, &name, None).await.unwrap();
+        ends("Always, of a tag that has moved");
+        kubelet.pull(&pod.spec, &pod.config, &name, None).await.unwrap();
+        ends("Always");
+        says(&mut kubelet, &mut pod, "fourth", &name, &word("new")).await;
+        ends("a container of what was pulled");
+        asked_for.push(steps);
+        kubelet.stop_and_remove(&pod).await.unwrap();
+    }
+    let (of_node, of_cell) = (&asked_for[0], &asked_for[1]);
+    for (step, asked) in of_node {
+        let is_pull = ["without the image", "Always"].iter().any(|word| step.contains(word))
+            && !step.starts_with("Never");
+        assert_eq!(asked.is_empty(), !is_pull, "{step}: {asked:?}");
+    }
+    assert_eq!(of_cell, of_node);
+    // No host of these images exists: all of it has come by the mirrors of the node.
+    assert_eq!(kiyot.cells(), Vec::<String>::new());
 }
 
 #[tokio::test]

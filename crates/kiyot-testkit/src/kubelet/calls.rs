@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use tonic::{Request, Status};
 
-use super::{Container, Kubelet, Pod, RunningContainer, RunningPod, configs::annotations};
+use super::{Container, Kubelet, Pod, RunningContainer, RunningPod};
 use crate::{LIMIT, cri, wait_until};
 
 /// The kubelet's `runtimeRequestTimeout`.
@@ -140,7 +140,7 @@ impl Kubelet {
     ) -> Result<Option<cri::Image>, Status> {
         let image = cri::ImageSpec {
             image: image.to_owned(),
-            annotations: annotations(pod),
+            annotations: self.annotations(pod),
             ..Default::default()
         };
         let request = timed(cri::ImageStatusRequest { image: Some(image), verbose: false });
@@ -165,15 +165,21 @@ impl Kubelet {
     ) -> Result<String, Status> {
         let image = cri::ImageSpec {
             image: image.to_owned(),
-            annotations: annotations(pod),
+            annotations: self.annotations(pod),
             ..Default::default()
         };
         let request = cri::PullImageRequest {
             image: Some(image),
             auth,
-            sandbox_config: Some(config.clone()),
+            sandbox_config: Some(self.current(pod, config)),
         };
         Ok(self.image.pull_image(request).await?.into_inner().image_ref)
+    }
+
+    /// Returns the sandbox's config as the kubelet makes it anew for each call, with the annotations
+    /// of now.
+    fn current(&self, pod: &Pod, config: &cri::PodSandboxConfig) -> cri::PodSandboxConfig {
+        cri::PodSandboxConfig { annotations: self.annotations(pod), ..config.clone() }
     }
 
     /// Makes the image present, then CreateContainer.
@@ -201,7 +207,7 @@ impl Kubelet {
         let request = timed(cri::CreateContainerRequest {
             pod_sandbox_id: pod.sandbox.clone(),
             config: Some(created.config.clone()),
-            sandbox_config: Some(pod.config.clone()),
+            sandbox_config: Some(self.current(&pod.spec, &pod.config)),
         });
         created.id =
             Box::pin(self.runtime.create_container(request)).await?.into_inner().container_id;

@@ -1,7 +1,7 @@
 //! The messages that a kubelet makes of a pod (kuberuntime_sandbox.go, kuberuntime_container.go,
 //! labels.go, helpers.go).
 
-use std::{collections::HashMap, fs};
+use std::{collections::HashMap, fs, sync::atomic::Ordering};
 
 use super::{Container, Directories, Kubelet, Pod, RunningContainer, RunningPod, volumes};
 use crate::cri::{self, NamespaceMode};
@@ -40,7 +40,7 @@ impl Kubelet {
             }),
             port_mappings: pod.ports.clone(),
             labels: pod.labels.clone().into_iter().chain(pod_labels(pod)).collect(),
-            annotations: annotations(pod),
+            annotations: self.annotations(pod),
             linux: Some(cri::LinuxPodSandboxConfig {
                 cgroup_parent: pod.cgroup(&directories.cgroup),
                 security_context: Some(cri::LinuxSandboxSecurityContext {
@@ -95,7 +95,7 @@ impl Kubelet {
             image: Some(cri::ImageSpec {
                 image,
                 user_specified_image: container.image.clone(),
-                annotations: annotations(spec),
+                annotations: self.annotations(spec),
                 ..Default::default()
             }),
             command: container.command.clone(),
@@ -139,6 +139,18 @@ impl Kubelet {
         RunningContainer { id: String::new(), log, termination, config }
     }
 
+    /// The pod's annotations of now with the kubelet's own. The kubelet sends the same with every
+    /// image of the pod.
+    pub(super) fn annotations(&self, pod: &Pod) -> HashMap<String, String> {
+        let restarts = self.restarts.load(Ordering::Relaxed);
+        let own = [
+            (SEEN.to_owned(), format!("2026-01-02T03:04:05.678901234Z {} {restarts}", pod.uid)),
+            ("kubernetes.io/config.source".to_owned(), "api".to_owned()),
+        ];
+        // A test may say that a pod is static.
+        own.into_iter().chain(pod.annotations.clone()).collect()
+    }
+
     fn mount(&self, pod: &Pod, name: &str, path: &str, readonly: bool) -> cri::Mount {
         let volume = pod
             .volumes
@@ -151,17 +163,6 @@ impl Kubelet {
             readonly,
         )
     }
-}
-
-/// The pod's annotations with the kubelet's own. The kubelet sends the same with every image of the
-/// pod.
-pub(super) fn annotations(pod: &Pod) -> HashMap<String, String> {
-    let own = [
-        (SEEN.to_owned(), format!("2026-01-02T03:04:05.678901234Z {}", pod.uid)),
-        ("kubernetes.io/config.source".to_owned(), "api".to_owned()),
-    ];
-    // A test may say that a pod is static.
-    own.into_iter().chain(pod.annotations.clone()).collect()
 }
 
 fn container_annotations(pod: &Pod, attempt: u32) -> HashMap<String, String> {

@@ -1,4 +1,4 @@
-//! What is remembered of images: what cells have, and what pods may pull with. In memory only.
+//! What is remembered of images: what pods may pull with. In memory only.
 
 use std::{
     collections::{HashMap, VecDeque},
@@ -7,32 +7,7 @@ use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError, Weak},
 };
 
-use kiyot_proto::cri;
-use prost::Message;
 use tokio::sync::OwnedMutexGuard;
-
-/// The longest id or user of it then, in bytes.
-const MAX_WORD: usize = 4096;
-
-/// The most that is remembered of one image, in bytes: there may be thousands, and it is a cell's
-/// word.
-const MAX_IMAGE: usize = 64 << 10;
-
-/// An image without its names and annotations, if there is too much of them.
-pub(super) fn bounded(image: &cri::Image) -> cri::Image {
-    if image.encoded_len() <= MAX_IMAGE {
-        return image.clone();
-    }
-    let word = |text: &str| text[..text.floor_char_boundary(MAX_WORD)].to_owned();
-    cri::Image {
-        id: word(&image.id),
-        size: image.size,
-        uid: image.uid,
-        username: word(&image.username),
-        pinned: image.pinned,
-        ..cri::Image::default()
-    }
-}
 
 /// A map that forgets what was put first when it is full.
 pub(super) struct Recent<K, V> {
@@ -62,12 +37,6 @@ impl<K: Clone + Eq + Hash, V: Clone> Recent<K, V> {
     /// What is remembered.
     pub(super) fn get(&self, key: &K) -> Option<V> {
         self.locked().0.get(key).cloned()
-    }
-
-    /// What is remembered under the newest such key.
-    pub(super) fn find(&self, is_such: impl Fn(&K) -> bool) -> Option<V> {
-        let (map, order) = &*self.locked();
-        order.iter().rev().find(|key| is_such(key)).and_then(|key| map.get(key).cloned())
     }
 
     /// Forgets all with such a key.
@@ -129,29 +98,8 @@ mod tests {
             recent.put(key, value);
         }
         assert_eq!([1, 2, 3].map(|key| recent.get(&key)), [None, Some('b'), Some('d')]);
-        assert_eq!(recent.find(|_| true), Some('d'));
-        assert_eq!(recent.find(|key| *key < 3), Some('b'));
         recent.forget(|key| *key == 2);
         assert_eq!(recent.get(&2), None);
-    }
-
-    #[test]
-    fn an_image_with_endless_names_is_remembered_without_them() {
-        let usual = cri::Image {
-            id: "sha256:0".to_owned(),
-            repo_tags: vec!["busybox".to_owned()],
-            ..cri::Image::default()
-        };
-        assert_eq!(bounded(&usual), usual);
-        let endless = cri::Image {
-            repo_tags: vec!["tag".repeat(1000); 1000],
-            username: "u".repeat(1 << 20),
-            size: 7,
-            ..usual
-        };
-        let kept = bounded(&endless);
-        assert!(kept.encoded_len() < MAX_IMAGE && kept.repo_tags.is_empty());
-        assert_eq!((kept.id, kept.size, kept.username.len()), (endless.id, 7, MAX_WORD));
     }
 
     #[tokio::test]

@@ -17,7 +17,7 @@ pub(super) fn is_digest(text: &str) -> bool {
 
 /// The name under which containerd keeps what a reference means: with its registry, and with a tag
 /// or a digest, not both. An id stays as it is.
-pub(super) fn normalized(reference: &str) -> String {
+pub(crate) fn normalized(reference: &str) -> String {
     if is_id(reference) {
         return reference.to_owned();
     }

@@ -42,6 +42,7 @@ impl Verbs {
             return Err(refusal);
         }
         policy::check_container(&self.rules(), config)?;
+        self.refresh_annotations(&sandbox, request.sandbox_config.as_ref()).await;
         let key = (sandbox.id.clone(), metadata.name.clone());
         loop {
             let (verbs, sandbox, metadata) =

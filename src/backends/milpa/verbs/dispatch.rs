@@ -39,6 +39,12 @@ impl Verbs {
         self.image_reported(reference)
     }
 
+    /// Returns an encoded `ImageStatusResponse` for an `ImageStatus` with the annotations that pods
+    /// in cells have but for the kubelet's own, if it is known which image they run.
+    pub fn image_of_pods_like(&self, message: &[u8]) -> Option<Bytes> {
+        self.image_run_by_pods_like(message)
+    }
+
     /// What happens to pods in cells from now on: encoded `ContainerEventResponse`s, until one was
     /// lost, which an error says.
     pub fn events(&self) -> BoxStream<'static, Result<Bytes, Status>> {

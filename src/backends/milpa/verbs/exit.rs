@@ -10,7 +10,7 @@ use kiyot_proto::{cri, store as records};
 use tonic::{Code, Status};
 
 use super::{
-    Verbs, calls, clock, failure,
+    Verbs, calls, failure,
     transition::{self, End},
     view::Container,
 };
@@ -29,13 +29,15 @@ impl Verbs {
     /// Takes what a cell says of one of its containers.
     pub(super) async fn note(self: &Arc<Self>, container: &Container, told: cri::ContainerStatus) {
         self.view.tell(&container.id, &told);
+        let times = container.times();
         match told.state() {
             cri::ContainerState::ContainerExited => {
-                self.note_exit(container, move |current| transition::seen(current, &told))
+                let exit = transition::report(&container.status, &told, times);
+                self.note_exit(container, Some(exit));
             }
             cri::ContainerState::ContainerRunning => {
                 if let Err(error) = self
-                    .change_container(container, |current| transition::seen(current, &told))
+                    .change_container(container, |current| transition::seen(current, &told, times))
                     .await
                 {
                     tracing::error!(container = %container.id, error = failure::chain(&error), "That a container runs could not be recorded");
@@ -47,34 +49,42 @@ impl Verbs {
 
     /// Its cell has no such container, so it can't have gone on.
     pub(super) fn note_gone(self: &Arc<Self>, container: &Container) {
-        let now = clock::now();
-        self.note_exit(container, move |current| {
-            transition::ended(current, &End::gone(current), now)
-        });
+        self.note_exit(container, None);
     }
 
-    /// Records an end in a task of its own, once.
-    fn note_exit(
-        self: &Arc<Self>,
-        container: &Container,
-        decide: impl Fn(&records::ContainerStatus) -> Option<records::ContainerStatus>
-        + Send
-        + Sync
-        + 'static,
-    ) {
-        if container.exited()
-            || !self
-                .ending
-                .lock()
-                .unwrap_or_else(PoisonError::into_inner)
-                .insert(container.id.clone())
-        {
+    /// Records an end in a task of its own, once: `reported` by the cell, or that the container is
+    /// not there any more.
+    ///
+    /// A reported exit is kept at once: the cell may be gone, or the daemon killed, before log and
+    /// termination message are here, and only then the container reads EXITED.
+    fn note_exit(self: &Arc<Self>, container: &Container, reported: Option<records::ReportedExit>) {
+        let mut ending = self.ending.lock().unwrap_or_else(PoisonError::into_inner);
+        if container.exited() || ending.contains_key(&container.id) {
             return;
         }
-        let (verbs, container) = (Arc::clone(self), container.clone());
+        ending.insert(container.id.clone(), reported.clone());
+        drop(ending);
+        let (verbs, container, times) = (Arc::clone(self), container.clone(), container.times());
         self.owned(async move {
+            if let Some(exit) = &reported {
+                let keep = |current: &_| transition::reported(current, exit);
+                let kept = verbs.change_container(&container, keep);
+                if let Err(error) = kept.await {
+                    tracing::warn!(
+                        container = %container.id,
+                        error = failure::chain(&error),
+                        "reported exit not recorded, it is kept in memory"
+                    );
+                }
+            }
             let log_whole = verbs.bring_home(&container).await;
-            let decide = |current: &records::ContainerStatus| decide(current).map(|next| records::ContainerStatus { log_whole, ..next });
+            let decide = |current: &records::ContainerStatus| {
+                let next = match &reported {
+                    Some(exit) => transition::exited(current, exit),
+                    None => transition::ended(current, &End::gone(current), times),
+                };
+                next.map(|next| records::ContainerStatus { log_whole, ..next })
+            };
             while let Err(error) = verbs.change_container(&container, decide).await {
                 tracing::error!(container = %container.id, error = failure::chain(&error), "The end of a container could not be recorded yet");
                 tokio::time::sleep(COMMIT_RETRY).await;
@@ -84,6 +94,15 @@ impl Verbs {
                 verbs.finish_log(&container);
             }
         });
+    }
+
+    /// Returns a container's status with the exit that its cell has reported, if that is not on
+    /// disk yet.
+    pub(super) fn with_reported(&self, container: &Container) -> records::ContainerStatus {
+        let ending = self.ending.lock().unwrap_or_else(PoisonError::into_inner);
+        let exit = ending.get(&container.id).and_then(Option::as_ref);
+        exit.and_then(|exit| transition::reported(&container.status, exit))
+            .unwrap_or_else(|| records::ContainerStatus::clone(&container.status))
     }
 
     /// Records that an exited container's log is all here, once it is. Until then a daemon that is

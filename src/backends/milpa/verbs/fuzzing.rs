@@ -16,6 +16,9 @@ use crate::backends::milpa::id::{CellId, ContainerId, SandboxId};
 /// Steps of one input, so that each has its end soon.
 const STEPS: usize = 64;
 
+/// What the node's clock says of the containers.
+const TIMES: transition::Times = transition::Times { created: 1 << 60, now: 3 << 59 };
+
 /// Reads events, each with its length before it, and applies what they say of containers to one: it
 /// never goes back, and ends once.
 ///
@@ -26,12 +29,12 @@ pub fn events(mut bytes: &[u8]) {
     while let Ok(event) = cell::Event::decode_length_delimited(&mut bytes) {
         let before = transition::state(&current);
         let next = match &event.event {
-            Some(cell::event::Event::Container(told)) => transition::seen(&current, told),
+            Some(cell::event::Event::Container(told)) => transition::seen(&current, told, TIMES),
             Some(cell::event::Event::ContainerGone(_)) => {
-                transition::ended(&current, &End::gone(&current), 1)
+                transition::ended(&current, &End::gone(&current), TIMES)
             }
             Some(cell::event::Event::Snapshot(snapshot)) => {
-                snapshot.containers.iter().find_map(|told| transition::seen(&current, told))
+                snapshot.containers.iter().find_map(|told| transition::seen(&current, told, TIMES))
             }
             _ => None,
         };
@@ -39,7 +42,8 @@ pub fn events(mut bytes: &[u8]) {
             assert_ne!(before, cri::ContainerState::ContainerExited, "{event:?}");
             assert!(
                 next.finished_unix_nanos == 0
-                    || next.finished_unix_nanos >= next.started_unix_nanos,
+                    || (next.started_unix_nanos.max(TIMES.created)..=TIMES.now)
+                        .contains(&next.finished_unix_nanos),
                 "{next:?}"
             );
             current = next;
@@ -135,7 +139,7 @@ impl Pods {
 
     /// What is said of one container, as the watch of its cell takes it.
     fn told(&mut self, of: usize, told: &cri::ContainerStatus) {
-        self.change(of, &told.id, Some(told), |current| transition::seen(current, told));
+        self.change(of, &told.id, Some(told), |current| transition::seen(current, told, TIMES));
     }
 
     fn change(
@@ -162,7 +166,8 @@ impl Pods {
             assert_ne!(before, cri::ContainerState::ContainerExited, "it ends once");
             assert!(
                 next.finished_unix_nanos == 0
-                    || next.finished_unix_nanos >= next.started_unix_nanos,
+                    || (next.started_unix_nanos.max(TIMES.created)..=TIMES.now)
+                        .contains(&next.finished_unix_nanos),
                 "{next:?}"
             );
             self.view.set_status(&made.id, next.clone());
@@ -175,7 +180,7 @@ impl Pods {
         match event {
             cell::event::Event::Container(told) => self.told(of, &told),
             cell::event::Event::ContainerGone(id) => self.change(of, &id, None, |current| {
-                transition::ended(current, &End::gone(current), 1)
+                transition::ended(current, &End::gone(current), TIMES)
             }),
             cell::event::Event::Snapshot(snapshot) => {
                 snapshot.containers.iter().for_each(|told| self.told(of, told))

@@ -8,7 +8,10 @@ use prost::Message;
 use tonic::Status;
 
 use super::{Verbs, view::Sandbox};
-use crate::backends::{Method, milpa::id::CellId};
+use crate::backends::{
+    Method,
+    milpa::{id::CellId, images::normalized},
+};
 
 impl Verbs {
     /// Whether an image call is for a pod in a cell: by the pod's uid, or by its annotations.
@@ -31,6 +34,36 @@ impl Verbs {
         Some(cri::ImageStatusResponse { image, ..Default::default() }.encode_to_vec().into())
     }
 
+    /// Answers an `ImageStatus` that has the annotations of pods in cells but for the kubelet's
+    /// own, as one of these pods has it after a restart of the kubelet. From the records alone: if all
+    /// of these pods that ran a container of this image ran the same one, that is the answer.
+    pub(super) fn image_run_by_pods_like(&self, message: &[u8]) -> Option<Bytes> {
+        let asked = cri::ImageStatusRequest::decode(message).ok()?.image?;
+        let reference = normalized(&asked.image);
+        let mut ids = self
+            .view
+            .sandboxes_like(&asked)
+            .into_iter()
+            .filter_map(|sandbox| self.image_run_by(&sandbox, &reference));
+        let id = ids.next()?;
+        if ids.any(|other| other != id) {
+            return None;
+        }
+        let image = Some(cri::Image { id, repo_tags: vec![reference], ..Default::default() });
+        Some(cri::ImageStatusResponse { image, ..Default::default() }.encode_to_vec().into())
+    }
+
+    /// Returns the id of the image with which a pod's newest container of this reference was made.
+    fn image_run_by(&self, sandbox: &Sandbox, reference: &str) -> Option<String> {
+        let mut containers = self.view.containers_of(&sandbox.id);
+        containers.sort_by_key(|container| std::cmp::Reverse(container.since));
+        containers.iter().map(|container| container.meta()).find_map(|meta| {
+            let image = meta.config?.image?;
+            let is_same = |name: &str| !name.is_empty() && normalized(name) == reference;
+            (is_same(&image.user_specified_image) || is_same(&image.image)).then_some(meta.image_id)
+        })
+    }
+
     fn puller(&self, request: &cri::PullImageRequest) -> Option<Sandbox> {
         let uid = &request.sandbox_config.as_ref()?.metadata.as_ref()?.uid;
         self.view.sandboxes_of_pod(uid).into_iter().rev().find(|sandbox| sandbox.ready)
@@ -50,6 +83,7 @@ impl Verbs {
             .puller(&request)
             .ok_or_else(|| Status::not_found("PullImage names no pod that runs in a cell"))?;
         self.claim(&sandbox.id);
+        self.refresh_annotations(&sandbox, request.sandbox_config.as_ref()).await;
         let cell = self.reachable_cell(&sandbox, deadline).await?;
         self.parts.images.pull(&cell, request).await.map_err(|status| sandbox.restored(&status))
     }

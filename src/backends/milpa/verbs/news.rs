@@ -39,7 +39,9 @@ impl Verbs {
             if cell.is_some() && sandbox.ready {
                 self.watch(&sandbox.cell);
             } else if cell.is_some() {
-                // It reads as stopped, so its cell must not go on.
+                // It reads as stopped, so its cell must not go on. Until that ends, it may say how
+                // its containers have.
+                self.watch(&sandbox.cell);
                 let verbs = Arc::clone(self);
                 self.owned(async move {
                     while let Err(status) = verbs.stop_sandbox(&sandbox.id).await {

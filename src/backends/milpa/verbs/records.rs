@@ -1,10 +1,10 @@
 //! Changes of what is kept of sandboxes and containers: decided under a lock, committed, then
 //! published.
 
-use kiyot_proto::store as records;
+use kiyot_proto::{cri, store as records};
 
 use super::{
-    Verbs, clock,
+    Verbs, failure,
     transition::{self, End},
     view::{Container, Sandbox},
 };
@@ -29,6 +29,39 @@ impl Verbs {
         self.parts.store.commit(batch).await?;
         self.view.set_status(&current.id, next);
         Ok(())
+    }
+
+    /// Keeps the annotations that a sandbox's pod has by now, from the config of a call that is for
+    /// this pod. The next `ImageStatus` has nothing else of its pod.
+    pub(super) async fn refresh_annotations(
+        &self,
+        sandbox: &Sandbox,
+        config: Option<&cri::PodSandboxConfig>,
+    ) {
+        let is_of_pod = |config: &&cri::PodSandboxConfig| {
+            config.metadata.as_ref().is_some_and(|metadata| *metadata.uid == *sandbox.uid)
+        };
+        let Some(config) = config.filter(is_of_pod) else { return };
+        if config.annotations.is_empty() || sandbox.current_annotations() == config.annotations {
+            return;
+        }
+        let _records = sandbox.records.lock().await;
+        let Ok(sandbox) = self.view.sandbox(sandbox.id.as_str()) else { return };
+        let mut meta = sandbox.meta();
+        let is_as_first =
+            meta.config.as_ref().is_some_and(|first| first.annotations == config.annotations);
+        meta.current_annotations =
+            if is_as_first { Default::default() } else { config.annotations.clone() };
+        let mut batch = Batch::default();
+        batch.put(Table::Sandboxes, sandbox.id.as_str(), &meta);
+        if let Err(error) = self.parts.store.commit(batch).await {
+            tracing::warn!(
+                sandbox = %sandbox.id,
+                error = failure::chain(&error),
+                "annotations of a pod not recorded, a restart of the daemon forgets them"
+            );
+        }
+        self.view.set_annotations(&sandbox.id, &meta);
     }
 
     /// Says that a sandbox does not run any more; its containers are left as they are.
@@ -59,14 +92,14 @@ impl Verbs {
         let Ok(sandbox) = self.view.sandbox(sandbox.as_str()) else { return Ok(()) };
         let _records = sandbox.records.lock().await;
         let Ok(sandbox) = self.view.sandbox(sandbox.id.as_str()) else { return Ok(()) };
-        let now = clock::now();
         let mut batch = Batch::default();
         let ended: Vec<_> = self
             .view
             .containers_of(&sandbox.id)
             .into_iter()
             .filter_map(|container| {
-                transition::ended(&container.status, end, now).map(|status| (container, status))
+                let status = self.with_reported(&container);
+                transition::ended(&status, end, container.times()).map(|status| (container, status))
             })
             .collect();
         for (container, status) in &ended {

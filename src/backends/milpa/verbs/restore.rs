@@ -7,7 +7,7 @@ use prost::Message;
 
 use super::{
     Verbs, clock,
-    transition::{self, End},
+    transition::{self, End, Times},
 };
 use crate::backends::milpa::{
     id::{CellId, SandboxId},
@@ -32,11 +32,18 @@ impl Verbs {
 
         let mut batch = Batch::default();
         let mut running: HashSet<SandboxId> = HashSet::new();
+        // The cells of these can still say how their containers ended.
+        let mut stopped_in_cells: HashSet<String> = HashSet::new();
         for (key, meta) in sandboxes {
             let ready = statuses.remove(&key).is_some_and(|status| status.ready);
             match self.view.insert_sandbox(&meta, ready) {
                 Ok(id) if ready => drop(running.insert(id)),
-                Ok(_) => {}
+                Ok(_) => {
+                    let cell = CellId::parse(&meta.cell).ok();
+                    if cell.is_some_and(|cell| self.parts.cells.get(&cell).is_some()) {
+                        stopped_in_cells.insert(key);
+                    }
+                }
                 Err(error) => {
                     tracing::error!(sandbox = key, %error, "The record of a sandbox names what is no id, and is dropped");
                     batch.remove(Table::Sandboxes, &key);
@@ -45,16 +52,17 @@ impl Verbs {
         }
         for (key, meta) in containers {
             let mut status = container_statuses.remove(&key).unwrap_or_default();
+            let times = Times { created: meta.created_unix_nanos, now: clock::now() };
             if !running.contains(meta.sandbox.as_str())
-                && let Some(ended) =
-                    transition::ended(&status, &End::sandbox_stopped(), clock::now())
+                && !stopped_in_cells.contains(&meta.sandbox)
+                && let Some(ended) = transition::ended(&status, &End::sandbox_stopped(), times)
             {
                 batch.put(Table::ContainerStatuses, &key, &ended);
                 status = ended;
             }
             // What was told of before this was kept is told again.
             let told = cri::ContainerStatus::decode(std::mem::take(&mut status.told)).ok();
-            match self.view.insert_container(&meta, status, told.as_ref()) {
+            match self.view.restore_container(&meta, status, told.as_ref()) {
                 Ok(true) => {}
                 Ok(false) | Err(_) => {
                     tracing::warn!(

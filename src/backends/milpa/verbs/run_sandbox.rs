@@ -220,6 +220,7 @@ impl Verbs {
             created_unix_nanos: clock::now_after(latest),
             addresses: addresses.iter().map(ToString::to_string).collect(),
             resolvers,
+            current_annotations: Default::default(),
         };
         let mut batch = Batch::default();
         batch.put(Table::Sandboxes, id.as_str(), &meta);

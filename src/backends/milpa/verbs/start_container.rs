@@ -9,9 +9,7 @@ use async_trait::async_trait;
 use kiyot_proto::{cri, store as records};
 use tonic::Status;
 
-use super::{
-    SAMPLE, Verbs, calls, clock, failure, rewrite::Addressed, transition, view::Container,
-};
+use super::{SAMPLE, Verbs, calls, failure, rewrite::Addressed, transition, view::Container};
 use crate::backends::milpa::{
     cells::Cell,
     id::ContainerId,
@@ -115,11 +113,8 @@ impl Verbs {
             told.ok().and_then(|answer| answer.status),
             sample.ok().and_then(|answer| answer.stats),
         );
-        let started_at = told
-            .as_ref()
-            .map(|told| told.started_at)
-            .filter(|&at| at > 0)
-            .unwrap_or_else(clock::now);
+        let (times, started_at) =
+            (container.times(), told.as_ref().map(|told| told.started_at).unwrap_or_default());
         if let Some(told) = &told {
             self.view.tell(&container.id, told);
         }
@@ -129,8 +124,9 @@ impl Verbs {
             started_at,
             ..Default::default()
         };
-        if let Err(error) =
-            self.change_container(container, |current| transition::seen(current, &running)).await
+        if let Err(error) = self
+            .change_container(container, |current| transition::seen(current, &running, times))
+            .await
         {
             // A container that runs and is not known to run would never be stopped.
             let request = cri::StopContainerRequest {

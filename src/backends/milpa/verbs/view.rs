@@ -5,7 +5,7 @@
 
 use std::{
     collections::{BTreeMap, HashMap, HashSet},
-    hash::{BuildHasher, Hasher, RandomState},
+    hash::RandomState,
     sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard},
     time::Duration,
 };
@@ -21,6 +21,7 @@ use tonic::Status;
 
 use crate::backends::milpa::id::{CellId, ContainerId, NotAnId, SandboxId};
 
+mod annotations;
 mod attributes;
 mod entry;
 mod events;
@@ -55,7 +56,7 @@ struct Known {
     sandboxes: BTreeMap<SandboxId, Sandbox>,
     containers: BTreeMap<ContainerId, Container>,
     by_uid: HashMap<Arc<str>, Vec<SandboxId>>,
-    by_annotations: HashMap<u64, Vec<SandboxId>>,
+    by_annotations: HashMap<annotations::Key, Vec<SandboxId>>,
     by_cell: HashMap<CellId, SandboxId>,
     /// Counts what was inserted.
     inserted: u64,
@@ -124,16 +125,14 @@ impl View {
             usage: None,
             samples: None,
             ephemeral_storage: 0,
-            annotations: self.hash(&config.annotations),
+            annotations: self.keys(meta),
         };
         sandbox.set_ready(ready);
         self.change(|known| {
             known.inserted += 1;
             sandbox.since = known.inserted;
             known.by_uid.entry(sandbox.uid.clone()).or_default().push(id.clone());
-            if let Some(hash) = sandbox.annotations {
-                known.by_annotations.entry(hash).or_default().push(id.clone());
-            }
+            known.index(&id, sandbox.annotations);
             known.by_cell.insert(cell, id.clone());
             known.sandboxes.insert(id.clone(), sandbox);
             known.sandbox_list = None;
@@ -152,6 +151,27 @@ impl View {
         meta: &store::ContainerMeta,
         status: store::ContainerStatus,
         told: Option<&cri::ContainerStatus>,
+    ) -> Result<bool, NotAnId> {
+        self.put_container(meta, status, told, true)
+    }
+
+    /// Publishes a container of a record: also one that had not ended when its sandbox had.
+    /// `false` if its sandbox is not there.
+    pub(super) fn restore_container(
+        &self,
+        meta: &store::ContainerMeta,
+        status: store::ContainerStatus,
+        told: Option<&cri::ContainerStatus>,
+    ) -> Result<bool, NotAnId> {
+        self.put_container(meta, status, told, false)
+    }
+
+    fn put_container(
+        &self,
+        meta: &store::ContainerMeta,
+        status: store::ContainerStatus,
+        told: Option<&cri::ContainerStatus>,
+        is_new: bool,
     ) -> Result<bool, NotAnId> {
         let (id, sandbox) = (ContainerId::parse(&meta.id)?, SandboxId::parse(&meta.sandbox)?);
         Ok(self.change(|known| {
@@ -172,7 +192,7 @@ impl View {
                 told: told.map(kept).unwrap_or_default(),
             };
             container.set_status(status);
-            if !parent.ready && !container.exited() {
+            if is_new && !parent.ready && !container.exited() {
                 return false;
             }
             parent.containers.push(id.clone());
@@ -229,9 +249,7 @@ impl View {
             known.announce(ContainerEventType::ContainerDeletedEvent, id.as_str(), id);
             let Some(sandbox) = known.sandboxes.remove(id) else { return };
             forget(&mut known.by_uid, &sandbox.uid, id);
-            if let Some(hash) = sandbox.annotations {
-                forget(&mut known.by_annotations, &hash, id);
-            }
+            known.unindex(id, sandbox.annotations);
             known.by_cell.remove(&sandbox.cell);
             known.awaited.remove(id);
             known.sandbox_list = None;
@@ -266,22 +284,6 @@ impl View {
             }
         };
         tokio::time::timeout(within, waiting).await.unwrap_or_default()
-    }
-
-    fn hash(&self, annotations: &HashMap<String, String>) -> Option<u64> {
-        if annotations.is_empty() {
-            return None;
-        }
-        let mut sorted: Vec<_> = annotations.iter().collect();
-        sorted.sort_unstable();
-        let mut hasher = self.hashing.build_hasher();
-        for (key, value) in sorted {
-            hasher.write_usize(key.len());
-            hasher.write(key.as_bytes());
-            hasher.write_usize(value.len());
-            hasher.write(value.as_bytes());
-        }
-        Some(hasher.finish())
     }
 }
 

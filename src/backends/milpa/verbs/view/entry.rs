@@ -8,7 +8,11 @@ use kiyot_proto::{cri, store};
 use prost::Message;
 
 use super::{
-    super::{restored, transition},
+    super::{
+        clock, restored,
+        transition::{self, Times},
+    },
+    annotations::Keys,
     kept_usage::Usage,
     samples::Samples,
 };
@@ -46,8 +50,8 @@ pub(in super::super) struct Sandbox {
     pub(super) samples: Option<Arc<Samples>>,
     /// By the last heartbeat too, in bytes; 0: not measured.
     pub(in super::super) ephemeral_storage: u64,
-    /// Hash of its annotations; `None` without any.
-    pub(super) annotations: Option<u64>,
+    /// The keys under which it is found by its pod's annotations.
+    pub(super) annotations: Keys,
 }
 
 impl Sandbox {
@@ -116,6 +120,11 @@ impl Container {
     /// Its state.
     pub(in super::super) fn state(&self) -> cri::ContainerState {
         transition::state(&self.status)
+    }
+
+    /// Returns what the node's clock says of it now.
+    pub(in super::super) fn times(&self) -> Times {
+        Times { created: self.meta().created_unix_nanos, now: clock::now() }
     }
 
     /// Whether it has exited.

@@ -70,29 +70,6 @@ impl View {
             .unwrap_or(0)
     }
 
-    /// The newest running sandbox of the pod that has exactly these annotations; `None` for no
-    /// annotations.
-    ///
-    /// An `ImageStatus` names no pod, but carries all of the pod's annotations, and the kubelet's
-    /// own make them unique.
-    pub(in super::super) fn sandbox_of_annotations(
-        &self,
-        image: &cri::ImageSpec,
-    ) -> Option<Sandbox> {
-        let hash = self.hash(&image.annotations)?;
-        let candidates: Vec<_> = {
-            let known = self.read();
-            let ids = known.by_annotations.get(&hash)?;
-            ids.iter()
-                .rev()
-                .filter_map(|id| known.sandboxes.get(id))
-                .filter(|sandbox| sandbox.ready)
-                .cloned()
-                .collect()
-        };
-        candidates.into_iter().find(|sandbox| sandbox.item().annotations == image.annotations)
-    }
-
     /// The container of a sandbox with this name and attempt.
     pub(in super::super) fn container_named(
         &self,

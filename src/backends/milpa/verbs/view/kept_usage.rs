@@ -13,6 +13,9 @@ use super::{Container, Sandbox, attributes, lists::put};
 /// usage is older than 15 s.
 pub(super) const FRESH: Duration = Duration::from_secs(14);
 
+/// The same in nanoseconds.
+const FRESH_NANOS: i64 = FRESH.as_secs() as i64 * 1_000_000_000;
+
 /// The numbers of fields: `stats` in both responses to lists, `PodSandboxStats.linux`,
 /// `LinuxPodSandboxStats.containers`.
 const STATS: u32 = 1;
@@ -23,36 +26,91 @@ const CONTAINERS: u32 = 5;
 const INTERFACES: usize = 64;
 const INTERFACE_NAME: usize = 15;
 
+/// The moment at which a cell's samples came.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Received {
+    /// For what is measured here.
+    pub(super) at: Instant,
+    /// The same by the node's clock, in nanoseconds since 1970.
+    pub(super) clock: i64,
+}
+
+impl Received {
+    /// Returns the time at which a sample was taken: as its cell says, unless that is in the
+    /// future, before the sample `before` it, or older than any that is told. Rates are reckoned
+    /// with it, and who stores samples refuses those of the future.
+    pub(super) fn time(self, told: i64, before: i64) -> i64 {
+        let oldest = self.clock.saturating_sub(FRESH_NANOS);
+        if (oldest.max(before)..=self.clock).contains(&told) { told } else { self.clock }
+    }
+
+    /// Corrects times, and returns the first of them.
+    fn correct<const N: usize>(self, times: [Option<&mut i64>; N], before: Option<&Usage>) -> i64 {
+        let before = before.map_or(0, |usage| usage.taken);
+        let corrected = times.into_iter().flatten().map(|time| {
+            *time = self.time(*time, before);
+            *time
+        });
+        corrected.min().unwrap_or(self.clock)
+    }
+}
+
 /// What a container, or a pod but for its containers, used, and until when it is told.
 #[derive(Debug, Clone)]
 pub(super) struct Usage {
     /// `ContainerStats` without attributes, or `LinuxPodSandboxStats` without containers.
     stats: Bytes,
+    /// The time of the sample in it that was taken first, by the node's clock.
+    taken: i64,
     /// From then on it is too old.
     until: Instant,
 }
 
 impl Usage {
-    /// What came now of a container. The file system of the writable layer is the cell's, which the
-    /// node's cadvisor does not know: only how much is used is kept.
-    pub(super) fn of_container(mut stats: cri::ContainerStats, now: Instant) -> Self {
+    /// What came now of a container, after `before`. The file system of the writable layer is the
+    /// cell's, which the node's cadvisor does not know: only how much is used is kept.
+    pub(super) fn of_container(
+        mut stats: cri::ContainerStats,
+        before: Option<&Self>,
+        now: Received,
+    ) -> Self {
         stats.attributes = None;
         if let Some(layer) = &mut stats.writable_layer {
             layer.fs_id = None;
         }
-        Self::of(&stats, now)
+        let times = [
+            stats.cpu.as_mut().map(|cpu| &mut cpu.timestamp),
+            stats.memory.as_mut().map(|memory| &mut memory.timestamp),
+            stats.writable_layer.as_mut().map(|layer| &mut layer.timestamp),
+            stats.swap.as_mut().map(|swap| &mut swap.timestamp),
+            stats.io.as_mut().map(|io| &mut io.timestamp),
+        ];
+        let taken = now.correct(times, before);
+        Self::of(&stats, taken, now)
     }
 
-    /// What came now of a pod.
-    pub(super) fn of_pod(stats: cri::PodSandboxStats, now: Instant) -> Self {
+    /// What came now of a pod, after `before`.
+    pub(super) fn of_pod(
+        stats: cri::PodSandboxStats,
+        before: Option<&Self>,
+        now: Received,
+    ) -> Self {
         let mut linux =
             cri::LinuxPodSandboxStats { containers: Vec::new(), ..stats.linux.unwrap_or_default() };
         linux.network.iter_mut().for_each(bound);
-        Self::of(&linux, now)
+        let times = [
+            linux.cpu.as_mut().map(|cpu| &mut cpu.timestamp),
+            linux.memory.as_mut().map(|memory| &mut memory.timestamp),
+            linux.network.as_mut().map(|network| &mut network.timestamp),
+            linux.process.as_mut().map(|process| &mut process.timestamp),
+            linux.io.as_mut().map(|io| &mut io.timestamp),
+        ];
+        let taken = now.correct(times, before);
+        Self::of(&linux, taken, now)
     }
 
-    fn of(stats: &impl Message, now: Instant) -> Self {
-        Self { stats: stats.encode_to_vec().into(), until: now + FRESH }
+    fn of(stats: &impl Message, taken: i64, now: Received) -> Self {
+        Self { stats: stats.encode_to_vec().into(), taken, until: now.at + FRESH }
     }
 
     fn is_fresh(&self, now: Instant) -> bool {
@@ -118,6 +176,42 @@ mod tests {
     use super::*;
 
     #[test]
+    fn times_of_samples_are_those_of_the_cell_while_they_can_be() {
+        const SECOND: i64 = 1_000_000_000;
+        let clock = 1_000_000 * SECOND;
+        let now = Received { at: Instant::now(), clock };
+        let sample = |timestamp| cri::ContainerStats {
+            cpu: Some(cri::CpuUsage { timestamp, ..Default::default() }),
+            memory: Some(cri::MemoryUsage { timestamp, ..Default::default() }),
+            ..Default::default()
+        };
+        let told = |usage: &Usage| {
+            let stats = cri::ContainerStats::decode(usage.stats.clone()).unwrap();
+            assert_eq!(stats.cpu.unwrap().timestamp, stats.memory.unwrap().timestamp);
+            stats.cpu.unwrap().timestamp
+        };
+        let first = |timestamp| told(&Usage::of_container(sample(timestamp), None, now));
+        // One that is a few seconds behind stays so.
+        assert_eq!([clock - 5 * SECOND, clock].map(first), [clock - 5 * SECOND, clock]);
+        for wild in [i64::MIN, -1, 0, 1, clock - 60 * SECOND, clock + 1, i64::MAX] {
+            assert_eq!(first(wild), clock, "{wild}");
+        }
+        // It never goes back, and a sample that is told again is the same.
+        let before = Usage::of_container(sample(clock - SECOND), None, now);
+        let next = |timestamp| told(&Usage::of_container(sample(timestamp), Some(&before), now));
+        assert_eq!(next(clock - SECOND), clock - SECOND);
+        assert_eq!(next(clock - 2 * SECOND), clock);
+        let linux = cri::LinuxPodSandboxStats {
+            network: Some(cri::NetworkUsage { timestamp: i64::MAX, ..Default::default() }),
+            ..Default::default()
+        };
+        let pod = cri::PodSandboxStats { linux: Some(linux), ..Default::default() };
+        let usage = Usage::of_pod(pod, None, now);
+        let linux = cri::LinuxPodSandboxStats::decode(usage.stats).unwrap();
+        assert_eq!(linux.network.unwrap().timestamp, clock);
+    }
+
+    #[test]
     fn what_a_cell_says_of_its_network_is_bounded() {
         let interface = |name: String| cri::NetworkInterfaceUsage { name, ..Default::default() };
         let network = cri::NetworkUsage {
@@ -130,8 +224,8 @@ mod tests {
         };
         let linux =
             Some(cri::LinuxPodSandboxStats { network: Some(network), ..Default::default() });
-        let usage =
-            Usage::of_pod(cri::PodSandboxStats { linux, ..Default::default() }, Instant::now());
+        let stats = cri::PodSandboxStats { linux, ..Default::default() };
+        let usage = Usage::of_pod(stats, None, Received { at: Instant::now(), clock: 1 });
         let network =
             cri::LinuxPodSandboxStats::decode(usage.stats.clone()).unwrap().network.unwrap();
         assert_eq!((network.default_interface, network.interfaces.len()), (None, INTERFACES));

@@ -368,7 +368,13 @@ mod tests {
                 labels: labels.iter().map(label).collect(),
             })
             .collect();
-        Arc::new(Samples::of(&samples, 20, &mut Shapes::default(), Instant::now()))
+        Arc::new(Samples::of(
+            &samples,
+            20,
+            None,
+            &mut Shapes::default(),
+            super::super::kept_usage::Received { at: Instant::now(), clock: 20 },
+        ))
     }
 
     fn told_with(

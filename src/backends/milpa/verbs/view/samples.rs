@@ -5,7 +5,10 @@ use std::{collections::HashSet, sync::Arc, time::Instant};
 
 use kiyot_proto::cell;
 
-use super::{LONGEST, kept_usage::FRESH};
+use super::{
+    LONGEST,
+    kept_usage::{FRESH, Received},
+};
 
 /// The most metrics of one container, or of a pod.
 const SERIES: usize = 256;
@@ -82,7 +85,7 @@ pub(super) struct Samples {
     shape: Arc<Shape>,
     /// As many as the shape has.
     values: Box<[u64]>,
-    /// When they were taken, by the cell's clock.
+    /// When they were taken: by the cell's clock as long as that can be.
     pub(super) timestamp: i64,
     until: Instant,
 }
@@ -92,8 +95,9 @@ impl Samples {
     pub(super) fn of(
         samples: &[cell::Sample],
         timestamp: i64,
+        before: Option<&Self>,
         shapes: &mut Shapes,
-        now: Instant,
+        now: Received,
     ) -> Self {
         let mut left = LONGEST;
         let mut taken: Vec<_> = samples
@@ -110,8 +114,8 @@ impl Samples {
         Self {
             shape: shapes.shared(shape.into()),
             values: values.into(),
-            timestamp,
-            until: now + FRESH,
+            timestamp: now.time(timestamp, before.map_or(0, |before| before.timestamp)),
+            until: now.at + FRESH,
         }
     }
 
@@ -136,6 +140,10 @@ impl Samples {
 mod tests {
     use super::*;
 
+    fn received() -> Received {
+        Received { at: Instant::now(), clock: 9 }
+    }
+
     fn sample(name: &str, labels: &[(&str, &str)], value: u64) -> cell::Sample {
         let labels = labels
             .iter()
@@ -148,7 +156,7 @@ mod tests {
     type Told = (String, Vec<(String, String)>, u64);
 
     fn told(samples: &[cell::Sample]) -> Vec<Told> {
-        let samples = Samples::of(samples, 7, &mut Shapes::default(), Instant::now());
+        let samples = Samples::of(samples, 7, None, &mut Shapes::default(), received());
         let label = |(key, value): &(Box<str>, Box<str>)| (key.to_string(), value.to_string());
         samples
             .all()
@@ -203,11 +211,12 @@ mod tests {
 
     #[test]
     fn a_shape_is_there_once_and_goes_with_the_last_who_has_it() {
-        let (mut shapes, now) = (Shapes::default(), Instant::now());
+        let (mut shapes, now) = (Shapes::default(), received());
         let mut of = |value| {
             Samples::of(
                 &[sample("a", &[], value), sample("b", &[("x", "y")], value)],
                 0,
+                None,
                 &mut shapes,
                 now,
             )
@@ -220,7 +229,7 @@ mod tests {
                 && !one.has("c")
         );
         drop((one, other));
-        Samples::of(&[sample("c", &[], 1)], 0, &mut shapes, now);
+        Samples::of(&[sample("c", &[], 1)], 0, None, &mut shapes, now);
         assert_eq!(shapes.0.len(), 1);
     }
 }

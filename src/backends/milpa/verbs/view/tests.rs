@@ -47,6 +47,7 @@ fn sandbox_meta(id: &str, n: u32) -> store::SandboxMeta {
         created_unix_nanos: 1000 + i64::from(n),
         addresses: vec!["10.200.0.7".to_owned(), "fd00::7".to_owned()],
         resolvers: Vec::new(),
+        current_annotations: HashMap::new(),
     }
 }
 
@@ -263,11 +264,12 @@ fn a_container_is_listed_from_its_start() {
     let used = |stats: &[cri::ContainerStats]| {
         let [stats] = stats else { panic!("{stats:?}") };
         assert_eq!(stats.attributes.as_ref().unwrap().id, container.as_str());
-        (stats.cpu.unwrap().timestamp, stats.cpu.unwrap().usage_core_nano_seconds.unwrap().value)
+        assert!(stats.cpu.unwrap().timestamp > 0);
+        stats.cpu.unwrap().usage_core_nano_seconds.unwrap().value
     };
     assert!(listed().is_empty());
     view.first_usage(&container, None, now);
-    assert_eq!(used(&listed()), (7, 0), "nothing, at the time of its start");
+    assert_eq!(used(&listed()), 0, "nothing yet");
     assert_eq!(listed()[0].memory.unwrap().working_set_bytes, Some(cri::UInt64Value { value: 0 }));
 
     let sample = |timestamp: i64, value: u64| cri::ContainerStats {
@@ -288,7 +290,7 @@ fn a_container_is_listed_from_its_start() {
         now,
     );
     view.first_usage(&container, Some(sample(10, 1)), now);
-    assert_eq!(used(&listed()), (20, 2), "a heartbeat was faster");
+    assert_eq!(used(&listed()), 2, "a heartbeat was faster");
     let later = now + kept_usage::FRESH;
     assert!(view.list_container_stats(&filter::Containers::default(), later).is_empty());
     view.first_usage(&container, Some(sample(30, 3)), later);
@@ -297,7 +299,7 @@ fn a_container_is_listed_from_its_start() {
     )
     .unwrap()
     .stats;
-    assert_eq!(used(&list), (30, 3));
+    assert_eq!(used(&list), 3);
     view.set_status(&container, store::ContainerStatus { state: 2, ..running() });
     view.first_usage(&container, None, later);
     assert!(
@@ -307,23 +309,57 @@ fn a_container_is_listed_from_its_start() {
 }
 
 #[test]
-fn annotations_find_the_running_pod_that_has_exactly_them() {
-    let (view, one, _, _) = view();
-    let mut image = cri::ImageSpec {
-        annotations: view.sandbox(one.as_str()).unwrap().config().annotations,
+fn annotations_find_the_running_pod_also_after_some_have_changed() {
+    let (view, one, two, _) = view();
+    let first = view.sandbox(one.as_str()).unwrap().config().annotations;
+    let spec = |annotations: &HashMap<String, String>| cri::ImageSpec {
+        annotations: annotations.clone(),
         ..Default::default()
     };
-    assert_eq!(view.sandbox_of_annotations(&image).unwrap().id, one);
-    image.annotations.insert("more".to_owned(), String::new());
-    assert!(view.sandbox_of_annotations(&image).is_none());
-    image.annotations.clear();
-    assert!(view.sandbox_of_annotations(&image).is_none());
-    let image = cri::ImageSpec {
-        annotations: view.sandbox(one.as_str()).unwrap().config().annotations,
-        ..Default::default()
+    let found = |annotations: &HashMap<String, String>| {
+        view.sandbox_of_annotations(&spec(annotations)).map(|sandbox| sandbox.id)
     };
+    let alike = |annotations: &HashMap<String, String>| {
+        view.sandboxes_like(&spec(annotations))
+            .into_iter()
+            .map(|sandbox| sandbox.id)
+            .collect::<Vec<_>>()
+    };
+    assert_eq!(found(&first), Some(one.clone()));
+    assert_eq!(found(&HashMap::new()), None);
+    assert_eq!(alike(&HashMap::new()), []);
+    // `kubectl annotate`: the kubelet's own are still this pod's.
+    let mut annotated = first.clone();
+    annotated.insert("more".to_owned(), String::new());
+    assert_eq!(found(&annotated), Some(one.clone()));
+    assert_eq!(alike(&annotated), []);
+    // A restart of the kubelet: it may be any pod with the same of its own.
+    let mut restarted = first.clone();
+    restarted.insert("kubernetes.io/config.seen".to_owned(), "another time".to_owned());
+    assert_eq!(found(&restarted), None);
+    assert_eq!(alike(&restarted), vec![one.clone(), two.clone()]);
+    // Both.
+    let mut both = restarted.clone();
+    both.insert("more".to_owned(), String::new());
+    assert_eq!((found(&both), alike(&both)), (None, vec![]));
+    // Until a call that names the pod has them.
+    let mut meta = view.sandbox(one.as_str()).unwrap().meta();
+    meta.current_annotations.clone_from(&both);
+    view.set_annotations(&one, &meta);
+    assert_eq!((found(&both), alike(&both)), (Some(one.clone()), vec![one.clone()]));
+    assert_eq!(alike(&restarted), vec![two.clone()]);
+    let answered = view.sandbox(one.as_str()).unwrap();
+    assert_eq!(answered.item().annotations, first, "lists have what RunPodSandbox sent");
+    // And in a view of the records.
+    let again = View::new();
+    again.insert_sandbox(&answered.meta(), true).unwrap();
+    assert_eq!(again.sandbox_of_annotations(&spec(&both)).unwrap().id, one);
+
     view.set_ready(&one, false);
-    assert!(view.sandbox_of_annotations(&image).is_none());
+    assert_eq!((found(&both), alike(&both)), (None, vec![]));
+    view.remove_sandbox(&one);
+    view.remove_sandbox(&two);
+    assert!(view.read().by_annotations.is_empty());
 }
 
 #[test]

@@ -9,7 +9,10 @@ use kiyot_proto::{
 };
 
 use super::{
-    super::filter, Container, Known, Sandbox, View, attributes, entry::decoded, kept_usage::Usage,
+    super::{clock, filter},
+    Container, Known, Sandbox, View, attributes,
+    entry::decoded,
+    kept_usage::{Received, Usage},
     samples::Samples,
 };
 use crate::backends::milpa::id::{CellId, ContainerId, SandboxId};
@@ -21,6 +24,7 @@ const CONTAINERS: usize = 1024;
 impl View {
     /// Takes the usage that a cell reports of its pod.
     pub(in super::super) fn heartbeat(&self, cell: &CellId, beat: Heartbeat, now: Instant) {
+        let now = Received { at: now, clock: clock::now() };
         let mut known = self.write();
         let measured = known.measure(cell, beat.metrics, now);
         for stats in beat.containers.into_iter().take(CONTAINERS) {
@@ -34,7 +38,7 @@ impl View {
             };
             let Some(container) = known.containers.get_mut(&id) else { continue };
             if container.state() == cri::ContainerState::ContainerRunning {
-                container.usage = Some(Usage::of_container(stats, now));
+                container.usage = Some(Usage::of_container(stats, container.usage.as_ref(), now));
             }
         }
         let mut awaited = false;
@@ -46,7 +50,7 @@ impl View {
         if let (Some(stats), Some(id)) = (beat.sandbox, known.by_cell.get(cell).cloned())
             && let Some(sandbox) = known.sandboxes.get_mut(&id).filter(|sandbox| sandbox.ready)
         {
-            sandbox.usage = Some(Usage::of_pod(stats, now));
+            sandbox.usage = Some(Usage::of_pod(stats, sandbox.usage.as_ref(), now));
             awaited = known.awaited.remove(&id);
         }
         drop(known);
@@ -111,7 +115,8 @@ impl View {
             working_set_bytes: none,
             ..Default::default()
         });
-        container.usage = Some(Usage::of_container(sample, now));
+        let now = Received { at: now, clock: clock::now() };
+        container.usage = Some(Usage::of_container(sample, None, now));
     }
 
     /// Takes what a sandbox used when it had just been made, unless a heartbeat came first: nothing
@@ -141,7 +146,8 @@ impl View {
             working_set_bytes: none,
             ..Default::default()
         });
-        sandbox.usage = Some(Usage::of_pod(sample, now));
+        let now = Received { at: now, clock: clock::now() };
+        sandbox.usage = Some(Usage::of_pod(sample, None, now));
     }
 
     /// A `ListContainerStatsResponse` of the containers that run and had a heartbeat lately.
@@ -211,7 +217,7 @@ impl View {
 impl Known {
     /// Takes the metrics of a cell's pod: without any, they are not wanted any more. Says whether
     /// they are the first.
-    fn measure(&mut self, cell: &CellId, metrics: Option<cell::Metrics>, now: Instant) -> bool {
+    fn measure(&mut self, cell: &CellId, metrics: Option<cell::Metrics>, now: Received) -> bool {
         let Some(id) = self.by_cell.get(cell).cloned() else { return false };
         let Some(sandbox) = self.sandboxes.get_mut(&id).filter(|sandbox| sandbox.ready) else {
             return false;
@@ -229,8 +235,13 @@ impl Known {
         // One that could not be taken in time is no news of it.
         let is_first = sandbox.samples.is_none();
         if is_first || !metrics.pod.is_empty() {
-            sandbox.samples =
-                Some(Arc::new(Samples::of(&metrics.pod, metrics.timestamp, &mut self.shapes, now)));
+            sandbox.samples = Some(Arc::new(Samples::of(
+                &metrics.pod,
+                metrics.timestamp,
+                sandbox.samples.as_deref(),
+                &mut self.shapes,
+                now,
+            )));
         }
         for of in metrics.containers.into_iter().take(CONTAINERS) {
             let Some(id) = self.in_cell(cell, &of.container).map(|container| container.id.clone())
@@ -239,8 +250,13 @@ impl Known {
             };
             let Some(container) = self.containers.get_mut(&id) else { continue };
             if container.state() == cri::ContainerState::ContainerRunning {
-                container.samples =
-                    Some(Arc::new(Samples::of(&of.samples, of.timestamp, &mut self.shapes, now)));
+                container.samples = Some(Arc::new(Samples::of(
+                    &of.samples,
+                    of.timestamp,
+                    container.samples.as_deref(),
+                    &mut self.shapes,
+                    now,
+                )));
             }
         }
         is_first

@@ -1,0 +1,187 @@
+//! What cells say of their pods' images, for an `ImageStatus` that names no pod: a kubelet asks so
+//! for the user of an image before it makes a container with `runAsNonRoot`. In memory only.
+//!
+//! A cell may lie, and the kubelet asks for any pod. So a cell is asked only for references that
+//! the kubelet named for this cell's pod, and cells that contradict each other answer nothing: for
+//! a kubelet an image that is not there has the user root.
+
+use std::{
+    collections::{HashMap, VecDeque},
+    sync::{Mutex, MutexGuard, PoisonError},
+};
+
+use kiyot_proto::cri;
+use prost::Message;
+
+use super::{
+    super::id::CellId,
+    reference::{is_id, normalized},
+};
+
+/// References of one cell's pod of which it is remembered what the cell said.
+const MAX_REFERENCES: usize = 64;
+
+/// The longest id or user of an image that is remembered without its names, in bytes.
+const MAX_WORD: usize = 256;
+
+/// The most that is remembered of one image, in bytes: there may be thousands, and it is a cell's
+/// word.
+const MAX_IMAGE: usize = 16 << 10;
+
+/// The references of one cell's pod, the oldest first.
+type References = VecDeque<(String, cri::Image)>;
+
+/// Images that cells reported.
+#[derive(Debug, Default)]
+pub(super) struct Reports(Mutex<HashMap<CellId, References>>);
+
+impl Reports {
+    /// Remembers what a cell says of an image that the kubelet named so for this cell's pod.
+    pub(super) fn put(&self, cell: &CellId, reference: &str, image: &cri::Image) {
+        if reference.is_empty() {
+            return;
+        }
+        let (name, mut cells) = (normalized(reference), self.locked());
+        let references = cells.entry(cell.clone()).or_default();
+        references.retain(|(known, _)| *known != name);
+        references.push_back((name, bounded(image)));
+        if references.len() > MAX_REFERENCES {
+            references.pop_front();
+        }
+    }
+
+    /// Returns what the cells with a pod, as `has_pod` says, know of a reference or an id; `None`
+    /// if nothing, or if they differ in who the image's user is.
+    pub(super) fn get(
+        &self,
+        reference: &str,
+        has_pod: impl Fn(&CellId) -> bool,
+    ) -> Option<cri::Image> {
+        let name = normalized(reference);
+        let is_meant = |known: &str, image: &cri::Image| {
+            if is_id(&name) { image.id == name } else { known == name }
+        };
+        let cells = self.locked();
+        let mut images = cells.iter().filter(|(cell, _)| has_pod(cell)).flat_map(|(_, known)| {
+            known.iter().filter(|(known, image)| is_meant(known, image)).map(|(_, image)| image)
+        });
+        let first = images.next()?;
+        let is_same =
+            |other: &cri::Image| (&other.uid, &other.username) == (&first.uid, &first.username);
+        images.all(is_same).then(|| first.clone())
+    }
+
+    /// Forgets what a cell said.
+    pub(super) fn forget(&self, cell: &CellId) {
+        self.locked().remove(cell);
+    }
+
+    fn locked(&self) -> MutexGuard<'_, HashMap<CellId, References>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Returns an image without its names and annotations, if there is too much of them.
+fn bounded(image: &cri::Image) -> cri::Image {
+    if image.encoded_len() <= MAX_IMAGE {
+        return image.clone();
+    }
+    let word = |text: &str| text[..text.floor_char_boundary(MAX_WORD)].to_owned();
+    cri::Image {
+        id: word(&image.id),
+        size: image.size,
+        uid: image.uid,
+        username: word(&image.username),
+        pinned: image.pinned,
+        ..cri::Image::default()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn image(id: u8, username: &str) -> cri::Image {
+        let id = format!("sha256:{}", hex::encode([id; 32]));
+        cri::Image { id, username: username.to_owned(), ..cri::Image::default() }
+    }
+
+    fn user_of(reports: &Reports, reference: &str) -> Option<String> {
+        reports.get(reference, |_| true).map(|image| image.username)
+    }
+
+    #[test]
+    fn cells_that_differ_in_the_user_of_an_image_answer_nothing() {
+        let (reports, [honest, liar]) =
+            (Reports::default(), [(); 2].map(|()| CellId::mint().unwrap()));
+        reports.put(&honest, "app:1", &image(1, "root"));
+        assert_eq!(user_of(&reports, "app:1").as_deref(), Some("root"));
+        // The newest, and of whatever image it says that it is.
+        for id in [1, 2] {
+            reports.put(&liar, "docker.io/library/app:1", &image(id, "nobody"));
+            assert_eq!(user_of(&reports, "app:1"), None);
+        }
+        // The image of the other pod, by its id.
+        reports.put(&liar, "other", &image(1, "nobody"));
+        assert_eq!(user_of(&reports, &image(1, "").id), None);
+        assert_eq!(user_of(&reports, "other").as_deref(), Some("nobody"), "its own");
+        let of_honest = reports.get("app:1", |cell| *cell == honest);
+        assert_eq!(of_honest.unwrap().username, "root", "the pod of the other is not there");
+        reports.forget(&liar);
+        assert_eq!(user_of(&reports, "app:1").as_deref(), Some("root"));
+        assert_eq!(user_of(&reports, &image(1, "").id).as_deref(), Some("root"));
+        // A tag that has moved, of an image with the same user.
+        reports.put(&liar, "app:1", &image(3, "root"));
+        assert_eq!(user_of(&reports, "app:1").as_deref(), Some("root"));
+    }
+
+    #[test]
+    fn numeric_users_that_differ_answer_nothing() {
+        let (reports, [one, other]) =
+            (Reports::default(), [(); 2].map(|()| CellId::mint().unwrap()));
+        let of = |uid: Option<i64>| cri::Image {
+            uid: uid.map(|value| cri::Int64Value { value }),
+            ..image(1, "")
+        };
+        reports.put(&one, "app", &of(Some(0)));
+        for (uid, is_told) in [(Some(0), true), (Some(1000), false), (None, false)] {
+            reports.put(&other, "app", &of(uid));
+            assert_eq!(reports.get("app", |_| true).is_some(), is_told, "{uid:?}");
+        }
+    }
+
+    #[test]
+    fn references_of_a_cell_are_bounded() {
+        let (reports, [one, other]) =
+            (Reports::default(), [(); 2].map(|()| CellId::mint().unwrap()));
+        reports.put(&other, "kept", &image(1, "root"));
+        for n in 0..=MAX_REFERENCES {
+            reports.put(&one, &format!("app:{n}"), &image(2, ""));
+        }
+        assert_eq!(reports.get("app:0", |_| true), None);
+        assert!(
+            reports.get("app:1", |_| true).is_some() && reports.get("kept", |_| true).is_some()
+        );
+        reports.put(&one, "", &image(2, ""));
+        assert_eq!(reports.get("", |_| true), None);
+    }
+
+    #[test]
+    fn image_with_endless_names_is_remembered_without_them() {
+        let usual = cri::Image {
+            id: "sha256:0".to_owned(),
+            repo_tags: vec!["busybox".to_owned()],
+            ..cri::Image::default()
+        };
+        assert_eq!(bounded(&usual), usual);
+        let endless = cri::Image {
+            repo_tags: vec!["tag".repeat(1000); 1000],
+            username: "u".repeat(1 << 20),
+            size: 7,
+            ..usual
+        };
+        let kept = bounded(&endless);
+        assert!(kept.encoded_len() < MAX_IMAGE && kept.repo_tags.is_empty());
+        assert_eq!((kept.id, kept.size, kept.username.len()), (endless.id, 7, MAX_WORD));
+    }
+}

@@ -1,0 +1,152 @@
+//! Images of running pods after the kubelet was restarted, or the pod annotated: an `ImageStatus`
+//! then has other annotations than `RunPodSandbox` had.
+
+use kiyot_testkit::{
+    Access, Container, Kiyot, Kubelet, Node, Pod, Registry, RunningPod, wait_until,
+};
+
+use super::{
+    LIMIT, ends_without_a_trace,
+    registries::{blobs, sandbox, saying, says, with_mirrors},
+};
+
+/// A pod by its runtime class alone: none of its annotations says that it runs in a cell.
+async fn sandbox_by_class(kubelet: &mut Kubelet, name: &str) -> RunningPod {
+    let pod = Pod { runtime_handler: "kiyot".to_owned(), ..Pod::new(name) };
+    let config = kubelet.prepare(&pod);
+    let sandbox = kubelet.run_sandbox(&config, &pod.runtime_handler).await.unwrap();
+    kubelet.running(&pod, config, sandbox)
+}
+
+/// What the policies ask of the registry for an image that the pod has run: nothing, as it is
+/// there under Never and under IfNotPresent. Gives its id.
+async fn is_present(
+    kubelet: &mut Kubelet,
+    registry: &Registry,
+    pod: &RunningPod,
+    image: &str,
+    when: &str,
+) -> String {
+    let found = kubelet.image_status(&pod.spec, image).await.unwrap();
+    let found = found.unwrap_or_else(|| panic!("{image} is not present {when}"));
+    assert_eq!(registry.asked(), Vec::<String>::new(), "{when}");
+    found.id
+}
+
+#[tokio::test]
+async fn container_restart_after_a_kubelet_restart_pulls_nothing() {
+    let node = Node::start().await;
+    let registry = Registry::start(&node, Access::Open);
+    let (name, _) = registry.image("app:1", &saying("old"));
+    let mut kiyot = Kiyot::start(&node, with_mirrors(&node)).await;
+    let mut kubelet = kiyot.kubelet().await;
+    let mut annotated = sandbox(&mut kubelet, "annotated").await;
+    let mut by_class = sandbox_by_class(&mut kubelet, "by-class").await;
+    let pods = [&mut annotated, &mut by_class];
+    let mut ids = Vec::new();
+    for pod in pods {
+        ids.push(says(&mut kubelet, pod, "first", &name, "old").await);
+        let status = kubelet.sandbox_status(&pod.sandbox).await.unwrap();
+        assert_eq!(status.annotations, pod.config.annotations);
+    }
+    // The tag has moved, which is nothing to a container that is restarted.
+    registry.image("app:1", &saying("new"));
+    registry.asked();
+
+    kubelet.restart();
+    for (pod, id) in [&mut annotated, &mut by_class].into_iter().zip(&ids) {
+        assert_eq!(
+            is_present(&mut kubelet, &registry, pod, &name, "after a restart of the kubelet").await,
+            *id
+        );
+        assert_eq!(says(&mut kubelet, pod, "second", &name, "old").await, *id);
+        assert_eq!(registry.asked(), Vec::<String>::new());
+        let status = kubelet.sandbox_status(&pod.sandbox).await.unwrap();
+        assert_eq!(status.annotations, pod.config.annotations, "answered as it was sent first");
+    }
+
+    // The daemon forgets what it was not told to keep; then the kubelet comes back once more.
+    kiyot.kill9();
+    kiyot.start_again().await;
+    let mut kubelet = wait_until("the daemon answers", LIMIT, async || {
+        let mut kubelet = kiyot.kubelet().await;
+        kubelet.sandboxes().await.ok().map(|_| kubelet)
+    })
+    .await;
+    for restarts in ["the daemon", "the daemon and the kubelet"] {
+        for (pod, id) in [&annotated, &by_class].into_iter().zip(&ids) {
+            let when = format!("after a restart of {restarts}");
+            assert_eq!(is_present(&mut kubelet, &registry, pod, &name, &when).await, *id);
+        }
+        kubelet.restart();
+        kubelet.restart();
+    }
+    kubelet.stop_and_remove(&by_class).await.unwrap();
+    ends_without_a_trace(&mut kubelet, &kiyot, &annotated).await;
+}
+
+#[tokio::test]
+async fn annotated_pod_still_has_its_images() {
+    let node = Node::start().await;
+    let registry = Registry::start(&node, Access::Open);
+    let (name, _) = registry.image("app:1", &saying("old"));
+    let mut kiyot = Kiyot::start(&node, with_mirrors(&node)).await;
+    let mut kubelet = kiyot.kubelet().await;
+    let mut pod = sandbox(&mut kubelet, "annotated").await;
+    let id = says(&mut kubelet, &mut pod, "first", &name, "old").await;
+    registry.image("app:1", &saying("new"));
+    registry.asked();
+
+    // As by `kubectl annotate`, again and again, and after it by a restart of the kubelet.
+    for (n, when) in ["once", "twice"].into_iter().enumerate() {
+        pod.spec.annotations.insert("team".to_owned(), when.to_owned());
+        let when = format!("annotated {when}");
+        assert_eq!(is_present(&mut kubelet, &registry, &pod, &name, &when).await, id);
+        let container = format!("main{n}");
+        assert_eq!(says(&mut kubelet, &mut pod, &container, &name, "old").await, id);
+        assert_eq!(registry.asked(), Vec::<String>::new(), "{when}");
+        kubelet.restart();
+        let when = format!("{when}, and the kubelet restarted");
+        assert_eq!(is_present(&mut kubelet, &registry, &pod, &name, &when).await, id);
+        // The kubelet's first container after its restart tells what the annotations are now.
+        assert_eq!(says(&mut kubelet, &mut pod, &format!("more{n}"), &name, "old").await, id);
+    }
+    kiyot.kill9();
+    kiyot.start_again().await;
+    wait_until("the pod's image is known after a restart of the daemon", LIMIT, async || {
+        kubelet.image_status(&pod.spec, &name).await.ok()?.filter(|image| image.id == id)
+    })
+    .await;
+    ends_without_a_trace(&mut kubelet, &kiyot, &pod).await;
+}
+
+#[tokio::test]
+async fn pod_of_the_node_is_not_given_the_image_of_a_cell() {
+    let node = Node::start().await;
+    let registry = Registry::start(&node, Access::Open);
+    let (name, _) = registry.image("app:1", &saying("old"));
+    let kiyot = Kiyot::start(&node, with_mirrors(&node)).await;
+    let mut kubelet = kiyot.kubelet().await;
+    let mut by_class = sandbox_by_class(&mut kubelet, "by-class").await;
+    says(&mut kubelet, &mut by_class, "main", &name, "old").await;
+    registry.asked();
+    // Its annotations are those of the pod in the cell, but for the kubelet's own.
+    let local = Pod::new("local").container(Container::of_image("main", &name));
+    let config = kubelet.prepare(&local);
+    let sandbox = kubelet.run_sandbox(&config, "").await.unwrap();
+    assert_eq!(kubelet.image_status(&local, &name).await.unwrap(), None);
+    // Restarted just now, the kubelet asks in words that nobody has heard. Whatever is answered,
+    // the pod runs with the next attempt at the latest.
+    kubelet.restart();
+    let running = kubelet.running(&local, config, sandbox);
+    let created = wait_until("the container is made on the node", LIMIT, async || {
+        kubelet.create_container(&running, &local.containers[0], 0).await.ok()
+    })
+    .await;
+    kubelet.start_container(&created.id).await.unwrap();
+    kubelet.logged(&created, "old").await;
+    assert!(!blobs(&registry.asked()).is_empty(), "the node has pulled it");
+    kubelet.stop_container(&created.id, 30).await.unwrap();
+    kubelet.stop_and_remove(&running).await.unwrap();
+    ends_without_a_trace(&mut kubelet, &kiyot, &by_class).await;
+}

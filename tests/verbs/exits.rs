@@ -1,0 +1,82 @@
+//! Exits that a cell has reported: whatever comes after, they are how the container ended.
+
+use kiyot::backends::{Method, milpa::store::Batch};
+use kiyot_proto::{cell::event::Event, cri};
+
+use crate::kit::{Fixture, until};
+
+/// A pod with a container whose cell has reported that it exited with 3, while its log does not
+/// come. Gives the container, which does not read EXITED yet.
+async fn reported(kiyot: &Fixture) -> String {
+    let sandbox = kiyot.run("web").await;
+    let container = kiyot.create(&sandbox, "main").await;
+    // One without a log: its end is recorded at once.
+    let mut request = kiyot.container_request(&sandbox, "other");
+    request.config.as_mut().unwrap().log_path.clear();
+    let other: cri::CreateContainerResponse =
+        kiyot.call(Method::CreateContainer, request).await.unwrap();
+    kiyot.start_container(&container).await;
+    kiyot.start_container(&other.container_id).await;
+    let cell = kiyot.provider.only();
+    cell.with(|state| state.silent.push("ReadLog"));
+    cell.write("c0", "last words\n");
+    cell.exit("c0", 3);
+    // News are taken one after another: when this is seen, the exit before it was.
+    cell.exit("c1", 0);
+    kiyot.exited(&other.container_id).await;
+    let state = kiyot.status(&container).unwrap().state();
+    assert_eq!(state, cri::ContainerState::ContainerRunning, "its log is not here yet");
+    container
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn reported_exit_is_kept_when_the_cell_is_lost() {
+    let kiyot = Fixture::start().await;
+    let container = reported(&kiyot).await;
+    kiyot.provider.crash();
+    let status = kiyot.exited(&container).await;
+    assert_eq!((status.exit_code, &*status.reason), (3, "Error"));
+    let kiyot = kiyot.restart().await;
+    assert_eq!(kiyot.status(&container).unwrap(), status);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn reported_exit_is_kept_when_the_daemon_is_killed_and_the_cell_is_lost() {
+    let kiyot = Fixture::start().await;
+    let container = reported(&kiyot).await;
+    let kiyot = kiyot.restart_after(Batch::default(), |cells| cells.crash()).await;
+    let status = kiyot.exited(&container).await;
+    assert_eq!((status.exit_code, &*status.reason), (3, "Error"));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn containers_of_a_stopped_sandbox_keep_their_codes_across_a_restart() {
+    let kiyot = Fixture::start().await;
+    let sandbox = kiyot.run("web").await;
+    let (done, lost) = (kiyot.create(&sandbox, "done").await, kiyot.create(&sandbox, "lost").await);
+    kiyot.start_container(&done).await;
+    kiyot.start_container(&lost).await;
+    let cell = kiyot.provider.only();
+    // Its sandbox container ends by itself.
+    cell.with(|state| {
+        let told = cri::PodSandboxStatus { id: "5a".to_owned(), state: 1, ..Default::default() };
+        state.tell(Event::Sandbox(told));
+    });
+    until("the end of the sandbox", || {
+        kiyot.sandbox_status(&sandbox).unwrap().state() == cri::PodSandboxState::SandboxNotready
+    })
+    .await;
+    // And its containers, while no daemon is there to be told.
+    let kiyot = kiyot
+        .restart_after(Batch::default(), |_| {
+            cell.exit("c0", 3);
+            cell.exit("c1", 4);
+        })
+        .await;
+    assert_eq!(kiyot.exited(&done).await.exit_code, 3);
+    assert_eq!(kiyot.exited(&lost).await.exit_code, 4);
+    kiyot.stop_sandbox(&sandbox).await;
+    assert_eq!(kiyot.provider.running(), 0);
+    let codes = [done, lost].map(|container| kiyot.status(&container).unwrap().exit_code);
+    assert_eq!(codes, [3, 4]);
+}
