@@ -43,7 +43,6 @@ mod restart;
 mod retries;
 mod slow_link;
 mod stops;
-mod storms;
 mod streams;
 mod subpaths;
 mod together;

@@ -21,7 +21,7 @@ use crate::{
         self, image_service_client::ImageServiceClient,
         runtime_service_client::RuntimeServiceClient,
     },
-    wait_until,
+    sweep, wait_until,
 };
 
 mod calls;
@@ -202,8 +202,8 @@ impl Kubelet {
         for volume in &pod.volumes {
             volumes::unmake(&directory, volume);
         }
-        let _ = fs::remove_dir_all(directory);
-        let _ = fs::remove_dir_all(self.log_directory(pod));
+        sweep::remove_tree(&directory);
+        sweep::remove_tree(&self.log_directory(pod));
         let group = pod.cgroup(&self.directories.cgroup);
         for cgroup in crate::leftovers::cgroups().iter().rev().filter(|path| path.contains(&group))
         {

@@ -80,7 +80,15 @@ pub fn all_of(words: &[String], directory: &Path) {
             eprintln!("control group {cgroup} can't be removed: {error}");
         }
     }
-    let _ = fs::remove_dir_all(directory);
+    remove_tree(directory);
+}
+
+/// Removes a directory with all that is in it, however deep: the standard library keeps a file open
+/// for each level.
+pub fn remove_tree(directory: &Path) {
+    if fs::remove_dir_all(directory).is_err() && directory.exists() {
+        let _ = output("rm", &["-rf", "--one-file-system", &directory.display().to_string()]);
+    }
 }
 
 /// Deletes the rules that name one of `words` (CNI plugins put the network's name in their
