@@ -4,7 +4,7 @@ export CARGO_INCREMENTAL ?= 0
 export CARGO_TERM_COLOR ?= never
 export PATH := $(PATH):$(HOME)/.cargo/bin
 
-.PHONY: demo test bench fmt lint deny clean
+.PHONY: demo test soak bench fmt lint deny clean
 
 # Runs the pods of examples/, one on the node and one in a cell.
 demo:
@@ -15,6 +15,12 @@ demo:
 # All that must hold before a change goes in. Ends with "N passed, N failed".
 test: lint
 	@scripts/count cargo test --workspace --no-fail-fast
+
+# Runs pods of random shape under random kills for so many seconds, and sees that nothing is left. SECONDS=7200 SEED=random
+soak:
+	@scripts/setup
+	@cargo build --quiet --workspace --bins
+	SOAK_SECONDS=$(SECONDS) SEED=$(SEED) cargo test --test soak -- --nocapture pods_of_random_shape
 
 # Compares kiyot with other forwarders, and measures how long a cell takes. ARGS="--parts calls --rounds 3 --only direct,kiyot"
 bench:

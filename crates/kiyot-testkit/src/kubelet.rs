@@ -25,7 +25,7 @@ use crate::{
         self, image_service_client::ImageServiceClient,
         runtime_service_client::RuntimeServiceClient,
     },
-    wait_until,
+    sweep, wait_until,
 };
 
 mod calls;
@@ -214,8 +214,8 @@ impl Kubelet {
         for volume in &pod.volumes {
             volumes::unmake(&directory, volume);
         }
-        let _ = fs::remove_dir_all(directory);
-        let _ = fs::remove_dir_all(self.log_directory(pod));
+        let _ = kiyot_tree::remove_path(&directory);
+        let _ = kiyot_tree::remove_path(&self.log_directory(pod));
         let group = pod.cgroup(&self.directories.cgroup);
         for cgroup in crate::leftovers::cgroups().iter().rev().filter(|path| path.contains(&group))
         {

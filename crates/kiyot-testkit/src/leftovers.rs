@@ -40,6 +40,20 @@ impl Leftovers {
         )
     }
 
+    /// The same without the ids of processes: what is started again is the same.
+    pub fn without_pids(&self) -> Self {
+        let without = |line: &String| match line.strip_prefix("process ") {
+            Some(rest) => format!("process{}", rest.split_once(':').map_or("", |(_, what)| what)),
+            None => line.clone(),
+        };
+        Self(self.0.iter().map(without).collect())
+    }
+
+    /// A line for each.
+    pub fn lines(&self) -> impl Iterator<Item = &str> {
+        self.0.iter().map(String::as_str)
+    }
+
     /// Is there nothing?
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()

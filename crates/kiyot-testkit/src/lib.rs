@@ -15,7 +15,9 @@ pub mod kubelet;
 pub mod leftovers;
 pub mod log;
 pub mod node;
+pub mod processes;
 pub mod registry;
+pub mod rng;
 pub mod spdy;
 pub mod sweep;
 pub mod wait;
@@ -31,5 +33,7 @@ pub use kubelet::{
 };
 pub use leftovers::Leftovers;
 pub use node::Node;
+pub use processes::{kill_all, processes};
 pub use registry::{Access, Pace, Registry};
+pub use rng::{SeededRng, seed};
 pub use wait::{LIMIT, wait_until};

@@ -166,6 +166,17 @@ impl Node {
         self.kept.join("cni/net.d")
     }
 
+    /// The addresses that the node's network has given away.
+    pub fn addresses(&self) -> Vec<String> {
+        let entries =
+            fs::read_dir(self.kept.join("cni/state").join(self.name())).into_iter().flatten();
+        entries
+            .flatten()
+            .map(|entry| entry.file_name().to_string_lossy().into_owned())
+            .filter(|name| name.starts_with("10."))
+            .collect()
+    }
+
     /// Where the node's registries and their mirrors are configured.
     pub fn registries(&self) -> PathBuf {
         self.kept.join("certs.d")
@@ -244,7 +255,9 @@ impl Node {
 
     /// Counts everything with this word in its name as this node's: the id of a cell, for one.
     pub fn owns(&self, word: &str) {
-        if let Ok(mut words) = self.own.words.lock() {
+        if let Ok(mut words) = self.own.words.lock()
+            && !words.iter().any(|known| known == word)
+        {
             words.push(word.to_owned());
         }
     }

@@ -21,7 +21,7 @@ use super::{
     id::{CellId, NoRandomness, SandboxId},
     mailbox::mailbox,
     providers::{Attachment, Provider, ProviderError},
-    store::{Store, StoreError, Table},
+    store::{Batch, Store, StoreError, Table},
 };
 
 mod driver;
@@ -282,6 +282,13 @@ impl Cells {
     /// it was told.
     pub fn gone_reason(&self, id: &CellId) -> Option<String> {
         self.shared.gone.reason(id)
+    }
+
+    /// Forgets the cells that are gone, but for those to keep: their records go with this batch.
+    pub fn forget_gone(&self, keep: impl Fn(&CellId) -> bool, batch: &mut Batch) {
+        for forgotten in self.shared.gone.forget_unless(keep) {
+            batch.remove(Table::Cells, forgotten.as_str());
+        }
     }
 
     /// Ends a cell. When it returns `Ok`, the end is confirmed and nothing of it is left. One that

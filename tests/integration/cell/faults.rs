@@ -1,33 +1,13 @@
 //! Parts of a cell die.
 
-use kiyot_testkit::{Kiyot, LIMIT, Node, cri, wait_until};
+pub(super) use kiyot_testkit::processes;
+use kiyot_testkit::{Kiyot, LIMIT, Node, cri, kill_all, wait_until};
 
 use super::{WAIT, ends_without_a_trace, is_ready, options, pod};
 
-/// The host's process ids whose command line has all of these words.
-pub(super) fn processes(words: &[&str]) -> Vec<String> {
-    let entries = std::fs::read_dir("/proc").unwrap().flatten();
-    let named = entries.filter_map(|entry| {
-        entry
-            .file_name()
-            .to_str()
-            .filter(|name| name.bytes().all(|byte| byte.is_ascii_digit()))
-            .map(str::to_owned)
-    });
-    named
-        .filter(|pid| {
-            let line = std::fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
-            let line = String::from_utf8_lossy(&line).replace('\0', " ");
-            words.iter().all(|word| line.contains(word))
-        })
-        .collect()
-}
-
 pub(super) fn kill9(pids: &[String]) {
     assert!(!pids.is_empty(), "there is something to kill");
-    for pid in pids {
-        let _ = std::process::Command::new("kill").args(["-9", pid]).status();
-    }
+    kill_all(pids);
 }
 
 #[tokio::test]

@@ -3,15 +3,13 @@
 use std::{
     future::Future,
     path::PathBuf,
-    sync::{
-        Arc, Mutex,
-        atomic::{AtomicBool, Ordering},
-    },
-    time::{Duration, SystemTime},
+    sync::{Arc, Mutex},
+    time::Duration,
 };
 
 use kiyot_testkit::{
-    Kiyot, Kubelet, LIMIT, Leftovers, Node, Pod, RunningContainer, RunningPod, cri, wait_until,
+    Kiyot, Kubelet, LIMIT, Leftovers, Node, Pod, RunningContainer, RunningPod, SeededRng, cri,
+    wait_until,
 };
 use tonic::Status;
 
@@ -23,42 +21,6 @@ const LIVES: usize = 6;
 const JITTER: [u64; 6] = [1_500_000, 500_000, 200_000, 100_000, 300_000, 50_000];
 /// What the pod's container writes first.
 const FIRST: &str = "line 1";
-
-/// What is chosen when nobody says otherwise: the same in each run.
-const SEED: u64 = 20_261_122;
-
-/// Choices and moments, from a seed that is printed. `SEED` in the environment says another one, or
-/// `random`.
-#[derive(Clone)]
-pub(super) struct Moments(u64);
-
-impl Moments {
-    pub(super) fn new() -> Self {
-        let seed = match std::env::var("SEED").as_deref() {
-            Ok("random") => {
-                SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap().as_micros() as u64
-            }
-            Ok(seed) => seed.parse().expect("SEED is a number or `random`"),
-            Err(_) => SEED,
-        };
-        eprintln!("SEED={seed}");
-        Self::of(seed)
-    }
-
-    /// Those of a seed.
-    pub(super) fn of(seed: u64) -> Self {
-        // Neighbouring seeds have nothing in common.
-        Self(seed.wrapping_add(1).wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1)
-    }
-
-    /// xorshift64.
-    pub(super) fn next(&mut self, below: u64) -> u64 {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        (self.0 >> 11) % below
-    }
-}
 
 /// What a kubelet was told, and what it has asked for, when the daemon was killed.
 #[derive(Default)]
@@ -142,26 +104,13 @@ async fn bring_up(kubelet: &mut Kubelet, spec: &Pod) -> Result<RunningPod, Statu
 }
 
 /// Tries as a kubelet does, round after round.
-pub(super) async fn again<T, F: Future<Output = Result<T, Status>>>(
-    what: &str,
-    attempt: impl FnMut() -> F,
-) -> T {
-    again_once(&AtomicBool::new(true), what, attempt).await
-}
-
-/// The same, while more is killed than a slow machine makes; the time that it may take begins when
-/// it is calm.
-pub(super) async fn again_once<T, F: Future<Output = Result<T, Status>>>(
-    calm: &AtomicBool,
+async fn again<T, F: Future<Output = Result<T, Status>>>(
     what: &str,
     mut attempt: impl FnMut() -> F,
 ) -> T {
     let mut last = String::new();
-    let mut begun = std::time::Instant::now();
+    let begun = std::time::Instant::now();
     while begun.elapsed() < LIMIT {
-        if !calm.load(Ordering::SeqCst) {
-            begun = std::time::Instant::now();
-        }
         match attempt().await {
             Ok(done) => return done,
             Err(status) => last = status.to_string(),
@@ -172,7 +121,7 @@ pub(super) async fn again_once<T, F: Future<Output = Result<T, Status>>>(
 }
 
 /// Stops and removes all sandboxes of a pod that are listed.
-pub(super) async fn clear(kubelet: Kubelet, uid: String) -> Result<(), Status> {
+async fn clear(kubelet: Kubelet, uid: String) -> Result<(), Status> {
     let mut kubelet = kubelet;
     let listed = kubelet.sandboxes().await?;
     for sandbox in listed
@@ -191,20 +140,10 @@ pub(super) async fn clear(kubelet: Kubelet, uid: String) -> Result<(), Status> {
     Ok(())
 }
 
-/// The addresses that the node's network has given away.
-pub(super) fn addresses(node: &Node) -> Vec<String> {
-    let dir = node.directory().join("cni/state").join(node.name());
-    let entries = std::fs::read_dir(dir).into_iter().flatten().flatten();
-    entries
-        .map(|entry| entry.file_name().to_string_lossy().into_owned())
-        .filter(|name| name.starts_with("10."))
-        .collect()
-}
-
 #[tokio::test]
 async fn a_daemon_killed_at_any_moment_leaves_nothing_half_made() {
     let lives = std::env::var("KILLS").ok().and_then(|kills| kills.parse().ok()).unwrap_or(LIVES);
-    let mut moments = Moments::new();
+    let mut moments = SeededRng::new();
     let node = if lives > LIVES { Node::start_for_long().await } else { Node::start().await };
     let mut kiyot = Kiyot::start(&node, options()).await;
     for life in 0..lives {
@@ -282,7 +221,7 @@ async fn a_daemon_killed_at_any_moment_leaves_nothing_half_made() {
         words.push(spec.uid.clone());
         let left = Leftovers::of_host().about(&words);
         assert!(left.is_empty(), "left of life {life}:\n{left}");
-        assert_eq!(addresses(&node), Vec::<String>::new(), "all addresses are given back");
+        assert_eq!(node.addresses(), Vec::<String>::new(), "all addresses are given back");
         assert!(
             kubelet.sandboxes().await.unwrap().is_empty()
                 && kubelet.containers().await.unwrap().is_empty()

@@ -22,6 +22,15 @@ impl Gone {
         cells.drain(..excess).map(|(cell, _)| cell).collect()
     }
 
+    /// Forgets those that need not be kept, and returns them.
+    pub(super) fn forget_unless(&self, keep: impl Fn(&CellId) -> bool) -> Vec<CellId> {
+        let mut cells = locked(&self.cells);
+        let (kept, forgotten) = cells.drain(..).partition(|(cell, _)| keep(cell));
+        *cells = kept;
+        let forgotten: VecDeque<(CellId, String)> = forgotten;
+        forgotten.into_iter().map(|(cell, _)| cell).collect()
+    }
+
     pub(super) fn reason(&self, cell: &CellId) -> Option<String> {
         locked(&self.cells).iter().find(|(gone, _)| gone == cell).map(|(_, reason)| reason.clone())
     }
@@ -45,5 +54,14 @@ mod tests {
             std::slice::from_ref(&first)
         );
         assert_eq!(gone.reason(&first), None);
+    }
+    #[test]
+    fn cells_of_removed_pods_are_forgotten() {
+        let gone = Gone::default();
+        let (kept, removed) = (CellId::mint().unwrap(), CellId::mint().unwrap());
+        gone.remember(kept.clone(), "one".into());
+        gone.remember(removed.clone(), "other".into());
+        assert_eq!(gone.forget_unless(|cell| *cell == kept), std::slice::from_ref(&removed));
+        assert_eq!((gone.reason(&kept).as_deref(), gone.reason(&removed)), (Some("one"), None));
     }
 }

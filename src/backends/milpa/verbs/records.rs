@@ -9,7 +9,7 @@ use super::{
     view::{Container, Sandbox},
 };
 use crate::backends::milpa::{
-    id::SandboxId,
+    id::{CellId, SandboxId},
     store::{Batch, StoreError, Table},
 };
 
@@ -143,6 +143,9 @@ impl Verbs {
                 .remove(Table::Containers, container.id.as_str())
                 .remove(Table::ContainerStatuses, container.id.as_str());
         }
+        // The reasons of their ends were for their pods' sandboxes.
+        let keep = |cell: &CellId| *cell != sandbox.cell && self.view.has_cell(cell);
+        self.parts.cells.forget_gone(keep, &mut batch);
         self.parts.store.commit(batch).await?;
         self.view.remove_sandbox(&sandbox.id);
         // A newer sandbox of the same pod goes on with them.

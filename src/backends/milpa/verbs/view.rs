@@ -234,6 +234,11 @@ impl View {
         });
     }
 
+    /// Says whether a cell is a sandbox's.
+    pub(super) fn has_cell(&self, cell: &CellId) -> bool {
+        self.read().by_cell.contains_key(cell)
+    }
+
     /// Forgets a container.
     pub(super) fn remove_container(&self, id: &ContainerId) {
         self.change(|known| known.remove_container(id));

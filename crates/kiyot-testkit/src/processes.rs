@@ -1,0 +1,31 @@
+//! Processes of the host, found by their command lines.
+
+use std::fs;
+
+use rustix::process::{Pid, Signal, kill_process};
+
+/// Returns the ids of the processes whose command line has all of these words.
+pub fn processes(words: &[&str]) -> Vec<String> {
+    let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
+    let named = entries.filter_map(|entry| {
+        entry
+            .file_name()
+            .to_str()
+            .filter(|name| name.bytes().all(|byte| byte.is_ascii_digit()))
+            .map(str::to_owned)
+    });
+    named.filter(|pid| words.iter().all(|word| command_line(pid).contains(word))).collect()
+}
+
+/// Returns the command line of a process, with spaces between its arguments; empty if it has ended.
+pub fn command_line(pid: &str) -> String {
+    let line = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+    String::from_utf8_lossy(&line).replace('\0', " ")
+}
+
+/// Kills those that are there of these processes, with SIGKILL.
+pub fn kill_all(pids: &[String]) {
+    for pid in pids.iter().filter_map(|pid| Pid::from_raw(pid.parse().ok()?)) {
+        let _ = kill_process(pid, Signal::KILL);
+    }
+}

@@ -1,0 +1,225 @@
+//! All that a soak may not leave, counted at its start and at its end.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fs,
+    path::Path,
+};
+
+use kiyot_testkit::{Kiyot, Leftovers, Node};
+use redb::{ReadableDatabase, ReadableTableMetadata, TableHandle};
+
+/// A look at the daemon, its state and the host.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Inventory {
+    lines: BTreeSet<String>,
+    files: BTreeMap<String, usize>,
+}
+
+impl Inventory {
+    /// What there is now.
+    pub(crate) fn of(node: &Node, kiyot: &Kiyot<'_>) -> Self {
+        for cell in cells_in(&kiyot.log()) {
+            node.owns(&cell);
+        }
+        // Control groups are the whole machine's: those of other tests are left out.
+        let is_group = |line: &&str| line.starts_with("control group");
+        let mut lines: BTreeSet<String> = Leftovers::of_host()
+            .without_pids()
+            .lines()
+            .filter(|line| !is_group(line))
+            .map(str::to_owned)
+            .collect();
+        lines.extend(node.leftovers().lines().filter(is_group).map(str::to_owned));
+        for (what, directory) in [
+            ("state", kiyot.state()),
+            ("the kubelet's", node.kubelet_directory()),
+            ("log", node.pod_logs()),
+            ("run", "/run".into()),
+        ] {
+            let mut paths = Vec::new();
+            walk(&directory, &mut paths);
+            lines.extend(paths.into_iter().map(|path| format!("{what} {path}")));
+        }
+        lines.extend(node.addresses().into_iter().map(|address| format!("address {address}")));
+        lines.extend(flows());
+        Self { lines, files: open_files(kiyot.pid()) }
+    }
+
+    /// What another look has that this one has not, and the other way round.
+    pub(crate) fn differences(&self, later: &Self) -> Vec<String> {
+        let more = later.lines.difference(&self.lines).map(|line| format!("+ {line}"));
+        let less = self.lines.difference(&later.lines).map(|line| format!("- {line}"));
+        let kinds: BTreeSet<_> = self.files.keys().chain(later.files.keys()).collect();
+        let files = kinds.into_iter().filter_map(|kind| {
+            let count = |of: &Self| of.files.get(kind).copied().unwrap_or(0);
+            // The daemon may have closed one that it opens when it needs it.
+            (count(later) > count(self)).then(|| {
+                format!(
+                    "+ open files of the daemon: {kind}: {} before, {} now",
+                    count(self),
+                    count(later)
+                )
+            })
+        });
+        more.chain(less).chain(files).collect()
+    }
+}
+
+/// Leaves out what the node's containerd made for a call that was cut, and has forgotten: its shim
+/// is still there, with the control groups, mounts and files that name the same id. Returns how many
+/// ids there are, and all other differences. Nothing of a cell is among them: the shims of cells
+/// have another socket.
+pub(crate) fn stranded(node: &Path, differences: Vec<String>) -> (usize, Vec<String>) {
+    let socket = format!("-address {}/containerd.sock", node.display());
+    let ids: BTreeSet<String> = differences
+        .iter()
+        .filter(|line| line.starts_with("+ process") && line.contains(&socket))
+        .filter_map(|line| line.split(" -id ").nth(1)?.split(' ').next().map(str::to_owned))
+        .collect();
+    let (own, others): (Vec<_>, Vec<_>) =
+        differences.into_iter().partition(|line| ids.iter().any(|id| line.contains(id)));
+    let is_parent = |line: &String| {
+        let beneath = format!("{line}/");
+        own.iter().any(|own| own.starts_with(&beneath))
+    };
+    let socket_of_shim =
+        |line: &String| !ids.is_empty() && line.starts_with("+ run /run/containerd/s/");
+    let others =
+        others.into_iter().filter(|line| !is_parent(line) && !socket_of_shim(line)).collect();
+    (ids.len(), others)
+}
+
+/// How many records each table of the store has. The daemon must not run.
+pub(crate) fn records(kiyot: &Kiyot<'_>) -> BTreeMap<String, u64> {
+    let database =
+        redb::Database::open(kiyot.state().join("store.redb")).expect("the store can be opened");
+    let read = database.begin_read().expect("the store can be read");
+    let tables: Vec<_> = read.list_tables().expect("the store has tables").collect();
+    tables
+        .into_iter()
+        .map(|table| {
+            let name = table.name().to_owned();
+            let count = read.open_untyped_table(table).and_then(|table| Ok(table.len()?));
+            (name, count.expect("a table can be counted"))
+        })
+        .collect()
+}
+
+/// The ids of cells that a log names.
+fn cells_in(log: &str) -> BTreeSet<String> {
+    let ids = log.split("cell=cell-").skip(1);
+    ids.map(|rest| rest.split(|c: char| !c.is_ascii_alphanumeric()).next().unwrap_or_default())
+        .map(|id| format!("cell-{id}"))
+        .collect()
+}
+
+/// The resident memory of a process, in KiB; 0 if it has ended.
+pub(crate) fn resident(pid: u32) -> u64 {
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
+    line.and_then(|line| line.trim().strip_suffix(" kB")?.trim().parse().ok()).unwrap_or(0)
+}
+
+/// Everything beneath a directory, sockets and all.
+fn walk(directory: &Path, found: &mut Vec<String>) {
+    for entry in fs::read_dir(directory).into_iter().flatten().flatten() {
+        let path = entry.path();
+        found.push(path.display().to_string());
+        if path.symlink_metadata().is_ok_and(|metadata| metadata.is_dir()) {
+            walk(&path, found);
+        }
+    }
+}
+
+/// Flows by UDP that the kernel sends on to a pod, where it tells: those to ports that lead nowhere
+/// any more must be forgotten.
+fn flows() -> Vec<String> {
+    let text = fs::read_to_string("/proc/net/nf_conntrack").unwrap_or_default();
+    let to_port = |line: &&str| {
+        line.contains(" udp ")
+            && line
+                .split(' ')
+                .find_map(|word| word.strip_prefix("dport=")?.parse::<u16>().ok())
+                .is_some_and(|port| {
+                    let first = crate::plan::FIRST_PORT;
+                    let callers = u16::try_from(crate::plan::CALLERS).unwrap_or(0);
+                    (first..first + callers * crate::plan::PORTS_OF_A_CALLER).contains(&port)
+                })
+    };
+    text.lines()
+        .filter(to_port)
+        .map(|line| {
+            // Without the seconds that are left of it.
+            let words =
+                line.split_whitespace().filter(|word| word.contains("=")).collect::<Vec<_>>();
+            format!("flow udp {}", words.join(" "))
+        })
+        .collect()
+}
+
+/// How many files of each kind a process has open.
+fn open_files(pid: u32) -> BTreeMap<String, usize> {
+    let mut kinds = BTreeMap::new();
+    for entry in fs::read_dir(format!("/proc/{pid}/fd")).into_iter().flatten().flatten() {
+        let Ok(to) = fs::read_link(entry.path()) else { continue };
+        let to = to.display().to_string();
+        let kind = to.split(":[").next().unwrap_or(&to).to_owned();
+        *kinds.entry(kind).or_default() += 1;
+    }
+    kinds
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn look(lines: &[&str], files: &[(&str, usize)]) -> Inventory {
+        Inventory {
+            lines: lines.iter().map(|line| (*line).to_owned()).collect(),
+            files: files.iter().map(|(kind, count)| ((*kind).to_owned(), *count)).collect(),
+        }
+    }
+
+    #[test]
+    fn each_difference_is_named() {
+        let before = look(&["link a", "mount b"], &[("socket", 3), ("pipe", 2)]);
+        let later = look(&["link a", "mount c"], &[("socket", 4), ("pipe", 1)]);
+        assert_eq!(
+            before.differences(&later),
+            ["+ mount c", "- mount b", "+ open files of the daemon: socket: 3 before, 4 now"]
+        );
+        assert!(before.differences(&before).is_empty());
+    }
+
+    #[test]
+    fn task_that_the_nodes_containerd_forgot_is_left_out_with_all_that_names_it() {
+        let left = |line: &str| line.to_owned();
+        let all = vec![
+            left(
+                "+ process/usr/bin/containerd-shim-runc-v2 -id 12ab -address /n/containerd.sock [x]",
+            ),
+            left("+ control group /sys/fs/cgroup/kubepods/pod1"),
+            left("+ control group /sys/fs/cgroup/kubepods/pod1/12ab"),
+            left("+ control group /sys/fs/cgroup/kiyot/cell-x"),
+            left("+ run /run/containerd/s/77"),
+            left(
+                "+ process/usr/bin/containerd-shim-runc-v2 -id 34cd -address /cell/containerd.sock [x]",
+            ),
+        ];
+        let (tasks, others) = stranded(Path::new("/n"), all.clone());
+        assert_eq!((tasks, others), (1, vec![all[3].clone(), all[5].clone()]));
+    }
+
+    #[test]
+    fn cells_are_found_in_a_log() {
+        let log = "a cell=cell-abc2 x\nb cell=cell-def3\nc cell=cell-abc2";
+        assert_eq!(cells_in(log).into_iter().collect::<Vec<_>>(), ["cell-abc2", "cell-def3"]);
+    }
+
+    #[test]
+    fn nothing_is_left_out_when_nothing_was_forgotten() {
+        let all = vec!["+ run /run/containerd/s/77".to_owned(), "+ mount /x".to_owned()];
+        assert_eq!(stranded(Path::new("/n"), all.clone()), (0, all));
+    }
+}

@@ -1,0 +1,93 @@
+//! A pod on the node that lives through the whole soak: whatever is killed, it is not harmed.
+
+use std::{fs, sync::Arc};
+
+use kiyot_testkit::{Container, Kubelet, LIMIT, Pod, RunningPod, cri, processes, wait_until};
+
+use crate::{
+    plan::Work,
+    shape::mark,
+    shared::{KnownContainer, KnownSandbox, Shared},
+};
+
+/// The pod, and the process of its container.
+#[derive(Debug)]
+pub(crate) struct Witness {
+    kubelet: Kubelet,
+    running: RunningPod,
+    process: Vec<String>,
+}
+
+impl Witness {
+    /// Starts it.
+    pub(crate) async fn begin(shared: &Arc<Shared>, mut kubelet: Kubelet) -> Self {
+        let mut spec = Pod::new("witness");
+        let script = "trap 'exit 0' TERM; while :; do echo alive > /tmp/alive; sleep 0.5; done";
+        let mut main = Container::script("main", script);
+        main.command.push(mark(&spec.uid, "main"));
+        spec = spec.container(main);
+        let running = kubelet.run_pod(&spec).await.unwrap();
+        let (pod, kills, id) =
+            ("the witness".to_owned(), shared.kills(), &running.container("main").id);
+        {
+            let mut ledger = shared.ledger();
+            ledger.sandboxes.insert(
+                running.sandbox.clone(),
+                KnownSandbox {
+                    pod: pod.clone(),
+                    cell: false,
+                    kills: kills.clone(),
+                    stopping: false,
+                    removing: false,
+                },
+            );
+            ledger.containers.insert(
+                id.clone(),
+                KnownContainer {
+                    sandbox: running.sandbox.clone(),
+                    pod,
+                    name: "main".to_owned(),
+                    work: Work::Counts,
+                    cell: false,
+                    kills,
+                    started: true,
+                    stopping: false,
+                    removing: false,
+                },
+            );
+        }
+        // Until it is the program itself, it is runc.
+        let process = wait_until("the witness runs", LIMIT, async || {
+            let process = processes(&[&mark(&spec.uid, "main")]);
+            (process.len() == 1).then_some(process)
+        })
+        .await;
+        Self { kubelet, running, process }
+    }
+
+    /// Sees that it is as it was, and ends it.
+    pub(crate) async fn ends(mut self, shared: &Shared) {
+        let id = self.running.container("main").id.clone();
+        let status = self.kubelet.container_status(&id).await.unwrap();
+        if status.state() != cri::ContainerState::ContainerRunning {
+            shared.finds(format!("the witness reads {status:?}"));
+        }
+        let now = processes(&[&mark(&self.running.spec.uid, "main")]);
+        if !self.process.iter().all(|pid| now.contains(pid)) {
+            shared.finds(format!("the witness was process {:?} and is {now:?}", self.process));
+        }
+        let at = format!("/proc/{}/root/tmp/alive", self.process[0]);
+        // It is made anew each time, and must come again when it is taken away.
+        let _ = fs::remove_file(&at);
+        wait_until("the witness goes on", LIMIT, async || {
+            fs::exists(&at).is_ok_and(|there| there).then_some(())
+        })
+        .await;
+        {
+            let mut ledger = shared.ledger();
+            ledger.stops(&self.running.sandbox);
+            ledger.removes(&self.running.sandbox);
+        }
+        self.kubelet.stop_and_remove(&self.running).await.unwrap();
+    }
+}
