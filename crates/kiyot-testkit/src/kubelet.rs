@@ -25,7 +25,7 @@ use crate::{
         self, image_service_client::ImageServiceClient,
         runtime_service_client::RuntimeServiceClient,
     },
-    sweep, wait_until,
+    wait_until,
 };
 
 mod calls;
