@@ -4,7 +4,7 @@ export CARGO_INCREMENTAL ?= 0
 export CARGO_TERM_COLOR ?= never
 export PATH := $(PATH):$(HOME)/.cargo/bin
 
-.PHONY: demo test soak bench fmt lint deny clean
+.PHONY: demo test test-node soak bench fmt lint deny clean
 
 # Runs the pods of examples/, one on the node and one in a cell.
 demo:
@@ -15,6 +15,12 @@ demo:
 # All that must hold before a change goes in. Ends with "N passed, N failed".
 test: lint
 	@scripts/count cargo test --workspace --no-fail-fast
+
+# Every test on a real node, a virtual machine that QEMU emulates: half an hour. `make test` has the short ones.
+test-node:
+	@scripts/setup
+	cargo test --workspace --no-run
+	@scripts/count cargo test --test node -- --include-ignored
 
 # Runs pods of random shape under random kills for so many seconds, and sees that nothing is left. SECONDS=7200 SEED=random
 soak:

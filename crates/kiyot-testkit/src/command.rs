@@ -3,18 +3,21 @@
 use std::{
     io::Read,
     process::{Command, Stdio},
+    time::Duration,
 };
+
+use crate::allowed;
 
 /// Where the programs are that tests use; a user's own PATH may leave out the sbin directories.
 pub const PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 
-/// The longest that one program may run, in seconds, for timeout(1).
-const SECONDS: &str = "120";
+/// The longest that one program may run, for timeout(1).
+const LIMIT: Duration = Duration::from_secs(120);
 
 /// Runs a program and gives what it wrote to its standard output, or a text that says what failed.
 pub fn output(program: &str, arguments: &[&str]) -> Result<String, String> {
     let output = Command::new("timeout")
-        .args(["--signal=KILL", SECONDS, program])
+        .args(["--signal=KILL", &allowed(LIMIT).as_secs().to_string(), program])
         .args(arguments)
         .env("PATH", PATH)
         .stdin(Stdio::null())

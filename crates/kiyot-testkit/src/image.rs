@@ -90,7 +90,7 @@ impl ImageSpec {
     }
 
     /// Writes the image as an OCI archive for `ctr images import`, under this whole name.
-    pub(crate) fn write(&self, name: &str, archive: &Path) -> std::io::Result<()> {
+    pub fn write(&self, name: &str, archive: &Path) -> std::io::Result<()> {
         let Parts { layers, config, manifest } = self.parts()?;
         let mut entry = descriptor(MANIFEST, &manifest);
         entry["annotations"] = json!({ "io.containerd.image.name": name });

@@ -29,11 +29,13 @@ use crate::{
 };
 
 mod calls;
+mod cgroups;
 mod configs;
 mod pod;
 pub mod volumes;
 
 pub use calls::{ExecOutput, LogLine};
+pub use cgroups::CgroupDriver;
 pub use pod::{Container, Pod, Volume};
 
 /// The largest message of the kubelet's client (cri-client/pkg/remote_runtime.go, maxMsgSize).
@@ -46,8 +48,10 @@ pub struct Directories {
     pub root: PathBuf,
     /// /var/log/pods.
     pub logs: PathBuf,
-    /// The control group of all pods, with a leading `/`.
+    /// The name of the control group of all pods.
     pub cgroup: String,
+    /// How control groups are made.
+    pub driver: CgroupDriver,
 }
 
 /// A kubelet's connection to CRI.
@@ -149,6 +153,7 @@ impl Kubelet {
         for volume in &pod.volumes {
             volumes::make(&directory, volume);
         }
+        cgroups::make(&self.directories, pod);
         config
     }
 
@@ -216,11 +221,7 @@ impl Kubelet {
         }
         let _ = kiyot_tree::remove_path(&directory);
         let _ = kiyot_tree::remove_path(&self.log_directory(pod));
-        let group = pod.cgroup(&self.directories.cgroup);
-        for cgroup in crate::leftovers::cgroups().iter().rev().filter(|path| path.contains(&group))
-        {
-            let _ = fs::remove_dir(cgroup);
-        }
+        cgroups::remove(&self.directories, pod);
     }
 
     /// Writes a ConfigMap, Secret or projected volume anew, as the kubelet's AtomicWriter does.

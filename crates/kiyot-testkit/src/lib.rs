@@ -36,4 +36,4 @@ pub use node::Node;
 pub use processes::{kill_all, processes};
 pub use registry::{Access, Pace, Registry};
 pub use rng::{SeededRng, seed};
-pub use wait::{LIMIT, wait_until};
+pub use wait::{LIMIT, allowed, wait_until};

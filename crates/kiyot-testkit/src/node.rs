@@ -17,7 +17,7 @@ use crate::{
     command::{self, PATH},
     cri,
     image::ImageSpec,
-    kubelet::Directories,
+    kubelet::{CgroupDriver, Directories},
     sweep, wait_until,
     watchdog::Watchdog,
 };
@@ -202,7 +202,8 @@ impl Node {
         let directories = Directories {
             root: self.kubelet_directory(),
             logs: self.pod_logs(),
-            cgroup: format!("/kubepods-{}", self.name()),
+            cgroup: format!("kubepods-{}", self.name()),
+            driver: CgroupDriver::of_machine(),
         };
         Kubelet::connect(socket, directories).await
     }

@@ -75,6 +75,12 @@ pub fn all_of(words: &[String], directory: &Path) {
         let _ = output("ip", &["link", "delete", link.split('@').next().unwrap_or(link)]);
     }
     rules_of(words);
+    // What systemd has made, it would make again.
+    let slices = cgroups();
+    let slices = slices.iter().rev().filter(|cgroup| ours(cgroup) && cgroup.ends_with(".slice"));
+    for unit in slices.filter_map(|slice| slice.rsplit('/').next()) {
+        let _ = output("systemctl", &["stop", unit]);
+    }
     for cgroup in cgroups().iter().rev().filter(|cgroup| ours(cgroup)) {
         if let Err(error) = fs::remove_dir(cgroup) {
             eprintln!("control group {cgroup} can't be removed: {error}");

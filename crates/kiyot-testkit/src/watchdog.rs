@@ -7,6 +7,8 @@ use std::{
     time::Duration,
 };
 
+use crate::allowed;
+
 /// The longest that a test may take.
 pub const LIMIT: Duration = Duration::from_secs(300);
 
@@ -21,10 +23,11 @@ impl Watchdog {
     /// Watches the test of this thread. `last_words` runs before the process is aborted.
     pub fn start(last_words: impl FnOnce() + Send + 'static) -> Self {
         let (alive, watched) = channel::<()>();
+        let limit = allowed(LIMIT);
         let test = thread::current().name().unwrap_or("a test").to_owned();
         thread::spawn(move || {
-            if watched.recv_timeout(LIMIT) == Err(RecvTimeoutError::Timeout) {
-                eprintln!("{test} hangs: it has run for more than {LIMIT:?}");
+            if watched.recv_timeout(limit) == Err(RecvTimeoutError::Timeout) {
+                eprintln!("{test} hangs: it has run for more than {limit:?}");
                 last_words();
                 abort();
             }

@@ -5,7 +5,7 @@ use std::time::Duration;
 use tonic::{Request, Status};
 
 use super::{Container, Kubelet, Pod, RunningContainer, RunningPod};
-use crate::{LIMIT, cri, wait_until};
+use crate::{LIMIT, allowed, cri, wait_until};
 
 /// The kubelet's `runtimeRequestTimeout`.
 const TIMEOUT: Duration = Duration::from_secs(120);
@@ -68,7 +68,7 @@ impl LogLine {
 /// A request with the kubelet's usual deadline.
 fn timed<T>(message: T) -> Request<T> {
     let mut request = Request::new(message);
-    request.set_timeout(TIMEOUT);
+    request.set_timeout(allowed(TIMEOUT));
     request
 }
 
@@ -84,7 +84,7 @@ impl Kubelet {
             runtime_handler: runtime_handler.to_owned(),
         };
         let mut request = Request::new(message);
-        request.set_timeout(TIMEOUT * 2);
+        request.set_timeout(allowed(TIMEOUT * 2));
         Ok(self.runtime.run_pod_sandbox(request).await?.into_inner().pod_sandbox_id)
     }
 

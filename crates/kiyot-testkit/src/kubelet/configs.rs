@@ -3,7 +3,7 @@
 
 use std::{collections::HashMap, fs, sync::atomic::Ordering};
 
-use super::{Container, Directories, Kubelet, Pod, RunningContainer, RunningPod, volumes};
+use super::{Container, Directories, Kubelet, Pod, RunningContainer, RunningPod, cgroups, volumes};
 use crate::cri::{self, NamespaceMode};
 
 /// `config.seen` of every pod: the kubelet has the time there at which it saw the pod. The uid
@@ -42,7 +42,7 @@ impl Kubelet {
             labels: pod.labels.clone().into_iter().chain(pod_labels(pod)).collect(),
             annotations: self.annotations(pod),
             linux: Some(cri::LinuxPodSandboxConfig {
-                cgroup_parent: pod.cgroup(&directories.cgroup),
+                cgroup_parent: cgroups::parent(directories, pod),
                 security_context: Some(cri::LinuxSandboxSecurityContext {
                     namespace_options: Some(namespaces(pod)),
                     privileged: pod.containers.iter().any(|container| container.privileged),

@@ -108,11 +108,6 @@ impl Pod {
         self.volumes.push(Volume { name: name.to_owned(), mode: 0o644, source });
         self
     }
-
-    /// Its control group: all pods here are "best effort".
-    pub(super) fn cgroup(&self, of_pods: &str) -> String {
-        format!("{of_pods}/besteffort/pod{}", self.uid)
-    }
 }
 
 /// A container to run.

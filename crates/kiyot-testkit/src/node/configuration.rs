@@ -8,6 +8,7 @@ use std::{
 use serde_json::json;
 
 use super::PAUSE_IMAGE;
+use crate::kubelet::CgroupDriver;
 
 /// CAP_SYS_RESOURCE, as a bit of CapEff.
 const SYS_RESOURCE: u64 = 1 << 24;
@@ -76,8 +77,12 @@ discard_unpacked_layers = {discards}
 
 [plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc]
 runtime_type = "io.containerd.runc.v2"
+
+[plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc.options]
+SystemdCgroup = {systemd}
 "#,
         plugins = plugins.display(),
+        systemd = CgroupDriver::of_machine() == CgroupDriver::Systemd,
     )
 }
 

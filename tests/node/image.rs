@@ -1,0 +1,122 @@
+//! The disks of a machine: Debian, which is made once, and what this build adds to it.
+
+use std::{
+    collections::BTreeSet,
+    fs,
+    hash::{DefaultHasher, Hash, Hasher},
+    os::unix::fs::{MetadataExt, PermissionsExt, chown},
+    path::{Path, PathBuf},
+    process::Command,
+};
+
+use kiyot_testkit::{image::ImageSpec, node};
+
+/// The tree of the sources.
+const SOURCES: &str = env!("CARGO_MANIFEST_DIR");
+
+/// The directory with what cargo has built of this profile.
+pub(crate) fn built() -> PathBuf {
+    Path::new(env!("CARGO_BIN_EXE_kiyot")).parent().unwrap().to_owned()
+}
+
+/// The directory with the disk `root.ext4`, on which Debian is, and its `kernel`. They are made
+/// when what makes them has changed, and stay in cargo's target directory.
+pub(crate) fn debian() -> PathBuf {
+    let script = Path::new(SOURCES).join("scripts/node-image");
+    let mut inputs = BTreeSet::new();
+    files(&Path::new(SOURCES).join("tests/node/guest"), &mut inputs);
+    let mut hasher = DefaultHasher::new();
+    for file in [script.clone(), "/etc/os-release".into()].iter().chain(&inputs) {
+        (file, fs::read(file).unwrap()).hash(&mut hasher);
+    }
+    let target = built().parent().unwrap().to_owned();
+    let all = target.join("node");
+    let ready = all.join(format!("{:016x}", hasher.finish()));
+    if ready.is_dir() {
+        return ready;
+    }
+    // Images of other inputs are of no use any more.
+    let _ = fs::remove_dir_all(&all);
+    fs::create_dir_all(&all).unwrap();
+    let making = tempfile::tempdir_in(&all).unwrap().keep();
+    run(Command::new(&script).arg(&making));
+    fs::set_permissions(&making, fs::Permissions::from_mode(0o755)).unwrap();
+    // Root makes it, and `cargo clean` takes it away as whoever owns the rest.
+    let owner = fs::metadata(&target).unwrap();
+    for path in [&all, &making, &making.join("root.ext4"), &making.join("kernel")] {
+        chown(path, Some(owner.uid()), Some(owner.gid())).unwrap();
+    }
+    fs::rename(&making, &ready).unwrap();
+    ready
+}
+
+fn files(directory: &Path, found: &mut BTreeSet<PathBuf>) {
+    for entry in fs::read_dir(directory).unwrap() {
+        let path = entry.unwrap().path();
+        if path.is_dir() {
+            files(&path, found);
+        } else {
+            found.insert(path);
+        }
+    }
+}
+
+/// Makes the disk `parts.ext4` in a directory: the programs of this build, without what only a
+/// debugger reads, the unit, the configuration, images of containers, and the examples.
+pub(crate) fn parts(directory: &Path) -> PathBuf {
+    let tree = directory.join("parts");
+    fs::create_dir(&tree).unwrap();
+    let built = built();
+    let programs = [
+        ("kiyot", built.join("kiyot")),
+        ("kiyot-cell", built.join("kiyot-cell")),
+        ("podctl", built.join("examples/podctl")),
+        ("demo", built.join("examples/demo")),
+        ("integration", newest(&built.join("deps"), "integration-")),
+    ];
+    for (name, program) in programs {
+        assert!(
+            program.exists(),
+            "{} is missing: build it first by `cargo test --workspace --no-run`",
+            program.display()
+        );
+        run(Command::new("strip").arg("-s").arg("-o").arg(tree.join(name)).arg(program));
+    }
+    for file in ["config/kiyot.service", "config/kiyot.toml"] {
+        let file = Path::new(SOURCES).join(file);
+        fs::copy(&file, tree.join(file.file_name().unwrap())).unwrap();
+    }
+    run(Command::new("cp").arg("-R").arg(Path::new(SOURCES).join("examples")).arg(&tree));
+    ImageSpec::pause().write(node::PAUSE_IMAGE, &tree.join("pause.tar")).unwrap();
+    let shell = ImageSpec { cmd: vec!["sh".to_owned()], ..ImageSpec::default() };
+    shell.write(node::BUSYBOX_IMAGE, &tree.join("busybox.tar")).unwrap();
+    let disk = directory.join("parts.ext4");
+    run(Command::new("mke2fs")
+        .args(["-q", "-t", "ext4", "-O", "^has_journal", "-d"])
+        .args([&tree, &disk])
+        .arg("512M"));
+    fs::remove_dir_all(&tree).unwrap();
+    disk
+}
+
+/// Cargo tells a test the path of no other test: it is what was built last under this name.
+fn newest(directory: &Path, prefix: &str) -> PathBuf {
+    let built = fs::read_dir(directory).unwrap().flatten().map(|entry| entry.path());
+    let named = built.filter(|path| {
+        path.extension().is_none()
+            && path.file_name().unwrap().to_string_lossy().starts_with(prefix)
+    });
+    let newest = named.max_by_key(|path| fs::metadata(path).unwrap().modified().unwrap());
+    newest.unwrap_or_else(|| directory.join(prefix))
+}
+
+fn run(command: &mut Command) {
+    let output = command.output().unwrap_or_else(|error| panic!("{command:?}: {error}"));
+    assert!(
+        output.status.success(),
+        "{command:?}: {}\n{}{}",
+        output.status,
+        String::from_utf8_lossy(&output.stdout),
+        String::from_utf8_lossy(&output.stderr)
+    );
+}

@@ -1,0 +1,199 @@
+//! A virtual machine, and the commands that run on it.
+
+use std::{
+    io::{BufRead, BufReader, ErrorKind, Write},
+    os::unix::net::UnixStream,
+    path::PathBuf,
+    process::{Child, Command, Stdio},
+    sync::{Mutex, MutexGuard, PoisonError},
+    thread::sleep,
+    time::{Duration, Instant},
+};
+
+use base64::{Engine, prelude::BASE64_STANDARD};
+use kiyot_testkit::command::tail;
+use tempfile::TempDir;
+
+use crate::image;
+
+/// How long a machine may take until it takes commands: half a minute where nothing else runs.
+const BOOT_LIMIT: Duration = Duration::from_secs(600);
+/// How long one command may take: a start of a pod is half a minute where nothing else runs.
+pub(crate) const COMMAND_LIMIT: Duration = Duration::from_secs(600);
+/// How long QEMU may take until its socket is there.
+const SOCKET_LIMIT: Duration = Duration::from_secs(60);
+/// Between two looks for that socket.
+const SOCKET_POLL: Duration = Duration::from_millis(20);
+/// What is emulated: memory enough for two containerds and some cells.
+const MEMORY: &str = "2048";
+
+/// One machine at a time: each has as many processors as there are.
+static TURN: Mutex<()> = Mutex::new(());
+
+/// A running machine. It ends when it is dropped, and nothing of it stays.
+#[derive(Debug)]
+pub(crate) struct Machine {
+    qemu: Child,
+    commands: BufReader<UnixStream>,
+    number: u64,
+    boot: String,
+    directory: TempDir,
+    _turn: MutexGuard<'static, ()>,
+}
+
+/// What a command did.
+#[derive(Debug)]
+pub(crate) struct Ran {
+    /// Its exit code.
+    pub(crate) code: i32,
+    /// What it wrote, to either of its outputs.
+    pub(crate) output: String,
+}
+
+impl Machine {
+    /// Boots one, and waits until its services are up.
+    pub(crate) fn start() -> Self {
+        let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
+        let debian = image::debian();
+        let directory = tempfile::Builder::new().prefix("node").tempdir().unwrap();
+        let parts = image::parts(directory.path());
+        let socket = directory.path().join("commands");
+        let console = directory.path().join("console");
+        let disk = |file: PathBuf, id: &str| {
+            let drive = format!("file={},if=none,id={id},format=raw,snapshot=on", file.display());
+            [
+                "-drive".to_owned(),
+                drive,
+                "-device".to_owned(),
+                format!("nvme,drive={id},serial={id}"),
+            ]
+        };
+        let qemu = Command::new("qemu-system-x86_64")
+            .args(["-accel", "tcg,thread=multi", "-smp", "2", "-m", MEMORY, "-cpu", "max"])
+            .args(["-machine", "q35", "-nodefaults", "-no-user-config", "-display", "none"])
+            .arg("-kernel")
+            .arg(debian.join("kernel"))
+            // The kernel has drivers for these disks and ports without modules: there is no initramfs.
+            .args([
+                "-append",
+                "root=/dev/nvme0n1 rw console=ttyS0 quiet mitigations=off \
+                systemd.unified_cgroup_hierarchy=1 cgroup_no_v1=all net.ifnames=0",
+            ])
+            .args(disk(debian.join("root.ext4"), "root"))
+            .args(disk(parts, "parts"))
+            .arg("-serial")
+            .arg(format!("file:{}", console.display()))
+            .arg("-chardev")
+            .arg(format!("socket,id=commands,path={},server=on,wait=off", socket.display()))
+            .args(["-serial", "chardev:commands"])
+            // For the disks' snapshots.
+            .env("TMPDIR", directory.path())
+            .stdin(Stdio::null())
+            .spawn()
+            .expect("QEMU can be started: scripts/setup installs it");
+        let begun = Instant::now();
+        let commands = loop {
+            match UnixStream::connect(&socket) {
+                Ok(commands) => break commands,
+                Err(error) if begun.elapsed() > SOCKET_LIMIT => panic!("QEMU's socket: {error}"),
+                Err(_) => sleep(SOCKET_POLL),
+            }
+        };
+        let mut machine = Self {
+            qemu,
+            commands: BufReader::new(commands),
+            number: 0,
+            boot: String::new(),
+            directory,
+            _turn: turn,
+        };
+        machine.booted();
+        machine
+    }
+
+    /// Waits until another boot than the last one takes commands, and its services are up.
+    fn booted(&mut self) {
+        let begun = Instant::now();
+        loop {
+            let line = self.line(begun, BOOT_LIMIT, "the machine boots");
+            if let Some((_, boot)) = line.split_once("ready ")
+                && boot != self.boot
+            {
+                boot.clone_into(&mut self.boot);
+                break;
+            }
+        }
+        self.ok("systemctl is-system-running --wait || systemctl --failed");
+        eprintln!("booted after {:.1} s", begun.elapsed().as_secs_f64());
+    }
+
+    /// Boots it anew, as an administrator does.
+    pub(crate) fn reboot(&mut self) {
+        self.ok("systemctl --no-block reboot");
+        self.booted();
+    }
+
+    /// Runs a script of bash.
+    pub(crate) fn run(&mut self, script: &str) -> Ran {
+        self.number += 1;
+        let begun = Instant::now();
+        let line = format!("{} {}\n", self.number, BASE64_STANDARD.encode(script));
+        self.commands.get_mut().write_all(line.as_bytes()).expect("QEMU takes commands");
+        let own = format!("{} ", self.number);
+        loop {
+            let line = self.line(begun, COMMAND_LIMIT, script);
+            let Some(rest) = line.strip_prefix(&own) else { continue };
+            let (code, output) = rest.split_once(' ').expect("a code and an output");
+            let output = BASE64_STANDARD.decode(output).expect("what was written, in base64");
+            let output = String::from_utf8_lossy(&output).into_owned();
+            eprintln!("{:>6.1} s  {script}", begun.elapsed().as_secs_f64());
+            return Ran { code: code.parse().expect("an exit code"), output };
+        }
+    }
+
+    /// Runs a script that must succeed, and gives what it wrote.
+    pub(crate) fn ok(&mut self, script: &str) -> String {
+        let ran = self.run(script);
+        assert_eq!(ran.code, 0, "{script}\n{}", ran.output);
+        ran.output
+    }
+
+    /// Runs a script until it succeeds, and gives what it wrote then.
+    pub(crate) fn eventually(&mut self, script: &str) -> String {
+        let seconds = COMMAND_LIMIT.as_secs() / 2;
+        self.ok(&format!(
+            "until output=$( {script} ); do [ $SECONDS -lt {seconds} ] || {{ echo \"in vain: $output\"; exit 1; }}; \
+             sleep 0.2; done; echo \"$output\""
+        ))
+    }
+
+    /// The next line that comes out of the machine.
+    fn line(&mut self, begun: Instant, limit: Duration, what: &str) -> String {
+        let mut line = Vec::new();
+        loop {
+            let left = limit.saturating_sub(begun.elapsed());
+            assert!(!left.is_zero(), "waited {limit:?} in vain until this is done: {what}");
+            self.commands.get_ref().set_read_timeout(Some(left)).unwrap();
+            match self.commands.read_until(b'\n', &mut line) {
+                Ok(0) => panic!("QEMU has ended: {:?}", self.qemu.wait()),
+                Ok(_) if line.ends_with(b"\n") => {
+                    return String::from_utf8_lossy(&line).trim_end().to_owned();
+                }
+                Ok(_) => {}
+                Err(error)
+                    if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted) => {}
+                Err(error) => panic!("QEMU can't be heard: {error}"),
+            }
+        }
+    }
+}
+
+impl Drop for Machine {
+    fn drop(&mut self) {
+        let _ = self.qemu.kill();
+        let _ = self.qemu.wait();
+        if std::thread::panicking() {
+            eprintln!("the machine's console:\n{}", tail(&self.directory.path().join("console")));
+        }
+    }
+}

@@ -1,0 +1,71 @@
+//! Pods on a machine: what `podctl` says there.
+
+use serde_json::Value;
+
+use crate::machine::Machine;
+
+/// What a container does until it is told to stop.
+pub(crate) const WAIT: &str = "trap 'exit 0' TERM; echo up; while :; do sleep 1; done";
+
+/// A pod that runs, with one container.
+#[derive(Debug)]
+pub(crate) struct Running {
+    pub(crate) sandbox: String,
+    pub(crate) container: String,
+    pub(crate) address: String,
+    /// The directory of its control group.
+    pub(crate) cgroup: String,
+}
+
+/// Where a pod runs.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Place {
+    Cell,
+    Node,
+}
+
+/// Installs kiyot as an administrator does by hand, and starts it. What only this machine needs is
+/// in a drop-in.
+pub(crate) fn install(machine: &mut Machine) {
+    machine.ok("cd /mnt && cp kiyot kiyot-cell /usr/bin/ && mkdir -p /etc/kiyot && cp kiyot.toml /etc/kiyot/ \
+        && cp kiyot.service /etc/systemd/system/ && mkdir -p /etc/systemd/system/kiyot.service.d");
+    // An emulated machine is slow: a cell may take longer to call home.
+    machine.ok("cat > /etc/systemd/system/kiyot.service.d/test.conf << END
+[Service]
+Environment='KIYOT_BACKENDS__MILPA__PAUSE_IMAGE=\"kiyot.test/pause:1\"'
+Environment='KIYOT_BACKENDS__MILPA__LAUNCH_TIMEOUT=\"8m\"'
+END
+        cp /mnt/podctl /usr/local/bin/
+        ctr -n k8s.io images import /mnt/pause.tar && ctr -n k8s.io images import /mnt/busybox.tar
+        systemctl daemon-reload && systemctl enable --now kiyot");
+}
+
+/// Runs a pod with one container, and waits until it has said `up`.
+pub(crate) fn run(machine: &mut Machine, place: Place, name: &str, attempt: u32) -> Running {
+    let place = match place {
+        Place::Cell => "cell",
+        Place::Node => "node",
+    };
+    let told = machine.ok(&format!("podctl run {place} {name} {attempt} {:?}", WAIT));
+    let told: Value = serde_json::from_str(told.trim()).unwrap_or_else(|_| panic!("{told}"));
+    let text = |key: &str| told[key].as_str().unwrap().to_owned();
+    machine.eventually(&format!("podctl logs {name} | grep -w up"));
+    Running {
+        sandbox: text("sandbox"),
+        container: text("container"),
+        address: text("address"),
+        cgroup: format!("/sys/fs/cgroup{}", text("cgroup")),
+    }
+}
+
+/// What lists and statuses say of all pods.
+pub(crate) fn list(machine: &mut Machine) -> Value {
+    let told = machine.ok("podctl list");
+    serde_json::from_str(told.trim()).unwrap_or_else(|_| panic!("{told}"))
+}
+
+/// The entry of this id in a list of [`list`].
+pub(crate) fn entry<'a>(list: &'a Value, kind: &str, id: &str) -> &'a Value {
+    let found = list[kind].as_array().unwrap().iter().find(|entry| entry["id"] == id);
+    found.unwrap_or_else(|| panic!("{id} is not among the {kind}: {list:#}"))
+}

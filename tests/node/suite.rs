@@ -1,0 +1,1 @@
+//! The suites of this project, run on the machine.
