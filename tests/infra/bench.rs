@@ -162,6 +162,7 @@ impl Bench {
             pod_uid,
             sandbox,
             ports: Vec::new(),
+            cgroup_parent: String::new(),
         };
         Launched { spec, attachment, instance }
     }

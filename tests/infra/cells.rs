@@ -71,6 +71,7 @@ fn order(bench: &Bench) -> LaunchOrder {
         pod_uid: bench.name.clone(),
         sandbox: sandbox.to_string(),
         ports: Vec::new(),
+        cgroup_parent: String::new(),
     };
     LaunchOrder { sandbox, attachment, deadline: None }
 }

@@ -69,14 +69,14 @@ impl Machine {
             ]
         };
         let qemu = Command::new("qemu-system-x86_64")
-            .args(["-accel", "tcg,thread=multi", "-smp", "2", "-m", MEMORY, "-cpu", "max"])
+            .args(["-accel", "tcg,thread=multi", "-smp", "2", "-m", MEMORY, "-cpu", "Nehalem"])
             .args(["-machine", "q35", "-nodefaults", "-no-user-config", "-display", "none"])
             .arg("-kernel")
             .arg(debian.join("kernel"))
             // The kernel has drivers for these disks and ports without modules: there is no initramfs.
             .args([
                 "-append",
-                "root=/dev/nvme0n1 rw console=ttyS0 quiet mitigations=off \
+                "root=/dev/nvme0n1 rw console=ttyS0 quiet mitigations=off cryptomgr.notests \
                 systemd.unified_cgroup_hierarchy=1 cgroup_no_v1=all net.ifnames=0",
             ])
             .args(disk(debian.join("root.ext4"), "root"))

@@ -46,7 +46,8 @@ pub(crate) fn run(machine: &mut Machine, place: Place, name: &str, attempt: u32)
         Place::Cell => "cell",
         Place::Node => "node",
     };
-    let told = machine.ok(&format!("podctl run {place} {name} {attempt} {:?}", WAIT));
+    // As a kubelet does, until it runs.
+    let told = machine.eventually(&format!("podctl run {place} {name} {attempt} {WAIT:?}"));
     let told: Value = serde_json::from_str(told.trim()).unwrap_or_else(|_| panic!("{told}"));
     let text = |key: &str| told[key].as_str().unwrap().to_owned();
     machine.eventually(&format!("podctl logs {name} | grep -w up"));

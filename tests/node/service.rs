@@ -2,21 +2,102 @@
 
 use crate::{
     machine::Machine,
-    pods::{self, Place},
+    pods::{self, Place, Running},
 };
 
-/// The ids of a cell's processes: its launcher, its first process, its agent and its containerd.
-const CELL: &str =
-    "pgrep -f 'kiyot-cell (launch|init|agent)|containerd .*cells/' | sort -n | tr '\\n' ' '";
+/// Prints the ids of the processes of cells.
+const PROCESSES: &str = "pgrep -f 'kiyot-cell (launch|init|agent)' | sort -n | tr '\\n' ' '";
+/// Prints the id of the daemon's process.
+const DAEMON: &str = "systemctl show -P MainPID kiyot";
 
 #[test]
-fn cells_outlive_the_service_and_end_with_the_node() {
+fn cells_keep_their_limits_outlive_the_service_and_end_with_the_node() {
     let mut machine = Machine::start();
     pods::install(&mut machine);
-    let local = pods::run(&mut machine, Place::Node, "local", 0);
-    let cell = pods::run(&mut machine, Place::Cell, "celled", 0);
-    eprintln!("{local:?} {cell:?}");
-    eprintln!("{}", machine.ok("systemd-cgls --no-pager; systemctl status kiyot --no-pager"));
-    eprintln!("{}", machine.ok(CELL));
-    eprintln!("{:#}", pods::list(&mut machine));
+    let pod = pods::run(&mut machine, Place::Cell, "celled", 0);
+    limits_outlive_a_reload(&mut machine, &pod);
+    cells_outlive_the_service(&mut machine, &pod);
+    cells_end_with_the_node(&mut machine, &pod);
+}
+
+/// Looks at systemd's hands on the pod's slice: whatever it writes there, the limits of a cell's
+/// containers stay.
+fn limits_outlive_a_reload(machine: &mut Machine, pod: &Running) {
+    let cgroup = &pod.cgroup;
+    let slice = cgroup.rsplit('/').next().unwrap();
+    let limited = format!("grep -lx 67108864 {cgroup}/*/memory.max");
+    let controllers = format!("cat {cgroup}/cgroup.subtree_control");
+    let container = machine.ok(&limited);
+    let before = machine.ok(&controllers);
+    for controller in ["cpu", "cpuset", "io", "memory", "pids"] {
+        assert!(before.split_whitespace().any(|known| known == controller), "{before}");
+    }
+    machine.ok("systemctl daemon-reload");
+    assert_eq!(machine.ok(&controllers), before);
+    machine.ok(&format!("systemctl set-property --runtime {slice} MemoryMax=512M CPUWeight=50"));
+    assert_eq!(machine.ok(&controllers), before);
+    assert_eq!(machine.ok(&limited), container);
+    // The node's containers are units of systemd; in a cell nothing knows of it.
+    machine.eventually(&format!("podctl stats {} | grep '\"memory_bytes\":[1-9]'", pod.container));
+}
+
+/// Restarts, kills and stops the service: the processes of the cell stay what they are, and the
+/// daemon knows the pod again each time.
+fn cells_outlive_the_service(machine: &mut Machine, pod: &Running) {
+    let processes = machine.ok(PROCESSES);
+    assert!(processes.split_whitespace().count() >= 3, "{processes}");
+    // Mounts reach the host: there is only its namespace.
+    machine.ok(&format!("[ $(readlink /proc/$({DAEMON})/ns/mnt) = $(readlink /proc/1/ns/mnt) ]"));
+
+    let daemon = machine.ok(DAEMON);
+    // It returns once the daemon has said that it is ready.
+    machine.ok("systemctl restart kiyot");
+    assert_ne!(machine.ok(DAEMON), daemon);
+    running(machine, pod);
+    assert_eq!(machine.ok(PROCESSES), processes);
+
+    machine.ok(&format!("kill -9 $({DAEMON})"));
+    machine.eventually("[ $(systemctl show -P NRestarts kiyot) = 1 ] && systemctl is-active kiyot");
+    running(machine, pod);
+    assert_eq!(machine.ok(PROCESSES), processes);
+
+    machine.ok("systemctl stop kiyot");
+    assert_eq!(machine.ok(PROCESSES), processes);
+    machine.ok("systemctl start kiyot");
+    running(machine, pod);
+    machine.eventually(&format!("podctl exec {} 'echo inside' | grep -x inside", pod.container));
+}
+
+fn running(machine: &mut Machine, pod: &Running) {
+    let list = pods::list(machine);
+    assert_eq!(pods::entry(&list, "sandboxes", &pod.sandbox)["ready"], true);
+    let container = pods::entry(&list, "containers", &pod.container);
+    assert_eq!(container["state"], "CONTAINER_RUNNING");
+}
+
+/// Boots the machine anew.
+fn cells_end_with_the_node(machine: &mut Machine, pod: &Running) {
+    let leases = format!("ls /var/lib/cni/networks/pods | grep -x {}", pod.address);
+    machine.ok(&leases);
+    machine.reboot();
+    machine.ok("systemctl is-active kiyot");
+    machine.eventually("[ -z \"$(ls /var/lib/kiyot/cells)\" ]");
+    let list = pods::list(machine);
+    assert_eq!(pods::entry(&list, "sandboxes", &pod.sandbox)["ready"], false);
+    let container = pods::entry(&list, "containers", &pod.container);
+    assert_eq!(container["state"], "CONTAINER_EXITED", "{container}");
+    assert_eq!(container["reason"], "CellLost", "{container}");
+    let message = container["message"].as_str().unwrap();
+    assert!(message.contains("the node was rebooted"), "{message}");
+    machine.ok(&format!("! {leases}"));
+
+    let next = pods::run(machine, Place::Cell, "celled", 1);
+    running(machine, &next);
+    for sandbox in [&next.sandbox, &pod.sandbox] {
+        machine.ok(&format!("podctl remove {sandbox}"));
+    }
+    assert_eq!(machine.run(PROCESSES).output.trim(), "");
+    machine.ok("[ -z \"$(ls /var/lib/kiyot/cells)\" ] && [ ! -e /sys/fs/cgroup/kiyot ]");
+    // The pod's slice is the kubelet's; beneath it nothing of ours is left.
+    machine.eventually(&format!("! ls -d {}/*/", next.cgroup));
 }

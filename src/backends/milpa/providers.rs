@@ -72,7 +72,7 @@ pub struct Instance {
     pub running: bool,
 }
 
-/// What of a pod's network a cell is to have.
+/// What of a pod a cell is to have on the node: its network, and its cgroup.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Attachment {
     /// Name and namespace of the pod and id of its sandbox, as a CNI plugin is told them.
@@ -85,6 +85,9 @@ pub struct Attachment {
     pub sandbox: String,
     /// Ports of the node that lead to the pod.
     pub ports: Vec<HostPort>,
+    /// The pod's `cgroup_parent`, as the kubelet names it.
+    #[serde(default)]
+    pub cgroup_parent: String,
 }
 
 /// The most ports of the node that lead to one pod: they are one transaction of the firewall, and

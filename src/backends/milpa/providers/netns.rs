@@ -33,6 +33,7 @@ mod network;
 mod process;
 mod removal;
 mod shortage;
+mod slice;
 mod sweep;
 
 use instance::{Home, Known};
@@ -256,7 +257,11 @@ impl Provider for Netns {
                 source: None,
             });
         }
-        self.networks.attach(&home, to).await
+        let addresses = self.networks.attach(&home, to).await?;
+        let hierarchies = cgroup::hierarchies()
+            .map_err(|error| ProviderError::transient("read the cgroup hierarchies", error))?;
+        slice::keep_controllers(&home, &hierarchies, &to.cgroup_parent).await?;
+        Ok(addresses)
     }
 
     async fn list_owned(&self) -> Result<Vec<Instance>, ProviderError> {

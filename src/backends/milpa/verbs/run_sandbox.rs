@@ -146,6 +146,12 @@ impl Verbs {
             pod_uid: metadata.uid,
             sandbox: id.as_str().to_owned(),
             ports: rewrite::host_ports(&request.config.clone().unwrap_or_default())?,
+            cgroup_parent: request
+                .config
+                .as_ref()
+                .and_then(|config| config.linux.as_ref())
+                .map(|linux| linux.cgroup_parent.clone())
+                .unwrap_or_default(),
         };
         let pod = format!("{}/{}", attachment.pod_namespace, attachment.pod_name);
         // No deadline of the caller's: it may go, and come again for the same sandbox.

@@ -47,7 +47,7 @@ pub(super) struct Hierarchy {
 }
 
 impl Hierarchy {
-    fn is_v2(&self) -> bool {
+    pub(super) fn is_v2(&self) -> bool {
         self.controllers.is_empty()
     }
 

@@ -193,7 +193,7 @@ impl Networks {
             Some(network) => Way::Cni(Box::new(network)),
             None => Way::Bridge(self.bridge.clone()),
         };
-        let Attachment { pod_name, pod_namespace, pod_uid, sandbox, ports } = to.clone();
+        let Attachment { pod_name, pod_namespace, pod_uid, sandbox, ports, .. } = to.clone();
         Ok(Plan { pod_name, pod_namespace, pod_uid, sandbox, way, ports, addresses: None })
     }
 

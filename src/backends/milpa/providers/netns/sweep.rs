@@ -12,7 +12,7 @@ use super::{
     instance::{Home, Known},
     mounts,
     network::namespace,
-    process,
+    process, slice,
 };
 
 /// How long killed processes may take to end.
@@ -37,6 +37,9 @@ pub(super) async fn sweep(netns: &Netns, home: &Home) -> Result<(), ProviderErro
     let plan = netns.networks.plan_of(home, &known)?;
     if let Some(plan) = &plan {
         netns.networks.detach(home, plan).await?;
+    }
+    if let Some(attachment) = &known.attachment {
+        slice::release(home, &hierarchies, &attachment.cgroup_parent).await?;
     }
     let pod_uid = plan.map(|plan| plan.pod_uid().to_owned());
     let home_of_task = home.clone();
