@@ -143,7 +143,7 @@ impl Machine {
         loop {
             let line = self.line(begun, COMMAND_LIMIT, script);
             let Some(rest) = line.strip_prefix(&own) else { continue };
-            let (code, output) = rest.split_once(' ').expect("a code and an output");
+            let (code, output) = rest.split_once(' ').unwrap_or((rest, ""));
             let output = BASE64_STANDARD.decode(output).expect("what was written, in base64");
             let output = String::from_utf8_lossy(&output).into_owned();
             eprintln!("{:>6.1} s  {script}", begun.elapsed().as_secs_f64());

@@ -1,1 +1,90 @@
-//! The suites of this project, run on the machine.
+//! What other tests hold on a machine with version 1 of control groups, and without systemd, holds
+//! here, too.
+
+use std::path::Path;
+
+use crate::{image, machine::Machine, pods, pods::Place};
+
+/// The core of the integration tests: one of each thing that a pod in a cell does.
+const CORE: [&str; 20] = [
+    "cell::life::a_pod_runs_in_a_cell_of_its_own",
+    "cell::life::an_exit_is_told_with_its_code_and_message",
+    "cell::life::stopping_and_removing_again_is_fine",
+    "cell::stops::a_cell_in_a_frozen_cgroup_is_ended",
+    "cell::stops::the_containers_of_a_cell_are_in_the_slice_of_their_pod",
+    "cell::stops::a_lost_cell_leaves_no_cgroup_wherever_its_containers_were",
+    "cell::reboot::after_a_reboot_pods_have_ended_and_addresses_are_free",
+    "daemon::a_cell_is_in_no_cgroup_of_the_daemon",
+    "kit::a_pod_runs_and_nothing_is_left_of_it",
+    "kit::whatever_runs_is_swept_away_with_its_node",
+    "cell::logs::a_log_is_complete_and_in_order",
+    "cell::execs::input_ends_and_every_end_is_told_as_on_the_node",
+    "cell::execs::what_takes_too_long_is_gone_when_that_is_told",
+    "cell::network::a_port_of_the_node_leads_to_the_cell_and_is_freed_with_it",
+    "cell::volumes::files_of_the_kubelet_are_there_with_their_modes",
+    "cell::volumes::an_empty_dir_lives_as_long_as_its_cell",
+    "cell::usage::usage_is_told_with_whose_it_is",
+    "cell::restart::pods_outlive_a_killed_daemon",
+    "cell::restart::an_exit_during_the_outage_is_told_afterwards",
+    "cell::restart::a_half_made_pod_is_cleaned_up",
+];
+
+/// How many times longer than elsewhere a test may wait on an emulated machine.
+const SLOWNESS: &str = "10";
+
+/// Puts the programs where their tests look for them: where cargo has built them.
+fn unpack(machine: &mut Machine) {
+    let (built, sources) = (image::built(), Path::new(env!("CARGO_MANIFEST_DIR")));
+    machine.ok(&format!(
+        "mkdir -p {0}/examples {1} && cp /mnt/kiyot /mnt/kiyot-cell {0}/ \
+         && cp /mnt/demo {0}/examples/ && cp -R /mnt/examples {1}/",
+        built.display(),
+        sources.display()
+    ));
+}
+
+fn environment() -> String {
+    format!("OWN_NAMESPACES=yes KIYOT_TEST_CGROUP_DRIVER=systemd KIYOT_TEST_SLOWNESS={SLOWNESS}")
+}
+
+#[test]
+#[ignore = "takes half an hour where no KVM is: make test-node"]
+fn core_of_the_suite_holds_with_systemd_and_cgroups_of_version_2() {
+    let mut machine = Machine::start();
+    unpack(&mut machine);
+    let mut failed = Vec::new();
+    for test in CORE {
+        let ran = machine.run(&format!("{} /mnt/integration --exact {test} 2>&1", environment()));
+        // Renamed, a test would not run at all.
+        if ran.code != 0 || !ran.output.contains("1 passed") {
+            eprintln!("{}", ran.output);
+            failed.push(test);
+        }
+    }
+    assert!(failed.is_empty(), "{failed:#?}");
+}
+
+#[test]
+#[ignore = "takes minutes where no KVM is: make test-node"]
+fn demo_runs_with_systemd_and_cgroups_of_version_2() {
+    let mut machine = Machine::start();
+    unpack(&mut machine);
+    let demo = image::built().join("examples/demo");
+    let said = machine.ok(&format!("{} {}", environment(), demo.display()));
+    assert!(
+        said.contains("no process, mount, link, rule, control group or file is left"),
+        "{said}"
+    );
+}
+
+#[test]
+#[ignore = "takes minutes where no KVM is: make test-node"]
+fn pods_on_the_node_are_the_node_containerds() {
+    let mut machine = Machine::start();
+    pods::install(&mut machine);
+    let local = pods::run(&mut machine, Place::Node, "local", 0);
+    let found = machine.ok(&format!("ls -d {}/cri-containerd-*.scope", local.cgroup));
+    assert!(found.contains(&local.container), "{found}");
+    machine.ok(&format!("podctl exec {} 'echo inside' | grep -x inside", local.container));
+    machine.ok(&format!("podctl remove {}", local.sandbox));
+}
