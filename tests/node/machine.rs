@@ -129,16 +129,15 @@ impl Machine {
 
     /// Boots it anew, as an administrator does.
     pub(crate) fn reboot(&mut self) {
-        self.ok("systemctl --no-block reboot");
+        // What answers ends with the machine.
+        self.send("systemctl --no-block reboot");
         self.booted();
     }
 
     /// Runs a script of bash.
     pub(crate) fn run(&mut self, script: &str) -> Ran {
-        self.number += 1;
         let begun = Instant::now();
-        let line = format!("{} {}\n", self.number, BASE64_STANDARD.encode(script));
-        self.commands.get_mut().write_all(line.as_bytes()).expect("QEMU takes commands");
+        self.send(script);
         let own = format!("{} ", self.number);
         loop {
             let line = self.line(begun, COMMAND_LIMIT, script);
@@ -149,6 +148,12 @@ impl Machine {
             eprintln!("{:>6.1} s  {script}", begun.elapsed().as_secs_f64());
             return Ran { code: code.parse().expect("an exit code"), output };
         }
+    }
+
+    fn send(&mut self, script: &str) {
+        self.number += 1;
+        let line = format!("{} {}\n", self.number, BASE64_STANDARD.encode(script));
+        self.commands.get_mut().write_all(line.as_bytes()).expect("QEMU takes commands");
     }
 
     /// Runs a script that must succeed, and gives what it wrote.
