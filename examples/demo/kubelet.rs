@@ -8,8 +8,12 @@ use std::{
     path::PathBuf,
 };
 
-use kiyot::manifest::{Entry, Node as NodeFacts, Pod};
-use kiyot_testkit::{Kubelet, LIMIT, Node, cri, kubelet::LogLine, wait_until};
+use kiyot::manifest::{CgroupDriver, Entry, Node as NodeFacts, Pod};
+use kiyot_testkit::{
+    Kubelet, LIMIT, Node, cri,
+    kubelet::{self, LogLine},
+    wait_until,
+};
 
 /// A pod of the demo, running.
 #[derive(Debug)]
@@ -48,6 +52,10 @@ impl Player {
         let facts = NodeFacts {
             kubelet_dir: node.kubelet_directory(),
             pod_logs_dir: node.pod_logs(),
+            cgroup_driver: match kubelet::CgroupDriver::of_machine() {
+                kubelet::CgroupDriver::Cgroupfs => CgroupDriver::Cgroupfs,
+                kubelet::CgroupDriver::Systemd => CgroupDriver::Systemd,
+            },
             ..NodeFacts::default()
         };
         Self { kubelet, facts, name: node.name() }
