@@ -192,7 +192,9 @@ fn kill(identity: Identity) -> io::Result<Option<OwnedFd>> {
     let Some(pid) = Pid::from_raw(identity.pid) else { return Ok(None) };
     let handle = match pidfd_open(pid, PidfdFlags::empty()) {
         Ok(handle) => handle,
-        Err(Errno::SRCH) => return Ok(None),
+        // Without flags, INVAL is a number that is no process's any more: it was reaped between two
+        // looks of the kernel's (pidfd_prepare, Linux before 6.15).
+        Err(Errno::SRCH | Errno::INVAL) => return Ok(None),
         Err(error) => return Err(error.into()),
     };
     // The handle is of whoever has the number now: only one that is still the same is killed.
