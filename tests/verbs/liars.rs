@@ -472,7 +472,7 @@ async fn status_of_a_container_has_words_of_bounded_length() {
         finished_at: 200,
         exit_code: 3,
         reason: "Err\u{1b}]0;or\u{7}".to_owned(),
-        message: format!("one\r\u{1b}[2J\u{9b}31m\0\ntwo\t{}", "x".repeat(1 << 20)),
+        message: format!("one\r\u{1b}[2J\u{9b}31m\0\ntwo\t{}", "x".repeat(256 << 10)),
         ..Default::default()
     };
     told.set_state(cri::ContainerState::ContainerExited);

@@ -144,14 +144,14 @@ impl Kubelet {
             ..Default::default()
         };
         let request = timed(cri::ImageStatusRequest { image: Some(image), verbose: false });
-        Ok(self.image.image_status(request).await?.into_inner().image)
+        taken(self.image.image_status(request).await?.into_inner())
     }
 
     /// ImageStatus as the kubelet asks for the user of an image: for no pod.
     pub async fn image_of_nobody(&mut self, image: &str) -> Result<Option<cri::Image>, Status> {
         let image = cri::ImageSpec { image: image.to_owned(), ..Default::default() };
         let request = timed(cri::ImageStatusRequest { image: Some(image), verbose: false });
-        Ok(self.image.image_status(request).await?.into_inner().image)
+        taken(self.image.image_status(request).await?.into_inner())
     }
 
     /// PullImage for a pod whose sandbox runs. Gives the reference to create containers with. The
@@ -275,6 +275,17 @@ impl Kubelet {
             stderr: text(&response.stderr),
             code: response.exit_code,
         })
+    }
+}
+
+/// Returns the image of an answer. A kubelet takes none without an id or a size (cri-client,
+/// ImageStatus).
+fn taken(answer: cri::ImageStatusResponse) -> Result<Option<cri::Image>, Status> {
+    match answer.image {
+        Some(image) if image.id.is_empty() || image.size == 0 => {
+            Err(Status::internal(format!("id or size of the image {image:?} is not set")))
+        }
+        image => Ok(image),
     }
 }
 

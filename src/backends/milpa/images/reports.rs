@@ -36,9 +36,11 @@ type References = VecDeque<(String, cri::Image)>;
 pub(super) struct Reports(Mutex<HashMap<CellId, References>>);
 
 impl Reports {
-    /// Remembers what a cell says of an image that the kubelet named so for this cell's pod.
+    /// Remembers what a cell says of an image that the kubelet named so for this cell's pod. An image
+    /// without an id or a size is skipped: for a kubelet it is an error of the whole answer
+    /// (cri-client, ImageStatus).
     pub(super) fn put(&self, cell: &CellId, reference: &str, image: &cri::Image) {
-        if reference.is_empty() {
+        if reference.is_empty() || image.id.is_empty() || image.size == 0 {
             return;
         }
         let (name, mut cells) = (normalized(reference), self.locked());
@@ -103,7 +105,7 @@ mod tests {
 
     fn image(id: u8, username: &str) -> cri::Image {
         let id = format!("sha256:{}", hex::encode([id; 32]));
-        cri::Image { id, username: username.to_owned(), ..cri::Image::default() }
+        cri::Image { id, size: 1, username: username.to_owned(), ..cri::Image::default() }
     }
 
     fn user_of(reports: &Reports, reference: &str) -> Option<String> {

@@ -13,6 +13,10 @@ use crate::backends::{
     milpa::{id::CellId, images::normalized},
 };
 
+/// The size that is told of an image whose cell has not told it since the daemon was started, in
+/// bytes. A kubelet takes no image without a size (cri-client, ImageStatus).
+const UNKNOWN_SIZE: u64 = 1;
+
 impl Verbs {
     /// Whether an image call is for a pod in a cell: by the pod's uid, or by its annotations.
     pub(super) fn is_for_a_cell(&self, method: Method, message: &[u8]) -> bool {
@@ -28,10 +32,14 @@ impl Verbs {
     /// What cells reported for a reference whose pods run. Of one that is going nothing is said,
     /// whatever it may still have answered meanwhile.
     pub(super) fn image_reported(&self, reference: &str) -> Option<Bytes> {
+        let image = Some(self.report_of(reference)?);
+        Some(cri::ImageStatusResponse { image, ..Default::default() }.encode_to_vec().into())
+    }
+
+    fn report_of(&self, reference: &str) -> Option<cri::Image> {
         let has_pod =
             |cell: &CellId| self.view.sandbox_of_cell(cell).is_some_and(|sandbox| sandbox.ready);
-        let image = Some(self.parts.images.reported(reference, has_pod)?);
-        Some(cri::ImageStatusResponse { image, ..Default::default() }.encode_to_vec().into())
+        self.parts.images.reported(reference, has_pod)
     }
 
     /// Answers an `ImageStatus` that has the annotations of pods in cells but for the kubelet's
@@ -49,7 +57,8 @@ impl Verbs {
         if ids.any(|other| other != id) {
             return None;
         }
-        let image = Some(cri::Image { id, repo_tags: vec![reference], ..Default::default() });
+        let size = self.report_of(&id).map_or(UNKNOWN_SIZE, |image| image.size);
+        let image = Some(cri::Image { id, repo_tags: vec![reference], size, ..Default::default() });
         Some(cri::ImageStatusResponse { image, ..Default::default() }.encode_to_vec().into())
     }
 
