@@ -43,7 +43,7 @@ pub struct Container {
     pub termination_message_path: String,
     /// Whether its log may stand in for them.
     pub termination_message_policy: String,
-    /// Whether its own `restartPolicy` is `Always`, as that of a sidecar among init containers is.
+    /// Set where its own `restartPolicy` is `Always`, as that of a sidecar is.
     pub always_restarts: bool,
 }
 

@@ -62,7 +62,7 @@ pub struct ContainerSecurity {
     pub allow_privilege_escalation: Option<bool>,
     /// `capabilities`
     pub capabilities: Capabilities,
-    /// Whether `procMount` is `Unmasked`.
+    /// Set where `procMount` is `Unmasked`.
     pub unmasked_proc: bool,
     /// `seccompProfile`
     pub seccomp: Option<Seccomp>,

@@ -109,7 +109,8 @@ impl Owners {
         }
     }
 
-    /// Whether an `ImageStatusRequest` has the annotations of a pod with a container runtime.
+    /// Returns whether an `ImageStatusRequest` has the annotations of a pod with a container
+    /// runtime.
     pub(super) fn has_noted(&self, request: &[u8]) -> bool {
         let annotations = digest(request, &[1, 2]).ok().flatten();
         annotations.is_some_and(|annotations| self.tables().of_runtimes.get(&annotations).is_some())

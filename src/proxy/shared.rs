@@ -39,7 +39,7 @@ impl Settings {
 #[derive(Debug)]
 pub(super) struct Shared {
     pub(super) registry: Registry,
-    /// What is known of ids is used only where several container runtimes make them.
+    /// Owners of ids; used only where several container runtimes make them.
     pub(super) owners: Owners,
     /// The runtime on which decoded calls are answered.
     pub(super) main: Handle,

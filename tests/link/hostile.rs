@@ -192,7 +192,7 @@ async fn peer_that_dials_without_end_writes_a_bounded_number_of_lines() {
     assert!((1..=allowed).contains(&(lines.len() as u64)), "{allowed} allowed: {lines:#?}");
 }
 
-/// What was logged.
+/// Captured log output.
 #[derive(Debug, Clone, Default)]
 struct Log(Arc<Mutex<Vec<u8>>>);
 

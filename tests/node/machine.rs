@@ -24,10 +24,10 @@ pub(crate) const COMMAND_LIMIT: Duration = Duration::from_secs(600);
 const SOCKET_LIMIT: Duration = Duration::from_secs(60);
 /// Between two looks for that socket.
 const SOCKET_POLL: Duration = Duration::from_millis(20);
-/// What is emulated: memory enough for two containerds and some cells.
+/// Memory of the machine, in MiB: enough for two containerds and some cells.
 const MEMORY: &str = "2048";
 
-/// One machine at a time: each has as many processors as there are.
+/// Serialises the machines: each has as many processors as the host.
 static TURN: Mutex<()> = Mutex::new(());
 
 /// A running machine. It ends when it is dropped, and nothing of it stays.
@@ -41,12 +41,12 @@ pub(crate) struct Machine {
     _turn: MutexGuard<'static, ()>,
 }
 
-/// What a command did.
+/// The result of a command.
 #[derive(Debug)]
 pub(crate) struct Ran {
     /// Its exit code.
     pub(crate) code: i32,
-    /// What it wrote, to either of its outputs.
+    /// Both of its outputs.
     pub(crate) output: String,
 }
 
@@ -73,7 +73,8 @@ impl Machine {
             .args(["-machine", "q35", "-nodefaults", "-no-user-config", "-display", "none"])
             .arg("-kernel")
             .arg(debian.join("kernel"))
-            // The kernel has drivers for these disks and ports without modules: there is no initramfs.
+            // The kernel has drivers for these disks and ports without modules: there is no
+            // initramfs.
             .args([
                 "-append",
                 "root=/dev/nvme0n1 rw console=ttyS0 quiet mitigations=off cryptomgr.notests \

@@ -4,7 +4,7 @@ use serde_json::Value;
 
 use crate::machine::Machine;
 
-/// What a container does until it is told to stop.
+/// The script of a container that runs until it is stopped.
 pub(crate) const WAIT: &str = "trap 'exit 0' TERM; echo up; while :; do sleep 1; done";
 
 /// A pod that runs, with one container.
@@ -59,7 +59,7 @@ pub(crate) fn run(machine: &mut Machine, place: Place, name: &str, attempt: u32)
     }
 }
 
-/// What lists and statuses say of all pods.
+/// Returns all pods as lists and statuses have them.
 pub(crate) fn list(machine: &mut Machine) -> Value {
     let told = machine.ok("podctl list");
     serde_json::from_str(told.trim()).unwrap_or_else(|_| panic!("{told}"))

@@ -1,5 +1,4 @@
-//! What other tests hold on a machine with version 1 of control groups, and without systemd, holds
-//! here, too.
+//! The integration tests on a machine with systemd and version 2 of control groups.
 
 use std::path::Path;
 

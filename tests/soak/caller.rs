@@ -204,7 +204,7 @@ impl Caller {
         Ok((sandboxes, containers.into_iter().filter(uid).collect()))
     }
 
-    /// One round of a kubelet: whatever is missing is made. Tells whether nothing was.
+    /// Makes what is missing, as a round of a kubelet. Returns whether nothing was.
     async fn round(&mut self) -> Result<bool, Status> {
         let (sandboxes, containers) = self.listed().await?;
         let ready =

@@ -17,7 +17,7 @@ pub(crate) struct Inventory {
 }
 
 impl Inventory {
-    /// What there is now.
+    /// Takes the inventory.
     pub(crate) fn of(node: &Node, kiyot: &Kiyot<'_>) -> Self {
         for cell in cells_in(&kiyot.log()) {
             node.owns(&cell);
@@ -46,7 +46,7 @@ impl Inventory {
         Self { lines, files: open_files(kiyot.pid()) }
     }
 
-    /// What another look has that this one has not, and the other way round.
+    /// Returns the lines that only one of the two inventories has.
     pub(crate) fn differences(&self, later: &Self) -> Vec<String> {
         let more = later.lines.difference(&self.lines).map(|line| format!("+ {line}"));
         let less = self.lines.difference(&later.lines).map(|line| format!("- {line}"));
@@ -67,9 +67,9 @@ impl Inventory {
 }
 
 /// Leaves out what the node's containerd made for a call that was cut, and has forgotten: its shim
-/// is still there, with the control groups, mounts and files that name the same id. Returns how many
-/// ids there are, and all other differences. Nothing of a cell is among them: the shims of cells
-/// have another socket.
+/// is still there, with the control groups, mounts and files that name the same id. Returns how
+/// many ids there are, and all other differences. Nothing of a cell is among them: the shims of
+/// cells have another socket.
 pub(crate) fn stranded(node: &Path, differences: Vec<String>) -> (usize, Vec<String>) {
     let socket = format!("-address {}/containerd.sock", node.display());
     let ids: BTreeSet<String> = differences

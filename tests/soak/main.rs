@@ -2,8 +2,8 @@
 //! the daemon, agents, cells and containerds are killed at random moments. In the end nothing is
 //! left. `make soak SECONDS=n SEED=s` runs it for longer; a minute of it is in the suite.
 //!
-//! It needs root and namespaces of its own, which cargo's runner gives it (scripts/runner). It is a
-//! binary of its own so that all that is on its host is its own, and can be compared.
+//! The test needs root and namespaces of its own, which cargo's runner gives it (scripts/runner).
+//! It is a binary of its own so that all that is on its host is its own, and can be compared.
 #![allow(
     clippy::unwrap_used,
     clippy::expect_used,
@@ -43,7 +43,7 @@ const SECONDS: u64 = 60;
 const PROGRESS: Duration = Duration::from_secs(60);
 /// How long the callers may take when it is calm, for all that they still do.
 const CALM_LIMIT: Duration = Duration::from_secs(900);
-/// What the daemon may have in memory above what it had after a warm-up, in KiB.
+/// The most that the daemon's memory may grow after the warm-up, in KiB.
 const MAX_GROWTH_KIB: u64 = 32 * 1024;
 /// How long a log file of a daemon may grow, in bytes; then its beginning goes.
 const MAX_LOG: u64 = 64 << 20;

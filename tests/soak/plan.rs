@@ -180,7 +180,7 @@ pub(crate) enum End {
     Twice,
 }
 
-/// One pod's whole life.
+/// The plan of a pod's whole life.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Life {
     pub(crate) caller: usize,

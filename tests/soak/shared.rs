@@ -1,5 +1,5 @@
-//! State that callers, kills and the watcher share: what was acknowledged, what was killed, and what
-//! was found to be wrong.
+//! State that callers, kills and the watcher share: what was acknowledged, what was killed, and
+//! what was found to be wrong.
 
 use std::{
     collections::{BTreeMap, HashMap, VecDeque},
@@ -48,7 +48,7 @@ pub(crate) struct KnownContainer {
     pub(crate) removing: bool,
 }
 
-/// What was acknowledged and not removed.
+/// Sandboxes and containers that were acknowledged and not removed.
 #[derive(Debug, Default)]
 pub(crate) struct Ledger {
     pub(crate) sandboxes: HashMap<String, KnownSandbox>,

@@ -11,8 +11,7 @@ use serde::{Deserialize, Serialize};
 /// The most that a cell's file may hold, in bytes. A longer one is not read.
 const FILE_LIMIT: u64 = 1024 * 1024;
 
-/// What a launcher waits for on its standard input before anything of it has an effect: the provider
-/// has recorded it by then.
+/// The byte on its standard input that lets a launcher begin: the provider has recorded it by then.
 pub const GO: &[u8; 1] = b"\n";
 
 /// Where the gateway listens.

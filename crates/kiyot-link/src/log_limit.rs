@@ -47,7 +47,7 @@ impl LogLimit {
         Some(std::mem::take(&mut state.suppressed))
     }
 
-    /// Whether it would admit a line, and has none to tell of.
+    /// Returns whether a new period has begun and no suppressed line is left to report.
     fn is_fresh(&self, now: Instant) -> bool {
         let state = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         state.suppressed == 0
@@ -69,7 +69,7 @@ impl<K> Default for LogLimits<K> {
 }
 
 impl<K: Eq + Hash + Clone> LogLimits<K> {
-    /// As [`LogLimit::admit`], for a key.
+    /// Admits a line of a key, as [`LogLimit::admit`] does.
     pub fn admit(&self, key: &K) -> Option<u64> {
         self.admit_at(key, Instant::now())
     }

@@ -67,20 +67,20 @@ pub enum Field {
     Messages(&'static Shape),
 }
 
-/// Why a message is not decoded.
+/// The reason for which a message is not decoded.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum Refused {
-    /// It, or a message in it, is too long.
+    /// The message, or a message in it, is too long.
     #[error("a message {name} of {length} bytes, where {limit} are allowed")]
     Length {
         /// The message's name in `proto/`.
         name: &'static str,
         /// Its encoded bytes.
         length: usize,
-        /// As many are allowed.
+        /// The most that is allowed, in bytes.
         limit: usize,
     },
-    /// It has too many entries.
+    /// The message has too many entries.
     #[error("a message {name} that needs more than {limit} bytes when it is decoded")]
     Memory {
         /// The message's name in `proto/`.
@@ -94,7 +94,7 @@ pub enum Refused {
         /// The message's name in `proto/`.
         name: &'static str,
     },
-    /// It is no message of protobuf.
+    /// The bytes are no protobuf message.
     #[error("a message {name} that can't be read")]
     Malformed {
         /// The message's name in `proto/`.

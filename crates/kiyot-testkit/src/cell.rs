@@ -328,7 +328,7 @@ impl State {
         })
     }
 
-    /// What its clock says.
+    /// Returns the time by the cell's clock, in nanoseconds.
     fn now(&self) -> i64 {
         self.clock.unwrap_or_else(|| {
             let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap();

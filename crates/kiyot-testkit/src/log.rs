@@ -1,4 +1,4 @@
-//! What is logged on a thread.
+//! Capture of the log lines of a thread.
 
 use std::{
     io,

@@ -47,7 +47,7 @@ pub struct Images {
     node: Box<dyn Node>,
     pause_image: String,
     progress_timeout: Duration,
-    /// What a cell reported is true as long as the cell lives.
+    /// Reports of cells, each kept as long as its cell lives.
     reported: Reports,
     /// By the pod's uid and the reference. Never logged, never kept on disk.
     credentials: Recent<(String, String), cri::AuthConfig>,

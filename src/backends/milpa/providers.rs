@@ -72,7 +72,7 @@ pub struct Instance {
     pub running: bool,
 }
 
-/// What of a pod a cell is to have on the node: its network, and its cgroup.
+/// The parts of the node that a pod's cell is attached to: its network and its cgroup.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Attachment {
     /// Name and namespace of the pod and id of its sandbox, as a CNI plugin is told them.

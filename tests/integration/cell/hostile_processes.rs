@@ -77,7 +77,7 @@ async fn pod_that_claims_another_cell_stays_and_the_other_cell_ends() {
     ends_without_a_trace(&mut kubelet, &kiyot, &claimant).await;
 }
 
-/// What a script says once the cell can be asked.
+/// Runs a script as soon as the cell answers.
 async fn told(kubelet: &mut Kubelet, container: &str, script: &str) -> kubelet::ExecOutput {
     wait_until(format!("{script:?} is answered"), LIMIT, async || {
         kubelet.exec_sync(container, &["sh", "-c", script]).await.ok()

@@ -18,8 +18,8 @@ async fn sandbox_by_class(kubelet: &mut Kubelet, name: &str) -> RunningPod {
     kubelet.running(&pod, config, sandbox)
 }
 
-/// What the policies ask of the registry for an image that the pod has run: nothing, as it is
-/// there under Never and under IfNotPresent. Gives its id.
+/// Asserts that an image that the pod has run is present and that the registry was not asked.
+/// Returns its id.
 async fn is_present(
     kubelet: &mut Kubelet,
     registry: &Registry,

@@ -207,7 +207,7 @@ impl Firewall {
         KiyotOptions { environment: vec![("PATH".to_owned(), path)], ..options() }
     }
 
-    /// What was run for ports since the last time; CNI plugins run such programs, too.
+    /// Returns the programs run for ports since the last call; CNI plugins run some, too.
     fn runs(&self) -> Vec<String> {
         let file = self.directory.join("runs");
         let runs = fs::read_to_string(&file).unwrap_or_default();

@@ -1,4 +1,4 @@
-//! What nobody may read of a pod's environment and of the daemon's keys.
+//! Secrets of pods and of the daemon: not on a disk, not in a dump.
 
 use std::{
     fs,

@@ -32,7 +32,7 @@ const PROGRAMS: [&str; 4] = ["containerd-shim-runc-v2", "unpigz", "igzip", "zstd
 /// Bounds the links that are followed to a program, as the kernel does.
 const LINKS_LIMIT: usize = 40;
 
-/// One line of `/proc/self/mountinfo`.
+/// A line of `/proc/self/mountinfo`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Mount {
     /// Where.

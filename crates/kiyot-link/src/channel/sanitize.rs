@@ -1,5 +1,5 @@
-//! Metadata and error messages of cells, which go to the daemon's log and to the kubelet: limited in
-//! length, and without control characters.
+//! Metadata and error messages of cells, which go to the daemon's log and to the kubelet: limited
+//! in length, and without control characters.
 
 use std::fmt::Write;
 
@@ -63,13 +63,12 @@ pub fn shortened(text: &str) -> String {
     short
 }
 
-/// Whether a character is none that a log or a terminal shows as a part of words: a control
-/// character, but for line ends and tabs.
+/// Returns whether a character is a control character other than a line end or a tab.
 pub fn is_no_word(character: char) -> bool {
     character.is_control() && !matches!(character, '\n' | '\t')
 }
 
-/// What is not percent-encoded as it must be stays as it is.
+/// Decodes percent-encoding; invalid sequences stay as they are.
 fn decoded(text: &[u8]) -> Vec<u8> {
     let (mut bytes, mut rest) = (Vec::with_capacity(text.len()), text);
     while let Some((first, after)) = rest.split_first() {

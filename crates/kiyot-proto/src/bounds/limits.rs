@@ -8,7 +8,7 @@ pub(super) const ANSWER: usize = (4 << 20) + (64 << 10);
 /// The longest answer to `ExecSync`: as much as a kubelet takes of a containerd.
 pub(super) const EXEC_ANSWER: usize = 16 << 20;
 
-/// What an agent says of itself.
+/// The longest `HelloReply`, in bytes.
 const HELLO: usize = 16 << 10;
 /// An agent's words about the end of a watch, in all that the status of gRPC may have.
 const STATUS: usize = 16 << 10;

@@ -203,7 +203,7 @@ fn message_within_a_message_is_bounded_by_its_own_type() {
     );
 }
 
-/// As much as a cell's containerd says of one container of a large pod.
+/// Returns a status as large as containerd's of a container in a large pod.
 fn container(n: usize, texts: usize) -> cri::ContainerStatus {
     let text = |what: &str| format!("{what}-{n}-{}", "x".repeat(texts));
     let labels = || (0..8).map(|n| (format!("io.kubernetes.label-{n}"), text("value"))).collect();

@@ -12,12 +12,12 @@ pub(super) enum Value<'a> {
     Bytes(&'a [u8]),
 }
 
-/// Why a message can't be walked over.
+/// The reason for which a message can't be walked over.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Broken {
-    /// It breaks off, or is none.
+    /// The bytes break off, or are no protobuf message.
     Malformed,
-    /// It has a group, or a wire type that there is not: proto3 has neither.
+    /// A field is a group or has an unknown wire type; proto3 has neither.
     WireType,
 }
 use Broken::Malformed;

@@ -23,7 +23,7 @@ fn measured(path: &Path, entries: usize) -> Usage {
     }
 }
 
-/// As much as the walk counts for a file.
+/// Returns the bytes that the walk counts for a file.
 fn size(path: &Path) -> u64 {
     (fs::symlink_metadata(path).unwrap().blocks() * BLOCK_BYTES).max(LEAST_BYTES)
 }

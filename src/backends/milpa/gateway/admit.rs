@@ -128,7 +128,7 @@ pub(super) async fn admit(
     Ok(admitted)
 }
 
-/// What each agent is told first.
+/// Returns the first message to each agent.
 fn said(shared: &Shared) -> HelloRequest {
     HelloRequest {
         build_id: shared.build_id.clone(),

@@ -1,4 +1,4 @@
-//! What is remembered of images: what pods may pull with. In memory only.
+//! Credentials with which pods may pull. In memory only.
 
 use std::{
     collections::{HashMap, VecDeque},

@@ -1,5 +1,5 @@
-//! What cells say of their pods' images, for an `ImageStatus` that names no pod: a kubelet asks so
-//! for the user of an image before it makes a container with `runAsNonRoot`. In memory only.
+//! Reports of cells on their pods' images, for an `ImageStatus` that names no pod: a kubelet asks
+//! so for the user of an image before it makes a container with `runAsNonRoot`. In memory only.
 //!
 //! A cell may lie, and the kubelet asks for any pod. So a cell is asked only for references that
 //! the kubelet named for this cell's pod, and cells that contradict each other answer nothing: for
@@ -36,8 +36,8 @@ type References = VecDeque<(String, cri::Image)>;
 pub(super) struct Reports(Mutex<HashMap<CellId, References>>);
 
 impl Reports {
-    /// Remembers what a cell says of an image that the kubelet named so for this cell's pod. An image
-    /// without an id or a size is skipped: for a kubelet it is an error of the whole answer
+    /// Remembers what a cell says of an image that the kubelet named so for this cell's pod. An
+    /// image without an id or a size is skipped: for a kubelet it is an error of the whole answer
     /// (cri-client, ImageStatus).
     pub(super) fn put(&self, cell: &CellId, reference: &str, image: &cri::Image) {
         if reference.is_empty() || image.id.is_empty() || image.size == 0 {

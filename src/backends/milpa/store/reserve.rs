@@ -20,7 +20,7 @@ pub(super) struct Reserve {
     file: fs::File,
     /// The file's length when its space was taken last.
     taken_at: Option<u64>,
-    /// Whether the space could not be had, and that was said.
+    /// Set once a failed reservation was logged.
     is_missing: bool,
 }
 

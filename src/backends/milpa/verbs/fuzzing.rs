@@ -16,7 +16,7 @@ use crate::backends::milpa::id::{CellId, ContainerId, SandboxId};
 /// Steps of one input, so that each has its end soon.
 const STEPS: usize = 64;
 
-/// What the node's clock says of the containers.
+/// Times of the containers by the node's clock.
 const TIMES: transition::Times = transition::Times { created: 1 << 60, now: 3 << 59 };
 
 /// Reads events, each with its length before it, and applies what they say of containers to one: it

@@ -69,9 +69,9 @@ const fn progress(state: cri::ContainerState) -> u8 {
 /// for times of now.
 const SKEW: i64 = 60 * 1_000_000_000;
 
-/// What the node's clock says of a container. Times that a cell tells are kept where they fit into
-/// it: a kubelet that finds an end in the future waits for ever before it starts a container again,
-/// and with one long ago it does not wait at all.
+/// Times of a container by the node's clock. Times that a cell tells are kept where they fit into
+/// them: a kubelet that finds an end in the future waits for ever before it starts a container
+/// again, and with one long ago it does not wait at all.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Times {
     /// When it was created, in nanoseconds since 1970.
@@ -181,8 +181,8 @@ fn bounded(text: &str) -> String {
     text[..text.floor_char_boundary(TEXT)].replace(is_no_word, " ")
 }
 
-/// What becomes of a status when the container can't have gone on; `None` if it had ended before.
-/// An exit that its cell has reported is how it ended, whatever has become of the cell.
+/// Returns the status of a container that can't have gone on; `None` if it had ended before. An
+/// exit that its cell has reported is how it ended, whatever has become of the cell.
 pub(super) fn ended(
     current: &store::ContainerStatus,
     end: &End,

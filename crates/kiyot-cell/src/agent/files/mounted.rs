@@ -1,4 +1,4 @@
-//! What is mounted at a name.
+//! Mounts at a name: lookup and detachment.
 
 use std::os::fd::AsRawFd;
 

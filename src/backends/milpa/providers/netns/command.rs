@@ -1,6 +1,6 @@
 //! Programs that the provider runs for a moment: bounded in time and in what they print.
 //!
-//! What a killed daemon left running for an instance is found by the cell's control group. A program
+//! Programs that a killed daemon left running are found by the cell's control group. A program
 //! is in it before it gets its input. So one that changes anything must take from its input what it
 //! is to do (`ip -batch -`, `iptables-restore`, CNI plugins): if the daemon is killed before, the
 //! input ends, and nothing was done.
@@ -34,7 +34,7 @@ pub(super) enum CommandError {
         #[source]
         source: std::io::Error,
     },
-    /// It could not be moved into its cell's control group, and was killed.
+    /// The program could not be moved into its cell's control group, and was killed.
     #[error("move {program} into the control group of {cell}")]
     Cgroup {
         program: String,

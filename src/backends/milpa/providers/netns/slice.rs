@@ -17,7 +17,7 @@ use crate::backends::milpa::providers::ProviderError;
 
 /// There while systemd is the first process (sd_booted(3)).
 const BOOTED: &str = "/run/systemd/system";
-/// What our slice's name ends with.
+/// The end of our slice's name.
 const SUFFIX: &str = "-kiyot.slice";
 /// The longest name of a unit, in bytes (systemd, UNIT_NAME_MAX).
 const MAX_NAME_BYTES: usize = 255;

@@ -113,7 +113,7 @@ pub(super) fn is_all(name: &str) -> bool {
 mod tests {
     use super::*;
 
-    /// What containerd gives a container that asks for nothing (oci/spec.go, defaultUnixCaps).
+    /// containerd's default capabilities (oci/spec.go, defaultUnixCaps).
     const DEFAULT: [&str; 14] = [
         "CHOWN",
         "DAC_OVERRIDE",

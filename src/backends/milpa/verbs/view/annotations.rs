@@ -25,11 +25,11 @@ type Annotations = HashMap<String, String>;
 /// A hash of annotations by which a sandbox is found.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) enum Key {
-    /// Of all of them.
+    /// The hash of all annotations.
     All(u64),
-    /// Of the kubelet's own: what `kubectl annotate` leaves as it is.
+    /// The hash of the kubelet's own, which `kubectl annotate` leaves as they are.
     OfKubelet(u64),
-    /// Of all others: what a restart of the kubelet leaves as it is.
+    /// The hash of all others, which a restart of the kubelet leaves as they are.
     OfPod(u64),
 }
 

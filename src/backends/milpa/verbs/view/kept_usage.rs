@@ -67,8 +67,8 @@ pub(super) struct Usage {
 }
 
 impl Usage {
-    /// What came now of a container, after `before`. The file system of the writable layer is the
-    /// cell's, which the node's cadvisor does not know: only how much is used is kept.
+    /// Returns the new usage of a container, after `before`. The file system of the writable layer
+    /// is the cell's, which the node's cadvisor does not know: only how much is used is kept.
     pub(super) fn of_container(
         mut stats: cri::ContainerStats,
         before: Option<&Self>,
@@ -89,7 +89,7 @@ impl Usage {
         Self::of(&stats, taken, now)
     }
 
-    /// What came now of a pod, after `before`.
+    /// Returns the new usage of a pod, after `before`.
     pub(super) fn of_pod(
         stats: cri::PodSandboxStats,
         before: Option<&Self>,

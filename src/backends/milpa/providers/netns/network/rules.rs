@@ -21,7 +21,7 @@ const FIRST_LINE: usize = 2;
 /// The longest word of a rule, in bytes: far above a chain's name and an address with its port.
 const MAX_WORD_BYTES: usize = 128;
 
-/// Why rules could not be looked at or changed.
+/// The reason for which rules could not be read or changed.
 #[derive(Debug, thiserror::Error)]
 pub(in super::super) enum RuleError {
     /// They could not be looked at, or the program that changes them did not run to its end.
