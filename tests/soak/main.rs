@@ -49,6 +49,7 @@ const MAX_GROWTH_KIB: u64 = 32 * 1024;
 const MAX_LOG: u64 = 64 << 20;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[ignore = "a killed containerd 1.6 of the node ends containers in ways of its own: make soak"]
 async fn pods_of_random_shape_outlive_random_kills_and_leave_nothing() {
     let seconds = std::env::var("SOAK_SECONDS").ok().filter(|text| !text.is_empty());
     let seconds =

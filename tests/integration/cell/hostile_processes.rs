@@ -49,7 +49,9 @@ async fn fork_bomb_ends_with_its_pod_and_no_other_notices() {
     // Its cell is ended as that of a node that fails: no agent stops its containers first.
     let bomb = kiyot.cells().into_iter().find(|cell| *cell != calm).unwrap();
     super::faults::kill9(&processes(&["kiyot-cell agent", &bomb]));
-    kubelet.stop_and_remove(&running).await.unwrap();
+    let stop = cri::StopPodSandboxRequest { pod_sandbox_id: running.sandbox.clone() };
+    kubelet.runtime.stop_pod_sandbox(stop).await.unwrap();
+    kubelet.remove_pod(&running).await.unwrap();
     assert_eq!(kiyot.cells(), std::slice::from_ref(&calm));
     let told = kubelet.exec_sync(&neighbour.container("main").id, &["echo", "here"]).await;
     assert_eq!(told.unwrap().stdout, "here\n");

@@ -3,7 +3,10 @@
 use std::{
     future::Future,
     path::PathBuf,
-    sync::{Arc, Mutex},
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicBool, Ordering},
+    },
     time::Duration,
 };
 
@@ -104,13 +107,26 @@ async fn bring_up(kubelet: &mut Kubelet, spec: &Pod) -> Result<RunningPod, Statu
 }
 
 /// Tries as a kubelet does, round after round.
-async fn again<T, F: Future<Output = Result<T, Status>>>(
+pub(super) async fn again<T, F: Future<Output = Result<T, Status>>>(
+    what: &str,
+    attempt: impl FnMut() -> F,
+) -> T {
+    again_once(&AtomicBool::new(true), what, attempt).await
+}
+
+/// The same, while more is killed than a slow machine makes; the time that it may take begins when
+/// it is calm.
+pub(super) async fn again_once<T, F: Future<Output = Result<T, Status>>>(
+    calm: &AtomicBool,
     what: &str,
     mut attempt: impl FnMut() -> F,
 ) -> T {
     let mut last = String::new();
-    let begun = std::time::Instant::now();
+    let mut begun = std::time::Instant::now();
     while begun.elapsed() < LIMIT {
+        if !calm.load(Ordering::SeqCst) {
+            begun = std::time::Instant::now();
+        }
         match attempt().await {
             Ok(done) => return done,
             Err(status) => last = status.to_string(),
@@ -121,7 +137,7 @@ async fn again<T, F: Future<Output = Result<T, Status>>>(
 }
 
 /// Stops and removes all sandboxes of a pod that are listed.
-async fn clear(kubelet: Kubelet, uid: String) -> Result<(), Status> {
+pub(super) async fn clear(kubelet: Kubelet, uid: String) -> Result<(), Status> {
     let mut kubelet = kubelet;
     let listed = kubelet.sandboxes().await?;
     for sandbox in listed
