@@ -103,6 +103,7 @@ mod tests {
 
     use super::*;
 
+    /// Verifies A3.
     #[test]
     fn quantities_as_kubernetes_reads_them() {
         let milli = |text: &str| text.parse::<Quantity>().map(Quantity::milli).ok();
@@ -153,6 +154,7 @@ mod tests {
         assert_eq!("1E".parse::<Quantity>().map(Quantity::units), Ok(1_000_000_000_000_000_000));
     }
 
+    /// Verifies A3.
     #[test]
     fn sizes_in_gib_are_rounded_up() {
         for (text, gib) in [

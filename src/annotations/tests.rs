@@ -19,6 +19,7 @@ fn a_pod_that_says_nothing_gets_the_defaults() {
     );
 }
 
+/// Verifies A1.
 #[test]
 fn every_annotation_is_read() {
     let read = request(&[
@@ -46,6 +47,7 @@ fn every_annotation_is_read() {
     assert_eq!(read, Ok(expected));
 }
 
+/// Verifies A1.
 #[test]
 fn values_with_a_meaning_of_their_own() {
     let one = |key, value| request(&[(key, value)]).unwrap();
@@ -60,6 +62,7 @@ fn values_with_a_meaning_of_their_own() {
     );
 }
 
+/// Verifies A2.
 #[test]
 fn a_bad_value_is_named_with_its_key_and_what_is_allowed() {
     let six = "a,b,c,d,e,f";
@@ -100,6 +103,7 @@ fn a_bad_value_is_named_with_its_key_and_what_is_allowed() {
     );
 }
 
+/// Verifies A2.
 #[test]
 fn all_bad_values_are_named_at_once() {
     let problems = request(&KEYS.map(|key| (key, "?!"))).unwrap_err();

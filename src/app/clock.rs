@@ -57,6 +57,7 @@ impl Clock {
 mod tests {
     use super::*;
 
+    /// Verifies X16.
     #[test]
     fn only_a_jump_is_one() {
         let begin = Clock {

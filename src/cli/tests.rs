@@ -22,6 +22,7 @@ fn a_good_configuration_is_told_in_short() {
     }
 }
 
+/// Verifies C5.
 #[test]
 fn a_bad_configuration_is_a_usage_error() {
     let Err(Wrong(text)) =
@@ -72,6 +73,7 @@ const OPT_IN: &str = include_str!("../../examples/opt-in.toml");
 const OPT_OUT: &str = include_str!("../../examples/opt-out.toml");
 const IN_A_CELL: &str = "kubernetes.io/target-runtime: kiyot";
 
+/// Verifies C7.
 #[test]
 fn the_examples_are_explained() {
     for (name, parts) in [
@@ -104,6 +106,7 @@ fn the_examples_are_explained() {
     }
 }
 
+/// Verifies C7.
 #[test]
 fn every_reason_is_explained() {
     for (config, manifest, why) in [
@@ -142,6 +145,7 @@ fn every_reason_is_explained() {
     }
 }
 
+/// Verifies C7.
 #[test]
 fn what_would_be_refused_is_explained() {
     let path = "  volumes: [{name: v, hostPath: {path: /srv/data}}]\n";
@@ -189,6 +193,7 @@ fn what_would_be_refused_is_explained() {
     assert!(fine && text.contains("note: container \"c\" gets a copy of /srv/data"), "{text}");
 }
 
+/// Verifies R9.
 #[test]
 fn kernel_access_of_a_container_is_explained() {
     let adding = |more: &str| {
@@ -226,6 +231,7 @@ fn kernel_access_of_a_container_is_explained() {
     );
 }
 
+/// Verifies R2.
 #[test]
 fn what_the_policy_gives_is_explained() {
     let giving = format!(
@@ -260,6 +266,7 @@ fn what_the_policy_gives_is_explained() {
     assert!(fine && text.contains("it is root on the node"), "{text}");
 }
 
+/// Verifies R2.
 #[test]
 fn a_policy_that_cells_can_not_keep_is_noted() {
     let config = config::parse(
@@ -289,6 +296,7 @@ fn misspelt_and_idle_annotations_are_noted() {
     assert!(text.contains("note: its annotations for cells have no effect on the node"), "{text}");
 }
 
+/// Verifies C5.
 #[test]
 fn exit_codes() {
     for (line, code) in [

@@ -190,6 +190,7 @@ mod tests {
         assert_eq!(Diff::between(&config, &config), Diff::default());
     }
 
+    /// Verifies R4.
     #[test]
     fn rules_and_limits_change_at_once_and_the_rest_needs_a_restart() {
         let old = config(&rules(&[("a", "milpa"), ("b", "milpa"), ("c", "milpa"), ("d", "milpa")]));
@@ -239,6 +240,7 @@ mod tests {
         assert_eq!(Diff::between(&reloaded, &new), Diff { live: vec![], restart: diff.restart });
     }
 
+    /// Verifies R4.
     #[test]
     fn each_key_of_the_policy_is_named() {
         let new = config(&format!("{BACKENDS}[backends.milpa.policy]\nhost_pid = \"cell\"\nprivileged = \"keep-local\"\n").replace(BACKENDS, ""));

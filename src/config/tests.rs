@@ -66,6 +66,7 @@ fn the_file_sets_every_kind_of_value() {
     );
 }
 
+/// Verifies C4.
 #[test]
 fn the_environment_overrides_the_file() {
     let environment = [
@@ -84,6 +85,7 @@ fn the_environment_overrides_the_file() {
     assert_eq!((milpa(&config).netns.bridge.as_str(), milpa(&config).max_cells), ("br7", 7));
 }
 
+/// Verifies C4.
 #[test]
 fn a_problem_names_the_variable_that_made_it() {
     let wrong = [("KIYOT_SERVER__LISTEN".to_owned(), "relative".to_owned())];
@@ -106,6 +108,7 @@ fn a_problem_names_the_variable_that_made_it() {
     );
 }
 
+/// Verifies C1.
 #[test]
 fn all_problems_are_reported_at_once() {
     let text = "surplus = 1\n[server]\nlisten = \"x\"\ndrain_timeot = \"1s\"\nmax_concurrent_calls = 0\nclient_timeout = 5\n[backends.containerd]\ntype = \"cri\"\nsocket = 7\n\
@@ -132,6 +135,7 @@ fn all_problems_are_reported_at_once() {
     assert_eq!(found.len(), expected.len(), "{found:#?}");
 }
 
+/// Verifies C2.
 #[test]
 fn keys_that_do_not_fit_together() {
     let two = "[backends.a]\ntype = \"cri\"\nsocket = \"/a.sock\"\n[backends.b]\ntype = \"cri\"\nsocket = \"/b.sock\"\n[routing]\ndefault = \"a\"\n";
@@ -230,6 +234,7 @@ fn a_file_that_is_not_there_is_a_problem() {
     assert!(text.starts_with("/nonexistent/kiyot.toml: the file: can't be read"), "{text}");
 }
 
+/// Verifies C8, Y36.
 #[test]
 fn a_socket_that_leads_back_to_kiyot_is_refused_whatever_its_path() {
     let dir = tempfile::tempdir().unwrap();
@@ -272,6 +277,7 @@ fn a_socket_that_leads_back_to_kiyot_is_refused_whatever_its_path() {
     assert_eq!(problems("run/k.sock", "var-run/a.sock", "run/a.sock", "run/a.sock"), Some(twice));
 }
 
+/// Verifies C8.
 #[test]
 fn files_that_are_no_configuration_are_problems() {
     let dir = tempfile::tempdir().unwrap();
@@ -316,6 +322,7 @@ fn shipped() -> (String, String) {
     (text.clone(), uncommented.collect::<Vec<_>>().join("\n"))
 }
 
+/// Verifies C4.
 #[test]
 fn any_key_of_the_shipped_file_is_set_by_its_variable() {
     let (_, full) = shipped();
@@ -339,11 +346,13 @@ fn any_key_of_the_shipped_file_is_set_by_its_variable() {
     }
 }
 
+/// Verifies C3.
 #[test]
 fn the_shipped_file_has_the_defaults() {
     assert_eq!(parse("config/kiyot.toml", &shipped().0, []).unwrap(), parsed(WITH_CELLS));
 }
 
+/// Verifies C3.
 #[test]
 fn the_shipped_file_has_every_key_and_a_line_why() {
     let (text, full) = shipped();

@@ -93,6 +93,7 @@ fn minimal(spec: &str) -> String {
     )
 }
 
+/// Verifies M1.
 #[test]
 fn the_request_for_a_sandbox() {
     let (pod, node) = (pod(POD), Node::default());
@@ -150,6 +151,7 @@ fn the_request_for_a_sandbox() {
     );
 }
 
+/// Verifies M1.
 #[test]
 fn the_request_for_a_container() {
     let (pod, node) = (pod(POD), Node { kubelet_dir: "/k".into(), ..Node::default() });
@@ -310,6 +312,7 @@ fn classes_of_service() {
     assert!(Node::default().cgroup_parent(&guaranteed).starts_with("/kubepods/pod"));
 }
 
+/// Verifies M2.
 #[test]
 fn every_field_that_is_not_known_is_reported() {
     let yaml = minimal("  hostNetwrk: true\n  volumes:\n  - {name: v, persistentVolumeClaim: {claimName: x}}\n  - {name: v, emptyDir: {size: 1}}\n")
@@ -373,6 +376,7 @@ fn documents_that_are_no_pod() {
     }
 }
 
+/// Verifies M4.
 #[test]
 fn a_document_of_another_kind_is_named_once() {
     let yaml = format!(
@@ -383,6 +387,7 @@ fn a_document_of_another_kind_is_named_once() {
     assert_eq!(problems(&yaml), [format!("document 2.kind = \"Deployment\": {rule}")]);
 }
 
+/// Verifies M4.
 #[test]
 fn lists_and_several_documents_are_read_as_their_items() {
     let item = |name: &str| {
@@ -409,6 +414,7 @@ fn lists_and_several_documents_are_read_as_their_items() {
     );
 }
 
+/// Verifies M4.
 #[test]
 fn what_the_server_says_of_a_pod_has_no_effect() {
     let yaml = minimal("  nodeName: n\n  preemptionPolicy: PreemptLowerPriority\n  serviceAccount: default\nstatus: {phase: Running}\n").replace(
@@ -427,6 +433,7 @@ fn a_manifest_that_is_too_long_is_refused_by_its_size() {
     );
 }
 
+/// Verifies M3.
 #[test]
 fn a_secret_is_never_shown() {
     let broken = POD

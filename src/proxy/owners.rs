@@ -224,6 +224,7 @@ mod tests {
         (0..20).map(|n| (format!("key-{n}"), format!("{value}-{n}"))).collect()
     }
 
+    /// Verifies I19.
     #[test]
     fn annotations_of_pods_are_noted_from_each_call_that_has_them() {
         let image = |value| {

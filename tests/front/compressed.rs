@@ -13,6 +13,7 @@ fn compressed(message: &[u8]) -> Vec<u8> {
     [&[1], (message.len() as u32).to_be_bytes().as_slice(), message].concat()
 }
 
+/// Verifies F15.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_compressed_request_is_passed_on_or_refused_by_name() {
     let door = Setup::default().open();
@@ -60,6 +61,7 @@ async fn a_compressed_request_is_passed_on_or_refused_by_name() {
     );
 }
 
+/// Verifies F15.
 #[tokio::test(flavor = "multi_thread")]
 async fn without_other_backends_every_compressed_request_is_passed_on() {
     let door = Setup { cells: false, ..Setup::default() }.open();
@@ -74,6 +76,7 @@ async fn without_other_backends_every_compressed_request_is_passed_on() {
     }
 }
 
+/// Verifies F15.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_list_that_comes_compressed_though_nobody_takes_that_is_an_error() {
     let door = Setup::default().open();

@@ -24,6 +24,7 @@ fn id(id: &str) -> Vec<u8> {
     cri::StopPodSandboxRequest { pod_sandbox_id: id.into() }.encode_to_vec()
 }
 
+/// Verifies F4.
 #[tokio::test(flavor = "multi_thread")]
 async fn an_id_says_whose_a_call_is() {
     let door = Setup::default().open();
@@ -56,6 +57,7 @@ async fn an_id_says_whose_a_call_is() {
     );
 }
 
+/// Verifies F6.
 #[tokio::test(flavor = "multi_thread")]
 async fn cell_pods_are_answered_while_the_runtime_is_down() {
     let door = Setup::default().open();
@@ -69,6 +71,7 @@ async fn cell_pods_are_answered_while_the_runtime_is_down() {
     assert_eq!(caller.call(Method::ListPodSandbox, &list).await.ok(), b"cells: ListPodSandbox");
 }
 
+/// Verifies F4.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_pod_goes_where_it_says_or_is_refused() {
     let rule = Rule {
@@ -115,6 +118,7 @@ async fn a_pod_goes_where_it_says_or_is_refused() {
     );
 }
 
+/// Verifies R1.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_pod_that_stays_on_the_node_is_sent_without_the_handler_of_cells() {
     let door = Setup::default().open();
@@ -212,6 +216,7 @@ fn unanswered() -> Vec<(Method, Vec<u8>)> {
     Method::ALL.iter().filter_map(|&method| Some((method, message(method)?))).collect()
 }
 
+/// Verifies F2.
 #[tokio::test(flavor = "multi_thread")]
 async fn every_decoded_call_ends_with_its_deadline_and_with_its_caller() {
     let door = Setup::default().open();
@@ -274,6 +279,7 @@ async fn a_second_message_is_refused() {
     );
 }
 
+/// Verifies F13.
 #[tokio::test(flavor = "multi_thread")]
 async fn large_messages_go_both_ways_and_larger_ones_do_not() {
     let door = Setup::default().open();

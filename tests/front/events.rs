@@ -94,6 +94,7 @@ fn trailers(code: Code) -> HeaderMap {
     trailers
 }
 
+/// Verifies F8.
 #[tokio::test(flavor = "multi_thread")]
 async fn events_of_all_backends_are_woven_in_whole_messages() {
     let door = Setup { runtimes: &["containerd", "second"], ..Setup::default() }.open();
@@ -137,6 +138,7 @@ async fn events_of_all_backends_are_woven_in_whole_messages() {
 }
 
 /// A kubelet reads events for as long as there is somebody who tells them.
+/// Verifies F14.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_stop_waits_for_no_stream_of_events() {
     let door = Setup::default().open();
@@ -171,6 +173,7 @@ async fn the_metadata_of_a_runtime_begins_the_stream() {
 }
 
 /// As with containerd 1.6. Two runtimes: the kubelet gets the events of all, or none.
+/// Verifies F8.
 #[tokio::test(flavor = "multi_thread")]
 async fn without_the_stream_of_a_runtime_there_is_none() {
     for without in ["containerd", "second"] {
@@ -215,6 +218,7 @@ async fn without_the_stream_of_a_runtime_there_is_none() {
     }
 }
 
+/// Verifies F8.
 #[tokio::test(flavor = "multi_thread")]
 async fn the_end_of_a_part_is_the_end_of_the_stream() {
     let door = Setup::default().open();
@@ -292,6 +296,7 @@ async fn a_runtime_that_hangs_up_ends_the_stream() {
     );
 }
 
+/// Verifies F9, Y28.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_reader_that_leaves_events_unread_is_cut_off() {
     let door = Setup { client_timeout: SHORT, ..Setup::default() }.open();

@@ -17,6 +17,7 @@ use tonic::Code;
 
 use crate::{caller::soon, door::Setup, played::Played};
 
+/// Verifies F11.
 #[tokio::test(flavor = "multi_thread")]
 async fn without_a_runtime_calls_are_unavailable_and_name_its_socket() {
     let door = Setup::default().open();
@@ -33,6 +34,7 @@ async fn without_a_runtime_calls_are_unavailable_and_name_its_socket() {
     }
 }
 
+/// Verifies F11.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_runtime_that_restarts_is_found_again() {
     let door = Setup::default().open();
@@ -55,6 +57,7 @@ async fn a_runtime_that_restarts_is_found_again() {
     }
 }
 
+/// Verifies F11.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_runtime_that_accepts_and_says_nothing_is_unavailable() {
     let door = Setup { connect_timeout: Duration::from_millis(50), ..Setup::default() }.open();
@@ -120,6 +123,7 @@ async fn a_connection_that_is_lost_ends_its_calls_as_unavailable() {
 }
 
 /// A stream that was refused before the runtime began with it is sent once more.
+/// Verifies F20.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_refused_call_is_sent_again_once() {
     let door = Setup::default().open();
@@ -145,6 +149,7 @@ async fn a_refused_call_is_sent_again_once() {
 }
 
 /// The part of the request that had not come when the runtime refused is not lost.
+/// Verifies F20.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_call_that_is_refused_before_its_request_has_come_is_sent_again_whole() {
     let door = Setup::default().open();
@@ -192,6 +197,7 @@ async fn a_call_that_is_refused_before_its_request_has_come_is_sent_again_whole(
 }
 
 /// A runtime that says goodbye finishes what it began; new calls go to a new connection.
+/// Verifies F20.
 #[tokio::test(flavor = "multi_thread")]
 async fn after_goaway_new_calls_use_a_new_connection() {
     let door = Setup::default().open();

@@ -42,6 +42,7 @@ const PATHS: [&str; 3] = [
     "/runtime.v9.RuntimeService/Levitate",
 ];
 
+/// Verifies F1.
 #[tokio::test(flavor = "multi_thread")]
 async fn metadata_bodies_and_trailers_arrive_as_they_were_sent() {
     let door = Setup::default().open();
@@ -94,6 +95,7 @@ async fn metadata_bodies_and_trailers_arrive_as_they_were_sent() {
     }
 }
 
+/// Verifies F1.
 #[tokio::test(flavor = "multi_thread")]
 async fn an_error_without_a_message_stays_trailers_only() {
     let door = Setup::default().open();
@@ -110,6 +112,7 @@ async fn an_error_without_a_message_stays_trailers_only() {
     }
 }
 
+/// Verifies F2.
 #[tokio::test(flavor = "multi_thread")]
 async fn time_spent_here_is_taken_off_the_timeout() {
     let door = Setup::default().open();
@@ -144,6 +147,7 @@ async fn time_spent_here_is_taken_off_the_timeout() {
     .await;
 }
 
+/// Verifies F3.
 #[tokio::test(flavor = "multi_thread")]
 async fn sixteen_mebibytes_go_both_ways() {
     let door = Setup::default().open();
@@ -178,6 +182,7 @@ async fn with_one_backend_nothing_is_looked_at() {
     }
 }
 
+/// Verifies F3.
 #[tokio::test(flavor = "multi_thread")]
 async fn ten_thousand_calls_at_once_share_one_connection() {
     let door = Setup::default().open();
@@ -207,6 +212,7 @@ async fn ten_thousand_calls_at_once_share_one_connection() {
 }
 
 /// Forwarded, merged, and for pods in cells: all are open at once, and each gets its own answer.
+/// Verifies F3.
 #[tokio::test(flavor = "multi_thread")]
 async fn ten_thousand_calls_of_every_kind_are_each_answered() {
     const CALLS: usize = 10_000;

@@ -24,6 +24,7 @@ const CONVERSE: &str = "/runtime.v1.RuntimeService/Converse";
 /// its last.
 pub(crate) const SHORT: Duration = Duration::from_secs(3);
 
+/// Verifies F12.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_half_sent_request_ends() {
     let door = Setup { client_timeout: SHORT, ..Setup::default() }.open();
@@ -48,6 +49,7 @@ async fn a_half_sent_request_ends() {
     futures::future::join_all(calls).await;
 }
 
+/// Verifies F12.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_connection_that_sends_nothing_or_half_a_frame_ends() {
     let door = Setup { client_timeout: SHORT, ..Setup::default() }.open();
@@ -69,6 +71,7 @@ async fn a_connection_that_sends_nothing_or_half_a_frame_ends() {
     }
 }
 
+/// Verifies F12.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_connection_that_is_idle_between_calls_stays() {
     let door = Setup { client_timeout: SHORT, ..Setup::default() }.open();
@@ -92,6 +95,7 @@ async fn a_silent_stream_of_an_unknown_method_stays() {
     assert_eq!(soon(response).await.unwrap().headers()["content-type"], "application/grpc");
 }
 
+/// Verifies F13.
 #[tokio::test(flavor = "multi_thread")]
 async fn more_calls_than_allowed_are_refused() {
     let door = Setup { max_calls: 3, ..Setup::default() }.open();
@@ -120,6 +124,7 @@ async fn more_calls_than_allowed_are_refused() {
     .await;
 }
 
+/// Verifies F13.
 #[tokio::test(flavor = "multi_thread")]
 async fn metadata_that_is_too_long_is_refused() {
     let door = Setup::default().open();

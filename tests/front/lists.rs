@@ -46,6 +46,7 @@ pub(crate) async fn setup(runtimes: &'static [&'static str]) -> (Door, Caller) {
     (door, caller)
 }
 
+/// Verifies F5.
 #[tokio::test(flavor = "multi_thread")]
 async fn lists_have_the_items_of_all_backends() {
     let (door, caller) = setup(&["containerd", "second"]).await;
@@ -96,6 +97,7 @@ async fn an_id_in_the_filter_asks_its_backend_alone() {
     drop(door);
 }
 
+/// Verifies F5.
 #[tokio::test(flavor = "multi_thread")]
 async fn with_any_runtime_down_a_list_is_unavailable() {
     let (door, caller) = setup(&["containerd", "second"]).await;
@@ -135,6 +137,7 @@ async fn an_error_of_the_backend_is_the_lists() {
     assert_eq!(caller.call(Method::ListContainers, b"").await.code(), Code::Internal as i32);
 }
 
+/// Verifies F5.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_list_that_is_too_long_is_refused() {
     let (door, caller) = setup(&["containerd"]).await;
@@ -158,6 +161,7 @@ async fn a_list_that_is_too_long_is_refused() {
     assert_eq!(answer.code(), Code::ResourceExhausted as i32);
 }
 
+/// Verifies U9.
 #[tokio::test(flavor = "multi_thread")]
 async fn metrics_of_cells_are_told_as_the_node_describes_them() {
     let (door, caller) = setup(&["containerd", "second"]).await;
@@ -188,6 +192,7 @@ async fn metrics_of_cells_are_told_as_the_node_describes_them() {
     assert_eq!(metrics().await.code(), Code::Unavailable as i32);
 }
 
+/// Verifies U9.
 #[tokio::test(flavor = "multi_thread")]
 async fn what_the_node_does_not_describe_is_not_told() {
     // A node that has neither, as containerd 1.6, and one that has metrics alone.
@@ -216,6 +221,7 @@ async fn what_the_node_does_not_describe_is_not_told() {
     }
 }
 
+/// Verifies F7.
 #[tokio::test(flavor = "multi_thread")]
 async fn the_status_lists_the_handlers_of_all_backends() {
     let door = Setup::default().open();
@@ -232,6 +238,7 @@ async fn the_status_lists_the_handlers_of_all_backends() {
     assert_eq!(status.status, node.status);
 }
 
+/// Verifies F7.
 #[tokio::test(flavor = "multi_thread")]
 async fn handlers_of_the_node_keep_what_they_say_of_themselves() {
     let door = Setup::default().open();
@@ -262,6 +269,7 @@ async fn handlers_of_the_node_keep_what_they_say_of_themselves() {
     assert_eq!(status.runtime_handlers, [handlers, vec![kiyot]].concat());
 }
 
+/// Verifies D43.
 #[tokio::test(flavor = "multi_thread")]
 async fn the_handler_of_cells_says_what_cells_do() {
     let door = Setup::default().open();
@@ -287,6 +295,7 @@ async fn the_handler_of_cells_says_what_cells_do() {
     }
 }
 
+/// Verifies F7.
 #[tokio::test(flavor = "multi_thread")]
 async fn what_would_hide_pods_is_unimplemented() {
     let door = Setup::default().open();

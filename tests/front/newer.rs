@@ -36,6 +36,7 @@ fn restore(namespace: &str, annotation: Option<&str>, label: Option<&str>) -> Ve
     .encode_to_vec()
 }
 
+/// Verifies F16.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_pod_of_the_node_is_restored_there_and_one_of_cells_nowhere() {
     let door = Setup::default().open();
@@ -59,6 +60,7 @@ async fn a_pod_of_the_node_is_restored_there_and_one_of_cells_nowhere() {
     );
 }
 
+/// Verifies F16.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_restored_pod_is_known_as_its_runtimes() {
     let rule = Rule {
@@ -103,6 +105,7 @@ async fn a_restored_pod_is_known_as_its_runtimes() {
     assert_eq!(*asked.lock().unwrap(), HashMap::from(expected));
 }
 
+/// Verifies F7.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_list_that_is_not_known_hides_no_pod() {
     for (cells, expected) in [(true, Code::Unimplemented as i32), (false, 0)] {

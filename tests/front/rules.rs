@@ -165,6 +165,7 @@ fn cases() -> Vec<Case> {
     ]
 }
 
+/// Verifies R7.
 #[tokio::test(flavor = "multi_thread")]
 async fn each_condition_of_a_rule_is_looked_at() {
     for Case { rule, fits, fits_not } in cases() {
@@ -179,6 +180,7 @@ async fn each_condition_of_a_rule_is_looked_at() {
     }
 }
 
+/// Verifies R7.
 #[tokio::test(flavor = "multi_thread")]
 async fn rules_come_after_what_a_pod_asks_for_and_before_the_default() {
     let stays = |name: &str, namespace: &str| Rule {

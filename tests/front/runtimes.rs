@@ -144,6 +144,7 @@ async fn an_id_is_its_makers() {
     );
 }
 
+/// Verifies R5.
 #[tokio::test(flavor = "multi_thread")]
 async fn an_id_of_before_is_asked_for_once() {
     let door = door();
@@ -183,6 +184,7 @@ async fn an_id_of_before_is_asked_for_once() {
     assert_eq!(second.asked(Method::ListPodSandbox), before);
 }
 
+/// Verifies R5.
 #[tokio::test(flavor = "multi_thread")]
 async fn what_may_be_a_dead_runtimes_is_unavailable() {
     let door = door();
@@ -209,6 +211,7 @@ async fn what_may_be_a_dead_runtimes_is_unavailable() {
     );
 }
 
+/// Verifies R8.
 #[tokio::test(flavor = "multi_thread")]
 async fn the_node_is_answered_for_by_the_runtime_that_is_named() {
     let door =
@@ -288,6 +291,7 @@ async fn a_pod_may_be_left_to_the_node() {
     );
 }
 
+/// Verifies R6.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_pod_that_is_left_to_the_node_gets_a_handler_that_the_node_has() {
     for names in [&["containerd"][..], &["containerd", "second"]] {
@@ -322,6 +326,7 @@ async fn a_pod_that_is_left_to_the_node_gets_a_handler_that_the_node_has() {
     }
 }
 
+/// Verifies R4.
 #[tokio::test(flavor = "multi_thread")]
 async fn new_rules_and_limits_hold_for_the_next_call_of_an_open_connection() {
     let door = door();

@@ -12,6 +12,7 @@ use crate::{
     played::Played,
 };
 
+/// Verifies F14.
 #[tokio::test(flavor = "multi_thread")]
 async fn calls_that_are_open_may_end() {
     let door = Setup::default().open();
@@ -49,6 +50,7 @@ async fn calls_that_are_open_may_end() {
     drop((caller, idle));
 }
 
+/// Verifies F17, Y23.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_thread_that_is_stuck_has_no_pulse() {
     let door = Setup::default().open();
@@ -87,6 +89,7 @@ impl Drop for Said {
     }
 }
 
+/// Verifies F14.
 #[tokio::test(flavor = "multi_thread")]
 async fn calls_that_do_not_end_are_cut() {
     let door = Setup::default().open();

@@ -20,6 +20,7 @@ use crate::{
 
 const UNKNOWN: &str = "/runtime.v1.RuntimeService/Converse";
 
+/// Verifies F3.
 #[tokio::test(flavor = "multi_thread")]
 async fn messages_of_a_stream_go_back_and_forth_as_they_come() {
     let door = Setup::default().open();
@@ -47,6 +48,7 @@ async fn messages_of_a_stream_go_back_and_forth_as_they_come() {
     assert_eq!(soon(body.trailers()).await.unwrap().unwrap()["grpc-status"], "0");
 }
 
+/// Verifies F2.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_cancelled_call_is_cancelled_at_the_runtime() {
     let door = Setup::default().open();
@@ -96,6 +98,7 @@ async fn a_cancelled_call_is_cancelled_at_the_runtime() {
 }
 
 /// What is put together of several answers is asked for no longer than somebody waits.
+/// Verifies F2.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_call_that_asks_several_ends_at_all_of_them() {
     let door = Setup { runtimes: &["containerd", "second"], ..Setup::default() }.open();
@@ -144,6 +147,7 @@ async fn a_call_that_asks_several_ends_at_all_of_them() {
     }
 }
 
+/// Verifies F2.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_reset_of_the_runtime_is_passed_on_with_its_code() {
     let door = Setup::default().open();
@@ -201,6 +205,7 @@ async fn a_slow_reader_slows_the_sender_down() {
 }
 
 /// A caller that reads nothing of one answer does not hold up others on the same connections.
+/// Verifies F3.
 #[tokio::test(flavor = "multi_thread")]
 async fn an_unread_answer_holds_up_no_other() {
     let door = Setup::default().open();

@@ -76,6 +76,7 @@ async fn next(stream: &mut UnixStream, kind: u8) -> Option<(u32, Vec<u8>)> {
 
 /// An answer without end into a socket that nobody reads: it is taken from the runtime no faster
 /// than it leaves, others go on, and it is cut off at last.
+/// Verifies F19.
 #[tokio::test(flavor = "multi_thread")]
 async fn an_answer_that_stays_in_the_socket_is_cut_off() {
     const ON_THE_WAY: usize = 8 << 20;
@@ -112,6 +113,7 @@ async fn an_answer_that_stays_in_the_socket_is_cut_off() {
 }
 
 /// What is answered without a call, and then not read, is not read for ever either.
+/// Verifies F19.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_flood_that_reads_nothing_comes_to_a_stand() {
     let door = Setup::default().open();
@@ -148,6 +150,7 @@ async fn a_flood_that_reads_nothing_comes_to_a_stand() {
 }
 
 /// A client that sends a call before it has heard that the door closes gets its answer.
+/// Verifies F19.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_closing_door_takes_what_was_sent_before_its_word() {
     let door = Setup::default().open();
@@ -177,6 +180,7 @@ async fn a_closing_door_takes_what_was_sent_before_its_word() {
 }
 
 /// Calls that are cancelled as soon as they are sent, again and again.
+/// Verifies F19.
 #[tokio::test(flavor = "multi_thread")]
 async fn calls_that_are_reset_at_once_leave_nothing_behind() {
     let door = Setup { max_calls: 20, ..Setup::default() }.open();

@@ -157,6 +157,7 @@ async fn a_pods_cell_outlives_the_daemon_and_its_end_is_noticed() {
     cells.shutdown().await;
 }
 
+/// Verifies N3.
 #[tokio::test]
 async fn an_instance_that_the_store_does_not_know_is_ended() {
     let bench = Bench::new();

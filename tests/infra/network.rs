@@ -6,6 +6,7 @@ use kiyot::backends::milpa::providers::Provider;
 
 use super::bench::{Bench, assert_reachable};
 
+/// Verifies N1.
 #[tokio::test]
 async fn by_cni_a_cell_gets_an_address_of_the_nodes_network() {
     let mut bench = Bench::new();
@@ -76,6 +77,7 @@ async fn a_plugin_is_told_of_the_pod_and_of_the_result_before_it() {
     bench.assert_clean(&cell.instance.id);
 }
 
+/// Verifies N2.
 #[tokio::test]
 async fn a_del_that_fails_is_tried_again_until_it_works() {
     let mut bench = Bench::new();
@@ -116,6 +118,7 @@ async fn a_del_that_fails_is_tried_again_until_it_works() {
     bench.assert_clean(&cell.instance.id);
 }
 
+/// Verifies N2.
 #[tokio::test]
 async fn an_add_that_fails_leaves_nothing() {
     let mut bench = Bench::new();
@@ -130,6 +133,7 @@ async fn an_add_that_fails_leaves_nothing() {
     bench.assert_clean(&cell.instance.id);
 }
 
+/// Verifies N1, Y46.
 #[tokio::test]
 async fn without_cni_cells_share_a_bridge_that_goes_with_the_last() {
     let bench = Bench::new();

@@ -68,6 +68,7 @@ async fn a_killed_launcher_is_noticed() {
     bench.assert_clean(&cell.instance.id);
 }
 
+/// Verifies P6.
 #[tokio::test]
 async fn a_launch_that_was_cut_short_is_cleaned_up() {
     let mut bench = Bench::new();
@@ -241,6 +242,7 @@ impl Drop for Stranger {
     }
 }
 
+/// Verifies N15, Y53.
 #[tokio::test]
 async fn process_that_claims_a_cell_in_its_environment_is_left_alone() {
     let bench = Bench::new();
@@ -256,6 +258,7 @@ async fn process_that_claims_a_cell_in_its_environment_is_left_alone() {
     assert!(stranger.runs());
 }
 
+/// Verifies N16, Y53.
 #[tokio::test]
 async fn forged_environment_is_not_read() {
     let bench = Bench::new();
@@ -274,6 +277,7 @@ async fn forged_environment_is_not_read() {
     bench.assert_clean(&cell.instance.id);
 }
 
+/// Verifies N15.
 #[tokio::test]
 async fn process_in_the_cells_group_ends_with_it() {
     let bench = Bench::new();
@@ -290,6 +294,7 @@ async fn process_in_the_cells_group_ends_with_it() {
     bench.assert_clean(id);
 }
 
+/// Verifies N15, Y19.
 #[tokio::test]
 async fn plugin_gets_its_input_in_the_cells_group() {
     let mut bench = Bench::new();

@@ -56,6 +56,7 @@ async fn hostname(kubelet: &mut Kubelet, pod: &RunningPod) -> String {
         .to_owned()
 }
 
+/// Verifies R5.
 #[tokio::test]
 async fn pods_go_to_the_runtime_of_their_rule_and_lists_have_all() {
     let (node, other) = (Node::start().await, Node::start().await);
@@ -127,6 +128,7 @@ async fn pods_go_to_the_runtime_of_their_rule_and_lists_have_all() {
     );
 }
 
+/// Verifies R8.
 #[tokio::test]
 async fn the_node_is_answered_for_by_the_runtime_that_is_named() {
     let (node, other) = (Node::start().await, Node::start().await);
@@ -167,6 +169,7 @@ async fn the_node_is_answered_for_by_the_runtime_that_is_named() {
     }
 }
 
+/// Verifies R5.
 #[tokio::test]
 async fn after_a_restart_each_call_finds_its_runtime() {
     let (node, other) = (Node::start().await, Node::start().await);

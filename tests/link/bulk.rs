@@ -28,6 +28,7 @@ async fn a_call_has_it_made_and_the_calls_of_a_time_share_one() {
     assert_eq!(fixture.ledger.news(), [Some(1)], "the ledger knows of control connections only");
 }
 
+/// Verifies L13.
 #[tokio::test]
 async fn one_that_nobody_uses_is_closed_and_made_again_when_it_is_needed() {
     // Less than what is between two looks at what is waited for.
@@ -47,6 +48,7 @@ async fn one_that_nobody_uses_is_closed_and_made_again_when_it_is_needed() {
     assert_eq!(fixture.ledger.news(), [Some(1)]);
 }
 
+/// Verifies L13.
 #[tokio::test]
 async fn one_that_is_needed_again_and_again_is_kept() {
     const CALLS: usize = 20;
@@ -67,6 +69,7 @@ async fn one_that_is_needed_again_and_again_is_kept() {
     assert!(made <= ENOUGH, "{made} connections for {CALLS} calls");
 }
 
+/// Verifies L12.
 #[tokio::test]
 async fn an_open_call_keeps_it() {
     let idle = Duration::from_millis(20);
@@ -87,6 +90,7 @@ async fn an_open_call_keeps_it() {
     assert_eq!(agent.agent.bulks.load(Ordering::SeqCst), 1);
 }
 
+/// Verifies L5.
 #[tokio::test]
 async fn readers_that_are_stuck_hold_up_neither_control_nor_other_readers() {
     let fixture = Fixture::start().await;

@@ -20,6 +20,7 @@ pub(crate) async fn echo(channel: &Channel, text: &str) {
     assert_eq!(reply.into_inner().content, text.as_bytes());
 }
 
+/// Verifies L1.
 #[tokio::test]
 async fn a_cell_enrols_connects_and_answers() {
     let fixture = Fixture::start().await;
@@ -64,6 +65,7 @@ async fn the_same_over_tcp() {
     fixture.gateway.shutdown().await;
 }
 
+/// Verifies L6.
 #[tokio::test]
 async fn without_a_connection_a_call_fails_at_its_deadline() {
     let fixture = Fixture::start().await;
@@ -76,6 +78,7 @@ async fn without_a_connection_a_call_fails_at_its_deadline() {
     assert!(status.message().contains(fixture.cell.as_str()), "{status}");
 }
 
+/// Verifies L6, Y89.
 #[tokio::test]
 async fn an_answer_that_does_not_come_fails_the_call_at_its_deadline() {
     let fixture = Fixture::start().await;
@@ -92,6 +95,7 @@ async fn an_answer_that_does_not_come_fails_the_call_at_its_deadline() {
     assert_eq!(fixture.ledger.news(), [Some(1)]);
 }
 
+/// Verifies L6, Y71, Y89.
 #[tokio::test]
 async fn an_answer_that_begins_and_does_not_end_fails_the_call_at_its_deadline() {
     let fixture = Fixture::start().await;

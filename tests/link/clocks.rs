@@ -73,6 +73,7 @@ impl World {
     }
 }
 
+/// Verifies L7, Y59.
 #[tokio::test]
 async fn a_clock_that_jumps_cuts_no_link_and_keeps_none_from_coming_back() {
     // Which of the two is set: on a node both are one.
@@ -93,6 +94,7 @@ async fn a_clock_that_jumps_cuts_no_link_and_keeps_none_from_coming_back() {
     }
 }
 
+/// Verifies L7.
 #[tokio::test]
 async fn clocks_that_differ_from_the_beginning_don_t_matter() {
     // 1970 is where a machine without a battery begins.
@@ -102,6 +104,7 @@ async fn clocks_that_differ_from_the_beginning_don_t_matter() {
     }
 }
 
+/// Verifies L7.
 #[tokio::test]
 async fn a_daemon_that_starts_by_another_clock_gets_its_cells_back() {
     let dir = tempfile::tempdir().unwrap();

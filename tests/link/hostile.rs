@@ -37,6 +37,7 @@ use crate::{
     kit::{ByHand, Fake, Fixture, LIMIT, dial, is_refused, limits, timed, within},
 };
 
+/// Verifies L2.
 #[tokio::test]
 async fn without_a_certificate_nobody_is_a_cell() {
     let fixture = Fixture::start().await;
@@ -82,6 +83,7 @@ async fn enrolment_offers_nothing_else() {
     );
 }
 
+/// Verifies Y91.
 #[tokio::test]
 async fn who_says_nothing_or_nonsense_is_cut() {
     let fixture = Fixture::with(Limits { handshake: Duration::from_millis(100), ..limits() }).await;
@@ -131,6 +133,7 @@ async fn as_many_as_may_be_on_their_way_in_and_no_more() {
 /// Says to another process of this program where to dial.
 const DIALS: &str = "KIYOT_TEST_DIALS";
 
+/// Verifies L14, Y75.
 #[tokio::test]
 async fn one_peer_keeps_no_other_out() {
     const OF_A_PEER: usize = 4;
@@ -161,6 +164,7 @@ async fn one_peer_keeps_no_other_out() {
     assert!(other.try_wait().unwrap().is_none(), "it holds them still");
 }
 
+/// Verifies L17.
 #[tokio::test]
 async fn peer_that_dials_without_end_writes_a_bounded_number_of_lines() {
     const OF_A_PEER: usize = 4;
@@ -235,6 +239,7 @@ async fn dial_much(socket: &Path, most: usize) {
     within("the end of the test", std::future::pending()).await
 }
 
+/// Verifies L10, Y74.
 #[tokio::test]
 async fn a_cell_that_says_nonsense_is_cut_and_another_connection_of_it_is_let_in() {
     let fixture = Fixture::start().await;
@@ -271,6 +276,7 @@ async fn a_cell_that_says_nonsense_is_cut_and_another_connection_of_it_is_let_in
     fixture.linked().await;
 }
 
+/// Verifies L17, Y77.
 #[tokio::test]
 async fn refused_attempts_write_a_bounded_number_of_log_lines() {
     const ENROLMENTS: usize = 1_000;

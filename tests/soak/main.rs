@@ -48,6 +48,7 @@ const MAX_GROWTH_KIB: u64 = 32 * 1024;
 /// How long a log file of a daemon may grow, in bytes; then its beginning goes.
 const MAX_LOG: u64 = 64 << 20;
 
+/// Verifies X13, Y2, Y6.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 #[ignore = "a killed containerd 1.6 of the node ends containers in ways of its own: make soak"]
 async fn pods_of_random_shape_outlive_random_kills_and_leave_nothing() {

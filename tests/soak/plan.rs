@@ -22,7 +22,7 @@ pub(crate) const MAX_STEPS: usize = 6;
 /// The longest grace period of a stop, in seconds.
 pub(crate) const MAX_GRACE: i64 = 4;
 /// The deepest tree that a container makes, in directories.
-pub(crate) const MAX_DEPTH: u32 = 4_000;
+pub(crate) const MAX_DEPTH: u32 = 20_000;
 /// The most files that a container makes, beside a deep tree.
 pub(crate) const MAX_FILES: u32 = 2_000;
 /// The most lines that a container writes at once.

@@ -211,8 +211,12 @@ fn is_real(shared: &Shared, known: &KnownContainer, end: &(i32, String, i64)) ->
         // the program.
         1 => !known.started,
         128 => !known.started && reason == "StartError",
-        // What containerd answers for a task that it has not found again.
-        255 => killed(&known.kills, containerd) && (!known.started || known.stopping),
+        // containerd reads the exit of a container that ended while containerd was dead from the
+        // shim; a shim that has ended too leaves it nothing but 255 `Unknown`.
+        255 => {
+            let may_end = !known.started || known.stopping || !known.work.stays();
+            killed(&known.kills, containerd) && may_end
+        }
         _ => false,
     }
 }
@@ -316,6 +320,18 @@ mod tests {
         assert!(!is_real(&shared, &exits, 8));
         assert!(!is_real(&shared, &exits, 0));
         assert!(!is_real(&shared, &exits, 137));
+    }
+
+    #[test]
+    fn unknown_exit_code_needs_a_killed_containerd_and_a_container_that_may_end() {
+        let shared = Shared::default();
+        let exits = known(Work::Exits { lines: 1, code: 7 });
+        assert!(!is_real(&shared, &exits, 255));
+        shared.kills_one(Victim::CellContainerd);
+        assert!(is_real(&shared, &exits, 255));
+        assert!(is_real(&shared, &KnownContainer { stopping: true, ..known(Work::Counts) }, 255));
+        assert!(!is_real(&shared, &known(Work::Counts), 255));
+        assert!(!is_real(&shared, &KnownContainer { cell: false, ..exits }, 255));
     }
 
     #[test]

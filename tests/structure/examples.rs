@@ -19,6 +19,7 @@ fn pod(name: &str) -> manifest::Pod {
         .remove(0)
 }
 
+/// Verifies T2.
 #[test]
 fn every_example_is_read() {
     for file in tree::files("examples", ".toml") {

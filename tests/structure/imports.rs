@@ -102,6 +102,7 @@ fn part_of(path: &[String]) -> &'static Part {
     PARTS.iter().filter(begins).max_by_key(|part| part.path.len()).unwrap()
 }
 
+/// Verifies T1.
 #[test]
 fn no_part_names_one_above_it() {
     let mut wrong = Vec::new();

@@ -29,6 +29,7 @@ const FORBIDDEN: [(&str, &[&str]); 6] = [
     ),
 ];
 
+/// Verifies T1.
 #[test]
 fn no_crate_depends_on_one_above_it() {
     for (manifest, forbidden) in FORBIDDEN {

@@ -33,6 +33,7 @@ fn words(unit: &Unit, section: &str, key: &str) -> Vec<String> {
         .collect()
 }
 
+/// Verifies C6.
 #[test]
 fn it_starts_between_the_runtime_and_the_kubelet_and_stops_no_cell() {
     let unit = unit();
@@ -59,6 +60,7 @@ fn it_starts_between_the_runtime_and_the_kubelet_and_stops_no_cell() {
     assert_eq!(words(&unit, "Install", "WantedBy"), ["multi-user.target"]);
 }
 
+/// Verifies C6.
 #[test]
 fn systemd_reads_the_unit_without_a_complaint() {
     let dir = tempfile::tempdir().unwrap();
@@ -87,6 +89,7 @@ fn systemd_reads_the_unit_without_a_complaint() {
     assert!(complaints.iter().any(|line| line.contains("Delegates")), "{complaints:?}");
 }
 
+/// Verifies C6.
 #[test]
 fn nothing_in_it_makes_a_mount_namespace() {
     let unit = unit();

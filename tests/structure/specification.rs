@@ -1,111 +1,98 @@
-//! SPECIFICATION.md: every promise has a test.
+//! SPECIFICATION.md and the tests name each other by ids.
 //!
-//! A promise is an item `- **ID** Text — `path/to/file.rs::name_of_a_test``, on as many lines as it
-//! needs, with one or more tests, with commas between.
+//! A promise is an item `- **ID** Text`. A test verifies it by a doc line `/// Verifies ID, ID.`.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use crate::tree;
 
-struct Promise {
-    id: String,
-    tests: Vec<String>,
+/// Opens the doc line of a test that names promises.
+const VERIFIES: &str = "/// Verifies ";
+
+/// Returns the ids of all promises, in order.
+fn promises(text: &str) -> Vec<String> {
+    let items = text.lines().filter_map(|line| line.strip_prefix("- **"));
+    items.filter_map(|rest| rest.split_once("** ")).map(|(id, _)| id.to_owned()).collect()
 }
 
-fn promises(text: &str) -> Vec<Promise> {
-    let mut items: Vec<String> = Vec::new();
-    let mut inside = false;
-    for line in text.lines() {
-        if line.starts_with("- **") {
-            items.push(line.to_owned());
-            inside = true;
-        } else if inside && line.starts_with("  ") {
-            let item = items.last_mut().unwrap();
-            *item = format!("{item} {}", line.trim());
-        } else {
-            inside = false;
+/// Returns the tests of a source by the ids that they verify, and the lines that are wrong.
+fn index(file: &str, source: &str) -> (BTreeMap<String, Vec<String>>, Vec<String>) {
+    let (mut tests, mut faults) = (BTreeMap::<String, Vec<String>>::new(), Vec::new());
+    let lines: Vec<&str> = source.lines().map(str::trim).collect();
+    for (number, line) in lines.iter().enumerate() {
+        let Some(ids) = line.strip_prefix(VERIFIES) else { continue };
+        let at = format!("{file}:{}", number + 1);
+        let Some(ids) = ids.strip_suffix('.') else {
+            faults.push(format!("{at}: {line:?} does not end with a full stop"));
+            continue;
+        };
+        let item: Vec<&str> =
+            lines[number + 1..].iter().take_while(|line| line.starts_with("#[")).copied().collect();
+        let function = lines.get(number + 1 + item.len()).copied().unwrap_or_default();
+        let name = function.split_once("fn ").and_then(|(_, rest)| rest.split('(').next());
+        let is_test = item.iter().any(|line| {
+            *line == "#[test]" || line.starts_with("#[tokio::test") || line.starts_with("#[ignore")
+        });
+        let Some(name) = name.filter(|_| is_test) else {
+            faults.push(format!("{at}: {line:?} does not stand above the attributes of a test"));
+            continue;
+        };
+        for id in ids.split(", ") {
+            tests.entry(id.to_owned()).or_default().push(format!("{file}::{name}"));
         }
     }
-    items.iter().map(|item| promise(item)).collect()
-}
-
-fn promise(item: &str) -> Promise {
-    let (id, rest) = item
-        .strip_prefix("- **")
-        .and_then(|rest| rest.split_once("** "))
-        .unwrap_or_else(|| panic!("no `- **ID** ` at the begin of: {item}"));
-    let (_, tests) =
-        rest.rsplit_once(" — ").unwrap_or_else(|| panic!("no ` — ` before the tests of: {item}"));
-    let test = |part: &str| {
-        let part = part.trim();
-        part.strip_prefix('`')
-            .and_then(|part| part.strip_suffix('`'))
-            .unwrap_or_else(|| panic!("{part} is no test in backticks, in: {item}"))
-            .to_owned()
-    };
-    Promise { id: id.to_owned(), tests: tests.split(',').map(test).collect() }
-}
-
-/// Says what is wrong with a reference to a test.
-fn fault(test: &str) -> Option<String> {
-    let Some((file, name)) = test.rsplit_once("::").filter(|(file, _)| file.ends_with(".rs"))
-    else {
-        return Some(format!("{test} is not path/to/file.rs::name"));
-    };
-    if !tree::root().join(file).is_file() {
-        return Some(format!("{file} is not there"));
-    }
-    let source = tree::text(file);
-    let Some(at) = source.find(&format!("fn {name}(")) else {
-        return Some(format!("{file} has no function {name}"));
-    };
-    // The attributes stand between the last blank line, brace or semicolon and the function.
-    let before = &source[..at];
-    let start =
-        before.rfind("\n\n").into_iter().chain(before.rfind("{\n")).max().unwrap_or_default();
-    let attributes = &before[start..];
-    let is_test = attributes.contains("#[test]") || attributes.contains("#[tokio::test");
-    (!is_test).then(|| format!("{name} of {file} is no test"))
+    (tests, faults)
 }
 
 #[test]
-fn every_promise_has_a_test_that_exists() {
+fn promise_without_a_test_and_test_without_a_promise_are_faults() {
     let promises = promises(&tree::text("SPECIFICATION.md"));
-    assert!(!promises.is_empty(), "SPECIFICATION.md has no promise");
-    let mut ids = BTreeSet::new();
+    let mut verified = BTreeMap::<String, Vec<String>>::new();
     let mut faults = Vec::new();
-    for promise in promises {
-        faults.extend(
-            promise
-                .tests
-                .iter()
-                .filter_map(|test| fault(test))
-                .map(|fault| format!("{}: {fault}", promise.id)),
-        );
-        if !ids.insert(promise.id.clone()) {
-            faults.push(format!("{}: another promise has this id", promise.id));
+    for folder in ["src", "crates", "tests"] {
+        for file in tree::files(folder, ".rs") {
+            let (tests, wrong) = index(&file.display().to_string(), &tree::text(&file));
+            faults.extend(wrong);
+            for (id, tests) in tests {
+                verified.entry(id).or_default().extend(tests);
+            }
         }
     }
-    assert!(faults.is_empty(), "SPECIFICATION.md:\n{}", faults.join("\n"));
+    let known: BTreeSet<&String> = promises.iter().collect();
+    for (id, tests) in &verified {
+        if !known.contains(id) {
+            faults.push(format!("{tests:?} verify {id}, which SPECIFICATION.md does not have"));
+        }
+    }
+    let mut ids = BTreeSet::new();
+    for id in &promises {
+        if !ids.insert(id) {
+            faults.push(format!("{id}: another promise has this id"));
+        }
+        if !verified.contains_key(id) {
+            faults.push(format!("{id}: no test verifies it"));
+        }
+    }
+    assert!(!promises.is_empty(), "SPECIFICATION.md has no promise");
+    assert!(faults.is_empty(), "{}", faults.join("\n"));
 }
 
 #[test]
-fn references_are_checked() {
-    let own = "tests/structure/specification.rs";
-    assert_eq!(fault(&format!("{own}::references_are_checked")), None);
-    for wrong in [
-        format!("{own}::fault"),
-        format!("{own}::nothing"),
-        "tests/structure/nothing.rs::x".to_owned(),
-        "references_are_checked".to_owned(),
-    ] {
-        assert!(fault(&wrong).is_some(), "{wrong}");
-    }
-    let read = promises(
-        "# T\n\n- **A1** One\n  two — `a.rs::b`,\n  `c.rs::d`\n\ntext\n- **A2** x — `e.rs::f`\n",
+fn index_has_the_tests_of_each_id_and_names_lines_that_are_wrong() {
+    let verifies = |ids: &str| format!("{VERIFIES}{ids}");
+    let source = format!(
+        "{}\n#[tokio::test(start_paused = true)]\nasync fn a() {{}}\n{}\n#[test]\nfn b() {{}}\n\
+         {}\nfn c() {{}}\n{}\n#[test]\nfn d() {{}}\n",
+        verifies("X1, X2."),
+        verifies("X2."),
+        verifies("X3."),
+        verifies("X4"),
     );
-    assert_eq!(
-        read.iter().map(|promise| (promise.id.as_str(), promise.tests.len())).collect::<Vec<_>>(),
-        [("A1", 2), ("A2", 1)]
-    );
+    let (tests, faults) = index("f.rs", &source);
+    assert_eq!(tests["X1"], ["f.rs::a"]);
+    assert_eq!(tests["X2"], ["f.rs::a", "f.rs::b"]);
+    assert_eq!(tests.len(), 2);
+    assert_eq!(faults.len(), 2, "{faults:?}");
+    assert!(faults[0].starts_with("f.rs:7: ") && faults[1].starts_with("f.rs:9: "), "{faults:?}");
+    assert_eq!(promises("- **A1** One\n  two\n\ntext\n- **A2** x\n"), ["A1", "A2"]);
 }

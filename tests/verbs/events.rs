@@ -33,6 +33,7 @@ async fn next(
     event
 }
 
+/// Verifies F10.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_life_of_a_pod_is_told_in_its_order() {
     let kiyot = Fixture::start().await;

@@ -11,6 +11,7 @@ fn handler(name: &str, recursive_read_only_mounts: bool) -> cri::RuntimeHandler 
     cri::RuntimeHandler { name: name.to_owned(), features }
 }
 
+/// Verifies D43.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_the_last_cell_does_is_said_of_the_next_also_after_a_restart() {
     let mut kiyot = Fixture::start().await;

@@ -84,6 +84,7 @@ async fn answers(kiyot: &Fixture, sandbox: &str, container: &str) -> usize {
     ours
 }
 
+/// Verifies P12.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn no_answer_has_an_id_of_the_cell() {
     let kiyot = Fixture::with_ids(OF_THE_CELL).await;

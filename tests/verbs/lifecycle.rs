@@ -134,6 +134,7 @@ async fn a_pod_is_known_again_after_a_restart_with_what_happened_meanwhile() {
     assert_eq!(kiyot.provider.launched(), 1);
 }
 
+/// Verifies I6.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_image_of_a_cell_is_told_while_a_container_of_its_pod_has_it() {
     let kiyot = Fixture::start().await;
@@ -169,6 +170,7 @@ async fn image_calls_of_the_pod_are_claimed() {
     assert!(!claims(&other));
 }
 
+/// Verifies U23.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_only_a_cell_knows_of_a_container_is_known_after_a_restart() {
     let kiyot = Fixture::start().await;

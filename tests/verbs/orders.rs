@@ -99,6 +99,7 @@ async fn call(kiyot: &Fixture, dice: &mut Dice) {
     assert!(running <= 1, "no two attempts of a container run");
 }
 
+/// Verifies P4, Y94.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn calls_in_any_order_leave_nothing() {
     let mut kiyot = Fixture::start().await;

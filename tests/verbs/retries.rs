@@ -12,6 +12,7 @@ use tonic::Code;
 
 use crate::kit::{Fixture, LIMIT, until};
 
+/// Verifies P2.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_retry_joins_the_launch_and_gets_its_sandbox() {
     let kiyot = Fixture::start().await;
@@ -109,6 +110,7 @@ async fn a_container_whose_creation_was_not_answered_is_made_once() {
     assert!(status.message().contains("is reserved for"), "{status}");
 }
 
+/// Verifies X8, Y95.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_sandbox_that_is_asked_for_while_another_one_is_torn_down_stays() {
     const ABANDONED: usize = 4;
@@ -156,6 +158,7 @@ async fn a_sandbox_that_is_asked_for_while_another_one_is_torn_down_stays() {
     assert!(left.iter().all(|left| sandboxes.iter().any(|sandbox| sandbox.id == left.id)));
 }
 
+/// Verifies X12, Y96.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_container_that_may_be_starting_is_not_forgotten() {
     let kiyot = Fixture::start().await;

@@ -68,6 +68,7 @@ async fn a_pod_whose_cell_is_lost_has_exited() {
     kiyot.stop_sandbox(&sandbox).await;
 }
 
+/// Verifies P4.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn unknown_pods_are_stopped_and_removed_and_nowhere() {
     let kiyot = Fixture::start().await;
@@ -98,6 +99,7 @@ async fn unknown_pods_are_stopped_and_removed_and_nowhere() {
     assert!(status.message().contains("CheckpointContainer"));
 }
 
+/// Verifies Y26.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_stop_that_fails_because_the_container_has_just_ended_is_a_stop() {
     let kiyot = Fixture::start().await;
@@ -138,6 +140,7 @@ async fn a_stop_that_fails_because_the_container_has_just_ended_is_a_stop() {
 
 /// After a restart of the daemon a cell may be a moment away: what its containers leave is worth
 /// that moment.
+/// Verifies X3, Y22.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_cell_that_calls_home_again_is_waited_for_before_its_pod_is_stopped() {
     let kiyot = Fixture::start().await;
@@ -160,6 +163,7 @@ async fn a_cell_that_calls_home_again_is_waited_for_before_its_pod_is_stopped() 
     assert_eq!(kiyot.provider.running(), 0);
 }
 
+/// Verifies X3, Y22.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_cell_that_does_not_come_back_is_ended_and_only_then_its_pod_is_stopped() {
     let kiyot = Fixture::start().await;
@@ -200,6 +204,7 @@ async fn a_cell_that_does_not_come_back_is_ended_and_only_then_its_pod_is_stoppe
 
 /// Neither a stop nor a removal says OK while the provider does not say that the cell is gone,
 /// however often they are tried.
+/// Verifies X3, Y25.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_pod_whose_cell_can_not_be_ended_is_not_stopped() {
     let kiyot = Fixture::start().await;
@@ -259,6 +264,7 @@ async fn a_pod_whose_cell_can_not_be_ended_is_not_stopped() {
 }
 
 /// Whatever a cell does not answer, its caller is told in time.
+/// Verifies F2.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn every_verb_that_asks_a_cell_ends_at_its_deadline() {
     let kiyot = Fixture::start().await;

@@ -8,6 +8,7 @@ use prost::Message;
 
 use crate::kit::{Fixture, until};
 
+/// Verifies U3.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_container_is_listed_when_its_start_is_answered() {
     let kiyot = Fixture::start().await;
@@ -47,6 +48,7 @@ async fn a_container_is_listed_when_its_start_is_answered() {
     assert_eq!((stats().attributes.unwrap().id, stats().cpu, stats().memory), (other, None, None));
 }
 
+/// Verifies U3.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_pod_is_listed_when_its_sandbox_is_answered_and_has_its_containers_when_they_start() {
     let kiyot = Fixture::start().await;
@@ -116,6 +118,7 @@ fn metrics(value: u64) -> cell::Metrics {
     }
 }
 
+/// Verifies U25.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn cells_tell_metrics_when_somebody_asks() {
     let kiyot = Fixture::start().await;
@@ -197,6 +200,7 @@ async fn cells_tell_metrics_when_somebody_asks() {
     until("the third cell is asked", || cell(2).with(|state| state.measured) == Some(80)).await;
 }
 
+/// Verifies U22.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn after_a_restart_who_asks_for_usage_waits_for_the_cells_of_before() {
     let kiyot = Fixture::start().await;

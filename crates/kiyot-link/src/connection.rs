@@ -149,6 +149,7 @@ impl Drop for OpenCall {
 mod tests {
     use super::*;
 
+    /// Verifies L12.
     #[tokio::test]
     async fn an_open_call_keeps_it_however_short_it_may_be_idle() {
         for long in [Duration::ZERO, Duration::from_millis(50)] {

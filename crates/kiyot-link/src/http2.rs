@@ -143,6 +143,7 @@ mod tests {
     use super::*;
 
     /// As after a cell was frozen: calls came, and their callers have given up since.
+    /// Verifies L15.
     #[tokio::test]
     async fn calls_that_were_given_up_before_they_were_looked_at_cut_no_others() {
         const CALLS: usize = 90;

@@ -93,6 +93,7 @@ impl<K: Eq + Hash + Clone> LogLimits<K> {
 mod tests {
     use super::*;
 
+    /// Verifies L17.
     #[test]
     fn lines_beyond_the_limit_are_counted_and_told_in_the_next_period() {
         let (limit, now) = (LogLimit::default(), Instant::now());
@@ -109,6 +110,7 @@ mod tests {
         assert_eq!(limit.admit_at(now + PERIOD * 9), Some(0));
     }
 
+    /// Verifies L17.
     #[test]
     fn each_key_has_lines_of_its_own_as_far_as_keys_are_remembered() {
         let (limits, now) = (LogLimits::default(), Instant::now());

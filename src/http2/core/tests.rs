@@ -147,6 +147,7 @@ fn an_answer_is_what_its_frames_have() {
     assert!(side.sent().is_empty() && side.core.is_empty());
 }
 
+/// Verifies F18.
 #[test]
 fn windows_are_kept_and_may_become_less_than_nothing() {
     let mut side = Side::new(&[(4, 1000)]);
@@ -237,6 +238,7 @@ fn calls_above_the_limit_wait_and_begin_in_order() {
     assert!(matches!(side.answer_head(keys[2]), Poll::Ready(Ok(_))));
 }
 
+/// Verifies F18.
 #[test]
 fn a_call_that_is_cancelled_while_it_waits_leaves_nothing_behind() {
     let mut side = Side::new(&[(3, 1)]);
@@ -262,6 +264,7 @@ fn a_call_that_is_cancelled_while_it_waits_leaves_nothing_behind() {
     assert!(side.core.is_done());
 }
 
+/// Verifies F18.
 #[test]
 fn an_answer_is_as_long_as_its_head_says() {
     let length = |length: &str| {
@@ -346,6 +349,7 @@ fn what_comes_for_a_cancelled_call_is_passed_over() {
     assert!(matches!(side.answer_head(next), Poll::Ready(Ok(head)) if head.headers()["a"] == "b"));
 }
 
+/// Verifies F18.
 #[test]
 fn what_the_runtime_has_not_begun_may_be_sent_again() {
     let mut side = Side::new(&[(3, 2)]);
@@ -365,6 +369,7 @@ fn what_the_runtime_has_not_begun_may_be_sent_again() {
     assert!(matches!(side.answer_head(key), Poll::Ready(Err(error)) if error.was_refused()));
 }
 
+/// Verifies F18.
 #[test]
 fn a_call_of_which_nothing_was_written_may_be_sent_again() {
     let error = |side: &mut Side, key| match side.answer_head(key) {
@@ -387,6 +392,7 @@ fn a_call_of_which_nothing_was_written_may_be_sent_again() {
     assert!(!error(&mut side, key).was_refused());
 }
 
+/// Verifies F18.
 #[test]
 fn padding_alone_uses_no_window_up() {
     let mut side = Side::new(&[]);
@@ -427,6 +433,7 @@ fn an_answer_that_is_whole_stays_so_whatever_becomes_of_the_request() {
     ));
 }
 
+/// Verifies F18.
 #[test]
 fn an_answer_that_is_none_is_reset_and_its_connection_goes_on() {
     let malformed: [(u8, &[u8]); 8] = [
@@ -487,6 +494,7 @@ fn metadata_has_a_limit() {
     assert_eq!(violation.0, Reason::ENHANCE_YOUR_CALM);
 }
 
+/// Verifies F18.
 #[test]
 fn what_violates_the_protocol_ends_the_connection_and_says_why() {
     let cases: [(Reason, u8, u8, u32, &[u8]); 22] = [
@@ -534,6 +542,7 @@ fn what_violates_the_protocol_ends_the_connection_and_says_why() {
     assert!(side.receive(frame::PING, 0, 0, &[0; 8]).is_err(), "a header block is one");
 }
 
+/// Verifies F18.
 #[test]
 fn pings_are_answered_and_not_read_for_ever_if_nobody_takes_the_answers() {
     let mut side = Side::new(&[]);
@@ -597,6 +606,7 @@ fn long_metadata_goes_in_several_frames() {
 }
 
 proptest! {
+    /// Verifies F18.
     #[test]
     fn whatever_the_runtime_sends(bytes in proptest::collection::vec(any::<u8>(), 0..600)) {
         fuzzing::runtime(&bytes);

@@ -92,6 +92,7 @@ async fn call(
 proptest! {
     #![proptest_config(ProptestConfig { cases: 24, max_shrink_iters: 20, ..ProptestConfig::default() })]
 
+    /// Verifies F18.
     #[test]
     fn calls_are_answered_with_what_was_sent(
         calls in calls(),
@@ -179,6 +180,7 @@ fn nobody_waits_for_a_connection_that_is_no_more() {
 }
 
 /// As when a runtime restarts: what could not be written is for the next connection.
+/// Verifies F18.
 #[test]
 fn a_call_that_comes_as_the_other_side_hangs_up_was_not_sent() {
     within(async {

@@ -90,6 +90,7 @@ async fn call(
 proptest! {
     #![proptest_config(ProptestConfig { cases: 24, max_shrink_iters: 20, ..ProptestConfig::default() })]
 
+    /// Verifies F19.
     #[test]
     fn calls_are_answered_with_what_was_sent(
         calls in calls(),

@@ -121,6 +121,7 @@ fn handlers_are_appended_and_the_default_only_where_there_is_none() {
     assert_eq!(names(&status(answer(&new.encode_to_vec(), &[]), &[]).unwrap()), ["", "runc"]);
 }
 
+/// Verifies D43.
 #[test]
 fn a_handler_says_what_its_pods_may_ask_for_wherever_they_run() {
     let handler = |name: &str, recursive_read_only_mounts| {

@@ -73,6 +73,7 @@ fn a_pod_to_restore_is_decided_as_one_to_run() {
     assert_eq!(*Pod::of(&bytes).to_run(), *bytes);
 }
 
+/// Verifies R6.
 #[test]
 fn what_stays_on_the_node_loses_its_handler_and_nothing_else() {
     let mut run =

@@ -77,6 +77,7 @@ fn every_request_with_an_id_is_routed_by_it() {
 }
 
 /// Each known list or stream is routed as such, so the names tell.
+/// Verifies F7.
 #[test]
 fn a_list_is_known_by_its_name() {
     for path in ["/runtime.v1.RuntimeService/ListPods", "/runtime.v1.RuntimeService/StreamPods"] {
@@ -206,6 +207,7 @@ fn ids_within(
     ids
 }
 
+/// Verifies F4.
 #[test]
 fn every_id_of_every_message_is_accounted_for() {
     let set = FileDescriptorSet::decode(DESCRIPTORS).unwrap();
@@ -244,6 +246,7 @@ fn every_id_of_every_message_is_accounted_for() {
 
 /// Each id that a filter can have is looked at: a list by one of them that is a cell's asks nobody
 /// else.
+/// Verifies F4.
 #[test]
 fn every_id_of_a_filter_is_looked_at() {
     let set = FileDescriptorSet::decode(DESCRIPTORS).unwrap();

@@ -30,6 +30,7 @@ async fn listed(kubelet: &mut Kubelet, name: &str) -> Vec<(u32, cri::ContainerSt
     attempts
 }
 
+/// Verifies U7.
 #[tokio::test]
 async fn init_containers_come_first_and_attempts_stay_until_they_are_removed() {
     let node = Node::start().await;
@@ -81,6 +82,7 @@ async fn init_containers_come_first_and_attempts_stay_until_they_are_removed() {
     ends_without_a_trace(&mut kubelet, &kiyot, &running).await;
 }
 
+/// Verifies U7.
 #[tokio::test]
 async fn a_program_that_is_not_there_is_told_as_such() {
     let node = Node::start().await;
@@ -99,6 +101,7 @@ async fn a_program_that_is_not_there_is_told_as_such() {
     ends_without_a_trace(&mut kubelet, &kiyot, &running).await;
 }
 
+/// Verifies U8.
 #[tokio::test]
 async fn an_image_says_its_user_and_its_signal() {
     let node = Node::start().await;

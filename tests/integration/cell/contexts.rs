@@ -73,6 +73,7 @@ async fn looks(kubelet: &mut Kubelet, spec: &Pod) -> (RunningPod, HashMap<&'stat
     (running, said)
 }
 
+/// Verifies U4.
 #[tokio::test]
 async fn a_process_in_a_cell_may_do_what_it_may_on_the_node() {
     let node = Node::start().await;
@@ -123,6 +124,7 @@ async fn a_process_in_a_cell_may_do_what_it_may_on_the_node() {
     ends_without_a_trace(&mut kubelet, &kiyot, &remote).await;
 }
 
+/// Verifies U5.
 #[tokio::test]
 async fn processes_are_shared_if_the_pod_says_so() {
     let node = Node::start().await;
@@ -174,6 +176,7 @@ async fn sees(kubelet: &mut Kubelet, container: &str, process: &str) {
     .await;
 }
 
+/// Verifies U5.
 #[tokio::test]
 async fn a_debug_container_sees_its_targets_processes() {
     let node = Node::start().await;
@@ -205,6 +208,7 @@ async fn a_debug_container_sees_its_targets_processes() {
     ends_without_a_trace(&mut kubelet, &kiyot, &running).await;
 }
 
+/// Verifies P10.
 #[tokio::test]
 async fn what_a_cell_does_not_have_is_refused_by_name() {
     let node = Node::start().await;
@@ -253,6 +257,7 @@ async fn limit(kubelet: &mut Kubelet, container: &str, version_2: &str, version_
     kubelet.exec_sync(container, &["sh", "-c", &script]).await.unwrap().stdout.trim().to_owned()
 }
 
+/// Verifies U6.
 #[tokio::test]
 async fn resources_are_changed_while_it_runs() {
     let node = Node::start().await;

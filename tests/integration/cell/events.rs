@@ -129,6 +129,7 @@ async fn next(stream: &mut Streaming<cri::ContainerEventResponse>) -> cri::Conta
         .expect("the stream goes on")
 }
 
+/// Verifies F10, Y28.
 #[tokio::test]
 async fn events_of_cells_come_with_those_of_the_node() {
     let node = Node::start().await;
@@ -203,6 +204,7 @@ async fn events_of_cells_come_with_those_of_the_node() {
 
 /// containerd 1.6 streams no events: a kubelet that sees so lists instead. Later ones do, and
 /// answer with their first event.
+/// Verifies F8.
 #[tokio::test]
 async fn the_stream_is_there_if_the_node_has_one() {
     let node = Node::start().await;

@@ -63,6 +63,7 @@ async fn exec(kubelet: &mut Kubelet, pod: &RunningPod, command: &[&str], input: 
     }
 }
 
+/// Verifies D35.
 #[tokio::test]
 async fn input_ends_and_every_end_is_told_as_on_the_node() {
     let node = Node::start().await;
@@ -95,6 +96,7 @@ async fn input_ends_and_every_end_is_told_as_on_the_node() {
     end(&mut kubelet, &kiyot, &pods).await;
 }
 
+/// Verifies D35.
 #[tokio::test]
 async fn a_program_that_is_not_there_is_an_error_in_the_words_of_the_node() {
     let node = Node::start().await;
@@ -128,6 +130,7 @@ async fn a_program_that_is_not_there_is_an_error_in_the_words_of_the_node() {
     end(&mut kubelet, &kiyot, &pods).await;
 }
 
+/// Verifies D36.
 #[tokio::test]
 async fn a_container_whose_input_ends_ends_with_it() {
     let node = Node::start().await;
@@ -185,6 +188,7 @@ async fn a_container_whose_input_ends_ends_with_it() {
     ends_without_a_trace(&mut kubelet, &kiyot, &running).await;
 }
 
+/// Verifies D37.
 #[tokio::test]
 async fn what_takes_too_long_is_gone_when_that_is_told() {
     let node = Node::start().await;
@@ -207,6 +211,7 @@ async fn what_takes_too_long_is_gone_when_that_is_told() {
     ends_without_a_trace(&mut kubelet, &kiyot, &running).await;
 }
 
+/// Verifies D37.
 #[tokio::test]
 async fn as_much_output_as_a_call_has_room_for_comes_and_more_is_the_nodes_answer() {
     let node = Node::start().await;

@@ -253,6 +253,7 @@ impl Subject {
     }
 }
 
+/// Verifies P9.
 #[tokio::test]
 async fn every_filter_and_part_of_an_id_is_answered_as_containerd_answers_it() {
     let node = Node::start().await;

@@ -36,6 +36,7 @@ fn noise() -> Vec<u8> {
     (0..LARGE as u32 / 4).flat_map(|n| n.wrapping_mul(2_654_435_761).to_be_bytes()).collect()
 }
 
+/// Verifies D38.
 #[tokio::test]
 async fn several_ports_at_once_each_end_by_themselves() {
     let node = Node::start().await;
@@ -70,6 +71,7 @@ async fn several_ports_at_once_each_end_by_themselves() {
     ends_without_a_trace(&mut kubelet, &kiyot, &running).await;
 }
 
+/// Verifies D38.
 #[tokio::test]
 async fn all_of_much_goes_both_ways_at_once() {
     let node = Node::start().await;
@@ -95,6 +97,7 @@ async fn all_of_much_goes_both_ways_at_once() {
     ends_without_a_trace(&mut kubelet, &kiyot, &running).await;
 }
 
+/// Verifies D38.
 #[tokio::test]
 async fn a_port_where_nobody_listens_is_an_error_in_the_words_of_the_node() {
     let node = Node::start().await;

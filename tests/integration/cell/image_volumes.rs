@@ -23,6 +23,7 @@ fn mount(id: &str, at: &str, sub_path: &str) -> cri::Mount {
     }
 }
 
+/// Verifies D22.
 #[tokio::test]
 async fn an_image_is_a_volume_where_the_cells_containerd_mounts_it() {
     let node = Node::start().await;

@@ -4,6 +4,7 @@ use kiyot_testkit::{Container, Kiyot, Node, Pod, cri, image::ImageSpec};
 
 use super::{WAIT, endings::Ending, ends_without_a_trace, options, pod};
 
+/// Verifies D1.
 #[tokio::test]
 async fn an_image_of_the_node_is_copied() {
     let node = Node::start().await;
@@ -44,6 +45,7 @@ fn image_status(name: &str) -> cri::ImageStatusRequest {
     }
 }
 
+/// Verifies D1.
 #[tokio::test]
 async fn a_second_container_needs_no_second_copy() {
     let node = Node::start().await;
@@ -59,6 +61,7 @@ async fn a_second_container_needs_no_second_copy() {
     ends_without_a_trace(&mut kubelet, &kiyot, &running).await;
 }
 
+/// Verifies D1.
 #[tokio::test]
 async fn an_image_that_nobody_has_is_named() {
     let node = Node::start().await;
@@ -71,6 +74,7 @@ async fn an_image_that_nobody_has_is_named() {
     assert!(status.message().contains("registry.invalid/nobody/has:this"), "{status:?}");
 }
 
+/// Verifies D6.
 #[tokio::test]
 async fn a_pull_by_digest_asks_the_registry_though_the_node_has_it() {
     let node = Node::start().await;

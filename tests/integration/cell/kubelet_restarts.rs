@@ -33,6 +33,7 @@ async fn is_present(
     found.id
 }
 
+/// Verifies I19, Y13.
 #[tokio::test]
 async fn container_restart_after_a_kubelet_restart_pulls_nothing() {
     let node = Node::start().await;
@@ -85,6 +86,7 @@ async fn container_restart_after_a_kubelet_restart_pulls_nothing() {
     ends_without_a_trace(&mut kubelet, &kiyot, &annotated).await;
 }
 
+/// Verifies I19.
 #[tokio::test]
 async fn annotated_pod_still_has_its_images() {
     let node = Node::start().await;
@@ -120,6 +122,7 @@ async fn annotated_pod_still_has_its_images() {
     ends_without_a_trace(&mut kubelet, &kiyot, &pod).await;
 }
 
+/// Verifies I19.
 #[tokio::test]
 async fn pod_of_the_node_is_not_given_the_image_of_a_cell() {
     let node = Node::start().await;

@@ -8,6 +8,7 @@ use super::{
     ends_without_a_trace, leaves_nothing, options, pod,
 };
 
+/// Verifies P1.
 #[tokio::test]
 async fn a_pod_runs_in_a_cell_of_its_own() {
     let node = Node::start().await;
@@ -98,6 +99,7 @@ async fn containers_of_a_pod_share_its_network() {
     ends_without_a_trace(&mut kubelet, &kiyot, &running).await;
 }
 
+/// Verifies P3.
 #[tokio::test]
 async fn an_exit_is_told_with_its_code_and_message() {
     let node = Node::start().await;
@@ -130,6 +132,7 @@ async fn an_exit_is_told_with_its_code_and_message() {
     ends_without_a_trace(&mut kubelet, &kiyot, &running).await;
 }
 
+/// Verifies P4.
 #[tokio::test]
 async fn stopping_and_removing_again_is_fine() {
     let node = Node::start().await;
@@ -172,6 +175,7 @@ async fn stopping_and_removing_again_is_fine() {
     assert_eq!(kiyot.cells(), Vec::<String>::new());
 }
 
+/// Verifies P1.
 #[tokio::test]
 async fn a_handler_asks_for_a_cell_too() {
     let node = Node::start().await;
@@ -185,6 +189,7 @@ async fn a_handler_asks_for_a_cell_too() {
     ends_without_a_trace(&mut kubelet, &kiyot, &running).await;
 }
 
+/// Verifies P2.
 #[tokio::test]
 async fn a_retry_of_run_gives_the_same_sandbox() {
     let node = Node::start().await;

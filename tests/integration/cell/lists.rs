@@ -7,6 +7,7 @@ use tonic::Code;
 
 use super::{WAIT, ends_without_a_trace, options, pod};
 
+/// Verifies P9.
 #[tokio::test]
 async fn lists_hold_both_worlds() {
     let node = Node::start().await;
@@ -72,6 +73,7 @@ async fn lists_hold_both_worlds() {
     ends_without_a_trace(&mut kubelet, &kiyot, &remote).await;
 }
 
+/// Verifies F5.
 #[tokio::test]
 async fn a_dead_containerd_makes_lists_fail_and_cell_pods_live() {
     let node = Node::start().await;

@@ -22,6 +22,7 @@ fn of_stream(log: &Path, stream: &str) -> Vec<Vec<u8>> {
     timeless.filter(|line| line.starts_with(stream.as_bytes())).collect()
 }
 
+/// Verifies D15.
 #[tokio::test]
 async fn they_are_byte_for_byte_the_nodes() {
     // Around the 16 KiB at which a line is cut; empty ones; bytes that are no text; no newline at
@@ -80,6 +81,7 @@ async fn they_are_byte_for_byte_the_nodes() {
     }
 }
 
+/// Verifies D16.
 #[tokio::test]
 async fn a_restarted_containers_old_log_stays() {
     let node = Node::start().await;
@@ -114,6 +116,7 @@ async fn a_restarted_containers_old_log_stays() {
     ends_without_a_trace(&mut kubelet, &kiyot, &running).await;
 }
 
+/// Verifies D20.
 #[tokio::test]
 async fn a_log_goes_on_after_what_its_file_had_before() {
     const BEFORE: &str = "2026-01-01T00:00:00.000000000Z stdout F of a container that had this name before, and wrote more than the next one does at first\n";
@@ -159,6 +162,7 @@ async fn a_log_goes_on_after_what_its_file_had_before() {
     assert_eq!(kiyot.cells(), Vec::<String>::new());
 }
 
+/// Verifies D16.
 #[tokio::test]
 async fn rotation_under_load_loses_nothing() {
     const ROTATIONS: usize = 5;
@@ -234,6 +238,7 @@ fn logs_of(directory: &Path, depth: usize) -> Vec<PathBuf> {
     directories.flat_map(|entry| named(entry.path())).collect()
 }
 
+/// Verifies D17.
 #[tokio::test]
 async fn what_the_node_has_costs_the_cell_no_disk() {
     const MIB: u64 = 1 << 20;

@@ -14,6 +14,7 @@ use super::{
     stops::{freeze, thaw},
 };
 
+/// Verifies D4.
 #[tokio::test]
 async fn a_log_is_complete_and_in_order() {
     const LINES: usize = 20_000;
@@ -57,6 +58,7 @@ async fn a_log_is_complete_and_in_order() {
     ends_without_a_trace(&mut kubelet, &kiyot, &running).await;
 }
 
+/// Verifies D4.
 #[tokio::test]
 async fn a_rotated_log_goes_on_in_a_new_file() {
     let node = Node::start().await;
@@ -103,6 +105,7 @@ fn peak(pid: &str) -> u64 {
     line.trim().trim_end_matches(" kB").parse::<u64>().unwrap() * 1024
 }
 
+/// Verifies D41.
 #[tokio::test]
 async fn a_log_that_nobody_takes_is_in_no_memory() {
     const MIB: u64 = 1 << 20;

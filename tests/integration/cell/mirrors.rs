@@ -47,6 +47,7 @@ async fn warned(kiyot: &Kiyot<'_>, words: &[&str]) {
     .await;
 }
 
+/// Verifies I17.
 #[tokio::test]
 async fn mirrors_in_the_nodes_own_file_are_used_by_cells_too() {
     let node = Node::start().await;
@@ -106,6 +107,7 @@ async fn mirrors_in_the_nodes_own_file_are_used_by_cells_too() {
     kubelet.forget(&local);
 }
 
+/// Verifies I17.
 #[tokio::test]
 async fn the_nodes_directory_of_mirrors_is_the_cells_too_if_nothing_else_is_configured() {
     let node = Node::start().await;
@@ -120,6 +122,7 @@ async fn the_nodes_directory_of_mirrors_is_the_cells_too_if_nothing_else_is_conf
     ends_without_a_trace(&mut kubelet, &kiyot, &pod).await;
 }
 
+/// Verifies I16.
 #[tokio::test]
 async fn what_cells_have_not_of_the_nodes_registries_is_named_in_the_log() {
     let node = Node::start().await;
@@ -133,6 +136,7 @@ async fn what_cells_have_not_of_the_nodes_registries_is_named_in_the_log() {
     assert!(!kiyot.log().contains("sesame"));
 }
 
+/// Verifies I9.
 #[tokio::test]
 async fn a_pull_from_a_host_with_a_port_takes_layers_of_the_node_too() {
     let node = Node::start().await;

@@ -116,6 +116,7 @@ fn rules() -> String {
     kiyot_testkit::output("iptables-save", &["-t", "nat"]).unwrap()
 }
 
+/// Verifies N4, N5.
 #[tokio::test]
 async fn a_port_of_the_node_leads_to_the_cell_and_is_freed_with_it() {
     let node = Node::start().await;
@@ -145,6 +146,7 @@ async fn a_port_of_the_node_leads_to_the_cell_and_is_freed_with_it() {
     leaves_nothing(node);
 }
 
+/// Verifies N4.
 #[tokio::test]
 async fn without_a_plugin_for_ports_the_rules_are_ours() {
     let node = Node::start().await;
@@ -222,6 +224,7 @@ impl Firewall {
     }
 }
 
+/// Verifies N14.
 #[tokio::test]
 async fn ports_of_a_pod_are_one_transaction_however_many_they_are() {
     let node = Node::start().await;
@@ -252,6 +255,7 @@ async fn ports_of_a_pod_are_one_transaction_however_many_they_are() {
     leaves_nothing(node);
 }
 
+/// Verifies N14, Y45.
 #[tokio::test]
 async fn locked_firewall_fails_the_launch_and_holds_up_the_end() {
     let node = Node::start().await;
@@ -283,6 +287,7 @@ async fn locked_firewall_fails_the_launch_and_holds_up_the_end() {
     leaves_nothing(node);
 }
 
+/// Verifies N11.
 #[tokio::test]
 async fn a_flow_that_outlasts_the_mapping_of_its_port_goes_where_the_port_leads_now() {
     let node = Node::start().await;
@@ -325,6 +330,7 @@ async fn a_flow_that_outlasts_the_mapping_of_its_port_goes_where_the_port_leads_
     ends_without_a_trace(&mut kubelet, &kiyot, &first).await;
 }
 
+/// Verifies N11.
 #[tokio::test]
 async fn ports_lead_to_addresses_of_both_families() {
     let node = Node::start().await;
@@ -356,6 +362,7 @@ async fn ports_lead_to_addresses_of_both_families() {
     assert!(!of_6().contains(&cell) && !rules().contains(&cell));
 }
 
+/// Verifies N4.
 #[tokio::test]
 async fn the_bridge_of_cells_has_ports_too() {
     let node = Node::start().await;
@@ -372,6 +379,7 @@ async fn the_bridge_of_cells_has_ports_too() {
     assert!(!rules().contains(&cell) && !rules().contains("10.201.7."), "{}", rules());
 }
 
+/// Verifies N6.
 #[tokio::test]
 async fn name_servers_of_the_node_are_refused() {
     let node = Node::start().await;

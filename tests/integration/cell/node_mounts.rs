@@ -36,6 +36,7 @@ fn mount(arguments: &[&str], at: &Path) {
     command::run("mount", &[arguments, &[at.to_str().unwrap()]].concat());
 }
 
+/// Verifies N17, Y56.
 #[tokio::test]
 async fn volume_unmounted_on_the_node_is_released_under_a_running_cell() {
     let node = Node::start().await;
@@ -74,6 +75,7 @@ async fn volume_unmounted_on_the_node_is_released_under_a_running_cell() {
     leaves_nothing(node);
 }
 
+/// Verifies N17.
 #[tokio::test]
 async fn programs_on_a_file_system_of_their_own_run_in_a_cell() {
     let node = Node::start().await;

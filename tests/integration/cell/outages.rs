@@ -44,6 +44,7 @@ async fn release(kubelet: &mut Kubelet, container: &RunningContainer, block: usi
     .await;
 }
 
+/// Verifies X2, Y7.
 #[tokio::test]
 async fn no_line_is_lost_or_doubled_by_kills() {
     let lines =
@@ -137,6 +138,7 @@ fn is_whole(kubelet: &Kubelet, container: &RunningContainer) {
     }
 }
 
+/// Verifies D21, Y8.
 #[tokio::test]
 async fn the_rest_of_an_ended_containers_log_comes_after_a_kill() {
     let node = Node::start().await;
@@ -179,6 +181,7 @@ async fn cell_answers(kubelet: &mut Kubelet, running: &kiyot_testkit::RunningPod
     kubelet.create_container(running, &second, 0).await.ok().map(drop)
 }
 
+/// Verifies D21, Y8.
 #[tokio::test]
 async fn the_rest_of_an_ended_containers_log_comes_before_its_pod_reads_stopped() {
     let node = Node::start().await;
@@ -204,6 +207,7 @@ async fn the_rest_of_an_ended_containers_log_comes_before_its_pod_reads_stopped(
     leaves_nothing(node);
 }
 
+/// Verifies D21, Y9.
 #[tokio::test]
 async fn an_exit_that_a_killed_daemon_was_not_told_comes_with_its_whole_log() {
     let node = Node::start().await;

@@ -37,6 +37,7 @@ fn lines(text: &str) -> Vec<String> {
     text.lines().map(str::to_owned).collect()
 }
 
+/// Verifies R1.
 #[tokio::test]
 async fn a_pod_that_asks_for_the_nodes_namespaces_gets_its_cells() {
     let node = Node::start().await;
@@ -152,6 +153,7 @@ async fn a_pod_that_asks_for_the_nodes_namespaces_gets_its_cells() {
     leaves_nothing(node);
 }
 
+/// Verifies R2.
 #[tokio::test]
 async fn what_a_cell_on_this_node_can_not_keep_within_is_refused_and_says_why() {
     let node = Node::start().await;

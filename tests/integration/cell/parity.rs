@@ -47,6 +47,7 @@ async fn begin(
     Ok(id)
 }
 
+/// Verifies U18.
 #[tokio::test]
 async fn what_ends_is_told_as_on_the_node() {
     let node = Node::start().await;
@@ -132,6 +133,7 @@ async fn what_ends_is_told_as_on_the_node() {
     end(&mut kubelet, &kiyot, pods).await;
 }
 
+/// Verifies U19.
 #[tokio::test]
 async fn users_of_the_image_and_odd_limits_are_as_on_the_node() {
     let node = Node::start().await;
@@ -217,6 +219,7 @@ async fn users_of_the_image_and_odd_limits_are_as_on_the_node() {
     end(&mut kubelet, &kiyot, pods).await;
 }
 
+/// Verifies U20.
 #[tokio::test]
 async fn what_only_later_runtimes_do_is_answered_for_a_cell_by_name() {
     let node = Node::start().await;
@@ -289,6 +292,7 @@ async fn what_only_later_runtimes_do_is_answered_for_a_cell_by_name() {
     end(&mut kubelet, &kiyot, [local, remote]).await;
 }
 
+/// Verifies U21.
 #[tokio::test]
 async fn names_and_resolv_conf_are_as_on_the_node() {
     let node = Node::start().await;
@@ -346,6 +350,7 @@ async fn names_and_resolv_conf_are_as_on_the_node() {
     assert_eq!(kiyot.cells(), Vec::<String>::new());
 }
 
+/// Verifies U24.
 #[tokio::test]
 async fn a_signal_of_the_containers_own_is_used_as_on_the_node() {
     let node = Node::start().await;

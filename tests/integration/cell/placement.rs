@@ -25,6 +25,7 @@ async fn end(kubelet: &mut Kubelet, pods: &[RunningPod]) {
     assert!(kubelet.sandboxes().await.unwrap().is_empty());
 }
 
+/// Verifies R1, R6.
 #[tokio::test]
 async fn a_pod_that_needs_the_node_stays_there_if_the_policy_says_so() {
     let node = Node::start().await;
@@ -84,6 +85,7 @@ fn mighty(config: &mut cri::ContainerConfig) {
     context.capabilities.get_or_insert_default().add_capabilities.push("SYS_ADMIN".to_owned());
 }
 
+/// Verifies R9.
 #[tokio::test]
 async fn pod_with_kernel_capability_moves_to_the_node_under_keep_local() {
     let node = Node::start().await;
@@ -150,6 +152,7 @@ fn example(name: &str) -> KiyotOptions {
     }
 }
 
+/// Verifies R3.
 #[tokio::test]
 async fn with_opt_in_only_pods_that_ask_get_cells() {
     let node = Node::start().await;
@@ -168,6 +171,7 @@ async fn with_opt_in_only_pods_that_ask_get_cells() {
     end(&mut kubelet, &running).await;
 }
 
+/// Verifies R3.
 #[tokio::test]
 async fn with_opt_out_the_nodes_own_pods_stay() {
     let node = Node::start().await;
@@ -198,6 +202,7 @@ async fn with_opt_out_the_nodes_own_pods_stay() {
     end(&mut kubelet, &running).await;
 }
 
+/// Verifies R4.
 #[tokio::test]
 async fn a_reload_changes_rules_and_limits_all_or_nothing() {
     let node = Node::start().await;
@@ -256,6 +261,7 @@ async fn a_reload_changes_rules_and_limits_all_or_nothing() {
     end(&mut kubelet, &[before, still, after]).await;
 }
 
+/// Verifies R4.
 #[tokio::test]
 async fn a_reload_changes_the_policy() {
     let node = Node::start().await;
@@ -287,6 +293,7 @@ async fn a_reload_changes_the_policy() {
     end(&mut kubelet, &[running]).await;
 }
 
+/// Verifies R4.
 #[tokio::test]
 async fn a_reload_changes_how_many_cells_there_may_be() {
     let node = Node::start().await;

@@ -9,6 +9,7 @@ use super::{WAIT, ends_without_a_trace, options, pod};
 /// in containerd's other words (`Unknown`).
 pub(super) const LONGER_THAN_A_START: i64 = 8;
 
+/// Verifies D5.
 #[tokio::test]
 async fn an_exec_that_takes_too_long_is_ended() {
     let node = Node::start().await;
@@ -41,6 +42,7 @@ async fn a_container_that_ignores_its_signal_is_killed() {
     ends_without_a_trace(&mut kubelet, &kiyot, &running).await;
 }
 
+/// Verifies P3.
 #[tokio::test]
 async fn too_much_memory_is_an_oom_kill() {
     let node = Node::start().await;

@@ -35,6 +35,7 @@ async fn empty(kubelet: &mut Kubelet, spec: &Pod) -> RunningPod {
     kubelet.running(spec, config, sandbox)
 }
 
+/// Verifies U14.
 #[tokio::test]
 async fn a_seccomp_profile_of_the_node_holds_in_a_cell() {
     let node = Node::start().await;
@@ -94,6 +95,7 @@ async fn a_seccomp_profile_of_the_node_holds_in_a_cell() {
     ends_without_a_trace(&mut kubelet, &kiyot, &running).await;
 }
 
+/// Verifies U15.
 #[tokio::test]
 async fn an_app_armor_profile_is_answered_as_on_the_node() {
     let node = Node::start().await;
@@ -145,6 +147,7 @@ async fn an_app_armor_profile_is_answered_as_on_the_node() {
     assert!(on_node[1].1.is_ok() && on_node[2].1.is_err(), "{on_node:?}");
 }
 
+/// Verifies U16.
 #[tokio::test]
 async fn volumes_belong_to_the_pods_group() {
     let node = Node::start().await;

@@ -27,6 +27,7 @@ fn of_base(base: &str, word: &str) -> ImageSpec {
     ImageSpec { files: file(base), upper: file(word), ..speaking(&format!("cat /{word}; echo")) }
 }
 
+/// Verifies I13.
 #[tokio::test]
 async fn two_pulls_at_once_take_each_its_own_layers_from_the_node() {
     let node = Node::start().await;
@@ -91,6 +92,7 @@ async fn two_pulls_at_once_take_each_its_own_layers_from_the_node() {
     ends_without_a_trace(&mut kubelet, &kiyot, &pod).await;
 }
 
+/// Verifies I13, Y100.
 #[tokio::test]
 async fn a_pull_that_stands_still_ends_though_another_one_goes_on() {
     let node = Node::start().await;
@@ -120,6 +122,7 @@ async fn a_pull_that_stands_still_ends_though_another_one_goes_on() {
     ends_without_a_trace(&mut kubelet, &kiyot, &pod).await;
 }
 
+/// Verifies I18.
 #[tokio::test]
 async fn a_pod_ends_though_a_pull_of_it_stands_still() {
     let node = Node::start().await;
@@ -168,6 +171,7 @@ async fn measured(kubelet: &mut Kubelet, direct: &mut Kubelet) -> cri::ImageFsIn
     .await
 }
 
+/// Verifies I14.
 #[tokio::test]
 async fn the_file_systems_of_images_are_the_nodes_alone() {
     let node = Node::start().await;
@@ -187,6 +191,7 @@ async fn the_file_systems_of_images_are_the_nodes_alone() {
     ends_without_a_trace(&mut kubelet, &kiyot, &pod).await;
 }
 
+/// Verifies I15.
 #[tokio::test]
 async fn no_secret_is_in_a_log_of_the_daemon_or_of_a_containerd() {
     const SECRETS: [&str; 4] =

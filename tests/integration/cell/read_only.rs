@@ -20,6 +20,7 @@ async fn told(kubelet: &mut Kubelet, handler: &str) -> cri::RuntimeHandlerFeatur
     handlers.into_iter().find(|found| found.name == handler).unwrap().features.unwrap()
 }
 
+/// Verifies D43.
 #[tokio::test]
 async fn a_mount_is_read_only_with_all_beneath_it_where_the_cells_containerd_does_so() {
     let node = Node::start().await;

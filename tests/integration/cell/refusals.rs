@@ -22,6 +22,7 @@ fn names(status: &tonic::Status, code: Code, words: &[&str]) {
     }
 }
 
+/// Verifies P10.
 #[tokio::test]
 async fn bad_annotations_are_named_with_what_is_allowed() {
     let node = Node::start().await;
@@ -47,6 +48,7 @@ async fn bad_annotations_are_named_with_what_is_allowed() {
     names(&status, Code::InvalidArgument, &["pod.elotl.co/volume-size", "big"]);
 }
 
+/// Verifies P10.
 #[tokio::test]
 async fn a_target_runtime_that_no_backend_has_is_named() {
     let node = Node::start().await;
@@ -59,6 +61,7 @@ async fn a_target_runtime_that_no_backend_has_is_named() {
     names(&status, Code::InvalidArgument, &["kubernetes.io/target-runtime", "virtlet", "kiyot"]);
 }
 
+/// Verifies P10, R1.
 #[tokio::test]
 async fn namespaces_of_the_node_are_refused() {
     let node = Node::start().await;
@@ -78,6 +81,7 @@ fn context(config: &mut cri::ContainerConfig) -> &mut cri::LinuxContainerSecurit
     config.linux.get_or_insert_default().security_context.get_or_insert_default()
 }
 
+/// Verifies R9.
 #[tokio::test]
 async fn capability_that_reaches_the_kernel_is_refused_by_name() {
     let node = Node::start().await;
@@ -134,6 +138,7 @@ async fn capability_that_reaches_the_kernel_is_refused_by_name() {
     kubelet.stop_and_remove(&running).await.unwrap();
 }
 
+/// Verifies D13, P10.
 #[tokio::test]
 async fn a_path_of_the_node_is_refused_by_name() {
     let node = Node::start().await;
@@ -150,6 +155,7 @@ async fn a_path_of_the_node_is_refused_by_name() {
     );
 }
 
+/// Verifies D18.
 #[tokio::test]
 async fn what_the_cells_containerd_would_pass_over_is_refused_by_name() {
     let node = Node::start().await;

@@ -80,6 +80,7 @@ pub(super) fn auth(user: &str, password: &str) -> cri::AuthConfig {
 /// `violet:sesame`, as it is in a file of Docker's.
 const ENCODED: &str = "dmlvbGV0OnNlc2FtZQ==";
 
+/// Verifies I1.
 #[tokio::test]
 async fn every_form_of_credentials_opens_a_private_image() {
     let node = Node::start().await;
@@ -117,6 +118,7 @@ async fn every_form_of_credentials_opens_a_private_image() {
     ends_without_a_trace(&mut kubelet, &kiyot, &pod).await;
 }
 
+/// Verifies I2.
 #[tokio::test]
 async fn a_private_image_is_refused_in_the_registrys_words() {
     let node = Node::start().await;
@@ -146,6 +148,7 @@ async fn a_private_image_is_refused_in_the_registrys_words() {
     ends_without_a_trace(&mut kubelet, &kiyot, &pod).await;
 }
 
+/// Verifies I3.
 #[tokio::test]
 async fn an_image_is_pulled_by_its_digest() {
     let node = Node::start().await;
@@ -161,6 +164,7 @@ async fn an_image_is_pulled_by_its_digest() {
     ends_without_a_trace(&mut kubelet, &kiyot, &pod).await;
 }
 
+/// Verifies I4.
 #[tokio::test]
 async fn the_policies_of_pulling_are_as_on_a_node() {
     let node = Node::start().await;
@@ -206,6 +210,7 @@ fn kinds(asked: &[String]) -> BTreeMap<String, usize> {
     kinds
 }
 
+/// Verifies I4.
 #[tokio::test]
 async fn policies_ask_the_registry_for_a_cell_as_often_as_for_the_node() {
     let node = Node::start().await;
@@ -255,6 +260,7 @@ async fn policies_ask_the_registry_for_a_cell_as_often_as_for_the_node() {
     assert_eq!(kiyot.cells(), Vec::<String>::new());
 }
 
+/// Verifies I8.
 #[tokio::test]
 async fn what_the_node_has_pulled_no_cell_pulls_again() {
     let node = Node::start().await;
@@ -276,6 +282,7 @@ async fn what_the_node_has_pulled_no_cell_pulls_again() {
     kubelet.stop_and_remove(&local).await.unwrap();
 }
 
+/// Verifies I5.
 #[tokio::test]
 async fn layers_that_the_node_discarded_are_pulled() {
     let node = Node::start_discarding_layers().await;
@@ -317,6 +324,7 @@ async fn layers_that_the_node_discarded_are_pulled() {
     kubelet.forget(&local);
 }
 
+/// Verifies I6.
 #[tokio::test]
 async fn the_images_of_cells_are_not_the_nodes() {
     let node = Node::start().await;
@@ -373,6 +381,7 @@ pub(super) fn sharing(word: &str) -> ImageSpec {
     ImageSpec { files: file("base"), upper: file(word), ..speaking(&format!("cat /{word}; echo")) }
 }
 
+/// Verifies I9.
 #[tokio::test]
 async fn layers_that_the_node_holds_are_not_asked_of_the_registry() {
     let node = Node::start().await;
@@ -411,6 +420,7 @@ async fn layers_that_the_node_holds_are_not_asked_of_the_registry() {
     kubelet.forget(&local);
 }
 
+/// Verifies I9.
 #[tokio::test]
 async fn no_layer_of_the_node_is_given_to_who_may_not_pull() {
     let node = Node::start().await;
@@ -455,6 +465,7 @@ pub(super) fn heavy(bytes: usize) -> ImageSpec {
     }
 }
 
+/// Verifies I10, Y98.
 #[tokio::test]
 async fn a_pull_that_stands_still_ends_and_goes_on_where_it_was() {
     let node = Node::start().await;
@@ -480,6 +491,7 @@ async fn a_pull_that_stands_still_ends_and_goes_on_where_it_was() {
     ends_without_a_trace(&mut kubelet, &kiyot, &pod).await;
 }
 
+/// Verifies I10, Y99.
 #[tokio::test]
 async fn a_pull_that_is_slow_and_goes_on_is_left_alone() {
     let node = Node::start().await;
@@ -517,6 +529,7 @@ pub(super) fn is_written(node: &Node, kiyot: &Kiyot<'_>, words: &[&str]) -> Vec<
     found
 }
 
+/// Verifies I11.
 #[tokio::test]
 async fn a_token_of_a_registry_is_passed_over_as_on_the_node() {
     let node = Node::start().await;
@@ -537,6 +550,7 @@ async fn a_token_of_a_registry_is_passed_over_as_on_the_node() {
     kubelet.forget(&local);
 }
 
+/// Verifies I11.
 #[tokio::test]
 async fn a_private_image_is_there_for_its_pod_by_every_policy() {
     let node = Node::start().await;
@@ -578,6 +592,7 @@ async fn a_private_image_is_there_for_its_pod_by_every_policy() {
     ends_without_a_trace(&mut kubelet, &kiyot, &pod).await;
 }
 
+/// Verifies I12.
 #[tokio::test]
 async fn what_the_kubelet_removes_on_the_node_cells_keep() {
     let node = Node::start().await;

@@ -196,6 +196,7 @@ pub(super) async fn resolves(kubelet: &mut Kubelet, container: &str) {
     .await;
 }
 
+/// Verifies N7.
 #[tokio::test]
 async fn a_pod_asks_name_servers_that_only_the_node_has() {
     let server = NameServer::start("127.0.0.53");
@@ -254,6 +255,7 @@ async fn a_pod_asks_name_servers_that_only_the_node_has() {
     leaves_nothing(node);
 }
 
+/// Verifies N8, Y15.
 #[tokio::test]
 async fn name_servers_are_asked_again_after_the_agent_and_the_daemon_were_killed() {
     let _server = NameServer::start("127.0.0.63");
@@ -279,6 +281,7 @@ async fn name_servers_are_asked_again_after_the_agent_and_the_daemon_were_killed
     ends_without_a_trace(&mut kubelet, &kiyot, &running).await;
 }
 
+/// Verifies N10.
 #[tokio::test]
 async fn a_pod_that_rewrites_its_network_keeps_its_link_and_its_names() {
     let _server = NameServer::start("127.0.0.73");

@@ -8,6 +8,7 @@ use super::{
     ends_without_a_trace, options, pod,
 };
 
+/// Verifies P5.
 #[tokio::test]
 async fn pods_outlive_a_killed_daemon() {
     let node = Node::start().await;
@@ -46,6 +47,7 @@ async fn pods_outlive_a_killed_daemon() {
     ends_without_a_trace(&mut kubelet, &kiyot, &running).await;
 }
 
+/// Verifies P5.
 #[tokio::test]
 async fn an_exit_during_the_outage_is_told_afterwards() {
     let node = Node::start().await;
@@ -73,6 +75,7 @@ async fn an_exit_during_the_outage_is_told_afterwards() {
     ends_without_a_trace(&mut kubelet, &kiyot, &running).await;
 }
 
+/// Verifies P6.
 #[tokio::test]
 async fn a_half_made_pod_is_cleaned_up() {
     let node = Node::start().await;

@@ -32,6 +32,7 @@ fn files_with(dir: &Path, bytes: &[u8]) -> Vec<PathBuf> {
     found
 }
 
+/// Verifies D10.
 #[tokio::test]
 async fn environment_of_a_pod_is_in_no_file_on_disk() {
     let node = Node::start().await;
@@ -68,6 +69,7 @@ fn core_limits(pid: &str) -> (String, String) {
     (words.next().unwrap(), words.next().unwrap())
 }
 
+/// Verifies D10.
 #[tokio::test]
 async fn processes_with_secrets_are_not_dumped_and_containers_may_be() {
     let node = Node::start().await;

@@ -198,6 +198,7 @@ async fn nothing_is_double(kubelet: &Kubelet) {
     );
 }
 
+/// Verifies X13.
 #[tokio::test]
 async fn pods_on_their_own_schedules_outlive_a_storm_of_kills() {
     let strikes =

@@ -17,6 +17,7 @@ async fn exec(kubelet: &mut Kubelet, container: &str, command: &[&str], tty: boo
     kubelet.runtime.exec(request).await.unwrap().into_inner().url
 }
 
+/// Verifies D5.
 #[tokio::test]
 async fn exec_carries_input_output_and_the_exit_code() {
     let node = Node::start().await;
@@ -55,6 +56,7 @@ async fn exec_carries_input_output_and_the_exit_code() {
     ends_without_a_trace(&mut kubelet, &kiyot, &running).await;
 }
 
+/// Verifies D5.
 #[tokio::test]
 async fn attach_shows_what_a_container_writes() {
     let node = Node::start().await;
@@ -72,6 +74,7 @@ async fn attach_shows_what_a_container_writes() {
     ends_without_a_trace(&mut kubelet, &kiyot, &running).await;
 }
 
+/// Verifies D42.
 #[tokio::test]
 async fn attach_has_the_terminal_of_a_container_with_its_input_and_its_size() {
     let node = Node::start().await;
@@ -113,6 +116,7 @@ async fn attach_has_the_terminal_of_a_container_with_its_input_and_its_size() {
     ends_without_a_trace(&mut kubelet, &kiyot, &running).await;
 }
 
+/// Verifies D5.
 #[tokio::test]
 async fn a_port_is_forwarded_into_the_cell() {
     let node = Node::start().await;

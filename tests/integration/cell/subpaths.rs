@@ -48,6 +48,7 @@ async fn said(kubelet: &mut Kubelet, container: &str, script: &str) -> String {
     kubelet.exec_sync(container, &["sh", "-c", script]).await.unwrap().stdout
 }
 
+/// Verifies D8.
 #[tokio::test]
 async fn a_part_of_a_config_map_or_secret_is_frozen() {
     let node = Node::start().await;
@@ -94,6 +95,7 @@ async fn a_part_of_a_config_map_or_secret_is_frozen() {
     ends_without_a_trace(&mut kubelet, &kiyot, &running).await;
 }
 
+/// Verifies D8.
 #[tokio::test]
 async fn a_part_of_an_empty_dir_is_live_and_shared_whatever_the_node_has() {
     let node = Node::start().await;

@@ -23,6 +23,7 @@ fn server(name: &str, port: u16) -> Container {
     )
 }
 
+/// Verifies U10.
 #[tokio::test]
 async fn containers_share_network_and_ipc_and_nothing_else() {
     let node = Node::start().await;
@@ -92,6 +93,7 @@ async fn containers_share_network_and_ipc_and_nothing_else() {
     ends_without_a_trace(&mut kubelet, &kiyot, &running).await;
 }
 
+/// Verifies U11.
 #[tokio::test]
 async fn an_init_container_that_stays_is_restarted_beside_the_others() {
     let node = Node::start().await;
@@ -146,6 +148,7 @@ async fn an_init_container_that_stays_is_restarted_beside_the_others() {
     ends_without_a_trace(&mut kubelet, &kiyot, &running).await;
 }
 
+/// Verifies U12.
 #[tokio::test]
 async fn probes_and_hooks_reach_a_container() {
     let node = Node::start().await;
@@ -213,6 +216,7 @@ async fn probes_and_hooks_reach_a_container() {
     ends_without_a_trace(&mut kubelet, &kiyot, &running).await;
 }
 
+/// Verifies U13.
 #[tokio::test]
 async fn a_pod_knows_its_name_by_the_kubelets_hosts_file() {
     let node = Node::start().await;

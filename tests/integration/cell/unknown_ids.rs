@@ -62,6 +62,7 @@ async fn called(kubelet: &mut Kubelet, id: &str) -> Vec<(&'static str, (Code, bo
     }
 }
 
+/// Verifies P4.
 #[tokio::test]
 async fn every_call_by_an_unknown_id_is_answered_as_containerd_answers_it() {
     let node = Node::start().await;

@@ -50,6 +50,7 @@ fn value(value: Option<cri::UInt64Value>) -> u64 {
     value.map_or(0, |value| value.value)
 }
 
+/// Verifies U1.
 #[tokio::test]
 async fn usage_is_told_with_whose_it_is() {
     let node = Node::start().await;
@@ -121,6 +122,7 @@ async fn usage_is_told_with_whose_it_is() {
     );
 }
 
+/// Verifies U3.
 #[tokio::test]
 async fn usage_is_listed_as_soon_as_a_start_is_answered() {
     let node = Node::start().await;
@@ -141,6 +143,7 @@ async fn usage_is_listed_as_soon_as_a_start_is_answered() {
 }
 
 /// As the node describes them; containerd 1.6 has no metrics, so there are none of cells.
+/// Verifies U9, U25.
 #[tokio::test]
 async fn metrics_of_cells_are_told_as_the_node_describes_them() {
     let node = Node::start().await;
@@ -245,6 +248,7 @@ async fn metrics_of_cells_are_told_as_the_node_describes_them() {
     assert_eq!(own, ours);
 }
 
+/// Verifies U2.
 #[tokio::test]
 async fn lists_of_usage_hold_both_worlds() {
     let node = Node::start().await;
@@ -318,6 +322,7 @@ async fn lists_of_usage_hold_both_worlds() {
     ends_without_a_trace(&mut kubelet, &kiyot, &remote).await;
 }
 
+/// Verifies U3, U22.
 #[tokio::test]
 async fn a_pods_usage_is_listed_from_its_sandbox_on_and_again_after_a_restart() {
     let node = Node::start().await;
@@ -397,6 +402,7 @@ async fn a_pods_usage_is_listed_from_its_sandbox_on_and_again_after_a_restart() 
     ends_without_a_trace(&mut kubelet, &kiyot, &running).await;
 }
 
+/// Verifies U22.
 #[tokio::test]
 async fn the_usage_of_a_silent_cell_is_not_told_and_holds_up_no_list() {
     let node = Node::start().await;

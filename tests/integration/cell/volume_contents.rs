@@ -16,6 +16,7 @@ fn sum<'a>(contents: impl IntoIterator<Item = &'a Vec<u8>>) -> String {
     format!("{}  -\n", hex::encode(digest(&SHA256, &all)))
 }
 
+/// Verifies D7.
 #[tokio::test]
 async fn contents_of_all_kinds_arrive_as_they_are() {
     let node = Node::start().await;
@@ -89,6 +90,7 @@ async fn contents_of_all_kinds_arrive_as_they_are() {
     ends_without_a_trace(&mut kubelet, &kiyot, &running).await;
 }
 
+/// Verifies D9.
 #[tokio::test]
 async fn read_only_is_read_only_and_memory_has_its_size() {
     let node = Node::start().await;
@@ -167,6 +169,7 @@ fn with(directory: &Path, bytes: &[u8]) -> Vec<String> {
     found
 }
 
+/// Verifies D10.
 #[tokio::test]
 async fn a_secret_is_on_no_disk() {
     const SECRETS: [&str; 2] = ["an-utterly-private-word", "an-utterly-private-name"];
@@ -208,6 +211,7 @@ async fn a_secret_is_on_no_disk() {
     is_nowhere(&kiyot);
 }
 
+/// Verifies D11.
 #[tokio::test]
 async fn a_volume_whose_mount_is_gone_stays_in_the_cell() {
     let node = Node::start().await;
@@ -242,6 +246,7 @@ async fn a_volume_whose_mount_is_gone_stays_in_the_cell() {
     ends_without_a_trace(&mut kubelet, &kiyot, &running).await;
 }
 
+/// Verifies D12.
 #[tokio::test]
 async fn an_update_arrives_after_the_agent_was_killed() {
     let node = Node::start().await;
@@ -263,6 +268,7 @@ async fn an_update_arrives_after_the_agent_was_killed() {
     ends_without_a_trace(&mut kubelet, &kiyot, &running).await;
 }
 
+/// Verifies D13.
 #[tokio::test]
 async fn a_path_of_the_node_is_copied_read_only_by_policy() {
     let node = Node::start().await;
@@ -307,6 +313,7 @@ async fn a_path_of_the_node_is_copied_read_only_by_policy() {
     );
 }
 
+/// Verifies D14.
 #[tokio::test]
 async fn without_last_words_the_log_has_them() {
     let node = Node::start().await;
@@ -328,6 +335,7 @@ async fn without_last_words_the_log_has_them() {
     ends_without_a_trace(&mut kubelet, &kiyot, &running).await;
 }
 
+/// Verifies D19.
 #[tokio::test]
 async fn owners_and_modes_are_the_nodes_also_after_an_update() {
     const GROUP: u32 = 2000;

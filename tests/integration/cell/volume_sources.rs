@@ -69,6 +69,7 @@ fn copying() -> KiyotOptions {
     }
 }
 
+/// Verifies D27.
 #[tokio::test]
 async fn volumes_of_plugins_and_huge_pages_are_refused_by_name_and_policy() {
     let node = Node::start().await;
@@ -106,6 +107,7 @@ async fn volumes_of_plugins_and_huge_pages_are_refused_by_name_and_policy() {
     ends_without_a_trace(&mut kubelet, &kiyot, &running).await;
 }
 
+/// Verifies D28.
 #[tokio::test]
 async fn a_file_that_is_missing_becomes_no_directory() {
     let node = Node::start().await;
@@ -146,6 +148,7 @@ async fn a_file_that_is_missing_becomes_no_directory() {
     ends_without_a_trace(&mut kubelet, &kiyot, &running).await;
 }
 
+/// Verifies D29.
 #[tokio::test]
 async fn copies_of_the_nodes_paths_are_bounded_and_made_anew_for_each_attempt() {
     let node = Node::start().await;
@@ -211,6 +214,7 @@ async fn copies_of_the_nodes_paths_are_bounded_and_made_anew_for_each_attempt() 
     ends_without_a_trace(&mut kubelet, &kiyot, &running).await;
 }
 
+/// Verifies D30.
 #[tokio::test]
 async fn last_words_come_from_wherever_they_are_written_and_to_their_end() {
     let node = Node::start().await;
@@ -247,6 +251,7 @@ async fn last_words_come_from_wherever_they_are_written_and_to_their_end() {
     ends_without_a_trace(&mut kubelet, &kiyot, &running).await;
 }
 
+/// Verifies D31.
 #[tokio::test]
 async fn what_a_removed_container_had_for_itself_is_gone_from_its_cell() {
     let node = Node::start().await;
@@ -291,6 +296,7 @@ fn bound(pod: &Path, volume: &str, below: &str, at: &str) -> PathBuf {
     target
 }
 
+/// Verifies D32.
 #[tokio::test]
 async fn a_part_of_an_empty_dir_is_the_one_of_now_and_never_behind_a_link() {
     let node = Node::start().await;

@@ -6,6 +6,7 @@ use kiyot_testkit::{Container, Kiyot, LIMIT, Node, Pod, Source, wait_until};
 
 use super::{WAIT, ends_without_a_trace, options, said, shows, wire::Wire};
 
+/// Verifies D23.
 #[tokio::test]
 async fn a_reader_never_sees_a_part_of_an_update() {
     const UPDATES: usize = 30;
@@ -51,6 +52,7 @@ async fn a_reader_never_sees_a_part_of_an_update() {
     assert_eq!(kiyot.cells(), Vec::<String>::new());
 }
 
+/// Verifies D24.
 #[tokio::test]
 async fn an_update_arrives_while_and_after_the_connection_was_cut() {
     let node = Node::start().await;
@@ -88,6 +90,7 @@ async fn an_update_arrives_while_and_after_the_connection_was_cut() {
     ends_without_a_trace(&mut kubelet, &kiyot, &running).await;
 }
 
+/// Verifies D25.
 #[tokio::test]
 async fn sources_of_a_projected_volume_come_change_and_go() {
     let node = Node::start().await;
@@ -144,6 +147,7 @@ async fn sources_of_a_projected_volume_come_change_and_go() {
     ends_without_a_trace(&mut kubelet, &kiyot, &running).await;
 }
 
+/// Verifies D26.
 #[tokio::test]
 async fn a_volume_that_is_too_large_now_stays_as_it_was_and_that_is_said() {
     let node = Node::start().await;
@@ -169,6 +173,7 @@ async fn a_volume_that_is_too_large_now_stays_as_it_was_and_that_is_said() {
     ends_without_a_trace(&mut kubelet, &kiyot, &running).await;
 }
 
+/// Verifies D40.
 #[tokio::test]
 async fn updates_show_by_their_news_and_not_when_all_volumes_are_compared() {
     // All are compared each minute: by that alone these would take longer than they may.

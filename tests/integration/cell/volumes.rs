@@ -4,6 +4,7 @@ use kiyot_testkit::{Container, Kiyot, LIMIT, Node, Pod, Source, wait_until};
 
 use super::{WAIT, ends_without_a_trace, faults, options, said, shows};
 
+/// Verifies D2.
 #[tokio::test]
 async fn files_of_the_kubelet_are_there_with_their_modes() {
     let node = Node::start().await;
@@ -73,6 +74,7 @@ async fn files_of_the_kubelet_are_there_with_their_modes() {
     ends_without_a_trace(&mut kubelet, &kiyot, &running).await;
 }
 
+/// Verifies D3.
 #[tokio::test]
 async fn an_update_on_the_node_shows_in_the_cell() {
     let node = Node::start().await;
@@ -100,6 +102,7 @@ async fn an_update_on_the_node_shows_in_the_cell() {
     ends_without_a_trace(&mut kubelet, &kiyot, &running).await;
 }
 
+/// Verifies D39.
 #[tokio::test]
 async fn an_empty_dir_lives_as_long_as_its_cell() {
     let node = Node::start().await;

@@ -280,6 +280,7 @@ mod tests {
         );
     }
 
+    /// Verifies D33.
     #[tokio::test]
     async fn after_a_gap_a_log_begins_with_a_line() {
         let lines: Vec<u8> = (0..10_000).flat_map(|n| format!("line {n}\n").into_bytes()).collect();

@@ -179,6 +179,7 @@ mod tests {
         words.iter().map(|&word| word.to_owned()).collect()
     }
 
+    /// Verifies U25.
     #[test]
     fn labels_are_told_by_their_keys_without_whose_they_are() {
         let described = HashMap::from([

@@ -160,6 +160,7 @@ mod tests {
         }
     }
 
+    /// Verifies I7.
     #[tokio::test]
     async fn no_call_meets_a_containerd_that_is_not_initialized() {
         let directory = tempfile::tempdir().unwrap();

@@ -160,6 +160,7 @@ mod tests {
         assert_eq!(network_usage(&[], 9), None);
     }
 
+    /// Verifies U1.
     #[test]
     fn only_what_is_missing_is_added() {
         let of_container = ContainerStats {
@@ -190,6 +191,7 @@ mod tests {
         );
     }
 
+    /// Verifies U3.
     #[test]
     fn what_containerd_does_not_say_is_not_told_as_nothing() {
         let (containers, sandboxes) =

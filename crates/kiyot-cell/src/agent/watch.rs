@@ -194,6 +194,7 @@ mod tests {
         }
     }
 
+    /// Verifies U3.
     #[tokio::test(start_paused = true)]
     async fn a_start_has_a_heartbeat_of_its_own() {
         let board = Arc::new(Board::default());
@@ -223,6 +224,7 @@ mod tests {
         assert!(started.elapsed() >= HEARTBEAT);
     }
 
+    /// Verifies U25.
     #[tokio::test(start_paused = true)]
     async fn metrics_are_told_at_once_and_for_as_long_as_they_are_wanted() {
         let (board, measures) = (Arc::new(Board::default()), Arc::<Measures>::default());

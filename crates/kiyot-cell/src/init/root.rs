@@ -186,11 +186,13 @@ mod tests {
         kept(&mounts(), &needed).iter().map(|point| point.display().to_string()).collect()
     }
 
+    /// Verifies N17.
     #[test]
     fn mounts_without_need_are_left_out() {
         assert_eq!(kept_for(&[]), ["/sys", "/usr", "/sys/fs/cgroup/cpu"]);
     }
 
+    /// Verifies N17.
     #[test]
     fn mounts_that_lead_to_a_need_are_kept_outermost_first() {
         assert_eq!(

@@ -116,6 +116,7 @@ mod tests {
         head.get(MESSAGE).unwrap().to_str().unwrap().to_owned()
     }
 
+    /// Verifies L11.
     #[test]
     fn words_stay_and_what_is_none_becomes_a_blank() {
         for same in
@@ -127,6 +128,7 @@ mod tests {
         assert_eq!(cleaned("%C2%9B1m%0A50%25%1b%C3%A4"), " 1m%0A50%25 %C3%A4");
     }
 
+    /// Verifies L11.
     #[test]
     fn message_beyond_the_limit_is_cut_between_characters() {
         assert_eq!(cleaned(&"x".repeat(LONGEST_MESSAGE)), "x".repeat(LONGEST_MESSAGE));

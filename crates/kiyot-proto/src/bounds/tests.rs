@@ -175,11 +175,13 @@ macro_rules! measure_all {
 
 for_each_message!(measure_all);
 
+/// Verifies L16, Y76.
 #[test]
 fn messages_decoded_need_less_memory_than_counted() {
     measure_all();
 }
 
+/// Verifies L16.
 #[test]
 fn snapshot_of_empty_containers_is_refused_before_it_is_decoded() {
     let snapshot = put(2, b"").repeat((CONTROL_FRAME - 64) / 2);
@@ -192,6 +194,7 @@ fn snapshot_of_empty_containers_is_refused_before_it_is_decoded() {
     );
 }
 
+/// Verifies L16.
 #[test]
 fn message_within_a_message_is_bounded_by_its_own_type() {
     let hello = cell::HelloReply { build_id: "x".repeat(17 << 10), ..Default::default() };
@@ -282,6 +285,8 @@ fn event(event: cell::event::Event) -> Bytes {
 
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(24))]
+
+    /// Verifies L16.
     #[test]
     fn events_of_large_pods_are_never_refused(
         containers in 0_usize..=256,
@@ -334,6 +339,7 @@ proptest! {
     }
 }
 
+/// Verifies L16.
 #[test]
 fn all_that_an_exec_may_print_is_taken() {
     let answer =
@@ -343,6 +349,7 @@ fn all_that_an_exec_may_print_is_taken() {
     decode::<cell::GetFileReply>(other.encode_to_vec().into()).unwrap();
 }
 
+/// Verifies L16.
 #[test]
 fn field_of_another_wire_type_is_refused() {
     // An entry of `annotations`, by a key that says "number": prost takes it for an entry.

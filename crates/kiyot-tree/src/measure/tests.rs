@@ -28,6 +28,7 @@ fn size(path: &Path) -> u64 {
     (fs::symlink_metadata(path).unwrap().blocks() * BLOCK_BYTES).max(LEAST_BYTES)
 }
 
+/// Verifies X44.
 #[test]
 fn measurement_counts_each_file_once_and_follows_no_link() {
     let temp = tempfile::tempdir().unwrap();
@@ -56,6 +57,7 @@ fn measurement_of_a_sparse_file_counts_what_it_takes() {
     assert_eq!(measured(temp.path(), 10).bytes, size(temp.path()) + LEAST_BYTES);
 }
 
+/// Verifies X41.
 #[test]
 fn measurement_of_100_000_levels_sees_the_file_at_the_bottom_and_behind() {
     let temp = crate::remove::tests::in_memory();

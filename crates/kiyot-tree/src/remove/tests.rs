@@ -37,6 +37,7 @@ pub(crate) fn nest(dir: &Path, levels: usize, name: &CStr) {
     }
 }
 
+/// Verifies X41.
 #[test]
 fn removal_of_100_000_levels_leaves_nothing() {
     let temp = in_memory();
@@ -62,6 +63,7 @@ fn removal_of_a_wide_and_nested_tree_leaves_nothing() {
     assert!(!tree.exists());
 }
 
+/// Verifies X41.
 #[test]
 fn removal_follows_no_link_and_takes_every_kind_of_file() {
     let temp = tempfile::tempdir().unwrap();
@@ -130,6 +132,7 @@ fn removal_without_renames_leaves_nothing() {
     assert_eq!(fs::read_dir(&tree).unwrap().count(), 0);
 }
 
+/// Verifies X41.
 #[test]
 fn removal_while_the_tree_grows_ends_once_it_grows_no_more() {
     let temp = in_memory();

@@ -55,6 +55,7 @@ mod tests {
         );
         assert_eq!(gone.reason(&first), None);
     }
+    /// Verifies X13.
     #[test]
     fn cells_of_removed_pods_are_forgotten() {
         let gone = Gone::default();

@@ -232,6 +232,7 @@ mod tests {
         }
     }
 
+    /// Verifies X16, Y60.
     #[test]
     fn a_clock_that_jumps_neither_ends_nor_prolongs_a_token() {
         let (mut record, _) =

@@ -300,6 +300,7 @@ async fn instances_of_no_cell_are_ended() {
     assert_eq!(world.cells.all(), [cell]);
 }
 
+/// Verifies Y73.
 #[tokio::test]
 async fn a_token_is_spent_once() {
     let world = World::new(config()).await;

@@ -66,6 +66,7 @@ impl Drop for Place {
 mod tests {
     use super::*;
 
+    /// Verifies L14.
     #[test]
     fn both_limits_hold_and_places_come_back() {
         let newcomers = Newcomers::new(3, 2);

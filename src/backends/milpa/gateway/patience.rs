@@ -71,6 +71,7 @@ mod tests {
         opened
     }
 
+    /// Verifies L13.
     #[test]
     fn what_is_called_again_and_again_is_kept() {
         for (seconds, connections) in [(1, 1), (5, 1), (6, 2), (10, 2), (30, 2), (45, 2), (59, 2)] {
@@ -83,6 +84,7 @@ mod tests {
         }
     }
 
+    /// Verifies L13.
     #[test]
     fn what_is_called_seldom_is_let_go_as_soon_as_at_first() {
         let mut patience = Patience::new(LEAST..=MOST);

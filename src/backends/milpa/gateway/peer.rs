@@ -52,6 +52,7 @@ mod tests {
 
     use super::*;
 
+    /// Verifies L14.
     #[test]
     fn processes_of_a_cell_are_one_peer_and_those_of_the_node_are_each_their_own() {
         let proc = tempfile::tempdir().unwrap();

@@ -112,6 +112,7 @@ mod tests {
         reports.get(reference, |_| true).map(|image| image.username)
     }
 
+    /// Verifies I20.
     #[test]
     fn cells_that_differ_in_the_user_of_an_image_answer_nothing() {
         let (reports, [honest, liar]) =
@@ -137,6 +138,7 @@ mod tests {
         assert_eq!(user_of(&reports, "app:1").as_deref(), Some("root"));
     }
 
+    /// Verifies I20.
     #[test]
     fn numeric_users_that_differ_answer_nothing() {
         let (reports, [one, other]) =
@@ -152,6 +154,7 @@ mod tests {
         }
     }
 
+    /// Verifies I20.
     #[test]
     fn references_of_a_cell_are_bounded() {
         let (reports, [one, other]) =
@@ -168,6 +171,7 @@ mod tests {
         assert_eq!(reports.get("", |_| true), None);
     }
 
+    /// Verifies L8.
     #[test]
     fn image_with_endless_names_is_remembered_without_them() {
         let usual = cri::Image {

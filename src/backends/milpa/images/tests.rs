@@ -399,6 +399,7 @@ async fn credentials_are_forgotten_with_their_pod() {
     assert_eq!(scene.cell.pulls.lock().unwrap().last().unwrap().auth, None);
 }
 
+/// Verifies I6.
 #[tokio::test]
 async fn what_a_cell_reported_is_forgotten_with_it() {
     let (scene, other) = (Scene::new(), CellId::mint().unwrap());
@@ -413,6 +414,7 @@ async fn what_a_cell_reported_is_forgotten_with_it() {
     assert_eq!(scene.reported(&id), None);
 }
 
+/// Verifies I6.
 #[tokio::test]
 async fn what_a_cell_without_a_pod_has_is_not_reported() {
     let scene = Scene::new();
@@ -422,6 +424,7 @@ async fn what_a_cell_without_a_pod_has_is_not_reported() {
     assert_eq!(scene.images.reported(NAME, |_| false), None);
 }
 
+/// Verifies I6.
 #[tokio::test]
 async fn the_pause_image_is_not_the_pods_unless_a_container_has_it_too() {
     let scene = Scene::new();
@@ -453,6 +456,7 @@ async fn a_reference_that_moved_is_an_error() {
     assert_eq!(scene.ensure(&wanted, "").await.unwrap_err().code(), Code::NotFound);
 }
 
+/// Verifies D6.
 #[tokio::test]
 async fn a_pull_asks_the_registry_by_digest_too() {
     let scene = Scene::new();
@@ -525,6 +529,7 @@ fn pulling() -> (Scene, String, PulledManifest) {
     (scene, id, manifest)
 }
 
+/// Verifies I9.
 #[tokio::test]
 async fn layers_of_a_pull_come_from_the_node_once_the_registry_has_given_the_manifest() {
     let (scene, id, manifest) = pulling();
@@ -537,6 +542,7 @@ async fn layers_of_a_pull_come_from_the_node_once_the_registry_has_given_the_man
     assert_eq!(scene.node.0.lock().unwrap().held, 0);
 }
 
+/// Verifies I13.
 #[tokio::test(start_paused = true)]
 async fn a_pull_waits_to_be_watched_and_is_watched_by_its_whole_name() {
     let (scene, id, _) = pulling();
@@ -548,6 +554,7 @@ async fn a_pull_waits_to_be_watched_and_is_watched_by_its_whole_name() {
     assert_eq!(scene.cell.blobs.lock().unwrap().len(), 2);
 }
 
+/// Verifies L8.
 #[tokio::test(start_paused = true)]
 async fn a_cell_that_tells_of_ever_more_manifests_is_not_listened_to() {
     let (scene, _, manifest) = pulling();
@@ -566,6 +573,7 @@ async fn a_cell_that_tells_of_ever_more_manifests_is_not_listened_to() {
     assert_eq!((scene.cell.pulls.lock().unwrap().len(), *scene.cell.puts.lock().unwrap()), (1, 0));
 }
 
+/// Verifies I13.
 #[tokio::test]
 async fn a_manifest_of_another_pull_interrupts_too_and_each_does_so_once() {
     let scene = Scene::new();
@@ -596,6 +604,7 @@ async fn layers_that_the_node_lacks_are_no_reason_to_interrupt_a_pull() {
     }
 }
 
+/// Verifies I9.
 #[tokio::test(start_paused = true)]
 async fn a_manifest_that_is_another_one_is_not_believed() {
     let (scene, _, mut manifest) = pulling();
@@ -612,6 +621,7 @@ async fn a_layer_that_can_not_be_sent_is_pulled() {
     assert_eq!(scene.pull(NAME, None).await.unwrap(), id);
 }
 
+/// Verifies I10.
 #[tokio::test(start_paused = true)]
 async fn a_pull_ends_when_nothing_has_come_for_too_long() {
     let step =
@@ -645,6 +655,7 @@ async fn a_watch_that_fails_is_begun_again() {
     assert_eq!(begun.elapsed().as_secs(), 420, "120 s after the last news of the second watch");
 }
 
+/// Verifies I13.
 #[tokio::test(start_paused = true)]
 async fn a_watch_that_is_begun_again_knows_what_the_first_one_knew() {
     let (scene, id, manifest) = pulling();
@@ -673,6 +684,7 @@ async fn a_watch_that_is_begun_again_knows_what_the_first_one_knew() {
     assert_eq!(scene.cell.blobs.lock().unwrap().len(), 2);
 }
 
+/// Verifies I10.
 #[tokio::test(start_paused = true)]
 async fn unpacking_takes_as_long_as_it_takes() {
     let scene = Scene::new();
@@ -688,6 +700,7 @@ async fn unpacking_takes_as_long_as_it_takes() {
     assert!(tokio::time::timeout(Duration::from_secs(10_000), pull).await.is_err(), "it goes on");
 }
 
+/// Verifies I10, Y90, Y101.
 #[tokio::test(start_paused = true)]
 async fn a_pull_of_which_the_cell_says_no_more_ends() {
     let scene = Scene::new();

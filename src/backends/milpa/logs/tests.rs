@@ -227,6 +227,7 @@ async fn a_rotation_neither_loses_nor_doubles() {
     );
 }
 
+/// Verifies D16.
 #[tokio::test]
 async fn a_rotation_in_the_middle_of_a_reading_falls_between_lines() {
     let scene = Scene::new(7);
@@ -245,6 +246,7 @@ async fn a_rotation_in_the_middle_of_a_reading_falls_between_lines() {
     assert_eq!(files.concat(), "a line of the log\n".repeat(2000));
 }
 
+/// Verifies D16.
 #[tokio::test]
 async fn a_rotation_within_a_line_waits_for_its_end_that_has_come() {
     let scene = Scene::new(7);
@@ -265,6 +267,7 @@ async fn a_rotation_within_a_line_waits_for_its_end_that_has_come() {
     scene.logs.reopen(&scene.container).await.unwrap();
 }
 
+/// Verifies D16.
 #[tokio::test]
 async fn a_rotation_falls_between_lines_after_a_crash_within_one() {
     let scene = Scene::new(7);
@@ -372,6 +375,7 @@ async fn a_gap_after_half_a_line_ends_it() {
     assert!(lines[2].contains(" stderr F kiyot: 3 bytes "), "{file}");
 }
 
+/// Verifies Y35.
 #[tokio::test]
 async fn a_file_that_is_made_shorter_goes_on_with_what_comes_next() {
     let mut scene = Scene::new(100);
@@ -396,6 +400,7 @@ async fn a_file_that_is_made_shorter_goes_on_with_what_comes_next() {
     assert_eq!(read(&scene.path()), "four\nfive\n");
 }
 
+/// Verifies Y80.
 #[tokio::test]
 async fn links_and_absent_parents_are_refused() {
     let scene = Scene::new(1);
@@ -423,6 +428,7 @@ async fn what_is_closed_is_not_followed() {
     assert!(scene.logs.routes().by_path.is_empty());
 }
 
+/// Verifies D20.
 #[tokio::test]
 async fn what_a_file_had_before_stays_and_is_not_of_the_log() {
     let mut scene = Scene::new(7);

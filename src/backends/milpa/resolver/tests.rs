@@ -63,6 +63,7 @@ async fn queries_are_answered_or_said_to_have_failed() {
     );
 }
 
+/// Verifies N9.
 #[tokio::test]
 async fn no_other_name_server_is_asked_and_no_other_size_is_taken() {
     let never = |_, _| async { unreachable!("nothing is asked") };
@@ -83,6 +84,7 @@ async fn no_other_name_server_is_asked_and_no_other_size_is_taken() {
     }
 }
 
+/// Verifies N9.
 #[tokio::test(start_paused = true)]
 async fn no_cell_asks_more_than_it_may_at_a_time() {
     static NOW: AtomicUsize = AtomicUsize::new(0);
@@ -133,6 +135,7 @@ async fn an_answer_too_large_for_udp_is_said_to_be_cut() {
 }
 
 /// Connections of one cell that never end, and how many of them are carried.
+/// Verifies N12.
 #[tokio::test(start_paused = true)]
 async fn no_cell_has_more_connections_than_it_may() {
     static CARRIED: AtomicUsize = AtomicUsize::new(0);
@@ -179,6 +182,7 @@ async fn spliced(
     result
 }
 
+/// Verifies N12.
 #[tokio::test]
 async fn a_connection_is_carried_byte_by_byte_until_both_sides_have_ended() {
     let serve = async |mut stream: TcpStream| {
@@ -202,6 +206,7 @@ async fn a_connection_is_carried_byte_by_byte_until_both_sides_have_ended() {
     spliced(serve, pod).await.unwrap();
 }
 
+/// Verifies N12.
 #[tokio::test(start_paused = true)]
 async fn a_connection_on_which_nothing_goes_is_closed() {
     let begun = tokio::time::Instant::now();
@@ -214,6 +219,7 @@ async fn a_connection_on_which_nothing_goes_is_closed() {
     assert!(begun.elapsed() >= kiyot_link::resolver::IDLE, "by the clock of this test");
 }
 
+/// Verifies N12.
 #[tokio::test]
 async fn a_connection_ends_with_its_link() {
     let serve =

@@ -166,6 +166,7 @@ impl Sandbox {
 mod tests {
     use super::*;
 
+    /// Verifies P11.
     #[test]
     fn ids_of_cells_are_words_of_bounded_length() {
         for good in ["0123456789abcdef", "a", &"x".repeat(LONGEST_ID)] {

@@ -81,6 +81,7 @@ impl Verbs {
 mod tests {
     use super::*;
 
+    /// Verifies U25.
     #[test]
     fn cells_are_asked_for_as_long_as_somebody_asks() {
         let (measuring, began) = (Measuring::default(), Instant::now());

@@ -127,6 +127,7 @@ mod tests {
         })
     }
 
+    /// Verifies U14.
     #[test]
     fn only_profiles_of_the_node_are_brought() {
         let path = "/var/lib/kubelet/seccomp/a.json";

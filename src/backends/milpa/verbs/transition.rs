@@ -226,6 +226,7 @@ mod tests {
     }
 
     proptest! {
+        /// Verifies Y86.
         #[test]
         fn a_container_never_goes_back(news in prop::collection::vec(told(), 0..20), lost_at in 0..20_usize) {
             let mut current = store::ContainerStatus { log_base: 7, ..Default::default() };
@@ -300,6 +301,7 @@ mod tests {
         assert_eq!(ended(&created, &End::gone(&created), TIMES).unwrap().reason, "StartError");
     }
 
+    /// Verifies P13.
     #[test]
     fn reported_exit_is_kept_whatever_ends_the_container() {
         let told = |exit_code| cri::ContainerStatus {
@@ -324,6 +326,7 @@ mod tests {
         assert_eq!(reported(&lost, &report(&lost, &told(5), TIMES)), None);
     }
 
+    /// Verifies P14.
     #[test]
     fn times_of_a_cell_are_within_what_the_node_saw() {
         const SECOND: i64 = 1_000_000_000;

@@ -129,6 +129,7 @@ mod tests {
         }
     }
 
+    /// Verifies D18.
     #[test]
     fn what_a_version_passes_over_is_refused_by_name() {
         let image = Some(cri::ImageSpec {
@@ -186,6 +187,7 @@ mod tests {
         assert!(!asks_much(&containing(cri::Mount { readonly: true, ..Default::default() })));
     }
 
+    /// Verifies D18.
     #[test]
     fn options_of_a_mount_are_never_left_out() {
         let container = containing(cri::Mount {

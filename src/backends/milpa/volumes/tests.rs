@@ -329,6 +329,7 @@ async fn paths_of_the_node_are_refused_or_copied() {
     );
 }
 
+/// Verifies D29.
 #[tokio::test]
 async fn a_copy_that_is_made_anew_has_nothing_of_the_one_before() {
     let scene = Scene::new(HostPath::CopyReadOnly);

@@ -133,6 +133,7 @@ fn a_call_is_what_its_frames_have_and_its_answer_leaves_at_once() {
     assert!(side.0.is_empty());
 }
 
+/// Verifies F19.
 #[test]
 fn what_is_no_request_is_reset_and_its_connection_goes_on() {
     let malformed: [Vec<u8>; 19] = [
@@ -186,6 +187,7 @@ fn what_is_no_request_is_reset_and_its_connection_goes_on() {
 }
 
 /// grpc-go says the path that it dials, plain or encoded, where nobody has told it what to say.
+/// Verifies F19.
 #[test]
 fn a_caller_may_say_a_path_for_the_authority() {
     let mut side = Side::new(9);
@@ -205,6 +207,7 @@ fn a_caller_may_say_a_path_for_the_authority() {
     }
 }
 
+/// Verifies F19.
 #[test]
 fn a_body_is_as_long_as_its_head_says() {
     let mut side = Side::new(99);
@@ -253,6 +256,7 @@ fn a_body_is_as_long_as_its_head_says() {
     assert_eq!(side.reset(), Reason::PROTOCOL_ERROR);
 }
 
+/// Verifies F19.
 #[test]
 fn calls_above_the_limit_are_refused_and_what_was_under_way_is_passed_over() {
     let mut side = Side::new(2);
@@ -374,6 +378,7 @@ fn an_answer_leaves_as_the_window_allows_and_its_trailers_after_whoever_gave_the
     assert!(side.0.is_empty());
 }
 
+/// Verifies F19.
 #[test]
 fn a_client_hears_of_the_end_before_it_comes() {
     let mut side = Side::new(9);
@@ -439,6 +444,7 @@ fn metadata_has_a_limit() {
     assert!(frames < 200, "{frames}");
 }
 
+/// Verifies F19.
 #[test]
 fn what_violates_the_protocol_ends_the_connection_and_says_why() {
     let cases: [(Reason, u8, u8, u32, &[u8]); 16] = [
@@ -496,6 +502,7 @@ fn what_violates_the_protocol_ends_the_connection_and_says_why() {
     );
 }
 
+/// Verifies F19.
 #[test]
 fn pings_and_settings_are_answered_and_not_read_for_ever_if_nobody_takes_the_answers() {
     for (kind, payload) in [(frame::PING, &[0; 8][..]), (frame::SETTINGS, &[])] {
@@ -518,6 +525,7 @@ fn pings_and_settings_are_answered_and_not_read_for_ever_if_nobody_takes_the_ans
 }
 
 proptest! {
+    /// Verifies F19.
     #[test]
     fn whatever_a_kubelet_sends(bytes in proptest::collection::vec(any::<u8>(), 0..600)) {
         fuzzing::kubelet(&bytes);

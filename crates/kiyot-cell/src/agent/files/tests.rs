@@ -188,6 +188,7 @@ fn a_deep_tree_with_odd_modes_is_removed() {
     assert!(!bench.pod("t").exists());
 }
 
+/// Verifies X41.
 #[test]
 fn tree_deeper_than_any_path_is_removed() {
     let mut bench = Bench::new();
@@ -205,6 +206,7 @@ fn tree_deeper_than_any_path_is_removed() {
     assert!(!bench.pod("tree").exists());
 }
 
+/// Verifies Y51.
 #[test]
 fn pipe_in_place_of_a_file_is_not_opened() {
     let bench = Bench::new();

@@ -66,6 +66,7 @@ mod tests {
 
     use super::{super::tests::CAN_PUNCH_HOLES, *};
 
+    /// Verifies D34.
     #[test]
     fn the_oldest_of_a_log_goes_when_there_is_too_much_of_it() {
         let temp = tempfile::tempdir().unwrap();

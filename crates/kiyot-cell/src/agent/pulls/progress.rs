@@ -241,6 +241,7 @@ mod tests {
         assert_eq!(progress.moves, 2);
     }
 
+    /// Verifies I10.
     #[test]
     fn what_an_earlier_pull_left_counts_only_when_it_is_taken_up() {
         let left = [("layer-sha256:aa", 7), ("layer-sha256:bb", 7)];
@@ -294,6 +295,7 @@ mod tests {
         );
     }
 
+    /// Verifies I13.
     #[test]
     fn a_manifest_is_told_when_its_source_is_known_though_it_was_seen_before() {
         // containerd lists manifests without the time of their change, which is asked of those of
@@ -321,6 +323,7 @@ mod tests {
         );
     }
 
+    /// Verifies I13.
     #[test]
     fn what_comes_of_another_pull_is_neither_told_nor_a_move() {
         let mut progress = Progress::new(MINE, None);
@@ -351,6 +354,7 @@ mod tests {
         assert_eq!((progress.look(&now), progress.moves), ((vec![], true), 3));
     }
 
+    /// Verifies I13.
     #[test]
     fn a_watch_that_begins_again_tells_what_has_come_since_its_pull_began() {
         let mut now = Store::default();

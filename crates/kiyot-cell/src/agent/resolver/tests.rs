@@ -62,6 +62,7 @@ async fn datagrams_are_carried_both_ways() {
     assert_eq!((&buffer[..length], from), (&b"answered"[..], udp));
 }
 
+/// Verifies N12.
 #[tokio::test]
 async fn a_connection_waits_until_it_is_taken() {
     let (resolver, _, tcp) = resolver().await;
@@ -86,6 +87,7 @@ async fn a_connection_waits_until_it_is_taken() {
     );
 }
 
+/// Verifies N12.
 #[tokio::test(start_paused = true)]
 async fn a_connection_that_nobody_takes_is_closed() {
     let (resolver, _, tcp) = resolver().await;

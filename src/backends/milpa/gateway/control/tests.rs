@@ -64,6 +64,7 @@ fn wanted(watch: u64) -> to_cell::Message {
     to_cell::Message::Next(NextEvent { watch })
 }
 
+/// Verifies L10.
 #[tokio::test]
 async fn an_event_comes_when_it_is_wanted_and_to_whom() {
     let mut scene = Scene::new();
@@ -176,6 +177,7 @@ async fn who_waits_is_told_of_the_end() {
     }
 }
 
+/// Verifies L10, Y84.
 #[tokio::test(start_paused = true)]
 async fn a_quiet_connection_stays_for_as_long_as_pings_are_answered() {
     let mut scene = Scene::new();
@@ -205,6 +207,7 @@ async fn a_quiet_connection_stays_for_as_long_as_pings_are_answered() {
     );
 }
 
+/// Verifies Y81.
 #[tokio::test]
 async fn nonsense_ends_it() {
     let mut scene = Scene::new();
@@ -218,6 +221,7 @@ async fn nonsense_ends_it() {
     assert!(matches!(carried, Err(Broken::Io(_))));
 }
 
+/// Verifies Y81.
 #[tokio::test]
 async fn the_agent_says_first_who_it_is() {
     let hello =
@@ -232,6 +236,7 @@ async fn the_agent_says_first_who_it_is() {
     }
 }
 
+/// Verifies L8, Y82.
 #[tokio::test]
 async fn messages_out_of_turn_change_nothing() {
     let mut scene = Scene::new();

@@ -40,6 +40,7 @@ async fn cells_are_given_what_the_node_has() {
     assert!(!state.path().join("registries/docker.io").exists());
 }
 
+/// Verifies I17.
 #[tokio::test]
 async fn what_is_configured_for_cells_is_all_they_are_given_and_the_rest_is_named() {
     let state = tempfile::tempdir().unwrap();
@@ -63,6 +64,7 @@ async fn what_is_configured_for_cells_is_all_they_are_given_and_the_rest_is_name
     );
 }
 
+/// Verifies I16.
 #[tokio::test]
 async fn what_the_node_does_not_tell_is_said() {
     let state = tempfile::tempdir().unwrap();

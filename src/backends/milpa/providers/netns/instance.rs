@@ -227,6 +227,7 @@ mod tests {
         assert_eq!(Home::all(&cells).unwrap(), (vec![home], vec!["not-a-cell".into()]));
     }
 
+    /// Verifies Y51.
     #[test]
     fn console_that_is_a_pipe_or_a_link_is_an_error() {
         let dir = tempfile::tempdir().unwrap();

@@ -305,6 +305,7 @@ mod tests {
         assert!(end(&found, Duration::from_secs(60)).unwrap().is_empty(), "again is fine");
     }
 
+    /// Verifies N15.
     #[test]
     fn child_older_than_its_parents_number_is_no_descendant() {
         let identity = |pid, start| Identity { pid, start };

@@ -131,6 +131,7 @@ mod tests {
         "AUDIT_WRITE",
     ];
 
+    /// Verifies R9.
     #[test]
     fn capability_has_the_reach_that_is_documented() {
         let contained = [
@@ -165,6 +166,7 @@ mod tests {
         }
     }
 
+    /// Verifies R9.
     #[test]
     fn default_capabilities_stay_in_the_cell() {
         for name in DEFAULT {
@@ -172,6 +174,7 @@ mod tests {
         }
     }
 
+    /// Verifies R9.
     #[test]
     fn capability_names_are_taken_in_any_case_with_and_without_prefix() {
         for name in ["NET_ADMIN", "net_admin", "CAP_NET_ADMIN", "cap_net_admin", "Cap_Net_Admin"] {
@@ -184,6 +187,7 @@ mod tests {
         assert!(!is_all("ALLOW") && !is_all("SYS_ADMIN"));
     }
 
+    /// Verifies R9.
     #[test]
     fn unknown_capability_reaches_the_kernel() {
         // The long s and the dotless i are letters of ASCII once Go has made them upper case.

@@ -97,6 +97,7 @@ fn asking() -> [(cri::NamespaceOption, bool, &'static str, &'static str); 5] {
     ]
 }
 
+/// Verifies R1.
 #[test]
 fn what_the_node_alone_has_is_refused_by_name() {
     for (options, privileged, word, key) in asking() {
@@ -113,6 +114,7 @@ fn what_the_node_alone_has_is_refused_by_name() {
     }
 }
 
+/// Verifies R1.
 #[test]
 fn each_of_it_stays_on_the_node_if_the_policy_says_so() {
     let keep = rules(all(OfNode::KeepLocal, Privileged::KeepLocal));
@@ -131,6 +133,7 @@ fn each_of_it_stays_on_the_node_if_the_policy_says_so() {
     assert_eq!(keeps_local(&keep, &cri::PodSandboxConfig::default()), None);
 }
 
+/// Verifies R1.
 #[test]
 fn each_has_a_key_of_its_own() {
     for (at, (options, privileged, ..)) in asking().into_iter().enumerate() {
@@ -150,6 +153,7 @@ fn each_has_a_key_of_its_own() {
     }
 }
 
+/// Verifies R2.
 #[test]
 fn the_cells_own_is_given_where_cells_have_it() {
     let policy = all(OfNode::Cell, Privileged::Cell);
@@ -202,6 +206,7 @@ fn privileges_are_allowed_with_open_eyes() {
     assert!(allow.unmet().is_empty());
 }
 
+/// Verifies R2.
 #[test]
 fn who_sees_the_cells_processes_may_not_reach_into_them_where_files_are_shared() {
     let policy = Policy { host_pid: OfNode::Cell, ..Policy::default() };
@@ -230,6 +235,7 @@ fn who_sees_the_cells_processes_may_not_reach_into_them_where_files_are_shared()
     assert!(check_container(&rules(policy), &container(in_cell(), false, &["NET_ADMIN"])).is_ok());
 }
 
+/// Verifies N6.
 #[test]
 fn name_servers_of_the_node_are_refused_by_address() {
     let config = |server: &str| {
@@ -261,6 +267,7 @@ fn name_servers_of_the_node_are_refused_by_address() {
     }
 }
 
+/// Verifies N6.
 #[test]
 fn name_servers_of_the_node_are_asked_for_the_pod() {
     let config = |servers: &[&str]| {
@@ -331,6 +338,7 @@ fn with_kernel_access() -> [(cri::ContainerConfig, &'static str); 5] {
     ]
 }
 
+/// Verifies R9.
 #[test]
 fn kernel_access_is_decided_by_the_key_of_privileged_containers() {
     let with = |privileged| Policy { privileged, ..Policy::default() };
@@ -355,6 +363,7 @@ fn kernel_access_is_decided_by_the_key_of_privileged_containers() {
     }
 }
 
+/// Verifies R9.
 #[test]
 fn kernel_access_moves_its_pod_to_the_node_under_keep_local_alone() {
     for (config, word) in with_kernel_access() {
@@ -389,6 +398,7 @@ fn device_of_an_annotation_is_refused() {
     assert!(status.message().contains("cdi.k8s.io/vendor_gpu"), "{status}");
 }
 
+/// Verifies N14.
 #[test]
 fn host_ports_beyond_the_limit_are_refused_by_number() {
     let config = |ports: i32| {

@@ -29,6 +29,7 @@ const SENT: &[&str] = &[
     "ImageStatusRequest",
 ];
 
+/// Verifies U17.
 #[test]
 fn a_slice_is_a_directory_to_the_cell() {
     let slice = "/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-podu.slice";

@@ -175,6 +175,7 @@ fn bound(network: &mut cri::NetworkUsage) {
 mod tests {
     use super::*;
 
+    /// Verifies P14.
     #[test]
     fn times_of_samples_are_those_of_the_cell_while_they_can_be() {
         const SECOND: i64 = 1_000_000_000;
@@ -211,6 +212,7 @@ mod tests {
         assert_eq!(linux.network.unwrap().timestamp, clock);
     }
 
+    /// Verifies L8.
     #[test]
     fn what_a_cell_says_of_its_network_is_bounded() {
         let interface = |name: String| cri::NetworkInterfaceUsage { name, ..Default::default() };

@@ -456,6 +456,7 @@ mod tests {
         assert_eq!(pod, [received("eth0", 10), received("net1", 11), processes]);
     }
 
+    /// Verifies U9.
     #[test]
     fn what_would_be_wrong_or_twice_is_not_told() {
         let (pod, container) = told(&[
@@ -482,6 +483,7 @@ mod tests {
         assert_eq!(told(&[]), (Vec::new(), Vec::new()));
     }
 
+    /// Verifies U25.
     #[test]
     fn what_the_cells_containerd_has_is_told_in_the_place_of_what_its_statistics_say() {
         let pod: &[Sample<'_>] = &[

@@ -166,6 +166,7 @@ mod tests {
             .collect()
     }
 
+    /// Verifies U9.
     #[test]
     fn what_a_cell_says_is_bounded_and_nothing_is_there_twice() {
         let good = |name: &str, value| (name.to_owned(), Vec::<(String, String)>::new(), value);

@@ -233,6 +233,7 @@ fn answers_are_what_the_kubelet_sent() {
     assert!(answer.resources.is_some());
 }
 
+/// Verifies P11.
 #[test]
 fn a_cell_that_names_its_container_as_another_does_harms_nobody() {
     let (view, _, two, container) = view();
@@ -250,6 +251,7 @@ fn a_cell_that_names_its_container_as_another_does_harms_nobody() {
     assert_eq!((found(&cell), found(&other)), (Some(container), None));
 }
 
+/// Verifies U3.
 #[test]
 fn a_container_is_listed_from_its_start() {
     let (view, _, _, container) = view();
@@ -308,6 +310,7 @@ fn a_container_is_listed_from_its_start() {
     );
 }
 
+/// Verifies I19.
 #[test]
 fn annotations_find_the_running_pod_also_after_some_have_changed() {
     let (view, one, two, _) = view();
@@ -447,6 +450,7 @@ proptest! {
     }
 }
 
+/// Verifies L8.
 #[test]
 fn what_a_cell_says_of_a_container_is_kept_to_a_bound() {
     let user = cri::ContainerUser {

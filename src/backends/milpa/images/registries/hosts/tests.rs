@@ -29,6 +29,7 @@ fn tried(text: &str) -> Vec<String> {
     hosts.chain(server).map(str::to_owned).collect()
 }
 
+/// Verifies I17.
 #[test]
 fn endpoints_are_tried_in_containerds_order() {
     for (registry, file, expected) in [
@@ -117,6 +118,7 @@ skip_verify = true
     );
 }
 
+/// Verifies I16.
 #[test]
 fn what_a_cell_can_not_use_is_named() {
     let (files, problems) = planned(

@@ -56,6 +56,7 @@ fn containers_cgroups_are_told_from_the_pods() {
     );
 }
 
+/// Verifies N16.
 #[test]
 fn cgroup_lines_of_any_bytes_hide_no_other_line() {
     let hierarchies = parse_hierarchies(HYBRID);

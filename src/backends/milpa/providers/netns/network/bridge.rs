@@ -296,6 +296,7 @@ mod tests {
         assert_eq!(bridge.taken().unwrap().len(), 5, "no draft is left");
     }
 
+    /// Verifies Y46.
     #[test]
     fn a_draft_is_no_address() {
         let dir = tempfile::tempdir().unwrap();

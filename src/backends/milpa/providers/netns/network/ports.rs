@@ -234,6 +234,7 @@ mod tests {
         );
     }
 
+    /// Verifies N11.
     #[tokio::test]
     async fn a_port_of_a_family_that_the_pod_has_not_is_refused() {
         let home = Home::new(std::path::Path::new("/x"), &CellId::mint().unwrap());
@@ -252,6 +253,7 @@ mod tests {
         assert!(Ports::new(&home, &[port(1, None)]).open(&[], &[]).await.is_err());
     }
 
+    /// Verifies N5.
     #[test]
     fn ports_meet_by_number_protocol_and_address() {
         let udp = HostPort { protocol: Protocol::Udp, ..port(1, None) };

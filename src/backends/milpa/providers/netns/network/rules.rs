@@ -305,6 +305,7 @@ mod tests {
         );
     }
 
+    /// Verifies N14.
     #[test]
     fn word_that_could_be_more_than_one_is_refused() {
         for word in [
@@ -340,6 +341,7 @@ mod tests {
         }
     }
 
+    /// Verifies X18, Y44.
     #[tokio::test]
     async fn only_a_no_is_a_no() {
         for no in [

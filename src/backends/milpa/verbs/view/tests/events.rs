@@ -27,6 +27,7 @@ async fn events(
     came
 }
 
+/// Verifies F10.
 #[tokio::test]
 async fn every_change_of_state_is_one_event() {
     use cri::{
@@ -149,6 +150,7 @@ async fn an_event_says_what_a_status_asked_after_it_says() {
     );
 }
 
+/// Verifies F9.
 #[tokio::test]
 async fn a_reader_that_is_too_far_behind_is_told_so() {
     // By their number, and by their size: a pod whose annotations are long.

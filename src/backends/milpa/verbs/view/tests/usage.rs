@@ -106,6 +106,7 @@ fn metrics_are_told_while_the_usage_is_fresh() {
     );
 }
 
+/// Verifies U3.
 #[test]
 fn usage_is_told_while_it_is_fresh() {
     let (view, one, _, container) = view();
@@ -162,6 +163,7 @@ fn sample(name: &str, labels: &[(&str, &str)], value: u64) -> cell::Sample {
     cell::Sample { name: name.to_owned(), value, labels }
 }
 
+/// Verifies U25.
 #[test]
 fn what_a_cell_measures_is_told_while_it_tells_it() {
     let (view, one, _, container) = view();
@@ -241,6 +243,7 @@ fn what_a_cell_measures_is_told_while_it_tells_it() {
     assert_eq!(told(later), values(4)[..1]);
 }
 
+/// Verifies U9.
 #[test]
 fn no_list_of_metrics_is_longer_than_a_kubelet_takes_and_each_pod_is_in_it() {
     const PODS: usize = 200;
