@@ -66,28 +66,43 @@ impl Inventory {
     }
 }
 
-/// Leaves out what the node's containerd made for a call that was cut, and has forgotten: its shim
-/// is still there, with the control groups, mounts and files that name the same id. Returns how
-/// many ids there are, and all other differences. Nothing of a cell is among them: the shims of
-/// cells have another socket.
-pub(crate) fn stranded(node: &Path, differences: Vec<String>) -> (usize, Vec<String>) {
+/// Returns how many of the node containerd's ids left something behind, and the other differences.
+///
+/// A call that a killed daemon has cut may still run in containerd when that is killed. containerd
+/// 1.6 then forgets the task: its shim stays, with the control groups, mounts and files that name
+/// its id. A CNI plugin that is cut leaves the chain of its rules. Both happen without kiyot, too.
+/// Differences of cells stay: their shims have another socket, and their ids another form.
+pub(crate) fn without_stranded(node: &Path, differences: Vec<String>) -> (usize, Vec<String>) {
     let socket = format!("-address {}/containerd.sock", node.display());
-    let ids: BTreeSet<String> = differences
+    let of_shim = |line: &str| {
+        let id = line.starts_with("+ process") && line.contains(&socket);
+        id.then(|| line.split(" -id ").nth(1)?.split(' ').next().map(str::to_owned)).flatten()
+    };
+    let of_rule = |line: &str| {
+        let id = line.starts_with("+ rule").then(|| line.split(r#" id: \""#).nth(1)).flatten()?;
+        let id = id.split('\\').next().unwrap_or_default();
+        (id.len() == 64 && id.bytes().all(|byte| byte.is_ascii_hexdigit())).then(|| id.to_owned())
+    };
+    let mut names: BTreeSet<String> =
+        differences.iter().filter_map(|line| of_shim(line).or_else(|| of_rule(line))).collect();
+    let count = names.len();
+    let chains: Vec<String> = differences
         .iter()
-        .filter(|line| line.starts_with("+ process") && line.contains(&socket))
-        .filter_map(|line| line.split(" -id ").nth(1)?.split(' ').next().map(str::to_owned))
+        .filter(|line| of_rule(line).is_some())
+        .filter_map(|line| line.split(' ').find(|word| word.starts_with("CNI-")))
+        .map(str::to_owned)
         .collect();
-    let (own, others): (Vec<_>, Vec<_>) =
-        differences.into_iter().partition(|line| ids.iter().any(|id| line.contains(id)));
+    names.extend(chains);
+    let (stranded, others): (Vec<_>, Vec<_>) =
+        differences.into_iter().partition(|line| names.iter().any(|name| line.contains(name)));
     let is_parent = |line: &String| {
         let beneath = format!("{line}/");
-        own.iter().any(|own| own.starts_with(&beneath))
+        stranded.iter().any(|line| line.starts_with(&beneath))
     };
-    let socket_of_shim =
-        |line: &String| !ids.is_empty() && line.starts_with("+ run /run/containerd/s/");
+    let socket_of_shim = |line: &String| count > 0 && line.starts_with("+ run /run/containerd/s/");
     let others =
         others.into_iter().filter(|line| !is_parent(line) && !socket_of_shim(line)).collect();
-    (ids.len(), others)
+    (count, others)
 }
 
 /// How many records each table of the store has. The daemon must not run.
@@ -207,8 +222,24 @@ mod tests {
                 "+ process/usr/bin/containerd-shim-runc-v2 -id 34cd -address /cell/containerd.sock [x]",
             ),
         ];
-        let (tasks, others) = stranded(Path::new("/n"), all.clone());
+        let (tasks, others) = without_stranded(Path::new("/n"), all.clone());
         assert_eq!((tasks, others), (1, vec![all[3].clone(), all[5].clone()]));
+    }
+
+    #[test]
+    fn chain_of_a_cut_cni_plugin_is_left_out_for_ids_of_containerd_alone() {
+        let id = "9e1368c60131006fef186301889dd2d655dc788e82887710251c2cf5ad282eac";
+        let rules = |chain: &str, id: &str| {
+            vec![
+                format!(
+                    r#"+ rule nat -A {chain} -d 10.88.0.0/24 -m comment --comment "name: \"k\" id: \"{id}\"" -j ACCEPT"#
+                ),
+                format!("+ rule nat :{chain} -"),
+            ]
+        };
+        assert_eq!(without_stranded(Path::new("/n"), rules("CNI-a2", id)), (1, vec![]));
+        let of_cell = rules("CNI-b3", "cell-abc");
+        assert_eq!(without_stranded(Path::new("/n"), of_cell.clone()), (0, of_cell));
     }
 
     #[test]
@@ -220,6 +251,6 @@ mod tests {
     #[test]
     fn nothing_is_left_out_when_nothing_was_forgotten() {
         let all = vec!["+ run /run/containerd/s/77".to_owned(), "+ mount /x".to_owned()];
-        assert_eq!(stranded(Path::new("/n"), all.clone()), (0, all));
+        assert_eq!(without_stranded(Path::new("/n"), all.clone()), (0, all));
     }
 }
