@@ -1,4 +1,4 @@
-//! A caller: leads the pods of its plan as a kubelet does, round after round, whatever fails.
+//! Callers: each drives the pods of its plan as a kubelet does, sync after sync, whatever fails.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -13,24 +13,23 @@ use tokio::sync::OwnedRwLockReadGuard;
 use tonic::Status;
 
 use crate::{
-    plan::{ContainerShape, End, Life, Place, Plan, Step, Victim, Work},
+    plan::{ContainerShape, Lifecycle, Place, Plan, Removal, Step, Target, Work},
     shape,
-    shared::{Kills, KnownContainer, KnownSandbox, Shared},
+    state::{ContainerEntry, Kills, SandboxEntry, SoakState},
 };
 
-/// Between two rounds of a kubelet.
-const ROUND: Duration = Duration::from_millis(200);
-/// Attempts of a container that ends by itself, or never starts.
+/// The time between two syncs of a pod.
+const SYNC_PERIOD: Duration = Duration::from_millis(200);
+/// The number of attempts of a container that exits by itself or never starts.
 const MAX_ATTEMPTS: usize = 2;
-/// Rounds in which a pod that must be refused is tried.
-const REFUSED_ROUNDS: usize = 2;
-/// The longest that something may take once nothing is killed any more: several calls, each of
-/// which a busy machine does within [`LIMIT`].
-const CALLS_LIMIT: Duration = Duration::from_secs(3 * LIMIT.as_secs());
-/// The longest wait for a connection to a port of the node.
-const CONNECT: Duration = Duration::from_millis(500);
+/// The number of syncs of a pod that must be refused.
+const REFUSED_SYNCS: usize = 2;
+/// Bounds a sync after the last kill: several calls, each done within [`LIMIT`] on a busy machine.
+const SYNC_LIMIT: Duration = Duration::from_secs(3 * LIMIT.as_secs());
+/// Bounds a connection attempt to a host port.
+const CONNECT_TIMEOUT: Duration = Duration::from_millis(500);
 
-/// A log, and what was killed when its container was made.
+/// A container log, with the kills before its container was created.
 #[derive(Debug)]
 struct Log {
     path: PathBuf,
@@ -38,39 +37,44 @@ struct Log {
     work: Work,
 }
 
-/// A caller with the pod that it leads now.
+/// A caller with its current pod.
 #[derive(Debug)]
 pub(crate) struct Caller {
-    shared: Arc<Shared>,
+    shared: Arc<SoakState>,
     kubelet: Kubelet,
-    life: Life,
+    life: Lifecycle,
     spec: Pod,
     config: cri::PodSandboxConfig,
     logs: Vec<Log>,
-    /// By name: how often the image was pulled in vain.
+    /// Failed pulls by container name.
     pulls: HashMap<String, usize>,
-    /// By volume: the version that was written last, and the one that was seen last.
+    /// The versions last written and last seen, by volume.
     versions: BTreeMap<usize, (u32, u32)>,
     step: String,
 }
 
-/// Leads the lives of a caller's plan until it is calm, and then two more that must work: one on
+/// Drives a caller's planned pods until the kills end, and then two pods that must work: one on
 /// the node and one in a cell.
-pub(crate) async fn lead(shared: Arc<Shared>, kubelet: Kubelet, plan: Plan, caller: usize) {
+pub(crate) async fn drive_pods(
+    shared: Arc<SoakState>,
+    kubelet: Kubelet,
+    plan: Plan,
+    caller: usize,
+) {
     for number in 0.. {
-        if shared.is_calm() {
+        if shared.kills_are_over() {
             break;
         }
-        Caller::of(&shared, &kubelet, plan.life(caller, number)).live().await;
+        Caller::of(&shared, &kubelet, plan.life(caller, number)).drive().await;
     }
     for place in [Place::Node, Place::CellByAnnotation] {
-        Caller::of(&shared, &kubelet, plan.calm_life(caller, place)).live().await;
+        Caller::of(&shared, &kubelet, plan.undisturbed_pod(caller, place)).drive().await;
     }
 }
 
 impl Caller {
-    /// A caller at the beginning of a life.
-    pub(crate) fn of(shared: &Arc<Shared>, kubelet: &Kubelet, life: Life) -> Self {
+    /// Returns a caller before the first sync of a pod.
+    pub(crate) fn of(shared: &Arc<SoakState>, kubelet: &Kubelet, life: Lifecycle) -> Self {
         let spec = shape::pod(&life);
         let config = kubelet.prepare(&spec);
         Self {
@@ -86,34 +90,34 @@ impl Caller {
         }
     }
 
-    /// Lives the whole life.
-    pub(crate) async fn live(mut self) {
-        let everything_works = self.shared.is_calm();
+    /// Drives the pod from its first sync to its removal.
+    pub(crate) async fn drive(mut self) {
+        let undisturbed = self.shared.kills_are_over();
         self.shared.pods.fetch_add(1, Ordering::Relaxed);
         if self.life.is_refused() {
-            self.is_refused().await;
+            self.check_refusal().await;
         } else {
-            self.settles().await;
+            self.bring_up().await;
             for (number, step) in self.life.steps.clone().into_iter().enumerate() {
-                // What was planned for the storm alone is left out when it is over.
-                if self.shared.is_calm() && !everything_works {
+                // Steps that were planned for the time of the kills are skipped after it.
+                if self.shared.kills_are_over() && !undisturbed {
                     break;
                 }
                 self.step = format!("step {number} {step:?}");
-                self.carries_out(step, everything_works).await;
-                self.settles().await;
+                self.run_step(step, undisturbed).await;
+                self.bring_up().await;
             }
         }
         self.step = format!("end {:?}", self.life.end);
-        self.logs_are_right();
-        let begun = Until::begin();
-        self.until(begun, "the pod is removed", async |caller| caller.removes().await.map(Some))
+        self.check_logs();
+        let begun = TimeLimit::start();
+        self.retry(begun, "the pod is removed", async |caller| caller.remove().await.map(Some))
             .await;
-        self.logs_are_right();
+        self.check_logs();
         self.kubelet.forget(&self.spec);
     }
 
-    /// This pod and where it is, for findings.
+    /// Describes the pod and its current step, for findings.
     fn pod(&self) -> String {
         format!(
             "caller {} life {} ({}, {:?}), {}",
@@ -121,11 +125,11 @@ impl Caller {
         )
     }
 
-    fn finds(&self, finding: &str) {
-        self.shared.finds(format!("{}: {finding}", self.pod()));
+    fn report(&self, finding: &str) {
+        self.shared.report(format!("{}: {finding}", self.pod()));
     }
 
-    /// Counts a call and hands its outcome on.
+    /// Counts a call and returns its outcome.
     fn counted<T>(&self, outcome: Result<T, Status>) -> Result<T, Status> {
         self.shared.calls.fetch_add(1, Ordering::Relaxed);
         if outcome.is_err() {
@@ -134,54 +138,54 @@ impl Caller {
         outcome
     }
 
-    /// Begins a call that changes the pod: while it lasts, the containerd that runs a pod of the
-    /// node is not killed.
+    /// Returns a guard for a call that changes the pod: the node's containerd is not killed while
+    /// a call changes a pod on the node.
     async fn changes(&self) -> Option<OwnedRwLockReadGuard<()>> {
         if self.life.place.is_cell() {
             return None;
         }
-        Some(Arc::clone(&self.shared.of_node).read_owned().await)
+        Some(Arc::clone(&self.shared.node_lock).read_owned().await)
     }
 
-    /// Tries round after round until it is done. The time that it may take begins when it is calm.
-    async fn until<T>(
+    /// Retries until the attempt is done. Its time limit starts after the last kill.
+    async fn retry<T>(
         &mut self,
-        mut limit: Until,
+        mut limit: TimeLimit,
         what: &str,
         mut attempt: impl AsyncFnMut(&mut Self) -> Result<Option<T>, Status>,
     ) -> Option<T> {
         let mut last = "nothing failed".to_owned();
-        while limit.goes_on(&self.shared) {
+        while limit.continues(&self.shared) {
             match attempt(self).await {
                 Ok(Some(done)) => return Some(done),
                 Ok(None) => {}
                 Err(status) => last = status.to_string(),
             }
-            // Not to wait for something: a kubelet's next round.
-            tokio::time::sleep(ROUND).await;
+            // The period of a kubelet's sync, not a wait for a condition.
+            tokio::time::sleep(SYNC_PERIOD).await;
         }
-        // A finding of another ends this one, too.
+        // The first finding ends all callers.
         if self.shared.findings().is_empty() {
-            self.finds(&format!("{what}: in vain, {last}"));
+            self.report(&format!("{what}: in vain, {last}"));
         }
         None
     }
 
-    /// Makes rounds until every container is as it should be.
-    async fn settles(&mut self) {
-        let limit = Until::begin();
-        self.until(limit, "the pod is brought up", async |caller| {
-            Ok(caller.round().await?.then_some(()))
+    /// Syncs the pod until every container is in its planned state.
+    async fn bring_up(&mut self) {
+        let limit = TimeLimit::start();
+        self.retry(limit, "the pod is brought up", async |caller| {
+            Ok(caller.sync().await?.then_some(()))
         })
         .await;
     }
 
-    /// Sees that a pod is refused that asks for what cells don't give.
-    async fn is_refused(&mut self) {
+    /// Verifies that a pod is refused that requests host access in a cell.
+    async fn check_refusal(&mut self) {
         "refusal".clone_into(&mut self.step);
-        for _ in 0..REFUSED_ROUNDS {
-            match self.round().await {
-                Ok(true) => self.finds("a pod that must be refused runs"),
+        for _ in 0..REFUSED_SYNCS {
+            match self.sync().await {
+                Ok(true) => self.report("a pod that must be refused runs"),
                 Ok(false) => {}
                 Err(_) => {
                     self.shared.refused.fetch_add(1, Ordering::Relaxed);
@@ -190,7 +194,7 @@ impl Caller {
         }
     }
 
-    /// The sandboxes of the pod and their containers, as they are listed.
+    /// Lists the sandboxes of the pod and their containers.
     async fn listed(&mut self) -> Result<(Vec<cri::PodSandbox>, Vec<cri::Container>), Status> {
         let containers = self.kubelet.containers().await;
         let containers = self.counted(containers)?;
@@ -204,8 +208,8 @@ impl Caller {
         Ok((sandboxes, containers.into_iter().filter(uid).collect()))
     }
 
-    /// Makes what is missing, as a round of a kubelet. Returns whether nothing was.
-    async fn round(&mut self) -> Result<bool, Status> {
+    /// Creates what is missing, as one sync of a kubelet does. Returns true if nothing was.
+    async fn sync(&mut self) -> Result<bool, Status> {
         let (sandboxes, containers) = self.listed().await?;
         let ready =
             sandboxes.iter().find(|listed| listed.state() == cri::PodSandboxState::SandboxReady);
@@ -214,7 +218,7 @@ impl Caller {
                 self.config.metadata.clone_from(&ready.metadata);
                 ready.id.clone()
             }
-            None => return self.runs_sandbox(&sandboxes).await.map(|()| false),
+            None => return self.run_sandbox(&sandboxes).await.map(|()| false),
         };
         for index in 0..self.life.init.len() {
             let (shape, name) = (self.life.init[index], shape::init_name(index));
@@ -230,7 +234,7 @@ impl Caller {
                 _ => {}
             }
             let container = shape::init(&self.life, index, &self.spec.uid);
-            self.starts(&sandbox, &containers, &container, shape).await?;
+            self.create_and_start(&sandbox, &containers, &container, shape).await?;
             return Ok(false);
         }
         let mut settled = true;
@@ -239,9 +243,9 @@ impl Caller {
             if !self.is_settled(&containers, &sandbox, &name, shape.work) {
                 settled = false;
                 let container = shape::main(&self.life, index, &self.spec.uid);
-                let started = self.starts(&sandbox, &containers, &container, shape).await;
-                // What can't start does not keep the others from it.
-                if shape.work.stays() {
+                let started = self.create_and_start(&sandbox, &containers, &container, shape).await;
+                // A container that can't start does not delay the others.
+                if shape.work.runs_until_stopped() {
                     started?;
                 }
             }
@@ -260,14 +264,14 @@ impl Caller {
             .is_some_and(|last| last.state() == cri::ContainerState::ContainerRunning);
         let attempts = containers.iter().filter(|listed| is_named(listed, name)).count();
         let in_vain = self.pulls.get(name).copied().unwrap_or(0);
-        running || (!work.stays() && attempts.max(in_vain) >= MAX_ATTEMPTS)
+        running || (!work.runs_until_stopped() && attempts.max(in_vain) >= MAX_ATTEMPTS)
     }
 
-    /// Stops what is left of earlier sandboxes and runs the next one.
-    async fn runs_sandbox(&mut self, earlier: &[cri::PodSandbox]) -> Result<(), Status> {
+    /// Stops earlier sandboxes and runs the next attempt.
+    async fn run_sandbox(&mut self, earlier: &[cri::PodSandbox]) -> Result<(), Status> {
         for old in earlier {
-            self.shared.ledger().stops(&old.id);
-            self.stops_sandbox(&old.id).await?;
+            self.shared.ledger().allow_stop(&old.id);
+            self.stop_sandbox(&old.id).await?;
         }
         let attempts = earlier.iter().filter_map(|old| old.metadata.as_ref());
         let next = attempts.map(|of| of.attempt + 1).max().unwrap_or(0);
@@ -278,7 +282,7 @@ impl Caller {
         let _changes = self.changes().await;
         let run = self.kubelet.run_sandbox(&self.config, &self.spec.runtime_handler).await;
         let id = self.counted(run)?;
-        let known = KnownSandbox {
+        let known = SandboxEntry {
             pod: self.pod(),
             cell: self.life.place.is_cell(),
             kills,
@@ -289,8 +293,8 @@ impl Caller {
         Ok(())
     }
 
-    /// Makes and starts the next attempt of a container.
-    async fn starts(
+    /// Creates and starts the next attempt of a container.
+    async fn create_and_start(
         &mut self,
         sandbox: &str,
         containers: &[cri::Container],
@@ -309,7 +313,7 @@ impl Caller {
         let created = Box::pin(self.kubelet.create_container(&running, container, attempt)).await;
         let created = match self.counted(created) {
             Ok(_) if shape.work == Work::NoImage => {
-                self.finds("a container of an image that is not there was made");
+                self.report("a container of an image that is not there was made");
                 return Ok(());
             }
             Ok(created) => created,
@@ -318,7 +322,7 @@ impl Caller {
                 return Err(status);
             }
         };
-        let known = KnownContainer {
+        let known = ContainerEntry {
             sandbox: sandbox.to_owned(),
             pod: self.pod(),
             name: container.name.clone(),
@@ -335,7 +339,7 @@ impl Caller {
         let started = self.kubelet.start_container(&id).await;
         self.counted(started)?;
         if shape.work == Work::NoProgram {
-            self.finds("a program that is not there was started");
+            self.report("a program that is not there was started");
         }
         if let Some(known) = self.shared.ledger().containers.get_mut(&id) {
             known.started = true;
@@ -343,14 +347,14 @@ impl Caller {
         Ok(())
     }
 
-    async fn stops_sandbox(&mut self, id: &str) -> Result<(), Status> {
+    async fn stop_sandbox(&mut self, id: &str) -> Result<(), Status> {
         let request = cri::StopPodSandboxRequest { pod_sandbox_id: id.to_owned() };
         let _changes = self.changes().await;
         let stopped = self.kubelet.runtime.stop_pod_sandbox(request).await;
         self.counted(stopped).map(drop)
     }
 
-    /// The id of the attempt of a container that runs, as far as anyone can say.
+    /// Returns the id of the running attempt of a container, if the list has it.
     async fn running(&mut self, container: usize) -> Option<String> {
         let (_, containers) = self.listed().await.ok()?;
         let name = shape::container_name(container);
@@ -360,18 +364,18 @@ impl Caller {
         running.map(|running| running.id)
     }
 
-    async fn carries_out(&mut self, step: Step, everything_works: bool) {
+    async fn run_step(&mut self, step: Step, undisturbed: bool) {
         match step {
             Step::Probe { container, code } => {
-                self.tries(everything_works, "a probe", async |caller| {
-                    caller.probes(container, code).await
+                self.try_step(undisturbed, "a probe", async |caller| {
+                    caller.probe(container, code).await
                 })
                 .await;
             }
             Step::Restart { container, grace } => {
                 if let Some(id) = self.running(container).await {
-                    self.shared.ledger().stops_container(&id);
-                    self.tries(everything_works, "a container is stopped", async |caller| {
+                    self.shared.ledger().allow_container_stop(&id);
+                    self.try_step(undisturbed, "a container is stopped", async |caller| {
                         let _changes = caller.changes().await;
                         let stopped = caller.kubelet.stop_container(&id, grace).await;
                         caller.counted(stopped).map(Some)
@@ -379,11 +383,11 @@ impl Caller {
                     .await;
                 }
             }
-            Step::Update { volume } => self.updates(volume, everything_works).await,
-            Step::Logs { .. } => self.logs_are_right(),
+            Step::Update { volume } => self.update(volume, undisturbed).await,
+            Step::Logs { .. } => self.check_logs(),
             Step::Look => {
-                self.tries(everything_works, "all is looked at", async |caller| {
-                    caller.looks().await.map(Some)
+                self.try_step(undisturbed, "all is looked at", async |caller| {
+                    caller.read_all().await.map(Some)
                 })
                 .await;
             }
@@ -394,59 +398,59 @@ impl Caller {
                 );
                 self.spec.annotations.insert("kubernetes.io/config.seen".to_owned(), seen);
             }
-            Step::Connect => self.connects().await,
+            Step::Connect => self.connect().await,
         }
     }
 
-    /// Tries once, or, when everything works, until it is done.
-    async fn tries(
+    /// Tries once while processes are killed, and until it is done afterwards.
+    async fn try_step(
         &mut self,
-        everything_works: bool,
+        undisturbed: bool,
         what: &str,
         mut attempt: impl AsyncFnMut(&mut Self) -> Result<Option<()>, Status>,
     ) {
-        if everything_works {
-            let limit = Until::begin();
-            self.until(limit, what, attempt).await;
+        if undisturbed {
+            let limit = TimeLimit::start();
+            self.retry(limit, what, attempt).await;
         } else {
             let _ = attempt(self).await;
         }
     }
 
-    async fn probes(&mut self, container: usize, code: i32) -> Result<Option<()>, Status> {
+    async fn probe(&mut self, container: usize, code: i32) -> Result<Option<()>, Status> {
         let Some(id) = self.running(container).await else { return Ok(None) };
         let script = format!("echo here; exit {code}");
         let said = self.kubelet.exec_sync(&id, &["sh", "-c", &script]).await;
         let said = self.counted(said)?;
-        // A cell or a container that ends kills the probe with it.
+        // The probe is killed with its cell or container.
         if said.code == 137 {
             return Ok(None);
         }
         if said.code != code || said.stdout != "here\n" {
-            self.finds(&format!("a probe of exit code {code} gave {said:?}"));
+            self.report(&format!("a probe of exit code {code} gave {said:?}"));
         }
         Ok(Some(()))
     }
 
-    /// Writes a volume anew and looks at it in a container.
-    async fn updates(&mut self, volume: usize, everything_works: bool) {
+    /// Updates a volume and reads it in a container.
+    async fn update(&mut self, volume: usize, undisturbed: bool) {
         let (written, _) = self.versions.entry(volume).or_default();
         *written += 1;
         let written = *written;
         let files = shape::files(self.life.volumes[volume], written);
         self.kubelet.update_volume(&self.spec, &shape::volume_name(volume), &files);
-        self.tries(everything_works, "the new version of a volume is seen", async |caller| {
-            Ok(caller.sees(volume).await?.filter(|seen| *seen == written).map(drop))
+        self.try_step(undisturbed, "the new version of a volume is seen", async |caller| {
+            Ok(caller.read_version(volume).await?.filter(|seen| *seen == written).map(drop))
         })
         .await;
     }
 
     /// Returns the version of a volume in a container, if it can be read.
-    async fn sees(&mut self, volume: usize) -> Result<Option<u32>, Status> {
+    async fn read_version(&mut self, volume: usize) -> Result<Option<u32>, Status> {
         let Some(id) = self.running(0).await else { return Ok(None) };
-        let said = self.kubelet.exec_sync(&id, &["sh", "-c", &shape::asks_version(volume)]).await;
+        let said = self.kubelet.exec_sync(&id, &["sh", "-c", &shape::version_script(volume)]).await;
         let said = self.counted(said)?;
-        // A version may be removed between the first and the second file.
+        // A version may be replaced between the reads of its two files.
         if said.code != 0 {
             return Ok(None);
         }
@@ -458,7 +462,7 @@ impl Caller {
                 *seen = one;
                 return Ok(Some(one));
             }
-            _ => self.finds(&format!(
+            _ => self.report(&format!(
                 "volume {volume} shows {:?}; allowed is one version from {least} to {most}, twice",
                 said.stdout
             )),
@@ -466,7 +470,7 @@ impl Caller {
         Ok(None)
     }
 
-    async fn looks(&mut self) -> Result<(), Status> {
+    async fn read_all(&mut self) -> Result<(), Status> {
         let (sandboxes, containers) = self.listed().await?;
         for sandbox in &sandboxes {
             let status = self.kubelet.sandbox_status(&sandbox.id).await;
@@ -491,8 +495,8 @@ impl Caller {
         Ok(())
     }
 
-    /// Connects to ports of the node that lead to the pod, where nobody listens.
-    async fn connects(&mut self) {
+    /// Connects to the pod's host ports, where no process listens.
+    async fn connect(&mut self) {
         let Ok((sandboxes, _)) = self.listed().await else { return };
         let Some(sandbox) = sandboxes.first() else { return };
         let Ok(status) = self.kubelet.sandbox_status(&sandbox.id).await else { return };
@@ -500,26 +504,26 @@ impl Caller {
         let Some((network, _)) = ip.rsplit_once('.') else { return };
         for port in &self.life.ports {
             let Ok(to) = format!("{network}.1:{port}").parse::<SocketAddr>() else { continue };
-            let _ = TcpStream::connect_timeout(&to, CONNECT);
+            let _ = TcpStream::connect_timeout(&to, CONNECT_TIMEOUT);
             let _ = UdpSocket::bind("0.0.0.0:0").and_then(|socket| socket.send_to(b"asked", to));
         }
     }
 
-    /// Ends the pod: done when nothing of it is listed.
-    async fn removes(&mut self) -> Result<(), Status> {
+    /// Stops and removes the pod; done when the lists have nothing of it.
+    async fn remove(&mut self) -> Result<(), Status> {
         let (sandboxes, containers) = self.listed().await?;
         for sandbox in &sandboxes {
-            self.shared.ledger().stops(&sandbox.id);
+            self.shared.ledger().allow_stop(&sandbox.id);
         }
         let ids: Vec<String> = containers.iter().map(|listed| listed.id.clone()).collect();
         match self.life.end {
-            End::InOrder => {
+            Removal::InOrder => {
                 for id in &ids {
-                    self.stops_container(id).await?;
+                    self.stop_container_checked(id).await?;
                 }
             }
-            End::AtOnce => {}
-            End::Twice => {
+            Removal::AtOnce => {}
+            Removal::Twice => {
                 let (mut other, request) = (self.kubelet.clone(), |id: &str| {
                     cri::StopPodSandboxRequest { pod_sandbox_id: id.to_owned() }
                 });
@@ -536,11 +540,11 @@ impl Caller {
             }
         }
         for sandbox in &sandboxes {
-            self.stops_sandbox(&sandbox.id).await?;
+            self.stop_sandbox(&sandbox.id).await?;
         }
-        if self.life.end == End::InOrder {
+        if self.life.end == Removal::InOrder {
             for id in ids {
-                self.shared.ledger().removes_container(&id);
+                self.shared.ledger().allow_container_removal(&id);
                 let request = cri::RemoveContainerRequest { container_id: id };
                 let _changes = self.changes().await;
                 let removed = self.kubelet.runtime.remove_container(request).await;
@@ -548,12 +552,12 @@ impl Caller {
             }
         }
         for sandbox in sandboxes {
-            self.shared.ledger().removes(&sandbox.id);
+            self.shared.ledger().allow_removal(&sandbox.id);
             let request = cri::RemovePodSandboxRequest { pod_sandbox_id: sandbox.id.clone() };
             let _changes = self.changes().await;
             let removed = self.kubelet.runtime.remove_pod_sandbox(request).await;
             self.counted(removed)?;
-            self.shared.ledger().removed(&sandbox.id);
+            self.shared.ledger().require_absence(&sandbox.id);
         }
         let (sandboxes, containers) = self.listed().await?;
         if sandboxes.is_empty() && containers.is_empty() {
@@ -562,31 +566,30 @@ impl Caller {
         Err(Status::aborted("something is still listed"))
     }
 
-    /// Stops a container, which must then have ended.
-    async fn stops_container(&mut self, id: &str) -> Result<(), Status> {
+    /// Stops a container and verifies that it has exited.
+    async fn stop_container_checked(&mut self, id: &str) -> Result<(), Status> {
         let changes = self.changes().await;
         let stopped = self.kubelet.stop_container(id, self.spec.grace).await;
         drop(changes);
         self.counted(stopped)?;
         let status = self.kubelet.container_status(id).await;
         let status = self.counted(status)?;
-        // One that was never started has nothing to stop. On the node, containerd 1.6 says OK of a
-        // container whose shim has just ended by itself, before it has handled that end
-        // (stopContainer: the task is not found).
+        // On the node, containerd 1.6 answers OK for a container whose shim has just exited, before
+        // it has handled that exit (stopContainer: the task is not found).
         let runs = status.state() == cri::ContainerState::ContainerRunning;
         if runs && self.life.place.is_cell() {
-            self.finds(&format!("StopContainer of {id} said OK, and it reads RUNNING"));
+            self.report(&format!("StopContainer of {id} said OK, and it reads RUNNING"));
         }
         Ok(())
     }
 
-    /// Sees that no line of a log is doubled or out of order, nor missing where no one was killed
-    /// who has read what is not yet in a file.
-    fn logs_are_right(&self) {
-        let readers: &[Victim] = if self.life.place.is_cell() {
-            &[Victim::Cell, Victim::CellContainerd]
+    /// Verifies that no line of a log is doubled or out of order, and that none is missing unless a
+    /// process was killed that held unwritten lines.
+    fn check_logs(&self) {
+        let readers: &[Target] = if self.life.place.is_cell() {
+            &[Target::Cell, Target::CellContainerd]
         } else {
-            &[Victim::NodeContainerd]
+            &[Target::NodeContainerd]
         };
         for log in &self.logs {
             let file = std::fs::read(&log.path).unwrap_or_default();
@@ -596,7 +599,7 @@ impl Caller {
                 .collect();
             let at = log.path.display();
             if let Some(pair) = numbers.windows(2).find(|pair| pair[0] >= pair[1]) {
-                self.finds(&format!(
+                self.report(&format!(
                     "{at} of {:?}: line {} follows line {}",
                     log.work, pair[1], pair[0]
                 ));
@@ -605,28 +608,28 @@ impl Caller {
             if let Some((number, _)) =
                 gap.filter(|_| !self.shared.killed_since(&log.kills, readers))
             {
-                self.finds(&format!("{at} of {:?}: line {number} is missing", log.work));
+                self.report(&format!("{at} of {:?}: line {number} is missing", log.work));
             }
         }
     }
 }
 
-/// The time that something may take, which begins when it is calm.
+/// A time limit that starts after the last kill.
 #[derive(Debug)]
-struct Until {
+struct TimeLimit {
     begun: Instant,
 }
 
-impl Until {
-    fn begin() -> Self {
+impl TimeLimit {
+    fn start() -> Self {
         Self { begun: Instant::now() }
     }
 
-    fn goes_on(&mut self, shared: &Shared) -> bool {
-        if !shared.is_calm() {
+    fn continues(&mut self, shared: &SoakState) -> bool {
+        if !shared.kills_are_over() {
             self.begun = Instant::now();
         }
-        self.begun.elapsed() < CALLS_LIMIT && shared.findings().is_empty()
+        self.begun.elapsed() < SYNC_LIMIT && shared.findings().is_empty()
     }
 }
 
@@ -634,7 +637,7 @@ fn is_named(listed: &cri::Container, name: &str) -> bool {
     listed.metadata.as_ref().is_some_and(|of| of.name == name)
 }
 
-/// The latest attempt of a container in a sandbox.
+/// Returns the latest attempt of a container in a sandbox.
 fn last_attempt<'a>(
     containers: &'a [cri::Container],
     sandbox: &str,

@@ -1,4 +1,4 @@
-//! All that a soak may not leave, counted at its start and at its end.
+//! The inventory of everything that a soak may not leave behind, taken at its start and its end.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -9,7 +9,7 @@ use std::{
 use kiyot_testkit::{Kiyot, Leftovers, Node};
 use redb::{ReadableDatabase, ReadableTableMetadata, TableHandle};
 
-/// A look at the daemon, its state and the host.
+/// The state of the daemon and the host at one moment.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Inventory {
     lines: BTreeSet<String>,
@@ -22,7 +22,7 @@ impl Inventory {
         for cell in cells_in(&kiyot.log()) {
             node.owns(&cell);
         }
-        // Control groups are the whole machine's: those of other tests are left out.
+        // All tests of the machine share its cgroups: those of other tests are skipped.
         let is_group = |line: &&str| line.starts_with("control group");
         let mut lines: BTreeSet<String> = Leftovers::of_host()
             .without_pids()
@@ -46,14 +46,14 @@ impl Inventory {
         Self { lines, files: open_files(kiyot.pid()) }
     }
 
-    /// Returns the lines that only one of the two inventories has.
+    /// Returns the lines that are in only one of the two inventories.
     pub(crate) fn differences(&self, later: &Self) -> Vec<String> {
         let more = later.lines.difference(&self.lines).map(|line| format!("+ {line}"));
         let less = self.lines.difference(&later.lines).map(|line| format!("- {line}"));
         let kinds: BTreeSet<_> = self.files.keys().chain(later.files.keys()).collect();
         let files = kinds.into_iter().filter_map(|kind| {
             let count = |of: &Self| of.files.get(kind).copied().unwrap_or(0);
-            // The daemon may have closed one that it opens when it needs it.
+            // Fewer open files are fine: the daemon opens some on demand.
             (count(later) > count(self)).then(|| {
                 format!(
                     "+ open files of the daemon: {kind}: {} before, {} now",
@@ -105,7 +105,7 @@ pub(crate) fn without_stranded(node: &Path, differences: Vec<String>) -> (usize,
     (count, others)
 }
 
-/// How many records each table of the store has. The daemon must not run.
+/// Counts the records of each table of the store. The daemon must not run.
 pub(crate) fn records(kiyot: &Kiyot<'_>) -> BTreeMap<String, u64> {
     let database =
         redb::Database::open(kiyot.state().join("store.redb")).expect("the store can be opened");
@@ -121,7 +121,7 @@ pub(crate) fn records(kiyot: &Kiyot<'_>) -> BTreeMap<String, u64> {
         .collect()
 }
 
-/// The ids of cells that a log names.
+/// Returns the ids of the cells in a log.
 fn cells_in(log: &str) -> BTreeSet<String> {
     let ids = log.split("cell=cell-").skip(1);
     ids.map(|rest| rest.split(|c: char| !c.is_ascii_alphanumeric()).next().unwrap_or_default())
@@ -129,14 +129,14 @@ fn cells_in(log: &str) -> BTreeSet<String> {
         .collect()
 }
 
-/// The resident memory of a process, in KiB; 0 if it has ended.
+/// Returns the resident memory of a process in KiB, 0 for an exited process.
 pub(crate) fn resident(pid: u32) -> u64 {
     let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
     let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
     line.and_then(|line| line.trim().strip_suffix(" kB")?.trim().parse().ok()).unwrap_or(0)
 }
 
-/// Everything beneath a directory, sockets and all.
+/// Collects the paths of all entries below a directory.
 fn walk(directory: &Path, found: &mut Vec<String>) {
     for entry in fs::read_dir(directory).into_iter().flatten().flatten() {
         let path = entry.path();
@@ -147,8 +147,7 @@ fn walk(directory: &Path, found: &mut Vec<String>) {
     }
 }
 
-/// Flows by UDP that the kernel sends on to a pod, where it tells: those to ports that lead nowhere
-/// any more must be forgotten.
+/// Returns the conntrack entries of UDP flows to the soak's host ports, which must end with them.
 fn flows() -> Vec<String> {
     let text = fs::read_to_string("/proc/net/nf_conntrack").unwrap_or_default();
     let to_port = |line: &&str| {
@@ -159,13 +158,13 @@ fn flows() -> Vec<String> {
                 .is_some_and(|port| {
                     let first = crate::plan::FIRST_PORT;
                     let callers = u16::try_from(crate::plan::CALLERS).unwrap_or(0);
-                    (first..first + callers * crate::plan::PORTS_OF_A_CALLER).contains(&port)
+                    (first..first + callers * crate::plan::PORTS_PER_CALLER).contains(&port)
                 })
     };
     text.lines()
         .filter(to_port)
         .map(|line| {
-            // Without the seconds that are left of it.
+            // Without the remaining seconds, which change.
             let words =
                 line.split_whitespace().filter(|word| word.contains("=")).collect::<Vec<_>>();
             format!("flow udp {}", words.join(" "))
@@ -173,7 +172,7 @@ fn flows() -> Vec<String> {
         .collect()
 }
 
-/// How many files of each kind a process has open.
+/// Counts the open files of a process by kind.
 fn open_files(pid: u32) -> BTreeMap<String, usize> {
     let mut kinds = BTreeMap::new();
     for entry in fs::read_dir(format!("/proc/{pid}/fd")).into_iter().flatten().flatten() {
@@ -197,7 +196,7 @@ mod tests {
     }
 
     #[test]
-    fn each_difference_is_named() {
+    fn difference_names_each_line() {
         let before = look(&["link a", "mount b"], &[("socket", 3), ("pipe", 2)]);
         let later = look(&["link a", "mount c"], &[("socket", 4), ("pipe", 1)]);
         assert_eq!(
@@ -208,7 +207,7 @@ mod tests {
     }
 
     #[test]
-    fn task_that_the_nodes_containerd_forgot_is_left_out_with_all_that_names_it() {
+    fn stranded_task_of_containerd_is_ignored() {
         let left = |line: &str| line.to_owned();
         let all = vec![
             left(
@@ -227,7 +226,7 @@ mod tests {
     }
 
     #[test]
-    fn chain_of_a_cut_cni_plugin_is_left_out_for_ids_of_containerd_alone() {
+    fn stranded_cni_chain_of_containerd_is_ignored() {
         let id = "9e1368c60131006fef186301889dd2d655dc788e82887710251c2cf5ad282eac";
         let rules = |chain: &str, id: &str| {
             vec![
@@ -243,13 +242,13 @@ mod tests {
     }
 
     #[test]
-    fn cells_are_found_in_a_log() {
+    fn cell_ids_in_a_log_are_found() {
         let log = "a cell=cell-abc2 x\nb cell=cell-def3\nc cell=cell-abc2";
         assert_eq!(cells_in(log).into_iter().collect::<Vec<_>>(), ["cell-abc2", "cell-def3"]);
     }
 
     #[test]
-    fn nothing_is_left_out_when_nothing_was_forgotten() {
+    fn differences_without_stranded_tasks_are_kept() {
         let all = vec!["+ run /run/containerd/s/77".to_owned(), "+ mount /x".to_owned()];
         assert_eq!(without_stranded(Path::new("/n"), all.clone()), (0, all));
     }

@@ -1,9 +1,9 @@
-//! The soak: pods of random shape are made, changed and removed by several callers at once, while
-//! the daemon, agents, cells and containerds are killed at random moments. In the end nothing is
-//! left. `make soak SECONDS=n SEED=s` runs it for longer; a minute of it is in the suite.
+//! The soak: several callers create, change and remove pods of random shape, while the daemon,
+//! agents, cells and containerds are killed at random moments. At the end nothing is left.
+//! `make soak SECONDS=n SEED=s` runs it for longer; the suite runs one minute.
 //!
-//! The test needs root and namespaces of its own, which cargo's runner gives it (scripts/runner).
-//! It is a binary of its own so that all that is on its host is its own, and can be compared.
+//! The test needs root and its own namespaces, which cargo's runner provides (scripts/runner). It is
+//! a separate binary, so that everything on its host belongs to it and can be compared.
 #![allow(
     clippy::unwrap_used,
     clippy::expect_used,
@@ -26,27 +26,27 @@ use tokio::{
 
 use caller::Caller;
 use inventory::{Inventory, records, resident};
-use plan::{CALLERS, Place, Plan, Strike, Victim};
-use shared::Shared;
+use plan::{CALLERS, Kill, Place, Plan, Target};
+use state::SoakState;
 
 mod caller;
 mod inventory;
 mod plan;
 mod shape;
-mod shared;
+mod state;
 mod watcher;
 mod witness;
 
-/// How long it storms, in seconds; `SOAK_SECONDS` in the environment says another number.
+/// The default time during which processes are killed, in seconds; `SOAK_SECONDS` overrides it.
 const SECONDS: u64 = 60;
-/// Between two lines of progress.
-const PROGRESS: Duration = Duration::from_secs(60);
-/// How long the callers may take when it is calm, for all that they still do.
-const CALM_LIMIT: Duration = Duration::from_secs(900);
-/// The most that the daemon's memory may grow after the warm-up, in KiB.
+/// The time between two lines of progress.
+const PROGRESS_PERIOD: Duration = Duration::from_secs(60);
+/// Bounds the work of the callers after the last kill.
+const CALLERS_LIMIT: Duration = Duration::from_secs(900);
+/// Bounds the growth of the daemon's memory after the warm-up, in KiB.
 const MAX_GROWTH_KIB: u64 = 32 * 1024;
-/// How long a log file of a daemon may grow, in bytes; then its beginning goes.
-const MAX_LOG: u64 = 64 << 20;
+/// Bounds the log file of a daemon, in bytes.
+const MAX_LOG_BYTES: u64 = 64 << 20;
 
 /// Verifies X13, Y2, Y6.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -59,14 +59,14 @@ async fn pods_of_random_shape_outlive_random_kills_and_leave_nothing() {
     Box::pin(soak.run(Duration::from_secs(seconds))).await;
 }
 
-/// A soak.
+/// A soak with its plan and shared state.
 struct Soak {
     plan: Plan,
     seed: u64,
-    shared: Arc<Shared>,
+    shared: Arc<SoakState>,
 }
 
-/// Figures of the daemon's memory, in KiB.
+/// The daemon's resident memory, in KiB.
 #[derive(Debug, Default)]
 struct Memory {
     warm: u64,
@@ -78,13 +78,13 @@ impl Soak {
     async fn run(&self, length: Duration) {
         let node = Node::start_for_long().await;
         let mut kiyot = Kiyot::start(&node, KiyotOptions::new(env!("CARGO_BIN_EXE_kiyot"))).await;
-        self.warms_up(&kiyot.kubelet().await).await;
+        self.warm_up(&kiyot.kubelet().await).await;
         assert!(kiyot.stop().await.success(), "the daemon stops");
         let records_before = records(&kiyot);
         kiyot.start_again().await;
         let kubelet = kiyot.kubelet().await;
-        let witness = witness::Witness::begin(&self.shared, kubelet.clone()).await;
-        self.warms_up(&kubelet).await;
+        let witness = witness::Witness::start(&self.shared, kubelet.clone()).await;
+        self.warm_up(&kubelet).await;
         let before = self.settled(&node, &kiyot, None).await;
         let mut memory = Memory { warm: resident(kiyot.pid()), ..Memory::default() };
 
@@ -94,31 +94,31 @@ impl Soak {
                 let (shared, kubelet, plan) =
                     (Arc::clone(&self.shared), kubelet.clone(), self.plan);
                 let runtime = Handle::current();
-                // A thread of its own, as it reads and writes files.
+                // On a blocking thread, as it reads and writes files.
                 spawn_blocking(move || {
-                    runtime.block_on(caller::lead(shared, kubelet, plan, caller));
+                    runtime.block_on(caller::drive_pods(shared, kubelet, plan, caller));
                 })
             })
             .collect();
         let begun = Instant::now();
-        let strikes = self.storms(&node, &mut kiyot, length, &mut memory, &callers).await;
-        let stormed = begun.elapsed();
-        self.shared.calm.store(true, Ordering::SeqCst);
-        self.calms_down(callers).await;
+        let strikes = self.kill_loop(&node, &mut kiyot, length, &mut memory, &callers).await;
+        let elapsed = begun.elapsed();
+        self.shared.over.store(true, Ordering::SeqCst);
+        self.join_callers(callers).await;
         assert!(!watcher.is_finished(), "the watcher watches");
         watcher.abort();
-        self.fails_on_findings();
+        self.assert_no_findings();
 
         let left = self.settled(&node, &kiyot, Some(&before)).await;
         let (stranded, differences) =
             inventory::without_stranded(node.directory(), before.differences(&left));
         memory.last = resident(kiyot.pid());
         memory.most = memory.most.max(memory.last);
-        witness.ends(&self.shared).await;
+        witness.finish(&self.shared).await;
         assert!(kiyot.stop().await.success(), "the daemon stops");
         let records_left = records(&kiyot);
-        self.sums_up(stormed, strikes, &memory, &differences, stranded);
-        self.fails_on_findings();
+        self.print_summary(elapsed, strikes, &memory, &differences, stranded);
+        self.assert_no_findings();
         assert!(differences.is_empty(), "SEED={} left: {differences:#?}", self.seed);
         assert_eq!(records_left, records_before, "SEED={}: records are left", self.seed);
         assert!(
@@ -131,17 +131,17 @@ impl Soak {
         assert!(left.is_empty(), "left:\n{left}");
     }
 
-    /// Runs a pod on the node and one in a cell, so that whatever is made once is there.
-    async fn warms_up(&self, kubelet: &Kubelet) {
-        self.shared.calm.store(true, Ordering::SeqCst);
+    /// Runs a pod on the node and one in a cell, so that lazily created state exists.
+    async fn warm_up(&self, kubelet: &Kubelet) {
+        self.shared.over.store(true, Ordering::SeqCst);
         for place in [Place::Node, Place::CellByAnnotation] {
-            Caller::of(&self.shared, kubelet, self.plan.calm_life(0, place)).live().await;
+            Caller::of(&self.shared, kubelet, self.plan.undisturbed_pod(0, place)).drive().await;
         }
-        self.shared.calm.store(false, Ordering::SeqCst);
-        self.fails_on_findings();
+        self.shared.over.store(false, Ordering::SeqCst);
+        self.assert_no_findings();
     }
 
-    /// Looks until no difference to an earlier look is left, or until two looks are the same.
+    /// Takes inventories until one equals `before`, or without it until two equal each other.
     async fn settled(
         &self,
         node: &Node,
@@ -169,8 +169,8 @@ impl Soak {
         last
     }
 
-    /// Kills by the plan until the time is over. Returns how many kills there were.
-    async fn storms(
+    /// Kills processes by the plan until the time is over. Returns the number of kills.
+    async fn kill_loop(
         &self,
         node: &Node,
         kiyot: &mut Kiyot<'_>,
@@ -185,18 +185,18 @@ impl Soak {
             if callers.iter().any(JoinHandle::is_finished) {
                 break;
             }
-            let strike = self.plan.strike(number);
-            // Not to wait for something: the moment is what is tried.
-            tokio::time::sleep(strike.after).await;
+            let kill = self.plan.kill(number);
+            // The moment of the kill is part of the plan, not a wait for a condition.
+            tokio::time::sleep(kill.after).await;
             memory.most = memory.most.max(resident(kiyot.pid()));
-            let what = self.strikes(node, kiyot, strike).await;
-            eprintln!("strike {number}, after {:?}: {what}", strike.after);
+            let what = self.kill(node, kiyot, kill).await;
+            eprintln!("strike {number}, after {:?}: {what}", kill.after);
             number += 1;
-            if told.elapsed() > PROGRESS {
+            if told.elapsed() > PROGRESS_PERIOD {
                 told = Instant::now();
                 let minutes = begun.elapsed().as_secs() / 60;
                 eprintln!("minute {minutes}: {}", self.figures(resident(kiyot.pid())));
-                // Before the log is cut, its cells become the node's.
+                // Reads the cells of the log before it is truncated.
                 let _known = Inventory::of(node, kiyot);
                 bound_logs(node);
             }
@@ -204,43 +204,43 @@ impl Soak {
         number
     }
 
-    async fn strikes(&self, node: &Node, kiyot: &mut Kiyot<'_>, strike: Strike) -> String {
+    async fn kill(&self, node: &Node, kiyot: &mut Kiyot<'_>, kill: Kill) -> String {
         let cells = kiyot.cells();
-        let cell = (!cells.is_empty()).then(|| cells[strike.cell % cells.len()].clone());
+        let cell = (!cells.is_empty()).then(|| cells[kill.cell % cells.len()].clone());
         let cell = cell.as_deref();
-        let words = match (strike.victim, cell) {
-            (Victim::Agent, Some(cell)) => vec!["kiyot-cell agent", cell],
-            (Victim::CellContainerd, Some(cell)) => vec!["containerd", "containerd.toml", cell],
-            (Victim::Cell, Some(cell)) => vec!["kiyot-cell launch", cell],
-            (Victim::Agent | Victim::CellContainerd | Victim::Cell, None) => {
-                return format!("no cell is there for {:?}", strike.victim);
+        let words = match (kill.victim, cell) {
+            (Target::Agent, Some(cell)) => vec!["kiyot-cell agent", cell],
+            (Target::CellContainerd, Some(cell)) => vec!["containerd", "containerd.toml", cell],
+            (Target::Cell, Some(cell)) => vec!["kiyot-cell launch", cell],
+            (Target::Agent | Target::CellContainerd | Target::Cell, None) => {
+                return format!("no cell is there for {:?}", kill.victim);
             }
-            (Victim::Daemon, _) => {
-                self.shared.kills_one(strike.victim);
+            (Target::Daemon, _) => {
+                self.shared.count_kill(kill.victim);
                 kiyot.kill9();
                 kiyot.start_again().await;
                 return "the daemon".to_owned();
             }
-            (Victim::NodeContainerd, _) => {
-                let _none_changes = self.shared.of_node.write().await;
-                self.shared.kills_one(strike.victim);
+            (Target::NodeContainerd, _) => {
+                let _none_changes = self.shared.node_lock.write().await;
+                self.shared.count_kill(kill.victim);
                 node.kill_containerd();
                 node.start_containerd().await;
                 return "the node's containerd".to_owned();
             }
         };
-        // What is there of it: it may just be starting, or ending.
-        self.shared.kills_one(strike.victim);
+        // There may be no process: a cell may just be starting or ending.
+        self.shared.count_kill(kill.victim);
         let pids = processes(&words);
         kill_all(&pids);
-        format!("{:?} of {} ({} processes)", strike.victim, cell.unwrap_or_default(), pids.len())
+        format!("{:?} of {} ({} processes)", kill.victim, cell.unwrap_or_default(), pids.len())
     }
 
-    /// Waits until the callers have led their last pods.
-    async fn calms_down(&self, callers: Vec<JoinHandle<()>>) {
+    /// Waits until the callers have removed their last pods.
+    async fn join_callers(&self, callers: Vec<JoinHandle<()>>) {
         wait_until(
             format!("the callers have ended (SEED={})", self.seed),
-            CALM_LIMIT,
+            CALLERS_LIMIT,
             async || callers.iter().all(JoinHandle::is_finished).then_some(()),
         )
         .await;
@@ -262,15 +262,15 @@ impl Soak {
         )
     }
 
-    fn sums_up(
+    fn print_summary(
         &self,
-        stormed: Duration,
+        elapsed: Duration,
         strikes: u64,
         memory: &Memory,
         differences: &[String],
         stranded: usize,
     ) {
-        let mut text = format!("SEED={}: {} s, {strikes} strikes\n", self.seed, stormed.as_secs());
+        let mut text = format!("SEED={}: {} s, {strikes} strikes\n", self.seed, elapsed.as_secs());
         let _ = writeln!(text, "  {}", self.figures(memory.last));
         let _ = writeln!(text, "  resident, KiB: {memory:?}");
         let _ = writeln!(
@@ -281,7 +281,7 @@ impl Soak {
         eprint!("{text}");
     }
 
-    fn fails_on_findings(&self) {
+    fn assert_no_findings(&self) {
         let findings = self.shared.findings();
         assert!(
             findings.is_empty(),
@@ -292,15 +292,15 @@ impl Soak {
     }
 }
 
-/// Keeps the logs of a long soak from filling the disk: of one that is too long, the rest goes to
-/// a second file, which is replaced each time.
+/// Truncates logs beyond [`MAX_LOG_BYTES`] after copying them to one second file.
 fn bound_logs(node: &Node) {
     for log in ["containerd.log", "kiyot/kiyot.log"] {
         let path = node.directory().join(log);
-        let too_long = std::fs::metadata(&path).is_ok_and(|metadata| metadata.len() > MAX_LOG);
+        let too_long =
+            std::fs::metadata(&path).is_ok_and(|metadata| metadata.len() > MAX_LOG_BYTES);
         if too_long {
             let _ = std::fs::copy(&path, path.with_extension("log.before"));
-            // Who writes appends, and goes on at the beginning.
+            // The writer appends, so it continues at the start of the file.
             let _ =
                 std::fs::File::options().write(true).open(&path).and_then(|file| file.set_len(0));
         }

@@ -1,6 +1,5 @@
-//! The plan of a soak: shapes of pods, what happens to them, and moments of kills, all decided by a
-//! seed. Pure: no clock, no socket. Any part of it can be made by itself, so that a plan has no end
-//! and takes no memory.
+//! The plan of a soak: shapes of pods, their steps, and the kills, all derived from a seed. Pure: no
+//! clock, no socket. Each part is computed by its number, so a plan is endless and needs no memory.
 
 use std::time::Duration;
 
@@ -9,59 +8,59 @@ use kiyot_testkit::SeededRng;
 #[cfg(test)]
 mod tests;
 
-/// Callers that lead pods at once, each one pod at a time.
+/// The number of concurrent callers, each with a pod at a time.
 pub(crate) const CALLERS: usize = 4;
-/// The most containers of a pod beside its init containers.
+/// The maximal number of containers of a pod, without init containers.
 pub(crate) const MAX_CONTAINERS: usize = 3;
-/// The most init containers of a pod.
+/// The maximal number of init containers of a pod.
 pub(crate) const MAX_INIT: usize = 2;
-/// The most volumes of a pod.
+/// The maximal number of volumes of a pod.
 pub(crate) const MAX_VOLUMES: usize = 4;
-/// The most steps of a pod's life between its start and its end.
+/// The maximal number of steps between a pod's start and its removal.
 pub(crate) const MAX_STEPS: usize = 6;
 /// The longest grace period of a stop, in seconds.
-pub(crate) const MAX_GRACE: i64 = 4;
-/// The deepest tree that a container makes, in directories.
+pub(crate) const MAX_GRACE_SECONDS: i64 = 4;
+/// The maximal depth of a container's directory tree.
 pub(crate) const MAX_DEPTH: u32 = 20_000;
-/// The most files that a container makes, beside a deep tree.
+/// The maximal number of files that a container creates in a directory.
 pub(crate) const MAX_FILES: u32 = 2_000;
-/// The most lines that a container writes at once.
-pub(crate) const MAX_FLOOD: u32 = 20_000;
-/// The longest line that a container writes, in KiB.
-pub(crate) const MAX_LINE: u32 = 64;
-/// The most children of a container's process.
+/// The maximal number of lines that a container writes at once.
+pub(crate) const MAX_FLOOD_LINES: u32 = 20_000;
+/// The longest line of a container, in KiB.
+pub(crate) const MAX_LINE_KIB: u32 = 64;
+/// The maximal number of children of a container's process.
 pub(crate) const MAX_CHILDREN: u32 = 30;
-/// The first port of the node that pods ask for; each caller has [`PORTS_OF_A_CALLER`] from there.
+/// The first host port; each caller owns the next [`PORTS_PER_CALLER`].
 pub(crate) const FIRST_PORT: u16 = 20_000;
-/// Ports of the node that one caller's pods ask for.
-pub(crate) const PORTS_OF_A_CALLER: u16 = 100;
+/// The number of host ports of a caller.
+pub(crate) const PORTS_PER_CALLER: u16 = 100;
 /// The longest time between two kills.
-pub(crate) const MAX_CALM: Duration = Duration::from_secs(2);
-/// Kills of the first season; each season is twice as long as the one before, up to
-/// [`MAX_SEASON`]. In every other season the daemon is spared, so that what it leaks adds up.
-const FIRST_SEASON: u64 = 16;
-/// The most kills of a season.
-const MAX_SEASON: u64 = 512;
+pub(crate) const MAX_KILL_PAUSE: Duration = Duration::from_secs(2);
+/// The number of kills in the first phase; each phase is twice as long as the previous, up to
+/// [`MAX_PHASE`]. Every other phase does not kill the daemon, so that leaks add up.
+const FIRST_PHASE: u64 = 16;
+/// The maximal number of kills in a phase.
+const MAX_PHASE: u64 = 512;
 
-/// The whole plan.
+/// The plan of a seed.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Plan {
     seed: u64,
 }
 
-/// A pod's backend, and how its pod says so.
+/// The backend of a pod, and the field of the pod that selects it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Place {
-    /// The node, as nothing says otherwise.
+    /// The node, by default.
     Node,
     /// A cell, by the pod's annotation.
     CellByAnnotation,
-    /// A cell, by the handler of the runtime class.
+    /// A cell, by the runtime class.
     CellByHandler,
 }
 
 impl Place {
-    /// Is it a cell?
+    /// Returns true for a cell.
     pub(crate) fn is_cell(self) -> bool {
         self != Self::Node
     }
@@ -70,7 +69,7 @@ impl Place {
 /// Host access that a pod requests.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum HostAccess {
-    /// No access.
+    /// No host access.
     No,
     /// hostNetwork.
     Network,
@@ -94,26 +93,26 @@ pub(crate) enum VolumeKind {
 }
 
 impl VolumeKind {
-    /// Are its files the kubelet's to write?
+    /// Returns true if the kubelet writes its files.
     pub(crate) fn is_written(self) -> bool {
         !matches!(self, Self::Disk | Self::Memory)
     }
 }
 
-/// A volume.
+/// The shape of a volume.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct VolumeShape {
     pub(crate) kind: VolumeKind,
-    /// Bytes beside its version, for what is written.
+    /// Bytes that the kubelet writes beside the version.
     pub(crate) padding: usize,
 }
 
-/// The work of a container.
+/// The program of a container.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Work {
-    /// Counts until it is told to stop, and exits with 0.
+    /// Counts until SIGTERM, and exits with 0.
     Counts,
-    /// Counts, and does not hear SIGTERM.
+    /// Counts, and ignores SIGTERM.
     Stubborn,
     /// Counts to a number and exits with a code.
     Exits { lines: u32, code: i32 },
@@ -121,68 +120,68 @@ pub(crate) enum Work {
     Floods { lines: u32 },
     /// Writes one long line.
     LongLine { kib: u32 },
-    /// Makes a deep tree of directories.
+    /// Creates a deep directory tree.
     Deep { levels: u32 },
-    /// Makes many small files.
+    /// Creates many small files.
     Files { files: u32 },
-    /// Starts children that outlive their parent's interest.
+    /// Starts children and does not wait for them.
     Children { children: u32 },
-    /// Names a program that is not there.
+    /// Names an absent program.
     NoProgram,
     /// Names an image that can't be pulled.
     NoImage,
 }
 
 impl Work {
-    /// Does it run until it is stopped?
-    pub(crate) fn stays(self) -> bool {
+    /// Returns true if the program runs until it is stopped.
+    pub(crate) fn runs_until_stopped(self) -> bool {
         !matches!(self, Self::Exits { .. } | Self::NoProgram | Self::NoImage)
     }
 }
 
-/// A container.
+/// The shape of a container.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct ContainerShape {
     pub(crate) work: Work,
-    /// Index of the volume where it makes its trees and files; else its own layer.
+    /// The index of the volume for its trees and files; without it, its writable layer.
     pub(crate) volume: Option<usize>,
-    /// Its standard streams are a terminal.
+    /// A terminal on its standard streams.
     pub(crate) tty: bool,
 }
 
-/// An event in the life of a running pod. Containers and volumes are meant by their index.
+/// A step of a running pod. Containers and volumes are indices.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Step {
-    /// A probe by exec, with the exit code that its program has.
+    /// An exec probe, with its exit code.
     Probe { container: usize, code: i32 },
-    /// The container is stopped and its next attempt made.
+    /// Stops a container and starts its next attempt.
     Restart { container: usize, grace: i64 },
-    /// A volume is written anew.
+    /// Updates a volume.
     Update { volume: usize },
-    /// The log is read.
+    /// Reads the log.
     Logs { container: usize },
-    /// All is listed and asked for its status, and its statistics.
+    /// Calls the lists, statuses and statistics.
     Look,
-    /// The kubelet is started again, and writes another `config.seen`.
+    /// Restarts the kubelet, which writes another `config.seen`.
     KubeletRestarts,
-    /// A port of the node is connected to.
+    /// Connects to a host port.
     Connect,
 }
 
-/// The end of a pod.
+/// The order of a pod's removal.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum End {
-    /// Containers are stopped in order, then the sandbox; then each is removed.
+pub(crate) enum Removal {
+    /// Stops the containers and the sandbox, and removes each.
     InOrder,
-    /// The sandbox is stopped and removed with all that is in it.
+    /// Stops and removes the sandbox with its containers.
     AtOnce,
-    /// Two callers stop it at the same time.
+    /// Two concurrent calls stop the sandbox.
     Twice,
 }
 
-/// The plan of a pod's whole life.
+/// The plan of a pod from its creation to its removal.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Life {
+pub(crate) struct Lifecycle {
     pub(crate) caller: usize,
     pub(crate) number: u64,
     pub(crate) place: Place,
@@ -190,24 +189,24 @@ pub(crate) struct Life {
     pub(crate) volumes: Vec<VolumeShape>,
     pub(crate) init: Vec<ContainerShape>,
     pub(crate) containers: Vec<ContainerShape>,
-    /// Ports of the node.
+    /// Host ports.
     pub(crate) ports: Vec<u16>,
-    /// Seconds.
+    /// The grace period, in seconds.
     pub(crate) grace: i64,
     pub(crate) steps: Vec<Step>,
-    pub(crate) end: End,
+    pub(crate) end: Removal,
 }
 
-impl Life {
-    /// Must the pod be refused?
+impl Lifecycle {
+    /// Returns true if the pod must be refused.
     pub(crate) fn is_refused(&self) -> bool {
         self.place.is_cell() && self.access != HostAccess::No
     }
 }
 
-/// The process that is killed.
+/// The process to kill.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum Victim {
+pub(crate) enum Target {
     Daemon,
     Agent,
     CellContainerd,
@@ -215,23 +214,23 @@ pub(crate) enum Victim {
     NodeContainerd,
 }
 
-impl Victim {
+impl Target {
     pub(crate) const ALL: [Self; 5] =
         [Self::Daemon, Self::Agent, Self::CellContainerd, Self::Cell, Self::NodeContainerd];
 }
 
-/// A kill.
+/// A kill of the plan.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Strike {
-    /// The time since the one before.
+pub(crate) struct Kill {
+    /// The time since the previous kill.
     pub(crate) after: Duration,
-    pub(crate) victim: Victim,
-    /// The number of the cell, modulo those that are there.
+    pub(crate) victim: Target,
+    /// The number of the cell, modulo the existing cells.
     pub(crate) cell: usize,
 }
 
 impl Plan {
-    /// The plan of a seed.
+    /// Returns the plan of a seed.
     pub(crate) fn of(seed: u64) -> Self {
         Self { seed }
     }
@@ -243,8 +242,8 @@ impl Plan {
         SeededRng::of(rng.next(1 << 50).wrapping_add(number))
     }
 
-    /// Returns a life of a caller's, from 0.
-    pub(crate) fn life(self, caller: usize, number: u64) -> Life {
+    /// Returns a pod of a caller by its number, from 0.
+    pub(crate) fn life(self, caller: usize, number: u64) -> Lifecycle {
         let mut rng = self.rng(caller as u64 + 1, number);
         let place = rng.pick(&[
             Place::Node,
@@ -271,9 +270,9 @@ impl Plan {
         let steps = (0..rng.next(MAX_STEPS as u64 + 1))
             .map(|_| step(&mut rng, &containers, &volumes))
             .collect();
-        let grace = rng.next(u64::try_from(MAX_GRACE).unwrap_or(0) + 1);
-        let end = rng.pick(&[End::InOrder, End::InOrder, End::AtOnce, End::Twice]);
-        Life {
+        let grace = rng.next(u64::try_from(MAX_GRACE_SECONDS).unwrap_or(0) + 1);
+        let end = rng.pick(&[Removal::InOrder, Removal::InOrder, Removal::AtOnce, Removal::Twice]);
+        Lifecycle {
             caller,
             number,
             place,
@@ -282,17 +281,17 @@ impl Plan {
             init,
             containers,
             ports,
-            grace: i64::try_from(grace).unwrap_or(MAX_GRACE),
+            grace: i64::try_from(grace).unwrap_or(MAX_GRACE_SECONDS),
             steps,
             end,
         }
     }
 
-    /// Returns a life in which everything must work, as nothing is killed any more.
-    pub(crate) fn calm_life(self, caller: usize, place: Place) -> Life {
+    /// Returns a pod for which everything must work, as nothing is killed any more.
+    pub(crate) fn undisturbed_pod(self, caller: usize, place: Place) -> Lifecycle {
         let counts = ContainerShape { work: Work::Counts, volume: None, tty: false };
         let number = u64::MAX - u64::from(place.is_cell());
-        Life {
+        Lifecycle {
             caller,
             number,
             place,
@@ -304,7 +303,7 @@ impl Plan {
             init: vec![ContainerShape { work: Work::Exits { lines: 1, code: 0 }, ..counts }],
             containers: vec![counts, counts],
             ports: ports_from(caller, 1),
-            grace: MAX_GRACE,
+            grace: MAX_GRACE_SECONDS,
             steps: vec![
                 Step::Probe { container: 0, code: 0 },
                 Step::Probe { container: 1, code: 7 },
@@ -313,36 +312,35 @@ impl Plan {
                 Step::Look,
                 Step::Logs { container: 0 },
             ],
-            end: End::InOrder,
+            end: Removal::InOrder,
         }
     }
 
-    /// Returns a kill, from 0.
-    pub(crate) fn strike(self, number: u64) -> Strike {
+    /// Returns a kill by its number, from 0.
+    pub(crate) fn kill(self, number: u64) -> Kill {
         let mut rng = self.rng(0, number);
         let after =
-            Duration::from_micros(rng.next(u64::try_from(MAX_CALM.as_micros()).unwrap_or(1)));
-        let all: &[Victim] =
-            if spares_the_daemon(number) { &Victim::ALL[1..] } else { &Victim::ALL };
+            Duration::from_micros(rng.next(u64::try_from(MAX_KILL_PAUSE.as_micros()).unwrap_or(1)));
+        let all: &[Target] = if spares_daemon(number) { &Target::ALL[1..] } else { &Target::ALL };
         let victim = rng.pick(all);
-        Strike { after, victim, cell: usize::try_from(rng.next(1 << 30)).unwrap_or(0) }
+        Kill { after, victim, cell: usize::try_from(rng.next(1 << 30)).unwrap_or(0) }
     }
 }
 
-/// Returns the season of a kill.
-fn season(strike: u64) -> u64 {
-    let (mut season, mut length, mut begin) = (0, FIRST_SEASON, 0);
-    while begin + length <= strike {
+/// Returns the phase of a kill.
+fn phase(kill: u64) -> u64 {
+    let (mut phase, mut length, mut begin) = (0, FIRST_PHASE, 0);
+    while begin + length <= kill {
         begin += length;
-        length = (length * 2).min(MAX_SEASON);
-        season += 1;
+        length = (length * 2).min(MAX_PHASE);
+        phase += 1;
     }
-    season
+    phase
 }
 
-/// Decides that the daemon is not killed in this season.
-pub(crate) fn spares_the_daemon(strike: u64) -> bool {
-    season(strike) % 2 == 1
+/// Returns true if the daemon is not killed in the phase of this kill.
+pub(crate) fn spares_daemon(kill: u64) -> bool {
+    phase(kill) % 2 == 1
 }
 
 fn access(rng: &mut SeededRng, place: Place) -> HostAccess {
@@ -353,7 +351,7 @@ fn access(rng: &mut SeededRng, place: Place) -> HostAccess {
             HostAccess::Path,
             HostAccess::Privileged,
         ]),
-        // In the PID namespace of the node, two attempts could not be told apart.
+        // Two attempts in the node's PID namespace could not be distinguished.
         (false, 0) => HostAccess::Network,
         _ => HostAccess::No,
     }
@@ -383,8 +381,8 @@ fn container(rng: &mut SeededRng, volumes: &[VolumeShape]) -> ContainerShape {
             lines: number_of(rng, 5),
             code: 1 + i32::try_from(rng.next(100)).unwrap_or(0),
         },
-        3 => Work::Floods { lines: 1 + number_of(rng, MAX_FLOOD) },
-        4 => Work::LongLine { kib: 1 + number_of(rng, MAX_LINE) },
+        3 => Work::Floods { lines: 1 + number_of(rng, MAX_FLOOD_LINES) },
+        4 => Work::LongLine { kib: 1 + number_of(rng, MAX_LINE_KIB) },
         5 => Work::Deep { levels: 1 + number_of(rng, MAX_DEPTH) },
         6 => Work::Files { files: 1 + number_of(rng, MAX_FILES) },
         7 => Work::Children { children: 1 + number_of(rng, MAX_CHILDREN) },
@@ -394,18 +392,18 @@ fn container(rng: &mut SeededRng, volumes: &[VolumeShape]) -> ContainerShape {
     let own: Vec<usize> =
         (0..volumes.len()).filter(|index| !volumes[*index].kind.is_written()).collect();
     let volume = (!own.is_empty() && rng.one_in(2)).then(|| rng.pick(&own));
-    // Lines through a terminal end in "\r\n"; where there is one, no line is counted.
+    // Lines of a terminal end with "\r\n" and are not counted.
     ContainerShape { work, volume, tty: rng.one_in(10) }
 }
 
 fn ports_from(caller: usize, many: u16) -> Vec<u16> {
     let caller = u16::try_from(caller).unwrap_or(0);
-    (0..many).map(|number| FIRST_PORT + caller * PORTS_OF_A_CALLER + number).collect()
+    (0..many).map(|number| FIRST_PORT + caller * PORTS_PER_CALLER + number).collect()
 }
 
 fn ports(rng: &mut SeededRng, caller: usize, access: HostAccess) -> Vec<u16> {
     match rng.next(4) {
-        // On the node's network a port of the pod is the node's anyway.
+        // A pod on the node's network has its ports anyway.
         _ if access == HostAccess::Network => Vec::new(),
         0 => ports_from(caller, 1 + u16::try_from(rng.next(3)).unwrap_or(0)),
         _ => Vec::new(),

@@ -1,51 +1,51 @@
-//! Pods as a kubelet would be told of them, made from their shapes.
+//! Pod specs, built from their shapes.
 
 use std::{collections::BTreeMap, path::PathBuf};
 
 use kiyot_testkit::{Container, Pod, Source, cri};
 
-use crate::plan::{ContainerShape, HostAccess, Life, Place, VolumeKind, VolumeShape, Work};
+use crate::plan::{ContainerShape, HostAccess, Lifecycle, Place, VolumeKind, VolumeShape, Work};
 
-/// An image in a registry to which every connection is refused at once.
+/// An image of a registry that refuses every connection.
 const NO_IMAGE: &str = "127.0.0.1:1/absent:1";
-/// The port of a container that ports of the node lead to; the next ones follow.
+/// The first container port that host ports lead to.
 const CONTAINER_PORT: i32 = 8080;
 /// Counts until SIGTERM.
 const COUNTS: &str =
     "trap 'exit 0' TERM; i=0; while :; do i=$((i+1)); echo line $i; sleep 0.5; done";
-/// Does nothing until SIGTERM.
+/// Waits until SIGTERM.
 const WAITS: &str = "trap 'exit 0' TERM; while :; do sleep 0.5; done";
 
-/// The name of a volume.
+/// Returns the name of a volume.
 pub(crate) fn volume_name(index: usize) -> String {
     format!("volume-{index}")
 }
 
-/// The path of a volume in each container.
+/// Returns the path of a volume in each container.
 pub(crate) fn volume_path(index: usize) -> String {
     format!("/v/{index}")
 }
 
-/// The name of a container.
+/// Returns the name of a container.
 pub(crate) fn container_name(index: usize) -> String {
     format!("main-{index}")
 }
 
-/// The name of an init container.
+/// Returns the name of an init container.
 pub(crate) fn init_name(index: usize) -> String {
     format!("init-{index}")
 }
 
-/// A word in the command line of the first process of each container of this name.
+/// Returns the word that marks the first process of a container on its command line.
 pub(crate) fn mark(uid: &str, name: &str) -> String {
     format!("{MARK}{uid}:{name}")
 }
 
-/// The beginning of every [`mark`].
+/// The prefix of every [`mark`].
 pub(crate) const MARK: &str = "soak:";
 
-/// The files of a volume that the kubelet writes: two that say their version, so that half a
-/// version would be seen.
+/// Returns the files of a volume that the kubelet writes: two have the version, so that a torn
+/// update is visible.
 pub(crate) fn files(shape: VolumeShape, version: u32) -> BTreeMap<String, Vec<u8>> {
     let text = format!("{version}\n").into_bytes();
     BTreeMap::from([
@@ -55,13 +55,13 @@ pub(crate) fn files(shape: VolumeShape, version: u32) -> BTreeMap<String, Vec<u8
     ])
 }
 
-/// A program that says the version of a volume twice.
-pub(crate) fn asks_version(index: usize) -> String {
+/// Returns a script that prints both versions of a volume.
+pub(crate) fn version_script(index: usize) -> String {
     format!("cd -P {}/..data && cat a-version z-version", volume_path(index))
 }
 
-/// The pod of a life.
-pub(crate) fn pod(life: &Life) -> Pod {
+/// Returns the spec of a pod.
+pub(crate) fn pod(life: &Lifecycle) -> Pod {
     let mut pod = Pod::new(&format!("soak-{}-{}", life.caller, life.number));
     match life.place {
         Place::Node => {}
@@ -91,13 +91,13 @@ pub(crate) fn pod(life: &Life) -> Pod {
     pod
 }
 
-/// An init container of a pod.
-pub(crate) fn init(life: &Life, index: usize, uid: &str) -> Container {
+/// Returns an init container of a pod.
+pub(crate) fn init(life: &Lifecycle, index: usize, uid: &str) -> Container {
     container(life, life.init[index], &init_name(index), uid)
 }
 
-/// A container of a pod.
-pub(crate) fn main(life: &Life, index: usize, uid: &str) -> Container {
+/// Returns a container of a pod.
+pub(crate) fn main(life: &Lifecycle, index: usize, uid: &str) -> Container {
     container(life, life.containers[index], &container_name(index), uid)
 }
 
@@ -113,7 +113,7 @@ fn source(shape: VolumeShape) -> Source {
     }
 }
 
-fn container(life: &Life, shape: ContainerShape, name: &str, uid: &str) -> Container {
+fn container(life: &Lifecycle, shape: ContainerShape, name: &str, uid: &str) -> Container {
     let at = shape.volume.map_or_else(|| "/tmp".to_owned(), volume_path);
     let mut container = Container::script(name, &script(shape.work, &at));
     container.command.push(mark(uid, name));
@@ -146,7 +146,7 @@ fn script(work: Work, at: &str) -> String {
         Work::LongLine { kib } => {
             format!("head -c {kib}k /dev/zero | tr '\\0' x; echo; {COUNTS}")
         }
-        // 50 levels a program: `mkdir` is not one of the shell's own.
+        // 50 levels per process: `mkdir` is no builtin of the shell.
         Work::Deep { levels } => format!(
             "( cd {at}; p=d; while [ ${{#p}} -lt 99 ]; do p=$p/d; done; n=0; \
              while [ $n -lt {levels} ]; do mkdir -p $p && cd -P $p || break; n=$((n+50)); done ) 2> /dev/null; {COUNTS}"

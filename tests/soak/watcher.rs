@@ -1,4 +1,4 @@
-//! Looks at everything all the time: what must be true at any moment of a soak.
+//! The watcher: verifies the invariants that hold at every moment of a soak.
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
@@ -10,36 +10,36 @@ use std::{
 use kiyot_testkit::{Kubelet, cri, processes, processes::command_line};
 
 use crate::{
-    plan::{Victim, Work},
+    plan::{Target, Work},
     shape::MARK,
-    shared::{Kills, KnownContainer, Shared},
+    state::{ContainerEntry, Kills, SoakState},
 };
 
-/// Between two looks: as often as a kubelet's PLEG, twice.
-const PAUSE: Duration = Duration::from_millis(500);
+/// The time between two checks, half of the period of a kubelet's PLEG.
+const CHECK_PERIOD: Duration = Duration::from_millis(500);
 /// The command line of a pause container's process.
 const PAUSE_PROCESS: &str = "/bin/busybox sleep 2147483647";
 
-/// The last state that a container was seen in, and its end.
+/// The last state of a container in the lists, and its exit.
 #[derive(Debug, Default)]
 struct Seen {
     state: i32,
     end: Option<(i32, String, i64)>,
 }
 
-/// Looks until the task is aborted.
-pub(crate) async fn watch(shared: Arc<Shared>, mut kubelet: Kubelet) {
+/// Checks until the task is aborted.
+pub(crate) async fn watch(shared: Arc<SoakState>, mut kubelet: Kubelet) {
     let mut seen = HashMap::new();
     loop {
-        lists_are_whole(&shared, &mut kubelet, &mut seen).await;
-        nothing_runs_twice(&shared);
-        // Not to wait for something: the next look.
-        tokio::time::sleep(PAUSE).await;
+        check_lists(&shared, &mut kubelet, &mut seen).await;
+        check_processes(&shared);
+        // The period of the checks, not a wait for a condition.
+        tokio::time::sleep(CHECK_PERIOD).await;
     }
 }
 
-/// Compares the lists with what was acknowledged. A list that is an error is right, too.
-async fn lists_are_whole(shared: &Shared, kubelet: &mut Kubelet, seen: &mut HashMap<String, Seen>) {
+/// Verifies that the lists have every acknowledged object. An error in place of a list is fine.
+async fn check_lists(shared: &SoakState, kubelet: &mut Kubelet, seen: &mut HashMap<String, Seen>) {
     let (mut sandboxes, mut containers, removed) = {
         let ledger = shared.ledger();
         let kept: BTreeSet<_> = ledger
@@ -57,7 +57,7 @@ async fn lists_are_whole(shared: &Shared, kubelet: &mut Kubelet, seen: &mut Hash
         (kept, containers, ledger.removed.iter().cloned().collect::<BTreeSet<_>>())
     };
     shared.calls.fetch_add(2, Ordering::Relaxed);
-    // Containers first: one that is listed has a sandbox that is.
+    // Containers first: the sandbox of a listed container is listed.
     let (Ok(of_containers), Ok(of_sandboxes)) =
         (kubelet.containers().await, kubelet.sandboxes().await)
     else {
@@ -74,12 +74,12 @@ async fn lists_are_whole(shared: &Shared, kubelet: &mut Kubelet, seen: &mut Hash
         let ledger = shared.ledger();
         for id in &sandboxes {
             if let Some(known) = ledger.sandboxes.get(id).filter(|known| !known.removing) {
-                shared.finds(format!("{}: the list has no sandbox {id}", known.pod));
+                shared.report(format!("{}: the list has no sandbox {id}", known.pod));
             }
         }
         for id in &containers {
             if let Some(known) = ledger.containers.get(id).filter(|known| !known.removing) {
-                shared.finds(format!(
+                shared.report(format!(
                     "{}: the list has no container {id} ({})",
                     known.pod, known.name
                 ));
@@ -89,20 +89,20 @@ async fn lists_are_whole(shared: &Shared, kubelet: &mut Kubelet, seen: &mut Hash
     let back = of_sandboxes.iter().map(|listed| &listed.id);
     for id in back.chain(of_containers.iter().map(|listed| &listed.id)) {
         if removed.contains(id) {
-            shared.finds(format!("{id} was removed, and is listed"));
+            shared.report(format!("{id} was removed, and is listed"));
         }
     }
-    nothing_is_listed_twice(shared, &of_sandboxes, &of_containers);
-    sandboxes_are_ready(shared, &of_sandboxes);
+    check_duplicates(shared, &of_sandboxes, &of_containers);
+    check_readiness(shared, &of_sandboxes);
     for listed in &of_containers {
-        states_go_forward(shared, kubelet, seen, listed).await;
+        check_states(shared, kubelet, seen, listed).await;
     }
     let there: BTreeSet<_> = of_containers.iter().map(|listed| &listed.id).collect();
     seen.retain(|id, _| there.contains(id));
 }
 
-fn nothing_is_listed_twice(
-    shared: &Shared,
+fn check_duplicates(
+    shared: &SoakState,
     sandboxes: &[cri::PodSandbox],
     containers: &[cri::Container],
 ) {
@@ -122,19 +122,19 @@ fn nothing_is_listed_twice(
         }
     }
     for (pod, ids) in ready.iter().chain(&running).filter(|(_, ids)| ids.len() > 1) {
-        shared.finds(format!("two of {pod} are listed as running: {ids:?}"));
+        shared.report(format!("two of {pod} are listed as running: {ids:?}"));
     }
 }
 
-/// A sandbox that nobody stops stays ready, unless its cell was killed.
-fn sandboxes_are_ready(shared: &Shared, sandboxes: &[cri::PodSandbox]) {
+/// Verifies that sandboxes stay ready until they are stopped or their cell is killed.
+fn check_readiness(shared: &SoakState, sandboxes: &[cri::PodSandbox]) {
     let ledger = shared.ledger();
     for listed in sandboxes {
         let Some(known) = ledger.sandboxes.get(&listed.id) else { continue };
         let excused =
-            known.stopping || (known.cell && shared.killed_since(&known.kills, &[Victim::Cell]));
+            known.stopping || (known.cell && shared.killed_since(&known.kills, &[Target::Cell]));
         if listed.state() != cri::PodSandboxState::SandboxReady && !excused {
-            shared.finds(format!(
+            shared.report(format!(
                 "{}: {} reads NOTREADY, and nobody stopped it",
                 known.pod, listed.id
             ));
@@ -142,21 +142,21 @@ fn sandboxes_are_ready(shared: &Shared, sandboxes: &[cri::PodSandbox]) {
     }
 }
 
-/// States go forward, and an end that was told once is told for ever.
-async fn states_go_forward(
-    shared: &Shared,
+/// Verifies that the state of a container never goes back and its exit never changes.
+async fn check_states(
+    shared: &SoakState,
     kubelet: &mut Kubelet,
     seen: &mut HashMap<String, Seen>,
     listed: &cri::Container,
 ) {
-    // One that nobody was told of may be listed, too: its caller was cut off.
+    // Unknown containers may be listed: their caller was disconnected before the answer.
     let Some(known) = shared.ledger().containers.get(&listed.id).cloned() else { return };
     if listed.state() == cri::ContainerState::ContainerUnknown {
         return;
     }
     let before = seen.entry(listed.id.clone()).or_default();
     if listed.state < before.state {
-        shared.finds(format!(
+        shared.report(format!(
             "{}: {} ({}) read state {} and reads {} now",
             known.pod, listed.id, known.name, before.state, listed.state
         ));
@@ -173,17 +173,17 @@ async fn states_go_forward(
     let end = (status.exit_code, status.reason.clone(), status.finished_at);
     match &before.end {
         None => {
-            // Who stops it has said so before.
+            // The ledger knows of a stop before the stop is requested.
             let now = shared.ledger().containers.get(&listed.id).cloned().unwrap_or(known);
-            if !is_real(shared, &now, &end) {
-                shared.finds(format!(
+            if !is_possible(shared, &now, &end) {
+                shared.report(format!(
                     "{}: {} ({}, {:?}) ended with {end:?} {:?}, killed before: {:?}, now: {:?}; {now:?}",
                     now.pod, listed.id, now.name, now.work, status.message, now.kills, shared.kills()
                 ));
             }
             before.end = Some(end);
         }
-        Some(told) if *told != end => shared.finds(format!(
+        Some(told) if *told != end => shared.report(format!(
             "{}: {} ({}) ended with {told:?} and then with {end:?}",
             known.pod, listed.id, known.name
         )),
@@ -191,41 +191,40 @@ async fn states_go_forward(
     }
 }
 
-/// Can a container have ended so?
-fn is_real(shared: &Shared, known: &KnownContainer, end: &(i32, String, i64)) -> bool {
+/// Returns true if a container may have exited like this.
+fn is_possible(shared: &SoakState, known: &ContainerEntry, end: &(i32, String, i64)) -> bool {
     let killed = |kills: &Kills, victim| shared.killed_since(kills, &[victim]);
-    let lost = known.cell && killed(&known.kills, Victim::Cell);
-    let containerd = if known.cell { Victim::CellContainerd } else { Victim::NodeContainerd };
+    let lost = known.cell && killed(&known.kills, Target::Cell);
+    let containerd = if known.cell { Target::CellContainerd } else { Target::NodeContainerd };
     let (code, reason, _) = end;
     match known.work {
-        // The program has ended by itself.
+        // The program exited by itself.
         Work::Exits { code: own, .. } if *code == own => return true,
         Work::NoProgram if [127, 128].contains(code) => return true,
         _ => {}
     }
     match code {
-        // Of a shell that was told to stop.
-        0 => known.stopping && known.work.stays(),
+        // A shell that received SIGTERM.
+        0 => known.stopping && known.work.runs_until_stopped(),
         137 => known.stopping || lost || !known.started,
-        // What was cut while it was started, or given up before: 1 is that of runc, before it is
-        // the program.
+        // A start that was cut or given up: 1 is the exit code of runc before it runs the program.
         1 => !known.started,
         128 => !known.started && reason == "StartError",
         // containerd reads the exit of a container that ended while containerd was dead from the
-        // shim; a shim that has ended too leaves it nothing but 255 `Unknown`.
+        // shim; if the shim has exited too, it answers 255 `Unknown`.
         255 => {
-            let may_end = !known.started || known.stopping || !known.work.stays();
+            let may_end = !known.started || known.stopping || !known.work.runs_until_stopped();
             killed(&known.kills, containerd) && may_end
         }
         _ => false,
     }
 }
 
-/// A process, which no other will be.
+/// A process by PID and start time, which is unique.
 type Process = (String, u64);
 
-/// Compares what really runs: a container's first process is in a PID namespace of its own.
-fn nothing_runs_twice(shared: &Shared) {
+/// Verifies that no container or sandbox has two live processes in different PID namespaces.
+fn check_processes(shared: &SoakState) {
     let mut of_names: BTreeMap<String, BTreeMap<String, Process>> = BTreeMap::new();
     for pid in processes::processes(&[MARK]) {
         let line = command_line(&pid);
@@ -240,7 +239,7 @@ fn nothing_runs_twice(shared: &Shared) {
         }
     }
     for (name, namespaces) in of_names.iter().filter(|(_, namespaces)| namespaces.len() > 1) {
-        // The first one may have ended before the second one began.
+        // The first process may have exited before the second started.
         let alive: Vec<_> =
             namespaces.values().filter(|(pid, started)| start_of(pid) == Some(*started)).collect();
         if alive.len() > 1 {
@@ -250,7 +249,7 @@ fn nothing_runs_twice(shared: &Shared) {
                     fs::read_to_string(format!("/proc/{pid}/cgroup")).unwrap_or_default()
                 })
                 .collect();
-            shared.finds(format!("{name} runs twice: {namespaces:?} {lines:?}"));
+            shared.report(format!("{name} runs twice: {namespaces:?} {lines:?}"));
         }
     }
 }
@@ -263,7 +262,7 @@ fn add(of_names: &mut BTreeMap<String, BTreeMap<String, Process>>, name: String,
     }
 }
 
-/// The time at which a process that lives was started, in ticks since the boot (proc_pid_stat(5)).
+/// Returns the start time of a live process in ticks since boot (proc_pid_stat(5)).
 fn start_of(pid: &str) -> Option<u64> {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
     let words: Vec<_> = stat.rsplit_once(')')?.1.split_whitespace().collect();
@@ -275,8 +274,8 @@ fn start_of(pid: &str) -> Option<u64> {
 mod tests {
     use super::*;
 
-    fn known(work: Work) -> KnownContainer {
-        KnownContainer {
+    fn known(work: Work) -> ContainerEntry {
+        ContainerEntry {
             sandbox: "sandbox".to_owned(),
             pod: "pod".to_owned(),
             name: "main".to_owned(),
@@ -289,56 +288,60 @@ mod tests {
         }
     }
 
-    fn is_real(shared: &Shared, known: &KnownContainer, code: i32) -> bool {
-        super::is_real(shared, known, &(code, "Error".to_owned(), 0))
+    fn is_possible(shared: &SoakState, known: &ContainerEntry, code: i32) -> bool {
+        super::is_possible(shared, known, &(code, "Error".to_owned(), 0))
     }
 
     #[test]
-    fn end_of_a_container_that_nobody_stopped_is_a_finding() {
-        let shared = Shared::default();
+    fn exit_of_an_unstopped_container_is_impossible() {
+        let shared = SoakState::default();
         for code in [0, 1, 128, 137, 255] {
-            assert!(!is_real(&shared, &known(Work::Counts), code), "{code}");
+            assert!(!is_possible(&shared, &known(Work::Counts), code), "{code}");
         }
     }
 
     #[test]
-    fn end_with_a_killed_cell_is_real_but_in_no_other_way() {
-        let shared = Shared::default();
-        shared.kills_one(Victim::Agent);
-        assert!(!is_real(&shared, &known(Work::Counts), 137));
-        shared.kills_one(Victim::Cell);
-        assert!(is_real(&shared, &known(Work::Counts), 137));
-        assert!(!is_real(&shared, &known(Work::Counts), 0));
-        assert!(!is_real(&shared, &KnownContainer { cell: false, ..known(Work::Counts) }, 137));
+    fn killed_cell_allows_only_exit_code_137() {
+        let shared = SoakState::default();
+        shared.count_kill(Target::Agent);
+        assert!(!is_possible(&shared, &known(Work::Counts), 137));
+        shared.count_kill(Target::Cell);
+        assert!(is_possible(&shared, &known(Work::Counts), 137));
+        assert!(!is_possible(&shared, &known(Work::Counts), 0));
+        assert!(!is_possible(&shared, &ContainerEntry { cell: false, ..known(Work::Counts) }, 137));
     }
 
     #[test]
-    fn exit_code_of_a_program_is_its_own() {
-        let shared = Shared::default();
+    fn program_exits_with_its_own_code() {
+        let shared = SoakState::default();
         let exits = known(Work::Exits { lines: 1, code: 7 });
-        assert!(is_real(&shared, &exits, 7));
-        assert!(!is_real(&shared, &exits, 8));
-        assert!(!is_real(&shared, &exits, 0));
-        assert!(!is_real(&shared, &exits, 137));
+        assert!(is_possible(&shared, &exits, 7));
+        assert!(!is_possible(&shared, &exits, 8));
+        assert!(!is_possible(&shared, &exits, 0));
+        assert!(!is_possible(&shared, &exits, 137));
     }
 
     #[test]
-    fn unknown_exit_code_needs_a_killed_containerd_and_a_container_that_may_end() {
-        let shared = Shared::default();
+    fn exit_code_255_needs_a_killed_containerd() {
+        let shared = SoakState::default();
         let exits = known(Work::Exits { lines: 1, code: 7 });
-        assert!(!is_real(&shared, &exits, 255));
-        shared.kills_one(Victim::CellContainerd);
-        assert!(is_real(&shared, &exits, 255));
-        assert!(is_real(&shared, &KnownContainer { stopping: true, ..known(Work::Counts) }, 255));
-        assert!(!is_real(&shared, &known(Work::Counts), 255));
-        assert!(!is_real(&shared, &KnownContainer { cell: false, ..exits }, 255));
+        assert!(!is_possible(&shared, &exits, 255));
+        shared.count_kill(Target::CellContainerd);
+        assert!(is_possible(&shared, &exits, 255));
+        assert!(is_possible(
+            &shared,
+            &ContainerEntry { stopping: true, ..known(Work::Counts) },
+            255
+        ));
+        assert!(!is_possible(&shared, &known(Work::Counts), 255));
+        assert!(!is_possible(&shared, &ContainerEntry { cell: false, ..exits }, 255));
     }
 
     #[test]
-    fn container_that_is_stopped_ends_by_itself_or_by_a_kill() {
-        let stopped = KnownContainer { stopping: true, ..known(Work::Counts) };
-        let shared = Shared::default();
-        assert!(is_real(&shared, &stopped, 0) && is_real(&shared, &stopped, 137));
-        assert!(!is_real(&shared, &stopped, 1));
+    fn stopped_container_exits_by_itself_or_by_sigkill() {
+        let stopped = ContainerEntry { stopping: true, ..known(Work::Counts) };
+        let shared = SoakState::default();
+        assert!(is_possible(&shared, &stopped, 0) && is_possible(&shared, &stopped, 137));
+        assert!(!is_possible(&shared, &stopped, 1));
     }
 }

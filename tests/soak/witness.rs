@@ -1,4 +1,4 @@
-//! A pod on the node that lives through the whole soak: whatever is killed, it is not harmed.
+//! The witness: a pod on the node that runs through the whole soak, whatever is killed.
 
 use std::{fs, sync::Arc};
 
@@ -7,10 +7,10 @@ use kiyot_testkit::{Container, Kubelet, LIMIT, Pod, RunningPod, cri, processes, 
 use crate::{
     plan::Work,
     shape::mark,
-    shared::{KnownContainer, KnownSandbox, Shared},
+    state::{ContainerEntry, SandboxEntry, SoakState},
 };
 
-/// The pod, and the process of its container.
+/// The pod and the process of its container.
 #[derive(Debug)]
 pub(crate) struct Witness {
     kubelet: Kubelet,
@@ -19,8 +19,8 @@ pub(crate) struct Witness {
 }
 
 impl Witness {
-    /// Starts it.
-    pub(crate) async fn begin(shared: &Arc<Shared>, mut kubelet: Kubelet) -> Self {
+    /// Runs the pod.
+    pub(crate) async fn start(shared: &Arc<SoakState>, mut kubelet: Kubelet) -> Self {
         let mut spec = Pod::new("witness");
         let script = "trap 'exit 0' TERM; while :; do echo alive > /tmp/alive; sleep 0.5; done";
         let mut main = Container::script("main", script);
@@ -33,7 +33,7 @@ impl Witness {
             let mut ledger = shared.ledger();
             ledger.sandboxes.insert(
                 running.sandbox.clone(),
-                KnownSandbox {
+                SandboxEntry {
                     pod: pod.clone(),
                     cell: false,
                     kills: kills.clone(),
@@ -43,7 +43,7 @@ impl Witness {
             );
             ledger.containers.insert(
                 id.clone(),
-                KnownContainer {
+                ContainerEntry {
                     sandbox: running.sandbox.clone(),
                     pod,
                     name: "main".to_owned(),
@@ -56,7 +56,7 @@ impl Witness {
                 },
             );
         }
-        // Until it is the program itself, it is runc.
+        // The process is runc until it executes the program.
         let process = wait_until("the witness runs", LIMIT, async || {
             let process = processes(&[&mark(&spec.uid, "main")]);
             (process.len() == 1).then_some(process)
@@ -65,19 +65,19 @@ impl Witness {
         Self { kubelet, running, process }
     }
 
-    /// Sees that it is as it was, and ends it.
-    pub(crate) async fn ends(mut self, shared: &Shared) {
+    /// Verifies that the same process still works, and removes the pod.
+    pub(crate) async fn finish(mut self, shared: &SoakState) {
         let id = self.running.container("main").id.clone();
         let status = self.kubelet.container_status(&id).await.unwrap();
         if status.state() != cri::ContainerState::ContainerRunning {
-            shared.finds(format!("the witness reads {status:?}"));
+            shared.report(format!("the witness reads {status:?}"));
         }
         let now = processes(&[&mark(&self.running.spec.uid, "main")]);
         if !self.process.iter().all(|pid| now.contains(pid)) {
-            shared.finds(format!("the witness was process {:?} and is {now:?}", self.process));
+            shared.report(format!("the witness was process {:?} and is {now:?}", self.process));
         }
         let at = format!("/proc/{}/root/tmp/alive", self.process[0]);
-        // It is made anew each time, and must come again when it is taken away.
+        // The program recreates the file after it is removed.
         let _ = fs::remove_file(&at);
         wait_until("the witness goes on", LIMIT, async || {
             fs::exists(&at).is_ok_and(|there| there).then_some(())
@@ -85,8 +85,8 @@ impl Witness {
         .await;
         {
             let mut ledger = shared.ledger();
-            ledger.stops(&self.running.sandbox);
-            ledger.removes(&self.running.sandbox);
+            ledger.allow_stop(&self.running.sandbox);
+            ledger.allow_removal(&self.running.sandbox);
         }
         self.kubelet.stop_and_remove(&self.running).await.unwrap();
     }

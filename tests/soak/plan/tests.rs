@@ -4,19 +4,19 @@ use proptest::prelude::*;
 
 use super::*;
 
-/// The name of a variant.
+/// Returns the name of a variant.
 fn kind(of: impl std::fmt::Debug) -> String {
     format!("{of:?}").split([' ', '{']).next().unwrap_or_default().to_owned()
 }
 
 proptest! {
     #[test]
-    fn plan_of_a_seed_is_always_the_same(seed: u64, caller in 0..CALLERS, number: u64) {
+    fn plan_of_a_seed_is_constant(seed: u64, caller in 0..CALLERS, number: u64) {
         prop_assert_eq!(
             Plan::of(seed).life(caller, number),
             Plan::of(seed).life(caller, number)
         );
-        prop_assert_eq!(Plan::of(seed).strike(number % 5000), Plan::of(seed).strike(number % 5000));
+        prop_assert_eq!(Plan::of(seed).kill(number % 5000), Plan::of(seed).kill(number % 5000));
     }
 
     #[test]
@@ -26,18 +26,18 @@ proptest! {
         prop_assert!(life.init.len() <= MAX_INIT);
         prop_assert!(life.volumes.len() <= MAX_VOLUMES);
         prop_assert!(life.steps.len() <= MAX_STEPS);
-        prop_assert!((0..=MAX_GRACE).contains(&life.grace));
+        prop_assert!((0..=MAX_GRACE_SECONDS).contains(&life.grace));
         let succeeds = |init: &ContainerShape| matches!(init.work, Work::Exits { code: 0, .. });
         prop_assert!(life.init.iter().all(succeeds));
         for container in &life.containers {
             prop_assert!(container.volume.is_none_or(|index| !life.volumes[index].kind.is_written()));
             let bounded = match container.work {
-                Work::Floods { lines } => (1..=MAX_FLOOD).contains(&lines),
-                Work::LongLine { kib } => (1..=MAX_LINE).contains(&kib),
+                Work::Floods { lines } => (1..=MAX_FLOOD_LINES).contains(&lines),
+                Work::LongLine { kib } => (1..=MAX_LINE_KIB).contains(&kib),
                 Work::Deep { levels } => (1..=MAX_DEPTH).contains(&levels),
                 Work::Files { files } => (1..=MAX_FILES).contains(&files),
                 Work::Children { children } => (1..=MAX_CHILDREN).contains(&children),
-                // A code of a signal, or of a start that failed, would say nothing.
+                // Exit codes of signals and failed starts would be ambiguous.
                 Work::Exits { code, .. } => (1..128).contains(&code),
                 _ => true,
             };
@@ -65,16 +65,16 @@ proptest! {
     }
 
     #[test]
-    fn strike_comes_within_the_longest_calm(seed: u64, number in 0u64..5000) {
-        let strike = Plan::of(seed).strike(number);
-        prop_assert!(strike.after < MAX_CALM);
-        prop_assert!(!spares_the_daemon(number) || strike.victim != Victim::Daemon);
+    fn pause_between_kills_is_bounded(seed: u64, number in 0u64..5000) {
+        let kill = Plan::of(seed).kill(number);
+        prop_assert!(kill.after < MAX_KILL_PAUSE);
+        prop_assert!(!spares_daemon(number) || kill.victim != Target::Daemon);
     }
 
     #[test]
-    fn every_kind_comes_within_some_hundred_lives(seed: u64) {
+    fn every_kind_appears_within_some_hundred_pods(seed: u64) {
         let plan = Plan::of(seed);
-        let lives: Vec<Life> =
+        let lives: Vec<Lifecycle> =
             (0..CALLERS).flat_map(|caller| (0..150).map(move |n| plan.life(caller, n))).collect();
         let works: BTreeSet<_> = lives
             .iter()
@@ -94,16 +94,16 @@ proptest! {
             .map(kind)
             .collect();
         prop_assert_eq!(steps.len(), 7, "{:?}", steps);
-        for life in [Life::is_refused, |life: &Life| !life.ports.is_empty(), |life: &Life| !life.init.is_empty()] {
+        for life in [Lifecycle::is_refused, |life: &Lifecycle| !life.ports.is_empty(), |life: &Lifecycle| !life.init.is_empty()] {
             prop_assert!(lives.iter().any(life));
         }
-        let victims: BTreeSet<_> = (0..1000).map(|number| plan.strike(number).victim).collect();
-        prop_assert_eq!(victims.len(), Victim::ALL.len());
+        let victims: BTreeSet<_> = (0..1000).map(|number| plan.kill(number).victim).collect();
+        prop_assert_eq!(victims.len(), Target::ALL.len());
     }
 }
 
 #[test]
-fn seeds_have_plans_of_their_own() {
+fn plans_of_two_seeds_differ() {
     let lives: Vec<_> = (0..20).map(|seed| Plan::of(seed).life(0, 0)).collect();
     let distinct = lives.iter().map(|life| format!("{life:?}")).collect::<BTreeSet<_>>().len();
     assert!(distinct >= 19, "{lives:?}");
@@ -114,8 +114,8 @@ fn seeds_have_plans_of_their_own() {
 }
 
 #[test]
-fn every_other_season_spares_the_daemon() {
-    let spared: Vec<bool> = (0..112).map(spares_the_daemon).collect();
+fn every_other_phase_spares_the_daemon() {
+    let spared: Vec<bool> = (0..112).map(spares_daemon).collect();
     assert!(spared[..16].iter().all(|spared| !spared));
     assert!(spared[16..48].iter().all(|spared| *spared));
     assert!(spared[48..].iter().all(|spared| !spared));

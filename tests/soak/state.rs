@@ -1,5 +1,4 @@
-//! State that callers, kills and the watcher share: what was acknowledged, what was killed, and
-//! what was found to be wrong.
+//! State that callers, kills and the watcher share: acknowledged objects, kills and findings.
 
 use std::{
     collections::{BTreeMap, HashMap, VecDeque},
@@ -11,54 +10,54 @@ use std::{
 
 use tokio::sync::RwLock;
 
-use crate::plan::{Victim, Work};
+use crate::plan::{Target, Work};
 
-/// Ids that were removed and must not come back: so many are remembered.
+/// Bounds the remembered ids of removed objects, which must not reappear.
 const MAX_REMOVED: usize = 512;
-/// Findings that are kept; the first one ends the soak.
+/// Bounds the kept findings; the first ends the soak.
 const MAX_FINDINGS: usize = 20;
 
-/// How often each kind of process was killed until now.
-pub(crate) type Kills = BTreeMap<Victim, u64>;
+/// The number of kills by kind of process.
+pub(crate) type Kills = BTreeMap<Target, u64>;
 
-/// A sandbox that the kubelet was told of.
+/// A sandbox whose creation was acknowledged.
 #[derive(Debug, Clone)]
-pub(crate) struct KnownSandbox {
+pub(crate) struct SandboxEntry {
     pub(crate) pod: String,
     pub(crate) cell: bool,
-    /// Kills when it was acknowledged.
+    /// The kills before its creation was requested.
     pub(crate) kills: Kills,
     pub(crate) stopping: bool,
     pub(crate) removing: bool,
 }
 
-/// A container that the kubelet was told of.
+/// A container whose creation was acknowledged.
 #[derive(Debug, Clone)]
-pub(crate) struct KnownContainer {
+pub(crate) struct ContainerEntry {
     pub(crate) sandbox: String,
     pub(crate) pod: String,
     pub(crate) name: String,
     pub(crate) work: Work,
     pub(crate) cell: bool,
-    /// Kills when its creation was acknowledged.
+    /// The kills before its creation was requested.
     pub(crate) kills: Kills,
-    /// Was its start acknowledged?
+    /// True once its start was acknowledged.
     pub(crate) started: bool,
     pub(crate) stopping: bool,
     pub(crate) removing: bool,
 }
 
-/// Sandboxes and containers that were acknowledged and not removed.
+/// Sandboxes and containers that exist for the kubelet.
 #[derive(Debug, Default)]
 pub(crate) struct Ledger {
-    pub(crate) sandboxes: HashMap<String, KnownSandbox>,
-    pub(crate) containers: HashMap<String, KnownContainer>,
+    pub(crate) sandboxes: HashMap<String, SandboxEntry>,
+    pub(crate) containers: HashMap<String, ContainerEntry>,
     pub(crate) removed: VecDeque<String>,
 }
 
 impl Ledger {
-    /// A sandbox and its containers may stop from here on.
-    pub(crate) fn stops(&mut self, sandbox: &str) {
+    /// Allows a sandbox and its containers to stop from here on.
+    pub(crate) fn allow_stop(&mut self, sandbox: &str) {
         if let Some(known) = self.sandboxes.get_mut(sandbox) {
             known.stopping = true;
         }
@@ -67,22 +66,22 @@ impl Ledger {
         }
     }
 
-    /// A container may stop from here on.
-    pub(crate) fn stops_container(&mut self, id: &str) {
+    /// Allows a container to stop from here on.
+    pub(crate) fn allow_container_stop(&mut self, id: &str) {
         if let Some(known) = self.containers.get_mut(id) {
             known.stopping = true;
         }
     }
 
-    /// A container may be absent from here on.
-    pub(crate) fn removes_container(&mut self, id: &str) {
+    /// Allows a container to be absent from here on.
+    pub(crate) fn allow_container_removal(&mut self, id: &str) {
         if let Some(known) = self.containers.get_mut(id) {
             known.removing = true;
         }
     }
 
-    /// A sandbox and its containers may be absent from here on.
-    pub(crate) fn removes(&mut self, sandbox: &str) {
+    /// Allows a sandbox and its containers to be absent from here on.
+    pub(crate) fn allow_removal(&mut self, sandbox: &str) {
         if let Some(known) = self.sandboxes.get_mut(sandbox) {
             known.removing = true;
         }
@@ -91,8 +90,8 @@ impl Ledger {
         }
     }
 
-    /// A sandbox and its containers must be absent from here on.
-    pub(crate) fn removed(&mut self, sandbox: &str) {
+    /// Requires a sandbox and its containers to be absent from here on.
+    pub(crate) fn require_absence(&mut self, sandbox: &str) {
         self.sandboxes.remove(sandbox);
         let containers: Vec<_> = self
             .containers
@@ -109,54 +108,54 @@ impl Ledger {
     }
 }
 
-/// The state that all share.
+/// The shared state of a soak.
 #[derive(Debug, Default)]
-pub(crate) struct Shared {
-    /// Nothing is killed any more.
-    pub(crate) calm: AtomicBool,
+pub(crate) struct SoakState {
+    /// True after the last kill.
+    pub(crate) over: AtomicBool,
     pub(crate) pods: AtomicU64,
     pub(crate) refused: AtomicU64,
     pub(crate) calls: AtomicU64,
     pub(crate) failed: AtomicU64,
-    /// Read by each call that changes a pod on the node, and written by a kill of the node's
-    /// containerd: what containerd 1.6 is just making when it is killed stays on the node (shims,
-    /// `runc init`, control groups), with and without kiyot.
-    pub(crate) of_node: Arc<RwLock<()>>,
+    /// Locked for reading by calls that change a pod on the node, and for writing by kills of the
+    /// node's containerd: tasks that containerd 1.6 is creating when it is killed stay on the node
+    /// (shims, `runc init`, cgroups), with and without kiyot.
+    pub(crate) node_lock: Arc<RwLock<()>>,
     ledger: Mutex<Ledger>,
     kills: Mutex<Kills>,
     findings: Mutex<Vec<String>>,
 }
 
-impl Shared {
-    /// The ledger, for as long as it is looked at.
+impl SoakState {
+    /// Locks and returns the ledger.
     pub(crate) fn ledger(&self) -> MutexGuard<'_, Ledger> {
         self.ledger.lock().expect("no thread panics with this lock")
     }
 
-    /// The kills until now.
+    /// Returns the kills until now.
     pub(crate) fn kills(&self) -> Kills {
         self.kills.lock().expect("no thread panics with this lock").clone()
     }
 
-    /// Counts a kill, before it is done.
-    pub(crate) fn kills_one(&self, victim: Victim) {
+    /// Counts a kill; called before the process is killed.
+    pub(crate) fn count_kill(&self, victim: Target) {
         *self.kills.lock().expect("no thread panics with this lock").entry(victim).or_default() +=
             1;
     }
 
-    /// Has one of these been killed since?
-    pub(crate) fn killed_since(&self, before: &Kills, victims: &[Victim]) -> bool {
+    /// Returns true if a process of these kinds was killed after `before` was taken.
+    pub(crate) fn killed_since(&self, before: &Kills, victims: &[Target]) -> bool {
         let now = self.kills();
         victims.iter().any(|victim| now.get(victim) != before.get(victim))
     }
 
-    /// Is nothing killed any more?
-    pub(crate) fn is_calm(&self) -> bool {
-        self.calm.load(Ordering::SeqCst)
+    /// Returns true after the last kill.
+    pub(crate) fn kills_are_over(&self) -> bool {
+        self.over.load(Ordering::SeqCst)
     }
 
-    /// Notes that something is wrong.
-    pub(crate) fn finds(&self, finding: String) {
+    /// Records a violation.
+    pub(crate) fn report(&self, finding: String) {
         let mut findings = self.findings.lock().expect("no thread panics with this lock");
         if findings.len() < MAX_FINDINGS && !findings.contains(&finding) {
             eprintln!("FINDING: {finding}");
@@ -164,7 +163,7 @@ impl Shared {
         }
     }
 
-    /// All that is wrong.
+    /// Returns the recorded violations.
     pub(crate) fn findings(&self) -> Vec<String> {
         self.findings.lock().expect("no thread panics with this lock").clone()
     }
