@@ -1,9 +1,8 @@
-//! Cells: their lifecycle, and what is kept of it.
+//! The lifecycle of cells.
 //!
-//! Each cell has a task of its own (`driver`) that carries out what a pure state machine (`state`)
-//! says. What is about to be done at the provider is on disk before it is done (`record`), so that
-//! a daemon that is killed at any moment finds what it had begun. `reconcile` compares the cells
-//! with what the provider lists, at the start and ever after.
+//! A task per cell (`driver`) carries out the effects of a pure state machine (`state`). Each step at
+//! the provider is on disk before it is taken (`record`), so that a daemon that is killed at any
+//! moment finds what it had begun. `reconcile` compares the cells with the provider's list.
 
 use std::{
     net::IpAddr,
@@ -24,104 +23,105 @@ use super::{
     store::{Batch, Store, StoreError, Table},
 };
 
+mod admission;
 mod driver;
-mod gone;
-mod job;
-mod ledger;
+mod message;
+mod provider_calls;
 mod reconcile;
 mod record;
 mod shared;
 mod state;
+mod tombstones;
 
 #[cfg(test)]
 mod tests;
 
-use driver::{Driver, Launch, Message};
+use driver::{Driver, Launch};
+use message::Message;
 use record::Record;
 use shared::{Shared, locked};
 
-/// Messages that may wait for a cell's task.
-const INBOX: usize = 32;
+/// The capacity of a cell task's inbox, in messages.
+const INBOX_CAPACITY: usize = 32;
 
-/// A cell that runs, or ran when it was asked for. Cheap to clone.
+/// A running cell. Cheap to clone.
 #[derive(Debug, Clone)]
 pub struct Cell {
-    /// Its id.
+    /// The cell's id.
     pub id: CellId,
     /// The link to its agent.
     pub link: CellLink,
 }
 
-/// A cell that a pod needs.
+/// The order of a cell for a pod.
 #[derive(Debug, Clone)]
 pub struct LaunchOrder {
-    /// The sandbox that it is for.
+    /// The pod's sandbox.
     pub sandbox: SandboxId,
-    /// The pod, as network plugins are told it.
+    /// The pod, as CNI plugins get it.
     pub attachment: Attachment,
-    /// When the caller stops waiting.
+    /// The caller's deadline.
     pub deadline: Option<Instant>,
 }
 
-/// Why there is no cell, or why it does not end.
+/// An error of the launch or the termination of a cell.
 #[derive(Debug, thiserror::Error)]
 pub enum CellError {
-    /// The provider did not do it.
+    /// The provider refused or failed.
     #[error("the provider of cells")]
     Provider(#[source] ProviderError),
-    /// The store did not keep what must be kept first.
+    /// The record could not be written.
     #[error("the record of cell {0}")]
     Store(CellId, #[source] super::store::StoreError),
-    /// It did not call home in time.
-    #[error("cell {cell} did not call home within {seconds} s; its console ends: {console}")]
+    /// The agent did not connect in time.
+    #[error("cell {cell} did not connect within {seconds} s; its console ends: {console}")]
     Silent {
         /// The cell.
         cell: CellId,
-        /// How long it had.
+        /// The time limit, in seconds.
         seconds: u64,
-        /// What it printed last.
+        /// The end of its console output.
         console: String,
     },
-    /// It ended while it was being made or bound.
+    /// The cell ended during its launch.
     #[error("cell {0} ended: {1}")]
     Ended(CellId, String),
-    /// As many cells as `max_cells` allows are there.
+    /// The limit `max_cells` is reached.
     #[error("{0} cells are running, and max_cells allows no more")]
     Full(usize),
-    /// No random bytes.
+    /// The system returned no random bytes.
     #[error(transparent)]
     Randomness(#[from] super::id::NoRandomness),
 }
 
-/// News of a cell.
+/// An event of a cell.
 #[derive(Debug, Clone)]
 pub enum CellEvent {
-    /// Its control connection is (again) there: watch it anew.
+    /// Its control connection is (again) established: start another watch.
     Connected(CellId),
-    /// It is gone, which has been confirmed.
+    /// Its end is confirmed.
     Gone {
         /// The cell.
         cell: CellId,
-        /// Why, in words for a pod's status.
+        /// The reason, for the pod's status.
         reason: String,
     },
 }
 
-/// What holds for all cells.
+/// The configuration of all cells.
 #[derive(Debug, Clone)]
 pub struct CellsConfig {
-    /// As many cells may be there at once, those that are ending among them.
+    /// Bounds the number of cells, terminating cells included.
     pub max_cells: usize,
-    /// How long a cell may take from the order until it is the pod's.
+    /// Bounds the time from the order until the cell is bound to its pod.
     pub launch_timeout: Duration,
-    /// How long a cell's token may be traded for a certificate.
+    /// The validity of a cell's enrolment token.
     pub token_ttl: Duration,
-    /// The boot id of the node, for a provider whose instances end with the node; `None` for
-    /// instances that don't.
+    /// The boot id of the node, for a provider whose instances end with the node, otherwise `None`.
     pub boot_id: Option<String>,
-    /// How often the provider's instances are listed.
+    /// The period at which the provider's instances are listed.
     pub list_interval: Duration,
-    /// How long after a failed termination the next one is tried.
+    /// The pause after a failed termination.
     pub retry_pause: Duration,
 }
 
@@ -138,13 +138,13 @@ impl Default for CellsConfig {
     }
 }
 
-/// What cells need of the gateway.
+/// The part of the gateway that cells use.
 pub trait Links: std::fmt::Debug + Send + Sync + 'static {
-    /// The link to a cell, made if there is none yet.
+    /// Returns the link to a cell, creating it if needed.
     fn link(&self, cell: &CellId) -> CellLink;
-    /// What a cell is told so that it can call home.
+    /// Returns the data with which a cell's agent connects to the gateway.
     fn bootstrap(&self, cell: &CellId, token: &str) -> Bootstrap;
-    /// Cuts the link to a cell, and forgets it.
+    /// Closes and removes the link to a cell.
     fn forget(&self, cell: &CellId);
 }
 
@@ -162,17 +162,17 @@ impl Links for Gateway {
     }
 }
 
-/// All cells. The only way to make and end one.
+/// All cells, and the only way to launch and terminate a cell.
 #[derive(Debug)]
 pub struct Cells {
     shared: Arc<Shared>,
-    /// Cells of the store whose tasks begin with [`Cells::serve`].
+    /// Stored cells whose tasks start with [`Cells::serve`].
     resumed: Mutex<Vec<Driver>>,
 }
 
 impl Cells {
-    /// Reads what the store has of cells. They are admitted to the gateway from now on, but nothing
-    /// is done about them before [`Cells::serve`].
+    /// Loads the cells of the store. The gateway admits them from now on; their tasks start with
+    /// [`Cells::serve`].
     pub async fn start(
         config: CellsConfig,
         store: Store,
@@ -183,32 +183,32 @@ impl Cells {
         let records = shared.store.load(Table::Cells).await?;
         let mut resumed = Vec::new();
         for (record, state) in reconcile::read(&shared, records, &sandboxes).await? {
-            let (inbox, messages) = mailbox(INBOX);
-            let entry = shared.enter(&record, &state, inbox);
+            let (inbox, messages) = mailbox(INBOX_CAPACITY);
+            let entry = shared.insert(&record, &state, inbox);
             resumed.push(Driver::resume(Arc::clone(&shared), entry, record, state, messages));
         }
         Ok(Arc::new(Self { shared, resumed: Mutex::new(resumed) }))
     }
 
-    /// How many cells there may be at once, from now on.
+    /// Sets the limit of cells for further launches.
     pub fn set_max_cells(&self, most: usize) {
         self.shared.max_cells.store(most, Ordering::Relaxed);
     }
 
-    /// Begins to work with a gateway. The second and any further time it does nothing.
+    /// Starts all tasks with a gateway. Further calls do nothing.
     pub fn serve(&self, links: Arc<dyn Links>) {
         if self.shared.links.set(links).is_err() {
             return;
         }
         for driver in locked(&self.resumed).drain(..) {
-            self.shared.run(driver);
+            driver.spawn();
         }
         let watch = reconcile::watch(Arc::clone(&self.shared));
         self.shared.tasks.spawn(watch);
     }
 
-    /// Ends all tasks, and returns when they have ended. Cells go on; a launch that runs is undone
-    /// at the next start.
+    /// Ends all tasks and waits for them. Cells continue to run; an unfinished launch is undone at the
+    /// next start.
     pub async fn shutdown(&self) {
         self.shared.stop.cancel();
         locked(&self.resumed).clear();
@@ -216,11 +216,11 @@ impl Cells {
         self.shared.tasks.wait().await;
     }
 
-    /// Makes a cell for a sandbox and gives it the pod's network: recorded before the provider is
-    /// asked, enrolled, bound. Returns its addresses, the pod's first. On an error nothing of it is
-    /// left, or a record says what is left to be undone.
+    /// Launches a cell for a sandbox: records it, launches the instance, waits for its agent to
+    /// enrol, and attaches the pod's network. Returns its addresses, the pod's first. After an error
+    /// nothing of the cell is left, or its record says what remains to be undone.
     ///
-    /// It goes on when the caller goes away: then the cell is there, bound to the sandbox, until it
+    /// The launch continues if the caller is dropped: the cell is then bound to the sandbox until it
     /// is terminated.
     pub async fn launch(
         self: &Arc<Self>,
@@ -233,23 +233,23 @@ impl Cells {
         if shared.links.get().is_none() || shared.stop.is_cancelled() {
             return Err(CellError::Ended(
                 id,
-                "no cells are made now: the daemon is starting or stopping".to_owned(),
+                "no cell is launched while the daemon is starting or stopping".to_owned(),
             ));
         }
         let record = Record::new(id.clone(), &token, &order, &shared.config);
-        let (inbox, messages) = mailbox(INBOX);
-        let entry = shared.enter_new(&record, inbox)?;
+        let (inbox, messages) = mailbox(INBOX_CAPACITY);
+        let entry = shared.try_insert(&record, inbox)?;
         let deadline = Instant::now() + shared.config.launch_timeout;
         let deadline = order.deadline.map_or(deadline, |wanted| wanted.min(deadline));
         let (answer, answered) = oneshot::channel();
-        tracing::info!(cell = %id, sandbox = %order.sandbox, pod = order.attachment.pod_name, namespace = order.attachment.pod_namespace, "A cell is launched");
+        tracing::info!(cell = %id, sandbox = %order.sandbox, pod = order.attachment.pod_name, namespace = order.attachment.pod_namespace, "cell launch started");
         let launch = Launch { attachment: order.attachment, token, deadline, answer };
-        shared.run(Driver::launch(Arc::clone(shared), entry, record, messages, launch));
+        Driver::launch(Arc::clone(shared), entry, record, messages, launch).spawn();
         answered.await.unwrap_or_else(|_| Err(CellError::Ended(id, STOPPING.to_owned())))
     }
 
-    /// Waits until the cells of a pod that are ending are gone: what a daemon before this one left
-    /// half-made must not run beside what is made now.
+    /// Waits for the end of a pod's terminating cells: an unfinished cell of the previous daemon must
+    /// not run beside a new cell of the pod.
     async fn await_endings(self: &Arc<Self>, pod_uid: &str) -> Result<(), CellError> {
         let ending: Vec<CellId> = {
             let entries = self.shared.entries.read().unwrap_or_else(PoisonError::into_inner);
@@ -261,40 +261,40 @@ impl Cells {
                 .collect()
         };
         for id in ending {
-            tracing::info!(cell = %id, pod_uid, "A pod's new cell waits for the end of its last one");
+            tracing::info!(cell = %id, pod_uid, "cell launch waits for the end of the pod's previous cell");
             self.terminate(&id, "its pod gets another cell").await?;
         }
         Ok(())
     }
 
-    /// The cell of this id, unless it is gone.
+    /// Returns the cell with this id, unless its end is confirmed.
     pub fn get(&self, id: &CellId) -> Option<Cell> {
         let link = self.shared.entry(id)?.link.get()?.clone();
         Some(Cell { id: id.clone(), link })
     }
 
-    /// All that are not gone.
+    /// Returns the ids of all cells whose end is not confirmed.
     pub fn all(&self) -> Vec<CellId> {
         self.shared.entries.read().unwrap_or_else(PoisonError::into_inner).keys().cloned().collect()
     }
 
-    /// Why a cell of a pod is gone, as long as that is remembered: for whoever was not there when
-    /// it was told.
+    /// Returns the reason of a cell's end while its tombstone is kept: for receivers that missed the
+    /// event.
     pub fn gone_reason(&self, id: &CellId) -> Option<String> {
-        self.shared.gone.reason(id)
+        self.shared.tombstones.reason(id)
     }
 
-    /// Forgets the cells that are gone, but for those to keep: their records go with this batch.
+    /// Drops tombstones, except those to keep, and adds the removal of their records to the batch.
     pub fn forget_gone(&self, keep: impl Fn(&CellId) -> bool, batch: &mut Batch) {
-        for forgotten in self.shared.gone.forget_unless(keep) {
+        for forgotten in self.shared.tombstones.retain(keep) {
             batch.remove(Table::Cells, forgotten.as_str());
         }
     }
 
-    /// Ends a cell. When it returns `Ok`, the end is confirmed and nothing of it is left. One that
-    /// is gone is fine.
+    /// Terminates a cell. `Ok` means that its end is confirmed and nothing of it is left. Terminating
+    /// an unknown cell succeeds.
     ///
-    /// After an error it is tried again every few seconds, and at once when this is called again.
+    /// After an error the termination is retried every few seconds, and at once by another call.
     pub async fn terminate(self: &Arc<Self>, id: &CellId, reason: &str) -> Result<(), CellError> {
         let Some(entry) = self.shared.entry(id) else { return Ok(()) };
         let (answer, answered) = oneshot::channel();
@@ -303,7 +303,7 @@ impl Cells {
         {
             return outcome;
         }
-        // Its task has ended: the cell is gone, or the daemon is stopping.
+        // The cell's task has ended with the cell or with the daemon.
         if self.shared.entry(id).is_none() {
             Ok(())
         } else {
@@ -311,7 +311,7 @@ impl Cells {
         }
     }
 
-    /// News from now on. A receiver that lags must look at everything anew.
+    /// Subscribes to the events of all cells. A receiver that lags must read everything again.
     pub fn events(&self) -> broadcast::Receiver<CellEvent> {
         self.shared.events.subscribe()
     }
@@ -323,10 +323,10 @@ impl Drop for Cells {
     }
 }
 
-/// What callers are told whose cell's task ends with the daemon.
+/// The error of calls whose cell task ends with the daemon.
 const STOPPING: &str = "the daemon is stopping";
 
-/// A new token: 256 random bits in hexadecimal.
+/// Returns a new token: 256 random bits in hexadecimal.
 fn token() -> Result<String, NoRandomness> {
     let mut bytes = [0_u8; 32];
     SystemRandom::new().fill(&mut bytes).map_err(|_| NoRandomness)?;

@@ -1,4 +1,4 @@
-//! One task per cell: tells its state machine what happens, and does what the machine says.
+//! The task of a cell: passes events to its state machine and carries out the effects.
 
 use std::{net::IpAddr, sync::Arc, time::Instant};
 
@@ -12,29 +12,19 @@ use super::{
         store::{Batch, StoreError, Table},
     },
     Cell, CellError, CellEvent,
-    job::{self, Job, Outcome},
+    message::Message,
+    provider_calls::{self, Outcome, ProviderCall},
     record::Record,
     shared::{Entry, Shared, locked},
     state::{Effect, Event, State},
 };
 
-/// Why a cell ends whose instance was found ended.
+/// The reason of a cell whose instance has ended.
 const INSTANCE_ENDED: &str = "its instance ended";
-/// Why a cell ends whose token was used twice.
+/// The reason of a cell whose token was used with a second key.
 const OTHER_KEY: &str = "its token was spent by another key";
 
-/// What a cell's task is told.
-#[derive(Debug)]
-pub(super) enum Message {
-    /// See `Ledger::claim`.
-    Claim { token_sha256: String, key_sha256: String, answer: oneshot::Sender<Result<(), Refusal>> },
-    /// See `Cells::terminate`.
-    Terminate { reason: Arc<str>, answer: oneshot::Sender<Result<(), CellError>> },
-    /// The provider does not list its instance any more, or not as running.
-    InstanceEnded,
-}
-
-/// What a cell that is launched needs, beside its record.
+/// The parameters of a launch that are not in the record.
 pub(super) struct Launch {
     pub(super) attachment: Attachment,
     /// Secret.
@@ -43,7 +33,7 @@ pub(super) struct Launch {
     pub(super) answer: oneshot::Sender<Result<(Cell, Vec<IpAddr>), CellError>>,
 }
 
-/// Why nobody gets the cell.
+/// The cause of a failed launch.
 enum Failure {
     Provider(ProviderError),
     Store(StoreError),
@@ -58,20 +48,20 @@ pub(super) struct Driver {
     record: Record,
     state: State,
     messages: Receiver<Message>,
-    /// What happens first.
+    /// The event with which the task starts.
     first: Event,
-    /// Boxed, as most cells are there already.
+    /// Boxed, as most cells are launched already.
     launch: Option<Box<Launch>>,
-    /// The call to the provider that runs.
-    job: Option<Job>,
-    /// When the machine is told that time is over.
+    /// The pending call to the provider.
+    call: Option<ProviderCall>,
+    /// The time of the next timer event.
     timer: Option<(tokio::time::Instant, Event)>,
-    began: Instant,
+    started: Instant,
     failure: Option<Failure>,
     console: String,
     refusal: Option<ProviderError>,
-    /// Who waits for its end.
-    enders: Vec<oneshot::Sender<Result<(), CellError>>>,
+    /// Callers that wait for the cell's end.
+    terminators: Vec<oneshot::Sender<Result<(), CellError>>>,
 }
 
 impl std::fmt::Debug for Driver {
@@ -84,7 +74,7 @@ impl std::fmt::Debug for Driver {
 }
 
 impl Driver {
-    /// The task of a cell that is to be made.
+    /// Returns the task that launches a cell.
     pub(super) fn launch(
         shared: Arc<Shared>,
         entry: Arc<Entry>,
@@ -93,7 +83,7 @@ impl Driver {
         launch: Launch,
     ) -> Self {
         let timer =
-            Some((launch.deadline.into(), Event::End("it did not call home in time".into())));
+            Some((launch.deadline.into(), Event::End("its agent did not connect in time".into())));
         Self {
             timer,
             launch: Some(Box::new(launch)),
@@ -101,7 +91,7 @@ impl Driver {
         }
     }
 
-    /// The task of a cell that a daemon before this one made.
+    /// Returns the task of a stored cell.
     pub(super) fn resume(
         shared: Arc<Shared>,
         entry: Arc<Entry>,
@@ -109,7 +99,7 @@ impl Driver {
         state: State,
         messages: Receiver<Message>,
     ) -> Self {
-        Self::new(shared, entry, record, state, messages, Event::Again)
+        Self::new(shared, entry, record, state, messages, Event::RetryDue)
     }
 
     fn new(
@@ -120,8 +110,8 @@ impl Driver {
         messages: Receiver<Message>,
         first: Event,
     ) -> Self {
-        let (launch, job, timer, failure, refusal) = (None, None, None, None, None);
-        let (began, console, enders) = (Instant::now(), String::new(), Vec::new());
+        let (launch, call, timer, failure, refusal) = (None, None, None, None, None);
+        let (started, console, terminators) = (Instant::now(), String::new(), Vec::new());
         Self {
             shared,
             entry,
@@ -130,48 +120,61 @@ impl Driver {
             messages,
             first,
             launch,
-            job,
+            call,
             timer,
-            began,
+            started,
             failure,
             console,
             refusal,
-            enders,
+            terminators,
         }
     }
 
-    /// Gives the cell its link, if it has none.
-    pub(super) fn has_link(&self) {
+    /// Starts the task.
+    pub(super) fn spawn(self) {
+        // Before the task runs: a cell without a link counts as ended.
+        self.ensure_link();
+        let shared = Arc::clone(&self.shared);
+        let stop = shared.stop.clone();
+        // Boxed, or the task would have room for several copies of the driver.
+        let run = Box::pin(Box::new(self).run());
+        shared.tasks.spawn(async move {
+            stop.run_until_cancelled_owned(run).await;
+        });
+    }
+
+    /// Creates the cell's link, if it has none.
+    fn ensure_link(&self) {
         if let Some(links) = self.shared.links.get() {
             self.entry.link.get_or_init(|| links.link(&self.record.id));
         }
     }
 
-    /// Runs until the cell is gone. Of a box, because a future has room for its arguments twice.
-    pub(super) async fn run(mut self: Box<Self>) {
+    /// Runs until the cell's end. Takes a box, because a future has room for its arguments twice.
+    async fn run(mut self: Box<Self>) {
         let mut event = Some(self.first.clone());
         loop {
             if let Some(event) = event.take() {
-                // Boxed: what is seldom takes no room in a task that mostly waits.
-                Box::pin(self.happens(event)).await;
+                // Boxed: rare work takes no room in a task that mostly waits.
+                Box::pin(self.handle(event)).await;
             }
-            if matches!(self.state, State::Gone { .. }) {
+            if matches!(self.state, State::Ended { .. }) {
                 return;
             }
             event = tokio::select! {
-                message = self.messages.recv() => Box::pin(self.told(message)).await,
-                outcome = job::running(&mut self.job) => Some(self.came_to(outcome)),
-                () = self.entry.linked.changed() => self.entry.linked.get().then_some(Event::Linked),
-                event = due(&self.timer) => self.is_due(event),
+                message = self.messages.recv() => Box::pin(self.receive(message)).await,
+                outcome = provider_calls::pending(&mut self.call) => Some(self.on_outcome(outcome)),
+                () = self.entry.linked.changed() => self.entry.linked.get().then_some(Event::Connected),
+                event = due(&self.timer) => self.on_timer(event),
             };
         }
     }
 
-    /// Tells the machine, and does what it says.
-    async fn happens(&mut self, event: Event) {
+    /// Applies an event and carries out its effects, and those of the events that follow.
+    async fn handle(&mut self, event: Event) {
         let mut next = Some(event);
         while let Some(event) = next.take() {
-            tracing::debug!(cell = %self.record.id, ?event, phase = ?self.state.phase(), "A cell's event");
+            tracing::debug!(cell = %self.record.id, ?event, phase = ?self.state.phase(), "cell event");
             let (state, effects) = std::mem::replace(&mut self.state, State::Requested).on(event);
             self.state = state;
             self.publish();
@@ -189,34 +192,36 @@ impl Driver {
             Effect::Record => {
                 self.record.was_bound |= matches!(self.state, State::Bound { .. });
                 if let Err(error) = self.write().await {
-                    tracing::error!(cell = %self.record.id, error = &error as &dyn std::error::Error, "A cell's state could not be recorded: the cell ends");
-                    self.fails(Failure::Store(error));
-                    return Err(Event::NotRecorded);
+                    tracing::error!(cell = %self.record.id, error = &error as &dyn std::error::Error, "cell state not recorded, cell ends");
+                    self.fail(Failure::Store(error));
+                    return Err(Event::RecordFailed);
                 }
             }
-            Effect::Note => {
+            Effect::RecordIfPossible => {
                 if let Err(error) = self.write().await {
-                    tracing::error!(cell = %self.record.id, error = &error as &dyn std::error::Error, "That a cell ends could not be recorded");
+                    tracing::error!(cell = %self.record.id, error = &error as &dyn std::error::Error, "end of cell not recorded");
                 }
             }
-            Effect::Launch => self.begin_launch(),
-            Effect::Attach(instance) => self.begin_attach(instance),
-            Effect::Terminate(instance) => self.begin_termination(instance),
-            Effect::Pause => {
+            Effect::Launch => self.start_launch(),
+            Effect::Attach(instance) => self.start_attach(instance),
+            Effect::Terminate(instance) => self.start_termination(instance),
+            Effect::StartRetryTimer => {
                 self.timer = Some((
                     tokio::time::Instant::now() + self.shared.config.retry_pause,
-                    Event::Again,
+                    Event::RetryDue,
                 ))
             }
-            Effect::TellConnected => self.tell(CellEvent::Connected(self.record.id.clone())),
-            Effect::TellBound => self.tell_bound(),
-            Effect::TellNotTerminated => self.tell_not_terminated(),
-            Effect::TellGone => self.tell_gone(),
+            Effect::PublishConnected => {
+                self.publish_event(CellEvent::Connected(self.record.id.clone()))
+            }
+            Effect::AnswerBound => self.answer_bound(),
+            Effect::AnswerNotTerminated => self.answer_not_terminated(),
+            Effect::PublishEnded => self.answer_ended(),
         }
         Ok(())
     }
 
-    async fn told(&mut self, message: Message) -> Option<Event> {
+    async fn receive(&mut self, message: Message) -> Option<Event> {
         match message {
             Message::Claim { token_sha256, key_sha256, answer } => {
                 let claimed = self.claim(&token_sha256, key_sha256).await;
@@ -224,37 +229,38 @@ impl Driver {
                 let _gone = answer.send(claimed);
                 if alarm {
                     // The gateway logs it, within its limits.
-                    if self.state.is_beginning() {
-                        self.fails(Failure::Ended(OTHER_KEY.to_owned()));
+                    if self.state.is_launching() {
+                        self.fail(Failure::Ended(OTHER_KEY.to_owned()));
                         return Some(Event::End(OTHER_KEY.into()));
                     }
                 }
                 None
             }
             Message::Terminate { reason, answer } => {
-                self.enders.push(answer);
-                self.fails(Failure::Ended(reason.to_string()));
+                self.terminators.push(answer);
+                self.fail(Failure::Ended(reason.to_string()));
                 Some(Event::End(reason))
             }
             Message::InstanceEnded => {
-                // Old news if the cell is ending already.
+                // No effect if the cell is terminating already.
                 let lives = matches!(
                     self.state,
                     State::Booting { .. } | State::Enrolled { .. } | State::Bound { .. }
                 );
                 if lives {
-                    tracing::warn!(cell = %self.record.id, "A cell's instance has ended");
-                    self.fails(Failure::Ended(INSTANCE_ENDED.to_owned()));
+                    tracing::warn!(cell = %self.record.id, "cell instance ended");
+                    self.fail(Failure::Ended(INSTANCE_ENDED.to_owned()));
                 }
                 lives.then(|| Event::End(INSTANCE_ENDED.into()))
             }
         }
     }
 
-    /// Spends the token for a key, on disk first.
+    /// Spends the token for a key, which is recorded before the answer.
     async fn claim(&mut self, token_sha256: &str, key_sha256: String) -> Result<(), Refusal> {
         let id = self.record.id.clone();
-        if matches!(self.state, State::Requested | State::Terminating { .. } | State::Gone { .. }) {
+        if matches!(self.state, State::Requested | State::Terminating { .. } | State::Ended { .. })
+        {
             return Err(Refusal::Unknown(id.as_str().to_owned()));
         }
         if self.record.token_sha256 != token_sha256 {
@@ -263,7 +269,7 @@ impl Driver {
         if !self.record.key_sha256.is_empty() && self.record.key_sha256 != key_sha256 {
             return Err(Refusal::OtherKey(id));
         }
-        if self.record.expired() {
+        if self.record.is_expired() {
             return Err(Refusal::Expired(id));
         }
         if self.record.key_sha256.is_empty() {
@@ -277,11 +283,11 @@ impl Driver {
         Ok(())
     }
 
-    /// What the machine is told of a call's outcome.
-    fn came_to(&mut self, outcome: Outcome) -> Event {
+    /// Returns the event of a provider call's outcome.
+    fn on_outcome(&mut self, outcome: Outcome) -> Event {
         let cell = self.record.id.clone();
         let failed = |doing, error: &ProviderError| {
-            tracing::warn!(%cell, error = error as &dyn std::error::Error, "The provider could not {doing} a cell");
+            tracing::warn!(%cell, error = error as &dyn std::error::Error, "provider could not {doing} a cell");
             error.again().doing.into()
         };
         match outcome {
@@ -289,12 +295,12 @@ impl Driver {
             Outcome::Attached(Ok(addresses)) => Event::Attached(addresses),
             Outcome::Launched(Err(error)) => {
                 let reason = failed("launch", &error);
-                self.fails(Failure::Provider(error));
+                self.fail(Failure::Provider(error));
                 Event::LaunchFailed(reason)
             }
             Outcome::Attached(Err(error)) => {
                 let reason = failed("attach", &error);
-                self.fails(Failure::Provider(error));
+                self.fail(Failure::Provider(error));
                 Event::AttachFailed(reason)
             }
             Outcome::Terminated { ended, console } => {
@@ -302,19 +308,19 @@ impl Driver {
                 match ended {
                     Ok(()) => Event::Terminated,
                     Err(error) => {
-                        tracing::error!(cell = %self.record.id, error = &error as &dyn std::error::Error, "A cell could not be ended, and is tried again");
+                        tracing::error!(cell = %self.record.id, error = &error as &dyn std::error::Error, "cell termination failed, will be retried");
                         self.refusal = Some(error);
-                        Event::NotTerminated
+                        Event::TerminationFailed
                     }
                 }
             }
         }
     }
 
-    fn is_due(&mut self, event: Event) -> Option<Event> {
+    fn on_timer(&mut self, event: Event) -> Option<Event> {
         self.timer = None;
         if matches!(event, Event::End(_)) {
-            if !self.state.is_beginning() {
+            if !self.state.is_launching() {
                 return None;
             }
             let failure = if matches!(self.state, State::Enrolled { .. }) {
@@ -322,39 +328,44 @@ impl Driver {
             } else {
                 Failure::Silent
             };
-            self.fails(failure);
+            self.fail(failure);
         }
         Some(event)
     }
 
-    /// Notes why nobody gets the cell: the first reason stays.
-    fn fails(&mut self, failure: Failure) {
+    /// Records the cause of a failed launch; the first stays.
+    fn fail(&mut self, failure: Failure) {
         if self.launch.is_some() && self.failure.is_none() {
             self.failure = Some(failure);
         }
     }
 
-    fn begin_launch(&mut self) {
+    fn start_launch(&mut self) {
         let (Some(launch), Some(links)) = (&self.launch, self.shared.links.get()) else { return };
         let spec = LaunchSpec {
             cell: self.record.id.clone(),
             bootstrap: links.bootstrap(&self.record.id, &launch.token),
         };
-        self.job = Some(job::launch(Arc::clone(&self.shared.provider), spec, launch.token.clone()));
+        self.call = Some(provider_calls::launch(
+            Arc::clone(&self.shared.provider),
+            spec,
+            launch.token.clone(),
+        ));
     }
 
-    fn begin_attach(&mut self, instance: InstanceId) {
+    fn start_attach(&mut self, instance: InstanceId) {
         let Some(attachment) = self.launch.as_ref().map(|launch| launch.attachment.clone()) else {
             return;
         };
-        self.job = Some(job::attach(Arc::clone(&self.shared.provider), instance, attachment));
+        self.call =
+            Some(provider_calls::attach(Arc::clone(&self.shared.provider), instance, attachment));
     }
 
-    fn begin_termination(&mut self, instance: Option<InstanceId>) {
-        // Somebody is still to be told why there is no cell: its console is part of it.
+    fn start_termination(&mut self, instance: Option<InstanceId>) {
+        // The error of a failed launch has the end of the console.
         let with_console = self.launch.is_some();
         self.timer = None;
-        self.job = Some(job::end(
+        self.call = Some(provider_calls::terminate(
             Arc::clone(&self.shared.provider),
             self.record.id.clone(),
             instance,
@@ -362,47 +373,47 @@ impl Driver {
         ));
     }
 
-    fn tell_bound(&mut self) {
+    fn answer_bound(&mut self) {
         self.timer = None;
         let State::Bound { addresses, .. } = &self.state else { return };
         let (Some(launch), Some(link)) = (self.launch.take(), self.entry.link.get()) else {
             return;
         };
-        tracing::info!(cell = %self.record.id, ?addresses, milliseconds = self.began.elapsed().as_millis(), "A cell is ready for its pod");
+        tracing::info!(cell = %self.record.id, ?addresses, elapsed_ms = self.started.elapsed().as_millis(), "cell bound");
         let cell = Cell { id: self.record.id.clone(), link: link.clone() };
         if launch.answer.send(Ok((cell, addresses.clone()))).is_err() {
-            tracing::info!(cell = %self.record.id, "Nobody waits for a cell that is ready");
+            tracing::info!(cell = %self.record.id, "cell bound without a caller");
         }
     }
 
-    fn tell_not_terminated(&mut self) {
+    fn answer_not_terminated(&mut self) {
         self.answer_launch();
         if let Some(error) = self.refusal.take() {
-            for ender in self.enders.drain(..) {
-                let _gone = ender.send(Err(CellError::Provider(error.again())));
+            for terminator in self.terminators.drain(..) {
+                let _gone = terminator.send(Err(CellError::Provider(error.again())));
             }
         }
     }
 
-    fn tell_gone(&mut self) {
+    fn answer_ended(&mut self) {
         let reason = self.state.reason().map(ToString::to_string).unwrap_or_default();
         let id = &self.record.id;
-        tracing::info!(cell = %id, reason, "A cell is gone");
+        tracing::info!(cell = %id, reason, "cell ended");
         self.shared.entries.write().unwrap_or_else(std::sync::PoisonError::into_inner).remove(id);
         if let Some(links) = self.shared.links.get() {
             links.forget(id);
         }
-        self.tell(CellEvent::Gone { cell: id.clone(), reason });
+        self.publish_event(CellEvent::Gone { cell: id.clone(), reason });
         self.answer_launch();
-        for ender in self.enders.drain(..) {
-            let _gone = ender.send(Ok(()));
+        for terminator in self.terminators.drain(..) {
+            let _gone = terminator.send(Ok(()));
         }
     }
 
     fn answer_launch(&mut self) {
         let Some(launch) = self.launch.take() else { return };
         let (id, console) = (self.record.id.clone(), std::mem::take(&mut self.console));
-        let seconds = launch.deadline.saturating_duration_since(self.began).as_secs();
+        let seconds = launch.deadline.saturating_duration_since(self.started).as_secs();
         let error = match self.failure.take() {
             Some(Failure::Provider(error)) => CellError::Provider(error),
             Some(Failure::Store(error)) => CellError::Store(id, error),
@@ -415,11 +426,11 @@ impl Driver {
         let _gone = launch.answer.send(Err(error));
     }
 
-    fn tell(&self, event: CellEvent) {
+    fn publish_event(&self, event: CellEvent) {
         let _nobody_listens = self.shared.events.send(event);
     }
 
-    /// Shows the state to those who may not wait for this task.
+    /// Publishes the state for readers that do not wait for this task.
     fn publish(&self) {
         let mut view = locked(&self.entry.view);
         view.phase = self.state.phase();
@@ -427,18 +438,18 @@ impl Driver {
         view.key_sha256.clone_from(&self.record.key_sha256);
     }
 
-    /// Writes record and state. A cell that is gone is remembered if it was a pod's, and dropped
-    /// otherwise.
+    /// Writes record and state. The record of an ended cell becomes a tombstone if the cell was bound,
+    /// and is removed otherwise.
     async fn write(&mut self) -> Result<(), StoreError> {
         let id = &self.record.id;
         let mut batch = Batch::default();
         match &self.state {
-            State::Gone { .. } if !self.record.was_bound => {
+            State::Ended { .. } if !self.record.was_bound => {
                 batch.remove(Table::Cells, id.as_str());
             }
-            State::Gone { reason } => {
+            State::Ended { reason } => {
                 batch.put(Table::Cells, id.as_str(), &self.record.stored(&self.state));
-                for forgotten in self.shared.gone.remember(id.clone(), reason.to_string()) {
+                for forgotten in self.shared.tombstones.add(id.clone(), reason.to_string()) {
                     batch.remove(Table::Cells, forgotten.as_str());
                 }
             }
@@ -450,7 +461,7 @@ impl Driver {
     }
 }
 
-/// Waits for the timer; forever if there is none.
+/// Waits for the timer, forever without a timer.
 async fn due(timer: &Option<(tokio::time::Instant, Event)>) -> Event {
     let Some((at, event)) = timer else { return std::future::pending().await };
     tokio::time::sleep_until(*at).await;

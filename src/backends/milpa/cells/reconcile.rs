@@ -1,4 +1,4 @@
-//! Cells and the provider's instances, compared.
+//! Compares the cells with the provider's instances.
 
 use std::{
     collections::{BTreeSet, HashSet},
@@ -15,19 +15,19 @@ use super::{
         providers::{InstanceId, ProviderError},
         store::{Batch, StoreError, Table},
     },
-    driver::Message,
+    message::Message,
     record::Record,
     shared::Shared,
     state::State,
 };
 
-/// How long the provider may take to list its instances.
-const LIST_LIMIT: Duration = Duration::from_secs(60);
-/// How long it may take to end instances that belong to no cell.
-const STRAY_LIMIT: Duration = Duration::from_secs(300);
+/// Bounds a listing of the provider's instances.
+const LIST_TIMEOUT: Duration = Duration::from_secs(60);
+/// Bounds the termination of stray instances.
+const STRAY_TIMEOUT: Duration = Duration::from_secs(300);
 
-/// What the stored cells are to become, those that are gone aside: they are remembered while their
-/// sandboxes are, and else dropped.
+/// Returns the stored cells with their states after a start. Ended cells become tombstones while
+/// their sandboxes exist, and are dropped otherwise.
 pub(super) async fn read(
     shared: &Shared,
     records: Vec<(String, store::Cell)>,
@@ -40,20 +40,17 @@ pub(super) async fn read(
     for (_, sandbox) in
         sandboxes.iter().filter(|(_, sandbox)| !known.contains(sandbox.cell.as_str()))
     {
-        // Without its record it can't call home. Its pod reads as it did until its end is
-        // confirmed.
+        // Without its record its agent can't connect. The pod keeps its state until the cell's end
+        // is confirmed.
         if let Ok(id) = CellId::parse(&sandbox.cell) {
-            tracing::error!(cell = %id, sandbox = sandbox.id, "A pod's cell has no record that can be read, and is ended");
+            tracing::error!(cell = %id, sandbox = sandbox.id, "cell has no readable record, cell ends");
             living.push(Record::lost(id, sandbox));
         }
     }
     drop(known);
     for (key, cell) in records {
         let Ok(id) = CellId::parse(&key) else {
-            tracing::error!(
-                key,
-                "A record of a cell has a key that is no cell's id, and is dropped"
-            );
+            tracing::error!(key, "cell record dropped, its key is not a cell id");
             dropped.remove(Table::Cells, &key);
             continue;
         };
@@ -64,8 +61,8 @@ pub(super) async fn read(
             with_sandbox.contains(key.as_str()),
         );
         match state {
-            State::Gone { reason } if record.was_bound => gone.push((record, reason)),
-            State::Gone { .. } => {
+            State::Ended { reason } if record.was_bound => gone.push((record, reason)),
+            State::Ended { .. } => {
                 dropped.remove(Table::Cells, &key);
             }
             _ => living.push((record, state)),
@@ -73,7 +70,7 @@ pub(super) async fn read(
     }
     gone.sort_by_key(|(record, _)| record.created_unix_nanos);
     for (record, reason) in gone {
-        for forgotten in shared.gone.remember(record.id, reason.to_string()) {
+        for forgotten in shared.tombstones.add(record.id, reason.to_string()) {
             dropped.remove(Table::Cells, forgotten.as_str());
         }
     }
@@ -81,48 +78,48 @@ pub(super) async fn read(
     Ok(living)
 }
 
-/// Looks at the provider's list again and again, and at once when a link breaks, until the daemon
+/// Lists the provider's instances at each period, and at once when a link breaks, until the daemon
 /// stops.
 pub(super) async fn watch(shared: Arc<Shared>) {
     let mut strays = JoinSet::new();
     loop {
         let unknown = tokio::select! {
             () = shared.stop.cancelled() => return,
-            unknown = look(&shared) => unknown,
+            unknown = compare(&shared) => unknown,
         };
         while strays.try_join_next().is_some() {}
-        // One at a time: what it leaves is listed again.
+        // One termination at a time: instances that remain are listed again.
         if !unknown.is_empty() && strays.is_empty() {
             strays.spawn(end_strays(Arc::clone(&shared), unknown));
         }
         tokio::select! {
             () = shared.stop.cancelled() => return,
-            () = shared.look.notified() => {}
+            () = shared.list_now.notified() => {}
             () = tokio::time::sleep(shared.config.list_interval) => {}
         }
     }
 }
 
-/// Tells cells whose instance has ended so. Returns instances that belong to no cell.
-async fn look(shared: &Shared) -> Vec<InstanceId> {
-    // Only what was there before the list began can be missed in it.
+/// Notifies cells whose instance has ended. Returns stray instances: those of no cell.
+async fn compare(shared: &Shared) -> Vec<InstanceId> {
+    // Read before the list: an instance that is launched during the listing may be absent from it.
     let expected: Vec<_> = {
         let entries = shared.entries.read().unwrap_or_else(std::sync::PoisonError::into_inner);
         entries.values().map(|entry| (Arc::clone(entry), entry.view())).collect()
     };
-    let listed = match timeout(LIST_LIMIT, shared.provider.list_owned()).await {
+    let listed = match timeout(LIST_TIMEOUT, shared.provider.list_owned()).await {
         Ok(Ok(listed)) => listed,
         Ok(Err(error)) => {
             tracing::warn!(
                 error = &error as &dyn std::error::Error,
-                "The provider could not list its instances"
+                "provider instances not listed"
             );
             return Vec::new();
         }
         Err(_) => {
             tracing::warn!(
-                seconds = LIST_LIMIT.as_secs(),
-                "The provider did not list its instances in time"
+                seconds = LIST_TIMEOUT.as_secs(),
+                "listing of provider instances timed out"
             );
             return Vec::new();
         }
@@ -131,10 +128,10 @@ async fn look(shared: &Shared) -> Vec<InstanceId> {
         listed.iter().filter(|listed| listed.running).map(|listed| &listed.id).collect();
     for (entry, view) in expected {
         let Some(instance) = view.instance else { continue };
-        let lives =
+        let is_alive =
             matches!(view.phase, CellPhase::Booting | CellPhase::Enrolled | CellPhase::Bound);
-        if lives && !running.contains(&instance) {
-            // A full inbox is told the next time.
+        if is_alive && !running.contains(&instance) {
+            // A full inbox gets the message at the next listing.
             let _full = entry.inbox.try_send(Message::InstanceEnded);
         }
     }
@@ -147,14 +144,11 @@ async fn look(shared: &Shared) -> Vec<InstanceId> {
 }
 
 async fn end_strays(shared: Arc<Shared>, instances: Vec<InstanceId>) {
-    tracing::warn!(?instances, "Instances that belong to no cell are ended");
-    let ended = timeout(STRAY_LIMIT, shared.provider.terminate(&instances)).await;
+    tracing::warn!(?instances, "terminating stray instances");
+    let ended = timeout(STRAY_TIMEOUT, shared.provider.terminate(&instances)).await;
     if let Err(error) = ended.unwrap_or_else(|_| {
-        Err(ProviderError::too_slow("end instances that belong to no cell", STRAY_LIMIT))
+        Err(ProviderError::too_slow("end instances that belong to no cell", STRAY_TIMEOUT))
     }) {
-        tracing::error!(
-            error = &error as &dyn std::error::Error,
-            "Instances that belong to no cell could not be ended"
-        );
+        tracing::error!(error = &error as &dyn std::error::Error, "stray instances not terminated");
     }
 }

@@ -1,4 +1,4 @@
-//! What of a cell is on disk.
+//! The record of a cell in the store.
 
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
@@ -11,32 +11,30 @@ use super::{
     state::{State, Step},
 };
 
-/// Why a cell ends whose launch was cut short by the daemon's end. The kubelet asks for the sandbox
-/// anew.
+/// The reason of a cell whose launch the end of the daemon has cut. The kubelet retries.
 const UNFINISHED: &str = "the daemon was restarted while the cell was launched";
-/// Why a cell ends of whose sandbox nothing is known: whoever ordered it was never told.
-const ABANDONED: &str = "no pod sandbox was recorded for the cell";
-/// Why a cell ends whose record can't be read: its agent can't be told from another's any more.
+/// The reason of a bound cell without a sandbox record: its caller never got an answer.
+const ORPHANED: &str = "no pod sandbox was recorded for the cell";
+/// The reason of a cell without a readable record: its agent can't be authenticated.
 const LOST: &str = "its record could not be read";
-/// Why a cell of the time before a reboot ends.
+/// The reason of a cell that was launched before a reboot.
 const REBOOTED: &str = "the node was rebooted";
 
-/// What of a cell is on disk, beside its state.
+/// The record of a cell, without its state.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Record {
     pub(super) id: CellId,
     pub(super) token_sha256: String,
     pub(super) token_expires_unix: i64,
-    /// The same by a clock that nobody sets; `None` if the token was made by a daemon before this
-    /// one.
-    pub(super) token_until: Option<Instant>,
-    /// Of the public key that spent the token; empty while it is unspent.
+    /// The same time by the monotonic clock; `None` for a token of a previous daemon.
+    pub(super) token_deadline: Option<Instant>,
+    /// The digest of the public key that spent the token; empty while it is unspent.
     pub(super) key_sha256: String,
     pub(super) pod_uid: String,
     pub(super) sandbox: String,
     pub(super) boot_id: String,
     pub(super) created_unix_nanos: i64,
-    /// Whether it has been a pod's.
+    /// True once the cell was bound.
     pub(super) was_bound: bool,
 }
 
@@ -48,7 +46,7 @@ impl Record {
             token_sha256: hex::encode(digest(&SHA256, token.as_bytes())),
             token_expires_unix: i64::try_from((now + config.token_ttl).as_secs())
                 .unwrap_or(i64::MAX),
-            token_until: Instant::now().checked_add(config.token_ttl),
+            token_deadline: Instant::now().checked_add(config.token_ttl),
             key_sha256: String::new(),
             pod_uid: order.attachment.pod_uid.clone(),
             sandbox: order.sandbox.as_str().to_owned(),
@@ -58,15 +56,15 @@ impl Record {
         }
     }
 
-    /// Whether the token's time is over.
-    pub(super) fn expired(&self) -> bool {
-        self.expired_at(Instant::now(), since_epoch())
+    /// Returns true if the token has expired.
+    pub(super) fn is_expired(&self) -> bool {
+        self.is_expired_at(Instant::now(), since_epoch())
     }
 
-    /// The node's clock counts only for a token of before: while the daemon runs, a clock that
-    /// jumps must neither end a launch nor prolong a token.
-    fn expired_at(&self, now: Instant, since_epoch: Duration) -> bool {
-        match self.token_until {
+    /// The wall clock counts only for a token of a previous daemon: while the daemon runs, a clock
+    /// that jumps must neither end a launch nor prolong a token.
+    fn is_expired_at(&self, now: Instant, since_epoch: Duration) -> bool {
+        match self.token_deadline {
             Some(until) => now >= until,
             None => {
                 i64::try_from(since_epoch.as_secs()).is_ok_and(|now| now >= self.token_expires_unix)
@@ -74,7 +72,7 @@ impl Record {
         }
     }
 
-    /// As the store keeps it.
+    /// Returns the record in the form of the store.
     pub(super) fn stored(&self, state: &State) -> store::Cell {
         let addresses = if let State::Bound { addresses, .. } = state {
             addresses.iter().map(ToString::to_string).collect()
@@ -97,7 +95,7 @@ impl Record {
         }
     }
 
-    /// A pod's cell without a record: all that can be done is to end it.
+    /// Returns the record of a sandbox's cell that has none, with a state that ends it.
     pub(super) fn lost(id: CellId, sandbox: &store::SandboxMeta) -> (Self, State) {
         let metadata =
             sandbox.config.as_ref().and_then(|config| config.metadata.clone()).unwrap_or_default();
@@ -105,7 +103,7 @@ impl Record {
             id,
             token_sha256: String::new(),
             token_expires_unix: 0,
-            token_until: None,
+            token_deadline: None,
             key_sha256: String::new(),
             pod_uid: metadata.uid,
             sandbox: sandbox.id.clone(),
@@ -113,11 +111,11 @@ impl Record {
             created_unix_nanos: sandbox.created_unix_nanos,
             was_bound: true,
         };
-        (record, State::Terminating { instance: None, reason: LOST.into(), step: Step::Pause })
+        (record, State::Terminating { instance: None, reason: LOST.into(), step: Step::Backoff })
     }
 
-    /// What a daemon that starts makes of a stored cell: one that was a pod's goes on, unless the
-    /// node was booted anew or the sandbox is unknown; every other must end.
+    /// Returns a stored cell after a start: a bound cell continues, unless the node was rebooted or
+    /// the sandbox is unknown; every other cell must end.
     pub(super) fn resumed(
         id: CellId,
         cell: store::Cell,
@@ -130,10 +128,10 @@ impl Record {
         let to_end = |reason: &str| State::Terminating {
             instance: instance.clone(),
             reason: reason.into(),
-            step: Step::Pause,
+            step: Step::Backoff,
         };
         let state = match (phase, &instance) {
-            (CellPhase::Gone, _) => State::Gone { reason: cell.reason.as_str().into() },
+            (CellPhase::Gone, _) => State::Ended { reason: cell.reason.as_str().into() },
             (CellPhase::Terminating, _) => to_end(&cell.reason),
             (_, _) if rebooted => to_end(REBOOTED),
             (CellPhase::Bound, Some(instance)) if has_sandbox => {
@@ -141,14 +139,14 @@ impl Record {
                     cell.addresses.iter().filter_map(|address| address.parse().ok()).collect();
                 State::Bound { instance: instance.clone(), addresses }
             }
-            (CellPhase::Bound, _) => to_end(ABANDONED),
+            (CellPhase::Bound, _) => to_end(ORPHANED),
             _ => to_end(UNFINISHED),
         };
         let record = Self {
             id,
             token_sha256: cell.token_sha256,
             token_expires_unix: cell.token_expires_unix,
-            token_until: None,
+            token_deadline: None,
             key_sha256: cell.key_sha256,
             pod_uid: cell.pod_uid,
             sandbox: cell.sandbox,
@@ -184,7 +182,7 @@ mod tests {
     }
 
     #[test]
-    fn only_a_pods_cell_goes_on() {
+    fn start_keeps_only_bound_cells_with_a_sandbox() {
         assert!(
             matches!(resumed(stored(CellPhase::Bound), true), State::Bound { addresses, .. } if addresses.len() == 1)
         );
@@ -197,13 +195,13 @@ mod tests {
         ] {
             let state = resumed(stored(phase), true);
             assert!(
-                matches!(&state, State::Terminating { step: Step::Pause, reason, .. } if &**reason == UNFINISHED),
+                matches!(&state, State::Terminating { step: Step::Backoff, reason, .. } if &**reason == UNFINISHED),
                 "{state:?}"
             );
         }
         assert_eq!(
             resumed(stored(CellPhase::Bound), false).reason().map(|reason| &**reason),
-            Some(ABANDONED)
+            Some(ORPHANED)
         );
         assert_eq!(
             resumed(stored(CellPhase::Terminating), true).reason().map(|reason| &**reason),
@@ -211,12 +209,12 @@ mod tests {
         );
         assert_eq!(
             resumed(stored(CellPhase::Gone), true),
-            State::Gone { reason: "stopped".into() }
+            State::Ended { reason: "stopped".into() }
         );
     }
 
     #[test]
-    fn a_reboot_ends_all() {
+    fn reboot_ends_all_cells_of_the_node() {
         for phase in [CellPhase::Launching, CellPhase::Bound] {
             let cell = store::Cell { boot_id: "before".into(), ..stored(phase) };
             assert_eq!(
@@ -234,25 +232,27 @@ mod tests {
 
     /// Verifies X16, Y60.
     #[test]
-    fn a_clock_that_jumps_neither_ends_nor_prolongs_a_token() {
+    fn clock_jump_neither_ends_nor_prolongs_a_token() {
         let (mut record, _) =
             Record::resumed(CellId::mint().unwrap(), stored(CellPhase::Bound), None, true);
         let (begin, noon, ttl) =
             (Instant::now(), Duration::from_secs(1_000_000_000), Duration::from_secs(600));
         record.token_expires_unix = 1_000_000_600;
-        record.token_until = Some(begin + ttl);
+        record.token_deadline = Some(begin + ttl);
         let year = Duration::from_secs(365 * 24 * 3600);
         for clock in [noon - year, noon, noon + ttl, noon + year] {
-            assert!(!record.expired_at(begin + ttl - Duration::from_secs(1), clock));
-            assert!(record.expired_at(begin + ttl, clock));
+            assert!(!record.is_expired_at(begin + ttl - Duration::from_secs(1), clock));
+            assert!(record.is_expired_at(begin + ttl, clock));
         }
-        // Of a daemon before there is only the time of day.
-        record.token_until = None;
-        assert!(!record.expired_at(begin + ttl, noon) && record.expired_at(begin, noon + ttl));
+        // A token of a previous daemon has only the wall clock.
+        record.token_deadline = None;
+        assert!(
+            !record.is_expired_at(begin + ttl, noon) && record.is_expired_at(begin, noon + ttl)
+        );
     }
 
     #[test]
-    fn comes_back_as_it_was() {
+    fn stored_record_round_trips() {
         let (record, state) =
             Record::resumed(CellId::mint().unwrap(), stored(CellPhase::Bound), None, true);
         let again = record.stored(&state);

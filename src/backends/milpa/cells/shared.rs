@@ -1,4 +1,4 @@
-//! What the tasks of cells share, and what of a cell is seen from outside its task.
+//! State that the tasks of all cells share, and the view of a cell from outside its task.
 
 use std::{
     collections::BTreeMap,
@@ -22,16 +22,16 @@ use super::{
         store::Store,
     },
     CellError, CellEvent, CellsConfig, Links,
-    driver::{Driver, Message},
-    gone::Gone,
+    message::Message,
     record::Record,
     state::State,
+    tombstones::Tombstones,
 };
 
-/// News that a slow receiver may be behind; beyond that it lags and looks at everything anew.
-const EVENTS_KEPT: usize = 1024;
+/// The capacity of the event channel, in events; a slower receiver lags and reads all again.
+const EVENT_CAPACITY: usize = 1024;
 
-/// What the tasks share.
+/// State that the tasks of all cells share.
 #[derive(Debug)]
 pub(super) struct Shared {
     pub(super) config: CellsConfig,
@@ -40,10 +40,10 @@ pub(super) struct Shared {
     pub(super) provider: Arc<dyn Provider>,
     pub(super) links: OnceLock<Arc<dyn Links>>,
     pub(super) entries: RwLock<BTreeMap<CellId, Arc<Entry>>>,
-    pub(super) gone: Gone,
+    pub(super) tombstones: Tombstones,
     pub(super) events: broadcast::Sender<CellEvent>,
-    /// Rings for a look at the provider's list before its time.
-    pub(super) look: Notify,
+    /// Requests a listing of the provider's instances before its period is over.
+    pub(super) list_now: Notify,
     pub(super) tasks: TaskTracker,
     pub(super) stop: CancellationToken,
 }
@@ -52,7 +52,7 @@ pub(super) struct Shared {
 #[derive(Debug)]
 pub(super) struct Entry {
     pub(super) inbox: mailbox::Sender<Message>,
-    /// Whether it has a control connection.
+    /// True while the cell has a control connection.
     pub(super) linked: Latest<bool>,
     pub(super) link: OnceLock<CellLink>,
     /// `metadata.uid` of its pod.
@@ -60,7 +60,7 @@ pub(super) struct Entry {
     pub(super) view: Mutex<View>,
 }
 
-/// What of a cell's state must be known without asking its task.
+/// The part of a cell's state that is read without its task.
 #[derive(Debug, Clone)]
 pub(super) struct View {
     pub(super) phase: CellPhase,
@@ -69,7 +69,7 @@ pub(super) struct View {
 }
 
 impl Shared {
-    /// Without any cell yet.
+    /// Returns the state without any cell.
     pub(super) fn new(config: CellsConfig, store: Store, provider: Arc<dyn Provider>) -> Self {
         Self {
             max_cells: AtomicUsize::new(config.max_cells),
@@ -78,9 +78,9 @@ impl Shared {
             provider,
             links: OnceLock::new(),
             entries: RwLock::default(),
-            gone: Gone::default(),
-            events: broadcast::channel(EVENTS_KEPT).0,
-            look: Notify::new(),
+            tombstones: Tombstones::default(),
+            events: broadcast::channel(EVENT_CAPACITY).0,
+            list_now: Notify::new(),
             tasks: TaskTracker::new(),
             stop: CancellationToken::new(),
         }
@@ -90,7 +90,7 @@ impl Shared {
         self.entries.read().unwrap_or_else(PoisonError::into_inner).get(id).cloned()
     }
 
-    pub(super) fn enter(
+    pub(super) fn insert(
         &self,
         record: &Record,
         state: &State,
@@ -104,8 +104,8 @@ impl Shared {
         entry
     }
 
-    /// Enters a cell, if there may be one more.
-    pub(super) fn enter_new(
+    /// Adds a cell, unless `max_cells` is reached.
+    pub(super) fn try_insert(
         &self,
         record: &Record,
         inbox: mailbox::Sender<Message>,
@@ -117,17 +117,6 @@ impl Shared {
         }
         entries.insert(record.id.clone(), Arc::clone(&entry));
         Ok(entry)
-    }
-
-    pub(super) fn run(self: &Arc<Self>, driver: Driver) {
-        // Before its task begins: a cell without a link would be taken for one that is gone.
-        driver.has_link();
-        let stop = self.stop.clone();
-        // Boxed, or the task would have room for several copies of it.
-        let run = Box::pin(Box::new(driver).run());
-        self.tasks.spawn(async move {
-            stop.run_until_cancelled_owned(run).await;
-        });
     }
 }
 

@@ -1,7 +1,7 @@
-//! What may become of a cell: `(state, event) -> (state, effects)`, and nothing that waits.
+//! The pure state machine of a cell: `(state, event) -> (state, effects)`.
 //!
-//! At most one call to the provider runs for a cell: a launch, an attach or a termination. Whatever
-//! goes wrong leads to a termination, and only a confirmed termination leads to `Gone`.
+//! At most one provider call is pending for a cell: a launch, an attach or a termination. Every
+//! failure leads to a termination, and only a confirmed termination leads to `Ended`.
 
 use std::{net::IpAddr, sync::Arc};
 
@@ -9,162 +9,160 @@ use kiyot_proto::store::CellPhase;
 
 use super::super::providers::InstanceId;
 
-/// Where a cell is in its life.
+/// The state of a cell.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum State {
-    /// Somebody wants it; nothing is written down yet.
+    /// Ordered, not yet recorded.
     Requested,
-    /// The provider is making its instance.
+    /// The launch of its instance is pending.
     Launching {
-        /// It has called home already.
-        linked: bool,
+        /// True once its agent has connected.
+        connected: bool,
     },
-    /// Its instance is there; it has not called home.
+    /// The instance is launched; its agent has not connected.
     Booting {
-        /// The provider's name of it.
+        /// The provider's id of the instance.
         instance: InstanceId,
     },
-    /// It has called home; the provider is giving it the pod's network.
+    /// Its agent has connected; the attachment to the pod's network is pending.
     Enrolled {
-        /// The provider's name of it.
+        /// The provider's id of the instance.
         instance: InstanceId,
     },
-    /// It is the pod's.
+    /// Bound to its pod.
     Bound {
-        /// The provider's name of it.
+        /// The provider's id of the instance.
         instance: InstanceId,
         /// The pod's addresses.
         addresses: Vec<IpAddr>,
     },
-    /// It is being ended.
+    /// The termination has begun.
     Terminating {
-        /// The provider's name of it; `None` if the provider has never said.
+        /// The provider's id of the instance; `None` if it is unknown.
         instance: Option<InstanceId>,
-        /// Why it ends.
+        /// The reason.
         reason: Arc<str>,
-        /// What is being done about it.
+        /// The step of the termination.
         step: Step,
     },
-    /// It has ended, and nothing of it is left.
-    Gone {
-        /// Why.
+    /// The end is confirmed, and nothing of the cell is left.
+    Ended {
+        /// The reason.
         reason: Arc<str>,
     },
 }
 
-/// What is being done about a cell that is to end.
+/// The step of a termination.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Step {
-    /// A launch or an attach still runs: it must come to its end first, or it could make anew what
-    /// is taken away.
+    /// A launch or an attach is pending and must finish first, or it could recreate what is removed.
     AwaitProvider,
-    /// The provider has been asked to end it.
-    Asked,
-    /// The provider could not end it; it is asked again in a while.
-    Pause,
+    /// The provider's termination is pending.
+    Pending,
+    /// The termination failed; a retry follows.
+    Backoff,
 }
 
-/// What happened to a cell.
+/// An event of a cell.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Event {
-    /// It is to be made.
+    /// The cell is ordered.
     Ordered,
-    /// What must be on disk first is not: the effects after [`Effect::Record`] were not carried
-    /// out.
-    NotRecorded,
-    /// The provider made its instance.
+    /// The record could not be written: the effects after [`Effect::Record`] were skipped.
+    RecordFailed,
+    /// The provider launched the instance.
     Launched(InstanceId),
-    /// The provider did not make it, or not all of it.
+    /// The provider did not launch the instance, or only partly.
     LaunchFailed(Arc<str>),
-    /// It has called home, perhaps again.
-    Linked,
-    /// The provider gave it the pod's network.
+    /// Its agent has connected, perhaps again.
+    Connected,
+    /// The provider attached the pod's network.
     Attached(Vec<IpAddr>),
-    /// The provider did not.
+    /// The provider did not attach the network.
     AttachFailed(Arc<str>),
-    /// It must end: it was stopped, its time is over, or its instance has ended.
+    /// The cell must end: it was stopped, timed out, or its instance has ended.
     End(Arc<str>),
-    /// Nothing of it is left, says the provider.
+    /// The provider confirms that nothing of the instance is left.
     Terminated,
-    /// The provider could not end it.
-    NotTerminated,
-    /// The pause is over.
-    Again,
+    /// The provider could not terminate the instance.
+    TerminationFailed,
+    /// The pause before a retry is over.
+    RetryDue,
 }
 
-/// What is to be done, in this order.
+/// An effect, carried out in order.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Effect {
-    /// Write the state down. If that fails, do none of the effects after it, and say
-    /// [`Event::NotRecorded`].
+    /// Records the state. On failure the effects after it are skipped, and [`Event::RecordFailed`]
+    /// follows.
     Record,
-    /// Write the state down as well as it can be done.
-    Note,
-    /// Have the provider make the instance.
+    /// Records the state; a failure is logged.
+    RecordIfPossible,
+    /// Launches the instance.
     Launch,
-    /// Have the provider give it the pod's network.
+    /// Attaches the instance to the pod's network.
     Attach(InstanceId),
-    /// Have the provider end it, or what it lists of it if it has no name yet.
+    /// Terminates the instance, or without an id all listed instances of the cell.
     Terminate(Option<InstanceId>),
-    /// Say [`Event::Again`] after a while.
-    Pause,
-    /// Tell that its control connection is there.
-    TellConnected,
-    /// Tell who asked for it that it is the pod's.
-    TellBound,
-    /// Tell who waits for its end, or for its beginning, that it could not be ended.
-    TellNotTerminated,
-    /// Tell all that it is gone.
-    TellGone,
+    /// Emits [`Event::RetryDue`] after a pause.
+    StartRetryTimer,
+    /// Publishes that the control connection is established.
+    PublishConnected,
+    /// Answers the launch: the cell is bound.
+    AnswerBound,
+    /// Answers pending callers: the cell could not be terminated.
+    AnswerNotTerminated,
+    /// Answers pending callers and publishes the confirmed end.
+    PublishEnded,
 }
 
 impl State {
-    /// What the state becomes when something happens, and what is to be done about it. An event
-    /// that means nothing in a state changes nothing.
+    /// Returns the next state and the effects of an event. An event without meaning in a state is
+    /// ignored.
     pub(super) fn on(self, event: Event) -> (Self, Vec<Effect>) {
         use Effect as F;
         use Event as E;
         match (self, event) {
             (Self::Requested, E::Ordered) => {
-                (Self::Launching { linked: false }, vec![F::Record, F::Launch])
+                (Self::Launching { connected: false }, vec![F::Record, F::Launch])
             }
             (Self::Requested, E::End(reason)) => ending(None, reason, false),
 
-            (Self::Launching { .. }, E::Linked) => {
-                (Self::Launching { linked: true }, vec![F::TellConnected])
+            (Self::Launching { .. }, E::Connected) => {
+                (Self::Launching { connected: true }, vec![F::PublishConnected])
             }
-            (Self::Launching { linked: false }, E::Launched(instance)) => {
+            (Self::Launching { connected: false }, E::Launched(instance)) => {
                 (Self::Booting { instance }, vec![F::Record])
             }
-            (Self::Launching { linked: true }, E::Launched(instance)) => enrolled(instance),
+            (Self::Launching { connected: true }, E::Launched(instance)) => enrolled(instance),
             (Self::Launching { .. }, E::LaunchFailed(reason)) => ending(None, reason, false),
-            (Self::Launching { .. }, E::NotRecorded) => ending(None, NOT_RECORDED.into(), false),
+            (Self::Launching { .. }, E::RecordFailed) => ending(None, NOT_RECORDED.into(), false),
             (Self::Launching { .. }, E::End(reason)) => ending(None, reason, true),
 
-            (Self::Booting { instance }, E::Linked) => {
+            (Self::Booting { instance }, E::Connected) => {
                 let (state, mut effects) = enrolled(instance);
-                effects.insert(0, F::TellConnected);
+                effects.insert(0, F::PublishConnected);
                 (state, effects)
             }
-            (Self::Booting { instance }, E::NotRecorded) => {
+            (Self::Booting { instance }, E::RecordFailed) => {
                 ending(Some(instance), NOT_RECORDED.into(), false)
             }
             (Self::Booting { instance }, E::End(reason)) => ending(Some(instance), reason, false),
 
             (Self::Enrolled { instance }, E::Attached(addresses)) => {
-                (Self::Bound { instance, addresses }, vec![F::Record, F::TellBound])
+                (Self::Bound { instance, addresses }, vec![F::Record, F::AnswerBound])
             }
             (Self::Enrolled { instance }, E::AttachFailed(reason)) => {
                 ending(Some(instance), reason, false)
             }
-            (Self::Enrolled { instance }, E::NotRecorded) => {
+            (Self::Enrolled { instance }, E::RecordFailed) => {
                 ending(Some(instance), NOT_RECORDED.into(), false)
             }
             (Self::Enrolled { instance }, E::End(reason)) => ending(Some(instance), reason, true),
-            (state @ Self::Enrolled { .. }, E::Linked) => (state, vec![F::TellConnected]),
+            (state @ Self::Enrolled { .. }, E::Connected) => (state, vec![F::PublishConnected]),
 
-            (state @ Self::Bound { .. }, E::Linked) => (state, vec![F::TellConnected]),
-            (Self::Bound { instance, .. }, E::NotRecorded) => {
+            (state @ Self::Bound { .. }, E::Connected) => (state, vec![F::PublishConnected]),
+            (Self::Bound { instance, .. }, E::RecordFailed) => {
                 ending(Some(instance), NOT_RECORDED.into(), false)
             }
             (Self::Bound { instance, .. }, E::End(reason)) => ending(Some(instance), reason, false),
@@ -172,27 +170,30 @@ impl State {
             (
                 Self::Terminating { reason, step: Step::AwaitProvider, .. },
                 E::Launched(instance),
-            ) => asked(Some(instance), reason),
+            ) => terminating(Some(instance), reason),
             (
                 Self::Terminating { instance, reason, step: Step::AwaitProvider },
                 E::LaunchFailed(_) | E::Attached(_) | E::AttachFailed(_),
-            ) => asked(instance, reason),
-            (Self::Terminating { reason, step: Step::Asked, .. }, E::Terminated) => {
-                (Self::Gone { reason }, vec![F::Note, F::TellGone])
+            ) => terminating(instance, reason),
+            (Self::Terminating { reason, step: Step::Pending, .. }, E::Terminated) => {
+                (Self::Ended { reason }, vec![F::RecordIfPossible, F::PublishEnded])
             }
-            (Self::Terminating { instance, reason, step: Step::Asked }, E::NotTerminated) => (
-                Self::Terminating { instance, reason, step: Step::Pause },
-                vec![F::TellNotTerminated, F::Pause],
-            ),
-            (Self::Terminating { instance, reason, step: Step::Pause }, E::Again | E::End(_)) => {
-                asked(instance, reason)
+            (Self::Terminating { instance, reason, step: Step::Pending }, E::TerminationFailed) => {
+                (
+                    Self::Terminating { instance, reason, step: Step::Backoff },
+                    vec![F::AnswerNotTerminated, F::StartRetryTimer],
+                )
             }
+            (
+                Self::Terminating { instance, reason, step: Step::Backoff },
+                E::RetryDue | E::End(_),
+            ) => terminating(instance, reason),
 
             (state, _) => (state, Vec::new()),
         }
     }
 
-    /// As the store has it. `Requested` is never stored.
+    /// Returns the phase for the record. `Requested` is never stored.
     pub(super) fn phase(&self) -> CellPhase {
         match self {
             Self::Requested => CellPhase::Requested,
@@ -201,31 +202,31 @@ impl State {
             Self::Enrolled { .. } => CellPhase::Enrolled,
             Self::Bound { .. } => CellPhase::Bound,
             Self::Terminating { .. } => CellPhase::Terminating,
-            Self::Gone { .. } => CellPhase::Gone,
+            Self::Ended { .. } => CellPhase::Gone,
         }
     }
 
-    /// The provider's name of its instance, once there is one.
+    /// Returns the provider's id of the instance, if it is known.
     pub(super) fn instance(&self) -> Option<&InstanceId> {
         match self {
             Self::Booting { instance }
             | Self::Enrolled { instance }
             | Self::Bound { instance, .. } => Some(instance),
             Self::Terminating { instance, .. } => instance.as_ref(),
-            Self::Requested | Self::Launching { .. } | Self::Gone { .. } => None,
+            Self::Requested | Self::Launching { .. } | Self::Ended { .. } => None,
         }
     }
 
-    /// Why it ends or ended.
+    /// Returns the reason of the termination.
     pub(super) fn reason(&self) -> Option<&Arc<str>> {
         match self {
-            Self::Terminating { reason, .. } | Self::Gone { reason } => Some(reason),
+            Self::Terminating { reason, .. } | Self::Ended { reason } => Some(reason),
             _ => None,
         }
     }
 
-    /// Whether somebody may still be waiting for it to become a pod's.
-    pub(super) fn is_beginning(&self) -> bool {
+    /// Returns true before the cell is bound or terminating.
+    pub(super) fn is_launching(&self) -> bool {
         matches!(
             self,
             Self::Requested | Self::Launching { .. } | Self::Booting { .. } | Self::Enrolled { .. }
@@ -233,7 +234,7 @@ impl State {
     }
 }
 
-/// Why a cell ends whose state could not be written down.
+/// The reason of a cell whose state could not be recorded.
 const NOT_RECORDED: &str = "its state could not be recorded";
 
 fn enrolled(instance: InstanceId) -> (State, Vec<Effect>) {
@@ -246,19 +247,22 @@ fn ending(
     provider_runs: bool,
 ) -> (State, Vec<Effect>) {
     if provider_runs {
-        (State::Terminating { instance, reason, step: Step::AwaitProvider }, vec![Effect::Note])
+        (
+            State::Terminating { instance, reason, step: Step::AwaitProvider },
+            vec![Effect::RecordIfPossible],
+        )
     } else {
         (
-            State::Terminating { instance: instance.clone(), reason, step: Step::Asked },
-            vec![Effect::Note, Effect::Terminate(instance)],
+            State::Terminating { instance: instance.clone(), reason, step: Step::Pending },
+            vec![Effect::RecordIfPossible, Effect::Terminate(instance)],
         )
     }
 }
 
-fn asked(instance: Option<InstanceId>, reason: Arc<str>) -> (State, Vec<Effect>) {
+fn terminating(instance: Option<InstanceId>, reason: Arc<str>) -> (State, Vec<Effect>) {
     (
-        State::Terminating { instance: instance.clone(), reason, step: Step::Asked },
-        vec![Effect::Note, Effect::Terminate(instance)],
+        State::Terminating { instance: instance.clone(), reason, step: Step::Pending },
+        vec![Effect::RecordIfPossible, Effect::Terminate(instance)],
     )
 }
 

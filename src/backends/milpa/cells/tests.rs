@@ -14,7 +14,7 @@ mod played;
 use played::{Act, PATIENCE, World, config, eventually, instance_of, next_gone};
 
 #[tokio::test]
-async fn a_launch_without_trouble() {
+async fn launch_binds_the_cell() {
     let world = World::new(config()).await;
     let mut events = world.cells.events();
     let cell = world.bound().await;
@@ -38,7 +38,7 @@ async fn a_launch_without_trouble() {
 }
 
 #[tokio::test]
-async fn a_termination_leaves_nothing_but_the_reason() {
+async fn termination_leaves_only_the_reason() {
     let world = World::new(config()).await;
     let mut events = world.cells.events();
     let cell = world.bound().await;
@@ -53,8 +53,8 @@ async fn a_termination_leaves_nothing_but_the_reason() {
 }
 
 #[tokio::test]
-async fn a_launch_that_fails() {
-    // Nothing was made; or something was, which is found by the provider's list.
+async fn failed_launch_is_cleaned_up() {
+    // Without and with an instance, which the provider's list shows.
     for (act, calls) in
         [(Act::Fail, vec!["launch"]), (Act::FailDone, vec!["launch", "console", "terminate"])]
     {
@@ -71,7 +71,7 @@ async fn a_launch_that_fails() {
 }
 
 #[tokio::test]
-async fn an_attach_that_fails() {
+async fn failed_attach_terminates_the_cell() {
     let world = World::new(config()).await;
     world.provider.act("attach", &[Act::Fail]);
     let launch = world.launch().1;
@@ -87,7 +87,7 @@ async fn an_attach_that_fails() {
 }
 
 #[tokio::test]
-async fn a_silent_cell_is_ended_and_its_console_told() {
+async fn launch_timeout_ends_the_cell_and_quotes_its_console() {
     let world =
         World::new(CellsConfig { launch_timeout: Duration::from_millis(50), ..config() }).await;
     let error = world.launch().1.await.unwrap().unwrap_err();
@@ -100,7 +100,7 @@ async fn a_silent_cell_is_ended_and_its_console_told() {
 }
 
 #[tokio::test]
-async fn the_callers_deadline_counts_if_it_is_the_earlier() {
+async fn earlier_deadline_of_the_caller_bounds_the_launch() {
     let world = World::new(config()).await;
     let order = LaunchOrder {
         sandbox: SandboxId::mint().unwrap(),
@@ -111,7 +111,7 @@ async fn the_callers_deadline_counts_if_it_is_the_earlier() {
 }
 
 #[tokio::test]
-async fn an_instance_that_ends_during_its_launch() {
+async fn instance_end_during_launch_fails_the_launch() {
     let world = World::new(config()).await;
     let launch = world.launch().1;
     world.stored_phase(CellPhase::Booting).await;
@@ -125,7 +125,7 @@ async fn an_instance_that_ends_during_its_launch() {
 }
 
 #[tokio::test]
-async fn a_launch_goes_on_without_its_caller() {
+async fn launch_continues_without_its_caller() {
     let world = World::new(config()).await;
     let launch = world.launch().1;
     world.called(&["launch"]).await;
@@ -138,7 +138,7 @@ async fn a_launch_goes_on_without_its_caller() {
 }
 
 #[tokio::test]
-async fn a_stop_during_a_launch() {
+async fn termination_during_launch_fails_the_launch() {
     let world = World::new(config()).await;
     let launch = world.launch().1;
     world.stored_phase(CellPhase::Booting).await;
@@ -151,7 +151,7 @@ async fn a_stop_during_a_launch() {
 }
 
 #[tokio::test]
-async fn no_more_than_max_cells() {
+async fn launch_beyond_max_cells_is_refused() {
     let world = World::new(CellsConfig { max_cells: 1, ..config() }).await;
     let cell = world.bound().await;
     assert!(matches!(world.launch().1.await.unwrap(), Err(CellError::Full(1))));
@@ -160,7 +160,7 @@ async fn no_more_than_max_cells() {
 }
 
 #[tokio::test]
-async fn an_instance_that_ended_is_cleaned_up_and_then_told() {
+async fn ended_instance_is_cleaned_up_before_the_event() {
     for listed in [true, false] {
         let world = World::new(config()).await;
         let mut events = world.cells.events();
@@ -173,7 +173,7 @@ async fn an_instance_that_ended_is_cleaned_up_and_then_told() {
 }
 
 #[tokio::test]
-async fn a_link_that_breaks_ends_nothing() {
+async fn broken_link_ends_no_cell() {
     let world = World::new(CellsConfig { list_interval: PATIENCE, ..config() }).await;
     let cell = world.bound().await;
     let lists = world.provider.lists.load(Ordering::SeqCst);
@@ -192,7 +192,7 @@ async fn a_link_that_breaks_ends_nothing() {
 }
 
 #[tokio::test]
-async fn a_termination_is_tried_until_it_is_confirmed() {
+async fn termination_is_retried_until_confirmed() {
     let world = World::new(config()).await;
     let mut events = world.cells.events();
     let cell = world.bound().await;
@@ -207,7 +207,7 @@ async fn a_termination_is_tried_until_it_is_confirmed() {
 }
 
 #[tokio::test]
-async fn a_termination_that_failed_is_taken_up_by_the_next_daemon() {
+async fn failed_termination_is_resumed_after_a_restart() {
     let mut world = World::new(CellsConfig { retry_pause: PATIENCE * 10, ..config() }).await;
     let cell = world.bound().await;
     world.provider.act("terminate", &[Act::Fail]);
@@ -221,8 +221,8 @@ async fn a_termination_that_failed_is_taken_up_by_the_next_daemon() {
 }
 
 #[tokio::test]
-async fn a_daemon_that_starts_ends_what_was_being_launched() {
-    // How far the launch comes, and what the provider is asked afterwards.
+async fn restart_ends_unfinished_launches() {
+    // The progress of the launch, and the provider calls that follow.
     for (hangs, phase) in [
         (Some("launch"), CellPhase::Launching),
         (None, CellPhase::Booting),
@@ -250,7 +250,7 @@ async fn a_daemon_that_starts_ends_what_was_being_launched() {
 }
 
 #[tokio::test]
-async fn a_daemon_that_starts_keeps_what_is_a_pods() {
+async fn restart_keeps_bound_cells() {
     let mut world = World::new(config()).await;
     let cell = world.bound().await;
     let mut events = world.restart().await;
@@ -260,13 +260,13 @@ async fn a_daemon_that_starts_keeps_what_is_a_pods() {
         matches!(events.recv().await.unwrap(), CellEvent::Connected(connected) if connected == cell)
     );
     eventually("a link", || world.cells.get(&cell).is_some()).await;
-    // And hears of its end.
+    // Its end is still noticed.
     world.provider.end(&instance_of(&cell), false);
     assert_eq!(next_gone(&mut events).await.0, cell);
 }
 
 #[tokio::test]
-async fn a_cell_whose_sandbox_was_never_recorded_ends() {
+async fn bound_cell_without_a_sandbox_record_ends() {
     let mut world = World::new(config()).await;
     let cell = world.bound().await;
     let (sandbox, _) = world.store.load::<SandboxMeta>(Table::Sandboxes).await.unwrap().remove(0);
@@ -279,7 +279,7 @@ async fn a_cell_whose_sandbox_was_never_recorded_ends() {
 }
 
 #[tokio::test]
-async fn after_a_reboot_all_cells_are_gone() {
+async fn reboot_ends_all_cells() {
     let mut world = World::new(config()).await;
     let cell = world.bound().await;
     world.config.boot_id = Some("the next boot".into());
@@ -289,7 +289,7 @@ async fn after_a_reboot_all_cells_are_gone() {
 }
 
 #[tokio::test]
-async fn instances_of_no_cell_are_ended() {
+async fn stray_instances_are_terminated() {
     let world = World::new(config()).await;
     let cell = world.bound().await;
     world.provider.act("terminate", &[Act::Fail]);
@@ -302,7 +302,7 @@ async fn instances_of_no_cell_are_ended() {
 
 /// Verifies Y73.
 #[tokio::test]
-async fn a_token_is_spent_once() {
+async fn token_is_spent_once() {
     let world = World::new(config()).await;
     let launch = world.launch().1;
     world.called(&["launch"]).await;
@@ -335,7 +335,7 @@ async fn a_token_is_spent_once() {
     assert_eq!(world.stored().await.remove(0).key_sha256, "key");
     assert_eq!(claim(token.clone(), "key").await.unwrap(), cell, "the same key may ask again");
     assert!(matches!(world.cells.admits(cell.as_str(), "other"), Err(Refusal::OtherKey(_))));
-    // Another key destroys the cell.
+    // A second key ends the cell.
     assert!(matches!(claim(token, "other").await, Err(Refusal::OtherKey(_))));
     let error = launch.await.unwrap().unwrap_err();
     assert!(
@@ -346,7 +346,7 @@ async fn a_token_is_spent_once() {
 }
 
 #[tokio::test]
-async fn a_token_expires() {
+async fn expired_token_is_refused() {
     let world = World::new(CellsConfig { token_ttl: Duration::ZERO, ..config() }).await;
     let _launch = world.launch();
     world.called(&["launch"]).await;
@@ -358,7 +358,7 @@ async fn a_token_expires() {
 }
 
 #[tokio::test]
-async fn a_daemon_that_stops_leaves_cells_alone() {
+async fn shutdown_leaves_cells_running() {
     let world = World::new(config()).await;
     let cell = world.bound().await;
     world.cells.shutdown().await;

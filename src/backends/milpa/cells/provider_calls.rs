@@ -1,4 +1,4 @@
-//! The calls to the provider that a cell's task makes: one at a time, each in its time.
+//! The calls of a cell's task to the provider: one at a time, each with a time limit.
 
 use std::{future::Future, net::IpAddr, pin::Pin, sync::Arc, time::Duration};
 
@@ -10,55 +10,57 @@ use super::super::{
     providers::{Attachment, InstanceId, LaunchSpec, Provider, ProviderError},
 };
 
-/// Beyond the provider's own bounds: how long one of its calls may take.
-const CALL_LIMIT: Duration = Duration::from_secs(300);
-/// How long the provider may take to show a console, and how much of it is told.
-const CONSOLE_LIMIT: (Duration, usize) = (Duration::from_secs(10), 4096);
+/// Bounds a provider call, beyond the provider's own limits.
+const CALL_TIMEOUT: Duration = Duration::from_secs(300);
+/// Bounds the call that reads a console.
+const CONSOLE_TIMEOUT: Duration = Duration::from_secs(10);
+/// Bounds the part of a console that an error quotes.
+const MAX_CONSOLE_BYTES: usize = 4096;
 
-/// What a call to the provider came to.
+/// The outcome of a provider call.
 pub(super) enum Outcome {
     Launched(Result<InstanceId, ProviderError>),
     Attached(Result<Vec<IpAddr>, ProviderError>),
     Terminated { ended: Result<(), ProviderError>, console: Option<String> },
 }
 
-/// A call that runs.
-pub(super) type Job = Pin<Box<dyn Future<Output = Outcome> + Send>>;
+/// A pending provider call.
+pub(super) type ProviderCall = Pin<Box<dyn Future<Output = Outcome> + Send>>;
 
-/// Makes the instance of a cell.
-pub(super) fn launch(provider: Arc<dyn Provider>, spec: LaunchSpec, token: String) -> Job {
+/// Launches the instance of a cell.
+pub(super) fn launch(provider: Arc<dyn Provider>, spec: LaunchSpec, token: String) -> ProviderCall {
     Box::pin(async move {
-        let launched = timeout(CALL_LIMIT, provider.launch(&spec, &token)).await;
+        let launched = timeout(CALL_TIMEOUT, provider.launch(&spec, &token)).await;
         Outcome::Launched(
             launched
-                .unwrap_or_else(|_| Err(ProviderError::too_slow("launch a cell", CALL_LIMIT)))
+                .unwrap_or_else(|_| Err(ProviderError::too_slow("launch a cell", CALL_TIMEOUT)))
                 .map(|instance| instance.id),
         )
     })
 }
 
-/// Gives an instance its pod's network.
+/// Attaches an instance to its pod's network.
 pub(super) fn attach(
     provider: Arc<dyn Provider>,
     instance: InstanceId,
     attachment: Attachment,
-) -> Job {
+) -> ProviderCall {
     Box::pin(async move {
-        let attached = timeout(CALL_LIMIT, provider.attach(&instance, &attachment)).await;
+        let attached = timeout(CALL_TIMEOUT, provider.attach(&instance, &attachment)).await;
         Outcome::Attached(attached.unwrap_or_else(|_| {
-            Err(ProviderError::too_slow("attach a cell to its network", CALL_LIMIT))
+            Err(ProviderError::too_slow("attach a cell to its network", CALL_TIMEOUT))
         }))
     })
 }
 
-/// Ends a cell's instance, or, if it is not known, all that the provider lists of the cell; before
-/// that its console is looked at, if it is wanted.
-pub(super) fn end(
+/// Terminates a cell's instance, or, if it is unknown, all instances that the provider lists for the
+/// cell. Reads the console before, if it is wanted.
+pub(super) fn terminate(
     provider: Arc<dyn Provider>,
     cell: CellId,
     instance: Option<InstanceId>,
     with_console: bool,
-) -> Job {
+) -> ProviderCall {
     Box::pin(async move {
         let ending = async {
             let instances = match instance {
@@ -78,9 +80,9 @@ pub(super) fn end(
             }
             Ok(console)
         };
-        match timeout(CALL_LIMIT, ending)
+        match timeout(CALL_TIMEOUT, ending)
             .await
-            .unwrap_or_else(|_| Err(ProviderError::too_slow("end a cell", CALL_LIMIT)))
+            .unwrap_or_else(|_| Err(ProviderError::too_slow("end a cell", CALL_TIMEOUT)))
         {
             Ok(console) => Outcome::Terminated { ended: Ok(()), console },
             Err(error) => Outcome::Terminated { ended: Err(error), console: None },
@@ -88,20 +90,19 @@ pub(super) fn end(
     })
 }
 
-/// The end of what the first of some instances printed, as words: what is in it is the cell's.
+/// Returns the end of the first instance's console without control characters: the cell wrote it.
 async fn console(provider: &dyn Provider, instances: &[InstanceId]) -> Option<String> {
-    let (limit, most) = CONSOLE_LIMIT;
-    let text = timeout(limit, provider.console(instances.first()?)).await.ok()?.ok()?;
+    let text = timeout(CONSOLE_TIMEOUT, provider.console(instances.first()?)).await.ok()?.ok()?;
     let text = text.trim_end();
-    let begin =
-        (text.len().saturating_sub(most)..=text.len()).find(|at| text.is_char_boundary(*at))?;
+    let begin = (text.len().saturating_sub(MAX_CONSOLE_BYTES)..=text.len())
+        .find(|at| text.is_char_boundary(*at))?;
     Some(text.get(begin..)?.chars().filter(|character| !is_no_word(*character)).collect())
 }
 
-/// Waits for the call that runs; forever if there is none.
-pub(super) async fn running(job: &mut Option<Job>) -> Outcome {
-    let Some(call) = job else { return std::future::pending().await };
-    let outcome = call.await;
-    *job = None;
+/// Waits for the pending call, forever without a call.
+pub(super) async fn pending(call: &mut Option<ProviderCall>) -> Outcome {
+    let Some(pending) = call else { return std::future::pending().await };
+    let outcome = pending.await;
+    *call = None;
     outcome
 }

@@ -1,4 +1,4 @@
-//! What the gateway may know of cells.
+//! Admission: answers the gateway's questions about cells.
 
 use async_trait::async_trait;
 use kiyot_proto::{cell::HelloReply, store::CellPhase};
@@ -10,7 +10,7 @@ use super::{
         id::CellId,
     },
     Cells,
-    driver::Message,
+    message::Message,
     shared::Entry,
 };
 
@@ -52,8 +52,8 @@ impl Ledger for Cells {
     fn linked(&self, cell: &CellId, hello: Option<HelloReply>) {
         let Some(entry) = self.shared.entry(cell) else { return };
         if hello.is_none() {
-            // Perhaps its instance has ended. That is for the provider to say.
-            self.shared.look.notify_one();
+            // The instance may have ended, which only the provider knows.
+            self.shared.list_now.notify_one();
         }
         entry.linked.change(|linked| {
             *linked = hello.is_some();
