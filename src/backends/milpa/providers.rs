@@ -1,4 +1,4 @@
-//! What makes and destroys cells.
+//! The contract between the engine and the providers of instances.
 
 use std::{fmt, io, net::IpAddr, path::PathBuf, time::Duration};
 
@@ -10,21 +10,21 @@ use crate::config::ProviderKind;
 
 pub mod netns;
 
-/// What of a cell does not reach the node. A pod is given no right in its cell that its provider
-/// does not keep there.
+/// The isolation of a provider's cells from the node. A pod gets no privilege in its cell that the
+/// provider does not isolate.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Isolation {
     /// The provider's name, for errors.
     pub provider: &'static str,
-    /// A privileged process stays in its cell: the kernel and the devices that it has power over
-    /// are the cell's own.
+    /// Privileged processes are confined to the cell: the kernel and the devices are the cell's
+    /// own.
     pub privileges: bool,
-    /// The users of a cell are none of the node's: who is root in a cell is nobody on the node.
+    /// Users of a cell are not users of the node: root in a cell is unprivileged on the node.
     pub users: bool,
 }
 
 impl Isolation {
-    /// As this kind of provider declares it.
+    /// Returns the isolation of the configured kind of provider.
     pub fn of(provider: ProviderKind) -> Self {
         match provider {
             ProviderKind::Netns => netns::ISOLATION,
@@ -32,28 +32,28 @@ impl Isolation {
     }
 }
 
-/// A provider's name of an instance.
+/// The provider's id of an instance.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct InstanceId(pub String);
 
-/// An instance that is to be.
+/// The parameters of a launch.
 #[derive(Debug, Clone)]
 pub struct LaunchSpec {
-    /// The cell that it is.
+    /// The cell of the instance.
     pub cell: CellId,
-    /// What the agent needs to call home: the bootstrap file's content. Secret.
+    /// The content of the agent's bootstrap file, with which it connects to the gateway. Secret.
     pub bootstrap: kiyot_link::bootstrap::Bootstrap,
 }
 
-/// Says how cells reach registries.
+/// The registry configuration of new cells.
 #[async_trait]
 pub trait RegistryConfig: fmt::Debug + Send + Sync {
-    /// A directory of `HOST/hosts.toml` files, or several with colons between them (containerd's
-    /// `config_path`), for a cell that is made now; `None`: containerd's defaults.
+    /// Returns the directory of `HOST/hosts.toml` files, or several separated by colons
+    /// (containerd's `config_path`), for a new cell; `None` for containerd's defaults.
     async fn config_path(&self) -> Option<PathBuf>;
 }
 
-/// Always the same.
+/// A constant registry configuration.
 #[async_trait]
 impl RegistryConfig for Option<PathBuf> {
     async fn config_path(&self) -> Option<PathBuf> {
@@ -61,21 +61,21 @@ impl RegistryConfig for Option<PathBuf> {
     }
 }
 
-/// An instance that is.
+/// A listed instance.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Instance {
-    /// The provider's name of it.
+    /// The provider's id of the instance.
     pub id: InstanceId,
-    /// The cell that it is, by its tags.
+    /// The cell of the instance, by its tags.
     pub cell: CellId,
-    /// Whether it runs; one that has ended may be listed until it is terminated.
+    /// True while the instance runs; an ended instance may be listed until it is terminated.
     pub running: bool,
 }
 
-/// The parts of the node that a pod's cell is attached to: its network and its cgroup.
+/// The parts of the node to which a pod's cell is attached: its network and its cgroup.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Attachment {
-    /// Name and namespace of the pod and id of its sandbox, as a CNI plugin is told them.
+    /// The name of the pod, as CNI plugins get it.
     pub pod_name: String,
     /// See `pod_name`.
     pub pod_namespace: String,
@@ -83,31 +83,31 @@ pub struct Attachment {
     pub pod_uid: String,
     /// The sandbox's id.
     pub sandbox: String,
-    /// Ports of the node that lead to the pod.
+    /// The host ports of the pod.
     pub ports: Vec<HostPort>,
-    /// The pod's `cgroup_parent`, as the kubelet names it.
+    /// The pod's `cgroup_parent` in the kubelet's form.
     #[serde(default)]
     pub cgroup_parent: String,
 }
 
-/// The most ports of the node that lead to one pod: they are one transaction of the firewall, and
-/// are compared with those of every other cell.
+/// Bounds the host ports of a pod: they are one firewall transaction, and are compared with the
+/// ports of every other cell.
 pub const MAX_HOST_PORTS: usize = 1000;
 
-/// A port of the node that leads to a pod (`hostPort`).
+/// A host port of a pod (`hostPort`).
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct HostPort {
-    /// Of both ports.
+    /// The protocol of both ports.
     pub protocol: Protocol,
-    /// The address of the node; `None` for all of them.
+    /// The address on the node; `None` for all addresses.
     pub host_ip: Option<IpAddr>,
-    /// On the node, not 0.
+    /// The port on the node, not 0.
     pub host_port: u16,
-    /// In the pod, not 0.
+    /// The port in the pod, not 0.
     pub container_port: u16,
 }
 
-/// What a port is of.
+/// The protocol of a port.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Protocol {
@@ -120,7 +120,7 @@ pub enum Protocol {
 }
 
 impl Protocol {
-    /// As CNI plugins and `iptables` call it.
+    /// Returns the name that CNI plugins and `iptables` use.
     pub fn name(self) -> &'static str {
         match self {
             Self::Tcp => "tcp",
@@ -131,7 +131,7 @@ impl Protocol {
 }
 
 impl HostPort {
-    /// Whether a packet may be for both.
+    /// Returns true if a packet can match both ports.
     pub fn overlaps(&self, other: &Self) -> bool {
         let same_address =
             self.host_ip.is_none() || other.host_ip.is_none() || self.host_ip == other.host_ip;
@@ -146,43 +146,43 @@ impl fmt::Display for HostPort {
     }
 }
 
-/// What a provider's failure means.
+/// The class of a provider's error.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ErrorClass {
-    /// None left of an offering; another may have some.
+    /// An offering has no capacity; another may have.
     Capacity {
         /// The offering.
         offering: String,
     },
-    /// Too many calls; later.
+    /// Too many calls; retry later.
     Throttled,
-    /// A limit of the account.
+    /// A quota of the account is reached.
     Quota,
-    /// Not allowed.
+    /// The credentials do not permit the call.
     Auth,
-    /// It would never work as it was asked.
+    /// The request is invalid and will always fail.
     Invalid,
-    /// No such instance.
+    /// The instance does not exist.
     NotFound,
-    /// It may work the next time.
+    /// A retry may succeed.
     Transient,
 }
 
-/// A provider's failure.
+/// An error of a provider.
 #[derive(Debug, thiserror::Error)]
 #[error("{doing}")]
 pub struct ProviderError {
-    /// What it means.
+    /// The class of the error.
     pub class: ErrorClass,
-    /// What was being done, with the names of what it was done to.
+    /// The failed operation with the names of its objects.
     pub doing: String,
-    /// Why it failed.
+    /// The cause.
     #[source]
     pub source: Option<Box<dyn std::error::Error + Send + Sync>>,
 }
 
 impl ProviderError {
-    /// A failure that came from another.
+    /// Returns an error with a cause.
     pub fn new(
         class: ErrorClass,
         doing: impl Into<String>,
@@ -191,7 +191,7 @@ impl ProviderError {
         Self { class, doing: doing.into(), source: Some(source.into()) }
     }
 
-    /// A provider that did not answer in its time.
+    /// Returns the error of a call that exceeded its time limit.
     pub fn too_slow(doing: &str, limit: Duration) -> Self {
         Self {
             class: ErrorClass::Transient,
@@ -200,7 +200,7 @@ impl ProviderError {
         }
     }
 
-    /// The same failure for one more caller: what it came from becomes part of its words.
+    /// Returns a copy for another caller: the cause becomes part of the text.
     pub fn again(&self) -> Self {
         let mut doing = self.doing.clone();
         let mut source = self.source.as_deref().map(|source| source as &dyn std::error::Error);
@@ -212,7 +212,7 @@ impl ProviderError {
         Self { class: self.class.clone(), doing, source: None }
     }
 
-    /// Whether a disk is full.
+    /// Returns true if a full disk is the cause.
     pub fn is_no_space(&self) -> bool {
         let source = self.source.as_deref().and_then(|source| source.downcast_ref::<io::Error>());
         source.is_some_and(|error| {
@@ -220,7 +220,7 @@ impl ProviderError {
         })
     }
 
-    /// One that may not come again.
+    /// Returns an error that a retry may avoid.
     pub fn transient(
         doing: impl Into<String>,
         source: impl Into<Box<dyn std::error::Error + Send + Sync>>,
@@ -229,29 +229,29 @@ impl ProviderError {
     }
 }
 
-/// What makes and destroys cells. All calls may be repeated; each bounds its own time.
+/// The contract with providers of instances. All calls may be repeated; each bounds its own time.
 #[async_trait]
 pub trait Provider: fmt::Debug + Send + Sync + 'static {
-    /// What of its cells does not reach the node.
+    /// Returns the isolation of the provider's cells.
     fn isolation(&self) -> Isolation;
-    /// Makes the instance of a cell. With the token of an earlier launch it returns what that one
-    /// made.
+    /// Launches the instance of a cell. With the token of an earlier launch it returns the instance
+    /// of that launch.
     async fn launch(&self, spec: &LaunchSpec, token: &str) -> Result<Instance, ProviderError>;
-    /// Gives an instance the pod's network, and returns its addresses, the pod's first. Again it
-    /// returns the same.
+    /// Attaches an instance to the pod's network and returns its addresses, the pod's first. A
+    /// repeated call returns the same addresses.
     async fn attach(
         &self,
         instance: &InstanceId,
         to: &Attachment,
     ) -> Result<Vec<IpAddr>, ProviderError>;
-    /// All instances of this owner, by their tags.
+    /// Lists all instances of this owner, by their tags.
     async fn list_owned(&self) -> Result<Vec<Instance>, ProviderError>;
-    /// Ends instances, and returns when they and all that they held (addresses, mounts, links,
-    /// cgroups, processes) are gone. Files that their pods left may be removed later, which no end
-    /// waits for. Unknown ones are fine.
+    /// Terminates instances, and returns when they and everything that they held (addresses,
+    /// mounts, links, cgroups, processes) are gone. Files of their pods may be removed later, in
+    /// the background. Unknown instances are fine.
     async fn terminate(&self, instances: &[InstanceId]) -> Result<(), ProviderError>;
-    /// The last of what an instance printed, for a human.
+    /// Returns the end of an instance's console output.
     async fn console(&self, instance: &InstanceId) -> Result<String, ProviderError>;
-    /// Whether a launch could work now: says what is missing.
+    /// Checks whether a launch can succeed; the error names what is missing.
     async fn check(&self) -> Result<(), ProviderError>;
 }

@@ -1,7 +1,7 @@
-//! Cells that are sets of namespaces on this node.
+//! The netns provider: cells that are sets of namespaces on this node.
 //!
-//! The instance of a cell is a process `kiyot-cell launch` and what lives in the namespaces that it
-//! made; its id is the cell's. All that is known of it is in its directory: see `instance`.
+//! The instance of a cell is a process `kiyot-cell launch` with the processes in its namespaces;
+//! its id is the cell's id. Everything that is known of it is in its directory: see `instance`.
 
 use std::{
     collections::HashMap,
@@ -42,19 +42,19 @@ use network::{Networks, bridge::Bridge, namespace};
 use process::Identity;
 use removal::Removal;
 
-/// Where the cells' program is, when it is not beside the daemon's.
+/// The path of the cells' program, if it is not beside the daemon's.
 const CELL_BINARY: &str = "/usr/libexec/kiyot/kiyot-cell";
-/// Its file's name.
+/// The file name of the cells' program.
 const CELL_NAME: &str = "kiyot-cell";
 
-/// Kernel, devices, users and the files beneath are the node's: who has power over them in a cell
-/// has it over the node.
+/// The isolation of netns cells: they share the node's kernel, devices and users, so that power
+/// over these in a cell is power over the node.
 pub const ISOLATION: Isolation = Isolation { provider: "netns", privileges: false, users: false };
 
 /// The provider of cells that are namespaces of this node.
 #[derive(Debug)]
 pub struct Netns {
-    /// Where the instances' directories are.
+    /// The parent of the instances' directories.
     cells: PathBuf,
     program: PathBuf,
     settings: Settings,
@@ -62,11 +62,11 @@ pub struct Netns {
     networks: Networks,
     listing: Arc<Listing>,
     removal: Removal,
-    /// One call at a time for each instance.
+    /// Serialises the calls for each instance.
     busy: Mutex<HashMap<CellId, Arc<tokio::sync::Mutex<()>>>>,
 }
 
-/// What cells are told of the node.
+/// The node's configuration for cells.
 #[derive(Debug, Clone)]
 struct Settings {
     containerd: PathBuf,
@@ -75,8 +75,8 @@ struct Settings {
     restrict_oom_score_adj: bool,
 }
 
-/// The node's boot id: another one after each boot. Empty if the kernel doesn't tell. Read once:
-/// later there may be no open file left to read it with.
+/// Returns the node's boot id, which changes at each boot; empty if the kernel has none. Read once:
+/// later there may be no free file descriptor to read it.
 pub fn boot_id() -> String {
     static READ: OnceLock<String> = OnceLock::new();
     READ.get_or_init(|| {
@@ -88,10 +88,10 @@ pub fn boot_id() -> String {
 }
 
 impl Netns {
-    /// A provider as the configuration has it, but for `registries`. Touches nothing.
+    /// Returns the configured provider. Has no side effects.
     pub fn new(config: &MilpaBackend, registries: Arc<dyn RegistryConfig>) -> Self {
         let netns = &config.netns;
-        // The configuration takes IPv4 networks only.
+        // The configuration allows IPv4 networks only.
         let network = if let IpAddr::V4(network) = netns.subnet.address {
             network
         } else {
@@ -125,7 +125,7 @@ impl Netns {
         }
     }
 
-    /// The directory of an instance; an error for a name that is none of this provider's.
+    /// Returns the directory of an instance; an error for an id that is not of this provider.
     fn home(&self, instance: &InstanceId) -> Result<Home, ProviderError> {
         let cell = CellId::parse(&instance.0).map_err(|error| {
             ProviderError::new(ErrorClass::NotFound, "look up an instance", error)
@@ -133,7 +133,7 @@ impl Netns {
         Ok(Home::new(&self.cells, &cell))
     }
 
-    /// Waits until no other call works on an instance.
+    /// Waits until no other call uses an instance.
     async fn alone(&self, cell: &CellId) -> tokio::sync::OwnedMutexGuard<()> {
         let lock = {
             let mut busy = self.busy.lock().unwrap_or_else(PoisonError::into_inner);
@@ -143,7 +143,7 @@ impl Netns {
         lock.lock_owned().await
     }
 
-    /// Makes an instance from nothing.
+    /// Creates an instance.
     async fn make(
         &self,
         home: &Home,
@@ -174,14 +174,14 @@ impl Netns {
             .map_err(|error| ProviderError::transient(doing(), error))?;
         let (launcher, go) = self.spawn(home)?;
         home.keep(&Known { token_sha256, boot_id: boot_id(), launcher, ..Known::default() })?;
-        // It waits for this, so that it is recorded before it has an effect. If it has ended, the
-        // list of instances will say so.
+        // The launcher waits for this, so that it has no effect before it is recorded. If it has
+        // exited, the list of instances shows it.
         let _ = (&go).write_all(GO);
         Ok(())
     }
 
-    /// Starts the cell's program, which waits for [`GO`] from the pipe that is returned. It
-    /// outlives the daemon, unless the pipe ends without.
+    /// Starts the cell's program, which waits for [`GO`] from the returned pipe. It outlives the
+    /// daemon, unless the pipe closes before.
     fn spawn(&self, home: &Home) -> Result<(Option<Identity>, PipeWriter), ProviderError> {
         let failed = |error| {
             ProviderError::new(
@@ -203,7 +203,7 @@ impl Netns {
         command.current_dir("/").process_group(0);
         let (gate, go) = std::io::pipe().map_err(failed)?;
         command.stdin(gate).stdout(console.try_clone().map_err(failed)?).stderr(console);
-        // Dropped, it is left to itself: the runtime looks after what remains of it in the end.
+        // The dropped child is reaped by the runtime.
         let child = command.kill_on_drop(false).spawn().map_err(failed)?;
         let launcher = child
             .id()
@@ -229,7 +229,7 @@ impl Provider for Netns {
             ProviderError::transient(format!("look at the instance of {}", home.cell()), error)
         })?;
         if !(running && known.token_sha256 == token_sha256) {
-            // What a launch that was cut short, or one with another token, has left.
+            // Removes the remains of an unfinished launch or of a launch with another token.
             sweep::sweep(self, &home).await?;
             self.make(&home, spec, token_sha256).await?;
         }
@@ -265,7 +265,7 @@ impl Provider for Netns {
     }
 
     async fn list_owned(&self) -> Result<Vec<Instance>, ProviderError> {
-        // What a daemon before this one has left of ended instances is found at the first list.
+        // The first list finds the remains of the previous daemon's instances.
         self.removal.wake();
         let (cells, listing) = (self.cells.clone(), Arc::clone(&self.listing));
         let listing = spawn_blocking(move || listing.list(&cells));
@@ -317,7 +317,7 @@ fn runs(known: &Known) -> io::Result<bool> {
     Ok(launcher.map(Identity::runs).transpose()?.unwrap_or_default())
 }
 
-/// The cells' program beside the daemon's, else where packages put it.
+/// Returns the path of the cells' program: beside the daemon's, otherwise the packaged path.
 fn found_program() -> PathBuf {
     let beside = std::env::current_exe()
         .ok()
@@ -326,7 +326,7 @@ fn found_program() -> PathBuf {
     beside.unwrap_or_else(|| CELL_BINARY.into())
 }
 
-/// A path, or a name on PATH.
+/// Returns true if a path, or a name on PATH, is an executable.
 fn is_program(program: &Path) -> bool {
     if program.components().count() > 1 {
         return program.is_file();

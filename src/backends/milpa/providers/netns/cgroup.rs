@@ -1,5 +1,4 @@
-//! Cgroups: a cell's own, and those that its containers were in. Version 1, version 2, or both at
-//! once.
+//! Cgroups of cells and of their containers, in version 1, version 2 and hybrid hierarchies.
 
 use std::{
     collections::BTreeSet,
@@ -24,25 +23,26 @@ use super::{
     shortage::found,
 };
 
-/// The directory that holds the cgroups of all cells, in each hierarchy.
+/// The parent of all cells' cgroups, in each hierarchy.
 const PARENT: &str = "kiyot";
-/// How long a cgroup may stay busy after the end of its last process.
+/// Bounds the time for which a cgroup may stay busy after the end of its last process.
 const BUSY_LIMIT: Duration = Duration::from_secs(10);
-/// How long to wait before another try.
+/// The pause before another attempt.
 const BUSY_PAUSE: Duration = Duration::from_millis(20);
-/// How many directories of a hierarchy are looked at in the search for a pod's, and how deep.
+/// Bounds the search for a pod's cgroups in a hierarchy: directories and depth.
 const SEARCH_LIMIT: (usize, usize) = (20_000, 6);
-/// Bounds the cgroups beneath a cell's own that are looked at for its processes.
+/// Bounds the cgroups below a cell's own that are read for its processes.
 const BENEATH_LIMIT: usize = 20_000;
 
-/// One hierarchy, where it is mounted.
+/// A mounted cgroup hierarchy.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Hierarchy {
-    /// Where it is mounted.
+    /// The mount point.
     pub(super) mount: PathBuf,
-    /// Which of its directories is mounted there.
+    /// The directory of the hierarchy that is mounted there.
     root: PathBuf,
-    /// Its controllers; empty for version 2, `["name=systemd"]` for one without any.
+    /// The controllers; empty for version 2, `["name=systemd"]` for a hierarchy without
+    /// controllers.
     controllers: Vec<String>,
 }
 
@@ -51,7 +51,7 @@ impl Hierarchy {
         self.controllers.is_empty()
     }
 
-    /// The directory of what `/proc/<pid>/cgroup` calls `path`.
+    /// Returns the directory of a path from `/proc/<pid>/cgroup`.
     fn dir(&self, path: &Path) -> Option<PathBuf> {
         let beneath = path.strip_prefix(&self.root).ok()?;
         let plain =
@@ -60,7 +60,7 @@ impl Hierarchy {
     }
 }
 
-/// The hierarchies that are mounted here.
+/// Returns the mounted hierarchies.
 pub(super) fn hierarchies() -> io::Result<Vec<Hierarchy>> {
     Ok(parse_hierarchies(&fs::read("/proc/self/mountinfo")?))
 }
@@ -99,17 +99,17 @@ pub(super) fn parse_hierarchies(mountinfo: &[u8]) -> Vec<Hierarchy> {
     found
 }
 
-/// The name of a cell's own cgroup, beneath each hierarchy's mount point.
+/// Returns the path of a cell's own cgroup below each mount point.
 pub(super) fn name(cell: &str) -> String {
     format!("{PARENT}/{cell}")
 }
 
-/// Makes a cell's own cgroup in each hierarchy.
+/// Creates a cell's own cgroup in each hierarchy.
 pub(super) fn make(hierarchies: &[Hierarchy], cell: &str) -> io::Result<()> {
     for hierarchy in hierarchies {
         let parent = hierarchy.mount.join(PARENT);
         let dir = parent.join(cell);
-        // The end of another cell may take the parent away in between.
+        // The end of another cell may remove the parent in between.
         let mut made = fs::create_dir_all(&dir);
         for _ in 0..5 {
             if !matches!(&made, Err(error) if error.kind() == io::ErrorKind::NotFound) {
@@ -126,12 +126,12 @@ pub(super) fn make(hierarchies: &[Hierarchy], cell: &str) -> io::Result<()> {
     Ok(())
 }
 
-/// Moves a process into a cell's own cgroup, which is made where it is missing: in the one hierarchy
-/// that tells what is the cell's. One that has ended already is fine.
+/// Moves a process into a cell's own cgroup, in the hierarchy that decides membership, creating the
+/// cgroup if needed. An exited process is fine.
 pub(super) fn enter(cell: &str, pid: u32) -> io::Result<()> {
     let hierarchies = hierarchies()?;
-    // What systemd tells a service's processes by, first: what the daemon runs for a cell is the
-    // cell's. A move costs milliseconds, so one hierarchy must do.
+    // Prefers the hierarchy by which systemd tracks services. A move takes milliseconds, so a
+    // single hierarchy must do.
     let is_named = |hierarchy: &&Hierarchy| hierarchy.controllers == ["name=systemd"];
     let hierarchy = hierarchies
         .iter()
@@ -147,7 +147,7 @@ pub(super) fn enter(cell: &str, pid: u32) -> io::Result<()> {
     }
 }
 
-/// The processes in a cell's own cgroup and beneath it, in any hierarchy, by their numbers.
+/// Returns the PIDs in a cell's own cgroup and below it, in any hierarchy.
 pub(super) fn processes(hierarchies: &[Hierarchy], cell: &str) -> io::Result<BTreeSet<i32>> {
     let mut pids = BTreeSet::new();
     let mut open: Vec<_> =
@@ -162,11 +162,11 @@ pub(super) fn processes(hierarchies: &[Hierarchy], cell: &str) -> io::Result<BTr
         }
         let Some(procs) = found(fs::File::open(dir.join("cgroup.procs")))? else { continue };
         for line in io::BufReader::new(procs).split(b'\n') {
-            // One that is taken away meanwhile has none any more.
+            // A cgroup that was removed in between has no processes.
             let Some(line) = found(line)? else { break };
             let pid =
                 std::str::from_utf8(&line).ok().and_then(|line| line.trim().parse::<i32>().ok());
-            // Those that this PID namespace does not see read 0.
+            // Processes outside of this PID namespace read as 0.
             pids.extend(pid.filter(|pid| *pid > 0));
         }
         open.extend(children(&dir));
@@ -174,19 +174,19 @@ pub(super) fn processes(hierarchies: &[Hierarchy], cell: &str) -> io::Result<BTr
     Ok(pids)
 }
 
-/// Has the kernel kill all that is in a cell's own cgroup and beneath it, as far as version 2 does
-/// that (Linux 5.14).
+/// Kills all processes in a cell's own cgroup and below it, where the kernel supports that (version
+/// 2, Linux 5.14).
 pub(super) fn kill(hierarchies: &[Hierarchy], cell: &str) {
     for hierarchy in hierarchies.iter().filter(|hierarchy| hierarchy.is_v2()) {
         let file = hierarchy.mount.join(name(cell)).join("cgroup.kill");
-        // Without it each process is killed by its number, as is what lives elsewhere.
+        // Without `cgroup.kill` each process is killed by its PID, like the members elsewhere.
         if file.exists() {
             let _ = fs::write(file, "1");
         }
     }
 }
 
-/// A cgroup of version 1 takes no process before it has CPUs and memory nodes.
+/// Copies CPUs and memory nodes from the parent, without which a version 1 cpuset takes no process.
 fn inherit_cpuset(from: &Path, to: &Path) -> io::Result<()> {
     for file in ["cpuset.cpus", "cpuset.mems"] {
         let own = to.join(file);
@@ -199,8 +199,8 @@ fn inherit_cpuset(from: &Path, to: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// The cgroups of containers that some processes are in: a directory that is named by a container's
-/// id, not the one of the pod above it.
+/// Returns the containers' cgroups of some processes: directories named by a container's id, not
+/// those of their pod.
 pub(super) fn of_containers(
     hierarchies: &[Hierarchy],
     processes: &BTreeSet<Identity>,
@@ -213,8 +213,8 @@ pub(super) fn of_containers(
     Ok(cgroups)
 }
 
-/// The containers' directories that the lines of a `/proc/<pid>/cgroup` lead to. Names in them may
-/// hold any byte but a line's end.
+/// Returns the containers' directories of the lines of a `/proc/<pid>/cgroup`. Names in them may
+/// hold any byte but a newline.
 pub(super) fn container_dirs(hierarchies: &[Hierarchy], text: &[u8]) -> Vec<PathBuf> {
     let dir = |line: &[u8]| {
         let mut fields = line.splitn(3, |byte| *byte == b':').skip(1);
@@ -229,13 +229,13 @@ pub(super) fn container_dirs(hierarchies: &[Hierarchy], text: &[u8]) -> Vec<Path
     text.split(|byte| *byte == b'\n').filter_map(dir).collect()
 }
 
-/// Whether a directory is named by a container's id, as containerd names it with either of its
+/// Returns true if a directory is named by a container's id in the form of either of containerd's
 /// cgroup drivers.
 fn is_container(path: &Path) -> bool {
     container_of(path).is_some()
 }
 
-/// The id of the container that a directory is of.
+/// Returns the container id of a directory's name.
 fn container_of(path: &Path) -> Option<&str> {
     let name = path.file_name()?.to_str()?;
     let name = name
@@ -245,9 +245,8 @@ fn container_of(path: &Path) -> Option<&str> {
     (name.len() == 64 && name.bytes().all(|byte| byte.is_ascii_hexdigit())).then_some(name)
 }
 
-/// The cgroups of containers beneath the cgroups that the kubelet made for a pod, for a pod in a
-/// cell has no other containers than the cell's; and, wherever they are, those of these containers:
-/// a `cgroup_parent` may be anything.
+/// Returns the containers' cgroups below the pod's cgroups (a pod in a cell has no containers but
+/// the cell's), and the cgroups of these containers elsewhere: a `cgroup_parent` may be anything.
 pub(super) fn of_pod(
     hierarchies: &[Hierarchy],
     uid: &str,
@@ -285,7 +284,7 @@ fn children(dir: &Path) -> impl Iterator<Item = PathBuf> {
         .map(|entry| entry.path())
 }
 
-/// Lets processes of frozen cgroups run on, so that they can end. Version 2 needs no help.
+/// Thaws frozen cgroups, so that their processes can exit. Version 2 needs no thaw.
 pub(super) fn thaw(hierarchies: &[Hierarchy], cell: &str, containers: &BTreeSet<PathBuf>) {
     for hierarchy in hierarchies.iter().filter(|hierarchy| {
         !hierarchy.is_v2() && hierarchy.controllers.iter().any(|controller| controller == "freezer")
@@ -298,24 +297,24 @@ pub(super) fn thaw(hierarchies: &[Hierarchy], cell: &str, containers: &BTreeSet<
             .chain([own])
             .collect();
         while let Some(dir) = open.pop() {
-            // Absent is fine, and so is one that is not frozen.
+            // An absent or unfrozen cgroup is fine.
             let _ = fs::write(dir.join("freezer.state"), "THAWED");
             open.extend(children(&dir));
         }
     }
 }
 
-/// Removes a cell's own cgroup in each hierarchy, and the parent of all with the last.
+/// Removes a cell's own cgroup in each hierarchy, and their parent with the last.
 pub(super) fn remove(hierarchies: &[Hierarchy], cell: &str) -> io::Result<()> {
     for hierarchy in hierarchies {
         remove_tree(&hierarchy.mount.join(name(cell)), BUSY_LIMIT)?;
-        // Others may be in it.
+        // Other cells may be in it.
         let _ = fs::remove_dir(hierarchy.mount.join(PARENT));
     }
     Ok(())
 }
 
-/// Removes cgroups that containers of a cell were in. One that has processes again is another's.
+/// Removes the cgroups of a cell's containers, unless they have new processes.
 pub(super) fn remove_containers(containers: &BTreeSet<PathBuf>) -> io::Result<()> {
     for dir in containers {
         let inhabited = |dir: &Path| {
@@ -328,8 +327,8 @@ pub(super) fn remove_containers(containers: &BTreeSet<PathBuf>) -> io::Result<()
     Ok(())
 }
 
-/// Removes the deepest first. A cgroup stays busy for a moment after its last process has ended.
-/// How deep they are is the pod's choice: they may have no path that the kernel takes.
+/// Removes the deepest first. A cgroup stays busy for a moment after its last process has exited.
+/// The pod chooses the depth: a path may be longer than the kernel's limit.
 fn remove_tree(dir: &Path, limit: Duration) -> io::Result<()> {
     let mut deadline = Instant::now() + limit;
     loop {
@@ -359,7 +358,7 @@ fn remove_tree(dir: &Path, limit: Duration) -> io::Result<()> {
     }
 }
 
-/// Removes the cgroups beneath one, until it meets one that is busy. Returns whether any was
+/// Removes the cgroups below a cgroup until a removal meets a busy cgroup. Returns true if any was
 /// removed.
 fn remove_beneath(top: OwnedFd) -> Result<bool, Errno> {
     let (mut current, mut depth, mut removed) = (top, 0_usize, false);

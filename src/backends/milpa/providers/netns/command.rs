@@ -1,9 +1,9 @@
-//! Programs that the provider runs for a moment: bounded in time and in what they print.
+//! Short programs of the provider, bounded in time and output.
 //!
-//! Programs that a killed daemon left running are found by the cell's control group. A program
-//! is in it before it gets its input. So one that changes anything must take from its input what it
-//! is to do (`ip -batch -`, `iptables-restore`, CNI plugins): if the daemon is killed before, the
-//! input ends, and nothing was done.
+//! Programs that a killed daemon left running are found by the cell's cgroup, which a program
+//! enters before it gets its input. Therefore a program that changes anything must take its
+//! instructions from its input (`ip -batch -`, `iptables-restore`, CNI plugins): if the daemon is
+//! killed before, the input ends and nothing is changed.
 
 use std::{ffi::OsStr, path::Path, process::Stdio, time::Duration};
 
@@ -17,46 +17,46 @@ use tokio::{
 
 use super::cgroup;
 
-/// How long a program may run.
+/// Bounds the run time of a program.
 const LIMIT: Duration = Duration::from_secs(30);
-/// How much it may print on stdout, in bytes.
+/// Bounds a program's stdout, in bytes.
 const OUTPUT_LIMIT: u64 = 1024 * 1024;
-/// How much of its stderr is read, in bytes. What is beyond is thrown away.
+/// Bounds the part of a program's stderr that is kept, in bytes.
 const ERROR_LIMIT: u64 = 16 * 1024;
 
-/// Why a program did not do it.
+/// An error of a program.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum CommandError {
-    /// It could not be started, or not be read.
+    /// The program could not be started or read.
     #[error("{program}")]
     Io {
         program: String,
         #[source]
         source: std::io::Error,
     },
-    /// The program could not be moved into its cell's control group, and was killed.
-    #[error("move {program} into the control group of {cell}")]
+    /// The program could not be moved into its cell's cgroup, and was killed.
+    #[error("move {program} into the cgroup of {cell}")]
     Cgroup {
         program: String,
         cell: String,
         #[source]
         source: std::io::Error,
     },
-    /// A word that `ip` would take for several, or for none.
-    #[error("{0:?} is no word of ip; allowed are letters, digits and any of -_.:/@%")]
+    /// An argument that `ip` would split or drop.
+    #[error("{0:?} is no argument of ip; allowed are letters, digits and any of -_.:/@%")]
     Word(String),
-    /// It did not end in time, and was killed.
+    /// The program exceeded its run time and was killed.
     #[error("{program} did not end within {seconds} s and was killed")]
     Deadline { program: String, seconds: u64 },
-    /// It printed too much, and was killed.
+    /// The program printed too much and was killed.
     #[error("{program} printed more than {OUTPUT_LIMIT} bytes and was killed")]
     Output { program: String },
-    /// It said no.
+    /// The program exited with an error.
     #[error("{program}: {status}: {said}")]
     Refused { program: String, status: std::process::ExitStatus, said: String },
 }
 
-/// How a program ended.
+/// The exit status and output of a program.
 #[derive(Debug)]
 pub(super) struct Ended {
     pub(super) status: std::process::ExitStatus,
@@ -64,7 +64,7 @@ pub(super) struct Ended {
     pub(super) stderr: String,
 }
 
-/// Kills a program and what it has started, unless it has ended.
+/// Kills a program with its process group on drop, unless it has exited.
 struct Group(Option<Pid>);
 
 impl Drop for Group {
@@ -75,8 +75,8 @@ impl Drop for Group {
     }
 }
 
-/// Runs a program to its end, whatever that is. For an instance, whose directory is given, it gets
-/// its input once it is in the cell's control group.
+/// Runs a program and returns its exit. With an instance's directory, the program gets its input
+/// once it is in the cell's cgroup.
 pub(super) async fn run(
     program: &Path,
     arguments: &[&OsStr],
@@ -123,7 +123,7 @@ async fn run_within(
     }
     let writing = async {
         if let Some(mut stdin) = stdin {
-            // One that does not read its input says why by itself.
+            // A program that does not read its input explains that by its exit.
             let _broken_pipe = stdin.write_all(input).await;
         }
     };
@@ -162,8 +162,8 @@ async fn run_within(
     Ok(ended)
 }
 
-/// Has `ip` carry out some lines for an instance, in the network namespace of that name or in ours,
-/// up to the first that fails.
+/// Runs `ip -batch` with these lines for an instance, in the named network namespace or in the
+/// daemon's, up to the first error.
 pub(super) async fn ip(
     netns: Option<&str>,
     lines: &[&[&str]],
@@ -226,7 +226,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_it_prints_and_how_it_ends() {
+    async fn output_and_exit_status_are_returned() {
         let ended = shell("cat; echo $WHO; echo bad >&2; exit 3", b"input ").await.unwrap();
         assert_eq!(ended.stdout, b"input me\n");
         assert_eq!(ended.stderr, "bad");
@@ -234,21 +234,21 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_program_that_reads_nothing_is_no_trouble() {
+    async fn program_that_reads_no_input_succeeds() {
         assert!(shell("exit 0", &[b'x'; 1 << 20]).await.unwrap().status.success());
     }
 
     #[tokio::test]
-    async fn a_program_that_prints_forever_is_killed() {
+    async fn program_with_endless_output_is_killed() {
         assert!(matches!(shell("yes", b"").await, Err(CommandError::Output { .. })));
     }
 
     #[tokio::test]
-    async fn a_program_that_hangs_is_killed_with_what_it_started() {
+    async fn hanging_program_is_killed_with_its_children() {
         let dir = tempfile::tempdir().unwrap();
         let pipe = dir.path().join("pipe");
         assert!(std::process::Command::new("mkfifo").arg(&pipe).status().unwrap().success());
-        // The child holds the pipe open for as long as it lives.
+        // The child keeps the pipe open.
         let script = format!("sleep 1000 > {} & wait", pipe.display());
         let arguments = [OsStr::new("-c"), OsStr::new(&script)];
         let hanging = run_within(
@@ -261,8 +261,8 @@ mod tests {
         );
         let reader = tokio::task::spawn_blocking(move || std::fs::read(pipe));
         assert!(matches!(hanging.await, Err(CommandError::Deadline { .. })));
-        // Should the deadline have come before the child began, nobody ever opened the pipe: one
-        // may be read that is closed at once.
+        // If the deadline passed before the child started, no process has opened the pipe: open a
+        // second reader that is closed at once.
         let open = std::process::Command::new("/bin/sh")
             .arg("-c")
             .arg(format!(": > {}", dir.path().join("pipe").display()))
@@ -276,7 +276,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn errors_name_what_was_run() {
+    async fn error_names_the_program() {
         let error = succeed("/bin/sh", &["-c", "echo why >&2; false"], None).await.unwrap_err();
         assert!(
             error.to_string().contains("/bin/sh -c") && error.to_string().ends_with("why"),
@@ -287,7 +287,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn word_that_ip_would_split_is_refused() {
+    async fn argument_that_ip_would_split_is_refused() {
         for word in ["", "a b", "a\nb", "#", "'a", "\\"] {
             let error = ip(None, &[&["link", "delete", word]], Path::new("/x")).await.unwrap_err();
             assert!(matches!(&error, CommandError::Word(named) if named == word), "{error}");

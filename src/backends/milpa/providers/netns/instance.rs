@@ -1,4 +1,4 @@
-//! An instance's directory: made before anything else of it, removed after all else.
+//! The directory of an instance: created first, removed last.
 
 use std::{
     collections::BTreeSet,
@@ -19,10 +19,9 @@ use super::{
     shortage::found,
 };
 
-/// Where the CRI plugin of the cell's containerd has a directory for each container, beneath the
-/// instance's.
+/// The directory in which the CRI plugin of the cell's containerd has a directory per container.
 const CRI_ROOT: &str = "containerd/io.containerd.grpc.v1.cri";
-/// How much of a console is shown, in bytes.
+/// Bounds the returned part of a console, in bytes.
 const CONSOLE_TAIL: u64 = 16 * 1024;
 
 /// The directory of one instance.
@@ -32,31 +31,30 @@ pub(super) struct Home {
     cell: CellId,
 }
 
-/// What an instance's `instance.json` says.
+/// The content of an instance's `instance.json`.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Known {
-    /// Of the launch's token.
+    /// The digest of the launch's token.
     pub(super) token_sha256: String,
-    /// The node's boot id then: numbers of processes say nothing after a reboot.
+    /// The node's boot id at the launch: PIDs have no meaning after a reboot.
     pub(super) boot_id: String,
     /// `kiyot-cell launch`.
     pub(super) launcher: Option<Identity>,
-    /// Cgroups that its containers were in, once it is being ended.
+    /// The cgroups of its containers, recorded at its end.
     #[serde(default)]
     pub(super) cgroups: BTreeSet<PathBuf>,
-    /// The pod whose network it was to get: its address must be found when `network.json` can't be
-    /// read.
+    /// The pod of its network: its address must be found even if `network.json` can't be read.
     #[serde(default)]
     pub(super) attachment: Option<Attachment>,
 }
 
 impl Home {
-    /// The directory of a cell, beneath the one of all cells.
+    /// Returns the directory of a cell.
     pub(super) fn new(cells: &Path, cell: &CellId) -> Self {
         Self { dir: cells.join(cell.as_str()), cell: cell.clone() }
     }
 
-    /// All that are beneath the directory of all cells, and the names of what else is there.
+    /// Returns the instances in the directory of all cells, and the names of other entries.
     pub(super) fn all(cells: &Path) -> io::Result<(Vec<Self>, Vec<OsString>)> {
         let entries = match fs::read_dir(cells) {
             Ok(entries) => entries,
@@ -78,7 +76,7 @@ impl Home {
         &self.dir
     }
 
-    /// The cell's id.
+    /// Returns the cell's id.
     pub(super) fn cell(&self) -> &str {
         self.cell.as_str()
     }
@@ -87,7 +85,7 @@ impl Home {
         &self.cell
     }
 
-    /// The name of its network namespace.
+    /// Returns the name of the cell's network namespace.
     pub(super) fn netns_name(&self) -> String {
         format!("kiyot-{}", self.cell)
     }
@@ -96,7 +94,7 @@ impl Home {
         Path::new(namespace::DIR).join(self.netns_name())
     }
 
-    /// What the cell is told.
+    /// Returns the path of the bootstrap file.
     pub(super) fn cell_file(&self) -> PathBuf {
         self.dir.join("cell.json")
     }
@@ -105,7 +103,7 @@ impl Home {
         self.dir.join("network.json")
     }
 
-    /// The containers that the cell's containerd has on its disk, sandboxes among them.
+    /// Returns the ids of the containers and sandboxes on the disk of the cell's containerd.
     pub(super) fn containers(&self) -> io::Result<BTreeSet<String>> {
         let root = self.dir.join(CRI_ROOT);
         let mut containers = BTreeSet::new();
@@ -116,7 +114,7 @@ impl Home {
         Ok(containers)
     }
 
-    /// What is known of it.
+    /// Returns the path of `instance.json`.
     pub(super) fn known_file(&self) -> PathBuf {
         self.dir.join("instance.json")
     }
@@ -125,19 +123,19 @@ impl Home {
         self.dir.join("console.log")
     }
 
-    /// Makes the directory, for its owner alone.
+    /// Creates the directory with mode 0700.
     pub(super) fn make(&self) -> io::Result<()> {
         DirBuilder::new().recursive(true).mode(0o700).create(&self.dir)
     }
 
-    /// What was written down of the instance; nothing if it was cut short or is broken. An error if
-    /// it can't be looked at for want of something of ours.
+    /// Returns the instance's record; `None` if it is unfinished or broken. An error if the daemon
+    /// lacks the resources to read it.
     pub(super) fn known(&self) -> io::Result<Known> {
         let Some(content) = found(fs::read(self.known_file()))? else {
             return Ok(Known::default());
         };
         Ok(serde_json::from_slice(&content).unwrap_or_else(|error| {
-            tracing::error!(cell = %self.cell, %error, "What was written down of an instance can't be read");
+            tracing::error!(cell = %self.cell, %error, "instance record unreadable");
             Known::default()
         }))
     }
@@ -146,7 +144,7 @@ impl Home {
         self.write_json(&self.known_file(), known)
     }
 
-    /// Writes a file of the directory, whole or not at all.
+    /// Writes a file of the directory atomically.
     pub(super) fn write_json(
         &self,
         path: &Path,
@@ -165,19 +163,20 @@ impl Home {
             .open(&draft)
             .map_err(failed)?;
         file.write_all(&content).map_err(failed)?;
-        // What outlives a reboot (addresses of plugins, say) must be found after a power cut too.
+        // State that outlives a reboot (a plugin's addresses) must be found after a power failure,
+        // too.
         file.sync_data().map_err(failed)?;
         fs::rename(&draft, path).map_err(failed)
     }
 
-    /// The file that the cell's first processes print to.
+    /// Returns the path of the console file.
     pub(super) fn open_console(&self) -> io::Result<fs::File> {
         OpenOptions::new().append(true).create(true).mode(0o600).open(self.console_file())
     }
 
-    /// The last that they printed.
+    /// Returns the end of the console file.
     pub(super) fn console(&self) -> io::Result<String> {
-        // A cell that was taken over may have put anything in its place.
+        // A compromised cell may have replaced the file.
         let flags = OFlags::NONBLOCK | OFlags::NOFOLLOW | OFlags::NOCTTY;
         let mut options = OpenOptions::new();
         options.read(true).custom_flags(i32::try_from(flags.bits()).unwrap_or_default());
@@ -205,7 +204,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_kept_comes_back() {
+    fn instance_record_round_trips() {
         let dir = tempfile::tempdir().unwrap();
         let cells = dir.path().join("cells");
         assert_eq!(Home::all(&cells).unwrap(), Default::default());
@@ -241,7 +240,7 @@ mod tests {
     }
 
     #[test]
-    fn the_consoles_end() {
+    fn console_returns_its_end() {
         let dir = tempfile::tempdir().unwrap();
         let home = Home::new(dir.path(), &CellId::mint().unwrap());
         home.make().unwrap();

@@ -1,5 +1,5 @@
-//! The list of all instances. It is asked for every few seconds: of a file that has not changed
-//! since the last list only the process is looked at, and what is no cell's is told of once.
+//! The list of all instances, requested every few seconds: for unchanged files only the process is
+//! checked, and foreign entries are logged once.
 
 use std::{
     collections::HashMap,
@@ -17,7 +17,7 @@ use super::{
     process::Identity,
 };
 
-/// What the last list found.
+/// The result of the previous list.
 #[derive(Debug, Default)]
 pub(super) struct Listing {
     last: Mutex<Found>,
@@ -26,19 +26,19 @@ pub(super) struct Listing {
 #[derive(Debug, Default)]
 struct Found {
     instances: HashMap<CellId, Read>,
-    /// What is in the directory and is no cell's, as it was when it was told of.
+    /// The foreign entries of the directory when they were logged.
     strays: HashMap<OsString, Option<Stamp>>,
 }
 
-/// What was read of an instance.
+/// A cached instance.
 #[derive(Debug)]
 struct Read {
     stamp: Stamp,
-    /// Its process, if it was started since the node was.
+    /// Its process, if it was started after the last boot.
     launcher: Option<Identity>,
 }
 
-/// Tells a file's content from what it held before: it is only ever replaced.
+/// The identity of a file's content: files are only ever replaced.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Stamp {
     inode: u64,
@@ -58,19 +58,19 @@ impl Stamp {
 }
 
 impl Listing {
-    /// The instances beneath the directory of all cells. Blocking.
+    /// Returns the instances in the directory of all cells. Blocking.
     pub(super) fn list(&self, cells: &Path) -> io::Result<Vec<Instance>> {
         let (homes, strays) = Home::all(cells)?;
         let boot_id = boot_id();
         let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
         for name in last.met(cells, strays) {
-            tracing::warn!(?name, dir = %cells.display(), "What is in the directory of cells is no cell's, and is left alone");
+            tracing::warn!(?name, dir = %cells.display(), "foreign entry in the directory of cells ignored");
         }
         let mut read = HashMap::with_capacity(homes.len());
         let mut instances = Vec::with_capacity(homes.len());
         for home in homes {
             let cell = home.id().clone();
-            // Before the file is read: what changes meanwhile is read the next time.
+            // Taken before the file is read: a change in between is read the next time.
             let stamp = Stamp::of(&home.known_file());
             let launcher = match (stamp, last.instances.remove(&cell)) {
                 (Some(stamp), Some(before)) if before.stamp == stamp => before.launcher,
@@ -91,7 +91,7 @@ impl Listing {
 }
 
 impl Found {
-    /// Takes note of what is no cell's. Gives what is new, or has changed.
+    /// Records the foreign entries. Returns new and changed entries.
     fn met(&mut self, cells: &Path, strays: Vec<OsString>) -> Vec<OsString> {
         let now: HashMap<_, _> =
             strays.into_iter().map(|name| (name.clone(), Stamp::of(&cells.join(name)))).collect();
@@ -107,7 +107,7 @@ mod tests {
     use super::{super::instance::Known, *};
 
     #[test]
-    fn what_changes_is_read_again() {
+    fn changed_file_is_read_again() {
         let dir = tempfile::tempdir().unwrap();
         let (listing, home) = (Listing::default(), Home::new(dir.path(), &CellId::mint().unwrap()));
         assert_eq!(listing.list(dir.path()).unwrap(), []);
@@ -126,7 +126,7 @@ mod tests {
         home.keep(&runs).unwrap();
         assert_eq!(running(), [(true, true)]);
         assert_eq!(running(), [(true, true)], "from memory");
-        // The process has ended, and another has its number.
+        // The process has exited, and another has its PID.
         let other = own.map(|own| Identity { start: own.start + 1, ..own });
         home.keep(&Known { launcher: other, ..runs.clone() }).unwrap();
         assert_eq!(running(), [(true, false)]);
@@ -139,7 +139,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_cells_is_told_once_and_when_it_changes() {
+    fn foreign_entry_is_logged_once_and_after_a_change() {
         let dir = tempfile::tempdir().unwrap();
         let mut found = Found::default();
         let mut told = || {
@@ -157,7 +157,7 @@ mod tests {
         fs::write(&other, "of somebody else").unwrap();
         assert_eq!(told(), ["notes.txt"]);
         assert!(told().is_empty());
-        // It was away, and is told as anew.
+        // The entry was removed and is logged again.
         fs::remove_dir(&stray).unwrap();
         assert!(told().is_empty());
         fs::create_dir(&stray).unwrap();

@@ -1,9 +1,9 @@
-//! A cell's network: the node's CNI configuration when there is one, else a bridge of the
-//! provider's own.
+//! The network of cells: by the node's CNI configuration if there is one, otherwise by a bridge of
+//! the provider.
 //!
-//! What is about to be made is in the instance's `network.json` before it is made, with the
-//! configuration that it is made by: a later daemon takes away what this one made, even after the
-//! node's configuration has changed.
+//! `network.json` of the instance has the network and its configuration before the network is
+//! created: a later daemon removes it as it was created, even after the node's configuration has
+//! changed.
 
 use std::{
     fs, io,
@@ -31,7 +31,7 @@ use ports::{PortError, Ports};
 /// The pod's device in the cell.
 pub(super) const DEVICE: &str = "eth0";
 
-/// What an instance's `network.json` says.
+/// The content of an instance's `network.json`.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(super) struct Plan {
     pod_name: String,
@@ -39,14 +39,14 @@ pub(super) struct Plan {
     pod_uid: String,
     sandbox: String,
     way: Way,
-    /// Ports of the node that lead to it.
+    /// The host ports of the cell.
     #[serde(default)]
     ports: Vec<HostPort>,
-    /// Once the network is there: the pod's first.
+    /// The addresses once the network exists, the pod's first.
     addresses: Option<Vec<IpAddr>>,
 }
 
-/// How the network is made.
+/// The kind of the network.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 enum Way {
@@ -54,26 +54,26 @@ enum Way {
     Bridge(bridge::Bridge),
 }
 
-/// How networks are made here.
+/// The networks of this node's cells.
 #[derive(Debug)]
 pub(super) struct Networks {
-    /// See the configuration's `netns`.
+    /// The configured value of `netns`.
     pub(super) cni_conf_dir: PathBuf,
     pub(super) cni_bin_dirs: Vec<PathBuf>,
     pub(super) bridge: bridge::Bridge,
-    /// One at a time makes the bridge or takes it away.
+    /// Serialises the creation and removal of the bridge.
     pub(super) bridge_lock: tokio::sync::Mutex<()>,
-    /// One at a time takes ports of the node.
+    /// Serialises the reservation of host ports.
     pub(super) ports_lock: tokio::sync::Mutex<()>,
 }
 
 impl Way {
-    /// Whether the ports of a pod are mapped with it, by a plugin.
+    /// Returns true if a CNI plugin maps the host ports.
     fn maps_ports(&self) -> bool {
         matches!(self, Self::Cni(network) if network.maps_ports())
     }
 
-    /// The subnets of the cell's link, once it has one.
+    /// Returns the subnets of the cell's link, once it exists.
     fn subnets(&self) -> Vec<String> {
         match self {
             Self::Cni(network) => network.subnets(),
@@ -83,7 +83,7 @@ impl Way {
 }
 
 impl Plan {
-    /// What an instance's directory says; `None` if it has no network and never began to get one.
+    /// Returns the recorded network; `None` if its creation never began.
     pub(super) fn read(home: &Home) -> Result<Option<Self>, ProviderError> {
         let path = home.network_file();
         match fs::read(&path) {
@@ -109,14 +109,14 @@ impl Plan {
         cni::Pod { name: pod_name, namespace: pod_namespace, uid: pod_uid, sandbox, ports }
     }
 
-    /// The ports that we map ourselves.
+    /// Returns the host ports that no plugin maps.
     fn own_ports(&self) -> &[HostPort] {
         if self.way.maps_ports() { &[] } else { &self.ports }
     }
 }
 
 impl Networks {
-    /// Says what would keep a network from being made.
+    /// Checks whether a network can be created; the error names what is missing.
     pub(super) fn check(&self) -> Result<(), ProviderError> {
         match self.configured()? {
             Some(network) => network.check(),
@@ -134,8 +134,8 @@ impl Networks {
         })
     }
 
-    /// Gives an instance the pod's network. Again it returns the same; after a try that failed it
-    /// begins anew.
+    /// Attaches an instance to the pod's network. A repeated call returns the same addresses; after
+    /// a failed attempt it starts again.
     pub(super) async fn attach(
         &self,
         home: &Home,
@@ -187,7 +187,7 @@ impl Networks {
         Ok(addresses)
     }
 
-    /// What is to be made, as the node is configured now.
+    /// Returns the network by the node's current configuration.
     fn plan(&self, to: &Attachment) -> Result<Plan, ProviderError> {
         let way = match self.configured()? {
             Some(network) => Way::Cni(Box::new(network)),
@@ -197,8 +197,8 @@ impl Networks {
         Ok(Plan { pod_name, pod_namespace, pod_uid, sandbox, way, ports, addresses: None })
     }
 
-    /// What an instance's network was made of; if that can't be read, what it would be made of now.
-    /// `None` if it never began to get one.
+    /// Returns the recorded network; if the record is unreadable, the network by the current
+    /// configuration; `None` if its creation never began.
     pub(super) fn plan_of(
         &self,
         home: &Home,
@@ -213,22 +213,22 @@ impl Networks {
         tracing::error!(
             cell,
             error = &error as &dyn std::error::Error,
-            "What a cell's network was made of can't be read: it is taken away as it would be made now"
+            "network record unreadable, network is removed by the current configuration"
         );
-        // Nobody could ever read it: better an address that is lost than a pod that never ends.
+        // The record stays unreadable: a lost address is better than a pod that never ends.
         let presumed =
             known.attachment.as_ref().map(|attachment| self.plan(attachment)).transpose();
         Ok(presumed.unwrap_or_else(|error| {
             tracing::error!(
                 cell,
                 error = &error as &dyn std::error::Error,
-                "A cell's network is not taken away"
+                "network of a cell not removed"
             );
             None
         }))
     }
 
-    /// Writes down what is about to be made. From then on the ports are this cell's.
+    /// Records the network before its creation, which reserves the host ports.
     async fn begin(&self, home: &Home, plan: &Plan) -> Result<(), ProviderError> {
         if plan.ports.is_empty() {
             return plan.write(home);
@@ -246,7 +246,7 @@ impl Networks {
             let taken = match Plan::read(other) {
                 Ok(Some(taken)) => taken,
                 Err(error) if lacks_means(&error) => return Err(error),
-                // What can't be read has been told when its cell's turn came, and holds nobody up.
+                // Unreadable records are logged at their own cell and block no other.
                 Ok(None) | Err(_) => continue,
             };
             if let Some(port) =
@@ -255,15 +255,15 @@ impl Networks {
                 let pod = format!("{}/{}", taken.pod_namespace, taken.pod_name);
                 let error =
                     PortError::Taken { port: port.clone(), pod, cell: other.cell().to_owned() };
-                // The other may be on its way out: the kubelet tries again.
+                // The other pod may be terminating: the kubelet retries.
                 return Err(ProviderError::transient(doing(), error));
             }
         }
         plan.write(home)
     }
 
-    /// Takes away what [`Networks::attach`] made or began to make, and forgets it. Its processes
-    /// have ended; its network namespace is still there.
+    /// Removes the network that [`Networks::attach`] created or began to create, with its record.
+    /// The cell's processes have ended; its network namespace still exists.
     pub(super) async fn detach(&self, home: &Home, plan: &Plan) -> Result<(), ProviderError> {
         let doing = || format!("detach {} from the network", home.cell());
         Ports::new(home, plan.own_ports())
@@ -276,7 +276,7 @@ impl Networks {
                     .del(home, &plan.pod())
                     .await
                     .map_err(|error| ProviderError::transient(doing(), error))?;
-                // A plugin that maps ports leaves the flows of before.
+                // A plugin that maps ports leaves conntrack entries behind.
                 if plan.way.maps_ports() {
                     Ports::new(home, &plan.ports).forget_flows().await;
                 }
@@ -294,7 +294,7 @@ impl Networks {
     }
 }
 
-/// Whether something was not read for want of something of ours: another time it will be.
+/// Returns true if the daemon lacked the resources for a read, which a retry may have.
 fn lacks_means(error: &ProviderError) -> bool {
     error
         .source
@@ -303,7 +303,7 @@ fn lacks_means(error: &ProviderError) -> bool {
         .is_some_and(is_shortage)
 }
 
-/// Removes a file. Absent is fine.
+/// Removes a file, if it exists.
 pub(super) fn remove_if_there(path: &Path) -> io::Result<()> {
     match fs::remove_file(path) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),

@@ -1,8 +1,8 @@
-//! Processes: who they are, which belong to a cell, and their certain end.
+//! Processes: their identity, their membership of a cell, and their confirmed end.
 //!
-//! A process can't choose what decides here: its number and start time, its parent, its network
-//! namespace and its control group. Nothing is read of another process's memory (its environment
-//! and command line are in it), and of its files in `/proc` no more than [`PROC_FILE_LIMIT`].
+//! The deciding facts are beyond a process's control: its PID and start time, its parent, its
+//! network namespace and its cgroup. The memory of other processes (with their environment and
+//! command line) is never read, and of their files in `/proc` at most [`PROC_FILE_LIMIT`].
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -26,22 +26,22 @@ use super::{
     shortage::found,
 };
 
-/// Bounds what is read of one file of a process in `/proc`, in bytes: the longest, `cgroup`, has a
-/// path of 4 KiB at most for each of a dozen hierarchies.
+/// Bounds the part of a process's file in `/proc` that is read, in bytes: the longest, `cgroup`,
+/// has a path of at most 4 KiB for each of a dozen hierarchies.
 const PROC_FILE_LIMIT: u64 = 64 * 1024;
-/// Bounds the processes that are killed before it is looked again, and so the open files for that.
-/// The oldest come first: with the first process of a PID namespace the kernel kills all others.
+/// Bounds the processes that are killed before the next scan, and so the open pidfds. The oldest
+/// come first: the kernel kills a PID namespace with its first process.
 const KILL_BATCH: usize = 256;
 
-/// A process, told from one that gets the same number later.
+/// A process by PID and start time, which distinguishes it from a later process with the same PID.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub(super) struct Identity {
     pub(super) pid: i32,
-    /// When it began, in clock ticks since boot.
+    /// The start time, in clock ticks since boot.
     pub(super) start: u64,
 }
 
-/// What `/proc/<pid>/stat` says.
+/// The fields of `/proc/<pid>/stat`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Stat {
     state: u8,
@@ -51,13 +51,13 @@ struct Stat {
 }
 
 impl Stat {
-    /// The command's name is in parentheses, and may hold any byte, parentheses too.
+    /// The command name is in parentheses and may hold any byte, parentheses included.
     fn parse(text: &[u8]) -> Option<Self> {
         let rest = text.get(text.iter().rposition(|byte| *byte == b')')? + 1..)?;
         let mut fields = std::str::from_utf8(rest).ok()?.split_ascii_whitespace();
         let state = *fields.next()?.as_bytes().first()?;
         let parent = fields.next()?.parse().ok()?;
-        // State is field 3 of the line, parent 4, threads 20, start 22.
+        // State is field 3 of the line, parent 4, threads 20, start time 22.
         let threads = fields.nth(15)?.parse().ok()?;
         let start = fields.nth(1)?.parse().ok()?;
         Some(Self { state, parent, threads, start })
@@ -67,14 +67,15 @@ impl Stat {
         Ok(read(pid, "stat")?.and_then(|line| Self::parse(&line)))
     }
 
-    /// Returns whether it holds anything: a zombie does not, unless only its first thread ended.
+    /// Returns true if it holds resources: a zombie does not, unless only its first thread has
+    /// exited.
     fn runs(self) -> bool {
         !matches!(self.state, b'Z' | b'X' | b'x') || self.threads > 1
     }
 }
 
-/// Reads the begin of a file of a process in `/proc`, [`PROC_FILE_LIMIT`] of it at most. `None` if
-/// the process has ended; an error as of [`found`].
+/// Reads at most [`PROC_FILE_LIMIT`] of a process's file in `/proc`. `None` if the process has
+/// exited; an error as of [`found`].
 pub(super) fn read(pid: i32, file: &str) -> io::Result<Option<Vec<u8>>> {
     let Some(file) = found(fs::File::open(format!("/proc/{pid}/{file}")))? else {
         return Ok(None);
@@ -84,24 +85,23 @@ pub(super) fn read(pid: i32, file: &str) -> io::Result<Option<Vec<u8>>> {
 }
 
 impl Identity {
-    /// The process that has this number now; an error if it can't be looked at for want of
-    /// something of ours.
+    /// Returns the process with this PID; an error if the daemon lacks the resources to read it.
     pub(super) fn of(pid: i32) -> io::Result<Option<Self>> {
         Ok(Stat::of(pid)?.map(|stat| Self { pid, start: stat.start }))
     }
 
-    /// Whether it has not ended; an error as of [`Self::of`].
+    /// Returns true while it runs; an error as of [`Self::of`].
     pub(super) fn runs(self) -> io::Result<bool> {
         Ok(Stat::of(self.pid)?.is_some_and(|stat| stat.start == self.start && stat.runs()))
     }
 }
 
-/// The processes that run now, by their numbers.
+/// A snapshot of the running processes by PID.
 #[derive(Debug, Default)]
 struct Table(BTreeMap<i32, (Identity, i32)>);
 
 impl Table {
-    /// Looks at all of them. What `is_member` says of a process is kept for those it says yes to.
+    /// Reads all processes. Results of `is_member` are kept for members.
     fn read(mut is_member: impl FnMut(Identity) -> bool) -> io::Result<(Self, BTreeSet<Identity>)> {
         let (mut table, mut members) = (Self::default(), BTreeSet::new());
         for entry in fs::read_dir("/proc")? {
@@ -118,7 +118,7 @@ impl Table {
         Ok((table, members))
     }
 
-    /// Looks at one more, unless it is known.
+    /// Reads another process, unless it is known.
     fn add(&mut self, pid: i32) -> io::Result<Option<Identity>> {
         if let Some((identity, _)) = self.0.get(&pid) {
             return Ok(Some(*identity));
@@ -129,7 +129,7 @@ impl Table {
         Ok(Some(identity))
     }
 
-    /// The descendants of some processes, with them.
+    /// Returns some processes with their descendants.
     fn with_descendants(&self, of: BTreeSet<Identity>) -> BTreeSet<Identity> {
         let mut children: BTreeMap<i32, Vec<Identity>> = BTreeMap::new();
         for (identity, parent) in self.0.values() {
@@ -139,7 +139,7 @@ impl Table {
         let mut all = BTreeSet::new();
         while let Some(identity) = open.pop() {
             if all.insert(identity) {
-                // A child that is older is of a process that had the number before.
+                // An older child is of an earlier process with the parent's PID.
                 let own = children.get(&identity.pid).into_iter().flatten();
                 open.extend(own.filter(|child| child.start >= identity.start));
             }
@@ -148,12 +148,12 @@ impl Table {
     }
 }
 
-/// All that runs for an instance: its launcher, who is in its network namespace or in the cell's
-/// own control group (there is what the daemon runs for it too), and the descendants of all of
-/// them. The calling process is never among them.
+/// Returns all processes of an instance: its launcher, the processes in its network namespace or in
+/// the cell's own cgroup (programs of the daemon for the cell included), and the descendants of all
+/// of them. The calling process is never among them.
 ///
-/// Each of the processes of a cell's PID namespace is a descendant of its first one, and that is in
-/// the cell's control group.
+/// Every process of a cell's PID namespace descends from its first process, which is in the cell's
+/// cgroup.
 pub(super) fn of_instance(
     hierarchies: &[Hierarchy],
     cell: &str,
@@ -170,7 +170,7 @@ pub(super) fn of_instance(
     for pid in cgroup::processes(hierarchies, cell)? {
         grouped.extend(table.add(pid)?);
     }
-    // A number may have become another process's between both looks; that one is not listed again.
+    // A PID may have been reused between both reads; that process is not listed again.
     let listed = cgroup::processes(hierarchies, cell)?;
     members.extend(grouped.into_iter().filter(|identity| listed.contains(&identity.pid)));
     let own = i32::try_from(std::process::id()).unwrap_or_default();
@@ -178,7 +178,7 @@ pub(super) fn of_instance(
     Ok(table.with_descendants(members))
 }
 
-/// A network namespace, told from others, but never the daemon's own.
+/// Returns the identity of a network namespace, unless it is the daemon's own.
 fn network_of(path: &Path) -> Option<(u64, u64)> {
     let identity =
         |path: &Path| fs::metadata(path).ok().map(|metadata| (metadata.dev(), metadata.ino()));
@@ -186,18 +186,18 @@ fn network_of(path: &Path) -> Option<(u64, u64)> {
         .filter(|network| identity(Path::new("/proc/self/ns/net")).as_ref() != Some(network))
 }
 
-/// Kills a process for good: nothing is done to another one that has its number by now. Returns
-/// what tells of its end.
+/// Kills a process by a pidfd, never a later process with its PID. Returns the pidfd, which signals
+/// its end.
 fn kill(identity: Identity) -> io::Result<Option<OwnedFd>> {
     let Some(pid) = Pid::from_raw(identity.pid) else { return Ok(None) };
     let handle = match pidfd_open(pid, PidfdFlags::empty()) {
         Ok(handle) => handle,
-        // Without flags, INVAL is a number that is no process's any more: it was reaped between two
-        // looks of the kernel's (pidfd_prepare, Linux before 6.15).
+        // Without flags, EINVAL means that the PID was reaped during the call (pidfd_prepare, Linux
+        // before 6.15).
         Err(Errno::SRCH | Errno::INVAL) => return Ok(None),
         Err(error) => return Err(error.into()),
     };
-    // The handle is of whoever has the number now: only one that is still the same is killed.
+    // The pidfd is of the current owner of the PID: killed only if it is still the same process.
     if !identity.runs()? {
         return Ok(None);
     }
@@ -208,8 +208,8 @@ fn kill(identity: Identity) -> io::Result<Option<OwnedFd>> {
     }
 }
 
-/// Kills the [`KILL_BATCH`] oldest of some processes and waits for their end. Those of them that
-/// have not ended after `limit` are returned. Blocking.
+/// Kills the [`KILL_BATCH`] oldest of some processes and waits for their end. Returns the processes
+/// that still run after `limit`. Blocking.
 pub(super) fn end(processes: &BTreeSet<Identity>, limit: Duration) -> io::Result<Vec<Identity>> {
     let deadline = Instant::now() + limit;
     let mut oldest: Vec<_> = processes.iter().collect();
@@ -229,7 +229,7 @@ pub(super) fn end(processes: &BTreeSet<Identity>, limit: Duration) -> io::Result
     Ok(left)
 }
 
-/// Waits for a process' end; `false` at the deadline.
+/// Waits for a process's end; `false` at the deadline.
 fn ended_by(handle: &OwnedFd, deadline: Instant) -> io::Result<bool> {
     loop {
         let rest = Timespec::try_from(deadline.saturating_duration_since(Instant::now()))
@@ -250,7 +250,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_line_of_proc() {
+    fn stat_line_is_parsed() {
         let line = b"4242 (a) b) (c) S 17 4242 4242 0 -1 4194560 110 0 0 0 0 0 0 0 20 0 1 0 123456 2760704 210 18446744073709551615\n";
         assert_eq!(
             Stat::parse(line),
@@ -277,14 +277,14 @@ mod tests {
     }
 
     #[test]
-    fn this_process_runs_and_another_of_its_number_does_not() {
+    fn other_start_time_is_another_process() {
         let own = Identity::of(i32::try_from(std::process::id()).unwrap()).unwrap().unwrap();
         assert!(own.runs().unwrap());
         assert!(!Identity { start: own.start + 1, ..own }.runs().unwrap());
     }
 
     #[test]
-    fn launcher_and_its_children_end() {
+    fn launcher_is_killed_with_its_children() {
         let mut child = Command::new("/bin/sh")
             .args(["-c", "sleep 1000 & echo started; wait"])
             .stdout(Stdio::piped())
@@ -307,7 +307,7 @@ mod tests {
 
     /// Verifies N15.
     #[test]
-    fn child_older_than_its_parents_number_is_no_descendant() {
+    fn child_older_than_its_parent_is_no_descendant() {
         let identity = |pid, start| Identity { pid, start };
         let table = Table(
             [(7, 50, 1), (8, 60, 7), (9, 40, 7), (10, 60, 8)]
@@ -321,7 +321,7 @@ mod tests {
     }
 
     #[test]
-    fn process_whose_first_thread_ended_runs() {
+    fn process_with_an_exited_first_thread_runs() {
         let stat = |state, threads| Stat { state, parent: 1, threads, start: 1 };
         assert!(stat(b'Z', 2).runs() && stat(b'S', 1).runs());
         assert!(!stat(b'Z', 1).runs() && !stat(b'X', 0).runs());

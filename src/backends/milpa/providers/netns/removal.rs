@@ -1,10 +1,9 @@
-//! Removal of the directories of ended instances, off to the side.
+//! Removes the directories of ended instances in the background.
 //!
-//! A pod decides how many files it leaves, so that its end may not wait for their removal: what is
-//! not removed in a moment is moved to a directory of its own, and removed there a part at a time,
-//! in turns with what other instances have left. A file that can't be removed keeps no instance
-//! from its end either. What a daemon leaves, the next one goes on with: the directory itself is
-//! the record.
+//! The pod decides how many files it leaves, so its end may not wait for their removal: a directory
+//! that is not removed at once is moved aside and removed in parts, in turns with the directories
+//! of other instances. A file that can't be removed delays no end either. The next daemon
+//! continues: the directory itself is the record.
 
 use std::{
     ffi::{CString, OsString},
@@ -29,40 +28,40 @@ use tokio_util::task::AbortOnDropHandle;
 
 use super::instance::Home;
 
-/// How long the end of an instance waits for its directory's removal.
-const AT_ONCE: Duration = Duration::from_secs(3);
-/// Entries that one step removes: a thread is taken for no longer.
-const STEP_ENTRIES: usize = 1000;
-/// Directories that are removed in turns.
+/// Bounds the time for which the end of an instance waits for the removal of its directory.
+const IMMEDIATE_TIMEOUT: Duration = Duration::from_secs(3);
+/// Bounds the entries that a step removes, and so the time for which it uses a thread.
+const MAX_STEP_ENTRIES: usize = 1000;
+/// Bounds the directories that are removed in turns.
 const TURNS: usize = 64;
-/// How long to wait after something could not be removed.
+/// The pause after a failed removal.
 const RETRY: Duration = Duration::from_secs(60);
-/// Directories of one name that may wait to be removed.
-const SAME_NAME: u32 = 1000;
+/// Bounds the pending directories with the same name.
+const MAX_SAME_NAME: u32 = 1000;
 
-/// Removes the directories of ended instances. What it does in the background ends with it.
+/// Removes the directories of ended instances. Its background task ends with it.
 #[derive(Debug)]
 pub(super) struct Removal {
-    /// Directory to which those are moved that are not removed at once.
+    /// The directory for those that are not removed at once.
     dir: PathBuf,
     task: Mutex<Option<AbortOnDropHandle<()>>>,
 }
 
 impl Removal {
-    /// A removal that moves directories to `dir`. Touches nothing.
+    /// Returns a removal that moves directories to `dir`. Has no side effects.
     pub(super) fn new(dir: PathBuf) -> Self {
         Self { dir, task: Mutex::default() }
     }
 
-    /// Makes the directory that others are moved to: when the disk is full it is too late.
+    /// Creates the directory, as it can't be created once the disk is full.
     pub(super) fn prepare(&self) -> io::Result<()> {
         DirBuilder::new().recursive(true).mode(0o700).create(&self.dir)
     }
 
-    /// Removes an instance's directory, or what can be removed of it in a moment. When it returns
-    /// `Ok`, the directory is not the instance's any more.
+    /// Removes an instance's directory, or the part that can be removed at once. After `Ok` the
+    /// directory does not belong to the instance any more.
     pub(super) async fn remove(&self, home: &Home) -> io::Result<()> {
-        let until = Instant::now() + AT_ONCE;
+        let until = Instant::now() + IMMEDIATE_TIMEOUT;
         let why = loop {
             match step(home.dir().to_owned()).await {
                 Ok(Removed::All) => return Ok(()),
@@ -75,15 +74,15 @@ impl Removal {
         let (from, dir) = (home.dir().to_owned(), self.dir.clone());
         spawn_blocking(move || move_aside(&from, &dir)).await.map_err(io::Error::other)??;
         if let Some(error) = why {
-            tracing::warn!(cell = home.cell(), %error, dir = %self.dir.display(), "removal of an ended cell's files failed, and is tried again");
+            tracing::warn!(cell = home.cell(), %error, dir = %self.dir.display(), "removal of an ended cell's files failed, will be retried");
         } else {
-            tracing::info!(cell = home.cell(), dir = %self.dir.display(), "removal of an ended cell's files goes on in the background");
+            tracing::info!(cell = home.cell(), dir = %self.dir.display(), "removal of an ended cell's files continues in the background");
         }
         self.wake();
         Ok(())
     }
 
-    /// Goes on with what is to be removed, if nothing is being done about it.
+    /// Starts the background task, unless it runs.
     pub(super) fn wake(&self) {
         let mut task = self.task.lock().unwrap_or_else(PoisonError::into_inner);
         if task.as_ref().is_none_or(AbortOnDropHandle::is_finished) {
@@ -92,14 +91,14 @@ impl Removal {
     }
 }
 
-/// Removes all that is in a directory, in turns.
+/// Removes the entries of a directory, in turns.
 async fn work(dir: PathBuf) {
     loop {
         let listed = dir.clone();
         let names = match spawn_blocking(move || list(&listed)).await {
             Ok(Ok(names)) if !names.is_empty() => names,
             Ok(Err(error)) if error.kind() != io::ErrorKind::NotFound => {
-                tracing::warn!(%error, dir = %dir.display(), "files of ended cells can not be listed");
+                tracing::warn!(%error, dir = %dir.display(), "files of ended cells not listed");
                 return;
             }
             _ => return,
@@ -113,7 +112,7 @@ async fn work(dir: PathBuf) {
                     goes_on = true;
                 }
                 Err(error) => {
-                    tracing::warn!(?name, %error, "files of an ended cell can not be removed");
+                    tracing::warn!(?name, %error, "files of an ended cell not removed");
                 }
             }
         }
@@ -127,7 +126,7 @@ fn list(dir: &Path) -> io::Result<Vec<OsString>> {
     fs::read_dir(dir)?.take(TURNS).map(|entry| entry.map(|entry| entry.file_name())).collect()
 }
 
-/// Removes a part of a tree, on a thread that may block.
+/// Removes a part of a tree on a blocking thread.
 async fn step(path: PathBuf) -> io::Result<Removed> {
     let removed = spawn_blocking(move || -> io::Result<Removed> {
         let (parent, name) = parts(&path)?;
@@ -135,7 +134,7 @@ async fn step(path: PathBuf) -> io::Result<Removed> {
             Err(Errno::NOENT) => return Ok(Removed::All),
             parent => parent?,
         };
-        Ok(remove(parent, &name, Mounts::Refuse, STEP_ENTRIES)?)
+        Ok(remove(parent, &name, Mounts::Refuse, MAX_STEP_ENTRIES)?)
     });
     removed.await.map_err(io::Error::other)?
 }
@@ -148,19 +147,19 @@ fn parts(path: &Path) -> io::Result<(&Path, CString)> {
     }
 }
 
-/// Moves a directory into another one, under a name that is free there.
+/// Moves a directory into another under an unused name.
 fn move_aside(from: &Path, dir: &Path) -> io::Result<()> {
     let name = from.file_name().unwrap_or_default();
-    for number in 0..SAME_NAME {
+    for number in 0..MAX_SAME_NAME {
         let mut to = name.as_bytes().to_vec();
         to.extend_from_slice(format!(".{number}").as_bytes());
         let to = dir.join(OsString::from_vec(to));
         match renameat_with(CWD, from, CWD, &to, RenameFlags::NOREPLACE) {
             Err(Errno::EXIST) => {}
-            // Removed by another call meanwhile.
+            // Another call has removed it.
             Err(Errno::NOENT) if !from.try_exists()? => return Ok(()),
             moved => return Ok(moved?),
         }
     }
-    Err(io::Error::other(format!("{SAME_NAME} directories of {name:?} wait to be removed")))
+    Err(io::Error::other(format!("{MAX_SAME_NAME} directories of {name:?} wait to be removed")))
 }

@@ -1,14 +1,15 @@
-//! What the daemon can't see because it has no open file or memory left: that says nothing of what
-//! it looked at.
+//! Distinguishes absence from a shortage of the daemon's own resources (file descriptors, memory),
+//! which proves nothing.
 
 use std::io;
 
 use rustix::io::Errno;
 
-/// What was read; `None` if it is not there, or can't be read for a reason of its own.
+/// Returns the result of a read; `None` if the object is absent or unreadable for a reason of its
+/// own.
 ///
-/// An error if daemon or node had nothing left to look with: whatever it is may be there all the
-/// same. A cell that is taken for gone by that would be ended, or run beside its pod's next one.
+/// Returns an error if the daemon or the node lacked resources: the object may exist. A cell that
+/// is wrongly taken for ended would run beside its pod's next cell.
 pub(super) fn found<T>(read: io::Result<T>) -> io::Result<Option<T>> {
     match read {
         Ok(found) => Ok(Some(found)),
@@ -17,7 +18,7 @@ pub(super) fn found<T>(read: io::Result<T>) -> io::Result<Option<T>> {
     }
 }
 
-/// Whether it is we who lack something.
+/// Returns true if the daemon or the node lacks a resource.
 pub(super) fn is_shortage(error: &io::Error) -> bool {
     matches!(Errno::from_io_error(error), Some(Errno::MFILE | Errno::NFILE | Errno::NOMEM))
 }
@@ -39,14 +40,13 @@ mod tests {
         *,
     };
 
-    /// More open files than all tests of this program have.
-    const MOST: u64 = 2048;
+    /// More file descriptors than all tests of this binary use.
+    const MAX_OPEN_FILES: u64 = 2048;
 
-    /// Runs something in a thread of which the open files are its own, and that may open so many
-    /// more.
+    /// Runs a function on a thread with its own file descriptor table and limit.
     fn with_room(room: usize, work: impl FnOnce() + Send + 'static) {
         let Rlimit { current, maximum } = getrlimit(Resource::Nofile);
-        let current = Some(current.unwrap_or(MOST).min(MOST));
+        let current = Some(current.unwrap_or(MAX_OPEN_FILES).min(MAX_OPEN_FILES));
         setrlimit(Resource::Nofile, Rlimit { current, maximum }).unwrap();
         let thread = thread::spawn(move || {
             unshare(CloneFlags::CLONE_FILES).unwrap();
@@ -60,7 +60,7 @@ mod tests {
 
     /// Verifies X18, Y42.
     #[test]
-    fn what_can_not_be_looked_at_is_neither_gone_nor_ended() {
+    fn unreadable_process_counts_as_running() {
         let own = Identity::of(i32::try_from(std::process::id()).unwrap()).unwrap().unwrap();
         let dir = tempfile::tempdir().unwrap();
         let home = Home::new(dir.path(), &CellId::mint().unwrap());
@@ -75,7 +75,7 @@ mod tests {
             assert!(is_shortage(&own.runs().unwrap_err()));
             assert!(is_shortage(&home.known().unwrap_err()));
         });
-        // The list of processes can be opened, and then none of them.
+        // The process list can be opened, but no process.
         with_room(1, || {
             assert!(is_shortage(
                 &of_instance(&[], "no-cell", Path::new("/no/netns"), None).unwrap_err()
@@ -88,7 +88,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_there_is_not_there() {
+    fn absent_process_has_ended() {
         assert!(found(std::fs::read("/no/such/file")).unwrap().is_none());
         assert!(found(std::fs::read("/")).unwrap().is_none());
         assert!(found(std::fs::read("/proc/self/stat")).unwrap().is_some());

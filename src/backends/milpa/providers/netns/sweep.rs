@@ -1,6 +1,6 @@
-//! The end of an instance: its processes, then all that they held. Every step may be repeated, and
-//! what is not there is fine: a daemon that was killed in the middle begins anew. The directory
-//! goes last, so that whatever is left is found by it; see `removal`.
+//! Ends an instance: its processes first, then everything that they held. Every step may be
+//! repeated and absent parts are fine, so that a daemon that was killed in between starts again.
+//! The directory is removed last, as the remains are found by it; see `removal`.
 
 use std::{io, time::Duration};
 
@@ -15,17 +15,16 @@ use super::{
     process, slice,
 };
 
-/// How long killed processes may take to end.
+/// Bounds the time in which killed processes end.
 const END_LIMIT: Duration = Duration::from_secs(60);
-/// How often more processes may turn up after the known ones have ended: each time some hundreds are
-/// killed.
+/// Bounds the scans for further processes; each kills some hundreds.
 const ROUNDS: usize = 100;
 
-/// Ends an instance. When it returns `Ok`, nothing of it is left but files, perhaps, that are being
-/// removed.
+/// Ends an instance. After `Ok` nothing of it is left but files that are being removed in the
+/// background.
 pub(super) async fn sweep(netns: &Netns, home: &Home) -> Result<(), ProviderError> {
     let cell = home.cell();
-    // A disk that can't be read says nothing of what runs.
+    // An unreadable disk proves nothing about processes.
     if !home.dir().try_exists().map_err(|error| {
         ProviderError::transient(format!("look for the instance of {cell}"), error)
     })? {
@@ -54,8 +53,8 @@ pub(super) async fn sweep(netns: &Netns, home: &Home) -> Result<(), ProviderErro
         .map_err(|error| ProviderError::transient(format!("remove the directory of {cell}"), error))
 }
 
-/// Kills all that runs for the instance, until nothing does. What its containers' cgroups were is
-/// written down first.
+/// Kills the processes of the instance until none is left. Records the cgroups of its containers
+/// before.
 async fn end_processes(
     home: &Home,
     hierarchies: &[cgroup::Hierarchy],
@@ -86,20 +85,12 @@ async fn end_processes(
             if !error.is_no_space() {
                 return Err(error);
             }
-            // It may be the cell itself that has filled the disk: its end must not wait for room. A
-            // daemon that takes this up finds the cgroups by the pod.
-            tracing::warn!(
-                cell = home.cell(),
-                "There is no space to write down which control groups a cell has; it is ended without that"
-            );
+            // The cell itself may have filled the disk: its end must not wait for free space.
+            // Another daemon finds the cgroups by the pod.
+            tracing::warn!(cell = home.cell(), "container cgroups not recorded, disk full");
         }
-        tracing::debug!(
-            cell = home.cell(),
-            processes = found.len(),
-            "A cell's processes are ended"
-        );
-        // The kernel lets frozen processes of version 1 run only once they are thawed, killed or
-        // not.
+        tracing::debug!(cell = home.cell(), processes = found.len(), "killing processes of a cell");
+        // Frozen processes of version 1 exit only after a thaw.
         cgroup::thaw(hierarchies, home.cell(), &known.cgroups);
         cgroup::kill(hierarchies, home.cell());
         let left = spawn_blocking(move || process::end(&found, END_LIMIT))
@@ -117,7 +108,7 @@ async fn end_processes(
     Err(failed(io::Error::other("more and more of them begin")))
 }
 
-/// Takes away all that is not a process, a file or the pod's network. Blocking.
+/// Removes everything but processes, files and the pod's network. Blocking.
 fn remove(
     home: &Home,
     hierarchies: &[cgroup::Hierarchy],
@@ -148,7 +139,7 @@ mod tests {
 
     /// Verifies X18, Y43.
     #[tokio::test]
-    async fn an_instance_that_can_not_be_looked_for_has_not_ended() {
+    async fn unreadable_instance_has_not_ended() {
         let dir = tempfile::tempdir().unwrap();
         let netns = Netns::new(
             &MilpaBackend { state_dir: dir.path().to_owned(), ..MilpaBackend::default() },
@@ -156,7 +147,7 @@ mod tests {
         );
         let instance = InstanceId(CellId::mint().unwrap().as_str().to_owned());
         netns.terminate(std::slice::from_ref(&instance)).await.unwrap();
-        // As where a disk fails, there is no directory and no "not found".
+        // Like a failing disk: no directory, but another error than "not found".
         fs::write(dir.path().join("cells"), "").unwrap();
         let error = netns.terminate(std::slice::from_ref(&instance)).await.unwrap_err();
         assert!(error.doing.contains(&instance.0), "{error}");

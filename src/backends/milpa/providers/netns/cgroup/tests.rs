@@ -13,7 +13,7 @@ const HYBRID: &[u8] = b"\
 const ID: &str = "0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef";
 
 #[test]
-fn both_versions_are_found_where_they_are_mounted() {
+fn mounted_hierarchies_of_both_versions_are_found() {
     let found = parse_hierarchies(HYBRID);
     let points: Vec<_> =
         found.iter().map(|hierarchy| hierarchy.mount.display().to_string()).collect();
@@ -34,7 +34,7 @@ fn both_versions_are_found_where_they_are_mounted() {
 }
 
 #[test]
-fn containers_cgroups_are_told_from_the_pods() {
+fn container_cgroup_is_distinguished_from_its_pods() {
     let hierarchies = parse_hierarchies(HYBRID);
     let text = format!(
         "5:cpu,cpuacct:/kubepods/burstable/pod1-2/{ID}\n4:freezer:/docker/abc/kubepods/pod1-2/{ID}/nested\n3:pids:/kiyot/cell-a\n\
@@ -58,20 +58,20 @@ fn containers_cgroups_are_told_from_the_pods() {
 
 /// Verifies N16.
 #[test]
-fn cgroup_lines_of_any_bytes_hide_no_other_line() {
+fn cgroup_line_of_any_bytes_hides_no_other_line() {
     let hierarchies = parse_hierarchies(HYBRID);
     let text = [b"3:pids:/\xff\xfe\n".as_slice(), format!("0::/a/{ID}\n").as_bytes()].concat();
     let expected = PathBuf::from(format!("/sys/fs/cgroup/unified/a/{ID}"));
     assert_eq!(container_dirs(&hierarchies, &text), [expected]);
 }
 
-/// Plain directories behave like empty cgroups, as far as names and removal go.
+/// Plain directories behave like empty cgroups with regard to names and removal.
 fn played(dir: &Path) -> Vec<Hierarchy> {
     vec![Hierarchy { mount: dir.to_owned(), root: "/".into(), controllers: vec!["pids".into()] }]
 }
 
 #[test]
-fn a_pods_leftovers_are_found_with_either_driver() {
+fn leftovers_of_a_pod_are_found_with_either_cgroup_driver() {
     let root = tempfile::tempdir().unwrap();
     let hierarchies = played(root.path());
     let (left, kept) =
@@ -101,7 +101,7 @@ fn a_pods_leftovers_are_found_with_either_driver() {
 }
 
 #[test]
-fn processes_of_a_cell_are_those_of_its_groups_alone() {
+fn processes_of_a_cell_are_those_of_its_own_cgroups() {
     let root = tempfile::tempdir().unwrap();
     let hierarchies = played(root.path());
     assert!(processes(&hierarchies, "cell-a").unwrap().is_empty(), "there is no such group");
@@ -116,7 +116,7 @@ fn processes_of_a_cell_are_those_of_its_groups_alone() {
 }
 
 #[test]
-fn a_cells_own_goes_with_what_is_beneath_and_the_parent_with_the_last() {
+fn removal_takes_nested_cgroups_and_the_parent_with_the_last_cell() {
     let root = tempfile::tempdir().unwrap();
     let hierarchies = played(root.path());
     make(&hierarchies, "cell-a").unwrap();

@@ -1,4 +1,4 @@
-//! The network of nodes without CNI configuration: a bridge, addresses from files, and
+//! The network of nodes without CNI configuration: a bridge, addresses reserved by files, and
 //! masquerading.
 
 use std::{
@@ -20,10 +20,10 @@ use super::{
     rules::{Chain, Family, RuleError, Rules, words},
 };
 
-/// What the name of a file begins with that is not yet one of an address.
+/// The name prefix of an address file that is being written.
 const DRAFT: &str = ".";
 
-/// Why a cell could not be put on the bridge, or taken off it.
+/// An error of the bridge.
 #[derive(Debug, thiserror::Error)]
 pub(in super::super) enum BridgeError {
     #[error(transparent)]
@@ -36,24 +36,24 @@ pub(in super::super) enum BridgeError {
     Full { network: Ipv4Addr, prefix: u8 },
 }
 
-/// A bridge and its network.
+/// A bridge with its network.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(in super::super) struct Bridge {
-    /// The device.
+    /// The name of the device.
     pub(in super::super) device: String,
-    /// Its network's lowest address.
+    /// The lowest address of the network.
     pub(in super::super) network: Ipv4Addr,
-    /// How many bits are the network's.
+    /// The length of the network's prefix, in bits.
     pub(in super::super) prefix: u8,
-    /// A file for each address that is taken; it holds the cell's id.
+    /// The directory with a file for each reserved address, which holds the cell's id.
     pub(in super::super) addresses: PathBuf,
 }
 
 impl Bridge {
-    /// Puts a cell on the bridge, which is made with the first.
+    /// Connects a cell to the bridge, which is created with the first cell.
     pub(super) async fn attach(&self, home: &Home) -> Result<Ipv4Addr, BridgeError> {
         let dir = home.dir();
-        // The address first: while there is one, the bridge stays.
+        // The address first: the bridge exists while an address is reserved.
         let address = self.allocate(home.cell())?;
         self.raise(dir).await?;
         let (veth, netns) = (veth(home), home.netns_name());
@@ -80,7 +80,7 @@ impl Bridge {
         Ok(address)
     }
 
-    /// Takes a cell off the bridge, and the bridge away with the last. Done already is fine.
+    /// Disconnects a cell from the bridge, which is removed with the last cell. May be repeated.
     pub(super) async fn detach(&self, home: &Home) -> Result<(), BridgeError> {
         let veth = veth(home);
         if exists(&veth).map_err(devices)? {
@@ -94,7 +94,7 @@ impl Bridge {
         for path in own.into_iter().map(|(path, _)| path).chain([self.draft(home.cell())]) {
             remove_if_there(&path).map_err(|error| BridgeError::File(path, error))?;
         }
-        // Stays while others have addresses.
+        // The bridge stays while other cells have addresses.
         let _ = fs::remove_dir(&self.addresses);
         Ok(())
     }
@@ -111,7 +111,7 @@ impl Bridge {
         format!("KIYOT-{}", self.device)
     }
 
-    /// Makes what is missing of the bridge.
+    /// Creates the missing parts of the bridge.
     async fn raise(&self, dir: &Path) -> Result<(), BridgeError> {
         if !exists(&self.device).map_err(devices)? {
             ip(None, &[&["link", "add", &self.device, "type", "bridge"]], dir).await?;
@@ -137,7 +137,7 @@ impl Bridge {
         Ok(())
     }
 
-    /// Takes all of the bridge away. What is not there is fine.
+    /// Removes the bridge and its rules. Absent parts are fine.
     async fn raze(&self, dir: &Path) -> Result<(), BridgeError> {
         for rule in self.rules() {
             rule.remove(Some(dir)).await?;
@@ -148,8 +148,8 @@ impl Bridge {
         Ok(())
     }
 
-    /// What leaves for other networks gets the node's address; what comes and goes by the bridge is
-    /// forwarded, whatever the policy.
+    /// Returns the rules: traffic to other networks is masqueraded, and traffic of the bridge is
+    /// forwarded whatever the policy.
     fn rules(&self) -> [Rules; 2] {
         let (chain, subnet, device) = (self.chain(), self.subnet(), self.device.clone());
         [
@@ -179,8 +179,8 @@ impl Bridge {
         ]
     }
 
-    /// Takes the lowest free address for a cell. The network's own, the bridge's and the broadcast
-    /// address are nobody's.
+    /// Reserves the lowest free address for a cell, except the network's, the bridge's and the
+    /// broadcast address.
     fn allocate(&self, cell: &str) -> Result<Ipv4Addr, BridgeError> {
         let failed = |path: &Path, error| BridgeError::File(path.to_owned(), error);
         fs::DirBuilder::new()
@@ -188,10 +188,10 @@ impl Bridge {
             .mode(0o700)
             .create(&self.addresses)
             .map_err(|error| failed(&self.addresses, error))?;
-        // Written elsewhere first: a file with an address' name is whole, or is not there.
+        // Written under another name first: the file of an address is complete or absent.
         let draft = self.draft(cell);
-        // And on disk: after a power cut, an address that says not whose it is would be nobody's
-        // for ever.
+        // Synced: after a power failure, an address file without a cell id would stay reserved for
+        // ever.
         let written = File::create(&draft)
             .and_then(|mut file| file.write_all(cell.as_bytes()).and_then(|()| file.sync_data()));
         written.map_err(|error| failed(&draft, error))?;
@@ -213,13 +213,13 @@ impl Bridge {
         taken.ok_or(BridgeError::Full { network: self.network, prefix: self.prefix })
     }
 
-    /// What is to become the file of a cell's address.
+    /// Returns the path of a cell's unfinished address file.
     fn draft(&self, cell: &str) -> PathBuf {
         self.addresses.join(format!("{DRAFT}{cell}"))
     }
 
-    /// The files of addresses, with the cells that have them. A draft is none: the daemon was
-    /// killed, or there was no space, while it was written.
+    /// Returns the address files with their cells. Unfinished files are skipped: the daemon was
+    /// killed or the disk was full while they were written.
     fn taken(&self) -> Result<Vec<(PathBuf, String)>, BridgeError> {
         let failed = |error| BridgeError::File(self.addresses.clone(), error);
         let entries = match fs::read_dir(&self.addresses) {
@@ -246,7 +246,7 @@ fn devices(error: io::Error) -> BridgeError {
     BridgeError::File("/proc/thread-self/net/dev".into(), error)
 }
 
-/// Whether there is a network device. (`/sys` may be another network namespace's.)
+/// Returns true if a network device exists. (`/sys` may be another network namespace's.)
 fn exists(device: &str) -> io::Result<bool> {
     let devices = fs::read_to_string("/proc/thread-self/net/dev")?;
     Ok(devices
@@ -254,7 +254,8 @@ fn exists(device: &str) -> io::Result<bool> {
         .any(|line| line.split_once(':').is_some_and(|(name, _)| name.trim() == device)))
 }
 
-/// The node's end of a cell's link: the letters of its id, so that the name fits a device's 15.
+/// Returns the name of a cell's link on the node: the random part of its id, as a device name has
+/// at most 15 bytes.
 fn veth(home: &Home) -> String {
     format!("kv{}", home.cell().trim_start_matches("cell-"))
 }
@@ -273,7 +274,7 @@ mod tests {
     }
 
     #[test]
-    fn addresses_are_given_once_and_again_when_free() {
+    fn released_address_is_reserved_again() {
         let dir = tempfile::tempdir().unwrap();
         let bridge = bridge(dir.path(), 29);
         let given: Vec<_> = (0..5)
@@ -298,18 +299,18 @@ mod tests {
 
     /// Verifies Y46.
     #[test]
-    fn a_draft_is_no_address() {
+    fn unfinished_address_file_is_skipped() {
         let dir = tempfile::tempdir().unwrap();
         let bridge = bridge(dir.path(), 29);
         bridge.allocate("cell-1").unwrap();
-        // The daemon was killed, or there was no space: it holds nothing yet.
+        // The daemon was killed or the disk was full: the file is empty.
         fs::write(bridge.draft("cell-2"), "").unwrap();
         let taken: Vec<_> = bridge.taken().unwrap().into_iter().map(|(_, cell)| cell).collect();
         assert_eq!(taken, ["cell-1"], "for what is no cell's, the bridge would stay for ever");
     }
 
     #[test]
-    fn one_address_is_never_given_twice_at_once() {
+    fn concurrent_reservations_get_distinct_addresses() {
         let dir = tempfile::tempdir().unwrap();
         let bridge = bridge(dir.path(), 24);
         let given = std::thread::scope(|scope| {
@@ -334,13 +335,13 @@ mod tests {
     }
 
     #[test]
-    fn devices_are_known_by_name() {
+    fn existing_device_is_found_by_name() {
         assert!(exists("lo").unwrap());
         assert!(!exists("l").unwrap() && !exists("no-such-device").unwrap());
     }
 
     #[test]
-    fn rules_name_the_bridge_and_its_network() {
+    fn rules_have_the_bridge_and_its_network() {
         let bridge = bridge(Path::new("/x"), 24);
         assert_eq!(bridge.gateway().to_string(), "10.9.8.1");
         let [nat, filter] = bridge.rules();

@@ -1,4 +1,4 @@
-//! The node's CNI configuration, and its plugins, run as the specification (0.3.0 to 1.1.0) says.
+//! Runs the plugins of the node's CNI configuration by the specification (0.3.0 to 1.1.0).
 
 use std::{
     ffi::OsString,
@@ -25,12 +25,12 @@ mod result;
 
 /// The capability of plugins that map ports of the node.
 const PORT_MAPPINGS: &str = "portMappings";
-/// How often a network is taken away before it is given up for now.
+/// Bounds the attempts of a DEL.
 const DEL_ATTEMPTS: u32 = 3;
-/// How long to wait before another try.
+/// The pause before another DEL.
 const DEL_PAUSE: Duration = Duration::from_millis(500);
 
-/// Why a network is not as it should be.
+/// An error of a CNI network.
 #[derive(Debug, thiserror::Error)]
 pub(in super::super) enum CniError {
     #[error("{0}")]
@@ -57,7 +57,7 @@ pub(in super::super) enum CniError {
     Result { plugin: String, what: String },
 }
 
-/// The pod, as plugins are told it.
+/// The pod in the form of CNI arguments.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Pod<'a> {
     pub(super) name: &'a str,
@@ -67,19 +67,19 @@ pub(super) struct Pod<'a> {
     pub(super) ports: &'a [HostPort],
 }
 
-/// A network, by its configuration, and what came of it for one cell.
+/// A network by its configuration, with the result for a cell.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(in super::super) struct Network {
     name: String,
     version: String,
     plugins: Vec<Map<String, Value>>,
     bin_dirs: Vec<PathBuf>,
-    /// What the last plugin answered.
+    /// The result of the last plugin.
     result: Option<Value>,
 }
 
 impl Network {
-    /// Says which plugin is missing.
+    /// Checks that all plugins exist; the error names the missing plugin.
     pub(super) fn check(&self) -> Result<(), ProviderError> {
         for plugin in &self.plugins {
             self.program(plugin_type(plugin)).map_err(|error| {
@@ -93,17 +93,17 @@ impl Network {
         Ok(())
     }
 
-    /// Whether one of the plugins maps ports of the node.
+    /// Returns true if a plugin maps host ports.
     pub(super) fn maps_ports(&self) -> bool {
         self.plugins.iter().any(can_map_ports)
     }
 
-    /// The subnets of the pod's link, once it is attached.
+    /// Returns the subnets of the pod's link, once it is attached.
     pub(super) fn subnets(&self) -> Vec<String> {
         self.result.as_ref().map(result::subnets).unwrap_or_default()
     }
 
-    /// Attaches a cell, plugin after plugin; returns the pod's addresses.
+    /// Runs ADD of all plugins for a cell and returns the pod's addresses.
     pub(super) async fn add(
         &mut self,
         home: &Home,
@@ -127,7 +127,7 @@ impl Network {
         Ok(addresses)
     }
 
-    /// Detaches a cell, the last plugin first. All of them are tried, a bounded number of times.
+    /// Runs DEL of all plugins for a cell, the last plugin first, a bounded number of times.
     pub(super) async fn del(&self, home: &Home, pod: &Pod<'_>) -> Result<(), CniError> {
         for attempt in 1.. {
             match self.del_once(home, pod).await {
@@ -135,7 +135,7 @@ impl Network {
                     tracing::warn!(
                         cell = home.cell(),
                         error = &error as &dyn std::error::Error,
-                        "A cell's network could not be taken away, and is tried again"
+                        "CNI DEL failed, will be retried"
                     );
                     tokio::time::sleep(DEL_PAUSE).await;
                 }
@@ -146,7 +146,7 @@ impl Network {
     }
 
     async fn del_once(&self, home: &Home, pod: &Pod<'_>) -> Result<(), CniError> {
-        // Plugins are told the result of an ADD since 0.4.0.
+        // Plugins get the result of the ADD since version 0.4.0.
         let previous = self.result.as_ref().filter(|_| !self.version.starts_with("0.3."));
         let mut outcome = Ok(());
         for plugin in self.plugins.iter().rev() {
@@ -178,14 +178,14 @@ impl Network {
         if let Some(previous) = previous {
             input.insert("prevResult".to_owned(), previous.clone());
         }
-        // As containerd tells them; the values are a pod's name, namespace and uid, which hold no
-        // ";" or "=".
+        // In containerd's form; the values are a pod's name, namespace and uid, which have no ";"
+        // or "=".
         let arguments = format!(
             "IgnoreUnknown=1;K8S_POD_NAMESPACE={};K8S_POD_NAME={};K8S_POD_INFRA_CONTAINER_ID={};K8S_POD_UID={}",
             pod.namespace, pod.name, pod.sandbox, pod.uid
         );
         let netns = home.netns_path();
-        // After a reboot there is no namespace to clean up in.
+        // After a reboot the namespace does not exist.
         let netns =
             if command == "DEL" && !netns.exists() { OsString::new() } else { netns.into() };
         let path = std::env::join_paths(&self.bin_dirs).unwrap_or_default();
@@ -215,7 +215,7 @@ impl Network {
     }
 
     fn program(&self, plugin: &str) -> Result<PathBuf, CniError> {
-        // A type is a file's name, never a path.
+        // A plugin type is a file name, never a path.
         let plain = Path::new(plugin).file_name().is_some_and(|name| name == plugin);
         let mut candidates = self.bin_dirs.iter().map(|dir| dir.join(plugin));
         let found = candidates.find(|path| plain && path.is_file());

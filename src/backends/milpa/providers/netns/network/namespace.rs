@@ -1,4 +1,4 @@
-//! Named network namespaces, as `ip netns` keeps them.
+//! Named network namespaces in the form of `ip netns`.
 
 use std::{io, path::Path};
 
@@ -10,23 +10,23 @@ use super::{
     remove_if_there,
 };
 
-/// Where they are.
+/// The directory of the names.
 pub(in super::super) const DIR: &str = "/run/netns";
 
-/// `ip netns add` makes the directory a shared mount the first time; two at once would do that
-/// twice.
+/// Serialises `ip netns add`, which makes the directory a shared mount at its first call; two
+/// concurrent calls would mount it twice.
 static ALONE: Mutex<()> = Mutex::const_new(());
 
-/// Makes a network namespace of that name for the instance whose directory this is.
+/// Creates a network namespace with this name for the instance of this directory.
 pub(in super::super) async fn make(name: &str, instance: &Path) -> Result<(), CommandError> {
     let _alone = ALONE.lock().await;
     ip(None, &[&["netns", "add", name]], instance).await
 }
 
-/// Takes a network namespace's name away; with that it is gone once nothing uses it. Absent is
+/// Removes the name of a network namespace, which then ends with its last user. An absent name is
 /// fine.
 pub(in super::super) fn remove(path: &Path) -> io::Result<()> {
-    // A name that two daemons have bound is unmounted twice.
+    // A name that two daemons have bound must be unmounted twice.
     loop {
         match unmount(path, UnmountFlags::DETACH | UnmountFlags::NOFOLLOW) {
             Ok(()) => {}

@@ -1,8 +1,8 @@
-//! Ports of the node that lead to cells (`hostPort`), where no CNI plugin maps them.
+//! Host ports of cells (`hostPort`), where no CNI plugin maps them.
 //!
-//! What comes to a local address of the node, from elsewhere or from the node itself, goes on to
-//! the cell's address of the same family. Not so to 127.0.0.0/8: that would need `route_localnet`,
-//! by which every cell could reach what listens on the node's loopback only.
+//! Traffic to a local address of the node, from elsewhere or from the node itself, is sent to the
+//! cell's address of the same family. Traffic to 127.0.0.0/8 is not: that would need
+//! `route_localnet`, by which every cell could reach services on the node's loopback.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
@@ -14,7 +14,7 @@ use super::{
     rules::{Chain, Family, RuleError, Rules, words},
 };
 
-/// Why a cell's ports can't be.
+/// An error of host ports.
 #[derive(Debug, thiserror::Error)]
 pub(in super::super) enum PortError {
     #[error("{port} is taken by pod {pod} in {cell}; allowed is a port that no other pod has")]
@@ -31,7 +31,7 @@ pub(in super::super) enum PortError {
     Rule(#[from] RuleError),
 }
 
-/// The rules of a cell's ports.
+/// The host ports of a cell.
 #[derive(Debug)]
 pub(super) struct Ports<'a> {
     home: &'a Home,
@@ -43,7 +43,7 @@ impl<'a> Ports<'a> {
         Self { home, ports }
     }
 
-    /// Says whether rules can be made of them.
+    /// Checks whether the host ports can be mapped.
     pub(super) fn check(&self) -> Result<(), PortError> {
         let refused = self
             .ports
@@ -52,7 +52,7 @@ impl<'a> Ports<'a> {
         refused.map_or(Ok(()), |port| Err(PortError::Address(port.clone())))
     }
 
-    /// Makes them lead to the cell. `subnets` are those of its link, as `iptables` writes them.
+    /// Maps the host ports to the cell. `subnets` are those of its link, in the form of `iptables`.
     pub(super) async fn open(
         &self,
         addresses: &[IpAddr],
@@ -77,47 +77,46 @@ impl<'a> Ports<'a> {
         Ok(())
     }
 
-    /// Those that lead to an address of this family.
+    /// Returns the host ports of an address family.
     fn of(&self, family: Family) -> impl Iterator<Item = &HostPort> {
         self.ports
             .iter()
             .filter(move |port| port.host_ip.is_none_or(|ip| Family::of(&ip) == family))
     }
 
-    /// Has flows that go on meet the rules as they are now. Best effort: the kernel forgets them by
-    /// itself, once their client pauses.
+    /// Deletes conntrack entries, so that existing flows match the current rules. Best effort: the
+    /// kernel drops them once the client pauses.
     pub(super) async fn forget_flows(&self) {
         let ports = self.ports.to_vec();
         match tokio::task::spawn_blocking(move || conntrack::forget(&ports)).await {
             Ok(Ok(flows)) => tracing::debug!(
                 cell = self.home.cell(),
                 flows,
-                "Flows to ports of the cell begin anew"
+                "conntrack entries of host ports deleted"
             ),
             Ok(Err(error)) => {
-                tracing::warn!(cell = self.home.cell(), %error, "Flows by UDP to ports of the cell may go on where they went before")
+                tracing::warn!(cell = self.home.cell(), %error, "conntrack entries of host ports not deleted")
             }
             Err(error) => {
-                tracing::error!(cell = self.home.cell(), %error, "The thread that forgets flows failed")
+                tracing::error!(cell = self.home.cell(), %error, "conntrack thread panicked")
             }
         }
     }
 
-    /// Makes them lead nowhere. Done already is fine.
+    /// Removes the mapping. May be repeated.
     pub(super) async fn close(&self) -> Result<(), PortError> {
         if !self.ports.is_empty() {
-            // What is in the chains is of no interest any more, and after a crash it may not be
-            // known.
+            // The content of the chains is not needed, and may be unknown after a crash.
             for any in [IpAddr::from(Ipv4Addr::UNSPECIFIED), Ipv6Addr::UNSPECIFIED.into()] {
                 self.rules(any, &[]).remove(Some(self.home.dir())).await?;
             }
-            // Else they would go on to whoever gets the cell's address next.
+            // Otherwise flows would continue to the next cell with this address.
             self.forget_flows().await;
         }
         Ok(())
     }
 
-    /// The rules of one family: that of the address.
+    /// Returns the rules of the address's family.
     fn rules(&self, address: IpAddr, subnets: &[String]) -> Rules {
         let family = Family::of(&address);
         let loopback = if family == Family::V4 { "127.0.0.0/8" } else { "::1/128" };
@@ -132,7 +131,8 @@ impl<'a> Ports<'a> {
             );
             words(&format!("{to}{at} -p {protocol} --dport {from} -j DNAT --to-destination {into}"))
         });
-        // A neighbour on the link would get the answer past the node, and not know it.
+        // Without masquerading, a neighbour on the link would get the answer directly from the cell
+        // and drop it.
         let of_family = |subnet: &&String| (family == Family::V6) == subnet.contains(':');
         let neighbours = subnets
             .iter()
@@ -155,7 +155,7 @@ impl<'a> Ports<'a> {
     }
 }
 
-/// What a CNI plugin that maps ports is told (CNI conventions, "portMappings").
+/// Returns the `portMappings` argument of CNI plugins (CNI conventions).
 pub(super) fn mappings(ports: &[HostPort]) -> Value {
     let one = |port: &HostPort| {
         let ip = port.host_ip.map(|ip| ip.to_string()).unwrap_or_default();
@@ -181,7 +181,7 @@ mod tests {
     }
 
     #[test]
-    fn rules_are_found_by_the_cell_alone() {
+    fn chains_are_named_by_the_cell() {
         let home = Home::new(std::path::Path::new("/x"), &CellId::mint().unwrap());
         let ports = [port(8080, None), port(8081, Some("10.0.0.1"))];
         let ports = Ports::new(&home, &ports);
@@ -218,7 +218,7 @@ mod tests {
     }
 
     #[test]
-    fn addresses_that_can_not_be_are_named() {
+    fn error_names_the_invalid_address() {
         let home = Home::new(std::path::Path::new("/x"), &CellId::mint().unwrap());
         for ip in ["127.0.0.1", "::1", "::ffff:127.0.0.1"] {
             let error = Ports::new(&home, &[port(8080, Some(ip))]).check().unwrap_err().to_string();
@@ -236,7 +236,7 @@ mod tests {
 
     /// Verifies N11.
     #[tokio::test]
-    async fn a_port_of_a_family_that_the_pod_has_not_is_refused() {
+    async fn host_port_of_a_family_without_pod_address_is_refused() {
         let home = Home::new(std::path::Path::new("/x"), &CellId::mint().unwrap());
         for (ip, address) in [("10.0.0.1", "fd00::7"), ("2001:db8::1", "10.9.8.7")] {
             let ports = [port(8080, Some(ip))];
@@ -255,7 +255,7 @@ mod tests {
 
     /// Verifies N5.
     #[test]
-    fn ports_meet_by_number_protocol_and_address() {
+    fn host_ports_collide_by_number_protocol_and_address() {
         let udp = HostPort { protocol: Protocol::Udp, ..port(1, None) };
         assert!(port(1, None).overlaps(&port(1, Some("10.0.0.1"))));
         assert!(!port(1, Some("10.0.0.2")).overlaps(&port(1, Some("10.0.0.1"))));
@@ -263,7 +263,7 @@ mod tests {
     }
 
     #[test]
-    fn plugins_are_told_as_the_conventions_say() {
+    fn port_mappings_follow_the_cni_conventions() {
         let told = mappings(&[port(8080, None)]);
         assert_eq!(
             told,

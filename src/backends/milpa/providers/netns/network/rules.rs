@@ -1,30 +1,29 @@
-//! Rules of the node's firewall that are ours: each in a chain of our own, so that they can be
-//! taken away whatever became of them.
+//! Firewall rules of cells: each in an own chain, so that they can be removed in any state.
 //!
-//! `iptables` only looks. What changes them is a transaction of `iptables-restore`, which reads it
-//! from its input: however many rules there are, it is one process, and it changes all or nothing.
+//! `iptables` only reads. Changes are one transaction of `iptables-restore`, which reads them from
+//! its input: however many rules there are, it is one process that changes all or nothing.
 
 use std::{ffi::OsStr, io, net::IpAddr, path::Path};
 
 use super::super::command::{CommandError, run, succeed};
 
-/// How long `iptables` waits for others that change rules, in seconds.
+/// The time for which `iptables` waits for its lock, in seconds.
 const TABLES_WAIT: &str = "10";
-/// The exit code of `iptables` when others hold the lock for longer than that, or the kernel has no
-/// memory (`RESOURCE_PROBLEM` of xtables.h).
+/// The exit code of `iptables` after a lock timeout or if the kernel has no memory
+/// (`RESOURCE_PROBLEM` of xtables.h).
 const RESOURCE_PROBLEM: i32 = 4;
-/// What it says with the same code where the kernel has no such tables at all (iptables, nft.c).
+/// The message with the same exit code if the kernel has no such tables (iptables, nft.c).
 const NO_TABLES: &str = "Could not fetch rule set generation id";
 
-/// The number of the first line of a transaction, behind that which names the table.
+/// The line number of the first command of a transaction, after the line of the table.
 const FIRST_LINE: usize = 2;
-/// The longest word of a rule, in bytes: far above a chain's name and an address with its port.
+/// Bounds an argument of a rule, in bytes: far above a chain name or an address with a port.
 const MAX_WORD_BYTES: usize = 128;
 
-/// The reason for which rules could not be read or changed.
+/// An error of reading or changing rules.
 #[derive(Debug, thiserror::Error)]
 pub(in super::super) enum RuleError {
-    /// They could not be looked at, or the program that changes them did not run to its end.
+    /// The rules could not be read, or the program was cut.
     #[error(transparent)]
     Command(#[from] CommandError),
     /// Nothing was changed.
@@ -37,7 +36,7 @@ pub(in super::super) enum RuleError {
     Word(String),
 }
 
-/// Whose tables: each family of addresses has its own.
+/// An address family, each with its own tables.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Family {
     V4,
@@ -69,7 +68,7 @@ impl Family {
     }
 }
 
-/// Chains of our own in a table, with the jumps to them.
+/// Chains of a table, with the jumps to them.
 #[derive(Debug)]
 pub(super) struct Rules {
     pub(super) family: Family,
@@ -77,19 +76,18 @@ pub(super) struct Rules {
     pub(super) chains: Vec<Chain>,
 }
 
-/// A chain of our own.
+/// A chain of a cell or of the bridge.
 #[derive(Debug)]
 pub(super) struct Chain {
     pub(super) name: String,
-    /// Each begins with the chain that it is in.
+    /// The jumps; each starts with the chain that it is in.
     pub(super) jumps: Vec<Vec<String>>,
-    /// Each begins with the chain's name.
+    /// The rules; each starts with the chain's name.
     pub(super) content: Vec<Vec<String>>,
 }
 
 impl Rules {
-    /// Creates all of them in one transaction. Fails, and changes nothing, if one of the chains is
-    /// there.
+    /// Creates all chains in one transaction. Fails without a change if a chain exists.
     pub(super) async fn create(&self, dir: Option<&Path>) -> Result<(), RuleError> {
         self.creation()?.commit(dir).await
     }
@@ -105,7 +103,7 @@ impl Rules {
         Ok(transaction)
     }
 
-    /// Creates what is missing of them.
+    /// Creates the missing chains and jumps.
     pub(super) async fn ensure(&self, dir: Option<&Path>) -> Result<(), RuleError> {
         let mut transaction = Transaction::new(self.family, self.table);
         for chain in &self.chains {
@@ -121,7 +119,7 @@ impl Rules {
         transaction.commit(dir).await
     }
 
-    /// Removes them, whatever is in the chains, in one transaction. Absent ones are fine.
+    /// Removes the chains with any content in one transaction. Absent chains are fine.
     pub(super) async fn remove(&self, dir: Option<&Path>) -> Result<(), RuleError> {
         let mut present = Vec::new();
         for chain in &self.chains {
@@ -130,7 +128,8 @@ impl Rules {
             }
         }
         match self.removal(&present)?.commit(dir).await {
-            // A daemon that changed them one by one may have been killed in between.
+            // A daemon of an older version, which changed rules one by one, may have been killed in
+            // between.
             Err(RuleError::Refused { error, .. }) if says_no(&error) => {}
             result => return result,
         }
@@ -163,9 +162,8 @@ impl Rules {
         self.has("-n", &["-L".to_owned(), chain.name.clone()], dir).await
     }
 
-    /// Whether there is what a command that only looks is asked for. Who can't look must not go on:
-    /// rules that are taken for gone would lead a port of the node to whoever gets the address
-    /// next.
+    /// Returns true if a read-only command finds its rule. A failed read is an error: a rule that
+    /// is wrongly taken for absent would lead a host port to the next cell with the address.
     async fn has(
         &self,
         command: &str,
@@ -182,7 +180,7 @@ impl Rules {
     }
 }
 
-/// Changes of one table that are made all together or not at all: input of `iptables-restore`.
+/// A transaction of a table: input of `iptables-restore`.
 #[derive(Debug)]
 struct Transaction {
     family: Family,
@@ -195,8 +193,8 @@ impl Transaction {
         Self { family, table, lines: Vec::new() }
     }
 
-    /// Adds a command. Words that `iptables-restore` could read as more than one word are refused,
-    /// wherever they come from.
+    /// Adds a command. Arguments that `iptables-restore` could split are refused, whatever their
+    /// source.
     fn push(&mut self, command: &str, words: &[String]) -> Result<(), RuleError> {
         let mut line = command.to_owned();
         for word in words {
@@ -215,7 +213,7 @@ impl Transaction {
         format!("*{}\n{}\nCOMMIT\n", self.table, self.lines.join("\n"))
     }
 
-    /// Makes the changes. An input that breaks off before its end changes nothing.
+    /// Applies the transaction. An input that is cut changes nothing.
     async fn commit(&self, dir: Option<&Path>) -> Result<(), RuleError> {
         if self.lines.is_empty() {
             return Ok(());
@@ -238,22 +236,22 @@ impl Transaction {
     }
 }
 
-/// Returns the number of the line that `iptables-restore` says it has refused.
+/// Returns the number of the line that `iptables-restore` has refused.
 fn refused_line(said: &str) -> Option<usize> {
     let (_, behind) = said.rsplit_once("line")?;
     let digits = behind.trim_start_matches([':', ' ']);
     digits.split(|c: char| !c.is_ascii_digit()).next()?.parse().ok()
 }
 
-/// Whether a program that was to look says that nothing is there. It has not looked if it was
-/// killed or could not be started, or if others held the lock.
+/// Returns true if a read-only program reports absence. A program that was killed, could not be
+/// started or did not get the lock has not looked.
 fn says_no(error: &CommandError) -> bool {
     match error {
         CommandError::Refused { status, said, .. } => match status.code() {
             Some(RESOURCE_PROBLEM) => said.contains(NO_TABLES),
             code => code.is_some(),
         },
-        // Without the program there is no rule that it made.
+        // Without the program there are no rules of it.
         CommandError::Io { source, .. } => source.kind() == io::ErrorKind::NotFound,
         CommandError::Cgroup { .. }
         | CommandError::Word(_)
@@ -262,7 +260,7 @@ fn says_no(error: &CommandError) -> bool {
     }
 }
 
-/// The words of a rule.
+/// Returns the arguments of a rule.
 pub(super) fn words(text: &str) -> Vec<String> {
     text.split(' ').map(ToOwned::to_owned).collect()
 }
@@ -292,7 +290,7 @@ mod tests {
     }
 
     #[test]
-    fn rules_are_one_transaction() {
+    fn chains_are_created_in_one_transaction() {
         let rules = rules("10.0.0.0/8");
         assert_eq!(
             rules.creation().unwrap().input(),
@@ -307,7 +305,7 @@ mod tests {
 
     /// Verifies N14.
     #[test]
-    fn word_that_could_be_more_than_one_is_refused() {
+    fn argument_that_could_be_split_is_refused() {
         for word in [
             "",
             "10.0.0.0/8 -j ACCEPT",
@@ -328,7 +326,7 @@ mod tests {
     }
 
     #[test]
-    fn refused_line_is_found_in_the_words_of_either_iptables() {
+    fn refused_line_is_found_in_messages_of_both_iptables() {
         for (said, line) in [
             ("iptables-restore: line 2 failed", Some(2)),
             ("iptables-nft-restore: line 17 failed: Chain already exists.", Some(17)),
@@ -343,7 +341,7 @@ mod tests {
 
     /// Verifies X18, Y44.
     #[tokio::test]
-    async fn only_a_no_is_a_no() {
+    async fn iptables_failure_is_not_absence() {
         for no in [
             "echo 'iptables: No chain/target/match by that name.' >&2; exit 1",
             "echo 'iptables: Bad rule (does a matching rule exist in that chain?).' >&2; exit 1",

@@ -1,4 +1,4 @@
-//! Reading the node's CNI configuration.
+//! Reads the node's CNI configuration.
 
 use std::{
     fs, io,
@@ -9,12 +9,12 @@ use serde_json::{Map, Value};
 
 use super::{CniError, Network, plugin_type};
 
-/// The versions of the specification whose calls and results are known here.
+/// The supported versions of the CNI specification.
 const VERSIONS: [&str; 5] = ["0.3.0", "0.3.1", "0.4.0", "1.0.0", "1.1.0"];
 
 impl Network {
-    /// The network that containerd would use: of the files `*.conf`, `*.conflist` and `*.json` of a
-    /// directory, the first by name. `None` without any.
+    /// Reads the network that containerd would use: the first by name of the files `*.conf`,
+    /// `*.conflist` and `*.json` of a directory. `None` without any.
     pub(in super::super) fn load(
         dir: &Path,
         bin_dirs: &[PathBuf],
@@ -44,7 +44,7 @@ impl Network {
         Ok(None)
     }
 
-    /// A list, or a single plugin's configuration. A list of no plugins is passed over.
+    /// Parses a list, or a single plugin's configuration. A list without plugins is skipped.
     pub(super) fn parse(
         path: &Path,
         content: &[u8],
@@ -109,7 +109,7 @@ mod tests {
     const SINGLE: &str = r#"{"cniVersion":"0.3.1","name":"single","type":"ptp"}"#;
 
     #[test]
-    fn the_first_file_by_name_counts() {
+    fn first_file_by_name_is_used() {
         let network = written(&[
             ("20-a.conf", SINGLE),
             ("10-b.conflist", LIST),
@@ -130,7 +130,7 @@ mod tests {
     }
 
     #[test]
-    fn none_is_none() {
+    fn directory_without_configuration_has_no_network() {
         assert_eq!(written(&[]).unwrap(), None);
         assert_eq!(
             written(&[("1.conflist", r#"{"cniVersion":"1.0.0","name":"empty","plugins":[]}"#)])
@@ -141,7 +141,7 @@ mod tests {
     }
 
     #[test]
-    fn a_bad_file_is_named() {
+    fn error_names_the_bad_file() {
         for (content, why) in [
             ("{", "not JSON"),
             ("[]", "is not an object"),
@@ -160,7 +160,7 @@ mod tests {
     }
 
     #[test]
-    fn a_type_is_no_path() {
+    fn plugin_type_with_a_path_is_refused() {
         let network =
             written(&[("1.conf", r#"{"cniVersion":"1.0.0","name":"n","type":"../../bin/sh"}"#)])
                 .unwrap()

@@ -1,14 +1,14 @@
-//! What CNI plugins answer.
+//! Results and errors of CNI plugins.
 
 use std::{fmt::Write, net::IpAddr};
 
 use serde::Deserialize;
 use serde_json::Value;
 
-/// So many addresses may a pod have.
-const MOST_ADDRESSES: usize = 16;
-/// How much of a plugin's words is told.
-const MOST_WORDS: usize = 2000;
+/// Bounds the addresses of a pod.
+const MAX_ADDRESSES: usize = 16;
+/// Bounds the part of a plugin's error message that is kept, in bytes.
+const MAX_MESSAGE_BYTES: usize = 2000;
 
 #[derive(Deserialize)]
 struct Answer {
@@ -41,8 +41,8 @@ struct Refusal {
 }
 
 impl Ip {
-    /// Its address, and how many bits of it are the subnet's, if it says. `None` if it is no
-    /// address, or has more bits than that.
+    /// Returns the address and the prefix length of its subnet, if present; `None` if it is not an
+    /// address, or the prefix is too long.
     fn parsed(&self) -> Option<(IpAddr, Option<u8>)> {
         let (address, prefix) = self
             .address
@@ -63,8 +63,8 @@ impl Ip {
     }
 }
 
-/// The subnets of a result that [`addresses`] has read, as `iptables` takes them: an address and
-/// its prefix.
+/// Returns the subnets of a result that [`addresses`] has read, in the form of `iptables`: address
+/// and prefix.
 pub(super) fn subnets(result: &Value) -> Vec<String> {
     let ips = Answer::deserialize(result).map(|answer| answer.ips).unwrap_or_default();
     let subnet = |ip: &Ip| match ip.parsed()? {
@@ -74,7 +74,7 @@ pub(super) fn subnets(result: &Value) -> Vec<String> {
     ips.iter().filter_map(subnet).collect()
 }
 
-/// The addresses of the pod's device, those of IPv4 first, as containerd orders them.
+/// Returns the addresses of the pod's device, IPv4 first, in containerd's order.
 pub(super) fn addresses(result: &Value, device: &str) -> Result<Vec<IpAddr>, String> {
     let answer = Answer::deserialize(result).map_err(|error| error.to_string())?;
     let mut addresses = Vec::new();
@@ -97,14 +97,14 @@ pub(super) fn addresses(result: &Value, device: &str) -> Result<Vec<IpAddr>, Str
     if addresses.is_empty() {
         return Err(format!("it has no address for {device}"));
     }
-    if addresses.len() > MOST_ADDRESSES {
-        return Err(format!("it has {} addresses; allowed are {MOST_ADDRESSES}", addresses.len()));
+    if addresses.len() > MAX_ADDRESSES {
+        return Err(format!("it has {} addresses; allowed are {MAX_ADDRESSES}", addresses.len()));
     }
     addresses.sort_by_key(IpAddr::is_ipv6);
     Ok(addresses)
 }
 
-/// The words of a plugin that refuses; `None` if it has no such words.
+/// Returns the message of a plugin's error; `None` without a message.
 pub(super) fn refusal(output: &[u8]) -> Option<String> {
     let refusal: Refusal = serde_json::from_slice(output).ok()?;
     let mut words = refusal.msg;
@@ -114,7 +114,7 @@ pub(super) fn refusal(output: &[u8]) -> Option<String> {
     if let Some(code) = refusal.code {
         let _ = write!(words, " (code {code})");
     }
-    (!words.is_empty()).then(|| words.chars().take(MOST_WORDS).collect())
+    (!words.is_empty()).then(|| words.chars().take(MAX_MESSAGE_BYTES).collect())
 }
 
 #[cfg(test)]
@@ -130,7 +130,7 @@ mod tests {
     }
 
     #[test]
-    fn the_pods_addresses_in_containerds_order() {
+    fn addresses_are_in_containerds_order() {
         let bridge = json!({"cniVersion": "1.0.0",
             "interfaces": [{"name": "cni0", "mac": "x"}, {"name": "veth1"}, {"name": "eth0", "sandbox": "/run/netns/x"}],
             "ips": [{"interface": 2, "address": "fd00::5/64"}, {"interface": 2, "address": "10.1.0.5/24", "gateway": "10.1.0.1"}, {"interface": 0, "address": "10.1.0.1/24"}]});
@@ -141,7 +141,7 @@ mod tests {
     }
 
     #[test]
-    fn subnets_are_those_that_iptables_takes() {
+    fn subnets_have_the_form_of_iptables() {
         let addresses = [
             "10.1.0.5/24",
             "10.1.0.6",
@@ -155,7 +155,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_result() {
+    fn invalid_result_is_refused() {
         for result in [
             json!({}),
             json!([]),
@@ -173,14 +173,14 @@ mod tests {
     }
 
     #[test]
-    fn a_refusal_in_words() {
+    fn plugin_error_has_its_message() {
         assert_eq!(
             refusal(br#"{"cniVersion":"1.0.0","code":7,"msg":"no","details":"none left"}"#)
                 .unwrap(),
             "no: none left (code 7)"
         );
         assert_eq!(refusal(b"panic"), None);
-        // Who says nothing is told of by its exit status and what it printed.
+        // Without a message the error has the exit status and the output.
         assert_eq!(refusal(b"{}"), None);
     }
 
