@@ -29,7 +29,7 @@ async fn reported(kiyot: &Fixture) -> String {
     container
 }
 
-/// Verifies P13, Y11.
+/// Verifies P13.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn reported_exit_is_kept_when_the_cell_is_lost() {
     let kiyot = Fixture::start().await;
@@ -41,7 +41,7 @@ async fn reported_exit_is_kept_when_the_cell_is_lost() {
     assert_eq!(kiyot.status(&container).unwrap(), status);
 }
 
-/// Verifies P13, Y11.
+/// Verifies P13.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn reported_exit_is_kept_when_the_daemon_is_killed_and_the_cell_is_lost() {
     let kiyot = Fixture::start().await;
@@ -51,7 +51,7 @@ async fn reported_exit_is_kept_when_the_daemon_is_killed_and_the_cell_is_lost() 
     assert_eq!((status.exit_code, &*status.reason), (3, "Error"));
 }
 
-/// Verifies P13, Y12.
+/// Verifies P13.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn containers_of_a_stopped_sandbox_keep_their_codes_across_a_restart() {
     let kiyot = Fixture::start().await;

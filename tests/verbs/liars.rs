@@ -54,7 +54,7 @@ async fn is_well(kiyot: &Fixture, container: &str) {
     );
 }
 
-/// Verifies L8, P11, Y69, Y87.
+/// Verifies L8, P11.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_a_cell_says_of_ids_that_are_not_its_own_is_of_no_effect() {
     let kiyot = Fixture::start().await;
@@ -145,7 +145,7 @@ async fn what_a_cell_says_of_an_image_changes_no_user_of_another_pods() {
     assert_eq!(["busybox", IMAGE].map(user), [Some(String::new()), Some(String::new())]);
 }
 
-/// Verifies L8, Y70.
+/// Verifies L8.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_answer_without_an_end_fails_its_call_and_no_other() {
     let kiyot = Fixture::start().await;
@@ -205,7 +205,7 @@ async fn an_answer_without_an_end_fails_its_call_and_no_other() {
     is_well(&kiyot, &honest).await;
 }
 
-/// Verifies L8, Y72, Y88.
+/// Verifies L8.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn no_list_is_longer_for_what_a_cell_says() {
     // Nearly as much as is taken of one container at all.
@@ -297,7 +297,7 @@ async fn no_list_is_longer_for_what_a_cell_says() {
     is_well(&kiyot, &honest).await;
 }
 
-/// Verifies L11, Y73.
+/// Verifies L11.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_a_cell_says_of_a_failure_is_words() {
     let kiyot = Fixture::start().await;
@@ -321,7 +321,7 @@ async fn what_a_cell_says_of_a_failure_is_words() {
 
 /// The message is cut where it enters, and the cell's id in it, which is shorter than the kubelet's,
 /// makes it no longer.
-/// Verifies L11, Y79.
+/// Verifies L11.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn error_message_of_a_cell_is_short_also_with_ids_restored() {
     let kiyot = Fixture::start().await;
@@ -437,7 +437,7 @@ async fn answers_of_another_type_or_number_harm_their_own_pod_alone() {
 
 /// Snapshots full of containers that nobody knows, again and again. (On one thread, whose log is
 /// looked at.)
-/// Verifies L17, Y78.
+/// Verifies L17.
 #[tokio::test]
 async fn cell_that_lies_without_end_writes_a_bounded_number_of_log_lines() {
     const SNAPSHOTS: usize = 50;

@@ -8,7 +8,7 @@ use kiyot_proto::{cell, cri};
 
 use crate::kit::{Fixture, until};
 
-/// Verifies X17, Y41.
+/// Verifies X17.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_container_whose_state_is_lost_is_as_its_cell_says() {
     let kiyot = Fixture::start().await;
@@ -33,7 +33,7 @@ async fn a_container_whose_state_is_lost_is_as_its_cell_says() {
     kiyot.stop_sandbox(&sandbox).await;
 }
 
-/// Verifies X17, Y41.
+/// Verifies X17.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_container_that_nobody_knows_any_more_does_not_run_on() {
     let kiyot = Fixture::start().await;

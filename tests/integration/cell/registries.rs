@@ -465,7 +465,7 @@ pub(super) fn heavy(bytes: usize) -> ImageSpec {
     }
 }
 
-/// Verifies I10, Y98.
+/// Verifies I10.
 #[tokio::test]
 async fn a_pull_that_stands_still_ends_and_goes_on_where_it_was() {
     let node = Node::start().await;
@@ -491,7 +491,7 @@ async fn a_pull_that_stands_still_ends_and_goes_on_where_it_was() {
     ends_without_a_trace(&mut kubelet, &kiyot, &pod).await;
 }
 
-/// Verifies I10, Y99.
+/// Verifies I10.
 #[tokio::test]
 async fn a_pull_that_is_slow_and_goes_on_is_left_alone() {
     let node = Node::start().await;

@@ -58,7 +58,7 @@ mod tests {
         thread.join().unwrap();
     }
 
-    /// Verifies X18, Y42.
+    /// Verifies X18.
     #[test]
     fn what_can_not_be_looked_at_is_neither_gone_nor_ended() {
         let own = Identity::of(i32::try_from(std::process::id()).unwrap()).unwrap().unwrap();

@@ -146,7 +146,7 @@ mod tests {
     };
     use crate::config::MilpaBackend;
 
-    /// Verifies X18, Y43.
+    /// Verifies X18.
     #[tokio::test]
     async fn an_instance_that_can_not_be_looked_for_has_not_ended() {
         let dir = tempfile::tempdir().unwrap();

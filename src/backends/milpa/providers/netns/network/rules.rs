@@ -341,7 +341,7 @@ mod tests {
         }
     }
 
-    /// Verifies X18, Y44.
+    /// Verifies X18.
     #[tokio::test]
     async fn only_a_no_is_a_no() {
         for no in [
