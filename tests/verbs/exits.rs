@@ -18,7 +18,7 @@ async fn reported(kiyot: &Fixture) -> String {
     kiyot.start_container(&container).await;
     kiyot.start_container(&other.container_id).await;
     let cell = kiyot.provider.only();
-    cell.with(|state| state.silent.push("ReadLog"));
+    cell.with(|state| state.unanswered.push("ReadLog"));
     cell.write("c0", "last words\n");
     cell.exit("c0", 3);
     // News are taken one after another: when this is seen, the exit before it was.

@@ -90,7 +90,7 @@ async fn a_sandbox_that_nobody_asks_for_is_torn_down() {
 async fn a_container_whose_creation_was_not_answered_is_made_once() {
     let kiyot = Fixture::start().await;
     let sandbox = kiyot.run("web").await;
-    kiyot.provider.only().with(|state| state.lose.push("CreateContainer"));
+    kiyot.provider.only().with(|state| state.lost_responses.push("CreateContainer"));
     let container = kiyot.create(&sandbox, "main").await;
     assert_eq!(kiyot.provider.only().with(|state| state.containers.len()), 1);
     assert_eq!(

@@ -338,7 +338,10 @@ async fn the_images_of_cells_are_not_the_nodes() {
     let id = says(&mut kubelet, &mut pod, "main", &name, "apart").await;
     // For runAsNonRoot the kubelet asks who the image's user is, and names no pod.
     for reference in [&name, &id] {
-        assert_eq!(kubelet.image_of_nobody(reference).await.unwrap().unwrap().username, "nobody");
+        assert_eq!(
+            kubelet.image_status_without_pod(reference).await.unwrap().unwrap().username,
+            "nobody"
+        );
     }
     assert_eq!(listed(&mut kubelet).await, before);
     let local = Pod::new("local");
@@ -350,7 +353,7 @@ async fn the_images_of_cells_are_not_the_nodes() {
     ends_without_a_trace(&mut kubelet, &kiyot, &pod).await;
     // What is gone with its cell is not there any more.
     for reference in [&name, &id] {
-        assert_eq!(kubelet.image_of_nobody(reference).await.unwrap(), None);
+        assert_eq!(kubelet.image_status_without_pod(reference).await.unwrap(), None);
     }
 }
 
