@@ -62,7 +62,7 @@ async fn main() {
         steps.done(&format!("{} logged: {line}", pod.metadata.name));
     }
     for (pod, started) in pods.iter().zip(&running) {
-        let said = kubelet
+        let output = kubelet
             .exec(
                 started,
                 &[
@@ -72,7 +72,7 @@ async fn main() {
                 ],
             )
             .await;
-        steps.done(&format!("ExecSync in {}: {}", pod.metadata.name, said.trim()));
+        steps.done(&format!("ExecSync in {}: {}", pod.metadata.name, output.trim()));
     }
     for (pod, started) in pods.iter().zip(&running) {
         kubelet.stop_and_remove(pod, started).await;
