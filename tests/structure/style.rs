@@ -13,30 +13,56 @@ const FOLDERS: [&str; 6] = ["src", "crates", "tests", "benches", "examples", "fu
 
 /// Folders and files that are not held to a check yet.
 const NOT_YET: &[(Check, &[&str])] = &[
-    (Check::DocOpening, UNWRITTEN),
-    (Check::Width, UNWRITTEN),
-    (Check::LogText, UNWRITTEN),
-    (Check::ErrorText, UNWRITTEN),
-    (Check::TestName, UNWRITTEN),
-];
-
-/// Rooms that still have to be rewritten.
-const UNWRITTEN: &[&str] = &[
-    "src",
-    "crates/kiyot-cell",
-    "crates/kiyot-http2",
-    "crates/kiyot-link",
-    "crates/kiyot-proto",
-    "crates/kiyot-tree",
-    "fuzz",
-    "tests/front",
-    "tests/infra",
-    "tests/integration",
-    "tests/link",
-    "tests/node",
-    "tests/soak",
-    "tests/structure/imports.rs",
-    "tests/verbs",
+    (
+        Check::DocOpening,
+        &[
+            "src",
+            "crates/kiyot-cell",
+            "crates/kiyot-http2",
+            "crates/kiyot-link",
+            "crates/kiyot-proto",
+            "fuzz",
+            "tests/front",
+            "tests/infra",
+            "tests/integration",
+            "tests/link",
+            "tests/structure/imports.rs",
+            "tests/verbs",
+        ],
+    ),
+    (
+        Check::Width,
+        &[
+            "src",
+            "crates/kiyot-cell",
+            "crates/kiyot-http2",
+            "crates/kiyot-link",
+            "crates/kiyot-proto",
+            "fuzz",
+            "tests/infra",
+            "tests/integration",
+            "tests/link",
+            "tests/node",
+            "tests/soak",
+            "tests/verbs",
+        ],
+    ),
+    (Check::LogText, &["src", "crates/kiyot-cell", "crates/kiyot-http2"]),
+    (
+        Check::TestName,
+        &[
+            "src",
+            "crates/kiyot-cell",
+            "crates/kiyot-http2",
+            "crates/kiyot-link",
+            "crates/kiyot-proto",
+            "tests/front",
+            "tests/infra",
+            "tests/integration",
+            "tests/link",
+            "tests/verbs",
+        ],
+    ),
 ];
 
 /// Columns of a line of Rust.

@@ -40,7 +40,8 @@ pub async fn wait_for(what: impl Display, mut holds: impl FnMut() -> bool) {
     wait_until(what, LIMIT, async || holds().then_some(())).await;
 }
 
-/// Polls with a period of its own, for measurements that need a shorter period than [`wait_until`]'s.
+/// Polls with a period of its own, for measurements that need a shorter period than
+/// [`wait_until`]'s.
 ///
 /// # Panics
 /// After `limit`, with `what` was waited for.
