@@ -1,4 +1,4 @@
-# Cargo does the work; here is what is to be done before and after it. Nothing here needs root but through scripts/setup and scripts/runner.
+# Commands around cargo. Only scripts/setup and scripts/runner use root.
 
 export CARGO_INCREMENTAL ?= 0
 export CARGO_TERM_COLOR ?= never
@@ -6,29 +6,29 @@ export PATH := $(PATH):$(HOME)/.cargo/bin
 
 .PHONY: demo test test-node soak bench fmt lint deny clean
 
-# Runs the pods of examples/, one on the node and one in a cell.
+# Runs the pods of examples/, on the node and in a cell.
 demo:
 	@scripts/setup
 	@cargo build --quiet --workspace --bins --example demo
 	@cargo run --quiet --example demo
 
-# All that must hold before a change goes in. Ends with "N passed, N failed".
+# Checks everything that must hold before a change is merged. Ends with "N passed, N failed".
 test: lint
 	@scripts/count cargo test --workspace --no-fail-fast
 
-# Every test on a real node, a virtual machine that QEMU emulates: half an hour. `make test` has the short ones.
+# Runs all tests of a real node, a VM in QEMU, in half an hour. `make test` includes the short ones.
 test-node:
 	@scripts/setup
 	cargo test --workspace --no-run
 	@scripts/count cargo test --test node -- --include-ignored
 
-# Runs pods of random shape under random kills for so many seconds, and sees that nothing is left. SECONDS=7200 SEED=random
+# Runs random pods under random kills, and checks that nothing is left: SECONDS=7200 SEED=random
 soak:
 	@scripts/setup
 	@cargo build --quiet --workspace --bins
 	SOAK_SECONDS=$(SECONDS) SEED=$(SEED) cargo test --test soak -- --include-ignored --nocapture pods_of_random_shape
 
-# Compares kiyot with other forwarders, and measures how long a cell takes. ARGS="--parts calls --rounds 3 --only direct,kiyot"
+# Runs the benchmarks: ARGS="--parts calls --rounds 3 --only direct,kiyot"
 bench:
 	@scripts/setup bench
 	cargo build --release --workspace --bins
@@ -43,7 +43,7 @@ lint:
 	cargo clippy --workspace --all-targets -- -D warnings
 	RUSTDOCFLAGS="-D warnings" cargo doc --quiet --workspace --no-deps --lib
 
-# Licences, sources, banned crates and advisories of all dependencies.
+# Checks licences, sources, banned crates and advisories of dependencies.
 deny:
 	@command -v cargo-deny > /dev/null || cargo install --locked --quiet cargo-deny
 	cargo deny check

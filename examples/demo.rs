@@ -1,11 +1,7 @@
-//! `make demo`: runs the pods of examples/ on a private containerd with kiyot before it, shows
-//! where each runs, a line of its log and an ExecSync in it, then stops them and shows that nothing
-//! is left. One line a step, with how long it took.
-#![allow(
-    clippy::unwrap_used,
-    clippy::expect_used,
-    reason = "a demo that can't go on has nothing else to do"
-)]
+//! `make demo`: runs the pods of examples/ on a private containerd behind kiyot, shows where each
+//! runs, a line of its log and an ExecSync in it, then stops them and checks that nothing is left.
+//! Prints a line for each step, with its duration.
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a failed step ends the demo")]
 
 use std::{fs, path::Path, time::Instant};
 
@@ -16,12 +12,12 @@ mod demo {
     pub(crate) mod kubelet;
 }
 
-use demo::kubelet::{Demonstrated, Player};
+use demo::kubelet::{DemoKubelet, DemoPod};
 
-/// The image of the examples. It is made on the spot: no registry is asked.
+/// The image of the examples, built in place without a registry.
 const IMAGE: &str = "docker.io/library/busybox:1.36";
 
-/// Says what was done since the last step.
+/// Prints steps with the time since the previous step.
 #[derive(Debug)]
 struct Steps(Instant);
 
@@ -41,34 +37,34 @@ async fn main() {
     let node = Node::start().await;
     steps.done("a private containerd runs");
     node.image(IMAGE, &ImageSpec { cmd: vec!["sh".to_owned()], ..ImageSpec::default() }).await;
-    steps.done(&format!("the image {IMAGE} is made and in it"));
+    steps.done(&format!("the image {IMAGE} is built and imported"));
 
     let kiyot = Kiyot::start(&node, KiyotOptions::new(binary())).await;
-    steps.done("kiyot runs before it");
+    steps.done("kiyot runs in front of it");
 
-    let mut player = Player::new(&node, kiyot.kubelet().await);
-    let mut running: Vec<Demonstrated> = Vec::new();
+    let mut kubelet = DemoKubelet::new(&node, kiyot.kubelet().await);
+    let mut running: Vec<DemoPod> = Vec::new();
     for pod in &pods {
         let known = kiyot.cells();
-        let shown = Box::pin(player.run(pod)).await;
+        let started = Box::pin(kubelet.run(pod)).await;
         let place = match kiyot.cells().into_iter().find(|cell| !known.contains(cell)) {
             Some(cell) => format!("in the cell {cell}"),
             None => "on the node".to_owned(),
         };
         steps.done(&format!(
             "{} runs {place}, IP {}, sandbox {:.12}",
-            pod.metadata.name, shown.address, shown.sandbox
+            pod.metadata.name, started.address, started.sandbox
         ));
-        running.push(shown);
+        running.push(started);
     }
-    for (pod, shown) in pods.iter().zip(&running) {
-        let line = shown.first_line(&pod.metadata.name).await;
+    for (pod, started) in pods.iter().zip(&running) {
+        let line = started.first_line(&pod.metadata.name).await;
         steps.done(&format!("{} logged: {line}", pod.metadata.name));
     }
-    for (pod, shown) in pods.iter().zip(&running) {
-        let said = player
+    for (pod, started) in pods.iter().zip(&running) {
+        let output = kubelet
             .exec(
-                shown,
+                started,
                 &[
                     "sh",
                     "-c",
@@ -76,20 +72,23 @@ async fn main() {
                 ],
             )
             .await;
-        steps.done(&format!("{} said by ExecSync: {}", pod.metadata.name, said.trim()));
+        steps.done(&format!("ExecSync in {}: {}", pod.metadata.name, output.trim()));
     }
-    for (pod, shown) in pods.iter().zip(&running) {
-        player.end(pod, shown).await;
+    for (pod, started) in pods.iter().zip(&running) {
+        kubelet.stop_and_remove(pod, started).await;
         steps.done(&format!("{} is stopped and removed", pod.metadata.name));
     }
     wait_until("no cell is left", LIMIT, async || kiyot.cells().is_empty().then_some(())).await;
     drop(kiyot);
     let left = node.stop();
-    assert!(left.is_empty(), "left of the node:\n{left}");
-    steps.done("kiyot and containerd are stopped; no process, mount, link, rule, control group or file is left");
+    assert!(left.is_empty(), "left on the host:\n{left}");
+    steps.done(
+        "kiyot and containerd are stopped; \
+         no process, mount, link, rule, cgroup or file is left",
+    );
 }
 
-/// The pods of examples/, in the order of their files.
+/// Reads the pods of examples/, in the order of their files.
 fn pods() -> Vec<manifest::Pod> {
     let directory = Path::new(env!("CARGO_MANIFEST_DIR")).join("examples");
     let mut files: Vec<_> =
@@ -103,7 +102,7 @@ fn pods() -> Vec<manifest::Pod> {
     files.iter().flat_map(|file| read(file).pods).collect()
 }
 
-/// The daemon that was built with this demo: this is target/<profile>/examples/demo.
+/// Returns the daemon beside this demo, which is target/<profile>/examples/demo.
 fn binary() -> std::path::PathBuf {
     let own = std::env::current_exe().unwrap();
     own.parent().and_then(Path::parent).unwrap().join("kiyot")

@@ -1,4 +1,4 @@
-//! Calls that end on the node, by every path.
+//! Latency and rate of calls of the node, through each forwarder.
 
 use std::time::{Duration, Instant};
 
@@ -7,13 +7,13 @@ use tokio::task::JoinSet;
 
 use super::{
     client::{Call, Client},
-    paths::Path,
+    forwarders::Forwarder,
 };
 
-/// How many callers share the one connection.
+/// Numbers of concurrent callers on a connection.
 pub(crate) const CALLERS: [usize; 2] = [1, 16];
 
-/// What one path took for one call.
+/// Times of one call through one forwarder.
 #[derive(Debug, Default)]
 struct Times {
     each: Vec<Duration>,
@@ -26,14 +26,19 @@ impl Times {
     }
 }
 
-/// A quantile of sorted times, in microseconds.
+/// Returns a quantile of sorted times, in microseconds.
 pub(crate) fn quantile(sorted: &[Duration], part: f64) -> f64 {
     let at = ((sorted.len() - 1) as f64 * part).round() as usize;
     sorted[at].as_secs_f64() * 1e6
 }
 
-/// Measures in rounds in which the paths take turns, and prints a table.
-pub(crate) async fn measure(paths: &[Path<'_>], sandbox: &str, rounds: usize, calls: usize) {
+/// Measures in interleaved rounds, and prints a table.
+pub(crate) async fn measure(
+    forwarders: &[Forwarder<'_>],
+    sandbox: &str,
+    rounds: usize,
+    calls: usize,
+) {
     let methods = [
         Call::new("Version", &cri::VersionRequest::default()),
         Call::new(
@@ -46,20 +51,20 @@ pub(crate) async fn measure(paths: &[Path<'_>], sandbox: &str, rounds: usize, ca
     println!("| --- | --- | --- | --- | --- | --- | --- |");
     for method in &methods {
         for callers in CALLERS {
-            let mut times: Vec<Times> = paths.iter().map(|_| Times::default()).collect();
+            let mut times: Vec<Times> = forwarders.iter().map(|_| Times::default()).collect();
             for round in 0..rounds {
-                // Each round begins with another path, so that none always runs after the same one.
-                for turn in 0..paths.len() {
-                    let at = (round + turn) % paths.len();
-                    run(&paths[at], method, callers, calls, &mut times[at]).await;
+                // Rounds begin with different forwarders, so that the predecessor varies.
+                for turn in 0..forwarders.len() {
+                    let at = (round + turn) % forwarders.len();
+                    run(&forwarders[at], method, callers, calls, &mut times[at]).await;
                 }
             }
             times.iter_mut().for_each(|times| times.each.sort_unstable());
-            let direct = paths
+            let direct = forwarders
                 .iter()
-                .position(|path| path.name == "direct")
+                .position(|forwarder| forwarder.name == "direct")
                 .map(|at| times[at].quantile(0.5));
-            for (path, times) in paths.iter().zip(&times) {
+            for (forwarder, times) in forwarders.iter().zip(&times) {
                 let (p50, p99, rate) = (
                     times.quantile(0.5),
                     times.quantile(0.99),
@@ -69,32 +74,38 @@ pub(crate) async fn measure(paths: &[Path<'_>], sandbox: &str, rounds: usize, ca
                     direct.map_or_else(String::new, |direct| format!("{:.2}", p50 / direct));
                 println!(
                     "| {} | {callers} | {} | {p50:.0} | {p99:.0} | {rate:.0} | {ratio} |",
-                    method.name, path.name
+                    method.name, forwarder.name
                 );
             }
         }
     }
 }
 
-async fn run(path: &Path<'_>, method: &Call, callers: usize, calls: usize, times: &mut Times) {
-    let client = Client::connect(&path.socket)
+async fn run(
+    forwarder: &Forwarder<'_>,
+    method: &Call,
+    callers: usize,
+    calls: usize,
+    times: &mut Times,
+) {
+    let client = Client::connect(&forwarder.socket)
         .await
-        .unwrap_or_else(|| panic!("{} takes no connection", path.name));
+        .unwrap_or_else(|| panic!("{} takes no connection", forwarder.name));
     let share = calls.div_ceil(callers);
-    // What is only so the first time is not measured.
-    callers_at_once(&client, method, callers, share / 10 + 1, path.name).await;
+    // Warm-up.
+    callers_at_once(&client, method, callers, share / 10 + 1, forwarder.name).await;
     let begun = Instant::now();
-    times.each.extend(callers_at_once(&client, method, callers, share, path.name).await);
+    times.each.extend(callers_at_once(&client, method, callers, share, forwarder.name).await);
     times.whole += begun.elapsed();
 }
 
-/// Makes calls over one connection, and gives the time that each took.
+/// Makes calls over one connection, and returns their times.
 pub(crate) async fn callers_at_once(
     client: &Client,
     method: &Call,
     callers: usize,
     calls: usize,
-    path: &'static str,
+    forwarder: &'static str,
 ) -> Vec<Duration> {
     let mut tasks = JoinSet::new();
     for _ in 0..callers {
@@ -106,7 +117,7 @@ pub(crate) async fn callers_at_once(
                 client
                     .call(&method)
                     .await
-                    .unwrap_or_else(|| panic!("{} by {path} failed", method.name));
+                    .unwrap_or_else(|| panic!("{} through {forwarder} failed", method.name));
                 times.push(begun.elapsed());
             }
             times

@@ -1,4 +1,4 @@
-//! A gRPC client as thin as can be, so that what is measured is the other side.
+//! A minimal gRPC client, so that the measured time is the server's.
 
 use std::path::Path;
 
@@ -7,17 +7,17 @@ use h2::client::{self, SendRequest};
 use http::{Request, header::CONTENT_TYPE};
 use tokio::net::UnixStream;
 
-/// One call that is made again and again.
+/// An encoded call.
 #[derive(Debug, Clone)]
 pub(crate) struct Call {
-    /// The method's name, for the table.
+    /// The method's name.
     pub(crate) name: &'static str,
-    /// The request as it is on the wire.
+    /// The request as a gRPC frame.
     frame: Bytes,
 }
 
 impl Call {
-    /// A method of the runtime service, and its message.
+    /// Encodes a call of the runtime service.
     pub(crate) fn new(name: &'static str, message: &impl prost::Message) -> Self {
         let mut frame = BytesMut::new();
         frame.put_u8(0);
@@ -27,7 +27,7 @@ impl Call {
     }
 }
 
-/// One connection, as a kubelet has one.
+/// A connection. Clones share it.
 #[derive(Debug, Clone)]
 pub(crate) struct Client(SendRequest<Bytes>);
 
@@ -45,7 +45,7 @@ impl Client {
         Some(Self(sender))
     }
 
-    /// Makes a call and reads the whole answer. None when it failed.
+    /// Makes a call and reads the whole response. Returns `None` if the call fails.
     pub(crate) async fn call(&mut self, call: &Call) -> Option<()> {
         let request =
             Request::post(format!("http://localhost/runtime.v1.RuntimeService/{}", call.name))
@@ -56,12 +56,12 @@ impl Client {
         let mut sender = self.0.clone().ready().await.ok()?;
         let (response, mut body) = sender.send_request(request, false).ok()?;
         body.send_data(call.frame.clone(), true).ok()?;
-        let mut answer = response.await.ok()?.into_body();
-        while let Some(data) = answer.data().await {
+        let mut response = response.await.ok()?.into_body();
+        while let Some(data) = response.data().await {
             let data = data.ok()?;
-            answer.flow_control().release_capacity(data.len()).ok()?;
+            response.flow_control().release_capacity(data.len()).ok()?;
         }
-        let trailers = answer.trailers().await.ok()??;
+        let trailers = response.trailers().await.ok()??;
         (trailers.get("grpc-status")? == "0").then_some(())
     }
 }

@@ -1,28 +1,27 @@
-//! How fast what a container writes comes into the node's log file: of a pod on the node, whose
-//! file containerd writes itself, and of one in a cell.
+//! Throughput of logs from a container to the node's log file: of a pod on the node, whose file
+//! containerd writes, and of a pod in a cell.
 
 use std::{
-    fs::{self, File},
+    fs::File,
     io,
     os::unix::fs::FileExt,
     path::Path,
     time::{Duration, Instant},
 };
 
-use kiyot_testkit::{Container, Kiyot, KiyotOptions, Kubelet, Node, Pod};
-use tokio::time::{sleep, timeout};
+use kiyot_testkit::{Container, Kiyot, KiyotOptions, Kubelet, Node, Pod, poll_until};
 
-/// Between two looks at the file: far below what is measured.
-const LOOK: Duration = Duration::from_millis(5);
-/// Nothing that is measured takes so long.
-const LIMIT: Duration = Duration::from_secs(600);
+/// Period of the checks of the file, far below the measured times.
+const POLL_PERIOD: Duration = Duration::from_millis(5);
+/// Time after which a measurement fails.
+const TIMEOUT: Duration = Duration::from_secs(600);
 
-/// The last line of what a container writes.
-const LAST: &str = "the end";
-/// What a container writes: the name of it, and the length of a line with its end.
+/// The last line of a log.
+const LAST_LINE: &str = "the end";
+/// Kinds of lines: name, and length with the line end.
 const LINES: [(&str, usize); 2] = [("lines of 100 bytes", 100), ("lines of 4 KiB", 4096)];
 
-/// Runs one writer after another, in turns on the node and in a cell, and prints a table.
+/// Runs writers, alternately on the node and in a cell, and prints a table.
 pub(crate) async fn measure(node: &Node, rounds: usize, mib: usize) {
     let options =
         KiyotOptions { log: "warn".to_owned(), ..KiyotOptions::new(env!("CARGO_BIN_EXE_kiyot")) };
@@ -48,13 +47,13 @@ pub(crate) async fn measure(node: &Node, rounds: usize, mib: usize) {
     }
 }
 
-/// One container that writes so many bytes in lines and then waits. Gives what it wrote by the time
-/// until the last line was on the node, in MB/s.
+/// Runs a container that writes this many bytes in lines. Returns the rate in MB/s until the last
+/// line is on the node.
 async fn write(kubelet: &mut Kubelet, in_cell: bool, length: usize, bytes: usize) -> f64 {
     let count = bytes / length;
     let line = "x".repeat(length - 1);
-    // `yes` writes whole blocks: nothing is as fast in a shell.
-    let script = format!("yes {line} | head -n {count}; echo {LAST}; sleep 100000");
+    // `yes` writes whole blocks, the fastest way in a shell.
+    let script = format!("yes {line} | head -n {count}; echo {LAST_LINE}; sleep 100000");
     let pod = Pod::new("writer").container(Container::script("main", &script));
     let pod = if in_cell { pod.in_cell() } else { pod };
     let config = kubelet.prepare(&pod);
@@ -66,21 +65,16 @@ async fn write(kubelet: &mut Kubelet, in_cell: bool, length: usize, bytes: usize
         .expect("a container is created");
     kubelet.start_container(&main.id).await.expect("a container starts");
     let begun = Instant::now();
-    timeout(LIMIT, last_line(&main.log))
-        .await
-        .unwrap_or_else(|_| panic!("a log has no end: {:?}", fs::metadata(&main.log)));
+    // The size of the file says nothing, because timestamps differ in length.
+    let end = format!(" stdout F {LAST_LINE}\n");
+    poll_until("the log has its last line", TIMEOUT, POLL_PERIOD, async || {
+        ends_with(&main.log, end.as_bytes()).unwrap_or(false).then_some(())
+    })
+    .await;
     let rate = (count * length) as f64 / 1e6 / begun.elapsed().as_secs_f64();
     running.containers.insert("main".to_owned(), main);
     kubelet.stop_and_remove(&running).await.expect("a pod ends");
     rate
-}
-
-/// Waits for the last line. Sizes say nothing: the times in a log are not all of one length.
-async fn last_line(file: &Path) {
-    let end = format!(" stdout F {LAST}\n");
-    while !ends_with(file, end.as_bytes()).unwrap_or(false) {
-        sleep(LOOK).await;
-    }
 }
 
 fn ends_with(file: &Path, end: &[u8]) -> io::Result<bool> {

@@ -1,6 +1,5 @@
-//! Exec and port-forward: how long the first byte takes, and how many bytes follow it in a second.
-//! On the node they go to containerd's own streaming server, as its URL passes through kiyot; in a
-//! cell they go through a tunnel.
+//! Latency and throughput of exec and port-forward. On the node they use containerd's own streaming
+//! server, whose URL passes through kiyot; in a cell they use a tunnel.
 
 use std::time::{Duration, Instant};
 
@@ -10,14 +9,14 @@ use kiyot_testkit::{
 
 use super::calls::quantile;
 
-/// As a client of exec sends what it reads.
-const CHUNK: usize = 32 << 10;
-/// The page of the pod's server that is small.
-const SMALL: &str = "/small";
-/// Its large one.
-const LARGE: &str = "/large";
+/// Bytes of a write to standard input, as kubectl writes.
+const CHUNK_BYTES: usize = 32 << 10;
+/// Small page of the pod's HTTP server.
+const SMALL_PAGE: &str = "/small";
+/// Large page of the pod's HTTP server.
+const LARGE_PAGE: &str = "/large";
 
-/// What was measured of a pod.
+/// Measurements of a pod: times, and rates in MB/s.
 #[derive(Debug, Default)]
 struct Times {
     exec_first: Vec<Duration>,
@@ -28,7 +27,7 @@ struct Times {
     forwarded: Vec<f64>,
 }
 
-/// Measures a pod on the node and one in a cell, in turns, and prints a table.
+/// Measures a pod on the node and a pod in a cell alternately, and prints a table.
 pub(crate) async fn measure(node: &Node, rounds: usize, mib: usize) {
     let options =
         KiyotOptions { log: "warn".to_owned(), ..KiyotOptions::new(env!("CARGO_BIN_EXE_kiyot")) };
@@ -36,7 +35,8 @@ pub(crate) async fn measure(node: &Node, rounds: usize, mib: usize) {
     let mut kubelet = kiyot.kubelet().await;
     let bytes = mib << 20;
     let script = format!(
-        "mkdir /www; echo x > /www{SMALL}; head -c {bytes} /dev/zero > /www{LARGE}; echo ready; exec httpd -f -p 127.0.0.1:8080 -h /www"
+        "mkdir /www; echo x > /www{SMALL_PAGE}; head -c {bytes} /dev/zero > /www{LARGE_PAGE}; \
+         echo ready; exec httpd -f -p 127.0.0.1:8080 -h /www"
     );
     let mut pods = Vec::new();
     for in_cell in [false, true] {
@@ -48,15 +48,15 @@ pub(crate) async fn measure(node: &Node, rounds: usize, mib: usize) {
     }
     for _ in 0..rounds {
         for (pod, times) in &mut pods {
-            // More of what takes little time.
+            // Short operations are repeated.
             for _ in 0..10 {
                 times.exec_sync.push(exec_sync(&mut kubelet, pod).await);
                 times.exec_first.push(exec_first(&mut kubelet, pod).await);
-                times.forward_first.push(forward(&mut kubelet, pod, SMALL, 1).await);
+                times.forward_first.push(forward(&mut kubelet, pod, SMALL_PAGE, 1).await);
             }
             times.output.push(rate(bytes, output(&mut kubelet, pod, bytes).await));
             times.input.push(rate(bytes, input(&mut kubelet, pod, bytes).await));
-            times.forwarded.push(rate(bytes, forward(&mut kubelet, pod, LARGE, bytes).await));
+            times.forwarded.push(rate(bytes, forward(&mut kubelet, pod, LARGE_PAGE, bytes).await));
         }
     }
     println!("\n| what | on the node | in a cell |");
@@ -131,15 +131,15 @@ async fn input(kubelet: &mut Kubelet, pod: &RunningPod, bytes: usize) -> Duratio
     let begun = Instant::now();
     let mut streams =
         exec(kubelet, pod, &format!("head -c {bytes} > /dev/null; echo done"), true).await;
-    let chunk = vec![0; CHUNK];
-    for _ in 0..bytes / CHUNK {
+    let chunk = vec![0; CHUNK_BYTES];
+    for _ in 0..bytes / CHUNK_BYTES {
         streams.send(0, &chunk).await;
     }
     streams.read_until(1, "done").await;
     begun.elapsed()
 }
 
-/// Gets a page through a forwarded port: until it has so many bytes.
+/// Requests a page through a forwarded port, and reads this many bytes.
 async fn forward(kubelet: &mut Kubelet, pod: &RunningPod, page: &str, bytes: usize) -> Duration {
     let begun = Instant::now();
     let request = cri::PortForwardRequest { pod_sandbox_id: pod.sandbox.clone(), port: vec![8080] };

@@ -1,5 +1,4 @@
-//! How long an update of a volume takes from the kubelet's rename on the node until a container in
-//! a cell reads it.
+//! Time from the kubelet's rename on the node until a container in a cell reads the updated volume.
 
 use std::time::{Duration, Instant};
 
@@ -7,7 +6,7 @@ use kiyot_testkit::{Container, Kiyot, KiyotOptions, Node, Pod, Source, cri, webs
 
 use super::calls::quantile;
 
-/// Makes so many updates of a Secret, a second or so between them, and prints a table.
+/// Updates a Secret about once a second, and prints a table.
 pub(crate) async fn measure(node: &Node, updates: usize) {
     let options =
         KiyotOptions { log: "warn".to_owned(), ..KiyotOptions::new(env!("CARGO_BIN_EXE_kiyot")) };
@@ -21,9 +20,9 @@ pub(crate) async fn measure(node: &Node, updates: usize) {
         .volume("key", Source::Secret(version(0)))
         .container(Container::script("main", "sleep 100000").mount("key", "/key"));
     let running = kubelet.run_pod(&spec).await.expect("a pod runs");
-    // It looks every few milliseconds, and says what it sees by a stream, which takes no longer
-    // than that.
-    let watch = "last=; while :; do read -r now < /key/version; [ \"$now\" = \"$last\" ] || { last=$now; echo $now; }; usleep 2000; done";
+    // Polls every 2 ms and writes changes to a stream, whose latency is below that.
+    let watch = "last=; while :; do read -r now < /key/version; \
+                 [ \"$now\" = \"$last\" ] || { last=$now; echo $now; }; usleep 2000; done";
     let cmd = ["sh", "-c", watch].map(str::to_owned).to_vec();
     let request = cri::ExecRequest {
         container_id: running.container("main").id.clone(),
@@ -38,7 +37,7 @@ pub(crate) async fn measure(node: &Node, updates: usize) {
     seen.read_until(1, "version 0 of it").await;
     let mut times = Vec::new();
     for n in 1..=updates {
-        // At no fixed time after the one before.
+        // The gap varies, so that no periodic task of the daemon is in phase with the updates.
         tokio::time::sleep(Duration::from_millis(500 + 37 * (n as u64 % 20))).await;
         kubelet.update_volume(&spec, "key", &version(n));
         let begun = Instant::now();

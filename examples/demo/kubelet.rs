@@ -1,5 +1,5 @@
-//! A kubelet for pods from YAML: it makes what the manifest plans, and sends the messages that the
-//! manifest gives.
+//! A kubelet for pods from YAML: it creates the files that the manifest plans, and sends the
+//! messages that the manifest generates.
 
 use std::{
     fs,
@@ -15,19 +15,19 @@ use kiyot_testkit::{
     wait_until,
 };
 
-/// A pod of the demo, running.
+/// A running pod of the demo.
 #[derive(Debug)]
-pub(crate) struct Demonstrated {
-    /// Its sandbox's id.
+pub(crate) struct DemoPod {
+    /// Sandbox id.
     pub(crate) sandbox: String,
-    /// Its address.
+    /// Pod address.
     pub(crate) address: String,
     containers: Vec<String>,
     log: PathBuf,
 }
 
-impl Demonstrated {
-    /// The first line that its first container has logged.
+impl DemoPod {
+    /// Waits for the first log line of its first container.
     pub(crate) async fn first_line(&self, name: &str) -> String {
         wait_until(format!("{name} has logged a line"), LIMIT, async || {
             LogLine::parse_all(&fs::read(&self.log).unwrap_or_default())
@@ -39,15 +39,15 @@ impl Demonstrated {
     }
 }
 
-/// Plays the kubelet.
+/// A kubelet that runs pods from manifests.
 #[derive(Debug)]
-pub(crate) struct Player {
+pub(crate) struct DemoKubelet {
     kubelet: Kubelet,
     facts: NodeFacts,
     name: String,
 }
 
-impl Player {
+impl DemoKubelet {
     pub(crate) fn new(node: &Node, kubelet: Kubelet) -> Self {
         let facts = NodeFacts {
             kubelet_dir: node.kubelet_directory(),
@@ -61,10 +61,10 @@ impl Player {
         Self { kubelet, facts, name: node.name() }
     }
 
-    /// Runs a pod: its files, its sandbox, and each of its containers.
-    pub(crate) async fn run(&mut self, pod: &Pod) -> Demonstrated {
-        pod.files(&self.facts, 1).iter().for_each(make);
-        // Each pod was seen at a time of its own.
+    /// Runs a pod: files, sandbox, containers.
+    pub(crate) async fn run(&mut self, pod: &Pod) -> DemoPod {
+        pod.files(&self.facts, 1).iter().for_each(create);
+        // Pods differ in the time at which the kubelet saw them.
         let facts = NodeFacts {
             seen: format!("{} {}", self.facts.seen, pod.metadata.uid),
             ..self.facts.clone()
@@ -72,7 +72,7 @@ impl Player {
         let mut request = pod.run_pod_sandbox(&facts, 0);
         let config = request.config.as_mut().expect("a request has a config");
         if let Some(linux) = &mut config.linux {
-            // Control groups of this demo's own, so that they can be told from others.
+            // Cgroups with the node's name, so that the node removes them.
             linux.cgroup_parent =
                 linux.cgroup_parent.replacen("/kubepods", &format!("/kubepods-{}", self.name), 1);
         }
@@ -94,7 +94,7 @@ impl Player {
         for container in &pod.containers {
             pod.container_files(container, &facts, address.parse::<IpAddr>().ok(), 0)
                 .iter()
-                .for_each(make);
+                .for_each(create);
             let image = self.image(&container.image, &config).await;
             let request = pod.create_container(container, &facts, &sandbox, &config, &image, 0);
             let created = self
@@ -111,10 +111,10 @@ impl Player {
             containers.push(id);
         }
         let log = self.facts.log_dir(pod).join(&pod.containers[0].name).join("0.log");
-        Demonstrated { sandbox, address, containers, log }
+        DemoPod { sandbox, address, containers, log }
     }
 
-    /// The image's id, pulled if it isn't there.
+    /// Makes an image present, and returns its id.
     async fn image(&mut self, image: &str, config: &cri::PodSandboxConfig) -> String {
         let image = cri::ImageSpec {
             image: image.to_owned(),
@@ -145,30 +145,30 @@ impl Player {
             .image_ref
     }
 
-    /// What a command prints in the first container.
-    pub(crate) async fn exec(&mut self, shown: &Demonstrated, command: &[&str]) -> String {
+    /// Runs a command in the first container, and returns its output.
+    pub(crate) async fn exec(&mut self, started: &DemoPod, command: &[&str]) -> String {
         self.kubelet
-            .exec_sync(&shown.containers[0], command)
+            .exec_sync(&started.containers[0], command)
             .await
             .unwrap_or_else(|status| panic!("ExecSync: {status}"))
             .stdout
     }
 
     /// Stops and removes a pod.
-    pub(crate) async fn end(&mut self, pod: &Pod, shown: &Demonstrated) {
-        for container in &shown.containers {
+    pub(crate) async fn stop_and_remove(&mut self, pod: &Pod, started: &DemoPod) {
+        for container in &started.containers {
             self.kubelet
                 .stop_container(container, pod.grace_secs)
                 .await
                 .unwrap_or_else(|status| panic!("StopContainer: {status}"));
         }
-        let pod_sandbox_id = shown.sandbox.clone();
+        let pod_sandbox_id = started.sandbox.clone();
         let runtime = &mut self.kubelet.runtime;
         runtime
             .stop_pod_sandbox(cri::StopPodSandboxRequest { pod_sandbox_id: pod_sandbox_id.clone() })
             .await
             .expect("StopPodSandbox is answered");
-        for container_id in shown.containers.clone() {
+        for container_id in started.containers.clone() {
             runtime
                 .remove_container(cri::RemoveContainerRequest { container_id })
                 .await
@@ -181,8 +181,8 @@ impl Player {
     }
 }
 
-/// Makes one entry of a plan.
-fn make(entry: &Entry) {
+/// Creates an entry of a plan.
+fn create(entry: &Entry) {
     let mode = |path: &PathBuf, mode: u32| {
         fs::set_permissions(path, fs::Permissions::from_mode(mode)).expect("a mode can be set")
     };

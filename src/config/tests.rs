@@ -234,7 +234,7 @@ fn a_file_that_is_not_there_is_a_problem() {
     assert!(text.starts_with("/nonexistent/kiyot.toml: the file: can't be read"), "{text}");
 }
 
-/// Verifies C8, Y36.
+/// Verifies C8.
 #[test]
 fn a_socket_that_leads_back_to_kiyot_is_refused_whatever_its_path() {
     let dir = tempfile::tempdir().unwrap();

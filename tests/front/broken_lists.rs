@@ -72,7 +72,7 @@ fn is_a_list(answer: &Result<Answer, h2::Error>) -> bool {
         .is_ok_and(|answer| answer.metadata("grpc-status") == "0" && !answer.body.is_empty())
 }
 
-/// Verifies F5, Y32.
+/// Verifies F5.
 #[tokio::test(flavor = "multi_thread")]
 async fn an_answer_that_breaks_off_is_no_list() {
     for runtimes in [&["containerd"][..], &["containerd", "second"]] {
@@ -106,7 +106,7 @@ async fn an_answer_that_breaks_off_is_no_list() {
     }
 }
 
-/// Verifies F5, Y32.
+/// Verifies F5.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_runtime_that_is_lost_in_the_middle_of_a_list_makes_it_unavailable() {
     let (door, caller) = setup(&["containerd", "second"]).await;

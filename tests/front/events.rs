@@ -296,7 +296,7 @@ async fn a_runtime_that_hangs_up_ends_the_stream() {
     );
 }
 
-/// Verifies F9, Y28.
+/// Verifies F9.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_reader_that_leaves_events_unread_is_cut_off() {
     let door = Setup { client_timeout: SHORT, ..Setup::default() }.open();

@@ -50,7 +50,7 @@ async fn calls_that_are_open_may_end() {
     drop((caller, idle));
 }
 
-/// Verifies F17, Y23.
+/// Verifies F17.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_thread_that_is_stuck_has_no_pulse() {
     let door = Setup::default().open();

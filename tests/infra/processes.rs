@@ -242,7 +242,7 @@ impl Drop for Stranger {
     }
 }
 
-/// Verifies N15, Y53.
+/// Verifies N15.
 #[tokio::test]
 async fn process_that_claims_a_cell_in_its_environment_is_left_alone() {
     let bench = Bench::new();
@@ -258,7 +258,7 @@ async fn process_that_claims_a_cell_in_its_environment_is_left_alone() {
     assert!(stranger.runs());
 }
 
-/// Verifies N16, Y53.
+/// Verifies N16.
 #[tokio::test]
 async fn forged_environment_is_not_read() {
     let bench = Bench::new();
@@ -294,7 +294,7 @@ async fn process_in_the_cells_group_ends_with_it() {
     bench.assert_clean(id);
 }
 
-/// Verifies N15, Y19.
+/// Verifies N15.
 #[tokio::test]
 async fn plugin_gets_its_input_in_the_cells_group() {
     let mut bench = Bench::new();

@@ -75,7 +75,7 @@ async fn store_on_a_full_tmpfs_keeps_records() {
     keeps_records(&path, &disk).await;
 }
 
-/// Verifies X43, Y49.
+/// Verifies X43.
 #[tokio::test]
 async fn store_on_a_full_ext4_keeps_records() {
     let temp = tempfile::tempdir().unwrap();

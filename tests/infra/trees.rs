@@ -47,7 +47,7 @@ fn nest(dir: &Path, levels: usize, name: &CStr) {
     }
 }
 
-/// Verifies X42, Y47.
+/// Verifies X42.
 #[tokio::test]
 async fn nested_directories_of_a_pod_neither_abort_nor_delay_its_end() {
     let mut bench = Bench::new();
@@ -75,7 +75,7 @@ async fn nested_directories_of_a_pod_neither_abort_nor_delay_its_end() {
     bench.assert_clean(&id);
 }
 
-/// Verifies X42, Y47.
+/// Verifies X42.
 #[tokio::test]
 async fn nested_control_groups_of_a_pod_are_removed() {
     let bench = Bench::new();
@@ -92,7 +92,7 @@ async fn nested_control_groups_of_a_pod_are_removed() {
     bench.assert_clean(&id);
 }
 
-/// Verifies X42, Y48.
+/// Verifies X42.
 #[tokio::test]
 async fn what_can_not_be_removed_does_not_keep_an_instance_from_its_end() {
     let mut bench = Bench::new();

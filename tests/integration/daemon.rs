@@ -38,7 +38,7 @@ fn configuration(node: &Node, name: &str, socket: &Path) -> std::path::PathBuf {
     path
 }
 
-/// Verifies X11, Y103.
+/// Verifies X11.
 #[tokio::test]
 async fn a_live_socket_is_refused_and_a_stale_one_replaced() {
     let node = Node::start().await;
@@ -63,7 +63,7 @@ async fn a_live_socket_is_refused_and_a_stale_one_replaced() {
     assert!(!kiyot.socket().exists());
 }
 
-/// Verifies X11, Y104.
+/// Verifies X11.
 #[tokio::test]
 async fn a_second_daemon_on_the_same_state_is_refused() {
     let node = Node::start().await;
@@ -84,7 +84,7 @@ async fn a_second_daemon_on_the_same_state_is_refused() {
     kiyot.kubelet().await.sandboxes().await.unwrap();
 }
 
-/// Verifies X11, Y39.
+/// Verifies X11.
 #[tokio::test]
 async fn a_read_only_state_dir_is_said_at_the_start() {
     let node = Node::start().await;
@@ -112,7 +112,7 @@ async fn a_read_only_state_dir_is_said_at_the_start() {
     drop(kiyot);
 }
 
-/// Verifies C9, X11, Y105.
+/// Verifies C9, X11, C5.
 #[tokio::test]
 async fn a_wrong_configuration_is_exit_code_64() {
     let node = Node::start().await;
@@ -140,7 +140,7 @@ async fn a_wrong_configuration_is_exit_code_64() {
     );
 }
 
-/// Verifies C9, Y37.
+/// Verifies C9.
 #[tokio::test]
 async fn what_is_missing_for_cells_is_said_at_the_start_and_pods_of_the_node_run() {
     let node = Node::start().await;
@@ -166,7 +166,7 @@ async fn what_is_missing_for_cells_is_said_at_the_start_and_pods_of_the_node_run
     assert!(refused.message().contains("/nonexistent/kiyot-cell"), "{refused:?}");
 }
 
-/// Verifies X11, Y106.
+/// Verifies X11, F14.
 #[tokio::test]
 async fn a_drain_ends_with_its_timeout_whatever_is_open() {
     let node = Node::start().await;
@@ -271,7 +271,7 @@ fn tell(daemon: &std::process::Child, signal: rustix::process::Signal) {
     rustix::process::kill_process(rustix::process::Pid::from_child(daemon), signal).unwrap();
 }
 
-/// Verifies F17, X11, Y38, Y107.
+/// Verifies F17, X11, R4.
 #[tokio::test]
 async fn systemd_is_told_when_it_answers_and_when_it_stops() {
     let node = Node::start().await;
@@ -327,7 +327,7 @@ async fn systemd_is_told_when_it_answers_and_when_it_stops() {
     assert!(status.success());
 }
 
-/// Verifies R4, Y38.
+/// Verifies R4.
 #[tokio::test]
 async fn reloads_that_come_while_one_is_under_way_end_with_the_last_file() {
     let node = Node::start().await;
@@ -354,7 +354,7 @@ async fn reloads_that_come_while_one_is_under_way_end_with_the_last_file() {
     kubelet.sandboxes().await.unwrap();
 }
 
-/// Verifies X15, Y109.
+/// Verifies X15.
 #[tokio::test]
 async fn a_cell_is_in_no_cgroup_of_the_daemon() {
     let node = Node::start().await;

@@ -151,7 +151,7 @@ async fn the_node_is_answered_for_by_the_runtime_that_is_named() {
             "{name}"
         );
         assert_eq!(
-            kubelet.image_of_nobody("kiyot.test/elsewhere:1").await.unwrap().is_some(),
+            kubelet.image_status_without_pod("kiyot.test/elsewhere:1").await.unwrap().is_some(),
             has_it,
             "{name}"
         );

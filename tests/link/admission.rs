@@ -20,7 +20,7 @@ fn hello(cell: &CellId, kind: ConnectionKind, incarnation: &str, generation: u64
     }
 }
 
-/// Verifies L2, Y67.
+/// Verifies L2.
 #[tokio::test]
 async fn a_certificate_without_its_key_or_its_cell_is_worth_nothing() {
     let fixture = Fixture::start().await;
@@ -46,7 +46,7 @@ async fn a_certificate_without_its_key_or_its_cell_is_worth_nothing() {
 }
 
 /// Whoever has read a cell's certificate, which is no secret, is not that cell.
-/// Verifies L2, Y67.
+/// Verifies L2.
 #[tokio::test]
 async fn a_stolen_certificate_lets_nobody_in_and_touches_no_link() {
     let fixture = Fixture::start().await;
@@ -83,7 +83,7 @@ async fn a_cell_that_nobody_calls_is_not_let_in() {
     .await;
 }
 
-/// Verifies L2, Y67.
+/// Verifies L2.
 #[tokio::test]
 async fn certificates_of_another_authority_or_time_are_refused() {
     let dir = tempfile::tempdir().unwrap();
@@ -112,7 +112,7 @@ async fn certificates_of_another_authority_or_time_are_refused() {
     assert!(fixture.ledger.news().is_empty());
 }
 
-/// Verifies Y69, Y83.
+/// Verifies Y83.
 #[tokio::test]
 async fn hello_must_say_what_the_certificate_and_the_connection_say() {
     let fixture = Fixture::start().await;
@@ -148,7 +148,7 @@ async fn hello_must_say_what_the_certificate_and_the_connection_say() {
     assert!(fixture.ledger.news().is_empty());
 }
 
-/// Verifies L4, Y66.
+/// Verifies L4.
 #[tokio::test]
 async fn a_later_connection_replaces_an_earlier_one_and_never_the_other_way_round() {
     let fixture = Fixture::start().await;

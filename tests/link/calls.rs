@@ -78,7 +78,7 @@ async fn without_a_connection_a_call_fails_at_its_deadline() {
     assert!(status.message().contains(fixture.cell.as_str()), "{status}");
 }
 
-/// Verifies L6, Y89.
+/// Verifies L6.
 #[tokio::test]
 async fn an_answer_that_does_not_come_fails_the_call_at_its_deadline() {
     let fixture = Fixture::start().await;
@@ -95,7 +95,7 @@ async fn an_answer_that_does_not_come_fails_the_call_at_its_deadline() {
     assert_eq!(fixture.ledger.news(), [Some(1)]);
 }
 
-/// Verifies L6, Y71, Y89.
+/// Verifies L6.
 #[tokio::test]
 async fn an_answer_that_begins_and_does_not_end_fails_the_call_at_its_deadline() {
     let fixture = Fixture::start().await;

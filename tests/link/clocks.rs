@@ -73,7 +73,7 @@ impl World {
     }
 }
 
-/// Verifies L7, Y59.
+/// Verifies L7.
 #[tokio::test]
 async fn a_clock_that_jumps_cuts_no_link_and_keeps_none_from_coming_back() {
     // Which of the two is set: on a node both are one.

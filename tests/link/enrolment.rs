@@ -9,7 +9,7 @@ use crate::{
     kit::{ByHand, Fixture, TOKEN, dial, within},
 };
 
-/// Verifies L1, Y68.
+/// Verifies L1.
 #[tokio::test]
 async fn the_key_that_spent_a_token_may_come_again_and_no_other() {
     let fixture = Fixture::start().await;

@@ -133,7 +133,7 @@ async fn as_many_as_may_be_on_their_way_in_and_no_more() {
 /// Says to another process of this program where to dial.
 const DIALS: &str = "KIYOT_TEST_DIALS";
 
-/// Verifies L14, Y75.
+/// Verifies L14.
 #[tokio::test]
 async fn one_peer_keeps_no_other_out() {
     const OF_A_PEER: usize = 4;
@@ -276,7 +276,7 @@ async fn a_cell_that_says_nonsense_is_cut_and_another_connection_of_it_is_let_in
     fixture.linked().await;
 }
 
-/// Verifies L17, Y77.
+/// Verifies L17.
 #[tokio::test]
 async fn refused_attempts_write_a_bounded_number_of_log_lines() {
     const ENROLMENTS: usize = 1_000;

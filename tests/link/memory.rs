@@ -311,7 +311,7 @@ async fn suffer(messages: Messages) {
     println!("grown by KiB {for_control} {}", status_kib("VmHWM") - before);
 }
 
-/// Verifies L16, Y76.
+/// Verifies L16.
 #[tokio::test]
 async fn worst_messages_of_an_agent_cost_the_daemon_a_bounded_amount_of_memory() {
     if let Some(messages) = std::env::var_os(SUFFERS) {

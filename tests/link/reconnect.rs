@@ -19,7 +19,7 @@ use crate::{
     kit::{Fixture, LIMIT, Proxy, limits, start_gateway, timed, until, within},
 };
 
-/// Verifies L3, Y63.
+/// Verifies L3.
 #[tokio::test]
 async fn a_cut_fails_what_runs_and_the_next_call_finds_a_new_connection() {
     let fixture = Fixture::start().await;
@@ -52,7 +52,7 @@ async fn a_cut_fails_what_runs_and_the_next_call_finds_a_new_connection() {
     assert!(generations.len() >= 4 && generations.is_sorted(), "{generations:?}");
 }
 
-/// Verifies L3, Y64.
+/// Verifies L3.
 #[tokio::test]
 async fn a_wire_without_a_sound_is_noticed_on_both_sides() {
     let fixture = Fixture::start().await;
@@ -105,7 +105,7 @@ async fn cells_come_back_to_a_gateway_that_is_started_again() {
     assert_eq!(agent.stop().await, Outcome::Shutdown);
 }
 
-/// Verifies Y67.
+/// Verifies L7.
 #[tokio::test]
 async fn an_expired_certificate_is_renewed_by_its_key() {
     let lifetime = Duration::from_secs(4);

@@ -10,7 +10,7 @@ const PROCESSES: &str = "pgrep -f 'kiyot-cell (launch|init|agent)' | sort -n | t
 /// Prints the id of the daemon's process.
 const DAEMON: &str = "systemctl show -P MainPID kiyot";
 
-/// Verifies C6, X4, X45, Y29, Y108.
+/// Verifies C6, X4, X45.
 #[test]
 fn cells_keep_their_limits_outlive_the_service_and_end_with_the_node() {
     let mut machine = Machine::start();

@@ -48,7 +48,7 @@ const MAX_GROWTH_KIB: u64 = 32 * 1024;
 /// Bounds the log file of a daemon, in bytes.
 const MAX_LOG_BYTES: u64 = 64 << 20;
 
-/// Verifies X13, Y2, Y6.
+/// Verifies X13, Y6.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn pods_of_random_shape_outlive_random_kills_and_leave_nothing() {
     let seconds = std::env::var("SOAK_SECONDS").ok().filter(|text| !text.is_empty());

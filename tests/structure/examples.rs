@@ -1,4 +1,4 @@
-//! examples/.
+//! The files of `examples/`.
 
 use kiyot::{
     annotations::{CellRequest, LaunchType, TARGET_RUNTIME},
@@ -21,7 +21,7 @@ fn pod(name: &str) -> manifest::Pod {
 
 /// Verifies T2.
 #[test]
-fn every_example_is_read() {
+fn examples_are_valid() {
     for file in tree::files("examples", ".toml") {
         config(file.to_str().unwrap());
     }
@@ -33,7 +33,7 @@ fn every_example_is_read() {
 }
 
 #[test]
-fn the_examples_are_what_their_names_say() {
+fn examples_match_their_names() {
     assert_eq!(config("examples/opt-in.toml").routing.default, "containerd");
     let out = config("examples/opt-out.toml");
     assert_eq!(out.routing.default, "milpa");

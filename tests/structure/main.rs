@@ -1,17 +1,16 @@
-//! What holds of the tree itself: who imports whom, how long files are, that promises have tests,
-//! that what is shipped beside the programs is right.
-#![allow(
-    clippy::unwrap_used,
-    clippy::expect_used,
-    reason = "what a test cannot set up fails the test, at the place"
-)]
+//! Checks of the tree: imports, dependencies, lengths of files, style, documents, promises and
+//! their tests, examples, the unit file.
+#![allow(clippy::expect_used, reason = "a failed setup fails the test at its place")]
 #![expect(clippy::unwrap_used, reason = "a test fails by a panic")]
 
+mod documents;
 mod examples;
 mod imports;
+mod lexer;
 mod manifests;
 mod service;
 mod sizes;
 mod source;
 mod specification;
+mod style;
 mod tree;

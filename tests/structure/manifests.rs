@@ -1,4 +1,4 @@
-//! Which crate depends on which.
+//! Dependencies between crates.
 
 use figment::{
     Figment,
@@ -16,7 +16,7 @@ fn dependencies(manifest: &str, table: &str) -> Vec<String> {
         .unwrap_or_default()
 }
 
-/// Crates of the workspace, and others, that a crate must not depend on.
+/// Crates that a crate must not depend on, by its manifest.
 const FORBIDDEN: [(&str, &[&str]); 6] = [
     ("Cargo.toml", &["kiyot-cell", "kiyot-testkit"]),
     ("crates/kiyot-proto/Cargo.toml", &["kiyot", "kiyot-cell", "kiyot-link", "kiyot-testkit"]),
@@ -31,7 +31,7 @@ const FORBIDDEN: [(&str, &[&str]); 6] = [
 
 /// Verifies T1.
 #[test]
-fn no_crate_depends_on_one_above_it() {
+fn crates_depend_downwards_only() {
     for (manifest, forbidden) in FORBIDDEN {
         for table in ["dependencies", "build-dependencies"] {
             let found: Vec<_> = dependencies(manifest, table)
@@ -41,7 +41,7 @@ fn no_crate_depends_on_one_above_it() {
             assert!(found.is_empty(), "{manifest}: [{table}] has {found:?}");
         }
     }
-    // The agent and the kit never see the daemon, not even in their tests.
+    // Agent, link and test kit never depend on the daemon, in their tests either.
     for manifest in [
         "crates/kiyot-cell/Cargo.toml",
         "crates/kiyot-testkit/Cargo.toml",
@@ -55,7 +55,7 @@ fn no_crate_depends_on_one_above_it() {
 }
 
 #[test]
-fn every_crate_is_known() {
+fn crates_are_all_checked() {
     for manifest in tree::files("crates", "Cargo.toml") {
         assert!(
             FORBIDDEN.iter().any(|(known, _)| manifest.ends_with(known)),
@@ -66,7 +66,7 @@ fn every_crate_is_known() {
 }
 
 #[test]
-fn one_cryptography_alone() {
+fn crates_use_a_single_cryptography_library() {
     for manifest in tree::files(".", "Cargo.toml") {
         for name in dependencies(manifest.to_str().unwrap(), "dependencies") {
             assert!(
@@ -79,9 +79,9 @@ fn one_cryptography_alone() {
 }
 
 #[test]
-fn every_crate_has_the_workspaces_lints() {
+fn crates_use_the_lints_of_the_workspace() {
     for manifest in tree::files(".", "Cargo.toml") {
-        // Generated code has none, and fuzz targets are a workspace of their own.
+        // Generated code has no lints, and fuzz targets have their own.
         if !manifest.starts_with("crates/kiyot-proto") && !manifest.starts_with("fuzz") {
             assert!(
                 tree::text(&manifest).contains("[lints]\nworkspace = true"),

@@ -1,10 +1,10 @@
-//! config/kiyot.service.
+//! The unit file `config/kiyot.service`.
 
 use std::collections::BTreeMap;
 
 use crate::tree;
 
-/// Section and key -> values, as systemd reads unit files.
+/// Values by section and key, as systemd reads unit files.
 type Unit = BTreeMap<(String, String), Vec<String>>;
 
 fn unit() -> Unit {
@@ -17,7 +17,7 @@ fn unit() -> Unit {
         } else {
             let (key, value) = line
                 .split_once('=')
-                .unwrap_or_else(|| panic!("line {}: {line:?} is no KEY=VALUE", number + 1));
+                .unwrap_or_else(|| panic!("line {}: {line:?} is not KEY=VALUE", number + 1));
             assert!(!key.contains(' ') && !value.is_empty(), "line {}: {line:?}", number + 1);
             unit.entry((section.clone(), key.to_owned())).or_default().push(value.to_owned());
         }
@@ -35,7 +35,7 @@ fn words(unit: &Unit, section: &str, key: &str) -> Vec<String> {
 
 /// Verifies C6.
 #[test]
-fn it_starts_between_the_runtime_and_the_kubelet_and_stops_no_cell() {
+fn service_starts_between_runtime_and_kubelet_and_stops_no_cell() {
     let unit = unit();
     assert!(words(&unit, "Unit", "After").contains(&"containerd.service".to_owned()));
     assert!(words(&unit, "Unit", "Before").contains(&"kubelet.service".to_owned()));
@@ -53,7 +53,7 @@ fn it_starts_between_the_runtime_and_the_kubelet_and_stops_no_cell() {
         assert_eq!(words(&unit, "Service", key), [value], "{key}");
     }
     assert_eq!(words(&unit, "Service", "ExecReload"), ["/bin/kill", "-HUP", "$MAINPID"]);
-    // With containerd's end kiyot's must not come: pods in cells go on.
+    // A stop of containerd must not stop kiyot: pods in cells keep running.
     for key in ["Requires", "BindsTo", "PartOf"] {
         assert!(words(&unit, "Unit", key).is_empty(), "{key}");
     }
@@ -62,11 +62,11 @@ fn it_starts_between_the_runtime_and_the_kubelet_and_stops_no_cell() {
 
 /// Verifies C6.
 #[test]
-fn systemd_reads_the_unit_without_a_complaint() {
+fn service_is_verified_by_systemd_without_a_warning() {
     let dir = tempfile::tempdir().unwrap();
     let unit = dir.path().join("kiyot.service");
     let verify = |text: &str| {
-        // It asks whether the program is there, which is installed nowhere here.
+        // systemd-analyze checks that the program exists, which is not installed here.
         let lines = text
             .lines()
             .map(|line| if line.starts_with("ExecStart=") { "ExecStart=/bin/true" } else { line });
@@ -75,14 +75,14 @@ fn systemd_reads_the_unit_without_a_complaint() {
             .args(["verify", "--man=no"])
             .arg(&unit)
             .output()
-            .expect("systemd-analyze is there: scripts/setup installs it");
-        let said = String::from_utf8_lossy(&output.stderr).into_owned();
-        let of_unit = said.lines().filter(|line| line.contains("kiyot.service"));
+            .expect("systemd-analyze can be run: scripts/setup installs it");
+        let stderr = String::from_utf8_lossy(&output.stderr).into_owned();
+        let of_unit = stderr.lines().filter(|line| line.contains("kiyot.service"));
         (output.status.success(), of_unit.map(str::to_owned).collect::<Vec<_>>())
     };
     let text = tree::text("config/kiyot.service");
     assert_eq!(verify(&text), (true, Vec::new()));
-    // It does complain: a value or a key that it does not know would have no effect.
+    // Unknown values and keys, which would have no effect, do cause a warning.
     let (_, complaints) = verify(&text.replace("KillMode=process", "KillMode=main"));
     assert!(complaints.iter().any(|line| line.contains("kill mode")), "{complaints:?}");
     let (_, complaints) = verify(&text.replace("Delegate=", "Delegates="));
@@ -91,7 +91,7 @@ fn systemd_reads_the_unit_without_a_complaint() {
 
 /// Verifies C6.
 #[test]
-fn nothing_in_it_makes_a_mount_namespace() {
+fn service_has_no_mount_namespace() {
     let unit = unit();
     let makers = [
         "PrivateTmp",
@@ -112,13 +112,13 @@ fn nothing_in_it_makes_a_mount_namespace() {
     for key in makers {
         assert!(
             words(&unit, "Service", key).is_empty(),
-            "{key} makes a mount namespace, which mounts would not leave"
+            "{key} creates a mount namespace, which mounts would not leave"
         );
     }
 }
 
 #[test]
-fn it_runs_a_command_line_that_there_is() {
+fn service_runs_the_installed_daemon() {
     assert_eq!(
         words(&unit(), "Service", "ExecStart"),
         ["/usr/bin/kiyot", "serve", "--config", "/etc/kiyot/kiyot.toml"]

@@ -1,17 +1,16 @@
-//! Rust source as far as imports need it.
+//! Modules and paths of Rust sources, as far as the check of imports needs them.
 
 use std::path::Path;
 
-/// The path of the module that a file of `src` is: `["backends", "milpa"]` for
-/// `src/backends/milpa.rs`; empty for the crate's root.
+/// Returns the module path of a file of `src`: `["backends", "milpa"]` for `src/backends/milpa.rs`,
+/// empty for the crate's root.
 pub(crate) fn module_of(file: &Path) -> Vec<String> {
     let inner = file.strip_prefix("src").unwrap().with_extension("");
     let parts: Vec<String> = inner.iter().map(|part| part.to_str().unwrap().to_owned()).collect();
     if parts == ["lib"] { Vec::new() } else { parts }
 }
 
-/// A source without comments, without what is in its texts, and without its unit tests (which stand
-/// at the end).
+/// Returns a source without comments, contents of string literals, and unit tests (at its end).
 pub(crate) fn code_of(source: &str) -> String {
     let end = source.find("#[cfg(test)]\nmod tests").unwrap_or(source.len());
     let mut code = String::with_capacity(end);
@@ -29,7 +28,7 @@ pub(crate) fn code_of(source: &str) -> String {
                 }
                 code.push_str("\"\"");
             }
-            // A quote as a character would open a text.
+            // A quote as a character literal does not open a string.
             '\'' if rest.peek() == Some(&'"') => drop(rest.next()),
             _ => code.push(c),
         }
@@ -37,8 +36,8 @@ pub(crate) fn code_of(source: &str) -> String {
     code
 }
 
-/// The crate's own paths that a module names, from the crate's root on: of `crate::`, `super::` and
-/// `self::`, in imports (braces are spread) and elsewhere.
+/// Returns the paths of the crate that a module names with `crate::`, `super::` and `self::`, in
+/// imports (with braces expanded) and elsewhere. They are absolute.
 pub(crate) fn paths_in(code: &str, module: &[String]) -> Vec<Vec<String>> {
     let tokens = tokens(code);
     let mut paths = Vec::new();
@@ -49,7 +48,7 @@ pub(crate) fn paths_in(code: &str, module: &[String]) -> Vec<Vec<String>> {
             && ["crate", "super", "self"].contains(&tokens[at])
             && tokens.get(at + 1) == Some(&"::")
         {
-            at = spread(&tokens, at, &[], module, &mut paths);
+            at = expand(&tokens, at, &[], module, &mut paths);
         } else {
             at += 1;
         }
@@ -57,8 +56,8 @@ pub(crate) fn paths_in(code: &str, module: &[String]) -> Vec<Vec<String>> {
     paths
 }
 
-/// Reads one tree of paths, adds its leaves, and returns where it ends.
-fn spread(
+/// Expands a tree of paths, adds its leaves, and returns the index behind it.
+fn expand(
     tokens: &[&str],
     mut at: usize,
     before: &[&str],
@@ -74,7 +73,7 @@ fn spread(
                     at = if tokens[at] == "," {
                         at + 1
                     } else {
-                        spread(tokens, at, &path, module, paths)
+                        expand(tokens, at, &path, module, paths)
                     };
                 }
                 return at + 1;
@@ -83,7 +82,7 @@ fn spread(
                 path.push(word);
                 at += 1;
             }
-            // Generic arguments of an expression, or the end of the code.
+            // Generic arguments of an expression, or the end of the source.
             _ => {
                 paths.extend(absolute(&path, module));
                 return at + 1;
@@ -99,7 +98,7 @@ fn spread(
     }
 }
 
-/// A path from the crate's root on.
+/// Makes a path absolute.
 fn absolute(path: &[&str], module: &[String]) -> Option<Vec<String>> {
     let mut parts = path.iter();
     let mut absolute = match *parts.next()? {
@@ -122,7 +121,7 @@ fn is_word(token: &str) -> bool {
     token.starts_with(|c: char| c.is_alphanumeric() || c == '_')
 }
 
-/// Words, `::`, and single other characters.
+/// Splits code into words, `::`, and other single characters.
 fn tokens(code: &str) -> Vec<&str> {
     let mut tokens = Vec::new();
     let mut rest = code.trim_start();
@@ -143,8 +142,12 @@ fn tokens(code: &str) -> Vec<&str> {
 
 #[test]
 fn paths_are_found_wherever_they_stand() {
-    let source = "//! crate::comment::x\nuse std::io;\nuse super::{a, b::{self, C}, super::d};\nuse crate::{\n    e::*,\n    f as g,\n};\n\
-                  fn x() { \"crate::text::y\"; crate::h::i::<u8>(); self::j::k(); $crate::l }\n#[cfg(test)]\nmod tests { use crate::m; }\n";
+    let source = concat!(
+        "//! crate::comment::x\nuse std::io;\nuse super::{a, b::{self, C}, super::d};\n",
+        "use crate::{\n    e::*,\n    f as g,\n};\n",
+        "fn x() { \"crate::text::y\"; crate::h::i::<u8>(); self::j::k(); $crate::l }\n",
+        "#[cfg(test)]\nmod tests { use crate::m; }\n",
+    );
     let module = ["one", "two"].map(str::to_owned);
     let found: Vec<String> =
         paths_in(&code_of(source), &module).iter().map(|path| path.join("::")).collect();

@@ -1,12 +1,11 @@
-//! SPECIFICATION.md and the tests name each other by ids.
-//!
-//! A promise is an item `- **ID** Text`. A test verifies it by a doc line `/// Verifies ID, ID.`.
+//! The index of SPECIFICATION.md: a promise is an item `- **ID** Text`, and a test names the
+//! promises that it verifies by a doc line `/// Verifies ID, ID.`.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::tree;
 
-/// Opens the doc line of a test that names promises.
+/// Prefix of the doc line that names promises.
 const VERIFIES: &str = "/// Verifies ";
 
 /// Returns the ids of all promises, in order.
@@ -45,7 +44,7 @@ fn index(file: &str, source: &str) -> (BTreeMap<String, Vec<String>>, Vec<String
 }
 
 #[test]
-fn promise_without_a_test_and_test_without_a_promise_are_faults() {
+fn promises_have_tests_and_tests_name_known_promises() {
     let promises = promises(&tree::text("SPECIFICATION.md"));
     let mut verified = BTreeMap::<String, Vec<String>>::new();
     let mut faults = Vec::new();
@@ -78,7 +77,7 @@ fn promise_without_a_test_and_test_without_a_promise_are_faults() {
 }
 
 #[test]
-fn index_has_the_tests_of_each_id_and_names_lines_that_are_wrong() {
+fn index_maps_ids_to_tests_and_reports_malformed_lines() {
     let verifies = |ids: &str| format!("{VERIFIES}{ids}");
     let source = format!(
         "{}\n#[tokio::test(start_paused = true)]\nasync fn a() {{}}\n{}\n#[test]\nfn b() {{}}\n\

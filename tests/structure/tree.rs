@@ -1,25 +1,26 @@
-//! The files of the repository.
+//! Files of the repository.
 
 use std::{
     fs,
     path::{Path, PathBuf},
 };
 
-/// Folders with what is not ours or not kept.
+/// Folders without sources of the repository.
 const SKIPPED: [&str; 3] = ["target", "artifacts", "corpus"];
 
-/// The repository's root.
+/// Returns the repository's root.
 pub(crate) fn root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR"))
 }
 
-/// The text of a file, by its path from the root.
+/// Reads a file, by its path from the root.
 pub(crate) fn text(path: impl AsRef<Path>) -> String {
     let path = root().join(path);
     fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
 }
 
-/// All files beneath a folder whose names end so, by their paths from the root, in order.
+/// Lists the files beneath a folder whose names end with `ending`, sorted, by their paths from the
+/// root.
 pub(crate) fn files(folder: &str, ending: &str) -> Vec<PathBuf> {
     let mut found = Vec::new();
     walk(&root().join(folder), ending, &mut found);

@@ -18,7 +18,7 @@ async fn reported(kiyot: &Fixture) -> String {
     kiyot.start_container(&container).await;
     kiyot.start_container(&other.container_id).await;
     let cell = kiyot.provider.only();
-    cell.with(|state| state.silent.push("ReadLog"));
+    cell.with(|state| state.unanswered.push("ReadLog"));
     cell.write("c0", "last words\n");
     cell.exit("c0", 3);
     // News are taken one after another: when this is seen, the exit before it was.
@@ -29,7 +29,7 @@ async fn reported(kiyot: &Fixture) -> String {
     container
 }
 
-/// Verifies P13, Y11.
+/// Verifies P13.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn reported_exit_is_kept_when_the_cell_is_lost() {
     let kiyot = Fixture::start().await;
@@ -41,7 +41,7 @@ async fn reported_exit_is_kept_when_the_cell_is_lost() {
     assert_eq!(kiyot.status(&container).unwrap(), status);
 }
 
-/// Verifies P13, Y11.
+/// Verifies P13.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn reported_exit_is_kept_when_the_daemon_is_killed_and_the_cell_is_lost() {
     let kiyot = Fixture::start().await;
@@ -51,7 +51,7 @@ async fn reported_exit_is_kept_when_the_daemon_is_killed_and_the_cell_is_lost() 
     assert_eq!((status.exit_code, &*status.reason), (3, "Error"));
 }
 
-/// Verifies P13, Y12.
+/// Verifies P13.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn containers_of_a_stopped_sandbox_keep_their_codes_across_a_restart() {
     let kiyot = Fixture::start().await;

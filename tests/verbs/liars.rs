@@ -9,7 +9,7 @@ use kiyot_link::{
     log_limit::{LINES, PERIOD},
 };
 use kiyot_proto::{cell, cri};
-use kiyot_testkit::{cell::IMAGE, log::CapturedLog};
+use kiyot_testkit::{fake_cell::IMAGE, log::CapturedLog};
 use prost::Message;
 use tonic::{Code, Status};
 
@@ -54,7 +54,7 @@ async fn is_well(kiyot: &Fixture, container: &str) {
     );
 }
 
-/// Verifies L8, P11, Y69, Y87.
+/// Verifies L8, P11.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_a_cell_says_of_ids_that_are_not_its_own_is_of_no_effect() {
     let kiyot = Fixture::start().await;
@@ -145,14 +145,14 @@ async fn what_a_cell_says_of_an_image_changes_no_user_of_another_pods() {
     assert_eq!(["busybox", IMAGE].map(user), [Some(String::new()), Some(String::new())]);
 }
 
-/// Verifies L8, Y70.
+/// Verifies L8.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_answer_without_an_end_fails_its_call_and_no_other() {
     let kiyot = Fixture::start().await;
     let (honest, liar) = honest_and_liar(&kiyot).await;
     let lying = kiyot.provider.nth(1);
     lying.with(|state| {
-        state.endless = vec![
+        state.endless_responses = vec![
             "ExecSync",
             "StopContainer",
             "ContainerStatus",
@@ -195,7 +195,7 @@ async fn an_answer_without_an_end_fails_its_call_and_no_other() {
     lying.with(|state| state.end_watch());
     for method in ["ReadLog", "Watch", "ExecSync", "CreateContainer", "ListContainers"] {
         until(&format!("{method} was answered without an end"), || {
-            lying.with(|state| state.answered_without_end.contains(method))
+            lying.with(|state| state.endless_calls.contains(method))
         })
         .await;
         is_well(&kiyot, &honest).await;
@@ -205,7 +205,7 @@ async fn an_answer_without_an_end_fails_its_call_and_no_other() {
     is_well(&kiyot, &honest).await;
 }
 
-/// Verifies L8, Y72, Y88.
+/// Verifies L8.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn no_list_is_longer_for_what_a_cell_says() {
     // Nearly as much as is taken of one container at all.
@@ -224,7 +224,7 @@ async fn no_list_is_longer_for_what_a_cell_says() {
     // of containers could be read by a kubelet any more.
     let image = cri::Image { id: "x".repeat(LONG / 4), ..Default::default() };
     let lie = cri::ImageStatusResponse { image: Some(image), ..Default::default() }.encode_to_vec();
-    lying.with(|state| state.lies.insert("ImageStatus", Ok(lie)));
+    lying.with(|state| state.fixed_responses.insert("ImageStatus", Ok(lie)));
     let status = kiyot
         .call::<cri::CreateContainerResponse>(
             Method::CreateContainer,
@@ -233,7 +233,7 @@ async fn no_list_is_longer_for_what_a_cell_says() {
         .await
         .unwrap_err();
     assert_eq!(status.code(), Code::Internal);
-    lying.with(|state| state.lies.clear());
+    lying.with(|state| state.fixed_responses.clear());
     // A container with as many groups, and one with a reference as long.
     let user = cri::LinuxContainerUser {
         supplemental_groups: vec![i64::MAX; LONG / 9],
@@ -248,9 +248,9 @@ async fn no_list_is_longer_for_what_a_cell_says() {
     };
     let lie = cri::ContainerStatusResponse { status: Some(reference), ..Default::default() }
         .encode_to_vec();
-    lying.with(|state| state.lies.insert("ContainerStatus", Ok(lie)));
+    lying.with(|state| state.fixed_responses.insert("ContainerStatus", Ok(lie)));
     let more = kiyot.create(&of_liar, "more").await;
-    lying.with(|state| state.lies.clear());
+    lying.with(|state| state.fixed_responses.clear());
     // And a pod with as many interfaces.
     let interface = cri::NetworkInterfaceUsage { name: "z".repeat(LONG), ..Default::default() };
     let network = Some(cri::NetworkUsage { interfaces: vec![interface], ..Default::default() });
@@ -297,7 +297,7 @@ async fn no_list_is_longer_for_what_a_cell_says() {
     is_well(&kiyot, &honest).await;
 }
 
-/// Verifies L11, Y73.
+/// Verifies L11.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_a_cell_says_of_a_failure_is_words() {
     let kiyot = Fixture::start().await;
@@ -308,7 +308,7 @@ async fn what_a_cell_says_of_a_failure_is_words() {
         bytes::Bytes::from_static(b"c0"),
     );
     lie.metadata_mut().insert("x-more", "c0".parse().unwrap());
-    kiyot.provider.nth(1).with(|state| state.lies.insert("ExecSync", Err(lie)));
+    kiyot.provider.nth(1).with(|state| state.fixed_responses.insert("ExecSync", Err(lie)));
     let status =
         kiyot.call::<cri::ExecSyncResponse>(Method::ExecSync, exec(&liar)).await.unwrap_err();
     assert_eq!(
@@ -321,7 +321,7 @@ async fn what_a_cell_says_of_a_failure_is_words() {
 
 /// The message is cut where it enters, and the cell's id in it, which is shorter than the kubelet's,
 /// makes it no longer.
-/// Verifies L11, Y79.
+/// Verifies L11.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn error_message_of_a_cell_is_short_also_with_ids_restored() {
     let kiyot = Fixture::start().await;
@@ -329,7 +329,7 @@ async fn error_message_of_a_cell_is_short_also_with_ids_restored() {
     for message in ["c0".repeat(3_000), "\u{e4}".repeat(2_000), format!("c0 {}", "%".repeat(5_000))]
     {
         let lie = Status::new(Code::Unknown, message);
-        kiyot.provider.nth(1).with(|state| state.lies.insert("ExecSync", Err(lie)));
+        kiyot.provider.nth(1).with(|state| state.fixed_responses.insert("ExecSync", Err(lie)));
         let status =
             kiyot.call::<cri::ExecSyncResponse>(Method::ExecSync, exec(&liar)).await.unwrap_err();
         assert_eq!(status.code(), Code::Unknown);
@@ -374,19 +374,21 @@ async fn answers_of_another_type_or_number_harm_their_own_pod_alone() {
         for method in
             ["Version", "Status", "ImageStatus", "ChangeFiles", "CreateContainer", "ListContainers"]
         {
-            lying.with(|state| state.says = [(method, lie.clone())].into());
+            lying.with(|state| state.fixed_messages = [(method, lie.clone())].into());
             // Whether it fails depends on how much of it matters; that it ends does not.
             let request =
                 kiyot.container_request(&of_liar, &format!("{}-{n}", method.to_lowercase()));
             let made = kiyot.call::<cri::CreateContainerResponse>(Method::CreateContainer, request);
             let _ = tokio::time::timeout(LIMIT, made).await.expect(method);
         }
-        lying.with(|state| state.says = [("ExecSync", lie.clone())].into());
+        lying.with(|state| state.fixed_messages = [("ExecSync", lie.clone())].into());
         let _ = kiyot.call::<cri::ExecSyncResponse>(Method::ExecSync, exec(&liar)).await;
-        lying.with(|state| state.says = [("Exec", lie.clone())].into());
+        lying.with(|state| state.fixed_messages = [("Exec", lie.clone())].into());
         let request = cri::ExecRequest { container_id: liar.clone(), ..Default::default() };
         kiyot.call::<cri::ExecResponse>(Method::Exec, request).await.unwrap_err();
-        lying.with(|state| state.says = [("UpdateContainerResources", lie.clone())].into());
+        lying.with(|state| {
+            state.fixed_messages = [("UpdateContainerResources", lie.clone())].into()
+        });
         let request = cri::UpdateContainerResourcesRequest {
             container_id: liar.clone(),
             ..Default::default()
@@ -397,7 +399,7 @@ async fn answers_of_another_type_or_number_harm_their_own_pod_alone() {
                 request,
             )
             .await;
-        lying.with(|state| state.says.clear());
+        lying.with(|state| state.fixed_messages.clear());
         is_well(&kiyot, &honest).await;
     }
     // Events of another kind than what is, in another order, and twice.
@@ -437,7 +439,7 @@ async fn answers_of_another_type_or_number_harm_their_own_pod_alone() {
 
 /// Snapshots full of containers that nobody knows, again and again. (On one thread, whose log is
 /// looked at.)
-/// Verifies L17, Y78.
+/// Verifies L17.
 #[tokio::test]
 async fn cell_that_lies_without_end_writes_a_bounded_number_of_log_lines() {
     const SNAPSHOTS: usize = 50;

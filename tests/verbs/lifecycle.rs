@@ -2,7 +2,7 @@
 
 use kiyot::backends::Method;
 use kiyot_proto::cri;
-use kiyot_testkit::cell::{IMAGE, REFERENCE};
+use kiyot_testkit::fake_cell::{IMAGE, REFERENCE};
 use tonic::Code;
 
 use crate::kit::{Fixture, until};
@@ -47,7 +47,7 @@ async fn a_pod_lives_and_ends() {
     };
     let answer: cri::ExecSyncResponse = kiyot.call(Method::ExecSync, exec.clone()).await.unwrap();
     assert_eq!(answer.stdout, b"done");
-    assert_eq!(cell.with(|state| state.asked["ExecSync"].clone()), "c0");
+    assert_eq!(cell.with(|state| state.container_ids["ExecSync"].clone()), "c0");
     let status = kiyot
         .call::<cri::ExecSyncResponse>(
             Method::ExecSync,
@@ -206,7 +206,7 @@ async fn what_only_a_cell_knows_of_a_container_is_known_after_a_restart() {
         .unwrap();
     assert_eq!(told(&kiyot).1, resources(128));
     // Its cell says nothing any more.
-    cell.with(|state| state.silent.push("Watch"));
+    cell.with(|state| state.unanswered.push("Watch"));
     let kiyot = kiyot.restart().await;
     assert_eq!(told(&kiyot), (cri::ContainerState::ContainerRunning, resources(128), user.clone()));
     // Nor is it forgotten with its end, whoever tells that.

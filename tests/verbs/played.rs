@@ -21,7 +21,7 @@ use kiyot::backends::milpa::{
 };
 use kiyot_cell::home::Home;
 use kiyot_proto::cri;
-use kiyot_testkit::cell::{PlayedCell, Ways};
+use kiyot_testkit::fake_cell::{FakeCell, Options};
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
@@ -48,7 +48,7 @@ pub(crate) struct Played {
 
 #[derive(Debug)]
 struct Running {
-    cell: PlayedCell,
+    cell: FakeCell,
     end: CancellationToken,
     task: JoinHandle<()>,
 }
@@ -71,14 +71,14 @@ impl Played {
     }
 
     /// The only cell that runs.
-    pub(crate) fn only(&self) -> PlayedCell {
+    pub(crate) fn only(&self) -> FakeCell {
         let cells = self.cells.lock().unwrap();
         assert_eq!(cells.len(), 1, "cells that run");
         cells.values().next().unwrap().cell.clone()
     }
 
     /// The cell that was launched after so many.
-    pub(crate) fn nth(&self, n: usize) -> PlayedCell {
+    pub(crate) fn nth(&self, n: usize) -> FakeCell {
         let id = self.launched.lock().unwrap()[n].clone();
         self.cells.lock().unwrap()[&id].cell.clone()
     }
@@ -123,8 +123,8 @@ impl Provider for Played {
         let id = InstanceId(spec.cell.as_str().to_owned());
         let private = self.dir.join(spec.cell.as_str());
         let home = Home::new(spec.bootstrap.clone(), &private, "played").unwrap();
-        let ways = Ways { ids: self.ids.clone(), heartbeat: None };
-        let cell = PlayedCell::new(spec.cell.as_str(), home.handle(), ways);
+        let ways = Options { ids: self.ids.clone(), heartbeat: None };
+        let cell = FakeCell::new(spec.cell.as_str(), home.handle(), ways);
         cell.with(|state| state.handlers = self.handlers.lock().unwrap().clone());
         let (end, own) = (CancellationToken::new(), cell.clone());
         let stop = end.clone();

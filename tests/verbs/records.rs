@@ -8,7 +8,7 @@ use kiyot_proto::{cell, cri};
 
 use crate::kit::{Fixture, until};
 
-/// Verifies X17, Y41.
+/// Verifies X17.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_container_whose_state_is_lost_is_as_its_cell_says() {
     let kiyot = Fixture::start().await;
@@ -33,7 +33,7 @@ async fn a_container_whose_state_is_lost_is_as_its_cell_says() {
     kiyot.stop_sandbox(&sandbox).await;
 }
 
-/// Verifies X17, Y41.
+/// Verifies X17.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_container_that_nobody_knows_any_more_does_not_run_on() {
     let kiyot = Fixture::start().await;
@@ -66,7 +66,7 @@ async fn a_container_that_is_being_made_is_known() {
     let other = kiyot.create(&sandbox, "other").await;
     kiyot.start_container(&other).await;
     let cell = kiyot.provider.only();
-    cell.with(|state| state.silent.push("ContainerStatus"));
+    cell.with(|state| state.unanswered.push("ContainerStatus"));
     let made = kiyot.call::<cri::CreateContainerResponse>(
         Method::CreateContainer,
         kiyot.container_request(&sandbox, "main"),
@@ -85,7 +85,7 @@ async fn a_container_that_is_being_made_is_known() {
         // News are taken one after another: what the snapshot means is done before this.
         cell.exit("c0", 3);
         kiyot.exited(&other).await;
-        cell.with(|state| state.silent.clear());
+        cell.with(|state| state.unanswered.clear());
     };
     let (made, ()) = tokio::join!(made, meanwhile);
     kiyot.start_container(&made.unwrap().container_id).await;

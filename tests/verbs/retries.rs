@@ -90,7 +90,7 @@ async fn a_sandbox_that_nobody_asks_for_is_torn_down() {
 async fn a_container_whose_creation_was_not_answered_is_made_once() {
     let kiyot = Fixture::start().await;
     let sandbox = kiyot.run("web").await;
-    kiyot.provider.only().with(|state| state.lose.push("CreateContainer"));
+    kiyot.provider.only().with(|state| state.lost_responses.push("CreateContainer"));
     let container = kiyot.create(&sandbox, "main").await;
     assert_eq!(kiyot.provider.only().with(|state| state.containers.len()), 1);
     assert_eq!(
@@ -110,7 +110,7 @@ async fn a_container_whose_creation_was_not_answered_is_made_once() {
     assert!(status.message().contains("is reserved for"), "{status}");
 }
 
-/// Verifies X8, Y95.
+/// Verifies X8.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_sandbox_that_is_asked_for_while_another_one_is_torn_down_stays() {
     const ABANDONED: usize = 4;

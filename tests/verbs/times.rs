@@ -14,7 +14,7 @@ fn now() -> i64 {
     i64::try_from(SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_nanos()).unwrap()
 }
 
-/// Verifies P14, Y62.
+/// Verifies P14.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn times_of_a_container_are_within_what_the_node_saw() {
     let kiyot = Fixture::start().await;
@@ -55,7 +55,7 @@ async fn times_of_a_cell_whose_clock_is_right_are_kept() {
     assert_eq!((ended.started_at, ended.finished_at), (clock, clock + 1));
 }
 
-/// Verifies P14, Y62.
+/// Verifies P14.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn times_of_usage_and_metrics_are_neither_old_nor_of_the_future() {
     let kiyot = Fixture::start().await;

@@ -108,7 +108,7 @@ async fn a_stop_that_fails_because_the_container_has_just_ended_is_a_stop() {
     kiyot.start_container(&main).await;
     let cell = kiyot.provider.only();
     cell.with(|state| {
-        state.lies.insert(
+        state.fixed_responses.insert(
             "StopContainer",
             Err(Status::unknown("failed to stop container: ttrpc: closed: unknown")),
         )
@@ -148,16 +148,16 @@ async fn a_cell_that_calls_home_again_is_waited_for_before_its_pod_is_stopped() 
     let main = kiyot.create(&sandbox, "main").await;
     kiyot.start_container(&main).await;
     let cell = kiyot.provider.only();
-    cell.with(|state| state.silent.push("Hello"));
+    cell.with(|state| state.unanswered.push("Hello"));
     let kiyot = kiyot.restart().await;
     // It has dialled: what is missing is its word.
-    until("the cell calls home", || cell.with(|state| state.kept_waiting.contains("Hello"))).await;
+    until("the cell calls home", || cell.with(|state| state.waiting_calls.contains("Hello"))).await;
     let mut stopping = std::pin::pin!(kiyot.stop_sandbox(&sandbox));
     assert!(
         tokio::time::timeout(Duration::from_secs(1), &mut stopping).await.is_err(),
         "it waits for the cell"
     );
-    cell.with(|state| state.silent.clear());
+    cell.with(|state| state.unanswered.clear());
     stopping.await;
     assert_eq!(kiyot.status(&main).unwrap().exit_code, 143, "it was stopped, not lost");
     assert_eq!(kiyot.provider.running(), 0);
@@ -170,7 +170,7 @@ async fn a_cell_that_does_not_come_back_is_ended_and_only_then_its_pod_is_stoppe
     let sandbox = kiyot.run("web").await;
     let main = kiyot.create(&sandbox, "main").await;
     kiyot.start_container(&main).await;
-    kiyot.provider.only().with(|state| state.silent.push("Hello"));
+    kiyot.provider.only().with(|state| state.unanswered.push("Hello"));
     let kiyot = kiyot.restart().await;
     let stop = cri::StopPodSandboxRequest { pod_sandbox_id: sandbox.clone() }.encode_to_vec();
     let hasty = kiyot
@@ -287,7 +287,7 @@ async fn every_verb_that_asks_a_cell_ends_at_its_deadline() {
         "PortForward",
         "PullImage",
     ];
-    kiyot.provider.only().with(|state| state.silent.extend(asked));
+    kiyot.provider.only().with(|state| state.unanswered.extend(asked));
     let of = |id: &str| cri::StartContainerRequest { container_id: id.to_owned() }.encode_to_vec();
     let exec = || {
         cri::ExecRequest {
@@ -365,6 +365,6 @@ async fn every_verb_that_asks_a_cell_ends_at_its_deadline() {
         .unwrap_err();
         assert_eq!(status.code(), Code::DeadlineExceeded, "{method}: {status}");
     }
-    kiyot.provider.only().with(|state| state.silent.clear());
+    kiyot.provider.only().with(|state| state.unanswered.clear());
     kiyot.stop_sandbox(&sandbox).await;
 }

@@ -30,7 +30,7 @@ async fn a_container_is_listed_when_its_start_is_answered() {
     assert!(only.cpu.unwrap().timestamp >= started_at);
     assert_eq!(only.cpu.unwrap().usage_core_nano_seconds, Some(cri::UInt64Value { value: 0 }));
     // What it says is told at once.
-    kiyot.provider.only().with(|state| state.used = Some(42));
+    kiyot.provider.only().with(|state| state.cpu_nanos = Some(42));
     let other = kiyot.create(&sandbox, "other").await;
     kiyot.start_container(&other).await;
     let request = cri::ContainerStatsRequest { container_id: other.clone() };
@@ -131,7 +131,7 @@ async fn cells_tell_metrics_when_somebody_asks() {
     }
     let cell = |n| kiyot.provider.nth(n);
     for n in 0..2 {
-        assert_eq!(cell(n).with(|state| state.measured), None, "nobody has asked");
+        assert_eq!(cell(n).with(|state| state.subscription_secs), None, "nobody has asked");
         cell(n).with(|state| {
             state.metrics = Some(metrics(n as u64 + 7));
             state.tell(beat("c0", 5_000_000_000, None));
@@ -193,11 +193,12 @@ async fn cells_tell_metrics_when_somebody_asks() {
             (used, vec![container.clone(), "main".to_owned()], 5),
         ];
         assert_eq!(first[pod], (own, of_container));
-        assert_eq!(cell(n).with(|state| state.measured), Some(80));
+        assert_eq!(cell(n).with(|state| state.subscription_secs), Some(80));
     }
     // A cell that comes later is asked as well.
     kiyot.run("third").await;
-    until("the third cell is asked", || cell(2).with(|state| state.measured) == Some(80)).await;
+    until("the third cell is asked", || cell(2).with(|state| state.subscription_secs) == Some(80))
+        .await;
 }
 
 /// Verifies U22.
@@ -209,7 +210,7 @@ async fn after_a_restart_who_asks_for_usage_waits_for_the_cells_of_before() {
     kiyot.start_container(&of_one).await;
     kiyot.start_container(&of_other).await;
     let cells = [kiyot.provider.nth(0), kiyot.provider.nth(1)];
-    cells.iter().for_each(|cell| cell.with(|state| state.silent.push("Watch")));
+    cells.iter().for_each(|cell| cell.with(|state| state.unanswered.push("Watch")));
 
     let kiyot = kiyot.restart().await;
     let at_once = |method, message: Vec<u8>| kiyot.daemon.verbs.snapshot(method, &message);
@@ -263,7 +264,7 @@ async fn after_a_restart_who_asks_for_usage_waits_for_the_cells_of_before() {
             [(&cells[0], &one, &of_one, 7), (&cells[1], &other, &of_other, 8)]
         {
             assert!(at_once(Method::ListContainerStats, of_pod(pod)).is_none());
-            cell.with(|state| state.silent.clear());
+            cell.with(|state| state.unanswered.clear());
             until("its usage is listed", || {
                 // Its watch may not have begun.
                 cell.with(|state| state.tell(beat("c0", used, Some(cell::Metrics::default()))));

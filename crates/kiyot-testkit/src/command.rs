@@ -1,4 +1,4 @@
-//! Programs of the system, run to their end.
+//! Runs programs to their end.
 
 use std::{
     io::Read,
@@ -8,16 +8,16 @@ use std::{
 
 use crate::allowed;
 
-/// Where the programs are that tests use; a user's own PATH may leave out the sbin directories.
+/// PATH of the programs that tests run; a user's own PATH may lack the sbin directories.
 pub const PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 
-/// The longest that one program may run, for timeout(1).
-const LIMIT: Duration = Duration::from_secs(120);
+/// Time after which timeout(1) kills a program.
+const PROGRAM_TIMEOUT: Duration = Duration::from_secs(120);
 
-/// Runs a program and gives what it wrote to its standard output, or a text that says what failed.
+/// Runs a program and returns its standard output, or a text with its exit status and errors.
 pub fn output(program: &str, arguments: &[&str]) -> Result<String, String> {
     let output = Command::new("timeout")
-        .args(["--signal=KILL", &allowed(LIMIT).as_secs().to_string(), program])
+        .args(["--signal=KILL", &allowed(PROGRAM_TIMEOUT).as_secs().to_string(), program])
         .args(arguments)
         .env("PATH", PATH)
         .stdin(Stdio::null())
@@ -33,21 +33,22 @@ pub fn output(program: &str, arguments: &[&str]) -> Result<String, String> {
     ))
 }
 
-/// Runs a program that must succeed.
+/// Runs a program that must succeed, and returns its standard output.
 ///
 /// # Panics
-/// Says what the program said.
+/// If the program fails, with its errors.
 pub fn run(program: &str, arguments: &[&str]) -> String {
     output(program, arguments).unwrap_or_else(|error| panic!("{error}"))
 }
 
-/// The last part of a log file, for those who look at a failure. Without what containerd says at
-/// each start.
+/// Returns the end of a log file for a failed test's output, without containerd's lines at each
+/// start.
 pub fn tail(path: &std::path::Path) -> String {
-    const PART: usize = 32 * 1024;
+    const MAX_TAIL_BYTES: usize = 32 * 1024;
     let mut text = Vec::new();
     let _ = std::fs::File::open(path).and_then(|mut file| file.read_to_end(&mut text));
-    let text = String::from_utf8_lossy(&text[text.len().saturating_sub(PART)..]).into_owned();
+    let text =
+        String::from_utf8_lossy(&text[text.len().saturating_sub(MAX_TAIL_BYTES)..]).into_owned();
     text.lines()
         .filter(|line| {
             !line.contains("loading plugin") && !line.contains("Start cri plugin with config")

@@ -1,4 +1,4 @@
-//! Container images made on the spot of Debian's busybox-static: no registry is needed.
+//! Container images built from Debian's busybox-static, so that no registry is needed.
 
 use std::{fs, io::Write, path::Path};
 
@@ -8,52 +8,61 @@ use tar::{Builder, EntryType, Header};
 
 use crate::command;
 
-/// The one program of every image.
+/// The image that pods run unless a test names another.
+pub const BUSYBOX_IMAGE: &str = "kiyot.test/busybox:1";
+
+/// The pause image of every node.
+pub const PAUSE_IMAGE: &str = "kiyot.test/pause:1";
+
+/// The program of every image.
 const BUSYBOX: &str = "/bin/busybox";
 
 /// The media type of an image's manifest.
 pub(crate) const MANIFEST: &str = "application/vnd.oci.image.manifest.v1+json";
 
-/// The files of an image.
-pub(crate) struct Parts {
-    /// Tars.
+/// The media type of an uncompressed layer.
+const LAYER: &str = "application/vnd.oci.image.layer.v1.tar";
+
+/// Blobs of an image.
+pub(crate) struct Blobs {
+    /// Uncompressed tars.
     pub(crate) layers: Vec<Vec<u8>>,
-    /// Its configuration: JSON.
+    /// Image configuration, JSON.
     pub(crate) config: Vec<u8>,
-    /// JSON, too.
+    /// Image manifest, JSON.
     pub(crate) manifest: Vec<u8>,
 }
 
-/// What to make an image of. Every image has busybox with all its applets, /etc/passwd, /etc/group
+/// Description of an image. Every image has busybox with all its applets, /etc/passwd, /etc/group
 /// and /tmp.
 #[derive(Debug, Clone, Default)]
 pub struct ImageSpec {
-    /// Further files: path from the root, mode, contents.
+    /// Additional files: path from the root, mode, contents.
     pub files: Vec<(String, u32, Vec<u8>)>,
-    /// Files of a second layer, so that the first one is like that of other images; no second layer
-    /// if there are none.
+    /// Files of a second layer, so that the first is shared with other images. Without files there
+    /// is no second layer.
     pub upper: Vec<(String, u32, Vec<u8>)>,
-    /// What runs before the arguments.
+    /// The image's `Entrypoint`.
     pub entrypoint: Vec<String>,
-    /// What runs, or its arguments.
+    /// The image's `Cmd`.
     pub cmd: Vec<String>,
-    /// `user[:group]`; root when empty.
+    /// `user[:group]`; root if empty.
     pub user: String,
-    /// `NAME=value`.
+    /// Environment, `NAME=value`.
     pub env: Vec<String>,
-    /// Where it runs; `/` when empty.
+    /// Working directory; `/` if empty.
     pub working_dir: String,
-    /// The signal that stops it; TERM when empty.
+    /// Stop signal; TERM if empty.
     pub stop_signal: String,
 }
 
 impl ImageSpec {
-    /// An image that runs a shell script.
+    /// Describes an image that runs a shell script.
     pub fn script(text: &str) -> Self {
         Self { cmd: vec!["sh".to_owned(), "-c".to_owned(), text.to_owned()], ..Self::default() }
     }
 
-    /// An image for the pause container: it sleeps until it is killed.
+    /// Describes the pause image, which sleeps until it is killed.
     pub fn pause() -> Self {
         Self {
             entrypoint: ["/bin/busybox", "sleep", "2147483647"].map(str::to_owned).to_vec(),
@@ -61,8 +70,8 @@ impl ImageSpec {
         }
     }
 
-    /// Makes the files of the image. The same image has the same files every time.
-    pub(crate) fn parts(&self) -> std::io::Result<Parts> {
+    /// Builds the blobs. The same image has the same blobs every time.
+    pub(crate) fn blobs(&self) -> std::io::Result<Blobs> {
         let mut layers = vec![self.layer()?];
         if !self.upper.is_empty() {
             let mut tar = Builder::new(Vec::new());
@@ -72,26 +81,28 @@ impl ImageSpec {
             layers.push(tar.into_inner()?);
         }
         let env = [vec!["PATH=/bin".to_owned()], self.env.clone()].concat();
+        let diff_ids: Vec<_> = layers.iter().map(|layer| sha256(layer)).collect();
         let config = json!({
             "architecture": architecture(), "os": "linux",
             "config": {
-                "Entrypoint": self.entrypoint, "Cmd": self.cmd, "User": self.user, "WorkingDir": self.working_dir,
-                "Env": env, "StopSignal": self.stop_signal,
+                "Entrypoint": self.entrypoint, "Cmd": self.cmd, "User": self.user,
+                "WorkingDir": self.working_dir, "Env": env, "StopSignal": self.stop_signal,
             },
-            "rootfs": { "type": "layers", "diff_ids": layers.iter().map(|layer| sha256(layer)).collect::<Vec<_>>() },
+            "rootfs": { "type": "layers", "diff_ids": diff_ids },
         });
         let config = config.to_string().into_bytes();
+        let descriptors: Vec<_> = layers.iter().map(|layer| descriptor(LAYER, layer)).collect();
         let manifest = json!({
             "schemaVersion": 2, "mediaType": MANIFEST,
             "config": descriptor("application/vnd.oci.image.config.v1+json", &config),
-            "layers": layers.iter().map(|layer| descriptor("application/vnd.oci.image.layer.v1.tar", layer)).collect::<Vec<_>>(),
+            "layers": descriptors,
         });
-        Ok(Parts { layers, config, manifest: manifest.to_string().into_bytes() })
+        Ok(Blobs { layers, config, manifest: manifest.to_string().into_bytes() })
     }
 
-    /// Writes the image as an OCI archive for `ctr images import`, under this whole name.
+    /// Writes the image as an OCI archive for `ctr images import`, with its full name.
     pub fn write(&self, name: &str, archive: &Path) -> std::io::Result<()> {
-        let Parts { layers, config, manifest } = self.parts()?;
+        let Blobs { layers, config, manifest } = self.blobs()?;
         let mut entry = descriptor(MANIFEST, &manifest);
         entry["annotations"] = json!({ "io.containerd.image.name": name });
         entry["platform"] = json!({ "architecture": architecture(), "os": "linux" });
@@ -154,7 +165,7 @@ fn file<W: Write>(
     tar.append_data(&mut header(EntryType::Regular, mode, contents.len() as u64), path, contents)
 }
 
-/// A fixed time and owner, so that the same image has the same digest every time.
+/// Returns a tar header with a fixed time and owner, so that digests are reproducible.
 fn header(kind: EntryType, mode: u32, size: u64) -> Header {
     let mut header = Header::new_gnu();
     header.set_entry_type(kind);
@@ -176,7 +187,7 @@ pub(crate) fn sha256(blob: &[u8]) -> String {
     format!("sha256:{hex}")
 }
 
-/// This machine, in the words of images.
+/// Returns the architecture of this machine by its OCI name.
 fn architecture() -> &'static str {
     match std::env::consts::ARCH {
         "x86_64" => "amd64",

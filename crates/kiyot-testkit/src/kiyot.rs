@@ -1,4 +1,4 @@
-//! The real daemon as a process, before a node's containerd.
+//! The daemon as a process, in front of a node's containerd.
 
 use std::{
     fmt::Write,
@@ -13,42 +13,42 @@ use crate::{
     Kubelet, LIMIT, Node,
     command::{self, PATH},
     cri,
-    node::PAUSE_IMAGE,
+    image::PAUSE_IMAGE,
     sweep, wait_until,
 };
 
-/// How to run the daemon.
+/// Options of the daemon.
 #[derive(Debug, Clone)]
 pub struct KiyotOptions {
-    /// The daemon's file. `kiyot-cell` must be beside it.
+    /// Path of the daemon. `kiyot-cell` must be beside it.
     pub binary: PathBuf,
-    /// Is there a milpa backend?
+    /// Configures a milpa backend.
     pub cells: bool,
-    /// Further keys of `[server]`, a TOML text.
+    /// Additional keys of `[server]`, TOML.
     pub server: String,
-    /// Further keys of `[backends.milpa]`, a TOML text.
+    /// Additional keys of `[backends.milpa]`, TOML.
     pub milpa: String,
-    /// Further keys of `[backends.milpa.netns]`, a TOML text.
+    /// Additional keys of `[backends.milpa.netns]`, TOML.
     pub netns: String,
-    /// Another CRI socket for the backend `containerd` than that of the node's containerd.
+    /// CRI socket of the backend `containerd`; `None` for that of the node's containerd.
     pub containerd: Option<PathBuf>,
-    /// Another network for cells than the node's: a directory with CNI configuration in `net.d` and
-    /// plugins in `bin`.
+    /// CNI network of cells: a directory with configuration in `net.d` and plugins in `bin`; `None`
+    /// for the node's.
     pub network: Option<PathBuf>,
-    /// Whole further sections.
+    /// Additional sections, TOML.
     pub sections: String,
-    /// A configuration file to run with as it is, such as an example: what is this node's is set
-    /// over it by environment variables. Then only `binary` and `log` count.
+    /// A configuration file to use unchanged, such as an example. The node's paths are set by
+    /// environment variables, and all options but `binary` and `log` are ignored.
     pub file: Option<PathBuf>,
-    /// Further environment variables of the daemon.
+    /// Additional environment variables of the daemon.
     pub environment: Vec<(String, String)>,
-    /// What it logs, in the words of `KIYOT_LOG`.
+    /// The log filter, as in `KIYOT_LOG`.
     pub log: String,
 }
 
 impl KiyotOptions {
-    /// The usual: cells by the provider `netns`, for pods that opt in. A test or bench has the path
-    /// by `env!("CARGO_BIN_EXE_kiyot")`.
+    /// Returns the defaults: cells of the provider `netns` for pods that opt in. A test or bench
+    /// has the path from `env!("CARGO_BIN_EXE_kiyot")`.
     pub fn new(binary: impl Into<PathBuf>) -> Self {
         Self {
             binary: binary.into(),
@@ -66,8 +66,8 @@ impl KiyotOptions {
     }
 
     fn configuration(&self, node: &Node, directory: &Path) -> String {
-        let (at, containerd) =
-            (directory.display(), self.containerd.clone().unwrap_or_else(|| node.socket()));
+        let at = directory.display();
+        let containerd = self.containerd.clone().unwrap_or_else(|| node.socket());
         let mut toml = format!("[server]\nlisten = \"{at}/kiyot.sock\"\n{}\n", self.server);
         let _ = writeln!(
             toml,
@@ -82,9 +82,18 @@ impl KiyotOptions {
                 .map_or_else(of_node, |own| (own.join("net.d"), own.join("bin")));
             let _ = writeln!(
                 toml,
-                "[backends.milpa]\ntype = \"milpa\"\nstate_dir = \"{at}/state\"\nprovider = \"netns\"\npause_image = \"{PAUSE_IMAGE}\"\n\
-                 kubelet_dir = \"{}\"\n{}\n\n\
-                 [backends.milpa.netns]\ncni_conf_dir = \"{}\"\ncni_bin_dirs = [\"{}\"]\nrestrict_oom_score_adj = {}\n{}\n",
+                "[backends.milpa]\n\
+                 type = \"milpa\"\n\
+                 state_dir = \"{at}/state\"\n\
+                 provider = \"netns\"\n\
+                 pause_image = \"{PAUSE_IMAGE}\"\n\
+                 kubelet_dir = \"{}\"\n\
+                 {}\n\n\
+                 [backends.milpa.netns]\n\
+                 cni_conf_dir = \"{}\"\n\
+                 cni_bin_dirs = [\"{}\"]\n\
+                 restrict_oom_score_adj = {}\n\
+                 {}\n",
                 node.kubelet_directory().display(),
                 self.milpa,
                 networks.display(),
@@ -96,15 +105,18 @@ impl KiyotOptions {
         let _ = writeln!(toml, "[routing]\ndefault = \"containerd\"\n");
         if self.cells {
             toml.push_str(
-                "[[routing.rule]]\nname = \"opted in\"\nannotation = { \"kubernetes.io/target-runtime\" = \"kiyot\" }\nbackend = \"milpa\"\n\n",
+                "[[routing.rule]]\n\
+                 name = \"opted in\"\n\
+                 annotation = { \"kubernetes.io/target-runtime\" = \"kiyot\" }\n\
+                 backend = \"milpa\"\n\n",
             );
         }
         toml + &self.sections
     }
 }
 
-/// What an example's configuration must have of a node to run there, as environment variables.
-fn variables(node: &Node, directory: &Path) -> Vec<(&'static str, String)> {
+/// Environment variables that set the paths of a node in an example's configuration.
+fn node_variables(node: &Node, directory: &Path) -> Vec<(&'static str, String)> {
     let text = |path: &Path| format!("{:?}", path.display().to_string());
     vec![
         ("KIYOT_SERVER__LISTEN", text(&directory.join("kiyot.sock"))),
@@ -121,8 +133,8 @@ fn variables(node: &Node, directory: &Path) -> Vec<(&'static str, String)> {
     ]
 }
 
-/// A running daemon of one test. Killed when it is dropped, and its cells with it; its log is shown
-/// when the test panics.
+/// A running daemon. Dropping it kills the daemon and its cells; if the test panics, its log is
+/// printed.
 #[derive(Debug)]
 pub struct Kiyot<'a> {
     node: &'a Node,
@@ -152,44 +164,44 @@ impl<'a> Kiyot<'a> {
             .expect("a configuration can be written");
         let daemon = spawn(node, &options, &directory);
         let mut kiyot = Self { node, options, directory, daemon };
-        kiyot.answering().await;
+        kiyot.wait_until_ready().await;
         kiyot
     }
 
-    /// The CRI socket.
+    /// Returns the CRI socket.
     pub fn socket(&self) -> PathBuf {
         self.directory.join("kiyot.sock")
     }
 
-    /// The state directory of the milpa backend.
+    /// Returns the milpa backend's `state_dir`.
     pub fn state(&self) -> PathBuf {
         self.directory.join("state")
     }
 
-    /// The configuration file: a test may change it before [`restart`](Self::restart).
+    /// Returns the configuration file; a test may change it before [`restart`](Self::restart).
     pub fn configuration(&self) -> PathBuf {
         self.directory.join("kiyot.toml")
     }
 
-    /// All it has logged so far.
+    /// Returns the log.
     pub fn log(&self) -> String {
         fs::read_to_string(self.directory.join("kiyot.log")).unwrap_or_default()
     }
 
-    /// The daemon's process id.
+    /// Returns the daemon's process id.
     pub fn pid(&self) -> u32 {
         self.daemon.id()
     }
 
-    /// The kubelet of the node, calling this daemon.
+    /// Connects the node's kubelet to this daemon.
     ///
     /// # Panics
-    /// When it can't connect.
+    /// If the connection fails.
     pub async fn kubelet(&self) -> Kubelet {
         self.node.kubelet(&self.socket()).await.expect("the daemon takes connections")
     }
 
-    /// The cells that are there now, by the names of their directories.
+    /// Lists the present cells by the names of their directories.
     pub fn cells(&self) -> Vec<String> {
         let entries = fs::read_dir(self.state().join("cells")).into_iter().flatten().flatten();
         let cells: Vec<_> =
@@ -198,14 +210,14 @@ impl<'a> Kiyot<'a> {
         cells
     }
 
-    /// Kills the daemon as a crash would. Its cells stay.
+    /// Kills the daemon with SIGKILL; its cells stay.
     pub fn kill9(&mut self) {
         self.cells();
         let _ = self.daemon.kill();
         let _ = self.daemon.wait();
     }
 
-    /// Asks the daemon to end and waits until it has.
+    /// Sends SIGTERM and waits until the daemon has ended.
     pub async fn stop(&mut self) -> ExitStatus {
         self.cells();
         if let Some(pid) = i32::try_from(self.daemon.id()).ok().and_then(Pid::from_raw) {
@@ -215,11 +227,11 @@ impl<'a> Kiyot<'a> {
             .await
     }
 
-    /// Replaces a part of the configuration file, tells the daemon to read it again (SIGHUP), and
-    /// waits until it has said what it made of it.
+    /// Replaces a part of the configuration file, sends SIGHUP, and waits until the daemon has
+    /// logged the outcome of the reload.
     ///
     /// # Panics
-    /// When the part isn't there.
+    /// If the file does not contain the part.
     pub async fn reload(&self, part: &str, with: &str) {
         let before =
             fs::read_to_string(self.configuration()).expect("the configuration can be read");
@@ -241,23 +253,24 @@ impl<'a> Kiyot<'a> {
     }
 
     /// Starts the daemon again after [`kill9`](Self::kill9) or [`stop`](Self::stop), and waits
-    /// until it answers.
+    /// until it is ready.
     pub async fn start_again(&mut self) {
         self.daemon = spawn(self.node, &self.options, &self.directory);
-        self.answering().await;
+        self.wait_until_ready().await;
     }
 
-    /// Asks the daemon to end, and starts it again.
+    /// Stops the daemon and starts it again.
     pub async fn restart(&mut self) {
         self.stop().await;
         self.start_again().await;
     }
 
-    async fn answering(&mut self) {
+    /// Waits until the daemon answers Version.
+    async fn wait_until_ready(&mut self) {
         let (node, socket, log) = (self.node, self.socket(), self.directory.join("kiyot.log"));
         wait_until("the daemon answers Version", LIMIT, async || {
             if let Ok(Some(status)) = self.daemon.try_wait() {
-                panic!("the daemon has ended: {status}; it said:\n{}", command::tail(&log));
+                panic!("the daemon has ended: {status}; its log ends:\n{}", command::tail(&log));
             }
             node.kubelet(&socket)
                 .await
@@ -274,16 +287,16 @@ impl<'a> Kiyot<'a> {
 impl Drop for Kiyot<'_> {
     fn drop(&mut self) {
         if std::thread::panicking() {
-            eprintln!("kiyot said:\n{}", command::tail(&self.directory.join("kiyot.log")));
+            eprintln!("log of kiyot:\n{}", command::tail(&self.directory.join("kiyot.log")));
             for cell in self.cells() {
                 eprintln!(
-                    "{cell} said:\n{}",
+                    "console of {cell}:\n{}",
                     command::tail(&self.state().join("cells").join(&cell).join("console.log"))
                 );
             }
         }
         self.kill9();
-        // Cells outlive the daemon on purpose. The rest of them goes with the node.
+        // Cells outlive the daemon by design. The node removes their other resources.
         sweep::processes_of(&[self.directory.display().to_string()]);
     }
 }
@@ -295,7 +308,7 @@ fn spawn(node: &Node, options: &KiyotOptions, directory: &Path) -> Child {
         .open(directory.join("kiyot.log"))
         .expect("a log can be written");
     let mut command = Command::new(&options.binary);
-    // A variable of the caller must not change the configuration.
+    // Variables of the caller must not change the configuration.
     for (name, _) in
         std::env::vars_os().filter(|(name, _)| name.to_string_lossy().starts_with("KIYOT_"))
     {
@@ -309,7 +322,7 @@ fn spawn(node: &Node, options: &KiyotOptions, directory: &Path) -> Child {
         .env("KIYOT_LOG", &options.log);
     command.envs(options.environment.iter().map(|(name, value)| (name, value)));
     if options.file.is_some() {
-        command.envs(variables(node, directory));
+        command.envs(node_variables(node, directory));
     }
     let errors = log.try_clone().expect("a file can be opened twice");
     command

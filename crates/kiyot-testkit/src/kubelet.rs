@@ -1,5 +1,5 @@
-//! A CRI client that calls as a kubelet does: the same order, labels, annotations, mounts and paths
-//! (kubelet 1.3x, kuberuntime).
+//! A CRI client that behaves as a kubelet: the same order of calls, labels, annotations, mounts and
+//! paths (kubelet 1.3x, kuberuntime).
 
 use std::{
     collections::BTreeMap,
@@ -41,49 +41,49 @@ pub use pod::{Container, Pod, Volume};
 /// The largest message of the kubelet's client (cri-client/pkg/remote_runtime.go, maxMsgSize).
 const MAX_MESSAGE: usize = 16 * 1024 * 1024;
 
-/// Where a kubelet keeps what is its own.
+/// Directories and cgroup settings of a kubelet.
 #[derive(Debug, Clone)]
 pub struct Directories {
-    /// /var/lib/kubelet.
+    /// The kubelet's `--root-dir`, by default /var/lib/kubelet.
     pub root: PathBuf,
-    /// /var/log/pods.
+    /// The kubelet's `podLogsDir`, by default /var/log/pods.
     pub logs: PathBuf,
-    /// The name of the control group of all pods.
+    /// Name of the cgroup of all pods.
     pub cgroup: String,
-    /// How control groups are made.
+    /// The cgroup driver.
     pub driver: CgroupDriver,
 }
 
 /// A kubelet's connection to CRI.
 #[derive(Debug, Clone)]
 pub struct Kubelet {
-    /// The runtime service, for calls that have no helper here.
+    /// Client of the runtime service, for calls that have no helper here.
     pub runtime: RuntimeServiceClient<Channel>,
-    /// The image service.
+    /// Client of the image service.
     pub image: ImageServiceClient<Channel>,
     directories: Directories,
-    /// How often it was restarted. Clones are the same kubelet.
+    /// Number of restarts. Clones are the same kubelet.
     restarts: Arc<AtomicU32>,
 }
 
-/// A pod that runs.
+/// A running pod.
 #[derive(Debug, Clone)]
 pub struct RunningPod {
-    /// What it was made of.
+    /// The pod's spec.
     pub spec: Pod,
-    /// Its sandbox's id.
+    /// Id of its sandbox.
     pub sandbox: String,
-    /// The config with which the sandbox was run.
+    /// The sandbox's config.
     pub config: cri::PodSandboxConfig,
-    /// Its containers by name.
+    /// Containers by name.
     pub containers: BTreeMap<String, RunningContainer>,
 }
 
 impl RunningPod {
-    /// One of its containers.
+    /// Returns a container by name.
     ///
     /// # Panics
-    /// When it has none of this name.
+    /// If the pod has no container of this name.
     pub fn container(&self, name: &str) -> &RunningContainer {
         self.containers
             .get(name)
@@ -91,16 +91,16 @@ impl RunningPod {
     }
 }
 
-/// A container that was created.
+/// A created container.
 #[derive(Debug, Clone)]
 pub struct RunningContainer {
-    /// Its id.
+    /// Container id.
     pub id: String,
-    /// Its log file on the node.
+    /// Log file on the node.
     pub log: PathBuf,
-    /// Its termination message's file on the node.
+    /// Termination message file on the node.
     pub termination: PathBuf,
-    /// The config with which it was created.
+    /// The container's config.
     pub config: cri::ContainerConfig,
 }
 
@@ -111,7 +111,7 @@ impl Kubelet {
         directories: Directories,
     ) -> Result<Self, tonic::transport::Error> {
         let socket = socket.to_owned();
-        // The name of the host is what grpc-go sends for a unix socket.
+        // grpc-go sends this authority for a unix socket.
         let connector = service_fn(move |_: Uri| {
             let socket = socket.clone();
             async move { UnixStream::connect(socket).await.map(TokioIo::new) }
@@ -127,19 +127,19 @@ impl Kubelet {
         Ok(Self { runtime, image, directories, restarts: Arc::default() })
     }
 
-    /// Restarts the kubelet: from now on each pod has another `kubernetes.io/config.seen`, the time
-    /// at which this run of the kubelet saw it first. All else that a kubelet sends of a pod stays.
+    /// Restarts the kubelet: each pod gets another `kubernetes.io/config.seen`, the time at which
+    /// this run of the kubelet saw it first. Nothing else that a kubelet sends changes.
     pub fn restart(&self) {
         self.restarts.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// The kubelet's directory of one pod.
+    /// Returns the kubelet's directory of a pod.
     pub fn pod_directory(&self, uid: &str) -> PathBuf {
         self.directories.root.join("pods").join(uid)
     }
 
-    /// Makes what a kubelet makes before the sandbox: the pod's directories, volumes and hosts
-    /// file. Gives the sandbox's config.
+    /// Creates a pod's directories, volumes and hosts file, as a kubelet does before RunPodSandbox.
+    /// Returns the sandbox's config.
     pub fn prepare(&self, pod: &Pod) -> cri::PodSandboxConfig {
         let config = self.sandbox_config(pod, &self.directories);
         let directory = self.pod_directory(&pod.uid);
@@ -147,17 +147,23 @@ impl Kubelet {
         fs::create_dir_all(&config.log_directory).expect("the log directory can be made");
         fs::write(
             directory.join("etc-hosts"),
-            format!("# Kubernetes-managed hosts file.\n127.0.0.1\tlocalhost\n::1\tlocalhost ip6-localhost\n# {}\n", pod.name),
+            format!(
+                "# Kubernetes-managed hosts file.\n\
+                 127.0.0.1\tlocalhost\n\
+                 ::1\tlocalhost ip6-localhost\n\
+                 # {}\n",
+                pod.name
+            ),
         )
         .expect("the hosts file can be written");
         for volume in &pod.volumes {
-            volumes::make(&directory, volume);
+            volumes::create(&directory, volume);
         }
-        cgroups::make(&self.directories, pod);
+        cgroups::create(&self.directories, pod);
         config
     }
 
-    /// Runs a whole pod: volumes, sandbox, images, and every container created and started in turn.
+    /// Runs a pod: volumes, sandbox, images, and its containers in turn.
     pub async fn run_pod(&mut self, pod: &Pod) -> Result<RunningPod, Status> {
         let config = self.prepare(pod);
         let sandbox = self.run_sandbox(&config, &pod.runtime_handler).await?;
@@ -172,19 +178,19 @@ impl Kubelet {
         Ok(running)
     }
 
-    /// A pod whose sandbox was run without [`run_pod`](Self::run_pod), still without containers.
+    /// Returns a pod without containers, whose sandbox was run without [`run_pod`](Self::run_pod).
     pub fn running(&self, pod: &Pod, config: cri::PodSandboxConfig, sandbox: String) -> RunningPod {
         RunningPod { spec: pod.clone(), sandbox, config, containers: BTreeMap::new() }
     }
 
-    /// Stops all of a pod and removes it, its volumes, logs and control groups, as a kubelet and
-    /// its garbage collection do.
+    /// Stops and removes a pod with its volumes, logs and cgroups, as a kubelet and its garbage
+    /// collection do.
     pub async fn stop_and_remove(&mut self, pod: &RunningPod) -> Result<(), Status> {
         self.stop_pod(pod).await?;
         self.remove_pod(pod).await
     }
 
-    /// Stops the containers and the sandbox.
+    /// Stops a pod's containers and its sandbox.
     pub async fn stop_pod(&mut self, pod: &RunningPod) -> Result<(), Status> {
         for container in pod.containers.values() {
             self.stop_container(&container.id, pod.spec.grace).await?;
@@ -195,7 +201,7 @@ impl Kubelet {
         Ok(())
     }
 
-    /// Removes a stopped pod and all that [`prepare`](Self::prepare) made.
+    /// Removes a stopped pod, and the files that [`prepare`](Self::prepare) created.
     pub async fn remove_pod(&mut self, pod: &RunningPod) -> Result<(), Status> {
         for container in pod.containers.values() {
             self.runtime
@@ -213,21 +219,21 @@ impl Kubelet {
         Ok(())
     }
 
-    /// Removes what is the kubelet's own of a pod.
+    /// Removes the kubelet's own files, mounts and cgroups of a pod.
     pub fn forget(&self, pod: &Pod) {
         let directory = self.pod_directory(&pod.uid);
         for volume in &pod.volumes {
-            volumes::unmake(&directory, volume);
+            volumes::remove(&directory, volume);
         }
         let _ = kiyot_tree::remove_path(&directory);
         let _ = kiyot_tree::remove_path(&self.log_directory(pod));
         cgroups::remove(&self.directories, pod);
     }
 
-    /// Writes a ConfigMap, Secret or projected volume anew, as the kubelet's AtomicWriter does.
+    /// Updates a ConfigMap, Secret or projected volume, as the kubelet's AtomicWriter does.
     ///
     /// # Panics
-    /// When the pod has no such volume.
+    /// If the pod has no volume of this name.
     pub fn update_volume(&self, pod: &Pod, name: &str, files: &BTreeMap<String, Vec<u8>>) {
         let volume = pod
             .volumes
@@ -242,23 +248,23 @@ impl Kubelet {
         .expect("a volume can be written");
     }
 
-    /// Where the kubelet wants the logs of a pod.
+    /// Returns the log directory of a pod.
     pub fn log_directory(&self, pod: &Pod) -> PathBuf {
         self.directories.logs.join(format!("{}_{}_{}", pod.namespace, pod.name, pod.uid))
     }
 
-    /// The lines in a container's log so far; none while there is no file.
+    /// Returns the complete lines of a container's log; empty while the file does not exist.
     pub fn log_lines(&self, container: &RunningContainer) -> Vec<LogLine> {
         LogLine::parse_all(&fs::read(&container.log).unwrap_or_default())
     }
 
-    /// Waits until a container's log has a line with this text.
+    /// Waits until a container's log has a line with this text, and returns the line.
     pub async fn logged(&self, container: &RunningContainer, text: &str) -> LogLine {
         let log = &container.log;
         let what = fmt::from_fn(|f| {
             write!(
                 f,
-                "the log {} has a line with {text:?}; its last part is\n{}",
+                "the log {} has a line with {text:?}; it ends:\n{}",
                 log.display(),
                 command::tail(log)
             )

@@ -1,16 +1,16 @@
-//! What a host has now that it should not have later.
+//! Resources that a test may leave on the host.
 
 use std::{collections::BTreeSet, fmt, fs, path::Path};
 
 use crate::command::output;
 
-/// Processes, links, named network namespaces, mounts, firewall rules, control groups and the
-/// forwarding switch of this host, a line each.
+/// Processes, links, named network namespaces, mounts, firewall rules, cgroups and the
+/// forwarding sysctl of this host, a line for each.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Leftovers(BTreeSet<String>);
 
 impl Leftovers {
-    /// All there is now.
+    /// Lists the present resources.
     pub fn of_host() -> Self {
         let mut all = BTreeSet::new();
         all.extend(processes().into_iter().map(|(pid, what)| format!("process {pid}: {what}")));
@@ -29,7 +29,7 @@ impl Leftovers {
         Self(all)
     }
 
-    /// What has one of these words in it.
+    /// Keeps the lines that contain a word of these.
     pub fn about(&self, words: &[String]) -> Self {
         Self(
             self.0
@@ -40,7 +40,7 @@ impl Leftovers {
         )
     }
 
-    /// The same without the ids of processes: what is started again is the same.
+    /// Removes the ids of processes, so that a restarted process compares equal.
     pub fn without_pids(&self) -> Self {
         let without = |line: &String| match line.strip_prefix("process ") {
             Some(rest) => format!("process{}", rest.split_once(':').map_or("", |(_, what)| what)),
@@ -49,12 +49,12 @@ impl Leftovers {
         Self(self.0.iter().map(without).collect())
     }
 
-    /// A line for each.
+    /// Returns the lines.
     pub fn lines(&self) -> impl Iterator<Item = &str> {
         self.0.iter().map(String::as_str)
     }
 
-    /// Is there nothing?
+    /// Returns true if there is no line.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
@@ -66,10 +66,10 @@ impl fmt::Display for Leftovers {
     }
 }
 
-/// Where the number of a process's threads is in its `stat`, behind its name (proc_pid_stat(5)).
+/// Index of the number of threads in `stat`, counted behind the name (proc_pid_stat(5)).
 const THREADS: usize = 17;
 
-/// Every living process but this one: its id, and its command line with its control groups.
+/// Lists all living processes but this: id, and command line with cgroups.
 pub(crate) fn processes() -> Vec<(i32, String)> {
     let own = i32::try_from(std::process::id()).unwrap_or(0);
     let pids = names(Path::new("/proc"))
@@ -82,8 +82,8 @@ pub(crate) fn processes() -> Vec<(i32, String)> {
                 .ok()
                 .map(|bytes| String::from_utf8_lossy(&bytes).replace(['\0', '\n'], " "))
         };
-        // The state is the first word behind the name, which is in brackets. A zombie is nothing
-        // but its parent's to reap, once it is its process's last thread.
+        // The state is the first word behind the name, which is in brackets. A zombie that is the
+        // last thread of its process has ended, and waits for its parent only.
         let stat = read("stat")?;
         let stat: Vec<_> = stat.rsplit_once(')')?.1.split_whitespace().collect();
         (*stat.first()? != "Z" || stat.get(THREADS)?.parse().is_ok_and(|threads: u32| threads > 1))
@@ -93,7 +93,7 @@ pub(crate) fn processes() -> Vec<(i32, String)> {
     .collect()
 }
 
-/// Where something is mounted, in the order in which it was.
+/// Lists mount points in mount order.
 pub(crate) fn mounts() -> Vec<String> {
     let info = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
     info.lines()
@@ -102,7 +102,7 @@ pub(crate) fn mounts() -> Vec<String> {
         .collect()
 }
 
-/// Every control group of every hierarchy, parents first.
+/// Lists the cgroups of all hierarchies, parents first.
 pub(crate) fn cgroups() -> Vec<String> {
     fn walk(directory: &Path, found: &mut Vec<String>) {
         for name in names(directory) {
@@ -118,7 +118,7 @@ pub(crate) fn cgroups() -> Vec<String> {
     found
 }
 
-/// Links of this network namespace: /sys may show those of another.
+/// Lists the links of this network namespace; /sys may show those of another.
 pub(crate) fn links() -> Vec<String> {
     let text = fs::read_to_string("/proc/self/net/dev").unwrap_or_default();
     text.lines()
@@ -127,7 +127,7 @@ pub(crate) fn links() -> Vec<String> {
         .collect()
 }
 
-/// Chains and rules of the firewall, without their counters.
+/// Lists chains and rules of the firewall, without their counters.
 fn rules() -> Vec<String> {
     let tables = ["nat", "filter"]
         .map(|table| (table, output("iptables-save", &["-t", table]).unwrap_or_default()));
@@ -139,7 +139,7 @@ fn rules() -> Vec<String> {
         .collect()
 }
 
-/// A built-in chain is there as soon as someone looks.
+/// Says if a line is a built-in chain, which exists as soon as the table is listed.
 fn is_built_in(line: &str) -> bool {
     [":PREROUTING ", ":INPUT ", ":OUTPUT ", ":POSTROUTING ", ":FORWARD "]
         .iter()

@@ -1,14 +1,14 @@
-//! What tests, benches and the demo share: a private containerd, images made on the spot, a CRI
-//! client that calls as a kubelet does, and the real daemon as a process. Never the root package:
-//! nothing of the daemon's own code helps to test it.
+//! Shared parts of tests, benches and the demo: a private containerd, images built in place, a CRI
+//! client that calls as a kubelet does, and the daemon as a process. The kit does not depend on the
+//! root package, so that the daemon is never tested with its own code.
 #![allow(
     clippy::unwrap_used,
     clippy::expect_used,
-    reason = "what a test can't set up fails the test, at the place"
+    reason = "a failed setup fails the test at its place"
 )]
 
-pub mod cell;
 pub mod command;
+pub mod fake_cell;
 pub mod image;
 pub mod kiyot;
 pub mod kubelet;
@@ -24,8 +24,8 @@ pub mod wait;
 pub mod watchdog;
 pub mod websocket;
 
-pub use cell::PlayedCell;
 pub use command::output;
+pub use fake_cell::FakeCell;
 pub use kiyot::{Kiyot, KiyotOptions};
 pub use kiyot_proto::cri;
 pub use kubelet::{
@@ -36,4 +36,4 @@ pub use node::Node;
 pub use processes::{kill_all, processes};
 pub use registry::{Access, Pace, Registry};
 pub use rng::{SeededRng, seed};
-pub use wait::{LIMIT, allowed, wait_until};
+pub use wait::{LIMIT, allowed, poll_until, wait_for, wait_until};

@@ -1,4 +1,4 @@
-//! Capture of the log lines of a thread.
+//! Captures the log of a thread.
 
 use std::{
     io,
@@ -7,8 +7,8 @@ use std::{
 
 use tracing::{Level, subscriber::DefaultGuard};
 
-/// The log of the thread that made it, from "info" on, for as long as it lives. All tasks of a
-/// runtime with a single thread log there.
+/// The log of the thread that created it, level "info" and above, until it is dropped. All tasks of
+/// a current-thread runtime log there.
 #[derive(Debug)]
 pub struct CapturedLog {
     text: Text,
@@ -30,7 +30,7 @@ impl io::Write for Text {
 }
 
 impl CapturedLog {
-    /// Captures what this thread logs from now on.
+    /// Begins to capture.
     pub fn start() -> Self {
         let text = Text::default();
         let own = text.clone();
@@ -42,7 +42,7 @@ impl CapturedLog {
         Self { text, _guard: tracing::subscriber::set_default(subscriber) }
     }
 
-    /// Returns the lines so far.
+    /// Returns the captured lines.
     pub fn lines(&self) -> Vec<String> {
         let text = self.text.0.lock().unwrap();
         String::from_utf8_lossy(&text).lines().map(str::to_owned).collect()

@@ -1,4 +1,4 @@
-//! A node: a private containerd, with directories, a network and control groups of its own.
+//! A node: a private containerd with its own directories, network and cgroups.
 
 use std::{
     fs,
@@ -24,34 +24,29 @@ use crate::{
 
 mod configuration;
 
-/// The pause image of every node.
-pub const PAUSE_IMAGE: &str = "kiyot.test/pause:1";
+pub use crate::image::{BUSYBOX_IMAGE, PAUSE_IMAGE};
 
-/// The image that pods run when a test doesn't say another.
-pub const BUSYBOX_IMAGE: &str = "kiyot.test/busybox:1";
-
-/// Networks of this process so far: each node has one of its own.
+/// Number of the next node's network in this process.
 static NETWORKS: AtomicU8 = AtomicU8::new(0);
 
-/// A running containerd of one test. Everything of it has its [`name`](Self::name) in it, and goes
-/// when it is dropped: processes, mounts, links, rules, control groups, directories; after a panic
-/// too.
+/// A running containerd of a test. Its processes, mounts, links, rules, cgroups and directories
+/// contain its [`name`](Self::name), and dropping it removes them, after a panic too.
 #[derive(Debug)]
 pub struct Node {
     containerd: Mutex<Child>,
-    own: Own,
-    kept: PathBuf,
+    cleanup: Cleanup,
+    directory: PathBuf,
     _watchdog: Option<Watchdog>,
 }
 
-/// What must be cleaned up.
+/// Resources to clean up: all with a word of `words` in their names, and the directory.
 #[derive(Debug, Clone)]
-struct Own {
+struct Cleanup {
     directory: PathBuf,
     words: Arc<Mutex<Vec<String>>>,
 }
 
-impl Own {
+impl Cleanup {
     fn words(&self) -> Vec<String> {
         self.words.lock().map(|words| words.clone()).unwrap_or_default()
     }
@@ -62,63 +57,67 @@ impl Own {
 }
 
 impl Node {
-    /// Starts one, with the images [`PAUSE_IMAGE`] and [`BUSYBOX_IMAGE`], and waits until its CRI
+    /// Starts a node with the images [`PAUSE_IMAGE`] and [`BUSYBOX_IMAGE`], and waits until its CRI
     /// answers.
     ///
     /// # Panics
-    /// Without root and namespaces of its own: a test that needs them fails, it is never skipped.
+    /// Without root and own namespaces: a test that needs them fails, and is never skipped.
     pub async fn start() -> Self {
-        Self::begin(true, false).await
+        Self::start_with(true, false).await
     }
 
-    /// The same, whose containerd discards the layers of an image that it has pulled and unpacked
-    /// (`discard_unpacked_layers`).
+    /// Starts a node whose containerd discards the layers of an image that it has pulled and
+    /// unpacked (`discard_unpacked_layers`).
     pub async fn start_discarding_layers() -> Self {
-        Self::begin(true, true).await
+        Self::start_with(true, true).await
     }
 
-    /// The same for a bench, which may take as long as it wants.
+    /// Starts a node for a bench, without the watchdog.
     pub async fn start_for_long() -> Self {
-        Self::begin(false, false).await
+        Self::start_with(false, false).await
     }
 
-    async fn begin(watched: bool, discards: bool) -> Self {
+    async fn start_with(watched: bool, discards: bool) -> Self {
         assert!(
             rustix::process::geteuid().is_root() && std::env::var_os("OWN_NAMESPACES").is_some(),
-            "this needs root, and namespaces of its own: run it by `cargo test`, whose runner is scripts/runner"
+            "this needs root and its own namespaces: run it by `cargo test`, whose runner is \
+             scripts/runner"
         );
-        let kept = tempfile::Builder::new()
+        let directory = tempfile::Builder::new()
             .prefix("kt")
             .tempdir()
             .map(TempDir::keep)
             .expect("a temporary directory can be made");
-        let name = kept
+        let name = directory
             .file_name()
             .and_then(|name| name.to_str())
             .expect("temporary names are text")
             .trim_start_matches('.')
             .to_owned();
-        let own = Own { directory: kept.clone(), words: Arc::new(Mutex::new(vec![name.clone()])) };
-        let last = own.clone();
+        let cleanup = Cleanup {
+            directory: directory.clone(),
+            words: Arc::new(Mutex::new(vec![name.clone()])),
+        };
+        let on_timeout = cleanup.clone();
         let watchdog = watched.then(|| {
             Watchdog::start(move || {
                 eprintln!(
-                    "containerd said:\n{}",
-                    command::tail(&last.directory.join("containerd.log"))
+                    "log of containerd:\n{}",
+                    command::tail(&on_timeout.directory.join("containerd.log"))
                 );
                 eprintln!(
-                    "kiyot said:\n{}",
-                    command::tail(&last.directory.join("kiyot/kiyot.log"))
+                    "log of kiyot:\n{}",
+                    command::tail(&on_timeout.directory.join("kiyot/kiyot.log"))
                 );
-                last.sweep();
+                on_timeout.sweep();
             })
         });
         let network = NETWORKS.fetch_add(1, Ordering::Relaxed);
-        configuration::write(&kept, &name, network, discards)
+        configuration::write(&directory, &name, network, discards)
             .expect("the configuration can be written");
-        let containerd = Mutex::new(spawn(&kept));
-        let node = Self { containerd, own, kept, _watchdog: watchdog };
-        node.answering().await;
+        let containerd = Mutex::new(spawn(&directory));
+        let node = Self { containerd, cleanup, directory, _watchdog: watchdog };
+        node.wait_until_ready().await;
         node.image(PAUSE_IMAGE, &ImageSpec::pause()).await;
         node.image(
             BUSYBOX_IMAGE,
@@ -128,7 +127,8 @@ impl Node {
         node
     }
 
-    async fn answering(&self) {
+    /// Waits until containerd answers Version.
+    async fn wait_until_ready(&self) {
         wait_until("containerd answers", LIMIT, async || {
             let mut kubelet = self.kubelet(&self.socket()).await.ok()?;
             kubelet.runtime.version(cri::VersionRequest::default()).await.ok()
@@ -136,40 +136,40 @@ impl Node {
         .await;
     }
 
-    /// A word that is in the name of everything of this node, short enough for a link.
+    /// Returns the word in the names of all resources of this node, short enough for a link.
     pub fn name(&self) -> String {
-        self.own.words().into_iter().next().unwrap_or_default()
+        self.cleanup.words().into_iter().next().unwrap_or_default()
     }
 
-    /// The directory in which everything of this node is.
+    /// Returns the directory of all files of this node.
     pub fn directory(&self) -> &Path {
-        &self.kept
+        &self.directory
     }
 
-    /// The socket of containerd: its API and its CRI.
+    /// Returns the socket of containerd's API and CRI.
     pub fn socket(&self) -> PathBuf {
-        self.kept.join("containerd.sock")
+        self.directory.join("containerd.sock")
     }
 
-    /// The kubelet's `--root-dir`.
+    /// Returns the kubelet's `--root-dir`.
     pub fn kubelet_directory(&self) -> PathBuf {
-        self.kept.join("kubelet")
+        self.directory.join("kubelet")
     }
 
-    /// The kubelet's `podLogsDir`.
+    /// Returns the kubelet's `podLogsDir`.
     pub fn pod_logs(&self) -> PathBuf {
-        self.kept.join("pods")
+        self.directory.join("pods")
     }
 
-    /// Where the node's CNI configuration is.
+    /// Returns the directory of the node's CNI configuration.
     pub fn cni_configuration(&self) -> PathBuf {
-        self.kept.join("cni/net.d")
+        self.directory.join("cni/net.d")
     }
 
-    /// The addresses that the node's network has given away.
+    /// Lists the allocated addresses of the node's network.
     pub fn addresses(&self) -> Vec<String> {
         let entries =
-            fs::read_dir(self.kept.join("cni/state").join(self.name())).into_iter().flatten();
+            fs::read_dir(self.directory.join("cni/state").join(self.name())).into_iter().flatten();
         entries
             .flatten()
             .map(|entry| entry.file_name().to_string_lossy().into_owned())
@@ -177,27 +177,27 @@ impl Node {
             .collect()
     }
 
-    /// Where the node's registries and their mirrors are configured.
+    /// Returns the directory of the node's registry configuration (`config_path`).
     pub fn registries(&self) -> PathBuf {
-        self.kept.join("certs.d")
+        self.directory.join("certs.d")
     }
 
-    /// Where the node's CNI plugins are.
+    /// Returns the directory of the CNI plugins.
     pub fn cni_plugins() -> PathBuf {
         configuration::cni_plugins()
     }
 
-    /// Must an OOM score be raised only? True where CAP_SYS_RESOURCE is missing.
+    /// Returns true without CAP_SYS_RESOURCE, where OOM scores can only be raised.
     pub fn restricts_oom_score() -> bool {
         configuration::restricts_oom_score()
     }
 
-    /// The process id of containerd.
+    /// Returns the process id of containerd.
     pub fn pid(&self) -> u32 {
         self.containerd.lock().expect("no thread panics with this lock").id()
     }
 
-    /// The kubelet of this node, which calls CRI at this socket.
+    /// Connects the kubelet of this node to a CRI socket.
     pub async fn kubelet(&self, socket: &Path) -> Result<Kubelet, tonic::transport::Error> {
         let directories = Directories {
             root: self.kubelet_directory(),
@@ -208,10 +208,10 @@ impl Node {
         Kubelet::connect(socket, directories).await
     }
 
-    /// Makes an image and gives it to containerd under this whole name (`host/repository:tag`).
+    /// Builds an image and imports it into containerd by its full name (`host/repository:tag`).
     pub async fn image(&self, name: &str, spec: &ImageSpec) {
         let archive =
-            tempfile::NamedTempFile::new_in(&self.kept).expect("a temporary file can be made");
+            tempfile::NamedTempFile::new_in(&self.directory).expect("a temporary file can be made");
         spec.write(name, archive.path()).expect("an image archive can be written");
         self.ctr(&["images", "import", &archive.path().display().to_string()]);
         wait_until(format!("containerd's CRI knows the image {name}"), LIMIT, async || {
@@ -228,19 +228,19 @@ impl Node {
         .await;
     }
 
-    /// Runs containerd's own client in CRI's namespace and gives its output.
+    /// Runs `ctr` in CRI's namespace and returns its output.
     pub fn ctr(&self, arguments: &[&str]) -> String {
         let socket = self.socket().display().to_string();
         command::run("ctr", &[&["--address", &socket, "--namespace", "k8s.io"], arguments].concat())
     }
 
-    /// Kills containerd, waits, and starts it again; its pods go on.
+    /// Kills containerd and starts it again; its pods keep running.
     pub async fn restart_containerd(&self) {
         self.kill_containerd();
         self.start_containerd().await;
     }
 
-    /// Kills containerd; its pods go on.
+    /// Kills containerd; its pods keep running.
     pub fn kill_containerd(&self) {
         if let Ok(mut containerd) = self.containerd.lock() {
             let _ = containerd.kill();
@@ -250,39 +250,42 @@ impl Node {
 
     /// Starts containerd after [`kill_containerd`](Self::kill_containerd).
     pub async fn start_containerd(&self) {
-        *self.containerd.lock().expect("no thread panics with this lock") = spawn(&self.kept);
-        self.answering().await;
+        *self.containerd.lock().expect("no thread panics with this lock") = spawn(&self.directory);
+        self.wait_until_ready().await;
     }
 
-    /// Counts everything with this word in its name as this node's: the id of a cell, for one.
+    /// Adds a word, such as a cell's id, by which resources are recognised as this node's.
     pub fn owns(&self, word: &str) {
-        if let Ok(mut words) = self.own.words.lock()
+        if let Ok(mut words) = self.cleanup.words.lock()
             && !words.iter().any(|known| known == word)
         {
             words.push(word.to_owned());
         }
     }
 
-    /// What there is of this node on the host now.
+    /// Lists this node's present resources on the host.
     pub fn leftovers(&self) -> Leftovers {
-        Leftovers::of_host().about(&self.own.words())
+        Leftovers::of_host().about(&self.cleanup.words())
     }
 
-    /// Ends everything and gives what is left of it: nothing, if the kit is right.
+    /// Stops the node and returns its remaining resources: empty, unless there is a leak.
     pub fn stop(self) -> Leftovers {
-        let own = self.own.clone();
+        let cleanup = self.cleanup.clone();
         drop(self);
-        Leftovers::of_host().about(&own.words())
+        Leftovers::of_host().about(&cleanup.words())
     }
 }
 
 impl Drop for Node {
     fn drop(&mut self) {
         if std::thread::panicking() {
-            eprintln!("containerd said:\n{}", command::tail(&self.kept.join("containerd.log")));
+            eprintln!(
+                "log of containerd:\n{}",
+                command::tail(&self.directory.join("containerd.log"))
+            );
         }
         self.kill_containerd();
-        self.own.sweep();
+        self.cleanup.sweep();
     }
 }
 

@@ -4,7 +4,7 @@ use std::fs;
 
 use rustix::process::{Pid, Signal, kill_process};
 
-/// Returns the ids of the processes whose command line has all of these words.
+/// Returns the ids of the processes whose command line contains all of these words.
 pub fn processes(words: &[&str]) -> Vec<String> {
     let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
     let named = entries.filter_map(|entry| {
@@ -23,7 +23,7 @@ pub fn command_line(pid: &str) -> String {
     String::from_utf8_lossy(&line).replace('\0', " ")
 }
 
-/// Kills those that are there of these processes, with SIGKILL.
+/// Sends SIGKILL to these processes, skipping ended processes.
 pub fn kill_all(pids: &[String]) {
     for pid in pids.iter().filter_map(|pid| Pid::from_raw(pid.parse().ok()?)) {
         let _ = kill_process(pid, Signal::KILL);

@@ -1,5 +1,5 @@
-//! A played registry of images: so much of the distribution API as a pull needs, over HTTP, on an
-//! address of the node that its pods and cells reach too.
+//! A fake image registry: the part of the distribution API that a pull needs, over HTTP, on an
+//! address of the node that pods and cells reach too.
 
 use std::{
     collections::BTreeMap,
@@ -18,45 +18,46 @@ use crate::{
     image::{ImageSpec, MANIFEST, sha256},
 };
 
-mod answer;
+mod response;
 
-pub use answer::REFUSAL;
+pub use response::REFUSAL;
 
-/// An address of the node that is no link's: pods and cells reach it by way of their gateway.
+/// The registry's address: on the node's loopback link, so that pods and cells reach it through
+/// their gateway.
 const ADDRESS: &str = "10.89.255.1";
 
-/// Who may pull.
+/// Authentication of pulls.
 #[derive(Debug, Clone, Default)]
 pub enum Access {
-    /// Everybody.
+    /// Anonymous pulls.
     #[default]
     Open,
-    /// Who has this token with every request: no service gives it away.
+    /// This token with every request; no token service issues it.
     Bearer(String),
-    /// Who gives this name and password with every request.
+    /// This name and password with every request.
     Basic(String, String),
-    /// Who trades a name and a password, or an identity token, for a token of the registry's own.
+    /// A token of the registry's token service, for a name and password or for an identity token.
     Token {
-        /// The name.
+        /// User name.
         user: String,
-        /// Its password.
+        /// Password.
         password: String,
-        /// What does instead of both.
+        /// Identity token.
         identity: String,
     },
 }
 
-/// How a blob is given.
+/// Pace of a blob's transfer.
 #[derive(Debug, Clone)]
 pub enum Pace {
-    /// So many bytes of it, and then nothing more, until who asked hangs up or
-    /// [`Registry::release`] is called.
+    /// Sends this many bytes, and then nothing until the client hangs up or [`Registry::release`]
+    /// is called.
     Stalls(usize),
-    /// In parts of so many bytes, with a pause after each.
+    /// Sends parts of this many bytes, with a pause after each.
     Trickles(usize, Duration),
 }
 
-/// A registry of one test. It ends when it is dropped.
+/// A running registry. Dropping it stops it.
 #[derive(Debug)]
 pub struct Registry {
     shared: Arc<Shared>,
@@ -69,7 +70,7 @@ pub struct Registry {
 struct Shared {
     access: Access,
     at: SocketAddr,
-    ends: AtomicBool,
+    stopping: AtomicBool,
     content: Mutex<Content>,
 }
 
@@ -79,11 +80,11 @@ struct Content {
     tags: BTreeMap<String, String>,
     /// Manifests and blobs by digest.
     blobs: BTreeMap<String, Vec<u8>>,
-    /// How blobs are given, if not at once.
+    /// Paces of blobs by digest.
     paces: BTreeMap<String, Pace>,
-    /// What was asked: method and path.
+    /// Received requests: method and path.
     requests: Vec<String>,
-    /// Connections that are open, by their number.
+    /// Open connections by number.
     open: BTreeMap<usize, TcpStream>,
 }
 
@@ -94,8 +95,8 @@ impl Shared {
 }
 
 impl Registry {
-    /// Starts one, and makes it the mirror of a host that does not exist: who pulls from it has
-    /// read the node's configuration.
+    /// Starts a registry, and configures it as the mirror of a host that does not exist: a pull
+    /// that reaches it has used the node's configuration.
     pub fn start(node: &Node, access: Access) -> Self {
         command::run("ip", &["address", "replace", &format!("{ADDRESS}/32"), "dev", "lo"]);
         let listener =
@@ -105,14 +106,15 @@ impl Registry {
         let directory = node.registries().join(&host);
         fs::create_dir_all(&directory).expect("a directory can be made");
         let hosts = format!(
-            "server = \"http://{at}\"\n\n[host.\"http://{at}\"]\ncapabilities = [\"pull\", \"resolve\"]\n"
+            "server = \"http://{at}\"\n\n\
+             [host.\"http://{at}\"]\ncapabilities = [\"pull\", \"resolve\"]\n"
         );
         fs::write(directory.join("hosts.toml"), hosts)
             .expect("the node's registry configuration can be written");
         let shared = Arc::new(Shared {
             access,
             at,
-            ends: AtomicBool::new(false),
+            stopping: AtomicBool::new(false),
             content: Mutex::default(),
         });
         let serving = Arc::clone(&shared);
@@ -120,31 +122,31 @@ impl Registry {
         Self { shared, at, host, server: Some(server) }
     }
 
-    /// Makes an image and keeps it under `repository:tag`. Gives its whole name, and its name by
+    /// Builds an image and serves it as `repository:tag`. Returns its full name, and its name by
     /// digest.
     pub fn image(&self, name: &str, spec: &ImageSpec) -> (String, String) {
         let (repository, _) = name.rsplit_once(':').expect("an image is named repository:tag");
-        let parts = spec.parts().expect("an image can be made");
-        let digest = sha256(&parts.manifest);
+        let blobs = spec.blobs().expect("an image can be made");
+        let digest = sha256(&blobs.manifest);
         let mut content = self.shared.content();
         content.blobs.extend(
-            parts
+            blobs
                 .layers
                 .into_iter()
-                .chain([parts.config, parts.manifest])
+                .chain([blobs.config, blobs.manifest])
                 .map(|blob| (sha256(&blob), blob)),
         );
         content.tags.insert(name.to_owned(), digest.clone());
         (format!("{}/{name}", self.host), format!("{}/{repository}@{digest}", self.host))
     }
 
-    /// Where it listens: a host with a port, by HTTP.
+    /// Returns the address on which it listens.
     pub fn address(&self) -> SocketAddr {
         self.at
     }
 
-    /// Digests and lengths of what an image of this registry is made of, by its whole name: the
-    /// configuration first, then its layers.
+    /// Returns digests and sizes of the blobs of an image, by its full name: the configuration
+    /// first, then its layers.
     pub fn parts(&self, name: &str) -> Vec<(String, u64)> {
         let content = self.shared.content();
         let tag = name.split_once('/').map_or(name, |(_, tag)| tag);
@@ -152,7 +154,7 @@ impl Registry {
             .tags
             .get(tag)
             .and_then(|digest| content.blobs.get(digest))
-            .expect("it is an image of this registry");
+            .expect("the image is in this registry");
         let manifest: serde_json::Value =
             serde_json::from_slice(manifest).expect("a manifest is JSON");
         let part = |part: &serde_json::Value| {
@@ -162,17 +164,17 @@ impl Registry {
         [&manifest["config"]].into_iter().chain(&layers).filter_map(part).collect()
     }
 
-    /// Gives a blob at this pace.
+    /// Serves a blob at this pace.
     pub fn pace(&self, digest: &str, pace: Pace) {
         self.shared.content().paces.insert(digest.to_owned(), pace);
     }
 
-    /// Gives all of a blob, also to those who wait for it.
+    /// Serves a blob at full speed, to waiting clients too.
     pub fn release(&self, digest: &str) {
         self.shared.content().paces.remove(digest);
     }
 
-    /// What was asked since the last time, as `GET /v2/...`; no question for a token.
+    /// Returns and clears the received requests, as `GET /v2/...`, without token requests.
     pub fn asked(&self) -> Vec<String> {
         let all = std::mem::take(&mut self.shared.content().requests);
         all.into_iter().filter(|request| request.contains("/v2/")).collect()
@@ -181,12 +183,12 @@ impl Registry {
 
 impl Drop for Registry {
     fn drop(&mut self) {
-        self.shared.ends.store(true, Ordering::Relaxed);
-        // Who writes to a cell that is gone would wait a minute for an answer.
+        self.shared.stopping.store(true, Ordering::Relaxed);
+        // A write to a cell that has ended would block for a minute.
         for connection in self.shared.content().open.values() {
             let _ = connection.shutdown(Shutdown::Both);
         }
-        // It waits for a connection.
+        // Wakes the listener.
         let _ = TcpStream::connect(self.at);
         if let Some(server) = self.server.take() {
             let _ = server.join();
@@ -195,17 +197,18 @@ impl Drop for Registry {
 }
 
 fn serve(listener: &TcpListener, shared: &Arc<Shared>) {
-    // Connections are short, and few: when all have ended, nothing of the registry is left.
+    // The scope ends the connections' threads before the registry is dropped.
     thread::scope(|connections| {
         for (number, connection) in listener.incoming().flatten().enumerate() {
-            let Ok(same) = connection.try_clone() else { continue };
-            shared.content().open.insert(number, same);
-            // Looked at with the connection known: who ends the registry shuts it down otherwise.
-            if shared.ends.load(Ordering::Relaxed) {
+            let Ok(handle) = connection.try_clone() else { continue };
+            shared.content().open.insert(number, handle);
+            // Checked after the connection is listed, so that `drop` either ends it or is seen
+            // here.
+            if shared.stopping.load(Ordering::Relaxed) {
                 return;
             }
             connections.spawn(move || {
-                answer::answer(connection, shared);
+                response::serve(connection, shared);
                 shared.content().open.remove(&number);
             });
         }

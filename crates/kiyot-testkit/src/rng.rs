@@ -1,27 +1,27 @@
-//! Choices that a seed decides.
+//! Seeded random choices.
 
 use std::time::SystemTime;
 
-/// The seed where the environment names no other.
-const SEED: u64 = 20_261_122;
+/// The seed if the environment names no other.
+const DEFAULT_SEED: u64 = 20_261_122;
 
-/// A seeded generator of numbers (xorshift64): the same seed gives the same choices.
+/// A seeded xorshift64 generator: the same seed gives the same choices.
 #[derive(Debug, Clone)]
 pub struct SeededRng(u64);
 
 impl SeededRng {
-    /// The generator of this run's [`seed`].
+    /// Creates the generator of this run's [`seed`].
     pub fn new() -> Self {
         Self::of(seed())
     }
 
-    /// The generator of a seed.
+    /// Creates the generator of a seed.
     pub fn of(seed: u64) -> Self {
-        // Neighbouring seeds have nothing in common.
+        // Adjacent seeds give unrelated sequences.
         Self(seed.wrapping_add(1).wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1)
     }
 
-    /// Returns the next number below a bound, which is not 0.
+    /// Returns the next number below a bound, which must not be 0.
     pub fn next(&mut self, below: u64) -> u64 {
         self.0 ^= self.0 << 13;
         self.0 ^= self.0 >> 7;
@@ -29,15 +29,15 @@ impl SeededRng {
         (self.0 >> 11) % below
     }
 
-    /// Returns one of several.
+    /// Returns an element of a slice.
     ///
     /// # Panics
-    /// When there are none.
+    /// If the slice is empty.
     pub fn pick<T: Copy>(&mut self, all: &[T]) -> T {
         all[usize::try_from(self.next(all.len() as u64)).unwrap_or(0)]
     }
 
-    /// Decides with a chance of one in `many`.
+    /// Returns true with a probability of 1 / `many`.
     pub fn one_in(&mut self, many: u64) -> bool {
         self.next(many) == 0
     }
@@ -49,17 +49,17 @@ impl Default for SeededRng {
     }
 }
 
-/// Returns the seed of this run and prints it: `SEED` in the environment (a number, or `random`),
-/// else always the same.
+/// Returns the seed of this run and prints it: `SEED` in the environment (a number or `random`), or
+/// a constant.
 ///
 /// # Panics
-/// When `SEED` is neither.
+/// If `SEED` is neither a number nor `random`.
 pub fn seed() -> u64 {
     let seed = match std::env::var("SEED").as_deref() {
         Ok("random") => SystemTime::now()
             .duration_since(SystemTime::UNIX_EPOCH)
-            .map_or(SEED, |now| u64::try_from(now.as_micros()).unwrap_or(SEED)),
-        Ok("") | Err(_) => SEED,
+            .map_or(DEFAULT_SEED, |now| u64::try_from(now.as_micros()).unwrap_or(DEFAULT_SEED)),
+        Ok("") | Err(_) => DEFAULT_SEED,
         Ok(seed) => seed.parse().expect("SEED is a number or `random`"),
     };
     eprintln!("SEED={seed}");

@@ -1,4 +1,4 @@
-//! Cleaning up after a test, whatever became of it.
+//! Removes the resources of a test, however it ended.
 
 use std::{
     fs,
@@ -17,14 +17,14 @@ use crate::{
     leftovers::{cgroups, links, mounts, processes},
 };
 
-/// How long killed processes may take to go.
-const LIMIT: Duration = Duration::from_secs(60);
+/// Time that killed processes may take to end.
+const KILL_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// Between two looks.
-const POLL: Duration = Duration::from_millis(10);
+/// Period of the checks for killed processes. Cleanup runs in `drop`, where nothing can be awaited.
+const POLL_PERIOD: Duration = Duration::from_millis(10);
 
-/// Kills every process that has one of `words` in its command line or control group, frozen or not,
-/// and waits until they are gone.
+/// Kills all processes with one of `words` in their command line or cgroup, frozen or not, and
+/// waits for their end.
 pub fn processes_of(words: &[String]) {
     let begun = Instant::now();
     loop {
@@ -36,19 +36,19 @@ pub fn processes_of(words: &[String]) {
         if ours.is_empty() {
             return;
         }
-        if begun.elapsed() > LIMIT {
+        if begun.elapsed() > KILL_TIMEOUT {
             eprintln!("these processes can't be killed: {ours:?}");
             return;
         }
         for pid in ours.iter().filter_map(|(pid, _)| Pid::from_raw(*pid)) {
             let _ = kill_process(pid, Signal::KILL);
         }
-        thread::sleep(POLL);
+        thread::sleep(POLL_PERIOD);
     }
 }
 
-/// Thaws the control groups that have one of `words` in their names: what is frozen doesn't die.
-/// Those of v1 first, which a kill does not reach at all.
+/// Thaws the cgroups with one of `words` in their names, because frozen processes of version 1 do
+/// not die.
 fn thaw(words: &[String]) {
     for cgroup in cgroups().iter().filter(|cgroup| words.iter().any(|word| cgroup.contains(word))) {
         for (file, thawed) in [("freezer.state", "THAWED"), ("cgroup.freeze", "0")] {
@@ -60,8 +60,8 @@ fn thaw(words: &[String]) {
     }
 }
 
-/// Takes away all that has one of `words` in its name: processes, mounts, links, network
-/// namespaces, firewall rules, control groups. Then the directory.
+/// Removes all processes, mounts, links, network namespaces, firewall rules and cgroups with one of
+/// `words` in their names, and then the directory.
 pub fn all_of(words: &[String], directory: &Path) {
     let ours = |text: &str| words.iter().any(|word| text.contains(word));
     processes_of(words);
@@ -75,7 +75,7 @@ pub fn all_of(words: &[String], directory: &Path) {
         let _ = output("ip", &["link", "delete", link.split('@').next().unwrap_or(link)]);
     }
     rules_of(words);
-    // What systemd has made, it would make again.
+    // systemd would create the cgroup of a loaded slice again.
     let slices = cgroups();
     let slices = slices.iter().rev().filter(|cgroup| ours(cgroup) && cgroup.ends_with(".slice"));
     for unit in slices.filter_map(|slice| slice.rsplit('/').next()) {
@@ -83,14 +83,14 @@ pub fn all_of(words: &[String], directory: &Path) {
     }
     for cgroup in cgroups().iter().rev().filter(|cgroup| ours(cgroup)) {
         if let Err(error) = fs::remove_dir(cgroup) {
-            eprintln!("control group {cgroup} can't be removed: {error}");
+            eprintln!("cgroup {cgroup} can't be removed: {error}");
         }
     }
     let _ = kiyot_tree::remove_path(directory);
 }
 
-/// Deletes the rules that name one of `words` (CNI plugins put the network's name in their
-/// comments), and the chains to which those rules lead.
+/// Deletes the rules that contain one of `words` (CNI plugins put the network's name in comments),
+/// and the chains to which they jump.
 fn rules_of(words: &[String]) {
     let Ok(text) = output("iptables-save", &["-t", "nat"]) else { return };
     let mut chains = Vec::new();
@@ -116,13 +116,13 @@ fn rules_of(words: &[String]) {
     }
 }
 
-/// Chains that the plugins keep for all networks.
+/// Says if a chain is shared by all networks of the plugins.
 fn is_shared(chain: &str) -> bool {
     chain.starts_with("CNI-HOSTPORT-")
 }
 
-/// The words of a line of iptables-save: quoted where they have spaces, with `\` before a quote in
-/// them.
+/// Splits a line of iptables-save into words, which are quoted if they contain spaces, with escaped
+/// quotes.
 fn words_of(line: &str) -> Vec<String> {
     let (mut words, mut word, mut quoted, mut escaped) = (Vec::new(), String::new(), false, false);
     for letter in line.chars() {
@@ -146,7 +146,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn rules_are_split_as_iptables_quotes_them() {
+    fn iptables_rule_splits_at_unquoted_spaces() {
         let words =
             words_of(r#"-A POSTROUTING -m comment --comment "name: \"net\" id: \"1\"" -j CNI-1"#);
         assert_eq!(

@@ -1,4 +1,4 @@
-//! Ends a test that hangs.
+//! Aborts tests that hang.
 
 use std::{
     process::abort,
@@ -9,26 +9,26 @@ use std::{
 
 use crate::allowed;
 
-/// The longest that a test may take.
+/// Time after which a test is aborted.
 pub const LIMIT: Duration = Duration::from_secs(300);
 
-/// Watches a test while it lives: a test that takes longer than [`LIMIT`] is named, and its process
-/// aborted.
+/// Watches a test until it is dropped: a test that runs longer than [`LIMIT`] is named, and its
+/// process aborted.
 #[derive(Debug)]
 pub struct Watchdog {
     _alive: Sender<()>,
 }
 
 impl Watchdog {
-    /// Watches the test of this thread. `last_words` runs before the process is aborted.
-    pub fn start(last_words: impl FnOnce() + Send + 'static) -> Self {
+    /// Watches the test of this thread. `on_timeout` runs before the process is aborted.
+    pub fn start(on_timeout: impl FnOnce() + Send + 'static) -> Self {
         let (alive, watched) = channel::<()>();
         let limit = allowed(LIMIT);
         let test = thread::current().name().unwrap_or("a test").to_owned();
         thread::spawn(move || {
             if watched.recv_timeout(limit) == Err(RecvTimeoutError::Timeout) {
                 eprintln!("{test} hangs: it has run for more than {limit:?}");
-                last_words();
+                on_timeout();
                 abort();
             }
         });

@@ -1,5 +1,4 @@
-//! A client of the streaming URLs of CRI, as an API server of old speaks to them: WebSocket with
-//! `v4.channel.k8s.io`.
+//! A WebSocket client of the streaming URLs of CRI, with `v4.channel.k8s.io`.
 
 use std::collections::BTreeMap;
 
@@ -10,7 +9,7 @@ use tokio_tungstenite::{
     tungstenite::{self, Message, client::IntoClientRequest, http::HeaderValue},
 };
 
-/// An open stream of exec, attach or port-forward.
+/// An open connection of exec, attach or port-forward.
 #[derive(Debug)]
 pub struct Streams {
     socket: WebSocketStream<TcpStream>,
@@ -18,10 +17,10 @@ pub struct Streams {
 }
 
 impl Streams {
-    /// Opens a URL that Exec, Attach or PortForward answered.
+    /// Connects to the URL of an Exec, Attach or PortForward.
     ///
     /// # Errors
-    /// What the server answered instead of an upgrade.
+    /// The server's response if it refuses the upgrade, or the connection's error.
     pub async fn open(url: &str) -> Result<Self, Box<tungstenite::Error>> {
         let rest = url.strip_prefix("http://").expect("a streaming URL is plain HTTP");
         let (authority, _) = rest.split_once('/').expect("a streaming URL has a path");
@@ -34,14 +33,14 @@ impl Streams {
         Ok(Self { socket, received: BTreeMap::new() })
     }
 
-    /// Sends bytes on a channel: 0 is the standard input, 4 the size of the terminal.
+    /// Sends data on a channel: 0 is standard input, 4 the size of the terminal.
     pub async fn send(&mut self, channel: u8, bytes: &[u8]) {
         let mut frame = vec![channel];
         frame.extend_from_slice(bytes);
         self.socket.send(Message::binary(frame)).await.expect("the stream takes bytes");
     }
 
-    /// Reads until a channel has this text, or the stream ends; gives all of the channel so far.
+    /// Reads until a channel's data contains a text or the connection ends, and returns the data.
     pub async fn read_until(&mut self, channel: u8, text: &str) -> String {
         while !self.text(channel).contains(text) {
             if !self.read().await {
@@ -51,10 +50,10 @@ impl Streams {
         self.text(channel)
     }
 
-    /// Reads until a channel has carried at least so many bytes. What was read is forgotten.
+    /// Reads and drops at least this many bytes of a channel.
     ///
     /// # Panics
-    /// When the stream ends before.
+    /// If the connection ends before.
     pub async fn read_bytes(&mut self, channel: u8, bytes: usize) {
         let mut carried = 0;
         loop {
@@ -65,22 +64,21 @@ impl Streams {
             if carried >= bytes {
                 return;
             }
-            assert!(self.read().await, "the stream ended after {carried} bytes of {bytes}");
+            assert!(self.read().await, "the connection ended after {carried} bytes of {bytes}");
         }
     }
 
-    /// Reads to the end of the stream.
+    /// Reads to the end of the connection.
     pub async fn read_to_end(&mut self) {
         while self.read().await {}
     }
 
-    /// What a channel has carried so far: 1 is the standard output, 2 the standard error, 3 how it
-    /// ended.
+    /// Returns a channel's data: 1 is standard output, 2 standard error, 3 the exit status.
     pub fn text(&self, channel: u8) -> String {
         String::from_utf8_lossy(self.bytes(channel)).into_owned()
     }
 
-    /// The bytes that a channel has carried so far.
+    /// Returns a channel's bytes.
     pub fn bytes(&self, channel: u8) -> &[u8] {
         self.received.get(&channel).map_or(&[], Vec::as_slice)
     }

@@ -85,7 +85,7 @@ async fn unharmed(kiyot: &Kiyot<'_>, running: &RunningPod, when: &str) {
     assert_eq!(kiyot.cells().len(), 1, "no cell was ended or made {when}");
 }
 
-/// Verifies X16, Y57, Y58.
+/// Verifies X16, L7.
 #[tokio::test]
 async fn a_clock_that_is_set_harms_no_pod() {
     let node = Node::start().await;
@@ -150,7 +150,7 @@ async fn a_clock_that_is_set_harms_no_pod() {
     leaves_nothing(node);
 }
 
-/// Verifies X16, Y61.
+/// Verifies X16.
 #[tokio::test]
 async fn after_the_clock_was_set_back_the_latest_is_still_the_latest() {
     let node = Node::start().await;

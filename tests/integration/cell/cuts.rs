@@ -48,7 +48,7 @@ impl Held {
     }
 }
 
-/// Verifies X12, Y3.
+/// Verifies X12.
 #[tokio::test]
 async fn a_start_that_was_begun_is_done_to_its_end_when_the_daemon_is_killed() {
     let node = Node::start().await;
@@ -127,7 +127,7 @@ async fn an_attempt_that_was_never_started_gives_way_to_the_next() {
     ends_without_a_trace(&mut kubelet, &kiyot, &running).await;
 }
 
-/// Verifies X12, Y5.
+/// Verifies X12.
 #[tokio::test]
 async fn a_stop_that_was_begun_goes_on_when_the_daemon_is_killed() {
     let node = Node::start().await;

@@ -50,7 +50,7 @@ fn mount(arguments: &[&str], path: &Path) {
     );
 }
 
-/// Verifies X5, Y30.
+/// Verifies X5.
 #[tokio::test]
 async fn a_full_state_dir_harms_no_pod_and_is_recovered_from() {
     let node = Node::start().await;
@@ -157,7 +157,7 @@ async fn what_is_stopped_while_the_state_dir_is_full_ends_when_there_is_space() 
 
 /// A pod that fills the disk of the records, and takes whatever becomes free there, does not keep
 /// another one's end from being recorded.
-/// Verifies X43, Y49.
+/// Verifies X43.
 #[tokio::test]
 async fn pod_that_fills_the_state_dir_keeps_no_other_from_its_end() {
     let node = Node::start().await;
@@ -201,7 +201,7 @@ async fn pod_that_fills_the_state_dir_keeps_no_other_from_its_end() {
     leaves_nothing(node);
 }
 
-/// Verifies X5, Y33.
+/// Verifies X5.
 #[tokio::test]
 async fn a_full_log_disk_harms_no_pod_and_no_line_is_lost() {
     const LINES: usize = 20_000;
@@ -255,7 +255,7 @@ fn spoil(store: &Path, table: &str, key: &str, content: &[u8]) {
 /// An `Envelope` of version 2.
 const FUTURE: &[u8] = &[0x08, 0x02, 0x12, 0x00];
 
-/// Verifies X6, Y40.
+/// Verifies X6.
 #[tokio::test]
 async fn broken_and_future_records_end_their_own_pod_alone() {
     let node = Node::start().await;
@@ -305,7 +305,7 @@ async fn broken_and_future_records_end_their_own_pod_alone() {
     ends_without_a_trace(&mut kubelet, &kiyot, &whole).await;
 }
 
-/// Verifies X6, Y52.
+/// Verifies X6.
 #[tokio::test]
 async fn a_network_record_that_is_broken_gives_its_address_back() {
     let node = Node::start().await;

@@ -129,7 +129,7 @@ async fn next(stream: &mut Streaming<cri::ContainerEventResponse>) -> cri::Conta
         .expect("the stream goes on")
 }
 
-/// Verifies F10, Y28.
+/// Verifies F10, F8.
 #[tokio::test]
 async fn events_of_cells_come_with_those_of_the_node() {
     let node = Node::start().await;

@@ -10,7 +10,7 @@ pub(super) fn kill9(pids: &[String]) {
     kill_all(pids);
 }
 
-/// Verifies P7, Y16.
+/// Verifies P7.
 #[tokio::test]
 async fn a_killed_cell_is_told_as_lost() {
     let node = Node::start().await;
@@ -38,7 +38,7 @@ async fn a_killed_cell_is_told_as_lost() {
     ends_without_a_trace(&mut kubelet, &kiyot, &running).await;
 }
 
-/// Verifies P8, Y14.
+/// Verifies P8.
 #[tokio::test]
 async fn a_killed_agent_and_a_killed_containerd_come_back() {
     let node = Node::start().await;

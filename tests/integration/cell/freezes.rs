@@ -33,7 +33,7 @@ impl Drop for Frozen {
     }
 }
 
-/// Verifies X14, Y10.
+/// Verifies X14.
 #[tokio::test]
 async fn a_daemon_killed_while_cells_are_frozen_finds_them_as_they_were() {
     let node = Node::start().await;

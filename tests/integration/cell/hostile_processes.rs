@@ -30,7 +30,7 @@ fn limit_pids(config: &cri::PodSandboxConfig) {
     fs::write(root.join("pids.max"), PIDS_LIMIT.to_string()).unwrap();
 }
 
-/// Verifies N18, Y54.
+/// Verifies N18.
 #[tokio::test]
 async fn fork_bomb_ends_with_its_pod_and_no_other_notices() {
     let node = Node::start().await;
@@ -61,7 +61,7 @@ async fn fork_bomb_ends_with_its_pod_and_no_other_notices() {
     leaves_nothing(node);
 }
 
-/// Verifies N15, Y53.
+/// Verifies N15.
 #[tokio::test]
 async fn pod_that_claims_another_cell_stays_and_the_other_cell_ends() {
     let node = Node::start().await;
@@ -101,7 +101,7 @@ async fn seen(kubelet: &mut Kubelet, container: &str, begin: &str) -> String {
     .await
 }
 
-/// Verifies N18, Y55.
+/// Verifies N18.
 #[tokio::test]
 async fn pod_with_its_cells_processes_harms_no_more_than_its_cell() {
     let node = Node::start().await;

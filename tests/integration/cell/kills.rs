@@ -156,7 +156,7 @@ pub(super) async fn clear(kubelet: Kubelet, uid: String) -> Result<(), Status> {
     Ok(())
 }
 
-/// Verifies X1, Y1.
+/// Verifies X1.
 #[tokio::test]
 async fn a_daemon_killed_at_any_moment_leaves_nothing_half_made() {
     let lives = std::env::var("KILLS").ok().and_then(|kills| kills.parse().ok()).unwrap_or(LIVES);

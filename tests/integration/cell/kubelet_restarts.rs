@@ -33,7 +33,7 @@ async fn is_present(
     found.id
 }
 
-/// Verifies I19, Y13.
+/// Verifies I19.
 #[tokio::test]
 async fn container_restart_after_a_kubelet_restart_pulls_nothing() {
     let node = Node::start().await;

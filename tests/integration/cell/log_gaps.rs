@@ -6,7 +6,7 @@ use kiyot_testkit::{Kiyot, LIMIT, LogLine, Node, wait_until};
 
 use super::{WAIT, ends_without_a_trace, is_back, options, pod};
 
-/// Verifies D33, Y34.
+/// Verifies D33.
 #[tokio::test]
 async fn a_log_that_was_removed_goes_on_with_a_line_and_says_what_is_missing() {
     const LINES: u64 = 2048;
@@ -73,7 +73,7 @@ async fn a_log_that_was_removed_goes_on_with_a_line_and_says_what_is_missing() {
     ends_without_a_trace(&mut kubelet, &kiyot, &running).await;
 }
 
-/// Verifies D33, Y35.
+/// Verifies D33.
 #[tokio::test]
 async fn a_log_that_is_made_shorter_goes_on_with_what_comes_next() {
     let node = Node::start().await;

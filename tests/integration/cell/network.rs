@@ -255,7 +255,7 @@ async fn ports_of_a_pod_are_one_transaction_however_many_they_are() {
     leaves_nothing(node);
 }
 
-/// Verifies N14, Y45.
+/// Verifies N14.
 #[tokio::test]
 async fn locked_firewall_fails_the_launch_and_holds_up_the_end() {
     let node = Node::start().await;

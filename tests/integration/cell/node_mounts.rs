@@ -36,7 +36,7 @@ fn mount(arguments: &[&str], at: &Path) {
     command::run("mount", &[arguments, &[at.to_str().unwrap()]].concat());
 }
 
-/// Verifies N17, Y56.
+/// Verifies N17.
 #[tokio::test]
 async fn volume_unmounted_on_the_node_is_released_under_a_running_cell() {
     let node = Node::start().await;

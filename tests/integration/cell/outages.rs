@@ -44,7 +44,7 @@ async fn release(kubelet: &mut Kubelet, container: &RunningContainer, block: usi
     .await;
 }
 
-/// Verifies X2, Y7.
+/// Verifies X2.
 #[tokio::test]
 async fn no_line_is_lost_or_doubled_by_kills() {
     let lines =
@@ -138,7 +138,7 @@ fn is_whole(kubelet: &Kubelet, container: &RunningContainer) {
     }
 }
 
-/// Verifies D21, Y8.
+/// Verifies D21.
 #[tokio::test]
 async fn the_rest_of_an_ended_containers_log_comes_after_a_kill() {
     let node = Node::start().await;
@@ -181,7 +181,7 @@ async fn cell_answers(kubelet: &mut Kubelet, running: &kiyot_testkit::RunningPod
     kubelet.create_container(running, &second, 0).await.ok().map(drop)
 }
 
-/// Verifies D21, Y8.
+/// Verifies D21.
 #[tokio::test]
 async fn the_rest_of_an_ended_containers_log_comes_before_its_pod_reads_stopped() {
     let node = Node::start().await;

@@ -92,7 +92,7 @@ async fn two_pulls_at_once_take_each_its_own_layers_from_the_node() {
     ends_without_a_trace(&mut kubelet, &kiyot, &pod).await;
 }
 
-/// Verifies I13, Y100.
+/// Verifies I13.
 #[tokio::test]
 async fn a_pull_that_stands_still_ends_though_another_one_goes_on() {
     let node = Node::start().await;

@@ -23,7 +23,7 @@ pub(super) fn addresses(node: &Node) -> Vec<String> {
         .collect()
 }
 
-/// Verifies X4, Y29.
+/// Verifies X4.
 #[tokio::test]
 async fn after_a_reboot_pods_have_ended_and_addresses_are_free() {
     let node = Node::start().await;

@@ -338,7 +338,10 @@ async fn the_images_of_cells_are_not_the_nodes() {
     let id = says(&mut kubelet, &mut pod, "main", &name, "apart").await;
     // For runAsNonRoot the kubelet asks who the image's user is, and names no pod.
     for reference in [&name, &id] {
-        assert_eq!(kubelet.image_of_nobody(reference).await.unwrap().unwrap().username, "nobody");
+        assert_eq!(
+            kubelet.image_status_without_pod(reference).await.unwrap().unwrap().username,
+            "nobody"
+        );
     }
     assert_eq!(listed(&mut kubelet).await, before);
     let local = Pod::new("local");
@@ -350,7 +353,7 @@ async fn the_images_of_cells_are_not_the_nodes() {
     ends_without_a_trace(&mut kubelet, &kiyot, &pod).await;
     // What is gone with its cell is not there any more.
     for reference in [&name, &id] {
-        assert_eq!(kubelet.image_of_nobody(reference).await.unwrap(), None);
+        assert_eq!(kubelet.image_status_without_pod(reference).await.unwrap(), None);
     }
 }
 
@@ -465,7 +468,7 @@ pub(super) fn heavy(bytes: usize) -> ImageSpec {
     }
 }
 
-/// Verifies I10, Y98.
+/// Verifies I10.
 #[tokio::test]
 async fn a_pull_that_stands_still_ends_and_goes_on_where_it_was() {
     let node = Node::start().await;
@@ -491,7 +494,7 @@ async fn a_pull_that_stands_still_ends_and_goes_on_where_it_was() {
     ends_without_a_trace(&mut kubelet, &kiyot, &pod).await;
 }
 
-/// Verifies I10, Y99.
+/// Verifies I10.
 #[tokio::test]
 async fn a_pull_that_is_slow_and_goes_on_is_left_alone() {
     let node = Node::start().await;

@@ -255,7 +255,7 @@ async fn a_pod_asks_name_servers_that_only_the_node_has() {
     leaves_nothing(node);
 }
 
-/// Verifies N8, Y15.
+/// Verifies N8.
 #[tokio::test]
 async fn name_servers_are_asked_again_after_the_agent_and_the_daemon_were_killed() {
     let _server = NameServer::start("127.0.0.63");

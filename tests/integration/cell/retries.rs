@@ -6,7 +6,7 @@ use kiyot_testkit::{Kiyot, LIMIT, Node, cri, wait_until, websocket::Streams};
 
 use super::{WAIT, ends_without_a_trace, options, pod};
 
-/// Verifies X8, Y92.
+/// Verifies X8.
 #[tokio::test]
 async fn an_abandoned_sandbox_is_adopted_by_the_next_try() {
     let node = Node::start().await;
@@ -31,7 +31,7 @@ async fn an_abandoned_sandbox_is_adopted_by_the_next_try() {
     ends_without_a_trace(&mut kubelet, &kiyot, &running).await;
 }
 
-/// Verifies X8, Y93.
+/// Verifies X8.
 #[tokio::test]
 async fn a_container_is_created_once_however_often_it_is_asked_for() {
     let node = Node::start().await;
@@ -73,7 +73,7 @@ async fn a_container_is_created_once_however_often_it_is_asked_for() {
     ends_without_a_trace(&mut kubelet, &kiyot, &running).await;
 }
 
-/// Verifies X7, Y97.
+/// Verifies X7.
 #[tokio::test]
 async fn who_never_reads_an_exec_starves_nobody() {
     let node = Node::start().await;
@@ -124,7 +124,7 @@ async fn who_never_reads_an_exec_starves_nobody() {
     ends_without_a_trace(&mut kubelet, &kiyot, &running).await;
 }
 
-/// Verifies C9, X9, Y18.
+/// Verifies C9, X9.
 #[tokio::test]
 async fn the_nodes_containerd_is_killed_under_cells_and_copies() {
     let node = Node::start().await;

@@ -87,7 +87,7 @@ async fn carry(
     tokio::join!(read, write);
 }
 
-/// Verifies L9, Y65.
+/// Verifies L9.
 #[tokio::test]
 async fn a_pod_at_the_end_of_a_slow_wire_is_a_pod() {
     let node = Node::start().await;

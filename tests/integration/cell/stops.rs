@@ -45,7 +45,7 @@ fn nothing_left_of(cell: &str, uid: &str) {
     assert!(left.is_empty(), "left:\n{left}");
 }
 
-/// Verifies X3, Y20.
+/// Verifies X3.
 #[tokio::test]
 async fn a_frozen_cell_is_ended_before_its_pod_reads_stopped() {
     let node = Node::start().await;
@@ -68,7 +68,7 @@ async fn a_frozen_cell_is_ended_before_its_pod_reads_stopped() {
     nothing_left_of(&cell, &running.spec.uid);
 }
 
-/// Verifies X3, Y21.
+/// Verifies X3.
 #[tokio::test]
 async fn a_cell_in_a_frozen_cgroup_is_ended() {
     let node = Node::start().await;
@@ -121,7 +121,7 @@ async fn a_container_whose_agent_is_silent_reads_running_until_its_pod_is_stoppe
     nothing_left_of(&cell, &running.spec.uid);
 }
 
-/// Verifies X3, Y27.
+/// Verifies X3.
 #[tokio::test]
 async fn a_cell_that_dies_while_its_container_is_stopped_is_no_ok_too_early() {
     let node = Node::start().await;
@@ -195,7 +195,7 @@ async fn the_containers_of_a_cell_are_in_the_slice_of_their_pod() {
     assert!(!left.iter().any(|group| group.contains(&format!("{slice}/"))), "{left:?}");
 }
 
-/// Verifies X10, Y17.
+/// Verifies X10.
 #[tokio::test]
 async fn a_lost_cell_leaves_no_cgroup_wherever_its_containers_were() {
     let node = Node::start().await;

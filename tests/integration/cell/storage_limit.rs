@@ -28,7 +28,7 @@ async fn used(kubelet: &mut Kubelet, sandbox: &str) -> u64 {
     info["ephemeralStorageBytes"].as_u64().unwrap()
 }
 
-/// Verifies X44, Y50.
+/// Verifies X44.
 #[tokio::test]
 async fn pod_over_its_limit_is_evicted_and_others_run_on() {
     let node = Node::start().await;

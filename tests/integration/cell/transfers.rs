@@ -87,7 +87,7 @@ async fn a_connection_carries_what_a_name_server_says_however_it_is_asked() {
     ends_without_a_trace(&mut kubelet, &kiyot, &running).await;
 }
 
-/// Verifies N13, Y102.
+/// Verifies N13.
 #[tokio::test]
 async fn a_link_to_name_servers_that_a_pod_removes_is_made_again() {
     let _server = NameServer::start("127.0.0.93");

@@ -11,7 +11,7 @@ use super::{WAIT, disks::Disk, ends_without_a_trace, leaves_nothing, options, po
 const NEST: &str = "nest() { cd $1; p=d; i=0; while [ $i -lt 900 ]; do p=$p/d; i=$((i+1)); done; mkdir chain; \
      n=0; while [ $n -lt 30 ]; do mkdir -p new/$p && mv chain new/$p/chain && mv new chain || exit 1; n=$((n+1)); done; }";
 
-/// Verifies X41, Y47.
+/// Verifies X41.
 #[tokio::test]
 async fn pod_with_nested_directories_ends_and_leaves_no_file() {
     let node = Node::start().await;

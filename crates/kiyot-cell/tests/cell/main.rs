@@ -84,7 +84,7 @@ async fn a_launch_that_fails_says_why_on_the_console() {
     );
 }
 
-/// Verifies N15, Y19.
+/// Verifies N15.
 #[test]
 fn launch_that_is_not_recorded_has_no_effect() {
     let dir = tempfile::tempdir().unwrap();

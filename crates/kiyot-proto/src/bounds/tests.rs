@@ -175,7 +175,7 @@ macro_rules! measure_all {
 
 for_each_message!(measure_all);
 
-/// Verifies L16, Y76.
+/// Verifies L16.
 #[test]
 fn messages_decoded_need_less_memory_than_counted() {
     measure_all();

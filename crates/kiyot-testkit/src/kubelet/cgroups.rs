@@ -1,25 +1,25 @@
-//! The control groups of pods, as a kubelet makes and removes them.
+//! Cgroups of pods, as a kubelet creates and removes them.
 
 use std::{env, fs};
 
 use super::{Directories, Pod};
 use crate::command;
 
-/// The variable that names the cgroup driver of a machine's containerds and kubelets: `systemd`,
-/// or, without it, `cgroupfs`.
+/// The variable that names the cgroup driver of this machine's containerds and kubelets: `systemd`;
+/// `cgroupfs` if it is not set.
 const DRIVER: &str = "KIYOT_TEST_CGROUP_DRIVER";
 
-/// Creates control groups: the runtime and the kubelet of a node have the same.
+/// The cgroup driver, which the runtime and the kubelet of a node share.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum CgroupDriver {
-    /// runc and the kubelet make directories.
+    /// runc and the kubelet create directories.
     Cgroupfs,
     /// Both ask systemd for units.
     Systemd,
 }
 
 impl CgroupDriver {
-    /// The driver that this machine is tested with.
+    /// Returns the driver of this machine.
     pub fn of_machine() -> Self {
         match env::var(DRIVER).as_deref() {
             Ok("systemd") => Self::Systemd,
@@ -28,12 +28,12 @@ impl CgroupDriver {
     }
 }
 
-/// Returns a pod's `cgroup_parent`. All pods here are "best effort".
+/// Returns a pod's `cgroup_parent`, with the QoS class BestEffort.
 pub(super) fn parent(directories: &Directories, pod: &Pod) -> String {
     let all = &directories.cgroup;
     match directories.driver {
         CgroupDriver::Cgroupfs => format!("/{all}/besteffort/pod{}", pod.uid),
-        // Dashes part what systemd nests.
+        // systemd nests slices at dashes.
         CgroupDriver::Systemd => {
             slice(&format!("{all}-besteffort-pod{}", pod.uid.replace('-', "_")))
         }
@@ -46,11 +46,11 @@ fn slice(name: &str) -> String {
     ends.fold(String::new(), |path, end| format!("{path}/{}.slice", &name[..end]))
 }
 
-/// Makes a pod's control group as a kubelet does before it runs the sandbox. Directories are made
-/// by the runtime, too: only systemd must be asked.
-pub(super) fn make(directories: &Directories, pod: &Pod) {
+/// Creates a pod's slice, as a kubelet does before RunPodSandbox. With cgroupfs the runtime creates
+/// the directories.
+pub(super) fn create(directories: &Directories, pod: &Pod) {
     if directories.driver == CgroupDriver::Systemd {
-        // As libcontainer does for a kubelet (cgroups/systemd/v2.go).
+        // The properties that libcontainer sets for a kubelet (cgroups/systemd/v2.go).
         let accounting: Vec<String> =
             ["MemoryAccounting", "CPUAccounting", "IOAccounting", "TasksAccounting"]
                 .iter()
@@ -71,14 +71,14 @@ pub(super) fn make(directories: &Directories, pod: &Pod) {
         ];
         arguments.extend(accounting.iter().map(String::as_str));
         arguments.push("0");
-        // A later attempt of the pod has the same one.
+        // A later attempt of the pod has the same slice.
         if let Err(error) = command::output("busctl", &arguments) {
             assert!(error.contains("already loaded"), "{error}");
         }
     }
 }
 
-/// Removes a pod's control group as a kubelet does.
+/// Removes a pod's cgroup, as a kubelet does.
 pub(super) fn remove(directories: &Directories, pod: &Pod) {
     if directories.driver == CgroupDriver::Systemd {
         let _ = command::output("systemctl", &["stop", &unit(directories, pod)]);

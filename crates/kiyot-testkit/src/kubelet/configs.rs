@@ -1,20 +1,20 @@
-//! The messages that a kubelet makes of a pod (kuberuntime_sandbox.go, kuberuntime_container.go,
-//! labels.go, helpers.go).
+//! Sandbox and container configs of a pod, as a kubelet generates them (kuberuntime_sandbox.go,
+//! kuberuntime_container.go, labels.go, helpers.go).
 
 use std::{collections::HashMap, fs, sync::atomic::Ordering};
 
 use super::{Container, Directories, Kubelet, Pod, RunningContainer, RunningPod, cgroups, volumes};
 use crate::cri::{self, NamespaceMode};
 
-/// `config.seen` of every pod: the kubelet has the time there at which it saw the pod. The uid
-/// makes it each pod's own here.
-const SEEN: &str = "kubernetes.io/config.seen";
+/// The annotation with the time at which the kubelet saw the pod first. Here it contains the uid,
+/// so that it differs between pods.
+const CONFIG_SEEN: &str = "kubernetes.io/config.seen";
 
-/// Where the termination message is in a container.
-const TERMINATION: &str = "/dev/termination-log";
+/// Path of the termination message in a container.
+const TERMINATION_PATH: &str = "/dev/termination-log";
 
 impl Kubelet {
-    /// The config of a pod's sandbox.
+    /// Returns the config of a pod's sandbox.
     pub(super) fn sandbox_config(
         &self,
         pod: &Pod,
@@ -61,8 +61,8 @@ impl Kubelet {
         }
     }
 
-    /// The config of a container, and the files of it that a kubelet makes: its log's directory and
-    /// its termination message.
+    /// Returns the config of a container, and creates its log directory and its termination message
+    /// file.
     pub(super) fn container_config(
         &self,
         pod: &RunningPod,
@@ -88,7 +88,7 @@ impl Kubelet {
             .collect();
         mounts.extend(container.more_mounts.iter().cloned());
         mounts.push(mount("/etc/hosts", directory.join("etc-hosts").display().to_string(), false));
-        mounts.push(mount(TERMINATION, termination.display().to_string(), false));
+        mounts.push(mount(TERMINATION_PATH, termination.display().to_string(), false));
 
         let config = cri::ContainerConfig {
             metadata: Some(cri::ContainerMetadata { name: container.name.clone(), attempt }),
@@ -139,15 +139,18 @@ impl Kubelet {
         RunningContainer { id: String::new(), log, termination, config }
     }
 
-    /// The pod's annotations of now with the kubelet's own. The kubelet sends the same with every
-    /// image of the pod.
+    /// Returns the pod's current annotations with the kubelet's own. The kubelet sends the same for
+    /// every image of the pod.
     pub(super) fn annotations(&self, pod: &Pod) -> HashMap<String, String> {
         let restarts = self.restarts.load(Ordering::Relaxed);
         let own = [
-            (SEEN.to_owned(), format!("2026-01-02T03:04:05.678901234Z {} {restarts}", pod.uid)),
+            (
+                CONFIG_SEEN.to_owned(),
+                format!("2026-01-02T03:04:05.678901234Z {} {restarts}", pod.uid),
+            ),
             ("kubernetes.io/config.source".to_owned(), "api".to_owned()),
         ];
-        // A test may say that a pod is static.
+        // The pod's come last, so that a test can make a static pod.
         own.into_iter().chain(pod.annotations.clone()).collect()
     }
 
@@ -169,7 +172,7 @@ fn container_annotations(pod: &Pod, attempt: u32) -> HashMap<String, String> {
     HashMap::from([
         ("io.kubernetes.container.hash".to_owned(), "5a1b2c3d".to_owned()),
         ("io.kubernetes.container.restartCount".to_owned(), attempt.to_string()),
-        ("io.kubernetes.container.terminationMessagePath".to_owned(), TERMINATION.to_owned()),
+        ("io.kubernetes.container.terminationMessagePath".to_owned(), TERMINATION_PATH.to_owned()),
         ("io.kubernetes.container.terminationMessagePolicy".to_owned(), "File".to_owned()),
         ("io.kubernetes.pod.terminationGracePeriod".to_owned(), pod.grace.to_string()),
     ])

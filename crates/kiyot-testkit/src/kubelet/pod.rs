@@ -1,4 +1,4 @@
-//! What to run: the part of a pod's spec that concerns CRI.
+//! Specs of pods and containers, as far as they concern CRI.
 
 use std::{
     collections::BTreeMap,
@@ -10,47 +10,47 @@ use std::{
 };
 
 use super::volumes::Source;
-use crate::{cri, node::BUSYBOX_IMAGE};
+use crate::{cri, image::BUSYBOX_IMAGE};
 
-/// A pod to run. Public fields: a test changes what it is about.
+/// Spec of a pod. The fields are public, so that a test changes those that it is about.
 #[derive(Debug, Clone)]
 pub struct Pod {
-    /// Its name.
+    /// Pod name.
     pub name: String,
-    /// Its namespace.
+    /// Pod namespace.
     pub namespace: String,
-    /// Unique on this machine.
+    /// Uid, unique on this machine.
     pub uid: String,
-    /// Which sandbox of this pod it is, from 0.
+    /// Attempt of the sandbox, from 0.
     pub attempt: u32,
-    /// The pod's labels; the kubelet's own are added.
+    /// Labels without the kubelet's own, which are added.
     pub labels: BTreeMap<String, String>,
-    /// The pod's annotations; the kubelet's own are added.
+    /// Annotations without the kubelet's own, which are added.
     pub annotations: BTreeMap<String, String>,
-    /// The runtime class's handler.
+    /// Handler of the RuntimeClass.
     pub runtime_handler: String,
-    /// Is it on the node's network?
+    /// `hostNetwork`.
     pub host_network: bool,
-    /// Is it in the node's PID namespace?
+    /// `hostPID`.
     pub host_pid: bool,
-    /// Kernel parameters.
+    /// Sysctls.
     pub sysctls: BTreeMap<String, String>,
-    /// Host ports.
+    /// Port mappings.
     pub ports: Vec<cri::PortMapping>,
-    /// Seconds that a container has to stop.
+    /// Termination grace period in seconds.
     pub grace: i64,
-    /// Its volumes.
+    /// Volumes.
     pub volumes: Vec<Volume>,
-    /// Its containers, in order.
+    /// Containers, in order.
     pub containers: Vec<Container>,
 }
 
 impl Pod {
-    /// A pod in the namespace `default`, without containers.
+    /// Creates a pod in the namespace `default`, without containers.
     pub fn new(name: &str) -> Self {
         static PODS: AtomicU64 = AtomicU64::new(1);
-        // Control groups are named by it, and they are the whole machine's: an id of a process
-        // would be that of another run in namespaces of its own.
+        // Cgroups are named by the uid and shared by the whole machine, where another run in its
+        // own PID namespace may have the same process id.
         static RUN: LazyLock<u64> = LazyLock::new(|| RandomState::new().hash_one("a run"));
         let uid = format!(
             "{:08x}-0000-4000-8000-{:012x}",
@@ -75,34 +75,34 @@ impl Pod {
         }
     }
 
-    /// The same with an annotation.
+    /// Adds an annotation.
     #[must_use]
     pub fn annotation(mut self, key: &str, value: &str) -> Self {
         self.annotations.insert(key.to_owned(), value.to_owned());
         self
     }
 
-    /// The same, to run in a cell.
+    /// Adds the annotation that makes the pod run in a cell.
     #[must_use]
     pub fn in_cell(self) -> Self {
         self.annotation("kubernetes.io/target-runtime", "kiyot")
     }
 
-    /// The same with a label.
+    /// Adds a label.
     #[must_use]
     pub fn label(mut self, key: &str, value: &str) -> Self {
         self.labels.insert(key.to_owned(), value.to_owned());
         self
     }
 
-    /// The same with one more container.
+    /// Adds a container.
     #[must_use]
     pub fn container(mut self, container: Container) -> Self {
         self.containers.push(container);
         self
     }
 
-    /// The same with one more volume.
+    /// Adds a volume.
     #[must_use]
     pub fn volume(mut self, name: &str, source: Source) -> Self {
         self.volumes.push(Volume { name: name.to_owned(), mode: 0o644, source });
@@ -110,37 +110,37 @@ impl Pod {
     }
 }
 
-/// A container to run.
+/// Spec of a container.
 #[derive(Debug, Clone)]
 pub struct Container {
-    /// Its name, unique in the pod.
+    /// Container name, unique in the pod.
     pub name: String,
-    /// The image, as the pod's spec names it.
+    /// Image, as the pod's spec names it.
     pub image: String,
-    /// Instead of the image's entry point; empty to keep it.
+    /// Replaces the image's entry point, unless empty.
     pub command: Vec<String>,
-    /// Instead of the image's arguments.
+    /// Replaces the image's arguments, unless empty.
     pub args: Vec<String>,
-    /// Its environment.
+    /// Environment variables.
     pub env: BTreeMap<String, String>,
-    /// Where it runs.
+    /// Working directory.
     pub working_dir: String,
-    /// Volumes: name, path in the container, read only?
+    /// Volume mounts: name, path in the container, read-only.
     pub mounts: Vec<(String, String, bool)>,
-    /// Further mounts, as they are sent: subPaths, for one.
+    /// Additional mounts as they are sent, such as subPaths.
     pub more_mounts: Vec<cri::Mount>,
-    /// Does it have a terminal?
+    /// Allocates a terminal.
     pub tty: bool,
-    /// Does it have a standard input?
+    /// Keeps standard input open.
     pub stdin: bool,
-    /// May it do all?
+    /// `privileged`.
     pub privileged: bool,
-    /// The limits of it.
+    /// Resource limits.
     pub resources: cri::LinuxContainerResources,
 }
 
 impl Container {
-    /// A container that runs a shell script in [`BUSYBOX_IMAGE`].
+    /// Creates a container that runs a shell script in [`BUSYBOX_IMAGE`].
     pub fn script(name: &str, text: &str) -> Self {
         Self {
             command: ["sh", "-c", text].map(str::to_owned).to_vec(),
@@ -148,7 +148,7 @@ impl Container {
         }
     }
 
-    /// A container that runs what its image says.
+    /// Creates a container that runs the command of its image.
     pub fn of_image(name: &str, image: &str) -> Self {
         Self {
             name: name.to_owned(),
@@ -170,14 +170,14 @@ impl Container {
         }
     }
 
-    /// The same with a volume mounted.
+    /// Adds a volume mount.
     #[must_use]
     pub fn mount(mut self, volume: &str, path: &str) -> Self {
         self.mounts.push((volume.to_owned(), path.to_owned(), false));
         self
     }
 
-    /// The same with a variable in its environment.
+    /// Adds an environment variable.
     #[must_use]
     pub fn env(mut self, name: &str, value: &str) -> Self {
         self.env.insert(name.to_owned(), value.to_owned());
@@ -188,10 +188,10 @@ impl Container {
 /// A volume of a pod.
 #[derive(Debug, Clone)]
 pub struct Volume {
-    /// Its name.
+    /// Volume name.
     pub name: String,
-    /// The mode of its files.
+    /// Mode of its files.
     pub mode: u32,
-    /// What is in it.
+    /// Source of its content.
     pub source: Source,
 }

@@ -13,28 +13,28 @@ use rustix::mount::{MountFlags, UnmountFlags, mount, unmount};
 
 use super::pod::Volume;
 
-/// What a volume is made of. Files are named by their path in the volume.
+/// Source of a volume. Files are named by their path in the volume.
 #[derive(Debug, Clone)]
 pub enum Source {
-    /// Files on disk.
+    /// A ConfigMap, on disk.
     ConfigMap(BTreeMap<String, Vec<u8>>),
-    /// Files in memory.
+    /// A Secret, in memory.
     Secret(BTreeMap<String, Vec<u8>>),
-    /// Files in memory: a token and its like.
+    /// A projected volume such as a token, in memory.
     Projected(BTreeMap<String, Vec<u8>>),
-    /// Files on disk.
+    /// The downward API, on disk.
     DownwardApi(BTreeMap<String, Vec<u8>>),
-    /// Nothing, on disk or in memory.
+    /// An empty directory.
     EmptyDir {
-        /// In memory?
+        /// Medium `Memory`.
         memory: bool,
     },
-    /// A path of the node.
+    /// A hostPath.
     HostPath(PathBuf),
 }
 
 impl Source {
-    /// The files of a volume, from texts.
+    /// Returns files with these texts.
     pub fn files(texts: &[(&str, &str)]) -> BTreeMap<String, Vec<u8>> {
         texts.iter().map(|(name, text)| ((*name).to_owned(), text.as_bytes().to_vec())).collect()
     }
@@ -55,7 +55,7 @@ impl Source {
     }
 }
 
-/// Where a volume is on the node, given its pod's directory.
+/// Returns the path of a volume on the node, beneath its pod's directory.
 pub fn path(pod: &Path, volume: &Volume) -> PathBuf {
     match &volume.source {
         Source::HostPath(path) => path.clone(),
@@ -63,8 +63,8 @@ pub fn path(pod: &Path, volume: &Volume) -> PathBuf {
     }
 }
 
-/// Makes a volume.
-pub(super) fn make(pod: &Path, volume: &Volume) {
+/// Creates a volume.
+pub(super) fn create(pod: &Path, volume: &Volume) {
     let directory = path(pod, volume);
     if matches!(volume.source, Source::HostPath(_)) {
         return;
@@ -86,16 +86,16 @@ pub(super) fn make(pod: &Path, volume: &Volume) {
     }
 }
 
-/// Takes a volume away.
-pub(super) fn unmake(pod: &Path, volume: &Volume) {
+/// Unmounts a volume.
+pub(super) fn remove(pod: &Path, volume: &Volume) {
     if volume.source.in_memory() {
         let _ = unmount(path(pod, volume), UnmountFlags::DETACH);
     }
 }
 
-/// Writes files as the kubelet's AtomicWriter does (pkg/volume/util/atomic_writer.go): into a
-/// directory named by the time, to which `..data` is moved by one rename, and to which the visible
-/// names lead.
+/// Writes files as the kubelet's AtomicWriter does (pkg/volume/util/atomic_writer.go): into a new
+/// timestamped directory, to which `..data` is moved by one rename. The visible names are links
+/// through `..data`.
 pub fn write_atomically(
     directory: &Path,
     files: &BTreeMap<String, Vec<u8>>,
@@ -123,10 +123,10 @@ pub fn write_atomically(
         }
     }
     for entry in fs::read_dir(directory)?.flatten() {
-        let gone = |name: &str| {
+        let removed = |name: &str| {
             !name.starts_with("..") && !files.keys().filter_map(visible).any(|first| first == name)
         };
-        if entry.file_name().to_str().is_some_and(gone) {
+        if entry.file_name().to_str().is_some_and(removed) {
             fs::remove_file(entry.path())?;
         }
     }
@@ -138,7 +138,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_volume_changes_by_one_rename() {
+    fn volume_update_replaces_the_data_link_and_removed_files() {
         let directory = tempfile::tempdir().unwrap();
         write_atomically(
             directory.path(),

@@ -1,4 +1,4 @@
-//! The files of a private containerd.
+//! Configuration files of a private containerd.
 
 use std::{
     fs,
@@ -10,11 +10,11 @@ use serde_json::json;
 use super::PAUSE_IMAGE;
 use crate::kubelet::CgroupDriver;
 
-/// CAP_SYS_RESOURCE, as a bit of CapEff.
-const SYS_RESOURCE: u64 = 1 << 24;
+/// Bit of CAP_SYS_RESOURCE in `CapEff`.
+const CAP_SYS_RESOURCE: u64 = 1 << 24;
 
-/// Writes all configuration beneath a directory. `network` is the number of the node's network;
-/// `discards`: the layers of an image, once unpacked.
+/// Writes all configuration beneath a directory. `network` is the number of the node's network, and
+/// `discards` sets `discard_unpacked_layers`.
 pub(super) fn write(
     directory: &Path,
     name: &str,
@@ -24,13 +24,15 @@ pub(super) fn write(
     for sub in ["cni/net.d", "cni/state", "certs.d", "kubelet/pods", "pods"] {
         fs::create_dir_all(directory.join(sub))?;
     }
+    let subnet = format!("10.88.{network}.0/24");
     let conflist = json!({
         "cniVersion": "0.4.0", "name": name,
         "plugins": [
             {
-                "type": "bridge", "bridge": name, "isGateway": true, "ipMasq": true, "hairpinMode": true,
+                "type": "bridge", "bridge": name, "isGateway": true, "ipMasq": true,
+                "hairpinMode": true,
                 "ipam": {
-                    "type": "host-local", "ranges": [[{ "subnet": format!("10.88.{network}.0/24") }]],
+                    "type": "host-local", "ranges": [[{ "subnet": subnet }]],
                     "routes": [{ "dst": "0.0.0.0/0" }], "dataDir": directory.join("cni/state"),
                 },
             },
@@ -86,7 +88,7 @@ SystemdCgroup = {systemd}
     )
 }
 
-/// Upstream's directory, else Debian's.
+/// Returns the directory of the CNI plugins: upstream's if it exists, otherwise Debian's.
 pub(super) fn cni_plugins() -> PathBuf {
     let upstream = Path::new("/opt/cni/bin");
     if upstream.join("bridge").exists() {
@@ -96,12 +98,13 @@ pub(super) fn cni_plugins() -> PathBuf {
     }
 }
 
-/// Without CAP_SYS_RESOURCE no process can lower an OOM score, and runc fails when asked to.
+/// Returns true without CAP_SYS_RESOURCE: then no process can lower an OOM score, and runc fails
+/// to.
 pub(super) fn restricts_oom_score() -> bool {
     let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
     let effective = status
         .lines()
         .find_map(|line| line.strip_prefix("CapEff:"))
         .and_then(|hex| u64::from_str_radix(hex.trim(), 16).ok());
-    effective.unwrap_or(0) & SYS_RESOURCE == 0
+    effective.unwrap_or(0) & CAP_SYS_RESOURCE == 0
 }

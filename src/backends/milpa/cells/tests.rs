@@ -300,7 +300,7 @@ async fn stray_instances_are_terminated() {
     assert_eq!(world.cells.all(), [cell]);
 }
 
-/// Verifies Y73.
+/// Verifies L1.
 #[tokio::test]
 async fn token_is_spent_once() {
     let world = World::new(config()).await;

@@ -700,7 +700,7 @@ async fn unpacking_takes_as_long_as_it_takes() {
     assert!(tokio::time::timeout(Duration::from_secs(10_000), pull).await.is_err(), "it goes on");
 }
 
-/// Verifies I10, Y90, Y101.
+/// Verifies I10.
 #[tokio::test(start_paused = true)]
 async fn a_pull_of_which_the_cell_says_no_more_ends() {
     let scene = Scene::new();

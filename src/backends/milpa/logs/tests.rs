@@ -375,7 +375,7 @@ async fn a_gap_after_half_a_line_ends_it() {
     assert!(lines[2].contains(" stderr F kiyot: 3 bytes "), "{file}");
 }
 
-/// Verifies Y35.
+/// Verifies D33.
 #[tokio::test]
 async fn a_file_that_is_made_shorter_goes_on_with_what_comes_next() {
     let mut scene = Scene::new(100);
@@ -400,7 +400,7 @@ async fn a_file_that_is_made_shorter_goes_on_with_what_comes_next() {
     assert_eq!(read(&scene.path()), "four\nfive\n");
 }
 
-/// Verifies Y80.
+/// Verifies Y51.
 #[tokio::test]
 async fn links_and_absent_parents_are_refused() {
     let scene = Scene::new(1);

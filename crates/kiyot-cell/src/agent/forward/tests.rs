@@ -101,7 +101,7 @@ async fn until(what: impl Fn() -> bool) {
     .await;
 }
 
-/// Verifies X12, Y3.
+/// Verifies X12.
 #[tokio::test]
 async fn what_changes_something_is_done_to_its_end() {
     let directory = tempfile::tempdir().unwrap();

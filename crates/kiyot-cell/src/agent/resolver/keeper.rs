@@ -95,7 +95,7 @@ mod tests {
 
     use super::*;
 
-    /// Verifies N13, Y102.
+    /// Verifies N13.
     #[tokio::test(start_paused = true)]
     async fn what_could_not_be_made_is_tried_again_without_another_change() {
         static LOOKS: AtomicUsize = AtomicUsize::new(0);

@@ -177,7 +177,7 @@ async fn who_waits_is_told_of_the_end() {
     }
 }
 
-/// Verifies L10, Y84.
+/// Verifies L10.
 #[tokio::test(start_paused = true)]
 async fn a_quiet_connection_stays_for_as_long_as_pings_are_answered() {
     let mut scene = Scene::new();

@@ -58,7 +58,7 @@ mod tests {
         thread.join().unwrap();
     }
 
-    /// Verifies X18, Y42.
+    /// Verifies X18.
     #[test]
     fn unreadable_process_counts_as_running() {
         let own = Identity::of(i32::try_from(std::process::id()).unwrap()).unwrap().unwrap();

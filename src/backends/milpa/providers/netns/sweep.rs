@@ -137,7 +137,7 @@ mod tests {
     };
     use crate::config::MilpaBackend;
 
-    /// Verifies X18, Y43.
+    /// Verifies X18.
     #[tokio::test]
     async fn unreadable_instance_has_not_ended() {
         let dir = tempfile::tempdir().unwrap();

@@ -339,7 +339,7 @@ mod tests {
         }
     }
 
-    /// Verifies X18, Y44.
+    /// Verifies X18.
     #[tokio::test]
     async fn iptables_failure_is_not_absence() {
         for no in [

@@ -1,5 +1,5 @@
-//! A played cell: an agent that is real as far as the link goes, and beneath it a containerd that
-//! only remembers. Everything of the daemon's before it is real.
+//! A fake cell: a real link, and behind it an agent and a containerd that only record requests and
+//! return configured answers. Everything on the daemon's side of the link is real.
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
@@ -18,91 +18,98 @@ use hyper::body::Frame;
 use kiyot_cell::home::{ConnectionInfo, HomeHandle};
 use kiyot_proto::{cell, cri};
 use prost::Message;
-use tokio::{sync::mpsc, time::interval};
+use tokio::{
+    sync::{Notify, mpsc},
+    time::interval,
+};
 use tokio_stream::wrappers::{IntervalStream, UnboundedReceiverStream};
 use tonic::{Status, body::Body};
 
-/// The image that every cell has.
+/// Id of the image that every fake cell has.
 pub const IMAGE: &str = "sha256:1111111111111111111111111111111111111111111111111111111111111111";
-/// The reference by which every cell knows it.
+/// Reference of [`IMAGE`] in a container's status.
 pub const REFERENCE: &str =
     "busybox@sha256:2222222222222222222222222222222222222222222222222222222222222222";
-/// Between two looks at whether a call is answered now.
-const LOOK: Duration = Duration::from_millis(5);
-
-/// An encoded answer.
+/// An encoded response, or an error.
 pub type Answer = Result<Vec<u8>, Status>;
 
-/// What one cell does otherwise than another.
+/// Options of a fake cell.
 #[derive(Debug, Clone, Default)]
-pub struct Ways {
-    /// What its ids begin with; the sandbox's ends with `5a`, those of containers with `c0`, `c1`
-    /// and so on.
+pub struct Options {
+    /// Prefix of its ids; the sandbox's id ends with `5a`, those of containers with `c0`, `c1`...
     pub ids: String,
-    /// How often it tells what its containers use; `None` for never.
+    /// Period of its heartbeats; `None` disables them.
     pub heartbeat: Option<Duration>,
 }
 
-/// A cell that remembers what it was told. Clones are the same cell.
+/// A cell that records its requests. Clones are the same cell.
 #[derive(Debug, Clone)]
-pub struct PlayedCell(Arc<Mutex<State>>);
+pub struct FakeCell(Arc<Inner>);
 
-/// What a cell remembers, and what it does when it is asked.
+#[derive(Debug)]
+struct Inner {
+    state: Mutex<State>,
+    /// Wakes calls that wait until their method is answered.
+    changed: Notify,
+}
+
+/// Recorded requests of a fake cell, and its configured behaviour. Calls are named by their
+/// methods.
 #[derive(Debug)]
 pub struct State {
     id: String,
     home: HomeHandle,
-    ways: Ways,
+    options: Options,
     watcher: Option<mpsc::UnboundedSender<cell::Event>>,
-    /// It has ended by itself.
+    /// Set when the cell has crashed.
     pub crashed: bool,
-    /// What it was told to be.
+    /// The request that bound the cell.
     pub bound: Option<cell::BindRequest>,
-    /// Its sandbox, as it was asked for.
+    /// The request that made its sandbox.
     pub sandbox: Option<cri::RunPodSandboxRequest>,
-    /// The containers that were ever made, as they were asked for.
+    /// Requests of all containers that were ever created.
     pub created: Vec<cri::CreateContainerRequest>,
-    /// Those that there are, by id.
+    /// Present containers by id.
     pub containers: BTreeMap<String, cri::ContainerStatus>,
-    /// What is in each log, by its path beneath the pod's directory.
+    /// Contents of logs by their path beneath the pod's directory.
     logs: HashMap<String, Vec<u8>>,
-    /// The id in the last request of each kind.
-    pub asked: HashMap<&'static str, String>,
-    /// The next answers that are lost: the work is done.
-    pub lose: Vec<&'static str>,
-    /// Calls that are answered without an end.
-    pub endless: Vec<&'static str>,
-    /// Those that were.
-    pub answered_without_end: BTreeSet<String>,
-    /// What is answered whatever is asked.
-    pub lies: HashMap<&'static str, Answer>,
-    /// The messages that answer a call whatever is asked, as many as there are.
-    pub says: HashMap<&'static str, Vec<Vec<u8>>>,
-    /// Calls that are not answered for as long as they are in it.
-    pub silent: Vec<&'static str>,
-    /// Those that have come and were not answered at once.
-    pub kept_waiting: BTreeSet<String>,
-    /// What each container uses of the processor, if it knows that.
-    pub used: Option<u64>,
-    /// For how long metrics are wanted of it, in seconds: once they are, it tells them for ever.
-    pub measured: Option<u32>,
-    /// What it tells then.
+    /// The container id in the last request of a call.
+    pub container_ids: HashMap<&'static str, String>,
+    /// Calls whose next response is lost after they took effect.
+    pub lost_responses: Vec<&'static str>,
+    /// Calls whose response never ends.
+    pub endless_responses: Vec<&'static str>,
+    /// Calls that got an endless response.
+    pub endless_calls: BTreeSet<String>,
+    /// Fixed responses of unary calls.
+    pub fixed_responses: HashMap<&'static str, Answer>,
+    /// Fixed messages of responses, any number of them.
+    pub fixed_messages: HashMap<&'static str, Vec<Vec<u8>>>,
+    /// Calls that wait for as long as they are listed.
+    pub unanswered: Vec<&'static str>,
+    /// Calls that have waited.
+    pub waiting_calls: BTreeSet<String>,
+    /// Processor time of each container, in nanoseconds; `None` for no statistics.
+    pub cpu_nanos: Option<u64>,
+    /// The last metrics subscription, in seconds. The fake cell never lets it expire.
+    pub subscription_secs: Option<u32>,
+    /// Metrics to report; `None` for generated samples.
     pub metrics: Option<cell::Metrics>,
-    /// What its containerd's handlers do, if it says so.
+    /// Handlers in Status; `None` for no Status.
     pub handlers: Option<Vec<cri::RuntimeHandler>>,
-    /// The time at which its clock stands, in nanoseconds since 1970; `None` for the true one.
+    /// Fixed time of the cell's clock, in nanoseconds since 1970; `None` for the machine's clock.
     pub clock: Option<i64>,
     /// The user of its images.
     pub user: String,
 }
 
-impl PlayedCell {
-    /// The cell of this id, whose agent is at home there.
-    pub fn new(id: &str, home: HomeHandle, ways: Ways) -> Self {
-        Self(Arc::new(Mutex::new(State {
+impl FakeCell {
+    /// Creates the cell with this id, whose agent is connected by `home`.
+    pub fn new(id: &str, home: HomeHandle, options: Options) -> Self {
+        let state = State {
             id: id.to_owned(),
             home,
-            ways,
+            options,
             watcher: None,
             crashed: false,
             bound: None,
@@ -110,29 +117,48 @@ impl PlayedCell {
             created: Vec::new(),
             containers: BTreeMap::new(),
             logs: HashMap::new(),
-            asked: HashMap::new(),
-            lose: Vec::new(),
-            endless: Vec::new(),
-            answered_without_end: BTreeSet::new(),
-            lies: HashMap::new(),
-            says: HashMap::new(),
-            silent: Vec::new(),
-            kept_waiting: BTreeSet::new(),
-            used: None,
-            measured: None,
+            container_ids: HashMap::new(),
+            lost_responses: Vec::new(),
+            endless_responses: Vec::new(),
+            endless_calls: BTreeSet::new(),
+            fixed_responses: HashMap::new(),
+            fixed_messages: HashMap::new(),
+            unanswered: Vec::new(),
+            waiting_calls: BTreeSet::new(),
+            cpu_nanos: None,
+            subscription_secs: None,
             metrics: None,
             handlers: None,
             clock: None,
             user: String::new(),
-        })))
+        };
+        Self(Arc::new(Inner { state: Mutex::new(state), changed: Notify::new() }))
     }
 
-    /// Looks at, or changes, what it remembers.
-    pub fn with<T>(&self, look: impl FnOnce(&mut State) -> T) -> T {
-        look(&mut self.0.lock().unwrap())
+    /// Reads or changes the state, and wakes waiting calls.
+    pub fn with<T>(&self, access: impl FnOnce(&mut State) -> T) -> T {
+        let result = access(&mut self.0.state.lock().unwrap());
+        self.0.changed.notify_waiters();
+        result
     }
 
-    /// A container writes to its log.
+    /// Waits while a call is listed in [`State::unanswered`].
+    async fn until_answered(&self, method: &str) {
+        loop {
+            let changed = self.0.changed.notified();
+            {
+                // Not by `with`, which would wake the other waiting calls.
+                let mut state = self.0.state.lock().unwrap();
+                if !state.unanswered.contains(&method) {
+                    return;
+                }
+                state.waiting_calls.insert(method.to_owned());
+            }
+            changed.await;
+        }
+    }
+
+    /// Appends text to a container's log.
     pub fn write(&self, container: &str, text: &str) {
         self.with(|state| {
             let log = state.log_of(container);
@@ -143,12 +169,12 @@ impl PlayedCell {
         });
     }
 
-    /// A container exits.
+    /// Ends a container.
     pub fn exit(&self, container: &str, code: i32) {
         self.with(|state| state.exit(container, code));
     }
 
-    /// What answers the calls that come by a connection.
+    /// Returns the service that answers the calls of a connection.
     pub fn service(
         &self,
         info: ConnectionInfo,
@@ -174,25 +200,22 @@ impl PlayedCell {
                     .await
                     .map(|body| body.to_bytes())
                     .unwrap_or_default();
-                while own.with(|state| state.silent.contains(&method)) {
-                    own.with(|state| state.kept_waiting.insert(method.to_owned()));
-                    tokio::time::sleep(LOOK).await;
-                }
-                // What follows the first message is nothing that is remembered.
+                own.until_answered(method).await;
+                // Messages after the first are not recorded.
                 Ok(own.answer(&info, method, first_message(&body)))
             }
         })
     }
 
     fn answer(&self, info: &ConnectionInfo, method: &str, message: &[u8]) -> http::Response<Body> {
-        let mut state = self.0.lock().unwrap();
+        let mut state = self.0.state.lock().unwrap();
         match method {
-            method if state.endless.contains(&method) => {
-                state.answered_without_end.insert(method.to_owned());
+            method if state.endless_responses.contains(&method) => {
+                state.endless_calls.insert(method.to_owned());
                 endless()
             }
-            method if state.says.contains_key(method) => {
-                streamed(stream::iter(state.says[method].clone()).boxed())
+            method if state.fixed_messages.contains_key(method) => {
+                streamed(stream::iter(state.fixed_messages[method].clone()).boxed())
             }
             "Watch" => {
                 let changes = state.watch();
@@ -216,12 +239,14 @@ impl PlayedCell {
         }
     }
 
-    /// Adds what its containers use, from time to time.
+    /// Merges periodic heartbeats into the events.
     fn with_heartbeat(
         &self,
         changes: UnboundedReceiverStream<cell::Event>,
     ) -> BoxStream<'static, cell::Event> {
-        let Some(period) = self.with(|state| state.ways.heartbeat) else { return changes.boxed() };
+        let Some(period) = self.with(|state| state.options.heartbeat) else {
+            return changes.boxed();
+        };
         let own = self.clone();
         let beats =
             IntervalStream::new(interval(period)).map(move |_| own.with(|state| state.heartbeat()));
@@ -234,19 +259,19 @@ impl PlayedCell {
 }
 
 impl State {
-    /// Tells the daemon, if it listens.
+    /// Sends an event to the daemon, if it watches.
     pub fn tell(&mut self, event: cell::event::Event) {
         if let Some(watcher) = &self.watcher {
             let _ = watcher.send(cell::Event { event: Some(event) });
         }
     }
 
-    /// Ends the stream of events: the daemon asks for another one.
+    /// Ends the event stream, so that the daemon opens another.
     pub fn end_watch(&mut self) {
         self.watcher = None;
     }
 
-    /// What is, and then what changes.
+    /// Begins an event stream: a snapshot, then the changes.
     fn watch(&mut self) -> UnboundedReceiverStream<cell::Event> {
         let (sender, receiver) = mpsc::unbounded_channel();
         self.watcher = Some(sender);
@@ -303,16 +328,16 @@ impl State {
         }
     }
 
-    /// As many metrics of each container as a containerd of today has, unless others were set, when
-    /// they are wanted.
+    /// Returns metrics while they are subscribed: [`Self::metrics`], or for each container as many
+    /// samples as containerd 2 has.
     fn metrics(&self) -> Option<cell::Metrics> {
-        self.measured?;
+        self.subscription_secs?;
         if self.metrics.is_some() {
             return self.metrics.clone();
         }
         let of = |id: &String| {
             let samples = (0..50).map(|n| cell::Sample {
-                name: format!("container_played_{n:02}_bytes"),
+                name: format!("container_fake_{n:02}_bytes"),
                 value: n << 20,
                 labels: Vec::new(),
             });
@@ -337,12 +362,12 @@ impl State {
     }
 
     fn sandbox_id(&self) -> String {
-        format!("{}5a", self.ways.ids)
+        format!("{}5a", self.options.ids)
     }
 
     fn log_of(&self, container: &str) -> String {
         let n: usize =
-            container.strip_prefix(&format!("{}c", self.ways.ids)).unwrap().parse().unwrap();
+            container.strip_prefix(&format!("{}c", self.options.ids)).unwrap().parse().unwrap();
         format!("logs/{}", self.created[n].config.as_ref().unwrap().log_path)
     }
 
@@ -360,23 +385,25 @@ impl State {
         self.tell(cell::event::Event::Container(status));
     }
 
+    /// Handles a unary call: a fixed response, or the effect and maybe the loss of its response.
     fn unary(&mut self, info: &ConnectionInfo, method: &str, message: &[u8]) -> Answer {
-        if let Some(lie) = self.lies.get(method) {
-            return lie.clone();
+        if let Some(fixed) = self.fixed_responses.get(method) {
+            return fixed.clone();
         }
-        let answer = self.act(info, method, message);
-        if let Some(n) = self.lose.iter().position(|lost| *lost == method) {
-            self.lose.remove(n);
-            return Err(Status::unavailable("the answer was lost"));
+        let answer = self.apply(info, method, message);
+        if let Some(n) = self.lost_responses.iter().position(|lost| *lost == method) {
+            self.lost_responses.remove(n);
+            return Err(Status::unavailable("the response was lost"));
         }
         answer
     }
 
-    fn act(&mut self, info: &ConnectionInfo, method: &str, message: &[u8]) -> Answer {
+    /// Applies a call to the state.
+    fn apply(&mut self, info: &ConnectionInfo, method: &str, message: &[u8]) -> Answer {
         match method {
             "Hello" => encoded(cell::HelloReply {
                 cell: self.id.clone(),
-                build_id: "played".to_owned(),
+                build_id: "fake".to_owned(),
                 kind: info.kind.into(),
                 generation: info.generation,
                 incarnation: info.incarnation.to_string(),
@@ -390,8 +417,9 @@ impl State {
                 encoded(cell::OpenBulkReply {})
             }
             "Measure" => {
-                self.measured = Some(cell::MeasureRequest::decode(message).unwrap().seconds);
-                let usage = self.ways.heartbeat.map(|_| self.heartbeat()).unwrap_or_default();
+                self.subscription_secs =
+                    Some(cell::MeasureRequest::decode(message).unwrap().seconds);
+                let usage = self.options.heartbeat.map(|_| self.heartbeat()).unwrap_or_default();
                 self.tell(cell::event::Event::Heartbeat(cell::Heartbeat {
                     metrics: self.metrics(),
                     ..usage
@@ -422,12 +450,12 @@ impl State {
             "CreateContainer" => {
                 let request = cri::CreateContainerRequest::decode(message).unwrap();
                 let metadata = request.config.as_ref().unwrap().metadata.clone();
-                if self.containers.values().any(|one| one.metadata == metadata) {
+                if self.containers.values().any(|container| container.metadata == metadata) {
                     return Err(Status::unknown(
                         "failed to reserve container name: name is reserved",
                     ));
                 }
-                let id = format!("{}c{}", self.ways.ids, self.created.len());
+                let id = format!("{}c{}", self.options.ids, self.created.len());
                 self.created.push(request);
                 let status = cri::ContainerStatus {
                     id: id.clone(),
@@ -467,7 +495,7 @@ impl State {
                 encoded(cri::ContainerStatusResponse { status, ..Default::default() })
             }
             "ContainerStats" => {
-                let value = self.used.ok_or_else(|| Status::unimplemented("no statistics"))?;
+                let value = self.cpu_nanos.ok_or_else(|| Status::unimplemented("no statistics"))?;
                 let cpu = cri::CpuUsage {
                     timestamp: self.now(),
                     usage_core_nano_seconds: Some(cri::UInt64Value { value }),
@@ -495,7 +523,7 @@ impl State {
             }
             "ExecSync" => {
                 let request = cri::ExecSyncRequest::decode(message).unwrap();
-                self.asked.insert("ExecSync", request.container_id.clone());
+                self.container_ids.insert("ExecSync", request.container_id.clone());
                 if request.cmd == ["fail"] {
                     return Err(Status::deadline_exceeded(format!(
                         "container {} is slow",
@@ -504,7 +532,9 @@ impl State {
                 }
                 encoded(cri::ExecSyncResponse { stdout: b"done".to_vec(), ..Default::default() })
             }
-            other => Err(Status::unimplemented(format!("the played cell has no {other}"))),
+            other => {
+                Err(Status::unimplemented(format!("the fake cell does not implement {other}")))
+            }
         }
     }
 }
@@ -513,13 +543,13 @@ fn encoded(message: impl Message) -> Answer {
     Ok(message.encode_to_vec())
 }
 
-/// The first message of a body, without its frame's head.
+/// Returns the first gRPC message of a body.
 fn first_message(body: &[u8]) -> &[u8] {
     let Some((head, rest)) = body.split_first_chunk::<5>() else { return &[] };
     &rest[..u32::from_be_bytes([head[1], head[2], head[3], head[4]]) as usize]
 }
 
-/// The begin of one message, larger than any may be, and then its bytes for ever.
+/// Returns the head of a message of almost 4 GiB, and then its bytes without an end.
 fn endless() -> http::Response<Body> {
     let head = Bytes::from_static(&[0, 0xff, 0xff, 0xff, 0xff]);
     let frames = stream::iter([head]).chain(stream::repeat(Bytes::from_static(&[b'x'; 16 << 10])));
@@ -530,7 +560,7 @@ fn endless() -> http::Response<Body> {
         .unwrap()
 }
 
-/// Messages, and OK behind them.
+/// Returns a gRPC response of these messages with the status OK.
 fn streamed(messages: BoxStream<'static, Vec<u8>>) -> http::Response<Body> {
     let frames = messages.map(|message| {
         let mut frame = BytesMut::with_capacity(5 + message.len());

@@ -1,7 +1,7 @@
-//! What very many cells cost: the lists that a kubelet asks for each second, and the daemon's
-//! memory. The cells are recorded, enrolled and connected as all cells are, but what should run in
-//! them is played: their programs leave a mark and wait, and other processes (`agents`) call home
-//! for them.
+//! Cost of many cells: the lists that a kubelet requests each second, and the daemon's memory. The
+//! cells are recorded, enrolled and connected as all cells, but nothing runs in them: their program
+//! creates a file in a spool directory and waits, and other processes ([`agents`]) connect for
+//! them.
 
 use std::{
     fs,
@@ -20,41 +20,42 @@ use super::{
 };
 
 pub(crate) mod agents;
-mod rest;
+mod idle;
 
 use agents::Agents;
 
-/// Pods that are started at once, as a busy kubelet would.
-const AT_ONCE: usize = 8;
+/// Pods that are started concurrently, as a busy kubelet does.
+const CONCURRENT_STARTS: usize = 8;
 /// Containers of each pod.
-const CONTAINERS: usize = 3;
-/// Longer than a connection is kept that nothing uses, and than one that does not answer.
-const QUIET: Duration = Duration::from_secs(45);
-/// File descriptors of the daemon: sockets and logs.
-const FILES: u64 = 1 << 16;
+const CONTAINERS_PER_POD: usize = 3;
+/// Longer than the idle timeout of bulk connections, and than the time after which a silent
+/// connection is cut.
+const SETTLE_TIME: Duration = Duration::from_secs(45);
+/// Open files of the daemon: sockets and logs.
+const MAX_OPEN_FILES: u64 = 1 << 16;
 
-/// Starts this many cells, and prints tables.
+/// Starts this many cells, measures `times` lists, and prints tables.
 pub(crate) async fn measure(node: &Node, cells: usize, times: usize) {
-    let most = rustix::process::getrlimit(Resource::Nofile).maximum;
-    let files = Some(most.map_or(FILES, |most| most.min(FILES)));
-    rustix::process::setrlimit(Resource::Nofile, Rlimit { current: files, maximum: most }).unwrap();
-    let crowd = Crowd::prepare(node.directory());
+    let maximum = rustix::process::getrlimit(Resource::Nofile).maximum;
+    let files = Some(maximum.map_or(MAX_OPEN_FILES, |maximum| maximum.min(MAX_OPEN_FILES)));
+    rustix::process::setrlimit(Resource::Nofile, Rlimit { current: files, maximum }).unwrap();
+    let setup = Setup::prepare(node.directory());
     let options = KiyotOptions {
         log: "warn".to_owned(),
-        milpa: format!("max_cells = {}\nlaunch_timeout = \"10m\"", cells + AT_ONCE),
-        netns: format!("cell_binary = \"{}\"", crowd.program.display()),
-        network: Some(crowd.network.clone()),
+        milpa: format!("max_cells = {}\nlaunch_timeout = \"10m\"", cells + CONCURRENT_STARTS),
+        netns: format!("cell_binary = \"{}\"", setup.program.display()),
+        network: Some(setup.network.clone()),
         ..KiyotOptions::new(env!("CARGO_BIN_EXE_kiyot"))
     };
     let kiyot = Kiyot::start(node, options).await;
     let of_daemon = kiyot.state().join("cells");
     let half = cells.div_ceil(2);
     let (frozen, _others) = (
-        Agents::start(&crowd.spool, &of_daemon, half),
-        Agents::start(&crowd.spool, &of_daemon, cells - half),
+        Agents::start(&setup.spool, &of_daemon, half),
+        Agents::start(&setup.spool, &of_daemon, cells - half),
     );
     let mut memory = vec![Memory::of(0, kiyot.pid())];
-    let mut at_rest = rest::rows(0, kiyot.pid()).await;
+    let mut at_rest = idle::rows(0, kiyot.pid()).await;
     let begun = Instant::now();
     let mut launched = 0;
     for up_to in [cells / 4, cells] {
@@ -62,19 +63,19 @@ pub(crate) async fn measure(node: &Node, cells: usize, times: usize) {
         launched = up_to;
         let at_end = Memory::of(launched, kiyot.pid());
         eprintln!("{launched} cells after {:.0} s", begun.elapsed().as_secs_f64());
-        sleep(QUIET).await;
+        sleep(SETTLE_TIME).await;
         memory.extend([at_end, Memory::of(launched, kiyot.pid())]);
-        at_rest.extend(rest::rows(launched, kiyot.pid()).await);
+        at_rest.extend(idle::rows(launched, kiyot.pid()).await);
     }
     let mut kubelet = kiyot.kubelet().await;
-    whole(&mut kubelet, cells).await;
+    assert_lists_complete(&mut kubelet, cells).await;
     println!("\n| cells | list | callers | p50 ms | p99 ms | max ms |");
     println!("| --- | --- | --- | --- | --- | --- |");
     lists(&kiyot.socket(), "connected", times).await;
     frozen.freeze();
     lists(&kiyot.socket(), "half frozen, just now", times).await;
-    sleep(QUIET).await;
-    whole(&mut kubelet, cells).await;
+    sleep(SETTLE_TIME).await;
+    assert_lists_complete(&mut kubelet, cells).await;
     lists(&kiyot.socket(), "half unreachable", times).await;
     memory.push(Memory::of(launched, kiyot.pid()));
     frozen.thaw();
@@ -96,22 +97,22 @@ pub(crate) async fn measure(node: &Node, cells: usize, times: usize) {
     }
 }
 
-/// What stands in for the cells' program and their network.
-struct Crowd {
+/// Replacements of the cells' program and of their CNI plugin.
+struct Setup {
     program: PathBuf,
     spool: PathBuf,
     network: PathBuf,
 }
 
-impl Crowd {
+impl Setup {
     fn prepare(dir: &Path) -> Self {
-        let dir = dir.join("crowd");
+        let dir = dir.join("density");
         let (spool, network, never) = (dir.join("spool"), dir.join("network"), dir.join("never"));
         for dir in [&spool, &network.join("net.d"), &network.join("bin")] {
             fs::create_dir_all(dir).unwrap();
         }
         command::run("mkfifo", &[&never.display().to_string()]);
-        // launch --dir D --netns N --cgroup C. Nobody ever writes to the pipe.
+        // The arguments are `launch --dir D --netns N --cgroup C`. The pipe never gets a writer.
         let program = dir.join("cell");
         script(
             &program,
@@ -121,14 +122,16 @@ impl Crowd {
                 never.display()
             ),
         );
-        let answer = r#"{"cniVersion":"0.4.0","ips":[{"version":"4","address":"10.201.'$(($$ / 256 % 256))'.'$(($$ % 256))'/16"}]}"#;
+        let address = "10.201.'$(($$ / 256 % 256))'.'$(($$ % 256))'/16";
+        let answer =
+            format!(r#"{{"cniVersion":"0.4.0","ips":[{{"version":"4","address":"{address}"}}]}}"#);
         script(
-            &network.join("bin/played"),
+            &network.join("bin/fake"),
             &format!("[ \"$CNI_COMMAND\" != ADD ] || echo '{answer}'\n"),
         );
         fs::write(
-            network.join("net.d/10-played.conf"),
-            r#"{"cniVersion":"0.4.0","name":"played","type":"played"}"#,
+            network.join("net.d/10-fake.conf"),
+            r#"{"cniVersion":"0.4.0","name":"fake","type":"fake"}"#,
         )
         .unwrap();
         Self { program, spool, network }
@@ -140,17 +143,17 @@ fn script(path: &Path, text: &str) {
     fs::set_permissions(path, fs::Permissions::from_mode(0o755)).unwrap();
 }
 
-/// Starts pods as a kubelet does, several at once.
+/// Starts pods as a kubelet does, several concurrently.
 async fn launch(kiyot: &Kiyot<'_>, from: usize, to: usize) {
     let mut tasks = JoinSet::new();
-    for first in from..(from + AT_ONCE).min(to) {
+    for first in from..(from + CONCURRENT_STARTS).min(to) {
         let mut kubelet = kiyot.kubelet().await;
         tasks.spawn(async move {
-            for at in (first..to).step_by(AT_ONCE) {
-                let containers = (0..CONTAINERS)
+            for at in (first..to).step_by(CONCURRENT_STARTS) {
+                let containers = (0..CONTAINERS_PER_POD)
                     .map(|at| Container::script(&format!("container-{at}"), "sleep 100000"));
-                let pod = containers
-                    .fold(Pod::new(&format!("of-a-crowd-{at}")).in_cell(), Pod::container);
+                let pod =
+                    containers.fold(Pod::new(&format!("density-{at}")).in_cell(), Pod::container);
                 Box::pin(kubelet.run_pod(&pod))
                     .await
                     .unwrap_or_else(|status| panic!("pod {at}: {status}"));
@@ -160,8 +163,8 @@ async fn launch(kiyot: &Kiyot<'_>, from: usize, to: usize) {
     tasks.join_all().await;
 }
 
-/// All of them, and as they are: a list is whole or an error.
-async fn whole(kubelet: &mut Kubelet, cells: usize) {
+/// Asserts that the lists contain all cells, ready, and all containers, running.
+async fn assert_lists_complete(kubelet: &mut Kubelet, cells: usize) {
     let sandboxes = kubelet.sandboxes().await.unwrap();
     assert_eq!(
         sandboxes
@@ -176,7 +179,7 @@ async fn whole(kubelet: &mut Kubelet, cells: usize) {
         .iter()
         .filter(|container| container.state() == cri::ContainerState::ContainerRunning)
         .count();
-    assert_eq!(running, cells * CONTAINERS, "containers in the list");
+    assert_eq!(running, cells * CONTAINERS_PER_POD, "containers in the list");
 }
 
 async fn lists(socket: &Path, how: &str, times: usize) {
@@ -203,7 +206,7 @@ async fn lists(socket: &Path, how: &str, times: usize) {
     }
 }
 
-/// What the kernel counts of the daemon, in MiB.
+/// Resources of the daemon as the kernel counts them; memory in MiB.
 #[derive(Debug)]
 struct Memory {
     cells: usize,

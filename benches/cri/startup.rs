@@ -1,15 +1,14 @@
-//! How long a pod takes until its first log line is on the node: in a cold cell, and on the node
-//! itself.
+//! Time from RunPodSandbox to the first log line on the node: of a pod in a cold cell, and of a pod
+//! on the node.
 
 use std::time::{Duration, Instant};
 
-use kiyot_testkit::{Container, Kiyot, KiyotOptions, Kubelet, LIMIT, Node, Pod};
-use tokio::time::sleep;
+use kiyot_testkit::{Container, Kiyot, KiyotOptions, Kubelet, LIMIT, Node, Pod, poll_until};
 
-/// Between two looks at the log: finer than what is measured.
-const LOOK: Duration = Duration::from_millis(1);
+/// Period of the checks of the log, finer than the measured times.
+const POLL_PERIOD: Duration = Duration::from_millis(1);
 
-/// What one start took, from the call of RunPodSandbox on.
+/// Times of one start, from the call of RunPodSandbox on.
 #[derive(Debug, Clone, Copy)]
 struct Start {
     sandbox: Duration,
@@ -18,14 +17,15 @@ struct Start {
     logged: Duration,
 }
 
-/// Starts pods one after another, and prints a table.
+/// Starts pods one after another, and prints a table of the medians.
 pub(crate) async fn measure(node: &Node, times: usize) {
     let options =
         KiyotOptions { log: "info".to_owned(), ..KiyotOptions::new(env!("CARGO_BIN_EXE_kiyot")) };
     let kiyot = Kiyot::start(node, options).await;
     let mut kubelet = kiyot.kubelet().await;
     println!(
-        "\n| pod | starts | sandbox p50 ms | created p50 | started p50 | first log line p50 | first log line max |"
+        "\n| pod | starts | sandbox p50 ms | created p50 | started p50 | first log line p50 \
+         | first log line max |"
     );
     println!("| --- | --- | --- | --- | --- | --- | --- |");
     for (name, in_cell) in [("on the node", false), ("in a cold cell", true)] {
@@ -52,10 +52,10 @@ async fn start(kubelet: &mut Kubelet, pod: Pod) -> Start {
     let created = begun.elapsed();
     kubelet.start_container(&main.id).await.expect("a container starts");
     let started = begun.elapsed();
-    while kubelet.log_lines(&main).is_empty() {
-        assert!(begun.elapsed() < LIMIT, "waited {LIMIT:?} in vain until the pod has logged");
-        sleep(LOOK).await;
-    }
+    poll_until("the pod has logged a line", LIMIT, POLL_PERIOD, async || {
+        (!kubelet.log_lines(&main).is_empty()).then_some(())
+    })
+    .await;
     let logged = begun.elapsed();
     running.containers.insert("main".to_owned(), main);
     kubelet.stop_and_remove(&running).await.expect("a pod ends");

@@ -1,5 +1,5 @@
-//! The agents of many cells, in a process of their own: what they need is not the daemon's, and one
-//! signal freezes them all.
+//! Agents of many cells, in a separate process: their memory is not the daemon's, and one signal
+//! freezes them all.
 
 use std::{
     env, fs,
@@ -10,29 +10,29 @@ use std::{
 
 use kiyot_cell::home::Home;
 use kiyot_link::{bootstrap::CellFile, certificate::sha256};
-use kiyot_testkit::cell::{PlayedCell, Ways};
+use kiyot_testkit::fake_cell::{FakeCell, Options};
 use rustix::process::{Pid, Signal, kill_process};
 use tokio::time::sleep;
 use tokio_util::sync::CancellationToken;
 
-/// Between two looks at the spool.
-const LOOK: Duration = Duration::from_millis(10);
-/// As often as an agent's.
-const HEARTBEAT: Duration = Duration::from_secs(5);
-/// What is left of an id of containerd's for the number of a container.
-const NUMBER: usize = 2;
+/// Period of the scans of the spool directory.
+const SCAN_PERIOD: Duration = Duration::from_millis(10);
+/// Period of heartbeats, about that of an agent.
+const HEARTBEAT_PERIOD: Duration = Duration::from_secs(5);
+/// Bytes at the end of an id for the number of a container.
+const ID_SUFFIX_BYTES: usize = 2;
 
-/// A process that plays agents. Killed when it is dropped.
+/// A process that runs agents. Dropping it kills the process.
 #[derive(Debug)]
 pub(crate) struct Agents(Child);
 
 impl Agents {
-    /// Plays `most` of the cells whose programs leave a mark in the spool.
-    pub(crate) fn start(spool: &Path, cells: &Path, most: usize) -> Self {
+    /// Starts a process for `count` of the cells in the spool directory.
+    pub(crate) fn start(spool: &Path, cells: &Path, count: usize) -> Self {
         let mut command = Command::new(env::current_exe().unwrap());
         command
             .arg("--agents")
-            .arg(most.to_string())
+            .arg(count.to_string())
             .arg("--agents-spool")
             .arg(spool)
             .arg("--agents-cells")
@@ -46,12 +46,12 @@ impl Agents {
         )
     }
 
-    /// Stops all of them where they are: their connections stay, and are never read.
+    /// Stops the process with SIGSTOP: its connections stay, and are never read.
     pub(crate) fn freeze(&self) {
         self.signal(Signal::STOP);
     }
 
-    /// Lets them go on.
+    /// Continues the process.
     pub(crate) fn thaw(&self) {
         self.signal(Signal::CONT);
     }
@@ -69,29 +69,30 @@ impl Drop for Agents {
     }
 }
 
-/// The process itself: never returns.
-pub(crate) async fn play(spool: &Path, cells: &Path, most: usize) {
-    let (mut played, never) = (0, CancellationToken::new());
+/// Runs the agents in this process, and never returns.
+pub(crate) async fn run(spool: &Path, cells: &Path, count: usize) {
+    let (mut started, never) = (0, CancellationToken::new());
     loop {
         for mark in fs::read_dir(spool).unwrap().flatten().map(|entry| entry.path()) {
-            // Whoever takes a mark away plays its cell.
-            if played < most && fs::remove_file(&mark).is_ok() {
-                played += 1;
+            // The process that removes the file runs the agent.
+            if started < count && fs::remove_file(&mark).is_ok() {
+                started += 1;
                 let dir = cells.join(mark.file_name().unwrap());
                 tokio::spawn(agent(dir, never.clone()));
             }
         }
-        sleep(LOOK).await;
+        sleep(SCAN_PERIOD).await;
     }
 }
 
 async fn agent(dir: PathBuf, never: CancellationToken) {
     let bootstrap = CellFile::read(&dir.join("cell.json")).unwrap().bootstrap;
     let id = bootstrap.cell.clone();
-    let home = Home::new(bootstrap, &dir.join("private"), "played").unwrap();
-    // As long as containerd's ids, and no other cell's.
+    let home = Home::new(bootstrap, &dir.join("private"), "fake").unwrap();
+    // Unique, with the length of containerd's ids.
     let mut ids = sha256(id.as_bytes());
-    ids.truncate(ids.len() - NUMBER);
-    let cell = PlayedCell::new(&id, home.handle(), Ways { ids, heartbeat: Some(HEARTBEAT) });
+    ids.truncate(ids.len() - ID_SUFFIX_BYTES);
+    let cell =
+        FakeCell::new(&id, home.handle(), Options { ids, heartbeat: Some(HEARTBEAT_PERIOD) });
     Box::pin(home.run(|info| cell.service(info), never)).await;
 }

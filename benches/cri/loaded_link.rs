@@ -1,4 +1,4 @@
-//! How long calls of a cell take whose link is full: they share one connection with its logs and
+//! Latency of calls of a cell whose link is loaded: they share a connection with its logs and
 //! streams.
 
 use std::time::{Duration, Instant};
@@ -10,8 +10,8 @@ use tokio_util::task::AbortOnDropHandle;
 
 use super::calls::quantile;
 
-/// Makes so many ExecSyncs of `true` in a cell that is idle, whose port is forwarded at full speed,
-/// whose log is written at full speed, and both. Prints a table.
+/// Measures ExecSync of `true` in a cell that is idle, that has a forwarded port at full speed,
+/// that writes its log at full speed, and that does both. Prints a table.
 pub(crate) async fn measure(node: &Node, calls: usize) {
     let options =
         KiyotOptions { log: "warn".to_owned(), ..KiyotOptions::new(env!("CARGO_BIN_EXE_kiyot")) };
@@ -19,7 +19,8 @@ pub(crate) async fn measure(node: &Node, calls: usize) {
     let mut kubelet = kiyot.kubelet().await;
     let line = "x".repeat(4095);
     let script = format!(
-        "nc -ll -p 8080 -e cat /dev/zero & while :; do if [ -e /tmp/talk ]; then yes {line} | head -n 2000; else sleep 0.1; fi; done"
+        "nc -ll -p 8080 -e cat /dev/zero & \
+         while :; do if [ -e /tmp/talk ]; then yes {line} | head -n 2000; else sleep 0.1; fi; done"
     );
     let running = kubelet
         .run_pod(&Pod::new("busy").in_cell().container(Container::script("main", &script)))
@@ -56,11 +57,11 @@ pub(crate) async fn measure(node: &Node, calls: usize) {
 
 fn print(name: &str, times: &mut [Duration]) {
     times.sort_unstable();
-    let [half, most, all] = [0.5, 0.99, 1.0].map(|part| quantile(times, part) / 1e3);
-    println!("| {name} | {half:.0} | {most:.0} | {all:.0} |");
+    let [p50, p99, max] = [0.5, 0.99, 1.0].map(|part| quantile(times, part) / 1e3);
+    println!("| {name} | {p50:.0} | {p99:.0} | {max:.0} |");
 }
 
-/// Reads what comes from a port for as long as this is kept.
+/// Forwards a port and reads from it until the handle is dropped.
 async fn forward(kubelet: &mut Kubelet, pod: &RunningPod) -> AbortOnDropHandle<()> {
     let request = cri::PortForwardRequest { pod_sandbox_id: pod.sandbox.clone(), port: vec![8080] };
     let url = kubelet

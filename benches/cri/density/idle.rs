@@ -1,28 +1,30 @@
-//! What the daemon does while nobody asks anything of it.
+//! Processor time and wake-ups of the idle daemon.
 
 use std::{collections::BTreeMap, fs, time::Duration};
 
 use tokio::time::sleep;
 
-/// How long it is watched.
-const WATCHED: Duration = Duration::from_secs(60);
-/// Clock ticks of the kernel in a second (`USER_HZ`), in which it counts processor time.
-const TICKS_A_SECOND: f64 = 100.0;
+/// Time of a measurement.
+const MEASURED_TIME: Duration = Duration::from_secs(60);
+/// Clock ticks in a second (`USER_HZ`), the unit of processor time in `/proc`.
+const TICKS_PER_SECOND: f64 = 100.0;
 
-/// Of threads of one name: ticks of processor time, and how often they woke.
+/// Ticks of processor time and voluntary context switches, by thread name.
 type Threads = BTreeMap<String, (u64, u64)>;
 
-/// Watches a daemon for a while, and gives a table's rows.
+/// Measures a daemon, and returns the rows of a table.
 pub(super) async fn rows(cells: usize, pid: u32) -> Vec<String> {
     let before = threads(pid);
-    sleep(WATCHED).await;
+    sleep(MEASURED_TIME).await;
     let row = |(name, (ticks, switches)): (String, (u64, u64))| {
-        let (was, woke) = before.get(&name).copied().unwrap_or_default();
-        let percent =
-            ticks.saturating_sub(was) as f64 / TICKS_A_SECOND / WATCHED.as_secs_f64() * 100.0;
+        let (ticks_before, switches_before) = before.get(&name).copied().unwrap_or_default();
+        let percent = ticks.saturating_sub(ticks_before) as f64
+            / TICKS_PER_SECOND
+            / MEASURED_TIME.as_secs_f64()
+            * 100.0;
         format!(
             "| {cells} | `{name}` | {percent:.2} | {:.1} |",
-            switches.saturating_sub(woke) as f64 / WATCHED.as_secs_f64()
+            switches.saturating_sub(switches_before) as f64 / MEASURED_TIME.as_secs_f64()
         )
     };
     threads(pid).into_iter().map(row).collect()
@@ -31,7 +33,7 @@ pub(super) async fn rows(cells: usize, pid: u32) -> Vec<String> {
 fn threads(pid: u32) -> Threads {
     let mut all = Threads::new();
     for task in fs::read_dir(format!("/proc/{pid}/task")).unwrap().flatten() {
-        // One may just have ended.
+        // A thread may have ended meanwhile.
         let read = |file: &str| fs::read_to_string(task.path().join(file)).unwrap_or_default();
         let (status, stat) = (read("status"), read("stat"));
         let line = |name: &str| {
@@ -42,8 +44,8 @@ fn threads(pid: u32) -> Threads {
                 .trim()
                 .to_owned()
         };
-        // Behind the name, which is in brackets: state is the first, utime the 12th and stime the
-        // 13th.
+        // Fields behind the name, which is in brackets: state is the first, utime the 12th, stime
+        // the 13th.
         let ticks = stat
             .rsplit_once(')')
             .map_or("", |(_, rest)| rest)

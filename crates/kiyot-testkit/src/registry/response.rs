@@ -1,4 +1,4 @@
-//! One request to a played registry, and its answer.
+//! Requests to the fake registry, and their responses.
 
 use std::{
     io::{BufRead, BufReader, ErrorKind, Read, Write},
@@ -10,16 +10,16 @@ use std::{
 
 use super::{Access, MANIFEST, Pace, Shared};
 
-/// How long a client may be silent.
-const SILENCE: Duration = Duration::from_secs(60);
-/// How often one who waits looks whether the registry ends.
-const LOOK: Duration = Duration::from_millis(100);
-/// The longest body of a request, in bytes.
-const MAX_BODY: usize = 64 * 1024;
-/// What a registry says to whom it does not know.
+/// Idle timeout of a connection.
+const IDLE_TIMEOUT: Duration = Duration::from_secs(60);
+/// Period at which a stalled transfer checks for its release and for the end of the registry.
+const STALL_POLL_PERIOD: Duration = Duration::from_millis(100);
+/// Bytes of a request body.
+const MAX_BODY_BYTES: usize = 64 * 1024;
+/// The message of a refused pull.
 pub const REFUSAL: &str = "only the violet team may pull this";
-/// The token for whom may pull, and that for everybody else.
-const TOKENS: [&str; 2] = ["a-token-that-opens", "a-token-that-does-not"];
+/// The valid token of the token service, and the token for wrong credentials.
+const TOKENS: [&str; 2] = ["valid-token", "invalid-token"];
 
 struct Request {
     method: String,
@@ -28,34 +28,34 @@ struct Request {
     body: String,
 }
 
-struct Answer {
+struct Response {
     status: &'static str,
     headers: Vec<(&'static str, String)>,
     body: Vec<u8>,
 }
 
-/// Reads one request, answers it, and ends the connection.
-pub(super) fn answer(connection: TcpStream, shared: &Shared) {
+/// Serves a request and closes the connection.
+pub(super) fn serve(connection: TcpStream, shared: &Shared) {
     let _ = connection
-        .set_read_timeout(Some(SILENCE))
-        .and_then(|()| connection.set_write_timeout(Some(SILENCE)));
+        .set_read_timeout(Some(IDLE_TIMEOUT))
+        .and_then(|()| connection.set_write_timeout(Some(IDLE_TIMEOUT)));
     let Some(request) = read(&connection) else { return };
     shared.content().requests.push(format!("{} {}", request.method, request.path));
-    let Answer { status, headers, body } = respond(&request, shared);
+    let Response { status, headers, body } = respond(&request, shared);
     let mut head =
         format!("HTTP/1.1 {status}\r\nConnection: close\r\nContent-Length: {}\r\n", body.len());
     for (name, value) in headers {
         head.push_str(&format!("{name}: {value}\r\n"));
     }
     let body = if request.method == "HEAD" { &[][..] } else { &body };
-    // Who has hung up needs no answer.
+    // The client may have hung up.
     let _ = (&connection)
         .write_all(format!("{head}\r\n").as_bytes())
-        .and_then(|()| give(&connection, &request, body, shared));
+        .and_then(|()| send_body(&connection, &request, body, shared));
 }
 
-/// Gives a body at the pace of its blob.
-fn give(
+/// Sends a body at the pace of its blob.
+fn send_body(
     mut connection: &TcpStream,
     request: &Request,
     body: &[u8],
@@ -68,8 +68,8 @@ fn give(
         Some(Pace::Stalls(bytes)) => {
             let (first, rest) = body.split_at(bytes.min(body.len()));
             connection.write_all(first)?;
-            connection.set_read_timeout(Some(LOOK))?;
-            while !shared.ends.load(Ordering::Relaxed)
+            connection.set_read_timeout(Some(STALL_POLL_PERIOD))?;
+            while !shared.stopping.load(Ordering::Relaxed)
                 && shared.content().paces.contains_key(digest)
             {
                 match connection.read(&mut [0; 64]) {
@@ -79,7 +79,7 @@ fn give(
                     {
                         return Err(error);
                     }
-                    // Whatever more is said, it is not hung up.
+                    // The client is still connected.
                     _ => {}
                 }
             }
@@ -112,35 +112,33 @@ fn read(connection: &TcpStream) -> Option<Request> {
             _ => {}
         }
     }
-    let mut body = vec![0; usize::min(length, MAX_BODY)];
+    let mut body = vec![0; usize::min(length, MAX_BODY_BYTES)];
     reader.read_exact(&mut body).ok()?;
-    // The mirror's `?ns=` says nothing that the path doesn't.
+    // The query `?ns=` names the mirrored host.
     let path = target.split('?').next()?.to_owned();
     Some(Request { method, path, authorization, body: String::from_utf8(body).ok()? })
 }
 
-fn respond(request: &Request, shared: &Shared) -> Answer {
+fn respond(request: &Request, shared: &Shared) -> Response {
     if request.path == "/token" {
         return token(request, &shared.access);
     }
     if let Some(challenge) = challenge(request, shared) {
         let body =
             format!(r#"{{"errors":[{{"code":"DENIED","message":"{REFUSAL}"}}]}}"#).into_bytes();
-        return Answer {
+        return Response {
             status: "401 Unauthorized",
             headers: vec![("WWW-Authenticate", challenge)],
             body,
         };
     }
     found(&request.path, shared).unwrap_or_else(|| {
-        let body =
-            br#"{"errors":[{"code":"MANIFEST_UNKNOWN","message":"there is no such thing here"}]}"#
-                .to_vec();
-        Answer { status: "404 Not Found", headers: Vec::new(), body }
+        let body = br#"{"errors":[{"code":"MANIFEST_UNKNOWN","message":"not found"}]}"#.to_vec();
+        Response { status: "404 Not Found", headers: Vec::new(), body }
     })
 }
 
-fn found(path: &str, shared: &Shared) -> Option<Answer> {
+fn found(path: &str, shared: &Shared) -> Option<Response> {
     let content = shared.content();
     let path = path.strip_prefix("/v2/")?;
     let (digest, kind) = if let Some((repository, reference)) = path.rsplit_once("/manifests/") {
@@ -150,34 +148,43 @@ fn found(path: &str, shared: &Shared) -> Option<Answer> {
         (path.rsplit_once("/blobs/")?.1.to_owned(), "application/octet-stream")
     };
     let body = content.blobs.get(&digest)?.clone();
-    Some(Answer {
+    Some(Response {
         status: "200 OK",
         headers: vec![("Content-Type", kind.to_owned()), ("Docker-Content-Digest", digest)],
         body,
     })
 }
 
-/// What a request lacks; `None` if it may pull.
+/// Returns the `WWW-Authenticate` of a request without valid credentials.
 fn challenge(request: &Request, shared: &Shared) -> Option<String> {
+    let bearer = |scope: &str, error: &str| {
+        let realm = format!("http://{}/token", shared.at);
+        format!(
+            "Bearer realm=\"{realm}\",service=\"fake\",scope=\"repository:{scope}:pull\"{error}"
+        )
+    };
+    let refusal = format!(",error=\"{REFUSAL}\"");
     match &shared.access {
         Access::Open => None,
-        Access::Basic(user, password) => (request.authorization != basic(user, password)).then(|| format!("Basic realm=\"{REFUSAL}\"")),
-        Access::Bearer(token) => (request.authorization != format!("Bearer {token}"))
-            .then(|| format!("Bearer realm=\"http://{}/token\",service=\"played\",scope=\"repository:any:pull\",error=\"{REFUSAL}\"", shared.at)),
+        Access::Basic(user, password) => (request.authorization != basic(user, password))
+            .then(|| format!("Basic realm=\"{REFUSAL}\"")),
+        Access::Bearer(token) => {
+            (request.authorization != format!("Bearer {token}")).then(|| bearer("any", &refusal))
+        }
         Access::Token { .. } if request.authorization == format!("Bearer {}", TOKENS[0]) => None,
         Access::Token { .. } => {
-            let repository =
-                request.path.strip_prefix("/v2/").and_then(|path| path.rsplit_once('/')?.0.rsplit_once('/')).map_or("", |(name, _)| name);
-            let refusal = if request.authorization.is_empty() { String::new() } else { format!(",error=\"{REFUSAL}\"") };
-            Some(format!("Bearer realm=\"http://{}/token\",service=\"played\",scope=\"repository:{repository}:pull\"{refusal}", shared.at))
+            let path = request.path.strip_prefix("/v2/");
+            let repository = path.and_then(|path| path.rsplit_once('/')?.0.rsplit_once('/'));
+            let error = if request.authorization.is_empty() { "" } else { refusal.as_str() };
+            Some(bearer(repository.map_or("", |(name, _)| name), error))
         }
     }
 }
 
-/// The token service: with `GET` the credentials are in the header, with `POST` in a form.
-fn token(request: &Request, access: &Access) -> Answer {
+/// Serves the token service: `GET` has credentials in the header, `POST` in a form.
+fn token(request: &Request, access: &Access) -> Response {
     let Access::Token { user, password, identity } = access else {
-        return Answer { status: "404 Not Found", headers: Vec::new(), body: Vec::new() };
+        return Response { status: "404 Not Found", headers: Vec::new(), body: Vec::new() };
     };
     let field = |name: &str| {
         request.body.split('&').find_map(|field| field.strip_prefix(name)?.strip_prefix('='))
@@ -188,7 +195,7 @@ fn token(request: &Request, access: &Access) -> Answer {
     let token = TOKENS[usize::from(!known)];
     let body =
         format!(r#"{{"token":"{token}","access_token":"{token}","expires_in":3600}}"#).into_bytes();
-    Answer {
+    Response {
         status: "200 OK",
         headers: vec![("Content-Type", "application/json".to_owned())],
         body,
@@ -199,7 +206,7 @@ fn basic(user: &str, password: &str) -> String {
     format!("Basic {}", base64(&format!("{user}:{password}")))
 }
 
-/// Base64 as in RFC 4648, for the few bytes of a name and a password.
+/// Encodes a text in base64 (RFC 4648).
 fn base64(text: &str) -> String {
     const LETTERS: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
     let mut encoded = String::new();
@@ -222,7 +229,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn base64_as_in_its_rfc() {
+    fn base64_encodes_the_vectors_of_its_rfc() {
         for (text, encoded) in
             [("", ""), ("f", "Zg=="), ("fo", "Zm8="), ("foo", "Zm9v"), ("foobar", "Zm9vYmFy")]
         {

@@ -1,4 +1,4 @@
-//! The ways to containerd that are compared.
+//! Forwarders between the client and containerd.
 
 use std::{
     fs,
@@ -11,27 +11,27 @@ use kiyot_testkit::{Kiyot, KiyotOptions, LIMIT, Node, command::PATH, cri, wait_u
 
 use super::client::{Call, Client};
 
-/// What stands between the client and containerd.
+/// Kind of a forwarder.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Kind {
-    /// Nothing.
+    /// No forwarder.
     Direct,
-    /// This project.
+    /// The daemon of this project.
     Kiyot,
-    /// `grpc_pass`, one worker.
+    /// nginx with `grpc_pass`, one worker.
     Nginx,
-    /// HTTP/2 on both sides, one thread.
+    /// haproxy with HTTP/2 on both sides, one thread.
     Haproxy,
-    /// Bytes, without a look at them.
+    /// socat, which copies bytes.
     Socat,
 }
 
-/// One of them, running.
+/// A running forwarder.
 #[derive(Debug)]
-pub(crate) struct Path<'a> {
-    /// What it is called in the tables.
+pub(crate) struct Forwarder<'a> {
+    /// Name in the tables.
     pub(crate) name: &'static str,
-    /// Where to call.
+    /// Socket of its CRI.
     pub(crate) socket: PathBuf,
     process: Process<'a>,
 }
@@ -43,13 +43,13 @@ enum Process<'a> {
     Other(Child),
 }
 
-impl Path<'_> {
-    /// Prints the memory of its processes.
+impl Forwarder<'_> {
+    /// Prints the resident memory of its processes.
     pub(crate) fn print_memory(&self) {
         let (pid, whole) = match &self.process {
             Process::None => return,
             Process::Kiyot(kiyot) => (kiyot.pid(), "the daemon"),
-            Process::Other(child) => (child.id(), "its first process and the children of it"),
+            Process::Other(child) => (child.id(), "its first process with its children"),
         };
         let children =
             fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).unwrap_or_default();
@@ -60,7 +60,7 @@ impl Path<'_> {
     }
 }
 
-impl Drop for Path<'_> {
+impl Drop for Forwarder<'_> {
     fn drop(&mut self) {
         if let Process::Other(child) = &mut self.process {
             let _ = child.kill();
@@ -81,19 +81,21 @@ fn resident_kib(pid: &str) -> Option<u64> {
         .ok()
 }
 
-/// Starts them, and waits until each answers.
-pub(crate) async fn start<'a>(node: &'a Node, kinds: &[Kind]) -> Vec<Path<'a>> {
-    let mut paths = Vec::new();
+/// Starts forwarders, and waits until each answers.
+pub(crate) async fn start<'a>(node: &'a Node, kinds: &[Kind]) -> Vec<Forwarder<'a>> {
+    let mut forwarders = Vec::new();
     for kind in kinds {
-        let path = match kind {
-            Kind::Direct => Path { name: "direct", socket: node.socket(), process: Process::None },
+        let forwarder = match kind {
+            Kind::Direct => {
+                Forwarder { name: "direct", socket: node.socket(), process: Process::None }
+            }
             Kind::Kiyot => {
                 let options = KiyotOptions {
                     log: "warn".to_owned(),
                     ..KiyotOptions::new(env!("CARGO_BIN_EXE_kiyot"))
                 };
                 let kiyot = Kiyot::start(node, options).await;
-                Path {
+                Forwarder {
                     name: "kiyot",
                     socket: kiyot.socket(),
                     process: Process::Kiyot(Box::new(kiyot)),
@@ -117,13 +119,13 @@ pub(crate) async fn start<'a>(node: &'a Node, kinds: &[Kind]) -> Vec<Path<'a>> {
             }
         };
         let version = Call::new("Version", &cri::VersionRequest::default());
-        wait_until(format!("{} answers", path.name), LIMIT, async || {
-            Client::connect(&path.socket).await?.call(&version).await
+        wait_until(format!("{} answers", forwarder.name), LIMIT, async || {
+            Client::connect(&forwarder.socket).await?.call(&version).await
         })
         .await;
-        paths.push(path);
+        forwarders.push(forwarder);
     }
-    paths
+    forwarders
 }
 
 fn spawn<'a>(
@@ -131,7 +133,7 @@ fn spawn<'a>(
     name: &'static str,
     configuration: &str,
     arguments: impl Fn(&str) -> Vec<String>,
-) -> Path<'a> {
+) -> Forwarder<'a> {
     let file = node.directory().join(format!("{name}.conf"));
     fs::write(&file, configuration).unwrap();
     let process = Command::new(name)
@@ -143,7 +145,7 @@ fn spawn<'a>(
         .unwrap_or_else(|error| {
             panic!("{name} can't be started ({error}): `scripts/setup bench` installs it")
         });
-    Path {
+    Forwarder {
         name,
         socket: node.directory().join(format!("{name}.sock")),
         process: Process::Other(process),
