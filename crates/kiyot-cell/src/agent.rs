@@ -2,9 +2,7 @@
 
 pub mod bind;
 pub mod blobs;
-pub mod board;
-pub mod containers;
-pub mod disk;
+pub mod ephemeral_storage;
 pub mod files;
 pub mod forward;
 pub mod logs;
@@ -13,10 +11,12 @@ pub mod network;
 pub mod pulls;
 pub mod resolver;
 pub mod runtime;
+pub mod runtime_watch;
 pub mod service;
 pub mod shutdown;
+pub mod state;
+pub mod stats;
 pub mod tunnel;
-pub mod usage;
 pub mod watch;
 
 use std::{
@@ -32,14 +32,14 @@ use tokio_util::{sync::CancellationToken, task::AbortOnDropHandle};
 use tracing_subscriber::EnvFilter;
 
 use self::{
-    board::Board, disk::Disk, files::Files, metrics::Measures, resolver::Resolver,
-    runtime::Runtime, watch::Watchers,
+    ephemeral_storage::EphemeralStorage, files::Files, metrics::MetricsSubscription,
+    resolver::Resolver, runtime::Runtime, state::CellState, watch::Watchers,
 };
 use crate::{
     dirs::{CellDir, DirError},
-    home::{Home, HomeError, Outcome},
-    init::POWER_OFF,
-    namespaces::{Namespaces, Own},
+    init::POWER_OFF_EXIT_CODE,
+    namespaces::{Namespaces, OwnNamespaces},
+    uplink::{Outcome, Uplink, UplinkError},
 };
 
 pub use service::{Dispatcher, service};
@@ -47,11 +47,11 @@ pub use service::{Dispatcher, service};
 /// What the agent calls itself to the gateway.
 pub const BUILD_ID: &str = concat!("kiyot-cell/", env!("CARGO_PKG_VERSION"));
 /// The answer to `Shutdown` may take so long to leave the cell.
-const LAST_WORDS: Duration = Duration::from_millis(200);
+const SHUTDOWN_REPLY_GRACE: Duration = Duration::from_millis(200);
 /// Threads for calls that block: files, logs.
-const BLOCKING_THREADS: usize = 8;
+const MAX_BLOCKING_THREADS: usize = 8;
 /// How long an orphan tries to stop its pod before it powers off anyway.
-const ORPHAN_STOP: Duration = Duration::from_secs(30);
+const ORPHAN_STOP_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Why the agent could not begin.
 #[derive(Debug, thiserror::Error)]
@@ -64,7 +64,7 @@ pub enum AgentError {
     CellFile(#[from] CellFileError),
     /// The link.
     #[error(transparent)]
-    Home(#[from] HomeError),
+    Uplink(#[from] UplinkError),
     /// A step that has no better name than what it does.
     #[error("cannot {0}")]
     Step(&'static str, #[source] io::Error),
@@ -74,21 +74,21 @@ pub enum AgentError {
 pub struct AgentContext {
     cell: String,
     dir: CellDir,
-    own: Own,
+    own: OwnNamespaces,
     runtime: Runtime,
     files: Arc<Files>,
-    board: Arc<Board>,
+    state: Arc<CellState>,
     watchers: Watchers,
-    measures: Arc<Measures>,
-    disk: Arc<Disk>,
+    metrics_subscription: Arc<MetricsSubscription>,
+    ephemeral_storage: Arc<EphemeralStorage>,
     resolver: Arc<Resolver>,
     stream_port: u16,
     tunnels: Arc<Semaphore>,
-    changers: Arc<Semaphore>,
-    changing: Arc<Mutex<()>>,
+    file_changes: Arc<Semaphore>,
+    file_change_lock: Arc<Mutex<()>>,
     blobs: Arc<Semaphore>,
     pulls: Arc<Semaphore>,
-    uncancelled: Arc<Semaphore>,
+    detached_calls: Arc<Semaphore>,
     bulk: OpenBulk,
     power_off: CancellationToken,
     _tasks: Vec<AbortOnDropHandle<()>>,
@@ -131,7 +131,7 @@ pub struct AgentParts {
     /// Its directory.
     pub dir: CellDir,
     /// Which namespaces are its own.
-    pub own: Own,
+    pub own: OwnNamespaces,
     /// The socket of its containerd.
     pub socket: PathBuf,
     /// The port of containerd's streaming server, on the loopback.
@@ -147,21 +147,21 @@ impl AgentContext {
     pub fn start(parts: AgentParts) -> io::Result<Arc<Self>> {
         let AgentParts { cell, dir, own, socket, stream_port, bulk, power_off } = parts;
         let runtime = Runtime::new(socket);
-        let board = Arc::new(Board::default());
+        let state = Arc::new(CellState::default());
         let files = Arc::new(Files::open(&dir.pod(), &dir.memory())?);
-        let disk = Arc::<Disk>::default();
-        let follower = containers::Follower::new(
+        let ephemeral_storage = Arc::<EphemeralStorage>::default();
+        let watcher = runtime_watch::RuntimeWatcher::new(
             runtime.clone(),
-            Arc::clone(&board),
-            Arc::clone(&disk),
+            Arc::clone(&state),
+            Arc::clone(&ephemeral_storage),
             dir.pod(),
         );
         let tasks = vec![
-            AbortOnDropHandle::new(tokio::spawn(follower.run())),
-            AbortOnDropHandle::new(tokio::spawn(logs::follow(Arc::clone(&board), dir.pod()))),
-            AbortOnDropHandle::new(tokio::spawn(logs::keep(dir.pod()))),
-            AbortOnDropHandle::new(tokio::spawn(disk::enforce(
-                Arc::clone(&disk),
+            AbortOnDropHandle::new(tokio::spawn(watcher.run())),
+            AbortOnDropHandle::new(tokio::spawn(logs::follow(Arc::clone(&state), dir.pod()))),
+            AbortOnDropHandle::new(tokio::spawn(logs::enforce_retention(dir.pod()))),
+            AbortOnDropHandle::new(tokio::spawn(ephemeral_storage::enforce(
+                Arc::clone(&ephemeral_storage),
                 runtime.clone(),
                 dir.clone(),
             ))),
@@ -171,18 +171,18 @@ impl AgentContext {
             own,
             runtime,
             files,
-            board,
+            state,
             watchers: Watchers::default(),
-            measures: Arc::default(),
-            disk,
+            metrics_subscription: Arc::default(),
+            ephemeral_storage,
             resolver: Arc::new(Resolver::new(own.net)),
             stream_port,
-            tunnels: Arc::new(Semaphore::new(service::TUNNELS)),
-            changers: Arc::new(Semaphore::new(service::CHANGERS)),
-            changing: Arc::default(),
-            blobs: Arc::new(Semaphore::new(service::BLOBS)),
-            pulls: Arc::new(Semaphore::new(service::PULLS)),
-            uncancelled: Arc::new(Semaphore::new(forward::UNCANCELLED)),
+            tunnels: Arc::new(Semaphore::new(service::MAX_TUNNELS)),
+            file_changes: Arc::new(Semaphore::new(service::MAX_FILE_CHANGES)),
+            file_change_lock: Arc::default(),
+            blobs: Arc::new(Semaphore::new(service::MAX_BLOB_WRITES)),
+            pulls: Arc::new(Semaphore::new(service::MAX_PULL_WATCHES)),
+            detached_calls: Arc::new(Semaphore::new(forward::MAX_DETACHED_CALLS)),
             bulk,
             power_off,
             dir,
@@ -191,7 +191,7 @@ impl AgentContext {
     }
 }
 
-/// Is the cell's agent until its end. Returns the exit code: [`POWER_OFF`].
+/// Is the cell's agent until its end. Returns the exit code: [`POWER_OFF_EXIT_CODE`].
 pub fn run(dir: &Path, stream_port: u16) -> Result<i32, AgentError> {
     let filter =
         EnvFilter::try_from_env("KIYOT_CELL_LOG").unwrap_or_else(|_| EnvFilter::new("info"));
@@ -202,7 +202,7 @@ pub fn run(dir: &Path, stream_port: u16) -> Result<i32, AgentError> {
         .init();
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
-        .max_blocking_threads(BLOCKING_THREADS)
+        .max_blocking_threads(MAX_BLOCKING_THREADS)
         .build()
         .map_err(|source| AgentError::Step("start the runtime", source))?;
     let code = runtime.block_on(live(dir, stream_port))?;
@@ -216,9 +216,9 @@ async fn live(dir: &Path, stream_port: u16) -> Result<i32, AgentError> {
     let cell = file.bootstrap.cell.clone();
     let current = Namespaces::current()
         .map_err(|source| AgentError::Step("name the cell's namespaces", source))?;
-    let own = Own::compare(Namespaces::read(&dir.host_namespaces()).ok(), current);
-    let home = Home::new(file.bootstrap, &dir.agent(), BUILD_ID)?;
-    let handle = home.handle();
+    let own = OwnNamespaces::compare(Namespaces::read(&dir.host_namespaces()).ok(), current);
+    let uplink = Uplink::new(file.bootstrap, &dir.agent(), BUILD_ID)?;
+    let handle = uplink.handle();
     let power_off = CancellationToken::new();
     let context = AgentContext::start(AgentParts {
         cell: cell.clone(),
@@ -236,13 +236,13 @@ async fn live(dir: &Path, stream_port: u16) -> Result<i32, AgentError> {
     let unlink = CancellationToken::new();
     let end = async {
         power_off.cancelled().await;
-        tokio::time::sleep(LAST_WORDS).await;
+        tokio::time::sleep(SHUTDOWN_REPLY_GRACE).await;
         unlink.cancel();
         std::future::pending::<Outcome>().await
     };
     let served = Arc::clone(&context);
     let linked =
-        home.run(move |connection| service(Arc::clone(&served), connection), unlink.clone());
+        uplink.run(move |connection| service(Arc::clone(&served), connection), unlink.clone());
     let outcome = tokio::select! {
         outcome = linked => outcome,
         outcome = end => outcome,
@@ -253,7 +253,9 @@ async fn live(dir: &Path, stream_port: u16) -> Result<i32, AgentError> {
             tracing::error!(
                 "the gateway has not been heard for too long: the pod is stopped, and the cell ends"
             );
-            match tokio::time::timeout(ORPHAN_STOP, shutdown::stop_all(&context.runtime)).await {
+            match tokio::time::timeout(ORPHAN_STOP_TIMEOUT, shutdown::stop_all(&context.runtime))
+                .await
+            {
                 Ok(Ok(())) => {}
                 Ok(Err(status)) => {
                     tracing::warn!(code = ?status.code(), message = status.message(), "the pod ends with the cell")
@@ -262,5 +264,5 @@ async fn live(dir: &Path, stream_port: u16) -> Result<i32, AgentError> {
             }
         }
     }
-    Ok(POWER_OFF)
+    Ok(POWER_OFF_EXIT_CODE)
 }

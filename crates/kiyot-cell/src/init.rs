@@ -1,12 +1,12 @@
 //! `kiyot-cell init`: PID 1 of a cell. It keeps containerd and the agent running, and its end is
 //! the end of all that runs in the cell.
 
-pub mod children;
+pub mod bounded_log;
 pub mod containerd;
-pub mod log;
 pub mod loopback;
 pub mod mounts;
 pub mod root;
+pub mod supervisor;
 
 use std::{
     io,
@@ -29,18 +29,18 @@ use rustix::{
 use crate::{
     dirs::{CellDir, DirError},
     init::{
-        children::{Service, Supervisor},
+        bounded_log::BoundedLog,
         containerd::Settings,
-        log::BoundedLog,
+        supervisor::{Service, Supervisor},
     },
 };
 
 /// How much of what init, agent and containerd print is kept, in bytes for each file, twice over:
 /// the one before is kept beside it.
-pub const LOG_LIMIT: u64 = 1024 * 1024;
+pub const MAX_LOG_BYTES: u64 = 1024 * 1024;
 
 /// The agent's exit code for "power off".
-pub const POWER_OFF: i32 = 42;
+pub const POWER_OFF_EXIT_CODE: i32 = 42;
 
 /// Why init could not begin.
 #[derive(Debug, thiserror::Error)]
@@ -77,17 +77,17 @@ pub fn run(dir: &Path) -> Result<i32, InitError> {
     make_dirs(&dir).map_err(step("make the cell's directories"))?;
     mounts::prepare(&dir, &file)?;
     loopback::up().map_err(step("bring up the loopback"))?;
-    let overlay = containerd::overlay_works(&dir);
+    let overlay = containerd::supports_overlay(&dir);
     let stream_port = free_port().map_err(step("find a port for containerd's streaming server"))?;
     let settings = Settings { file: &file, dir: &dir, stream_port, overlay };
     std::fs::write(dir.containerd_toml(), settings.render())
         .map_err(step("write containerd's configuration"))?;
 
-    let mut supervisor = Supervisor::start().map_err(step("watch for the ends of processes"))?;
-    let console =
-        BoundedLog::open(dir.console_log(), LOG_LIMIT).map_err(step("open the console's file"))?;
-    let containerd_log =
-        BoundedLog::open(dir.containerd_log(), LOG_LIMIT).map_err(step("open containerd's log"))?;
+    let mut supervisor = Supervisor::start().map_err(step("watch for the exits of processes"))?;
+    let console = BoundedLog::open(dir.console_log(), MAX_LOG_BYTES)
+        .map_err(step("open the console's file"))?;
+    let containerd_log = BoundedLog::open(dir.containerd_log(), MAX_LOG_BYTES)
+        .map_err(step("open containerd's log"))?;
 
     let mut containerd = Command::new(&file.containerd);
     containerd.arg("--config").arg(dir.containerd_toml());
@@ -105,16 +105,16 @@ pub fn run(dir: &Path) -> Result<i32, InitError> {
         .arg(dir.path())
         .arg("--stream-port")
         .arg(stream_port.to_string());
-    let agent = Service::new("agent", agent, Some(POWER_OFF), &console)
+    let agent = Service::new("agent", agent, Some(POWER_OFF_EXIT_CODE), &console)
         .map_err(step("prepare the agent"))?;
     // An agent that cannot run cannot notice that the cell is an orphan.
-    supervisor.add(agent.with_patience(Duration::from_secs(file.bootstrap.orphan_timeout_secs)));
+    supervisor.add(agent.with_max_failing(Duration::from_secs(file.bootstrap.orphan_timeout_secs)));
 
     supervisor.run(&console);
     Ok(0)
 }
 
-/// Ends this process, and so the cell, when `launch` ends.
+/// Ends this process, and so the cell, when `launch` exits.
 fn follow_parent() -> Result<(), InitError> {
     let step = |what| move |error: rustix::io::Errno| InitError::Step(what, error.into());
     set_parent_process_death_signal(Some(Signal::KILL)).map_err(step("follow launch"))?;
@@ -144,7 +144,7 @@ fn make_dirs(dir: &CellDir) -> io::Result<()> {
         builder.create(path)?;
     }
     // Containers that are not root's look up paths beneath these.
-    for path in [dir.pod(), dir.pod().join(crate::agent::logs::DIR)] {
+    for path in [dir.pod(), dir.pod().join(crate::agent::logs::LOG_DIR)] {
         builder.create(&path)?;
         std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o755))?;
     }

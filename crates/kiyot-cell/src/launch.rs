@@ -30,7 +30,7 @@ use crate::{
 const DEFAULT_PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 /// What of the environment the cell is given beside PATH: proxies for its containerd's pulls, and
 /// what helps to find errors.
-const KEPT: [&str; 8] = [
+const PASSED_VARIABLES: [&str; 8] = [
     "HTTP_PROXY",
     "HTTPS_PROXY",
     "NO_PROXY",
@@ -52,7 +52,7 @@ pub enum LaunchError {
     Netns(PathBuf, #[source] io::Error),
     /// Its standard input ended without [`GO`].
     #[error("called off: the provider ended before it had recorded this launch")]
-    CalledOff,
+    Cancelled,
     /// A control group.
     #[error(transparent)]
     Cgroup(#[from] cgroup::CgroupError),
@@ -85,7 +85,7 @@ fn launch(
     console: File,
 ) -> Result<i32, LaunchError> {
     let mut go = [0; GO.len()];
-    io::stdin().read_exact(&mut go).map_err(|_| LaunchError::CalledOff)?;
+    io::stdin().read_exact(&mut go).map_err(|_| LaunchError::Cancelled)?;
     // A mount of the host is not kept by this process either.
     env::set_current_dir("/")
         .map_err(|source| LaunchError::Step("leave the working directory", source))?;
@@ -133,7 +133,7 @@ fn init_command(dir: &CellDir, console: File) -> io::Result<Command> {
     command.arg("init").arg("--dir").arg(dir.path()).current_dir("/");
     // The daemon's own settings and what systemd told it are not the cell's concern.
     command.env_clear().env("PATH", env::var_os("PATH").unwrap_or_else(|| DEFAULT_PATH.into()));
-    command.envs(KEPT.iter().filter_map(|name| Some((name, env::var_os(name)?))));
+    command.envs(PASSED_VARIABLES.iter().filter_map(|name| Some((name, env::var_os(name)?))));
     command.stdin(Stdio::piped()).stdout(console.try_clone()?).stderr(console);
     Ok(command)
 }

@@ -2,11 +2,11 @@
 
 pub mod agent;
 pub mod dirs;
-pub mod home;
 pub mod init;
 pub mod launch;
 pub mod namespaces;
 pub mod netlink;
+pub mod uplink;
 
 /// An error and all that is beneath it, in one line.
 pub fn with_sources(error: &dyn std::error::Error) -> String {

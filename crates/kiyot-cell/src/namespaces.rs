@@ -35,14 +35,14 @@ impl Namespaces {
 
 /// Which of its namespaces a cell has for itself.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Own {
+pub struct OwnNamespaces {
     /// Has a host name of its own.
     pub uts: bool,
     /// Has a network of its own.
     pub net: bool,
 }
 
-impl Own {
+impl OwnNamespaces {
     /// Compares. When the host's are not known, nothing is the cell's own.
     pub fn compare(host: Option<Namespaces>, current: Namespaces) -> Self {
         Self {
@@ -59,12 +59,15 @@ mod tests {
     #[test]
     fn only_what_certainly_differs_is_own() {
         let host = Namespaces { uts: 1, net: 2 };
-        assert_eq!(Own::compare(Some(host), host), Own { uts: false, net: false });
         assert_eq!(
-            Own::compare(Some(host), Namespaces { uts: 1, net: 3 }),
-            Own { uts: false, net: true }
+            OwnNamespaces::compare(Some(host), host),
+            OwnNamespaces { uts: false, net: false }
         );
-        assert_eq!(Own::compare(None, host), Own { uts: false, net: false });
+        assert_eq!(
+            OwnNamespaces::compare(Some(host), Namespaces { uts: 1, net: 3 }),
+            OwnNamespaces { uts: false, net: true }
+        );
+        assert_eq!(OwnNamespaces::compare(None, host), OwnNamespaces { uts: false, net: false });
     }
 
     #[test]

@@ -15,7 +15,7 @@ use futures::{
 };
 use http_body_util::{BodyExt, StreamBody};
 use hyper::body::Frame;
-use kiyot_cell::home::{ConnectionInfo, HomeHandle};
+use kiyot_cell::uplink::{ConnectionInfo, UplinkHandle};
 use kiyot_proto::{cell, cri};
 use prost::Message;
 use tokio::{sync::mpsc, time::interval};
@@ -51,7 +51,7 @@ pub struct PlayedCell(Arc<Mutex<State>>);
 #[derive(Debug)]
 pub struct State {
     id: String,
-    home: HomeHandle,
+    home: UplinkHandle,
     ways: Ways,
     watcher: Option<mpsc::UnboundedSender<cell::Event>>,
     /// It has ended by itself.
@@ -98,7 +98,7 @@ pub struct State {
 
 impl PlayedCell {
     /// The cell of this id, whose agent is at home there.
-    pub fn new(id: &str, home: HomeHandle, ways: Ways) -> Self {
+    pub fn new(id: &str, home: UplinkHandle, ways: Ways) -> Self {
         Self(Arc::new(Mutex::new(State {
             id: id.to_owned(),
             home,

@@ -9,17 +9,17 @@ use rustix::{
 };
 use tonic::Status;
 
-use crate::namespaces::Own;
+use crate::namespaces::OwnNamespaces;
 
 /// The longest host name that Linux takes, in bytes.
-const HOST_NAME: usize = 64;
+const MAX_HOST_NAME_BYTES: usize = 64;
 /// The most sysctls of a pod.
-const SYSCTLS: usize = 256;
+const MAX_SYSCTLS: usize = 256;
 /// The longest value of a sysctl, in bytes: a page.
-const VALUE: usize = 4096;
+const MAX_SYSCTL_VALUE_BYTES: usize = 4096;
 
 /// Sets host name and sysctls. Checks all before it changes anything.
-pub fn bind(own: Own, request: &BindRequest) -> Result<(), Status> {
+pub fn bind(own: OwnNamespaces, request: &BindRequest) -> Result<(), Status> {
     let name = &request.hostname;
     if !name.is_empty() {
         if !own.uts {
@@ -27,11 +27,11 @@ pub fn bind(own: Own, request: &BindRequest) -> Result<(), Status> {
                 "the cell shares the host's UTS namespace: its host name is not changed",
             ));
         }
-        if name.len() > HOST_NAME
+        if name.len() > MAX_HOST_NAME_BYTES
             || !name.bytes().all(|byte| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'.'))
         {
             return Err(Status::invalid_argument(format!(
-                "the host name {name:?}: allowed are {HOST_NAME} letters, digits, \"-\" and \".\""
+                "the host name {name:?}: allowed are {MAX_HOST_NAME_BYTES} letters, digits, \"-\" and \".\""
             )));
         }
     }
@@ -47,7 +47,7 @@ pub fn bind(own: Own, request: &BindRequest) -> Result<(), Status> {
         })?;
     }
     for (path, name, value) in paths {
-        set(&path, value).map_err(|error| match error {
+        write_sysctl(&path, value).map_err(|error| match error {
             Errno::NOENT | Errno::INVAL | Errno::NOTDIR | Errno::ISDIR => {
                 Status::invalid_argument(format!("the sysctl {name} = {value:?}: {error}"))
             }
@@ -58,9 +58,9 @@ pub fn bind(own: Own, request: &BindRequest) -> Result<(), Status> {
 }
 
 fn sysctl_paths(sysctls: &HashMap<String, String>) -> Result<Vec<(String, &str, &str)>, Status> {
-    if sysctls.len() > SYSCTLS {
+    if sysctls.len() > MAX_SYSCTLS {
         return Err(Status::invalid_argument(format!(
-            "{} sysctls: at most {SYSCTLS} are allowed",
+            "{} sysctls: at most {MAX_SYSCTLS} are allowed",
             sysctls.len()
         )));
     }
@@ -71,9 +71,9 @@ fn sysctl_paths(sysctls: &HashMap<String, String>) -> Result<Vec<(String, &str, 
                 "the sysctl {name:?}: allowed in a cell are names that begin with \"net.\""
             ))
         })?;
-        if value.len() > VALUE {
+        if value.len() > MAX_SYSCTL_VALUE_BYTES {
             return Err(Status::invalid_argument(format!(
-                "the sysctl {name}: its value has {} bytes, at most {VALUE} are allowed",
+                "the sysctl {name}: its value has {} bytes, at most {MAX_SYSCTL_VALUE_BYTES} are allowed",
                 value.len()
             )));
         }
@@ -86,7 +86,7 @@ fn sysctl_paths(sysctls: &HashMap<String, String>) -> Result<Vec<(String, &str, 
 }
 
 /// The path of a sysctl beneath /proc/sys/net, `None` for one that is not there. As sysctl(8) has
-/// it, whichever of "." and "/" comes first parts the name, and the other stands for a "." within a
+/// it, whichever of "." and "/" comes first parts the name, and the other stands for a "." with_timeout a
 /// part (the name of a VLAN's interface).
 pub fn sysctl_path(name: &str) -> Option<String> {
     let separator = name.chars().find(|character| matches!(character, '.' | '/'))?;
@@ -108,7 +108,7 @@ pub fn sysctl_path(name: &str) -> Option<String> {
     (!parts.is_empty() && parts.len() <= 16 && parts.iter().all(plain)).then(|| parts.join("/"))
 }
 
-fn set(path: &str, value: &str) -> Result<(), Errno> {
+fn write_sysctl(path: &str, value: &str) -> Result<(), Errno> {
     let root = openat(
         CWD,
         "/proc/sys/net",
@@ -153,7 +153,7 @@ mod tests {
 
     #[test]
     fn what_is_the_host_s_is_not_changed() {
-        let shared = Own { uts: false, net: false };
+        let shared = OwnNamespaces { uts: false, net: false };
         let before = rustix::system::uname().nodename().to_owned();
         let request = BindRequest { hostname: "pod".into(), ..Default::default() };
         assert_eq!(bind(shared, &request).unwrap_err().code(), Code::FailedPrecondition);
@@ -169,7 +169,7 @@ mod tests {
     #[test]
     fn nothing_is_changed_when_something_is_wrong() {
         let before = rustix::system::uname().nodename().to_owned();
-        let own = Own { uts: true, net: true };
+        let own = OwnNamespaces { uts: true, net: true };
         let sysctls = [("kernel.msgmax".to_owned(), "1".to_owned())].into();
         let error =
             bind(own, &BindRequest { hostname: "pod".into(), sysctls, ..Default::default() })

@@ -23,19 +23,20 @@ use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Code, Request, Status, Streaming, metadata::MetadataValue, transport::Channel};
 
-use super::runtime::{ASK, MESSAGE_LIMIT, Runtime, namespaced, within};
+use super::runtime::{MAX_MESSAGE_BYTES, QUERY_TIMEOUT, Runtime, namespaced, with_timeout};
 
 /// The most digests of one question, and names of one image.
-const DIGESTS: usize = 1024;
+const MAX_DIGESTS: usize = 1024;
 /// The most names of one image.
-const NAMES: usize = 64;
-/// How long a part of a blob may take to come. The daemon reads it from its own disk.
-const PART: Duration = Duration::from_secs(60);
+const MAX_IMAGE_NAMES: usize = 64;
+/// How long a part of a blob may take to come. The daemon reads it from its own ephemeral_storage.
+const PART_TIMEOUT: Duration = Duration::from_secs(60);
 /// How long CRI may take to learn of an image.
-const KNOWN_WITHIN: Duration = Duration::from_secs(30);
+const CRI_VISIBLE_TIMEOUT: Duration = Duration::from_secs(30);
 /// The first and the longest wait between two questions to CRI.
-const KNOWN_PAUSES: (Duration, Duration) = (Duration::from_millis(5), Duration::from_millis(250));
-/// A lease keeps blobs until their image is named: so long at least.
+const CRI_POLL_INTERVALS: (Duration, Duration) =
+    (Duration::from_millis(5), Duration::from_millis(250));
+/// A lease keeps blobs deadline their image is named: so long at least.
 const LEASE_HOURS: i64 = 2;
 
 /// A blob's name: `sha256:` and 64 hexadecimal digits, as containerd has them (sha512 with 128 is
@@ -51,14 +52,14 @@ pub fn is_digest(digest: &str) -> bool {
 }
 
 /// What a blob is called while it is written begins so: a pull's are called otherwise.
-const OURS: &str = "kiyot-";
+const PUSH_INGEST_PREFIX: &str = "kiyot-";
 
 /// Whether an ingest is one of a blob that the daemon sends.
-pub fn is_ours(reference: &str) -> bool {
-    reference.starts_with(OURS)
+pub fn is_push_ingest(reference: &str) -> bool {
+    reference.starts_with(PUSH_INGEST_PREFIX)
 }
 
-fn check(digest: &str) -> Result<(), Status> {
+fn check_digest(digest: &str) -> Result<(), Status> {
     if is_digest(digest) {
         Ok(())
     } else {
@@ -70,23 +71,23 @@ fn check(digest: &str) -> Result<(), Status> {
 
 fn content(runtime: &Runtime) -> ContentClient<Channel> {
     ContentClient::new(runtime.channel())
-        .max_decoding_message_size(MESSAGE_LIMIT)
-        .max_encoding_message_size(MESSAGE_LIMIT)
+        .max_decoding_message_size(MAX_MESSAGE_BYTES)
+        .max_encoding_message_size(MAX_MESSAGE_BYTES)
 }
 
 /// Which of these blobs containerd lacks.
-pub async fn missing(runtime: &Runtime, digests: Vec<String>) -> Result<Vec<String>, Status> {
-    if digests.len() > DIGESTS {
+pub async fn missing_blobs(runtime: &Runtime, digests: Vec<String>) -> Result<Vec<String>, Status> {
+    if digests.len() > MAX_DIGESTS {
         return Err(Status::invalid_argument(format!(
-            "{} digests: at most {DIGESTS} are allowed",
+            "{} digests: at most {MAX_DIGESTS} are allowed",
             digests.len()
         )));
     }
     let mut missing = Vec::new();
     for digest in digests {
-        check(&digest)?;
+        check_digest(&digest)?;
         match content(runtime)
-            .info(namespaced(within(ASK, InfoRequest { digest: digest.clone() })))
+            .info(namespaced(with_timeout(QUERY_TIMEOUT, InfoRequest { digest: digest.clone() })))
             .await
         {
             Ok(_) => {}
@@ -99,35 +100,35 @@ pub async fn missing(runtime: &Runtime, digests: Vec<String>) -> Result<Vec<Stri
 
 /// One blob, checked by containerd against its digest. One that is there already is not written
 /// again.
-pub async fn put(
+pub async fn put_blob(
     runtime: &Runtime,
     mut parts: impl Stream<Item = Result<BlobPart, Status>> + Unpin,
 ) -> Result<(), Status> {
     static NEXT: AtomicU64 = AtomicU64::new(0);
-    let first = next(&mut parts)
+    let first = next_part(&mut parts)
         .await?
         .ok_or_else(|| Status::invalid_argument("a blob begins with a part that names it"))?;
-    check(&first.digest)?;
+    check_digest(&first.digest)?;
     let size = i64::try_from(first.size).map_err(|_| {
         Status::invalid_argument(format!("the blob {} has {} bytes", first.digest, first.size))
     })?;
-    if missing(runtime, vec![first.digest.clone()]).await?.is_empty() {
+    if missing_blobs(runtime, vec![first.digest.clone()]).await?.is_empty() {
         return Ok(());
     }
-    let lease = lease(runtime).await?;
+    let lease = create_lease(runtime).await?;
     let reference = format!(
-        "{OURS}{}-{}-{}",
+        "{PUSH_INGEST_PREFIX}{}-{}-{}",
         std::process::id(),
         Timestamp::now().as_nanosecond(),
         NEXT.fetch_add(1, Ordering::Relaxed)
     );
-    let written = write(runtime, first, size, &reference, &lease, parts).await;
+    let written = write_blob(runtime, first, size, &reference, &lease, parts).await;
     match written {
         Err(status) if status.code() == Code::AlreadyExists => Ok(()),
         Err(status) => {
             // What is left of it would go in a day by itself.
             let _ = content(runtime)
-                .abort(namespaced(within(ASK, AbortRequest { r#ref: reference })))
+                .abort(namespaced(with_timeout(QUERY_TIMEOUT, AbortRequest { r#ref: reference })))
                 .await;
             Err(status)
         }
@@ -135,17 +136,20 @@ pub async fn put(
     }
 }
 
-async fn next(
+async fn next_part(
     parts: &mut (impl Stream<Item = Result<BlobPart, Status>> + Unpin),
 ) -> Result<Option<BlobPart>, Status> {
-    let part = tokio::time::timeout(PART, parts.next()).await;
+    let part = tokio::time::timeout(PART_TIMEOUT, parts.next()).await;
     part.map_err(|_| {
-        Status::deadline_exceeded(format!("no part of the blob came within {} s", PART.as_secs()))
+        Status::deadline_exceeded(format!(
+            "no part of the blob came with_timeout {} s",
+            PART_TIMEOUT.as_secs()
+        ))
     })?
     .transpose()
 }
 
-async fn write(
+async fn write_blob(
     runtime: &Runtime,
     first: BlobPart,
     size: i64,
@@ -168,8 +172,8 @@ async fn write(
     let mut call = namespaced(Request::new(ReceiverStream::new(receiver)));
     let lease = MetadataValue::try_from(lease).map_err(|_| Status::internal("the lease's name"))?;
     call.metadata_mut().insert("containerd-lease", lease);
-    let mut answers = content(runtime).write(call).await?.into_inner();
-    answer(&mut answers).await?;
+    let mut responses = content(runtime).write(call).await?.into_inner();
+    response(&mut responses).await?;
     let mut offset = 0_i64;
     let mut part = Some(first.content.clone());
     while let Some(data) = part {
@@ -182,9 +186,9 @@ async fn write(
         }
         if length > 0 {
             send(&sender, request(WriteAction::Write, offset, data.to_vec())).await?;
-            offset = answer(&mut answers).await?.offset;
+            offset = response(&mut responses).await?.offset;
         }
-        part = next(&mut parts).await?.map(|part| part.content);
+        part = next_part(&mut parts).await?.map(|part| part.content);
     }
     if offset != size {
         return Err(Status::invalid_argument(format!(
@@ -193,7 +197,7 @@ async fn write(
         )));
     }
     send(&sender, request(WriteAction::Commit, offset, Vec::new())).await?;
-    answer(&mut answers).await.map(drop)
+    response(&mut responses).await.map(drop)
 }
 
 async fn send(
@@ -206,18 +210,18 @@ async fn send(
         .map_err(|_| Status::unavailable("containerd ended the blob's stream"))
 }
 
-async fn answer(
-    answers: &mut Streaming<WriteContentResponse>,
+async fn response(
+    responses: &mut Streaming<WriteContentResponse>,
 ) -> Result<WriteContentResponse, Status> {
-    let answer = tokio::time::timeout(PART, answers.message()).await;
+    let answer = tokio::time::timeout(PART_TIMEOUT, responses.message()).await;
     let answer =
         answer.map_err(|_| Status::deadline_exceeded("containerd does not take the blob"))??;
     answer.ok_or_else(|| Status::unavailable("containerd ended the blob's stream"))
 }
 
-/// A lease that holds what is written now until its image is named; another one for each hour, so
+/// A lease that holds what is written now deadline its image is named; another one for each hour, so
 /// that blobs of images that never came go away.
-async fn lease(runtime: &Runtime) -> Result<String, Status> {
+async fn create_lease(runtime: &Runtime) -> Result<String, Status> {
     let now = Timestamp::now();
     let id = format!("kiyot-{}", now.as_second() / 3600);
     let expires = now
@@ -225,7 +229,7 @@ async fn lease(runtime: &Runtime) -> Result<String, Status> {
         .map_err(|error| Status::internal(error.to_string()))?;
     let labels = [("containerd.io/gc.expire".to_owned(), expires.to_string())].into();
     match LeasesClient::new(runtime.channel())
-        .create(namespaced(within(ASK, CreateRequest { id: id.clone(), labels })))
+        .create(namespaced(with_timeout(QUERY_TIMEOUT, CreateRequest { id: id.clone(), labels })))
         .await
     {
         Err(status) if status.code() != Code::AlreadyExists => Err(status),
@@ -233,12 +237,12 @@ async fn lease(runtime: &Runtime) -> Result<String, Status> {
     }
 }
 
-/// Names an image, and waits until CRI has it under all its names.
-pub async fn name(runtime: &Runtime, request: PutImageRequest) -> Result<(), Status> {
-    check(&request.target_digest)?;
-    if request.names.is_empty() || request.names.len() > NAMES {
+/// Names an image, and waits deadline CRI has it under all its names.
+pub async fn put_image(runtime: &Runtime, request: PutImageRequest) -> Result<(), Status> {
+    check_digest(&request.target_digest)?;
+    if request.names.is_empty() || request.names.len() > MAX_IMAGE_NAMES {
         return Err(Status::invalid_argument(format!(
-            "an image of {} names: allowed are 1 to {NAMES}",
+            "an image of {} names: allowed are 1 to {MAX_IMAGE_NAMES}",
             request.names.len()
         )));
     }
@@ -257,8 +261,9 @@ pub async fn name(runtime: &Runtime, request: PutImageRequest) -> Result<(), Sta
             ..Default::default()
         };
         let create = CreateImageRequest { image: Some(image.clone()), source_date_epoch: None };
-        let created =
-            ImagesClient::new(runtime.channel()).create(namespaced(within(ASK, create))).await;
+        let created = ImagesClient::new(runtime.channel())
+            .create(namespaced(with_timeout(QUERY_TIMEOUT, create)))
+            .await;
         match created {
             Ok(_) => {}
             Err(status) if status.code() == Code::AlreadyExists => {
@@ -268,21 +273,26 @@ pub async fn name(runtime: &Runtime, request: PutImageRequest) -> Result<(), Sta
                     source_date_epoch: None,
                 };
                 ImagesClient::new(runtime.channel())
-                    .update(namespaced(within(ASK, update)))
+                    .update(namespaced(with_timeout(QUERY_TIMEOUT, update)))
                     .await?;
             }
             Err(status) => return Err(status),
         }
     }
-    let until = Instant::now() + KNOWN_WITHIN;
+    let deadline = Instant::now() + CRI_VISIBLE_TIMEOUT;
     for name in request.names {
-        wait_known(runtime, &name, &request.image_id, until).await?;
+        wait_visible_to_cri(runtime, &name, &request.image_id, deadline).await?;
     }
     Ok(())
 }
 
-async fn wait_known(runtime: &Runtime, name: &str, id: &str, until: Instant) -> Result<(), Status> {
-    let mut pause = KNOWN_PAUSES.0;
+async fn wait_visible_to_cri(
+    runtime: &Runtime,
+    name: &str,
+    id: &str,
+    deadline: Instant,
+) -> Result<(), Status> {
+    let mut interval = CRI_POLL_INTERVALS.0;
     loop {
         let request = ImageStatusRequest {
             image: Some(ImageSpec { image: name.to_owned(), ..Default::default() }),
@@ -290,7 +300,7 @@ async fn wait_known(runtime: &Runtime, name: &str, id: &str, until: Instant) -> 
         };
         let known = runtime
             .images()
-            .image_status(within(ASK, request))
+            .image_status(with_timeout(QUERY_TIMEOUT, request))
             .await?
             .into_inner()
             .image
@@ -298,14 +308,14 @@ async fn wait_known(runtime: &Runtime, name: &str, id: &str, until: Instant) -> 
         if known.as_deref() == Some(id) {
             return Ok(());
         }
-        if Instant::now() >= until {
+        if Instant::now() >= deadline {
             let known = known.unwrap_or_else(|| "nothing".to_owned());
             return Err(Status::deadline_exceeded(format!(
                 "CRI takes the image {name} for {known}, and not for {id}"
             )));
         }
-        tokio::time::sleep(pause).await;
-        pause = (pause * 2).min(KNOWN_PAUSES.1);
+        tokio::time::sleep(interval).await;
+        interval = (interval * 2).min(CRI_POLL_INTERVALS.1);
     }
 }
 

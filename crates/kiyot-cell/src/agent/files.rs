@@ -2,7 +2,7 @@
 //! following a link on the way.
 
 mod beneath;
-mod mounted;
+mod mount_point;
 mod mounts;
 mod tree;
 mod write;
@@ -18,16 +18,16 @@ use rustix::{
 use tonic::Status;
 
 pub use beneath::RelPath;
-pub use write::Writing;
+pub use write::FileWriter;
 
 /// The most that `GetFile` answers, in bytes.
-pub const GET_LIMIT: u32 = 8 * 1024 * 1024;
+pub const MAX_GET_FILE_BYTES: u32 = 8 * 1024 * 1024;
 
 /// Why a file was not changed or read.
 #[derive(Debug, thiserror::Error)]
 pub enum FileError {
     /// A path that is none of ours.
-    #[error("the path {0:?}: allowed is a relative path without \".\", \"..\" or empty parts, of {max} bytes at most", max = beneath::PATH_LIMIT)]
+    #[error("the path {0:?}: allowed is a relative path without \".\", \"..\" or empty parts, of {max} bytes at most", max = beneath::MAX_PATH_BYTES)]
     Path(String),
     /// A value that has no meaning.
     #[error("{path:?}: {what} {value}: allowed is {allowed}")]
@@ -43,7 +43,7 @@ pub enum FileError {
     },
     /// A step that makes no sense after the one before.
     #[error("{path:?}: {why}")]
-    Order {
+    Rejected {
         /// For which file.
         path: String,
         /// Why not.
@@ -72,7 +72,7 @@ impl From<FileError> for Status {
     fn from(error: FileError) -> Self {
         let words = crate::with_sources(&error);
         match error {
-            FileError::Path(_) | FileError::Value { .. } | FileError::Order { .. } => {
+            FileError::Path(_) | FileError::Value { .. } | FileError::Rejected { .. } => {
                 Self::invalid_argument(words)
             }
             FileError::Io { source, .. } => match Errno::from_io_error(&source) {
@@ -113,25 +113,25 @@ impl Files {
         }
     }
 
-    /// Applies one change. `writing` is the file that is being written over several changes, kept
+    /// Applies one change. `writer` is the file that is being written over several changes, kept
     /// between the calls.
     pub fn apply(
         &self,
         change: FileChange,
-        writing: &mut Option<Writing>,
+        writer: &mut Option<FileWriter>,
     ) -> Result<(), FileError> {
         let path = RelPath::parse(&change.path)?;
         let root = root_of(change.root, &path)?;
         let dir = self.root(root);
         let Some(change) = change.change else {
-            return Err(FileError::Order {
+            return Err(FileError::Rejected {
                 path: path.to_string(),
                 why: "the change says nothing",
             });
         };
         if let Change::Append(content) = change {
-            let Some(mut file) = writing.take().filter(|file| file.is(root, &path)) else {
-                return Err(FileError::Order {
+            let Some(mut file) = writer.take().filter(|file| file.is_for(root, &path)) else {
+                return Err(FileError::Rejected {
                     path: path.to_string(),
                     why: "append follows a write of the same file that says \"more\"",
                 });
@@ -140,22 +140,22 @@ impl Files {
                 return file.finish();
             }
             file.write(&content)?;
-            *writing = Some(file);
+            *writer = Some(file);
             return Ok(());
         }
-        if let Some(unfinished) = writing.take() {
-            return Err(FileError::Order {
-                path: unfinished.path().to_string(),
+        if let Some(temporary_name) = writer.take() {
+            return Err(FileError::Rejected {
+                path: temporary_name.path().to_string(),
                 why: "another change came before its last part",
             });
         }
         match change {
             Change::MakeDir(make) => tree::make_dir(dir, &path, &make),
             Change::WriteFile(write) => {
-                let mut file = Writing::begin(dir, root, path, &write)?;
+                let mut file = FileWriter::begin(dir, root, path, &write)?;
                 file.write(&write.content)?;
                 if write.more {
-                    *writing = Some(file);
+                    *writer = Some(file);
                     return Ok(());
                 }
                 file.finish()
@@ -183,7 +183,7 @@ impl Files {
         let Some(file) = self.open_regular(dir, &path)? else {
             return Ok(GetFileReply::default());
         };
-        let limit = request.limit.min(GET_LIMIT) as usize;
+        let limit = request.limit.min(MAX_GET_FILE_BYTES) as usize;
         let from = if request.last {
             length(&file).map_err(FileError::io("look at", &path))?.saturating_sub(limit as u64)
         } else {
@@ -193,7 +193,7 @@ impl Files {
         Ok(GetFileReply { content: content.into(), exists: true })
     }
 
-    /// Opens a regular file beneath `pod_dir` for reading, or for reading and writing.
+    /// Opens a regular file beneath `pod_dir` for reading, or for reading and writer.
     pub fn open_pod_file(&self, path: &RelPath, write: bool) -> Result<Option<OwnedFd>, FileError> {
         if write {
             beneath::open_regular(&self.pod, path, OFlags::RDWR)
@@ -231,7 +231,13 @@ fn mode_of(mode: u32, path: &RelPath) -> Result<Mode, FileError> {
 
 /// Gives an open file exactly this owner and mode (the owner first: a change of it takes away the
 /// setuid bits).
-fn own(file: &OwnedFd, path: &RelPath, uid: u32, gid: u32, mode: Mode) -> Result<(), FileError> {
+fn set_owner_and_mode(
+    file: &OwnedFd,
+    path: &RelPath,
+    uid: u32,
+    gid: u32,
+    mode: Mode,
+) -> Result<(), FileError> {
     let id = |what, id: u32| {
         if id == u32::MAX {
             return Err(FileError::Value {

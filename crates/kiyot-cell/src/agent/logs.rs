@@ -3,7 +3,7 @@
 //! A log is never shortened: what the daemon has is punched out of it, so that positions stay what
 //! they were.
 
-mod bound;
+mod retention;
 mod watch;
 
 use std::{collections::BTreeMap, path::Path, sync::Arc};
@@ -19,26 +19,26 @@ use rustix::{
 use tokio::task::spawn_blocking;
 use tonic::Status;
 
-pub use bound::keep;
+pub use retention::enforce_retention;
 pub use watch::follow;
 
 use super::files::{self, FileError, Files, RelPath};
 
 /// Where logs are, beneath `pod_dir`.
-pub const DIR: &str = "logs";
+pub const LOG_DIR: &str = "logs";
 /// How deep beneath it logs are looked for.
-const DEPTH: usize = 4;
+const MAX_DEPTH: usize = 4;
 /// The most logs that are told of.
-const LOGS: usize = 1024;
+const MAX_LOGS: usize = 1024;
 /// The most that is read of a log at once, in bytes.
-const PART: usize = 64 * 1024;
+const READ_CHUNK_BYTES: usize = 64 * 1024;
 /// What is given back of a log ends at a multiple of this, in bytes: a file system's block.
-const BLOCK: u64 = 4096;
+const BLOCK_BYTES: u64 = 4096;
 
 /// The logs that there are, by path beneath `pod_dir`, and their sizes in bytes.
 pub fn sizes(pod_dir: &Path) -> BTreeMap<String, u64> {
     let mut sizes = BTreeMap::new();
-    collect(&pod_dir.join(DIR), DIR, 0, &mut sizes);
+    collect(&pod_dir.join(LOG_DIR), LOG_DIR, 0, &mut sizes);
     sizes
 }
 
@@ -50,9 +50,9 @@ fn collect(dir: &Path, name: &str, depth: usize, sizes: &mut BTreeMap<String, u6
             continue;
         };
         let Ok(metadata) = entry.metadata() else { continue };
-        if metadata.is_dir() && depth < DEPTH {
+        if metadata.is_dir() && depth < MAX_DEPTH {
             collect(&entry.path(), &name, depth + 1, sizes);
-        } else if metadata.is_file() && sizes.len() < LOGS {
+        } else if metadata.is_file() && sizes.len() < MAX_LOGS {
             sizes.insert(name, metadata.len());
         }
     }
@@ -86,27 +86,27 @@ pub async fn read(
     .into_stream())
 }
 
-/// What is next in a log from a position on. What was trimmed, also while it was read, is a gap,
+/// What is next in a log from a position on. What was punchable, also while it was read, is a gap,
 /// after which the next line begins.
 fn part(file: &OwnedFd, position: u64, end: u64) -> Result<LogPart, Errno> {
-    let begins = kept_from(file, position, end)?;
+    let begins = first_data(file, position, end)?;
     if begins > position {
         return Ok(LogPart {
             content: Bytes::new(),
-            gap: line_after(file, begins, end)? - position,
+            gap: next_line(file, begins, end)? - position,
         });
     }
-    let limit = (end - position).min(PART as u64) as usize;
+    let limit = (end - position).min(READ_CHUNK_BYTES as u64) as usize;
     let content = files::read_at(file, position, limit)?;
-    // A log is trimmed from its beginning: if what was read was, so is its first byte.
-    if kept_from(file, position, end)? > position {
+    // A log is punchable from its beginning: if what was read was, so is its first byte.
+    if first_data(file, position, end)? > position {
         return part(file, position, end);
     }
     Ok(LogPart { content: Bytes::from(content), gap: 0 })
 }
 
-/// The first position from here on that was not trimmed.
-fn kept_from(file: &OwnedFd, position: u64, end: u64) -> Result<u64, Errno> {
+/// The first position from here on that was not punchable.
+fn first_data(file: &OwnedFd, position: u64, end: u64) -> Result<u64, Errno> {
     match seek(file, SeekFrom::Data(position)) {
         Ok(data) => Ok(data.clamp(position, end)),
         // Nothing but a hole follows.
@@ -117,10 +117,11 @@ fn kept_from(file: &OwnedFd, position: u64, end: u64) -> Result<u64, Errno> {
     }
 }
 
-/// Where the next line begins after a position within one; the end if none does.
-fn line_after(file: &OwnedFd, mut position: u64, end: u64) -> Result<u64, Errno> {
+/// Where the next line begins after a position with_timeout one; the end if none does.
+fn next_line(file: &OwnedFd, mut position: u64, end: u64) -> Result<u64, Errno> {
     while position < end {
-        let content = files::read_at(file, position, (end - position).min(PART as u64) as usize)?;
+        let content =
+            files::read_at(file, position, (end - position).min(READ_CHUNK_BYTES as u64) as usize)?;
         if content.is_empty() {
             break;
         }
@@ -132,11 +133,11 @@ fn line_after(file: &OwnedFd, mut position: u64, end: u64) -> Result<u64, Errno>
     Ok(end)
 }
 
-/// Gives back the disk of all whole blocks before a position.
+/// Gives back the ephemeral_storage of all whole blocks before a position.
 pub async fn trim(files: Arc<Files>, request: TrimLogRequest) -> Result<(), Status> {
     blocking(move || {
         let (file, _) = open(&files, &request.path, request.position, true)?;
-        let Some(length) = trimmed(request.position) else { return Ok(()) };
+        let Some(length) = punchable(request.position) else { return Ok(()) };
         fallocate(&file, FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE, 0, length).map_err(
             |error| Status::internal(format!("cannot trim the log {:?}: {error}", request.path)),
         )
@@ -145,15 +146,15 @@ pub async fn trim(files: Arc<Files>, request: TrimLogRequest) -> Result<(), Stat
 }
 
 /// How much may go, in bytes; `None` if nothing.
-fn trimmed(position: u64) -> Option<u64> {
-    Some(position / BLOCK * BLOCK).filter(|length| *length > 0)
+fn punchable(position: u64) -> Option<u64> {
+    Some(position / BLOCK_BYTES * BLOCK_BYTES).filter(|length| *length > 0)
 }
 
 fn open(files: &Files, path: &str, position: u64, write: bool) -> Result<(OwnedFd, u64), Status> {
     let path = RelPath::parse(path)?;
     if !path.as_str().starts_with("logs/") {
         return Err(Status::invalid_argument(format!(
-            "the log {:?}: logs are in {DIR}/",
+            "the log {:?}: logs are in {LOG_DIR}/",
             path.as_str()
         )));
     }
@@ -195,12 +196,12 @@ mod tests {
     pub(super) const CAN_PUNCH_HOLES: &str =
         "the file system of TMPDIR must punch holes, as ext4, xfs, btrfs, overlayfs and tmpfs do";
 
-    fn bench(content: &[u8]) -> (TempDir, Arc<Files>) {
+    fn fixture(content: &[u8]) -> (TempDir, Arc<Files>) {
         let temp = tempfile::tempdir().unwrap();
         fs::create_dir_all(temp.path().join("logs/c")).unwrap();
         fs::write(temp.path().join("logs/c/0.log"), content).unwrap();
         fs::write(temp.path().join("other"), content).unwrap();
-        // Blocks that are counted are those on the disk.
+        // Blocks that are counted are those on the ephemeral_storage.
         fs::File::open(temp.path().join("logs/c/0.log")).unwrap().sync_all().unwrap();
         let files = Arc::new(Files::open(temp.path(), temp.path()).unwrap());
         (temp, files)
@@ -212,16 +213,16 @@ mod tests {
                 .await?
                 .try_collect()
                 .await?;
-        assert!(parts.iter().all(|part| part.content.len() <= PART));
-        Ok(parts.concat_content())
+        assert!(parts.iter().all(|part| part.content.len() <= READ_CHUNK_BYTES));
+        Ok(parts.content())
     }
 
-    trait Concat {
-        fn concat_content(self) -> Vec<u8>;
+    trait Content {
+        fn content(self) -> Vec<u8>;
     }
 
-    impl Concat for Vec<LogPart> {
-        fn concat_content(self) -> Vec<u8> {
+    impl Content for Vec<LogPart> {
+        fn content(self) -> Vec<u8> {
             self.into_iter().flat_map(|part| part.content).collect()
         }
     }
@@ -229,7 +230,7 @@ mod tests {
     #[tokio::test]
     async fn a_log_is_read_from_any_position() {
         let content: Vec<u8> = (0..200_000_u32).map(|n| n as u8).collect();
-        let (_temp, files) = bench(&content);
+        let (_temp, files) = fixture(&content);
         for position in [0, 1, 65_536, 199_999, 200_000] {
             assert!(all(&files, position).await.unwrap() == content[position as usize..]);
         }
@@ -238,7 +239,7 @@ mod tests {
 
     #[tokio::test]
     async fn only_logs_are_read_as_logs() {
-        let (_temp, files) = bench(b"x");
+        let (_temp, files) = fixture(b"x");
         for (path, code) in [
             ("other", tonic::Code::InvalidArgument),
             ("logs/../other", tonic::Code::InvalidArgument),
@@ -256,7 +257,7 @@ mod tests {
     #[tokio::test]
     async fn trimming_keeps_size_and_what_follows() {
         let content = vec![b'x'; 100_000];
-        let (temp, files) = bench(&content);
+        let (temp, files) = fixture(&content);
         let before = fs::metadata(temp.path().join("logs/c/0.log")).unwrap().blocks();
         let request = |position| TrimLogRequest { path: "logs/c/0.log".into(), position };
         trim(Arc::clone(&files), request(90_001)).await.expect(CAN_PUNCH_HOLES);
@@ -284,7 +285,7 @@ mod tests {
     #[tokio::test]
     async fn after_a_gap_a_log_begins_with_a_line() {
         let lines: Vec<u8> = (0..10_000).flat_map(|n| format!("line {n}\n").into_bytes()).collect();
-        let (_temp, files) = bench(&lines);
+        let (_temp, files) = fixture(&lines);
         let request = TrimLogRequest { path: "logs/c/0.log".into(), position: 50_000 };
         trim(Arc::clone(&files), request).await.expect(CAN_PUNCH_HOLES);
         let parts: Vec<_> =
@@ -297,21 +298,21 @@ mod tests {
         // 12 blocks are gone.
         let begins = 49_152 + lines[49_152..].iter().position(|byte| *byte == b'\n').unwrap() + 1;
         assert_eq!(parts[0], LogPart { content: Bytes::new(), gap: begins as u64 - 7 });
-        assert_eq!(parts[1..].to_vec().concat_content(), lines[begins..]);
+        assert_eq!(parts[1..].to_vec().content(), lines[begins..]);
     }
 
     #[test]
     fn sizes_are_those_of_files_beneath_logs() {
-        let (temp, _) = bench(b"abc");
+        let (temp, _) = fixture(b"abc");
         assert_eq!(sizes(temp.path()), [("logs/c/0.log".to_owned(), 3)].into());
     }
 
     proptest! {
         #[test]
         fn what_is_trimmed_is_before_the_position(position in 0_u64..u64::MAX) {
-            match trimmed(position) {
-                Some(length) => prop_assert!(length <= position && position - length < BLOCK && length % BLOCK == 0),
-                None => prop_assert!(position < BLOCK),
+            match punchable(position) {
+                Some(length) => prop_assert!(length <= position && position - length < BLOCK_BYTES && length % BLOCK_BYTES == 0),
+                None => prop_assert!(position < BLOCK_BYTES),
             }
         }
     }

@@ -18,58 +18,62 @@ use tokio::{
 use tonic::Status;
 
 use super::{
-    network::{Counted, Interface},
-    runtime::{Runtime, within},
+    network::{Counters, Interface},
+    runtime::{Runtime, with_timeout},
 };
 
 /// The longest time for which metrics are told that nobody asks for again.
-const LONGEST: Duration = Duration::from_secs(600);
+const MAX_SUBSCRIPTION: Duration = Duration::from_secs(600);
 /// The most metrics of one container, or of the pod, that are told. containerd 2.3 has some fifty,
-/// and a few more for each disk.
-const SAMPLES: usize = 256;
+/// and a few more for each ephemeral_storage.
+const MAX_SAMPLES: usize = 256;
 /// The labels that say whose a metric is: the daemon has its own words for that.
-const WHOSE: [&str; 6] = ["id", "name", "image", "namespace", "pod", "container"];
+const IDENTITY_LABELS: [&str; 6] = ["id", "name", "image", "namespace", "pod", "container"];
 
 /// Label keys by the names of metrics.
-type Described = HashMap<String, Vec<String>>;
+type LabelKeys = HashMap<String, Vec<String>>;
 
 /// Until when metrics are wanted, and what containerd says that they are.
 #[derive(Debug)]
-pub struct Measures {
+pub struct MetricsSubscription {
     until: Mutex<Option<Instant>>,
-    wishes: watch::Sender<()>,
+    activations: watch::Sender<()>,
     /// A containerd says the same for as long as it is there.
-    described: OnceCell<Described>,
+    label_keys: OnceCell<LabelKeys>,
 }
 
-impl Default for Measures {
+impl Default for MetricsSubscription {
     fn default() -> Self {
-        Self { until: Mutex::default(), wishes: watch::Sender::new(()), described: OnceCell::new() }
+        Self {
+            until: Mutex::default(),
+            activations: watch::Sender::new(()),
+            label_keys: OnceCell::new(),
+        }
     }
 }
 
-impl Measures {
+impl MetricsSubscription {
     /// Has metrics told for a time, ten minutes at most.
-    pub fn want(&self, time: Duration) {
+    pub fn renew(&self, time: Duration) {
         let now = Instant::now();
         let before = self
             .until
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
-            .replace(now + time.min(LONGEST));
+            .replace(now + time.min(MAX_SUBSCRIPTION));
         if before.is_none_or(|until| until <= now) {
-            self.wishes.send_replace(());
+            self.activations.send_replace(());
         }
     }
 
     /// Told whenever metrics are wanted that were not wanted just before.
-    pub fn wishes(&self) -> watch::Receiver<()> {
-        self.wishes.subscribe()
+    pub fn activations(&self) -> watch::Receiver<()> {
+        self.activations.subscribe()
     }
 
-    /// What containerd has within a time, nothing if it has none; `None` while metrics are not
+    /// What containerd has with_timeout a time, nothing if it has none; `None` while metrics are not
     /// wanted.
-    pub(super) async fn taken(&self, runtime: &Runtime, time: Duration) -> Option<Metrics> {
+    pub(super) async fn collect(&self, runtime: &Runtime, time: Duration) -> Option<Metrics> {
         let is_wanted = self
             .until
             .lock()
@@ -78,62 +82,71 @@ impl Measures {
         if !is_wanted {
             return None;
         }
-        Some(match tokio::time::timeout(time, self.ask(runtime, time)).await {
+        Some(match tokio::time::timeout(time, self.query(runtime, time)).await {
             Ok(Ok(metrics)) => metrics,
             // What an earlier heartbeat said is told until it is too old.
             Ok(Err(_)) | Err(_) => Metrics::default(),
         })
     }
 
-    async fn ask(&self, runtime: &Runtime, time: Duration) -> Result<Metrics, Status> {
+    async fn query(&self, runtime: &Runtime, time: Duration) -> Result<Metrics, Status> {
         let mut client = runtime.runtime();
-        let described = self.described.get_or_try_init(async || {
-            let described = runtime
+        let label_keys = self.label_keys.get_or_try_init(async || {
+            let label_keys = runtime
                 .runtime()
-                .list_metric_descriptors(within(time, ListMetricDescriptorsRequest::default()))
+                .list_metric_descriptors(with_timeout(
+                    time,
+                    ListMetricDescriptorsRequest::default(),
+                ))
                 .await?
                 .into_inner();
             Ok::<_, Status>(
-                described
+                label_keys
                     .descriptors
                     .into_iter()
                     .map(|metric| (metric.name, metric.label_keys))
                     .collect(),
             )
         });
-        let described = described.await?;
+        let label_keys = label_keys.await?;
         let told = client
-            .list_pod_sandbox_metrics(within(time, ListPodSandboxMetricsRequest::default()))
+            .list_pod_sandbox_metrics(with_timeout(time, ListPodSandboxMetricsRequest::default()))
             .await?
             .into_inner();
         // There is one pod in a cell.
         let pod = told.pod_metrics.into_iter().next().unwrap_or_default();
         let containers = pod.container_metrics.into_iter().map(|one| {
-            let (timestamp, samples) = samples(one.metrics, described);
+            let (timestamp, samples) = samples(one.metrics, label_keys);
             ContainerSamples { container: one.container_id, timestamp, samples }
         });
         let containers = containers.collect();
-        let (timestamp, pod) = samples(pod.metrics, described);
+        let (timestamp, pod) = samples(pod.metrics, label_keys);
         Ok(Metrics { pod, timestamp, containers })
     }
 }
 
-/// Metrics without whose they are, and when they were taken.
-fn samples(metrics: Vec<Metric>, described: &Described) -> (i64, Vec<Sample>) {
+/// Metrics without whose they are, and when they were collect.
+fn samples(metrics: Vec<Metric>, label_keys: &LabelKeys) -> (i64, Vec<Sample>) {
     let timestamp = metrics.first().map(|metric| metric.timestamp).unwrap_or_default();
     (
         timestamp,
-        metrics.into_iter().filter_map(|metric| sample(metric, described)).take(SAMPLES).collect(),
+        metrics
+            .into_iter()
+            .filter_map(|metric| sample(metric, label_keys))
+            .take(MAX_SAMPLES)
+            .collect(),
     )
 }
 
-fn sample(metric: Metric, described: &Described) -> Option<Sample> {
-    let keys = described.get(&metric.name)?;
+fn sample(metric: Metric, label_keys: &LabelKeys) -> Option<Sample> {
+    let keys = label_keys.get(&metric.name)?;
     if keys.len() != metric.label_values.len() {
         return None;
     }
-    let labels =
-        keys.iter().zip(metric.label_values).filter(|(key, _)| !WHOSE.contains(&key.as_str()));
+    let labels = keys
+        .iter()
+        .zip(metric.label_values)
+        .filter(|(key, _)| !IDENTITY_LABELS.contains(&key.as_str()));
     let labels = labels.map(|(key, value)| Label { key: key.clone(), value }).collect();
     Some(Sample { name: metric.name, value: metric.value?.value, labels })
 }
@@ -151,15 +164,15 @@ pub(super) fn with_network(mut metrics: Metrics, network: &[Interface], now: i64
                     ("transmit", of.name.as_str(), of.sent),
                 ]
             })
-            .flat_map(counters)
+            .flat_map(network_samples)
             .collect();
-        metrics.pod.truncate(SAMPLES);
+        metrics.pod.truncate(MAX_SAMPLES);
     }
     metrics
 }
 
-fn counters((way, interface, counted): (&str, &str, Counted)) -> [Sample; 4] {
-    let Counted { bytes, packets, errors, dropped } = counted;
+fn network_samples((way, interface, counters): (&str, &str, Counters)) -> [Sample; 4] {
+    let Counters { bytes, packets, errors, dropped } = counters;
     [("bytes", bytes), ("packets", packets), ("errors", errors), ("packets_dropped", dropped)].map(
         |(what, value)| Sample {
             name: format!("container_network_{way}_{what}_total"),
@@ -182,7 +195,7 @@ mod tests {
     /// Verifies U25.
     #[test]
     fn labels_are_told_by_their_keys_without_whose_they_are() {
-        let described = HashMap::from([
+        let label_keys = HashMap::from([
             (
                 "container_fs_usage_bytes".to_owned(),
                 strings(&["pod", "namespace", "container", "id", "image", "device"]),
@@ -203,7 +216,7 @@ mod tests {
                 Some(5),
             ),
             metric("container_memory_cache", &["c0", "main"], Some(0)),
-            // Without a value, without a description, and with other labels than are described.
+            // Without a value, without a description, and with other labels than are label_keys.
             metric("container_memory_cache", &["c0", "main"], None),
             metric("container_sockets", &["c0", "main"], Some(1)),
             metric("container_memory_cache", &["c0"], Some(1)),
@@ -214,14 +227,15 @@ mod tests {
             sample("container_fs_usage_bytes", 5, vec![device]),
             sample("container_memory_cache", 0, vec![]),
         ];
-        assert_eq!(samples(metrics, &described), (7, told));
+        assert_eq!(samples(metrics, &label_keys), (7, told));
     }
 
     #[test]
     fn the_network_is_the_cells() {
-        let counted =
-            |bytes| Counted { bytes, packets: bytes + 1, errors: bytes + 2, dropped: bytes + 3 };
-        let eth0 = Interface { name: "eth0".to_owned(), received: counted(10), sent: counted(20) };
+        let counters =
+            |bytes| Counters { bytes, packets: bytes + 1, errors: bytes + 2, dropped: bytes + 3 };
+        let eth0 =
+            Interface { name: "eth0".to_owned(), received: counters(10), sent: counters(20) };
         let metrics = with_network(Metrics::default(), &[eth0], 9);
         let interface = Label { key: "interface".to_owned(), value: "eth0".to_owned() };
         let told: Vec<_> =
@@ -243,7 +257,7 @@ mod tests {
                 .zip([10, 11, 12, 13, 20, 21, 22, 23])
                 .collect::<Vec<_>>()
         );
-        // What containerd itself has counted is not counted twice, and where nothing can be read
+        // What containerd itself has counters is not counters twice, and where nothing can be read
         // there is nothing.
         assert_eq!(with_network(metrics.clone(), &[], 10), metrics);
         assert_eq!(with_network(Metrics::default(), &[], 10), Metrics::default());

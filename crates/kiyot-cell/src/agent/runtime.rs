@@ -20,16 +20,16 @@ use tonic::{
 use tower::service_fn;
 
 /// The most that a message of CRI may have, in bytes: as in containerd and the kubelet.
-pub const MESSAGE_LIMIT: usize = 16 * 1024 * 1024;
+pub const MAX_MESSAGE_BYTES: usize = 16 * 1024 * 1024;
 /// How long a call waits for a containerd that is just being started.
-const CONNECT_PATIENCE: Duration = Duration::from_secs(10);
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 /// The wait between two tries.
-const CONNECT_PAUSE: Duration = Duration::from_millis(10);
+const CONNECT_RETRY_DELAY: Duration = Duration::from_millis(10);
 /// The deadline of a call that only asks.
-pub const ASK: Duration = Duration::from_secs(10);
-/// What containerd says to all calls of CRI until it is ready for them (internal/cri,
+pub const QUERY_TIMEOUT: Duration = Duration::from_secs(10);
+/// What containerd says to all calls of CRI deadline it is ready for them (internal/cri,
 /// checkInitialized). Before 2.0 no code tells it from other failures.
-const NOT_YET: &str = "server is not initialized yet";
+const NOT_INITIALIZED: &str = "server is not initialized yet";
 /// containerd's namespace for CRI.
 pub const NAMESPACE: &str = "k8s.io";
 
@@ -47,12 +47,12 @@ impl Runtime {
             service_fn(move |_: Uri| {
                 let socket = socket.clone();
                 async move {
-                    let until = Instant::now() + CONNECT_PATIENCE;
+                    let deadline = Instant::now() + CONNECT_TIMEOUT;
                     loop {
                         match connect(&socket).await {
                             Ok(stream) => return Ok(TokioIo::new(stream)),
-                            Err(error) if Instant::now() >= until => return Err(error),
-                            Err(_) => tokio::time::sleep(CONNECT_PAUSE).await,
+                            Err(error) if Instant::now() >= deadline => return Err(error),
+                            Err(_) => tokio::time::sleep(CONNECT_RETRY_DELAY).await,
                         }
                     }
                 }
@@ -69,15 +69,15 @@ impl Runtime {
     /// CRI's runtime service.
     pub fn runtime(&self) -> RuntimeServiceClient<Channel> {
         RuntimeServiceClient::new(self.channel())
-            .max_decoding_message_size(MESSAGE_LIMIT)
-            .max_encoding_message_size(MESSAGE_LIMIT)
+            .max_decoding_message_size(MAX_MESSAGE_BYTES)
+            .max_encoding_message_size(MAX_MESSAGE_BYTES)
     }
 
     /// CRI's image service.
     pub fn images(&self) -> ImageServiceClient<Channel> {
         ImageServiceClient::new(self.channel())
-            .max_decoding_message_size(MESSAGE_LIMIT)
-            .max_encoding_message_size(MESSAGE_LIMIT)
+            .max_decoding_message_size(MAX_MESSAGE_BYTES)
+            .max_encoding_message_size(MAX_MESSAGE_BYTES)
     }
 }
 
@@ -93,8 +93,11 @@ async fn connect(socket: &Path) -> io::Result<UnixStream> {
         .connect_with_connector(probe)
         .await
         .map_err(io::Error::other)?;
-    match RuntimeServiceClient::new(channel).status(within(ASK, StatusRequest::default())).await {
-        Err(status) if status.message().contains(NOT_YET) => {
+    match RuntimeServiceClient::new(channel)
+        .status(with_timeout(QUERY_TIMEOUT, StatusRequest::default()))
+        .await
+    {
+        Err(status) if status.message().contains(NOT_INITIALIZED) => {
             Err(io::Error::other(status.message()))
         }
         // Whatever else is wrong is said to whoever calls.
@@ -103,7 +106,7 @@ async fn connect(socket: &Path) -> io::Result<UnixStream> {
 }
 
 /// A request with a deadline.
-pub fn within<T>(deadline: Duration, message: T) -> Request<T> {
+pub fn with_timeout<T>(deadline: Duration, message: T) -> Request<T> {
     let mut request = Request::new(message);
     request.set_timeout(deadline);
     request
@@ -137,13 +140,13 @@ mod tests {
 
     /// Refuses calls as a containerd that is just being started, and then in other words.
     #[derive(Clone)]
-    struct Played(Arc<AtomicUsize>);
+    struct FakeContainerd(Arc<AtomicUsize>);
 
-    impl NamedService for Played {
+    impl NamedService for FakeContainerd {
         const NAME: &'static str = "runtime.v1.RuntimeService";
     }
 
-    impl Service<http::Request<Body>> for Played {
+    impl Service<http::Request<Body>> for FakeContainerd {
         type Response = Response<Body>;
         type Error = Infallible;
         type Future = Ready<Result<Self::Response, Infallible>>;
@@ -154,8 +157,11 @@ mod tests {
 
         fn call(&mut self, _: http::Request<Body>) -> Self::Future {
             let early = self.0.fetch_add(1, Ordering::SeqCst) < 3;
-            let status =
-                if early { Status::unknown(NOT_YET) } else { Status::unimplemented("played") };
+            let status = if early {
+                Status::unknown(NOT_INITIALIZED)
+            } else {
+                Status::unimplemented("played")
+            };
             ready(Ok(status.into_http()))
         }
     }
@@ -171,7 +177,9 @@ mod tests {
             Some((listener.accept().await.map(|(stream, _)| stream), listener))
         });
         let server = tokio::spawn(
-            Server::builder().add_service(Played(Arc::clone(&calls))).serve_with_incoming(incoming),
+            Server::builder()
+                .add_service(FakeContainerd(Arc::clone(&calls)))
+                .serve_with_incoming(incoming),
         );
         let refused =
             Runtime::new(socket).runtime().version(VersionRequest::default()).await.unwrap_err();

@@ -5,17 +5,17 @@ use std::time::Duration;
 use kiyot_proto::cri::{ListPodSandboxRequest, PodSandboxState, StopPodSandboxRequest};
 use tonic::Status;
 
-use super::runtime::{ASK, Runtime, within};
+use super::runtime::{QUERY_TIMEOUT, Runtime, with_timeout};
 
 /// How long containerd may take for each sandbox. The cell's end ends what is left.
-const STOP: Duration = Duration::from_secs(20);
+const STOP_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// Stops all sandboxes. An error says what could not be stopped: the power-off that follows does
 /// it.
 pub async fn stop_all(runtime: &Runtime) -> Result<(), Status> {
     let sandboxes = runtime
         .runtime()
-        .list_pod_sandbox(within(ASK, ListPodSandboxRequest::default()))
+        .list_pod_sandbox(with_timeout(QUERY_TIMEOUT, ListPodSandboxRequest::default()))
         .await?
         .into_inner()
         .items;
@@ -26,7 +26,10 @@ pub async fn stop_all(runtime: &Runtime) -> Result<(), Status> {
         }
         if let Err(status) = runtime
             .runtime()
-            .stop_pod_sandbox(within(STOP, StopPodSandboxRequest { pod_sandbox_id: sandbox.id }))
+            .stop_pod_sandbox(with_timeout(
+                STOP_TIMEOUT,
+                StopPodSandboxRequest { pod_sandbox_id: sandbox.id },
+            ))
             .await
         {
             outcome = Err(status);

@@ -19,15 +19,19 @@ use tokio_util::task::AbortOnDropHandle;
 use tonic::Status;
 
 /// The most that is read of a connection at once, in bytes.
-const PART: usize = 32 * 1024;
+const READ_CHUNK_BYTES: usize = 32 * 1024;
 /// Parts that may wait for the link.
-const WAITING: usize = 4;
+const QUEUED_PARTS: usize = 4;
 
 /// What a tunnel leads to: a connection, and what is held as long as it is carried.
-pub type End = (TcpStream, OwnedSemaphorePermit);
+pub type Target = (TcpStream, OwnedSemaphorePermit);
 
 /// Connects to the streaming server, if it listens on that port.
-pub async fn server(port: u32, allowed: u16, permit: OwnedSemaphorePermit) -> Result<End, Status> {
+pub async fn connect_streaming_server(
+    port: u32,
+    allowed: u16,
+    permit: OwnedSemaphorePermit,
+) -> Result<Target, Status> {
     if port != u32::from(allowed) {
         return Err(Status::permission_denied(format!(
             "port {port}: the only one that is tunnelled to is {allowed}, containerd's streaming server"
@@ -40,15 +44,15 @@ pub async fn server(port: u32, allowed: u16, permit: OwnedSemaphorePermit) -> Re
 }
 
 /// Carries bytes both ways until both sides have ended: `first`, and what comes after it.
-pub fn carry(
-    (connection, permit): End,
+pub fn relay(
+    (connection, permit): Target,
     first: TunnelPart,
     incoming: impl Stream<Item = Result<TunnelPart, Status>> + Send + Unpin + 'static,
 ) -> BoxStream<'static, Result<TunnelPart, Status>> {
     // What is typed goes out at once.
     let _ = connection.set_nodelay(true);
     let (reader, writer) = connection.into_split();
-    let (sender, receiver) = mpsc::channel(WAITING);
+    let (sender, receiver) = mpsc::channel(QUEUED_PARTS);
     let inward =
         AbortOnDropHandle::new(tokio::spawn(inward(first, incoming, writer, sender.clone())));
     let outward = AbortOnDropHandle::new(tokio::spawn(outward(reader, sender)));
@@ -96,7 +100,7 @@ async fn inward(
 async fn outward(mut reader: OwnedReadHalf, sender: mpsc::Sender<Result<TunnelPart, Status>>) {
     let mut buffer = BytesMut::new();
     loop {
-        buffer.reserve(PART);
+        buffer.reserve(READ_CHUNK_BYTES);
         let part = match reader.read_buf(&mut buffer).await {
             Ok(0) => Ok(TunnelPart { content: Bytes::new(), end: true, ..Default::default() }),
             Ok(_) => Ok(TunnelPart {
@@ -127,7 +131,7 @@ mod tests {
         permit: OwnedSemaphorePermit,
     ) -> Result<BoxStream<'static, Result<TunnelPart, Status>>, Status> {
         let first = incoming.next().await.unwrap().unwrap();
-        Ok(carry(server(first.port, allowed, permit).await?, first, incoming))
+        Ok(relay(connect_streaming_server(first.port, allowed, permit).await?, first, incoming))
     }
 
     fn part(content: &'static [u8], end: bool, port: u16) -> Result<TunnelPart, Status> {

@@ -16,7 +16,7 @@ use crate::dirs::CellDir;
 
 /// Bounds what the metadata of the cell's containerd takes of its memory: a record of some hundred
 /// bytes for each blob, snapshot and container of one pod.
-const METADATA_OPTIONS: &CStr = c"mode=0700,size=256m";
+const METADATA_TMPFS_OPTIONS: &CStr = c"mode=0700,size=256m";
 
 /// Why a mount was not made.
 #[derive(Debug, thiserror::Error)]
@@ -37,10 +37,10 @@ impl MountError {
 /// /dev/shm, the memory directory and, as they hold the pod's environment variables, containerd's
 /// metadata. The mount namespace is private already.
 pub fn prepare(dir: &CellDir, file: &CellFile) -> Result<(), MountError> {
-    let resolver = Resolver::read();
+    let resolver = ResolvConf::read();
     let path: Vec<_> =
         env::var_os("PATH").map(|path| env::split_paths(&path).collect()).unwrap_or_default();
-    let mounts = root::table()?;
+    let mounts = root::mount_table()?;
     root::enter(dir, &mounts, &root::needed(dir, file, &path))?;
     let plain = MountFlags::NOSUID | MountFlags::NODEV;
     add("proc", Path::new("/proc"), plain | MountFlags::NOEXEC, None)?;
@@ -54,7 +54,7 @@ pub fn prepare(dir: &CellDir, file: &CellFile) -> Result<(), MountError> {
         add("tmpfs", tmp, plain, Some(c"mode=1777"))?;
     }
     add("tmpfs", &dir.memory(), plain, Some(c"mode=0755"))?;
-    add("tmpfs", &dir.containerd_metadata(), plain, Some(METADATA_OPTIONS))?;
+    add("tmpfs", &dir.containerd_metadata(), plain, Some(METADATA_TMPFS_OPTIONS))?;
     resolver.restore().map_err(|source| {
         MountError::new("the resolver's configuration", Path::new("/run"), source)
     })?;
@@ -74,9 +74,9 @@ fn add(
 
 /// /etc/resolv.conf where it is a link into /run: what it leads to must stay.
 #[derive(Debug)]
-struct Resolver(Option<(PathBuf, Vec<u8>)>);
+struct ResolvConf(Option<(PathBuf, Vec<u8>)>);
 
-impl Resolver {
+impl ResolvConf {
     fn read() -> Self {
         let real =
             fs::canonicalize("/etc/resolv.conf").ok().filter(|real| real.starts_with("/run"));

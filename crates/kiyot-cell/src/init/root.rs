@@ -21,16 +21,16 @@ use crate::dirs::CellDir;
 
 /// Mounts on these and beneath them are kept: programs, their libraries and configuration where a
 /// distribution has them on file systems of their own, and what is the kernel's.
-const SYSTEM: [&str; 12] = [
+const SYSTEM_MOUNTS: [&str; 12] = [
     "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32", "/usr", "/etc", "/nix", "/gnu", "/dev",
     "/sys",
 ];
 /// A cell has its own of these.
-const OWN: [&str; 2] = ["/proc", "/run"];
+const REPLACED_MOUNTS: [&str; 2] = ["/proc", "/run"];
 /// Programs that the cell's containerd runs beside those of the configuration.
-const PROGRAMS: [&str; 4] = ["containerd-shim-runc-v2", "unpigz", "igzip", "zstd"];
+const CONTAINERD_HELPERS: [&str; 4] = ["containerd-shim-runc-v2", "unpigz", "igzip", "zstd"];
 /// Bounds the links that are followed to a program, as the kernel does.
-const LINKS_LIMIT: usize = 40;
+const MAX_LINKS: usize = 40;
 
 /// A line of `/proc/self/mountinfo`.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -42,7 +42,7 @@ pub struct Mount {
 }
 
 /// Reads `/proc/self/mountinfo`.
-pub fn table() -> Result<Vec<Mount>, MountError> {
+pub fn mount_table() -> Result<Vec<Mount>, MountError> {
     let path = Path::new("/proc/self/mountinfo");
     let content = fs::read(path).map_err(|source| MountError::new("the table of", path, source))?;
     Ok(content.split(|byte| *byte == b'\n').filter_map(parse_line).collect())
@@ -55,7 +55,7 @@ fn parse_line(line: &[u8]) -> Option<Mount> {
     Some(Mount { point, kind })
 }
 
-/// Blanks, line ends and backslashes are written as three octal digits.
+/// Blanks, line exits and backslashes are written as three octal digits.
 fn unescape(field: &[u8]) -> PathBuf {
     let mut bytes = Vec::with_capacity(field.len());
     let mut rest = field;
@@ -79,7 +79,7 @@ pub fn needed(dir: &CellDir, file: &CellFile, path: &[PathBuf]) -> BTreeSet<Path
         add(socket);
     }
     file.registry_config_dir.iter().for_each(|dir| add(dir));
-    let extra = PROGRAMS.map(PathBuf::from);
+    let extra = CONTAINERD_HELPERS.map(PathBuf::from);
     for program in [&file.containerd, &file.runc].into_iter().chain(&extra) {
         // A name is looked up in each of the directories; a path stays as it is.
         path.iter().for_each(|dir| add(&dir.join(program)));
@@ -97,7 +97,7 @@ pub fn needed(dir: &CellDir, file: &CellFile, path: &[PathBuf]) -> BTreeSet<Path
 /// Adds a path as it is written, where it is really, and each link on the way.
 fn follow(path: &Path, to: &mut BTreeSet<PathBuf>) {
     let mut path = path.to_owned();
-    for _ in 0..LINKS_LIMIT {
+    for _ in 0..MAX_LINKS {
         to.insert(path.clone());
         to.extend(path.canonicalize());
         // Links among the directories above lead elsewhere too.
@@ -109,13 +109,14 @@ fn follow(path: &Path, to: &mut BTreeSet<PathBuf>) {
 }
 
 /// Those of some mounts that a cell keeps, each before what is mounted on it.
-fn kept(mounts: &[Mount], needed: &BTreeSet<PathBuf>) -> Vec<PathBuf> {
+fn kept_mounts(mounts: &[Mount], needed: &BTreeSet<PathBuf>) -> Vec<PathBuf> {
     let is_kept = |mount: &&Mount| {
         let point = &mount.point;
-        let system = SYSTEM.iter().any(|dir| point.starts_with(dir)) && mount.kind != b"nsfs";
+        let system =
+            SYSTEM_MOUNTS.iter().any(|dir| point.starts_with(dir)) && mount.kind != b"nsfs";
         let leads = needed.iter().any(|path| path.starts_with(point));
         point != Path::new("/")
-            && !OWN.iter().any(|own| point.starts_with(own))
+            && !REPLACED_MOUNTS.iter().any(|own| point.starts_with(own))
             && (system || leads)
     };
     let mut points: Vec<_> = mounts.iter().filter(is_kept).map(|mount| &mount.point).collect();
@@ -138,7 +139,7 @@ pub fn enter(
     };
     // Not with what is mounted beneath.
     mount_bind("/", &root).map_err(failed("the node's root file system"))?;
-    for point in kept(mounts, needed) {
+    for point in kept_mounts(mounts, needed) {
         let Ok(beneath) = point.strip_prefix("/") else { continue };
         match mount_bind(&point, root.join(beneath)) {
             // Hidden by what was mounted later.
@@ -183,7 +184,7 @@ mod tests {
 
     fn kept_for(needed: &[&str]) -> Vec<String> {
         let needed = needed.iter().map(PathBuf::from).collect();
-        kept(&mounts(), &needed).iter().map(|point| point.display().to_string()).collect()
+        kept_mounts(&mounts(), &needed).iter().map(|point| point.display().to_string()).collect()
     }
 
     /// Verifies N17.
@@ -224,7 +225,7 @@ mod tests {
         follow(&base.join("program"), &mut found);
         let expected = ["far/away/program", "near/away/program", "program"];
         assert_eq!(found, expected.map(|path| base.join(path)).into());
-        // One that leads to itself ends.
+        // One that leads to itself exits.
         std::os::unix::fs::symlink("loop", base.join("loop")).unwrap();
         follow(&base.join("loop"), &mut BTreeSet::new());
     }

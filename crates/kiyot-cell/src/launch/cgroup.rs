@@ -31,7 +31,7 @@ pub fn join(root: &Path, name: &str) -> Result<(), CgroupError> {
     }
     for tree in trees(root).map_err(|source| CgroupError::Io(root.to_owned(), source))? {
         let group = tree.join(relative);
-        join_one(&tree, relative).map_err(|source| CgroupError::Io(group, source))?;
+        join_group(&tree, relative).map_err(|source| CgroupError::Io(group, source))?;
     }
     Ok(())
 }
@@ -53,7 +53,7 @@ fn trees(root: &Path) -> io::Result<Vec<PathBuf>> {
     Ok(trees)
 }
 
-fn join_one(tree: &Path, relative: &Path) -> io::Result<()> {
+fn join_group(tree: &Path, relative: &Path) -> io::Result<()> {
     let mut group = tree.to_owned();
     for component in relative.components() {
         let parent = group.clone();

@@ -5,12 +5,12 @@ use std::{fs, os::unix::fs::MetadataExt, path::PathBuf};
 use kiyot_cell::agent::files::{FileError, Files};
 use kiyot_proto::cell::{FileChange, MakeDir, MountTmpfs, Root, WriteFile, file_change::Change};
 
-struct Bench {
+struct Fixture {
     temp: tempfile::TempDir,
     files: Files,
 }
 
-impl Bench {
+impl Fixture {
     fn new() -> Self {
         let temp = tempfile::tempdir().unwrap();
         let files = Files::open(temp.path(), temp.path()).unwrap();
@@ -48,7 +48,7 @@ fn file(content: &'static [u8]) -> Change {
 
 #[test]
 fn a_tmpfs_has_its_size_mode_and_owner_and_goes_with_its_directory() {
-    let bench = Bench::new();
+    let bench = Fixture::new();
     bench.apply("e/v", tmpfs(1 << 20, 0o2770, false)).unwrap();
     let stat = fs::metadata(bench.path("e/v")).unwrap();
     assert_eq!((stat.mode() & 0o7777, stat.uid(), stat.gid()), (0o2770, 7, 8));
@@ -75,7 +75,7 @@ fn a_tmpfs_has_its_size_mode_and_owner_and_goes_with_its_directory() {
 
 #[test]
 fn a_directory_and_a_file_are_bound() {
-    let bench = Bench::new();
+    let bench = Fixture::new();
     bench
         .apply("from/dir", Change::MakeDir(MakeDir { mode: 0o755, ..Default::default() }))
         .unwrap();

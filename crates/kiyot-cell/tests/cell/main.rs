@@ -2,8 +2,8 @@
 //! of its own (scripts/runner).
 #![allow(clippy::unwrap_used, reason = "what a test can't set up fails the test, at the place")]
 
-mod bench;
 mod files;
+mod fixture;
 mod image;
 
 use std::{
@@ -30,7 +30,7 @@ use kiyot_proto::{
 use kiyot_testkit::{LIMIT, wait_until, watchdog::Watchdog};
 use tonic::{Code, Streaming};
 
-use bench::{AgentLink, Cell};
+use fixture::{AgentLink, Cell};
 
 #[tokio::test]
 async fn a_cell_has_namespaces_of_its_own_and_its_launcher_s_end_ends_all() {

@@ -8,10 +8,10 @@ use rustix::{
     io::Errno,
 };
 
-use super::{FileError, mounted::proc_path};
+use super::{FileError, mount_point::fd_path};
 
 /// The longest path, in bytes.
-pub(super) const PATH_LIMIT: usize = 2048;
+pub(super) const MAX_PATH_BYTES: usize = 2048;
 
 /// A path beneath a root: relative, and made of plain names only.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -22,8 +22,8 @@ impl RelPath {
     pub fn parse(path: &str) -> Result<Self, FileError> {
         let plain =
             |name: &str| !name.is_empty() && name != "." && name != ".." && name.len() <= 255;
-        if path.len() > PATH_LIMIT || path.contains('\0') || !path.split('/').all(plain) {
-            return Err(FileError::Path(path.chars().take(PATH_LIMIT).collect()));
+        if path.len() > MAX_PATH_BYTES || path.contains('\0') || !path.split('/').all(plain) {
+            return Err(FileError::Path(path.chars().take(MAX_PATH_BYTES).collect()));
         }
         Ok(Self(path.to_owned()))
     }
@@ -88,12 +88,10 @@ pub(super) fn open_regular(
     };
     let stat = fstat(&file).map_err(FileError::io("look at", path))?;
     if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile {
-        return Err(FileError::Order { path: path.to_string(), why: "not a regular file" });
+        return Err(FileError::Rejected { path: path.to_string(), why: "not a regular file" });
     }
     let flags = access | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
-    openat(CWD, proc_path(&file), flags, Mode::empty())
-        .map(Some)
-        .map_err(FileError::io("open", path))
+    openat(CWD, fd_path(&file), flags, Mode::empty()).map(Some).map_err(FileError::io("open", path))
 }
 
 /// Reads from a position up to the end or the limit.

@@ -12,7 +12,7 @@ use rustix::{
 
 use super::{
     FileError, RelPath, beneath, mode_of,
-    mounted::{HANDLE, is_mount, proc_path},
+    mount_point::{PATH_FD, fd_path, is_mount},
     tree,
 };
 
@@ -23,12 +23,12 @@ const FLAGS: MountFlags = MountFlags::NOSUID.union(MountFlags::NODEV);
 pub(super) fn tmpfs(root: &OwnedFd, path: &RelPath, wanted: &MountTmpfs) -> Result<(), FileError> {
     let mode = mode_of(wanted.mode, path)?;
     let parent = tree::make_parents(root, path)?;
-    let there = openat(&parent, path.name(), HANDLE, Mode::empty());
-    let mounted = match &there {
+    let there = openat(&parent, path.name(), PATH_FD, Mode::empty());
+    let mount_point = match &there {
         Ok(file) => is_mount(file).map_err(FileError::io("look at", path))?,
         Err(_) => false,
     };
-    if mounted && wanted.keep {
+    if mount_point && wanted.keep {
         return Ok(());
     }
     let size =
@@ -39,10 +39,10 @@ pub(super) fn tmpfs(root: &OwnedFd, path: &RelPath, wanted: &MountTmpfs) -> Resu
         wanted.uid,
         wanted.gid
     ));
-    if mounted {
+    if mount_point {
         if let Ok(file) = &there {
             let data = c_string(format!("{size}mode={:o}", mode.as_raw_mode()));
-            mount_remount(proc_path(file), FLAGS, data.as_c_str())
+            mount_remount(fd_path(file), FLAGS, data.as_c_str())
                 .map_err(FileError::io("mount anew", path))?;
         }
         let make = MakeDir { mode: wanted.mode, uid: wanted.uid, gid: wanted.gid, keep: false };
@@ -54,9 +54,9 @@ pub(super) fn tmpfs(root: &OwnedFd, path: &RelPath, wanted: &MountTmpfs) -> Resu
         path,
         &MakeDir { mode: wanted.mode, uid: wanted.uid, gid: wanted.gid, keep: false },
     )?;
-    let dir = openat(&parent, path.name(), HANDLE | OFlags::DIRECTORY, Mode::empty())
+    let dir = openat(&parent, path.name(), PATH_FD | OFlags::DIRECTORY, Mode::empty())
         .map_err(FileError::io("open", path))?;
-    mount("tmpfs", proc_path(&dir), "tmpfs", FLAGS, data.as_c_str())
+    mount("tmpfs", fd_path(&dir), "tmpfs", FLAGS, data.as_c_str())
         .map_err(FileError::io("mount", path))
 }
 
@@ -67,7 +67,7 @@ pub(super) fn bind(root: &OwnedFd, source: &RelPath, path: &RelPath) -> Result<(
         .map_err(FileError::io("open", source))?;
     let stat = fstat(&source_file).map_err(FileError::io("look at", source))?;
     let parent = tree::make_parents(root, path)?;
-    if let Ok(there) = openat(&parent, path.name(), HANDLE, Mode::empty())
+    if let Ok(there) = openat(&parent, path.name(), PATH_FD, Mode::empty())
         && is_mount(&there).map_err(FileError::io("look at", path))?
     {
         let bound = fstat(&there).map_err(FileError::io("look at", path))?;
@@ -82,7 +82,10 @@ pub(super) fn bind(root: &OwnedFd, source: &RelPath, path: &RelPath) -> Result<(
             tree::make_dir(root, path, &MakeDir { mode: 0o755, keep: true, ..Default::default() })?
         }
         FileType::Symlink => {
-            return Err(FileError::Order { path: source.to_string(), why: "a link is not bound" });
+            return Err(FileError::Rejected {
+                path: source.to_string(),
+                why: "a link is not bound",
+            });
         }
         _ => {
             let flags = OFlags::WRONLY
@@ -94,9 +97,9 @@ pub(super) fn bind(root: &OwnedFd, source: &RelPath, path: &RelPath) -> Result<(
                 .map_err(FileError::io("make", path))?;
         }
     }
-    let target =
-        openat(&parent, path.name(), HANDLE, Mode::empty()).map_err(FileError::io("open", path))?;
-    mount_bind_recursive(proc_path(&source_file), proc_path(&target))
+    let target = openat(&parent, path.name(), PATH_FD, Mode::empty())
+        .map_err(FileError::io("open", path))?;
+    mount_bind_recursive(fd_path(&source_file), fd_path(&target))
         .map_err(FileError::io("bind", path))
 }
 

@@ -10,10 +10,10 @@ use rustix::{
     io::Errno,
 };
 
-use super::{FileError, RelPath, beneath, exists, mode_of, own};
+use super::{FileError, RelPath, beneath, exists, mode_of, set_owner_and_mode};
 
 /// Entries of a tree that one change removes; the next removal goes on.
-const REMOVED_ENTRIES: usize = 1_000_000;
+const MAX_REMOVED_ENTRIES: usize = 1_000_000;
 const DIR: OFlags =
     OFlags::RDONLY.union(OFlags::DIRECTORY).union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
 
@@ -26,7 +26,7 @@ pub(super) fn make_dir(root: &OwnedFd, path: &RelPath, make: &MakeDir) -> Result
     make_one(&parent, path.name(), Mode::RWXU).map_err(FileError::io("make", path))?;
     let dir =
         openat(&parent, path.name(), DIR, Mode::empty()).map_err(FileError::io("open", path))?;
-    own(&dir, path, make.uid, make.gid, mode)
+    set_owner_and_mode(&dir, path, make.uid, make.gid, mode)
 }
 
 /// Makes the directory that a path's last name is in, and all above it, and opens it.
@@ -53,7 +53,7 @@ fn make_one(dir: &OwnedFd, name: &str, mode: Mode) -> Result<bool, Errno> {
     }
 }
 
-/// Removes what a path stands for, with all that is in it and all that is mounted there.
+/// Removes what a path stands for, with all that is in it and all that is mount_point there.
 pub(super) fn remove(root: &OwnedFd, path: &RelPath) -> Result<(), FileError> {
     let parent = match beneath::open(root, path.parent(), OFlags::PATH | OFlags::DIRECTORY) {
         Ok(parent) => parent,
@@ -62,9 +62,9 @@ pub(super) fn remove(root: &OwnedFd, path: &RelPath) -> Result<(), FileError> {
     };
     // There is no NUL in a path.
     let name = CString::new(path.name()).unwrap_or_default();
-    match kiyot_tree::remove(&parent, &name, Mounts::Detach, REMOVED_ENTRIES) {
+    match kiyot_tree::remove(&parent, &name, Mounts::Detach, MAX_REMOVED_ENTRIES) {
         Ok(Removed::All) => Ok(()),
-        Ok(Removed::Part) => Err(FileError::Order {
+        Ok(Removed::Part) => Err(FileError::Rejected {
             path: path.to_string(),
             why: "only a part of it could be removed: there is more than 1000000 in it",
         }),

@@ -9,14 +9,14 @@ use rustix::{
     io::Errno,
 };
 
-use super::{FileError, RelPath, beneath, mode_of, own};
+use super::{FileError, RelPath, beneath, mode_of, set_owner_and_mode};
 
-/// What the names of unfinished files begin with.
-const UNFINISHED: &str = ".kiyot-unfinished-";
+/// What the names of temporary_name files begin with.
+const TEMPORARY_PREFIX: &str = ".kiyot-temporary_name-";
 
 /// A file that is being written. Dropped before its end, nothing of it is left.
 #[derive(Debug)]
-pub struct Writing {
+pub struct FileWriter {
     root: Root,
     path: RelPath,
     parent: OwnedFd,
@@ -25,7 +25,7 @@ pub struct Writing {
     finished: bool,
 }
 
-impl Writing {
+impl FileWriter {
     pub(super) fn begin(
         dir: &OwnedFd,
         root: Root,
@@ -34,18 +34,18 @@ impl Writing {
     ) -> Result<Self, FileError> {
         let mode = mode_of(write.mode, &path)?;
         let parent = beneath::parent(dir, &path)?;
-        let name = unfinished();
+        let name = temporary_name();
         remove_leftover(&parent, &name).map_err(FileError::io("remove what is left of", &path))?;
         let flags =
             OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let file = openat(&parent, name.as_str(), flags, Mode::RUSR | Mode::WUSR)
             .map_err(FileError::io("write", &path))?;
-        let writing = Self { root, path, parent, name, file, finished: false };
-        own(&writing.file, &writing.path, write.uid, write.gid, mode)?;
-        Ok(writing)
+        let writer = Self { root, path, parent, name, file, finished: false };
+        set_owner_and_mode(&writer.file, &writer.path, write.uid, write.gid, mode)?;
+        Ok(writer)
     }
 
-    pub(super) fn is(&self, root: Root, path: &RelPath) -> bool {
+    pub(super) fn is_for(&self, root: Root, path: &RelPath) -> bool {
         self.root == root && self.path == *path
     }
 
@@ -72,7 +72,7 @@ impl Writing {
     }
 }
 
-impl Drop for Writing {
+impl Drop for FileWriter {
     fn drop(&mut self) {
         if !self.finished {
             let _ = unlinkat(&self.parent, self.name.as_str(), AtFlags::empty());
@@ -82,7 +82,7 @@ impl Drop for Writing {
 
 pub(super) fn symlink(dir: &OwnedFd, path: &RelPath, target: &str) -> Result<(), FileError> {
     let parent = beneath::parent(dir, path)?;
-    let name = unfinished();
+    let name = temporary_name();
     remove_leftover(&parent, &name).map_err(FileError::io("remove what is left of", path))?;
     symlinkat(target, &parent, name.as_str()).map_err(FileError::io("make the link", path))?;
     renameat(&parent, name.as_str(), &parent, path.name()).map_err(|error| {
@@ -93,9 +93,9 @@ pub(super) fn symlink(dir: &OwnedFd, path: &RelPath, target: &str) -> Result<(),
 
 /// A name of its own among those of this run of the agent; what an earlier run left under it is
 /// removed.
-fn unfinished() -> String {
+fn temporary_name() -> String {
     static NEXT: AtomicU64 = AtomicU64::new(0);
-    format!("{UNFINISHED}{}", NEXT.fetch_add(1, Ordering::Relaxed))
+    format!("{TEMPORARY_PREFIX}{}", NEXT.fetch_add(1, Ordering::Relaxed))
 }
 
 fn remove_leftover(parent: &OwnedFd, name: &str) -> Result<(), Errno> {

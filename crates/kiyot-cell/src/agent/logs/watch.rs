@@ -9,24 +9,24 @@ use rustix::{
 };
 use tokio::io::{Interest, unix::AsyncFd};
 
-use super::{DEPTH, DIR, sizes};
-use crate::agent::board::Board;
+use super::{LOG_DIR, MAX_DEPTH, sizes};
+use crate::agent::state::CellState;
 
-/// News of logs are gathered for so long before they are told.
-const GATHER: Duration = Duration::from_millis(2);
+/// Changes of logs are gathered for so long before they are told.
+const DEBOUNCE: Duration = Duration::from_millis(2);
 /// The most directories that are watched.
-const DIRS: usize = 256;
+const MAX_WATCHED_DIRS: usize = 256;
 /// How often all is looked at where nothing can be watched.
-const FALLBACK: Duration = Duration::from_secs(1);
+const POLL_INTERVAL: Duration = Duration::from_secs(1);
 
-/// Tells the board of logs' sizes, as they change. Never returns.
-pub async fn follow(board: Arc<Board>, pod_dir: PathBuf) {
+/// Tells the state of logs' sizes, as they change. Never returns.
+pub async fn follow(state: Arc<CellState>, pod_dir: PathBuf) {
     loop {
-        if let Err(error) = watch(&board, &pod_dir).await {
+        if let Err(error) = watch(&state, &pod_dir).await {
             tracing::warn!(%error, "logs cannot be watched, and are looked at every now and then");
         }
-        tell(&board, &pod_dir).await;
-        tokio::time::sleep(FALLBACK).await;
+        publish_sizes(&state, &pod_dir).await;
+        tokio::time::sleep(POLL_INTERVAL).await;
     }
 }
 
@@ -34,42 +34,42 @@ pub async fn follow(board: Arc<Board>, pod_dir: PathBuf) {
     deprecated,
     reason = "it is unsafe only for a handle that another may close, and an OwnedFd is not such a one"
 )]
-async fn watch(board: &Arc<Board>, pod_dir: &Path) -> io::Result<()> {
+async fn watch(state: &Arc<CellState>, pod_dir: &Path) -> io::Result<()> {
     let handle = AsyncFd::with_interest(
         inotify::init(CreateFlags::CLOEXEC | CreateFlags::NONBLOCK)?,
         Interest::READABLE,
     )?;
     let mut dirs = 0;
-    add(handle.get_ref(), &pod_dir.join(DIR), 0, &mut dirs)?;
+    add(handle.get_ref(), &pod_dir.join(LOG_DIR), 0, &mut dirs)?;
     loop {
-        tell(board, pod_dir).await;
+        publish_sizes(state, pod_dir).await;
         let mut ready = handle.readable().await?;
-        let news = drain(handle.get_ref())?;
+        let changes = drain(handle.get_ref())?;
         ready.clear_ready();
         drop(ready);
         // After clear_ready there may be events that nothing tells of.
         let more = drain(handle.get_ref())?;
-        if news.dirs || more.dirs {
+        if changes.dirs || more.dirs {
             // Those that are watched already keep their watch.
             dirs = 0;
-            add(handle.get_ref(), &pod_dir.join(DIR), 0, &mut dirs)?;
+            add(handle.get_ref(), &pod_dir.join(LOG_DIR), 0, &mut dirs)?;
         }
-        if news.lost || more.lost {
+        if changes.lost || more.lost {
             return Err(io::Error::other("the directory of logs is gone"));
         }
-        tokio::time::sleep(GATHER).await;
+        tokio::time::sleep(DEBOUNCE).await;
     }
 }
 
-async fn tell(board: &Arc<Board>, pod_dir: &Path) {
-    let (board, pod_dir) = (Arc::clone(board), pod_dir.to_owned());
+async fn publish_sizes(state: &Arc<CellState>, pod_dir: &Path) {
+    let (state, pod_dir) = (Arc::clone(state), pod_dir.to_owned());
     // It fails only when the runtime ends.
-    let _ = tokio::task::spawn_blocking(move || board.set_logs(sizes(&pod_dir))).await;
+    let _ = tokio::task::spawn_blocking(move || state.set_logs(sizes(&pod_dir))).await;
 }
 
 /// Watches a directory and those beneath it.
 fn add(handle: &OwnedFd, dir: &Path, depth: usize, dirs: &mut usize) -> io::Result<()> {
-    if *dirs == DIRS {
+    if *dirs == MAX_WATCHED_DIRS {
         return Ok(());
     }
     let what = WatchFlags::CREATE
@@ -80,7 +80,7 @@ fn add(handle: &OwnedFd, dir: &Path, depth: usize, dirs: &mut usize) -> io::Resu
         | WatchFlags::DELETE_SELF;
     inotify::add_watch(handle, dir, what | WatchFlags::ONLYDIR | WatchFlags::DONT_FOLLOW)?;
     *dirs += 1;
-    if depth == DEPTH {
+    if depth == MAX_DEPTH {
         return Ok(());
     }
     for entry in std::fs::read_dir(dir)?.flatten() {
@@ -95,7 +95,7 @@ fn add(handle: &OwnedFd, dir: &Path, depth: usize, dirs: &mut usize) -> io::Resu
 }
 
 #[derive(Debug, Default)]
-struct News {
+struct Changes {
     /// Directories came, or events were lost.
     dirs: bool,
     /// The directory of logs is gone.
@@ -103,19 +103,19 @@ struct News {
 }
 
 /// Takes all events that wait.
-fn drain(handle: &OwnedFd) -> io::Result<News> {
+fn drain(handle: &OwnedFd) -> io::Result<Changes> {
     let mut buffer = [MaybeUninit::uninit(); 4096];
     let mut reader = inotify::Reader::new(handle, &mut buffer);
-    let mut news = News::default();
+    let mut changes = Changes::default();
     loop {
         match reader.next() {
             Ok(event) => {
-                news.dirs |=
+                changes.dirs |=
                     event.events().intersects(ReadFlags::ISDIR | ReadFlags::QUEUE_OVERFLOW);
                 // The first watch is that of the directory of logs.
-                news.lost |= event.wd() == 1 && event.events().contains(ReadFlags::DELETE_SELF);
+                changes.lost |= event.wd() == 1 && event.events().contains(ReadFlags::DELETE_SELF);
             }
-            Err(Errno::AGAIN) => return Ok(news),
+            Err(Errno::AGAIN) => return Ok(changes),
             Err(Errno::INTR) => {}
             Err(error) => return Err(error.into()),
         }
@@ -130,13 +130,13 @@ mod tests {
 
     use super::*;
 
-    /// Waits until the board says that a log has a size.
-    async fn until(board: &Board, path: &str, size: u64) {
-        let mut versions = board.versions();
+    /// Waits until the state says that a log has a size.
+    async fn until(state: &CellState, path: &str, size: u64) {
+        let mut versions = state.subscribe();
         let grown = async {
             loop {
                 versions.borrow_and_update();
-                if let Some((events, _)) = board.since(None)
+                if let Some((events, _)) = state.events_since(None)
                     && let Some(Kind::Snapshot(snapshot)) = &events[0].event
                     && snapshot.logs.iter().any(|log| log.path == path && log.size == size)
                 {
@@ -151,20 +151,20 @@ mod tests {
     #[tokio::test]
     async fn growth_in_new_directories_too_is_told() {
         let temp = tempfile::tempdir().unwrap();
-        std::fs::create_dir(temp.path().join(DIR)).unwrap();
-        let board = Arc::new(Board::default());
-        board.set_pods(vec![], vec![]);
+        std::fs::create_dir(temp.path().join(LOG_DIR)).unwrap();
+        let state = Arc::new(CellState::default());
+        state.set_pods(vec![], vec![]);
         let _task = tokio_util::task::AbortOnDropHandle::new(tokio::spawn(follow(
-            Arc::clone(&board),
+            Arc::clone(&state),
             temp.path().to_owned(),
         )));
         std::fs::create_dir_all(temp.path().join("logs/c")).unwrap();
         let mut log = std::fs::File::create(temp.path().join("logs/c/0.log")).unwrap();
         log.write_all(b"abc").unwrap();
-        until(&board, "logs/c/0.log", 3).await;
+        until(&state, "logs/c/0.log", 3).await;
         log.write_all(b"def").unwrap();
-        until(&board, "logs/c/0.log", 6).await;
+        until(&state, "logs/c/0.log", 6).await;
         std::fs::write(temp.path().join("logs/other"), "x").unwrap();
-        until(&board, "logs/other", 1).await;
+        until(&state, "logs/other", 1).await;
     }
 }

@@ -11,15 +11,15 @@ async fn resolver() -> (Arc<Resolver>, std::net::SocketAddr, std::net::SocketAdd
     let udp = Arc::new(UdpSocket::bind("127.0.0.1:0").await.unwrap());
     let tcp = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let (at_udp, at_tcp) = (udp.local_addr().unwrap(), tcp.local_addr().unwrap());
-    let asking = resolver.asking.clone();
+    let sender = resolver.sender.clone();
     let tasks = [
-        tokio::spawn(datagrams(udp, 0, asking.clone())),
-        tokio::spawn(connections(tcp, 0, asking)),
+        tokio::spawn(datagrams(udp, 0, sender.clone())),
+        tokio::spawn(connections(tcp, 0, sender)),
     ];
-    *resolver.doors() = Doors {
+    *resolver.listeners() = Listeners {
         servers: 1,
         tasks: tasks.into_iter().map(AbortOnDropHandle::new).collect(),
-        keeper: None,
+        supervisor: None,
     };
     (resolver, at_udp, at_tcp)
 }
@@ -52,7 +52,7 @@ async fn datagrams_are_carried_both_ways() {
     // Too short, too long: not carried.
     client.send_to(b"short", udp).await.unwrap();
     client.send_to(&[0; UDP_MESSAGE + 1], udp).await.unwrap();
-    // One that comes before the daemon calls waits for it.
+    // One that comes before the daemon resolve_call waits for it.
     client.send_to(b"twelve bytes", udp).await.unwrap();
     let mut call = call(&resolver).await;
     let query = answer(&mut call, b"answered").await;
@@ -70,18 +70,18 @@ async fn a_connection_waits_until_it_is_taken() {
     let mut client = TcpStream::connect(tcp).await.unwrap();
     let query = call.1.next().await.unwrap().unwrap();
     assert!(query.tcp && query.message.is_empty() && query.resolver == 0);
-    let (mut taken, _place) = resolver.take(query.id).unwrap();
-    assert!(resolver.take(query.id).is_none(), "once");
-    client.write_all(b"asked").await.unwrap();
-    let mut asked = [0; 5];
-    taken.read_exact(&mut asked).await.unwrap();
-    assert_eq!(&asked, b"asked");
+    let (mut taken, _place) = resolver.take_connection(query.id).unwrap();
+    assert!(resolver.take_connection(query.id).is_none(), "once");
+    client.write_all(b"query").await.unwrap();
+    let mut query = [0; 5];
+    taken.read_exact(&mut query).await.unwrap();
+    assert_eq!(&query, b"query");
     // One that can't be had is closed.
     let mut other = TcpStream::connect(tcp).await.unwrap();
     answer(&mut call, b"").await;
     assert_eq!(other.read(&mut [0; 8]).await.unwrap(), 0);
     assert_eq!(
-        resolver.asking.connections.available_permits(),
+        resolver.sender.connections.available_permits(),
         TCP_CONNECTIONS - 2,
         "the one that is carried, and the one that is waited for"
     );
@@ -93,7 +93,7 @@ async fn a_connection_that_nobody_takes_is_closed() {
     let (resolver, _, tcp) = resolver().await;
     let mut client = TcpStream::connect(tcp).await.unwrap();
     assert_eq!(client.read(&mut [0; 8]).await.unwrap(), 0);
-    assert!(resolver.asking.waiting().is_empty());
+    assert!(resolver.sender.waiting().is_empty());
 }
 
 #[tokio::test]

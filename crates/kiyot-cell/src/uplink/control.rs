@@ -33,13 +33,13 @@ pub(super) enum ControlError {
     #[error("the connection")]
     Io(#[from] io::Error),
     #[error("a message of the gateway can't be read")]
-    Unreadable(#[from] prost::DecodeError),
+    Decode(#[from] prost::DecodeError),
     #[error("the agent's own answer")]
     Answer(#[from] Status),
     #[error("nothing has been heard, and no answer has come to a ping")]
-    Silent,
+    KeepaliveTimeout,
     #[error("what was sent was not taken within {} s", .0.as_secs())]
-    Stuck(Duration),
+    WriteTimeout(Duration),
 }
 
 /// A watch of the gateway's.
@@ -50,11 +50,11 @@ struct Watch {
     wanted: bool,
 }
 
-/// Serves a control connection until it ends. `called` is told when the gateway has let it in.
+/// Serves a control connection until it ends. `on_accepted` is told when the gateway has let it in.
 pub(super) async fn serve<I, S>(
     io: I,
     service: S,
-    called: impl FnOnce(),
+    on_accepted: impl FnOnce(),
 ) -> Result<(), ControlError>
 where
     I: AsyncRead + AsyncWrite + Unpin,
@@ -63,7 +63,7 @@ where
     let mut frames = Frames::new(io, CONTROL_FRAME);
     let mut agent = AgentClient::new(service).max_decoding_message_size(CONTROL_FRAME);
     let mut silence = Silence::of_agent();
-    let mut called = Some(called);
+    let mut on_accepted = Some(on_accepted);
     let mut watch: Option<Watch> = None;
     loop {
         let message = tokio::select! {
@@ -73,8 +73,8 @@ where
                 match ToCell::decode(heard)?.message {
                     Some(to_cell::Message::Hello(hello)) => {
                         let reply = agent.hello(hello).await?.into_inner();
-                        if let Some(called) = called.take() {
-                            called();
+                        if let Some(on_accepted) = on_accepted.take() {
+                            on_accepted();
                         }
                         from_cell::Message::Hello(reply)
                     }
@@ -100,13 +100,13 @@ where
             message = next(&mut watch) => message,
             due = silence.due() => match due {
                 Due::Ask => from_cell::Message::Ping(Ping {}),
-                Due::End => return Err(ControlError::Silent),
+                Due::End => return Err(ControlError::KeepaliveTimeout),
             },
         };
         let message = FromCell { message: Some(message) }.encode_to_vec();
         timeout(silence.patience(), frames.send(&message))
             .await
-            .map_err(|_| ControlError::Stuck(silence.patience()))??;
+            .map_err(|_| ControlError::WriteTimeout(silence.patience()))??;
     }
 }
 

@@ -1,5 +1,5 @@
-//! Home: the agent's side of the link. It enrols, dials the gateway, serves calls on the
-//! connections that it made, and dials again when they end.
+//! Uplink: the agent's side of the link. It enrols, dials the gateway, serves calls on the
+//! connections that it linked, and dials again when they end.
 
 use std::{
     error::Error,
@@ -19,22 +19,22 @@ use tonic::body::Body;
 
 use self::{
     backoff::Backoff,
-    bulk::Wish,
-    contact::Contact,
+    bulk::BulkTrigger,
     dial::{DialError, Dialler},
-    identity::{IdentityError, Keys},
+    identity::{Credentials, IdentityError},
+    link_state::LinkMonitor,
 };
 
 mod backoff;
 mod bulk;
-mod contact;
+mod connector;
 mod control;
 mod dial;
 mod enrol;
 mod identity;
-mod serve;
+mod link_state;
 
-pub use contact::LinkState;
+pub use link_state::LinkState;
 
 /// How long one attempt to connect may take: dial, TLS, and the gateway's first call.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(15);
@@ -42,11 +42,11 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(15);
 /// How long one attempt to enrol may take.
 const ENROL_TIMEOUT: Duration = Duration::from_secs(20);
 
-/// After this many refusals in a row a certificate is taken for one that is of no use.
-const REFUSALS: u32 = 5;
+/// After this many rejections in a row a certificate is taken for one that is of no use.
+const MAX_REJECTIONS: u32 = 5;
 
 /// How long what still runs at the end may take to end.
-const END_TIMEOUT: Duration = Duration::from_secs(5);
+const DRAIN_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// One connection to the gateway, as the agent's answer to `Hello` tells it.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -86,8 +86,8 @@ impl<S> Serve for S where
 
 /// Why the agent can't begin to call home.
 #[derive(Debug, thiserror::Error)]
-pub enum HomeError {
-    /// Its key could not be made, read or kept.
+pub enum UplinkError {
+    /// Its key could not be linked, read or kept.
     #[error("the agent's key and certificate")]
     Identity(#[from] IdentityError),
     /// No random bytes from the kernel.
@@ -95,7 +95,7 @@ pub enum HomeError {
     Randomness,
 }
 
-/// Why [`Home::run`] returned.
+/// Why [`Uplink::run`] returned.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Outcome {
     /// It was told to.
@@ -107,19 +107,19 @@ pub enum Outcome {
 }
 
 /// The agent's side of the link.
-pub struct Home {
+pub struct Uplink {
     bootstrap: Bootstrap,
     build_id: String,
-    keys: Keys,
-    contact: Contact,
-    wish: Wish,
+    credentials: Credentials,
+    link_monitor: LinkMonitor,
+    bulk_trigger: BulkTrigger,
     incarnation: Arc<str>,
     clock: Clock,
 }
 
-impl fmt::Debug for Home {
+impl fmt::Debug for Uplink {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Home")
+        f.debug_struct("Uplink")
             .field("cell", &self.bootstrap.cell)
             .field("incarnation", &self.incarnation)
             .finish_non_exhaustive()
@@ -128,41 +128,41 @@ impl fmt::Debug for Home {
 
 /// What the agent's service needs of its home. Cheap to clone.
 #[derive(Debug, Clone)]
-pub struct HomeHandle {
-    wish: Wish,
+pub struct UplinkHandle {
+    bulk_trigger: BulkTrigger,
     state: watch::Receiver<LinkState>,
 }
 
-impl HomeHandle {
+impl UplinkHandle {
     /// Has a bulk connection dialled, unless that is being done or has just been done: what
     /// `OpenBulk` means. Returns at once.
     pub fn open_bulk(&self) {
-        self.wish.make();
+        self.bulk_trigger.request();
     }
 
-    /// Whether there is contact, and since when.
+    /// Whether there is link_monitor, and since when.
     pub fn state(&self) -> watch::Receiver<LinkState> {
         self.state.clone()
     }
 }
 
-impl Home {
-    /// Prepares it. Key and certificate are kept in `private_dir` (made with mode 0700), so that an
+impl Uplink {
+    /// Prepares it. Key and certificate are kept in `private_dir` (linked with mode 0700), so that an
     /// agent that is started again needs no token.
     pub fn new(
         bootstrap: Bootstrap,
         private_dir: &Path,
         build_id: &str,
-    ) -> Result<Self, HomeError> {
-        let keys = Keys::load_or_make(private_dir, &bootstrap.cell)?;
+    ) -> Result<Self, UplinkError> {
+        let credentials = Credentials::load_or_create(private_dir, &bootstrap.cell)?;
         let mut random = [0_u8; 16];
-        SystemRandom::new().fill(&mut random).map_err(|_| HomeError::Randomness)?;
+        SystemRandom::new().fill(&mut random).map_err(|_| UplinkError::Randomness)?;
         let orphan_timeout = Duration::from_secs(bootstrap.orphan_timeout_secs);
         Ok(Self {
             build_id: build_id.to_owned(),
-            keys,
-            contact: Contact::new(private_dir, orphan_timeout),
-            wish: Wish::default(),
+            credentials,
+            link_monitor: LinkMonitor::new(private_dir, orphan_timeout),
+            bulk_trigger: BulkTrigger::default(),
             incarnation: hex::encode(random).into(),
             bootstrap,
             clock: Clock::default(),
@@ -176,8 +176,8 @@ impl Home {
     }
 
     /// What the agent's service needs of it.
-    pub fn handle(&self) -> HomeHandle {
-        HomeHandle { wish: self.wish.clone(), state: self.contact.state() }
+    pub fn handle(&self) -> UplinkHandle {
+        UplinkHandle { bulk_trigger: self.bulk_trigger.clone(), state: self.link_monitor.state() }
     }
 
     /// Calls home until `shutdown` is cancelled or the cell is an orphan. `service` is asked for a
@@ -191,12 +191,12 @@ impl Home {
         let end = shutdown.child_token();
         let outcome = tokio::select! {
             () = shutdown.cancelled() => Outcome::Shutdown,
-            () = self.contact.orphaned() => Outcome::Orphaned,
+            () = self.link_monitor.orphaned() => Outcome::Orphaned,
             never = self.call(&service, &end, &tasks) => match never {},
         };
         end.cancel();
         tasks.close();
-        if tokio::time::timeout(END_TIMEOUT, tasks.wait()).await.is_err() {
+        if tokio::time::timeout(DRAIN_TIMEOUT, tasks.wait()).await.is_err() {
             tracing::warn!("Calls from the gateway still run at the end of the link.");
         }
         outcome
@@ -210,18 +210,18 @@ impl Home {
     ) -> std::convert::Infallible {
         let generations = AtomicU64::new(1);
         let mut backoff = Backoff::default();
-        let mut certify = !self.keys.is_certified(self.clock.now());
+        let mut needs_certificate = !self.credentials.has_valid_certificate(self.clock.now());
         loop {
-            if certify && let Err(error) = self.enrol(end, tasks).await {
+            if needs_certificate && let Err(error) = self.enrol(end, tasks).await {
                 tracing::warn!(
                     error = &error as &dyn Error,
                     "The cell could not enrol; it tries again."
                 );
             }
-            certify = true;
+            needs_certificate = true;
             // One that has ended by this clock, and could not be renewed, may still do by the
             // gateway's.
-            let Some(identity) = self.keys.identity() else {
+            let Some(identity) = self.credentials.identity() else {
                 backoff.wait().await;
                 continue;
             };
@@ -236,7 +236,7 @@ impl Home {
                     continue;
                 }
             };
-            let line = serve::Line {
+            let connector = connector::Connector {
                 dialler: &dialler,
                 generations: &generations,
                 incarnation: &self.incarnation,
@@ -246,8 +246,8 @@ impl Home {
             };
             // Ends when the certificate seems to be of no use any more.
             tokio::select! {
-                () = self.keep_control(&line, &mut backoff) => {}
-                never = bulk::keep(&self.wish, &line) => match never {},
+                () = self.keep_control(&connector, &mut backoff) => {}
+                never = bulk::run(&self.bulk_trigger, &connector) => match never {},
             }
         }
     }
@@ -256,22 +256,24 @@ impl Home {
     /// clock may be another, and the gateway's counts.
     async fn keep_control<S: Serve>(
         &self,
-        line: &serve::Line<'_, impl Fn(ConnectionInfo) -> S + Send + Sync>,
+        connector: &connector::Connector<'_, impl Fn(ConnectionInfo) -> S + Send + Sync>,
         backoff: &mut Backoff,
     ) {
-        let mut refusals = 0;
+        let mut rejections = 0;
         // Of one that had ended before it was used, this clock says nothing that helps.
-        let ended_before = !self.keys.is_certified(self.clock.now());
-        while refusals < REFUSALS && (ended_before || self.keys.is_certified(self.clock.now())) {
-            match line.serve(ConnectionKind::Control, || self.contact.made()).await {
-                Ok(serve::Served::Called) => {
-                    tracing::info!("The link to the gateway ended; it is made again.");
-                    self.contact.lost();
+        let ended_before = !self.credentials.has_valid_certificate(self.clock.now());
+        while rejections < MAX_REJECTIONS
+            && (ended_before || self.credentials.has_valid_certificate(self.clock.now()))
+        {
+            match connector.serve(ConnectionKind::Control, || self.link_monitor.linked()).await {
+                Ok(connector::Served::Accepted) => {
+                    tracing::info!("The link to the gateway ended; it is linked again.");
+                    self.link_monitor.unlinked();
                     backoff.reset();
-                    refusals = 0;
+                    rejections = 0;
                 }
-                Ok(serve::Served::NeverCalled) => {
-                    refusals += 1;
+                Ok(connector::Served::Rejected) => {
+                    rejections += 1;
                     tracing::warn!("The gateway did not let the cell in; it tries again.");
                 }
                 Err(error) => tracing::warn!(
@@ -291,11 +293,11 @@ impl Home {
         end: &CancellationToken,
         tasks: &TaskTracker,
     ) -> Result<(), enrol::EnrolError> {
-        let token = if self.keys.was_certified() { "" } else { &self.bootstrap.token };
+        let token = if self.credentials.has_certificate() { "" } else { &self.bootstrap.token };
         let enrolled = enrol::enrol(
             &self.bootstrap,
             token,
-            &self.keys,
+            &self.credentials,
             &self.build_id,
             &self.clock,
             end,
@@ -303,11 +305,11 @@ impl Home {
         );
         let certificate = tokio::time::timeout(ENROL_TIMEOUT, enrolled)
             .await
-            .map_err(|_| DialError::TooSlow(ENROL_TIMEOUT))??;
-        if !self.keys.keep(&certificate)? {
+            .map_err(|_| DialError::Timeout(ENROL_TIMEOUT))??;
+        if !self.credentials.store(&certificate)? {
             return Err(enrol::EnrolError::OtherCertificate);
         }
-        if !self.keys.is_certified(self.clock.now()) {
+        if !self.credentials.has_valid_certificate(self.clock.now()) {
             tracing::warn!(
                 "The new certificate has ended already by this cell's clock: it differs from the gateway's, which counts."
             );

@@ -27,7 +27,7 @@ pub(super) enum DialError {
     Http2(#[source] hyper::Error),
     /// It took too long.
     #[error("it took longer than {} s", .0.as_secs())]
-    TooSlow(Duration),
+    Timeout(Duration),
 }
 
 /// Dials with a certificate.

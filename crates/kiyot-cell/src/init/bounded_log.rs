@@ -10,15 +10,15 @@ use std::{
 };
 
 /// The most that is read from a process at once, in bytes.
-const CHUNK: usize = 8192;
+const READ_CHUNK_BYTES: usize = 8192;
 
 /// A file that is put aside as `<name>.old`, replacing the one before, when it has grown to its
 /// limit.
 #[derive(Debug, Clone)]
-pub struct BoundedLog(Arc<Mutex<Current>>);
+pub struct BoundedLog(Arc<Mutex<LogFile>>);
 
 #[derive(Debug)]
-struct Current {
+struct LogFile {
     path: PathBuf,
     limit: u64,
     file: File,
@@ -30,7 +30,7 @@ impl BoundedLog {
     pub fn open(path: PathBuf, limit: u64) -> io::Result<Self> {
         let file = open(&path)?;
         let size = file.metadata()?.len();
-        Ok(Self(Arc::new(Mutex::new(Current { path, limit, file, size }))))
+        Ok(Self(Arc::new(Mutex::new(LogFile { path, limit, file, size }))))
     }
 
     /// Appends. An error is nobody's concern: there is nowhere to tell it.
@@ -38,11 +38,11 @@ impl BoundedLog {
         let _ = self.0.lock().unwrap_or_else(PoisonError::into_inner).write(content);
     }
 
-    /// Appends all that comes out of a pipe, on a thread that ends with the pipe.
+    /// Appends all that comes out of a pipe, on a thread that exits with the pipe.
     pub fn drain(&self, mut pipe: PipeReader) -> io::Result<()> {
         let log = self.clone();
         thread::Builder::new().name("log".into()).spawn(move || {
-            let mut buffer = [0; CHUNK];
+            let mut buffer = [0; READ_CHUNK_BYTES];
             loop {
                 match pipe.read(&mut buffer) {
                     Ok(0) => break,
@@ -56,7 +56,7 @@ impl BoundedLog {
     }
 }
 
-impl Current {
+impl LogFile {
     fn write(&mut self, content: &[u8]) -> io::Result<()> {
         if self.size > 0 && self.size + content.len() as u64 > self.limit {
             let mut old = self.path.clone().into_os_string();

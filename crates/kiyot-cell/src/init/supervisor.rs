@@ -19,18 +19,18 @@ use nix::{
     unistd::Pid,
 };
 
-use super::log::BoundedLog;
+use super::bounded_log::BoundedLog;
 
 /// The shortest wait before a process is started again.
-const FIRST_WAIT: Duration = Duration::from_millis(100);
+const INITIAL_DELAY: Duration = Duration::from_millis(100);
 /// The longest.
-const LONGEST_WAIT: Duration = Duration::from_secs(5);
+const MAX_DELAY: Duration = Duration::from_secs(5);
 /// A process that ran so long begins with the shortest wait again.
-const STEADY: Duration = Duration::from_secs(30);
+const STABLE_RUN: Duration = Duration::from_secs(30);
 /// Ends of processes that may wait to be looked at.
-const ENDS: usize = 64;
+const MAX_QUEUED_EXITS: usize = 64;
 /// How long the reaper rests when there is no process to wait for.
-const REST: Duration = Duration::from_millis(20);
+const IDLE_SLEEP: Duration = Duration::from_millis(20);
 
 /// How long to wait before a process that ended is started again.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -38,18 +38,18 @@ pub struct Backoff(Duration);
 
 impl Default for Backoff {
     fn default() -> Self {
-        Self(FIRST_WAIT)
+        Self(INITIAL_DELAY)
     }
 }
 
 impl Backoff {
     /// The wait after a run of this length.
     pub fn after(&mut self, ran: Duration) -> Duration {
-        if ran >= STEADY {
-            self.0 = FIRST_WAIT;
+        if ran >= STABLE_RUN {
+            self.0 = INITIAL_DELAY;
         }
         let wait = self.0;
-        self.0 = (wait * 2).min(LONGEST_WAIT);
+        self.0 = (wait * 2).min(MAX_DELAY);
         wait
     }
 }
@@ -59,28 +59,28 @@ impl Backoff {
 pub struct Service {
     name: &'static str,
     command: Command,
-    last_exit: Option<i32>,
-    patience: Option<Duration>,
+    power_off_code: Option<i32>,
+    max_failing: Option<Duration>,
     failing_since: Option<Instant>,
     backoff: Backoff,
-    state: State,
+    state: ServiceState,
     // Held, so that one thread drains the output of all its runs.
     _output: PipeWriter,
 }
 
 #[derive(Debug, Clone, Copy)]
-enum State {
+enum ServiceState {
     Due(Instant),
     Running(Pid, Instant),
 }
 
 impl Service {
-    /// What it prints goes to `log`. `last_exit` is the exit code by which it asks for the cell's
+    /// What it prints goes to `log`. `power_off_code` is the exit code by which it asks for the cell's
     /// end.
     pub fn new(
         name: &'static str,
         mut command: Command,
-        last_exit: Option<i32>,
+        power_off_code: Option<i32>,
         log: &BoundedLog,
     ) -> io::Result<Self> {
         let (reader, writer) = io::pipe()?;
@@ -90,33 +90,38 @@ impl Service {
         Ok(Self {
             name,
             command,
-            last_exit,
-            patience: None,
+            power_off_code,
+            max_failing: None,
             failing_since: None,
             backoff,
-            state: State::Due(Instant::now()),
+            state: ServiceState::Due(Instant::now()),
             _output: writer,
         })
     }
 
-    /// The cell ends when the service has not run steadily for so long.
+    /// The cell exits when the service has not run steadily for so long.
     #[must_use]
-    pub fn with_patience(mut self, patience: Duration) -> Self {
-        self.patience = Some(patience);
+    pub fn with_max_failing(mut self, max_failing: Duration) -> Self {
+        self.max_failing = Some(max_failing);
         self
     }
 
     /// After a run of this length: the wait before the next, or `None` when there is to be none.
-    fn failed(&mut self, ran: Duration, now: Instant) -> Option<Duration> {
+    fn restart_delay(&mut self, ran: Duration, now: Instant) -> Option<Duration> {
         let since = match self.failing_since {
-            Some(since) if ran < STEADY => since,
-            _ if ran < STEADY => *self.failing_since.insert(now.checked_sub(ran).unwrap_or(now)),
+            Some(since) if ran < STABLE_RUN => since,
+            _ if ran < STABLE_RUN => {
+                *self.failing_since.insert(now.checked_sub(ran).unwrap_or(now))
+            }
             _ => {
                 self.failing_since = None;
                 now
             }
         };
-        if self.patience.is_some_and(|patience| now.saturating_duration_since(since) >= patience) {
+        if self
+            .max_failing
+            .is_some_and(|max_failing| now.saturating_duration_since(since) >= max_failing)
+        {
             return None;
         }
         Some(self.backoff.after(ran))
@@ -125,12 +130,12 @@ impl Service {
 
 /// How a process ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum End {
+enum ExitStatus {
     Code(i32),
     Signal(i32),
 }
 
-impl fmt::Display for End {
+impl fmt::Display for ExitStatus {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Code(code) => write!(f, "exit code {code}"),
@@ -143,7 +148,7 @@ impl fmt::Display for End {
 #[derive(Debug)]
 pub struct Supervisor {
     services: Vec<Service>,
-    ends: Receiver<(Pid, End)>,
+    exits: Receiver<(Pid, ExitStatus)>,
     // Held while a process is started: a start that fails reaps its process itself.
     starting: Arc<Mutex<()>>,
 }
@@ -151,11 +156,11 @@ pub struct Supervisor {
 impl Supervisor {
     /// Begins to reap.
     pub fn start() -> io::Result<Self> {
-        let (sender, ends) = sync_channel(ENDS);
+        let (sender, exits) = sync_channel(MAX_QUEUED_EXITS);
         let starting = Arc::new(Mutex::new(()));
         let lock = Arc::clone(&starting);
         thread::Builder::new().name("reaper".into()).spawn(move || reap(&lock, &sender))?;
-        Ok(Self { services: Vec::new(), ends, starting })
+        Ok(Self { services: Vec::new(), exits, starting })
     }
 
     /// One more service.
@@ -169,61 +174,61 @@ impl Supervisor {
             let now = Instant::now();
             let mut due = HashMap::new();
             for service in &mut self.services {
-                if let State::Due(at) = service.state
+                if let ServiceState::Due(at) = service.state
                     && at <= now
                     && !start(service, &self.starting, console)
                 {
                     return;
                 }
-                if let State::Due(at) = service.state {
+                if let ServiceState::Due(at) = service.state {
                     due.insert(service.name, at);
                 }
             }
             let wait = due
                 .values()
                 .min()
-                .map_or(STEADY, |at| at.saturating_duration_since(Instant::now()));
-            match self.ends.recv_timeout(wait) {
+                .map_or(STABLE_RUN, |at| at.saturating_duration_since(Instant::now()));
+            match self.exits.recv_timeout(wait) {
                 Ok((pid, end)) => {
-                    if self.ended(pid, end, console) {
+                    if self.on_exit(pid, end, console) {
                         return;
                     }
                 }
                 Err(RecvTimeoutError::Timeout) => {}
                 Err(RecvTimeoutError::Disconnected) => {
-                    say(console, "init's reaper ended: the cell ends");
+                    log_event(console, "init's reaper ended: the cell exits");
                     return;
                 }
             }
         }
     }
 
-    /// Whether the cell ends with it.
-    fn ended(&mut self, pid: Pid, end: End, console: &BoundedLog) -> bool {
+    /// Whether the cell exits with it.
+    fn on_exit(&mut self, pid: Pid, end: ExitStatus, console: &BoundedLog) -> bool {
         for service in &mut self.services {
-            let State::Running(running, since) = service.state else { continue };
+            let ServiceState::Running(running, since) = service.state else { continue };
             if running != pid {
                 continue;
             }
-            if service.last_exit.is_some_and(|code| end == End::Code(code)) {
-                say(console, &format!("{} asks for the cell's end", service.name));
+            if service.power_off_code.is_some_and(|code| end == ExitStatus::Code(code)) {
+                log_event(console, &format!("{} asks for the cell's end", service.name));
                 return true;
             }
-            let Some(wait) = service.failed(since.elapsed(), Instant::now()) else {
-                say(
+            let Some(wait) = service.restart_delay(since.elapsed(), Instant::now()) else {
+                log_event(
                     console,
                     &format!(
-                        "{} ended with {end} once more, and has failed for too long: the cell ends",
+                        "{} ended with {end} once more, and has failed for too long: the cell exits",
                         service.name
                     ),
                 );
                 return true;
             };
-            say(
+            log_event(
                 console,
                 &format!("{} ended with {end}, and is started again in {wait:?}", service.name),
             );
-            service.state = State::Due(Instant::now() + wait);
+            service.state = ServiceState::Due(Instant::now() + wait);
         }
         false
     }
@@ -238,38 +243,38 @@ fn start(service: &mut Service, starting: &Mutex<()>, console: &BoundedLog) -> b
         .spawn()
         .and_then(|child| i32::try_from(child.id()).map_err(io::Error::other));
     match pid {
-        Ok(pid) => service.state = State::Running(Pid::from_raw(pid), now),
+        Ok(pid) => service.state = ServiceState::Running(Pid::from_raw(pid), now),
         Err(error) => {
-            let Some(wait) = service.failed(Duration::ZERO, now) else {
-                say(
+            let Some(wait) = service.restart_delay(Duration::ZERO, now) else {
+                log_event(
                     console,
                     &format!(
-                        "{} could not be started for too long: the cell ends: {error}",
+                        "{} could not be started for too long: the cell exits: {error}",
                         service.name
                     ),
                 );
                 return false;
             };
-            say(
+            log_event(
                 console,
                 &format!(
                     "{} cannot be started, and is tried again in {wait:?}: {error}",
                     service.name
                 ),
             );
-            service.state = State::Due(now + wait);
+            service.state = ServiceState::Due(now + wait);
         }
     }
     true
 }
 
-fn say(console: &BoundedLog, words: &str) {
+fn log_event(console: &BoundedLog, words: &str) {
     console.write(format!("init: {words}\n").as_bytes());
 }
 
 /// Waits for any process of the cell: its own, and those whose parent is gone. Ends when nobody
 /// listens any more.
-fn reap(starting: &Mutex<()>, ends: &SyncSender<(Pid, End)>) {
+fn reap(starting: &Mutex<()>, exits: &SyncSender<(Pid, ExitStatus)>) {
     loop {
         match waitid(Id::All, WaitPidFlag::WEXITED | WaitPidFlag::WNOWAIT) {
             Ok(status) => {
@@ -279,16 +284,16 @@ fn reap(starting: &Mutex<()>, ends: &SyncSender<(Pid, End)>) {
                     waitpid(pid, Some(WaitPidFlag::WNOHANG))
                 };
                 let end = match reaped {
-                    Ok(WaitStatus::Exited(_, code)) => End::Code(code),
-                    Ok(WaitStatus::Signaled(_, signal, _)) => End::Signal(signal as i32),
+                    Ok(WaitStatus::Exited(_, code)) => ExitStatus::Code(code),
+                    Ok(WaitStatus::Signaled(_, signal, _)) => ExitStatus::Signal(signal as i32),
                     _ => continue,
                 };
-                if ends.send((pid, end)).is_err() {
+                if exits.send((pid, end)).is_err() {
                     return;
                 }
             }
             Err(Errno::EINTR) => {}
-            Err(_) => thread::sleep(REST),
+            Err(_) => thread::sleep(IDLE_SLEEP),
         }
     }
 }
@@ -303,7 +308,7 @@ mod tests {
         let waits: Vec<_> =
             (0..8).map(|_| backoff.after(Duration::from_secs(1)).as_millis()).collect();
         assert_eq!(waits, [100, 200, 400, 800, 1600, 3200, 5000, 5000]);
-        assert_eq!(backoff.after(STEADY), FIRST_WAIT);
+        assert_eq!(backoff.after(STABLE_RUN), INITIAL_DELAY);
     }
 
     #[test]
@@ -312,14 +317,17 @@ mod tests {
         let log = BoundedLog::open(dir.path().join("log"), 100).unwrap();
         let mut service = Service::new("it", Command::new("true"), None, &log)
             .unwrap()
-            .with_patience(Duration::from_secs(100));
+            .with_max_failing(Duration::from_secs(100));
         let begin = Instant::now() + Duration::from_secs(1000);
         let second = Duration::from_secs(1);
-        assert!(service.failed(second, begin).is_some());
-        assert!(service.failed(second, begin + 90 * second).is_some());
-        assert!(service.failed(STEADY, begin + 150 * second).is_some(), "a steady run begins anew");
-        assert!(service.failed(second, begin + 160 * second).is_some());
-        assert!(service.failed(second, begin + 258 * second).is_some());
-        assert!(service.failed(second, begin + 260 * second).is_none());
+        assert!(service.restart_delay(second, begin).is_some());
+        assert!(service.restart_delay(second, begin + 90 * second).is_some());
+        assert!(
+            service.restart_delay(STABLE_RUN, begin + 150 * second).is_some(),
+            "a steady run begins anew"
+        );
+        assert!(service.restart_delay(second, begin + 160 * second).is_some());
+        assert!(service.restart_delay(second, begin + 258 * second).is_some());
+        assert!(service.restart_delay(second, begin + 260 * second).is_none());
     }
 }

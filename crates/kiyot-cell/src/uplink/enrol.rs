@@ -9,7 +9,7 @@ use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use super::{
     dial::{self, DialError},
-    identity::{IdentityError, Keys},
+    identity::{Credentials, IdentityError},
 };
 
 /// Why the cell has no certificate.
@@ -30,7 +30,7 @@ pub(super) enum EnrolError {
 pub(super) async fn enrol(
     bootstrap: &Bootstrap,
     token: &str,
-    keys: &Keys,
+    credentials: &Credentials,
     build_id: &str,
     clock: &Clock,
     end: &CancellationToken,
@@ -44,7 +44,7 @@ pub(super) async fn enrol(
     let request = EnrolRequest {
         cell: bootstrap.cell.clone(),
         token: token.to_owned(),
-        csr_der: keys.request()?.into(),
+        csr_der: credentials.csr()?.into(),
         build_id: build_id.to_owned(),
     };
     let reply = EnrolmentClient::new(Channel::over(connection))

@@ -13,13 +13,13 @@ use tokio_stream::wrappers::ReceiverStream;
 use tokio_util::{sync::CancellationToken, task::AbortOnDropHandle};
 use tonic::Status;
 
-use super::{Asked, Resolver, TCP_CONNECTIONS, UDP_MESSAGE, UDP_QUERIES};
+use super::{Query, Resolver, TCP_CONNECTIONS, UDP_MESSAGE, UDP_QUERIES};
 
 /// Queries that may wait for the link.
-const WAITING: usize = 4;
+const QUEUED_QUERIES: usize = 4;
 /// Queries that are known: the live ones, and as many again of which nobody has noticed yet that
 /// they are not.
-const KNOWN: usize = 2 * (UDP_QUERIES + TCP_CONNECTIONS);
+const MAX_PENDING: usize = 2 * (UDP_QUERIES + TCP_CONNECTIONS);
 
 /// Queries without an answer, by id.
 #[derive(Debug, Default)]
@@ -28,12 +28,12 @@ struct Pending {
 }
 
 impl Pending {
-    fn enter(&mut self, asked: Asked) -> NameQuery {
-        if self.queries.len() >= KNOWN {
+    fn enter(&mut self, query: Query) -> NameQuery {
+        if self.queries.len() >= MAX_PENDING {
             self.queries.retain(|_, answer| !answer.is_closed());
         }
-        self.queries.insert(asked.id, asked.answer);
-        NameQuery { id: asked.id, resolver: asked.server, tcp: asked.tcp, message: asked.message }
+        self.queries.insert(query.id, query.answer);
+        NameQuery { id: query.id, resolver: query.server, tcp: query.tcp, message: query.message }
     }
 
     fn answered(&mut self, answer: NameAnswer) {
@@ -66,18 +66,18 @@ impl Resolver {
             replaced.clone(),
         )
         .cancel();
-        let (sender, receiver) = mpsc::channel(WAITING);
+        let (sender, receiver) = mpsc::channel(QUEUED_QUERIES);
         let queue = Arc::clone(&self.queue);
         let carried = async move {
             let mut queue = queue.lock().await;
             let pending = Mutex::new(Pending::default());
             let locked = || pending.lock().unwrap_or_else(PoisonError::into_inner);
             let outward = async {
-                while let Some(asked) = queue.recv().await {
-                    if asked.answer.is_closed() {
+                while let Some(query) = queue.recv().await {
+                    if query.answer.is_closed() {
                         continue;
                     }
-                    let query = locked().enter(asked);
+                    let query = locked().enter(query);
                     if sender.send(Ok(query)).await.is_err() {
                         return;
                     }

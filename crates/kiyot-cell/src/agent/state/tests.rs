@@ -42,38 +42,43 @@ impl View {
 
 #[test]
 fn there_is_nothing_to_read_before_the_first_list() {
-    let board = Board::default();
-    board.set_logs([("logs/a".to_owned(), 1)].into());
-    assert!(board.since(None).is_none());
-    assert_eq!(*board.versions().borrow(), 0);
-    board.set_pods(vec![], vec![]);
-    assert!(*board.versions().borrow() > 0);
-    let (events, _) = board.since(None).unwrap();
+    let state = CellState::default();
+    state.set_logs([("logs/a".to_owned(), 1)].into());
+    assert!(state.events_since(None).is_none());
+    assert_eq!(*state.subscribe().borrow(), 0);
+    state.set_pods(vec![], vec![]);
+    assert!(*state.subscribe().borrow() > 0);
+    let (events, _) = state.events_since(None).unwrap();
     assert!(matches!(&events[0].event, Some(Kind::Snapshot(snapshot)) if snapshot.logs.len() == 1));
 }
 
 #[test]
 fn an_exit_comes_after_the_growth_of_its_log() {
-    let board = Board::default();
-    board.set_pods(vec![], vec![container("c", 1)]);
-    let (_, seen) = board.since(None).unwrap();
-    board.set_logs([("logs/c".to_owned(), 10)].into());
-    board.set_pods(vec![], vec![container("c", 2)]);
-    let kinds: Vec<_> =
-        board.since(Some(seen)).unwrap().0.into_iter().map(|event| event.event.unwrap()).collect();
+    let state = CellState::default();
+    state.set_pods(vec![], vec![container("c", 1)]);
+    let (_, seen) = state.events_since(None).unwrap();
+    state.set_logs([("logs/c".to_owned(), 10)].into());
+    state.set_pods(vec![], vec![container("c", 2)]);
+    let kinds: Vec<_> = state
+        .events_since(Some(seen))
+        .unwrap()
+        .0
+        .into_iter()
+        .map(|event| event.event.unwrap())
+        .collect();
     assert!(matches!(&kinds[..], [Kind::Log(_), Kind::Container(_)]), "{kinds:?}");
 }
 
 #[test]
 fn a_reader_that_missed_removals_gets_a_snapshot() {
-    let board = Board::default();
-    board.set_pods(vec![], vec![]);
-    let (_, seen) = board.since(None).unwrap();
-    for n in 0..=REMOVALS {
-        board.set_pods(vec![], vec![container(&format!("c{n}"), 0)]);
-        board.set_pods(vec![], vec![]);
+    let state = CellState::default();
+    state.set_pods(vec![], vec![]);
+    let (_, seen) = state.events_since(None).unwrap();
+    for n in 0..=MAX_REMOVALS {
+        state.set_pods(vec![], vec![container(&format!("c{n}"), 0)]);
+        state.set_pods(vec![], vec![]);
     }
-    let (events, _) = board.since(Some(seen)).unwrap();
+    let (events, _) = state.events_since(Some(seen)).unwrap();
     assert!(matches!(&events[..], [Event { event: Some(Kind::Snapshot(_)) }]));
 }
 
@@ -82,20 +87,20 @@ proptest! {
     /// once.
     #[test]
     fn a_watcher_knows_what_is(steps in proptest::collection::vec((proptest::collection::btree_map(0_u8..5, 0..3_i32, 0..4), 0_u64..9, any::<bool>()), 1..40)) {
-        let board = Board::default();
+        let state = CellState::default();
         let (mut view, mut seen) = (View::default(), None);
         let mut truth = View::default();
         for (containers, size, look) in steps {
             truth.containers = containers.into_iter().map(|(id, state)| (id.to_string(), state)).collect();
             truth.logs.insert("logs/a".into(), size);
-            board.set_pods(vec![], truth.containers.iter().map(|(id, state)| container(id, *state)).collect());
-            board.set_logs(truth.logs.clone());
+            state.set_pods(vec![], truth.containers.iter().map(|(id, state)| container(id, *state)).collect());
+            state.set_logs(truth.logs.clone());
             if look {
-                let (events, version) = board.since(seen).unwrap();
+                let (events, version) = state.events_since(seen).unwrap();
                 seen = Some(version);
                 events.into_iter().for_each(|event| view.apply(event));
                 prop_assert_eq!(&view, &truth);
-                prop_assert!(board.since(seen).unwrap().0.is_empty());
+                prop_assert!(state.events_since(seen).unwrap().0.is_empty());
             }
         }
     }
@@ -103,10 +108,10 @@ proptest! {
     /// Versions are told apart.
     #[test]
     fn no_two_changes_share_a_version(ids in proptest::collection::btree_set("[a-d]", 0..4)) {
-        let board = Board::default();
-        board.set_pods(vec![], ids.iter().map(|id| container(id, 0)).collect());
-        let state = board.lock();
-        let versions: BTreeSet<_> = state.containers.values().map(|(version, _)| *version).collect();
-        prop_assert_eq!(versions.len(), ids.len());
+        let state = CellState::default();
+        state.set_pods(vec![], ids.iter().map(|id| container(id, 0)).collect());
+        let state = state.lock();
+        let subscribe: BTreeSet<_> = state.containers.values().map(|(version, _)| *version).collect();
+        prop_assert_eq!(subscribe.len(), ids.len());
     }
 }

@@ -1,30 +1,31 @@
-//! Keeps a log from filling the cell's disk when the node does not fetch it, or not as fast as it
+//! Keeps a log from filling the cell's ephemeral_storage when the node does not fetch it, or not as fast as it
 //! is written.
 
 use std::{io, os::unix::fs::MetadataExt, path::Path, time::Duration};
 
 use rustix::fs::{CWD, FallocateFlags, Mode, OFlags, fallocate, openat};
 
-use super::{BLOCK, DIR, sizes};
+use super::{BLOCK_BYTES, LOG_DIR, sizes};
 
-/// As much of one log stays on the cell's disk, in bytes. A kubelet keeps 50 MiB of a container's
+/// As much of one log stays on the cell's ephemeral_storage, in bytes. A kubelet keeps 50 MiB of a container's
 /// logs, unless it is told otherwise (containerLogMaxSize, containerLogMaxFiles).
-const KEPT: u64 = 1 << 30;
+const MAX_LOG_BYTES_ON_DISK: u64 = 1 << 30;
 /// How often that is looked at.
-const PERIOD: Duration = Duration::from_secs(5);
+const CHECK_INTERVAL: Duration = Duration::from_secs(5);
 
 /// Gives back the oldest of logs that are too large, every now and then. Never returns.
-pub async fn keep(pod_dir: std::path::PathBuf) {
+pub async fn enforce_retention(pod_dir: std::path::PathBuf) {
     loop {
-        tokio::time::sleep(PERIOD).await;
+        tokio::time::sleep(CHECK_INTERVAL).await;
         let pod_dir = pod_dir.clone();
         // It fails only when the runtime ends.
-        let _ = tokio::task::spawn_blocking(move || trim_all(&pod_dir, KEPT)).await;
+        let _ =
+            tokio::task::spawn_blocking(move || enforce_all(&pod_dir, MAX_LOG_BYTES_ON_DISK)).await;
     }
 }
 
-fn trim_all(pod_dir: &Path, kept: u64) {
-    for log in sizes(pod_dir).into_keys().filter(|log| log.starts_with(DIR)) {
+fn enforce_all(pod_dir: &Path, kept: u64) {
+    for log in sizes(pod_dir).into_keys().filter(|log| log.starts_with(LOG_DIR)) {
         match trim(&pod_dir.join(&log), kept) {
             Ok(0) => {}
             Ok(bytes) => tracing::warn!(
@@ -40,7 +41,7 @@ fn trim_all(pod_dir: &Path, kept: u64) {
     }
 }
 
-/// Leaves so many bytes of a file on the disk, if there are more. Gives how many went, about.
+/// Leaves so many bytes of a file on the ephemeral_storage, if there are more. Gives how many went, about.
 fn trim(file: &Path, kept: u64) -> io::Result<u64> {
     let file = openat(
         CWD,
@@ -53,7 +54,7 @@ fn trim(file: &Path, kept: u64) -> io::Result<u64> {
     if !metadata.is_file() || on_disk <= kept {
         return Ok(0);
     }
-    let length = metadata.len().saturating_sub(kept) / BLOCK * BLOCK;
+    let length = metadata.len().saturating_sub(kept) / BLOCK_BYTES * BLOCK_BYTES;
     if length > 0 {
         fallocate(&file, FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE, 0, length)?;
     }
@@ -81,13 +82,17 @@ mod tests {
             "what went"
         );
         fs::write(&large, vec![b'x'; 1 << 20]).unwrap();
-        trim_all(temp.path(), 128 << 10);
+        enforce_all(temp.path(), 128 << 10);
         let (content, metadata) = (fs::read(&large).unwrap(), fs::metadata(&large).unwrap());
         assert_eq!(
             (content.len(), content.iter().position(|byte| *byte != 0)),
             (1 << 20, Some((1 << 20) - (128 << 10)))
         );
-        assert!(metadata.blocks() * 512 <= (128 << 10) + BLOCK, "{} blocks", metadata.blocks());
+        assert!(
+            metadata.blocks() * 512 <= (128 << 10) + BLOCK_BYTES,
+            "{} blocks",
+            metadata.blocks()
+        );
         assert!(fs::read(&small).unwrap().iter().all(|byte| *byte == b'x'));
     }
 }

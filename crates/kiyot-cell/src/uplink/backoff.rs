@@ -5,10 +5,10 @@ use std::time::Duration;
 use ring::rand::{SecureRandom, SystemRandom};
 
 /// The first wait.
-const FIRST: Duration = Duration::from_millis(50);
+const INITIAL_DELAY: Duration = Duration::from_millis(50);
 
 /// The longest wait.
-const LONGEST: Duration = Duration::from_secs(2);
+const MAX_DELAY: Duration = Duration::from_secs(2);
 
 /// Waits that double, each shortened at random by up to a half, so that the cells of a node don't
 /// come all at once.
@@ -19,7 +19,7 @@ pub(super) struct Backoff {
 
 impl Default for Backoff {
     fn default() -> Self {
-        Self { next: FIRST }
+        Self { next: INITIAL_DELAY }
     }
 }
 
@@ -30,12 +30,12 @@ impl Backoff {
 
     /// After a success.
     pub(super) fn reset(&mut self) {
-        self.next = FIRST;
+        self.next = INITIAL_DELAY;
     }
 
     fn step(&mut self) -> Duration {
         let whole = self.next;
-        self.next = (whole * 2).min(LONGEST);
+        self.next = (whole * 2).min(MAX_DELAY);
         let mut random = [0_u8; 1];
         // Without randomness the waits are merely equal.
         let _ = SystemRandom::new().fill(&mut random);
@@ -50,13 +50,13 @@ mod tests {
     #[test]
     fn waits_grow_to_a_bound() {
         let mut backoff = Backoff::default();
-        let mut most = FIRST;
+        let mut most = INITIAL_DELAY;
         for _ in 0..20 {
             let wait = backoff.step();
             assert!(wait <= most && wait >= most / 2, "{wait:?} of {most:?}");
-            most = (most * 2).min(LONGEST);
+            most = (most * 2).min(MAX_DELAY);
         }
         backoff.reset();
-        assert!(backoff.step() <= FIRST);
+        assert!(backoff.step() <= INITIAL_DELAY);
     }
 }

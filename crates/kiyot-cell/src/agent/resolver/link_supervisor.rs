@@ -15,27 +15,27 @@ use crate::netlink;
 
 /// The pause between two looks, however often links change: a pod that removes the link again and
 /// again costs no more than that.
-const PAUSE: Duration = Duration::from_secs(1);
+const CHECK_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Hears of every change of a link in this network namespace.
-pub(super) struct Keeper {
+pub(super) struct LinkSupervisor {
     /// Messages of netlink are received like any datagrams; tokio has no type of its own for them.
     changes: UnixDatagram,
     /// Makes the link if it is gone. Whether it was.
     restore: fn(&Arc<Resolver>) -> io::Result<bool>,
 }
 
-impl Keeper {
-    /// To be made before the link is. To be called within the runtime.
+impl LinkSupervisor {
+    /// To be made before the link is. To be called with_timeout the runtime.
     pub(super) fn new() -> io::Result<Self> {
         let socket = std::os::unix::net::UnixDatagram::from(netlink::link_changes()?);
         socket.set_nonblocking(true)?;
-        Ok(Self { changes: UnixDatagram::from_std(socket)?, restore: restored })
+        Ok(Self { changes: UnixDatagram::from_std(socket)?, restore: restore_link })
     }
 
     /// Makes the link again whenever it is gone. What has failed is tried again: if it was for want
     /// of an open file, say, no change of a link would tell of it.
-    pub(super) async fn keep(self, resolver: Weak<Resolver>) {
+    pub(super) async fn run(self, resolver: Weak<Resolver>) {
         let mut has_failed = false;
         loop {
             if !has_failed && let Err(error) = self.change().await {
@@ -54,7 +54,7 @@ impl Keeper {
                 }
                 Ok(Ok(false)) | Err(_) => {}
             }
-            sleep(PAUSE).await;
+            sleep(CHECK_INTERVAL).await;
         }
     }
 
@@ -81,9 +81,9 @@ impl Keeper {
 }
 
 /// Makes the link if it is gone. Whether it was.
-fn restored(resolver: &Arc<Resolver>) -> io::Result<bool> {
+fn restore_link(resolver: &Arc<Resolver>) -> io::Result<bool> {
     match name_to_index(netlink::socket()?, DEVICE) {
-        Err(Errno::NODEV) => resolver.open_again().map(|()| true),
+        Err(Errno::NODEV) => resolver.reopen().map(|()| true),
         Err(error) => Err(error.into()),
         Ok(_) => Ok(false),
     }
@@ -105,9 +105,10 @@ mod tests {
         };
         let (changes, kernel) = UnixDatagram::pair().unwrap();
         let resolver = Arc::new(Resolver::new(true));
-        let keeping = tokio::spawn(Keeper { changes, restore }.keep(Arc::downgrade(&resolver)));
+        let keeping =
+            tokio::spawn(LinkSupervisor { changes, restore }.run(Arc::downgrade(&resolver)));
         kernel.send(b"a link is gone").await.unwrap();
-        sleep(100 * PAUSE).await;
+        sleep(100 * CHECK_INTERVAL).await;
         assert_eq!(LOOKS.load(Ordering::SeqCst), 3, "until it is made, and then no more");
         keeping.abort();
     }

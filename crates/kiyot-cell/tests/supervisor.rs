@@ -4,8 +4,8 @@
 use std::process::Command;
 
 use kiyot_cell::init::{
-    children::{Service, Supervisor},
-    log::BoundedLog,
+    bounded_log::BoundedLog,
+    supervisor::{Service, Supervisor},
 };
 
 #[test]

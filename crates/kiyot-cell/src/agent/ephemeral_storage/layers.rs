@@ -10,12 +10,12 @@ use containerd_client::{
 };
 use tonic::{Code, Status};
 
-use crate::agent::runtime::{ASK, Runtime, namespaced, within};
+use crate::agent::runtime::{QUERY_TIMEOUT, Runtime, namespaced, with_timeout};
 
 /// The snapshotters that a cell's containerd may have.
 const SNAPSHOTTERS: [&str; 2] = ["overlayfs", "native"];
 /// Layers that are looked at, those of ended containers among them.
-const LAYERS: usize = 1024;
+const MAX_LAYERS: usize = 1024;
 
 /// Returns the directories of writable layers beneath containerd's root.
 pub(super) async fn writable(runtime: &Runtime, root: &Path) -> Result<Vec<PathBuf>, Status> {
@@ -26,9 +26,9 @@ pub(super) async fn writable(runtime: &Runtime, root: &Path) -> Result<Vec<PathB
             snapshotter: snapshotter.to_owned(),
             filters: vec!["kind==active".to_owned()],
         };
-        let mut parts = match client.list(namespaced(within(ASK, request))).await {
+        let mut parts = match client.list(namespaced(with_timeout(QUERY_TIMEOUT, request))).await {
             Ok(parts) => parts.into_inner(),
-            // The disk is not one for this snapshotter.
+            // The storage is not one for this snapshotter.
             Err(status) if is_absent(&status) => continue,
             Err(status) => return Err(status),
         };
@@ -41,9 +41,9 @@ pub(super) async fn writable(runtime: &Runtime, root: &Path) -> Result<Vec<PathB
                 Err(status) => return Err(status),
             }
         }
-        for key in keys.into_iter().take(LAYERS) {
+        for key in keys.into_iter().take(MAX_LAYERS) {
             let request = MountsRequest { snapshotter: snapshotter.to_owned(), key };
-            match client.mounts(namespaced(within(ASK, request))).await {
+            match client.mounts(namespaced(with_timeout(QUERY_TIMEOUT, request))).await {
                 Ok(answer) => layers.extend(
                     answer
                         .into_inner()

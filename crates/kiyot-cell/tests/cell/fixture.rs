@@ -20,8 +20,8 @@ use hyper_util::{
 use kiyot_cell::{
     agent::{AgentContext, AgentParts, OpenBulk, service},
     dirs::CellDir,
-    home::ConnectionInfo,
-    namespaces::Own,
+    namespaces::OwnNamespaces,
+    uplink::ConnectionInfo,
 };
 use kiyot_link::bootstrap::{Bootstrap, CellFile, GO, GatewayAddress};
 use kiyot_proto::{
@@ -219,7 +219,7 @@ impl AgentLink {
         let context = AgentContext::start(AgentParts {
             cell: cell.name.clone(),
             dir: CellDir::open(Path::new(cell.dir.path())).unwrap(),
-            own: Own { uts: false, net: false },
+            own: OwnNamespaces { uts: false, net: false },
             socket,
             stream_port: 1,
             bulk: OpenBulk::new(|| {}),

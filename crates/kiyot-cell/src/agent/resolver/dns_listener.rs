@@ -42,20 +42,20 @@ const IFF_UP: u32 = 1;
 
 /// The sockets of one name server.
 #[derive(Debug)]
-pub(super) struct Door {
+pub(super) struct DnsListener {
     pub(super) udp: UdpSocket,
     pub(super) tcp: TcpListener,
 }
 
 /// Makes the link, and the sockets of so many name servers. What an agent before this one left of
 /// it is taken away.
-pub(super) fn open(servers: usize) -> io::Result<Vec<Door>> {
+pub(super) fn open(servers: usize) -> io::Result<Vec<DnsListener>> {
     // A namespace is a thread's: this one's ends with it.
     let thread = thread::spawn(move || in_this_thread(servers));
     thread.join().map_err(|_| io::Error::other("the thread that makes the link failed"))?
 }
 
-fn in_this_thread(servers: usize) -> io::Result<Vec<Door>> {
+fn in_this_thread(servers: usize) -> io::Result<Vec<DnsListener>> {
     let outside = netlink::socket()?;
     let cell = File::open("/proc/thread-self/ns/net")?;
     unshare(CloneFlags::CLONE_NEWNET)?;
@@ -90,15 +90,15 @@ fn in_this_thread(servers: usize) -> io::Result<Vec<Door>> {
     }
     give(&outside, DEVICE, CELL)?;
 
-    let mut doors = Vec::with_capacity(servers);
+    let mut listeners = Vec::with_capacity(servers);
     for address in (0..servers).map_while(address) {
         give(&inside, INNER, address)?;
         let (udp, tcp) = (UdpSocket::bind((address, PORT))?, TcpListener::bind((address, PORT))?);
         udp.set_nonblocking(true)?;
         tcp.set_nonblocking(true)?;
-        doors.push(Door { udp, tcp });
+        listeners.push(DnsListener { udp, tcp });
     }
-    Ok(doors)
+    Ok(listeners)
 }
 
 /// An `ifinfomsg`: family and type, index, flags, and which of them change.

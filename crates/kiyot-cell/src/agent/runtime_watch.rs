@@ -1,8 +1,8 @@
-//! Follows what the cell's containerd does with sandboxes and containers, and keeps the [`Board`]
+//! Follows what the cell's containerd does with sandboxes and containers, and keeps the [`CellState`]
 //! fresh.
 //!
 //! containerd's events say that something happened; CRI's own state follows a little later. So an
-//! event only raises an expectation, and CRI is listed until it is met.
+//! event only raises an expectation, and CRI is listed until it is is_met.
 
 use std::{
     collections::HashMap,
@@ -26,37 +26,37 @@ use tokio::time::MissedTickBehavior;
 use tonic::{Code, Status, Streaming};
 
 use super::{
-    board::Board,
-    disk::Disk,
+    ephemeral_storage::EphemeralStorage,
     logs,
-    runtime::{ASK, Runtime, namespaced, within},
+    runtime::{QUERY_TIMEOUT, Runtime, namespaced, with_timeout},
+    state::CellState,
 };
 
 /// The topic of an event of our own: when it comes back, we are subscribed. (containerd 1.6 answers
 /// a subscription with the first event only.)
-const ECHO: &str = "/kiyot/subscribed";
+const PROBE_TOPIC: &str = "/kiyot/subscribed";
 /// How often it is sent until then.
-const ECHO_PERIOD: Duration = Duration::from_millis(50);
+const PROBE_INTERVAL: Duration = Duration::from_millis(50);
 /// What of containerd's events is of interest.
-const TOPICS: [&str; 3] =
+const TOPIC_FILTERS: [&str; 3] =
     [r#"topic=="/kiyot/subscribed""#, r#"topic~="^/tasks/""#, r#"topic~="^/containers/""#];
 /// How long CRI's state may take to follow an event, before it is taken as it is.
-const EXPECTED_WITHIN: Duration = Duration::from_secs(10);
+const EXPECTATION_TIMEOUT: Duration = Duration::from_secs(10);
 /// The first and the longest wait between two lists for an expectation.
-const LIST_PAUSES: (Duration, Duration) = (Duration::from_millis(5), Duration::from_millis(500));
+const LIST_INTERVALS: (Duration, Duration) = (Duration::from_millis(5), Duration::from_millis(500));
 /// How often all is listed without any reason.
-const LIST_PERIOD: Duration = Duration::from_secs(5);
+const RELIST_INTERVAL: Duration = Duration::from_secs(5);
 /// How often once containerd has been started again: the shims of containers that run on then send
 /// their next event late, or not at all.
-const LIST_PERIOD_AFTER_LOSS: Duration = Duration::from_secs(1);
+const RELIST_INTERVAL_AFTER_RESTART: Duration = Duration::from_secs(1);
 /// The wait before a lost containerd is asked again.
-const RETRY: Duration = Duration::from_millis(100);
+const RECONNECT_DELAY: Duration = Duration::from_millis(100);
 /// Expectations at a time; beyond, the periodic list must do.
-const EXPECTATIONS: usize = 1024;
+const MAX_EXPECTATIONS: usize = 1024;
 
 /// What CRI must say of an id.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Expected {
+enum Expectation {
     Present,
     Started,
     Exited,
@@ -65,19 +65,31 @@ enum Expected {
 
 /// Follows containerd, across its restarts. Never returns.
 #[derive(Debug)]
-pub struct Follower {
+pub struct RuntimeWatcher {
     runtime: Runtime,
-    board: Arc<Board>,
-    disk: Arc<Disk>,
+    state: Arc<CellState>,
+    storage: Arc<EphemeralStorage>,
     pod_dir: PathBuf,
-    expected: HashMap<String, (Expected, Instant)>,
-    list_period: Duration,
+    expected: HashMap<String, (Expectation, Instant)>,
+    relist_interval: Duration,
 }
 
-impl Follower {
+impl RuntimeWatcher {
     /// What it finds is written on the board.
-    pub fn new(runtime: Runtime, board: Arc<Board>, disk: Arc<Disk>, pod_dir: PathBuf) -> Self {
-        Self { runtime, board, disk, pod_dir, expected: HashMap::new(), list_period: LIST_PERIOD }
+    pub fn new(
+        runtime: Runtime,
+        state: Arc<CellState>,
+        storage: Arc<EphemeralStorage>,
+        pod_dir: PathBuf,
+    ) -> Self {
+        Self {
+            runtime,
+            state,
+            storage,
+            pod_dir,
+            expected: HashMap::new(),
+            relist_interval: RELIST_INTERVAL,
+        }
     }
 
     /// Follows until dropped.
@@ -86,8 +98,8 @@ impl Follower {
             if let Err(status) = self.follow().await {
                 tracing::warn!(code = ?status.code(), message = status.message(), "containerd's events are lost, and are asked for again");
             }
-            self.list_period = LIST_PERIOD_AFTER_LOSS;
-            tokio::time::sleep(RETRY).await;
+            self.relist_interval = RELIST_INTERVAL_AFTER_RESTART;
+            tokio::time::sleep(RECONNECT_DELAY).await;
         }
     }
 
@@ -95,12 +107,12 @@ impl Follower {
     async fn follow(&mut self) -> Result<(), Status> {
         let mut events = self.subscribe().await?;
         self.list().await?;
-        let mut period = tokio::time::interval_at(
-            tokio::time::Instant::now() + self.list_period,
-            self.list_period,
+        let mut relist = tokio::time::interval_at(
+            tokio::time::Instant::now() + self.relist_interval,
+            self.relist_interval,
         );
-        period.set_missed_tick_behavior(MissedTickBehavior::Delay);
-        let mut pause = LIST_PAUSES.0;
+        relist.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let mut interval = LIST_INTERVALS.0;
         loop {
             let waiting = !self.expected.is_empty();
             tokio::select! {
@@ -109,13 +121,13 @@ impl Follower {
                         Some(event) => self.expect(&event),
                         None => return Err(Status::unavailable("containerd ended its events")),
                     }
-                    pause = LIST_PAUSES.0;
+                    interval = LIST_INTERVALS.0;
                     if self.expected.is_empty() {
                         continue;
                     }
                 }
-                () = tokio::time::sleep(pause), if waiting => pause = (pause * 2).min(LIST_PAUSES.1),
-                _ = period.tick() => {}
+                () = tokio::time::sleep(interval), if waiting => interval = (interval * 2).min(LIST_INTERVALS.1),
+                _ = relist.tick() => {}
             }
             self.list().await?;
         }
@@ -123,16 +135,16 @@ impl Follower {
 
     async fn subscribe(&self) -> Result<Streaming<Envelope>, Status> {
         let mut client = EventsClient::new(self.runtime.channel());
-        let request = SubscribeRequest { filters: TOPICS.map(str::to_owned).to_vec() };
+        let request = SubscribeRequest { filters: TOPIC_FILTERS.map(str::to_owned).to_vec() };
         let mut subscription = pin!(client.subscribe(namespaced(tonic::Request::new(request))));
-        let mut echo = tokio::time::interval(ECHO_PERIOD);
+        let mut probe = tokio::time::interval(PROBE_INTERVAL);
         loop {
             tokio::select! {
                 answer = &mut subscription => return answer.map(tonic::Response::into_inner),
-                _ = echo.tick() => {
+                _ = probe.tick() => {
                     let event = prost_types::Any { type_url: "google.protobuf.Empty".to_owned(), value: Vec::new() };
-                    let request = PublishRequest { topic: ECHO.to_owned(), event: Some(event) };
-                    EventsClient::new(self.runtime.channel()).publish(namespaced(within(ASK, request))).await?;
+                    let request = PublishRequest { topic: PROBE_TOPIC.to_owned(), event: Some(event) };
+                    EventsClient::new(self.runtime.channel()).publish(namespaced(with_timeout(QUERY_TIMEOUT, request))).await?;
                 }
             }
         }
@@ -141,8 +153,8 @@ impl Follower {
     fn expect(&mut self, event: &Envelope) {
         let value = event.event.as_ref().map(|any| any.value.as_slice()).unwrap_or_default();
         let Some((id, expected)) = expectation(&event.topic, value) else { return };
-        if self.expected.len() < EXPECTATIONS || self.expected.contains_key(&id) {
-            self.expected.insert(id, (expected, Instant::now() + EXPECTED_WITHIN));
+        if self.expected.len() < MAX_EXPECTATIONS || self.expected.contains_key(&id) {
+            self.expected.insert(id, (expected, Instant::now() + EXPECTATION_TIMEOUT));
         }
     }
 
@@ -152,14 +164,14 @@ impl Follower {
         let listed = self
             .runtime
             .runtime()
-            .list_pod_sandbox(within(ASK, ListPodSandboxRequest::default()))
+            .list_pod_sandbox(with_timeout(QUERY_TIMEOUT, ListPodSandboxRequest::default()))
             .await?
             .into_inner()
             .items;
         let mut sandboxes = Vec::with_capacity(listed.len());
         for item in listed {
             let known = self
-                .board
+                .state
                 .sandbox(&item.id)
                 .filter(|known| known.state == item.state && !self.expected.contains_key(&item.id));
             sandboxes.extend(match known {
@@ -170,14 +182,14 @@ impl Follower {
         let listed = self
             .runtime
             .runtime()
-            .list_containers(within(ASK, ListContainersRequest::default()))
+            .list_containers(with_timeout(QUERY_TIMEOUT, ListContainersRequest::default()))
             .await?
             .into_inner()
             .containers;
         let mut containers = Vec::with_capacity(listed.len());
         for item in listed {
             let known = self
-                .board
+                .state
                 .container(&item.id)
                 .filter(|known| known.state == item.state && !self.expected.contains_key(&item.id));
             containers.extend(match known {
@@ -187,36 +199,38 @@ impl Follower {
         }
         let now = Instant::now();
         self.expected.retain(|id, (expected, until)| {
-            now < *until && !met(*expected, id, &sandboxes, &containers)
+            now < *until && !is_met(*expected, id, &sandboxes, &containers)
         });
-        // containerd reports an exit when the log is complete: the log's size is told before the
+        // containerd reports an exit when the log is complete: the log's size is without_config before the
         // exit.
-        let (board, pod_dir) = (Arc::clone(&self.board), self.pod_dir.clone());
+        let (state, pod_dir) = (Arc::clone(&self.state), self.pod_dir.clone());
         let published = tokio::task::spawn_blocking(move || {
-            board.set_logs(logs::sizes(&pod_dir));
-            board.set_pods(sandboxes, containers);
+            state.set_logs(logs::sizes(&pod_dir));
+            state.set_pods(sandboxes, containers);
         });
         published.await.map_err(|error| Status::internal(error.to_string()))
     }
 
     async fn sandbox(&self, id: String) -> Result<Option<PodSandboxStatus>, Status> {
         let request = PodSandboxStatusRequest { pod_sandbox_id: id, verbose: false };
-        found(self.runtime.runtime().pod_sandbox_status(within(ASK, request)).await)
+        found(self.runtime.runtime().pod_sandbox_status(with_timeout(QUERY_TIMEOUT, request)).await)
             .map(|answer| answer.and_then(|answer| answer.status))
     }
 
     async fn container(&self, id: String) -> Result<Option<ContainerStatus>, Status> {
         let request = ContainerStatusRequest { container_id: id, verbose: false };
-        let answer = found(self.runtime.runtime().container_status(within(ASK, request)).await)?;
-        let mut status = answer.and_then(|answer| answer.status).map(told);
-        status.iter_mut().for_each(|status| self.disk.explain(status));
+        let answer = found(
+            self.runtime.runtime().container_status(with_timeout(QUERY_TIMEOUT, request)).await,
+        )?;
+        let mut status = answer.and_then(|answer| answer.status).map(without_config);
+        status.iter_mut().for_each(|status| self.storage.set_eviction_reason(status));
         Ok(status)
     }
 }
 
-/// Returns what the daemon is told of a container: what it has asked for itself is left out, so that
+/// Returns what the daemon is without_config of a container: what it has asked for itself is left out, so that
 /// all containers of a large pod are in one message of the control connection.
-fn told(status: ContainerStatus) -> ContainerStatus {
+fn without_config(status: ContainerStatus) -> ContainerStatus {
     ContainerStatus {
         labels: HashMap::new(),
         annotations: HashMap::new(),
@@ -234,22 +248,26 @@ fn found<T>(answer: Result<tonic::Response<T>, Status>) -> Result<Option<T>, Sta
 }
 
 /// What an event makes us expect of which id.
-fn expectation(topic: &str, value: &[u8]) -> Option<(String, Expected)> {
+fn expectation(topic: &str, value: &[u8]) -> Option<(String, Expectation)> {
     match topic {
-        "/containers/create" => Some((ContainerCreate::decode(value).ok()?.id, Expected::Present)),
-        "/containers/delete" => Some((ContainerDelete::decode(value).ok()?.id, Expected::Absent)),
-        "/tasks/start" => Some((TaskStart::decode(value).ok()?.container_id, Expected::Started)),
+        "/containers/create" => {
+            Some((ContainerCreate::decode(value).ok()?.id, Expectation::Present))
+        }
+        "/containers/delete" => {
+            Some((ContainerDelete::decode(value).ok()?.id, Expectation::Absent))
+        }
+        "/tasks/start" => Some((TaskStart::decode(value).ok()?.container_id, Expectation::Started)),
         "/tasks/exit" => {
             let exit = TaskExit::decode(value).ok()?;
             // Another id is that of an exec.
-            (exit.id == exit.container_id).then_some((exit.container_id, Expected::Exited))
+            (exit.id == exit.container_id).then_some((exit.container_id, Expectation::Exited))
         }
         _ => None,
     }
 }
 
-fn met(
-    expected: Expected,
+fn is_met(
+    expected: Expectation,
     id: &str,
     sandboxes: &[PodSandboxStatus],
     containers: &[ContainerStatus],
@@ -258,15 +276,15 @@ fn met(
     let container = containers.iter().find(|status| status.id == id).map(|status| status.state);
     let present = sandbox.is_some() || container.is_some();
     match expected {
-        Expected::Present => present,
-        Expected::Absent => !present,
-        Expected::Started => {
+        Expectation::Present => present,
+        Expectation::Absent => !present,
+        Expectation::Started => {
             sandbox.is_some()
                 || container.is_some_and(|state| state != ContainerState::ContainerCreated as i32)
         }
-        Expected::Exited => {
-            let gone = !present;
-            gone || sandbox == Some(PodSandboxState::SandboxNotready as i32)
+        Expectation::Exited => {
+            !present
+                || sandbox == Some(PodSandboxState::SandboxNotready as i32)
                 || container == Some(ContainerState::ContainerExited as i32)
         }
     }
@@ -283,7 +301,7 @@ mod tests {
         let exit = TaskExit { id: "c".into(), ..exit };
         assert_eq!(
             expectation("/tasks/exit", &exit.encode_to_vec()),
-            Some(("c".into(), Expected::Exited))
+            Some(("c".into(), Expectation::Exited))
         );
     }
 
@@ -296,12 +314,12 @@ mod tests {
         };
         let exited =
             ContainerStatus { state: ContainerState::ContainerExited as i32, ..running.clone() };
-        assert!(met(Expected::Started, "c", &[], std::slice::from_ref(&running)));
-        assert!(!met(Expected::Exited, "c", &[], std::slice::from_ref(&running)));
-        assert!(met(Expected::Exited, "c", &[], std::slice::from_ref(&exited)));
-        assert!(met(Expected::Started, "c", &[], &[exited]));
-        assert!(!met(Expected::Absent, "c", &[], &[running]));
-        assert!(!met(Expected::Present, "d", &[], &[]));
-        assert!(met(Expected::Exited, "d", &[], &[]));
+        assert!(is_met(Expectation::Started, "c", &[], std::slice::from_ref(&running)));
+        assert!(!is_met(Expectation::Exited, "c", &[], std::slice::from_ref(&running)));
+        assert!(is_met(Expectation::Exited, "c", &[], std::slice::from_ref(&exited)));
+        assert!(is_met(Expectation::Started, "c", &[], &[exited]));
+        assert!(!is_met(Expectation::Absent, "c", &[], &[running]));
+        assert!(!is_met(Expectation::Present, "d", &[], &[]));
+        assert!(is_met(Expectation::Exited, "d", &[], &[]));
     }
 }

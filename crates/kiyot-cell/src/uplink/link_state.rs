@@ -1,4 +1,4 @@
-//! Since when there is contact to the gateway, or none.
+//! Since when there is link_monitor to the gateway, or none.
 
 use std::{
     path::{Path, PathBuf},
@@ -7,9 +7,9 @@ use std::{
 
 use tokio::{sync::watch, time::Instant};
 
-/// Tells an agent that is started again since when there has been no contact: seconds since the
-/// machine was started. Absent while there is contact.
-const FILE: &str = "without-contact-since";
+/// Tells an agent that is started again since when there has been no link_monitor: seconds since the
+/// machine was started. Absent while there is link_monitor.
+const FILE: &str = "without-link_monitor-since";
 
 /// Whether the gateway holds a control connection of this cell.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -20,16 +20,16 @@ pub enum LinkState {
     Unlinked(Instant),
 }
 
-/// Since when there is contact, or none.
+/// Since when there is link_monitor, or none.
 #[derive(Debug)]
-pub(super) struct Contact {
+pub(super) struct LinkMonitor {
     file: PathBuf,
     state: watch::Sender<LinkState>,
     orphan_timeout: Duration,
 }
 
-impl Contact {
-    /// None yet: since now, or since an earlier run of the agent lost it.
+impl LinkMonitor {
+    /// None yet: since now, or since an earlier run of the agent unlinked it.
     pub(super) fn new(dir: &Path, orphan_timeout: Duration) -> Self {
         let file = dir.join(FILE);
         let now = Instant::now();
@@ -37,12 +37,12 @@ impl Contact {
         let before =
             std::fs::read_to_string(&file).ok().and_then(|text| text.trim().parse::<u64>().ok());
         // A time in the future was written before the machine was started again.
-        let gone_by = before
+        let elapsed = before
             .zip(uptime)
             .and_then(|(before, uptime)| uptime.checked_sub(before))
             .map_or(Duration::ZERO, Duration::from_secs);
-        let since = now.checked_sub(gone_by).unwrap_or(now);
-        if gone_by.is_zero() {
+        let since = now.checked_sub(elapsed).unwrap_or(now);
+        if elapsed.is_zero() {
             write(&file, uptime);
         }
         Self { file, state: watch::Sender::new(LinkState::Unlinked(since)), orphan_timeout }
@@ -52,23 +52,23 @@ impl Contact {
         self.state.subscribe()
     }
 
-    /// The gateway has called over a control connection.
-    pub(super) fn made(&self) {
+    /// The gateway has on_accepted over a control connection.
+    pub(super) fn linked(&self) {
         // A file that stays can only make an orphan earlier, and only of an agent that is started
         // again.
         if let Err(error) = std::fs::remove_file(&self.file) {
-            tracing::debug!(%error, "The note of lost contact could not be removed.");
+            tracing::debug!(%error, "The note of unlinked link_monitor could not be removed.");
         }
         self.state.send_replace(LinkState::Linked(Instant::now()));
     }
 
     /// That connection has ended.
-    pub(super) fn lost(&self) {
+    pub(super) fn unlinked(&self) {
         write(&self.file, uptime());
         self.state.send_replace(LinkState::Unlinked(Instant::now()));
     }
 
-    /// Returns when there has been no contact for too long.
+    /// Returns when there has been no link_monitor for too long.
     pub(super) async fn orphaned(&self) {
         let mut state = self.state.subscribe();
         loop {
@@ -90,7 +90,7 @@ impl Contact {
 fn write(file: &Path, uptime: Option<u64>) {
     let written = uptime.map(|uptime| std::fs::write(file, uptime.to_string()));
     if let Some(Err(error)) = written {
-        tracing::warn!(%error, "The time of lost contact could not be noted.");
+        tracing::warn!(%error, "The time of unlinked link_monitor could not be noted.");
     }
 }
 
@@ -108,19 +108,19 @@ mod tests {
     #[tokio::test]
     async fn an_orphan_is_who_has_had_no_contact_for_so_long() {
         let dir = tempfile::tempdir().unwrap();
-        let contact = Contact::new(dir.path(), TIMEOUT);
+        let link_monitor = LinkMonitor::new(dir.path(), TIMEOUT);
         let begin = Instant::now();
-        contact.orphaned().await;
+        link_monitor.orphaned().await;
         assert!(begin.elapsed() >= TIMEOUT);
 
-        contact.made();
+        link_monitor.linked();
         assert!(
-            tokio::time::timeout(TIMEOUT * 3, contact.orphaned()).await.is_err(),
-            "there is contact"
+            tokio::time::timeout(TIMEOUT * 3, link_monitor.orphaned()).await.is_err(),
+            "there is link_monitor"
         );
-        contact.lost();
+        link_monitor.unlinked();
         let begin = Instant::now();
-        contact.orphaned().await;
+        link_monitor.orphaned().await;
         assert!(begin.elapsed() >= TIMEOUT);
     }
 
@@ -128,25 +128,26 @@ mod tests {
     async fn a_new_run_goes_on_counting() {
         let dir = tempfile::tempdir().unwrap();
         let file = dir.path().join(FILE);
-        drop(Contact::new(dir.path(), TIMEOUT));
+        drop(LinkMonitor::new(dir.path(), TIMEOUT));
         assert!(file.exists());
         std::fs::write(&file, "0").unwrap();
         // The machine has run for some seconds at least.
         let up = Duration::from_secs(uptime().unwrap());
-        let LinkState::Unlinked(since) = *Contact::new(dir.path(), TIMEOUT).state().borrow() else {
-            panic!("no contact yet")
+        let LinkState::Unlinked(since) = *LinkMonitor::new(dir.path(), TIMEOUT).state().borrow()
+        else {
+            panic!("no link_monitor yet")
         };
         assert!(since.elapsed() >= up);
         // Written before a reboot.
         std::fs::write(&file, u64::MAX.to_string()).unwrap();
-        let contact = Contact::new(dir.path(), TIMEOUT);
-        let LinkState::Unlinked(since) = *contact.state().borrow() else {
-            panic!("no contact yet")
+        let link_monitor = LinkMonitor::new(dir.path(), TIMEOUT);
+        let LinkState::Unlinked(since) = *link_monitor.state().borrow() else {
+            panic!("no link_monitor yet")
         };
         assert!(since.elapsed() < up);
-        contact.made();
+        link_monitor.linked();
         assert!(!file.exists());
-        contact.lost();
+        link_monitor.unlinked();
         assert!(file.exists());
     }
 }

@@ -16,17 +16,17 @@ use kiyot_proto::{
 use tokio::sync::watch;
 
 /// Removals that are kept for readers. A reader that missed more gets a new snapshot.
-const REMOVALS: usize = 256;
+const MAX_REMOVALS: usize = 256;
 
 /// The state of a cell. See the module.
 #[derive(Debug)]
-pub struct Board {
-    state: Mutex<State>,
+pub struct CellState {
+    inner: Mutex<Inner>,
     version: watch::Sender<u64>,
 }
 
 #[derive(Debug, Default)]
-struct State {
+struct Inner {
     version: u64,
     /// Whether containerd has been listed once.
     listed: bool,
@@ -35,18 +35,18 @@ struct State {
     logs: BTreeMap<String, (u64, u64)>,
     removals: VecDeque<(u64, Kind)>,
     /// The version of the newest removal that is no longer kept.
-    forgotten: u64,
+    compacted_version: u64,
 }
 
-impl Default for Board {
+impl Default for CellState {
     fn default() -> Self {
-        Self { state: Mutex::default(), version: watch::Sender::new(0) }
+        Self { inner: Mutex::default(), version: watch::Sender::new(0) }
     }
 }
 
-impl Board {
+impl CellState {
     /// Told of each new version. The first that is not 0 means that there is a state to read.
-    pub fn versions(&self) -> watch::Receiver<u64> {
+    pub fn subscribe(&self) -> watch::Receiver<u64> {
         self.version.subscribe()
     }
 
@@ -70,10 +70,10 @@ impl Board {
                 Kind::ContainerGone,
             ));
             for removal in removals {
-                if state.removals.len() == REMOVALS
+                if state.removals.len() == MAX_REMOVALS
                     && let Some((version, _)) = state.removals.pop_front()
                 {
-                    state.forgotten = version;
+                    state.compacted_version = version;
                 }
                 state.removals.push_back(removal);
             }
@@ -103,19 +103,19 @@ impl Board {
     /// What a reader that has seen a version must be told, in the order in which it changed, and
     /// the version that it has seen then. For a first time, or a reader that missed removals, it is
     /// a snapshot. `None` while nothing has been listed.
-    pub fn since(&self, seen: Option<u64>) -> Option<(Vec<Event>, u64)> {
+    pub fn events_since(&self, seen: Option<u64>) -> Option<(Vec<Event>, u64)> {
         let state = self.lock();
         if !state.listed {
             return None;
         }
         let events = match seen {
-            Some(seen) if seen >= state.forgotten => changes(&state, seen),
+            Some(seen) if seen >= state.compacted_version => changes(&state, seen),
             _ => vec![Event { event: Some(Kind::Snapshot(snapshot(&state))) }],
         };
         Some((events, state.version))
     }
 
-    fn change(&self, change: impl FnOnce(&mut State)) {
+    fn change(&self, change: impl FnOnce(&mut Inner)) {
         let version = {
             let mut state = self.lock();
             change(&mut state);
@@ -128,8 +128,8 @@ impl Board {
         });
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> MutexGuard<'_, Inner> {
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -162,7 +162,7 @@ fn replace<T: PartialEq>(
     removals
 }
 
-fn snapshot(state: &State) -> Snapshot {
+fn snapshot(state: &Inner) -> Snapshot {
     Snapshot {
         sandboxes: state.sandboxes.values().map(|(_, status)| status.clone()).collect(),
         containers: state.containers.values().map(|(_, status)| status.clone()).collect(),
@@ -174,7 +174,7 @@ fn snapshot(state: &State) -> Snapshot {
     }
 }
 
-fn changes(state: &State, seen: u64) -> Vec<Event> {
+fn changes(state: &Inner, seen: u64) -> Vec<Event> {
     let mut changes: Vec<(u64, Kind)> = Vec::new();
     let newer = |version: &u64| *version > seen;
     changes.extend(state.removals.iter().filter(|(version, _)| newer(version)).cloned());
