@@ -1,4 +1,4 @@
-//! Images, blob by blob, into the cell's containerd.
+//! `PutBlob` and `PutImage`: writes an image that the daemon pushes into the cell's containerd.
 
 use std::{
     sync::atomic::{AtomicU64, Ordering},
@@ -25,22 +25,21 @@ use tonic::{Code, Request, Status, Streaming, metadata::MetadataValue, transport
 
 use super::runtime::{MAX_MESSAGE_BYTES, QUERY_TIMEOUT, Runtime, namespaced, with_timeout};
 
-/// The most digests of one question, and names of one image.
+/// Upper bound on the digests in a `MissingBlobs` request.
 const MAX_DIGESTS: usize = 1024;
-/// The most names of one image.
+/// Upper bound on the names of an image.
 const MAX_IMAGE_NAMES: usize = 64;
-/// How long a part of a blob may take to come. The daemon reads it from its own ephemeral_storage.
+/// Longest wait for the next part of a blob. The daemon reads it from the node's disk.
 const PART_TIMEOUT: Duration = Duration::from_secs(60);
-/// How long CRI may take to learn of an image.
+/// Time in which CRI must list a created image.
 const CRI_VISIBLE_TIMEOUT: Duration = Duration::from_secs(30);
-/// The first and the longest wait between two questions to CRI.
+/// First and longest interval between two `ImageStatus` calls.
 const CRI_POLL_INTERVALS: (Duration, Duration) =
     (Duration::from_millis(5), Duration::from_millis(250));
-/// A lease keeps blobs deadline their image is named: so long at least.
+/// Lifetime of a lease, which keeps blobs from garbage collection until their image is created.
 const LEASE_HOURS: i64 = 2;
 
-/// A blob's name: `sha256:` and 64 hexadecimal digits, as containerd has them (sha512 with 128 is
-/// taken too).
+/// Returns true for `sha256:` with 64 lower-case hex digits, and for `sha512:` with 128.
 pub fn is_digest(digest: &str) -> bool {
     let of = |name, length| {
         digest.strip_prefix(name).is_some_and(|hex: &str| {
@@ -51,10 +50,10 @@ pub fn is_digest(digest: &str) -> bool {
     of("sha256:", 64) || of("sha512:", 128)
 }
 
-/// What a blob is called while it is written begins so: a pull's are called otherwise.
+/// Prefix of the ingests that pushed blobs are written to. Pulls use other names.
 const PUSH_INGEST_PREFIX: &str = "kiyot-";
 
-/// Whether an ingest is one of a blob that the daemon sends.
+/// Returns true if an ingest belongs to a blob that the daemon pushes.
 pub fn is_push_ingest(reference: &str) -> bool {
     reference.starts_with(PUSH_INGEST_PREFIX)
 }
@@ -64,7 +63,7 @@ fn check_digest(digest: &str) -> Result<(), Status> {
         Ok(())
     } else {
         Err(Status::invalid_argument(format!(
-            "the digest {digest:?}: allowed are sha256:<64 hex digits> and sha512:<128>"
+            "digest {digest:?}: invalid; allowed: sha256:<64 hex digits> or sha512:<128 hex digits>"
         )))
     }
 }
@@ -75,11 +74,11 @@ fn content(runtime: &Runtime) -> ContentClient<Channel> {
         .max_encoding_message_size(MAX_MESSAGE_BYTES)
 }
 
-/// Which of these blobs containerd lacks.
+/// Returns those of the digests that containerd's content store lacks.
 pub async fn missing_blobs(runtime: &Runtime, digests: Vec<String>) -> Result<Vec<String>, Status> {
     if digests.len() > MAX_DIGESTS {
         return Err(Status::invalid_argument(format!(
-            "{} digests: at most {MAX_DIGESTS} are allowed",
+            "{} digests: too many; allowed: at most {MAX_DIGESTS}",
             digests.len()
         )));
     }
@@ -98,8 +97,7 @@ pub async fn missing_blobs(runtime: &Runtime, digests: Vec<String>) -> Result<Ve
     Ok(missing)
 }
 
-/// One blob, checked by containerd against its digest. One that is there already is not written
-/// again.
+/// Writes a blob, whose digest containerd checks. A blob that the store has is not written again.
 pub async fn put_blob(
     runtime: &Runtime,
     mut parts: impl Stream<Item = Result<BlobPart, Status>> + Unpin,
@@ -107,10 +105,13 @@ pub async fn put_blob(
     static NEXT: AtomicU64 = AtomicU64::new(0);
     let first = next_part(&mut parts)
         .await?
-        .ok_or_else(|| Status::invalid_argument("a blob begins with a part that names it"))?;
+        .ok_or_else(|| Status::invalid_argument("blob stream ended before its first part"))?;
     check_digest(&first.digest)?;
     let size = i64::try_from(first.size).map_err(|_| {
-        Status::invalid_argument(format!("the blob {} has {} bytes", first.digest, first.size))
+        Status::invalid_argument(format!(
+            "blob {}: size of {} bytes is out of range",
+            first.digest, first.size
+        ))
     })?;
     if missing_blobs(runtime, vec![first.digest.clone()]).await?.is_empty() {
         return Ok(());
@@ -126,7 +127,7 @@ pub async fn put_blob(
     match written {
         Err(status) if status.code() == Code::AlreadyExists => Ok(()),
         Err(status) => {
-            // What is left of it would go in a day by itself.
+            // Best effort: containerd removes an abandoned ingest after a day.
             let _ = content(runtime)
                 .abort(namespaced(with_timeout(QUERY_TIMEOUT, AbortRequest { r#ref: reference })))
                 .await;
@@ -142,7 +143,7 @@ async fn next_part(
     let part = tokio::time::timeout(PART_TIMEOUT, parts.next()).await;
     part.map_err(|_| {
         Status::deadline_exceeded(format!(
-            "no part of the blob came with_timeout {} s",
+            "no part of the blob received within {} s",
             PART_TIMEOUT.as_secs()
         ))
     })?
@@ -166,11 +167,12 @@ async fn write_blob(
         data,
         labels: first.labels.clone(),
     };
-    // One message at a time is under way.
+    // At most one message is in flight.
     let (sender, receiver) = mpsc::channel(1);
     send(&sender, request(WriteAction::Stat, 0, Vec::new())).await?;
     let mut call = namespaced(Request::new(ReceiverStream::new(receiver)));
-    let lease = MetadataValue::try_from(lease).map_err(|_| Status::internal("the lease's name"))?;
+    let lease = MetadataValue::try_from(lease)
+        .map_err(|_| Status::internal("lease id is no metadata value"))?;
     call.metadata_mut().insert("containerd-lease", lease);
     let mut responses = content(runtime).write(call).await?.into_inner();
     response(&mut responses).await?;
@@ -180,7 +182,7 @@ async fn write_blob(
         let length = i64::try_from(data.len()).unwrap_or(i64::MAX);
         if offset.saturating_add(length) > size {
             return Err(Status::invalid_argument(format!(
-                "the blob {} has more than the {size} bytes that were announced",
+                "blob {}: more than the announced {size} bytes",
                 first.digest
             )));
         }
@@ -192,7 +194,7 @@ async fn write_blob(
     }
     if offset != size {
         return Err(Status::invalid_argument(format!(
-            "the blob {} has {offset} bytes, and {size} were announced",
+            "blob {}: {offset} bytes received, {size} announced",
             first.digest
         )));
     }
@@ -207,20 +209,21 @@ async fn send(
     sender
         .send(request)
         .await
-        .map_err(|_| Status::unavailable("containerd ended the blob's stream"))
+        .map_err(|_| Status::unavailable("containerd closed the blob's stream"))
 }
 
 async fn response(
     responses: &mut Streaming<WriteContentResponse>,
 ) -> Result<WriteContentResponse, Status> {
     let answer = tokio::time::timeout(PART_TIMEOUT, responses.message()).await;
-    let answer =
-        answer.map_err(|_| Status::deadline_exceeded("containerd does not take the blob"))??;
-    answer.ok_or_else(|| Status::unavailable("containerd ended the blob's stream"))
+    let answer = answer.map_err(|_| {
+        Status::deadline_exceeded("containerd's content store: no response in time")
+    })??;
+    answer.ok_or_else(|| Status::unavailable("containerd closed the blob's stream"))
 }
 
-/// A lease that holds what is written now deadline its image is named; another one for each hour, so
-/// that blobs of images that never came go away.
+/// Creates a lease that keeps new blobs until their image is created. There is one lease per hour,
+/// so that blobs whose image never comes are collected.
 async fn create_lease(runtime: &Runtime) -> Result<String, Status> {
     let now = Timestamp::now();
     let id = format!("kiyot-{}", now.as_second() / 3600);
@@ -237,20 +240,21 @@ async fn create_lease(runtime: &Runtime) -> Result<String, Status> {
     }
 }
 
-/// Names an image, and waits deadline CRI has it under all its names.
+/// Creates or updates an image, and waits until CRI lists it under all its names.
 pub async fn put_image(runtime: &Runtime, request: PutImageRequest) -> Result<(), Status> {
     check_digest(&request.target_digest)?;
     if request.names.is_empty() || request.names.len() > MAX_IMAGE_NAMES {
         return Err(Status::invalid_argument(format!(
-            "an image of {} names: allowed are 1 to {MAX_IMAGE_NAMES}",
+            "image with {} names; allowed: 1 to {MAX_IMAGE_NAMES}",
             request.names.len()
         )));
     }
     let target = Descriptor {
         media_type: request.target_media_type,
         digest: request.target_digest,
-        size: i64::try_from(request.target_size)
-            .map_err(|_| Status::invalid_argument("the size of the image's manifest"))?,
+        size: i64::try_from(request.target_size).map_err(|_| {
+            Status::invalid_argument("size of the image's manifest is out of range")
+        })?,
         annotations: std::collections::HashMap::new(),
     };
     for name in &request.names {
@@ -298,20 +302,20 @@ async fn wait_visible_to_cri(
             image: Some(ImageSpec { image: name.to_owned(), ..Default::default() }),
             verbose: false,
         };
-        let known = runtime
+        let listed = runtime
             .images()
             .image_status(with_timeout(QUERY_TIMEOUT, request))
             .await?
             .into_inner()
             .image
             .map(|image| image.id);
-        if known.as_deref() == Some(id) {
+        if listed.as_deref() == Some(id) {
             return Ok(());
         }
         if Instant::now() >= deadline {
-            let known = known.unwrap_or_else(|| "nothing".to_owned());
+            let listed = listed.unwrap_or_else(|| "nothing".to_owned());
             return Err(Status::deadline_exceeded(format!(
-                "CRI takes the image {name} for {known}, and not for {id}"
+                "image {name}: CRI lists {listed}, expected {id}"
             )));
         }
         tokio::time::sleep(interval).await;
@@ -324,7 +328,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn digests_are_told_from_other_words() {
+    fn digest_with_other_form_is_rejected() {
         assert!(is_digest(&format!("sha256:{}", "0a".repeat(32))));
         assert!(is_digest(&format!("sha512:{}", "0a".repeat(64))));
         for wrong in [

@@ -1,9 +1,8 @@
-//! CRI, forwarded to the cell's containerd as it came: bytes, metadata, trailers.
+//! Forwards CRI calls to the cell's containerd unchanged: bytes, metadata, trailers.
 //!
-//! containerd undoes what it has half done when a call is cancelled: a container whose start is cut
-//! short reads EXITED, and a kubelet counts a restart. So a call that changes something is done to
-//! its end, with_timeout its deadline, when the connection that it came by is lost: the daemon that is
-//! started again finds it done.
+//! containerd rolls back a cancelled call: a container whose start is cancelled reads EXITED, and a
+//! kubelet counts a restart. So a call that changes state is detached from its connection and runs
+//! until its own deadline. After a restart the daemon finds it done.
 
 use std::{sync::Arc, time::Duration};
 
@@ -17,11 +16,12 @@ use tower::{BoxError, Service, ServiceExt};
 
 use super::runtime::{MAX_MESSAGE_BYTES, Runtime};
 
-/// A message's head in gRPC's framing, in bytes.
+/// Header of a gRPC message, in bytes.
 const GRPC_FRAME_HEADER_BYTES: usize = 5;
 
-/// What is done to its end. Not ExecSync: nobody would get its output. Not PullImage: the daemon
-/// ends one that stands still or that is to begin again, and one that is cut short is no harm.
+/// Methods that run to completion when their connection is lost. ExecSync isn't among them, as its
+/// output would be lost. PullImage isn't either: the daemon cancels a stalled pull, and a cancelled
+/// pull does no harm.
 const DETACHED_METHODS: [&str; 10] = [
     "/runtime.v1.RuntimeService/RunPodSandbox",
     "/runtime.v1.RuntimeService/StopPodSandbox",
@@ -34,22 +34,23 @@ const DETACHED_METHODS: [&str; 10] = [
     "/runtime.v1.RuntimeService/UpdatePodSandboxResources",
     "/runtime.v1.ImageService/RemoveImage",
 ];
-/// How many calls at a time are done to their end; more are cancelled with their connection.
+/// Upper bound on detached calls. Calls beyond it are cancelled with their connection.
 pub const MAX_DETACHED_CALLS: usize = 64;
-/// How long a call may take that came without a deadline. The daemon gives each one.
+/// Timeout of a detached call without a deadline. The daemon sets one on each call.
 const DEFAULT_TIMEOUT: Duration = Duration::from_secs(120);
-/// A call's deadline, in gRPC. The channel to containerd keeps to it.
+/// gRPC's header with a call's timeout, which the channel to containerd honours.
 const GRPC_TIMEOUT_HEADER: &str = "grpc-timeout";
 
-/// Whether a path is one of CRI's.
+/// Returns true for the path of a CRI method.
 pub fn is_cri(path: &str) -> bool {
     path.starts_with("/runtime.v1.RuntimeService/") || path.starts_with("/runtime.v1.ImageService/")
 }
 
-/// Sends a call to containerd and hands back its answer. Either way no more than one message of the
-/// largest size goes through.
+/// Sends a call to containerd and returns the response. Request and response are limited to one
+/// message of [`MAX_MESSAGE_BYTES`].
 ///
-/// One that changes something goes on when this is dropped, if `detached_calls` has room for it.
+/// A call of [`DETACHED_METHODS`] continues after this future is dropped, if `detached_calls` has a
+/// permit.
 pub async fn forward<B>(
     runtime: &Runtime,
     detached_calls: &Arc<Semaphore>,
@@ -66,7 +67,7 @@ where
     };
     let has_deadline = request.headers().contains_key(GRPC_TIMEOUT_HEADER);
     let sent = send(runtime.clone(), request);
-    // It ends by its deadline, and with the agent.
+    // Ends by its deadline, or with the agent.
     let task = tokio::spawn(async move {
         let _permit = permit;
         if has_deadline {
@@ -75,13 +76,13 @@ where
         let answer = timeout(DEFAULT_TIMEOUT, sent).await;
         answer.unwrap_or_else(|_| {
             Status::deadline_exceeded(
-                "the cell's containerd: no answer to a call without a deadline",
+                "the cell's containerd: no response within the default timeout",
             )
             .into_http()
         })
     });
     task.await.unwrap_or_else(|error| {
-        Status::internal(format!("the call's task ended: {error}")).into_http()
+        Status::internal(format!("task of the call failed: {error}")).into_http()
     })
 }
 

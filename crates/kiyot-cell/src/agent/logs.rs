@@ -1,7 +1,7 @@
-//! Logs of containers: their sizes, what is in them from a position on, and their trimming.
+//! Container logs: sizes, reads from a position, and trimming.
 //!
-//! A log is never shortened: what the daemon has is punched out of it, so that positions stay what
-//! they were.
+//! A log is never truncated at its beginning: trimming punches a hole, so that positions stay
+//! valid.
 
 mod retention;
 mod watch;
@@ -24,18 +24,18 @@ pub use watch::follow;
 
 use super::files::{self, FileError, Files, RelPath};
 
-/// Where logs are, beneath `pod_dir`.
+/// Directory of the logs below `pod_dir`.
 pub const LOG_DIR: &str = "logs";
-/// How deep beneath it logs are looked for.
+/// Depth of the directories below [`LOG_DIR`] that are searched.
 const MAX_DEPTH: usize = 4;
-/// The most logs that are told of.
+/// Upper bound on reported logs.
 const MAX_LOGS: usize = 1024;
-/// The most that is read of a log at once, in bytes.
+/// Upper bound on one read, in bytes.
 const READ_CHUNK_BYTES: usize = 64 * 1024;
-/// What is given back of a log ends at a multiple of this, in bytes: a file system's block.
+/// Granularity of holes, in bytes: the block size of common file systems.
 const BLOCK_BYTES: u64 = 4096;
 
-/// The logs that there are, by path beneath `pod_dir`, and their sizes in bytes.
+/// Returns the logs by their path below `pod_dir`, with their sizes in bytes.
 pub fn sizes(pod_dir: &Path) -> BTreeMap<String, u64> {
     let mut sizes = BTreeMap::new();
     collect(&pod_dir.join(LOG_DIR), LOG_DIR, 0, &mut sizes);
@@ -45,7 +45,7 @@ pub fn sizes(pod_dir: &Path) -> BTreeMap<String, u64> {
 fn collect(dir: &Path, name: &str, depth: usize, sizes: &mut BTreeMap<String, u64>) {
     let Ok(entries) = std::fs::read_dir(dir) else { return };
     for entry in entries.flatten() {
-        // A name that is not UTF-8 is none that the daemon gave.
+        // The daemon gives only names in UTF-8.
         let Some(name) = entry.file_name().to_str().map(|file| format!("{name}/{file}")) else {
             continue;
         };
@@ -58,7 +58,7 @@ fn collect(dir: &Path, name: &str, depth: usize, sizes: &mut BTreeMap<String, u6
     }
 }
 
-/// A log from a position to its end at the time of the call.
+/// Streams a log from a position to its end at the time of the call.
 pub async fn read(
     files: Arc<Files>,
     request: ReadLogRequest,
@@ -76,7 +76,7 @@ pub async fn read(
             }
             let part = blocking(move || {
                 part(&file, position, end)
-                    .map_err(|error| Status::internal(format!("cannot read the log: {error}")))
+                    .map_err(|error| Status::internal(format!("cannot read log: {error}")))
             })
             .await?;
             let next = position + part.gap + part.content.len() as u64;
@@ -86,8 +86,8 @@ pub async fn read(
     .into_stream())
 }
 
-/// What is next in a log from a position on. What was punchable, also while it was read, is a gap,
-/// after which the next line begins.
+/// Reads the next part of a log. A trimmed range, even one that is trimmed during the read, becomes
+/// a gap that ends at the beginning of a line.
 fn part(file: &OwnedFd, position: u64, end: u64) -> Result<LogPart, Errno> {
     let begins = first_data(file, position, end)?;
     if begins > position {
@@ -98,26 +98,26 @@ fn part(file: &OwnedFd, position: u64, end: u64) -> Result<LogPart, Errno> {
     }
     let limit = (end - position).min(READ_CHUNK_BYTES as u64) as usize;
     let content = files::read_at(file, position, limit)?;
-    // A log is punchable from its beginning: if what was read was, so is its first byte.
+    // Logs are trimmed from their beginning: if any byte of the content was, the first one was too.
     if first_data(file, position, end)? > position {
         return part(file, position, end);
     }
     Ok(LogPart { content: Bytes::from(content), gap: 0 })
 }
 
-/// The first position from here on that was not punchable.
+/// Returns the first position from here on that is not in a hole.
 fn first_data(file: &OwnedFd, position: u64, end: u64) -> Result<u64, Errno> {
     match seek(file, SeekFrom::Data(position)) {
         Ok(data) => Ok(data.clamp(position, end)),
-        // Nothing but a hole follows.
+        // Only a hole follows.
         Err(Errno::NXIO) => Ok(end),
-        // A file system without holes.
+        // The file system has no holes.
         Err(Errno::INVAL) => Ok(position),
         Err(error) => Err(error),
     }
 }
 
-/// Where the next line begins after a position with_timeout one; the end if none does.
+/// Returns the beginning of the next line after a position, or `end`.
 fn next_line(file: &OwnedFd, mut position: u64, end: u64) -> Result<u64, Errno> {
     while position < end {
         let content =
@@ -133,19 +133,19 @@ fn next_line(file: &OwnedFd, mut position: u64, end: u64) -> Result<u64, Errno> 
     Ok(end)
 }
 
-/// Gives back the ephemeral_storage of all whole blocks before a position.
+/// Frees the disk space of all whole blocks before a position.
 pub async fn trim(files: Arc<Files>, request: TrimLogRequest) -> Result<(), Status> {
     blocking(move || {
         let (file, _) = open(&files, &request.path, request.position, true)?;
         let Some(length) = punchable(request.position) else { return Ok(()) };
         fallocate(&file, FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE, 0, length).map_err(
-            |error| Status::internal(format!("cannot trim the log {:?}: {error}", request.path)),
+            |error| Status::internal(format!("cannot trim log {:?}: {error}", request.path)),
         )
     })
     .await
 }
 
-/// How much may go, in bytes; `None` if nothing.
+/// Returns the length of the hole before a position, in bytes; `None` if it is less than a block.
 fn punchable(position: u64) -> Option<u64> {
     Some(position / BLOCK_BYTES * BLOCK_BYTES).filter(|length| *length > 0)
 }
@@ -154,23 +154,19 @@ fn open(files: &Files, path: &str, position: u64, write: bool) -> Result<(OwnedF
     let path = RelPath::parse(path)?;
     if !path.as_str().starts_with("logs/") {
         return Err(Status::invalid_argument(format!(
-            "the log {:?}: logs are in {LOG_DIR}/",
+            "log {:?}: invalid path; allowed: paths below {LOG_DIR}/",
             path.as_str()
         )));
     }
     let file = files
         .open_pod_file(&path, write)?
-        .ok_or_else(|| Status::not_found(format!("there is no log {:?}", path.as_str())))?;
+        .ok_or_else(|| Status::not_found(format!("log {:?}: not found", path.as_str())))?;
     let size = files::length(&file).map_err(|error| {
-        Status::from(FileError::Io {
-            what: "look at",
-            path: path.to_string(),
-            source: error.into(),
-        })
+        Status::from(FileError::Io { what: "stat", path: path.to_string(), source: error.into() })
     })?;
     if position > size {
         return Err(Status::out_of_range(format!(
-            "position {position} of the log {:?}: it has {size} bytes",
+            "log {:?}: position {position} is past the end at {size}",
             path.as_str()
         )));
     }
@@ -192,7 +188,7 @@ mod tests {
 
     use super::*;
 
-    /// Without holes there is nothing that these tests could show.
+    /// The tests need a file system with holes.
     pub(super) const CAN_PUNCH_HOLES: &str =
         "the file system of TMPDIR must punch holes, as ext4, xfs, btrfs, overlayfs and tmpfs do";
 
@@ -201,7 +197,7 @@ mod tests {
         fs::create_dir_all(temp.path().join("logs/c")).unwrap();
         fs::write(temp.path().join("logs/c/0.log"), content).unwrap();
         fs::write(temp.path().join("other"), content).unwrap();
-        // Blocks that are counted are those on the ephemeral_storage.
+        // st_blocks counts allocated blocks, so the file must be on disk.
         fs::File::open(temp.path().join("logs/c/0.log")).unwrap().sync_all().unwrap();
         let files = Arc::new(Files::open(temp.path(), temp.path()).unwrap());
         (temp, files)
@@ -228,7 +224,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_log_is_read_from_any_position() {
+    async fn log_is_read_from_any_position() {
         let content: Vec<u8> = (0..200_000_u32).map(|n| n as u8).collect();
         let (_temp, files) = fixture(&content);
         for position in [0, 1, 65_536, 199_999, 200_000] {
@@ -238,7 +234,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn only_logs_are_read_as_logs() {
+    async fn read_outside_of_logs_is_rejected() {
         let (_temp, files) = fixture(b"x");
         for (path, code) in [
             ("other", tonic::Code::InvalidArgument),
@@ -255,7 +251,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn trimming_keeps_size_and_what_follows() {
+    async fn trim_keeps_size_and_later_content() {
         let content = vec![b'x'; 100_000];
         let (temp, files) = fixture(&content);
         let before = fs::metadata(temp.path().join("logs/c/0.log")).unwrap().blocks();
@@ -263,10 +259,10 @@ mod tests {
         trim(Arc::clone(&files), request(90_001)).await.expect(CAN_PUNCH_HOLES);
         let after = fs::metadata(temp.path().join("logs/c/0.log")).unwrap();
         assert_eq!(after.len(), 100_000);
-        // 21 whole blocks are before the position and its line; a file system may have larger ones.
+        // 21 whole blocks lie before the position; a file system may have larger blocks.
         assert!(after.blocks() < before, "{} blocks of {before}", after.blocks());
         assert_eq!(all(&files, 90_001).await.unwrap(), content[90_001..]);
-        // 22 blocks are gone, and with them the beginning of the only line.
+        // 22 blocks are punched, and with them the beginning of the only line.
         let parts: Vec<_> =
             read(Arc::clone(&files), ReadLogRequest { path: "logs/c/0.log".into(), position: 10 })
                 .await
@@ -283,7 +279,7 @@ mod tests {
 
     /// Verifies D33.
     #[tokio::test]
-    async fn after_a_gap_a_log_begins_with_a_line() {
+    async fn read_after_trim_resumes_at_a_line() {
         let lines: Vec<u8> = (0..10_000).flat_map(|n| format!("line {n}\n").into_bytes()).collect();
         let (_temp, files) = fixture(&lines);
         let request = TrimLogRequest { path: "logs/c/0.log".into(), position: 50_000 };
@@ -295,21 +291,21 @@ mod tests {
                 .try_collect()
                 .await
                 .unwrap();
-        // 12 blocks are gone.
+        // 12 blocks are punched.
         let begins = 49_152 + lines[49_152..].iter().position(|byte| *byte == b'\n').unwrap() + 1;
         assert_eq!(parts[0], LogPart { content: Bytes::new(), gap: begins as u64 - 7 });
         assert_eq!(parts[1..].to_vec().content(), lines[begins..]);
     }
 
     #[test]
-    fn sizes_are_those_of_files_beneath_logs() {
+    fn sizes_cover_files_below_logs() {
         let (temp, _) = fixture(b"abc");
         assert_eq!(sizes(temp.path()), [("logs/c/0.log".to_owned(), 3)].into());
     }
 
     proptest! {
         #[test]
-        fn what_is_trimmed_is_before_the_position(position in 0_u64..u64::MAX) {
+        fn hole_ends_before_the_position(position in 0_u64..u64::MAX) {
             match punchable(position) {
                 Some(length) => prop_assert!(length <= position && position - length < BLOCK_BYTES && length % BLOCK_BYTES == 0),
                 None => prop_assert!(position < BLOCK_BYTES),

@@ -1,7 +1,7 @@
-//! How far pulls are, as the content store of the cell's containerd has it.
+//! `WatchPulls`: progress of image pulls, read from containerd's content store.
 //!
-//! CRI says nothing of a pull until it has ended. What is being fetched is an ingest of the content
-//! store, and a manifest gets its labels before its layers are fetched.
+//! CRI reports nothing before a pull ends. In the content store, a blob that is being fetched is an
+//! ingest, and a manifest gets its labels before its layers are fetched.
 
 use std::time::Duration;
 
@@ -27,25 +27,25 @@ use super::{
 
 mod progress;
 
-/// The pause between two looks until a manifest has come: its layers follow at once.
+/// Poll interval until a manifest arrives: its layers follow at once.
 const FAST_POLL_INTERVAL: Duration = Duration::from_millis(10);
-/// The pause after that, when none has come for [`FAST_POLL_DURATION`], and when a observe has failed.
+/// Poll interval after a manifest, after [`FAST_POLL_DURATION`] without one, and after a failure.
 const SLOW_POLL_INTERVAL: Duration = Duration::from_millis(250);
-/// How long a manifest is looked for often.
+/// Longest time of fast polling.
 const FAST_POLL_DURATION: Duration = Duration::from_secs(30);
-/// Nobody waits longer for news than this.
+/// Longest pause between two messages.
 const HEARTBEAT_INTERVAL: Duration = Duration::from_secs(4);
-/// How long looks may fail, one after another, until a watch ends.
+/// Time of consecutive failures after which the watch fails.
 const MAX_FAILING: Duration = Duration::from_secs(60);
-/// The longest manifest that is last_sent: one of the most layers that a snapshotter takes has a tenth
-/// of it.
+/// Longest manifest that is sent, in bytes. An image with the most layers that a snapshotter
+/// accepts has a tenth of it.
 const MAX_MANIFEST_BYTES: usize = 1 << 20;
-/// Manifests with this label lead to an image's configuration; with it, all that they lead to is
-/// baseline (containerd, images.SetChildrenMappedLabels).
+/// Label of a manifest that references an image configuration. containerd sets the labels of all
+/// references at once (images.SetChildrenMappedLabels).
 const CONFIG_LABEL: &str = "containerd.io/gc.ref.content.config";
 
-/// News of a pull, from now on, or from when an earlier watch of it began; of all pulls, if no
-/// image is named.
+/// Streams the progress of pulls of an image, or of all images if none is named. `request.known`
+/// continues an earlier watch of the same pull.
 pub fn watch(
     runtime: Runtime,
     request: WatchPullsRequest,
@@ -63,7 +63,7 @@ pub fn watch(
     Box::pin(stream::unfold(Some(watch), |watch| async {
         let mut watch = watch?;
         match watch.next().await {
-            Ok(news) => Some((Ok(news), Some(watch))),
+            Ok(message) => Some((Ok(message), Some(watch))),
             Err(status) => Some((Err(status), None)),
         }
     }))
@@ -86,27 +86,26 @@ fn message_of(baseline: Baseline) -> KnownManifests {
     KnownManifests { manifests: baseline.into_iter().map(message).collect() }
 }
 
-/// One watcher.
+/// State of a `WatchPulls` stream.
 struct Watch {
     runtime: Runtime,
     progress: Progress,
-    /// Manifests that have come and were not last_sent yet.
+    /// Manifests that have arrived and are to be sent.
     unsent: Vec<String>,
     fast_poll_until: Instant,
-    /// When it was last_sent last, and what.
+    /// Time and content of the last message.
     last_sent: Option<(Instant, (u64, bool))>,
     _permit: OwnedSemaphorePermit,
 }
 
 impl Watch {
-    /// What is to be last_sent next. A observe that fails is looked again: containerd fails to list what is
-    /// just being fetched when it is put away meanwhile, and who begins a watch anew because of it
-    /// learns less.
+    /// Returns the next message. Failed polls are repeated: containerd fails to list an ingest that
+    /// completes during the call, and a new watch would lose progress.
     async fn next(&mut self) -> Result<PullNews, Status> {
         let mut give_up_at = None;
         loop {
             match self.observe().await {
-                Ok(Some(news)) => return Ok(news),
+                Ok(Some(message)) => return Ok(message),
                 Ok(None) => give_up_at = None,
                 Err(status) => {
                     if Instant::now()
@@ -114,17 +113,14 @@ impl Watch {
                     {
                         return Err(status);
                     }
-                    tracing::info!(
-                        status = status.message(),
-                        "the content store can't be looked at, and is looked at again"
-                    );
+                    tracing::info!(status = status.message(), "content store not read, retrying");
                     tokio::time::sleep(SLOW_POLL_INTERVAL).await;
                 }
             }
         }
     }
 
-    /// Looks once, and tells what is due.
+    /// Polls once. Returns a message if something changed or a heartbeat is due.
     async fn observe(&mut self) -> Result<Option<PullNews>, Status> {
         if self.last_sent.is_some() && self.unsent.is_empty() {
             tokio::time::sleep(if Instant::now() < self.fast_poll_until {
@@ -137,11 +133,11 @@ impl Watch {
         let store = list(&self.runtime, &self.progress).await?;
         let (new, fetching) = self.progress.observe(&store);
         self.unsent.extend(new);
-        let state = (self.progress.moves, fetching);
+        let progress = (self.progress.moves, fetching);
         let now = Instant::now();
         let is_due = self
             .last_sent
-            .is_none_or(|(at, last_sent)| last_sent != state || now >= at + HEARTBEAT_INTERVAL);
+            .is_none_or(|(at, last_sent)| last_sent != progress || now >= at + HEARTBEAT_INTERVAL);
         if !is_due && self.unsent.is_empty() {
             return Ok(None);
         }
@@ -152,8 +148,8 @@ impl Watch {
             self.fast_poll_until = now;
         }
         let baseline = self.last_sent.is_none().then(|| message_of(self.progress.baseline()));
-        self.last_sent = Some((now, state));
-        Ok(Some(PullNews { moves: state.0, fetching, manifest, known: baseline }))
+        self.last_sent = Some((now, progress));
+        Ok(Some(PullNews { moves: progress.0, fetching, manifest, known: baseline }))
     }
 }
 
@@ -169,8 +165,8 @@ async fn list(runtime: &Runtime, progress: &Progress) -> Result<ContentSnapshot,
             store.manifests.insert(info.digest, ManifestLabels::new(info.labels));
         }
     }
-    // A list has no times of changes (containerd, contentserver.List). What is asked about are the
-    // few manifests of one repository.
+    // The list has no update times (containerd, contentserver.List), so the few manifests of this
+    // repository are read one by one.
     for digest in progress.own(&store) {
         match content(runtime)
             .info(namespaced(with_timeout(QUERY_TIMEOUT, InfoRequest { digest: digest.clone() })))
@@ -206,7 +202,7 @@ fn content(runtime: &Runtime) -> ContentClient<Channel> {
     ContentClient::new(runtime.channel()).max_decoding_message_size(MAX_MESSAGE_BYTES)
 }
 
-/// A manifest; `None` if it is gone again, or too long.
+/// Reads a manifest; `None` if it was removed or is too long.
 async fn read(runtime: &Runtime, digest: String) -> Result<Option<PulledManifest>, Status> {
     let request = ReadContentRequest { digest: digest.clone(), offset: 0, size: 0 };
     let read = async {

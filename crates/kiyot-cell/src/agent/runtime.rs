@@ -1,4 +1,4 @@
-//! The cell's containerd: calls to it over its socket, CRI and its own API.
+//! Client of the cell's containerd: CRI and containerd's own API.
 
 use std::{
     io,
@@ -19,29 +19,28 @@ use tonic::{
 };
 use tower::service_fn;
 
-/// The most that a message of CRI may have, in bytes: as in containerd and the kubelet.
+/// Upper bound on a CRI message, in bytes, as in containerd and the kubelet.
 pub const MAX_MESSAGE_BYTES: usize = 16 * 1024 * 1024;
-/// How long a call waits for a containerd that is just being started.
+/// Longest wait for a containerd that is starting.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
-/// The wait between two tries.
+/// Delay between connection attempts.
 const CONNECT_RETRY_DELAY: Duration = Duration::from_millis(10);
-/// The deadline of a call that only asks.
+/// Deadline of calls that only read.
 pub const QUERY_TIMEOUT: Duration = Duration::from_secs(10);
-/// What containerd says to all calls of CRI deadline it is ready for them (internal/cri,
-/// checkInitialized). Before 2.0 no code tells it from other failures.
+/// Message of all CRI calls until containerd is initialized (internal/cri, checkInitialized).
+/// Before 2.0 it has no status code of its own.
 const NOT_INITIALIZED: &str = "server is not initialized yet";
 /// containerd's namespace for CRI.
 pub const NAMESPACE: &str = "k8s.io";
 
-/// The cell's containerd. Cheap to clone; connects when it is used, and again when the connection
-/// is lost.
+/// Client of the cell's containerd. Cheap to clone; connects on use, and reconnects.
 #[derive(Debug, Clone)]
 pub struct Runtime {
     channel: Channel,
 }
 
 impl Runtime {
-    /// For the containerd behind a socket.
+    /// Creates a client for a socket.
     pub fn new(socket: PathBuf) -> Self {
         let channel = Endpoint::from_static("http://localhost").connect_with_connector_lazy(
             service_fn(move |_: Uri| {
@@ -61,19 +60,19 @@ impl Runtime {
         Self { channel }
     }
 
-    /// The connection.
+    /// Returns the channel.
     pub fn channel(&self) -> Channel {
         self.channel.clone()
     }
 
-    /// CRI's runtime service.
+    /// Returns a client of CRI's runtime service.
     pub fn runtime(&self) -> RuntimeServiceClient<Channel> {
         RuntimeServiceClient::new(self.channel())
             .max_decoding_message_size(MAX_MESSAGE_BYTES)
             .max_encoding_message_size(MAX_MESSAGE_BYTES)
     }
 
-    /// CRI's image service.
+    /// Returns a client of CRI's image service.
     pub fn images(&self) -> ImageServiceClient<Channel> {
         ImageServiceClient::new(self.channel())
             .max_decoding_message_size(MAX_MESSAGE_BYTES)
@@ -81,7 +80,7 @@ impl Runtime {
     }
 }
 
-/// A connection to a containerd whose CRI answers: the socket is served a moment before that.
+/// Connects to a containerd whose CRI plugin is initialized; the socket is served a moment earlier.
 async fn connect(socket: &Path) -> io::Result<UnixStream> {
     let stream = UnixStream::connect(socket).await?;
     let socket = socket.to_owned();
@@ -100,19 +99,19 @@ async fn connect(socket: &Path) -> io::Result<UnixStream> {
         Err(status) if status.message().contains(NOT_INITIALIZED) => {
             Err(io::Error::other(status.message()))
         }
-        // Whatever else is wrong is said to whoever calls.
+        // Other errors are the caller's to handle.
         _ => Ok(stream),
     }
 }
 
-/// A request with a deadline.
+/// Returns a request with a deadline.
 pub fn with_timeout<T>(deadline: Duration, message: T) -> Request<T> {
     let mut request = Request::new(message);
     request.set_timeout(deadline);
     request
 }
 
-/// A request to containerd's own API, in CRI's namespace.
+/// Returns a request to containerd's own API in the namespace of CRI.
 pub fn namespaced<T>(mut request: Request<T>) -> Request<T> {
     request.metadata_mut().insert("containerd-namespace", MetadataValue::from_static(NAMESPACE));
     request
@@ -138,7 +137,7 @@ mod tests {
 
     use super::*;
 
-    /// Refuses calls as a containerd that is just being started, and then in other words.
+    /// Fails calls like a starting containerd, then in another way.
     #[derive(Clone)]
     struct FakeContainerd(Arc<AtomicUsize>);
 
@@ -160,7 +159,7 @@ mod tests {
             let status = if early {
                 Status::unknown(NOT_INITIALIZED)
             } else {
-                Status::unimplemented("played")
+                Status::unimplemented("fake")
             };
             ready(Ok(status.into_http()))
         }
@@ -168,7 +167,7 @@ mod tests {
 
     /// Verifies I7.
     #[tokio::test]
-    async fn no_call_meets_a_containerd_that_is_not_initialized() {
+    async fn call_waits_until_containerd_is_initialized() {
         let directory = tempfile::tempdir().unwrap();
         let socket = directory.path().join("containerd.sock");
         let listener = UnixListener::bind(&socket).unwrap();
@@ -183,8 +182,8 @@ mod tests {
         );
         let refused =
             Runtime::new(socket).runtime().version(VersionRequest::default()).await.unwrap_err();
-        assert_eq!((refused.code(), refused.message()), (Code::Unimplemented, "played"));
-        // Three early ones, one that was answered, and the call itself.
+        assert_eq!((refused.code(), refused.message()), (Code::Unimplemented, "fake"));
+        // Three early failures, a successful probe, and the call itself.
         assert_eq!(calls.load(Ordering::SeqCst), 5);
         server.abort();
     }

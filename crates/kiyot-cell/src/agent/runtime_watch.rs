@@ -1,8 +1,7 @@
-//! Follows what the cell's containerd does with sandboxes and containers, and keeps the [`CellState`]
-//! fresh.
+//! Watches sandboxes and containers in the cell's containerd, and updates the [`CellState`].
 //!
-//! containerd's events say that something happened; CRI's own state follows a little later. So an
-//! event only raises an expectation, and CRI is listed until it is is_met.
+//! containerd publishes an event before CRI's own state has changed. So an event adds an
+//! expectation, and CRI is listed until the expectation is met.
 
 use std::{
     collections::HashMap,
@@ -32,29 +31,29 @@ use super::{
     state::CellState,
 };
 
-/// The topic of an event of our own: when it comes back, we are subscribed. (containerd 1.6 answers
-/// a subscription with the first event only.)
+/// Topic of a probe event, which shows that the subscription is active: containerd 1.6 answers
+/// `Subscribe` with the first event only.
 const PROBE_TOPIC: &str = "/kiyot/subscribed";
-/// How often it is sent until then.
+/// Interval between probes until the subscription answers.
 const PROBE_INTERVAL: Duration = Duration::from_millis(50);
-/// What of containerd's events is of interest.
+/// Subscribed topics.
 const TOPIC_FILTERS: [&str; 3] =
     [r#"topic=="/kiyot/subscribed""#, r#"topic~="^/tasks/""#, r#"topic~="^/containers/""#];
-/// How long CRI's state may take to follow an event, before it is taken as it is.
+/// Longest wait for CRI's state to follow an event; after it, the state is taken as it is.
 const EXPECTATION_TIMEOUT: Duration = Duration::from_secs(10);
-/// The first and the longest wait between two lists for an expectation.
+/// First and longest interval between two lists while an expectation is unmet.
 const LIST_INTERVALS: (Duration, Duration) = (Duration::from_millis(5), Duration::from_millis(500));
-/// How often all is listed without any reason.
+/// Interval between lists without an event.
 const RELIST_INTERVAL: Duration = Duration::from_secs(5);
-/// How often once containerd has been started again: the shims of containers that run on then send
+/// Interval between lists after a restart of containerd: shims of running containers then send
 /// their next event late, or not at all.
 const RELIST_INTERVAL_AFTER_RESTART: Duration = Duration::from_secs(1);
-/// The wait before a lost containerd is asked again.
+/// Delay before a lost containerd is called again.
 const RECONNECT_DELAY: Duration = Duration::from_millis(100);
-/// Expectations at a time; beyond, the periodic list must do.
+/// Upper bound on unmet expectations. Events beyond it are covered by the periodic list.
 const MAX_EXPECTATIONS: usize = 1024;
 
-/// What CRI must say of an id.
+/// State of an id that CRI must reach after an event.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Expectation {
     Present,
@@ -63,7 +62,7 @@ enum Expectation {
     Absent,
 }
 
-/// Follows containerd, across its restarts. Never returns.
+/// Watches containerd across its restarts.
 #[derive(Debug)]
 pub struct RuntimeWatcher {
     runtime: Runtime,
@@ -75,7 +74,7 @@ pub struct RuntimeWatcher {
 }
 
 impl RuntimeWatcher {
-    /// What it finds is written on the board.
+    /// Creates a watcher that publishes to `state`.
     pub fn new(
         runtime: Runtime,
         state: Arc<CellState>,
@@ -92,18 +91,18 @@ impl RuntimeWatcher {
         }
     }
 
-    /// Follows until dropped.
+    /// Watches until dropped.
     pub async fn run(mut self) {
         loop {
             if let Err(status) = self.follow().await {
-                tracing::warn!(code = ?status.code(), message = status.message(), "containerd's events are lost, and are asked for again");
+                tracing::warn!(code = ?status.code(), message = status.message(), "containerd event stream lost, reconnecting");
             }
             self.relist_interval = RELIST_INTERVAL_AFTER_RESTART;
             tokio::time::sleep(RECONNECT_DELAY).await;
         }
     }
 
-    /// Subscribes, then lists, then follows the events until they end.
+    /// Subscribes, lists, then handles events until the stream ends.
     async fn follow(&mut self) -> Result<(), Status> {
         let mut events = self.subscribe().await?;
         self.list().await?;
@@ -119,7 +118,7 @@ impl RuntimeWatcher {
                 event = events.message() => {
                     match event? {
                         Some(event) => self.expect(&event),
-                        None => return Err(Status::unavailable("containerd ended its events")),
+                        None => return Err(Status::unavailable("containerd closed its event stream")),
                     }
                     interval = LIST_INTERVALS.0;
                     if self.expected.is_empty() {
@@ -158,8 +157,8 @@ impl RuntimeWatcher {
         }
     }
 
-    /// Lists all, and asks for the full status of what is new, has another state, or is expected to
-    /// change.
+    /// Lists sandboxes and containers, and reads the status of those that are new, have another
+    /// state, or have an unmet expectation.
     async fn list(&mut self) -> Result<(), Status> {
         let listed = self
             .runtime
@@ -201,8 +200,8 @@ impl RuntimeWatcher {
         self.expected.retain(|id, (expected, until)| {
             now < *until && !is_met(*expected, id, &sandboxes, &containers)
         });
-        // containerd reports an exit when the log is complete: the log's size is without_config before the
-        // exit.
+        // containerd reports an exit after the log is complete, so the log's size is published
+        // first.
         let (state, pod_dir) = (Arc::clone(&self.state), self.pod_dir.clone());
         let published = tokio::task::spawn_blocking(move || {
             state.set_logs(logs::sizes(&pod_dir));
@@ -228,8 +227,8 @@ impl RuntimeWatcher {
     }
 }
 
-/// Returns what the daemon is without_config of a container: what it has asked for itself is left out, so that
-/// all containers of a large pod are in one message of the control connection.
+/// Removes what the daemon has set itself, so that the statuses of all containers of a large pod
+/// fit into one message of the control connection.
 fn without_config(status: ContainerStatus) -> ContainerStatus {
     ContainerStatus {
         labels: HashMap::new(),
@@ -247,7 +246,7 @@ fn found<T>(answer: Result<tonic::Response<T>, Status>) -> Result<Option<T>, Sta
     }
 }
 
-/// What an event makes us expect of which id.
+/// Returns the id and the expectation that an event leads to.
 fn expectation(topic: &str, value: &[u8]) -> Option<(String, Expectation)> {
     match topic {
         "/containers/create" => {
@@ -259,7 +258,7 @@ fn expectation(topic: &str, value: &[u8]) -> Option<(String, Expectation)> {
         "/tasks/start" => Some((TaskStart::decode(value).ok()?.container_id, Expectation::Started)),
         "/tasks/exit" => {
             let exit = TaskExit::decode(value).ok()?;
-            // Another id is that of an exec.
+            // Another id is an exec's.
             (exit.id == exit.container_id).then_some((exit.container_id, Expectation::Exited))
         }
         _ => None,
@@ -295,7 +294,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_exec_s_exit_is_no_container_s() {
+    fn exit_of_an_exec_adds_no_expectation() {
         let exit = TaskExit { container_id: "c".into(), id: "e".into(), ..Default::default() };
         assert_eq!(expectation("/tasks/exit", &exit.encode_to_vec()), None);
         let exit = TaskExit { id: "c".into(), ..exit };
@@ -306,7 +305,7 @@ mod tests {
     }
 
     #[test]
-    fn an_expectation_is_met_by_what_cri_says() {
+    fn expectation_is_met_by_cri_state() {
         let running = ContainerStatus {
             id: "c".into(),
             state: ContainerState::ContainerRunning as i32,

@@ -1,4 +1,5 @@
-//! The agent's service on one connection: CRI goes to containerd, the rest is the agent's own.
+//! The agent's gRPC service on a connection: CRI calls go to containerd, others are the agent's
+//! own.
 
 use std::{
     convert::Infallible,
@@ -30,23 +31,22 @@ use super::{
 };
 use crate::uplink::ConnectionInfo;
 
-/// Tunnels to the streaming server at a time.
+/// Upper bound on tunnels to the streaming server.
 pub const MAX_TUNNELS: usize = 96;
-// When nobody reads at the end of any tunnel, those of name servers among them, logs and blobs
-// still have a third of the connection's window.
+// If no tunnel is read at its end, those to name servers included, a third of the connection's
+// window is left for logs and blobs.
 const _: () = assert!(
     (MAX_TUNNELS + TCP_CONNECTIONS) * (Profile::BULK.stream_window as usize)
         <= (Profile::BULK.connection_window as usize) / 3 * 2
 );
-/// Calls that change files at a time.
+/// Upper bound on concurrent `ChangeFiles` calls.
 pub const MAX_FILE_CHANGES: usize = 8;
-/// Blobs that are written at a time.
+/// Upper bound on concurrent `PutBlob` calls.
 pub const MAX_BLOB_WRITES: usize = 8;
-/// Watchers of pulls at a time. The kubelet pulls one image after another, unless it is told
-/// otherwise.
+/// Upper bound on concurrent `WatchPulls` calls. By default the kubelet pulls images one by one.
 pub const MAX_PULL_WATCHES: usize = 16;
 
-/// The service for one connection.
+/// Returns the service for a connection.
 pub fn service(context: Arc<AgentContext>, connection: ConnectionInfo) -> Dispatcher {
     let calls = Calls { context: Arc::clone(&context), connection };
     let agent = AgentServer::new(calls)
@@ -55,7 +55,7 @@ pub fn service(context: Arc<AgentContext>, connection: ConnectionInfo) -> Dispat
     Dispatcher { agent, context }
 }
 
-/// Sends each call where it belongs.
+/// Routes calls to containerd or to the agent.
 #[derive(Debug, Clone)]
 pub struct Dispatcher {
     agent: AgentServer<Calls>,
@@ -85,25 +85,25 @@ where
     }
 }
 
-/// The agent's own calls, on one connection.
+/// The agent's own calls on a connection.
 #[derive(Debug)]
 struct Calls {
     context: Arc<AgentContext>,
     connection: ConnectionInfo,
 }
 
-/// One of a bounded number; refused when all are collect.
+/// Takes a permit, or fails with RESOURCE_EXHAUSTED.
 fn permit(
     semaphore: &Arc<Semaphore>,
     what: &str,
 ) -> Result<tokio::sync::OwnedSemaphorePermit, Status> {
     Arc::clone(semaphore)
         .try_acquire_owned()
-        .map_err(|_| Status::resource_exhausted(format!("too many {what} at a time")))
+        .map_err(|_| Status::resource_exhausted(format!("too many {what}")))
 }
 
 fn join_error(error: tokio::task::JoinError) -> Status {
-    Status::internal(format!("the call's thread ended: {error}"))
+    Status::internal(format!("thread of the call panicked: {error}"))
 }
 
 #[async_trait::async_trait]
@@ -178,13 +178,13 @@ impl Agent for Calls {
         &self,
         request: Request<Streaming<FileChange>>,
     ) -> Result<Response<ChangeFilesReply>, Status> {
-        let _permit = permit(&self.context.file_changes, "calls that change files")?;
+        let _permit = permit(&self.context.file_changes, "concurrent ChangeFiles calls")?;
         let mut changes = request.into_inner();
         let mut writer = None;
         while let Some(change) = changes.message().await? {
             let files = Arc::clone(&self.context.files);
-            // Goes with the change: what a call that has ended has begun is done before anything of
-            // the next one is.
+            // The lock is held by the change, not by the call: the change of a cancelled call
+            // completes before a later call begins.
             let turn = Arc::clone(&self.context.file_change_lock).lock_owned().await;
             let applied = spawn_blocking(move || {
                 let _turn = turn;
@@ -194,7 +194,9 @@ impl Agent for Calls {
         }
         match writer {
             None => Ok(Response::new(ChangeFilesReply {})),
-            Some(_) => Err(Status::invalid_argument("the changes end with_timeout a file")),
+            Some(_) => {
+                Err(Status::invalid_argument("the changes end before the last part of a file"))
+            }
         }
     }
 
@@ -234,20 +236,20 @@ impl Agent for Calls {
     ) -> Result<Response<Self::TunnelStream>, Status> {
         let mut incoming = request.into_inner();
         let first = incoming.message().await?.ok_or_else(|| {
-            Status::invalid_argument("a tunnel begins with a part that says where it leads")
+            Status::invalid_argument("tunnel: stream ended before its first part")
         })?;
         let end = if first.query == 0 {
             tunnel::connect_streaming_server(
                 first.port,
                 self.context.stream_port,
-                permit(&self.context.tunnels, "tunnels")?,
+                permit(&self.context.tunnels, "concurrent tunnels")?,
             )
             .await?
         } else {
             let waiting = self.context.resolver.take_connection(first.query);
             waiting.ok_or_else(|| {
                 Status::not_found(format!(
-                    "no connection to a name server waits for {}",
+                    "query {}: no connection to a name server is waiting",
                     first.query
                 ))
             })?
@@ -268,7 +270,7 @@ impl Agent for Calls {
         &self,
         request: Request<Streaming<BlobPart>>,
     ) -> Result<Response<PutBlobReply>, Status> {
-        let _permit = permit(&self.context.blobs, "blobs")?;
+        let _permit = permit(&self.context.blobs, "concurrent PutBlob calls")?;
         blobs::put_blob(&self.context.runtime, request.into_inner()).await?;
         Ok(Response::new(PutBlobReply {}))
     }
@@ -287,7 +289,7 @@ impl Agent for Calls {
         &self,
         request: Request<WatchPullsRequest>,
     ) -> Result<Response<Self::WatchPullsStream>, Status> {
-        let permit = permit(&self.context.pulls, "watchers of pulls")?;
+        let permit = permit(&self.context.pulls, "concurrent WatchPulls calls")?;
         Ok(Response::new(pulls::watch(self.context.runtime.clone(), request.into_inner(), permit)))
     }
 
@@ -296,7 +298,7 @@ impl Agent for Calls {
         _: Request<ShutdownRequest>,
     ) -> Result<Response<ShutdownReply>, Status> {
         let stopped = shutdown::stop_all(&self.context.runtime).await;
-        // Whatever could not be stopped ends with the cell.
+        // What could not be stopped ends with the cell.
         self.context.power_off.cancel();
         stopped.map(|()| Response::new(ShutdownReply {}))
     }

@@ -1,4 +1,4 @@
-//! The end of the pod: its sandboxes are stopped, and all that runs in them.
+//! `Shutdown`: stops the pod's sandboxes.
 
 use std::time::Duration;
 
@@ -7,11 +7,11 @@ use tonic::Status;
 
 use super::runtime::{QUERY_TIMEOUT, Runtime, with_timeout};
 
-/// How long containerd may take for each sandbox. The cell's end ends what is left.
+/// Deadline of a `StopPodSandbox` call. What is left ends with the cell.
 const STOP_TIMEOUT: Duration = Duration::from_secs(20);
 
-/// Stops all sandboxes. An error says what could not be stopped: the power-off that follows does
-/// it.
+/// Stops all sandboxes. Returns the last error; the cell's power-off ends what could not be
+/// stopped.
 pub async fn stop_all(runtime: &Runtime) -> Result<(), Status> {
     let sandboxes = runtime
         .runtime()

@@ -1,4 +1,4 @@
-//! What the pod uses: containerd's statistics, and the counters of the cell's network.
+//! Heartbeats with the pod's statistics: from containerd, and from the cell's network interfaces.
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -17,9 +17,9 @@ use super::{
     runtime::{Runtime, with_timeout},
 };
 
-/// How long statistics may take; a heartbeat goes without them then.
+/// Deadline for statistics, after which a heartbeat is sent without them.
 const STATS_TIMEOUT: Duration = Duration::from_millis(900);
-/// A heartbeat with what containerd has soon.
+/// Returns a heartbeat with the statistics that containerd returns in time.
 pub async fn heartbeat(
     runtime: &Runtime,
     metrics_subscription: &MetricsSubscription,
@@ -46,8 +46,8 @@ pub async fn heartbeat(
     Heartbeat { metrics, ..beat }
 }
 
-/// What is assemble of what containerd has answered. Of a pod of which it has not answered all, nothing
-/// is assemble: the daemon has assemble what it was before, and numbers that miss would be collect for zero.
+/// Builds a heartbeat. The pod's statistics are left out unless containerd returned all of them:
+/// the daemon keeps the last complete ones, and missing numbers would read as zero.
 fn assemble(
     containers: Option<Vec<ContainerStats>>,
     sandboxes: Option<Vec<PodSandboxStats>>,
@@ -67,9 +67,9 @@ fn assemble(
     Heartbeat { containers, sandbox, metrics: None, ephemeral_storage: 0 }
 }
 
-/// Adds what containerd leaves out. It counts the network only of sandboxes with one of their own,
-/// and in a cell they have the cell's; and it may not know a sandbox's control group, whose usage
-/// then is that of its containers.
+/// Fills in what containerd leaves out: the network, which it counts only for sandboxes with a
+/// network namespace of their own; and CPU and memory of a sandbox whose cgroup it can't read, as
+/// the sums over the containers.
 fn fill_sandbox_stats(
     mut sandbox: PodSandboxStats,
     containers: &[ContainerStats],
@@ -112,7 +112,7 @@ fn total(values: impl Iterator<Item = UInt64Value>) -> Option<UInt64Value> {
     values.reduce(|sum, value| UInt64Value { value: sum.value.saturating_add(value.value) })
 }
 
-/// As CRI has it; `None` without interfaces.
+/// Converts counters to CRI's type; `None` without interfaces.
 fn network_usage(network: &[Interface], timestamp: i64) -> Option<NetworkUsage> {
     let counters = |value| Some(UInt64Value { value });
     let mut interfaces =
@@ -154,7 +154,7 @@ mod tests {
     }
 
     #[test]
-    fn the_pods_interface_is_the_default_one() {
+    fn network_usage_has_eth0_as_default_interface() {
         let usage = network_usage(&network(), 9).unwrap();
         let eth0 = usage.default_interface.unwrap();
         assert_eq!((eth0.name.as_str(), usage.timestamp), ("eth0", 9));
@@ -171,7 +171,7 @@ mod tests {
 
     /// Verifies U1.
     #[test]
-    fn only_what_is_missing_is_added() {
+    fn sandbox_stats_are_filled_in_only_where_missing() {
         let of_container = ContainerStats {
             cpu: Some(CpuUsage { usage_core_nano_seconds: value(5), ..Default::default() }),
             memory: Some(MemoryUsage { working_set_bytes: value(7), ..Default::default() }),
@@ -205,7 +205,7 @@ mod tests {
 
     /// Verifies U3.
     #[test]
-    fn what_containerd_does_not_say_is_not_told_as_nothing() {
+    fn incomplete_statistics_are_left_out() {
         let (containers, sandboxes) =
             (Some(vec![ContainerStats::default()]), Some(vec![PodSandboxStats::default()]));
         for (containers, sandboxes) in

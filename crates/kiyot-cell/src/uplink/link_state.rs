@@ -9,7 +9,7 @@ use tokio::{sync::watch, time::Instant};
 
 /// Tells an agent that is started again since when there has been no link_monitor: seconds since the
 /// machine was started. Absent while there is link_monitor.
-const FILE: &str = "without-link_monitor-since";
+const FILE: &str = "without-contact-since";
 
 /// Whether the gateway holds a control connection of this cell.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -48,21 +48,21 @@ impl Fixture {
 }
 
 fn make_dir(mode: u32) -> Change {
-    let (uid, gid) = me();
+    let (uid, gid) = current_ids();
     Change::MakeDir(MakeDir { mode, uid, gid, keep: false })
 }
 
 fn write(mode: u32, content: &'static [u8], more: bool) -> Change {
-    let (uid, gid) = me();
+    let (uid, gid) = current_ids();
     Change::WriteFile(WriteFile { mode, uid, gid, content: content.into(), more })
 }
 
-fn me() -> (u32, u32) {
+fn current_ids() -> (u32, u32) {
     (rustix::process::getuid().as_raw(), rustix::process::getgid().as_raw())
 }
 
 #[test]
-fn a_directory_is_made_with_its_parents_and_gets_its_mode() {
+fn make_dir_creates_parents_and_sets_mode() {
     let mut fixture = Fixture::new();
     fixture.apply("a/b/c", make_dir(0o1777)).unwrap();
     assert_eq!(fs::metadata(fixture.pod("a/b/c")).unwrap().mode() & 0o7777, 0o1777);
@@ -75,7 +75,7 @@ fn a_directory_is_made_with_its_parents_and_gets_its_mode() {
 }
 
 #[test]
-fn a_file_is_replaced_as_a_whole() {
+fn file_is_replaced_atomically() {
     let mut fixture = Fixture::new();
     fixture.apply("v", make_dir(0o755)).unwrap();
     fixture.apply("v/key", write(0o444, b"one", false)).unwrap();
@@ -87,7 +87,7 @@ fn a_file_is_replaced_as_a_whole() {
 }
 
 #[test]
-fn a_long_file_is_in_place_only_when_it_is_whole() {
+fn file_of_several_parts_appears_when_complete() {
     let mut fixture = Fixture::new();
     fixture.apply("f", write(0o600, b"ab", true)).unwrap();
     assert!(!fixture.pod("f").exists());
@@ -106,11 +106,11 @@ fn a_long_file_is_in_place_only_when_it_is_whole() {
     ));
     let left: Vec<_> =
         fs::read_dir(fixture.pod("")).unwrap().map(|entry| entry.unwrap().file_name()).collect();
-    assert_eq!(left, ["f"], "nothing is left of the temporary_name file");
+    assert_eq!(left, ["f"], "the temporary file is removed");
 }
 
 #[test]
-fn links_are_made_and_renamed_as_the_kubelet_does() {
+fn data_link_is_swapped_as_the_kubelet_does() {
     let mut fixture = Fixture::new();
     fixture.apply("v/..2026", make_dir(0o755)).unwrap();
     fixture.apply("v/..2026/key", write(0o644, b"x", false)).unwrap();
@@ -126,7 +126,7 @@ fn links_are_made_and_renamed_as_the_kubelet_does() {
 }
 
 #[test]
-fn no_link_leads_out() {
+fn symlink_leading_out_is_not_followed() {
     let mut fixture = Fixture::new();
     let outside = fixture.temp.path().join("outside");
     fs::write(outside.join("secret"), "s").unwrap();
@@ -143,14 +143,14 @@ fn no_link_leads_out() {
     assert!(fixture.apply("bound", Change::Bind("out".into())).is_err());
     fixture.apply("out", Change::Remove(true)).unwrap();
     assert_eq!(fs::read(outside.join("secret")).unwrap(), b"s");
-    // A link in place of a file is replaced, not followed.
+    // A link in the place of a file is replaced, not followed.
     fixture.apply("file", write(0o600, b"mine", false)).unwrap();
     assert_eq!(fs::read(outside.join("secret")).unwrap(), b"s");
     assert!(fs::symlink_metadata(fixture.pod("file")).unwrap().is_file());
 }
 
 #[test]
-fn a_file_is_read_to_the_limit_and_only_if_regular() {
+fn get_reads_regular_files_up_to_the_limit() {
     let fixture = Fixture::new();
     fs::write(fixture.pod("message"), "0123456789").unwrap();
     assert_eq!(
@@ -167,11 +167,12 @@ fn a_file_is_read_to_the_limit_and_only_if_regular() {
 }
 
 #[test]
-fn values_without_meaning_are_refused() {
+fn values_out_of_range_are_rejected() {
     let mut fixture = Fixture::new();
     assert!(matches!(fixture.apply("d", make_dir(0o10000)), Err(FileError::Value { .. })));
-    let nobody = Change::MakeDir(MakeDir { mode: 0o700, uid: u32::MAX, ..Default::default() });
-    assert!(matches!(fixture.apply("d", nobody), Err(FileError::Value { .. })));
+    let invalid_owner =
+        Change::MakeDir(MakeDir { mode: 0o700, uid: u32::MAX, ..Default::default() });
+    assert!(matches!(fixture.apply("d", invalid_owner), Err(FileError::Value { .. })));
     let change = FileChange { root: 7, path: "d".into(), change: Some(make_dir(0o700)) };
     assert!(matches!(fixture.files.apply(change, &mut None), Err(FileError::Value { .. })));
     assert_eq!(
@@ -181,7 +182,7 @@ fn values_without_meaning_are_refused() {
 }
 
 #[test]
-fn a_deep_tree_with_odd_modes_is_removed() {
+fn tree_with_unreadable_entries_is_removed() {
     let mut fixture = Fixture::new();
     fixture.apply("t/a/b/c/d", make_dir(0o700)).unwrap();
     fs::write(fixture.pod("t/a/b/file"), "x").unwrap();
@@ -223,7 +224,7 @@ fn pipe_in_place_of_a_file_is_not_opened() {
 
 proptest! {
     #[test]
-    fn only_plain_relative_paths_are_taken(path in "[a./\\\\]{0,12}") {
+    fn path_parses_only_if_plain_and_relative(path in "[a./\\\\]{0,12}") {
         let plain = !path.is_empty() && path.split('/').all(|name| !matches!(name, "" | "." | ".."));
         prop_assert_eq!(RelPath::parse(&path).is_ok(), plain);
         if let Ok(parsed) = RelPath::parse(&path) {

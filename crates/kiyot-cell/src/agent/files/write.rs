@@ -1,4 +1,4 @@
-//! Regular files and links, made under another name and renamed into place.
+//! Regular files and symbolic links, written under a temporary name and renamed into place.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -11,10 +11,11 @@ use rustix::{
 
 use super::{FileError, RelPath, beneath, mode_of, set_owner_and_mode};
 
-/// What the names of temporary_name files begin with.
-const TEMPORARY_PREFIX: &str = ".kiyot-temporary_name-";
+/// Prefix of the names of temporary files.
+const TEMPORARY_PREFIX: &str = ".kiyot-unfinished-";
 
-/// A file that is being written. Dropped before its end, nothing of it is left.
+/// A file that is being written. Dropped before [`FileWriter::finish`], the temporary file is
+/// removed.
 #[derive(Debug)]
 pub struct FileWriter {
     root: Root,
@@ -35,7 +36,8 @@ impl FileWriter {
         let mode = mode_of(write.mode, &path)?;
         let parent = beneath::parent(dir, &path)?;
         let name = temporary_name();
-        remove_leftover(&parent, &name).map_err(FileError::io("remove what is left of", &path))?;
+        remove_leftover(&parent, &name)
+            .map_err(FileError::io("remove the temporary file of", &path))?;
         let flags =
             OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let file = openat(&parent, name.as_str(), flags, Mode::RUSR | Mode::WUSR)
@@ -66,7 +68,7 @@ impl FileWriter {
 
     pub(super) fn finish(mut self) -> Result<(), FileError> {
         renameat(&self.parent, self.name.as_str(), &self.parent, self.path.name())
-            .map_err(FileError::io("put in place", &self.path))?;
+            .map_err(FileError::io("rename into place", &self.path))?;
         self.finished = true;
         Ok(())
     }
@@ -83,16 +85,16 @@ impl Drop for FileWriter {
 pub(super) fn symlink(dir: &OwnedFd, path: &RelPath, target: &str) -> Result<(), FileError> {
     let parent = beneath::parent(dir, path)?;
     let name = temporary_name();
-    remove_leftover(&parent, &name).map_err(FileError::io("remove what is left of", path))?;
-    symlinkat(target, &parent, name.as_str()).map_err(FileError::io("make the link", path))?;
+    remove_leftover(&parent, &name).map_err(FileError::io("remove the temporary file of", path))?;
+    symlinkat(target, &parent, name.as_str()).map_err(FileError::io("create the link", path))?;
     renameat(&parent, name.as_str(), &parent, path.name()).map_err(|error| {
         let _ = unlinkat(&parent, name.as_str(), AtFlags::empty());
-        FileError::io("put in place the link", path)(error)
+        FileError::io("rename into place the link", path)(error)
     })
 }
 
-/// A name of its own among those of this run of the agent; what an earlier run left under it is
-/// removed.
+/// Returns a temporary name that is unique in this run of the agent. A leftover of an earlier run
+/// under that name is removed by the caller.
 fn temporary_name() -> String {
     static NEXT: AtomicU64 = AtomicU64::new(0);
     format!("{TEMPORARY_PREFIX}{}", NEXT.fetch_add(1, Ordering::Relaxed))

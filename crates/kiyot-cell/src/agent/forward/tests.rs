@@ -1,4 +1,4 @@
-//! A played containerd that takes its time, and callers that don't wait for it.
+//! Calls to a slow fake containerd, by callers that cancel.
 
 use std::{
     convert::Infallible,
@@ -16,10 +16,10 @@ use tonic::{server::NamedService, transport::Server};
 
 use super::*;
 
-/// Time for what must happen; generous, as the machine may be slow.
+/// Generous, as the machine may be slow.
 const TEST_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// How far its calls have come.
+/// Progress of the calls to the fake.
 #[derive(Default)]
 struct CallCounts {
     begun: AtomicUsize,
@@ -28,7 +28,7 @@ struct CallCounts {
     release: Notify,
 }
 
-/// A call that says when it is cancelled.
+/// Counts a cancellation when it is dropped.
 struct CancelProbe(Arc<CallCounts>);
 
 impl Drop for CancelProbe {
@@ -56,7 +56,7 @@ impl Service<Request<Body>> for FakeContainerd {
     fn call(&mut self, request: Request<Body>) -> Self::Future {
         let calls = Arc::clone(&self.0);
         Box::pin(async move {
-            // What the runtime asks before it takes the socket for a containerd's.
+            // The probe that `Runtime` sends on a new connection.
             if !request.uri().path().ends_with("/Status") {
                 let whole = request.into_body().collect().await;
                 calls.begun.fetch_add(1, Ordering::SeqCst);
@@ -66,7 +66,7 @@ impl Service<Request<Body>> for FakeContainerd {
                 std::mem::forget(call);
                 calls.done.fetch_add(1, Ordering::SeqCst);
             }
-            Ok(Status::unimplemented("played").into_http())
+            Ok(Status::unimplemented("fake").into_http())
         })
     }
 }
@@ -100,7 +100,7 @@ fn request(method: &str) -> Request<Body> {
 }
 
 async fn until(what: impl Fn() -> bool) {
-    kiyot_testkit::wait_until("a call is where it should be", TEST_TIMEOUT, async || {
+    kiyot_testkit::wait_until("the calls have progressed", TEST_TIMEOUT, async || {
         what().then_some(())
     })
     .await;
@@ -108,7 +108,7 @@ async fn until(what: impl Fn() -> bool) {
 
 /// Verifies X12, Y3.
 #[tokio::test]
-async fn what_changes_something_is_done_to_its_end() {
+async fn mutating_call_whose_connection_is_lost_completes() {
     let directory = tempfile::tempdir().unwrap();
     let socket = directory.path().join("containerd.sock");
     let calls = Arc::new(CallCounts::default());
@@ -120,13 +120,13 @@ async fn what_changes_something_is_done_to_its_end() {
             (runtime.clone(), Arc::clone(&detached_calls), request(method));
         let call = tokio::spawn(async move { forward(&runtime, &detached_calls, request).await });
         until(|| calls.begun.load(Ordering::SeqCst) > before).await;
-        // As when the connection is lost that it came by.
+        // As when the connection of the call is lost.
         call.abort();
         assert!(call.await.unwrap_err().is_cancelled());
     };
     cut("StartContainer").await;
-    assert_eq!(detached_calls.available_permits(), 0, "it goes on");
-    // There is no room for another one, and what only asks is cancelled.
+    assert_eq!(detached_calls.available_permits(), 0, "the call is detached");
+    // The only permit is taken, and ExecSync is not detached.
     cut("StartContainer").await;
     until(|| calls.cancelled.load(Ordering::SeqCst) == 1).await;
     cut("ExecSync").await;
@@ -134,10 +134,10 @@ async fn what_changes_something_is_done_to_its_end() {
     calls.release.notify_one();
     until(|| calls.done.load(Ordering::SeqCst) == 1 && detached_calls.available_permits() == 1)
         .await;
-    // Who waits has the answer.
+    // A caller that waits gets the response.
     calls.release.notify_one();
     let answer = forward(&runtime, &detached_calls, request("StartContainer")).await;
-    assert_eq!(answer.headers().get("grpc-message").unwrap(), "played");
+    assert_eq!(answer.headers().get("grpc-message").unwrap(), "fake");
     assert_eq!(calls.cancelled.load(Ordering::SeqCst), 2);
     server.abort();
 }

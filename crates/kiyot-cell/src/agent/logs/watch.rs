@@ -1,4 +1,4 @@
-//! Notices that logs grow, by inotify, and tells the board.
+//! Watches the log directory by inotify, and publishes the sizes of logs.
 
 use std::{io, mem::MaybeUninit, path::Path, path::PathBuf, sync::Arc, time::Duration};
 
@@ -12,18 +12,18 @@ use tokio::io::{Interest, unix::AsyncFd};
 use super::{LOG_DIR, MAX_DEPTH, sizes};
 use crate::agent::state::CellState;
 
-/// Changes of logs are gathered for so long before they are told.
+/// Delay in which further changes are collected before the sizes are published.
 const DEBOUNCE: Duration = Duration::from_millis(2);
-/// The most directories that are watched.
+/// Upper bound on watched directories.
 const MAX_WATCHED_DIRS: usize = 256;
-/// How often all is looked at where nothing can be watched.
+/// Interval between scans if the directory can't be watched.
 const POLL_INTERVAL: Duration = Duration::from_secs(1);
 
-/// Tells the state of logs' sizes, as they change. Never returns.
+/// Publishes the sizes of logs as they change. Never returns.
 pub async fn follow(state: Arc<CellState>, pod_dir: PathBuf) {
     loop {
         if let Err(error) = watch(&state, &pod_dir).await {
-            tracing::warn!(%error, "logs cannot be watched, and are looked at every now and then");
+            tracing::warn!(%error, "log directory not watched, falling back to polling");
         }
         publish_sizes(&state, &pod_dir).await;
         tokio::time::sleep(POLL_INTERVAL).await;
@@ -47,15 +47,15 @@ async fn watch(state: &Arc<CellState>, pod_dir: &Path) -> io::Result<()> {
         let changes = drain(handle.get_ref())?;
         ready.clear_ready();
         drop(ready);
-        // After clear_ready there may be events that nothing tells of.
+        // Events before clear_ready cause no further wake-up.
         let more = drain(handle.get_ref())?;
         if changes.dirs || more.dirs {
-            // Those that are watched already keep their watch.
+            // inotify_add_watch(2) on a watched directory returns the existing watch.
             dirs = 0;
             add(handle.get_ref(), &pod_dir.join(LOG_DIR), 0, &mut dirs)?;
         }
         if changes.lost || more.lost {
-            return Err(io::Error::other("the directory of logs is gone"));
+            return Err(io::Error::other("log directory deleted"));
         }
         tokio::time::sleep(DEBOUNCE).await;
     }
@@ -63,11 +63,11 @@ async fn watch(state: &Arc<CellState>, pod_dir: &Path) -> io::Result<()> {
 
 async fn publish_sizes(state: &Arc<CellState>, pod_dir: &Path) {
     let (state, pod_dir) = (Arc::clone(state), pod_dir.to_owned());
-    // It fails only when the runtime ends.
+    // Fails only if the runtime ends.
     let _ = tokio::task::spawn_blocking(move || state.set_logs(sizes(&pod_dir))).await;
 }
 
-/// Watches a directory and those beneath it.
+/// Watches a directory and its subdirectories.
 fn add(handle: &OwnedFd, dir: &Path, depth: usize, dirs: &mut usize) -> io::Result<()> {
     if *dirs == MAX_WATCHED_DIRS {
         return Ok(());
@@ -96,13 +96,13 @@ fn add(handle: &OwnedFd, dir: &Path, depth: usize, dirs: &mut usize) -> io::Resu
 
 #[derive(Debug, Default)]
 struct Changes {
-    /// Directories came, or events were lost.
+    /// A directory was created, or the queue overflowed.
     dirs: bool,
-    /// The directory of logs is gone.
+    /// The log directory was deleted.
     lost: bool,
 }
 
-/// Takes all events that wait.
+/// Reads all queued events.
 fn drain(handle: &OwnedFd) -> io::Result<Changes> {
     let mut buffer = [MaybeUninit::uninit(); 4096];
     let mut reader = inotify::Reader::new(handle, &mut buffer);
@@ -112,7 +112,7 @@ fn drain(handle: &OwnedFd) -> io::Result<Changes> {
             Ok(event) => {
                 changes.dirs |=
                     event.events().intersects(ReadFlags::ISDIR | ReadFlags::QUEUE_OVERFLOW);
-                // The first watch is that of the directory of logs.
+                // The first watch descriptor is that of the log directory.
                 changes.lost |= event.wd() == 1 && event.events().contains(ReadFlags::DELETE_SELF);
             }
             Err(Errno::AGAIN) => return Ok(changes),
@@ -130,7 +130,7 @@ mod tests {
 
     use super::*;
 
-    /// Waits until the state says that a log has a size.
+    /// Waits until the state contains a log with this size.
     async fn until(state: &CellState, path: &str, size: u64) {
         let mut versions = state.subscribe();
         let grown = async {
@@ -149,7 +149,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn growth_in_new_directories_too_is_told() {
+    async fn log_growth_in_new_directories_is_published() {
         let temp = tempfile::tempdir().unwrap();
         std::fs::create_dir(temp.path().join(LOG_DIR)).unwrap();
         let state = Arc::new(CellState::default());

@@ -1,28 +1,27 @@
-//! What two looks at a content store say of one pull. Pure.
+//! Progress of a pull, computed from successive snapshots of the content store. Pure.
 
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Labels that lead from a blob to another one begin so.
+/// Prefix of the labels that reference another blob.
 const GC_REF_LABEL: &str = "containerd.io/gc.ref.content";
-/// The label that says from which repositories of a host a blob came begins so, and ends with the
-/// host, without its port (containerd, docker.AppendDistributionSourceLabel). A manifest gets it
-/// after the labels above and before its layers are fetched, also one that is there already.
+/// Prefix of the label that lists the repositories that a blob came from. It is followed by the
+/// host without its port (containerd, docker.AppendDistributionSourceLabel). A manifest, even one
+/// that exists already, gets it after its reference labels and before its layers are fetched.
 const SOURCE_LABEL: &str = "containerd.io/distribution.source.";
 
-/// When a manifest or its labels changed, by containerd's clock: seconds and nanoseconds.
+/// Update time of a manifest or its labels by containerd's clock: seconds and nanoseconds.
 pub(super) type UpdatedAt = (i64, i32);
 
-/// The repository of an image's whole name as the labels have it: its host without a port, and its
-/// path.
+/// Returns the repository of an image reference as it is in labels: host without port, and path.
 fn repository(image: &str) -> String {
     let named = image.split_once('@').map_or(image, |(named, _)| named);
-    // A colon behind the last slash begins a tag; one before it, a port.
+    // A colon after the last slash separates the tag; one before it, the port.
     let named = named
         .rsplit_once(':')
         .filter(|(_, tag)| !tag.contains('/'))
         .map_or(named, |(repository, _)| repository);
     let Some((host, path)) = named.split_once('/') else { return named.to_owned() };
-    // An IPv6 address is in brackets; as a label has it, it is not.
+    // Brackets enclose an IPv6 address in a reference, but not in a label.
     let host = host
         .rsplit_once(':')
         .filter(|(_, port)| !port.contains(']'))
@@ -30,19 +29,19 @@ fn repository(image: &str) -> String {
     format!("{}/{path}", host.trim_matches(['[', ']']))
 }
 
-/// A manifest, by its labels.
+/// Labels and update time of a manifest.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(super) struct ManifestLabels {
-    /// Baseline of manifests of the pull's repository only.
+    /// Set for manifests of the pull's repository only.
     changed: UpdatedAt,
-    /// Digests of what it leads to.
+    /// Digests of the referenced blobs.
     references: BTreeSet<String>,
-    /// The repositories that it came from, with their hosts.
+    /// Repositories that the manifest came from, with their hosts.
     sources: BTreeSet<String>,
 }
 
 impl ManifestLabels {
-    /// By all its labels.
+    /// Parses the labels of a manifest.
     pub(super) fn new(labels: impl IntoIterator<Item = (String, String)>) -> Self {
         let mut labelled = Self::default();
         for (label, value) in labels {
@@ -58,21 +57,21 @@ impl ManifestLabels {
     }
 }
 
-/// What is in the content store that says how far pulls are.
+/// The part of the content store that shows the progress of pulls.
 #[derive(Debug, Clone, Default)]
 pub(super) struct ContentSnapshot {
     /// Manifests by digest.
     pub(super) manifests: BTreeMap<String, ManifestLabels>,
-    /// What is being fetched: how much of it is there.
+    /// Ingests by name, with the bytes received.
     pub(super) ingests: BTreeMap<String, i64>,
 }
 
-/// Manifests of a pull's repository by digest that were there when it began, which are no part of
-/// it unless they change.
+/// Manifests of the repository at the beginning of a pull, by digest. They belong to the pull only
+/// if they are updated later.
 pub(super) type Baseline = BTreeMap<String, UpdatedAt>;
 
 impl ContentSnapshot {
-    /// Notes when a manifest or its labels changed.
+    /// Sets the update time of a manifest.
     pub(super) fn changed(&mut self, digest: &str, changed: UpdatedAt) {
         if let Some(manifest) = self.manifests.get_mut(digest) {
             manifest.changed = changed;
@@ -80,39 +79,37 @@ impl ContentSnapshot {
     }
 }
 
-/// What has happened to one pull since it began.
+/// Progress of a pull since it began.
 #[derive(Debug, Default)]
 pub(super) struct Progress {
-    /// Where the pull is from; "": all pulls are meant. Two pulls from one repository can't be last_sent
-    /// apart.
+    /// Repository of the pull; empty for all pulls. Two pulls from the same repository can't be
+    /// distinguished.
     repository: String,
-    /// Counts what has changed since the first observe: bytes that came, blobs that began or are
-    /// whole.
+    /// Counts changes since the first snapshot: bytes received, blobs begun or completed.
     pub(super) moves: u64,
     baseline: Option<Baseline>,
-    /// What an earlier pull stale unfinished, until something happens to it.
+    /// Ingests left by an earlier pull, until they change.
     stale: BTreeMap<String, i64>,
-    /// What the manifests lead to that have come since, of this pull and of others.
+    /// References of the manifests that have arrived since, of this pull and of other repositories.
     wanted: BTreeSet<String>,
     foreign: BTreeSet<String>,
     last: Option<ContentSnapshot>,
 }
 
 impl Progress {
-    /// Of the pull of an image, by its whole name. `baseline`: what an earlier watch of the same pull
-    /// knew when it began.
+    /// Tracks the pull of an image reference. `baseline` continues an earlier watch of the same
+    /// pull.
     pub(super) fn new(image: &str, baseline: Option<Baseline>) -> Self {
         Self { repository: repository(image), baseline, ..Self::default() }
     }
 
-    /// What was there when the pull began: for a watch that begins again. Empty before the first
-    /// observe.
+    /// Returns the manifests at the beginning of the pull. Empty before the first snapshot.
     pub(super) fn baseline(&self) -> Baseline {
         self.baseline.clone().unwrap_or_default()
     }
 
-    /// The manifests of the pull's repository. Whether one of them that was there before is pulled
-    /// again, only the time of its change says.
+    /// Returns the manifests of the pull's repository. An existing manifest belongs to the pull if
+    /// its update time changes.
     pub(super) fn own(&self, store: &ContentSnapshot) -> Vec<String> {
         store
             .manifests
@@ -126,14 +123,13 @@ impl Progress {
         self.repository.is_empty() || manifest.sources.contains(&self.repository)
     }
 
-    /// Manifests that have come since the observe before, or, at the first observe, since the pull began;
-    /// and whether something is being fetched.
+    /// Compares a snapshot with the one before. Returns the manifests that have arrived since (at
+    /// the first snapshot, since the pull began), and whether a blob of the pull is being fetched.
     pub(super) fn observe(&mut self, store: &ContentSnapshot) -> (Vec<String>, bool) {
         let before = self.last.replace(store.clone()).unwrap_or_else(|| self.begin(store));
         let mut new = Vec::new();
         for (digest, manifest) in &store.manifests {
-            // First seen with the one label and without the other, a manifest is neither this
-            // pull's nor another's yet.
+            // A manifest without a source label can't be attributed yet.
             if before.manifests.get(digest) == Some(manifest) {
                 continue;
             }
@@ -144,8 +140,7 @@ impl Progress {
                 self.foreign.extend(manifest.references.iter().cloned());
             }
         }
-        // The name of an ingest ends with the digest of what is fetched (containerd,
-        // remotes.MakeRefKey).
+        // The name of an ingest ends with the digest of its blob (containerd, remotes.MakeRefKey).
         let (stale, wanted, foreign) = (&mut self.stale, &self.wanted, &self.foreign);
         let is_of = |digests: &BTreeSet<String>, name: &str| {
             digests.iter().any(|digest| name.ends_with(digest.as_str()))
@@ -163,12 +158,10 @@ impl Progress {
         (new, now.keys().any(|name| !stale.contains_key(*name)))
     }
 
-    /// The store as it was when the pull began, as far as that is baseline at the first observe of a
-    /// watch.
+    /// Reconstructs the store at the beginning of the pull from the first snapshot.
     fn begin(&mut self, store: &ContentSnapshot) -> ContentSnapshot {
         self.stale = store.ingests.clone();
-        // Another pull may be further on: what its manifest leads to is not of this one, unless
-        // this one's leads there too.
+        // References of other repositories don't count, unless this pull references them too.
         let others = store
             .manifests
             .values()
@@ -216,14 +209,14 @@ mod tests {
     }
 
     #[test]
-    fn bytes_that_come_are_moves_and_silence_is_none() {
+    fn received_bytes_count_as_moves() {
         let mut progress = Progress::default();
         assert_eq!(progress.observe(&store(&[("sha256:old", 1, &[])], &[])), (vec![], false));
         let fetching = |offset| store(&[("sha256:old", 1, &[])], &[("layer-sha256:aa", offset)]);
         assert_eq!(progress.observe(&fetching(0)), (vec![], true));
         assert_eq!((progress.observe(&fetching(5)), progress.moves), ((vec![], true), 2));
         assert_eq!((progress.observe(&fetching(5)), progress.moves), ((vec![], true), 2));
-        // It is whole: now it is unpacked.
+        // The blob is complete and is being unpacked.
         assert_eq!(
             (progress.observe(&store(&[("sha256:old", 1, &[])], &[])), progress.moves),
             ((vec![], false), 3)
@@ -231,7 +224,7 @@ mod tests {
     }
 
     #[test]
-    fn a_manifest_is_told_once_and_again_when_it_is_pulled_again() {
+    fn manifest_is_reported_once_per_pull() {
         let mut progress = Progress::default();
         progress.observe(&store(&[("sha256:a", 1, &[])], &[]));
         let both = store(&[("sha256:a", 1, &[]), ("sha256:b", 2, &["sha256:c"])], &[]);
@@ -244,7 +237,7 @@ mod tests {
 
     /// Verifies I10.
     #[test]
-    fn what_an_earlier_pull_left_counts_only_when_it_is_taken_up() {
+    fn stale_ingest_counts_only_when_resumed() {
         let stale = [("layer-sha256:aa", 7), ("layer-sha256:bb", 7)];
         let mut progress = Progress::default();
         assert_eq!(progress.observe(&store(&[], &stale)), (vec![], false));
@@ -253,18 +246,18 @@ mod tests {
         assert_eq!(
             progress.observe(&store(&wants, &stale)),
             (vec!["sha256:m".to_owned()], true),
-            "the manifest wants one of them"
+            "the manifest references one of them"
         );
         assert_eq!(
             progress.observe(&store(&wants, &stale[..1])),
             (vec![], false),
-            "which is whole now"
+            "which is complete now"
         );
         assert_eq!(progress.observe(&store(&wants, &[("layer-sha256:aa", 8)])), (vec![], true));
     }
 
     #[test]
-    fn a_repository_is_a_name_without_port_tag_and_digest() {
+    fn repository_omits_port_tag_and_digest() {
         for (image, named) in [
             ("docker.io/library/busybox:latest", "docker.io/library/busybox"),
             ("registry.example:5000/app", "registry.example/app"),
@@ -278,7 +271,7 @@ mod tests {
     }
 
     #[test]
-    fn another_pull_that_is_further_on_is_no_move_either() {
+    fn pull_from_another_repository_is_ignored_from_the_start() {
         let mut progress = Progress::new(MINE, None);
         let mut now = ContentSnapshot::default();
         now.manifests
@@ -298,9 +291,8 @@ mod tests {
 
     /// Verifies I13.
     #[test]
-    fn a_manifest_is_told_when_its_source_is_known_though_it_was_seen_before() {
-        // containerd lists manifests without the time of their change, which is asked of those of
-        // this repository.
+    fn manifest_is_reported_once_its_source_is_known() {
+        // containerd lists manifests without update times, which are read for this repository only.
         let mut progress = Progress::new(MINE, None);
         let mut now = ContentSnapshot::default();
         progress.observe(&now);
@@ -316,25 +308,21 @@ mod tests {
             ((vec!["sha256:a".to_owned()], false), vec!["sha256:a".to_owned()])
         );
         now.changed("sha256:a", (1, 0));
-        assert_eq!(
-            progress.observe(&now),
-            (vec!["sha256:a".to_owned()], false),
-            "it is pulled again"
-        );
+        assert_eq!(progress.observe(&now), (vec!["sha256:a".to_owned()], false), "pulled again");
         assert_eq!(
             (progress.observe(&now), progress.moves),
             ((vec![], false), 2),
-            "and nothing is ever of both"
+            "no blob belongs to both"
         );
     }
 
     /// Verifies I13.
     #[test]
-    fn what_comes_of_another_pull_is_neither_told_nor_a_move() {
+    fn progress_of_another_repository_is_ignored() {
         let mut progress = Progress::new(MINE, None);
         let mut now = ContentSnapshot::default();
         progress.observe(&now);
-        // A manifest is last_sent when it is baseline where it came from.
+        // A manifest is reported once its source is known.
         now.manifests.insert("sha256:a".to_owned(), labelled(1, &["sha256:aa"], ""));
         now.manifests.insert("sha256:b".to_owned(), labelled(1, &["sha256:bb"], "theirs"));
         assert_eq!((progress.observe(&now), progress.moves), ((vec![], false), 0));
@@ -348,11 +336,11 @@ mod tests {
         assert_eq!(
             (progress.observe(&now), progress.moves),
             ((vec![], false), 1),
-            "the other one goes on"
+            "progress of the other pull"
         );
         now.ingests.insert("layer-sha256:aa".to_owned(), 1);
         assert_eq!((progress.observe(&now), progress.moves), ((vec![], true), 2));
-        // A layer of both is this one's too.
+        // A layer that both images reference counts.
         now.manifests
             .insert("sha256:b".to_owned(), labelled(2, &["sha256:bb", "sha256:aa"], "theirs"));
         now.ingests.insert("layer-sha256:aa".to_owned(), 2);
@@ -361,7 +349,7 @@ mod tests {
 
     /// Verifies I13.
     #[test]
-    fn a_watch_that_begins_again_tells_what_has_come_since_its_pull_began() {
+    fn resumed_watch_reports_manifests_since_the_pull_began() {
         let mut now = ContentSnapshot::default();
         for (digest, source) in
             [("sha256:old", "mine"), ("sha256:older", "mine"), ("sha256:other", "theirs")]
@@ -373,9 +361,9 @@ mod tests {
         assert_eq!(
             first.baseline().keys().collect::<Vec<_>>(),
             ["sha256:old", "sha256:older"],
-            "another repository's says nothing of this pull"
+            "manifests of other repositories are left out"
         );
-        // One comes, another is pulled again, and then the watch fails before it has last_sent of them.
+        // A manifest arrives, another is pulled again, and the watch fails before either is sent.
         now.manifests.insert("sha256:a".to_owned(), labelled(2, &["sha256:aa"], "mine"));
         now.manifests.insert("sha256:old".to_owned(), labelled(3, &["sha256:00"], "mine"));
         now.ingests.insert("layer-sha256:aa".to_owned(), 5);
@@ -383,11 +371,11 @@ mod tests {
         assert_eq!(
             again.observe(&now),
             (vec!["sha256:a".to_owned(), "sha256:old".to_owned()], true),
-            "what it wants is not stale by an earlier pull"
+            "a referenced ingest is not stale"
         );
-        assert_eq!(again.baseline(), first.baseline(), "a third watch would tell them too");
+        assert_eq!(again.baseline(), first.baseline(), "a third watch would report them too");
         assert_eq!(again.observe(&now), (vec![], true));
-        // Another pull, which begins now, knows them all.
+        // For a new pull they all are part of the baseline.
         assert_eq!(Progress::new(MINE, None).observe(&now), (vec![], false));
     }
 }

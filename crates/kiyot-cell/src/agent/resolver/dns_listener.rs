@@ -1,8 +1,8 @@
-//! Where the pod finds name servers: addresses behind a link of their own, in a network namespace
-//! that nothing else is in.
+//! Sockets of the name servers in the cell: a veth pair leads to a network namespace that contains
+//! nothing else.
 //!
-//! The pod's network stays the pod's: it may listen on port 53 of all its addresses, and nothing is
-//! in the way. The link ends with the agent, as the namespace does, which only these sockets hold.
+//! So the pod's own network stays untouched: the pod may listen on port 53 of all its addresses.
+//! The sockets are the only references to the namespace, so it and the link end with the agent.
 
 use std::{
     fs::File,
@@ -18,14 +18,14 @@ use rustix::net::netdevice::name_to_index;
 
 use crate::netlink::{self, NEW, Request, attribute};
 
-/// The link's end in the cell.
+/// Name of the link in the cell's network namespace.
 pub(in super::super) const DEVICE: &str = "kiyot-dns";
-/// Its other end.
+/// Name of its peer.
 const INNER: &str = "dns";
-/// DNS.
+/// DNS port.
 const PORT: u16 = 53;
 
-/// Of linux/rtnetlink.h, linux/if_link.h, linux/if_addr.h, linux/veth.h and linux/if.h.
+/// Constants of linux/rtnetlink.h, linux/if_link.h, linux/if_addr.h, linux/veth.h and linux/if.h.
 const RTM_NEWLINK: u16 = 16;
 const RTM_DELLINK: u16 = 17;
 const RTM_NEWADDR: u16 = 20;
@@ -40,39 +40,38 @@ const IFA_LOCAL: u16 = 2;
 const AF_INET: u8 = 2;
 const IFF_UP: u32 = 1;
 
-/// The sockets of one name server.
+/// Sockets of a name server.
 #[derive(Debug)]
 pub(super) struct DnsListener {
     pub(super) udp: UdpSocket,
     pub(super) tcp: TcpListener,
 }
 
-/// Makes the link, and the sockets of so many name servers. What an agent before this one left of
-/// it is taken away.
+/// Creates the link and the sockets of so many name servers. Removes the link of an earlier agent.
 pub(super) fn open(servers: usize) -> io::Result<Vec<DnsListener>> {
-    // A namespace is a thread's: this one's ends with it.
-    let thread = thread::spawn(move || in_this_thread(servers));
-    thread.join().map_err(|_| io::Error::other("the thread that makes the link failed"))?
+    // unshare(2) affects this thread only, which ends with the call.
+    let thread = thread::spawn(move || open_in_new_namespace(servers));
+    thread.join().map_err(|_| io::Error::other("thread that creates the link panicked"))?
 }
 
-fn in_this_thread(servers: usize) -> io::Result<Vec<DnsListener>> {
-    let outside = netlink::socket()?;
+fn open_in_new_namespace(servers: usize) -> io::Result<Vec<DnsListener>> {
+    let cell_socket = netlink::socket()?;
     let cell = File::open("/proc/thread-self/ns/net")?;
     unshare(CloneFlags::CLONE_NEWNET)?;
-    let inside = netlink::socket()?;
+    let inner_socket = netlink::socket()?;
 
-    let left = Request::new(RTM_DELLINK, 0, &link(0, false))
-        .with(IFLA_IFNAME, &name(DEVICE))
-        .send(&outside);
-    match left {
+    let removed = Request::new(RTM_DELLINK, 0, &link_message(0, false))
+        .with(IFLA_IFNAME, &c_name(DEVICE))
+        .send(&cell_socket);
+    match removed {
         Err(error) if error.raw_os_error() != Some(rustix::io::Errno::NODEV.raw_os_error()) => {
             return Err(error);
         }
         Err(_) | Ok(()) => {}
     }
     let peer = [
-        link(0, false),
-        attribute(IFLA_IFNAME, &name(DEVICE)),
+        link_message(0, false),
+        attribute(IFLA_IFNAME, &c_name(DEVICE)),
         attribute(IFLA_NET_NS_FD, &cell.as_raw_fd().to_ne_bytes()),
     ]
     .concat();
@@ -81,18 +80,19 @@ fn in_this_thread(servers: usize) -> io::Result<Vec<DnsListener>> {
         attribute(IFLA_INFO_DATA, &attribute(VETH_INFO_PEER, &peer)),
     ]
     .concat();
-    Request::new(RTM_NEWLINK, NEW, &link(0, false))
-        .with(IFLA_IFNAME, &name(INNER))
+    Request::new(RTM_NEWLINK, NEW, &link_message(0, false))
+        .with(IFLA_IFNAME, &c_name(INNER))
         .with(IFLA_LINKINFO, &veth)
-        .send(&inside)?;
-    for (socket, device) in [(&outside, DEVICE), (&inside, INNER)] {
-        Request::new(RTM_NEWLINK, 0, &link(name_to_index(socket, device)?, true)).send(socket)?;
+        .send(&inner_socket)?;
+    for (socket, device) in [(&cell_socket, DEVICE), (&inner_socket, INNER)] {
+        Request::new(RTM_NEWLINK, 0, &link_message(name_to_index(socket, device)?, true))
+            .send(socket)?;
     }
-    give(&outside, DEVICE, CELL)?;
+    add_address(&cell_socket, DEVICE, CELL)?;
 
     let mut listeners = Vec::with_capacity(servers);
     for address in (0..servers).map_while(address) {
-        give(&inside, INNER, address)?;
+        add_address(&inner_socket, INNER, address)?;
         let (udp, tcp) = (UdpSocket::bind((address, PORT))?, TcpListener::bind((address, PORT))?);
         udp.set_nonblocking(true)?;
         tcp.set_nonblocking(true)?;
@@ -101,20 +101,20 @@ fn in_this_thread(servers: usize) -> io::Result<Vec<DnsListener>> {
     Ok(listeners)
 }
 
-/// An `ifinfomsg`: family and type, index, flags, and which of them change.
-fn link(index: u32, up: bool) -> Vec<u8> {
+/// Returns an `ifinfomsg`: family and type, index, flags, mask of changed flags.
+fn link_message(index: u32, up: bool) -> Vec<u8> {
     let flags = if up { IFF_UP } else { 0 };
     [&[0; 4][..], &index.to_ne_bytes(), &flags.to_ne_bytes(), &flags.to_ne_bytes()].concat()
 }
 
-fn name(device: &str) -> Vec<u8> {
+fn c_name(device: &str) -> Vec<u8> {
     [device.as_bytes(), b"\0"].concat()
 }
 
-/// Gives a device an address.
-fn give(socket: impl AsFd, device: &str, address: Ipv4Addr) -> io::Result<()> {
+/// Adds an address to a link.
+fn add_address(socket: impl AsFd, device: &str, address: Ipv4Addr) -> io::Result<()> {
     let index = name_to_index(&socket, device)?;
-    // An `ifaddrmsg`: family, length of the prefix, flags, scope, index of the device.
+    // An `ifaddrmsg`: family, prefix length, flags, scope, link index.
     let body = [&[AF_INET, PREFIX, 0, 0][..], &index.to_ne_bytes()].concat();
     let octets = address.octets();
     Request::new(RTM_NEWADDR, NEW, &body)

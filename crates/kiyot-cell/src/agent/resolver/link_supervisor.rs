@@ -1,5 +1,4 @@
-//! Sees to it that the link to the name servers is there: a pod that may administer its network can
-//! remove it.
+//! Keeps the link to the DNS listeners up: a pod with CAP_NET_ADMIN can remove it.
 
 use std::{
     io,
@@ -13,44 +12,43 @@ use tokio::{net::UnixDatagram, task::spawn_blocking, time::sleep};
 use super::{DEVICE, Resolver};
 use crate::netlink;
 
-/// The pause between two looks, however often links change: a pod that removes the link again and
-/// again costs no more than that.
+/// Shortest interval between two checks, which bounds the cost of a pod that removes the link again
+/// and again.
 const CHECK_INTERVAL: Duration = Duration::from_secs(1);
 
-/// Hears of every change of a link in this network namespace.
+/// Watches link changes in this network namespace.
 pub(super) struct LinkSupervisor {
-    /// Messages of netlink are received like any datagrams; tokio has no type of its own for them.
+    /// A netlink socket. It receives datagrams, and tokio has no type for netlink.
     changes: UnixDatagram,
-    /// Makes the link if it is gone. Whether it was.
+    /// Recreates the link if it is absent. Returns true if it was.
     restore: fn(&Arc<Resolver>) -> io::Result<bool>,
 }
 
 impl LinkSupervisor {
-    /// To be made before the link is. To be called with_timeout the runtime.
+    /// Subscribes to link changes. Must be called before the link is created, and within the tokio
+    /// runtime.
     pub(super) fn new() -> io::Result<Self> {
         let socket = std::os::unix::net::UnixDatagram::from(netlink::link_changes()?);
         socket.set_nonblocking(true)?;
         Ok(Self { changes: UnixDatagram::from_std(socket)?, restore: restore_link })
     }
 
-    /// Makes the link again whenever it is gone. What has failed is tried again: if it was for want
-    /// of an open file, say, no change of a link would tell of it.
+    /// Recreates the link whenever it is absent. A failed attempt is repeated without a link
+    /// change, as its cause (for example EMFILE) may cause none.
     pub(super) async fn run(self, resolver: Weak<Resolver>) {
-        let mut has_failed = false;
+        let mut retry = false;
         loop {
-            if !has_failed && let Err(error) = self.change().await {
-                tracing::warn!(%error, "changes of links can't be heard of");
+            if !retry && let Err(error) = self.wait_for_change().await {
+                tracing::warn!(%error, "link changes not received");
             }
             let Some(resolver) = resolver.upgrade() else { return };
             let restore = self.restore;
             let outcome = spawn_blocking(move || restore(&resolver)).await;
-            has_failed = matches!(&outcome, Ok(Err(_)));
+            retry = matches!(&outcome, Ok(Err(_)));
             match outcome {
-                Ok(Ok(true)) => tracing::warn!(
-                    "the link to the pod's name servers was removed, and is made again"
-                ),
+                Ok(Ok(true)) => tracing::warn!("dns link removed, recreated"),
                 Ok(Err(error)) => {
-                    tracing::warn!(%error, "the link to the pod's name servers can't be made again yet")
+                    tracing::warn!(%error, "dns link not recreated, retrying")
                 }
                 Ok(Ok(false)) | Err(_) => {}
             }
@@ -58,17 +56,17 @@ impl LinkSupervisor {
         }
     }
 
-    /// Waits for a change, and forgets all that have been heard of.
-    async fn change(&self) -> io::Result<()> {
-        let mut heard = false;
-        while !heard {
+    /// Waits for a link change, and discards all queued messages.
+    async fn wait_for_change(&self) -> io::Result<()> {
+        let mut changed = false;
+        while !changed {
             self.changes.readable().await?;
             loop {
                 match self.changes.try_recv(&mut [0_u8; 4096]) {
-                    Ok(_) => heard = true,
-                    // More changes than the kernel keeps are changes too.
+                    Ok(_) => changed = true,
+                    // An overflow of the socket buffer means changes too.
                     Err(error) if error.raw_os_error() == Some(Errno::NOBUFS.raw_os_error()) => {
-                        heard = true
+                        changed = true
                     }
                     Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
                     Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
@@ -80,7 +78,7 @@ impl LinkSupervisor {
     }
 }
 
-/// Makes the link if it is gone. Whether it was.
+/// Recreates the link if it is absent. Returns true if it was.
 fn restore_link(resolver: &Arc<Resolver>) -> io::Result<bool> {
     match name_to_index(netlink::socket()?, DEVICE) {
         Err(Errno::NODEV) => resolver.reopen().map(|()| true),
@@ -97,7 +95,7 @@ mod tests {
 
     /// Verifies N13, Y102.
     #[tokio::test(start_paused = true)]
-    async fn what_could_not_be_made_is_tried_again_without_another_change() {
+    async fn failed_link_restore_is_retried_without_a_link_change() {
         static LOOKS: AtomicUsize = AtomicUsize::new(0);
         let restore = |_: &Arc<Resolver>| match LOOKS.fetch_add(1, Ordering::SeqCst) {
             0 | 1 => Err(io::Error::from(Errno::MFILE)),
@@ -109,7 +107,7 @@ mod tests {
             tokio::spawn(LinkSupervisor { changes, restore }.run(Arc::downgrade(&resolver)));
         kernel.send(b"a link is gone").await.unwrap();
         sleep(100 * CHECK_INTERVAL).await;
-        assert_eq!(LOOKS.load(Ordering::SeqCst), 3, "until it is made, and then no more");
+        assert_eq!(LOOKS.load(Ordering::SeqCst), 3, "until it succeeds, and not after");
         keeping.abort();
     }
 }

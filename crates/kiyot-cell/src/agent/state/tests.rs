@@ -8,7 +8,7 @@ fn container(id: &str, state: i32) -> ContainerStatus {
     ContainerStatus { id: id.into(), state, ..Default::default() }
 }
 
-/// What a watcher that applies events knows.
+/// State of a watcher that applies events.
 #[derive(Debug, Default, PartialEq)]
 struct View {
     containers: BTreeMap<String, i32>,
@@ -41,7 +41,7 @@ impl View {
 }
 
 #[test]
-fn there_is_nothing_to_read_before_the_first_list() {
+fn state_before_first_list_has_no_events() {
     let state = CellState::default();
     state.set_logs([("logs/a".to_owned(), 1)].into());
     assert!(state.events_since(None).is_none());
@@ -53,7 +53,7 @@ fn there_is_nothing_to_read_before_the_first_list() {
 }
 
 #[test]
-fn an_exit_comes_after_the_growth_of_its_log() {
+fn log_growth_is_sent_before_the_exit() {
     let state = CellState::default();
     state.set_pods(vec![], vec![container("c", 1)]);
     let (_, seen) = state.events_since(None).unwrap();
@@ -70,7 +70,7 @@ fn an_exit_comes_after_the_growth_of_its_log() {
 }
 
 #[test]
-fn a_reader_that_missed_removals_gets_a_snapshot() {
+fn reader_behind_compaction_gets_a_snapshot() {
     let state = CellState::default();
     state.set_pods(vec![], vec![]);
     let (_, seen) = state.events_since(None).unwrap();
@@ -83,31 +83,29 @@ fn a_reader_that_missed_removals_gets_a_snapshot() {
 }
 
 proptest! {
-    /// Whenever a watcher looks, it ends up with what there is; and each change is told at most
-    /// once.
+    /// At each read, a watcher's view equals the state, and no change is sent twice.
     #[test]
-    fn a_watcher_knows_what_is(steps in proptest::collection::vec((proptest::collection::btree_map(0_u8..5, 0..3_i32, 0..4), 0_u64..9, any::<bool>()), 1..40)) {
+    fn watcher_view_equals_state(steps in proptest::collection::vec((proptest::collection::btree_map(0_u8..5, 0..3_i32, 0..4), 0_u64..9, any::<bool>()), 1..40)) {
         let state = CellState::default();
         let (mut view, mut seen) = (View::default(), None);
-        let mut truth = View::default();
-        for (containers, size, look) in steps {
-            truth.containers = containers.into_iter().map(|(id, state)| (id.to_string(), state)).collect();
-            truth.logs.insert("logs/a".into(), size);
-            state.set_pods(vec![], truth.containers.iter().map(|(id, state)| container(id, *state)).collect());
-            state.set_logs(truth.logs.clone());
-            if look {
+        let mut expected = View::default();
+        for (containers, size, read) in steps {
+            expected.containers = containers.into_iter().map(|(id, state)| (id.to_string(), state)).collect();
+            expected.logs.insert("logs/a".into(), size);
+            state.set_pods(vec![], expected.containers.iter().map(|(id, state)| container(id, *state)).collect());
+            state.set_logs(expected.logs.clone());
+            if read {
                 let (events, version) = state.events_since(seen).unwrap();
                 seen = Some(version);
                 events.into_iter().for_each(|event| view.apply(event));
-                prop_assert_eq!(&view, &truth);
+                prop_assert_eq!(&view, &expected);
                 prop_assert!(state.events_since(seen).unwrap().0.is_empty());
             }
         }
     }
 
-    /// Versions are told apart.
     #[test]
-    fn no_two_changes_share_a_version(ids in proptest::collection::btree_set("[a-d]", 0..4)) {
+    fn each_change_has_its_own_version(ids in proptest::collection::btree_set("[a-d]", 0..4)) {
         let state = CellState::default();
         state.set_pods(vec![], ids.iter().map(|id| container(id, 0)).collect());
         let state = state.lock();
