@@ -1,5 +1,5 @@
-//! Uplink: the agent's side of the link. It enrols, dials the gateway, serves calls on the
-//! connections that it linked, and dials again when they end.
+//! Uplink of a cell: enrols, dials the gateway, serves calls on the dialled connections, and
+//! reconnects.
 
 use std::{
     error::Error,
@@ -36,30 +36,30 @@ mod link_state;
 
 pub use link_state::LinkState;
 
-/// How long one attempt to connect may take: dial, TLS, and the gateway's first call.
+/// Timeout of a connection attempt: dial, TLS handshake, and the gateway's first call.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(15);
 
-/// How long one attempt to enrol may take.
+/// Timeout of an enrolment attempt.
 const ENROL_TIMEOUT: Duration = Duration::from_secs(20);
 
-/// After this many rejections in a row a certificate is taken for one that is of no use.
+/// Consecutive rejected connections after which the certificate is renewed.
 const MAX_REJECTIONS: u32 = 5;
 
-/// How long what still runs at the end may take to end.
+/// Time for running calls to finish when the uplink is closed.
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// One connection to the gateway, as the agent's answer to `Hello` tells it.
+/// Identifies a connection to the gateway, as the agent reports it in its reply to `Hello`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ConnectionInfo {
-    /// What it is for.
+    /// Purpose of the connection.
     pub kind: ConnectionKind,
-    /// Its number among the connections of this run of the agent.
+    /// Number of the connection in this run of the agent.
     pub generation: u64,
-    /// This run of the agent.
+    /// Random id of this run of the agent.
     pub incarnation: Arc<str>,
 }
 
-/// What serves calls on a connection: a service of tonic, mostly [`tonic::service::Routes`].
+/// Service for the calls on a connection: a tonic service, mostly [`tonic::service::Routes`].
 pub trait Serve:
     tower::Service<
         Request<Body>,
@@ -84,29 +84,29 @@ impl<S> Serve for S where
 {
 }
 
-/// Why the agent can't begin to call home.
+/// Errors that keep the uplink from starting.
 #[derive(Debug, thiserror::Error)]
 pub enum UplinkError {
-    /// Its key could not be linked, read or kept.
-    #[error("the agent's key and certificate")]
+    /// The key can't be created, read or stored.
+    #[error("key and certificate of the agent")]
     Identity(#[from] IdentityError),
-    /// No random bytes from the kernel.
+    /// The kernel returned no random bytes.
     #[error("no random bytes from the kernel")]
     Randomness,
 }
 
-/// Why [`Uplink::run`] returned.
+/// Reason for the end of [`Uplink::run`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Outcome {
-    /// It was told to.
+    /// The `shutdown` token was cancelled.
     Shutdown,
-    /// The gateway has not been heard for `orphan_timeout`: the pod must be stopped and the cell
-    /// powered off. The silence before a broken connection is noticed (30 s at most) does not
-    /// count, so whoever waits for this end must wait that much longer.
+    /// There was no control connection for `orphan_timeout`: the pod must be stopped and the cell
+    /// powered off. The time until a broken connection is noticed (at most 30 s) doesn't count, so
+    /// an observer must wait that much longer.
     Orphaned,
 }
 
-/// The agent's side of the link.
+/// The agent's side of the link to the gateway.
 pub struct Uplink {
     bootstrap: Bootstrap,
     build_id: String,
@@ -126,7 +126,7 @@ impl fmt::Debug for Uplink {
     }
 }
 
-/// What the agent's service needs of its home. Cheap to clone.
+/// Cheap handle to an uplink, for the agent's service.
 #[derive(Debug, Clone)]
 pub struct UplinkHandle {
     bulk_trigger: BulkTrigger,
@@ -134,21 +134,21 @@ pub struct UplinkHandle {
 }
 
 impl UplinkHandle {
-    /// Has a bulk connection dialled, unless that is being done or has just been done: what
-    /// `OpenBulk` means. Returns at once.
+    /// Requests a bulk connection, as `OpenBulk` does. Ignored while a connection is being made or
+    /// is new. Returns at once.
     pub fn open_bulk(&self) {
         self.bulk_trigger.request();
     }
 
-    /// Whether there is link_monitor, and since when.
+    /// Returns a receiver of the link's state.
     pub fn state(&self) -> watch::Receiver<LinkState> {
         self.state.clone()
     }
 }
 
 impl Uplink {
-    /// Prepares it. Key and certificate are kept in `private_dir` (linked with mode 0700), so that an
-    /// agent that is started again needs no token.
+    /// Creates an uplink. Key and certificate are stored in `private_dir` (created with mode 0700),
+    /// so that a restarted agent needs no token.
     pub fn new(
         bootstrap: Bootstrap,
         private_dir: &Path,
@@ -169,19 +169,19 @@ impl Uplink {
         })
     }
 
-    /// The same, by another clock than the machine's.
+    /// Replaces the machine's clock.
     #[must_use]
     pub fn by_clock(self, clock: Clock) -> Self {
         Self { clock, ..self }
     }
 
-    /// What the agent's service needs of it.
+    /// Returns a handle to the uplink.
     pub fn handle(&self) -> UplinkHandle {
         UplinkHandle { bulk_trigger: self.bulk_trigger.clone(), state: self.link_monitor.state() }
     }
 
-    /// Calls home until `shutdown` is cancelled or the cell is an orphan. `service` is asked for a
-    /// service for each connection. When this returns, all connections are cut.
+    /// Keeps the cell connected until `shutdown` is cancelled or the cell is orphaned. `service`
+    /// creates a service per connection. All connections are closed on return.
     pub async fn run<S: Serve>(
         self,
         service: impl Fn(ConnectionInfo) -> S + Send + Sync,
@@ -197,7 +197,7 @@ impl Uplink {
         end.cancel();
         tasks.close();
         if tokio::time::timeout(DRAIN_TIMEOUT, tasks.wait()).await.is_err() {
-            tracing::warn!("Calls from the gateway still run at the end of the link.");
+            tracing::warn!("calls from the gateway still running after the uplink was closed");
         }
         outcome
     }
@@ -213,14 +213,10 @@ impl Uplink {
         let mut needs_certificate = !self.credentials.has_valid_certificate(self.clock.now());
         loop {
             if needs_certificate && let Err(error) = self.enrol(end, tasks).await {
-                tracing::warn!(
-                    error = &error as &dyn Error,
-                    "The cell could not enrol; it tries again."
-                );
+                tracing::warn!(error = &error as &dyn Error, "enrolment failed, retrying");
             }
             needs_certificate = true;
-            // One that has ended by this clock, and could not be renewed, may still do by the
-            // gateway's.
+            // A certificate that has expired by this clock may still be valid by the gateway's.
             let Some(identity) = self.credentials.identity() else {
                 backoff.wait().await;
                 continue;
@@ -228,10 +224,7 @@ impl Uplink {
             let dialler = match Dialler::new(&self.bootstrap, identity, &self.clock) {
                 Ok(dialler) => dialler,
                 Err(error) => {
-                    tracing::error!(
-                        error = &error as &dyn Error,
-                        "The cell's certificate can't be used; it tries again."
-                    );
+                    tracing::error!(error = &error as &dyn Error, "certificate unusable, retrying");
                     backoff.wait().await;
                     continue;
                 }
@@ -244,7 +237,7 @@ impl Uplink {
                 end,
                 tasks,
             };
-            // Ends when the certificate seems to be of no use any more.
+            // Returns when the certificate needs renewal.
             tokio::select! {
                 () = self.keep_control(&connector, &mut backoff) => {}
                 never = bulk::run(&self.bulk_trigger, &connector) => match never {},
@@ -252,42 +245,41 @@ impl Uplink {
         }
     }
 
-    /// Keeps a control connection, until the certificate has ended or is refused: the gateway's
-    /// clock may be another, and the gateway's counts.
+    /// Keeps a control connection until the certificate has expired or is rejected. The gateway's
+    /// clock decides and may differ from this one.
     async fn keep_control<S: Serve>(
         &self,
         connector: &connector::Connector<'_, impl Fn(ConnectionInfo) -> S + Send + Sync>,
         backoff: &mut Backoff,
     ) {
         let mut rejections = 0;
-        // Of one that had ended before it was used, this clock says nothing that helps.
+        // A certificate that had expired before its first use is judged by the gateway alone.
         let ended_before = !self.credentials.has_valid_certificate(self.clock.now());
         while rejections < MAX_REJECTIONS
             && (ended_before || self.credentials.has_valid_certificate(self.clock.now()))
         {
             match connector.serve(ConnectionKind::Control, || self.link_monitor.linked()).await {
                 Ok(connector::Served::Accepted) => {
-                    tracing::info!("The link to the gateway ended; it is linked again.");
+                    tracing::info!("control connection lost, reconnecting");
                     self.link_monitor.unlinked();
                     backoff.reset();
                     rejections = 0;
                 }
                 Ok(connector::Served::Rejected) => {
                     rejections += 1;
-                    tracing::warn!("The gateway did not let the cell in; it tries again.");
+                    tracing::warn!("control connection rejected by the gateway, retrying");
                 }
-                Err(error) => tracing::warn!(
-                    error = &error as &dyn Error,
-                    "The gateway could not be reached; the cell tries again."
-                ),
+                Err(error) => {
+                    tracing::warn!(error = &error as &dyn Error, "gateway unreachable, retrying")
+                }
             }
             backoff.wait().await;
         }
-        tracing::info!("The cell asks for a new certificate.");
+        tracing::info!("renewing certificate");
     }
 
-    /// Gets a certificate: by the token, or, when it has been spent, by the key that it was spent
-    /// for.
+    /// Requests a certificate with the token or, once the token is spent, with the key that it was
+    /// spent for.
     async fn enrol(
         &self,
         end: &CancellationToken,
@@ -311,7 +303,7 @@ impl Uplink {
         }
         if !self.credentials.has_valid_certificate(self.clock.now()) {
             tracing::warn!(
-                "The new certificate has ended already by this cell's clock: it differs from the gateway's, which counts."
+                "new certificate already expired by this clock, which differs from the gateway's"
             );
         }
         Ok(())

@@ -1,17 +1,17 @@
-//! How long to wait before the next attempt.
+//! Exponential backoff with jitter.
 
 use std::time::Duration;
 
 use ring::rand::{SecureRandom, SystemRandom};
 
-/// The first wait.
+/// Delay after the first failure.
 const INITIAL_DELAY: Duration = Duration::from_millis(50);
 
-/// The longest wait.
+/// Upper bound on the delay.
 const MAX_DELAY: Duration = Duration::from_secs(2);
 
-/// Waits that double, each shortened at random by up to a half, so that the cells of a node don't
-/// come all at once.
+/// Delays that double, each shortened at random by up to a half, so that the cells of a node don't
+/// reconnect at the same moment.
 #[derive(Debug)]
 pub(super) struct Backoff {
     next: Duration,
@@ -25,21 +25,21 @@ impl Default for Backoff {
 
 impl Backoff {
     pub(super) async fn wait(&mut self) {
-        tokio::time::sleep(self.step()).await;
+        tokio::time::sleep(self.next_delay()).await;
     }
 
-    /// After a success.
+    /// Starts again with [`INITIAL_DELAY`].
     pub(super) fn reset(&mut self) {
         self.next = INITIAL_DELAY;
     }
 
-    fn step(&mut self) -> Duration {
-        let whole = self.next;
-        self.next = (whole * 2).min(MAX_DELAY);
+    fn next_delay(&mut self) -> Duration {
+        let full = self.next;
+        self.next = (full * 2).min(MAX_DELAY);
         let mut random = [0_u8; 1];
-        // Without randomness the waits are merely equal.
+        // Without random bytes there is no jitter.
         let _ = SystemRandom::new().fill(&mut random);
-        whole - whole * u32::from(random[0]) / 512
+        full - full * u32::from(random[0]) / 512
     }
 }
 
@@ -48,15 +48,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn waits_grow_to_a_bound() {
+    fn delays_double_up_to_the_maximum() {
         let mut backoff = Backoff::default();
-        let mut most = INITIAL_DELAY;
+        let mut max = INITIAL_DELAY;
         for _ in 0..20 {
-            let wait = backoff.step();
-            assert!(wait <= most && wait >= most / 2, "{wait:?} of {most:?}");
-            most = (most * 2).min(MAX_DELAY);
+            let wait = backoff.next_delay();
+            assert!(wait <= max && wait >= max / 2, "{wait:?} of {max:?}");
+            max = (max * 2).min(MAX_DELAY);
         }
         backoff.reset();
-        assert!(backoff.step() <= INITIAL_DELAY);
+        assert!(backoff.next_delay() <= INITIAL_DELAY);
     }
 }

@@ -1,4 +1,4 @@
-//! The bulk connection, which is linked when the gateway asks for one.
+//! Bulk connection, dialled at the gateway's request.
 
 use std::{
     convert::Infallible,
@@ -17,15 +17,15 @@ use super::{
     dial::DialError,
 };
 
-/// A bulk_trigger that comes this soon after a connection was linked was meant for that one.
+/// Age of a connection up to which a request is taken as meant for it.
 const REUSE_WINDOW: Duration = Duration::from_secs(5);
 
-/// The gateway's bulk_trigger for a bulk connection. Cheap to clone.
+/// Signals requests for a bulk connection. Cheap to clone.
 #[derive(Debug, Clone, Default)]
 pub(super) struct BulkTrigger(Arc<Notify>);
 
 impl BulkTrigger {
-    /// Wishes one more time; wishes that nobody has seen yet are one.
+    /// Requests a connection. Requests that are not handled yet are merged.
     pub(super) fn request(&self) {
         self.0.notify_one();
     }
@@ -33,29 +33,30 @@ impl BulkTrigger {
 
 type Running<'a> = Pin<Box<dyn Future<Output = Result<Served, DialError>> + Send + 'a>>;
 
-/// Makes a connection for each bulk_trigger, and serves it until it ends. A newer one replaces it.
+/// Dials and serves a connection per request. A new connection replaces the current one.
 pub(super) async fn run<S: Serve>(
     bulk_trigger: &BulkTrigger,
     connector: &Connector<'_, impl Fn(ConnectionInfo) -> S + Send + Sync>,
 ) -> Infallible {
-    // `None` until the gateway has on_accepted over the current one.
-    let used = Mutex::new(None::<Instant>);
+    // `None` until the gateway has called over the current connection.
+    let accepted_at = Mutex::new(None::<Instant>);
     let mut running: Option<Running<'_>> = None;
     loop {
         tokio::select! {
             () = bulk_trigger.0.notified() => {
-                let used_since = *used.lock().unwrap_or_else(PoisonError::into_inner);
-                let wanted = match (&running, used_since) {
+                let since = *accepted_at.lock().unwrap_or_else(PoisonError::into_inner);
+                let wanted = match (&running, since) {
                     (None, _) => true,
-                    // It is being linked: that has an end of its own.
+                    // The attempt in progress has a timeout.
                     (Some(_), None) => false,
                     (Some(_), Some(since)) => since.elapsed() > REUSE_WINDOW,
                 };
                 if wanted {
-                    *used.lock().unwrap_or_else(PoisonError::into_inner) = None;
-                    let used = &used;
-                    let on_accepted = move || *used.lock().unwrap_or_else(PoisonError::into_inner) = Some(Instant::now());
-                    // The gateway has no use for the one before, or it would not ask.
+                    *accepted_at.lock().unwrap_or_else(PoisonError::into_inner) = None;
+                    let accepted_at = &accepted_at;
+                    let on_accepted = move || *accepted_at.lock().unwrap_or_else(PoisonError::into_inner) = Some(Instant::now());
+                    // A request for another connection means that the gateway has given up the
+                    // current one.
                     running = Some(Box::pin(connector.serve(ConnectionKind::Bulk, on_accepted)));
                 }
             }
@@ -67,8 +68,8 @@ pub(super) async fn run<S: Serve>(
             } => {
                 running = None;
                 match result {
-                    Ok(served) => tracing::debug!(?served, "The bulk connection ended."),
-                    Err(error) => tracing::warn!(error = &error as &dyn std::error::Error, "The bulk connection could not be linked."),
+                    Ok(served) => tracing::debug!(?served, "bulk connection closed"),
+                    Err(error) => tracing::warn!(error = &error as &dyn std::error::Error, "bulk connection failed"),
                 }
             }
         }

@@ -1,4 +1,4 @@
-//! Serving calls on a connection that the agent linked.
+//! Dials the gateway, and serves its calls on the connection.
 
 use std::{
     pin::Pin,
@@ -21,7 +21,7 @@ use super::{
     dial::{DialError, Dialler},
 };
 
-/// What all connections of a certificate have in common.
+/// Dials connections with the current certificate, and serves them.
 pub(super) struct Connector<'a, F> {
     pub(super) dialler: &'a Dialler,
     pub(super) generations: &'a AtomicU64,
@@ -31,17 +31,18 @@ pub(super) struct Connector<'a, F> {
     pub(super) tasks: &'a TaskTracker,
 }
 
-/// How a connection went that was linked.
+/// Outcome of a connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Served {
-    /// The gateway on_accepted, and later the connection ended.
+    /// The gateway called at least once before the connection ended.
     Accepted,
-    /// It ended without any call, or none came in time: the gateway didn't let it in.
+    /// The connection ended without a call, or no call came within [`CONNECT_TIMEOUT`]: the gateway
+    /// rejected it.
     Rejected,
 }
 
 impl<S: Serve, F: Fn(ConnectionInfo) -> S + Send + Sync> Connector<'_, F> {
-    /// Makes one connection and serves it until it ends. `on_accepted` is told of the gateway's first
+    /// Dials a connection and serves it until it ends. Calls `on_accepted` at the gateway's first
     /// call.
     pub(super) async fn serve(
         &self,
@@ -58,7 +59,7 @@ impl<S: Serve, F: Fn(ConnectionInfo) -> S + Send + Sync> Connector<'_, F> {
             generation,
             incarnation: self.incarnation.clone(),
         });
-        // Cuts what runs when this future is dropped.
+        // Stops the server when this future is dropped.
         let end = self.end.child_token();
         let _cut = end.clone().drop_guard();
         let mut served: Pin<Box<dyn Future<Output = Result<(), String>> + Send>> =
@@ -75,20 +76,20 @@ impl<S: Serve, F: Fn(ConnectionInfo) -> S + Send + Sync> Connector<'_, F> {
             biased;
             () = first.cancelled() => {}
             result = &mut served => {
-                tracing::debug!(?kind, generation, ?result, "A connection ended before it was used.");
+                tracing::debug!(?kind, generation, ?result, "connection closed before the gateway's first call");
                 return Ok(if first.is_cancelled() { Served::Accepted } else { Served::Rejected });
             }
             () = tokio::time::sleep(CONNECT_TIMEOUT) => return Ok(Served::Rejected),
         }
         on_accepted();
-        tracing::debug!(?kind, generation, "The gateway has on_accepted.");
+        tracing::debug!(?kind, generation, "connection accepted by the gateway");
         let result = served.await;
-        tracing::debug!(?kind, generation, ?result, "A connection ended.");
+        tracing::debug!(?kind, generation, ?result, "connection closed");
         Ok(Served::Accepted)
     }
 }
 
-/// Notes the first call.
+/// Cancels `first` at the first call.
 #[derive(Clone)]
 struct FirstCallMarker<S> {
     service: S,

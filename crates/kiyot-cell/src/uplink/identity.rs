@@ -1,4 +1,4 @@
-//! The agent's key, which never leaves the cell, and its certificate.
+//! Private key of the agent, which never leaves the cell, and its certificate.
 
 use std::{
     fmt, io,
@@ -19,18 +19,18 @@ use rustls::pki_types::{PrivateKeyDer, PrivatePkcs8KeyDer};
 const KEY_FILE: &str = "key.der";
 const CERTIFICATE_FILE: &str = "certificate.der";
 
-/// Why there is no key, or why it is not kept.
+/// Errors of creating or storing the key and the certificate.
 #[derive(Debug, thiserror::Error)]
 pub enum IdentityError {
-    /// The file system did not do it.
+    /// A file can't be read or written.
     #[error("{0:?}")]
     Io(PathBuf, #[source] io::Error),
-    /// A key or a request could not be linked.
-    #[error("making a key or a request for a certificate")]
+    /// The key or the signing request can't be created.
+    #[error("create the key or the certificate signing request")]
     Make(#[source] rcgen::Error),
 }
 
-/// Key and certificate. Its `Debug` leaves the key out.
+/// Key pair and certificate. `Debug` omits the key.
 pub(super) struct Credentials {
     dir: PathBuf,
     cell: String,
@@ -50,8 +50,8 @@ impl fmt::Debug for Credentials {
 }
 
 impl Credentials {
-    /// What an earlier run of the agent kept. A key that can't be read is replaced: the certificate
-    /// of the one before is then worth nothing.
+    /// Loads what an earlier run of the agent stored. An unreadable key is replaced, which makes
+    /// the stored certificate useless.
     pub(super) fn load_or_create(dir: &Path, cell: &str) -> Result<Self, IdentityError> {
         let io = |path: &Path| {
             let path = path.to_owned();
@@ -77,7 +77,7 @@ impl Credentials {
         Ok(credentials)
     }
 
-    /// A request for a certificate. Nobody looks at what else is in it but the key.
+    /// Returns a certificate signing request. The gateway uses nothing of it but the key.
     pub(super) fn csr(&self) -> Result<Vec<u8>, IdentityError> {
         Ok(CertificateParams::default()
             .serialize_request(&self.key)
@@ -86,18 +86,18 @@ impl Credentials {
             .to_vec())
     }
 
-    /// Keeps a certificate, if it is for this cell and key: says whether it is.
+    /// Stores a certificate if it is for this cell and key. Returns false if it is not.
     pub(super) fn store(&self, der: &[u8]) -> Result<bool, IdentityError> {
-        let taken = self.adopt(der);
-        if taken {
+        let matches = self.adopt(der);
+        if matches {
             let path = self.dir.join(CERTIFICATE_FILE);
             private::write(&path, der).map_err(|error| IdentityError::Io(path, error))?;
         }
-        Ok(taken)
+        Ok(matches)
     }
 
-    /// Whether there is a certificate that has not ended at this time. The gateway's clock decides,
-    /// and may be another.
+    /// Returns true if there is a certificate that is valid at `now`. The gateway's clock, which
+    /// may differ, decides.
     pub(super) fn has_valid_certificate(&self, now: SystemTime) -> bool {
         self.certificate
             .lock()
@@ -106,13 +106,13 @@ impl Credentials {
             .is_some_and(|certified| certified.not_after > now)
     }
 
-    /// Whether there is a certificate, be it one that has ended: then the cell's token is spent,
-    /// for this key.
+    /// Returns true if there is a certificate, even an expired one: the token is then spent for
+    /// this key.
     pub(super) fn has_certificate(&self) -> bool {
         self.certificate.lock().unwrap_or_else(PoisonError::into_inner).is_some()
     }
 
-    /// For TLS, unless there is no certificate.
+    /// Returns the TLS identity, or `None` without a certificate.
     pub(super) fn identity(&self) -> Option<Identity> {
         let certificate = self.certificate.lock().unwrap_or_else(PoisonError::into_inner);
         certificate
@@ -166,7 +166,7 @@ mod tests {
     }
 
     #[test]
-    fn an_agent_that_is_started_again_has_its_key_and_certificate() {
+    fn restarted_agent_loads_its_key_and_certificate() {
         let dir = tempfile::tempdir().unwrap();
         let dir = dir.path().join("private");
         let credentials = Credentials::load_or_create(&dir, "cell-a").unwrap();
@@ -180,9 +180,9 @@ mod tests {
         credentials.store(&certificate(&credentials, "cell-a", later)).unwrap();
         assert!(credentials.has_valid_certificate(SystemTime::now()));
 
-        let again = Credentials::load_or_create(&dir, "cell-a").unwrap();
-        assert!(again.has_valid_certificate(SystemTime::now()) && again.identity().is_some());
-        assert_eq!(again.key.serialize_der(), credentials.key.serialize_der());
+        let reloaded = Credentials::load_or_create(&dir, "cell-a").unwrap();
+        assert!(reloaded.has_valid_certificate(SystemTime::now()) && reloaded.identity().is_some());
+        assert_eq!(reloaded.key.serialize_der(), credentials.key.serialize_der());
         assert!(
             !Credentials::load_or_create(&dir, "cell-b")
                 .unwrap()
@@ -198,7 +198,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_broken_is_not_used_and_what_has_ended_only_if_the_gateway_takes_it() {
+    fn expired_certificate_stays_usable_and_a_corrupt_key_is_replaced() {
         let dir = tempfile::tempdir().unwrap();
         let credentials = Credentials::load_or_create(dir.path(), "cell-a").unwrap();
         credentials
