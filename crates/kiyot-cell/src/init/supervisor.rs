@@ -1,4 +1,4 @@
-//! The processes that init keeps running, and the reaping of all that end.
+//! Supervises the services of init, and reaps all processes of the cell.
 
 use std::{
     collections::HashMap,
@@ -21,18 +21,18 @@ use nix::{
 
 use super::bounded_log::BoundedLog;
 
-/// The shortest wait before a process is started again.
+/// Delay before the first restart.
 const INITIAL_DELAY: Duration = Duration::from_millis(100);
-/// The longest.
+/// Upper bound on the delay before a restart.
 const MAX_DELAY: Duration = Duration::from_secs(5);
-/// A process that ran so long begins with the shortest wait again.
+/// Length of a run after which a service counts as stable and the delay starts again.
 const STABLE_RUN: Duration = Duration::from_secs(30);
-/// Ends of processes that may wait to be looked at.
+/// Upper bound on process exits that delay to be handled.
 const MAX_QUEUED_EXITS: usize = 64;
-/// How long the reaper rests when there is no process to wait for.
+/// Pause of the reaper while there is no child process.
 const IDLE_SLEEP: Duration = Duration::from_millis(20);
 
-/// How long to wait before a process that ended is started again.
+/// Exponential backoff between restarts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Backoff(Duration);
 
@@ -43,18 +43,18 @@ impl Default for Backoff {
 }
 
 impl Backoff {
-    /// The wait after a run of this length.
+    /// Returns the delay after a run of this length.
     pub fn after(&mut self, ran: Duration) -> Duration {
         if ran >= STABLE_RUN {
             self.0 = INITIAL_DELAY;
         }
-        let wait = self.0;
-        self.0 = (wait * 2).min(MAX_DELAY);
-        wait
+        let delay = self.0;
+        self.0 = (delay * 2).min(MAX_DELAY);
+        delay
     }
 }
 
-/// A process that is to run as long as the cell.
+/// A process that is restarted as long as the cell runs.
 #[derive(Debug)]
 pub struct Service {
     name: &'static str,
@@ -64,7 +64,7 @@ pub struct Service {
     failing_since: Option<Instant>,
     backoff: Backoff,
     state: ServiceState,
-    // Held, so that one thread drains the output of all its runs.
+    // Kept open, so that a single thread drains the output of all runs.
     _output: PipeWriter,
 }
 
@@ -75,8 +75,8 @@ enum ServiceState {
 }
 
 impl Service {
-    /// What it prints goes to `log`. `power_off_code` is the exit code by which it asks for the cell's
-    /// end.
+    /// Creates a service whose output goes to `log`. The cell ends when it exits with
+    /// `power_off_code`.
     pub fn new(
         name: &'static str,
         mut command: Command,
@@ -99,14 +99,15 @@ impl Service {
         })
     }
 
-    /// The cell exits when the service has not run steadily for so long.
+    /// Ends the cell when the service has had no stable run for this long.
     #[must_use]
     pub fn with_max_failing(mut self, max_failing: Duration) -> Self {
         self.max_failing = Some(max_failing);
         self
     }
 
-    /// After a run of this length: the wait before the next, or `None` when there is to be none.
+    /// Returns the delay before a restart after a run of this length, or `None` if the cell is to
+    /// exit.
     fn restart_delay(&mut self, ran: Duration, now: Instant) -> Option<Duration> {
         let since = match self.failing_since {
             Some(since) if ran < STABLE_RUN => since,
@@ -128,7 +129,7 @@ impl Service {
     }
 }
 
-/// How a process ended.
+/// Exit code or signal of a process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum ExitStatus {
     Code(i32),
@@ -138,37 +139,37 @@ enum ExitStatus {
 impl fmt::Display for ExitStatus {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Code(code) => write!(f, "exit code {code}"),
-            Self::Signal(signal) => write!(f, "signal {signal}"),
+            Self::Code(code) => write!(f, "code:{code}"),
+            Self::Signal(signal) => write!(f, "signal:{signal}"),
         }
     }
 }
 
-/// Keeps services running, and reaps all processes of the cell.
+/// Restarts services, and reaps all processes of the cell.
 #[derive(Debug)]
 pub struct Supervisor {
     services: Vec<Service>,
     exits: Receiver<(Pid, ExitStatus)>,
-    // Held while a process is started: a start that fails reaps its process itself.
-    starting: Arc<Mutex<()>>,
+    // Held while a process is spawned: a failed spawn reaps its own process.
+    spawn_lock: Arc<Mutex<()>>,
 }
 
 impl Supervisor {
-    /// Begins to reap.
+    /// Starts the reaper thread.
     pub fn start() -> io::Result<Self> {
         let (sender, exits) = sync_channel(MAX_QUEUED_EXITS);
-        let starting = Arc::new(Mutex::new(()));
-        let lock = Arc::clone(&starting);
+        let spawn_lock = Arc::new(Mutex::new(()));
+        let lock = Arc::clone(&spawn_lock);
         thread::Builder::new().name("reaper".into()).spawn(move || reap(&lock, &sender))?;
-        Ok(Self { services: Vec::new(), exits, starting })
+        Ok(Self { services: Vec::new(), exits, spawn_lock })
     }
 
-    /// One more service.
+    /// Adds a service.
     pub fn add(&mut self, service: Service) {
         self.services.push(service);
     }
 
-    /// Runs the services until one asks for the cell's end.
+    /// Runs the services until the cell is to exit.
     pub fn run(&mut self, console: &BoundedLog) {
         loop {
             let now = Instant::now();
@@ -176,7 +177,7 @@ impl Supervisor {
             for service in &mut self.services {
                 if let ServiceState::Due(at) = service.state
                     && at <= now
-                    && !start(service, &self.starting, console)
+                    && !start(service, &self.spawn_lock, console)
                 {
                     return;
                 }
@@ -184,41 +185,41 @@ impl Supervisor {
                     due.insert(service.name, at);
                 }
             }
-            let wait = due
+            let delay = due
                 .values()
                 .min()
                 .map_or(STABLE_RUN, |at| at.saturating_duration_since(Instant::now()));
-            match self.exits.recv_timeout(wait) {
-                Ok((pid, end)) => {
-                    if self.on_exit(pid, end, console) {
+            match self.exits.recv_timeout(delay) {
+                Ok((pid, exit)) => {
+                    if self.on_exit(pid, exit, console) {
                         return;
                     }
                 }
                 Err(RecvTimeoutError::Timeout) => {}
                 Err(RecvTimeoutError::Disconnected) => {
-                    log_event(console, "init's reaper ended: the cell exits");
+                    log_event(console, "reaper stopped, powering off");
                     return;
                 }
             }
         }
     }
 
-    /// Whether the cell exits with it.
-    fn on_exit(&mut self, pid: Pid, end: ExitStatus, console: &BoundedLog) -> bool {
+    /// Handles a process exit. Returns true if the cell is to exit.
+    fn on_exit(&mut self, pid: Pid, exit: ExitStatus, console: &BoundedLog) -> bool {
         for service in &mut self.services {
             let ServiceState::Running(running, since) = service.state else { continue };
             if running != pid {
                 continue;
             }
-            if service.power_off_code.is_some_and(|code| end == ExitStatus::Code(code)) {
-                log_event(console, &format!("{} asks for the cell's end", service.name));
+            if service.power_off_code.is_some_and(|code| exit == ExitStatus::Code(code)) {
+                log_event(console, &format!("power-off requested service={}", service.name));
                 return true;
             }
-            let Some(wait) = service.restart_delay(since.elapsed(), Instant::now()) else {
+            let Some(delay) = service.restart_delay(since.elapsed(), Instant::now()) else {
                 log_event(
                     console,
                     &format!(
-                        "{} ended with {end} once more, and has failed for too long: the cell exits",
+                        "service failing for too long, powering off service={} exit={exit}",
                         service.name
                     ),
                 );
@@ -226,17 +227,20 @@ impl Supervisor {
             };
             log_event(
                 console,
-                &format!("{} ended with {end}, and is started again in {wait:?}", service.name),
+                &format!(
+                    "service exited service={} exit={exit} restart_in={delay:?}",
+                    service.name
+                ),
             );
-            service.state = ServiceState::Due(Instant::now() + wait);
+            service.state = ServiceState::Due(Instant::now() + delay);
         }
         false
     }
 }
 
-/// Whether the cell goes on.
-fn start(service: &mut Service, starting: &Mutex<()>, console: &BoundedLog) -> bool {
-    let _guard = starting.lock().unwrap_or_else(PoisonError::into_inner);
+/// Starts a service. Returns false if the cell is to exit.
+fn start(service: &mut Service, spawn_lock: &Mutex<()>, console: &BoundedLog) -> bool {
+    let _guard = spawn_lock.lock().unwrap_or_else(PoisonError::into_inner);
     let now = Instant::now();
     let pid = service
         .command
@@ -245,11 +249,11 @@ fn start(service: &mut Service, starting: &Mutex<()>, console: &BoundedLog) -> b
     match pid {
         Ok(pid) => service.state = ServiceState::Running(Pid::from_raw(pid), now),
         Err(error) => {
-            let Some(wait) = service.restart_delay(Duration::ZERO, now) else {
+            let Some(delay) = service.restart_delay(Duration::ZERO, now) else {
                 log_event(
                     console,
                     &format!(
-                        "{} could not be started for too long: the cell exits: {error}",
+                        "service failing to start for too long, powering off service={} error=\"{error}\"",
                         service.name
                     ),
                 );
@@ -258,37 +262,37 @@ fn start(service: &mut Service, starting: &Mutex<()>, console: &BoundedLog) -> b
             log_event(
                 console,
                 &format!(
-                    "{} cannot be started, and is tried again in {wait:?}: {error}",
+                    "service not started service={} retry_in={delay:?} error=\"{error}\"",
                     service.name
                 ),
             );
-            service.state = ServiceState::Due(now + wait);
+            service.state = ServiceState::Due(now + delay);
         }
     }
     true
 }
 
-fn log_event(console: &BoundedLog, words: &str) {
-    console.write(format!("init: {words}\n").as_bytes());
+fn log_event(console: &BoundedLog, event: &str) {
+    console.write(format!("init: {event}\n").as_bytes());
 }
 
-/// Waits for any process of the cell: its own, and those whose parent is gone. Ends when nobody
-/// listens any more.
-fn reap(starting: &Mutex<()>, exits: &SyncSender<(Pid, ExitStatus)>) {
+/// Reaps any child of init, orphaned processes of the cell included. Returns when the receiver is
+/// dropped.
+fn reap(spawn_lock: &Mutex<()>, exits: &SyncSender<(Pid, ExitStatus)>) {
     loop {
         match waitid(Id::All, WaitPidFlag::WEXITED | WaitPidFlag::WNOWAIT) {
             Ok(status) => {
                 let Some(pid) = status.pid() else { continue };
                 let reaped = {
-                    let _guard = starting.lock().unwrap_or_else(PoisonError::into_inner);
+                    let _guard = spawn_lock.lock().unwrap_or_else(PoisonError::into_inner);
                     waitpid(pid, Some(WaitPidFlag::WNOHANG))
                 };
-                let end = match reaped {
+                let exit = match reaped {
                     Ok(WaitStatus::Exited(_, code)) => ExitStatus::Code(code),
                     Ok(WaitStatus::Signaled(_, signal, _)) => ExitStatus::Signal(signal as i32),
                     _ => continue,
                 };
-                if exits.send((pid, end)).is_err() {
+                if exits.send((pid, exit)).is_err() {
                     return;
                 }
             }
@@ -303,7 +307,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_wait_doubles_to_its_bound_and_begins_anew_after_a_steady_run() {
+    fn restart_delay_doubles_and_resets_after_a_stable_run() {
         let mut backoff = Backoff::default();
         let waits: Vec<_> =
             (0..8).map(|_| backoff.after(Duration::from_secs(1)).as_millis()).collect();
@@ -312,7 +316,7 @@ mod tests {
     }
 
     #[test]
-    fn patience_ends_only_without_a_steady_run() {
+    fn service_without_stable_run_ends_the_cell() {
         let dir = tempfile::tempdir().unwrap();
         let log = BoundedLog::open(dir.path().join("log"), 100).unwrap();
         let mut service = Service::new("it", Command::new("true"), None, &log)
@@ -324,7 +328,7 @@ mod tests {
         assert!(service.restart_delay(second, begin + 90 * second).is_some());
         assert!(
             service.restart_delay(STABLE_RUN, begin + 150 * second).is_some(),
-            "a steady run begins anew"
+            "a stable run resets the time"
         );
         assert!(service.restart_delay(second, begin + 160 * second).is_some());
         assert!(service.restart_delay(second, begin + 258 * second).is_some());
