@@ -1,4 +1,4 @@
-//! An image of busybox, as the blobs that a daemon would send.
+//! A busybox image, split into blobs like those that the daemon pushes.
 
 use kiyot_proto::cell::{BlobPart, PutImageRequest};
 use ring::digest::{SHA256, digest};
@@ -60,7 +60,7 @@ pub(crate) fn busybox() -> Image {
     Image { layer, config, manifest }
 }
 
-/// A blob that is not what its digest says.
+/// Returns a blob that doesn't match its digest.
 pub(crate) fn corrupt() -> Vec<BlobPart> {
     vec![BlobPart {
         digest: sha256(b"expected"),
@@ -79,7 +79,8 @@ impl Image {
         [&self.layer, &self.config, &self.manifest].map(|blob| sha256(blob)).to_vec()
     }
 
-    /// Each blob in its parts; the manifest says what must be kept with it.
+    /// Returns the blobs in parts. The manifest has the labels that keep its references from
+    /// garbage collection.
     pub(crate) fn parts(&self) -> Vec<Vec<BlobPart>> {
         let references = [
             ("containerd.io/gc.ref.content.config", &self.config),
