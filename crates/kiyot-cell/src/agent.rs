@@ -260,7 +260,11 @@ async fn live(dir: &Path, stream_port: u16) -> Result<i32, AgentError> {
             {
                 Ok(Ok(())) => {}
                 Ok(Err(status)) => {
-                    tracing::warn!(code = ?status.code(), message = status.message(), "pod not stopped before power-off")
+                    tracing::warn!(
+                        code = ?status.code(),
+                        message = status.message(),
+                        "pod not stopped before power-off"
+                    )
                 }
                 Err(_) => tracing::warn!("pod not stopped before power-off: containerd timed out"),
             }

@@ -14,7 +14,8 @@ pub enum DirError {
     Io(PathBuf, #[source] std::io::Error),
     /// The cell mounts a file system of its own over the path.
     #[error(
-        "cell directory {0:?}: not allowed below /run, /proc, /sys or /dev, which a cell mounts for itself; use another state directory"
+        "cell directory {0:?}: not allowed below /run, /proc, /sys or /dev, \
+         which a cell mounts for itself; use another state directory"
     )]
     Hidden(PathBuf),
 }

@@ -116,7 +116,11 @@ pub async fn enforce(storage: Arc<EphemeralStorage>, runtime: Runtime, dir: Cell
                 if over_limit >= EVICT_AFTER_OVER_LIMIT || unseen >= EVICT_AFTER_UNMEASURABLE {
                     let message = eviction_message(usage, limit);
                     if let Err(status) = evict(&storage, &runtime, &message).await {
-                        tracing::warn!(code = ?status.code(), error = status.message(), "eviction failed, retrying");
+                        tracing::warn!(
+                            code = ?status.code(),
+                            error = status.message(),
+                            "eviction failed, retrying"
+                        );
                     }
                 } else if over_limit > 0 {
                     continue;
@@ -137,11 +141,13 @@ fn eviction_message(usage: Usage, limit: u64) -> String {
     let Usage { bytes, unseen, .. } = usage;
     if bytes > limit {
         return format!(
-            "the pod exceeds its limit of ephemeral storage: it uses {bytes} bytes or more, limit {limit} bytes"
+            "the pod exceeds its limit of ephemeral storage: it uses {bytes} bytes or \
+             more, limit {limit} bytes"
         );
     }
     format!(
-        "the pod's ephemeral storage can not be measured: {unseen} of its directories are nested too deep or moved all the time; it uses {bytes} bytes or more, limit {limit} bytes"
+        "the pod's ephemeral storage can not be measured: {unseen} of its directories are \
+         nested too deep or moved all the time; it uses {bytes} bytes or more, limit {limit} bytes"
     )
 }
 

@@ -27,7 +27,11 @@ pub const MAX_GET_FILE_BYTES: u32 = 8 * 1024 * 1024;
 #[derive(Debug, thiserror::Error)]
 pub enum FileError {
     /// The path is invalid.
-    #[error("path {0:?}: invalid; allowed: a relative path without \".\", \"..\" or empty components, of at most {max} bytes", max = beneath::MAX_PATH_BYTES)]
+    #[error(
+        "path {0:?}: invalid; allowed: a relative path without \".\", \"..\" or empty components, \
+         of at most {max} bytes",
+        max = beneath::MAX_PATH_BYTES
+    )]
     Path(String),
     /// A value is out of range.
     #[error("{path:?}: {what} {value}: out of range; allowed: {allowed}")]

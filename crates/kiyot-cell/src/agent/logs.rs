@@ -307,7 +307,10 @@ mod tests {
         #[test]
         fn hole_ends_before_the_position(position in 0_u64..u64::MAX) {
             match punchable(position) {
-                Some(length) => prop_assert!(length <= position && position - length < BLOCK_BYTES && length % BLOCK_BYTES == 0),
+                Some(length) => {
+                    prop_assert!(length <= position && position - length < BLOCK_BYTES);
+                    prop_assert!(length % BLOCK_BYTES == 0);
+                }
                 None => prop_assert!(position < BLOCK_BYTES),
             }
         }

@@ -95,7 +95,11 @@ impl RuntimeWatcher {
     pub async fn run(mut self) {
         loop {
             if let Err(status) = self.follow().await {
-                tracing::warn!(code = ?status.code(), message = status.message(), "containerd event stream lost, reconnecting");
+                tracing::warn!(
+                    code = ?status.code(),
+                    message = status.message(),
+                    "containerd event stream lost, reconnecting"
+                );
             }
             self.relist_interval = RELIST_INTERVAL_AFTER_RESTART;
             tokio::time::sleep(RECONNECT_DELAY).await;
@@ -118,14 +122,18 @@ impl RuntimeWatcher {
                 event = events.message() => {
                     match event? {
                         Some(event) => self.expect(&event),
-                        None => return Err(Status::unavailable("containerd closed its event stream")),
+                        None => {
+                            return Err(Status::unavailable("containerd closed its event stream"));
+                        }
                     }
                     interval = LIST_INTERVALS.0;
                     if self.expected.is_empty() {
                         continue;
                     }
                 }
-                () = tokio::time::sleep(interval), if waiting => interval = (interval * 2).min(LIST_INTERVALS.1),
+                () = tokio::time::sleep(interval), if waiting => {
+                    interval = (interval * 2).min(LIST_INTERVALS.1);
+                }
                 _ = relist.tick() => {}
             }
             self.list().await?;
@@ -141,12 +149,20 @@ impl RuntimeWatcher {
             tokio::select! {
                 answer = &mut subscription => return answer.map(tonic::Response::into_inner),
                 _ = probe.tick() => {
-                    let event = prost_types::Any { type_url: "google.protobuf.Empty".to_owned(), value: Vec::new() };
-                    let request = PublishRequest { topic: PROBE_TOPIC.to_owned(), event: Some(event) };
-                    EventsClient::new(self.runtime.channel()).publish(namespaced(with_timeout(QUERY_TIMEOUT, request))).await?;
+                    self.publish_probe().await?;
                 }
             }
         }
+    }
+
+    async fn publish_probe(&self) -> Result<(), Status> {
+        let type_url = "google.protobuf.Empty".to_owned();
+        let event = prost_types::Any { type_url, value: Vec::new() };
+        let request = PublishRequest { topic: PROBE_TOPIC.to_owned(), event: Some(event) };
+        EventsClient::new(self.runtime.channel())
+            .publish(namespaced(with_timeout(QUERY_TIMEOUT, request)))
+            .await
+            .map(drop)
     }
 
     fn expect(&mut self, event: &Envelope) {

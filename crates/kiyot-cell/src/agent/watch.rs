@@ -124,7 +124,9 @@ impl Watcher {
             let (listed, idle) = (self.seen.is_some(), self.heartbeat.is_none());
             tokio::select! {
                 () = self.replaced.cancelled() => {}
-                changed = self.versions.changed() => changed.map_err(|_| Status::unavailable("agent is stopping"))?,
+                changed = self.versions.changed() => {
+                    changed.map_err(|_| Status::unavailable("agent is stopping"))?;
+                }
                 Some(heartbeat) = OptionFuture::from(self.heartbeat.as_mut()) => {
                     self.heartbeat = None;
                     return Ok(Event { event: Some(Kind::Heartbeat(heartbeat)) });
@@ -163,7 +165,8 @@ impl Watcher {
 
 /// Returns true for an event of a running container.
 fn is_running(event: &Event) -> bool {
-    matches!(&event.event, Some(Kind::Container(status)) if status.state() == ContainerState::ContainerRunning)
+    let Some(Kind::Container(status)) = &event.event else { return false };
+    status.state() == ContainerState::ContainerRunning
 }
 
 #[cfg(test)]

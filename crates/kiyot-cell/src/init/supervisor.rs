@@ -253,7 +253,8 @@ fn start(service: &mut Service, spawn_lock: &Mutex<()>, console: &BoundedLog) ->
                 log_event(
                     console,
                     &format!(
-                        "service failing to start for too long, powering off service={} error=\"{error}\"",
+                        "service failing to start for too long, powering off service={} \
+                         error=\"{error}\"",
                         service.name
                     ),
                 );

@@ -54,7 +54,10 @@ pub(super) async fn run<S: Serve>(
                 if wanted {
                     *accepted_at.lock().unwrap_or_else(PoisonError::into_inner) = None;
                     let accepted_at = &accepted_at;
-                    let on_accepted = move || *accepted_at.lock().unwrap_or_else(PoisonError::into_inner) = Some(Instant::now());
+                    let on_accepted = move || {
+                        *accepted_at.lock().unwrap_or_else(PoisonError::into_inner) =
+                            Some(Instant::now());
+                    };
                     // A request for another connection means that the gateway has given up the
                     // current one.
                     running = Some(Box::pin(connector.serve(ConnectionKind::Bulk, on_accepted)));
@@ -69,7 +72,10 @@ pub(super) async fn run<S: Serve>(
                 running = None;
                 match result {
                     Ok(served) => tracing::debug!(?served, "bulk connection closed"),
-                    Err(error) => tracing::warn!(error = &error as &dyn std::error::Error, "bulk connection failed"),
+                    Err(error) => tracing::warn!(
+                        error = &error as &dyn std::error::Error,
+                        "bulk connection failed"
+                    ),
                 }
             }
         }

@@ -76,7 +76,12 @@ impl<S: Serve, F: Fn(ConnectionInfo) -> S + Send + Sync> Connector<'_, F> {
             biased;
             () = first.cancelled() => {}
             result = &mut served => {
-                tracing::debug!(?kind, generation, ?result, "connection closed before the gateway's first call");
+                tracing::debug!(
+                    ?kind,
+                    generation,
+                    ?result,
+                    "connection closed before the gateway's first call"
+                );
                 return Ok(if first.is_cancelled() { Served::Accepted } else { Served::Rejected });
             }
             () = tokio::time::sleep(CONNECT_TIMEOUT) => return Ok(Served::Rejected),

@@ -89,7 +89,10 @@ where
                     Some(to_cell::Message::Next(next)) => {
                         match &mut watch {
                             Some(watch) if watch.id == next.watch => watch.wanted = true,
-                            _ => watch = Some(Watch { id: next.watch, events: events(agent.clone()), wanted: true }),
+                            _ => {
+                                let events = events(agent.clone());
+                                watch = Some(Watch { id: next.watch, events, wanted: true });
+                            }
                         }
                         continue;
                     }

@@ -49,7 +49,10 @@ pub(crate) fn busybox() -> Image {
     })
     .to_string()
     .into_bytes();
-    let descriptor = |media_type: &str, blob: &[u8]| json!({ "mediaType": media_type, "digest": sha256(blob), "size": blob.len() });
+    let descriptor = |media_type: &str, blob: &[u8]| {
+        let (digest, size) = (sha256(blob), blob.len());
+        json!({ "mediaType": media_type, "digest": digest, "size": size })
+    };
     let manifest = json!({
         "schemaVersion": 2, "mediaType": MANIFEST,
         "config": descriptor("application/vnd.oci.image.config.v1+json", &config),

@@ -152,7 +152,8 @@ async fn cell_runs_a_pod() {
             view.sandboxes.get(&sandbox) == Some(&(PodSandboxState::SandboxReady as i32))
         })
         .await;
-    let script = "echo begin; while [ ! -e /v/stop ]; do sleep 0.05; done; echo -n last > /v/message; echo end; exit 3";
+    let script = "echo begin; while [ ! -e /v/stop ]; do sleep 0.05; done; \
+                  echo -n last > /v/message; echo end; exit 3";
     let container = ContainerConfig {
         metadata: Some(ContainerMetadata { name: "c".into(), attempt: 0 }),
         image: Some(ImageSpec { image: image.id(), ..Default::default() }),

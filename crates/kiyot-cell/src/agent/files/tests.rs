@@ -225,10 +225,13 @@ fn pipe_in_place_of_a_file_is_not_opened() {
 proptest! {
     #[test]
     fn path_parses_only_if_plain_and_relative(path in "[a./\\\\]{0,12}") {
-        let plain = !path.is_empty() && path.split('/').all(|name| !matches!(name, "" | "." | ".."));
+        let is_plain = |name: &str| !matches!(name, "" | "." | "..");
+        let plain = !path.is_empty() && path.split('/').all(is_plain);
         prop_assert_eq!(RelPath::parse(&path).is_ok(), plain);
         if let Ok(parsed) = RelPath::parse(&path) {
-            let joined = if parsed.parent().is_empty() { parsed.name().to_owned() } else { format!("{}/{}", parsed.parent(), parsed.name()) };
+            let (parent, name) = (parsed.parent(), parsed.name());
+            let joined =
+                if parent.is_empty() { name.to_owned() } else { format!("{parent}/{name}") };
             prop_assert_eq!(joined, path);
         }
     }

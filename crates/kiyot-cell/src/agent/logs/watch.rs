@@ -32,7 +32,7 @@ pub async fn follow(state: Arc<CellState>, pod_dir: PathBuf) {
 
 #[expect(
     deprecated,
-    reason = "it is unsafe only for a handle that another may close, and an OwnedFd is not such a one"
+    reason = "its replacement is unsafe; an OwnedFd has the I/O safety that it asks for"
 )]
 async fn watch(state: &Arc<CellState>, pod_dir: &Path) -> io::Result<()> {
     let handle = AsyncFd::with_interest(

@@ -91,7 +91,8 @@ impl Resolver {
                 () = send_queries => {}
                 () = receive_answers => {}
                 () = replaced.cancelled() => {
-                    let _closed = sender.try_send(Err(Status::aborted("replaced by another Resolve call")));
+                    let replaced = Status::aborted("replaced by another Resolve call");
+                    let _closed = sender.try_send(Err(replaced));
                 }
             }
         };

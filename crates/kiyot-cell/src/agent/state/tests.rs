@@ -82,17 +82,24 @@ fn reader_behind_compaction_gets_a_snapshot() {
     assert!(matches!(&events[..], [Event { event: Some(Kind::Snapshot(_)) }]));
 }
 
+/// States of containers, the size of a log, and whether the watcher reads then.
+fn step() -> impl Strategy<Value = (BTreeMap<u8, i32>, u64, bool)> {
+    (proptest::collection::btree_map(0_u8..5, 0..3_i32, 0..4), 0_u64..9, any::<bool>())
+}
+
 proptest! {
     /// At each read, a watcher's view equals the state, and no change is sent twice.
     #[test]
-    fn watcher_view_equals_state(steps in proptest::collection::vec((proptest::collection::btree_map(0_u8..5, 0..3_i32, 0..4), 0_u64..9, any::<bool>()), 1..40)) {
+    fn watcher_view_equals_state(steps in proptest::collection::vec(step(), 1..40)) {
         let state = CellState::default();
         let (mut view, mut seen) = (View::default(), None);
         let mut expected = View::default();
         for (containers, size, read) in steps {
-            expected.containers = containers.into_iter().map(|(id, state)| (id.to_string(), state)).collect();
+            expected.containers =
+                containers.into_iter().map(|(id, state)| (id.to_string(), state)).collect();
             expected.logs.insert("logs/a".into(), size);
-            state.set_pods(vec![], expected.containers.iter().map(|(id, state)| container(id, *state)).collect());
+            let statuses = expected.containers.iter().map(|(id, state)| container(id, *state));
+            state.set_pods(vec![], statuses.collect());
             state.set_logs(expected.logs.clone());
             if read {
                 let (events, version) = state.events_since(seen).unwrap();
@@ -109,7 +116,8 @@ proptest! {
         let state = CellState::default();
         state.set_pods(vec![], ids.iter().map(|id| container(id, 0)).collect());
         let state = state.lock();
-        let subscribe: BTreeSet<_> = state.containers.values().map(|(version, _)| *version).collect();
-        prop_assert_eq!(subscribe.len(), ids.len());
+        let versions: BTreeSet<_> =
+            state.containers.values().map(|(version, _)| *version).collect();
+        prop_assert_eq!(versions.len(), ids.len());
     }
 }
