@@ -5,7 +5,6 @@ pub mod dirs;
 pub mod init;
 pub mod launch;
 pub mod namespaces;
-pub mod netlink;
 pub mod uplink;
 
 /// Returns an error with all its sources in one line.

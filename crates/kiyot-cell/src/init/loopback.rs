@@ -2,21 +2,12 @@
 
 use std::io;
 
-use crate::netlink::{self, Request};
+use kiyot_linux::netlink::{RTM_NEWLINK, Request, link_message, route_socket};
 
-/// `RTM_NEWLINK` of linux/rtnetlink.h.
-const RTM_NEWLINK: u16 = 16;
-/// `IFF_UP` of linux/if.h.
-const IFF_UP: u32 = 1;
 /// The loopback is the first interface of each namespace.
-const LOOPBACK_INDEX: i32 = 1;
+const LOOPBACK_INDEX: u32 = 1;
 
 /// Brings up `lo` in the caller's network namespace.
 pub fn up() -> io::Result<()> {
-    // An `ifinfomsg`: family and type, index, flags, mask of changed flags.
-    let mut body = vec![0; 4];
-    body.extend(LOOPBACK_INDEX.to_ne_bytes());
-    body.extend(IFF_UP.to_ne_bytes());
-    body.extend(IFF_UP.to_ne_bytes());
-    Request::new(RTM_NEWLINK, 0, &body).send(netlink::socket()?)
+    Request::new(RTM_NEWLINK, 0, &link_message(LOOPBACK_INDEX, true)).execute(route_socket()?)
 }

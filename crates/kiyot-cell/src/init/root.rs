@@ -3,13 +3,12 @@
 
 use std::{
     collections::BTreeSet,
-    ffi::OsString,
     fs,
-    os::unix::ffi::OsStringExt,
     path::{Path, PathBuf},
 };
 
 use kiyot_link::bootstrap::{CellFile, GatewayAddress};
+use kiyot_linux::mountinfo::{self, Mount};
 use rustix::{
     mount::{UnmountFlags, mount_bind, unmount},
     process::{chdir, pivot_root},
@@ -31,42 +30,10 @@ const CONTAINERD_HELPERS: [&str; 4] = ["containerd-shim-runc-v2", "unpigz", "igz
 /// Upper bound on the links followed to a program, as in the kernel (`MAXSYMLINKS`).
 const MAX_LINKS: usize = 40;
 
-/// A line of `/proc/self/mountinfo`.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Mount {
-    /// Where.
-    pub point: PathBuf,
-    /// The kind of file system.
-    pub kind: Vec<u8>,
-}
-
-/// Reads `/proc/self/mountinfo`.
+/// Reads the mounts of the mount namespace.
 pub fn mount_table() -> Result<Vec<Mount>, MountError> {
-    let path = Path::new("/proc/self/mountinfo");
-    let content =
-        fs::read(path).map_err(|source| MountError::new("read the mount table", path, source))?;
-    Ok(content.split(|byte| *byte == b'\n').filter_map(parse_line).collect())
-}
-
-fn parse_line(line: &[u8]) -> Option<Mount> {
-    let mut fields = line.split(|byte| *byte == b' ');
-    let point = unescape(fields.nth(4)?);
-    let kind = fields.skip_while(|field| *field != b"-").nth(1)?.to_vec();
-    Some(Mount { point, kind })
-}
-
-/// Blanks, line exits and backslashes are written as three octal digits.
-fn unescape(field: &[u8]) -> PathBuf {
-    let mut bytes = Vec::with_capacity(field.len());
-    let mut rest = field;
-    while let Some((first, after)) = rest.split_first() {
-        let octal = (*first == b'\\').then(|| after.get(..3)).flatten();
-        let value =
-            octal.and_then(|digits| u8::from_str_radix(std::str::from_utf8(digits).ok()?, 8).ok());
-        bytes.push(value.unwrap_or(*first));
-        rest = if value.is_some() { after.get(3..).unwrap_or_default() } else { after };
-    }
-    OsString::from_vec(bytes).into()
+    mountinfo::read()
+        .map_err(|source| MountError::new("read the mount table", mountinfo::path(), source))
 }
 
 /// Returns the paths that a cell needs, with all links on the way: its directory, the gateway's
@@ -112,8 +79,7 @@ fn follow(path: &Path, to: &mut BTreeSet<PathBuf>) {
 fn kept_mounts(mounts: &[Mount], needed_paths: &BTreeSet<PathBuf>) -> Vec<PathBuf> {
     let is_kept = |mount: &&Mount| {
         let point = &mount.point;
-        let system =
-            SYSTEM_MOUNTS.iter().any(|dir| point.starts_with(dir)) && mount.kind != b"nsfs";
+        let system = SYSTEM_MOUNTS.iter().any(|dir| point.starts_with(dir)) && mount.kind != "nsfs";
         let leads = needed_paths.iter().any(|path| path.starts_with(point));
         point != Path::new("/")
             && !REPLACED_MOUNTS.iter().any(|own| point.starts_with(own))
@@ -179,7 +145,7 @@ mod tests {
 ";
 
     fn mounts() -> Vec<Mount> {
-        NODE.split(|byte| *byte == b'\n').filter_map(parse_line).collect()
+        mountinfo::parse(NODE)
     }
 
     fn kept_for(needed_paths: &[&str]) -> Vec<String> {
@@ -203,17 +169,6 @@ mod tests {
             kept_for(&["/var/lib/kiyot/cells/c", "/data/x/bin/containerd"]),
             ["/data", "/sys", "/usr", "/var", "/data/x", "/sys/fs/cgroup/cpu"]
         );
-    }
-
-    #[test]
-    fn mount_points_of_any_bytes_are_read() {
-        assert_eq!(mounts()[1].point, Path::new("/run/netns/a b"));
-        let line = b"22 1 254:0 / /a\\134\xff\\04 rw - ext4 /dev/vda rw";
-        assert_eq!(
-            parse_line(line).map(|mount| mount.point.into_os_string().into_vec()),
-            Some(b"/a\\\xff\\04".to_vec())
-        );
-        assert_eq!(parse_line(b"22 1 254:0 / /a"), None);
     }
 
     #[test]

@@ -1,13 +1,13 @@
 //! Watches the log directory by inotify, and publishes the sizes of logs.
 
-use std::{io, mem::MaybeUninit, path::Path, path::PathBuf, sync::Arc, time::Duration};
-
-use rustix::{
-    fd::OwnedFd,
-    fs::inotify::{self, CreateFlags, ReadFlags, WatchFlags},
-    io::Errno,
+use std::{
+    io,
+    path::{Path, PathBuf},
+    sync::Arc,
+    time::Duration,
 };
-use tokio::io::{Interest, unix::AsyncFd};
+
+use kiyot_linux::inotify::{Inotify, ReadFlags, WatchFlags};
 
 use super::{LOG_DIR, MAX_DEPTH, sizes};
 use crate::agent::state::CellState;
@@ -16,6 +16,8 @@ use crate::agent::state::CellState;
 const DEBOUNCE: Duration = Duration::from_millis(2);
 /// Upper bound on watched directories.
 const MAX_WATCHED_DIRS: usize = 256;
+/// Watch descriptor of the log directory: the first of an inotify instance.
+const LOG_DIR_WATCH: i32 = 1;
 /// Interval between scans if the directory can't be watched.
 const POLL_INTERVAL: Duration = Duration::from_secs(1);
 
@@ -30,31 +32,25 @@ pub async fn follow(state: Arc<CellState>, pod_dir: PathBuf) {
     }
 }
 
-#[expect(
-    deprecated,
-    reason = "its replacement is unsafe; an OwnedFd has the I/O safety that it asks for"
-)]
 async fn watch(state: &Arc<CellState>, pod_dir: &Path) -> io::Result<()> {
-    let handle = AsyncFd::with_interest(
-        inotify::init(CreateFlags::CLOEXEC | CreateFlags::NONBLOCK)?,
-        Interest::READABLE,
-    )?;
-    let mut dirs = 0;
-    add(handle.get_ref(), &pod_dir.join(LOG_DIR), 0, &mut dirs)?;
+    let inotify = Inotify::new()?;
+    let log_dir = pod_dir.join(LOG_DIR);
+    add(&inotify, &log_dir, 0, &mut 0)?;
     loop {
         publish_sizes(state, pod_dir).await;
-        let mut ready = handle.readable().await?;
-        let changes = drain(handle.get_ref())?;
-        ready.clear_ready();
-        drop(ready);
-        // Events before clear_ready cause no further wake-up.
-        let more = drain(handle.get_ref())?;
-        if changes.dirs || more.dirs {
-            // inotify_add_watch(2) on a watched directory returns the existing watch.
-            dirs = 0;
-            add(handle.get_ref(), &pod_dir.join(LOG_DIR), 0, &mut dirs)?;
+        let (mut dirs_changed, mut log_dir_deleted) = (false, false);
+        inotify
+            .read(|watch, events| {
+                dirs_changed |= events.intersects(ReadFlags::ISDIR | ReadFlags::QUEUE_OVERFLOW);
+                log_dir_deleted |=
+                    watch == LOG_DIR_WATCH && events.contains(ReadFlags::DELETE_SELF);
+            })
+            .await?;
+        if dirs_changed {
+            // Directories that are watched already keep their watch.
+            add(&inotify, &log_dir, 0, &mut 0)?;
         }
-        if changes.lost || more.lost {
+        if log_dir_deleted {
             return Err(io::Error::other("log directory deleted"));
         }
         tokio::time::sleep(DEBOUNCE).await;
@@ -68,7 +64,7 @@ async fn publish_sizes(state: &Arc<CellState>, pod_dir: &Path) {
 }
 
 /// Watches a directory and its subdirectories.
-fn add(handle: &OwnedFd, dir: &Path, depth: usize, dirs: &mut usize) -> io::Result<()> {
+fn add(inotify: &Inotify, dir: &Path, depth: usize, dirs: &mut usize) -> io::Result<()> {
     if *dirs == MAX_WATCHED_DIRS {
         return Ok(());
     }
@@ -78,48 +74,20 @@ fn add(handle: &OwnedFd, dir: &Path, depth: usize, dirs: &mut usize) -> io::Resu
         | WatchFlags::MOVED_FROM
         | WatchFlags::DELETE
         | WatchFlags::DELETE_SELF;
-    inotify::add_watch(handle, dir, what | WatchFlags::ONLYDIR | WatchFlags::DONT_FOLLOW)?;
+    inotify.add(dir, what | WatchFlags::ONLYDIR | WatchFlags::DONT_FOLLOW)?;
     *dirs += 1;
     if depth == MAX_DEPTH {
         return Ok(());
     }
     for entry in std::fs::read_dir(dir)?.flatten() {
         if entry.file_type().is_ok_and(|kind| kind.is_dir()) {
-            match add(handle, &entry.path(), depth + 1, dirs) {
+            match add(inotify, &entry.path(), depth + 1, dirs) {
                 Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
                 _ => {}
             }
         }
     }
     Ok(())
-}
-
-#[derive(Debug, Default)]
-struct Changes {
-    /// A directory was created, or the queue overflowed.
-    dirs: bool,
-    /// The log directory was deleted.
-    lost: bool,
-}
-
-/// Reads all queued events.
-fn drain(handle: &OwnedFd) -> io::Result<Changes> {
-    let mut buffer = [MaybeUninit::uninit(); 4096];
-    let mut reader = inotify::Reader::new(handle, &mut buffer);
-    let mut changes = Changes::default();
-    loop {
-        match reader.next() {
-            Ok(event) => {
-                changes.dirs |=
-                    event.events().intersects(ReadFlags::ISDIR | ReadFlags::QUEUE_OVERFLOW);
-                // The first watch descriptor is that of the log directory.
-                changes.lost |= event.wd() == 1 && event.events().contains(ReadFlags::DELETE_SELF);
-            }
-            Err(Errno::AGAIN) => return Ok(changes),
-            Err(Errno::INTR) => {}
-            Err(error) => return Err(error.into()),
-        }
-    }
 }
 
 #[cfg(test)]

@@ -13,10 +13,9 @@ use std::{
 };
 
 use kiyot_link::resolver::{CELL, PREFIX, address};
+use kiyot_linux::netlink::{self, NLM_F_NEW, RTM_NEWLINK, Request, attribute, link_message};
 use nix::sched::{CloneFlags, unshare};
 use rustix::net::netdevice::name_to_index;
-
-use crate::netlink::{self, NEW, Request, attribute};
 
 /// Name of the link in the cell's network namespace.
 pub(in super::super) const DEVICE: &str = "kiyot-dns";
@@ -25,8 +24,7 @@ const INNER: &str = "dns";
 /// DNS port.
 const PORT: u16 = 53;
 
-/// Constants of linux/rtnetlink.h, linux/if_link.h, linux/if_addr.h, linux/veth.h and linux/if.h.
-const RTM_NEWLINK: u16 = 16;
+/// Constants of linux/rtnetlink.h, linux/if_link.h, linux/if_addr.h and linux/veth.h.
 const RTM_DELLINK: u16 = 17;
 const RTM_NEWADDR: u16 = 20;
 const IFLA_IFNAME: u16 = 3;
@@ -38,7 +36,6 @@ const VETH_INFO_PEER: u16 = 1;
 const IFA_ADDRESS: u16 = 1;
 const IFA_LOCAL: u16 = 2;
 const AF_INET: u8 = 2;
-const IFF_UP: u32 = 1;
 
 /// Sockets of a name server.
 #[derive(Debug)]
@@ -55,14 +52,14 @@ pub(super) fn open(servers: usize) -> io::Result<Vec<DnsListener>> {
 }
 
 fn open_in_new_namespace(servers: usize) -> io::Result<Vec<DnsListener>> {
-    let cell_socket = netlink::socket()?;
+    let cell_socket = netlink::route_socket()?;
     let cell = File::open("/proc/thread-self/ns/net")?;
     unshare(CloneFlags::CLONE_NEWNET)?;
-    let inner_socket = netlink::socket()?;
+    let inner_socket = netlink::route_socket()?;
 
     let removed = Request::new(RTM_DELLINK, 0, &link_message(0, false))
         .with(IFLA_IFNAME, &c_name(DEVICE))
-        .send(&cell_socket);
+        .execute(&cell_socket);
     match removed {
         Err(error) if error.raw_os_error() != Some(rustix::io::Errno::NODEV.raw_os_error()) => {
             return Err(error);
@@ -80,13 +77,13 @@ fn open_in_new_namespace(servers: usize) -> io::Result<Vec<DnsListener>> {
         attribute(IFLA_INFO_DATA, &attribute(VETH_INFO_PEER, &peer)),
     ]
     .concat();
-    Request::new(RTM_NEWLINK, NEW, &link_message(0, false))
+    Request::new(RTM_NEWLINK, NLM_F_NEW, &link_message(0, false))
         .with(IFLA_IFNAME, &c_name(INNER))
         .with(IFLA_LINKINFO, &veth)
-        .send(&inner_socket)?;
+        .execute(&inner_socket)?;
     for (socket, device) in [(&cell_socket, DEVICE), (&inner_socket, INNER)] {
         Request::new(RTM_NEWLINK, 0, &link_message(name_to_index(socket, device)?, true))
-            .send(socket)?;
+            .execute(socket)?;
     }
     add_address(&cell_socket, DEVICE, CELL)?;
 
@@ -101,12 +98,6 @@ fn open_in_new_namespace(servers: usize) -> io::Result<Vec<DnsListener>> {
     Ok(listeners)
 }
 
-/// Returns an `ifinfomsg`: family and type, index, flags, mask of changed flags.
-fn link_message(index: u32, up: bool) -> Vec<u8> {
-    let flags = if up { IFF_UP } else { 0 };
-    [&[0; 4][..], &index.to_ne_bytes(), &flags.to_ne_bytes(), &flags.to_ne_bytes()].concat()
-}
-
 fn c_name(device: &str) -> Vec<u8> {
     [device.as_bytes(), b"\0"].concat()
 }
@@ -117,8 +108,8 @@ fn add_address(socket: impl AsFd, device: &str, address: Ipv4Addr) -> io::Result
     // An `ifaddrmsg`: family, prefix length, flags, scope, link index.
     let body = [&[AF_INET, PREFIX, 0, 0][..], &index.to_ne_bytes()].concat();
     let octets = address.octets();
-    Request::new(RTM_NEWADDR, NEW, &body)
+    Request::new(RTM_NEWADDR, NLM_F_NEW, &body)
         .with(IFA_LOCAL, &octets)
         .with(IFA_ADDRESS, &octets)
-        .send(&socket)
+        .execute(&socket)
 }

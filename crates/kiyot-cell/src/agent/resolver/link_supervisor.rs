@@ -6,11 +6,11 @@ use std::{
     time::Duration,
 };
 
+use kiyot_linux::netlink;
 use rustix::{io::Errno, net::netdevice::name_to_index};
 use tokio::{net::UnixDatagram, task::spawn_blocking, time::sleep};
 
 use super::{DEVICE, Resolver};
-use crate::netlink;
 
 /// Shortest interval between two checks, which bounds the cost of a pod that removes the link again
 /// and again.
@@ -80,7 +80,7 @@ impl LinkSupervisor {
 
 /// Recreates the link if it is absent. Returns true if it was.
 fn restore_link(resolver: &Arc<Resolver>) -> io::Result<bool> {
-    match name_to_index(netlink::socket()?, DEVICE) {
+    match name_to_index(netlink::route_socket()?, DEVICE) {
         Err(Errno::NODEV) => resolver.reopen().map(|()| true),
         Err(error) => Err(error.into()),
         Ok(_) => Ok(false),
