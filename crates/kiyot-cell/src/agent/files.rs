@@ -74,21 +74,21 @@ impl FileError {
 
 impl From<FileError> for Status {
     fn from(error: FileError) -> Self {
-        let words = crate::with_sources(&error);
+        let message = crate::with_sources(&error);
         match error {
             FileError::Path(_) | FileError::Value { .. } | FileError::Rejected { .. } => {
-                Self::invalid_argument(words)
+                Self::invalid_argument(message)
             }
             FileError::Io { source, .. } => match Errno::from_io_error(&source) {
-                Some(Errno::NOENT) => Self::not_found(words),
+                Some(Errno::NOENT) => Self::not_found(message),
                 Some(Errno::LOOP | Errno::XDEV | Errno::ACCESS | Errno::PERM) => {
-                    Self::permission_denied(words)
+                    Self::permission_denied(message)
                 }
-                Some(Errno::NOSPC | Errno::DQUOT) => Self::resource_exhausted(words),
+                Some(Errno::NOSPC | Errno::DQUOT) => Self::resource_exhausted(message),
                 Some(
                     Errno::NOTDIR | Errno::ISDIR | Errno::EXIST | Errno::NOTEMPTY | Errno::BUSY,
-                ) => Self::failed_precondition(words),
-                _ => Self::internal(words),
+                ) => Self::failed_precondition(message),
+                _ => Self::internal(message),
             },
         }
     }

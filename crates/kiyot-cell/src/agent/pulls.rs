@@ -51,7 +51,7 @@ pub fn watch(
     request: WatchPullsRequest,
     permit: OwnedSemaphorePermit,
 ) -> BoxStream<'static, Result<PullNews, Status>> {
-    let progress = Progress::new(&request.image, request.known.map(of_message));
+    let progress = Progress::new(&request.image, request.known.map(baseline_from_proto));
     let watch = Watch {
         runtime,
         progress,
@@ -69,7 +69,7 @@ pub fn watch(
     }))
 }
 
-fn of_message(baseline: KnownManifests) -> Baseline {
+fn baseline_from_proto(baseline: KnownManifests) -> Baseline {
     baseline
         .manifests
         .into_iter()
@@ -77,7 +77,7 @@ fn of_message(baseline: KnownManifests) -> Baseline {
         .collect()
 }
 
-fn message_of(baseline: Baseline) -> KnownManifests {
+fn baseline_to_proto(baseline: Baseline) -> KnownManifests {
     let message = |(digest, (changed_seconds, changed_nanos))| KnownManifest {
         digest,
         changed_seconds,
@@ -147,7 +147,8 @@ impl Watch {
             self.unsent.pop();
             self.fast_poll_until = now;
         }
-        let baseline = self.last_sent.is_none().then(|| message_of(self.progress.baseline()));
+        let baseline =
+            self.last_sent.is_none().then(|| baseline_to_proto(self.progress.baseline()));
         self.last_sent = Some((now, progress));
         Ok(Some(PullNews { moves: progress.0, fetching, manifest, known: baseline }))
     }

@@ -135,12 +135,12 @@ impl Resolver {
                 Arc::new(UdpSocket::from_std(dns_listener.udp)?),
                 TcpListener::from_std(dns_listener.tcp)?,
             );
-            tasks.push(AbortOnDropHandle::new(tokio::spawn(datagrams(
+            tasks.push(AbortOnDropHandle::new(tokio::spawn(serve_udp(
                 udp,
                 server,
                 self.sender.clone(),
             ))));
-            tasks.push(AbortOnDropHandle::new(tokio::spawn(connections(
+            tasks.push(AbortOnDropHandle::new(tokio::spawn(serve_tcp(
                 tcp,
                 server,
                 self.sender.clone(),
@@ -189,7 +189,7 @@ impl QuerySender {
 }
 
 /// Answers the queries of a UDP socket.
-async fn datagrams(socket: Arc<UdpSocket>, server: u32, sender: QuerySender) {
+async fn serve_udp(socket: Arc<UdpSocket>, server: u32, sender: QuerySender) {
     // One byte more than the limit shows that a message was cut.
     let mut buffer = vec![0; UDP_MESSAGE + 1];
     let mut tasks = tokio::task::JoinSet::new();
@@ -219,7 +219,7 @@ async fn datagrams(socket: Arc<UdpSocket>, server: u32, sender: QuerySender) {
 }
 
 /// Accepts TCP tcp_permits, as many as the semaphore allows.
-async fn connections(listener: TcpListener, server: u32, sender: QuerySender) {
+async fn serve_tcp(listener: TcpListener, server: u32, sender: QuerySender) {
     let mut tasks = tokio::task::JoinSet::new();
     loop {
         let Ok(permit) = Arc::clone(&sender.tcp_permits).acquire_owned().await else { return };

@@ -12,10 +12,8 @@ async fn resolver() -> (Arc<Resolver>, std::net::SocketAddr, std::net::SocketAdd
     let tcp = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let (at_udp, at_tcp) = (udp.local_addr().unwrap(), tcp.local_addr().unwrap());
     let sender = resolver.sender.clone();
-    let tasks = [
-        tokio::spawn(datagrams(udp, 0, sender.clone())),
-        tokio::spawn(connections(tcp, 0, sender)),
-    ];
+    let tasks =
+        [tokio::spawn(serve_udp(udp, 0, sender.clone())), tokio::spawn(serve_tcp(tcp, 0, sender))];
     *resolver.listeners() = Listeners {
         servers: 1,
         tasks: tasks.into_iter().map(AbortOnDropHandle::new).collect(),
