@@ -192,7 +192,7 @@ impl Uplink {
         let outcome = tokio::select! {
             () = shutdown.cancelled() => Outcome::Shutdown,
             () = self.link_monitor.orphaned() => Outcome::Orphaned,
-            never = self.call(&service, &end, &tasks) => match never {},
+            never = self.stay_connected(&service, &end, &tasks) => match never {},
         };
         end.cancel();
         tasks.close();
@@ -202,7 +202,7 @@ impl Uplink {
         outcome
     }
 
-    async fn call<S: Serve>(
+    async fn stay_connected<S: Serve>(
         &self,
         service: &(impl Fn(ConnectionInfo) -> S + Send + Sync),
         end: &CancellationToken,
@@ -254,9 +254,9 @@ impl Uplink {
     ) {
         let mut rejections = 0;
         // A certificate that had expired before its first use is judged by the gateway alone.
-        let ended_before = !self.credentials.has_valid_certificate(self.clock.now());
+        let was_expired = !self.credentials.has_valid_certificate(self.clock.now());
         while rejections < MAX_REJECTIONS
-            && (ended_before || self.credentials.has_valid_certificate(self.clock.now()))
+            && (was_expired || self.credentials.has_valid_certificate(self.clock.now()))
         {
             match connector.serve(ConnectionKind::Control, || self.link_monitor.linked()).await {
                 Ok(connector::Served::Accepted) => {

@@ -54,7 +54,7 @@ pub fn parse(mountinfo: &[u8]) -> Vec<Mount> {
     mountinfo.split(|byte| *byte == b'\n').filter_map(Mount::parse).collect()
 }
 
-/// Decodes a path: the kernel writes space, tab, newline, backslash and, since 5.17, `#` as a
+/// Decodes a path: the kernel writes space, tab, newline, backslash and, in newer kernels, `#` as a
 /// backslash and three octal digits. All other bytes stand for themselves.
 fn unescape(field: &[u8]) -> PathBuf {
     let mut bytes = Vec::with_capacity(field.len());
@@ -87,7 +87,10 @@ mod tests {
 
     #[test]
     fn line_is_parsed_into_its_fields() {
-        let line = br"36 35 98:0 /mnt1 /mnt\0402\134x rw,noatime master:1 shared:2 - ext3 /dev/root rw,errors=continue";
+        let line = concat!(
+            r"36 35 98:0 /mnt1 /mnt\0402\134x rw,noatime master:1 shared:2 - ",
+            "ext3 /dev/root rw,errors=continue",
+        );
         let mount = Mount {
             device: "98:0".into(),
             root: "/mnt1".into(),
@@ -95,7 +98,7 @@ mod tests {
             kind: "ext3".into(),
             options: "rw,errors=continue".into(),
         };
-        assert_eq!(parse(line), [mount]);
+        assert_eq!(parse(line.as_bytes()), [mount]);
     }
 
     #[test]
@@ -124,7 +127,9 @@ mod tests {
 
     proptest! {
         #[test]
-        fn arbitrary_table_is_parsed_without_panic(table in prop::collection::vec(any::<u8>(), 0..200)) {
+        fn arbitrary_table_is_parsed_without_panic(
+            table in prop::collection::vec(any::<u8>(), 0..200)
+        ) {
             let _ = parse(&table);
             let _ = unescape(&table);
         }

@@ -104,7 +104,7 @@ impl Watch {
     async fn next(&mut self) -> Result<PullNews, Status> {
         let mut give_up_at = None;
         loop {
-            match self.observe().await {
+            match self.poll().await {
                 Ok(Some(message)) => return Ok(message),
                 Ok(None) => give_up_at = None,
                 Err(status) => {
@@ -121,7 +121,7 @@ impl Watch {
     }
 
     /// Polls once. Returns a message if something changed or a heartbeat is due.
-    async fn observe(&mut self) -> Result<Option<PullNews>, Status> {
+    async fn poll(&mut self) -> Result<Option<PullNews>, Status> {
         if self.last_sent.is_some() && self.unsent.is_empty() {
             tokio::time::sleep(if Instant::now() < self.fast_poll_until {
                 FAST_POLL_INTERVAL
@@ -133,11 +133,11 @@ impl Watch {
         let store = list(&self.runtime, &self.progress).await?;
         let (new, fetching) = self.progress.observe(&store);
         self.unsent.extend(new);
-        let progress = (self.progress.moves, fetching);
+        let current = (self.progress.moves, fetching);
         let now = Instant::now();
         let is_due = self
             .last_sent
-            .is_none_or(|(at, last_sent)| last_sent != progress || now >= at + HEARTBEAT_INTERVAL);
+            .is_none_or(|(at, last_sent)| last_sent != current || now >= at + HEARTBEAT_INTERVAL);
         if !is_due && self.unsent.is_empty() {
             return Ok(None);
         }
@@ -149,8 +149,8 @@ impl Watch {
         }
         let baseline =
             self.last_sent.is_none().then(|| baseline_to_proto(self.progress.baseline()));
-        self.last_sent = Some((now, progress));
-        Ok(Some(PullNews { moves: progress.0, fetching, manifest, known: baseline }))
+        self.last_sent = Some((now, current));
+        Ok(Some(PullNews { moves: current.0, fetching, manifest, known: baseline }))
     }
 }
 
