@@ -7,7 +7,7 @@ use std::{
 };
 
 use kiyot::backends::milpa::volumes::fuzzing::{self, Update};
-use kiyot_cell::agent::files::{Files, RelPath, Writing};
+use kiyot_cell::agent::files::{FileWriter, Files, RelPath};
 use kiyot_proto::cell::{
     FileChange, GetFileRequest, MakeDir, Root, WriteFile, file_change::Change,
 };
@@ -24,7 +24,7 @@ const UNFINISHED: &str = ".kiyot-unfinished-";
 struct Bench {
     temp: TempDir,
     files: Files,
-    writing: Option<Writing>,
+    writing: Option<FileWriter>,
 }
 
 impl Bench {

@@ -3,7 +3,7 @@
 use std::{sync::atomic::Ordering, time::Duration};
 
 use kiyot::backends::milpa::gateway::ca::Ca;
-use kiyot_cell::home::{LinkState, Outcome};
+use kiyot_cell::uplink::{LinkState, Outcome};
 use kiyot_link::{bootstrap::GatewayAddress, channel::Channel};
 use kiyot_proto::cell::{
     BindRequest, GetFileRequest, ReadLogRequest, TrimLogRequest, agent_client::AgentClient,

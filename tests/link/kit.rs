@@ -6,7 +6,7 @@ use kiyot::backends::milpa::{
     gateway::{CellLink, Gateway, GatewayConfig, Limits, ca::Ca},
     id::CellId,
 };
-use kiyot_cell::home::{Home, HomeHandle, Outcome};
+use kiyot_cell::uplink::{Outcome, Uplink, UplinkHandle};
 use kiyot_link::{
     bootstrap::{Bootstrap, GatewayAddress},
     clock::Clock,
@@ -147,7 +147,7 @@ pub(crate) async fn start_gateway_by(
 /// An agent that runs, until it is dropped.
 pub(crate) struct Running {
     pub(crate) agent: TestAgent,
-    pub(crate) handle: HomeHandle,
+    pub(crate) handle: UplinkHandle,
     shutdown: CancellationToken,
     task: JoinHandle<Outcome>,
 }
@@ -159,7 +159,7 @@ impl Running {
 
     pub(crate) fn start_by(clock: Clock, bootstrap: Bootstrap, private_dir: PathBuf) -> Self {
         let cell = bootstrap.cell.clone();
-        let home = Home::new(bootstrap, &private_dir, "agent").unwrap().by_clock(clock);
+        let home = Uplink::new(bootstrap, &private_dir, "agent").unwrap().by_clock(clock);
         let handle = home.handle();
         let agent = TestAgent::new(cell, handle.clone());
         let shutdown = CancellationToken::new();

@@ -9,7 +9,7 @@ use kiyot::backends::milpa::{
     gateway::{Limits, ca::Ca},
     store::Store,
 };
-use kiyot_cell::home::{LinkState, Outcome};
+use kiyot_cell::uplink::{LinkState, Outcome};
 use kiyot_link::bootstrap::{Bootstrap, GatewayAddress};
 use kiyot_proto::cell::{BindRequest, agent_client::AgentClient};
 use tonic::Code;

@@ -180,7 +180,7 @@ impl Caller {
         .await;
     }
 
-    /// Verifies that a pod is refused that requests host access in a cell.
+    /// Checks that a pod is refused that requests host access in a cell.
     async fn check_refusal(&mut self) {
         "refusal".clone_into(&mut self.step);
         for _ in 0..REFUSED_SYNCS {
@@ -583,7 +583,7 @@ impl Caller {
         Ok(())
     }
 
-    /// Verifies that no line of a log is doubled or out of order, and that none is missing unless a
+    /// Checks that no line of a log is doubled or out of order, and that none is missing unless a
     /// process was killed that held unwritten lines.
     fn check_logs(&self) {
         let readers: &[Target] = if self.life.place.is_cell() {

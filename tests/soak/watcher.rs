@@ -38,7 +38,7 @@ pub(crate) async fn watch(shared: Arc<SoakState>, mut kubelet: Kubelet) {
     }
 }
 
-/// Verifies that the lists have every acknowledged object. An error in place of a list is fine.
+/// Checks that the lists have every acknowledged object. An error in place of a list is fine.
 async fn check_lists(shared: &SoakState, kubelet: &mut Kubelet, seen: &mut HashMap<String, Seen>) {
     let (mut sandboxes, mut containers, removed) = {
         let ledger = shared.ledger();
@@ -126,7 +126,7 @@ fn check_duplicates(
     }
 }
 
-/// Verifies that sandboxes stay ready until they are stopped or their cell is killed.
+/// Checks that sandboxes stay ready until they are stopped or their cell is killed.
 fn check_readiness(shared: &SoakState, sandboxes: &[cri::PodSandbox]) {
     let ledger = shared.ledger();
     for listed in sandboxes {
@@ -142,7 +142,7 @@ fn check_readiness(shared: &SoakState, sandboxes: &[cri::PodSandbox]) {
     }
 }
 
-/// Verifies that the state of a container never goes back and its exit never changes.
+/// Checks that the state of a container never goes back and its exit never changes.
 async fn check_states(
     shared: &SoakState,
     kubelet: &mut Kubelet,
@@ -223,7 +223,7 @@ fn is_possible(shared: &SoakState, known: &ContainerEntry, end: &(i32, String, i
 /// A process by PID and start time, which is unique.
 type Process = (String, u64);
 
-/// Verifies that no container or sandbox has two live processes in different PID namespaces.
+/// Checks that no container or sandbox has two live processes in different PID namespaces.
 fn check_processes(shared: &SoakState) {
     let mut of_names: BTreeMap<String, BTreeMap<String, Process>> = BTreeMap::new();
     for pid in processes::processes(&[MARK]) {

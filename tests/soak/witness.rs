@@ -65,7 +65,7 @@ impl Witness {
         Self { kubelet, running, process }
     }
 
-    /// Verifies that the same process still works, and removes the pod.
+    /// Checks that the same process still works, and removes the pod.
     pub(crate) async fn finish(mut self, shared: &SoakState) {
         let id = self.running.container("main").id.clone();
         let status = self.kubelet.container_status(&id).await.unwrap();

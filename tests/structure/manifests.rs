@@ -17,11 +17,23 @@ fn dependencies(manifest: &str, table: &str) -> Vec<String> {
 }
 
 /// Crates that a crate must not depend on, by its manifest.
-const FORBIDDEN: [(&str, &[&str]); 6] = [
+const FORBIDDEN: [(&str, &[&str]); 7] = [
     ("Cargo.toml", &["kiyot-cell", "kiyot-testkit"]),
     ("crates/kiyot-proto/Cargo.toml", &["kiyot", "kiyot-cell", "kiyot-link", "kiyot-testkit"]),
     ("crates/kiyot-link/Cargo.toml", &["kiyot", "kiyot-cell", "kiyot-testkit", "redb"]),
     ("crates/kiyot-cell/Cargo.toml", &["kiyot", "kiyot-testkit", "redb"]),
+    (
+        "crates/kiyot-linux/Cargo.toml",
+        &[
+            "kiyot",
+            "kiyot-cell",
+            "kiyot-link",
+            "kiyot-proto",
+            "kiyot-testkit",
+            "kiyot-tree",
+            "redb",
+        ],
+    ),
     ("crates/kiyot-testkit/Cargo.toml", &["kiyot", "redb"]),
     (
         "crates/kiyot-tree/Cargo.toml",

@@ -19,7 +19,7 @@ use kiyot::backends::milpa::{
         ProviderError,
     },
 };
-use kiyot_cell::home::Home;
+use kiyot_cell::uplink::Uplink;
 use kiyot_proto::cri;
 use kiyot_testkit::fake_cell::{FakeCell, Options};
 use tokio::task::JoinHandle;
@@ -122,7 +122,7 @@ impl Provider for Played {
         self.gate.acquire().await.unwrap().forget();
         let id = InstanceId(spec.cell.as_str().to_owned());
         let private = self.dir.join(spec.cell.as_str());
-        let home = Home::new(spec.bootstrap.clone(), &private, "played").unwrap();
+        let home = Uplink::new(spec.bootstrap.clone(), &private, "played").unwrap();
         let ways = Options { ids: self.ids.clone(), heartbeat: None };
         let cell = FakeCell::new(spec.cell.as_str(), home.handle(), ways);
         cell.with(|state| state.handlers = self.handlers.lock().unwrap().clone());

@@ -8,7 +8,7 @@ use std::{
     time::Duration,
 };
 
-use kiyot_cell::home::Home;
+use kiyot_cell::uplink::Uplink;
 use kiyot_link::{bootstrap::CellFile, certificate::sha256};
 use kiyot_testkit::fake_cell::{FakeCell, Options};
 use rustix::process::{Pid, Signal, kill_process};
@@ -88,7 +88,7 @@ pub(crate) async fn run(spool: &Path, cells: &Path, count: usize) {
 async fn agent(dir: PathBuf, never: CancellationToken) {
     let bootstrap = CellFile::read(&dir.join("cell.json")).unwrap().bootstrap;
     let id = bootstrap.cell.clone();
-    let home = Home::new(bootstrap, &dir.join("private"), "fake").unwrap();
+    let home = Uplink::new(bootstrap, &dir.join("private"), "fake").unwrap();
     // Unique, with the length of containerd's ids.
     let mut ids = sha256(id.as_bytes());
     ids.truncate(ids.len() - ID_SUFFIX_BYTES);

@@ -1,10 +1,9 @@
-//! `kiyot-cell agent`: speaks for the cell to its gateway.
+//! The agent of a cell (`kiyot-cell agent`): serves the gateway's calls on connections that it
+//! dials.
 
 pub mod bind;
 pub mod blobs;
-pub mod board;
-pub mod containers;
-pub mod disk;
+pub mod ephemeral_storage;
 pub mod files;
 pub mod forward;
 pub mod logs;
@@ -13,10 +12,12 @@ pub mod network;
 pub mod pulls;
 pub mod resolver;
 pub mod runtime;
+pub mod runtime_watch;
 pub mod service;
 pub mod shutdown;
+pub mod state;
+pub mod stats;
 pub mod tunnel;
-pub mod usage;
 pub mod watch;
 
 use std::{
@@ -32,63 +33,63 @@ use tokio_util::{sync::CancellationToken, task::AbortOnDropHandle};
 use tracing_subscriber::EnvFilter;
 
 use self::{
-    board::Board, disk::Disk, files::Files, metrics::Measures, resolver::Resolver,
-    runtime::Runtime, watch::Watchers,
+    ephemeral_storage::EphemeralStorage, files::Files, metrics::MetricsSubscription,
+    resolver::Resolver, runtime::Runtime, state::CellState, watch::Watchers,
 };
 use crate::{
     dirs::{CellDir, DirError},
-    home::{Home, HomeError, Outcome},
-    init::POWER_OFF,
-    namespaces::{Namespaces, Own},
+    init::POWER_OFF_EXIT_CODE,
+    namespaces::{Namespaces, OwnNamespaces},
+    uplink::{Outcome, Uplink, UplinkError},
 };
 
 pub use service::{Dispatcher, service};
 
-/// What the agent calls itself to the gateway.
+/// Build id that the agent reports to the gateway.
 pub const BUILD_ID: &str = concat!("kiyot-cell/", env!("CARGO_PKG_VERSION"));
-/// The answer to `Shutdown` may take so long to leave the cell.
-const LAST_WORDS: Duration = Duration::from_millis(200);
-/// Threads for calls that block: files, logs.
-const BLOCKING_THREADS: usize = 8;
-/// How long an orphan tries to stop its pod before it powers off anyway.
-const ORPHAN_STOP: Duration = Duration::from_secs(30);
+/// Time for the reply to `Shutdown` to leave the cell before the uplink is closed.
+const SHUTDOWN_REPLY_GRACE: Duration = Duration::from_millis(200);
+/// Upper bound on threads for blocking work: files, logs, netlink.
+const MAX_BLOCKING_THREADS: usize = 8;
+/// Time that an orphaned agent spends on stopping its pod before the cell powers off anyway.
+const ORPHAN_STOP_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// Why the agent could not begin.
+/// Errors that keep the agent from starting.
 #[derive(Debug, thiserror::Error)]
 pub enum AgentError {
-    /// The cell's directory.
+    /// The cell's directory can't be used.
     #[error(transparent)]
     Dir(#[from] DirError),
-    /// The cell's file.
+    /// `cell.json` can't be read.
     #[error(transparent)]
     CellFile(#[from] CellFileError),
-    /// The link.
+    /// The uplink can't be prepared.
     #[error(transparent)]
-    Home(#[from] HomeError),
-    /// A step that has no better name than what it does.
+    Uplink(#[from] UplinkError),
+    /// A step of the start failed; the message names the step.
     #[error("cannot {0}")]
     Step(&'static str, #[source] io::Error),
 }
 
-/// What the agent's service works with, on all connections.
+/// State shared by the agent's service on all connections.
 pub struct AgentContext {
     cell: String,
     dir: CellDir,
-    own: Own,
+    own: OwnNamespaces,
     runtime: Runtime,
     files: Arc<Files>,
-    board: Arc<Board>,
+    state: Arc<CellState>,
     watchers: Watchers,
-    measures: Arc<Measures>,
-    disk: Arc<Disk>,
+    metrics_subscription: Arc<MetricsSubscription>,
+    ephemeral_storage: Arc<EphemeralStorage>,
     resolver: Arc<Resolver>,
     stream_port: u16,
     tunnels: Arc<Semaphore>,
-    changers: Arc<Semaphore>,
-    changing: Arc<Mutex<()>>,
+    file_changes: Arc<Semaphore>,
+    file_change_lock: Arc<Mutex<()>>,
     blobs: Arc<Semaphore>,
     pulls: Arc<Semaphore>,
-    uncancelled: Arc<Semaphore>,
+    detached_calls: Arc<Semaphore>,
     bulk: OpenBulk,
     power_off: CancellationToken,
     _tasks: Vec<AbortOnDropHandle<()>>,
@@ -103,11 +104,11 @@ impl fmt::Debug for AgentContext {
     }
 }
 
-/// Has the bulk connection dialled.
+/// Callback that asks the uplink for a bulk connection.
 pub struct OpenBulk(Box<dyn Fn() + Send + Sync>);
 
 impl OpenBulk {
-    /// By this function, which returns at once.
+    /// Wraps a function, which must return at once.
     pub fn new(open: impl Fn() + Send + Sync + 'static) -> Self {
         Self(Box::new(open))
     }
@@ -123,45 +124,46 @@ impl fmt::Debug for OpenBulk {
     }
 }
 
-/// What an [`AgentContext`] is made of.
+/// Parameters of [`AgentContext::start`].
 #[derive(Debug)]
 pub struct AgentParts {
-    /// The cell's id.
+    /// Id of the cell.
     pub cell: String,
-    /// Its directory.
+    /// Directory of the cell.
     pub dir: CellDir,
-    /// Which namespaces are its own.
-    pub own: Own,
-    /// The socket of its containerd.
+    /// Namespaces that the cell doesn't share with the host.
+    pub own: OwnNamespaces,
+    /// Socket of the cell's containerd.
     pub socket: PathBuf,
-    /// The port of containerd's streaming server, on the loopback.
+    /// Loopback port of containerd's streaming server.
     pub stream_port: u16,
-    /// Has the bulk connection dialled.
+    /// Asks for a bulk connection.
     pub bulk: OpenBulk,
-    /// Cancelled when the daemon asks for the cell's end.
+    /// Cancelled when the daemon calls `Shutdown`.
     pub power_off: CancellationToken,
 }
 
 impl AgentContext {
-    /// Begins to follow containerd and the logs. Both end when the context is dropped.
+    /// Starts the tasks that follow containerd, logs and disk usage. They end when the context is
+    /// dropped.
     pub fn start(parts: AgentParts) -> io::Result<Arc<Self>> {
         let AgentParts { cell, dir, own, socket, stream_port, bulk, power_off } = parts;
         let runtime = Runtime::new(socket);
-        let board = Arc::new(Board::default());
+        let state = Arc::new(CellState::default());
         let files = Arc::new(Files::open(&dir.pod(), &dir.memory())?);
-        let disk = Arc::<Disk>::default();
-        let follower = containers::Follower::new(
+        let ephemeral_storage = Arc::<EphemeralStorage>::default();
+        let watcher = runtime_watch::RuntimeWatcher::new(
             runtime.clone(),
-            Arc::clone(&board),
-            Arc::clone(&disk),
+            Arc::clone(&state),
+            Arc::clone(&ephemeral_storage),
             dir.pod(),
         );
         let tasks = vec![
-            AbortOnDropHandle::new(tokio::spawn(follower.run())),
-            AbortOnDropHandle::new(tokio::spawn(logs::follow(Arc::clone(&board), dir.pod()))),
-            AbortOnDropHandle::new(tokio::spawn(logs::keep(dir.pod()))),
-            AbortOnDropHandle::new(tokio::spawn(disk::enforce(
-                Arc::clone(&disk),
+            AbortOnDropHandle::new(tokio::spawn(watcher.run())),
+            AbortOnDropHandle::new(tokio::spawn(logs::follow(Arc::clone(&state), dir.pod()))),
+            AbortOnDropHandle::new(tokio::spawn(logs::enforce_retention(dir.pod()))),
+            AbortOnDropHandle::new(tokio::spawn(ephemeral_storage::enforce(
+                Arc::clone(&ephemeral_storage),
                 runtime.clone(),
                 dir.clone(),
             ))),
@@ -171,18 +173,18 @@ impl AgentContext {
             own,
             runtime,
             files,
-            board,
+            state,
             watchers: Watchers::default(),
-            measures: Arc::default(),
-            disk,
+            metrics_subscription: Arc::default(),
+            ephemeral_storage,
             resolver: Arc::new(Resolver::new(own.net)),
             stream_port,
-            tunnels: Arc::new(Semaphore::new(service::TUNNELS)),
-            changers: Arc::new(Semaphore::new(service::CHANGERS)),
-            changing: Arc::default(),
-            blobs: Arc::new(Semaphore::new(service::BLOBS)),
-            pulls: Arc::new(Semaphore::new(service::PULLS)),
-            uncancelled: Arc::new(Semaphore::new(forward::UNCANCELLED)),
+            tunnels: Arc::new(Semaphore::new(service::MAX_TUNNELS)),
+            file_changes: Arc::new(Semaphore::new(service::MAX_FILE_CHANGES)),
+            file_change_lock: Arc::default(),
+            blobs: Arc::new(Semaphore::new(service::MAX_BLOB_WRITES)),
+            pulls: Arc::new(Semaphore::new(service::MAX_PULL_WATCHES)),
+            detached_calls: Arc::new(Semaphore::new(forward::MAX_DETACHED_CALLS)),
             bulk,
             power_off,
             dir,
@@ -191,7 +193,7 @@ impl AgentContext {
     }
 }
 
-/// Is the cell's agent until its end. Returns the exit code: [`POWER_OFF`].
+/// Runs the agent until the cell is to power off. Returns the exit code [`POWER_OFF_EXIT_CODE`].
 pub fn run(dir: &Path, stream_port: u16) -> Result<i32, AgentError> {
     let filter =
         EnvFilter::try_from_env("KIYOT_CELL_LOG").unwrap_or_else(|_| EnvFilter::new("info"));
@@ -202,9 +204,9 @@ pub fn run(dir: &Path, stream_port: u16) -> Result<i32, AgentError> {
         .init();
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
-        .max_blocking_threads(BLOCKING_THREADS)
+        .max_blocking_threads(MAX_BLOCKING_THREADS)
         .build()
-        .map_err(|source| AgentError::Step("start the runtime", source))?;
+        .map_err(|source| AgentError::Step("start the tokio runtime", source))?;
     let code = runtime.block_on(live(dir, stream_port))?;
     runtime.shutdown_background();
     Ok(code)
@@ -215,10 +217,10 @@ async fn live(dir: &Path, stream_port: u16) -> Result<i32, AgentError> {
     let file = CellFile::read(&dir.cell_file())?;
     let cell = file.bootstrap.cell.clone();
     let current = Namespaces::current()
-        .map_err(|source| AgentError::Step("name the cell's namespaces", source))?;
-    let own = Own::compare(Namespaces::read(&dir.host_namespaces()).ok(), current);
-    let home = Home::new(file.bootstrap, &dir.agent(), BUILD_ID)?;
-    let handle = home.handle();
+        .map_err(|source| AgentError::Step("read the agent's namespaces", source))?;
+    let own = OwnNamespaces::compare(Namespaces::read(&dir.host_namespaces()).ok(), current);
+    let uplink = Uplink::new(file.bootstrap, &dir.agent(), BUILD_ID)?;
+    let handle = uplink.handle();
     let power_off = CancellationToken::new();
     let context = AgentContext::start(AgentParts {
         cell: cell.clone(),
@@ -230,37 +232,43 @@ async fn live(dir: &Path, stream_port: u16) -> Result<i32, AgentError> {
         power_off: power_off.clone(),
     })
     .map_err(|source| AgentError::Step("open the pod's directories", source))?;
-    tracing::info!(cell, own_host_name = own.uts, own_network = own.net, "the agent calls home");
+    tracing::info!(cell, own_host_name = own.uts, own_network = own.net, "agent started");
 
-    // The link outlives the request for the end by so much as the answer to it needs.
+    // The uplink stays open for [`SHUTDOWN_REPLY_GRACE`], so that the reply to `Shutdown` is sent.
     let unlink = CancellationToken::new();
     let end = async {
         power_off.cancelled().await;
-        tokio::time::sleep(LAST_WORDS).await;
+        tokio::time::sleep(SHUTDOWN_REPLY_GRACE).await;
         unlink.cancel();
         std::future::pending::<Outcome>().await
     };
     let served = Arc::clone(&context);
     let linked =
-        home.run(move |connection| service(Arc::clone(&served), connection), unlink.clone());
+        uplink.run(move |connection| service(Arc::clone(&served), connection), unlink.clone());
     let outcome = tokio::select! {
         outcome = linked => outcome,
         outcome = end => outcome,
     };
     match outcome {
-        Outcome::Shutdown => tracing::info!("the gateway asked for the cell's end"),
+        Outcome::Shutdown => tracing::info!("shutdown requested by the gateway"),
         Outcome::Orphaned => {
             tracing::error!(
-                "the gateway has not been heard for too long: the pod is stopped, and the cell ends"
+                "gateway not reached within the orphan timeout, stopping the pod and powering off"
             );
-            match tokio::time::timeout(ORPHAN_STOP, shutdown::stop_all(&context.runtime)).await {
+            match tokio::time::timeout(ORPHAN_STOP_TIMEOUT, shutdown::stop_all(&context.runtime))
+                .await
+            {
                 Ok(Ok(())) => {}
                 Ok(Err(status)) => {
-                    tracing::warn!(code = ?status.code(), message = status.message(), "the pod ends with the cell")
+                    tracing::warn!(
+                        code = ?status.code(),
+                        message = status.message(),
+                        "pod not stopped before power-off"
+                    )
                 }
-                Err(_) => tracing::warn!("the pod ends with the cell: containerd does not answer"),
+                Err(_) => tracing::warn!("pod not stopped before power-off: containerd timed out"),
             }
         }
     }
-    Ok(POWER_OFF)
+    Ok(POWER_OFF_EXIT_CODE)
 }

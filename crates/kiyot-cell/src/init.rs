@@ -1,12 +1,12 @@
-//! `kiyot-cell init`: PID 1 of a cell. It keeps containerd and the agent running, and its end is
-//! the end of all that runs in the cell.
+//! PID 1 of a cell (`kiyot-cell init`): supervises containerd and the agent. All processes of the
+//! cell end with it.
 
-pub mod children;
+pub mod bounded_log;
 pub mod containerd;
-pub mod log;
 pub mod loopback;
 pub mod mounts;
 pub mod root;
+pub mod supervisor;
 
 use std::{
     io,
@@ -29,43 +29,43 @@ use rustix::{
 use crate::{
     dirs::{CellDir, DirError},
     init::{
-        children::{Service, Supervisor},
+        bounded_log::BoundedLog,
         containerd::Settings,
-        log::BoundedLog,
+        supervisor::{Service, Supervisor},
     },
 };
 
-/// How much of what init, agent and containerd print is kept, in bytes for each file, twice over:
-/// the one before is kept beside it.
-pub const LOG_LIMIT: u64 = 1024 * 1024;
+/// Upper bound on a log file of init, agent and containerd, in bytes. The previous file is kept
+/// too.
+pub const MAX_LOG_BYTES: u64 = 1024 * 1024;
 
-/// The agent's exit code for "power off".
-pub const POWER_OFF: i32 = 42;
+/// Exit code by which the agent requests the cell's power-off.
+pub const POWER_OFF_EXIT_CODE: i32 = 42;
 
-/// Why init could not begin.
+/// Errors that keep init from starting.
 #[derive(Debug, thiserror::Error)]
 pub enum InitError {
-    /// Started by hand.
-    #[error("init is for PID 1 of a cell, and this is process {0}")]
+    /// Init was not started as PID 1.
+    #[error("init must be PID 1 of a cell, but has PID {0}")]
     NotFirst(u32),
-    /// Who launched the cell is gone already.
-    #[error("the process that launched this cell is gone")]
+    /// The launch process has ended.
+    #[error("the launch process of this cell has ended")]
     Orphaned,
-    /// Its directory.
+    /// The cell's directory can't be used.
     #[error(transparent)]
     Dir(#[from] DirError),
-    /// The cell's file.
+    /// `cell.json` can't be read.
     #[error(transparent)]
     CellFile(#[from] CellFileError),
-    /// A mount.
+    /// A mount failed.
     #[error(transparent)]
     Mount(#[from] mounts::MountError),
-    /// A step that has no better name than what it does.
+    /// A step of the start failed; the message names the step.
     #[error("cannot {0}")]
     Step(&'static str, #[source] io::Error),
 }
 
-/// Is the cell's init until the agent says "power off". Returns the exit code.
+/// Runs init until the agent requests the power-off. Returns the exit code.
 pub fn run(dir: &Path) -> Result<i32, InitError> {
     let step = |what| move |source| InitError::Step(what, source);
     if std::process::id() != 1 {
@@ -74,20 +74,21 @@ pub fn run(dir: &Path) -> Result<i32, InitError> {
     follow_parent()?;
     let dir = CellDir::open(dir)?;
     let file = CellFile::read(&dir.cell_file())?;
-    make_dirs(&dir).map_err(step("make the cell's directories"))?;
+    make_dirs(&dir).map_err(step("create the cell's directories"))?;
     mounts::prepare(&dir, &file)?;
     loopback::up().map_err(step("bring up the loopback"))?;
-    let overlay = containerd::overlay_works(&dir);
-    let stream_port = free_port().map_err(step("find a port for containerd's streaming server"))?;
+    let overlay = containerd::supports_overlay(&dir);
+    let stream_port =
+        free_port().map_err(step("find a free port for containerd's streaming server"))?;
     let settings = Settings { file: &file, dir: &dir, stream_port, overlay };
     std::fs::write(dir.containerd_toml(), settings.render())
         .map_err(step("write containerd's configuration"))?;
 
-    let mut supervisor = Supervisor::start().map_err(step("watch for the ends of processes"))?;
+    let mut supervisor = Supervisor::start().map_err(step("start the reaper"))?;
     let console =
-        BoundedLog::open(dir.console_log(), LOG_LIMIT).map_err(step("open the console's file"))?;
-    let containerd_log =
-        BoundedLog::open(dir.containerd_log(), LOG_LIMIT).map_err(step("open containerd's log"))?;
+        BoundedLog::open(dir.console_log(), MAX_LOG_BYTES).map_err(step("open the console log"))?;
+    let containerd_log = BoundedLog::open(dir.containerd_log(), MAX_LOG_BYTES)
+        .map_err(step("open containerd's log"))?;
 
     let mut containerd = Command::new(&file.containerd);
     containerd.arg("--config").arg(dir.containerd_toml());
@@ -97,7 +98,7 @@ pub fn run(dir: &Path) -> Result<i32, InitError> {
     );
 
     let mut agent = Command::new("/proc/self/exe");
-    // What it is called in the list of processes.
+    // Name in the process list.
     agent
         .arg0("kiyot-cell")
         .arg("agent")
@@ -105,24 +106,25 @@ pub fn run(dir: &Path) -> Result<i32, InitError> {
         .arg(dir.path())
         .arg("--stream-port")
         .arg(stream_port.to_string());
-    let agent = Service::new("agent", agent, Some(POWER_OFF), &console)
+    let agent = Service::new("agent", agent, Some(POWER_OFF_EXIT_CODE), &console)
         .map_err(step("prepare the agent"))?;
-    // An agent that cannot run cannot notice that the cell is an orphan.
-    supervisor.add(agent.with_patience(Duration::from_secs(file.bootstrap.orphan_timeout_secs)));
+    // An agent that can't run can't enforce the orphan timeout, so init does.
+    supervisor.add(agent.with_max_failing(Duration::from_secs(file.bootstrap.orphan_timeout_secs)));
 
     supervisor.run(&console);
     Ok(0)
 }
 
-/// Ends this process, and so the cell, when `launch` ends.
+/// Has the kernel kill this process, and so the cell, when the launch process ends.
 fn follow_parent() -> Result<(), InitError> {
     let step = |what| move |error: rustix::io::Errno| InitError::Step(what, error.into());
-    set_parent_process_death_signal(Some(Signal::KILL)).map_err(step("follow launch"))?;
-    // It may have ended before: then nobody holds the other end of standard input.
+    set_parent_process_death_signal(Some(Signal::KILL))
+        .map_err(step("set the parent-death signal"))?;
+    // The launch process may have ended before: then the write end of standard input is closed.
     let stdin = io::stdin();
     let mut input = [PollFd::new(&stdin, PollFlags::empty())];
     poll(&mut input, Some(&rustix::event::Timespec::default()))
-        .map_err(step("look at standard input"))?;
+        .map_err(step("poll standard input"))?;
     if input[0].revents().intersects(PollFlags::HUP | PollFlags::ERR) {
         Err(InitError::Orphaned)
     } else {
@@ -143,15 +145,15 @@ fn make_dirs(dir: &CellDir) -> io::Result<()> {
     ] {
         builder.create(path)?;
     }
-    // Containers that are not root's look up paths beneath these.
-    for path in [dir.pod(), dir.pod().join(crate::agent::logs::DIR)] {
+    // Containers with other users look up paths below these.
+    for path in [dir.pod(), dir.pod().join(crate::agent::logs::LOG_DIR)] {
         builder.create(&path)?;
         std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o755))?;
     }
     Ok(())
 }
 
-/// A port that nothing listens on: nothing but us is in the network namespace yet.
+/// Returns a free port. Nothing else runs in the network namespace yet, so it stays free.
 fn free_port() -> io::Result<u16> {
     Ok(TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?.local_addr()?.port())
 }

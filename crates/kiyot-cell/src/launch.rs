@@ -1,7 +1,8 @@
-//! `kiyot-cell launch`: makes a cell's namespaces, and starts `kiyot-cell init` in them.
+//! Launch of a cell (`kiyot-cell launch`): creates the namespaces and starts `kiyot-cell init` in
+//! them.
 //!
-//! It runs with one thread: namespaces are a thread's, and the parent-death signal of init follows
-//! the thread that made it.
+//! It runs with a single thread: setns(2) and unshare(2) affect the calling thread, and init's
+//! parent-death signal follows the thread that spawned it.
 
 pub mod cgroup;
 
@@ -26,11 +27,10 @@ use crate::{
     namespaces::Namespaces,
 };
 
-/// Where programs are, when the environment does not say.
+/// `PATH` of the cell if the environment has none.
 const DEFAULT_PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
-/// What of the environment the cell is given beside PATH: proxies for its containerd's pulls, and
-/// what helps to find errors.
-const KEPT: [&str; 8] = [
+/// Variables passed to the cell beside `PATH`: proxies for image pulls, and settings for debugging.
+const PASSED_VARIABLES: [&str; 8] = [
     "HTTP_PROXY",
     "HTTPS_PROXY",
     "NO_PROXY",
@@ -41,39 +41,39 @@ const KEPT: [&str; 8] = [
     "RUST_BACKTRACE",
 ];
 
-/// Why a cell could not be launched.
+/// Errors of a launch.
 #[derive(Debug, thiserror::Error)]
 pub enum LaunchError {
-    /// Its directory.
+    /// The cell's directory can't be used.
     #[error(transparent)]
     Dir(#[from] DirError),
-    /// The file of the network namespace.
-    #[error("the network namespace {0:?}")]
+    /// The network namespace can't be opened.
+    #[error("network namespace {0:?}")]
     Netns(PathBuf, #[source] io::Error),
-    /// Its standard input ended without [`GO`].
-    #[error("called off: the provider ended before it had recorded this launch")]
-    CalledOff,
-    /// A control group.
+    /// Standard input ended without [`GO`].
+    #[error("launch cancelled: the provider ended before it recorded this launch")]
+    Cancelled,
+    /// The cgroup can't be joined.
     #[error(transparent)]
     Cgroup(#[from] cgroup::CgroupError),
-    /// A step that has no better name than what it does.
+    /// A step of the launch failed; the message names the step.
     #[error("cannot {0}")]
     Step(&'static str, #[source] io::Error),
 }
 
-/// Waits for [`GO`] on standard input, launches a cell and waits for its end. Returns the exit code of its init, 128 + n when signal n
-/// ended it.
+/// Waits for [`GO`] on standard input, launches a cell and waits for its end. Returns the exit code
+/// of init, or 128 + n if signal n ended it.
 pub fn run(dir: &Path, netns: &Path, cgroup: Option<&str>) -> Result<i32, LaunchError> {
     let dir = CellDir::open(dir)?;
-    let mut console = open_console(&dir)
-        .map_err(|source| LaunchError::Step("open the console's file", source))?;
+    let mut console =
+        open_console(&dir).map_err(|source| LaunchError::Step("open the console log", source))?;
     let outcome = console
         .try_clone()
-        .map_err(|source| LaunchError::Step("copy the console", source))
+        .map_err(|source| LaunchError::Step("duplicate the console log", source))
         .and_then(|copy| launch(&dir, netns, cgroup, copy));
     if let Err(error) = &outcome {
-        // Who waits for this cell to call home looks there for the reason.
-        let _ = writeln!(console, "the cell could not be launched: {}", crate::with_sources(error));
+        // The provider reads the reason from the console when the cell doesn't enrol.
+        let _ = writeln!(console, "launch failed: {}", crate::with_sources(error));
     }
     outcome
 }
@@ -85,24 +85,24 @@ fn launch(
     console: File,
 ) -> Result<i32, LaunchError> {
     let mut go = [0; GO.len()];
-    io::stdin().read_exact(&mut go).map_err(|_| LaunchError::CalledOff)?;
-    // A mount of the host is not kept by this process either.
+    io::stdin().read_exact(&mut go).map_err(|_| LaunchError::Cancelled)?;
+    // The working directory would keep a mount of the host busy.
     env::set_current_dir("/")
         .map_err(|source| LaunchError::Step("leave the working directory", source))?;
     let netns = File::open(netns).map_err(|source| LaunchError::Netns(netns.to_owned(), source))?;
     let host = Namespaces::current()
-        .map_err(|source| LaunchError::Step("name the host's namespaces", source))?;
+        .map_err(|source| LaunchError::Step("read the host's namespaces", source))?;
     host.write(&dir.host_namespaces())
-        .map_err(|source| LaunchError::Step("write down the host's namespaces", source))?;
+        .map_err(|source| LaunchError::Step("record the host's namespaces", source))?;
     if let Some(name) = cgroup {
         cgroup::join(Path::new(cgroup::ROOT), name)?;
     }
     rustix::process::umask(Mode::from_raw_mode(0o022));
-    // Refused for one that leads its process group already, which is as good.
+    // Fails for a process group leader, which is as good.
     let _ = rustix::process::setsid();
     setns(&netns, CloneFlags::CLONE_NEWNET)
         .map_err(|error| LaunchError::Step("join the network namespace", error.into()))?;
-    // Open, it would keep a mount of the host.
+    // An open file would keep a mount of the host busy.
     drop(netns);
     unshare(
         CloneFlags::CLONE_NEWNS
@@ -110,16 +110,16 @@ fn launch(
             | CloneFlags::CLONE_NEWUTS
             | CloneFlags::CLONE_NEWIPC,
     )
-    .map_err(|error| LaunchError::Step("make the namespaces", error.into()))?;
+    .map_err(|error| LaunchError::Step("create the namespaces", error.into()))?;
     mount_change("/", MountPropagationFlags::PRIVATE | MountPropagationFlags::REC)
-        .map_err(|error| LaunchError::Step("keep the cell's mounts from the host", error.into()))?;
+        .map_err(|error| LaunchError::Step("make the cell's mounts private", error.into()))?;
     let mut init =
         init_command(dir, console).map_err(|source| LaunchError::Step("prepare init", source))?;
     let mut child = init.spawn().map_err(|source| LaunchError::Step("start init", source))?;
-    // The write end of its standard input: init takes its end for ours.
-    let alive = child.stdin.take();
+    // Init takes the end of its standard input for the end of this process.
+    let stdin_guard = child.stdin.take();
     let status = child.wait().map_err(|source| LaunchError::Step("wait for init", source))?;
-    drop(alive);
+    drop(stdin_guard);
     Ok(status.code().unwrap_or_else(|| 128 + status.signal().unwrap_or(0)))
 }
 
@@ -131,9 +131,9 @@ fn init_command(dir: &CellDir, console: File) -> io::Result<Command> {
     let program = fs::read_link("/proc/self/exe")?;
     let mut command = Command::new(program);
     command.arg("init").arg("--dir").arg(dir.path()).current_dir("/");
-    // The daemon's own settings and what systemd told it are not the cell's concern.
+    // The daemon's settings and systemd's variables are not for the cell.
     command.env_clear().env("PATH", env::var_os("PATH").unwrap_or_else(|| DEFAULT_PATH.into()));
-    command.envs(KEPT.iter().filter_map(|name| Some((name, env::var_os(name)?))));
+    command.envs(PASSED_VARIABLES.iter().filter_map(|name| Some((name, env::var_os(name)?))));
     command.stdin(Stdio::piped()).stdout(console.try_clone()?).stderr(console);
     Ok(command)
 }

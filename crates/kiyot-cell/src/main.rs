@@ -1,4 +1,4 @@
-//! `kiyot-cell`: the one program of ours in a cell.
+//! `kiyot-cell`: launches a cell, and runs in it as init and as agent.
 
 use std::{error::Error, path::PathBuf, process::ExitCode};
 
@@ -6,7 +6,7 @@ use clap::{Parser, Subcommand};
 use kiyot_cell::{agent, init, launch};
 use kiyot_link::core_dump;
 
-/// Launches a cell, is its init, or is its agent.
+/// Launches a cell, or runs in it as init or agent.
 #[derive(Debug, Parser)]
 #[command(version)]
 struct Arguments {
@@ -16,30 +16,30 @@ struct Arguments {
 
 #[derive(Debug, Subcommand)]
 enum Role {
-    /// Makes a cell's namespaces and waits for the cell's end.
+    /// Creates a cell's namespaces, starts its init and waits for it.
     Launch {
-        /// The cell's directory; cell.json is in it.
+        /// Directory of the cell, with cell.json.
         #[arg(long)]
         dir: PathBuf,
-        /// The file of the network namespace that becomes the cell's.
+        /// File of the network namespace for the cell.
         #[arg(long)]
         netns: PathBuf,
-        /// The control group of the cell's own processes, relative to the root of the tree.
+        /// Cgroup of the cell's own processes, relative to the root of the hierarchy.
         #[arg(long)]
         cgroup: Option<String>,
     },
-    /// Is PID 1 of a cell.
+    /// Runs as PID 1 of a cell.
     Init {
-        /// The cell's directory.
+        /// Directory of the cell.
         #[arg(long)]
         dir: PathBuf,
     },
-    /// Speaks for a cell to its gateway.
+    /// Runs the agent of a cell.
     Agent {
-        /// The cell's directory.
+        /// Directory of the cell.
         #[arg(long)]
         dir: PathBuf,
-        /// Where the streaming server of the cell's containerd listens, on the loopback.
+        /// Loopback port of containerd's streaming server.
         #[arg(long)]
         stream_port: u16,
     },
@@ -47,13 +47,13 @@ enum Role {
 
 fn main() -> ExitCode {
     let role = Arguments::parse().role;
-    // Init's containerd and its containers have the limit that the launch was given.
+    // The core dump limit of containerd and the containers is the one that launch inherited.
     let cores = match role {
         Role::Init { .. } => core_dump::forbid().and_then(|()| core_dump::allow_children()),
         Role::Launch { .. } | Role::Agent { .. } => core_dump::forbid(),
     };
     if let Err(error) = cores {
-        eprintln!("kiyot-cell: cannot forbid core dumps: {error}");
+        eprintln!("kiyot-cell: cannot disable core dumps: {error}");
         return ExitCode::FAILURE;
     }
     let outcome = match role {

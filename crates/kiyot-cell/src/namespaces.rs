@@ -1,20 +1,20 @@
-//! Which namespaces are the host's: what is the cell's own may be changed, the rest may not.
+//! Namespaces of the host and of the cell: only those that differ may be changed by a pod.
 
 use std::{fs, io, os::unix::fs::MetadataExt, path::Path};
 
 use serde::{Deserialize, Serialize};
 
-/// Inode numbers that name namespaces.
+/// Inode numbers of namespaces.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Namespaces {
-    /// The UTS namespace: host name.
+    /// Inode of the UTS namespace, which has the host name.
     pub uts: u64,
-    /// The network namespace.
+    /// Inode of the network namespace.
     pub net: u64,
 }
 
 impl Namespaces {
-    /// Those of the calling thread.
+    /// Returns the namespaces of the calling thread.
     pub fn current() -> io::Result<Self> {
         let inode = |name: &str| {
             fs::metadata(format!("/proc/self/ns/{name}")).map(|metadata| metadata.ino())
@@ -22,28 +22,28 @@ impl Namespaces {
         Ok(Self { uts: inode("uts")?, net: inode("net")? })
     }
 
-    /// Reads what [`Self::write`] wrote.
+    /// Reads a file that [`Self::write`] wrote.
     pub fn read(path: &Path) -> io::Result<Self> {
         Ok(serde_json::from_slice(&fs::read(path)?)?)
     }
 
-    /// Writes them to a file.
+    /// Writes the inode numbers to a file.
     pub fn write(&self, path: &Path) -> io::Result<()> {
         fs::write(path, serde_json::to_vec(self)?)
     }
 }
 
-/// Which of its namespaces a cell has for itself.
+/// Namespaces that a cell doesn't share with the host.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Own {
-    /// Has a host name of its own.
+pub struct OwnNamespaces {
+    /// The cell has a UTS namespace of its own.
     pub uts: bool,
-    /// Has a network of its own.
+    /// The cell has a network namespace of its own.
     pub net: bool,
 }
 
-impl Own {
-    /// Compares. When the host's are not known, nothing is the cell's own.
+impl OwnNamespaces {
+    /// Compares the namespaces. Without the host's, all count as shared.
     pub fn compare(host: Option<Namespaces>, current: Namespaces) -> Self {
         Self {
             uts: host.is_some_and(|host| host.uts != current.uts),
@@ -57,18 +57,21 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_what_certainly_differs_is_own() {
+    fn namespace_is_own_only_if_known_to_differ() {
         let host = Namespaces { uts: 1, net: 2 };
-        assert_eq!(Own::compare(Some(host), host), Own { uts: false, net: false });
         assert_eq!(
-            Own::compare(Some(host), Namespaces { uts: 1, net: 3 }),
-            Own { uts: false, net: true }
+            OwnNamespaces::compare(Some(host), host),
+            OwnNamespaces { uts: false, net: false }
         );
-        assert_eq!(Own::compare(None, host), Own { uts: false, net: false });
+        assert_eq!(
+            OwnNamespaces::compare(Some(host), Namespaces { uts: 1, net: 3 }),
+            OwnNamespaces { uts: false, net: true }
+        );
+        assert_eq!(OwnNamespaces::compare(None, host), OwnNamespaces { uts: false, net: false });
     }
 
     #[test]
-    fn they_are_kept_in_a_file() {
+    fn namespaces_survive_a_file() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("ns.json");
         let current = Namespaces::current().unwrap();

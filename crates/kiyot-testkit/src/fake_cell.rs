@@ -15,7 +15,7 @@ use futures::{
 };
 use http_body_util::{BodyExt, StreamBody};
 use hyper::body::Frame;
-use kiyot_cell::home::{ConnectionInfo, HomeHandle};
+use kiyot_cell::uplink::{ConnectionInfo, UplinkHandle};
 use kiyot_proto::{cell, cri};
 use prost::Message;
 use tokio::{
@@ -58,7 +58,7 @@ struct Inner {
 #[derive(Debug)]
 pub struct State {
     id: String,
-    home: HomeHandle,
+    home: UplinkHandle,
     options: Options,
     watcher: Option<mpsc::UnboundedSender<cell::Event>>,
     /// Set when the cell has crashed.
@@ -105,7 +105,7 @@ pub struct State {
 
 impl FakeCell {
     /// Creates the cell with this id, whose agent is connected by `home`.
-    pub fn new(id: &str, home: HomeHandle, options: Options) -> Self {
+    pub fn new(id: &str, home: UplinkHandle, options: Options) -> Self {
         let state = State {
             id: id.to_owned(),
             home,

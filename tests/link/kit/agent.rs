@@ -10,7 +10,7 @@ use std::{
 };
 
 use futures::{Stream, StreamExt, stream};
-use kiyot_cell::home::{ConnectionInfo, HomeHandle};
+use kiyot_cell::uplink::{ConnectionInfo, UplinkHandle};
 use kiyot_proto::cell::*;
 use tonic::{Request, Response, Status, Streaming};
 
@@ -29,7 +29,7 @@ pub(crate) fn timed<T>(message: T, deadline: Duration) -> Request<T> {
 #[derive(Clone)]
 pub(crate) struct TestAgent {
     cell: String,
-    home: HomeHandle,
+    home: UplinkHandle,
     info: Option<ConnectionInfo>,
     /// Calls of `Bind` that have begun.
     pub(crate) binds: Arc<AtomicUsize>,
@@ -40,7 +40,7 @@ pub(crate) struct TestAgent {
 }
 
 impl TestAgent {
-    pub(crate) fn new(cell: String, home: HomeHandle) -> Self {
+    pub(crate) fn new(cell: String, home: UplinkHandle) -> Self {
         Self {
             cell,
             home,

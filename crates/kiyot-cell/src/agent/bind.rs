@@ -1,4 +1,4 @@
-//! Makes the cell the pod's: host name and sysctls, where they are the cell's own.
+//! `Bind`: sets the pod's host name and sysctls, if the cell has the namespaces for them.
 
 use std::collections::HashMap;
 
@@ -9,58 +9,58 @@ use rustix::{
 };
 use tonic::Status;
 
-use crate::namespaces::Own;
+use crate::namespaces::OwnNamespaces;
 
-/// The longest host name that Linux takes, in bytes.
-const HOST_NAME: usize = 64;
-/// The most sysctls of a pod.
-const SYSCTLS: usize = 256;
-/// The longest value of a sysctl, in bytes: a page.
-const VALUE: usize = 4096;
+/// Longest host name that Linux accepts, in bytes (`HOST_NAME_MAX`).
+const MAX_HOST_NAME_BYTES: usize = 64;
+/// Upper bound on the sysctls of a pod.
+const MAX_SYSCTLS: usize = 256;
+/// Longest value of a sysctl, in bytes: one page.
+const MAX_SYSCTL_VALUE_BYTES: usize = 4096;
 
-/// Sets host name and sysctls. Checks all before it changes anything.
-pub fn bind(own: Own, request: &BindRequest) -> Result<(), Status> {
+/// Sets host name and sysctls. Validates the whole request before it changes anything.
+pub fn bind(own: OwnNamespaces, request: &BindRequest) -> Result<(), Status> {
     let name = &request.hostname;
     if !name.is_empty() {
         if !own.uts {
             return Err(Status::failed_precondition(
-                "the cell shares the host's UTS namespace: its host name is not changed",
+                "host name: can't be set, the cell shares the host's UTS namespace",
             ));
         }
-        if name.len() > HOST_NAME
+        if name.len() > MAX_HOST_NAME_BYTES
             || !name.bytes().all(|byte| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'.'))
         {
             return Err(Status::invalid_argument(format!(
-                "the host name {name:?}: allowed are {HOST_NAME} letters, digits, \"-\" and \".\""
+                "host name {name:?}: invalid; allowed: at most {MAX_HOST_NAME_BYTES} \
+                 letters, digits, \"-\" and \".\""
             )));
         }
     }
     if !request.sysctls.is_empty() && !own.net {
         return Err(Status::failed_precondition(
-            "the cell shares the host's network namespace: its sysctls are not changed",
+            "sysctls: can't be set, the cell shares the host's network namespace",
         ));
     }
     let paths = sysctl_paths(&request.sysctls)?;
     if !name.is_empty() {
-        rustix::system::sethostname(name.as_bytes()).map_err(|error| {
-            Status::internal(format!("cannot set the host name {name:?}: {error}"))
-        })?;
+        rustix::system::sethostname(name.as_bytes())
+            .map_err(|error| Status::internal(format!("cannot set host name {name:?}: {error}")))?;
     }
     for (path, name, value) in paths {
-        set(&path, value).map_err(|error| match error {
+        write_sysctl(&path, value).map_err(|error| match error {
             Errno::NOENT | Errno::INVAL | Errno::NOTDIR | Errno::ISDIR => {
-                Status::invalid_argument(format!("the sysctl {name} = {value:?}: {error}"))
+                Status::invalid_argument(format!("sysctl {name} = {value:?}: {error}"))
             }
-            _ => Status::internal(format!("cannot set the sysctl {name} = {value:?}: {error}")),
+            _ => Status::internal(format!("cannot set sysctl {name} = {value:?}: {error}")),
         })?;
     }
     Ok(())
 }
 
 fn sysctl_paths(sysctls: &HashMap<String, String>) -> Result<Vec<(String, &str, &str)>, Status> {
-    if sysctls.len() > SYSCTLS {
+    if sysctls.len() > MAX_SYSCTLS {
         return Err(Status::invalid_argument(format!(
-            "{} sysctls: at most {SYSCTLS} are allowed",
+            "{} sysctls: too many; allowed: at most {MAX_SYSCTLS}",
             sysctls.len()
         )));
     }
@@ -68,26 +68,26 @@ fn sysctl_paths(sysctls: &HashMap<String, String>) -> Result<Vec<(String, &str, 
     for (name, value) in sysctls {
         let path = sysctl_path(name).ok_or_else(|| {
             Status::invalid_argument(format!(
-                "the sysctl {name:?}: allowed in a cell are names that begin with \"net.\""
+                "sysctl {name:?}: not allowed in a cell; allowed: names that begin with \"net.\""
             ))
         })?;
-        if value.len() > VALUE {
+        if value.len() > MAX_SYSCTL_VALUE_BYTES {
             return Err(Status::invalid_argument(format!(
-                "the sysctl {name}: its value has {} bytes, at most {VALUE} are allowed",
+                "sysctl {name}: value of {} bytes is too long; allowed: at most \
+                 {MAX_SYSCTL_VALUE_BYTES}",
                 value.len()
             )));
         }
         paths.push((path, name.as_str(), value.as_str()));
     }
-    // Always in the same order: of two that depend on each other, the outcome is the same each
-    // time.
+    // A fixed order gives sysctls that depend on each other the same outcome each time.
     paths.sort();
     Ok(paths)
 }
 
-/// The path of a sysctl beneath /proc/sys/net, `None` for one that is not there. As sysctl(8) has
-/// it, whichever of "." and "/" comes first parts the name, and the other stands for a "." within a
-/// part (the name of a VLAN's interface).
+/// Returns the path of a sysctl below /proc/sys/net, or `None` if the name is invalid or outside of
+/// `net`. As in sysctl(8), the first of "." and "/" in the name is the separator, and the other
+/// stands for a "." within a component (the name of a VLAN interface).
 pub fn sysctl_path(name: &str) -> Option<String> {
     let separator = name.chars().find(|character| matches!(character, '.' | '/'))?;
     let mut parts = name
@@ -108,7 +108,7 @@ pub fn sysctl_path(name: &str) -> Option<String> {
     (!parts.is_empty() && parts.len() <= 16 && parts.iter().all(plain)).then(|| parts.join("/"))
 }
 
-fn set(path: &str, value: &str) -> Result<(), Errno> {
+fn write_sysctl(path: &str, value: &str) -> Result<(), Errno> {
     let root = openat(
         CWD,
         "/proc/sys/net",
@@ -131,7 +131,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_become_paths_beneath_net() {
+    fn sysctl_name_maps_to_path_below_net() {
         for (name, path) in [
             ("net.ipv4.ip_forward", Some("ipv4/ip_forward")),
             ("net/ipv4/conf/eth0.1/forwarding", Some("ipv4/conf/eth0.1/forwarding")),
@@ -152,8 +152,8 @@ mod tests {
     }
 
     #[test]
-    fn what_is_the_host_s_is_not_changed() {
-        let shared = Own { uts: false, net: false };
+    fn bind_with_shared_namespaces_is_refused() {
+        let shared = OwnNamespaces { uts: false, net: false };
         let before = rustix::system::uname().nodename().to_owned();
         let request = BindRequest { hostname: "pod".into(), ..Default::default() };
         assert_eq!(bind(shared, &request).unwrap_err().code(), Code::FailedPrecondition);
@@ -167,9 +167,9 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_changed_when_something_is_wrong() {
+    fn invalid_bind_changes_nothing() {
         let before = rustix::system::uname().nodename().to_owned();
-        let own = Own { uts: true, net: true };
+        let own = OwnNamespaces { uts: true, net: true };
         let sysctls = [("kernel.msgmax".to_owned(), "1".to_owned())].into();
         let error =
             bind(own, &BindRequest { hostname: "pod".into(), sysctls, ..Default::default() })
@@ -183,9 +183,10 @@ mod tests {
 
     proptest! {
         #[test]
-        fn no_path_leads_out(name in "(net)?[./a-c]{0,20}") {
+        fn sysctl_path_stays_below_net(name in "(net)?[./a-c]{0,20}") {
             if let Some(path) = sysctl_path(&name) {
-                prop_assert!(path.split('/').all(|part| !part.is_empty() && part != "." && part != ".."));
+                let plain = |part: &str| !matches!(part, "" | "." | "..");
+                prop_assert!(path.split('/').all(plain));
                 prop_assert!(!path.starts_with('/'));
             }
         }

@@ -1,4 +1,4 @@
-//! Images, blob by blob, into the cell's containerd.
+//! `PutBlob` and `PutImage`: writes an image that the daemon pushes into the cell's containerd.
 
 use std::{
     sync::atomic::{AtomicU64, Ordering},
@@ -23,23 +23,23 @@ use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Code, Request, Status, Streaming, metadata::MetadataValue, transport::Channel};
 
-use super::runtime::{ASK, MESSAGE_LIMIT, Runtime, namespaced, within};
+use super::runtime::{MAX_MESSAGE_BYTES, QUERY_TIMEOUT, Runtime, namespaced, with_timeout};
 
-/// The most digests of one question, and names of one image.
-const DIGESTS: usize = 1024;
-/// The most names of one image.
-const NAMES: usize = 64;
-/// How long a part of a blob may take to come. The daemon reads it from its own disk.
-const PART: Duration = Duration::from_secs(60);
-/// How long CRI may take to learn of an image.
-const KNOWN_WITHIN: Duration = Duration::from_secs(30);
-/// The first and the longest wait between two questions to CRI.
-const KNOWN_PAUSES: (Duration, Duration) = (Duration::from_millis(5), Duration::from_millis(250));
-/// A lease keeps blobs until their image is named: so long at least.
+/// Upper bound on the digests in a `MissingBlobs` request.
+const MAX_DIGESTS: usize = 1024;
+/// Upper bound on the names of an image.
+const MAX_IMAGE_NAMES: usize = 64;
+/// Longest wait for the next part of a blob. The daemon reads it from the node's disk.
+const PART_TIMEOUT: Duration = Duration::from_secs(60);
+/// Time in which CRI must list a created image.
+const CRI_VISIBLE_TIMEOUT: Duration = Duration::from_secs(30);
+/// First and longest interval between two `ImageStatus` calls.
+const CRI_POLL_INTERVALS: (Duration, Duration) =
+    (Duration::from_millis(5), Duration::from_millis(250));
+/// Lifetime of a lease, which keeps blobs from garbage collection until their image is created.
 const LEASE_HOURS: i64 = 2;
 
-/// A blob's name: `sha256:` and 64 hexadecimal digits, as containerd has them (sha512 with 128 is
-/// taken too).
+/// Returns true for `sha256:` with 64 lower-case hex digits, and for `sha512:` with 128.
 pub fn is_digest(digest: &str) -> bool {
     let of = |name, length| {
         digest.strip_prefix(name).is_some_and(|hex: &str| {
@@ -50,43 +50,43 @@ pub fn is_digest(digest: &str) -> bool {
     of("sha256:", 64) || of("sha512:", 128)
 }
 
-/// What a blob is called while it is written begins so: a pull's are called otherwise.
-const OURS: &str = "kiyot-";
+/// Prefix of the ingests that pushed blobs are written to. Pulls use other names.
+const PUSH_INGEST_PREFIX: &str = "kiyot-";
 
-/// Whether an ingest is one of a blob that the daemon sends.
-pub fn is_ours(reference: &str) -> bool {
-    reference.starts_with(OURS)
+/// Returns true if an ingest belongs to a blob that the daemon pushes.
+pub fn is_push_ingest(reference: &str) -> bool {
+    reference.starts_with(PUSH_INGEST_PREFIX)
 }
 
-fn check(digest: &str) -> Result<(), Status> {
+fn check_digest(digest: &str) -> Result<(), Status> {
     if is_digest(digest) {
         Ok(())
     } else {
         Err(Status::invalid_argument(format!(
-            "the digest {digest:?}: allowed are sha256:<64 hex digits> and sha512:<128>"
+            "digest {digest:?}: invalid; allowed: sha256:<64 hex digits> or sha512:<128 hex digits>"
         )))
     }
 }
 
 fn content(runtime: &Runtime) -> ContentClient<Channel> {
     ContentClient::new(runtime.channel())
-        .max_decoding_message_size(MESSAGE_LIMIT)
-        .max_encoding_message_size(MESSAGE_LIMIT)
+        .max_decoding_message_size(MAX_MESSAGE_BYTES)
+        .max_encoding_message_size(MAX_MESSAGE_BYTES)
 }
 
-/// Which of these blobs containerd lacks.
-pub async fn missing(runtime: &Runtime, digests: Vec<String>) -> Result<Vec<String>, Status> {
-    if digests.len() > DIGESTS {
+/// Returns those of the digests that containerd's content store lacks.
+pub async fn missing_blobs(runtime: &Runtime, digests: Vec<String>) -> Result<Vec<String>, Status> {
+    if digests.len() > MAX_DIGESTS {
         return Err(Status::invalid_argument(format!(
-            "{} digests: at most {DIGESTS} are allowed",
+            "{} digests: too many; allowed: at most {MAX_DIGESTS}",
             digests.len()
         )));
     }
     let mut missing = Vec::new();
     for digest in digests {
-        check(&digest)?;
+        check_digest(&digest)?;
         match content(runtime)
-            .info(namespaced(within(ASK, InfoRequest { digest: digest.clone() })))
+            .info(namespaced(with_timeout(QUERY_TIMEOUT, InfoRequest { digest: digest.clone() })))
             .await
         {
             Ok(_) => {}
@@ -97,37 +97,39 @@ pub async fn missing(runtime: &Runtime, digests: Vec<String>) -> Result<Vec<Stri
     Ok(missing)
 }
 
-/// One blob, checked by containerd against its digest. One that is there already is not written
-/// again.
-pub async fn put(
+/// Writes a blob, whose digest containerd checks. A blob that the store has is not written again.
+pub async fn put_blob(
     runtime: &Runtime,
     mut parts: impl Stream<Item = Result<BlobPart, Status>> + Unpin,
 ) -> Result<(), Status> {
     static NEXT: AtomicU64 = AtomicU64::new(0);
-    let first = next(&mut parts)
+    let first = next_part(&mut parts)
         .await?
-        .ok_or_else(|| Status::invalid_argument("a blob begins with a part that names it"))?;
-    check(&first.digest)?;
+        .ok_or_else(|| Status::invalid_argument("blob stream ended before its first part"))?;
+    check_digest(&first.digest)?;
     let size = i64::try_from(first.size).map_err(|_| {
-        Status::invalid_argument(format!("the blob {} has {} bytes", first.digest, first.size))
+        Status::invalid_argument(format!(
+            "blob {}: size of {} bytes is out of range",
+            first.digest, first.size
+        ))
     })?;
-    if missing(runtime, vec![first.digest.clone()]).await?.is_empty() {
+    if missing_blobs(runtime, vec![first.digest.clone()]).await?.is_empty() {
         return Ok(());
     }
-    let lease = lease(runtime).await?;
+    let lease = create_lease(runtime).await?;
     let reference = format!(
-        "{OURS}{}-{}-{}",
+        "{PUSH_INGEST_PREFIX}{}-{}-{}",
         std::process::id(),
         Timestamp::now().as_nanosecond(),
         NEXT.fetch_add(1, Ordering::Relaxed)
     );
-    let written = write(runtime, first, size, &reference, &lease, parts).await;
+    let written = write_blob(runtime, first, size, &reference, &lease, parts).await;
     match written {
         Err(status) if status.code() == Code::AlreadyExists => Ok(()),
         Err(status) => {
-            // What is left of it would go in a day by itself.
+            // Best effort: containerd removes an abandoned ingest after a day.
             let _ = content(runtime)
-                .abort(namespaced(within(ASK, AbortRequest { r#ref: reference })))
+                .abort(namespaced(with_timeout(QUERY_TIMEOUT, AbortRequest { r#ref: reference })))
                 .await;
             Err(status)
         }
@@ -135,17 +137,20 @@ pub async fn put(
     }
 }
 
-async fn next(
+async fn next_part(
     parts: &mut (impl Stream<Item = Result<BlobPart, Status>> + Unpin),
 ) -> Result<Option<BlobPart>, Status> {
-    let part = tokio::time::timeout(PART, parts.next()).await;
+    let part = tokio::time::timeout(PART_TIMEOUT, parts.next()).await;
     part.map_err(|_| {
-        Status::deadline_exceeded(format!("no part of the blob came within {} s", PART.as_secs()))
+        Status::deadline_exceeded(format!(
+            "no part of the blob received within {} s",
+            PART_TIMEOUT.as_secs()
+        ))
     })?
     .transpose()
 }
 
-async fn write(
+async fn write_blob(
     runtime: &Runtime,
     first: BlobPart,
     size: i64,
@@ -162,38 +167,39 @@ async fn write(
         data,
         labels: first.labels.clone(),
     };
-    // One message at a time is under way.
+    // At most one message is in flight.
     let (sender, receiver) = mpsc::channel(1);
     send(&sender, request(WriteAction::Stat, 0, Vec::new())).await?;
     let mut call = namespaced(Request::new(ReceiverStream::new(receiver)));
-    let lease = MetadataValue::try_from(lease).map_err(|_| Status::internal("the lease's name"))?;
+    let lease = MetadataValue::try_from(lease)
+        .map_err(|_| Status::internal("lease id is no metadata value"))?;
     call.metadata_mut().insert("containerd-lease", lease);
-    let mut answers = content(runtime).write(call).await?.into_inner();
-    answer(&mut answers).await?;
+    let mut responses = content(runtime).write(call).await?.into_inner();
+    response(&mut responses).await?;
     let mut offset = 0_i64;
     let mut part = Some(first.content.clone());
     while let Some(data) = part {
         let length = i64::try_from(data.len()).unwrap_or(i64::MAX);
         if offset.saturating_add(length) > size {
             return Err(Status::invalid_argument(format!(
-                "the blob {} has more than the {size} bytes that were announced",
+                "blob {}: more than the announced {size} bytes",
                 first.digest
             )));
         }
         if length > 0 {
             send(&sender, request(WriteAction::Write, offset, data.to_vec())).await?;
-            offset = answer(&mut answers).await?.offset;
+            offset = response(&mut responses).await?.offset;
         }
-        part = next(&mut parts).await?.map(|part| part.content);
+        part = next_part(&mut parts).await?.map(|part| part.content);
     }
     if offset != size {
         return Err(Status::invalid_argument(format!(
-            "the blob {} has {offset} bytes, and {size} were announced",
+            "blob {}: {offset} bytes received, {size} announced",
             first.digest
         )));
     }
     send(&sender, request(WriteAction::Commit, offset, Vec::new())).await?;
-    answer(&mut answers).await.map(drop)
+    response(&mut responses).await.map(drop)
 }
 
 async fn send(
@@ -203,21 +209,22 @@ async fn send(
     sender
         .send(request)
         .await
-        .map_err(|_| Status::unavailable("containerd ended the blob's stream"))
+        .map_err(|_| Status::unavailable("containerd closed the blob's stream"))
 }
 
-async fn answer(
-    answers: &mut Streaming<WriteContentResponse>,
+async fn response(
+    responses: &mut Streaming<WriteContentResponse>,
 ) -> Result<WriteContentResponse, Status> {
-    let answer = tokio::time::timeout(PART, answers.message()).await;
-    let answer =
-        answer.map_err(|_| Status::deadline_exceeded("containerd does not take the blob"))??;
-    answer.ok_or_else(|| Status::unavailable("containerd ended the blob's stream"))
+    let answer = tokio::time::timeout(PART_TIMEOUT, responses.message()).await;
+    let answer = answer.map_err(|_| {
+        Status::deadline_exceeded("containerd's content store: no response in time")
+    })??;
+    answer.ok_or_else(|| Status::unavailable("containerd closed the blob's stream"))
 }
 
-/// A lease that holds what is written now until its image is named; another one for each hour, so
-/// that blobs of images that never came go away.
-async fn lease(runtime: &Runtime) -> Result<String, Status> {
+/// Creates a lease that keeps new blobs until their image is created. There is one lease per hour,
+/// so that blobs whose image never comes are collected.
+async fn create_lease(runtime: &Runtime) -> Result<String, Status> {
     let now = Timestamp::now();
     let id = format!("kiyot-{}", now.as_second() / 3600);
     let expires = now
@@ -225,7 +232,7 @@ async fn lease(runtime: &Runtime) -> Result<String, Status> {
         .map_err(|error| Status::internal(error.to_string()))?;
     let labels = [("containerd.io/gc.expire".to_owned(), expires.to_string())].into();
     match LeasesClient::new(runtime.channel())
-        .create(namespaced(within(ASK, CreateRequest { id: id.clone(), labels })))
+        .create(namespaced(with_timeout(QUERY_TIMEOUT, CreateRequest { id: id.clone(), labels })))
         .await
     {
         Err(status) if status.code() != Code::AlreadyExists => Err(status),
@@ -233,20 +240,21 @@ async fn lease(runtime: &Runtime) -> Result<String, Status> {
     }
 }
 
-/// Names an image, and waits until CRI has it under all its names.
-pub async fn name(runtime: &Runtime, request: PutImageRequest) -> Result<(), Status> {
-    check(&request.target_digest)?;
-    if request.names.is_empty() || request.names.len() > NAMES {
+/// Creates or updates an image, and waits until CRI lists it under all its names.
+pub async fn put_image(runtime: &Runtime, request: PutImageRequest) -> Result<(), Status> {
+    check_digest(&request.target_digest)?;
+    if request.names.is_empty() || request.names.len() > MAX_IMAGE_NAMES {
         return Err(Status::invalid_argument(format!(
-            "an image of {} names: allowed are 1 to {NAMES}",
+            "image with {} names; allowed: 1 to {MAX_IMAGE_NAMES}",
             request.names.len()
         )));
     }
     let target = Descriptor {
         media_type: request.target_media_type,
         digest: request.target_digest,
-        size: i64::try_from(request.target_size)
-            .map_err(|_| Status::invalid_argument("the size of the image's manifest"))?,
+        size: i64::try_from(request.target_size).map_err(|_| {
+            Status::invalid_argument("size of the image's manifest is out of range")
+        })?,
         annotations: std::collections::HashMap::new(),
     };
     for name in &request.names {
@@ -257,8 +265,9 @@ pub async fn name(runtime: &Runtime, request: PutImageRequest) -> Result<(), Sta
             ..Default::default()
         };
         let create = CreateImageRequest { image: Some(image.clone()), source_date_epoch: None };
-        let created =
-            ImagesClient::new(runtime.channel()).create(namespaced(within(ASK, create))).await;
+        let created = ImagesClient::new(runtime.channel())
+            .create(namespaced(with_timeout(QUERY_TIMEOUT, create)))
+            .await;
         match created {
             Ok(_) => {}
             Err(status) if status.code() == Code::AlreadyExists => {
@@ -268,44 +277,49 @@ pub async fn name(runtime: &Runtime, request: PutImageRequest) -> Result<(), Sta
                     source_date_epoch: None,
                 };
                 ImagesClient::new(runtime.channel())
-                    .update(namespaced(within(ASK, update)))
+                    .update(namespaced(with_timeout(QUERY_TIMEOUT, update)))
                     .await?;
             }
             Err(status) => return Err(status),
         }
     }
-    let until = Instant::now() + KNOWN_WITHIN;
+    let deadline = Instant::now() + CRI_VISIBLE_TIMEOUT;
     for name in request.names {
-        wait_known(runtime, &name, &request.image_id, until).await?;
+        wait_visible_to_cri(runtime, &name, &request.image_id, deadline).await?;
     }
     Ok(())
 }
 
-async fn wait_known(runtime: &Runtime, name: &str, id: &str, until: Instant) -> Result<(), Status> {
-    let mut pause = KNOWN_PAUSES.0;
+async fn wait_visible_to_cri(
+    runtime: &Runtime,
+    name: &str,
+    id: &str,
+    deadline: Instant,
+) -> Result<(), Status> {
+    let mut interval = CRI_POLL_INTERVALS.0;
     loop {
         let request = ImageStatusRequest {
             image: Some(ImageSpec { image: name.to_owned(), ..Default::default() }),
             verbose: false,
         };
-        let known = runtime
+        let listed = runtime
             .images()
-            .image_status(within(ASK, request))
+            .image_status(with_timeout(QUERY_TIMEOUT, request))
             .await?
             .into_inner()
             .image
             .map(|image| image.id);
-        if known.as_deref() == Some(id) {
+        if listed.as_deref() == Some(id) {
             return Ok(());
         }
-        if Instant::now() >= until {
-            let known = known.unwrap_or_else(|| "nothing".to_owned());
+        if Instant::now() >= deadline {
+            let listed = listed.unwrap_or_else(|| "nothing".to_owned());
             return Err(Status::deadline_exceeded(format!(
-                "CRI takes the image {name} for {known}, and not for {id}"
+                "image {name}: CRI lists {listed}, expected {id}"
             )));
         }
-        tokio::time::sleep(pause).await;
-        pause = (pause * 2).min(KNOWN_PAUSES.1);
+        tokio::time::sleep(interval).await;
+        interval = (interval * 2).min(CRI_POLL_INTERVALS.1);
     }
 }
 
@@ -314,7 +328,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn digests_are_told_from_other_words() {
+    fn digest_with_other_form_is_rejected() {
         assert!(is_digest(&format!("sha256:{}", "0a".repeat(32))));
         assert!(is_digest(&format!("sha512:{}", "0a".repeat(64))));
         for wrong in [

@@ -1,8 +1,8 @@
-//! Files of the pod: written and read strictly beneath `pod_dir` and `memory_dir`, without
-//! following a link on the way.
+//! File operations on the pod's directories, strictly below `pod_dir` and `memory_dir`. No path
+//! component may be a symbolic link.
 
 mod beneath;
-mod mounted;
+mod mount_point;
 mod mounts;
 mod tree;
 mod write;
@@ -18,45 +18,49 @@ use rustix::{
 use tonic::Status;
 
 pub use beneath::RelPath;
-pub use write::Writing;
+pub use write::FileWriter;
 
-/// The most that `GetFile` answers, in bytes.
-pub const GET_LIMIT: u32 = 8 * 1024 * 1024;
+/// Upper bound on the content in a `GetFile` reply, in bytes.
+pub const MAX_GET_FILE_BYTES: u32 = 8 * 1024 * 1024;
 
-/// Why a file was not changed or read.
+/// Errors of a file operation.
 #[derive(Debug, thiserror::Error)]
 pub enum FileError {
-    /// A path that is none of ours.
-    #[error("the path {0:?}: allowed is a relative path without \".\", \"..\" or empty parts, of {max} bytes at most", max = beneath::PATH_LIMIT)]
+    /// The path is invalid.
+    #[error(
+        "path {0:?}: invalid; allowed: a relative path without \".\", \"..\" or empty components, \
+         of at most {max} bytes",
+        max = beneath::MAX_PATH_BYTES
+    )]
     Path(String),
-    /// A value that has no meaning.
-    #[error("{path:?}: {what} {value}: allowed is {allowed}")]
+    /// A value is out of range.
+    #[error("{path:?}: {what} {value}: out of range; allowed: {allowed}")]
     Value {
-        /// For which file.
+        /// Path of the file.
         path: String,
-        /// Which value.
+        /// Name of the value.
         what: &'static str,
-        /// It.
+        /// The rejected value.
         value: String,
-        /// What would do.
+        /// Allowed values.
         allowed: &'static str,
     },
-    /// A step that makes no sense after the one before.
+    /// The change is invalid for this file, or out of sequence.
     #[error("{path:?}: {why}")]
-    Order {
-        /// For which file.
+    Rejected {
+        /// Path of the file.
         path: String,
-        /// Why not.
+        /// Reason for the rejection.
         why: &'static str,
     },
-    /// The file system refused.
+    /// A system call failed.
     #[error("cannot {what} {path:?}")]
     Io {
-        /// What was to be done.
+        /// The operation, as a verb.
         what: &'static str,
-        /// For which file.
+        /// Path of the file.
         path: String,
-        /// Why not.
+        /// The error of the system call.
         source: io::Error,
     },
 }
@@ -70,27 +74,27 @@ impl FileError {
 
 impl From<FileError> for Status {
     fn from(error: FileError) -> Self {
-        let words = crate::with_sources(&error);
+        let message = crate::with_sources(&error);
         match error {
-            FileError::Path(_) | FileError::Value { .. } | FileError::Order { .. } => {
-                Self::invalid_argument(words)
+            FileError::Path(_) | FileError::Value { .. } | FileError::Rejected { .. } => {
+                Self::invalid_argument(message)
             }
             FileError::Io { source, .. } => match Errno::from_io_error(&source) {
-                Some(Errno::NOENT) => Self::not_found(words),
+                Some(Errno::NOENT) => Self::not_found(message),
                 Some(Errno::LOOP | Errno::XDEV | Errno::ACCESS | Errno::PERM) => {
-                    Self::permission_denied(words)
+                    Self::permission_denied(message)
                 }
-                Some(Errno::NOSPC | Errno::DQUOT) => Self::resource_exhausted(words),
+                Some(Errno::NOSPC | Errno::DQUOT) => Self::resource_exhausted(message),
                 Some(
                     Errno::NOTDIR | Errno::ISDIR | Errno::EXIST | Errno::NOTEMPTY | Errno::BUSY,
-                ) => Self::failed_precondition(words),
-                _ => Self::internal(words),
+                ) => Self::failed_precondition(message),
+                _ => Self::internal(message),
             },
         }
     }
 }
 
-/// The two directories beneath which the daemon may have files changed.
+/// The two directories below which the daemon may change files.
 #[derive(Debug)]
 pub struct Files {
     pod: OwnedFd,
@@ -98,7 +102,7 @@ pub struct Files {
 }
 
 impl Files {
-    /// Opens both.
+    /// Opens both directories.
     pub fn open(pod: &Path, memory: &Path) -> io::Result<Self> {
         let open = |path: &Path| {
             openat(CWD, path, OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())
@@ -113,49 +117,46 @@ impl Files {
         }
     }
 
-    /// Applies one change. `writing` is the file that is being written over several changes, kept
-    /// between the calls.
+    /// Applies a change. `writer` carries a file that is written by several changes from one call
+    /// to the next.
     pub fn apply(
         &self,
         change: FileChange,
-        writing: &mut Option<Writing>,
+        writer: &mut Option<FileWriter>,
     ) -> Result<(), FileError> {
         let path = RelPath::parse(&change.path)?;
         let root = root_of(change.root, &path)?;
         let dir = self.root(root);
         let Some(change) = change.change else {
-            return Err(FileError::Order {
-                path: path.to_string(),
-                why: "the change says nothing",
-            });
+            return Err(FileError::Rejected { path: path.to_string(), why: "the change is empty" });
         };
         if let Change::Append(content) = change {
-            let Some(mut file) = writing.take().filter(|file| file.is(root, &path)) else {
-                return Err(FileError::Order {
+            let Some(mut file) = writer.take().filter(|file| file.is_for(root, &path)) else {
+                return Err(FileError::Rejected {
                     path: path.to_string(),
-                    why: "append follows a write of the same file that says \"more\"",
+                    why: "append without a preceding write of the same file with \"more\"",
                 });
             };
             if content.is_empty() {
                 return file.finish();
             }
             file.write(&content)?;
-            *writing = Some(file);
+            *writer = Some(file);
             return Ok(());
         }
-        if let Some(unfinished) = writing.take() {
-            return Err(FileError::Order {
-                path: unfinished.path().to_string(),
-                why: "another change came before its last part",
+        if let Some(temporary_name) = writer.take() {
+            return Err(FileError::Rejected {
+                path: temporary_name.path().to_string(),
+                why: "another change before the last part of the file",
             });
         }
         match change {
             Change::MakeDir(make) => tree::make_dir(dir, &path, &make),
             Change::WriteFile(write) => {
-                let mut file = Writing::begin(dir, root, path, &write)?;
+                let mut file = FileWriter::begin(dir, root, path, &write)?;
                 file.write(&write.content)?;
                 if write.more {
-                    *writing = Some(file);
+                    *writer = Some(file);
                     return Ok(());
                 }
                 file.finish()
@@ -175,17 +176,17 @@ impl Files {
         }
     }
 
-    /// Reads a regular file, as much of it as is wanted and allowed. What is not there does not
-    /// exist; what is no regular file is an error.
+    /// Reads a regular file up to the requested limit and [`MAX_GET_FILE_BYTES`]. An absent file is
+    /// reported in the reply; any other file type is an error.
     pub fn get(&self, request: &GetFileRequest) -> Result<GetFileReply, FileError> {
         let path = RelPath::parse(&request.path)?;
         let dir = self.root(root_of(request.root, &path)?);
         let Some(file) = self.open_regular(dir, &path)? else {
             return Ok(GetFileReply::default());
         };
-        let limit = request.limit.min(GET_LIMIT) as usize;
+        let limit = request.limit.min(MAX_GET_FILE_BYTES) as usize;
         let from = if request.last {
-            length(&file).map_err(FileError::io("look at", &path))?.saturating_sub(limit as u64)
+            length(&file).map_err(FileError::io("stat", &path))?.saturating_sub(limit as u64)
         } else {
             0
         };
@@ -193,7 +194,8 @@ impl Files {
         Ok(GetFileReply { content: content.into(), exists: true })
     }
 
-    /// Opens a regular file beneath `pod_dir` for reading, or for reading and writing.
+    /// Opens a regular file below `pod_dir` for reading, or for reading and writing. Returns `None`
+    /// if it is absent.
     pub fn open_pod_file(&self, path: &RelPath, write: bool) -> Result<Option<OwnedFd>, FileError> {
         if write {
             beneath::open_regular(&self.pod, path, OFlags::RDWR)
@@ -216,7 +218,7 @@ fn root_of(root: i32, path: &RelPath) -> Result<Root, FileError> {
     })
 }
 
-/// A mode's permission bits.
+/// Validates a mode's permission bits.
 fn mode_of(mode: u32, path: &RelPath) -> Result<Mode, FileError> {
     if mode > 0o7777 {
         return Err(FileError::Value {
@@ -229,9 +231,14 @@ fn mode_of(mode: u32, path: &RelPath) -> Result<Mode, FileError> {
     Ok(Mode::from_raw_mode(mode))
 }
 
-/// Gives an open file exactly this owner and mode (the owner first: a change of it takes away the
-/// setuid bits).
-fn own(file: &OwnedFd, path: &RelPath, uid: u32, gid: u32, mode: Mode) -> Result<(), FileError> {
+/// Sets owner and mode of an open file. The owner comes first, as chown(2) clears the setuid bits.
+fn set_owner_and_mode(
+    file: &OwnedFd,
+    path: &RelPath,
+    uid: u32,
+    gid: u32,
+    mode: Mode,
+) -> Result<(), FileError> {
     let id = |what, id: u32| {
         if id == u32::MAX {
             return Err(FileError::Value {
@@ -245,26 +252,25 @@ fn own(file: &OwnedFd, path: &RelPath, uid: u32, gid: u32, mode: Mode) -> Result
     };
     let (uid, gid) =
         (rustix::fs::Uid::from_raw(id("uid", uid)?), rustix::fs::Gid::from_raw(id("gid", gid)?));
-    rustix::fs::fchown(file, Some(uid), Some(gid))
-        .map_err(FileError::io("give an owner to", path))?;
-    rustix::fs::fchmod(file, mode).map_err(FileError::io("give a mode to", path))
+    rustix::fs::fchown(file, Some(uid), Some(gid)).map_err(FileError::io("chown", path))?;
+    rustix::fs::fchmod(file, mode).map_err(FileError::io("chmod", path))
 }
 
-/// Whether there is something of this name, whatever it is.
+/// Returns true if the name exists, whatever its file type.
 fn exists(dir: &OwnedFd, path: &RelPath) -> Result<bool, FileError> {
     match statat(dir, path.name(), AtFlags::SYMLINK_NOFOLLOW) {
         Ok(_) => Ok(true),
         Err(Errno::NOENT) => Ok(false),
-        Err(error) => Err(FileError::io("look at", path)(error)),
+        Err(error) => Err(FileError::io("stat", path)(error)),
     }
 }
 
-/// The length of an open file, in bytes.
+/// Returns the length of an open file, in bytes.
 pub fn length(file: &OwnedFd) -> Result<u64, Errno> {
     fstat(file).map(|stat| u64::try_from(stat.st_size).unwrap_or(0))
 }
 
-/// Reads from a position, `limit` bytes at most.
+/// Reads at most `limit` bytes from a position.
 pub fn read_at(file: &OwnedFd, position: u64, limit: usize) -> Result<Vec<u8>, Errno> {
     beneath::read(file, position, limit)
 }

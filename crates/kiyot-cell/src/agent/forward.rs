@@ -1,9 +1,8 @@
-//! CRI, forwarded to the cell's containerd as it came: bytes, metadata, trailers.
+//! Forwards CRI calls to the cell's containerd unchanged: bytes, metadata, trailers.
 //!
-//! containerd undoes what it has half done when a call is cancelled: a container whose start is cut
-//! short reads EXITED, and a kubelet counts a restart. So a call that changes something is done to
-//! its end, within its deadline, when the connection that it came by is lost: the daemon that is
-//! started again finds it done.
+//! containerd rolls back a cancelled call: a container whose start is cancelled reads EXITED, and a
+//! kubelet counts a restart. So a call that changes state is detached from its connection and runs
+//! until its own deadline. After a restart the daemon finds it done.
 
 use std::{sync::Arc, time::Duration};
 
@@ -15,14 +14,15 @@ use tokio::{sync::Semaphore, time::timeout};
 use tonic::{Status, body::Body};
 use tower::{BoxError, Service, ServiceExt};
 
-use super::runtime::{MESSAGE_LIMIT, Runtime};
+use super::runtime::{MAX_MESSAGE_BYTES, Runtime};
 
-/// A message's head in gRPC's framing, in bytes.
-const FRAME_HEAD: usize = 5;
+/// Header of a gRPC message, in bytes.
+const GRPC_FRAME_HEADER_BYTES: usize = 5;
 
-/// What is done to its end. Not ExecSync: nobody would get its output. Not PullImage: the daemon
-/// ends one that stands still or that is to begin again, and one that is cut short is no harm.
-const TO_THE_END: [&str; 10] = [
+/// Methods that run to completion when their connection is lost. ExecSync isn't among them, as its
+/// output would be lost. PullImage isn't either: the daemon cancels a stalled pull, and a cancelled
+/// pull does no harm.
+const DETACHED_METHODS: [&str; 10] = [
     "/runtime.v1.RuntimeService/RunPodSandbox",
     "/runtime.v1.RuntimeService/StopPodSandbox",
     "/runtime.v1.RuntimeService/RemovePodSandbox",
@@ -34,54 +34,55 @@ const TO_THE_END: [&str; 10] = [
     "/runtime.v1.RuntimeService/UpdatePodSandboxResources",
     "/runtime.v1.ImageService/RemoveImage",
 ];
-/// How many calls at a time are done to their end; more are cancelled with their connection.
-pub const UNCANCELLED: usize = 64;
-/// How long a call may take that came without a deadline. The daemon gives each one.
-const WITHOUT_DEADLINE: Duration = Duration::from_secs(120);
-/// A call's deadline, in gRPC. The channel to containerd keeps to it.
-const DEADLINE: &str = "grpc-timeout";
+/// Upper bound on detached calls. Calls beyond it are cancelled with their connection.
+pub const MAX_DETACHED_CALLS: usize = 64;
+/// Timeout of a detached call without a deadline. The daemon sets one on each call.
+const DEFAULT_TIMEOUT: Duration = Duration::from_secs(120);
+/// gRPC's header with a call's timeout, which the channel to containerd honours.
+const GRPC_TIMEOUT_HEADER: &str = "grpc-timeout";
 
-/// Whether a path is one of CRI's.
+/// Returns true for the path of a CRI method.
 pub fn is_cri(path: &str) -> bool {
     path.starts_with("/runtime.v1.RuntimeService/") || path.starts_with("/runtime.v1.ImageService/")
 }
 
-/// Sends a call to containerd and hands back its answer. Either way no more than one message of the
-/// largest size goes through.
+/// Sends a call to containerd and returns the response. Request and response are limited to one
+/// message of [`MAX_MESSAGE_BYTES`].
 ///
-/// One that changes something goes on when this is dropped, if `uncancelled` has room for it.
+/// A call of [`DETACHED_METHODS`] continues after this future is dropped, if `detached_calls` has a
+/// permit.
 pub async fn forward<B>(
     runtime: &Runtime,
-    uncancelled: &Arc<Semaphore>,
+    detached_calls: &Arc<Semaphore>,
     request: Request<B>,
 ) -> Response<Body>
 where
     B: HttpBody<Data = Bytes, Error: Into<BoxError>> + Send + 'static,
 {
-    if !TO_THE_END.contains(&request.uri().path()) {
+    if !DETACHED_METHODS.contains(&request.uri().path()) {
         return send(runtime.clone(), request).await;
     }
-    let Ok(permit) = Arc::clone(uncancelled).try_acquire_owned() else {
+    let Ok(permit) = Arc::clone(detached_calls).try_acquire_owned() else {
         return send(runtime.clone(), request).await;
     };
-    let has_deadline = request.headers().contains_key(DEADLINE);
+    let has_deadline = request.headers().contains_key(GRPC_TIMEOUT_HEADER);
     let sent = send(runtime.clone(), request);
-    // It ends by its deadline, and with the agent.
+    // Ends by its deadline, or with the agent.
     let task = tokio::spawn(async move {
         let _permit = permit;
         if has_deadline {
             return sent.await;
         }
-        let answer = timeout(WITHOUT_DEADLINE, sent).await;
+        let answer = timeout(DEFAULT_TIMEOUT, sent).await;
         answer.unwrap_or_else(|_| {
             Status::deadline_exceeded(
-                "the cell's containerd: no answer to a call without a deadline",
+                "the cell's containerd: no response within the default timeout",
             )
             .into_http()
         })
     });
     task.await.unwrap_or_else(|error| {
-        Status::internal(format!("the call's task ended: {error}")).into_http()
+        Status::internal(format!("task of the call failed: {error}")).into_http()
     })
 }
 
@@ -89,7 +90,7 @@ async fn send<B>(runtime: Runtime, request: Request<B>) -> Response<Body>
 where
     B: HttpBody<Data = Bytes, Error: Into<BoxError>> + Send + 'static,
 {
-    let limit = MESSAGE_LIMIT + FRAME_HEAD;
+    let limit = MAX_MESSAGE_BYTES + GRPC_FRAME_HEADER_BYTES;
     let request = request.map(|body| Body::new(Limited::new(body, limit)));
     let answer = async { runtime.channel().ready().await?.call(request).await }.await;
     match answer {

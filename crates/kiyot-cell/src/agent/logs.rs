@@ -1,9 +1,9 @@
-//! Logs of containers: their sizes, what is in them from a position on, and their trimming.
+//! Container logs: sizes, reads from a position, and trimming.
 //!
-//! A log is never shortened: what the daemon has is punched out of it, so that positions stay what
-//! they were.
+//! A log is never truncated at its beginning: trimming punches a hole, so that positions stay
+//! valid.
 
-mod bound;
+mod retention;
 mod watch;
 
 use std::{collections::BTreeMap, path::Path, sync::Arc};
@@ -19,46 +19,46 @@ use rustix::{
 use tokio::task::spawn_blocking;
 use tonic::Status;
 
-pub use bound::keep;
+pub use retention::enforce_retention;
 pub use watch::follow;
 
 use super::files::{self, FileError, Files, RelPath};
 
-/// Where logs are, beneath `pod_dir`.
-pub const DIR: &str = "logs";
-/// How deep beneath it logs are looked for.
-const DEPTH: usize = 4;
-/// The most logs that are told of.
-const LOGS: usize = 1024;
-/// The most that is read of a log at once, in bytes.
-const PART: usize = 64 * 1024;
-/// What is given back of a log ends at a multiple of this, in bytes: a file system's block.
-const BLOCK: u64 = 4096;
+/// Directory of the logs below `pod_dir`.
+pub const LOG_DIR: &str = "logs";
+/// Depth of the directories below [`LOG_DIR`] that are searched.
+const MAX_DEPTH: usize = 4;
+/// Upper bound on reported logs.
+const MAX_LOGS: usize = 1024;
+/// Upper bound on one read, in bytes.
+const READ_CHUNK_BYTES: usize = 64 * 1024;
+/// Granularity of holes, in bytes: the block size of common file systems.
+const BLOCK_BYTES: u64 = 4096;
 
-/// The logs that there are, by path beneath `pod_dir`, and their sizes in bytes.
+/// Returns the logs by their path below `pod_dir`, with their sizes in bytes.
 pub fn sizes(pod_dir: &Path) -> BTreeMap<String, u64> {
     let mut sizes = BTreeMap::new();
-    collect(&pod_dir.join(DIR), DIR, 0, &mut sizes);
+    collect(&pod_dir.join(LOG_DIR), LOG_DIR, 0, &mut sizes);
     sizes
 }
 
 fn collect(dir: &Path, name: &str, depth: usize, sizes: &mut BTreeMap<String, u64>) {
     let Ok(entries) = std::fs::read_dir(dir) else { return };
     for entry in entries.flatten() {
-        // A name that is not UTF-8 is none that the daemon gave.
+        // The daemon gives only names in UTF-8.
         let Some(name) = entry.file_name().to_str().map(|file| format!("{name}/{file}")) else {
             continue;
         };
         let Ok(metadata) = entry.metadata() else { continue };
-        if metadata.is_dir() && depth < DEPTH {
+        if metadata.is_dir() && depth < MAX_DEPTH {
             collect(&entry.path(), &name, depth + 1, sizes);
-        } else if metadata.is_file() && sizes.len() < LOGS {
+        } else if metadata.is_file() && sizes.len() < MAX_LOGS {
             sizes.insert(name, metadata.len());
         }
     }
 }
 
-/// A log from a position to its end at the time of the call.
+/// Streams a log from a position to its end at the time of the call.
 pub async fn read(
     files: Arc<Files>,
     request: ReadLogRequest,
@@ -76,7 +76,7 @@ pub async fn read(
             }
             let part = blocking(move || {
                 part(&file, position, end)
-                    .map_err(|error| Status::internal(format!("cannot read the log: {error}")))
+                    .map_err(|error| Status::internal(format!("cannot read log: {error}")))
             })
             .await?;
             let next = position + part.gap + part.content.len() as u64;
@@ -86,41 +86,42 @@ pub async fn read(
     .into_stream())
 }
 
-/// What is next in a log from a position on. What was trimmed, also while it was read, is a gap,
-/// after which the next line begins.
+/// Reads the next part of a log. A trimmed range, even one that is trimmed during the read, becomes
+/// a gap that ends at the beginning of a line.
 fn part(file: &OwnedFd, position: u64, end: u64) -> Result<LogPart, Errno> {
-    let begins = kept_from(file, position, end)?;
+    let begins = first_data(file, position, end)?;
     if begins > position {
         return Ok(LogPart {
             content: Bytes::new(),
-            gap: line_after(file, begins, end)? - position,
+            gap: next_line(file, begins, end)? - position,
         });
     }
-    let limit = (end - position).min(PART as u64) as usize;
+    let limit = (end - position).min(READ_CHUNK_BYTES as u64) as usize;
     let content = files::read_at(file, position, limit)?;
-    // A log is trimmed from its beginning: if what was read was, so is its first byte.
-    if kept_from(file, position, end)? > position {
+    // Logs are trimmed from their beginning: if any byte of the content was, the first one was too.
+    if first_data(file, position, end)? > position {
         return part(file, position, end);
     }
     Ok(LogPart { content: Bytes::from(content), gap: 0 })
 }
 
-/// The first position from here on that was not trimmed.
-fn kept_from(file: &OwnedFd, position: u64, end: u64) -> Result<u64, Errno> {
+/// Returns the first position from here on that is not in a hole.
+fn first_data(file: &OwnedFd, position: u64, end: u64) -> Result<u64, Errno> {
     match seek(file, SeekFrom::Data(position)) {
         Ok(data) => Ok(data.clamp(position, end)),
-        // Nothing but a hole follows.
+        // Only a hole follows.
         Err(Errno::NXIO) => Ok(end),
-        // A file system without holes.
+        // The file system has no holes.
         Err(Errno::INVAL) => Ok(position),
         Err(error) => Err(error),
     }
 }
 
-/// Where the next line begins after a position within one; the end if none does.
-fn line_after(file: &OwnedFd, mut position: u64, end: u64) -> Result<u64, Errno> {
+/// Returns the beginning of the next line after a position, or `end`.
+fn next_line(file: &OwnedFd, mut position: u64, end: u64) -> Result<u64, Errno> {
     while position < end {
-        let content = files::read_at(file, position, (end - position).min(PART as u64) as usize)?;
+        let content =
+            files::read_at(file, position, (end - position).min(READ_CHUNK_BYTES as u64) as usize)?;
         if content.is_empty() {
             break;
         }
@@ -132,44 +133,40 @@ fn line_after(file: &OwnedFd, mut position: u64, end: u64) -> Result<u64, Errno>
     Ok(end)
 }
 
-/// Gives back the disk of all whole blocks before a position.
+/// Frees the disk space of all whole blocks before a position.
 pub async fn trim(files: Arc<Files>, request: TrimLogRequest) -> Result<(), Status> {
     blocking(move || {
         let (file, _) = open(&files, &request.path, request.position, true)?;
-        let Some(length) = trimmed(request.position) else { return Ok(()) };
+        let Some(length) = punchable(request.position) else { return Ok(()) };
         fallocate(&file, FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE, 0, length).map_err(
-            |error| Status::internal(format!("cannot trim the log {:?}: {error}", request.path)),
+            |error| Status::internal(format!("cannot trim log {:?}: {error}", request.path)),
         )
     })
     .await
 }
 
-/// How much may go, in bytes; `None` if nothing.
-fn trimmed(position: u64) -> Option<u64> {
-    Some(position / BLOCK * BLOCK).filter(|length| *length > 0)
+/// Returns the length of the hole before a position, in bytes; `None` if it is less than a block.
+fn punchable(position: u64) -> Option<u64> {
+    Some(position / BLOCK_BYTES * BLOCK_BYTES).filter(|length| *length > 0)
 }
 
 fn open(files: &Files, path: &str, position: u64, write: bool) -> Result<(OwnedFd, u64), Status> {
     let path = RelPath::parse(path)?;
     if !path.as_str().starts_with("logs/") {
         return Err(Status::invalid_argument(format!(
-            "the log {:?}: logs are in {DIR}/",
+            "log {:?}: invalid path; allowed: paths below {LOG_DIR}/",
             path.as_str()
         )));
     }
     let file = files
         .open_pod_file(&path, write)?
-        .ok_or_else(|| Status::not_found(format!("there is no log {:?}", path.as_str())))?;
+        .ok_or_else(|| Status::not_found(format!("log {:?}: not found", path.as_str())))?;
     let size = files::length(&file).map_err(|error| {
-        Status::from(FileError::Io {
-            what: "look at",
-            path: path.to_string(),
-            source: error.into(),
-        })
+        Status::from(FileError::Io { what: "stat", path: path.to_string(), source: error.into() })
     })?;
     if position > size {
         return Err(Status::out_of_range(format!(
-            "position {position} of the log {:?}: it has {size} bytes",
+            "log {:?}: position {position} is past the end at {size}",
             path.as_str()
         )));
     }
@@ -191,16 +188,16 @@ mod tests {
 
     use super::*;
 
-    /// Without holes there is nothing that these tests could show.
+    /// The tests need a file system with holes.
     pub(super) const CAN_PUNCH_HOLES: &str =
         "the file system of TMPDIR must punch holes, as ext4, xfs, btrfs, overlayfs and tmpfs do";
 
-    fn bench(content: &[u8]) -> (TempDir, Arc<Files>) {
+    fn fixture(content: &[u8]) -> (TempDir, Arc<Files>) {
         let temp = tempfile::tempdir().unwrap();
         fs::create_dir_all(temp.path().join("logs/c")).unwrap();
         fs::write(temp.path().join("logs/c/0.log"), content).unwrap();
         fs::write(temp.path().join("other"), content).unwrap();
-        // Blocks that are counted are those on the disk.
+        // st_blocks counts allocated blocks, so the file must be on disk.
         fs::File::open(temp.path().join("logs/c/0.log")).unwrap().sync_all().unwrap();
         let files = Arc::new(Files::open(temp.path(), temp.path()).unwrap());
         (temp, files)
@@ -212,24 +209,24 @@ mod tests {
                 .await?
                 .try_collect()
                 .await?;
-        assert!(parts.iter().all(|part| part.content.len() <= PART));
-        Ok(parts.concat_content())
+        assert!(parts.iter().all(|part| part.content.len() <= READ_CHUNK_BYTES));
+        Ok(parts.content())
     }
 
-    trait Concat {
-        fn concat_content(self) -> Vec<u8>;
+    trait Content {
+        fn content(self) -> Vec<u8>;
     }
 
-    impl Concat for Vec<LogPart> {
-        fn concat_content(self) -> Vec<u8> {
+    impl Content for Vec<LogPart> {
+        fn content(self) -> Vec<u8> {
             self.into_iter().flat_map(|part| part.content).collect()
         }
     }
 
     #[tokio::test]
-    async fn a_log_is_read_from_any_position() {
+    async fn log_is_read_from_any_position() {
         let content: Vec<u8> = (0..200_000_u32).map(|n| n as u8).collect();
-        let (_temp, files) = bench(&content);
+        let (_temp, files) = fixture(&content);
         for position in [0, 1, 65_536, 199_999, 200_000] {
             assert!(all(&files, position).await.unwrap() == content[position as usize..]);
         }
@@ -237,8 +234,8 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn only_logs_are_read_as_logs() {
-        let (_temp, files) = bench(b"x");
+    async fn read_outside_of_logs_is_rejected() {
+        let (_temp, files) = fixture(b"x");
         for (path, code) in [
             ("other", tonic::Code::InvalidArgument),
             ("logs/../other", tonic::Code::InvalidArgument),
@@ -254,18 +251,18 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn trimming_keeps_size_and_what_follows() {
+    async fn trim_keeps_size_and_later_content() {
         let content = vec![b'x'; 100_000];
-        let (temp, files) = bench(&content);
+        let (temp, files) = fixture(&content);
         let before = fs::metadata(temp.path().join("logs/c/0.log")).unwrap().blocks();
         let request = |position| TrimLogRequest { path: "logs/c/0.log".into(), position };
         trim(Arc::clone(&files), request(90_001)).await.expect(CAN_PUNCH_HOLES);
         let after = fs::metadata(temp.path().join("logs/c/0.log")).unwrap();
         assert_eq!(after.len(), 100_000);
-        // 21 whole blocks are before the position and its line; a file system may have larger ones.
+        // 21 whole blocks lie before the position; a file system may have larger blocks.
         assert!(after.blocks() < before, "{} blocks of {before}", after.blocks());
         assert_eq!(all(&files, 90_001).await.unwrap(), content[90_001..]);
-        // 22 blocks are gone, and with them the beginning of the only line.
+        // 22 blocks are punched, and with them the beginning of the only line.
         let parts: Vec<_> =
             read(Arc::clone(&files), ReadLogRequest { path: "logs/c/0.log".into(), position: 10 })
                 .await
@@ -282,9 +279,9 @@ mod tests {
 
     /// Verifies D33.
     #[tokio::test]
-    async fn after_a_gap_a_log_begins_with_a_line() {
+    async fn read_after_trim_resumes_at_a_line() {
         let lines: Vec<u8> = (0..10_000).flat_map(|n| format!("line {n}\n").into_bytes()).collect();
-        let (_temp, files) = bench(&lines);
+        let (_temp, files) = fixture(&lines);
         let request = TrimLogRequest { path: "logs/c/0.log".into(), position: 50_000 };
         trim(Arc::clone(&files), request).await.expect(CAN_PUNCH_HOLES);
         let parts: Vec<_> =
@@ -294,24 +291,27 @@ mod tests {
                 .try_collect()
                 .await
                 .unwrap();
-        // 12 blocks are gone.
+        // 12 blocks are punched.
         let begins = 49_152 + lines[49_152..].iter().position(|byte| *byte == b'\n').unwrap() + 1;
         assert_eq!(parts[0], LogPart { content: Bytes::new(), gap: begins as u64 - 7 });
-        assert_eq!(parts[1..].to_vec().concat_content(), lines[begins..]);
+        assert_eq!(parts[1..].to_vec().content(), lines[begins..]);
     }
 
     #[test]
-    fn sizes_are_those_of_files_beneath_logs() {
-        let (temp, _) = bench(b"abc");
+    fn sizes_cover_files_below_logs() {
+        let (temp, _) = fixture(b"abc");
         assert_eq!(sizes(temp.path()), [("logs/c/0.log".to_owned(), 3)].into());
     }
 
     proptest! {
         #[test]
-        fn what_is_trimmed_is_before_the_position(position in 0_u64..u64::MAX) {
-            match trimmed(position) {
-                Some(length) => prop_assert!(length <= position && position - length < BLOCK && length % BLOCK == 0),
-                None => prop_assert!(position < BLOCK),
+        fn hole_ends_before_the_position(position in 0_u64..u64::MAX) {
+            match punchable(position) {
+                Some(length) => {
+                    prop_assert!(length <= position && position - length < BLOCK_BYTES);
+                    prop_assert!(length % BLOCK_BYTES == 0);
+                }
+                None => prop_assert!(position < BLOCK_BYTES),
             }
         }
     }

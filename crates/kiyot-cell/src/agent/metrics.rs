@@ -1,5 +1,5 @@
-//! The pod's metrics as the cell's containerd has them (2.x), and those of the cell's network: told
-//! while the daemon wants them, for they are many.
+//! Pod metrics of the cell's containerd (2.x) and of the cell's network, sent only while the daemon
+//! subscribes, as there are many.
 
 use std::{
     collections::HashMap,
@@ -18,58 +18,62 @@ use tokio::{
 use tonic::Status;
 
 use super::{
-    network::{Counted, Interface},
-    runtime::{Runtime, within},
+    network::{Counters, Interface},
+    runtime::{Runtime, with_timeout},
 };
 
-/// The longest time for which metrics are told that nobody asks for again.
-const LONGEST: Duration = Duration::from_secs(600);
-/// The most metrics of one container, or of the pod, that are told. containerd 2.3 has some fifty,
-/// and a few more for each disk.
-const SAMPLES: usize = 256;
-/// The labels that say whose a metric is: the daemon has its own words for that.
-const WHOSE: [&str; 6] = ["id", "name", "image", "namespace", "pod", "container"];
+/// Upper bound on a subscription that is not renewed.
+const MAX_SUBSCRIPTION: Duration = Duration::from_secs(600);
+/// Upper bound on the metrics of a container, or of the pod. containerd 2.3 has about fifty, and a
+/// few more per disk.
+const MAX_SAMPLES: usize = 256;
+/// Labels that identify the container: the daemon sets its own.
+const IDENTITY_LABELS: [&str; 6] = ["id", "name", "image", "namespace", "pod", "container"];
 
-/// Label keys by the names of metrics.
-type Described = HashMap<String, Vec<String>>;
+/// Label keys by metric name.
+type LabelKeys = HashMap<String, Vec<String>>;
 
-/// Until when metrics are wanted, and what containerd says that they are.
+/// The daemon's subscription to metrics, and the cached metric descriptors of containerd.
 #[derive(Debug)]
-pub struct Measures {
+pub struct MetricsSubscription {
     until: Mutex<Option<Instant>>,
-    wishes: watch::Sender<()>,
-    /// A containerd says the same for as long as it is there.
-    described: OnceCell<Described>,
+    activations: watch::Sender<()>,
+    /// Descriptors are constant while containerd runs.
+    label_keys: OnceCell<LabelKeys>,
 }
 
-impl Default for Measures {
+impl Default for MetricsSubscription {
     fn default() -> Self {
-        Self { until: Mutex::default(), wishes: watch::Sender::new(()), described: OnceCell::new() }
+        Self {
+            until: Mutex::default(),
+            activations: watch::Sender::new(()),
+            label_keys: OnceCell::new(),
+        }
     }
 }
 
-impl Measures {
-    /// Has metrics told for a time, ten minutes at most.
-    pub fn want(&self, time: Duration) {
+impl MetricsSubscription {
+    /// Renews the subscription for a time, ten minutes at most.
+    pub fn renew(&self, time: Duration) {
         let now = Instant::now();
         let before = self
             .until
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
-            .replace(now + time.min(LONGEST));
+            .replace(now + time.min(MAX_SUBSCRIPTION));
         if before.is_none_or(|until| until <= now) {
-            self.wishes.send_replace(());
+            self.activations.send_replace(());
         }
     }
 
-    /// Told whenever metrics are wanted that were not wanted just before.
-    pub fn wishes(&self) -> watch::Receiver<()> {
-        self.wishes.subscribe()
+    /// Returns a receiver that is notified when a subscription begins, but not when it is renewed.
+    pub fn activations(&self) -> watch::Receiver<()> {
+        self.activations.subscribe()
     }
 
-    /// What containerd has within a time, nothing if it has none; `None` while metrics are not
-    /// wanted.
-    pub(super) async fn taken(&self, runtime: &Runtime, time: Duration) -> Option<Metrics> {
+    /// Returns containerd's metrics, or empty metrics if it has none in time; `None` without a
+    /// subscription.
+    pub(super) async fn collect(&self, runtime: &Runtime, time: Duration) -> Option<Metrics> {
         let is_wanted = self
             .until
             .lock()
@@ -78,68 +82,77 @@ impl Measures {
         if !is_wanted {
             return None;
         }
-        Some(match tokio::time::timeout(time, self.ask(runtime, time)).await {
+        Some(match tokio::time::timeout(time, self.query(runtime, time)).await {
             Ok(Ok(metrics)) => metrics,
-            // What an earlier heartbeat said is told until it is too old.
+            // The daemon keeps the metrics of an earlier heartbeat until they are too old.
             Ok(Err(_)) | Err(_) => Metrics::default(),
         })
     }
 
-    async fn ask(&self, runtime: &Runtime, time: Duration) -> Result<Metrics, Status> {
+    async fn query(&self, runtime: &Runtime, time: Duration) -> Result<Metrics, Status> {
         let mut client = runtime.runtime();
-        let described = self.described.get_or_try_init(async || {
-            let described = runtime
+        let label_keys = self.label_keys.get_or_try_init(async || {
+            let label_keys = runtime
                 .runtime()
-                .list_metric_descriptors(within(time, ListMetricDescriptorsRequest::default()))
+                .list_metric_descriptors(with_timeout(
+                    time,
+                    ListMetricDescriptorsRequest::default(),
+                ))
                 .await?
                 .into_inner();
             Ok::<_, Status>(
-                described
+                label_keys
                     .descriptors
                     .into_iter()
                     .map(|metric| (metric.name, metric.label_keys))
                     .collect(),
             )
         });
-        let described = described.await?;
-        let told = client
-            .list_pod_sandbox_metrics(within(time, ListPodSandboxMetricsRequest::default()))
+        let label_keys = label_keys.await?;
+        let response = client
+            .list_pod_sandbox_metrics(with_timeout(time, ListPodSandboxMetricsRequest::default()))
             .await?
             .into_inner();
-        // There is one pod in a cell.
-        let pod = told.pod_metrics.into_iter().next().unwrap_or_default();
+        // A cell has at most one pod.
+        let pod = response.pod_metrics.into_iter().next().unwrap_or_default();
         let containers = pod.container_metrics.into_iter().map(|one| {
-            let (timestamp, samples) = samples(one.metrics, described);
+            let (timestamp, samples) = samples(one.metrics, label_keys);
             ContainerSamples { container: one.container_id, timestamp, samples }
         });
         let containers = containers.collect();
-        let (timestamp, pod) = samples(pod.metrics, described);
+        let (timestamp, pod) = samples(pod.metrics, label_keys);
         Ok(Metrics { pod, timestamp, containers })
     }
 }
 
-/// Metrics without whose they are, and when they were taken.
-fn samples(metrics: Vec<Metric>, described: &Described) -> (i64, Vec<Sample>) {
+/// Converts metrics to samples, and returns their timestamp.
+fn samples(metrics: Vec<Metric>, label_keys: &LabelKeys) -> (i64, Vec<Sample>) {
     let timestamp = metrics.first().map(|metric| metric.timestamp).unwrap_or_default();
     (
         timestamp,
-        metrics.into_iter().filter_map(|metric| sample(metric, described)).take(SAMPLES).collect(),
+        metrics
+            .into_iter()
+            .filter_map(|metric| sample(metric, label_keys))
+            .take(MAX_SAMPLES)
+            .collect(),
     )
 }
 
-fn sample(metric: Metric, described: &Described) -> Option<Sample> {
-    let keys = described.get(&metric.name)?;
+fn sample(metric: Metric, label_keys: &LabelKeys) -> Option<Sample> {
+    let keys = label_keys.get(&metric.name)?;
     if keys.len() != metric.label_values.len() {
         return None;
     }
-    let labels =
-        keys.iter().zip(metric.label_values).filter(|(key, _)| !WHOSE.contains(&key.as_str()));
+    let labels = keys
+        .iter()
+        .zip(metric.label_values)
+        .filter(|(key, _)| !IDENTITY_LABELS.contains(&key.as_str()));
     let labels = labels.map(|(key, value)| Label { key: key.clone(), value }).collect();
     Some(Sample { name: metric.name, value: metric.value?.value, labels })
 }
 
-/// Adds those of the network: containerd counts it only for sandboxes with one of their own, and in
-/// a cell they have the cell's.
+/// Adds network metrics. containerd has them only for sandboxes with a network namespace of their
+/// own, but in a cell sandboxes use the cell's.
 pub(super) fn with_network(mut metrics: Metrics, network: &[Interface], now: i64) -> Metrics {
     if metrics.pod.is_empty() && !network.is_empty() {
         metrics.timestamp = now;
@@ -151,18 +164,18 @@ pub(super) fn with_network(mut metrics: Metrics, network: &[Interface], now: i64
                     ("transmit", of.name.as_str(), of.sent),
                 ]
             })
-            .flat_map(counters)
+            .flat_map(network_samples)
             .collect();
-        metrics.pod.truncate(SAMPLES);
+        metrics.pod.truncate(MAX_SAMPLES);
     }
     metrics
 }
 
-fn counters((way, interface, counted): (&str, &str, Counted)) -> [Sample; 4] {
-    let Counted { bytes, packets, errors, dropped } = counted;
+fn network_samples((direction, interface, counters): (&str, &str, Counters)) -> [Sample; 4] {
+    let Counters { bytes, packets, errors, dropped } = counters;
     [("bytes", bytes), ("packets", packets), ("errors", errors), ("packets_dropped", dropped)].map(
         |(what, value)| Sample {
-            name: format!("container_network_{way}_{what}_total"),
+            name: format!("container_network_{direction}_{what}_total"),
             value,
             labels: vec![Label { key: "interface".to_owned(), value: interface.to_owned() }],
         },
@@ -175,14 +188,14 @@ mod tests {
 
     use super::*;
 
-    fn strings(words: &[&str]) -> Vec<String> {
-        words.iter().map(|&word| word.to_owned()).collect()
+    fn strings(texts: &[&str]) -> Vec<String> {
+        texts.iter().map(|&text| text.to_owned()).collect()
     }
 
     /// Verifies U25.
     #[test]
-    fn labels_are_told_by_their_keys_without_whose_they_are() {
-        let described = HashMap::from([
+    fn samples_have_labels_without_identity() {
+        let label_keys = HashMap::from([
             (
                 "container_fs_usage_bytes".to_owned(),
                 strings(&["pod", "namespace", "container", "id", "image", "device"]),
@@ -203,48 +216,49 @@ mod tests {
                 Some(5),
             ),
             metric("container_memory_cache", &["c0", "main"], Some(0)),
-            // Without a value, without a description, and with other labels than are described.
+            // Without a value, without a descriptor, and with fewer labels than the descriptor has.
             metric("container_memory_cache", &["c0", "main"], None),
             metric("container_sockets", &["c0", "main"], Some(1)),
             metric("container_memory_cache", &["c0"], Some(1)),
         ];
         let device = Label { key: "device".to_owned(), value: "/".to_owned() };
         let sample = |name: &str, value, labels| Sample { name: name.to_owned(), value, labels };
-        let told = vec![
+        let response = vec![
             sample("container_fs_usage_bytes", 5, vec![device]),
             sample("container_memory_cache", 0, vec![]),
         ];
-        assert_eq!(samples(metrics, &described), (7, told));
+        assert_eq!(samples(metrics, &label_keys), (7, response));
     }
 
     #[test]
-    fn the_network_is_the_cells() {
-        let counted =
-            |bytes| Counted { bytes, packets: bytes + 1, errors: bytes + 2, dropped: bytes + 3 };
-        let eth0 = Interface { name: "eth0".to_owned(), received: counted(10), sent: counted(20) };
+    fn network_metrics_come_from_the_cell() {
+        let counters =
+            |bytes| Counters { bytes, packets: bytes + 1, errors: bytes + 2, dropped: bytes + 3 };
+        let eth0 =
+            Interface { name: "eth0".to_owned(), received: counters(10), sent: counters(20) };
         let metrics = with_network(Metrics::default(), &[eth0], 9);
         let interface = Label { key: "interface".to_owned(), value: "eth0".to_owned() };
-        let told: Vec<_> =
+        let response: Vec<_> =
             metrics.pod.iter().map(|sample| (sample.name.as_str(), sample.value)).collect();
         assert!(
             metrics.timestamp == 9
                 && metrics.pod.iter().all(|sample| sample.labels == [interface.clone()])
         );
-        let names = ["receive", "transmit"].into_iter().flat_map(|way| {
+        let names = ["receive", "transmit"].into_iter().flat_map(|direction| {
             ["bytes", "packets", "errors", "packets_dropped"]
-                .map(|what| format!("container_network_{way}_{what}_total"))
+                .map(|what| format!("container_network_{direction}_{what}_total"))
         });
         let names: Vec<_> = names.collect();
         assert_eq!(
-            told,
+            response,
             names
                 .iter()
                 .map(String::as_str)
                 .zip([10, 11, 12, 13, 20, 21, 22, 23])
                 .collect::<Vec<_>>()
         );
-        // What containerd itself has counted is not counted twice, and where nothing can be read
-        // there is nothing.
+        // containerd's own network metrics take precedence, and without interfaces there are no
+        // metrics.
         assert_eq!(with_network(metrics.clone(), &[], 10), metrics);
         assert_eq!(with_network(Metrics::default(), &[], 10), Metrics::default());
     }

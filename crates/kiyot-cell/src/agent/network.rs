@@ -1,53 +1,52 @@
-//! The counters of the cell's network, which are the pod's.
+//! Counters of the pod's network interfaces.
 
 use std::fs;
 
 use super::resolver;
 
-/// The counters of this network namespace, which is the cell's.
-const COUNTERS: &str = "/proc/self/net/dev";
-/// The interface that is a pod's own by convention of the kubelet and CNI.
+/// Interface counters of the cell's network namespace.
+const NET_DEV: &str = "/proc/self/net/dev";
+/// Name of a pod's default interface, by convention of the kubelet and CNI.
 const DEFAULT_INTERFACE: &str = "eth0";
-/// The most interfaces that are told of.
-const INTERFACES: usize = 64;
+/// Upper bound on reported interfaces.
+const MAX_INTERFACES: usize = 64;
 
-/// What came or went.
+/// Counters of an interface in one direction.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Counted {
-    /// Bytes.
+pub struct Counters {
+    /// Number of bytes.
     pub bytes: u64,
-    /// Packets.
+    /// Number of packets.
     pub packets: u64,
-    /// Errors.
+    /// Number of errors.
     pub errors: u64,
-    /// Packets that were dropped.
+    /// Number of dropped packets.
     pub dropped: u64,
 }
 
-/// An interface of the pod.
+/// A network interface of the pod with its counters.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Interface {
-    /// Its name.
+    /// Name of the interface.
     pub name: String,
-    /// What came.
-    pub received: Counted,
-    /// What went.
-    pub sent: Counted,
+    /// Received traffic.
+    pub received: Counters,
+    /// Sent traffic.
+    pub sent: Counters,
 }
 
-/// The interfaces of the pod, its own first; empty if they can't be read.
+/// Returns the pod's interfaces, the default interface first; empty if they can't be read.
 pub fn interfaces() -> Vec<Interface> {
-    // The file is the kernel's own: reading it does not wait.
-    fs::read_to_string(COUNTERS).map(|table| of_table(&table)).unwrap_or_default()
+    // A file of procfs: reading it doesn't block.
+    fs::read_to_string(NET_DEV).map(|table| parse_net_dev(&table)).unwrap_or_default()
 }
 
-/// `/proc/net/dev` without what no network of the pod is: the loopback, and the link to name
-/// servers.
-fn of_table(table: &str) -> Vec<Interface> {
+/// Parses `/proc/net/dev`, without the loopback and the link to the agent's DNS listeners.
+fn parse_net_dev(table: &str) -> Vec<Interface> {
     let of_pod =
         |interface: &Interface| interface.name != "lo" && interface.name != resolver::DEVICE;
     let mut interfaces: Vec<_> =
-        table.lines().filter_map(interface).filter(of_pod).take(INTERFACES).collect();
+        table.lines().filter_map(interface).filter(of_pod).take(MAX_INTERFACES).collect();
     if let Some(default) =
         interfaces.iter().position(|interface| interface.name == DEFAULT_INTERFACE)
     {
@@ -56,17 +55,21 @@ fn of_table(table: &str) -> Vec<Interface> {
     interfaces
 }
 
-/// A line: the name, and after it bytes, packets, errors, drops, and four more of what was
-/// received, then the same of what was sent.
+/// Parses a line: the name, then eight counters of received traffic (bytes, packets, errors, drops
+/// and four more), then eight of sent traffic.
 fn interface(line: &str) -> Option<Interface> {
     let (name, counters) = line.split_once(':')?;
     let counters: Vec<u64> =
         counters.split_whitespace().map_while(|counter| counter.parse().ok()).collect();
-    let counted = |first: usize| match *counters.get(first..first + 4)? {
-        [bytes, packets, errors, dropped] => Some(Counted { bytes, packets, errors, dropped }),
+    let counters_from = |first: usize| match *counters.get(first..first + 4)? {
+        [bytes, packets, errors, dropped] => Some(Counters { bytes, packets, errors, dropped }),
         _ => None,
     };
-    Some(Interface { name: name.trim().to_owned(), received: counted(0)?, sent: counted(8)? })
+    Some(Interface {
+        name: name.trim().to_owned(),
+        received: counters_from(0)?,
+        sent: counters_from(8)?,
+    })
 }
 
 #[cfg(test)]
@@ -84,22 +87,22 @@ kiyot-dns:   7       1    0    0    0     0          0         0        8       
 ";
 
     #[test]
-    fn the_pods_interface_is_the_first_one() {
-        let interfaces = of_table(TABLE);
+    fn default_interface_comes_first() {
+        let interfaces = parse_net_dev(TABLE);
         assert_eq!(
             interfaces.iter().map(|interface| interface.name.as_str()).collect::<Vec<_>>(),
             ["eth0", "net1", "net2"]
         );
         let eth0 = &interfaces[0];
-        assert_eq!(eth0.received, Counted { bytes: 1234, packets: 12, errors: 3, dropped: 4 });
-        assert_eq!(eth0.sent, Counted { bytes: 5678, packets: 34, errors: 5, dropped: 6 });
-        assert_eq!(of_table(""), []);
+        assert_eq!(eth0.received, Counters { bytes: 1234, packets: 12, errors: 3, dropped: 4 });
+        assert_eq!(eth0.sent, Counters { bytes: 5678, packets: 34, errors: 5, dropped: 6 });
+        assert_eq!(parse_net_dev(""), []);
     }
 
     proptest::proptest! {
         #[test]
-        fn any_table_is_read(table in "([a-z0-9: -]{0,20}\n?){0,8}") {
-            let _ = of_table(&table);
+        fn arbitrary_table_is_parsed_without_panic(table in "([a-z0-9: -]{0,20}\n?){0,8}") {
+            let _ = parse_net_dev(&table);
         }
     }
 }

@@ -1,7 +1,7 @@
-//! How far pulls are, as the content store of the cell's containerd has it.
+//! `WatchPulls`: progress of image pulls, read from containerd's content store.
 //!
-//! CRI says nothing of a pull until it has ended. What is being fetched is an ingest of the content
-//! store, and a manifest gets its labels before its layers are fetched.
+//! CRI reports nothing before a pull ends. In the content store, a blob that is being fetched is an
+//! ingest, and a manifest gets its labels before its layers are fetched.
 
 use std::time::Duration;
 
@@ -19,154 +19,158 @@ use kiyot_proto::cell::{
 use tokio::{sync::OwnedSemaphorePermit, time::Instant};
 use tonic::{Code, Status, transport::Channel};
 
-use self::progress::{Known, Labelled, Progress, Store};
+use self::progress::{Baseline, ContentSnapshot, ManifestLabels, Progress};
 use super::{
     blobs,
-    runtime::{ASK, MESSAGE_LIMIT, Runtime, namespaced, within},
+    runtime::{MAX_MESSAGE_BYTES, QUERY_TIMEOUT, Runtime, namespaced, with_timeout},
 };
 
 mod progress;
 
-/// The pause between two looks until a manifest has come: its layers follow at once.
-const SOON: Duration = Duration::from_millis(10);
-/// The pause after that, when none has come for [`PATIENCE`], and when a look has failed.
-const LATER: Duration = Duration::from_millis(250);
-/// How long a manifest is looked for often.
-const PATIENCE: Duration = Duration::from_secs(30);
-/// Nobody waits longer for news than this.
-const HEARTBEAT: Duration = Duration::from_secs(4);
-/// How long looks may fail, one after another, until a watch ends.
-const TROUBLE: Duration = Duration::from_secs(60);
-/// The longest manifest that is told: one of the most layers that a snapshotter takes has a tenth
-/// of it.
-const MAX_MANIFEST: usize = 1 << 20;
-/// Manifests with this label lead to an image's configuration; with it, all that they lead to is
-/// known (containerd, images.SetChildrenMappedLabels).
+/// Poll interval until a manifest arrives: its layers follow at once.
+const FAST_POLL_INTERVAL: Duration = Duration::from_millis(10);
+/// Poll interval after a manifest, after [`FAST_POLL_DURATION`] without one, and after a failure.
+const SLOW_POLL_INTERVAL: Duration = Duration::from_millis(250);
+/// Longest time of fast polling.
+const FAST_POLL_DURATION: Duration = Duration::from_secs(30);
+/// Longest pause between two messages.
+const HEARTBEAT_INTERVAL: Duration = Duration::from_secs(4);
+/// Time of consecutive failures after which the watch fails.
+const MAX_FAILING: Duration = Duration::from_secs(60);
+/// Longest manifest that is sent, in bytes. An image with the most layers that a snapshotter
+/// accepts has a tenth of it.
+const MAX_MANIFEST_BYTES: usize = 1 << 20;
+/// Label of a manifest that references an image configuration. containerd sets the labels of all
+/// references at once (images.SetChildrenMappedLabels).
 const CONFIG_LABEL: &str = "containerd.io/gc.ref.content.config";
 
-/// News of a pull, from now on, or from when an earlier watch of it began; of all pulls, if no
-/// image is named.
+/// Streams the progress of pulls of an image, or of all images if none is named. `request.known`
+/// continues an earlier watch of the same pull.
 pub fn watch(
     runtime: Runtime,
     request: WatchPullsRequest,
     permit: OwnedSemaphorePermit,
 ) -> BoxStream<'static, Result<PullNews, Status>> {
-    let progress = Progress::new(&request.image, request.known.map(of_message));
+    let progress = Progress::new(&request.image, request.known.map(baseline_from_proto));
     let watch = Watch {
         runtime,
         progress,
-        untold: Vec::new(),
-        often_until: Instant::now() + PATIENCE,
-        told: None,
+        unsent: Vec::new(),
+        fast_poll_until: Instant::now() + FAST_POLL_DURATION,
+        last_sent: None,
         _permit: permit,
     };
     Box::pin(stream::unfold(Some(watch), |watch| async {
         let mut watch = watch?;
         match watch.next().await {
-            Ok(news) => Some((Ok(news), Some(watch))),
+            Ok(message) => Some((Ok(message), Some(watch))),
             Err(status) => Some((Err(status), None)),
         }
     }))
 }
 
-fn of_message(known: KnownManifests) -> Known {
-    known
+fn baseline_from_proto(baseline: KnownManifests) -> Baseline {
+    baseline
         .manifests
         .into_iter()
         .map(|manifest| (manifest.digest, (manifest.changed_seconds, manifest.changed_nanos)))
         .collect()
 }
 
-fn message_of(known: Known) -> KnownManifests {
+fn baseline_to_proto(baseline: Baseline) -> KnownManifests {
     let message = |(digest, (changed_seconds, changed_nanos))| KnownManifest {
         digest,
         changed_seconds,
         changed_nanos,
     };
-    KnownManifests { manifests: known.into_iter().map(message).collect() }
+    KnownManifests { manifests: baseline.into_iter().map(message).collect() }
 }
 
-/// One watcher.
+/// State of a `WatchPulls` stream.
 struct Watch {
     runtime: Runtime,
     progress: Progress,
-    /// Manifests that have come and were not told yet.
-    untold: Vec<String>,
-    often_until: Instant,
-    /// When it was told last, and what.
-    told: Option<(Instant, (u64, bool))>,
+    /// Manifests that have arrived and are to be sent.
+    unsent: Vec<String>,
+    fast_poll_until: Instant,
+    /// Time and content of the last message.
+    last_sent: Option<(Instant, (u64, bool))>,
     _permit: OwnedSemaphorePermit,
 }
 
 impl Watch {
-    /// What is to be told next. A look that fails is looked again: containerd fails to list what is
-    /// just being fetched when it is put away meanwhile, and who begins a watch anew because of it
-    /// learns less.
+    /// Returns the next message. Failed polls are repeated: containerd fails to list an ingest that
+    /// completes during the call, and a new watch would lose progress.
     async fn next(&mut self) -> Result<PullNews, Status> {
-        let mut fails_until = None;
+        let mut give_up_at = None;
         loop {
-            match self.look().await {
-                Ok(Some(news)) => return Ok(news),
-                Ok(None) => fails_until = None,
+            match self.poll().await {
+                Ok(Some(message)) => return Ok(message),
+                Ok(None) => give_up_at = None,
                 Err(status) => {
                     if Instant::now()
-                        >= *fails_until.get_or_insert_with(|| Instant::now() + TROUBLE)
+                        >= *give_up_at.get_or_insert_with(|| Instant::now() + MAX_FAILING)
                     {
                         return Err(status);
                     }
-                    tracing::info!(
-                        status = status.message(),
-                        "the content store can't be looked at, and is looked at again"
-                    );
-                    tokio::time::sleep(LATER).await;
+                    tracing::info!(status = status.message(), "content store not read, retrying");
+                    tokio::time::sleep(SLOW_POLL_INTERVAL).await;
                 }
             }
         }
     }
 
-    /// Looks once, and tells what is due.
-    async fn look(&mut self) -> Result<Option<PullNews>, Status> {
-        if self.told.is_some() && self.untold.is_empty() {
-            tokio::time::sleep(if Instant::now() < self.often_until { SOON } else { LATER }).await;
+    /// Polls once. Returns a message if something changed or a heartbeat is due.
+    async fn poll(&mut self) -> Result<Option<PullNews>, Status> {
+        if self.last_sent.is_some() && self.unsent.is_empty() {
+            tokio::time::sleep(if Instant::now() < self.fast_poll_until {
+                FAST_POLL_INTERVAL
+            } else {
+                SLOW_POLL_INTERVAL
+            })
+            .await;
         }
         let store = list(&self.runtime, &self.progress).await?;
-        let (new, fetching) = self.progress.look(&store);
-        self.untold.extend(new);
-        let state = (self.progress.moves, fetching);
+        let (new, fetching) = self.progress.observe(&store);
+        self.unsent.extend(new);
+        let current = (self.progress.moves, fetching);
         let now = Instant::now();
-        let is_due = self.told.is_none_or(|(at, told)| told != state || now >= at + HEARTBEAT);
-        if !is_due && self.untold.is_empty() {
+        let is_due = self
+            .last_sent
+            .is_none_or(|(at, last_sent)| last_sent != current || now >= at + HEARTBEAT_INTERVAL);
+        if !is_due && self.unsent.is_empty() {
             return Ok(None);
         }
         let mut manifest = None;
-        if let Some(digest) = self.untold.last() {
+        if let Some(digest) = self.unsent.last() {
             manifest = read(&self.runtime, digest.clone()).await?;
-            self.untold.pop();
-            self.often_until = now;
+            self.unsent.pop();
+            self.fast_poll_until = now;
         }
-        let known = self.told.is_none().then(|| message_of(self.progress.known()));
-        self.told = Some((now, state));
-        Ok(Some(PullNews { moves: state.0, fetching, manifest, known }))
+        let baseline =
+            self.last_sent.is_none().then(|| baseline_to_proto(self.progress.baseline()));
+        self.last_sent = Some((now, current));
+        Ok(Some(PullNews { moves: current.0, fetching, manifest, known: baseline }))
     }
 }
 
-async fn list(runtime: &Runtime, progress: &Progress) -> Result<Store, Status> {
-    let mut store = Store::default();
+async fn list(runtime: &Runtime, progress: &Progress) -> Result<ContentSnapshot, Status> {
+    let mut store = ContentSnapshot::default();
     let filters = vec![format!("labels.\"{CONFIG_LABEL}\"")];
     let mut list = content(runtime)
-        .list(namespaced(within(ASK, ListContentRequest { filters })))
+        .list(namespaced(with_timeout(QUERY_TIMEOUT, ListContentRequest { filters })))
         .await?
         .into_inner();
     while let Some(part) = list.message().await? {
         for info in part.info {
-            store.manifests.insert(info.digest, Labelled::new(info.labels));
+            store.manifests.insert(info.digest, ManifestLabels::new(info.labels));
         }
     }
-    // A list has no times of changes (containerd, contentserver.List). What is asked about are the
-    // few manifests of one repository.
+    // The list has no update times (containerd, contentserver.List), so the few manifests of this
+    // repository are read one by one.
     for digest in progress.own(&store) {
         match content(runtime)
-            .info(namespaced(within(ASK, InfoRequest { digest: digest.clone() })))
+            .info(namespaced(with_timeout(QUERY_TIMEOUT, InfoRequest { digest: digest.clone() })))
             .await
         {
             Ok(answer) => {
@@ -183,27 +187,34 @@ async fn list(runtime: &Runtime, progress: &Progress) -> Result<Store, Status> {
         }
     }
     let statuses = content(runtime)
-        .list_statuses(namespaced(within(ASK, ListStatusesRequest { filters: Vec::new() })))
+        .list_statuses(namespaced(with_timeout(
+            QUERY_TIMEOUT,
+            ListStatusesRequest { filters: Vec::new() },
+        )))
         .await?
         .into_inner();
-    let fetched = statuses.statuses.into_iter().filter(|status| !blobs::is_ours(&status.r#ref));
+    let fetched =
+        statuses.statuses.into_iter().filter(|status| !blobs::is_push_ingest(&status.r#ref));
     store.ingests = fetched.map(|status| (status.r#ref, status.offset)).collect();
     Ok(store)
 }
 
 fn content(runtime: &Runtime) -> ContentClient<Channel> {
-    ContentClient::new(runtime.channel()).max_decoding_message_size(MESSAGE_LIMIT)
+    ContentClient::new(runtime.channel()).max_decoding_message_size(MAX_MESSAGE_BYTES)
 }
 
-/// A manifest; `None` if it is gone again, or too long.
+/// Reads a manifest; `None` if it was removed or is too long.
 async fn read(runtime: &Runtime, digest: String) -> Result<Option<PulledManifest>, Status> {
     let request = ReadContentRequest { digest: digest.clone(), offset: 0, size: 0 };
     let read = async {
-        let mut parts = content(runtime).read(namespaced(within(ASK, request))).await?.into_inner();
+        let mut parts = content(runtime)
+            .read(namespaced(with_timeout(QUERY_TIMEOUT, request)))
+            .await?
+            .into_inner();
         let mut json = Vec::new();
         while let Some(part) = parts.next().await {
             json.extend_from_slice(&part?.data);
-            if json.len() > MAX_MANIFEST {
+            if json.len() > MAX_MANIFEST_BYTES {
                 return Ok(None);
             }
         }

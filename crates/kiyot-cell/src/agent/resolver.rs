@@ -1,12 +1,13 @@
-//! Name servers that the node alone has: the pod asks here, and the daemon asks them.
+//! DNS for the pod: listeners in the cell, whose queries the daemon sends to the node's name
+//! servers.
 //!
-//! Messages are carried as they are, and connections byte by byte. How many there are, how large
-//! they are and how long they wait is bounded; what is beyond that is not answered, as by a name
-//! server that is busy, and the pod's resolver asks again.
+//! UDP messages are forwarded unchanged, TCP tcp_permits byte by byte. Number, size and unclaimed
+//! time of queries are bounded. Queries beyond the bounds are dropped, as by an overloaded name
+//! server, and the pod's resolver retries.
 
-mod calls;
-mod door;
-mod keeper;
+mod dns_listener;
+mod link_supervisor;
+mod resolve_call;
 
 use std::{
     collections::HashMap,
@@ -27,76 +28,76 @@ use tokio::{
 use tokio_util::{sync::CancellationToken, task::AbortOnDropHandle};
 use tonic::Status;
 
-pub(super) use door::DEVICE;
+pub(super) use dns_listener::DEVICE;
 
-/// How long to wait after a socket failed: too many open files, as a rule.
-const AGAIN: Duration = Duration::from_millis(100);
+/// Delay after a socket error, which usually means too many open files.
+const SOCKET_RETRY_DELAY: Duration = Duration::from_millis(100);
 
-/// A query or a connection that waits for its answer.
+/// A UDP query or a TCP connection that waits for an answer.
 #[derive(Debug)]
-struct Asked {
+struct Query {
     id: u64,
     server: u32,
     tcp: bool,
     message: Bytes,
-    /// Gets the answer. Closed: nobody waits any more.
+    /// Receives the answer. Closed if the query has timed out.
     answer: oneshot::Sender<Bytes>,
 }
 
-/// A connection of the pod's, with its place among those that it may have.
-type Waiting = (TcpStream, OwnedSemaphorePermit);
+/// A connection of the pod, with its permit.
+type PendingConnection = (TcpStream, OwnedSemaphorePermit);
 
-/// Name servers of the node, in the cell.
+/// DNS proxy of the cell.
 #[derive(Debug)]
 pub struct Resolver {
-    /// The cell's network is its own.
+    /// True if the cell has a network namespace of its own.
     own_network: bool,
-    doors: Mutex<Doors>,
-    asking: Asking,
-    /// What no call has taken yet; one call at a time has it.
-    queue: Arc<tokio::sync::Mutex<mpsc::Receiver<Asked>>>,
-    /// Ends the call that is.
+    listeners: Mutex<Listeners>,
+    sender: QuerySender,
+    /// Queries that no `Resolve` call has read yet. At most one call holds the lock.
+    queue: Arc<tokio::sync::Mutex<mpsc::Receiver<Query>>>,
+    /// Cancels the current `Resolve` call.
     current: Mutex<CancellationToken>,
 }
 
-/// Where the pod asks.
+/// Listeners of the name servers, and the task that keeps their link up.
 #[derive(Debug, Default)]
-struct Doors {
-    /// How many name servers there are.
+struct Listeners {
+    /// Number of name servers.
     servers: usize,
-    /// One for each socket.
+    /// A task per socket.
     tasks: Vec<AbortOnDropHandle<()>>,
-    keeper: Option<AbortOnDropHandle<()>>,
+    supervisor: Option<AbortOnDropHandle<()>>,
 }
 
-/// How queries get to the daemon.
+/// Sends queries to the current `Resolve` call.
 #[derive(Debug, Clone)]
-struct Asking {
-    queue: mpsc::Sender<Asked>,
+struct QuerySender {
+    queue: mpsc::Sender<Query>,
     last: Arc<AtomicU64>,
-    by_udp: Arc<Semaphore>,
-    connections: Arc<Semaphore>,
-    /// Connections that the daemon has not taken yet, by the ids of their queries.
-    waiting: Arc<Mutex<HashMap<u64, Waiting>>>,
+    udp_permits: Arc<Semaphore>,
+    tcp_permits: Arc<Semaphore>,
+    /// Connections that the daemon has not claimed yet, by query id.
+    unclaimed: Arc<Mutex<HashMap<u64, PendingConnection>>>,
 }
 
 impl Resolver {
-    /// One that has no name servers yet.
+    /// Creates a resolver without name servers.
     pub fn new(own_network: bool) -> Self {
         let (sender, receiver) = mpsc::channel(UDP_QUERIES + TCP_CONNECTIONS);
-        let asking = Asking {
+        let sender = QuerySender {
             queue: sender,
             last: Arc::default(),
-            by_udp: Arc::new(Semaphore::new(UDP_QUERIES)),
-            connections: Arc::new(Semaphore::new(TCP_CONNECTIONS)),
-            waiting: Arc::default(),
+            udp_permits: Arc::new(Semaphore::new(UDP_QUERIES)),
+            tcp_permits: Arc::new(Semaphore::new(TCP_CONNECTIONS)),
+            unclaimed: Arc::default(),
         };
         let (queue, current) = (Arc::new(tokio::sync::Mutex::new(receiver)), Mutex::default());
-        Self { own_network, doors: Mutex::default(), asking, queue, current }
+        Self { own_network, listeners: Mutex::default(), sender, queue, current }
     }
 
-    /// Has so many name servers from now on, if there are none yet. Blocks for a moment. To be
-    /// called within the runtime.
+    /// Creates listeners for so many name servers, unless there are some. Blocks shortly; must be
+    /// called within the tokio runtime.
     pub fn ensure(self: &Arc<Self>, servers: u32) -> Result<(), Status> {
         let servers = usize::try_from(servers).unwrap_or(usize::MAX);
         if servers == 0 {
@@ -104,100 +105,100 @@ impl Resolver {
         }
         if servers > MOST {
             return Err(Status::invalid_argument(format!(
-                "{servers} name servers: at most {MOST} are allowed"
+                "{servers} name servers: too many; allowed: at most {MOST}"
             )));
         }
         if !self.own_network {
             return Err(Status::failed_precondition(
-                "the cell shares the host's network namespace: it is given no name servers",
+                "name servers: not possible, the cell shares the host's network namespace",
             ));
         }
-        let mut doors = self.doors();
-        if doors.servers > 0 {
+        let mut listeners = self.listeners();
+        if listeners.servers > 0 {
             return Ok(());
         }
-        let failed =
-            |error| Status::internal(format!("cannot make the cell's name servers: {error}"));
-        // It hears of all that happens from before there is anything that could happen.
-        let keeper = keeper::Keeper::new().map_err(failed)?;
-        self.open(&mut doors, servers).map_err(failed)?;
-        doors.keeper =
-            Some(AbortOnDropHandle::new(tokio::spawn(keeper.keep(Arc::downgrade(self)))));
+        let failed = |error| Status::internal(format!("cannot create the DNS listeners: {error}"));
+        // Subscribes before the link exists, so that no change is missed.
+        let supervisor = link_supervisor::LinkSupervisor::new().map_err(failed)?;
+        self.open(&mut listeners, servers).map_err(failed)?;
+        listeners.supervisor =
+            Some(AbortOnDropHandle::new(tokio::spawn(supervisor.run(Arc::downgrade(self)))));
         Ok(())
     }
 
-    /// Makes the sockets of so many name servers, in place of those that were.
-    fn open(&self, doors: &mut Doors, servers: usize) -> std::io::Result<()> {
-        doors.tasks.clear();
+    /// Replaces the listeners.
+    fn open(&self, listeners: &mut Listeners, servers: usize) -> std::io::Result<()> {
+        listeners.tasks.clear();
         let mut tasks = Vec::with_capacity(2 * servers);
-        for (server, door) in (0..).zip(door::open(servers)?) {
-            let (udp, tcp) =
-                (Arc::new(UdpSocket::from_std(door.udp)?), TcpListener::from_std(door.tcp)?);
-            tasks.push(AbortOnDropHandle::new(tokio::spawn(datagrams(
+        for (server, dns_listener) in (0..).zip(dns_listener::open(servers)?) {
+            let (udp, tcp) = (
+                Arc::new(UdpSocket::from_std(dns_listener.udp)?),
+                TcpListener::from_std(dns_listener.tcp)?,
+            );
+            tasks.push(AbortOnDropHandle::new(tokio::spawn(serve_udp(
                 udp,
                 server,
-                self.asking.clone(),
+                self.sender.clone(),
             ))));
-            tasks.push(AbortOnDropHandle::new(tokio::spawn(connections(
+            tasks.push(AbortOnDropHandle::new(tokio::spawn(serve_tcp(
                 tcp,
                 server,
-                self.asking.clone(),
+                self.sender.clone(),
             ))));
         }
-        (doors.servers, doors.tasks) = (servers, tasks);
+        (listeners.servers, listeners.tasks) = (servers, tasks);
         Ok(())
     }
 
-    /// Makes them anew, as many as there were.
-    fn open_again(&self) -> std::io::Result<()> {
-        let mut doors = self.doors();
-        let servers = doors.servers;
-        self.open(&mut doors, servers)
+    /// Replaces the listeners by as many new ones.
+    fn reopen(&self) -> std::io::Result<()> {
+        let mut listeners = self.listeners();
+        let servers = listeners.servers;
+        self.open(&mut listeners, servers)
     }
 
-    fn doors(&self) -> MutexGuard<'_, Doors> {
-        self.doors.lock().unwrap_or_else(PoisonError::into_inner)
+    fn listeners(&self) -> MutexGuard<'_, Listeners> {
+        self.listeners.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A connection of the pod's that waits to be carried. It counts among the pod's connections as
-    /// long as its place is held.
-    pub(super) fn take(&self, query: u64) -> Option<Waiting> {
-        self.asking.waiting().remove(&query)
+    /// Claims a unclaimed connection. It counts against the limit until its permit is dropped.
+    pub(super) fn take_connection(&self, query: u64) -> Option<PendingConnection> {
+        self.sender.unclaimed().remove(&query)
     }
 }
 
-impl Asking {
-    fn waiting(&self) -> MutexGuard<'_, HashMap<u64, Waiting>> {
-        self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
+impl QuerySender {
+    fn unclaimed(&self) -> MutexGuard<'_, HashMap<u64, PendingConnection>> {
+        self.unclaimed.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn next(&self) -> u64 {
         self.last.fetch_add(1, Ordering::Relaxed) + 1
     }
 
-    /// The answer; `None` if there is none in time.
-    async fn ask(&self, id: u64, server: u32, tcp: bool, message: Bytes) -> Option<Bytes> {
+    /// Sends a query and returns its answer; `None` if it times out.
+    async fn send_query(&self, id: u64, server: u32, tcp: bool, message: Bytes) -> Option<Bytes> {
         let (answer, answered) = oneshot::channel();
-        let asked = Asked { id, server, tcp, message, answer };
-        let asking = async {
-            self.queue.send(asked).await.ok()?;
+        let query = Query { id, server, tcp, message, answer };
+        let sender = async {
+            self.queue.send(query).await.ok()?;
             answered.await.ok()
         };
-        timeout(DEADLINE, asking).await.ok().flatten().filter(|answer| !answer.is_empty())
+        timeout(DEADLINE, sender).await.ok().flatten().filter(|answer| !answer.is_empty())
     }
 }
 
-/// Carries the queries of a socket, and their answers back.
-async fn datagrams(socket: Arc<UdpSocket>, server: u32, asking: Asking) {
-    // One byte more than is taken: so it is known what was cut.
+/// Answers the queries of a UDP socket.
+async fn serve_udp(socket: Arc<UdpSocket>, server: u32, sender: QuerySender) {
+    // One byte more than the limit shows that a message was cut.
     let mut buffer = vec![0; UDP_MESSAGE + 1];
     let mut tasks = tokio::task::JoinSet::new();
     loop {
         let (length, from) = match socket.recv_from(&mut buffer).await {
             Ok(received) => received,
             Err(error) => {
-                tracing::debug!(%error, "a datagram could not be read");
-                tokio::time::sleep(AGAIN).await;
+                tracing::debug!(%error, "datagram not received");
+                tokio::time::sleep(SOCKET_RETRY_DELAY).await;
                 continue;
             }
         };
@@ -205,35 +206,35 @@ async fn datagrams(socket: Arc<UdpSocket>, server: u32, asking: Asking) {
         if !(HEAD..=UDP_MESSAGE).contains(&length) {
             continue;
         }
-        let Ok(permit) = Arc::clone(&asking.by_udp).try_acquire_owned() else { continue };
-        let (message, socket, asking) =
-            (Bytes::copy_from_slice(&buffer[..length]), Arc::clone(&socket), asking.clone());
+        let Ok(permit) = Arc::clone(&sender.udp_permits).try_acquire_owned() else { continue };
+        let (message, socket, sender) =
+            (Bytes::copy_from_slice(&buffer[..length]), Arc::clone(&socket), sender.clone());
         tasks.spawn(async move {
-            if let Some(answer) = asking.ask(asking.next(), server, false, message).await {
-                let _gone = socket.send_to(&answer, from).await;
+            if let Some(answer) = sender.send_query(sender.next(), server, false, message).await {
+                let _unreachable = socket.send_to(&answer, from).await;
             }
             drop(permit);
         });
     }
 }
 
-/// Takes connections, as many at a time as are allowed.
-async fn connections(listener: TcpListener, server: u32, asking: Asking) {
+/// Accepts TCP tcp_permits, as many as the semaphore allows.
+async fn serve_tcp(listener: TcpListener, server: u32, sender: QuerySender) {
     let mut tasks = tokio::task::JoinSet::new();
     loop {
-        let Ok(permit) = Arc::clone(&asking.connections).acquire_owned().await else { return };
+        let Ok(permit) = Arc::clone(&sender.tcp_permits).acquire_owned().await else { return };
         let Ok((stream, _)) = listener.accept().await else {
-            tokio::time::sleep(AGAIN).await;
+            tokio::time::sleep(SOCKET_RETRY_DELAY).await;
             continue;
         };
         while tasks.try_join_next().is_some() {}
-        let asking = asking.clone();
+        let sender = sender.clone();
         tasks.spawn(async move {
-            let id = asking.next();
-            asking.waiting().insert(id, (stream, permit));
-            // The answer is that it was taken, or that it won't be.
-            asking.ask(id, server, true, Bytes::new()).await;
-            asking.waiting().remove(&id);
+            let id = sender.next();
+            sender.unclaimed().insert(id, (stream, permit));
+            // The answer only says that the connection was claimed, or won't be.
+            sender.send_query(id, server, true, Bytes::new()).await;
+            sender.unclaimed().remove(&id);
         });
     }
 }

@@ -1,4 +1,4 @@
-//! The cell's containerd: calls to it over its socket, CRI and its own API.
+//! Client of the cell's containerd: CRI and containerd's own API.
 
 use std::{
     io,
@@ -19,40 +19,39 @@ use tonic::{
 };
 use tower::service_fn;
 
-/// The most that a message of CRI may have, in bytes: as in containerd and the kubelet.
-pub const MESSAGE_LIMIT: usize = 16 * 1024 * 1024;
-/// How long a call waits for a containerd that is just being started.
-const CONNECT_PATIENCE: Duration = Duration::from_secs(10);
-/// The wait between two tries.
-const CONNECT_PAUSE: Duration = Duration::from_millis(10);
-/// The deadline of a call that only asks.
-pub const ASK: Duration = Duration::from_secs(10);
-/// What containerd says to all calls of CRI until it is ready for them (internal/cri,
-/// checkInitialized). Before 2.0 no code tells it from other failures.
-const NOT_YET: &str = "server is not initialized yet";
+/// Upper bound on a CRI message, in bytes, as in containerd and the kubelet.
+pub const MAX_MESSAGE_BYTES: usize = 16 * 1024 * 1024;
+/// Longest wait for a containerd that is starting.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
+/// Delay between connection attempts.
+const CONNECT_RETRY_DELAY: Duration = Duration::from_millis(10);
+/// Deadline of calls that only read.
+pub const QUERY_TIMEOUT: Duration = Duration::from_secs(10);
+/// Message of all CRI calls until containerd is initialized (internal/cri, checkInitialized).
+/// Before 2.0 it has no status code of its own.
+const NOT_INITIALIZED: &str = "server is not initialized yet";
 /// containerd's namespace for CRI.
 pub const NAMESPACE: &str = "k8s.io";
 
-/// The cell's containerd. Cheap to clone; connects when it is used, and again when the connection
-/// is lost.
+/// Client of the cell's containerd. Cheap to clone; connects on use, and reconnects.
 #[derive(Debug, Clone)]
 pub struct Runtime {
     channel: Channel,
 }
 
 impl Runtime {
-    /// For the containerd behind a socket.
+    /// Creates a client for a socket.
     pub fn new(socket: PathBuf) -> Self {
         let channel = Endpoint::from_static("http://localhost").connect_with_connector_lazy(
             service_fn(move |_: Uri| {
                 let socket = socket.clone();
                 async move {
-                    let until = Instant::now() + CONNECT_PATIENCE;
+                    let deadline = Instant::now() + CONNECT_TIMEOUT;
                     loop {
                         match connect(&socket).await {
                             Ok(stream) => return Ok(TokioIo::new(stream)),
-                            Err(error) if Instant::now() >= until => return Err(error),
-                            Err(_) => tokio::time::sleep(CONNECT_PAUSE).await,
+                            Err(error) if Instant::now() >= deadline => return Err(error),
+                            Err(_) => tokio::time::sleep(CONNECT_RETRY_DELAY).await,
                         }
                     }
                 }
@@ -61,27 +60,27 @@ impl Runtime {
         Self { channel }
     }
 
-    /// The connection.
+    /// Returns the channel.
     pub fn channel(&self) -> Channel {
         self.channel.clone()
     }
 
-    /// CRI's runtime service.
+    /// Returns a client of CRI's runtime service.
     pub fn runtime(&self) -> RuntimeServiceClient<Channel> {
         RuntimeServiceClient::new(self.channel())
-            .max_decoding_message_size(MESSAGE_LIMIT)
-            .max_encoding_message_size(MESSAGE_LIMIT)
+            .max_decoding_message_size(MAX_MESSAGE_BYTES)
+            .max_encoding_message_size(MAX_MESSAGE_BYTES)
     }
 
-    /// CRI's image service.
+    /// Returns a client of CRI's image service.
     pub fn images(&self) -> ImageServiceClient<Channel> {
         ImageServiceClient::new(self.channel())
-            .max_decoding_message_size(MESSAGE_LIMIT)
-            .max_encoding_message_size(MESSAGE_LIMIT)
+            .max_decoding_message_size(MAX_MESSAGE_BYTES)
+            .max_encoding_message_size(MAX_MESSAGE_BYTES)
     }
 }
 
-/// A connection to a containerd whose CRI answers: the socket is served a moment before that.
+/// Connects to a containerd whose CRI plugin is initialized; the socket is served a moment earlier.
 async fn connect(socket: &Path) -> io::Result<UnixStream> {
     let stream = UnixStream::connect(socket).await?;
     let socket = socket.to_owned();
@@ -93,23 +92,26 @@ async fn connect(socket: &Path) -> io::Result<UnixStream> {
         .connect_with_connector(probe)
         .await
         .map_err(io::Error::other)?;
-    match RuntimeServiceClient::new(channel).status(within(ASK, StatusRequest::default())).await {
-        Err(status) if status.message().contains(NOT_YET) => {
+    match RuntimeServiceClient::new(channel)
+        .status(with_timeout(QUERY_TIMEOUT, StatusRequest::default()))
+        .await
+    {
+        Err(status) if status.message().contains(NOT_INITIALIZED) => {
             Err(io::Error::other(status.message()))
         }
-        // Whatever else is wrong is said to whoever calls.
+        // Other errors are the caller's to handle.
         _ => Ok(stream),
     }
 }
 
-/// A request with a deadline.
-pub fn within<T>(deadline: Duration, message: T) -> Request<T> {
+/// Returns a request with a deadline.
+pub fn with_timeout<T>(deadline: Duration, message: T) -> Request<T> {
     let mut request = Request::new(message);
     request.set_timeout(deadline);
     request
 }
 
-/// A request to containerd's own API, in CRI's namespace.
+/// Returns a request to containerd's own API in the namespace of CRI.
 pub fn namespaced<T>(mut request: Request<T>) -> Request<T> {
     request.metadata_mut().insert("containerd-namespace", MetadataValue::from_static(NAMESPACE));
     request
@@ -135,15 +137,15 @@ mod tests {
 
     use super::*;
 
-    /// Refuses calls as a containerd that is just being started, and then in other words.
+    /// Fails calls like a starting containerd, then in another way.
     #[derive(Clone)]
-    struct Played(Arc<AtomicUsize>);
+    struct FakeContainerd(Arc<AtomicUsize>);
 
-    impl NamedService for Played {
+    impl NamedService for FakeContainerd {
         const NAME: &'static str = "runtime.v1.RuntimeService";
     }
 
-    impl Service<http::Request<Body>> for Played {
+    impl Service<http::Request<Body>> for FakeContainerd {
         type Response = Response<Body>;
         type Error = Infallible;
         type Future = Ready<Result<Self::Response, Infallible>>;
@@ -154,15 +156,18 @@ mod tests {
 
         fn call(&mut self, _: http::Request<Body>) -> Self::Future {
             let early = self.0.fetch_add(1, Ordering::SeqCst) < 3;
-            let status =
-                if early { Status::unknown(NOT_YET) } else { Status::unimplemented("played") };
+            let status = if early {
+                Status::unknown(NOT_INITIALIZED)
+            } else {
+                Status::unimplemented("fake")
+            };
             ready(Ok(status.into_http()))
         }
     }
 
     /// Verifies I7.
     #[tokio::test]
-    async fn no_call_meets_a_containerd_that_is_not_initialized() {
+    async fn call_waits_until_containerd_is_initialized() {
         let directory = tempfile::tempdir().unwrap();
         let socket = directory.path().join("containerd.sock");
         let listener = UnixListener::bind(&socket).unwrap();
@@ -171,12 +176,14 @@ mod tests {
             Some((listener.accept().await.map(|(stream, _)| stream), listener))
         });
         let server = tokio::spawn(
-            Server::builder().add_service(Played(Arc::clone(&calls))).serve_with_incoming(incoming),
+            Server::builder()
+                .add_service(FakeContainerd(Arc::clone(&calls)))
+                .serve_with_incoming(incoming),
         );
         let refused =
             Runtime::new(socket).runtime().version(VersionRequest::default()).await.unwrap_err();
-        assert_eq!((refused.code(), refused.message()), (Code::Unimplemented, "played"));
-        // Three early ones, one that was answered, and the call itself.
+        assert_eq!((refused.code(), refused.message()), (Code::Unimplemented, "fake"));
+        // Three early failures, a successful probe, and the call itself.
         assert_eq!(calls.load(Ordering::SeqCst), 5);
         server.abort();
     }

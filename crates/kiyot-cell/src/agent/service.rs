@@ -1,4 +1,5 @@
-//! The agent's service on one connection: CRI goes to containerd, the rest is the agent's own.
+//! The agent's gRPC service on a connection: CRI calls go to containerd, others are the agent's
+//! own.
 
 use std::{
     convert::Infallible,
@@ -26,36 +27,35 @@ use tonic::{Request, Response, Status, Streaming, body::Body};
 use tower::{BoxError, Service};
 
 use super::{
-    AgentContext, bind, blobs, forward, logs, pulls, runtime::MESSAGE_LIMIT, shutdown, tunnel,
+    AgentContext, bind, blobs, forward, logs, pulls, runtime::MAX_MESSAGE_BYTES, shutdown, tunnel,
 };
-use crate::home::ConnectionInfo;
+use crate::uplink::ConnectionInfo;
 
-/// Tunnels to the streaming server at a time.
-pub const TUNNELS: usize = 96;
-// When nobody reads at the end of any tunnel, those of name servers among them, logs and blobs
-// still have a third of the connection's window.
+/// Upper bound on tunnels to the streaming server.
+pub const MAX_TUNNELS: usize = 96;
+// If no tunnel is read at its end, those to name servers included, a third of the connection's
+// window is left for logs and blobs.
 const _: () = assert!(
-    (TUNNELS + TCP_CONNECTIONS) * (Profile::BULK.stream_window as usize)
+    (MAX_TUNNELS + TCP_CONNECTIONS) * (Profile::BULK.stream_window as usize)
         <= (Profile::BULK.connection_window as usize) / 3 * 2
 );
-/// Calls that change files at a time.
-pub const CHANGERS: usize = 8;
-/// Blobs that are written at a time.
-pub const BLOBS: usize = 8;
-/// Watchers of pulls at a time. The kubelet pulls one image after another, unless it is told
-/// otherwise.
-pub const PULLS: usize = 16;
+/// Upper bound on concurrent `ChangeFiles` calls.
+pub const MAX_FILE_CHANGES: usize = 8;
+/// Upper bound on concurrent `PutBlob` calls.
+pub const MAX_BLOB_WRITES: usize = 8;
+/// Upper bound on concurrent `WatchPulls` calls. By default the kubelet pulls images one by one.
+pub const MAX_PULL_WATCHES: usize = 16;
 
-/// The service for one connection.
+/// Returns the service for a connection.
 pub fn service(context: Arc<AgentContext>, connection: ConnectionInfo) -> Dispatcher {
     let calls = Calls { context: Arc::clone(&context), connection };
     let agent = AgentServer::new(calls)
-        .max_decoding_message_size(MESSAGE_LIMIT)
-        .max_encoding_message_size(MESSAGE_LIMIT);
+        .max_decoding_message_size(MAX_MESSAGE_BYTES)
+        .max_encoding_message_size(MAX_MESSAGE_BYTES);
     Dispatcher { agent, context }
 }
 
-/// Sends each call where it belongs.
+/// Routes calls to containerd or to the agent.
 #[derive(Debug, Clone)]
 pub struct Dispatcher {
     agent: AgentServer<Calls>,
@@ -78,39 +78,39 @@ where
         if forward::is_cri(request.uri().path()) {
             let context = Arc::clone(&self.context);
             return Box::pin(async move {
-                Ok(forward::forward(&context.runtime, &context.uncancelled, request).await)
+                Ok(forward::forward(&context.runtime, &context.detached_calls, request).await)
             });
         }
         Box::pin(self.agent.call(request))
     }
 }
 
-/// The agent's own calls, on one connection.
+/// The agent's own calls on a connection.
 #[derive(Debug)]
 struct Calls {
     context: Arc<AgentContext>,
     connection: ConnectionInfo,
 }
 
-/// One of a bounded number; refused when all are taken.
+/// Takes a permit, or fails with RESOURCE_EXHAUSTED.
 fn permit(
     semaphore: &Arc<Semaphore>,
     what: &str,
 ) -> Result<tokio::sync::OwnedSemaphorePermit, Status> {
     Arc::clone(semaphore)
         .try_acquire_owned()
-        .map_err(|_| Status::resource_exhausted(format!("too many {what} at a time")))
+        .map_err(|_| Status::resource_exhausted(format!("too many {what}")))
 }
 
-fn ended(error: tokio::task::JoinError) -> Status {
-    Status::internal(format!("the call's thread ended: {error}"))
+fn join_error(error: tokio::task::JoinError) -> Status {
+    Status::internal(format!("thread of the call panicked: {error}"))
 }
 
 #[async_trait::async_trait]
 impl Agent for Calls {
     async fn hello(&self, request: Request<HelloRequest>) -> Result<Response<HelloReply>, Status> {
         let context = &self.context;
-        context.disk.set_limit(request.get_ref().ephemeral_storage_limit);
+        context.ephemeral_storage.set_limit(request.get_ref().ephemeral_storage_limit);
         Ok(Response::new(HelloReply {
             cell: context.cell.clone(),
             build_id: super::BUILD_ID.to_owned(),
@@ -130,7 +130,7 @@ impl Agent for Calls {
             bind::bind(own, request.get_ref())?;
             resolver.ensure(request.get_ref().resolvers)
         });
-        made.await.map_err(ended)??;
+        made.await.map_err(join_error)??;
         Ok(Response::new(BindReply {}))
     }
 
@@ -155,7 +155,9 @@ impl Agent for Calls {
         &self,
         request: Request<MeasureRequest>,
     ) -> Result<Response<MeasureReply>, Status> {
-        self.context.measures.want(Duration::from_secs(request.get_ref().seconds.into()));
+        self.context
+            .metrics_subscription
+            .renew(Duration::from_secs(request.get_ref().seconds.into()));
         Ok(Response::new(MeasureReply {}))
     }
 
@@ -164,10 +166,10 @@ impl Agent for Calls {
     async fn watch(&self, _: Request<WatchRequest>) -> Result<Response<Self::WatchStream>, Status> {
         let context = &self.context;
         Ok(Response::new(context.watchers.watch(
-            Arc::clone(&context.board),
+            Arc::clone(&context.state),
             context.runtime.clone(),
-            Arc::clone(&context.measures),
-            Arc::clone(&context.disk),
+            Arc::clone(&context.metrics_subscription),
+            Arc::clone(&context.ephemeral_storage),
             context.own.net,
         )))
     }
@@ -176,23 +178,25 @@ impl Agent for Calls {
         &self,
         request: Request<Streaming<FileChange>>,
     ) -> Result<Response<ChangeFilesReply>, Status> {
-        let _permit = permit(&self.context.changers, "calls that change files")?;
+        let _permit = permit(&self.context.file_changes, "concurrent ChangeFiles calls")?;
         let mut changes = request.into_inner();
-        let mut writing = None;
+        let mut writer = None;
         while let Some(change) = changes.message().await? {
             let files = Arc::clone(&self.context.files);
-            // Goes with the change: what a call that has ended has begun is done before anything of
-            // the next one is.
-            let turn = Arc::clone(&self.context.changing).lock_owned().await;
+            // The lock is held by the change, not by the call: the change of a cancelled call
+            // completes before a later call begins.
+            let turn = Arc::clone(&self.context.file_change_lock).lock_owned().await;
             let applied = spawn_blocking(move || {
                 let _turn = turn;
-                files.apply(change, &mut writing).map(|()| writing)
+                files.apply(change, &mut writer).map(|()| writer)
             });
-            writing = applied.await.map_err(ended)??;
+            writer = applied.await.map_err(join_error)??;
         }
-        match writing {
+        match writer {
             None => Ok(Response::new(ChangeFilesReply {})),
-            Some(_) => Err(Status::invalid_argument("the changes end within a file")),
+            Some(_) => {
+                Err(Status::invalid_argument("the changes end before the last part of a file"))
+            }
         }
     }
 
@@ -201,7 +205,8 @@ impl Agent for Calls {
         request: Request<GetFileRequest>,
     ) -> Result<Response<GetFileReply>, Status> {
         let files = Arc::clone(&self.context.files);
-        let reply = spawn_blocking(move || files.get(request.get_ref())).await.map_err(ended)??;
+        let reply =
+            spawn_blocking(move || files.get(request.get_ref())).await.map_err(join_error)??;
         Ok(Response::new(reply))
     }
 
@@ -231,32 +236,33 @@ impl Agent for Calls {
     ) -> Result<Response<Self::TunnelStream>, Status> {
         let mut incoming = request.into_inner();
         let first = incoming.message().await?.ok_or_else(|| {
-            Status::invalid_argument("a tunnel begins with a part that says where it leads")
+            Status::invalid_argument("tunnel: stream ended before its first part")
         })?;
         let end = if first.query == 0 {
-            tunnel::server(
+            tunnel::connect_streaming_server(
                 first.port,
                 self.context.stream_port,
-                permit(&self.context.tunnels, "tunnels")?,
+                permit(&self.context.tunnels, "concurrent tunnels")?,
             )
             .await?
         } else {
-            let waiting = self.context.resolver.take(first.query);
+            let waiting = self.context.resolver.take_connection(first.query);
             waiting.ok_or_else(|| {
                 Status::not_found(format!(
-                    "no connection to a name server waits for {}",
+                    "query {}: no connection to a name server is waiting",
                     first.query
                 ))
             })?
         };
-        Ok(Response::new(tunnel::carry(end, first, incoming)))
+        Ok(Response::new(tunnel::relay(end, first, incoming)))
     }
 
     async fn missing_blobs(
         &self,
         request: Request<MissingBlobsRequest>,
     ) -> Result<Response<MissingBlobsReply>, Status> {
-        let digests = blobs::missing(&self.context.runtime, request.into_inner().digests).await?;
+        let digests =
+            blobs::missing_blobs(&self.context.runtime, request.into_inner().digests).await?;
         Ok(Response::new(MissingBlobsReply { digests }))
     }
 
@@ -264,8 +270,8 @@ impl Agent for Calls {
         &self,
         request: Request<Streaming<BlobPart>>,
     ) -> Result<Response<PutBlobReply>, Status> {
-        let _permit = permit(&self.context.blobs, "blobs")?;
-        blobs::put(&self.context.runtime, request.into_inner()).await?;
+        let _permit = permit(&self.context.blobs, "concurrent PutBlob calls")?;
+        blobs::put_blob(&self.context.runtime, request.into_inner()).await?;
         Ok(Response::new(PutBlobReply {}))
     }
 
@@ -273,7 +279,7 @@ impl Agent for Calls {
         &self,
         request: Request<PutImageRequest>,
     ) -> Result<Response<PutImageReply>, Status> {
-        blobs::name(&self.context.runtime, request.into_inner()).await?;
+        blobs::put_image(&self.context.runtime, request.into_inner()).await?;
         Ok(Response::new(PutImageReply {}))
     }
 
@@ -283,7 +289,7 @@ impl Agent for Calls {
         &self,
         request: Request<WatchPullsRequest>,
     ) -> Result<Response<Self::WatchPullsStream>, Status> {
-        let permit = permit(&self.context.pulls, "watchers of pulls")?;
+        let permit = permit(&self.context.pulls, "concurrent WatchPulls calls")?;
         Ok(Response::new(pulls::watch(self.context.runtime.clone(), request.into_inner(), permit)))
     }
 
@@ -292,7 +298,7 @@ impl Agent for Calls {
         _: Request<ShutdownRequest>,
     ) -> Result<Response<ShutdownReply>, Status> {
         let stopped = shutdown::stop_all(&self.context.runtime).await;
-        // Whatever could not be stopped ends with the cell.
+        // What could not be stopped ends with the cell.
         self.context.power_off.cancel();
         stopped.map(|()| Response::new(ShutdownReply {}))
     }

@@ -1,21 +1,21 @@
-//! The end of the pod: its sandboxes are stopped, and all that runs in them.
+//! `Shutdown`: stops the pod's sandboxes.
 
 use std::time::Duration;
 
 use kiyot_proto::cri::{ListPodSandboxRequest, PodSandboxState, StopPodSandboxRequest};
 use tonic::Status;
 
-use super::runtime::{ASK, Runtime, within};
+use super::runtime::{QUERY_TIMEOUT, Runtime, with_timeout};
 
-/// How long containerd may take for each sandbox. The cell's end ends what is left.
-const STOP: Duration = Duration::from_secs(20);
+/// Deadline of a `StopPodSandbox` call. What is left ends with the cell.
+const STOP_TIMEOUT: Duration = Duration::from_secs(20);
 
-/// Stops all sandboxes. An error says what could not be stopped: the power-off that follows does
-/// it.
+/// Stops all sandboxes. Returns the last error; the cell's power-off ends what could not be
+/// stopped.
 pub async fn stop_all(runtime: &Runtime) -> Result<(), Status> {
     let sandboxes = runtime
         .runtime()
-        .list_pod_sandbox(within(ASK, ListPodSandboxRequest::default()))
+        .list_pod_sandbox(with_timeout(QUERY_TIMEOUT, ListPodSandboxRequest::default()))
         .await?
         .into_inner()
         .items;
@@ -26,7 +26,10 @@ pub async fn stop_all(runtime: &Runtime) -> Result<(), Status> {
         }
         if let Err(status) = runtime
             .runtime()
-            .stop_pod_sandbox(within(STOP, StopPodSandboxRequest { pod_sandbox_id: sandbox.id }))
+            .stop_pod_sandbox(with_timeout(
+                STOP_TIMEOUT,
+                StopPodSandboxRequest { pod_sandbox_id: sandbox.id },
+            ))
             .await
         {
             outcome = Err(status);

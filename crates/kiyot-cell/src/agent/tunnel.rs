@@ -1,5 +1,5 @@
-//! `Tunnel`: one byte stream to the streaming server of the cell's containerd, or to a connection
-//! of the pod's.
+//! `Tunnel`: relays a byte stream to containerd's streaming server, or to a TCP connection of the
+//! pod to a name server.
 
 use std::net::Ipv4Addr;
 
@@ -18,19 +18,23 @@ use tokio_stream::wrappers::ReceiverStream;
 use tokio_util::task::AbortOnDropHandle;
 use tonic::Status;
 
-/// The most that is read of a connection at once, in bytes.
-const PART: usize = 32 * 1024;
-/// Parts that may wait for the link.
-const WAITING: usize = 4;
+/// Upper bound on one read, in bytes.
+const READ_CHUNK_BYTES: usize = 32 * 1024;
+/// Parts buffered for the uplink.
+const QUEUED_PARTS: usize = 4;
 
-/// What a tunnel leads to: a connection, and what is held as long as it is carried.
-pub type End = (TcpStream, OwnedSemaphorePermit);
+/// Connection at the end of a tunnel, with the permit that bounds the number of tunnels.
+pub type Target = (TcpStream, OwnedSemaphorePermit);
 
-/// Connects to the streaming server, if it listens on that port.
-pub async fn server(port: u32, allowed: u16, permit: OwnedSemaphorePermit) -> Result<End, Status> {
+/// Connects to the streaming server, if `port` is its port.
+pub async fn connect_streaming_server(
+    port: u32,
+    allowed: u16,
+    permit: OwnedSemaphorePermit,
+) -> Result<Target, Status> {
     if port != u32::from(allowed) {
         return Err(Status::permission_denied(format!(
-            "port {port}: the only one that is tunnelled to is {allowed}, containerd's streaming server"
+            "port {port}: not allowed; allowed: {allowed}, containerd's streaming server"
         )));
     }
     let connection = TcpStream::connect((Ipv4Addr::LOCALHOST, allowed)).await.map_err(|error| {
@@ -39,29 +43,33 @@ pub async fn server(port: u32, allowed: u16, permit: OwnedSemaphorePermit) -> Re
     Ok((connection, permit))
 }
 
-/// Carries bytes both ways until both sides have ended: `first`, and what comes after it.
-pub fn carry(
-    (connection, permit): End,
+/// Relays bytes in both directions until both sides have ended. `first` precedes `incoming`.
+pub fn relay(
+    (connection, permit): Target,
     first: TunnelPart,
     incoming: impl Stream<Item = Result<TunnelPart, Status>> + Send + Unpin + 'static,
 ) -> BoxStream<'static, Result<TunnelPart, Status>> {
-    // What is typed goes out at once.
+    // Key strokes of an interactive exec are sent at once.
     let _ = connection.set_nodelay(true);
     let (reader, writer) = connection.into_split();
-    let (sender, receiver) = mpsc::channel(WAITING);
-    let inward =
-        AbortOnDropHandle::new(tokio::spawn(inward(first, incoming, writer, sender.clone())));
-    let outward = AbortOnDropHandle::new(tokio::spawn(outward(reader, sender)));
-    // The stream owns both directions: they end with it.
-    let owned = (inward, outward, permit);
+    let (sender, receiver) = mpsc::channel(QUEUED_PARTS);
+    let copy_to_target = AbortOnDropHandle::new(tokio::spawn(copy_to_target(
+        first,
+        incoming,
+        writer,
+        sender.clone(),
+    )));
+    let copy_from_target = AbortOnDropHandle::new(tokio::spawn(copy_from_target(reader, sender)));
+    // The stream owns both directions.
+    let owned = (copy_to_target, copy_from_target, permit);
     Box::pin(ReceiverStream::new(receiver).map(move |part| {
         let _ = &owned;
         part
     }))
 }
 
-/// From the link to the connection.
-async fn inward(
+/// Copies from the uplink to the connection.
+async fn copy_to_target(
     first: TunnelPart,
     mut incoming: impl Stream<Item = Result<TunnelPart, Status>> + Unpin,
     mut writer: OwnedWriteHalf,
@@ -72,15 +80,15 @@ async fn inward(
         let part = match part {
             Ok(part) => part,
             Err(status) => {
-                // The other side is gone: so is what came from the connection.
+                // The caller has failed: the other direction ends too.
                 let _ = sender.send(Err(status)).await;
                 return;
             }
         };
         if let Err(error) = writer.write_all(&part.content).await {
-            // A server that has answered in full may close before it has read all: its answer still
-            // goes out.
-            tracing::debug!(%error, "a tunnel's end takes no more");
+            // A server may close after its full response without reading the rest; the response is
+            // still sent.
+            tracing::debug!(%error, "tunnel target closed for writing");
             return;
         }
         if part.end {
@@ -89,14 +97,17 @@ async fn inward(
         next = incoming.next().await;
     }
     let _ = writer.shutdown().await;
-    // What follows an end is not looked at; the error of a reset ends the stream by itself.
+    // Parts after the end are ignored. A reset ends the stream with its error.
 }
 
-/// From the connection to the link.
-async fn outward(mut reader: OwnedReadHalf, sender: mpsc::Sender<Result<TunnelPart, Status>>) {
+/// Copies from the connection to the uplink.
+async fn copy_from_target(
+    mut reader: OwnedReadHalf,
+    sender: mpsc::Sender<Result<TunnelPart, Status>>,
+) {
     let mut buffer = BytesMut::new();
     loop {
-        buffer.reserve(PART);
+        buffer.reserve(READ_CHUNK_BYTES);
         let part = match reader.read_buf(&mut buffer).await {
             Ok(0) => Ok(TunnelPart { content: Bytes::new(), end: true, ..Default::default() }),
             Ok(_) => Ok(TunnelPart {
@@ -104,7 +115,7 @@ async fn outward(mut reader: OwnedReadHalf, sender: mpsc::Sender<Result<TunnelPa
                 end: false,
                 ..Default::default()
             }),
-            Err(error) => Err(Status::unavailable(format!("the tunnel's end: {error}"))),
+            Err(error) => Err(Status::unavailable(format!("tunnel target: {error}"))),
         };
         let last = !matches!(&part, Ok(part) if !part.end);
         if sender.send(part).await.is_err() || last {
@@ -127,7 +138,7 @@ mod tests {
         permit: OwnedSemaphorePermit,
     ) -> Result<BoxStream<'static, Result<TunnelPart, Status>>, Status> {
         let first = incoming.next().await.unwrap().unwrap();
-        Ok(carry(server(first.port, allowed, permit).await?, first, incoming))
+        Ok(relay(connect_streaming_server(first.port, allowed, permit).await?, first, incoming))
     }
 
     fn part(content: &'static [u8], end: bool, port: u16) -> Result<TunnelPart, Status> {
@@ -139,7 +150,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn bytes_go_both_ways_and_either_side_ends_alone() {
+    async fn tunnel_relays_both_directions_and_half_close() {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
         let port = listener.local_addr().unwrap().port();
         let server = tokio::spawn(async move {
@@ -162,7 +173,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn no_other_port_is_reached() {
+    async fn tunnel_to_another_port_is_denied() {
         let refused = open(tokio_stream::iter([part(b"", false, 22)]), 1000, permit().await)
             .await
             .err()
@@ -171,7 +182,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn the_connection_ends_with_the_stream() {
+    async fn dropped_stream_closes_the_connection() {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
         let port = listener.local_addr().unwrap().port();
         let (_open, receiver) = mpsc::channel(1);

@@ -1,4 +1,4 @@
-//! `Watch`: the board, told to the one daemon that looks.
+//! `Watch`: streams changes of the cell's state and heartbeats to the daemon.
 
 use std::{
     collections::VecDeque,
@@ -20,27 +20,30 @@ use tokio::{sync::watch, time::Instant};
 use tokio_util::sync::CancellationToken;
 use tonic::Status;
 
-use super::{board::Board, disk::Disk, metrics::Measures, runtime::Runtime, usage};
+use super::{
+    ephemeral_storage::EphemeralStorage, metrics::MetricsSubscription, runtime::Runtime,
+    state::CellState, stats,
+};
 
-/// How often a heartbeat is sent.
-const HEARTBEAT: Duration = Duration::from_secs(4);
-/// How long the first list of containerd may take.
-const FIRST: Duration = Duration::from_secs(20);
+/// Interval between heartbeats.
+const HEARTBEAT_INTERVAL: Duration = Duration::from_secs(4);
+/// Longest wait for the first list of containerd.
+const FIRST_LIST_TIMEOUT: Duration = Duration::from_secs(20);
 
-/// Lets one watcher at a time look at the board.
+/// Allows one watcher at a time.
 #[derive(Debug, Default)]
 pub struct Watchers {
     current: Mutex<CancellationToken>,
 }
 
 impl Watchers {
-    /// A new watcher's events; the one before ends.
+    /// Returns the events of a new watcher. The previous watcher ends with ABORTED.
     pub fn watch(
         &self,
-        board: Arc<Board>,
+        state: Arc<CellState>,
         runtime: Runtime,
-        measures: Arc<Measures>,
-        disk: Arc<Disk>,
+        metrics_subscription: Arc<MetricsSubscription>,
+        storage: Arc<EphemeralStorage>,
         own_network: bool,
     ) -> BoxStream<'static, Result<Event, Status>> {
         let replaced = CancellationToken::new();
@@ -50,20 +53,20 @@ impl Watchers {
         )
         .cancel();
         let watcher = Watcher {
-            versions: board.versions(),
-            board,
+            versions: state.subscribe(),
+            state,
             runtime,
-            wishes: measures.wishes(),
-            measures,
-            disk,
+            activations: metrics_subscription.activations(),
+            metrics_subscription,
+            storage,
             own_network,
             next_heartbeat: Instant::now(),
-            at_once: false,
+            heartbeat_due: false,
             heartbeat: None,
             replaced,
             seen: None,
             pending: VecDeque::new(),
-            patience: Instant::now() + FIRST,
+            first_list_deadline: Instant::now() + FIRST_LIST_TIMEOUT,
         };
         Box::pin(stream::unfold(Some(watcher), |watcher| async {
             let mut watcher = watcher?;
@@ -76,41 +79,41 @@ impl Watchers {
 }
 
 struct Watcher {
-    board: Arc<Board>,
+    state: Arc<CellState>,
     runtime: Runtime,
-    measures: Arc<Measures>,
-    disk: Arc<Disk>,
-    /// Told when metrics are wanted that were not before.
-    wishes: watch::Receiver<()>,
+    metrics_subscription: Arc<MetricsSubscription>,
+    storage: Arc<EphemeralStorage>,
+    /// Notified when a subscription to metrics begins.
+    activations: watch::Receiver<()>,
     own_network: bool,
     versions: watch::Receiver<u64>,
-    /// When statistics are asked for again.
+    /// Time of the next heartbeat.
     next_heartbeat: Instant,
-    /// They are asked for once more before that.
-    at_once: bool,
-    /// Statistics that are being asked for.
+    /// Set if an additional heartbeat is to be sent before that.
+    heartbeat_due: bool,
+    /// The heartbeat that is being collected.
     heartbeat: Option<BoxFuture<'static, Heartbeat>>,
     replaced: CancellationToken,
     seen: Option<u64>,
-    /// At most one event for each entry of the board.
+    /// At most one event per entry of the state.
     pending: VecDeque<Event>,
-    patience: Instant,
+    first_list_deadline: Instant,
 }
 
 impl Watcher {
     async fn next(&mut self) -> Result<Event, Status> {
         loop {
             if self.replaced.is_cancelled() {
-                return Err(Status::aborted("another watch began"));
+                return Err(Status::aborted("replaced by another watch"));
             }
             if let Some(event) = self.pending.pop_front() {
                 return Ok(event);
             }
             self.versions.borrow_and_update();
-            if let Some((events, version)) = self.board.since(self.seen) {
+            if let Some((events, version)) = self.state.events_since(self.seen) {
                 self.seen = Some(version);
-                if events.iter().any(starts) {
-                    // The kubelet should soon read what it uses.
+                if events.iter().any(is_running) {
+                    // A new container's first statistics are sent early for the kubelet.
                     self.next_heartbeat = Instant::now();
                 }
                 self.pending.extend(events);
@@ -118,27 +121,29 @@ impl Watcher {
                     continue;
                 }
             }
-            let (started, resting) = (self.seen.is_some(), self.heartbeat.is_none());
+            let (listed, idle) = (self.seen.is_some(), self.heartbeat.is_none());
             tokio::select! {
                 () = self.replaced.cancelled() => {}
-                changed = self.versions.changed() => changed.map_err(|_| Status::unavailable("the agent ends"))?,
+                changed = self.versions.changed() => {
+                    changed.map_err(|_| Status::unavailable("agent is stopping"))?;
+                }
                 Some(heartbeat) = OptionFuture::from(self.heartbeat.as_mut()) => {
                     self.heartbeat = None;
                     return Ok(Event { event: Some(Kind::Heartbeat(heartbeat)) });
                 }
-                // Whoever waits for metrics waits for those of all cells, which need not be told at
-                // the same moments for ever: the others keep their times.
-                Ok(()) = self.wishes.changed() => self.at_once = true,
-                () = std::future::ready(()), if self.at_once && started && resting => {
-                    self.at_once = false;
+                // The additional heartbeat doesn't shift the periodic ones: a scrape reaches all
+                // cells at once, and their heartbeats should stay spread.
+                Ok(()) = self.activations.changed() => self.heartbeat_due = true,
+                () = std::future::ready(()), if self.heartbeat_due && listed && idle => {
+                    self.heartbeat_due = false;
                     self.begin_heartbeat();
                 }
-                () = tokio::time::sleep_until(self.next_heartbeat), if started && resting => {
-                    self.next_heartbeat = Instant::now() + HEARTBEAT;
+                () = tokio::time::sleep_until(self.next_heartbeat), if listed && idle => {
+                    self.next_heartbeat = Instant::now() + HEARTBEAT_INTERVAL;
                     self.begin_heartbeat();
                 }
-                () = tokio::time::sleep_until(self.patience), if !started => {
-                    return Err(Status::unavailable("containerd has not been listed yet"));
+                () = tokio::time::sleep_until(self.first_list_deadline), if !listed => {
+                    return Err(Status::unavailable("containerd not listed in time"));
                 }
             }
         }
@@ -147,20 +152,21 @@ impl Watcher {
 
 impl Watcher {
     fn begin_heartbeat(&mut self) {
-        let (runtime, measures, own_network) =
-            (self.runtime.clone(), Arc::clone(&self.measures), self.own_network);
-        let disk = Arc::clone(&self.disk);
+        let (runtime, metrics_subscription, own_network) =
+            (self.runtime.clone(), Arc::clone(&self.metrics_subscription), self.own_network);
+        let storage = Arc::clone(&self.storage);
         let heartbeat = async move {
-            let beat = usage::heartbeat(&runtime, &measures, own_network).await;
-            Heartbeat { ephemeral_storage: disk.used(), ..beat }
+            let beat = stats::heartbeat(&runtime, &metrics_subscription, own_network).await;
+            Heartbeat { ephemeral_storage: storage.used(), ..beat }
         };
         self.heartbeat = Some(heartbeat.boxed());
     }
 }
 
-/// Whether a container runs, by these news.
-fn starts(event: &Event) -> bool {
-    matches!(&event.event, Some(Kind::Container(status)) if status.state() == ContainerState::ContainerRunning)
+/// Returns true for an event of a running container.
+fn is_running(event: &Event) -> bool {
+    let Some(Kind::Container(status)) = &event.event else { return false };
+    status.state() == ContainerState::ContainerRunning
 }
 
 #[cfg(test)]
@@ -175,15 +181,15 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn the_snapshot_comes_first_and_heartbeats_without_containerd() {
-        let board = Arc::new(Board::default());
+    async fn watch_without_containerd_sends_snapshot_and_heartbeats() {
+        let state = Arc::new(CellState::default());
         let watchers = Watchers::default();
         let mut events =
-            watchers.watch(Arc::clone(&board), nowhere(), Arc::default(), Arc::default(), false);
-        board.set_pods(vec![], vec![ContainerStatus { id: "c".into(), ..Default::default() }]);
+            watchers.watch(Arc::clone(&state), nowhere(), Arc::default(), Arc::default(), false);
+        state.set_pods(vec![], vec![ContainerStatus { id: "c".into(), ..Default::default() }]);
         let first = events.next().await.unwrap().unwrap().event.unwrap();
         assert!(matches!(first, Kind::Snapshot(snapshot) if snapshot.containers.len() == 1));
-        board.set_pods(vec![], vec![]);
+        state.set_pods(vec![], vec![]);
         let mut kinds = Vec::new();
         while !(kinds.contains(&"gone") && kinds.contains(&"heartbeat")) {
             kinds.push(match events.next().await.unwrap().unwrap().event.unwrap() {
@@ -196,11 +202,11 @@ mod tests {
 
     /// Verifies U3.
     #[tokio::test(start_paused = true)]
-    async fn a_start_has_a_heartbeat_of_its_own() {
-        let board = Arc::new(Board::default());
-        board.set_pods(vec![], vec![]);
+    async fn started_container_causes_a_heartbeat() {
+        let state = Arc::new(CellState::default());
+        state.set_pods(vec![], vec![]);
         let mut events = Watchers::default().watch(
-            Arc::clone(&board),
+            Arc::clone(&state),
             nowhere(),
             Arc::default(),
             Arc::default(),
@@ -208,31 +214,29 @@ mod tests {
         );
         let mut next = async || events.next().await.unwrap().unwrap().event.unwrap();
         while !matches!(next().await, Kind::Heartbeat(_)) {}
-        let started = Instant::now();
+        let listed = Instant::now();
         let running = ContainerStatus {
             id: "c".into(),
             state: ContainerState::ContainerRunning.into(),
             ..Default::default()
         };
-        board.set_pods(vec![], vec![running]);
+        state.set_pods(vec![], vec![running]);
         while !matches!(next().await, Kind::Heartbeat(_)) {}
-        assert!(
-            started.elapsed() < Duration::from_secs(1),
-            "by the clock of this test, which goes as it says"
-        );
+        assert!(listed.elapsed() < Duration::from_secs(1), "by the paused clock");
         while !matches!(next().await, Kind::Heartbeat(_)) {}
-        assert!(started.elapsed() >= HEARTBEAT);
+        assert!(listed.elapsed() >= HEARTBEAT_INTERVAL);
     }
 
     /// Verifies U25.
     #[tokio::test(start_paused = true)]
-    async fn metrics_are_told_at_once_and_for_as_long_as_they_are_wanted() {
-        let (board, measures) = (Arc::new(Board::default()), Arc::<Measures>::default());
-        board.set_pods(vec![], vec![]);
+    async fn metrics_are_sent_at_once_and_while_subscribed() {
+        let (state, metrics_subscription) =
+            (Arc::new(CellState::default()), Arc::<MetricsSubscription>::default());
+        state.set_pods(vec![], vec![]);
         let mut events = Watchers::default().watch(
-            Arc::clone(&board),
+            Arc::clone(&state),
             nowhere(),
-            Arc::clone(&measures),
+            Arc::clone(&metrics_subscription),
             Arc::default(),
             false,
         );
@@ -243,36 +247,40 @@ mod tests {
         };
         assert!(!next().await && !next().await);
         let began = Instant::now();
-        measures.want(HEARTBEAT * 3);
+        metrics_subscription.renew(HEARTBEAT_INTERVAL * 3);
         assert!(
-            next().await && began.elapsed() < HEARTBEAT / 2,
-            "at once, by the clock of this test"
+            next().await && began.elapsed() < HEARTBEAT_INTERVAL / 2,
+            "at once, by the paused clock"
         );
         assert!(
-            next().await && began.elapsed() < HEARTBEAT + HEARTBEAT / 8,
-            "the next one comes when it would have come"
+            next().await && began.elapsed() < HEARTBEAT_INTERVAL + HEARTBEAT_INTERVAL / 8,
+            "the next periodic heartbeat isn't shifted"
         );
-        // Asked for again in time, it goes on, and none comes out of its turn.
-        measures.want(HEARTBEAT * 3);
+        // A renewal in time sends no additional heartbeat.
+        metrics_subscription.renew(HEARTBEAT_INTERVAL * 3);
         let again = Instant::now();
-        assert!(next().await && again.elapsed() >= HEARTBEAT / 2);
+        assert!(next().await && again.elapsed() >= HEARTBEAT_INTERVAL / 2);
         while next().await {
-            assert!(again.elapsed() <= HEARTBEAT * 3 + HEARTBEAT / 2, "{:?}", again.elapsed());
+            assert!(
+                again.elapsed() <= HEARTBEAT_INTERVAL * 3 + HEARTBEAT_INTERVAL / 2,
+                "{:?}",
+                again.elapsed()
+            );
         }
-        assert!(again.elapsed() >= HEARTBEAT * 3);
+        assert!(again.elapsed() >= HEARTBEAT_INTERVAL * 3);
     }
 
     #[tokio::test]
-    async fn a_new_watch_ends_the_one_before() {
-        let board = Arc::new(Board::default());
-        board.set_pods(vec![], vec![]);
+    async fn new_watch_replaces_the_previous() {
+        let state = Arc::new(CellState::default());
+        state.set_pods(vec![], vec![]);
         let watchers = Watchers::default();
         let mut first =
-            watchers.watch(Arc::clone(&board), nowhere(), Arc::default(), Arc::default(), false);
+            watchers.watch(Arc::clone(&state), nowhere(), Arc::default(), Arc::default(), false);
         assert!(first.next().await.unwrap().is_ok());
-        let mut second = watchers.watch(board, nowhere(), Arc::default(), Arc::default(), false);
+        let mut second = watchers.watch(state, nowhere(), Arc::default(), Arc::default(), false);
         let ended = loop {
-            // A heartbeat may be under way.
+            // A heartbeat may be in flight.
             match first.next().await {
                 Some(Ok(_)) => {}
                 other => break other,

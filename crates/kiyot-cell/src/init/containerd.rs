@@ -1,5 +1,5 @@
-//! The configuration of a cell's containerd: version 2, which containerd 1.6 reads and 2.x takes
-//! over.
+//! Configuration of the cell's containerd, in version 2, which containerd 1.6 reads and 2.x
+//! migrates.
 
 use std::{ffi::CString, fmt::Write, fs, os::unix::ffi::OsStrExt, path::Path};
 
@@ -8,18 +8,17 @@ use rustix::mount::{MountFlags, UnmountFlags, mount, unmount};
 
 use crate::dirs::CellDir;
 
-/// containerd's socket, on the cell's own /run.
+/// Socket of containerd, on the cell's own /run.
 pub const SOCKET: &str = "/run/containerd/containerd.sock";
-/// containerd's `state`.
+/// containerd's `state` directory.
 const STATE: &str = "/run/containerd";
-/// The longest line of a container's log, in bytes, before it is parted; containerd's default,
-/// which log collectors know.
-const LOG_LINE: u32 = 16384;
-/// How often the sizes of writable layers are measured, in seconds: with a heartbeat's wait, what
-/// the kubelet reads stays younger than 15 s.
-const LAYER_PERIOD: u32 = 8;
-/// What containerd must not load: it would look at the host, or at nothing.
-const DISABLED: [&str; 7] = [
+/// Longest log line in bytes before it is split: containerd's default, which log collectors expect.
+const MAX_LOG_LINE_BYTES: u32 = 16384;
+/// Interval in seconds at which containerd measures writable layers. Together with the heartbeat
+/// interval, the kubelet's numbers stay younger than 15 s.
+const STATS_PERIOD_SECONDS: u32 = 8;
+/// Plugins that would use resources of the host, or have no use in a cell.
+const DISABLED_PLUGINS: [&str; 7] = [
     "io.containerd.nri.v1.nri",
     "io.containerd.snapshotter.v1.aufs",
     "io.containerd.snapshotter.v1.btrfs",
@@ -29,29 +28,29 @@ const DISABLED: [&str; 7] = [
     "io.containerd.tracing.processor.v1.otlp",
 ];
 
-/// What the configuration depends on.
+/// Inputs of the configuration.
 #[derive(Debug, Clone, Copy)]
 pub struct Settings<'a> {
-    /// What the provider said.
+    /// Settings from the provider.
     pub file: &'a CellFile,
-    /// Where things are.
+    /// Paths of the cell.
     pub dir: &'a CellDir,
-    /// The port of the streaming server.
+    /// Port of the streaming server.
     pub stream_port: u16,
-    /// Whether the file system of the cell's directory can carry an overlay.
+    /// True if the overlayfs snapshotter works in the cell's directory.
     pub overlay: bool,
 }
 
 impl Settings<'_> {
-    /// The text of containerd.toml.
+    /// Returns the content of containerd.toml.
     pub fn render(&self) -> String {
         let Self { file, dir, stream_port, overlay } = self;
-        let disabled = DISABLED.map(text).join(", ");
-        let snapshotter = text(if *overlay { "overlayfs" } else { "native" });
+        let disabled = DISABLED_PLUGINS.map(toml_string).join(", ");
+        let snapshotter = toml_string(if *overlay { "overlayfs" } else { "native" });
         let registry = file.registry_config_dir.as_ref().map(|dir| {
             format!(
                 "[plugins.\"io.containerd.grpc.v1.cri\".registry]\n  config_path = {}\n",
-                path(dir)
+                toml_path(dir)
             )
         });
         let mut toml = String::new();
@@ -78,8 +77,8 @@ disabled_plugins = [{disabled}]
   stream_server_address = "127.0.0.1"
   stream_server_port = "{stream_port}"
   enable_tls_streaming = false
-  max_container_log_line_size = {LOG_LINE}
-  stats_collect_period = {LAYER_PERIOD}
+  max_container_log_line_size = {MAX_LOG_LINE_BYTES}
+  stats_collect_period = {STATS_PERIOD_SECONDS}
 
 [plugins."io.containerd.grpc.v1.cri".cni]
   bin_dir = {no_cni}
@@ -98,22 +97,22 @@ disabled_plugins = [{disabled}]
   SystemdCgroup = false
 
 {registry}"#,
-            root = path(&dir.containerd_root()),
-            state = text(STATE),
-            socket = text(SOCKET),
-            opt = path(&dir.containerd_opt()),
-            pause = text(&file.pause_image),
+            root = toml_path(&dir.containerd_root()),
+            state = toml_string(STATE),
+            socket = toml_string(SOCKET),
+            opt = toml_path(&dir.containerd_opt()),
+            pause = toml_string(&file.pause_image),
             restrict = file.restrict_oom_score_adj,
-            no_cni = path(&dir.no_cni()),
-            runc = path(&file.runc),
+            no_cni = toml_path(&dir.no_cni()),
+            runc = toml_path(&file.runc),
             registry = registry.unwrap_or_default(),
         );
         toml
     }
 }
 
-/// A basic string of TOML.
-fn text(value: &str) -> String {
+/// Returns a TOML basic string.
+fn toml_string(value: &str) -> String {
     let mut quoted = String::from("\"");
     for character in value.chars() {
         match character {
@@ -128,12 +127,13 @@ fn text(value: &str) -> String {
     quoted
 }
 
-fn path(value: &Path) -> String {
-    text(&value.to_string_lossy())
+fn toml_path(value: &Path) -> String {
+    toml_string(&value.to_string_lossy())
 }
 
-/// Whether the file system of containerd's root can be an overlay's upper layer: it is tried.
-pub fn overlay_works(dir: &CellDir) -> bool {
+/// Returns true if the file system of containerd's root supports an overlay's upper layer, by
+/// mounting one.
+pub fn supports_overlay(dir: &CellDir) -> bool {
     let probe = dir.containerd_root().join("probe");
     let works = probe_overlay(&probe).is_ok();
     let _ = kiyot_tree::remove_path(&probe);
@@ -184,7 +184,7 @@ mod tests {
     }
 
     #[test]
-    fn the_configuration_says_what_was_given_and_no_secret() {
+    fn configuration_has_the_settings_and_no_secret() {
         let temp = tempfile::tempdir().unwrap();
         let dir = CellDir::open(temp.path()).unwrap();
         let toml = Settings { file: &file(), dir: &dir, stream_port: 4321, overlay: true }.render();
@@ -211,7 +211,7 @@ mod tests {
     }
 
     #[test]
-    fn strings_are_quoted() {
-        assert_eq!(text("a\"b\\c\n\u{7f}"), "\"a\\\"b\\\\c\\u000A\\u007F\"");
+    fn toml_string_is_escaped() {
+        assert_eq!(toml_string("a\"b\\c\n\u{7f}"), "\"a\\\"b\\\\c\\u000A\\u007F\"");
     }
 }

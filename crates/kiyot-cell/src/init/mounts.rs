@@ -1,4 +1,4 @@
-//! The mounts of a cell: what it keeps of the node's, and what it has for itself.
+//! Mounts of a cell: the node's mounts that it keeps, and its own.
 
 use std::{
     env,
@@ -14,53 +14,53 @@ use rustix::mount::{MountFlags, MountPropagationFlags, mount, mount_change};
 use super::root;
 use crate::dirs::CellDir;
 
-/// Bounds what the metadata of the cell's containerd takes of its memory: a record of some hundred
-/// bytes for each blob, snapshot and container of one pod.
-const METADATA_OPTIONS: &CStr = c"mode=0700,size=256m";
+/// Bounds the tmpfs of containerd's metadata, which has some hundred bytes per blob, snapshot and
+/// container of a single pod.
+const METADATA_TMPFS_OPTIONS: &CStr = c"mode=0700,size=256m";
 
-/// Why a mount was not made.
+/// A mount failed.
 #[derive(Debug, thiserror::Error)]
-#[error("cannot mount {what} on {path:?}")]
+#[error("cannot {what}: {path:?}")]
 pub struct MountError {
-    what: &'static str,
+    what: String,
     path: PathBuf,
     source: io::Error,
 }
 
 impl MountError {
-    pub(super) fn new(what: &'static str, path: &Path, source: io::Error) -> Self {
-        Self { what, path: path.to_owned(), source }
+    pub(super) fn new(what: impl Into<String>, path: &Path, source: io::Error) -> Self {
+        Self { what: what.into(), path: path.to_owned(), source }
     }
 }
 
-/// Gives the cell its mounts: of the node's what it needs; its own /proc; private tmpfs on /run,
-/// /dev/shm, the memory directory and, as they hold the pod's environment variables, containerd's
-/// metadata. The mount namespace is private already.
+/// Sets up the cell's mounts: the needed ones of the node, a new /proc, and a private tmpfs on
+/// /run, /dev/shm, the memory directory and containerd's metadata, which has the pod's environment
+/// variables. Must be called in a private mount namespace.
 pub fn prepare(dir: &CellDir, file: &CellFile) -> Result<(), MountError> {
-    let resolver = Resolver::read();
+    let resolver = ResolvConf::read();
     let path: Vec<_> =
         env::var_os("PATH").map(|path| env::split_paths(&path).collect()).unwrap_or_default();
-    let mounts = root::table()?;
-    root::enter(dir, &mounts, &root::needed(dir, file, &path))?;
+    let mounts = root::mount_table()?;
+    root::enter(dir, &mounts, &root::needed_paths(dir, file, &path))?;
     let plain = MountFlags::NOSUID | MountFlags::NODEV;
     add("proc", Path::new("/proc"), plain | MountFlags::NOEXEC, None)?;
     add("tmpfs", Path::new("/run"), plain, Some(c"mode=0755"))?;
     if Path::new("/dev/shm").is_dir() {
         add("tmpfs", Path::new("/dev/shm"), plain, Some(c"mode=1777"))?;
     }
-    // What is beneath a node's own tmpfs may be read-only.
+    // The directory below a tmpfs of the node may be read-only.
     let tmp = Path::new("/tmp");
     if mounts.iter().any(|mount| mount.point == tmp) && !dir.path().starts_with(tmp) {
         add("tmpfs", tmp, plain, Some(c"mode=1777"))?;
     }
     add("tmpfs", &dir.memory(), plain, Some(c"mode=0755"))?;
-    add("tmpfs", &dir.containerd_metadata(), plain, Some(METADATA_OPTIONS))?;
-    resolver.restore().map_err(|source| {
-        MountError::new("the resolver's configuration", Path::new("/run"), source)
-    })?;
-    // Within the cell mounts are shared: containers may ask for their propagation.
+    add("tmpfs", &dir.containerd_metadata(), plain, Some(METADATA_TMPFS_OPTIONS))?;
+    resolver
+        .restore()
+        .map_err(|source| MountError::new("restore resolv.conf", Path::new("/run"), source))?;
+    // Containers may request mount propagation, which needs shared mounts in the cell.
     mount_change("/", MountPropagationFlags::SHARED | MountPropagationFlags::REC)
-        .map_err(|error| MountError::new("all as shared", Path::new("/"), error.into()))
+        .map_err(|error| MountError::new("make the mounts shared", Path::new("/"), error.into()))
 }
 
 fn add(
@@ -69,14 +69,15 @@ fn add(
     flags: MountFlags,
     data: Option<&CStr>,
 ) -> Result<(), MountError> {
-    mount(what, path, what, flags, data).map_err(|error| MountError::new(what, path, error.into()))
+    mount(what, path, what, flags, data)
+        .map_err(|error| MountError::new(format!("mount {what}"), path, error.into()))
 }
 
-/// /etc/resolv.conf where it is a link into /run: what it leads to must stay.
+/// Content of /etc/resolv.conf if it links into /run, which the cell replaces.
 #[derive(Debug)]
-struct Resolver(Option<(PathBuf, Vec<u8>)>);
+struct ResolvConf(Option<(PathBuf, Vec<u8>)>);
 
-impl Resolver {
+impl ResolvConf {
     fn read() -> Self {
         let real =
             fs::canonicalize("/etc/resolv.conf").ok().filter(|real| real.starts_with("/run"));

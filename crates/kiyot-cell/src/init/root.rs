@@ -1,16 +1,14 @@
-//! The root of a cell's mount namespace: the node's root file system and, of what is mounted on it,
-//! what the cell needs. Everything else is not there, so the cell keeps no file system of the node
-//! alive that is unmounted there.
+//! Root of a cell's mount namespace: the node's root file system with only those of its mounts that
+//! the cell needs. So the cell keeps no file system busy that the node unmounts.
 
 use std::{
     collections::BTreeSet,
-    ffi::OsString,
     fs,
-    os::unix::ffi::OsStringExt,
     path::{Path, PathBuf},
 };
 
 use kiyot_link::bootstrap::{CellFile, GatewayAddress};
+use kiyot_linux::mountinfo::{self, Mount};
 use rustix::{
     mount::{UnmountFlags, mount_bind, unmount},
     process::{chdir, pivot_root},
@@ -19,71 +17,40 @@ use rustix::{
 use super::mounts::MountError;
 use crate::dirs::CellDir;
 
-/// Mounts on these and beneath them are kept: programs, their libraries and configuration where a
-/// distribution has them on file systems of their own, and what is the kernel's.
-const SYSTEM: [&str; 12] = [
+/// Mounts at or below these are kept: programs, libraries and configuration that a distribution may
+/// have on file systems of their own, and the kernel's file systems.
+const SYSTEM_MOUNTS: [&str; 12] = [
     "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32", "/usr", "/etc", "/nix", "/gnu", "/dev",
     "/sys",
 ];
-/// A cell has its own of these.
-const OWN: [&str; 2] = ["/proc", "/run"];
-/// Programs that the cell's containerd runs beside those of the configuration.
-const PROGRAMS: [&str; 4] = ["containerd-shim-runc-v2", "unpigz", "igzip", "zstd"];
-/// Bounds the links that are followed to a program, as the kernel does.
-const LINKS_LIMIT: usize = 40;
+/// The cell mounts its own file systems here.
+const REPLACED_MOUNTS: [&str; 2] = ["/proc", "/run"];
+/// Programs that containerd runs beside the configured ones.
+const CONTAINERD_HELPERS: [&str; 4] = ["containerd-shim-runc-v2", "unpigz", "igzip", "zstd"];
+/// Upper bound on the links followed to a program, as in the kernel (`MAXSYMLINKS`).
+const MAX_LINKS: usize = 40;
 
-/// A line of `/proc/self/mountinfo`.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Mount {
-    /// Where.
-    pub point: PathBuf,
-    /// The kind of file system.
-    pub kind: Vec<u8>,
+/// Reads the mounts of the mount namespace.
+pub fn mount_table() -> Result<Vec<Mount>, MountError> {
+    mountinfo::read()
+        .map_err(|source| MountError::new("read the mount table", mountinfo::path(), source))
 }
 
-/// Reads `/proc/self/mountinfo`.
-pub fn table() -> Result<Vec<Mount>, MountError> {
-    let path = Path::new("/proc/self/mountinfo");
-    let content = fs::read(path).map_err(|source| MountError::new("the table of", path, source))?;
-    Ok(content.split(|byte| *byte == b'\n').filter_map(parse_line).collect())
-}
-
-fn parse_line(line: &[u8]) -> Option<Mount> {
-    let mut fields = line.split(|byte| *byte == b' ');
-    let point = unescape(fields.nth(4)?);
-    let kind = fields.skip_while(|field| *field != b"-").nth(1)?.to_vec();
-    Some(Mount { point, kind })
-}
-
-/// Blanks, line ends and backslashes are written as three octal digits.
-fn unescape(field: &[u8]) -> PathBuf {
-    let mut bytes = Vec::with_capacity(field.len());
-    let mut rest = field;
-    while let Some((first, after)) = rest.split_first() {
-        let octal = (*first == b'\\').then(|| after.get(..3)).flatten();
-        let value =
-            octal.and_then(|digits| u8::from_str_radix(std::str::from_utf8(digits).ok()?, 8).ok());
-        bytes.push(value.unwrap_or(*first));
-        rest = if value.is_some() { after.get(3..).unwrap_or_default() } else { after };
-    }
-    OsString::from_vec(bytes).into()
-}
-
-/// The paths that a cell needs, with what leads to them: its directory, the gateway's socket, its
-/// programs and the directories of `PATH`, and how registries are reached.
-pub fn needed(dir: &CellDir, file: &CellFile, path: &[PathBuf]) -> BTreeSet<PathBuf> {
-    let mut needed = BTreeSet::new();
-    let mut add = |path: &Path| follow(path, &mut needed);
+/// Returns the paths that a cell needs, with all links on the way: its directory, the gateway's
+/// socket, its programs, the directories of `PATH`, and the registry configuration.
+pub fn needed_paths(dir: &CellDir, file: &CellFile, path: &[PathBuf]) -> BTreeSet<PathBuf> {
+    let mut needed_paths = BTreeSet::new();
+    let mut add = |path: &Path| follow(path, &mut needed_paths);
     add(dir.path());
     if let GatewayAddress::Unix(socket) = &file.bootstrap.gateway {
         add(socket);
     }
     file.registry_config_dir.iter().for_each(|dir| add(dir));
-    let extra = PROGRAMS.map(PathBuf::from);
+    let extra = CONTAINERD_HELPERS.map(PathBuf::from);
     for program in [&file.containerd, &file.runc].into_iter().chain(&extra) {
-        // A name is looked up in each of the directories; a path stays as it is.
+        // A bare name is looked up in `PATH`; an absolute path replaces the directory.
         path.iter().for_each(|dir| add(&dir.join(program)));
-        // containerd takes a shim that is beside it.
+        // containerd prefers a shim in its own directory.
         if let Some(parent) = program.parent().filter(|_| program.is_absolute()) {
             add(parent);
         }
@@ -91,16 +58,16 @@ pub fn needed(dir: &CellDir, file: &CellFile, path: &[PathBuf]) -> BTreeSet<Path
     if let Ok(program) = fs::read_link("/proc/self/exe") {
         add(&program);
     }
-    needed
+    needed_paths
 }
 
-/// Adds a path as it is written, where it is really, and each link on the way.
+/// Adds a path as written, its target, and each link on the way.
 fn follow(path: &Path, to: &mut BTreeSet<PathBuf>) {
     let mut path = path.to_owned();
-    for _ in 0..LINKS_LIMIT {
+    for _ in 0..MAX_LINKS {
         to.insert(path.clone());
         to.extend(path.canonicalize());
-        // Links among the directories above lead elsewhere too.
+        // The parent directory may be reached by links too.
         let parent = path.parent().and_then(|parent| parent.canonicalize().ok());
         let Some(parent) = parent else { return };
         let Ok(target) = fs::read_link(&path) else { return };
@@ -108,14 +75,14 @@ fn follow(path: &Path, to: &mut BTreeSet<PathBuf>) {
     }
 }
 
-/// Those of some mounts that a cell keeps, each before what is mounted on it.
-fn kept(mounts: &[Mount], needed: &BTreeSet<PathBuf>) -> Vec<PathBuf> {
+/// Returns the mount points that a cell keeps, parents first.
+fn kept_mounts(mounts: &[Mount], needed_paths: &BTreeSet<PathBuf>) -> Vec<PathBuf> {
     let is_kept = |mount: &&Mount| {
         let point = &mount.point;
-        let system = SYSTEM.iter().any(|dir| point.starts_with(dir)) && mount.kind != b"nsfs";
-        let leads = needed.iter().any(|path| path.starts_with(point));
+        let system = SYSTEM_MOUNTS.iter().any(|dir| point.starts_with(dir)) && mount.kind != "nsfs";
+        let leads = needed_paths.iter().any(|path| path.starts_with(point));
         point != Path::new("/")
-            && !OWN.iter().any(|own| point.starts_with(own))
+            && !REPLACED_MOUNTS.iter().any(|own| point.starts_with(own))
             && (system || leads)
     };
     let mut points: Vec<_> = mounts.iter().filter(is_kept).map(|mount| &mount.point).collect();
@@ -124,35 +91,35 @@ fn kept(mounts: &[Mount], needed: &BTreeSet<PathBuf>) -> Vec<PathBuf> {
     points.into_iter().cloned().collect()
 }
 
-/// Moves all processes of this mount namespace to a root of the cell's own, and takes away what was
-/// mounted before. Propagation is off already, so that nothing comes in later.
+/// Moves all processes of this mount namespace to the cell's root, and detaches the old root.
+/// Propagation must be off.
 pub fn enter(
     dir: &CellDir,
     mounts: &[Mount],
-    needed: &BTreeSet<PathBuf>,
+    needed_paths: &BTreeSet<PathBuf>,
 ) -> Result<(), MountError> {
     let root = dir.root();
     let failed = |what| {
         let path = root.clone();
         move |error: rustix::io::Errno| MountError::new(what, &path, error.into())
     };
-    // Not with what is mounted beneath.
-    mount_bind("/", &root).map_err(failed("the node's root file system"))?;
-    for point in kept(mounts, needed) {
-        let Ok(beneath) = point.strip_prefix("/") else { continue };
-        match mount_bind(&point, root.join(beneath)) {
-            // Hidden by what was mounted later.
+    // Not recursive: without the mounts below.
+    mount_bind("/", &root).map_err(failed("bind-mount the node's root file system"))?;
+    for point in kept_mounts(mounts, needed_paths) {
+        let Ok(relative) = point.strip_prefix("/") else { continue };
+        match mount_bind(&point, root.join(relative)) {
+            // Hidden by a later mount.
             Ok(()) | Err(rustix::io::Errno::NOENT | rustix::io::Errno::NOTDIR) => {}
             Err(error) => {
-                return Err(MountError::new("the node's", &point, error.into()));
+                return Err(MountError::new("bind-mount", &point, error.into()));
             }
         }
     }
-    chdir(&root).map_err(failed("the root"))?;
-    // The old root is then mounted on the new one (pivot_root(2), "pivot_root(".", ".")").
-    pivot_root(".", ".").map_err(failed("the root"))?;
-    unmount(".", UnmountFlags::DETACH).map_err(failed("nothing of the node's"))?;
-    chdir("/").map_err(failed("the root"))
+    chdir(&root).map_err(failed("change to the new root"))?;
+    // The old root is stacked on the new one (pivot_root(2), "pivot_root(".", ".")").
+    pivot_root(".", ".").map_err(failed("pivot to the new root"))?;
+    unmount(".", UnmountFlags::DETACH).map_err(failed("detach the old root"))?;
+    chdir("/").map_err(failed("change to the root"))
 }
 
 #[cfg(test)]
@@ -178,38 +145,30 @@ mod tests {
 ";
 
     fn mounts() -> Vec<Mount> {
-        NODE.split(|byte| *byte == b'\n').filter_map(parse_line).collect()
+        mountinfo::parse(NODE)
     }
 
-    fn kept_for(needed: &[&str]) -> Vec<String> {
-        let needed = needed.iter().map(PathBuf::from).collect();
-        kept(&mounts(), &needed).iter().map(|point| point.display().to_string()).collect()
+    fn kept_for(needed_paths: &[&str]) -> Vec<String> {
+        let needed_paths = needed_paths.iter().map(PathBuf::from).collect();
+        kept_mounts(&mounts(), &needed_paths)
+            .iter()
+            .map(|point| point.display().to_string())
+            .collect()
     }
 
     /// Verifies N17.
     #[test]
-    fn mounts_without_need_are_left_out() {
+    fn unneeded_mounts_are_dropped() {
         assert_eq!(kept_for(&[]), ["/sys", "/usr", "/sys/fs/cgroup/cpu"]);
     }
 
     /// Verifies N17.
     #[test]
-    fn mounts_that_lead_to_a_need_are_kept_outermost_first() {
+    fn mounts_above_needed_paths_are_kept_parents_first() {
         assert_eq!(
             kept_for(&["/var/lib/kiyot/cells/c", "/data/x/bin/containerd"]),
             ["/data", "/sys", "/usr", "/var", "/data/x", "/sys/fs/cgroup/cpu"]
         );
-    }
-
-    #[test]
-    fn mount_points_of_any_bytes_are_read() {
-        assert_eq!(mounts()[1].point, Path::new("/run/netns/a b"));
-        let line = b"22 1 254:0 / /a\\134\xff\\04 rw - ext4 /dev/vda rw";
-        assert_eq!(
-            parse_line(line).map(|mount| mount.point.into_os_string().into_vec()),
-            Some(b"/a\\\xff\\04".to_vec())
-        );
-        assert_eq!(parse_line(b"22 1 254:0 / /a"), None);
     }
 
     #[test]
@@ -224,7 +183,7 @@ mod tests {
         follow(&base.join("program"), &mut found);
         let expected = ["far/away/program", "near/away/program", "program"];
         assert_eq!(found, expected.map(|path| base.join(path)).into());
-        // One that leads to itself ends.
+        // A link to itself ends the search.
         std::os::unix::fs::symlink("loop", base.join("loop")).unwrap();
         follow(&base.join("loop"), &mut BTreeSet::new());
     }

@@ -1,27 +1,26 @@
-//! The control group of a cell's own processes (its pod's containers are where the kubelet wants
-//! them).
+//! Cgroup of a cell's own processes. The pod's containers are in the kubelet's cgroups.
 
 use std::{
     fs, io,
     path::{Component, Path, PathBuf},
 };
 
-/// Where control groups are mounted.
+/// Mount point of the cgroup file systems.
 pub const ROOT: &str = "/sys/fs/cgroup";
 
-/// Why a control group could not be joined.
+/// Errors of joining a cgroup.
 #[derive(Debug, thiserror::Error)]
 pub enum CgroupError {
-    /// The name leads elsewhere.
-    #[error("the control group {0:?}: allowed is a relative path of plain names")]
+    /// The name is not a relative path of plain names.
+    #[error("cgroup {0:?}: invalid; allowed: a relative path of plain names")]
     Name(String),
-    /// The file system refused.
-    #[error("the control group {0:?}")]
+    /// A file of the cgroup can't be read or written.
+    #[error("cgroup {0:?}")]
     Io(PathBuf, #[source] io::Error),
 }
 
-/// Makes the group `name` where it is missing, and moves this process into it: in version 2's one
-/// tree, or in each tree of version 1 and the one of version 2 beside them.
+/// Creates the cgroup `name` if it is absent and moves this process into it: in the unified
+/// hierarchy (v2), or in each v1 hierarchy and the v2 hierarchy beside them.
 pub fn join(root: &Path, name: &str) -> Result<(), CgroupError> {
     let relative = Path::new(name);
     if name.is_empty()
@@ -29,32 +28,32 @@ pub fn join(root: &Path, name: &str) -> Result<(), CgroupError> {
     {
         return Err(CgroupError::Name(name.to_owned()));
     }
-    for tree in trees(root).map_err(|source| CgroupError::Io(root.to_owned(), source))? {
-        let group = tree.join(relative);
-        join_one(&tree, relative).map_err(|source| CgroupError::Io(group, source))?;
+    for hierarchy in hierarchies(root).map_err(|source| CgroupError::Io(root.to_owned(), source))? {
+        let group = hierarchy.join(relative);
+        join_group(&hierarchy, relative).map_err(|source| CgroupError::Io(group, source))?;
     }
     Ok(())
 }
 
-/// The roots of the trees: that of version 2, else all (a link names the same tree again). A tree
-/// of version 2 beside those of version 1 has no controllers to speak of, but systemd tells by it
-/// what belongs to a service.
-fn trees(root: &Path) -> io::Result<Vec<PathBuf>> {
+/// Returns the roots of the hierarchies: the unified one, or all of v1 (symbolic links to the same
+/// hierarchy are skipped). In hybrid mode the v2 hierarchy has no controllers, but systemd tracks
+/// the processes of a service by it.
+fn hierarchies(root: &Path) -> io::Result<Vec<PathBuf>> {
     if root.join("cgroup.controllers").exists() {
         return Ok(vec![root.to_owned()]);
     }
-    let mut trees = Vec::new();
+    let mut hierarchies = Vec::new();
     for entry in fs::read_dir(root)? {
         let entry = entry?;
         if entry.file_type()?.is_dir() && entry.path().join("cgroup.procs").exists() {
-            trees.push(entry.path());
+            hierarchies.push(entry.path());
         }
     }
-    Ok(trees)
+    Ok(hierarchies)
 }
 
-fn join_one(tree: &Path, relative: &Path) -> io::Result<()> {
-    let mut group = tree.to_owned();
+fn join_group(hierarchy: &Path, relative: &Path) -> io::Result<()> {
+    let mut group = hierarchy.to_owned();
     for component in relative.components() {
         let parent = group.clone();
         group.push(component);
@@ -62,7 +61,7 @@ fn join_one(tree: &Path, relative: &Path) -> io::Result<()> {
             Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),
             _ => {}
         }
-        // A new cpuset of version 1 is empty, and nothing can join it so.
+        // In v1 a new cpuset is empty, and joining it fails.
         for file in ["cpuset.cpus", "cpuset.mems"] {
             inherit(&parent.join(file), &group.join(file))?;
         }
@@ -84,7 +83,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_name_stays_beneath_the_root() {
+    fn cgroup_name_leading_out_is_rejected() {
         let root = tempfile::tempdir().unwrap();
         for name in ["", "/kiyot", "../kiyot", "kiyot/../..", "."] {
             assert!(matches!(join(root.path(), name), Err(CgroupError::Name(_))), "{name}");
@@ -92,17 +91,20 @@ mod tests {
     }
 
     #[test]
-    fn each_tree_is_joined_once() {
+    fn hierarchies_are_found_once_each() {
         let root = tempfile::tempdir().unwrap();
-        for tree in ["cpu", "memory", "unified"] {
-            fs::create_dir(root.path().join(tree)).unwrap();
-            fs::write(root.path().join(tree).join("cgroup.procs"), "").unwrap();
+        for hierarchy in ["cpu", "memory", "unified"] {
+            fs::create_dir(root.path().join(hierarchy)).unwrap();
+            fs::write(root.path().join(hierarchy).join("cgroup.procs"), "").unwrap();
         }
         fs::write(root.path().join("unified/cgroup.controllers"), "").unwrap();
         fs::create_dir(root.path().join("empty")).unwrap();
         std::os::unix::fs::symlink("cpu", root.path().join("cpuacct")).unwrap();
-        let mut found = trees(root.path()).unwrap();
+        let mut found = hierarchies(root.path()).unwrap();
         found.sort();
-        assert_eq!(found, ["cpu", "memory", "unified"].map(|tree| root.path().join(tree)));
+        assert_eq!(
+            found,
+            ["cpu", "memory", "unified"].map(|hierarchy| root.path().join(hierarchy))
+        );
     }
 }

@@ -1,16 +1,16 @@
-//! Mounts beneath a pod's directories.
+//! Mounts below a pod's directories.
 
 use std::{fs, os::unix::fs::MetadataExt, path::PathBuf};
 
 use kiyot_cell::agent::files::{FileError, Files};
 use kiyot_proto::cell::{FileChange, MakeDir, MountTmpfs, Root, WriteFile, file_change::Change};
 
-struct Bench {
+struct Fixture {
     temp: tempfile::TempDir,
     files: Files,
 }
 
-impl Bench {
+impl Fixture {
     fn new() -> Self {
         let temp = tempfile::tempdir().unwrap();
         let files = Files::open(temp.path(), temp.path()).unwrap();
@@ -47,8 +47,8 @@ fn file(content: &'static [u8]) -> Change {
 }
 
 #[test]
-fn a_tmpfs_has_its_size_mode_and_owner_and_goes_with_its_directory() {
-    let bench = Bench::new();
+fn tmpfs_has_size_mode_and_owner_and_is_removed_with_its_directory() {
+    let bench = Fixture::new();
     bench.apply("e/v", tmpfs(1 << 20, 0o2770, false)).unwrap();
     let stat = fs::metadata(bench.path("e/v")).unwrap();
     assert_eq!((stat.mode() & 0o7777, stat.uid(), stat.gid()), (0o2770, 7, 8));
@@ -59,7 +59,7 @@ fn a_tmpfs_has_its_size_mode_and_owner_and_goes_with_its_directory() {
     assert_eq!(size(), 1 << 20);
     bench.apply("e/v/kept", file(b"x")).unwrap();
     bench.apply("e/v", tmpfs(1 << 21, 0o700, true)).unwrap();
-    assert_eq!(size(), 1 << 20, "it is kept as it is");
+    assert_eq!(size(), 1 << 20, "keep leaves the tmpfs unchanged");
     bench.apply("e/v", tmpfs(1 << 21, 0o700, false)).unwrap();
     assert_eq!(
         (size(), fs::metadata(bench.path("e/v")).unwrap().mode() & 0o7777),
@@ -74,8 +74,8 @@ fn a_tmpfs_has_its_size_mode_and_owner_and_goes_with_its_directory() {
 }
 
 #[test]
-fn a_directory_and_a_file_are_bound() {
-    let bench = Bench::new();
+fn directory_and_file_are_bind_mounted() {
+    let bench = Fixture::new();
     bench
         .apply("from/dir", Change::MakeDir(MakeDir { mode: 0o755, ..Default::default() }))
         .unwrap();
@@ -88,6 +88,10 @@ fn a_directory_and_a_file_are_bound() {
     assert_eq!(bench.mounts(), 2);
     bench.apply("to", Change::Remove(true)).unwrap();
     assert_eq!(bench.mounts(), 0);
-    assert_eq!(fs::read(bench.path("from/dir/file")).unwrap(), b"content", "what was bound stays");
+    assert_eq!(
+        fs::read(bench.path("from/dir/file")).unwrap(),
+        b"content",
+        "the source of the bind mount stays"
+    );
     assert!(bench.apply("to", Change::Bind("absent".into())).is_err());
 }

@@ -1,4 +1,4 @@
-//! An image of busybox, as the blobs that a daemon would send.
+//! A busybox image, split into blobs like those that the daemon pushes.
 
 use kiyot_proto::cell::{BlobPart, PutImageRequest};
 use ring::digest::{SHA256, digest};
@@ -49,7 +49,10 @@ pub(crate) fn busybox() -> Image {
     })
     .to_string()
     .into_bytes();
-    let descriptor = |media_type: &str, blob: &[u8]| json!({ "mediaType": media_type, "digest": sha256(blob), "size": blob.len() });
+    let descriptor = |media_type: &str, blob: &[u8]| {
+        let (digest, size) = (sha256(blob), blob.len());
+        json!({ "mediaType": media_type, "digest": digest, "size": size })
+    };
     let manifest = json!({
         "schemaVersion": 2, "mediaType": MANIFEST,
         "config": descriptor("application/vnd.oci.image.config.v1+json", &config),
@@ -60,7 +63,7 @@ pub(crate) fn busybox() -> Image {
     Image { layer, config, manifest }
 }
 
-/// A blob that is not what its digest says.
+/// Returns a blob that doesn't match its digest.
 pub(crate) fn corrupt() -> Vec<BlobPart> {
     vec![BlobPart {
         digest: sha256(b"expected"),
@@ -79,7 +82,8 @@ impl Image {
         [&self.layer, &self.config, &self.manifest].map(|blob| sha256(blob)).to_vec()
     }
 
-    /// Each blob in its parts; the manifest says what must be kept with it.
+    /// Returns the blobs in parts. The manifest has the labels that keep its references from
+    /// garbage collection.
     pub(crate) fn parts(&self) -> Vec<Vec<BlobPart>> {
         let references = [
             ("containerd.io/gc.ref.content.config", &self.config),

@@ -1,9 +1,9 @@
-//! Real cells, launched by hand in network namespaces of their own. Needs root; runs in namespaces
-//! of its own (scripts/runner).
+//! Tests of real cells, launched in network namespaces of their own. They need root, and run in
+//! namespaces (scripts/runner).
 #![allow(clippy::unwrap_used, reason = "what a test can't set up fails the test, at the place")]
 
-mod bench;
 mod files;
+mod fixture;
 mod image;
 
 use std::{
@@ -30,10 +30,10 @@ use kiyot_proto::{
 use kiyot_testkit::{LIMIT, wait_until, watchdog::Watchdog};
 use tonic::{Code, Streaming};
 
-use bench::{AgentLink, Cell};
+use fixture::{AgentLink, Cell};
 
 #[tokio::test]
-async fn a_cell_has_namespaces_of_its_own_and_its_launcher_s_end_ends_all() {
+async fn cell_has_its_own_namespaces_and_ends_with_its_launcher() {
     let _watchdog = Watchdog::start(|| {});
     let mut cell = Cell::launch(3600);
     let init = cell.init().await;
@@ -54,7 +54,7 @@ async fn a_cell_has_namespaces_of_its_own_and_its_launcher_s_end_ends_all() {
     );
 
     cell.kill_launcher();
-    wait_until("init is gone", LIMIT, async || {
+    wait_until("init has exited", LIMIT, async || {
         (!std::path::Path::new(&format!("/proc/{init}")).exists()).then_some(())
     })
     .await;
@@ -63,32 +63,28 @@ async fn a_cell_has_namespaces_of_its_own_and_its_launcher_s_end_ends_all() {
 }
 
 #[tokio::test]
-async fn an_orphan_powers_off() {
+async fn orphaned_cell_powers_off() {
     let _watchdog = Watchdog::start(|| {});
     let mut cell = Cell::launch(1);
     let code = wait_until("the cell has ended", LIMIT, async || cell.exit_code()).await;
     assert_eq!(code, 0, "{}", cell.console());
-    assert!(cell.console().contains("agent asks for the cell's end"), "{}", cell.console());
+    assert!(cell.console().contains("power-off requested service=agent"), "{}", cell.console());
 }
 
 #[tokio::test]
-async fn a_launch_that_fails_says_why_on_the_console() {
+async fn failed_launch_writes_its_reason_to_the_console() {
     let _watchdog = Watchdog::start(|| {});
     let mut cell = Cell::launch_in("/nowhere/at/all", 3600);
     let code = wait_until("launch has ended", LIMIT, async || cell.exit_code()).await;
     assert_eq!(code, 1);
-    assert!(
-        cell.console().contains("the network namespace \"/nowhere/at/all\""),
-        "{}",
-        cell.console()
-    );
+    assert!(cell.console().contains("network namespace \"/nowhere/at/all\""), "{}", cell.console());
 }
 
 /// Verifies N15.
 #[test]
-fn launch_that_is_not_recorded_has_no_effect() {
+fn launch_without_go_has_no_effect() {
     let dir = tempfile::tempdir().unwrap();
-    // As its provider starts it, which then ends without a word.
+    // Standard input is closed without GO, as by a provider that ends.
     let output = Command::new(env!("CARGO_BIN_EXE_kiyot-cell"))
         .args(["launch", "--netns", "/proc/self/ns/net", "--cgroup", "kiyot-none", "--dir"])
         .arg(dir.path())
@@ -97,7 +93,7 @@ fn launch_that_is_not_recorded_has_no_effect() {
         .unwrap();
     assert_eq!(output.status.code(), Some(1));
     let said = String::from_utf8_lossy(&output.stderr);
-    assert!(said.contains("called off"), "{said}");
+    assert!(said.contains("cancelled"), "{said}");
     let left: Vec<_> =
         std::fs::read_dir(dir.path()).unwrap().map(|entry| entry.unwrap().file_name()).collect();
     assert_eq!(left, ["console.log"]);
@@ -105,7 +101,7 @@ fn launch_that_is_not_recorded_has_no_effect() {
 }
 
 #[tokio::test]
-async fn a_pod_runs_in_a_cell() {
+async fn cell_runs_a_pod() {
     let _watchdog = Watchdog::start(|| {});
     let cell = Cell::launch(3600);
     let init = cell.init().await;
@@ -113,7 +109,7 @@ async fn a_pod_runs_in_a_cell() {
     let mut agent = link.agent();
     let mut watch = Watch::begin(&link).await;
 
-    // An image, blob by blob.
+    // Push an image.
     let image = image::busybox();
     let digests = image.digests();
     let missing = agent
@@ -140,13 +136,13 @@ async fn a_pod_runs_in_a_cell() {
     assert_ne!(refused.code(), Code::Ok);
     agent.put_image(image.request(&[image::PAUSE, image::BUSYBOX])).await.unwrap();
 
-    // A volume.
+    // Create a volume.
     let (pod_dir, stop) = (cell.pod_dir(), "volumes/v/stop");
     change(&link, "volumes/v", Change::MakeDir(MakeDir { mode: 0o755, ..Default::default() }))
         .await;
     change(&link, "logs/c", Change::MakeDir(MakeDir { mode: 0o755, ..Default::default() })).await;
 
-    // A sandbox and a container: watched as they come.
+    // Run a sandbox and a container, and watch both.
     let config = sandbox_config(&cell);
     let mut runtime = link.runtime();
     let request = RunPodSandboxRequest { config: Some(config.clone()), ..Default::default() };
@@ -156,7 +152,8 @@ async fn a_pod_runs_in_a_cell() {
             view.sandboxes.get(&sandbox) == Some(&(PodSandboxState::SandboxReady as i32))
         })
         .await;
-    let script = "echo begin; while [ ! -e /v/stop ]; do sleep 0.05; done; echo -n last > /v/message; echo end; exit 3";
+    let script = "echo begin; while [ ! -e /v/stop ]; do sleep 0.05; done; \
+                  echo -n last > /v/message; echo end; exit 3";
     let container = ContainerConfig {
         metadata: Some(ContainerMetadata { name: "c".into(), attempt: 0 }),
         image: Some(ImageSpec { image: image.id(), ..Default::default() }),
@@ -175,14 +172,14 @@ async fn a_pod_runs_in_a_cell() {
         sandbox_config: Some(config),
     };
     let id = runtime.create_container(request).await.unwrap().into_inner().container_id;
-    watch.until("the container is there", |view| view.containers.contains_key(&id)).await;
+    watch.until("the container is listed", |view| view.containers.contains_key(&id)).await;
     runtime.start_container(StartContainerRequest { container_id: id.clone() }).await.unwrap();
     watch.until("it runs", |view| view.state(&id) == Some(ContainerState::ContainerRunning)).await;
     watch
         .until("its log grows", |view| view.logs.get("logs/c/0.log").is_some_and(|size| *size > 0))
         .await;
 
-    // Its cell has one network and one host name: its own.
+    // The container sees the cell's host name.
     let exec = ExecSyncRequest {
         container_id: id.clone(),
         cmd: ["cat", "/proc/sys/kernel/hostname"].map(str::to_owned).to_vec(),
@@ -191,7 +188,7 @@ async fn a_pod_runs_in_a_cell() {
     nsenter(init, &["--uts"], &["hostname", "a-pod"]);
     assert_eq!(runtime.exec_sync(exec.clone()).await.unwrap().into_inner().stdout, b"a-pod\n");
 
-    // containerd's death is survived: by the container, by the watch, by calls.
+    // Container, watch and calls survive the death of containerd.
     let killed = cell.containerd().await;
     Command::new("kill").args(["-9", &killed.to_string()]).status().unwrap();
     wait_until("another containerd runs", LIMIT, async || {
@@ -201,14 +198,14 @@ async fn a_pod_runs_in_a_cell() {
     wait_until("it answers", LIMIT, async || link.runtime().exec_sync(exec.clone()).await.ok())
         .await;
 
-    // The end, with its log before it.
+    // The log's size is reported before the exit.
     change(&link, stop, Change::WriteFile(WriteFile { mode: 0o644, ..Default::default() })).await;
     watch
         .until("it has exited", |view| view.state(&id) == Some(ContainerState::ContainerExited))
         .await;
     assert_eq!(watch.view.containers[&id].exit_code, 3);
     let size = std::fs::metadata(format!("{pod_dir}/logs/c/0.log")).unwrap().len();
-    assert_eq!(watch.view.logs["logs/c/0.log"], size, "the size is told before the exit");
+    assert_eq!(watch.view.logs["logs/c/0.log"], size, "the size is reported before the exit");
     let read = |position| link.agent_read(ReadLogRequest { path: "logs/c/0.log".into(), position });
     let log = String::from_utf8(read(0).await).unwrap();
     let words: Vec<_> = log.lines().map(|line| line.splitn(4, ' ').last().unwrap()).collect();
@@ -277,7 +274,7 @@ fn nsenter(pid: u32, kinds: &[&str], command: &[&str]) -> String {
     String::from_utf8(output.stdout).unwrap()
 }
 
-/// What a watcher knows.
+/// State of a watcher.
 #[derive(Debug, Default)]
 struct View {
     sandboxes: HashMap<String, i32>,

@@ -2,21 +2,12 @@
 
 use std::path::{Path, PathBuf};
 
-/// One line of `/proc/self/mountinfo`. Names in it are any bytes.
-#[derive(Debug, PartialEq, Eq)]
-struct Mount<'a> {
-    /// Major and minor number.
-    device: &'a [u8],
-    /// What of the file system is mounted.
-    root: PathBuf,
-    /// Where.
-    point: PathBuf,
-}
+use kiyot_linux::mountinfo;
 
 /// Where in the volume at `volume` the bind mount at `sub_path` leads; `None` if it is no mount, or
 /// of another volume.
-pub(super) fn resolve(mountinfo: &[u8], volume: &Path, sub_path: &Path) -> Option<PathBuf> {
-    let mounts: Vec<Mount<'_>> = mountinfo.split(|byte| *byte == b'\n').filter_map(mount).collect();
+pub(super) fn resolve(table: &[u8], volume: &Path, sub_path: &Path) -> Option<PathBuf> {
+    let mounts = mountinfo::parse(table);
     let bound = mounts.iter().rev().find(|mount| mount.point == sub_path)?;
     // The last one mounted at the longest path is the one that is seen.
     let holder = mounts
@@ -28,39 +19,6 @@ pub(super) fn resolve(mountinfo: &[u8], volume: &Path, sub_path: &Path) -> Optio
     }
     let in_file_system = holder.root.join(volume.strip_prefix(&holder.point).ok()?);
     bound.root.strip_prefix(in_file_system).ok().map(Path::to_owned)
-}
-
-/// A line: id, parent, device, root, mount point, and what is of no interest.
-fn mount(line: &[u8]) -> Option<Mount<'_>> {
-    let mut words = line.split(|byte| *byte == b' ').skip(2);
-    Some(Mount {
-        device: words.next()?,
-        root: unescaped(words.next()?),
-        point: unescaped(words.next()?),
-    })
-}
-
-/// The kernel writes space, tab, newline and backslash as three octal digits.
-fn unescaped(word: &[u8]) -> PathBuf {
-    let mut out = Vec::with_capacity(word.len());
-    let mut rest = word;
-    while let Some((&byte, after)) = rest.split_first() {
-        let code =
-            after.get(..3).filter(|digits| byte == b'\\' && digits.iter().all(u8::is_ascii_digit));
-        let code = code.and_then(|digits| std::str::from_utf8(digits).ok());
-        match code.and_then(|digits| u8::from_str_radix(digits, 8).ok()) {
-            Some(code) => {
-                out.push(code);
-                rest = &after[3..];
-            }
-            None => {
-                out.push(byte);
-                rest = after;
-            }
-        }
-    }
-    use std::os::unix::ffi::OsStringExt as _;
-    std::ffi::OsString::from_vec(out).into()
 }
 
 #[cfg(test)]
@@ -112,19 +70,10 @@ mod tests {
         assert_eq!(found.as_deref(), Some(Path::new("a b/c")));
     }
 
-    #[test]
-    fn only_digits_are_a_code() {
-        assert_eq!(
-            (unescaped(b"a\\040b"), unescaped(b"a\\+40b")),
-            ("a b".into(), "a\\+40b".into())
-        );
-    }
-
     proptest! {
         #[test]
         fn any_text_is_taken(text in "[0-9 :/\\\\a\n]{0,80}") {
             let _ = resolve(text.as_bytes(), Path::new("/a"), Path::new("/a/a"));
-            let _ = unescaped(text.as_bytes());
         }
     }
 }

@@ -1,4 +1,4 @@
-//! Paths beneath a directory, and their opening without links.
+//! Relative paths, and opening them below a directory without following links.
 
 use std::fmt;
 
@@ -8,37 +8,37 @@ use rustix::{
     io::Errno,
 };
 
-use super::{FileError, mounted::proc_path};
+use super::{FileError, mount_point::fd_path};
 
-/// The longest path, in bytes.
-pub(super) const PATH_LIMIT: usize = 2048;
+/// Longest path, in bytes.
+pub(super) const MAX_PATH_BYTES: usize = 2048;
 
-/// A path beneath a root: relative, and made of plain names only.
+/// A relative path of plain names: no empty component, "." or "..".
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RelPath(String);
 
 impl RelPath {
-    /// Checks it.
+    /// Validates a path.
     pub fn parse(path: &str) -> Result<Self, FileError> {
         let plain =
             |name: &str| !name.is_empty() && name != "." && name != ".." && name.len() <= 255;
-        if path.len() > PATH_LIMIT || path.contains('\0') || !path.split('/').all(plain) {
-            return Err(FileError::Path(path.chars().take(PATH_LIMIT).collect()));
+        if path.len() > MAX_PATH_BYTES || path.contains('\0') || !path.split('/').all(plain) {
+            return Err(FileError::Path(path.chars().take(MAX_PATH_BYTES).collect()));
         }
         Ok(Self(path.to_owned()))
     }
 
-    /// The last name.
+    /// Returns the last component.
     pub fn name(&self) -> &str {
         self.0.rsplit('/').next().unwrap_or(&self.0)
     }
 
-    /// What is before the last name; empty if nothing is.
+    /// Returns the path without its last component; empty if there is only one.
     pub fn parent(&self) -> &str {
         self.0.rsplit_once('/').map_or("", |(parent, _)| parent)
     }
 
-    /// The whole.
+    /// Returns the path as a string.
     pub fn as_str(&self) -> &str {
         &self.0
     }
@@ -50,11 +50,12 @@ impl fmt::Display for RelPath {
     }
 }
 
-/// Opens beneath a directory: no link is followed, not even the last name, and nothing leads out.
+/// Opens a path below a directory (openat2(2), `RESOLVE_BENEATH`). Fails on any symbolic link, the
+/// last component included.
 pub(super) fn open(dir: &OwnedFd, path: &str, flags: OFlags) -> Result<OwnedFd, Errno> {
     let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS;
     loop {
-        // EAGAIN: something was renamed meanwhile. It ends, for renames do.
+        // EAGAIN means a concurrent rename, after which the lookup is repeated.
         match openat2(
             dir,
             if path.is_empty() { "." } else { path },
@@ -68,35 +69,34 @@ pub(super) fn open(dir: &OwnedFd, path: &str, flags: OFlags) -> Result<OwnedFd, 
     }
 }
 
-/// The directory that a path's last name is in.
+/// Opens the parent directory of a path.
 pub(super) fn parent(dir: &OwnedFd, path: &RelPath) -> Result<OwnedFd, FileError> {
     open(dir, path.parent(), OFlags::PATH | OFlags::DIRECTORY)
-        .map_err(FileError::io("open the directory of", path))
+        .map_err(FileError::io("open the parent of", path))
 }
 
-/// Opens a regular file. `None`: there is nothing of this name.
+/// Opens a regular file. Returns `None` if the path is absent.
 pub(super) fn open_regular(
     dir: &OwnedFd,
     path: &RelPath,
     access: OFlags,
 ) -> Result<Option<OwnedFd>, FileError> {
-    // Looked at before it is opened: to open a device is to do something with it.
+    // The type is checked before the file is opened for access, as opening a device has side
+    // effects.
     let file = match open(dir, path.as_str(), OFlags::PATH) {
         Ok(file) => file,
         Err(Errno::NOENT) => return Ok(None),
         Err(error) => return Err(FileError::io("open", path)(error)),
     };
-    let stat = fstat(&file).map_err(FileError::io("look at", path))?;
+    let stat = fstat(&file).map_err(FileError::io("stat", path))?;
     if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile {
-        return Err(FileError::Order { path: path.to_string(), why: "not a regular file" });
+        return Err(FileError::Rejected { path: path.to_string(), why: "not a regular file" });
     }
     let flags = access | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
-    openat(CWD, proc_path(&file), flags, Mode::empty())
-        .map(Some)
-        .map_err(FileError::io("open", path))
+    openat(CWD, fd_path(&file), flags, Mode::empty()).map(Some).map_err(FileError::io("open", path))
 }
 
-/// Reads from a position up to the end or the limit.
+/// Reads from a position to the end of the file or the limit.
 pub(super) fn read(file: &OwnedFd, position: u64, limit: usize) -> Result<Vec<u8>, Errno> {
     let available = super::length(file)?.saturating_sub(position);
     let mut content = vec![0; usize::try_from(available).unwrap_or(usize::MAX).min(limit)];

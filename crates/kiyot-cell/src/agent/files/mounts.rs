@@ -1,5 +1,4 @@
-//! Mounts beneath the pod's directories: a tmpfs of a given size, and a bind of one path on
-//! another.
+//! Mounts below the pod's directories: tmpfs and bind mounts.
 
 use std::ffi::CString;
 
@@ -12,23 +11,23 @@ use rustix::{
 
 use super::{
     FileError, RelPath, beneath, mode_of,
-    mounted::{HANDLE, is_mount, proc_path},
+    mount_point::{PATH_FD, fd_path, is_mount},
     tree,
 };
 
 const FLAGS: MountFlags = MountFlags::NOSUID.union(MountFlags::NODEV);
 
-/// Mounts a tmpfs, or gives the one that is there another size, mode and owner. Size 0 sets no
-/// limit of its own.
+/// Mounts a tmpfs, or remounts an existing one with another size, mode and owner. Size 0 leaves the
+/// kernel's default limit.
 pub(super) fn tmpfs(root: &OwnedFd, path: &RelPath, wanted: &MountTmpfs) -> Result<(), FileError> {
     let mode = mode_of(wanted.mode, path)?;
     let parent = tree::make_parents(root, path)?;
-    let there = openat(&parent, path.name(), HANDLE, Mode::empty());
-    let mounted = match &there {
-        Ok(file) => is_mount(file).map_err(FileError::io("look at", path))?,
+    let there = openat(&parent, path.name(), PATH_FD, Mode::empty());
+    let mount_point = match &there {
+        Ok(file) => is_mount(file).map_err(FileError::io("stat", path))?,
         Err(_) => false,
     };
-    if mounted && wanted.keep {
+    if mount_point && wanted.keep {
         return Ok(());
     }
     let size =
@@ -39,11 +38,11 @@ pub(super) fn tmpfs(root: &OwnedFd, path: &RelPath, wanted: &MountTmpfs) -> Resu
         wanted.uid,
         wanted.gid
     ));
-    if mounted {
+    if mount_point {
         if let Ok(file) = &there {
             let data = c_string(format!("{size}mode={:o}", mode.as_raw_mode()));
-            mount_remount(proc_path(file), FLAGS, data.as_c_str())
-                .map_err(FileError::io("mount anew", path))?;
+            mount_remount(fd_path(file), FLAGS, data.as_c_str())
+                .map_err(FileError::io("remount", path))?;
         }
         let make = MakeDir { mode: wanted.mode, uid: wanted.uid, gid: wanted.gid, keep: false };
         return tree::make_dir(root, path, &make);
@@ -54,23 +53,23 @@ pub(super) fn tmpfs(root: &OwnedFd, path: &RelPath, wanted: &MountTmpfs) -> Resu
         path,
         &MakeDir { mode: wanted.mode, uid: wanted.uid, gid: wanted.gid, keep: false },
     )?;
-    let dir = openat(&parent, path.name(), HANDLE | OFlags::DIRECTORY, Mode::empty())
+    let dir = openat(&parent, path.name(), PATH_FD | OFlags::DIRECTORY, Mode::empty())
         .map_err(FileError::io("open", path))?;
-    mount("tmpfs", proc_path(&dir), "tmpfs", FLAGS, data.as_c_str())
+    mount("tmpfs", fd_path(&dir), "tmpfs", FLAGS, data.as_c_str())
         .map_err(FileError::io("mount", path))
 }
 
-/// Binds what is at `source` on `path`, which is made as a file or a directory like it. What was
-/// bound there before, and is not what is at `source` now, goes first.
+/// Bind-mounts `source` on `path`, which is created as a file or a directory like the source. An
+/// older bind mount of another source is removed first.
 pub(super) fn bind(root: &OwnedFd, source: &RelPath, path: &RelPath) -> Result<(), FileError> {
     let source_file = beneath::open(root, source.as_str(), OFlags::PATH | OFlags::NOFOLLOW)
         .map_err(FileError::io("open", source))?;
-    let stat = fstat(&source_file).map_err(FileError::io("look at", source))?;
+    let stat = fstat(&source_file).map_err(FileError::io("stat", source))?;
     let parent = tree::make_parents(root, path)?;
-    if let Ok(there) = openat(&parent, path.name(), HANDLE, Mode::empty())
-        && is_mount(&there).map_err(FileError::io("look at", path))?
+    if let Ok(there) = openat(&parent, path.name(), PATH_FD, Mode::empty())
+        && is_mount(&there).map_err(FileError::io("stat", path))?
     {
-        let bound = fstat(&there).map_err(FileError::io("look at", path))?;
+        let bound = fstat(&there).map_err(FileError::io("stat", path))?;
         if (bound.st_dev, bound.st_ino) == (stat.st_dev, stat.st_ino) {
             return Ok(());
         }
@@ -82,7 +81,10 @@ pub(super) fn bind(root: &OwnedFd, source: &RelPath, path: &RelPath) -> Result<(
             tree::make_dir(root, path, &MakeDir { mode: 0o755, keep: true, ..Default::default() })?
         }
         FileType::Symlink => {
-            return Err(FileError::Order { path: source.to_string(), why: "a link is not bound" });
+            return Err(FileError::Rejected {
+                path: source.to_string(),
+                why: "a symbolic link can't be the source of a bind mount",
+            });
         }
         _ => {
             let flags = OFlags::WRONLY
@@ -91,16 +93,16 @@ pub(super) fn bind(root: &OwnedFd, source: &RelPath, path: &RelPath) -> Result<(
                 | OFlags::NONBLOCK
                 | OFlags::CLOEXEC;
             openat(&parent, path.name(), flags, Mode::RUSR | Mode::WUSR)
-                .map_err(FileError::io("make", path))?;
+                .map_err(FileError::io("create", path))?;
         }
     }
-    let target =
-        openat(&parent, path.name(), HANDLE, Mode::empty()).map_err(FileError::io("open", path))?;
-    mount_bind_recursive(proc_path(&source_file), proc_path(&target))
-        .map_err(FileError::io("bind", path))
+    let target = openat(&parent, path.name(), PATH_FD, Mode::empty())
+        .map_err(FileError::io("open", path))?;
+    mount_bind_recursive(fd_path(&source_file), fd_path(&target))
+        .map_err(FileError::io("bind-mount", path))
 }
 
 fn c_string(text: String) -> CString {
-    // Made of numbers: there is no NUL in it.
+    // Made of numbers: it contains no NUL.
     CString::new(text).unwrap_or_default()
 }

@@ -1,4 +1,4 @@
-//! Directories: made with their parents, and removed with all that is in them.
+//! Directories: creation with parents, and removal of trees.
 
 use std::ffi::CString;
 
@@ -10,10 +10,10 @@ use rustix::{
     io::Errno,
 };
 
-use super::{FileError, RelPath, beneath, exists, mode_of, own};
+use super::{FileError, RelPath, beneath, exists, mode_of, set_owner_and_mode};
 
-/// Entries of a tree that one change removes; the next removal goes on.
-const REMOVED_ENTRIES: usize = 1_000_000;
+/// Upper bound on the entries that one change removes. The next removal continues.
+const MAX_REMOVED_ENTRIES: usize = 1_000_000;
 const DIR: OFlags =
     OFlags::RDONLY.union(OFlags::DIRECTORY).union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
 
@@ -23,15 +23,15 @@ pub(super) fn make_dir(root: &OwnedFd, path: &RelPath, make: &MakeDir) -> Result
     if make.keep && exists(&parent, path)? {
         return Ok(());
     }
-    make_one(&parent, path.name(), Mode::RWXU).map_err(FileError::io("make", path))?;
+    make_one(&parent, path.name(), Mode::RWXU).map_err(FileError::io("create", path))?;
     let dir =
         openat(&parent, path.name(), DIR, Mode::empty()).map_err(FileError::io("open", path))?;
-    own(&dir, path, make.uid, make.gid, mode)
+    set_owner_and_mode(&dir, path, make.uid, make.gid, mode)
 }
 
-/// Makes the directory that a path's last name is in, and all above it, and opens it.
+/// Creates the parent directories of a path, and opens the last of them.
 pub(super) fn make_parents(root: &OwnedFd, path: &RelPath) -> Result<OwnedFd, FileError> {
-    let error = |error| FileError::io("make the directory of", path)(error);
+    let error = |error| FileError::io("create the parent of", path)(error);
     let mut dir = beneath::open(root, "", OFlags::PATH | OFlags::DIRECTORY).map_err(error)?;
     for name in path.parent().split('/').filter(|name| !name.is_empty()) {
         let made = make_one(&dir, name, Mode::RWXU).map_err(error)?;
@@ -44,7 +44,7 @@ pub(super) fn make_parents(root: &OwnedFd, path: &RelPath) -> Result<OwnedFd, Fi
     Ok(dir)
 }
 
-/// Whether it had to be made.
+/// Creates a directory. Returns false if it existed.
 fn make_one(dir: &OwnedFd, name: &str, mode: Mode) -> Result<bool, Errno> {
     match mkdirat(dir, name, mode) {
         Ok(()) => Ok(true),
@@ -53,20 +53,20 @@ fn make_one(dir: &OwnedFd, name: &str, mode: Mode) -> Result<bool, Errno> {
     }
 }
 
-/// Removes what a path stands for, with all that is in it and all that is mounted there.
+/// Removes a path with everything below it, mounts included.
 pub(super) fn remove(root: &OwnedFd, path: &RelPath) -> Result<(), FileError> {
     let parent = match beneath::open(root, path.parent(), OFlags::PATH | OFlags::DIRECTORY) {
         Ok(parent) => parent,
         Err(Errno::NOENT) => return Ok(()),
-        Err(error) => return Err(FileError::io("open the directory of", path)(error)),
+        Err(error) => return Err(FileError::io("open the parent of", path)(error)),
     };
-    // There is no NUL in a path.
+    // A `RelPath` contains no NUL.
     let name = CString::new(path.name()).unwrap_or_default();
-    match kiyot_tree::remove(&parent, &name, Mounts::Detach, REMOVED_ENTRIES) {
+    match kiyot_tree::remove(&parent, &name, Mounts::Detach, MAX_REMOVED_ENTRIES) {
         Ok(Removed::All) => Ok(()),
-        Ok(Removed::Part) => Err(FileError::Order {
+        Ok(Removed::Part) => Err(FileError::Rejected {
             path: path.to_string(),
-            why: "only a part of it could be removed: there is more than 1000000 in it",
+            why: "removed in part: more than 1000000 entries",
         }),
         Err(error) => Err(FileError::io("remove", path)(error)),
     }

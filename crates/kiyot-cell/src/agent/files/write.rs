@@ -1,4 +1,4 @@
-//! Regular files and links, made under another name and renamed into place.
+//! Regular files and symbolic links, written under a temporary name and renamed into place.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -9,14 +9,15 @@ use rustix::{
     io::Errno,
 };
 
-use super::{FileError, RelPath, beneath, mode_of, own};
+use super::{FileError, RelPath, beneath, mode_of, set_owner_and_mode};
 
-/// What the names of unfinished files begin with.
-const UNFINISHED: &str = ".kiyot-unfinished-";
+/// Prefix of the names of temporary files.
+const TEMPORARY_PREFIX: &str = ".kiyot-unfinished-";
 
-/// A file that is being written. Dropped before its end, nothing of it is left.
+/// A file that is being written. Dropped before [`FileWriter::finish`], the temporary file is
+/// removed.
 #[derive(Debug)]
-pub struct Writing {
+pub struct FileWriter {
     root: Root,
     path: RelPath,
     parent: OwnedFd,
@@ -25,7 +26,7 @@ pub struct Writing {
     finished: bool,
 }
 
-impl Writing {
+impl FileWriter {
     pub(super) fn begin(
         dir: &OwnedFd,
         root: Root,
@@ -34,18 +35,19 @@ impl Writing {
     ) -> Result<Self, FileError> {
         let mode = mode_of(write.mode, &path)?;
         let parent = beneath::parent(dir, &path)?;
-        let name = unfinished();
-        remove_leftover(&parent, &name).map_err(FileError::io("remove what is left of", &path))?;
+        let name = temporary_name();
+        remove_leftover(&parent, &name)
+            .map_err(FileError::io("remove the temporary file of", &path))?;
         let flags =
             OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let file = openat(&parent, name.as_str(), flags, Mode::RUSR | Mode::WUSR)
             .map_err(FileError::io("write", &path))?;
-        let writing = Self { root, path, parent, name, file, finished: false };
-        own(&writing.file, &writing.path, write.uid, write.gid, mode)?;
-        Ok(writing)
+        let writer = Self { root, path, parent, name, file, finished: false };
+        set_owner_and_mode(&writer.file, &writer.path, write.uid, write.gid, mode)?;
+        Ok(writer)
     }
 
-    pub(super) fn is(&self, root: Root, path: &RelPath) -> bool {
+    pub(super) fn is_for(&self, root: Root, path: &RelPath) -> bool {
         self.root == root && self.path == *path
     }
 
@@ -66,13 +68,13 @@ impl Writing {
 
     pub(super) fn finish(mut self) -> Result<(), FileError> {
         renameat(&self.parent, self.name.as_str(), &self.parent, self.path.name())
-            .map_err(FileError::io("put in place", &self.path))?;
+            .map_err(FileError::io("rename into place", &self.path))?;
         self.finished = true;
         Ok(())
     }
 }
 
-impl Drop for Writing {
+impl Drop for FileWriter {
     fn drop(&mut self) {
         if !self.finished {
             let _ = unlinkat(&self.parent, self.name.as_str(), AtFlags::empty());
@@ -82,20 +84,20 @@ impl Drop for Writing {
 
 pub(super) fn symlink(dir: &OwnedFd, path: &RelPath, target: &str) -> Result<(), FileError> {
     let parent = beneath::parent(dir, path)?;
-    let name = unfinished();
-    remove_leftover(&parent, &name).map_err(FileError::io("remove what is left of", path))?;
-    symlinkat(target, &parent, name.as_str()).map_err(FileError::io("make the link", path))?;
+    let name = temporary_name();
+    remove_leftover(&parent, &name).map_err(FileError::io("remove the temporary file of", path))?;
+    symlinkat(target, &parent, name.as_str()).map_err(FileError::io("create the link", path))?;
     renameat(&parent, name.as_str(), &parent, path.name()).map_err(|error| {
         let _ = unlinkat(&parent, name.as_str(), AtFlags::empty());
-        FileError::io("put in place the link", path)(error)
+        FileError::io("rename into place the link", path)(error)
     })
 }
 
-/// A name of its own among those of this run of the agent; what an earlier run left under it is
-/// removed.
-fn unfinished() -> String {
+/// Returns a temporary name that is unique in this run of the agent. A leftover of an earlier run
+/// under that name is removed by the caller.
+fn temporary_name() -> String {
     static NEXT: AtomicU64 = AtomicU64::new(0);
-    format!("{UNFINISHED}{}", NEXT.fetch_add(1, Ordering::Relaxed))
+    format!("{TEMPORARY_PREFIX}{}", NEXT.fetch_add(1, Ordering::Relaxed))
 }
 
 fn remove_leftover(parent: &OwnedFd, name: &str) -> Result<(), Errno> {

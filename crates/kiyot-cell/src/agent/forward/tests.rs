@@ -1,4 +1,4 @@
-//! A played containerd that takes its time, and callers that don't wait for it.
+//! Calls to a slow fake containerd, by callers that cancel.
 
 use std::{
     convert::Infallible,
@@ -16,35 +16,35 @@ use tonic::{server::NamedService, transport::Server};
 
 use super::*;
 
-/// Time for what must happen; generous, as the machine may be slow.
-const PATIENCE: Duration = Duration::from_secs(60);
+/// Generous, as the machine may be slow.
+const TEST_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// How far its calls have come.
+/// Progress of the calls to the fake.
 #[derive(Default)]
-struct Calls {
+struct CallCounts {
     begun: AtomicUsize,
     cancelled: AtomicUsize,
     done: AtomicUsize,
-    go: Notify,
+    release: Notify,
 }
 
-/// A call that says when it is cancelled.
-struct Call(Arc<Calls>);
+/// Counts a cancellation when it is dropped.
+struct CancelProbe(Arc<CallCounts>);
 
-impl Drop for Call {
+impl Drop for CancelProbe {
     fn drop(&mut self) {
         self.0.cancelled.fetch_add(1, Ordering::SeqCst);
     }
 }
 
 #[derive(Clone)]
-struct Played(Arc<Calls>);
+struct FakeContainerd(Arc<CallCounts>);
 
-impl NamedService for Played {
+impl NamedService for FakeContainerd {
     const NAME: &'static str = "runtime.v1.RuntimeService";
 }
 
-impl Service<Request<Body>> for Played {
+impl Service<Request<Body>> for FakeContainerd {
     type Response = Response<Body>;
     type Error = Infallible;
     type Future = Pin<Box<dyn Future<Output = Result<Self::Response, Infallible>> + Send>>;
@@ -56,28 +56,33 @@ impl Service<Request<Body>> for Played {
     fn call(&mut self, request: Request<Body>) -> Self::Future {
         let calls = Arc::clone(&self.0);
         Box::pin(async move {
-            // What the runtime asks before it takes the socket for a containerd's.
+            // The probe that `Runtime` sends on a new connection.
             if !request.uri().path().ends_with("/Status") {
                 let whole = request.into_body().collect().await;
                 calls.begun.fetch_add(1, Ordering::SeqCst);
                 assert!(whole.is_ok());
-                let call = Call(Arc::clone(&calls));
-                calls.go.notified().await;
+                let call = CancelProbe(Arc::clone(&calls));
+                calls.release.notified().await;
                 std::mem::forget(call);
                 calls.done.fetch_add(1, Ordering::SeqCst);
             }
-            Ok(Status::unimplemented("played").into_http())
+            Ok(Status::unimplemented("fake").into_http())
         })
     }
 }
 
-fn serve(socket: &Path, calls: &Arc<Calls>) -> JoinHandle<Result<(), tonic::transport::Error>> {
+fn serve(
+    socket: &Path,
+    calls: &Arc<CallCounts>,
+) -> JoinHandle<Result<(), tonic::transport::Error>> {
     let listener = UnixListener::bind(socket).unwrap();
     let incoming = futures::stream::unfold(listener, |listener| async {
         Some((listener.accept().await.map(|(stream, _)| stream), listener))
     });
     tokio::spawn(
-        Server::builder().add_service(Played(Arc::clone(calls))).serve_with_incoming(incoming),
+        Server::builder()
+            .add_service(FakeContainerd(Arc::clone(calls)))
+            .serve_with_incoming(incoming),
     )
 }
 
@@ -89,13 +94,13 @@ fn request(method: &str) -> Request<Body> {
     Request::post(format!("http://cell/runtime.v1.RuntimeService/{method}"))
         .header("content-type", "application/grpc")
         .header("te", "trailers")
-        .header(DEADLINE, "100S")
+        .header(GRPC_TIMEOUT_HEADER, "100S")
         .body(Body::new(http_body_util::Full::new(Bytes::from(frame))))
         .unwrap()
 }
 
 async fn until(what: impl Fn() -> bool) {
-    kiyot_testkit::wait_until("a call is where it should be", PATIENCE, async || {
+    kiyot_testkit::wait_until("the calls have progressed", TEST_TIMEOUT, async || {
         what().then_some(())
     })
     .await;
@@ -103,35 +108,36 @@ async fn until(what: impl Fn() -> bool) {
 
 /// Verifies X12.
 #[tokio::test]
-async fn what_changes_something_is_done_to_its_end() {
+async fn mutating_call_whose_connection_is_lost_completes() {
     let directory = tempfile::tempdir().unwrap();
     let socket = directory.path().join("containerd.sock");
-    let calls = Arc::new(Calls::default());
+    let calls = Arc::new(CallCounts::default());
     let server = serve(&socket, &calls);
-    let (runtime, uncancelled) = (Runtime::new(socket), Arc::new(Semaphore::new(1)));
+    let (runtime, detached_calls) = (Runtime::new(socket), Arc::new(Semaphore::new(1)));
     let cut = async |method: &str| {
         let before = calls.begun.load(Ordering::SeqCst);
-        let (runtime, uncancelled, request) =
-            (runtime.clone(), Arc::clone(&uncancelled), request(method));
-        let call = tokio::spawn(async move { forward(&runtime, &uncancelled, request).await });
+        let (runtime, detached_calls, request) =
+            (runtime.clone(), Arc::clone(&detached_calls), request(method));
+        let call = tokio::spawn(async move { forward(&runtime, &detached_calls, request).await });
         until(|| calls.begun.load(Ordering::SeqCst) > before).await;
-        // As when the connection is lost that it came by.
+        // As when the connection of the call is lost.
         call.abort();
         assert!(call.await.unwrap_err().is_cancelled());
     };
     cut("StartContainer").await;
-    assert_eq!(uncancelled.available_permits(), 0, "it goes on");
-    // There is no room for another one, and what only asks is cancelled.
+    assert_eq!(detached_calls.available_permits(), 0, "the call is detached");
+    // The only permit is taken, and ExecSync is not detached.
     cut("StartContainer").await;
     until(|| calls.cancelled.load(Ordering::SeqCst) == 1).await;
     cut("ExecSync").await;
     until(|| calls.cancelled.load(Ordering::SeqCst) == 2).await;
-    calls.go.notify_one();
-    until(|| calls.done.load(Ordering::SeqCst) == 1 && uncancelled.available_permits() == 1).await;
-    // Who waits has the answer.
-    calls.go.notify_one();
-    let answer = forward(&runtime, &uncancelled, request("StartContainer")).await;
-    assert_eq!(answer.headers().get("grpc-message").unwrap(), "played");
+    calls.release.notify_one();
+    until(|| calls.done.load(Ordering::SeqCst) == 1 && detached_calls.available_permits() == 1)
+        .await;
+    // A caller that waits gets the response.
+    calls.release.notify_one();
+    let answer = forward(&runtime, &detached_calls, request("StartContainer")).await;
+    assert_eq!(answer.headers().get("grpc-message").unwrap(), "fake");
     assert_eq!(calls.cancelled.load(Ordering::SeqCst), 2);
     server.abort();
 }

@@ -1,75 +1,71 @@
-//! Notices that logs grow, by inotify, and tells the board.
+//! Watches the log directory by inotify, and publishes the sizes of logs.
 
-use std::{io, mem::MaybeUninit, path::Path, path::PathBuf, sync::Arc, time::Duration};
-
-use rustix::{
-    fd::OwnedFd,
-    fs::inotify::{self, CreateFlags, ReadFlags, WatchFlags},
-    io::Errno,
+use std::{
+    io,
+    path::{Path, PathBuf},
+    sync::Arc,
+    time::Duration,
 };
-use tokio::io::{Interest, unix::AsyncFd};
 
-use super::{DEPTH, DIR, sizes};
-use crate::agent::board::Board;
+use kiyot_linux::inotify::{Inotify, ReadFlags, WatchFlags};
 
-/// News of logs are gathered for so long before they are told.
-const GATHER: Duration = Duration::from_millis(2);
-/// The most directories that are watched.
-const DIRS: usize = 256;
-/// How often all is looked at where nothing can be watched.
-const FALLBACK: Duration = Duration::from_secs(1);
+use super::{LOG_DIR, MAX_DEPTH, sizes};
+use crate::agent::state::CellState;
 
-/// Tells the board of logs' sizes, as they change. Never returns.
-pub async fn follow(board: Arc<Board>, pod_dir: PathBuf) {
+/// Delay in which further changes are collected before the sizes are published.
+const DEBOUNCE: Duration = Duration::from_millis(2);
+/// Upper bound on watched directories.
+const MAX_WATCHED_DIRS: usize = 256;
+/// Watch descriptor of the log directory: the first of an inotify instance.
+const LOG_DIR_WATCH: i32 = 1;
+/// Interval between scans if the directory can't be watched.
+const POLL_INTERVAL: Duration = Duration::from_secs(1);
+
+/// Publishes the sizes of logs as they change. Never returns.
+pub async fn follow(state: Arc<CellState>, pod_dir: PathBuf) {
     loop {
-        if let Err(error) = watch(&board, &pod_dir).await {
-            tracing::warn!(%error, "logs cannot be watched, and are looked at every now and then");
+        if let Err(error) = watch(&state, &pod_dir).await {
+            tracing::warn!(%error, "log directory not watched, falling back to polling");
         }
-        tell(&board, &pod_dir).await;
-        tokio::time::sleep(FALLBACK).await;
+        publish_sizes(&state, &pod_dir).await;
+        tokio::time::sleep(POLL_INTERVAL).await;
     }
 }
 
-#[expect(
-    deprecated,
-    reason = "it is unsafe only for a handle that another may close, and an OwnedFd is not such a one"
-)]
-async fn watch(board: &Arc<Board>, pod_dir: &Path) -> io::Result<()> {
-    let handle = AsyncFd::with_interest(
-        inotify::init(CreateFlags::CLOEXEC | CreateFlags::NONBLOCK)?,
-        Interest::READABLE,
-    )?;
-    let mut dirs = 0;
-    add(handle.get_ref(), &pod_dir.join(DIR), 0, &mut dirs)?;
+async fn watch(state: &Arc<CellState>, pod_dir: &Path) -> io::Result<()> {
+    let inotify = Inotify::new()?;
+    let log_dir = pod_dir.join(LOG_DIR);
+    add(&inotify, &log_dir, 0, &mut 0)?;
     loop {
-        tell(board, pod_dir).await;
-        let mut ready = handle.readable().await?;
-        let news = drain(handle.get_ref())?;
-        ready.clear_ready();
-        drop(ready);
-        // After clear_ready there may be events that nothing tells of.
-        let more = drain(handle.get_ref())?;
-        if news.dirs || more.dirs {
-            // Those that are watched already keep their watch.
-            dirs = 0;
-            add(handle.get_ref(), &pod_dir.join(DIR), 0, &mut dirs)?;
+        publish_sizes(state, pod_dir).await;
+        let (mut dirs_changed, mut log_dir_deleted) = (false, false);
+        inotify
+            .read(|watch, events| {
+                dirs_changed |= events.intersects(ReadFlags::ISDIR | ReadFlags::QUEUE_OVERFLOW);
+                log_dir_deleted |=
+                    watch == LOG_DIR_WATCH && events.contains(ReadFlags::DELETE_SELF);
+            })
+            .await?;
+        if dirs_changed {
+            // Directories that are watched already keep their watch.
+            add(&inotify, &log_dir, 0, &mut 0)?;
         }
-        if news.lost || more.lost {
-            return Err(io::Error::other("the directory of logs is gone"));
+        if log_dir_deleted {
+            return Err(io::Error::other("log directory deleted"));
         }
-        tokio::time::sleep(GATHER).await;
+        tokio::time::sleep(DEBOUNCE).await;
     }
 }
 
-async fn tell(board: &Arc<Board>, pod_dir: &Path) {
-    let (board, pod_dir) = (Arc::clone(board), pod_dir.to_owned());
-    // It fails only when the runtime ends.
-    let _ = tokio::task::spawn_blocking(move || board.set_logs(sizes(&pod_dir))).await;
+async fn publish_sizes(state: &Arc<CellState>, pod_dir: &Path) {
+    let (state, pod_dir) = (Arc::clone(state), pod_dir.to_owned());
+    // Fails only if the runtime ends.
+    let _ = tokio::task::spawn_blocking(move || state.set_logs(sizes(&pod_dir))).await;
 }
 
-/// Watches a directory and those beneath it.
-fn add(handle: &OwnedFd, dir: &Path, depth: usize, dirs: &mut usize) -> io::Result<()> {
-    if *dirs == DIRS {
+/// Watches a directory and its subdirectories.
+fn add(inotify: &Inotify, dir: &Path, depth: usize, dirs: &mut usize) -> io::Result<()> {
+    if *dirs == MAX_WATCHED_DIRS {
         return Ok(());
     }
     let what = WatchFlags::CREATE
@@ -78,48 +74,20 @@ fn add(handle: &OwnedFd, dir: &Path, depth: usize, dirs: &mut usize) -> io::Resu
         | WatchFlags::MOVED_FROM
         | WatchFlags::DELETE
         | WatchFlags::DELETE_SELF;
-    inotify::add_watch(handle, dir, what | WatchFlags::ONLYDIR | WatchFlags::DONT_FOLLOW)?;
+    inotify.add(dir, what | WatchFlags::ONLYDIR | WatchFlags::DONT_FOLLOW)?;
     *dirs += 1;
-    if depth == DEPTH {
+    if depth == MAX_DEPTH {
         return Ok(());
     }
     for entry in std::fs::read_dir(dir)?.flatten() {
         if entry.file_type().is_ok_and(|kind| kind.is_dir()) {
-            match add(handle, &entry.path(), depth + 1, dirs) {
+            match add(inotify, &entry.path(), depth + 1, dirs) {
                 Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
                 _ => {}
             }
         }
     }
     Ok(())
-}
-
-#[derive(Debug, Default)]
-struct News {
-    /// Directories came, or events were lost.
-    dirs: bool,
-    /// The directory of logs is gone.
-    lost: bool,
-}
-
-/// Takes all events that wait.
-fn drain(handle: &OwnedFd) -> io::Result<News> {
-    let mut buffer = [MaybeUninit::uninit(); 4096];
-    let mut reader = inotify::Reader::new(handle, &mut buffer);
-    let mut news = News::default();
-    loop {
-        match reader.next() {
-            Ok(event) => {
-                news.dirs |=
-                    event.events().intersects(ReadFlags::ISDIR | ReadFlags::QUEUE_OVERFLOW);
-                // The first watch is that of the directory of logs.
-                news.lost |= event.wd() == 1 && event.events().contains(ReadFlags::DELETE_SELF);
-            }
-            Err(Errno::AGAIN) => return Ok(news),
-            Err(Errno::INTR) => {}
-            Err(error) => return Err(error.into()),
-        }
-    }
 }
 
 #[cfg(test)]
@@ -130,13 +98,13 @@ mod tests {
 
     use super::*;
 
-    /// Waits until the board says that a log has a size.
-    async fn until(board: &Board, path: &str, size: u64) {
-        let mut versions = board.versions();
+    /// Waits until the state contains a log with this size.
+    async fn until(state: &CellState, path: &str, size: u64) {
+        let mut versions = state.subscribe();
         let grown = async {
             loop {
                 versions.borrow_and_update();
-                if let Some((events, _)) = board.since(None)
+                if let Some((events, _)) = state.events_since(None)
                     && let Some(Kind::Snapshot(snapshot)) = &events[0].event
                     && snapshot.logs.iter().any(|log| log.path == path && log.size == size)
                 {
@@ -149,22 +117,22 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn growth_in_new_directories_too_is_told() {
+    async fn log_growth_in_new_directories_is_published() {
         let temp = tempfile::tempdir().unwrap();
-        std::fs::create_dir(temp.path().join(DIR)).unwrap();
-        let board = Arc::new(Board::default());
-        board.set_pods(vec![], vec![]);
+        std::fs::create_dir(temp.path().join(LOG_DIR)).unwrap();
+        let state = Arc::new(CellState::default());
+        state.set_pods(vec![], vec![]);
         let _task = tokio_util::task::AbortOnDropHandle::new(tokio::spawn(follow(
-            Arc::clone(&board),
+            Arc::clone(&state),
             temp.path().to_owned(),
         )));
         std::fs::create_dir_all(temp.path().join("logs/c")).unwrap();
         let mut log = std::fs::File::create(temp.path().join("logs/c/0.log")).unwrap();
         log.write_all(b"abc").unwrap();
-        until(&board, "logs/c/0.log", 3).await;
+        until(&state, "logs/c/0.log", 3).await;
         log.write_all(b"def").unwrap();
-        until(&board, "logs/c/0.log", 6).await;
+        until(&state, "logs/c/0.log", 6).await;
         std::fs::write(temp.path().join("logs/other"), "x").unwrap();
-        until(&board, "logs/other", 1).await;
+        until(&state, "logs/other", 1).await;
     }
 }

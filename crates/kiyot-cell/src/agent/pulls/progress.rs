@@ -1,28 +1,27 @@
-//! What two looks at a content store say of one pull. Pure.
+//! Progress of a pull, computed from successive snapshots of the content store. Pure.
 
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Labels that lead from a blob to another one begin so.
-const LEADS_TO: &str = "containerd.io/gc.ref.content";
-/// The label that says from which repositories of a host a blob came begins so, and ends with the
-/// host, without its port (containerd, docker.AppendDistributionSourceLabel). A manifest gets it
-/// after the labels above and before its layers are fetched, also one that is there already.
-const SOURCE: &str = "containerd.io/distribution.source.";
+/// Prefix of the labels that reference another blob.
+const GC_REF_LABEL: &str = "containerd.io/gc.ref.content";
+/// Prefix of the label that lists the repositories that a blob came from. It is followed by the
+/// host without its port (containerd, docker.AppendDistributionSourceLabel). A manifest, even one
+/// that exists already, gets it after its reference labels and before its layers are fetched.
+const SOURCE_LABEL: &str = "containerd.io/distribution.source.";
 
-/// When a manifest or its labels changed, by containerd's clock: seconds and nanoseconds.
-pub(super) type Changed = (i64, i32);
+/// Update time of a manifest or its labels by containerd's clock: seconds and nanoseconds.
+pub(super) type UpdatedAt = (i64, i32);
 
-/// The repository of an image's whole name as the labels have it: its host without a port, and its
-/// path.
+/// Returns the repository of an image reference as it is in labels: host without port, and path.
 fn repository(image: &str) -> String {
     let named = image.split_once('@').map_or(image, |(named, _)| named);
-    // A colon behind the last slash begins a tag; one before it, a port.
+    // A colon after the last slash separates the tag; one before it, the port.
     let named = named
         .rsplit_once(':')
         .filter(|(_, tag)| !tag.contains('/'))
         .map_or(named, |(repository, _)| repository);
     let Some((host, path)) = named.split_once('/') else { return named.to_owned() };
-    // An IPv6 address is in brackets; as a label has it, it is not.
+    // Brackets enclose an IPv6 address in a reference, but not in a label.
     let host = host
         .rsplit_once(':')
         .filter(|(_, port)| !port.contains(']'))
@@ -30,123 +29,119 @@ fn repository(image: &str) -> String {
     format!("{}/{path}", host.trim_matches(['[', ']']))
 }
 
-/// A manifest, by its labels.
+/// Labels and update time of a manifest.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub(super) struct Labelled {
-    /// Known of manifests of the pull's repository only.
-    changed: Changed,
-    /// Digests of what it leads to.
-    leads_to: BTreeSet<String>,
-    /// The repositories that it came from, with their hosts.
+pub(super) struct ManifestLabels {
+    /// Set for manifests of the pull's repository only.
+    changed: UpdatedAt,
+    /// Digests of the referenced blobs.
+    references: BTreeSet<String>,
+    /// Repositories that the manifest came from, with their hosts.
     sources: BTreeSet<String>,
 }
 
-impl Labelled {
-    /// By all its labels.
+impl ManifestLabels {
+    /// Parses the labels of a manifest.
     pub(super) fn new(labels: impl IntoIterator<Item = (String, String)>) -> Self {
         let mut labelled = Self::default();
         for (label, value) in labels {
-            if let Some(host) = label.strip_prefix(SOURCE) {
+            if let Some(host) = label.strip_prefix(SOURCE_LABEL) {
                 labelled
                     .sources
                     .extend(value.split(',').map(|repository| format!("{host}/{repository}")));
-            } else if label.starts_with(LEADS_TO) {
-                labelled.leads_to.insert(value);
+            } else if label.starts_with(GC_REF_LABEL) {
+                labelled.references.insert(value);
             }
         }
         labelled
     }
 }
 
-/// What is in the content store that says how far pulls are.
+/// The part of the content store that shows the progress of pulls.
 #[derive(Debug, Clone, Default)]
-pub(super) struct Store {
+pub(super) struct ContentSnapshot {
     /// Manifests by digest.
-    pub(super) manifests: BTreeMap<String, Labelled>,
-    /// What is being fetched: how much of it is there.
+    pub(super) manifests: BTreeMap<String, ManifestLabels>,
+    /// Ingests by name, with the bytes received.
     pub(super) ingests: BTreeMap<String, i64>,
 }
 
-/// Manifests of a pull's repository by digest that were there when it began, which are no part of
-/// it unless they change.
-pub(super) type Known = BTreeMap<String, Changed>;
+/// Manifests of the repository at the beginning of a pull, by digest. They belong to the pull only
+/// if they are updated later.
+pub(super) type Baseline = BTreeMap<String, UpdatedAt>;
 
-impl Store {
-    /// Notes when a manifest or its labels changed.
-    pub(super) fn changed(&mut self, digest: &str, changed: Changed) {
+impl ContentSnapshot {
+    /// Sets the update time of a manifest.
+    pub(super) fn changed(&mut self, digest: &str, changed: UpdatedAt) {
         if let Some(manifest) = self.manifests.get_mut(digest) {
             manifest.changed = changed;
         }
     }
 }
 
-/// What has happened to one pull since it began.
+/// Progress of a pull since it began.
 #[derive(Debug, Default)]
 pub(super) struct Progress {
-    /// Where the pull is from; "": all pulls are meant. Two pulls from one repository can't be told
-    /// apart.
+    /// Repository of the pull; empty for all pulls. Two pulls from the same repository can't be
+    /// distinguished.
     repository: String,
-    /// Counts what has changed since the first look: bytes that came, blobs that began or are
-    /// whole.
+    /// Counts changes since the first snapshot: bytes received, blobs begun or completed.
     pub(super) moves: u64,
-    known: Option<Known>,
-    /// What an earlier pull left unfinished, until something happens to it.
-    left: BTreeMap<String, i64>,
-    /// What the manifests lead to that have come since, of this pull and of others.
+    baseline: Option<Baseline>,
+    /// Ingests left by an earlier pull, until they change.
+    stale: BTreeMap<String, i64>,
+    /// References of the manifests that have arrived since, of this pull and of other repositories.
     wanted: BTreeSet<String>,
     foreign: BTreeSet<String>,
-    last: Option<Store>,
+    last: Option<ContentSnapshot>,
 }
 
 impl Progress {
-    /// Of the pull of an image, by its whole name. `known`: what an earlier watch of the same pull
-    /// knew when it began.
-    pub(super) fn new(image: &str, known: Option<Known>) -> Self {
-        Self { repository: repository(image), known, ..Self::default() }
+    /// Tracks the pull of an image reference. `baseline` continues an earlier watch of the same
+    /// pull.
+    pub(super) fn new(image: &str, baseline: Option<Baseline>) -> Self {
+        Self { repository: repository(image), baseline, ..Self::default() }
     }
 
-    /// What was there when the pull began: for a watch that begins again. Empty before the first
-    /// look.
-    pub(super) fn known(&self) -> Known {
-        self.known.clone().unwrap_or_default()
+    /// Returns the manifests at the beginning of the pull. Empty before the first snapshot.
+    pub(super) fn baseline(&self) -> Baseline {
+        self.baseline.clone().unwrap_or_default()
     }
 
-    /// The manifests of the pull's repository. Whether one of them that was there before is pulled
-    /// again, only the time of its change says.
-    pub(super) fn own(&self, store: &Store) -> Vec<String> {
+    /// Returns the manifests of the pull's repository. An existing manifest belongs to the pull if
+    /// its update time changes.
+    pub(super) fn own(&self, store: &ContentSnapshot) -> Vec<String> {
         store
             .manifests
             .iter()
-            .filter(|(_, manifest)| self.is_from(manifest))
+            .filter(|(_, manifest)| self.is_own(manifest))
             .map(|(digest, _)| digest.clone())
             .collect()
     }
 
-    fn is_from(&self, manifest: &Labelled) -> bool {
+    fn is_own(&self, manifest: &ManifestLabels) -> bool {
         self.repository.is_empty() || manifest.sources.contains(&self.repository)
     }
 
-    /// Manifests that have come since the look before, or, at the first look, since the pull began;
-    /// and whether something is being fetched.
-    pub(super) fn look(&mut self, store: &Store) -> (Vec<String>, bool) {
+    /// Compares a snapshot with the one before. Returns the manifests that have arrived since (at
+    /// the first snapshot, since the pull began), and whether a blob of the pull is being fetched.
+    pub(super) fn observe(&mut self, store: &ContentSnapshot) -> (Vec<String>, bool) {
         let before = self.last.replace(store.clone()).unwrap_or_else(|| self.begin(store));
         let mut new = Vec::new();
         for (digest, manifest) in &store.manifests {
-            // First seen with the one label and without the other, a manifest is neither this
-            // pull's nor another's yet.
+            // A manifest without a source label can't be attributed yet.
             if before.manifests.get(digest) == Some(manifest) {
                 continue;
             }
-            if self.is_from(manifest) {
-                self.wanted.extend(manifest.leads_to.iter().cloned());
+            if self.is_own(manifest) {
+                self.wanted.extend(manifest.references.iter().cloned());
                 new.push(digest.clone());
             } else if !manifest.sources.is_empty() {
-                self.foreign.extend(manifest.leads_to.iter().cloned());
+                self.foreign.extend(manifest.references.iter().cloned());
             }
         }
-        // The name of an ingest ends with the digest of what is fetched (containerd,
-        // remotes.MakeRefKey).
-        let (left, wanted, foreign) = (&mut self.left, &self.wanted, &self.foreign);
+        // The name of an ingest ends with the digest of its blob (containerd, remotes.MakeRefKey).
+        let (stale, wanted, foreign) = (&mut self.stale, &self.wanted, &self.foreign);
         let is_of = |digests: &BTreeSet<String>, name: &str| {
             digests.iter().any(|digest| name.ends_with(digest.as_str()))
         };
@@ -158,28 +153,27 @@ impl Progress {
         if then != now || !new.is_empty() {
             self.moves += 1;
         }
-        left.retain(|name, offset| store.ingests.get(name) == Some(offset) && !is_of(wanted, name));
-        (new, now.keys().any(|name| !left.contains_key(*name)))
+        stale
+            .retain(|name, offset| store.ingests.get(name) == Some(offset) && !is_of(wanted, name));
+        (new, now.keys().any(|name| !stale.contains_key(*name)))
     }
 
-    /// The store as it was when the pull began, as far as that is known at the first look of a
-    /// watch.
-    fn begin(&mut self, store: &Store) -> Store {
-        self.left = store.ingests.clone();
-        // Another pull may be further on: what its manifest leads to is not of this one, unless
-        // this one's leads there too.
+    /// Reconstructs the store at the beginning of the pull from the first snapshot.
+    fn begin(&mut self, store: &ContentSnapshot) -> ContentSnapshot {
+        self.stale = store.ingests.clone();
+        // References of other repositories don't count, unless this pull references them too.
         let others = store
             .manifests
             .values()
-            .filter(|manifest| !manifest.sources.is_empty() && !self.is_from(manifest));
-        self.foreign = others.flat_map(|manifest| manifest.leads_to.iter().cloned()).collect();
+            .filter(|manifest| !manifest.sources.is_empty() && !self.is_own(manifest));
+        self.foreign = others.flat_map(|manifest| manifest.references.iter().cloned()).collect();
         let own = self.own(store);
-        let known = self.known.get_or_insert_with(|| {
+        let baseline = self.baseline.get_or_insert_with(|| {
             own.iter().map(|digest| (digest.clone(), store.manifests[digest].changed)).collect()
         });
         let mut before = store.clone();
-        before.manifests.retain(|digest, _| !own.contains(digest) || known.contains_key(digest));
-        for (digest, changed) in known {
+        before.manifests.retain(|digest, _| !own.contains(digest) || baseline.contains_key(digest));
+        for (digest, changed) in baseline {
             before.changed(digest, *changed);
         }
         before
@@ -192,22 +186,22 @@ mod tests {
 
     const MINE: &str = "registry.example:5000/mine:1";
 
-    fn labelled(changed: i64, leads_to: &[&str], repositories: &str) -> Labelled {
-        let leads_to = leads_to
+    fn labelled(changed: i64, references: &[&str], repositories: &str) -> ManifestLabels {
+        let references = references
             .iter()
             .enumerate()
-            .map(|(number, to)| (format!("{LEADS_TO}.{number}"), (*to).to_owned()));
+            .map(|(number, to)| (format!("{GC_REF_LABEL}.{number}"), (*to).to_owned()));
         let source = (!repositories.is_empty())
-            .then(|| (format!("{SOURCE}registry.example"), repositories.to_owned()));
-        Labelled { changed: (changed, 0), ..Labelled::new(leads_to.chain(source)) }
+            .then(|| (format!("{SOURCE_LABEL}registry.example"), repositories.to_owned()));
+        ManifestLabels { changed: (changed, 0), ..ManifestLabels::new(references.chain(source)) }
     }
 
-    fn store(manifests: &[(&str, i64, &[&str])], ingests: &[(&str, i64)]) -> Store {
-        Store {
+    fn store(manifests: &[(&str, i64, &[&str])], ingests: &[(&str, i64)]) -> ContentSnapshot {
+        ContentSnapshot {
             manifests: manifests
                 .iter()
-                .map(|(digest, changed, leads_to)| {
-                    ((*digest).to_owned(), labelled(*changed, leads_to, ""))
+                .map(|(digest, changed, references)| {
+                    ((*digest).to_owned(), labelled(*changed, references, ""))
                 })
                 .collect(),
             ingests: ingests.iter().map(|(name, offset)| ((*name).to_owned(), *offset)).collect(),
@@ -215,55 +209,55 @@ mod tests {
     }
 
     #[test]
-    fn bytes_that_come_are_moves_and_silence_is_none() {
+    fn received_bytes_count_as_moves() {
         let mut progress = Progress::default();
-        assert_eq!(progress.look(&store(&[("sha256:old", 1, &[])], &[])), (vec![], false));
+        assert_eq!(progress.observe(&store(&[("sha256:old", 1, &[])], &[])), (vec![], false));
         let fetching = |offset| store(&[("sha256:old", 1, &[])], &[("layer-sha256:aa", offset)]);
-        assert_eq!(progress.look(&fetching(0)), (vec![], true));
-        assert_eq!((progress.look(&fetching(5)), progress.moves), ((vec![], true), 2));
-        assert_eq!((progress.look(&fetching(5)), progress.moves), ((vec![], true), 2));
-        // It is whole: now it is unpacked.
+        assert_eq!(progress.observe(&fetching(0)), (vec![], true));
+        assert_eq!((progress.observe(&fetching(5)), progress.moves), ((vec![], true), 2));
+        assert_eq!((progress.observe(&fetching(5)), progress.moves), ((vec![], true), 2));
+        // The blob is complete and is being unpacked.
         assert_eq!(
-            (progress.look(&store(&[("sha256:old", 1, &[])], &[])), progress.moves),
+            (progress.observe(&store(&[("sha256:old", 1, &[])], &[])), progress.moves),
             ((vec![], false), 3)
         );
     }
 
     #[test]
-    fn a_manifest_is_told_once_and_again_when_it_is_pulled_again() {
+    fn manifest_is_reported_once_per_pull() {
         let mut progress = Progress::default();
-        progress.look(&store(&[("sha256:a", 1, &[])], &[]));
+        progress.observe(&store(&[("sha256:a", 1, &[])], &[]));
         let both = store(&[("sha256:a", 1, &[]), ("sha256:b", 2, &["sha256:c"])], &[]);
-        assert_eq!(progress.look(&both), (vec!["sha256:b".to_owned()], false));
-        assert_eq!(progress.look(&both), (vec![], false));
+        assert_eq!(progress.observe(&both), (vec!["sha256:b".to_owned()], false));
+        assert_eq!(progress.observe(&both), (vec![], false));
         let again = store(&[("sha256:a", 3, &[]), ("sha256:b", 2, &["sha256:c"])], &[]);
-        assert_eq!(progress.look(&again), (vec!["sha256:a".to_owned()], false));
+        assert_eq!(progress.observe(&again), (vec!["sha256:a".to_owned()], false));
         assert_eq!(progress.moves, 2);
     }
 
     /// Verifies I10.
     #[test]
-    fn what_an_earlier_pull_left_counts_only_when_it_is_taken_up() {
-        let left = [("layer-sha256:aa", 7), ("layer-sha256:bb", 7)];
+    fn stale_ingest_counts_only_when_resumed() {
+        let stale = [("layer-sha256:aa", 7), ("layer-sha256:bb", 7)];
         let mut progress = Progress::default();
-        assert_eq!(progress.look(&store(&[], &left)), (vec![], false));
-        assert_eq!(progress.look(&store(&[], &left)), (vec![], false));
+        assert_eq!(progress.observe(&store(&[], &stale)), (vec![], false));
+        assert_eq!(progress.observe(&store(&[], &stale)), (vec![], false));
         let wants = [("sha256:m", 1, &["sha256:bb"] as &[&str])];
         assert_eq!(
-            progress.look(&store(&wants, &left)),
+            progress.observe(&store(&wants, &stale)),
             (vec!["sha256:m".to_owned()], true),
-            "the manifest wants one of them"
+            "the manifest references one of them"
         );
         assert_eq!(
-            progress.look(&store(&wants, &left[..1])),
+            progress.observe(&store(&wants, &stale[..1])),
             (vec![], false),
-            "which is whole now"
+            "which is complete now"
         );
-        assert_eq!(progress.look(&store(&wants, &[("layer-sha256:aa", 8)])), (vec![], true));
+        assert_eq!(progress.observe(&store(&wants, &[("layer-sha256:aa", 8)])), (vec![], true));
     }
 
     #[test]
-    fn a_repository_is_a_name_without_port_tag_and_digest() {
+    fn repository_omits_port_tag_and_digest() {
         for (image, named) in [
             ("docker.io/library/busybox:latest", "docker.io/library/busybox"),
             ("registry.example:5000/app", "registry.example/app"),
@@ -277,19 +271,19 @@ mod tests {
     }
 
     #[test]
-    fn another_pull_that_is_further_on_is_no_move_either() {
+    fn pull_from_another_repository_is_ignored_from_the_start() {
         let mut progress = Progress::new(MINE, None);
-        let mut now = Store::default();
+        let mut now = ContentSnapshot::default();
         now.manifests
             .insert("sha256:b".to_owned(), labelled(1, &["sha256:bb", "sha256:cc"], "theirs"));
         now.ingests.insert("layer-sha256:bb".to_owned(), 1);
-        progress.look(&now);
+        progress.observe(&now);
         now.ingests.insert("layer-sha256:bb".to_owned(), 2);
-        assert_eq!((progress.look(&now), progress.moves), ((vec![], false), 0));
+        assert_eq!((progress.observe(&now), progress.moves), ((vec![], false), 0));
         now.manifests.insert("sha256:a".to_owned(), labelled(2, &["sha256:cc"], "mine"));
         now.ingests.insert("layer-sha256:cc".to_owned(), 1);
         assert_eq!(
-            (progress.look(&now), progress.moves),
+            (progress.observe(&now), progress.moves),
             ((vec!["sha256:a".to_owned()], true), 1),
             "a layer of both"
         );
@@ -297,92 +291,91 @@ mod tests {
 
     /// Verifies I13.
     #[test]
-    fn a_manifest_is_told_when_its_source_is_known_though_it_was_seen_before() {
-        // containerd lists manifests without the time of their change, which is asked of those of
-        // this repository.
+    fn manifest_is_reported_once_its_source_is_known() {
+        // containerd lists manifests without update times, which are read for this repository only.
         let mut progress = Progress::new(MINE, None);
-        let mut now = Store::default();
-        progress.look(&now);
+        let mut now = ContentSnapshot::default();
+        progress.observe(&now);
         for (digest, to) in [("sha256:a", "sha256:aa"), ("sha256:b", "sha256:bb")] {
             now.manifests.insert(digest.to_owned(), labelled(0, &[to], ""));
         }
-        assert_eq!((progress.look(&now), progress.own(&now)), ((vec![], false), vec![]));
+        assert_eq!((progress.observe(&now), progress.own(&now)), ((vec![], false), vec![]));
         now.manifests.insert("sha256:a".to_owned(), labelled(0, &["sha256:aa"], "mine"));
         now.manifests.insert("sha256:b".to_owned(), labelled(0, &["sha256:bb"], "theirs"));
         now.ingests.insert("layer-sha256:bb".to_owned(), 1);
         assert_eq!(
-            (progress.look(&now), progress.own(&now)),
+            (progress.observe(&now), progress.own(&now)),
             ((vec!["sha256:a".to_owned()], false), vec!["sha256:a".to_owned()])
         );
         now.changed("sha256:a", (1, 0));
-        assert_eq!(progress.look(&now), (vec!["sha256:a".to_owned()], false), "it is pulled again");
+        assert_eq!(progress.observe(&now), (vec!["sha256:a".to_owned()], false), "pulled again");
         assert_eq!(
-            (progress.look(&now), progress.moves),
+            (progress.observe(&now), progress.moves),
             ((vec![], false), 2),
-            "and nothing is ever of both"
+            "no blob belongs to both"
         );
     }
 
     /// Verifies I13.
     #[test]
-    fn what_comes_of_another_pull_is_neither_told_nor_a_move() {
+    fn progress_of_another_repository_is_ignored() {
         let mut progress = Progress::new(MINE, None);
-        let mut now = Store::default();
-        progress.look(&now);
-        // A manifest is told when it is known where it came from.
+        let mut now = ContentSnapshot::default();
+        progress.observe(&now);
+        // A manifest is reported once its source is known.
         now.manifests.insert("sha256:a".to_owned(), labelled(1, &["sha256:aa"], ""));
         now.manifests.insert("sha256:b".to_owned(), labelled(1, &["sha256:bb"], "theirs"));
-        assert_eq!((progress.look(&now), progress.moves), ((vec![], false), 0));
+        assert_eq!((progress.observe(&now), progress.moves), ((vec![], false), 0));
         now.manifests.insert("sha256:a".to_owned(), labelled(2, &["sha256:aa"], "other,mine"));
         now.ingests.insert("layer-sha256:bb".to_owned(), 1);
         assert_eq!(
-            (progress.look(&now), progress.moves),
+            (progress.observe(&now), progress.moves),
             ((vec!["sha256:a".to_owned()], false), 1)
         );
         now.ingests.insert("layer-sha256:bb".to_owned(), 2);
         assert_eq!(
-            (progress.look(&now), progress.moves),
+            (progress.observe(&now), progress.moves),
             ((vec![], false), 1),
-            "the other one goes on"
+            "progress of the other pull"
         );
         now.ingests.insert("layer-sha256:aa".to_owned(), 1);
-        assert_eq!((progress.look(&now), progress.moves), ((vec![], true), 2));
-        // A layer of both is this one's too.
+        assert_eq!((progress.observe(&now), progress.moves), ((vec![], true), 2));
+        // A layer that both images reference counts.
         now.manifests
             .insert("sha256:b".to_owned(), labelled(2, &["sha256:bb", "sha256:aa"], "theirs"));
         now.ingests.insert("layer-sha256:aa".to_owned(), 2);
-        assert_eq!((progress.look(&now), progress.moves), ((vec![], true), 3));
+        assert_eq!((progress.observe(&now), progress.moves), ((vec![], true), 3));
     }
 
     /// Verifies I13.
     #[test]
-    fn a_watch_that_begins_again_tells_what_has_come_since_its_pull_began() {
-        let mut now = Store::default();
+    fn resumed_watch_reports_manifests_since_the_pull_began() {
+        let mut now = ContentSnapshot::default();
         for (digest, source) in
             [("sha256:old", "mine"), ("sha256:older", "mine"), ("sha256:other", "theirs")]
         {
             now.manifests.insert(digest.to_owned(), labelled(1, &["sha256:00"], source));
         }
         let mut first = Progress::new(MINE, None);
-        assert_eq!(first.look(&now), (vec![], false));
+        assert_eq!(first.observe(&now), (vec![], false));
         assert_eq!(
-            first.known().keys().collect::<Vec<_>>(),
+            first.baseline().keys().collect::<Vec<_>>(),
             ["sha256:old", "sha256:older"],
-            "another repository's says nothing of this pull"
+            "manifests of other repositories are left out"
         );
-        // One comes, another is pulled again, and then the watch fails before it has told of them.
+        // A manifest arrives, another is pulled again, and the watch fails before either is sent.
         now.manifests.insert("sha256:a".to_owned(), labelled(2, &["sha256:aa"], "mine"));
         now.manifests.insert("sha256:old".to_owned(), labelled(3, &["sha256:00"], "mine"));
         now.ingests.insert("layer-sha256:aa".to_owned(), 5);
-        let mut again = Progress::new(MINE, Some(first.known()));
+        let mut again = Progress::new(MINE, Some(first.baseline()));
         assert_eq!(
-            again.look(&now),
+            again.observe(&now),
             (vec!["sha256:a".to_owned(), "sha256:old".to_owned()], true),
-            "what it wants is not left by an earlier pull"
+            "a referenced ingest is not stale"
         );
-        assert_eq!(again.known(), first.known(), "a third watch would tell them too");
-        assert_eq!(again.look(&now), (vec![], true));
-        // Another pull, which begins now, knows them all.
-        assert_eq!(Progress::new(MINE, None).look(&now), (vec![], false));
+        assert_eq!(again.baseline(), first.baseline(), "a third watch would report them too");
+        assert_eq!(again.observe(&now), (vec![], true));
+        // For a new pull they all are part of the baseline.
+        assert_eq!(Progress::new(MINE, None).observe(&now), (vec![], false));
     }
 }

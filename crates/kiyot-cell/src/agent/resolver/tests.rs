@@ -5,21 +5,19 @@ use tokio_stream::wrappers::ReceiverStream;
 
 use super::*;
 
-/// A resolver with one name server on the loopback, and its sockets' addresses.
+/// Returns a resolver with a name server on the loopback, and the addresses of its sockets.
 async fn resolver() -> (Arc<Resolver>, std::net::SocketAddr, std::net::SocketAddr) {
     let resolver = Arc::new(Resolver::new(true));
     let udp = Arc::new(UdpSocket::bind("127.0.0.1:0").await.unwrap());
     let tcp = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let (at_udp, at_tcp) = (udp.local_addr().unwrap(), tcp.local_addr().unwrap());
-    let asking = resolver.asking.clone();
-    let tasks = [
-        tokio::spawn(datagrams(udp, 0, asking.clone())),
-        tokio::spawn(connections(tcp, 0, asking)),
-    ];
-    *resolver.doors() = Doors {
+    let sender = resolver.sender.clone();
+    let tasks =
+        [tokio::spawn(serve_udp(udp, 0, sender.clone())), tokio::spawn(serve_tcp(tcp, 0, sender))];
+    *resolver.listeners() = Listeners {
         servers: 1,
         tasks: tasks.into_iter().map(AbortOnDropHandle::new).collect(),
-        keeper: None,
+        supervisor: None,
     };
     (resolver, at_udp, at_tcp)
 }
@@ -46,13 +44,13 @@ async fn answer((sender, queries): &mut Call, message: &'static [u8]) -> NameQue
 }
 
 #[tokio::test]
-async fn datagrams_are_carried_both_ways() {
+async fn datagram_is_forwarded_and_answered() {
     let (resolver, udp, _) = resolver().await;
     let client = UdpSocket::bind("127.0.0.1:0").await.unwrap();
-    // Too short, too long: not carried.
+    // Too short and too long messages are dropped.
     client.send_to(b"short", udp).await.unwrap();
     client.send_to(&[0; UDP_MESSAGE + 1], udp).await.unwrap();
-    // One that comes before the daemon calls waits for it.
+    // A query before the daemon's call is buffered.
     client.send_to(b"twelve bytes", udp).await.unwrap();
     let mut call = call(&resolver).await;
     let query = answer(&mut call, b"answered").await;
@@ -64,40 +62,40 @@ async fn datagrams_are_carried_both_ways() {
 
 /// Verifies N12.
 #[tokio::test]
-async fn a_connection_waits_until_it_is_taken() {
+async fn connection_waits_until_claimed() {
     let (resolver, _, tcp) = resolver().await;
     let mut call = call(&resolver).await;
     let mut client = TcpStream::connect(tcp).await.unwrap();
     let query = call.1.next().await.unwrap().unwrap();
     assert!(query.tcp && query.message.is_empty() && query.resolver == 0);
-    let (mut taken, _place) = resolver.take(query.id).unwrap();
-    assert!(resolver.take(query.id).is_none(), "once");
-    client.write_all(b"asked").await.unwrap();
-    let mut asked = [0; 5];
-    taken.read_exact(&mut asked).await.unwrap();
-    assert_eq!(&asked, b"asked");
-    // One that can't be had is closed.
+    let (mut taken, _place) = resolver.take_connection(query.id).unwrap();
+    assert!(resolver.take_connection(query.id).is_none(), "once");
+    client.write_all(b"query").await.unwrap();
+    let mut query = [0; 5];
+    taken.read_exact(&mut query).await.unwrap();
+    assert_eq!(&query, b"query");
+    // A connection that is refused is closed.
     let mut other = TcpStream::connect(tcp).await.unwrap();
     answer(&mut call, b"").await;
     assert_eq!(other.read(&mut [0; 8]).await.unwrap(), 0);
     assert_eq!(
-        resolver.asking.connections.available_permits(),
+        resolver.sender.tcp_permits.available_permits(),
         TCP_CONNECTIONS - 2,
-        "the one that is carried, and the one that is waited for"
+        "the claimed connection, and the permit of the next accept"
     );
 }
 
 /// Verifies N12.
 #[tokio::test(start_paused = true)]
-async fn a_connection_that_nobody_takes_is_closed() {
+async fn unclaimed_connection_is_closed() {
     let (resolver, _, tcp) = resolver().await;
     let mut client = TcpStream::connect(tcp).await.unwrap();
     assert_eq!(client.read(&mut [0; 8]).await.unwrap(), 0);
-    assert!(resolver.asking.waiting().is_empty());
+    assert!(resolver.sender.unclaimed().is_empty());
 }
 
 #[tokio::test]
-async fn a_new_call_takes_over() {
+async fn new_resolve_call_replaces_the_previous() {
     let (resolver, udp, _) = resolver().await;
     let mut first = call(&resolver).await;
     let client = UdpSocket::bind("127.0.0.1:0").await.unwrap();
@@ -109,7 +107,7 @@ async fn a_new_call_takes_over() {
 }
 
 #[tokio::test]
-async fn nobody_else_is_answered_for() {
+async fn answer_with_unknown_id_is_dropped() {
     let (resolver, udp, _) = resolver().await;
     let mut call = call(&resolver).await;
     let client = UdpSocket::bind("127.0.0.1:0").await.unwrap();
@@ -122,17 +120,17 @@ async fn nobody_else_is_answered_for() {
     }
     client.send_to(b"another query", udp).await.unwrap();
     answer(&mut call, b"second").await;
-    let mut said = Vec::new();
+    let mut answers = Vec::new();
     let mut buffer = [0; 64];
     for _ in 0..2 {
         let length = client.recv(&mut buffer).await.unwrap();
-        said.push(String::from_utf8_lossy(&buffer[..length]).into_owned());
+        answers.push(String::from_utf8_lossy(&buffer[..length]).into_owned());
     }
-    assert_eq!(said, ["answered", "second"]);
+    assert_eq!(answers, ["answered", "second"]);
 }
 
 #[tokio::test]
-async fn what_can_not_be_is_refused() {
+async fn invalid_listener_request_is_refused() {
     let resolver = Arc::new(Resolver::new(false));
     assert_eq!(resolver.ensure(1).unwrap_err().code(), tonic::Code::FailedPrecondition);
     assert!(resolver.ensure(0).is_ok());

@@ -11,6 +11,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use kiyot_linux::mountinfo;
 use rustix::{
     fd::OwnedFd,
     fs::{AtFlags, CWD, Mode, OFlags, openat, unlinkat},
@@ -18,7 +19,6 @@ use rustix::{
 };
 
 use super::{
-    mounts,
     process::{self, Identity},
     shortage::found,
 };
@@ -65,7 +65,7 @@ pub(super) fn hierarchies() -> io::Result<Vec<Hierarchy>> {
     Ok(parse_hierarchies(&fs::read("/proc/self/mountinfo")?))
 }
 
-pub(super) fn parse_hierarchies(mountinfo: &[u8]) -> Vec<Hierarchy> {
+pub(super) fn parse_hierarchies(table: &[u8]) -> Vec<Hierarchy> {
     const FLAGS: [&str; 9] = [
         "rw",
         "ro",
@@ -78,7 +78,7 @@ pub(super) fn parse_hierarchies(mountinfo: &[u8]) -> Vec<Hierarchy> {
         "favordynmods",
     ];
     let mut found: Vec<Hierarchy> = Vec::new();
-    for mount in mounts::parse(mountinfo) {
+    for mount in mountinfo::parse(table) {
         let controllers: Vec<String> = match mount.kind.as_str() {
             "cgroup2" => Vec::new(),
             "cgroup" => mount

@@ -6,15 +6,11 @@ use std::{
     path::{Component, Path},
 };
 
+use kiyot_linux::mountinfo::{self, Mount};
 use serde::{Serialize, de::DeserializeOwned};
 
 pub use super::network::cni::fuzzing::cni;
-use super::{
-    cgroup,
-    instance::Known,
-    mounts::{self, Mount},
-    network::Plan,
-};
+use super::{cgroup, instance::Known, network::Plan};
 
 /// Reads an instance's files. What can be read comes back as it was from where it is kept.
 ///
@@ -63,13 +59,14 @@ pub fn mounts(bytes: &[u8]) {
         text.extend(b" rw,noatime master:1 - cgroup2 name rw,nsdelegate\n");
         let path = |bytes| Path::new(OsStr::from_bytes(bytes)).to_owned();
         expected.push(Mount {
+            device: "98:0".to_owned(),
             root: path(root),
             point: path(point),
             kind: "cgroup2".to_owned(),
             options: "rw,nsdelegate".to_owned(),
         });
     }
-    assert_eq!(mounts::parse(&text), expected);
+    assert_eq!(mountinfo::parse(&text), expected);
 }
 
 /// As the kernel writes it (`seq_path`, with blanks, line ends, backslashes and, lately, `#` as

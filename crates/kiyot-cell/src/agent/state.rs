@@ -1,8 +1,8 @@
-//! What is in the cell now, and what has changed since a reader looked: the state behind `Watch`.
+//! Versioned state of the cell behind `Watch`.
 //!
-//! There is no queue of events. Each entry bears the version at which it last changed, and a reader
-//! that is slow gets the newest state of each once; only removals are kept as such, so many and no
-//! more.
+//! There is no queue of events. Each entry has the version of its last change, so a slow reader
+//! gets only the newest state of each entry. Removals are kept in a bounded log, which is compacted
+//! like etcd's: a reader behind the compacted version gets a new snapshot.
 
 use std::{
     collections::{BTreeMap, VecDeque},
@@ -15,42 +15,42 @@ use kiyot_proto::{
 };
 use tokio::sync::watch;
 
-/// Removals that are kept for readers. A reader that missed more gets a new snapshot.
-const REMOVALS: usize = 256;
+/// Removals kept for readers.
+const MAX_REMOVALS: usize = 256;
 
-/// The state of a cell. See the module.
+/// Pods, containers and logs of the cell, each with the version of its last change.
 #[derive(Debug)]
-pub struct Board {
-    state: Mutex<State>,
+pub struct CellState {
+    inner: Mutex<Inner>,
     version: watch::Sender<u64>,
 }
 
 #[derive(Debug, Default)]
-struct State {
+struct Inner {
     version: u64,
-    /// Whether containerd has been listed once.
+    /// Set once containerd has been listed.
     listed: bool,
     containers: BTreeMap<String, (u64, ContainerStatus)>,
     sandboxes: BTreeMap<String, (u64, PodSandboxStatus)>,
     logs: BTreeMap<String, (u64, u64)>,
     removals: VecDeque<(u64, Kind)>,
-    /// The version of the newest removal that is no longer kept.
-    forgotten: u64,
+    /// Version of the newest removal that was dropped from the log.
+    compacted_version: u64,
 }
 
-impl Default for Board {
+impl Default for CellState {
     fn default() -> Self {
-        Self { state: Mutex::default(), version: watch::Sender::new(0) }
+        Self { inner: Mutex::default(), version: watch::Sender::new(0) }
     }
 }
 
-impl Board {
-    /// Told of each new version. The first that is not 0 means that there is a state to read.
-    pub fn versions(&self) -> watch::Receiver<u64> {
+impl CellState {
+    /// Returns a receiver of the newest version, which is 0 until containerd has been listed.
+    pub fn subscribe(&self) -> watch::Receiver<u64> {
         self.version.subscribe()
     }
 
-    /// All containers and sandboxes that there are.
+    /// Replaces all sandboxes and containers.
     pub fn set_pods(&self, sandboxes: Vec<PodSandboxStatus>, containers: Vec<ContainerStatus>) {
         self.change(|state| {
             if !state.listed {
@@ -70,52 +70,52 @@ impl Board {
                 Kind::ContainerGone,
             ));
             for removal in removals {
-                if state.removals.len() == REMOVALS
+                if state.removals.len() == MAX_REMOVALS
                     && let Some((version, _)) = state.removals.pop_front()
                 {
-                    state.forgotten = version;
+                    state.compacted_version = version;
                 }
                 state.removals.push_back(removal);
             }
         });
     }
 
-    /// All logs that there are, with their sizes in bytes.
+    /// Replaces all logs by path, with their sizes in bytes.
     pub fn set_logs(&self, sizes: BTreeMap<String, u64>) {
         self.change(|state| {
-            // Nobody waits for news of a log that is gone.
+            // Removed logs are not reported.
             replace(&mut state.logs, sizes, &mut state.version, |_| {
                 Kind::ContainerGone(String::new())
             });
         });
     }
 
-    /// A container's status, as far as it is known here.
+    /// Returns the last known status of a container.
     pub fn container(&self, id: &str) -> Option<ContainerStatus> {
         self.lock().containers.get(id).map(|(_, status)| status.clone())
     }
 
-    /// A sandbox's status, as far as it is known here.
+    /// Returns the last known status of a sandbox.
     pub fn sandbox(&self, id: &str) -> Option<PodSandboxStatus> {
         self.lock().sandboxes.get(id).map(|(_, status)| status.clone())
     }
 
-    /// What a reader that has seen a version must be told, in the order in which it changed, and
-    /// the version that it has seen then. For a first time, or a reader that missed removals, it is
-    /// a snapshot. `None` while nothing has been listed.
-    pub fn since(&self, seen: Option<u64>) -> Option<(Vec<Event>, u64)> {
+    /// Returns the changes since a version, in order, and the current version. A new reader, and a
+    /// reader behind the compacted version, gets a snapshot. Returns `None` until containerd has
+    /// been listed.
+    pub fn events_since(&self, seen: Option<u64>) -> Option<(Vec<Event>, u64)> {
         let state = self.lock();
         if !state.listed {
             return None;
         }
         let events = match seen {
-            Some(seen) if seen >= state.forgotten => changes(&state, seen),
+            Some(seen) if seen >= state.compacted_version => changes(&state, seen),
             _ => vec![Event { event: Some(Kind::Snapshot(snapshot(&state))) }],
         };
         Some((events, state.version))
     }
 
-    fn change(&self, change: impl FnOnce(&mut State)) {
+    fn change(&self, change: impl FnOnce(&mut Inner)) {
         let version = {
             let mut state = self.lock();
             change(&mut state);
@@ -128,41 +128,41 @@ impl Board {
         });
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> MutexGuard<'_, Inner> {
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// Makes `now` the state; what differs gets a new version each. Returns the removals.
+/// Replaces entries by `now`, gives each changed entry a new version, and returns the removals.
 fn replace<T: PartialEq>(
-    then: &mut BTreeMap<String, (u64, T)>,
+    entries: &mut BTreeMap<String, (u64, T)>,
     now: BTreeMap<String, T>,
     version: &mut u64,
-    gone: impl Fn(String) -> Kind,
+    removed: impl Fn(String) -> Kind,
 ) -> Vec<(u64, Kind)> {
     let mut next = || {
         *version += 1;
         *version
     };
-    let absent: Vec<_> = then.keys().filter(|id| !now.contains_key(*id)).cloned().collect();
+    let absent: Vec<_> = entries.keys().filter(|id| !now.contains_key(*id)).cloned().collect();
     let mut removals = Vec::new();
     for id in absent {
-        then.remove(&id);
-        removals.push((next(), gone(id)));
+        entries.remove(&id);
+        removals.push((next(), removed(id)));
     }
     for (id, value) in now {
-        match then.get_mut(&id) {
+        match entries.get_mut(&id) {
             Some(entry) if entry.1 == value => {}
             Some(entry) => *entry = (next(), value),
             None => {
-                then.insert(id, (next(), value));
+                entries.insert(id, (next(), value));
             }
         }
     }
     removals
 }
 
-fn snapshot(state: &State) -> Snapshot {
+fn snapshot(state: &Inner) -> Snapshot {
     Snapshot {
         sandboxes: state.sandboxes.values().map(|(_, status)| status.clone()).collect(),
         containers: state.containers.values().map(|(_, status)| status.clone()).collect(),
@@ -174,7 +174,7 @@ fn snapshot(state: &State) -> Snapshot {
     }
 }
 
-fn changes(state: &State, seen: u64) -> Vec<Event> {
+fn changes(state: &Inner, seen: u64) -> Vec<Event> {
     let mut changes: Vec<(u64, Kind)> = Vec::new();
     let newer = |version: &u64| *version > seen;
     changes.extend(state.removals.iter().filter(|(version, _)| newer(version)).cloned());

@@ -1,4 +1,4 @@
-//! Dialling the gateway.
+//! TLS connections to the gateway.
 
 use std::{io, sync::Arc, time::Duration};
 
@@ -13,24 +13,24 @@ use kiyot_proto::cell::ConnectionKind;
 use rustls::{ClientConfig, pki_types::ServerName};
 use tokio_rustls::{TlsConnector, client::TlsStream};
 
-/// Why there is no connection.
+/// Errors of a connection attempt.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum DialError {
-    /// Nothing listens there, or it is another.
-    #[error("the gateway at {0}")]
+    /// The connection or the TLS handshake failed.
+    #[error("connect to the gateway at {0}")]
     Connect(GatewayAddress, #[source] io::Error),
-    /// TLS could not be set up.
-    #[error("TLS")]
+    /// The TLS configuration is invalid.
+    #[error("TLS configuration")]
     Tls(#[source] rustls::Error),
-    /// HTTP/2 failed.
+    /// The HTTP/2 handshake failed.
     #[error("HTTP/2 to the gateway")]
     Http2(#[source] hyper::Error),
-    /// It took too long.
-    #[error("it took longer than {} s", .0.as_secs())]
-    TooSlow(Duration),
+    /// The attempt timed out.
+    #[error("timeout after {} s", .0.as_secs())]
+    Timeout(Duration),
 }
 
-/// Dials with a certificate.
+/// Dials with the cell's certificate.
 #[derive(Debug)]
 pub(super) struct Dialler {
     address: GatewayAddress,
@@ -54,7 +54,7 @@ impl Dialler {
     }
 }
 
-/// Dials to enrol.
+/// Dials without a certificate, for enrolment.
 pub(super) async fn to_enrol(
     bootstrap: &Bootstrap,
     clock: &Clock,

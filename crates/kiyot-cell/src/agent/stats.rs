@@ -1,4 +1,4 @@
-//! What the pod uses: containerd's statistics, and the counters of the cell's network.
+//! Heartbeats with the pod's statistics: from containerd, and from the cell's network interfaces.
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -12,27 +12,32 @@ use kiyot_proto::{
 };
 
 use super::{
-    metrics::{self, Measures},
+    metrics::{self, MetricsSubscription},
     network::{self, Interface},
-    runtime::{Runtime, within},
+    runtime::{Runtime, with_timeout},
 };
 
-/// How long statistics may take; a heartbeat goes without them then.
-const STATISTICS: Duration = Duration::from_millis(900);
-/// A heartbeat with what containerd has soon.
-pub async fn heartbeat(runtime: &Runtime, measures: &Measures, own_network: bool) -> Heartbeat {
+/// Deadline for statistics, after which a heartbeat is sent without them.
+const STATS_TIMEOUT: Duration = Duration::from_millis(900);
+/// Returns a heartbeat with the statistics that containerd returns in time.
+pub async fn heartbeat(
+    runtime: &Runtime,
+    metrics_subscription: &MetricsSubscription,
+    own_network: bool,
+) -> Heartbeat {
     let (mut containers, mut sandboxes) = (runtime.runtime(), runtime.runtime());
-    let containers =
-        containers.list_container_stats(within(STATISTICS, ListContainerStatsRequest::default()));
-    let sandboxes =
-        sandboxes.list_pod_sandbox_stats(within(STATISTICS, ListPodSandboxStatsRequest::default()));
-    let both = tokio::time::timeout(STATISTICS, futures::future::join(containers, sandboxes));
-    let (both, metrics) = futures::future::join(both, measures.taken(runtime, STATISTICS)).await;
+    let containers = containers
+        .list_container_stats(with_timeout(STATS_TIMEOUT, ListContainerStatsRequest::default()));
+    let sandboxes = sandboxes
+        .list_pod_sandbox_stats(with_timeout(STATS_TIMEOUT, ListPodSandboxStatsRequest::default()));
+    let both = tokio::time::timeout(STATS_TIMEOUT, futures::future::join(containers, sandboxes));
+    let (both, metrics) =
+        futures::future::join(both, metrics_subscription.collect(runtime, STATS_TIMEOUT)).await;
     let (containers, sandboxes) =
         both.map_or((None, None), |(containers, sandboxes)| (containers.ok(), sandboxes.ok()));
     let (now, network) = (now(), if own_network { network::interfaces() } else { Vec::new() });
     let metrics = metrics.map(|metrics| metrics::with_network(metrics, &network, now));
-    let beat = told(
+    let beat = assemble(
         containers.map(|answer| answer.into_inner().stats),
         sandboxes.map(|answer| answer.into_inner().stats),
         &network,
@@ -41,16 +46,16 @@ pub async fn heartbeat(runtime: &Runtime, measures: &Measures, own_network: bool
     Heartbeat { metrics, ..beat }
 }
 
-/// What is told of what containerd has answered. Of a pod of which it has not answered all, nothing
-/// is told: the daemon has told what it was before, and numbers that miss would be taken for zero.
-fn told(
+/// Builds a heartbeat. The pod's statistics are left out unless containerd returned all of them:
+/// the daemon keeps the last complete ones, and missing numbers would read as zero.
+fn assemble(
     containers: Option<Vec<ContainerStats>>,
     sandboxes: Option<Vec<PodSandboxStats>>,
     network: &[Interface],
     now: i64,
 ) -> Heartbeat {
     let sandbox = match (&containers, sandboxes) {
-        (Some(containers), Some(sandboxes)) => Some(completed(
+        (Some(containers), Some(sandboxes)) => Some(fill_sandbox_stats(
             sandboxes.into_iter().next().unwrap_or_default(),
             containers,
             network,
@@ -62,10 +67,10 @@ fn told(
     Heartbeat { containers, sandbox, metrics: None, ephemeral_storage: 0 }
 }
 
-/// Adds what containerd leaves out. It counts the network only of sandboxes with one of their own,
-/// and in a cell they have the cell's; and it may not know a sandbox's control group, whose usage
-/// then is that of its containers.
-fn completed(
+/// Fills in what containerd leaves out: the network, which it counts only for sandboxes with a
+/// network namespace of their own; and CPU and memory of a sandbox whose cgroup it can't read, as
+/// the sums over the containers.
+fn fill_sandbox_stats(
     mut sandbox: PodSandboxStats,
     containers: &[ContainerStats],
     network: &[Interface],
@@ -107,16 +112,16 @@ fn total(values: impl Iterator<Item = UInt64Value>) -> Option<UInt64Value> {
     values.reduce(|sum, value| UInt64Value { value: sum.value.saturating_add(value.value) })
 }
 
-/// As CRI has it; `None` without interfaces.
+/// Converts counters to CRI's type; `None` without interfaces.
 fn network_usage(network: &[Interface], timestamp: i64) -> Option<NetworkUsage> {
-    let counted = |value| Some(UInt64Value { value });
+    let counters = |value| Some(UInt64Value { value });
     let mut interfaces =
         network.iter().map(|Interface { name, received, sent }| NetworkInterfaceUsage {
             name: name.clone(),
-            rx_bytes: counted(received.bytes),
-            rx_errors: counted(received.errors),
-            tx_bytes: counted(sent.bytes),
-            tx_errors: counted(sent.errors),
+            rx_bytes: counters(received.bytes),
+            rx_errors: counters(received.errors),
+            tx_bytes: counters(sent.bytes),
+            tx_errors: counters(sent.errors),
         });
     let default_interface = Some(interfaces.next()?);
     Some(NetworkUsage { timestamp, default_interface, interfaces: interfaces.collect() })
@@ -131,12 +136,16 @@ fn now() -> i64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::agent::network::Counted;
+    use crate::agent::network::Counters;
 
     fn network() -> Vec<Interface> {
-        let counted = |bytes| Counted { bytes, packets: 1, errors: bytes + 1, dropped: 1 };
+        let counters = |bytes| Counters { bytes, packets: 1, errors: bytes + 1, dropped: 1 };
         ["eth0", "net1"]
-            .map(|name| Interface { name: name.to_owned(), received: counted(3), sent: counted(5) })
+            .map(|name| Interface {
+                name: name.to_owned(),
+                received: counters(3),
+                sent: counters(5),
+            })
             .into()
     }
 
@@ -145,7 +154,7 @@ mod tests {
     }
 
     #[test]
-    fn the_pods_interface_is_the_default_one() {
+    fn network_usage_has_eth0_as_default_interface() {
         let usage = network_usage(&network(), 9).unwrap();
         let eth0 = usage.default_interface.unwrap();
         assert_eq!((eth0.name.as_str(), usage.timestamp), ("eth0", 9));
@@ -162,13 +171,13 @@ mod tests {
 
     /// Verifies U1.
     #[test]
-    fn only_what_is_missing_is_added() {
+    fn sandbox_stats_are_filled_in_only_where_missing() {
         let of_container = ContainerStats {
             cpu: Some(CpuUsage { usage_core_nano_seconds: value(5), ..Default::default() }),
             memory: Some(MemoryUsage { working_set_bytes: value(7), ..Default::default() }),
             ..Default::default()
         };
-        let linux = completed(
+        let linux = fill_sandbox_stats(
             PodSandboxStats::default(),
             &[of_container.clone(), of_container.clone()],
             &network(),
@@ -184,24 +193,27 @@ mod tests {
             ..Default::default()
         };
         let sandbox = PodSandboxStats { linux: Some(theirs.clone()), ..Default::default() };
-        assert_eq!(completed(sandbox, &[of_container], &network(), 9).linux.unwrap(), theirs);
         assert_eq!(
-            completed(PodSandboxStats::default(), &[], &[], 9).linux.unwrap(),
+            fill_sandbox_stats(sandbox, &[of_container], &network(), 9).linux.unwrap(),
+            theirs
+        );
+        assert_eq!(
+            fill_sandbox_stats(PodSandboxStats::default(), &[], &[], 9).linux.unwrap(),
             LinuxPodSandboxStats::default()
         );
     }
 
     /// Verifies U3.
     #[test]
-    fn what_containerd_does_not_say_is_not_told_as_nothing() {
+    fn incomplete_statistics_are_left_out() {
         let (containers, sandboxes) =
             (Some(vec![ContainerStats::default()]), Some(vec![PodSandboxStats::default()]));
         for (containers, sandboxes) in
             [(None, None), (containers.clone(), None), (None, sandboxes.clone())]
         {
-            assert_eq!(told(containers, sandboxes, &network(), 9).sandbox, None);
+            assert_eq!(assemble(containers, sandboxes, &network(), 9).sandbox, None);
         }
-        let beat = told(containers, sandboxes, &network(), 9);
+        let beat = assemble(containers, sandboxes, &network(), 9);
         assert!(
             beat.containers.len() == 1 && beat.sandbox.unwrap().linux.unwrap().network.is_some()
         );

@@ -1,4 +1,4 @@
-//! `Resolve`: queries go out, answers come in, each way as fast as it can.
+//! `Resolve`: streams queries to the daemon and its answers back.
 
 use std::{
     collections::HashMap,
@@ -13,52 +13,51 @@ use tokio_stream::wrappers::ReceiverStream;
 use tokio_util::{sync::CancellationToken, task::AbortOnDropHandle};
 use tonic::Status;
 
-use super::{Asked, Resolver, TCP_CONNECTIONS, UDP_MESSAGE, UDP_QUERIES};
+use super::{Query, Resolver, TCP_CONNECTIONS, UDP_MESSAGE, UDP_QUERIES};
 
-/// Queries that may wait for the link.
-const WAITING: usize = 4;
-/// Queries that are known: the live ones, and as many again of which nobody has noticed yet that
-/// they are not.
-const KNOWN: usize = 2 * (UDP_QUERIES + TCP_CONNECTIONS);
+/// Queries buffered for the uplink.
+const QUEUED_QUERIES: usize = 4;
+/// Upper bound on tracked queries: all live ones, and as many whose timeout was not noticed yet.
+const MAX_PENDING: usize = 2 * (UDP_QUERIES + TCP_CONNECTIONS);
 
-/// Queries without an answer, by id.
+/// Unanswered queries by id.
 #[derive(Debug, Default)]
 struct Pending {
     queries: HashMap<u64, oneshot::Sender<Bytes>>,
 }
 
 impl Pending {
-    fn enter(&mut self, asked: Asked) -> NameQuery {
-        if self.queries.len() >= KNOWN {
+    fn track(&mut self, query: Query) -> NameQuery {
+        if self.queries.len() >= MAX_PENDING {
             self.queries.retain(|_, answer| !answer.is_closed());
         }
-        self.queries.insert(asked.id, asked.answer);
-        NameQuery { id: asked.id, resolver: asked.server, tcp: asked.tcp, message: asked.message }
+        self.queries.insert(query.id, query.answer);
+        NameQuery { id: query.id, resolver: query.server, tcp: query.tcp, message: query.message }
     }
 
-    fn answered(&mut self, answer: NameAnswer) {
+    fn resolve_query(&mut self, answer: NameAnswer) {
         let Some(waiting) = self.queries.remove(&answer.id) else { return };
         if answer.message.len() <= UDP_MESSAGE {
-            // Nobody may wait any more.
+            // The query may have timed out.
             let _ = waiting.send(answer.message);
         }
     }
 }
 
 impl Resolver {
-    /// Takes over the queries from the call before, which ends. The name servers are made if the
-    /// agent is a new one.
+    /// Takes over the queries of the previous call, which ends with ABORTED. Creates the listeners
+    /// if the agent has been restarted.
     pub async fn resolve(
         self: Arc<Self>,
         mut answers: impl Stream<Item = Result<NameAnswer, Status>> + Send + Unpin + 'static,
     ) -> Result<BoxStream<'static, Result<NameQuery, Status>>, Status> {
         let first = answers.next().await.ok_or_else(|| {
-            Status::invalid_argument("Resolve begins with the number of name servers")
+            Status::invalid_argument("Resolve: stream ended before its first message")
         })??;
         let resolver = Arc::clone(&self);
         let made = tokio::task::spawn_blocking(move || resolver.ensure(first.resolvers)).await;
         made.map_err(|error| {
-            Status::internal(format!("the thread that makes name servers ended: {error}"))
+            Status::internal(format!("thread that creates the DNS listeners panicked: {error}"))
         })??;
         let replaced = CancellationToken::new();
         std::mem::replace(
@@ -66,37 +65,38 @@ impl Resolver {
             replaced.clone(),
         )
         .cancel();
-        let (sender, receiver) = mpsc::channel(WAITING);
+        let (sender, receiver) = mpsc::channel(QUEUED_QUERIES);
         let queue = Arc::clone(&self.queue);
-        let carried = async move {
+        let forward = async move {
             let mut queue = queue.lock().await;
             let pending = Mutex::new(Pending::default());
             let locked = || pending.lock().unwrap_or_else(PoisonError::into_inner);
-            let outward = async {
-                while let Some(asked) = queue.recv().await {
-                    if asked.answer.is_closed() {
+            let send_queries = async {
+                while let Some(query) = queue.recv().await {
+                    if query.answer.is_closed() {
                         continue;
                     }
-                    let query = locked().enter(asked);
+                    let query = locked().track(query);
                     if sender.send(Ok(query)).await.is_err() {
                         return;
                     }
                 }
             };
-            let inward = async {
+            let receive_answers = async {
                 while let Some(Ok(answer)) = answers.next().await {
-                    locked().answered(answer);
+                    locked().resolve_query(answer);
                 }
             };
             tokio::select! {
-                () = outward => {}
-                () = inward => {}
+                () = send_queries => {}
+                () = receive_answers => {}
                 () = replaced.cancelled() => {
-                    let _gone = sender.try_send(Err(Status::aborted("another call began")));
+                    let replaced = Status::aborted("replaced by another Resolve call");
+                    let _closed = sender.try_send(Err(replaced));
                 }
             }
         };
-        let task = AbortOnDropHandle::new(tokio::spawn(carried));
+        let task = AbortOnDropHandle::new(tokio::spawn(forward));
         // The stream owns the task.
         Ok(ReceiverStream::new(receiver)
             .map(move |query| {

@@ -1,4 +1,4 @@
-//! A cell that is cleaned up, and a way to call an agent's service for it.
+//! Launches cells and removes them, and calls an agent's service.
 
 use std::{
     fs,
@@ -20,8 +20,8 @@ use hyper_util::{
 use kiyot_cell::{
     agent::{AgentContext, AgentParts, OpenBulk, service},
     dirs::CellDir,
-    home::ConnectionInfo,
-    namespaces::Own,
+    namespaces::OwnNamespaces,
+    uplink::ConnectionInfo,
 };
 use kiyot_link::bootstrap::{Bootstrap, CellFile, GO, GatewayAddress};
 use kiyot_proto::{
@@ -37,7 +37,7 @@ use crate::image;
 
 static CELLS: AtomicU32 = AtomicU32::new(0);
 
-/// A launched cell. When it is dropped, nothing is left of it.
+/// A launched cell. Dropping it removes all of its processes and files.
 pub(crate) struct Cell {
     launcher: Child,
     dir: TempDir,
@@ -46,7 +46,7 @@ pub(crate) struct Cell {
 }
 
 impl Cell {
-    /// In a new network namespace.
+    /// Launches a cell in a new network namespace.
     pub(crate) fn launch(orphan_timeout_secs: u64) -> Self {
         let name = name();
         command::run("ip", &["netns", "add", &name]);
@@ -54,7 +54,7 @@ impl Cell {
         Self::begin(name, &netns, orphan_timeout_secs, true)
     }
 
-    /// In this one, if it exists.
+    /// Launches a cell in a given network namespace.
     pub(crate) fn launch_in(netns: &str, orphan_timeout_secs: u64) -> Self {
         Self::begin(name(), netns, orphan_timeout_secs, false)
     }
@@ -89,17 +89,17 @@ impl Cell {
         Self { launcher, dir, name, netns: own_netns }
     }
 
-    /// The process id of its init, once it is there.
+    /// Waits for the cell's init and returns its process id.
     pub(crate) async fn init(&self) -> u32 {
         let launcher = self.launcher.id();
         let path = format!("/proc/{launcher}/task/{launcher}/children");
-        wait_until("there is an init", LIMIT, async || {
+        wait_until("the cell has an init", LIMIT, async || {
             fs::read_to_string(&path).ok()?.split_whitespace().next()?.parse().ok()
         })
         .await
     }
 
-    /// The process id of its containerd, once it is there.
+    /// Waits for the cell's containerd and returns its process id.
     pub(crate) async fn containerd(&self) -> u32 {
         let config = self.dir.path().join("containerd.toml").display().to_string();
         wait_until("containerd runs", LIMIT, async || {
@@ -111,8 +111,8 @@ impl Cell {
         .await
     }
 
-    /// All processes that have its name in their command line or are in its control groups, the
-    /// launcher's and zombies apart.
+    /// Returns the processes with the cell's name in their command line or cgroups, without the
+    /// launcher and zombies.
     pub(crate) fn processes(&self) -> Vec<(u32, String)> {
         let mut found = Vec::new();
         for entry in fs::read_dir("/proc").unwrap().flatten() {
@@ -170,7 +170,7 @@ impl Drop for Cell {
         }
         sweep::processes_of(std::slice::from_ref(&self.name));
         let begun = Instant::now();
-        // A control group is busy until the last process that was in it has been reaped.
+        // A cgroup is busy until its last process has been reaped.
         while !remove_groups(&self.name) && begun.elapsed() < LIMIT {
             std::thread::sleep(Duration::from_millis(10));
         }
@@ -178,7 +178,7 @@ impl Drop for Cell {
     }
 }
 
-/// Whether all control groups of this name are gone, in all trees.
+/// Removes the cgroups of this name in all hierarchies. Returns false if any is left.
 fn remove_groups(name: &str) -> bool {
     fn remove(dir: &Path) -> bool {
         let Ok(entries) = fs::read_dir(dir) else { return true };
@@ -195,13 +195,13 @@ fn remove_groups(name: &str) -> bool {
 }
 
 fn name() -> String {
-    // The process id alone is not unique: tests of several checkouts each run in a process id
-    // namespace of their own.
+    // The process id is not unique: the tests of several checkouts run in PID namespaces of their
+    // own.
     let random = fs::read_to_string("/proc/sys/kernel/random/uuid").unwrap();
     format!("kiyot-cell-{}-{}", &random[..8], CELLS.fetch_add(1, Ordering::Relaxed))
 }
 
-/// An agent of this process for a cell, called over a connection like the gateway's. (The cell's
+/// An agent in this process for a cell, called over a connection like the gateway's. (The cell's
 /// own agent finds no gateway.)
 pub(crate) struct AgentLink {
     channel: Channel,
@@ -213,13 +213,13 @@ impl AgentLink {
     pub(crate) async fn new(cell: &Cell, init: u32) -> Self {
         let root = PathBuf::from(format!("/proc/{init}/root"));
         let socket = root.join("run/containerd/containerd.sock");
-        // Only when it is there are the cell's directories and mounts made.
+        // containerd's socket exists only after the cell's directories and mounts.
         wait_until("containerd listens", LIMIT, async || socket.exists().then_some(())).await;
         let power_off = CancellationToken::new();
         let context = AgentContext::start(AgentParts {
             cell: cell.name.clone(),
             dir: CellDir::open(Path::new(cell.dir.path())).unwrap(),
-            own: Own { uts: false, net: false },
+            own: OwnNamespaces { uts: false, net: false },
             socket,
             stream_port: 1,
             bulk: OpenBulk::new(|| {}),
@@ -243,7 +243,7 @@ impl AgentLink {
             let here = here.lock().unwrap().take();
             async move {
                 here.map(TokioIo::new)
-                    .ok_or_else(|| std::io::Error::other("there is one connection only"))
+                    .ok_or_else(|| std::io::Error::other("the connection is already taken"))
             }
         });
         let channel =

@@ -1,4 +1,4 @@
-//! Serving calls on a connection that the agent made.
+//! Dials the gateway, and serves its calls on the connection.
 
 use std::{
     pin::Pin,
@@ -21,8 +21,8 @@ use super::{
     dial::{DialError, Dialler},
 };
 
-/// What all connections of a certificate have in common.
-pub(super) struct Line<'a, F> {
+/// Dials connections with the current certificate, and serves them.
+pub(super) struct Connector<'a, F> {
     pub(super) dialler: &'a Dialler,
     pub(super) generations: &'a AtomicU64,
     pub(super) incarnation: &'a Arc<str>,
@@ -31,39 +31,40 @@ pub(super) struct Line<'a, F> {
     pub(super) tasks: &'a TaskTracker,
 }
 
-/// How a connection went that was made.
+/// Outcome of a connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Served {
-    /// The gateway called, and later the connection ended.
-    Called,
-    /// It ended without any call, or none came in time: the gateway didn't let it in.
-    NeverCalled,
+    /// The gateway called at least once before the connection ended.
+    Accepted,
+    /// The connection ended without a call, or no call came within [`CONNECT_TIMEOUT`]: the gateway
+    /// rejected it.
+    Rejected,
 }
 
-impl<S: Serve, F: Fn(ConnectionInfo) -> S + Send + Sync> Line<'_, F> {
-    /// Makes one connection and serves it until it ends. `called` is told of the gateway's first
+impl<S: Serve, F: Fn(ConnectionInfo) -> S + Send + Sync> Connector<'_, F> {
+    /// Dials a connection and serves it until it ends. Calls `on_accepted` at the gateway's first
     /// call.
     pub(super) async fn serve(
         &self,
         kind: ConnectionKind,
-        called: impl FnOnce() + Send,
+        on_accepted: impl FnOnce() + Send,
     ) -> Result<Served, DialError> {
         let generation = self.generations.fetch_add(1, Ordering::Relaxed);
         let stream = timeout(CONNECT_TIMEOUT, self.dialler.dial(kind))
             .await
-            .map_err(|_| DialError::TooSlow(CONNECT_TIMEOUT))??;
+            .map_err(|_| DialError::Timeout(CONNECT_TIMEOUT))??;
         let first = CancellationToken::new();
         let service = (self.service)(ConnectionInfo {
             kind,
             generation,
             incarnation: self.incarnation.clone(),
         });
-        // Cuts what runs when this future is dropped.
+        // Stops the server when this future is dropped.
         let end = self.end.child_token();
         let _cut = end.clone().drop_guard();
         let mut served: Pin<Box<dyn Future<Output = Result<(), String>> + Send>> =
             if kind == ConnectionKind::Bulk {
-                let service = Noted { service, first: first.clone() };
+                let service = FirstCallMarker { service, first: first.clone() };
                 let served = http2::serve(stream, Profile::BULK, service, end, self.tasks.clone());
                 Box::pin(async move { served.await.map_err(|error| error.to_string()) })
             } else {
@@ -75,27 +76,32 @@ impl<S: Serve, F: Fn(ConnectionInfo) -> S + Send + Sync> Line<'_, F> {
             biased;
             () = first.cancelled() => {}
             result = &mut served => {
-                tracing::debug!(?kind, generation, ?result, "A connection ended before it was used.");
-                return Ok(if first.is_cancelled() { Served::Called } else { Served::NeverCalled });
+                tracing::debug!(
+                    ?kind,
+                    generation,
+                    ?result,
+                    "connection closed before the gateway's first call"
+                );
+                return Ok(if first.is_cancelled() { Served::Accepted } else { Served::Rejected });
             }
-            () = tokio::time::sleep(CONNECT_TIMEOUT) => return Ok(Served::NeverCalled),
+            () = tokio::time::sleep(CONNECT_TIMEOUT) => return Ok(Served::Rejected),
         }
-        called();
-        tracing::debug!(?kind, generation, "The gateway has called.");
+        on_accepted();
+        tracing::debug!(?kind, generation, "connection accepted by the gateway");
         let result = served.await;
-        tracing::debug!(?kind, generation, ?result, "A connection ended.");
-        Ok(Served::Called)
+        tracing::debug!(?kind, generation, ?result, "connection closed");
+        Ok(Served::Accepted)
     }
 }
 
-/// Notes the first call.
+/// Cancels `first` at the first call.
 #[derive(Clone)]
-struct Noted<S> {
+struct FirstCallMarker<S> {
     service: S,
     first: CancellationToken,
 }
 
-impl<S: Serve> tower::Service<Request<Body>> for Noted<S> {
+impl<S: Serve> tower::Service<Request<Body>> for FirstCallMarker<S> {
     type Response = S::Response;
     type Error = S::Error;
     type Future = S::Future;

@@ -1,5 +1,5 @@
-//! The control connection: the agent's service is asked here for what the gateway wants, and
-//! answers in single messages.
+//! Server of the control connection: decodes the gateway's messages, calls the agent's service, and
+//! sends its replies, each in a single message.
 
 use std::{io, time::Duration};
 
@@ -27,34 +27,34 @@ use tonic::Status;
 
 use super::Serve;
 
-/// Why a control connection ended.
+/// Errors that end a control connection.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum ControlError {
-    #[error("the connection")]
+    #[error("control connection")]
     Io(#[from] io::Error),
-    #[error("a message of the gateway can't be read")]
-    Unreadable(#[from] prost::DecodeError),
-    #[error("the agent's own answer")]
+    #[error("invalid message from the gateway")]
+    Decode(#[from] prost::DecodeError),
+    #[error("call to the agent's service")]
     Answer(#[from] Status),
-    #[error("nothing has been heard, and no answer has come to a ping")]
-    Silent,
-    #[error("what was sent was not taken within {} s", .0.as_secs())]
-    Stuck(Duration),
+    #[error("keepalive timeout: no message and no pong received")]
+    KeepaliveTimeout,
+    #[error("write timeout after {} s", .0.as_secs())]
+    WriteTimeout(Duration),
 }
 
-/// A watch of the gateway's.
+/// The gateway's current watch.
 struct Watch {
-    number: u64,
+    id: u64,
     events: BoxStream<'static, Result<Event, Status>>,
-    /// The gateway waits for an event.
+    /// Set while the gateway waits for an event.
     wanted: bool,
 }
 
-/// Serves a control connection until it ends. `called` is told when the gateway has let it in.
+/// Serves a control connection until it ends. Calls `on_accepted` after `Hello`.
 pub(super) async fn serve<I, S>(
     io: I,
     service: S,
-    called: impl FnOnce(),
+    on_accepted: impl FnOnce(),
 ) -> Result<(), ControlError>
 where
     I: AsyncRead + AsyncWrite + Unpin,
@@ -63,18 +63,18 @@ where
     let mut frames = Frames::new(io, CONTROL_FRAME);
     let mut agent = AgentClient::new(service).max_decoding_message_size(CONTROL_FRAME);
     let mut silence = Silence::of_agent();
-    let mut called = Some(called);
+    let mut on_accepted = Some(on_accepted);
     let mut watch: Option<Watch> = None;
     loop {
         let message = tokio::select! {
-            heard = frames.next() => {
-                let Some(heard) = heard? else { return Ok(()) };
+            received = frames.next() => {
+                let Some(received) = received? else { return Ok(()) };
                 silence.broken();
-                match ToCell::decode(heard)?.message {
+                match ToCell::decode(received)?.message {
                     Some(to_cell::Message::Hello(hello)) => {
                         let reply = agent.hello(hello).await?.into_inner();
-                        if let Some(called) = called.take() {
-                            called();
+                        if let Some(on_accepted) = on_accepted.take() {
+                            on_accepted();
                         }
                         from_cell::Message::Hello(reply)
                     }
@@ -88,8 +88,11 @@ where
                     }
                     Some(to_cell::Message::Next(next)) => {
                         match &mut watch {
-                            Some(watch) if watch.number == next.watch => watch.wanted = true,
-                            _ => watch = Some(Watch { number: next.watch, events: events(agent.clone()), wanted: true }),
+                            Some(watch) if watch.id == next.watch => watch.wanted = true,
+                            _ => {
+                                let events = events(agent.clone());
+                                watch = Some(Watch { id: next.watch, events, wanted: true });
+                            }
                         }
                         continue;
                     }
@@ -100,46 +103,41 @@ where
             message = next(&mut watch) => message,
             due = silence.due() => match due {
                 Due::Ask => from_cell::Message::Ping(Ping {}),
-                Due::End => return Err(ControlError::Silent),
+                Due::End => return Err(ControlError::KeepaliveTimeout),
             },
         };
         let message = FromCell { message: Some(message) }.encode_to_vec();
         timeout(silence.patience(), frames.send(&message))
             .await
-            .map_err(|_| ControlError::Stuck(silence.patience()))??;
+            .map_err(|_| ControlError::WriteTimeout(silence.patience()))??;
     }
 }
 
-/// A new watch of the agent's service.
+/// Starts a watch of the agent's service.
 fn events<S: Serve>(mut agent: AgentClient<S>) -> BoxStream<'static, Result<Event, Status>> {
     stream::once(async move { agent.watch(WatchRequest {}).await.map(tonic::Response::into_inner) })
         .try_flatten()
         .boxed()
 }
 
-/// The next event that the gateway waits for, or the end of its watch; forever if it waits for
-/// none.
+/// Returns the next event or the end of the watch. Pending while the gateway waits for no event.
 async fn next(current: &mut Option<Watch>) -> from_cell::Message {
     let Some(watch) = current.as_mut().filter(|watch| watch.wanted) else {
         return std::future::pending().await;
     };
     let event = watch.events.next().await;
     watch.wanted = false;
-    let number = watch.number;
+    let id = watch.id;
     match event {
-        Some(Ok(event)) => {
-            from_cell::Message::Event(WatchEvent { watch: number, event: Some(event) })
-        }
+        Some(Ok(event)) => from_cell::Message::Event(WatchEvent { watch: id, event: Some(event) }),
         Some(Err(status)) => {
             watch.events = stream::empty().boxed();
             from_cell::Message::End(WatchEnd {
-                watch: number,
+                watch: id,
                 code: status.code().into(),
                 message: status.message().to_owned(),
             })
         }
-        None => {
-            from_cell::Message::End(WatchEnd { watch: number, code: 0, message: String::new() })
-        }
+        None => from_cell::Message::End(WatchEnd { watch: id, code: 0, message: String::new() }),
     }
 }

@@ -1,4 +1,4 @@
-//! Trading the token for a certificate.
+//! Enrolment: exchanges the token for a certificate.
 
 use kiyot_link::{
     bootstrap::Bootstrap, certificate::sha256, channel::Channel, clock::Clock,
@@ -9,28 +9,28 @@ use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use super::{
     dial::{self, DialError},
-    identity::{IdentityError, Keys},
+    identity::{Credentials, IdentityError},
 };
 
-/// Why the cell has no certificate.
+/// Errors of an enrolment.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum EnrolError {
-    #[error("dialling")]
+    #[error("dial")]
     Dial(#[from] DialError),
-    #[error("the cell's key")]
+    #[error("key and certificate of the cell")]
     Identity(#[from] IdentityError),
-    #[error("the gateway refused")]
+    #[error("enrolment refused by the gateway")]
     Refused(#[source] Box<tonic::Status>),
-    #[error("the gateway gave a certificate for another cell or key, or of another authority")]
+    #[error("certificate from the gateway is for another cell or key, or of another CA")]
     OtherCertificate,
 }
 
-/// One attempt, with the token, or without one for a key that the cell is bound to. The caller
-/// bounds its time.
+/// Makes an enrolment attempt, with the token, or with an empty one for a key that the cell is
+/// bound to. The caller sets a timeout.
 pub(super) async fn enrol(
     bootstrap: &Bootstrap,
     token: &str,
-    keys: &Keys,
+    credentials: &Credentials,
     build_id: &str,
     clock: &Clock,
     end: &CancellationToken,
@@ -44,7 +44,7 @@ pub(super) async fn enrol(
     let request = EnrolRequest {
         cell: bootstrap.cell.clone(),
         token: token.to_owned(),
-        csr_der: keys.request()?.into(),
+        csr_der: credentials.csr()?.into(),
         build_id: build_id.to_owned(),
     };
     let reply = EnrolmentClient::new(Channel::over(connection))

@@ -1,4 +1,4 @@
-//! Since when there is contact to the gateway, or none.
+//! State of the link to the gateway, and detection of an orphaned cell.
 
 use std::{
     path::{Path, PathBuf},
@@ -7,42 +7,42 @@ use std::{
 
 use tokio::{sync::watch, time::Instant};
 
-/// Tells an agent that is started again since when there has been no contact: seconds since the
-/// machine was started. Absent while there is contact.
+/// File with the time at which the link was lost, in seconds since boot; absent while the cell is
+/// linked. A restarted agent continues the orphan timeout from it.
 const FILE: &str = "without-contact-since";
 
-/// Whether the gateway holds a control connection of this cell.
+/// State of the control connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum LinkState {
-    /// It does, since then.
+    /// The gateway has accepted a control connection at this time.
     Linked(Instant),
-    /// It does not, since then.
+    /// The control connection was lost at this time.
     Unlinked(Instant),
 }
 
-/// Since when there is contact, or none.
+/// Tracks the state of the link, and persists when it was lost.
 #[derive(Debug)]
-pub(super) struct Contact {
+pub(super) struct LinkMonitor {
     file: PathBuf,
     state: watch::Sender<LinkState>,
     orphan_timeout: Duration,
 }
 
-impl Contact {
-    /// None yet: since now, or since an earlier run of the agent lost it.
+impl LinkMonitor {
+    /// Starts unlinked, since now or since an earlier run of the agent lost the link.
     pub(super) fn new(dir: &Path, orphan_timeout: Duration) -> Self {
         let file = dir.join(FILE);
         let now = Instant::now();
         let uptime = uptime();
-        let before =
+        let lost_at =
             std::fs::read_to_string(&file).ok().and_then(|text| text.trim().parse::<u64>().ok());
-        // A time in the future was written before the machine was started again.
-        let gone_by = before
+        // A time in the future was written lost_at a reboot.
+        let elapsed = lost_at
             .zip(uptime)
-            .and_then(|(before, uptime)| uptime.checked_sub(before))
+            .and_then(|(lost_at, uptime)| uptime.checked_sub(lost_at))
             .map_or(Duration::ZERO, Duration::from_secs);
-        let since = now.checked_sub(gone_by).unwrap_or(now);
-        if gone_by.is_zero() {
+        let since = now.checked_sub(elapsed).unwrap_or(now);
+        if elapsed.is_zero() {
             write(&file, uptime);
         }
         Self { file, state: watch::Sender::new(LinkState::Unlinked(since)), orphan_timeout }
@@ -52,28 +52,27 @@ impl Contact {
         self.state.subscribe()
     }
 
-    /// The gateway has called over a control connection.
-    pub(super) fn made(&self) {
-        // A file that stays can only make an orphan earlier, and only of an agent that is started
-        // again.
+    /// Records that the gateway has called over a control connection.
+    pub(super) fn linked(&self) {
+        // A file that remains can only make a restarted agent an orphan too early.
         if let Err(error) = std::fs::remove_file(&self.file) {
-            tracing::debug!(%error, "The note of lost contact could not be removed.");
+            tracing::debug!(%error, "link loss record not removed");
         }
         self.state.send_replace(LinkState::Linked(Instant::now()));
     }
 
-    /// That connection has ended.
-    pub(super) fn lost(&self) {
+    /// Records that the control connection has ended.
+    pub(super) fn unlinked(&self) {
         write(&self.file, uptime());
         self.state.send_replace(LinkState::Unlinked(Instant::now()));
     }
 
-    /// Returns when there has been no contact for too long.
+    /// Returns when the cell has been unlinked for the orphan timeout.
     pub(super) async fn orphaned(&self) {
         let mut state = self.state.subscribe();
         loop {
             let now = *state.borrow_and_update();
-            // The sender lives as long as this, so a change is the only way on.
+            // The sender lives as long as `self`, so `changed` can't fail.
             match now {
                 LinkState::Linked(_) => {
                     let _ = state.changed().await;
@@ -90,11 +89,11 @@ impl Contact {
 fn write(file: &Path, uptime: Option<u64>) {
     let written = uptime.map(|uptime| std::fs::write(file, uptime.to_string()));
     if let Some(Err(error)) = written {
-        tracing::warn!(%error, "The time of lost contact could not be noted.");
+        tracing::warn!(%error, "link loss not recorded");
     }
 }
 
-/// Seconds since the machine was started, sleep included: unlike the time of day nobody sets it.
+/// Returns the seconds since boot, suspend included. Unlike the wall clock it is never set.
 fn uptime() -> Option<u64> {
     std::fs::read_to_string("/proc/uptime").ok()?.split('.').next()?.parse().ok()
 }
@@ -106,47 +105,48 @@ mod tests {
     const TIMEOUT: Duration = Duration::from_millis(50);
 
     #[tokio::test]
-    async fn an_orphan_is_who_has_had_no_contact_for_so_long() {
+    async fn unlinked_cell_is_orphaned_after_the_timeout() {
         let dir = tempfile::tempdir().unwrap();
-        let contact = Contact::new(dir.path(), TIMEOUT);
+        let link_monitor = LinkMonitor::new(dir.path(), TIMEOUT);
         let begin = Instant::now();
-        contact.orphaned().await;
+        link_monitor.orphaned().await;
         assert!(begin.elapsed() >= TIMEOUT);
 
-        contact.made();
+        link_monitor.linked();
         assert!(
-            tokio::time::timeout(TIMEOUT * 3, contact.orphaned()).await.is_err(),
-            "there is contact"
+            tokio::time::timeout(TIMEOUT * 3, link_monitor.orphaned()).await.is_err(),
+            "linked"
         );
-        contact.lost();
+        link_monitor.unlinked();
         let begin = Instant::now();
-        contact.orphaned().await;
+        link_monitor.orphaned().await;
         assert!(begin.elapsed() >= TIMEOUT);
     }
 
     #[tokio::test]
-    async fn a_new_run_goes_on_counting() {
+    async fn restarted_agent_continues_the_orphan_timeout() {
         let dir = tempfile::tempdir().unwrap();
         let file = dir.path().join(FILE);
-        drop(Contact::new(dir.path(), TIMEOUT));
+        drop(LinkMonitor::new(dir.path(), TIMEOUT));
         assert!(file.exists());
         std::fs::write(&file, "0").unwrap();
-        // The machine has run for some seconds at least.
+        // The machine has been up for some seconds at least.
         let up = Duration::from_secs(uptime().unwrap());
-        let LinkState::Unlinked(since) = *Contact::new(dir.path(), TIMEOUT).state().borrow() else {
-            panic!("no contact yet")
+        let LinkState::Unlinked(since) = *LinkMonitor::new(dir.path(), TIMEOUT).state().borrow()
+        else {
+            panic!("not linked yet")
         };
         assert!(since.elapsed() >= up);
-        // Written before a reboot.
+        // Written lost_at a reboot.
         std::fs::write(&file, u64::MAX.to_string()).unwrap();
-        let contact = Contact::new(dir.path(), TIMEOUT);
-        let LinkState::Unlinked(since) = *contact.state().borrow() else {
-            panic!("no contact yet")
+        let link_monitor = LinkMonitor::new(dir.path(), TIMEOUT);
+        let LinkState::Unlinked(since) = *link_monitor.state().borrow() else {
+            panic!("not linked yet")
         };
         assert!(since.elapsed() < up);
-        contact.made();
+        link_monitor.linked();
         assert!(!file.exists());
-        contact.lost();
+        link_monitor.unlinked();
         assert!(file.exists());
     }
 }

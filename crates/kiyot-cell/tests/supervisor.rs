@@ -1,15 +1,14 @@
-//! Init's care for its services. Apart from all other tests: the reaper takes any child of its
-//! process.
+//! Test of init's supervisor, in a binary of its own: its reaper takes every child of the process.
 
 use std::process::Command;
 
 use kiyot_cell::init::{
-    children::{Service, Supervisor},
-    log::BoundedLog,
+    bounded_log::BoundedLog,
+    supervisor::{Service, Supervisor},
 };
 
 #[test]
-fn a_service_is_started_again_until_it_asks_for_the_end() {
+fn service_is_restarted_until_it_exits_with_the_power_off_code() {
     let dir = tempfile::tempdir().unwrap();
     let console = BoundedLog::open(dir.path().join("console.log"), 1 << 20).unwrap();
     let runs = dir.path().join("runs");
@@ -25,6 +24,6 @@ fn a_service_is_started_again_until_it_asks_for_the_end() {
     supervisor.run(&console);
     assert_eq!(std::fs::read_to_string(&runs).unwrap().lines().count(), 3);
     let printed = std::fs::read_to_string(dir.path().join("console.log")).unwrap();
-    assert!(printed.contains("it ended with exit code 7"), "{printed}");
-    assert!(printed.contains("nothing cannot be started"), "{printed}");
+    assert!(printed.contains("service exited service=it exit=code:7"), "{printed}");
+    assert!(printed.contains("service not started service=nothing"), "{printed}");
 }

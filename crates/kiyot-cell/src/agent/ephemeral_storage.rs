@@ -1,8 +1,7 @@
-//! Use of the cell's disk by the pod, and the end of its containers when it is too much, as a
-//! kubelet evicts a pod.
+//! Measures the pod's ephemeral storage and evicts the pod over its limit, as a kubelet does.
 //!
-//! Counted are the containers' writable layers, and all beneath `pod_dir`: emptyDirs and logs. Not
-//! counted are images, what is in memory, and files that have no name any more.
+//! Counts the writable layers of containers, and all files below `pod_dir`: emptyDirs and logs.
+//! Images, memory-backed volumes and deleted files that are still open don't count.
 
 mod layers;
 
@@ -29,63 +28,65 @@ use rustix::{
 use tokio::{sync::watch, task::spawn_blocking};
 use tonic::Status;
 
-use super::runtime::{ASK, Runtime, within};
+use super::runtime::{QUERY_TIMEOUT, Runtime, with_timeout};
 use crate::dirs::CellDir;
 
-/// How long to wait from one measurement to the next.
-const PERIOD: Duration = Duration::from_secs(5);
-/// Entries of a tree that are looked at before others get a turn, for as long as it took.
+/// Pause between two measurements.
+const MEASURE_INTERVAL: Duration = Duration::from_secs(5);
+/// Entries of a tree that are measured in one step, after which the task sleeps as long as the step
+/// took.
 const STEP_ENTRIES: usize = 2000;
-/// Measurements in a row that must be over the limit: a file that is moved while it is measured may
-/// be counted twice.
-const OVER: u32 = 2;
-/// Measurements in a row in which something could not be looked at, after which the pod is taken
-/// for one that hides what it takes.
-const UNSEEN: u32 = 10;
-/// How long containerd may take to kill a container.
-const KILL: Duration = Duration::from_secs(20);
-/// Containers of which it is remembered why they were ended.
-const REMEMBERED: usize = 1024;
-/// Reason of the end, as a kubelet calls it.
-const REASON: &str = "Evicted";
-/// The exit code of a process that was killed.
-const KILLED: i32 = 137;
+/// Consecutive measurements over the limit before the pod is evicted: a file that is moved during a
+/// measurement may be counted twice.
+const EVICT_AFTER_OVER_LIMIT: u32 = 2;
+/// Consecutive measurements with unmeasurable directories before the pod is evicted, as it may hide
+/// its usage in them.
+const EVICT_AFTER_UNMEASURABLE: u32 = 10;
+/// Deadline of a `StopContainer` call.
+const KILL_TIMEOUT: Duration = Duration::from_secs(20);
+/// Upper bound on the evicted containers whose message is kept.
+const MAX_EVICTED: usize = 1024;
+/// Reason in the status of an evicted container, as the kubelet names it.
+const EVICTED_REASON: &str = "Evicted";
+/// Exit code of a process killed by SIGKILL.
+const KILLED_EXIT_CODE: i32 = 137;
 
-/// The limit of the cell's pod, and what it takes.
+/// Limit and usage of the pod's ephemeral storage.
 #[derive(Debug)]
-pub struct Disk {
-    /// In bytes; 0: there is none.
+pub struct EphemeralStorage {
+    /// In bytes; 0 means no limit.
     limit: watch::Sender<u64>,
     /// In bytes, by the last measurement.
     used: AtomicU64,
-    /// Messages of containers that were ended, by their ids in the cell.
+    /// Messages of evicted containers by their ids in the cell.
     evicted: Mutex<HashMap<String, String>>,
 }
 
-impl Default for Disk {
+impl Default for EphemeralStorage {
     fn default() -> Self {
         Self { limit: watch::Sender::new(0), used: AtomicU64::new(0), evicted: Mutex::default() }
     }
 }
 
-impl Disk {
-    /// Takes the limit that the daemon sets, in bytes; 0: there is none.
+impl EphemeralStorage {
+    /// Sets the limit in bytes; 0 means no limit.
     pub fn set_limit(&self, bytes: u64) {
         self.limit.send_if_modified(|limit| std::mem::replace(limit, bytes) != bytes);
     }
 
-    /// Bytes that the pod takes, by the last measurement; 0 if there was none.
+    /// Returns the usage in bytes by the last measurement, or 0 without a limit.
     pub fn used(&self) -> u64 {
         self.used.load(Ordering::Relaxed)
     }
 
-    /// Completes what containerd says of a container that was ended for what the pod takes.
-    pub fn explain(&self, status: &mut ContainerStatus) {
-        if status.state() != ContainerState::ContainerExited || status.exit_code != KILLED {
+    /// Sets reason and message in the status of a container that was evicted.
+    pub fn set_eviction_reason(&self, status: &mut ContainerStatus) {
+        if status.state() != ContainerState::ContainerExited || status.exit_code != KILLED_EXIT_CODE
+        {
             return;
         }
         if let Some(message) = self.evicted().get(&status.id) {
-            REASON.clone_into(&mut status.reason);
+            EVICTED_REASON.clone_into(&mut status.reason);
             status.message.clone_from(message);
         }
     }
@@ -95,56 +96,62 @@ impl Disk {
     }
 }
 
-/// Measures what the pod takes and ends its containers when it is too much. Never returns.
-pub async fn enforce(disk: Arc<Disk>, runtime: Runtime, dir: CellDir) {
-    let mut limits = disk.limit.subscribe();
-    let (mut over, mut unseen) = (0, 0);
+/// Measures the pod's usage and evicts the pod over its limit. Never returns.
+pub async fn enforce(storage: Arc<EphemeralStorage>, runtime: Runtime, dir: CellDir) {
+    let mut limits = storage.limit.subscribe();
+    let (mut over_limit, mut unseen) = (0, 0);
     loop {
         let limit = *limits.borrow_and_update();
         if limit == 0 {
-            disk.used.store(0, Ordering::Relaxed);
-            // It fails only when the agent ends.
+            storage.used.store(0, Ordering::Relaxed);
+            // Fails only if the agent ends.
             let _ = limits.changed().await;
             continue;
         }
         match measure(&runtime, &dir, limit).await {
             Ok(usage) => {
-                disk.used.store(usage.bytes, Ordering::Relaxed);
-                over = if usage.bytes > limit { over + 1 } else { 0 };
+                storage.used.store(usage.bytes, Ordering::Relaxed);
+                over_limit = if usage.bytes > limit { over_limit + 1 } else { 0 };
                 unseen = if usage.unseen > 0 { unseen + 1 } else { 0 };
-                if over >= OVER || unseen >= UNSEEN {
-                    let message = message(usage, limit);
-                    if let Err(status) = evict(&disk, &runtime, &message).await {
-                        tracing::warn!(code = ?status.code(), error = status.message(), "containers of a pod over its limit could not be ended yet");
+                if over_limit >= EVICT_AFTER_OVER_LIMIT || unseen >= EVICT_AFTER_UNMEASURABLE {
+                    let message = eviction_message(usage, limit);
+                    if let Err(status) = evict(&storage, &runtime, &message).await {
+                        tracing::warn!(
+                            code = ?status.code(),
+                            error = status.message(),
+                            "eviction failed, retrying"
+                        );
                     }
-                } else if over > 0 {
+                } else if over_limit > 0 {
                     continue;
                 }
             }
             Err(error) => {
-                tracing::warn!(%error, "the pod's use of the disk can not be measured");
+                tracing::warn!(%error, "ephemeral storage not measured");
             }
         }
         tokio::select! {
-            () = tokio::time::sleep(PERIOD) => {}
+            () = tokio::time::sleep(MEASURE_INTERVAL) => {}
             changed = limits.changed() => drop(changed),
         }
     }
 }
 
-fn message(usage: Usage, limit: u64) -> String {
+fn eviction_message(usage: Usage, limit: u64) -> String {
     let Usage { bytes, unseen, .. } = usage;
     if bytes > limit {
         return format!(
-            "the pod exceeds its limit of ephemeral storage: it uses {bytes} bytes or more, limit {limit} bytes"
+            "the pod exceeds its limit of ephemeral storage: it uses {bytes} bytes or \
+             more, limit {limit} bytes"
         );
     }
     format!(
-        "the pod's ephemeral storage can not be measured: {unseen} of its directories are nested too deep or moved all the time; it uses {bytes} bytes or more, limit {limit} bytes"
+        "the pod's ephemeral storage can not be measured: {unseen} of its directories are \
+         nested too deep or moved all the time; it uses {bytes} bytes or more, limit {limit} bytes"
     )
 }
 
-/// Measures what the pod takes; no more once that is over the limit.
+/// Measures the pod's usage. Stops at the limit.
 async fn measure(runtime: &Runtime, dir: &CellDir, limit: u64) -> io::Result<Usage> {
     let mut total = measure_tree(dir.pod(), limit).await?;
     if total.bytes > limit {
@@ -164,7 +171,7 @@ async fn measure(runtime: &Runtime, dir: &CellDir, limit: u64) -> io::Result<Usa
 }
 
 async fn measure_tree(root: PathBuf, limit: u64) -> io::Result<Usage> {
-    let Some(mut measurement) = spawn_blocking(move || begin(&root)).await?? else {
+    let Some(mut measurement) = spawn_blocking(move || open_measurement(&root)).await?? else {
         return Ok(Usage::default());
     };
     loop {
@@ -183,36 +190,39 @@ async fn measure_tree(root: PathBuf, limit: u64) -> io::Result<Usage> {
     }
 }
 
-fn begin(root: &Path) -> io::Result<Option<Measurement>> {
+fn open_measurement(root: &Path) -> io::Result<Option<Measurement>> {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     match openat(CWD, root, flags, Mode::empty()) {
         Ok(dir) => Ok(Some(Measurement::begin(dir)?)),
-        // The container was removed meanwhile.
+        // The container was removed during the measurement.
         Err(Errno::NOENT) => Ok(None),
         Err(error) => Err(error.into()),
     }
 }
 
-/// Kills all containers that run.
-async fn evict(disk: &Disk, runtime: &Runtime, message: &str) -> Result<(), Status> {
+/// Kills all running containers.
+async fn evict(storage: &EphemeralStorage, runtime: &Runtime, message: &str) -> Result<(), Status> {
     let filter = ContainerFilter {
         state: Some(ContainerStateValue { state: ContainerState::ContainerRunning.into() }),
         ..Default::default()
     };
     let request = ListContainersRequest { filter: Some(filter) };
-    let running = runtime.runtime().list_containers(within(ASK, request)).await?.into_inner();
+    let running =
+        runtime.runtime().list_containers(with_timeout(QUERY_TIMEOUT, request)).await?.into_inner();
     let mut outcome = Ok(());
     for container in running.containers {
         tracing::warn!(container = container.id, message, "container evicted");
         {
-            let mut evicted = disk.evicted();
-            if evicted.len() >= REMEMBERED {
+            let mut evicted = storage.evicted();
+            if evicted.len() >= MAX_EVICTED {
                 evicted.clear();
             }
             evicted.insert(container.id.clone(), message.to_owned());
         }
         let request = StopContainerRequest { container_id: container.id, timeout: 0 };
-        if let Err(status) = runtime.runtime().stop_container(within(KILL, request)).await {
+        if let Err(status) =
+            runtime.runtime().stop_container(with_timeout(KILL_TIMEOUT, request)).await
+        {
             outcome = Err(status);
         }
     }
@@ -232,23 +242,23 @@ mod tests {
     }
 
     #[test]
-    fn end_of_an_evicted_container_names_the_bytes() {
-        let disk = Disk::default();
+    fn evicted_container_status_names_usage_and_limit() {
+        let storage = EphemeralStorage::default();
         let usage = Usage { bytes: 4097, entries: 3, unseen: 0 };
-        disk.evicted().insert("a".to_owned(), message(usage, 4096));
-        let mut status = exited("a", KILLED);
-        disk.explain(&mut status);
+        storage.evicted().insert("a".to_owned(), eviction_message(usage, 4096));
+        let mut status = exited("a", KILLED_EXIT_CODE);
+        storage.set_eviction_reason(&mut status);
         assert_eq!(status.reason, "Evicted");
         assert!(status.message.contains("uses 4097 bytes or more, limit 4096 bytes"), "{status:?}");
-        for other in [exited("b", KILLED), exited("a", 0)] {
+        for other in [exited("b", KILLED_EXIT_CODE), exited("a", 0)] {
             let mut status = other.clone();
-            disk.explain(&mut status);
+            storage.set_eviction_reason(&mut status);
             assert_eq!(status, other);
         }
     }
 
     #[tokio::test]
-    async fn measurement_of_a_tree_ends_once_it_is_over_the_limit() {
+    async fn measurement_over_the_limit_stops_early() {
         let temp = tempfile::tempdir().unwrap();
         for number in 0..STEP_ENTRIES * 3 {
             fs::write(temp.path().join(number.to_string()), "").unwrap();

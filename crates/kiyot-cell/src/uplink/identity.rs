@@ -1,4 +1,4 @@
-//! The agent's key, which never leaves the cell, and its certificate.
+//! Private key of the agent, which never leaves the cell, and its certificate.
 
 use std::{
     fmt, io,
@@ -19,40 +19,40 @@ use rustls::pki_types::{PrivateKeyDer, PrivatePkcs8KeyDer};
 const KEY_FILE: &str = "key.der";
 const CERTIFICATE_FILE: &str = "certificate.der";
 
-/// Why there is no key, or why it is not kept.
+/// Errors of creating or storing the key and the certificate.
 #[derive(Debug, thiserror::Error)]
 pub enum IdentityError {
-    /// The file system did not do it.
+    /// A file can't be read or written.
     #[error("{0:?}")]
     Io(PathBuf, #[source] io::Error),
-    /// A key or a request could not be made.
-    #[error("making a key or a request for a certificate")]
+    /// The key or the signing request can't be created.
+    #[error("create the key or the certificate signing request")]
     Make(#[source] rcgen::Error),
 }
 
-/// Key and certificate. Its `Debug` leaves the key out.
-pub(super) struct Keys {
+/// Key pair and certificate. `Debug` omits the key.
+pub(super) struct Credentials {
     dir: PathBuf,
     cell: String,
     key: KeyPair,
-    certificate: Mutex<Option<Certified>>,
+    certificate: Mutex<Option<IssuedCertificate>>,
 }
 
-struct Certified {
+struct IssuedCertificate {
     der: Vec<u8>,
     not_after: SystemTime,
 }
 
-impl fmt::Debug for Keys {
+impl fmt::Debug for Credentials {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Keys").field("dir", &self.dir).finish_non_exhaustive()
+        f.debug_struct("Credentials").field("dir", &self.dir).finish_non_exhaustive()
     }
 }
 
-impl Keys {
-    /// What an earlier run of the agent kept. A key that can't be read is replaced: the certificate
-    /// of the one before is then worth nothing.
-    pub(super) fn load_or_make(dir: &Path, cell: &str) -> Result<Self, IdentityError> {
+impl Credentials {
+    /// Loads what an earlier run of the agent stored. An unreadable key is replaced, which makes
+    /// the stored certificate useless.
+    pub(super) fn load_or_create(dir: &Path, cell: &str) -> Result<Self, IdentityError> {
         let io = |path: &Path| {
             let path = path.to_owned();
             move |error| IdentityError::Io(path, error)
@@ -68,17 +68,17 @@ impl Keys {
                 key
             }
         };
-        let keys =
+        let credentials =
             Self { dir: dir.to_owned(), cell: cell.to_owned(), key, certificate: Mutex::new(None) };
         let path = dir.join(CERTIFICATE_FILE);
         if let Some(der) = read(&path).map_err(io(&path))? {
-            keys.take(&der);
+            credentials.adopt(&der);
         }
-        Ok(keys)
+        Ok(credentials)
     }
 
-    /// A request for a certificate. Nobody looks at what else is in it but the key.
-    pub(super) fn request(&self) -> Result<Vec<u8>, IdentityError> {
+    /// Returns a certificate signing request. The gateway uses nothing of it but the key.
+    pub(super) fn csr(&self) -> Result<Vec<u8>, IdentityError> {
         Ok(CertificateParams::default()
             .serialize_request(&self.key)
             .map_err(IdentityError::Make)?
@@ -86,19 +86,19 @@ impl Keys {
             .to_vec())
     }
 
-    /// Keeps a certificate, if it is for this cell and key: says whether it is.
-    pub(super) fn keep(&self, der: &[u8]) -> Result<bool, IdentityError> {
-        let taken = self.take(der);
-        if taken {
+    /// Stores a certificate if it is for this cell and key. Returns false if it is not.
+    pub(super) fn store(&self, der: &[u8]) -> Result<bool, IdentityError> {
+        let matches = self.adopt(der);
+        if matches {
             let path = self.dir.join(CERTIFICATE_FILE);
             private::write(&path, der).map_err(|error| IdentityError::Io(path, error))?;
         }
-        Ok(taken)
+        Ok(matches)
     }
 
-    /// Whether there is a certificate that has not ended at this time. The gateway's clock decides,
-    /// and may be another.
-    pub(super) fn is_certified(&self, now: SystemTime) -> bool {
+    /// Returns true if there is a certificate that is valid at `now`. The gateway's clock, which
+    /// may differ, decides.
+    pub(super) fn has_valid_certificate(&self, now: SystemTime) -> bool {
         self.certificate
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
@@ -106,13 +106,13 @@ impl Keys {
             .is_some_and(|certified| certified.not_after > now)
     }
 
-    /// Whether there is a certificate, be it one that has ended: then the cell's token is spent,
-    /// for this key.
-    pub(super) fn was_certified(&self) -> bool {
+    /// Returns true if there is a certificate, even an expired one: the token is then spent for
+    /// this key.
+    pub(super) fn has_certificate(&self) -> bool {
         self.certificate.lock().unwrap_or_else(PoisonError::into_inner).is_some()
     }
 
-    /// For TLS, unless there is no certificate.
+    /// Returns the TLS identity, or `None` without a certificate.
     pub(super) fn identity(&self) -> Option<Identity> {
         let certificate = self.certificate.lock().unwrap_or_else(PoisonError::into_inner);
         certificate
@@ -120,7 +120,7 @@ impl Keys {
             .map(|certified| Identity::new(vec![certified.der.clone()], self.key.serialize_der()))
     }
 
-    fn take(&self, der: &[u8]) -> bool {
+    fn adopt(&self, der: &[u8]) -> bool {
         let Ok(read) = Certificate::read(der) else { return false };
         if read.common_name != self.cell
             || read.key_sha256 != sha256(&self.key.subject_public_key_info())
@@ -128,7 +128,7 @@ impl Keys {
             return false;
         }
         *self.certificate.lock().unwrap_or_else(PoisonError::into_inner) =
-            Some(Certified { der: der.to_vec(), not_after: read.not_after });
+            Some(IssuedCertificate { der: der.to_vec(), not_after: read.not_after });
         true
     }
 }
@@ -157,30 +157,37 @@ mod tests {
 
     use super::*;
 
-    fn certificate(keys: &Keys, cell: &str, not_after: SystemTime) -> Vec<u8> {
+    fn certificate(credentials: &Credentials, cell: &str, not_after: SystemTime) -> Vec<u8> {
         let mut params = CertificateParams::default();
         params.distinguished_name.push(DnType::CommonName, cell);
         params.not_before = SystemTime::UNIX_EPOCH.into();
         params.not_after = not_after.into();
-        params.self_signed(&keys.key).unwrap().der().to_vec()
+        params.self_signed(&credentials.key).unwrap().der().to_vec()
     }
 
     #[test]
-    fn an_agent_that_is_started_again_has_its_key_and_certificate() {
+    fn restarted_agent_loads_its_key_and_certificate() {
         let dir = tempfile::tempdir().unwrap();
         let dir = dir.path().join("private");
-        let keys = Keys::load_or_make(&dir, "cell-a").unwrap();
-        assert!(keys.identity().is_none());
+        let credentials = Credentials::load_or_create(&dir, "cell-a").unwrap();
+        assert!(credentials.identity().is_none());
         let later = SystemTime::now() + Duration::from_secs(3600);
-        keys.keep(&certificate(&keys, "cell-b", later)).unwrap();
-        assert!(!keys.is_certified(SystemTime::now()), "another cell's certificate");
-        keys.keep(&certificate(&keys, "cell-a", later)).unwrap();
-        assert!(keys.is_certified(SystemTime::now()));
+        credentials.store(&certificate(&credentials, "cell-b", later)).unwrap();
+        assert!(
+            !credentials.has_valid_certificate(SystemTime::now()),
+            "another cell's certificate"
+        );
+        credentials.store(&certificate(&credentials, "cell-a", later)).unwrap();
+        assert!(credentials.has_valid_certificate(SystemTime::now()));
 
-        let again = Keys::load_or_make(&dir, "cell-a").unwrap();
-        assert!(again.is_certified(SystemTime::now()) && again.identity().is_some());
-        assert_eq!(again.key.serialize_der(), keys.key.serialize_der());
-        assert!(!Keys::load_or_make(&dir, "cell-b").unwrap().is_certified(SystemTime::now()));
+        let reloaded = Credentials::load_or_create(&dir, "cell-a").unwrap();
+        assert!(reloaded.has_valid_certificate(SystemTime::now()) && reloaded.identity().is_some());
+        assert_eq!(reloaded.key.serialize_der(), credentials.key.serialize_der());
+        assert!(
+            !Credentials::load_or_create(&dir, "cell-b")
+                .unwrap()
+                .has_valid_certificate(SystemTime::now())
+        );
         for file in [KEY_FILE, CERTIFICATE_FILE] {
             assert_eq!(
                 std::fs::metadata(dir.join(file)).unwrap().permissions().mode() & 0o777,
@@ -191,18 +198,21 @@ mod tests {
     }
 
     #[test]
-    fn what_is_broken_is_not_used_and_what_has_ended_only_if_the_gateway_takes_it() {
+    fn expired_certificate_stays_usable_and_a_corrupt_key_is_replaced() {
         let dir = tempfile::tempdir().unwrap();
-        let keys = Keys::load_or_make(dir.path(), "cell-a").unwrap();
-        keys.keep(&certificate(&keys, "cell-a", SystemTime::now() - Duration::from_secs(1)))
+        let credentials = Credentials::load_or_create(dir.path(), "cell-a").unwrap();
+        credentials
+            .store(&certificate(&credentials, "cell-a", SystemTime::now() - Duration::from_secs(1)))
             .unwrap();
-        assert!(!keys.is_certified(SystemTime::now()) && keys.was_certified());
         assert!(
-            keys.is_certified(SystemTime::now() - Duration::from_secs(60))
-                && keys.identity().is_some()
+            !credentials.has_valid_certificate(SystemTime::now()) && credentials.has_certificate()
+        );
+        assert!(
+            credentials.has_valid_certificate(SystemTime::now() - Duration::from_secs(60))
+                && credentials.identity().is_some()
         );
         std::fs::write(dir.path().join(KEY_FILE), "half a k").unwrap();
         std::fs::write(dir.path().join(CERTIFICATE_FILE), "half a c").unwrap();
-        assert!(Keys::load_or_make(dir.path(), "cell-a").unwrap().identity().is_none());
+        assert!(Credentials::load_or_create(dir.path(), "cell-a").unwrap().identity().is_none());
     }
 }

@@ -1,4 +1,4 @@
-//! Directories of containers' writable layers, as the cell's containerd says.
+//! Directories of the containers' writable layers.
 
 use std::path::{Path, PathBuf};
 
@@ -10,14 +10,14 @@ use containerd_client::{
 };
 use tonic::{Code, Status};
 
-use crate::agent::runtime::{ASK, Runtime, namespaced, within};
+use crate::agent::runtime::{QUERY_TIMEOUT, Runtime, namespaced, with_timeout};
 
-/// The snapshotters that a cell's containerd may have.
+/// Snapshotters that a cell's containerd is configured with.
 const SNAPSHOTTERS: [&str; 2] = ["overlayfs", "native"];
-/// Layers that are looked at, those of ended containers among them.
-const LAYERS: usize = 1024;
+/// Upper bound on the layers per snapshotter, those of exited containers included.
+const MAX_LAYERS: usize = 1024;
 
-/// Returns the directories of writable layers beneath containerd's root.
+/// Returns the directories of writable layers below containerd's root.
 pub(super) async fn writable(runtime: &Runtime, root: &Path) -> Result<Vec<PathBuf>, Status> {
     let mut client = SnapshotsClient::new(runtime.channel());
     let mut layers = Vec::new();
@@ -26,9 +26,9 @@ pub(super) async fn writable(runtime: &Runtime, root: &Path) -> Result<Vec<PathB
             snapshotter: snapshotter.to_owned(),
             filters: vec!["kind==active".to_owned()],
         };
-        let mut parts = match client.list(namespaced(within(ASK, request))).await {
+        let mut parts = match client.list(namespaced(with_timeout(QUERY_TIMEOUT, request))).await {
             Ok(parts) => parts.into_inner(),
-            // The disk is not one for this snapshotter.
+            // The file system doesn't support this snapshotter.
             Err(status) if is_absent(&status) => continue,
             Err(status) => return Err(status),
         };
@@ -41,9 +41,9 @@ pub(super) async fn writable(runtime: &Runtime, root: &Path) -> Result<Vec<PathB
                 Err(status) => return Err(status),
             }
         }
-        for key in keys.into_iter().take(LAYERS) {
+        for key in keys.into_iter().take(MAX_LAYERS) {
             let request = MountsRequest { snapshotter: snapshotter.to_owned(), key };
-            match client.mounts(namespaced(within(ASK, request))).await {
+            match client.mounts(namespaced(with_timeout(QUERY_TIMEOUT, request))).await {
                 Ok(answer) => layers.extend(
                     answer
                         .into_inner()
@@ -52,7 +52,7 @@ pub(super) async fn writable(runtime: &Runtime, root: &Path) -> Result<Vec<PathB
                         .filter_map(directory)
                         .filter(|directory| directory.starts_with(root)),
                 ),
-                // Removed meanwhile.
+                // The container was removed in between.
                 Err(status) if status.code() == Code::NotFound => {}
                 Err(status) => return Err(status),
             }
@@ -65,7 +65,7 @@ fn is_absent(status: &Status) -> bool {
     matches!(status.code(), Code::NotFound | Code::InvalidArgument)
 }
 
-/// The directory that what is written to a mount is in.
+/// Returns the directory that takes the writes of a mount.
 fn directory(mount: &Mount) -> Option<PathBuf> {
     match mount.r#type.as_str() {
         "overlay" => mount
@@ -73,7 +73,7 @@ fn directory(mount: &Mount) -> Option<PathBuf> {
             .iter()
             .find_map(|option| option.strip_prefix("upperdir="))
             .map(PathBuf::from),
-        // A layer without others beneath it, and all layers of the native snapshotter.
+        // A layer without parents, or any layer of the native snapshotter.
         "bind" => Some(PathBuf::from(&mount.source)),
         _ => None,
     }
@@ -84,7 +84,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn directory_of_a_mount_is_where_it_is_written_to() {
+    fn writable_directory_of_overlay_is_its_upperdir() {
         let mount = |kind: &str, source: &str, options: &[&str]| Mount {
             r#type: kind.to_owned(),
             source: source.to_owned(),

@@ -1,46 +1,47 @@
-//! Keeps a log from filling the cell's disk when the node does not fetch it, or not as fast as it
-//! is written.
+//! Bounds the disk space of a log whose node doesn't fetch it, or not as fast as it is written.
 
 use std::{io, os::unix::fs::MetadataExt, path::Path, time::Duration};
 
 use rustix::fs::{CWD, FallocateFlags, Mode, OFlags, fallocate, openat};
 
-use super::{BLOCK, DIR, sizes};
+use super::{BLOCK_BYTES, LOG_DIR, sizes};
 
-/// As much of one log stays on the cell's disk, in bytes. A kubelet keeps 50 MiB of a container's
-/// logs, unless it is told otherwise (containerLogMaxSize, containerLogMaxFiles).
-const KEPT: u64 = 1 << 30;
-/// How often that is looked at.
-const PERIOD: Duration = Duration::from_secs(5);
+/// Disk space that a log may take, in bytes. The kubelet's default is 50 MiB for all logs of a
+/// container (containerLogMaxSize times containerLogMaxFiles).
+const MAX_LOG_BYTES_ON_DISK: u64 = 1 << 30;
+/// Interval between checks.
+const CHECK_INTERVAL: Duration = Duration::from_secs(5);
 
-/// Gives back the oldest of logs that are too large, every now and then. Never returns.
-pub async fn keep(pod_dir: std::path::PathBuf) {
+/// Frees the oldest blocks of logs over the limit, periodically. Never returns.
+pub async fn enforce_retention(pod_dir: std::path::PathBuf) {
     loop {
-        tokio::time::sleep(PERIOD).await;
+        tokio::time::sleep(CHECK_INTERVAL).await;
         let pod_dir = pod_dir.clone();
-        // It fails only when the runtime ends.
-        let _ = tokio::task::spawn_blocking(move || trim_all(&pod_dir, KEPT)).await;
+        // Fails only if the runtime ends.
+        let _ =
+            tokio::task::spawn_blocking(move || enforce_all(&pod_dir, MAX_LOG_BYTES_ON_DISK)).await;
     }
 }
 
-fn trim_all(pod_dir: &Path, kept: u64) {
-    for log in sizes(pod_dir).into_keys().filter(|log| log.starts_with(DIR)) {
+fn enforce_all(pod_dir: &Path, kept: u64) {
+    for log in sizes(pod_dir).into_keys().filter(|log| log.starts_with(LOG_DIR)) {
         match trim(&pod_dir.join(&log), kept) {
             Ok(0) => {}
             Ok(bytes) => tracing::warn!(
                 log,
                 bytes,
-                "the oldest of a log is given up: the node does not fetch it as fast as it is written"
+                "oldest part of a log dropped: not fetched as fast as it is written"
             ),
-            // It may be gone by now.
+            // The log may have been removed.
             Err(error) => {
-                tracing::debug!(log, %error, "a log that may be too large was not looked at")
+                tracing::debug!(log, %error, "log size not checked")
             }
         }
     }
 }
 
-/// Leaves so many bytes of a file on the disk, if there are more. Gives how many went, about.
+/// Punches the oldest blocks out of a file that takes more than `kept` bytes on disk. Returns about
+/// how many bytes were freed.
 fn trim(file: &Path, kept: u64) -> io::Result<u64> {
     let file = openat(
         CWD,
@@ -53,7 +54,7 @@ fn trim(file: &Path, kept: u64) -> io::Result<u64> {
     if !metadata.is_file() || on_disk <= kept {
         return Ok(0);
     }
-    let length = metadata.len().saturating_sub(kept) / BLOCK * BLOCK;
+    let length = metadata.len().saturating_sub(kept) / BLOCK_BYTES * BLOCK_BYTES;
     if length > 0 {
         fallocate(&file, FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE, 0, length)?;
     }
@@ -68,7 +69,7 @@ mod tests {
 
     /// Verifies D34.
     #[test]
-    fn the_oldest_of_a_log_goes_when_there_is_too_much_of_it() {
+    fn log_over_the_limit_loses_its_oldest_blocks() {
         let temp = tempfile::tempdir().unwrap();
         fs::create_dir_all(temp.path().join("logs/c")).unwrap();
         let (large, small) = (temp.path().join("logs/c/0.log"), temp.path().join("logs/c/1.log"));
@@ -78,16 +79,20 @@ mod tests {
         assert_eq!(
             trim(&large, 128 << 10).expect(CAN_PUNCH_HOLES),
             before - (128 << 10),
-            "what went"
+            "freed bytes"
         );
         fs::write(&large, vec![b'x'; 1 << 20]).unwrap();
-        trim_all(temp.path(), 128 << 10);
+        enforce_all(temp.path(), 128 << 10);
         let (content, metadata) = (fs::read(&large).unwrap(), fs::metadata(&large).unwrap());
         assert_eq!(
             (content.len(), content.iter().position(|byte| *byte != 0)),
             (1 << 20, Some((1 << 20) - (128 << 10)))
         );
-        assert!(metadata.blocks() * 512 <= (128 << 10) + BLOCK, "{} blocks", metadata.blocks());
+        assert!(
+            metadata.blocks() * 512 <= (128 << 10) + BLOCK_BYTES,
+            "{} blocks",
+            metadata.blocks()
+        );
         assert!(fs::read(&small).unwrap().iter().all(|byte| *byte == b'x'));
     }
 }

@@ -1,4 +1,4 @@
-//! Mounts at a name: lookup and detachment.
+//! Mount points, and paths that refer to open files.
 
 use std::os::fd::AsRawFd;
 
@@ -8,15 +8,15 @@ use rustix::{
     io::Errno,
 };
 
-/// How a file is opened that is only pointed at, whatever it is.
-pub(super) const HANDLE: OFlags = OFlags::PATH.union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
+/// Flags that open a file of any type as a reference only.
+pub(super) const PATH_FD: OFlags = OFlags::PATH.union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
 
-/// The way to name an open file to calls that take a path.
-pub(super) fn proc_path(file: &OwnedFd) -> String {
+/// Returns a path to an open file, for system calls that take no descriptor.
+pub(super) fn fd_path(file: &OwnedFd) -> String {
     format!("/proc/self/fd/{}", file.as_raw_fd())
 }
 
-/// Whether something is mounted just there.
+/// Returns true if the open file is the root of a mount.
 pub(super) fn is_mount(file: &OwnedFd) -> Result<bool, Errno> {
     Ok(statx(file, "", AtFlags::EMPTY_PATH, StatxFlags::BASIC_STATS)?
         .stx_attributes

@@ -1,4 +1,4 @@
-//! Files of what processes print, kept within bounds.
+//! Log files of bounded size for the output of processes.
 
 use std::{
     fs::{File, OpenOptions},
@@ -9,16 +9,15 @@ use std::{
     thread,
 };
 
-/// The most that is read from a process at once, in bytes.
-const CHUNK: usize = 8192;
+/// Upper bound on one read of a process's output, in bytes.
+const READ_CHUNK_BYTES: usize = 8192;
 
-/// A file that is put aside as `<name>.old`, replacing the one before, when it has grown to its
-/// limit.
+/// Log file that is rotated to `<name>.old` at its limit. There is one old file.
 #[derive(Debug, Clone)]
-pub struct BoundedLog(Arc<Mutex<Current>>);
+pub struct BoundedLog(Arc<Mutex<LogFile>>);
 
 #[derive(Debug)]
-struct Current {
+struct LogFile {
     path: PathBuf,
     limit: u64,
     file: File,
@@ -26,23 +25,23 @@ struct Current {
 }
 
 impl BoundedLog {
-    /// Opens it; what is there already stays.
+    /// Opens a file, whose content is kept.
     pub fn open(path: PathBuf, limit: u64) -> io::Result<Self> {
         let file = open(&path)?;
         let size = file.metadata()?.len();
-        Ok(Self(Arc::new(Mutex::new(Current { path, limit, file, size }))))
+        Ok(Self(Arc::new(Mutex::new(LogFile { path, limit, file, size }))))
     }
 
-    /// Appends. An error is nobody's concern: there is nowhere to tell it.
+    /// Appends to the file. Errors are ignored, as there is no place to report them.
     pub fn write(&self, content: &[u8]) {
         let _ = self.0.lock().unwrap_or_else(PoisonError::into_inner).write(content);
     }
 
-    /// Appends all that comes out of a pipe, on a thread that ends with the pipe.
+    /// Appends all output of a pipe, on a thread that ends with the pipe.
     pub fn drain(&self, mut pipe: PipeReader) -> io::Result<()> {
         let log = self.clone();
         thread::Builder::new().name("log".into()).spawn(move || {
-            let mut buffer = [0; CHUNK];
+            let mut buffer = [0; READ_CHUNK_BYTES];
             loop {
                 match pipe.read(&mut buffer) {
                     Ok(0) => break,
@@ -56,13 +55,13 @@ impl BoundedLog {
     }
 }
 
-impl Current {
+impl LogFile {
     fn write(&mut self, content: &[u8]) -> io::Result<()> {
         if self.size > 0 && self.size + content.len() as u64 > self.limit {
             let mut old = self.path.clone().into_os_string();
             old.push(".old");
             match std::fs::rename(&self.path, old) {
-                // Put aside before, when no new one could be made.
+                // Rotated before, when no new file could be created.
                 Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
                 _ => {}
             }
@@ -83,7 +82,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn it_never_grows_beyond_its_limit() {
+    fn log_is_rotated_at_its_limit() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("console.log");
         std::fs::write(&path, "before\n").unwrap();
@@ -97,12 +96,12 @@ mod tests {
     }
 
     #[test]
-    fn it_goes_on_once_a_new_file_can_be_made() {
+    fn log_after_failed_rotation_continues_in_a_new_file() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("console.log");
         let log = BoundedLog::open(path.clone(), 10).unwrap();
         log.write(b"first ");
-        // As it is after the file was put aside, and there was no space for another one.
+        // The state after a rotation without space for a new file.
         std::fs::rename(&path, dir.path().join("console.log.old")).unwrap();
         log.write(b"second");
         log.write(b"third ");

@@ -1,0 +1,10 @@
+//! Kernel interfaces that both the daemon and the agent use: mountinfo, netlink and inotify.
+//!
+//! Existing crates don't fit. `procfs` reads mountinfo as UTF-8, but a mount point may have any
+//! bytes, and a line that can't be read must not hide the others. The netlink crates are several,
+//! and larger than the few messages used here. rustix reads inotify events without a further
+//! dependency.
+
+pub mod inotify;
+pub mod mountinfo;
+pub mod netlink;
