@@ -4,7 +4,7 @@ use std::{path::PathBuf, sync::Arc};
 
 use kiyot::backends::milpa::{
     cells::{CellError, CellEvent, Cells, CellsConfig, LaunchOrder, Links},
-    gateway::{CellLink, Control, Ledger},
+    gateway::{Admission, CellLink, ControlChannel},
     id::{CellId, SandboxId},
     providers::{
         Attachment, InstanceId, Provider,
@@ -29,7 +29,7 @@ struct Quiet;
 impl Links for Quiet {
     fn link(&self, _cell: &CellId) -> CellLink {
         CellLink {
-            control: Control::new("control"),
+            control: ControlChannel::new("control"),
             bulk: Slot::new("bulk").channel(),
             lines: Arc::default(),
         }

@@ -25,7 +25,11 @@ async fn a_call_has_it_made_and_the_calls_of_a_time_share_one() {
     }
     within("all calls", calls.join_all()).await;
     assert_eq!(agent.agent.bulks.load(Ordering::SeqCst), 1);
-    assert_eq!(fixture.ledger.news(), [Some(1)], "the ledger knows of control connections only");
+    assert_eq!(
+        fixture.admission.news(),
+        [Some(1)],
+        "the admission knows of control connections only"
+    );
 }
 
 /// Verifies L13.
@@ -45,7 +49,7 @@ async fn one_that_nobody_uses_is_closed_and_made_again_when_it_is_needed() {
         (agent.agent.bulks.load(Ordering::SeqCst) >= 2).then_some(())
     })
     .await;
-    assert_eq!(fixture.ledger.news(), [Some(1)]);
+    assert_eq!(fixture.admission.news(), [Some(1)]);
 }
 
 /// Verifies L13.
@@ -120,5 +124,5 @@ async fn readers_that_are_stuck_hold_up_neither_control_nor_other_readers() {
     for _ in 0..99 {
         assert!(within("the next part", stuck[0].message()).await.unwrap().is_some());
     }
-    until("nothing was cut", || fixture.ledger.news() == [Some(1)]).await;
+    until("nothing was cut", || fixture.admission.news() == [Some(1)]).await;
 }

@@ -33,8 +33,8 @@ async fn a_cell_enrols_connects_and_answers() {
         (hello.cell.as_str(), hello.build_id.as_str(), hello.generation),
         (fixture.cell.as_str(), "agent", 1)
     );
-    assert_eq!(fixture.ledger.news(), [Some(1)]);
-    assert!(fixture.ledger.alarms().is_empty());
+    assert_eq!(fixture.admission.news(), [Some(1)]);
+    assert!(fixture.admission.alarms().is_empty());
     assert!(matches!(*agent.handle.state().borrow(), LinkState::Linked(_)));
     // The status of the agent's service comes as it is.
     let status = AgentClient::new(fixture.link.bulk.clone())
@@ -45,7 +45,7 @@ async fn a_cell_enrols_connects_and_answers() {
 
     assert_eq!(agent.stop().await, Outcome::Shutdown);
     fixture.unlinked().await;
-    assert_eq!(fixture.ledger.news(), [Some(1), None]);
+    assert_eq!(fixture.admission.news(), [Some(1), None]);
     fixture.gateway.shutdown().await;
 }
 
@@ -92,7 +92,7 @@ async fn an_answer_that_does_not_come_fails_the_call_at_its_deadline() {
     assert_eq!(status.code(), Code::DeadlineExceeded, "{status}");
     // The connection is none the worse for it.
     echo(&fixture.link.bulk, "after").await;
-    assert_eq!(fixture.ledger.news(), [Some(1)]);
+    assert_eq!(fixture.admission.news(), [Some(1)]);
 }
 
 /// Verifies L6.
@@ -113,7 +113,7 @@ async fn an_answer_that_begins_and_does_not_end_fails_the_call_at_its_deadline()
     assert_eq!(status.code(), Code::DeadlineExceeded, "{status}");
     // The connection is none the worse for it.
     echo(&fixture.link.bulk, "after").await;
-    assert_eq!(fixture.ledger.news(), [Some(1)]);
+    assert_eq!(fixture.admission.news(), [Some(1)]);
 }
 
 #[tokio::test]
@@ -145,7 +145,7 @@ async fn a_cell_that_is_forgotten_is_cut_and_calls_fail_at_once() {
     assert_eq!(status.code(), Code::Unavailable);
     assert_eq!(fixture.link.control.watch().await.unwrap_err().code(), Code::Unavailable);
     assert!(!fixture.link.control.is_connected());
-    // The ledger is not told: it was its wish.
-    assert_eq!(fixture.ledger.news(), [Some(1)]);
+    // The admission is not told: it was its wish.
+    assert_eq!(fixture.admission.news(), [Some(1)]);
     within("the end of the gateway", fixture.gateway.shutdown()).await;
 }

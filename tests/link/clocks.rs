@@ -14,7 +14,7 @@ use kiyot_link::{bootstrap::Bootstrap, clock::Clock};
 
 use crate::{
     calls::echo,
-    kit::{Fixture, Proxy, Running, limits, start_gateway_by},
+    kit::{Fixture, Running, Wire, limits, start_gateway_by},
 };
 
 const YEAR: i64 = 365 * 24 * 3600;
@@ -45,7 +45,7 @@ impl Set {
 /// A gateway and an agent with clocks of their own, and a wire between them.
 struct World {
     fixture: Fixture,
-    proxy: Proxy,
+    wire: Wire,
     _agent: Running,
 }
 
@@ -54,22 +54,22 @@ impl World {
         let dir = tempfile::tempdir().unwrap();
         let listen = GatewayAddress::Unix(dir.path().join("gateway.sock"));
         let fixture = Fixture::by(gateway.clock(), dir, listen, limits(), Ca::new().unwrap()).await;
-        let proxy = Proxy::start(fixture.dir.path().join("wire.sock"), fixture.gateway.address());
-        let bootstrap = Bootstrap { gateway: proxy.address.clone(), ..fixture.bootstrap() };
+        let wire = Wire::start(fixture.dir.path().join("wire.sock"), fixture.gateway.address());
+        let bootstrap = Bootstrap { gateway: wire.address.clone(), ..fixture.bootstrap() };
         let agent = Running::start_by(agent.clock(), bootstrap, fixture.private_dir());
         echo(&fixture.link.bulk, "before").await;
         // From here on no token helps: the key alone must do.
-        fixture.ledger.expire(&fixture.cell);
-        Self { fixture, proxy, _agent: agent }
+        fixture.admission.expire(&fixture.cell);
+        Self { fixture, wire, _agent: agent }
     }
 
     /// The wire is cut, and the link comes back.
     async fn comes_back(&self, when: &str) {
-        self.proxy.cut();
+        self.wire.cut();
         self.fixture.unlinked().await;
         echo(&self.fixture.link.bulk, when).await;
         echo(&self.fixture.link.bulk, when).await;
-        assert!(self.fixture.ledger.alarms().is_empty());
+        assert!(self.fixture.admission.alarms().is_empty());
     }
 }
 
@@ -80,14 +80,14 @@ async fn a_clock_that_jumps_cuts_no_link_and_keeps_none_from_coming_back() {
     for (gateway, agent) in [(1, 0), (0, 1), (1, 1), (1, -1)] {
         let (gateways, agents) = (Set::default(), Set::default());
         let world = World::start(&gateways, &agents).await;
-        let news = world.fixture.ledger.news().len();
+        let news = world.fixture.admission.news().len();
         for jump in [YEAR, 0, -YEAR, 30 * YEAR, 0] {
             gateways.to(jump * gateway);
             agents.to(jump * agent);
             if jump == YEAR {
                 // What is connected stays connected.
                 echo(&world.fixture.link.bulk, "after a jump").await;
-                assert_eq!(world.fixture.ledger.news().len(), news);
+                assert_eq!(world.fixture.admission.news().len(), news);
             }
             world.comes_back(&format!("after a jump of {jump} s, by {gateway} and {agent}")).await;
         }
@@ -114,15 +114,20 @@ async fn a_daemon_that_starts_by_another_clock_gets_its_cells_back() {
         Fixture::at(dir, listen.clone(), limits(), Ca::load_or_make(&store).await.unwrap()).await;
     let _agent = fixture.agent();
     echo(&fixture.link.bulk, "before").await;
-    fixture.ledger.expire(&fixture.cell);
+    fixture.admission.expire(&fixture.cell);
     for jump in [YEAR, -YEAR, 30 * YEAR, 0] {
         fixture.gateway.shutdown().await;
         let ca = Ca::load_or_make(&store).await.unwrap();
-        fixture.gateway =
-            start_gateway_by(Set::by(jump).clock(), &fixture.ledger, listen.clone(), limits(), ca)
-                .await;
+        fixture.gateway = start_gateway_by(
+            Set::by(jump).clock(),
+            &fixture.admission,
+            listen.clone(),
+            limits(),
+            ca,
+        )
+        .await;
         fixture.link = fixture.gateway.link(&fixture.cell);
         echo(&fixture.link.bulk, "after").await;
     }
-    assert!(fixture.ledger.alarms().is_empty());
+    assert!(fixture.admission.alarms().is_empty());
 }

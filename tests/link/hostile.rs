@@ -13,7 +13,7 @@ use kiyot::backends::milpa::gateway::Limits;
 use kiyot_link::{
     alpn,
     bootstrap::GatewayAddress,
-    log_limit::{LINES, PERIOD},
+    log_limit::{MAX_LINES, PERIOD},
     stream::Stream,
     tls,
 };
@@ -34,7 +34,7 @@ use tracing_subscriber::fmt::MakeWriter;
 
 use crate::{
     calls::echo,
-    kit::{ByHand, Fake, Fixture, LIMIT, dial, is_refused, limits, timed, within},
+    kit::{Fake, Fixture, LIMIT, ManualAgent, dial, is_refused, limits, timed, within},
 };
 
 /// Verifies L2.
@@ -113,7 +113,7 @@ async fn an_enrolment_that_does_not_end_is_cut() {
 
 #[tokio::test]
 async fn as_many_as_may_be_on_their_way_in_and_no_more() {
-    let fixture = Fixture::with(Limits { newcomers: 2, ..limits() }).await;
+    let fixture = Fixture::with(Limits { unauthenticated: 2, ..limits() }).await;
     let GatewayAddress::Unix(path) = fixture.gateway.address() else { panic!("a unix socket") };
     assert_eq!(std::fs::metadata(path).unwrap().permissions().mode() & 0o777, 0o600);
     let waiting = [
@@ -141,8 +141,8 @@ async fn one_peer_keeps_no_other_out() {
         return dial_much(Path::new(&socket), OF_A_PEER).await;
     }
     let fixture = Fixture::with(Limits {
-        newcomers: 2 * OF_A_PEER,
-        newcomers_of_a_peer: OF_A_PEER,
+        unauthenticated: 2 * OF_A_PEER,
+        unauthenticated_per_peer: OF_A_PEER,
         ..limits()
     })
     .await;
@@ -169,7 +169,7 @@ async fn one_peer_keeps_no_other_out() {
 async fn peer_that_dials_without_end_writes_a_bounded_number_of_lines() {
     const OF_A_PEER: usize = 4;
     let usual = Limits::default();
-    assert_eq!((usual.newcomers, usual.newcomers_of_a_peer), (512, 16));
+    assert_eq!((usual.unauthenticated, usual.unauthenticated_per_peer), (512, 16));
     let log = Log::default();
     // This runtime has one thread: what the gateway's tasks say is heard here.
     let _heard = tracing::subscriber::set_default(
@@ -180,7 +180,7 @@ async fn peer_that_dials_without_end_writes_a_bounded_number_of_lines() {
             .finish(),
     );
     let began = Instant::now();
-    let fixture = Fixture::with(Limits { newcomers_of_a_peer: OF_A_PEER, ..limits() }).await;
+    let fixture = Fixture::with(Limits { unauthenticated_per_peer: OF_A_PEER, ..limits() }).await;
     let GatewayAddress::Unix(path) = fixture.gateway.address() else { panic!("a unix socket") };
     let mut held = JoinSet::new();
     for _ in 0..200 {
@@ -192,7 +192,7 @@ async fn peer_that_dials_without_end_writes_a_bounded_number_of_lines() {
     }
     let lines = log.lines("connection limit reached");
     let periods = 1 + began.elapsed().as_secs() / PERIOD.as_secs();
-    let allowed = u64::from(LINES) * periods;
+    let allowed = u64::from(MAX_LINES) * periods;
     assert!((1..=allowed).contains(&(lines.len() as u64)), "{allowed} allowed: {lines:#?}");
 }
 
@@ -243,7 +243,7 @@ async fn dial_much(socket: &Path, most: usize) {
 #[tokio::test]
 async fn a_cell_that_says_nonsense_is_cut_and_another_connection_of_it_is_let_in() {
     let fixture = Fixture::start().await;
-    let (bootstrap, key) = (fixture.bootstrap(), ByHand::new());
+    let (bootstrap, key) = (fixture.bootstrap(), ManualAgent::new());
     let identity = key.enrol(&bootstrap).await.unwrap();
     // No message at all, one that is longer than any, and one that is none.
     for said in [&b""[..], &[0xff; 64][..], &[0, 0, 0, 2, 0xff, 0xff][..]] {
@@ -256,7 +256,7 @@ async fn a_cell_that_says_nonsense_is_cut_and_another_connection_of_it_is_let_in
         let mut heard = Vec::new();
         let _ = within("the end of the connection", stream.read_to_end(&mut heard)).await;
     }
-    assert!(fixture.ledger.news().is_empty());
+    assert!(fixture.admission.news().is_empty());
     // The begin of one that is longer than a word about oneself, and may come later: nothing of it
     // is waited for.
     let mut stream =
@@ -284,8 +284,9 @@ async fn refused_attempts_write_a_bounded_number_of_log_lines() {
     // Of enrolments, forgeries, certificates, connections and those that are too many.
     const KINDS: usize = 5;
     let (log, began) = (CapturedLog::start(), Instant::now());
-    let fixture = Fixture::with(Limits { newcomers: 8, newcomers_of_a_peer: 8, ..limits() }).await;
-    let (bootstrap, own, other) = (fixture.bootstrap(), ByHand::new(), ByHand::new());
+    let fixture =
+        Fixture::with(Limits { unauthenticated: 8, unauthenticated_per_peer: 8, ..limits() }).await;
+    let (bootstrap, own, other) = (fixture.bootstrap(), ManualAgent::new(), ManualAgent::new());
     let identity = own.enrol(&bootstrap).await.unwrap();
     // Enrolments of cells that are not known, with wrong tokens, and with a token of another key.
     let stream = dial(&bootstrap, tls::enrol_client(&bootstrap.ca_sha256).unwrap()).await.unwrap();
@@ -335,7 +336,7 @@ async fn refused_attempts_write_a_bounded_number_of_log_lines() {
     let lines = log.lines();
     // However long it took here.
     let periods = began.elapsed().as_secs().div_ceil(PERIOD.as_secs()) as usize + 1;
-    let of_a_kind = LINES as usize * periods;
+    let of_a_kind = MAX_LINES as usize * periods;
     assert!(lines.len() <= 1 + KINDS * of_a_kind, "{} lines: {lines:#?}", lines.len());
     let of = |kind: &str| lines.iter().filter(|line| line.contains(kind)).count();
     for kind in [

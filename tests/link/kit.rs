@@ -16,15 +16,15 @@ use tempfile::TempDir;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
+mod admission;
 mod agent;
-mod by_hand;
-mod ledger;
-mod proxy;
+mod manual_agent;
+mod wire;
 
+pub(crate) use admission::TestAdmission;
 pub(crate) use agent::{TestAgent, timed};
-pub(crate) use by_hand::{ByHand, Fake, dial, dial_as, is_refused};
-pub(crate) use ledger::TestLedger;
-pub(crate) use proxy::Proxy;
+pub(crate) use manual_agent::{Fake, ManualAgent, dial, dial_as, is_refused};
+pub(crate) use wire::Wire;
 
 /// How long anything may take that must happen. Generous: the machine may be slow.
 pub(crate) const LIMIT: Duration = Duration::from_secs(120);
@@ -52,7 +52,7 @@ pub(crate) fn limits() -> Limits {
 /// A gateway with one cell.
 pub(crate) struct Fixture {
     pub(crate) dir: TempDir,
-    pub(crate) ledger: Arc<TestLedger>,
+    pub(crate) admission: Arc<TestAdmission>,
     pub(crate) gateway: Gateway,
     pub(crate) cell: CellId,
     pub(crate) link: CellLink,
@@ -80,12 +80,12 @@ impl Fixture {
         limits: Limits,
         ca: Ca,
     ) -> Self {
-        let ledger = Arc::new(TestLedger::default());
-        let gateway = start_gateway_by(clock, &ledger, listen, limits, ca).await;
+        let admission = Arc::new(TestAdmission::default());
+        let gateway = start_gateway_by(clock, &admission, listen, limits, ca).await;
         let cell = CellId::mint().unwrap();
-        ledger.expect(&cell, TOKEN);
+        admission.expect(&cell, TOKEN);
         let link = gateway.link(&cell);
-        Self { dir, ledger, gateway, cell, link }
+        Self { dir, admission, gateway, cell, link }
     }
 
     pub(crate) fn bootstrap(&self) -> Bootstrap {
@@ -117,17 +117,17 @@ impl Fixture {
 }
 
 pub(crate) async fn start_gateway(
-    ledger: &Arc<TestLedger>,
+    admission: &Arc<TestAdmission>,
     listen: GatewayAddress,
     limits: Limits,
     ca: Ca,
 ) -> Gateway {
-    start_gateway_by(Clock::default(), ledger, listen, limits, ca).await
+    start_gateway_by(Clock::default(), admission, listen, limits, ca).await
 }
 
 pub(crate) async fn start_gateway_by(
     clock: Clock,
-    ledger: &Arc<TestLedger>,
+    admission: &Arc<TestAdmission>,
     listen: GatewayAddress,
     limits: Limits,
     ca: Ca,
@@ -141,7 +141,7 @@ pub(crate) async fn start_gateway_by(
         clock,
         limits,
     };
-    Gateway::start(config, ledger.clone()).await.unwrap()
+    Gateway::start(config, admission.clone()).await.unwrap()
 }
 
 /// An agent that runs, until it is dropped.

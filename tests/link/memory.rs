@@ -20,7 +20,9 @@ use kiyot_link::{
     tls::{self, Identity},
 };
 use kiyot_proto::{
-    bounds::{ANSWER, Bounded, CONTROL_FRAME, EXEC_ANSWER, Field, Shape},
+    bounds::{
+        Bounded, Field, MAX_CONTROL_FRAME_BYTES, MAX_EXEC_RESPONSE_BYTES, MAX_RESPONSE_BYTES, Shape,
+    },
     cell::{self, ConnectionKind, FromCell, HelloReply, ToCell, from_cell, to_cell},
     codec::Codec,
     cri,
@@ -31,7 +33,7 @@ use tokio_rustls::client::TlsStream;
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use tonic::body::Body;
 
-use crate::kit::{ByHand, Fixture, LIMIT, dial_as, timed, within};
+use crate::kit::{Fixture, LIMIT, ManualAgent, dial_as, timed, within};
 
 /// By so much the process may grow at most: the longest answer, as it is sent, comes and is decoded,
 /// and what the link has on its way. KiB.
@@ -99,8 +101,8 @@ fn status_kib(key: &str) -> usize {
 /// The messages that an agent may send on the control connection, at their worst.
 fn control_messages() -> Vec<Bytes> {
     let event = |number: u32, content: &[u8]| put(2, &put(2, &put(number, content)));
-    let entries = |entry: &[u8]| entry.repeat((CONTROL_FRAME - 64) / entry.len());
-    let mut all = worst::<FromCell>(CONTROL_FRAME);
+    let entries = |entry: &[u8]| entry.repeat((MAX_CONTROL_FRAME_BYTES - 64) / entry.len());
+    let mut all = worst::<FromCell>(MAX_CONTROL_FRAME_BYTES);
     // Of a snapshot: sandboxes, containers and logs.
     all.extend([1, 2, 3].map(|list| event(1, &entries(&put(list, b""))).into()));
     // Of a container: annotations and mounts. Of a sandbox: annotations.
@@ -112,7 +114,7 @@ fn control_messages() -> Vec<Bytes> {
     all.push(event(7, &put(3, &entries(&put(1, b"")))).into());
     all.push(event(7, &put(3, &put(1, &entries(&put(3, b""))))).into());
     // Ids and words.
-    all.push(event(3, &vec![b'x'; CONTROL_FRAME - 64]).into());
+    all.push(event(3, &vec![b'x'; MAX_CONTROL_FRAME_BYTES - 64]).into());
     all.push(put(3, &put(3, &vec![b'x'; 15 << 10])).into());
     all
 }
@@ -127,7 +129,7 @@ async fn says_on_control(fixture: &Fixture, identity: &Identity, generation: u64
     let bootstrap = fixture.bootstrap();
     let tls = tls::cell_client(&bootstrap.ca_sha256, identity.clone()).unwrap();
     let stream = dial_as(&bootstrap, tls, alpn::GATEWAY_NAME).await.unwrap();
-    let mut frames: Frames<TlsStream<Stream>> = Frames::new(stream, EXEC_ANSWER);
+    let mut frames: Frames<TlsStream<Stream>> = Frames::new(stream, MAX_EXEC_RESPONSE_BYTES);
     let mut said = Some(said);
     while let Ok(Some(message)) = frames.next().await {
         let answer = match ToCell::decode(message).unwrap().message.unwrap() {
@@ -169,7 +171,8 @@ fn answer(message: Bytes) -> http::Response<Body> {
 
 /// Calls, and takes no more of the answer than the daemon does.
 async fn call<R: Bounded + Default + Send + 'static>(channel: Channel, path: &'static str) {
-    let longest = if path.ends_with("/ExecSync") { EXEC_ANSWER } else { ANSWER };
+    let longest =
+        if path.ends_with("/ExecSync") { MAX_EXEC_RESPONSE_BYTES } else { MAX_RESPONSE_BYTES };
     let mut client = tonic::client::Grpc::new(channel).max_decoding_message_size(longest);
     let codec = Codec::<(), R>::default();
     let _ = client.unary(timed((), LIMIT), PathAndQuery::from_static(path), codec).await;
@@ -181,7 +184,7 @@ macro_rules! calls {
         fn worst_answers() -> Vec<(&'static str, Bytes)> {
             let mut all = Vec::new();
             $($({
-                let longest = if $method == "ExecSync" { EXEC_ANSWER } else { ANSWER };
+                let longest = if $method == "ExecSync" { MAX_EXEC_RESPONSE_BYTES } else { MAX_RESPONSE_BYTES };
                 for message in worst::<$answer>(longest) {
                     all.push((concat!("/", $service, "/", $method), message));
                 }
@@ -266,7 +269,7 @@ impl Messages {
 /// In a process of its own: a gateway that hears all of it, one after another.
 async fn suffer(messages: Messages) {
     let fixture = Fixture::start().await;
-    let identity = ByHand::new().enrol(&fixture.bootstrap()).await.unwrap();
+    let identity = ManualAgent::new().enrol(&fixture.bootstrap()).await.unwrap();
     let before = status_kib("VmHWM");
     let (control, calls): (Vec<_>, Vec<_>) =
         messages.names().into_iter().partition(|name| name.ends_with(CONTROL));

@@ -16,16 +16,16 @@ use tonic::Code;
 
 use crate::{
     calls::echo,
-    kit::{Fixture, LIMIT, Proxy, limits, start_gateway, timed, until, within},
+    kit::{Fixture, LIMIT, Wire, limits, start_gateway, timed, until, within},
 };
 
 /// Verifies L3.
 #[tokio::test]
 async fn a_cut_fails_what_runs_and_the_next_call_finds_a_new_connection() {
     let fixture = Fixture::start().await;
-    let proxy = Proxy::start(fixture.dir.path().join("wire.sock"), fixture.gateway.address());
+    let wire = Wire::start(fixture.dir.path().join("wire.sock"), fixture.gateway.address());
     let agent =
-        fixture.agent_with(Bootstrap { gateway: proxy.address.clone(), ..fixture.bootstrap() });
+        fixture.agent_with(Bootstrap { gateway: wire.address.clone(), ..fixture.bootstrap() });
     for round in 1..=3 {
         echo(&fixture.link.bulk, "before").await;
         let calls = fixture.link.bulk.clone();
@@ -36,7 +36,7 @@ async fn a_cut_fails_what_runs_and_the_next_call_finds_a_new_connection() {
         let mut events = fixture.link.control.watch().await.unwrap();
         assert!(events.next().await.unwrap().is_some());
 
-        proxy.cut();
+        wire.cut();
         assert_eq!(
             within("the running call", running).await.unwrap().unwrap_err().code(),
             Code::Unavailable
@@ -48,7 +48,7 @@ async fn a_cut_fails_what_runs_and_the_next_call_finds_a_new_connection() {
         echo(&fixture.link.bulk, "after").await;
     }
     // Each connection came after the one before it was gone, or replaced it.
-    let generations: Vec<u64> = fixture.ledger.news().into_iter().flatten().collect();
+    let generations: Vec<u64> = fixture.admission.news().into_iter().flatten().collect();
     assert!(generations.len() >= 4 && generations.is_sorted(), "{generations:?}");
 }
 
@@ -56,15 +56,15 @@ async fn a_cut_fails_what_runs_and_the_next_call_finds_a_new_connection() {
 #[tokio::test]
 async fn a_wire_without_a_sound_is_noticed_on_both_sides() {
     let fixture = Fixture::start().await;
-    let proxy = Proxy::start(fixture.dir.path().join("wire.sock"), fixture.gateway.address());
+    let wire = Wire::start(fixture.dir.path().join("wire.sock"), fixture.gateway.address());
     let agent =
-        fixture.agent_with(Bootstrap { gateway: proxy.address.clone(), ..fixture.bootstrap() });
+        fixture.agent_with(Bootstrap { gateway: wire.address.clone(), ..fixture.bootstrap() });
     fixture.linked().await;
     let mut state = agent.handle.state();
     within("the agent knows", state.wait_for(|state| matches!(state, LinkState::Linked(_))))
         .await
         .unwrap();
-    proxy.silence();
+    wire.silence();
     // The gateway pings, and so does the agent; neither is answered.
     let agent_side = within(
         "the agent notices",
@@ -74,7 +74,7 @@ async fn a_wire_without_a_sound_is_noticed_on_both_sides() {
     .map(|_| ());
     agent_side.unwrap();
     echo(&fixture.link.bulk, "over a new wire").await;
-    until("the gateway has noticed", || fixture.ledger.news().contains(&None)).await;
+    until("the gateway has noticed", || fixture.admission.news().contains(&None)).await;
 }
 
 #[tokio::test]
@@ -88,7 +88,11 @@ async fn cells_come_back_to_a_gateway_that_is_started_again() {
     echo(&fixture.link.bulk, "before").await;
 
     fixture.gateway.shutdown().await;
-    assert_eq!(fixture.ledger.news(), [Some(1)], "the end of the daemon is not the end of a link");
+    assert_eq!(
+        fixture.admission.news(),
+        [Some(1)],
+        "the end of the daemon is not the end of a link"
+    );
     assert!(!dir_has(&listen), "the socket's file went with the gateway");
     let mut state = agent.handle.state();
     within("the agent notices", state.wait_for(|state| matches!(state, LinkState::Unlinked(_))))
@@ -96,10 +100,14 @@ async fn cells_come_back_to_a_gateway_that_is_started_again() {
         .unwrap();
 
     // Its token is spent and over; the authority is the same.
-    fixture.ledger.expire(&fixture.cell);
-    fixture.gateway =
-        start_gateway(&fixture.ledger, listen, limits(), Ca::load_or_make(&store).await.unwrap())
-            .await;
+    fixture.admission.expire(&fixture.cell);
+    fixture.gateway = start_gateway(
+        &fixture.admission,
+        listen,
+        limits(),
+        Ca::load_or_make(&store).await.unwrap(),
+    )
+    .await;
     fixture.link = fixture.gateway.link(&fixture.cell);
     echo(&fixture.link.bulk, "after").await;
     assert_eq!(agent.stop().await, Outcome::Shutdown);
@@ -110,17 +118,17 @@ async fn cells_come_back_to_a_gateway_that_is_started_again() {
 async fn an_expired_certificate_is_renewed_by_its_key() {
     let lifetime = Duration::from_secs(4);
     let fixture = Fixture::with(Limits { certificate: lifetime, ..limits() }).await;
-    let proxy = Proxy::start(fixture.dir.path().join("wire.sock"), fixture.gateway.address());
+    let wire = Wire::start(fixture.dir.path().join("wire.sock"), fixture.gateway.address());
     let _agent =
-        fixture.agent_with(Bootstrap { gateway: proxy.address.clone(), ..fixture.bootstrap() });
+        fixture.agent_with(Bootstrap { gateway: wire.address.clone(), ..fixture.bootstrap() });
     echo(&fixture.link.bulk, "before").await;
-    fixture.ledger.expire(&fixture.cell);
+    fixture.admission.expire(&fixture.cell);
     let expired = SystemTime::now() + lifetime + Duration::from_secs(1);
     until("the certificate has expired", || SystemTime::now() > expired).await;
-    proxy.cut();
+    wire.cut();
     fixture.unlinked().await;
     echo(&fixture.link.bulk, "after").await;
-    assert!(fixture.ledger.alarms().is_empty());
+    assert!(fixture.admission.alarms().is_empty());
 }
 
 fn dir_has(address: &GatewayAddress) -> bool {

@@ -7,27 +7,27 @@
 mod limits;
 mod wire;
 
-use self::wire::{Broken, Reader, Value};
+use self::wire::{Reader, Value, WireError};
 
 /// The places that a growing list may hold for each of its entries. A first entry gets four
 /// (`RawVec`, `hashbrown`), a list that doubles holds its old and its new places, three for each
 /// entry at most, and an allocator rounds up by a quarter at most.
-const PLACES: usize = 5;
+const SLOTS_PER_ENTRY: usize = 5;
 /// The bytes of a string, or of `Bytes`, without its content.
-const TEXT: usize = 32;
+const STRING_BYTES: usize = 32;
 /// The bytes of one entry of a map of strings, with what the table itself needs.
-const MAP_ENTRY: usize = 64;
+const MAP_ENTRY_BYTES: usize = 64;
 /// The bytes of a number.
-const NUMBER: usize = size_of::<u64>();
+const NUMBER_BYTES: usize = size_of::<u64>();
 
 /// The bytes of the longest message on the control connection, in either direction.
-pub const CONTROL_FRAME: usize = limits::CONTROL_FRAME;
+pub const MAX_CONTROL_FRAME_BYTES: usize = limits::MAX_CONTROL_FRAME_BYTES;
 
 /// The bytes of the longest answer of a cell to a call, other than `ExecSync`.
-pub const ANSWER: usize = limits::ANSWER;
+pub const MAX_RESPONSE_BYTES: usize = limits::MAX_RESPONSE_BYTES;
 
 /// The bytes of the longest answer of a cell to `ExecSync`: as much as a kubelet takes.
-pub const EXEC_ANSWER: usize = limits::EXEC_ANSWER;
+pub const MAX_EXEC_RESPONSE_BYTES: usize = limits::MAX_EXEC_RESPONSE_BYTES;
 
 /// A message whose memory is counted before it is decoded.
 pub trait Bounded: prost::Message {
@@ -69,7 +69,7 @@ pub enum Field {
 
 /// The reason for which a message is not decoded.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-pub enum Refused {
+pub enum BoundsError {
     /// The message, or a message in it, is too long.
     #[error("a message {name} of {length} bytes, where {limit} are allowed")]
     Length {
@@ -109,16 +109,18 @@ impl Shape {
         size: usize,
         fields: &'static [(u32, Field)],
     ) -> Self {
-        let (encoded, decoded) = limits::of(name);
+        let (encoded, decoded) = limits::for_message(name);
         Self { name, size, encoded, decoded, fields }
     }
 
     /// Checks that a message may be decoded. Returns the bytes that it may need then.
-    pub fn check(&self, message: &[u8]) -> Result<usize, Refused> {
-        let mut weight = Weight { bytes: self.size, limit: self.decoded };
+    pub fn check(&self, message: &[u8]) -> Result<usize, BoundsError> {
+        let mut weight = MemoryCounter { bytes: self.size, limit: self.decoded };
         match weight.add_message(self, message) {
             Ok(()) => Ok(weight.bytes),
-            Err(Refused::Memory { limit, .. }) => Err(Refused::Memory { name: self.name, limit }),
+            Err(BoundsError::Memory { limit, .. }) => {
+                Err(BoundsError::Memory { name: self.name, limit })
+            }
             Err(refused) => Err(refused),
         }
     }
@@ -129,23 +131,23 @@ impl Shape {
 }
 
 /// Decodes a message that needs no more memory than its type may.
-pub fn decode<M: Bounded + Default>(message: bytes::Bytes) -> Result<M, Refused> {
+pub fn decode<M: Bounded + Default>(message: bytes::Bytes) -> Result<M, BoundsError> {
     M::SHAPE.check(&message)?;
-    M::decode(message).map_err(|_| Refused::Malformed { name: M::SHAPE.name })
+    M::decode(message).map_err(|_| BoundsError::Malformed { name: M::SHAPE.name })
 }
 
 /// The bytes that were counted so far.
-struct Weight {
+struct MemoryCounter {
     bytes: usize,
     limit: usize,
 }
 
-impl Weight {
+impl MemoryCounter {
     /// Counts all that is beyond the struct of a message. No type contains itself, so the depth is
     /// bounded by the types.
-    fn add_message(&mut self, shape: &Shape, message: &[u8]) -> Result<(), Refused> {
+    fn add_message(&mut self, shape: &Shape, message: &[u8]) -> Result<(), BoundsError> {
         if message.len() > shape.encoded {
-            return Err(Refused::Length {
+            return Err(BoundsError::Length {
                 name: shape.name,
                 length: message.len(),
                 limit: shape.encoded,
@@ -153,29 +155,31 @@ impl Weight {
         }
         let mut reader = Reader::new(message);
         while let Some((number, value)) = reader.next().map_err(|broken| match broken {
-            Broken::Malformed => Refused::Malformed { name: shape.name },
-            Broken::WireType => Refused::WireType { name: shape.name },
+            WireError::Malformed => BoundsError::Malformed { name: shape.name },
+            WireError::WireType => BoundsError::WireType { name: shape.name },
         })? {
             let Some(field) = shape.field(number) else { continue };
             match (field, value) {
                 (Field::Text, Value::Bytes(text)) => self.add_text(shape, text)?,
                 (Field::Texts, Value::Bytes(text)) => {
-                    self.add(shape, TEXT * PLACES)?;
+                    self.add(shape, STRING_BYTES * SLOTS_PER_ENTRY)?;
                     self.add_text(shape, text)?;
                 }
                 (Field::Numbers, Value::Bytes(packed)) => {
                     // The last byte of each number, and no other, has no high bit.
                     let numbers = packed.iter().filter(|byte| **byte & 0x80 == 0).count();
-                    self.add(shape, numbers.saturating_mul(NUMBER * PLACES))?;
+                    self.add(shape, numbers.saturating_mul(NUMBER_BYTES * SLOTS_PER_ENTRY))?;
                 }
-                (Field::Numbers, Value::Number) => self.add(shape, NUMBER * PLACES)?,
+                (Field::Numbers, Value::Number) => {
+                    self.add(shape, NUMBER_BYTES * SLOTS_PER_ENTRY)?
+                }
                 (Field::Map, Value::Bytes(entry)) => {
-                    self.add(shape, MAP_ENTRY * PLACES)?;
+                    self.add(shape, MAP_ENTRY_BYTES * SLOTS_PER_ENTRY)?;
                     self.add_text(shape, entry)?;
                 }
                 (Field::Message(part), Value::Bytes(message)) => self.add_message(part, message)?,
                 (Field::Messages(part), Value::Bytes(message)) => {
-                    self.add(shape, part.size.saturating_mul(PLACES))?;
+                    self.add(shape, part.size.saturating_mul(SLOTS_PER_ENTRY))?;
                     self.add_message(part, message)?;
                 }
                 // prost would take the number before an entry of a map for its length, whatever its
@@ -187,21 +191,21 @@ impl Weight {
                     | Field::Message(_)
                     | Field::Messages(_),
                     Value::Number,
-                ) => return Err(Refused::WireType { name: shape.name }),
+                ) => return Err(BoundsError::WireType { name: shape.name }),
             }
         }
         Ok(())
     }
 
-    fn add_text(&mut self, shape: &Shape, text: &[u8]) -> Result<(), Refused> {
+    fn add_text(&mut self, shape: &Shape, text: &[u8]) -> Result<(), BoundsError> {
         let rounded = text.len() + text.len() / 4;
-        self.add(shape, if text.is_empty() { 0 } else { rounded + NUMBER })
+        self.add(shape, if text.is_empty() { 0 } else { rounded + NUMBER_BYTES })
     }
 
-    fn add(&mut self, shape: &Shape, bytes: usize) -> Result<(), Refused> {
+    fn add(&mut self, shape: &Shape, bytes: usize) -> Result<(), BoundsError> {
         self.bytes = self.bytes.saturating_add(bytes);
         if self.bytes > self.limit {
-            return Err(Refused::Memory { name: shape.name, limit: self.limit });
+            return Err(BoundsError::Memory { name: shape.name, limit: self.limit });
         }
         Ok(())
     }

@@ -24,7 +24,7 @@ const DIRECTORY: OFlags = OFlags::RDONLY
 ///
 /// A link is not followed (`NOTDIR` or `LOOP`), and where another file system or directory is
 /// mounted there, the error is `XDEV`.
-pub fn open(parent: impl AsFd, name: &CStr) -> Result<OwnedFd, Errno> {
+pub fn open_dir(parent: impl AsFd, name: &CStr) -> Result<OwnedFd, Errno> {
     let resolve = ResolveFlags::BENEATH
         | ResolveFlags::NO_XDEV
         | ResolveFlags::NO_SYMLINKS
@@ -33,7 +33,7 @@ pub fn open(parent: impl AsFd, name: &CStr) -> Result<OwnedFd, Errno> {
 }
 
 /// Opens the directory above an open one, whichever that is by now.
-pub fn above(dir: impl AsFd) -> Result<OwnedFd, Errno> {
+pub fn open_parent(dir: impl AsFd) -> Result<OwnedFd, Errno> {
     open_with(dir, c"..", ResolveFlags::NO_XDEV)
 }
 
@@ -56,7 +56,7 @@ pub(crate) fn proc_path(file: impl AsFd) -> String {
 }
 
 /// Returns the name of the first directory in an open one, read from its beginning.
-pub fn subdirectory(dir: impl AsFd) -> Result<Option<CString>, Errno> {
+pub fn first_subdirectory(dir: impl AsFd) -> Result<Option<CString>, Errno> {
     let mut found = None;
     read(&dir, 0, |entry| {
         if entry.is_directory(&dir) {

@@ -10,6 +10,6 @@ mod dir;
 mod measure;
 mod remove;
 
-pub use dir::{above, open, subdirectory};
-pub use measure::{Measurement, Step, Usage};
-pub use remove::{Mounts, Removed, remove, remove_path};
+pub use dir::{first_subdirectory, open_dir, open_parent};
+pub use measure::{MeasureProgress, Measurement, Usage};
+pub use remove::{MountPolicy, RemoveProgress, remove, remove_path};

@@ -17,15 +17,15 @@ use crate::dir;
 
 /// The least that anything in a tree counts for, in bytes: a million empty files take the file
 /// system's inodes, and a walk through as many is as long.
-const LEAST_BYTES: u64 = 4096;
+const MIN_ENTRY_BYTES: u64 = 4096;
 /// The bytes that a block of `stat` has.
 const BLOCK_BYTES: u64 = 512;
 /// Levels of which the directories stay open: a tree that is not deeper can be changed meanwhile
 /// without the walk losing its way.
-const OPEN_LEVELS: usize = 32;
+const MAX_OPEN_LEVELS: usize = 32;
 /// The deepest tree that is measured, in levels: what is beneath is not counted. This bounds the
 /// walk's memory to 2 MiB.
-const LEVELS: usize = 128 << 10;
+const MAX_LEVELS: usize = 128 << 10;
 
 /// Space that a tree takes on its disk.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -41,9 +41,9 @@ pub struct Usage {
 
 /// Progress of a measurement.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Step {
+pub enum MeasureProgress {
     /// There is more to look at.
-    Goes(Usage),
+    Partial(Usage),
     /// All was looked at.
     Done(Usage),
 }
@@ -84,7 +84,7 @@ impl Measurement {
     }
 
     /// Looks at about so many entries more.
-    pub fn step(&mut self, entries: usize) -> Result<Step, Errno> {
+    pub fn step(&mut self, entries: usize) -> Result<MeasureProgress, Errno> {
         let end = self.usage.entries.saturating_add(entries as u64).max(self.usage.entries + 1);
         // Each directory that is left counts too: an empty one costs as much as a file.
         let mut turns = entries.max(1);
@@ -93,11 +93,11 @@ impl Measurement {
             match self.read(end)? {
                 Read::Directory(name) => self.enter(&name)?,
                 Read::Enough => {}
-                Read::End if self.above.is_empty() => return Ok(Step::Done(self.usage)),
+                Read::End if self.above.is_empty() => return Ok(MeasureProgress::Done(self.usage)),
                 Read::End => self.leave()?,
             }
         }
-        Ok(Step::Goes(self.usage))
+        Ok(MeasureProgress::Partial(self.usage))
     }
 
     /// Counts entries of the current directory until one is a directory.
@@ -127,11 +127,11 @@ impl Measurement {
     }
 
     fn enter(&mut self, name: &CString) -> Result<(), Errno> {
-        if self.above.len() == LEVELS {
+        if self.above.len() == MAX_LEVELS {
             self.usage.unseen += 1;
             return Ok(());
         }
-        let inner = match dir::open(&self.current, name) {
+        let inner = match dir::open_dir(&self.current, name) {
             Ok(inner) => inner,
             // It is not there any more, or what is mounted there is none of this tree's.
             Err(Errno::NOENT | Errno::NOTDIR | Errno::LOOP | Errno::XDEV) => return Ok(()),
@@ -140,7 +140,7 @@ impl Measurement {
         let inode = fstat(&inner)?.st_ino;
         self.above.push(Level { inode: self.inode, position: self.position });
         let outer = std::mem::replace(&mut self.current, inner);
-        if self.open.len() < OPEN_LEVELS && self.open.len() + 1 == self.above.len() {
+        if self.open.len() < MAX_OPEN_LEVELS && self.open.len() + 1 == self.above.len() {
             self.open.push(outer);
         }
         (self.inode, self.position) = (inode, 0);
@@ -157,7 +157,7 @@ impl Measurement {
             self.go_on(dir, level);
             return Ok(());
         }
-        match dir::above(&self.current) {
+        match dir::open_parent(&self.current) {
             Ok(dir) if fstat(&dir)?.st_ino == level.inode => self.go_on(dir, level),
             Ok(_) | Err(Errno::NOENT | Errno::XDEV) => {
                 self.usage.unseen += 1;
@@ -179,7 +179,7 @@ impl Measurement {
         #[allow(clippy::useless_conversion, reason = "it has 32 bits on other architectures")]
         let links = u64::from(stat.st_nlink);
         let names = if is_directory { 1 } else { links.max(1) };
-        let bytes = bytes.max(LEAST_BYTES) / names;
+        let bytes = bytes.max(MIN_ENTRY_BYTES) / names;
         self.usage.bytes = self.usage.bytes.saturating_add(bytes);
         self.usage.entries += 1;
     }

@@ -26,11 +26,11 @@ use rustix::{
 use crate::dir::{self, Entry};
 
 /// Beginning of the names that directories get at the top.
-const MOVED: &str = ".kiyot-moved-";
+const MOVED_PREFIX: &str = ".kiyot-moved-";
 
 /// Treatment of what is mounted in the tree.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Mounts {
+pub enum MountPolicy {
     /// The removal fails (`BUSY`), and nothing beneath the mount is touched.
     Refuse,
     /// The mount is detached, and what it covered is removed.
@@ -39,11 +39,11 @@ pub enum Mounts {
 
 /// Progress of a removal.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Removed {
+pub enum RemoveProgress {
     /// Nothing is left.
-    All,
+    Done,
     /// The bound was reached: the next call goes on.
-    Part,
+    Partial,
 }
 
 /// Removes what a name in a directory stands for, with all that is in it. Absent is fine.
@@ -53,20 +53,20 @@ pub enum Removed {
 pub fn remove(
     parent: impl AsFd,
     name: &CStr,
-    mounts: Mounts,
+    mounts: MountPolicy,
     entries: usize,
-) -> Result<Removed, Errno> {
+) -> Result<RemoveProgress, Errno> {
     let parent = parent.as_fd();
     let mut left = Budget(entries.max(1));
     loop {
         left.spend();
         match unlink(parent, name, mounts)? {
-            Unlinked::Gone => return Ok(Removed::All),
+            Unlinked::Gone => return Ok(RemoveProgress::Done),
             Unlinked::NotEmpty => {}
         }
-        let top = match dir::open(parent, name) {
+        let top = match dir::open_dir(parent, name) {
             Ok(top) => top,
-            Err(Errno::NOENT) => return Ok(Removed::All),
+            Err(Errno::NOENT) => return Ok(RemoveProgress::Done),
             Err(Errno::XDEV) => {
                 detach(parent, name, mounts)?;
                 continue;
@@ -77,7 +77,7 @@ pub fn remove(
         };
         let mut removal = Removal { top, mounts, left, moved: 0 };
         if !removal.pass()? {
-            return Ok(Removed::Part);
+            return Ok(RemoveProgress::Partial);
         }
         left = removal.left;
     }
@@ -107,13 +107,13 @@ pub fn remove_path(path: &Path) -> io::Result<()> {
         Err(Errno::NOENT) => return Ok(()),
         parent => parent?,
     };
-    while remove(&parent, &name, Mounts::Refuse, usize::MAX)? == Removed::Part {}
+    while remove(&parent, &name, MountPolicy::Refuse, usize::MAX)? == RemoveProgress::Partial {}
     Ok(())
 }
 
 struct Removal {
     top: OwnedFd,
-    mounts: Mounts,
+    mounts: MountPolicy,
     left: Budget,
     /// So many names at the top may be of directories that were moved there: a stack.
     moved: u64,
@@ -155,7 +155,7 @@ impl Removal {
 
     /// Opens a directory of the top; `None` if it is not there any more, or is none.
     fn opened(&self, name: &CStr) -> Result<Option<OwnedFd>, Errno> {
-        match dir::open(&self.top, name) {
+        match dir::open_dir(&self.top, name) {
             Ok(dir) => Ok(Some(dir)),
             Err(Errno::NOENT | Errno::NOTDIR | Errno::LOOP) => Ok(None),
             Err(Errno::XDEV) => detach(self.top.as_fd(), name, self.mounts).map(|()| None),
@@ -191,7 +191,7 @@ impl Removal {
         let mut name = name.to_owned();
         let mut parent = above.try_clone_to_owned().map_err(|_| Errno::MFILE)?;
         loop {
-            let dir = match dir::open(&parent, &name) {
+            let dir = match dir::open_dir(&parent, &name) {
                 Ok(dir) => dir,
                 Err(Errno::NOENT | Errno::NOTDIR | Errno::LOOP) => return Ok(()),
                 Err(Errno::XDEV) => return detach(parent.as_fd(), &name, self.mounts),
@@ -215,7 +215,7 @@ impl Removal {
 
 fn moved_name(number: u64) -> CString {
     // There is no NUL in it.
-    CString::new(format!("{MOVED}{number}")).unwrap_or_default()
+    CString::new(format!("{MOVED_PREFIX}{number}")).unwrap_or_default()
 }
 
 #[derive(Debug, PartialEq, Eq)]
@@ -225,7 +225,7 @@ enum Unlinked {
 }
 
 /// Removes a file, or a directory that is empty.
-fn unlink(dir: BorrowedFd<'_>, name: &CStr, mounts: Mounts) -> Result<Unlinked, Errno> {
+fn unlink(dir: BorrowedFd<'_>, name: &CStr, mounts: MountPolicy) -> Result<Unlinked, Errno> {
     loop {
         let busy = match unlinkat(dir, name, AtFlags::empty()) {
             Ok(()) | Err(Errno::NOENT) => return Ok(Unlinked::Gone),
@@ -264,8 +264,8 @@ fn is_mount(dir: BorrowedFd<'_>, name: &CStr) -> Result<bool, Errno> {
 }
 
 /// Detaches the topmost mount at a name.
-fn detach(dir: BorrowedFd<'_>, name: &CStr, mounts: Mounts) -> Result<(), Errno> {
-    if mounts == Mounts::Refuse {
+fn detach(dir: BorrowedFd<'_>, name: &CStr, mounts: MountPolicy) -> Result<(), Errno> {
+    if mounts == MountPolicy::Refuse {
         return Err(Errno::BUSY);
     }
     match handle(dir, name) {

@@ -18,7 +18,10 @@ use std::{
 };
 
 use bytes::Bytes;
-use kiyot_link::resolver::{DEADLINE, HEAD, MOST, TCP_CONNECTIONS, UDP_MESSAGE, UDP_QUERIES};
+use kiyot_link::resolver::{
+    DNS_HEADER_BYTES, MAX_SERVERS, MAX_TCP_CONNECTIONS, MAX_UDP_MESSAGE_BYTES, MAX_UDP_QUERIES,
+    QUERY_TIMEOUT,
+};
 use tokio::{
     net::{TcpListener, TcpStream, UdpSocket},
     sync::{OwnedSemaphorePermit, Semaphore, mpsc, oneshot},
@@ -83,12 +86,12 @@ struct Asking {
 impl Resolver {
     /// One that has no name servers yet.
     pub fn new(own_network: bool) -> Self {
-        let (sender, receiver) = mpsc::channel(UDP_QUERIES + TCP_CONNECTIONS);
+        let (sender, receiver) = mpsc::channel(MAX_UDP_QUERIES + MAX_TCP_CONNECTIONS);
         let asking = Asking {
             queue: sender,
             last: Arc::default(),
-            by_udp: Arc::new(Semaphore::new(UDP_QUERIES)),
-            connections: Arc::new(Semaphore::new(TCP_CONNECTIONS)),
+            by_udp: Arc::new(Semaphore::new(MAX_UDP_QUERIES)),
+            connections: Arc::new(Semaphore::new(MAX_TCP_CONNECTIONS)),
             waiting: Arc::default(),
         };
         let (queue, current) = (Arc::new(tokio::sync::Mutex::new(receiver)), Mutex::default());
@@ -102,9 +105,9 @@ impl Resolver {
         if servers == 0 {
             return Ok(());
         }
-        if servers > MOST {
+        if servers > MAX_SERVERS {
             return Err(Status::invalid_argument(format!(
-                "{servers} name servers: at most {MOST} are allowed"
+                "{servers} name servers: at most {MAX_SERVERS} are allowed"
             )));
         }
         if !self.own_network {
@@ -183,14 +186,14 @@ impl Asking {
             self.queue.send(asked).await.ok()?;
             answered.await.ok()
         };
-        timeout(DEADLINE, asking).await.ok().flatten().filter(|answer| !answer.is_empty())
+        timeout(QUERY_TIMEOUT, asking).await.ok().flatten().filter(|answer| !answer.is_empty())
     }
 }
 
 /// Carries the queries of a socket, and their answers back.
 async fn datagrams(socket: Arc<UdpSocket>, server: u32, asking: Asking) {
     // One byte more than is taken: so it is known what was cut.
-    let mut buffer = vec![0; UDP_MESSAGE + 1];
+    let mut buffer = vec![0; MAX_UDP_MESSAGE_BYTES + 1];
     let mut tasks = tokio::task::JoinSet::new();
     loop {
         let (length, from) = match socket.recv_from(&mut buffer).await {
@@ -202,7 +205,7 @@ async fn datagrams(socket: Arc<UdpSocket>, server: u32, asking: Asking) {
             }
         };
         while tasks.try_join_next().is_some() {}
-        if !(HEAD..=UDP_MESSAGE).contains(&length) {
+        if !(DNS_HEADER_BYTES..=MAX_UDP_MESSAGE_BYTES).contains(&length) {
             continue;
         }
         let Ok(permit) = Arc::clone(&asking.by_udp).try_acquire_owned() else { continue };

@@ -12,7 +12,7 @@ use bytes::Bytes;
 use futures::{StreamExt, stream::BoxStream};
 use http::{Request as HttpRequest, Response as HttpResponse};
 use http_body::Body as HttpBody;
-use kiyot_link::{http2::Profile, resolver::TCP_CONNECTIONS};
+use kiyot_link::{http2::Profile, resolver::MAX_TCP_CONNECTIONS};
 use kiyot_proto::cell::{
     BindReply, BindRequest, BlobPart, ChangeFilesReply, Event, FileChange, GetFileReply,
     GetFileRequest, HelloReply, HelloRequest, LogPart, MeasureReply, MeasureRequest,
@@ -35,7 +35,7 @@ pub const TUNNELS: usize = 96;
 // When nobody reads at the end of any tunnel, those of name servers among them, logs and blobs
 // still have a third of the connection's window.
 const _: () = assert!(
-    (TUNNELS + TCP_CONNECTIONS) * (Profile::BULK.stream_window as usize)
+    (TUNNELS + MAX_TCP_CONNECTIONS) * (Profile::BULK.stream_window as usize)
         <= (Profile::BULK.connection_window as usize) / 3 * 2
 );
 /// Calls that change files at a time.

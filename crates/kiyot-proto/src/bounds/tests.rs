@@ -87,7 +87,7 @@ fn worst<M: Bounded + Default>() -> Option<Vec<u8>> {
     let maker =
         makers(const { &M::SHAPE }).into_iter().max_by_key(|maker| weight(&maker(SAMPLE)))?;
     let is_allowed = |length: usize| M::SHAPE.check(&maker(length)).is_ok();
-    let (mut low, mut high) = (0, M::SHAPE.encoded.min(ANSWER));
+    let (mut low, mut high) = (0, M::SHAPE.encoded.min(MAX_RESPONSE_BYTES));
     while high - low > SAMPLE {
         let middle = low.midpoint(high);
         if is_allowed(middle) { low = middle } else { high = middle }
@@ -164,7 +164,7 @@ macro_rules! measure_all {
                 let checked = shape.check(bytes);
                 if <$message>::decode(bytes).is_ok() {
                     assert!(
-                        !matches!(checked, Err(Refused::Malformed { .. })),
+                        !matches!(checked, Err(BoundsError::Malformed { .. })),
                         "{}: {bytes:?}", shape.name
                     );
                 }
@@ -184,9 +184,9 @@ fn messages_decoded_need_less_memory_than_counted() {
 /// Verifies L16.
 #[test]
 fn snapshot_of_empty_containers_is_refused_before_it_is_decoded() {
-    let snapshot = put(2, b"").repeat((CONTROL_FRAME - 64) / 2);
+    let snapshot = put(2, b"").repeat((MAX_CONTROL_FRAME_BYTES - 64) / 2);
     let event = put(2, &put(2, &put(1, &snapshot)));
-    assert!(event.len() <= CONTROL_FRAME);
+    assert!(event.len() <= MAX_CONTROL_FRAME_BYTES);
     let refused = decode::<cell::FromCell>(event.into()).unwrap_err();
     assert_eq!(
         refused.to_string(),
@@ -201,7 +201,10 @@ fn message_within_a_message_is_bounded_by_its_own_type() {
     let message = cell::FromCell { message: Some(cell::from_cell::Message::Hello(hello)) };
     let refused = decode::<cell::FromCell>(message.encode_to_vec().into()).unwrap_err();
     assert!(
-        matches!(refused, Refused::Length { name: "kiyot.cell.v1.HelloReply", limit: 16384, .. }),
+        matches!(
+            refused,
+            BoundsError::Length { name: "kiyot.cell.v1.HelloReply", limit: 16384, .. }
+        ),
         "{refused}"
     );
 }
@@ -342,10 +345,12 @@ proptest! {
 /// Verifies L16.
 #[test]
 fn all_that_an_exec_may_print_is_taken() {
-    let answer =
-        cri::ExecSyncResponse { stdout: vec![b'x'; EXEC_ANSWER - 16], ..Default::default() };
+    let answer = cri::ExecSyncResponse {
+        stdout: vec![b'x'; MAX_EXEC_RESPONSE_BYTES - 16],
+        ..Default::default()
+    };
     decode::<cri::ExecSyncResponse>(answer.encode_to_vec().into()).unwrap();
-    let other = cell::GetFileReply { content: vec![b'x'; ANSWER].into(), exists: true };
+    let other = cell::GetFileReply { content: vec![b'x'; MAX_RESPONSE_BYTES].into(), exists: true };
     decode::<cell::GetFileReply>(other.encode_to_vec().into()).unwrap();
 }
 
@@ -356,8 +361,8 @@ fn field_of_another_wire_type_is_refused() {
     let odd = [8 << 3, 0];
     assert!(cri::PodSandboxStatus::decode(&odd[..]).is_ok());
     let refused = cri::PodSandboxStatus::SHAPE.check(&odd).unwrap_err();
-    assert_eq!(refused, Refused::WireType { name: "runtime.v1.PodSandboxStatus" });
+    assert_eq!(refused, BoundsError::WireType { name: "runtime.v1.PodSandboxStatus" });
     // A group.
     let refused = cri::PodSandboxStatus::SHAPE.check(&[0x63, 0x64]).unwrap_err();
-    assert_eq!(refused, Refused::WireType { name: "runtime.v1.PodSandboxStatus" });
+    assert_eq!(refused, BoundsError::WireType { name: "runtime.v1.PodSandboxStatus" });
 }

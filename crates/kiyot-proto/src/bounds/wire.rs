@@ -14,13 +14,13 @@ pub(super) enum Value<'a> {
 
 /// The reason for which a message can't be walked over.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) enum Broken {
+pub(super) enum WireError {
     /// The bytes break off, or are no protobuf message.
     Malformed,
     /// A field is a group or has an unknown wire type; proto3 has neither.
     WireType,
 }
-use Broken::Malformed;
+use WireError::Malformed;
 
 impl<'a> Reader<'a> {
     pub(super) fn new(message: &'a [u8]) -> Self {
@@ -28,7 +28,7 @@ impl<'a> Reader<'a> {
     }
 
     /// Returns the next field's number and value, or `None` at the end.
-    pub(super) fn next(&mut self) -> Result<Option<(u32, Value<'a>)>, Broken> {
+    pub(super) fn next(&mut self) -> Result<Option<(u32, Value<'a>)>, WireError> {
         if self.0.is_empty() {
             return Ok(None);
         }
@@ -41,7 +41,7 @@ impl<'a> Reader<'a> {
                 Value::Bytes(self.take(length)?)
             }
             5 => self.take(4).map(|_| Value::Number)?,
-            _ => return Err(Broken::WireType),
+            _ => return Err(WireError::WireType),
         };
         match key >> 3 {
             0 => Err(Malformed),
@@ -49,7 +49,7 @@ impl<'a> Reader<'a> {
         }
     }
 
-    fn varint(&mut self) -> Result<u64, Broken> {
+    fn varint(&mut self) -> Result<u64, WireError> {
         let mut number = 0;
         for shift in (0..64).step_by(7) {
             let (byte, rest) = self.0.split_first().ok_or(Malformed)?;
@@ -62,7 +62,7 @@ impl<'a> Reader<'a> {
         Err(Malformed)
     }
 
-    fn take(&mut self, length: usize) -> Result<&'a [u8], Broken> {
+    fn take(&mut self, length: usize) -> Result<&'a [u8], WireError> {
         let (taken, rest) = self.0.split_at_checked(length).ok_or(Malformed)?;
         self.0 = rest;
         Ok(taken)

@@ -16,8 +16,8 @@ fn begun(path: &Path) -> Measurement {
 fn measured(path: &Path, entries: usize) -> Usage {
     let mut measurement = begun(path);
     loop {
-        assert!(measurement.open.len() <= OPEN_LEVELS);
-        if let Step::Done(usage) = measurement.step(entries).unwrap() {
+        assert!(measurement.open.len() <= MAX_OPEN_LEVELS);
+        if let MeasureProgress::Done(usage) = measurement.step(entries).unwrap() {
             return usage;
         }
     }
@@ -25,7 +25,7 @@ fn measured(path: &Path, entries: usize) -> Usage {
 
 /// Returns the bytes that the walk counts for a file.
 fn size(path: &Path) -> u64 {
-    (fs::symlink_metadata(path).unwrap().blocks() * BLOCK_BYTES).max(LEAST_BYTES)
+    (fs::symlink_metadata(path).unwrap().blocks() * BLOCK_BYTES).max(MIN_ENTRY_BYTES)
 }
 
 /// Verifies X44.
@@ -54,7 +54,7 @@ fn measurement_of_a_sparse_file_counts_what_it_takes() {
     let temp = tempfile::tempdir().unwrap();
     let sparse = File::create(temp.path().join("sparse")).unwrap();
     sparse.set_len(1 << 43).unwrap();
-    assert_eq!(measured(temp.path(), 10).bytes, size(temp.path()) + LEAST_BYTES);
+    assert_eq!(measured(temp.path(), 10).bytes, size(temp.path()) + MIN_ENTRY_BYTES);
 }
 
 /// Verifies X41.
@@ -67,9 +67,9 @@ fn measurement_of_100_000_levels_sees_the_file_at_the_bottom_and_behind() {
     fs::write(tree.join("d/z"), vec![1; 1 << 20]).unwrap();
     let usage = measured(&tree, 5000);
     assert_eq!((usage.entries, usage.unseen), (100_002, 0));
-    assert!(usage.bytes >= 100_000 * LEAST_BYTES + (1 << 20));
-    while crate::remove(opened(temp.path()), c"tree", crate::Mounts::Refuse, 50_000).unwrap()
-        == crate::Removed::Part
+    assert!(usage.bytes >= 100_000 * MIN_ENTRY_BYTES + (1 << 20));
+    while crate::remove(opened(temp.path()), c"tree", crate::MountPolicy::Refuse, 50_000).unwrap()
+        == crate::RemoveProgress::Partial
     {}
 }
 
@@ -83,19 +83,19 @@ fn measurement_of_a_tree_that_is_moved_goes_on_where_it_is_sure() {
     let tree = temp.path().join("tree");
     fs::create_dir_all(tree.join("first")).unwrap();
     // One level beneath those that stay open is moved while the walk is in it.
-    crate::remove::tests::nest(&tree.join("first"), OPEN_LEVELS + 20, c"d");
+    crate::remove::tests::nest(&tree.join("first"), MAX_OPEN_LEVELS + 20, c"d");
     let mut measurement = begun(&tree);
-    while measurement.above.len() < OPEN_LEVELS + 15 {
+    while measurement.above.len() < MAX_OPEN_LEVELS + 15 {
         measurement.step(1).unwrap();
     }
-    let deep = tree.join("first").join(["d"; OPEN_LEVELS + 5].join("/"));
+    let deep = tree.join("first").join(["d"; MAX_OPEN_LEVELS + 5].join("/"));
     fs::rename(deep, temp.path().join("elsewhere")).unwrap();
     fs::write(tree.join("first/last"), vec![1; 1 << 20]).unwrap();
     let usage = loop {
-        if let Step::Done(usage) = measurement.step(1).unwrap() {
+        if let MeasureProgress::Done(usage) = measurement.step(1).unwrap() {
             break usage;
         }
     };
     assert_eq!(usage.unseen, 1);
-    assert!(usage.entries >= (OPEN_LEVELS + 20) as u64);
+    assert!(usage.entries >= (MAX_OPEN_LEVELS + 20) as u64);
 }

@@ -25,7 +25,11 @@ fn opened(path: &Path) -> OwnedFd {
 /// Calls until nothing is left. Returns how many calls it took.
 fn remove_all(parent: &Path, name: &CStr) -> usize {
     let parent = opened(parent);
-    (1..).find(|_| remove(&parent, name, Mounts::Refuse, ENTRIES).unwrap() == Removed::All).unwrap()
+    (1..)
+        .find(|_| {
+            remove(&parent, name, MountPolicy::Refuse, ENTRIES).unwrap() == RemoveProgress::Done
+        })
+        .unwrap()
 }
 
 /// Makes directories in one another.
@@ -105,10 +109,10 @@ fn removal_meets_its_own_names_and_removes_them() {
     let temp = tempfile::tempdir().unwrap();
     let tree = temp.path().join("tree");
     for number in 0..20 {
-        fs::create_dir_all(tree.join(format!("{MOVED}{number}/x/y"))).unwrap();
+        fs::create_dir_all(tree.join(format!("{MOVED_PREFIX}{number}/x/y"))).unwrap();
     }
     fs::create_dir_all(tree.join("a/b/c/d/e")).unwrap();
-    fs::write(tree.join(format!("{MOVED}20")), "").unwrap();
+    fs::write(tree.join(format!("{MOVED_PREFIX}20")), "").unwrap();
     remove_all(temp.path(), c"tree");
     assert!(!tree.exists());
 }
@@ -121,9 +125,9 @@ fn removal_without_renames_leaves_nothing() {
     nest(&tree.join("a"), 500, c"d");
     fs::create_dir_all(tree.join("a/x/y")).unwrap();
     let parent = opened(temp.path());
-    let top = dir::open(&parent, c"tree").unwrap();
+    let top = dir::open_dir(&parent, c"tree").unwrap();
     let left = Budget(usize::MAX);
-    let mut removal = Removal { top, mounts: Mounts::Refuse, left, moved: 0 };
+    let mut removal = Removal { top, mounts: MountPolicy::Refuse, left, moved: 0 };
     // 500 levels, x with y, and a itself.
     let top = opened(&tree);
     for _ in 0..600 {
@@ -154,8 +158,8 @@ fn removal_while_the_tree_grows_ends_once_it_grows_no_more() {
         });
         let parent = opened(temp.path());
         for _ in 0..200 {
-            let removed = remove(&parent, c"tree", Mounts::Refuse, 50).unwrap();
-            assert!(matches!(removed, Removed::All | Removed::Part));
+            let removed = remove(&parent, c"tree", MountPolicy::Refuse, 50).unwrap();
+            assert!(matches!(removed, RemoveProgress::Done | RemoveProgress::Partial));
         }
         stop.store(true, Ordering::SeqCst);
     });

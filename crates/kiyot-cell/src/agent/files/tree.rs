@@ -3,7 +3,7 @@
 use std::ffi::CString;
 
 use kiyot_proto::cell::MakeDir;
-use kiyot_tree::{Mounts, Removed};
+use kiyot_tree::{MountPolicy, RemoveProgress};
 use rustix::{
     fd::OwnedFd,
     fs::{Mode, OFlags, mkdirat, openat},
@@ -62,9 +62,9 @@ pub(super) fn remove(root: &OwnedFd, path: &RelPath) -> Result<(), FileError> {
     };
     // There is no NUL in a path.
     let name = CString::new(path.name()).unwrap_or_default();
-    match kiyot_tree::remove(&parent, &name, Mounts::Detach, REMOVED_ENTRIES) {
-        Ok(Removed::All) => Ok(()),
-        Ok(Removed::Part) => Err(FileError::Order {
+    match kiyot_tree::remove(&parent, &name, MountPolicy::Detach, REMOVED_ENTRIES) {
+        Ok(RemoveProgress::Done) => Ok(()),
+        Ok(RemoveProgress::Partial) => Err(FileError::Order {
             path: path.to_string(),
             why: "only a part of it could be removed: there is more than 1000000 in it",
         }),

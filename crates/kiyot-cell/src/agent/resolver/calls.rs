@@ -13,13 +13,13 @@ use tokio_stream::wrappers::ReceiverStream;
 use tokio_util::{sync::CancellationToken, task::AbortOnDropHandle};
 use tonic::Status;
 
-use super::{Asked, Resolver, TCP_CONNECTIONS, UDP_MESSAGE, UDP_QUERIES};
+use super::{Asked, MAX_TCP_CONNECTIONS, MAX_UDP_MESSAGE_BYTES, MAX_UDP_QUERIES, Resolver};
 
 /// Queries that may wait for the link.
 const WAITING: usize = 4;
 /// Queries that are known: the live ones, and as many again of which nobody has noticed yet that
 /// they are not.
-const KNOWN: usize = 2 * (UDP_QUERIES + TCP_CONNECTIONS);
+const KNOWN: usize = 2 * (MAX_UDP_QUERIES + MAX_TCP_CONNECTIONS);
 
 /// Queries without an answer, by id.
 #[derive(Debug, Default)]
@@ -38,7 +38,7 @@ impl Pending {
 
     fn answered(&mut self, answer: NameAnswer) {
         let Some(waiting) = self.queries.remove(&answer.id) else { return };
-        if answer.message.len() <= UDP_MESSAGE {
+        if answer.message.len() <= MAX_UDP_MESSAGE_BYTES {
             // Nobody may wait any more.
             let _ = waiting.send(answer.message);
         }

@@ -12,7 +12,7 @@ use std::{
     thread,
 };
 
-use kiyot_link::resolver::{CELL, PREFIX, address};
+use kiyot_link::resolver::{CELL_ADDRESS, PREFIX_LEN, address};
 use nix::sched::{CloneFlags, unshare};
 use rustix::net::netdevice::name_to_index;
 
@@ -88,7 +88,7 @@ fn in_this_thread(servers: usize) -> io::Result<Vec<Door>> {
     for (socket, device) in [(&outside, DEVICE), (&inside, INNER)] {
         Request::new(RTM_NEWLINK, 0, &link(name_to_index(socket, device)?, true)).send(socket)?;
     }
-    give(&outside, DEVICE, CELL)?;
+    give(&outside, DEVICE, CELL_ADDRESS)?;
 
     let mut doors = Vec::with_capacity(servers);
     for address in (0..servers).map_while(address) {
@@ -115,7 +115,7 @@ fn name(device: &str) -> Vec<u8> {
 fn give(socket: impl AsFd, device: &str, address: Ipv4Addr) -> io::Result<()> {
     let index = name_to_index(&socket, device)?;
     // An `ifaddrmsg`: family, length of the prefix, flags, scope, index of the device.
-    let body = [&[AF_INET, PREFIX, 0, 0][..], &index.to_ne_bytes()].concat();
+    let body = [&[AF_INET, PREFIX_LEN, 0, 0][..], &index.to_ne_bytes()].concat();
     let octets = address.octets();
     Request::new(RTM_NEWADDR, NEW, &body)
         .with(IFA_LOCAL, &octets)

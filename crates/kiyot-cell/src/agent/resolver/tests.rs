@@ -51,7 +51,7 @@ async fn datagrams_are_carried_both_ways() {
     let client = UdpSocket::bind("127.0.0.1:0").await.unwrap();
     // Too short, too long: not carried.
     client.send_to(b"short", udp).await.unwrap();
-    client.send_to(&[0; UDP_MESSAGE + 1], udp).await.unwrap();
+    client.send_to(&[0; MAX_UDP_MESSAGE_BYTES + 1], udp).await.unwrap();
     // One that comes before the daemon calls waits for it.
     client.send_to(b"twelve bytes", udp).await.unwrap();
     let mut call = call(&resolver).await;
@@ -82,7 +82,7 @@ async fn a_connection_waits_until_it_is_taken() {
     assert_eq!(other.read(&mut [0; 8]).await.unwrap(), 0);
     assert_eq!(
         resolver.asking.connections.available_permits(),
-        TCP_CONNECTIONS - 2,
+        MAX_TCP_CONNECTIONS - 2,
         "the one that is carried, and the one that is waited for"
     );
 }

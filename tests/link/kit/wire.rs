@@ -12,7 +12,7 @@ use tokio::{
 use tokio_util::sync::{CancellationToken, DropGuard};
 
 /// Between an agent and its gateway.
-pub(crate) struct Proxy {
+pub(crate) struct Wire {
     pub(crate) address: GatewayAddress,
     shared: std::sync::Arc<Shared>,
     _end: DropGuard,
@@ -24,7 +24,7 @@ struct Shared {
     silent: watch::Sender<usize>,
 }
 
-impl Proxy {
+impl Wire {
     pub(crate) fn start(path: PathBuf, to: &GatewayAddress) -> Self {
         let GatewayAddress::Unix(to) = to.clone() else { panic!("a unix socket") };
         let listener = UnixListener::bind(&path).unwrap();
@@ -64,7 +64,7 @@ impl Proxy {
     }
 }
 
-impl Drop for Proxy {
+impl Drop for Wire {
     fn drop(&mut self) {
         self.cut();
     }

@@ -1,4 +1,4 @@
-//! A ledger in memory.
+//! A admission in memory.
 
 use std::{
     collections::HashMap,
@@ -6,7 +6,7 @@ use std::{
 };
 
 use kiyot::backends::milpa::{
-    gateway::{Ledger, Refusal},
+    gateway::{Admission, Refusal},
     id::CellId,
 };
 use kiyot_link::certificate::sha256;
@@ -20,13 +20,13 @@ struct Entry {
 }
 
 #[derive(Default)]
-pub(crate) struct TestLedger {
+pub(crate) struct TestAdmission {
     cells: Mutex<HashMap<CellId, Entry>>,
     alarms: Mutex<Vec<CellId>>,
     news: Mutex<Vec<Option<u64>>>,
 }
 
-impl TestLedger {
+impl TestAdmission {
     pub(crate) fn expect(&self, cell: &CellId, token: &str) {
         self.cells().insert(
             cell.clone(),
@@ -63,7 +63,7 @@ impl TestLedger {
 }
 
 #[tonic::async_trait]
-impl Ledger for TestLedger {
+impl Admission for TestAdmission {
     async fn claim(
         &self,
         cell: &str,

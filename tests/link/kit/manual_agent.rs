@@ -44,11 +44,11 @@ use super::within;
 pub(crate) const LONGEST: usize = 1 << 20;
 
 /// A key of one's own.
-pub(crate) struct ByHand {
+pub(crate) struct ManualAgent {
     pub(crate) key: KeyPair,
 }
 
-impl ByHand {
+impl ManualAgent {
     pub(crate) fn new() -> Self {
         Self { key: KeyPair::generate().unwrap() }
     }
