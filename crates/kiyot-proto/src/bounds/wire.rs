@@ -1,23 +1,23 @@
-//! The wire format of protobuf, as far as it is needed to walk over the fields of a message.
+//! A reader of protobuf's wire format that visits the fields of a message without decoding them.
 
-/// The fields of a message, one after another.
+/// An iterator over the fields of a message.
 pub(super) struct Reader<'a>(&'a [u8]);
 
 /// The value of a field.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Value<'a> {
-    /// A number of whatever width.
+    /// A varint or a number of fixed width.
     Number,
-    /// A string, bytes, a message, or packed numbers.
+    /// A length-delimited value: a string, bytes, a message, or packed numbers.
     Bytes(&'a [u8]),
 }
 
-/// The reason for which a message can't be walked over.
+/// An error of the wire format.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum WireError {
-    /// The bytes break off, or are no protobuf message.
+    /// The message is truncated or malformed.
     Malformed,
-    /// A field is a group or has an unknown wire type; proto3 has neither.
+    /// A field is a group or has an unknown wire type. proto3 has neither.
     WireType,
 }
 use WireError::Malformed;
