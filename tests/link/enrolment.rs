@@ -1,4 +1,4 @@
-//! Tokens, keys, and what they are traded for.
+//! Enrolment: tokens, keys, certificates, renewal.
 
 use kiyot_link::{bootstrap::Bootstrap, tls};
 use kiyot_proto::cell::EnrolRequest;
@@ -11,7 +11,7 @@ use crate::{
 
 /// Verifies L1.
 #[tokio::test]
-async fn the_key_that_spent_a_token_may_come_again_and_no_other() {
+async fn spent_token_is_valid_for_its_key_only() {
     let fixture = Fixture::start().await;
     let (own, other) = (ManualAgent::new(), ManualAgent::new());
     own.enrol(&fixture.bootstrap()).await.unwrap();
@@ -25,7 +25,7 @@ async fn the_key_that_spent_a_token_may_come_again_and_no_other() {
 }
 
 #[tokio::test]
-async fn a_refusal_does_not_say_what_was_guessed_right() {
+async fn refusals_are_indistinguishable() {
     let fixture = Fixture::start().await;
     let key = ManualAgent::new();
     let wrong_token = Bootstrap { token: "sesame-open".to_owned(), ..fixture.bootstrap() };
@@ -41,7 +41,7 @@ async fn a_refusal_does_not_say_what_was_guessed_right() {
 }
 
 #[tokio::test]
-async fn a_request_must_be_one_and_small() {
+async fn malformed_or_oversized_request_is_refused() {
     let fixture = Fixture::start().await;
     let key = ManualAgent::new();
     let request = |csr: Vec<u8>| EnrolRequest {
@@ -57,12 +57,12 @@ async fn a_request_must_be_one_and_small() {
         key.enrol_with(&fixture.bootstrap(), request(vec![0; 17 * 1024])).await.unwrap_err();
     assert!(matches!(status.code(), Code::OutOfRange | Code::ResourceExhausted), "{status}");
     assert_eq!(fixture.admission.key_of(&fixture.cell), None, "no token was spent");
-    // The gateway goes on.
+    // The gateway still serves enrolments.
     key.enrol(&fixture.bootstrap()).await.unwrap();
 }
 
 #[tokio::test]
-async fn an_agent_that_is_started_again_needs_no_token() {
+async fn restarted_agent_needs_no_token() {
     let fixture = Fixture::start().await;
     let agent = fixture.agent();
     fixture.linked().await;
@@ -74,7 +74,7 @@ async fn an_agent_that_is_started_again_needs_no_token() {
 }
 
 #[tokio::test]
-async fn only_the_bound_key_of_a_live_cell_does_without_a_token() {
+async fn renewal_without_a_token_requires_the_bound_key_of_a_live_cell() {
     let fixture = Fixture::start().await;
     let (own, other) = (ManualAgent::new(), ManualAgent::new());
     let without = Bootstrap { token: String::new(), ..fixture.bootstrap() };
@@ -88,7 +88,7 @@ async fn only_the_bound_key_of_a_live_cell_does_without_a_token() {
 }
 
 #[tokio::test]
-async fn an_agent_tells_its_gateway_from_another() {
+async fn agent_refuses_the_gateway_of_another_authority() {
     let (own, other) = (Fixture::start().await, Fixture::start().await);
     let imposter = Bootstrap { gateway: other.gateway.address().clone(), ..own.bootstrap() };
     let tls = tls::enrol_client(&imposter.ca_sha256).unwrap();

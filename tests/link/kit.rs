@@ -1,4 +1,4 @@
-//! What the tests of the link share.
+//! Fixtures of the tests of the link.
 
 use std::{path::PathBuf, sync::Arc, time::Duration};
 
@@ -23,33 +23,36 @@ mod wire;
 
 pub(crate) use admission::TestAdmission;
 pub(crate) use agent::{TestAgent, timed};
-pub(crate) use manual_agent::{Fake, ManualAgent, dial, dial_as, is_refused};
+pub(crate) use manual_agent::{FakeAgent, ManualAgent, assert_refused, dial, dial_as};
 pub(crate) use wire::Wire;
 
-/// How long anything may take that must happen. Generous: the machine may be slow.
+/// The time limit of every wait. Generous, because the machine may be slow.
 pub(crate) const LIMIT: Duration = Duration::from_secs(120);
 
 /// The token of every cell.
 pub(crate) const TOKEN: &str = "open-sesame";
 
-/// Waits for what must come.
+/// Waits for a future.
+///
+/// # Panics
+/// After [`LIMIT`].
 pub(crate) async fn within<T>(what: &str, future: impl Future<Output = T>) -> T {
     tokio::time::timeout(LIMIT, future)
         .await
         .unwrap_or_else(|_| panic!("{what}: not within {LIMIT:?}"))
 }
 
-/// Waits until something holds.
-pub(crate) async fn until(what: &str, mut holds: impl FnMut() -> bool) {
-    kiyot_testkit::wait_until(what, LIMIT, async || holds().then_some(())).await;
+/// Waits until a condition holds.
+pub(crate) async fn wait_for(what: &str, mut condition: impl FnMut() -> bool) {
+    kiyot_testkit::wait_until(what, LIMIT, async || condition().then_some(())).await;
 }
 
-/// Bounds that a slow machine does not meet by chance.
+/// Returns limits that a slow machine does not reach by chance.
 pub(crate) fn limits() -> Limits {
     Limits { handshake: LIMIT, enrolment: LIMIT, bulk_idle: LIMIT..=LIMIT, ..Limits::default() }
 }
 
-/// A gateway with one cell.
+/// A gateway with a cell that may enrol.
 pub(crate) struct Fixture {
     pub(crate) dir: TempDir,
     pub(crate) admission: Arc<TestAdmission>,
@@ -97,12 +100,12 @@ impl Fixture {
     }
 
     /// Starts the cell's agent.
-    pub(crate) fn agent(&self) -> Running {
+    pub(crate) fn agent(&self) -> RunningAgent {
         self.agent_with(self.bootstrap())
     }
 
-    pub(crate) fn agent_with(&self, bootstrap: Bootstrap) -> Running {
-        Running::start(bootstrap, self.private_dir())
+    pub(crate) fn agent_with(&self, bootstrap: Bootstrap) -> RunningAgent {
+        RunningAgent::start(bootstrap, self.private_dir())
     }
 
     /// Waits for a control connection.
@@ -110,9 +113,9 @@ impl Fixture {
         within("a control connection", self.link.control.connected()).await.unwrap();
     }
 
-    /// Waits until there is none.
+    /// Waits for the end of the control connection.
     pub(crate) async fn unlinked(&self) {
-        until("the end of the control connection", || !self.link.control.is_connected()).await;
+        wait_for("the end of the control connection", || !self.link.control.is_connected()).await;
     }
 }
 
@@ -144,15 +147,15 @@ pub(crate) async fn start_gateway_by(
     Gateway::start(config, admission.clone()).await.unwrap()
 }
 
-/// An agent that runs, until it is dropped.
-pub(crate) struct Running {
+/// A real agent that runs until it is dropped.
+pub(crate) struct RunningAgent {
     pub(crate) agent: TestAgent,
     pub(crate) handle: HomeHandle,
     shutdown: CancellationToken,
     task: JoinHandle<Outcome>,
 }
 
-impl Running {
+impl RunningAgent {
     pub(crate) fn start(bootstrap: Bootstrap, private_dir: PathBuf) -> Self {
         Self::start_by(Clock::default(), bootstrap, private_dir)
     }
@@ -171,19 +174,19 @@ impl Running {
         Self { agent, handle, shutdown, task }
     }
 
-    /// Ends it, and waits until it has ended.
+    /// Shuts the agent down and waits for its end.
     pub(crate) async fn stop(mut self) -> Outcome {
         self.shutdown.cancel();
         within("the end of the agent", &mut self.task).await.unwrap()
     }
 
-    /// Waits until it ends by itself.
+    /// Waits until the agent ends by itself.
     pub(crate) async fn outcome(mut self) -> Outcome {
         within("the end of the agent", &mut self.task).await.unwrap()
     }
 }
 
-impl Drop for Running {
+impl Drop for RunningAgent {
     fn drop(&mut self) {
         self.task.abort();
     }

@@ -1,4 +1,4 @@
-//! Connections that end, and those that come after them.
+//! Disconnects and reconnects.
 
 use std::{
     sync::atomic::Ordering,
@@ -16,12 +16,12 @@ use tonic::Code;
 
 use crate::{
     calls::echo,
-    kit::{Fixture, LIMIT, Wire, limits, start_gateway, timed, until, within},
+    kit::{Fixture, LIMIT, Wire, limits, start_gateway, timed, wait_for, within},
 };
 
 /// Verifies L3.
 #[tokio::test]
-async fn a_cut_fails_what_runs_and_the_next_call_finds_a_new_connection() {
+async fn disconnect_fails_running_calls_and_the_next_call_reconnects() {
     let fixture = Fixture::start().await;
     let wire = Wire::start(fixture.dir.path().join("wire.sock"), fixture.gateway.address());
     let agent =
@@ -32,7 +32,7 @@ async fn a_cut_fails_what_runs_and_the_next_call_finds_a_new_connection() {
         let running = tokio::spawn(async move {
             AgentClient::new(calls).bind(timed(BindRequest::default(), LIMIT)).await
         });
-        until("the call runs", || agent.agent.binds.load(Ordering::SeqCst) == round).await;
+        wait_for("the call runs", || agent.agent.bind_calls.load(Ordering::SeqCst) == round).await;
         let mut events = fixture.link.control.watch().await.unwrap();
         assert!(events.next().await.unwrap().is_some());
 
@@ -47,14 +47,14 @@ async fn a_cut_fails_what_runs_and_the_next_call_finds_a_new_connection() {
         );
         echo(&fixture.link.bulk, "after").await;
     }
-    // Each connection came after the one before it was gone, or replaced it.
-    let generations: Vec<u64> = fixture.admission.news().into_iter().flatten().collect();
+    // Each connection followed the end of its predecessor, or replaced it.
+    let generations: Vec<u64> = fixture.admission.linked_events().into_iter().flatten().collect();
     assert!(generations.len() >= 4 && generations.is_sorted(), "{generations:?}");
 }
 
 /// Verifies L3.
 #[tokio::test]
-async fn a_wire_without_a_sound_is_noticed_on_both_sides() {
+async fn silent_connection_is_detected_on_both_sides() {
     let fixture = Fixture::start().await;
     let wire = Wire::start(fixture.dir.path().join("wire.sock"), fixture.gateway.address());
     let agent =
@@ -65,7 +65,7 @@ async fn a_wire_without_a_sound_is_noticed_on_both_sides() {
         .await
         .unwrap();
     wire.silence();
-    // The gateway pings, and so does the agent; neither is answered.
+    // Gateway and agent both ping; neither gets an answer.
     let agent_side = within(
         "the agent notices",
         state.wait_for(|state| matches!(state, LinkState::Unlinked(_))),
@@ -73,12 +73,12 @@ async fn a_wire_without_a_sound_is_noticed_on_both_sides() {
     .await
     .map(|_| ());
     agent_side.unwrap();
-    echo(&fixture.link.bulk, "over a new wire").await;
-    until("the gateway has noticed", || fixture.admission.news().contains(&None)).await;
+    echo(&fixture.link.bulk, "over a new connection").await;
+    wait_for("the gateway has noticed", || fixture.admission.linked_events().contains(&None)).await;
 }
 
 #[tokio::test]
-async fn cells_come_back_to_a_gateway_that_is_started_again() {
+async fn cells_reconnect_to_a_restarted_gateway() {
     let dir = tempfile::tempdir().unwrap();
     let store = Store::open(dir.path()).await.unwrap();
     let listen = GatewayAddress::Unix(dir.path().join("gateway.sock"));
@@ -89,17 +89,17 @@ async fn cells_come_back_to_a_gateway_that_is_started_again() {
 
     fixture.gateway.shutdown().await;
     assert_eq!(
-        fixture.admission.news(),
+        fixture.admission.linked_events(),
         [Some(1)],
         "the end of the daemon is not the end of a link"
     );
-    assert!(!dir_has(&listen), "the socket's file went with the gateway");
+    assert!(!socket_exists(&listen), "the gateway removes its socket");
     let mut state = agent.handle.state();
     within("the agent notices", state.wait_for(|state| matches!(state, LinkState::Unlinked(_))))
         .await
         .unwrap();
 
-    // Its token is spent and over; the authority is the same.
+    // The token has expired; the authority is the same.
     fixture.admission.expire(&fixture.cell);
     fixture.gateway = start_gateway(
         &fixture.admission,
@@ -115,7 +115,7 @@ async fn cells_come_back_to_a_gateway_that_is_started_again() {
 
 /// Verifies L7.
 #[tokio::test]
-async fn an_expired_certificate_is_renewed_by_its_key() {
+async fn expired_certificate_is_renewed_with_its_key() {
     let lifetime = Duration::from_secs(4);
     let fixture = Fixture::with(Limits { certificate: lifetime, ..limits() }).await;
     let wire = Wire::start(fixture.dir.path().join("wire.sock"), fixture.gateway.address());
@@ -124,22 +124,22 @@ async fn an_expired_certificate_is_renewed_by_its_key() {
     echo(&fixture.link.bulk, "before").await;
     fixture.admission.expire(&fixture.cell);
     let expired = SystemTime::now() + lifetime + Duration::from_secs(1);
-    until("the certificate has expired", || SystemTime::now() > expired).await;
+    wait_for("the certificate has expired", || SystemTime::now() > expired).await;
     wire.cut();
     fixture.unlinked().await;
     echo(&fixture.link.bulk, "after").await;
     assert!(fixture.admission.alarms().is_empty());
 }
 
-fn dir_has(address: &GatewayAddress) -> bool {
+fn socket_exists(address: &GatewayAddress) -> bool {
     matches!(address, GatewayAddress::Unix(path) if path.exists())
 }
 
 #[tokio::test]
-async fn a_cell_without_contact_for_too_long_is_an_orphan() {
+async fn cell_without_contact_for_the_orphan_timeout_is_orphaned() {
     let fixture = Fixture::start().await;
     let bootstrap = Bootstrap {
-        gateway: GatewayAddress::Unix(fixture.dir.path().join("nobody.sock")),
+        gateway: GatewayAddress::Unix(fixture.dir.path().join("absent.sock")),
         orphan_timeout_secs: 1,
         ..fixture.bootstrap()
     };
