@@ -25,7 +25,8 @@ pub use slot::{Offer, OfferError, Slot};
 /// The `:authority` of all calls. HTTP/2 requires one; it is never resolved.
 const AUTHORITY: &str = "cell.kiyot.internal";
 
-/// A channel for tonic clients that calls over the current connection of a [`Slot`]. Cheap to clone.
+/// A channel for tonic clients that calls over the current connection of a [`Slot`]. Cheap to
+/// clone.
 ///
 /// A call without a connection waits for one until its deadline, and then fails with UNAVAILABLE.
 /// The deadline is the request's `grpc-timeout` ([`tonic::Request::set_timeout`]), or

@@ -35,7 +35,8 @@ impl<I: AsyncRead + AsyncWrite + Unpin> Frames<I> {
         self.max_message_bytes = max_message_bytes;
     }
 
-    /// Returns the next message, or `None` if the stream has ended between two messages. Cancel-safe.
+    /// Returns the next message, or `None` if the stream has ended between two messages.
+    /// Cancel-safe.
     ///
     /// Fails with InvalidData for a message above the limit, and with UnexpectedEof if the stream
     /// ends within a message.

@@ -118,8 +118,8 @@ pub struct GatewayConfig {
 pub struct Limits {
     /// The most connections that are not admitted yet, or enrol.
     pub unauthenticated: usize,
-    /// The most such connections per peer: an IP address; on a unix socket, a network namespace other
-    /// than the daemon's (a cell's), or a process in the daemon's.
+    /// The most such connections per peer: an IP address; on a unix socket, a network namespace
+    /// other than the daemon's (a cell's), or a process in the daemon's.
     pub unauthenticated_per_peer: usize,
     /// The timeout of the TLS handshake, and of the agent's reply to Hello.
     pub handshake: Duration,
@@ -268,8 +268,8 @@ impl Gateway {
         &self.0.address
     }
 
-    /// Aborts all connections, fails all calls, and waits for all tasks. Cells keep running, and dial
-    /// the next gateway.
+    /// Aborts all connections, fails all calls, and waits for all tasks. Cells keep running, and
+    /// dial the next gateway.
     pub async fn shutdown(&self) {
         // First, so that the end of the daemon is not recorded as the end of the links.
         self.0.shared.connections.forget_all();

@@ -4,8 +4,8 @@ use std::{fmt, sync::Arc};
 
 use ring::rand::{SecureRandom, SystemRandom};
 
-/// The prefix of sandbox and container ids. Not hexadecimal, so that no id of containerd starts with
-/// it.
+/// The prefix of sandbox and container ids. Not hexadecimal, so that no id of containerd starts
+/// with it.
 pub const PREFIX: &str = "milpa";
 
 /// The length of a sandbox's or container's id: log collectors expect that of containerd's.

@@ -1,5 +1,5 @@
-//! The store: the node's records in a redb file, owned by a thread. A commit that has returned is on
-//! disk.
+//! The store: the node's records in a redb file, owned by a thread. A commit that has returned is
+//! on disk.
 
 use std::{
     path::{Path, PathBuf},

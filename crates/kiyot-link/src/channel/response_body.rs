@@ -78,8 +78,8 @@ impl Body for ResponseBody {
     }
 }
 
-/// Maps an HTTP/2 error to a gRPC status: a RST_STREAM of the peer fails the call by its reason, any
-/// other error is UNAVAILABLE.
+/// Maps an HTTP/2 error to a gRPC status: a RST_STREAM of the peer fails the call by its reason,
+/// any other error is UNAVAILABLE.
 pub(super) fn to_status(error: &hyper::Error, name: &str) -> Status {
     let mut cause: Option<&(dyn Error + 'static)> = Some(error);
     while let Some(error) = cause {

@@ -110,8 +110,8 @@ impl<C: LinkConnection> Slot<C> {
         let _ = self.0.on_demand.set(Box::new(callback));
     }
 
-    /// Makes a connection the current one and aborts the previous one, unless a newer connection was
-    /// accepted before.
+    /// Makes a connection the current one and aborts the previous one, unless a newer connection
+    /// was accepted before.
     pub fn offer(&self, offer: Offer<C>) -> Result<(), OfferError> {
         let previous = self.0.state.change(|state| {
             if matches!(state.current, Current::Closed) {

@@ -28,15 +28,15 @@ use crate::backends::milpa::{
 /// The authority's key in [`Table::Node`].
 const RECORD_KEY: &str = "ca";
 
-/// The `notBefore` of all certificates: 1970. Clocks differ and are set back, and a later begin adds
-/// no security.
+/// The `notBefore` of all certificates: 1970. Clocks differ and are set back, and a later begin
+/// adds no security.
 const NOT_BEFORE: SystemTime = SystemTime::UNIX_EPOCH;
 
 /// The `notAfter` of the authority's and the gateway's certificates, after [`NOT_BEFORE`]:
 /// 9999-12-31T23:59:59Z, which means no expiry (RFC 5280, 4.1.2.5).
 ///
-/// Cells pin the authority's fingerprint, which they get with their token. An expiry adds nothing to
-/// that, and a wrong clock of the node or of a cell must not separate them. The gateway's
+/// Cells pin the authority's fingerprint, which they get with their token. An expiry adds nothing
+/// to that, and a wrong clock of the node or of a cell must not separate them. The gateway's
 /// certificate is issued at each start of the daemon.
 const NO_EXPIRY: Duration = Duration::from_secs(253_402_300_799);
 
@@ -85,8 +85,8 @@ pub struct InvalidRequest(&'static str);
 pub struct ProvenKey(SubjectPublicKeyInfo);
 
 impl ProvenKey {
-    /// Parses a certificate request (CSR) in DER form and verifies its signature. Everything else in
-    /// it is ignored: names, usages, extensions.
+    /// Parses a certificate request (CSR) in DER form and verifies its signature. Everything else
+    /// in it is ignored: names, usages, extensions.
     pub fn from_request(der: &[u8]) -> Result<Self, InvalidRequest> {
         let (rest, request) = X509CertificationRequest::from_der(der)
             .map_err(|_| InvalidRequest("not in DER form"))?;

@@ -120,8 +120,8 @@ impl EventStream {
     /// Returns the next event, or `None` when the agent has ended the watch. The agent sends an
     /// event only when this asks for it.
     ///
-    /// Fails with UNAVAILABLE when the connection ends, with ABORTED when another watch has started,
-    /// or with the agent's status.
+    /// Fails with UNAVAILABLE when the connection ends, with ABORTED when another watch has
+    /// started, or with the agent's status.
     pub async fn next(&mut self) -> Result<Option<Box<Event>>, Status> {
         let (sender, receiver) = oneshot::channel();
         let next = NextWaiter { watch: self.watch, sender };

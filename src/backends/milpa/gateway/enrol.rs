@@ -108,7 +108,8 @@ impl Enrolment {
                         error,
                         key_sha256,
                         suppressed,
-                        "spent token presented with a second key: the bootstrap data of a cell has leaked"
+                        "spent token presented with a second key: \
+                         the bootstrap data of a cell has leaked"
                     );
                 }
                 Status::permission_denied("enrolment refused")

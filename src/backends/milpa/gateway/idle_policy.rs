@@ -6,10 +6,11 @@ use tokio::time::Instant;
 
 /// An idle timeout for a cell's bulk connections that adapts to the cell's calls.
 ///
-/// A bulk connection costs more memory than everything else of a cell, and most cells get no further
-/// call soon, so the timeout starts at its minimum. For periodic calls such as those of probes, it
-/// grows until the connection is kept from each call to the next: when a connection is opened again
-/// soon after it was closed, the timeout becomes twice the interval without calls, within bounds.
+/// A bulk connection costs more memory than everything else of a cell, and most cells get no
+/// further call soon, so the timeout starts at its minimum. For periodic calls such as those of
+/// probes, it grows until the connection is kept from each call to the next: when a connection is
+/// opened again soon after it was closed, the timeout becomes twice the interval without calls,
+/// within bounds.
 #[derive(Debug)]
 pub(super) struct IdlePolicy {
     bounds: RangeInclusive<Duration>,

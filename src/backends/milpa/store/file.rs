@@ -189,7 +189,8 @@ fn open_error(path: &Path, error: DatabaseError) -> StoreError {
         DatabaseError::Storage(StorageError::Io(io)) => io_context("opening", path, io.kind()),
         DatabaseError::Storage(StorageError::Corrupted(_)) => {
             format!(
-                "{} is corrupted; if you move it away, a new one is created and its pods are started again",
+                "{} is corrupted; if you move it away, a new one is created and its pods are \
+                 started again",
                 path.display()
             )
         }

@@ -44,7 +44,8 @@ impl Reserve {
                 tracing::warn!(
                     %error,
                     bytes = RESERVE_BYTES,
-                    "no space can be reserved for the store's records: a full disk will prevent ends of pods from being recorded"
+                    "no space can be reserved for the store's records: \
+                     a full disk will prevent ends of pods from being recorded"
                 );
             }
             Err(_) => {}

@@ -196,10 +196,12 @@ async fn idle_connection_lasts_while_pings_are_answered() {
         tokio::select! {
             () = &mut idle => break,
             message = fixture.agent.next() => {
-                assert_eq!(ToCell::decode(message.unwrap().unwrap()).unwrap().message, Some(to_cell::Message::Ping(Ping {})));
+                let message = ToCell::decode(message.unwrap().unwrap()).unwrap().message;
+                assert_eq!(message, Some(to_cell::Message::Ping(Ping {})));
                 pings += 1;
                 let pong = from_cell::Message::Pong(Pong {});
-                fixture.agent.send(&FromCell { message: Some(pong) }.encode_to_vec()).await.unwrap();
+                let pong = FromCell { message: Some(pong) }.encode_to_vec();
+                fixture.agent.send(&pong).await.unwrap();
             }
         }
     }
@@ -251,7 +253,8 @@ async fn unsolicited_messages_are_ignored() {
     let hello = || from_cell::Message::Hello(HelloReply::default());
     let unsolicited = || {
         [
-            // A second Hello, a Pong without a ping, events that no watch asked for, and no message.
+            // A second Hello, a Pong without a ping, events that no watch asked for, and no
+            // message.
             Some(hello()),
             Some(from_cell::Message::Pong(Pong {})),
             Some(event_message(0, "unsolicited")),
