@@ -31,9 +31,9 @@ async fn certificate_of_an_ended_or_unenrolled_cell_is_refused() {
     let tls = || tls::cell_client(&fixture.bootstrap().ca_sha256, identity.clone()).unwrap();
     let control = hello(&fixture.cell, ConnectionKind::Control, "run", 1);
     let agent = FakeAgent::connect(&fixture.bootstrap(), &identity, control).await;
-    fixture.linked().await;
+    fixture.wait_linked().await;
     drop(agent);
-    fixture.unlinked().await;
+    fixture.wait_unlinked().await;
 
     // The cell has ended.
     fixture.admission.remove(&fixture.cell);
@@ -63,7 +63,7 @@ async fn stolen_certificate_is_refused_and_leaves_the_link_alone() {
         hello(&fixture.cell, ConnectionKind::Control, "run", 1),
     )
     .await;
-    fixture.linked().await;
+    fixture.wait_linked().await;
     assert_refused(&bootstrap, thief.tls_with(&bootstrap, certificate.clone())).await;
     assert!(!link.has_ended());
     assert_eq!(fixture.admission.linked_events(), [Some(1)]);
@@ -95,7 +95,7 @@ async fn foreign_or_expired_certificate_is_refused() {
     let key = ManualAgent::new();
     let cell = CellId::mint().unwrap();
     let expired = key.certificate_by(&ca, &cell, Duration::ZERO);
-    let fixture = Fixture::at(dir, listen, limits(), ca).await;
+    let fixture = Fixture::with_ca(dir, listen, limits(), ca).await;
     let bootstrap = fixture.bootstrap();
     let cell_tls =
         |certificate| tls::cell_client(&bootstrap.ca_sha256, key.identity(certificate)).unwrap();
@@ -187,7 +187,7 @@ async fn newer_connection_replaces_an_older_one_and_never_the_reverse() {
     })
     .await;
     drop(first);
-    fixture.unlinked().await;
+    fixture.wait_unlinked().await;
     // A stale connection stays stale when the newer one has ended.
     connect("second", 1).await.ended().await;
     assert_eq!(fixture.admission.linked_events(), [Some(5), Some(6), Some(1), None]);

@@ -37,7 +37,7 @@ async fn concurrent_calls_share_a_bulk_connection_opened_on_demand() {
 async fn idle_bulk_connection_is_closed_and_reopened_on_demand() {
     // Shorter than the polling interval of `wait_until`.
     let idle = Duration::from_millis(1);
-    let fixture = Fixture::with(kiyot::backends::milpa::gateway::Limits {
+    let fixture = Fixture::with_limits(kiyot::backends::milpa::gateway::Limits {
         bulk_idle: idle..=idle,
         ..limits()
     })
@@ -58,7 +58,7 @@ async fn bulk_connection_of_periodic_calls_is_kept() {
     const CALLS: usize = 20;
     // Each reopening at least doubles the idle timeout: after ten it is 50 s.
     const MAX_CONNECTIONS: usize = 10;
-    let fixture = Fixture::with(kiyot::backends::milpa::gateway::Limits {
+    let fixture = Fixture::with_limits(kiyot::backends::milpa::gateway::Limits {
         bulk_idle: MIN_IDLE..=LIMIT,
         ..limits()
     })
@@ -76,7 +76,7 @@ async fn bulk_connection_of_periodic_calls_is_kept() {
 #[tokio::test]
 async fn open_call_keeps_its_bulk_connection() {
     let idle = Duration::from_millis(20);
-    let fixture = Fixture::with(kiyot::backends::milpa::gateway::Limits {
+    let fixture = Fixture::with_limits(kiyot::backends::milpa::gateway::Limits {
         bulk_idle: idle..=idle,
         ..limits()
     })

@@ -44,7 +44,7 @@ async fn cell_enrols_connects_and_answers() {
     assert_eq!((status.code(), status.message()), (Code::NotFound, "no such log"));
 
     assert_eq!(agent.stop().await, Outcome::Shutdown);
-    fixture.unlinked().await;
+    fixture.wait_unlinked().await;
     assert_eq!(fixture.admission.linked_events(), [Some(1), None]);
     fixture.gateway.shutdown().await;
 }
@@ -52,7 +52,7 @@ async fn cell_enrols_connects_and_answers() {
 #[tokio::test]
 async fn cell_enrols_connects_and_answers_over_tcp() {
     let dir = tempfile::tempdir().unwrap();
-    let fixture = Fixture::at(
+    let fixture = Fixture::with_ca(
         dir,
         GatewayAddress::Tcp("127.0.0.1:0".parse().unwrap()),
         limits(),
@@ -120,7 +120,7 @@ async fn call_with_a_partial_response_fails_at_its_deadline() {
 async fn forgotten_cell_is_disconnected_and_its_calls_fail_at_once() {
     let fixture = Fixture::start().await;
     let agent = fixture.agent();
-    fixture.linked().await;
+    fixture.wait_linked().await;
     let calls = fixture.link.bulk.clone();
     let running = tokio::spawn(async move {
         AgentClient::new(calls).bind(timed(BindRequest::default(), LIMIT)).await

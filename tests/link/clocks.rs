@@ -14,7 +14,7 @@ use kiyot_link::{bootstrap::Bootstrap, clock::Clock};
 
 use crate::{
     calls::echo,
-    kit::{Fixture, RunningAgent, Wire, limits, start_gateway_by},
+    kit::{Fixture, RunningAgent, Wire, limits, start_gateway_with_clock},
 };
 
 const YEAR: i64 = 365 * 24 * 3600;
@@ -53,10 +53,11 @@ impl Setup {
     async fn start(gateway: &TestClock, agent: &TestClock) -> Self {
         let dir = tempfile::tempdir().unwrap();
         let listen = GatewayAddress::Unix(dir.path().join("gateway.sock"));
-        let fixture = Fixture::by(gateway.clock(), dir, listen, limits(), Ca::new().unwrap()).await;
+        let fixture =
+            Fixture::with_clock(gateway.clock(), dir, listen, limits(), Ca::new().unwrap()).await;
         let wire = Wire::start(fixture.dir.path().join("wire.sock"), fixture.gateway.address());
         let bootstrap = Bootstrap { gateway: wire.address.clone(), ..fixture.bootstrap() };
-        let agent = RunningAgent::start_by(agent.clock(), bootstrap, fixture.private_dir());
+        let agent = RunningAgent::start_with_clock(agent.clock(), bootstrap, fixture.private_dir());
         echo(&fixture.link.bulk, "before").await;
         // Without a valid token, the agent has only its key.
         fixture.admission.expire(&fixture.cell);
@@ -66,7 +67,7 @@ impl Setup {
     /// Cuts the connections, and waits until calls work again.
     async fn reconnects(&self, when: &str) {
         self.wire.cut();
-        self.fixture.unlinked().await;
+        self.fixture.wait_unlinked().await;
         echo(&self.fixture.link.bulk, when).await;
         echo(&self.fixture.link.bulk, when).await;
         assert!(self.fixture.admission.alarms().is_empty());
@@ -80,14 +81,14 @@ async fn clock_jump_ends_no_link_and_prevents_no_reconnect() {
     for (gateway, agent) in [(1, 0), (0, 1), (1, 1), (1, -1)] {
         let (gateway_clock, agent_clock) = (TestClock::default(), TestClock::default());
         let setup = Setup::start(&gateway_clock, &agent_clock).await;
-        let news = setup.fixture.admission.linked_events().len();
+        let linked_events = setup.fixture.admission.linked_events().len();
         for jump in [YEAR, 0, -YEAR, 30 * YEAR, 0] {
             gateway_clock.set_offset(jump * gateway);
             agent_clock.set_offset(jump * agent);
             if jump == YEAR {
                 // A current connection is not affected.
                 echo(&setup.fixture.link.bulk, "after a jump").await;
-                assert_eq!(setup.fixture.admission.linked_events().len(), news);
+                assert_eq!(setup.fixture.admission.linked_events().len(), linked_events);
             }
             setup.reconnects(&format!("after a jump of {jump} s, by {gateway} and {agent}")).await;
         }
@@ -114,14 +115,15 @@ async fn cells_reconnect_to_a_daemon_restarted_with_another_clock() {
     let store = Store::open(dir.path()).await.unwrap();
     let listen = GatewayAddress::Unix(dir.path().join("gateway.sock"));
     let mut fixture =
-        Fixture::at(dir, listen.clone(), limits(), Ca::load_or_make(&store).await.unwrap()).await;
+        Fixture::with_ca(dir, listen.clone(), limits(), Ca::load_or_make(&store).await.unwrap())
+            .await;
     let _agent = fixture.agent();
     echo(&fixture.link.bulk, "before").await;
     fixture.admission.expire(&fixture.cell);
     for jump in [YEAR, -YEAR, 30 * YEAR, 0] {
         fixture.gateway.shutdown().await;
         let ca = Ca::load_or_make(&store).await.unwrap();
-        fixture.gateway = start_gateway_by(
+        fixture.gateway = start_gateway_with_clock(
             TestClock::with_offset(jump).clock(),
             &fixture.admission,
             listen.clone(),

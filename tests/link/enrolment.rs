@@ -65,9 +65,9 @@ async fn malformed_or_oversized_request_is_refused() {
 async fn restarted_agent_needs_no_token() {
     let fixture = Fixture::start().await;
     let agent = fixture.agent();
-    fixture.linked().await;
+    fixture.wait_linked().await;
     agent.stop().await;
-    fixture.unlinked().await;
+    fixture.wait_unlinked().await;
     fixture.admission.expire(&fixture.cell);
     let _agent = fixture.agent_with(Bootstrap { token: String::new(), ..fixture.bootstrap() });
     echo(&fixture.link.bulk, "again").await;

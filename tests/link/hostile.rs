@@ -83,7 +83,8 @@ async fn enrolment_connection_offers_no_other_service() {
 /// Verifies Y91.
 #[tokio::test]
 async fn silent_or_malformed_connection_is_closed() {
-    let fixture = Fixture::with(Limits { handshake: Duration::from_millis(100), ..limits() }).await;
+    let fixture =
+        Fixture::with_limits(Limits { handshake: Duration::from_millis(100), ..limits() }).await;
     let mut received = Vec::new();
     let mut silent = Stream::dial(fixture.gateway.address()).await.unwrap();
     within("the end of a silent connection", silent.read_to_end(&mut received)).await.unwrap();
@@ -99,7 +100,8 @@ async fn silent_or_malformed_connection_is_closed() {
 
 #[tokio::test]
 async fn enrolment_that_does_not_end_is_closed() {
-    let fixture = Fixture::with(Limits { enrolment: Duration::from_millis(100), ..limits() }).await;
+    let fixture =
+        Fixture::with_limits(Limits { enrolment: Duration::from_millis(100), ..limits() }).await;
     let bootstrap = fixture.bootstrap();
     let mut stream =
         dial(&bootstrap, tls::enrol_client(&bootstrap.ca_sha256).unwrap()).await.unwrap();
@@ -109,7 +111,7 @@ async fn enrolment_that_does_not_end_is_closed() {
 
 #[tokio::test]
 async fn connection_above_the_unauthenticated_limit_is_closed() {
-    let fixture = Fixture::with(Limits { unauthenticated: 2, ..limits() }).await;
+    let fixture = Fixture::with_limits(Limits { unauthenticated: 2, ..limits() }).await;
     let GatewayAddress::Unix(path) = fixture.gateway.address() else { panic!("a unix socket") };
     assert_eq!(std::fs::metadata(path).unwrap().permissions().mode() & 0o777, 0o600);
     let waiting = [
@@ -138,7 +140,7 @@ async fn peer_at_its_limit_blocks_no_other_peer() {
     if let Ok(socket) = std::env::var(CHILD_SOCKET) {
         return hold_connections(Path::new(&socket), PER_PEER).await;
     }
-    let fixture = Fixture::with(Limits {
+    let fixture = Fixture::with_limits(Limits {
         unauthenticated: 2 * PER_PEER,
         unauthenticated_per_peer: PER_PEER,
         ..limits()
@@ -169,7 +171,8 @@ async fn peer_that_keeps_dialling_writes_a_bounded_number_of_log_lines() {
     let defaults = Limits::default();
     assert_eq!((defaults.unauthenticated, defaults.unauthenticated_per_peer), (512, 16));
     let (log, began) = (CapturedLog::start(), Instant::now());
-    let fixture = Fixture::with(Limits { unauthenticated_per_peer: PER_PEER, ..limits() }).await;
+    let fixture =
+        Fixture::with_limits(Limits { unauthenticated_per_peer: PER_PEER, ..limits() }).await;
     let GatewayAddress::Unix(path) = fixture.gateway.address() else { panic!("a unix socket") };
     let mut held = JoinSet::new();
     for _ in 0..200 {
@@ -234,7 +237,7 @@ async fn malformed_message_closes_the_connection_and_the_cell_may_reconnect() {
         ..HelloReply::default()
     };
     let _fake = FakeAgent::connect(&bootstrap, &identity, hello).await;
-    fixture.linked().await;
+    fixture.wait_linked().await;
 }
 
 /// Verifies L17.
@@ -245,8 +248,12 @@ async fn refused_attempts_write_a_bounded_number_of_log_lines() {
     // Enrolments, reused tokens, certificates, connections, and the connection limit.
     const KINDS: usize = 5;
     let (log, began) = (CapturedLog::start(), Instant::now());
-    let fixture =
-        Fixture::with(Limits { unauthenticated: 8, unauthenticated_per_peer: 8, ..limits() }).await;
+    let fixture = Fixture::with_limits(Limits {
+        unauthenticated: 8,
+        unauthenticated_per_peer: 8,
+        ..limits()
+    })
+    .await;
     let (bootstrap, own, other) = (fixture.bootstrap(), ManualAgent::new(), ManualAgent::new());
     let identity = own.enrol(&bootstrap).await.unwrap();
     // Enrolments of unknown cells, with wrong tokens, and with a token that another key has spent.

@@ -63,20 +63,25 @@ pub(crate) struct Fixture {
 
 impl Fixture {
     pub(crate) async fn start() -> Self {
-        Self::with(limits()).await
+        Self::with_limits(limits()).await
     }
 
-    pub(crate) async fn with(limits: Limits) -> Self {
+    pub(crate) async fn with_limits(limits: Limits) -> Self {
         let dir = tempfile::tempdir().unwrap();
         let listen = GatewayAddress::Unix(dir.path().join("gateway.sock"));
-        Self::at(dir, listen, limits, Ca::new().unwrap()).await
+        Self::with_ca(dir, listen, limits, Ca::new().unwrap()).await
     }
 
-    pub(crate) async fn at(dir: TempDir, listen: GatewayAddress, limits: Limits, ca: Ca) -> Self {
-        Self::by(Clock::default(), dir, listen, limits, ca).await
+    pub(crate) async fn with_ca(
+        dir: TempDir,
+        listen: GatewayAddress,
+        limits: Limits,
+        ca: Ca,
+    ) -> Self {
+        Self::with_clock(Clock::default(), dir, listen, limits, ca).await
     }
 
-    pub(crate) async fn by(
+    pub(crate) async fn with_clock(
         clock: Clock,
         dir: TempDir,
         listen: GatewayAddress,
@@ -84,7 +89,7 @@ impl Fixture {
         ca: Ca,
     ) -> Self {
         let admission = Arc::new(TestAdmission::default());
-        let gateway = start_gateway_by(clock, &admission, listen, limits, ca).await;
+        let gateway = start_gateway_with_clock(clock, &admission, listen, limits, ca).await;
         let cell = CellId::mint().unwrap();
         admission.expect(&cell, TOKEN);
         let link = gateway.link(&cell);
@@ -109,12 +114,12 @@ impl Fixture {
     }
 
     /// Waits for a control connection.
-    pub(crate) async fn linked(&self) {
+    pub(crate) async fn wait_linked(&self) {
         within("a control connection", self.link.control.connected()).await.unwrap();
     }
 
     /// Waits for the end of the control connection.
-    pub(crate) async fn unlinked(&self) {
+    pub(crate) async fn wait_unlinked(&self) {
         wait_for("the end of the control connection", || !self.link.control.is_connected()).await;
     }
 }
@@ -125,10 +130,10 @@ pub(crate) async fn start_gateway(
     limits: Limits,
     ca: Ca,
 ) -> Gateway {
-    start_gateway_by(Clock::default(), admission, listen, limits, ca).await
+    start_gateway_with_clock(Clock::default(), admission, listen, limits, ca).await
 }
 
-pub(crate) async fn start_gateway_by(
+pub(crate) async fn start_gateway_with_clock(
     clock: Clock,
     admission: &Arc<TestAdmission>,
     listen: GatewayAddress,
@@ -157,20 +162,23 @@ pub(crate) struct RunningAgent {
 
 impl RunningAgent {
     pub(crate) fn start(bootstrap: Bootstrap, private_dir: PathBuf) -> Self {
-        Self::start_by(Clock::default(), bootstrap, private_dir)
+        Self::start_with_clock(Clock::default(), bootstrap, private_dir)
     }
 
-    pub(crate) fn start_by(clock: Clock, bootstrap: Bootstrap, private_dir: PathBuf) -> Self {
+    pub(crate) fn start_with_clock(
+        clock: Clock,
+        bootstrap: Bootstrap,
+        private_dir: PathBuf,
+    ) -> Self {
         let cell = bootstrap.cell.clone();
         let home = Home::new(bootstrap, &private_dir, "agent").unwrap().by_clock(clock);
         let handle = home.handle();
         let agent = TestAgent::new(cell, handle.clone());
         let shutdown = CancellationToken::new();
         let (own, end) = (agent.clone(), shutdown.clone());
-        let task =
-            tokio::spawn(
-                async move { home.run(move |info| AgentServer::new(own.on(info)), end).await },
-            );
+        let task = tokio::spawn(async move {
+            home.run(move |info| AgentServer::new(own.for_connection(info)), end).await
+        });
         Self { agent, handle, shutdown, task }
     }
 

@@ -283,7 +283,7 @@ async fn receive_all(messages: Messages) {
             while let Ok(Some(_)) = events.next().await {}
         };
         within("the end of a control connection", async { tokio::join!(agent, daemon) }).await;
-        fixture.unlinked().await;
+        fixture.wait_unlinked().await;
     }
     let for_control = status_kib("VmHWM") - before;
     let tls = tls::cell_client(&fixture.bootstrap().ca_sha256, identity.clone()).unwrap();

@@ -59,7 +59,7 @@ async fn silent_connection_is_detected_on_both_sides() {
     let wire = Wire::start(fixture.dir.path().join("wire.sock"), fixture.gateway.address());
     let agent =
         fixture.agent_with(Bootstrap { gateway: wire.address.clone(), ..fixture.bootstrap() });
-    fixture.linked().await;
+    fixture.wait_linked().await;
     let mut state = agent.handle.state();
     within("the agent knows", state.wait_for(|state| matches!(state, LinkState::Linked(_))))
         .await
@@ -83,7 +83,8 @@ async fn cells_reconnect_to_a_restarted_gateway() {
     let store = Store::open(dir.path()).await.unwrap();
     let listen = GatewayAddress::Unix(dir.path().join("gateway.sock"));
     let mut fixture =
-        Fixture::at(dir, listen.clone(), limits(), Ca::load_or_make(&store).await.unwrap()).await;
+        Fixture::with_ca(dir, listen.clone(), limits(), Ca::load_or_make(&store).await.unwrap())
+            .await;
     let agent = fixture.agent();
     echo(&fixture.link.bulk, "before").await;
 
@@ -117,7 +118,7 @@ async fn cells_reconnect_to_a_restarted_gateway() {
 #[tokio::test]
 async fn expired_certificate_is_renewed_with_its_key() {
     let lifetime = Duration::from_secs(4);
-    let fixture = Fixture::with(Limits { certificate: lifetime, ..limits() }).await;
+    let fixture = Fixture::with_limits(Limits { certificate: lifetime, ..limits() }).await;
     let wire = Wire::start(fixture.dir.path().join("wire.sock"), fixture.gateway.address());
     let _agent =
         fixture.agent_with(Bootstrap { gateway: wire.address.clone(), ..fixture.bootstrap() });
@@ -126,7 +127,7 @@ async fn expired_certificate_is_renewed_with_its_key() {
     let expired = SystemTime::now() + lifetime + Duration::from_secs(1);
     wait_for("the certificate has expired", || SystemTime::now() > expired).await;
     wire.cut();
-    fixture.unlinked().await;
+    fixture.wait_unlinked().await;
     echo(&fixture.link.bulk, "after").await;
     assert!(fixture.admission.alarms().is_empty());
 }

@@ -1,6 +1,6 @@
 //! ALPN protocols and server names (SNI) of the gateway's port.
 
-/// Enrolment: TLS without a client certificate, and the one call `Enrol`. The agent is the HTTP/2
+/// Enrolment: TLS without a client certificate, and a single call, `Enrol`. The agent is the HTTP/2
 /// client.
 pub const ENROL: &[u8] = b"kiyot-enrol/1";
 

@@ -22,13 +22,13 @@ mod slot;
 pub use sanitize::{MAX_MESSAGE_BYTES, is_unsafe_control, sanitize, truncate};
 pub use slot::{Offer, OfferError, Slot};
 
-/// The `:authority` of all calls. HTTP/2 requires one; it is never resolved.
+/// The `:authority` of all calls. Required by HTTP/2, never resolved.
 const AUTHORITY: &str = "cell.kiyot.internal";
 
 /// A channel for tonic clients that calls over the current connection of a [`Slot`]. Cheap to
 /// clone.
 ///
-/// A call without a connection waits for one until its deadline, and then fails with UNAVAILABLE.
+/// A call waits for a connection until its deadline, and then fails with UNAVAILABLE.
 /// The deadline is the request's `grpc-timeout` ([`tonic::Request::set_timeout`]), or
 /// [`Channel::DEFAULT_TIMEOUT`].
 ///

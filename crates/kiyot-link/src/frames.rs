@@ -110,7 +110,7 @@ mod tests {
 
     #[tokio::test]
     async fn messages_are_received_whole_however_the_bytes_are_split() {
-        let messages: [&[u8]; 4] = [b"one", b"", &[7; 3000], b"last"];
+        let messages: [&[u8]; 4] = [b"first", b"", &[7; 3000], b"last"];
         for width in [1, 2, 5, 64, 10_000] {
             let (near, far) = duplex(width);
             let (mut near, mut far) = (Frames::new(near, 3000), Frames::new(far, 3000));

@@ -72,7 +72,7 @@ where
 {
     fn execute(&self, future: F) {
         let end = self.end.clone();
-        // Boxed: each future that another one is moved into has room for it, and the task would
+        // Boxed: each future that this is moved into would reserve room for it, and the task would
         // hold it several times.
         let future = Box::pin(future);
         self.tasks.spawn(async move { end.run_until_cancelled_owned(future).await.map(drop) });

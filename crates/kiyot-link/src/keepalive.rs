@@ -8,7 +8,7 @@ use crate::http2::{
     AGENT_PING_INTERVAL, AGENT_PING_TIMEOUT, GATEWAY_PING_INTERVAL, GATEWAY_PING_TIMEOUT,
 };
 
-/// A keepalive timer of one connection.
+/// The keepalive timer of a connection.
 #[derive(Debug)]
 pub struct Keepalive {
     interval: Duration,

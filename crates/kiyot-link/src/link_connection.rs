@@ -1,6 +1,6 @@
 //! The trait of connections that a [`Slot`](crate::channel::Slot) can hold.
 
-/// A connection of the link that a newer one of its kind may replace.
+/// A connection of the link, which a newer connection of its kind may replace.
 pub trait LinkConnection: Clone + Send + Sync + 'static {
     /// Closes the connection at once, without a drain.
     fn abort(&self);

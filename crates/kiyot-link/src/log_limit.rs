@@ -7,14 +7,14 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// The most lines of one kind in each [`PERIOD`].
+/// The most lines of a kind in each [`PERIOD`].
 pub const MAX_LINES: u32 = 8;
 /// The time after which the count of lines restarts.
 pub const PERIOD: Duration = Duration::from_secs(60);
 /// The most keys with a limit of their own; all others share one limit.
 const MAX_KEYS: usize = 1024;
 
-/// A rate limit for lines of one kind: [`MAX_LINES`] in each [`PERIOD`]. The next line that is
+/// A rate limit for lines of a kind: [`MAX_LINES`] in each [`PERIOD`]. The next line that is
 /// admitted carries the number of suppressed ones.
 #[derive(Debug, Default)]
 pub struct LogLimit(Mutex<State>);
@@ -119,7 +119,7 @@ mod tests {
         }
         let admitted =
             (MAX_KEYS..2 * MAX_KEYS).filter(|key| limits.admit_at(key, now).is_some()).count();
-        assert_eq!(admitted, MAX_LINES as usize, "they share one limit");
+        assert_eq!(admitted, MAX_LINES as usize, "further keys share a limit");
         assert_eq!(limits.admit_at(&0, now), Some(0));
         // Keys without lines in the last period are forgotten.
         assert_eq!(limits.admit_at(&(3 * MAX_KEYS), now + PERIOD), Some(0));

@@ -19,9 +19,9 @@ pub const DNS_HEADER_BYTES: usize = 12;
 /// The time that a query over UDP may take, from the pod and back, and that a TCP connection may
 /// take until it is established.
 pub const QUERY_TIMEOUT: Duration = Duration::from_secs(5);
-/// The most unanswered queries over UDP of one cell.
+/// The most unanswered queries over UDP of a cell.
 pub const MAX_UDP_QUERIES: usize = 128;
-/// The most TCP connections of one cell's pod.
+/// The most TCP connections of a cell's pod.
 pub const MAX_TCP_CONNECTIONS: usize = 32;
 /// The time that a TCP connection may carry nothing in either direction: the idle timeout of most
 /// name servers.

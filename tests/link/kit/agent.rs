@@ -51,7 +51,7 @@ impl TestAgent {
         }
     }
 
-    pub(crate) fn on(&self, info: ConnectionInfo) -> Self {
+    pub(crate) fn for_connection(&self, info: ConnectionInfo) -> Self {
         Self { info: Some(info), ..self.clone() }
     }
 }

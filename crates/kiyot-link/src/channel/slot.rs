@@ -14,7 +14,7 @@ use tonic::Status;
 use super::Channel;
 use crate::{connection::Connection, link_connection::LinkConnection, watched::Watched};
 
-/// A slot for the current connection of one kind to one cell. The gateway sets it; a [`Channel`]
+/// A slot for the current connection of a kind to a cell. The gateway sets it; a [`Channel`]
 /// calls over it. Cheap to clone.
 pub struct Slot<C = Connection>(Arc<Shared<C>>);
 

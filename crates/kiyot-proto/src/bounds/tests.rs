@@ -145,7 +145,7 @@ fn print_growth<M: Bounded + Default>(message: &Bytes) {
 
 macro_rules! measure_all {
     ($($message:ty,)*) => {
-        /// Measures each message; in a child process, decodes the given one.
+        /// Measures each message; in a child process, decodes the given message.
         fn measure_all() {
             let Ok(given) = std::env::var(CHILD_MESSAGE) else {
                 let is_response = |name: &str| !name.ends_with("Request");

@@ -111,7 +111,7 @@ impl ProvenKey {
 }
 
 impl Ca {
-    /// Loads the node's authority from the store, or creates and stores one.
+    /// Loads the node's authority from the store, or creates and stores a new authority.
     pub async fn load_or_make(store: &Store) -> Result<Self, CaError> {
         let records =
             store.load::<CertificateAuthority>(Table::Node).await.map_err(CaError::Store)?;

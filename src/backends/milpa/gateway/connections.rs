@@ -90,7 +90,7 @@ impl CellConnections {
         }
     }
 
-    /// Asks the agent for a bulk connection for as long as calls wait for one.
+    /// Asks the agent for a bulk connection while calls wait for it.
     async fn open_bulk(self: Arc<Self>) {
         loop {
             while self.needs_bulk() {

@@ -125,7 +125,7 @@ impl EventStream {
     pub async fn next(&mut self) -> Result<Option<Box<Event>>, Status> {
         let (sender, receiver) = oneshot::channel();
         let next = NextWaiter { watch: self.watch, sender };
-        // An older watch must not replace the request of a newer one.
+        // The request of an older watch must not replace that of a newer watch.
         let is_latest = self.connection.request(|pending| {
             let is_latest = pending.next.as_ref().is_none_or(|other| other.watch <= next.watch);
             if is_latest {
@@ -162,7 +162,7 @@ struct Inner {
     end: CancellationToken,
 }
 
-/// Requests that wait to be sent to the agent, at most one of each kind.
+/// Requests that wait to be sent to the agent, each kind at most once.
 #[derive(Default)]
 struct PendingRequests {
     open_bulk: bool,
