@@ -49,14 +49,15 @@ fn shapes(descriptors: &FileDescriptorSet) -> Result<(String, String), Box<dyn E
             }
             writeln!(
                 code,
-                "impl Bounded for {rust} {{\n    const SHAPE: Shape = Shape::new(\"{package}.{name}\", \
-                 size_of::<Self>(), &[{fields}]);\n}}"
+                "impl Bounded for {rust} {{\n    const SHAPE: Shape = \
+                 Shape::new(\"{package}.{name}\", size_of::<Self>(), &[{fields}]);\n}}"
             )?;
             write!(all, "{rust}, ")?;
         }
     }
     let each = format!(
-        "macro_rules! for_each_message {{\n    ($callback:ident) => {{ $callback! {{ {all} }} }};\n}}\n"
+        "macro_rules! for_each_message {{\n    \
+         ($callback:ident) => {{ $callback! {{ {all} }} }};\n}}\n"
     );
     Ok((code, each))
 }

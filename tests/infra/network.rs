@@ -45,7 +45,9 @@ async fn plugin_receives_pod_arguments_and_the_previous_result() {
     bench.configure_cni(r#", {"type": "recorder", "word": "its own"}"#);
     let input = bench.path().join("input");
     let script = format!(
-        "#!/bin/sh\n{{ env | grep ^CNI_; cat; echo; }} >> {0}.$CNI_COMMAND\necho '{{\"cniVersion\": \"1.0.0\", \"ips\": [{{\"address\": \"10.1.2.3/24\"}}]}}'\n",
+        "#!/bin/sh\n\
+         {{ env | grep ^CNI_; cat; echo; }} >> {0}.$CNI_COMMAND\n\
+         echo '{{\"cniVersion\": \"1.0.0\", \"ips\": [{{\"address\": \"10.1.2.3/24\"}}]}}'\n",
         input.display()
     );
     bench.add_plugin("recorder", &script);
@@ -64,7 +66,8 @@ async fn plugin_receives_pod_arguments_and_the_previous_result() {
             format!("CNI_NETNS=/run/netns/kiyot-{}", cell.instance.id.0),
             "CNI_IFNAME=eth0".into(),
             format!(
-                "CNI_ARGS=IgnoreUnknown=1;K8S_POD_NAMESPACE=a-namespace;K8S_POD_NAME=a-pod;K8S_POD_INFRA_CONTAINER_ID={};K8S_POD_UID={}",
+                "CNI_ARGS=IgnoreUnknown=1;K8S_POD_NAMESPACE=a-namespace;K8S_POD_NAME=a-pod;\
+                 K8S_POD_INFRA_CONTAINER_ID={};K8S_POD_UID={}",
                 cell.attachment.sandbox, cell.attachment.pod_uid
             ),
             r#""prevResult":"#.into(),
@@ -84,7 +87,13 @@ async fn failed_del_is_retried_until_it_succeeds() {
     bench.configure_cni(r#", {"type": "stubborn"}"#);
     let (broken, tried) = (bench.path().join("broken"), bench.path().join("tried"));
     let script = format!(
-        "#!/bin/sh\nif [ $CNI_COMMAND = DEL ]; then echo x >> {}; if [ -e {} ]; then echo '{{\"code\": 11, \"msg\": \"not now\"}}'; exit 1; fi; exit 0; fi\nsed 's/.*\"prevResult\":\\({{.*}}\\),\"type\".*/\\1/'\n",
+        "#!/bin/sh\n\
+         if [ $CNI_COMMAND = DEL ]; then\n\
+         echo x >> {}\n\
+         if [ -e {} ]; then echo '{{\"code\": 11, \"msg\": \"not now\"}}'; exit 1; fi\n\
+         exit 0\n\
+         fi\n\
+         sed 's/.*\"prevResult\":\\({{.*}}\\),\"type\".*/\\1/'\n",
         tried.display(),
         broken.display()
     );
@@ -123,7 +132,11 @@ async fn failed_del_is_retried_until_it_succeeds() {
 async fn failed_add_leaves_nothing() {
     let mut bench = Bench::new();
     bench.configure_cni(r#", {"type": "unwilling"}"#);
-    bench.add_plugin("unwilling", "#!/bin/sh\n[ $CNI_COMMAND = DEL ] && exit 0\necho '{\"code\": 100, \"msg\": \"never\"}'\nexit 1\n");
+    let script = "#!/bin/sh\n\
+                  [ $CNI_COMMAND = DEL ] && exit 0\n\
+                  echo '{\"code\": 100, \"msg\": \"never\"}'\n\
+                  exit 1\n";
+    bench.add_plugin("unwilling", script);
     let cell = bench.launch().await;
     for _ in 0..2 {
         let error = bench.provider.attach(&cell.instance.id, &cell.attachment).await.unwrap_err();

@@ -170,10 +170,14 @@ fn response(message: Bytes) -> http::Response<Body> {
         .unwrap()
 }
 
+/// Returns the daemon's limit for the response to a method.
+fn max_response_bytes(method: &str) -> usize {
+    if method == "ExecSync" { MAX_EXEC_RESPONSE_BYTES } else { MAX_RESPONSE_BYTES }
+}
+
 /// Makes a call, with the daemon's limit for the response.
 async fn call<R: Bounded + Default + Send + 'static>(channel: Channel, path: &'static str) {
-    let max_bytes =
-        if path.ends_with("/ExecSync") { MAX_EXEC_RESPONSE_BYTES } else { MAX_RESPONSE_BYTES };
+    let max_bytes = max_response_bytes(path.rsplit('/').next().unwrap_or_default());
     let mut client = tonic::client::Grpc::new(channel).max_decoding_message_size(max_bytes);
     let codec = Codec::<(), R>::default();
     let _ = client.unary(timed((), LIMIT), PathAndQuery::from_static(path), codec).await;
@@ -185,8 +189,7 @@ macro_rules! calls {
         fn worst_responses() -> Vec<(&'static str, Bytes)> {
             let mut all = Vec::new();
             $($({
-                let max_bytes = if $method == "ExecSync" { MAX_EXEC_RESPONSE_BYTES } else { MAX_RESPONSE_BYTES };
-                for message in worst::<$response>(max_bytes) {
+                for message in worst::<$response>(max_response_bytes($method)) {
                     all.push((concat!("/", $service, "/", $method), message));
                 }
             })*)*
