@@ -1,4 +1,4 @@
-//! Generates the code of `proto/` at build time; nothing generated is committed.
+//! Generates the code of `proto/` at build time. No generated code is committed.
 
 use std::{env, error::Error, fmt::Write, fs, path::PathBuf};
 
@@ -8,7 +8,7 @@ use prost_types::{
     field_descriptor_proto::{Label, Type},
 };
 
-/// The packages whose messages come from other programs, and where their Rust types are.
+/// The packages whose messages come from other programs, with the modules of their Rust types.
 const PACKAGES: [(&str, &str); 2] =
     [("runtime.v1", "crate::cri"), ("kiyot.cell.v1", "crate::cell")];
 
@@ -30,7 +30,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// Returns an implementation of `Bounded` for each message, and a macro for tests that lists all.
+/// Returns an implementation of `Bounded` for each message, and a macro for tests that lists them.
 fn shapes(descriptors: &FileDescriptorSet) -> Result<(String, String), Box<dyn Error>> {
     let (mut code, mut all) = (String::new(), String::new());
     for file in &descriptors.file {
@@ -49,19 +49,20 @@ fn shapes(descriptors: &FileDescriptorSet) -> Result<(String, String), Box<dyn E
             }
             writeln!(
                 code,
-                "impl Bounded for {rust} {{\n    const SHAPE: Shape = Shape::new(\"{package}.{name}\", \
-                 size_of::<Self>(), &[{fields}]);\n}}"
+                "impl Bounded for {rust} {{\n    const SHAPE: Shape = \
+                 Shape::new(\"{package}.{name}\", size_of::<Self>(), &[{fields}]);\n}}"
             )?;
             write!(all, "{rust}, ")?;
         }
     }
     let each = format!(
-        "macro_rules! for_each_message {{\n    ($callback:ident) => {{ $callback! {{ {all} }} }};\n}}\n"
+        "macro_rules! for_each_message {{\n    \
+         ($callback:ident) => {{ $callback! {{ {all} }} }};\n}}\n"
     );
     Ok((code, each))
 }
 
-/// Returns how a field takes memory, or `None` if all it needs is in its message's own struct.
+/// Returns how a field allocates, or `None` if it is contained in its message's struct.
 fn kind(
     message: &DescriptorProto,
     field: &FieldDescriptorProto,
@@ -74,14 +75,18 @@ fn kind(
             });
             if let Some(entry) = entry {
                 if entry.field.iter().any(|part| part.r#type() != Type::String) {
-                    return Err(format!("map {}: only strings are counted", field.name()).into());
+                    return Err(format!(
+                        "map {}: only maps of strings are supported",
+                        field.name()
+                    )
+                    .into());
                 }
                 return Ok(Some("Field::Map".to_owned()));
             }
             let shape = format!("&<{} as Bounded>::SHAPE", rust_type(field.type_name())?);
             Some(format!("Field::{}({shape})", if repeated { "Messages" } else { "Message" }))
         }
-        Type::Group => return Err(format!("{}: groups are not counted", field.name()).into()),
+        Type::Group => return Err(format!("{}: groups are not supported", field.name()).into()),
         Type::String | Type::Bytes if repeated => Some("Field::Texts".to_owned()),
         Type::String | Type::Bytes => Some("Field::Text".to_owned()),
         Type::Fixed32
@@ -93,7 +98,7 @@ fn kind(
             if repeated =>
         {
             return Err(format!(
-                "{}: lists of numbers of fixed width are not counted",
+                "{}: repeated numbers of fixed width are not supported",
                 field.name()
             )
             .into());
@@ -103,17 +108,17 @@ fn kind(
     })
 }
 
-/// Returns the path of the type that prost makes of a message.
+/// Returns the path of the type that prost generates for a message.
 fn rust_type(name: &str) -> Result<String, Box<dyn Error>> {
     for (package, module) in PACKAGES {
         if let Some(message) = name.strip_prefix(&format!(".{package}.")) {
             return Ok(format!("{module}::{}", upper_camel(message)));
         }
     }
-    Err(format!("{name}: of a package that is not known").into())
+    Err(format!("{name}: unknown package").into())
 }
 
-/// Names a message as prost does: a word begins with its capital, and an abbreviation is a word.
+/// Converts a name to upper camel case as prost does, where an abbreviation counts as a word.
 fn upper_camel(name: &str) -> String {
     let letters: Vec<char> = name.chars().collect();
     let begins = |at: usize| {

@@ -13,7 +13,7 @@ use kiyot::{
 };
 use kiyot_link::bootstrap::CellFile;
 use kiyot_proto::{
-    bounds::{Bounded, Refused},
+    bounds::{Bounded, BoundsError},
     cell, cri,
 };
 use prost::Message;
@@ -144,7 +144,7 @@ pub fn annotations(data: &[u8]) {
 pub fn events(data: &[u8]) {
     let checked = cell::FromCell::SHAPE.check(data);
     if cell::FromCell::decode(data).is_ok() {
-        assert!(!matches!(checked, Err(Refused::Malformed { .. })), "{checked:?}");
+        assert!(!matches!(checked, Err(BoundsError::Malformed { .. })), "{checked:?}");
     }
     verbs::fuzzing::events(data);
 }

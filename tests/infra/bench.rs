@@ -1,5 +1,4 @@
-//! What the tests stand on: a provider with names of its own, and a look at what it holds of the
-//! node.
+//! The fixture: a provider with unique names, and the list of resources that it holds on the node.
 
 use std::{
     fs,
@@ -24,12 +23,12 @@ use kiyot::{
 };
 use kiyot_link::bootstrap::{Bootstrap, CellFile, GatewayAddress};
 
-/// How long a test waits for what must come.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
+/// The time limit of every wait.
+pub(crate) const LIMIT: Duration = Duration::from_secs(60);
 
-/// Joins its cgroup and its network, and stays: as one process, or with a PID namespace whose first
-/// process has a child of its own.
-const STAND_IN: &str = r#"#!/bin/sh
+/// A stub of `kiyot-cell`: joins its cgroup and its network namespace and sleeps, as a single
+/// process or in a PID namespace whose init has a child.
+const CELL_STUB: &str = r#"#!/bin/sh
 set -e
 [ "$1 $2 $4 $6" = "launch --dir --netns --cgroup" ]
 dir=$3 netns=$5 cgroup=$7
@@ -37,21 +36,21 @@ read -r go
 for mount in $(awk '$0 ~ / - cgroup2? /{print $5}' /proc/self/mountinfo); do
     echo $$ > "$mount/$cgroup/cgroup.procs"
 done
-echo "stand-in of $dir"
+echo "stub of $dir"
 if [ -e "$dir/../../with-pid-namespace" ]; then
     exec nsenter --net="$netns" unshare --mount --pid --fork --kill-child --mount-proc sh -c "mount -t tmpfs none '$dir' -o size=1m; sleep 1000 & sleep 1001"
 fi
 exec nsenter --net="$netns" sleep 1000
 "#;
 
-/// A provider for one test.
+/// A provider for a test.
 pub(crate) struct Bench {
     dir: tempfile::TempDir,
-    /// Nine letters and digits that are in all names of this test.
+    /// Nine letters and digits that occur in all names of this test.
     pub(crate) name: String,
     pub(crate) config: MilpaBackend,
     pub(crate) provider: Netns,
-    /// The first two numbers of the addresses.
+    /// Two numbers from which the addresses of the networks are made.
     subnet: (u8, u8),
 }
 
@@ -67,12 +66,12 @@ impl Bench {
         static BENCHES: AtomicU8 = AtomicU8::new(0);
         assert_eq!(run("id", &["-u"]).trim(), "0", "these tests need root");
         let number = BENCHES.fetch_add(1, Ordering::SeqCst);
-        // Not the process's id, which is one of its own namespace: names of two runs must not meet
-        // in the control groups.
+        // Not the PID, which two runs in different PID namespaces may share: their names must not
+        // collide in the cgroups, which all share.
         static RUN: LazyLock<u32> =
             LazyLock::new(|| RandomState::new().hash_one("the run") as u32 % 0xf_ffff);
         let run = *RUN;
-        // As long for each: no name is the begin of another one.
+        // Of a fixed length, so that no name is a prefix of another.
         let name = format!("t{run:05x}n{number:02}");
         let dir = tempfile::tempdir().unwrap();
         let subnet = (u8::try_from(run % 200).unwrap(), number);
@@ -80,7 +79,7 @@ impl Bench {
             MilpaBackend { state_dir: dir.path().join("state"), ..MilpaBackend::default() };
         fs::create_dir(&config.state_dir).unwrap();
         let program = dir.path().join("kiyot-cell");
-        fs::write(&program, STAND_IN).unwrap();
+        fs::write(&program, CELL_STUB).unwrap();
         fs::set_permissions(&program, fs::Permissions::from_mode(0o755)).unwrap();
         config.netns.cell_binary = Some(program);
         config.netns.cni_conf_dir = dir.path().join("net.d");
@@ -101,7 +100,7 @@ impl Bench {
         self.path().join("cni-data")
     }
 
-    /// The bridge of the CNI configuration.
+    /// Returns the bridge of the CNI configuration.
     pub(crate) fn cni_bridge(&self) -> String {
         format!("c{}", self.name)
     }
@@ -110,7 +109,7 @@ impl Bench {
         format!("10.{}.{}.0/24", 20 + self.subnet.0, self.subnet.1)
     }
 
-    /// A node with CNI configuration: bridge and portmap, and whatever plugins come after.
+    /// Writes a CNI configuration with bridge, portmap and these further plugins.
     pub(crate) fn configure_cni(&mut self, more: &str) {
         fs::create_dir_all(&self.config.netns.cni_conf_dir).unwrap();
         let (name, bridge, subnet, data) =
@@ -125,7 +124,7 @@ impl Bench {
         fs::write(self.config.netns.cni_conf_dir.join("10-test.conflist"), list).unwrap();
     }
 
-    /// A directory of plugins of the test's own, which is looked at first.
+    /// Adds a CNI plugin, in a directory that is searched first.
     pub(crate) fn add_plugin(&mut self, name: &str, script: &str) {
         let dir = self.path().join("plugins");
         fs::create_dir_all(&dir).unwrap();
@@ -138,7 +137,7 @@ impl Bench {
         self.provider = Netns::new(&self.config, Arc::new(None::<PathBuf>));
     }
 
-    /// The daemon starts anew: nothing but the files is known.
+    /// Simulates a restart of the daemon: a new provider knows only the files.
     pub(crate) fn restart(&mut self) {
         self.provider = Netns::new(&self.config, Arc::new(None::<PathBuf>));
     }
@@ -171,17 +170,17 @@ impl Bench {
         self.config.state_dir.join("cells").join(&instance.0)
     }
 
-    /// The process that is written down as the instance's.
+    /// Returns the PID of the launcher in the instance's record.
     pub(crate) fn launcher(&self, instance: &InstanceId) -> i32 {
-        let known: serde_json::Value = serde_json::from_slice(
+        let record: serde_json::Value = serde_json::from_slice(
             &fs::read(self.instance_dir(instance).join("instance.json")).unwrap(),
         )
         .unwrap();
-        i32::try_from(known["launcher"]["pid"].as_i64().unwrap()).unwrap()
+        i32::try_from(record["launcher"]["pid"].as_i64().unwrap()).unwrap()
     }
 
-    /// All that this bench has on the node now, in words. Other programs' things are left out.
-    pub(crate) fn held(&self) -> Vec<String> {
+    /// Describes all resources of this fixture on the node. Those of other programs are left out.
+    pub(crate) fn resources(&self) -> Vec<String> {
         let mut held = Vec::new();
         let cells = entries(&self.config.state_dir.join("cells"));
         held.extend(cells.iter().map(|cell| format!("directory {cell}")));
@@ -226,8 +225,8 @@ impl Bench {
         held
     }
 
-    /// What is on the node of one cell, by its id alone.
-    pub(crate) fn held_of(&self, instance: &InstanceId) -> Vec<String> {
+    /// Describes the resources of a cell on the node, found by its id alone.
+    pub(crate) fn resources_of(&self, instance: &InstanceId) -> Vec<String> {
         let mut held = Vec::new();
         let id = &instance.0;
         held.extend(entries(Path::new("/run/netns")).into_iter().filter(|name| name.contains(id)));
@@ -248,30 +247,30 @@ impl Bench {
         for process in
             entries(Path::new("/proc")).into_iter().filter(|name| name.parse::<u32>().is_ok())
         {
-            let says = |file: &str| {
+            let read = |file: &str| {
                 fs::read(format!("/proc/{process}/{file}"))
                     .map(|content| String::from_utf8_lossy(&content).into_owned())
                     .unwrap_or_default()
             };
-            // One that its parent has not looked after yet holds nothing.
-            let ended = says("stat")
+            // A zombie holds no resources.
+            let is_zombie = read("stat")
                 .rsplit(')')
                 .next()
                 .is_some_and(|rest| rest.trim_start().starts_with('Z'));
-            if ended {
+            if is_zombie {
                 continue;
             }
-            if says("cmdline").contains(id) || says("cgroup").contains(id) {
-                held.push(format!("process {process} {}", says("cmdline").replace('\0', " ")));
+            if read("cmdline").contains(id) || read("cgroup").contains(id) {
+                held.push(format!("process {process} {}", read("cmdline").replace('\0', " ")));
             }
         }
         held
     }
 
-    /// Nothing is left of an instance, nor of anything else of this bench.
+    /// Asserts that no resource of an instance is left, nor any other of this fixture.
     pub(crate) fn assert_clean(&self, instance: &InstanceId) {
-        assert_eq!(self.held_of(instance), Vec::<String>::new());
-        assert_eq!(self.held(), Vec::<String>::new());
+        assert_eq!(self.resources_of(instance), Vec::<String>::new());
+        assert_eq!(self.resources(), Vec::<String>::new());
     }
 }
 
@@ -284,27 +283,27 @@ impl Drop for Bench {
                 cells.filter_map(|cell| cell.file_name().into_string().ok()).collect();
             kiyot_testkit::sweep::all_of(&words, &self.config.state_dir);
         }
-        // CNI's bridge stays by its plugin's design.
+        // The CNI plugin never deletes its bridge.
         let _ = Command::new("ip").args(["link", "delete", &self.cni_bridge()]).output();
     }
 }
 
-/// What the cell was told.
+/// Reads the cell file of an instance.
 pub(crate) fn cell_file(dir: &Path) -> CellFile {
     CellFile::read(&dir.join("cell.json")).unwrap()
 }
 
-/// A listener in a cell's network answers the node.
+/// Asserts that the node can connect to a listener in a cell's network.
 pub(crate) fn assert_reachable(instance: &InstanceId, address: IpAddr) {
     let netns = fs::File::open(format!("/run/netns/kiyot-{}", instance.0)).unwrap();
     let listener = std::thread::spawn(move || {
-        // Of this thread alone.
+        // Changes the namespace of this thread only.
         nix::sched::setns(netns, nix::sched::CloneFlags::CLONE_NEWNET).unwrap();
         TcpListener::bind((address, 0)).unwrap()
     });
     let listener = listener.join().unwrap();
     let port = listener.local_addr().unwrap().port();
-    TcpStream::connect_timeout(&SocketAddr::from((address, port)), PATIENCE).unwrap();
+    TcpStream::connect_timeout(&SocketAddr::from((address, port)), LIMIT).unwrap();
     listener.accept().unwrap();
 }
 
@@ -315,7 +314,7 @@ pub(crate) fn cgroup_mounts() -> Vec<PathBuf> {
         .collect()
 }
 
-/// What a program prints; it must succeed.
+/// Runs a program, which must succeed, and returns its output.
 pub(crate) fn run(program: &str, arguments: &[&str]) -> String {
     let output = Command::new(program)
         .args(arguments)
@@ -339,7 +338,7 @@ fn entries(dir: &Path) -> Vec<String> {
     names
 }
 
-/// Waits until something holds.
-pub(crate) async fn eventually(what: &str, mut holds: impl AsyncFnMut() -> bool) {
-    kiyot_testkit::wait_until(what, PATIENCE, async || holds().await.then_some(())).await;
+/// Waits until a condition holds.
+pub(crate) async fn wait_for(what: &str, mut condition: impl AsyncFnMut() -> bool) {
+    kiyot_testkit::wait_until(what, LIMIT, async || condition().await.then_some(())).await;
 }

@@ -1,10 +1,10 @@
-//! Cells on top of the provider.
+//! Cells on top of the netns provider.
 
 use std::{path::PathBuf, sync::Arc};
 
 use kiyot::backends::milpa::{
     cells::{CellError, CellEvent, Cells, CellsConfig, LaunchOrder, Links},
-    gateway::{CellLink, Control, Ledger},
+    gateway::{Admission, CellLink, ControlChannel},
     id::{CellId, SandboxId},
     providers::{
         Attachment, InstanceId, Provider,
@@ -20,16 +20,16 @@ use kiyot_proto::{cell::HelloReply, store::SandboxMeta};
 use ring::digest::{SHA256, digest};
 use tokio::sync::broadcast;
 
-use super::bench::{Bench, PATIENCE, cell_file, eventually};
+use super::bench::{Bench, LIMIT, cell_file, wait_for};
 
-/// A gateway that nobody calls.
+/// Links without a gateway.
 #[derive(Debug)]
-struct Quiet;
+struct NoGateway;
 
-impl Links for Quiet {
+impl Links for NoGateway {
     fn link(&self, _cell: &CellId) -> CellLink {
         CellLink {
-            control: Control::new("control"),
+            control: ControlChannel::new("control"),
             bulk: Slot::new("bulk").channel(),
             lines: Arc::default(),
         }
@@ -52,14 +52,11 @@ impl Links for Quiet {
 async fn start(bench: &Bench, store: &Store) -> (Arc<Cells>, broadcast::Receiver<CellEvent>) {
     let provider: Arc<dyn Provider> =
         Arc::new(Netns::new(&bench.config, Arc::new(None::<PathBuf>)));
-    let config = CellsConfig {
-        boot_id: Some(boot_id()),
-        launch_timeout: PATIENCE,
-        ..CellsConfig::default()
-    };
+    let config =
+        CellsConfig { boot_id: Some(boot_id()), launch_timeout: LIMIT, ..CellsConfig::default() };
     let cells = Cells::start(config, store.clone(), provider).await.unwrap();
     let events = cells.events();
-    cells.serve(Arc::new(Quiet));
+    cells.serve(Arc::new(NoGateway));
     (cells, events)
 }
 
@@ -76,27 +73,28 @@ fn order(bench: &Bench) -> LaunchOrder {
     LaunchOrder { sandbox, attachment, deadline: None }
 }
 
-/// The instance of the one cell that there is, once its process runs.
-async fn running(bench: &Bench, cells: &Cells) -> InstanceId {
-    eventually("an instance", async || {
+/// Waits until the process of the only cell runs, and returns the cell's instance.
+async fn running_instance(bench: &Bench, cells: &Cells) -> InstanceId {
+    wait_for("an instance runs", async || {
         bench.provider.list_owned().await.unwrap().iter().any(|listed| listed.running)
     })
     .await;
     InstanceId(cells.all()[0].to_string())
 }
 
-/// The stand-in's agent: calls home with the token that is in its file.
-async fn call_home(bench: &Bench, cells: &Cells, id: &InstanceId) {
+/// Enrols and connects in place of the stub, with the token of its cell file.
+async fn enrol(bench: &Bench, cells: &Cells, id: &InstanceId) {
     let token = cell_file(&bench.instance_dir(id)).bootstrap.token;
     let cell =
         cells.claim(&id.0, &hex::encode(digest(&SHA256, token.as_bytes())), "key").await.unwrap();
     cells.linked(&cell, Some(HelloReply { cell: cell.to_string(), ..HelloReply::default() }));
 }
 
-async fn gone(events: &mut broadcast::Receiver<CellEvent>) -> String {
+/// Waits for the end of a cell, and returns its reason.
+async fn cell_gone(events: &mut broadcast::Receiver<CellEvent>) -> String {
     loop {
         if let CellEvent::Gone { reason, .. } =
-            tokio::time::timeout(PATIENCE, events.recv()).await.unwrap().unwrap()
+            tokio::time::timeout(LIMIT, events.recv()).await.unwrap().unwrap()
         {
             return reason;
         }
@@ -104,7 +102,7 @@ async fn gone(events: &mut broadcast::Receiver<CellEvent>) -> String {
 }
 
 #[tokio::test]
-async fn a_daemon_that_starts_cleans_up_a_launch_of_the_one_before() {
+async fn restart_during_a_launch_cleans_up_the_instance() {
     let bench = Bench::new();
     let store = Store::open(&bench.path().join("store")).await.unwrap();
     let (cells, _) = start(&bench, &store).await;
@@ -112,18 +110,18 @@ async fn a_daemon_that_starts_cleans_up_a_launch_of_the_one_before() {
         let (cells, order) = (Arc::clone(&cells), order(&bench));
         async move { cells.launch(order).await }
     });
-    let id = running(&bench, &cells).await;
+    let id = running_instance(&bench, &cells).await;
     cells.shutdown().await;
     assert!(matches!(launch.await.unwrap(), Err(CellError::Ended(..))));
-    assert!(!bench.held_of(&id).is_empty(), "the cell outlives the daemon");
+    assert!(!bench.resources_of(&id).is_empty(), "the instance outlives the daemon");
     let (cells, mut events) = start(&bench, &store).await;
-    assert!(gone(&mut events).await.contains("restarted"));
+    assert!(cell_gone(&mut events).await.contains("restarted"));
     bench.assert_clean(&id);
     cells.shutdown().await;
 }
 
 #[tokio::test]
-async fn a_pods_cell_outlives_the_daemon_and_its_end_is_noticed() {
+async fn bound_cell_outlives_the_daemon_and_its_later_end_is_detected() {
     let bench = Bench::new();
     let store = Store::open(&bench.path().join("store")).await.unwrap();
     let (cells, _) = start(&bench, &store).await;
@@ -133,8 +131,8 @@ async fn a_pods_cell_outlives_the_daemon_and_its_end_is_noticed() {
         let cells = Arc::clone(&cells);
         async move { cells.launch(order).await }
     });
-    let id = running(&bench, &cells).await;
-    call_home(&bench, &cells, &id).await;
+    let id = running_instance(&bench, &cells).await;
+    enrol(&bench, &cells, &id).await;
     let (cell, addresses) = launch.await.unwrap().unwrap();
     assert_eq!((cell.id.as_str(), addresses.len()), (id.0.as_str(), 1));
     let mut batch = Batch::default();
@@ -148,23 +146,26 @@ async fn a_pods_cell_outlives_the_daemon_and_its_end_is_noticed() {
     cells.shutdown().await;
 
     let (cells, mut events) = start(&bench, &store).await;
-    eventually("the cell", async || cells.get(&cell.id).is_some()).await;
+    wait_for("the cell is adopted", async || cells.get(&cell.id).is_some()).await;
     assert_eq!(bench.launcher(&id), launcher);
     nix::sys::signal::kill(nix::unistd::Pid::from_raw(launcher), nix::sys::signal::Signal::SIGKILL)
         .unwrap();
-    assert_eq!(gone(&mut events).await, "its instance ended");
+    assert_eq!(cell_gone(&mut events).await, "its instance ended");
     bench.assert_clean(&id);
     cells.shutdown().await;
 }
 
 /// Verifies N3.
 #[tokio::test]
-async fn an_instance_that_the_store_does_not_know_is_ended() {
+async fn instance_without_a_record_is_terminated() {
     let bench = Bench::new();
     let launched = bench.launch().await;
     let store = Store::open(&bench.path().join("store")).await.unwrap();
     let (cells, _) = start(&bench, &store).await;
-    eventually("its end", async || bench.provider.list_owned().await.unwrap().is_empty()).await;
+    wait_for("the instance has ended", async || {
+        bench.provider.list_owned().await.unwrap().is_empty()
+    })
+    .await;
     bench.assert_clean(&launched.instance.id);
     cells.shutdown().await;
 }

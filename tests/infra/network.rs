@@ -1,4 +1,4 @@
-//! Cells' networks, by CNI and without.
+//! Networks of cells, with CNI and without.
 
 use std::fs;
 
@@ -8,7 +8,7 @@ use super::bench::{Bench, assert_reachable};
 
 /// Verifies N1.
 #[tokio::test]
-async fn by_cni_a_cell_gets_an_address_of_the_nodes_network() {
+async fn cni_gives_a_cell_an_address_of_the_nodes_network() {
     let mut bench = Bench::new();
     bench.configure_cni("");
     let cell = bench.launch().await;
@@ -18,14 +18,14 @@ async fn by_cni_a_cell_gets_an_address_of_the_nodes_network() {
     assert!(subnet.contains(addresses[0]), "{addresses:?}");
     assert_reachable(&cell.instance.id, addresses[0]);
     assert!(
-        bench.held().iter().any(|line| line.starts_with("rule")),
+        bench.resources().iter().any(|line| line.starts_with("rule")),
         "masquerading is on: {:?}",
-        bench.held()
+        bench.resources()
     );
     assert_eq!(
         bench.provider.attach(&cell.instance.id, &cell.attachment).await.unwrap(),
         addresses,
-        "again it returns the same"
+        "a second attach returns the same addresses"
     );
     bench.restart();
     assert_eq!(
@@ -33,22 +33,24 @@ async fn by_cni_a_cell_gets_an_address_of_the_nodes_network() {
         addresses,
         "after a restart too"
     );
-    // The configuration that counts is the one that the network was made by.
+    // DEL uses the configuration by which the network was created.
     fs::remove_dir_all(&bench.config.netns.cni_conf_dir).unwrap();
     bench.provider.terminate(std::slice::from_ref(&cell.instance.id)).await.unwrap();
     bench.assert_clean(&cell.instance.id);
 }
 
 #[tokio::test]
-async fn a_plugin_is_told_of_the_pod_and_of_the_result_before_it() {
+async fn plugin_receives_pod_arguments_and_the_previous_result() {
     let mut bench = Bench::new();
-    bench.configure_cni(r#", {"type": "telltale", "word": "its own"}"#);
-    let said = bench.path().join("said");
+    bench.configure_cni(r#", {"type": "recorder", "word": "its own"}"#);
+    let input = bench.path().join("input");
     let script = format!(
-        "#!/bin/sh\n{{ env | grep ^CNI_; cat; echo; }} >> {0}.$CNI_COMMAND\necho '{{\"cniVersion\": \"1.0.0\", \"ips\": [{{\"address\": \"10.1.2.3/24\"}}]}}'\n",
-        said.display()
+        "#!/bin/sh\n\
+         {{ env | grep ^CNI_; cat; echo; }} >> {0}.$CNI_COMMAND\n\
+         echo '{{\"cniVersion\": \"1.0.0\", \"ips\": [{{\"address\": \"10.1.2.3/24\"}}]}}'\n",
+        input.display()
     );
-    bench.add_plugin("telltale", &script);
+    bench.add_plugin("recorder", &script);
     let cell = bench.launch().await;
     let addresses = bench.provider.attach(&cell.instance.id, &cell.attachment).await.unwrap();
     assert_eq!(
@@ -58,20 +60,21 @@ async fn a_plugin_is_told_of_the_pod_and_of_the_result_before_it() {
     );
     bench.provider.terminate(std::slice::from_ref(&cell.instance.id)).await.unwrap();
     for command in ["ADD", "DEL"] {
-        let said = fs::read_to_string(said.with_extension(command)).unwrap();
+        let input = fs::read_to_string(input.with_extension(command)).unwrap();
         for word in [
             format!("CNI_CONTAINERID={}", cell.attachment.sandbox),
             format!("CNI_NETNS=/run/netns/kiyot-{}", cell.instance.id.0),
             "CNI_IFNAME=eth0".into(),
             format!(
-                "CNI_ARGS=IgnoreUnknown=1;K8S_POD_NAMESPACE=a-namespace;K8S_POD_NAME=a-pod;K8S_POD_INFRA_CONTAINER_ID={};K8S_POD_UID={}",
+                "CNI_ARGS=IgnoreUnknown=1;K8S_POD_NAMESPACE=a-namespace;K8S_POD_NAME=a-pod;\
+                 K8S_POD_INFRA_CONTAINER_ID={};K8S_POD_UID={}",
                 cell.attachment.sandbox, cell.attachment.pod_uid
             ),
             r#""prevResult":"#.into(),
             format!(r#""name":"{}""#, bench.name),
             r#""word":"its own""#.into(),
         ] {
-            assert!(said.contains(&word), "{command} lacks {word}: {said}");
+            assert!(input.contains(&word), "{command} lacks {word}: {input}");
         }
     }
     bench.assert_clean(&cell.instance.id);
@@ -79,12 +82,18 @@ async fn a_plugin_is_told_of_the_pod_and_of_the_result_before_it() {
 
 /// Verifies N2.
 #[tokio::test]
-async fn a_del_that_fails_is_tried_again_until_it_works() {
+async fn failed_del_is_retried_until_it_succeeds() {
     let mut bench = Bench::new();
     bench.configure_cni(r#", {"type": "stubborn"}"#);
     let (broken, tried) = (bench.path().join("broken"), bench.path().join("tried"));
     let script = format!(
-        "#!/bin/sh\nif [ $CNI_COMMAND = DEL ]; then echo x >> {}; if [ -e {} ]; then echo '{{\"code\": 11, \"msg\": \"not now\"}}'; exit 1; fi; exit 0; fi\nsed 's/.*\"prevResult\":\\({{.*}}\\),\"type\".*/\\1/'\n",
+        "#!/bin/sh\n\
+         if [ $CNI_COMMAND = DEL ]; then\n\
+         echo x >> {}\n\
+         if [ -e {} ]; then echo '{{\"code\": 11, \"msg\": \"not now\"}}'; exit 1; fi\n\
+         exit 0\n\
+         fi\n\
+         sed 's/.*\"prevResult\":\\({{.*}}\\),\"type\".*/\\1/'\n",
         tried.display(),
         broken.display()
     );
@@ -94,23 +103,23 @@ async fn a_del_that_fails_is_tried_again_until_it_works() {
     fs::write(&broken, "").unwrap();
     let error =
         bench.provider.terminate(std::slice::from_ref(&cell.instance.id)).await.unwrap_err();
-    let why = format!("{error}: {}", error.source.as_ref().unwrap());
+    let message = format!("{error}: {}", error.source.as_ref().unwrap());
     assert!(
-        why.contains(&cell.instance.id.0)
-            && why.contains("stubborn")
-            && why.contains("not now (code 11)"),
-        "{why}"
+        message.contains(&cell.instance.id.0)
+            && message.contains("stubborn")
+            && message.contains("not now (code 11)"),
+        "{message}"
     );
     assert_eq!(
         fs::read_to_string(&tried).unwrap().lines().count(),
         3,
-        "it was tried a bounded number of times"
+        "the number of attempts is bounded"
     );
     let listed = bench.provider.list_owned().await.unwrap();
     assert_eq!(
         listed.iter().map(|listed| (&listed.id, listed.running)).collect::<Vec<_>>(),
         [(&cell.instance.id, false)],
-        "what is left is not forgotten"
+        "the instance stays listed"
     );
     fs::remove_file(&broken).unwrap();
     bench.restart();
@@ -120,10 +129,14 @@ async fn a_del_that_fails_is_tried_again_until_it_works() {
 
 /// Verifies N2.
 #[tokio::test]
-async fn an_add_that_fails_leaves_nothing() {
+async fn failed_add_leaves_nothing() {
     let mut bench = Bench::new();
     bench.configure_cni(r#", {"type": "unwilling"}"#);
-    bench.add_plugin("unwilling", "#!/bin/sh\n[ $CNI_COMMAND = DEL ] && exit 0\necho '{\"code\": 100, \"msg\": \"never\"}'\nexit 1\n");
+    let script = "#!/bin/sh\n\
+                  [ $CNI_COMMAND = DEL ] && exit 0\n\
+                  echo '{\"code\": 100, \"msg\": \"never\"}'\n\
+                  exit 1\n";
+    bench.add_plugin("unwilling", script);
     let cell = bench.launch().await;
     for _ in 0..2 {
         let error = bench.provider.attach(&cell.instance.id, &cell.attachment).await.unwrap_err();
@@ -135,29 +148,35 @@ async fn an_add_that_fails_leaves_nothing() {
 
 /// Verifies N1, Y46.
 #[tokio::test]
-async fn without_cni_cells_share_a_bridge_that_goes_with_the_last() {
+async fn without_cni_cells_share_a_bridge_that_ends_with_the_last_cell() {
     let bench = Bench::new();
-    let (one, other) = (bench.launch().await, bench.launch().await);
-    let first = bench.provider.attach(&one.instance.id, &one.attachment).await.unwrap();
-    let second = bench.provider.attach(&other.instance.id, &other.attachment).await.unwrap();
+    let (first_cell, second_cell) = (bench.launch().await, bench.launch().await);
+    let first =
+        bench.provider.attach(&first_cell.instance.id, &first_cell.attachment).await.unwrap();
+    let second =
+        bench.provider.attach(&second_cell.instance.id, &second_cell.attachment).await.unwrap();
     assert_ne!(first, second);
-    for (cell, addresses) in [(&one, &first), (&other, &second)] {
+    for (cell, addresses) in [(&first_cell, &first), (&second_cell, &second)] {
         assert!(bench.config.netns.subnet.contains(addresses[0]), "{addresses:?}");
         assert_reachable(&cell.instance.id, addresses[0]);
     }
-    assert!(bench.held().iter().any(|line| line.contains("MASQUERADE")), "{:?}", bench.held());
-    assert_eq!(
-        bench.provider.attach(&one.instance.id, &one.attachment).await.unwrap(),
-        first,
-        "again it returns the same"
+    assert!(
+        bench.resources().iter().any(|line| line.contains("MASQUERADE")),
+        "{:?}",
+        bench.resources()
     );
-    bench.provider.terminate(std::slice::from_ref(&one.instance.id)).await.unwrap();
-    assert_eq!(bench.held_of(&one.instance.id), Vec::<String>::new());
-    assert_reachable(&other.instance.id, second[0]);
-    // What is left if the daemon is killed, or there is no space, while it takes an address.
+    assert_eq!(
+        bench.provider.attach(&first_cell.instance.id, &first_cell.attachment).await.unwrap(),
+        first,
+        "a second attach returns the same addresses"
+    );
+    bench.provider.terminate(std::slice::from_ref(&first_cell.instance.id)).await.unwrap();
+    assert_eq!(bench.resources_of(&first_cell.instance.id), Vec::<String>::new());
+    assert_reachable(&second_cell.instance.id, second[0]);
+    // The temporary file that a killed daemon or a full disk leaves while an address is allocated.
     let addresses = bench.config.state_dir.join("addresses");
-    fs::write(addresses.join(format!(".{}", other.instance.id.0)), "").unwrap();
-    bench.provider.terminate(std::slice::from_ref(&other.instance.id)).await.unwrap();
-    bench.assert_clean(&other.instance.id);
+    fs::write(addresses.join(format!(".{}", second_cell.instance.id.0)), "").unwrap();
+    bench.provider.terminate(std::slice::from_ref(&second_cell.instance.id)).await.unwrap();
+    bench.assert_clean(&second_cell.instance.id);
     assert!(!addresses.exists());
 }

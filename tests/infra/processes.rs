@@ -1,4 +1,4 @@
-//! Instances' processes, and all that they hold.
+//! Processes of instances, and the resources that they hold.
 
 use std::{
     fs,
@@ -14,18 +14,18 @@ use nix::{
     unistd::Pid,
 };
 
-use super::bench::{Bench, cell_file, cgroup_mounts, eventually, run};
+use super::bench::{Bench, cell_file, cgroup_mounts, run, wait_for};
 
 #[tokio::test]
-async fn a_launch_with_the_same_token_is_the_same_launch() {
+async fn launch_with_the_same_token_is_idempotent() {
     let mut bench = Bench::new();
     let cell = bench.launch().await;
     let id = cell.instance.id.clone();
     let dir = bench.instance_dir(&id);
     assert_eq!(fs::metadata(&dir).unwrap().permissions().mode() & 0o777, 0o700);
     assert_eq!(cell_file(&dir).bootstrap, cell.spec.bootstrap);
-    eventually("its console", async || {
-        bench.provider.console(&id).await.unwrap().contains("stand-in of")
+    wait_for("the console has output", async || {
+        bench.provider.console(&id).await.unwrap().contains("stub of")
     })
     .await;
     let launcher = bench.launcher(&id);
@@ -39,30 +39,28 @@ async fn a_launch_with_the_same_token_is_the_same_launch() {
         bench.restart();
     }
     assert_eq!(bench.provider.launch(&cell.spec, "another token").await.unwrap(), cell.instance);
-    assert_ne!(bench.launcher(&id), launcher, "another token makes another launch");
+    assert_ne!(bench.launcher(&id), launcher, "another token launches another process");
     bench.provider.terminate(std::slice::from_ref(&id)).await.unwrap();
     bench.assert_clean(&id);
     bench.provider.terminate(&[id, InstanceId("unknown".into())]).await.unwrap();
 }
 
 #[tokio::test]
-async fn a_killed_launcher_is_noticed() {
+async fn killed_launcher_ends_the_instance() {
     let bench = Bench::new();
     let cell = bench.launch().await;
     let launcher = bench.launcher(&cell.instance.id);
     kill(Pid::from_raw(launcher), Signal::SIGKILL).unwrap();
-    eventually("the end of the instance", async || {
+    wait_for("the instance has ended", async || {
         bench.provider.list_owned().await.unwrap().iter().all(|listed| !listed.running)
     })
     .await;
-    eventually("nothing of the process", async || {
-        !Path::new(&format!("/proc/{launcher}")).exists()
-    })
-    .await;
+    wait_for("the process is reaped", async || !Path::new(&format!("/proc/{launcher}")).exists())
+        .await;
     assert_eq!(
         bench.provider.list_owned().await.unwrap().len(),
         1,
-        "it is listed until it is terminated"
+        "an ended instance is listed until it is terminated"
     );
     bench.provider.terminate(std::slice::from_ref(&cell.instance.id)).await.unwrap();
     bench.assert_clean(&cell.instance.id);
@@ -70,10 +68,10 @@ async fn a_killed_launcher_is_noticed() {
 
 /// Verifies P6.
 #[tokio::test]
-async fn a_launch_that_was_cut_short_is_cleaned_up() {
+async fn interrupted_launch_is_cleaned_up() {
     let mut bench = Bench::new();
     let cell = bench.launch().await;
-    // As if the daemon had been killed before it wrote down the process.
+    // The state of a daemon that was killed before it recorded the process.
     fs::remove_file(bench.instance_dir(&cell.instance.id).join("instance.json")).unwrap();
     bench.restart();
     assert!(!bench.provider.list_owned().await.unwrap()[0].running);
@@ -82,7 +80,7 @@ async fn a_launch_that_was_cut_short_is_cleaned_up() {
 }
 
 #[tokio::test]
-async fn a_whole_pid_namespace_ends_with_its_mounts_and_its_containers_cgroups() {
+async fn pid_namespace_ends_with_its_mounts_and_its_containers_cgroups() {
     let bench = Bench::new();
     fs::write(bench.config.state_dir.join("with-pid-namespace"), "").unwrap();
     let cell = bench.launch().await;
@@ -101,9 +99,9 @@ async fn a_whole_pid_namespace_ends_with_its_mounts_and_its_containers_cgroups()
         };
         found.filter(|pid| own(pid) && sleeps(pid)).collect::<Vec<_>>()
     };
-    eventually("the namespace's processes", async || inside().await.len() == 1).await;
-    // One of them is moved to where the kubelet has a pod's containers, and frozen there if it can
-    // be.
+    wait_for("the namespace's processes run", async || inside().await.len() == 1).await;
+    // A process is moved to a container's cgroup in the kubelet's hierarchy, and frozen there if
+    // the freezer is available.
     let container = "0123456789abcdef".repeat(4);
     let mut pods: Vec<PathBuf> = Vec::new();
     for mount in cgroup_mounts().iter().filter(|mount| {
@@ -144,7 +142,7 @@ fn inside_pid(pids: &[i32]) -> String {
 }
 
 #[tokio::test]
-async fn mounts_that_a_cell_left_on_the_node_go() {
+async fn mounts_that_a_cell_left_on_the_node_are_removed() {
     let bench = Bench::new();
     let cell = bench.launch().await;
     let (lower, upper) = (
@@ -167,7 +165,7 @@ async fn mounts_that_a_cell_left_on_the_node_go() {
 }
 
 #[tokio::test]
-async fn a_program_that_is_missing_is_named() {
+async fn missing_executable_is_named_in_the_error() {
     let mut bench = Bench::new();
     bench.provider.check().await.unwrap();
     bench.config.netns.cell_binary = Some("/no/such/kiyot-cell".into());
@@ -180,8 +178,8 @@ async fn a_program_that_is_missing_is_named() {
     );
 }
 
-/// A program that says in its environment that it is of a cell, which is [`LONGEST`] bytes long and
-/// nowhere: what it points at is never read by the program itself.
+/// A program that forges an environment of [`FORGED_BYTES`]: an anonymous mapping without memory,
+/// which the kernel would allocate for a reader of `/proc/<pid>/environ`.
 const FORGER: &str = r#"
 #include <stdio.h>
 #include <string.h>
@@ -198,13 +196,13 @@ int main(void) {
     int field = 2;
     for (char *word = strtok(strrchr(line, ')') + 1, " "); word && field < 52; word = strtok(NULL, " "))
         sscanf(word, "%lu", &at[++field]);
-    char *forged = mmap(NULL, LONGEST, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    char *forged = mmap(NULL, FORGED_BYTES, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (forged == MAP_FAILED) return 2;
     struct prctl_mm_map map = {
         .start_code = at[26], .end_code = at[27], .start_data = at[45], .end_data = at[46],
         .start_brk = at[47], .brk = (unsigned long)sbrk(0), .start_stack = at[28],
         .arg_start = at[48], .arg_end = at[49],
-        .env_start = (unsigned long)forged, .env_end = (unsigned long)forged + LONGEST,
+        .env_start = (unsigned long)forged, .env_end = (unsigned long)forged + FORGED_BYTES,
         .exe_fd = -1,
     };
     if (prctl(PR_SET_MM, PR_SET_MM_MAP, &map, sizeof map, 0)) { perror("PR_SET_MM_MAP"); return 3; }
@@ -214,13 +212,13 @@ int main(void) {
     return 0;
 }
 "#;
-/// How long the forged environment is, in bytes.
-const LONGEST: u64 = 2 << 30;
+/// The length of the forged environment.
+const FORGED_BYTES: u64 = 2 << 30;
 
-/// A process of another one than the cells, which is killed when it is dropped.
-struct Stranger(Child);
+/// A process that belongs to no cell. Killed when it is dropped.
+struct Unrelated(Child);
 
-impl Stranger {
+impl Unrelated {
     /// Starts a program and waits for its first line.
     fn start(command: &mut Command) -> Self {
         let mut child = command.stdout(Stdio::piped()).spawn().unwrap();
@@ -230,12 +228,12 @@ impl Stranger {
         Self(child)
     }
 
-    fn runs(&mut self) -> bool {
+    fn is_running(&mut self) -> bool {
         self.0.try_wait().unwrap().is_none()
     }
 }
 
-impl Drop for Stranger {
+impl Drop for Unrelated {
     fn drop(&mut self) {
         let _ = self.0.kill();
         let _ = self.0.wait();
@@ -248,14 +246,14 @@ async fn process_that_claims_a_cell_in_its_environment_is_left_alone() {
     let bench = Bench::new();
     let cell = bench.launch().await;
     let id = &cell.instance.id;
-    let mut stranger = Stranger::start(
+    let mut unrelated = Unrelated::start(
         Command::new("sh")
             .args(["-c", "echo ready; exec sleep 1000"])
             .env("KIYOT_INSTANCE", bench.instance_dir(id)),
     );
     bench.provider.terminate(std::slice::from_ref(id)).await.unwrap();
     bench.assert_clean(id);
-    assert!(stranger.runs());
+    assert!(unrelated.is_running());
 }
 
 /// Verifies N16.
@@ -264,59 +262,60 @@ async fn forged_environment_is_not_read() {
     let bench = Bench::new();
     let (source, program) = (bench.path().join("forger.c"), bench.path().join("forger"));
     fs::write(&source, FORGER).unwrap();
-    let longest = format!("-DLONGEST={LONGEST}UL");
-    run("cc", &[&longest, "-o", program.to_str().unwrap(), source.to_str().unwrap()]);
+    let define = format!("-DFORGED_BYTES={FORGED_BYTES}UL");
+    run("cc", &[&define, "-o", program.to_str().unwrap(), source.to_str().unwrap()]);
     let cell = bench.launch().await;
-    let mut stranger = Stranger::start(&mut Command::new(program));
+    let mut unrelated = Unrelated::start(&mut Command::new(program));
     bench.provider.terminate(std::slice::from_ref(&cell.instance.id)).await.unwrap();
-    assert!(stranger.runs());
+    assert!(unrelated.is_running());
     let status = fs::read_to_string("/proc/self/status").unwrap();
     let peak = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).unwrap();
     let peak: u64 = peak.trim().trim_end_matches(" kB").parse().unwrap();
-    assert!(peak * 1024 < LONGEST, "the most memory that this process had: {peak} KiB");
+    assert!(peak * 1024 < FORGED_BYTES, "peak memory of this process: {peak} KiB");
     bench.assert_clean(&cell.instance.id);
 }
 
 /// Verifies N15.
 #[tokio::test]
-async fn process_in_the_cells_group_ends_with_it() {
+async fn process_in_the_cells_cgroup_ends_with_it() {
     let bench = Bench::new();
     let cell = bench.launch().await;
     let id = &cell.instance.id;
-    // As what a killed daemon leaves: no parent, no namespace and no word of it says whose it is.
-    let mut left =
-        Stranger::start(Command::new("sh").args(["-c", "echo ready; exec sleep 1000"]).env_clear());
+    // A process that a killed daemon left: only the cgroup shows that it belongs to the cell.
+    let mut left = Unrelated::start(
+        Command::new("sh").args(["-c", "echo ready; exec sleep 1000"]).env_clear(),
+    );
     let groups = cgroup_mounts();
     let group = groups.last().unwrap().join("kiyot").join(&id.0);
     fs::write(group.join("cgroup.procs"), left.0.id().to_string()).unwrap();
     bench.provider.terminate(std::slice::from_ref(id)).await.unwrap();
-    assert!(!left.runs());
+    assert!(!left.is_running());
     bench.assert_clean(id);
 }
 
 /// Verifies N15.
 #[tokio::test]
-async fn plugin_gets_its_input_in_the_cells_group() {
+async fn plugin_runs_in_the_cells_cgroup() {
     let mut bench = Bench::new();
-    bench.configure_cni(r#", {"type": "tells-its-group"}"#);
-    let told = bench.path().join("told");
+    bench.configure_cni(r#", {"type": "records-its-cgroup"}"#);
+    let cgroups = bench.path().join("cgroups");
     let script = format!(
         r#"#!/bin/sh
 read -r line
 cat /proc/self/cgroup >> {}
-[ $CNI_COMMAND = DEL ] || echo "$line" | sed 's/.*"prevResult"://; s/,"type":"tells-its-group".*//; s/}}$//'
+[ $CNI_COMMAND = DEL ] || echo "$line" | sed 's/.*"prevResult"://; s/,"type":"records-its-cgroup".*//; s/}}$//'
 "#,
-        told.display()
+        cgroups.display()
     );
-    bench.add_plugin("tells-its-group", &script);
+    bench.add_plugin("records-its-cgroup", &script);
     let cell = bench.launch().await;
     let id = &cell.instance.id;
     let group = format!("/kiyot/{}", id.0);
-    // What it answers is of no interest, and is thrown away with the cell.
+    // The plugin's result does not matter.
     let _ = bench.provider.attach(id, &cell.attachment).await;
     bench.provider.terminate(std::slice::from_ref(id)).await.unwrap();
-    let told = fs::read_to_string(told).unwrap();
-    let in_group = told.lines().filter(|line| line.ends_with(&group)).count();
-    assert!(in_group >= 2, "both for ADD and DEL it was in {group}:\n{told}");
+    let cgroups = fs::read_to_string(cgroups).unwrap();
+    let in_group = cgroups.lines().filter(|line| line.ends_with(&group)).count();
+    assert!(in_group >= 2, "ADD and DEL must both run in {group}:\n{cgroups}");
     bench.assert_clean(id);
 }

@@ -1,4 +1,4 @@
-//! The store on a disk that is full.
+//! The store on a full disk.
 
 use std::{
     fs,
@@ -11,13 +11,13 @@ use kiyot_proto::store::Cell;
 
 use super::bench::run;
 
-/// Bytes of a disk, for the store and as much again.
+/// The bytes of a disk: room for the store, and as much again.
 const DISK_BYTES: u64 = 64 << 20;
-/// Records that are kept on a full disk: more than a node has pods, and each longer than most.
+/// The records that are committed on a full disk: more than a node has pods, and longer than most.
 const RECORDS: usize = 500;
 const RECORD_BYTES: usize = 4 << 10;
 
-/// A mounted file system, unmounted when it is dropped.
+/// A file system that is unmounted when it is dropped.
 struct Disk(PathBuf);
 
 impl Disk {
@@ -27,7 +27,7 @@ impl Disk {
         Self(path.to_owned())
     }
 
-    /// Takes all that is left of it.
+    /// Writes until no space is left.
     fn fill(&self) {
         let mut file = fs::File::create(self.0.join("filler")).unwrap();
         for size in [1 << 20, 4096, 1] {
@@ -42,22 +42,23 @@ impl Drop for Disk {
     }
 }
 
-async fn keeps_records(state: &Path, disk: &Disk) {
+/// Asserts that the store commits records on a full disk.
+async fn assert_commits_when_full(state: &Path, disk: &Disk) {
     let store = Store::open(state).await.unwrap();
-    let keep = async |store: &Store, number: usize| {
+    let commit = async |store: &Store, number: usize| {
         let mut batch = Batch::default();
         let record = Cell { reason: "r".repeat(RECORD_BYTES), ..Default::default() };
         batch.put(Table::Cells, &format!("cell-{number}"), &record);
         store.commit(batch).await
     };
-    keep(&store, 0).await.unwrap();
+    commit(&store, 0).await.unwrap();
     disk.fill();
     for number in 1..RECORDS {
-        keep(&store, number).await.unwrap_or_else(|error| panic!("record {number}: {error:?}"));
+        commit(&store, number).await.unwrap_or_else(|error| panic!("record {number}: {error:?}"));
     }
-    // And each of them changes once more.
+    // Each record is then replaced once.
     for number in 0..RECORDS {
-        keep(&store, number).await.unwrap_or_else(|error| panic!("change {number}: {error:?}"));
+        commit(&store, number).await.unwrap_or_else(|error| panic!("change {number}: {error:?}"));
     }
     store.close().await;
     let store = Store::open(state).await.unwrap();
@@ -67,23 +68,23 @@ async fn keeps_records(state: &Path, disk: &Disk) {
 
 /// Verifies X43.
 #[tokio::test]
-async fn store_on_a_full_tmpfs_keeps_records() {
+async fn store_on_a_full_tmpfs_commits_records() {
     let temp = tempfile::tempdir().unwrap();
     let path = temp.path().join("disk");
     let size = format!("size={DISK_BYTES}");
     let disk = Disk::mount(&path, &["-t", "tmpfs", "-o", &size, "tmpfs"]);
-    keeps_records(&path, &disk).await;
+    assert_commits_when_full(&path, &disk).await;
 }
 
 /// Verifies X43.
 #[tokio::test]
-async fn store_on_a_full_ext4_keeps_records() {
+async fn store_on_a_full_ext4_commits_records() {
     let temp = tempfile::tempdir().unwrap();
     let (image, path) = (temp.path().join("image"), temp.path().join("disk"));
     fs::File::create(&image).unwrap().set_len(DISK_BYTES).unwrap();
     let image = image.display().to_string();
-    // Nothing is kept for root, which the daemon is.
+    // No blocks are reserved for root, as which the daemon runs.
     run("mkfs.ext4", &["-q", "-m", "0", &image]);
     let disk = Disk::mount(&path, &["-o", "loop", &image]);
-    keeps_records(&path, &disk).await;
+    assert_commits_when_full(&path, &disk).await;
 }

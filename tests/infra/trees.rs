@@ -1,4 +1,4 @@
-//! The end of instances whose pods have made trees that are hard to remove.
+//! The end of instances whose pods have made directory trees that are hard to remove.
 
 use std::{
     ffi::{CStr, CString},
@@ -13,16 +13,16 @@ use rustix::{
     mount::{MountFlags, UnmountFlags, mount, unmount},
 };
 
-use super::bench::{Bench, eventually};
+use super::bench::{Bench, wait_for};
 
-/// Levels that a walk by recursion has no stack for, with any stack that a thread may get.
+/// More levels than a recursive walk has stack for, whatever the stack of its thread.
 const LEVELS: usize = 100_000;
 
-/// A file system in memory for the instances: some disks remove a few hundred directories a second.
-struct InMemory(CString);
+/// A tmpfs for the instances: some disks remove only a few hundred directories a second.
+struct Tmpfs(CString);
 
-impl InMemory {
-    fn on(dir: &Path) -> Self {
+impl Tmpfs {
+    fn mount(dir: &Path) -> Self {
         fs::create_dir_all(dir).unwrap();
         let path = CString::new(dir.as_os_str().as_bytes()).unwrap();
         mount("tmpfs", &path, "tmpfs", MountFlags::empty(), c"size=256m").unwrap();
@@ -30,12 +30,13 @@ impl InMemory {
     }
 }
 
-impl Drop for InMemory {
+impl Drop for Tmpfs {
     fn drop(&mut self) {
         let _ = unmount(&self.0, UnmountFlags::DETACH);
     }
 }
 
+/// Creates nested directories.
 fn nest(dir: &Path, levels: usize, name: &CStr) {
     let opened = |dir: &OwnedFd, name: &CStr| {
         openat(dir, name, OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty()).unwrap()
@@ -49,9 +50,9 @@ fn nest(dir: &Path, levels: usize, name: &CStr) {
 
 /// Verifies X42.
 #[tokio::test]
-async fn nested_directories_of_a_pod_neither_abort_nor_delay_its_end() {
+async fn deeply_nested_directories_neither_prevent_nor_delay_the_end() {
     let mut bench = Bench::new();
-    let disk = InMemory::on(&bench.config.state_dir);
+    let disk = Tmpfs::mount(&bench.config.state_dir);
     let cell = bench.launch().await;
     let id = cell.instance.id.clone();
     let pod = bench.instance_dir(&id).join("pod/volumes");
@@ -59,15 +60,15 @@ async fn nested_directories_of_a_pod_neither_abort_nor_delay_its_end() {
     nest(&pod, LEVELS, c"d");
     let other = bench.launch().await.instance.id;
     bench.provider.terminate(std::slice::from_ref(&id)).await.unwrap();
-    assert!(!bench.instance_dir(&id).exists(), "what is left is not an instance's any more");
-    assert_eq!(bench.held_of(&id), Vec::<String>::new());
-    // Whatever of it was left is found by the next daemon.
+    assert!(!bench.instance_dir(&id).exists(), "left files belong to no instance");
+    assert_eq!(bench.resources_of(&id), Vec::<String>::new());
+    // The next daemon removes the files that are left.
     bench.restart();
     let listed = bench.provider.list_owned().await.unwrap();
     assert_eq!(listed.iter().map(|listed| &listed.id).collect::<Vec<_>>(), [&other]);
     bench.provider.terminate(&[other]).await.unwrap();
     let removed = bench.config.state_dir.join("removed");
-    eventually("nothing is left on the disk", async || {
+    wait_for("all files are removed", async || {
         fs::read_dir(&removed).is_ok_and(|mut left| left.next().is_none())
     })
     .await;
@@ -77,11 +78,11 @@ async fn nested_directories_of_a_pod_neither_abort_nor_delay_its_end() {
 
 /// Verifies X42.
 #[tokio::test]
-async fn nested_control_groups_of_a_pod_are_removed() {
+async fn nested_cgroups_of_a_pod_are_removed() {
     let bench = Bench::new();
     let cell = bench.launch().await;
     let id = cell.instance.id.clone();
-    // A path of all of them is longer than the kernel takes.
+    // Their path is longer than PATH_MAX.
     let deep = c"a-control-group-with-a-name-that-is-as-long-as-any-name-of-a-pod's-is";
     for mount in super::bench::cgroup_mounts() {
         let own = mount.join("kiyot").join(&id.0);
@@ -94,24 +95,24 @@ async fn nested_control_groups_of_a_pod_are_removed() {
 
 /// Verifies X42.
 #[tokio::test]
-async fn what_can_not_be_removed_does_not_keep_an_instance_from_its_end() {
+async fn files_that_can_not_be_removed_do_not_prevent_the_end() {
     let mut bench = Bench::new();
     let cell = bench.launch().await;
     let id = cell.instance.id.clone();
     let pod = bench.instance_dir(&id).join("pod");
     fs::create_dir_all(&pod).unwrap();
     fs::write(pod.join("file"), "").unwrap();
-    // Whoever may set this flag can keep a file from being removed.
+    // A process with CAP_LINUX_IMMUTABLE can protect files from removal.
     let change = |flag| super::bench::run("chattr", &[flag, &pod.display().to_string()]);
     change("+i");
     bench.provider.terminate(std::slice::from_ref(&id)).await.unwrap();
-    assert_eq!(bench.held_of(&id), Vec::<String>::new());
+    assert_eq!(bench.resources_of(&id), Vec::<String>::new());
     let removed = bench.config.state_dir.join("removed");
     let left = fs::read_dir(&removed).unwrap().next().unwrap().unwrap().path();
     super::bench::run("chattr", &["-i", &left.join("pod").display().to_string()]);
     bench.restart();
     bench.provider.list_owned().await.unwrap();
-    eventually("nothing is left on the disk", async || {
+    wait_for("all files are removed", async || {
         fs::read_dir(&removed).is_ok_and(|mut left| left.next().is_none())
     })
     .await;

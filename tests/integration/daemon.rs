@@ -108,7 +108,7 @@ async fn a_read_only_state_dir_is_said_at_the_start() {
     let refused = serve(&config);
     assert_eq!(refused.status.code(), Some(1));
     let said = String::from_utf8_lossy(&refused.stderr).into_owned();
-    assert!(said.contains("its file system is read-only; state_dir must be writable"), "{said}");
+    assert!(said.contains("read-only file system; state_dir must be writable"), "{said}");
     drop(kiyot);
 }
 

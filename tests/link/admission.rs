@@ -1,4 +1,4 @@
-//! Who may connect as a cell.
+//! Admission: which connections are accepted as a cell's.
 
 use std::time::{Duration, SystemTime};
 
@@ -8,7 +8,9 @@ use kiyot_proto::cell::{ConnectionKind, HelloReply};
 
 use tokio::io::AsyncReadExt;
 
-use crate::kit::{ByHand, Fake, Fixture, TOKEN, dial, is_refused, limits, until, within};
+use crate::kit::{
+    FakeAgent, Fixture, ManualAgent, TOKEN, assert_refused, dial, limits, wait_for, within,
+};
 
 fn hello(cell: &CellId, kind: ConnectionKind, incarnation: &str, generation: u64) -> HelloReply {
     HelloReply {
@@ -22,61 +24,62 @@ fn hello(cell: &CellId, kind: ConnectionKind, incarnation: &str, generation: u64
 
 /// Verifies L2.
 #[tokio::test]
-async fn a_certificate_without_its_key_or_its_cell_is_worth_nothing() {
+async fn certificate_of_an_ended_or_unenrolled_cell_is_refused() {
     let fixture = Fixture::start().await;
-    let key = ByHand::new();
+    let key = ManualAgent::new();
     let identity = key.enrol(&fixture.bootstrap()).await.unwrap();
     let tls = || tls::cell_client(&fixture.bootstrap().ca_sha256, identity.clone()).unwrap();
     let control = hello(&fixture.cell, ConnectionKind::Control, "run", 1);
-    let fake = Fake::connect(&fixture.bootstrap(), &identity, control).await;
-    fixture.linked().await;
-    drop(fake);
-    fixture.unlinked().await;
+    let agent = FakeAgent::connect(&fixture.bootstrap(), &identity, control).await;
+    fixture.wait_linked().await;
+    drop(agent);
+    fixture.wait_unlinked().await;
 
     // The cell has ended.
-    fixture.ledger.remove(&fixture.cell);
-    is_refused(&fixture.bootstrap(), tls()).await;
-    // A cell of that name is to be, but it has not enrolled.
-    fixture.ledger.expect(&fixture.cell, TOKEN);
-    is_refused(&fixture.bootstrap(), tls()).await;
-    // It has, with another key.
-    ByHand::new().enrol(&fixture.bootstrap()).await.unwrap();
-    is_refused(&fixture.bootstrap(), tls()).await;
-    assert_eq!(fixture.ledger.news(), [Some(1), None]);
+    fixture.admission.remove(&fixture.cell);
+    assert_refused(&fixture.bootstrap(), tls()).await;
+    // A cell of that name is expected, but has not enrolled.
+    fixture.admission.expect(&fixture.cell, TOKEN);
+    assert_refused(&fixture.bootstrap(), tls()).await;
+    // It has enrolled with another key.
+    ManualAgent::new().enrol(&fixture.bootstrap()).await.unwrap();
+    assert_refused(&fixture.bootstrap(), tls()).await;
+    assert_eq!(fixture.admission.linked_events(), [Some(1), None]);
 }
 
-/// Whoever has read a cell's certificate, which is no secret, is not that cell.
+/// A certificate is not secret: without its key it proves nothing.
+///
 /// Verifies L2.
 #[tokio::test]
-async fn a_stolen_certificate_lets_nobody_in_and_touches_no_link() {
+async fn stolen_certificate_is_refused_and_leaves_the_link_alone() {
     let fixture = Fixture::start().await;
     let bootstrap = fixture.bootstrap();
-    let (owner, thief) = (ByHand::new(), ByHand::new());
+    let (owner, thief) = (ManualAgent::new(), ManualAgent::new());
     let certificate = owner.certificate(&bootstrap).await;
-    is_refused(&bootstrap, thief.showing(&bootstrap, certificate.clone())).await;
-    let link = Fake::connect(
+    assert_refused(&bootstrap, thief.tls_with(&bootstrap, certificate.clone())).await;
+    let link = FakeAgent::connect(
         &bootstrap,
         &owner.identity(certificate.clone()),
         hello(&fixture.cell, ConnectionKind::Control, "run", 1),
     )
     .await;
-    fixture.linked().await;
-    is_refused(&bootstrap, thief.showing(&bootstrap, certificate.clone())).await;
+    fixture.wait_linked().await;
+    assert_refused(&bootstrap, thief.tls_with(&bootstrap, certificate.clone())).await;
     assert!(!link.has_ended());
-    assert_eq!(fixture.ledger.news(), [Some(1)]);
-    // Shown so by its owner it is taken: what was refused is the other key.
-    let mut stream = dial(&bootstrap, owner.showing(&bootstrap, certificate)).await.unwrap();
-    let mut greeted = [0];
-    within("the gateway's first word", stream.read_exact(&mut greeted)).await.unwrap();
+    assert_eq!(fixture.admission.linked_events(), [Some(1)]);
+    // The same configuration with the owner's key is accepted: the key made the difference.
+    let mut stream = dial(&bootstrap, owner.tls_with(&bootstrap, certificate)).await.unwrap();
+    let mut first_byte = [0];
+    within("the gateway's first message", stream.read_exact(&mut first_byte)).await.unwrap();
 }
 
 #[tokio::test]
-async fn a_cell_that_nobody_calls_is_not_let_in() {
+async fn cell_without_a_link_is_refused() {
     let fixture = Fixture::start().await;
-    let key = ByHand::new();
+    let key = ManualAgent::new();
     let identity = key.enrol(&fixture.bootstrap()).await.unwrap();
     fixture.gateway.forget(&fixture.cell);
-    is_refused(
+    assert_refused(
         &fixture.bootstrap(),
         tls::cell_client(&fixture.bootstrap().ca_sha256, identity).unwrap(),
     )
@@ -85,43 +88,45 @@ async fn a_cell_that_nobody_calls_is_not_let_in() {
 
 /// Verifies L2.
 #[tokio::test]
-async fn certificates_of_another_authority_or_time_are_refused() {
+async fn foreign_or_expired_certificate_is_refused() {
     let dir = tempfile::tempdir().unwrap();
     let listen = kiyot_link::bootstrap::GatewayAddress::Unix(dir.path().join("gateway.sock"));
     let ca = Ca::new().unwrap();
-    let key = ByHand::new();
+    let key = ManualAgent::new();
     let cell = CellId::mint().unwrap();
-    let expired = key.certified_by(&ca, &cell, Duration::ZERO);
-    let fixture = Fixture::at(dir, listen, limits(), ca).await;
+    let expired = key.certificate_by(&ca, &cell, Duration::ZERO);
+    let fixture = Fixture::with_ca(dir, listen, limits(), ca).await;
     let bootstrap = fixture.bootstrap();
     let cell_tls =
         |certificate| tls::cell_client(&bootstrap.ca_sha256, key.identity(certificate)).unwrap();
 
-    // The ledger would admit both.
+    // Both cells would be admitted by name and key.
     key.enrol(&bootstrap).await.unwrap();
-    let foreign = key.certified_by(&Ca::new().unwrap(), &fixture.cell, Duration::from_secs(3600));
-    is_refused(&bootstrap, cell_tls(foreign)).await;
+    let foreign = key.certificate_by(&Ca::new().unwrap(), &fixture.cell, Duration::from_secs(3600));
+    assert_refused(&bootstrap, cell_tls(foreign)).await;
 
-    fixture.ledger.expect(&cell, TOKEN);
+    fixture.admission.expect(&cell, TOKEN);
     let _link = fixture.gateway.link(&cell);
     key.enrol(&fixture.gateway.bootstrap(&cell, TOKEN)).await.unwrap();
     let not_after = Certificate::read(&expired).unwrap().not_after;
-    until("the certificate has expired", || SystemTime::now() > not_after + Duration::from_secs(1))
-        .await;
-    is_refused(&bootstrap, cell_tls(expired)).await;
-    assert!(fixture.ledger.news().is_empty());
+    wait_for("the certificate has expired", || {
+        SystemTime::now() > not_after + Duration::from_secs(1)
+    })
+    .await;
+    assert_refused(&bootstrap, cell_tls(expired)).await;
+    assert!(fixture.admission.linked_events().is_empty());
 }
 
 /// Verifies Y83.
 #[tokio::test]
-async fn hello_must_say_what_the_certificate_and_the_connection_say() {
+async fn hello_that_contradicts_the_certificate_is_refused() {
     let fixture = Fixture::start().await;
-    let key = ByHand::new();
+    let key = ManualAgent::new();
     let identity = key.enrol(&fixture.bootstrap()).await.unwrap();
     let other = CellId::mint().unwrap();
-    fixture.ledger.expect(&other, TOKEN);
+    fixture.admission.expect(&other, TOKEN);
     let _link = fixture.gateway.link(&other);
-    Fake::connect(
+    FakeAgent::connect(
         &fixture.bootstrap(),
         &identity,
         hello(&other, ConnectionKind::Control, "run", 1),
@@ -129,7 +134,7 @@ async fn hello_must_say_what_the_certificate_and_the_connection_say() {
     .await
     .ended()
     .await;
-    Fake::connect(
+    FakeAgent::connect(
         &fixture.bootstrap(),
         &identity,
         hello(&fixture.cell, ConnectionKind::Unspecified, "run", 1),
@@ -137,7 +142,7 @@ async fn hello_must_say_what_the_certificate_and_the_connection_say() {
     .await
     .ended()
     .await;
-    Fake::connect(
+    FakeAgent::connect(
         &fixture.bootstrap(),
         &identity,
         hello(&fixture.cell, ConnectionKind::Control, &"r".repeat(10_000), 1),
@@ -145,38 +150,45 @@ async fn hello_must_say_what_the_certificate_and_the_connection_say() {
     .await
     .ended()
     .await;
-    assert!(fixture.ledger.news().is_empty());
+    assert!(fixture.admission.linked_events().is_empty());
 }
 
 /// Verifies L4.
 #[tokio::test]
-async fn a_later_connection_replaces_an_earlier_one_and_never_the_other_way_round() {
+async fn newer_connection_replaces_an_older_one_and_never_the_reverse() {
     let fixture = Fixture::start().await;
-    let key = ByHand::new();
+    let key = ManualAgent::new();
     let identity = key.enrol(&fixture.bootstrap()).await.unwrap();
     let connect = async |incarnation, generation| {
-        Fake::connect(
+        FakeAgent::connect(
             &fixture.bootstrap(),
             &identity,
             hello(&fixture.cell, ConnectionKind::Control, incarnation, generation),
         )
         .await
     };
-    let fifth = connect("one", 5).await;
-    until("the fifth is there", || fixture.ledger.news() == [Some(5)]).await;
-    connect("one", 4).await.ended().await;
-    connect("one", 5).await.ended().await;
+    let fifth = connect("first", 5).await;
+    wait_for("the fifth connection is linked", || fixture.admission.linked_events() == [Some(5)])
+        .await;
+    connect("first", 4).await.ended().await;
+    connect("first", 5).await.ended().await;
     assert!(!fifth.has_ended());
-    let sixth = connect("one", 6).await;
+    let sixth = connect("first", 6).await;
     fifth.ended().await;
-    until("the sixth is there", || fixture.ledger.news() == [Some(5), Some(6)]).await;
-    // Another run of the agent begins with another count.
-    let first = connect("two", 1).await;
+    wait_for("the sixth connection is linked", || {
+        fixture.admission.linked_events() == [Some(5), Some(6)]
+    })
+    .await;
+    // Another incarnation of the agent counts from 1.
+    let first = connect("second", 1).await;
     sixth.ended().await;
-    until("the next run is there", || fixture.ledger.news() == [Some(5), Some(6), Some(1)]).await;
+    wait_for("the next incarnation is linked", || {
+        fixture.admission.linked_events() == [Some(5), Some(6), Some(1)]
+    })
+    .await;
     drop(first);
-    fixture.unlinked().await;
-    // What was late while a newer one was there is late when that one is gone.
-    connect("two", 1).await.ended().await;
-    assert_eq!(fixture.ledger.news(), [Some(5), Some(6), Some(1), None]);
+    fixture.wait_unlinked().await;
+    // A stale connection stays stale when the newer one has ended.
+    connect("second", 1).await.ended().await;
+    assert_eq!(fixture.admission.linked_events(), [Some(5), Some(6), Some(1), None]);
 }

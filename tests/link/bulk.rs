@@ -1,4 +1,4 @@
-//! The bulk connection.
+//! Bulk connections: demand, idle timeout, flow control.
 
 use std::{sync::atomic::Ordering, time::Duration};
 
@@ -8,14 +8,14 @@ use tokio::task::JoinSet;
 
 use crate::{
     calls::echo,
-    kit::{Fixture, LIMIT, limits, timed, until, within},
+    kit::{Fixture, LIMIT, limits, timed, wait_for, within},
 };
 
-/// How long one is kept at least without a call: briefly, where it is to be closed.
-const IDLE: Duration = Duration::from_millis(50);
+/// The minimal idle timeout of tests in which a connection is to be closed.
+const MIN_IDLE: Duration = Duration::from_millis(50);
 
 #[tokio::test]
-async fn a_call_has_it_made_and_the_calls_of_a_time_share_one() {
+async fn concurrent_calls_share_a_bulk_connection_opened_on_demand() {
     let fixture = Fixture::start().await;
     let agent = fixture.agent();
     let mut calls = JoinSet::new();
@@ -24,56 +24,59 @@ async fn a_call_has_it_made_and_the_calls_of_a_time_share_one() {
         calls.spawn(async move { echo(&channel, &number.to_string()).await });
     }
     within("all calls", calls.join_all()).await;
-    assert_eq!(agent.agent.bulks.load(Ordering::SeqCst), 1);
-    assert_eq!(fixture.ledger.news(), [Some(1)], "the ledger knows of control connections only");
+    assert_eq!(agent.agent.bulk_connections.load(Ordering::SeqCst), 1);
+    assert_eq!(
+        fixture.admission.linked_events(),
+        [Some(1)],
+        "only control connections are reported"
+    );
 }
 
 /// Verifies L13.
 #[tokio::test]
-async fn one_that_nobody_uses_is_closed_and_made_again_when_it_is_needed() {
-    // Less than what is between two looks at what is waited for.
+async fn idle_bulk_connection_is_closed_and_reopened_on_demand() {
+    // Shorter than the polling interval of `wait_until`.
     let idle = Duration::from_millis(1);
-    let fixture = Fixture::with(kiyot::backends::milpa::gateway::Limits {
+    let fixture = Fixture::with_limits(kiyot::backends::milpa::gateway::Limits {
         bulk_idle: idle..=idle,
         ..limits()
     })
     .await;
     let agent = fixture.agent();
-    // Calls go on while it is closed: those that find none have another one made.
-    wait_until("there is a second connection", LIMIT, async || {
+    // Calls that find the connection closed open another one.
+    wait_until("a second connection was opened", LIMIT, async || {
         echo(&fixture.link.bulk, "another").await;
-        (agent.agent.bulks.load(Ordering::SeqCst) >= 2).then_some(())
+        (agent.agent.bulk_connections.load(Ordering::SeqCst) >= 2).then_some(())
     })
     .await;
-    assert_eq!(fixture.ledger.news(), [Some(1)]);
+    assert_eq!(fixture.admission.linked_events(), [Some(1)]);
 }
 
 /// Verifies L13.
 #[tokio::test]
-async fn one_that_is_needed_again_and_again_is_kept() {
+async fn bulk_connection_of_periodic_calls_is_kept() {
     const CALLS: usize = 20;
-    // Each time that it is made again, it is kept for at least twice as long as the time before:
-    // after so many, for 50 s.
-    const ENOUGH: usize = 10;
-    let fixture = Fixture::with(kiyot::backends::milpa::gateway::Limits {
-        bulk_idle: IDLE..=LIMIT,
+    // Each reopening at least doubles the idle timeout: after ten it is 50 s.
+    const MAX_CONNECTIONS: usize = 10;
+    let fixture = Fixture::with_limits(kiyot::backends::milpa::gateway::Limits {
+        bulk_idle: MIN_IDLE..=LIMIT,
         ..limits()
     })
     .await;
     let agent = fixture.agent();
     for _ in 0..CALLS {
         echo(&fixture.link.bulk, "again").await;
-        tokio::time::sleep(IDLE * 3).await;
+        tokio::time::sleep(MIN_IDLE * 3).await;
     }
-    let made = agent.agent.bulks.load(Ordering::SeqCst);
-    assert!(made <= ENOUGH, "{made} connections for {CALLS} calls");
+    let opened = agent.agent.bulk_connections.load(Ordering::SeqCst);
+    assert!(opened <= MAX_CONNECTIONS, "{opened} connections for {CALLS} calls");
 }
 
 /// Verifies L12.
 #[tokio::test]
-async fn an_open_call_keeps_it() {
+async fn open_call_keeps_its_bulk_connection() {
     let idle = Duration::from_millis(20);
-    let fixture = Fixture::with(kiyot::backends::milpa::gateway::Limits {
+    let fixture = Fixture::with_limits(kiyot::backends::milpa::gateway::Limits {
         bulk_idle: idle..=idle,
         ..limits()
     })
@@ -84,18 +87,18 @@ async fn an_open_call_keeps_it() {
         .await;
     let log = log.as_mut().unwrap().get_mut();
     assert!(log.message().await.unwrap().is_some());
-    // Nothing may come in this time; nothing is waited for.
+    // No further part is sent: the call is only open.
     assert!(tokio::time::timeout(idle * 25, log.message()).await.is_err());
     echo(&fixture.link.bulk, "meanwhile").await;
-    assert_eq!(agent.agent.bulks.load(Ordering::SeqCst), 1);
+    assert_eq!(agent.agent.bulk_connections.load(Ordering::SeqCst), 1);
 }
 
 /// Verifies L5.
 #[tokio::test]
-async fn readers_that_are_stuck_hold_up_neither_control_nor_other_readers() {
+async fn stuck_readers_block_neither_control_nor_other_readers() {
     let fixture = Fixture::start().await;
     let _agent = fixture.agent();
-    // Each has as much on its way as its window allows: 1 MiB of 4 MiB.
+    // Each stream fills its window: 256 KiB of 6.25 MiB.
     let mut stuck = Vec::new();
     for _ in 0..3 {
         let request = timed(ReadLogRequest { position: 100, ..ReadLogRequest::default() }, LIMIT);
@@ -116,9 +119,9 @@ async fn readers_that_are_stuck_hold_up_neither_control_nor_other_readers() {
     for _ in 0..100 {
         assert!(within("the next part", log.message()).await.unwrap().is_some());
     }
-    // And a stuck one goes on when it is read.
+    // A stuck stream continues once it is read.
     for _ in 0..99 {
         assert!(within("the next part", stuck[0].message()).await.unwrap().is_some());
     }
-    until("nothing was cut", || fixture.ledger.news() == [Some(1)]).await;
+    wait_for("no connection was closed", || fixture.admission.linked_events() == [Some(1)]).await;
 }

@@ -10,9 +10,9 @@ use kiyot_proto::cell::{
 };
 use tonic::Code;
 
-use crate::kit::{Fixture, LIMIT, limits, timed, until, within};
+use crate::kit::{Fixture, LIMIT, limits, timed, wait_for, within};
 
-/// A call that answers with what it was given.
+/// Makes a call that returns its argument.
 pub(crate) async fn echo(channel: &Channel, text: &str) {
     let request =
         timed(GetFileRequest { path: text.to_owned(), ..GetFileRequest::default() }, LIMIT);
@@ -22,21 +22,21 @@ pub(crate) async fn echo(channel: &Channel, text: &str) {
 
 /// Verifies L1.
 #[tokio::test]
-async fn a_cell_enrols_connects_and_answers() {
+async fn cell_enrols_connects_and_answers() {
     let fixture = Fixture::start().await;
     let agent = fixture.agent();
-    // It waits for the connection.
+    // The call waits for the connection.
     echo(&fixture.link.bulk, "hello").await;
-    let line = fixture.link.control.connected().await.unwrap();
-    let hello = line.hello();
+    let connection = fixture.link.control.connected().await.unwrap();
+    let hello = connection.hello();
     assert_eq!(
         (hello.cell.as_str(), hello.build_id.as_str(), hello.generation),
         (fixture.cell.as_str(), "agent", 1)
     );
-    assert_eq!(fixture.ledger.news(), [Some(1)]);
-    assert!(fixture.ledger.alarms().is_empty());
+    assert_eq!(fixture.admission.linked_events(), [Some(1)]);
+    assert!(fixture.admission.alarms().is_empty());
     assert!(matches!(*agent.handle.state().borrow(), LinkState::Linked(_)));
-    // The status of the agent's service comes as it is.
+    // The status of the agent's service is returned unchanged.
     let status = AgentClient::new(fixture.link.bulk.clone())
         .trim_log(TrimLogRequest::default())
         .await
@@ -44,15 +44,15 @@ async fn a_cell_enrols_connects_and_answers() {
     assert_eq!((status.code(), status.message()), (Code::NotFound, "no such log"));
 
     assert_eq!(agent.stop().await, Outcome::Shutdown);
-    fixture.unlinked().await;
-    assert_eq!(fixture.ledger.news(), [Some(1), None]);
+    fixture.wait_unlinked().await;
+    assert_eq!(fixture.admission.linked_events(), [Some(1), None]);
     fixture.gateway.shutdown().await;
 }
 
 #[tokio::test]
-async fn the_same_over_tcp() {
+async fn cell_enrols_connects_and_answers_over_tcp() {
     let dir = tempfile::tempdir().unwrap();
-    let fixture = Fixture::at(
+    let fixture = Fixture::with_ca(
         dir,
         GatewayAddress::Tcp("127.0.0.1:0".parse().unwrap()),
         limits(),
@@ -67,7 +67,7 @@ async fn the_same_over_tcp() {
 
 /// Verifies L6.
 #[tokio::test]
-async fn without_a_connection_a_call_fails_at_its_deadline() {
+async fn call_without_a_connection_fails_at_its_deadline() {
     let fixture = Fixture::start().await;
     let request = timed(GetFileRequest::default(), Duration::from_millis(50));
     let status =
@@ -80,24 +80,24 @@ async fn without_a_connection_a_call_fails_at_its_deadline() {
 
 /// Verifies L6.
 #[tokio::test]
-async fn an_answer_that_does_not_come_fails_the_call_at_its_deadline() {
+async fn call_without_a_response_fails_at_its_deadline() {
     let fixture = Fixture::start().await;
     let _agent = fixture.agent();
-    // The deadline is short: the connection is there before.
+    // The deadline is short, so the connection is opened before.
     echo(&fixture.link.bulk, "before").await;
     let request = timed(BindRequest::default(), Duration::from_millis(50));
     let status = within("the deadline", AgentClient::new(fixture.link.bulk.clone()).bind(request))
         .await
         .unwrap_err();
     assert_eq!(status.code(), Code::DeadlineExceeded, "{status}");
-    // The connection is none the worse for it.
+    // The connection is still usable.
     echo(&fixture.link.bulk, "after").await;
-    assert_eq!(fixture.ledger.news(), [Some(1)]);
+    assert_eq!(fixture.admission.linked_events(), [Some(1)]);
 }
 
 /// Verifies L6.
 #[tokio::test]
-async fn an_answer_that_begins_and_does_not_end_fails_the_call_at_its_deadline() {
+async fn call_with_a_partial_response_fails_at_its_deadline() {
     let fixture = Fixture::start().await;
     let _agent = fixture.agent();
     echo(&fixture.link.bulk, "before").await;
@@ -111,21 +111,21 @@ async fn an_answer_that_begins_and_does_not_end_fails_the_call_at_its_deadline()
     };
     let status = within("the deadline", ended).await.unwrap_err();
     assert_eq!(status.code(), Code::DeadlineExceeded, "{status}");
-    // The connection is none the worse for it.
+    // The connection is still usable.
     echo(&fixture.link.bulk, "after").await;
-    assert_eq!(fixture.ledger.news(), [Some(1)]);
+    assert_eq!(fixture.admission.linked_events(), [Some(1)]);
 }
 
 #[tokio::test]
-async fn a_cell_that_is_forgotten_is_cut_and_calls_fail_at_once() {
+async fn forgotten_cell_is_disconnected_and_its_calls_fail_at_once() {
     let fixture = Fixture::start().await;
     let agent = fixture.agent();
-    fixture.linked().await;
+    fixture.wait_linked().await;
     let calls = fixture.link.bulk.clone();
     let running = tokio::spawn(async move {
         AgentClient::new(calls).bind(timed(BindRequest::default(), LIMIT)).await
     });
-    until("the call is running", || agent.agent.binds.load(Ordering::SeqCst) == 1).await;
+    wait_for("the call is running", || agent.agent.bind_calls.load(Ordering::SeqCst) == 1).await;
     let mut events = fixture.link.control.watch().await.unwrap();
     assert!(events.next().await.unwrap().is_some());
 
@@ -145,7 +145,7 @@ async fn a_cell_that_is_forgotten_is_cut_and_calls_fail_at_once() {
     assert_eq!(status.code(), Code::Unavailable);
     assert_eq!(fixture.link.control.watch().await.unwrap_err().code(), Code::Unavailable);
     assert!(!fixture.link.control.is_connected());
-    // The ledger is not told: it was its wish.
-    assert_eq!(fixture.ledger.news(), [Some(1)]);
+    // A forgotten link is not reported as ended.
+    assert_eq!(fixture.admission.linked_events(), [Some(1)]);
     within("the end of the gateway", fixture.gateway.shutdown()).await;
 }

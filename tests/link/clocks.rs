@@ -1,4 +1,4 @@
-//! Clocks that jump, and clocks that differ: the link comes back without a hand.
+//! Clock jumps and clock skew: the link reconnects without an operator.
 
 use std::{
     sync::{
@@ -14,115 +14,125 @@ use kiyot_link::{bootstrap::Bootstrap, clock::Clock};
 
 use crate::{
     calls::echo,
-    kit::{Fixture, Proxy, Running, limits, start_gateway_by},
+    kit::{Fixture, RunningAgent, Wire, limits, start_gateway_with_clock},
 };
 
 const YEAR: i64 = 365 * 24 * 3600;
 
-/// A clock that is set, in seconds before or after the true time.
+/// A clock with an offset from the true time, in seconds.
 #[derive(Clone, Default)]
-struct Set(Arc<AtomicI64>);
+struct TestClock(Arc<AtomicI64>);
 
-impl Set {
-    fn by(seconds: i64) -> Self {
+impl TestClock {
+    fn with_offset(seconds: i64) -> Self {
         Self(Arc::new(AtomicI64::new(seconds)))
     }
 
-    fn to(&self, seconds: i64) {
+    fn set_offset(&self, seconds: i64) {
         self.0.store(seconds, Ordering::SeqCst);
     }
 
     fn clock(&self) -> Clock {
-        let set = self.clone();
+        let own = self.clone();
         Clock::new(move || {
-            let by = Duration::from_secs(set.0.load(Ordering::SeqCst).unsigned_abs());
+            let offset = Duration::from_secs(own.0.load(Ordering::SeqCst).unsigned_abs());
             let now = SystemTime::now();
-            if set.0.load(Ordering::SeqCst) < 0 { now - by } else { now + by }
+            if own.0.load(Ordering::SeqCst) < 0 { now - offset } else { now + offset }
         })
     }
 }
 
-/// A gateway and an agent with clocks of their own, and a wire between them.
-struct World {
+/// A gateway and an agent with separate clocks, and a proxy between them.
+struct Setup {
     fixture: Fixture,
-    proxy: Proxy,
-    _agent: Running,
+    wire: Wire,
+    _agent: RunningAgent,
 }
 
-impl World {
-    async fn start(gateway: &Set, agent: &Set) -> Self {
+impl Setup {
+    async fn start(gateway: &TestClock, agent: &TestClock) -> Self {
         let dir = tempfile::tempdir().unwrap();
         let listen = GatewayAddress::Unix(dir.path().join("gateway.sock"));
-        let fixture = Fixture::by(gateway.clock(), dir, listen, limits(), Ca::new().unwrap()).await;
-        let proxy = Proxy::start(fixture.dir.path().join("wire.sock"), fixture.gateway.address());
-        let bootstrap = Bootstrap { gateway: proxy.address.clone(), ..fixture.bootstrap() };
-        let agent = Running::start_by(agent.clock(), bootstrap, fixture.private_dir());
+        let fixture =
+            Fixture::with_clock(gateway.clock(), dir, listen, limits(), Ca::new().unwrap()).await;
+        let wire = Wire::start(fixture.dir.path().join("wire.sock"), fixture.gateway.address());
+        let bootstrap = Bootstrap { gateway: wire.address.clone(), ..fixture.bootstrap() };
+        let agent = RunningAgent::start_with_clock(agent.clock(), bootstrap, fixture.private_dir());
         echo(&fixture.link.bulk, "before").await;
-        // From here on no token helps: the key alone must do.
-        fixture.ledger.expire(&fixture.cell);
-        Self { fixture, proxy, _agent: agent }
+        // Without a valid token, the agent has only its key.
+        fixture.admission.expire(&fixture.cell);
+        Self { fixture, wire, _agent: agent }
     }
 
-    /// The wire is cut, and the link comes back.
-    async fn comes_back(&self, when: &str) {
-        self.proxy.cut();
-        self.fixture.unlinked().await;
+    /// Cuts the connections, and waits until calls work again.
+    async fn reconnects(&self, when: &str) {
+        self.wire.cut();
+        self.fixture.wait_unlinked().await;
         echo(&self.fixture.link.bulk, when).await;
         echo(&self.fixture.link.bulk, when).await;
-        assert!(self.fixture.ledger.alarms().is_empty());
+        assert!(self.fixture.admission.alarms().is_empty());
     }
 }
 
 /// Verifies L7.
 #[tokio::test]
-async fn a_clock_that_jumps_cuts_no_link_and_keeps_none_from_coming_back() {
-    // Which of the two is set: on a node both are one.
+async fn clock_jump_ends_no_link_and_prevents_no_reconnect() {
+    // On a node both clocks are the same; in a VM they differ.
     for (gateway, agent) in [(1, 0), (0, 1), (1, 1), (1, -1)] {
-        let (gateways, agents) = (Set::default(), Set::default());
-        let world = World::start(&gateways, &agents).await;
-        let news = world.fixture.ledger.news().len();
+        let (gateway_clock, agent_clock) = (TestClock::default(), TestClock::default());
+        let setup = Setup::start(&gateway_clock, &agent_clock).await;
+        let linked_events = setup.fixture.admission.linked_events().len();
         for jump in [YEAR, 0, -YEAR, 30 * YEAR, 0] {
-            gateways.to(jump * gateway);
-            agents.to(jump * agent);
+            gateway_clock.set_offset(jump * gateway);
+            agent_clock.set_offset(jump * agent);
             if jump == YEAR {
-                // What is connected stays connected.
-                echo(&world.fixture.link.bulk, "after a jump").await;
-                assert_eq!(world.fixture.ledger.news().len(), news);
+                // A current connection is not affected.
+                echo(&setup.fixture.link.bulk, "after a jump").await;
+                assert_eq!(setup.fixture.admission.linked_events().len(), linked_events);
             }
-            world.comes_back(&format!("after a jump of {jump} s, by {gateway} and {agent}")).await;
+            setup.reconnects(&format!("after a jump of {jump} s, by {gateway} and {agent}")).await;
         }
     }
 }
 
 /// Verifies L7.
 #[tokio::test]
-async fn clocks_that_differ_from_the_beginning_don_t_matter() {
-    // 1970 is where a machine without a battery begins.
+async fn clock_skew_from_the_start_prevents_no_link() {
+    // A machine without a battery-backed clock starts in 1970.
     let since_1970 = i64::try_from(SystemTime::UNIX_EPOCH.elapsed().unwrap().as_secs()).unwrap();
     for (gateway, agent) in [(0, -since_1970), (0, 50 * YEAR), (-since_1970, 0), (50 * YEAR, 0)] {
-        World::start(&Set::by(gateway), &Set::by(agent)).await.comes_back("again").await;
+        Setup::start(&TestClock::with_offset(gateway), &TestClock::with_offset(agent))
+            .await
+            .reconnects("again")
+            .await;
     }
 }
 
 /// Verifies L7.
 #[tokio::test]
-async fn a_daemon_that_starts_by_another_clock_gets_its_cells_back() {
+async fn cells_reconnect_to_a_daemon_restarted_with_another_clock() {
     let dir = tempfile::tempdir().unwrap();
     let store = Store::open(dir.path()).await.unwrap();
     let listen = GatewayAddress::Unix(dir.path().join("gateway.sock"));
     let mut fixture =
-        Fixture::at(dir, listen.clone(), limits(), Ca::load_or_make(&store).await.unwrap()).await;
+        Fixture::with_ca(dir, listen.clone(), limits(), Ca::load_or_make(&store).await.unwrap())
+            .await;
     let _agent = fixture.agent();
     echo(&fixture.link.bulk, "before").await;
-    fixture.ledger.expire(&fixture.cell);
+    fixture.admission.expire(&fixture.cell);
     for jump in [YEAR, -YEAR, 30 * YEAR, 0] {
         fixture.gateway.shutdown().await;
         let ca = Ca::load_or_make(&store).await.unwrap();
-        fixture.gateway =
-            start_gateway_by(Set::by(jump).clock(), &fixture.ledger, listen.clone(), limits(), ca)
-                .await;
+        fixture.gateway = start_gateway_with_clock(
+            TestClock::with_offset(jump).clock(),
+            &fixture.admission,
+            listen.clone(),
+            limits(),
+            ca,
+        )
+        .await;
         fixture.link = fixture.gateway.link(&fixture.cell);
         echo(&fixture.link.bulk, "after").await;
     }
-    assert!(fixture.ledger.alarms().is_empty());
+    assert!(fixture.admission.alarms().is_empty());
 }

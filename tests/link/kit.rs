@@ -1,4 +1,4 @@
-//! What the tests of the link share.
+//! Fixtures of the tests of the link.
 
 use std::{path::PathBuf, sync::Arc, time::Duration};
 
@@ -16,43 +16,46 @@ use tempfile::TempDir;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
+mod admission;
 mod agent;
-mod by_hand;
-mod ledger;
-mod proxy;
+mod manual_agent;
+mod wire;
 
+pub(crate) use admission::TestAdmission;
 pub(crate) use agent::{TestAgent, timed};
-pub(crate) use by_hand::{ByHand, Fake, dial, dial_as, is_refused};
-pub(crate) use ledger::TestLedger;
-pub(crate) use proxy::Proxy;
+pub(crate) use manual_agent::{FakeAgent, ManualAgent, assert_refused, dial, dial_as};
+pub(crate) use wire::Wire;
 
-/// How long anything may take that must happen. Generous: the machine may be slow.
+/// The time limit of every wait. Generous, because the machine may be slow.
 pub(crate) const LIMIT: Duration = Duration::from_secs(120);
 
 /// The token of every cell.
 pub(crate) const TOKEN: &str = "open-sesame";
 
-/// Waits for what must come.
+/// Waits for a future.
+///
+/// # Panics
+/// After [`LIMIT`].
 pub(crate) async fn within<T>(what: &str, future: impl Future<Output = T>) -> T {
     tokio::time::timeout(LIMIT, future)
         .await
         .unwrap_or_else(|_| panic!("{what}: not within {LIMIT:?}"))
 }
 
-/// Waits until something holds.
-pub(crate) async fn until(what: &str, mut holds: impl FnMut() -> bool) {
-    kiyot_testkit::wait_until(what, LIMIT, async || holds().then_some(())).await;
+/// Waits until a condition holds.
+pub(crate) async fn wait_for(what: &str, mut condition: impl FnMut() -> bool) {
+    kiyot_testkit::wait_until(what, LIMIT, async || condition().then_some(())).await;
 }
 
-/// Bounds that a slow machine does not meet by chance.
+/// Returns limits that a slow machine does not reach by chance.
 pub(crate) fn limits() -> Limits {
     Limits { handshake: LIMIT, enrolment: LIMIT, bulk_idle: LIMIT..=LIMIT, ..Limits::default() }
 }
 
-/// A gateway with one cell.
+/// A gateway with a cell that may enrol.
 pub(crate) struct Fixture {
     pub(crate) dir: TempDir,
-    pub(crate) ledger: Arc<TestLedger>,
+    pub(crate) admission: Arc<TestAdmission>,
     pub(crate) gateway: Gateway,
     pub(crate) cell: CellId,
     pub(crate) link: CellLink,
@@ -60,32 +63,37 @@ pub(crate) struct Fixture {
 
 impl Fixture {
     pub(crate) async fn start() -> Self {
-        Self::with(limits()).await
+        Self::with_limits(limits()).await
     }
 
-    pub(crate) async fn with(limits: Limits) -> Self {
+    pub(crate) async fn with_limits(limits: Limits) -> Self {
         let dir = tempfile::tempdir().unwrap();
         let listen = GatewayAddress::Unix(dir.path().join("gateway.sock"));
-        Self::at(dir, listen, limits, Ca::new().unwrap()).await
+        Self::with_ca(dir, listen, limits, Ca::new().unwrap()).await
     }
 
-    pub(crate) async fn at(dir: TempDir, listen: GatewayAddress, limits: Limits, ca: Ca) -> Self {
-        Self::by(Clock::default(), dir, listen, limits, ca).await
+    pub(crate) async fn with_ca(
+        dir: TempDir,
+        listen: GatewayAddress,
+        limits: Limits,
+        ca: Ca,
+    ) -> Self {
+        Self::with_clock(Clock::default(), dir, listen, limits, ca).await
     }
 
-    pub(crate) async fn by(
+    pub(crate) async fn with_clock(
         clock: Clock,
         dir: TempDir,
         listen: GatewayAddress,
         limits: Limits,
         ca: Ca,
     ) -> Self {
-        let ledger = Arc::new(TestLedger::default());
-        let gateway = start_gateway_by(clock, &ledger, listen, limits, ca).await;
+        let admission = Arc::new(TestAdmission::default());
+        let gateway = start_gateway_with_clock(clock, &admission, listen, limits, ca).await;
         let cell = CellId::mint().unwrap();
-        ledger.expect(&cell, TOKEN);
+        admission.expect(&cell, TOKEN);
         let link = gateway.link(&cell);
-        Self { dir, ledger, gateway, cell, link }
+        Self { dir, admission, gateway, cell, link }
     }
 
     pub(crate) fn bootstrap(&self) -> Bootstrap {
@@ -97,37 +105,37 @@ impl Fixture {
     }
 
     /// Starts the cell's agent.
-    pub(crate) fn agent(&self) -> Running {
+    pub(crate) fn agent(&self) -> RunningAgent {
         self.agent_with(self.bootstrap())
     }
 
-    pub(crate) fn agent_with(&self, bootstrap: Bootstrap) -> Running {
-        Running::start(bootstrap, self.private_dir())
+    pub(crate) fn agent_with(&self, bootstrap: Bootstrap) -> RunningAgent {
+        RunningAgent::start(bootstrap, self.private_dir())
     }
 
     /// Waits for a control connection.
-    pub(crate) async fn linked(&self) {
+    pub(crate) async fn wait_linked(&self) {
         within("a control connection", self.link.control.connected()).await.unwrap();
     }
 
-    /// Waits until there is none.
-    pub(crate) async fn unlinked(&self) {
-        until("the end of the control connection", || !self.link.control.is_connected()).await;
+    /// Waits for the end of the control connection.
+    pub(crate) async fn wait_unlinked(&self) {
+        wait_for("the end of the control connection", || !self.link.control.is_connected()).await;
     }
 }
 
 pub(crate) async fn start_gateway(
-    ledger: &Arc<TestLedger>,
+    admission: &Arc<TestAdmission>,
     listen: GatewayAddress,
     limits: Limits,
     ca: Ca,
 ) -> Gateway {
-    start_gateway_by(Clock::default(), ledger, listen, limits, ca).await
+    start_gateway_with_clock(Clock::default(), admission, listen, limits, ca).await
 }
 
-pub(crate) async fn start_gateway_by(
+pub(crate) async fn start_gateway_with_clock(
     clock: Clock,
-    ledger: &Arc<TestLedger>,
+    admission: &Arc<TestAdmission>,
     listen: GatewayAddress,
     limits: Limits,
     ca: Ca,
@@ -141,49 +149,52 @@ pub(crate) async fn start_gateway_by(
         clock,
         limits,
     };
-    Gateway::start(config, ledger.clone()).await.unwrap()
+    Gateway::start(config, admission.clone()).await.unwrap()
 }
 
-/// An agent that runs, until it is dropped.
-pub(crate) struct Running {
+/// A real agent that runs until it is dropped.
+pub(crate) struct RunningAgent {
     pub(crate) agent: TestAgent,
     pub(crate) handle: UplinkHandle,
     shutdown: CancellationToken,
     task: JoinHandle<Outcome>,
 }
 
-impl Running {
+impl RunningAgent {
     pub(crate) fn start(bootstrap: Bootstrap, private_dir: PathBuf) -> Self {
-        Self::start_by(Clock::default(), bootstrap, private_dir)
+        Self::start_with_clock(Clock::default(), bootstrap, private_dir)
     }
 
-    pub(crate) fn start_by(clock: Clock, bootstrap: Bootstrap, private_dir: PathBuf) -> Self {
+    pub(crate) fn start_with_clock(
+        clock: Clock,
+        bootstrap: Bootstrap,
+        private_dir: PathBuf,
+    ) -> Self {
         let cell = bootstrap.cell.clone();
         let home = Uplink::new(bootstrap, &private_dir, "agent").unwrap().by_clock(clock);
         let handle = home.handle();
         let agent = TestAgent::new(cell, handle.clone());
         let shutdown = CancellationToken::new();
         let (own, end) = (agent.clone(), shutdown.clone());
-        let task =
-            tokio::spawn(
-                async move { home.run(move |info| AgentServer::new(own.on(info)), end).await },
-            );
+        let task = tokio::spawn(async move {
+            home.run(move |info| AgentServer::new(own.for_connection(info)), end).await
+        });
         Self { agent, handle, shutdown, task }
     }
 
-    /// Ends it, and waits until it has ended.
+    /// Shuts the agent down and waits for its end.
     pub(crate) async fn stop(mut self) -> Outcome {
         self.shutdown.cancel();
         within("the end of the agent", &mut self.task).await.unwrap()
     }
 
-    /// Waits until it ends by itself.
+    /// Waits until the agent ends by itself.
     pub(crate) async fn outcome(mut self) -> Outcome {
         within("the end of the agent", &mut self.task).await.unwrap()
     }
 }
 
-impl Drop for Running {
+impl Drop for RunningAgent {
     fn drop(&mut self) {
         self.task.abort();
     }

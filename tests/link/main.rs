@@ -1,4 +1,4 @@
-//! The link: the gateway of the daemon against the home of the agent, in one process and without
+//! Tests of the link: the daemon's gateway and the agent's side, in a single process and without
 //! root.
 #![allow(
     clippy::unwrap_used,

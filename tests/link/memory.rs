@@ -1,4 +1,4 @@
-//! The memory that the worst messages of an agent cost the daemon.
+//! The daemon's memory for the worst messages of an agent.
 
 use std::{
     convert::Infallible,
@@ -20,7 +20,9 @@ use kiyot_link::{
     tls::{self, Identity},
 };
 use kiyot_proto::{
-    bounds::{ANSWER, Bounded, CONTROL_FRAME, EXEC_ANSWER, Field, Shape},
+    bounds::{
+        Bounded, Field, MAX_CONTROL_FRAME_BYTES, MAX_EXEC_RESPONSE_BYTES, MAX_RESPONSE_BYTES, Shape,
+    },
     cell::{self, ConnectionKind, FromCell, HelloReply, ToCell, from_cell, to_cell},
     codec::Codec,
     cri,
@@ -31,20 +33,22 @@ use tokio_rustls::client::TlsStream;
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use tonic::body::Body;
 
-use crate::kit::{ByHand, Fixture, LIMIT, dial_as, timed, within};
+use crate::kit::{Fixture, LIMIT, ManualAgent, dial_as, timed, within};
 
-/// By so much the process may grow at most: the longest answer, as it is sent, comes and is decoded,
-/// and what the link has on its way. KiB.
-const GROWTH_KIB: usize = 96 << 10;
-/// Names to a child process of this program, which is measured, the directory of the messages.
-const SUFFERS: &str = "KIYOT_TEST_SUFFERS";
-/// The kind of a message of the control connection; that of others is the path of their call.
+/// The most growth of the process, in KiB: the longest response as it is sent, received and
+/// decoded, and the link's buffers.
+const MAX_GROWTH_KIB: usize = 96 << 10;
+/// The environment variable with the directory of the messages for the child process that is
+/// measured.
+const CHILD_MESSAGES: &str = "KIYOT_TEST_MESSAGES";
+/// The kind of control messages. The kind of others is the path of their call.
 const CONTROL: &str = "control";
 
-/// Makes a message of at most as many bytes.
+/// A function that makes a message of at most this many bytes.
 type Maker = Box<dyn Fn(usize) -> Vec<u8>>;
 
-fn put(number: u32, content: &[u8]) -> Vec<u8> {
+/// Encodes a length-delimited field.
+fn field(number: u32, content: &[u8]) -> Vec<u8> {
     let mut field = Vec::new();
     prost::encoding::encode_key(number, prost::encoding::WireType::LengthDelimited, &mut field);
     prost::encoding::encode_varint(content.len() as u64, &mut field);
@@ -52,68 +56,67 @@ fn put(number: u32, content: &[u8]) -> Vec<u8> {
     field
 }
 
-/// Returns what makes the message that needs the most memory for its length, and the bytes of
-/// memory that an empty entry of it needs.
+/// Returns the maker of messages with the most memory per byte, and the memory of an empty entry.
 fn heaviest(shape: &'static Shape) -> Option<(usize, Maker)> {
-    let of = |(number, field): &(u32, Field)| -> Option<(usize, Maker)> {
+    let of = |(number, kind): &(u32, Field)| -> Option<(usize, Maker)> {
         let number = *number;
         let entries: Maker = Box::new(move |length| {
-            let entry = put(number, b"");
+            let entry = field(number, b"");
             entry.repeat(length / entry.len())
         });
-        match field {
+        match kind {
             Field::Text => Some((
                 1,
-                Box::new(move |length| put(number, &vec![b'x'; length.saturating_sub(7)])),
+                Box::new(move |length| field(number, &vec![b'x'; length.saturating_sub(7)])),
             )),
             Field::Texts | Field::Map => Some((48, entries)),
             Field::Numbers => None,
             Field::Messages(part) => Some((part.size, entries)),
             Field::Message(part) => heaviest(part).map(|(weight, maker)| -> (usize, Maker) {
-                (weight, Box::new(move |length| put(number, &maker(length.saturating_sub(7)))))
+                (weight, Box::new(move |length| field(number, &maker(length.saturating_sub(7)))))
             }),
         }
     };
     shape.fields.iter().filter_map(of).max_by_key(|(weight, _)| *weight)
 }
 
-/// Returns the heaviest message of a type as long as it may be, which is refused, and the heaviest
-/// one that is not.
-fn worst<M: Bounded>(longest: usize) -> Vec<Bytes> {
+/// Returns the heaviest message of a type at the length limit, which is refused, and the heaviest
+/// message that is accepted.
+fn worst<M: Bounded>(max_bytes: usize) -> Vec<Bytes> {
     let Some((_, maker)) = heaviest(const { &M::SHAPE }) else { return vec![Bytes::new()] };
-    let (mut low, mut high) = (0, longest);
+    let (mut low, mut high) = (0, max_bytes);
     while high - low > 1024 {
         let middle = low.midpoint(high);
         if M::SHAPE.check(&maker(middle)).is_ok() { low = middle } else { high = middle }
     }
-    vec![maker(longest).into(), maker(low).into()]
+    vec![maker(max_bytes).into(), maker(low).into()]
 }
 
-/// A line of `/proc/self/status`, in KiB.
+/// Returns a value of `/proc/self/status`, in KiB.
 fn status_kib(key: &str) -> usize {
     let status = std::fs::read_to_string("/proc/self/status").unwrap();
     let line = status.lines().find(|line| line.starts_with(key)).unwrap();
     line.split_whitespace().nth(1).unwrap().parse().unwrap()
 }
 
-/// The messages that an agent may send on the control connection, at their worst.
+/// Returns the worst messages that an agent may send on the control connection.
 fn control_messages() -> Vec<Bytes> {
-    let event = |number: u32, content: &[u8]| put(2, &put(2, &put(number, content)));
-    let entries = |entry: &[u8]| entry.repeat((CONTROL_FRAME - 64) / entry.len());
-    let mut all = worst::<FromCell>(CONTROL_FRAME);
-    // Of a snapshot: sandboxes, containers and logs.
-    all.extend([1, 2, 3].map(|list| event(1, &entries(&put(list, b""))).into()));
-    // Of a container: annotations and mounts. Of a sandbox: annotations.
-    all.extend([13, 14].map(|list| event(2, &entries(&put(list, b""))[..400 << 10]).into()));
-    all.push(event(4, &entries(&put(8, b""))[..400 << 10]).into());
-    // Of a heartbeat: containers, interfaces of the pod, metrics and their labels.
-    all.push(event(7, &entries(&put(1, b""))).into());
-    all.push(event(7, &put(2, &put(2, &put(3, &entries(&put(3, b"")))))).into());
-    all.push(event(7, &put(3, &entries(&put(1, b"")))).into());
-    all.push(event(7, &put(3, &put(1, &entries(&put(3, b""))))).into());
-    // Ids and words.
-    all.push(event(3, &vec![b'x'; CONTROL_FRAME - 64]).into());
-    all.push(put(3, &put(3, &vec![b'x'; 15 << 10])).into());
+    let event = |number: u32, content: &[u8]| field(2, &field(2, &field(number, content)));
+    let entries = |entry: &[u8]| entry.repeat((MAX_CONTROL_FRAME_BYTES - 64) / entry.len());
+    let mut all = worst::<FromCell>(MAX_CONTROL_FRAME_BYTES);
+    // A snapshot: sandboxes, containers and logs.
+    all.extend([1, 2, 3].map(|list| event(1, &entries(&field(list, b""))).into()));
+    // A container: annotations and mounts. A sandbox: annotations.
+    all.extend([13, 14].map(|list| event(2, &entries(&field(list, b""))[..400 << 10]).into()));
+    all.push(event(4, &entries(&field(8, b""))[..400 << 10]).into());
+    // A heartbeat: containers, interfaces of the pod, metrics and their labels.
+    all.push(event(7, &entries(&field(1, b""))).into());
+    all.push(event(7, &field(2, &field(2, &field(3, &entries(&field(3, b"")))))).into());
+    all.push(event(7, &field(3, &entries(&field(1, b"")))).into());
+    all.push(event(7, &field(3, &field(1, &entries(&field(3, b""))))).into());
+    // Ids and error messages.
+    all.push(event(3, &vec![b'x'; MAX_CONTROL_FRAME_BYTES - 64]).into());
+    all.push(field(3, &field(3, &vec![b'x'; 15 << 10])).into());
     all
 }
 
@@ -121,14 +124,14 @@ fn hello(cell: &str, kind: ConnectionKind, generation: u64) -> HelloReply {
     HelloReply { cell: cell.to_owned(), kind: kind.into(), generation, ..HelloReply::default() }
 }
 
-/// Connects as a cell, and answers what it is asked for with one message. Returns once the gateway
-/// has cut the connection, or has asked for more.
-async fn says_on_control(fixture: &Fixture, identity: &Identity, generation: u64, said: Bytes) {
+/// Connects as a cell and sends a message as its first event. Returns once the gateway has closed
+/// the connection or asks for another event.
+async fn send_on_control(fixture: &Fixture, identity: &Identity, generation: u64, event: Bytes) {
     let bootstrap = fixture.bootstrap();
     let tls = tls::cell_client(&bootstrap.ca_sha256, identity.clone()).unwrap();
     let stream = dial_as(&bootstrap, tls, alpn::GATEWAY_NAME).await.unwrap();
-    let mut frames: Frames<TlsStream<Stream>> = Frames::new(stream, EXEC_ANSWER);
-    let mut said = Some(said);
+    let mut frames: Frames<TlsStream<Stream>> = Frames::new(stream, MAX_EXEC_RESPONSE_BYTES);
+    let mut event = Some(event);
     while let Ok(Some(message)) = frames.next().await {
         let answer = match ToCell::decode(message).unwrap().message.unwrap() {
             to_cell::Message::Hello(_) => FromCell {
@@ -140,8 +143,8 @@ async fn says_on_control(fixture: &Fixture, identity: &Identity, generation: u64
             }
             .encode_to_vec()
             .into(),
-            to_cell::Message::Next(_) => match said.take() {
-                Some(said) => said,
+            to_cell::Message::Next(_) => match event.take() {
+                Some(event) => event,
                 None => return,
             },
             _ => continue,
@@ -152,8 +155,8 @@ async fn says_on_control(fixture: &Fixture, identity: &Identity, generation: u64
     }
 }
 
-/// Returns an answer of one message.
-fn answer(message: Bytes) -> http::Response<Body> {
+/// Returns a gRPC response with a single message.
+fn response(message: Bytes) -> http::Response<Body> {
     let mut head = BytesMut::with_capacity(5);
     head.put_u8(0);
     head.put_u32(u32::try_from(message.len()).unwrap());
@@ -167,22 +170,26 @@ fn answer(message: Bytes) -> http::Response<Body> {
         .unwrap()
 }
 
-/// Calls, and takes no more of the answer than the daemon does.
+/// Returns the daemon's limit for the response to a method.
+fn max_response_bytes(method: &str) -> usize {
+    if method == "ExecSync" { MAX_EXEC_RESPONSE_BYTES } else { MAX_RESPONSE_BYTES }
+}
+
+/// Makes a call, with the daemon's limit for the response.
 async fn call<R: Bounded + Default + Send + 'static>(channel: Channel, path: &'static str) {
-    let longest = if path.ends_with("/ExecSync") { EXEC_ANSWER } else { ANSWER };
-    let mut client = tonic::client::Grpc::new(channel).max_decoding_message_size(longest);
+    let max_bytes = max_response_bytes(path.rsplit('/').next().unwrap_or_default());
+    let mut client = tonic::client::Grpc::new(channel).max_decoding_message_size(max_bytes);
     let codec = Codec::<(), R>::default();
     let _ = client.unary(timed((), LIMIT), PathAndQuery::from_static(path), codec).await;
 }
 
 macro_rules! calls {
-    ($($service:literal { $($method:literal -> $answer:ty;)* })*) => {
-        /// The worst answers to each call that the daemon makes to a cell.
-        fn worst_answers() -> Vec<(&'static str, Bytes)> {
+    ($($service:literal { $($method:literal -> $response:ty;)* })*) => {
+        /// Returns the worst responses to each call that the daemon makes to a cell.
+        fn worst_responses() -> Vec<(&'static str, Bytes)> {
             let mut all = Vec::new();
             $($({
-                let longest = if $method == "ExecSync" { EXEC_ANSWER } else { ANSWER };
-                for message in worst::<$answer>(longest) {
+                for message in worst::<$response>(max_response_bytes($method)) {
                     all.push((concat!("/", $service, "/", $method), message));
                 }
             })*)*
@@ -191,7 +198,7 @@ macro_rules! calls {
 
         async fn call_by_path(channel: Channel, path: &str) {
             $($(if path == concat!("/", $service, "/", $method) {
-                call::<$answer>(channel.clone(), concat!("/", $service, "/", $method)).await;
+                call::<$response>(channel.clone(), concat!("/", $service, "/", $method)).await;
             })*)*
         }
     };
@@ -239,7 +246,7 @@ calls! {
     }
 }
 
-/// The files that hold the messages, so that the process that is measured has one of them at a time.
+/// The messages in files, so that the measured process holds one at a time.
 struct Messages(PathBuf);
 
 impl Messages {
@@ -248,7 +255,7 @@ impl Messages {
         std::fs::write(self.0.join(name), message).unwrap();
     }
 
-    /// The names, in order.
+    /// Returns the names of the files in order.
     fn names(&self) -> Vec<String> {
         let of =
             |entry: std::io::Result<std::fs::DirEntry>| entry.unwrap().file_name().into_string();
@@ -263,23 +270,23 @@ impl Messages {
     }
 }
 
-/// In a process of its own: a gateway that hears all of it, one after another.
-async fn suffer(messages: Messages) {
+/// Runs the child process: a gateway that receives all messages one after another.
+async fn receive_all(messages: Messages) {
     let fixture = Fixture::start().await;
-    let identity = ByHand::new().enrol(&fixture.bootstrap()).await.unwrap();
+    let identity = ManualAgent::new().enrol(&fixture.bootstrap()).await.unwrap();
     let before = status_kib("VmHWM");
     let (control, calls): (Vec<_>, Vec<_>) =
         messages.names().into_iter().partition(|name| name.ends_with(CONTROL));
     for (n, name) in control.iter().enumerate() {
         let generation = u64::try_from(n).unwrap() + 1;
-        let agent = says_on_control(&fixture, &identity, generation, messages.read(name));
+        let agent = send_on_control(&fixture, &identity, generation, messages.read(name));
         let daemon = async {
             let mut events = fixture.link.control.watch().await.unwrap();
-            // The second one is asked for only if the first one was taken.
+            // A second event is requested only if the first one was accepted.
             while let Ok(Some(_)) = events.next().await {}
         };
         within("the end of a control connection", async { tokio::join!(agent, daemon) }).await;
-        fixture.unlinked().await;
+        fixture.wait_unlinked().await;
     }
     let for_control = status_kib("VmHWM") - before;
     let tls = tls::cell_client(&fixture.bootstrap().ca_sha256, identity.clone()).unwrap();
@@ -293,7 +300,7 @@ async fn suffer(messages: Messages) {
         } else {
             own.lock().unwrap().clone()
         };
-        async move { Ok::<_, Infallible>(answer(message)) }
+        async move { Ok::<_, Infallible>(response(message)) }
     });
     let (end, tasks) = (CancellationToken::new(), TaskTracker::new());
     let served = http2::serve(stream, Profile::BULK, service, end.clone(), tasks.clone());
@@ -313,32 +320,28 @@ async fn suffer(messages: Messages) {
 
 /// Verifies L16.
 #[tokio::test]
-async fn worst_messages_of_an_agent_cost_the_daemon_a_bounded_amount_of_memory() {
-    if let Some(messages) = std::env::var_os(SUFFERS) {
-        return suffer(Messages(messages.into())).await;
+async fn worst_messages_of_an_agent_need_bounded_memory() {
+    if let Some(messages) = std::env::var_os(CHILD_MESSAGES) {
+        return receive_all(Messages(messages.into())).await;
     }
     let dir = tempfile::tempdir().unwrap();
     let messages = Messages(dir.path().to_owned());
     let control = control_messages().into_iter().map(|message| (CONTROL, message));
-    for (n, (kind, message)) in control.chain(worst_answers()).enumerate() {
+    for (n, (kind, message)) in control.chain(worst_responses()).enumerate() {
         messages.write(n, kind, &message);
     }
     let mut child = tokio::process::Command::new(std::env::current_exe().unwrap())
-        .args([
-            "--exact",
-            "memory::worst_messages_of_an_agent_cost_the_daemon_a_bounded_amount_of_memory",
-            "--nocapture",
-        ])
-        .env(SUFFERS, dir.path())
+        .args(["--exact", "memory::worst_messages_of_an_agent_need_bounded_memory", "--nocapture"])
+        .env(CHILD_MESSAGES, dir.path())
         .stdout(Stdio::piped())
         .kill_on_drop(true)
         .spawn()
         .unwrap();
-    let mut said = String::new();
-    child.stdout.take().unwrap().read_to_string(&mut said).await.unwrap();
-    let grown = said.lines().find_map(|line| line.split_once("grown by KiB "));
-    let (_, grown) = grown.unwrap_or_else(|| panic!("{said}"));
+    let mut output = String::new();
+    child.stdout.take().unwrap().read_to_string(&mut output).await.unwrap();
+    let grown = output.lines().find_map(|line| line.split_once("grown by KiB "));
+    let (_, grown) = grown.unwrap_or_else(|| panic!("{output}"));
     println!("by control messages, by all: {grown} KiB");
     let grown: Vec<usize> = grown.split(' ').map(|kib| kib.parse().unwrap()).collect();
-    assert!(grown[1] <= GROWTH_KIB, "{grown:?} KiB, where {GROWTH_KIB} are allowed");
+    assert!(grown[1] <= MAX_GROWTH_KIB, "{grown:?} KiB: at most {MAX_GROWTH_KIB} are allowed");
 }

@@ -1,4 +1,4 @@
-//! Connections that end, and those that come after them.
+//! Disconnects and reconnects.
 
 use std::{
     sync::atomic::Ordering,
@@ -16,27 +16,27 @@ use tonic::Code;
 
 use crate::{
     calls::echo,
-    kit::{Fixture, LIMIT, Proxy, limits, start_gateway, timed, until, within},
+    kit::{Fixture, LIMIT, Wire, limits, start_gateway, timed, wait_for, within},
 };
 
 /// Verifies L3.
 #[tokio::test]
-async fn a_cut_fails_what_runs_and_the_next_call_finds_a_new_connection() {
+async fn disconnect_fails_running_calls_and_the_next_call_reconnects() {
     let fixture = Fixture::start().await;
-    let proxy = Proxy::start(fixture.dir.path().join("wire.sock"), fixture.gateway.address());
+    let wire = Wire::start(fixture.dir.path().join("wire.sock"), fixture.gateway.address());
     let agent =
-        fixture.agent_with(Bootstrap { gateway: proxy.address.clone(), ..fixture.bootstrap() });
+        fixture.agent_with(Bootstrap { gateway: wire.address.clone(), ..fixture.bootstrap() });
     for round in 1..=3 {
         echo(&fixture.link.bulk, "before").await;
         let calls = fixture.link.bulk.clone();
         let running = tokio::spawn(async move {
             AgentClient::new(calls).bind(timed(BindRequest::default(), LIMIT)).await
         });
-        until("the call runs", || agent.agent.binds.load(Ordering::SeqCst) == round).await;
+        wait_for("the call runs", || agent.agent.bind_calls.load(Ordering::SeqCst) == round).await;
         let mut events = fixture.link.control.watch().await.unwrap();
         assert!(events.next().await.unwrap().is_some());
 
-        proxy.cut();
+        wire.cut();
         assert_eq!(
             within("the running call", running).await.unwrap().unwrap_err().code(),
             Code::Unavailable
@@ -47,25 +47,25 @@ async fn a_cut_fails_what_runs_and_the_next_call_finds_a_new_connection() {
         );
         echo(&fixture.link.bulk, "after").await;
     }
-    // Each connection came after the one before it was gone, or replaced it.
-    let generations: Vec<u64> = fixture.ledger.news().into_iter().flatten().collect();
+    // Each connection followed the end of its predecessor, or replaced it.
+    let generations: Vec<u64> = fixture.admission.linked_events().into_iter().flatten().collect();
     assert!(generations.len() >= 4 && generations.is_sorted(), "{generations:?}");
 }
 
 /// Verifies L3.
 #[tokio::test]
-async fn a_wire_without_a_sound_is_noticed_on_both_sides() {
+async fn silent_connection_is_detected_on_both_sides() {
     let fixture = Fixture::start().await;
-    let proxy = Proxy::start(fixture.dir.path().join("wire.sock"), fixture.gateway.address());
+    let wire = Wire::start(fixture.dir.path().join("wire.sock"), fixture.gateway.address());
     let agent =
-        fixture.agent_with(Bootstrap { gateway: proxy.address.clone(), ..fixture.bootstrap() });
-    fixture.linked().await;
+        fixture.agent_with(Bootstrap { gateway: wire.address.clone(), ..fixture.bootstrap() });
+    fixture.wait_linked().await;
     let mut state = agent.handle.state();
     within("the agent knows", state.wait_for(|state| matches!(state, LinkState::Linked(_))))
         .await
         .unwrap();
-    proxy.silence();
-    // The gateway pings, and so does the agent; neither is answered.
+    wire.silence();
+    // Gateway and agent both ping; neither gets an answer.
     let agent_side = within(
         "the agent notices",
         state.wait_for(|state| matches!(state, LinkState::Unlinked(_))),
@@ -73,33 +73,42 @@ async fn a_wire_without_a_sound_is_noticed_on_both_sides() {
     .await
     .map(|_| ());
     agent_side.unwrap();
-    echo(&fixture.link.bulk, "over a new wire").await;
-    until("the gateway has noticed", || fixture.ledger.news().contains(&None)).await;
+    echo(&fixture.link.bulk, "over a new connection").await;
+    wait_for("the gateway has noticed", || fixture.admission.linked_events().contains(&None)).await;
 }
 
 #[tokio::test]
-async fn cells_come_back_to_a_gateway_that_is_started_again() {
+async fn cells_reconnect_to_a_restarted_gateway() {
     let dir = tempfile::tempdir().unwrap();
     let store = Store::open(dir.path()).await.unwrap();
     let listen = GatewayAddress::Unix(dir.path().join("gateway.sock"));
     let mut fixture =
-        Fixture::at(dir, listen.clone(), limits(), Ca::load_or_make(&store).await.unwrap()).await;
+        Fixture::with_ca(dir, listen.clone(), limits(), Ca::load_or_make(&store).await.unwrap())
+            .await;
     let agent = fixture.agent();
     echo(&fixture.link.bulk, "before").await;
 
     fixture.gateway.shutdown().await;
-    assert_eq!(fixture.ledger.news(), [Some(1)], "the end of the daemon is not the end of a link");
-    assert!(!dir_has(&listen), "the socket's file went with the gateway");
+    assert_eq!(
+        fixture.admission.linked_events(),
+        [Some(1)],
+        "the end of the daemon is not the end of a link"
+    );
+    assert!(!socket_exists(&listen), "the gateway removes its socket");
     let mut state = agent.handle.state();
     within("the agent notices", state.wait_for(|state| matches!(state, LinkState::Unlinked(_))))
         .await
         .unwrap();
 
-    // Its token is spent and over; the authority is the same.
-    fixture.ledger.expire(&fixture.cell);
-    fixture.gateway =
-        start_gateway(&fixture.ledger, listen, limits(), Ca::load_or_make(&store).await.unwrap())
-            .await;
+    // The token has expired; the authority is the same.
+    fixture.admission.expire(&fixture.cell);
+    fixture.gateway = start_gateway(
+        &fixture.admission,
+        listen,
+        limits(),
+        Ca::load_or_make(&store).await.unwrap(),
+    )
+    .await;
     fixture.link = fixture.gateway.link(&fixture.cell);
     echo(&fixture.link.bulk, "after").await;
     assert_eq!(agent.stop().await, Outcome::Shutdown);
@@ -107,31 +116,31 @@ async fn cells_come_back_to_a_gateway_that_is_started_again() {
 
 /// Verifies L7.
 #[tokio::test]
-async fn an_expired_certificate_is_renewed_by_its_key() {
+async fn expired_certificate_is_renewed_with_its_key() {
     let lifetime = Duration::from_secs(4);
-    let fixture = Fixture::with(Limits { certificate: lifetime, ..limits() }).await;
-    let proxy = Proxy::start(fixture.dir.path().join("wire.sock"), fixture.gateway.address());
+    let fixture = Fixture::with_limits(Limits { certificate: lifetime, ..limits() }).await;
+    let wire = Wire::start(fixture.dir.path().join("wire.sock"), fixture.gateway.address());
     let _agent =
-        fixture.agent_with(Bootstrap { gateway: proxy.address.clone(), ..fixture.bootstrap() });
+        fixture.agent_with(Bootstrap { gateway: wire.address.clone(), ..fixture.bootstrap() });
     echo(&fixture.link.bulk, "before").await;
-    fixture.ledger.expire(&fixture.cell);
+    fixture.admission.expire(&fixture.cell);
     let expired = SystemTime::now() + lifetime + Duration::from_secs(1);
-    until("the certificate has expired", || SystemTime::now() > expired).await;
-    proxy.cut();
-    fixture.unlinked().await;
+    wait_for("the certificate has expired", || SystemTime::now() > expired).await;
+    wire.cut();
+    fixture.wait_unlinked().await;
     echo(&fixture.link.bulk, "after").await;
-    assert!(fixture.ledger.alarms().is_empty());
+    assert!(fixture.admission.alarms().is_empty());
 }
 
-fn dir_has(address: &GatewayAddress) -> bool {
+fn socket_exists(address: &GatewayAddress) -> bool {
     matches!(address, GatewayAddress::Unix(path) if path.exists())
 }
 
 #[tokio::test]
-async fn a_cell_without_contact_for_too_long_is_an_orphan() {
+async fn cell_without_contact_for_the_orphan_timeout_is_orphaned() {
     let fixture = Fixture::start().await;
     let bootstrap = Bootstrap {
-        gateway: GatewayAddress::Unix(fixture.dir.path().join("nobody.sock")),
+        gateway: GatewayAddress::Unix(fixture.dir.path().join("absent.sock")),
         orphan_timeout_secs: 1,
         ..fixture.bootstrap()
     };

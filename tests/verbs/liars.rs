@@ -5,8 +5,8 @@ use std::time::Instant;
 use futures::StreamExt;
 use kiyot::backends::Method;
 use kiyot_link::{
-    channel::LONGEST_MESSAGE,
-    log_limit::{LINES, PERIOD},
+    channel::MAX_MESSAGE_BYTES,
+    log_limit::{MAX_LINES, PERIOD},
 };
 use kiyot_proto::{cell, cri};
 use kiyot_testkit::{fake_cell::IMAGE, log::CapturedLog};
@@ -334,7 +334,7 @@ async fn error_message_of_a_cell_is_short_also_with_ids_restored() {
             kiyot.call::<cri::ExecSyncResponse>(Method::ExecSync, exec(&liar)).await.unwrap_err();
         assert_eq!(status.code(), Code::Unknown);
         let length = status.message().len();
-        assert!((1_000..=LONGEST_MESSAGE).contains(&length), "{length} bytes: {status}");
+        assert!((1_000..=MAX_MESSAGE_BYTES).contains(&length), "{length} bytes: {status}");
     }
 }
 
@@ -467,7 +467,7 @@ async fn cell_that_lies_without_end_writes_a_bounded_number_of_log_lines() {
     let of_strangers = lines.iter().filter(|line| line.contains("that nobody knows")).count();
     // However long it took here.
     let periods = began.elapsed().as_secs().div_ceil(PERIOD.as_secs()) as usize + 1;
-    let most = LINES as usize * periods;
+    let most = MAX_LINES as usize * periods;
     assert!((1..=most).contains(&of_strangers), "{of_strangers} lines");
     assert!(lines.len() <= 2 * most, "{lines:#?}");
 }

@@ -1,4 +1,4 @@
-//! What a cell is told before it can call home.
+//! Boot data of a cell: its identity, its gateway, and the programs that it runs.
 
 use std::{
     fmt, io,
@@ -8,19 +8,20 @@ use std::{
 
 use serde::{Deserialize, Serialize};
 
-/// The most that a cell's file may hold, in bytes. A longer one is not read.
-const FILE_LIMIT: u64 = 1024 * 1024;
+/// The most bytes of a cell file. A longer file is not read.
+const MAX_FILE_BYTES: u64 = 1024 * 1024;
 
-/// The byte on its standard input that lets a launcher begin: the provider has recorded it by then.
+/// The byte on a launcher's standard input that starts it: the provider has recorded its process
+/// by then.
 pub const GO: &[u8; 1] = b"\n";
 
-/// Where the gateway listens.
+/// The address of a gateway.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum GatewayAddress {
-    /// A unix socket.
+    /// A path of a unix socket.
     Unix(PathBuf),
-    /// A TCP port.
+    /// An IP address and a TCP port.
     Tcp(SocketAddr),
 }
 
@@ -33,20 +34,20 @@ impl fmt::Display for GatewayAddress {
     }
 }
 
-/// What a cell is told before it can call home. Holds a secret: its `Debug` leaves it out.
+/// The data that a cell needs to enrol. Holds a secret, which `Debug` omits.
 #[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Bootstrap {
-    /// The id of the cell that it is.
+    /// The cell's id.
     pub cell: String,
-    /// Where to call.
+    /// The gateway to dial.
     pub gateway: GatewayAddress,
-    /// SHA-256 of the DER form of the certificate authority's certificate, in hexadecimal: what the
-    /// gateway's certificate must come from.
+    /// SHA-256 of the certificate authority's certificate (DER), in hexadecimal. The gateway's
+    /// certificate must be issued by this authority.
     pub ca_sha256: String,
-    /// What the cell trades for its certificate, once. Secret.
+    /// The one-time token that the cell exchanges for its certificate. Secret.
     pub token: String,
-    /// How long the cell goes on without contact to its gateway, in seconds, before it stops its
-    /// pod and powers off.
+    /// The time without contact to the gateway, in seconds, after which the cell stops its pod and
+    /// powers off.
     pub orphan_timeout_secs: u64,
 }
 
@@ -61,72 +62,72 @@ impl fmt::Debug for Bootstrap {
     }
 }
 
-/// The file that a provider gives a cell: how to call home, and how to run its containerd.
+/// The file that a provider gives a cell: its bootstrap data, and how to run its containerd.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CellFile {
-    /// How to call home.
+    /// The data for enrolment.
     pub bootstrap: Bootstrap,
-    /// The program `containerd`: a path, or a name to look up in `PATH`.
+    /// The executable `containerd`: a path, or a name to look up in `PATH`.
     pub containerd: PathBuf,
-    /// The program `runc`: a path, or a name to look up in `PATH`.
+    /// The executable `runc`: a path, or a name to look up in `PATH`.
     pub runc: PathBuf,
     /// The image of pod sandboxes.
     pub pause_image: String,
-    /// A directory of `hosts.toml` files (containerd's `registry.config_path`); none: containerd's
-    /// defaults.
+    /// A directory of `hosts.toml` files (containerd's `registry.config_path`); `None` leaves
+    /// containerd's defaults.
     #[serde(default)]
     pub registry_config_dir: Option<PathBuf>,
-    /// containerd's `restrict_oom_score_adj`: needed where the cell may not lower its score.
+    /// containerd's `restrict_oom_score_adj`: needed where the cell may not lower its OOM score.
     #[serde(default)]
     pub restrict_oom_score_adj: bool,
 }
 
-/// Why a cell's file could not be read or written. Never quotes its content.
+/// An error of reading or writing a cell file. Never quotes the content.
 #[derive(Debug, thiserror::Error)]
 pub enum CellFileError {
-    /// The file system did not do it.
-    #[error("the cell's file {0:?}")]
+    /// The file could not be read or written.
+    #[error("cell file {0:?}")]
     Io(PathBuf, #[source] io::Error),
-    /// It is no such file.
-    #[error("the cell's file {path:?} is not what it must be: line {line}, column {column}")]
-    Form {
+    /// The file is not valid JSON, or lacks a field.
+    #[error("cell file {path:?}: invalid content at line {line}, column {column}")]
+    Invalid {
         /// The file.
         path: PathBuf,
-        /// Where.
+        /// The line of the first error, from 1.
         line: usize,
-        /// Where.
+        /// The column of the first error, from 1.
         column: usize,
     },
-    /// It is longer than any such file.
-    #[error("the cell's file {0:?} is longer than {FILE_LIMIT} bytes")]
+    /// The file is longer than any cell file.
+    #[error("cell file {0:?} is longer than {MAX_FILE_BYTES} bytes")]
     TooLong(PathBuf),
 }
 
 impl CellFile {
-    /// Reads it.
+    /// Reads a cell file.
     pub fn read(path: &Path) -> Result<Self, CellFileError> {
         let io = |source| CellFileError::Io(path.to_owned(), source);
-        if std::fs::metadata(path).map_err(io)?.len() > FILE_LIMIT {
+        if std::fs::metadata(path).map_err(io)?.len() > MAX_FILE_BYTES {
             return Err(CellFileError::TooLong(path.to_owned()));
         }
         Self::parse(path, &std::fs::read(path).map_err(io)?)
     }
 
-    /// What the content of a file says. `path` is for words only.
+    /// Parses the content of a cell file. `path` is for error messages only.
     pub fn parse(path: &Path, content: &[u8]) -> Result<Self, CellFileError> {
-        // serde's own words may quote the content, and so the token.
-        serde_json::from_slice(content).map_err(|error| CellFileError::Form {
+        // serde's messages may quote the content, and so the token.
+        serde_json::from_slice(content).map_err(|error| CellFileError::Invalid {
             path: path.to_owned(),
             line: error.line(),
             column: error.column(),
         })
     }
 
-    /// Writes it, readable by its owner only; whole or not at all.
+    /// Writes the file atomically, readable by its owner only.
     pub fn write(&self, path: &Path) -> Result<(), CellFileError> {
         let content = serde_json::to_vec_pretty(self)
             .map_err(|error| CellFileError::Io(path.to_owned(), error.into()))?;
-        crate::private::write(path, &content)
+        crate::private_file::write(path, &content)
             .map_err(|source| CellFileError::Io(path.to_owned(), source))
     }
 }
@@ -155,7 +156,7 @@ mod tests {
     }
 
     #[test]
-    fn comes_back_as_it_was_and_is_private() {
+    fn cell_file_written_and_read_is_equal_and_private() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("cell.json");
         for _ in 0..2 {
@@ -167,7 +168,7 @@ mod tests {
     }
 
     #[test]
-    fn secrets_are_not_shown() {
+    fn debug_and_errors_omit_the_token() {
         assert!(!format!("{:?}", file()).contains("sesame"));
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("cell.json");

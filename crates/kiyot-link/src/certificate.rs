@@ -1,48 +1,48 @@
-//! What is read from a certificate.
+//! The fields of an X.509 certificate that the link uses.
 
 use std::time::{Duration, SystemTime};
 
 use ring::digest::{SHA256, digest};
 use x509_parser::prelude::{FromDer, X509Certificate};
 
-/// SHA-256 in lower-case hexadecimal.
+/// Returns the SHA-256 digest in lower-case hexadecimal.
 pub fn sha256(bytes: &[u8]) -> String {
     hex::encode(digest(&SHA256, bytes))
 }
 
-/// What is used of a certificate.
+/// The fields of a certificate that identify a cell and bound its validity.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Certificate {
-    /// Its subject's common name: the cell's id in a cell's certificate.
+    /// The subject's common name: a cell's id in a cell's certificate.
     pub common_name: String,
-    /// [`sha256`] of its public key (the DER form of SubjectPublicKeyInfo).
+    /// [`sha256`] of the public key (SubjectPublicKeyInfo in DER form).
     pub key_sha256: String,
-    /// When it begins to be valid.
+    /// The begin of its validity.
     pub not_before: SystemTime,
-    /// When it ends.
+    /// The end of its validity.
     pub not_after: SystemTime,
 }
 
-/// Not such a certificate.
+/// An error of parsing a certificate.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("not a certificate of kiyot's: {0}")]
-pub struct NotACertificate(&'static str);
+#[error("invalid certificate: {0}")]
+pub struct InvalidCertificate(&'static str);
 
 impl Certificate {
-    /// Reads a certificate in its DER form. Checks no signature: that is TLS's part.
-    pub fn read(der: &[u8]) -> Result<Self, NotACertificate> {
+    /// Parses a certificate in DER form. Verifies no signature: TLS has done that.
+    pub fn read(der: &[u8]) -> Result<Self, InvalidCertificate> {
         let (rest, parsed) =
-            X509Certificate::from_der(der).map_err(|_| NotACertificate("it is not in DER form"))?;
+            X509Certificate::from_der(der).map_err(|_| InvalidCertificate("not in DER form"))?;
         if !rest.is_empty() {
-            return Err(NotACertificate("something follows it"));
+            return Err(InvalidCertificate("trailing bytes"));
         }
         let mut names = parsed.subject().iter_common_name();
         let common_name = names
             .next()
             .and_then(|name| name.as_str().ok())
-            .ok_or(NotACertificate("it has no common name"))?;
+            .ok_or(InvalidCertificate("no common name"))?;
         if names.next().is_some() {
-            return Err(NotACertificate("it has several common names"));
+            return Err(InvalidCertificate("several common names"));
         }
         Ok(Self {
             common_name: common_name.to_owned(),

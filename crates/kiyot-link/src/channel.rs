@@ -1,4 +1,4 @@
-//! A channel: calls over whichever connection is the current one.
+//! gRPC calls to a cell over its current connection.
 
 use std::{
     future::Future,
@@ -14,41 +14,50 @@ use tower::Service;
 
 use crate::connection::Connection;
 
-mod answer;
-mod deadline;
+mod grpc_timeout;
+mod response_body;
 mod sanitize;
 mod slot;
 
-pub use sanitize::{LONGEST_MESSAGE, is_no_word, sanitize, shortened};
-pub use slot::{Offer, Refused, Slot};
+pub use sanitize::{MAX_MESSAGE_BYTES, is_unsafe_control, sanitize, truncate};
+pub use slot::{Offer, OfferError, Slot};
 
-/// The authority in the calls' addresses. Nobody resolves it; HTTP/2 asks for one.
+/// The `:authority` of all calls. Required by HTTP/2, never resolved.
 const AUTHORITY: &str = "cell.kiyot.internal";
 
-/// Where a client of tonic sends its calls. Cheap to clone.
+/// A channel for tonic clients that calls over the current connection of a [`Slot`]. Cheap to
+/// clone.
 ///
-/// A call waits for the current connection when there is none, and fails with UNAVAILABLE at its
-/// deadline: the `grpc-timeout` of the request (set it with [`tonic::Request::set_timeout`]), else
-/// [`Channel::PATIENCE`]. At a deadline of its own it fails with DEADLINE_EXCEEDED, though the
-/// answer may have begun: nobody is kept waiting by who sends no more. `PATIENCE` holds until the
-/// answer's head is there, for it may be a stream; so a call that sends a long stream before it is
-/// answered must set a deadline. A call whose connection ends, or is replaced by a newer one, fails
-/// with UNAVAILABLE, in its answer's stream too. A call that was not sent is tried again over the
-/// next connection. A failure's message is the other side's, at most [`LONGEST_MESSAGE`] bytes of it
-/// and without control characters other than line ends and tabs; all other metadata is left out.
+/// A call waits for a connection until its deadline, and then fails with UNAVAILABLE.
+/// The deadline is the request's `grpc-timeout` ([`tonic::Request::set_timeout`]), or
+/// [`Channel::DEFAULT_TIMEOUT`].
+///
+/// - A `grpc-timeout` covers the whole response: the call fails with DEADLINE_EXCEEDED even after
+///   the response has begun, so that a peer that stops sending holds up no caller.
+/// - The default timeout covers the response's head only, because the response may be a stream. A
+///   call that sends a long stream before its response begins must set a timeout.
+/// - A call whose connection ends, or is replaced by a newer one, fails with UNAVAILABLE, in its
+///   response stream too.
+/// - A call that was not sent is retried over the next connection.
+/// - Error messages of the peer are cut to [`MAX_MESSAGE_BYTES`] and stripped of control characters
+///   other than line ends and tabs. All other metadata is removed.
 #[derive(Debug, Clone)]
 pub struct Channel(Slot);
 
 impl Channel {
-    /// How long a call without a deadline of its own waits.
-    pub const PATIENCE: Duration = Duration::from_secs(20);
+    /// The timeout of a call without a `grpc-timeout`.
+    pub const DEFAULT_TIMEOUT: Duration = Duration::from_secs(20);
 
-    /// A channel over one connection only.
+    /// Creates a channel over a single connection.
     pub fn over(connection: Connection) -> Self {
-        let slot = Slot::new("one connection of the link");
-        // A new slot refuses nothing.
-        let _ =
-            slot.offer(Offer { connection, incarnation: String::new(), generation: 1, arrival: 0 });
+        let slot = Slot::new("single connection of the link");
+        // A new slot accepts any connection.
+        let _ = slot.offer(Offer {
+            connection,
+            incarnation: String::new(),
+            generation: 1,
+            sequence: 0,
+        });
         slot.channel()
     }
 }
@@ -64,50 +73,55 @@ impl Service<http::Request<Body>> for Channel {
 
     fn call(&mut self, request: http::Request<Body>) -> Self::Future {
         let slot = self.0.clone();
-        let of_its_own = deadline::of(request.headers());
+        let timeout = grpc_timeout::parse(request.headers());
         Box::pin(async move {
             call(
                 &slot,
-                addressed(request)?,
-                Instant::now() + of_its_own.unwrap_or(Self::PATIENCE),
-                of_its_own.is_some(),
+                with_absolute_uri(request)?,
+                Instant::now() + timeout.unwrap_or(Self::DEFAULT_TIMEOUT),
+                timeout.is_some(),
             )
             .await
         })
     }
 }
 
-/// `of_its_own`: the deadline is one of the whole call.
+/// Sends a request over the current connection. `covers_body`: the deadline holds for the whole
+/// response, not only for its head.
 async fn call(
     slot: &Slot,
     mut request: http::Request<Body>,
     deadline: Instant,
-    of_its_own: bool,
+    covers_body: bool,
 ) -> Result<http::Response<Body>, Status> {
     let mut failed = None;
     loop {
-        let connection = slot.current(failed.as_ref(), deadline).await?;
-        let Some(open) = connection.begin() else {
-            // It has just run out.
+        let connection = slot.acquire(failed.as_ref(), deadline).await?;
+        let Some(open) = connection.start_call() else {
+            // The idle timeout has just closed it.
             failed = Some(connection);
             continue;
         };
         match timeout_at(deadline, connection.sender().try_send_request(request)).await {
             Ok(Ok(response)) => {
                 let mut response = response.map(|body| {
-                    Body::new(answer::Answer::new(body, open, of_its_own.then_some(deadline)))
+                    Body::new(response_body::ResponseBody::new(
+                        body,
+                        open,
+                        covers_body.then_some(deadline),
+                    ))
                 });
                 sanitize::clean(response.headers_mut());
                 return Ok(response);
             }
             Ok(Err(mut error)) => match error.take_message() {
-                // It was not sent: nobody has seen it.
+                // The peer has not seen it.
                 Some(unsent) => request = unsent,
-                None => return Err(answer::status(&error.into_error(), slot.name())),
+                None => return Err(response_body::to_status(&error.into_error(), slot.name())),
             },
             Err(_) => {
                 return Err(Status::deadline_exceeded(format!(
-                    "{}: no answer within the call's deadline",
+                    "{}: no response within the call's deadline",
                     slot.name()
                 )));
             }
@@ -116,13 +130,13 @@ async fn call(
     }
 }
 
-/// Gives a call the absolute address that HTTP/2 asks for.
-fn addressed(mut request: http::Request<Body>) -> Result<http::Request<Body>, Status> {
+/// Makes the request's URI absolute, as HTTP/2 requires.
+fn with_absolute_uri(mut request: http::Request<Body>) -> Result<http::Request<Body>, Status> {
     let path =
         request.uri().path_and_query().cloned().unwrap_or_else(|| PathAndQuery::from_static("/"));
     let uri = Uri::builder().scheme("https").authority(AUTHORITY).path_and_query(path).build();
     *request.uri_mut() =
-        uri.map_err(|error| Status::internal(format!("the address of a call: {error}")))?;
+        uri.map_err(|error| Status::internal(format!("URI of a call: {error}")))?;
     *request.version_mut() = http::Version::HTTP_2;
     Ok(request)
 }

@@ -1,5 +1,4 @@
-//! The time of day, by which certificates end. Nothing else of the link asks for it: waits go by a
-//! clock that nobody sets.
+//! The wall clock, by which certificates expire. All waits of the link use a monotonic clock.
 
 use std::{
     fmt,
@@ -9,18 +8,17 @@ use std::{
 
 use rustls::{pki_types::UnixTime, time_provider::TimeProvider};
 
-/// A clock with the time of day. Cheap to clone; the default is the machine's, another is for
-/// tests.
+/// A wall clock. Cheap to clone. The default is the machine's; tests set their own.
 #[derive(Clone)]
 pub struct Clock(Arc<dyn Fn() -> SystemTime + Send + Sync>);
 
 impl Clock {
-    /// One that says what this function says.
+    /// Creates a clock that returns the time of a function.
     pub fn new(now: impl Fn() -> SystemTime + Send + Sync + 'static) -> Self {
         Self(Arc::new(now))
     }
 
-    /// The time of day.
+    /// Returns the current time.
     pub fn now(&self) -> SystemTime {
         (self.0)()
     }

@@ -1,4 +1,4 @@
-//! One connection that calls can be made over.
+//! The calling side of an HTTP/2 connection.
 
 use std::{fmt, sync::Arc, time::Duration};
 
@@ -12,12 +12,12 @@ use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use tonic::body::Body;
 
 use crate::{
-    held::Held,
-    http2::{self, Owned, Profile},
+    http2::{self, Profile, TrackedExecutor},
+    link_connection::LinkConnection,
     watched::Watched,
 };
 
-/// One connection that calls can be made over, until it ends. Cheap to clone.
+/// An HTTP/2 connection, seen from its client. Cheap to clone.
 #[derive(Clone)]
 pub struct Connection(Arc<Inner>);
 
@@ -27,14 +27,14 @@ struct Inner {
     calls: Watched<Calls>,
 }
 
-/// The calls that run over a connection.
+/// The state of a connection's calls.
 #[derive(Debug)]
 struct Calls {
     open: usize,
-    /// When the last one ended.
+    /// The time at which the last call ended.
     idle_since: Instant,
-    /// No other may begin.
-    over: bool,
+    /// Set by the idle timeout: no further call may start.
+    closed: bool,
 }
 
 impl fmt::Debug for Connection {
@@ -43,26 +43,26 @@ impl fmt::Debug for Connection {
     }
 }
 
-impl Held for Connection {
-    /// Calls over it fail.
-    fn cut(&self) {
+impl LinkConnection for Connection {
+    /// Ends the connection; its calls fail.
+    fn abort(&self) {
         self.0.end.cancel();
     }
 
     fn has_ended(&self) -> bool {
         self.0.end.is_cancelled()
             || self.0.sender.is_closed()
-            || self.0.calls.with(|calls| calls.over)
+            || self.0.calls.with(|calls| calls.closed)
     }
 
-    fn is(&self, other: &Self) -> bool {
+    fn is_same(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.0, &other.0)
     }
 }
 
 impl Connection {
-    /// Begins HTTP/2 as its client. It is driven by tasks of `tasks` until it ends, `end` is
-    /// cancelled, or [`Held::cut`].
+    /// Performs the HTTP/2 handshake as the client. Tasks of `tasks` drive the connection until it
+    /// ends, `end` is cancelled, or it is aborted.
     pub async fn open<I>(
         io: I,
         profile: Profile,
@@ -73,45 +73,45 @@ impl Connection {
         I: AsyncRead + AsyncWrite + Send + Unpin + 'static,
     {
         let end = end.child_token();
-        let owner = Owned { end: end.clone(), tasks: tasks.clone() };
-        let all = end.clone().drop_guard();
+        let executor = TrackedExecutor { end: end.clone(), tasks: tasks.clone() };
+        let guard = end.clone().drop_guard();
         let (sender, driver) =
-            http2::client(profile, owner).handshake::<_, Body>(TokioIo::new(io)).await?;
+            http2::client(profile, executor).handshake::<_, Body>(TokioIo::new(io)).await?;
         let token = end.clone();
-        // Boxed as in `Owned`.
+        // Boxed as in `TrackedExecutor`.
         let driver = Box::pin(driver);
         tasks.spawn(async move {
-            let _all = all;
+            let _guard = guard;
             if let Some(Err(error)) = token.run_until_cancelled(driver).await {
-                tracing::debug!(%error, "a connection of the link broke");
+                tracing::debug!(%error, "connection of the link failed");
             }
         });
         Ok(Self(Arc::new(Inner {
             sender,
             end,
-            calls: Watched::new(Calls { open: 0, idle_since: Instant::now(), over: false }),
+            calls: Watched::new(Calls { open: 0, idle_since: Instant::now(), closed: false }),
         })))
     }
 
-    /// Returns when it has ended.
+    /// Waits until the connection has ended.
     pub async fn ended(&self) {
         self.0.end.cancelled().await;
     }
 
-    /// Returns when no call has run over it for this long. From then on none begins: it counts as
-    /// ended.
-    pub async fn run_out(&self, long: Duration) {
+    /// Waits until no call has been open for `idle_timeout`, and closes the connection for further
+    /// calls.
+    pub async fn close_when_idle(&self, idle_timeout: Duration) {
         loop {
             let idle_since =
                 self.0.calls.wait_for(|calls| (calls.open == 0).then_some(calls.idle_since)).await;
-            let over = |calls: &mut Calls| {
-                calls.over = calls.open == 0 && calls.idle_since + long <= Instant::now();
-                calls.over
+            let close = |calls: &mut Calls| {
+                calls.closed = calls.open == 0 && calls.idle_since + idle_timeout <= Instant::now();
+                calls.closed
             };
-            if self.0.calls.with(over) {
+            if self.0.calls.with(close) {
                 return;
             }
-            tokio::time::sleep_until(idle_since + long).await;
+            tokio::time::sleep_until(idle_since + idle_timeout).await;
         }
     }
 
@@ -119,20 +119,21 @@ impl Connection {
         self.0.sender.clone()
     }
 
-    /// Counts a call for as long as what it returns lives; `None` when none may begin any more.
-    pub(crate) fn begin(&self) -> Option<OpenCall> {
-        // Nobody waits for this.
+    /// Counts a call as open until the guard is dropped. Returns `None` if the connection is closed
+    /// for calls.
+    pub(crate) fn start_call(&self) -> Option<OpenCall> {
+        // Without a wake: no task waits for more open calls.
         self.0
             .calls
             .with(|calls| {
-                calls.open += usize::from(!calls.over);
-                !calls.over
+                calls.open += usize::from(!calls.closed);
+                !calls.closed
             })
             .then(|| OpenCall(self.clone()))
     }
 }
 
-/// A call that runs over a connection.
+/// A guard that counts a call of a connection.
 #[derive(Debug)]
 pub(crate) struct OpenCall(Connection);
 
@@ -151,9 +152,9 @@ mod tests {
 
     /// Verifies L12.
     #[tokio::test]
-    async fn an_open_call_keeps_it_however_short_it_may_be_idle() {
-        for long in [Duration::ZERO, Duration::from_millis(50)] {
-            // Nobody need answer for this side to begin.
+    async fn open_call_keeps_its_connection_whatever_the_idle_timeout() {
+        for idle_timeout in [Duration::ZERO, Duration::from_millis(50)] {
+            // The client's handshake needs no answer.
             let (near, _far) = tokio::io::duplex(1 << 16);
             let connection = Connection::open(
                 near,
@@ -163,20 +164,24 @@ mod tests {
             )
             .await
             .unwrap();
-            let (one, other) = (connection.begin().unwrap(), connection.begin().unwrap());
-            drop(one);
+            let (first, second) =
+                (connection.start_call().unwrap(), connection.start_call().unwrap());
+            drop(first);
             assert!(
-                tokio::time::timeout(Duration::from_millis(200), connection.run_out(long))
-                    .await
-                    .is_err(),
+                tokio::time::timeout(
+                    Duration::from_millis(200),
+                    connection.close_when_idle(idle_timeout)
+                )
+                .await
+                .is_err(),
                 "a call is open"
             );
             assert!(!connection.has_ended());
-            drop(other);
+            drop(second);
             let ended = Instant::now();
-            connection.run_out(long).await;
-            assert!(ended.elapsed() >= long);
-            assert!(connection.has_ended() && connection.begin().is_none(), "a call would be cut");
+            connection.close_when_idle(idle_timeout).await;
+            assert!(ended.elapsed() >= idle_timeout);
+            assert!(connection.has_ended() && connection.start_call().is_none());
         }
     }
 }

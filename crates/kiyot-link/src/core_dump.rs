@@ -1,4 +1,5 @@
-//! Core dumps of processes that hold secrets: keys, tokens, environment variables of pods.
+//! Prevention of core dumps of processes that hold secrets: keys, tokens, environment variables of
+//! pods.
 
 use std::io;
 
@@ -6,15 +7,17 @@ use rustix::process::{
     DumpableBehavior, Resource, Rlimit, getrlimit, set_dumpable_behavior, setrlimit,
 };
 
-/// Keeps the calling process from being dumped, and from being traced by who is not privileged, even
-/// where `core_pattern` is a program, for which the kernel asks no limit. Execve undoes that, so each
-/// program calls it at its start; the limit of 0 is what its children inherit.
+/// Prevents core dumps of the calling process, and tracing by unprivileged processes.
+///
+/// The process is made non-dumpable, because the kernel ignores the limit where `core_pattern` is a
+/// pipe. `execve` resets that, so each program calls this at its start. Children inherit the limit
+/// of 0.
 pub fn forbid() -> io::Result<()> {
     set_dumpable_behavior(DumpableBehavior::NotDumpable)?;
     limit(Some(0))
 }
 
-/// Gives children the highest limit that there may be: they have no secrets but their own.
+/// Raises the limit for children to the hard limit: they hold no secrets but their own.
 pub fn allow_children() -> io::Result<()> {
     limit(getrlimit(Resource::Core).maximum)
 }

@@ -1,5 +1,4 @@
-//! Messages on a connection that mostly rests: each behind its length. Between messages nothing is
-//! held in memory.
+//! Length-delimited messages over a byte stream that is mostly idle. An idle stream has no buffer.
 
 use std::{
     future::poll_fn,
@@ -11,42 +10,43 @@ use std::{
 use bytes::{Buf, Bytes, BytesMut};
 use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt, ReadBuf};
 
-/// Bytes of a message's length.
-const HEAD: usize = size_of::<u32>();
-/// The most that one read takes. Bytes, on the stack.
-const READ: usize = 4 * 1024;
+/// The bytes of a message's length prefix.
+const PREFIX_BYTES: usize = size_of::<u32>();
+/// The most bytes of one read, on the stack.
+const MAX_READ_BYTES: usize = 4 * 1024;
 
-/// Messages over a byte stream.
+/// A byte stream of length-delimited messages.
 #[derive(Debug)]
 pub struct Frames<I> {
     io: I,
-    /// What was read and is no whole message yet.
-    heard: BytesMut,
-    longest: usize,
+    /// Bytes that were read beyond the last whole message.
+    buffer: BytesMut,
+    max_message_bytes: usize,
 }
 
 impl<I: AsyncRead + AsyncWrite + Unpin> Frames<I> {
-    /// No message may be longer than `longest`, in bytes.
-    pub fn new(io: I, longest: usize) -> Self {
-        Self { io, heard: BytesMut::new(), longest }
+    /// Wraps a byte stream whose messages have at most `max_message_bytes`, in either direction.
+    pub fn new(io: I, max_message_bytes: usize) -> Self {
+        Self { io, buffer: BytesMut::new(), max_message_bytes }
     }
 
-    /// From now on no message may be longer than this, in bytes.
-    pub fn allow(&mut self, longest: usize) {
-        self.longest = longest;
+    /// Changes the limit for the messages from now on.
+    pub fn set_max_message_bytes(&mut self, max_message_bytes: usize) {
+        self.max_message_bytes = max_message_bytes;
     }
 
-    /// The next message; `None` when the other side has ended between two of them. Given up before
-    /// its end, it loses nothing.
+    /// Returns the next message, or `None` if the stream has ended between two messages.
+    /// Cancel-safe.
     ///
-    /// InvalidData for a message that is too long, UnexpectedEof for half a one.
+    /// Fails with InvalidData for a message above the limit, and with UnexpectedEof if the stream
+    /// ends within a message.
     pub async fn next(&mut self) -> io::Result<Option<Bytes>> {
         loop {
-            if let Some(message) = self.whole()? {
+            if let Some(message) = self.take_message()? {
                 return Ok(Some(message));
             }
             if poll_fn(|context| self.poll_read(context)).await? == 0 {
-                return if self.heard.is_empty() {
+                return if self.buffer.is_empty() {
                     Ok(None)
                 } else {
                     Err(io::ErrorKind::UnexpectedEof.into())
@@ -55,49 +55,50 @@ impl<I: AsyncRead + AsyncWrite + Unpin> Frames<I> {
         }
     }
 
-    /// Sends a message. Given up before its end, it leaves the connection of no use.
+    /// Sends a message. Not cancel-safe: a message that is cut off leaves the stream unusable.
     pub async fn send(&mut self, message: &[u8]) -> io::Result<()> {
-        let length = u32::try_from(message.len()).ok().filter(|_| message.len() <= self.longest);
-        let length = length.ok_or_else(|| too_long(message.len(), self.longest))?;
-        // In one piece: each write would be a record of TLS.
-        let mut framed = Vec::with_capacity(HEAD + message.len());
+        let length =
+            u32::try_from(message.len()).ok().filter(|_| message.len() <= self.max_message_bytes);
+        let length = length.ok_or_else(|| too_long(message.len(), self.max_message_bytes))?;
+        // A single write: each write is a TLS record.
+        let mut framed = Vec::with_capacity(PREFIX_BYTES + message.len());
         framed.extend_from_slice(&length.to_be_bytes());
         framed.extend_from_slice(message);
         self.io.write_all(&framed).await?;
         self.io.flush().await
     }
 
-    /// The first message, if all of it is there.
-    fn whole(&mut self) -> io::Result<Option<Bytes>> {
-        let Some(head) = self.heard.first_chunk::<HEAD>() else { return Ok(None) };
-        let length = usize::try_from(u32::from_be_bytes(*head)).unwrap_or(usize::MAX);
-        if length > self.longest {
-            return Err(too_long(length, self.longest));
+    /// Takes the first message from the buffer if it is complete.
+    fn take_message(&mut self) -> io::Result<Option<Bytes>> {
+        let Some(prefix) = self.buffer.first_chunk::<PREFIX_BYTES>() else { return Ok(None) };
+        let length = usize::try_from(u32::from_be_bytes(*prefix)).unwrap_or(usize::MAX);
+        if length > self.max_message_bytes {
+            return Err(too_long(length, self.max_message_bytes));
         }
-        if self.heard.len() - HEAD < length {
+        if self.buffer.len() - PREFIX_BYTES < length {
             return Ok(None);
         }
-        self.heard.advance(HEAD);
-        if self.heard.len() == length {
-            // The buffer leaves with its last message.
-            return Ok(Some(std::mem::take(&mut self.heard).freeze()));
+        self.buffer.advance(PREFIX_BYTES);
+        if self.buffer.len() == length {
+            // The buffer's allocation is freed with its last message.
+            return Ok(Some(std::mem::take(&mut self.buffer).freeze()));
         }
-        Ok(Some(self.heard.split_to(length).freeze()))
+        Ok(Some(self.buffer.split_to(length).freeze()))
     }
 
     fn poll_read(&mut self, context: &mut Context<'_>) -> Poll<io::Result<usize>> {
-        let mut room = [0; READ];
-        let mut read = ReadBuf::new(&mut room);
+        let mut space = [0; MAX_READ_BYTES];
+        let mut read = ReadBuf::new(&mut space);
         ready!(Pin::new(&mut self.io).poll_read(context, &mut read))?;
-        self.heard.extend_from_slice(read.filled());
+        self.buffer.extend_from_slice(read.filled());
         Poll::Ready(Ok(read.filled().len()))
     }
 }
 
-fn too_long(length: usize, longest: usize) -> io::Error {
+fn too_long(length: usize, max_message_bytes: usize) -> io::Error {
     io::Error::new(
         io::ErrorKind::InvalidData,
-        format!("a message of {length} bytes, where {longest} are allowed"),
+        format!("message of {length} bytes: at most {max_message_bytes} are allowed"),
     )
 }
 
@@ -108,8 +109,8 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn messages_come_as_they_were_sent_however_the_bytes_come() {
-        let messages: [&[u8]; 4] = [b"one", b"", &[7; 3000], b"last"];
+    async fn messages_are_received_whole_however_the_bytes_are_split() {
+        let messages: [&[u8]; 4] = [b"first", b"", &[7; 3000], b"last"];
         for width in [1, 2, 5, 64, 10_000] {
             let (near, far) = duplex(width);
             let (mut near, mut far) = (Frames::new(near, 3000), Frames::new(far, 3000));
@@ -124,30 +125,30 @@ mod tests {
                     assert_eq!(far.next().await.unwrap().as_deref(), Some(message));
                 }
                 assert_eq!(far.next().await.unwrap(), None);
-                assert_eq!(far.heard.capacity(), 0, "nothing is held at rest");
+                assert_eq!(far.buffer.capacity(), 0, "an idle stream has no buffer");
             };
             tokio::join!(sending, receiving);
         }
     }
 
     #[tokio::test]
-    async fn what_is_given_up_goes_on_later() {
+    async fn cancelled_read_loses_no_bytes() {
         let (mut near, far) = duplex(64);
         let mut far = Frames::new(far, 100);
         near.write_all(&[0, 0, 0, 4, b'h', b'a']).await.unwrap();
-        assert!(futures_now(far.next()).is_none());
+        assert!(poll_once(far.next()).is_none());
         near.write_all(b"lf").await.unwrap();
         assert_eq!(far.next().await.unwrap().as_deref(), Some(&b"half"[..]));
     }
 
     #[tokio::test]
-    async fn what_is_too_long_or_cut_is_an_error() {
+    async fn message_above_the_limit_or_cut_off_is_an_error() {
         let (mut near, far) = duplex(64);
         let mut far = Frames::new(far, 100);
         near.write_all(&[0, 0, 0, 101]).await.unwrap();
         assert_eq!(far.next().await.unwrap_err().kind(), io::ErrorKind::InvalidData);
         assert_eq!(far.send(&[0; 101]).await.unwrap_err().kind(), io::ErrorKind::InvalidData);
-        far.allow(50);
+        far.set_max_message_bytes(50);
         assert_eq!(far.send(&[0; 51]).await.unwrap_err().kind(), io::ErrorKind::InvalidData);
         let (mut near, far) = duplex(64);
         let mut far = Frames::new(far, 100);
@@ -156,7 +157,7 @@ mod tests {
         assert_eq!(far.next().await.unwrap_err().kind(), io::ErrorKind::UnexpectedEof);
     }
 
-    fn futures_now<T>(future: impl Future<Output = T>) -> Option<T> {
+    fn poll_once<T>(future: impl Future<Output = T>) -> Option<T> {
         let mut future = std::pin::pin!(future);
         match future.as_mut().poll(&mut Context::from_waker(std::task::Waker::noop())) {
             Poll::Ready(value) => Some(value),

@@ -1,4 +1,4 @@
-//! HTTP/2 on a connection of the link, on either side of it.
+//! HTTP/2 of the link: profiles, keepalive, client and server.
 
 use std::{error::Error, future::Future, time::Duration};
 
@@ -9,94 +9,98 @@ use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use tonic::body::Body;
 use tower::ServiceExt;
 
-/// How long a side hears nothing before it asks for a sign of life, on the gateway's side. The
-/// agent waits twice as long: mostly it need not ask.
-pub(crate) const PING_AFTER: Duration = Duration::from_secs(5);
+/// The time without a frame after which the gateway sends a PING. The agent waits twice as long, so
+/// that it rarely has to.
+pub(crate) const GATEWAY_PING_INTERVAL: Duration = Duration::from_secs(5);
 
-/// How long the gateway waits for that sign. After it the connection is dropped.
-pub(crate) const PONG_WITHIN: Duration = Duration::from_secs(15);
+/// The time after a PING within which the gateway must receive something; otherwise it closes the
+/// connection.
+pub(crate) const GATEWAY_PING_TIMEOUT: Duration = Duration::from_secs(15);
 
-/// The same for the agent: together with its `PING_AFTER`, 30 s of silence end a connection.
-pub(crate) const AGENT_PING_AFTER: Duration = Duration::from_secs(10);
+/// The agent's ping interval. With [`AGENT_PING_TIMEOUT`], 30 s of silence end a connection.
+pub(crate) const AGENT_PING_INTERVAL: Duration = Duration::from_secs(10);
 
-/// See [`AGENT_PING_AFTER`].
-pub(crate) const AGENT_PONG_WITHIN: Duration = Duration::from_secs(20);
+/// The agent's ping timeout.
+pub(crate) const AGENT_PING_TIMEOUT: Duration = Duration::from_secs(20);
 
-/// The most header bytes of one message.
-const HEADER_LIMIT: u32 = 16 * 1024;
+/// The most bytes of a header list (SETTINGS_MAX_HEADER_LIST_SIZE).
+const MAX_HEADER_LIST_BYTES: u32 = 16 * 1024;
 
-/// How much a connection may hold in memory.
+/// The flow control and concurrency limits of a connection, which bound its memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Profile {
-    /// Bytes that the other side may send on one stream before they are taken.
+    /// The initial window of a stream, in bytes.
     pub stream_window: u32,
-    /// The same for the whole connection. Larger than a stream's, so that one stuck reader doesn't
-    /// stop the others.
+    /// The initial window of the connection, in bytes. Larger than a stream's, so that a stuck
+    /// reader does not block the others.
     pub connection_window: u32,
-    /// Bytes of one stream that wait to be sent.
+    /// The most buffered bytes of a stream that wait to be sent.
     pub send_buffer: usize,
-    /// Streams that the other side may have open.
-    pub streams: u32,
+    /// The most streams that the peer may have open.
+    pub max_streams: u32,
 }
 
 impl Profile {
-    /// For one `Enrol`.
+    /// The profile of a connection for enrolment.
     pub const ENROL: Self = Self {
         stream_window: 32 * 1024,
         connection_window: 64 * 1024,
         send_buffer: 16 * 1024,
-        streams: 2,
+        max_streams: 2,
     };
-    /// All calls to a cell. As many streams as a cell may have open can be stuck with full windows,
-    /// and the others still have room.
+    /// The profile of a bulk connection. Its window has room for all long streams of a cell with
+    /// full windows, and for other calls beside them.
     pub const BULK: Self = Self {
         stream_window: 256 * 1024,
         connection_window: 48 * 1024 * 1024,
         send_buffer: 256 * 1024,
-        streams: 1024,
+        max_streams: 1024,
     };
 }
 
-/// Runs what hyper spawns, until a token is cancelled.
+/// An executor that tracks hyper's tasks and ends them when a token is cancelled.
 #[derive(Debug, Clone)]
-pub(crate) struct Owned {
+pub(crate) struct TrackedExecutor {
     pub(crate) end: CancellationToken,
     pub(crate) tasks: TaskTracker,
 }
 
-impl<F> Executor<F> for Owned
+impl<F> Executor<F> for TrackedExecutor
 where
     F: Future + Send + 'static,
     F::Output: Send,
 {
     fn execute(&self, future: F) {
         let end = self.end.clone();
-        // Boxed, or the task would have room for several copies of it: it is moved from one future
-        // into the next.
+        // Boxed: each future that this is moved into would reserve room for it, and the task would
+        // hold it several times.
         let future = Box::pin(future);
         self.tasks.spawn(async move { end.run_until_cancelled_owned(future).await.map(drop) });
     }
 }
 
-/// The builder for the side that calls.
-pub(crate) fn client(profile: Profile, owner: Owned) -> hyper::client::conn::http2::Builder<Owned> {
-    let mut builder = hyper::client::conn::http2::Builder::new(owner);
+/// Returns the builder of a client's connection.
+pub(crate) fn client(
+    profile: Profile,
+    executor: TrackedExecutor,
+) -> hyper::client::conn::http2::Builder<TrackedExecutor> {
+    let mut builder = hyper::client::conn::http2::Builder::new(executor);
     builder
         .timer(TokioTimer::new())
         .initial_stream_window_size(profile.stream_window)
         .initial_connection_window_size(profile.connection_window)
         .max_send_buf_size(profile.send_buffer)
-        .max_header_list_size(HEADER_LIMIT)
-        // What comes of calls that were given up is passed over, as long as they are remembered:
-        // else it counts as a fault of the other side's.
-        .max_concurrent_reset_streams(profile.streams as usize)
-        .keep_alive_interval(PING_AFTER)
-        .keep_alive_timeout(PONG_WITHIN)
+        .max_header_list_size(MAX_HEADER_LIST_BYTES)
+        // Frames of a reset stream are ignored only while h2 remembers the stream; later they are
+        // a connection error.
+        .max_concurrent_reset_streams(profile.max_streams as usize)
+        .keep_alive_interval(GATEWAY_PING_INTERVAL)
+        .keep_alive_timeout(GATEWAY_PING_TIMEOUT)
         .keep_alive_while_idle(true);
     builder
 }
 
-/// Serves calls on a connection until it ends, or `end` is cancelled. The calls that run then are
+/// Serves calls on a connection until it ends or `end` is cancelled. Calls that still run are
 /// dropped.
 pub async fn serve<I, S>(
     io: I,
@@ -115,22 +119,23 @@ where
     S::Future: Send + 'static,
 {
     let service = service.map_request(|request: http::Request<Incoming>| request.map(Body::new));
-    // Whatever way this ends, what was spawned for it ends too.
+    // However this ends, the tasks that hyper spawned end too.
     let end = end.child_token();
-    let _all = end.clone().drop_guard();
-    let mut builder = hyper::server::conn::http2::Builder::new(Owned { end: end.clone(), tasks });
+    let _guard = end.clone().drop_guard();
+    let mut builder =
+        hyper::server::conn::http2::Builder::new(TrackedExecutor { end: end.clone(), tasks });
     builder
         .timer(TokioTimer::new())
         .initial_stream_window_size(profile.stream_window)
         .initial_connection_window_size(profile.connection_window)
         .max_send_buf_size(profile.send_buffer)
-        .max_header_list_size(HEADER_LIMIT)
-        .max_concurrent_streams(profile.streams)
-        // Calls that their callers gave up before this side looked at them, as while it was frozen:
-        // more than a few would else end all others.
-        .max_pending_accept_reset_streams(profile.streams as usize)
-        .keep_alive_interval(AGENT_PING_AFTER)
-        .keep_alive_timeout(AGENT_PONG_WITHIN);
+        .max_header_list_size(MAX_HEADER_LIST_BYTES)
+        .max_concurrent_streams(profile.max_streams)
+        // While the process is frozen, callers may reset many streams that were not accepted yet.
+        // Above this limit h2 sends GOAWAY, which would fail all other calls.
+        .max_pending_accept_reset_streams(profile.max_streams as usize)
+        .keep_alive_interval(AGENT_PING_INTERVAL)
+        .keep_alive_timeout(AGENT_PING_TIMEOUT);
     let connection = builder
         .serve_connection(TokioIo::new(io), hyper_util::service::TowerToHyperService::new(service));
     end.run_until_cancelled(connection).await.unwrap_or(Ok(()))
@@ -142,10 +147,11 @@ mod tests {
 
     use super::*;
 
-    /// As after a cell was frozen: calls came, and their callers have given up since.
+    /// The state after a cell was frozen: calls arrived, and their callers have reset them since.
+    ///
     /// Verifies L15.
     #[tokio::test]
-    async fn calls_that_were_given_up_before_they_were_looked_at_cut_no_others() {
+    async fn calls_reset_before_they_are_accepted_do_not_close_the_connection() {
         const CALLS: usize = 90;
         let (near, far) = tokio::io::duplex(1 << 20);
         let (mut sender, connection) = h2::client::handshake(near).await.unwrap();
@@ -155,19 +161,19 @@ mod tests {
             let request = http::Request::post("https://cell.test/a.B/C").body(()).unwrap();
             sender.send_request(request, true).unwrap()
         };
-        let (answer, stream) = call();
-        let given_up: Vec<(h2::client::ResponseFuture, h2::SendStream<bytes::Bytes>)> =
+        let (response, stream) = call();
+        let reset: Vec<(h2::client::ResponseFuture, h2::SendStream<bytes::Bytes>)> =
             (0..CALLS).map(|_| call()).collect();
-        // So that they are sent.
+        // Lets the connection's task send them.
         tokio::task::yield_now().await;
-        drop(given_up);
+        drop(reset);
         tokio::task::yield_now().await;
         let end = CancellationToken::new();
         let service = tower::service_fn(|_| async {
             Ok::<_, Infallible>(http::Response::new(Body::empty()))
         });
         let served = tasks.spawn(serve(far, Profile::BULK, service, end.clone(), tasks.clone()));
-        assert_eq!(answer.await.unwrap().status(), 200);
+        assert_eq!(response.await.unwrap().status(), 200);
         drop(stream);
         end.cancel();
         served.await.unwrap().unwrap();

@@ -1,5 +1,5 @@
-//! What daemon and agent share of the link between them: bootstrap data, TLS, and calls over a
-//! connection that the other side dialled.
+//! The link between the daemon and the agent of a cell, as far as both share it: bootstrap data,
+//! TLS, framing, and calls over connections that the agent dialled.
 
 pub mod alpn;
 pub mod bootstrap;
@@ -9,12 +9,12 @@ pub mod clock;
 pub mod connection;
 pub mod core_dump;
 pub mod frames;
-pub mod held;
 pub mod http2;
+pub mod keepalive;
+pub mod link_connection;
 pub mod log_limit;
-pub mod private;
+pub mod private_file;
 pub mod resolver;
-pub mod silence;
 pub mod stream;
 pub mod tls;
 pub mod watched;

@@ -1,4 +1,4 @@
-//! Limits the lines that others can write to this program's log.
+//! Rate limits for log lines that a peer can cause.
 
 use std::{
     collections::HashMap,
@@ -7,29 +7,29 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// Lines of one kind in each [`PERIOD`].
-pub const LINES: u32 = 8;
-/// The time after which the count of lines begins anew.
+/// The most lines of a kind in each [`PERIOD`].
+pub const MAX_LINES: u32 = 8;
+/// The time after which the count of lines restarts.
 pub const PERIOD: Duration = Duration::from_secs(60);
-/// Keys that have a limit of their own; all others share one.
-const KEYS: usize = 1024;
+/// The most keys with a limit of their own; all others share one limit.
+const MAX_KEYS: usize = 1024;
 
-/// A limit for the lines of one kind: the first [`LINES`] of each [`PERIOD`]. The next line after
-/// that says how many were suppressed.
+/// A rate limit for lines of a kind: [`MAX_LINES`] in each [`PERIOD`]. The next line that is
+/// admitted carries the number of suppressed ones.
 #[derive(Debug, Default)]
 pub struct LogLimit(Mutex<State>);
 
 #[derive(Debug, Default)]
 struct State {
-    /// When the current period began; `None` before the first line.
+    /// The begin of the current period; `None` before the first line.
     began: Option<Instant>,
     lines: u32,
     suppressed: u64,
 }
 
 impl LogLimit {
-    /// Returns the number of lines that were suppressed since the last one, or `None` if this one
-    /// is to be suppressed too.
+    /// Returns the number of lines suppressed since the last admitted line, or `None` if this line
+    /// must be suppressed.
     pub fn admit(&self) -> Option<u64> {
         self.admit_at(Instant::now())
     }
@@ -39,7 +39,7 @@ impl LogLimit {
         if state.began.is_none_or(|began| now.saturating_duration_since(began) >= PERIOD) {
             (state.began, state.lines) = (Some(now), 0);
         }
-        if state.lines >= LINES {
+        if state.lines >= MAX_LINES {
             state.suppressed += 1;
             return None;
         }
@@ -47,7 +47,7 @@ impl LogLimit {
         Some(std::mem::take(&mut state.suppressed))
     }
 
-    /// Returns whether a new period has begun and no suppressed line is left to report.
+    /// Returns whether the period is over and no suppressed line is left to report.
     fn is_fresh(&self, now: Instant) -> bool {
         let state = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         state.suppressed == 0
@@ -79,10 +79,10 @@ impl<K: Eq + Hash + Clone> LogLimits<K> {
         if let Some(limit) = of.get(key) {
             return limit.admit_at(now);
         }
-        if of.len() >= KEYS {
+        if of.len() >= MAX_KEYS {
             of.retain(|_, limit| !limit.is_fresh(now));
         }
-        if of.len() >= KEYS {
+        if of.len() >= MAX_KEYS {
             return self.others.admit_at(now);
         }
         of.entry(key.clone()).or_default().admit_at(now)
@@ -95,9 +95,9 @@ mod tests {
 
     /// Verifies L17.
     #[test]
-    fn lines_beyond_the_limit_are_counted_and_told_in_the_next_period() {
+    fn lines_beyond_the_limit_are_counted_and_reported_in_the_next_period() {
         let (limit, now) = (LogLimit::default(), Instant::now());
-        for _ in 0..LINES {
+        for _ in 0..MAX_LINES {
             assert_eq!(limit.admit_at(now), Some(0));
         }
         for second in 0..60 {
@@ -112,16 +112,17 @@ mod tests {
 
     /// Verifies L17.
     #[test]
-    fn each_key_has_lines_of_its_own_as_far_as_keys_are_remembered() {
+    fn keys_have_limits_of_their_own_up_to_max_keys() {
         let (limits, now) = (LogLimits::default(), Instant::now());
-        for key in 0..KEYS {
+        for key in 0..MAX_KEYS {
             assert_eq!(limits.admit_at(&key, now), Some(0));
         }
-        let admitted = (KEYS..2 * KEYS).filter(|key| limits.admit_at(key, now).is_some()).count();
-        assert_eq!(admitted, LINES as usize, "they share one limit");
+        let admitted =
+            (MAX_KEYS..2 * MAX_KEYS).filter(|key| limits.admit_at(key, now).is_some()).count();
+        assert_eq!(admitted, MAX_LINES as usize, "further keys share a limit");
         assert_eq!(limits.admit_at(&0, now), Some(0));
-        // Keys without lines of late are forgotten.
-        assert_eq!(limits.admit_at(&(3 * KEYS), now + PERIOD), Some(0));
+        // Keys without lines in the last period are forgotten.
+        assert_eq!(limits.admit_at(&(3 * MAX_KEYS), now + PERIOD), Some(0));
         assert_eq!(limits.of.lock().unwrap().len(), 1);
     }
 }

@@ -1,4 +1,4 @@
-//! A byte stream to or from the gateway.
+//! The transport of the link: a unix socket or TCP.
 
 use std::{
     io,
@@ -13,23 +13,23 @@ use tokio::{
 
 use crate::bootstrap::GatewayAddress;
 
-/// A byte stream to or from the gateway.
+/// A byte stream between an agent and its gateway.
 #[derive(Debug)]
 pub enum Stream {
-    /// Over a unix socket.
+    /// A unix socket.
     Unix(UnixStream),
-    /// Over TCP.
+    /// A TCP connection.
     Tcp(TcpStream),
 }
 
 impl Stream {
-    /// Dials the gateway. Has no time limit of its own.
+    /// Dials the gateway, without a timeout.
     pub async fn dial(address: &GatewayAddress) -> io::Result<Self> {
         match address {
             GatewayAddress::Unix(path) => UnixStream::connect(path).await.map(Self::Unix),
             GatewayAddress::Tcp(address) => {
                 let stream = TcpStream::connect(address).await?;
-                // Small frames must not wait for the other side's acknowledgement.
+                // Small frames must not wait for the peer's acknowledgement.
                 stream.set_nodelay(true)?;
                 Ok(Self::Tcp(stream))
             }

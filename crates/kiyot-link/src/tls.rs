@@ -1,5 +1,5 @@
-//! TLS of the link: version 1.3 only, with ring, no session is ever resumed (a cell is looked at
-//! anew at each connect).
+//! TLS of the link: version 1.3 only, with ring, and without session resumption, so that each
+//! connection of a cell is verified.
 
 use std::sync::{Arc, OnceLock};
 
@@ -18,10 +18,10 @@ use rustls::{
 
 use crate::{alpn, certificate::sha256, clock::Clock};
 
-/// The most certificates that are looked at to find the authority's.
-const CHAIN_LIMIT: usize = 4;
+/// The most certificates of a chain that are searched for the authority's.
+const MAX_CHAIN_CERTIFICATES: usize = 4;
 
-/// A certificate chain and its key, each in DER form. Holds a secret: its `Debug` leaves it out.
+/// A certificate chain and its key, each in DER form. Holds a secret, which `Debug` omits.
 pub struct Identity {
     chain: Vec<CertificateDer<'static>>,
     key: PrivateKeyDer<'static>,
@@ -40,7 +40,7 @@ impl Clone for Identity {
 }
 
 impl Identity {
-    /// From certificates, the own one first, and a key in PKCS #8 form.
+    /// Creates an identity from a chain, the end-entity certificate first, and a PKCS #8 key.
     pub fn new(chain: Vec<Vec<u8>>, pkcs8: Vec<u8>) -> Self {
         Self {
             chain: chain.into_iter().map(CertificateDer::from).collect(),
@@ -54,8 +54,8 @@ fn provider() -> Arc<CryptoProvider> {
     PROVIDER.get_or_init(|| Arc::new(ring::default_provider())).clone()
 }
 
-/// The agent's side of [`alpn::ENROL`]: no certificate, and a gateway whose certificate comes from
-/// the authority with this fingerprint.
+/// Returns the agent's configuration for [`alpn::ENROL`]: no client certificate, and a gateway
+/// whose certificate is issued by the authority with this fingerprint.
 pub fn enrol_client(ca_sha256: &str) -> Result<ClientConfig, Error> {
     let config =
         ClientConfig::builder_with_provider(provider()).with_protocol_versions(&[&TLS13])?;
@@ -68,7 +68,7 @@ pub fn enrol_client(ca_sha256: &str) -> Result<ClientConfig, Error> {
     ))
 }
 
-/// The agent's side of [`alpn::CELL`].
+/// Returns the agent's configuration for [`alpn::CELL`].
 pub fn cell_client(ca_sha256: &str, identity: Identity) -> Result<ClientConfig, Error> {
     let config =
         ClientConfig::builder_with_provider(provider()).with_protocol_versions(&[&TLS13])?;
@@ -84,7 +84,8 @@ fn client(mut config: ClientConfig, protocol: &[u8]) -> ClientConfig {
     config
 }
 
-/// The gateway's side of [`alpn::ENROL`]. The chain must hold the authority's certificate too.
+/// Returns the gateway's configuration for [`alpn::ENROL`]. The chain must include the authority's
+/// certificate.
 pub fn enrol_server(identity: Identity) -> Result<ServerConfig, Error> {
     let config =
         ServerConfig::builder_with_provider(provider()).with_protocol_versions(&[&TLS13])?;
@@ -94,8 +95,8 @@ pub fn enrol_server(identity: Identity) -> Result<ServerConfig, Error> {
     ))
 }
 
-/// The gateway's side of [`alpn::CELL`]: asks for a certificate for clients from this authority,
-/// valid by this clock.
+/// Returns the gateway's configuration for [`alpn::CELL`]: requires a client certificate that this
+/// authority has issued and that is valid by this clock.
 pub fn cell_server(identity: Identity, ca_der: &[u8], clock: Clock) -> Result<ServerConfig, Error> {
     let verifier = WebPkiClientVerifier::builder_with_provider(
         Arc::new(roots(CertificateDer::from(ca_der.to_vec()))?),
@@ -125,8 +126,8 @@ fn roots(authority: CertificateDer<'static>) -> Result<RootCertStore, Error> {
     Ok(roots)
 }
 
-/// Trusts what comes from the one authority with a fingerprint that was known before. The gateway
-/// shows the authority's certificate after its own.
+/// A verifier that trusts the authority with a pinned fingerprint. The gateway sends the
+/// authority's certificate after its own.
 #[derive(Debug)]
 struct PinnedAuthority {
     sha256: String,
@@ -149,7 +150,7 @@ impl ServerCertVerifier for PinnedAuthority {
     ) -> Result<ServerCertVerified, Error> {
         let authority = intermediates
             .iter()
-            .take(CHAIN_LIMIT)
+            .take(MAX_CHAIN_CERTIFICATES)
             .find(|certificate| sha256(certificate) == self.sha256);
         let authority =
             authority.ok_or(Error::InvalidCertificate(CertificateError::UnknownIssuer))?;
@@ -167,7 +168,7 @@ impl ServerCertVerifier for PinnedAuthority {
         _: &CertificateDer<'_>,
         _: &DigitallySignedStruct,
     ) -> Result<HandshakeSignatureValid, Error> {
-        Err(Error::General("TLS 1.2 is not spoken here".to_owned()))
+        Err(Error::General("TLS 1.2 is not supported".to_owned()))
     }
 
     fn verify_tls13_signature(

@@ -1,101 +1,101 @@
-//! The memory that a message needs once it is decoded, counted before it is decoded.
+//! Limits for the memory of decoded messages, checked before a message is decoded.
 //!
-//! Two bytes on the wire may be a struct of hundreds of bytes: a message of the largest allowed
-//! length would need hundreds of times its length. So its fields are walked first, without
-//! allocating anything, and a message that would need more than its type may is refused.
+//! Two bytes on the wire may decode to a struct of hundreds of bytes, so a length limit alone
+//! allows hundreds of times that memory. The fields of a message are counted first, without
+//! allocation, and a message that would need more memory than its type may is refused.
 
 mod limits;
 mod wire;
 
-use self::wire::{Broken, Reader, Value};
+use self::wire::{Reader, Value, WireError};
 
-/// The places that a growing list may hold for each of its entries. A first entry gets four
-/// (`RawVec`, `hashbrown`), a list that doubles holds its old and its new places, three for each
-/// entry at most, and an allocator rounds up by a quarter at most.
-const PLACES: usize = 5;
-/// The bytes of a string, or of `Bytes`, without its content.
-const TEXT: usize = 32;
-/// The bytes of one entry of a map of strings, with what the table itself needs.
-const MAP_ENTRY: usize = 64;
+/// The most slots that a growing list may allocate per entry. The first entry gets four (`RawVec`,
+/// `hashbrown`), a list that doubles holds its old and its new slots, up to three per entry, and an
+/// allocator rounds up by at most a quarter.
+const SLOTS_PER_ENTRY: usize = 5;
+/// The bytes of a `String` or `Bytes` without its content.
+const STRING_BYTES: usize = 32;
+/// The bytes of an entry of a map of strings, with the table's overhead.
+const MAP_ENTRY_BYTES: usize = 64;
 /// The bytes of a number.
-const NUMBER: usize = size_of::<u64>();
+const NUMBER_BYTES: usize = size_of::<u64>();
 
 /// The bytes of the longest message on the control connection, in either direction.
-pub const CONTROL_FRAME: usize = limits::CONTROL_FRAME;
+pub const MAX_CONTROL_FRAME_BYTES: usize = limits::MAX_CONTROL_FRAME_BYTES;
 
-/// The bytes of the longest answer of a cell to a call, other than `ExecSync`.
-pub const ANSWER: usize = limits::ANSWER;
+/// The bytes of the longest response of a cell to a call other than `ExecSync`.
+pub const MAX_RESPONSE_BYTES: usize = limits::MAX_RESPONSE_BYTES;
 
-/// The bytes of the longest answer of a cell to `ExecSync`: as much as a kubelet takes.
-pub const EXEC_ANSWER: usize = limits::EXEC_ANSWER;
+/// The bytes of the longest response of a cell to `ExecSync`: the limit of a kubelet.
+pub const MAX_EXEC_RESPONSE_BYTES: usize = limits::MAX_EXEC_RESPONSE_BYTES;
 
-/// A message whose memory is counted before it is decoded.
+/// A message with limits for decoding.
 pub trait Bounded: prost::Message {
-    /// Its fields, and its limits.
+    /// The message's fields and limits.
     const SHAPE: Shape;
 }
 
-/// The fields of a message that need memory of their own, and its limits.
+/// The fields of a message that allocate, and the message's limits.
 #[derive(Debug)]
 pub struct Shape {
     /// The message's name in `proto/`.
     pub name: &'static str,
-    /// The bytes of its struct.
+    /// The size of its struct, in bytes.
     pub size: usize,
-    /// Its encoded bytes at most, wherever it is.
+    /// The most bytes of the encoded message, also as a part of another message.
     pub encoded: usize,
-    /// The bytes that it may need when it is decoded, if it is no part of another one.
+    /// The most bytes of memory when it is decoded by itself.
     pub decoded: usize,
-    /// Its fields, by their numbers.
+    /// The fields that allocate, by field number.
     pub fields: &'static [(u32, Field)],
 }
 
-/// How a field takes memory.
+/// The way in which a field allocates.
 #[derive(Debug)]
 pub enum Field {
     /// A string, or bytes.
     Text,
-    /// A list of them.
+    /// A list of strings, or of bytes.
     Texts,
-    /// A list of numbers of variable width, packed or not.
+    /// A list of varints, packed or not.
     Numbers,
     /// A map of strings.
     Map,
-    /// A message, which is in the struct of the one that has it.
+    /// A message, whose struct is a part of the outer struct.
     Message(&'static Shape),
     /// A list of messages.
     Messages(&'static Shape),
 }
 
-/// The reason for which a message is not decoded.
+/// The reason why a message is not decoded.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-pub enum Refused {
+pub enum BoundsError {
     /// The message, or a message in it, is too long.
-    #[error("a message {name} of {length} bytes, where {limit} are allowed")]
+    #[error("message {name} of {length} bytes: at most {limit} are allowed")]
     Length {
         /// The message's name in `proto/`.
         name: &'static str,
         /// Its encoded bytes.
         length: usize,
-        /// The most that is allowed, in bytes.
+        /// The most bytes that are allowed.
         limit: usize,
     },
-    /// The message has too many entries.
-    #[error("a message {name} that needs more than {limit} bytes when it is decoded")]
+    /// The message would need too much memory.
+    #[error("message {name} needs more than {limit} bytes of memory when it is decoded")]
     Memory {
         /// The message's name in `proto/`.
         name: &'static str,
-        /// So many bytes are allowed.
+        /// The most bytes that are allowed.
         limit: usize,
     },
-    /// A field has another wire type than its own, or is a group.
-    #[error("a message {name} with a field of another wire type than its own")]
+    /// A field has a wrong wire type, or is a group.
+    #[error("message {name} has a field with a wrong wire type")]
     WireType {
         /// The message's name in `proto/`.
         name: &'static str,
     },
-    /// The bytes are no protobuf message.
-    #[error("a message {name} that can't be read")]
+    /// The bytes are not a protobuf message.
+    #[error("malformed message {name}")]
     Malformed {
         /// The message's name in `proto/`.
         name: &'static str,
@@ -103,23 +103,25 @@ pub enum Refused {
 }
 
 impl Shape {
-    /// The shape of a message by its name, its struct's size and its fields.
+    /// Creates the shape of a message. Its limits follow from its name.
     pub(crate) const fn new(
         name: &'static str,
         size: usize,
         fields: &'static [(u32, Field)],
     ) -> Self {
-        let (encoded, decoded) = limits::of(name);
+        let (encoded, decoded) = limits::for_message(name);
         Self { name, size, encoded, decoded, fields }
     }
 
-    /// Checks that a message may be decoded. Returns the bytes that it may need then.
-    pub fn check(&self, message: &[u8]) -> Result<usize, Refused> {
-        let mut weight = Weight { bytes: self.size, limit: self.decoded };
-        match weight.add_message(self, message) {
-            Ok(()) => Ok(weight.bytes),
-            Err(Refused::Memory { limit, .. }) => Err(Refused::Memory { name: self.name, limit }),
-            Err(refused) => Err(refused),
+    /// Checks that a message may be decoded. Returns the bytes of memory that it needs at most.
+    pub fn check(&self, message: &[u8]) -> Result<usize, BoundsError> {
+        let mut memory = MemoryCounter { bytes: self.size, limit: self.decoded };
+        match memory.add_message(self, message) {
+            Ok(()) => Ok(memory.bytes),
+            Err(BoundsError::Memory { limit, .. }) => {
+                Err(BoundsError::Memory { name: self.name, limit })
+            }
+            Err(error) => Err(error),
         }
     }
 
@@ -128,58 +130,60 @@ impl Shape {
     }
 }
 
-/// Decodes a message that needs no more memory than its type may.
-pub fn decode<M: Bounded + Default>(message: bytes::Bytes) -> Result<M, Refused> {
+/// Decodes a message within the limits of its type.
+pub fn decode<M: Bounded + Default>(message: bytes::Bytes) -> Result<M, BoundsError> {
     M::SHAPE.check(&message)?;
-    M::decode(message).map_err(|_| Refused::Malformed { name: M::SHAPE.name })
+    M::decode(message).map_err(|_| BoundsError::Malformed { name: M::SHAPE.name })
 }
 
-/// The bytes that were counted so far.
-struct Weight {
+/// A count of the memory of a message.
+struct MemoryCounter {
     bytes: usize,
     limit: usize,
 }
 
-impl Weight {
-    /// Counts all that is beyond the struct of a message. No type contains itself, so the depth is
-    /// bounded by the types.
-    fn add_message(&mut self, shape: &Shape, message: &[u8]) -> Result<(), Refused> {
+impl MemoryCounter {
+    /// Adds the allocations of a message beyond its struct. No type contains itself, so the types
+    /// bound the depth of the recursion.
+    fn add_message(&mut self, shape: &Shape, message: &[u8]) -> Result<(), BoundsError> {
         if message.len() > shape.encoded {
-            return Err(Refused::Length {
+            return Err(BoundsError::Length {
                 name: shape.name,
                 length: message.len(),
                 limit: shape.encoded,
             });
         }
         let mut reader = Reader::new(message);
-        while let Some((number, value)) = reader.next().map_err(|broken| match broken {
-            Broken::Malformed => Refused::Malformed { name: shape.name },
-            Broken::WireType => Refused::WireType { name: shape.name },
+        while let Some((number, value)) = reader.next().map_err(|error| match error {
+            WireError::Malformed => BoundsError::Malformed { name: shape.name },
+            WireError::WireType => BoundsError::WireType { name: shape.name },
         })? {
             let Some(field) = shape.field(number) else { continue };
             match (field, value) {
                 (Field::Text, Value::Bytes(text)) => self.add_text(shape, text)?,
                 (Field::Texts, Value::Bytes(text)) => {
-                    self.add(shape, TEXT * PLACES)?;
+                    self.add(shape, STRING_BYTES * SLOTS_PER_ENTRY)?;
                     self.add_text(shape, text)?;
                 }
                 (Field::Numbers, Value::Bytes(packed)) => {
-                    // The last byte of each number, and no other, has no high bit.
+                    // Only the last byte of a varint has no high bit.
                     let numbers = packed.iter().filter(|byte| **byte & 0x80 == 0).count();
-                    self.add(shape, numbers.saturating_mul(NUMBER * PLACES))?;
+                    self.add(shape, numbers.saturating_mul(NUMBER_BYTES * SLOTS_PER_ENTRY))?;
                 }
-                (Field::Numbers, Value::Number) => self.add(shape, NUMBER * PLACES)?,
+                (Field::Numbers, Value::Number) => {
+                    self.add(shape, NUMBER_BYTES * SLOTS_PER_ENTRY)?
+                }
                 (Field::Map, Value::Bytes(entry)) => {
-                    self.add(shape, MAP_ENTRY * PLACES)?;
+                    self.add(shape, MAP_ENTRY_BYTES * SLOTS_PER_ENTRY)?;
                     self.add_text(shape, entry)?;
                 }
                 (Field::Message(part), Value::Bytes(message)) => self.add_message(part, message)?,
                 (Field::Messages(part), Value::Bytes(message)) => {
-                    self.add(shape, part.size.saturating_mul(PLACES))?;
+                    self.add(shape, part.size.saturating_mul(SLOTS_PER_ENTRY))?;
                     self.add_message(part, message)?;
                 }
-                // prost would take the number before an entry of a map for its length, whatever its
-                // wire type.
+                // prost reads an entry of a map as length-delimited, whatever the wire type in its
+                // key.
                 (
                     Field::Text
                     | Field::Texts
@@ -187,21 +191,21 @@ impl Weight {
                     | Field::Message(_)
                     | Field::Messages(_),
                     Value::Number,
-                ) => return Err(Refused::WireType { name: shape.name }),
+                ) => return Err(BoundsError::WireType { name: shape.name }),
             }
         }
         Ok(())
     }
 
-    fn add_text(&mut self, shape: &Shape, text: &[u8]) -> Result<(), Refused> {
+    fn add_text(&mut self, shape: &Shape, text: &[u8]) -> Result<(), BoundsError> {
         let rounded = text.len() + text.len() / 4;
-        self.add(shape, if text.is_empty() { 0 } else { rounded + NUMBER })
+        self.add(shape, if text.is_empty() { 0 } else { rounded + NUMBER_BYTES })
     }
 
-    fn add(&mut self, shape: &Shape, bytes: usize) -> Result<(), Refused> {
+    fn add(&mut self, shape: &Shape, bytes: usize) -> Result<(), BoundsError> {
         self.bytes = self.bytes.saturating_add(bytes);
         if self.bytes > self.limit {
-            return Err(Refused::Memory { name: shape.name, limit: self.limit });
+            return Err(BoundsError::Memory { name: shape.name, limit: self.limit });
         }
         Ok(())
     }

@@ -1,5 +1,5 @@
-//! How messages become bytes: as tonic's own codec does it, with smaller buffers, and with a limit
-//! for the memory that a decoded message needs.
+//! A codec for tonic: as tonic's own, with smaller buffers and with a limit for the memory of
+//! decoded messages.
 
 use std::marker::PhantomData;
 
@@ -11,13 +11,13 @@ use tonic::{
 };
 use tonic_prost::{ProstCodec, ProstEncoder};
 
-use crate::bounds::{self, Bounded, Refused};
+use crate::bounds::{self, Bounded, BoundsError};
 
-/// What a call begins with. Its buffers grow with its messages; tonic's own begin with 8 KiB, which
-/// a thousand streams hold that mostly wait.
-const BEGIN_BYTES: usize = 1024;
-/// A stream of many small messages is sent in pieces of this size, as tonic does.
-const PIECE_BYTES: usize = 32 * 1024;
+/// The initial size of a call's buffers, which grow with its messages. tonic's default of 8 KiB
+/// adds up for a thousand streams that are mostly idle.
+const INITIAL_BUFFER_BYTES: usize = 1024;
+/// The bytes of encoded messages after which a stream yields, as in tonic.
+const YIELD_THRESHOLD_BYTES: usize = 32 * 1024;
 
 /// The codec of all generated clients and servers.
 #[derive(Debug, Clone)]
@@ -40,7 +40,10 @@ where
     type Decoder = Decoder<U>;
 
     fn encoder(&mut self) -> Self::Encoder {
-        ProstCodec::<T, U>::raw_encoder(BufferSettings::new(BEGIN_BYTES, PIECE_BYTES))
+        ProstCodec::<T, U>::raw_encoder(BufferSettings::new(
+            INITIAL_BUFFER_BYTES,
+            YIELD_THRESHOLD_BYTES,
+        ))
     }
 
     fn decoder(&mut self) -> Self::Decoder {
@@ -48,7 +51,7 @@ where
     }
 }
 
-/// Decodes messages that need no more memory than their type may.
+/// A decoder that refuses messages above the limits of their type.
 #[derive(Debug)]
 pub struct Decoder<U>(PhantomData<U>);
 
@@ -58,17 +61,17 @@ impl<U: Bounded + Default> tonic::codec::Decoder for Decoder<U> {
 
     fn decode(&mut self, source: &mut DecodeBuf<'_>) -> Result<Option<U>, Status> {
         let message = source.copy_to_bytes(source.remaining());
-        bounds::decode(message).map(Some).map_err(|refused| match refused {
-            Refused::Malformed { .. } | Refused::WireType { .. } => {
-                Status::internal(refused.to_string())
+        bounds::decode(message).map(Some).map_err(|error| match error {
+            BoundsError::Malformed { .. } | BoundsError::WireType { .. } => {
+                Status::internal(error.to_string())
             }
-            Refused::Length { .. } | Refused::Memory { .. } => {
-                Status::resource_exhausted(refused.to_string())
+            BoundsError::Length { .. } | BoundsError::Memory { .. } => {
+                Status::resource_exhausted(error.to_string())
             }
         })
     }
 
     fn buffer_settings(&self) -> BufferSettings {
-        BufferSettings::new(BEGIN_BYTES, PIECE_BYTES)
+        BufferSettings::new(INITIAL_BUFFER_BYTES, YIELD_THRESHOLD_BYTES)
     }
 }

@@ -1,4 +1,4 @@
-//! The messages and calls of `proto/`, generated at build time, and nothing else.
+//! The messages and services of `proto/`, with limits for decoding them.
 #![allow(missing_docs, unreachable_pub, missing_debug_implementations, rustdoc::all, clippy::all)]
 
 pub use kiyot::{cell::v1 as cell, store::v1 as store};
@@ -7,9 +7,9 @@ pub use runtime::v1 as cri;
 pub mod bounds;
 pub mod codec;
 
-// The modules follow the packages' names, because the generated code refers to one another by them.
+// The modules are named as the packages, because generated code refers to other packages by name.
 
-/// CRI.
+/// Container Runtime Interface.
 pub mod runtime {
     /// CRI v1, as of cri-api 0.36.3.
     pub mod v1 {
@@ -17,16 +17,16 @@ pub mod runtime {
     }
 }
 
-/// Kiyot's own.
+/// Protocols and records of kiyot.
 pub mod kiyot {
-    /// The agent of a cell.
+    /// The protocol between gateway and agent.
     pub mod cell {
         /// Version 1.
         pub mod v1 {
             tonic::include_proto!("kiyot.cell.v1");
         }
     }
-    /// What the daemon keeps on disk.
+    /// The daemon's records on disk.
     pub mod store {
         /// Version 1.
         pub mod v1 {

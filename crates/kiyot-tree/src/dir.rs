@@ -1,4 +1,4 @@
-//! Opening one directory beneath another, and reading it in parts.
+//! Opening directories relative to others, and reading them in parts.
 
 use std::{
     ffi::{CStr, CString},
@@ -11,7 +11,7 @@ use rustix::{
     io::Errno,
 };
 
-/// Bytes of a directory that are read at once: some hundred names.
+/// The bytes of a directory that are read at once: some hundred names.
 pub(crate) const READ_BYTES: usize = 8 << 10;
 
 const DIRECTORY: OFlags = OFlags::RDONLY
@@ -20,11 +20,10 @@ const DIRECTORY: OFlags = OFlags::RDONLY
     .union(OFlags::CLOEXEC)
     .union(OFlags::NOATIME);
 
-/// Opens a directory by its name in another one.
+/// Opens a directory by its name in another directory.
 ///
-/// A link is not followed (`NOTDIR` or `LOOP`), and where another file system or directory is
-/// mounted there, the error is `XDEV`.
-pub fn open(parent: impl AsFd, name: &CStr) -> Result<OwnedFd, Errno> {
+/// A symbolic link is not followed (`NOTDIR` or `LOOP`). A mount point is not entered (`XDEV`).
+pub fn open_dir(parent: impl AsFd, name: &CStr) -> Result<OwnedFd, Errno> {
     let resolve = ResolveFlags::BENEATH
         | ResolveFlags::NO_XDEV
         | ResolveFlags::NO_SYMLINKS
@@ -32,8 +31,8 @@ pub fn open(parent: impl AsFd, name: &CStr) -> Result<OwnedFd, Errno> {
     open_with(parent, name, resolve)
 }
 
-/// Opens the directory above an open one, whichever that is by now.
-pub fn above(dir: impl AsFd) -> Result<OwnedFd, Errno> {
+/// Opens the current parent of an open directory.
+pub fn open_parent(dir: impl AsFd) -> Result<OwnedFd, Errno> {
     open_with(dir, c"..", ResolveFlags::NO_XDEV)
 }
 
@@ -41,22 +40,22 @@ fn open_with(parent: impl AsFd, name: &CStr, resolve: ResolveFlags) -> Result<Ow
     let mut flags = DIRECTORY;
     loop {
         match openat2(parent.as_fd(), name, flags, Mode::empty(), resolve) {
-            // Something was renamed meanwhile.
+            // A concurrent rename.
             Err(Errno::AGAIN | Errno::INTR) => {}
-            // Only an owner, or one with CAP_FOWNER, may leave the access time as it is.
+            // NOATIME requires the file's owner or CAP_FOWNER.
             Err(Errno::PERM) if flags.contains(OFlags::NOATIME) => flags.remove(OFlags::NOATIME),
             opened => return opened,
         }
     }
 }
 
-/// Returns the path that names an open file for calls that take a path.
+/// Returns a path to an open file, for system calls that take a path.
 pub(crate) fn proc_path(file: impl AsFd) -> String {
     format!("/proc/self/fd/{}", file.as_fd().as_raw_fd())
 }
 
-/// Returns the name of the first directory in an open one, read from its beginning.
-pub fn subdirectory(dir: impl AsFd) -> Result<Option<CString>, Errno> {
+/// Returns the name of the first subdirectory of an open directory.
+pub fn first_subdirectory(dir: impl AsFd) -> Result<Option<CString>, Errno> {
     let mut found = None;
     read(&dir, 0, |entry| {
         if entry.is_directory(&dir) {
@@ -67,17 +66,17 @@ pub fn subdirectory(dir: impl AsFd) -> Result<Option<CString>, Errno> {
     Ok(found)
 }
 
-/// An entry of a directory, other than `.` and `..`.
+/// A directory entry other than `.` and `..`.
 #[derive(Debug)]
 pub(crate) struct Entry<'a> {
     pub(crate) name: &'a CStr,
     kind: FileType,
-    /// Position at which the reading goes on behind it.
+    /// The directory's read position after the entry.
     pub(crate) next: u64,
 }
 
 impl Entry<'_> {
-    /// Looks at the entry where its directory does not say what it is.
+    /// Returns whether the entry is a directory. Calls `stat` only where `d_type` is unknown.
     pub(crate) fn is_directory(&self, dir: impl AsFd) -> bool {
         match self.kind {
             FileType::Unknown => statat(dir, self.name, AtFlags::SYMLINK_NOFOLLOW)
@@ -87,8 +86,8 @@ impl Entry<'_> {
     }
 }
 
-/// Reads a directory from a position on, until `each` says `false`. Returns whether it came to the
-/// end.
+/// Reads a directory from a position on, until `each` returns `false`. Returns whether the end was
+/// reached.
 pub(crate) fn read(
     dir: impl AsFd,
     position: u64,

@@ -1,7 +1,7 @@
-//! Measurement of how much of a disk a tree takes.
+//! Measurement of the disk usage of a tree.
 //!
-//! The walk goes down by names and up by `..`, so that it holds a few open files however deep the
-//! tree is, and remembers 16 bytes a level.
+//! The walk descends by name and ascends by `..`, so that it holds few open files whatever the
+//! depth of the tree, and 16 bytes per level.
 
 use std::{
     ffi::CString,
@@ -15,45 +15,45 @@ use rustix::{
 
 use crate::dir;
 
-/// The least that anything in a tree counts for, in bytes: a million empty files take the file
-/// system's inodes, and a walk through as many is as long.
-const LEAST_BYTES: u64 = 4096;
-/// The bytes that a block of `stat` has.
+/// The least bytes that an entry counts for: a million empty files use the file system's inodes,
+/// and their walk takes as long as that of other files.
+const MIN_ENTRY_BYTES: u64 = 4096;
+/// The size of a block in `stat`, in bytes.
 const BLOCK_BYTES: u64 = 512;
-/// Levels of which the directories stay open: a tree that is not deeper can be changed meanwhile
-/// without the walk losing its way.
-const OPEN_LEVELS: usize = 32;
-/// The deepest tree that is measured, in levels: what is beneath is not counted. This bounds the
-/// walk's memory to 2 MiB.
-const LEVELS: usize = 128 << 10;
+/// The levels whose directories stay open. In a tree that is not deeper, a concurrent rename can't
+/// make the walk lose its position.
+const MAX_OPEN_LEVELS: usize = 32;
+/// The most levels that are measured; deeper directories are not counted. Bounds the walk's memory
+/// to 2 MiB.
+const MAX_LEVELS: usize = 128 << 10;
 
-/// Space that a tree takes on its disk.
+/// The disk usage of a tree.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Usage {
-    /// Bytes on the disk. A file with several names counts for a part at each of them.
+    /// The bytes on disk. A file with several links counts for an equal part at each.
     pub bytes: u64,
-    /// Files, directories, links and whatever else has a name.
+    /// The entries: files, directories, symbolic links and all other kinds.
     pub entries: u64,
-    /// Directories that were not looked at, or not to their end: too deep, or moved
-    /// while they were looked at. What is in them is not counted.
+    /// The directories that were not read to their end, because they are too deep or were moved
+    /// during the walk. Their remaining entries are not counted.
     pub unseen: u64,
 }
 
 /// Progress of a measurement.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Step {
-    /// There is more to look at.
-    Goes(Usage),
-    /// All was looked at.
+pub enum MeasureProgress {
+    /// Entries are left.
+    Partial(Usage),
+    /// The tree was measured to its end.
     Done(Usage),
 }
 
-/// A walk through a tree that counts what is in it.
+/// A resumable walk that measures a tree.
 #[derive(Debug)]
 pub struct Measurement {
-    /// Positions at which the walk goes on in the directories above, and their inodes.
-    above: Vec<Level>,
-    /// The uppermost of the directories above.
+    /// The ancestors of the current directory, from the root on.
+    ancestors: Vec<Level>,
+    /// The open directories of the uppermost ancestors.
     open: Vec<OwnedFd>,
     current: OwnedFd,
     inode: u64,
@@ -61,18 +61,20 @@ pub struct Measurement {
     usage: Usage,
 }
 
+/// A directory that the walk returns to.
 #[derive(Debug, Clone, Copy)]
 struct Level {
     inode: u64,
+    /// The read position at which the walk resumes.
     position: u64,
 }
 
 impl Measurement {
-    /// Begins with an open directory, which is counted itself.
+    /// Starts a measurement at an open directory, which counts as an entry.
     pub fn begin(dir: OwnedFd) -> Result<Self, Errno> {
         let stat = fstat(&dir)?;
         let mut measurement = Self {
-            above: Vec::new(),
+            ancestors: Vec::new(),
             open: Vec::new(),
             current: dir,
             inode: stat.st_ino,
@@ -83,25 +85,28 @@ impl Measurement {
         Ok(measurement)
     }
 
-    /// Looks at about so many entries more.
-    pub fn step(&mut self, entries: usize) -> Result<Step, Errno> {
-        let end = self.usage.entries.saturating_add(entries as u64).max(self.usage.entries + 1);
-        // Each directory that is left counts too: an empty one costs as much as a file.
-        let mut turns = entries.max(1);
-        while self.usage.entries < end && turns > 0 {
-            turns -= 1;
-            match self.read(end)? {
+    /// Measures about this many further entries.
+    pub fn step(&mut self, entries: usize) -> Result<MeasureProgress, Errno> {
+        let max_entries =
+            self.usage.entries.saturating_add(entries as u64).max(self.usage.entries + 1);
+        // Leaving a directory counts as a step too: an empty one costs as much as a file.
+        let mut steps = entries.max(1);
+        while self.usage.entries < max_entries && steps > 0 {
+            steps -= 1;
+            match self.read(max_entries)? {
                 Read::Directory(name) => self.enter(&name)?,
-                Read::Enough => {}
-                Read::End if self.above.is_empty() => return Ok(Step::Done(self.usage)),
+                Read::Limit => {}
+                Read::End if self.ancestors.is_empty() => {
+                    return Ok(MeasureProgress::Done(self.usage));
+                }
                 Read::End => self.leave()?,
             }
         }
-        Ok(Step::Goes(self.usage))
+        Ok(MeasureProgress::Partial(self.usage))
     }
 
-    /// Counts entries of the current directory until one is a directory.
-    fn read(&mut self, end: u64) -> Result<Read, Errno> {
+    /// Counts entries of the current directory up to the next subdirectory or the limit.
+    fn read(&mut self, max_entries: u64) -> Result<Read, Errno> {
         let mut stopped = Read::End;
         let (current, from) = (self.current.as_fd().try_clone_to_owned(), self.position);
         let current = current.map_err(|_| Errno::MFILE)?;
@@ -117,8 +122,8 @@ impl Measurement {
                 stopped = Read::Directory(entry.name.to_owned());
                 return Ok(false);
             }
-            if self.usage.entries >= end {
-                stopped = Read::Enough;
+            if self.usage.entries >= max_entries {
+                stopped = Read::Limit;
                 return Ok(false);
             }
             Ok(true)
@@ -127,41 +132,41 @@ impl Measurement {
     }
 
     fn enter(&mut self, name: &CString) -> Result<(), Errno> {
-        if self.above.len() == LEVELS {
+        if self.ancestors.len() == MAX_LEVELS {
             self.usage.unseen += 1;
             return Ok(());
         }
-        let inner = match dir::open(&self.current, name) {
+        let inner = match dir::open_dir(&self.current, name) {
             Ok(inner) => inner,
-            // It is not there any more, or what is mounted there is none of this tree's.
+            // It was removed or replaced, or is a mount point.
             Err(Errno::NOENT | Errno::NOTDIR | Errno::LOOP | Errno::XDEV) => return Ok(()),
             Err(error) => return Err(error),
         };
         let inode = fstat(&inner)?.st_ino;
-        self.above.push(Level { inode: self.inode, position: self.position });
+        self.ancestors.push(Level { inode: self.inode, position: self.position });
         let outer = std::mem::replace(&mut self.current, inner);
-        if self.open.len() < OPEN_LEVELS && self.open.len() + 1 == self.above.len() {
+        if self.open.len() < MAX_OPEN_LEVELS && self.open.len() + 1 == self.ancestors.len() {
             self.open.push(outer);
         }
         (self.inode, self.position) = (inode, 0);
         Ok(())
     }
 
-    /// Goes on in the directory above. If the current one was moved meanwhile, in the next one
-    /// above that is still open.
+    /// Returns to the parent directory. If the current directory was moved, returns to the nearest
+    /// ancestor that is still open.
     fn leave(&mut self) -> Result<(), Errno> {
-        let Some(level) = self.above.pop() else { return Ok(()) };
-        if self.above.len() < self.open.len()
+        let Some(level) = self.ancestors.pop() else { return Ok(()) };
+        if self.ancestors.len() < self.open.len()
             && let Some(dir) = self.open.pop()
         {
-            self.go_on(dir, level);
+            self.resume(dir, level);
             return Ok(());
         }
-        match dir::above(&self.current) {
-            Ok(dir) if fstat(&dir)?.st_ino == level.inode => self.go_on(dir, level),
+        match dir::open_parent(&self.current) {
+            Ok(dir) if fstat(&dir)?.st_ino == level.inode => self.resume(dir, level),
             Ok(_) | Err(Errno::NOENT | Errno::XDEV) => {
                 self.usage.unseen += 1;
-                self.above.truncate(self.open.len());
+                self.ancestors.truncate(self.open.len());
                 return self.leave();
             }
             Err(error) => return Err(error),
@@ -169,7 +174,7 @@ impl Measurement {
         Ok(())
     }
 
-    fn go_on(&mut self, dir: OwnedFd, level: Level) {
+    fn resume(&mut self, dir: OwnedFd, level: Level) {
         (self.current, self.inode, self.position) = (dir, level.inode, level.position);
     }
 
@@ -179,16 +184,16 @@ impl Measurement {
         #[allow(clippy::useless_conversion, reason = "it has 32 bits on other architectures")]
         let links = u64::from(stat.st_nlink);
         let names = if is_directory { 1 } else { links.max(1) };
-        let bytes = bytes.max(LEAST_BYTES) / names;
+        let bytes = bytes.max(MIN_ENTRY_BYTES) / names;
         self.usage.bytes = self.usage.bytes.saturating_add(bytes);
         self.usage.entries += 1;
     }
 }
 
-/// Reasons for which the reading of a directory stopped.
+/// The reason why reading a directory stopped.
 enum Read {
     Directory(CString),
-    Enough,
+    Limit,
     End,
 }
 

@@ -1,10 +1,9 @@
 //! Removal of a tree.
 //!
-//! A directory in the tree that is not empty is moved to the top of it before it is emptied, so
-//! that no walk is deeper than two levels. What is left after a call, or a crash, is a smaller tree
-//! that the next call goes on with: there is no other state. Where nothing can be moved (the disk
-//! is so full that not even a name can be added), a directory without directories in it is looked
-//! for, and removed where it is: that takes no space, and gives some back.
+//! A non-empty directory is moved to the top of the tree before it is emptied, so that no walk is
+//! deeper than two levels. The tree itself is the only state: after a partial call or a crash, the
+//! next call continues with a smaller tree. Where a rename fails (a full disk may have no space for
+//! a directory entry), a leaf directory is searched and removed in place, which frees space.
 
 use std::{
     ffi::{CStr, CString},
@@ -25,65 +24,65 @@ use rustix::{
 
 use crate::dir::{self, Entry};
 
-/// Beginning of the names that directories get at the top.
-const MOVED: &str = ".kiyot-moved-";
+/// The prefix of the names of directories that were moved to the top.
+const MOVED_PREFIX: &str = ".kiyot-moved-";
 
-/// Treatment of what is mounted in the tree.
+/// The treatment of mount points in the tree.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Mounts {
-    /// The removal fails (`BUSY`), and nothing beneath the mount is touched.
+pub enum MountPolicy {
+    /// The removal fails with `BUSY`, and leaves the mounted tree untouched.
     Refuse,
-    /// The mount is detached, and what it covered is removed.
+    /// The mount is detached, and the directory under it is removed.
     Detach,
 }
 
 /// Progress of a removal.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Removed {
-    /// Nothing is left.
-    All,
-    /// The bound was reached: the next call goes on.
-    Part,
+pub enum RemoveProgress {
+    /// The tree is removed.
+    Done,
+    /// The limit of entries was reached; another call continues.
+    Partial,
 }
 
-/// Removes what a name in a directory stands for, with all that is in it. Absent is fine.
+/// Removes a file or a directory tree by its name in a directory. An absent name is not an error.
 ///
-/// Works on about `entries` of the tree and returns. What comes into the tree meanwhile is removed
-/// too. Holds four open files at most.
+/// Works on about `entries` entries and returns. Entries that are added meanwhile are removed too.
+/// Holds at most four open files.
 pub fn remove(
     parent: impl AsFd,
     name: &CStr,
-    mounts: Mounts,
+    mounts: MountPolicy,
     entries: usize,
-) -> Result<Removed, Errno> {
+) -> Result<RemoveProgress, Errno> {
     let parent = parent.as_fd();
-    let mut left = Budget(entries.max(1));
+    let mut budget = Budget(entries.max(1));
     loop {
-        left.spend();
+        budget.spend();
         match unlink(parent, name, mounts)? {
-            Unlinked::Gone => return Ok(Removed::All),
+            Unlinked::Done => return Ok(RemoveProgress::Done),
             Unlinked::NotEmpty => {}
         }
-        let top = match dir::open(parent, name) {
+        let top = match dir::open_dir(parent, name) {
             Ok(top) => top,
-            Err(Errno::NOENT) => return Ok(Removed::All),
+            Err(Errno::NOENT) => return Ok(RemoveProgress::Done),
             Err(Errno::XDEV) => {
                 detach(parent, name, mounts)?;
                 continue;
             }
-            // Another thing has this name by now.
-            Err(Errno::NOTDIR | Errno::LOOP) if left.is_some() => continue,
+            // Replaced by another kind of file meanwhile.
+            Err(Errno::NOTDIR | Errno::LOOP) if budget.is_some() => continue,
             Err(error) => return Err(error),
         };
-        let mut removal = Removal { top, mounts, left, moved: 0 };
+        let mut removal = Removal { top, mounts, budget, moved: 0 };
         if !removal.pass()? {
-            return Ok(Removed::Part);
+            return Ok(RemoveProgress::Partial);
         }
-        left = removal.left;
+        budget = removal.budget;
     }
 }
 
-/// Entries that may still be worked on.
+/// The number of entries that a call may still work on.
 struct Budget(usize);
 
 impl Budget {
@@ -96,7 +95,7 @@ impl Budget {
     }
 }
 
-/// Removes what a path stands for, however much is in it. Blocking, for a tree of our own.
+/// Removes a file or a directory tree by path, to its end. Blocks; for trees of the daemon's own.
 pub fn remove_path(path: &Path) -> io::Result<()> {
     let name = path.file_name().and_then(|name| CString::new(name.as_bytes()).ok());
     let (Some(parent), Some(name)) = (path.parent(), name) else {
@@ -107,55 +106,55 @@ pub fn remove_path(path: &Path) -> io::Result<()> {
         Err(Errno::NOENT) => return Ok(()),
         parent => parent?,
     };
-    while remove(&parent, &name, Mounts::Refuse, usize::MAX)? == Removed::Part {}
+    while remove(&parent, &name, MountPolicy::Refuse, usize::MAX)? == RemoveProgress::Partial {}
     Ok(())
 }
 
 struct Removal {
     top: OwnedFd,
-    mounts: Mounts,
-    left: Budget,
-    /// So many names at the top may be of directories that were moved there: a stack.
+    mounts: MountPolicy,
+    budget: Budget,
+    /// The numbers below this may be in use by directories that were moved to the top. A stack.
     moved: u64,
 }
 
 impl Removal {
-    /// Removes all that is at the top now, and what is moved there meanwhile. Returns whether the
-    /// budget sufficed.
+    /// Removes all entries of the top, and directories that are moved there meanwhile. Returns
+    /// whether the budget sufficed.
     fn pass(&mut self) -> Result<bool, Errno> {
         let top = self.top.try_clone().map_err(|_| Errno::MFILE)?;
         dir::read(&top, 0, |entry| {
             self.remove_at_top(entry.name)?;
-            while let Some(last) = self.moved.checked_sub(1).filter(|_| self.left.is_some()) {
+            while let Some(last) = self.moved.checked_sub(1).filter(|_| self.budget.is_some()) {
                 self.moved = last;
                 self.remove_at_top(&moved_name(last))?;
             }
-            Ok(self.left.is_some())
+            Ok(self.budget.is_some())
         })?;
-        Ok(self.left.is_some())
+        Ok(self.budget.is_some())
     }
 
-    /// Removes an entry of the top, or what of it the budget allows.
+    /// Removes an entry of the top, as far as the budget allows.
     fn remove_at_top(&mut self, name: &CStr) -> Result<(), Errno> {
-        self.left.spend();
-        if unlink(self.top.as_fd(), name, self.mounts)? == Unlinked::Gone {
+        self.budget.spend();
+        if unlink(self.top.as_fd(), name, self.mounts)? == Unlinked::Done {
             return Ok(());
         }
-        let Some(dir) = self.opened(name)? else { return Ok(()) };
+        let Some(dir) = self.open_at_top(name)? else { return Ok(()) };
         dir::read(&dir, 0, |entry| {
-            self.left.spend();
+            self.budget.spend();
             if unlink(dir.as_fd(), entry.name, self.mounts)? == Unlinked::NotEmpty {
                 self.move_up(dir.as_fd(), entry)?;
             }
-            Ok(self.left.is_some())
+            Ok(self.budget.is_some())
         })?;
-        // One that is not empty is met again at the next pass.
+        // A directory that is still not empty is removed in the next pass.
         unlink(self.top.as_fd(), name, self.mounts).map(drop)
     }
 
-    /// Opens a directory of the top; `None` if it is not there any more, or is none.
-    fn opened(&self, name: &CStr) -> Result<Option<OwnedFd>, Errno> {
-        match dir::open(&self.top, name) {
+    /// Opens a directory of the top. Returns `None` if it was removed or replaced.
+    fn open_at_top(&self, name: &CStr) -> Result<Option<OwnedFd>, Errno> {
+        match dir::open_dir(&self.top, name) {
             Ok(dir) => Ok(Some(dir)),
             Err(Errno::NOENT | Errno::NOTDIR | Errno::LOOP) => Ok(None),
             Err(Errno::XDEV) => detach(self.top.as_fd(), name, self.mounts).map(|()| None),
@@ -163,8 +162,7 @@ impl Removal {
         }
     }
 
-    /// Moves a directory to the top, where it is removed next; if that can't be done, something in
-    /// it is removed.
+    /// Moves a directory to the top, where it is removed next. If that fails, removes a leaf of it.
     fn move_up(&mut self, dir: BorrowedFd<'_>, entry: &Entry<'_>) -> Result<(), Errno> {
         loop {
             let name = moved_name(self.moved);
@@ -175,23 +173,23 @@ impl Removal {
                     return Ok(());
                 }
                 Err(Errno::NOENT) => return Ok(()),
-                // Of an earlier call, or of the pod: it is removed as if it had been moved there.
+                // From an earlier call, or made by the pod: removed as if it had been moved here.
                 Err(Errno::EXIST) => self.moved += 1,
                 Err(Errno::BUSY) if is_mount(dir, entry.name)? => {
                     return detach(dir, entry.name, self.mounts);
                 }
                 Err(_) => return self.remove_leaf(dir, entry.name),
             }
-            self.left.spend();
+            self.budget.spend();
         }
     }
 
-    /// Removes one directory beneath a directory that has no directories in it, itself perhaps.
-    fn remove_leaf(&mut self, above: BorrowedFd<'_>, name: &CStr) -> Result<(), Errno> {
+    /// Removes a directory without subdirectories at or beneath this name.
+    fn remove_leaf(&mut self, parent: BorrowedFd<'_>, name: &CStr) -> Result<(), Errno> {
         let mut name = name.to_owned();
-        let mut parent = above.try_clone_to_owned().map_err(|_| Errno::MFILE)?;
+        let mut parent = parent.try_clone_to_owned().map_err(|_| Errno::MFILE)?;
         loop {
-            let dir = match dir::open(&parent, &name) {
+            let dir = match dir::open_dir(&parent, &name) {
                 Ok(dir) => dir,
                 Err(Errno::NOENT | Errno::NOTDIR | Errno::LOOP) => return Ok(()),
                 Err(Errno::XDEV) => return detach(parent.as_fd(), &name, self.mounts),
@@ -199,7 +197,7 @@ impl Removal {
             };
             let mut inner = None;
             dir::read(&dir, 0, |entry| {
-                self.left.spend();
+                self.budget.spend();
                 if unlink(dir.as_fd(), entry.name, self.mounts)? == Unlinked::NotEmpty {
                     inner = Some(entry.name.to_owned());
                 }
@@ -214,24 +212,24 @@ impl Removal {
 }
 
 fn moved_name(number: u64) -> CString {
-    // There is no NUL in it.
-    CString::new(format!("{MOVED}{number}")).unwrap_or_default()
+    // The name has no NUL.
+    CString::new(format!("{MOVED_PREFIX}{number}")).unwrap_or_default()
 }
 
 #[derive(Debug, PartialEq, Eq)]
 enum Unlinked {
-    Gone,
+    Done,
     NotEmpty,
 }
 
-/// Removes a file, or a directory that is empty.
-fn unlink(dir: BorrowedFd<'_>, name: &CStr, mounts: Mounts) -> Result<Unlinked, Errno> {
+/// Removes a file or an empty directory.
+fn unlink(dir: BorrowedFd<'_>, name: &CStr, mounts: MountPolicy) -> Result<Unlinked, Errno> {
     loop {
         let busy = match unlinkat(dir, name, AtFlags::empty()) {
-            Ok(()) | Err(Errno::NOENT) => return Ok(Unlinked::Gone),
+            Ok(()) | Err(Errno::NOENT) => return Ok(Unlinked::Done),
             Err(Errno::ISDIR) => match unlinkat(dir, name, AtFlags::REMOVEDIR) {
-                Ok(()) | Err(Errno::NOENT) => return Ok(Unlinked::Gone),
-                // A mount point is busy, whatever is in it.
+                Ok(()) | Err(Errno::NOENT) => return Ok(Unlinked::Done),
+                // A mount point is BUSY instead, whether empty or not.
                 Err(Errno::NOTEMPTY | Errno::EXIST) => return Ok(Unlinked::NotEmpty),
                 Err(Errno::NOTDIR) => continue,
                 Err(error) => error,
@@ -248,13 +246,13 @@ fn unlink(dir: BorrowedFd<'_>, name: &CStr, mounts: Mounts) -> Result<Unlinked, 
     }
 }
 
-fn handle(dir: BorrowedFd<'_>, name: &CStr) -> Result<OwnedFd, Errno> {
+fn open_path(dir: BorrowedFd<'_>, name: &CStr) -> Result<OwnedFd, Errno> {
     openat(dir, name, OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC, Mode::empty())
 }
 
-/// Says whether something is mounted just there.
+/// Returns whether a name is a mount point.
 fn is_mount(dir: BorrowedFd<'_>, name: &CStr) -> Result<bool, Errno> {
-    match handle(dir, name) {
+    match open_path(dir, name) {
         Ok(file) => Ok(statx(&file, "", AtFlags::EMPTY_PATH, StatxFlags::BASIC_STATS)?
             .stx_attributes
             .contains(StatxAttributes::MOUNT_ROOT)),
@@ -264,13 +262,13 @@ fn is_mount(dir: BorrowedFd<'_>, name: &CStr) -> Result<bool, Errno> {
 }
 
 /// Detaches the topmost mount at a name.
-fn detach(dir: BorrowedFd<'_>, name: &CStr, mounts: Mounts) -> Result<(), Errno> {
-    if mounts == Mounts::Refuse {
+fn detach(dir: BorrowedFd<'_>, name: &CStr, mounts: MountPolicy) -> Result<(), Errno> {
+    if mounts == MountPolicy::Refuse {
         return Err(Errno::BUSY);
     }
-    match handle(dir, name) {
+    match open_path(dir, name) {
         Ok(file) => match unmount(dir::proc_path(&file), UnmountFlags::DETACH) {
-            // Nothing is mounted there any more.
+            // No mount is left there.
             Ok(()) | Err(Errno::INVAL) => Ok(()),
             Err(error) => Err(error),
         },

@@ -1,5 +1,5 @@
-//! The gateway: cells dial home over mutual TLS, and calls to them run back over the connection
-//! that they made.
+//! The gateway: cells dial it over mutual TLS, and the daemon's calls run over the connections that
+//! the cells have dialled.
 
 use std::{
     fmt, io,
@@ -21,151 +21,149 @@ use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use self::{
     ca::{Ca, CaError},
+    conn_limit::ConnLimit,
+    connections::Connections,
     enrol::Enrolment,
     listener::Listener,
-    newcomers::Newcomers,
     refusal_log::RefusalLog,
     shared::Shared,
-    slots::Slots,
 };
 use super::id::CellId;
 
-mod admit;
+mod admission;
 pub mod ca;
+mod conn_limit;
+mod connections;
 mod control;
 mod enrol;
+mod idle_policy;
 mod listener;
-mod newcomers;
-mod patience;
 mod peer;
 mod refusal_log;
 mod shared;
-mod slots;
 
-pub use control::{Control, Events, Line};
+pub use control::{ControlChannel, ControlConnection, EventStream};
 
-/// Why a cell is not let in.
+/// The reason why a cell is refused.
 #[derive(Debug, thiserror::Error)]
 pub enum Refusal {
-    /// No such cell is to be.
-    #[error("cell {0:?} is not known, or has ended")]
+    /// No such cell is expected.
+    #[error("cell {0:?} is unknown or has ended")]
     Unknown(String),
-    /// Not the token that the cell was given.
-    #[error("the token of cell {0} is another")]
+    /// The token is not the cell's.
+    #[error("wrong token of cell {0}")]
     WrongToken(CellId),
-    /// The token's time is over.
-    #[error("the token of cell {0} has expired")]
+    /// The token has expired.
+    #[error("token of cell {0} has expired")]
     Expired(CellId),
-    /// Another key has spent the token: an alarm, and the cell is destroyed if it is unbound.
-    #[error("the token of cell {0} was spent by another key")]
+    /// Another key has spent the token: an alarm. An unbound cell is destroyed.
+    #[error("token of cell {0} was spent by another key")]
     OtherKey(CellId),
-    /// The store could not keep what must be kept first.
-    #[error("what cell {0} did could not be recorded")]
+    /// The store failed to record the spent token.
+    #[error("token of cell {0} could not be recorded as spent")]
     Store(CellId, #[source] super::store::StoreError),
 }
 
-/// What the gateway asks about cells. Implemented by [`super::cells::Cells`].
+/// Decides which cells may enrol and connect. Implemented by [`super::cells::Cells`].
 #[async_trait]
-pub trait Ledger: Send + Sync + 'static {
-    /// Spends a cell's token for a key, durably, before a certificate is made. Again with the same
-    /// key it is fine until the token's end.
+pub trait Admission: Send + Sync + 'static {
+    /// Spends a cell's token for a key, durably, before a certificate is issued. Idempotent for the
+    /// same key until the token expires.
     async fn claim(
         &self,
         cell: &str,
         token_sha256: &str,
         key_sha256: &str,
     ) -> Result<CellId, Refusal>;
-    /// Whether a cell with a certificate for this key may connect now.
+    /// Returns the id of a cell that may connect now with a certificate for this key.
     fn admits(&self, cell: &str, key_sha256: &str) -> Result<CellId, Refusal>;
-    /// A cell's control connection is there, or is gone. Called in order for each cell.
+    /// Records that a cell's control connection was established, or has ended (`None`). Called in
+    /// order for each cell.
     fn linked(&self, cell: &CellId, hello: Option<HelloReply>);
 }
 
-/// The link to one cell. Cheap to clone; outlives connections.
+/// The link to a cell. Cheap to clone; outlives connections.
 #[derive(Debug, Clone)]
 pub struct CellLink {
-    /// Events, and what the agent says of itself.
-    pub control: Control,
-    /// All calls: the connection is asked for when a call needs it, and closed when nothing has
-    /// used it for a while.
+    /// The control connection: events, and the agent's Hello.
+    pub control: ControlChannel,
+    /// The channel for all calls. Its connection is opened on demand, and closed when it is idle.
     pub bulk: Channel,
-    /// Limits the lines of the log that its agent can cause.
+    /// The rate limit for log lines that the cell's agent can cause.
     pub lines: Arc<LogLimit>,
 }
 
-/// How a gateway is to be.
+/// Configuration of a gateway.
 #[derive(Debug)]
 pub struct GatewayConfig {
-    /// Where it listens. Port 0: the kernel chooses.
+    /// The address to listen on. Port 0: the kernel chooses.
     pub listen: GatewayAddress,
-    /// Where cells are told to call, when that is not where it listens.
+    /// The address that cells dial, if it differs from the bound one.
     pub advertise: Option<GatewayAddress>,
-    /// Whose certificates it knows.
+    /// The authority that issues certificates for cells.
     pub ca: Ca,
-    /// Told to agents: the daemon's build.
+    /// The daemon's build, sent to agents.
     pub build_id: String,
-    /// Told to agents: how long they go on without contact.
+    /// The time without contact after which an agent stops its pod, sent to agents.
     pub orphan_timeout: Duration,
-    /// By which cells' certificates end.
+    /// The clock by which certificates of cells expire.
     pub clock: Clock,
-    /// Its bounds.
+    /// The limits of its connections.
     pub limits: Limits,
 }
 
-/// The bounds of a gateway. Connections that are let in are bounded by the cells that have a link:
-/// two each.
+/// The limits of a gateway. Admitted connections are limited by the cells that have a link: two per
+/// cell.
 #[derive(Debug, Clone)]
 pub struct Limits {
-    /// Connections that are not let in yet, or enrol.
-    pub newcomers: usize,
-    /// The same of one peer: an address, or, on a unix socket, a network namespace other than the
-    /// daemon's (a cell's), or a process in the daemon's own.
-    pub newcomers_of_a_peer: usize,
-    /// How long the TLS handshake may take, and how long the agent may take to answer the first
-    /// call.
+    /// The most connections that are not admitted yet, or enrol.
+    pub unauthenticated: usize,
+    /// The most such connections per peer: an IP address; on a unix socket, a network namespace
+    /// other than the daemon's (a cell's), or a process in the daemon's.
+    pub unauthenticated_per_peer: usize,
+    /// The timeout of the TLS handshake, and of the agent's reply to Hello.
     pub handshake: Duration,
-    /// How long a connection for enrolment lives at most.
+    /// The timeout of a connection for enrolment.
     pub enrolment: Duration,
-    /// How long a bulk connection without a call is kept: at first, and at most, where calls come
-    /// again and again.
+    /// The idle timeout of a bulk connection: at first, and at most for periodic calls.
     pub bulk_idle: RangeInclusive<Duration>,
-    /// How long a cell's certificate lives.
+    /// The lifetime of a cell's certificate.
     pub certificate: Duration,
-    /// Told to agents: bytes that a pod may take of its cell's disk; 0: no limit.
+    /// The bytes that a pod may use of its cell's disk, sent to agents; 0: no limit.
     pub ephemeral_storage: u64,
 }
 
 impl Default for Limits {
     fn default() -> Self {
         Self {
-            newcomers: 512,
-            newcomers_of_a_peer: 16,
+            unauthenticated: 512,
+            unauthenticated_per_peer: 16,
             handshake: Duration::from_secs(5),
             enrolment: Duration::from_secs(30),
-            // Longer than an agent takes a wish for one that is there already (`FRESH` of
-            // kiyot-cell).
+            // Longer than the time for which an agent ignores requests for a connection that it has
+            // just dialled (`FRESH` of kiyot-cell).
             bulk_idle: Duration::from_secs(6)..=Duration::from_secs(60),
-            certificate: ca::CELL_LIFETIME,
+            certificate: ca::CELL_CERTIFICATE_LIFETIME,
             ephemeral_storage: 0,
         }
     }
 }
 
-/// Why a gateway does not start.
+/// An error of starting the gateway.
 #[derive(Debug, thiserror::Error)]
 pub enum GatewayError {
     /// The address could not be bound.
-    #[error("the gateway's address {0}")]
+    #[error("gateway address {0}")]
     Listen(GatewayAddress, #[source] io::Error),
-    /// Its own certificate could not be made.
-    #[error("the gateway's certificate")]
+    /// Its certificate could not be issued.
+    #[error("certificate of the gateway")]
     Certificate(#[source] CaError),
-    /// TLS could not be set up.
-    #[error("the gateway's TLS")]
+    /// TLS could not be configured.
+    #[error("TLS configuration of the gateway")]
     Tls(#[source] rustls::Error),
 }
 
-/// The gateway. Cheap to clone; it ends with [`Gateway::shutdown`].
+/// The gateway. Cheap to clone; ends with [`Gateway::shutdown`].
 #[derive(Clone)]
 pub struct Gateway(Arc<Inner>);
 
@@ -184,11 +182,11 @@ impl fmt::Debug for Gateway {
 }
 
 impl Gateway {
-    /// Listens. A cell is let in once it has a link ([`Gateway::link`]) and the ledger admits it;
-    /// until then it comes again.
+    /// Listens. A cell is admitted once it has a link ([`Gateway::link`]) and [`Admission::admits`]
+    /// it; until then it retries.
     pub async fn start(
         config: GatewayConfig,
-        ledger: Arc<dyn Ledger>,
+        admission: Arc<dyn Admission>,
     ) -> Result<Self, GatewayError> {
         let ca = Arc::new(config.ca);
         let identity = ca.gateway_identity().map_err(GatewayError::Certificate)?;
@@ -198,15 +196,22 @@ impl Gateway {
         let address = listener
             .address()
             .map_err(|error| GatewayError::Listen(config.listen.clone(), error))?;
-        let (end, tasks) = (CancellationToken::new(), TaskTracker::new());
+        let (shutdown, tasks) = (CancellationToken::new(), TaskTracker::new());
         let clock = config.clock;
         let log = Arc::<RefusalLog>::default();
         let shared = Arc::new(Shared {
-            slots: Slots::new(config.limits.bulk_idle.clone(), end.clone(), tasks.clone()),
-            newcomers: Newcomers::new(config.limits.newcomers, config.limits.newcomers_of_a_peer),
+            connections: Connections::new(
+                config.limits.bulk_idle.clone(),
+                shutdown.clone(),
+                tasks.clone(),
+            ),
+            conn_limit: ConnLimit::new(
+                config.limits.unauthenticated,
+                config.limits.unauthenticated_per_peer,
+            ),
             enrolment: Enrolment {
                 ca: ca.clone(),
-                ledger: ledger.clone(),
+                admission: admission.clone(),
                 clock: clock.clone(),
                 lifetime: config.limits.certificate,
                 log: log.clone(),
@@ -217,14 +222,14 @@ impl Gateway {
                 tls::cell_server(identity, ca.certificate_der(), clock)
                     .map_err(GatewayError::Tls)?,
             ),
-            ledger,
+            admission,
             limits: config.limits,
             build_id: config.build_id,
-            arrivals: AtomicU64::new(1),
-            end,
+            sequence: AtomicU64::new(1),
+            shutdown,
             tasks,
         });
-        tracing::info!(%address, "The gateway listens.");
+        tracing::info!(%address, "gateway listens");
         shared.tasks.spawn(listener::run(listener, shared.clone()));
         let advertised = config.advertise.unwrap_or_else(|| address.clone());
         Ok(Self(Arc::new(Inner {
@@ -236,18 +241,18 @@ impl Gateway {
         })))
     }
 
-    /// The link to a cell. The first call for a cell makes its places, and from then on it may
-    /// connect.
+    /// Returns the link to a cell. The cell may connect from the first call on.
     pub fn link(&self, cell: &CellId) -> CellLink {
-        self.0.shared.slots.link(cell)
+        self.0.shared.connections.link(cell)
     }
 
-    /// Cuts a cell's connections and fails calls to it at once. Does not call [`Ledger::linked`].
+    /// Removes a cell's link: aborts its connections and fails calls to it at once. Does not call
+    /// [`Admission::linked`].
     pub fn forget(&self, cell: &CellId) {
-        self.0.shared.slots.forget(cell);
+        self.0.shared.connections.forget(cell);
     }
 
-    /// What a cell must be told before it can call.
+    /// Returns the data that a cell needs to enrol.
     pub fn bootstrap(&self, cell: &CellId, token: &str) -> Bootstrap {
         Bootstrap {
             cell: cell.to_string(),
@@ -258,17 +263,17 @@ impl Gateway {
         }
     }
 
-    /// Where it listens.
+    /// Returns the bound address.
     pub fn address(&self) -> &GatewayAddress {
         &self.0.address
     }
 
-    /// Ends it: all connections are cut, calls fail, and when this returns none of its tasks runs.
-    /// The cells run on, and call the next gateway.
+    /// Aborts all connections, fails all calls, and waits for all tasks. Cells keep running, and
+    /// dial the next gateway.
     pub async fn shutdown(&self) {
-        // First, so that the ledger doesn't take the end of the daemon for the end of a link.
-        self.0.shared.slots.forget_all();
-        self.0.shared.end.cancel();
+        // First, so that the end of the daemon is not recorded as the end of the links.
+        self.0.shared.connections.forget_all();
+        self.0.shared.shutdown.cancel();
         self.0.shared.tasks.close();
         self.0.shared.tasks.wait().await;
     }

@@ -1,25 +1,30 @@
-//! Ids of pods in cells, of their containers, and of cells.
+//! Ids of cells, and of the sandboxes and containers in them.
 
 use std::{fmt, sync::Arc};
 
 use ring::rand::{SecureRandom, SystemRandom};
 
-/// How the ids begin that the kubelet sees. Not hexadecimal: no id of containerd can begin so.
+/// The prefix of sandbox and container ids. Not hexadecimal, so that no id of containerd starts
+/// with it.
 pub const PREFIX: &str = "milpa";
 
-/// Length of a sandbox's or container's id, as log collectors expect it.
-const LENGTH: usize = 64;
+/// The length of a sandbox's or container's id: log collectors expect that of containerd's.
+const ID_LENGTH: usize = 64;
+/// The length of a cell's id. Short, because it is part of socket paths and host names.
+const CELL_ID_LENGTH: usize = 17;
+/// The most characters of an invalid id in an error message.
+const MAX_SHOWN_CHARS: usize = 80;
 
-/// Not an id of this kind.
+/// An error of parsing an id.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("{value:?} is not {what}: allowed is {allowed}")]
-pub struct NotAnId {
+#[error("{value:?} is not {what}; allowed: {allowed}")]
+pub struct InvalidId {
     value: String,
     what: &'static str,
     allowed: &'static str,
 }
 
-/// No randomness could be had from the kernel.
+/// An error of generating an id: the kernel returned no random bytes.
 #[derive(Debug, Clone, Copy, thiserror::Error)]
 #[error("no random bytes from the kernel")]
 pub struct NoRandomness;
@@ -31,21 +36,25 @@ macro_rules! id {
         pub struct $name(Arc<str>);
 
         impl $name {
-            /// A new one, at random.
+            /// Generates a random id.
             pub fn mint() -> Result<Self, NoRandomness> {
-                Ok(Self(minted($prefix, $length)?.into()))
+                Ok(Self(random_id($prefix, $length)?.into()))
             }
 
-            /// Checks that a text has the form of one.
-            pub fn parse(text: &str) -> Result<Self, NotAnId> {
-                if text.len() == $length && text.starts_with($prefix) && text.bytes().all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'-') {
+            /// Parses an id and checks its form.
+            pub fn parse(text: &str) -> Result<Self, InvalidId> {
+                if has_form(text, $prefix, $length) {
                     Ok(Self(text.into()))
                 } else {
-                    Err(NotAnId { value: text.chars().take(80).collect(), what: $what, allowed: $allowed })
+                    Err(InvalidId {
+                        value: text.chars().take(MAX_SHOWN_CHARS).collect(),
+                        what: $what,
+                        allowed: $allowed,
+                    })
                 }
             }
 
-            /// The id.
+            /// Returns the id as text.
             pub fn as_str(&self) -> &str {
                 &self.0
             }
@@ -72,21 +81,27 @@ macro_rules! id {
 }
 
 id!(
-    /// A pod sandbox in a cell.
-    SandboxId, "the id of a sandbox in a cell", "milpa and 59 of [a-z0-9]", PREFIX, LENGTH
+    /// The id of a pod sandbox in a cell.
+    SandboxId, "the id of a sandbox in a cell", "milpa and 59 of [a-z0-9]", PREFIX, ID_LENGTH
 );
 id!(
-    /// A container in a cell.
-    ContainerId, "the id of a container in a cell", "milpa and 59 of [a-z0-9]", PREFIX, LENGTH
+    /// The id of a container in a cell.
+    ContainerId, "the id of a container in a cell", "milpa and 59 of [a-z0-9]", PREFIX, ID_LENGTH
 );
 id!(
-    /// A cell. Short, because it is part of socket paths and host names.
-    CellId, "the id of a cell", "cell- and 12 of [a-z0-9]", "cell-", 17
+    /// The id of a cell.
+    CellId, "the id of a cell", "cell- and 12 of [a-z0-9]", "cell-", CELL_ID_LENGTH
 );
 
-fn minted(prefix: &str, length: usize) -> Result<String, NoRandomness> {
+fn has_form(text: &str, prefix: &str, length: usize) -> bool {
+    text.len() == length
+        && text.starts_with(prefix)
+        && text.bytes().all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'-')
+}
+
+fn random_id(prefix: &str, length: usize) -> Result<String, NoRandomness> {
     const ALPHABET: &[u8; 32] = b"abcdefghijklmnopqrstuvwxyz234567";
-    let mut random = [0_u8; LENGTH];
+    let mut random = [0_u8; ID_LENGTH];
     SystemRandom::new().fill(&mut random).map_err(|_| NoRandomness)?;
     let letters = random.iter().map(|byte| char::from(ALPHABET[usize::from(byte % 32)]));
     Ok(prefix.chars().chain(letters).take(length).collect())
@@ -97,16 +112,16 @@ mod tests {
     use super::*;
 
     #[test]
-    fn minted_ids_parse_and_differ() {
-        let (one, other) = (SandboxId::mint().unwrap(), SandboxId::mint().unwrap());
-        assert_ne!(one, other);
-        assert_eq!(SandboxId::parse(one.as_str()), Ok(one.clone()));
-        assert_eq!(one.as_str().len(), 64);
-        assert_eq!(CellId::mint().unwrap().as_str().len(), 17);
+    fn generated_ids_parse_and_differ() {
+        let (first, second) = (SandboxId::mint().unwrap(), SandboxId::mint().unwrap());
+        assert_ne!(first, second);
+        assert_eq!(SandboxId::parse(first.as_str()), Ok(first.clone()));
+        assert_eq!(first.as_str().len(), ID_LENGTH);
+        assert_eq!(CellId::mint().unwrap().as_str().len(), CELL_ID_LENGTH);
     }
 
     #[test]
-    fn other_texts_do_not() {
+    fn text_of_another_form_is_not_an_id() {
         for text in [
             "",
             "milpa",

@@ -9,7 +9,9 @@ use std::{future::Future, sync::Arc, time::Duration};
 
 use bytes::Bytes;
 use futures::{StreamExt, stream::BoxStream};
-use kiyot_link::resolver::{DEADLINE, HEAD, TCP_CONNECTIONS, UDP_MESSAGE, UDP_QUERIES};
+use kiyot_link::resolver::{
+    DNS_HEADER_BYTES, MAX_TCP_CONNECTIONS, MAX_UDP_MESSAGE_BYTES, MAX_UDP_QUERIES, QUERY_TIMEOUT,
+};
 use kiyot_proto::cell::{NameAnswer, NameQuery, agent_client::AgentClient};
 use tokio::{
     sync::{Semaphore, mpsc},
@@ -29,7 +31,7 @@ mod server;
 pub use server::Server;
 
 /// Queries by UDP of one cell at a time: as many as its agent has.
-const OF_A_CELL: usize = UDP_QUERIES;
+const OF_A_CELL: usize = MAX_UDP_QUERIES;
 /// Queries by UDP of all cells at a time. Each has a socket.
 const OF_ALL: usize = 1024;
 /// Connections of all cells at a time; more are refused.
@@ -37,7 +39,7 @@ const CONNECTIONS: usize = 1024;
 /// Answers that may wait for the link.
 const WAITING: usize = 4;
 /// The largest part that is taken from a cell: a message, and its number.
-const MAX_PART: usize = UDP_MESSAGE + 1024;
+const MAX_PART: usize = MAX_UDP_MESSAGE_BYTES + 1024;
 /// How long a cell has to make its name servers.
 const OPEN: Duration = Duration::from_secs(20);
 /// How long to wait before a call that ended is begun again.
@@ -114,7 +116,7 @@ impl Resolver {
         C: Future<Output = std::io::Result<()>> + Send + 'static,
     {
         let (of_cell, connections) =
-            (Arc::new(Semaphore::new(OF_A_CELL)), Arc::new(Semaphore::new(TCP_CONNECTIONS)));
+            (Arc::new(Semaphore::new(OF_A_CELL)), Arc::new(Semaphore::new(MAX_TCP_CONNECTIONS)));
         // They end with the call.
         let mut asking = JoinSet::new();
         while let Some(query) = queries.next().await {
@@ -143,9 +145,9 @@ impl Resolver {
                 });
                 continue;
             }
-            if !(HEAD..=UDP_MESSAGE).contains(&message.len()) {
+            if !(DNS_HEADER_BYTES..=MAX_UDP_MESSAGE_BYTES).contains(&message.len()) {
                 return Err(Status::invalid_argument(format!(
-                    "a query of {} bytes; allowed are {HEAD} to {UDP_MESSAGE}",
+                    "a query of {} bytes; allowed are {DNS_HEADER_BYTES} to {MAX_UDP_MESSAGE_BYTES}",
                     message.len()
                 )));
             }
@@ -157,7 +159,7 @@ impl Resolver {
                     let _permit = all.acquire().await;
                     asked.await
                 };
-                let answer = match timeout(DEADLINE, answered).await {
+                let answer = match timeout(QUERY_TIMEOUT, answered).await {
                     Ok(Ok(answer)) => answer,
                     Ok(Err(error)) => {
                         tracing::debug!(%error, "A name server of the node could not be asked");

@@ -1,5 +1,5 @@
-//! The store: one redb file on the node, on a thread of its own. What it says it has kept is on
-//! disk.
+//! The store: the node's records in a redb file, owned by a thread. A commit that has returned is
+//! on disk.
 
 use std::{
     path::{Path, PathBuf},
@@ -17,17 +17,17 @@ mod thread;
 #[cfg(test)]
 mod tests;
 
-use thread::Job;
+use thread::Request;
 
-/// The version of the records that this program writes. One of a later version would be misread,
-/// and is set aside.
+/// The version of the records that this build writes. A record of a later version would be misread,
+/// and is quarantined.
 const RECORD_VERSION: u32 = 1;
-/// Jobs that wait for the thread; a caller of a full queue waits.
-const QUEUED_JOBS: usize = 1024;
-/// Batches that one transaction keeps at most: they share one write to disk.
-const BATCHES_IN_ONE_TRANSACTION: usize = 256;
+/// The most requests in the thread's queue; a caller waits while it is full.
+const MAX_QUEUED_REQUESTS: usize = 1024;
+/// The most batches of a transaction, which share a sync to disk.
+const MAX_BATCHES_PER_TRANSACTION: usize = 256;
 
-/// One kind of record.
+/// A table of the store: a kind of record.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Table {
     /// `kiyot.store.v1.Cell` by cell id.
@@ -40,14 +40,14 @@ pub enum Table {
     Containers,
     /// `ContainerStatus` by container id.
     ContainerStatuses,
-    /// `CellRuntime` by a name.
+    /// `CellRuntime` by a fixed key.
     Runtime,
-    /// The certificate authority, by a name.
+    /// `CertificateAuthority` by a fixed key.
     Node,
 }
 
 impl Table {
-    /// Its name in the file.
+    /// Returns the name in the file.
     const fn name(self) -> &'static str {
         match self {
             Self::Cells => "cells",
@@ -61,29 +61,29 @@ impl Table {
     }
 }
 
-/// Why the store did not do it.
+/// An error of the store.
 #[derive(Debug, thiserror::Error)]
-#[error("store: {doing}")]
+#[error("store: {context}")]
 pub struct StoreError {
-    doing: String,
+    context: String,
     #[source]
     source: Option<Box<dyn std::error::Error + Send + Sync>>,
 }
 
 impl StoreError {
     fn new(
-        doing: impl Into<String>,
+        context: impl Into<String>,
         source: impl Into<Box<dyn std::error::Error + Send + Sync>>,
     ) -> Self {
-        Self { doing: doing.into(), source: Some(source.into()) }
+        Self { context: context.into(), source: Some(source.into()) }
     }
 
-    fn ended() -> Self {
-        Self { doing: "its thread has ended".to_owned(), source: None }
+    fn closed() -> Self {
+        Self { context: "closed".to_owned(), source: None }
     }
 }
 
-/// A record to keep, or, without content, to drop.
+/// A change of a record: `None` removes it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Change {
     table: Table,
@@ -91,14 +91,14 @@ struct Change {
     record: Option<Vec<u8>>,
 }
 
-/// Changes that are kept together or not at all.
+/// Changes that are committed atomically.
 #[derive(Debug, Default)]
 pub struct Batch {
     changes: Vec<Change>,
 }
 
 impl Batch {
-    /// Keeps a record.
+    /// Adds or replaces a record.
     pub fn put<M: prost::Message>(&mut self, table: Table, key: &str, record: &M) -> &mut Self {
         let envelope = Envelope { version: RECORD_VERSION, record: record.encode_to_vec().into() };
         self.changes.push(Change {
@@ -109,119 +109,108 @@ impl Batch {
         self
     }
 
-    /// Drops a record; absent is fine.
+    /// Removes a record; an absent record is not an error.
     pub fn remove(&mut self, table: Table, key: &str) -> &mut Self {
         self.changes.push(Change { table, key: key.to_owned(), record: None });
         self
     }
 
-    /// Whether it changes nothing.
+    /// Returns whether the batch has no changes.
     pub fn is_empty(&self) -> bool {
         self.changes.is_empty()
     }
 }
 
-/// The store. Cheap to clone; the thread ends with the last handle.
+/// A handle to the store. Cheap to clone; the thread ends with the last handle.
 #[derive(Debug, Clone)]
 pub struct Store {
-    jobs: mpsc::Sender<Job>,
+    requests: mpsc::Sender<Request>,
     path: Arc<PathBuf>,
 }
 
 impl Store {
-    /// Opens or makes the file `store.redb` in a directory.
+    /// Opens or creates the file `store.redb` in a directory.
     ///
-    /// The directory is made for the owner alone (0700) if it is not there, and so is the file
-    /// (0600): it holds the private key of the cells' authority. A file that another process has
-    /// open is waited for, for a moment: the process before this one may be ending.
+    /// Directory (0700) and file (0600) are created for the owner alone, because the file holds the
+    /// private key of the certificate authority. If another process has the file open, this waits
+    /// some seconds, because that may be a previous daemon that is shutting down.
     pub async fn open(state_dir: &Path) -> Result<Self, StoreError> {
         let path = state_dir.join("store.redb");
-        let (jobs, queue) = mpsc::channel(QUEUED_JOBS);
-        let (opened, answer) = oneshot::channel();
+        let (requests, queue) = mpsc::channel(MAX_QUEUED_REQUESTS);
+        let (opened, reply) = oneshot::channel();
         let file = path.clone();
         std::thread::Builder::new()
             .name("kiyot-store".to_owned())
             .spawn(move || thread::run(file, opened, queue))
-            .map_err(|error| StoreError::new("starting its thread", error))?;
-        answer.await.map_err(|_| StoreError::ended())??;
-        Ok(Self { jobs, path: Arc::new(path) })
+            .map_err(|error| StoreError::new("starting the thread", error))?;
+        reply.await.map_err(|_| StoreError::closed())??;
+        Ok(Self { requests, path: Arc::new(path) })
     }
 
-    /// The file.
+    /// Returns the path of the file.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Keeps a batch. When it returns, it is on disk.
+    /// Commits a batch. When this returns, the batch is on disk.
     ///
-    /// Batches that wait at the same time share one transaction. After an error nothing of the
-    /// batch is kept, and the store goes on.
+    /// Batches that wait at the same time share a transaction. After an error nothing of the batch
+    /// is stored, and the store stays usable.
     pub async fn commit(&self, batch: Batch) -> Result<(), StoreError> {
         if batch.is_empty() {
             return Ok(());
         }
-        let (done, answer) = oneshot::channel();
-        self.jobs
-            .send(Job::Commit { changes: batch.changes, done })
-            .await
-            .map_err(|_| StoreError::ended())?;
-        answer.await.map_err(|_| StoreError::ended())?
+        self.call(|reply| Request::Commit { changes: batch.changes, reply }).await?
     }
 
-    /// All records of a table by key. A record that can't be read, or is of a later version, is
-    /// logged and set aside (copied to a table of broken ones).
+    /// Returns all records of a table with their keys. A record that can't be decoded, or is of a
+    /// later version, is logged and quarantined (moved to a table of its own).
     pub async fn load<M: prost::Message + Default>(
         &self,
         table: Table,
     ) -> Result<Vec<(String, M)>, StoreError> {
-        let (done, answer) = oneshot::channel();
-        self.jobs.send(Job::Load { table, done }).await.map_err(|_| StoreError::ended())?;
-        let rows = answer.await.map_err(|_| StoreError::ended())??;
-        let (mut records, mut broken) = (Vec::with_capacity(rows.len()), Vec::new());
+        let rows = self.call(|reply| Request::Load { table, reply }).await??;
+        let (mut records, mut invalid) = (Vec::with_capacity(rows.len()), Vec::new());
         for (key, content) in rows {
-            match opened::<M>(&content) {
+            match decode::<M>(&content) {
                 Ok(record) => records.push((key, record)),
-                Err(why) => {
-                    tracing::error!(
-                        table = table.name(),
-                        key,
-                        why,
-                        "A record of the store can't be read and is set aside"
-                    );
-                    broken.push(key);
+                Err(error) => {
+                    tracing::error!(table = table.name(), key, error, "invalid record quarantined");
+                    invalid.push(key);
                 }
             }
         }
-        if !broken.is_empty() {
-            let (done, answer) = oneshot::channel();
-            self.jobs
-                .send(Job::SetAside { table, keys: broken, done })
-                .await
-                .map_err(|_| StoreError::ended())?;
-            answer.await.map_err(|_| StoreError::ended())??;
+        if !invalid.is_empty() {
+            self.call(|reply| Request::Quarantine { table, keys: invalid, reply }).await??;
         }
         Ok(records)
     }
 
-    /// Waits until all that was sent before is kept and the file is closed. Other handles then get
-    /// errors.
+    /// Waits until earlier requests are done and the file is closed. Later requests fail.
     pub async fn close(&self) {
-        let (done, answer) = oneshot::channel();
-        if self.jobs.send(Job::Close { done }).await.is_ok() {
-            // The error that comes says that it is closed.
-            let _ = answer.await;
-        }
+        // The thread drops the reply's sender once the file is closed.
+        let _ = self.call(|reply: oneshot::Sender<()>| Request::Close { reply }).await;
+    }
+
+    /// Sends a request to the thread and waits for its reply.
+    async fn call<T>(
+        &self,
+        request: impl FnOnce(oneshot::Sender<T>) -> Request,
+    ) -> Result<T, StoreError> {
+        let (sender, receiver) = oneshot::channel();
+        self.requests.send(request(sender)).await.map_err(|_| StoreError::closed())?;
+        receiver.await.map_err(|_| StoreError::closed())
     }
 }
 
-/// The record in an envelope, or why it can't be had.
-fn opened<M: Message + Default>(content: &[u8]) -> Result<M, String> {
-    let envelope = Envelope::decode(content).map_err(|error| format!("its envelope: {error}"))?;
+/// Decodes the record in an envelope.
+fn decode<M: Message + Default>(content: &[u8]) -> Result<M, String> {
+    let envelope = Envelope::decode(content).map_err(|error| format!("envelope: {error}"))?;
     if envelope.version == 0 || envelope.version > RECORD_VERSION {
         return Err(format!(
-            "it has version {}, and this program knows 1 to {RECORD_VERSION}",
+            "version {}: this build reads 1 to {RECORD_VERSION}",
             envelope.version
         ));
     }
-    M::decode(envelope.record).map_err(|error| format!("its content: {error}"))
+    M::decode(envelope.record).map_err(|error| format!("content: {error}"))
 }

@@ -297,7 +297,7 @@ async fn broken_and_future_records_end_their_own_pod_alone() {
         2,
         "that of the whole pod, and one for the pod that was made anew"
     );
-    for words in ["A record of the store can't be read and is set aside", "it has version 2"] {
+    for words in ["invalid record quarantined", "version 2: "] {
         assert!(kiyot.log().contains(words), "the log says {words:?}");
     }
     kubelet.stop_and_remove(&anew).await.unwrap();

@@ -71,7 +71,7 @@ async fn an_update_arrives_while_and_after_the_connection_was_cut() {
     let agents = || super::faults::processes(&["kiyot-cell agent", &kiyot.cells()[0]]);
     let agent = agents();
     for (before, after) in [("one", "two"), ("three", "four")] {
-        let ends = || kiyot.log().matches("A control connection broke.").count();
+        let ends = || kiyot.log().matches("control connection failed").count();
         let until_now = ends();
         drop(wire);
         wait_until("the end of the connection is noticed", LIMIT, async || {

@@ -1,4 +1,4 @@
-//! An agent that does nothing but answer.
+//! The service of an agent without a containerd.
 
 use std::{
     pin::Pin,
@@ -14,29 +14,29 @@ use kiyot_cell::uplink::{ConnectionInfo, UplinkHandle};
 use kiyot_proto::cell::*;
 use tonic::{Request, Response, Status, Streaming};
 
-type Answer<T> = Result<Response<T>, Status>;
-type Parts<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
+type Reply<T> = Result<Response<T>, Status>;
+type BoxStream<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
 
-/// A request with a deadline.
-pub(crate) fn timed<T>(message: T, deadline: Duration) -> Request<T> {
+/// Returns a request with a timeout.
+pub(crate) fn timed<T>(message: T, timeout: Duration) -> Request<T> {
     let mut request = Request::new(message);
-    request.set_timeout(deadline);
+    request.set_timeout(timeout);
     request
 }
 
-/// `GetFile` answers with the path; `Bind` and `Watch` never end; `ReadLog` answers as many parts
-/// as its position says, and then never ends.
+/// A service whose `GetFile` returns the path, whose `Bind` and `Watch` never end, and whose
+/// `ReadLog` returns as many parts as its position says and then never ends.
 #[derive(Clone)]
 pub(crate) struct TestAgent {
     cell: String,
     home: UplinkHandle,
     info: Option<ConnectionInfo>,
-    /// Calls of `Bind` that have begun.
-    pub(crate) binds: Arc<AtomicUsize>,
-    /// Calls of `OpenBulk`.
-    pub(crate) wishes: Arc<AtomicUsize>,
-    /// Connections for bulk that the gateway has greeted.
-    pub(crate) bulks: Arc<AtomicUsize>,
+    /// The number of `Bind` calls that have begun.
+    pub(crate) bind_calls: Arc<AtomicUsize>,
+    /// The number of `OpenBulk` calls.
+    pub(crate) open_bulk_calls: Arc<AtomicUsize>,
+    /// The number of bulk connections on which the gateway has called `Hello`.
+    pub(crate) bulk_connections: Arc<AtomicUsize>,
 }
 
 impl TestAgent {
@@ -45,29 +45,29 @@ impl TestAgent {
             cell,
             home,
             info: None,
-            binds: Arc::default(),
-            wishes: Arc::default(),
-            bulks: Arc::default(),
+            bind_calls: Arc::default(),
+            open_bulk_calls: Arc::default(),
+            bulk_connections: Arc::default(),
         }
     }
 
-    pub(crate) fn on(&self, info: ConnectionInfo) -> Self {
+    pub(crate) fn for_connection(&self, info: ConnectionInfo) -> Self {
         Self { info: Some(info), ..self.clone() }
     }
 }
 
 #[tonic::async_trait]
 impl agent_server::Agent for TestAgent {
-    type WatchStream = Parts<Event>;
-    type ReadLogStream = Parts<LogPart>;
-    type TunnelStream = Parts<TunnelPart>;
-    type ResolveStream = Parts<NameQuery>;
-    type WatchPullsStream = Parts<PullNews>;
+    type WatchStream = BoxStream<Event>;
+    type ReadLogStream = BoxStream<LogPart>;
+    type TunnelStream = BoxStream<TunnelPart>;
+    type ResolveStream = BoxStream<NameQuery>;
+    type WatchPullsStream = BoxStream<PullNews>;
 
-    async fn hello(&self, _: Request<HelloRequest>) -> Answer<HelloReply> {
+    async fn hello(&self, _: Request<HelloRequest>) -> Reply<HelloReply> {
         let info = self.info.clone().unwrap();
         if info.kind == ConnectionKind::Bulk {
-            self.bulks.fetch_add(1, Ordering::SeqCst);
+            self.bulk_connections.fetch_add(1, Ordering::SeqCst);
         }
         Ok(Response::new(HelloReply {
             cell: self.cell.clone(),
@@ -79,22 +79,22 @@ impl agent_server::Agent for TestAgent {
         }))
     }
 
-    async fn bind(&self, _: Request<BindRequest>) -> Answer<BindReply> {
-        self.binds.fetch_add(1, Ordering::SeqCst);
+    async fn bind(&self, _: Request<BindRequest>) -> Reply<BindReply> {
+        self.bind_calls.fetch_add(1, Ordering::SeqCst);
         futures::future::pending().await
     }
 
-    async fn open_bulk(&self, _: Request<OpenBulkRequest>) -> Answer<OpenBulkReply> {
-        self.wishes.fetch_add(1, Ordering::SeqCst);
+    async fn open_bulk(&self, _: Request<OpenBulkRequest>) -> Reply<OpenBulkReply> {
+        self.open_bulk_calls.fetch_add(1, Ordering::SeqCst);
         self.home.open_bulk();
         Ok(Response::new(OpenBulkReply {}))
     }
 
-    async fn measure(&self, _: Request<MeasureRequest>) -> Answer<MeasureReply> {
-        Err(Status::unimplemented("not here"))
+    async fn measure(&self, _: Request<MeasureRequest>) -> Reply<MeasureReply> {
+        Err(Status::unimplemented("not implemented"))
     }
 
-    async fn watch(&self, _: Request<WatchRequest>) -> Answer<Self::WatchStream> {
+    async fn watch(&self, _: Request<WatchRequest>) -> Reply<Self::WatchStream> {
         let first = Event { event: Some(event::Event::Snapshot(Snapshot::default())) };
         Ok(Response::new(Box::pin(stream::once(async { Ok(first) }).chain(stream::pending()))))
     }
@@ -102,51 +102,51 @@ impl agent_server::Agent for TestAgent {
     async fn change_files(
         &self,
         request: Request<Streaming<FileChange>>,
-    ) -> Answer<ChangeFilesReply> {
+    ) -> Reply<ChangeFilesReply> {
         let mut changes = request.into_inner();
         while changes.message().await?.is_some() {}
         Ok(Response::new(ChangeFilesReply {}))
     }
 
-    async fn get_file(&self, request: Request<GetFileRequest>) -> Answer<GetFileReply> {
+    async fn get_file(&self, request: Request<GetFileRequest>) -> Reply<GetFileReply> {
         Ok(Response::new(GetFileReply { content: request.into_inner().path.into(), exists: true }))
     }
 
-    async fn read_log(&self, request: Request<ReadLogRequest>) -> Answer<Self::ReadLogStream> {
+    async fn read_log(&self, request: Request<ReadLogRequest>) -> Reply<Self::ReadLogStream> {
         let parts = usize::try_from(request.into_inner().position).unwrap();
         let part = || Ok(LogPart { content: vec![b'x'; 64 * 1024].into(), gap: 0 });
         Ok(Response::new(Box::pin(stream::repeat_with(part).take(parts).chain(stream::pending()))))
     }
 
-    async fn trim_log(&self, _: Request<TrimLogRequest>) -> Answer<TrimLogReply> {
+    async fn trim_log(&self, _: Request<TrimLogRequest>) -> Reply<TrimLogReply> {
         Err(Status::not_found("no such log"))
     }
 
-    async fn resolve(&self, _: Request<Streaming<NameAnswer>>) -> Answer<Self::ResolveStream> {
+    async fn resolve(&self, _: Request<Streaming<NameAnswer>>) -> Reply<Self::ResolveStream> {
         Err(Status::unimplemented("resolve"))
     }
 
-    async fn tunnel(&self, request: Request<Streaming<TunnelPart>>) -> Answer<Self::TunnelStream> {
+    async fn tunnel(&self, request: Request<Streaming<TunnelPart>>) -> Reply<Self::TunnelStream> {
         Ok(Response::new(Box::pin(request.into_inner())))
     }
 
-    async fn missing_blobs(&self, _: Request<MissingBlobsRequest>) -> Answer<MissingBlobsReply> {
-        Err(Status::unimplemented("not here"))
+    async fn missing_blobs(&self, _: Request<MissingBlobsRequest>) -> Reply<MissingBlobsReply> {
+        Err(Status::unimplemented("not implemented"))
     }
 
-    async fn put_blob(&self, _: Request<Streaming<BlobPart>>) -> Answer<PutBlobReply> {
-        Err(Status::unimplemented("not here"))
+    async fn put_blob(&self, _: Request<Streaming<BlobPart>>) -> Reply<PutBlobReply> {
+        Err(Status::unimplemented("not implemented"))
     }
 
-    async fn put_image(&self, _: Request<PutImageRequest>) -> Answer<PutImageReply> {
-        Err(Status::unimplemented("not here"))
+    async fn put_image(&self, _: Request<PutImageRequest>) -> Reply<PutImageReply> {
+        Err(Status::unimplemented("not implemented"))
     }
 
-    async fn watch_pulls(&self, _: Request<WatchPullsRequest>) -> Answer<Self::WatchPullsStream> {
-        Err(Status::unimplemented("not here"))
+    async fn watch_pulls(&self, _: Request<WatchPullsRequest>) -> Reply<Self::WatchPullsStream> {
+        Err(Status::unimplemented("not implemented"))
     }
 
-    async fn shutdown(&self, _: Request<ShutdownRequest>) -> Answer<ShutdownReply> {
-        Err(Status::unimplemented("not here"))
+    async fn shutdown(&self, _: Request<ShutdownRequest>) -> Reply<ShutdownReply> {
+        Err(Status::unimplemented("not implemented"))
     }
 }

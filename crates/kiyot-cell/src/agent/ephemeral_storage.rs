@@ -20,7 +20,7 @@ use kiyot_proto::cri::{
     ContainerFilter, ContainerState, ContainerStateValue, ContainerStatus, ListContainersRequest,
     StopContainerRequest,
 };
-use kiyot_tree::{Measurement, Step, Usage};
+use kiyot_tree::{MeasureProgress, Measurement, Usage};
 use rustix::{
     fs::{CWD, Mode, OFlags, openat},
     io::Errno,
@@ -183,9 +183,9 @@ async fn measure_tree(root: PathBuf, limit: u64) -> io::Result<Usage> {
         .await?;
         measurement = next;
         match step? {
-            Step::Done(usage) => return Ok(usage),
-            Step::Goes(usage) if usage.bytes > limit => return Ok(usage),
-            Step::Goes(_) => tokio::time::sleep(began.elapsed()).await,
+            MeasureProgress::Done(usage) => return Ok(usage),
+            MeasureProgress::Partial(usage) if usage.bytes > limit => return Ok(usage),
+            MeasureProgress::Partial(_) => tokio::time::sleep(began.elapsed()).await,
         }
     }
 }

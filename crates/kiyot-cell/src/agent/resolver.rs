@@ -19,7 +19,10 @@ use std::{
 };
 
 use bytes::Bytes;
-use kiyot_link::resolver::{DEADLINE, HEAD, MOST, TCP_CONNECTIONS, UDP_MESSAGE, UDP_QUERIES};
+use kiyot_link::resolver::{
+    DNS_HEADER_BYTES, MAX_SERVERS, MAX_TCP_CONNECTIONS, MAX_UDP_MESSAGE_BYTES, MAX_UDP_QUERIES,
+    QUERY_TIMEOUT,
+};
 use tokio::{
     net::{TcpListener, TcpStream, UdpSocket},
     sync::{OwnedSemaphorePermit, Semaphore, mpsc, oneshot},
@@ -84,12 +87,12 @@ struct QuerySender {
 impl Resolver {
     /// Creates a resolver without name servers.
     pub fn new(own_network: bool) -> Self {
-        let (sender, receiver) = mpsc::channel(UDP_QUERIES + TCP_CONNECTIONS);
+        let (sender, receiver) = mpsc::channel(MAX_UDP_QUERIES + MAX_TCP_CONNECTIONS);
         let sender = QuerySender {
             queue: sender,
             last: Arc::default(),
-            udp_permits: Arc::new(Semaphore::new(UDP_QUERIES)),
-            tcp_permits: Arc::new(Semaphore::new(TCP_CONNECTIONS)),
+            udp_permits: Arc::new(Semaphore::new(MAX_UDP_QUERIES)),
+            tcp_permits: Arc::new(Semaphore::new(MAX_TCP_CONNECTIONS)),
             unclaimed: Arc::default(),
         };
         let (queue, current) = (Arc::new(tokio::sync::Mutex::new(receiver)), Mutex::default());
@@ -103,9 +106,9 @@ impl Resolver {
         if servers == 0 {
             return Ok(());
         }
-        if servers > MOST {
+        if servers > MAX_SERVERS {
             return Err(Status::invalid_argument(format!(
-                "{servers} name servers: too many; allowed: at most {MOST}"
+                "{servers} name servers: too many; allowed: at most {MAX_SERVERS}"
             )));
         }
         if !self.own_network {
@@ -184,14 +187,14 @@ impl QuerySender {
             self.queue.send(query).await.ok()?;
             answered.await.ok()
         };
-        timeout(DEADLINE, sender).await.ok().flatten().filter(|answer| !answer.is_empty())
+        timeout(QUERY_TIMEOUT, sender).await.ok().flatten().filter(|answer| !answer.is_empty())
     }
 }
 
 /// Answers the queries of a UDP socket.
 async fn serve_udp(socket: Arc<UdpSocket>, server: u32, sender: QuerySender) {
     // One byte more than the limit shows that a message was cut.
-    let mut buffer = vec![0; UDP_MESSAGE + 1];
+    let mut buffer = vec![0; MAX_UDP_MESSAGE_BYTES + 1];
     let mut tasks = tokio::task::JoinSet::new();
     loop {
         let (length, from) = match socket.recv_from(&mut buffer).await {
@@ -203,7 +206,7 @@ async fn serve_udp(socket: Arc<UdpSocket>, server: u32, sender: QuerySender) {
             }
         };
         while tasks.try_join_next().is_some() {}
-        if !(HEAD..=UDP_MESSAGE).contains(&length) {
+        if !(DNS_HEADER_BYTES..=MAX_UDP_MESSAGE_BYTES).contains(&length) {
             continue;
         }
         let Ok(permit) = Arc::clone(&sender.udp_permits).try_acquire_owned() else { continue };

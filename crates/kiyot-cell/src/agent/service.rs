@@ -13,7 +13,7 @@ use bytes::Bytes;
 use futures::{StreamExt, stream::BoxStream};
 use http::{Request as HttpRequest, Response as HttpResponse};
 use http_body::Body as HttpBody;
-use kiyot_link::{http2::Profile, resolver::TCP_CONNECTIONS};
+use kiyot_link::{http2::Profile, resolver::MAX_TCP_CONNECTIONS};
 use kiyot_proto::cell::{
     BindReply, BindRequest, BlobPart, ChangeFilesReply, Event, FileChange, GetFileReply,
     GetFileRequest, HelloReply, HelloRequest, LogPart, MeasureReply, MeasureRequest,
@@ -36,7 +36,7 @@ pub const MAX_TUNNELS: usize = 96;
 // If no tunnel is read at its end, those to name servers included, a third of the connection's
 // window is left for logs and blobs.
 const _: () = assert!(
-    (MAX_TUNNELS + TCP_CONNECTIONS) * (Profile::BULK.stream_window as usize)
+    (MAX_TUNNELS + MAX_TCP_CONNECTIONS) * (Profile::BULK.stream_window as usize)
         <= (Profile::BULK.connection_window as usize) / 3 * 2
 );
 /// Upper bound on concurrent `ChangeFiles` calls.

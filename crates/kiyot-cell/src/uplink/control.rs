@@ -9,10 +9,10 @@ use futures::{
 };
 use kiyot_link::{
     frames::Frames,
-    silence::{Due, Silence},
+    keepalive::{Keepalive, KeepaliveAction},
 };
 use kiyot_proto::{
-    bounds::CONTROL_FRAME,
+    bounds::MAX_CONTROL_FRAME_BYTES,
     cell::{
         Event, FromCell, Ping, Pong, ToCell, WatchEnd, WatchEvent, WatchRequest,
         agent_client::AgentClient, from_cell, to_cell,
@@ -60,16 +60,16 @@ where
     I: AsyncRead + AsyncWrite + Unpin,
     S: Serve,
 {
-    let mut frames = Frames::new(io, CONTROL_FRAME);
-    let mut agent = AgentClient::new(service).max_decoding_message_size(CONTROL_FRAME);
-    let mut silence = Silence::of_agent();
+    let mut frames = Frames::new(io, MAX_CONTROL_FRAME_BYTES);
+    let mut agent = AgentClient::new(service).max_decoding_message_size(MAX_CONTROL_FRAME_BYTES);
+    let mut keepalive = Keepalive::agent();
     let mut on_accepted = Some(on_accepted);
     let mut watch: Option<Watch> = None;
     loop {
         let message = tokio::select! {
             received = frames.next() => {
                 let Some(received) = received? else { return Ok(()) };
-                silence.broken();
+                keepalive.received();
                 match ToCell::decode(received)?.message {
                     Some(to_cell::Message::Hello(hello)) => {
                         let reply = agent.hello(hello).await?.into_inner();
@@ -101,15 +101,15 @@ where
                 }
             }
             message = next(&mut watch) => message,
-            due = silence.due() => match due {
-                Due::Ask => from_cell::Message::Ping(Ping {}),
-                Due::End => return Err(ControlError::KeepaliveTimeout),
+            action = keepalive.next_action() => match action {
+                KeepaliveAction::Ping => from_cell::Message::Ping(Ping {}),
+                KeepaliveAction::Close => return Err(ControlError::KeepaliveTimeout),
             },
         };
         let message = FromCell { message: Some(message) }.encode_to_vec();
-        timeout(silence.patience(), frames.send(&message))
+        timeout(keepalive.timeout(), frames.send(&message))
             .await
-            .map_err(|_| ControlError::WriteTimeout(silence.patience()))??;
+            .map_err(|_| ControlError::WriteTimeout(keepalive.timeout()))??;
     }
 }
 

@@ -10,7 +10,7 @@ use std::{
 
 use kiyot_link::{
     certificate::{Certificate, sha256},
-    private,
+    private_file,
     tls::Identity,
 };
 use rcgen::{CertificateParams, KeyPair, PKCS_ECDSA_P256_SHA256, PublicKeyData};
@@ -64,7 +64,7 @@ impl Credentials {
             None => {
                 let key =
                     KeyPair::generate_for(&PKCS_ECDSA_P256_SHA256).map_err(IdentityError::Make)?;
-                private::write(&path, &key.serialize_der()).map_err(io(&path))?;
+                private_file::write(&path, &key.serialize_der()).map_err(io(&path))?;
                 key
             }
         };
@@ -91,7 +91,7 @@ impl Credentials {
         let matches = self.adopt(der);
         if matches {
             let path = self.dir.join(CERTIFICATE_FILE);
-            private::write(&path, der).map_err(|error| IdentityError::Io(path, error))?;
+            private_file::write(&path, der).map_err(|error| IdentityError::Io(path, error))?;
         }
         Ok(matches)
     }

@@ -1,5 +1,5 @@
-//! Metadata and error messages of cells, which go to the daemon's log and to the kubelet: limited
-//! in length, and without control characters.
+//! Sanitising of metadata and error messages of cells, which go to the daemon's log and to the
+//! kubelet: they are length-limited and stripped of control characters.
 
 use std::fmt::Write;
 
@@ -8,68 +8,69 @@ use http::{
     header::{CONTENT_ENCODING, CONTENT_TYPE},
 };
 
-/// The bytes of the longest error message that is taken from a cell. A kubelet shows 1 KiB of one
-/// in a pod's events; what containerd says of a failed start has some hundred bytes.
-pub const LONGEST_MESSAGE: usize = 4 << 10;
-/// Stands for the part of a message that was cut off.
-const CUT: &str = " ...";
-/// Where gRPC has the message of a failure, percent-encoded.
-const MESSAGE: HeaderName = HeaderName::from_static("grpc-message");
-/// The metadata of an answer that a caller here needs. Anything else, as the details of a failure,
-/// would be passed on unread.
-const NEEDED: [HeaderName; 4] = [
+/// The most bytes of an error message from a cell. A kubelet shows 1 KiB of it in a pod's events;
+/// containerd's messages about failed starts have some hundred bytes.
+pub const MAX_MESSAGE_BYTES: usize = 4 << 10;
+/// The end of a message that was truncated.
+const ELLIPSIS: &str = " ...";
+/// The header of gRPC's error message, percent-encoded.
+const GRPC_MESSAGE: HeaderName = HeaderName::from_static("grpc-message");
+/// The headers of a response that are kept. Others, such as `grpc-status-details-bin`, would be
+/// passed on unchecked.
+const KEPT_HEADERS: [HeaderName; 4] = [
     CONTENT_TYPE,
     CONTENT_ENCODING,
     HeaderName::from_static("grpc-encoding"),
     HeaderName::from_static("grpc-status"),
 ];
 
-/// Removes from the metadata of an answer all that is not needed, and sanitizes its message.
-pub(super) fn clean(head: &mut HeaderMap) {
-    let mut needed = HeaderMap::with_capacity(NEEDED.len());
-    for name in NEEDED {
-        if let Some(value) = head.remove(&name) {
-            needed.insert(name, value);
+/// Removes all headers of a response but [`KEPT_HEADERS`] and its message, which is sanitised.
+pub(super) fn clean(headers: &mut HeaderMap) {
+    let mut kept = HeaderMap::with_capacity(KEPT_HEADERS.len());
+    for name in KEPT_HEADERS {
+        if let Some(value) = headers.remove(&name) {
+            kept.insert(name, value);
         }
     }
-    if let Some(message) = head.remove(MESSAGE) {
-        let told = decoded(message.as_bytes());
-        let told = String::from_utf8_lossy(&told);
-        let message = if told.len() <= LONGEST_MESSAGE && !told.contains(is_no_word) {
+    if let Some(message) = headers.remove(GRPC_MESSAGE) {
+        let text = percent_decode(message.as_bytes());
+        let text = String::from_utf8_lossy(&text);
+        let message = if text.len() <= MAX_MESSAGE_BYTES && !text.contains(is_unsafe_control) {
             message
         } else {
-            // Made of printable ASCII: it is a value of a head.
-            HeaderValue::try_from(encoded(&sanitize(&told)))
+            // Percent-encoded text is printable ASCII, which is a valid header value.
+            HeaderValue::try_from(percent_encode(&sanitize(&text)))
                 .unwrap_or_else(|_| HeaderValue::from_static(""))
         };
-        needed.insert(MESSAGE, message);
+        kept.insert(GRPC_MESSAGE, message);
     }
-    *head = needed;
+    *headers = kept;
 }
 
-/// Returns a cell's words without control characters other than line ends and tabs, and no longer
-/// than [`LONGEST_MESSAGE`].
-pub fn sanitize(words: &str) -> String {
-    shortened(words).replace(is_no_word, " ")
+/// Returns a message of a cell, truncated to [`MAX_MESSAGE_BYTES`], with spaces in place of control
+/// characters other than line ends and tabs.
+pub fn sanitize(message: &str) -> String {
+    truncate(message).replace(is_unsafe_control, " ")
 }
 
-/// Returns a text, or as much of it as fits into [`LONGEST_MESSAGE`].
-pub fn shortened(text: &str) -> String {
-    if text.len() <= LONGEST_MESSAGE {
+/// Returns a text, truncated to [`MAX_MESSAGE_BYTES`] between two characters.
+pub fn truncate(text: &str) -> String {
+    if text.len() <= MAX_MESSAGE_BYTES {
         return text.to_owned();
     }
-    let mut short = text[..text.floor_char_boundary(LONGEST_MESSAGE - CUT.len())].to_owned();
-    short.push_str(CUT);
-    short
+    let end = text.floor_char_boundary(MAX_MESSAGE_BYTES - ELLIPSIS.len());
+    let mut truncated = text[..end].to_owned();
+    truncated.push_str(ELLIPSIS);
+    truncated
 }
 
 /// Returns whether a character is a control character other than a line end or a tab.
-pub fn is_no_word(character: char) -> bool {
+pub fn is_unsafe_control(character: char) -> bool {
     character.is_control() && !matches!(character, '\n' | '\t')
 }
 
-/// Decodes percent-encoding; invalid sequences stay as they are.
-fn decoded(text: &[u8]) -> Vec<u8> {
+/// Decodes percent-encoding and keeps invalid sequences as they are.
+fn percent_decode(text: &[u8]) -> Vec<u8> {
     let (mut bytes, mut rest) = (Vec::with_capacity(text.len()), text);
     while let Some((first, after)) = rest.split_first() {
         let mut byte = [0];
@@ -87,7 +88,7 @@ fn decoded(text: &[u8]) -> Vec<u8> {
     bytes
 }
 
-fn encoded(text: &str) -> String {
+fn percent_encode(text: &str) -> String {
     let mut encoded = String::with_capacity(text.len());
     for byte in text.bytes() {
         if (b' '..=b'~').contains(&byte) && byte != b'%' {
@@ -105,20 +106,20 @@ mod tests {
     use super::*;
 
     fn cleaned(message: &str) -> String {
-        let mut head = HeaderMap::new();
-        head.insert(MESSAGE, HeaderValue::from_str(message).unwrap());
-        head.insert("grpc-status", HeaderValue::from_static("2"));
-        head.insert("grpc-status-details-bin", HeaderValue::from_static("AAAA"));
-        head.append("x-more", HeaderValue::from_static("one"));
-        head.append("x-more", HeaderValue::from_static("other"));
-        clean(&mut head);
-        assert_eq!((head.len(), &head["grpc-status"]), (2, &HeaderValue::from_static("2")));
-        head.get(MESSAGE).unwrap().to_str().unwrap().to_owned()
+        let mut headers = HeaderMap::new();
+        headers.insert(GRPC_MESSAGE, HeaderValue::from_str(message).unwrap());
+        headers.insert("grpc-status", HeaderValue::from_static("2"));
+        headers.insert("grpc-status-details-bin", HeaderValue::from_static("AAAA"));
+        headers.append("x-more", HeaderValue::from_static("first"));
+        headers.append("x-more", HeaderValue::from_static("second"));
+        clean(&mut headers);
+        assert_eq!((headers.len(), &headers["grpc-status"]), (2, &HeaderValue::from_static("2")));
+        headers.get(GRPC_MESSAGE).unwrap().to_str().unwrap().to_owned()
     }
 
     /// Verifies L11.
     #[test]
-    fn words_stay_and_what_is_none_becomes_a_blank() {
+    fn control_characters_of_a_message_become_spaces() {
         for same in
             ["", "no such container", "50%25 of \"a\"", "a%0Ab%09c", "%C3%A4", "100%", "%zz", "%4"]
         {
@@ -130,14 +131,14 @@ mod tests {
 
     /// Verifies L11.
     #[test]
-    fn message_beyond_the_limit_is_cut_between_characters() {
-        assert_eq!(cleaned(&"x".repeat(LONGEST_MESSAGE)), "x".repeat(LONGEST_MESSAGE));
-        let cut = cleaned(&"x".repeat(LONGEST_MESSAGE + 1));
-        assert_eq!(cut, format!("{} ...", "x".repeat(LONGEST_MESSAGE - CUT.len())));
-        for text in ["\u{e4}".repeat(LONGEST_MESSAGE), "\u{1f600}".repeat(LONGEST_MESSAGE)] {
-            let short = sanitize(&text);
-            assert!((LONGEST_MESSAGE - 4..=LONGEST_MESSAGE).contains(&short.len()));
-            assert!(short.ends_with(CUT));
+    fn message_beyond_the_limit_is_truncated_between_characters() {
+        assert_eq!(cleaned(&"x".repeat(MAX_MESSAGE_BYTES)), "x".repeat(MAX_MESSAGE_BYTES));
+        let cut = cleaned(&"x".repeat(MAX_MESSAGE_BYTES + 1));
+        assert_eq!(cut, format!("{} ...", "x".repeat(MAX_MESSAGE_BYTES - ELLIPSIS.len())));
+        for text in ["\u{e4}".repeat(MAX_MESSAGE_BYTES), "\u{1f600}".repeat(MAX_MESSAGE_BYTES)] {
+            let truncated = sanitize(&text);
+            assert!((MAX_MESSAGE_BYTES - 4..=MAX_MESSAGE_BYTES).contains(&truncated.len()));
+            assert!(truncated.ends_with(ELLIPSIS));
         }
     }
 }

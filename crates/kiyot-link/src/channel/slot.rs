@@ -1,4 +1,4 @@
-//! The place of the current connection.
+//! The slot of the current connection.
 
 use std::{
     fmt,
@@ -12,38 +12,37 @@ use tokio::time::{Instant, timeout_at};
 use tonic::Status;
 
 use super::Channel;
-use crate::{connection::Connection, held::Held, watched::Watched};
+use crate::{connection::Connection, link_connection::LinkConnection, watched::Watched};
 
-/// The place of the current connection of one kind to one cell: the side that sets it, while
-/// [`Channel`] is the side that calls. Cheap to clone.
+/// A slot for the current connection of a kind to a cell. The gateway sets it; a [`Channel`]
+/// calls over it. Cheap to clone.
 pub struct Slot<C = Connection>(Arc<Shared<C>>);
 
 struct Shared<C> {
     name: String,
-    held: Watched<Holding<C>>,
-    waiting: AtomicUsize,
-    demand: OnceLock<Box<dyn Fn() + Send + Sync>>,
+    state: Watched<State<C>>,
+    waiting_calls: AtomicUsize,
+    on_demand: OnceLock<Box<dyn Fn() + Send + Sync>>,
 }
 
-/// What a slot holds, and held before.
-struct Holding<C> {
-    place: Place<C>,
-    latest: Option<Latest>,
+struct State<C> {
+    current: Current<C>,
+    last_accepted: Option<Order>,
 }
 
-/// What is in the slot.
-enum Place<C> {
-    Empty,
-    Current(C),
-    /// For ever.
+enum Current<C> {
+    Absent,
+    /// The connection, which may have ended by now.
+    Present(C),
+    /// A final state: no connection is accepted again.
     Closed,
 }
 
-/// The last connection that was accepted, be it there or gone.
-struct Latest {
+/// The position of a connection in the order of all connections of its kind.
+struct Order {
     incarnation: String,
     generation: u64,
-    arrival: u64,
+    sequence: u64,
 }
 
 /// A connection that may become the current one.
@@ -51,22 +50,22 @@ struct Latest {
 pub struct Offer<C = Connection> {
     /// The connection.
     pub connection: C,
-    /// The run of the agent that made it.
+    /// The incarnation (run) of the agent that made it.
     pub incarnation: String,
-    /// Its number in that run.
+    /// Its number among that incarnation's connections.
     pub generation: u64,
-    /// Its number among all that the gateway accepted: tells which of two runs is the later one.
-    pub arrival: u64,
+    /// Its number among all connections that the gateway has accepted, which orders incarnations.
+    pub sequence: u64,
 }
 
-/// Why a connection does not become the current one.
+/// An error of offering a connection to a slot.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-pub enum Refused {
-    /// A newer one has been there.
-    #[error("a newer connection has been there")]
+pub enum OfferError {
+    /// A newer connection was accepted before.
+    #[error("a newer connection was accepted before")]
     Stale,
-    /// The cell is gone.
-    #[error("the cell is gone")]
+    /// The slot is closed.
+    #[error("the cell has ended")]
     Closed,
 }
 
@@ -83,160 +82,165 @@ impl<C> fmt::Debug for Slot<C> {
 }
 
 impl Slot {
-    /// The side that calls.
+    /// Returns a channel that calls over this slot's connection.
     pub fn channel(&self) -> Channel {
         Channel(self.clone())
     }
 }
 
-impl<C: Held> Slot<C> {
-    /// An empty one. The name is for messages: the cell and the kind.
+impl<C: LinkConnection> Slot<C> {
+    /// Creates a slot without a connection. The name is for error messages: kind and cell.
     pub fn new(name: impl Into<String>) -> Self {
         Self(Arc::new(Shared {
             name: name.into(),
-            held: Watched::new(Holding { place: Place::Empty, latest: None }),
-            waiting: AtomicUsize::new(0),
-            demand: OnceLock::new(),
+            state: Watched::new(State { current: Current::Absent, last_accepted: None }),
+            waiting_calls: AtomicUsize::new(0),
+            on_demand: OnceLock::new(),
         }))
     }
 
-    /// For messages.
+    /// Returns the name for error messages.
     pub fn name(&self) -> &str {
         &self.0.name
     }
 
-    /// Called, cheaply, whenever a call finds no connection. The first one that is set stays.
-    pub fn on_demand(&self, demand: impl Fn() + Send + Sync + 'static) {
-        let _ = self.0.demand.set(Box::new(demand));
+    /// Sets the callback for calls that find no connection. It must return at once. Only the first
+    /// callback that is set counts.
+    pub fn on_demand(&self, callback: impl Fn() + Send + Sync + 'static) {
+        let _ = self.0.on_demand.set(Box::new(callback));
     }
 
-    /// Makes a connection the current one, and cuts the one before, unless a newer one has been
-    /// there.
-    pub fn offer(&self, offer: Offer<C>) -> Result<(), Refused> {
-        let before = self.0.held.change(|held| {
-            if matches!(held.place, Place::Closed) {
-                return Err(Refused::Closed);
+    /// Makes a connection the current one and aborts the previous one, unless a newer connection
+    /// was accepted before.
+    pub fn offer(&self, offer: Offer<C>) -> Result<(), OfferError> {
+        let previous = self.0.state.change(|state| {
+            if matches!(state.current, Current::Closed) {
+                return Err(OfferError::Closed);
             }
-            if let Some(latest) = &held.latest {
-                let newer = if latest.incarnation == offer.incarnation {
-                    offer.generation > latest.generation
+            if let Some(last) = &state.last_accepted {
+                let is_newer = if last.incarnation == offer.incarnation {
+                    offer.generation > last.generation
                 } else {
-                    offer.arrival > latest.arrival
+                    offer.sequence > last.sequence
                 };
-                if !newer {
-                    return Err(Refused::Stale);
+                if !is_newer {
+                    return Err(OfferError::Stale);
                 }
             }
-            held.latest = Some(Latest {
+            state.last_accepted = Some(Order {
                 incarnation: offer.incarnation,
                 generation: offer.generation,
-                arrival: offer.arrival,
+                sequence: offer.sequence,
             });
-            Ok(std::mem::replace(&mut held.place, Place::Current(offer.connection)))
+            Ok(std::mem::replace(&mut state.current, Current::Present(offer.connection)))
         })?;
-        if let Place::Current(before) = before {
-            before.cut();
+        if let Current::Present(previous) = previous {
+            previous.abort();
         }
         Ok(())
     }
 
-    /// Takes a connection out, if it is the current one: says whether it was.
+    /// Removes a connection if it is the current one. Returns whether it was.
     pub fn withdraw(&self, connection: &C) -> bool {
-        let withdrawn = self.0.held.with(|held| match &held.place {
-            Place::Current(current) if current.is(connection) => {
-                Some(std::mem::replace(&mut held.place, Place::Empty))
+        let withdrawn = self.0.state.with(|state| match &state.current {
+            Current::Present(current) if current.is_same(connection) => {
+                Some(std::mem::replace(&mut state.current, Current::Absent))
             }
             _ => None,
         });
-        // Nobody waits for an empty slot. What was in it is dropped here, without the lock.
+        // Without a wake: no task waits for an empty slot. The connection is dropped here, outside
+        // of the lock.
         withdrawn.is_some()
     }
 
-    /// Cuts the current connection. No other is let in, and calls fail at once.
+    /// Aborts the current connection and accepts no other. Calls fail at once.
     pub fn close(&self) {
-        if let Place::Current(current) =
-            self.0.held.change(|held| std::mem::replace(&mut held.place, Place::Closed))
+        if let Current::Present(current) =
+            self.0.state.change(|state| std::mem::replace(&mut state.current, Current::Closed))
         {
-            current.cut();
+            current.abort();
         }
     }
 
-    /// Whether it is closed.
+    /// Returns whether the slot is closed.
     pub fn is_closed(&self) -> bool {
-        self.0.held.with(|held| matches!(held.place, Place::Closed))
+        self.0.state.with(|state| matches!(state.current, Current::Closed))
     }
 
-    /// Whether a connection is there.
+    /// Returns whether the slot has a connection that has not ended.
     pub fn is_connected(&self) -> bool {
-        self.now().is_some()
+        self.current().is_some()
     }
 
-    /// The connection that is there.
-    pub fn now(&self) -> Option<C> {
-        self.0.held.with(|held| match &held.place {
-            Place::Current(connection) if !connection.has_ended() => Some(connection.clone()),
+    /// Returns the current connection, unless it has ended.
+    pub fn current(&self) -> Option<C> {
+        self.0.state.with(|state| match &state.current {
+            Current::Present(connection) if !connection.has_ended() => Some(connection.clone()),
             _ => None,
         })
     }
 
-    /// Returns when a connection is there, which it returns, or the slot is closed.
-    pub async fn settled(&self) -> Option<C> {
-        let settled = |held: &Holding<C>| match &held.place {
-            Place::Current(connection) if !connection.has_ended() => Some(Some(connection.clone())),
-            Place::Closed => Some(None),
+    /// Waits for a connection and returns it, or `None` when the slot is closed.
+    pub async fn connected(&self) -> Option<C> {
+        let connected = |state: &State<C>| match &state.current {
+            Current::Present(connection) if !connection.has_ended() => {
+                Some(Some(connection.clone()))
+            }
+            Current::Closed => Some(None),
             _ => None,
         };
-        self.0.held.wait_for(settled).await
+        self.0.state.wait_for(connected).await
     }
 
-    /// How many calls wait for a connection.
-    pub fn waiting(&self) -> usize {
-        self.0.waiting.load(Ordering::SeqCst)
+    /// Returns the number of calls that wait for a connection.
+    pub fn waiting_calls(&self) -> usize {
+        self.0.waiting_calls.load(Ordering::SeqCst)
     }
 
-    /// The current connection, as soon as there is one other than one that failed.
-    /// UNAVAILABLE at the deadline, and at once when the slot is closed.
-    pub async fn current(&self, failed: Option<&C>, deadline: Instant) -> Result<C, Status> {
-        let usable = |held: &Holding<C>| match &held.place {
-            Place::Empty => None,
-            Place::Current(connection)
-                if connection.has_ended() || failed.is_some_and(|failed| failed.is(connection)) =>
+    /// Waits for a connection other than `failed` and returns it. Fails with UNAVAILABLE at the
+    /// deadline, and at once when the slot is closed.
+    pub async fn acquire(&self, failed: Option<&C>, deadline: Instant) -> Result<C, Status> {
+        let usable = |state: &State<C>| match &state.current {
+            Current::Absent => None,
+            Current::Present(connection)
+                if connection.has_ended()
+                    || failed.is_some_and(|failed| failed.is_same(connection)) =>
             {
                 None
             }
-            Place::Current(connection) => Some(Ok(connection.clone())),
-            Place::Closed => {
-                Some(Err(Status::unavailable(format!("{}: the cell is gone", self.0.name))))
+            Current::Present(connection) => Some(Ok(connection.clone())),
+            Current::Closed => {
+                Some(Err(Status::unavailable(format!("{}: the cell has ended", self.0.name))))
             }
         };
-        if let Some(now) = self.0.held.with(|held| usable(held)) {
-            return now;
+        if let Some(current) = self.0.state.with(|state| usable(state)) {
+            return current;
         }
-        let _waiting = Waiting::new(&self.0.waiting);
-        if let Some(demand) = self.0.demand.get() {
-            demand();
+        let _waiting = WaitingCall::new(&self.0.waiting_calls);
+        if let Some(on_demand) = self.0.on_demand.get() {
+            on_demand();
         }
-        let late = |_| {
+        let timed_out = |_| {
             Status::unavailable(format!(
                 "{}: no connection before the call's deadline",
                 self.0.name
             ))
         };
-        timeout_at(deadline, self.0.held.wait_for(usable)).await.map_err(late)?
+        timeout_at(deadline, self.0.state.wait_for(usable)).await.map_err(timed_out)?
     }
 }
 
-/// Counts a call that waits.
-struct Waiting<'a>(&'a AtomicUsize);
+/// A guard that counts a call that waits for a connection.
+struct WaitingCall<'a>(&'a AtomicUsize);
 
-impl<'a> Waiting<'a> {
+impl<'a> WaitingCall<'a> {
     fn new(count: &'a AtomicUsize) -> Self {
         count.fetch_add(1, Ordering::SeqCst);
         Self(count)
     }
 }
 
-impl Drop for Waiting<'_> {
+impl Drop for WaitingCall<'_> {
     fn drop(&mut self) {
         self.0.fetch_sub(1, Ordering::SeqCst);
     }

@@ -1,87 +1,87 @@
-//! The limits of each message, in one place. Bytes.
+//! The limits of all messages, in bytes.
 
-/// The longest message on the control connection. The largest is a snapshot: some 500 bytes for
-/// each container that an agent tells of, so 2,000 of them.
-pub(super) const CONTROL_FRAME: usize = 1 << 20;
-/// The longest answer of a cell to a call. A part of a manifest or of a listing has 4 MiB.
-pub(super) const ANSWER: usize = (4 << 20) + (64 << 10);
-/// The longest answer to `ExecSync`: as much as a kubelet takes of a containerd.
-pub(super) const EXEC_ANSWER: usize = 16 << 20;
+/// The longest message on the control connection. The largest is a snapshot, with some 500 bytes
+/// per container: room for 2,000 containers.
+pub(super) const MAX_CONTROL_FRAME_BYTES: usize = 1 << 20;
+/// The longest response of a cell. A part of a manifest or of a listing has up to 4 MiB.
+pub(super) const MAX_RESPONSE_BYTES: usize = (4 << 20) + (64 << 10);
+/// The longest response to `ExecSync`: the limit of a kubelet.
+pub(super) const MAX_EXEC_RESPONSE_BYTES: usize = 16 << 20;
 
-/// The longest `HelloReply`, in bytes.
-const HELLO: usize = 16 << 10;
-/// An agent's words about the end of a watch, in all that the status of gRPC may have.
-const STATUS: usize = 16 << 10;
-/// A path, and a number.
-const LOG: usize = 8 << 10;
-/// All that CRI says of one container or sandbox. Kubernetes allows 256 KiB of annotations.
-const POD_STATUS: usize = 512 << 10;
+/// The longest `HelloReply`.
+const MAX_HELLO_BYTES: usize = 16 << 10;
+/// The longest `WatchEnd`: a gRPC status with its message.
+const MAX_STATUS_BYTES: usize = 16 << 10;
+/// The longest `LogGrown`: a path and a number.
+const MAX_LOG_EVENT_BYTES: usize = 8 << 10;
+/// The longest CRI status of a container or sandbox. Kubernetes allows 256 KiB of annotations.
+const MAX_POD_STATUS_BYTES: usize = 512 << 10;
 
-/// The memory of a decoded message of the control connection: 256 containers with statistics and
-/// 50 metrics each need 6 MiB by the rule of this module.
-const CONTROL_MEMORY: usize = 8 << 20;
-/// The memory of a decoded answer. Text needs a quarter more than its length.
-const ANSWER_MEMORY: usize = 8 << 20;
-/// The memory of the decoded answer to `ExecSync`.
-const EXEC_MEMORY: usize = 24 << 20;
-/// The memory of a decoded list. Agents read those of their own containerd, and tests those of
-/// whole nodes; of a cell, the daemon asks for containers only.
-const LIST_MEMORY: usize = 48 << 20;
-/// The memory of a decoded request. The daemon's are trusted by its agents.
-const REQUEST_MEMORY: usize = 48 << 20;
+/// The memory of a decoded control message: 256 containers with statistics and 50 metrics each need
+/// 6 MiB as this module counts.
+const MAX_CONTROL_MEMORY_BYTES: usize = 8 << 20;
+/// The memory of a decoded response. A string is counted with a quarter more than its length.
+const MAX_RESPONSE_MEMORY_BYTES: usize = 8 << 20;
+/// The memory of a decoded response to `ExecSync`.
+const MAX_EXEC_MEMORY_BYTES: usize = 24 << 20;
+/// The memory of a decoded list. Agents decode lists of their containerd, and tests lists of whole
+/// nodes; the daemon requests only lists of containers from a cell.
+const MAX_LIST_MEMORY_BYTES: usize = 48 << 20;
+/// The memory of a decoded request. Agents trust the daemon's requests.
+const MAX_REQUEST_MEMORY_BYTES: usize = 48 << 20;
 
-/// Returns the encoded bytes that a message may have, and the bytes that it may need when decoded.
-pub(super) const fn of(name: &str) -> (usize, usize) {
+/// Returns the most encoded bytes of a message, and the most bytes of memory when it is decoded.
+pub(super) const fn for_message(name: &str) -> (usize, usize) {
     let name = name.as_bytes();
-    let encoded = if equal(name, b"kiyot.cell.v1.FromCell") || equal(name, b"kiyot.cell.v1.ToCell")
-    {
-        CONTROL_FRAME
-    } else if equal(name, b"kiyot.cell.v1.HelloReply") {
-        HELLO
-    } else if equal(name, b"kiyot.cell.v1.WatchEnd") {
-        STATUS
-    } else if equal(name, b"kiyot.cell.v1.LogGrown") {
-        LOG
-    } else if equal(name, b"runtime.v1.ContainerStatus")
-        || equal(name, b"runtime.v1.PodSandboxStatus")
-    {
-        POD_STATUS
+    let encoded =
+        if equals(name, b"kiyot.cell.v1.FromCell") || equals(name, b"kiyot.cell.v1.ToCell") {
+            MAX_CONTROL_FRAME_BYTES
+        } else if equals(name, b"kiyot.cell.v1.HelloReply") {
+            MAX_HELLO_BYTES
+        } else if equals(name, b"kiyot.cell.v1.WatchEnd") {
+            MAX_STATUS_BYTES
+        } else if equals(name, b"kiyot.cell.v1.LogGrown") {
+            MAX_LOG_EVENT_BYTES
+        } else if equals(name, b"runtime.v1.ContainerStatus")
+            || equals(name, b"runtime.v1.PodSandboxStatus")
+        {
+            MAX_POD_STATUS_BYTES
+        } else {
+            MAX_EXEC_RESPONSE_BYTES
+        };
+    let decoded = if equals(name, b"kiyot.cell.v1.FromCell") {
+        MAX_CONTROL_MEMORY_BYTES
+    } else if equals(name, b"runtime.v1.ExecSyncResponse") {
+        MAX_EXEC_MEMORY_BYTES
+    } else if starts_with(name, b"runtime.v1.List") || starts_with(name, b"runtime.v1.Stream") {
+        MAX_LIST_MEMORY_BYTES
+    } else if ends_with(name, b"Request") && !equals(name, b"kiyot.cell.v1.EnrolRequest") {
+        MAX_REQUEST_MEMORY_BYTES
     } else {
-        EXEC_ANSWER
-    };
-    let decoded = if equal(name, b"kiyot.cell.v1.FromCell") {
-        CONTROL_MEMORY
-    } else if equal(name, b"runtime.v1.ExecSyncResponse") {
-        EXEC_MEMORY
-    } else if begins(name, b"runtime.v1.List") || begins(name, b"runtime.v1.Stream") {
-        LIST_MEMORY
-    } else if ends(name, b"Request") && !equal(name, b"kiyot.cell.v1.EnrolRequest") {
-        REQUEST_MEMORY
-    } else {
-        ANSWER_MEMORY
+        MAX_RESPONSE_MEMORY_BYTES
     };
     (encoded, decoded)
 }
 
-const fn equal(one: &[u8], other: &[u8]) -> bool {
-    one.len() == other.len() && begins(one, other)
+const fn equals(text: &[u8], other: &[u8]) -> bool {
+    text.len() == other.len() && starts_with(text, other)
 }
 
-const fn begins(text: &[u8], with: &[u8]) -> bool {
-    text.len() >= with.len() && is_at(text, 0, with)
+const fn starts_with(text: &[u8], prefix: &[u8]) -> bool {
+    text.len() >= prefix.len() && contains_at(text, 0, prefix)
 }
 
-const fn ends(text: &[u8], with: &[u8]) -> bool {
-    text.len() >= with.len() && is_at(text, text.len() - with.len(), with)
+const fn ends_with(text: &[u8], suffix: &[u8]) -> bool {
+    text.len() >= suffix.len() && contains_at(text, text.len() - suffix.len(), suffix)
 }
 
-const fn is_at(text: &[u8], from: usize, part: &[u8]) -> bool {
-    let mut at = 0;
-    while at < part.len() {
-        if text[from + at] != part[at] {
+const fn contains_at(text: &[u8], offset: usize, part: &[u8]) -> bool {
+    let mut index = 0;
+    while index < part.len() {
+        if text[offset + index] != part[index] {
             return false;
         }
-        at += 1;
+        index += 1;
     }
     true
 }

@@ -9,14 +9,14 @@ use crate::{cell, cri};
 
 include!(concat!(env!("OUT_DIR"), "/each.rs"));
 
-/// Names the message that a child process decodes, and is measured by.
-const MEASURES: &str = "KIYOT_TEST_MEASURES";
-/// Memory that a process may need beside a message: two huge pages that are not full, and what the
-/// allocator keeps. KiB.
+/// The environment variable with name and file of the message that a child process decodes.
+const CHILD_MESSAGE: &str = "KIYOT_TEST_MESSAGE";
+/// The memory of a process beside a message, in KiB: two partly used huge pages, and the
+/// allocator's caches.
 const SLACK_KIB: usize = 5 << 10;
 
-/// Returns the number and the bytes of a field.
-fn put(number: u32, content: &[u8]) -> Vec<u8> {
+/// Encodes a length-delimited field.
+fn field(number: u32, content: &[u8]) -> Vec<u8> {
     let mut field = Vec::new();
     prost::encoding::encode_key(number, prost::encoding::WireType::LengthDelimited, &mut field);
     prost::encoding::encode_varint(content.len() as u64, &mut field);
@@ -24,32 +24,32 @@ fn put(number: u32, content: &[u8]) -> Vec<u8> {
     field
 }
 
-/// Makes a message of at most as many bytes.
+/// A function that makes a message of at most this many bytes.
 type Maker = Box<dyn Fn(usize) -> Vec<u8>>;
 
-/// Repeats an entry.
+/// Returns a maker that repeats an entry.
 fn repeated(entry: Vec<u8>) -> Maker {
     Box::new(move |length| entry.repeat(length / entry.len()))
 }
 
-/// Returns makers of messages that are all of one field: of each field that takes memory, at
-/// whatever depth.
+/// Returns a maker for each field that allocates, at any depth. Its messages consist of that field
+/// alone.
 fn makers(shape: &'static Shape) -> Vec<Maker> {
-    // The head of a part has 7 bytes at most.
+    // Key and length of a field have at most 7 bytes.
     let around = |number: u32, maker: Maker| -> Maker {
-        Box::new(move |length| put(number, &maker(length.saturating_sub(7))))
+        Box::new(move |length| field(number, &maker(length.saturating_sub(7))))
     };
     let mut all: Vec<Maker> = Vec::new();
-    for (number, field) in shape.fields {
+    for (number, kind) in shape.fields {
         let number = *number;
-        match field {
+        match kind {
             Field::Text => all.push(around(number, Box::new(|length| vec![b'x'; length]))),
-            Field::Texts => all.push(repeated(put(number, b""))),
-            // A map has one entry for each key.
+            Field::Texts => all.push(repeated(field(number, b""))),
+            // Equal keys would share an entry of the map.
             Field::Map => all.push(Box::new(move |length| {
                 let entry = |key: u32| {
                     let digits: Vec<_> = (0..4).map(|at| (key >> (7 * at)) as u8 & 0x7f).collect();
-                    put(number, &put(1, &digits))
+                    field(number, &field(1, &digits))
                 };
                 let keys = u32::try_from(length / entry(0).len()).unwrap();
                 (0..keys).flat_map(entry).collect()
@@ -65,9 +65,9 @@ fn makers(shape: &'static Shape) -> Vec<Maker> {
                 all.extend(makers(part).into_iter().map(|maker| around(number, maker)));
             }
             Field::Messages(part) => {
-                all.push(repeated(put(number, b"")));
+                all.push(repeated(field(number, b"")));
                 for maker in makers(part) {
-                    all.push(repeated(put(number, &maker(16))));
+                    all.push(repeated(field(number, &maker(16))));
                     all.push(around(number, maker));
                 }
             }
@@ -76,8 +76,8 @@ fn makers(shape: &'static Shape) -> Vec<Maker> {
     all
 }
 
-/// Returns the message that needs the most memory of all that a type allows, by its maker that
-/// needs the most for each byte.
+/// Returns the message of a type that needs the most memory and is still allowed. It is made by the
+/// maker with the most memory per byte.
 fn worst<M: Bounded + Default>() -> Option<Vec<u8>> {
     const SAMPLE: usize = 1024;
     let weight = |message: &[u8]| {
@@ -87,7 +87,7 @@ fn worst<M: Bounded + Default>() -> Option<Vec<u8>> {
     let maker =
         makers(const { &M::SHAPE }).into_iter().max_by_key(|maker| weight(&maker(SAMPLE)))?;
     let is_allowed = |length: usize| M::SHAPE.check(&maker(length)).is_ok();
-    let (mut low, mut high) = (0, M::SHAPE.encoded.min(ANSWER));
+    let (mut low, mut high) = (0, M::SHAPE.encoded.min(MAX_RESPONSE_BYTES));
     while high - low > SAMPLE {
         let middle = low.midpoint(high);
         if is_allowed(middle) { low = middle } else { high = middle }
@@ -95,15 +95,15 @@ fn worst<M: Bounded + Default>() -> Option<Vec<u8>> {
     Some(maker(low))
 }
 
-/// A line of `/proc/self/status`, in KiB.
+/// Returns a value of `/proc/self/status`, in KiB.
 fn status_kib(key: &str) -> usize {
     let status = std::fs::read_to_string("/proc/self/status").unwrap();
     let line = status.lines().find(|line| line.starts_with(key)).unwrap();
     line.split_whitespace().nth(1).unwrap().parse().unwrap()
 }
 
-/// Decodes the worst message of a type that is allowed, in a process of its own, and compares the
-/// memory that it needs with what was counted.
+/// Decodes the worst allowed message of a type in a process of its own, and compares the process's
+/// growth with the counted memory.
 fn measure<M: Bounded + Default>() {
     let Some(message) = worst::<M>() else { return };
     let counted = M::SHAPE.check(&message).unwrap();
@@ -112,30 +112,30 @@ fn measure<M: Bounded + Default>() {
     let child = Command::new(std::env::current_exe().unwrap())
         .args([
             "--exact",
-            "bounds::tests::messages_decoded_need_less_memory_than_counted",
+            "bounds::tests::decoded_messages_need_at_most_the_counted_memory",
             "--nocapture",
         ])
-        .env(MEASURES, format!("{} {}", M::SHAPE.name, encoded.display()))
+        .env(CHILD_MESSAGE, format!("{} {}", M::SHAPE.name, encoded.display()))
         .output()
         .unwrap();
     std::fs::remove_file(&encoded).unwrap();
-    let said = String::from_utf8_lossy(&child.stderr).into_owned();
-    let grown = said.lines().find_map(|line| line.strip_prefix("grown by KiB "));
+    let output = String::from_utf8_lossy(&child.stderr).into_owned();
+    let grown = output.lines().find_map(|line| line.strip_prefix("grown by KiB "));
     let grown: usize =
-        grown.unwrap_or_else(|| panic!("{}: {said}", M::SHAPE.name)).parse().unwrap();
+        grown.unwrap_or_else(|| panic!("{}: {output}", M::SHAPE.name)).parse().unwrap();
     assert!(counted <= M::SHAPE.decoded);
     assert!(
         grown <= counted / 1024 + SLACK_KIB,
-        "{}: {} bytes need {grown} KiB, counted were {} KiB",
+        "{}: {} bytes need {grown} KiB, counted {} KiB",
         M::SHAPE.name,
         message.len(),
         counted / 1024
     );
 }
 
-/// In the child process: decodes the message, and says by how much the process has grown.
-fn grow<M: Bounded + Default>(message: &Bytes) {
-    // What decoding itself needs once is there before.
+/// Decodes the message in the child process, and prints the growth of the process.
+fn print_growth<M: Bounded + Default>(message: &Bytes) {
+    // Allocations of the first decoding don't count.
     drop(M::decode(Bytes::new()));
     let before = status_kib("VmHWM");
     let decoded = M::decode(message.clone()).unwrap();
@@ -145,26 +145,26 @@ fn grow<M: Bounded + Default>(message: &Bytes) {
 
 macro_rules! measure_all {
     ($($message:ty,)*) => {
-        /// Measures each message, or in a child process the one that it is told.
+        /// Measures each message; in a child process, decodes the given message.
         fn measure_all() {
-            let Ok(told) = std::env::var(MEASURES) else {
-                let is_answer = |name: &str| !name.ends_with("Request");
-                $(if is_answer(<$message>::SHAPE.name) { measure::<$message>(); })*
+            let Ok(given) = std::env::var(CHILD_MESSAGE) else {
+                let is_response = |name: &str| !name.ends_with("Request");
+                $(if is_response(<$message>::SHAPE.name) { measure::<$message>(); })*
                 return;
             };
-            let (name, path) = told.split_once(' ').unwrap();
+            let (name, path) = given.split_once(' ').unwrap();
             let message = Bytes::from(std::fs::read(path).unwrap());
-            $(if <$message>::SHAPE.name == name { grow::<$message>(&message); })*
+            $(if <$message>::SHAPE.name == name { print_growth::<$message>(&message); })*
         }
 
-        /// Checks that a message that prost decodes is malformed for no type.
+        /// Checks for each type that a message which prost decodes is not reported as malformed.
         fn decodes_all(bytes: &[u8]) {
             $(
                 let shape = <$message>::SHAPE;
                 let checked = shape.check(bytes);
                 if <$message>::decode(bytes).is_ok() {
                     assert!(
-                        !matches!(checked, Err(Refused::Malformed { .. })),
+                        !matches!(checked, Err(BoundsError::Malformed { .. })),
                         "{}: {bytes:?}", shape.name
                     );
                 }
@@ -177,36 +177,39 @@ for_each_message!(measure_all);
 
 /// Verifies L16.
 #[test]
-fn messages_decoded_need_less_memory_than_counted() {
+fn decoded_messages_need_at_most_the_counted_memory() {
     measure_all();
 }
 
 /// Verifies L16.
 #[test]
 fn snapshot_of_empty_containers_is_refused_before_it_is_decoded() {
-    let snapshot = put(2, b"").repeat((CONTROL_FRAME - 64) / 2);
-    let event = put(2, &put(2, &put(1, &snapshot)));
-    assert!(event.len() <= CONTROL_FRAME);
+    let snapshot = field(2, b"").repeat((MAX_CONTROL_FRAME_BYTES - 64) / 2);
+    let event = field(2, &field(2, &field(1, &snapshot)));
+    assert!(event.len() <= MAX_CONTROL_FRAME_BYTES);
     let refused = decode::<cell::FromCell>(event.into()).unwrap_err();
     assert_eq!(
         refused.to_string(),
-        "a message kiyot.cell.v1.FromCell that needs more than 8388608 bytes when it is decoded"
+        "message kiyot.cell.v1.FromCell needs more than 8388608 bytes of memory when it is decoded"
     );
 }
 
 /// Verifies L16.
 #[test]
-fn message_within_a_message_is_bounded_by_its_own_type() {
+fn nested_message_is_limited_by_its_own_type() {
     let hello = cell::HelloReply { build_id: "x".repeat(17 << 10), ..Default::default() };
     let message = cell::FromCell { message: Some(cell::from_cell::Message::Hello(hello)) };
     let refused = decode::<cell::FromCell>(message.encode_to_vec().into()).unwrap_err();
     assert!(
-        matches!(refused, Refused::Length { name: "kiyot.cell.v1.HelloReply", limit: 16384, .. }),
+        matches!(
+            refused,
+            BoundsError::Length { name: "kiyot.cell.v1.HelloReply", limit: 16384, .. }
+        ),
         "{refused}"
     );
 }
 
-/// Returns a status as large as containerd's of a container in a large pod.
+/// Returns a status as large as that of a container in a large pod.
 fn container(n: usize, texts: usize) -> cri::ContainerStatus {
     let text = |what: &str| format!("{what}-{n}-{}", "x".repeat(texts));
     let labels = || (0..8).map(|n| (format!("io.kubernetes.label-{n}"), text("value"))).collect();
@@ -325,7 +328,7 @@ proptest! {
 
 proptest! {
     #[test]
-    fn what_prost_decodes_is_never_malformed(
+    fn message_that_prost_decodes_is_never_malformed(
         bytes in prop::collection::vec(any::<u8>(), 0..64),
         changed in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 0..4),
     ) {
@@ -341,23 +344,25 @@ proptest! {
 
 /// Verifies L16.
 #[test]
-fn all_that_an_exec_may_print_is_taken() {
-    let answer =
-        cri::ExecSyncResponse { stdout: vec![b'x'; EXEC_ANSWER - 16], ..Default::default() };
+fn exec_response_at_the_limit_is_accepted() {
+    let answer = cri::ExecSyncResponse {
+        stdout: vec![b'x'; MAX_EXEC_RESPONSE_BYTES - 16],
+        ..Default::default()
+    };
     decode::<cri::ExecSyncResponse>(answer.encode_to_vec().into()).unwrap();
-    let other = cell::GetFileReply { content: vec![b'x'; ANSWER].into(), exists: true };
+    let other = cell::GetFileReply { content: vec![b'x'; MAX_RESPONSE_BYTES].into(), exists: true };
     decode::<cell::GetFileReply>(other.encode_to_vec().into()).unwrap();
 }
 
 /// Verifies L16.
 #[test]
-fn field_of_another_wire_type_is_refused() {
-    // An entry of `annotations`, by a key that says "number": prost takes it for an entry.
+fn field_with_a_wrong_wire_type_is_refused() {
+    // A field `annotations` whose key has the wire type of a varint: prost reads a map entry.
     let odd = [8 << 3, 0];
     assert!(cri::PodSandboxStatus::decode(&odd[..]).is_ok());
     let refused = cri::PodSandboxStatus::SHAPE.check(&odd).unwrap_err();
-    assert_eq!(refused, Refused::WireType { name: "runtime.v1.PodSandboxStatus" });
+    assert_eq!(refused, BoundsError::WireType { name: "runtime.v1.PodSandboxStatus" });
     // A group.
     let refused = cri::PodSandboxStatus::SHAPE.check(&[0x63, 0x64]).unwrap_err();
-    assert_eq!(refused, Refused::WireType { name: "runtime.v1.PodSandboxStatus" });
+    assert_eq!(refused, BoundsError::WireType { name: "runtime.v1.PodSandboxStatus" });
 }

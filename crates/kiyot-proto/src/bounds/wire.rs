@@ -1,26 +1,26 @@
-//! The wire format of protobuf, as far as it is needed to walk over the fields of a message.
+//! A reader of protobuf's wire format that visits the fields of a message without decoding them.
 
-/// The fields of a message, one after another.
+/// An iterator over the fields of a message.
 pub(super) struct Reader<'a>(&'a [u8]);
 
 /// The value of a field.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Value<'a> {
-    /// A number of whatever width.
+    /// A varint or a number of fixed width.
     Number,
-    /// A string, bytes, a message, or packed numbers.
+    /// A length-delimited value: a string, bytes, a message, or packed numbers.
     Bytes(&'a [u8]),
 }
 
-/// The reason for which a message can't be walked over.
+/// An error of the wire format.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) enum Broken {
-    /// The bytes break off, or are no protobuf message.
+pub(super) enum WireError {
+    /// The message is truncated or malformed.
     Malformed,
-    /// A field is a group or has an unknown wire type; proto3 has neither.
+    /// A field is a group or has an unknown wire type. proto3 has neither.
     WireType,
 }
-use Broken::Malformed;
+use WireError::Malformed;
 
 impl<'a> Reader<'a> {
     pub(super) fn new(message: &'a [u8]) -> Self {
@@ -28,7 +28,7 @@ impl<'a> Reader<'a> {
     }
 
     /// Returns the next field's number and value, or `None` at the end.
-    pub(super) fn next(&mut self) -> Result<Option<(u32, Value<'a>)>, Broken> {
+    pub(super) fn next(&mut self) -> Result<Option<(u32, Value<'a>)>, WireError> {
         if self.0.is_empty() {
             return Ok(None);
         }
@@ -41,7 +41,7 @@ impl<'a> Reader<'a> {
                 Value::Bytes(self.take(length)?)
             }
             5 => self.take(4).map(|_| Value::Number)?,
-            _ => return Err(Broken::WireType),
+            _ => return Err(WireError::WireType),
         };
         match key >> 3 {
             0 => Err(Malformed),
@@ -49,7 +49,7 @@ impl<'a> Reader<'a> {
         }
     }
 
-    fn varint(&mut self) -> Result<u64, Broken> {
+    fn varint(&mut self) -> Result<u64, WireError> {
         let mut number = 0;
         for shift in (0..64).step_by(7) {
             let (byte, rest) = self.0.split_first().ok_or(Malformed)?;
@@ -62,7 +62,7 @@ impl<'a> Reader<'a> {
         Err(Malformed)
     }
 
-    fn take(&mut self, length: usize) -> Result<&'a [u8], Broken> {
+    fn take(&mut self, length: usize) -> Result<&'a [u8], WireError> {
         let (taken, rest) = self.0.split_at_checked(length).ok_or(Malformed)?;
         self.0 = rest;
         Ok(taken)

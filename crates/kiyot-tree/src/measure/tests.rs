@@ -8,24 +8,24 @@ use rustix::fs::{CWD, Mode, OFlags, openat};
 
 use super::*;
 
-fn begun(path: &Path) -> Measurement {
+fn start(path: &Path) -> Measurement {
     let dir = openat(CWD, path, OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty()).unwrap();
     Measurement::begin(dir).unwrap()
 }
 
-fn measured(path: &Path, entries: usize) -> Usage {
-    let mut measurement = begun(path);
+fn measure(path: &Path, entries: usize) -> Usage {
+    let mut measurement = start(path);
     loop {
-        assert!(measurement.open.len() <= OPEN_LEVELS);
-        if let Step::Done(usage) = measurement.step(entries).unwrap() {
+        assert!(measurement.open.len() <= MAX_OPEN_LEVELS);
+        if let MeasureProgress::Done(usage) = measurement.step(entries).unwrap() {
             return usage;
         }
     }
 }
 
-/// Returns the bytes that the walk counts for a file.
+/// Returns the bytes that a measurement counts for a file.
 fn size(path: &Path) -> u64 {
-    (fs::symlink_metadata(path).unwrap().blocks() * BLOCK_BYTES).max(LEAST_BYTES)
+    (fs::symlink_metadata(path).unwrap().blocks() * BLOCK_BYTES).max(MIN_ENTRY_BYTES)
 }
 
 /// Verifies X44.
@@ -44,58 +44,58 @@ fn measurement_counts_each_file_once_and_follows_no_link() {
         .map(|path| size(&tree.join(path)))
         .sum();
     for entries in [1, 2, 1000] {
-        let usage = measured(&tree, entries);
+        let usage = measure(&tree, entries);
         assert_eq!(usage, Usage { bytes: expected, entries: 7, unseen: 0 });
     }
 }
 
 #[test]
-fn measurement_of_a_sparse_file_counts_what_it_takes() {
+fn measurement_of_a_sparse_file_counts_allocated_blocks() {
     let temp = tempfile::tempdir().unwrap();
     let sparse = File::create(temp.path().join("sparse")).unwrap();
     sparse.set_len(1 << 43).unwrap();
-    assert_eq!(measured(temp.path(), 10).bytes, size(temp.path()) + LEAST_BYTES);
+    assert_eq!(measure(temp.path(), 10).bytes, size(temp.path()) + MIN_ENTRY_BYTES);
 }
 
 /// Verifies X41.
 #[test]
-fn measurement_of_100_000_levels_sees_the_file_at_the_bottom_and_behind() {
+fn measurement_of_100_000_levels_counts_all_entries() {
     let temp = crate::remove::tests::in_memory();
     let tree = temp.path().join("tree");
     fs::create_dir(&tree).unwrap();
     crate::remove::tests::nest(&tree, 100_000, c"d");
     fs::write(tree.join("d/z"), vec![1; 1 << 20]).unwrap();
-    let usage = measured(&tree, 5000);
+    let usage = measure(&tree, 5000);
     assert_eq!((usage.entries, usage.unseen), (100_002, 0));
-    assert!(usage.bytes >= 100_000 * LEAST_BYTES + (1 << 20));
-    while crate::remove(opened(temp.path()), c"tree", crate::Mounts::Refuse, 50_000).unwrap()
-        == crate::Removed::Part
+    assert!(usage.bytes >= 100_000 * MIN_ENTRY_BYTES + (1 << 20));
+    while crate::remove(open(temp.path()), c"tree", crate::MountPolicy::Refuse, 50_000).unwrap()
+        == crate::RemoveProgress::Partial
     {}
 }
 
-fn opened(path: &Path) -> OwnedFd {
+fn open(path: &Path) -> OwnedFd {
     openat(CWD, path, OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty()).unwrap()
 }
 
 #[test]
-fn measurement_of_a_tree_that_is_moved_goes_on_where_it_is_sure() {
+fn measurement_after_a_rename_resumes_at_an_open_ancestor() {
     let temp = tempfile::tempdir().unwrap();
     let tree = temp.path().join("tree");
     fs::create_dir_all(tree.join("first")).unwrap();
-    // One level beneath those that stay open is moved while the walk is in it.
-    crate::remove::tests::nest(&tree.join("first"), OPEN_LEVELS + 20, c"d");
-    let mut measurement = begun(&tree);
-    while measurement.above.len() < OPEN_LEVELS + 15 {
+    // A directory below the levels that stay open is moved while the walk is in it.
+    crate::remove::tests::nest(&tree.join("first"), MAX_OPEN_LEVELS + 20, c"d");
+    let mut measurement = start(&tree);
+    while measurement.ancestors.len() < MAX_OPEN_LEVELS + 15 {
         measurement.step(1).unwrap();
     }
-    let deep = tree.join("first").join(["d"; OPEN_LEVELS + 5].join("/"));
+    let deep = tree.join("first").join(["d"; MAX_OPEN_LEVELS + 5].join("/"));
     fs::rename(deep, temp.path().join("elsewhere")).unwrap();
     fs::write(tree.join("first/last"), vec![1; 1 << 20]).unwrap();
     let usage = loop {
-        if let Step::Done(usage) = measurement.step(1).unwrap() {
+        if let MeasureProgress::Done(usage) = measurement.step(1).unwrap() {
             break usage;
         }
     };
     assert_eq!(usage.unseen, 1);
-    assert!(usage.entries >= (OPEN_LEVELS + 20) as u64);
+    assert!(usage.entries >= (MAX_OPEN_LEVELS + 20) as u64);
 }

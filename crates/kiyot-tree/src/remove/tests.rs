@@ -10,27 +10,32 @@ use rustix::fs::{CWD, mkdirat};
 
 use super::*;
 
-/// Entries for one call, in tests.
+/// The entries of a call.
 const ENTRIES: usize = 10_000;
 
-/// A directory in memory, where there is one: some disks remove a few hundred directories a second.
+/// Creates a directory on a tmpfs if there is one: some disks remove only a few hundred directories
+/// a second.
 pub(crate) fn in_memory() -> tempfile::TempDir {
     tempfile::tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir()).unwrap()
 }
 
-fn opened(path: &Path) -> OwnedFd {
+fn open(path: &Path) -> OwnedFd {
     openat(CWD, path, OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty()).unwrap()
 }
 
-/// Calls until nothing is left. Returns how many calls it took.
+/// Calls `remove` until it is done. Returns the number of calls.
 fn remove_all(parent: &Path, name: &CStr) -> usize {
-    let parent = opened(parent);
-    (1..).find(|_| remove(&parent, name, Mounts::Refuse, ENTRIES).unwrap() == Removed::All).unwrap()
+    let parent = open(parent);
+    (1..)
+        .find(|_| {
+            remove(&parent, name, MountPolicy::Refuse, ENTRIES).unwrap() == RemoveProgress::Done
+        })
+        .unwrap()
 }
 
-/// Makes directories in one another.
+/// Creates nested directories.
 pub(crate) fn nest(dir: &Path, levels: usize, name: &CStr) {
-    let mut dir = opened(dir);
+    let mut dir = open(dir);
     for _ in 0..levels {
         mkdirat(&dir, name, Mode::RWXU).unwrap();
         dir = openat(&dir, name, OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty()).unwrap();
@@ -65,7 +70,7 @@ fn removal_of_a_wide_and_nested_tree_leaves_nothing() {
 
 /// Verifies X41.
 #[test]
-fn removal_follows_no_link_and_takes_every_kind_of_file() {
+fn removal_follows_no_link_and_removes_every_kind_of_file() {
     let temp = tempfile::tempdir().unwrap();
     let (tree, kept) = (temp.path().join("tree"), temp.path().join("kept"));
     fs::create_dir_all(tree.join("inner")).unwrap();
@@ -83,7 +88,7 @@ fn removal_follows_no_link_and_takes_every_kind_of_file() {
     )
     .unwrap();
     let sparse = File::create(tree.join("inner/sparse")).unwrap();
-    // Not every file system has files of this length.
+    // Not every file system supports this length.
     let _ = sparse.set_len(1 << 43);
     remove_all(temp.path(), c"tree");
     assert!(!tree.exists());
@@ -101,14 +106,14 @@ fn removal_of_an_absent_name_succeeds() {
 }
 
 #[test]
-fn removal_meets_its_own_names_and_removes_them() {
+fn removal_of_a_tree_with_moved_names_leaves_nothing() {
     let temp = tempfile::tempdir().unwrap();
     let tree = temp.path().join("tree");
     for number in 0..20 {
-        fs::create_dir_all(tree.join(format!("{MOVED}{number}/x/y"))).unwrap();
+        fs::create_dir_all(tree.join(format!("{MOVED_PREFIX}{number}/x/y"))).unwrap();
     }
     fs::create_dir_all(tree.join("a/b/c/d/e")).unwrap();
-    fs::write(tree.join(format!("{MOVED}20")), "").unwrap();
+    fs::write(tree.join(format!("{MOVED_PREFIX}20")), "").unwrap();
     remove_all(temp.path(), c"tree");
     assert!(!tree.exists());
 }
@@ -120,12 +125,12 @@ fn removal_without_renames_leaves_nothing() {
     fs::create_dir_all(tree.join("a")).unwrap();
     nest(&tree.join("a"), 500, c"d");
     fs::create_dir_all(tree.join("a/x/y")).unwrap();
-    let parent = opened(temp.path());
-    let top = dir::open(&parent, c"tree").unwrap();
-    let left = Budget(usize::MAX);
-    let mut removal = Removal { top, mounts: Mounts::Refuse, left, moved: 0 };
+    let parent = open(temp.path());
+    let top = dir::open_dir(&parent, c"tree").unwrap();
+    let budget = Budget(usize::MAX);
+    let mut removal = Removal { top, mounts: MountPolicy::Refuse, budget, moved: 0 };
     // 500 levels, x with y, and a itself.
-    let top = opened(&tree);
+    let top = open(&tree);
     for _ in 0..600 {
         removal.remove_leaf(top.as_fd(), c"a").unwrap();
     }
@@ -134,7 +139,7 @@ fn removal_without_renames_leaves_nothing() {
 
 /// Verifies X41.
 #[test]
-fn removal_while_the_tree_grows_ends_once_it_grows_no_more() {
+fn removal_of_a_growing_tree_ends_once_it_stops_growing() {
     let temp = in_memory();
     let tree = temp.path().join("tree");
     fs::create_dir(&tree).unwrap();
@@ -145,17 +150,17 @@ fn removal_while_the_tree_grows_ends_once_it_grows_no_more() {
                 if stop.load(Ordering::SeqCst) {
                     return;
                 }
-                // Each may fail, for the tree is being removed.
+                // Each call may fail, because the tree is being removed.
                 let _ = fs::create_dir_all(tree.join(format!("{}/a/b", number % 7)));
                 let _ = fs::rename(tree.join("1/a"), tree.join("2/a/b/c"));
                 let _ = fs::write(tree.join("3/a/file"), "");
                 let _ = symlink("/", tree.join("4/a/b/link"));
             }
         });
-        let parent = opened(temp.path());
+        let parent = open(temp.path());
         for _ in 0..200 {
-            let removed = remove(&parent, c"tree", Mounts::Refuse, 50).unwrap();
-            assert!(matches!(removed, Removed::All | Removed::Part));
+            let removed = remove(&parent, c"tree", MountPolicy::Refuse, 50).unwrap();
+            assert!(matches!(removed, RemoveProgress::Done | RemoveProgress::Partial));
         }
         stop.store(true, Ordering::SeqCst);
     });

@@ -6,7 +6,7 @@ use tokio::sync::oneshot;
 
 use super::{
     super::{
-        gateway::{Ledger, Refusal},
+        gateway::{Admission, Refusal},
         id::CellId,
     },
     Cells,
@@ -15,7 +15,7 @@ use super::{
 };
 
 #[async_trait]
-impl Ledger for Cells {
+impl Admission for Cells {
     async fn claim(
         &self,
         cell: &str,

@@ -2,7 +2,7 @@
 
 use std::{future::Future, net::IpAddr, pin::Pin, sync::Arc, time::Duration};
 
-use kiyot_link::channel::is_no_word;
+use kiyot_link::channel::is_unsafe_control;
 use tokio::time::timeout;
 
 use super::super::{
@@ -96,7 +96,7 @@ async fn console(provider: &dyn Provider, instances: &[InstanceId]) -> Option<St
     let text = text.trim_end();
     let begin = (text.len().saturating_sub(MAX_CONSOLE_BYTES)..=text.len())
         .find(|at| text.is_char_boundary(*at))?;
-    Some(text.get(begin..)?.chars().filter(|character| !is_no_word(*character)).collect())
+    Some(text.get(begin..)?.chars().filter(|character| !is_unsafe_control(*character)).collect())
 }
 
 /// Waits for the pending call, forever without a call.

@@ -2,7 +2,7 @@ use std::sync::atomic::Ordering;
 
 use super::{
     super::{
-        gateway::{Ledger, Refusal},
+        gateway::{Admission, Refusal},
         providers::InstanceId,
     },
     *,

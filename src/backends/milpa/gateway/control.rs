@@ -1,5 +1,7 @@
-//! The control connection: events of a cell, and the wish for a bulk connection. It is there for as
-//! long as the cell, so at rest it holds next to nothing: no HTTP/2, but single messages.
+//! The control connection: events of a cell, requests for bulk connections and for metrics.
+//!
+//! It lasts as long as the cell. To need next to no memory while it is idle, it carries
+//! length-delimited messages and no HTTP/2.
 
 use std::{
     fmt,
@@ -11,10 +13,10 @@ use std::{
 };
 
 use kiyot_link::{
-    channel::{Channel, Offer, Refused, Slot, sanitize},
+    channel::{Channel, Offer, OfferError, Slot, sanitize},
     frames::Frames,
-    held::Held,
-    silence::{Due, Silence},
+    keepalive::{Keepalive, KeepaliveAction},
+    link_connection::LinkConnection,
 };
 use kiyot_proto::{
     bounds,
@@ -32,74 +34,74 @@ use tokio::{
 use tokio_util::sync::CancellationToken;
 use tonic::{Code, Status};
 
-/// Why a control connection ended, or did not begin.
+/// The reason why a control connection ended, or was not established.
 #[derive(Debug, thiserror::Error)]
-pub(super) enum Broken {
-    #[error("the connection")]
+pub(super) enum ControlError {
+    #[error("connection")]
     Io(#[from] std::io::Error),
-    #[error("it has ended")]
-    Ended,
-    #[error("a message of the agent is refused")]
-    Refused(#[from] bounds::Refused),
-    #[error("the agent did not say who it is first")]
+    #[error("closed by the agent")]
+    Closed,
+    #[error("invalid message from the agent")]
+    Message(#[from] bounds::BoundsError),
+    #[error("first message of the agent is not Hello")]
     NoHello,
-    #[error("nothing has been heard, and no answer has come to a ping")]
-    Silent,
-    #[error("what was sent to it was not taken within {} s", .0.as_secs())]
-    Stuck(Duration),
+    #[error("keepalive timeout: no answer to a ping")]
+    KeepaliveTimeout,
+    #[error("write timeout: the agent took no message for {} s", .0.as_secs())]
+    WriteTimeout(Duration),
 }
 
-/// The control connections of one cell, one after another: whichever is the current one. Cheap to
-/// clone.
+/// A handle to the current control connection of a cell. Cheap to clone; outlives connections.
 #[derive(Debug, Clone)]
-pub struct Control(Slot<Line>);
+pub struct ControlChannel(Slot<ControlConnection>);
 
-impl Control {
-    /// Without a connection. The name is for messages.
+impl ControlChannel {
+    /// Creates a handle without a connection. The name is for error messages.
     pub fn new(name: impl Into<String>) -> Self {
         Self(Slot::new(name))
     }
 
-    /// Begins to watch the cell: everything that is, then everything that changes, for as long as
-    /// the current connection lasts or until somebody else watches. Waits for a connection for a
-    /// time, then fails with UNAVAILABLE.
-    pub async fn watch(&self) -> Result<Events, Status> {
-        let line = self.0.current(None, Instant::now() + Channel::PATIENCE).await?;
-        let watch = line.0.watches.fetch_add(1, Ordering::Relaxed) + 1;
-        Ok(Events { line, watch })
+    /// Starts a watch of the cell: a snapshot first, then each change, until the connection ends or
+    /// another watch starts. Waits for a connection, and fails with UNAVAILABLE after
+    /// [`Channel::DEFAULT_TIMEOUT`].
+    pub async fn watch(&self) -> Result<EventStream, Status> {
+        let connection = self.0.acquire(None, Instant::now() + Channel::DEFAULT_TIMEOUT).await?;
+        let watch = connection.0.watches.fetch_add(1, Ordering::Relaxed) + 1;
+        Ok(EventStream { connection, watch })
     }
 
-    /// Whether the cell is connected now.
+    /// Returns whether the cell is connected.
     pub fn is_connected(&self) -> bool {
         self.0.is_connected()
     }
 
-    /// The current connection, as soon as there is one; `None` when the cell is gone.
-    pub async fn connected(&self) -> Option<Line> {
-        self.0.settled().await
+    /// Waits for a connection and returns it, or `None` when the cell has ended.
+    pub async fn connected(&self) -> Option<ControlConnection> {
+        self.0.connected().await
     }
 
-    /// Has the agent dial a bulk connection, if it is connected.
-    pub(super) async fn open_bulk(&self, within: Duration) -> Result<(), Status> {
-        let line = self.0.current(None, Instant::now() + within).await?;
-        line.wants(|wanted| wanted.bulk = true);
+    /// Asks the agent to dial a bulk connection. Waits for a control connection, and fails with
+    /// UNAVAILABLE after `connect_timeout`.
+    pub(super) async fn open_bulk(&self, connect_timeout: Duration) -> Result<(), Status> {
+        let connection = self.0.acquire(None, Instant::now() + connect_timeout).await?;
+        connection.request(|pending| pending.open_bulk = true);
         Ok(())
     }
 
-    /// Has the agent tell metrics with its heartbeats for a time, if it is connected. Returns at
-    /// once.
-    pub fn measure(&self, time: Duration) {
-        if let Some(line) = self.0.now() {
-            line.wants(|wanted| wanted.measure = Some(time));
+    /// Asks the agent to add metrics to its heartbeats for this time, if it is connected. Does not
+    /// wait.
+    pub fn measure(&self, duration: Duration) {
+        if let Some(connection) = self.0.current() {
+            connection.request(|pending| pending.measure = Some(duration));
         }
     }
 
-    pub(super) fn offer(&self, offer: Offer<Line>) -> Result<(), Refused> {
+    pub(super) fn offer(&self, offer: Offer<ControlConnection>) -> Result<(), OfferError> {
         self.0.offer(offer)
     }
 
-    pub(super) fn withdraw(&self, line: &Line) -> bool {
-        self.0.withdraw(line)
+    pub(super) fn withdraw(&self, connection: &ControlConnection) -> bool {
+        self.0.withdraw(connection)
     }
 
     pub(super) fn close(&self) {
@@ -107,79 +109,83 @@ impl Control {
     }
 }
 
-/// The events of a cell, over one connection.
+/// The events of a cell, from a watch over a single connection.
 #[derive(Debug)]
-pub struct Events {
-    line: Line,
+pub struct EventStream {
+    connection: ControlConnection,
     watch: u64,
 }
 
-impl Events {
-    /// The next one; `None` when the agent ended the watch. The agent sends no other before this is
-    /// called again.
+impl EventStream {
+    /// Returns the next event, or `None` when the agent has ended the watch. The agent sends an
+    /// event only when this asks for it.
     ///
-    /// UNAVAILABLE when the connection ends, ABORTED when another watch has begun, or the agent's
-    /// own words.
+    /// Fails with UNAVAILABLE when the connection ends, with ABORTED when another watch has
+    /// started, or with the agent's status.
     pub async fn next(&mut self) -> Result<Option<Box<Event>>, Status> {
-        let (answer, answered) = oneshot::channel();
-        let next = Next { watch: self.watch, answer };
-        // One after the other, or the newer one would be taken for the one before.
-        let latest = self.line.wants(|wanted| {
-            let latest = wanted.next.as_ref().is_none_or(|other| other.watch <= next.watch);
-            if latest {
-                wanted.next = Some(next);
+        let (sender, receiver) = oneshot::channel();
+        let next = NextWaiter { watch: self.watch, sender };
+        // The request of an older watch must not replace that of a newer watch.
+        let is_latest = self.connection.request(|pending| {
+            let is_latest = pending.next.as_ref().is_none_or(|other| other.watch <= next.watch);
+            if is_latest {
+                pending.next = Some(next);
             }
-            latest
+            is_latest
         });
-        if latest && self.line.has_ended() {
-            // Nobody may be there to see the wish.
-            self.line.wants(|wanted| wanted.next = None);
+        if is_latest && self.connection.has_ended() {
+            // The connection's task may not run any more to drop the request.
+            self.connection.request(|pending| pending.next = None);
         }
         let ended = || {
-            if self.line.has_ended() {
+            if self.connection.has_ended() {
                 Status::unavailable("the control connection ended")
             } else {
                 Status::aborted("another watch began")
             }
         };
-        answered.await.map_err(|_| ended())?
+        receiver.await.map_err(|_| ended())?
     }
 }
 
-/// One control connection, as those see it who want something of the cell. Cheap to clone.
+/// A control connection, as seen by its users. Cheap to clone.
 #[derive(Clone)]
-pub struct Line(Arc<Inner>);
+pub struct ControlConnection(Arc<Inner>);
 
 struct Inner {
     hello: HelloReply,
-    wanted: Mutex<Wanted>,
-    ring: Notify,
+    pending: Mutex<PendingRequests>,
+    /// Wakes the connection's task for pending requests.
+    wake: Notify,
+    /// The number of the last watch.
     watches: AtomicU64,
     end: CancellationToken,
 }
 
-/// What the agent is to be told. Bounded by what it is: each wish is there once.
+/// Requests that wait to be sent to the agent, each kind at most once.
 #[derive(Default)]
-struct Wanted {
-    bulk: bool,
+struct PendingRequests {
+    open_bulk: bool,
     measure: Option<Duration>,
-    next: Option<Next>,
+    next: Option<NextWaiter>,
 }
 
-/// Somebody waits for an event.
-struct Next {
+/// A waiter for the next event of a watch.
+struct NextWaiter {
     watch: u64,
-    answer: oneshot::Sender<Result<Option<Box<Event>>, Status>>,
+    sender: oneshot::Sender<Result<Option<Box<Event>>, Status>>,
 }
 
-impl fmt::Debug for Line {
+impl fmt::Debug for ControlConnection {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Line").field("ended", &self.has_ended()).finish_non_exhaustive()
+        f.debug_struct("ControlConnection")
+            .field("ended", &self.has_ended())
+            .finish_non_exhaustive()
     }
 }
 
-impl Held for Line {
-    fn cut(&self) {
+impl LinkConnection for ControlConnection {
+    fn abort(&self) {
         self.0.end.cancel();
     }
 
@@ -187,114 +193,114 @@ impl Held for Line {
         self.0.end.is_cancelled()
     }
 
-    fn is(&self, other: &Self) -> bool {
+    fn is_same(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.0, &other.0)
     }
 }
 
-impl Line {
-    /// One whose agent said this of itself, and that ends with `end`.
+impl ControlConnection {
+    /// Creates the handle of a connection whose agent has sent this Hello. It ends with `end`.
     pub(super) fn new(hello: HelloReply, end: &CancellationToken) -> Self {
         let inner = Inner {
             hello,
-            wanted: Mutex::default(),
-            ring: Notify::new(),
+            pending: Mutex::default(),
+            wake: Notify::new(),
             watches: AtomicU64::new(0),
             end: end.child_token(),
         };
         Self(Arc::new(inner))
     }
 
-    /// What the agent said of itself.
+    /// Returns the agent's Hello.
     pub fn hello(&self) -> &HelloReply {
         &self.0.hello
     }
 
-    /// Returns when it has ended.
+    /// Waits until the connection has ended.
     pub async fn ended(&self) {
         self.0.end.cancelled().await;
     }
 
-    /// Asks the agent who it is. The caller bounds its time.
-    pub(super) async fn greet<I: AsyncRead + AsyncWrite + Unpin>(
+    /// Sends Hello and returns the agent's. The caller sets a timeout.
+    pub(super) async fn exchange_hello<I: AsyncRead + AsyncWrite + Unpin>(
         frames: &mut Frames<I>,
         hello: HelloRequest,
-    ) -> Result<HelloReply, Broken> {
+    ) -> Result<HelloReply, ControlError> {
         let hello = to_cell::Message::Hello(hello);
         frames.send(&ToCell { message: Some(hello) }.encode_to_vec()).await?;
-        let answer = frames.next().await?.ok_or(Broken::Ended)?;
-        match bounds::decode::<FromCell>(answer)?.message {
+        let reply = frames.next().await?.ok_or(ControlError::Closed)?;
+        match bounds::decode::<FromCell>(reply)?.message {
             Some(from_cell::Message::Hello(hello)) => Ok(hello),
-            _ => Err(Broken::NoHello),
+            _ => Err(ControlError::NoHello),
         }
     }
 
-    /// Carries wishes and events until the connection ends or is cut. Then whoever waits is told.
-    pub(super) async fn carry<I: AsyncRead + AsyncWrite + Unpin>(
+    /// Runs the connection until it ends or is aborted. Waiters for events are woken at its end.
+    pub(super) async fn run<I: AsyncRead + AsyncWrite + Unpin>(
         &self,
         frames: &mut Frames<I>,
-    ) -> Result<(), Broken> {
-        // Dropped last: who waits must find that it has ended.
-        let mut waits = None;
-        let _ended = Ended(self);
-        // Not by `run_until_cancelled`, which has room for the future twice, in each of very many
+    ) -> Result<(), ControlError> {
+        // Dropped after the guard: a waiter that is woken must find that the connection has ended.
+        let mut waiter = None;
+        let _end = EndGuard(self);
+        // `run_until_cancelled` would reserve room for the future twice, in each of very many
         // connections.
         tokio::select! {
             biased;
             () = self.0.end.cancelled() => Ok(()),
-            ended = self.converse(frames, &mut waits) => ended,
+            ended = self.exchange_messages(frames, &mut waiter) => ended,
         }
     }
 
-    async fn converse<I: AsyncRead + AsyncWrite + Unpin>(
+    async fn exchange_messages<I: AsyncRead + AsyncWrite + Unpin>(
         &self,
         frames: &mut Frames<I>,
-        waits: &mut Option<Next>,
-    ) -> Result<(), Broken> {
-        let mut silence = Silence::of_gateway();
+        waiter: &mut Option<NextWaiter>,
+    ) -> Result<(), ControlError> {
+        let mut keepalive = Keepalive::gateway();
         loop {
             let message = tokio::select! {
-                heard = frames.next() => {
-                    let heard = heard?.ok_or(Broken::Ended)?;
-                    silence.broken();
-                    match self.heard(bounds::decode::<FromCell>(heard)?, waits) {
-                        Some(answer) => answer,
+                received = frames.next() => {
+                    let received = received?.ok_or(ControlError::Closed)?;
+                    keepalive.received();
+                    match Self::handle(bounds::decode::<FromCell>(received)?, waiter) {
+                        Some(reply) => reply,
                         None => continue,
                     }
                 }
-                () = self.0.ring.notified() => match self.wish(waits) {
-                    Some(wish) => wish,
+                () = self.0.wake.notified() => match self.next_request(waiter) {
+                    Some(request) => request,
                     None => continue,
                 },
-                due = silence.due() => match due {
-                    Due::Ask => to_cell::Message::Ping(Ping {}),
-                    Due::End => return Err(Broken::Silent),
+                action = keepalive.next_action() => match action {
+                    KeepaliveAction::Ping => to_cell::Message::Ping(Ping {}),
+                    KeepaliveAction::Close => return Err(ControlError::KeepaliveTimeout),
                 },
             };
             let message = ToCell { message: Some(message) }.encode_to_vec();
-            timeout(silence.patience(), frames.send(&message))
+            timeout(keepalive.timeout(), frames.send(&message))
                 .await
-                .map_err(|_| Broken::Stuck(silence.patience()))??;
+                .map_err(|_| ControlError::WriteTimeout(keepalive.timeout()))??;
         }
     }
 
-    /// Takes what the agent said. Returns what is to be answered.
-    fn heard(&self, heard: FromCell, waits: &mut Option<Next>) -> Option<to_cell::Message> {
-        // What was sent to a watch before the current one is not for it.
-        let of = |waits: &mut Option<Next>, watch| {
-            waits.take_if(|next| next.watch == watch).map(|next| next.answer)
+    /// Handles a message of the agent. Returns the reply, if the message needs one.
+    fn handle(message: FromCell, waiter: &mut Option<NextWaiter>) -> Option<to_cell::Message> {
+        // Events of an earlier watch than the current one have no waiter.
+        let sender_for = |waiter: &mut Option<NextWaiter>, watch| {
+            waiter.take_if(|next| next.watch == watch).map(|next| next.sender)
         };
-        match heard.message? {
+        match message.message? {
             from_cell::Message::Event(event) => {
-                if let Some(answer) = of(waits, event.watch) {
-                    // Whoever waited may have gone.
-                    let _ = answer.send(Ok(event.event.map(Box::new)));
+                if let Some(sender) = sender_for(waiter, event.watch) {
+                    // The waiter may have been dropped.
+                    let _ = sender.send(Ok(event.event.map(Box::new)));
                 }
             }
             from_cell::Message::End(end) => {
-                if let Some(answer) = of(waits, end.watch) {
+                if let Some(sender) = sender_for(waiter, end.watch) {
                     let code = Code::from(end.code);
-                    let _ = answer.send(if code == Code::Ok {
+                    let _ = sender.send(if code == Code::Ok {
                         Ok(None)
                     } else {
                         Err(Status::new(code, sanitize(&end.message)))
@@ -307,49 +313,49 @@ impl Line {
         None
     }
 
-    /// The next wish for the agent, if there is one.
-    fn wish(&self, waits: &mut Option<Next>) -> Option<to_cell::Message> {
-        let mut wanted = self.wanted();
-        let wish = if std::mem::take(&mut wanted.bulk) {
+    /// Takes the next pending request for the agent.
+    fn next_request(&self, waiter: &mut Option<NextWaiter>) -> Option<to_cell::Message> {
+        let mut pending = self.pending();
+        let request = if std::mem::take(&mut pending.open_bulk) {
             Some(to_cell::Message::OpenBulk(OpenBulkRequest {}))
         } else {
             let seconds = |time: Duration| u32::try_from(time.as_secs()).unwrap_or(u32::MAX);
-            wanted
+            pending
                 .measure
                 .take()
                 .map(|time| to_cell::Message::Measure(MeasureRequest { seconds: seconds(time) }))
         };
-        if wish.is_some() {
-            if wanted.measure.is_some() || wanted.next.is_some() {
-                self.0.ring.notify_one();
+        if request.is_some() {
+            if pending.measure.is_some() || pending.next.is_some() {
+                self.0.wake.notify_one();
             }
-            return wish;
+            return request;
         }
-        let next = wanted.next.take()?;
+        let next = pending.next.take()?;
         let message = to_cell::Message::Next(NextEvent { watch: next.watch });
-        *waits = Some(next);
+        *waiter = Some(next);
         Some(message)
     }
 
-    fn wants<T>(&self, change: impl FnOnce(&mut Wanted) -> T) -> T {
-        let changed = change(&mut self.wanted());
-        self.0.ring.notify_one();
+    fn request<T>(&self, change: impl FnOnce(&mut PendingRequests) -> T) -> T {
+        let changed = change(&mut self.pending());
+        self.0.wake.notify_one();
         changed
     }
 
-    fn wanted(&self) -> MutexGuard<'_, Wanted> {
-        self.0.wanted.lock().unwrap_or_else(PoisonError::into_inner)
+    fn pending(&self) -> MutexGuard<'_, PendingRequests> {
+        self.0.pending.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// The end of a connection, whatever way it came.
-struct Ended<'a>(&'a Line);
+/// A guard that ends a connection when its task returns or is dropped.
+struct EndGuard<'a>(&'a ControlConnection);
 
-impl Drop for Ended<'_> {
+impl Drop for EndGuard<'_> {
     fn drop(&mut self) {
-        self.0.cut();
-        // Who comes later sees that it has ended.
-        self.0.wanted().next = None;
+        self.0.abort();
+        // Later requests see that the connection has ended.
+        self.0.pending().next = None;
     }
 }
 

@@ -1,5 +1,5 @@
-//! Enrolment: a cell trades its one-time token for a certificate. Without a token the cell's own
-//! key gets a new one for the one that expires.
+//! Enrolment: a cell exchanges its one-time token for a certificate, and renews the certificate
+//! with its key alone.
 
 use std::{sync::Arc, time::Duration};
 
@@ -10,27 +10,27 @@ use tokio::time::timeout;
 use tonic::{Request, Response, Status};
 
 use super::{
-    Ledger, Refusal,
+    Admission, Refusal,
     ca::{Ca, ProvenKey},
     refusal_log::RefusalLog,
 };
 
 /// The most bytes of an `Enrol` request.
-pub(super) const BODY_LIMIT: usize = 16 * 1024;
+pub(super) const MAX_REQUEST_BYTES: usize = 16 * 1024;
 
-/// Bytes of the longest name of a cell.
-const CELL: usize = 80;
-/// Characters of what an agent says of its build that go to the log.
-const BUILD_ID: usize = 80;
+/// The most bytes of a cell's name.
+const MAX_CELL_BYTES: usize = 80;
+/// The most characters of an agent's build id in the log.
+const MAX_LOGGED_BUILD_ID_CHARS: usize = 80;
 
-/// How long the ledger may take to spend a token.
+/// The time within which a token must be spent.
 const CLAIM_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// The service on connections for enrolment.
+/// The gRPC service on connections for enrolment.
 #[derive(Clone)]
 pub(super) struct Enrolment {
     pub(super) ca: Arc<Ca>,
-    pub(super) ledger: Arc<dyn Ledger>,
+    pub(super) admission: Arc<dyn Admission>,
     pub(super) clock: Clock,
     pub(super) lifetime: Duration,
     pub(super) log: Arc<RefusalLog>,
@@ -38,7 +38,7 @@ pub(super) struct Enrolment {
 
 impl Enrolment {
     pub(super) fn service(self) -> enrolment_server::EnrolmentServer<Self> {
-        enrolment_server::EnrolmentServer::new(self).max_decoding_message_size(BODY_LIMIT)
+        enrolment_server::EnrolmentServer::new(self).max_decoding_message_size(MAX_REQUEST_BYTES)
     }
 }
 
@@ -49,18 +49,17 @@ impl enrolment_server::Enrolment for Enrolment {
         let key = ProvenKey::from_request(&csr_der)
             .map_err(|error| Status::invalid_argument(error.to_string()))?;
         let key_sha256 = key.sha256();
-        if cell.len() > CELL {
-            let name = cell[..cell.floor_char_boundary(CELL)].to_owned();
+        if cell.len() > MAX_CELL_BYTES {
+            let name = cell[..cell.floor_char_boundary(MAX_CELL_BYTES)].to_owned();
             return Err(self.refused(&Refusal::Unknown(name), &key_sha256));
         }
         let admitted = if token.is_empty() {
-            // A renewal: the request is signed by the key that the cell's token was spent for, and
-            // the cell lives.
-            self.ledger.admits(&cell, &key_sha256)
+            // A renewal: the request is signed by the key that has spent the token of a live cell.
+            self.admission.admits(&cell, &key_sha256)
         } else {
             let claim = timeout(
                 CLAIM_TIMEOUT,
-                self.ledger.claim(&cell, &sha256(token.as_bytes()), &key_sha256),
+                self.admission.claim(&cell, &sha256(token.as_bytes()), &key_sha256),
             )
             .await;
             claim.map_err(|_| {
@@ -71,15 +70,18 @@ impl enrolment_server::Enrolment for Enrolment {
             })?
         };
         let id = admitted.map_err(|refusal| self.refused(&refusal, &key_sha256))?;
-        let certificate = self.ca.certify(self.clock.now(), &id, &key, self.lifetime).map_err(|error| {
-            if let Some(suppressed) = self.log.failure.admit() {
-                tracing::error!(cell = %id, error = &error as &dyn std::error::Error, suppressed, "A cell's certificate could not be made.");
-            }
-            Status::unavailable("no certificate could be made")
-        })?;
+        let certificate =
+            self.ca.certify(self.clock.now(), &id, &key, self.lifetime).map_err(|error| {
+                if let Some(suppressed) = self.log.failure.admit() {
+                    let error = &error as &dyn std::error::Error;
+                    tracing::error!(cell = %id, error, suppressed, "certificate not issued");
+                }
+                Status::unavailable("no certificate could be issued")
+            })?;
         if let Some(suppressed) = self.log.certificate.admit(&id) {
-            let agent: String = build_id.chars().take(BUILD_ID).collect();
-            tracing::info!(cell = %id, key_sha256, agent = %agent.escape_debug(), suppressed, "A cell has its certificate.");
+            let agent: String = build_id.chars().take(MAX_LOGGED_BUILD_ID_CHARS).collect();
+            let agent = agent.escape_debug();
+            tracing::info!(cell = %id, key_sha256, %agent, suppressed, "certificate issued");
         }
         Ok(Response::new(EnrolReply {
             certificate_der: certificate.into(),
@@ -89,33 +91,34 @@ impl enrolment_server::Enrolment for Enrolment {
 }
 
 impl Enrolment {
-    /// Logs a refusal, and returns what the caller is told: whether to come again, and not what it
-    /// has guessed right.
+    /// Logs a refusal and returns the caller's status, which tells whether a retry can succeed, but
+    /// not which part of a guess was right.
     fn refused(&self, refusal: &Refusal, key_sha256: &str) -> Status {
         let error: &dyn std::error::Error = refusal;
         match refusal {
             Refusal::Store(..) => {
                 if let Some(suppressed) = self.log.failure.admit() {
-                    tracing::error!(error, suppressed, "A cell could not enrol.");
+                    tracing::error!(error, suppressed, "enrolment failed");
                 }
                 Status::unavailable("the store did not keep it")
             }
             Refusal::OtherKey(cell) => {
-                if let Some(suppressed) = self.log.forgery.admit(cell) {
+                if let Some(suppressed) = self.log.token_reuse.admit(cell) {
                     tracing::error!(
                         error,
                         key_sha256,
                         suppressed,
-                        "A token that was spent was shown with another key: somebody else has the bootstrap data of a cell."
+                        "spent token presented with a second key: \
+                         the bootstrap data of a cell has leaked"
                     );
                 }
-                Status::permission_denied("not let in")
+                Status::permission_denied("enrolment refused")
             }
             Refusal::Unknown(_) | Refusal::WrongToken(_) | Refusal::Expired(_) => {
                 if let Some(suppressed) = self.log.enrolment.admit() {
-                    tracing::warn!(error, key_sha256, suppressed, "An enrolment was refused.");
+                    tracing::warn!(error, key_sha256, suppressed, "enrolment refused");
                 }
-                Status::permission_denied("not let in")
+                Status::permission_denied("enrolment refused")
             }
         }
     }

@@ -1,4 +1,5 @@
-//! The one port: accepts, and finds out what is spoken.
+//! The gateway's listener: accepts connections, performs the TLS handshake, and dispatches by ALPN
+//! and SNI.
 
 use std::{
     fs::Permissions,
@@ -16,20 +17,19 @@ use tokio::{
     net::{TcpListener, UnixListener},
     time::{sleep, timeout},
 };
-use tokio_rustls::LazyConfigAcceptor;
+use tokio_rustls::{LazyConfigAcceptor, server::TlsStream};
 
 use super::{
-    admit::{self, Admitted},
-    newcomers::Place,
+    admission::{self, Admitted},
+    conn_limit::ConnPermit,
     peer::Peer,
     shared::Shared,
 };
 
-/// How long the listener rests after the kernel gave it no connection (out of file descriptors,
-/// mostly).
-const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+/// The pause after an error of `accept`, which mostly is EMFILE.
+const ACCEPT_BACKOFF: Duration = Duration::from_millis(100);
 
-/// The listening socket. A unix socket's file goes with it.
+/// The listening socket. Dropping it removes a unix socket's file.
 #[derive(Debug)]
 pub(super) enum Listener {
     Unix(UnixListener, PathBuf),
@@ -37,7 +37,7 @@ pub(super) enum Listener {
 }
 
 impl Listener {
-    /// Begins to listen. A socket file that is left over is replaced.
+    /// Binds the address. A socket file that exists is replaced.
     pub(super) async fn bind(address: &GatewayAddress) -> io::Result<Self> {
         match address {
             GatewayAddress::Unix(path) => {
@@ -46,8 +46,7 @@ impl Listener {
                     _ => {}
                 }
                 let listener = UnixListener::bind(path)?;
-                // Whatever the umask: who dials is the cells' root, and nobody else need be held
-                // off.
+                // Independent of the umask: only root of a cell dials.
                 std::fs::set_permissions(path, Permissions::from_mode(0o600))?;
                 Ok(Self::Unix(listener, path.clone()))
             }
@@ -55,7 +54,7 @@ impl Listener {
         }
     }
 
-    /// Where it listens: with the port that the kernel chose.
+    /// Returns the bound address, with the port that the kernel chose.
     pub(super) fn address(&self) -> io::Result<GatewayAddress> {
         match self {
             Self::Unix(_, path) => Ok(GatewayAddress::Unix(path.clone())),
@@ -82,23 +81,23 @@ impl Listener {
 impl Drop for Listener {
     fn drop(&mut self) {
         if let Self::Unix(_, path) = self {
-            // Whoever finds it later replaces it.
+            // The next gateway replaces a file that is left.
             let _ = std::fs::remove_file(path);
         }
     }
 }
 
-/// Accepts until the gateway ends.
+/// Accepts connections until the gateway shuts down.
 pub(super) async fn run(listener: Listener, shared: Arc<Shared>) {
     loop {
-        let accepted = match shared.end.run_until_cancelled(listener.accept()).await {
+        let accepted = match shared.shutdown.run_until_cancelled(listener.accept()).await {
             None => return,
             Some(accepted) => accepted,
         };
         match accepted {
             Ok((stream, peer)) => {
-                let Some(place) = shared.newcomers.place(peer.clone()) else {
-                    if let Some(suppressed) = shared.log.excess.admit() {
+                let Some(permit) = shared.conn_limit.acquire(peer.clone()) else {
+                    if let Some(suppressed) = shared.log.conn_limit.admit() {
                         tracing::warn!(
                             ?peer,
                             suppressed,
@@ -107,117 +106,146 @@ pub(super) async fn run(listener: Listener, shared: Arc<Shared>) {
                     }
                     continue;
                 };
-                let arrival = shared.arrivals.fetch_add(1, Ordering::Relaxed);
+                let sequence = shared.sequence.fetch_add(1, Ordering::Relaxed);
                 let own = shared.clone();
                 shared.tasks.spawn(async move {
-                    // What the way in needs is given back before the connection is carried.
-                    let way_in = Box::pin(
-                        own.end.run_until_cancelled(come_in(stream, place, arrival, &own)),
+                    // Boxed, so that the memory of the handshake is freed before the connection
+                    // runs.
+                    let establish = Box::pin(
+                        own.shutdown.run_until_cancelled(establish(stream, permit, sequence, &own)),
                     );
-                    if let Some(Some(admitted)) = way_in.await {
-                        admitted.carry(&own).await;
+                    if let Some(Some(admitted)) = establish.await {
+                        admitted.run(&own).await;
                     }
                 });
             }
             Err(error) => {
                 if let Some(suppressed) = shared.log.accept.admit() {
-                    tracing::warn!(%error, suppressed, "The gateway could not accept a connection.");
+                    tracing::warn!(%error, suppressed, "gateway could not accept a connection");
                 }
-                shared.end.run_until_cancelled(sleep(ACCEPT_PAUSE)).await;
+                shared.shutdown.run_until_cancelled(sleep(ACCEPT_BACKOFF)).await;
             }
         }
     }
 }
 
-/// A connection from its first byte until it is admitted, or has enrolled.
-async fn come_in(stream: Stream, place: Place, arrival: u64, shared: &Shared) -> Option<Admitted> {
+/// The use of a connection, by ALPN and SNI.
+enum Purpose {
+    Enrolment,
+    Link(ConnectionKind),
+}
+
+/// Performs the handshake of a connection, and then enrols the cell or admits the connection.
+async fn establish(
+    stream: Stream,
+    permit: ConnPermit,
+    sequence: u64,
+    shared: &Shared,
+) -> Option<Admitted> {
+    let (purpose, stream) = handshake(stream, shared).await?;
+    match purpose {
+        Purpose::Enrolment => {
+            serve_enrolment(stream, shared).await;
+            None
+        }
+        Purpose::Link(kind) => {
+            let admitted = admit(stream, kind, sequence, shared).await;
+            drop(permit);
+            admitted
+        }
+    }
+}
+
+/// Performs the TLS handshake. Logs an error and returns `None`.
+async fn handshake(stream: Stream, shared: &Shared) -> Option<(Purpose, TlsStream<Stream>)> {
     let handshake = async {
         let start = LazyConfigAcceptor::new(Acceptor::default(), stream).await?;
         let hello = start.client_hello();
-        // Strict where both are offered.
         let kind = match hello.server_name() {
             Some(alpn::BULK_NAME) => ConnectionKind::Bulk,
             _ => ConnectionKind::Control,
         };
-        let offered = hello.alpn().map(|all| {
-            all.fold((false, false), |(cell, enrol), one| {
-                (cell || one == alpn::CELL, enrol || one == alpn::ENROL)
-            })
-        });
-        let (kind, config) = match offered {
-            Some((true, _)) => (Some(kind), shared.cell_tls.clone()),
-            // An unknown one is refused by TLS, in words that the other side understands.
-            Some((false, _)) => (None, shared.enrol_tls.clone()),
+        let offers_cell =
+            hello.alpn().map(|mut protocols| protocols.any(|protocol| protocol == alpn::CELL));
+        let (purpose, config) = match offers_cell {
+            // The stricter protocol, if both are offered.
+            Some(true) => (Purpose::Link(kind), shared.cell_tls.clone()),
+            // Unknown protocols get TLS's alert no_application_protocol.
+            Some(false) => (Purpose::Enrolment, shared.enrol_tls.clone()),
             None => return Err(io::Error::new(io::ErrorKind::InvalidData, "no ALPN")),
         };
-        Ok((kind, start.into_stream(config).await?))
+        Ok((purpose, start.into_stream(config).await?))
     };
-    let (kind, stream) = match timeout(shared.limits.handshake, handshake).await {
-        Ok(Ok(done)) => done,
+    match timeout(shared.limits.handshake, handshake).await {
+        Ok(Ok(established)) => Some(established),
         Ok(Err(error)) => {
-            if by_the_clock(&error) {
-                if let Some(suppressed) = shared.log.clock.admit() {
-                    tracing::warn!(%error, suppressed, "A cell's certificate has ended by this node's clock; its key gets a new one. Was the clock set?");
+            if is_outside_validity(&error) {
+                if let Some(suppressed) = shared.log.expiry.admit() {
+                    tracing::warn!(
+                        %error,
+                        suppressed,
+                        "certificate of a cell has expired by this node's clock, its key gets a new one; \
+                         was the clock set?"
+                    );
                 }
             } else if let Some(suppressed) = shared.log.handshake.admit() {
-                tracing::debug!(%error, suppressed, "A connection to the gateway failed in its handshake.");
+                tracing::debug!(%error, suppressed, "TLS handshake failed");
             }
-            return None;
+            None
         }
         Err(_) => {
             if let Some(suppressed) = shared.log.handshake.admit() {
-                tracing::debug!(
-                    suppressed,
-                    "A connection to the gateway was too slow in its handshake."
-                );
+                tracing::debug!(suppressed, "TLS handshake timed out");
             }
-            return None;
+            None
         }
-    };
-    let Some(kind) = kind else {
-        let served = http2::serve(
-            stream,
-            http2::Profile::ENROL,
-            shared.enrolment.clone().service(),
-            shared.end.clone(),
-            shared.tasks.clone(),
-        );
-        if timeout(shared.limits.enrolment, served).await.is_err()
-            && let Some(suppressed) = shared.log.handshake.admit()
-        {
-            tracing::debug!(suppressed, "A connection for enrolment took too long.");
-        }
-        return None;
-    };
-    // Twice: HTTP/2 and the answer to Hello, which has the same limit of its own.
-    let admitted =
-        match timeout(shared.limits.handshake * 2, admit::admit(stream, kind, arrival, shared))
-            .await
-        {
-            Ok(Ok(admitted)) => Some(admitted),
-            Ok(Err(error)) => {
-                if let Some(suppressed) = shared.log.connection.admit() {
-                    tracing::info!(
-                        error = &error as &dyn std::error::Error,
-                        suppressed,
-                        "A connection with a certificate was not let in."
-                    );
-                }
-                None
-            }
-            Err(_) => {
-                if let Some(suppressed) = shared.log.connection.admit() {
-                    tracing::info!(suppressed, "A connection with a certificate was too slow.");
-                }
-                None
-            }
-        };
-    drop(place);
-    admitted
+    }
 }
 
-/// Whether a handshake failed for the time of day only.
-fn by_the_clock(error: &io::Error) -> bool {
+async fn serve_enrolment(stream: TlsStream<Stream>, shared: &Shared) {
+    let served = http2::serve(
+        stream,
+        http2::Profile::ENROL,
+        shared.enrolment.clone().service(),
+        shared.shutdown.clone(),
+        shared.tasks.clone(),
+    );
+    if timeout(shared.limits.enrolment, served).await.is_err()
+        && let Some(suppressed) = shared.log.handshake.admit()
+    {
+        tracing::debug!(suppressed, "connection for enrolment timed out");
+    }
+}
+
+/// Admits a connection. Logs an error and returns `None`.
+async fn admit(
+    stream: TlsStream<Stream>,
+    kind: ConnectionKind,
+    sequence: u64,
+    shared: &Shared,
+) -> Option<Admitted> {
+    // Twice the limit: HTTP/2 and the reply to Hello, which has the same limit of its own.
+    let limit = shared.limits.handshake * 2;
+    match timeout(limit, admission::admit(stream, kind, sequence, shared)).await {
+        Ok(Ok(admitted)) => Some(admitted),
+        Ok(Err(error)) => {
+            if let Some(suppressed) = shared.log.admission.admit() {
+                let error = &error as &dyn std::error::Error;
+                tracing::info!(error, suppressed, "connection with a certificate not admitted");
+            }
+            None
+        }
+        Err(_) => {
+            if let Some(suppressed) = shared.log.admission.admit() {
+                tracing::info!(suppressed, "connection with a certificate timed out");
+            }
+            None
+        }
+    }
+}
+
+/// Returns whether a handshake failed because the certificate is not valid at this time.
+fn is_outside_validity(error: &io::Error) -> bool {
     let error = error.get_ref().and_then(|inner| inner.downcast_ref::<rustls::Error>());
     let Some(rustls::Error::InvalidCertificate(problem)) = error else { return false };
     use rustls::CertificateError::{Expired, ExpiredContext, NotValidYet, NotValidYetContext};

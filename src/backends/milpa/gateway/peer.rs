@@ -1,6 +1,7 @@
-//! Who dials, as far as the kernel knows it before anything was said: enough to bound what one of
-//! them may hold. (Root of a cell of namespaces can make network namespaces of its own, and so be
-//! several: such a cell isolates no better than a container does.)
+//! The identity of a peer before authentication, as the kernel knows it, for limits per peer.
+//!
+//! Root in a cell of namespaces can create further network namespaces and so appear as several
+//! peers: such a cell isolates no better than a container does.
 
 use std::{
     fs,
@@ -10,33 +11,33 @@ use std::{
 
 use tokio::net::UnixStream;
 
-/// Whose a connection is.
+/// The peer of a connection.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(super) enum Peer {
-    /// An address, of TCP.
+    /// An IP address, over TCP.
     Address(IpAddr),
-    /// A network namespace that is not the daemon's: a cell's, whichever of its processes dials. As
-    /// `/proc/<pid>/ns/net` has it.
+    /// A network namespace other than the daemon's, which is a cell's, whichever of its processes
+    /// dials. In the form of the link `/proc/<pid>/ns/net`.
     Network(PathBuf),
-    /// A process in the daemon's network namespace, by its number.
+    /// A process in the daemon's network namespace, by PID.
     Process(i32),
-    /// One that can't be looked at: it has ended, or the daemon does not see its processes.
-    Unseen,
+    /// A process that has ended, or that the daemon's PID namespace does not contain.
+    Unknown,
 }
 
 impl Peer {
-    /// Of a connection over a unix socket, by `SO_PEERCRED`.
+    /// Returns the peer of a unix socket connection, by `SO_PEERCRED`.
     pub(super) fn of(stream: &UnixStream) -> Self {
         Self::of_process(Path::new("/proc"), stream.peer_cred().ok().and_then(|cred| cred.pid()))
     }
 
-    /// Of a process. A number that is not seen from this PID namespace is 0.
+    /// Returns the peer that is this process. A PID outside of the daemon's PID namespace is 0.
     fn of_process(proc: &Path, pid: Option<i32>) -> Self {
         let network = |process: &str| fs::read_link(proc.join(process).join("ns/net")).ok();
         let Some((pid, of_peer)) =
             pid.filter(|pid| *pid > 0).and_then(|pid| Some((pid, network(&pid.to_string())?)))
         else {
-            return Self::Unseen;
+            return Self::Unknown;
         };
         if network("self") == Some(of_peer.clone()) {
             Self::Process(pid)
@@ -54,7 +55,7 @@ mod tests {
 
     /// Verifies L14.
     #[test]
-    fn processes_of_a_cell_are_one_peer_and_those_of_the_node_are_each_their_own() {
+    fn processes_of_a_cell_are_a_single_peer_and_those_of_the_node_are_separate() {
         let proc = tempfile::tempdir().unwrap();
         for (process, network) in [
             ("self", "net:[1]"),
@@ -75,16 +76,16 @@ mod tests {
             (Peer::Network("net:[2]".into()), Peer::Network("net:[2]".into()))
         );
         assert_ne!(of(31), of(22));
-        // Who has ended since, and who is not seen from here.
+        // A process that has ended, and processes of other PID namespaces.
         assert_eq!(
             (of(9), of(0), Peer::of_process(proc.path(), None)),
-            (Peer::Unseen, Peer::Unseen, Peer::Unseen)
+            (Peer::Unknown, Peer::Unknown, Peer::Unknown)
         );
     }
 
     #[tokio::test]
-    async fn the_kernel_knows_who_dials() {
-        let (one, _other) = UnixStream::pair().unwrap();
-        assert_eq!(Peer::of(&one), Peer::Process(i32::try_from(std::process::id()).unwrap()));
+    async fn peer_of_a_socket_pair_is_this_process() {
+        let (stream, _far) = UnixStream::pair().unwrap();
+        assert_eq!(Peer::of(&stream), Peer::Process(i32::try_from(std::process::id()).unwrap()));
     }
 }

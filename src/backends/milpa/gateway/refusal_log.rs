@@ -1,29 +1,29 @@
-//! The lines of the log that a peer can cause before its connection is let in.
+//! Rate limits for the log lines that a peer can cause before its connection is admitted.
 
 use kiyot_link::log_limit::{LogLimit, LogLimits};
 
 use crate::backends::milpa::id::CellId;
 
-/// A limit for each kind of line, so that what anybody can cause suppresses nothing else.
+/// A rate limit for each kind of line, so that lines which any peer can cause suppress no others.
 #[derive(Debug, Default)]
 pub(super) struct RefusalLog {
-    /// Connections beyond the limit of those that are not let in yet.
-    pub(super) excess: LogLimit,
-    /// Connections that the kernel did not give.
+    /// Connections above the limit of unauthenticated ones.
+    pub(super) conn_limit: LogLimit,
+    /// Errors of `accept`.
     pub(super) accept: LogLimit,
-    /// Handshakes that failed or took too long.
+    /// Handshakes that failed or timed out.
     pub(super) handshake: LogLimit,
-    /// Certificates that have ended by this node's clock.
-    pub(super) clock: LogLimit,
-    /// Connections with a certificate that were not let in.
-    pub(super) connection: LogLimit,
+    /// Certificates that have expired by this node's clock.
+    pub(super) expiry: LogLimit,
+    /// Connections with a certificate that were not admitted.
+    pub(super) admission: LogLimit,
     /// Enrolments that were refused.
     pub(super) enrolment: LogLimit,
-    /// Enrolments that the store or the certificate authority failed.
+    /// Enrolments that failed in the store or the certificate authority.
     pub(super) failure: LogLimit,
-    /// Tokens that were shown with another key, by the cell whose tokens they are: an alarm, which
-    /// nothing that happens to other cells suppresses.
-    pub(super) forgery: LogLimits<CellId>,
-    /// Certificates that were made, by the cell.
+    /// Tokens presented with a second key, by the token's cell: an alarm, which events of other
+    /// cells must not suppress.
+    pub(super) token_reuse: LogLimits<CellId>,
+    /// Certificates that were issued, by cell.
     pub(super) certificate: LogLimits<CellId>,
 }

@@ -1,4 +1,4 @@
-//! What all connections of the gateway share.
+//! State that all connections of the gateway share.
 
 use std::sync::{Arc, atomic::AtomicU64};
 
@@ -6,21 +6,23 @@ use rustls::ServerConfig;
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use super::{
-    Ledger, Limits, enrol::Enrolment, newcomers::Newcomers, refusal_log::RefusalLog, slots::Slots,
+    Admission, Limits, conn_limit::ConnLimit, connections::Connections, enrol::Enrolment,
+    refusal_log::RefusalLog,
 };
 
-/// What all connections share.
+/// State that all connections share.
 pub(super) struct Shared {
-    pub(super) ledger: Arc<dyn Ledger>,
-    pub(super) slots: Slots,
+    pub(super) admission: Arc<dyn Admission>,
+    pub(super) connections: Connections,
     pub(super) limits: Limits,
     pub(super) build_id: String,
     pub(super) enrolment: Enrolment,
     pub(super) enrol_tls: Arc<ServerConfig>,
     pub(super) cell_tls: Arc<ServerConfig>,
-    pub(super) newcomers: Newcomers,
+    pub(super) conn_limit: ConnLimit,
     pub(super) log: Arc<RefusalLog>,
-    pub(super) arrivals: AtomicU64,
-    pub(super) end: CancellationToken,
+    /// Numbers the accepted connections.
+    pub(super) sequence: AtomicU64,
+    pub(super) shutdown: CancellationToken,
     pub(super) tasks: TaskTracker,
 }

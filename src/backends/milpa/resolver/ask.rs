@@ -6,7 +6,7 @@ use std::{
 };
 
 use bytes::Bytes;
-use kiyot_link::resolver::UDP_MESSAGE;
+use kiyot_link::resolver::MAX_UDP_MESSAGE_BYTES;
 use rustix::net::netdevice::name_to_index;
 use tokio::net::UdpSocket;
 
@@ -27,13 +27,13 @@ pub(super) async fn by_udp(server: SocketAddr, query: &[u8]) -> io::Result<Bytes
     // From then on it hears this name server alone.
     socket.connect(server).await?;
     socket.send(query).await?;
-    let mut answer = vec![0; UDP_MESSAGE + 1];
+    let mut answer = vec![0; MAX_UDP_MESSAGE_BYTES + 1];
     loop {
         let length = socket.recv(&mut answer).await?;
         if !message::answers(&answer[..length], query) {
             continue;
         }
-        if length > UDP_MESSAGE {
+        if length > MAX_UDP_MESSAGE_BYTES {
             return Ok(message::cut(query));
         }
         answer.truncate(length);

@@ -6,7 +6,7 @@ use bytes::BytesMut;
 use futures::{Stream, StreamExt};
 use kiyot_link::{
     channel::Channel,
-    resolver::{DEADLINE, IDLE},
+    resolver::{QUERY_TIMEOUT, TCP_IDLE_TIMEOUT},
 };
 use kiyot_proto::cell::{TunnelPart, agent_client::AgentClient};
 use tokio::{
@@ -32,7 +32,8 @@ const OPEN: Duration = Duration::from_secs(20);
 /// Connects to a name server, and carries the connection of this query until it ends.
 pub(super) async fn carry(server: Server, query: u64, bulk: Channel) -> io::Result<()> {
     let connected = async { TcpStream::connect(ask::address(&server).await?).await };
-    let connection = timeout(DEADLINE, connected).await.map_err(|_| io::ErrorKind::TimedOut)??;
+    let connection =
+        timeout(QUERY_TIMEOUT, connected).await.map_err(|_| io::ErrorKind::TimedOut)??;
     let (up, parts) = mpsc::channel(WAITING);
     // There is room: it is the first.
     let _ = up.try_send(TunnelPart { query, ..TunnelPart::default() });
@@ -44,7 +45,7 @@ pub(super) async fn carry(server: Server, query: u64, bulk: Channel) -> io::Resu
 }
 
 /// Carries bytes both ways until both sides have ended, or nothing has gone either way for
-/// [`IDLE`].
+/// [`TCP_IDLE_TIMEOUT`].
 pub(super) async fn splice(
     mut connection: TcpStream,
     up: mpsc::Sender<TunnelPart>,
@@ -56,14 +57,14 @@ pub(super) async fn splice(
     // One side may wait for the other to take something; for as long nothing else is carried, and
     // it may not be longer.
     let slow = |_| io::Error::from(io::ErrorKind::TimedOut);
-    let mut until = Instant::now() + IDLE;
+    let mut until = Instant::now() + TCP_IDLE_TIMEOUT;
     while !(server_ended && pod_ended) {
         buffer.reserve(PART);
         tokio::select! {
             part = down.next(), if !pod_ended => {
                 // Without an end the link is gone.
                 let part = part.ok_or(io::ErrorKind::UnexpectedEof)?.map_err(io::Error::other)?;
-                timeout(IDLE, write.write_all(&part.content)).await.map_err(slow)??;
+                timeout(TCP_IDLE_TIMEOUT, write.write_all(&part.content)).await.map_err(slow)??;
                 pod_ended = part.end;
                 if pod_ended {
                     write.shutdown().await?;
@@ -72,13 +73,13 @@ pub(super) async fn splice(
             length = read.read_buf(&mut buffer), if !server_ended => {
                 server_ended = length? == 0;
                 let part = TunnelPart { content: buffer.split().freeze(), end: server_ended, ..TunnelPart::default() };
-                if timeout(IDLE, up.send(part)).await.map_err(slow)?.is_err() {
+                if timeout(TCP_IDLE_TIMEOUT, up.send(part)).await.map_err(slow)?.is_err() {
                     return Ok(());
                 }
             }
             () = sleep_until(until) => return Ok(()),
         }
-        until = Instant::now() + IDLE;
+        until = Instant::now() + TCP_IDLE_TIMEOUT;
     }
     Ok(())
 }

@@ -1,7 +1,7 @@
 //! What little of DNS messages is looked at (RFC 1035, 4.1.1). Pure.
 
 use bytes::{Bytes, BytesMut};
-use kiyot_link::resolver::HEAD;
+use kiyot_link::resolver::DNS_HEADER_BYTES;
 
 /// In the third byte of a message: it is an answer; it was cut.
 const IS_ANSWER: u8 = 0x80;
@@ -12,7 +12,7 @@ const FAILED: u8 = 2;
 
 /// Whether a message answers a query: by its id.
 pub(super) fn answers(message: &[u8], query: &[u8]) -> bool {
-    message.len() >= HEAD && message[..2] == query[..2] && message[2] & IS_ANSWER != 0
+    message.len() >= DNS_HEADER_BYTES && message[..2] == query[..2] && message[2] & IS_ANSWER != 0
 }
 
 /// That the name server could not be asked: a resolver then asks the next one at once.
@@ -45,7 +45,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_is_said_instead_answers_the_query(query in prop::collection::vec(any::<u8>(), HEAD..64)) {
+        fn what_is_said_instead_answers_the_query(query in prop::collection::vec(any::<u8>(), DNS_HEADER_BYTES..64)) {
             for said in [failed(&query), cut(&query)] {
                 prop_assert!(answers(&said, &query));
                 prop_assert_eq!(&said[4..], &query[4..]);
@@ -55,11 +55,11 @@ mod tests {
         }
 
         #[test]
-        fn another_message_is_no_answer(query in prop::collection::vec(any::<u8>(), HEAD..64), at in 0..2_usize, with in 1..=255_u8) {
+        fn another_message_is_no_answer(query in prop::collection::vec(any::<u8>(), DNS_HEADER_BYTES..64), at in 0..2_usize, with in 1..=255_u8) {
             let mut other = failed(&query).to_vec();
             other[at] ^= with;
             prop_assert!(!answers(&other, &query));
-            prop_assert!(!answers(&failed(&query)[..HEAD - 1], &query));
+            prop_assert!(!answers(&failed(&query)[..DNS_HEADER_BYTES - 1], &query));
             let mut query_again = query.clone();
             query_again[2] &= !IS_ANSWER;
             prop_assert!(!answers(&query_again, &query));

@@ -35,7 +35,7 @@ async fn answered<A: Future<Output = std::io::Result<Bytes>> + Send + 'static>(
         result = resolver.answer(stays_open, sender, &servers, ask, |_, _| std::future::pending()) => result,
         () = async {
             // Whatever waits by the clock is past it: then nothing more comes.
-            while let Ok(Some(answer)) = timeout(DEADLINE * 2, receiver.recv()).await {
+            while let Ok(Some(answer)) = timeout(QUERY_TIMEOUT * 2, receiver.recv()).await {
                 answers.push(answer);
             }
         } => Ok(()),
@@ -46,7 +46,11 @@ async fn answered<A: Future<Output = std::io::Result<Bytes>> + Send + 'static>(
 
 #[tokio::test(start_paused = true)]
 async fn queries_are_answered_or_said_to_have_failed() {
-    let queries = vec![query(1, 0, &[7; HEAD]), query(2, 1, &[7; HEAD]), query(3, 1, &[8; HEAD])];
+    let queries = vec![
+        query(1, 0, &[7; DNS_HEADER_BYTES]),
+        query(2, 1, &[7; DNS_HEADER_BYTES]),
+        query(3, 1, &[8; DNS_HEADER_BYTES]),
+    ];
     let ask = |server: Server, message: Bytes| async move {
         match (server.to_string().as_str(), message[0]) {
             ("127.0.0.53", _) => Ok(Bytes::from_static(b"fine")),
@@ -59,7 +63,11 @@ async fn queries_are_answered_or_said_to_have_failed() {
     let said: Vec<_> = answers.iter().map(|answer| (answer.id, answer.message.clone())).collect();
     assert_eq!(
         said,
-        [(1, Bytes::from_static(b"fine")), (2, message::failed(&[7; HEAD])), (3, Bytes::new())]
+        [
+            (1, Bytes::from_static(b"fine")),
+            (2, message::failed(&[7; DNS_HEADER_BYTES])),
+            (3, Bytes::new())
+        ]
     );
 }
 
@@ -67,10 +75,10 @@ async fn queries_are_answered_or_said_to_have_failed() {
 #[tokio::test]
 async fn no_other_name_server_is_asked_and_no_other_size_is_taken() {
     let never = |_, _| async { unreachable!("nothing is asked") };
-    let large = vec![0; UDP_MESSAGE + 1];
+    let large = vec![0; MAX_UDP_MESSAGE_BYTES + 1];
     for (bad, word) in [
-        (query(1, 2, &[0; HEAD]), "2"),
-        (query(1, u32::MAX, &[0; HEAD]), "has 2"),
+        (query(1, 2, &[0; DNS_HEADER_BYTES]), "2"),
+        (query(1, u32::MAX, &[0; DNS_HEADER_BYTES]), "has 2"),
         (query(1, 0, b"short"), "5 bytes"),
         (query(1, 0, &large), "4097 bytes"),
     ] {
@@ -89,7 +97,8 @@ async fn no_other_name_server_is_asked_and_no_other_size_is_taken() {
 async fn no_cell_asks_more_than_it_may_at_a_time() {
     static NOW: AtomicUsize = AtomicUsize::new(0);
     static MOST: AtomicUsize = AtomicUsize::new(0);
-    let queries = (0..2 * OF_A_CELL as u64).map(|id| query(id, 0, &[0; HEAD])).collect();
+    let queries =
+        (0..2 * OF_A_CELL as u64).map(|id| query(id, 0, &[0; DNS_HEADER_BYTES])).collect();
     let ask = |_, message| async move {
         MOST.fetch_max(NOW.fetch_add(1, Ordering::SeqCst) + 1, Ordering::SeqCst);
         sleep(Duration::from_secs(1)).await;
@@ -123,14 +132,14 @@ async fn an_answer_is_the_one_with_the_querys_id() {
         other[0] ^= 1;
         vec![b"x".to_vec(), query.to_vec(), other, message::failed(query).to_vec()]
     });
-    let query = [9; HEAD];
+    let query = [9; DNS_HEADER_BYTES];
     assert_eq!(ask::by_udp(server.await, &query).await.unwrap(), message::failed(&query));
 }
 
 #[tokio::test]
 async fn an_answer_too_large_for_udp_is_said_to_be_cut() {
     let server = udp(|query| vec![[&message::failed(query)[..], &[0; 5000]].concat()]);
-    let query = [9; HEAD];
+    let query = [9; DNS_HEADER_BYTES];
     assert_eq!(ask::by_udp(server.await, &query).await.unwrap(), message::cut(&query));
 }
 
@@ -141,7 +150,7 @@ async fn no_cell_has_more_connections_than_it_may() {
     static CARRIED: AtomicUsize = AtomicUsize::new(0);
     let connection = |id| NameQuery { id, resolver: 1, tcp: true, message: Bytes::new() };
     let queries =
-        futures::stream::iter((0..TCP_CONNECTIONS as u64 + 2).map(|id| Ok(connection(id))))
+        futures::stream::iter((0..MAX_TCP_CONNECTIONS as u64 + 2).map(|id| Ok(connection(id))))
             .chain(futures::stream::pending())
             .boxed();
     let (sender, mut refused) = mpsc::channel(1000);
@@ -157,11 +166,11 @@ async fn no_cell_has_more_connections_than_it_may() {
         () = async {
             for id in [0, 1] {
                 let answer = refused.recv().await.unwrap();
-                assert_eq!(answer, NameAnswer { id: TCP_CONNECTIONS as u64 + id, ..Default::default() });
+                assert_eq!(answer, NameAnswer { id: MAX_TCP_CONNECTIONS as u64 + id, ..Default::default() });
             }
         } => {}
     }
-    assert_eq!(CARRIED.load(Ordering::SeqCst), TCP_CONNECTIONS);
+    assert_eq!(CARRIED.load(Ordering::SeqCst), MAX_TCP_CONNECTIONS);
 }
 
 /// A connection to a server of the test's, with the ends of its tunnel.
@@ -216,7 +225,7 @@ async fn a_connection_on_which_nothing_goes_is_closed() {
         assert_eq!(down.recv().await, None)
     };
     spliced(serve, pod).await.unwrap();
-    assert!(begun.elapsed() >= kiyot_link::resolver::IDLE, "by the clock of this test");
+    assert!(begun.elapsed() >= kiyot_link::resolver::TCP_IDLE_TIMEOUT, "by the clock of this test");
 }
 
 /// Verifies N12.

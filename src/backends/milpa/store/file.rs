@@ -1,4 +1,4 @@
-//! The file itself: opening it, and transactions. Blocking.
+//! The redb file: opening, and transactions. Blocking.
 
 use std::{
     fs::{self, OpenOptions},
@@ -13,27 +13,27 @@ use redb::{
     TableError, backends::FileBackend,
 };
 
-use super::{Change, StoreError, Table, reserve::Reserve};
+use super::{Change, StoreError, Table, reserve::Reserve, thread::Rows};
 
-/// How long a file is waited for that another process has open.
-const LOCK_PATIENCE: Duration = Duration::from_secs(3);
-/// How often it is looked at meanwhile.
-const LOCK_RETRY: Duration = Duration::from_millis(50);
-/// Memory for pages of the file. All records are in memory anyway, in a smaller form.
-const CACHE_BYTES: usize = 512 << 10;
-/// Where records are put that can't be read, by table and key.
-const BROKEN: TableDefinition<'static, &str, &[u8]> = TableDefinition::new("broken");
+/// The time to wait for a file that another process has open.
+const LOCK_TIMEOUT: Duration = Duration::from_secs(3);
+/// The interval between two attempts to open it.
+const LOCK_RETRY_INTERVAL: Duration = Duration::from_millis(50);
+/// The page cache. Small, because all records are in memory anyway, in a smaller form.
+const PAGE_CACHE_BYTES: usize = 512 << 10;
+/// The table of quarantined records, by table and key.
+const QUARANTINE: TableDefinition<'static, &str, &[u8]> = TableDefinition::new("broken");
 
 /// The open file.
 #[derive(Debug)]
 pub(super) struct File {
     path: PathBuf,
-    /// `None` while it could not be opened again after a failure.
+    /// `None` after an I/O error, until it is opened again.
     database: Option<Open>,
 }
 
-/// The database, and the space that it has. In this order: a lock of the file may end with any of
-/// its handles.
+/// The database and its reserved space. The fields are dropped in this order: closing any handle of
+/// the file may release the lock.
 #[derive(Debug)]
 struct Open {
     database: Database,
@@ -41,28 +41,28 @@ struct Open {
 }
 
 impl File {
-    /// Opens or makes it, and its directory.
+    /// Opens or creates the file and its directory.
     pub(super) fn open(path: &Path) -> Result<Self, StoreError> {
         if let Some(dir) = path.parent() {
             fs::DirBuilder::new().recursive(true).mode(0o700).create(dir).map_err(|error| {
-                StoreError::new(described("the directory", dir, error.kind()), error)
+                StoreError::new(io_context("creating", dir, error.kind()), error)
             })?;
         }
-        let end = Instant::now() + LOCK_PATIENCE;
+        let deadline = Instant::now() + LOCK_TIMEOUT;
         loop {
-            match opened(path) {
+            match open_database(path) {
                 Ok(database) => {
                     return Ok(Self { path: path.to_owned(), database: Some(database) });
                 }
-                Err(DatabaseError::DatabaseAlreadyOpen) if Instant::now() < end => {
-                    std::thread::sleep(LOCK_RETRY)
+                Err(DatabaseError::DatabaseAlreadyOpen) if Instant::now() < deadline => {
+                    std::thread::sleep(LOCK_RETRY_INTERVAL)
                 }
-                Err(error) => return Err(opening(path, error)),
+                Err(error) => return Err(open_error(path, error)),
             }
         }
     }
 
-    /// Keeps all of these changes, or none.
+    /// Commits changes in a transaction.
     pub(super) fn commit<'a>(
         &mut self,
         changes: impl Iterator<Item = &'a Change>,
@@ -79,11 +79,11 @@ impl File {
         })
     }
 
-    /// Moves records to the broken ones.
-    pub(super) fn set_aside(&mut self, table: Table, keys: &[String]) -> Result<(), StoreError> {
+    /// Moves records to the quarantine.
+    pub(super) fn quarantine(&mut self, table: Table, keys: &[String]) -> Result<(), StoreError> {
         self.write(|transaction| {
             let (mut from, mut to) =
-                (transaction.open_table(definition(table))?, transaction.open_table(BROKEN)?);
+                (transaction.open_table(definition(table))?, transaction.open_table(QUARANTINE)?);
             for key in keys {
                 if let Some(record) = from.remove(key.as_str())? {
                     to.insert(format!("{}/{key}", table.name()).as_str(), record.value())?;
@@ -93,11 +93,11 @@ impl File {
         })
     }
 
-    /// All of a table.
-    pub(super) fn load(&mut self, table: Table) -> Result<Vec<(String, Vec<u8>)>, StoreError> {
+    /// Returns all rows of a table.
+    pub(super) fn load(&mut self, table: Table) -> Result<Rows, StoreError> {
         let path = self.path.clone();
         let mut read = || -> Result<_, redb::Error> {
-            let transaction = self.open_again()?.database.begin_read()?;
+            let transaction = self.reopen()?.database.begin_read()?;
             let rows = match transaction.open_table(definition(table)) {
                 Ok(rows) => rows,
                 Err(TableError::TableDoesNotExist(_)) => return Ok(Vec::new()),
@@ -121,11 +121,11 @@ impl File {
     ) -> Result<(), StoreError> {
         let path = self.path.clone();
         let attempt = || -> Result<(), redb::Error> {
-            let open = self.open_again()?;
+            let open = self.reopen()?;
             let transaction = open.database.begin_write()?;
             change(&transaction)?;
             transaction.commit()?;
-            open.reserve.keep();
+            open.reserve.refill();
             Ok(())
         };
         attempt().map_err(|error| {
@@ -136,28 +136,29 @@ impl File {
                     | redb::Error::DatabaseClosed
                     | redb::Error::LockPoisoned(_)
             ) {
-                // After such an error redb refuses all else; opened anew, the file is as after the
-                // last commit.
+                // After these errors redb refuses further transactions. A file that is opened again
+                // has the state of the last commit.
                 self.database = None;
             }
-            let doing = match &error {
-                redb::Error::Io(io) => described("writing", &path, io.kind()),
+            let context = match &error {
+                redb::Error::Io(io) => io_context("writing", &path, io.kind()),
                 _ => format!("writing {}", path.display()),
             };
-            StoreError::new(doing, error)
+            StoreError::new(context, error)
         })
     }
 
-    fn open_again(&mut self) -> Result<&mut Open, redb::Error> {
+    /// Returns the database, which is opened again after an I/O error.
+    fn reopen(&mut self) -> Result<&mut Open, redb::Error> {
         let open = match self.database.take() {
             Some(open) => open,
-            None => opened(&self.path)?,
+            None => open_database(&self.path)?,
         };
         Ok(self.database.insert(open))
     }
 }
 
-fn opened(path: &Path) -> Result<Open, DatabaseError> {
+fn open_database(path: &Path) -> Result<Open, DatabaseError> {
     let file = OpenOptions::new()
         .read(true)
         .write(true)
@@ -165,11 +166,11 @@ fn opened(path: &Path) -> Result<Open, DatabaseError> {
         .truncate(false)
         .mode(0o600)
         .open(path)?;
-    let mut reserve = Reserve::of(file.try_clone()?);
+    let mut reserve = Reserve::new(file.try_clone()?);
     let database = redb::Builder::new()
-        .set_cache_size(CACHE_BYTES)
+        .set_cache_size(PAGE_CACHE_BYTES)
         .create_with_backend(FileBackend::new(file)?)?;
-    reserve.keep();
+    reserve.refill();
     Ok(Open { database, reserve })
 }
 
@@ -177,42 +178,43 @@ const fn definition(table: Table) -> TableDefinition<'static, &'static str, &'st
     TableDefinition::new(table.name())
 }
 
-fn opening(path: &Path, error: DatabaseError) -> StoreError {
-    let doing = match &error {
+fn open_error(path: &Path, error: DatabaseError) -> StoreError {
+    let context = match &error {
         DatabaseError::DatabaseAlreadyOpen | DatabaseError::LockProtocolMismatch => {
             format!(
                 "{} is in use by another process: is a second kiyot running with this state_dir?",
                 path.display()
             )
         }
-        DatabaseError::Storage(StorageError::Io(io)) => described("opening", path, io.kind()),
+        DatabaseError::Storage(StorageError::Io(io)) => io_context("opening", path, io.kind()),
         DatabaseError::Storage(StorageError::Corrupted(_)) => {
             format!(
-                "{} is damaged; moved away, it is made anew and its pods are started again",
+                "{} is corrupted; if you move it away, a new one is created and its pods are \
+                 started again",
                 path.display()
             )
         }
         _ => format!("opening {}", path.display()),
     };
-    StoreError::new(doing, error)
+    StoreError::new(context, error)
 }
 
-/// What failed, with what an operator can do about it.
-fn described(doing: &str, path: &Path, kind: io::ErrorKind) -> String {
+/// Describes an I/O error and its remedy for an operator.
+fn io_context(action: &str, path: &Path, kind: io::ErrorKind) -> String {
     let path = path.display();
     match kind {
         io::ErrorKind::ReadOnlyFilesystem => {
-            format!("{doing} {path}: its file system is read-only; state_dir must be writable")
+            format!("{action} {path}: read-only file system; state_dir must be writable")
         }
         io::ErrorKind::PermissionDenied => {
-            format!("{doing} {path}: this process may not; it must own state_dir")
+            format!("{action} {path}: permission denied; the daemon's user must own state_dir")
         }
         io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
-            format!("{doing} {path}: no space is left on its file system")
+            format!("{action} {path}: no space left on its file system")
         }
         io::ErrorKind::NotADirectory | io::ErrorKind::IsADirectory => {
-            format!("{doing} {path}: it must be a file in a directory")
+            format!("{action} {path}: must be a file in a directory")
         }
-        _ => format!("{doing} {path}"),
+        _ => format!("{action} {path}"),
     }
 }

@@ -16,7 +16,7 @@ fn put(id: &str) -> Batch {
 }
 
 #[tokio::test]
-async fn what_was_kept_is_there_after_a_restart() {
+async fn committed_records_survive_a_restart() {
     let dir = tempfile::tempdir().unwrap();
     let state = dir.path().join("state");
     let store = Store::open(&state).await.unwrap();
@@ -25,7 +25,7 @@ async fn what_was_kept_is_there_after_a_restart() {
     store.commit(batch).await.unwrap();
     store.commit(put("b")).await.unwrap();
     let mut batch = Batch::default();
-    batch.remove(Table::Cells, "b").remove(Table::Cells, "never was");
+    batch.remove(Table::Cells, "b").remove(Table::Cells, "absent");
     store.commit(batch).await.unwrap();
     store.close().await;
 
@@ -38,7 +38,7 @@ async fn what_was_kept_is_there_after_a_restart() {
 }
 
 #[tokio::test]
-async fn many_batches_at_once_are_all_kept() {
+async fn concurrent_batches_are_all_committed() {
     let dir = tempfile::tempdir().unwrap();
     let store = Store::open(dir.path()).await.unwrap();
     let commits = (0..500).map(|n| {
@@ -50,7 +50,7 @@ async fn many_batches_at_once_are_all_kept() {
 }
 
 #[tokio::test]
-async fn a_second_process_is_told_who_is_in_the_way() {
+async fn store_that_is_in_use_is_a_named_error() {
     let dir = tempfile::tempdir().unwrap();
     let _first = Store::open(dir.path()).await.unwrap();
     let error = Store::open(dir.path()).await.unwrap_err();
@@ -58,7 +58,7 @@ async fn a_second_process_is_told_who_is_in_the_way() {
 }
 
 #[tokio::test]
-async fn a_record_that_cannot_be_read_is_set_aside() {
+async fn invalid_record_is_quarantined() {
     const CELLS: TableDefinition<'static, &str, &[u8]> = TableDefinition::new("cells");
     let dir = tempfile::tempdir().unwrap();
     let store = Store::open(dir.path()).await.unwrap();
@@ -85,18 +85,18 @@ async fn a_record_that_cannot_be_read_is_set_aside() {
     }
     store.close().await;
     let database = redb::Database::create(&path).unwrap();
-    let broken = database
+    let quarantine = database
         .begin_read()
         .unwrap()
         .open_table(TableDefinition::<&str, &[u8]>::new("broken"))
         .unwrap();
     let keys: Vec<_> =
-        broken.iter().unwrap().map(|row| row.unwrap().0.value().to_owned()).collect();
+        quarantine.iter().unwrap().map(|row| row.unwrap().0.value().to_owned()).collect();
     assert_eq!(keys, ["cells/later", "cells/noise"]);
 }
 
 #[tokio::test]
-async fn a_directory_in_the_files_place_is_a_clear_error() {
+async fn directory_at_the_files_path_is_a_named_error() {
     let dir = tempfile::tempdir().unwrap();
     std::fs::create_dir(dir.path().join("store.redb")).unwrap();
     let error = Store::open(dir.path()).await.unwrap_err();

@@ -1,44 +1,42 @@
-//! The thread that owns the file: takes jobs in order, and puts batches that wait at the same time
-//! into one transaction.
+//! The thread that owns the file. It serves requests in order, and commits batches that wait at the
+//! same time in a single transaction.
 
 use std::path::PathBuf;
 
 use tokio::sync::{mpsc, oneshot};
 
-use super::{BATCHES_IN_ONE_TRANSACTION, Change, StoreError, Table, file::File};
+use super::{Change, MAX_BATCHES_PER_TRANSACTION, StoreError, Table, file::File};
 
-/// Rows of a table, as they are in the file.
+/// Rows of a table as stored: key and encoded envelope.
 pub(super) type Rows = Vec<(String, Vec<u8>)>;
 
-/// What the thread is asked for.
+type Reply<T> = oneshot::Sender<Result<T, StoreError>>;
+
+/// A request to the thread.
 #[derive(Debug)]
-pub(super) enum Job {
-    /// Keep these changes together.
-    Commit { changes: Vec<Change>, done: oneshot::Sender<Result<(), StoreError>> },
+pub(super) enum Request {
+    /// Commit these changes atomically.
+    Commit { changes: Vec<Change>, reply: Reply<()> },
     /// Read a table.
-    Load { table: Table, done: oneshot::Sender<Result<Rows, StoreError>> },
-    /// Move records to the broken ones.
-    SetAside { table: Table, keys: Vec<String>, done: oneshot::Sender<Result<(), StoreError>> },
-    /// Close the file, and answer by dropping this.
-    Close { done: oneshot::Sender<()> },
+    Load { table: Table, reply: Reply<Rows> },
+    /// Move records to the quarantine.
+    Quarantine { table: Table, keys: Vec<String>, reply: Reply<()> },
+    /// Close the file, then drop the sender.
+    Close { reply: oneshot::Sender<()> },
 }
 
-/// A batch of a transaction that is being put together.
-struct Waiting {
+/// A batch that waits for its transaction.
+struct PendingBatch {
     changes: Vec<Change>,
-    done: oneshot::Sender<Result<(), StoreError>>,
+    reply: Reply<()>,
 }
 
-/// Runs until it is told to close, or the last handle is dropped.
-pub(super) fn run(
-    path: PathBuf,
-    opened: oneshot::Sender<Result<(), StoreError>>,
-    mut jobs: mpsc::Receiver<Job>,
-) {
+/// Runs until a request to close, or until the last handle is dropped.
+pub(super) fn run(path: PathBuf, opened: Reply<()>, mut requests: mpsc::Receiver<Request>) {
     let mut file = match File::open(&path) {
         Ok(file) => file,
         Err(error) => {
-            // Nobody waits any more if the caller was dropped.
+            // The caller may have been dropped.
             let _ = opened.send(Err(error));
             return;
         }
@@ -47,13 +45,15 @@ pub(super) fn run(
         return;
     }
     let mut next = None;
-    while let Some(job) = next.take().or_else(|| jobs.blocking_recv()) {
-        match job {
-            Job::Commit { changes, done } => {
-                let mut group = vec![Waiting { changes, done }];
-                while group.len() < BATCHES_IN_ONE_TRANSACTION {
-                    match jobs.try_recv() {
-                        Ok(Job::Commit { changes, done }) => group.push(Waiting { changes, done }),
+    while let Some(request) = next.take().or_else(|| requests.blocking_recv()) {
+        match request {
+            Request::Commit { changes, reply } => {
+                let mut batches = vec![PendingBatch { changes, reply }];
+                while batches.len() < MAX_BATCHES_PER_TRANSACTION {
+                    match requests.try_recv() {
+                        Ok(Request::Commit { changes, reply }) => {
+                            batches.push(PendingBatch { changes, reply });
+                        }
                         Ok(other) => {
                             next = Some(other);
                             break;
@@ -61,37 +61,40 @@ pub(super) fn run(
                         Err(_) => break,
                     }
                 }
-                commit(&mut file, group);
+                commit(&mut file, batches);
             }
-            // A caller that no longer waits is no concern of the store: it did what it was asked.
-            Job::Load { table, done } => drop(done.send(file.load(table))),
-            Job::SetAside { table, keys, done } => drop(done.send(file.set_aside(table, &keys))),
-            Job::Close { done } => {
+            // A caller that was dropped needs no reply.
+            Request::Load { table, reply } => drop(reply.send(file.load(table))),
+            Request::Quarantine { table, keys, reply } => {
+                drop(reply.send(file.quarantine(table, &keys)));
+            }
+            Request::Close { reply } => {
                 drop(file);
-                drop(done);
+                drop(reply);
                 return;
             }
         }
     }
 }
 
-fn commit(file: &mut File, group: Vec<Waiting>) {
-    let error = match file.commit(group.iter().flat_map(|waiting| &waiting.changes)) {
-        Ok(()) => return group.into_iter().for_each(|waiting| drop(waiting.done.send(Ok(())))),
+fn commit(file: &mut File, batches: Vec<PendingBatch>) {
+    let error = match file.commit(batches.iter().flat_map(|batch| &batch.changes)) {
+        Ok(()) => return batches.into_iter().for_each(|batch| drop(batch.reply.send(Ok(())))),
         Err(error) => error,
     };
     tracing::error!(
         error = &error as &dyn std::error::Error,
-        batches = group.len(),
-        "The store could not keep records"
+        batches = batches.len(),
+        "commit to the store failed"
     );
-    let mut group = group.into_iter();
-    match (group.next(), group.len()) {
-        (Some(only), 0) => drop(only.done.send(Err(error))),
-        // One that can't be kept must not take the others with it.
-        (first, _) => first
-            .into_iter()
-            .chain(group)
-            .for_each(|Waiting { changes, done }| drop(done.send(file.commit(changes.iter())))),
+    let mut batches = batches.into_iter();
+    match (batches.next(), batches.len()) {
+        (Some(only), 0) => drop(only.reply.send(Err(error))),
+        // Each batch by itself: a batch that can't be stored must not fail the others.
+        (first, _) => {
+            first.into_iter().chain(batches).for_each(|PendingBatch { changes, reply }| {
+                drop(reply.send(file.commit(changes.iter())))
+            })
+        }
     }
 }

@@ -6,7 +6,7 @@ use std::{
 };
 
 use futures::future::BoxFuture;
-use kiyot_link::channel::{Channel, shortened};
+use kiyot_link::channel::{Channel, truncate};
 use kiyot_proto::{
     bounds,
     cell::{HelloReply, agent_client::AgentClient},
@@ -34,17 +34,19 @@ const LONGEST_TIME: Duration = Duration::from_secs(366 * 24 * 60 * 60);
 
 /// CRI of the cell's containerd, for all calls but `ExecSync`.
 pub(super) fn runtime(cell: &Cell) -> RuntimeServiceClient<Channel> {
-    RuntimeServiceClient::new(cell.link.bulk.clone()).max_decoding_message_size(bounds::ANSWER)
+    RuntimeServiceClient::new(cell.link.bulk.clone())
+        .max_decoding_message_size(bounds::MAX_RESPONSE_BYTES)
 }
 
 /// CRI of the cell's containerd, for `ExecSync`, whose answer may be as long as a kubelet takes it.
 pub(super) fn runtime_for_exec(cell: &Cell) -> RuntimeServiceClient<Channel> {
-    RuntimeServiceClient::new(cell.link.bulk.clone()).max_decoding_message_size(bounds::EXEC_ANSWER)
+    RuntimeServiceClient::new(cell.link.bulk.clone())
+        .max_decoding_message_size(bounds::MAX_EXEC_RESPONSE_BYTES)
 }
 
 /// The cell's agent.
 pub(super) fn agent(cell: &Cell) -> AgentClient<Channel> {
-    AgentClient::new(cell.link.bulk.clone()).max_decoding_message_size(bounds::ANSWER)
+    AgentClient::new(cell.link.bulk.clone()).max_decoding_message_size(bounds::MAX_RESPONSE_BYTES)
 }
 
 /// A request that fails after this time, a year at most.
@@ -145,7 +147,7 @@ pub(super) fn restored(status: &Status, cell_id: &str, id: &str) -> Status {
     if cell_id.is_empty() || !status.message().contains(cell_id) {
         return status.clone();
     }
-    Status::new(status.code(), shortened(&status.message().replace(cell_id, id)))
+    Status::new(status.code(), truncate(&status.message().replace(cell_id, id)))
 }
 
 impl Container {

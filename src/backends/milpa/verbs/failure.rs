@@ -6,7 +6,7 @@ use tonic::{Code, Status};
 
 use crate::backends::milpa::{
     cells::CellError,
-    id::{NoRandomness, NotAnId},
+    id::{InvalidId, NoRandomness},
     providers::{ErrorClass, ProviderError},
     store::StoreError,
 };
@@ -34,7 +34,7 @@ pub(super) fn of_randomness(error: NoRandomness) -> Status {
 }
 
 /// Of ids in records of our own.
-pub(super) fn of_id(error: &NotAnId) -> Status {
+pub(super) fn of_id(error: &InvalidId) -> Status {
     Status::internal(error.to_string())
 }
 

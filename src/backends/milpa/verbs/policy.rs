@@ -1,6 +1,6 @@
 //! What a pod may not ask of a cell. Pure.
 
-use kiyot_link::resolver::MOST;
+use kiyot_link::resolver::MAX_SERVERS;
 use kiyot_proto::cri;
 use tonic::Status;
 
@@ -38,10 +38,10 @@ pub fn check_sandbox(rules: &Rules, config: &cri::PodSandboxConfig) -> Result<()
         (NodeResolver::Refuse, Some(server)) => {
             Err(refusal(&pod, &format!("the name server {server}, {NODE_RESOLVER}")))
         }
-        (NodeResolver::Forward, Some(_)) if servers.len() > MOST => Err(refusal(
+        (NodeResolver::Forward, Some(_)) if servers.len() > MAX_SERVERS => Err(refusal(
             &pod,
             &format!(
-                "{} name servers that are the node's own; at most {MOST} are asked for it",
+                "{} name servers that are the node's own; at most {MAX_SERVERS} are asked for it",
                 servers.len()
             ),
         )),

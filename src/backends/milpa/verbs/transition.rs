@@ -1,6 +1,6 @@
 //! How a container's state changes by what its cell says. Pure.
 
-use kiyot_link::channel::is_no_word;
+use kiyot_link::channel::is_unsafe_control;
 use kiyot_proto::{cri, store};
 
 /// The longest reason or message that is kept, in bytes.
@@ -178,7 +178,7 @@ pub(super) fn exited(
 /// Returns as much of what a cell says as is kept, without control characters. The kubelet takes
 /// less of it (`MaxContainerTerminationMessageLength`).
 fn bounded(text: &str) -> String {
-    text[..text.floor_char_boundary(TEXT)].replace(is_no_word, " ")
+    text[..text.floor_char_boundary(TEXT)].replace(is_unsafe_control, " ")
 }
 
 /// Returns the status of a container that can't have gone on; `None` if it had ended before. An

@@ -19,7 +19,7 @@ use prost::Message;
 use tokio::sync::watch;
 use tonic::Status;
 
-use crate::backends::milpa::id::{CellId, ContainerId, NotAnId, SandboxId};
+use crate::backends::milpa::id::{CellId, ContainerId, InvalidId, SandboxId};
 
 mod annotations;
 mod attributes;
@@ -106,7 +106,7 @@ impl View {
         &self,
         meta: &store::SandboxMeta,
         ready: bool,
-    ) -> Result<SandboxId, NotAnId> {
+    ) -> Result<SandboxId, InvalidId> {
         let (id, cell) = (SandboxId::parse(&meta.id)?, CellId::parse(&meta.cell)?);
         let config = meta.config.clone().unwrap_or_default();
         let metadata = config.metadata.unwrap_or_default();
@@ -151,7 +151,7 @@ impl View {
         meta: &store::ContainerMeta,
         status: store::ContainerStatus,
         told: Option<&cri::ContainerStatus>,
-    ) -> Result<bool, NotAnId> {
+    ) -> Result<bool, InvalidId> {
         self.put_container(meta, status, told, true)
     }
 
@@ -162,7 +162,7 @@ impl View {
         meta: &store::ContainerMeta,
         status: store::ContainerStatus,
         told: Option<&cri::ContainerStatus>,
-    ) -> Result<bool, NotAnId> {
+    ) -> Result<bool, InvalidId> {
         self.put_container(meta, status, told, false)
     }
 
@@ -172,7 +172,7 @@ impl View {
         status: store::ContainerStatus,
         told: Option<&cri::ContainerStatus>,
         is_new: bool,
-    ) -> Result<bool, NotAnId> {
+    ) -> Result<bool, InvalidId> {
         let (id, sandbox) = (ContainerId::parse(&meta.id)?, SandboxId::parse(&meta.sandbox)?);
         Ok(self.change(|known| {
             known.inserted += 1;

@@ -3,7 +3,7 @@
 use std::ffi::CString;
 
 use kiyot_proto::cell::MakeDir;
-use kiyot_tree::{Mounts, Removed};
+use kiyot_tree::{MountPolicy, RemoveProgress};
 use rustix::{
     fd::OwnedFd,
     fs::{Mode, OFlags, mkdirat, openat},
@@ -62,9 +62,9 @@ pub(super) fn remove(root: &OwnedFd, path: &RelPath) -> Result<(), FileError> {
     };
     // A `RelPath` contains no NUL.
     let name = CString::new(path.name()).unwrap_or_default();
-    match kiyot_tree::remove(&parent, &name, Mounts::Detach, MAX_REMOVED_ENTRIES) {
-        Ok(Removed::All) => Ok(()),
-        Ok(Removed::Part) => Err(FileError::Rejected {
+    match kiyot_tree::remove(&parent, &name, MountPolicy::Detach, MAX_REMOVED_ENTRIES) {
+        Ok(RemoveProgress::Done) => Ok(()),
+        Ok(RemoveProgress::Partial) => Err(FileError::Rejected {
             path: path.to_string(),
             why: "removed in part: more than 1000000 entries",
         }),

@@ -12,7 +12,7 @@ use std::{
     thread,
 };
 
-use kiyot_link::resolver::{CELL, PREFIX, address};
+use kiyot_link::resolver::{CELL_ADDRESS, PREFIX_LEN, address};
 use kiyot_linux::netlink::{self, NLM_F_NEW, RTM_NEWLINK, Request, attribute, link_message};
 use nix::sched::{CloneFlags, unshare};
 use rustix::net::netdevice::name_to_index;
@@ -85,7 +85,7 @@ fn open_in_new_namespace(servers: usize) -> io::Result<Vec<DnsListener>> {
         Request::new(RTM_NEWLINK, 0, &link_message(name_to_index(socket, device)?, true))
             .execute(socket)?;
     }
-    add_address(&cell_socket, DEVICE, CELL)?;
+    add_address(&cell_socket, DEVICE, CELL_ADDRESS)?;
 
     let mut listeners = Vec::with_capacity(servers);
     for address in (0..servers).map_while(address) {
@@ -106,7 +106,7 @@ fn c_name(device: &str) -> Vec<u8> {
 fn add_address(socket: impl AsFd, device: &str, address: Ipv4Addr) -> io::Result<()> {
     let index = name_to_index(&socket, device)?;
     // An `ifaddrmsg`: family, prefix length, flags, scope, link index.
-    let body = [&[AF_INET, PREFIX, 0, 0][..], &index.to_ne_bytes()].concat();
+    let body = [&[AF_INET, PREFIX_LEN, 0, 0][..], &index.to_ne_bytes()].concat();
     let octets = address.octets();
     Request::new(RTM_NEWADDR, NLM_F_NEW, &body)
         .with(IFA_LOCAL, &octets)

@@ -13,12 +13,12 @@ use tokio_stream::wrappers::ReceiverStream;
 use tokio_util::{sync::CancellationToken, task::AbortOnDropHandle};
 use tonic::Status;
 
-use super::{Query, Resolver, TCP_CONNECTIONS, UDP_MESSAGE, UDP_QUERIES};
+use super::{MAX_TCP_CONNECTIONS, MAX_UDP_MESSAGE_BYTES, MAX_UDP_QUERIES, Query, Resolver};
 
 /// Queries buffered for the uplink.
 const QUEUED_QUERIES: usize = 4;
 /// Upper bound on tracked queries: all live ones, and as many whose timeout was not noticed yet.
-const MAX_PENDING: usize = 2 * (UDP_QUERIES + TCP_CONNECTIONS);
+const MAX_PENDING: usize = 2 * (MAX_UDP_QUERIES + MAX_TCP_CONNECTIONS);
 
 /// Unanswered queries by id.
 #[derive(Debug, Default)]
@@ -37,7 +37,7 @@ impl Pending {
 
     fn resolve_query(&mut self, answer: NameAnswer) {
         let Some(waiting) = self.queries.remove(&answer.id) else { return };
-        if answer.message.len() <= UDP_MESSAGE {
+        if answer.message.len() <= MAX_UDP_MESSAGE_BYTES {
             // The query may have timed out.
             let _ = waiting.send(answer.message);
         }

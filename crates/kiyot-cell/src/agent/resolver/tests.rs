@@ -49,7 +49,7 @@ async fn datagram_is_forwarded_and_answered() {
     let client = UdpSocket::bind("127.0.0.1:0").await.unwrap();
     // Too short and too long messages are dropped.
     client.send_to(b"short", udp).await.unwrap();
-    client.send_to(&[0; UDP_MESSAGE + 1], udp).await.unwrap();
+    client.send_to(&[0; MAX_UDP_MESSAGE_BYTES + 1], udp).await.unwrap();
     // A query before the daemon's call is buffered.
     client.send_to(b"twelve bytes", udp).await.unwrap();
     let mut call = call(&resolver).await;
@@ -80,7 +80,7 @@ async fn connection_waits_until_claimed() {
     assert_eq!(other.read(&mut [0; 8]).await.unwrap(), 0);
     assert_eq!(
         resolver.sender.tcp_permits.available_permits(),
-        TCP_CONNECTIONS - 2,
+        MAX_TCP_CONNECTIONS - 2,
         "the claimed connection, and the permit of the next accept"
     );
 }

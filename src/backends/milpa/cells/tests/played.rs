@@ -21,7 +21,7 @@ use tokio::sync::Semaphore;
 
 use crate::backends::milpa::{
     cells::{Cells, CellsConfig, LaunchOrder, Links, locked},
-    gateway::{CellLink, Control, Ledger},
+    gateway::{Admission, CellLink, ControlChannel},
     id::{CellId, SandboxId},
     providers::{
         Attachment, ErrorClass, Instance, InstanceId, Isolation, LaunchSpec, Provider,
@@ -163,7 +163,7 @@ pub(super) struct PlayedLinks {
 impl Links for PlayedLinks {
     fn link(&self, _cell: &CellId) -> CellLink {
         CellLink {
-            control: Control::new("control"),
+            control: ControlChannel::new("control"),
             bulk: Slot::new("bulk").channel(),
             lines: Arc::default(),
         }

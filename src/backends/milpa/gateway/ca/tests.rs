@@ -11,7 +11,7 @@ fn request(change: impl FnOnce(&mut CertificateParams)) -> (KeyPair, Vec<u8>) {
 }
 
 #[test]
-fn a_cell_gets_what_it_may_have_and_not_what_it_asks_for() {
+fn certificate_ignores_names_and_usages_of_the_request() {
     let ca = Ca::new().unwrap();
     let (key, der) = request(|params| {
         params.distinguished_name.push(DnType::CommonName, "gateway.kiyot.internal");
@@ -22,14 +22,16 @@ fn a_cell_gets_what_it_may_have_and_not_what_it_asks_for() {
     });
     let cell = CellId::mint().unwrap();
     let proven = ProvenKey::from_request(&der).unwrap();
-    let certificate = ca.certify(SystemTime::now(), &cell, &proven, CELL_LIFETIME).unwrap();
+    let certificate =
+        ca.certify(SystemTime::now(), &cell, &proven, CELL_CERTIFICATE_LIFETIME).unwrap();
     let read = Certificate::read(&certificate).unwrap();
     assert_eq!(read.common_name, cell.as_str());
     assert_eq!(read.key_sha256, proven.sha256());
     assert_eq!(read.key_sha256, sha256(&key.subject_public_key_info()));
     assert!(
-        read.not_before == BEGIN
-            && read.not_after > SystemTime::now() + CELL_LIFETIME - Duration::from_secs(3600)
+        read.not_before == NOT_BEFORE
+            && read.not_after
+                > SystemTime::now() + CELL_CERTIFICATE_LIFETIME - Duration::from_secs(3600)
     );
     let (_, parsed) = X509Certificate::from_der(&certificate).unwrap();
     let usages = parsed.extended_key_usage().unwrap().unwrap().value;
@@ -39,7 +41,7 @@ fn a_cell_gets_what_it_may_have_and_not_what_it_asks_for() {
 }
 
 #[test]
-fn requests_that_prove_no_key_are_refused() {
+fn request_without_proof_of_possession_is_refused() {
     let (_, der) = request(|_| {});
     assert!(ProvenKey::from_request(&der).is_ok());
     let mut forged = der.clone();
@@ -54,15 +56,15 @@ fn requests_that_prove_no_key_are_refused() {
     let der = CertificateParams::default().serialize_request(&other).unwrap().der().to_vec();
     assert_eq!(
         ProvenKey::from_request(&der).unwrap_err(),
-        BadRequest("has a key that is neither ECDSA P-256 nor Ed25519")
+        InvalidRequest("key algorithm is neither ECDSA P-256 nor Ed25519")
     );
 }
 
 #[test]
-fn an_authority_comes_back_as_it_was() {
-    let (ca, record) = Ca::make().unwrap();
-    let again = Ca::from_record(record).unwrap();
-    assert_eq!(again.sha256(), ca.sha256());
-    assert!(again.gateway_identity().is_ok());
+fn authority_restored_from_its_record_is_the_same() {
+    let (ca, record) = Ca::create().unwrap();
+    let restored = Ca::from_record(record).unwrap();
+    assert_eq!(restored.sha256(), ca.sha256());
+    assert!(restored.gateway_identity().is_ok());
     assert!(Ca::from_record(CertificateAuthority::default()).is_err());
 }

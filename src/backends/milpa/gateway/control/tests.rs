@@ -1,8 +1,8 @@
 use std::time::Duration;
 
-use kiyot_link::channel::LONGEST_MESSAGE;
+use kiyot_link::channel::MAX_MESSAGE_BYTES;
 use kiyot_proto::{
-    bounds::CONTROL_FRAME,
+    bounds::MAX_CONTROL_FRAME_BYTES,
     cell::{Snapshot, WatchEnd, WatchEvent, event},
 };
 use tokio::{
@@ -13,109 +13,117 @@ use tokio::{
 
 use super::*;
 
-/// A connection, and the agent's end of it.
-struct Scene {
-    control: Control,
-    line: Line,
-    carried: JoinHandle<Result<(), Broken>>,
+/// A control connection between a gateway's task and a test that plays the agent.
+struct Fixture {
+    control: ControlChannel,
+    connection: ControlConnection,
+    task: JoinHandle<Result<(), ControlError>>,
     agent: Frames<DuplexStream>,
 }
 
-impl Scene {
+impl Fixture {
     fn new() -> Self {
         let (near, far) = duplex(64 * 1024);
-        let (control, line) =
-            (Control::new("a test's"), Line::new(HelloReply::default(), &CancellationToken::new()));
+        let (control, connection) = (
+            ControlChannel::new("test"),
+            ControlConnection::new(HelloReply::default(), &CancellationToken::new()),
+        );
         control
             .offer(Offer {
-                connection: line.clone(),
+                connection: connection.clone(),
                 incarnation: String::new(),
                 generation: 1,
-                arrival: 1,
+                sequence: 1,
             })
             .unwrap();
-        let own = line.clone();
-        let carried =
-            tokio::spawn(async move { own.carry(&mut Frames::new(near, CONTROL_FRAME)).await });
-        Self { control, line, carried, agent: Frames::new(far, CONTROL_FRAME) }
+        let own = connection.clone();
+        let task =
+            tokio::spawn(
+                async move { own.run(&mut Frames::new(near, MAX_CONTROL_FRAME_BYTES)).await },
+            );
+        Self { control, connection, task, agent: Frames::new(far, MAX_CONTROL_FRAME_BYTES) }
     }
 
-    async fn says(&mut self, message: from_cell::Message) {
+    async fn send(&mut self, message: from_cell::Message) {
         self.agent.send(&FromCell { message: Some(message) }.encode_to_vec()).await.unwrap();
     }
 
-    async fn hears(&mut self) -> to_cell::Message {
+    async fn receive(&mut self) -> to_cell::Message {
         ToCell::decode(self.agent.next().await.unwrap().unwrap()).unwrap().message.unwrap()
     }
 }
 
-fn event_of(watch: u64, id: &str) -> from_cell::Message {
+fn event_message(watch: u64, id: &str) -> from_cell::Message {
     from_cell::Message::Event(WatchEvent {
         watch,
         event: Some(Event { event: Some(event::Event::ContainerGone(id.to_owned())) }),
     })
 }
 
-fn end_of(watch: u64, code: Code) -> from_cell::Message {
-    from_cell::Message::End(WatchEnd { watch, code: code.into(), message: "so it is".to_owned() })
+fn end_message(watch: u64, code: Code) -> from_cell::Message {
+    from_cell::Message::End(WatchEnd {
+        watch,
+        code: code.into(),
+        message: "no such watch".to_owned(),
+    })
 }
 
-fn wanted(watch: u64) -> to_cell::Message {
+fn next_request(watch: u64) -> to_cell::Message {
     to_cell::Message::Next(NextEvent { watch })
 }
 
 /// Verifies L10.
 #[tokio::test]
-async fn an_event_comes_when_it_is_wanted_and_to_whom() {
-    let mut scene = Scene::new();
-    let mut first = scene.control.watch().await.unwrap();
+async fn event_is_delivered_on_request_to_its_own_watch() {
+    let mut fixture = Fixture::new();
+    let mut first = fixture.control.watch().await.unwrap();
     let got = tokio::spawn(async move { (first.next().await.unwrap().unwrap().event, first) });
-    assert_eq!(scene.hears().await, wanted(1));
-    scene.says(event_of(7, "nobody's")).await;
-    scene.says(event_of(1, "one")).await;
+    assert_eq!(fixture.receive().await, next_request(1));
+    fixture.send(event_message(7, "of another watch")).await;
+    fixture.send(event_message(1, "first")).await;
     let (event, mut first) = got.await.unwrap();
-    assert_eq!(event, Some(event::Event::ContainerGone("one".to_owned())));
+    assert_eq!(event, Some(event::Event::ContainerGone("first".to_owned())));
 
-    let mut second = scene.control.watch().await.unwrap();
+    let mut second = fixture.control.watch().await.unwrap();
     let got =
         tokio::spawn(
             async move { (second.next().await, second.next().await, second.next().await) },
         );
-    assert_eq!(scene.hears().await, wanted(2));
-    scene.says(event_of(1, "late")).await;
-    scene.says(from_cell::Message::Event(WatchEvent { watch: 2, event: None })).await;
-    assert_eq!(scene.hears().await, wanted(2));
-    scene.says(end_of(2, Code::NotFound)).await;
-    assert_eq!(scene.hears().await, wanted(2));
-    scene.says(end_of(2, Code::Ok)).await;
-    let (nothing, failed, ended) = got.await.unwrap();
-    assert_eq!(nothing.unwrap(), None);
+    assert_eq!(fixture.receive().await, next_request(2));
+    fixture.send(event_message(1, "late")).await;
+    fixture.send(from_cell::Message::Event(WatchEvent { watch: 2, event: None })).await;
+    assert_eq!(fixture.receive().await, next_request(2));
+    fixture.send(end_message(2, Code::NotFound)).await;
+    assert_eq!(fixture.receive().await, next_request(2));
+    fixture.send(end_message(2, Code::Ok)).await;
+    let (empty, failed, ended) = got.await.unwrap();
+    assert_eq!(empty.unwrap(), None);
     let failed = failed.unwrap_err();
-    assert_eq!((failed.code(), failed.message()), (Code::NotFound, "so it is"));
+    assert_eq!((failed.code(), failed.message()), (Code::NotFound, "no such watch"));
     assert_eq!(ended.unwrap(), None);
 
-    let mut talks = scene.control.watch().await.unwrap();
-    let talks = tokio::spawn(async move { talks.next().await });
-    assert_eq!(scene.hears().await, wanted(3));
-    scene
-        .says(from_cell::Message::End(WatchEnd {
+    let mut verbose = fixture.control.watch().await.unwrap();
+    let verbose = tokio::spawn(async move { verbose.next().await });
+    assert_eq!(fixture.receive().await, next_request(3));
+    fixture
+        .send(from_cell::Message::End(WatchEnd {
             watch: 3,
             code: Code::Unknown.into(),
             message: "\u{e4}".repeat(5_000),
         }))
         .await;
-    let told = talks.await.unwrap().unwrap_err();
-    assert!(told.message().len() <= LONGEST_MESSAGE, "no more of it goes to the log");
+    let status = verbose.await.unwrap().unwrap_err();
+    assert!(status.message().len() <= MAX_MESSAGE_BYTES, "the message is truncated");
 
-    // The first watch waits, and then another begins.
+    // Another watch starts while the first one waits.
     let waits = tokio::spawn(async move { first.next().await });
-    assert_eq!(scene.hears().await, wanted(1));
-    let mut third = scene.control.watch().await.unwrap();
+    assert_eq!(fixture.receive().await, next_request(1));
+    let mut third = fixture.control.watch().await.unwrap();
     let third = tokio::spawn(async move { third.next().await });
-    assert_eq!(scene.hears().await, wanted(4));
+    assert_eq!(fixture.receive().await, next_request(4));
     assert_eq!(waits.await.unwrap().unwrap_err().code(), Code::Aborted);
-    scene
-        .says(from_cell::Message::Event(WatchEvent {
+    fixture
+        .send(from_cell::Message::Event(WatchEvent {
             watch: 4,
             event: Some(Event { event: Some(event::Event::Snapshot(Snapshot::default())) }),
         }))
@@ -124,157 +132,160 @@ async fn an_event_comes_when_it_is_wanted_and_to_whom() {
 }
 
 #[tokio::test]
-async fn all_wishes_are_told() {
-    let mut scene = Scene::new();
-    let mut events = scene.control.watch().await.unwrap();
+async fn pending_requests_of_each_kind_are_all_sent() {
+    let mut fixture = Fixture::new();
+    let mut events = fixture.control.watch().await.unwrap();
     let _waits = tokio::spawn(async move { events.next().await });
-    assert_eq!(scene.hears().await, wanted(1));
-    scene.control.open_bulk(Duration::ZERO).await.unwrap();
-    assert_eq!(scene.hears().await, to_cell::Message::OpenBulk(OpenBulkRequest {}));
-    // At once, before either is seen.
-    let mut events = scene.control.watch().await.unwrap();
-    scene.control.open_bulk(Duration::ZERO).await.unwrap();
+    assert_eq!(fixture.receive().await, next_request(1));
+    fixture.control.open_bulk(Duration::ZERO).await.unwrap();
+    assert_eq!(fixture.receive().await, to_cell::Message::OpenBulk(OpenBulkRequest {}));
+    // Two requests before the connection's task runs.
+    let mut events = fixture.control.watch().await.unwrap();
+    fixture.control.open_bulk(Duration::ZERO).await.unwrap();
     let _waits = tokio::spawn(async move { events.next().await });
-    let mut heard = [scene.hears().await, scene.hears().await];
+    let mut heard = [fixture.receive().await, fixture.receive().await];
     heard.sort_by_key(|message| matches!(message, to_cell::Message::Next(_)));
-    assert_eq!(heard, [to_cell::Message::OpenBulk(OpenBulkRequest {}), wanted(2)]);
-    // All three at once, and the same one twice.
-    let mut events = scene.control.watch().await.unwrap();
-    scene.control.measure(Duration::from_secs(5));
-    scene.control.measure(Duration::from_secs(80));
-    scene.control.open_bulk(Duration::ZERO).await.unwrap();
+    assert_eq!(heard, [to_cell::Message::OpenBulk(OpenBulkRequest {}), next_request(2)]);
+    // Three requests before the task runs, the same kind twice.
+    let mut events = fixture.control.watch().await.unwrap();
+    fixture.control.measure(Duration::from_secs(5));
+    fixture.control.measure(Duration::from_secs(80));
+    fixture.control.open_bulk(Duration::ZERO).await.unwrap();
     let _waits = tokio::spawn(async move { events.next().await });
-    let heard = [scene.hears().await, scene.hears().await, scene.hears().await];
+    let heard = [fixture.receive().await, fixture.receive().await, fixture.receive().await];
     let measure = to_cell::Message::Measure(MeasureRequest { seconds: 80 });
-    assert_eq!(heard, [to_cell::Message::OpenBulk(OpenBulkRequest {}), measure, wanted(3)]);
-    // To nobody.
-    scene.control.withdraw(&scene.line);
-    scene.control.measure(Duration::from_secs(5));
+    assert_eq!(heard, [to_cell::Message::OpenBulk(OpenBulkRequest {}), measure, next_request(3)]);
+    // Without a connection.
+    fixture.control.withdraw(&fixture.connection);
+    fixture.control.measure(Duration::from_secs(5));
 }
 
 #[tokio::test]
-async fn who_waits_is_told_of_the_end() {
+async fn end_of_the_connection_fails_waiting_and_later_calls() {
     for cut in [true, false] {
-        let mut scene = Scene::new();
-        let mut events = scene.control.watch().await.unwrap();
+        let mut fixture = Fixture::new();
+        let mut events = fixture.control.watch().await.unwrap();
         let waits = tokio::spawn(async move { (events.next().await, events) });
-        assert_eq!(scene.hears().await, wanted(1));
+        assert_eq!(fixture.receive().await, next_request(1));
         if cut {
-            scene.line.cut();
-            scene.carried.await.unwrap().unwrap();
+            fixture.connection.abort();
+            fixture.task.await.unwrap().unwrap();
         } else {
-            drop(scene.agent);
-            assert!(matches!(scene.carried.await.unwrap(), Err(Broken::Ended)));
+            drop(fixture.agent);
+            assert!(matches!(fixture.task.await.unwrap(), Err(ControlError::Closed)));
         }
         let (ended, mut events) = waits.await.unwrap();
         assert_eq!(ended.unwrap_err().code(), Code::Unavailable);
         assert_eq!(
             events.next().await.unwrap_err().code(),
             Code::Unavailable,
-            "and who asks later"
+            "a call after the end"
         );
-        assert!(scene.line.has_ended());
+        assert!(fixture.connection.has_ended());
     }
 }
 
 /// Verifies L10.
 #[tokio::test(start_paused = true)]
-async fn a_quiet_connection_stays_for_as_long_as_pings_are_answered() {
-    let mut scene = Scene::new();
-    let quiet = sleep(Duration::from_secs(3600));
-    tokio::pin!(quiet);
+async fn idle_connection_lasts_while_pings_are_answered() {
+    let mut fixture = Fixture::new();
+    let idle = sleep(Duration::from_secs(3600));
+    tokio::pin!(idle);
     let mut pings = 0;
     loop {
         tokio::select! {
-            () = &mut quiet => break,
-            message = scene.agent.next() => {
-                assert_eq!(ToCell::decode(message.unwrap().unwrap()).unwrap().message, Some(to_cell::Message::Ping(Ping {})));
+            () = &mut idle => break,
+            message = fixture.agent.next() => {
+                let message = ToCell::decode(message.unwrap().unwrap()).unwrap().message;
+                assert_eq!(message, Some(to_cell::Message::Ping(Ping {})));
                 pings += 1;
                 let pong = from_cell::Message::Pong(Pong {});
-                scene.agent.send(&FromCell { message: Some(pong) }.encode_to_vec()).await.unwrap();
+                let pong = FromCell { message: Some(pong) }.encode_to_vec();
+                fixture.agent.send(&pong).await.unwrap();
             }
         }
     }
-    assert!(pings > 100 && !scene.line.has_ended());
-    scene.says(from_cell::Message::Ping(Ping {})).await;
-    while scene.hears().await != to_cell::Message::Pong(Pong {}) {}
-    // From now on nothing is said.
-    let silent = Instant::now();
-    assert!(matches!(scene.carried.await.unwrap(), Err(Broken::Silent)));
-    assert!(
-        silent.elapsed() <= Duration::from_secs(21),
-        "by the clock of this test, which goes as it says"
-    );
+    assert!(pings > 100 && !fixture.connection.has_ended());
+    fixture.send(from_cell::Message::Ping(Ping {})).await;
+    while fixture.receive().await != to_cell::Message::Pong(Pong {}) {}
+    // No further ping is answered.
+    let last_sent = Instant::now();
+    assert!(matches!(fixture.task.await.unwrap(), Err(ControlError::KeepaliveTimeout)));
+    assert!(last_sent.elapsed() <= Duration::from_secs(21), "by tokio's paused clock");
 }
 
 /// Verifies Y81.
 #[tokio::test]
-async fn nonsense_ends_it() {
-    let mut scene = Scene::new();
-    scene.agent.send(&[0xff; 9]).await.unwrap();
-    assert!(matches!(scene.carried.await.unwrap(), Err(Broken::Refused(_))));
+async fn malformed_message_ends_the_connection() {
+    let mut fixture = Fixture::new();
+    fixture.agent.send(&[0xff; 9]).await.unwrap();
+    assert!(matches!(fixture.task.await.unwrap(), Err(ControlError::Message(_))));
     let (near, mut far) = duplex(64);
     far.write_all(&u32::MAX.to_be_bytes()).await.unwrap();
-    let carried = Line::new(HelloReply::default(), &CancellationToken::new())
-        .carry(&mut Frames::new(near, CONTROL_FRAME))
+    let ended = ControlConnection::new(HelloReply::default(), &CancellationToken::new())
+        .run(&mut Frames::new(near, MAX_CONTROL_FRAME_BYTES))
         .await;
-    assert!(matches!(carried, Err(Broken::Io(_))));
+    assert!(matches!(ended, Err(ControlError::Io(_))));
 }
 
 /// Verifies Y81.
 #[tokio::test]
-async fn the_agent_says_first_who_it_is() {
+async fn first_message_other_than_hello_is_refused() {
     let hello =
-        from_cell::Message::Hello(HelloReply { cell: "it".to_owned(), ..HelloReply::default() });
-    for (first, cell) in [(hello, Some("it")), (from_cell::Message::Pong(Pong {}), None)] {
+        from_cell::Message::Hello(HelloReply { cell: "cell".to_owned(), ..HelloReply::default() });
+    for (first, cell) in [(hello, Some("cell")), (from_cell::Message::Pong(Pong {}), None)] {
         let (near, far) = duplex(1024);
-        let mut far = Frames::new(far, CONTROL_FRAME);
+        let mut far = Frames::new(far, MAX_CONTROL_FRAME_BYTES);
         far.send(&FromCell { message: Some(first) }.encode_to_vec()).await.unwrap();
-        let greeted =
-            Line::greet(&mut Frames::new(near, CONTROL_FRAME), HelloRequest::default()).await;
-        assert_eq!(greeted.ok().map(|hello| hello.cell).as_deref(), cell);
+        let reply = ControlConnection::exchange_hello(
+            &mut Frames::new(near, MAX_CONTROL_FRAME_BYTES),
+            HelloRequest::default(),
+        )
+        .await;
+        assert_eq!(reply.ok().map(|hello| hello.cell).as_deref(), cell);
     }
 }
 
 /// Verifies L8, Y82.
 #[tokio::test]
-async fn messages_out_of_turn_change_nothing() {
-    let mut scene = Scene::new();
+async fn unsolicited_messages_are_ignored() {
+    let mut fixture = Fixture::new();
     let hello = || from_cell::Message::Hello(HelloReply::default());
-    let out_of_turn = || {
+    let unsolicited = || {
         [
-            // Again, before it is asked for, of a watch that has ended or never was, and nothing.
+            // A second Hello, a Pong without a ping, events that no watch asked for, and no
+            // message.
             Some(hello()),
             Some(from_cell::Message::Pong(Pong {})),
-            Some(event_of(0, "unasked")),
-            Some(event_of(1, "unasked")),
-            Some(event_of(u64::MAX, "unasked")),
-            Some(end_of(0, Code::Ok)),
-            Some(end_of(1, Code::Unknown)),
-            Some(end_of(9, Code::Unknown)),
+            Some(event_message(0, "unsolicited")),
+            Some(event_message(1, "unsolicited")),
+            Some(event_message(u64::MAX, "unsolicited")),
+            Some(end_message(0, Code::Ok)),
+            Some(end_message(1, Code::Unknown)),
+            Some(end_message(9, Code::Unknown)),
             None,
         ]
     };
-    for message in out_of_turn() {
-        scene.agent.send(&FromCell { message }.encode_to_vec()).await.unwrap();
+    for message in unsolicited() {
+        fixture.agent.send(&FromCell { message }.encode_to_vec()).await.unwrap();
     }
-    // Answered in turn, so all before it was taken.
-    scene.says(from_cell::Message::Ping(Ping {})).await;
-    assert_eq!(scene.hears().await, to_cell::Message::Pong(Pong {}));
-    let mut events = scene.control.watch().await.unwrap();
-    for id in ["one", "other"] {
+    // The answer to a ping shows that all messages before it were handled.
+    fixture.send(from_cell::Message::Ping(Ping {})).await;
+    assert_eq!(fixture.receive().await, to_cell::Message::Pong(Pong {}));
+    let mut events = fixture.control.watch().await.unwrap();
+    for id in ["first", "second"] {
         let next = tokio::spawn(async move { (events.next().await, events) });
-        assert_eq!(scene.hears().await, wanted(1));
-        scene.says(event_of(1, id)).await;
-        // Twice: only the first was wanted.
-        scene.says(event_of(1, "twice")).await;
-        scene.says(end_of(1, Code::Unknown)).await;
+        assert_eq!(fixture.receive().await, next_request(1));
+        fixture.send(event_message(1, id)).await;
+        // A single request: the second event is ignored.
+        fixture.send(event_message(1, "twice")).await;
+        fixture.send(end_message(1, Code::Unknown)).await;
         let (event, again) = next.await.unwrap();
         let event = event.unwrap().unwrap().event;
         assert_eq!(event, Some(event::Event::ContainerGone(id.to_owned())));
         events = again;
-        scene.says(from_cell::Message::Ping(Ping {})).await;
-        assert_eq!(scene.hears().await, to_cell::Message::Pong(Pong {}));
+        fixture.send(from_cell::Message::Ping(Ping {})).await;
+        assert_eq!(fixture.receive().await, to_cell::Message::Pong(Pong {}));
     }
-    assert!(!scene.line.has_ended());
+    assert!(!fixture.connection.has_ended());
 }

@@ -22,7 +22,7 @@ pub(super) fn make(directory: &Path, files: &BTreeMap<PathBuf, Vec<u8>>) -> io::
         if let Some(parent) = path.parent() {
             fs::DirBuilder::new().recursive(true).mode(0o700).create(parent)?;
         }
-        kiyot_link::private::write(&path, content)?;
+        kiyot_link::private_file::write(&path, content)?;
     }
     for host in entries(directory)? {
         for file in entries(&host)? {

@@ -363,20 +363,20 @@ fn remove_tree(dir: &Path, limit: Duration) -> io::Result<()> {
 fn remove_beneath(top: OwnedFd) -> Result<bool, Errno> {
     let (mut current, mut depth, mut removed) = (top, 0_usize, false);
     loop {
-        let Some(name) = kiyot_tree::subdirectory(&current)? else {
+        let Some(name) = kiyot_tree::first_subdirectory(&current)? else {
             let Some(above) = depth.checked_sub(1) else { return Ok(removed) };
             depth = above;
-            current = kiyot_tree::above(&current)?;
+            current = kiyot_tree::open_parent(&current)?;
             continue;
         };
         match unlinkat(&current, &*name, AtFlags::REMOVEDIR) {
             Ok(()) | Err(Errno::NOENT) => removed = true,
             Err(Errno::BUSY | Errno::NOTEMPTY) => {
-                let inner = match kiyot_tree::open(&current, &name) {
+                let inner = match kiyot_tree::open_dir(&current, &name) {
                     Err(Errno::NOENT) => continue,
                     inner => inner?,
                 };
-                if kiyot_tree::subdirectory(&inner)?.is_none() {
+                if kiyot_tree::first_subdirectory(&inner)?.is_none() {
                     return Ok(removed);
                 }
                 current = inner;

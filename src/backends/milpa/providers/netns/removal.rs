@@ -18,7 +18,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use kiyot_tree::{Mounts, Removed, remove};
+use kiyot_tree::{MountPolicy, RemoveProgress, remove};
 use rustix::{
     fs::{CWD, Mode, OFlags, RenameFlags, openat, renameat_with},
     io::Errno,
@@ -64,9 +64,9 @@ impl Removal {
         let until = Instant::now() + IMMEDIATE_TIMEOUT;
         let why = loop {
             match step(home.dir().to_owned()).await {
-                Ok(Removed::All) => return Ok(()),
-                Ok(Removed::Part) if Instant::now() < until => {}
-                Ok(Removed::Part) => break None,
+                Ok(RemoveProgress::Done) => return Ok(()),
+                Ok(RemoveProgress::Partial) if Instant::now() < until => {}
+                Ok(RemoveProgress::Partial) => break None,
                 Err(error) => break Some(error),
             }
         };
@@ -106,8 +106,8 @@ async fn work(dir: PathBuf) {
         let mut goes_on = false;
         for name in names {
             match step(dir.join(&name)).await {
-                Ok(Removed::Part) => goes_on = true,
-                Ok(Removed::All) => {
+                Ok(RemoveProgress::Partial) => goes_on = true,
+                Ok(RemoveProgress::Done) => {
                     tracing::info!(?name, "files of an ended cell removed");
                     goes_on = true;
                 }
@@ -127,14 +127,14 @@ fn list(dir: &Path) -> io::Result<Vec<OsString>> {
 }
 
 /// Removes a part of a tree on a blocking thread.
-async fn step(path: PathBuf) -> io::Result<Removed> {
-    let removed = spawn_blocking(move || -> io::Result<Removed> {
+async fn step(path: PathBuf) -> io::Result<RemoveProgress> {
+    let removed = spawn_blocking(move || -> io::Result<RemoveProgress> {
         let (parent, name) = parts(&path)?;
         let parent = match openat(CWD, parent, OFlags::PATH | OFlags::CLOEXEC, Mode::empty()) {
-            Err(Errno::NOENT) => return Ok(Removed::All),
+            Err(Errno::NOENT) => return Ok(RemoveProgress::Done),
             parent => parent?,
         };
-        Ok(remove(parent, &name, Mounts::Refuse, MAX_STEP_ENTRIES)?)
+        Ok(remove(parent, &name, MountPolicy::Refuse, MAX_STEP_ENTRIES)?)
     });
     removed.await.map_err(io::Error::other)?
 }

@@ -285,7 +285,7 @@ fn name_servers_of_the_node_are_asked_for_the_pod() {
         asked_for_it(&Policy { node_resolver: NodeResolver::Allow, ..Policy::default() }, &some),
         Vec::<String>::new()
     );
-    let many: Vec<_> = (0..=MOST).map(|number| format!("127.0.0.{number}")).collect();
+    let many: Vec<_> = (0..=MAX_SERVERS).map(|number| format!("127.0.0.{number}")).collect();
     let status =
         check_sandbox(&forward, &config(&many.iter().map(String::as_str).collect::<Vec<_>>()))
             .unwrap_err();

@@ -1,4 +1,4 @@
-//! A wire that can be cut, or left lying without a sound.
+//! A proxy between an agent and its gateway that can cut connections, or stop carrying bytes.
 
 use std::{path::PathBuf, sync::Mutex};
 
@@ -11,60 +11,62 @@ use tokio::{
 };
 use tokio_util::sync::{CancellationToken, DropGuard};
 
-/// Between an agent and its gateway.
-pub(crate) struct Proxy {
+/// A proxy for the connections of an agent.
+pub(crate) struct Wire {
     pub(crate) address: GatewayAddress,
     shared: std::sync::Arc<Shared>,
     _end: DropGuard,
 }
 
 struct Shared {
-    wires: Mutex<Vec<AbortHandle>>,
-    /// Wires with a number up to this one carry nothing.
+    connections: Mutex<Vec<AbortHandle>>,
+    /// Connections up to this number carry nothing.
     silent: watch::Sender<usize>,
 }
 
-impl Proxy {
+impl Wire {
     pub(crate) fn start(path: PathBuf, to: &GatewayAddress) -> Self {
         let GatewayAddress::Unix(to) = to.clone() else { panic!("a unix socket") };
         let listener = UnixListener::bind(&path).unwrap();
-        let shared =
-            std::sync::Arc::new(Shared { wires: Mutex::default(), silent: watch::Sender::new(0) });
+        let shared = std::sync::Arc::new(Shared {
+            connections: Mutex::default(),
+            silent: watch::Sender::new(0),
+        });
         let end = CancellationToken::new();
         let (own, token) = (shared.clone(), end.clone());
         tokio::spawn(token.run_until_cancelled_owned(async move {
             loop {
                 let (near, _) = listener.accept().await.unwrap();
-                let mut wires = own.wires.lock().unwrap();
-                let number = wires.len() + 1;
+                let mut connections = own.connections.lock().unwrap();
+                let number = connections.len() + 1;
                 let mut silent = own.silent.subscribe();
                 let to = to.clone();
-                let wire = tokio::spawn(async move {
+                let connection = tokio::spawn(async move {
                     let Ok(far) = UnixStream::connect(&to).await else { return };
                     carry(near, far, async {
                         let _ = silent.wait_for(|silent| *silent >= number).await;
                     })
                     .await;
                 });
-                wires.push(wire.abort_handle());
+                connections.push(connection.abort_handle());
             }
         }));
         Self { address: GatewayAddress::Unix(path), shared, _end: end.drop_guard() }
     }
 
-    /// Cuts all connections that there are.
+    /// Closes all current connections.
     pub(crate) fn cut(&self) {
-        self.shared.wires.lock().unwrap().iter().for_each(AbortHandle::abort);
+        self.shared.connections.lock().unwrap().iter().for_each(AbortHandle::abort);
     }
 
-    /// All connections that there are carry nothing any more, and stay open. New ones do carry.
+    /// Stops carrying bytes on all current connections, which stay open. New ones work.
     pub(crate) fn silence(&self) {
-        let wires = self.shared.wires.lock().unwrap().len();
-        self.shared.silent.send_replace(wires);
+        let connections = self.shared.connections.lock().unwrap().len();
+        self.shared.silent.send_replace(connections);
     }
 }
 
-impl Drop for Proxy {
+impl Drop for Wire {
     fn drop(&mut self) {
         self.cut();
     }

@@ -1,4 +1,4 @@
-//! Files that only their owner reads.
+//! Atomic writes of files that only their owner may read.
 
 use std::{
     fs::{self, OpenOptions},
@@ -7,8 +7,8 @@ use std::{
     path::Path,
 };
 
-/// Writes a file with mode 0600; whole or not at all, and on disk when it returns. One writer per
-/// path at a time.
+/// Replaces a file atomically, with mode 0600, and syncs it to disk. A path must have one writer at
+/// a time.
 pub fn write(path: &Path, content: &[u8]) -> io::Result<()> {
     let mut name = path
         .file_name()

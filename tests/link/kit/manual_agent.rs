@@ -1,4 +1,4 @@
-//! The agent's side by hand, for what a well-behaved agent does not do.
+//! The agent's side by hand, for the misbehaviour of hostile agents.
 
 use std::{
     sync::Arc,
@@ -40,15 +40,15 @@ use tonic::Status;
 
 use super::within;
 
-/// The longest message that is taken from a gateway, in bytes.
-pub(crate) const LONGEST: usize = 1 << 20;
+/// The most bytes of a message from the gateway.
+pub(crate) const MAX_MESSAGE_BYTES: usize = 1 << 20;
 
-/// A key of one's own.
-pub(crate) struct ByHand {
+/// An agent with a key of its own, whose steps the test calls.
+pub(crate) struct ManualAgent {
     pub(crate) key: KeyPair,
 }
 
-impl ByHand {
+impl ManualAgent {
     pub(crate) fn new() -> Self {
         Self { key: KeyPair::generate().unwrap() }
     }
@@ -61,7 +61,7 @@ impl ByHand {
         CertificateParams::default().serialize_request(&self.key).unwrap().der().to_vec()
     }
 
-    /// Enrols, with whatever is in the bootstrap.
+    /// Enrols with cell and token of the bootstrap data.
     pub(crate) async fn enrol(&self, bootstrap: &Bootstrap) -> Result<Identity, Status> {
         self.enrol_with(bootstrap, self.enrolment(bootstrap)).await
     }
@@ -74,21 +74,21 @@ impl ByHand {
         Ok(self.identity(certificate_for(bootstrap, request).await?))
     }
 
-    /// The agent's side of a connection on which a certificate is shown by who has this key, and
-    /// not the certificate's.
-    pub(crate) fn showing(&self, bootstrap: &Bootstrap, certificate: Vec<u8>) -> ClientConfig {
+    /// Returns a TLS configuration that presents this certificate and signs with this agent's key,
+    /// which need not be the certificate's.
+    pub(crate) fn tls_with(&self, bootstrap: &Bootstrap, certificate: Vec<u8>) -> ClientConfig {
         let mut tls = tls::enrol_client(&bootstrap.ca_sha256).unwrap();
         tls.alpn_protocols = vec![alpn::CELL.to_vec()];
         let key = PrivatePkcs8KeyDer::from(self.key.serialize_der()).into();
-        let shown = CertifiedKey::new(
+        let presented = CertifiedKey::new(
             vec![certificate.into()],
             ring::sign::any_supported_type(&key).unwrap(),
         );
-        tls.client_auth_cert_resolver = Arc::new(Shows(Arc::new(shown)));
+        tls.client_auth_cert_resolver = Arc::new(StaticCertificate(Arc::new(presented)));
         tls
     }
 
-    /// The certificate that the gateway gives for this key.
+    /// Enrols and returns the certificate.
     pub(crate) async fn certificate(&self, bootstrap: &Bootstrap) -> Vec<u8> {
         certificate_for(bootstrap, self.enrolment(bootstrap)).await.unwrap()
     }
@@ -98,8 +98,8 @@ impl ByHand {
         EnrolRequest { cell, token, csr_der: self.request().into(), build_id: "by hand".to_owned() }
     }
 
-    /// A certificate without enrolment.
-    pub(crate) fn certified_by(&self, ca: &Ca, cell: &CellId, lifetime: Duration) -> Vec<u8> {
+    /// Returns a certificate that the authority issues without enrolment.
+    pub(crate) fn certificate_by(&self, ca: &Ca, cell: &CellId, lifetime: Duration) -> Vec<u8> {
         ca.certify(
             SystemTime::now(),
             cell,
@@ -126,11 +126,11 @@ async fn certificate_for(bootstrap: &Bootstrap, request: EnrolRequest) -> Result
     Ok(reply.into_inner().certificate_der.to_vec())
 }
 
-/// Shows one certificate, whoever is asked for one.
+/// A resolver that presents a certificate whatever authorities the server accepts.
 #[derive(Debug)]
-struct Shows(Arc<CertifiedKey>);
+struct StaticCertificate(Arc<CertifiedKey>);
 
-impl ResolvesClientCert for Shows {
+impl ResolvesClientCert for StaticCertificate {
     fn resolve(&self, _: &[&[u8]], _: &[SignatureScheme]) -> Option<Arc<CertifiedKey>> {
         Some(self.0.clone())
     }
@@ -140,7 +140,7 @@ impl ResolvesClientCert for Shows {
     }
 }
 
-/// Dials with a TLS configuration.
+/// Dials the gateway with a TLS configuration.
 pub(crate) async fn dial(
     bootstrap: &Bootstrap,
     tls: ClientConfig,
@@ -157,22 +157,22 @@ pub(crate) async fn dial_as(
     TlsConnector::from(Arc::new(tls)).connect(ServerName::try_from(name).unwrap(), stream).await
 }
 
-/// Says that a connection is refused: it ends, and nothing has been said over it. With TLS 1.3 the
-/// handshake itself may look fine from this side.
-pub(crate) async fn is_refused(bootstrap: &Bootstrap, tls: ClientConfig) {
+/// Asserts that the gateway closes the connection without sending anything. With TLS 1.3 the client
+/// may complete its handshake before the server refuses the certificate.
+pub(crate) async fn assert_refused(bootstrap: &Bootstrap, tls: ClientConfig) {
     let Ok(mut stream) = within("the handshake", dial(bootstrap, tls)).await else { return };
-    let mut heard = Vec::new();
-    let _ = within("the end of the connection", stream.read_to_end(&mut heard)).await;
-    assert!(heard.is_empty(), "the gateway spoke: {heard:?}");
+    let mut received = Vec::new();
+    let _ = within("the end of the connection", stream.read_to_end(&mut received)).await;
+    assert!(received.is_empty(), "the gateway sent {received:?}");
 }
 
-/// An agent that makes one connection, and says of it what it is told to say.
-pub(crate) struct Fake {
+/// An agent with a single connection and the given Hello.
+pub(crate) struct FakeAgent {
     end: CancellationToken,
     tasks: TaskTracker,
 }
 
-impl Fake {
+impl FakeAgent {
     pub(crate) async fn connect(
         bootstrap: &Bootstrap,
         identity: &Identity,
@@ -185,24 +185,29 @@ impl Fake {
             let served = http2::serve(
                 stream,
                 Profile::BULK,
-                AgentServer::new(Says(hello)),
+                AgentServer::new(HelloOnly(hello)),
                 end.clone(),
                 tasks.clone(),
             );
             tasks.spawn(async move { served.await.map_err(drop) });
         } else {
-            let frames =
-                Frames::new(dial_as(bootstrap, tls, alpn::GATEWAY_NAME).await.unwrap(), LONGEST);
+            let frames = Frames::new(
+                dial_as(bootstrap, tls, alpn::GATEWAY_NAME).await.unwrap(),
+                MAX_MESSAGE_BYTES,
+            );
             let own = end.clone();
             tasks.spawn(async move {
-                own.run_until_cancelled(says(frames, hello)).await.unwrap_or(Ok(())).map_err(drop)
+                own.run_until_cancelled(reply_hello(frames, hello))
+                    .await
+                    .unwrap_or(Ok(()))
+                    .map_err(drop)
             });
         }
         tasks.close();
         Self { end, tasks }
     }
 
-    /// Waits until the gateway has ended the connection.
+    /// Waits until the gateway has closed the connection.
     pub(crate) async fn ended(&self) {
         within("the end of the connection", self.tasks.wait()).await;
     }
@@ -212,14 +217,17 @@ impl Fake {
     }
 }
 
-impl Drop for Fake {
+impl Drop for FakeAgent {
     fn drop(&mut self) {
         self.end.cancel();
     }
 }
 
-/// Answers `hello` only, on a control connection.
-async fn says(mut frames: Frames<TlsStream<Stream>>, hello: HelloReply) -> std::io::Result<()> {
+/// Replies to Hello only, on a control connection.
+async fn reply_hello(
+    mut frames: Frames<TlsStream<Stream>>,
+    hello: HelloReply,
+) -> std::io::Result<()> {
     while let Some(message) = frames.next().await? {
         if let Some(to_cell::Message::Hello(_)) = ToCell::decode(message)?.message {
             frames
@@ -233,53 +241,53 @@ async fn says(mut frames: Frames<TlsStream<Stream>>, hello: HelloReply) -> std::
     Ok(())
 }
 
-/// Answers `Hello` only.
-struct Says(HelloReply);
+/// A service that implements `Hello` only.
+struct HelloOnly(HelloReply);
 
-mod says {
+mod hello_only {
     use std::pin::Pin;
 
     use futures::Stream;
     use kiyot_proto::cell::*;
     use tonic::{Request, Response, Status, Streaming};
 
-    type Answer<T> = Result<Response<T>, Status>;
-    type Parts<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
+    type Reply<T> = Result<Response<T>, Status>;
+    type BoxStream<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
 
-    macro_rules! not_here {
+    macro_rules! unimplemented_calls {
         ($($name:ident($request:ty) -> $reply:ty;)*) => {
             #[tonic::async_trait]
-            impl agent_server::Agent for super::Says {
-                type WatchStream = Parts<Event>;
-                type ReadLogStream = Parts<LogPart>;
-                type TunnelStream = Parts<TunnelPart>;
-                type ResolveStream = Parts<NameQuery>;
-                type WatchPullsStream = Parts<PullNews>;
-                async fn hello(&self, _: Request<HelloRequest>) -> Answer<HelloReply> {
+            impl agent_server::Agent for super::HelloOnly {
+                type WatchStream = BoxStream<Event>;
+                type ReadLogStream = BoxStream<LogPart>;
+                type TunnelStream = BoxStream<TunnelPart>;
+                type ResolveStream = BoxStream<NameQuery>;
+                type WatchPullsStream = BoxStream<PullNews>;
+                async fn hello(&self, _: Request<HelloRequest>) -> Reply<HelloReply> {
                     Ok(Response::new(self.0.clone()))
                 }
-                $(async fn $name(&self, _: Request<$request>) -> Answer<$reply> {
-                    Err(Status::unimplemented("not here"))
+                $(async fn $name(&self, _: Request<$request>) -> Reply<$reply> {
+                    Err(Status::unimplemented("not implemented"))
                 })*
             }
         };
     }
 
-    not_here! {
+    unimplemented_calls! {
         bind(BindRequest) -> BindReply;
-        resolve(Streaming<NameAnswer>) -> Parts<NameQuery>;
+        resolve(Streaming<NameAnswer>) -> BoxStream<NameQuery>;
         open_bulk(OpenBulkRequest) -> OpenBulkReply;
         measure(MeasureRequest) -> MeasureReply;
-        watch(WatchRequest) -> Parts<Event>;
+        watch(WatchRequest) -> BoxStream<Event>;
         change_files(Streaming<FileChange>) -> ChangeFilesReply;
         get_file(GetFileRequest) -> GetFileReply;
-        read_log(ReadLogRequest) -> Parts<LogPart>;
+        read_log(ReadLogRequest) -> BoxStream<LogPart>;
         trim_log(TrimLogRequest) -> TrimLogReply;
-        tunnel(Streaming<TunnelPart>) -> Parts<TunnelPart>;
+        tunnel(Streaming<TunnelPart>) -> BoxStream<TunnelPart>;
         missing_blobs(MissingBlobsRequest) -> MissingBlobsReply;
         put_blob(Streaming<BlobPart>) -> PutBlobReply;
         put_image(PutImageRequest) -> PutImageReply;
-        watch_pulls(WatchPullsRequest) -> Parts<PullNews>;
+        watch_pulls(WatchPullsRequest) -> BoxStream<PullNews>;
         shutdown(ShutdownRequest) -> ShutdownReply;
     }
 }

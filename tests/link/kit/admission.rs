@@ -1,4 +1,4 @@
-//! A ledger in memory.
+//! An [`Admission`] in memory.
 
 use std::{
     collections::HashMap,
@@ -6,13 +6,12 @@ use std::{
 };
 
 use kiyot::backends::milpa::{
-    gateway::{Ledger, Refusal},
+    gateway::{Admission, Refusal},
     id::CellId,
 };
 use kiyot_link::certificate::sha256;
 use kiyot_proto::cell::HelloReply;
 
-/// One cell.
 struct Entry {
     token_sha256: String,
     expired: bool,
@@ -20,13 +19,13 @@ struct Entry {
 }
 
 #[derive(Default)]
-pub(crate) struct TestLedger {
+pub(crate) struct TestAdmission {
     cells: Mutex<HashMap<CellId, Entry>>,
     alarms: Mutex<Vec<CellId>>,
-    news: Mutex<Vec<Option<u64>>>,
+    linked_events: Mutex<Vec<Option<u64>>>,
 }
 
-impl TestLedger {
+impl TestAdmission {
     pub(crate) fn expect(&self, cell: &CellId, token: &str) {
         self.cells().insert(
             cell.clone(),
@@ -34,7 +33,7 @@ impl TestLedger {
         );
     }
 
-    /// The token's time is over.
+    /// Makes the token expire.
     pub(crate) fn expire(&self, cell: &CellId) {
         self.cells().get_mut(cell).unwrap().expired = true;
     }
@@ -47,14 +46,15 @@ impl TestLedger {
         self.cells()[cell].key_sha256.clone()
     }
 
-    /// Cells whose token was shown with another key.
+    /// Returns the cells whose token was presented with a second key.
     pub(crate) fn alarms(&self) -> Vec<CellId> {
         self.alarms.lock().unwrap().clone()
     }
 
-    /// The generations of control connections as they came, and `None` when one was gone.
-    pub(crate) fn news(&self) -> Vec<Option<u64>> {
-        self.news.lock().unwrap().clone()
+    /// Returns the generations of control connections in the order of their establishment, with
+    /// `None` for each end.
+    pub(crate) fn linked_events(&self) -> Vec<Option<u64>> {
+        self.linked_events.lock().unwrap().clone()
     }
 
     fn cells(&self) -> MutexGuard<'_, HashMap<CellId, Entry>> {
@@ -63,7 +63,7 @@ impl TestLedger {
 }
 
 #[tonic::async_trait]
-impl Ledger for TestLedger {
+impl Admission for TestAdmission {
     async fn claim(
         &self,
         cell: &str,
@@ -98,6 +98,6 @@ impl Ledger for TestLedger {
     }
 
     fn linked(&self, _: &CellId, hello: Option<HelloReply>) {
-        self.news.lock().unwrap().push(hello.map(|hello| hello.generation));
+        self.linked_events.lock().unwrap().push(hello.map(|hello| hello.generation));
     }
 }

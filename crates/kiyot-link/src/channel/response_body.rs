@@ -1,4 +1,4 @@
-//! The body of an answer, and what its failures mean.
+//! The body of a response, and the gRPC status of its HTTP/2 errors.
 
 use std::{
     error::Error,
@@ -16,26 +16,26 @@ use tonic::Status;
 use super::sanitize::{self, sanitize};
 use crate::connection::OpenCall;
 
-/// The body of an answer. Its call is open until it is dropped.
+/// A response body with a deadline. Its call counts as open until the body is dropped.
 #[derive(Debug)]
-pub(super) struct Answer {
+pub(super) struct ResponseBody {
     body: Incoming,
-    /// When it must be whole.
+    /// The time by which the body must be complete.
     deadline: Option<Instant>,
-    /// Wakes then. Most answers are whole at once, and need none.
-    alarm: Option<Pin<Box<Sleep>>>,
+    /// The deadline's timer, made at the first wait: most bodies are complete at once.
+    timer: Option<Pin<Box<Sleep>>>,
     _open: OpenCall,
 }
 
-impl Answer {
+impl ResponseBody {
     pub(super) fn new(body: Incoming, open: OpenCall, deadline: Option<Instant>) -> Self {
-        Self { body, deadline, alarm: None, _open: open }
+        Self { body, deadline, timer: None, _open: open }
     }
 
-    /// Whether its time is over; if not, the task is woken then.
-    fn is_late(&mut self, context: &mut Context<'_>) -> bool {
+    /// Returns whether the deadline has passed; if not, registers the task to be woken then.
+    fn poll_deadline(&mut self, context: &mut Context<'_>) -> bool {
         let Some(deadline) = self.deadline else { return false };
-        self.alarm
+        self.timer
             .get_or_insert_with(|| Box::pin(sleep_until(deadline)))
             .as_mut()
             .poll(context)
@@ -43,7 +43,7 @@ impl Answer {
     }
 }
 
-impl Body for Answer {
+impl Body for ResponseBody {
     type Data = Bytes;
     type Error = Status;
 
@@ -52,9 +52,9 @@ impl Body for Answer {
         context: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, Status>>> {
         let frame = Pin::new(&mut self.body).poll_frame(context);
-        if frame.is_pending() && self.is_late(context) {
+        if frame.is_pending() && self.poll_deadline(context) {
             return Poll::Ready(Some(Err(Status::deadline_exceeded(
-                "the link: the answer has begun, and was not whole within the call's deadline",
+                "the link: the response has begun, but was not complete within the call's deadline",
             ))));
         }
         let frame = ready!(frame);
@@ -65,7 +65,7 @@ impl Body for Answer {
                 }
                 Ok(frame)
             }
-            Err(error) => Err(status(&error, "the link")),
+            Err(error) => Err(to_status(&error, "the link")),
         }))
     }
 
@@ -78,14 +78,15 @@ impl Body for Answer {
     }
 }
 
-/// What a failure below gRPC means: the other side's reset of one stream is about that call,
-/// anything else is about the connection.
-pub(super) fn status(error: &hyper::Error, of: &str) -> Status {
+/// Maps an HTTP/2 error to a gRPC status: a RST_STREAM of the peer fails the call by its reason,
+/// any other error is UNAVAILABLE.
+pub(super) fn to_status(error: &hyper::Error, name: &str) -> Status {
     let mut cause: Option<&(dyn Error + 'static)> = Some(error);
-    while let Some(one) = cause {
-        if let Some(error) = one.downcast_ref::<h2::Error>() {
-            // The reason of a GOAWAY is the other side's.
-            let text = sanitize(&format!("{of}: the agent ended the call: {error}"));
+    while let Some(error) = cause {
+        cause = error.source();
+        if let Some(error) = error.downcast_ref::<h2::Error>() {
+            // The debug data of a GOAWAY is the peer's.
+            let text = sanitize(&format!("{name}: the agent ended the call: {error}"));
             match error.reason() {
                 Some(h2::Reason::CANCEL) if error.is_reset() && error.is_remote() => {
                     return Status::cancelled(text);
@@ -98,7 +99,6 @@ pub(super) fn status(error: &hyper::Error, of: &str) -> Status {
                 _ => {}
             }
         }
-        cause = one.source();
     }
-    Status::unavailable(sanitize(&format!("{of}: the connection ended: {error}")))
+    Status::unavailable(sanitize(&format!("{name}: the connection ended: {error}")))
 }

@@ -1,0 +1,233 @@
+//! The current connections of all cells.
+
+use std::{
+    collections::HashMap,
+    ops::RangeInclusive,
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
+};
+
+use kiyot_link::{
+    channel::{Offer, OfferError, Slot},
+    connection::Connection,
+    log_limit::LogLimit,
+};
+use tokio::time::{Instant, sleep, timeout};
+use tokio_util::{sync::CancellationToken, task::TaskTracker};
+
+use super::{
+    Admission, CellLink,
+    control::{ControlChannel, ControlConnection},
+    idle_policy::IdlePolicy,
+};
+use crate::backends::milpa::id::CellId;
+
+/// The time that a request for a bulk connection waits for a control connection, before the demand
+/// is checked again.
+const OPEN_BULK_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// The interval at which the agent is asked again while calls wait for a bulk connection. An agent
+/// that dials already ignores the request.
+const OPEN_BULK_RETRY_INTERVAL: Duration = Duration::from_secs(1);
+
+/// The pause between two requests when a connection ended at once or the agent refused to dial.
+const OPEN_BULK_BACKOFF: Duration = Duration::from_millis(20);
+
+/// The current connections of a cell.
+#[derive(Debug)]
+pub(super) struct CellConnections {
+    cell: CellId,
+    control: ControlChannel,
+    bulk: Slot,
+    lines: Arc<LogLimit>,
+    /// Locked while a bulk connection is opened or closed, so that the policy sees both in order.
+    idle_policy: Mutex<IdlePolicy>,
+    /// Locked while [`Admission::linked`] is called, so that its calls are in order.
+    linked: Mutex<()>,
+    /// Set while a task asks the agent for a bulk connection.
+    is_opening_bulk: AtomicBool,
+}
+
+impl CellConnections {
+    fn new(
+        cell: &CellId,
+        bulk_idle: RangeInclusive<Duration>,
+        shutdown: &CancellationToken,
+        tasks: &TaskTracker,
+    ) -> Arc<Self> {
+        let connections = Arc::new(Self {
+            cell: cell.clone(),
+            control: ControlChannel::new(format!("control connection of {cell}")),
+            bulk: Slot::new(format!("bulk connection of {cell}")),
+            lines: Arc::default(),
+            idle_policy: Mutex::new(IdlePolicy::new(bulk_idle)),
+            linked: Mutex::new(()),
+            is_opening_bulk: AtomicBool::new(false),
+        });
+        let (weak, shutdown, tasks) =
+            (Arc::downgrade(&connections), shutdown.clone(), tasks.clone());
+        connections.bulk.on_demand(move || {
+            if let Some(connections) = weak.upgrade()
+                && !connections.is_opening_bulk.swap(true, Ordering::SeqCst)
+            {
+                let shutdown = shutdown.clone();
+                tasks.spawn(async move {
+                    shutdown.run_until_cancelled_owned(connections.open_bulk()).await
+                });
+            }
+        });
+        connections
+    }
+
+    fn link(&self) -> CellLink {
+        CellLink {
+            control: self.control.clone(),
+            bulk: self.bulk.channel(),
+            lines: self.lines.clone(),
+        }
+    }
+
+    /// Asks the agent for a bulk connection while calls wait for it.
+    async fn open_bulk(self: Arc<Self>) {
+        loop {
+            while self.needs_bulk() {
+                match self.control.open_bulk(OPEN_BULK_TIMEOUT).await {
+                    Ok(()) => {
+                        let _ = timeout(OPEN_BULK_RETRY_INTERVAL, self.bulk.connected()).await;
+                    }
+                    Err(status) => {
+                        tracing::debug!(
+                            cell = %self.cell,
+                            %status,
+                            "agent could not be asked for a bulk connection"
+                        );
+                    }
+                }
+                if !self.bulk.is_connected() {
+                    sleep(OPEN_BULK_BACKOFF).await;
+                }
+            }
+            self.is_opening_bulk.store(false, Ordering::SeqCst);
+            // A call that began to wait before this store relied on this task.
+            if !self.needs_bulk() || self.is_opening_bulk.swap(true, Ordering::SeqCst) {
+                return;
+            }
+        }
+    }
+
+    fn needs_bulk(&self) -> bool {
+        self.bulk.waiting_calls() > 0 && !self.bulk.is_connected() && !self.bulk.is_closed()
+    }
+
+    /// Makes a control connection the current one.
+    pub(super) fn control_opened(
+        &self,
+        offer: Offer<ControlConnection>,
+        admission: &dyn Admission,
+    ) -> Result<(), OfferError> {
+        let _linked = self.linked.lock().unwrap_or_else(PoisonError::into_inner);
+        let hello = offer.connection.hello().clone();
+        self.control.offer(offer)?;
+        admission.linked(&self.cell, Some(hello));
+        Ok(())
+    }
+
+    /// Removes a control connection that has ended.
+    pub(super) fn control_ended(&self, connection: &ControlConnection, admission: &dyn Admission) {
+        let _linked = self.linked.lock().unwrap_or_else(PoisonError::into_inner);
+        if self.control.withdraw(connection) {
+            admission.linked(&self.cell, None);
+        }
+    }
+
+    /// Makes a bulk connection the current one.
+    pub(super) fn bulk_opened(&self, offer: Offer) -> Result<(), OfferError> {
+        let mut idle_policy = self.idle_policy();
+        self.bulk.offer(offer)?;
+        idle_policy.opened(Instant::now());
+        Ok(())
+    }
+
+    /// Returns the idle timeout of the current bulk connection.
+    pub(super) fn bulk_idle_timeout(&self) -> Duration {
+        self.idle_policy().timeout()
+    }
+
+    /// Removes a bulk connection that has reached its idle timeout.
+    pub(super) fn bulk_idle_closed(&self, connection: &Connection) {
+        let mut idle_policy = self.idle_policy();
+        if self.bulk.withdraw(connection) {
+            idle_policy.idle_closed(Instant::now());
+        }
+    }
+
+    /// Removes a bulk connection that has ended.
+    pub(super) fn bulk_ended(&self, connection: &Connection) {
+        self.bulk.withdraw(connection);
+    }
+
+    fn idle_policy(&self) -> MutexGuard<'_, IdlePolicy> {
+        self.idle_policy.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn close(&self) {
+        self.control.close();
+        self.bulk.close();
+    }
+}
+
+/// The current connections of all cells that have a link.
+#[derive(Debug)]
+pub(super) struct Connections {
+    by_cell: Mutex<HashMap<CellId, Arc<CellConnections>>>,
+    bulk_idle: RangeInclusive<Duration>,
+    shutdown: CancellationToken,
+    tasks: TaskTracker,
+}
+
+impl Connections {
+    /// Creates an empty set. `bulk_idle` bounds the idle timeout of bulk connections.
+    pub(super) fn new(
+        bulk_idle: RangeInclusive<Duration>,
+        shutdown: CancellationToken,
+        tasks: TaskTracker,
+    ) -> Self {
+        Self { by_cell: Mutex::default(), bulk_idle, shutdown, tasks }
+    }
+
+    /// Returns the link to a cell, and creates it at the first call.
+    pub(super) fn link(&self, cell: &CellId) -> CellLink {
+        self.by_cell()
+            .entry(cell.clone())
+            .or_insert_with(|| {
+                CellConnections::new(cell, self.bulk_idle.clone(), &self.shutdown, &self.tasks)
+            })
+            .link()
+    }
+
+    /// Returns the connections of a cell, if it has a link.
+    pub(super) fn get(&self, cell: &CellId) -> Option<Arc<CellConnections>> {
+        self.by_cell().get(cell).cloned()
+    }
+
+    /// Removes a cell's link: its connections are aborted, and calls to it fail at once.
+    pub(super) fn forget(&self, cell: &CellId) {
+        let connections = self.by_cell().remove(cell);
+        if let Some(connections) = connections {
+            connections.close();
+        }
+    }
+
+    /// Removes the links of all cells.
+    pub(super) fn forget_all(&self) {
+        let all = std::mem::take(&mut *self.by_cell());
+        all.values().for_each(|connections| connections.close());
+    }
+
+    fn by_cell(&self) -> MutexGuard<'_, HashMap<CellId, Arc<CellConnections>>> {
+        self.by_cell.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
