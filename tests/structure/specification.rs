@@ -14,12 +14,21 @@ fn promises(text: &str) -> Vec<String> {
     items.filter_map(|rest| rest.split_once("** ")).map(|(id, _)| id.to_owned()).collect()
 }
 
+/// Distinguishes a list of ids from a sentence such as "Verifies that ...".
+fn begins_with_id(text: &str) -> bool {
+    let mut letters = text.chars();
+    letters.next().is_some_and(|letter| letter.is_ascii_uppercase())
+        && letters.next().is_some_and(|letter| letter.is_ascii_digit())
+}
+
 /// Returns the tests of a source by the ids that they verify, and the lines that are wrong.
 fn index(file: &str, source: &str) -> (BTreeMap<String, Vec<String>>, Vec<String>) {
     let (mut tests, mut faults) = (BTreeMap::<String, Vec<String>>::new(), Vec::new());
     let lines: Vec<&str> = source.lines().map(str::trim).collect();
     for (number, line) in lines.iter().enumerate() {
-        let Some(ids) = line.strip_prefix(VERIFIES) else { continue };
+        let Some(ids) = line.strip_prefix(VERIFIES).filter(|rest| begins_with_id(rest)) else {
+            continue;
+        };
         let at = format!("{file}:{}", number + 1);
         let Some(ids) = ids.strip_suffix('.') else {
             faults.push(format!("{at}: {line:?} does not end with a full stop"));
@@ -81,11 +90,12 @@ fn index_maps_ids_to_tests_and_reports_malformed_lines() {
     let verifies = |ids: &str| format!("{VERIFIES}{ids}");
     let source = format!(
         "{}\n#[tokio::test(start_paused = true)]\nasync fn a() {{}}\n{}\n#[test]\nfn b() {{}}\n\
-         {}\nfn c() {{}}\n{}\n#[test]\nfn d() {{}}\n",
+         {}\nfn c() {{}}\n{}\n#[test]\nfn d() {{}}\n{}\nfn e() {{}}\n",
         verifies("X1, X2."),
         verifies("X2."),
         verifies("X3."),
         verifies("X4"),
+        verifies("that this is a sentence."),
     );
     let (tests, faults) = index("f.rs", &source);
     assert_eq!(tests["X1"], ["f.rs::a"]);
