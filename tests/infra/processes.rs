@@ -71,6 +71,11 @@ async fn killed_launcher_ends_the_instance() {
 async fn interrupted_launch_is_cleaned_up() {
     let mut bench = Bench::new();
     let cell = bench.launch().await;
+    // An unrecorded process is found by its cgroups, which the stub joins before it prints.
+    wait_for("the process has joined its cgroups", async || {
+        bench.provider.console(&cell.instance.id).await.unwrap().contains("stub of")
+    })
+    .await;
     // The state of a daemon that was killed before it recorded the process.
     fs::remove_file(bench.instance_dir(&cell.instance.id).join("instance.json")).unwrap();
     bench.restart();
