@@ -49,7 +49,7 @@ pub fn is_cri(path: &str) -> bool {
 /// Sends a call to containerd and returns the response. Request and response are limited to one
 /// message of [`MAX_MESSAGE_BYTES`].
 ///
-/// A call of [`DETACHED_METHODS`] continues after this future is dropped, if `detached_calls` has a
+/// A call of `DETACHED_METHODS` continues after this future is dropped, if `detached_calls` has a
 /// permit.
 pub async fn forward<B>(
     runtime: &Runtime,

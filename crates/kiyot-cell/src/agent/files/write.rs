@@ -14,7 +14,7 @@ use super::{FileError, RelPath, beneath, mode_of, set_owner_and_mode};
 /// Prefix of the names of temporary files.
 const TEMPORARY_PREFIX: &str = ".kiyot-unfinished-";
 
-/// A file that is being written. Dropped before [`FileWriter::finish`], the temporary file is
+/// A file that is being written. Dropped before `finish`, the temporary file is
 /// removed.
 #[derive(Debug)]
 pub struct FileWriter {
