@@ -1,4 +1,4 @@
-//! A lexer for Rust source, as far as the style checks need it: comments, literals and words.
+//! A lexer for Rust source, as far as the checks need it: comments, literals and words.
 
 /// A part of a source file.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -2,6 +2,8 @@
 
 use std::path::Path;
 
+use crate::lexer::{self, Kind};
+
 /// Returns the module path of a file of `src`: `["backends", "milpa"]` for `src/backends/milpa.rs`,
 /// empty for the crate's root.
 pub(crate) fn module_of(file: &Path) -> Vec<String> {
@@ -10,27 +12,19 @@ pub(crate) fn module_of(file: &Path) -> Vec<String> {
     if parts == ["lib"] { Vec::new() } else { parts }
 }
 
-/// Returns a source without comments, contents of string literals, and unit tests (at its end).
-pub(crate) fn code_of(source: &str) -> String {
+/// Returns the words, `::` and other signs of a source without its unit tests (at its end).
+pub(crate) fn code_of(source: &str) -> Vec<String> {
     let end = source.find("#[cfg(test)]\nmod tests").unwrap_or(source.len());
-    let mut code = String::with_capacity(end);
-    let mut rest = source[..end].chars().peekable();
-    while let Some(c) = rest.next() {
-        match c {
-            '/' if rest.peek() == Some(&'/') => while rest.next_if(|c| *c != '\n').is_some() {},
-            '"' => {
-                while let Some(c) = rest.next() {
-                    match c {
-                        '\\' => drop(rest.next()),
-                        '"' => break,
-                        _ => {}
-                    }
-                }
-                code.push_str("\"\"");
+    let mut code: Vec<String> = Vec::new();
+    for token in lexer::tokens(&source[..end]) {
+        match token.kind {
+            Kind::Word(word) => code.push(word),
+            Kind::Sign(':') if code.last().is_some_and(|last| last == ":") => {
+                code.pop();
+                code.push("::".to_owned());
             }
-            // A quote as a character literal does not open a string.
-            '\'' if rest.peek() == Some(&'"') => drop(rest.next()),
-            _ => code.push(c),
+            Kind::Sign(sign) => code.push(sign.to_string()),
+            Kind::Doc(..) | Kind::Text(_) | Kind::RawText(_) => {}
         }
     }
     code
@@ -38,8 +32,8 @@ pub(crate) fn code_of(source: &str) -> String {
 
 /// Returns the paths of the crate that a module names with `crate::`, `super::` and `self::`, in
 /// imports (with braces expanded) and elsewhere. They are absolute.
-pub(crate) fn paths_in(code: &str, module: &[String]) -> Vec<Vec<String>> {
-    let tokens = tokens(code);
+pub(crate) fn paths_in(code: &[String], module: &[String]) -> Vec<Vec<String>> {
+    let tokens: Vec<&str> = code.iter().map(String::as_str).collect();
     let mut paths = Vec::new();
     let mut at = 0;
     while at < tokens.len() {
@@ -119,25 +113,6 @@ fn absolute(path: &[&str], module: &[String]) -> Option<Vec<String>> {
 
 fn is_word(token: &str) -> bool {
     token.starts_with(|c: char| c.is_alphanumeric() || c == '_')
-}
-
-/// Splits code into words, `::`, and other single characters.
-fn tokens(code: &str) -> Vec<&str> {
-    let mut tokens = Vec::new();
-    let mut rest = code.trim_start();
-    while let Some(first) = rest.chars().next() {
-        let word = rest.find(|c: char| !c.is_alphanumeric() && c != '_').unwrap_or(rest.len());
-        let length = if word > 0 {
-            word
-        } else if rest.starts_with("::") {
-            2
-        } else {
-            first.len_utf8()
-        };
-        tokens.push(&rest[..length]);
-        rest = rest[length..].trim_start();
-    }
-    tokens
 }
 
 #[test]

@@ -38,9 +38,8 @@ fn index(file: &str, source: &str) -> (BTreeMap<String, Vec<String>>, Vec<String
             lines[number + 1..].iter().take_while(|line| line.starts_with("#[")).copied().collect();
         let function = lines.get(number + 1 + item.len()).copied().unwrap_or_default();
         let name = function.split_once("fn ").and_then(|(_, rest)| rest.split('(').next());
-        let is_test = item.iter().any(|line| {
-            *line == "#[test]" || line.starts_with("#[tokio::test") || line.starts_with("#[ignore")
-        });
+        let is_test =
+            item.iter().any(|line| *line == "#[test]" || line.starts_with("#[tokio::test"));
         let Some(name) = name.filter(|_| is_test) else {
             faults.push(format!("{at}: {line:?} does not stand above the attributes of a test"));
             continue;
