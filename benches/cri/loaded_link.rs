@@ -3,12 +3,10 @@
 
 use std::time::{Duration, Instant};
 
-use kiyot_testkit::{
-    Container, Kiyot, KiyotOptions, Kubelet, Node, Pod, RunningPod, cri, websocket::Streams,
-};
+use kiyot_testkit::{Container, Kiyot, KiyotOptions, Kubelet, Node, Pod, RunningPod};
 use tokio_util::task::AbortOnDropHandle;
 
-use super::calls::quantile;
+use super::{calls::quantile, streams::forwarded_port};
 
 /// Measures ExecSync of `true` in a cell that is idle, that has a forwarded port at full speed,
 /// that writes its log at full speed, and that does both. Prints a table.
@@ -63,15 +61,7 @@ fn print(name: &str, times: &mut [Duration]) {
 
 /// Forwards a port and reads from it until the handle is dropped.
 async fn forward(kubelet: &mut Kubelet, pod: &RunningPod) -> AbortOnDropHandle<()> {
-    let request = cri::PortForwardRequest { pod_sandbox_id: pod.sandbox.clone(), port: vec![8080] };
-    let url = kubelet
-        .runtime
-        .port_forward(request)
-        .await
-        .expect("a port can be forwarded")
-        .into_inner()
-        .url;
-    let mut streams = Streams::open(&url).await.expect("its streams open");
+    let mut streams = forwarded_port(kubelet, pod).await;
     streams.read_bytes(0, 1 << 20).await;
     AbortOnDropHandle::new(tokio::spawn(async move {
         loop {

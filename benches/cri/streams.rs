@@ -139,9 +139,8 @@ async fn input(kubelet: &mut Kubelet, pod: &RunningPod, bytes: usize) -> Duratio
     begun.elapsed()
 }
 
-/// Requests a page through a forwarded port, and reads this many bytes.
-async fn forward(kubelet: &mut Kubelet, pod: &RunningPod, page: &str, bytes: usize) -> Duration {
-    let begun = Instant::now();
+/// Forwards a port of a pod and opens its streams.
+pub(crate) async fn forwarded_port(kubelet: &mut Kubelet, pod: &RunningPod) -> Streams {
     let request = cri::PortForwardRequest { pod_sandbox_id: pod.sandbox.clone(), port: vec![8080] };
     let url = kubelet
         .runtime
@@ -150,7 +149,13 @@ async fn forward(kubelet: &mut Kubelet, pod: &RunningPod, page: &str, bytes: usi
         .expect("a port can be forwarded")
         .into_inner()
         .url;
-    let mut streams = Streams::open(&url).await.expect("its streams open");
+    Streams::open(&url).await.expect("its streams open")
+}
+
+/// Requests a page through a forwarded port, and reads this many bytes.
+async fn forward(kubelet: &mut Kubelet, pod: &RunningPod, page: &str, bytes: usize) -> Duration {
+    let begun = Instant::now();
+    let mut streams = forwarded_port(kubelet, pod).await;
     streams.send(0, format!("GET {page} HTTP/1.0\r\n\r\n").as_bytes()).await;
     streams.read_bytes(0, bytes).await;
     begun.elapsed()

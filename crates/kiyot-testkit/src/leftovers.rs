@@ -2,6 +2,8 @@
 
 use std::{collections::BTreeSet, fmt, fs, path::Path};
 
+use kiyot_linux::mountinfo;
+
 use crate::command::output;
 
 /// Processes, links, named network namespaces, mounts, firewall rules, cgroups and the
@@ -95,11 +97,8 @@ pub(crate) fn processes() -> Vec<(i32, String)> {
 
 /// Lists mount points in mount order.
 pub(crate) fn mounts() -> Vec<String> {
-    let info = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
-    info.lines()
-        .filter_map(|line| line.split(' ').nth(4))
-        .map(|path| path.replace("\\040", " "))
-        .collect()
+    let mounts = mountinfo::read().unwrap_or_default();
+    mounts.iter().map(|mount| mount.point.display().to_string()).collect()
 }
 
 /// Lists the cgroups of all hierarchies, parents first.

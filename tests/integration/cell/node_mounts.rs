@@ -6,6 +6,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use kiyot_linux::mountinfo;
 use kiyot_testkit::{Kiyot, KiyotOptions, LIMIT, Node, command, wait_until};
 
 use super::{WAIT, ends_without_a_trace, leaves_nothing, options, pod};
@@ -21,8 +22,8 @@ fn who_has(end: &str) -> Vec<String> {
         })
         .filter(|process| {
             let table = fs::read(process.join("mountinfo")).unwrap_or_default();
-            let points = String::from_utf8_lossy(&table).into_owned();
-            points.lines().filter_map(|line| line.split(' ').nth(4)).any(|at| at.ends_with(end))
+            let mut mounts = mountinfo::parse(&table).into_iter();
+            mounts.any(|mount| mount.point.to_string_lossy().ends_with(end))
         })
         .map(|process| {
             let line = fs::read(process.join("cmdline")).unwrap_or_default();
