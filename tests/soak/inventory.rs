@@ -211,14 +211,16 @@ mod tests {
         let left = |line: &str| line.to_owned();
         let all = vec![
             left(
-                "+ process/usr/bin/containerd-shim-runc-v2 -id 12ab -address /n/containerd.sock [x]",
+                "+ process/usr/bin/containerd-shim-runc-v2 -id 12ab \
+                 -address /n/containerd.sock [x]",
             ),
             left("+ control group /sys/fs/cgroup/kubepods/pod1"),
             left("+ control group /sys/fs/cgroup/kubepods/pod1/12ab"),
             left("+ control group /sys/fs/cgroup/kiyot/cell-x"),
             left("+ run /run/containerd/s/77"),
             left(
-                "+ process/usr/bin/containerd-shim-runc-v2 -id 34cd -address /cell/containerd.sock [x]",
+                "+ process/usr/bin/containerd-shim-runc-v2 -id 34cd \
+                 -address /cell/containerd.sock [x]",
             ),
         ];
         let (tasks, others) = without_stranded(Path::new("/n"), all.clone());

@@ -2,8 +2,8 @@
 //! agents, cells and containerds are killed at random moments. At the end nothing is left.
 //! `make soak SECONDS=n SEED=s` runs it.
 //!
-//! The test needs root and its own namespaces, which cargo's runner provides (scripts/runner). It is
-//! a separate binary, so that everything on its host belongs to it and can be compared.
+//! The test needs root and its own namespaces, which cargo's runner provides (scripts/runner). It
+//! is a separate binary, so that everything on its host belongs to it and can be compared.
 #![allow(
     clippy::unwrap_used,
     clippy::expect_used,
@@ -254,7 +254,8 @@ impl Soak {
         let of = |number: &std::sync::atomic::AtomicU64| number.load(Ordering::Relaxed);
         let shared = &self.shared;
         format!(
-            "{} pods, {} refusals, {} calls, {} of them failed, kills {:?}, {resident} KiB resident",
+            "{} pods, {} refusals, {} calls, {} of them failed, kills {:?}, \
+             {resident} KiB resident",
             of(&shared.pods),
             of(&shared.refused),
             of(&shared.calls),

@@ -1,5 +1,6 @@
-//! The plan of a soak: shapes of pods, their steps, and the kills, all derived from a seed. Pure: no
-//! clock, no socket. Each part is computed by its number, so a plan is endless and needs no memory.
+//! The plan of a soak: shapes of pods, their steps, and the kills, all derived from a seed. Pure:
+//! no clock, no socket. Each part is computed by its number, so a plan is endless and needs no
+//! memory.
 
 use std::time::Duration;
 

@@ -138,7 +138,8 @@ fn script(work: Work, at: &str) -> String {
         Work::Counts | Work::NoProgram | Work::NoImage => COUNTS.to_owned(),
         Work::Stubborn => COUNTS.replacen("'exit 0'", "''", 1),
         Work::Exits { lines, code } => format!(
-            "i=0; while [ $i -lt {lines} ]; do i=$((i+1)); echo line $i; sleep 0.2; done; exit {code}"
+            "i=0; while [ $i -lt {lines} ]; do i=$((i+1)); echo line $i; sleep 0.2; done; \
+             exit {code}"
         ),
         Work::Floods { lines } => {
             format!("i=0; while [ $i -lt {lines} ]; do i=$((i+1)); echo line $i; done; {WAITS}")
@@ -149,7 +150,8 @@ fn script(work: Work, at: &str) -> String {
         // 50 levels per process: `mkdir` is no builtin of the shell.
         Work::Deep { levels } => format!(
             "( cd {at}; p=d; while [ ${{#p}} -lt 99 ]; do p=$p/d; done; n=0; \
-             while [ $n -lt {levels} ]; do mkdir -p $p && cd -P $p || break; n=$((n+50)); done ) 2> /dev/null; {COUNTS}"
+             while [ $n -lt {levels} ]; do mkdir -p $p && cd -P $p || break; \
+             n=$((n+50)); done ) 2> /dev/null; {COUNTS}"
         ),
         Work::Files { files } => format!(
             "i=0; while [ $i -lt {files} ]; do i=$((i+1)); : > {at}/file-$i; done; {COUNTS}"

@@ -177,8 +177,15 @@ async fn check_states(
             let now = shared.ledger().containers.get(&listed.id).cloned().unwrap_or(known);
             if !is_possible(shared, &now, &end) {
                 shared.report(format!(
-                    "{}: {} ({}, {:?}) ended with {end:?} {:?}, killed before: {:?}, now: {:?}; {now:?}",
-                    now.pod, listed.id, now.name, now.work, status.message, now.kills, shared.kills()
+                    "{}: {} ({}, {:?}) ended with {end:?} {:?}, \
+                     killed before: {:?}, now: {:?}; {now:?}",
+                    now.pod,
+                    listed.id,
+                    now.name,
+                    now.work,
+                    status.message,
+                    now.kills,
+                    shared.kills()
                 ));
             }
             before.end = Some(end);

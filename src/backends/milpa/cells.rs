@@ -1,7 +1,7 @@
 //! The lifecycle of cells.
 //!
-//! A task per cell (`driver`) carries out the effects of a pure state machine (`state`). Each step at
-//! the provider is on disk before it is taken (`record`), so that a daemon that is killed at any
+//! A task per cell (`driver`) carries out the effects of a pure state machine (`state`). Each step
+//! at the provider is on disk before it is taken (`record`), so that a daemon that is killed at any
 //! moment finds what it had begun. `reconcile` compares the cells with the provider's list.
 
 use std::{
@@ -207,8 +207,8 @@ impl Cells {
         self.shared.tasks.spawn(watch);
     }
 
-    /// Ends all tasks and waits for them. Cells continue to run; an unfinished launch is undone at the
-    /// next start.
+    /// Ends all tasks and waits for them. Cells continue to run; an unfinished launch is undone at
+    /// the next start.
     pub async fn shutdown(&self) {
         self.shared.stop.cancel();
         locked(&self.resumed).clear();
@@ -217,11 +217,11 @@ impl Cells {
     }
 
     /// Launches a cell for a sandbox: records it, launches the instance, waits for its agent to
-    /// enrol, and attaches the pod's network. Returns its addresses, the pod's first. After an error
-    /// nothing of the cell is left, or its record says what remains to be undone.
+    /// enrol, and attaches the pod's network. Returns its addresses, the pod's first. After an
+    /// error nothing of the cell is left, or its record says what remains to be undone.
     ///
-    /// The launch continues if the caller is dropped: the cell is then bound to the sandbox until it
-    /// is terminated.
+    /// The launch continues if the caller is dropped: the cell is then bound to the sandbox until
+    /// it is terminated.
     pub async fn launch(
         self: &Arc<Self>,
         order: LaunchOrder,
@@ -242,14 +242,20 @@ impl Cells {
         let deadline = Instant::now() + shared.config.launch_timeout;
         let deadline = order.deadline.map_or(deadline, |wanted| wanted.min(deadline));
         let (answer, answered) = oneshot::channel();
-        tracing::info!(cell = %id, sandbox = %order.sandbox, pod = order.attachment.pod_name, namespace = order.attachment.pod_namespace, "cell launch started");
+        tracing::info!(
+            cell = %id,
+            sandbox = %order.sandbox,
+            pod = order.attachment.pod_name,
+            namespace = order.attachment.pod_namespace,
+            "cell launch started"
+        );
         let launch = Launch { attachment: order.attachment, token, deadline, answer };
         Driver::launch(Arc::clone(shared), entry, record, messages, launch).spawn();
         answered.await.unwrap_or_else(|_| Err(CellError::Ended(id, STOPPING.to_owned())))
     }
 
-    /// Waits for the end of a pod's terminating cells: an unfinished cell of the previous daemon must
-    /// not run beside a new cell of the pod.
+    /// Waits for the end of a pod's terminating cells: an unfinished cell of the previous daemon
+    /// must not run beside a new cell of the pod.
     async fn await_endings(self: &Arc<Self>, pod_uid: &str) -> Result<(), CellError> {
         let ending: Vec<CellId> = {
             let entries = self.shared.entries.read().unwrap_or_else(PoisonError::into_inner);
@@ -261,7 +267,11 @@ impl Cells {
                 .collect()
         };
         for id in ending {
-            tracing::info!(cell = %id, pod_uid, "cell launch waits for the end of the pod's previous cell");
+            tracing::info!(
+                cell = %id,
+                pod_uid,
+                "cell launch waits for the end of the pod's previous cell"
+            );
             self.terminate(&id, "its pod gets another cell").await?;
         }
         Ok(())
@@ -278,8 +288,8 @@ impl Cells {
         self.shared.entries.read().unwrap_or_else(PoisonError::into_inner).keys().cloned().collect()
     }
 
-    /// Returns the reason of a cell's end while its tombstone is kept: for receivers that missed the
-    /// event.
+    /// Returns the reason of a cell's end while its tombstone is kept: for receivers that missed
+    /// the event.
     pub fn gone_reason(&self, id: &CellId) -> Option<String> {
         self.shared.tombstones.reason(id)
     }
@@ -291,8 +301,8 @@ impl Cells {
         }
     }
 
-    /// Terminates a cell. `Ok` means that its end is confirmed and nothing of it is left. Terminating
-    /// an unknown cell succeeds.
+    /// Terminates a cell. `Ok` means that its end is confirmed and nothing of it is left.
+    /// Terminating an unknown cell succeeds.
     ///
     /// After an error the termination is retried every few seconds, and at once by another call.
     pub async fn terminate(self: &Arc<Self>, id: &CellId, reason: &str) -> Result<(), CellError> {

@@ -30,7 +30,8 @@ proptest! {
         let succeeds = |init: &ContainerShape| matches!(init.work, Work::Exits { code: 0, .. });
         prop_assert!(life.init.iter().all(succeeds));
         for container in &life.containers {
-            prop_assert!(container.volume.is_none_or(|index| !life.volumes[index].kind.is_written()));
+            let is_own = |index: usize| !life.volumes[index].kind.is_written();
+            prop_assert!(container.volume.is_none_or(is_own));
             let bounded = match container.work {
                 Work::Floods { lines } => (1..=MAX_FLOOD_LINES).contains(&lines),
                 Work::LongLine { kib } => (1..=MAX_LINE_KIB).contains(&kib),
@@ -45,7 +46,9 @@ proptest! {
         }
         for step in &life.steps {
             let there = match *step {
-                Step::Probe { container, .. } | Step::Restart { container, .. } | Step::Logs { container } => {
+                Step::Probe { container, .. }
+                | Step::Restart { container, .. }
+                | Step::Logs { container } => {
                     container < life.containers.len()
                 }
                 Step::Update { volume } => life.volumes[volume].kind.is_written(),
@@ -94,7 +97,11 @@ proptest! {
             .map(kind)
             .collect();
         prop_assert_eq!(steps.len(), 7, "{:?}", steps);
-        for life in [Lifecycle::is_refused, |life: &Lifecycle| !life.ports.is_empty(), |life: &Lifecycle| !life.init.is_empty()] {
+        for life in [
+            Lifecycle::is_refused,
+            |life: &Lifecycle| !life.ports.is_empty(),
+            |life: &Lifecycle| !life.init.is_empty(),
+        ] {
             prop_assert!(lives.iter().any(life));
         }
         let victims: BTreeSet<_> = (0..1000).map(|number| plan.kill(number).victim).collect();

@@ -164,7 +164,9 @@ impl Driver {
             event = tokio::select! {
                 message = self.messages.recv() => Box::pin(self.receive(message)).await,
                 outcome = provider_calls::pending(&mut self.call) => Some(self.on_outcome(outcome)),
-                () = self.entry.linked.changed() => self.entry.linked.get().then_some(Event::Connected),
+                () = self.entry.linked.changed() => {
+                    self.entry.linked.get().then_some(Event::Connected)
+                }
                 event = due(&self.timer) => self.on_timer(event),
             };
         }
@@ -174,7 +176,12 @@ impl Driver {
     async fn handle(&mut self, event: Event) {
         let mut next = Some(event);
         while let Some(event) = next.take() {
-            tracing::debug!(cell = %self.record.id, ?event, phase = ?self.state.phase(), "cell event");
+            tracing::debug!(
+                cell = %self.record.id,
+                ?event,
+                phase = ?self.state.phase(),
+                "cell event"
+            );
             let (state, effects) = std::mem::replace(&mut self.state, State::Requested).on(event);
             self.state = state;
             self.publish();
@@ -192,14 +199,22 @@ impl Driver {
             Effect::Record => {
                 self.record.was_bound |= matches!(self.state, State::Bound { .. });
                 if let Err(error) = self.write().await {
-                    tracing::error!(cell = %self.record.id, error = &error as &dyn std::error::Error, "cell state not recorded, cell ends");
+                    tracing::error!(
+                        cell = %self.record.id,
+                        error = &error as &dyn std::error::Error,
+                        "cell state not recorded, cell ends"
+                    );
                     self.fail(Failure::Store(error));
                     return Err(Event::RecordFailed);
                 }
             }
             Effect::RecordIfPossible => {
                 if let Err(error) = self.write().await {
-                    tracing::error!(cell = %self.record.id, error = &error as &dyn std::error::Error, "end of cell not recorded");
+                    tracing::error!(
+                        cell = %self.record.id,
+                        error = &error as &dyn std::error::Error,
+                        "end of cell not recorded"
+                    );
                 }
             }
             Effect::Launch => self.start_launch(),
@@ -287,7 +302,11 @@ impl Driver {
     fn on_outcome(&mut self, outcome: Outcome) -> Event {
         let cell = self.record.id.clone();
         let failed = |doing, error: &ProviderError| {
-            tracing::warn!(%cell, error = error as &dyn std::error::Error, "provider could not {doing} a cell");
+            tracing::warn!(
+                %cell,
+                error = error as &dyn std::error::Error,
+                "provider could not {doing} a cell"
+            );
             error.again().doing.into()
         };
         match outcome {
@@ -308,7 +327,11 @@ impl Driver {
                 match ended {
                     Ok(()) => Event::Terminated,
                     Err(error) => {
-                        tracing::error!(cell = %self.record.id, error = &error as &dyn std::error::Error, "cell termination failed, will be retried");
+                        tracing::error!(
+                            cell = %self.record.id,
+                            error = &error as &dyn std::error::Error,
+                            "cell termination failed, will be retried"
+                        );
                         self.refusal = Some(error);
                         Event::TerminationFailed
                     }
@@ -379,7 +402,12 @@ impl Driver {
         let (Some(launch), Some(link)) = (self.launch.take(), self.entry.link.get()) else {
             return;
         };
-        tracing::info!(cell = %self.record.id, ?addresses, elapsed_ms = self.started.elapsed().as_millis(), "cell bound");
+        tracing::info!(
+            cell = %self.record.id,
+            ?addresses,
+            elapsed_ms = self.started.elapsed().as_millis(),
+            "cell bound"
+        );
         let cell = Cell { id: self.record.id.clone(), link: link.clone() };
         if launch.answer.send(Ok((cell, addresses.clone()))).is_err() {
             tracing::info!(cell = %self.record.id, "cell bound without a caller");
@@ -438,8 +466,8 @@ impl Driver {
         view.key_sha256.clone_from(&self.record.key_sha256);
     }
 
-    /// Writes record and state. The record of an ended cell becomes a tombstone if the cell was bound,
-    /// and is removed otherwise.
+    /// Writes record and state. The record of an ended cell becomes a tombstone if the cell was
+    /// bound, and is removed otherwise.
     async fn write(&mut self) -> Result<(), StoreError> {
         let id = &self.record.id;
         let mut batch = Batch::default();

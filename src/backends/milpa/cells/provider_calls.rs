@@ -53,8 +53,8 @@ pub(super) fn attach(
     })
 }
 
-/// Terminates a cell's instance, or, if it is unknown, all instances that the provider lists for the
-/// cell. Reads the console before, if it is wanted.
+/// Terminates a cell's instance, or, if it is unknown, all instances that the provider lists for
+/// the cell. Reads the console before, if it is wanted.
 pub(super) fn terminate(
     provider: Arc<dyn Provider>,
     cell: CellId,

@@ -43,7 +43,11 @@ pub(super) async fn read(
         // Without its record its agent can't connect. The pod keeps its state until the cell's end
         // is confirmed.
         if let Ok(id) = CellId::parse(&sandbox.cell) {
-            tracing::error!(cell = %id, sandbox = sandbox.id, "cell has no readable record, cell ends");
+            tracing::error!(
+                cell = %id,
+                sandbox = sandbox.id,
+                "cell has no readable record, cell ends"
+            );
             living.push(Record::lost(id, sandbox));
         }
     }

@@ -183,9 +183,10 @@ mod tests {
 
     #[test]
     fn start_keeps_only_bound_cells_with_a_sandbox() {
-        assert!(
-            matches!(resumed(stored(CellPhase::Bound), true), State::Bound { addresses, .. } if addresses.len() == 1)
-        );
+        assert!(matches!(
+            resumed(stored(CellPhase::Bound), true),
+            State::Bound { addresses, .. } if addresses.len() == 1
+        ));
         for phase in [
             CellPhase::Unspecified,
             CellPhase::Requested,
@@ -195,7 +196,11 @@ mod tests {
         ] {
             let state = resumed(stored(phase), true);
             assert!(
-                matches!(&state, State::Terminating { step: Step::Backoff, reason, .. } if &**reason == UNFINISHED),
+                matches!(
+                    &state,
+                    State::Terminating { step: Step::Backoff, reason, .. }
+                        if &**reason == UNFINISHED
+                ),
                 "{state:?}"
             );
         }

@@ -55,7 +55,8 @@ pub(super) enum State {
 /// The step of a termination.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Step {
-    /// A launch or an attach is pending and must finish first, or it could recreate what is removed.
+    /// A launch or an attach is pending and must finish first, or it could recreate what is
+    /// removed.
     AwaitProvider,
     /// The provider's termination is pending.
     Pending,

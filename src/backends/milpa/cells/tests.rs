@@ -118,7 +118,11 @@ async fn instance_end_during_launch_fails_the_launch() {
     world.provider.end(&instance_of(&world.only()), true);
     let error = launch.await.unwrap().unwrap_err();
     assert!(
-        matches!(&error, CellError::Ended(_, reason) if reason.contains("its instance ended") && reason.contains("kernel panic")),
+        matches!(
+            &error,
+            CellError::Ended(_, reason)
+                if reason.contains("its instance ended") && reason.contains("kernel panic")
+        ),
         "{error}"
     );
     assert_eq!(world.provider.calls(), ["launch", "console", "terminate"]);
@@ -199,7 +203,10 @@ async fn termination_is_retried_until_confirmed() {
     world.provider.act("terminate", &[Act::Fail, Act::FailDone, Act::Fail]);
     let error = world.cells.terminate(&cell, "stopped").await.unwrap_err();
     assert!(
-        matches!(&error, CellError::Provider(error) if error.doing == "played terminate: as the test says"),
+        matches!(
+            &error,
+            CellError::Provider(error) if error.doing == "played terminate: as the test says"
+        ),
         "{error:?}"
     );
     assert_eq!(next_gone(&mut events).await, (cell, "stopped".to_owned()));

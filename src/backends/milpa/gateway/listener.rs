@@ -184,8 +184,8 @@ async fn handshake(stream: Stream, shared: &Shared) -> Option<(Purpose, TlsStrea
                     tracing::warn!(
                         %error,
                         suppressed,
-                        "certificate of a cell has expired by this node's clock, its key gets a new one; \
-                         was the clock set?"
+                        "certificate of a cell has expired by this node's clock, its key gets a \
+                         new one; was the clock set?"
                     );
                 }
             } else if let Some(suppressed) = shared.log.handshake.admit() {

@@ -42,14 +42,18 @@ fn running(state: &State) -> bool {
 
 proptest! {
     #[test]
-    fn only_a_confirmed_termination_leads_to_ended(events in prop::collection::vec(events(), 0..40)) {
+    fn only_a_confirmed_termination_leads_to_ended(
+        events in prop::collection::vec(events(), 0..40)
+    ) {
         let mut state = State::Requested;
         for event in events {
             let before = state.clone();
             let (after, effects) = before.clone().on(event.clone());
             prop_assert!(rank(&after) >= rank(&before), "{before:?} -{event:?}-> {after:?}");
             if matches!(after, State::Ended { .. }) && before != after {
-                prop_assert!(matches!(before, State::Terminating { step: Step::Pending, .. }) && event == Event::Terminated, "{before:?} -{event:?}-> {after:?}");
+                let confirmed = matches!(before, State::Terminating { step: Step::Pending, .. })
+                    && event == Event::Terminated;
+                prop_assert!(confirmed, "{before:?} -{event:?}-> {after:?}");
             }
             // Provider calls are recorded immediately before.
             for (at, effect) in effects.iter().enumerate() {
@@ -57,13 +61,26 @@ proptest! {
                     prop_assert_eq!(effects.get(at.wrapping_sub(1)), Some(&Effect::Record));
                 }
                 if matches!(effect, Effect::Terminate(_)) {
-                    prop_assert_eq!(effects.get(at.wrapping_sub(1)), Some(&Effect::RecordIfPossible));
+                    let before = effects.get(at.wrapping_sub(1));
+                    prop_assert_eq!(before, Some(&Effect::RecordIfPossible));
                 }
             }
-            let calls = effects.iter().filter(|effect| matches!(effect, Effect::Launch | Effect::Attach(_) | Effect::Terminate(_))).count();
+            let is_call = |effect: &&Effect| {
+                matches!(effect, Effect::Launch | Effect::Attach(_) | Effect::Terminate(_))
+            };
+            let calls = effects.iter().filter(is_call).count();
             prop_assert!(calls <= 1);
             // A call starts only if no other is pending.
-            let ends_call = matches!(event, Event::Launched(_) | Event::LaunchFailed(_) | Event::Attached(_) | Event::AttachFailed(_) | Event::Terminated | Event::TerminationFailed | Event::RecordFailed);
+            let ends_call = matches!(
+                event,
+                Event::Launched(_)
+                    | Event::LaunchFailed(_)
+                    | Event::Attached(_)
+                    | Event::AttachFailed(_)
+                    | Event::Terminated
+                    | Event::TerminationFailed
+                    | Event::RecordFailed
+            );
             if calls == 1 {
                 prop_assert!(!running(&before) || ends_call, "{before:?} -{event:?}-> {after:?}");
             }
@@ -81,7 +98,10 @@ proptest! {
             let (once, _) = state.clone().on(event.clone());
             let (twice, effects) = once.clone().on(event.clone());
             // The outcome of a provider call comes once; a second `End` may cut a pause short.
-            let once_per_call = matches!(event, Event::TerminationFailed | Event::RecordFailed | Event::Terminated);
+            let once_per_call = matches!(
+                event,
+                Event::TerminationFailed | Event::RecordFailed | Event::Terminated
+            );
             if !once_per_call && event != Event::End("ended".into()) && event != Event::RetryDue {
                 prop_assert_eq!(&once, &twice);
                 prop_assert!(effects.iter().all(|effect| *effect == Effect::PublishConnected));
@@ -96,7 +116,12 @@ proptest! {
         for event in events {
             state = state.on(event).0;
         }
-        for event in [Event::End("at last".into()), Event::LaunchFailed("x".into()), Event::AttachFailed("x".into()), Event::Terminated] {
+        for event in [
+            Event::End("at last".into()),
+            Event::LaunchFailed("x".into()),
+            Event::AttachFailed("x".into()),
+            Event::Terminated,
+        ] {
             state = state.on(event).0;
         }
         prop_assert!(matches!(state, State::Ended { .. }), "{state:?}");

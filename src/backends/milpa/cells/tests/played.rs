@@ -33,14 +33,14 @@ use crate::backends::milpa::{
 /// How long a test waits for what must come.
 pub(super) const PATIENCE: Duration = Duration::from_secs(60);
 
-/// What is to become of the next calls of one kind; without any they succeed.
+/// The outcomes of the next calls of a kind; without any they succeed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Act {
-    /// It fails, and has done nothing.
+    /// Fails without an effect.
     Fail,
-    /// It fails after it has done it.
+    /// Fails after the effect.
     FailDone,
-    /// It does it, and never answers.
+    /// Has the effect and never answers.
     Hang,
 }
 

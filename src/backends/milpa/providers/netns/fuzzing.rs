@@ -1,4 +1,4 @@
-//! What a provider reads of its files and of the node's, as any bytes. For kiyot-fuzz alone.
+//! Fuzz targets of the files that the provider reads: its own and the node's.
 
 use std::{
     ffi::OsStr,
@@ -69,8 +69,8 @@ pub fn mounts(bytes: &[u8]) {
     assert_eq!(mountinfo::parse(&text), expected);
 }
 
-/// As the kernel writes it (`seq_path`, with blanks, line ends, backslashes and, lately, `#` as
-/// three octal digits).
+/// Escapes a path like the kernel (`seq_path`, with blanks, line ends, backslashes and, lately, `#`
+/// as three octal digits).
 fn written(path: &[u8], text: &mut Vec<u8>) {
     for byte in path {
         match byte {

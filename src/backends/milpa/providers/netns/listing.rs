@@ -64,7 +64,11 @@ impl Listing {
         let boot_id = boot_id();
         let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
         for name in last.met(cells, strays) {
-            tracing::warn!(?name, dir = %cells.display(), "foreign entry in the directory of cells ignored");
+            tracing::warn!(
+                ?name,
+                dir = %cells.display(),
+                "foreign entry in the directory of cells ignored"
+            );
         }
         let mut read = HashMap::with_capacity(homes.len());
         let mut instances = Vec::with_capacity(homes.len());

@@ -74,9 +74,18 @@ impl Removal {
         let (from, dir) = (home.dir().to_owned(), self.dir.clone());
         spawn_blocking(move || move_aside(&from, &dir)).await.map_err(io::Error::other)??;
         if let Some(error) = why {
-            tracing::warn!(cell = home.cell(), %error, dir = %self.dir.display(), "removal of an ended cell's files failed, will be retried");
+            tracing::warn!(
+                cell = home.cell(),
+                %error,
+                dir = %self.dir.display(),
+                "removal of an ended cell's files failed, will be retried"
+            );
         } else {
-            tracing::info!(cell = home.cell(), dir = %self.dir.display(), "removal of an ended cell's files continues in the background");
+            tracing::info!(
+                cell = home.cell(),
+                dir = %self.dir.display(),
+                "removal of an ended cell's files continues in the background"
+            );
         }
         self.wake();
         Ok(())

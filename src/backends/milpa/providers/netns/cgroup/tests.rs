@@ -29,7 +29,10 @@ fn mounted_hierarchies_of_both_versions_are_found() {
     );
     assert!(found[0].is_v2() && !found[1].is_v2());
     assert_eq!(found[2].controllers, ["cpu", "cpuacct"]);
-    let only_v2 = parse_hierarchies(b"31 30 0:27 / /sys/fs/cgroup rw,nosuid shared:5 - cgroup2 cgroup2 rw,nsdelegate,memory_recursiveprot\n");
+    let only_v2 = parse_hierarchies(
+        b"31 30 0:27 / /sys/fs/cgroup rw,nosuid shared:5 - cgroup2 cgroup2 \
+          rw,nsdelegate,memory_recursiveprot\n",
+    );
     assert_eq!(only_v2.len(), 1);
 }
 
@@ -37,8 +40,12 @@ fn mounted_hierarchies_of_both_versions_are_found() {
 fn container_cgroup_is_distinguished_from_its_pods() {
     let hierarchies = parse_hierarchies(HYBRID);
     let text = format!(
-        "5:cpu,cpuacct:/kubepods/burstable/pod1-2/{ID}\n4:freezer:/docker/abc/kubepods/pod1-2/{ID}/nested\n3:pids:/kiyot/cell-a\n\
-         1:name=systemd:/../outside/{ID}\n0::/kubepods.slice/kubepods-pod1_2.slice/cri-containerd-{ID}.scope\nbad line\n"
+        "5:cpu,cpuacct:/kubepods/burstable/pod1-2/{ID}\n\
+         4:freezer:/docker/abc/kubepods/pod1-2/{ID}/nested\n\
+         3:pids:/kiyot/cell-a\n\
+         1:name=systemd:/../outside/{ID}\n\
+         0::/kubepods.slice/kubepods-pod1_2.slice/cri-containerd-{ID}.scope\n\
+         bad line\n"
     );
     let dirs: Vec<_> = container_dirs(&hierarchies, text.as_bytes())
         .iter()
@@ -50,7 +57,8 @@ fn container_cgroup_is_distinguished_from_its_pods() {
             format!("/sys/fs/cgroup/cpu,cpuacct/kubepods/burstable/pod1-2/{ID}"),
             format!("/sys/fs/cgroup/freezer/kubepods/pod1-2/{ID}"),
             format!(
-                "/sys/fs/cgroup/unified/kubepods.slice/kubepods-pod1_2.slice/cri-containerd-{ID}.scope"
+                "/sys/fs/cgroup/unified/kubepods.slice/kubepods-pod1_2.slice/\
+                 cri-containerd-{ID}.scope"
             ),
         ]
     );

@@ -181,7 +181,8 @@ impl Network {
         // In containerd's form; the values are a pod's name, namespace and uid, which have no ";"
         // or "=".
         let arguments = format!(
-            "IgnoreUnknown=1;K8S_POD_NAMESPACE={};K8S_POD_NAME={};K8S_POD_INFRA_CONTAINER_ID={};K8S_POD_UID={}",
+            "IgnoreUnknown=1;K8S_POD_NAMESPACE={};K8S_POD_NAME={};\
+             K8S_POD_INFRA_CONTAINER_ID={};K8S_POD_UID={}",
             pod.namespace, pod.name, pod.sandbox, pod.uid
         );
         let netns = home.netns_path();

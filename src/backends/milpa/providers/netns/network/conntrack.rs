@@ -152,7 +152,7 @@ mod tests {
     }
 
     #[test]
-    fn a_flow_is_read_and_named() {
+    fn flow_is_parsed_into_its_ports() {
         let read = flow(&body(UDP, 5353)).unwrap();
         assert_eq!((read.to, read.port), ([10, 0, 0, 2].into(), 5353));
         let kinds: Vec<_> = attributes(&read.name).map(|attribute| attribute.kind).collect();
@@ -162,7 +162,10 @@ mod tests {
 
     proptest! {
         #[test]
-        fn whatever_the_kernel_writes_is_read(bytes in prop::collection::vec(any::<u8>(), 0..200), cut in 0..100_usize) {
+        fn whatever_the_kernel_writes_is_read(
+            bytes in prop::collection::vec(any::<u8>(), 0..200),
+            cut in 0..100_usize
+        ) {
             let _ = flow(&bytes);
             let whole = body(UDP, 1);
             let _ = flow(&whole[..cut.min(whole.len())]);

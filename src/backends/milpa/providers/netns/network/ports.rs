@@ -20,11 +20,13 @@ pub(in super::super) enum PortError {
     #[error("{port} is taken by pod {pod} in {cell}; allowed is a port that no other pod has")]
     Taken { port: HostPort, pod: String, cell: String },
     #[error(
-        "{0}: without a CNI plugin that maps ports, allowed are addresses of the node, and none of 127.0.0.0/8 or ::1"
+        "{0}: without a CNI plugin that maps ports, allowed are addresses of the node, and none of \
+         127.0.0.0/8 or ::1"
     )]
     Address(HostPort),
     #[error(
-        "the cell has no address that {0} could lead to; allowed is an address of the node of the same family as one of the pod's"
+        "the cell has no address that {0} could lead to; allowed is an address of the node of the \
+         same family as one of the pod's"
     )]
     NoAddress(HostPort),
     #[error(transparent)]
@@ -95,7 +97,11 @@ impl<'a> Ports<'a> {
                 "conntrack entries of host ports deleted"
             ),
             Ok(Err(error)) => {
-                tracing::warn!(cell = self.home.cell(), %error, "conntrack entries of host ports not deleted")
+                tracing::warn!(
+                    cell = self.home.cell(),
+                    %error,
+                    "conntrack entries of host ports not deleted"
+                )
             }
             Err(error) => {
                 tracing::error!(cell = self.home.cell(), %error, "conntrack thread panicked")
@@ -159,7 +165,12 @@ impl<'a> Ports<'a> {
 pub(super) fn mappings(ports: &[HostPort]) -> Value {
     let one = |port: &HostPort| {
         let ip = port.host_ip.map(|ip| ip.to_string()).unwrap_or_default();
-        json!({ "hostPort": port.host_port, "containerPort": port.container_port, "protocol": port.protocol.name(), "hostIP": ip })
+        json!({
+            "hostPort": port.host_port,
+            "containerPort": port.container_port,
+            "protocol": port.protocol.name(),
+            "hostIP": ip
+        })
     };
     ports.iter().map(one).collect()
 }

@@ -31,7 +31,8 @@ pub(in super::super) enum RuleError {
     Refused { line: String, error: CommandError },
     /// Nothing was changed.
     #[error(
-        "{0:?} in a rule of the firewall; allowed are at most {MAX_WORD_BYTES} letters, digits and -_.:,/!@[]"
+        "{0:?} in a rule of the firewall; allowed are at most {MAX_WORD_BYTES} letters, digits and \
+         -_.:,/!@[]"
     )]
     Word(String),
 }
@@ -294,7 +295,8 @@ mod tests {
         let rules = rules("10.0.0.0/8");
         assert_eq!(
             rules.creation().unwrap().input(),
-            "*nat\n-N OURS\n-A OURS -p tcp -j DNAT --to-destination [fd00::1]:80\n-A OURS -s 10.0.0.0/8\n-A OUTPUT -j OURS\nCOMMIT\n"
+            "*nat\n-N OURS\n-A OURS -p tcp -j DNAT --to-destination [fd00::1]:80\n\
+             -A OURS -s 10.0.0.0/8\n-A OUTPUT -j OURS\nCOMMIT\n"
         );
         let chain = &rules.chains[0];
         assert_eq!(
@@ -345,15 +347,20 @@ mod tests {
         for no in [
             "echo 'iptables: No chain/target/match by that name.' >&2; exit 1",
             "echo 'iptables: Bad rule (does a matching rule exist in that chain?).' >&2; exit 1",
-            "echo 'iptables v1.8.9 (legacy): Couldn'\\''t load target `KIYOT-HP-x'\\'':No such file or directory' >&2; exit 2",
-            "echo 'ip6tables v1.8.9 (legacy): can'\\''t initialize ip6tables table `nat'\\'': Table does not exist' >&2; exit 3",
-            "echo 'iptables v1.8.9 (nf_tables): Could not fetch rule set generation id: Invalid argument' >&2; exit 4",
+            "echo 'iptables v1.8.9 (legacy): Couldn'\\''t load target `KIYOT-HP-x'\\'':No such \
+             file or directory' >&2; exit 2",
+            "echo 'ip6tables v1.8.9 (legacy): can'\\''t initialize ip6tables table `nat'\\'': \
+             Table does not exist' >&2; exit 3",
+            "echo 'iptables v1.8.9 (nf_tables): Could not fetch rule set generation \
+             id: Invalid argument' >&2; exit 4",
         ] {
             assert!(says_no(&failure(no).await), "{no}");
         }
         for unknown in [
-            "echo 'Another app is currently holding the xtables lock. Perhaps you want to use the -w option?' >&2; exit 4",
-            "echo 'iptables v1.8.9 (nf_tables):  RULE_CHECK failed (Resource temporarily unavailable): rule in chain OUTPUT' >&2; exit 4",
+            "echo 'Another app is currently holding the xtables lock. Perhaps you want to use \
+             the -w option?' >&2; exit 4",
+            "echo 'iptables v1.8.9 (nf_tables):  RULE_CHECK failed (Resource temporarily \
+             unavailable): rule in chain OUTPUT' >&2; exit 4",
             "kill -KILL $$",
         ] {
             assert!(!says_no(&failure(unknown).await), "{unknown}");

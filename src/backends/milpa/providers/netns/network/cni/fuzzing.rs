@@ -1,4 +1,4 @@
-//! What a node's CNI configuration and its plugins may say, as any bytes. For kiyot-fuzz alone.
+//! Fuzz targets of the node's CNI configuration and of the results of plugins.
 
 use std::{net::IpAddr, path::Path};
 

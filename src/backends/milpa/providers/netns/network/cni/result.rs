@@ -132,8 +132,16 @@ mod tests {
     #[test]
     fn addresses_are_in_containerds_order() {
         let bridge = json!({"cniVersion": "1.0.0",
-            "interfaces": [{"name": "cni0", "mac": "x"}, {"name": "veth1"}, {"name": "eth0", "sandbox": "/run/netns/x"}],
-            "ips": [{"interface": 2, "address": "fd00::5/64"}, {"interface": 2, "address": "10.1.0.5/24", "gateway": "10.1.0.1"}, {"interface": 0, "address": "10.1.0.1/24"}]});
+        "interfaces": [
+            {"name": "cni0", "mac": "x"},
+            {"name": "veth1"},
+            {"name": "eth0", "sandbox": "/run/netns/x"}
+        ],
+        "ips": [
+            {"interface": 2, "address": "fd00::5/64"},
+            {"interface": 2, "address": "10.1.0.5/24", "gateway": "10.1.0.1"},
+            {"interface": 0, "address": "10.1.0.1/24"}
+        ]});
         assert_eq!(of(&bridge).unwrap(), ["10.1.0.5", "fd00::5"]);
         let old =
             json!({"cniVersion": "0.3.1", "ips": [{"version": "4", "address": "10.1.0.6/24"}]});
