@@ -223,6 +223,11 @@ impl<'a> Kiyot<'a> {
         if let Some(pid) = i32::try_from(self.daemon.id()).ok().and_then(Pid::from_raw) {
             let _ = kill_process(pid, Signal::TERM);
         }
+        self.wait().await
+    }
+
+    /// Waits until the daemon has exited.
+    pub async fn wait(&mut self) -> ExitStatus {
         wait_until("the daemon has ended", LIMIT, async || self.daemon.try_wait().ok().flatten())
             .await
     }

@@ -88,7 +88,8 @@ async fn processes_with_secrets_are_not_dumped_and_containers_may_be() {
     let pid = kiyot.pid().to_string();
     command::run("prlimit", &["--pid", &pid, "--core=unlimited"]);
     command::run("kill", &["-QUIT", &pid]);
-    let status = kiyot.stop().await;
+    // Without SIGTERM: the daemon could exit by it before the thread with SIGQUIT runs.
+    let status = kiyot.wait().await;
     assert_eq!((status.signal(), status.core_dumped()), (Some(3), false));
     kiyot.start_again().await;
     let mut kubelet = kiyot.kubelet().await;
