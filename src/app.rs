@@ -14,12 +14,12 @@ use tokio::{
 use crate::{
     backends::{
         Backend, BackendName,
-        cri::Cri,
+        cri::CriBackend,
         milpa::{self, Milpa},
         registry::{Registry, RegistryError},
     },
     config::{BackendConfig, Config},
-    proxy::{self, Bound, Front},
+    proxy::{self, CriServer, RunningServer},
 };
 
 mod clock;
@@ -55,7 +55,7 @@ pub enum AppError {
 /// The daemon, wired together and answering.
 #[derive(Debug)]
 pub struct App {
-    front: Bound,
+    front: RunningServer,
     milpas: Vec<Arc<Milpa>>,
 }
 
@@ -69,7 +69,7 @@ impl App {
             let name = BackendName::new(name);
             match backend {
                 BackendConfig::Cri(cri) => {
-                    backends.push(Arc::new(Cri::new(
+                    backends.push(Arc::new(CriBackend::new(
                         name.clone(),
                         cri.socket.clone(),
                         cri.connect_timeout,
@@ -91,7 +91,7 @@ impl App {
             .or(only_cri)
             .ok_or(AppError::NoNode)?;
         let registry = Registry::new(backends, &node)?;
-        let front = Front::start(&config.server, config.routing.clone(), registry)?;
+        let front = CriServer::start(&config.server, config.routing.clone(), registry)?;
         Ok(Self { front, milpas })
     }
 
@@ -138,8 +138,8 @@ async fn serve(path: &Path, mut config: Config) -> Result<(), AppError> {
     );
     let app = App::start(&config).await?;
     systemd::ready();
-    let pulse = app.front.pulse.clone();
-    let mut life = std::pin::pin!(systemd::live(&pulse));
+    let watchdog = app.front.watchdog.clone();
+    let mut life = std::pin::pin!(systemd::live(&watchdog));
     let mut clock = clock::Clock::now();
     let mut looks = tokio::time::interval(clock::LOOK);
     looks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);

@@ -1,4 +1,4 @@
-//! The CRI front door: a unix socket that speaks HTTP/2, on a thread of its own.
+//! The CRI server: a unix socket that speaks HTTP/2, on a thread of its own.
 //!
 //! A call is peeked at, never decoded: its path and at most an id or the sandbox config say whose
 //! it is. What belongs to a container runtime is forwarded as it came; what belongs to a decoded
@@ -28,50 +28,50 @@ use crate::{
 
 mod call;
 mod caller;
+mod child_waker;
 mod connection;
+mod copy_body;
+mod deadline;
 mod decoded;
 mod events;
+mod fan_out;
 mod forward;
 mod frame;
 #[doc(hidden)]
 pub mod fuzzing;
-mod gather;
+mod id_cache;
+mod idle_timeout;
 mod incoming;
-mod knock;
 mod listener;
 mod lookup;
 mod merge;
-mod owners;
+pub mod methods;
 pub mod peek;
-mod pulse;
-mod pump;
 pub mod routing;
-mod shared;
-mod stall;
-pub mod table;
-mod timeout;
+mod server_state;
+mod watchdog;
 
-use connection::Stop;
+use connection::Shutdown;
+use id_cache::IdCache;
 pub use listener::ListenError;
 use listener::Listener;
-use owners::Owners;
-pub use pulse::Pulse;
-use shared::{Settings, Shared};
+use server_state::{ServerState, Settings};
+pub use watchdog::Watchdog;
 
 /// Connections at most. The kubelet has one or two, each crictl another.
 const MAX_CONNECTIONS: usize = 1024;
 /// How long to wait after the kernel refused a connection, for want of file descriptors or memory.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 /// How long the thread may take to end after all connections were cut.
-const THREAD_END: Duration = Duration::from_secs(5);
+const THREAD_END_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// The front door could not be opened.
+/// The CRI server could not be opened.
 #[derive(Debug, thiserror::Error)]
 pub enum StartError {
     /// Its socket can't be had.
     #[error("the CRI socket can't be opened")]
     Listen(#[from] ListenError),
-    /// [`Front::start`] was called outside of the main runtime.
+    /// [`CriServer::start`] was called outside of the main runtime.
     #[error("there is no runtime to answer calls on")]
     NoRuntime(#[from] tokio::runtime::TryCurrentError),
     /// Its thread or that thread's runtime can't be made.
@@ -79,13 +79,13 @@ pub enum StartError {
     Thread(#[source] io::Error),
 }
 
-/// The CRI front door.
+/// The CRI server.
 #[derive(Debug)]
-pub struct Front;
+pub struct CriServer;
 
-/// An open front door.
+/// An open CRI server.
 #[derive(Debug)]
-pub struct Bound {
+pub struct RunningServer {
     /// The socket.
     pub address: PathBuf,
     /// Closes it. Dropping this cuts all connections.
@@ -93,10 +93,10 @@ pub struct Bound {
     /// Changes what may change while it is open.
     pub settings: SettingsHandle,
     /// Whether its thread still does something.
-    pub pulse: Pulse,
+    pub watchdog: Watchdog,
 }
 
-/// Changes rules and limits of an open front door.
+/// Changes rules and limits of an open CRI server.
 #[derive(Debug)]
 pub struct SettingsHandle(watch::Sender<Arc<Settings>>);
 
@@ -108,27 +108,27 @@ impl SettingsHandle {
     }
 }
 
-/// Closes the front door.
+/// Closes the CRI server.
 #[derive(Debug)]
 pub struct DrainHandle {
-    stop: Stop,
+    shutdown: Shutdown,
     ended: CancellationToken,
 }
 
-impl Front {
-    /// Opens the front door. To be called on the main runtime, which will answer decoded calls.
+impl CriServer {
+    /// Opens the CRI server. To be called on the main runtime, which will answer decoded calls.
     pub fn start(
         config: &Server,
         routing: Routing,
         registry: Registry,
-    ) -> Result<Bound, StartError> {
-        let (stop, ended) = (Stop::default(), CancellationToken::new());
-        let shared = Shared {
+    ) -> Result<RunningServer, StartError> {
+        let (shutdown, ended) = (Shutdown::default(), CancellationToken::new());
+        let state = ServerState {
             registry,
-            owners: Owners::default(),
+            id_cache: IdCache::default(),
             main: Handle::try_current()?,
             open_calls: AtomicUsize::new(0),
-            drain: stop.drain.clone(),
+            drain: shutdown.drain.clone(),
         };
         // Before there is a runtime: one can't be dropped on the main runtime, where this runs.
         let listener = listener::listen_on(&config.listen)?;
@@ -146,30 +146,29 @@ impl Front {
                 return Err(StartError::Thread(error));
             }
         };
-        let (settings, settings_of_thread) =
-            watch::channel(Arc::new(Settings::new(config, routing)));
-        let (stop_of_thread, ended_of_thread) = (stop.clone(), ended.clone().drop_guard());
+        let (settings, thread_settings) = watch::channel(Arc::new(Settings::new(config, routing)));
+        let (thread_shutdown, thread_ended) = (shutdown.clone(), ended.clone().drop_guard());
         let address = config.listen.clone();
-        let (pulse, heart) = pulse::new();
+        let (watchdog, responder) = watchdog::new();
         // It ends with the runtime, if not before.
-        runtime.spawn(heart.beat());
+        runtime.spawn(responder.run());
         let run = move || {
-            let _ended = ended_of_thread;
+            let _ended = thread_ended;
             runtime.block_on(accept(
                 listener,
                 socket,
-                Arc::new(shared),
-                settings_of_thread,
-                stop_of_thread,
+                Arc::new(state),
+                thread_settings,
+                thread_shutdown,
             ));
         };
         thread::Builder::new().name("cri-front".into()).spawn(run).map_err(StartError::Thread)?;
         tracing::info!(socket = %address.display(), "listening for the kubelet");
-        Ok(Bound {
+        Ok(RunningServer {
             address,
-            drain: DrainHandle { stop, ended },
+            drain: DrainHandle { shutdown, ended },
             settings: SettingsHandle(settings),
-            pulse,
+            watchdog,
         })
     }
 }
@@ -178,18 +177,18 @@ impl DrainHandle {
     /// Takes no more calls, tells clients so (GOAWAY), waits until those that are open have ended,
     /// for `patience` at most, and cuts what is left. Whether all had ended.
     pub async fn drain(&self, patience: Duration) -> bool {
-        self.stop.drain.cancel();
+        self.shutdown.drain.cancel();
         if timeout(patience, self.ended.cancelled()).await.is_ok() {
             return true;
         }
-        self.stop.reset.cancel();
-        if timeout(THREAD_END, self.ended.cancelled()).await.is_err() {
+        self.shutdown.reset.cancel();
+        if timeout(THREAD_END_TIMEOUT, self.ended.cancelled()).await.is_err() {
             tracing::warn!("the thread of the CRI socket does not end");
         }
         false
     }
 
-    /// Ready when the front door has closed, which it does by itself only if its thread failed.
+    /// Ready when the CRI server has closed, which it does by itself only if its thread failed.
     pub async fn ended(&self) {
         self.ended.cancelled().await;
     }
@@ -197,8 +196,8 @@ impl DrainHandle {
 
 impl Drop for DrainHandle {
     fn drop(&mut self) {
-        self.stop.drain.cancel();
-        self.stop.reset.cancel();
+        self.shutdown.drain.cancel();
+        self.shutdown.reset.cancel();
     }
 }
 
@@ -206,19 +205,19 @@ impl Drop for DrainHandle {
 async fn accept(
     listener: Listener,
     socket: UnixListener,
-    front: Arc<Shared>,
+    server: Arc<ServerState>,
     settings: watch::Receiver<Arc<Settings>>,
-    stop: Stop,
+    shutdown: Shutdown,
 ) {
     let mut connections = JoinSet::new();
     loop {
         tokio::select! {
             biased;
-            () = stop.drain.cancelled() => break,
+            () = shutdown.drain.cancelled() => break,
             Some(ended) = connections.join_next(), if !connections.is_empty() => log_panic(ended),
             accepted = socket.accept() => match accepted {
                 Ok((stream, _)) if connections.len() < MAX_CONNECTIONS => {
-                    connections.spawn(connection::serve(stream, front.clone(), settings.clone(), stop.clone()));
+                    connections.spawn(connection::serve(stream, server.clone(), settings.clone(), shutdown.clone()));
                 }
                 Ok(_) => tracing::warn!(limit = MAX_CONNECTIONS, "a client was turned away: there are as many connections as there may be"),
                 Err(error) => {

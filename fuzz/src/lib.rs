@@ -46,7 +46,7 @@ pub const TARGETS: [(&str, Target); 15] = [
 
 /// Peeks at a `RunPodSandboxRequest`. Where prost reads it too, both must find the same.
 pub fn peek(data: &[u8]) {
-    let pod = peek::Pod::of(data);
+    let pod = peek::Pod::run(data);
     let peeked =
         (pod.runtime_handler(), pod.name(), pod.namespace(), pod.label("a"), pod.annotation("a"));
     for path in [&[1][..], &[1, 1], &[3, 1, 2], &[]] {
@@ -60,8 +60,9 @@ pub fn peek(data: &[u8]) {
     let of_map =
         |(number, value)| matches!(number, 6 | 7) && !matches!(value, peek::Value::Bytes(_));
     let mut odd = false;
-    let _ =
-        peek::each(data, &[1], &mut |config| odd |= peek::Fields::of(config).flatten().any(of_map));
+    let _ = peek::visit(data, &[1], &mut |config| {
+        odd |= peek::Fields::of(config).flatten().any(of_map)
+    });
     if odd {
         return;
     }

@@ -5,7 +5,7 @@ use std::{convert::Infallible, future::pending, time::Duration};
 use sd_notify::NotifyState;
 use tokio::time::timeout;
 
-use crate::proxy::Pulse;
+use crate::proxy::Watchdog;
 
 /// Of the time after which systemd takes the daemon for hung, how much passes between two signs of
 /// life.
@@ -33,19 +33,19 @@ pub(super) fn stopping() {
 
 /// Gives signs of life for as long as the front door's thread gives them, if systemd asked for any
 /// (`WatchdogSec=`). Never ready.
-pub(super) async fn live(pulse: &Pulse) -> Infallible {
+pub(super) async fn live(watchdog: &Watchdog) -> Infallible {
     let Some(limit) = sd_notify::watchdog_enabled().filter(|limit| !limit.is_zero()) else {
         return pending().await;
     };
-    keep_alive(pulse, limit, || tell(&[NotifyState::Watchdog])).await
+    keep_alive(watchdog, limit, || tell(&[NotifyState::Watchdog])).await
 }
 
-async fn keep_alive(pulse: &Pulse, limit: Duration, sign: impl Fn()) -> Infallible {
+async fn keep_alive(watchdog: &Watchdog, limit: Duration, sign: impl Fn()) -> Infallible {
     let mut times = tokio::time::interval((limit / PART).max(Duration::from_millis(1)));
     times.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     loop {
         times.tick().await;
-        match timeout(limit, pulse.felt()).await {
+        match timeout(limit, watchdog.ping()).await {
             Ok(()) => sign(),
             Err(_) => tracing::error!(
                 ?limit,

@@ -5,31 +5,31 @@ use std::{path::PathBuf, time::Duration};
 use super::{Backend, BackendName, CallPath, Declared};
 
 mod connect;
-mod exchange;
+mod unary;
 mod upstream;
 
-pub use exchange::{Answer, Failure};
-pub use upstream::{Sent, Unavailable, Upstream};
+pub use unary::{UnaryError, UnaryResponse};
+pub use upstream::{Unavailable, Upstream, UpstreamCall};
 
 /// The largest message, as kubelet and containerd have it (cri-client utils.go, containerd
 /// defaults.go). Bytes, without the gRPC frame's head.
-pub const MAX_MESSAGE: usize = 16 << 20;
+pub const MAX_MESSAGE_BYTES: usize = 16 << 20;
 
 /// A backend that is a container runtime on the node.
 #[derive(Debug)]
-pub struct Cri {
+pub struct CriBackend {
     name: BackendName,
     upstream: Upstream,
 }
 
-impl Cri {
+impl CriBackend {
     /// Of a CRI socket. Nothing is connected before the first call.
     pub fn new(name: BackendName, socket: PathBuf, connect_timeout: Duration) -> Self {
         Self { name, upstream: Upstream::new(socket, connect_timeout) }
     }
 }
 
-impl Backend for Cri {
+impl Backend for CriBackend {
     fn name(&self) -> &BackendName {
         &self.name
     }

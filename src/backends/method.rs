@@ -23,7 +23,7 @@ macro_rules! methods {
 
             /// The method of a request's `:path`; `None` for one that this version of CRI does not
             /// know.
-            pub fn of_path(path: &str) -> Option<Self> {
+            pub fn from_path(path: &str) -> Option<Self> {
                 match path {
                     $(concat!("/runtime.v1.", $service, "/", stringify!($name)) => Some(Self::$name),)*
                     _ => None,
@@ -99,8 +99,8 @@ mod tests {
     #[test]
     fn a_path_names_its_method() {
         for &method in Method::ALL {
-            assert_eq!(Method::of_path(method.path()), Some(method));
+            assert_eq!(Method::from_path(method.path()), Some(method));
         }
-        assert_eq!(Method::of_path("/runtime.v1.RuntimeService/Levitate"), None);
+        assert_eq!(Method::from_path("/runtime.v1.RuntimeService/Levitate"), None);
     }
 }

@@ -9,15 +9,15 @@ use super::{Backend, BackendName, CallPath, Declared, Decoded, Features, cri::Up
 pub enum RegistryError {
     /// Two have one name.
     #[error("two backends have the name {0}; allowed is one of each name")]
-    Twice(BackendName),
+    DuplicateName(BackendName),
     /// The node backend is missing, or is none that calls can be forwarded to.
     #[error("the node backend is {0}; allowed is the name of a backend of type cri")]
-    Node(BackendName),
+    NodeBackend(BackendName),
     /// Two declare the same target runtime or runtime handler.
     #[error(
         "the backends {0} and {1} both declare {2:?}; allowed is one backend for each target runtime and runtime handler"
     )]
-    DeclaredTwice(BackendName, BackendName, &'static str),
+    DuplicateDeclaration(BackendName, BackendName, &'static str),
 }
 
 /// The backends that there are, of which one is the node's. It does not change while the daemon
@@ -40,7 +40,7 @@ impl Registry {
         let mut names = BTreeSet::new();
         for backend in &backends {
             if !names.insert(backend.name()) {
-                return Err(RegistryError::Twice(backend.name().clone()));
+                return Err(RegistryError::DuplicateName(backend.name().clone()));
             }
         }
         for (index, a) in backends.iter().enumerate() {
@@ -50,7 +50,7 @@ impl Registry {
                     common(a.declares().runtime_handlers, b.declares().runtime_handlers),
                 ];
                 if let Some(value) = both.into_iter().flatten().next() {
-                    return Err(RegistryError::DeclaredTwice(
+                    return Err(RegistryError::DuplicateDeclaration(
                         a.name().clone(),
                         b.name().clone(),
                         value,
@@ -64,7 +64,7 @@ impl Registry {
             .iter()
             .copied()
             .find(|index| backends[*index].name() == node)
-            .ok_or_else(|| RegistryError::Node(node.clone()))?;
+            .ok_or_else(|| RegistryError::NodeBackend(node.clone()))?;
         Ok(Self { backends, node, decoded, raw })
     }
 
@@ -106,18 +106,18 @@ impl Registry {
     }
 
     /// Whether ids may be of several container runtimes.
-    pub fn has_several_raw(&self) -> bool {
+    pub fn has_several_runtimes(&self) -> bool {
         self.raw.len() > 1
     }
 
     /// The place of a backend among [`Self::raw`].
-    pub fn place(&self, name: &str) -> Option<usize> {
+    pub fn index_of(&self, name: &str) -> Option<usize> {
         self.raw().position(|(raw, _)| raw.as_str() == name)
     }
 
     /// The upstream at a place among [`Self::raw`]; the node's if there is none.
-    pub fn upstream(&self, place: usize) -> &Upstream {
-        self.raw().nth(place).map_or_else(|| self.node(), |(_, upstream)| upstream)
+    pub fn upstream(&self, index: usize) -> &Upstream {
+        self.raw().nth(index).map_or_else(|| self.node(), |(_, upstream)| upstream)
     }
 
     /// The backends that answer decoded calls.
@@ -129,7 +129,7 @@ impl Registry {
     }
 
     /// Whether there is but one backend, to which all goes as it came.
-    pub fn is_plain(&self) -> bool {
+    pub fn has_one_backend(&self) -> bool {
         self.backends.len() == 1
     }
 
@@ -154,10 +154,10 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
-    use crate::backends::cri::Cri;
+    use crate::backends::cri::CriBackend;
 
     fn cri(name: &str) -> Arc<dyn Backend> {
-        Arc::new(Cri::new(
+        Arc::new(CriBackend::new(
             BackendName::new(name),
             format!("/nowhere/{name}.sock").into(),
             Duration::from_secs(1),
@@ -174,23 +174,25 @@ mod tests {
         );
         assert_eq!(registry.node_name().as_str(), "b");
         assert_eq!(
-            (registry.place("b"), registry.place("c"), registry.place("d")),
+            (registry.index_of("b"), registry.index_of("c"), registry.index_of("d")),
             (Some(0), Some(2), None)
         );
-        assert!(std::ptr::eq(registry.upstream(0), registry.node()) && registry.has_several_raw());
+        assert!(
+            std::ptr::eq(registry.upstream(0), registry.node()) && registry.has_several_runtimes()
+        );
         assert!(registry.by_id("0123").is_none());
-        assert!(!registry.is_plain());
+        assert!(!registry.has_one_backend());
     }
 
     #[test]
     fn names_must_fit() {
         assert_eq!(
             Registry::new(vec![cri("a"), cri("a")], &BackendName::new("a")).unwrap_err(),
-            RegistryError::Twice(BackendName::new("a"))
+            RegistryError::DuplicateName(BackendName::new("a"))
         );
         assert_eq!(
             Registry::new(vec![cri("a")], &BackendName::new("b")).unwrap_err(),
-            RegistryError::Node(BackendName::new("b"))
+            RegistryError::NodeBackend(BackendName::new("b"))
         );
     }
 }

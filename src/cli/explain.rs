@@ -69,7 +69,7 @@ fn explain_pod(config: &Config, pod: &Pod) -> Lines {
     // Loading a configuration has made sure of a node backend.
     let node_backend = BackendName::new(config.server.node_backend.as_deref().unwrap_or_default());
     match routing::decide(
-        peek::Pod::of(&request.encode_to_vec()),
+        peek::Pod::run(&request.encode_to_vec()),
         &declared,
         &config.routing,
         &node_backend,

@@ -8,20 +8,20 @@ use tonic::Status;
 
 use super::{
     caller::{Caller, GRPC_ACCEPT_ENCODING},
-    decoded, events, forward, gather,
-    incoming::{Incoming, Message, NoMessage},
+    deadline::Deadline,
+    decoded, events, fan_out, forward,
+    id_cache::RuntimeIndex,
+    incoming::{FirstMessage, Incoming, MessageError},
     lookup,
-    owners::Place,
+    methods::{self, Route},
     peek::{self, Pod},
     routing,
-    shared::{Settings, Shared},
-    table::{self, Route},
-    timeout::Budget,
+    server_state::{ServerState, Settings},
 };
 use crate::{
     backends::{
         CallPath, Decoded, Method,
-        cri::{MAX_MESSAGE, Upstream},
+        cri::{MAX_MESSAGE_BYTES, Upstream},
     },
     config::Routing,
     http2::{Receiving, Responding},
@@ -29,14 +29,14 @@ use crate::{
 
 /// Who answers a call.
 enum Plan<'a> {
-    Raw(&'a Upstream),
+    Forward(&'a Upstream),
     /// A container runtime that is one of several: its answer says whose an id is.
-    Learned(Place),
+    ForwardAndLearn(RuntimeIndex),
     /// Whichever has this id.
-    Whose(String),
+    FindRuntime(String),
     Decoded(&'a Arc<dyn Decoded>),
     /// The node, which is sent this message instead.
-    Stays(Bytes),
+    NodeInstead(Bytes),
     List,
     Metrics,
     Events,
@@ -45,129 +45,151 @@ enum Plan<'a> {
     /// names no pod.
     NodeImage(Option<Bytes>),
     /// This answer.
-    Known(Bytes),
+    Respond(Bytes),
     Refuse(Status),
 }
 
 /// Serves a call. Dropping the future ends it on all sides.
 pub(super) async fn serve(
-    front: Arc<Shared>,
+    server: Arc<ServerState>,
     settings: Arc<Settings>,
     request: Request<Receiving>,
     respond: Responding,
 ) {
     let caller = Caller::new(respond, settings.client_timeout);
-    let Some(_open) = front.open_call(settings.max_calls) else {
+    let Some(_open) = server.open_call(settings.max_calls) else {
         let message = format!(
             "there are {} calls open already; allowed are no more (server.max_concurrent_calls)",
             settings.max_calls
         );
-        return caller.status(&Status::resource_exhausted(message));
+        return caller.send_status(&Status::resource_exhausted(message));
     };
-    let budget = Budget::of(request.headers());
-    let method = Method::of_path(request.uri().path());
+    let deadline = Deadline::from_headers(request.headers());
+    let method = Method::from_path(request.uri().path());
     let mut incoming = Incoming::new(request, method.map(|_| settings.client_timeout));
-    let route = method.map_or_else(|| table::unknown(incoming.head.uri.path()), table::route);
+    let route =
+        method.map_or_else(|| methods::route_unknown(incoming.head.uri.path()), methods::route);
     let Some(method) = method else {
-        if route == Route::WholeNodeOnly && !front.registry.is_plain() {
-            return caller.status(&whole_node_only(incoming.head.uri.path()));
+        if route == Route::WholeNodeOnly && !server.registry.has_one_backend() {
+            return caller.send_status(&whole_node_only(incoming.head.uri.path()));
         }
         // What it is made of is not known: it is passed on as it comes.
-        if incoming.take_what_came().await.is_ok() {
-            forward::forward(front.registry.node(), incoming, budget, caller).await;
+        if incoming.read_available().await.is_ok() {
+            forward::forward(server.registry.node(), incoming, deadline, caller).await;
         }
         return;
     };
-    let is_raw = front.registry.is_plain() || route == Route::Node;
+    let is_raw = server.registry.has_one_backend() || route == Route::Node;
     // All known methods take one message. With all of it at hand, a call that was refused can be
     // sent again.
-    let message = match incoming.message().await {
-        Ok(_) | Err(NoMessage::TooLarge(_)) if is_raw => None,
-        Ok(Message::Whole { compressed: true, .. }) => return refuse_compressed(caller, method),
-        Ok(Message::Whole { length, alone, .. }) => Some((incoming.message_bytes(length), alone)),
+    let message = match incoming.read_message().await {
+        Ok(_) | Err(MessageError::TooLarge(_)) if is_raw => None,
+        Ok(FirstMessage::Complete { compressed: true, .. }) => {
+            return refuse_compressed(caller, method);
+        }
+        Ok(FirstMessage::Complete { length, alone, .. }) => {
+            Some((incoming.message_bytes(length), alone))
+        }
         // The node says in its own words what is wrong with it.
-        Ok(Message::None) => None,
-        Err(NoMessage::Cancelled) => return,
-        Err(NoMessage::Stalled(after)) => return caller.status(&forward::half_sent(after)),
-        Err(NoMessage::TooLarge(length)) => {
+        Ok(FirstMessage::Absent) => None,
+        Err(MessageError::Cancelled) => return,
+        Err(MessageError::Idle(after)) => return caller.send_status(&forward::request_idle(after)),
+        Err(MessageError::TooLarge(length)) => {
             let message = format!(
-                "the request's message has {length} bytes; allowed are at most {MAX_MESSAGE}"
+                "the request's message has {length} bytes; allowed are at most {MAX_MESSAGE_BYTES}"
             );
-            return caller.status(&Status::resource_exhausted(message));
+            return caller.send_status(&Status::resource_exhausted(message));
         }
     };
     let Some((message, alone)) = message else {
-        return forward::forward(front.registry.node(), incoming, budget, caller).await;
+        return forward::forward(server.registry.node(), incoming, deadline, caller).await;
     };
-    let plan = plan(&front, &settings, method, route, &message);
-    if matches!(plan, Plan::Raw(_) | Plan::Learned(_) | Plan::Whose(_) | Plan::Stays(_)) {
-        front.owners.note(method, &message);
+    let plan = plan(&server, &settings, method, route, &message);
+    if matches!(
+        plan,
+        Plan::Forward(_) | Plan::ForwardAndLearn(_) | Plan::FindRuntime(_) | Plan::NodeInstead(_)
+    ) {
+        server.id_cache.note_annotations(method, &message);
     }
     match plan {
-        Plan::Raw(upstream) => forward::forward(upstream, incoming, budget, caller).await,
-        Plan::Whose(id) => {
-            Box::pin(ask_whose(&front, method, &id, incoming, message, budget, caller)).await
-        }
-        Plan::Refuse(status) => caller.status(&status),
-        Plan::Stays(told) => {
-            incoming.replace_message(message.len(), &told);
-            match by_place(&front, method, 0) {
-                Plan::Learned(place) => {
-                    Box::pin(gather::learned(&front, method, place, incoming, told, budget, caller))
-                        .await
-                }
-                _ => forward::forward(front.registry.node(), incoming, budget, caller).await,
-            }
-        }
-        _ if !alone => caller
-            .status(&Status::internal(format!("{method} takes one message, and there came more"))),
-        Plan::Decoded(backend) => {
-            Box::pin(answer_decoded(&front, backend, method, message, budget, caller)).await
-        }
-        Plan::Learned(place) => {
-            Box::pin(gather::learned(&front, method, place, incoming, message, budget, caller))
+        Plan::Forward(upstream) => forward::forward(upstream, incoming, deadline, caller).await,
+        Plan::FindRuntime(id) => {
+            Box::pin(find_and_forward(&server, method, &id, incoming, message, deadline, caller))
                 .await
         }
+        Plan::Refuse(status) => caller.send_status(&status),
+        Plan::NodeInstead(message_for_node) => {
+            incoming.replace_message(message.len(), &message_for_node);
+            match plan_for_runtime(&server, method, 0) {
+                Plan::ForwardAndLearn(index) => {
+                    Box::pin(fan_out::forward_and_learn(
+                        &server,
+                        method,
+                        index,
+                        incoming,
+                        message_for_node,
+                        deadline,
+                        caller,
+                    ))
+                    .await
+                }
+                _ => forward::forward(server.registry.node(), incoming, deadline, caller).await,
+            }
+        }
+        _ if !alone => caller.send_status(&Status::internal(format!(
+            "{method} takes one message, and there came more"
+        ))),
+        Plan::Decoded(backend) => {
+            Box::pin(call_decoded(&server, backend, method, message, deadline, caller)).await
+        }
+        Plan::ForwardAndLearn(index) => {
+            Box::pin(fan_out::forward_and_learn(
+                &server, method, index, incoming, message, deadline, caller,
+            ))
+            .await
+        }
         Plan::List => {
-            Box::pin(gather::list(&front, method, incoming, message, budget, caller)).await
+            Box::pin(fan_out::list(&server, method, incoming, message, deadline, caller)).await
         }
-        Plan::Metrics => Box::pin(gather::metrics(&front, incoming, budget, caller)).await,
-        Plan::Events => Box::pin(events::serve(&front, incoming, budget, caller)).await,
-        Plan::Status => Box::pin(gather::status(&front, incoming, budget, caller)).await,
+        Plan::Metrics => Box::pin(fan_out::metrics(&server, incoming, deadline, caller)).await,
+        Plan::Events => Box::pin(events::serve(&server, incoming, deadline, caller)).await,
+        Plan::Status => Box::pin(fan_out::status(&server, incoming, deadline, caller)).await,
         Plan::NodeImage(known) => {
-            Box::pin(gather::image(&front, incoming, message, known, budget, caller)).await
+            Box::pin(fan_out::image(&server, incoming, message, known, deadline, caller)).await
         }
-        Plan::Known(answer) => caller.message(answer).await,
+        Plan::Respond(answer) => caller.send_message(answer).await,
     }
 }
 
 /// Decides who answers.
 fn plan<'a>(
-    front: &'a Shared,
+    server: &'a ServerState,
     settings: &Settings,
     method: Method,
     route: Route,
     message: &[u8],
 ) -> Plan<'a> {
-    let registry = &front.registry;
+    let registry = &server.registry;
     // An id that can't be read is for the node to complain about.
     let owner = |path| registry.by_id(peek::string(message, path).unwrap_or_default());
     match route {
-        Route::Node => Plan::Raw(registry.node()),
-        Route::Run => run(front, &settings.routing, method, Pod::of(message)),
-        Route::Restore => run(front, &settings.routing, method, Pod::to_restore(message)),
+        Route::Node => Plan::Forward(registry.node()),
+        Route::Run => plan_for_sandbox(server, &settings.routing, method, Pod::run(message)),
+        Route::Restore => {
+            plan_for_sandbox(server, &settings.routing, method, Pod::restore(message))
+        }
         Route::ById(path) => owner(path).map_or_else(
-            || of_id(front, method, peek::string(message, path).unwrap_or_default()),
+            || plan_for_id(server, method, peek::string(message, path).unwrap_or_default()),
             Plan::Decoded,
         ),
         Route::List(paths) => match paths.iter().find_map(|path| owner(path)) {
             Some(backend) => Plan::Decoded(backend),
             // Its owner alone is asked, so that it is answered while another is down.
-            None if registry.has_several_raw() => {
-                let place = paths
-                    .iter()
-                    .find_map(|path| front.owners.of_id(peek::string(message, path).ok()?));
-                place.map_or(Plan::List, |place| Plan::Raw(registry.upstream(place)))
+            None if registry.has_several_runtimes() => {
+                let index = paths.iter().find_map(|path| {
+                    server.id_cache.runtime_of_id(peek::string(message, path).ok()?)
+                });
+                index.map_or(Plan::List, |index| Plan::Forward(registry.upstream(index)))
             }
             None => Plan::List,
         },
@@ -177,14 +199,16 @@ fn plan<'a>(
         Route::PullImage => registry
             .decoded()
             .find(|backend| backend.claims_image(method, message))
-            .map_or_else(|| of_image(front, method, message), Plan::Decoded),
+            .map_or_else(|| plan_for_image(server, method, message), Plan::Decoded),
         Route::ImageStatus => {
             match registry.decoded().find(|backend| backend.claims_image(method, message)) {
                 Some(backend) => Plan::Decoded(backend),
                 // ImageSpec.annotations are the pod's; with them the call is for a pod of the node.
                 None if matches!(peek::bytes(message, &[1, 2]), Ok(None)) => Plan::NodeImage(None),
-                None if front.owners.has_noted(message) => of_image(front, method, message),
-                None => of_pods_like(front, method, message),
+                None if server.id_cache.has_runtime_annotations(message) => {
+                    plan_for_image(server, method, message)
+                }
+                None => plan_for_unmatched_image(server, method, message),
             }
         }
         Route::WholeNodeOnly => Plan::Refuse(whole_node_only(method.name())),
@@ -198,37 +222,43 @@ fn whole_node_only(what: &str) -> Status {
 }
 
 /// Who answers a call by the id of a container runtime.
-fn of_id<'a>(front: &'a Shared, method: Method, id: &str) -> Plan<'a> {
-    if !front.registry.has_several_raw() || id.is_empty() {
-        return Plan::Raw(front.registry.node());
+fn plan_for_id<'a>(server: &'a ServerState, method: Method, id: &str) -> Plan<'a> {
+    if !server.registry.has_several_runtimes() || id.is_empty() {
+        return Plan::Forward(server.registry.node());
     }
-    match front.owners.of_id(id) {
-        Some(place) => by_place(front, method, place),
-        None => Plan::Whose(id.to_owned()),
+    match server.id_cache.runtime_of_id(id) {
+        Some(index) => plan_for_runtime(server, method, index),
+        None => Plan::FindRuntime(id.to_owned()),
     }
 }
 
 /// Who answers for an image: the runtime of the pod that it is for, if that is known.
-fn of_image<'a>(front: &'a Shared, method: Method, message: &[u8]) -> Plan<'a> {
-    let place = if front.registry.has_several_raw() {
-        front.owners.of_image(method, message)
+fn plan_for_image<'a>(server: &'a ServerState, method: Method, message: &[u8]) -> Plan<'a> {
+    let index = if server.registry.has_several_runtimes() {
+        server.id_cache.runtime_of_image(method, message)
     } else {
         None
     };
-    Plan::Raw(place.map_or_else(|| front.registry.node(), |place| front.registry.upstream(place)))
+    Plan::Forward(
+        index.map_or_else(|| server.registry.node(), |index| server.registry.upstream(index)),
+    )
 }
 
 /// Decides who answers an `ImageStatus` whose pod nobody knows, as after a restart of the kubelet.
 ///
 /// Where annotations are like those of pods in cells, and say that their pod is in one, these
 /// answer. Where they don't say it, the pod may as well be one of the node, which answers first.
-fn of_pods_like<'a>(front: &'a Shared, method: Method, message: &[u8]) -> Plan<'a> {
-    let registry = &front.registry;
+fn plan_for_unmatched_image<'a>(
+    server: &'a ServerState,
+    method: Method,
+    message: &[u8],
+) -> Plan<'a> {
+    let registry = &server.registry;
     let Some(known) = registry.decoded().find_map(|backend| backend.image_of_pods_like(message))
     else {
-        return of_image(front, method, message);
+        return plan_for_image(server, method, message);
     };
-    let target = peek::entry(message, &[1, 2], routing::TARGET_RUNTIME).ok().flatten();
+    let target = peek::map_value(message, &[1, 2], routing::TARGET_RUNTIME).ok().flatten();
     // ImageSpec.runtime_handler
     let handler = peek::string(message, &[1, 19]).unwrap_or_default();
     let is_decoded = registry.declared().into_iter().any(|(name, declared)| {
@@ -237,46 +267,53 @@ fn of_pods_like<'a>(front: &'a Shared, method: Method, message: &[u8]) -> Plan<'
         let path = registry.get(name.as_str()).map(|backend| backend.path());
         names_it && matches!(path, Some(CallPath::Decoded(_)))
     });
-    if is_decoded { Plan::Known(known) } else { Plan::NodeImage(Some(known)) }
+    if is_decoded { Plan::Respond(known) } else { Plan::NodeImage(Some(known)) }
 }
 
 /// A call to a container runtime. Where there are several, the answer is looked at that has a new
 /// id.
-fn by_place(front: &Shared, method: Method, place: Place) -> Plan<'_> {
+fn plan_for_runtime(server: &ServerState, method: Method, index: RuntimeIndex) -> Plan<'_> {
     let makes_an_id =
         matches!(method, Method::RunPodSandbox | Method::RestorePod | Method::CreateContainer);
-    if makes_an_id && front.registry.has_several_raw() {
-        Plan::Learned(place)
+    if makes_an_id && server.registry.has_several_runtimes() {
+        Plan::ForwardAndLearn(index)
     } else {
-        Plan::Raw(front.registry.upstream(place))
+        Plan::Forward(server.registry.upstream(index))
     }
 }
 
-async fn ask_whose(
-    front: &Shared,
+async fn find_and_forward(
+    server: &ServerState,
     method: Method,
     id: &str,
     incoming: Incoming,
     message: Bytes,
-    budget: Budget,
+    deadline: Deadline,
     mut caller: Caller,
 ) {
-    let asked = lookup::find(front, table::names(method), id, incoming.head.clone(), budget);
-    let place = match caller.wait(gather::until(budget, asked)).await {
-        Ok(Ok(Ok(place))) => place,
-        Ok(Ok(Err(status)) | Err(status)) => return caller.status(&status),
-        Err(_gone) => return,
+    let lookup =
+        lookup::find_runtime(server, methods::id_kind(method), id, incoming.head.clone(), deadline);
+    let index = match caller.wait(fan_out::with_deadline(deadline, lookup)).await {
+        Ok(Ok(Ok(index))) => index,
+        Ok(Ok(Err(status)) | Err(status)) => return caller.send_status(&status),
+        Err(_cancelled) => return,
     };
-    match by_place(front, method, place) {
-        Plan::Learned(place) => {
-            gather::learned(front, method, place, incoming, message, budget, caller).await
+    match plan_for_runtime(server, method, index) {
+        Plan::ForwardAndLearn(index) => {
+            fan_out::forward_and_learn(server, method, index, incoming, message, deadline, caller)
+                .await
         }
-        _ => forward::forward(front.registry.upstream(place), incoming, budget, caller).await,
+        _ => forward::forward(server.registry.upstream(index), incoming, deadline, caller).await,
     }
 }
 
-fn run<'a>(front: &'a Shared, routing: &Routing, method: Method, pod: Pod<'_>) -> Plan<'a> {
-    let registry = &front.registry;
+fn plan_for_sandbox<'a>(
+    server: &'a ServerState,
+    routing: &Routing,
+    method: Method,
+    pod: Pod<'_>,
+) -> Plan<'a> {
+    let registry = &server.registry;
     let decision = match routing::decide(pod, &registry.declared(), routing, registry.node_name()) {
         Ok(decision) => decision,
         Err(undeclared) => return Plan::Refuse(Status::invalid_argument(undeclared.to_string())),
@@ -284,11 +321,13 @@ fn run<'a>(front: &'a Shared, routing: &Routing, method: Method, pod: Pod<'_>) -
     let (namespace, name) = (pod.namespace().unwrap_or_default(), pod.name().unwrap_or_default());
     tracing::info!(namespace, name, backend = decision.backend, reason = ?decision.reason, "a pod sandbox was routed");
     match registry.get(decision.backend).map(|backend| backend.path()) {
-        // A raw backend has a place.
-        Some(CallPath::Raw(_)) => {
-            by_place(front, method, registry.place(decision.backend).unwrap_or_default())
-        }
-        Some(CallPath::Decoded(backend)) => match backend.leaves_to_node(&pod.to_run()) {
+        // A raw backend has an index.
+        Some(CallPath::Raw(_)) => plan_for_runtime(
+            server,
+            method,
+            registry.index_of(decision.backend).unwrap_or_default(),
+        ),
+        Some(CallPath::Decoded(backend)) => match backend.leaves_to_node(&pod.to_run_request()) {
             None if method == Method::RestorePod => Plan::Refuse(Status::unimplemented(format!(
                 "{method} is not there for pods in cells, and this one is routed to {:?}",
                 decision.backend
@@ -296,7 +335,7 @@ fn run<'a>(front: &'a Shared, routing: &Routing, method: Method, pod: Pod<'_>) -
             None => Plan::Decoded(backend),
             Some(why) => {
                 tracing::info!(namespace, name, backend = %registry.node_name(), instead_of = decision.backend, why, "a pod sandbox stays on the node");
-                stays(front, method, pod)
+                plan_for_node_pod(server, method, pod)
             }
         },
         None => Plan::Refuse(Status::failed_precondition(format!(
@@ -308,23 +347,23 @@ fn run<'a>(front: &'a Shared, routing: &Routing, method: Method, pod: Pod<'_>) -
 
 /// To the node, for whose runtime a handler that another backend declares is none: its default one
 /// runs the pod.
-fn stays<'a>(front: &'a Shared, method: Method, pod: Pod<'_>) -> Plan<'a> {
+fn plan_for_node_pod<'a>(server: &'a ServerState, method: Method, pod: Pod<'_>) -> Plan<'a> {
     let handler = pod.runtime_handler().unwrap_or_default();
-    let is_of_cells = front
+    let is_of_cells = server
         .registry
         .declared()
         .iter()
         .any(|(_, declared)| declared.runtime_handlers.contains(&handler));
     match is_of_cells.then(|| pod.without_handler()) {
-        Some(Ok(message)) => Plan::Stays(message.into()),
-        _ => by_place(front, method, 0),
+        Some(Ok(message)) => Plan::NodeInstead(message.into()),
+        _ => plan_for_runtime(server, method, 0),
     }
 }
 
 fn refuse_compressed(caller: Caller, method: Method) {
     let mut more = HeaderMap::with_capacity(1);
     more.insert(GRPC_ACCEPT_ENCODING, HeaderValue::from_static("identity"));
-    caller.refuse(
+    caller.send_status_with(
         &Status::unimplemented(format!(
             "{method} takes no compressed message; allowed is the encoding identity"
         )),
@@ -332,20 +371,20 @@ fn refuse_compressed(caller: Caller, method: Method) {
     );
 }
 
-async fn answer_decoded(
-    front: &Shared,
+async fn call_decoded(
+    server: &ServerState,
     backend: &Arc<dyn Decoded>,
     method: Method,
     message: Bytes,
-    budget: Budget,
+    deadline: Deadline,
     mut caller: Caller,
 ) {
     match caller
-        .wait(decoded::answer(&front.main, backend, method, message, budget.deadline()))
+        .wait(decoded::answer(&server.main, backend, method, message, deadline.instant()))
         .await
     {
-        Ok(Ok(message)) => caller.message(message).await,
-        Ok(Err(status)) => caller.status(&status),
-        Err(_gone) => {}
+        Ok(Ok(message)) => caller.send_message(message).await,
+        Ok(Err(status)) => caller.send_status(&status),
+        Err(_cancelled) => {}
     }
 }

@@ -14,17 +14,17 @@ use http::{HeaderMap, HeaderName, HeaderValue, Response, header::CONTENT_TYPE, r
 use tonic::{Code, Status};
 
 use super::{
+    copy_body::{CallerSink, CopyError},
     frame,
-    pump::{Broken, Sink},
 };
 use crate::http2::{Reason, Responding, Sending};
 
-const GRPC: HeaderValue = HeaderValue::from_static("application/grpc");
+const GRPC_CONTENT_TYPE: HeaderValue = HeaderValue::from_static("application/grpc");
 /// The status of an answer, in its trailers (gRPC over HTTP2).
 pub(super) const GRPC_STATUS: HeaderName = HeaderName::from_static("grpc-status");
 /// What encodings of messages one takes.
 pub(super) const GRPC_ACCEPT_ENCODING: HeaderName = HeaderName::from_static("grpc-accept-encoding");
-const OK: HeaderValue = HeaderValue::from_static("0");
+const GRPC_OK: HeaderValue = HeaderValue::from_static("0");
 
 /// Where the answer goes.
 #[derive(Debug)]
@@ -36,7 +36,7 @@ pub(super) struct Caller {
 
 /// The caller has cancelled the call, or its connection has ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Gone;
+pub(super) struct Cancelled;
 
 impl Caller {
     /// Of the response handle of a request.
@@ -45,12 +45,12 @@ impl Caller {
     }
 
     /// Ready when the caller has gone. Only before the answer has begun.
-    pub(super) fn poll_gone(&mut self, cx: &mut std::task::Context<'_>) -> Poll<Gone> {
-        self.respond.poll_gone(cx).map(|()| Gone)
+    pub(super) fn poll_gone(&mut self, cx: &mut std::task::Context<'_>) -> Poll<Cancelled> {
+        self.respond.poll_gone(cx).map(|()| Cancelled)
     }
 
     /// Works for the caller, as long as it is there.
-    pub(super) async fn wait<F: Future>(&mut self, work: F) -> Result<F::Output, Gone> {
+    pub(super) async fn wait<F: Future>(&mut self, work: F) -> Result<F::Output, Cancelled> {
         let mut work = pin!(work);
         poll_fn(|cx| match work.as_mut().poll(cx) {
             Poll::Ready(output) => Poll::Ready(Ok(output)),
@@ -60,9 +60,9 @@ impl Caller {
     }
 
     /// Begins an answer; `None` if it is all of it, or if the caller has gone.
-    pub(super) fn begin(self, head: &response::Parts, ended: bool) -> Option<Sink> {
+    pub(super) fn send_response(self, head: &response::Parts, ended: bool) -> Option<CallerSink> {
         let stream = self.respond.respond(head, ended).ok()?;
-        (!ended).then(|| Sink::new(stream, Some(self.limit)))
+        (!ended).then(|| CallerSink::new(stream, Some(self.limit)))
     }
 
     /// Resets the stream.
@@ -71,39 +71,39 @@ impl Caller {
     }
 
     /// Answers with a status alone ("trailers only").
-    pub(super) fn status(self, status: &Status) {
-        self.refuse(status, HeaderMap::new());
+    pub(super) fn send_status(self, status: &Status) {
+        self.send_status_with(status, HeaderMap::new());
     }
 
     /// The same, with more metadata.
-    pub(super) fn refuse(self, status: &Status, more: HeaderMap) {
-        let mut head = plain_head();
+    pub(super) fn send_status_with(self, status: &Status, more: HeaderMap) {
+        let mut head = grpc_head();
         head.headers.extend(more);
         add(status, &mut head.headers);
         // There is nothing more of it.
-        drop(self.begin(&head, true));
+        drop(self.send_response(&head, true));
     }
 
     /// Answers with a message.
-    pub(super) async fn message(self, message: Bytes) {
+    pub(super) async fn send_message(self, message: Bytes) {
         let mut trailers = HeaderMap::with_capacity(1);
-        trailers.insert(GRPC_STATUS, OK);
-        self.answer(plain_head(), frame::framed(message), Some(trailers)).await;
+        trailers.insert(GRPC_STATUS, GRPC_OK);
+        self.send_body(grpc_head(), frame::encode(message), Some(trailers)).await;
     }
 
     /// Answers with metadata, a body in parts, and trailers.
-    pub(super) async fn answer(
+    pub(super) async fn send_body(
         self,
         head: response::Parts,
         body: Vec<Bytes>,
         trailers: Option<HeaderMap>,
     ) {
         let ended = body.is_empty() && trailers.is_none();
-        let Some(mut sink) = self.begin(&head, ended) else { return };
+        let Some(mut sink) = self.send_response(&head, ended) else { return };
         for part in body {
             match sink.send(part).await {
                 Ok(()) => {}
-                Err(Broken::SinkStalled(after)) => {
+                Err(CopyError::SinkIdle(after)) => {
                     tracing::debug!(?after, "a caller left its answer unread");
                     return sink.stream.reset(Reason::CANCEL);
                 }
@@ -115,14 +115,14 @@ impl Caller {
 }
 
 /// The metadata of an answer of our own.
-pub(super) fn plain_head() -> response::Parts {
+pub(super) fn grpc_head() -> response::Parts {
     let mut head = Response::new(());
-    head.headers_mut().insert(CONTENT_TYPE, GRPC);
+    head.headers_mut().insert(CONTENT_TYPE, GRPC_CONTENT_TYPE);
     head.into_parts().0
 }
 
 /// Ends an answer that had begun, with an error.
-pub(super) fn end_with(stream: &mut Sending, status: &Status) {
+pub(super) fn finish_with_status(stream: &mut Sending, status: &Status) {
     let mut trailers = HeaderMap::new();
     add(status, &mut trailers);
     stream.end(Some(trailers));
@@ -136,7 +136,7 @@ fn add(status: &Status, headers: &mut HeaderMap) {
 }
 
 /// A status of a code, with an error and its sources as the message.
-pub(super) fn status_of(code: Code, error: &dyn Error) -> Status {
+pub(super) fn status_from_error(code: Code, error: &dyn Error) -> Status {
     let mut message = error.to_string();
     let mut source = error.source();
     while let Some(error) = source {

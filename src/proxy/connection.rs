@@ -19,18 +19,18 @@ use tokio_util::sync::CancellationToken;
 
 use super::{
     call,
-    knock::Knock,
-    shared::{Settings, Shared},
+    child_waker::ChildWaker,
+    server_state::{ServerState, Settings},
 };
 use crate::http2::{Error, Reason, Serving};
 
 /// How often is read and the calls are polled in one round at most, before other tasks have their
 /// turn. A call that comes takes one turn, its answer another.
-const TURNS: usize = 8;
+const MAX_POLLS_PER_ROUND: usize = 8;
 
 /// How the daemon is told to stop.
 #[derive(Debug, Clone, Default)]
-pub(super) struct Stop {
+pub(super) struct Shutdown {
     /// No new calls.
     pub(super) drain: CancellationToken,
     /// No calls at all.
@@ -40,9 +40,9 @@ pub(super) struct Stop {
 /// Serves a connection until it ends.
 pub(super) async fn serve(
     stream: UnixStream,
-    front: Arc<Shared>,
+    server: Arc<ServerState>,
     mut settings: watch::Receiver<Arc<Settings>>,
-    stop: Stop,
+    shutdown: Shutdown,
 ) {
     let begin = Arc::clone(&settings.borrow_and_update());
     // It is told once; what is set later counts all the same, by calls that are refused.
@@ -51,73 +51,75 @@ pub(super) async fn serve(
         Ok(serving) => serving,
         Err(error) => return tracing::warn!(%error, "a client's connection can't be served"),
     };
-    match rounds(&mut serving, &front, begin, settings, &stop).await {
-        End::Closed => {}
-        End::Error(error) => {
+    match run(&mut serving, &server, begin, settings, &shutdown).await {
+        ConnectionEnd::Closed => {}
+        ConnectionEnd::Error(error) => {
             tracing::debug!(%error, "a client's connection ended");
             serving.write_rest().await;
         }
-        End::HalfSent(after) if serving.was_greeted() => {
+        ConnectionEnd::FrameTimeout(after) if serving.was_greeted() => {
             tracing::debug!(?after, "a client stopped in the middle of a frame");
             serving.say_goodbye(Reason::ENHANCE_YOUR_CALM, "a frame stopped in its middle").await;
         }
-        End::HalfSent(after) => tracing::debug!(?after, "a client connected and said nothing"),
-        End::Reset => serving.say_goodbye(Reason::NO_ERROR, "the daemon stops").await,
+        ConnectionEnd::FrameTimeout(after) => {
+            tracing::debug!(?after, "a client connected and said nothing")
+        }
+        ConnectionEnd::Reset => serving.say_goodbye(Reason::NO_ERROR, "the daemon stops").await,
     }
 }
 
-enum End {
+enum ConnectionEnd {
     Closed,
     Error(Error),
-    HalfSent(Duration),
+    FrameTimeout(Duration),
     Reset,
 }
 
 /// Accepts calls and serves them. When it returns, the calls that were open are no more.
-async fn rounds(
+async fn run(
     serving: &mut Serving,
-    front: &Arc<Shared>,
+    server: &Arc<ServerState>,
     mut now: Arc<Settings>,
     mut settings: watch::Receiver<Arc<Settings>>,
-    stop: &Stop,
-) -> End {
+    shutdown: &Shutdown,
+) -> ConnectionEnd {
     let mut calls = FuturesUnordered::new();
-    let mut quiet = Quiet { limit: now.client_timeout, timer: None, frames: 0 };
-    let mut drain = pin!(stop.drain.cancelled());
-    let mut reset = pin!(stop.reset.cancelled());
+    let mut frame_timeout = FrameTimeout { limit: now.client_timeout, timer: None, frames: 0 };
+    let mut drain = pin!(shutdown.drain.cancelled());
+    let mut reset = pin!(shutdown.reset.cancelled());
     let mut draining = false;
-    let of_calls = Knock::new();
+    let calls_waker = ChildWaker::new();
     poll_fn(|cx| {
-        of_calls.begin(cx);
+        calls_waker.begin_round(cx);
         if !draining && drain.as_mut().poll(cx).is_ready() {
             draining = true;
             if !serving.was_greeted() {
-                return Poll::Ready(End::Closed);
+                return Poll::Ready(ConnectionEnd::Closed);
             }
             serving.drain();
         }
         if draining && reset.as_mut().poll(cx).is_ready() {
-            return Poll::Ready(End::Reset);
+            return Poll::Ready(ConnectionEnd::Reset);
         }
-        let mut calls_cx = Context::from_waker(&of_calls.waker);
+        let mut calls_cx = Context::from_waker(&calls_waker.waker);
         let mut has_read = false;
-        for _ in 0..TURNS {
+        for _ in 0..MAX_POLLS_PER_ROUND {
             has_read = match serving.poll_read(cx) {
                 Poll::Ready(Ok(true)) => true,
-                Poll::Ready(Ok(false)) => return Poll::Ready(End::Closed),
-                Poll::Ready(Err(error)) => return Poll::Ready(End::Error(error)),
+                Poll::Ready(Ok(false)) => return Poll::Ready(ConnectionEnd::Closed),
+                Poll::Ready(Err(error)) => return Poll::Ready(ConnectionEnd::Error(error)),
                 Poll::Pending => false,
             };
             while let Some((request, respond)) = serving.accept() {
                 // An atomic load; the lock is taken only after a reload.
                 if settings.has_changed().unwrap_or(false) {
                     now = Arc::clone(&settings.borrow_and_update());
-                    quiet.limit = now.client_timeout;
+                    frame_timeout.limit = now.client_timeout;
                 }
-                calls.push(call::serve(front.clone(), now.clone(), request, respond));
-                of_calls.waker.wake_by_ref();
+                calls.push(call::serve(server.clone(), now.clone(), request, respond));
+                calls_waker.waker.wake_by_ref();
             }
-            let turn_of_calls = of_calls.take();
+            let turn_of_calls = calls_waker.take_wake();
             if turn_of_calls {
                 while let Poll::Ready(Some(())) = calls.poll_next_unpin(&mut calls_cx) {}
             }
@@ -129,20 +131,20 @@ async fn rounds(
         match serving.poll_write(cx) {
             Poll::Ready(Err(error)) => {
                 tracing::debug!(%error, "a client can't be written to");
-                return Poll::Ready(End::Closed);
+                return Poll::Ready(ConnectionEnd::Closed);
             }
-            Poll::Ready(Ok(())) if serving.is_done() => return Poll::Ready(End::Closed),
+            Poll::Ready(Ok(())) if serving.is_done() => return Poll::Ready(ConnectionEnd::Closed),
             Poll::Ready(Ok(())) | Poll::Pending => {}
         }
         // What can be read now that could not, what may still be there, and calls that have knocked
         // since: nobody else tells of them.
         let can_read_again = !could_read && serving.may_read();
-        let calls_wait = of_calls.end();
+        let calls_wait = calls_waker.end_round();
         if has_read || can_read_again || calls_wait {
             cx.waker().wake_by_ref();
         }
-        if quiet.poll(cx, serving).is_ready() {
-            Poll::Ready(End::HalfSent(quiet.limit))
+        if frame_timeout.poll(cx, serving).is_ready() {
+            Poll::Ready(ConnectionEnd::FrameTimeout(frame_timeout.limit))
         } else {
             Poll::Pending
         }
@@ -152,13 +154,13 @@ async fn rounds(
 
 /// Notices a client that stopped in the middle of a frame. One that stopped between frames may stay
 /// as long as it likes.
-struct Quiet {
+struct FrameTimeout {
     limit: Duration,
     timer: Option<Pin<Box<Sleep>>>,
     frames: u64,
 }
 
-impl Quiet {
+impl FrameTimeout {
     fn poll(&mut self, cx: &mut Context<'_>, serving: &Serving) -> Poll<()> {
         loop {
             let Some(timer) = &mut self.timer else {

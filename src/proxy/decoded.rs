@@ -8,7 +8,7 @@ use tokio::{runtime::Handle, time::timeout_at};
 use tokio_util::task::AbortOnDropHandle;
 use tonic::Status;
 
-use crate::backends::{Decoded, Method, cri::MAX_MESSAGE};
+use crate::backends::{Decoded, Method, cri::MAX_MESSAGE_BYTES};
 
 /// Answers a call. Dropping the future drops the backend's.
 pub(super) async fn answer(
@@ -22,7 +22,7 @@ pub(super) async fn answer(
         Some(answer) => answer,
         None => call(main, decoded.clone(), method, message, deadline).await,
     }?;
-    if answer.len() > MAX_MESSAGE { Err(too_large(answer.len())) } else { Ok(answer) }
+    if answer.len() > MAX_MESSAGE_BYTES { Err(too_large(answer.len())) } else { Ok(answer) }
 }
 
 async fn call(
@@ -62,6 +62,6 @@ async fn call(
 /// The status of an answer that is larger than the caller takes.
 pub(super) fn too_large(length: usize) -> Status {
     Status::resource_exhausted(format!(
-        "the answer has {length} bytes; allowed are at most {MAX_MESSAGE}"
+        "the answer has {length} bytes; allowed are at most {MAX_MESSAGE_BYTES}"
     ))
 }

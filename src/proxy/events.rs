@@ -25,13 +25,13 @@ use http::{
 use tonic::{Code, Status};
 
 use super::{
-    caller::{Caller, GRPC_ACCEPT_ENCODING, end_with, plain_head, status_of},
+    caller::{Caller, GRPC_ACCEPT_ENCODING, finish_with_status, grpc_head, status_from_error},
+    copy_body::{CallerSink, CopyError},
+    deadline::Deadline,
     decoded::too_large,
-    frame::{self, Body, HEAD},
+    frame::{self, Frame, HEADER_BYTES},
     incoming::Incoming,
-    pump::{Broken, Sink},
-    shared::Shared,
-    timeout::Budget,
+    server_state::ServerState,
 };
 use crate::{
     backends::cri::Upstream,
@@ -39,17 +39,17 @@ use crate::{
 };
 
 /// What a part of the stream has next.
-enum Next {
+enum Item {
     /// The metadata of an answer that has begun.
     Head(response::Parts),
     /// A whole message with its head.
     Message(Bytes),
     /// The end.
-    End(End),
+    End(StreamEnd),
 }
 
 /// How the stream ends.
-enum End {
+enum StreamEnd {
     /// An answer without any message: its metadata has the status.
     Head(response::Parts),
     Trailers(Option<HeaderMap>),
@@ -60,62 +60,62 @@ enum End {
 /// Serves the stream until a part of it ends or the caller goes. While the caller takes nothing,
 /// nothing is taken from the runtimes.
 pub(super) async fn serve(
-    front: &Shared,
+    server: &ServerState,
     mut incoming: Incoming,
-    budget: Budget,
+    deadline: Deadline,
     mut caller: Caller,
 ) {
     incoming.head.headers.remove(GRPC_ACCEPT_ENCODING);
-    budget.shorten(&mut incoming.head.headers);
-    let mut all: SelectAll<BoxStream<'_, Next>> = SelectAll::new();
+    deadline.write_remaining(&mut incoming.head.headers);
+    let mut all: SelectAll<BoxStream<'_, Item>> = SelectAll::new();
     // First, so that nothing is missed that happens while the runtimes begin.
-    for backend in front.registry.decoded() {
+    for backend in server.registry.decoded() {
         all.push(Box::pin(backend.events().map(|event| match event {
-            Ok(message) => Next::Message(frame::framed(message).concat().into()),
-            Err(status) => Next::End(End::Status(status)),
+            Ok(message) => Item::Message(frame::encode(message).concat().into()),
+            Err(status) => Item::End(StreamEnd::Status(status)),
         })));
     }
-    for (_, upstream) in front.registry.raw() {
-        all.push(Box::pin(of_runtime(upstream, &incoming.head, &incoming.body)));
+    for (_, upstream) in server.registry.raw() {
+        all.push(Box::pin(runtime_events(upstream, &incoming.head, &incoming.body)));
     }
     // It has no end of its own, and the daemon's stop need not wait for it.
     all.push(Box::pin(stream::once(async {
-        front.drain.cancelled().await;
-        Next::End(End::Status(Status::unavailable(
+        server.drain.cancelled().await;
+        Item::End(StreamEnd::Status(Status::unavailable(
             "kiyot stops; the stream of events can be opened again when it is back",
         )))
     })));
     // A runtime may send no metadata before its first event: the first of any of them begins the
     // answer.
     let (head, first) = match caller.wait(all.next()).await {
-        Ok(Some(Next::Head(head))) => (head, Bytes::new()),
-        Ok(Some(Next::Message(message))) => (plain_head(), message),
-        Ok(Some(Next::End(end))) => return refuse(caller, end),
+        Ok(Some(Item::Head(head))) => (head, Bytes::new()),
+        Ok(Some(Item::Message(message))) => (grpc_head(), message),
+        Ok(Some(Item::End(end))) => return refuse(caller, end),
         // There is always a runtime, and its part has an end.
         Ok(None) | Err(_) => return,
     };
-    let Some(mut sink) = caller.begin(&head, false) else { return };
+    let Some(mut sink) = caller.send_response(&head, false) else { return };
     let mut message = first;
     loop {
         match sink.send(message).await {
             Ok(()) => {}
-            Err(Broken::SinkStalled(after)) => {
+            Err(CopyError::SinkIdle(after)) => {
                 tracing::debug!(?after, "a reader of events left them unread");
                 return sink.stream.reset(Reason::CANCEL);
             }
             Err(_) => return,
         }
         message = match wait(&mut sink, all.next()).await {
-            Some(Some(Next::Head(_))) => Bytes::new(),
-            Some(Some(Next::Message(message))) => message,
-            Some(Some(Next::End(end))) => return finish(sink, end),
+            Some(Some(Item::Head(_))) => Bytes::new(),
+            Some(Some(Item::Message(message))) => message,
+            Some(Some(Item::End(end))) => return finish(sink, end),
             Some(None) | None => return,
         };
     }
 }
 
 /// Waits for something as long as the reader is there; `None` if it has gone.
-async fn wait<F: Future>(sink: &mut Sink, work: F) -> Option<F::Output> {
+async fn wait<F: Future>(sink: &mut CallerSink, work: F) -> Option<F::Output> {
     let mut work = pin!(work);
     poll_fn(|cx| match work.as_mut().poll(cx) {
         Poll::Ready(output) => Poll::Ready(Some(output)),
@@ -125,111 +125,113 @@ async fn wait<F: Future>(sink: &mut Sink, work: F) -> Option<F::Output> {
 }
 
 /// Ends a stream that has not begun.
-fn refuse(caller: Caller, end: End) {
+fn refuse(caller: Caller, end: StreamEnd) {
     match end {
         // All of the answer: there is nothing to be sent after it.
-        End::Head(head) => drop(caller.begin(&head, true)),
-        End::Reset(reason) => caller.reset(reason),
-        End::Status(status) => caller.status(&status),
-        End::Trailers(trailers) => {
-            if let Some(sink) = caller.begin(&plain_head(), false) {
-                finish(sink, End::Trailers(trailers));
+        StreamEnd::Head(head) => drop(caller.send_response(&head, true)),
+        StreamEnd::Reset(reason) => caller.reset(reason),
+        StreamEnd::Status(status) => caller.send_status(&status),
+        StreamEnd::Trailers(trailers) => {
+            if let Some(sink) = caller.send_response(&grpc_head(), false) {
+                finish(sink, StreamEnd::Trailers(trailers));
             }
         }
     }
 }
 
 /// Ends a stream that has begun.
-fn finish(mut sink: Sink, end: End) {
+fn finish(mut sink: CallerSink, end: StreamEnd) {
     match end {
-        End::Head(mut head) => {
+        StreamEnd::Head(mut head) => {
             head.headers.remove(CONTENT_TYPE);
             sink.stream.end(Some(head.headers));
         }
-        End::Trailers(trailers) => sink.stream.end(trailers),
-        End::Reset(reason) => sink.stream.reset(reason),
-        End::Status(status) => end_with(&mut sink.stream, &status),
+        StreamEnd::Trailers(trailers) => sink.stream.end(trailers),
+        StreamEnd::Reset(reason) => sink.stream.reset(reason),
+        StreamEnd::Status(status) => finish_with_status(&mut sink.stream, &status),
     }
 }
 
 /// Where a runtime's part is.
-enum Part {
+enum RuntimeStream {
     /// It is to be asked.
     New,
     /// It sends; what came of the next message.
     Open(Receiving, BytesMut),
-    Over,
+    Done,
 }
 
 /// The events of a runtime. The last that it has is an end.
-fn of_runtime<'a>(
+fn runtime_events<'a>(
     upstream: &'a Upstream,
     head: &'a request::Parts,
     body: &'a Bytes,
-) -> impl futures::Stream<Item = Next> + Send + 'a {
-    stream::unfold(Part::New, move |part| async move {
+) -> impl futures::Stream<Item = Item> + Send + 'a {
+    stream::unfold(RuntimeStream::New, move |part| async move {
         match part {
-            Part::New => match begin(upstream, head, body).await {
-                Err(end) => Some((Next::End(end), Part::Over)),
+            RuntimeStream::New => match open(upstream, head, body).await {
+                Err(end) => Some((Item::End(end), RuntimeStream::Done)),
                 Ok(answer) => {
                     let (head, body) = answer.into_parts();
                     let ended = body.is_end();
                     Some(if ended {
-                        (Next::End(End::Head(head)), Part::Over)
+                        (Item::End(StreamEnd::Head(head)), RuntimeStream::Done)
                     } else {
-                        (Next::Head(head), Part::Open(body, BytesMut::new()))
+                        (Item::Head(head), RuntimeStream::Open(body, BytesMut::new()))
                     })
                 }
             },
-            Part::Open(mut body, mut came) => match message(upstream, &mut body, &mut came).await {
-                Ok(message) => Some((Next::Message(message), Part::Open(body, came))),
-                Err(end) => Some((Next::End(end), Part::Over)),
-            },
-            Part::Over => None,
+            RuntimeStream::Open(mut body, mut came) => {
+                match next_message(upstream, &mut body, &mut came).await {
+                    Ok(message) => Some((Item::Message(message), RuntimeStream::Open(body, came))),
+                    Err(end) => Some((Item::End(end), RuntimeStream::Done)),
+                }
+            }
+            RuntimeStream::Done => None,
         }
     })
 }
 
 /// Asks a runtime for its events. A call that it refused to begin with is sent once more.
-async fn begin(
+async fn open(
     upstream: &Upstream,
     head: &request::Parts,
     body: &Bytes,
-) -> Result<Response<Receiving>, End> {
+) -> Result<Response<Receiving>, StreamEnd> {
     let mut again = true;
     loop {
         let sent = upstream
             .send(head, body, true)
             .await
-            .map_err(|error| End::Status(status_of(Code::Unavailable, &error)))?;
+            .map_err(|error| StreamEnd::Status(status_from_error(Code::Unavailable, &error)))?;
         match sent.response.await {
             Err(error) if error.was_refused() && std::mem::take(&mut again) => {}
-            answer => return answer.map_err(|error| broken(upstream, error)),
+            answer => return answer.map_err(|error| end_of_error(upstream, error)),
         }
     }
 }
 
 /// The next message of a runtime, with its head.
-async fn message(
+async fn next_message(
     upstream: &Upstream,
     body: &mut Receiving,
     came: &mut BytesMut,
-) -> Result<Bytes, End> {
+) -> Result<Bytes, StreamEnd> {
     loop {
-        match frame::look(came) {
-            Body::Whole { length, compressed: false } => {
-                return Ok(came.split_to(HEAD + length).freeze());
+        match frame::parse(came) {
+            Frame::Complete { length, compressed: false } => {
+                return Ok(came.split_to(HEADER_BYTES + length).freeze());
             }
-            Body::Whole { compressed: true, .. } => {
+            Frame::Complete { compressed: true, .. } => {
                 let message = "the container runtime's events can't be merged: they are compressed, though uncompressed ones were asked for";
-                return Err(End::Status(Status::internal(message)));
+                return Err(StreamEnd::Status(Status::internal(message)));
             }
-            Body::TooLarge(length) => return Err(End::Status(too_large(length))),
-            Body::Part => {}
+            Frame::TooLarge(length) => return Err(StreamEnd::Status(too_large(length))),
+            Frame::Partial => {}
         }
         match body.data().await {
             Some(part) => {
-                let part = part.map_err(|error| broken(upstream, error))?;
+                let part = part.map_err(|error| end_of_error(upstream, error))?;
                 // What is kept here is a message at most, and what came with its end.
                 came.extend_from_slice(&part);
             }
@@ -237,15 +239,18 @@ async fn message(
                 return Err(body
                     .trailers()
                     .await
-                    .map_or_else(|error| broken(upstream, error), End::Trailers));
+                    .map_or_else(|error| end_of_error(upstream, error), StreamEnd::Trailers));
             }
         }
     }
 }
 
-fn broken(upstream: &Upstream, error: Error) -> End {
+fn end_of_error(upstream: &Upstream, error: Error) -> StreamEnd {
     match error.reset() {
-        Some(reason) => End::Reset(reason),
-        None => End::Status(status_of(Code::Unavailable, &upstream.lost(error))),
+        Some(reason) => StreamEnd::Reset(reason),
+        None => StreamEnd::Status(status_from_error(
+            Code::Unavailable,
+            &upstream.connection_lost(error),
+        )),
     }
 }

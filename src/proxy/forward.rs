@@ -11,13 +11,13 @@ use http::Response;
 use tonic::{Code, Status};
 
 use super::{
-    caller::{Caller, end_with, status_of},
+    caller::{Caller, finish_with_status, status_from_error},
+    copy_body::{CopyBody, CopyError},
+    deadline::Deadline,
     incoming::Incoming,
-    pump::{Broken, Pump},
-    timeout::Budget,
 };
 use crate::{
-    backends::cri::{Sent, Upstream},
+    backends::cri::{Upstream, UpstreamCall},
     http2::{Answering, Error, Reason, Receiving, Sending},
 };
 
@@ -25,62 +25,67 @@ use crate::{
 pub(super) async fn forward(
     upstream: &Upstream,
     mut incoming: Incoming,
-    budget: Budget,
+    deadline: Deadline,
     mut caller: Caller,
 ) {
-    let mut again = true;
+    let mut may_retry = true;
     loop {
-        budget.shorten(&mut incoming.head.headers);
+        deadline.write_remaining(&mut incoming.head.headers);
         let Ok(sent) = caller
             .wait(upstream.send(&incoming.head, &incoming.body, incoming.rest.is_none()))
             .await
         else {
             return;
         };
-        let Sent { mut response, stream } = match sent {
+        let UpstreamCall { mut response, stream } = match sent {
             Ok(sent) => sent,
-            Err(error) => return caller.status(&status_of(Code::Unavailable, &error)),
+            Err(error) => return caller.send_status(&status_from_error(Code::Unavailable, &error)),
         };
-        let mut upload =
-            Upload::new(incoming.rest.take().map(|rest| Pump::new(rest, stream, incoming.limit)));
-        match head(&mut upload, &mut response, &mut caller).await {
-            Head::Cancelled => return,
-            Head::Failed(status) => return caller.status(&status),
-            Head::Answer(Err(error)) if again && error.was_refused() && !upload.has_passed() => {
-                again = false;
+        let mut upload = Upload::new(
+            incoming.rest.take().map(|rest| CopyBody::new(rest, stream, incoming.idle_timeout)),
+        );
+        match wait_for_response(&mut upload, &mut response, &mut caller).await {
+            Outcome::Cancelled => return,
+            Outcome::Failed(status) => return caller.send_status(&status),
+            Outcome::Response(Err(error))
+                if may_retry && error.was_refused() && !upload.has_sent() =>
+            {
+                may_retry = false;
                 // What had not come of the request comes still, though this try ended first.
-                incoming.rest = upload.pump.map(|pump| pump.from);
+                incoming.rest = upload.copy.map(|copy| copy.from);
             }
-            Head::Answer(Err(error)) => return failed(upstream, caller, error),
-            Head::Answer(Ok(response)) => return answer(upstream, upload, response, caller).await,
+            Outcome::Response(Err(error)) => return failed(upstream, caller, error),
+            Outcome::Response(Ok(response)) => {
+                return copy_response(upstream, upload, response, caller).await;
+            }
         }
     }
 }
 
 /// What is still to be sent of the request.
 struct Upload {
-    pump: Option<Pump<Sending>>,
+    copy: Option<CopyBody<Sending>>,
     /// All was sent, or the runtime wants no more.
     is_over: bool,
 }
 
 impl Upload {
-    fn new(pump: Option<Pump<Sending>>) -> Self {
-        Self { is_over: pump.is_none(), pump }
+    fn new(copy: Option<CopyBody<Sending>>) -> Self {
+        Self { is_over: copy.is_none(), copy }
     }
 
     /// Whether a part of the request that is kept no more was sent.
-    fn has_passed(&self) -> bool {
-        self.pump.as_ref().is_some_and(|pump| pump.has_passed)
+    fn has_sent(&self) -> bool {
+        self.copy.as_ref().is_some_and(|copy| copy.has_sent)
     }
 
     /// Sends on. An error is the caller's.
-    fn poll(&mut self, cx: &mut Context<'_>) -> Result<(), Broken> {
-        let Some(pump) = self.pump.as_mut().filter(|_| !self.is_over) else { return Ok(()) };
-        match pump.poll(cx) {
+    fn poll(&mut self, cx: &mut Context<'_>) -> Result<(), CopyError> {
+        let Some(copy) = self.copy.as_mut().filter(|_| !self.is_over) else { return Ok(()) };
+        match copy.poll(cx) {
             Poll::Pending => Ok(()),
             // The answer says why the runtime wants no more.
-            Poll::Ready(Ok(()) | Err(Broken::Sink | Broken::SinkStalled(_))) => {
+            Poll::Ready(Ok(()) | Err(CopyError::SinkClosed | CopyError::SinkIdle(_))) => {
                 self.is_over = true;
                 Ok(())
             }
@@ -89,66 +94,72 @@ impl Upload {
     }
 }
 
-enum Head {
-    Answer(Result<Response<Receiving>, Error>),
+enum Outcome {
+    Response(Result<Response<Receiving>, Error>),
     Cancelled,
     Failed(Status),
 }
 
 /// Waits for the answer to begin.
-async fn head(upload: &mut Upload, response: &mut Answering, caller: &mut Caller) -> Head {
+async fn wait_for_response(
+    upload: &mut Upload,
+    response: &mut Answering,
+    caller: &mut Caller,
+) -> Outcome {
     poll_fn(|cx| {
         match upload.poll(cx) {
             Ok(()) => {}
-            Err(Broken::SourceStalled(after)) => {
-                return Poll::Ready(Head::Failed(half_sent(after)));
+            Err(CopyError::SourceIdle(after)) => {
+                return Poll::Ready(Outcome::Failed(request_idle(after)));
             }
-            Err(_) => return Poll::Ready(Head::Cancelled),
+            Err(_) => return Poll::Ready(Outcome::Cancelled),
         }
         if let Poll::Ready(answer) = Pin::new(&mut *response).poll(cx) {
-            return Poll::Ready(Head::Answer(answer));
+            return Poll::Ready(Outcome::Response(answer));
         }
-        caller.poll_gone(cx).map(|_| Head::Cancelled)
+        caller.poll_gone(cx).map(|_| Outcome::Cancelled)
     })
     .await
 }
 
 /// Passes the answer on.
-async fn answer(
+async fn copy_response(
     upstream: &Upstream,
     mut upload: Upload,
     response: Response<Receiving>,
     caller: Caller,
 ) {
     let (head, body) = response.into_parts();
-    let Some(sink) = caller.begin(&head, body.is_end()) else { return };
-    let mut download = Pump::new(body, sink, None);
+    let Some(sink) = caller.send_response(&head, body.is_end()) else { return };
+    let mut download = CopyBody::new(body, sink, None);
     let result = poll_fn(|cx| {
         match upload.poll(cx) {
             // Nobody will want the rest any more.
-            Ok(()) if upload.is_over => upload.pump = None,
+            Ok(()) if upload.is_over => upload.copy = None,
             Ok(()) => {}
             // It is the caller that has gone.
-            Err(Broken::Source(_)) => return Poll::Ready(Err(Broken::Sink)),
+            Err(CopyError::Source(_)) => return Poll::Ready(Err(CopyError::SinkClosed)),
             Err(error) => return Poll::Ready(Err(error)),
         }
         match download.poll(cx) {
-            Poll::Pending => download.to.stream.poll_gone(cx).map(|()| Err(Broken::Sink)),
+            Poll::Pending => download.to.stream.poll_gone(cx).map(|()| Err(CopyError::SinkClosed)),
             ready => ready,
         }
     })
     .await;
     match result {
-        Ok(()) | Err(Broken::Sink) => {}
-        Err(Broken::Source(error)) => match error.reset() {
+        Ok(()) | Err(CopyError::SinkClosed) => {}
+        Err(CopyError::Source(error)) => match error.reset() {
             Some(reason) => download.to.stream.reset(reason),
-            None => end_with(
+            None => finish_with_status(
                 &mut download.to.stream,
-                &status_of(Code::Unavailable, &upstream.lost(error)),
+                &status_from_error(Code::Unavailable, &upstream.connection_lost(error)),
             ),
         },
-        Err(Broken::SourceStalled(after)) => end_with(&mut download.to.stream, &half_sent(after)),
-        Err(Broken::SinkStalled(after)) => {
+        Err(CopyError::SourceIdle(after)) => {
+            finish_with_status(&mut download.to.stream, &request_idle(after))
+        }
+        Err(CopyError::SinkIdle(after)) => {
             tracing::debug!(?after, "a caller left its answer unread");
             download.to.stream.reset(Reason::CANCEL);
         }
@@ -156,13 +167,14 @@ async fn answer(
 }
 
 /// The status of a call whose caller stopped in the middle of its request.
-pub(super) fn half_sent(after: Duration) -> Status {
+pub(super) fn request_idle(after: Duration) -> Status {
     Status::deadline_exceeded(format!("the rest of the request did not come within {after:?}"))
 }
 
 fn failed(upstream: &Upstream, caller: Caller, error: Error) {
     match error.reset() {
         Some(reason) => caller.reset(reason),
-        None => caller.status(&status_of(Code::Unavailable, &upstream.lost(error))),
+        None => caller
+            .send_status(&status_from_error(Code::Unavailable, &upstream.connection_lost(error))),
     }
 }

@@ -7,12 +7,12 @@ use prost::Message as _;
 
 use super::{
     caller::GRPC_STATUS,
-    frame::{self, Body, HEAD},
+    deadline::Deadline,
+    frame::{self, Frame, HEADER_BYTES},
+    id_cache::IdCache,
     merge,
-    owners::Owners,
-    timeout::Budget,
 };
-use crate::backends::{Features, Method, cri::Answer};
+use crate::backends::{Features, Method, cri::UnaryResponse};
 
 /// Merges the answers that `parts` are, each in two pieces, with one list of ours. What comes of it
 /// must be one whole message, with the entries of all of them where they are lists; and a status
@@ -24,17 +24,21 @@ pub fn merge(parts: &[&[u8]], ours: &[u8]) {
     let answers = parts.iter().map(|part| answer(part)).collect();
     if let Ok(merged) = merge::lists(answers, vec![Bytes::copy_from_slice(ours)]) {
         let body = merged.body.concat();
-        let Body::Whole { length, compressed: false } = frame::look(&body) else {
+        let Frame::Complete { length, compressed: false } = frame::parse(&body) else {
             panic!("no whole message: {body:?}")
         };
-        assert_eq!(body.len(), HEAD + length);
+        assert_eq!(body.len(), HEADER_BYTES + length);
         let read = |message: &[u8]| {
             cri::ListContainersResponse::decode(message).map(|list| list.containers)
         };
-        let each: Result<Vec<_>, _> =
-            parts.iter().filter_map(|part| part.get(HEAD..)).chain([ours]).map(read).collect();
+        let each: Result<Vec<_>, _> = parts
+            .iter()
+            .filter_map(|part| part.get(HEADER_BYTES..))
+            .chain([ours])
+            .map(read)
+            .collect();
         if let Ok(each) = each {
-            assert_eq!(read(&body[HEAD..]), Ok(each.concat()));
+            assert_eq!(read(&body[HEADER_BYTES..]), Ok(each.concat()));
         }
     }
     for part in parts {
@@ -42,7 +46,7 @@ pub fn merge(parts: &[&[u8]], ours: &[u8]) {
             recursive_read_only_mounts: !ours.is_empty(),
             may_be_on_node: ours.len() > 1,
         };
-        let before = part.get(HEAD..).map(cri::StatusResponse::decode);
+        let before = part.get(HEADER_BYTES..).map(cri::StatusResponse::decode);
         if let (Ok(merged), Some(Ok(before))) =
             (merge::status(answer(part), &[("kiyot", features)]), before)
         {
@@ -58,7 +62,7 @@ pub fn merge(parts: &[&[u8]], ours: &[u8]) {
             } else {
                 names(&before)
             };
-            let after = cri::StatusResponse::decode(&merged.body.concat()[HEAD..]);
+            let after = cri::StatusResponse::decode(&merged.body.concat()[HEADER_BYTES..]);
             assert_eq!(
                 after.as_ref().map(names),
                 Ok([expected, vec!["kiyot".to_owned()]].concat())
@@ -68,8 +72,8 @@ pub fn merge(parts: &[&[u8]], ours: &[u8]) {
                 Ok((before.status, before.info, before.features))
             );
         }
-        if let Some(message) = merge::contiguous(&mut answer(part)) {
-            assert!(message.len() + HEAD <= part.len());
+        if let Some(message) = merge::single_message(&mut answer(part)) {
+            assert!(message.len() + HEADER_BYTES <= part.len());
         }
     }
 }
@@ -79,32 +83,32 @@ pub fn merge(parts: &[&[u8]], ours: &[u8]) {
 /// # Panics
 /// If a frame is said to be whole that is not.
 pub fn frame(bytes: &[u8]) {
-    if let Body::Whole { length, .. } = frame::look(bytes) {
-        assert!(HEAD + length <= bytes.len());
+    if let Frame::Complete { length, .. } = frame::parse(bytes) {
+        assert!(HEADER_BYTES + length <= bytes.len());
     }
-    let owners = Owners::default();
+    let id_cache = IdCache::default();
     for method in [
         Method::RunPodSandbox,
         Method::CreateContainer,
         Method::ListPodSandbox,
         Method::ListContainers,
     ] {
-        owners.learn(method, 1, bytes, bytes);
-        let _ = owners.of_image(Method::PullImage, bytes);
-        let _ = owners.of_image(Method::ImageStatus, bytes);
+        id_cache.learn(method, 1, bytes, bytes);
+        let _ = id_cache.runtime_of_image(Method::PullImage, bytes);
+        let _ = id_cache.runtime_of_image(Method::ImageStatus, bytes);
     }
     if let Ok(value) = HeaderValue::from_bytes(bytes) {
         let mut headers = HeaderMap::new();
         headers.insert("grpc-timeout", value);
-        let _ = Budget::of(&headers).deadline();
+        let _ = Deadline::from_headers(&headers).instant();
     }
 }
 
 /// An answer that is OK, in two pieces.
-fn answer(bytes: &[u8]) -> Answer {
+fn answer(bytes: &[u8]) -> UnaryResponse {
     let (one, other) = bytes.split_at(bytes.len() / 2);
     let mut trailers = HeaderMap::new();
     trailers.insert(GRPC_STATUS, HeaderValue::from_static("0"));
     let body = vec![Bytes::copy_from_slice(one), Bytes::copy_from_slice(other)];
-    Answer { head: Response::new(()).into_parts().0, body, trailers: Some(trailers) }
+    UnaryResponse { head: Response::new(()).into_parts().0, body, trailers: Some(trailers) }
 }

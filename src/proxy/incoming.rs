@@ -6,13 +6,13 @@ use bytes::{Bytes, BytesMut};
 use http::{Request, header::CONTENT_LENGTH, request::Parts};
 
 use super::{
-    frame::{self, Body},
-    stall::Stall,
+    frame::{self, Frame},
+    idle_timeout::IdleTimeout,
 };
 use crate::http2::Receiving;
 
 /// What is taken of a body before anything else is known of it. Bytes.
-const TAKEN: usize = 64 << 10;
+const MAX_AVAILABLE_BYTES: usize = 64 << 10;
 
 /// A request, and as much of its body as was looked at.
 #[derive(Debug)]
@@ -24,14 +24,14 @@ pub(super) struct Incoming {
     /// What is still to come; `None` if `body` is all.
     pub(super) rest: Option<Receiving>,
     /// How long the caller may send nothing of a body that it began.
-    pub(super) limit: Option<Duration>,
+    pub(super) idle_timeout: Option<Duration>,
 }
 
 /// What the body begins with.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Message {
-    /// A whole message; it is `body[frame::HEAD..][..length]`.
-    Whole {
+pub(super) enum FirstMessage {
+    /// A whole message; it is `body[frame::HEADER_BYTES..][..length]`.
+    Complete {
         /// Length of the message.
         length: usize,
         /// Whether it is compressed.
@@ -40,36 +40,36 @@ pub(super) enum Message {
         alone: bool,
     },
     /// It ended before a message was whole.
-    None,
+    Absent,
 }
 
 /// There will be no message.
 #[derive(Debug)]
-pub(super) enum NoMessage {
+pub(super) enum MessageError {
     /// The caller has cancelled the call.
     Cancelled,
     /// The caller stopped in the middle of the request.
-    Stalled(Duration),
+    Idle(Duration),
     /// The message is larger than is allowed.
     TooLarge(usize),
 }
 
 impl Incoming {
     /// A request of which nothing was read yet.
-    pub(super) fn new(request: Request<Receiving>, limit: Option<Duration>) -> Self {
+    pub(super) fn new(request: Request<Receiving>, idle_timeout: Option<Duration>) -> Self {
         let (head, rest) = request.into_parts();
         let rest = (!rest.is_end()).then_some(rest);
-        Self { head, body: Bytes::new(), rest, limit }
+        Self { head, body: Bytes::new(), rest, idle_timeout }
     }
 
     /// Takes what has come already of the body, up to a limit: with most calls that is all of it,
     /// so that it may be sent again.
-    pub(super) async fn take_what_came(&mut self) -> Result<(), NoMessage> {
-        while self.body.len() < TAKEN {
+    pub(super) async fn read_available(&mut self) -> Result<(), MessageError> {
+        while self.body.len() < MAX_AVAILABLE_BYTES {
             let Some(rest) = &mut self.rest else { return Ok(()) };
             match poll_fn(|cx| Poll::Ready(rest.poll_data(cx))).await {
                 Poll::Ready(Some(Ok(part))) => self.append(part),
-                Poll::Ready(Some(Err(_))) => return Err(NoMessage::Cancelled),
+                Poll::Ready(Some(Err(_))) => return Err(MessageError::Cancelled),
                 // An end of its own may have trailers: left to whoever reads on.
                 Poll::Ready(None) | Poll::Pending => return Ok(()),
             }
@@ -78,36 +78,36 @@ impl Incoming {
     }
 
     /// Reads until the body has a whole message.
-    pub(super) async fn message(&mut self) -> Result<Message, NoMessage> {
-        let mut stall = Stall::new(self.limit);
-        self.take_what_came().await?;
+    pub(super) async fn read_message(&mut self) -> Result<FirstMessage, MessageError> {
+        let mut idle = IdleTimeout::new(self.idle_timeout);
+        self.read_available().await?;
         loop {
-            match (frame::look(&self.body), &mut self.rest) {
-                (Body::TooLarge(length), _) => return Err(NoMessage::TooLarge(length)),
-                (Body::Whole { length, compressed }, _) => {
+            match (frame::parse(&self.body), &mut self.rest) {
+                (Frame::TooLarge(length), _) => return Err(MessageError::TooLarge(length)),
+                (Frame::Complete { length, compressed }, _) => {
                     // Its end may be behind it, in a frame of its own.
-                    self.take_what_came().await?;
-                    return Ok(Message::Whole {
+                    self.read_available().await?;
+                    return Ok(FirstMessage::Complete {
                         length,
                         compressed,
-                        alone: self.body.len() == frame::HEAD + length,
+                        alone: self.body.len() == frame::HEADER_BYTES + length,
                     });
                 }
-                (Body::Part, None) => return Ok(Message::None),
-                (Body::Part, Some(rest)) => {
+                (Frame::Partial, None) => return Ok(FirstMessage::Absent),
+                (Frame::Partial, Some(rest)) => {
                     let part = poll_fn(|cx| match rest.poll_data(cx) {
                         Poll::Ready(part) => Poll::Ready(Ok(part)),
-                        Poll::Pending => stall.poll(cx).map(Err),
+                        Poll::Pending => idle.poll(cx).map(Err),
                     });
                     match part.await {
                         Ok(Some(Ok(part))) => {
-                            stall.progressed();
+                            idle.reset();
                             self.append(part);
                         }
-                        Ok(Some(Err(_))) => return Err(NoMessage::Cancelled),
+                        Ok(Some(Err(_))) => return Err(MessageError::Cancelled),
                         // Trailers of a request have no meaning in gRPC.
                         Ok(None) => self.rest = None,
-                        Err(limit) => return Err(NoMessage::Stalled(limit)),
+                        Err(limit) => return Err(MessageError::Idle(limit)),
                     }
                 }
             }
@@ -127,15 +127,15 @@ impl Incoming {
         }
     }
 
-    /// Puts another message into the place of the one of this length that [`Self::message`] found.
+    /// Puts another message into the place of the one of this length that [`Self::read_message`] found.
     pub(super) fn replace_message(&mut self, length: usize, message: &[u8]) {
-        let behind = self.body.split_off(frame::HEAD + length);
-        self.body = [&frame::head(message.len()), message, &behind].concat().into();
+        let behind = self.body.split_off(frame::HEADER_BYTES + length);
+        self.body = [&frame::header(message.len()), message, &behind].concat().into();
         self.head.headers.remove(CONTENT_LENGTH);
     }
 
-    /// The message that [`Self::message`] found.
+    /// The message that [`Self::read_message`] found.
     pub(super) fn message_bytes(&self, length: usize) -> Bytes {
-        self.body.slice(frame::HEAD..frame::HEAD + length)
+        self.body.slice(frame::HEADER_BYTES..frame::HEADER_BYTES + length)
     }
 }

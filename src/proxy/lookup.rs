@@ -12,72 +12,73 @@ use tokio::time::timeout;
 use tonic::{Code, Status};
 
 use super::{
-    caller::{GRPC_ACCEPT_ENCODING, status_of},
-    frame, merge,
-    owners::{Place, items},
-    shared::Shared,
-    table::Names,
-    timeout::Budget,
+    caller::{GRPC_ACCEPT_ENCODING, status_from_error},
+    deadline::Deadline,
+    frame,
+    id_cache::{RuntimeIndex, list_items},
+    merge,
+    methods::IdKind,
+    server_state::ServerState,
 };
 use crate::backends::{
     Method,
-    cri::{Answer, Failure},
+    cri::{UnaryError, UnaryResponse},
 };
 
 /// How long a runtime may take to say whether it has an id. A caller's own deadline may be shorter.
-const LIMIT: Duration = Duration::from_secs(30);
+const LOOKUP_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// What one runtime says.
-enum Said {
+enum Reply {
     Has,
     HasNot,
-    Nothing(Status),
+    Unknown(Status),
 }
 
-/// The place of the runtime that has an id. The node's if all say that they have it not: its own
+/// The index of the runtime that has an id. The node's if all say that they have it not: its own
 /// words are the answer then. An error if one that may have it can't be asked.
-pub(super) async fn find(
-    front: &Shared,
-    names: Names,
+pub(super) async fn find_runtime(
+    server: &ServerState,
+    kind: IdKind,
     id: &str,
     mut head: Parts,
-    budget: Budget,
-) -> Result<Place, Status> {
-    let (method, request) = match names {
-        Names::Sandbox => {
+    deadline: Deadline,
+) -> Result<RuntimeIndex, Status> {
+    let (method, request) = match kind {
+        IdKind::Sandbox => {
             let filter = Some(cri::PodSandboxFilter { id: id.to_owned(), ..Default::default() });
             (Method::ListPodSandbox, cri::ListPodSandboxRequest { filter }.encode_to_vec())
         }
-        Names::Container => {
+        IdKind::Container => {
             let filter = Some(cri::ContainerFilter { id: id.to_owned(), ..Default::default() });
             (Method::ListContainers, cri::ListContainersRequest { filter }.encode_to_vec())
         }
     };
-    call_instead(&mut head, method)?;
+    set_method(&mut head, method)?;
     head.headers.remove(GRPC_ACCEPT_ENCODING);
-    budget.shorten(&mut head.headers);
-    let body: Bytes = frame::framed(request.into()).concat().into();
-    let all = join_all(front.registry.raw().enumerate().map(|(place, (name, upstream))| {
+    deadline.write_remaining(&mut head.headers);
+    let body: Bytes = frame::encode(request.into()).concat().into();
+    let all = join_all(server.registry.raw().enumerate().map(|(index, (name, upstream))| {
         let (head, body) = (&head, &body);
         async move {
-            match timeout(LIMIT, upstream.exchange(head, body)).await {
-                Ok(answer) => said(front, method, place, answer),
-                Err(_) => Said::Nothing(Status::unavailable(format!(
-                    "backend {name} did not say within {LIMIT:?} whether it has {id:?}"
+            match timeout(LOOKUP_TIMEOUT, upstream.unary(head, body)).await {
+                Ok(answer) => parse_reply(server, method, index, answer),
+                Err(_) => Reply::Unknown(Status::unavailable(format!(
+                    "backend {name} did not say within {LOOKUP_TIMEOUT:?} whether it has {id:?}"
                 ))),
             }
         }
     }));
     let (mut has, mut nothing) = (Vec::new(), None);
-    for (place, said) in all.await.into_iter().enumerate() {
-        match said {
-            Said::Has => has.push(place),
-            Said::HasNot => {}
-            Said::Nothing(status) => nothing = nothing.or(Some(status)),
+    for (index, reply) in all.await.into_iter().enumerate() {
+        match reply {
+            Reply::Has => has.push(index),
+            Reply::HasNot => {}
+            Reply::Unknown(status) => nothing = nothing.or(Some(status)),
         }
     }
     match (has.as_slice(), nothing) {
-        ([place], _) => Ok(*place),
+        ([index], _) => Ok(*index),
         ([], None) => Ok(0),
         ([], Some(status)) => Err(status),
         _ => Err(Status::invalid_argument(format!(
@@ -87,7 +88,7 @@ pub(super) async fn find(
 }
 
 /// Makes a call's metadata that of another method.
-pub(super) fn call_instead(head: &mut Parts, method: Method) -> Result<(), Status> {
+pub(super) fn set_method(head: &mut Parts, method: Method) -> Result<(), Status> {
     let mut uri = std::mem::take(&mut head.uri).into_parts();
     uri.path_and_query = Some(PathAndQuery::from_static(method.path()));
     head.uri = http::Uri::from_parts(uri).map_err(|error| {
@@ -96,28 +97,33 @@ pub(super) fn call_instead(head: &mut Parts, method: Method) -> Result<(), Statu
     Ok(())
 }
 
-fn said(front: &Shared, method: Method, place: Place, answer: Result<Answer, Failure>) -> Said {
+fn parse_reply(
+    server: &ServerState,
+    method: Method,
+    index: RuntimeIndex,
+    answer: Result<UnaryResponse, UnaryError>,
+) -> Reply {
     let unavailable = |what: &str| {
-        Said::Nothing(Status::unavailable(format!(
+        Reply::Unknown(Status::unavailable(format!(
             "a container runtime that may have the id {what}"
         )))
     };
     let mut answer = match answer {
         Ok(answer) => answer,
-        Err(Failure::Unavailable(error)) => {
-            return Said::Nothing(status_of(Code::Unavailable, &error));
+        Err(UnaryError::Unavailable(error)) => {
+            return Reply::Unknown(status_from_error(Code::Unavailable, &error));
         }
-        Err(Failure::Reset(reason)) => {
+        Err(UnaryError::Reset(reason)) => {
             return unavailable(&format!("has reset the call that asks for it: {reason}"));
         }
-        Err(Failure::TooLarge) => return unavailable("answers with more than is asked for"),
+        Err(UnaryError::TooLarge) => return unavailable("answers with more than is asked for"),
     };
     if !merge::is_ok(&answer) {
         return unavailable("does not list it");
     }
-    let Some(message) = merge::contiguous(&mut answer) else {
+    let Some(message) = merge::single_message(&mut answer) else {
         return unavailable("answers with what is no message");
     };
-    front.owners.learn(method, place, b"", &message);
-    if items(&message).any(|item| item.is_ok()) { Said::Has } else { Said::HasNot }
+    server.id_cache.learn(method, index, b"", &message);
+    if list_items(&message).any(|item| item.is_ok()) { Reply::Has } else { Reply::HasNot }
 }

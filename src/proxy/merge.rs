@@ -10,12 +10,12 @@ use tonic::Status;
 use super::{
     caller::GRPC_STATUS,
     decoded::too_large,
-    frame::{self, Body, HEAD},
+    frame::{self, Frame, HEADER_BYTES},
     peek,
 };
 use crate::backends::{
     Features,
-    cri::{Answer, MAX_MESSAGE},
+    cri::{MAX_MESSAGE_BYTES, UnaryResponse},
 };
 
 /// An answer to pass on.
@@ -26,8 +26,8 @@ pub(super) struct Merged {
     pub(super) trailers: Option<HeaderMap>,
 }
 
-impl From<Answer> for Merged {
-    fn from(answer: Answer) -> Self {
+impl From<UnaryResponse> for Merged {
+    fn from(answer: UnaryResponse) -> Self {
         Self { head: answer.head, body: answer.body, trailers: answer.trailers }
     }
 }
@@ -36,7 +36,7 @@ impl From<Answer> for Merged {
 const RUNTIME_HANDLERS: u32 = 3;
 
 /// Whether an answer has the status OK. What has another is passed on as it is.
-pub(super) fn is_ok(answer: &Answer) -> bool {
+pub(super) fn is_ok(answer: &UnaryResponse) -> bool {
     answer
         .trailers
         .as_ref()
@@ -45,48 +45,50 @@ pub(super) fn is_ok(answer: &Answer) -> bool {
 }
 
 /// The message of an answer, in parts.
-fn message(answer: &mut Answer) -> Result<(Vec<Bytes>, usize), Status> {
+fn message(answer: &mut UnaryResponse) -> Result<(Vec<Bytes>, usize), Status> {
     let mut parts = std::mem::take(&mut answer.body);
     let length: usize = parts.iter().map(Bytes::len).sum();
-    if parts.first().is_some_and(|first| first.len() < HEAD) {
+    if parts.first().is_some_and(|first| first.len() < HEADER_BYTES) {
         parts = vec![parts.concat().into()];
     }
     let bad = |what: &str| {
         Err(Status::internal(format!("the container runtime's answer can't be added to: {what}")))
     };
-    let Some(first) = parts.first_mut().filter(|first| first.len() >= HEAD) else {
+    let Some(first) = parts.first_mut().filter(|first| first.len() >= HEADER_BYTES) else {
         return bad("it has no message");
     };
-    let head = first.split_to(HEAD);
+    let head = first.split_to(HEADER_BYTES);
     if head[0] != 0 {
         return bad("it is compressed, though only an uncompressed one was asked for");
     }
-    let told = match frame::look(&head) {
-        Body::Whole { length, .. } | Body::TooLarge(length) => length,
-        Body::Part => u32::from_be_bytes([head[1], head[2], head[3], head[4]]) as usize,
+    let length_in_header = match frame::parse(&head) {
+        Frame::Complete { length, .. } | Frame::TooLarge(length) => length,
+        Frame::Partial => u32::from_be_bytes([head[1], head[2], head[3], head[4]]) as usize,
     };
-    if told != length - HEAD {
+    if length_in_header != length - HEADER_BYTES {
         return bad("it is not one message");
     }
-    Ok((parts, told))
+    Ok((parts, length_in_header))
 }
 
 /// The bytes of an answer's message in one piece; the answer stays as it is. `None` if it has none
 /// that can be read.
-pub(super) fn contiguous(answer: &mut Answer) -> Option<Bytes> {
+pub(super) fn single_message(answer: &mut UnaryResponse) -> Option<Bytes> {
     if answer.body.len() > 1 {
         answer.body = vec![answer.body.concat().into()];
     }
     let body = answer.body.first()?;
-    match frame::look(body) {
-        Body::Whole { length, compressed: false } => Some(body.slice(HEAD..HEAD + length)),
+    match frame::parse(body) {
+        Frame::Complete { length, compressed: false } => {
+            Some(body.slice(HEADER_BYTES..HEADER_BYTES + length))
+        }
         _ => None,
     }
 }
 
 /// Appends lists to one another: the answers of container runtimes (one at least), then `more`. The
 /// first answer that is an error is the whole's.
-pub(super) fn lists(mut answers: Vec<Answer>, more: Vec<Bytes>) -> Result<Merged, Status> {
+pub(super) fn lists(mut answers: Vec<UnaryResponse>, more: Vec<Bytes>) -> Result<Merged, Status> {
     if let Some(index) = answers.iter().position(|answer| !is_ok(answer)) {
         return Ok(answers.swap_remove(index).into());
     }
@@ -100,10 +102,10 @@ pub(super) fn lists(mut answers: Vec<Answer>, more: Vec<Bytes>) -> Result<Merged
         total += part.len();
         body.push(part);
     }
-    if total > MAX_MESSAGE {
+    if total > MAX_MESSAGE_BYTES {
         return Err(too_large(total));
     }
-    body[0] = Bytes::copy_from_slice(&frame::head(total));
+    body[0] = Bytes::copy_from_slice(&frame::header(total));
     body.retain(|part| !part.is_empty());
     match answers.into_iter().next() {
         Some(first) => Ok(Merged { head: first.head, body, trailers: first.trailers }),
@@ -113,13 +115,16 @@ pub(super) fn lists(mut answers: Vec<Answer>, more: Vec<Bytes>) -> Result<Merged
 
 /// Appends runtime handlers to the node's `StatusResponse`. A list that was empty gets the default
 /// handler too: the kubelet takes an empty list for "all are known" and any other for the whole.
-pub(super) fn status(mut answer: Answer, handlers: &[(&str, Features)]) -> Result<Merged, Status> {
+pub(super) fn status(
+    mut answer: UnaryResponse,
+    handlers: &[(&str, Features)],
+) -> Result<Merged, Status> {
     if !is_ok(&answer) || handlers.is_empty() {
         return Ok(answer.into());
     }
-    let message = contiguous(&mut answer).unwrap_or_default();
+    let message = single_message(&mut answer).unwrap_or_default();
     let mut more = BytesMut::new();
-    if !peek::has(&message, RUNTIME_HANDLERS) {
+    if !peek::has_field(&message, RUNTIME_HANDLERS) {
         put_handler(&mut more, "", false);
     }
     for (handler, features) in handlers {

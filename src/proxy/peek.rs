@@ -90,22 +90,22 @@ impl<'a> Iterator for Fields<'a> {
     }
 }
 
-/// Calls `visit` with each value found at a path of field numbers; a message that comes in several
+/// Calls `visitor` with each value found at a path of field numbers; a message that comes in several
 /// parts is walked as if they were one, as decoders do.
-pub fn each<'a>(
+pub fn visit<'a>(
     message: &'a [u8],
     path: &[u32],
-    visit: &mut dyn FnMut(&'a [u8]),
+    visitor: &mut dyn FnMut(&'a [u8]),
 ) -> Result<(), Malformed> {
     let Some((&wanted, rest)) = path.split_first() else {
-        visit(message);
+        visitor(message);
         return Ok(());
     };
     for field in Fields::of(message) {
         if let (number, Value::Bytes(value)) = field?
             && number == wanted
         {
-            each(value, rest, visit)?;
+            visit(value, rest, visitor)?;
         }
     }
     Ok(())
@@ -115,7 +115,7 @@ pub fn each<'a>(
 /// none.
 pub fn bytes<'a>(message: &'a [u8], path: &[u32]) -> Result<Option<&'a [u8]>, Malformed> {
     let mut found = None;
-    each(message, path, &mut |value| found = Some(value))?;
+    visit(message, path, &mut |value| found = Some(value))?;
     Ok(found)
 }
 
@@ -128,9 +128,13 @@ pub fn string<'a>(message: &'a [u8], path: &[u32]) -> Result<&'a str, Malformed>
 }
 
 /// What a `map<string, string>` at a path of field numbers has at a key.
-pub fn entry<'a>(message: &'a [u8], path: &[u32], key: &str) -> Result<Option<&'a str>, Malformed> {
+pub fn map_value<'a>(
+    message: &'a [u8],
+    path: &[u32],
+    key: &str,
+) -> Result<Option<&'a str>, Malformed> {
     let mut found = Ok(None);
-    each(message, path, &mut |entry| match (bytes(entry, &[1]), string(entry, &[2])) {
+    visit(message, path, &mut |entry| match (bytes(entry, &[1]), string(entry, &[2])) {
         (Ok(name), Ok(value)) if name.unwrap_or_default() == key.as_bytes() && found.is_ok() => {
             found = Ok(Some(value))
         }
@@ -141,12 +145,12 @@ pub fn entry<'a>(message: &'a [u8], path: &[u32], key: &str) -> Result<Option<&'
 }
 
 /// Whether there is a field of this number. Bytes that are not protobuf have it not.
-pub fn has(message: &[u8], wanted: u32) -> bool {
+pub fn has_field(message: &[u8], wanted: u32) -> bool {
     Fields::of(message).any(|field| matches!(field, Ok((number, _)) if number == wanted))
 }
 
 /// A message without its fields of this number; all others are as they came.
-pub fn without(message: &[u8], number: u32) -> Result<Vec<u8>, Malformed> {
+pub fn without_field(message: &[u8], number: u32) -> Result<Vec<u8>, Malformed> {
     let (mut fields, mut kept) = (Fields::of(message), Vec::with_capacity(message.len()));
     loop {
         let before = fields.rest;
@@ -167,23 +171,23 @@ pub struct Pod<'a> {
 
 impl<'a> Pod<'a> {
     /// Of an encoded `RunPodSandboxRequest`.
-    pub fn of(request: &'a [u8]) -> Self {
+    pub fn run(request: &'a [u8]) -> Self {
         Self { request, config: 1, handler: 2 }
     }
 
     /// Of an encoded `RestorePodRequest`.
-    pub fn to_restore(request: &'a [u8]) -> Self {
+    pub fn restore(request: &'a [u8]) -> Self {
         Self { request, config: 2, handler: 3 }
     }
 
     /// An encoded `RunPodSandboxRequest` with the same config.
-    pub fn to_run(&self) -> Cow<'a, [u8]> {
+    pub fn to_run_request(&self) -> Cow<'a, [u8]> {
         if self.config == 1 {
             return Cow::Borrowed(self.request);
         }
         let mut request = Vec::new();
         // What is before something malformed is what routing has seen.
-        let _ = each(self.request, &[self.config], &mut |config| {
+        let _ = visit(self.request, &[self.config], &mut |config| {
             encode_key(1, WireType::LengthDelimited, &mut request);
             encode_varint(config.len() as u64, &mut request);
             request.extend_from_slice(config);
@@ -193,7 +197,7 @@ impl<'a> Pod<'a> {
 
     /// The request without its `runtime_handler`.
     pub fn without_handler(&self) -> Result<Vec<u8>, Malformed> {
-        without(self.request, self.handler)
+        without_field(self.request, self.handler)
     }
 
     /// `runtime_handler`.
@@ -213,12 +217,12 @@ impl<'a> Pod<'a> {
 
     /// `config.labels[key]`.
     pub fn label(&self, key: &str) -> Result<Option<&'a str>, Malformed> {
-        entry(self.request, &[self.config, 6], key)
+        map_value(self.request, &[self.config, 6], key)
     }
 
     /// `config.annotations[key]`.
     pub fn annotation(&self, key: &str) -> Result<Option<&'a str>, Malformed> {
-        entry(self.request, &[self.config, 7], key)
+        map_value(self.request, &[self.config, 7], key)
     }
 }
 

@@ -22,7 +22,7 @@ const DAEMONSET_LABELS: [&str; 2] = ["controller-revision-hash", "pod-template-g
 /// A pod's annotation names a runtime that no backend declares.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("annotation {TARGET_RUNTIME} has the value {value:?}; allowed is {}", one_of(.allowed))]
-pub struct Undeclared {
+pub struct UndeclaredRuntime {
     /// What the pod has.
     pub value: String,
     /// What backends and rules name.
@@ -64,24 +64,24 @@ pub struct Decision<'a> {
 /// name.
 ///
 /// A declared target runtime wins over a declared runtime handler, both over the rules; of these
-/// the first that fits wins, and the default is last.
+/// the first that matches wins, and the default is last.
 pub fn decide<'a>(
     pod: Pod<'_>,
     declared: &[(&'a BackendName, Declared)],
     routing: &'a Routing,
     node: &'a BackendName,
-) -> Result<Decision<'a>, Undeclared> {
-    match read(pod, declared, routing) {
+) -> Result<Decision<'a>, UndeclaredRuntime> {
+    match evaluate(pod, declared, routing) {
         Ok(decision) => decision,
         Err(Malformed) => Ok(Decision { backend: node.as_str(), reason: Reason::Malformed }),
     }
 }
 
-fn read<'a>(
+fn evaluate<'a>(
     pod: Pod<'_>,
     declared: &[(&'a BackendName, Declared)],
     routing: &'a Routing,
-) -> Result<Result<Decision<'a>, Undeclared>, Malformed> {
+) -> Result<Result<Decision<'a>, UndeclaredRuntime>, Malformed> {
     if let Some(value) = pod.annotation(TARGET_RUNTIME)? {
         if let Some((name, _)) =
             declared.iter().find(|(_, declared)| declared.target_runtimes.contains(&value))
@@ -99,7 +99,7 @@ fn read<'a>(
             let mut allowed: Vec<_> = of_backends.chain(of_rules().cloned()).collect();
             allowed.sort();
             allowed.dedup();
-            return Ok(Err(Undeclared { value: value.into(), allowed }));
+            return Ok(Err(UndeclaredRuntime { value: value.into(), allowed }));
         }
     }
     let handler = pod.runtime_handler()?;
@@ -109,7 +109,7 @@ fn read<'a>(
         return Ok(Ok(Decision { backend: name.as_str(), reason: Reason::RuntimeHandler }));
     }
     for rule in &routing.rules {
-        if fits(rule, pod)? {
+        if matches(rule, pod)? {
             return Ok(Ok(Decision { backend: &rule.backend, reason: Reason::Rule(&rule.name) }));
         }
     }
@@ -117,7 +117,7 @@ fn read<'a>(
 }
 
 /// Whether all conditions of a rule hold for a pod.
-fn fits(rule: &Rule, pod: Pod<'_>) -> Result<bool, Malformed> {
+fn matches(rule: &Rule, pod: Pod<'_>) -> Result<bool, Malformed> {
     for (key, value) in &rule.annotation {
         if pod.annotation(key)? != Some(value) {
             return Ok(false);
@@ -130,7 +130,7 @@ fn fits(rule: &Rule, pod: Pod<'_>) -> Result<bool, Malformed> {
     }
     if !rule.namespace.is_empty() {
         let namespace = pod.namespace()?;
-        if !rule.namespace.iter().any(|pattern| glob::fits(pattern, namespace)) {
+        if !rule.namespace.iter().any(|pattern| glob::matches(pattern, namespace)) {
             return Ok(false);
         }
     }

@@ -31,7 +31,7 @@ async fn an_id_says_whose_a_call_is() {
     let _runtime = Played::named(&door.containerd());
     let caller = door.caller().await;
     for &method in Method::ALL.iter().filter(|&&method| {
-        matches!(kiyot::proxy::table::route(method), kiyot::proxy::table::Route::ById(_))
+        matches!(kiyot::proxy::methods::route(method), kiyot::proxy::methods::Route::ById(_))
     }) {
         assert_eq!(
             caller.call(method, &id("milpa0123")).await.ok(),
@@ -172,7 +172,7 @@ async fn the_backend_knows_what_is_left_of_the_deadline() {
 
 /// A request of each method that can be for a pod of the backend, which does not answer it.
 fn unanswered() -> Vec<(Method, Vec<u8>)> {
-    use kiyot::proxy::table::{Route, route};
+    use kiyot::proxy::methods::{Route, route};
     let hangs = || HANGS.to_owned();
     let ours = || cri::PodSandboxConfig {
         metadata: Some(cri::PodSandboxMetadata { uid: "ours".into(), ..Default::default() }),

@@ -3,9 +3,9 @@
 use std::{path::PathBuf, sync::Arc, time::Duration};
 
 use kiyot::{
-    backends::{Backend, BackendName, cri::Cri, registry::Registry},
+    backends::{Backend, BackendName, cri::CriBackend, registry::Registry},
     config::{Routing, Server},
-    proxy::{Bound, Front},
+    proxy::{CriServer, RunningServer},
 };
 
 use crate::{
@@ -15,7 +15,7 @@ use crate::{
 
 pub(crate) struct Door {
     pub(crate) dir: tempfile::TempDir,
-    pub(crate) bound: Bound,
+    pub(crate) bound: RunningServer,
     pub(crate) cells: Arc<Cells>,
 }
 
@@ -51,7 +51,7 @@ impl Setup {
         let cells = Arc::new(Cells::default());
         let socket = |name: &str| dir.path().join(format!("{name}.sock"));
         let cri = |name: &&str| -> Arc<dyn Backend> {
-            Arc::new(Cri::new(BackendName::new(name), socket(name), self.connect_timeout))
+            Arc::new(CriBackend::new(BackendName::new(name), socket(name), self.connect_timeout))
         };
         let mut backends: Vec<_> = self.runtimes.iter().map(cri).collect();
         if self.cells {
@@ -65,7 +65,7 @@ impl Setup {
             node_backend: Some(self.node.into()),
             ..Server::default()
         };
-        let bound = Front::start(&server, self.routing, registry).unwrap();
+        let bound = CriServer::start(&server, self.routing, registry).unwrap();
         Door { dir, bound, cells }
     }
 }

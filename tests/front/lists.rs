@@ -167,7 +167,7 @@ async fn metrics_of_cells_are_told_as_the_node_describes_them() {
     let (door, caller) = setup(&["containerd", "second"]).await;
     let node = Played::listen(&door.containerd(), |call| async move {
         assert!(!call.head.headers.contains_key("grpc-accept-encoding"));
-        match Method::of_path(call.head.uri.path()).unwrap() {
+        match Method::from_path(call.head.uri.path()).unwrap() {
             Method::ListMetricDescriptors => call.answer(b"the node's words").await,
             Method::ListPodSandboxMetrics => call.answer(&list(&["a"])).await,
             other => panic!("{other}"),
@@ -303,7 +303,8 @@ async fn what_would_hide_pods_is_unimplemented() {
     let caller = door.caller().await;
     for &method in Method::ALL {
         let answer = caller.call(method, b"").await;
-        let hides = kiyot::proxy::table::route(method) == kiyot::proxy::table::Route::WholeNodeOnly;
+        let hides =
+            kiyot::proxy::methods::route(method) == kiyot::proxy::methods::Route::WholeNodeOnly;
         // The played lists and Status of the backend are calls here, and their texts are appended.
         assert_eq!(answer.code() == Code::Unimplemented as i32, hides, "{method}");
     }

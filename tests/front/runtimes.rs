@@ -11,7 +11,7 @@ use std::{
 use kiyot::{
     backends::Method,
     config::{Routing, Rule, Server},
-    proxy::table::{Route, route},
+    proxy::methods::{Route, route},
 };
 use kiyot_proto::cri;
 use prost::Message;

@@ -55,8 +55,8 @@ async fn calls_that_are_open_may_end() {
 async fn a_thread_that_is_stuck_has_no_pulse() {
     let door = Setup::default().open();
     let caller = door.caller().await;
-    let pulse = door.bound.pulse.clone();
-    soon(pulse.felt()).await;
+    let watchdog = door.bound.watchdog.clone();
+    soon(watchdog.ping()).await;
     // An answer from memory is given on the thread itself, which waits for what this one holds.
     let (cells, (held, is_held), (release, released)) =
         (door.cells.clone(), std::sync::mpsc::channel(), std::sync::mpsc::channel::<()>());
@@ -68,16 +68,16 @@ async fn a_thread_that_is_stuck_has_no_pulse() {
     is_held.recv().unwrap();
     let call = tokio::spawn(async move { caller.call(Method::ExecSync, b"\n\x06milpa1").await });
     soon(async {
-        while tokio::time::timeout(Duration::from_millis(200), pulse.felt()).await.is_ok() {}
+        while tokio::time::timeout(Duration::from_millis(200), watchdog.ping()).await.is_ok() {}
     })
     .await;
     release.send(()).unwrap();
-    soon(pulse.felt()).await;
+    soon(watchdog.ping()).await;
     assert_eq!(soon(call).await.unwrap().ok(), b"cells: ExecSync");
     holder.join().unwrap();
     // After its end there is none either.
     assert!(door.bound.drain.drain(LONG).await);
-    assert!(tokio::time::timeout(Duration::from_millis(200), pulse.felt()).await.is_err());
+    assert!(tokio::time::timeout(Duration::from_millis(200), watchdog.ping()).await.is_err());
 }
 
 /// Says that it was dropped.

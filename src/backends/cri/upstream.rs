@@ -18,7 +18,7 @@ use crate::http2::{Answering, Client, Error, Sending};
 
 /// Connections that the runtime told us to leave and that still have calls open. Of more than these
 /// the oldest is cut.
-const MAX_LEFT_CONNECTIONS: usize = 4;
+const MAX_RETIRED_CONNECTIONS: usize = 4;
 
 /// The container runtime can't be called.
 #[derive(Debug, Clone, thiserror::Error)]
@@ -33,7 +33,7 @@ pub enum Unavailable {
     },
     /// It did not let us connect in time.
     #[error("no connection to the container runtime at {} within {after:?}", socket.display())]
-    Silent {
+    ConnectTimeout {
         /// Its socket.
         socket: PathBuf,
         /// How long it had.
@@ -71,7 +71,7 @@ struct State {
 
 /// A call under way.
 #[derive(Debug)]
-pub struct Sent {
+pub struct UpstreamCall {
     /// Its answer. Dropping this and the stream cancels the call.
     pub response: Answering,
     /// What is still to be sent.
@@ -95,13 +95,18 @@ impl Upstream {
     }
 
     /// The error of a call whose connection was lost.
-    pub fn lost(&self, source: Error) -> Unavailable {
+    pub fn connection_lost(&self, source: Error) -> Unavailable {
         Unavailable::Lost { socket: self.socket.clone(), source }
     }
 
     /// Sends a request's metadata and the first part of its body (or, if `ended`, all of it), on a
     /// new connection if the present one does not take it.
-    pub async fn send(&self, head: &Parts, body: &Bytes, ended: bool) -> Result<Sent, Unavailable> {
+    pub async fn send(
+        &self,
+        head: &Parts,
+        body: &Bytes,
+        ended: bool,
+    ) -> Result<UpstreamCall, Unavailable> {
         let mut again = true;
         loop {
             let (generation, live) = match self.live() {
@@ -109,12 +114,12 @@ impl Upstream {
                 None => self.connect().await?,
             };
             match live.request(head, body, ended) {
-                Ok((response, stream)) => return Ok(Sent { response, stream }),
+                Ok((response, stream)) => return Ok(UpstreamCall { response, stream }),
                 // Nothing was sent.
                 Err(error) => {
-                    self.leave(generation);
+                    self.retire(generation);
                     if !std::mem::take(&mut again) {
-                        return Err(self.lost(error));
+                        return Err(self.connection_lost(error));
                     }
                 }
             }
@@ -136,7 +141,7 @@ impl Upstream {
     }
 
     /// No call is to use this connection any more; those on it go on.
-    fn leave(&self, generation: u64) {
+    fn retire(&self, generation: u64) {
         let mut state = self.state();
         if state.generation == generation {
             state.live = None;
@@ -144,11 +149,13 @@ impl Upstream {
     }
 
     async fn connect(&self) -> Result<(u64, Client), Unavailable> {
-        let silent =
-            || Unavailable::Silent { socket: self.socket.clone(), after: self.connect_timeout };
+        let timed_out = || Unavailable::ConnectTimeout {
+            socket: self.socket.clone(),
+            after: self.connect_timeout,
+        };
         let connected = timeout(self.connect_timeout, self.connect_or_join())
             .await
-            .unwrap_or_else(|_| Err(silent()));
+            .unwrap_or_else(|_| Err(timed_out()));
         let was_down = std::mem::replace(&mut self.state().is_down, connected.is_err());
         // Once for each outage: a kubelet calls several times a second.
         match &connected {
@@ -190,7 +197,7 @@ impl Upstream {
         });
         let mut state = self.state();
         state.drivers.retain(|driver| !driver.is_finished());
-        if state.drivers.len() > MAX_LEFT_CONNECTIONS {
+        if state.drivers.len() > MAX_RETIRED_CONNECTIONS {
             state.drivers.pop_front();
         }
         state.drivers.push_back(AbortOnDropHandle::new(driver));

@@ -5,8 +5,8 @@ use prost::Message;
 
 use super::*;
 
-fn answer(message: &[u8], cuts: &[usize]) -> Answer {
-    let mut rest = Bytes::from([frame::head(message.len()).as_slice(), message].concat());
+fn answer(message: &[u8], cuts: &[usize]) -> UnaryResponse {
+    let mut rest = Bytes::from([frame::header(message.len()).as_slice(), message].concat());
     let mut body = Vec::new();
     for &cut in cuts {
         body.push(rest.split_to(cut.min(rest.len())));
@@ -14,10 +14,10 @@ fn answer(message: &[u8], cuts: &[usize]) -> Answer {
     body.push(rest);
     let mut trailers = HeaderMap::new();
     trailers.insert(GRPC_STATUS, HeaderValue::from_static("0"));
-    Answer { head: Response::new(()).into_parts().0, body, trailers: Some(trailers) }
+    UnaryResponse { head: Response::new(()).into_parts().0, body, trailers: Some(trailers) }
 }
 
-fn failed(status: &'static str) -> Answer {
+fn failed(status: &'static str) -> UnaryResponse {
     let mut answer = answer(&[], &[]);
     answer.trailers.as_mut().unwrap().insert(GRPC_STATUS, HeaderValue::from_static(status));
     answer
@@ -25,11 +25,11 @@ fn failed(status: &'static str) -> Answer {
 
 fn decoded<M: Message + Default>(merged: &Merged) -> M {
     let body = merged.body.concat();
-    let Body::Whole { length, compressed: false } = frame::look(&body) else {
+    let Frame::Complete { length, compressed: false } = frame::parse(&body) else {
         panic!("not a message")
     };
-    assert_eq!(body.len(), HEAD + length);
-    M::decode(&body[HEAD..]).unwrap()
+    assert_eq!(body.len(), HEADER_BYTES + length);
+    M::decode(&body[HEADER_BYTES..]).unwrap()
 }
 
 fn sandboxes(ids: &[String]) -> Vec<u8> {
@@ -55,7 +55,7 @@ proptest! {
     fn garbage_never_panics(body in proptest::collection::vec(proptest::collection::vec(any::<u8>(), 0..8), 0..4)) {
         let mut garbage = answer(&[], &[]);
         garbage.body = body.into_iter().map(Bytes::from).collect();
-        let _ = contiguous(&mut garbage);
+        let _ = single_message(&mut garbage);
         let _ = lists(vec![garbage], vec![]);
     }
 }
@@ -68,9 +68,9 @@ fn an_error_is_passed_on_whole() {
 
 #[test]
 fn too_much_is_refused() {
-    let half = vec![0; MAX_MESSAGE / 2];
+    let half = vec![0; MAX_MESSAGE_BYTES / 2];
     let merged = lists(vec![answer(&half, &[])], vec![half.clone().into()]).unwrap();
-    assert_eq!(merged.body.iter().map(Bytes::len).sum::<usize>(), MAX_MESSAGE + HEAD);
+    assert_eq!(merged.body.iter().map(Bytes::len).sum::<usize>(), MAX_MESSAGE_BYTES + HEADER_BYTES);
     let refused =
         lists(vec![answer(&half, &[])], vec![half.into(), Bytes::from_static(b"x")]).unwrap_err();
     assert_eq!(refused.code(), tonic::Code::ResourceExhausted);

@@ -40,7 +40,7 @@ fn a_config_in_two_parts_is_read_as_one() {
     };
     let mut bytes = first.encode_to_vec();
     bytes.extend(second.encode_to_vec());
-    let pod = Pod::of(&bytes);
+    let pod = Pod::run(&bytes);
     assert_eq!(pod.name(), Ok("a"));
     assert_eq!(pod.namespace(), Ok("ns"));
     assert_eq!(pod.label("k"), Ok(Some("2")));
@@ -62,15 +62,18 @@ fn a_pod_to_restore_is_decided_as_one_to_run() {
         ..Default::default()
     };
     let bytes = restore.encode_to_vec();
-    let pod = Pod::to_restore(&bytes);
+    let pod = Pod::restore(&bytes);
     assert_eq!(
         (pod.name(), pod.namespace(), pod.runtime_handler()),
         (Ok("a"), Ok("ns"), Ok("one"))
     );
     assert_eq!((pod.label("k"), pod.annotation("t")), (Ok(Some("1")), Ok(Some("kiyot"))));
-    assert_eq!(cri::RunPodSandboxRequest::decode(&*pod.to_run()).unwrap().config, run.config);
+    assert_eq!(
+        cri::RunPodSandboxRequest::decode(&*pod.to_run_request()).unwrap().config,
+        run.config
+    );
     let bytes = run.encode_to_vec();
-    assert_eq!(*Pod::of(&bytes).to_run(), *bytes);
+    assert_eq!(*Pod::run(&bytes).to_run_request(), *bytes);
 }
 
 /// Verifies R6.
@@ -82,8 +85,8 @@ fn what_stays_on_the_node_loses_its_handler_and_nothing_else() {
     bytes.extend(b"\xfa\x3f\x05later");
     run.runtime_handler.clear();
     let expected = [run.encode_to_vec(), b"\xfa\x3f\x05later".to_vec()].concat();
-    assert_eq!(Pod::of(&bytes).without_handler(), Ok(expected));
-    assert_eq!(without(&[0x0a, 0x05, b'a'], 2), Err(Malformed));
+    assert_eq!(Pod::run(&bytes).without_handler(), Ok(expected));
+    assert_eq!(without_field(&[0x0a, 0x05, b'a'], 2), Err(Malformed));
 }
 
 #[test]
@@ -114,8 +117,8 @@ fn a_string_that_is_not_utf8_is_malformed() {
 fn an_entry_without_a_value_is_empty() {
     let bytes =
         request("a", [("k".to_string(), String::new())].into(), HashMap::new(), "").encode_to_vec();
-    assert_eq!(Pod::of(&bytes).label("k"), Ok(Some("")));
-    assert_eq!(Pod::of(&bytes).label("l"), Ok(None));
+    assert_eq!(Pod::run(&bytes).label("k"), Ok(Some("")));
+    assert_eq!(Pod::run(&bytes).label("l"), Ok(None));
 }
 
 #[test]
@@ -123,7 +126,7 @@ fn an_entry_of_a_map_has_a_length_or_is_none() {
     // labels (field 6) as four bytes, then a host name. Go passes over the first; prost takes it
     // for an entry, { "a": "1" }.
     let bytes = [0x0a, 0x08, 0x35, 0x06, 0x0a, 0x01, 0x61, 0x12, 0x01, 0x31];
-    assert_eq!(Pod::of(&bytes).label("a"), Ok(None));
+    assert_eq!(Pod::run(&bytes).label("a"), Ok(None));
     assert_eq!(string(&bytes, &[1, 2]), Ok("1"));
     assert_eq!(
         cri::RunPodSandboxRequest::decode(bytes.as_slice()).unwrap().config.unwrap().labels["a"],
@@ -140,7 +143,7 @@ proptest! {
         annotations in proptest::collection::hash_map("[a-z./]{0,5}", ".{0,300}", 0..6),
     ) {
         let bytes = request(&name, labels.clone(), annotations.clone(), &handler).encode_to_vec();
-        let pod = Pod::of(&bytes);
+        let pod = Pod::run(&bytes);
         prop_assert_eq!(pod.name(), Ok(name.as_str()));
         prop_assert_eq!(pod.namespace(), Ok("ns"));
         prop_assert_eq!(pod.runtime_handler(), Ok(handler.as_str()));
@@ -155,8 +158,8 @@ proptest! {
 
     #[test]
     fn garbage_never_panics(bytes in proptest::collection::vec(any::<u8>(), 0..200)) {
-        let pod = Pod::of(&bytes);
-        let _ = (pod.name(), pod.namespace(), pod.label("k"), pod.annotation("k"), pod.runtime_handler(), has(&bytes, 3), string(&bytes, &[1, 1, 1, 1]));
+        let pod = Pod::run(&bytes);
+        let _ = (pod.name(), pod.namespace(), pod.label("k"), pod.annotation("k"), pod.runtime_handler(), has_field(&bytes, 3), string(&bytes, &[1, 1, 1, 1]));
         prop_assert!(Fields::of(&bytes).count() <= bytes.len());
     }
 
@@ -170,6 +173,6 @@ proptest! {
     #[test]
     fn a_cut_message_never_panics(annotations in proptest::collection::hash_map("[a-z]{0,5}", ".{0,40}", 0..6), cut in 0_usize..400) {
         let bytes = request("name", HashMap::new(), annotations, "kiyot").encode_to_vec();
-        let _ = Pod::of(&bytes[..cut.min(bytes.len())]).annotation("k");
+        let _ = Pod::run(&bytes[..cut.min(bytes.len())]).annotation("k");
     }
 }

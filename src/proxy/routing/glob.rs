@@ -1,7 +1,7 @@
 //! Globs: `*` stands for any text, `?` for any one character.
 
-/// Whether a text fits a glob as a whole. Time is at most the product of their lengths.
-pub(super) fn fits(pattern: &str, text: &str) -> bool {
+/// Whether a text matches a glob as a whole. Time is at most the product of their lengths.
+pub(super) fn matches(pattern: &str, text: &str) -> bool {
     let (mut pattern, mut text) = (pattern.chars(), text.chars());
     // Where to go on if what follows the last `*` does not fit: it then stands for one character
     // more.
@@ -33,7 +33,7 @@ pub(super) fn fits(pattern: &str, text: &str) -> bool {
 mod tests {
     use proptest::prelude::*;
 
-    use super::fits;
+    use super::matches;
 
     /// What it means, in the plainest words.
     fn means(pattern: &[char], text: &[char]) -> bool {
@@ -48,17 +48,17 @@ mod tests {
 
     #[test]
     fn examples() {
-        assert!(fits("kube-*", "kube-system"));
-        assert!(fits("*", ""));
-        assert!(fits("team-?", "team-é"));
-        assert!(!fits("kube-*", "my-kube-system"));
-        assert!(!fits("", "a"));
+        assert!(matches("kube-*", "kube-system"));
+        assert!(matches("*", ""));
+        assert!(matches("team-?", "team-é"));
+        assert!(!matches("kube-*", "my-kube-system"));
+        assert!(!matches("", "a"));
     }
 
     proptest! {
         #[test]
         fn it_is_what_it_means(pattern in "[ab*?]{0,8}", text in "[ab]{0,8}") {
-            prop_assert_eq!(fits(&pattern, &text), means(&pattern.chars().collect::<Vec<_>>(), &text.chars().collect::<Vec<_>>()));
+            prop_assert_eq!(matches(&pattern, &text), means(&pattern.chars().collect::<Vec<_>>(), &text.chars().collect::<Vec<_>>()));
         }
     }
 }

@@ -34,10 +34,10 @@ impl Sandbox {
 
 const KIYOT: Declared = Declared { target_runtimes: &["kiyot"], runtime_handlers: &["kiyot"] };
 
-fn decided(sandbox: &Sandbox, routing: &Routing) -> Result<String, Undeclared> {
+fn decided(sandbox: &Sandbox, routing: &Routing) -> Result<String, UndeclaredRuntime> {
     let (node, cells) = (BackendName::new("containerd"), BackendName::new("cells"));
     let declared = [(&cells, KIYOT), (&node, Declared::default())];
-    decide(Pod::of(&sandbox.encoded()), &declared, routing, &node)
+    decide(Pod::run(&sandbox.encoded()), &declared, routing, &node)
         .map(|decision| format!("{} {:?}", decision.backend, decision.reason))
 }
 
@@ -119,7 +119,7 @@ fn without_declarations_the_refusal_says_so() {
             .encoded();
     let routing = routing(vec![]);
     let refused =
-        decide(Pod::of(&sandbox), &[(&node, Declared::default())], &routing, &node).unwrap_err();
+        decide(Pod::run(&sandbox), &[(&node, Declared::default())], &routing, &node).unwrap_err();
     assert!(refused.to_string().contains("no backend declares one"), "{refused}");
 }
 
@@ -178,7 +178,7 @@ fn daemonsets_and_static_pods_are_known_by_what_controllers_write() {
 fn garbage_goes_to_the_node() {
     let (node, cells) = (BackendName::new("containerd"), BackendName::new("cells"));
     let routing = Routing { default: "cells".into(), rules: vec![] };
-    let decision = decide(Pod::of(&[0xff; 12]), &[(&cells, KIYOT)], &routing, &node).unwrap();
+    let decision = decide(Pod::run(&[0xff; 12]), &[(&cells, KIYOT)], &routing, &node).unwrap();
     assert_eq!(decision, Decision { backend: "containerd", reason: Reason::Malformed });
 }
 
@@ -216,7 +216,7 @@ proptest! {
             sandbox.annotations.push((CONFIG_SOURCE, "file".into()));
         }
         let encoded = sandbox.encoded();
-        let expected = rules.iter().find(|rule| fits(rule, Pod::of(&encoded)).unwrap()).map_or("containerd", |rule| rule.backend.as_str()).to_string();
+        let expected = rules.iter().find(|rule| matches(rule, Pod::run(&encoded)).unwrap()).map_or("containerd", |rule| rule.backend.as_str()).to_string();
         let decision = decided(&sandbox, &routing(rules.clone())).unwrap();
         prop_assert!(decision.starts_with(&expected));
         // A rule more at the end changes nothing for pods that had one.

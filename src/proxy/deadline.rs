@@ -4,39 +4,39 @@ use std::time::{Duration, Instant};
 
 use http::{HeaderMap, HeaderName, HeaderValue};
 
-const HEADER: HeaderName = HeaderName::from_static("grpc-timeout");
+const GRPC_TIMEOUT: HeaderName = HeaderName::from_static("grpc-timeout");
 /// The largest number that eight digits have.
-const MOST: u128 = 99_999_999;
+const MAX_TIMEOUT_NUMBER: u128 = 99_999_999;
 /// Time that a call may have spent here before its header is written anew. Forwarding takes less,
 /// and then costs nothing.
-const NOTICEABLE: Duration = Duration::from_millis(1);
+const MIN_REWRITE_ELAPSED: Duration = Duration::from_millis(1);
 
 /// How long a call may last, and since when.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Budget {
+pub(super) struct Deadline {
     began: Instant,
     timeout: Option<Duration>,
 }
 
-impl Budget {
+impl Deadline {
     /// Of a call that came just now.
-    pub(super) fn of(headers: &HeaderMap) -> Self {
+    pub(super) fn from_headers(headers: &HeaderMap) -> Self {
         Self {
             began: Instant::now(),
-            timeout: headers.get(HEADER).and_then(|value| parse(value.as_bytes())),
+            timeout: headers.get(GRPC_TIMEOUT).and_then(|value| parse(value.as_bytes())),
         }
     }
 
     /// When it must have been answered.
-    pub(super) fn deadline(&self) -> Option<Instant> {
+    pub(super) fn instant(&self) -> Option<Instant> {
         self.timeout.and_then(|timeout| self.began.checked_add(timeout))
     }
 
     /// Takes the time spent here off the header, for the next server.
-    pub(super) fn shorten(&self, headers: &mut HeaderMap) {
+    pub(super) fn write_remaining(&self, headers: &mut HeaderMap) {
         let (Some(timeout), elapsed) = (self.timeout, self.began.elapsed()) else { return };
-        if elapsed >= NOTICEABLE {
-            headers.insert(HEADER, format(timeout.saturating_sub(elapsed)));
+        if elapsed >= MIN_REWRITE_ELAPSED {
+            headers.insert(GRPC_TIMEOUT, format(timeout.saturating_sub(elapsed)));
         }
     }
 }
@@ -72,8 +72,8 @@ fn format(timeout: Duration) -> HeaderValue {
     let (number, unit) = units
         .into_iter()
         .map(|(size, unit)| (nanos.div_ceil(size), unit))
-        .find(|(number, _)| *number <= MOST)
-        .unwrap_or((MOST, 'H'));
+        .find(|(number, _)| *number <= MAX_TIMEOUT_NUMBER)
+        .unwrap_or((MAX_TIMEOUT_NUMBER, 'H'));
     HeaderValue::try_from(format!("{number}{unit}"))
         .unwrap_or(HeaderValue::from_static("99999999H"))
 }
@@ -96,22 +96,22 @@ mod tests {
     #[test]
     fn a_header_is_left_alone_if_there_is_nothing_to_take_off() {
         let mut headers = HeaderMap::new();
-        headers.insert(HEADER, HeaderValue::from_static("007S"));
-        let budget = Budget {
+        headers.insert(GRPC_TIMEOUT, HeaderValue::from_static("007S"));
+        let deadline = Deadline {
             began: Instant::now() + Duration::from_secs(3600),
             timeout: Some(Duration::from_secs(7)),
         };
-        budget.shorten(&mut headers);
-        assert_eq!(headers[HEADER], "007S");
+        deadline.write_remaining(&mut headers);
+        assert_eq!(headers[GRPC_TIMEOUT], "007S");
     }
 
     #[test]
     fn elapsed_time_is_taken_off() {
         let mut headers = HeaderMap::new();
-        headers.insert(HEADER, HeaderValue::from_static("100S"));
+        headers.insert(GRPC_TIMEOUT, HeaderValue::from_static("100S"));
         let Some(began) = Instant::now().checked_sub(Duration::from_millis(40)) else { return };
-        Budget { began, timeout: Some(Duration::from_secs(100)) }.shorten(&mut headers);
-        let left = parse(headers[HEADER].as_bytes()).unwrap();
+        Deadline { began, timeout: Some(Duration::from_secs(100)) }.write_remaining(&mut headers);
+        let left = parse(headers[GRPC_TIMEOUT].as_bytes()).unwrap();
         assert!(left <= Duration::from_millis(99_960), "{left:?}");
     }
 

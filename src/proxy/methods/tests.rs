@@ -38,8 +38,11 @@ fn ids_are_where_the_descriptors_have_them() {
     for &method in Method::ALL {
         match route(method) {
             Route::ById(path) => {
-                let name =
-                    if names(method) == Names::Sandbox { "pod_sandbox_id" } else { "container_id" };
+                let name = if id_kind(method) == IdKind::Sandbox {
+                    "pod_sandbox_id"
+                } else {
+                    "container_id"
+                };
                 assert_eq!(field_name(method, path), name, "{method}");
             }
             Route::List(paths) => {
@@ -81,7 +84,7 @@ fn every_request_with_an_id_is_routed_by_it() {
 #[test]
 fn a_list_is_known_by_its_name() {
     for path in ["/runtime.v1.RuntimeService/ListPods", "/runtime.v1.RuntimeService/StreamPods"] {
-        assert_eq!(unknown(path), Route::WholeNodeOnly);
+        assert_eq!(route_unknown(path), Route::WholeNodeOnly);
     }
     for path in [
         "/runtime.v1.RuntimeService/Levitate",
@@ -89,12 +92,12 @@ fn a_list_is_known_by_its_name() {
         "/runtime.v9.RuntimeService/ListPods",
         "/x",
     ] {
-        assert_eq!(unknown(path), Route::Node);
+        assert_eq!(route_unknown(path), Route::Node);
     }
     // The kubelet is told of metrics once, by the node.
     for &method in Method::ALL.iter().filter(|method| **method != Method::ListMetricDescriptors) {
         let whole = matches!(route(method), Route::List(_) | Route::Metrics | Route::WholeNodeOnly);
-        assert_eq!(unknown(method.path()) == Route::WholeNodeOnly, whole, "{method}");
+        assert_eq!(route_unknown(method.path()) == Route::WholeNodeOnly, whole, "{method}");
     }
 }
 
@@ -123,7 +126,7 @@ fn merged_answers_have_one_repeated_field() {
 }
 
 /// What looks like the id of a sandbox or a container, wherever it stands in a request, and what
-/// becomes of it at the front door.
+/// becomes of it at the CRI server.
 const IN_REQUESTS: &[(&str, &str, &str)] = &[
     (
         "CheckpointPodRequest",

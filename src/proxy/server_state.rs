@@ -11,7 +11,7 @@ use std::{
 use tokio::runtime::Handle;
 use tokio_util::sync::CancellationToken;
 
-use super::owners::Owners;
+use super::id_cache::IdCache;
 use crate::{
     backends::registry::Registry,
     config::{Routing, Server},
@@ -37,10 +37,10 @@ impl Settings {
 
 /// What all calls share.
 #[derive(Debug)]
-pub(super) struct Shared {
+pub(super) struct ServerState {
     pub(super) registry: Registry,
-    /// Owners of ids; used only where several container runtimes make them.
-    pub(super) owners: Owners,
+    /// IdCache of ids; used only where several container runtimes make them.
+    pub(super) id_cache: IdCache,
     /// The runtime on which decoded calls are answered.
     pub(super) main: Handle,
     pub(super) open_calls: AtomicUsize,
@@ -50,9 +50,9 @@ pub(super) struct Shared {
 
 /// One of the calls that are open.
 #[derive(Debug)]
-pub(super) struct OpenCall(Arc<Shared>);
+pub(super) struct OpenCall(Arc<ServerState>);
 
-impl Shared {
+impl ServerState {
     /// Counts a call; `None` if there are as many as there may be.
     pub(super) fn open_call(self: &Arc<Self>, most: usize) -> Option<OpenCall> {
         let before = self.open_calls.fetch_add(1, Ordering::Relaxed);

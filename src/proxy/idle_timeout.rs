@@ -11,19 +11,19 @@ use tokio::time::{Sleep, sleep};
 
 /// Waits of one side, each limited.
 #[derive(Debug)]
-pub(super) struct Stall {
+pub(super) struct IdleTimeout {
     limit: Option<Duration>,
     timer: Option<Pin<Box<Sleep>>>,
 }
 
-impl Stall {
+impl IdleTimeout {
     /// With a limit for each wait; `None` waits forever.
     pub(super) fn new(limit: Option<Duration>) -> Self {
         Self { limit, timer: None }
     }
 
     /// The side did something: the next wait begins anew.
-    pub(super) fn progressed(&mut self) {
+    pub(super) fn reset(&mut self) {
         self.timer = None;
     }
 

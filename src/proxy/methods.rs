@@ -40,7 +40,7 @@ pub enum Route {
 
 /// What the id in field 1 of a request is of.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Names {
+pub enum IdKind {
     /// A pod sandbox.
     Sandbox,
     /// A container.
@@ -48,7 +48,7 @@ pub enum Names {
 }
 
 /// What the id of a call is of that is routed by its id.
-pub const fn names(method: Method) -> Names {
+pub const fn id_kind(method: Method) -> IdKind {
     match method {
         Method::StopPodSandbox
         | Method::RemovePodSandbox
@@ -57,8 +57,8 @@ pub const fn names(method: Method) -> Names {
         | Method::PortForward
         | Method::PodSandboxStats
         | Method::CheckpointPod
-        | Method::UpdatePodSandboxResources => Names::Sandbox,
-        _ => Names::Container,
+        | Method::UpdatePodSandboxResources => IdKind::Sandbox,
+        _ => IdKind::Container,
     }
 }
 
@@ -66,7 +66,7 @@ pub const fn names(method: Method) -> Names {
 /// what streams them, are called so: without the part of the other backends such an answer would
 /// hide pods, and a kubelet does without a call that is not there. Everything else goes to the node
 /// backend.
-pub fn unknown(path: &str) -> Route {
+pub fn route_unknown(path: &str) -> Route {
     match path.strip_prefix("/runtime.v1.RuntimeService/") {
         Some(name) if ["List", "Stream"].iter().any(|verb| name.starts_with(verb)) => {
             Route::WholeNodeOnly
