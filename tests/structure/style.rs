@@ -60,8 +60,6 @@ const UNREVISED: &[&str] = &[
     "src/backends/milpa/streaming.rs",
     "src/backends/milpa/verbs",
     "src/backends/milpa/verbs.rs",
-    "src/backends/milpa/volumes",
-    "src/backends/milpa/volumes.rs",
     "src/backends/registry.rs",
     "src/cli",
     "src/cli.rs",

@@ -1,4 +1,4 @@
-//! Volumes of pods in cells: copied from the kubelet's pod directory, and kept in step.
+//! Volumes of pods in cells: copied from the kubelet's pod directory and kept in sync.
 
 use std::{
     collections::HashMap,
@@ -16,9 +16,9 @@ use tokio_util::task::AbortOnDropHandle;
 use tonic::Status;
 
 use self::{
-    files::{CellFiles, Files},
-    plan::Place,
-    pod::Pod,
+    files::{CellFiles, LinkFiles},
+    plan::CellPath,
+    pod::PodVolumes,
     prepare::Preparation,
     sources::Source,
     watch::Watcher,
@@ -33,7 +33,6 @@ mod disk;
 mod files;
 #[doc(hidden)]
 pub mod fuzzing;
-mod kept;
 mod plan;
 mod pod;
 mod prepare;
@@ -44,32 +43,33 @@ pub mod support;
 #[cfg(test)]
 mod tests;
 mod tree;
+mod volume_sync;
 mod watch;
 
-/// As much of the end of a termination message is brought to the node. The kubelet reads the last
-/// 4096 bytes of it.
-const MAX_TERMINATION_MESSAGE: u32 = 64 << 10;
+/// Most bytes of the end of a termination message that are copied to the node. The kubelet reads
+/// the last 4096.
+const MAX_TERMINATION_MESSAGE_BYTES: u32 = 64 << 10;
 
-/// Volumes of pods in cells. What keeps them in step ends with it.
+/// Volumes of all pods in cells. Dropping this ends their synchronisation.
 #[derive(Debug)]
 pub struct Volumes {
     kubelet_dirs: Vec<PathBuf>,
     host_path: RwLock<HostPath>,
-    /// Made with the first pod that is kept; `None` if the kernel has none to give.
+    /// Inotify watcher, started with the first pod; `None` if the kernel has no instance left.
     watcher: OnceLock<Option<Arc<Watcher>>>,
-    pods: Mutex<HashMap<CellId, Held>>,
+    pods: Mutex<HashMap<CellId, PodEntry>>,
 }
 
-/// A pod's volumes, and what keeps them in step.
+/// Volumes of a pod and the task that keeps them in sync.
 #[derive(Debug)]
-struct Held {
-    pod: Arc<Pod>,
+struct PodEntry {
+    pod: Arc<PodVolumes>,
     keeper: Option<AbortOnDropHandle<()>>,
 }
 
 impl Volumes {
-    /// For the pods of kubelets with these directories (`--root-dir`, `/var/lib/kubelet` unless
-    /// told otherwise).
+    /// Creates the volumes for pods of the kubelets with these directories (`--root-dir`, by
+    /// default `/var/lib/kubelet`).
     pub fn new(kubelet_dirs: Vec<PathBuf>, host_path: HostPath) -> Arc<Self> {
         Arc::new(Self {
             kubelet_dirs,
@@ -79,15 +79,14 @@ impl Volumes {
         })
     }
 
-    /// Sets what becomes of paths of the node that containers mount from now on. Copies that were
-    /// made stay.
+    /// Sets the policy for node paths that containers mount from now on. Existing copies stay.
     pub fn set_host_path(&self, host_path: HostPath) {
         *self.host_path.write().unwrap_or_else(PoisonError::into_inner) = host_path;
     }
 
-    /// Brings everything that a container mounts into the cell, and returns its mounts as the
-    /// cell's containerd must be told them (same order, host paths in the cell). An image volume
-    /// has no path and stays as it is.
+    /// Copies everything that a container mounts into the cell, and returns the mounts for the
+    /// cell's containerd: same order, host paths in the cell. An image volume has no path and is
+    /// unchanged.
     ///
     /// FAILED_PRECONDITION, naming the path, if it is not available in a cell or not written yet;
     /// else the cell's own status.
@@ -99,7 +98,7 @@ impl Volumes {
     ) -> Result<Vec<cri::Mount>, Status> {
         Box::pin(self.prepare_in(
             &cell.id,
-            Arc::new(CellFiles(cell.link.clone())),
+            Arc::new(LinkFiles(cell.link.clone())),
             sandbox,
             container,
         ))
@@ -109,7 +108,7 @@ impl Volumes {
     async fn prepare_in(
         &self,
         cell: &CellId,
-        files: Arc<dyn Files>,
+        files: Arc<dyn CellFiles>,
         sandbox: &cri::PodSandboxConfig,
         container: &cri::ContainerConfig,
     ) -> Result<Vec<cri::Mount>, Status> {
@@ -125,40 +124,39 @@ impl Volumes {
         for mount in mounts.iter_mut().filter(|mount| mount.image.is_none()) {
             mount.host_path = preparation.mount(mount).await?;
         }
-        // What is new is watched from now on.
-        pod.news.notify_one();
+        // The keeper then watches the new volumes.
+        pod.changed.notify_one();
         Ok(mounts)
     }
 
-    /// Copies the termination message of a container that has exited to the node (bounded). A
-    /// failure is logged: the kubelet then falls back to the log.
+    /// Copies the termination message of an exited container to the node (bounded). A failure is
+    /// logged, and the kubelet falls back to the log.
     ///
-    /// The kubelet reads it at the mount's path on the node before the exit is reported, so this
-    /// comes first. `container` is as the kubelet sent it.
+    /// The kubelet reads the message at the mount's path on the node once the exit is reported, so
+    /// this runs before. `container` is as the kubelet sent it.
     pub async fn fetch_termination_message(
         &self,
         cell: &Cell,
         id: &ContainerId,
         container: &cri::ContainerConfig,
     ) {
-        self.fetch_from(&CellFiles(cell.link.clone()), id, container).await;
+        self.copy_termination_message(&LinkFiles(cell.link.clone()), id, container).await;
     }
 
-    /// Removes what a container has had in its cell for itself alone. What its next attempt will
-    /// use stays.
+    /// Removes the files of a container that its next attempt doesn't use. Absent files are fine.
     ///
-    /// The cell's own status; absent is fine.
+    /// Fails with the cell's own status.
     pub async fn forget_container(
         &self,
         cell: &Cell,
         container: &cri::ContainerConfig,
         cell_log: &str,
     ) -> Result<(), Status> {
-        let changes = self.of_container(container, cell_log);
-        if changes.is_empty() { Ok(()) } else { CellFiles(cell.link.clone()).change(changes).await }
+        let changes = self.removals(container, cell_log);
+        if changes.is_empty() { Ok(()) } else { LinkFiles(cell.link.clone()).change(changes).await }
     }
 
-    fn of_container(&self, container: &cri::ContainerConfig, cell_log: &str) -> Vec<FileChange> {
+    fn removals(&self, container: &cri::ContainerConfig, cell_log: &str) -> Vec<FileChange> {
         let uid = container.labels.get("io.kubernetes.pod.uid").map_or("", String::as_str);
         let messages = container.mounts.iter().filter_map(|mount| {
             match Source::of(&self.kubelet_dirs, uid, &mount.host_path) {
@@ -168,23 +166,26 @@ impl Volumes {
                 _ => None,
             }
         });
-        // Each container's log has a directory of its own.
+        // Each container's log has its own directory.
         let log = cell_log.rsplit_once('/').map(|(directory, _)| directory.to_owned());
         log.into_iter()
             .chain(messages)
-            .map(|path| Place::new(Root::Pod, path).change(Change::Remove(true)))
+            .map(|path| CellPath::new(Root::Pod, path).change(Change::Remove(true)))
             .collect()
     }
 
-    async fn fetch_from(
+    async fn copy_termination_message(
         &self,
-        files: &dyn Files,
+        files: &dyn CellFiles,
         id: &ContainerId,
         container: &cri::ContainerConfig,
     ) {
         let uid = container.labels.get("io.kubernetes.pod.uid").map_or("", String::as_str);
         if uid.is_empty() {
-            tracing::debug!(container = %id, "a container has no label with its pod's uid; it can have no termination message");
+            tracing::debug!(
+                container = %id,
+                "no termination message: the container has no label with its pod's uid"
+            );
         }
         for mount in &container.mounts {
             let Source::TerminationLog { container, file } =
@@ -192,8 +193,8 @@ impl Volumes {
             else {
                 continue;
             };
-            let place = Place::new(Root::Pod, format!("containers/{container}/{file}"));
-            let fetched = match files.get(&place, MAX_TERMINATION_MESSAGE, true).await {
+            let place = CellPath::new(Root::Pod, format!("containers/{container}/{file}"));
+            let fetched = match files.get(&place, MAX_TERMINATION_MESSAGE_BYTES, true).await {
                 Ok(Some(message)) if !message.is_empty() => {
                     let path = PathBuf::from(&mount.host_path);
                     let failed = move |error: io::Error| Status::internal(error.to_string());
@@ -203,26 +204,31 @@ impl Volumes {
                 Err(status) => Err(status),
             };
             if let Err(status) = fetched {
-                tracing::warn!(container = %id, path = mount.host_path, error = status.message(), "the termination message of a container could not be brought to the node");
+                tracing::warn!(
+                    container = %id,
+                    path = mount.host_path,
+                    error = status.message(),
+                    "termination message not copied to the node"
+                );
             }
         }
     }
 
-    /// Keeps a pod's volumes in step until [`Self::release`]; called when the pod's first container
-    /// is made and, after a restart, when its cell is back, for each of the pod's containers.
+    /// Keeps a pod's volumes in sync until [`Self::release`]. Called when the pod's first container
+    /// is created and, after a restart, for each of its containers when the cell is connected.
     pub fn keep(
         self: &Arc<Self>,
         cell: &Cell,
         sandbox: &cri::PodSandboxConfig,
         container: &cri::ContainerConfig,
     ) {
-        self.keep_in(&cell.id, Arc::new(CellFiles(cell.link.clone())), sandbox, container);
+        self.keep_in(&cell.id, Arc::new(LinkFiles(cell.link.clone())), sandbox, container);
     }
 
     fn keep_in(
         &self,
         cell: &CellId,
-        files: Arc<dyn Files>,
+        files: Arc<dyn CellFiles>,
         sandbox: &cri::PodSandboxConfig,
         container: &cri::ContainerConfig,
     ) {
@@ -233,51 +239,51 @@ impl Volumes {
             {
                 pod.volume(
                     PathBuf::from(&mount.host_path),
-                    sources::volume_place(&plugin, &name, false),
+                    sources::volume_path(&plugin, &name, false),
                 );
             }
         }
         let watcher = self.watcher().cloned();
-        if let Some(held) = self.pods().get_mut(cell)
-            && held.keeper.is_none()
+        if let Some(entry) = self.pods().get_mut(cell)
+            && entry.keeper.is_none()
         {
-            held.keeper =
+            entry.keeper =
                 Some(AbortOnDropHandle::new(tokio::spawn(Arc::clone(&pod).keep(watcher))));
         }
-        pod.news.notify_one();
+        pod.changed.notify_one();
     }
 
-    /// Ends what [`Self::keep`] began for a cell.
+    /// Ends the synchronisation that [`Self::keep`] started for a cell.
     pub fn release(&self, cell: &CellId) {
-        let held = self.pods().remove(cell);
-        if let (Some(held), Some(Some(watcher))) = (held, self.watcher.get()) {
-            drop(held.keeper);
-            watcher.forget(&held.pod.news);
+        let entry = self.pods().remove(cell);
+        if let (Some(entry), Some(Some(watcher))) = (entry, self.watcher.get()) {
+            drop(entry.keeper);
+            watcher.forget(&entry.pod.changed);
         }
     }
 
-    fn pod(&self, cell: &CellId, files: Arc<dyn Files>) -> Arc<Pod> {
+    fn pod(&self, cell: &CellId, files: Arc<dyn CellFiles>) -> Arc<PodVolumes> {
         let mut pods = self.pods();
-        let held = pods.entry(cell.clone()).or_insert_with(|| Held {
-            pod: Arc::new(Pod::new(cell.clone(), Arc::clone(&files))),
+        let entry = pods.entry(cell.clone()).or_insert_with(|| PodEntry {
+            pod: Arc::new(PodVolumes::new(cell.clone(), Arc::clone(&files))),
             keeper: None,
         });
-        held.pod.use_files(files);
-        Arc::clone(&held.pod)
+        entry.pod.use_files(files);
+        Arc::clone(&entry.pod)
     }
 
     fn watcher(&self) -> Option<&Arc<Watcher>> {
         let started = self.watcher.get_or_init(|| match Watcher::start() {
             Ok(watcher) => Some(Arc::new(watcher)),
             Err(error) => {
-                tracing::warn!(%error, "volumes can't be watched; they are compared from time to time");
+                tracing::warn!(%error, "volumes not watched, only compared periodically");
                 None
             }
         });
         started.as_ref()
     }
 
-    fn pods(&self) -> MutexGuard<'_, HashMap<CellId, Held>> {
+    fn pods(&self) -> MutexGuard<'_, HashMap<CellId, PodEntry>> {
         self.pods.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -286,7 +292,7 @@ fn uid(sandbox: &cri::PodSandboxConfig) -> &str {
     sandbox.metadata.as_ref().map_or("", |metadata| &metadata.uid)
 }
 
-/// Writes a file that is there, if it is a regular one and not behind a link.
+/// Overwrites an existing regular file, following no link.
 fn overwrite(path: &Path, content: &[u8]) -> io::Result<()> {
     let flags = rustix::fs::OFlags::NOFOLLOW | rustix::fs::OFlags::NONBLOCK;
     let mut file = std::fs::OpenOptions::new()

@@ -1,16 +1,16 @@
-//! A cell's disk as far as plans need it, with what a strict agent refuses. For tests and
-//! kiyot-fuzz alone.
+//! In-memory disk of a cell, as far as plans need it, which refuses whatever a strict agent
+//! refuses. For tests and fuzzing.
 
 use std::collections::BTreeMap;
 
 use kiyot_proto::cell::{FileChange, MakeDir, WriteFile, file_change::Change};
 
 use super::{
-    plan::DATA,
+    plan::DATA_LINK,
     tree::{Attributes, Entry, Kind, Tree},
 };
 
-/// One copy of a volume, and the file that is being written.
+/// Copy of a volume, and the file that is being written.
 #[derive(Debug, Default, Clone)]
 pub(super) struct Disk {
     pub(super) entries: BTreeMap<String, Entry>,
@@ -19,17 +19,17 @@ pub(super) struct Disk {
 }
 
 impl Disk {
-    /// With a whole copy.
+    /// Creates a disk with a complete copy.
     pub(super) fn of(tree: &Tree) -> Self {
         Self { entries: tree.entries.clone(), root: Some(tree.root), open: None }
     }
 
-    /// Whether it is just this.
+    /// Returns true if the disk is exactly this tree.
     pub(super) fn is(&self, tree: &Tree) -> bool {
         self.root == Some(tree.root) && self.entries == tree.entries && self.open.is_none()
     }
 
-    /// The call that brings changes ends early.
+    /// Ends the call that carries the changes early.
     pub(super) fn interrupt(&mut self) {
         self.open = None;
     }
@@ -101,9 +101,9 @@ impl Disk {
         self.entries.insert(path, Entry::File(attributes, content.into()));
     }
 
-    /// Whether `..data` leads to a directory.
+    /// Returns true if `..data` leads to a directory.
     pub(super) fn resolves(&self) -> bool {
-        let Some(Entry::Link(target)) = self.entries.get(DATA) else { return false };
+        let Some(Entry::Link(target)) = self.entries.get(DATA_LINK) else { return false };
         matches!(self.entries.get(target), Some(Entry::Dir(_)))
     }
 }

@@ -1,4 +1,4 @@
-//! Files in cells, changed and read over their links.
+//! Files in cells, changed and read over the link.
 
 use std::time::Duration;
 
@@ -7,66 +7,66 @@ use bytes::Bytes;
 use kiyot_proto::cell::{FileChange, GetFileRequest, Root, agent_client::AgentClient};
 use tonic::{Request, Status};
 
-use super::plan::Place;
+use super::plan::CellPath;
 use crate::backends::milpa::gateway::CellLink;
 
-/// How long a cell has to apply changes.
-const CHANGE: Duration = Duration::from_secs(120);
+/// Deadline for a cell to apply changes.
+const CHANGE_TIMEOUT: Duration = Duration::from_secs(120);
 
-/// How long a cell has to give a file.
-const GET: Duration = Duration::from_secs(20);
+/// Deadline for a cell to return a file.
+const GET_TIMEOUT: Duration = Duration::from_secs(20);
 
-/// How long a cell that is not connected is waited for.
-const HELLO: Duration = Duration::from_secs(20);
+/// Longest wait for a cell that is not connected.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(20);
 
-/// Largest answer that is taken from a cell.
-const MAX_ANSWER: usize = 8 << 20;
+/// Largest response that is accepted from a cell.
+const MAX_RESPONSE_BYTES: usize = 8 << 20;
 
-/// The files of one cell. A test plays them.
+/// Access to the files of a cell. Tests have their own implementation.
 #[async_trait]
-pub(super) trait Files: Send + Sync + 'static {
+pub(super) trait CellFiles: Send + Sync + 'static {
     /// Applies changes in order, until one fails.
     async fn change(&self, changes: Vec<FileChange>) -> Result<(), Status>;
-    /// A file's first `limit` bytes, or its last; `None` if there is none.
-    async fn get(&self, place: &Place, limit: u32, last: bool) -> Result<Option<Bytes>, Status>;
-    /// Where something is, absolute in the cell.
-    async fn path(&self, place: &Place) -> Result<String, Status>;
+    /// Returns the first or last `limit` bytes of a file; `None` if it is absent.
+    async fn get(&self, place: &CellPath, limit: u32, last: bool) -> Result<Option<Bytes>, Status>;
+    /// Returns an absolute path in the cell.
+    async fn path(&self, place: &CellPath) -> Result<String, Status>;
 }
 
-/// Over a link.
+/// Files of a cell over its link.
 #[derive(Debug)]
-pub(super) struct CellFiles(pub(super) CellLink);
+pub(super) struct LinkFiles(pub(super) CellLink);
 
 #[async_trait]
-impl Files for CellFiles {
+impl CellFiles for LinkFiles {
     async fn change(&self, changes: Vec<FileChange>) -> Result<(), Status> {
         let mut request = Request::new(futures::stream::iter(changes));
-        request.set_timeout(CHANGE);
+        request.set_timeout(CHANGE_TIMEOUT);
         AgentClient::new(self.0.bulk.clone())
-            .max_decoding_message_size(MAX_ANSWER)
+            .max_decoding_message_size(MAX_RESPONSE_BYTES)
             .change_files(request)
             .await?;
         Ok(())
     }
 
-    async fn get(&self, place: &Place, limit: u32, last: bool) -> Result<Option<Bytes>, Status> {
+    async fn get(&self, place: &CellPath, limit: u32, last: bool) -> Result<Option<Bytes>, Status> {
         let mut request = Request::new(GetFileRequest {
             root: place.root.into(),
             path: place.path.clone(),
             limit,
             last,
         });
-        request.set_timeout(GET);
+        request.set_timeout(GET_TIMEOUT);
         let reply = AgentClient::new(self.0.bulk.clone())
-            .max_decoding_message_size(MAX_ANSWER)
+            .max_decoding_message_size(MAX_RESPONSE_BYTES)
             .get_file(request)
             .await?
             .into_inner();
         Ok(reply.exists.then(|| reply.content.slice(..reply.content.len().min(limit as usize))))
     }
 
-    async fn path(&self, place: &Place) -> Result<String, Status> {
-        let line = tokio::time::timeout(HELLO, self.0.control.connected()).await;
+    async fn path(&self, place: &CellPath) -> Result<String, Status> {
+        let line = tokio::time::timeout(CONNECT_TIMEOUT, self.0.control.connected()).await;
         let line =
             line.ok().flatten().ok_or_else(|| Status::unavailable("the cell is not connected"))?;
         let directory = if place.root == Root::Memory {

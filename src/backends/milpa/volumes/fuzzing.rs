@@ -1,5 +1,4 @@
-//! What may be in volumes, and what a cell may say of its copies, as any bytes. For kiyot-fuzz
-//! alone.
+//! Fuzz targets: content of volumes, and listings from cells, made from any bytes.
 
 use std::{
     collections::BTreeMap,
@@ -13,38 +12,37 @@ use kiyot_proto::cell::{FileChange, Root};
 
 use super::{
     disk::Disk,
-    plan::{DATA, Place, plan},
+    plan::{CellPath, DATA_LINK, plan},
     subpath,
-    tree::{Attributes, Entry, Shadow, Tree, is_plain},
+    tree::{Attributes, CopyState, Entry, Tree, is_plain},
 };
 
-/// Where copies are.
-const PLACE: &str = "volumes/kubernetes.io~secret/s";
-/// Entries of one tree, so that each input has its end soon.
-const ENTRIES: usize = 24;
+/// Path of the copy in the cell.
+const COPY_PATH: &str = "volumes/kubernetes.io~secret/s";
+/// Most entries of a generated tree, so that each input ends soon.
+const MAX_GENERATED_ENTRIES: usize = 24;
 
-/// A change of a volume: two trees as bytes say, and the changes that lead from one to the other.
+/// Update of a volume: two generated trees, and the changes from one to the other.
 #[derive(Debug)]
 pub struct Update {
-    /// The changes that make a first copy, in the directory `volumes/kubernetes.io~secret` of the
-    /// pod's.
+    /// Changes that make a first copy, in the pod's directory `volumes/kubernetes.io~secret`.
     pub first: Vec<FileChange>,
-    /// The changes that make it the second.
+    /// Changes from the first copy to the second.
     pub second: Vec<FileChange>,
-    /// What must be there in the end: path, mode, and a link's target or a file's content; neither,
-    /// of a directory.
+    /// Expected entries in the end: path, mode, and a link's target or a file's content; neither
+    /// for a directory.
     pub expected: Vec<(String, u32, Option<String>, Option<Bytes>)>,
 }
 
-/// Plans from one tree to another, and to a third after the second was interrupted, on a disk that
-/// refuses what an agent refuses. Every step leaves `..data` leading somewhere if it did before and
-/// does in the end; in the end the copy is the volume. Whatever a cell says of its copy, no change
-/// leads elsewhere.
+/// Plans from a tree to a second, and to a third after the second was interrupted, on a disk that
+/// refuses what an agent refuses. If `..data` resolves before and in the end, then it resolves
+/// after every step; in the end the copy is the volume. Whatever a cell's listing contains, no
+/// change leads out of the copy.
 ///
 /// # Panics
-/// If not.
+/// For a violation.
 pub fn volumes(mut bytes: &[u8]) {
-    let place = Place::new(Root::Memory, PLACE);
+    let place = CellPath::new(Root::Memory, COPY_PATH);
     let cut = usize::from(take(&mut bytes, 1).first().copied().unwrap_or_default());
     let (old, new, newest) = (tree(&mut bytes), tree(&mut bytes), tree(&mut bytes));
 
@@ -53,47 +51,47 @@ pub fn volumes(mut bytes: &[u8]) {
         && Disk::of(&new).resolves()
         && is_atomic(&old)
         && is_atomic(&new);
-    for change in plan(&Shadow::of(&old), &new, &place) {
-        checked(&change, &place);
-        disk.apply(PLACE, &change);
+    for change in plan(&CopyState::of(&old), &new, &place) {
+        assert_within(&change, &place);
+        disk.apply(COPY_PATH, &change);
         assert!(!resolves || disk.resolves(), "{disk:?} after {change:?}");
     }
     assert!(disk.is(&new), "{disk:?} is not {new:?}");
-    assert_eq!(plan(&Shadow::of(&new), &new, &place), []);
+    assert_eq!(plan(&CopyState::of(&new), &new, &place), []);
 
-    let (mut disk, before) = (Disk::of(&old), Shadow::of(&old));
+    let (mut disk, before) = (Disk::of(&old), CopyState::of(&old));
     for change in plan(&before, &new, &place).iter().take(cut) {
-        disk.apply(PLACE, change);
+        disk.apply(COPY_PATH, change);
     }
     disk.interrupt();
-    let known = Shadow::from_listing(&before.between(&new).listing());
+    let known = CopyState::from_listing(&before.between(&new).listing());
     for change in plan(&known, &newest, &place) {
-        disk.apply(PLACE, &change);
+        disk.apply(COPY_PATH, &change);
     }
     assert!(disk.is(&newest), "{disk:?} is not {newest:?}");
 
-    // What a cell says of its copy.
-    for change in plan(&Shadow::from_listing(bytes), &newest, &place) {
-        checked(&change, &place);
+    // Any listing that a cell may send.
+    for change in plan(&CopyState::from_listing(bytes), &newest, &place) {
+        assert_within(&change, &place);
     }
-    let told = Shadow::from_listing(bytes);
-    assert_eq!(Shadow::from_listing(&told.listing()), told);
+    let decoded = CopyState::from_listing(bytes);
+    assert_eq!(CopyState::from_listing(&decoded.listing()), decoded);
 }
 
-/// Two trees, and what leads from nothing to the one and from that to the other. `None` if no file
-/// system could have such names.
+/// Returns two trees, and the changes from nothing to the first and on to the second; `None` if no
+/// file system allows their names.
 pub fn update(mut bytes: &[u8]) -> Option<Update> {
-    let place = Place::new(Root::Pod, PLACE);
+    let place = CellPath::new(Root::Pod, COPY_PATH);
     let (old, new) = (tree(&mut bytes), tree(&mut bytes));
     let long =
         |tree: &Tree| tree.entries.keys().any(|path| path.split('/').any(|name| name.len() > 255));
     if long(&old) || long(&new) {
         return None;
     }
-    let first = plan(&Shadow::default(), &old, &place);
-    let second = plan(&Shadow::of(&old), &new, &place);
+    let first = plan(&CopyState::default(), &old, &place);
+    let second = plan(&CopyState::of(&old), &new, &place);
     let expected = new.entries.into_iter().map(|(path, entry)| {
-        let path = format!("{PLACE}/{path}");
+        let path = format!("{COPY_PATH}/{path}");
         match entry {
             Entry::Dir(attributes) => (path, attributes.mode, None, None),
             Entry::File(attributes, content) => (path, attributes.mode, None, Some(content)),
@@ -103,8 +101,8 @@ pub fn update(mut bytes: &[u8]) -> Option<Update> {
     Some(Update { first, second, expected: expected.collect() })
 }
 
-/// Asks where a subPath leads: of any text, and of the mount that the kernel would show for a bind
-/// of `volume/below`, whatever its names are.
+/// Resolves subPaths: with any text as mount table, and with the table that the kernel would show
+/// for a bind of `volume/below`, whatever its names are.
 ///
 /// # Panics
 /// If it leads out of the volume, or elsewhere than it was bound.
@@ -118,7 +116,10 @@ pub fn subpaths(bytes: &[u8]) {
         Path::new(OsStr::from_bytes(bytes.split(|byte| *byte == 0).next().unwrap_or_default()));
     let plain = below.components().all(|part| matches!(part, Component::Normal(_)));
     if plain {
-        let mut text = b"22 1 8:1 / / rw - ext4 /dev/sda1 rw\n23 22 8:2 /\xff /strange\xff rw - ext4 /dev/sda2 rw\n40 22 8:1 ".to_vec();
+        let mut text = b"22 1 8:1 / / rw - ext4 /dev/sda1 rw\n\
+            23 22 8:2 /\xff /strange\xff rw - ext4 /dev/sda2 rw\n\
+            40 22 8:1 "
+            .to_vec();
         for byte in volume.join(below).as_os_str().as_bytes() {
             match byte {
                 b' ' | b'\t' | b'\n' | b'\\' | b'#' => text.extend(format!("\\{byte:03o}").bytes()),
@@ -130,8 +131,8 @@ pub fn subpaths(bytes: &[u8]) {
     }
 }
 
-/// A change leads into the copy, by a path that an agent takes.
-fn checked(change: &FileChange, place: &Place) {
+/// Panics unless a change stays in the copy, with a path that an agent accepts.
+fn assert_within(change: &FileChange, place: &CellPath) {
     let below = change
         .path
         .strip_prefix(&place.path)
@@ -143,10 +144,10 @@ fn checked(change: &FileChange, place: &Place) {
     );
 }
 
-/// Whether a tree is as the kubelet's writer leaves it: the directory behind `..data` and its links
-/// are all there is.
+/// Returns true if a tree is as the kubelet's writer leaves it: only the directory behind `..data`,
+/// and links.
 fn is_atomic(tree: &Tree) -> bool {
-    let Some(Entry::Link(data)) = tree.entries.get(DATA) else { return false };
+    let Some(Entry::Link(data)) = tree.entries.get(DATA_LINK) else { return false };
     data.starts_with("..")
         && tree.entries.iter().all(|(path, entry)| {
             path.contains('/') || path == data || matches!(entry, Entry::Link(_))
@@ -159,20 +160,20 @@ fn take<'a>(bytes: &mut &'a [u8], most: usize) -> &'a [u8] {
     taken
 }
 
-/// A tree: a byte with a mode, and entries. An entry is a byte with its kind and mode, one with its
-/// directory among those before, its name up to a byte 0, and its content or its target, with its
-/// length before it. The byte 0xff ends it.
+/// Generates a tree: a byte with a mode, then entries. An entry is a byte with kind and mode, a
+/// byte that selects its directory among the previous ones, its name up to a byte 0, and its
+/// content or target with a length before it. The byte 0xff ends the tree.
 fn tree(bytes: &mut &[u8]) -> Tree {
     const MODES: [u32; 4] = [0o755, 0o644, 0o400, 0o1777];
-    // Whoever this is may give nobody else a file.
+    // Files can't be given away without privileges.
     let (uid, gid) = (rustix::process::getuid().as_raw(), rustix::process::getgid().as_raw());
     let attributes = |byte: u8| Attributes { mode: MODES[usize::from(byte >> 6)], uid, gid };
-    // A directory that one may write into.
+    // Writable by its owner.
     let of_dir = |byte: u8| Attributes { mode: attributes(byte).mode | 0o700, uid, gid };
     let root = of_dir(take(bytes, 1).first().copied().unwrap_or_default());
     let mut entries = BTreeMap::new();
     let mut dirs = vec![String::new()];
-    for _ in 0..ENTRIES {
+    for _ in 0..MAX_GENERATED_ENTRIES {
         let &[kind, dir] = take(bytes, 2) else { break };
         if kind == 0xff {
             break;
@@ -188,7 +189,7 @@ fn tree(bytes: &mut &[u8]) -> Tree {
             continue;
         }
         let entry = match kind & 7 {
-            // One of several parts.
+            // Sent in several parts.
             4 => Entry::File(attributes(kind), content.repeat(1 << 11).into()),
             0 | 1 | 5 => Entry::File(attributes(kind), Bytes::copy_from_slice(content)),
             2 | 6 => Entry::Dir(of_dir(kind)),

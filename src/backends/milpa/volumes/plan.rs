@@ -1,70 +1,68 @@
-//! From what is in a cell to what is in a volume: the changes, in an order in which a reader never
-//! sees a half of it. Pure.
+//! Changes that turn the copy in a cell into the volume on the node, in an order in which a reader
+//! never sees a partial update. Pure.
 //!
 //! The order is that of the kubelet's atomic writer: the new directory and its files, `..data`
-//! replaced by rename, new links, old links away, old directory away.
+//! replaced by rename, new links, removal of old links, removal of the old directory.
 
 use std::collections::BTreeSet;
 
 use bytes::Bytes;
 use kiyot_proto::cell::{FileChange, MakeDir, Root, WriteFile, file_change::Change};
 
-use super::tree::{Attributes, Entry, Kind, Shadow, Tree};
+use super::tree::{Attributes, CopyState, Entry, Kind, Tree};
 
-/// The link that the kubelet replaces to make an update visible at once.
-pub(super) const DATA: &str = "..data";
+/// Link that the kubelet replaces to publish an update atomically.
+pub(super) const DATA_LINK: &str = "..data";
 
-/// Largest part of a file in one change.
-const PART: usize = 256 << 10;
+/// Most bytes of a file in one change.
+const MAX_PART_BYTES: usize = 256 << 10;
 
-/// Where something is in a cell.
+/// Path in a cell.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub(super) struct Place {
-    /// Under which of the cell's directories.
+pub(super) struct CellPath {
+    /// Directory of the cell that the path is relative to.
     pub(super) root: Root,
-    /// Relative to it.
     pub(super) path: String,
 }
 
-impl Place {
-    /// Something at a path.
+impl CellPath {
     pub(super) fn new(root: Root, path: impl Into<String>) -> Self {
         Self { root, path: path.into() }
     }
 
-    /// Something below this.
+    /// Returns a path below this one.
     pub(super) fn below(&self, path: &str) -> Self {
         let path =
             if path.is_empty() { self.path.clone() } else { format!("{}/{path}", self.path) };
         Self { root: self.root, path }
     }
 
-    /// The directory that this is in; `None` if that is the root.
+    /// Returns the parent directory; `None` for the root.
     fn parent(&self) -> Option<Self> {
         self.path.rsplit_once('/').map(|(parent, _)| Self::new(self.root, parent))
     }
 
-    /// One change at this place.
+    /// Returns a change at this path.
     pub(super) fn change(&self, change: Change) -> FileChange {
         FileChange { root: self.root.into(), path: self.path.clone(), change: Some(change) }
     }
 
-    /// Makes this a directory; `keep`: unless something is there.
+    /// Returns the change that makes this a directory; with `keep`, only if it is absent.
     pub(super) fn directory(&self, attributes: Attributes, keep: bool) -> FileChange {
         let Attributes { mode, uid, gid } = attributes;
         self.change(Change::MakeDir(MakeDir { mode, uid, gid, keep }))
     }
 
-    /// Makes the directory that this is in, unless it is there.
-    pub(super) fn directory_above(&self) -> Option<FileChange> {
+    /// Returns the change that makes the parent directory if it is absent.
+    pub(super) fn parent_directory(&self) -> Option<FileChange> {
         Some(self.parent()?.directory(Attributes { mode: 0o755, uid: 0, gid: 0 }, true))
     }
 
-    /// Makes this a file, in parts.
+    /// Returns the changes that make this a file, in parts.
     pub(super) fn file(&self, attributes: Attributes, content: &Bytes) -> Vec<FileChange> {
         let Attributes { mode, uid, gid } = attributes;
         let mut rest = content.clone();
-        let first = rest.split_to(rest.len().min(PART));
+        let first = rest.split_to(rest.len().min(MAX_PART_BYTES));
         let more = !rest.is_empty();
         let mut changes = vec![self.change(Change::WriteFile(WriteFile {
             mode,
@@ -74,7 +72,7 @@ impl Place {
             more,
         }))];
         while !rest.is_empty() {
-            let part = rest.split_to(rest.len().min(PART));
+            let part = rest.split_to(rest.len().min(MAX_PART_BYTES));
             changes.push(self.change(Change::Append(part)));
         }
         if more {
@@ -84,36 +82,39 @@ impl Place {
     }
 }
 
-/// The changes that make a copy at `place`, of which `old` is known, the tree `new`. None if it is
-/// that already.
-pub(super) fn plan(old: &Shadow, new: &Tree, place: &Place) -> Vec<FileChange> {
+/// Returns the changes that turn a copy at `place` with the known state `old` into the tree `new`;
+/// empty if they are equal.
+pub(super) fn plan(old: &CopyState, new: &Tree, place: &CellPath) -> Vec<FileChange> {
     let mut changes = Vec::new();
     if old.root != Some(new.root) {
         changes.push(place.directory(new.root, false));
     }
-    let in_the_way: BTreeSet<&str> = old
+    let conflicts: BTreeSet<&str> = old
         .entries
         .iter()
-        .filter(|(path, trace)| {
-            new.entries.get(*path).is_some_and(|entry| is_in_the_way(trace.kind(), entry.kind()))
+        .filter(|(path, copy_entry)| {
+            new.entries
+                .get(*path)
+                .is_some_and(|entry| blocks_replacement(copy_entry.kind(), entry.kind()))
         })
         .map(|(path, _)| path.as_str())
         .collect();
 
     let differs = |path: &str, entry: &Entry| {
-        in_the_way.contains(path) || old.entries.get(path) != Some(&entry.trace())
+        conflicts.contains(path) || old.entries.get(path) != Some(&entry.copy_entry())
     };
     let is_top_link = |path: &str, entry: &Entry| entry.kind() == Kind::Link && !path.contains('/');
-    // In the order of their paths, directories come before what is in them.
+    // Sorted by path, directories precede their entries.
     let content = new.entries.iter().filter(|(path, entry)| !is_top_link(path, entry));
-    let data = new.entries.iter().filter(|(path, entry)| is_top_link(path, entry) && *path == DATA);
+    let data =
+        new.entries.iter().filter(|(path, entry)| is_top_link(path, entry) && *path == DATA_LINK);
     let links =
-        new.entries.iter().filter(|(path, entry)| is_top_link(path, entry) && *path != DATA);
+        new.entries.iter().filter(|(path, entry)| is_top_link(path, entry) && *path != DATA_LINK);
     for (path, entry) in
         content.chain(data).chain(links).filter(|(path, entry)| differs(path, entry))
     {
         let at = place.below(path);
-        if in_the_way.contains(path.as_str()) {
+        if conflicts.contains(path.as_str()) {
             changes.push(at.change(Change::Remove(true)));
         }
         match entry {
@@ -123,27 +124,29 @@ pub(super) fn plan(old: &Shadow, new: &Tree, place: &Place) -> Vec<FileChange> {
         }
     }
 
-    let is_gone = |path: &str| !new.entries.contains_key(path);
-    let mut gone: Vec<_> = old
+    let was_deleted = |path: &str| !new.entries.contains_key(path);
+    let mut removed: Vec<_> = old
         .entries
         .iter()
         .filter(|(path, _)| {
-            is_gone(path)
-                && !ancestors(path).any(|above| is_gone(above) || in_the_way.contains(above))
+            was_deleted(path)
+                && !ancestors(path).any(|above| was_deleted(above) || conflicts.contains(above))
         })
         .collect();
-    gone.sort_by_key(|(_, trace)| trace.kind() == Kind::Dir);
-    changes
-        .extend(gone.into_iter().map(|(path, _)| place.below(path).change(Change::Remove(true))));
+    removed.sort_by_key(|(_, copy_entry)| copy_entry.kind() == Kind::Dir);
+    changes.extend(
+        removed.into_iter().map(|(path, _)| place.below(path).change(Change::Remove(true))),
+    );
     changes
 }
 
-/// Whether what is there can't be replaced as it is: a directory and what is none never can.
-fn is_in_the_way(there: Kind, new: Kind) -> bool {
+/// Returns true if an existing entry can't be replaced in place: a directory by another kind, or
+/// the reverse.
+fn blocks_replacement(there: Kind, new: Kind) -> bool {
     there == Kind::Any || (there != new && (there == Kind::Dir || new == Kind::Dir))
 }
 
-/// The directories above a path, its own excluded.
+/// Returns the directories above a path, without the root.
 fn ancestors(path: &str) -> impl Iterator<Item = &str> {
     path.match_indices('/').map(|(at, _)| &path[..at])
 }

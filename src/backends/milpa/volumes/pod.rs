@@ -1,4 +1,4 @@
-//! The volumes of one pod, kept in step.
+//! Synchronisation of a pod's volumes.
 
 use std::{
     collections::BTreeMap,
@@ -11,98 +11,109 @@ use std::{
 use tokio::{sync::Notify, time::sleep};
 
 use super::{
-    files::Files,
-    kept::{Brought, Kept, VolumeError},
-    plan::Place,
+    files::CellFiles,
+    plan::CellPath,
+    volume_sync::{Synced, VolumeError, VolumeSync},
     watch::Watcher,
 };
 use crate::backends::milpa::id::CellId;
 
-/// Volumes are compared so often even without news: a tmpfs may have been mounted over what is
-/// watched.
-const RESYNC: Duration = Duration::from_secs(60);
+/// Interval of comparisons without events: a tmpfs may have been mounted over the watched
+/// directory.
+const RESYNC_INTERVAL: Duration = Duration::from_secs(60);
 
-/// An update is several changes; this long they are waited for.
-const SETTLE: Duration = Duration::from_millis(100);
+/// Wait after an event, because an update consists of several.
+const SETTLE_DELAY: Duration = Duration::from_millis(100);
 
-/// Pause after a failure; doubled up to [`RESYNC`].
-const BACKOFF: Duration = Duration::from_secs(1);
+/// First pause after a failure; doubled up to [`RESYNC_INTERVAL`].
+const MIN_BACKOFF: Duration = Duration::from_secs(1);
 
-/// The volumes of one pod.
-pub(super) struct Pod {
+/// Volumes of a pod.
+pub(super) struct PodVolumes {
     cell: CellId,
-    files: Mutex<Arc<dyn Files>>,
-    volumes: Mutex<BTreeMap<PathBuf, Arc<Kept>>>,
-    /// Told when a volume has news, or there is another one, or another link.
-    pub(super) news: Arc<Notify>,
+    files: Mutex<Arc<dyn CellFiles>>,
+    volumes: Mutex<BTreeMap<PathBuf, Arc<VolumeSync>>>,
+    /// Notified when a volume changes or is added, or the link is replaced.
+    pub(super) changed: Arc<Notify>,
 }
 
-impl Pod {
-    /// Without a volume yet.
-    pub(super) fn new(cell: CellId, files: Arc<dyn Files>) -> Self {
-        Self { cell, files: Mutex::new(files), volumes: Mutex::default(), news: Arc::default() }
+impl PodVolumes {
+    /// Creates a pod without volumes.
+    pub(super) fn new(cell: CellId, files: Arc<dyn CellFiles>) -> Self {
+        Self { cell, files: Mutex::new(files), volumes: Mutex::default(), changed: Arc::default() }
     }
 
-    /// Goes on with another link to the same cell.
-    pub(super) fn use_files(&self, files: Arc<dyn Files>) {
+    /// Replaces the link to the cell.
+    pub(super) fn use_files(&self, files: Arc<dyn CellFiles>) {
         *self.files.lock().unwrap_or_else(PoisonError::into_inner) = files;
     }
 
-    /// The cell's files.
-    pub(super) fn files(&self) -> Arc<dyn Files> {
+    /// Returns the files of the cell.
+    pub(super) fn files(&self) -> Arc<dyn CellFiles> {
         Arc::clone(&self.files.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// One of its volumes, which is kept from now on.
-    pub(super) fn volume(&self, source: PathBuf, place: Place) -> Arc<Kept> {
+    /// Returns a volume, and adds it to the synchronised ones if it is new.
+    pub(super) fn volume(&self, source: PathBuf, place: CellPath) -> Arc<VolumeSync> {
         let mut volumes = self.volumes.lock().unwrap_or_else(PoisonError::into_inner);
         Arc::clone(
-            volumes.entry(source.clone()).or_insert_with(|| Arc::new(Kept::new(source, place))),
+            volumes
+                .entry(source.clone())
+                .or_insert_with(|| Arc::new(VolumeSync::new(source, place))),
         )
     }
 
-    /// Keeps its volumes in step for as long as it runs.
+    /// Keeps the volumes in sync for as long as it runs.
     pub(super) async fn keep(self: Arc<Self>, watcher: Option<Arc<Watcher>>) {
-        let mut pause = BACKOFF;
+        let mut pause = MIN_BACKOFF;
         loop {
-            // Boxed: there is a task like this for each pod, and it mostly waits.
-            let wait = match Box::pin(self.bring_all(watcher.as_deref())).await {
+            // Boxed, because each pod has this task, and it mostly waits.
+            let wait = match Box::pin(self.sync_all(watcher.as_deref())).await {
                 Ok(()) => {
-                    pause = BACKOFF;
-                    RESYNC
+                    pause = MIN_BACKOFF;
+                    RESYNC_INTERVAL
                 }
                 Err(error) => {
-                    tracing::warn!(cell = %self.cell, error = &error as &dyn std::error::Error, seconds = pause.as_secs(), "a volume is not up to date in its cell; it is tried again");
+                    tracing::warn!(
+                        cell = %self.cell,
+                        error = &error as &dyn std::error::Error,
+                        retry_in_s = pause.as_secs(),
+                        "volume outdated in its cell"
+                    );
                     let wait = pause;
-                    pause = (pause * 2).min(RESYNC);
+                    pause = (pause * 2).min(RESYNC_INTERVAL);
                     wait
                 }
             };
             tokio::select! {
-                () = self.news.notified() => sleep(SETTLE).await,
+                () = self.changed.notified() => sleep(SETTLE_DELAY).await,
                 () = sleep(wait) => {}
             }
         }
     }
 
-    /// Brings all; the first failure is returned when the others have had their turn.
-    async fn bring_all(&self, watcher: Option<&Watcher>) -> Result<(), VolumeError> {
-        let volumes: Vec<Arc<Kept>> =
+    /// Synchronises all volumes, and returns the first failure.
+    async fn sync_all(&self, watcher: Option<&Watcher>) -> Result<(), VolumeError> {
+        let volumes: Vec<Arc<VolumeSync>> =
             self.volumes.lock().unwrap_or_else(PoisonError::into_inner).values().cloned().collect();
         let mut result = Ok(());
         for volume in volumes {
-            // Watched first: what comes while it is read is news. What can't be watched is still
-            // compared from time to time.
+            // Watched before it is read, so that no change is missed. A volume that can't be
+            // watched is still compared periodically.
             if let Some(Err(error)) =
-                watcher.map(|watcher| watcher.add(volume.source(), &self.news))
+                watcher.map(|watcher| watcher.add(volume.source(), &self.changed))
             {
-                tracing::debug!(volume = %volume.source().display(), %error, "a volume can't be watched for now");
+                tracing::debug!(volume = %volume.source().display(), %error, "volume not watched");
             }
-            match volume.bring(&*self.files()).await {
-                Ok(Brought::Changed) => {
-                    tracing::debug!(cell = %self.cell, volume = %volume.source().display(), "a volume was updated in its cell")
+            match volume.sync(&*self.files()).await {
+                Ok(Synced::Updated) => {
+                    tracing::debug!(
+                        cell = %self.cell,
+                        volume = %volume.source().display(),
+                        "volume updated in its cell"
+                    );
                 }
-                Ok(Brought::Same | Brought::Kept) => {}
+                Ok(Synced::Unchanged | Synced::Retained) => {}
                 Err(error) => result = result.and(Err(error)),
             }
         }
@@ -110,7 +121,7 @@ impl Pod {
     }
 }
 
-impl fmt::Debug for Pod {
+impl fmt::Debug for PodVolumes {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Pod").field("cell", &self.cell).finish_non_exhaustive()
     }

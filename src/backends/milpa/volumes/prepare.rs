@@ -1,4 +1,4 @@
-//! What a container mounts, brought into its cell.
+//! Copies of a container's mounts, made in its cell.
 
 use std::path::{Path, PathBuf};
 
@@ -11,51 +11,51 @@ use rustix::fs::{fstat, fstatfs};
 use tonic::Status;
 
 use super::{
-    kept::{Brought, VolumeError},
-    plan::{Place, plan},
-    pod::Pod,
-    reader::{self, Node, ReadError},
+    plan::{CellPath, plan},
+    pod::PodVolumes,
+    reader::{self, FileOrTree, ReadError},
     sources::{self, Source},
     subpath,
-    tree::{Attributes, Shadow},
+    tree::{Attributes, CopyState},
+    volume_sync::{Synced, VolumeError},
 };
 use crate::config::HostPath;
 
 /// File system types of `statfs(2)`.
-const TMPFS: i64 = 0x0102_1994;
-const HUGETLBFS: i64 = 0x9584_58f6;
+const TMPFS_MAGIC: i64 = 0x0102_1994;
+const HUGETLBFS_MAGIC: i64 = 0x9584_58f6;
 
-/// Brings what one container mounts into its cell.
+/// Copies the mounts of a container into its cell.
 #[derive(Debug)]
 pub(super) struct Preparation<'a> {
-    /// Of the kubelet.
+    /// Directories of the kubelets.
     pub(super) kubelet_dirs: &'a [PathBuf],
-    /// What becomes of paths of the node.
+    /// Policy for node paths.
     pub(super) host_path: HostPath,
-    /// The pod's uid.
+    /// UID of the pod.
     pub(super) uid: &'a str,
-    /// The container's name.
+    /// Name of the container.
     pub(super) container: &'a str,
-    /// The pod's volumes.
-    pub(super) pod: &'a Pod,
+    /// Volumes of the pod.
+    pub(super) pod: &'a PodVolumes,
 }
 
-/// The root of an emptyDir on the node.
+/// Root of an emptyDir on the node.
 #[derive(Debug)]
 struct Medium {
     attributes: Attributes,
-    /// Size of its tmpfs in bytes, 0 for no limit; `None` if it is on a disk.
+    /// Size of the tmpfs in bytes, 0 for unlimited; `None` for a disk.
     memory: Option<u64>,
 }
 
 impl Preparation<'_> {
-    /// Brings what one mount needs, and returns its path in the cell.
+    /// Copies a mount into the cell and returns its path there.
     pub(super) async fn mount(&self, mount: &cri::Mount) -> Result<String, Status> {
         let path = Path::new(&mount.host_path);
         let place = match Source::of(self.kubelet_dirs, self.uid, &mount.host_path) {
             Source::EmptyDir { name } => self.empty_dir(path, &name).await?,
             Source::Atomic { plugin, name } => {
-                self.atomic(path, sources::volume_place(&plugin, &name, false)).await?
+                self.atomic(path, sources::volume_path(&plugin, &name, false)).await?
             }
             Source::SubPath { volume, container, index } => {
                 self.sub_path(
@@ -67,47 +67,50 @@ impl Preparation<'_> {
                 .await?
             }
             Source::EtcHosts => {
-                self.copy(path, Place::new(Root::Pod, "etc-hosts"), true, false).await?
+                self.copy(path, CellPath::new(Root::Pod, "etc-hosts"), true, false).await?
             }
             Source::TerminationLog { container, file } => {
-                self.termination_log(Place::new(
+                self.termination_log(CellPath::new(
                     Root::Pod,
                     format!("containers/{container}/{file}"),
                 ))
                 .await?
             }
             Source::Plugin { plugin } => {
-                self.of_the_node(path, mount, &format!("of the plugin {plugin}")).await?
+                self.host_path_mount(path, mount, &format!("of the plugin {plugin}")).await?
             }
-            Source::HostPath => self.of_the_node(path, mount, "of the node").await?,
+            Source::HostPath => self.host_path_mount(path, mount, "of the node").await?,
         };
         self.pod.files().path(&place).await
     }
 
-    /// A volume that the kubelet writes.
-    async fn atomic(&self, path: &Path, place: Place) -> Result<Place, Status> {
+    /// Synchronises a volume that the kubelet writes.
+    async fn atomic(&self, path: &Path, place: CellPath) -> Result<CellPath, Status> {
         let volume = self.pod.volume(path.to_owned(), place.clone());
-        match volume.bring(&*self.pod.files()).await {
-            Ok(Brought::Kept) => {
-                tracing::warn!(volume = %path.display(), "a volume is unknown on the node; the container gets the cell's copy")
+        match volume.sync(&*self.pod.files()).await {
+            Ok(Synced::Retained) => {
+                tracing::warn!(
+                    volume = %path.display(),
+                    "volume unknown on the node, container gets the retained copy"
+                );
             }
             Ok(_) => {}
-            Err(VolumeError::Cell { path, source }) => return Err(in_volume(&path, *source)),
-            Err(VolumeError::Read { source, .. }) => return Err(unread(path, &source)),
+            Err(VolumeError::Cell { path, source }) => return Err(cell_failure(&path, *source)),
+            Err(VolumeError::Read { source, .. }) => return Err(read_failure(path, &source)),
         }
         Ok(place)
     }
 
-    /// An emptyDir: made once, with the root's mode and owner as on the node.
-    async fn empty_dir(&self, path: &Path, name: &str) -> Result<Place, Status> {
+    /// Makes an emptyDir, unless it exists, with the root's mode and owner on the node.
+    async fn empty_dir(&self, path: &Path, name: &str) -> Result<CellPath, Status> {
         let medium = blocking({
             let path = path.to_owned();
             move || medium(&path)
         })
         .await?;
-        let place = sources::empty_dir_place(name, medium.memory.is_some());
+        let place = sources::empty_dir_path(name, medium.memory.is_some());
         let Attributes { mode, uid, gid } = medium.attributes;
-        let mut changes: Vec<FileChange> = place.directory_above().into_iter().collect();
+        let mut changes: Vec<FileChange> = place.parent_directory().into_iter().collect();
         changes.push(place.directory(medium.attributes, true));
         if let Some(size_bytes) = medium.memory {
             changes.push(place.change(Change::MountTmpfs(MountTmpfs {
@@ -122,24 +125,24 @@ impl Preparation<'_> {
         Ok(place)
     }
 
-    /// The part of a volume that the kubelet has bound: of an emptyDir, the same part of the
-    /// cell's; else a copy, which is never updated, as on a node.
+    /// Returns the part of a volume that the kubelet has bound: for an emptyDir, the same part of
+    /// the cell's; otherwise a copy, which is never updated, as on a node.
     async fn sub_path(
         &self,
         path: &Path,
         mount: &cri::Mount,
         volume: &str,
         at: &str,
-    ) -> Result<Place, Status> {
+    ) -> Result<CellPath, Status> {
         let Some((plugin, volume_path)) = self.plugin_of(volume).await? else {
-            return self.of_the_node(path, mount, "of the node").await;
+            return self.host_path_mount(path, mount, "of the node").await;
         };
         if sources::is_atomic(&plugin) {
-            let root = sources::volume_place(&plugin, volume, false).root;
-            return self.copy(path, Place::new(root, at), true, true).await;
+            let root = sources::volume_path(&plugin, volume, false).root;
+            return self.copy(path, CellPath::new(root, at), true, true).await;
         }
         if !sources::is_empty_dir(&plugin) {
-            return self.of_the_node(path, mount, &format!("of the plugin {plugin}")).await;
+            return self.host_path_mount(path, mount, &format!("of the plugin {plugin}")).await;
         }
         let (below, attributes) = blocking({
             let (path, volume_path) = (path.to_owned(), volume_path.clone());
@@ -161,22 +164,22 @@ impl Preparation<'_> {
         })
         .await?;
         let place = self.empty_dir(&volume_path, volume).await?;
-        let (source, target) = (place.below(&below), Place::new(place.root, at));
+        let (source, target) = (place.below(&below), CellPath::new(place.root, at));
         let mut changes = Vec::new();
         if !below.is_empty() {
             // The kubelet makes a directory where it finds nothing; in the cell, a container may
             // have made something, which stays.
-            changes.extend(source.directory_above());
+            changes.extend(source.parent_directory());
             changes.push(source.directory(attributes, true));
         }
-        changes.extend(target.directory_above());
-        // Bound by the agent, which follows no link: the path is in the hands of the pod.
+        changes.extend(target.parent_directory());
+        // The agent binds it and follows no link, because the pod controls the path.
         changes.push(target.change(Change::Bind(source.path.clone())));
         self.change(path, changes).await?;
         Ok(target)
     }
 
-    /// Which plugin has a volume of this name in the pod, and where.
+    /// Returns the plugin of a volume with this name in the pod, and the volume's path.
     async fn plugin_of(&self, volume: &str) -> Result<Option<(String, PathBuf)>, Status> {
         let candidates: Vec<PathBuf> = self
             .kubelet_dirs
@@ -196,25 +199,27 @@ impl Preparation<'_> {
         .await
     }
 
-    /// A new file for a container's last words, which anyone may write.
-    async fn termination_log(&self, place: Place) -> Result<Place, Status> {
-        let mut changes: Vec<FileChange> = place.directory_above().into_iter().collect();
+    /// Makes an empty file for a container's termination message, writable by everyone.
+    async fn termination_log(&self, place: CellPath) -> Result<CellPath, Status> {
+        let mut changes: Vec<FileChange> = place.parent_directory().into_iter().collect();
         changes
             .extend(place.file(Attributes { mode: 0o666, uid: 0, gid: 0 }, &bytes::Bytes::new()));
         self.change(Path::new(&place.path), changes).await?;
         Ok(place)
     }
 
-    /// A path of the node: refused, or copied, as the policy says.
-    async fn of_the_node(
+    /// Refuses or copies a node path, by policy.
+    async fn host_path_mount(
         &self,
         path: &Path,
         mount: &cri::Mount,
         whose: &str,
-    ) -> Result<Place, Status> {
+    ) -> Result<CellPath, Status> {
         let refused = |policy: &str| {
             Err(Status::failed_precondition(format!(
-                "container {:?} mounts {} at {}: a path {whose} is not available in a cell ({policy}); allowed are emptyDir, configMap, secret, projected and downwardAPI",
+                "container {:?} mounts {} at {}: a path {whose} is not available \
+                 in a cell ({policy}); allowed are emptyDir, configMap, secret, projected and \
+                 downwardAPI",
                 self.container,
                 path.display(),
                 mount.container_path,
@@ -227,10 +232,11 @@ impl Preparation<'_> {
             }
             HostPath::CopyReadOnly => {
                 let name = hex::encode(&digest(&SHA256, mount.host_path.as_bytes()).as_ref()[..16]);
-                // Each container has a copy of its own: one that runs must not lose what is in its.
+                // Each container has its own copy, so that a new one changes nothing for a running
+                // one.
                 self.copy(
                     path,
-                    Place::new(Root::Pod, format!("host-paths/{}/{name}", self.container)),
+                    CellPath::new(Root::Pod, format!("host-paths/{}/{name}", self.container)),
                     false,
                     true,
                 )
@@ -239,38 +245,40 @@ impl Preparation<'_> {
         }
     }
 
-    /// Copies a file or a tree as it is now. `anew`: nothing stays of what an earlier attempt of
-    /// the container had there.
+    /// Copies a file or a tree once. With `replace`, the copy of an earlier attempt is removed
+    /// first.
     async fn copy(
         &self,
         path: &Path,
-        place: Place,
+        place: CellPath,
         no_follow: bool,
-        anew: bool,
-    ) -> Result<Place, Status> {
+        replace: bool,
+    ) -> Result<CellPath, Status> {
         let node = blocking({
             let path = path.to_owned();
-            move || reader::read_node(&path, no_follow).map_err(|error| unread(&path, &error))
+            move || reader::read_node(&path, no_follow).map_err(|error| read_failure(&path, &error))
         })
         .await?;
-        let mut changes: Vec<FileChange> = place.directory_above().into_iter().collect();
-        if anew {
+        let mut changes: Vec<FileChange> = place.parent_directory().into_iter().collect();
+        if replace {
             changes.push(place.change(Change::Remove(true)));
         }
         match node {
-            Node::File(attributes, content) => changes.extend(place.file(attributes, &content)),
-            Node::Tree(tree) => changes.extend(plan(&Shadow::default(), &tree, &place)),
+            FileOrTree::File(attributes, content) => {
+                changes.extend(place.file(attributes, &content))
+            }
+            FileOrTree::Tree(tree) => changes.extend(plan(&CopyState::default(), &tree, &place)),
         }
         self.change(path, changes).await?;
         Ok(place)
     }
 
     async fn change(&self, path: &Path, changes: Vec<FileChange>) -> Result<(), Status> {
-        self.pod.files().change(changes).await.map_err(|status| in_volume(path, status))
+        self.pod.files().change(changes).await.map_err(|status| cell_failure(path, status))
     }
 }
 
-/// What the root of an emptyDir is on the node.
+/// Reads the medium, mode and owner of an emptyDir on the node.
 fn medium(path: &Path) -> Result<Medium, Status> {
     use rustix::fs::{CWD, Mode, OFlags, openat};
     let failed = |errno: rustix::io::Errno| {
@@ -288,7 +296,7 @@ fn medium(path: &Path) -> Result<Medium, Status> {
     let stat = fstat(&directory).map_err(failed)?;
     let system = fstatfs(&directory).map_err(failed)?;
     let attributes = Attributes { mode: stat.st_mode & 0o7777, uid: stat.st_uid, gid: stat.st_gid };
-    // A mount of its own: the kubelet's directory may itself be on a tmpfs.
+    // Only a mount point counts: the kubelet's directory may itself be on a tmpfs.
     let above = path
         .parent()
         .map(open)
@@ -298,26 +306,26 @@ fn medium(path: &Path) -> Result<Medium, Status> {
         .transpose()
         .map_err(failed)?;
     let is_mount = above.is_some_and(|above| above.st_dev != stat.st_dev);
-    // Their types differ from architecture to architecture.
+    // The types of these fields differ between architectures.
     let (kind, size) =
         (system.f_type as i64, (system.f_blocks as u64).saturating_mul(system.f_bsize as u64));
     match kind {
-        HUGETLBFS => Err(Status::failed_precondition(format!(
+        HUGETLBFS_MAGIC => Err(Status::failed_precondition(format!(
             "{}: an emptyDir of huge pages is not available in a cell; allowed are disk and memory",
             path.display()
         ))),
-        TMPFS if is_mount => Ok(Medium { attributes, memory: Some(size) }),
+        TMPFS_MAGIC if is_mount => Ok(Medium { attributes, memory: Some(size) }),
         _ => Ok(Medium { attributes, memory: None }),
     }
 }
 
-fn unread(path: &Path, error: &ReadError) -> Status {
+fn read_failure(path: &Path, error: &ReadError) -> Status {
     let cause =
         std::error::Error::source(error).map(|cause| format!(": {cause}")).unwrap_or_default();
     Status::failed_precondition(format!("volume {}: {error}{cause}", path.display()))
 }
 
-fn in_volume(path: &Path, status: Status) -> Status {
+fn cell_failure(path: &Path, status: Status) -> Status {
     Status::new(
         status.code(),
         format!(
@@ -328,7 +336,7 @@ fn in_volume(path: &Path, status: Status) -> Status {
     )
 }
 
-/// Runs what waits for the disk.
+/// Runs blocking file system calls.
 pub(super) async fn blocking<T: Send + 'static>(
     work: impl FnOnce() -> Result<T, Status> + Send + 'static,
 ) -> Result<T, Status> {

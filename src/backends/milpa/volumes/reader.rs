@@ -1,4 +1,4 @@
-//! Reads a volume on the node: below a directory handle, following no link, bounded.
+//! Bounded reads of volumes on the node, below a directory handle, following no link.
 
 use std::{
     collections::BTreeMap,
@@ -18,51 +18,50 @@ use rustix::{
 };
 
 use super::{
-    plan::DATA,
+    plan::DATA_LINK,
     tree::{Attributes, Entry, Tree},
 };
 
-/// Entries that a volume may have.
+/// Most entries of a volume.
 pub(super) const MAX_ENTRIES: usize = 10_000;
 
-/// Bytes that all of a volume's files may have.
-pub(super) const MAX_BYTES: u64 = 64 << 20;
+/// Most bytes of all files of a volume.
+pub(super) const MAX_VOLUME_BYTES: u64 = 64 << 20;
 
-/// Directories that may be in one another.
+/// Deepest nesting of directories.
 const MAX_DEPTH: usize = 64;
 
-/// How often a volume is read again that changes while it is read.
-const TRIES: usize = 5;
+/// Attempts to read a volume that changes meanwhile.
+const MAX_READ_ATTEMPTS: usize = 5;
 
-/// Why a volume isn't read.
+/// Error of reading a volume.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum ReadError {
-    /// The kernel's word.
+    /// A system call failed.
     #[error("{path:?} in it")]
     Io {
-        /// In the volume.
+        /// Path in the volume.
         path: String,
-        /// What it said.
         #[source]
         source: io::Error,
     },
-    /// More than is copied.
+    /// The volume exceeds a bound.
     #[error(
-        "it has more than {MAX_ENTRIES} entries, {MAX_BYTES} bytes, or {MAX_DEPTH} directories in one another"
+        "it has more than {MAX_ENTRIES} entries, {MAX_VOLUME_BYTES} bytes, or {MAX_DEPTH} \
+         directories in one another"
     )]
     TooMuch,
-    /// A socket, a device, or a name that is no text.
+    /// A socket, a device, or a name that is not UTF-8.
     #[error("{0:?} in it is {1}; allowed are files, directories and links with UTF-8 names")]
     Unsupported(String, &'static str),
-    /// The kubelet hasn't written it, or has not mounted it again: that doesn't mean that it is
-    /// empty.
+    /// The kubelet hasn't written or mounted it yet, which doesn't mean that it is empty.
     #[error("the kubelet has not written it: {0}")]
     Unknown(&'static str),
 }
 
 impl ReadError {
-    /// Whether it is one of a volume that is not there for now: the kubelet will write it.
-    pub(super) fn is_of_no_concern(&self) -> bool {
+    /// Returns true if the volume is temporarily absent: the kubelet will write it.
+    pub(super) fn is_transient(&self) -> bool {
         match self {
             Self::Unknown(_) => true,
             Self::Io { source, .. } => source.kind() == io::ErrorKind::NotFound,
@@ -71,33 +70,33 @@ impl ReadError {
     }
 }
 
-/// A file or a tree.
+/// File or tree.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) enum Node {
+pub(super) enum FileOrTree {
     /// A regular file.
     File(Attributes, Bytes),
-    /// A directory and all below it.
+    /// A directory with its entries.
     Tree(Tree),
 }
 
-/// Reads a volume that the kubelet writes by way of `..data`: a state of it that was whole at one
-/// moment, without what isn't part of it.
+/// Reads a volume that the kubelet publishes by `..data`: a state that was complete at one moment,
+/// without entries that aren't part of it.
 pub(super) fn read_atomic(path: &Path) -> Result<Tree, ReadError> {
     let mut last = ReadError::Unknown("it changes all the time");
-    for _ in 0..TRIES {
-        // Before and after: a directory that the link did not lead to yet may have been read half
-        // written.
-        let before = data_of(path);
+    for _ in 0..MAX_READ_ATTEMPTS {
+        // Compared before and after, because a directory that `..data` does not lead to yet may be
+        // half-written.
+        let before = data_target(path);
         let tree = match read_tree(open_root(path, true)?) {
             Ok(tree) => tree,
-            Err(error) if is_gone(&error) => {
+            Err(error) if was_deleted(&error) => {
                 last = error;
                 continue;
             }
             Err(error) => return Err(error),
         };
-        match settled(tree) {
-            Ok(tree) if before.as_deref() == data_in(&tree) && data_of(path) == before => {
+        match published(tree) {
+            Ok(tree) if before.as_deref() == data_in(&tree) && data_target(path) == before => {
                 return Ok(tree);
             }
             Ok(_) => {}
@@ -107,31 +106,31 @@ pub(super) fn read_atomic(path: &Path) -> Result<Tree, ReadError> {
     Err(last)
 }
 
-/// Reads a file or a tree. `no_follow`: its path must not end in a link.
-pub(super) fn read_node(path: &Path, no_follow: bool) -> Result<Node, ReadError> {
+/// Reads a file or a tree. With `no_follow`, its path must not end in a link.
+pub(super) fn read_node(path: &Path, no_follow: bool) -> Result<FileOrTree, ReadError> {
     let mut flags = OFlags::PATH | OFlags::CLOEXEC;
     flags.set(OFlags::NOFOLLOW, no_follow);
     let node = openat(CWD, path, flags, Mode::empty()).map_err(|errno| at("", errno))?;
     let stat = fstat(&node).map_err(|errno| at("", errno))?;
-    // Looked at before it is opened: to open a device is to do something with it.
+    // Checked before it is opened, because opening a device has effects.
     let opened = |kind| {
         let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK | kind;
         let path = format!("/proc/self/fd/{}", node.as_raw_fd());
         openat(CWD, path, flags, Mode::empty()).map_err(|errno| at("", errno))
     };
     match FileType::from_raw_mode(stat.st_mode) {
-        FileType::Directory => read_tree(opened(OFlags::DIRECTORY)?).map(Node::Tree),
+        FileType::Directory => read_tree(opened(OFlags::DIRECTORY)?).map(FileOrTree::Tree),
         FileType::RegularFile => {
             let fd = opened(OFlags::empty())?;
-            Ok(Node::File(attributes(&stat), content(fd, "", &mut MAX_BYTES.clone())?))
+            Ok(FileOrTree::File(attributes(&stat), content(fd, "", &mut MAX_VOLUME_BYTES.clone())?))
         }
         FileType::Symlink => Err(at("", Errno::LOOP)),
         _ => Err(ReadError::Unsupported(String::new(), "no file and no directory")),
     }
 }
 
-/// What is part of a volume: the rest is what an update has not finished, or has left over.
-fn settled(mut tree: Tree) -> Result<Tree, ReadError> {
+/// Removes the entries of unfinished and previous updates.
+fn published(mut tree: Tree) -> Result<Tree, ReadError> {
     let data = data_in(&tree).ok_or(ReadError::Unknown("it has no link ..data"))?.to_owned();
     if !data.starts_with("..")
         || data.contains('/')
@@ -141,21 +140,21 @@ fn settled(mut tree: Tree) -> Result<Tree, ReadError> {
     }
     tree.entries.retain(|path, _| {
         let top = path.split('/').next().unwrap_or_default();
-        !top.starts_with("..") || top == DATA || top == data
+        !top.starts_with("..") || top == DATA_LINK || top == data
     });
     Ok(tree)
 }
 
 fn data_in(tree: &Tree) -> Option<&str> {
-    match tree.entries.get(DATA) {
+    match tree.entries.get(DATA_LINK) {
         Some(Entry::Link(target)) => Some(target),
         _ => None,
     }
 }
 
-/// Where `..data` leads now.
-fn data_of(path: &Path) -> Option<String> {
-    path.join(DATA).read_link().ok()?.into_os_string().into_string().ok()
+/// Returns the current target of `..data`.
+fn data_target(path: &Path) -> Option<String> {
+    path.join(DATA_LINK).read_link().ok()?.into_os_string().into_string().ok()
 }
 
 fn open_root(path: &Path, no_follow: bool) -> Result<OwnedFd, ReadError> {
@@ -166,15 +165,15 @@ fn open_root(path: &Path, no_follow: bool) -> Result<OwnedFd, ReadError> {
 
 fn read_tree(root: OwnedFd) -> Result<Tree, ReadError> {
     let stat = fstat(&root).map_err(|errno| at("", errno))?;
-    let mut walk = Walk { entries: BTreeMap::new(), bytes: MAX_BYTES };
+    let mut walk = Walk { entries: BTreeMap::new(), bytes: MAX_VOLUME_BYTES };
     walk.directory(&root, "", 0)?;
     Ok(Tree { root: attributes(&stat), entries: walk.entries })
 }
 
-/// A tree that is being read.
+/// State of reading a tree.
 struct Walk {
     entries: BTreeMap<String, Entry>,
-    /// That may still come.
+    /// Remaining bytes.
     bytes: u64,
 }
 
@@ -255,7 +254,7 @@ fn open_below(parent: &OwnedFd, name: &str, flags: OFlags) -> rustix::io::Result
     )
 }
 
-/// All of a file, which is taken off what may still come.
+/// Reads a whole file and subtracts its length from the remaining bytes.
 fn content(fd: OwnedFd, path: &str, left: &mut u64) -> Result<Bytes, ReadError> {
     let mut content = Vec::new();
     let read = File::from(fd)
@@ -274,9 +273,13 @@ fn at(path: &str, errno: Errno) -> ReadError {
     ReadError::Io { path: path.to_owned(), source: errno.into() }
 }
 
-/// Whether something was there and isn't any more.
-fn is_gone(error: &ReadError) -> bool {
-    matches!(error, ReadError::Io { path, source } if !path.is_empty() && source.kind() == io::ErrorKind::NotFound)
+/// Returns true if an entry was deleted while it was read.
+fn was_deleted(error: &ReadError) -> bool {
+    matches!(
+        error,
+        ReadError::Io { path, source }
+            if !path.is_empty() && source.kind() == io::ErrorKind::NotFound
+    )
 }
 
 #[cfg(test)]
@@ -285,7 +288,7 @@ mod tests {
 
     use super::*;
 
-    /// A volume as the kubelet writes it.
+    /// Makes a volume as the kubelet writes it.
     fn volume(files: &[(&str, &str)]) -> tempfile::TempDir {
         let dir = tempfile::tempdir().unwrap();
         fs::create_dir(dir.path().join("..v1")).unwrap();
@@ -298,7 +301,7 @@ mod tests {
     }
 
     #[test]
-    fn a_volume_is_read_without_what_is_unfinished() {
+    fn unfinished_update_is_not_read() {
         let dir = volume(&[("key", "value")]);
         fs::create_dir(dir.path().join("..v2")).unwrap();
         fs::write(dir.path().join("..v2/half"), "").unwrap();
@@ -310,7 +313,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_written_is_unknown() {
+    fn unwritten_volume_is_unknown() {
         let dir = tempfile::tempdir().unwrap();
         assert!(matches!(read_atomic(dir.path()), Err(ReadError::Unknown(_))));
         for target in ["..gone", "/etc", "../x", "plain"] {
@@ -342,16 +345,16 @@ mod tests {
         let pipe = dir.path().join("pipe");
         nix::unistd::mkfifo(&pipe, nix::sys::stat::Mode::S_IRUSR).unwrap();
         assert!(matches!(read_node(&pipe, true), Err(ReadError::Unsupported(..))));
-        // Without a terminal, to open this one is an error: it is not opened.
+        // Opening this device without a terminal fails, so the error shows that it isn't opened.
         let device = read_node(Path::new("/dev/tty"), true);
         assert!(matches!(device, Err(ReadError::Unsupported(..))), "{device:?}");
     }
 
     #[test]
-    fn too_much_is_refused() {
+    fn volume_beyond_bounds_is_refused() {
         let dir = volume(&[]);
         let large = File::create(dir.path().join("..v1/large")).unwrap();
-        large.set_len(MAX_BYTES + 1).unwrap();
+        large.set_len(MAX_VOLUME_BYTES + 1).unwrap();
         assert!(matches!(read_atomic(dir.path()), Err(ReadError::TooMuch)));
         large.set_len(0).unwrap();
         let mut deep = dir.path().join("..v1");
@@ -363,17 +366,18 @@ mod tests {
     }
 
     #[test]
-    fn files_are_read_too() {
+    fn file_path_reads_a_file() {
         let dir = tempfile::tempdir().unwrap();
         let file = dir.path().join("etc-hosts");
         fs::write(&file, "127.0.0.1 localhost\n").unwrap();
-        assert!(
-            matches!(read_node(&file, true), Ok(Node::File(_, content)) if content == "127.0.0.1 localhost\n")
-        );
+        assert!(matches!(
+            read_node(&file, true),
+            Ok(FileOrTree::File(_, content)) if content == "127.0.0.1 localhost\n"
+        ));
     }
 
     #[test]
-    fn a_volume_that_changes_is_read_whole() {
+    fn changing_volume_is_read_in_one_state() {
         let dir = volume(&[("a", "0"), ("b", "0")]);
         let path = dir.path().to_owned();
         let stop = std::sync::Arc::new(std::sync::atomic::AtomicBool::new(false));
@@ -397,7 +401,7 @@ mod tests {
         });
         let mut whole = 0;
         while whole < 100 {
-            // It may be given up, but what is read is whole.
+            // Reading may give up, but a result is complete.
             let Ok(tree) = read_atomic(dir.path()) else { continue };
             whole += 1;
             let Entry::Link(data) = &tree.entries["..data"] else { panic!("no link") };

@@ -1,70 +1,70 @@
-//! What a mount's path on the node means. Pure.
+//! Meaning of a mount's path on the node. Pure.
 
 use std::path::{Component, Path, PathBuf};
 
 use kiyot_proto::cell::Root;
 
-use super::plan::Place;
+use super::plan::CellPath;
 
-/// Plugins whose volumes the kubelet writes by way of `..data`.
-const ATOMIC: [&str; 4] = [
+/// Plugins whose volumes the kubelet publishes by `..data`.
+const ATOMIC_PLUGINS: [&str; 4] = [
     "kubernetes.io~configmap",
     "kubernetes.io~secret",
     "kubernetes.io~projected",
     "kubernetes.io~downward-api",
 ];
 
-/// Of these, those that never touch a disk: keys and tokens.
-const IN_MEMORY: [&str; 2] = ["kubernetes.io~secret", "kubernetes.io~projected"];
+/// Plugins among these whose volumes are never written to a disk: keys and tokens.
+const IN_MEMORY_PLUGINS: [&str; 2] = ["kubernetes.io~secret", "kubernetes.io~projected"];
 
-/// The plugin of emptyDir.
+/// Plugin of emptyDir.
 const EMPTY_DIR: &str = "kubernetes.io~empty-dir";
 
-/// What a mount's path on the node means.
+/// Meaning of a mount's path on the node.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Source {
     /// An emptyDir of the pod.
     EmptyDir {
-        /// The volume's name in the pod.
+        /// Name of the volume in the pod.
         name: String,
     },
     /// A volume that the kubelet writes and updates.
     Atomic {
-        /// As its directory is called.
+        /// Directory name of the plugin.
         plugin: String,
-        /// The volume's name in the pod.
+        /// Name of the volume in the pod.
         name: String,
     },
     /// A part of a volume, bound by the kubelet.
     SubPath {
-        /// The volume's name in the pod.
+        /// Name of the volume in the pod.
         volume: String,
-        /// The container's name.
+        /// Name of the container.
         container: String,
-        /// The number of the mount.
+        /// Number of the mount.
         index: String,
     },
-    /// The pod's `/etc/hosts`.
+    /// `/etc/hosts` of the pod.
     EtcHosts,
-    /// Where a container leaves its last words.
+    /// Termination message of a container.
     TerminationLog {
-        /// The container's name.
+        /// Name of the container.
         container: String,
-        /// The name of the file, new for each container.
+        /// Name of the file, new for each container.
         file: String,
     },
     /// A volume of another plugin of the node: CSI, NFS and so on.
     Plugin {
-        /// As its directory is called.
+        /// Directory name of the plugin.
         plugin: String,
     },
-    /// Anything else.
+    /// Any other path.
     HostPath,
 }
 
 impl Source {
-    /// Says what `host_path` means to the pod with this uid, whose directory is below one of the
-    /// kubelets' ones.
+    /// Classifies `host_path` for the pod with this UID, whose directory is below a kubelet's
+    /// directory.
     pub(super) fn of(kubelet_dirs: &[PathBuf], pod_uid: &str, host_path: &str) -> Self {
         let path = Path::new(host_path);
         let plain = path
@@ -88,7 +88,7 @@ impl Source {
                 Self::TerminationLog { container: owned(container), file: owned(file) }
             }
             ["volumes", EMPTY_DIR, name] => Self::EmptyDir { name: owned(name) },
-            ["volumes", plugin, name] if ATOMIC.contains(&plugin) => {
+            ["volumes", plugin, name] if ATOMIC_PLUGINS.contains(&plugin) => {
                 Self::Atomic { plugin: owned(plugin), name: owned(name) }
             }
             ["volumes", plugin, ..] => Self::Plugin { plugin: owned(plugin) },
@@ -102,29 +102,30 @@ impl Source {
     }
 }
 
-/// Where a volume is in its cell. `in_memory` is an emptyDir's medium.
-pub(super) fn volume_place(plugin: &str, name: &str, in_memory: bool) -> Place {
-    let root = if in_memory || IN_MEMORY.contains(&plugin) { Root::Memory } else { Root::Pod };
+/// Returns the path of a volume in its cell. `in_memory` is the medium of an emptyDir.
+pub(super) fn volume_path(plugin: &str, name: &str, in_memory: bool) -> CellPath {
+    let root =
+        if in_memory || IN_MEMORY_PLUGINS.contains(&plugin) { Root::Memory } else { Root::Pod };
     if plugin == EMPTY_DIR {
-        Place::new(root, format!("empty-dir/{name}"))
+        CellPath::new(root, format!("empty-dir/{name}"))
     } else {
-        Place::new(root, format!("volumes/{plugin}/{name}"))
+        CellPath::new(root, format!("volumes/{plugin}/{name}"))
     }
 }
 
-/// Where an emptyDir is in its cell.
-pub(super) fn empty_dir_place(name: &str, in_memory: bool) -> Place {
-    volume_place(EMPTY_DIR, name, in_memory)
+/// Returns the path of an emptyDir in its cell.
+pub(super) fn empty_dir_path(name: &str, in_memory: bool) -> CellPath {
+    volume_path(EMPTY_DIR, name, in_memory)
 }
 
-/// Whether a plugin's volumes are emptyDirs.
+/// Returns true if a plugin's volumes are emptyDirs.
 pub(super) fn is_empty_dir(plugin: &str) -> bool {
     plugin == EMPTY_DIR
 }
 
-/// Whether the kubelet writes a plugin's volumes.
+/// Returns true if the kubelet writes a plugin's volumes.
 pub(super) fn is_atomic(plugin: &str) -> bool {
-    ATOMIC.contains(&plugin)
+    ATOMIC_PLUGINS.contains(&plugin)
 }
 
 #[cfg(test)]
@@ -138,7 +139,7 @@ mod tests {
     }
 
     #[test]
-    fn paths_of_the_kubelet_are_known() {
+    fn kubelet_paths_have_their_source() {
         let pod = "/var/lib/kubelet/pods/u-1";
         let atomic = |plugin: &str| Source::Atomic { plugin: plugin.into(), name: "v".into() };
         for (path, source) in [
@@ -170,7 +171,7 @@ mod tests {
     }
 
     #[test]
-    fn all_else_is_the_hosts() {
+    fn other_paths_are_host_paths() {
         for path in [
             "/",
             "/etc",
@@ -186,19 +187,19 @@ mod tests {
     }
 
     #[test]
-    fn secrets_are_in_memory() {
+    fn secret_volumes_are_in_memory() {
         assert_eq!(
-            volume_place("kubernetes.io~secret", "s", false),
-            Place::new(Root::Memory, "volumes/kubernetes.io~secret/s")
+            volume_path("kubernetes.io~secret", "s", false),
+            CellPath::new(Root::Memory, "volumes/kubernetes.io~secret/s")
         );
-        assert_eq!(volume_place("kubernetes.io~configmap", "s", false).root, Root::Pod);
-        assert_eq!(empty_dir_place("e", true), Place::new(Root::Memory, "empty-dir/e"));
-        assert_eq!(empty_dir_place("e", false).root, Root::Pod);
+        assert_eq!(volume_path("kubernetes.io~configmap", "s", false).root, Root::Pod);
+        assert_eq!(empty_dir_path("e", true), CellPath::new(Root::Memory, "empty-dir/e"));
+        assert_eq!(empty_dir_path("e", false).root, Root::Pod);
     }
 
     proptest! {
         #[test]
-        fn any_path_is_taken(uid in ".{0,8}", path in ".{0,60}") {
+        fn arbitrary_paths_do_not_panic(uid in ".{0,8}", path in ".{0,60}") {
             let _ = Source::of(&["/k".into()], &uid, &path);
             let _ = Source::of(&["/k".into()], &uid, &format!("/k/pods/{uid}/{path}"));
         }

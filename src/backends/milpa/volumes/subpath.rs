@@ -1,15 +1,15 @@
-//! Which part of which volume a subPath is: the kubelet's bind mount says it. Pure.
+//! Part of a volume that a subPath selects, from the kubelet's bind mount. Pure.
 
 use std::path::{Path, PathBuf};
 
 use kiyot_linux::mountinfo;
 
-/// Where in the volume at `volume` the bind mount at `sub_path` leads; `None` if it is no mount, or
-/// of another volume.
+/// Returns the path in the volume at `volume` that the bind mount at `sub_path` leads to; `None` if
+/// it is no mount or of another volume.
 pub(super) fn resolve(table: &[u8], volume: &Path, sub_path: &Path) -> Option<PathBuf> {
     let mounts = mountinfo::parse(table);
     let bound = mounts.iter().rev().find(|mount| mount.point == sub_path)?;
-    // The last one mounted at the longest path is the one that is seen.
+    // The last mount at the longest path is the visible one.
     let holder = mounts
         .iter()
         .filter(|mount| volume.starts_with(&mount.point))
@@ -27,11 +27,10 @@ mod tests {
 
     use super::*;
 
-    const MOUNTS: &str = "\
-22 1 8:1 / / rw,relatime shared:1 - ext4 /dev/sda1 rw
+    const MOUNTS: &str = r"22 1 8:1 / / rw,relatime shared:1 - ext4 /dev/sda1 rw
 30 22 8:2 /lib /var/lib rw - ext4 /dev/sda2 rw
 40 30 0:50 / /var/lib/kubelet/pods/u/volumes/kubernetes.io~empty-dir/mem rw - tmpfs tmpfs rw
-41 30 8:2 /lib/kubelet/pods/u/volumes/kubernetes.io~empty-dir/v/a\\040b/c /var/lib/kubelet/pods/u/volume-subpaths/v/app/0 rw - ext4 /dev/sda2 rw
+41 30 8:2 /lib/kubelet/pods/u/volumes/kubernetes.io~empty-dir/v/a\040b/c /var/lib/kubelet/pods/u/volume-subpaths/v/app/0 rw - ext4 /dev/sda2 rw
 42 30 0:50 /x /var/lib/kubelet/pods/u/volume-subpaths/mem/app/1 rw - tmpfs tmpfs rw
 43 30 8:2 /lib/kubelet/pods/u/volumes/kubernetes.io~empty-dir/v /var/lib/kubelet/pods/u/volume-subpaths/v/app/2 rw - ext4 /dev/sda2 rw
 ";
@@ -47,7 +46,7 @@ mod tests {
     }
 
     #[test]
-    fn mounts_say_where_a_sub_path_leads() {
+    fn sub_path_resolves_by_its_bind_mount() {
         assert_eq!(resolved("v", "v/app/0").as_deref(), Some("a b/c"));
         assert_eq!(resolved("mem", "mem/app/1").as_deref(), Some("x"));
         assert_eq!(resolved("v", "v/app/2").as_deref(), Some(""));
@@ -57,7 +56,7 @@ mod tests {
     }
 
     #[test]
-    fn names_that_are_no_text_hide_nothing() {
+    fn non_utf8_mounts_do_not_hide_others() {
         let mounts =
             [b"23 22 8:3 / /strange/\xff rw - ext4 /dev/sda3 rw\n".as_slice(), MOUNTS.as_bytes()]
                 .concat();
@@ -72,7 +71,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn any_text_is_taken(text in "[0-9 :/\\\\a\n]{0,80}") {
+        fn arbitrary_mount_tables_do_not_panic(text in "[0-9 :/\\\\a\n]{0,80}") {
             let _ = resolve(text.as_bytes(), Path::new("/a"), Path::new("/a/a"));
         }
     }

@@ -1,28 +1,26 @@
-//! What only later versions of a cell's containerd mount, and earlier ones pass over without a
-//! word. Pure.
+//! Mount features that earlier versions of a cell's containerd ignore silently. Pure.
 
 use kiyot_proto::cri;
 use tonic::Status;
 
-/// containerd with image volumes, and parts of them (`Mount.image`, `image_sub_path`).
-const IMAGES: (u64, u64) = (2, 1);
+/// First containerd with image volumes and parts of them (`Mount.image`, `image_sub_path`).
+const IMAGE_VOLUMES_SINCE: (u64, u64) = (2, 1);
 
-/// containerd with `Mount.recursive_read_only`.
-const RECURSIVE: (u64, u64) = (2, 0);
+/// First containerd with `Mount.recursive_read_only`.
+const RECURSIVE_READ_ONLY_SINCE: (u64, u64) = (2, 0);
 
-/// Whether a container mounts what not every containerd does: then the cell's version is asked for.
+/// Returns true if a container's mounts need a certain version of the cell's runtime.
 pub fn asks_much(container: &cri::ContainerConfig) -> bool {
     container.mounts.iter().any(|mount| refusal(mount, (0, 0)).is_some())
 }
 
-/// Whether a container mounts with options of its own: then the cell's features are asked for. No
-/// version is known that has them.
+/// Returns true if a container has mount options, which need a feature of the cell's runtime. No
+/// version is known to have it.
 pub fn asks_options(container: &cri::ContainerConfig) -> bool {
     container.mounts.iter().any(|mount| !mount.mount_options.is_empty())
 }
 
-/// Refuses options of a mount (`noexec` and others), which a runtime that does not know them would
-/// leave out.
+/// Refuses mount options (`noexec` and others) that the runtime would ignore.
 ///
 /// UNIMPLEMENTED that names the container, the mount and what is allowed.
 pub fn check_options(
@@ -37,13 +35,14 @@ pub fn check_options(
     };
     let name = container.metadata.as_ref().map_or("", |metadata| &metadata.name);
     Err(Status::unimplemented(format!(
-        "container {name:?} mounts {} with the options {:?}, which the cell's runtime does not know; allowed is a mount without options",
+        "container {name:?} mounts {} with the options {:?}, which the cell's runtime does \
+         not know; allowed is a mount without options",
         mount.container_path, mount.mount_options
     )))
 }
 
-/// Refuses what the cell's containerd would not mount as it is asked for. A version that can't be
-/// read may do anything.
+/// Refuses mounts that the cell's containerd would not make as requested. A version that can't be
+/// parsed is accepted.
 ///
 /// UNIMPLEMENTED that names the container, the mount and what is allowed.
 pub fn check(
@@ -62,11 +61,12 @@ pub fn check(
     let (at, runtime) =
         (&mount.container_path, format!("{} {}", runtime.runtime_name, runtime.runtime_version));
     Err(Status::unimplemented(format!(
-        "container {name:?} mounts {what} at {at}, which the cell's {runtime} does not do; allowed is {allowed}"
+        "container {name:?} mounts {what} at {at}, which the cell's {runtime} does not do; \
+         allowed is {allowed}"
     )))
 }
 
-/// What is not to be had with a version of containerd, and what is.
+/// Returns the feature that a version of containerd lacks, and what is allowed.
 fn refusal(mount: &cri::Mount, version: (u64, u64)) -> Option<(String, &'static str)> {
     if !mount.uid_mappings.is_empty() || !mount.gid_mappings.is_empty() {
         return Some((
@@ -75,7 +75,7 @@ fn refusal(mount: &cri::Mount, version: (u64, u64)) -> Option<(String, &'static 
         ));
     }
     match &mount.image {
-        Some(image) if version < IMAGES => {
+        Some(image) if version < IMAGE_VOLUMES_SINCE => {
             let named = if image.user_specified_image.is_empty() {
                 &image.image
             } else {
@@ -88,7 +88,7 @@ fn refusal(mount: &cri::Mount, version: (u64, u64)) -> Option<(String, &'static 
             };
             Some((format!("{part}the image {named:?} as a volume"), "containerd 2.1 or later"))
         }
-        _ if mount.recursive_read_only && version < RECURSIVE => Some((
+        _ if mount.recursive_read_only && version < RECURSIVE_READ_ONLY_SINCE => Some((
             format!("{:?} recursively read-only", mount.host_path),
             "containerd 2.0 or later, or a mount that is read-only by itself",
         )),
@@ -96,7 +96,7 @@ fn refusal(mount: &cri::Mount, version: (u64, u64)) -> Option<(String, &'static 
     }
 }
 
-/// Of `1.6.20~ds1` or `v2.1.0`: the first two numbers.
+/// Returns the first two numbers of a version such as `1.6.20~ds1` or `v2.1.0`.
 fn version(text: &str) -> Option<(u64, u64)> {
     let mut numbers = text
         .trim_start_matches('v')
@@ -131,7 +131,7 @@ mod tests {
 
     /// Verifies D18.
     #[test]
-    fn what_a_version_passes_over_is_refused_by_name() {
+    fn unsupported_mount_feature_is_refused_by_name() {
         let image = Some(cri::ImageSpec {
             image: "sha256:00".into(),
             user_specified_image: "registry.example/model:1".into(),
@@ -189,7 +189,7 @@ mod tests {
 
     /// Verifies D18.
     #[test]
-    fn options_of_a_mount_are_never_left_out() {
+    fn unsupported_mount_options_are_refused() {
         let container = containing(cri::Mount {
             host_path: "/v".into(),
             mount_options: vec!["noexec".into()],

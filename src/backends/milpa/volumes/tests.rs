@@ -1,4 +1,4 @@
-//! Volumes between real directories and a played cell.
+//! Volumes between real directories and a fake cell.
 
 use std::{
     collections::BTreeMap, fs, os::unix::fs::PermissionsExt as _, os::unix::fs::symlink,
@@ -11,18 +11,18 @@ use kiyot_proto::cell::{FileChange, file_change::Change};
 
 use super::*;
 
-/// Time for what must happen; generous, as the machine may be slow.
-const PATIENCE: Duration = Duration::from_secs(60);
+/// Deadline for expected events; generous, because the machine may be slow.
+const DEADLINE: Duration = Duration::from_secs(60);
 
-/// A cell's files. Directories are empty, links are `-> target`.
+/// Fake files of a cell. Directories are empty, links are `-> target`.
 #[derive(Debug, Default)]
-struct Played {
+struct FakeFiles {
     files: Mutex<BTreeMap<String, Bytes>>,
-    /// So many changes are taken until one is refused, once.
+    /// Number of changes that are accepted until one is refused, once.
     refuse_after: Mutex<Option<usize>>,
 }
 
-impl Played {
+impl FakeFiles {
     fn key(root: Root, path: &str) -> String {
         format!("{}:{path}", if root == Root::Memory { "memory" } else { "pod" })
     }
@@ -45,7 +45,7 @@ impl Played {
 }
 
 #[async_trait]
-impl Files for Played {
+impl CellFiles for FakeFiles {
     async fn change(&self, changes: Vec<FileChange>) -> Result<(), Status> {
         let mut files = self.files.lock().unwrap();
         for change in changes {
@@ -72,7 +72,7 @@ impl Files for Played {
         Ok(())
     }
 
-    async fn get(&self, place: &Place, limit: u32, last: bool) -> Result<Option<Bytes>, Status> {
+    async fn get(&self, place: &CellPath, limit: u32, last: bool) -> Result<Option<Bytes>, Status> {
         let files = self.files.lock().unwrap();
         let part = |content: &Bytes| {
             let (length, limit) = (content.len(), content.len().min(limit as usize));
@@ -81,7 +81,7 @@ impl Files for Played {
         Ok(files.get(&Self::key(place.root, &place.path)).map(part))
     }
 
-    async fn path(&self, place: &Place) -> Result<String, Status> {
+    async fn path(&self, place: &CellPath) -> Result<String, Status> {
         Ok(format!("/cell/{}", Self::key(place.root, &place.path)))
     }
 }
@@ -89,7 +89,7 @@ impl Files for Played {
 struct Scene {
     dir: tempfile::TempDir,
     cell: CellId,
-    played: Arc<Played>,
+    fake: Arc<FakeFiles>,
     volumes: Arc<Volumes>,
 }
 
@@ -97,10 +97,10 @@ impl Scene {
     fn new(host_path: HostPath) -> Self {
         let dir = tempfile::tempdir().unwrap();
         let volumes = Volumes::new(vec![dir.path().to_owned()], host_path);
-        Self { dir, cell: CellId::mint().unwrap(), played: Arc::default(), volumes }
+        Self { dir, cell: CellId::mint().unwrap(), fake: Arc::default(), volumes }
     }
 
-    /// kiyot is killed and comes again.
+    /// Simulates a kill and a restart of kiyot.
     fn crash(&mut self) {
         self.volumes = Volumes::new(vec![self.dir.path().to_owned()], HostPath::Refuse);
     }
@@ -151,8 +151,8 @@ impl Scene {
         }
     }
 
-    fn files(&self) -> Arc<dyn Files> {
-        Arc::clone(&self.played) as Arc<dyn Files>
+    fn files(&self) -> Arc<dyn CellFiles> {
+        Arc::clone(&self.fake) as Arc<dyn CellFiles>
     }
 
     async fn prepare(&self, container: &cri::ContainerConfig) -> Result<Vec<String>, Status> {
@@ -170,7 +170,7 @@ impl Scene {
 fn until(what: impl Fn() -> bool) -> impl Future<Output = ()> {
     let line = std::panic::Location::caller().line();
     async move {
-        kiyot_testkit::wait_until(format!("it is as line {line} says"), PATIENCE, async || {
+        kiyot_testkit::wait_until(format!("it is as line {line} says"), DEADLINE, async || {
             what().then_some(())
         })
         .await
@@ -181,7 +181,7 @@ const SECRET: &str = "kubernetes.io~secret/s";
 const IN_CELL: &str = "memory:volumes/kubernetes.io~secret/s";
 
 #[tokio::test]
-async fn a_container_gets_all_that_it_mounts() {
+async fn mounts_are_copied_into_the_cell() {
     let scene = Scene::new(HostPath::Refuse);
     let secret = scene.write(SECRET, "..v1", &[("key", "value")]);
     let config = scene.write("kubernetes.io~configmap/c", "..v1", &[("key", "config")]);
@@ -210,11 +210,11 @@ async fn a_container_gets_all_that_it_mounts() {
             ""
         ]
     );
-    assert_eq!(scene.played.get(&format!("{IN_CELL}/..v1/key")).unwrap(), "value");
-    assert_eq!(scene.played.get(&format!("{IN_CELL}/..data")).unwrap(), "-> ..v1");
-    assert_eq!(scene.played.get("pod:etc-hosts").unwrap(), "127.0.0.1 localhost\n");
-    assert_eq!(scene.played.get("pod:containers/app/01234567").unwrap(), "");
-    assert_eq!(scene.played.get("pod:empty-dir/e").unwrap(), "dir 2777");
+    assert_eq!(scene.fake.get(&format!("{IN_CELL}/..v1/key")).unwrap(), "value");
+    assert_eq!(scene.fake.get(&format!("{IN_CELL}/..data")).unwrap(), "-> ..v1");
+    assert_eq!(scene.fake.get("pod:etc-hosts").unwrap(), "127.0.0.1 localhost\n");
+    assert_eq!(scene.fake.get("pod:containers/app/01234567").unwrap(), "");
+    assert_eq!(scene.fake.get("pod:empty-dir/e").unwrap(), "dir 2777");
 }
 
 #[tokio::test]
@@ -227,44 +227,44 @@ async fn updates_reach_the_cell() {
         let (directory, content) = (format!("..v{version}"), version.to_string());
         scene.write(SECRET, &directory, &[("key", &content)]);
         until(|| {
-            scene.played.below(IN_CELL)
+            scene.fake.below(IN_CELL)
                 == ["..data", directory.as_str(), &format!("{directory}/key"), "key"]
         })
         .await;
-        assert_eq!(scene.played.get(&format!("{IN_CELL}/{directory}/key")), Some(content));
+        assert_eq!(scene.fake.get(&format!("{IN_CELL}/{directory}/key")), Some(content));
     }
     scene.volumes.release(&scene.cell);
     assert!(scene.volumes.pods().is_empty());
 }
 
 #[tokio::test]
-async fn what_changed_while_kiyot_was_away_is_made_good() {
+async fn changes_during_downtime_reach_the_cell_after_restart() {
     let mut scene = Scene::new(HostPath::Refuse);
     let container = scene.container(&[&scene.write(SECRET, "..v1", &[("key", "1"), ("old", "1")])]);
     scene.prepare(&container).await.unwrap();
     scene.crash();
     fs::remove_file(scene.write(SECRET, "..v2", &[("key", "2")]).join("old")).unwrap();
     scene.keep(&container);
-    until(|| scene.played.below(IN_CELL) == ["..data", "..v2", "..v2/key", "key"]).await;
+    until(|| scene.fake.below(IN_CELL) == ["..data", "..v2", "..v2/key", "key"]).await;
 }
 
 #[tokio::test]
-async fn an_interrupted_update_is_made_good() {
+async fn interrupted_update_is_completed_after_restart() {
     for cut in 0..12 {
         let mut scene = Scene::new(HostPath::Refuse);
         let container = scene.container(&[&scene.write(SECRET, "..v1", &[("key", "1")])]);
         scene.prepare(&container).await.unwrap();
         scene.write(SECRET, "..v2", &[("key", "2"), ("new", "2")]);
-        *scene.played.refuse_after.lock().unwrap() = Some(cut);
+        *scene.fake.refuse_after.lock().unwrap() = Some(cut);
         let _ = scene.prepare(&container).await;
-        *scene.played.refuse_after.lock().unwrap() = None;
+        *scene.fake.refuse_after.lock().unwrap() = None;
         if cut % 2 == 0 {
             scene.crash();
         }
         scene.write(SECRET, "..v3", &[("key", "3"), ("new", "3")]);
         scene.prepare(&container).await.unwrap();
         assert_eq!(
-            scene.played.below(IN_CELL),
+            scene.fake.below(IN_CELL),
             ["..data", "..v3", "..v3/key", "..v3/new", "key", "new"],
             "after {cut} changes"
         );
@@ -272,7 +272,7 @@ async fn an_interrupted_update_is_made_good() {
 }
 
 #[tokio::test]
-async fn an_unknown_volume_is_not_an_empty_one() {
+async fn unknown_volume_keeps_its_copy() {
     let mut scene = Scene::new(HostPath::Refuse);
     let path = scene.write(SECRET, "..v1", &[("key", "1")]);
     let container = scene.container(&[&path]);
@@ -281,7 +281,7 @@ async fn an_unknown_volume_is_not_an_empty_one() {
     fs::create_dir(&path).unwrap();
     for _ in 0..2 {
         scene.prepare(&container).await.unwrap();
-        assert_eq!(scene.played.get(&format!("{IN_CELL}/..v1/key")).unwrap(), "1");
+        assert_eq!(scene.fake.get(&format!("{IN_CELL}/..v1/key")).unwrap(), "1");
         scene.crash();
     }
     let never = scene.pod("volumes/kubernetes.io~secret/never");
@@ -296,7 +296,7 @@ async fn an_unknown_volume_is_not_an_empty_one() {
 }
 
 #[tokio::test]
-async fn paths_of_the_node_are_refused_or_copied() {
+async fn node_paths_are_refused_or_copied_by_policy() {
     let scene = Scene::new(HostPath::Refuse);
     let host = tempfile::tempdir().unwrap();
     fs::write(host.path().join("file"), "content").unwrap();
@@ -324,14 +324,14 @@ async fn paths_of_the_node_are_refused_or_copied() {
     container.mounts[0].readonly = true;
     let paths = scene.prepare(&container).await.unwrap();
     assert_eq!(
-        scene.played.get(&format!("{}/file", paths[0].strip_prefix("/cell/").unwrap())).unwrap(),
+        scene.fake.get(&format!("{}/file", paths[0].strip_prefix("/cell/").unwrap())).unwrap(),
         "content"
     );
 }
 
 /// Verifies D29.
 #[tokio::test]
-async fn a_copy_that_is_made_anew_has_nothing_of_the_one_before() {
+async fn replaced_copy_has_no_old_entries() {
     let scene = Scene::new(HostPath::CopyReadOnly);
     let host = tempfile::tempdir().unwrap();
     fs::create_dir(host.path().join("sub")).unwrap();
@@ -344,51 +344,51 @@ async fn a_copy_that_is_made_anew_has_nothing_of_the_one_before() {
     assert_eq!(scene.prepare(&container).await.unwrap(), first);
     let place = first[0].strip_prefix("/cell/").unwrap();
     assert_eq!(
-        (scene.played.below(place), scene.played.get(&format!("{place}/sub")).unwrap()),
+        (scene.fake.below(place), scene.fake.get(&format!("{place}/sub")).unwrap()),
         (vec!["sub".to_owned()], "a file now".to_owned())
     );
-    // What another container has is left alone.
+    // Other containers' copies stay.
     container.metadata.as_mut().unwrap().name = "other".to_owned();
     assert_ne!(scene.prepare(&container).await.unwrap(), first);
 }
 
 #[tokio::test]
-async fn the_termination_message_comes_to_the_node() {
+async fn termination_message_is_copied_to_the_node() {
     let scene = Scene::new(HostPath::Refuse);
     let log = scene.pod("containers/app/01234567");
     fs::write(&log, "old and longer").unwrap();
     let (id, container) = (ContainerId::mint().unwrap(), scene.container(&[&log]));
     scene.prepare(&container).await.unwrap();
     scene
-        .played
+        .fake
         .files
         .lock()
         .unwrap()
         .insert("pod:containers/app/01234567".into(), Bytes::from_static(b"bye"));
-    scene.volumes.fetch_from(&*scene.files(), &id, &container).await;
+    scene.volumes.copy_termination_message(&*scene.files(), &id, &container).await;
     assert_eq!(fs::read_to_string(&log).unwrap(), "bye");
-    // The end of a long one: that is what the kubelet reads.
+    // Only the end of a long message is copied, which the kubelet reads.
     let long: Vec<u8> = (0..100_000_u32).flat_map(u32::to_be_bytes).collect();
     scene
-        .played
+        .fake
         .files
         .lock()
         .unwrap()
         .insert("pod:containers/app/01234567".into(), Bytes::from(long.clone()));
-    scene.volumes.fetch_from(&*scene.files(), &id, &container).await;
-    assert!(fs::read(&log).unwrap() == long[long.len() - MAX_TERMINATION_MESSAGE as usize..]);
-    let left = scene.volumes.of_container(&container, "logs/id/0.log");
+    scene.volumes.copy_termination_message(&*scene.files(), &id, &container).await;
+    assert!(fs::read(&log).unwrap() == long[long.len() - MAX_TERMINATION_MESSAGE_BYTES as usize..]);
+    let left = scene.volumes.removals(&container, "logs/id/0.log");
     assert_eq!(
         left.iter().map(|change| &*change.path).collect::<Vec<_>>(),
         ["logs/id", "containers/app/01234567"]
     );
-    // Neither made anew nor written through a link.
+    // Neither recreated nor written through a link.
     fs::remove_file(&log).unwrap();
-    scene.volumes.fetch_from(&*scene.files(), &id, &container).await;
+    scene.volumes.copy_termination_message(&*scene.files(), &id, &container).await;
     assert!(!log.exists());
     let other = scene.pod("other");
     fs::write(&other, "untouched").unwrap();
     symlink(&other, &log).unwrap();
-    scene.volumes.fetch_from(&*scene.files(), &id, &container).await;
+    scene.volumes.copy_termination_message(&*scene.files(), &id, &container).await;
     assert_eq!(fs::read_to_string(&other).unwrap(), "untouched");
 }

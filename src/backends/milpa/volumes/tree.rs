@@ -1,4 +1,4 @@
-//! What is in a volume, and what is known of its copy in a cell. Plain data.
+//! Content of a volume, and the known state of its copy in a cell. Plain data.
 
 use std::collections::BTreeMap;
 
@@ -6,85 +6,78 @@ use bytes::Bytes;
 use ring::digest::{SHA256, digest};
 use serde::{Deserialize, Serialize};
 
-/// Mode bits (no file type) and owner.
+/// Mode bits (without file type) and owner.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Attributes {
     /// `chmod` bits.
     pub(super) mode: u32,
-    /// Owner.
     pub(super) uid: u32,
-    /// Group.
     pub(super) gid: u32,
 }
 
-/// One thing in a volume.
+/// Entry of a volume.
 #[derive(Clone, PartialEq, Eq)]
 pub(super) enum Entry {
     /// A directory.
     Dir(Attributes),
-    /// A regular file, with its content: it may be a secret.
+    /// A regular file with its content, which may be a secret.
     File(Attributes, Bytes),
-    /// A symbolic link, with its target as it is.
+    /// A symbolic link with its verbatim target.
     Link(String),
 }
 
-/// A volume at one moment: entries by their path below its root. With an entry, the directories
-/// that it is in are there too.
+/// Snapshot of a volume: entries by their path below the root, including all parent directories.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Tree {
-    /// Of the volume's root.
+    /// Attributes of the root.
     pub(super) root: Attributes,
-    /// All below it.
+    /// Entries below the root.
     pub(super) entries: BTreeMap<String, Entry>,
 }
 
-/// What kind of thing.
+/// Kind of an entry.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) enum Kind {
-    /// A directory.
     #[serde(rename = "d")]
     Dir,
-    /// A regular file.
     #[serde(rename = "f")]
     File,
-    /// A symbolic link.
     #[serde(rename = "l")]
     Link,
-    /// Any of these: it was being replaced by one of another kind.
+    /// Unknown: it was being replaced by another kind.
     #[serde(rename = "a")]
     Any,
 }
 
-/// What is known of one thing in a cell. A file's content isn't kept, only its digest.
+/// Known state of an entry in a cell, with the digest of a file instead of its content.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum Trace {
+pub(super) enum CopyEntry {
     /// A directory.
     Dir(Attributes),
-    /// A file with a content of this SHA-256.
+    /// A file with the SHA-256 of its content.
     File(Attributes, [u8; 32]),
-    /// A link with this target.
+    /// A link with its target.
     Link(String),
-    /// Something of this kind may be there.
-    Perhaps(Kind),
+    /// An entry of this kind may exist.
+    Possible(Kind),
 }
 
-/// What is known of a volume's copy in a cell.
+/// Known state of a volume's copy in a cell.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub(super) struct Shadow {
-    /// Of its root; `None` if that isn't known.
+pub(super) struct CopyState {
+    /// Attributes of the root; `None` if unknown.
     pub(super) root: Option<Attributes>,
-    /// All that may be below it.
-    pub(super) entries: BTreeMap<String, Trace>,
+    /// Entries that may exist below the root.
+    pub(super) entries: BTreeMap<String, CopyEntry>,
 }
 
-/// Names and kinds of a shadow, as they are kept in the cell.
+/// Names and kinds of a copy's entries, as stored in the cell.
 #[derive(Serialize, Deserialize)]
 struct Listing {
     entries: BTreeMap<String, Kind>,
 }
 
 impl Entry {
-    /// Its kind.
     pub(super) fn kind(&self) -> Kind {
         match self {
             Self::Dir(_) => Kind::Dir,
@@ -93,12 +86,12 @@ impl Entry {
         }
     }
 
-    /// What is known of it once it is in a cell.
-    pub(super) fn trace(&self) -> Trace {
+    /// Returns the state of the entry once it is in a cell.
+    pub(super) fn copy_entry(&self) -> CopyEntry {
         match self {
-            Self::Dir(attributes) => Trace::Dir(*attributes),
-            Self::File(attributes, content) => Trace::File(*attributes, sha256(content)),
-            Self::Link(target) => Trace::Link(target.clone()),
+            Self::Dir(attributes) => CopyEntry::Dir(*attributes),
+            Self::File(attributes, content) => CopyEntry::File(*attributes, sha256(content)),
+            Self::Link(target) => CopyEntry::Link(target.clone()),
         }
     }
 }
@@ -115,63 +108,62 @@ impl std::fmt::Debug for Entry {
     }
 }
 
-impl Trace {
-    /// Its kind.
+impl CopyEntry {
     pub(super) fn kind(&self) -> Kind {
         match self {
             Self::Dir(_) => Kind::Dir,
             Self::File(..) => Kind::File,
             Self::Link(_) => Kind::Link,
-            Self::Perhaps(kind) => *kind,
+            Self::Possible(kind) => *kind,
         }
     }
 }
 
-impl Shadow {
-    /// Of a copy that is whole.
+impl CopyState {
+    /// Returns the state of a complete copy.
     pub(super) fn of(tree: &Tree) -> Self {
         Self {
             root: Some(tree.root),
             entries: tree
                 .entries
                 .iter()
-                .map(|(path, entry)| (path.clone(), entry.trace()))
+                .map(|(path, entry)| (path.clone(), entry.copy_entry()))
                 .collect(),
         }
     }
 
-    /// Of a copy that is on its way from this to a tree, or was left there.
+    /// Returns the state of a copy that is being turned into a tree.
     pub(super) fn between(&self, tree: &Tree) -> Self {
         let mut entries: BTreeMap<_, _> = self
             .entries
             .iter()
-            .map(|(path, trace)| (path.clone(), Trace::Perhaps(trace.kind())))
+            .map(|(path, copy_entry)| (path.clone(), CopyEntry::Possible(copy_entry.kind())))
             .collect();
         for (path, entry) in &tree.entries {
             let kind = match self.entries.get(path) {
-                Some(trace) if trace.kind() != entry.kind() => Kind::Any,
+                Some(copy_entry) if copy_entry.kind() != entry.kind() => Kind::Any,
                 _ => entry.kind(),
             };
-            entries.insert(path.clone(), Trace::Perhaps(kind));
+            entries.insert(path.clone(), CopyEntry::Possible(kind));
         }
         Self { root: None, entries }
     }
 
-    /// Names and kinds, to be kept in the cell.
+    /// Encodes names and kinds, to be stored in the cell.
     pub(super) fn listing(&self) -> Vec<u8> {
         let listing = Listing {
             entries: self
                 .entries
                 .iter()
-                .map(|(path, trace)| (path.clone(), trace.kind()))
+                .map(|(path, copy_entry)| (path.clone(), copy_entry.kind()))
                 .collect(),
         };
-        // Maps with text as keys can always be written.
+        // Maps with text keys always serialise.
         serde_json::to_vec(&listing).unwrap_or_default()
     }
 
-    /// From names and kinds that were kept in a cell. What isn't a listing says nothing; the cell
-    /// can only harm itself by it.
+    /// Decodes a listing from a cell. Anything else is an empty listing, which harms the cell
+    /// alone.
     pub(super) fn from_listing(bytes: &[u8]) -> Self {
         let entries = serde_json::from_slice::<Listing>(bytes)
             .map(|listing| listing.entries)
@@ -179,13 +171,13 @@ impl Shadow {
         let entries = entries
             .into_iter()
             .filter(|(path, _)| is_plain(path))
-            .map(|(path, kind)| (path, Trace::Perhaps(kind)))
+            .map(|(path, kind)| (path, CopyEntry::Possible(kind)))
             .collect();
         Self { root: None, entries }
     }
 }
 
-/// Whether a path is relative, with neither `.` nor `..` nor an empty component.
+/// Returns true if a path is relative, without `.`, `..` and empty components.
 pub(super) fn is_plain(path: &str) -> bool {
     path.split('/').all(|component| !matches!(component, "" | "." | "..")) && !path.contains('\0')
 }
@@ -201,7 +193,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn listings_come_back() {
+    fn listing_round_trips() {
         let file =
             Entry::File(Attributes { mode: 0o644, uid: 0, gid: 0 }, Bytes::from_static(b"secret"));
         assert!(!format!("{file:?}").contains("secret"));
@@ -209,18 +201,18 @@ mod tests {
             root: Attributes { mode: 0o755, uid: 0, gid: 0 },
             entries: [("a\n\"".to_owned(), file)].into(),
         };
-        let shadow = Shadow::of(&tree);
+        let shadow = CopyState::of(&tree);
         assert_eq!(
-            Shadow::from_listing(&shadow.listing()),
-            Shadow {
+            CopyState::from_listing(&shadow.listing()),
+            CopyState {
                 root: None,
-                entries: [("a\n\"".to_owned(), Trace::Perhaps(Kind::File))].into()
+                entries: [("a\n\"".to_owned(), CopyEntry::Possible(Kind::File))].into()
             }
         );
         assert_eq!(
-            Shadow::from_listing(b"{\"entries\":{\"../x\":\"f\",\"/y\":\"f\"}}"),
-            Shadow::default()
+            CopyState::from_listing(b"{\"entries\":{\"../x\":\"f\",\"/y\":\"f\"}}"),
+            CopyState::default()
         );
-        assert_eq!(Shadow::from_listing(b"nonsense"), Shadow::default());
+        assert_eq!(CopyState::from_listing(b"nonsense"), CopyState::default());
     }
 }

@@ -1,4 +1,4 @@
-//! Watches directories on the node by inotify. All share an instance, as a user may have few.
+//! Inotify watches of directories on the node. All share one instance, because a user may have few.
 
 use std::{
     collections::HashMap,
