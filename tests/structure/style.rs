@@ -48,8 +48,6 @@ const UNREVISED: &[&str] = &[
     "src/backends/cri.rs",
     "src/backends/method.rs",
     "src/backends/milpa.rs",
-    "src/backends/milpa/images",
-    "src/backends/milpa/images.rs",
     "src/backends/milpa/latest.rs",
     "src/backends/milpa/logs",
     "src/backends/milpa/logs.rs",

@@ -11,7 +11,7 @@ use tonic::{Code, Status};
 pub(super) use self::reference::normalized;
 use self::{
     copy::CopyError,
-    memory::{Recent, Turns},
+    memory::{BoundedMap, KeyLocks},
     node::{Containerd, Node},
     receiver::{CellReceiver, Receiver},
     reference::is_id,
@@ -35,10 +35,10 @@ mod reports;
 #[cfg(test)]
 mod tests;
 
-/// Credentials that are remembered; each may be a few KiB.
+/// Most credentials in memory; each may take a few KiB.
 const MAX_CREDENTIALS: usize = 1_024;
 
-/// Names that an image gets in a cell.
+/// Most names that an image gets in a cell.
 const MAX_NAMES: usize = 64;
 
 /// Images of pods in cells.
@@ -47,26 +47,26 @@ pub struct Images {
     node: Box<dyn Node>,
     pause_image: String,
     progress_timeout: Duration,
-    /// Reports of cells, each kept as long as its cell lives.
+    /// Images that cells reported, each until its cell ends.
     reported: Reports,
-    /// By the pod's uid and the reference. Never logged, never kept on disk.
-    credentials: Recent<(String, String), cri::AuthConfig>,
-    of_node: Arc<NodeCredentials>,
-    turns: Turns<(CellId, String)>,
+    /// Credentials by pod UID and reference. Never logged, never on disk.
+    credentials: BoundedMap<(String, String), cri::AuthConfig>,
+    node_credentials: Arc<NodeCredentials>,
+    image_locks: KeyLocks<(CellId, String)>,
 }
 
 impl Images {
-    /// `pause_image`: the name that the cells' containerd is configured with. `progress_timeout`:
-    /// how long a blob on its way to a cell, or a pull in a cell, may stand still. `of_node`: what
-    /// opens images for which no credentials came.
+    /// Creates the images of cells. `pause_image` is the name in the configuration of the cells'
+    /// containerd. `progress_timeout` bounds the time without progress of a copied blob and of a
+    /// pull. `node_credentials` are for pulls without credentials of their own.
     pub fn new(
         node: NodeImages,
         pause_image: impl Into<String>,
         progress_timeout: Duration,
-        of_node: Arc<NodeCredentials>,
+        node_credentials: Arc<NodeCredentials>,
     ) -> Arc<Self> {
         Arc::new(Self {
-            of_node,
+            node_credentials,
             ..Self::of(Box::new(Containerd::new(node)), pause_image.into(), progress_timeout)
         })
     }
@@ -77,18 +77,17 @@ impl Images {
             pause_image,
             progress_timeout,
             reported: Reports::default(),
-            credentials: Recent::new(MAX_CREDENTIALS),
-            of_node: Arc::default(),
-            turns: Turns::default(),
+            credentials: BoundedMap::new(MAX_CREDENTIALS),
+            node_credentials: Arc::default(),
+            image_locks: KeyLocks::default(),
         }
     }
 
-    /// `PullImage` for a pod in this cell. A pull's failure is the pull's own words.
+    /// Serves `PullImage` for a pod in this cell, and fails with the cell's own status.
     ///
-    /// The kubelet asks for it only if the registry must be asked, so the cell pulls. Also by
-    /// digest, and although the node may have the image: whether this pod may have it is the
-    /// registry's to say, by the credentials that came for it. The kubelet sets no deadline:
-    /// `progress_timeout` ends it.
+    /// The kubelet calls it only if the registry must be asked, so the cell pulls, also by digest
+    /// and when the node has the image: the registry decides by the pod's credentials whether the
+    /// pod may have it. The kubelet sets no deadline; `progress_timeout` ends a stalled pull.
     pub async fn pull(
         &self,
         cell: &Cell,
@@ -115,16 +114,17 @@ impl Images {
         if let Some(auth) = &request.auth {
             self.credentials.put((uid, normalized(&reference)), auth.clone());
         }
-        let _turn = self.turns.take((cell.clone(), normalized(&reference))).await;
-        let image_ref = self.pulled(cell, receiver, &reference, request.auth).await?;
-        // Known to getImageUser, which names no pod.
-        if let Some(image) = in_cell(receiver, &image_ref).await? {
+        let _lock = self.image_locks.lock((cell.clone(), normalized(&reference))).await;
+        let image_ref = self.pull_in_cell(cell, receiver, &reference, request.auth).await?;
+        // For the kubelet's getImageUser, which names no pod.
+        if let Some(image) = cell_image(receiver, &image_ref).await? {
             self.reported.put(cell, &reference, &image);
         }
         Ok(cri::PullImageResponse { image_ref })
     }
 
-    /// `ImageStatus` for a pod in this cell: in the cell, else on the node (which can give it).
+    /// Serves `ImageStatus` for a pod in this cell: from the cell, otherwise from the node if it
+    /// can be copied.
     pub async fn status(
         &self,
         cell: &Cell,
@@ -143,7 +143,7 @@ impl Images {
         deadline: Option<Instant>,
     ) -> Result<cri::ImageStatusResponse, Status> {
         let reference = request.image.map(|image| image.image).unwrap_or_default();
-        let asked = question(&reference, request.verbose);
+        let asked = status_request(&reference, request.verbose);
         let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
         let in_cell = receiver.status(asked.clone(), left).await;
         if let Ok(found) = &in_cell
@@ -154,15 +154,15 @@ impl Images {
         }
         let on_node = self.node.status(asked).await?;
         match &on_node.image {
-            Some(image) if self.can_give(&image.id).await? => Ok(on_node),
-            // That the cell can't be asked is no reason to pull.
+            Some(image) if self.can_copy(&image.id).await? => Ok(on_node),
+            // An unreachable cell is no reason to pull.
             _ => in_cell,
         }
     }
 
-    /// Returns what cells reported for a reference, for an `ImageStatus` that names no pod; `None`
-    /// if nothing, or if they differ in the image's user. Only of cells that have a pod, as
-    /// `has_pod` says.
+    /// Returns the image that cells reported for a reference, for an `ImageStatus` that names no
+    /// pod; `None` if it is unknown, or if cells differ in the image's user. Considers only cells
+    /// for which `has_pod` is true.
     pub fn reported(
         &self,
         reference: &str,
@@ -171,12 +171,11 @@ impl Images {
         self.reported.get(reference, has_pod)
     }
 
-    /// Sees to it that an image is in a cell: it is, or is copied from the node, or is pulled with
-    /// the credentials that came for this pod. Returns the id by which the cell's containerd knows
-    /// it.
+    /// Makes an image present in a cell: it is already, is copied from the node, or is pulled with
+    /// the pod's credentials. Returns its id in the cell's containerd.
     ///
-    /// A pull's failure is the pull's own words; NOT_FOUND if there is no reference to pull by,
-    /// FAILED_PRECONDITION if the reference means another image by now.
+    /// Fails with the cell's own status of a pull; NOT_FOUND if there is no reference to pull by,
+    /// FAILED_PRECONDITION if the reference now means another image.
     pub async fn ensure(
         &self,
         cell: &Cell,
@@ -194,7 +193,7 @@ impl Images {
         image: &cri::ImageSpec,
         uid: &str,
     ) -> Result<String, Status> {
-        let (id, found) = self.present_in(cell, receiver, image, uid).await?;
+        let (id, found) = self.make_present(cell, receiver, image, uid).await?;
         if let Some(found) = &found {
             self.reported.put(cell, &image.image, found);
             self.reported.put(cell, &image.user_specified_image, found);
@@ -202,21 +201,21 @@ impl Images {
         Ok(id)
     }
 
-    /// Sees to it that the pause image is in a cell, under the name that the cell's containerd is
-    /// configured with. It is the cell's own, and no image of the pod's: it is not reported, unless
-    /// a container of the pod has the same one.
+    /// Makes the pause image present in a cell, under the name in the configuration of the cell's
+    /// containerd. It belongs to the cell, not to the pod, so it is not reported unless a container
+    /// of the pod has the same image.
     pub async fn ensure_pause(&self, cell: &Cell) -> Result<(), Status> {
         Box::pin(self.ensure_pause_in(&cell.id, &CellReceiver(cell.link.clone()))).await
     }
 
     async fn ensure_pause_in(&self, cell: &CellId, receiver: &dyn Receiver) -> Result<(), Status> {
         let image = cri::ImageSpec { image: self.pause_image.clone(), ..cri::ImageSpec::default() };
-        self.present_in(cell, receiver, &image, "").await.map(drop)
+        self.make_present(cell, receiver, &image, "").await.map(drop)
     }
 
-    /// Has an image in a cell as [`Self::ensure`] does. Returns its id, and what the cell says of
-    /// it.
-    async fn present_in(
+    /// Makes an image present in a cell as [`Self::ensure`] does. Returns its id and the cell's
+    /// status of it.
+    async fn make_present(
         &self,
         cell: &CellId,
         receiver: &dyn Receiver,
@@ -224,47 +223,49 @@ impl Images {
         uid: &str,
     ) -> Result<(String, Option<cri::Image>), Status> {
         let wanted = &image.image;
-        if let Some(found) = in_cell(receiver, wanted).await? {
+        if let Some(found) = cell_image(receiver, wanted).await? {
             return Ok((found.id.clone(), Some(found)));
         }
-        let _turn = self.turns.take((cell.clone(), normalized(wanted))).await;
-        // Whoever had the turn before may have brought it.
-        if let Some(found) = in_cell(receiver, wanted).await? {
+        let _lock = self.image_locks.lock((cell.clone(), normalized(wanted))).await;
+        // The previous holder of the lock may have brought it.
+        if let Some(found) = cell_image(receiver, wanted).await? {
             return Ok((found.id.clone(), Some(found)));
         }
-        if let Some(copied) = self.copied(cell, receiver, wanted).await? {
+        if let Some(copied) = self.copy_from_node(cell, receiver, wanted).await? {
             return Ok((copied.id.clone(), Some(copied)));
         }
         let reference = if is_id(wanted) { &image.user_specified_image } else { wanted };
         if reference.is_empty() || is_id(reference) {
             return Err(Status::not_found(format!(
-                "image {wanted} is neither in cell {cell} nor whole on the node, and no reference is known by which it could be pulled"
+                "image {wanted} is neither in cell {cell} nor whole on the node, and no reference \
+                 is known by which it could be pulled"
             )));
         }
         let auth = self.credentials.get(&(uid.to_owned(), normalized(reference)));
-        let id = self.pulled(cell, receiver, reference, auth).await?;
+        let id = self.pull_in_cell(cell, receiver, reference, auth).await?;
         if is_id(wanted) && id != *wanted {
             return Err(Status::failed_precondition(format!(
-                "image {wanted} is not in cell {cell}, and its reference {reference} means {id} by now"
+                "image {wanted} is not in cell {cell}, and its reference {reference} means {id} \
+                 by now"
             )));
         }
-        let found = in_cell(receiver, &id).await?;
+        let found = cell_image(receiver, &id).await?;
         Ok((id, found))
     }
 
-    /// Forgets the credentials that came for a pod.
+    /// Deletes the credentials of a pod.
     pub fn forget_pod(&self, pod_uid: &str) {
         self.credentials.forget(|(uid, _)| uid == pod_uid);
     }
 
-    /// Forgets what a cell reported that is gone: its images are gone with it.
+    /// Deletes the reports of an ended cell.
     pub fn forget_cell(&self, cell: &CellId) {
         self.reported.forget(cell);
     }
 
-    /// Copies an image from the node; `None` if it isn't there, or not whole, or the node can't be
-    /// asked.
-    async fn copied(
+    /// Copies an image from the node; `None` if it is absent or incomplete there, or the node
+    /// fails.
+    async fn copy_from_node(
         &self,
         cell: &CellId,
         receiver: &dyn Receiver,
@@ -273,8 +274,8 @@ impl Images {
         match self.copy(receiver, wanted).await {
             Ok(None) => Ok(None),
             Ok(Some(id)) => {
-                tracing::info!(%cell, image = wanted, id, "Copied an image from the node to a cell.");
-                let found = in_cell(receiver, &id).await?;
+                tracing::info!(%cell, image = wanted, id, "image copied from the node");
+                let found = cell_image(receiver, &id).await?;
                 found.map(Some).ok_or_else(|| {
                     Status::internal(format!(
                         "cell {cell} has taken image {wanted} and does not know it"
@@ -283,7 +284,12 @@ impl Images {
             }
             Err(CopyError::Cell(status)) => Err(status),
             Err(error) => {
-                tracing::info!(%cell, image = wanted, error = &error as &dyn std::error::Error, "an image is not copied from the node; the cell pulls it");
+                tracing::info!(
+                    %cell,
+                    image = wanted,
+                    error = &error as &dyn std::error::Error,
+                    "image not copied from the node, pulled in the cell"
+                );
                 Ok(None)
             }
         }
@@ -302,12 +308,12 @@ impl Images {
         if is_id(wanted) && id != wanted {
             return Ok(None);
         }
-        let known = node.status(question(&id, false)).await.map_err(CopyError::Node)?.image;
+        let known = node.status(status_request(&id, false)).await.map_err(CopyError::Node)?.image;
         let tags = known
             .into_iter()
             .flat_map(|image| image.repo_tags.into_iter().chain(image.repo_digests));
-        // CRI gives each image that it manages its id for a name, and asks containerd for an image
-        // volume by it.
+        // CRI names each image that it manages by its id, and asks containerd for image volumes by
+        // that.
         let mut names = vec![id.clone()];
         for name in Some(normalized(wanted))
             .into_iter()
@@ -323,8 +329,8 @@ impl Images {
         Ok(Some(id))
     }
 
-    /// Pulls in the cell, and returns the image's id.
-    async fn pulled(
+    /// Pulls an image in the cell and returns its id.
+    async fn pull_in_cell(
         &self,
         cell: &CellId,
         receiver: &dyn Receiver,
@@ -332,36 +338,42 @@ impl Images {
         auth: Option<cri::AuthConfig>,
     ) -> Result<String, Status> {
         let image = cri::ImageSpec { image: reference.to_owned(), ..cri::ImageSpec::default() };
-        // As the node's containerd does: what is configured is for whom nothing came.
-        let auth = auth.or_else(|| self.of_node.of(&normalized(reference)));
+        // Like the node's containerd, configured credentials are for pulls without their own.
+        let auth = auth.or_else(|| self.node_credentials.of(&normalized(reference)));
         let request = cri::PullImageRequest { image: Some(image), auth, sandbox_config: None };
         let pulled = pull::pull(&*self.node, receiver, &request, self.progress_timeout).await?;
         if let (layers @ 1.., bytes) = pulled.from_node {
-            tracing::info!(%cell, image = reference, layers, bytes, "Took layers of a pull from the node: so many bytes were not asked of the registry.");
+            tracing::info!(
+                %cell,
+                image = reference,
+                layers,
+                bytes,
+                "layers of a pull copied from the node"
+            );
         }
         Ok(pulled.id)
     }
 
-    /// Whether the node has all of an image, so that a cell can get it.
-    async fn can_give(&self, id: &str) -> Result<bool, Status> {
+    /// Returns true if the node has all of an image, so that a cell can get it.
+    async fn can_copy(&self, id: &str) -> Result<bool, Status> {
         match copy::resolve(&*self.node, id).await {
             Ok(Some(manifest)) => copy::is_whole(&*self.node, &manifest).await,
             Ok(None) => Ok(false),
             Err(CopyError::Node(status)) if status.code() != Code::NotFound => Err(status),
             Err(error) => {
-                tracing::debug!(image = id, %error, "the node can't give an image");
+                tracing::debug!(image = id, %error, "image can't be copied from the node");
                 Ok(false)
             }
         }
     }
 }
 
-/// What the cell has under a name.
-async fn in_cell(receiver: &dyn Receiver, name: &str) -> Result<Option<cri::Image>, Status> {
-    Ok(receiver.status(question(name, false), None).await?.image)
+/// Returns the cell's status of an image.
+async fn cell_image(receiver: &dyn Receiver, name: &str) -> Result<Option<cri::Image>, Status> {
+    Ok(receiver.status(status_request(name, false), None).await?.image)
 }
 
-fn question(reference: &str, verbose: bool) -> cri::ImageStatusRequest {
+fn status_request(reference: &str, verbose: bool) -> cri::ImageStatusRequest {
     cri::ImageStatusRequest {
         image: Some(cri::ImageSpec { image: reference.to_owned(), ..cri::ImageSpec::default() }),
         verbose,

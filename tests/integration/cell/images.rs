@@ -55,8 +55,10 @@ async fn a_second_container_needs_no_second_copy() {
     let running = kubelet.run_pod(&spec).await.unwrap();
     let id = kubelet.container_status(&running.container("main").id).await.unwrap().image_ref;
     let log = kiyot.log();
-    let copies =
-        log.lines().filter(|line| line.contains("Copied an image") && line.contains(&id)).count();
+    let copies = log
+        .lines()
+        .filter(|line| line.contains("image copied from the node") && line.contains(&id))
+        .count();
     assert_eq!(copies, 1, "{log}");
     ends_without_a_trace(&mut kubelet, &kiyot, &running).await;
 }

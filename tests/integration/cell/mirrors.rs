@@ -71,7 +71,7 @@ async fn mirrors_in_the_nodes_own_file_are_used_by_cells_too() {
     if !tells(&node).await {
         return warned(
             &kiyot,
-            &["registry.mirrors", "cells pull past them", "registry_config_dir"],
+            &["registry.mirrors", "cells pull without them", "registry_config_dir"],
         )
         .await;
     }

@@ -78,7 +78,8 @@ async fn two_pulls_at_once_take_each_its_own_layers_from_the_node() {
         let told: Vec<_> = log
             .lines()
             .filter(|line| {
-                line.contains("Took layers of a pull from the node") && line.contains(name.as_str())
+                line.contains("layers of a pull copied from the node")
+                    && line.contains(name.as_str())
             })
             .collect();
         assert!(

@@ -1,4 +1,4 @@
-//! An image on its way from the node to a cell.
+//! Copies of images from the node to a cell.
 
 use std::{collections::HashSet, time::Duration};
 
@@ -15,56 +15,56 @@ use super::{
     receiver::Receiver,
 };
 
-/// Largest JSON of an image.
-const MAX_JSON: u64 = 4 << 20;
+/// Most bytes of an image's JSON document.
+const MAX_JSON_BYTES: u64 = 4 << 20;
 
-/// How long the node has to give one.
-const JSON_TIME: Duration = Duration::from_secs(30);
+/// Deadline for the node to return a JSON document.
+const JSON_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// Indexes that may lead to one another.
+/// Most indexes that lead to one another.
 const MAX_INDEXES: usize = 3;
 
-/// Largest part of a blob that is sent to a cell.
-const PART: usize = 1 << 20;
+/// Most bytes of a blob's part that is sent to a cell.
+const MAX_PART_BYTES: usize = 1 << 20;
 
-/// Parts that wait to be sent.
-const QUEUE: usize = 2;
+/// Most parts that wait to be sent.
+const MAX_QUEUED_PARTS: usize = 2;
 
-/// The label by which CRI knows its images.
-const MANAGED: (&str, &str) = ("io.cri-containerd.image", "managed");
+/// Label by which CRI knows its images.
+const MANAGED_LABEL: (&str, &str) = ("io.cri-containerd.image", "managed");
 
-/// Why an image was not copied.
+/// Error of copying an image.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum CopyError {
-    /// The node's side.
+    /// The node's containerd failed.
     #[error("the node's containerd: {}", .0.message())]
     Node(Status),
-    /// The cell's side.
+    /// The cell failed.
     #[error("the cell: {}", .0.message())]
     Cell(Status),
-    /// The image itself.
+    /// The image is not supported.
     #[error(transparent)]
     Manifest(#[from] ManifestError),
-    /// Its bytes are others.
+    /// The content does not match its digest.
     #[error("blob {0} is damaged on the node, or larger than {MAX_JSON} bytes")]
     Damaged(String),
-    /// A layer's content was dropped after it was unpacked.
+    /// The content of a layer was deleted after it was unpacked.
     #[error("blob {0} is not on the node any more")]
-    Dropped(String),
-    /// It doesn't go on.
+    Deleted(String),
+    /// The copy made no progress.
     #[error("blob {0} did not go on for {1} s")]
     Stalled(String, u64),
 }
 
-/// What is under a name on the node: the image for this machine. `None` if there is no such name.
+/// Returns this machine's manifest of an image on the node; `None` if the name is unknown.
 pub(super) async fn resolve(node: &dyn Node, name: &str) -> Result<Option<Manifest>, CopyError> {
     let Some(mut target) = node.target(name).await.map_err(CopyError::Node)? else {
         return Ok(None);
     };
     for _ in 0..=MAX_INDEXES {
-        let json = timeout(JSON_TIME, json(node, &target)).await;
+        let json = timeout(JSON_TIMEOUT, json(node, &target)).await;
         let json =
-            json.map_err(|_| CopyError::Stalled(target.digest.clone(), JSON_TIME.as_secs()))??;
+            json.map_err(|_| CopyError::Stalled(target.digest.clone(), JSON_TIMEOUT.as_secs()))??;
         match parse(&target, &json, architecture())? {
             Parsed::Index(next) => target = next,
             Parsed::Manifest(manifest) => return Ok(Some(manifest)),
@@ -73,7 +73,7 @@ pub(super) async fn resolve(node: &dyn Node, name: &str) -> Result<Option<Manife
     Err(ManifestError::Type(target.digest, "index of indexes".to_owned()).into())
 }
 
-/// Whether all of an image is on the node.
+/// Returns true if all blobs of an image are on the node.
 pub(super) async fn is_whole(node: &dyn Node, manifest: &Manifest) -> Result<bool, Status> {
     for blob in manifest.blobs() {
         if !node.has(&blob.digest).await? {
@@ -83,8 +83,8 @@ pub(super) async fn is_whole(node: &dyn Node, manifest: &Manifest) -> Result<boo
     Ok(true)
 }
 
-/// Copies what of an image is not in the cell, and names it there. `stall`: how long a blob may
-/// stand still.
+/// Copies the blobs that the cell lacks, and names the image there. `stall` bounds the time without
+/// progress of a blob.
 pub(super) async fn copy(
     node: &dyn Node,
     cell: &dyn Receiver,
@@ -92,13 +92,13 @@ pub(super) async fn copy(
     names: Vec<String>,
     stall: Duration,
 ) -> Result<(), CopyError> {
-    let lease = node.hold(&manifest.target.digest).await.map_err(CopyError::Node)?;
-    let copied = copy_held(node, cell, manifest, names, stall).await;
-    node.release(&lease).await;
+    let lease = node.acquire_lease(&manifest.target.digest).await.map_err(CopyError::Node)?;
+    let copied = copy_leased(node, cell, manifest, names, stall).await;
+    node.release_lease(&lease).await;
     copied
 }
 
-async fn copy_held(
+async fn copy_leased(
     node: &dyn Node,
     cell: &dyn Receiver,
     manifest: &Manifest,
@@ -107,14 +107,14 @@ async fn copy_held(
 ) -> Result<(), CopyError> {
     let blobs = manifest.blobs();
     let digests = blobs.iter().map(|blob| blob.digest.clone()).collect();
-    // Only what is this image's is sent, whatever the cell asks for.
+    // Only blobs of this image are sent, whatever the cell asks for.
     let missing: HashSet<String> =
         cell.missing(digests).await.map_err(CopyError::Cell)?.into_iter().collect();
     let missing: Vec<&Descriptor> =
         blobs.into_iter().filter(|blob| missing.contains(&blob.digest)).collect();
     for blob in &missing {
         if !node.has(&blob.digest).await.map_err(CopyError::Node)? {
-            return Err(CopyError::Dropped(blob.digest.clone()));
+            return Err(CopyError::Deleted(blob.digest.clone()));
         }
     }
     for blob in missing {
@@ -127,12 +127,12 @@ async fn copy_held(
         target_media_type: target.media_type.clone(),
         target_size: target.size,
         image_id: manifest.config.digest.clone(),
-        labels: [(MANAGED.0.to_owned(), MANAGED.1.to_owned())].into(),
+        labels: [(MANAGED_LABEL.0.to_owned(), MANAGED_LABEL.1.to_owned())].into(),
     };
     cell.put_image(request).await.map_err(CopyError::Cell)
 }
 
-/// Sends one blob, part by part as it is read.
+/// Sends a blob, part by part as it is read.
 pub(super) async fn put(
     node: &dyn Node,
     cell: &dyn Receiver,
@@ -141,7 +141,7 @@ pub(super) async fn put(
     stall: Duration,
 ) -> Result<(), CopyError> {
     let stalled = || CopyError::Stalled(blob.digest.clone(), stall.as_secs());
-    let (sender, parts) = mpsc::channel(QUEUE);
+    let (sender, parts) = mpsc::channel(MAX_QUEUED_PARTS);
     let sending = async move {
         let first = BlobPart {
             digest: blob.digest.clone(),
@@ -150,12 +150,12 @@ pub(super) async fn put(
             content: Bytes::new(),
         };
         let mut read = node.read(blob).await.map_err(CopyError::Node)?;
-        // The cell says what was wrong if it takes no more.
+        // The cell's status has the reason if it takes no more parts.
         let mut open = sender.send(first).await.is_ok();
         while open && let Some(bytes) = timeout(stall, read.next()).await.map_err(|_| stalled())? {
             let mut bytes = bytes.map_err(CopyError::Node)?;
             while open && !bytes.is_empty() {
-                let content = bytes.split_to(bytes.len().min(PART));
+                let content = bytes.split_to(bytes.len().min(MAX_PART_BYTES));
                 let part = BlobPart { content, ..BlobPart::default() };
                 open = timeout(stall, sender.send(part)).await.map_err(|_| stalled())?.is_ok();
             }
@@ -174,15 +174,15 @@ pub(super) async fn put(
     .map_err(CopyError::Cell)
 }
 
-/// A blob that is JSON, checked.
+/// Reads a JSON document and checks its digest.
 async fn json(node: &dyn Node, blob: &Descriptor) -> Result<Vec<u8>, CopyError> {
     let damaged = || CopyError::Damaged(blob.digest.clone());
-    if blob.size > MAX_JSON {
+    if blob.size > MAX_JSON_BYTES {
         return Err(damaged());
     }
     let mut parts = match node.read(blob).await {
         Err(status) if status.code() == tonic::Code::NotFound => {
-            return Err(CopyError::Dropped(blob.digest.clone()));
+            return Err(CopyError::Deleted(blob.digest.clone()));
         }
         parts => parts.map_err(CopyError::Node)?,
     };
@@ -191,11 +191,11 @@ async fn json(node: &dyn Node, blob: &Descriptor) -> Result<Vec<u8>, CopyError> 
         match part {
             Ok(part) => json.extend_from_slice(&part),
             Err(status) if status.code() == tonic::Code::NotFound => {
-                return Err(CopyError::Dropped(blob.digest.clone()));
+                return Err(CopyError::Deleted(blob.digest.clone()));
             }
             Err(status) => return Err(CopyError::Node(status)),
         }
-        if json.len() as u64 > MAX_JSON {
+        if json.len() as u64 > MAX_JSON_BYTES {
             return Err(damaged());
         }
     }

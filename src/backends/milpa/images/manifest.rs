@@ -1,4 +1,4 @@
-//! What an image is made of: indexes and manifests, of OCI and of Docker. Pure.
+//! Indexes and manifests of images, of OCI and of Docker. Pure.
 
 use std::collections::BTreeMap;
 
@@ -6,44 +6,43 @@ use serde::Deserialize;
 
 use super::reference::is_digest;
 
-/// Layers that an image may have; containerd's snapshotters take fewer.
+/// Most layers of an image; containerd's snapshotters allow fewer.
 const MAX_LAYERS: usize = 512;
 
-/// Largest blob that is copied, 1 TiB; only against overflow.
-const MAX_BLOB: u64 = 1 << 40;
+/// Most bytes of a blob (1 TiB), against overflow only.
+const MAX_BLOB_BYTES: u64 = 1 << 40;
 
-/// Why an image isn't copied.
+/// Error of reading a document of an image.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub(super) enum ManifestError {
-    /// Not the JSON that it must be.
+    /// The document is not the expected JSON.
     #[error("blob {0} is not the JSON of an image: {1}")]
     Json(String, String),
-    /// Another kind of image.
+    /// The document has another type.
     #[error(
-        "blob {0} is of type {1:?}; allowed are indexes and manifests of OCI and of Docker (schema 2)"
+        "blob {0} is of type {1:?}; allowed are indexes and manifests of OCI and of Docker \
+         (schema 2)"
     )]
     Type(String, String),
-    /// A digest that can't be checked.
+    /// The digest can't be checked.
     #[error("{0:?} is no digest that can be checked; allowed is sha256")]
     Digest(String),
-    /// Too large, or of too many parts.
+    /// The image exceeds a bound.
     #[error("it has more than {MAX_LAYERS} layers, or a blob of more than {MAX_BLOB} bytes")]
     TooMuch,
-    /// For other machines.
+    /// The index has no image for this machine.
     #[error("index {0} has no image for linux/{1}")]
     Platform(String, &'static str),
 }
 
-/// One blob of an image.
+/// Reference to a blob of an image.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct Descriptor {
-    /// What it is.
     #[serde(default)]
     pub(super) media_type: String,
-    /// Its name.
     pub(super) digest: String,
-    /// Its length in bytes.
+    /// Length in bytes.
     pub(super) size: u64,
     #[serde(default)]
     platform: Option<Platform>,
@@ -59,7 +58,7 @@ struct Platform {
     variant: String,
 }
 
-/// Index or manifest, whichever of the two it turns out to be.
+/// Index or manifest, by the fields that are present.
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
 struct Document {
@@ -73,35 +72,35 @@ struct Document {
     layers: Vec<Descriptor>,
 }
 
-/// What a blob turned out to be.
+/// Parsed document.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Parsed {
-    /// Leads to this one for this machine.
+    /// An index; the entry for this machine.
     Index(Descriptor),
-    /// An image.
+    /// A manifest.
     Manifest(Manifest),
 }
 
-/// What one image is made of.
+/// Content of an image.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Manifest {
-    /// The manifest itself.
+    /// Descriptor of the manifest itself.
     pub(super) target: Descriptor,
-    /// Its configuration, whose digest is the image's id.
+    /// Configuration, whose digest is the image's id.
     pub(super) config: Descriptor,
-    /// Its layers, in their order.
+    /// Layers in order.
     pub(super) layers: Vec<Descriptor>,
 }
 
 impl Descriptor {
-    /// Any blob.
+    /// Creates a descriptor.
     pub(super) fn new(media_type: &str, digest: &str, size: u64) -> Self {
         Self { media_type: media_type.to_owned(), digest: digest.to_owned(), size, platform: None }
     }
 }
 
 impl Manifest {
-    /// All blobs, each once, what leads to others last.
+    /// Returns all blobs without duplicates, referenced ones first.
     pub(super) fn blobs(&self) -> Vec<&Descriptor> {
         let mut blobs: Vec<&Descriptor> = Vec::new();
         for blob in self.layers.iter().chain([&self.config, &self.target]) {
@@ -112,8 +111,7 @@ impl Manifest {
         blobs
     }
 
-    /// The labels of one of its blobs, by which containerd's garbage collection knows what leads
-    /// where.
+    /// Returns the labels of a blob that containerd's garbage collection follows.
     pub(super) fn labels(&self, digest: &str) -> BTreeMap<String, String> {
         if digest != self.target.digest {
             return BTreeMap::new();
@@ -127,7 +125,7 @@ impl Manifest {
     }
 }
 
-/// Reads the JSON of a blob. Its bytes have been checked against its digest.
+/// Parses a document whose bytes were checked against its digest.
 pub(super) fn parse(
     blob: &Descriptor,
     json: &[u8],
@@ -167,7 +165,7 @@ pub(super) fn parse(
     }
 }
 
-/// This machine's architecture as images have it.
+/// Returns this machine's architecture in the notation of images.
 pub(super) fn architecture() -> &'static str {
     match std::env::consts::ARCH {
         "x86_64" => "amd64",
@@ -182,10 +180,10 @@ fn checked(descriptor: Descriptor) -> Result<Descriptor, ManifestError> {
     if !is_digest(&descriptor.digest) {
         return Err(ManifestError::Digest(descriptor.digest));
     }
-    if descriptor.size > MAX_BLOB { Err(ManifestError::TooMuch) } else { Ok(descriptor) }
+    if descriptor.size > MAX_BLOB_BYTES { Err(ManifestError::TooMuch) } else { Ok(descriptor) }
 }
 
-/// The best one for this machine: the first of the most usual variant.
+/// Returns the best entry for this machine: the first of the preferred variant.
 fn for_machine(manifests: Vec<Descriptor>, architecture: &str) -> Option<Descriptor> {
     let variants: &[&str] = match architecture {
         "amd64" => &["", "v1"],
@@ -198,7 +196,7 @@ fn for_machine(manifests: Vec<Descriptor>, architecture: &str) -> Option<Descrip
             variants.iter().position(|variant| *variant == platform.variant)
         }
         Some(_) => None,
-        // One that doesn't say is taken if no other does.
+        // An entry without a variant is the last choice.
         None => Some(variants.len()),
     };
     manifests
@@ -215,7 +213,7 @@ mod tests {
     use super::*;
 
     const INDEX: &str = "application/vnd.oci.image.index.v1+json";
-    const MANIFEST: &str = "application/vnd.docker.distribution.manifest.v2+json";
+    const MANIFEST_MEDIA_TYPE: &str = "application/vnd.docker.distribution.manifest.v2+json";
 
     fn digest(byte: u8) -> String {
         format!("sha256:{}", hex::encode([byte; 32]))
@@ -223,7 +221,7 @@ mod tests {
 
     fn entry(byte: u8, platform: &str) -> String {
         format!(
-            r#"{{"mediaType":"{MANIFEST}","digest":"{}","size":{byte}{platform}}}"#,
+            r#"{{"mediaType":"{MANIFEST_MEDIA_TYPE}","digest":"{}","size":{byte}{platform}}}"#,
             digest(byte)
         )
     }
@@ -235,7 +233,7 @@ mod tests {
     }
 
     #[test]
-    fn an_index_leads_to_this_machines_image() {
+    fn index_selects_image_of_this_machine() {
         let entries = [
             entry(1, &platform("linux", "arm64", "")),
             entry(2, &platform("windows", "amd64", "")),
@@ -248,7 +246,10 @@ mod tests {
         let blob = Descriptor::new(INDEX, &digest(9), json.len() as u64);
         for (architecture, expected) in [("amd64", 5), ("arm64", 6)] {
             assert!(
-                matches!(parse(&blob, json.as_bytes(), architecture), Ok(Parsed::Index(found)) if found.digest == digest(expected)),
+                matches!(
+                    parse(&blob, json.as_bytes(), architecture),
+                    Ok(Parsed::Index(found)) if found.digest == digest(expected)
+                ),
                 "{architecture}"
             );
         }
@@ -257,15 +258,16 @@ mod tests {
             Err(ManifestError::Platform(_, "s390x"))
         ));
         let json = format!(r#"{{"manifests":[{}]}}"#, entry(7, ""));
-        assert!(
-            matches!(parse(&blob, json.as_bytes(), "amd64"), Ok(Parsed::Index(found)) if found.digest == digest(7))
-        );
+        assert!(matches!(
+            parse(&blob, json.as_bytes(), "amd64"),
+            Ok(Parsed::Index(found)) if found.digest == digest(7)
+        ));
     }
 
     #[test]
-    fn a_manifest_has_its_blobs_once_and_its_own_last() {
+    fn manifest_blobs_are_unique_and_end_with_itself() {
         let json = format!(
-            r#"{{"mediaType":"{MANIFEST}","config":{},"layers":[{},{},{}]}}"#,
+            r#"{{"mediaType":"{MANIFEST_MEDIA_TYPE}","config":{},"layers":[{},{},{}]}}"#,
             entry(1, ""),
             entry(2, ""),
             entry(3, ""),
@@ -280,7 +282,7 @@ mod tests {
             manifest.blobs().iter().map(|blob| blob.digest.clone()).collect::<Vec<_>>(),
             [2, 3, 1, 9].map(digest)
         );
-        assert_eq!(manifest.target, Descriptor::new(MANIFEST, &digest(9), 5));
+        assert_eq!(manifest.target, Descriptor::new(MANIFEST_MEDIA_TYPE, &digest(9), 5));
         let labels = manifest.labels(&digest(9));
         assert_eq!(labels["containerd.io/gc.ref.content.config"], digest(1));
         assert_eq!(labels["containerd.io/gc.ref.content.l.2"], digest(2));
@@ -288,25 +290,31 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_image_is_refused() {
+    fn invalid_image_document_is_refused() {
         let blob = |media_type: &str| Descriptor::new(media_type, &digest(9), 5);
-        assert!(matches!(parse(&blob(MANIFEST), b"{", "amd64"), Err(ManifestError::Json(..))));
-        assert!(matches!(parse(&blob(MANIFEST), b"{}", "amd64"), Err(ManifestError::Type(..))));
+        assert!(matches!(
+            parse(&blob(MANIFEST_MEDIA_TYPE), b"{", "amd64"),
+            Err(ManifestError::Json(..))
+        ));
+        assert!(matches!(
+            parse(&blob(MANIFEST_MEDIA_TYPE), b"{}", "amd64"),
+            Err(ManifestError::Type(..))
+        ));
         assert!(matches!(
             parse(&blob("application/vnd.docker.distribution.manifest.v1+json"), b"{}", "amd64"),
             Err(ManifestError::Type(..))
         ));
         let bad = r#"{"config":{"digest":"sha512:00","size":1}}"#;
         assert!(matches!(
-            parse(&blob(MANIFEST), bad.as_bytes(), "amd64"),
+            parse(&blob(MANIFEST_MEDIA_TYPE), bad.as_bytes(), "amd64"),
             Err(ManifestError::Digest(_))
         ));
     }
 
     proptest! {
         #[test]
-        fn any_bytes_are_taken(json in proptest::collection::vec(any::<u8>(), 0..200)) {
-            let _ = parse(&Descriptor::new(MANIFEST, &digest(0), 0), &json, "amd64");
+        fn arbitrary_bytes_do_not_panic(json in proptest::collection::vec(any::<u8>(), 0..200)) {
+            let _ = parse(&Descriptor::new(MANIFEST_MEDIA_TYPE, &digest(0), 0), &json, "amd64");
         }
     }
 }

@@ -1,4 +1,4 @@
-//! Credentials with which pods may pull. In memory only.
+//! Bounded map for credentials, and locks by key. In memory only.
 
 use std::{
     collections::{HashMap, VecDeque},
@@ -9,19 +9,19 @@ use std::{
 
 use tokio::sync::OwnedMutexGuard;
 
-/// A map that forgets what was put first when it is full.
-pub(super) struct Recent<K, V> {
+/// Map that evicts its oldest entry when it is full.
+pub(super) struct BoundedMap<K, V> {
     limit: usize,
     entries: Mutex<(HashMap<K, V>, VecDeque<K>)>,
 }
 
-impl<K: Clone + Eq + Hash, V: Clone> Recent<K, V> {
-    /// Remembers so many.
+impl<K: Clone + Eq + Hash, V: Clone> BoundedMap<K, V> {
+    /// Creates a map with a capacity.
     pub(super) fn new(limit: usize) -> Self {
         Self { limit, entries: Mutex::default() }
     }
 
-    /// Remembers one, in place of another under the same key.
+    /// Inserts or replaces an entry.
     pub(super) fn put(&self, key: K, value: V) {
         let (map, order) = &mut *self.locked();
         if map.insert(key.clone(), value).is_none() {
@@ -34,12 +34,12 @@ impl<K: Clone + Eq + Hash, V: Clone> Recent<K, V> {
         }
     }
 
-    /// What is remembered.
+    /// Returns a copy of a value.
     pub(super) fn get(&self, key: &K) -> Option<V> {
         self.locked().0.get(key).cloned()
     }
 
-    /// Forgets all with such a key.
+    /// Removes all entries with matching keys.
     pub(super) fn forget(&self, is_such: impl Fn(&K) -> bool) {
         let (map, order) = &mut *self.locked();
         order.retain(|key| !is_such(key));
@@ -51,39 +51,39 @@ impl<K: Clone + Eq + Hash, V: Clone> Recent<K, V> {
     }
 }
 
-/// Its values may be secrets.
-impl<K, V> fmt::Debug for Recent<K, V> {
+/// Hides the values, which may be secrets.
+impl<K, V> fmt::Debug for BoundedMap<K, V> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Recent").field("limit", &self.limit).finish_non_exhaustive()
     }
 }
 
-/// One turn at a time for each key.
+/// Locks by key.
 #[derive(Debug)]
-pub(super) struct Turns<K> {
+pub(super) struct KeyLocks<K> {
     keys: Mutex<HashMap<K, Weak<tokio::sync::Mutex<()>>>>,
 }
 
-impl<K> Default for Turns<K> {
+impl<K> Default for KeyLocks<K> {
     fn default() -> Self {
         Self { keys: Mutex::default() }
     }
 }
 
-impl<K: Eq + Hash> Turns<K> {
-    /// Waits for the turn, which lasts until what is returned is dropped.
-    pub(super) async fn take(&self, key: K) -> OwnedMutexGuard<()> {
-        let turn = {
+impl<K: Eq + Hash> KeyLocks<K> {
+    /// Locks a key until the guard is dropped.
+    pub(super) async fn lock(&self, key: K) -> OwnedMutexGuard<()> {
+        let lock = {
             let mut keys = self.keys.lock().unwrap_or_else(PoisonError::into_inner);
-            keys.retain(|_, turn| turn.strong_count() > 0);
+            keys.retain(|_, lock| lock.strong_count() > 0);
             let known = keys.get(&key).and_then(Weak::upgrade);
             known.unwrap_or_else(|| {
-                let turn = Arc::default();
-                keys.insert(key, Arc::downgrade(&turn));
-                turn
+                let lock = Arc::default();
+                keys.insert(key, Arc::downgrade(&lock));
+                lock
             })
         };
-        turn.lock_owned().await
+        lock.lock_owned().await
     }
 }
 
@@ -92,8 +92,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_oldest_is_forgotten() {
-        let recent = Recent::new(2);
+    fn full_map_evicts_oldest_entry() {
+        let recent = BoundedMap::new(2);
         for (key, value) in [(1, 'a'), (2, 'b'), (1, 'c'), (3, 'd')] {
             recent.put(key, value);
         }
@@ -103,14 +103,14 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn turns_are_taken_one_after_another() {
-        let turns = Turns::default();
-        let first = turns.take("a").await;
-        let other = turns.take("b").await;
-        assert!(futures::FutureExt::now_or_never(turns.take("a")).is_none());
+    async fn lock_of_a_key_is_exclusive() {
+        let image_locks = KeyLocks::default();
+        let first = image_locks.lock("a").await;
+        let other = image_locks.lock("b").await;
+        assert!(futures::FutureExt::now_or_never(image_locks.lock("a")).is_none());
         drop((first, other));
-        drop(turns.take("a").await);
-        drop(turns.take("c").await);
-        assert_eq!(turns.keys.lock().unwrap().len(), 1);
+        drop(image_locks.lock("a").await);
+        drop(image_locks.lock("c").await);
+        assert_eq!(image_locks.keys.lock().unwrap().len(), 1);
     }
 }

@@ -1,4 +1,4 @@
-//! The node's images, as its containerd has them.
+//! Images of the node's containerd.
 
 use std::{path::PathBuf, time::Duration};
 
@@ -22,57 +22,58 @@ use tonic::{
 
 use super::manifest::Descriptor;
 
-/// How long the node's containerd has for an answer.
-pub(super) const ASK: Duration = Duration::from_secs(20);
+/// Deadline for a response of the node's containerd.
+pub(super) const RESPONSE_TIMEOUT: Duration = Duration::from_secs(20);
 
-/// Largest message that is taken from it: parts of blobs have 1 MiB.
-const MAX_MESSAGE: usize = 16 << 20;
+/// Largest message that is accepted from it, in bytes: parts of blobs have 1 MiB.
+const MAX_MESSAGE_BYTES: usize = 16 << 20;
 
-/// A lease that is not deleted, because kiyot was killed, ends by itself.
+/// Lifetime of a lease, which ends it if kiyot is killed.
 const LEASE_HOURS: i64 = 1;
 
-/// Where the node's images are.
+/// Location of the node's images.
 #[derive(Debug, Clone)]
 pub struct NodeImages {
-    /// The socket of the node's containerd.
+    /// Socket of the node's containerd.
     pub socket: PathBuf,
-    /// The namespace that its CRI uses: `k8s.io`.
+    /// Namespace of its CRI plugin: `k8s.io`.
     pub namespace: String,
 }
 
-/// What is asked of the node. A test plays it.
+/// Calls to the node's containerd. Tests have their own implementation.
 #[async_trait]
 pub(super) trait Node: std::fmt::Debug + Send + Sync + 'static {
-    /// What CRI says of an image.
+    /// Returns CRI's status of an image.
     async fn status(
         &self,
         request: cri::ImageStatusRequest,
     ) -> Result<cri::ImageStatusResponse, Status>;
-    /// What an image of this very name leads to.
+    /// Returns the target of the image with exactly this name.
     async fn target(&self, name: &str) -> Result<Option<Descriptor>, Status>;
-    /// Whether a blob is there.
+    /// Returns true if a blob is present.
     async fn has(&self, digest: &str) -> Result<bool, Status>;
-    /// A blob's bytes.
+    /// Reads a blob.
     async fn read(
         &self,
         blob: &Descriptor,
     ) -> Result<BoxStream<'static, Result<Bytes, Status>>, Status>;
-    /// Holds a blob, and all that it leads to, until it is released or an hour has passed.
-    async fn hold(&self, digest: &str) -> Result<String, Status>;
-    /// Ends what [`Self::hold`] began. A failure is of no interest.
-    async fn release(&self, lease: &str);
+    /// Takes a lease on a blob and all that it references, until it is released or an hour has
+    /// passed.
+    async fn acquire_lease(&self, digest: &str) -> Result<String, Status>;
+    /// Releases a lease of [`Self::acquire_lease`] and ignores failures.
+    async fn release_lease(&self, lease: &str);
 }
 
-/// The node's containerd.
+/// Client of the node's containerd.
 #[derive(Debug)]
 pub(super) struct Containerd {
     node: NodeImages,
-    /// Made at the first call; it connects by itself, again and again.
+    /// Created by the first call; reconnects by itself.
     channel: OnceCell<Channel>,
 }
 
 impl Containerd {
-    /// Connects when it is first asked.
+    /// Creates a client, which connects with the first call.
     pub(super) fn new(node: NodeImages) -> Self {
         Self { node, channel: OnceCell::new() }
     }
@@ -88,10 +89,10 @@ impl Containerd {
     }
 
     async fn content(&self) -> Result<ContentClient<Channel>, Status> {
-        Ok(ContentClient::new(self.channel().await?).max_decoding_message_size(MAX_MESSAGE))
+        Ok(ContentClient::new(self.channel().await?).max_decoding_message_size(MAX_MESSAGE_BYTES))
     }
 
-    /// A request with namespace and deadline.
+    /// Creates a request with namespace and deadline.
     pub(super) fn request<T>(
         &self,
         message: T,
@@ -117,13 +118,14 @@ impl Node for Containerd {
         &self,
         request: cri::ImageStatusRequest,
     ) -> Result<cri::ImageStatusResponse, Status> {
-        let mut client =
-            ImageServiceClient::new(self.channel().await?).max_decoding_message_size(MAX_MESSAGE);
-        Ok(client.image_status(self.request(request, Some(ASK))?).await?.into_inner())
+        let mut client = ImageServiceClient::new(self.channel().await?)
+            .max_decoding_message_size(MAX_MESSAGE_BYTES);
+        Ok(client.image_status(self.request(request, Some(RESPONSE_TIMEOUT))?).await?.into_inner())
     }
 
     async fn target(&self, name: &str) -> Result<Option<Descriptor>, Status> {
-        let request = self.request(GetImageRequest { name: name.to_owned() }, Some(ASK))?;
+        let request =
+            self.request(GetImageRequest { name: name.to_owned() }, Some(RESPONSE_TIMEOUT))?;
         let image = match ImagesClient::new(self.channel().await?).get(request).await {
             Ok(answer) => answer.into_inner().image,
             Err(status) if status.code() == Code::NotFound => None,
@@ -140,7 +142,8 @@ impl Node for Containerd {
     }
 
     async fn has(&self, digest: &str) -> Result<bool, Status> {
-        let request = self.request(InfoRequest { digest: digest.to_owned() }, Some(ASK))?;
+        let request =
+            self.request(InfoRequest { digest: digest.to_owned() }, Some(RESPONSE_TIMEOUT))?;
         match self.content().await?.info(request).await {
             Ok(_) => Ok(true),
             Err(status) if status.code() == Code::NotFound => Ok(false),
@@ -152,21 +155,21 @@ impl Node for Containerd {
         &self,
         blob: &Descriptor,
     ) -> Result<BoxStream<'static, Result<Bytes, Status>>, Status> {
-        // No deadline for all of it: a layer may be large. The reader bounds the wait for each
+        // Without a deadline, because a layer may be large. The reader bounds the wait for each
         // part.
         let request = self.request(
             ReadContentRequest { digest: blob.digest.clone(), offset: 0, size: 0 },
             None,
         )?;
         let mut content = self.content().await?;
-        let opened = tokio::time::timeout(ASK, content.read(request)).await;
+        let opened = tokio::time::timeout(RESPONSE_TIMEOUT, content.read(request)).await;
         let parts = opened
             .map_err(|_| Status::deadline_exceeded("the node's containerd does not answer"))??
             .into_inner();
         Ok(parts.map(|part| part.map(|part| part.data.into())).boxed())
     }
 
-    async fn hold(&self, digest: &str) -> Result<String, Status> {
+    async fn acquire_lease(&self, digest: &str) -> Result<String, Status> {
         let mut random = [0_u8; 16];
         SystemRandom::new()
             .fill(&mut random)
@@ -177,25 +180,29 @@ impl Node for Containerd {
             .map_err(|error| Status::internal(error.to_string()))?;
         let labels = [("containerd.io/gc.expire".to_owned(), expires.to_string())].into();
         let mut leases = LeasesClient::new(self.channel().await?);
-        leases.create(self.request(CreateRequest { id: id.clone(), labels }, Some(ASK))?).await?;
+        leases
+            .create(self.request(CreateRequest { id: id.clone(), labels }, Some(RESPONSE_TIMEOUT))?)
+            .await?;
         let resource = Resource { id: digest.to_owned(), r#type: "content".to_owned() };
         leases
             .add_resource(self.request(
                 AddResourceRequest { id: id.clone(), resource: Some(resource) },
-                Some(ASK),
+                Some(RESPONSE_TIMEOUT),
             )?)
             .await?;
         Ok(id)
     }
 
-    async fn release(&self, lease: &str) {
+    async fn release_lease(&self, lease: &str) {
         let deleted = async {
-            let request =
-                self.request(DeleteRequest { id: lease.to_owned(), sync: false }, Some(ASK))?;
+            let request = self.request(
+                DeleteRequest { id: lease.to_owned(), sync: false },
+                Some(RESPONSE_TIMEOUT),
+            )?;
             LeasesClient::new(self.channel().await?).delete(request).await
         };
         if let Err(error) = deleted.await {
-            tracing::debug!(%error, "a lease on the node's images was not deleted; it ends by itself");
+            tracing::debug!(%error, "lease not deleted, expires by itself");
         }
     }
 }

@@ -1,4 +1,4 @@
-//! The images of one cell, over its link.
+//! Images of a cell, over its link.
 
 use std::time::Duration;
 
@@ -20,57 +20,57 @@ use tonic::{Request, Status};
 
 use crate::backends::milpa::gateway::CellLink;
 
-/// How long a cell has for an answer.
-const ASK: Duration = Duration::from_secs(20);
+/// Deadline for a response of a cell.
+const RESPONSE_TIMEOUT: Duration = Duration::from_secs(20);
 
-/// How long a cell has to make an image of its blobs, and CRI in it to notice.
-const PUT_IMAGE: Duration = Duration::from_secs(60);
+/// Deadline for a cell to make an image of its blobs, and for its CRI to notice.
+const PUT_IMAGE_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// How long one blob may take in all; one that does not go on is given up much earlier.
-const PUT_BLOB: Duration = Duration::from_secs(4 * 60 * 60);
+/// Deadline for a whole blob; a stalled one ends much earlier.
+const PUT_BLOB_TIMEOUT: Duration = Duration::from_secs(4 * 60 * 60);
 
-/// Largest answer that is taken from a cell.
-const MAX_ANSWER: usize = 4 << 20;
+/// Largest response that is accepted from a cell, in bytes.
+const MAX_RESPONSE_BYTES: usize = 4 << 20;
 
-/// What is asked of a cell. A test plays one.
+/// Calls to a cell. Tests have their own implementation.
 #[async_trait]
 pub(super) trait Receiver: Send + Sync {
-    /// What CRI in the cell says of an image.
+    /// Returns CRI's status of an image in the cell.
     async fn status(
         &self,
         request: cri::ImageStatusRequest,
         within: Option<Duration>,
     ) -> Result<cri::ImageStatusResponse, Status>;
-    /// CRI in the cell pulls an image.
+    /// Pulls an image with the cell's CRI.
     async fn pull(
         &self,
         request: cri::PullImageRequest,
         within: Duration,
     ) -> Result<String, Status>;
-    /// How far the pull of an image is, by its whole name; the first news has come.
+    /// Returns reports on the pull of an image, by its full name, once the first has come.
     async fn watch_pulls(
         &self,
         request: WatchPullsRequest,
     ) -> Result<BoxStream<'static, Result<PullNews, Status>>, Status>;
-    /// Which of these blobs the cell lacks.
+    /// Returns the blobs that the cell lacks.
     async fn missing(&self, digests: Vec<String>) -> Result<Vec<String>, Status>;
-    /// Takes one blob.
+    /// Sends a blob.
     async fn put_blob(&self, parts: mpsc::Receiver<BlobPart>) -> Result<(), Status>;
     /// Names an image.
     async fn put_image(&self, request: PutImageRequest) -> Result<(), Status>;
 }
 
-/// Over a link.
+/// Images of a cell over its link.
 #[derive(Debug)]
 pub(super) struct CellReceiver(pub(super) CellLink);
 
 impl CellReceiver {
     fn agent(&self) -> AgentClient<kiyot_link::channel::Channel> {
-        AgentClient::new(self.0.bulk.clone()).max_decoding_message_size(MAX_ANSWER)
+        AgentClient::new(self.0.bulk.clone()).max_decoding_message_size(MAX_RESPONSE_BYTES)
     }
 
     fn images(&self) -> ImageServiceClient<kiyot_link::channel::Channel> {
-        ImageServiceClient::new(self.0.bulk.clone()).max_decoding_message_size(MAX_ANSWER)
+        ImageServiceClient::new(self.0.bulk.clone()).max_decoding_message_size(MAX_RESPONSE_BYTES)
     }
 }
 
@@ -89,7 +89,10 @@ impl Receiver for CellReceiver {
     ) -> Result<cri::ImageStatusResponse, Status> {
         Ok(self
             .images()
-            .image_status(within(request, deadline.map_or(ASK, |deadline| deadline.min(ASK))))
+            .image_status(within(
+                request,
+                deadline.map_or(RESPONSE_TIMEOUT, |deadline| deadline.min(RESPONSE_TIMEOUT)),
+            ))
             .await?
             .into_inner())
     }
@@ -106,13 +109,14 @@ impl Receiver for CellReceiver {
         &self,
         request: WatchPullsRequest,
     ) -> Result<BoxStream<'static, Result<PullNews, Status>>, Status> {
-        let mut agent = AgentClient::new(self.0.bulk.clone()).max_decoding_message_size(MAX_ANSWER);
+        let mut agent =
+            AgentClient::new(self.0.bulk.clone()).max_decoding_message_size(MAX_RESPONSE_BYTES);
         let begun = async {
             let mut news = agent.watch_pulls(request).await?.into_inner();
             let first = news.message().await?;
             Ok(stream::iter(first.map(Ok)).chain(news).boxed())
         };
-        timeout(ASK, begun)
+        timeout(RESPONSE_TIMEOUT, begun)
             .await
             .map_err(|_| Status::deadline_exceeded("the cell says nothing of its pulls"))?
     }
@@ -120,17 +124,17 @@ impl Receiver for CellReceiver {
     async fn missing(&self, digests: Vec<String>) -> Result<Vec<String>, Status> {
         Ok(self
             .agent()
-            .missing_blobs(within(MissingBlobsRequest { digests }, ASK))
+            .missing_blobs(within(MissingBlobsRequest { digests }, RESPONSE_TIMEOUT))
             .await?
             .into_inner()
             .digests)
     }
 
     async fn put_blob(&self, parts: mpsc::Receiver<BlobPart>) -> Result<(), Status> {
-        self.agent().put_blob(within(ReceiverStream::new(parts), PUT_BLOB)).await.map(drop)
+        self.agent().put_blob(within(ReceiverStream::new(parts), PUT_BLOB_TIMEOUT)).await.map(drop)
     }
 
     async fn put_image(&self, request: PutImageRequest) -> Result<(), Status> {
-        self.agent().put_image(within(request, PUT_IMAGE)).await.map(drop)
+        self.agent().put_image(within(request, PUT_IMAGE_TIMEOUT)).await.map(drop)
     }
 }

@@ -1,22 +1,22 @@
-//! Names of images, as containerd's CRI writes them. Pure.
+//! References of images in containerd's notation. Pure.
 
-/// Where images are from that name no registry.
-const DEFAULT_DOMAIN: &str = "docker.io";
+/// Registry of references without one.
+const DEFAULT_REGISTRY: &str = "docker.io";
 
-/// Whether this is an image's id: the digest of its configuration.
+/// Returns true for an image's id, which is the digest of its configuration.
 pub(super) fn is_id(text: &str) -> bool {
     is_digest(text)
 }
 
-/// Whether this is a digest whose content can be checked here.
+/// Returns true for a digest whose content can be checked here.
 pub(super) fn is_digest(text: &str) -> bool {
     text.strip_prefix("sha256:").is_some_and(|hex| {
         hex.len() == 64 && hex.bytes().all(|b| b.is_ascii_digit() || (b'a'..=b'f').contains(&b))
     })
 }
 
-/// The name under which containerd keeps what a reference means: with its registry, and with a tag
-/// or a digest, not both. An id stays as it is.
+/// Returns containerd's name for a reference: with its registry, and with either a tag or a digest.
+/// An id stays unchanged.
 pub(crate) fn normalized(reference: &str) -> String {
     if is_id(reference) {
         return reference.to_owned();
@@ -25,7 +25,7 @@ pub(crate) fn normalized(reference: &str) -> String {
         Some((named, digest)) => (named, Some(digest)),
         None => (reference, None),
     };
-    // A colon behind the last slash begins a tag; one before it, a port.
+    // A colon after the last slash begins a tag, an earlier one a port.
     let (repository, tag) = match named.rsplit_once(':').filter(|(_, tag)| !tag.contains('/')) {
         Some((repository, tag)) => (repository, Some(tag)),
         None => (named, None),
@@ -34,10 +34,10 @@ pub(crate) fn normalized(reference: &str) -> String {
         Some((domain, path)) if domain == "localhost" || domain.contains(['.', ':']) => {
             (domain, path)
         }
-        _ => (DEFAULT_DOMAIN, repository),
+        _ => (DEFAULT_REGISTRY, repository),
     };
-    let domain = if domain == "index.docker.io" { DEFAULT_DOMAIN } else { domain };
-    let library = if domain == DEFAULT_DOMAIN && !path.contains('/') { "library/" } else { "" };
+    let domain = if domain == "index.docker.io" { DEFAULT_REGISTRY } else { domain };
+    let library = if domain == DEFAULT_REGISTRY && !path.contains('/') { "library/" } else { "" };
     match (digest, tag) {
         (Some(digest), _) => format!("{domain}/{library}{path}@{digest}"),
         (None, tag) => format!("{domain}/{library}{path}:{}", tag.unwrap_or("latest")),
@@ -51,7 +51,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn references_are_written_as_containerd_does() {
+    fn references_are_normalized_like_containerd() {
         let digest = format!("sha256:{}", "0a".repeat(32));
         for (reference, name) in [
             ("busybox", "docker.io/library/busybox:latest"),
@@ -71,7 +71,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn any_text_is_taken(text in ".{0,60}") {
+        fn arbitrary_text_does_not_panic(text in ".{0,60}") {
             let _ = normalized(&text);
         }
     }

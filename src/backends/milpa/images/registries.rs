@@ -1,7 +1,7 @@
-//! How cells reach registries: as the node does, if nothing else is configured.
+//! Registry configuration of cells: the node's, unless another is configured.
 //!
-//! Where its own file is, containerd does not say; what is in it about registries, CRI's `Status`
-//! does (containerd 1.x; not from 2.0 on).
+//! The path of containerd's own configuration file is unknown, but CRI's `Status` has its part
+//! about registries (containerd 1.x; absent from 2.0 on).
 
 use std::{
     collections::BTreeSet,
@@ -24,32 +24,32 @@ mod configured;
 mod directory;
 mod hosts;
 
-/// How long to wait before a node's containerd that did not answer at the start is asked again.
-const AGAIN: Duration = Duration::from_secs(5);
-/// How long the node's containerd has to say what it has: the launch of a cell waits for it.
-const PATIENCE: Duration = Duration::from_secs(5);
-/// How long what it has said is taken for true: its configuration changes when it is started anew,
-/// and nobody tells.
-const FRESH: Duration = Duration::from_secs(30);
-/// The longest list of hosts that is shown.
-const HOSTS: usize = 8;
-/// The longest certificate or key, in bytes.
-const MAX_CERTIFICATES: u64 = 1 << 20;
-/// The name of the directory of files made from the old form, beneath the daemon's own.
-const DIRECTORY: &str = "registries";
-/// What containerd 2 says of itself where the old form is still written, without saying what it is.
-const DEPRECATED: &str = "io.containerd.deprecation/cri-registry-mirrors";
+/// Delay before the node's containerd is asked again if it did not respond at the start.
+const RETRY_DELAY: Duration = Duration::from_secs(5);
+/// Deadline for the node's containerd, because the launch of a cell waits for it.
+const CONTAINERD_TIMEOUT: Duration = Duration::from_secs(5);
+/// Age at which its response is requested again: containerd changes its configuration when it
+/// restarts, without notice.
+const CONFIG_MAX_AGE: Duration = Duration::from_secs(30);
+/// Most hosts in a log message.
+const MAX_SHOWN_HOSTS: usize = 8;
+/// Most bytes of a certificate or key file.
+const MAX_CERTIFICATE_BYTES: u64 = 1 << 20;
+/// Directory of the generated hosts.toml files, in the daemon's state directory.
+const GENERATED_DIRECTORY: &str = "registries";
+/// Condition of containerd 2 for mirrors in the deprecated form, which it doesn't disclose.
+const DEPRECATED_MIRRORS: &str = "io.containerd.deprecation/cri-registry-mirrors";
 
-/// What opens registries to every pod of the node. Never logged, never kept on disk.
+/// Registry credentials that every pod of the node may use. Never logged, never on disk.
 #[derive(Default)]
 pub struct NodeCredentials(Mutex<Configured>);
 
 impl NodeCredentials {
-    /// For an image, by its whole name; `None` if there is nothing, or nothing that may leave the
-    /// node.
+    /// Returns the credentials for an image by its full name; `None` if there are none, or none
+    /// that may leave the node.
     pub(super) fn of(&self, image: &str) -> Option<cri::AuthConfig> {
         let configured = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        configured.auth(&hosts::with_auth(&configured, image.split_once('/')?.0)?)
+        configured.auth(&hosts::host_with_auth(&configured, image.split_once('/')?.0)?)
     }
 }
 
@@ -59,13 +59,14 @@ impl fmt::Debug for NodeCredentials {
     }
 }
 
-/// Asks the node's containerd, and gives cells what it has.
+/// Registry configuration of the node's containerd, and the directory for cells that follows from
+/// it.
 #[derive(Debug)]
 pub struct Registries {
     node: Containerd,
-    /// `registry_config_dir`: then nothing else is taken.
+    /// `registry_config_dir`, which replaces the node's configuration.
     configured: Option<PathBuf>,
-    /// Where files are made.
+    /// Directory of generated files.
     directory: PathBuf,
     credentials: Arc<NodeCredentials>,
     known: sync::Mutex<Known>,
@@ -76,28 +77,29 @@ struct Known {
     asked: Option<Instant>,
     has_answered: bool,
     config_path: Option<PathBuf>,
-    /// What was said in the log.
-    said: BTreeSet<String>,
+    /// Warnings that were logged.
+    warnings: BTreeSet<String>,
 }
 
 impl Registries {
-    /// `configured`: the operator's own directory. `state_dir`: where a directory may be made.
+    /// Creates an unknown configuration. `configured` is the operator's directory, `state_dir` the
+    /// parent of the generated one.
     pub fn new(node: NodeImages, configured: Option<PathBuf>, state_dir: &Path) -> Arc<Self> {
         Arc::new(Self {
             node: Containerd::new(node),
             configured,
-            directory: state_dir.join(DIRECTORY),
+            directory: state_dir.join(GENERATED_DIRECTORY),
             credentials: Arc::default(),
             known: sync::Mutex::default(),
         })
     }
 
-    /// What opens registries to every pod of the node, as far as it is known.
+    /// Returns the credentials that every pod of the node may use, as far as they are known.
     pub fn credentials(&self) -> Arc<NodeCredentials> {
         Arc::clone(&self.credentials)
     }
 
-    /// Asks the node's containerd until it has answered.
+    /// Asks the node's containerd until it responds.
     pub async fn learn(&self) {
         loop {
             {
@@ -107,99 +109,112 @@ impl Registries {
                     return;
                 }
             }
-            tokio::time::sleep(AGAIN).await;
+            tokio::time::sleep(RETRY_DELAY).await;
         }
     }
 
     async fn ask(&self, known: &mut Known) {
-        let answer = tokio::time::timeout(PATIENCE, status(&self.node)).await;
+        let answer = tokio::time::timeout(CONTAINERD_TIMEOUT, status(&self.node)).await;
         known.asked = Some(Instant::now());
-        let said = match answer
-            .unwrap_or_else(|_| Err(Status::deadline_exceeded("it does not answer")))
+        let warnings = match answer
+            .unwrap_or_else(|_| Err(Status::deadline_exceeded("no response in time")))
         {
             Ok((json, deprecated)) => {
                 known.has_answered = true;
-                let (config_path, said) = self.taken(&json, deprecated).await;
+                let (config_path, warnings) = self.apply(&json, deprecated).await;
                 known.config_path = config_path;
-                said
+                warnings
             }
             Err(status) => {
                 tracing::debug!(
                     status = status.message(),
-                    "The node's containerd does not say which mirrors it has"
+                    "mirrors of the node's containerd unknown"
                 );
                 let unknown = !known.has_answered && self.configured.is_none();
                 unknown
-                    .then(|| "The node's containerd does not say which mirrors it has: cells that are made meanwhile pull without them.".to_owned())
+                    .then(|| {
+                        "mirrors of the node's containerd unknown: new cells pull without them"
+                            .to_owned()
+                    })
                     .into_iter()
                     .collect()
             }
         };
-        for said in said {
-            if known.said.insert(said.clone()) {
-                tracing::warn!("{said}");
+        for warning in warnings {
+            if known.warnings.insert(warning.clone()) {
+                tracing::warn!("{warning}");
             }
         }
     }
 
-    /// What cells are given, and what is to be said of it.
-    async fn taken(&self, json: &str, deprecated: bool) -> (Option<PathBuf>, Vec<String>) {
+    /// Returns the directory for cells, and warnings.
+    async fn apply(&self, json: &str, deprecated: bool) -> (Option<PathBuf>, Vec<String>) {
         let configured = match Configured::parse(json) {
             Ok(configured) => configured,
             Err((line, column)) => {
-                let said = format!(
-                    "The configuration that the node's containerd tells can't be read (line {line}, column {column}): cells pull without its mirrors."
+                let warning = format!(
+                    "configuration of the node's containerd invalid at line {line}, column \
+                     {column}: cells pull without its mirrors"
                 );
-                return (self.configured.clone(), vec![said]);
+                return (self.configured.clone(), vec![warning]);
             }
         };
-        let mut said = Vec::new();
+        let mut warnings = Vec::new();
         if configured.is_none() && deprecated && self.configured.is_none() {
-            said.push(
-                "The node's containerd has registry.mirrors and, as of 2.0, does not tell them: cells pull past them. Write them as HOST/hosts.toml in a directory, and set config_path of \
-                 the node's containerd and registry_config_dir to it."
+            warnings.push(
+                "registry.mirrors of the node's containerd undisclosed since 2.0: cells pull \
+                 without them; write them as HOST/hosts.toml in a directory, and set config_path \
+                 of the node's containerd and registry_config_dir to it"
                     .to_owned(),
             );
         }
         let configured = configured.unwrap_or_default();
         *self.credentials.0.lock().unwrap_or_else(PoisonError::into_inner) = configured.clone();
         if let headers @ [_, ..] = configured.headers().as_slice() {
-            said.push(format!(
-                "Cells do not send registry.headers of the node's containerd: {}.",
+            warnings.push(format!(
+                "registry.headers of the node's containerd not used by cells: {}",
                 shown(headers)
             ));
         }
         if let Some(own) = &self.configured {
-            if configured.is_old() {
-                said.push(format!(
-                    "registry_config_dir is set, so that cells do not read registry.mirrors and registry.configs of the node's containerd, which has {}: without it they do.",
+            if configured.has_old_form() {
+                warnings.push(format!(
+                    "registry.mirrors and registry.configs of the node's containerd not used by \
+                     cells, because registry_config_dir is set: {}",
                     shown(&configured.hosts())
                 ));
             }
-            return (Some(own.clone()), said);
+            return (Some(own.clone()), warnings);
         }
         if !configured.config_path.is_empty() {
-            return (Some(configured.config_path.into()), said);
+            return (Some(configured.config_path.into()), warnings);
         }
         let directory = self.directory.clone();
         let made = tokio::task::spawn_blocking(move || {
-            let Plan { files, problems } =
-                if configured.is_old() { hosts::plan(&configured, &read) } else { Plan::default() };
+            let Plan { files, problems } = if configured.has_old_form() {
+                hosts::plan(&configured, &read)
+            } else {
+                Plan::default()
+            };
             directory::make(&directory, &files).map(|()| (!files.is_empty(), problems))
         });
         match made.await.map_err(io::Error::other).and_then(|made| made) {
             Ok((is_any, problems)) => {
-                said.extend(
-                    problems.into_iter().map(|problem| format!("Cells pull without what they can't use of the node's containerd: {problem}.")),
-                );
-                (is_any.then(|| self.directory.clone()), said)
+                warnings.extend(problems.into_iter().map(|problem| {
+                    format!(
+                        "registry setting of the node's containerd not used by cells: \
+                             {problem}"
+                    )
+                }));
+                (is_any.then(|| self.directory.clone()), warnings)
             }
             Err(error) => {
-                said.push(format!(
-                    "Cells pull without the mirrors of the node's containerd: {} can't be written: {error}.",
+                warnings.push(format!(
+                    "mirrors of the node's containerd not used by cells: {} can't be written: \
+                     {error}",
                     self.directory.display()
                 ));
-                (None, said)
+                (None, warnings)
             }
         }
     }
@@ -209,7 +224,7 @@ impl Registries {
 impl RegistryConfig for Registries {
     async fn config_path(&self) -> Option<PathBuf> {
         let mut known = self.known.lock().await;
-        if known.asked.is_none_or(|asked| asked.elapsed() > FRESH) {
+        if known.asked.is_none_or(|asked| asked.elapsed() > CONFIG_MAX_AGE) {
             self.ask(&mut known).await;
         }
         if known.has_answered { known.config_path.clone() } else { self.configured.clone() }
@@ -217,12 +232,12 @@ impl RegistryConfig for Registries {
 }
 
 fn shown(words: &[&str]) -> String {
-    words.iter().take(HOSTS).copied().collect::<Vec<_>>().join(", ")
+    words.iter().take(MAX_SHOWN_HOSTS).copied().collect::<Vec<_>>().join(", ")
 }
 
 fn read(path: &Path) -> io::Result<Vec<u8>> {
     let found = std::fs::metadata(path)?;
-    if !found.is_file() || found.len() > MAX_CERTIFICATES {
+    if !found.is_file() || found.len() > MAX_CERTIFICATE_BYTES {
         return Err(io::Error::other(format!(
             "it is no file, or has more than {MAX_CERTIFICATES} bytes"
         )));
@@ -230,10 +245,11 @@ fn read(path: &Path) -> io::Result<Vec<u8>> {
     std::fs::read(path)
 }
 
-/// The configuration as JSON, empty if there is none in the answer; and whether containerd calls
-/// its old form deprecated.
+/// Returns the configuration as JSON, `{}` if it is absent, and whether containerd reports its old
+/// form as deprecated.
 async fn status(containerd: &Containerd) -> Result<(String, bool), Status> {
-    let request = containerd.request(StatusRequest { verbose: true }, Some(super::node::ASK))?;
+    let request =
+        containerd.request(StatusRequest { verbose: true }, Some(super::node::RESPONSE_TIMEOUT))?;
     let mut answer =
         RuntimeServiceClient::new(containerd.channel().await?).status(request).await?.into_inner();
     let deprecated = answer
@@ -241,7 +257,7 @@ async fn status(containerd: &Containerd) -> Result<(String, bool), Status> {
         .unwrap_or_default()
         .conditions
         .iter()
-        .any(|condition| condition.message.contains(DEPRECATED));
+        .any(|condition| condition.message.contains(DEPRECATED_MIRRORS));
     Ok((answer.info.remove("config").unwrap_or_else(|| "{}".to_owned()), deprecated))
 }
 

@@ -1,9 +1,9 @@
-//! Reports of cells on their pods' images, for an `ImageStatus` that names no pod: a kubelet asks
-//! so for the user of an image before it makes a container with `runAsNonRoot`. In memory only.
+//! Images that cells reported, for an `ImageStatus` without a pod: a kubelet asks for the user of
+//! an image before it creates a container with `runAsNonRoot`. In memory only.
 //!
-//! A cell may lie, and the kubelet asks for any pod. So a cell is asked only for references that
-//! the kubelet named for this cell's pod, and cells that contradict each other answer nothing: for
-//! a kubelet an image that is not there has the user root.
+//! A cell may lie, and the kubelet asks for any pod. So a report counts only for references that
+//! the kubelet named for this cell's pod, and contradicting reports give no result: for a kubelet,
+//! an absent image has the user root.
 
 use std::{
     collections::{HashMap, VecDeque},
@@ -18,17 +18,16 @@ use super::{
     reference::{is_id, normalized},
 };
 
-/// References of one cell's pod of which it is remembered what the cell said.
+/// Most references of a cell's pod with a report.
 const MAX_REFERENCES: usize = 64;
 
-/// The longest id or user of an image that is remembered without its names, in bytes.
-const MAX_WORD: usize = 256;
+/// Most bytes of the id and of the user of a reported image.
+const MAX_FIELD_BYTES: usize = 256;
 
-/// The most that is remembered of one image, in bytes: there may be thousands, and it is a cell's
-/// word.
-const MAX_IMAGE: usize = 16 << 10;
+/// Most bytes of a reported image, because there may be thousands from an untrusted cell.
+const MAX_IMAGE_BYTES: usize = 16 << 10;
 
-/// The references of one cell's pod, the oldest first.
+/// References of a cell's pod, oldest first.
 type References = VecDeque<(String, cri::Image)>;
 
 /// Images that cells reported.
@@ -36,9 +35,9 @@ type References = VecDeque<(String, cri::Image)>;
 pub(super) struct Reports(Mutex<HashMap<CellId, References>>);
 
 impl Reports {
-    /// Remembers what a cell says of an image that the kubelet named so for this cell's pod. An
-    /// image without an id or a size is skipped: for a kubelet it is an error of the whole answer
-    /// (cri-client, ImageStatus).
+    /// Stores a cell's report on an image that the kubelet named for this cell's pod. An image
+    /// without id or size is skipped, because a kubelet rejects a response with it (cri-client,
+    /// ImageStatus).
     pub(super) fn put(&self, cell: &CellId, reference: &str, image: &cri::Image) {
         if reference.is_empty() || image.id.is_empty() || image.size == 0 {
             return;
@@ -52,8 +51,8 @@ impl Reports {
         }
     }
 
-    /// Returns what the cells with a pod, as `has_pod` says, know of a reference or an id; `None`
-    /// if nothing, or if they differ in who the image's user is.
+    /// Returns the reported image for a reference or an id, from cells for which `has_pod` is true;
+    /// `None` if it is unknown, or if reports differ in the image's user.
     pub(super) fn get(
         &self,
         reference: &str,
@@ -73,7 +72,7 @@ impl Reports {
         images.all(is_same).then(|| first.clone())
     }
 
-    /// Forgets what a cell said.
+    /// Deletes the reports of a cell.
     pub(super) fn forget(&self, cell: &CellId) {
         self.locked().remove(cell);
     }
@@ -83,12 +82,12 @@ impl Reports {
     }
 }
 
-/// Returns an image without its names and annotations, if there is too much of them.
+/// Returns an image without names and annotations if it exceeds the bound.
 fn bounded(image: &cri::Image) -> cri::Image {
-    if image.encoded_len() <= MAX_IMAGE {
+    if image.encoded_len() <= MAX_IMAGE_BYTES {
         return image.clone();
     }
-    let word = |text: &str| text[..text.floor_char_boundary(MAX_WORD)].to_owned();
+    let word = |text: &str| text[..text.floor_char_boundary(MAX_FIELD_BYTES)].to_owned();
     cri::Image {
         id: word(&image.id),
         size: image.size,
@@ -114,12 +113,12 @@ mod tests {
 
     /// Verifies I20.
     #[test]
-    fn cells_that_differ_in_the_user_of_an_image_answer_nothing() {
+    fn contradicting_users_of_an_image_give_no_status() {
         let (reports, [honest, liar]) =
             (Reports::default(), [(); 2].map(|()| CellId::mint().unwrap()));
         reports.put(&honest, "app:1", &image(1, "root"));
         assert_eq!(user_of(&reports, "app:1").as_deref(), Some("root"));
-        // The newest, and of whatever image it says that it is.
+        // The newest report, for each id that it claims.
         for id in [1, 2] {
             reports.put(&liar, "docker.io/library/app:1", &image(id, "nobody"));
             assert_eq!(user_of(&reports, "app:1"), None);
@@ -133,14 +132,14 @@ mod tests {
         reports.forget(&liar);
         assert_eq!(user_of(&reports, "app:1").as_deref(), Some("root"));
         assert_eq!(user_of(&reports, &image(1, "").id).as_deref(), Some("root"));
-        // A tag that has moved, of an image with the same user.
+        // A moved tag of an image with the same user.
         reports.put(&liar, "app:1", &image(3, "root"));
         assert_eq!(user_of(&reports, "app:1").as_deref(), Some("root"));
     }
 
     /// Verifies I20.
     #[test]
-    fn numeric_users_that_differ_answer_nothing() {
+    fn contradicting_numeric_users_give_no_status() {
         let (reports, [one, other]) =
             (Reports::default(), [(); 2].map(|()| CellId::mint().unwrap()));
         let of = |uid: Option<i64>| cri::Image {
@@ -173,7 +172,7 @@ mod tests {
 
     /// Verifies L8.
     #[test]
-    fn image_with_endless_names_is_remembered_without_them() {
+    fn image_with_endless_names_is_stored_without_them() {
         let usual = cri::Image {
             id: "sha256:0".to_owned(),
             repo_tags: vec!["busybox".to_owned()],
@@ -187,7 +186,7 @@ mod tests {
             ..usual
         };
         let kept = bounded(&endless);
-        assert!(kept.encoded_len() < MAX_IMAGE && kept.repo_tags.is_empty());
-        assert_eq!((kept.id, kept.size, kept.username.len()), (endless.id, 7, MAX_WORD));
+        assert!(kept.encoded_len() < MAX_IMAGE_BYTES && kept.repo_tags.is_empty());
+        assert_eq!((kept.id, kept.size, kept.username.len()), (endless.id, 7, MAX_FIELD_BYTES));
     }
 }

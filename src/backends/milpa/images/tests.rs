@@ -1,4 +1,4 @@
-//! Images between a played node and a played cell.
+//! Images between a fake node and a fake cell.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -28,18 +28,18 @@ fn sha256(bytes: &[u8]) -> String {
     format!("sha256:{}", hex::encode(digest(&SHA256, bytes)))
 }
 
-/// The node: names, and blobs.
+/// Content of the fake node.
 #[derive(Debug, Default)]
-struct Store {
+struct NodeContent {
     names: BTreeMap<String, (String, String, u64)>,
     blobs: BTreeMap<String, Bytes>,
     held: usize,
 }
 
 #[derive(Debug, Default, Clone)]
-struct PlayedNode(Arc<Mutex<Store>>);
+struct FakeNode(Arc<Mutex<NodeContent>>);
 
-impl PlayedNode {
+impl FakeNode {
     fn blob(&self, bytes: impl Into<Bytes>) -> (String, u64) {
         let bytes = bytes.into();
         let digest = sha256(&bytes);
@@ -48,7 +48,7 @@ impl PlayedNode {
         (digest, size)
     }
 
-    /// An image of two layers, one of several parts, behind an index. Its id.
+    /// Adds an image behind an index, with two layers, one of several parts. Returns its id.
     fn image(&self, name: &str) -> String {
         self.image_and_manifest(name).0
     }
@@ -64,7 +64,7 @@ impl PlayedNode {
             r#"{{"mediaType":"application/vnd.oci.image.manifest.v1+json","config":{{{}}},"layers":[{layers}]}}"#,
             entry(config)
         );
-        let told = PulledManifest {
+        let reported = PulledManifest {
             digest: sha256(manifest.as_bytes()),
             content: manifest.clone().into(),
         };
@@ -77,12 +77,12 @@ impl PlayedNode {
         for name in [name, &id] {
             store.names.insert(name.to_owned(), (INDEX.to_owned(), digest.clone(), size));
         }
-        (id, told)
+        (id, reported)
     }
 }
 
 #[async_trait]
-impl Node for PlayedNode {
+impl Node for FakeNode {
     async fn status(
         &self,
         request: cri::ImageStatusRequest,
@@ -133,42 +133,42 @@ impl Node for PlayedNode {
         Ok(stream::iter(parts).boxed())
     }
 
-    async fn hold(&self, _: &str) -> Result<String, Status> {
+    async fn acquire_lease(&self, _: &str) -> Result<String, Status> {
         self.0.lock().unwrap().held += 1;
         Ok("lease".into())
     }
 
-    async fn release(&self, _: &str) {
+    async fn release_lease(&self, _: &str) {
         self.0.lock().unwrap().held -= 1;
     }
 }
 
-/// A cell: blobs, names, and what its registry has.
+/// Fake cell: blobs, names, and the content of its registry.
 #[derive(Debug, Default)]
-struct PlayedCell {
+struct FakeCell {
     blobs: Mutex<HashMap<String, Vec<u8>>>,
     images: Mutex<HashMap<String, String>>,
     named: Mutex<Vec<PutImageRequest>>,
     registry: Mutex<HashMap<String, String>>,
     pulls: Mutex<Vec<cri::PullImageRequest>>,
     puts: Mutex<usize>,
-    /// What is said of its pulls, and the pause before each; then nothing more.
-    news: Mutex<Vec<(Duration, PullNews)>>,
-    /// The same of the watch after the next.
-    again: Mutex<Vec<(Duration, PullNews)>>,
-    /// The next watch fails when it has told all.
-    breaks: Mutex<bool>,
-    /// Which pulls were watched, and how often none more may be.
+    /// Reports on its pulls, each after a pause.
+    reports: Mutex<Vec<(Duration, PullNews)>>,
+    /// Reports of the watch after the next.
+    next_reports: Mutex<Vec<(Duration, PullNews)>>,
+    /// Fails the next watch after its reports.
+    watch_fails: Mutex<bool>,
+    /// Watched pulls, and the number of watches to refuse.
     watched: Mutex<Vec<WatchPullsRequest>>,
     busy: Mutex<usize>,
-    /// The next pull does not end.
-    stuck: Mutex<bool>,
+    /// Keeps the next pull from ending.
+    pull_hangs: Mutex<bool>,
     refuses: bool,
     greedy: bool,
 }
 
 #[async_trait]
-impl Receiver for PlayedCell {
+impl Receiver for FakeCell {
     async fn status(
         &self,
         request: cri::ImageStatusRequest,
@@ -183,8 +183,8 @@ impl Receiver for PlayedCell {
     async fn pull(&self, request: cri::PullImageRequest, _: Duration) -> Result<String, Status> {
         let name = normalized(&request.image.as_ref().unwrap().image);
         self.pulls.lock().unwrap().push(request);
-        let is_stuck = std::mem::take(&mut *self.stuck.lock().unwrap());
-        if is_stuck {
+        let hangs = std::mem::take(&mut *self.pull_hangs.lock().unwrap());
+        if hangs {
             return std::future::pending().await;
         }
         let id = self
@@ -210,19 +210,19 @@ impl Receiver for PlayedCell {
             *self.busy.lock().unwrap() = less;
             return Err(Status::resource_exhausted("too many watchers of pulls at a time"));
         }
-        let again = std::mem::take(&mut *self.again.lock().unwrap());
-        let news = std::mem::replace(&mut *self.news.lock().unwrap(), again);
-        if news.is_empty() {
-            return Err(Status::unimplemented("an agent of before"));
+        let next_reports = std::mem::take(&mut *self.next_reports.lock().unwrap());
+        let reports = std::mem::replace(&mut *self.reports.lock().unwrap(), next_reports);
+        if reports.is_empty() {
+            return Err(Status::unimplemented("an older agent"));
         }
-        let told = stream::iter(news).then(|(pause, news)| async move {
+        let reported = stream::iter(reports).then(|(pause, reports)| async move {
             tokio::time::sleep(pause).await;
-            Ok(news)
+            Ok(reports)
         });
-        let breaks = std::mem::take(&mut *self.breaks.lock().unwrap());
+        let watch_fails = std::mem::take(&mut *self.watch_fails.lock().unwrap());
         let failure =
-            stream::iter(breaks.then(|| Err(Status::deadline_exceeded("containerd is busy"))));
-        Ok(told.chain(failure).chain(stream::pending()).boxed())
+            stream::iter(watch_fails.then(|| Err(Status::deadline_exceeded("containerd is busy"))));
+        Ok(reported.chain(failure).chain(stream::pending()).boxed())
     }
 
     async fn missing(&self, mut digests: Vec<String>) -> Result<Vec<String>, Status> {
@@ -264,17 +264,17 @@ impl Receiver for PlayedCell {
 }
 
 struct Scene {
-    node: PlayedNode,
+    node: FakeNode,
     images: Images,
     id: CellId,
-    cell: PlayedCell,
+    cell: FakeCell,
 }
 
 impl Scene {
     fn new() -> Self {
-        let node = PlayedNode::default();
+        let node = FakeNode::default();
         let images = Images::of(Box::new(node.clone()), PAUSE.into(), Duration::from_secs(120));
-        Self { node, images, id: CellId::mint().unwrap(), cell: PlayedCell::default() }
+        Self { node, images, id: CellId::mint().unwrap(), cell: FakeCell::default() }
     }
 
     async fn ensure(&self, image: &str, reference: &str) -> Result<String, Status> {
@@ -298,14 +298,14 @@ impl Scene {
 
     async fn status(&self, reference: &str) -> Option<String> {
         self.images
-            .status_in(&self.id, &self.cell, question(reference, false), None)
+            .status_in(&self.id, &self.cell, status_request(reference, false), None)
             .await
             .unwrap()
             .image
             .map(|image| image.id)
     }
 
-    /// What is reported while the cell has its pod.
+    /// Returns the report on a reference while the cell has its pod.
     fn reported(&self, reference: &str) -> Option<cri::Image> {
         self.images.reported(reference, |cell| *cell == self.id)
     }
@@ -324,7 +324,7 @@ fn auth() -> Option<cri::AuthConfig> {
 }
 
 #[tokio::test]
-async fn what_the_node_has_is_copied_and_nothing_is_pulled() {
+async fn image_on_the_node_is_copied_without_a_pull() {
     let scene = Scene::new();
     let id = scene.node.image(NAME);
     assert_eq!(scene.status(NAME).await.as_ref(), Some(&id), "the node can give it");
@@ -333,18 +333,18 @@ async fn what_the_node_has_is_copied_and_nothing_is_pulled() {
     assert_eq!((named.names, &named.image_id), (vec![id.clone(), NAME.to_owned()], &id));
     assert_eq!(named.target_media_type, "application/vnd.oci.image.manifest.v1+json");
     assert_eq!(named.labels["io.cri-containerd.image"], "managed");
-    // Two layers, configuration and manifest; the index stays where it is.
+    // Two layers, configuration and manifest; the index is not copied.
     assert_eq!(scene.cell.blobs.lock().unwrap().len(), 4);
     assert!(scene.cell.pulls.lock().unwrap().is_empty());
     assert_eq!(scene.reported(NAME).unwrap().id, id);
     assert_eq!(scene.node.0.lock().unwrap().held, 0);
-    // It is there now.
+    // It is present now.
     assert_eq!(scene.ensure(NAME, "").await.unwrap(), id);
     assert_eq!(*scene.cell.puts.lock().unwrap(), 4);
 }
 
 #[tokio::test]
-async fn blobs_that_the_cell_has_are_not_sent() {
+async fn blobs_in_the_cell_are_not_sent_again() {
     let scene = Scene::new();
     let id = scene.node.image(NAME);
     scene.cell.blobs.lock().unwrap().insert(sha256(b"small"), b"small".to_vec());
@@ -353,7 +353,7 @@ async fn blobs_that_the_cell_has_are_not_sent() {
 }
 
 #[tokio::test]
-async fn a_cell_gets_only_what_it_is_to_have() {
+async fn greedy_cell_gets_only_blobs_of_its_image() {
     let mut scene = Scene::new();
     scene.node.blob("another image's");
     scene.cell.greedy = true;
@@ -363,7 +363,7 @@ async fn a_cell_gets_only_what_it_is_to_have() {
 }
 
 #[tokio::test]
-async fn an_image_is_copied_once() {
+async fn concurrent_requests_copy_an_image_once() {
     let scene = Scene::new();
     let id = scene.node.image(NAME);
     let (one, other) = tokio::join!(scene.ensure(&id, NAME), scene.ensure(&id, NAME));
@@ -372,12 +372,12 @@ async fn an_image_is_copied_once() {
 }
 
 #[tokio::test]
-async fn dropped_layers_are_pulled_with_what_came_for_the_pod() {
+async fn deleted_layers_are_pulled_with_the_pods_credentials() {
     let scene = Scene::new();
     let id = scene.node.image(NAME);
     scene.node.0.lock().unwrap().blobs.remove(&sha256(b"small"));
     assert_eq!(scene.status(NAME).await, None, "the node can't give it");
-    // The credentials come with a pull that fails.
+    // Credentials of a failed pull count.
     let failed = scene.pull(NAME, auth()).await.unwrap_err();
     assert_eq!(
         (failed.code(), failed.message()),
@@ -391,7 +391,7 @@ async fn dropped_layers_are_pulled_with_what_came_for_the_pod() {
 }
 
 #[tokio::test]
-async fn credentials_are_forgotten_with_their_pod() {
+async fn pod_removal_deletes_its_credentials() {
     let scene = Scene::new();
     let _ = scene.pull(NAME, auth()).await;
     scene.images.forget_pod("uid-1");
@@ -401,7 +401,7 @@ async fn credentials_are_forgotten_with_their_pod() {
 
 /// Verifies I6.
 #[tokio::test]
-async fn what_a_cell_reported_is_forgotten_with_it() {
+async fn cell_end_deletes_its_reports() {
     let (scene, other) = (Scene::new(), CellId::mint().unwrap());
     let id = sha256(b"an image");
     scene.in_registry(NAME, &id);
@@ -416,7 +416,7 @@ async fn what_a_cell_reported_is_forgotten_with_it() {
 
 /// Verifies I6.
 #[tokio::test]
-async fn what_a_cell_without_a_pod_has_is_not_reported() {
+async fn images_of_cells_without_pods_are_not_reported() {
     let scene = Scene::new();
     scene.in_registry(NAME, &sha256(b"an image"));
     scene.pull(NAME, None).await.unwrap();
@@ -426,7 +426,7 @@ async fn what_a_cell_without_a_pod_has_is_not_reported() {
 
 /// Verifies I6.
 #[tokio::test]
-async fn the_pause_image_is_not_the_pods_unless_a_container_has_it_too() {
+async fn pause_image_is_reported_only_if_a_container_has_it() {
     let scene = Scene::new();
     let copied = scene.node.image(PAUSE);
     // Copied, and then found.
@@ -448,7 +448,7 @@ async fn the_pause_image_is_not_the_pods_unless_a_container_has_it_too() {
 }
 
 #[tokio::test]
-async fn a_reference_that_moved_is_an_error() {
+async fn moved_reference_is_an_error() {
     let scene = Scene::new();
     let (wanted, other) = (sha256(b"wanted"), sha256(b"other"));
     scene.in_registry(NAME, &other);
@@ -458,7 +458,7 @@ async fn a_reference_that_moved_is_an_error() {
 
 /// Verifies D6.
 #[tokio::test]
-async fn a_pull_asks_the_registry_by_digest_too() {
+async fn pull_by_digest_asks_the_registry() {
     let scene = Scene::new();
     let id = scene.node.image(NAME);
     let other = sha256(b"newer");
@@ -470,7 +470,7 @@ async fn a_pull_asks_the_registry_by_digest_too() {
         let target = store.names[NAME].clone();
         store.names.insert(pinned.clone(), target);
     }
-    // Another pod's image, which the registry gives to that pod only.
+    // The image of another pod, which the registry gives to that pod only.
     let refused = scene.pull(&pinned, None).await.unwrap_err();
     assert_eq!(refused.message(), "RegistryUnavailable: no such thing");
     assert!(scene.cell.named.lock().unwrap().is_empty(), "nothing was copied");
@@ -481,7 +481,7 @@ async fn a_pull_asks_the_registry_by_digest_too() {
 }
 
 #[tokio::test]
-async fn what_the_cell_refuses_is_said_in_its_words() {
+async fn failed_pull_returns_the_cells_status() {
     let mut scene = Scene::new();
     scene.cell.refuses = true;
     let id = scene.node.image(NAME);
@@ -491,7 +491,7 @@ async fn what_the_cell_refuses_is_said_in_its_words() {
 }
 
 #[tokio::test]
-async fn damaged_json_is_not_believed() {
+async fn damaged_json_is_pulled_instead() {
     let scene = Scene::new();
     let id = scene.node.image(NAME);
     for bytes in scene
@@ -511,27 +511,27 @@ async fn damaged_json_is_not_believed() {
     assert_eq!(scene.cell.pulls.lock().unwrap().len(), 1);
 }
 
-fn news(moves: u64, fetching: bool, manifest: Option<PulledManifest>) -> PullNews {
+fn report(moves: u64, fetching: bool, manifest: Option<PulledManifest>) -> PullNews {
     PullNews { moves, fetching, manifest, known: None }
 }
 
-/// A scene whose registry has an image, and whose node has its layers under another name. Its
-/// manifest has come, and the pull of its layers never ends.
+/// Makes a scene whose registry has an image, and whose node has its layers under another name. The
+/// manifest was reported, and the pull of the layers never ends.
 fn pulling() -> (Scene, String, PulledManifest) {
     let scene = Scene::new();
     let (id, manifest) = scene.node.image_and_manifest("registry.example/other:1");
     scene.in_registry(NAME, &id);
-    *scene.cell.news.lock().unwrap() = vec![
-        (Duration::ZERO, news(0, false, None)),
-        (Duration::ZERO, news(1, true, Some(manifest.clone()))),
+    *scene.cell.reports.lock().unwrap() = vec![
+        (Duration::ZERO, report(0, false, None)),
+        (Duration::ZERO, report(1, true, Some(manifest.clone()))),
     ];
-    *scene.cell.stuck.lock().unwrap() = true;
+    *scene.cell.pull_hangs.lock().unwrap() = true;
     (scene, id, manifest)
 }
 
 /// Verifies I9.
 #[tokio::test]
-async fn layers_of_a_pull_come_from_the_node_once_the_registry_has_given_the_manifest() {
+async fn layers_come_from_the_node_after_the_registry_gave_the_manifest() {
     let (scene, id, manifest) = pulling();
     assert_eq!(scene.pull(NAME, auth()).await.unwrap(), id);
     let pulls = scene.cell.pulls.lock().unwrap().clone();
@@ -544,11 +544,11 @@ async fn layers_of_a_pull_come_from_the_node_once_the_registry_has_given_the_man
 
 /// Verifies I13.
 #[tokio::test(start_paused = true)]
-async fn a_pull_waits_to_be_watched_and_is_watched_by_its_whole_name() {
+async fn pull_waits_for_its_watch_by_full_name() {
     let (scene, id, _) = pulling();
     *scene.cell.busy.lock().unwrap() = 3;
     assert_eq!(scene.pull(NAME, None).await.unwrap(), id);
-    // Three times in vain, and then for each of the two pulls: it was interrupted once.
+    // Three times in vain, and then for each of the two pulls, because one was interrupted.
     let watched = WatchPullsRequest { image: NAME.to_owned(), known: None };
     assert_eq!(*scene.cell.watched.lock().unwrap(), vec![watched; 5]);
     assert_eq!(scene.cell.blobs.lock().unwrap().len(), 2);
@@ -556,45 +556,45 @@ async fn a_pull_waits_to_be_watched_and_is_watched_by_its_whole_name() {
 
 /// Verifies L8.
 #[tokio::test(start_paused = true)]
-async fn a_cell_that_tells_of_ever_more_manifests_is_not_listened_to() {
+async fn endless_manifests_of_a_cell_are_ignored() {
     let (scene, _, manifest) = pulling();
     let other = |n: u32| {
         let json = format!(r#"{{"mediaType":"x","config":{{}},"layers":[],"n":{n}}}"#);
         PulledManifest { digest: sha256(json.as_bytes()), content: json.into() }
     };
-    let told = (0..100)
+    let reported = (0..100)
         .map(other)
         .chain([manifest])
-        .map(|manifest| (Duration::ZERO, news(1, true, Some(manifest))))
+        .map(|manifest| (Duration::ZERO, report(1, true, Some(manifest))))
         .collect();
-    *scene.cell.news.lock().unwrap() = told;
-    // The last one would interrupt it.
+    *scene.cell.reports.lock().unwrap() = reported;
+    // The last manifest would interrupt it.
     assert_eq!(scene.pull(NAME, None).await.unwrap_err().code(), Code::DeadlineExceeded);
     assert_eq!((scene.cell.pulls.lock().unwrap().len(), *scene.cell.puts.lock().unwrap()), (1, 0));
 }
 
 /// Verifies I13.
 #[tokio::test]
-async fn a_manifest_of_another_pull_interrupts_too_and_each_does_so_once() {
+async fn manifest_of_another_pull_interrupts_once() {
     let scene = Scene::new();
     let (id, mine) = scene.node.image_and_manifest(NAME);
     let (_, other) = scene.node.image_and_manifest("registry.example/app:v2");
     scene.in_registry(NAME, &id);
-    let told = |manifest: &PulledManifest| (Duration::ZERO, news(1, true, Some(manifest.clone())));
-    // The same layers under two manifests: the first brings them, and the second is no reason any
-    // more.
-    *scene.cell.news.lock().unwrap() = vec![told(&other)];
-    *scene.cell.again.lock().unwrap() = vec![told(&other), told(&mine)];
-    *scene.cell.stuck.lock().unwrap() = true;
+    let reported =
+        |manifest: &PulledManifest| (Duration::ZERO, report(1, true, Some(manifest.clone())));
+    // The same layers under two manifests: the first one brings them, so the second has no effect.
+    *scene.cell.reports.lock().unwrap() = vec![reported(&other)];
+    *scene.cell.next_reports.lock().unwrap() = vec![reported(&other), reported(&mine)];
+    *scene.cell.pull_hangs.lock().unwrap() = true;
     assert_eq!(scene.pull(NAME, None).await.unwrap(), id);
     assert_eq!(scene.cell.pulls.lock().unwrap().len(), 2);
 }
 
 #[tokio::test]
-async fn layers_that_the_node_lacks_are_no_reason_to_interrupt_a_pull() {
+async fn layers_absent_on_the_node_do_not_interrupt_a_pull() {
     for drop_all in [true, false] {
         let (scene, id, _) = pulling();
-        *scene.cell.stuck.lock().unwrap() = false;
+        *scene.cell.pull_hangs.lock().unwrap() = false;
         scene.node.0.lock().unwrap().blobs.retain(|_, bytes| !drop_all && bytes.len() < 1 << 20);
         assert_eq!(scene.pull(NAME, None).await.unwrap(), id);
         assert_eq!(
@@ -606,16 +606,16 @@ async fn layers_that_the_node_lacks_are_no_reason_to_interrupt_a_pull() {
 
 /// Verifies I9.
 #[tokio::test(start_paused = true)]
-async fn a_manifest_that_is_another_one_is_not_believed() {
+async fn manifest_with_wrong_digest_is_ignored() {
     let (scene, _, mut manifest) = pulling();
     manifest.content = [&manifest.content[..], b" "].concat().into();
-    scene.cell.news.lock().unwrap()[1].1.manifest = Some(manifest);
+    scene.cell.reports.lock().unwrap()[1].1.manifest = Some(manifest);
     assert_eq!(scene.pull(NAME, None).await.unwrap_err().code(), Code::DeadlineExceeded);
     assert!(scene.cell.blobs.lock().unwrap().is_empty());
 }
 
 #[tokio::test]
-async fn a_layer_that_can_not_be_sent_is_pulled() {
+async fn unsendable_layer_is_pulled() {
     let (mut scene, id, _) = pulling();
     scene.cell.refuses = true;
     assert_eq!(scene.pull(NAME, None).await.unwrap(), id);
@@ -623,18 +623,18 @@ async fn a_layer_that_can_not_be_sent_is_pulled() {
 
 /// Verifies I10.
 #[tokio::test(start_paused = true)]
-async fn a_pull_ends_when_nothing_has_come_for_too_long() {
+async fn stalled_pull_ends_at_the_progress_timeout() {
     let step =
-        |seconds, moves, fetching| (Duration::from_secs(seconds), news(moves, fetching, None));
-    // Of 120 s: never anything; something, and then no more; an agent that can't say.
+        |seconds, moves, fetching| (Duration::from_secs(seconds), report(moves, fetching, None));
+    // Of 120 s: never any progress; some, and then no more; an agent without support.
     for (said, seconds) in [
         (vec![step(0, 0, false)], 120),
         (vec![step(0, 0, false), step(100, 1, true), step(100, 2, true), step(50, 2, true)], 320),
         (vec![], 120),
     ] {
         let scene = Scene::new();
-        *scene.cell.news.lock().unwrap() = said;
-        *scene.cell.stuck.lock().unwrap() = true;
+        *scene.cell.reports.lock().unwrap() = said;
+        *scene.cell.pull_hangs.lock().unwrap() = true;
         let begun = tokio::time::Instant::now();
         let status = scene.pull(NAME, None).await.unwrap_err();
         assert_eq!((status.code(), begun.elapsed().as_secs()), (Code::DeadlineExceeded, seconds));
@@ -643,13 +643,13 @@ async fn a_pull_ends_when_nothing_has_come_for_too_long() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_watch_that_fails_is_begun_again() {
-    let step = |seconds, moves| (Duration::from_secs(seconds), news(moves, true, None));
+async fn failed_watch_is_restarted() {
+    let step = |seconds, moves| (Duration::from_secs(seconds), report(moves, true, None));
     let scene = Scene::new();
-    *scene.cell.news.lock().unwrap() = vec![step(0, 0), step(100, 1)];
-    *scene.cell.breaks.lock().unwrap() = true;
-    *scene.cell.again.lock().unwrap() = vec![step(0, 0), step(100, 1), step(100, 2)];
-    *scene.cell.stuck.lock().unwrap() = true;
+    *scene.cell.reports.lock().unwrap() = vec![step(0, 0), step(100, 1)];
+    *scene.cell.watch_fails.lock().unwrap() = true;
+    *scene.cell.next_reports.lock().unwrap() = vec![step(0, 0), step(100, 1), step(100, 2)];
+    *scene.cell.pull_hangs.lock().unwrap() = true;
     let begun = tokio::time::Instant::now();
     assert_eq!(scene.pull(NAME, None).await.unwrap_err().code(), Code::DeadlineExceeded);
     assert_eq!(begun.elapsed().as_secs(), 420, "120 s after the last news of the second watch");
@@ -657,7 +657,7 @@ async fn a_watch_that_fails_is_begun_again() {
 
 /// Verifies I13.
 #[tokio::test(start_paused = true)]
-async fn a_watch_that_is_begun_again_knows_what_the_first_one_knew() {
+async fn restarted_watch_keeps_the_known_manifests() {
     let (scene, id, manifest) = pulling();
     let known = |byte| {
         let digest = sha256(&[byte]);
@@ -669,14 +669,14 @@ async fn a_watch_that_is_begun_again_knows_what_the_first_one_knew() {
             }],
         })
     };
-    let told = |byte, manifest| {
-        (Duration::ZERO, PullNews { known: known(byte), ..news(0, false, manifest) })
+    let reported = |byte, manifest| {
+        (Duration::ZERO, PullNews { known: known(byte), ..report(0, false, manifest) })
     };
-    // The manifest comes while nobody watches. The second watch knows it already, and tells it as
-    // it is told what the first one knew.
-    *scene.cell.news.lock().unwrap() = vec![told(1, None)];
-    *scene.cell.breaks.lock().unwrap() = true;
-    *scene.cell.again.lock().unwrap() = vec![told(2, Some(manifest))];
+    // The manifest comes between two watches. The second watch knows it, but reports it, because
+    // the first one didn't know it.
+    *scene.cell.reports.lock().unwrap() = vec![reported(1, None)];
+    *scene.cell.watch_fails.lock().unwrap() = true;
+    *scene.cell.next_reports.lock().unwrap() = vec![reported(2, Some(manifest))];
     assert_eq!(scene.pull(NAME, None).await.unwrap(), id);
     let watched: Vec<_> =
         scene.cell.watched.lock().unwrap().iter().map(|request| request.known.clone()).collect();
@@ -686,30 +686,30 @@ async fn a_watch_that_is_begun_again_knows_what_the_first_one_knew() {
 
 /// Verifies I10.
 #[tokio::test(start_paused = true)]
-async fn unpacking_takes_as_long_as_it_takes() {
+async fn unpacking_is_not_limited() {
     let scene = Scene::new();
     let fetched = vec![
-        (Duration::ZERO, news(0, false, None)),
-        (Duration::from_secs(1), news(5, true, None)),
-        (Duration::from_secs(1), news(6, false, None)),
+        (Duration::ZERO, report(0, false, None)),
+        (Duration::from_secs(1), report(5, true, None)),
+        (Duration::from_secs(1), report(6, false, None)),
     ];
-    let unpacked = std::iter::repeat_n((Duration::from_secs(4), news(6, false, None)), 3000);
-    *scene.cell.news.lock().unwrap() = fetched.into_iter().chain(unpacked).collect();
-    *scene.cell.stuck.lock().unwrap() = true;
+    let unpacked = std::iter::repeat_n((Duration::from_secs(4), report(6, false, None)), 3000);
+    *scene.cell.reports.lock().unwrap() = fetched.into_iter().chain(unpacked).collect();
+    *scene.cell.pull_hangs.lock().unwrap() = true;
     let pull = scene.pull(NAME, None);
     assert!(tokio::time::timeout(Duration::from_secs(10_000), pull).await.is_err(), "it goes on");
 }
 
 /// Verifies I10.
 #[tokio::test(start_paused = true)]
-async fn a_pull_of_which_the_cell_says_no_more_ends() {
+async fn pull_without_reports_ends() {
     let scene = Scene::new();
-    // Unpacking, for all that is known.
-    *scene.cell.news.lock().unwrap() = vec![
-        (Duration::ZERO, news(0, false, None)),
-        (Duration::from_secs(1), news(6, false, None)),
+    // Unpacking, as far as known.
+    *scene.cell.reports.lock().unwrap() = vec![
+        (Duration::ZERO, report(0, false, None)),
+        (Duration::from_secs(1), report(6, false, None)),
     ];
-    *scene.cell.stuck.lock().unwrap() = true;
+    *scene.cell.pull_hangs.lock().unwrap() = true;
     let begun = tokio::time::Instant::now();
     let ended = tokio::time::timeout(Duration::from_secs(10_000), scene.pull(NAME, None)).await;
     assert_eq!(ended.expect("it ends").unwrap_err().code(), Code::DeadlineExceeded);

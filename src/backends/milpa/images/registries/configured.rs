@@ -1,17 +1,17 @@
-//! What the node's containerd has configured for registries, as CRI's `Status` tells it. Pure.
+//! Registry configuration of the node's containerd, as CRI's `Status` discloses it. Pure.
 
 use std::{collections::BTreeMap, fmt, path::PathBuf};
 
 use kiyot_proto::cri;
 use serde::{Deserialize, de::IgnoredAny};
 
-/// The part of containerd's configuration that is about registries (containerd 1.x, pkg/cri/config:
-/// `Registry`). It has secrets.
+/// Registry part of containerd's configuration (containerd 1.x, pkg/cri/config: `Registry`).
+/// Contains secrets.
 #[derive(Default, Clone, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub(super) struct Configured {
-    /// Directories of `HOST/hosts.toml` files, with colons between them. With it, `mirrors` and
-    /// `tls` mean nothing.
+    /// Directories of `HOST/hosts.toml` files, separated by colons. If set, `mirrors` and `tls` are
+    /// ignored.
     pub(super) config_path: String,
     mirrors: Option<BTreeMap<String, Mirror>>,
     configs: Option<BTreeMap<String, Host>>,
@@ -31,7 +31,7 @@ struct Host {
     tls: Option<Tls>,
 }
 
-/// A header's values, which may be secrets.
+/// Value of a header, dropped because it may be a secret.
 #[derive(Clone, PartialEq, Eq)]
 struct IgnoredHeader;
 
@@ -50,19 +50,19 @@ struct Auth {
     identitytoken: String,
 }
 
-/// How a host's certificate is checked, and who asks.
+/// TLS configuration of a host.
 #[derive(Debug, Default, Clone, PartialEq, Eq, Deserialize)]
 #[serde(default)]
 pub(super) struct Tls {
-    /// Not at all.
+    /// Disables the verification.
     pub(super) insecure_skip_verify: bool,
-    /// Authorities beside the system's; empty: none.
+    /// Authorities in addition to the system's; may be empty.
     #[serde(rename = "caFile")]
     pub(super) ca_file: PathBuf,
-    /// The certificate of who asks; empty: none.
+    /// Client certificate; may be empty.
     #[serde(rename = "certFile")]
     pub(super) cert_file: PathBuf,
-    /// Its key.
+    /// Key of the client certificate.
     #[serde(rename = "keyFile")]
     pub(super) key_file: PathBuf,
 }
@@ -80,23 +80,23 @@ struct Whole {
 }
 
 impl Configured {
-    /// Of the JSON of the node's configuration; `None` if it says nothing of registries, as from
+    /// Parses the JSON of the node's configuration; `None` without a registry part, as from
     /// containerd 2 on.
     ///
     /// # Errors
-    /// Where it is not what it must be: line and column, without its content.
+    /// Line and column of invalid content, without the content.
     pub(super) fn parse(json: &str) -> Result<Option<Self>, (usize, usize)> {
         serde_json::from_str::<Whole>(json)
             .map(|whole| whole.registry)
             .map_err(|error| (error.line(), error.column()))
     }
 
-    /// Whether mirrors, or certificates of hosts, are written here and not in files.
-    pub(super) fn is_old(&self) -> bool {
+    /// Returns true if mirrors or TLS settings of hosts are in the old form instead of files.
+    pub(super) fn has_old_form(&self) -> bool {
         self.config_path.is_empty() && !self.hosts().is_empty()
     }
 
-    /// Hosts for which something is said here that files are to say; `*` is all others.
+    /// Returns the hosts with settings in the old form; `*` means all others.
     pub(super) fn hosts(&self) -> Vec<&str> {
         let with_tls = self
             .configs
@@ -117,7 +117,7 @@ impl Configured {
         hosts
     }
 
-    /// The endpoints of a host's mirrors, in their order: its own, else those of all hosts
+    /// Returns the endpoints of a host's mirrors in order: its own, otherwise those of `*`
     /// (containerd, registryEndpoints).
     pub(super) fn endpoints(&self, host: &str) -> &[String] {
         let mirror = self
@@ -127,16 +127,16 @@ impl Configured {
         mirror.and_then(|mirror| mirror.endpoint.as_deref()).unwrap_or_default()
     }
 
-    /// What is configured for the certificates of a host.
+    /// Returns the TLS configuration of a host.
     pub(super) fn tls(&self, host: &str) -> Option<&Tls> {
         self.configs.as_ref()?.get(host)?.tls.as_ref()
     }
 
-    /// What opens a host to everybody on the node. It means that host, and no other.
+    /// Returns the credentials of exactly this host.
     pub(super) fn auth(&self, host: &str) -> Option<cri::AuthConfig> {
         let Auth { username, password, auth, identitytoken } =
             self.configs.as_ref()?.get(host)?.auth.clone()?;
-        // The scheme is for form: containerd compares the host (ParseAuth).
+        // The scheme is arbitrary: containerd compares only the host (ParseAuth).
         let server_address = format!("https://{host}");
         Some(cri::AuthConfig {
             username,
@@ -148,7 +148,7 @@ impl Configured {
         })
     }
 
-    /// Names of headers that all registries are sent.
+    /// Returns the names of headers that are sent to all registries.
     pub(super) fn headers(&self) -> Vec<&str> {
         self.headers.iter().flatten().map(|(name, _)| name.as_str()).collect()
     }
@@ -159,13 +159,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_containerd_tells_is_read_and_shows_no_secret() {
+    fn configuration_is_parsed_and_debug_hides_secrets() {
         let json = r#"{"registry": {"configPath": "", "mirrors": {"docker.io": {"endpoint": ["https://one.example", "two.example"]}, "bare.example": {"endpoint": null},
             "*": {"endpoint": ["http://all.example"]}}, "configs": {"one.example": {"auth": {"username": "violet", "password": "sesame", "auth": "", "identitytoken": ""},
             "tls": null}, "two.example": {"auth": null, "tls": {"insecure_skip_verify": true, "caFile": "/etc/ca.pem", "certFile": "", "keyFile": ""}}},
             "auths": null, "headers": {"X-Team": ["sesame"]}}, "other": 1}"#;
         let configured = Configured::parse(json).unwrap().unwrap();
-        assert!(configured.is_old());
+        assert!(configured.has_old_form());
         assert_eq!(configured.hosts(), ["*", "bare.example", "docker.io", "two.example"]);
         assert_eq!(configured.endpoints("docker.io"), ["https://one.example", "two.example"]);
         assert_eq!(configured.endpoints("quay.example"), ["http://all.example"]);
@@ -178,12 +178,12 @@ mod tests {
         );
         assert_eq!((configured.auth("two.example"), configured.headers()), (None, vec!["X-Team"]));
         assert!(!format!("{configured:?}").contains("sesame"));
-        // Secrets alone are no reason for files, and a path rules.
+        // Secrets alone need no files, and a config_path takes precedence.
         for same in [
             r#"{"registry": {"configs": {"a": {"auth": {"username": "u"}}}}}"#,
             r#"{"registry": {"configPath": "/certs", "mirrors": {"a": {}}}}"#,
         ] {
-            assert!(!Configured::parse(same).unwrap().unwrap().is_old(), "{same}");
+            assert!(!Configured::parse(same).unwrap().unwrap().has_old_form(), "{same}");
         }
         assert_eq!(Configured::parse("{}"), Ok(None));
         assert!(matches!(Configured::parse(r#"{"registry": 7}"#), Err((1, _))));

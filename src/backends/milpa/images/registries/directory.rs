@@ -1,4 +1,4 @@
-//! A directory that has these files, and no others.
+//! Directory with exactly a given set of files.
 
 use std::{
     collections::BTreeMap,
@@ -7,9 +7,9 @@ use std::{
     path::{Path, PathBuf},
 };
 
-/// Makes a directory of directories of files what it is to be, file by file: cells read them
-/// meanwhile. What names others comes after them (`hosts.toml` after `0-ca.pem`), as the paths are
-/// sorted. All is readable by its owner only.
+/// Makes a directory of directories hold exactly these files. It replaces them one by one, because
+/// cells read them meanwhile, in the order of their paths, so that `hosts.toml` follows the files
+/// that it names (`0-ca.pem`). Only the owner can read them.
 pub(super) fn make(directory: &Path, files: &BTreeMap<PathBuf, Vec<u8>>) -> io::Result<()> {
     if !directory.exists() && files.is_empty() {
         return Ok(());
@@ -31,7 +31,7 @@ pub(super) fn make(directory: &Path, files: &BTreeMap<PathBuf, Vec<u8>>) -> io::
                 fs::remove_file(&file)?;
             }
         }
-        // It stays if it has something.
+        // Fails if it isn't empty.
         let _ = fs::remove_dir(&host);
     }
     Ok(())
@@ -48,7 +48,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn has_what_it_is_to_have_and_nothing_else() {
+    fn directory_has_exactly_the_given_files() {
         let dir = tempfile::tempdir().unwrap();
         let directory = dir.path().join("registries");
         make(&directory, &BTreeMap::new()).unwrap();

@@ -1,5 +1,5 @@
-//! `registry.mirrors` and `registry.configs` of containerd, written as a directory of
-//! `HOST/hosts.toml` files. Pure, but for reading certificates, which is the caller's.
+//! Conversion of containerd's `registry.mirrors` and `registry.configs` to a directory of
+//! `HOST/hosts.toml` files. Pure, except for the caller's function that reads certificates.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -11,12 +11,12 @@ use std::{
 
 use super::configured::{Configured, Tls};
 
-/// The host of Docker's images, and where they are asked for (containerd, docker.DefaultHost).
+/// Host of Docker's images, and the host that serves them (containerd, docker.DefaultHost).
 const DOCKER: (&str, &str) = ("docker.io", "registry-1.docker.io");
-/// The directory for hosts that have none of their own; as a mirror's name it is `*`.
-const OTHERS: (&str, &str) = ("_default", "*");
+/// Directory for hosts without their own, and its name among mirrors.
+const DEFAULT_HOST: (&str, &str) = ("_default", "*");
 
-/// Where an image is asked for.
+/// Endpoint of a registry.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Endpoint {
     scheme: String,
@@ -25,8 +25,8 @@ struct Endpoint {
 }
 
 impl Endpoint {
-    /// As containerd reads it: without a scheme https, and http for the loopback; without a path
-    /// `/v2` (addDefaultScheme, registryHosts). A name and a password in it mean nothing.
+    /// Parses an endpoint like containerd: https by default, http for the loopback, path `/v2` by
+    /// default (addDefaultScheme, registryHosts). User name and password are ignored.
     fn parse(text: &str) -> Option<Self> {
         let (scheme, rest) =
             text.split_once("://").map_or((None, text), |(scheme, rest)| (Some(scheme), rest));
@@ -53,7 +53,7 @@ impl Endpoint {
     }
 }
 
-/// Whether a host is the loopback: in a cell that is the cell's own (containerd, isLocalHost).
+/// Returns true for the loopback, which is the cell's own in a cell (containerd, isLocalHost).
 fn is_loopback(host: &str) -> bool {
     let name = host
         .rsplit_once(':')
@@ -67,9 +67,9 @@ fn default_scheme(host: &str) -> &'static str {
     if is_loopback(host) { "http" } else { "https" }
 }
 
-/// Where images of a host are asked for, one after another: its mirrors' endpoints, and then the
-/// host itself, unless it is one of them (containerd, registryEndpoints). What a cell has no use
-/// for is left out, and named.
+/// Returns the endpoints of a host in order: its mirrors, then the host itself unless it is one of
+/// them (containerd, registryEndpoints). Endpoints that a cell can't use are left out and named in
+/// `problems`.
 fn endpoints(
     configured: &Configured,
     host: &str,
@@ -80,13 +80,13 @@ fn endpoints(
         match Endpoint::parse(text) {
             Some(endpoint) if endpoints.contains(&endpoint) => {}
             Some(endpoint) => endpoints.push(endpoint),
-            // It may have a password.
+            // Not shown, because it may contain a password.
             None => drop(problems.insert(format!(
                 "an endpoint of registry.mirrors.{host:?} is no URL with http or https"
             ))),
         }
     }
-    if host != OTHERS.1 && !endpoints.iter().any(|endpoint| endpoint.host == host) {
+    if host != DEFAULT_HOST.1 && !endpoints.iter().any(|endpoint| endpoint.host == host) {
         let own = if host == DOCKER.0 { DOCKER.1 } else { host };
         endpoints.extend(
             Endpoint::parse(&format!("{}://{own}", default_scheme(own)))
@@ -106,12 +106,12 @@ fn endpoints(
     endpoints
 }
 
-/// The host of what opens an image's endpoints: the first in their order that has something.
-pub(super) fn with_auth(configured: &Configured, host: &str) -> Option<String> {
+/// Returns the first endpoint of a host that has credentials.
+pub(super) fn host_with_auth(configured: &Configured, host: &str) -> Option<String> {
     let endpoints = if configured.config_path.is_empty() {
         endpoints(configured, host, &mut BTreeSet::new())
     } else {
-        // Which others there are, the files know.
+        // Further endpoints are known from the files only.
         Endpoint::parse(&format!("https://{}", if host == DOCKER.0 { DOCKER.1 } else { host }))
             .into_iter()
             .filter(|own| !is_loopback(&own.host))
@@ -120,16 +120,16 @@ pub(super) fn with_auth(configured: &Configured, host: &str) -> Option<String> {
     endpoints.into_iter().map(|endpoint| endpoint.host).find(|host| configured.auth(host).is_some())
 }
 
-/// What is to be in the directory, and what of the configuration is not in it.
+/// Files of the directory, and problems of the configuration.
 #[derive(Default, PartialEq, Eq)]
 pub(super) struct Plan {
-    /// Contents by path beneath the directory. Some are secret: keys.
+    /// Contents by path below the directory. Keys are secret.
     pub(super) files: BTreeMap<PathBuf, Vec<u8>>,
-    /// Each as a part of a sentence, without secrets.
+    /// Problems, each as part of a sentence, without secrets.
     pub(super) problems: BTreeSet<String>,
 }
 
-/// Writes the configuration anew. `read` gives the content of a file of the node.
+/// Converts the configuration. `read` returns the content of a file of the node.
 pub(super) fn plan(configured: &Configured, read: &dyn Fn(&Path) -> io::Result<Vec<u8>>) -> Plan {
     let mut plan = Plan::default();
     let mut hosts: BTreeSet<&str> = configured.hosts().into_iter().collect();
@@ -159,18 +159,20 @@ pub(super) fn plan(configured: &Configured, read: &dyn Fn(&Path) -> io::Result<V
         if entries.is_empty() {
             continue;
         }
-        plan.files
-            .insert(directory.join("hosts.toml"), text(&entries, host == OTHERS.1).into_bytes());
+        plan.files.insert(
+            directory.join("hosts.toml"),
+            text(&entries, host == DEFAULT_HOST.1).into_bytes(),
+        );
         let certificates = entries.into_iter().flat_map(|(_, certificates)| certificates.files);
         plan.files.extend(certificates.map(|(name, content)| (directory.join(name), content)));
     }
     plan
 }
 
-/// The directory of a host (containerd, hostDirectory).
+/// Returns the directory of a host (containerd, hostDirectory).
 fn directory(host: &str) -> Option<PathBuf> {
-    if host == OTHERS.1 {
-        return Some(OTHERS.0.into());
+    if host == DEFAULT_HOST.1 {
+        return Some(DEFAULT_HOST.0.into());
     }
     let is_name = !host.is_empty()
         && !host.starts_with(['.', '_'])
@@ -181,7 +183,7 @@ fn directory(host: &str) -> Option<PathBuf> {
     is_name.then(|| name.into())
 }
 
-/// What of an endpoint is about certificates: lines, and the files that they name.
+/// Certificates of an endpoint: lines of its table, and the files that they name.
 #[derive(Default)]
 struct Certificates {
     lines: Vec<String>,
@@ -219,13 +221,13 @@ fn certificates(
     Ok(Certificates { lines, files })
 }
 
-/// The text of a hosts.toml. What is tried last is the server; for hosts that are not known here,
-/// containerd knows it.
+/// Returns the text of a hosts.toml. The last endpoint is the server; with `has_no_server`,
+/// containerd adds it.
 fn text(entries: &[(Endpoint, Certificates)], has_no_server: bool) -> String {
     let mut toml =
         String::from("# Made of registry.mirrors and registry.configs of the node's containerd.\n");
     let about = |(endpoint, certificates): &(Endpoint, Certificates)| {
-        // containerd would put /v2 behind any other path.
+        // containerd appends /v2 to any other path.
         let path = (!endpoint.path.ends_with("/v2")).then(|| "override_path = true".to_owned());
         let lines = [r#"capabilities = ["pull", "resolve"]"#.to_owned()]
             .into_iter()
@@ -246,7 +248,7 @@ fn text(entries: &[(Endpoint, Certificates)], has_no_server: bool) -> String {
         let _ = write!(toml, "\n[host.{:?}]\n{}", entry.0.url(), about(entry));
     }
     if before.is_empty() {
-        // containerd 1.6 takes no file without this table.
+        // containerd 1.6 rejects a file without this table.
         toml.push_str("\n[host]\n");
     }
     toml

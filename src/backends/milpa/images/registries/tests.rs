@@ -12,50 +12,53 @@ fn registries(state: &Path, configured: Option<&str>) -> Arc<Registries> {
 }
 
 #[tokio::test]
-async fn cells_are_given_what_the_node_has() {
+async fn registry_configuration_of_the_node_reaches_cells() {
     let state = tempfile::tempdir().unwrap();
     let registries = registries(state.path(), None);
-    let (given, said) = registries.taken(OLD, false).await;
+    let (given, warnings) = registries.apply(OLD, false).await;
     assert_eq!(given, Some(state.path().join("registries")));
     let made =
         std::fs::read_to_string(state.path().join("registries/docker.io/hosts.toml")).unwrap();
     assert!(made.contains("[host.\"https://m.example/v2\"]") && !made.contains("sesame"), "{made}");
     assert!(
-        matches!(said.as_slice(), [headers] if headers.contains("registry.headers") && headers.contains("X-Team")),
-        "{said:?}"
+        matches!(
+            warnings.as_slice(),
+            [headers] if headers.contains("registry.headers") && headers.contains("X-Team")
+        ),
+        "{warnings:?}"
     );
     assert_eq!(
         registries.credentials().of("docker.io/library/busybox:latest").unwrap().password,
         "sesame"
     );
     assert_eq!(registries.credentials().of("quay.example/app:1"), None);
-    assert!(!format!("{said:?} {registries:?}").contains("sesame"), "{registries:?}");
-    // It is configured anew.
+    assert!(!format!("{warnings:?} {registries:?}").contains("sesame"), "{registries:?}");
+    // After a change of the configuration.
     assert_eq!(
-        registries.taken(NEW, false).await,
+        registries.apply(NEW, false).await,
         (Some("/etc/containerd/certs.d".into()), vec![])
     );
     assert_eq!(registries.credentials().of("docker.io/library/busybox:latest"), None);
-    assert_eq!(registries.taken("{}", false).await, (None, vec![]));
+    assert_eq!(registries.apply("{}", false).await, (None, vec![]));
     assert!(!state.path().join("registries/docker.io").exists());
 }
 
 /// Verifies I17.
 #[tokio::test]
-async fn what_is_configured_for_cells_is_all_they_are_given_and_the_rest_is_named() {
+async fn operators_directory_replaces_the_nodes_and_warns_of_the_rest() {
     let state = tempfile::tempdir().unwrap();
     let own = registries(state.path(), Some("/etc/certs"));
-    let (given, said) = own.taken(OLD, false).await;
+    let (given, warnings) = own.apply(OLD, false).await;
     assert_eq!(given, Some("/etc/certs".into()));
     assert!(
-        said.iter().any(|said| ["registry_config_dir", "registry.mirrors", "docker.io"]
+        warnings.iter().any(|warning| ["registry_config_dir", "registry.mirrors", "docker.io"]
             .iter()
-            .all(|word| said.contains(word))),
-        "{said:?}"
+            .all(|word| warning.contains(word))),
+        "{warnings:?}"
     );
     assert!(!state.path().join("registries").exists());
     for json in [NEW, "{}"] {
-        assert_eq!(own.taken(json, true).await, (Some("/etc/certs".into()), vec![]), "{json}");
+        assert_eq!(own.apply(json, true).await, (Some("/etc/certs".into()), vec![]), "{json}");
     }
     assert_eq!(
         own.config_path().await,
@@ -66,22 +69,22 @@ async fn what_is_configured_for_cells_is_all_they_are_given_and_the_rest_is_name
 
 /// Verifies I16.
 #[tokio::test]
-async fn what_the_node_does_not_tell_is_said() {
+async fn undisclosed_mirrors_are_logged() {
     let state = tempfile::tempdir().unwrap();
     let registries = registries(state.path(), None);
-    let (given, said) = registries.taken("{}", true).await;
+    let (given, warnings) = registries.apply("{}", true).await;
     assert!(
         given.is_none()
-            && said[0].contains("registry.mirrors")
-            && said[0].contains("registry_config_dir"),
-        "{said:?}"
+            && warnings[0].contains("registry.mirrors")
+            && warnings[0].contains("registry_config_dir"),
+        "{warnings:?}"
     );
-    let (given, said) = registries.taken(r#"{"registry": {"mirrors": "sesame"}}"#, false).await;
+    let (given, warnings) = registries.apply(r#"{"registry": {"mirrors": "sesame"}}"#, false).await;
     assert!(
-        given.is_none() && said[0].contains("line 1") && !said[0].contains("sesame"),
-        "{said:?}"
+        given.is_none() && warnings[0].contains("line 1") && !warnings[0].contains("sesame"),
+        "{warnings:?}"
     );
     assert_eq!(registries.config_path().await, None);
-    let said = registries.known.lock().await.said.clone();
-    assert!(said.iter().any(|said| said.contains("does not say which mirrors")), "{said:?}");
+    let warnings = registries.known.lock().await.warnings.clone();
+    assert!(warnings.iter().any(|warning| warning.contains("containerd unknown")), "{warnings:?}");
 }

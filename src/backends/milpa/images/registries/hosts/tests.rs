@@ -21,7 +21,7 @@ fn planned(registry: &str) -> (BTreeMap<String, String>, Vec<String>) {
     (files.collect(), plan.problems.into_iter().collect())
 }
 
-/// What is tried, in its order, by a file's text.
+/// Returns the endpoints of a file in the order of attempts.
 fn tried(text: &str) -> Vec<String> {
     let hosts = text.lines().filter_map(|line| line.strip_prefix("[host.\"")?.strip_suffix("\"]"));
     let server =
@@ -31,10 +31,9 @@ fn tried(text: &str) -> Vec<String> {
 
 /// Verifies I17.
 #[test]
-fn endpoints_are_tried_in_containerds_order() {
+fn endpoints_follow_the_order_of_containerd() {
     for (registry, file, expected) in [
-        // In their order, and then the host itself; without a path it is /v2, and no name or
-        // password is of it.
+        // In order, and then the host itself; path /v2 by default, without user name and password.
         (
             r#"{"mirrors": {"quay.example": {"endpoint": ["https://violet:sesame@b.example", "http://a.example:5000/proxy/v2"]}}}"#,
             "quay.example",
@@ -44,26 +43,25 @@ fn endpoints_are_tried_in_containerds_order() {
                 "https://quay.example/v2",
             ],
         ),
-        // Docker's own host has another name. An endpoint twice is one.
+        // Docker's host differs from its name. Duplicates are removed.
         (
             r#"{"mirrors": {"docker.io": {"endpoint": ["m.example", "https://m.example"]}}}"#,
             "docker.io",
             vec!["https://m.example/v2", "https://registry-1.docker.io/v2"],
         ),
-        // A host that is its own endpoint is not tried anew: so is a registry without certificates
-        // configured.
+        // A host that is its own endpoint, and a registry without certificates, occur once.
         (
             r#"{"mirrors": {"own.example:5000": {"endpoint": ["http://own.example:5000"]}}}"#,
             "own.example_5000_",
             vec!["http://own.example:5000/v2"],
         ),
-        // For all others there is no server: it is the host itself.
+        // Without a server for all other hosts: it is the requested host.
         (
             r#"{"mirrors": {"*": {"endpoint": ["https://all.example"]}}}"#,
             "_default",
             vec!["https://all.example/v2"],
         ),
-        // Whose certificates are configured has the endpoints of all others, and itself.
+        // A host with certificates has the endpoints of all other hosts, and itself.
         (
             r#"{"mirrors": {"*": {"endpoint": ["https://all.example"]}}, "configs": {"tls.example": {"tls": {"insecure_skip_verify": true}}}}"#,
             "tls.example",
@@ -87,7 +85,7 @@ fn endpoints_are_tried_in_containerds_order() {
 }
 
 #[test]
-fn a_file_is_what_containerd_reads() {
+fn hosts_file_has_the_form_of_containerd() {
     let (files, _) = planned(
         r#"{"mirrors": {"quay.example": {"endpoint": ["https://m.example/api"]}}, "configs": {"m.example": {"tls":
             {"insecure_skip_verify": true, "caFile": "/certs/ca.crt", "certFile": "/certs/me.crt", "keyFile": "/certs/me.key"}}, "quay.example": {"tls": {"caFile": "/certs/q"}}}}"#,
@@ -110,7 +108,7 @@ skip_verify = true
         ["0-ca.pem", "0-client.pem", "0-key.pem", "1-ca.pem"].map(copied),
         ["/certs/ca.crt", "/certs/me.crt", "/certs/me.key", "/certs/q"]
     );
-    // The mirror's own images are asked of it too, by its certificates.
+    // Images of the mirror itself also use its certificates.
     assert!(
         files["m.example/hosts.toml"].ends_with("skip_verify = true\n\n[host]\n"),
         "{}",
@@ -120,7 +118,7 @@ skip_verify = true
 
 /// Verifies I16.
 #[test]
-fn what_a_cell_can_not_use_is_named() {
+fn unusable_settings_are_named() {
     let (files, problems) = planned(
         r#"{"mirrors": {"a.example": {"endpoint": ["http://127.0.0.1:5000", "http://[::1]:5000", "localhost:5000"]}, "../b": {"endpoint": []}, "localhost:5000": {"endpoint": []},
             "c.example": {"endpoint": ["ftp://violet:sesame@x", "https://"]}}, "configs": {"a.example": {"tls": {"caFile": "/none"}}, "d.example": {"tls": {"certFile": "/certs/c"}}}}"#,
@@ -142,19 +140,19 @@ fn what_a_cell_can_not_use_is_named() {
 }
 
 #[test]
-fn what_opens_an_image_is_the_first_endpoints_that_has_something() {
+fn credentials_are_of_the_first_endpoint_that_has_them() {
     let old = configured(
         r#"{"mirrors": {"docker.io": {"endpoint": ["https://open.example", "https://m.example"]}}, "configs": {"m.example": {"auth": {"username": "v"}},
             "registry-1.docker.io": {"auth": {"username": "w"}}, "127.0.0.1:5000": {"auth": {"username": "x"}}}}"#,
     );
-    assert_eq!(with_auth(&old, "docker.io").as_deref(), Some("m.example"));
+    assert_eq!(host_with_auth(&old, "docker.io").as_deref(), Some("m.example"));
     assert_eq!(
-        (with_auth(&old, "quay.example"), with_auth(&old, "127.0.0.1:5000")),
+        (host_with_auth(&old, "quay.example"), host_with_auth(&old, "127.0.0.1:5000")),
         (None, None),
         "a pod may listen on its own loopback"
     );
     let new = configured(
         r#"{"configPath": "/certs", "configs": {"registry-1.docker.io": {"auth": {"username": "w"}}}}"#,
     );
-    assert_eq!(with_auth(&new, "docker.io").as_deref(), Some("registry-1.docker.io"));
+    assert_eq!(host_with_auth(&new, "docker.io").as_deref(), Some("registry-1.docker.io"));
 }
