@@ -49,8 +49,6 @@ const UNREVISED: &[&str] = &[
     "src/backends/method.rs",
     "src/backends/milpa.rs",
     "src/backends/milpa/latest.rs",
-    "src/backends/milpa/logs",
-    "src/backends/milpa/logs.rs",
     "src/backends/milpa/mailbox.rs",
     "src/backends/milpa/resolver",
     "src/backends/milpa/resolver.rs",

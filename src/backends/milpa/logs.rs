@@ -15,7 +15,7 @@ use tonic::Status;
 
 use self::{
     source::{CellLogs, Source},
-    writer::{Ask, News, Writer},
+    writer::{CellLog, Command, Writer},
 };
 use super::{
     cells::Cell,
@@ -33,39 +33,39 @@ mod source;
 mod tests;
 mod writer;
 
-/// Requests that wait for one writer.
-const ASKS: usize = 16;
+/// Most commands that wait for a writer.
+const MAX_QUEUED_COMMANDS: usize = 16;
 
-/// A container's log: where it is in the cell, and where it goes on the node.
+/// Route of a container's log from the cell to the node.
 #[derive(Debug, Clone)]
 pub struct LogRoute {
-    /// The container.
+    /// Id of the container.
     pub container: ContainerId,
-    /// Absolute, on the node.
+    /// Absolute path on the node.
     pub node_path: PathBuf,
-    /// Beneath the cell's `pod_dir`.
+    /// Path below the cell's `pod_dir`.
     pub cell_path: String,
-    /// Position in the cell's log at which the node's file begins. Less than 0: the file had so
+    /// Position in the cell's log at which the node's file begins. Negative if the file had this
     /// many bytes before the container.
     pub base: i64,
 }
 
-/// Keeps where log files begin, when that changes by itself: a file was made shorter on the node,
-/// or a cell does not keep a part of a log.
+/// Records where log files begin, when that changes by itself: a file was truncated on the node, or
+/// a cell has discarded a part of a log.
 #[async_trait]
 pub trait Keeper: Send + Sync + 'static {
-    /// Puts a container's base on disk. A failure is the keeper's to tell.
+    /// Records a container's base. The implementation logs its failures.
     async fn keep_base(&self, container: &ContainerId, base: i64);
 }
 
-/// Logs of pods in cells. All writers end with it.
+/// Logs of pods in cells. Dropping this ends all writers.
 #[derive(Default)]
 pub struct Logs {
     routes: Mutex<Routes>,
     bases: Bases,
 }
 
-/// To whom all writers tell new bases, once somebody wants to know them.
+/// Recipient of new bases, once it is set.
 #[derive(Default, Clone)]
 struct Bases(Arc<OnceLock<Weak<dyn Keeper>>>);
 
@@ -77,70 +77,71 @@ impl Bases {
     }
 }
 
-/// The writers, and whose news are whose.
+/// Writers, and the containers by the path of their log.
 #[derive(Default)]
 struct Routes {
-    followed: HashMap<ContainerId, Followed>,
+    writers: HashMap<ContainerId, WriterHandle>,
     by_path: HashMap<(CellId, String), ContainerId>,
 }
 
 impl Routes {
-    fn follow_on(&self, cell: &CellId, source: &Arc<dyn Source>, route: &LogRoute) -> bool {
-        let Some(followed) = self
-            .followed
+    fn update_source(&self, cell: &CellId, source: &Arc<dyn Source>, route: &LogRoute) -> bool {
+        let Some(writer) = self
+            .writers
             .get(&route.container)
-            .filter(|followed| followed.cell == *cell && followed.cell_path == route.cell_path)
+            .filter(|writer| writer.cell == *cell && writer.cell_path == route.cell_path)
         else {
             return false;
         };
-        followed.news.change(|news| {
-            news.source = Arc::clone(source);
-            news.again += 1;
+        writer.cell_log.change(|cell_log| {
+            cell_log.source = Arc::clone(source);
+            cell_log.rereads += 1;
             true
         });
         true
     }
 }
 
-/// One writer's handle.
-struct Followed {
+/// Handle of a writer.
+struct WriterHandle {
     cell: CellId,
     cell_path: String,
-    news: Arc<Latest<News>>,
-    asks: Sender<Ask>,
+    cell_log: Arc<Latest<CellLog>>,
+    commands: Sender<Command>,
     _writer: AbortOnDropHandle<()>,
 }
 
 impl Logs {
-    /// With no log yet.
+    /// Creates an instance without logs.
     pub fn new() -> Arc<Self> {
         Arc::default()
     }
 
-    /// Whom new bases are told, from now on. The first one stays.
+    /// Sets the recipient of new bases; only the first call counts.
     pub fn kept_by(&self, keeper: Weak<dyn Keeper>) {
         let _ = self.bases.0.set(keeper);
     }
 
-    /// Makes the node's file (before StartContainer answers) and follows the cell's log from base +
-    /// the file's length on. Again for the same container, it goes on with this cell's link.
+    /// Creates the node's file (before StartContainer returns) and follows the cell's log from the
+    /// position base + the file's length. Called again for a container, it continues with this
+    /// cell's link.
     ///
-    /// INTERNAL, naming the path, if the file can't be made: its last component must not be a link,
-    /// and its parent must exist.
+    /// INTERNAL, naming the path, if the file can't be created: its last component must not be a
+    /// link, and its parent must exist.
     pub async fn follow(self: &Arc<Self>, cell: &Cell, route: LogRoute) -> Result<(), Status> {
         self.follow_from(&cell.id, Arc::new(CellLogs(cell.link.clone())), route).await
     }
 
-    /// Goes on with the log of a container that has ended, if its file is there: one that is not
-    /// was removed by the kubelet. Whether it is followed only from now on.
+    /// Continues the log of an exited container if its file exists; otherwise the kubelet has
+    /// removed it. Returns true if it wasn't followed before.
     ///
-    /// INTERNAL as of [`Self::follow`].
+    /// INTERNAL like [`Self::follow`].
     pub async fn resume(self: &Arc<Self>, cell: &Cell, route: LogRoute) -> Result<bool, Status> {
         self.resume_from(&cell.id, Arc::new(CellLogs(cell.link.clone())), route).await
     }
 
-    /// The base of a new container's log: what is in the node's file by now is not of this
-    /// container. As with containerd, it stays, and the log comes after it.
+    /// Returns the base of a new container's log. As with containerd, present content of the node's
+    /// file stays, and the log is appended.
     pub async fn base_for(node_path: PathBuf) -> i64 {
         -i64::try_from(file::length_of(node_path).await).unwrap_or(i64::MAX)
     }
@@ -151,12 +152,12 @@ impl Logs {
         source: Arc<dyn Source>,
         route: LogRoute,
     ) -> Result<(), Status> {
-        if self.follows_on(cell, &source, &route) {
+        if self.is_followed(cell, &source, &route) {
             return Ok(());
         }
         let file = file::NodeFile::open(route.node_path.clone())
             .await
-            .map_err(|error| unusable(&route, &error))?;
+            .map_err(|error| file_failure(&route, &error))?;
         self.write(cell, source, route, file);
         Ok(())
     }
@@ -167,16 +168,16 @@ impl Logs {
         source: Arc<dyn Source>,
         route: LogRoute,
     ) -> Result<bool, Status> {
-        if self.follows_on(cell, &source, &route) {
+        if self.is_followed(cell, &source, &route) {
             return Ok(false);
         }
         let file = file::NodeFile::existing(route.node_path.clone())
             .await
-            .map_err(|error| unusable(&route, &error))?;
+            .map_err(|error| file_failure(&route, &error))?;
         Ok(file.is_some_and(|file| self.write(cell, source, route, file)))
     }
 
-    /// Begins a writer; `false` if there is one.
+    /// Starts a writer; returns false if it exists.
     fn write(
         &self,
         cell: &CellId,
@@ -184,104 +185,108 @@ impl Logs {
         route: LogRoute,
         file: file::NodeFile,
     ) -> bool {
-        // Another call may have been faster; its writer is then as good as this one would be. Under
-        // one lock: of two writers the first would be cut, in the middle of what it writes.
+        // Checked under the lock that inserts, as another call may have been faster: of two
+        // writers, the first would be aborted within a write.
         let mut routes = self.routes();
-        if routes.follow_on(cell, &source, &route) {
+        if routes.update_source(cell, &source, &route) {
             return false;
         }
-        let news = Arc::new(Latest::new(News { source, size: 0, again: 1 }));
-        let (asks, asked) = mailbox(ASKS);
+        let cell_log = Arc::new(Latest::new(CellLog { source, size: 0, rereads: 1 }));
+        let (commands, receiver) = mailbox(MAX_QUEUED_COMMANDS);
         let writer = Box::new(Writer::new(
             route.clone(),
             file,
             self.bases.clone(),
-            Arc::clone(&news),
-            asked,
+            Arc::clone(&cell_log),
+            receiver,
         ));
         routes.by_path.insert((cell.clone(), route.cell_path.clone()), route.container.clone());
         let writer = AbortOnDropHandle::new(tokio::spawn(writer.run()));
-        routes.followed.insert(
+        routes.writers.insert(
             route.container,
-            Followed {
+            WriterHandle {
                 cell: cell.clone(),
                 cell_path: route.cell_path,
-                news,
-                asks,
+                cell_log,
+                commands,
                 _writer: writer,
             },
         );
         true
     }
 
-    /// Gives a writer that there is already this link.
-    fn follows_on(&self, cell: &CellId, source: &Arc<dyn Source>, route: &LogRoute) -> bool {
-        self.routes().follow_on(cell, source, route)
+    /// Gives an existing writer this link.
+    fn is_followed(&self, cell: &CellId, source: &Arc<dyn Source>, route: &LogRoute) -> bool {
+        self.routes().update_source(cell, source, route)
     }
 
-    /// The cell says that a log has grown to `size` bytes. Of a log that isn't followed, it is
-    /// ignored.
+    /// Handles a report that a cell's log has grown to `size` bytes. Ignored if the log isn't
+    /// followed.
     pub fn grown(&self, cell: &CellId, cell_path: &str, size: u64) {
         let routes = self.routes();
-        let followed = routes
+        let writer = routes
             .by_path
             .get(&(cell.clone(), cell_path.to_owned()))
-            .and_then(|container| routes.followed.get(container));
-        if let Some(followed) = followed {
-            followed.news.change(|news| {
-                let grown = size > news.size;
-                news.size = news.size.max(size);
+            .and_then(|container| routes.writers.get(container));
+        if let Some(writer) = writer {
+            writer.cell_log.change(|cell_log| {
+                let grown = size > cell_log.size;
+                cell_log.size = cell_log.size.max(size);
                 grown
             });
         }
     }
 
-    /// Waits until the node's file has all that the container wrote, `within` at most. Called
-    /// before an exit is reported. `false` if it has not, or if the log isn't followed.
+    /// Waits until the node's file has everything that the container wrote, at most for `within`.
+    /// Called before an exit is reported. Returns false on a timeout or if the log isn't followed.
     pub async fn drain(&self, container: &ContainerId, within: Duration) -> bool {
         tokio::time::timeout(within, self.whole(container)).await.unwrap_or_else(|_| {
-            tracing::warn!(%container, seconds = within.as_secs(), "the log of a container is not whole on the node in time");
+            tracing::warn!(
+                %container,
+                timeout_s = within.as_secs(),
+                "container log incomplete on the node"
+            );
             false
         })
     }
 
-    /// Waits until the node's file has all that the container wrote; `false` if the log isn't
-    /// followed, or not any more.
+    /// Waits until the node's file has everything that the container wrote; returns false if the
+    /// log isn't followed.
     pub async fn whole(&self, container: &ContainerId) -> bool {
-        let Some(asks) = self.asks(container) else { return false };
+        let Some(commands) = self.commands(container) else { return false };
         let (done, drained) = oneshot::channel();
-        asks.send(Ask::Drain(done)).await.is_ok() && drained.await.is_ok()
+        commands.send(Command::Drain(done)).await.is_ok() && drained.await.is_ok()
     }
 
-    /// `ReopenContainerLog`: flushes, makes the file anew, and returns the position at which it
-    /// begins, which the caller keeps before it answers.
+    /// Serves `ReopenContainerLog`: flushes, recreates the file, and returns its base, which the
+    /// caller records before it responds.
     ///
-    /// NOT_FOUND if the container's log isn't followed, INTERNAL if the new file can't be made: the
-    /// old one then goes on.
+    /// NOT_FOUND if the container's log isn't followed, INTERNAL if the new file can't be created:
+    /// the old one then continues.
     pub async fn reopen(&self, container: &ContainerId) -> Result<i64, Status> {
-        let asks = self.asks(container).ok_or_else(|| {
+        let commands = self.commands(container).ok_or_else(|| {
             Status::not_found(format!("the log of container {container} is not followed"))
         })?;
         let (done, reopened) = oneshot::channel();
         let ended =
             || Status::aborted(format!("the log of container {container} is followed no more"));
-        asks.send(Ask::Reopen(done)).await.map_err(|_| ended())?;
+        commands.send(Command::Reopen(done)).await.map_err(|_| ended())?;
         reopened.await.map_err(|_| ended())?
     }
 
-    /// Ends what [`Self::follow`] began.
+    /// Stops following a container's log.
     pub fn close(&self, container: &ContainerId) {
         let mut routes = self.routes();
-        if let Some(followed) = routes.followed.remove(container) {
-            let path = (followed.cell.clone(), followed.cell_path.clone());
+        if let Some(writer) = routes.writers.remove(container) {
+            let path = (writer.cell.clone(), writer.cell_path.clone());
             if routes.by_path.get(&path) == Some(container) {
                 routes.by_path.remove(&path);
             }
         }
     }
 
-    fn asks(&self, container: &ContainerId) -> Option<Sender<Ask>> {
-        Some(self.routes().followed.get(container)?.asks.clone())
+    fn commands(&self, container: &ContainerId) -> Option<Sender<Command>> {
+        Some(self.routes().writers.get(container)?.commands.clone())
     }
 
     fn routes(&self) -> MutexGuard<'_, Routes> {
@@ -289,7 +294,7 @@ impl Logs {
     }
 }
 
-fn unusable(route: &LogRoute, error: &std::io::Error) -> Status {
+fn file_failure(route: &LogRoute, error: &std::io::Error) -> Status {
     Status::internal(format!(
         "log file {} of container {}: {error}",
         route.node_path.display(),
@@ -299,6 +304,6 @@ fn unusable(route: &LogRoute, error: &std::io::Error) -> Status {
 
 impl fmt::Debug for Logs {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Logs").field("followed", &self.routes().followed.len()).finish()
+        f.debug_struct("Logs").field("followed", &self.routes().writers.len()).finish()
     }
 }

@@ -46,7 +46,7 @@ pub(super) enum CopyError {
     #[error(transparent)]
     Manifest(#[from] ManifestError),
     /// The content does not match its digest.
-    #[error("blob {0} is damaged on the node, or larger than {MAX_JSON} bytes")]
+    #[error("blob {0} is damaged on the node, or larger than {MAX_JSON_BYTES} bytes")]
     Damaged(String),
     /// The content of a layer was deleted after it was unpacked.
     #[error("blob {0} is not on the node any more")]

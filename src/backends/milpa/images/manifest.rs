@@ -28,7 +28,7 @@ pub(super) enum ManifestError {
     #[error("{0:?} is no digest that can be checked; allowed is sha256")]
     Digest(String),
     /// The image exceeds a bound.
-    #[error("it has more than {MAX_LAYERS} layers, or a blob of more than {MAX_BLOB} bytes")]
+    #[error("it has more than {MAX_LAYERS} layers, or a blob of more than {MAX_BLOB_BYTES} bytes")]
     TooMuch,
     /// The index has no image for this machine.
     #[error("index {0} has no image for linux/{1}")]

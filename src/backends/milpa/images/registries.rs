@@ -239,7 +239,7 @@ fn read(path: &Path) -> io::Result<Vec<u8>> {
     let found = std::fs::metadata(path)?;
     if !found.is_file() || found.len() > MAX_CERTIFICATE_BYTES {
         return Err(io::Error::other(format!(
-            "it is no file, or has more than {MAX_CERTIFICATES} bytes"
+            "it is no file, or has more than {MAX_CERTIFICATE_BYTES} bytes"
         )));
     }
     std::fs::read(path)

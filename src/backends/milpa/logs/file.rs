@@ -1,4 +1,4 @@
-//! A log file on the node.
+//! Log files on the node.
 
 use std::{
     fs::{File, OpenOptions},
@@ -10,7 +10,7 @@ use std::{
 
 use bytes::Bytes;
 
-/// An open log file: appended to, never followed through a link.
+/// Open log file, for appending. Never opened through a link.
 #[derive(Debug)]
 pub(super) struct NodeFile {
     path: PathBuf,
@@ -18,25 +18,25 @@ pub(super) struct NodeFile {
     id: FileId,
 }
 
-/// Where a file ends.
+/// End of a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct End {
-    /// Its length in bytes.
+pub(super) struct FileEnd {
+    /// Length of the file in bytes.
     pub(super) length: u64,
-    /// Whether its last line has no end.
+    /// True if the last line has no line end.
     pub(super) within_line: bool,
 }
 
-/// Which file it is, whatever its name.
+/// Device and inode of a file.
 pub(super) type FileId = (u64, u64);
 
 impl NodeFile {
-    /// Opens the file for appending, and makes it if there is none.
+    /// Opens the file for appending, and creates it if absent.
     pub(super) async fn open(path: PathBuf) -> io::Result<Self> {
         Self::open_or(path, true).await
     }
 
-    /// Opens the file for appending; `None` if there is none.
+    /// Opens the file for appending; `None` if it is absent.
     pub(super) async fn existing(path: PathBuf) -> io::Result<Option<Self>> {
         match Self::open_or(path, false).await {
             Ok(file) => Ok(Some(file)),
@@ -64,32 +64,31 @@ impl NodeFile {
         .await
     }
 
-    /// Opens what is under the same name now.
-    pub(super) async fn anew(&self) -> io::Result<Self> {
+    /// Opens the file that has the name now.
+    pub(super) async fn reopen(&self) -> io::Result<Self> {
         Self::open(self.path.clone()).await
     }
 
-    /// Which file it is.
     pub(super) fn id(&self) -> FileId {
         self.id
     }
 
-    /// Where it ends.
-    pub(super) async fn end(&self) -> io::Result<End> {
+    /// Returns the end of the file.
+    pub(super) async fn end(&self) -> io::Result<FileEnd> {
         let file = Arc::clone(&self.file);
         blocking(move || {
             let length = file.metadata()?.len();
             let mut last = [b'\n'];
             if let Some(before) = length.checked_sub(1) {
-                // Nothing is read where somebody has just made it shorter.
+                // Reads nothing if the file was truncated meanwhile.
                 file.read_at(&mut last, before)?;
             }
-            Ok(End { length, within_line: last != *b"\n" })
+            Ok(FileEnd { length, within_line: last != *b"\n" })
         })
         .await
     }
 
-    /// Whether it has no name any more while another file has the one that it had.
+    /// Returns true if the file was deleted and another one has its name.
     pub(super) async fn is_replaced(&self) -> io::Result<bool> {
         let (file, path) = (Arc::clone(&self.file), self.path.clone());
         blocking(move || {
@@ -99,20 +98,20 @@ impl NodeFile {
         .await
     }
 
-    /// Appends all of it. After an error, any part of it may be in the file.
+    /// Appends all bytes. After an error, any part of them may be in the file.
     pub(super) async fn append(&self, bytes: Bytes) -> io::Result<()> {
         let file = Arc::clone(&self.file);
         blocking(move || (&*file).write_all(&bytes)).await
     }
 
-    /// Brings what was appended to the disk.
+    /// Flushes appended bytes to the disk.
     pub(super) async fn sync(&self) -> io::Result<()> {
         let file = Arc::clone(&self.file);
         blocking(move || file.sync_data()).await
     }
 }
 
-/// The length in bytes of the file of this name; 0 if there is none.
+/// Returns the length of a file in bytes; 0 if it is absent.
 pub(super) async fn length_of(path: PathBuf) -> u64 {
     let length = blocking(move || {
         Ok(path

@@ -1,4 +1,4 @@
-//! What a cell may say of a log, and when, as any bytes. For kiyot-fuzz alone.
+//! Fuzz target: a log from a cell, with failures and kills in an order made from any bytes.
 
 use std::{
     collections::VecDeque,
@@ -23,36 +23,36 @@ use super::{
 };
 use crate::backends::milpa::id::{CellId, ContainerId};
 
-/// Where the log is, beneath the cell's `pod_dir`.
-const IN_CELL: &str = "logs/c/0.log";
-/// Time for what must happen. A runtime whose clock is paused does not wait for it.
-const PATIENCE: Duration = Duration::from_secs(60 * 60);
-/// Steps of one log, so that each has its end soon.
-const STEPS: usize = 64;
+/// Path of the log below the cell's `pod_dir`.
+const CELL_PATH: &str = "logs/c/0.log";
+/// Deadline for expected events, with a paused clock.
+const DEADLINE: Duration = Duration::from_secs(60 * 60);
+/// Most steps of a log, so that each input ends soon.
+const MAX_STEPS: usize = 64;
 
-/// What goes wrong with one reading.
+/// Failure of a read.
 #[derive(Debug, Clone, Copy)]
 enum Fault {
     /// The link breaks after the first part.
     Broken,
-    /// There is no link.
+    /// The link is absent.
     Unavailable,
-    /// Nothing more comes after the first part.
+    /// The cell is silent after the first part.
     Silent,
-    /// The cell says that there is no such log.
+    /// The cell reports that the log is absent.
     NotFound,
-    /// The cell says that it has less.
-    Less,
+    /// The cell reports a shorter log.
+    Shorter,
 }
 
-/// A cell's log, told in parts.
-struct Told {
+/// Fake log of a cell, read in parts.
+struct FakeLog {
     log: Mutex<Vec<u8>>,
     part: usize,
     faults: Mutex<VecDeque<Fault>>,
 }
 
-impl Told {
+impl FakeLog {
     fn faults(&self) -> std::sync::MutexGuard<'_, VecDeque<Fault>> {
         self.faults.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -63,21 +63,21 @@ impl Told {
 }
 
 #[async_trait]
-impl Source for Told {
+impl Source for FakeLog {
     async fn read(
         &self,
         path: &str,
         position: u64,
     ) -> Result<BoxStream<'static, Result<Part, Status>>, Status> {
-        assert_eq!(path, IN_CELL);
+        assert_eq!(path, CELL_PATH);
         let fault = self.faults().pop_front();
         let log = self.log();
         let position = usize::try_from(position).unwrap_or(usize::MAX);
-        // No fault makes it ask for what there never was.
+        // No failure leads to a position that never existed.
         let rest = log
             .get(position..)
             .unwrap_or_else(|| panic!("position {position} of {} bytes is asked for", log.len()));
-        // An empty part says nothing.
+        // An empty part has no meaning.
         let parts =
             rest.chunks(self.part).map(|part| Ok(Part::Bytes(Bytes::copy_from_slice(part))));
         let mut parts: Vec<_> = parts.chain([Ok(Part::Bytes(Bytes::new()))]).collect();
@@ -94,7 +94,7 @@ impl Source for Told {
             }
             Some(Fault::Unavailable) => Err(Status::unavailable("no link")),
             Some(Fault::NotFound) => Err(Status::not_found("no such log")),
-            Some(Fault::Less) => Err(Status::out_of_range("beyond its end")),
+            Some(Fault::Shorter) => Err(Status::out_of_range("beyond its end")),
         }
     }
 
@@ -104,34 +104,33 @@ impl Source for Told {
     }
 }
 
-/// One life of kiyot after the other, and what they leave on the node.
-struct Node<'a> {
-    life: &'a dyn Fn() -> Runtime,
+/// Consecutive runs of kiyot, and their files on the node.
+struct Scene<'a> {
+    new_runtime: &'a dyn Fn() -> Runtime,
     runtime: Runtime,
     logs: Arc<Logs>,
-    told: Arc<Told>,
+    fake: Arc<FakeLog>,
     cell: CellId,
     container: ContainerId,
     path: PathBuf,
     base: i64,
-    /// The files that were taken away, and whether each must end with a line.
+    /// Rotated files, and whether each must end with a line end.
     rotated: Vec<(PathBuf, bool)>,
-    /// Whether a reading may have failed in whose middle the log still is.
+    /// True if a failed read may have left the log within a line.
     faulty: bool,
-    /// Whether the cell said that there is more than there is: then nobody hears of what comes
-    /// next.
-    lied: bool,
+    /// True if the cell reported more than it has, which hides later growth.
+    overstated: bool,
 }
 
-impl Node<'_> {
+impl Scene<'_> {
     fn follow(&self) {
         let route = LogRoute {
             container: self.container.clone(),
             node_path: self.path.clone(),
-            cell_path: IN_CELL.to_owned(),
+            cell_path: CELL_PATH.to_owned(),
             base: self.base,
         };
-        let source = Arc::clone(&self.told) as Arc<dyn Source>;
+        let source = Arc::clone(&self.fake) as Arc<dyn Source>;
         if let Err(status) = self.runtime.block_on(self.logs.follow_from(&self.cell, source, route))
         {
             panic!("{status}");
@@ -139,8 +138,8 @@ impl Node<'_> {
     }
 
     fn drain(&mut self) {
-        self.runtime.block_on(self.logs.drain(&self.container, PATIENCE));
-        self.faulty = !self.told.faults().is_empty();
+        self.runtime.block_on(self.logs.drain(&self.container, DEADLINE));
+        self.faulty = !self.fake.faults().is_empty();
     }
 
     fn reopen(&mut self) {
@@ -150,22 +149,23 @@ impl Node<'_> {
             .unwrap_or_else(|status| panic!("{status}"));
     }
 
-    /// As the kubelet does it.
+    /// Rotates like the kubelet.
     fn rotate(&mut self) {
         let old = self.path.with_extension(format!("log.{}", self.rotated.len()));
         rename(&self.path, &old);
-        let whole =
-            !self.faulty && !self.lied && self.told.log().last().is_none_or(|byte| *byte == b'\n');
+        let whole = !self.faulty
+            && !self.overstated
+            && self.fake.log().last().is_none_or(|byte| *byte == b'\n');
         self.reopen();
         self.rotated.push((old, whole));
     }
 
-    /// kiyot is killed, and comes again.
+    /// Simulates a kill and a restart of kiyot.
     fn crash(&mut self) {
         self.logs = Logs::new();
-        self.lied = false;
-        // The kernel still does what it was asked for.
-        self.runtime = (self.life)();
+        self.overstated = false;
+        // The kernel completes its pending writes.
+        self.runtime = (self.new_runtime)();
         self.follow();
     }
 
@@ -179,14 +179,14 @@ impl Node<'_> {
             0 | 1 => {
                 let length = usize::from(take(1).first().copied().unwrap_or_default());
                 let size = {
-                    let mut log = self.told.log();
+                    let mut log = self.fake.log();
                     log.extend_from_slice(take(length));
                     if kind.is_multiple_of(8) {
                         log.push(b'\n');
                     }
                     log.len() as u64
                 };
-                self.logs.grown(&self.cell, IN_CELL, size);
+                self.logs.grown(&self.cell, CELL_PATH, size);
             }
             2 => self.drain(),
             3 => self.rotate(),
@@ -198,63 +198,62 @@ impl Node<'_> {
                     Fault::Unavailable,
                     Fault::Silent,
                     Fault::NotFound,
-                    Fault::Less,
+                    Fault::Shorter,
                 ];
                 let which =
                     usize::from(take(1).first().copied().unwrap_or_default()) % faults.len();
-                self.told.faults().push_back(faults[which]);
+                self.fake.faults().push_back(faults[which]);
                 self.faulty = true;
             }
-            // What a cell says of a log's size may be wrong.
+            // The reported size may be wrong.
             _ => {
                 let size = take(8).iter().fold(0, |size, byte| size << 8 | u64::from(*byte));
-                self.lied |= size > self.told.log().len() as u64;
-                self.logs.grown(&self.cell, IN_CELL, size);
+                self.overstated |= size > self.fake.log().len() as u64;
+                self.logs.grown(&self.cell, CELL_PATH, size);
             }
         }
     }
 }
 
-/// Follows a log whose cell, link and kubelet do what the bytes say, each life of kiyot in a
-/// runtime of its own, on files in `dir`. Whatever happens, the files one after the other are the
-/// cell's log, and where nothing failed each of them ends with a line: who reads one after the
-/// other reads each line once.
+/// Follows a log while cell, link and kubelet behave as the bytes say, with a runtime for each run
+/// of kiyot, on files in `dir`. The files in order must be the cell's log, and without failures
+/// each of them must end with a line end, so that a reader of the files reads each line once.
 ///
 /// # Panics
-/// If not.
-pub fn log(life: &dyn Fn() -> Runtime, dir: &Path, bytes: &[u8]) {
+/// For a violation.
+pub fn log(new_runtime: &dyn Fn() -> Runtime, dir: &Path, bytes: &[u8]) {
     let (Ok(cell), Ok(container)) =
         (CellId::parse("cell-aaaaaaaaaaaa"), ContainerId::parse(&format!("milpa{:a<59}", "")))
     else {
         return;
     };
     let Some((&part, mut rest)) = bytes.split_first() else { return };
-    let told = Arc::new(Told {
+    let fake = Arc::new(FakeLog {
         log: Mutex::default(),
         part: usize::from(part).max(1),
         faults: Mutex::default(),
     });
-    let (runtime, logs, path) = (life(), Logs::new(), dir.join("0.log"));
-    let mut node = Node {
-        life,
+    let (runtime, logs, path) = (new_runtime(), Logs::new(), dir.join("0.log"));
+    let mut node = Scene {
+        new_runtime,
         runtime,
         logs,
-        told,
+        fake,
         cell,
         container,
         path,
         base: 0,
         rotated: Vec::new(),
         faulty: false,
-        lied: false,
+        overstated: false,
     };
     node.follow();
-    for _ in 0..STEPS {
+    for _ in 0..MAX_STEPS {
         let Some((&kind, after)) = rest.split_first() else { break };
         rest = after;
         node.step(kind, &mut rest);
     }
-    node.told.faults().clear();
+    node.fake.faults().clear();
     node.drain();
     let mut all = Vec::new();
     for (path, whole) in &node.rotated {
@@ -268,7 +267,7 @@ pub fn log(life: &dyn Fn() -> Runtime, dir: &Path, bytes: &[u8]) {
         all.extend(file);
     }
     all.extend(read(&node.path));
-    assert_eq!(String::from_utf8_lossy(&all), String::from_utf8_lossy(&node.told.log()));
+    assert_eq!(String::from_utf8_lossy(&all), String::from_utf8_lossy(&node.fake.log()));
 }
 
 fn read(path: &Path) -> Vec<u8> {

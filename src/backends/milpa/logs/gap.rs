@@ -1,14 +1,17 @@
-//! What a log says in place of bytes that its cell does not keep any more.
+//! Note in a log in place of bytes that its cell has discarded.
 
 use bytes::Bytes;
 use jiff::Timestamp;
 
-/// A line of its own, in the form of CRI's logs, as if the container had written it to its standard
-/// error. `within_line`: the file ends within a line, which is ended first.
+/// Returns a line in the format of CRI's logs, as if from the container's standard error. With
+/// `within_line`, the file ends within a line, which is ended first.
 pub(super) fn note(within_line: bool, bytes: u64, now: Timestamp) -> Bytes {
     let end = if within_line { "\n" } else { "" };
-    format!("{end}{now:.9} stderr F kiyot: {bytes} bytes of this log are missing here: they were on the node, and the cell keeps no second copy\n")
-        .into()
+    format!(
+        "{end}{now:.9} stderr F kiyot: {bytes} bytes of this log are missing here: they were on \
+         the node, and the cell keeps no second copy\n"
+    )
+    .into()
 }
 
 #[cfg(test)]
@@ -16,7 +19,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_note_is_a_line_that_a_kubelet_reads() {
+    fn gap_note_is_a_cri_log_line() {
         let now = Timestamp::new(1_767_322_800, 5).unwrap();
         let said = String::from_utf8(note(false, 42, now).to_vec()).unwrap();
         assert!(

@@ -1,4 +1,4 @@
-//! Logs in cells, read over their links.
+//! Logs in cells, read over the link.
 
 use std::time::Duration;
 
@@ -13,35 +13,35 @@ use tonic::{Request, Status};
 
 use crate::backends::milpa::gateway::CellLink;
 
-/// Largest part that is taken from a cell.
-const MAX_PART: usize = 1 << 20;
+/// Largest part that is accepted from a cell, in bytes.
+const MAX_PART_BYTES: usize = 1 << 20;
 
-/// How long a cell has to give a log's disk back.
-const TRIM: Duration = Duration::from_secs(20);
+/// Deadline for a cell to discard the beginning of a log.
+const TRIM_TIMEOUT: Duration = Duration::from_secs(20);
 
-/// What comes of a log.
+/// Part of a log.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Part {
-    /// Its next bytes.
+    /// The next bytes.
     Bytes(Bytes),
-    /// So many bytes come no more: the cell does not keep them. What follows begins with a line.
+    /// This many bytes were discarded by the cell. A line begins after them.
     Gap(u64),
 }
 
-/// The logs of one cell. A test plays them.
+/// Access to the logs of a cell. Tests have their own implementation.
 #[async_trait]
 pub(super) trait Source: Send + Sync + 'static {
-    /// A log from a position to its end at the time of the call.
+    /// Reads a log from a position to its end at the time of the call.
     async fn read(
         &self,
         path: &str,
         position: u64,
     ) -> Result<BoxStream<'static, Result<Part, Status>>, Status>;
-    /// Gives back the disk of a log before a position.
+    /// Discards a log before a position on the cell's disk.
     async fn trim(&self, path: &str, position: u64) -> Result<(), Status>;
 }
 
-/// Over a link.
+/// Logs of a cell over its link.
 #[derive(Debug)]
 pub(super) struct CellLogs(pub(super) CellLink);
 
@@ -52,9 +52,10 @@ impl Source for CellLogs {
         path: &str,
         position: u64,
     ) -> Result<BoxStream<'static, Result<Part, Status>>, Status> {
-        let mut agent = AgentClient::new(self.0.bulk.clone()).max_decoding_message_size(MAX_PART);
-        // No deadline of the call's own, which would also end a long stream: the link bounds the
-        // wait for its beginning, and the writer that for each part.
+        let mut agent =
+            AgentClient::new(self.0.bulk.clone()).max_decoding_message_size(MAX_PART_BYTES);
+        // Without a deadline, which would also end a long stream. The link bounds the wait for the
+        // start, the writer the wait for each part.
         let parts = agent
             .read_log(Request::new(ReadLogRequest { path: path.to_owned(), position }))
             .await?
@@ -69,9 +70,9 @@ impl Source for CellLogs {
 
     async fn trim(&self, path: &str, position: u64) -> Result<(), Status> {
         let mut request = Request::new(TrimLogRequest { path: path.to_owned(), position });
-        request.set_timeout(TRIM);
+        request.set_timeout(TRIM_TIMEOUT);
         AgentClient::new(self.0.bulk.clone())
-            .max_decoding_message_size(MAX_PART)
+            .max_decoding_message_size(MAX_PART_BYTES)
             .trim_log(request)
             .await?;
         Ok(())

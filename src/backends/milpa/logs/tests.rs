@@ -1,4 +1,4 @@
-//! Logs between a played cell and real files.
+//! Logs between a fake cell and real files.
 
 use std::{
     fs,
@@ -14,24 +14,24 @@ use proptest::prelude::*;
 
 use super::{source::Part, *};
 
-/// Time for what must happen; generous, as the machine may be slow.
-const PATIENCE: Duration = Duration::from_secs(60);
+/// Deadline for expected events; generous, because the machine may be slow.
+const DEADLINE: Duration = Duration::from_secs(60);
 
-/// A cell's log.
+/// Fake log of a cell.
 #[derive(Default)]
-struct Played {
+struct FakeLog {
     log: Mutex<Vec<u8>>,
     part: usize,
-    /// So many readings end with an error after their first part.
+    /// Number of reads that fail after their first part.
     breaks: AtomicUsize,
     reads: AtomicUsize,
     trimmed: AtomicU64,
-    /// It does not keep what is before; a line begins here.
+    /// Start of the kept content, where a line begins.
     kept_from: AtomicU64,
 }
 
 #[async_trait]
-impl Source for Played {
+impl Source for FakeLog {
     async fn read(
         &self,
         _: &str,
@@ -71,7 +71,7 @@ struct Scene {
     dir: tempfile::TempDir,
     cell: CellId,
     container: ContainerId,
-    played: Arc<Played>,
+    fake: Arc<FakeLog>,
     logs: Arc<Logs>,
     bases: Arc<Bases>,
 }
@@ -82,7 +82,7 @@ impl Scene {
             dir: tempfile::tempdir().unwrap(),
             cell: CellId::mint().unwrap(),
             container: ContainerId::mint().unwrap(),
-            played: Arc::new(Played { part, ..Played::default() }),
+            fake: Arc::new(FakeLog { part, ..FakeLog::default() }),
             logs: Logs::new(),
             bases: Arc::default(),
         }
@@ -93,7 +93,7 @@ impl Scene {
     }
 
     fn write(&self, text: &str) {
-        let mut log = self.played.log.lock().unwrap();
+        let mut log = self.fake.log.lock().unwrap();
         log.extend_from_slice(text.as_bytes());
         self.logs.grown(&self.cell, "logs/0.log", log.len() as u64);
     }
@@ -109,28 +109,28 @@ impl Scene {
 
     async fn follow(&self, base: i64) -> Result<(), Status> {
         self.logs
-            .follow_from(&self.cell, Arc::clone(&self.played) as Arc<dyn Source>, self.route(base))
+            .follow_from(&self.cell, Arc::clone(&self.fake) as Arc<dyn Source>, self.route(base))
             .await
     }
 
     async fn resume(&self, base: i64) -> bool {
         self.logs
-            .resume_from(&self.cell, Arc::clone(&self.played) as Arc<dyn Source>, self.route(base))
+            .resume_from(&self.cell, Arc::clone(&self.fake) as Arc<dyn Source>, self.route(base))
             .await
             .unwrap()
     }
 
     async fn drain(&self) -> bool {
-        self.logs.drain(&self.container, PATIENCE).await
+        self.logs.drain(&self.container, DEADLINE).await
     }
 
-    /// kiyot is killed and comes again.
+    /// Simulates a kill and a restart of kiyot.
     fn crash(&mut self) {
         self.logs = Logs::new();
         self.keep();
     }
 
-    /// New bases are kept.
+    /// Records new bases.
     fn keep(&self) {
         let kept: std::sync::Weak<Bases> = Arc::downgrade(&self.bases);
         self.logs.kept_by(kept);
@@ -141,7 +141,7 @@ impl Scene {
     }
 }
 
-/// What was to be kept.
+/// Recorded bases.
 #[derive(Default)]
 struct Bases(Mutex<Vec<i64>>);
 
@@ -160,7 +160,7 @@ fn read(path: &Path) -> String {
 fn until(what: impl Fn() -> bool) -> impl Future<Output = ()> {
     let line = std::panic::Location::caller().line();
     async move {
-        kiyot_testkit::wait_until(format!("it is as line {line} says"), PATIENCE, async || {
+        kiyot_testkit::wait_until(format!("it is as line {line} says"), DEADLINE, async || {
             what().then_some(())
         })
         .await
@@ -168,7 +168,7 @@ fn until(what: impl Fn() -> bool) -> impl Future<Output = ()> {
 }
 
 #[tokio::test]
-async fn the_file_is_there_at_once_and_follows() {
+async fn file_exists_at_once_and_follows_the_log() {
     let scene = Scene::new(3);
     scene.follow(0).await.unwrap();
     assert!(scene.path().is_file());
@@ -179,32 +179,32 @@ async fn the_file_is_there_at_once_and_follows() {
 }
 
 #[tokio::test]
-async fn nothing_is_asked_while_nothing_is_new() {
+async fn idle_log_is_not_read() {
     let scene = Scene::new(100);
     scene.write("one\n");
     scene.follow(0).await.unwrap();
     scene.drain().await;
-    let reads = scene.played.reads.load(Ordering::SeqCst);
+    let reads = scene.fake.reads.load(Ordering::SeqCst);
     scene.logs.grown(&scene.cell, "logs/0.log", 4);
     scene.logs.grown(&scene.cell, "logs/0.log", 2);
-    // The writer answers a reopening only from where it waits for news.
+    // A writer handles the reopening only when it waits for growth.
     scene.logs.reopen(&scene.container).await.unwrap();
-    assert_eq!(scene.played.reads.load(Ordering::SeqCst), reads);
+    assert_eq!(scene.fake.reads.load(Ordering::SeqCst), reads);
 }
 
 #[tokio::test]
-async fn a_log_that_is_not_there_yet_is_waited_for() {
+async fn absent_log_is_read_when_it_appears() {
     let scene = Scene::new(100);
     scene.follow(0).await.unwrap();
     scene.drain().await;
-    // One for the beginning, one for the draining at most: it is not asked for again and again.
-    assert!(scene.played.reads.load(Ordering::SeqCst) <= 2);
+    // A read at the start, and another for the drain at most: the cell isn't polled.
+    assert!(scene.fake.reads.load(Ordering::SeqCst) <= 2);
     scene.write("one\n");
     until(|| read(&scene.path()) == "one\n").await;
 }
 
 #[tokio::test]
-async fn a_rotation_neither_loses_nor_doubles() {
+async fn rotation_keeps_every_byte_once() {
     let mut scene = Scene::new(7);
     scene.follow(0).await.unwrap();
     scene.write(&"first file\n".repeat(50));
@@ -223,13 +223,13 @@ async fn a_rotation_neither_loses_nor_doubles() {
     scene.drain().await;
     assert_eq!(
         read(&old) + &read(&scene.path()),
-        String::from_utf8(scene.played.log.lock().unwrap().clone()).unwrap()
+        String::from_utf8(scene.fake.log.lock().unwrap().clone()).unwrap()
     );
 }
 
 /// Verifies D16.
 #[tokio::test]
-async fn a_rotation_in_the_middle_of_a_reading_falls_between_lines() {
+async fn rotation_during_a_read_falls_between_lines() {
     let scene = Scene::new(7);
     scene.follow(0).await.unwrap();
     scene.write(&"a line of the log\n".repeat(2000));
@@ -248,10 +248,10 @@ async fn a_rotation_in_the_middle_of_a_reading_falls_between_lines() {
 
 /// Verifies D16.
 #[tokio::test]
-async fn a_rotation_within_a_line_waits_for_its_end_that_has_come() {
+async fn rotation_within_a_line_waits_for_its_available_end() {
     let scene = Scene::new(7);
     scene.follow(0).await.unwrap();
-    // Often, because the news and the rotation come at once and either may be seen first.
+    // Repeated, because growth and rotation are concurrent, and either may be seen first.
     for number in 0..20 {
         scene.write("half of a line");
         scene.drain().await;
@@ -261,7 +261,7 @@ async fn a_rotation_within_a_line_waits_for_its_end_that_has_come() {
         scene.logs.reopen(&scene.container).await.unwrap();
         assert_eq!(read(&old), "half of a line, and its end\n");
     }
-    // One whose end does not come keeps nobody waiting.
+    // A line without an end delays no rotation.
     scene.write("half of a line");
     scene.drain().await;
     scene.logs.reopen(&scene.container).await.unwrap();
@@ -269,7 +269,7 @@ async fn a_rotation_within_a_line_waits_for_its_end_that_has_come() {
 
 /// Verifies D16.
 #[tokio::test]
-async fn a_rotation_falls_between_lines_after_a_crash_within_one() {
+async fn rotation_after_a_crash_within_a_line_falls_between_lines() {
     let scene = Scene::new(7);
     scene.write("half of a line, and its end\nanother\n");
     fs::write(scene.path(), "half of").unwrap();
@@ -285,7 +285,7 @@ async fn a_rotation_falls_between_lines_after_a_crash_within_one() {
 }
 
 #[tokio::test]
-async fn a_reopening_without_a_rename_changes_nothing() {
+async fn reopening_without_a_rename_changes_nothing() {
     let scene = Scene::new(7);
     scene.write("one\n");
     scene.follow(0).await.unwrap();
@@ -297,7 +297,7 @@ async fn a_reopening_without_a_rename_changes_nothing() {
 }
 
 #[tokio::test]
-async fn a_rename_that_is_taken_back_is_noticed() {
+async fn reverted_rename_is_detected() {
     let scene = Scene::new(7);
     scene.write("one\n");
     scene.follow(0).await.unwrap();
@@ -314,44 +314,44 @@ async fn a_rename_that_is_taken_back_is_noticed() {
 }
 
 #[tokio::test]
-async fn broken_links_are_tried_again() {
+async fn broken_link_is_retried() {
     let scene = Scene::new(10);
-    scene.played.breaks.store(2, Ordering::SeqCst);
+    scene.fake.breaks.store(2, Ordering::SeqCst);
     scene.write(&"some line\n".repeat(100));
     scene.follow(0).await.unwrap();
     scene.drain().await;
     assert_eq!(read(&scene.path()), "some line\n".repeat(100));
-    assert!(scene.played.reads.load(Ordering::SeqCst) >= 3);
+    assert!(scene.fake.reads.load(Ordering::SeqCst) >= 3);
 }
 
 #[tokio::test]
-async fn what_is_on_the_node_is_given_back_in_the_cell() {
+async fn copied_log_is_discarded_in_the_cell() {
     let scene = Scene::new(64 << 10);
     scene.write(&"0123456789abcde\n".repeat(1 << 20));
     scene.follow(0).await.unwrap();
     scene.drain().await;
-    until(|| scene.played.trimmed.load(Ordering::SeqCst) >= 8 << 20).await;
+    until(|| scene.fake.trimmed.load(Ordering::SeqCst) >= 8 << 20).await;
     assert_eq!(fs::metadata(scene.path()).unwrap().len(), 16 << 20);
 }
 
 #[tokio::test]
-async fn what_nobody_keeps_is_a_gap_that_is_told_and_the_log_goes_on_with_a_line() {
+async fn lost_part_is_noted_as_gap_and_followed_by_a_line() {
     let mut scene = Scene::new(100);
     scene.keep();
     scene.write(&"some line\n".repeat(10));
     scene.follow(0).await.unwrap();
     scene.drain().await;
-    // The file is removed while nobody looks, and the cell has given back most of it.
+    // The file is removed during downtime, and the cell has discarded most of the log.
     scene.crash();
     fs::remove_file(scene.path()).unwrap();
-    scene.played.kept_from.store(80, Ordering::SeqCst);
+    scene.fake.kept_from.store(80, Ordering::SeqCst);
     scene.follow(0).await.unwrap();
     scene.drain().await;
     let file = read(&scene.path());
     let (note, rest) = file.split_once('\n').unwrap();
     assert!(note.contains(" stderr F kiyot: 80 bytes "), "{note}");
     assert_eq!(rest, "some line\n".repeat(2));
-    // That is kept: neither the gap nor a line comes again.
+    // The new base is recorded: neither the gap nor a line is repeated.
     let base = scene.kept().unwrap();
     assert_eq!(base, 100 - i64::try_from(file.len()).unwrap());
     scene.crash();
@@ -362,10 +362,10 @@ async fn what_nobody_keeps_is_a_gap_that_is_told_and_the_log_goes_on_with_a_line
 }
 
 #[tokio::test]
-async fn a_gap_after_half_a_line_ends_it() {
+async fn gap_after_a_partial_line_ends_it() {
     let scene = Scene::new(100);
     scene.write("one\ntwo\nthree\n");
-    scene.played.kept_from.store(8, Ordering::SeqCst);
+    scene.fake.kept_from.store(8, Ordering::SeqCst);
     fs::write(scene.path(), "one\nt").unwrap();
     scene.follow(0).await.unwrap();
     scene.drain().await;
@@ -377,7 +377,7 @@ async fn a_gap_after_half_a_line_ends_it() {
 
 /// Verifies D33.
 #[tokio::test]
-async fn a_file_that_is_made_shorter_goes_on_with_what_comes_next() {
+async fn truncated_file_continues_with_later_bytes() {
     let mut scene = Scene::new(100);
     scene.keep();
     scene.write("one\ntwo\n");
@@ -387,7 +387,7 @@ async fn a_file_that_is_made_shorter_goes_on_with_what_comes_next() {
     scene.write("three\n");
     scene.drain().await;
     assert_eq!((read(&scene.path()).as_str(), scene.kept()), ("three\n", Some(8)));
-    // Another in its place is no reason to begin again either.
+    // A replaced file continues like a truncated one.
     fs::remove_file(scene.path()).unwrap();
     fs::write(scene.path(), "").unwrap();
     scene.write("four\n");
@@ -414,7 +414,7 @@ async fn links_and_absent_parents_are_refused() {
 }
 
 #[tokio::test]
-async fn what_is_closed_is_not_followed() {
+async fn closed_log_is_not_followed() {
     let scene = Scene::new(10);
     scene.follow(0).await.unwrap();
     scene.logs.close(&scene.container);
@@ -430,7 +430,7 @@ async fn what_is_closed_is_not_followed() {
 
 /// Verifies D20.
 #[tokio::test]
-async fn what_a_file_had_before_stays_and_is_not_of_the_log() {
+async fn earlier_content_of_a_file_stays_before_the_log() {
     let mut scene = Scene::new(7);
     assert_eq!(Logs::base_for(scene.path()).await, 0);
     fs::write(scene.path(), "of another container, and longer than the log\n").unwrap();
@@ -455,7 +455,7 @@ async fn what_a_file_had_before_stays_and_is_not_of_the_log() {
 }
 
 #[tokio::test]
-async fn what_a_file_had_before_may_be_taken_away() {
+async fn earlier_content_of_a_file_may_be_removed() {
     let scene = Scene::new(7);
     fs::write(scene.path(), "of another container\n").unwrap();
     let base = Logs::base_for(scene.path()).await;
@@ -469,7 +469,7 @@ async fn what_a_file_had_before_may_be_taken_away() {
 }
 
 #[tokio::test]
-async fn the_rest_of_an_ended_log_is_brought_home_unless_its_file_was_removed() {
+async fn ended_log_is_completed_unless_its_file_was_removed() {
     let mut scene = Scene::new(7);
     scene.follow(0).await.unwrap();
     scene.write("one\n");
@@ -500,52 +500,58 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(24))]
 
     #[test]
-    fn the_files_are_the_log(
+    fn files_in_order_are_the_log(
         part in 1_usize..40,
         before in 0_usize..100,
         steps in proptest::collection::vec(prop_oneof![
-            4 => (1_usize..200).prop_map(Step::Write), 2 => Just(Step::Drain), 1 => Just(Step::Rotate), 1 => Just(Step::Crash), 1 => Just(Step::Break)
+            4 => (1_usize..200).prop_map(Step::Write),
+            2 => Just(Step::Drain),
+            1 => Just(Step::Rotate),
+            1 => Just(Step::Crash),
+            1 => Just(Step::Break)
         ], 0..20),
     ) {
-        // Each life of kiyot has a runtime of its own: dropping it waits for a write that the
-        // kernel has already been asked for.
-        let (mut scene, mut base, mut rotated, mut written) = (Scene::new(part), 0, Vec::new(), 0_u64);
-        let mut life = life();
+        // Each run of kiyot has its own runtime, because dropping it waits for pending writes.
+        let (mut scene, mut base) = (Scene::new(part), 0);
+        let (mut rotated, mut written) = (Vec::new(), 0_u64);
+        let mut runtime = new_runtime();
         let before = "x".repeat(before);
         if !before.is_empty() {
             fs::write(scene.path(), &before).unwrap();
-            base = life.block_on(Logs::base_for(scene.path()));
+            base = runtime.block_on(Logs::base_for(scene.path()));
         }
-        life.block_on(scene.follow(base)).unwrap();
+        runtime.block_on(scene.follow(base)).unwrap();
         for step in steps {
             match step {
                 Step::Write(lines) => {
-                    let text: String = (written..written + lines as u64).map(|line| format!("{line}\n")).collect();
+                    let numbers = written..written + lines as u64;
+                    let text: String = numbers.map(|line| format!("{line}\n")).collect();
                     written += lines as u64;
                     scene.write(&text);
                 }
-                Step::Drain => drop(life.block_on(scene.drain())),
+                Step::Drain => drop(runtime.block_on(scene.drain())),
                 Step::Rotate => {
                     let old = scene.dir.path().join(format!("old.{}", rotated.len()));
                     fs::rename(scene.path(), &old).unwrap();
-                    base = life.block_on(scene.logs.reopen(&scene.container)).unwrap();
+                    base = runtime.block_on(scene.logs.reopen(&scene.container)).unwrap();
                     rotated.push(old);
                 }
                 Step::Crash => {
                     scene.crash();
-                    life = self::life();
-                    life.block_on(scene.follow(base)).unwrap();
+                    runtime = new_runtime();
+                    runtime.block_on(scene.follow(base)).unwrap();
                 }
-                Step::Break => scene.played.breaks.store(1, Ordering::SeqCst),
+                Step::Break => scene.fake.breaks.store(1, Ordering::SeqCst),
             }
         }
-        life.block_on(scene.drain());
-        let files: String = rotated.iter().map(|path| read(path)).collect::<String>() + &read(&scene.path());
-        let log = String::from_utf8(scene.played.log.lock().unwrap().clone()).unwrap();
+        runtime.block_on(scene.drain());
+        let rotated: String = rotated.iter().map(|path| read(path)).collect();
+        let files = rotated + &read(&scene.path());
+        let log = String::from_utf8(scene.fake.log.lock().unwrap().clone()).unwrap();
         prop_assert_eq!(files, before + &log);
     }
 }
 
-fn life() -> tokio::runtime::Runtime {
+fn new_runtime() -> tokio::runtime::Runtime {
     tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap()
 }

@@ -1,5 +1,5 @@
-//! One container's log on its way to the node. Its position is base + the file's length, always;
-//! nothing else is remembered.
+//! Writer of a container's log on the node. Its position is always base + the file's length; no
+//! other state is kept.
 
 use std::{io, sync::Arc, time::Duration};
 
@@ -21,95 +21,95 @@ use super::{
 };
 use crate::backends::milpa::{latest::Latest, mailbox::Receiver};
 
-/// Pause after a failure, of the disk or of the cell: doubled from the first to the second.
-const BACKOFF: (Duration, Duration) = if cfg!(test) {
+/// First and longest pause after a failure of the disk or the cell; doubled in between.
+const BACKOFF_RANGE: (Duration, Duration) = if cfg!(test) {
     (Duration::from_millis(10), Duration::from_millis(10))
 } else {
     (Duration::from_secs(1), Duration::from_secs(16))
 };
 
-/// How long a cell may be silent in the middle of a log.
-const SILENCE: Duration = Duration::from_secs(60);
+/// Longest silence of a cell within a log.
+const SILENCE_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// The cell is told to give back its disk after so many more bytes are on the node's.
-const TRIM_EVERY: u64 = 8 << 20;
+/// Bytes on the node's disk after which the cell discards its copy of them.
+const TRIM_INTERVAL_BYTES: u64 = 8 << 20;
 
-/// What is known of a log in its cell.
+/// Known state of a log in its cell.
 #[derive(Clone)]
-pub(super) struct News {
-    /// Where it is read.
+pub(super) struct CellLog {
+    /// Link that it is read over.
     pub(super) source: Arc<dyn Source>,
-    /// How large the cell said it is.
+    /// Size in bytes that the cell reported.
     pub(super) size: u64,
-    /// Counts the times that it must be read whatever its size.
-    pub(super) again: u64,
+    /// Counter of reasons to read regardless of the size.
+    pub(super) rereads: u64,
 }
 
-/// What is asked of a writer.
+/// Command to a writer.
 #[derive(Debug)]
-pub(super) enum Ask {
-    /// Answer when all that is in the cell now is on the node.
+pub(super) enum Command {
+    /// Respond when the current log of the cell is on the node.
     Drain(oneshot::Sender<()>),
-    /// Go on in a new file under the same name, and answer with the position at which it begins.
+    /// Continue in a new file with the same name, and respond with its base.
     Reopen(oneshot::Sender<Result<i64, Status>>),
 }
 
-/// A reopening that waits.
+/// Reopening that waits for the end of a line.
 #[derive(Debug)]
-struct Held {
+struct PendingReopen {
     done: oneshot::Sender<Result<i64, Status>>,
-    /// Whether a reading that began after it was asked for is the next one that ends.
+    /// True if it ends with the next read at the latest.
     last: bool,
 }
 
-/// Why a log doesn't go on.
+/// Error of following a log.
 #[derive(Debug, thiserror::Error)]
 enum WriterError {
-    /// The node's file.
+    /// The node's file failed.
     #[error("the file on the node")]
     Disk(#[from] io::Error),
-    /// The cell.
+    /// The cell failed.
     #[error("the log in the cell")]
     Cell(#[from] Status),
-    /// The cell says nothing more.
-    #[error("the cell was silent for {} s in the middle of the log", SILENCE.as_secs())]
+    /// The cell was silent.
+    #[error("the cell was silent for {} s in the middle of the log", SILENCE_TIMEOUT.as_secs())]
     Silent,
 }
 
-/// Writes one container's log.
+/// Writer of a container's log.
 pub(super) struct Writer {
     route: LogRoute,
     file: NodeFile,
-    /// The file before the last reopening, and its base: the kubelet gives it its name back if it
-    /// takes the reopening for failed.
+    /// File before the last reopening, and its base: the kubelet renames it back if it takes the
+    /// reopening for failed.
     previous: Option<(FileId, i64)>,
     base: i64,
-    /// In the cell's log; `None` until the file has been looked at.
+    /// Position in the cell's log; `None` until the file was examined.
     position: Option<u64>,
     bases: Bases,
-    news: Arc<Latest<News>>,
-    asks: Receiver<Ask>,
+    cell_log: Arc<Latest<CellLog>>,
+    commands: Receiver<Command>,
     drains: Vec<oneshot::Sender<()>>,
-    /// Whether the file ends within a line.
+    /// True if the file ends within a line.
     mid_line: bool,
-    /// A reopening that waits for the end of the line: no file is to begin within one.
-    held: Option<Held>,
-    /// The news that the last whole reading knew.
+    /// Reopening that waits for the end of the line, so that no file begins within a line.
+    pending_reopen: Option<PendingReopen>,
+    /// Size and counter that the last complete read knew.
     read: (u64, u64),
     trimmed: u64,
     trimming: Option<AbortOnDropHandle<()>>,
-    /// Limits the lines of the daemon's log that the cell can cause.
-    lines: LogLimit,
+    /// Limits the log messages that the cell can cause.
+    log_limit: LogLimit,
 }
 
 impl Writer {
-    /// A writer that has not begun.
+    /// Creates a writer that hasn't started.
     pub(super) fn new(
         route: LogRoute,
         file: NodeFile,
         bases: Bases,
-        news: Arc<Latest<News>>,
-        asks: Receiver<Ask>,
+        cell_log: Arc<Latest<CellLog>>,
+        commands: Receiver<Command>,
     ) -> Self {
         let base = route.base;
         let (drains, read) = (Vec::new(), (0, 0));
@@ -120,55 +120,63 @@ impl Writer {
             base,
             position: None,
             bases,
-            news,
-            asks,
+            cell_log,
+            commands,
             drains,
             mid_line: false,
-            held: None,
+            pending_reopen: None,
             read,
             trimmed: position(base, 0),
             trimming: None,
-            lines: LogLimit::default(),
+            log_limit: LogLimit::default(),
         }
     }
 
-    /// Writes until its handle is dropped. Of a box, because a future has room for its arguments
+    /// Writes until its handle is dropped. Takes a box, because a future stores its arguments
     /// twice.
     pub(super) async fn run(mut self: Box<Self>) {
         let mut backoff = None;
         loop {
-            if !self.is_behind() && self.held.is_none() {
+            if !self.is_behind() && self.pending_reopen.is_none() {
                 tokio::select! {
-                    // Within a line the end of the line is looked for: it may have come by now.
-                    ask = self.asks.recv() => Box::pin(self.take_between_lines(ask)).await,
-                    () = self.news.changed() => {}
+                    // Reads on for the end of the line, which may have come by now.
+                    command = self.commands.recv() => {
+                        Box::pin(self.handle_between_lines(command)).await;
+                    }
+                    () = self.cell_log.changed() => {}
                 }
                 continue;
             }
-            // Boxed: what is seldom takes no room in a task that mostly waits.
+            // Boxed, because rare state should take no room in a task that mostly waits.
             let read = Box::pin(self.read_to_end()).await;
-            if let Some(held) = self.held.take() {
-                if read.is_ok() && !held.last && self.is_behind() {
-                    // What came meanwhile may end the line.
-                    self.held = Some(Held { last: true, ..held });
+            if let Some(pending_reopen) = self.pending_reopen.take() {
+                if read.is_ok() && !pending_reopen.last && self.is_behind() {
+                    // The growth since may end the line.
+                    self.pending_reopen = Some(PendingReopen { last: true, ..pending_reopen });
                 } else {
-                    // The line has no end yet, or the cell doesn't say: the kubelet is not kept
-                    // waiting for it.
-                    Box::pin(self.take(Ask::Reopen(held.done))).await;
+                    // The line has no end yet, or the cell doesn't respond: the kubelet doesn't
+                    // wait.
+                    Box::pin(self.handle(Command::Reopen(pending_reopen.done))).await;
                 }
             }
             match read {
                 Ok(()) => backoff = None,
                 Err(error) => {
                     if backoff.is_none()
-                        && let Some(suppressed) = self.lines.admit()
+                        && let Some(suppressed) = self.log_limit.admit()
                     {
                         let (container, path) =
                             (&self.route.container, self.route.node_path.display());
-                        tracing::warn!(%container, %path, error = &error as &dyn std::error::Error, suppressed, "the log of a container does not go on for now");
+                        tracing::warn!(
+                            %container,
+                            %path,
+                            error = &error as &dyn std::error::Error,
+                            suppressed,
+                            "container log interrupted"
+                        );
                     }
-                    let pause =
-                        backoff.map_or(BACKOFF.0, |last: Duration| (last * 2).min(BACKOFF.1));
+                    let pause = backoff
+                        .map_or(BACKOFF_RANGE.0, |last: Duration| (last * 2).min(BACKOFF_RANGE.1));
                     backoff = Some(pause);
                     Box::pin(self.pause(pause)).await;
                 }
@@ -176,30 +184,36 @@ impl Writer {
         }
     }
 
-    /// Whether there is more in the cell, or may be.
+    /// Returns true if the cell has more, or may have.
     fn is_behind(&mut self) -> bool {
-        let known = self.news.with(|news| (news.size, news.again));
+        let known = self.cell_log.with(|cell_log| (cell_log.size, cell_log.rereads));
         !self.drains.is_empty()
             || known.1 != self.read.1
             || (self.position.is_none_or(|position| known.0 > position) && known != self.read)
     }
 
-    /// Reads the cell's log to the end that it has now.
+    /// Reads the cell's log up to its current end.
     async fn read_to_end(&mut self) -> Result<(), WriterError> {
-        self.settle().await?;
-        let news = self.news.get();
+        self.locate().await?;
+        let cell_log = self.cell_log.get();
         let drains = self.drains.len();
-        let mut parts = match self.open(&news).await {
+        let mut parts = match self.open(&cell_log).await {
             Ok(parts) => parts,
-            // The container has not begun: there is nothing to read, and news will come with its
-            // first line.
+            // The container hasn't started. Its first line causes a report.
             Err(status) if status.code() == Code::NotFound => stream::empty().boxed(),
-            // The node's file has more than the cell's log: it is not the log that it was. There is
-            // nothing to bring home, and nobody should wait for it.
+            // The cell's log is shorter than the node's file, so it isn't the same log. There is
+            // nothing to copy, and nothing to wait for.
             Err(status) if status.code() == Code::OutOfRange => {
-                if let Some(suppressed) = self.lines.admit() {
+                if let Some(suppressed) = self.log_limit.admit() {
                     let (container, path) = (&self.route.container, self.route.node_path.display());
-                    tracing::warn!(%container, %path, position = self.at(), status = status.message(), suppressed, "the log in a cell is shorter than what is on the node");
+                    tracing::warn!(
+                        %container,
+                        %path,
+                        position = self.at(),
+                        status = status.message(),
+                        suppressed,
+                        "container log in the cell shorter than on the node"
+                    );
                 }
                 stream::empty().boxed()
             }
@@ -208,17 +222,19 @@ impl Writer {
         loop {
             tokio::select! {
                 biased;
-                ask = self.asks.recv() => self.take_between_lines(ask).await,
-                part = timeout(SILENCE, parts.next()) => match part.map_err(|_| WriterError::Silent)?.transpose()? {
-                    Some(Part::Bytes(bytes)) => self.bring(bytes).await?,
-                    Some(Part::Gap(bytes)) => Box::pin(self.skip(bytes)).await?,
-                    None => break,
-                },
+                command = self.commands.recv() => self.handle_between_lines(command).await,
+                part = timeout(SILENCE_TIMEOUT, parts.next()) => {
+                    match part.map_err(|_| WriterError::Silent)?.transpose()? {
+                        Some(Part::Bytes(bytes)) => self.append_part(bytes).await?,
+                        Some(Part::Gap(bytes)) => Box::pin(self.skip(bytes)).await?,
+                        None => break,
+                    }
+                }
             }
         }
-        self.read = (news.size, news.again);
+        self.read = (cell_log.size, cell_log.rereads);
         for drain in self.drains.drain(..drains) {
-            // Whoever asked may have stopped waiting.
+            // The caller may have stopped waiting.
             let _ = drain.send(());
         }
         Ok(())
@@ -226,90 +242,95 @@ impl Writer {
 
     async fn open(
         &mut self,
-        news: &News,
+        cell_log: &CellLog,
     ) -> Result<BoxStream<'static, Result<Part, Status>>, Status> {
         let (source, path, position) =
-            (Arc::clone(&news.source), self.route.cell_path.clone(), self.at());
+            (Arc::clone(&cell_log.source), self.route.cell_path.clone(), self.at());
         let mut opening = std::pin::pin!(async move { source.read(&path, position).await });
         loop {
             tokio::select! {
                 biased;
-                ask = self.asks.recv() => self.take_between_lines(ask).await,
+                command = self.commands.recv() => self.handle_between_lines(command).await,
                 opened = &mut opening => return opened,
             }
         }
     }
 
-    /// Finds the position anew, and the file, if another has taken its name.
-    async fn settle(&mut self) -> io::Result<()> {
+    /// Determines the position again, and the file, if another one has its name.
+    async fn locate(&mut self) -> io::Result<()> {
         let mut is_another = self.file.is_replaced().await?;
         if is_another {
-            self.file = self.file.anew().await?;
+            self.file = self.file.reopen().await?;
             if let Some((id, base)) = self.previous.take()
                 && id == self.file.id()
             {
-                // What went to the file after it is lost with that one, and comes again.
+                // Bytes that went to the later file are lost with it, and are read again.
                 (self.base, self.position, is_another) = (base, None, false);
                 self.bases.keep(&self.route.container, base).await;
             }
         }
         let end = self.file.end().await?;
         match self.position {
-            // Somebody has put another in its place, or made it shorter: as with containerd, the
-            // log goes on with what comes next.
+            // The file was replaced or truncated: as with containerd, the log continues with later
+            // bytes.
             Some(before) if is_another || position(self.base, end.length) < before => {
                 self.rebase(before, end.length).await
             }
             Some(_) => {}
-            // What the file had before this log was taken from it meanwhile.
+            // Content from before this log was removed from the file meanwhile.
             None => self.base = self.base.max(0_i64.saturating_sub_unsigned(end.length)),
         }
         self.position = Some(position(self.base, end.length));
-        // What an earlier life of kiyot, or an append that failed, has left may end within a line.
+        // A previous run of kiyot or a failed append may have left a partial line.
         self.mid_line = end.within_line;
         Ok(())
     }
 
-    /// Where the log goes on.
+    /// Returns the position to continue from.
     fn at(&self) -> u64 {
         self.position.unwrap_or_else(|| position(self.base, 0))
     }
 
-    /// From now on the file's end, after so many bytes, is this position; that is kept, for a later
-    /// daemon.
+    /// Sets the position of the file's end, and records the base for the next run.
     async fn rebase(&mut self, position: u64, length: u64) {
         self.base = i64::try_from(position).unwrap_or(i64::MAX).saturating_sub_unsigned(length);
         self.position = Some(position);
         self.bases.keep(&self.route.container, self.base).await;
     }
 
-    /// Goes on after what the cell does not keep, and says so in the file.
+    /// Continues after bytes that the cell has discarded, and notes that in the file.
     async fn skip(&mut self, bytes: u64) -> io::Result<()> {
-        if let Some(suppressed) = self.lines.admit() {
+        if let Some(suppressed) = self.log_limit.admit() {
             let (container, path) = (&self.route.container, self.route.node_path.display());
-            tracing::warn!(%container, %path, bytes, suppressed, "a part of the log of a container is neither on the node nor in its cell any more");
+            tracing::warn!(
+                %container,
+                %path,
+                bytes,
+                suppressed,
+                "part of a container log lost on the node and in the cell"
+            );
         }
         let position = self.at().saturating_add(bytes);
-        // The note comes first: until the new base is kept, a later daemon finds the same gap, and
-        // says so once more.
+        // The note precedes the new base: if that isn't recorded, the next run finds the gap again
+        // and repeats the note.
         self.file.append(gap::note(self.mid_line, bytes, jiff::Timestamp::now())).await?;
         self.mid_line = false;
         let length = self.file.end().await?.length;
         self.rebase(position, length).await;
-        if let Some(held) = self.held.take() {
-            self.take(Ask::Reopen(held.done)).await;
+        if let Some(pending_reopen) = self.pending_reopen.take() {
+            self.handle(Command::Reopen(pending_reopen.done)).await;
         }
         Ok(())
     }
 
-    /// Appends a part, and reopens at the end of a line in it if that was asked for.
-    async fn bring(&mut self, mut part: Bytes) -> io::Result<()> {
-        if self.held.is_some()
+    /// Appends a part, and reopens at the first line end in it if a reopening waits.
+    async fn append_part(&mut self, mut part: Bytes) -> io::Result<()> {
+        if self.pending_reopen.is_some()
             && let Some(end) = part.iter().position(|byte| *byte == b'\n')
         {
             self.append(part.split_to(end + 1)).await?;
-            if let Some(held) = self.held.take() {
-                self.take(Ask::Reopen(held.done)).await;
+            if let Some(pending_reopen) = self.pending_reopen.take() {
+                self.handle(Command::Reopen(pending_reopen.done)).await;
             }
         }
         if part.is_empty() { Ok(()) } else { self.append(part).await }
@@ -321,39 +342,43 @@ impl Writer {
         self.file.append(bytes).await?;
         let position = self.at().saturating_add(length);
         self.position = Some(position);
-        if position.saturating_sub(self.trimmed) >= TRIM_EVERY
+        if position.saturating_sub(self.trimmed) >= TRIM_INTERVAL_BYTES
             && self.trimming.as_ref().is_none_or(AbortOnDropHandle::is_finished)
         {
-            // What the cell forgets must outlive the node's power.
+            // A power failure of the node must not lose bytes that the cell discards.
             self.file.sync().await?;
             self.trimmed = position;
             let (source, route) =
-                (self.news.with(|news| Arc::clone(&news.source)), self.route.clone());
+                (self.cell_log.with(|cell_log| Arc::clone(&cell_log.source)), self.route.clone());
             self.trimming = Some(AbortOnDropHandle::new(tokio::spawn(async move {
                 if let Err(error) = source.trim(&route.cell_path, position).await {
-                    tracing::debug!(container = %route.container, %error, "a cell did not give back the disk of a log; it is asked again later");
+                    tracing::debug!(
+                        container = %route.container,
+                        %error,
+                        "log not discarded in the cell, retried later"
+                    );
                 }
             })));
         }
         Ok(())
     }
 
-    /// Takes what is asked, a reopening within a line at the end of that line.
-    async fn take_between_lines(&mut self, ask: Ask) {
-        match ask {
-            Ask::Reopen(done) if self.mid_line && self.held.is_none() => {
-                self.held = Some(Held { done, last: false })
+    /// Handles a command, a reopening within a line at the end of that line.
+    async fn handle_between_lines(&mut self, command: Command) {
+        match command {
+            Command::Reopen(done) if self.mid_line && self.pending_reopen.is_none() => {
+                self.pending_reopen = Some(PendingReopen { done, last: false })
             }
-            ask => self.take(ask).await,
+            command => self.handle(command).await,
         }
     }
 
-    async fn take(&mut self, ask: Ask) {
-        match ask {
-            Ask::Drain(done) => self.drains.push(done),
-            // One whose caller is gone is not begun: nobody would keep the new base.
-            Ask::Reopen(done) if done.is_closed() => {}
-            Ask::Reopen(done) => {
+    async fn handle(&mut self, command: Command) {
+        match command {
+            Command::Drain(done) => self.drains.push(done),
+            // The caller is gone and would not record the new base.
+            Command::Reopen(done) if done.is_closed() => {}
+            Command::Reopen(done) => {
                 let (container, path) =
                     (self.route.container.clone(), self.route.node_path.clone());
                 let failed = |error: io::Error| {
@@ -362,18 +387,17 @@ impl Writer {
                         path.display()
                     ))
                 };
-                // If the caller is gone by now, the kubelet names the old file as before, which
-                // `settle` notices.
+                // If the caller is gone, the kubelet renames the old file back, which `locate`
+                // detects.
                 let _ = done.send(self.reopen().await.map_err(failed));
             }
         }
     }
 
     async fn reopen(&mut self) -> io::Result<i64> {
-        // After a failed append, the position that is remembered may be less than what is in the
-        // file.
+        // After a failed append, the known position may be less than the file's end.
         let position = position(self.base, self.file.end().await?.length).max(self.at());
-        let file = self.file.anew().await?;
+        let file = self.file.reopen().await?;
         let end = file.end().await?;
         let base =
             i64::try_from(position).map_err(io::Error::other)?.saturating_sub_unsigned(end.length);
@@ -385,22 +409,26 @@ impl Writer {
         Ok(base)
     }
 
-    /// Waits before another try, or until there is another link; questions are answered meanwhile.
+    /// Waits before a retry, or until the link is replaced. Handles commands meanwhile.
     async fn pause(&mut self, pause: Duration) {
-        let again = self.news.with(|news| news.again);
+        let rereads = self.cell_log.with(|cell_log| cell_log.rereads);
         let pause = tokio::time::sleep(pause);
         tokio::pin!(pause);
         loop {
             tokio::select! {
                 () = &mut pause => return,
-                () = self.news.changed() => if self.news.with(|news| news.again) != again { return },
-                ask = self.asks.recv() => self.take(ask).await,
+                () = self.cell_log.changed() => {
+                    if self.cell_log.with(|cell_log| cell_log.rereads) != rereads {
+                        return;
+                    }
+                }
+                command = self.commands.recv() => self.handle(command).await,
             }
         }
     }
 }
 
-/// The position in the cell's log to go on from, with so many bytes in the node's file.
+/// Returns the position in the cell's log for a length of the node's file.
 fn position(base: i64, length: u64) -> u64 {
     u64::try_from(base.saturating_add_unsigned(length)).unwrap_or_default()
 }
