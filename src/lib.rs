@@ -9,7 +9,6 @@ pub mod app;
 pub mod backends;
 pub mod cli;
 pub mod config;
-pub mod http2;
 pub mod manifest;
 pub mod problems;
 pub mod proxy;

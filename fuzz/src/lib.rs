@@ -1,16 +1,21 @@
 //! What kiyot reads from others, as functions of any bytes: they panic if it reads them wrongly.
 //! `fuzz_targets/` has one target for each.
 
+#[cfg(not(any(fuzzing, debug_assertions)))]
+compile_error!(
+    "a release build of kiyot has no fuzzing code; allowed: a debug build, or `--cfg fuzzing` as \
+     cargo-fuzz sets it"
+);
+
 use std::path::Path;
 
 use kiyot::{
     annotations::CellRequest,
     backends::milpa::{logs, providers::netns as provider, streaming, verbs, volumes as copies},
-    config,
-    http2::fuzzing as http2,
-    manifest,
+    config, manifest,
     proxy::{fuzzing, peek},
 };
+use kiyot_http2::fuzzing as http2;
 use kiyot_link::bootstrap::CellFile;
 use kiyot_proto::{
     bounds::{Bounded, BoundsError},

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use http::{HeaderMap, HeaderValue, Request};
+use kiyot_http2::{RecvStream, server::SendResponse};
 use tonic::Status;
 
 use super::{
@@ -24,7 +25,6 @@ use crate::{
         cri::{MAX_MESSAGE_BYTES, Upstream},
     },
     config::Routing,
-    http2::{Receiving, Responding},
 };
 
 /// Who answers a call.
@@ -53,8 +53,8 @@ enum Plan<'a> {
 pub(super) async fn serve(
     server: Arc<ServerState>,
     settings: Arc<Settings>,
-    request: Request<Receiving>,
-    respond: Responding,
+    request: Request<RecvStream>,
+    respond: SendResponse,
 ) {
     let caller = Caller::new(respond, settings.client_timeout);
     let Some(_open) = server.open_call(settings.max_calls) else {

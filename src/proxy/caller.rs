@@ -11,13 +11,13 @@ use std::{
 
 use bytes::Bytes;
 use http::{HeaderMap, HeaderName, HeaderValue, Response, header::CONTENT_TYPE, response};
+use kiyot_http2::{Reason, SendStream, server::SendResponse};
 use tonic::{Code, Status};
 
 use super::{
     copy_body::{CallerSink, CopyError},
     frame,
 };
-use crate::http2::{Reason, Responding, Sending};
 
 const GRPC_CONTENT_TYPE: HeaderValue = HeaderValue::from_static("application/grpc");
 /// The status of an answer, in its trailers (gRPC over HTTP2).
@@ -29,7 +29,7 @@ const GRPC_OK: HeaderValue = HeaderValue::from_static("0");
 /// Where the answer goes.
 #[derive(Debug)]
 pub(super) struct Caller {
-    respond: Responding,
+    respond: SendResponse,
     /// How long the caller may leave an answer unread.
     pub(super) limit: Duration,
 }
@@ -40,13 +40,13 @@ pub(super) struct Cancelled;
 
 impl Caller {
     /// Of the response handle of a request.
-    pub(super) fn new(respond: Responding, limit: Duration) -> Self {
+    pub(super) fn new(respond: SendResponse, limit: Duration) -> Self {
         Self { respond, limit }
     }
 
     /// Ready when the caller has gone. Only before the answer has begun.
     pub(super) fn poll_gone(&mut self, cx: &mut std::task::Context<'_>) -> Poll<Cancelled> {
-        self.respond.poll_gone(cx).map(|()| Cancelled)
+        self.respond.poll_reset(cx).map(|()| Cancelled)
     }
 
     /// Works for the caller, as long as it is there.
@@ -61,13 +61,13 @@ impl Caller {
 
     /// Begins an answer; `None` if it is all of it, or if the caller has gone.
     pub(super) fn send_response(self, head: &response::Parts, ended: bool) -> Option<CallerSink> {
-        let stream = self.respond.respond(head, ended).ok()?;
+        let stream = self.respond.send_response(head, ended).ok()?;
         (!ended).then(|| CallerSink::new(stream, Some(self.limit)))
     }
 
     /// Resets the stream.
     pub(super) fn reset(self, reason: Reason) {
-        self.respond.reset(reason);
+        self.respond.send_reset(reason);
     }
 
     /// Answers with a status alone ("trailers only").
@@ -105,12 +105,12 @@ impl Caller {
                 Ok(()) => {}
                 Err(CopyError::SinkIdle(after)) => {
                     tracing::debug!(?after, "a caller left its answer unread");
-                    return sink.stream.reset(Reason::CANCEL);
+                    return sink.stream.send_reset(Reason::CANCEL);
                 }
                 Err(_) => return,
             }
         }
-        sink.stream.end(trailers);
+        sink.stream.finish(trailers);
     }
 }
 
@@ -122,10 +122,10 @@ pub(super) fn grpc_head() -> response::Parts {
 }
 
 /// Ends an answer that had begun, with an error.
-pub(super) fn finish_with_status(stream: &mut Sending, status: &Status) {
+pub(super) fn finish_with_status(stream: &mut SendStream, status: &Status) {
     let mut trailers = HeaderMap::new();
     add(status, &mut trailers);
-    stream.end(Some(trailers));
+    stream.finish(Some(trailers));
 }
 
 fn add(status: &Status, headers: &mut HeaderMap) {

@@ -10,6 +10,7 @@ use std::{
 };
 
 use futures::{StreamExt, stream::FuturesUnordered};
+use kiyot_http2::{Error, Reason, server};
 use tokio::{
     net::UnixStream,
     sync::watch,
@@ -22,7 +23,6 @@ use super::{
     child_waker::ChildWaker,
     server_state::{ServerState, Settings},
 };
-use crate::http2::{Error, Reason, Serving};
 
 /// How often is read and the calls are polled in one round at most, before other tasks have their
 /// turn. A call that comes takes one turn, its answer another.
@@ -47,7 +47,7 @@ pub(super) async fn serve(
     let begin = Arc::clone(&settings.borrow_and_update());
     // It is told once; what is set later counts all the same, by calls that are refused.
     let calls = u32::try_from(begin.max_calls).unwrap_or(u32::MAX);
-    let mut serving = match Serving::new(stream, calls) {
+    let mut serving = match server::handshake(stream, calls) {
         Ok(serving) => serving,
         Err(error) => return tracing::warn!(%error, "a client's connection can't be served"),
     };
@@ -55,16 +55,18 @@ pub(super) async fn serve(
         ConnectionEnd::Closed => {}
         ConnectionEnd::Error(error) => {
             tracing::debug!(%error, "a client's connection ended");
-            serving.write_rest().await;
+            serving.flush().await;
         }
-        ConnectionEnd::FrameTimeout(after) if serving.was_greeted() => {
+        ConnectionEnd::FrameTimeout(after) if serving.has_received_settings() => {
             tracing::debug!(?after, "a client stopped in the middle of a frame");
-            serving.say_goodbye(Reason::ENHANCE_YOUR_CALM, "a frame stopped in its middle").await;
+            serving
+                .abrupt_shutdown(Reason::ENHANCE_YOUR_CALM, "a frame stopped in its middle")
+                .await;
         }
         ConnectionEnd::FrameTimeout(after) => {
             tracing::debug!(?after, "a client connected and said nothing")
         }
-        ConnectionEnd::Reset => serving.say_goodbye(Reason::NO_ERROR, "the daemon stops").await,
+        ConnectionEnd::Reset => serving.abrupt_shutdown(Reason::NO_ERROR, "the daemon stops").await,
     }
 }
 
@@ -77,7 +79,7 @@ enum ConnectionEnd {
 
 /// Accepts calls and serves them. When it returns, the calls that were open are no more.
 async fn run(
-    serving: &mut Serving,
+    serving: &mut server::Connection,
     server: &Arc<ServerState>,
     mut now: Arc<Settings>,
     mut settings: watch::Receiver<Arc<Settings>>,
@@ -93,10 +95,10 @@ async fn run(
         calls_waker.begin_round(cx);
         if !draining && drain.as_mut().poll(cx).is_ready() {
             draining = true;
-            if !serving.was_greeted() {
+            if !serving.has_received_settings() {
                 return Poll::Ready(ConnectionEnd::Closed);
             }
-            serving.drain();
+            serving.graceful_shutdown();
         }
         if draining && reset.as_mut().poll(cx).is_ready() {
             return Poll::Ready(ConnectionEnd::Reset);
@@ -161,13 +163,13 @@ struct FrameTimeout {
 }
 
 impl FrameTimeout {
-    fn poll(&mut self, cx: &mut Context<'_>, serving: &Serving) -> Poll<()> {
+    fn poll(&mut self, cx: &mut Context<'_>, serving: &server::Connection) -> Poll<()> {
         loop {
             let Some(timer) = &mut self.timer else {
-                if serving.is_between_frames() {
+                if serving.is_at_frame_boundary() {
                     return Poll::Pending;
                 }
-                self.frames = serving.frames();
+                self.frames = serving.frames_received();
                 self.timer = Some(Box::pin(sleep(self.limit)));
                 continue;
             };
@@ -175,7 +177,7 @@ impl FrameTimeout {
                 return Poll::Pending;
             }
             self.timer = None;
-            if !serving.is_between_frames() && self.frames == serving.frames() {
+            if !serving.is_at_frame_boundary() && self.frames == serving.frames_received() {
                 return Poll::Ready(());
             }
         }

@@ -8,9 +8,9 @@ use std::{
 
 use bytes::Bytes;
 use http::HeaderMap;
+use kiyot_http2::{Error, RecvStream, SendStream};
 
 use super::idle_timeout::IdleTimeout;
-use crate::http2::{Error, Receiving, Sending};
 
 /// A body was not passed on to its end.
 #[derive(Debug)]
@@ -35,24 +35,24 @@ pub(super) trait BodySink {
     fn end(&mut self, trailers: Option<HeaderMap>);
 }
 
-impl BodySink for Sending {
+impl BodySink for SendStream {
     fn give(&mut self, part: Bytes) {
-        Sending::give(self, part);
+        SendStream::send_data(self, part);
     }
 
     fn poll_send(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), CopyError>> {
-        self.poll_sent(cx).map_err(|_| CopyError::SinkClosed)
+        self.poll_ready(cx).map_err(|_| CopyError::SinkClosed)
     }
 
     fn end(&mut self, trailers: Option<HeaderMap>) {
-        Sending::end(self, trailers);
+        SendStream::finish(self, trailers);
     }
 }
 
 /// The sending half of a caller's stream.
 #[derive(Debug)]
 pub(super) struct CallerSink {
-    pub(super) stream: Sending,
+    pub(super) stream: SendStream,
     /// What was unsent when it was looked last.
     left: usize,
     idle: IdleTimeout,
@@ -60,7 +60,7 @@ pub(super) struct CallerSink {
 
 impl CallerSink {
     /// Of a stream whose receiver may leave data unread for so long.
-    pub(super) fn new(stream: Sending, limit: Option<Duration>) -> Self {
+    pub(super) fn new(stream: SendStream, limit: Option<Duration>) -> Self {
         Self { stream, left: 0, idle: IdleTimeout::new(limit) }
     }
 
@@ -73,17 +73,17 @@ impl CallerSink {
 
 impl BodySink for CallerSink {
     fn give(&mut self, part: Bytes) {
-        self.stream.give(part);
+        self.stream.send_data(part);
     }
 
     fn poll_send(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), CopyError>> {
-        match self.stream.poll_sent(cx) {
+        match self.stream.poll_ready(cx) {
             Poll::Ready(sent) => {
                 self.idle.reset();
                 Poll::Ready(sent.map_err(|_| CopyError::SinkClosed))
             }
             Poll::Pending => {
-                let left = self.stream.unsent();
+                let left = self.stream.unsent_bytes();
                 if std::mem::replace(&mut self.left, left) != left {
                     self.idle.reset();
                 }
@@ -93,14 +93,14 @@ impl BodySink for CallerSink {
     }
 
     fn end(&mut self, trailers: Option<HeaderMap>) {
-        self.stream.end(trailers);
+        self.stream.finish(trailers);
     }
 }
 
 /// Passes a body from a stream to another.
 #[derive(Debug)]
 pub(super) struct CopyBody<T> {
-    pub(super) from: Receiving,
+    pub(super) from: RecvStream,
     pub(super) to: T,
     /// Whether anything but an end was passed on.
     pub(super) has_sent: bool,
@@ -109,7 +109,7 @@ pub(super) struct CopyBody<T> {
 
 impl<T: BodySink> CopyBody<T> {
     /// With a limit for the time that the sender sends nothing.
-    pub(super) fn new(from: Receiving, to: T, limit: Option<Duration>) -> Self {
+    pub(super) fn new(from: RecvStream, to: T, limit: Option<Duration>) -> Self {
         Self { from, to, has_sent: false, idle: IdleTimeout::new(limit) }
     }
 

@@ -22,6 +22,7 @@ use http::{
     request,
     response::{self, Response},
 };
+use kiyot_http2::{Error, Reason, RecvStream};
 use tonic::{Code, Status};
 
 use super::{
@@ -33,10 +34,7 @@ use super::{
     incoming::Incoming,
     server_state::ServerState,
 };
-use crate::{
-    backends::cri::Upstream,
-    http2::{Error, Reason, Receiving},
-};
+use crate::backends::cri::Upstream;
 
 /// What a part of the stream has next.
 enum Item {
@@ -101,7 +99,7 @@ pub(super) async fn serve(
             Ok(()) => {}
             Err(CopyError::SinkIdle(after)) => {
                 tracing::debug!(?after, "a reader of events left them unread");
-                return sink.stream.reset(Reason::CANCEL);
+                return sink.stream.send_reset(Reason::CANCEL);
             }
             Err(_) => return,
         }
@@ -119,7 +117,7 @@ async fn wait<F: Future>(sink: &mut CallerSink, work: F) -> Option<F::Output> {
     let mut work = pin!(work);
     poll_fn(|cx| match work.as_mut().poll(cx) {
         Poll::Ready(output) => Poll::Ready(Some(output)),
-        Poll::Pending => sink.stream.poll_gone(cx).map(|()| None),
+        Poll::Pending => sink.stream.poll_reset(cx).map(|()| None),
     })
     .await
 }
@@ -144,10 +142,10 @@ fn finish(mut sink: CallerSink, end: StreamEnd) {
     match end {
         StreamEnd::Head(mut head) => {
             head.headers.remove(CONTENT_TYPE);
-            sink.stream.end(Some(head.headers));
+            sink.stream.finish(Some(head.headers));
         }
-        StreamEnd::Trailers(trailers) => sink.stream.end(trailers),
-        StreamEnd::Reset(reason) => sink.stream.reset(reason),
+        StreamEnd::Trailers(trailers) => sink.stream.finish(trailers),
+        StreamEnd::Reset(reason) => sink.stream.send_reset(reason),
         StreamEnd::Status(status) => finish_with_status(&mut sink.stream, &status),
     }
 }
@@ -157,7 +155,7 @@ enum RuntimeStream {
     /// It is to be asked.
     New,
     /// It sends; what came of the next message.
-    Open(Receiving, BytesMut),
+    Open(RecvStream, BytesMut),
     Done,
 }
 
@@ -173,7 +171,7 @@ fn runtime_events<'a>(
                 Err(end) => Some((Item::End(end), RuntimeStream::Done)),
                 Ok(answer) => {
                     let (head, body) = answer.into_parts();
-                    let ended = body.is_end();
+                    let ended = body.is_end_stream();
                     Some(if ended {
                         (Item::End(StreamEnd::Head(head)), RuntimeStream::Done)
                     } else {
@@ -197,7 +195,7 @@ async fn open(
     upstream: &Upstream,
     head: &request::Parts,
     body: &Bytes,
-) -> Result<Response<Receiving>, StreamEnd> {
+) -> Result<Response<RecvStream>, StreamEnd> {
     let mut again = true;
     loop {
         let sent = upstream
@@ -205,7 +203,7 @@ async fn open(
             .await
             .map_err(|error| StreamEnd::Status(status_from_error(Code::Unavailable, &error)))?;
         match sent.response.await {
-            Err(error) if error.was_refused() && std::mem::take(&mut again) => {}
+            Err(error) if error.is_retryable() && std::mem::take(&mut again) => {}
             answer => return answer.map_err(|error| end_of_error(upstream, error)),
         }
     }
@@ -214,7 +212,7 @@ async fn open(
 /// The next message of a runtime, with its head.
 async fn next_message(
     upstream: &Upstream,
-    body: &mut Receiving,
+    body: &mut RecvStream,
     came: &mut BytesMut,
 ) -> Result<Bytes, StreamEnd> {
     loop {
@@ -246,7 +244,7 @@ async fn next_message(
 }
 
 fn end_of_error(upstream: &Upstream, error: Error) -> StreamEnd {
-    match error.reset() {
+    match error.reset_reason() {
         Some(reason) => StreamEnd::Reset(reason),
         None => StreamEnd::Status(status_from_error(
             Code::Unavailable,

@@ -8,6 +8,7 @@ use std::{
 };
 
 use http::Response;
+use kiyot_http2::{Error, Reason, RecvStream, SendStream, client::ResponseFuture};
 use tonic::{Code, Status};
 
 use super::{
@@ -16,10 +17,7 @@ use super::{
     deadline::Deadline,
     incoming::Incoming,
 };
-use crate::{
-    backends::cri::{Upstream, UpstreamCall},
-    http2::{Answering, Error, Reason, Receiving, Sending},
-};
+use crate::backends::cri::{Upstream, UpstreamCall};
 
 /// Forwards a call. Dropping the future cancels it on the other side.
 pub(super) async fn forward(
@@ -48,7 +46,7 @@ pub(super) async fn forward(
             Outcome::Cancelled => return,
             Outcome::Failed(status) => return caller.send_status(&status),
             Outcome::Response(Err(error))
-                if may_retry && error.was_refused() && !upload.has_sent() =>
+                if may_retry && error.is_retryable() && !upload.has_sent() =>
             {
                 may_retry = false;
                 // What had not come of the request comes still, though this try ended first.
@@ -64,13 +62,13 @@ pub(super) async fn forward(
 
 /// What is still to be sent of the request.
 struct Upload {
-    copy: Option<CopyBody<Sending>>,
+    copy: Option<CopyBody<SendStream>>,
     /// All was sent, or the runtime wants no more.
     is_over: bool,
 }
 
 impl Upload {
-    fn new(copy: Option<CopyBody<Sending>>) -> Self {
+    fn new(copy: Option<CopyBody<SendStream>>) -> Self {
         Self { is_over: copy.is_none(), copy }
     }
 
@@ -95,7 +93,7 @@ impl Upload {
 }
 
 enum Outcome {
-    Response(Result<Response<Receiving>, Error>),
+    Response(Result<Response<RecvStream>, Error>),
     Cancelled,
     Failed(Status),
 }
@@ -103,7 +101,7 @@ enum Outcome {
 /// Waits for the answer to begin.
 async fn wait_for_response(
     upload: &mut Upload,
-    response: &mut Answering,
+    response: &mut ResponseFuture,
     caller: &mut Caller,
 ) -> Outcome {
     poll_fn(|cx| {
@@ -126,11 +124,11 @@ async fn wait_for_response(
 async fn copy_response(
     upstream: &Upstream,
     mut upload: Upload,
-    response: Response<Receiving>,
+    response: Response<RecvStream>,
     caller: Caller,
 ) {
     let (head, body) = response.into_parts();
-    let Some(sink) = caller.send_response(&head, body.is_end()) else { return };
+    let Some(sink) = caller.send_response(&head, body.is_end_stream()) else { return };
     let mut download = CopyBody::new(body, sink, None);
     let result = poll_fn(|cx| {
         match upload.poll(cx) {
@@ -142,15 +140,15 @@ async fn copy_response(
             Err(error) => return Poll::Ready(Err(error)),
         }
         match download.poll(cx) {
-            Poll::Pending => download.to.stream.poll_gone(cx).map(|()| Err(CopyError::SinkClosed)),
+            Poll::Pending => download.to.stream.poll_reset(cx).map(|()| Err(CopyError::SinkClosed)),
             ready => ready,
         }
     })
     .await;
     match result {
         Ok(()) | Err(CopyError::SinkClosed) => {}
-        Err(CopyError::Source(error)) => match error.reset() {
-            Some(reason) => download.to.stream.reset(reason),
+        Err(CopyError::Source(error)) => match error.reset_reason() {
+            Some(reason) => download.to.stream.send_reset(reason),
             None => finish_with_status(
                 &mut download.to.stream,
                 &status_from_error(Code::Unavailable, &upstream.connection_lost(error)),
@@ -161,7 +159,7 @@ async fn copy_response(
         }
         Err(CopyError::SinkIdle(after)) => {
             tracing::debug!(?after, "a caller left its answer unread");
-            download.to.stream.reset(Reason::CANCEL);
+            download.to.stream.send_reset(Reason::CANCEL);
         }
     }
 }
@@ -172,7 +170,7 @@ pub(super) fn request_idle(after: Duration) -> Status {
 }
 
 fn failed(upstream: &Upstream, caller: Caller, error: Error) {
-    match error.reset() {
+    match error.reset_reason() {
         Some(reason) => caller.reset(reason),
         None => caller
             .send_status(&status_from_error(Code::Unavailable, &upstream.connection_lost(error))),

@@ -4,12 +4,12 @@ use std::{future::poll_fn, task::Poll, time::Duration};
 
 use bytes::{Bytes, BytesMut};
 use http::{Request, header::CONTENT_LENGTH, request::Parts};
+use kiyot_http2::RecvStream;
 
 use super::{
     frame::{self, Frame},
     idle_timeout::IdleTimeout,
 };
-use crate::http2::Receiving;
 
 /// What is taken of a body before anything else is known of it. Bytes.
 const MAX_AVAILABLE_BYTES: usize = 64 << 10;
@@ -22,7 +22,7 @@ pub(super) struct Incoming {
     /// The body, as far as it was read.
     pub(super) body: Bytes,
     /// What is still to come; `None` if `body` is all.
-    pub(super) rest: Option<Receiving>,
+    pub(super) rest: Option<RecvStream>,
     /// How long the caller may send nothing of a body that it began.
     pub(super) idle_timeout: Option<Duration>,
 }
@@ -56,9 +56,9 @@ pub(super) enum MessageError {
 
 impl Incoming {
     /// A request of which nothing was read yet.
-    pub(super) fn new(request: Request<Receiving>, idle_timeout: Option<Duration>) -> Self {
+    pub(super) fn new(request: Request<RecvStream>, idle_timeout: Option<Duration>) -> Self {
         let (head, rest) = request.into_parts();
-        let rest = (!rest.is_end()).then_some(rest);
+        let rest = (!rest.is_end_stream()).then_some(rest);
         Self { head, body: Bytes::new(), rest, idle_timeout }
     }
 
@@ -115,7 +115,7 @@ impl Incoming {
     }
 
     fn append(&mut self, part: Bytes) {
-        self.rest = self.rest.take().filter(|rest| !rest.is_end());
+        self.rest = self.rest.take().filter(|rest| !rest.is_end_stream());
         if self.body.is_empty() {
             self.body = part;
         } else if !part.is_empty() {

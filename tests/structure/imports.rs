@@ -36,9 +36,9 @@ const PARTS: &[Part] = &[
             &["config", "problems"],
         ],
     },
-    Part { path: "proxy", may: &[&["backends", "backends::cri", "config", "http2"]] },
+    Part { path: "proxy", may: &[&["backends", "backends::cri", "config"]] },
     Part { path: "backends", may: &[&["backends::cri", "config"]] },
-    Part { path: "backends::cri", may: &[&["backends", "config", "http2"]] },
+    Part { path: "backends::cri", may: &[&["backends", "config"]] },
     Part {
         path: "backends::milpa",
         may: &[&["backends"], ACTING, CELLS, KEEPING, &["annotations", "config"]],
@@ -70,7 +70,6 @@ const PARTS: &[Part] = &[
     Part { path: "manifest", may: &[&["annotations", "problems"]] },
     Part { path: "annotations", may: &[&["config", "problems"]] },
     Part { path: "config", may: &[&["problems"]] },
-    Part { path: "http2", may: &[] },
     Part { path: "problems", may: &[] },
 ];
 

@@ -2,9 +2,11 @@
 
 use std::{io, path::Path, time::Duration};
 
+use kiyot_http2::{
+    Error,
+    client::{self, Connection, SendRequest},
+};
 use tokio::net::UnixStream;
-
-use crate::http2::{Connection, Error};
 
 /// How long to wait while the server's queue of connections is full.
 const QUEUE_FULL_WAIT: Duration = Duration::from_millis(10);
@@ -35,9 +37,7 @@ async fn socket(path: &Path) -> io::Result<UnixStream> {
 
 /// Connects, and waits until the server said something. No pings are sent then: grpc-go closes
 /// connections of clients that ping it often.
-pub(super) async fn open(path: &Path) -> Result<Connection, ConnectError> {
-    let mut connection =
-        socket(path).await.and_then(Connection::new).map_err(ConnectError::Socket)?;
-    connection.greeting().await.map_err(ConnectError::Handshake)?;
-    Ok(connection)
+pub(super) async fn open(path: &Path) -> Result<(SendRequest, Connection), ConnectError> {
+    let stream = socket(path).await.map_err(ConnectError::Socket)?;
+    client::handshake(stream).await.map_err(ConnectError::Handshake)
 }

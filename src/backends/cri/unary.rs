@@ -2,12 +2,12 @@
 
 use bytes::Bytes;
 use http::{HeaderMap, request, response};
+use kiyot_http2::{Error, Reason};
 
 use super::{
     MAX_MESSAGE_BYTES,
     upstream::{Unavailable, Upstream},
 };
-use crate::http2::{Error, Reason};
 
 /// The head of a gRPC frame, and room to see that a message is too large.
 const MAX_BODY_BYTES: usize = MAX_MESSAGE_BYTES + 6;
@@ -43,14 +43,14 @@ impl Upstream {
         body: &Bytes,
     ) -> Result<UnaryResponse, UnaryError> {
         match self.try_unary(head, body).await {
-            Err(AttemptError::Http2(error)) if error.was_refused() => {
+            Err(AttemptError::Http2(error)) if error.is_retryable() => {
                 self.try_unary(head, body).await
             }
             result => result,
         }
         .map_err(|broken| match broken {
             AttemptError::Unary(failure) => failure,
-            AttemptError::Http2(error) => match error.reset() {
+            AttemptError::Http2(error) => match error.reset_reason() {
                 Some(reason) => UnaryError::Reset(reason),
                 None => UnaryError::Unavailable(self.connection_lost(error)),
             },

@@ -10,11 +10,14 @@ use std::{
 
 use bytes::Bytes;
 use http::request::Parts;
+use kiyot_http2::{
+    Error, SendStream,
+    client::{ResponseFuture, SendRequest},
+};
 use tokio::time::timeout;
 use tokio_util::task::AbortOnDropHandle;
 
 use super::connect::{self, ConnectError};
-use crate::http2::{Answering, Client, Error, Sending};
 
 /// Connections that the runtime told us to leave and that still have calls open. Of more than these
 /// the oldest is cut.
@@ -61,7 +64,7 @@ pub struct Upstream {
 
 #[derive(Debug, Default)]
 struct State {
-    live: Option<Client>,
+    live: Option<SendRequest>,
     generation: u64,
     /// The last try to connect failed, and the log says so.
     is_down: bool,
@@ -73,9 +76,9 @@ struct State {
 #[derive(Debug)]
 pub struct UpstreamCall {
     /// Its answer. Dropping this and the stream cancels the call.
-    pub response: Answering,
+    pub response: ResponseFuture,
     /// What is still to be sent.
-    pub stream: Sending,
+    pub stream: SendStream,
 }
 
 impl Upstream {
@@ -113,7 +116,7 @@ impl Upstream {
                 Some(live) => live,
                 None => self.connect().await?,
             };
-            match live.request(head, body, ended) {
+            match live.send_request(head, body, ended) {
                 Ok((response, stream)) => return Ok(UpstreamCall { response, stream }),
                 // Nothing was sent.
                 Err(error) => {
@@ -130,7 +133,7 @@ impl Upstream {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn live(&self) -> Option<(u64, Client)> {
+    fn live(&self) -> Option<(u64, SendRequest)> {
         let state = self.state();
         let live = state.live.clone()?;
         state
@@ -148,7 +151,7 @@ impl Upstream {
         }
     }
 
-    async fn connect(&self) -> Result<(u64, Client), Unavailable> {
+    async fn connect(&self) -> Result<(u64, SendRequest), Unavailable> {
         let timed_out = || Unavailable::ConnectTimeout {
             socket: self.socket.clone(),
             after: self.connect_timeout,
@@ -174,15 +177,14 @@ impl Upstream {
     }
 
     /// Connects, or waits for another call that does so.
-    async fn connect_or_join(&self) -> Result<(u64, Client), Unavailable> {
+    async fn connect_or_join(&self) -> Result<(u64, SendRequest), Unavailable> {
         let _one_at_a_time = self.connecting.lock().await;
         if let Some(live) = self.live() {
             return Ok(live);
         }
-        let connection = connect::open(&self.socket).await.map_err(|error| {
+        let (requests, connection) = connect::open(&self.socket).await.map_err(|error| {
             Unavailable::Connect { socket: self.socket.clone(), source: Arc::new(error) }
         })?;
-        let client = connection.client();
         let socket = self.socket.clone();
         tracing::debug!(socket = %socket.display(), "connected to the container runtime");
         let driver = tokio::spawn(async move {
@@ -202,7 +204,7 @@ impl Upstream {
         }
         state.drivers.push_back(AbortOnDropHandle::new(driver));
         state.generation += 1;
-        state.live = Some(client.clone());
-        Ok((state.generation, client))
+        state.live = Some(requests.clone());
+        Ok((state.generation, requests))
     }
 }

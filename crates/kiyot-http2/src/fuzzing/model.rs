@@ -1,0 +1,211 @@
+//! What a peer sees of us, and has allowed.
+
+use std::collections::HashMap;
+
+use crate::{
+    Reason,
+    core::Core,
+    frame::{self, Head, MAX_PAYLOAD_BYTES, PREFACE},
+    hpack::Decoder,
+};
+
+/// What the window of the connection allows at first. Bytes.
+const INITIAL_WINDOW_BYTES: i64 = 65_535;
+
+/// How far a stream of ours is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Stream {
+    /// The peer has opened it.
+    ServerState,
+    /// It has its head.
+    Begun,
+    Ended,
+    Reset,
+}
+
+/// What a peer sees of us, and has allowed.
+pub(super) struct Model {
+    is_server: bool,
+    decoder: Decoder,
+    block: Option<Vec<u8>>,
+    /// The last stream that was opened.
+    last_id: u32,
+    /// What may still be sent of data.
+    window: i64,
+    streams: HashMap<u32, Stream>,
+    greeted: bool,
+    /// What came and was not read: less than a frame.
+    came: Vec<u8>,
+}
+
+impl Model {
+    fn new(is_server: bool) -> Self {
+        let (decoder, streams) = (Decoder::new(), HashMap::new());
+        Self {
+            is_server,
+            decoder,
+            block: None,
+            last_id: 0,
+            window: INITIAL_WINDOW_BYTES,
+            streams,
+            greeted: is_server,
+            came: Vec::new(),
+        }
+    }
+
+    pub(super) fn client() -> Self {
+        Self::new(false)
+    }
+
+    pub(super) fn server() -> Self {
+        Self::new(true)
+    }
+
+    /// Reads all that is to be sent, and that is whole.
+    pub(super) fn read_all(&mut self, core: &mut Core) {
+        while !core.output().is_empty() {
+            self.read_some(core, usize::MAX);
+        }
+        assert!(self.came.is_empty() && self.block.is_none(), "half a frame was sent");
+    }
+
+    /// Reads so many bytes at most of what is to be sent.
+    pub(super) fn read_some(&mut self, core: &mut Core, most: usize) {
+        let output = core.output();
+        let length = output.len().min(most);
+        self.read(&output[..length]);
+        core.advance(length);
+    }
+
+    /// Reads what was sent, as far as it came.
+    fn read(&mut self, more: &[u8]) {
+        self.came.extend_from_slice(more);
+        let came = std::mem::take(&mut self.came);
+        let mut bytes = came.as_slice();
+        if !self.greeted && bytes.len() >= PREFACE.len() {
+            bytes = bytes.strip_prefix(PREFACE).unwrap_or_else(|| panic!("no preface"));
+            self.greeted = true;
+        }
+        while self.greeted
+            && let Some(head) = Head::parse(bytes)
+        {
+            assert!(head.length <= MAX_PAYLOAD_BYTES);
+            let Some((payload, rest)) = bytes[frame::HEADER_LEN..].split_at_checked(head.length)
+            else {
+                break;
+            };
+            bytes = rest;
+            self.frame(head, payload);
+        }
+        self.came = bytes.to_vec();
+    }
+
+    fn frame(&mut self, head: Head, payload: &[u8]) {
+        assert!(self.block.is_none() || head.kind == frame::CONTINUATION);
+        match head.kind {
+            frame::HEADERS => {
+                self.begins(head);
+                self.block = Some(Vec::new());
+                self.block(head, payload);
+            }
+            frame::CONTINUATION => self.block(head, payload),
+            frame::DATA => {
+                self.window -= head.length as i64;
+                assert!(head.length == 0 || self.window >= 0, "more data than the window allows");
+                let stream = self
+                    .streams
+                    .get_mut(&head.stream)
+                    .unwrap_or_else(|| panic!("data of {}", head.stream));
+                assert_eq!(*stream, Stream::Begun, "data of {}", head.stream);
+                if head.has(frame::END_STREAM) {
+                    *stream = Stream::Ended;
+                }
+            }
+            frame::RST_STREAM => {
+                let before = self.streams.insert(head.stream, Stream::Reset);
+                // What comes of a stream that the peer has passed over, or behind the end of one,
+                // is refused again and again.
+                let is_refused = self.is_server && (before.is_some() || head.stream < self.last_id);
+                assert!(
+                    is_refused || before.is_some_and(|before| before != Stream::Reset),
+                    "a reset of {}",
+                    head.stream
+                );
+            }
+            _ => {}
+        }
+    }
+
+    /// A head, or trailers.
+    fn begins(&mut self, head: Head) {
+        let ended = head.has(frame::END_STREAM);
+        if !self.is_server && head.stream > self.last_id {
+            assert!(!head.stream.is_multiple_of(2));
+            self.last_id = head.stream;
+            self.streams.insert(head.stream, Stream::ServerState);
+        }
+        let stream = self
+            .streams
+            .get_mut(&head.stream)
+            .unwrap_or_else(|| panic!("a head of {}", head.stream));
+        match stream {
+            Stream::ServerState => {}
+            Stream::Begun => assert!(ended, "trailers of {} are not the end", head.stream),
+            Stream::Ended | Stream::Reset => {
+                panic!("a head of {}, which is {stream:?}", head.stream)
+            }
+        }
+        *stream = if ended { Stream::Ended } else { Stream::Begun };
+    }
+
+    fn block(&mut self, head: Head, payload: &[u8]) {
+        let block = self.block.get_or_insert_default();
+        block.extend_from_slice(payload);
+        if head.has(frame::END_HEADERS) {
+            let (block, mut fields) = (self.block.take().unwrap_or_default(), 0);
+            let read = self.decoder.decode(&block, |field| {
+                assert!(field.is_valid);
+                fields += 1;
+            });
+            assert!(read.is_ok() && fields > 0, "{read:?}");
+        }
+    }
+
+    /// What the peer does.
+    fn does(&mut self, kind: u8, stream: u32, payload: &[u8]) {
+        match kind {
+            frame::WINDOW_UPDATE if stream == 0 => {
+                self.window += i64::from(frame::be_u32(payload) & frame::MAX_U31)
+            }
+            frame::HEADERS if self.is_server => {
+                self.last_id = self.last_id.max(stream);
+                self.streams.entry(stream).or_insert(Stream::ServerState);
+            }
+            _ => {}
+        }
+    }
+}
+
+/// The peer sends a frame. Whether that has ended the connection.
+pub(super) fn receive(
+    core: &mut Core,
+    model: &mut Model,
+    kind: u8,
+    flags: u8,
+    stream: u32,
+    payload: &[u8],
+) -> bool {
+    let head = Head { length: payload.len(), kind, flags, stream };
+    if !core.may_read() {
+        return false;
+    }
+    model.does(kind, stream, payload);
+    match core.recv_frame(head, payload) {
+        Ok(()) => false,
+        Err(violation) => {
+            assert!(!violation.1.is_empty() && violation.0 != Reason::NO_ERROR);
+            core.go_away(violation);
+            true
+        }
+    }
+}

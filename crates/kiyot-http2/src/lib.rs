@@ -1,0 +1,49 @@
+//! HTTP/2 (RFC 9113) for the CRI socket and for container runtimes, with the names of the crate
+//! `h2`.
+//!
+//! Frames are decoded in the read buffer and encoded into the write buffer, without a queue of
+//! frames between. A peer can neither use memory without a bound nor end more than its own
+//! connection.
+//!
+//! `core` is the state of a connection without its socket: a client's or a server's by its role.
+//! [`client`] and [`server`] drive a core with a socket.
+
+mod body;
+pub mod client;
+mod core;
+mod error;
+mod frame;
+#[cfg(any(test, fuzzing, debug_assertions))]
+#[doc(hidden)]
+pub mod fuzzing;
+mod hpack;
+mod io;
+mod ping;
+mod reason;
+pub mod server;
+mod socket;
+mod stream;
+mod streams;
+
+pub use body::{RecvStream, SendStream};
+pub use error::{Error, Violation};
+pub use reason::Reason;
+
+/// Flow-control window of a stream. Large enough for most responses, so that window updates are
+/// rare.
+const STREAM_WINDOW_BYTES: u32 = 1 << 20;
+
+/// Flow-control window of a connection: more than a thousand streams with full buffers don't block
+/// the others.
+const CONNECTION_WINDOW_BYTES: u32 = (1 << 31) - 1;
+
+/// Streams reset by a server whose late frames it still ignores. A client may cancel all its calls
+/// at once.
+const MAX_RESET_STREAMS: usize = 16_384;
+
+/// Metadata of a request or response, in bytes as HTTP/2 counts them. grpc-go allows 16 MiB; only
+/// status details are long.
+const MAX_HEADER_LIST_BYTES: u32 = 1 << 20;
+
+#[cfg(test)]
+mod tests;

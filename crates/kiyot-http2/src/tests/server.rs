@@ -1,0 +1,132 @@
+//! Our server and the client of the crate h2, with bytes that come in any pieces.
+
+use std::{future::poll_fn, task::Poll};
+
+use bytes::Bytes;
+use futures::{StreamExt, stream::FuturesUnordered};
+use h2::client;
+use http::{HeaderMap, Request, Response};
+
+use super::*;
+use crate::{
+    RecvStream,
+    server::{self, Connection, SendResponse},
+};
+
+/// Answers with what came, in metadata, body and trailers.
+async fn echo(request: Request<RecvStream>, responding: SendResponse) {
+    let (head, mut body) = request.into_parts();
+    let mut answer = Response::new(()).into_parts().0;
+    answer.headers = head.headers.clone();
+    let Ok(mut sending) = responding.send_response(&answer, false) else { return };
+    while let Some(part) = body.data().await {
+        sending.send_data(part.unwrap());
+        if poll_fn(|cx| sending.poll_ready(cx)).await.is_err() {
+            return;
+        }
+    }
+    assert!(body.trailers().await.unwrap().is_none());
+    sending.finish(Some(head.headers));
+}
+
+/// Drives a connection until it ends.
+async fn serve(mut serving: Connection) {
+    let mut calls = FuturesUnordered::new();
+    poll_fn(|cx| {
+        loop {
+            let read = serving.poll_read(cx);
+            if !matches!(read, Poll::Ready(Ok(true)) | Poll::Pending) {
+                return Poll::Ready(());
+            }
+            while let Some((request, responding)) = serving.accept() {
+                calls.push(echo(request, responding));
+            }
+            while let Poll::Ready(Some(())) = calls.poll_next_unpin(cx) {}
+            let could_read = serving.may_read();
+            if matches!(serving.poll_write(cx), Poll::Ready(Err(_))) {
+                return Poll::Ready(());
+            }
+            if read.is_pending() && (could_read || !serving.may_read()) {
+                return Poll::Pending;
+            }
+        }
+    })
+    .await;
+}
+
+async fn call(
+    sender: client::SendRequest<Bytes>,
+    metadata: Metadata,
+    parts: Vec<Bytes>,
+) -> (HeaderMap, Vec<u8>, Option<HeaderMap>) {
+    let mut request = Request::post("http://localhost/a.b/C").header("te", "trailers");
+    for (name, value) in &metadata {
+        request = request.header(name, value);
+    }
+    let (response, mut stream) =
+        sender.ready().await.unwrap().send_request(request.body(()).unwrap(), false).unwrap();
+    let send = async {
+        for mut part in parts {
+            while !part.is_empty() {
+                stream.reserve_capacity(part.len());
+                match stream.capacity() {
+                    0 => assert!(poll_fn(|cx| stream.poll_capacity(cx)).await.unwrap().is_ok()),
+                    room => stream.send_data(part.split_to(room.min(part.len())), false).unwrap(),
+                }
+            }
+        }
+        stream.send_data(Bytes::new(), true).unwrap();
+    };
+    let receive = async {
+        let (head, mut receiving) = response.await.unwrap().into_parts();
+        let mut body = Vec::new();
+        while let Some(part) = receiving.data().await {
+            let part = part.unwrap();
+            receiving.flow_control().release_capacity(part.len()).unwrap();
+            body.extend_from_slice(&part);
+        }
+        (head.headers, body, receiving.trailers().await.unwrap())
+    };
+    tokio::join!(send, receive).1
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 24, max_shrink_iters: 20, ..ProptestConfig::default() })]
+
+    /// Verifies F19.
+    #[test]
+    fn calls_are_answered_with_what_was_sent(
+        calls in calls(),
+        cuts in cuts(),
+        window in prop_oneof![100_u32..2000, 60_000_u32..1 << 20],
+        most in 1_u32..8,
+    ) {
+        within(async {
+            let (ours, theirs, mut tasks) = joined(cuts);
+            tasks.spawn(serve(server::handshake(ours, most).unwrap()));
+            let mut builder = client::Builder::new();
+            builder.initial_window_size(window).max_header_list_size(1 << 20).initial_max_send_streams(0);
+            let (sender, connection) = builder.handshake(theirs).await.unwrap();
+            tasks.spawn(async move { drop(connection.await) });
+            let mut running = JoinSet::new();
+            for (number, (metadata, lengths)) in calls.into_iter().enumerate() {
+                let parts: Vec<Bytes> = lengths.iter().map(|&length| vec![number as u8; length].into()).collect();
+                let sender = sender.clone();
+                running.spawn(async move {
+                    let expected = parts.concat();
+                    let (head, body, trailers) = call(sender, metadata.clone(), parts).await;
+                    assert!(body == expected);
+                    let mut sent = HeaderMap::new();
+                    sent.insert("te", "trailers".parse().unwrap());
+                    for (name, value) in metadata {
+                        sent.append(name.parse::<http::HeaderName>().unwrap(), value.parse().unwrap());
+                    }
+                    assert_eq!((&head, trailers.as_ref()), (&sent, Some(&sent)));
+                });
+            }
+            while let Some(ended) = running.join_next().await {
+                ended.unwrap();
+            }
+        });
+    }
+}
