@@ -4,7 +4,7 @@ use std::fs;
 
 use kiyot::backends::milpa::providers::Provider;
 
-use super::bench::{Bench, assert_reachable};
+use super::bench::{Bench, assert_reachable, run};
 
 /// Verifies N1.
 #[tokio::test]
@@ -122,6 +122,22 @@ async fn failed_del_is_retried_until_it_succeeds() {
         "the instance stays listed"
     );
     fs::remove_file(&broken).unwrap();
+    bench.restart();
+    bench.provider.terminate(std::slice::from_ref(&cell.instance.id)).await.unwrap();
+    bench.assert_clean(&cell.instance.id);
+}
+
+/// Verifies N2.
+#[tokio::test]
+async fn masquerading_of_an_interrupted_del_is_removed() {
+    let mut bench = Bench::new();
+    bench.configure_cni("");
+    let cell = bench.launch().await;
+    bench.provider.attach(&cell.instance.id, &cell.attachment).await.unwrap();
+    assert!(!bench.resources().is_empty());
+    // The plugin `bridge` was killed after it had deleted the link, and before the chain: the next
+    // DEL finds no address, and leaves the chain.
+    run("ip", &["-n", &format!("kiyot-{}", cell.instance.id.0), "link", "delete", "eth0"]);
     bench.restart();
     bench.provider.terminate(std::slice::from_ref(&cell.instance.id)).await.unwrap();
     bench.assert_clean(&cell.instance.id);

@@ -66,6 +66,24 @@ async fn killed_launcher_ends_the_instance() {
     bench.assert_clean(&cell.instance.id);
 }
 
+/// Verifies X3.
+#[tokio::test]
+async fn frozen_cell_is_detached_from_its_network() {
+    let mut bench = Bench::new();
+    bench.configure_cni("");
+    let cell = bench.launch().await;
+    bench.provider.attach(&cell.instance.id, &cell.attachment).await.unwrap();
+    // In version 2 plugins freeze, too: they run in the cell's cgroup.
+    let frozen: Vec<_> = cgroup_mounts()
+        .into_iter()
+        .map(|mount| mount.join("kiyot").join(&cell.instance.id.0).join("cgroup.freeze"))
+        .filter(|file| fs::write(file, "1").is_ok())
+        .collect();
+    assert_eq!(frozen.len(), 1, "{frozen:?}");
+    bench.provider.terminate(std::slice::from_ref(&cell.instance.id)).await.unwrap();
+    bench.assert_clean(&cell.instance.id);
+}
+
 /// Verifies P6.
 #[tokio::test]
 async fn interrupted_launch_is_cleaned_up() {

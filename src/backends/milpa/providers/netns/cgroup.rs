@@ -4,7 +4,7 @@ use std::{
     collections::BTreeSet,
     ffi::OsStr,
     fs, io,
-    io::BufRead,
+    io::{BufRead, Write},
     os::unix::ffi::OsStrExt,
     path::{Path, PathBuf},
     thread::sleep,
@@ -284,7 +284,8 @@ fn children(dir: &Path) -> impl Iterator<Item = PathBuf> {
         .map(|entry| entry.path())
 }
 
-/// Thaws frozen cgroups, so that their processes can exit. Version 2 needs no thaw.
+/// Thaws frozen cgroups of version 1, so that their processes can exit. In version 2 a killed
+/// process exits from a frozen cgroup.
 pub(super) fn thaw(hierarchies: &[Hierarchy], cell: &str, containers: &BTreeSet<PathBuf>) {
     for hierarchy in hierarchies.iter().filter(|hierarchy| {
         !hierarchy.is_v2() && hierarchy.controllers.iter().any(|controller| controller == "freezer")
@@ -302,6 +303,19 @@ pub(super) fn thaw(hierarchies: &[Hierarchy], cell: &str, containers: &BTreeSet<
             open.extend(children(&dir));
         }
     }
+}
+
+/// Thaws the cell's own cgroup of version 2, so that programs can run in it. A cell without such a
+/// cgroup is fine.
+pub(super) fn thaw_own(hierarchies: &[Hierarchy], cell: &str) -> io::Result<()> {
+    for hierarchy in hierarchies.iter().filter(|hierarchy| hierarchy.is_v2()) {
+        let file = hierarchy.mount.join(name(cell)).join("cgroup.freeze");
+        // Not `fs::write`, which would create the file outside of a cgroup file system.
+        if let Some(mut file) = found(fs::OpenOptions::new().write(true).open(&file))? {
+            file.write_all(b"0").map_err(|error| named(&hierarchy.mount, error))?;
+        }
+    }
+    Ok(())
 }
 
 /// Removes a cell's own cgroup in each hierarchy, and their parent with the last.

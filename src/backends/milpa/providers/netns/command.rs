@@ -199,10 +199,19 @@ pub(super) async fn succeed(
     arguments: &[&str],
     instance: Option<&Path>,
 ) -> Result<(), CommandError> {
+    output_of(program, arguments, instance).await.map(drop)
+}
+
+/// Runs a program that must succeed and returns its stdout.
+pub(super) async fn output_of(
+    program: &str,
+    arguments: &[&str],
+    instance: Option<&Path>,
+) -> Result<Vec<u8>, CommandError> {
     let arguments: Vec<&OsStr> = arguments.iter().map(OsStr::new).collect();
     let ended = run(Path::new(program), &arguments, instance, &[], b"").await?;
     if ended.status.success() {
-        return Ok(());
+        return Ok(ended.stdout);
     }
     let program = arguments
         .iter()

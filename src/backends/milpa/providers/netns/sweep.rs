@@ -75,6 +75,8 @@ async fn end_processes(
         .map_err(failed)?
         .map_err(failed)?;
         if found.is_empty() {
+            // The programs that remove the network run in the cell's cgroup.
+            cgroup::thaw_own(hierarchies, home.cell()).map_err(failed)?;
             return Ok(known);
         }
         let before = known.cgroups.len();

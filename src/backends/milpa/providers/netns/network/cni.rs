@@ -17,8 +17,10 @@ use super::{
         instance::Home,
     },
     DEVICE, ports,
+    rules::RuleError,
 };
 
+mod chains;
 mod config;
 pub(in super::super) mod fuzzing;
 mod result;
@@ -55,6 +57,12 @@ pub(in super::super) enum CniError {
     Refused { plugin: String, command: &'static str, said: String },
     #[error("the result of CNI plugin {plugin}: {what}")]
     Result { plugin: String, what: String },
+    #[error("remove the masquerading of CNI network {network:?}")]
+    Masquerading {
+        network: String,
+        #[source]
+        source: RuleError,
+    },
 }
 
 /// The pod in the form of CNI arguments.
@@ -154,7 +162,15 @@ impl Network {
                 outcome = Err(error);
             }
         }
-        outcome
+        outcome?;
+        let addresses = self
+            .result
+            .as_ref()
+            .and_then(|result| result::addresses(result, DEVICE).ok())
+            .unwrap_or_default();
+        chains::remove(&self.name, pod.sandbox, &addresses, home.dir())
+            .await
+            .map_err(|source| CniError::Masquerading { network: self.name.clone(), source })
     }
 
     async fn run(

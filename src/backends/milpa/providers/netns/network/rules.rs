@@ -5,7 +5,7 @@
 
 use std::{ffi::OsStr, io, net::IpAddr, path::Path};
 
-use super::super::command::{CommandError, run, succeed};
+use super::super::command::{CommandError, output_of, run, succeed};
 
 /// The time for which `iptables` waits for its lock, in seconds.
 const TABLES_WAIT: &str = "10";
@@ -181,6 +181,49 @@ impl Rules {
     }
 }
 
+/// Removes a chain that a CNI plugin made in the table `nat`, with the jumps to it in
+/// `POSTROUTING`. An absent chain is fine.
+pub(super) async fn remove_chain_of_plugin(
+    family: Family,
+    chain: &str,
+    dir: &Path,
+) -> Result<(), RuleError> {
+    let Some(_) = printed_rules(family, chain, dir).await? else { return Ok(()) };
+    let jumps = printed_rules(family, "POSTROUTING", dir).await?.unwrap_or_default();
+    let mut transaction = Transaction::new(family, "nat");
+    transaction.lines = removals(&jumps, chain);
+    let name = [chain.to_owned()];
+    transaction.push("-F", &name)?;
+    transaction.push("-X", &name)?;
+    transaction.commit(Some(dir)).await
+}
+
+/// Returns the rules of a chain in the table `nat` as `iptables -S` prints them; `None` without the
+/// chain.
+async fn printed_rules(
+    family: Family,
+    chain: &str,
+    dir: &Path,
+) -> Result<Option<String>, RuleError> {
+    let arguments = ["-w", TABLES_WAIT, "-t", "nat", "-S", chain];
+    match output_of(family.program(), &arguments, Some(dir)).await {
+        Ok(printed) => Ok(Some(String::from_utf8_lossy(&printed).into_owned())),
+        Err(error) if says_no(&error) => Ok(None),
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// Returns the commands that delete the jumps to a chain. Rules are repeated as they were printed,
+/// as only so their comments stay quoted.
+fn removals(printed: &str, chain: &str) -> Vec<String> {
+    let jump = format!(" -j {chain}");
+    printed
+        .lines()
+        .filter(|line| line.ends_with(&jump))
+        .filter_map(|line| Some(format!("-D {}", line.strip_prefix("-A ")?)))
+        .collect()
+}
+
 /// A transaction of a table: input of `iptables-restore`.
 #[derive(Debug)]
 struct Transaction {
@@ -325,6 +368,20 @@ mod tests {
             assert!(error.contains(&format!("{word:?}")) && error.contains("allowed"), "{error}");
         }
         assert!(rules(&"x".repeat(MAX_WORD_BYTES)).creation().is_ok());
+    }
+
+    #[test]
+    fn jumps_to_a_chain_are_deleted_as_printed() {
+        let printed = "-P POSTROUTING ACCEPT\n\
+            -A POSTROUTING -s 10.88.0.5/32 -m comment --comment \"name: \\\"k\\\" id: \\\"m\\\"\" -j CNI-ab\n\
+            -A POSTROUTING -j CNI-abc\n\
+            -A POSTROUTING -m comment --comment \" -j CNI-ab\" -j KUBE-POSTROUTING\n";
+        assert_eq!(
+            removals(printed, "CNI-ab"),
+            [
+                "-D POSTROUTING -s 10.88.0.5/32 -m comment --comment \"name: \\\"k\\\" id: \\\"m\\\"\" -j CNI-ab"
+            ]
+        );
     }
 
     #[test]
