@@ -26,7 +26,7 @@ test-node:
 soak:
 	@scripts/setup
 	@cargo build --quiet --workspace --bins
-	SOAK_SECONDS=$(SECONDS) SEED=$(SEED) cargo test --test soak -- --include-ignored --nocapture pods_of_random_shape
+	SOAK_SECONDS=$(SECONDS) SEED=$(SEED) cargo test --test soak -- --nocapture pods_of_random_shape
 
 # Runs the benchmarks: ARGS="--parts calls --rounds 3 --only direct,kiyot"
 bench:

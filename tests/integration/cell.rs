@@ -48,7 +48,6 @@ mod secrets;
 mod slow_link;
 mod stops;
 mod storage_limit;
-mod storms;
 mod streams;
 mod subpaths;
 mod together;

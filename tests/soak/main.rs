@@ -50,7 +50,6 @@ const MAX_LOG_BYTES: u64 = 64 << 20;
 
 /// Verifies X13, Y6.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-#[ignore = "CNI's bridge leaves a chain when it is killed, once in ten minutes: make soak"]
 async fn pods_of_random_shape_outlive_random_kills_and_leave_nothing() {
     let seconds = std::env::var("SOAK_SECONDS").ok().filter(|text| !text.is_empty());
     let seconds =

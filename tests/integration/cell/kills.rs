@@ -3,10 +3,7 @@
 use std::{
     future::Future,
     path::PathBuf,
-    sync::{
-        Arc, Mutex,
-        atomic::{AtomicBool, Ordering},
-    },
+    sync::{Arc, Mutex},
     time::Duration,
 };
 
@@ -106,27 +103,14 @@ async fn bring_up(kubelet: &mut Kubelet, spec: &Pod) -> Result<RunningPod, Statu
     Ok(running)
 }
 
-/// Tries as a kubelet does, round after round.
-pub(super) async fn again<T, F: Future<Output = Result<T, Status>>>(
-    what: &str,
-    attempt: impl FnMut() -> F,
-) -> T {
-    again_once(&AtomicBool::new(true), what, attempt).await
-}
-
-/// The same, while more is killed than a slow machine makes; the time that it may take begins when
-/// it is calm.
-pub(super) async fn again_once<T, F: Future<Output = Result<T, Status>>>(
-    calm: &AtomicBool,
+/// Repeats an attempt as a kubelet does, each round anew.
+async fn again<T, F: Future<Output = Result<T, Status>>>(
     what: &str,
     mut attempt: impl FnMut() -> F,
 ) -> T {
     let mut last = String::new();
-    let mut begun = std::time::Instant::now();
+    let begun = std::time::Instant::now();
     while begun.elapsed() < LIMIT {
-        if !calm.load(Ordering::SeqCst) {
-            begun = std::time::Instant::now();
-        }
         match attempt().await {
             Ok(done) => return done,
             Err(status) => last = status.to_string(),
@@ -137,7 +121,7 @@ pub(super) async fn again_once<T, F: Future<Output = Result<T, Status>>>(
 }
 
 /// Stops and removes all sandboxes of a pod that are listed.
-pub(super) async fn clear(kubelet: Kubelet, uid: String) -> Result<(), Status> {
+async fn clear(kubelet: Kubelet, uid: String) -> Result<(), Status> {
     let mut kubelet = kubelet;
     let listed = kubelet.sandboxes().await?;
     for sandbox in listed

@@ -372,16 +372,12 @@ mod tests {
 
     #[test]
     fn jumps_to_a_chain_are_deleted_as_printed() {
-        let printed = "-P POSTROUTING ACCEPT\n\
-            -A POSTROUTING -s 10.88.0.5/32 -m comment --comment \"name: \\\"k\\\" id: \\\"m\\\"\" -j CNI-ab\n\
-            -A POSTROUTING -j CNI-abc\n\
-            -A POSTROUTING -m comment --comment \" -j CNI-ab\" -j KUBE-POSTROUTING\n";
-        assert_eq!(
-            removals(printed, "CNI-ab"),
-            [
-                "-D POSTROUTING -s 10.88.0.5/32 -m comment --comment \"name: \\\"k\\\" id: \\\"m\\\"\" -j CNI-ab"
-            ]
+        let rule = r#"POSTROUTING -s 10.88.0.5/32 -m comment --comment "id: \"m\"" -j CNI-ab"#;
+        let printed = format!(
+            "-P POSTROUTING ACCEPT\n-A {rule}\n-A POSTROUTING -j CNI-abc\n\
+             -A POSTROUTING -m comment --comment \" -j CNI-ab\" -j KUBE-POSTROUTING\n"
         );
+        assert_eq!(removals(&printed, "CNI-ab"), [format!("-D {rule}")]);
     }
 
     #[test]
