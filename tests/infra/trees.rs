@@ -9,7 +9,10 @@ use std::{
 
 use kiyot::backends::milpa::providers::Provider;
 use rustix::{
-    fs::{AtFlags, CWD, Mode, OFlags, mkdirat, openat, unlinkat},
+    fs::{
+        AtFlags, CWD, FileType, Mode, OFlags, ftruncate, linkat, makedev, mkdirat, mknodat, openat,
+        symlinkat, unlinkat,
+    },
     mount::{MountFlags, UnmountFlags, mount, unmount},
 };
 
@@ -17,6 +20,8 @@ use super::bench::{Bench, wait_for};
 
 /// More levels than a recursive walk has stack for, whatever the stack of its thread.
 const LEVELS: usize = 100_000;
+/// A size that no disk has, in bytes.
+const PEBIBYTE: u64 = 1 << 50;
 
 /// A tmpfs for the instances: some disks remove only a few hundred directories a second.
 struct Tmpfs(CString);
@@ -72,6 +77,48 @@ async fn deeply_nested_directories_neither_prevent_nor_delay_the_end() {
         fs::read_dir(&removed).is_ok_and(|mut left| left.next().is_none())
     })
     .await;
+    drop(disk);
+    bench.assert_clean(&id);
+}
+
+/// Verifies X42.
+#[tokio::test]
+async fn million_entries_of_every_kind_neither_prevent_nor_delay_the_end() {
+    let bench = Bench::new();
+    let disk = Tmpfs::mount(&bench.config.state_dir);
+    let cell = bench.launch().await;
+    let id = cell.instance.id.clone();
+    let pod = bench.instance_dir(&id).join("pod/volumes");
+    fs::create_dir_all(&pod).unwrap();
+    let dir = openat(CWD, &pod, OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty()).unwrap();
+    let sparse = openat(&dir, c"sparse", OFlags::CREATE | OFlags::RDWR, Mode::RWXU).unwrap();
+    ftruncate(&sparse, PEBIBYTE).unwrap();
+    drop(sparse);
+    for (name, kind) in [
+        (c"fifo", FileType::Fifo),
+        (c"socket", FileType::Socket),
+        (c"character device", FileType::CharacterDevice),
+        (c"block device", FileType::BlockDevice),
+        (c"not UTF-8: \xff\xfe\n", FileType::RegularFile),
+    ] {
+        mknodat(&dir, name, kind, Mode::RWXU, makedev(1, 3)).unwrap();
+    }
+    symlinkat("/etc/passwd", &dir, c"link").unwrap();
+    let longest = CString::new([b'x'; 255]).unwrap();
+    mkdirat(&dir, &longest, Mode::RWXU).unwrap();
+    let many = openat(&dir, &longest, OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty()).unwrap();
+    for number in 0..1_000_000 {
+        linkat(&dir, c"sparse", &many, number.to_string(), AtFlags::empty()).unwrap();
+    }
+    bench.provider.terminate(std::slice::from_ref(&id)).await.unwrap();
+    assert!(!bench.instance_dir(&id).exists());
+    let removed = bench.config.state_dir.join("removed");
+    wait_for("all files are removed", async || {
+        fs::read_dir(&removed).is_ok_and(|mut left| left.next().is_none())
+    })
+    .await;
+    assert!(fs::exists("/etc/passwd").unwrap());
+    drop((dir, many));
     drop(disk);
     bench.assert_clean(&id);
 }

@@ -84,7 +84,7 @@ async fn init_containers_come_first_and_attempts_stay_until_they_are_removed() {
 
 /// Verifies U7.
 #[tokio::test]
-async fn a_program_that_is_not_there_is_told_as_such() {
+async fn absent_program_is_reported_as_the_start_error() {
     let node = Node::start().await;
     let kiyot = Kiyot::start(&node, options()).await;
     let mut kubelet = kiyot.kubelet().await;
@@ -103,7 +103,7 @@ async fn a_program_that_is_not_there_is_told_as_such() {
 
 /// Verifies U8.
 #[tokio::test]
-async fn an_image_says_its_user_and_its_signal() {
+async fn image_sets_the_user_and_the_stop_signal() {
     let node = Node::start().await;
     let image = ImageSpec {
         user: "1001:1002".to_owned(),

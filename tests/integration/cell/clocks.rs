@@ -87,7 +87,7 @@ async fn unharmed(kiyot: &Kiyot<'_>, running: &RunningPod, when: &str) {
 
 /// Verifies X16, L7.
 #[tokio::test]
-async fn a_clock_that_is_set_harms_no_pod() {
+async fn clock_jump_harms_no_pod() {
     let node = Node::start().await;
     let file = node.directory().join("clock");
     let mut options = options();

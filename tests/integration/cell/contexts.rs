@@ -75,7 +75,7 @@ async fn looks(kubelet: &mut Kubelet, spec: &Pod) -> (RunningPod, HashMap<&'stat
 
 /// Verifies U4.
 #[tokio::test]
-async fn a_process_in_a_cell_may_do_what_it_may_on_the_node() {
+async fn process_in_a_cell_has_the_permissions_of_the_node() {
     let node = Node::start().await;
     let kiyot = Kiyot::start(&node, options()).await;
     let mut kubelet = kiyot.kubelet().await;
@@ -178,7 +178,7 @@ async fn sees(kubelet: &mut Kubelet, container: &str, process: &str) {
 
 /// Verifies U5.
 #[tokio::test]
-async fn a_debug_container_sees_its_targets_processes() {
+async fn debug_container_sees_its_targets_processes() {
     let node = Node::start().await;
     let kiyot = Kiyot::start(&node, options()).await;
     let mut kubelet = kiyot.kubelet().await;
@@ -210,7 +210,7 @@ async fn a_debug_container_sees_its_targets_processes() {
 
 /// Verifies P10.
 #[tokio::test]
-async fn what_a_cell_does_not_have_is_refused_by_name() {
+async fn host_resources_absent_in_a_cell_are_refused_by_name() {
     let node = Node::start().await;
     let kiyot = Kiyot::start(&node, options()).await;
     let mut kubelet = kiyot.kubelet().await;

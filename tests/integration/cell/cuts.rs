@@ -50,7 +50,7 @@ impl Held {
 
 /// Verifies X12.
 #[tokio::test]
-async fn a_start_that_was_begun_is_done_to_its_end_when_the_daemon_is_killed() {
+async fn begun_start_completes_when_the_daemon_is_killed() {
     let node = Node::start().await;
     let (held, options) = Held::new(&node);
     let mut kiyot = Kiyot::start(&node, options).await;
@@ -103,7 +103,7 @@ async fn a_start_that_was_begun_is_done_to_its_end_when_the_daemon_is_killed() {
 
 /// Verifies X12, Y4.
 #[tokio::test]
-async fn an_attempt_that_was_never_started_gives_way_to_the_next() {
+async fn unstarted_attempt_yields_to_the_next() {
     let node = Node::start().await;
     let mut kiyot = Kiyot::start(&node, options()).await;
     let mut kubelet = kiyot.kubelet().await;
@@ -129,7 +129,7 @@ async fn an_attempt_that_was_never_started_gives_way_to_the_next() {
 
 /// Verifies X12.
 #[tokio::test]
-async fn a_stop_that_was_begun_goes_on_when_the_daemon_is_killed() {
+async fn begun_stop_continues_when_the_daemon_is_killed() {
     let node = Node::start().await;
     let mut kiyot = Kiyot::start(&node, options()).await;
     let mut kubelet = kiyot.kubelet().await;

@@ -52,7 +52,7 @@ fn mount(arguments: &[&str], path: &Path) {
 
 /// Verifies X5.
 #[tokio::test]
-async fn a_full_state_dir_harms_no_pod_and_is_recovered_from() {
+async fn full_state_dir_harms_no_pod_and_is_recovered_from() {
     let node = Node::start().await;
     let disk = Disk::mount(&node.directory().join("kiyot/state"), "size=256m");
     let kiyot = Kiyot::start(&node, options()).await;
@@ -94,7 +94,7 @@ async fn a_full_state_dir_harms_no_pod_and_is_recovered_from() {
 /// that is stopped makes room, and with space again all is done.
 /// Verifies X5, Y31.
 #[tokio::test]
-async fn what_is_stopped_while_the_state_dir_is_full_ends_when_there_is_space() {
+async fn pod_stopped_while_the_state_dir_is_full_ends_with_free_space() {
     let node = Node::start().await;
     let disk = Disk::mount(&node.directory().join("kiyot/state"), "size=256m");
     let kiyot = Kiyot::start(&node, options()).await;
@@ -203,7 +203,7 @@ async fn pod_that_fills_the_state_dir_keeps_no_other_from_its_end() {
 
 /// Verifies X5.
 #[tokio::test]
-async fn a_full_log_disk_harms_no_pod_and_no_line_is_lost() {
+async fn full_log_disk_harms_no_pod_and_loses_no_line() {
     const LINES: usize = 20_000;
     let node = Node::start().await;
     let disk = Disk::mount(&node.pod_logs(), "size=256k");
@@ -307,7 +307,7 @@ async fn broken_and_future_records_end_their_own_pod_alone() {
 
 /// Verifies X6.
 #[tokio::test]
-async fn a_network_record_that_is_broken_gives_its_address_back() {
+async fn broken_network_record_releases_its_address() {
     let node = Node::start().await;
     let kiyot = Kiyot::start(&node, options()).await;
     let mut kubelet = kiyot.kubelet().await;

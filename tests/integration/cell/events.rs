@@ -206,7 +206,7 @@ async fn events_of_cells_come_with_those_of_the_node() {
 /// answer with their first event.
 /// Verifies F8.
 #[tokio::test]
-async fn the_stream_is_there_if_the_node_has_one() {
+async fn event_stream_exists_if_the_node_has_one() {
     let node = Node::start().await;
     let kiyot = Kiyot::start(&node, options()).await;
     let mut kubelet = kiyot.kubelet().await;

@@ -65,7 +65,7 @@ async fn exec(kubelet: &mut Kubelet, pod: &RunningPod, command: &[&str], input: 
 
 /// Verifies D35.
 #[tokio::test]
-async fn input_ends_and_every_end_is_told_as_on_the_node() {
+async fn input_and_exec_ends_are_reported_as_on_the_node() {
     let node = Node::start().await;
     let kiyot = Kiyot::start(&node, options()).await;
     let mut kubelet = kiyot.kubelet().await;
@@ -98,7 +98,7 @@ async fn input_ends_and_every_end_is_told_as_on_the_node() {
 
 /// Verifies D35.
 #[tokio::test]
-async fn a_program_that_is_not_there_is_an_error_in_the_words_of_the_node() {
+async fn exec_of_an_absent_program_fails_as_on_the_node() {
     let node = Node::start().await;
     let kiyot = Kiyot::start(&node, options()).await;
     let mut kubelet = kiyot.kubelet().await;
@@ -132,7 +132,7 @@ async fn a_program_that_is_not_there_is_an_error_in_the_words_of_the_node() {
 
 /// Verifies D36.
 #[tokio::test]
-async fn a_container_whose_input_ends_ends_with_it() {
+async fn container_with_stdin_once_ends_with_its_input() {
     let node = Node::start().await;
     let kiyot = Kiyot::start(&node, options()).await;
     let mut kubelet = kiyot.kubelet().await;
@@ -190,7 +190,7 @@ async fn a_container_whose_input_ends_ends_with_it() {
 
 /// Verifies D37.
 #[tokio::test]
-async fn what_takes_too_long_is_gone_when_that_is_told() {
+async fn process_over_its_timeout_is_dead_before_the_error() {
     let node = Node::start().await;
     let kiyot = Kiyot::start(&node, options()).await;
     let mut kubelet = kiyot.kubelet().await;

@@ -12,7 +12,7 @@ pub(super) fn kill9(pids: &[String]) {
 
 /// Verifies P7.
 #[tokio::test]
-async fn a_killed_cell_is_told_as_lost() {
+async fn killed_cell_is_reported_as_lost() {
     let node = Node::start().await;
     let kiyot = Kiyot::start(&node, options()).await;
     let mut kubelet = kiyot.kubelet().await;
@@ -40,7 +40,7 @@ async fn a_killed_cell_is_told_as_lost() {
 
 /// Verifies P8.
 #[tokio::test]
-async fn a_killed_agent_and_a_killed_containerd_come_back() {
+async fn killed_agent_and_containerd_are_restarted() {
     let node = Node::start().await;
     let kiyot = Kiyot::start(&node, options()).await;
     let mut kubelet = kiyot.kubelet().await;

@@ -99,7 +99,7 @@ async fn all_of_much_goes_both_ways_at_once() {
 
 /// Verifies D38.
 #[tokio::test]
-async fn a_port_where_nobody_listens_is_an_error_in_the_words_of_the_node() {
+async fn port_without_a_listener_fails_as_on_the_node() {
     let node = Node::start().await;
     let kiyot = Kiyot::start(&node, options()).await;
     let mut kubelet = kiyot.kubelet().await;

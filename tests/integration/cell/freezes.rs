@@ -35,7 +35,7 @@ impl Drop for Frozen {
 
 /// Verifies X14.
 #[tokio::test]
-async fn a_daemon_killed_while_cells_are_frozen_finds_them_as_they_were() {
+async fn daemon_killed_while_cells_are_frozen_finds_them_unchanged() {
     let node = Node::start().await;
     let mut kiyot = Kiyot::start(&node, options()).await;
     let mut kubelet = kiyot.kubelet().await;

@@ -25,7 +25,7 @@ fn mount(id: &str, at: &str, sub_path: &str) -> cri::Mount {
 
 /// Verifies D22.
 #[tokio::test]
-async fn an_image_is_a_volume_where_the_cells_containerd_mounts_it() {
+async fn image_volume_follows_the_cells_containerd() {
     let node = Node::start().await;
     let files = vec![
         ("weights/small".to_owned(), 0o644, b"0 1 2".to_vec()),

@@ -6,7 +6,7 @@ use super::{WAIT, endings::Ending, ends_without_a_trace, options, pod};
 
 /// Verifies D1.
 #[tokio::test]
-async fn an_image_of_the_node_is_copied() {
+async fn image_of_the_node_is_copied() {
     let node = Node::start().await;
     let ending = Ending::new();
     node.image(
@@ -47,7 +47,7 @@ fn image_status(name: &str) -> cri::ImageStatusRequest {
 
 /// Verifies D1.
 #[tokio::test]
-async fn a_second_container_needs_no_second_copy() {
+async fn second_container_needs_no_second_copy() {
     let node = Node::start().await;
     let kiyot = Kiyot::start(&node, options()).await;
     let mut kubelet = kiyot.kubelet().await;
@@ -65,7 +65,7 @@ async fn a_second_container_needs_no_second_copy() {
 
 /// Verifies D1.
 #[tokio::test]
-async fn an_image_that_nobody_has_is_named() {
+async fn absent_image_is_named_in_the_error() {
     let node = Node::start().await;
     let kiyot = Kiyot::start(&node, options()).await;
     let mut kubelet = kiyot.kubelet().await;
@@ -78,7 +78,7 @@ async fn an_image_that_nobody_has_is_named() {
 
 /// Verifies D6.
 #[tokio::test]
-async fn a_pull_by_digest_asks_the_registry_though_the_node_has_it() {
+async fn pull_by_digest_asks_the_registry_although_the_node_has_the_image() {
     let node = Node::start().await;
     node.image("private.invalid/app:1", &ImageSpec::script("exit 0")).await;
     let listed = node.ctr(&["images", "ls"]);

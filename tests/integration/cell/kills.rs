@@ -142,7 +142,7 @@ async fn clear(kubelet: Kubelet, uid: String) -> Result<(), Status> {
 
 /// Verifies X1.
 #[tokio::test]
-async fn a_daemon_killed_at_any_moment_leaves_nothing_half_made() {
+async fn daemon_killed_at_any_moment_leaves_nothing_half_made() {
     let lives = std::env::var("KILLS").ok().and_then(|kills| kills.parse().ok()).unwrap_or(LIVES);
     let mut moments = SeededRng::new();
     let node = if lives > LIVES { Node::start_for_long().await } else { Node::start().await };

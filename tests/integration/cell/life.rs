@@ -10,7 +10,7 @@ use super::{
 
 /// Verifies P1.
 #[tokio::test]
-async fn a_pod_runs_in_a_cell_of_its_own() {
+async fn pod_runs_in_a_cell_of_its_own() {
     let node = Node::start().await;
     let mut kiyot = Kiyot::start(&node, options()).await;
     let mut kubelet = kiyot.kubelet().await;
@@ -101,7 +101,7 @@ async fn containers_of_a_pod_share_its_network() {
 
 /// Verifies P3.
 #[tokio::test]
-async fn an_exit_is_told_with_its_code_and_message() {
+async fn exit_is_reported_with_its_code_and_message() {
     let node = Node::start().await;
     let kiyot = Kiyot::start(&node, options()).await;
     let mut kubelet = kiyot.kubelet().await;
@@ -177,7 +177,7 @@ async fn stopping_and_removing_again_is_fine() {
 
 /// Verifies P1.
 #[tokio::test]
-async fn a_handler_asks_for_a_cell_too() {
+async fn runtime_handler_requests_a_cell() {
     let node = Node::start().await;
     let kiyot = Kiyot::start(&node, options()).await;
     let mut kubelet = kiyot.kubelet().await;
@@ -191,7 +191,7 @@ async fn a_handler_asks_for_a_cell_too() {
 
 /// Verifies P2.
 #[tokio::test]
-async fn a_retry_of_run_gives_the_same_sandbox() {
+async fn retried_run_returns_the_same_sandbox() {
     let node = Node::start().await;
     let kiyot = Kiyot::start(&node, options()).await;
     let mut kubelet = kiyot.kubelet().await;

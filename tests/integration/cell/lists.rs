@@ -75,7 +75,7 @@ async fn lists_hold_both_worlds() {
 
 /// Verifies F5.
 #[tokio::test]
-async fn a_dead_containerd_makes_lists_fail_and_cell_pods_live() {
+async fn lists_fail_while_containerd_is_dead_and_pods_in_cells_live() {
     let node = Node::start().await;
     let kiyot = Kiyot::start(&node, options()).await;
     let mut kubelet = kiyot.kubelet().await;
@@ -99,7 +99,7 @@ async fn a_dead_containerd_makes_lists_fail_and_cell_pods_live() {
 }
 
 #[tokio::test]
-async fn the_status_names_the_handler() {
+async fn status_names_the_handler() {
     let node = Node::start().await;
     let kiyot = Kiyot::start(&node, options()).await;
     let mut kubelet = kiyot.kubelet().await;

@@ -83,7 +83,7 @@ async fn they_are_byte_for_byte_the_nodes() {
 
 /// Verifies D16.
 #[tokio::test]
-async fn a_restarted_containers_old_log_stays() {
+async fn previous_log_of_a_restarted_container_stays() {
     let node = Node::start().await;
     let kiyot = Kiyot::start(&node, options()).await;
     let mut kubelet = kiyot.kubelet().await;
@@ -118,7 +118,7 @@ async fn a_restarted_containers_old_log_stays() {
 
 /// Verifies D20.
 #[tokio::test]
-async fn a_log_goes_on_after_what_its_file_had_before() {
+async fn log_is_appended_to_an_existing_file() {
     const BEFORE: &str = "2026-01-01T00:00:00.000000000Z stdout F of a container that had this name before, and wrote more than the next one does at first\n";
     let node = Node::start().await;
     let mut kiyot = Kiyot::start(&node, options()).await;
@@ -240,7 +240,7 @@ fn logs_of(directory: &Path, depth: usize) -> Vec<PathBuf> {
 
 /// Verifies D17.
 #[tokio::test]
-async fn what_the_node_has_costs_the_cell_no_disk() {
+async fn fetched_log_takes_no_disk_of_the_cell() {
     const MIB: u64 = 1 << 20;
     const LINES: u64 = 4096;
     let node = Node::start().await;

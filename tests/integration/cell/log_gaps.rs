@@ -8,7 +8,7 @@ use super::{WAIT, ends_without_a_trace, is_back, options, pod};
 
 /// Verifies D33.
 #[tokio::test]
-async fn a_log_that_was_removed_goes_on_with_a_line_and_says_what_is_missing() {
+async fn removed_log_continues_with_a_note_of_the_missing_bytes() {
     const LINES: u64 = 2048;
     let node = Node::start().await;
     let mut kiyot = Kiyot::start(&node, options()).await;
@@ -75,7 +75,7 @@ async fn a_log_that_was_removed_goes_on_with_a_line_and_says_what_is_missing() {
 
 /// Verifies D33.
 #[tokio::test]
-async fn a_log_that_is_made_shorter_goes_on_with_what_comes_next() {
+async fn truncated_log_continues_with_the_next_bytes() {
     let node = Node::start().await;
     let mut kiyot = Kiyot::start(&node, options()).await;
     let mut kubelet = kiyot.kubelet().await;

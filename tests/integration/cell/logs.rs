@@ -16,7 +16,7 @@ use super::{
 
 /// Verifies D4.
 #[tokio::test]
-async fn a_log_is_complete_and_in_order() {
+async fn log_is_complete_and_in_order() {
     const LINES: usize = 20_000;
     let node = Node::start().await;
     let kiyot = Kiyot::start(&node, options()).await;
@@ -60,7 +60,7 @@ async fn a_log_is_complete_and_in_order() {
 
 /// Verifies D4.
 #[tokio::test]
-async fn a_rotated_log_goes_on_in_a_new_file() {
+async fn rotated_log_continues_in_a_new_file() {
     let node = Node::start().await;
     let kiyot = Kiyot::start(&node, options()).await;
     let mut kubelet = kiyot.kubelet().await;
@@ -107,7 +107,7 @@ fn peak(pid: &str) -> u64 {
 
 /// Verifies D41.
 #[tokio::test]
-async fn a_log_that_nobody_takes_is_in_no_memory() {
+async fn unfetched_log_takes_no_memory() {
     const MIB: u64 = 1 << 20;
     const LOG: u64 = 256 * MIB;
     let node = Node::start().await;

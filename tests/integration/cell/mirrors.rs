@@ -109,7 +109,7 @@ async fn mirrors_in_the_nodes_own_file_are_used_by_cells_too() {
 
 /// Verifies I17.
 #[tokio::test]
-async fn the_nodes_directory_of_mirrors_is_the_cells_too_if_nothing_else_is_configured() {
+async fn mirrors_of_the_node_are_used_by_default() {
     let node = Node::start().await;
     let registry = Registry::start(&node, Access::Open);
     let (name, _) = registry.image("app:1", &saying("mirrored"));
@@ -124,7 +124,7 @@ async fn the_nodes_directory_of_mirrors_is_the_cells_too_if_nothing_else_is_conf
 
 /// Verifies I16.
 #[tokio::test]
-async fn what_cells_have_not_of_the_nodes_registries_is_named_in_the_log() {
+async fn unsupported_registry_settings_are_named_in_the_log() {
     let node = Node::start().await;
     let old = "[registry.mirrors.\"old.invalid\"]\nendpoint = [\"https://violet:sesame@mirror.invalid\"]\n[registry.headers]\nX-Team = [\"sesame\"]\n";
     configured(&node, old).await;
@@ -138,7 +138,7 @@ async fn what_cells_have_not_of_the_nodes_registries_is_named_in_the_log() {
 
 /// Verifies I9.
 #[tokio::test]
-async fn a_pull_from_a_host_with_a_port_takes_layers_of_the_node_too() {
+async fn pull_from_a_host_with_a_port_takes_layers_of_the_node() {
     let node = Node::start().await;
     let registry = Registry::start(&node, Access::Open);
     let at = registry.address();

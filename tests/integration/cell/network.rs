@@ -118,7 +118,7 @@ fn rules() -> String {
 
 /// Verifies N4, N5.
 #[tokio::test]
-async fn a_port_of_the_node_leads_to_the_cell_and_is_freed_with_it() {
+async fn host_port_leads_to_the_cell_and_is_released_with_it() {
     let node = Node::start().await;
     let mut kiyot = Kiyot::start(&node, options()).await;
     let mut kubelet = kiyot.kubelet().await;
@@ -289,7 +289,7 @@ async fn locked_firewall_fails_the_launch_and_holds_up_the_end() {
 
 /// Verifies N11.
 #[tokio::test]
-async fn a_flow_that_outlasts_the_mapping_of_its_port_goes_where_the_port_leads_now() {
+async fn flow_of_a_previous_mapping_follows_the_current_mapping() {
     let node = Node::start().await;
     without_port_plugin(&node, |_| {});
     let kiyot = Kiyot::start(&node, options()).await;
@@ -364,7 +364,7 @@ async fn ports_lead_to_addresses_of_both_families() {
 
 /// Verifies N4.
 #[tokio::test]
-async fn the_bridge_of_cells_has_ports_too() {
+async fn host_ports_work_on_the_bridge_of_cells() {
     let node = Node::start().await;
     fs::remove_file(node.cni_configuration().join("10-test.conflist")).unwrap();
     let mut options = options();

@@ -140,7 +140,7 @@ fn is_whole(kubelet: &Kubelet, container: &RunningContainer) {
 
 /// Verifies D21.
 #[tokio::test]
-async fn the_rest_of_an_ended_containers_log_comes_after_a_kill() {
+async fn rest_of_an_ended_containers_log_arrives_after_a_kill() {
     let node = Node::start().await;
     let (disk, mut kiyot, running) = ended_on_a_full_disk(&node).await;
     let mut kubelet = kiyot.kubelet().await;
@@ -183,7 +183,7 @@ async fn cell_answers(kubelet: &mut Kubelet, running: &kiyot_testkit::RunningPod
 
 /// Verifies D21.
 #[tokio::test]
-async fn the_rest_of_an_ended_containers_log_comes_before_its_pod_reads_stopped() {
+async fn rest_of_an_ended_containers_log_arrives_before_its_pod_reads_stopped() {
     let node = Node::start().await;
     let (disk, mut kiyot, running) = ended_on_a_full_disk(&node).await;
     let mut kubelet = kiyot.kubelet().await;
@@ -209,7 +209,7 @@ async fn the_rest_of_an_ended_containers_log_comes_before_its_pod_reads_stopped(
 
 /// Verifies D21, Y9.
 #[tokio::test]
-async fn an_exit_that_a_killed_daemon_was_not_told_comes_with_its_whole_log() {
+async fn exit_missed_by_a_killed_daemon_is_reported_with_the_whole_log() {
     let node = Node::start().await;
     let mut kiyot = Kiyot::start(&node, options()).await;
     let mut kubelet = kiyot.kubelet().await;

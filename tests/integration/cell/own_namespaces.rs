@@ -39,7 +39,7 @@ fn lines(text: &str) -> Vec<String> {
 
 /// Verifies R1.
 #[tokio::test]
-async fn a_pod_that_asks_for_the_nodes_namespaces_gets_its_cells() {
+async fn host_namespaces_become_those_of_the_cell() {
     let node = Node::start().await;
     let kiyot = Kiyot::start(&node, giving()).await;
     let mut kubelet = kiyot.kubelet().await;
@@ -155,7 +155,7 @@ async fn a_pod_that_asks_for_the_nodes_namespaces_gets_its_cells() {
 
 /// Verifies R2.
 #[tokio::test]
-async fn what_a_cell_on_this_node_can_not_keep_within_is_refused_and_says_why() {
+async fn host_access_that_a_cell_can_not_contain_is_refused_with_the_reason() {
     let node = Node::start().await;
     let kiyot = Kiyot::start(&node, giving()).await;
     let mut kubelet = kiyot.kubelet().await;

@@ -49,7 +49,7 @@ async fn begin(
 
 /// Verifies U18.
 #[tokio::test]
-async fn what_ends_is_told_as_on_the_node() {
+async fn exits_are_reported_as_on_the_node() {
     let node = Node::start().await;
     let kiyot = Kiyot::start(&node, options()).await;
     let mut kubelet = kiyot.kubelet().await;
@@ -221,7 +221,7 @@ async fn users_of_the_image_and_odd_limits_are_as_on_the_node() {
 
 /// Verifies U20.
 #[tokio::test]
-async fn what_only_later_runtimes_do_is_answered_for_a_cell_by_name() {
+async fn calls_of_later_runtimes_are_answered_for_a_cell_by_name() {
     let node = Node::start().await;
     let kiyot = Kiyot::start(&node, options()).await;
     let (mut kubelet, mut direct) =
@@ -352,7 +352,7 @@ async fn names_and_resolv_conf_are_as_on_the_node() {
 
 /// Verifies U24.
 #[tokio::test]
-async fn a_signal_of_the_containers_own_is_used_as_on_the_node() {
+async fn stop_signal_of_a_container_is_used_as_on_the_node() {
     let node = Node::start().await;
     let kiyot = Kiyot::start(&node, options()).await;
     let mut kubelet = kiyot.kubelet().await;

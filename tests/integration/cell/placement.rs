@@ -27,7 +27,7 @@ async fn end(kubelet: &mut Kubelet, pods: &[RunningPod]) {
 
 /// Verifies R1, R6.
 #[tokio::test]
-async fn a_pod_that_needs_the_node_stays_there_if_the_policy_says_so() {
+async fn pod_with_host_access_stays_on_the_node_by_policy() {
     let node = Node::start().await;
     let policy = "[backends.milpa.policy]\nhost_pid = \"keep-local\"\nhost_network = \"keep-local\"\nprivileged = \"keep-local\"\n";
     let kiyot =
@@ -204,7 +204,7 @@ async fn with_opt_out_the_nodes_own_pods_stay() {
 
 /// Verifies R4.
 #[tokio::test]
-async fn a_reload_changes_rules_and_limits_all_or_nothing() {
+async fn reload_changes_rules_and_limits_all_or_nothing() {
     let node = Node::start().await;
     let kiyot = Kiyot::start(
         &node,
@@ -263,7 +263,7 @@ async fn a_reload_changes_rules_and_limits_all_or_nothing() {
 
 /// Verifies R4.
 #[tokio::test]
-async fn a_reload_changes_the_policy() {
+async fn reload_changes_the_policy() {
     let node = Node::start().await;
     let sections =
         "[backends.milpa.policy]\nhost_network = \"refuse\"\nhost_path = \"refuse\"\n".to_owned();
@@ -295,7 +295,7 @@ async fn a_reload_changes_the_policy() {
 
 /// Verifies R4.
 #[tokio::test]
-async fn a_reload_changes_how_many_cells_there_may_be() {
+async fn reload_changes_max_cells() {
     let node = Node::start().await;
     let kiyot =
         Kiyot::start(&node, KiyotOptions { milpa: "max_cells = 1".to_owned(), ..options() }).await;

@@ -11,7 +11,7 @@ pub(super) const LONGER_THAN_A_START: i64 = 8;
 
 /// Verifies D5.
 #[tokio::test]
-async fn an_exec_that_takes_too_long_is_ended() {
+async fn exec_sync_over_its_timeout_is_killed() {
     let node = Node::start().await;
     let kiyot = Kiyot::start(&node, options()).await;
     let mut kubelet = kiyot.kubelet().await;
@@ -27,7 +27,7 @@ async fn an_exec_that_takes_too_long_is_ended() {
 }
 
 #[tokio::test]
-async fn a_container_that_ignores_its_signal_is_killed() {
+async fn container_that_ignores_its_stop_signal_is_killed() {
     let node = Node::start().await;
     let kiyot = Kiyot::start(&node, options()).await;
     let mut kubelet = kiyot.kubelet().await;

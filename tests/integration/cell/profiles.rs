@@ -37,7 +37,7 @@ async fn empty(kubelet: &mut Kubelet, spec: &Pod) -> RunningPod {
 
 /// Verifies U14.
 #[tokio::test]
-async fn a_seccomp_profile_of_the_node_holds_in_a_cell() {
+async fn seccomp_profile_of_the_node_applies_in_a_cell() {
     let node = Node::start().await;
     let kiyot = Kiyot::start(&node, options()).await;
     let mut kubelet = kiyot.kubelet().await;
@@ -97,7 +97,7 @@ async fn a_seccomp_profile_of_the_node_holds_in_a_cell() {
 
 /// Verifies U15.
 #[tokio::test]
-async fn an_app_armor_profile_is_answered_as_on_the_node() {
+async fn app_armor_profile_is_treated_as_on_the_node() {
     let node = Node::start().await;
     let kiyot = Kiyot::start(&node, options()).await;
     let mut kubelet = kiyot.kubelet().await;

@@ -95,7 +95,7 @@ async fn two_pulls_at_once_take_each_its_own_layers_from_the_node() {
 
 /// Verifies I13.
 #[tokio::test]
-async fn a_pull_that_stands_still_ends_though_another_one_goes_on() {
+async fn stalled_pull_ends_while_another_continues() {
     let node = Node::start().await;
     let registry = Registry::start(&node, Access::Open);
     let (stuck, _) = registry.image("stuck:1", &heavy(8 << 20));
@@ -125,7 +125,7 @@ async fn a_pull_that_stands_still_ends_though_another_one_goes_on() {
 
 /// Verifies I18.
 #[tokio::test]
-async fn a_pod_ends_though_a_pull_of_it_stands_still() {
+async fn pod_ends_although_its_pull_stalls() {
     let node = Node::start().await;
     let registry = Registry::start(&node, Access::Open);
     let (name, _) = registry.image("stuck:1", &heavy(8 << 20));
@@ -174,7 +174,7 @@ async fn measured(kubelet: &mut Kubelet, direct: &mut Kubelet) -> cri::ImageFsIn
 
 /// Verifies I14.
 #[tokio::test]
-async fn the_file_systems_of_images_are_the_nodes_alone() {
+async fn image_file_systems_are_those_of_the_node() {
     let node = Node::start().await;
     let registry = Registry::start(&node, Access::Open);
     let (name, _) = registry.image("app:1", &heavy(24 << 20));

@@ -22,7 +22,7 @@ async fn told(kubelet: &mut Kubelet, handler: &str) -> cri::RuntimeHandlerFeatur
 
 /// Verifies D43.
 #[tokio::test]
-async fn a_mount_is_read_only_with_all_beneath_it_where_the_cells_containerd_does_so() {
+async fn recursive_read_only_mount_follows_the_cells_containerd() {
     let node = Node::start().await;
     let mut kiyot = Kiyot::start(&node, options()).await;
     let mut kubelet = kiyot.kubelet().await;

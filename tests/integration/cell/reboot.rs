@@ -25,7 +25,7 @@ pub(super) fn addresses(node: &Node) -> Vec<String> {
 
 /// Verifies X4.
 #[tokio::test]
-async fn after_a_reboot_pods_have_ended_and_addresses_are_free() {
+async fn reboot_ends_pods_and_releases_addresses() {
     let node = Node::start().await;
     let mut kiyot = Kiyot::start(&node, options()).await;
     let mut kubelet = kiyot.kubelet().await;

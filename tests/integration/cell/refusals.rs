@@ -50,7 +50,7 @@ async fn bad_annotations_are_named_with_what_is_allowed() {
 
 /// Verifies P10.
 #[tokio::test]
-async fn a_target_runtime_that_no_backend_has_is_named() {
+async fn unknown_target_runtime_is_named_in_the_error() {
     let node = Node::start().await;
     let kiyot = Kiyot::start(&node, options()).await;
     let mut kubelet = kiyot.kubelet().await;
@@ -140,7 +140,7 @@ async fn capability_that_reaches_the_kernel_is_refused_by_name() {
 
 /// Verifies D13, P10.
 #[tokio::test]
-async fn a_path_of_the_node_is_refused_by_name() {
+async fn host_path_is_refused_by_name() {
     let node = Node::start().await;
     let kiyot = Kiyot::start(&node, options()).await;
     let mut kubelet = kiyot.kubelet().await;
@@ -157,7 +157,7 @@ async fn a_path_of_the_node_is_refused_by_name() {
 
 /// Verifies D18.
 #[tokio::test]
-async fn what_the_cells_containerd_would_pass_over_is_refused_by_name() {
+async fn fields_that_the_cells_containerd_ignores_are_refused_by_name() {
     let node = Node::start().await;
     let kiyot = Kiyot::start(&node, options()).await;
     let mut kubelet = kiyot.kubelet().await;

@@ -120,7 +120,7 @@ async fn every_form_of_credentials_opens_a_private_image() {
 
 /// Verifies I2.
 #[tokio::test]
-async fn a_private_image_is_refused_in_the_registrys_words() {
+async fn refused_private_image_quotes_the_registry() {
     let node = Node::start().await;
     let access = Access::Token {
         user: "violet".to_owned(),
@@ -150,7 +150,7 @@ async fn a_private_image_is_refused_in_the_registrys_words() {
 
 /// Verifies I3.
 #[tokio::test]
-async fn an_image_is_pulled_by_its_digest() {
+async fn image_is_pulled_by_its_digest() {
     let node = Node::start().await;
     let registry = Registry::start(&node, Access::Open);
     let (_, pinned) = registry.image("app:1", &saying("old"));
@@ -166,7 +166,7 @@ async fn an_image_is_pulled_by_its_digest() {
 
 /// Verifies I4.
 #[tokio::test]
-async fn the_policies_of_pulling_are_as_on_a_node() {
+async fn pull_policies_work_as_on_the_node() {
     let node = Node::start().await;
     let registry = Registry::start(&node, Access::Open);
     let (name, _) = registry.image("app:1", &saying("old"));
@@ -262,7 +262,7 @@ async fn policies_ask_the_registry_for_a_cell_as_often_as_for_the_node() {
 
 /// Verifies I8.
 #[tokio::test]
-async fn what_the_node_has_pulled_no_cell_pulls_again() {
+async fn image_pulled_by_the_node_is_pulled_by_no_cell() {
     let node = Node::start().await;
     let registry = Registry::start(&node, Access::Open);
     let (name, _) = registry.image("app:1", &saying("once"));
@@ -326,7 +326,7 @@ async fn layers_that_the_node_discarded_are_pulled() {
 
 /// Verifies I6.
 #[tokio::test]
-async fn the_images_of_cells_are_not_the_nodes() {
+async fn images_of_cells_are_absent_on_the_node() {
     let node = Node::start().await;
     let registry = Registry::start(&node, Access::Open);
     let (name, _) =
@@ -470,7 +470,7 @@ pub(super) fn heavy(bytes: usize) -> ImageSpec {
 
 /// Verifies I10.
 #[tokio::test]
-async fn a_pull_that_stands_still_ends_and_goes_on_where_it_was() {
+async fn stalled_pull_ends_and_the_next_resumes_it() {
     let node = Node::start().await;
     let registry = Registry::start(&node, Access::Open);
     let (name, _) = registry.image("app:1", &heavy(8 << 20));
@@ -496,7 +496,7 @@ async fn a_pull_that_stands_still_ends_and_goes_on_where_it_was() {
 
 /// Verifies I10.
 #[tokio::test]
-async fn a_pull_that_is_slow_and_goes_on_is_left_alone() {
+async fn slow_pull_with_progress_continues() {
     let node = Node::start().await;
     let registry = Registry::start(&node, Access::Open);
     let (name, _) = registry.image("app:1", &heavy(24 << 20));
@@ -534,7 +534,7 @@ pub(super) fn is_written(node: &Node, kiyot: &Kiyot<'_>, words: &[&str]) -> Vec<
 
 /// Verifies I11.
 #[tokio::test]
-async fn a_token_of_a_registry_is_passed_over_as_on_the_node() {
+async fn registry_token_is_ignored_as_on_the_node() {
     let node = Node::start().await;
     let registry = Registry::start(&node, Access::Bearer("an-open-sesame".to_owned()));
     let (name, _) = registry.image("app:1", &saying("opened"));
@@ -555,7 +555,7 @@ async fn a_token_of_a_registry_is_passed_over_as_on_the_node() {
 
 /// Verifies I11.
 #[tokio::test]
-async fn a_private_image_is_there_for_its_pod_by_every_policy() {
+async fn private_image_exists_for_its_pod_by_every_pull_policy() {
     let node = Node::start().await;
     let access = Access::Token {
         user: "violet".to_owned(),
@@ -597,7 +597,7 @@ async fn a_private_image_is_there_for_its_pod_by_every_policy() {
 
 /// Verifies I12.
 #[tokio::test]
-async fn what_the_kubelet_removes_on_the_node_cells_keep() {
+async fn image_removed_on_the_node_stays_in_cells() {
     let node = Node::start().await;
     let registry = Registry::start(&node, Access::Open);
     let (name, _) = registry.image("app:1", &saying("kept"));

@@ -198,7 +198,7 @@ pub(super) async fn resolves(kubelet: &mut Kubelet, container: &str) {
 
 /// Verifies N7.
 #[tokio::test]
-async fn a_pod_asks_name_servers_that_only_the_node_has() {
+async fn pod_resolves_by_name_servers_that_only_the_node_reaches() {
     let server = NameServer::start("127.0.0.53");
     let node = Node::start().await;
     let mut kiyot = Kiyot::start(&node, forwarding()).await;
@@ -283,7 +283,7 @@ async fn name_servers_are_asked_again_after_the_agent_and_the_daemon_were_killed
 
 /// Verifies N10.
 #[tokio::test]
-async fn a_pod_that_rewrites_its_network_keeps_its_link_and_its_names() {
+async fn pod_that_rewrites_its_network_keeps_its_link_and_its_names() {
     let _server = NameServer::start("127.0.0.73");
     let node = Node::start().await;
     let kiyot = Kiyot::start(&node, forwarding()).await;

@@ -49,7 +49,7 @@ async fn pods_outlive_a_killed_daemon() {
 
 /// Verifies P5.
 #[tokio::test]
-async fn an_exit_during_the_outage_is_told_afterwards() {
+async fn exit_during_the_outage_is_reported_afterwards() {
     let node = Node::start().await;
     let mut kiyot = Kiyot::start(&node, options()).await;
     let mut kubelet = kiyot.kubelet().await;
@@ -77,7 +77,7 @@ async fn an_exit_during_the_outage_is_told_afterwards() {
 
 /// Verifies P6.
 #[tokio::test]
-async fn a_half_made_pod_is_cleaned_up() {
+async fn half_made_pod_is_cleaned_up() {
     let node = Node::start().await;
     let mut kiyot = Kiyot::start(&node, options()).await;
     let kubelet = kiyot.kubelet().await;
@@ -112,7 +112,7 @@ async fn a_half_made_pod_is_cleaned_up() {
 }
 
 #[tokio::test]
-async fn a_stopped_daemon_starts_with_its_stopped_pods() {
+async fn stopped_daemon_starts_with_its_stopped_pods() {
     let node = Node::start().await;
     let mut kiyot = Kiyot::start(&node, options()).await;
     let mut kubelet = kiyot.kubelet().await;

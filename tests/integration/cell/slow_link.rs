@@ -89,7 +89,7 @@ async fn carry(
 
 /// Verifies L9.
 #[tokio::test]
-async fn a_pod_at_the_end_of_a_slow_wire_is_a_pod() {
+async fn pod_behind_a_slow_link_works() {
     let node = Node::start().await;
     let kiyot = Kiyot::start(&node, options()).await;
     let wire = Wire::between(&kiyot.state());

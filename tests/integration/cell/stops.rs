@@ -47,7 +47,7 @@ fn nothing_left_of(cell: &str, uid: &str) {
 
 /// Verifies X3.
 #[tokio::test]
-async fn a_frozen_cell_is_ended_before_its_pod_reads_stopped() {
+async fn frozen_cell_is_ended_before_its_pod_reads_stopped() {
     let node = Node::start().await;
     let kiyot = Kiyot::start(&node, options()).await;
     let mut kubelet = kiyot.kubelet().await;
@@ -70,7 +70,7 @@ async fn a_frozen_cell_is_ended_before_its_pod_reads_stopped() {
 
 /// Verifies X3.
 #[tokio::test]
-async fn a_cell_in_a_frozen_cgroup_is_ended() {
+async fn cell_in_a_frozen_cgroup_is_ended() {
     let node = Node::start().await;
     let kiyot = Kiyot::start(&node, options()).await;
     let mut kubelet = kiyot.kubelet().await;
@@ -93,7 +93,7 @@ async fn a_cell_in_a_frozen_cgroup_is_ended() {
 
 /// Verifies X3, Y24.
 #[tokio::test]
-async fn a_container_whose_agent_is_silent_reads_running_until_its_pod_is_stopped() {
+async fn container_of_a_silent_agent_reads_running_until_its_pod_is_stopped() {
     let node = Node::start().await;
     let kiyot = Kiyot::start(&node, options()).await;
     let mut kubelet = kiyot.kubelet().await;
@@ -123,7 +123,7 @@ async fn a_container_whose_agent_is_silent_reads_running_until_its_pod_is_stoppe
 
 /// Verifies X3.
 #[tokio::test]
-async fn a_cell_that_dies_while_its_container_is_stopped_is_no_ok_too_early() {
+async fn stop_of_a_container_whose_cell_dies_waits_for_the_confirmed_end() {
     let node = Node::start().await;
     let kiyot = Kiyot::start(&node, options()).await;
     let mut kubelet = kiyot.kubelet().await;
@@ -162,7 +162,7 @@ async fn a_cell_that_dies_while_its_container_is_stopped_is_no_ok_too_early() {
 /// A kubelet with the cgroup driver `systemd` names slices.
 /// Verifies U17.
 #[tokio::test]
-async fn the_containers_of_a_cell_are_in_the_slice_of_their_pod() {
+async fn containers_of_a_cell_are_in_the_slice_of_their_pod() {
     let node = Node::start().await;
     let kiyot = Kiyot::start(&node, options()).await;
     let mut kubelet = kiyot.kubelet().await;
@@ -197,7 +197,7 @@ async fn the_containers_of_a_cell_are_in_the_slice_of_their_pod() {
 
 /// Verifies X10.
 #[tokio::test]
-async fn a_lost_cell_leaves_no_cgroup_wherever_its_containers_were() {
+async fn lost_cell_leaves_no_cgroup_wherever_its_containers_were() {
     let node = Node::start().await;
     let kiyot = Kiyot::start(&node, options()).await;
     let mut kubelet = kiyot.kubelet().await;

@@ -118,7 +118,7 @@ async fn attach_has_the_terminal_of_a_container_with_its_input_and_its_size() {
 
 /// Verifies D5.
 #[tokio::test]
-async fn a_port_is_forwarded_into_the_cell() {
+async fn port_is_forwarded_into_the_cell() {
     let node = Node::start().await;
     let kiyot = Kiyot::start(&node, options()).await;
     let mut kubelet = kiyot.kubelet().await;

@@ -50,7 +50,7 @@ async fn said(kubelet: &mut Kubelet, container: &str, script: &str) -> String {
 
 /// Verifies D8.
 #[tokio::test]
-async fn a_part_of_a_config_map_or_secret_is_frozen() {
+async fn subpath_of_a_config_map_or_secret_is_constant() {
     let node = Node::start().await;
     let kiyot = Kiyot::start(&node, options()).await;
     let mut kubelet = kiyot.kubelet().await;
@@ -97,7 +97,7 @@ async fn a_part_of_a_config_map_or_secret_is_frozen() {
 
 /// Verifies D8.
 #[tokio::test]
-async fn a_part_of_an_empty_dir_is_live_and_shared_whatever_the_node_has() {
+async fn subpath_of_an_empty_dir_is_live_and_shared() {
     let node = Node::start().await;
     let kiyot = Kiyot::start(&node, options()).await;
     let mut kubelet = kiyot.kubelet().await;

@@ -95,7 +95,7 @@ async fn containers_share_network_and_ipc_and_nothing_else() {
 
 /// Verifies U11.
 #[tokio::test]
-async fn an_init_container_that_stays_is_restarted_beside_the_others() {
+async fn restartable_init_container_is_restarted_beside_the_others() {
     let node = Node::start().await;
     let kiyot = Kiyot::start(&node, options()).await;
     let mut kubelet = kiyot.kubelet().await;
@@ -218,7 +218,7 @@ async fn probes_and_hooks_reach_a_container() {
 
 /// Verifies U13.
 #[tokio::test]
-async fn a_pod_knows_its_name_by_the_kubelets_hosts_file() {
+async fn pod_resolves_its_name_by_the_kubelets_hosts_file() {
     let node = Node::start().await;
     let kiyot = Kiyot::start(&node, options()).await;
     let mut kubelet = kiyot.kubelet().await;

@@ -35,7 +35,7 @@ fn with_length(message: &[u8]) -> Vec<u8> {
 
 /// Verifies N12.
 #[tokio::test]
-async fn a_connection_carries_what_a_name_server_says_however_it_is_asked() {
+async fn dns_connection_carries_every_answer_of_the_name_server() {
     let _server = NameServer::start("127.0.0.83");
     let node = Node::start().await;
     let kiyot = Kiyot::start(&node, forwarding()).await;
@@ -89,7 +89,7 @@ async fn a_connection_carries_what_a_name_server_says_however_it_is_asked() {
 
 /// Verifies N13.
 #[tokio::test]
-async fn a_link_to_name_servers_that_a_pod_removes_is_made_again() {
+async fn link_to_name_servers_removed_by_a_pod_is_created_again() {
     let _server = NameServer::start("127.0.0.93");
     let node = Node::start().await;
     let kiyot = Kiyot::start(&node, forwarding()).await;

@@ -52,7 +52,7 @@ fn value(value: Option<cri::UInt64Value>) -> u64 {
 
 /// Verifies U1.
 #[tokio::test]
-async fn usage_is_told_with_whose_it_is() {
+async fn usage_names_its_pod_and_container() {
     let node = Node::start().await;
     let kiyot = Kiyot::start(&node, options()).await;
     let mut kubelet = kiyot.kubelet().await;
@@ -324,7 +324,7 @@ async fn lists_of_usage_hold_both_worlds() {
 
 /// Verifies U3, U22.
 #[tokio::test]
-async fn a_pods_usage_is_listed_from_its_sandbox_on_and_again_after_a_restart() {
+async fn usage_of_a_pod_is_listed_from_its_sandbox_on_and_after_a_restart() {
     let node = Node::start().await;
     let mut kiyot = Kiyot::start(&node, options()).await;
     let mut kubelet = kiyot.kubelet().await;
@@ -404,7 +404,7 @@ async fn a_pods_usage_is_listed_from_its_sandbox_on_and_again_after_a_restart() 
 
 /// Verifies U22.
 #[tokio::test]
-async fn the_usage_of_a_silent_cell_is_not_told_and_holds_up_no_list() {
+async fn usage_of_a_silent_cell_is_absent_and_delays_no_list() {
     let node = Node::start().await;
     let mut kiyot = Kiyot::start(&node, options()).await;
     let mut kubelet = kiyot.kubelet().await;

@@ -171,7 +171,7 @@ fn with(directory: &Path, bytes: &[u8]) -> Vec<String> {
 
 /// Verifies D10.
 #[tokio::test]
-async fn a_secret_is_on_no_disk() {
+async fn secret_is_on_no_disk() {
     const SECRETS: [&str; 2] = ["an-utterly-private-word", "an-utterly-private-name"];
     const PART: &str = "utterly-private";
     let node = Node::start().await;
@@ -213,7 +213,7 @@ async fn a_secret_is_on_no_disk() {
 
 /// Verifies D11.
 #[tokio::test]
-async fn a_volume_whose_mount_is_gone_stays_in_the_cell() {
+async fn volume_unmounted_on_the_node_stays_in_the_cell() {
     let node = Node::start().await;
     let mut kiyot = Kiyot::start(&node, options()).await;
     let mut kubelet = kiyot.kubelet().await;
@@ -248,7 +248,7 @@ async fn a_volume_whose_mount_is_gone_stays_in_the_cell() {
 
 /// Verifies D12.
 #[tokio::test]
-async fn an_update_arrives_after_the_agent_was_killed() {
+async fn update_arrives_after_the_agent_was_killed() {
     let node = Node::start().await;
     let kiyot = Kiyot::start(&node, options()).await;
     let mut kubelet = kiyot.kubelet().await;
@@ -270,7 +270,7 @@ async fn an_update_arrives_after_the_agent_was_killed() {
 
 /// Verifies D13.
 #[tokio::test]
-async fn a_path_of_the_node_is_copied_read_only_by_policy() {
+async fn host_path_is_copied_read_only_by_policy() {
     let node = Node::start().await;
     let mut options = options();
     options.sections = "[backends.milpa.policy]\nhost_path = \"copy-read-only\"\n".to_owned();

@@ -109,7 +109,7 @@ async fn volumes_of_plugins_and_huge_pages_are_refused_by_name_and_policy() {
 
 /// Verifies D28.
 #[tokio::test]
-async fn a_file_that_is_missing_becomes_no_directory() {
+async fn absent_file_mount_becomes_no_directory() {
     let node = Node::start().await;
     let kiyot = Kiyot::start(&node, copying()).await;
     let mut kubelet = kiyot.kubelet().await;
@@ -253,7 +253,7 @@ async fn last_words_come_from_wherever_they_are_written_and_to_their_end() {
 
 /// Verifies D31.
 #[tokio::test]
-async fn what_a_removed_container_had_for_itself_is_gone_from_its_cell() {
+async fn files_of_a_removed_container_are_removed_from_its_cell() {
     let node = Node::start().await;
     let kiyot = Kiyot::start(&node, options()).await;
     let mut kubelet = kiyot.kubelet().await;
@@ -298,7 +298,7 @@ fn bound(pod: &Path, volume: &str, below: &str, at: &str) -> PathBuf {
 
 /// Verifies D32.
 #[tokio::test]
-async fn a_part_of_an_empty_dir_is_the_one_of_now_and_never_behind_a_link() {
+async fn empty_dir_subpath_is_current_and_never_behind_a_link() {
     let node = Node::start().await;
     let kiyot = Kiyot::start(&node, options()).await;
     let mut kubelet = kiyot.kubelet().await;

@@ -8,7 +8,7 @@ use super::{WAIT, ends_without_a_trace, options, said, shows, wire::Wire};
 
 /// Verifies D23.
 #[tokio::test]
-async fn a_reader_never_sees_a_part_of_an_update() {
+async fn reader_never_sees_a_partial_update() {
     const UPDATES: usize = 30;
     let node = Node::start().await;
     let kiyot = Kiyot::start(&node, options()).await;
@@ -54,7 +54,7 @@ async fn a_reader_never_sees_a_part_of_an_update() {
 
 /// Verifies D24.
 #[tokio::test]
-async fn an_update_arrives_while_and_after_the_connection_was_cut() {
+async fn update_arrives_during_and_after_a_cut_connection() {
     let node = Node::start().await;
     let kiyot = Kiyot::start(&node, options()).await;
     let mut kubelet = kiyot.kubelet().await;
@@ -149,7 +149,7 @@ async fn sources_of_a_projected_volume_come_change_and_go() {
 
 /// Verifies D26.
 #[tokio::test]
-async fn a_volume_that_is_too_large_now_stays_as_it_was_and_that_is_said() {
+async fn volume_that_grew_over_the_limit_stays_and_is_logged() {
     let node = Node::start().await;
     let kiyot = Kiyot::start(&node, options()).await;
     let mut kubelet = kiyot.kubelet().await;

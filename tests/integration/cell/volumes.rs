@@ -76,7 +76,7 @@ async fn files_of_the_kubelet_are_there_with_their_modes() {
 
 /// Verifies D3.
 #[tokio::test]
-async fn an_update_on_the_node_shows_in_the_cell() {
+async fn volume_update_on_the_node_shows_in_the_cell() {
     let node = Node::start().await;
     let mut kiyot = Kiyot::start(&node, options()).await;
     let mut kubelet = kiyot.kubelet().await;
@@ -104,7 +104,7 @@ async fn an_update_on_the_node_shows_in_the_cell() {
 
 /// Verifies D39.
 #[tokio::test]
-async fn an_empty_dir_lives_as_long_as_its_cell() {
+async fn empty_dir_lives_as_long_as_its_cell() {
     let node = Node::start().await;
     let mut kiyot = Kiyot::start(&node, options()).await;
     let mut kubelet = kiyot.kubelet().await;
