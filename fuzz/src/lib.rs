@@ -11,7 +11,9 @@ use std::path::Path;
 
 use kiyot::{
     annotations::CellRequest,
-    backends::milpa::{logs, providers::netns as provider, streaming, verbs, volumes as copies},
+    backends::milpa::{
+        fuzzing as cells, logs, providers::netns as provider, streaming, volumes as copies,
+    },
     config, manifest,
     proxy::{fuzzing, peek},
 };
@@ -152,12 +154,12 @@ pub fn events(data: &[u8]) {
     if cell::FromCell::decode(data).is_ok() {
         assert!(!matches!(checked, Err(BoundsError::Malformed { .. })), "{checked:?}");
     }
-    verbs::fuzzing::events(data);
+    cells::events(data);
 }
 
 /// Reads and applies what the agents of two cells answer and tell.
 pub fn answers(data: &[u8]) {
-    verbs::fuzzing::answers(data);
+    cells::answers(data);
 }
 
 /// Brings a log home, whatever becomes of the cell, of its link and of kiyot meanwhile.

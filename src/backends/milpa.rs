@@ -16,30 +16,41 @@ use tonic::Status;
 use super::{Backend, BackendName, CallPath, Declared, Decoded, Features, Method};
 use crate::config::{MilpaBackend, Policy, ProviderKind};
 
+mod cell_client;
 pub mod cells;
+mod clock;
+pub mod cri;
+mod error_chain;
+#[cfg(any(test, fuzzing, debug_assertions))]
+#[doc(hidden)]
+pub mod fuzzing;
 pub mod gateway;
 pub mod id;
 pub mod images;
 mod latest;
 pub mod logs;
 mod mailbox;
+mod pods;
+pub mod policy;
 pub mod providers;
 pub mod resolver;
 pub mod store;
 pub mod streaming;
-pub mod verbs;
+mod sync;
+mod tasks;
 pub mod volumes;
 
 use cells::{Cells, CellsConfig};
+use cri::{CriService, Parts};
 use gateway::ca::{Ca, CaError};
 use gateway::{Gateway, GatewayConfig, GatewayError, Limits};
 use id::PREFIX;
 use images::{Images, NodeImages, Registries};
 use logs::Logs;
+use policy::Rules;
 use providers::{Provider, netns};
 use store::{Store, StoreError};
 use streaming::Streaming;
-use verbs::{Parts, Verbs, policy::Rules};
 use volumes::Volumes;
 
 /// What is for cells: the annotation `kubernetes.io/target-runtime: kiyot`, and RuntimeClasses with
@@ -71,7 +82,7 @@ pub enum StartError {
 pub struct Milpa {
     name: BackendName,
     answers: Arc<dyn Decoded>,
-    verbs: Arc<Verbs>,
+    cri: Arc<CriService>,
     cells: Arc<Cells>,
     gateway: Gateway,
     store: Store,
@@ -155,12 +166,12 @@ impl Milpa {
             return_within: Parts::RETURN_WITHIN,
             measure_within: Parts::MEASURE_WITHIN,
         };
-        let verbs = Verbs::start(parts).await.map_err(of_store)?;
-        let answers = Arc::new(Answers(Arc::clone(&verbs)));
+        let cri = CriService::start(parts).await.map_err(of_store)?;
+        let answers = Arc::new(Answers(Arc::clone(&cri)));
         Ok(Arc::new(Self {
             name: name.clone(),
             answers,
-            verbs,
+            cri,
             cells,
             gateway,
             store,
@@ -170,7 +181,7 @@ impl Milpa {
 
     /// What becomes of pods that ask for what a cell does not have, from now on.
     pub fn set_policy(&self, policy: Policy) {
-        for unmet in self.verbs.set_policy(policy) {
+        for unmet in self.cri.set_policy(policy) {
             tracing::warn!(backend = %self.name, "{unmet}");
         }
     }
@@ -183,7 +194,7 @@ impl Milpa {
 
     /// Ends all tasks. Pods go on, and are known again at the next start.
     pub async fn shutdown(&self) {
-        self.verbs.shutdown().await;
+        self.cri.shutdown().await;
         let rest = async {
             self.gateway.shutdown().await;
             self.cells.shutdown().await;
@@ -209,9 +220,9 @@ impl Backend for Milpa {
     }
 }
 
-/// The verbs, as the front door knows them.
+/// The CRI service, as the proxy calls it.
 #[derive(Debug)]
-struct Answers(Arc<Verbs>);
+struct Answers(Arc<CriService>);
 
 #[async_trait]
 impl Decoded for Answers {

@@ -9,7 +9,7 @@ use prost::Message;
 use super::Output;
 use crate::{
     annotations::{CellRequest, HealthyTimeout, InstanceType, KEYS},
-    backends::{BackendName, Declared, milpa, milpa::verbs::policy},
+    backends::{BackendName, Declared, milpa, milpa::policy},
     config::{BackendConfig, Config, HostPath, MilpaBackend, ProviderKind},
     manifest::{Manifest, Node, Pod, VolumeKind},
     proxy::{

@@ -3,7 +3,7 @@
 use std::{fmt::Write, path::Path};
 
 use crate::{
-    backends::milpa::verbs::policy::Rules,
+    backends::milpa::policy::Rules,
     config::{BackendConfig, Config},
 };
 

@@ -37,7 +37,7 @@ async fn next(
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_life_of_a_pod_is_told_in_its_order() {
     let kiyot = Fixture::start().await;
-    let mut events = kiyot.daemon.verbs.events();
+    let mut events = kiyot.daemon.cri.events();
     let sandbox = kiyot.run("web").await;
     let container = kiyot.create(&sandbox, "main").await;
     kiyot.start_container(&container).await;

@@ -15,7 +15,7 @@ fn handler(name: &str, recursive_read_only_mounts: bool) -> cri::RuntimeHandler 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_the_last_cell_does_is_said_of_the_next_also_after_a_restart() {
     let mut kiyot = Fixture::start().await;
-    let is_recursive = |kiyot: &Fixture| kiyot.daemon.verbs.features().recursive_read_only_mounts;
+    let is_recursive = |kiyot: &Fixture| kiyot.daemon.cri.features().recursive_read_only_mounts;
     assert!(!is_recursive(&kiyot), "nothing is known before the first cell");
     let (no, yes) = (
         vec![handler("", false), handler("runc", true)],

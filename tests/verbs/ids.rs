@@ -34,7 +34,7 @@ async fn answers(kiyot: &Fixture, sandbox: &str, container: &str) -> usize {
         (Method::ContainerStatus, &of_container),
         (Method::ContainerStats, &of_container),
     ] {
-        let answer = kiyot.daemon.verbs.snapshot(method, request).unwrap().unwrap();
+        let answer = kiyot.daemon.cri.snapshot(method, request).unwrap().unwrap();
         has_none(&method.to_string(), &answer);
         ours += [sandbox, container]
             .map(|id| answer.windows(id.len()).filter(|part| *part == id.as_bytes()).count())
@@ -54,7 +54,7 @@ async fn answers(kiyot: &Fixture, sandbox: &str, container: &str) -> usize {
         "ListPodSandboxMetrics",
         &kiyot
             .daemon
-            .verbs
+            .cri
             .call(Method::ListPodSandboxMetrics, descriptors.into(), None)
             .await
             .unwrap(),
@@ -73,7 +73,7 @@ async fn answers(kiyot: &Fixture, sandbox: &str, container: &str) -> usize {
         .encode_to_vec();
         match kiyot
             .daemon
-            .verbs
+            .cri
             .call(method, request.into(), Some(std::time::Instant::now() + LIMIT))
             .await
         {
@@ -88,7 +88,7 @@ async fn answers(kiyot: &Fixture, sandbox: &str, container: &str) -> usize {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn no_answer_has_an_id_of_the_cell() {
     let kiyot = Fixture::with_ids(OF_THE_CELL).await;
-    let mut events = kiyot.daemon.verbs.events();
+    let mut events = kiyot.daemon.cri.events();
     let sandbox = kiyot.run("web").await;
     let container = kiyot.create(&sandbox, "main").await;
     has_none("RunPodSandbox and CreateContainer", format!("{sandbox} {container}").as_bytes());

@@ -12,13 +12,14 @@ use kiyot::{
         Method,
         milpa::{
             cells::{Cells, CellsConfig},
+            cri::{CriService, Parts},
             gateway::{Gateway, GatewayConfig, Limits, ca::Ca},
             images::{Images, NodeImages},
             logs::Logs,
+            policy::Rules,
             providers::Provider,
             store::{Batch, Store},
             streaming::Streaming,
-            verbs::{Parts, Verbs, policy::Rules},
             volumes::Volumes,
         },
     },
@@ -44,7 +45,7 @@ pub(crate) struct Fixture {
 
 /// What ends with the daemon.
 pub(crate) struct Daemon {
-    pub(crate) verbs: Arc<Verbs>,
+    pub(crate) cri: Arc<CriService>,
     cells: Arc<Cells>,
     gateway: Gateway,
     store: Store,
@@ -107,7 +108,7 @@ impl Fixture {
     ) -> Result<A, Status> {
         let deadline = Instant::now() + LIMIT;
         let answer =
-            self.daemon.verbs.call(method, request.encode_to_vec().into(), Some(deadline)).await?;
+            self.daemon.cri.call(method, request.encode_to_vec().into(), Some(deadline)).await?;
         Ok(A::decode(answer).unwrap())
     }
 
@@ -180,8 +181,7 @@ impl Fixture {
         method: Method,
         request: impl Message,
     ) -> Result<A, Status> {
-        let answer: Bytes =
-            self.daemon.verbs.snapshot(method, &request.encode_to_vec()).unwrap()?;
+        let answer: Bytes = self.daemon.cri.snapshot(method, &request.encode_to_vec()).unwrap()?;
         Ok(A::decode(answer).unwrap())
     }
 
@@ -273,16 +273,16 @@ impl Daemon {
             return_within: LIMIT,
             measure_within: LIMIT,
         };
-        let verbs = Verbs::start(parts).await.unwrap();
-        Self { verbs, cells, gateway, store }
+        let cri = CriService::start(parts).await.unwrap();
+        Self { cri, cells, gateway, store }
     }
 
     async fn stop(self, records: Batch) {
-        self.verbs.shutdown().await;
+        self.cri.shutdown().await;
         self.gateway.shutdown().await;
         self.cells.shutdown().await;
         self.store.commit(records).await.unwrap();
-        drop((self.verbs, self.cells, self.gateway));
+        drop((self.cri, self.cells, self.gateway));
         self.store.close().await;
     }
 }

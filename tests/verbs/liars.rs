@@ -124,7 +124,7 @@ async fn what_a_cell_says_of_ids_that_are_not_its_own_is_of_no_effect() {
 async fn what_a_cell_says_of_an_image_changes_no_user_of_another_pods() {
     let kiyot = Fixture::start().await;
     let user = |reference: &str| {
-        let answer = kiyot.daemon.verbs.reported_image(reference)?;
+        let answer = kiyot.daemon.cri.reported_image(reference)?;
         cri::ImageStatusResponse::decode(answer).unwrap().image.map(|image| image.username)
     };
     let honest = kiyot.run("honest").await;
@@ -219,7 +219,7 @@ async fn no_list_is_longer_for_what_a_cell_says() {
         .find(|sandbox| sandbox.metadata.as_ref().unwrap().name == "liar")
         .unwrap()
         .id;
-    let mut events = kiyot.daemon.verbs.events();
+    let mut events = kiyot.daemon.cri.events();
     // An image whose id is as long as an answer may be: no container is made of it, or soon no list
     // of containers could be read by a kubelet any more.
     let image = cri::Image { id: "x".repeat(LONG / 4), ..Default::default() };
@@ -279,7 +279,7 @@ async fn no_list_is_longer_for_what_a_cell_says() {
             cri::ContainerStatusRequest { container_id: more, verbose: true }.encode_to_vec(),
         ),
     ] {
-        let answer = kiyot.daemon.verbs.snapshot(method, &request).unwrap().unwrap();
+        let answer = kiyot.daemon.cri.snapshot(method, &request).unwrap().unwrap();
         assert!(answer.len() < LONG / 8, "{method}: {} bytes", answer.len());
     }
     let stopped = async {
@@ -464,7 +464,8 @@ async fn cell_that_lies_without_end_writes_a_bounded_number_of_log_lines() {
     lying.exit("c0", 3);
     kiyot.exited(&container).await;
     let lines = log.lines().split_off(before);
-    let of_strangers = lines.iter().filter(|line| line.contains("that nobody knows")).count();
+    let of_strangers =
+        lines.iter().filter(|line| line.contains("container without a record")).count();
     // However long it took here.
     let periods = began.elapsed().as_secs().div_ceil(PERIOD.as_secs()) as usize + 1;
     let most = MAX_LINES as usize * periods;

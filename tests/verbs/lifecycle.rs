@@ -139,7 +139,7 @@ async fn a_pod_is_known_again_after_a_restart_with_what_happened_meanwhile() {
 async fn an_image_of_a_cell_is_told_while_a_container_of_its_pod_has_it() {
     let kiyot = Fixture::start().await;
     let sandbox = kiyot.run("web").await;
-    let told = |reference: &str| kiyot.daemon.verbs.reported_image(reference).is_some();
+    let told = |reference: &str| kiyot.daemon.cri.reported_image(reference).is_some();
     // It has its pause image, under this name: the cell's own, and no image of the pod's.
     assert_eq!(["pause", "busybox", IMAGE].map(told), [false; 3]);
     kiyot.create(&sandbox, "main").await;
@@ -156,10 +156,7 @@ async fn image_calls_of_the_pod_are_claimed() {
     let image = cri::ImageSpec { image: "busybox".to_owned(), annotations, ..Default::default() };
     let request = cri::ImageStatusRequest { image: Some(image), verbose: false };
     let claims = |request: &cri::ImageStatusRequest| {
-        kiyot
-            .daemon
-            .verbs
-            .claims_image(Method::ImageStatus, &prost::Message::encode_to_vec(request))
+        kiyot.daemon.cri.claims_image(Method::ImageStatus, &prost::Message::encode_to_vec(request))
     };
     assert!(claims(&request));
     let answer: cri::ImageStatusResponse =

@@ -83,7 +83,7 @@ async fn call(kiyot: &Fixture, dice: &mut Dice) {
         LIMIT
     };
     let begun = Instant::now();
-    let outcome = kiyot.daemon.verbs.call(method, request.into(), Some(begun + patience)).await;
+    let outcome = kiyot.daemon.cri.call(method, request.into(), Some(begun + patience)).await;
     if let Err(status) = outcome {
         assert!(!status.message().contains("its task"), "{method}: {status}");
         assert!(

@@ -21,7 +21,7 @@ async fn a_retry_joins_the_launch_and_gets_its_sandbox() {
     let mut request = kiyot.sandbox_request("web");
     let first = kiyot
         .daemon
-        .verbs
+        .cri
         .call(Method::RunPodSandbox, request.encode_to_vec().into(), Some(Instant::now()))
         .await;
     assert_eq!(first.unwrap_err().code(), Code::DeadlineExceeded);
@@ -75,7 +75,7 @@ async fn a_sandbox_that_nobody_asks_for_is_torn_down() {
     let request = kiyot.sandbox_request("web");
     let gone = kiyot
         .daemon
-        .verbs
+        .cri
         .call(Method::RunPodSandbox, request.encode_to_vec().into(), Some(Instant::now()))
         .await;
     assert_eq!(gone.unwrap_err().code(), Code::DeadlineExceeded);
@@ -120,7 +120,7 @@ async fn a_sandbox_that_is_asked_for_while_another_one_is_torn_down_stays() {
     let abandon = async |name: String| {
         let gone = kiyot
             .daemon
-            .verbs
+            .cri
             .call(
                 Method::RunPodSandbox,
                 kiyot.sandbox_request(&name).encode_to_vec().into(),

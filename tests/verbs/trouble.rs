@@ -175,7 +175,7 @@ async fn a_cell_that_does_not_come_back_is_ended_and_only_then_its_pod_is_stoppe
     let stop = cri::StopPodSandboxRequest { pod_sandbox_id: sandbox.clone() }.encode_to_vec();
     let hasty = kiyot
         .daemon
-        .verbs
+        .cri
         .call(
             Method::StopPodSandbox,
             stop.into(),
@@ -224,7 +224,7 @@ async fn a_pod_whose_cell_can_not_be_ended_is_not_stopped() {
     ] {
         let refused = kiyot
             .daemon
-            .verbs
+            .cri
             .call(method, request.clone().into(), Some(Instant::now() + LIMIT))
             .await
             .unwrap_err();
@@ -249,7 +249,7 @@ async fn a_pod_whose_cell_can_not_be_ended_is_not_stopped() {
     let kiyot = kiyot.restart().await;
     kiyot
         .daemon
-        .verbs
+        .cri
         .call(Method::StopPodSandbox, stop.into(), Some(Instant::now() + LIMIT))
         .await
         .unwrap_err();
@@ -358,7 +358,7 @@ async fn every_verb_that_asks_a_cell_ends_at_its_deadline() {
         let deadline = Instant::now() + Duration::from_millis(300);
         let status = tokio::time::timeout(
             LIMIT,
-            kiyot.daemon.verbs.call(method, message.into(), Some(deadline)),
+            kiyot.daemon.cri.call(method, message.into(), Some(deadline)),
         )
         .await
         .unwrap_or_else(|_| panic!("{method} is never answered"))

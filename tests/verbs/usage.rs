@@ -213,7 +213,7 @@ async fn after_a_restart_who_asks_for_usage_waits_for_the_cells_of_before() {
     cells.iter().for_each(|cell| cell.with(|state| state.unanswered.push("Watch")));
 
     let kiyot = kiyot.restart().await;
-    let at_once = |method, message: Vec<u8>| kiyot.daemon.verbs.snapshot(method, &message);
+    let at_once = |method, message: Vec<u8>| kiyot.daemon.cri.snapshot(method, &message);
     let of_pod = |id: &str| {
         let filter =
             Some(cri::ContainerStatsFilter { pod_sandbox_id: id.to_owned(), ..Default::default() });

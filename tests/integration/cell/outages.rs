@@ -158,7 +158,7 @@ async fn rest_of_an_ended_containers_log_arrives_after_a_kill() {
     // It is whole now, and once that is recorded, a file that the kubelet removes does not come
     // again.
     wait_until("it is recorded", LIMIT, async || {
-        kiyot.log().contains("The log of an ended container is whole").then_some(())
+        kiyot.log().contains("log of an exited container complete").then_some(())
     })
     .await;
     std::fs::remove_file(&main.log).unwrap();

@@ -1,0 +1,291 @@
+//! Calls to a cell: CRI to its containerd, and calls to its agent.
+//!
+//! The deadline, the size limit of the response, and the check and translation of ids are set here
+//! and nowhere else.
+
+use std::{
+    future::Future,
+    time::{Duration, Instant},
+};
+
+use futures::future::BoxFuture;
+use kiyot_link::channel::{Channel, truncate};
+use kiyot_proto::{
+    bounds,
+    cell::{BindReply, BindRequest, FileChange, HelloReply, agent_client::AgentClient},
+    cri::{self, runtime_service_client::RuntimeServiceClient},
+};
+use tonic::{Code, Request, Response, Status};
+
+use super::{
+    cells::Cell,
+    pods::{Container, Sandbox},
+};
+
+/// Time limit of a call that has none of its own: the work of a cell's containerd for one
+/// container.
+pub(crate) const CALL_TIMEOUT: Duration = Duration::from_secs(60);
+/// Time limit of a call that can do without its response.
+pub(crate) const OPTIONAL_CALL_TIMEOUT: Duration = Duration::from_secs(1);
+/// Longest wait for a cell that is not connected: its agent may be dialling again.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
+/// Longest id that is accepted from a cell, in bytes. containerd's have 64, and `sha256:` before
+/// them for images.
+const MAX_ID_BYTES: usize = 256;
+/// Longest image reference that is accepted from a cell, in bytes. Registries bound the name to
+/// 255, and a digest follows it.
+const MAX_REFERENCE_BYTES: usize = 1024;
+/// Longest part of an invalid id that an error repeats, in characters.
+const MAX_SHOWN_CHARACTERS: usize = 80;
+/// Longest timeout of a call, a year. gRPC can't express 11,000 years.
+const MAX_TIMEOUT: Duration = Duration::from_secs(366 * 24 * 60 * 60);
+
+/// Calls to one cell over its bulk connection.
+#[derive(Debug, Clone)]
+pub(crate) struct CellClient {
+    bulk: Channel,
+}
+
+macro_rules! runtime_calls {
+    ($($method:ident($request:ident) -> $response:ident, $name:literal;)*) => {
+        impl CellClient {
+            $(
+                #[doc = concat!("Calls `", $name, "` of the cell's containerd.")]
+                pub(crate) fn $method(
+                    &self,
+                    timeout: Duration,
+                    request: cri::$request,
+                ) -> BoxFuture<'static, Result<cri::$response, Status>> {
+                    let mut runtime = self.runtime(bounds::MAX_RESPONSE_BYTES);
+                    call(timeout, $name, async move {
+                        runtime.$method(with_timeout(timeout, request)).await
+                    })
+                }
+            )*
+        }
+    };
+}
+
+runtime_calls! {
+    attach(AttachRequest) -> AttachResponse, "Attach";
+    container_stats(ContainerStatsRequest) -> ContainerStatsResponse, "ContainerStats";
+    container_status(ContainerStatusRequest) -> ContainerStatusResponse, "ContainerStatus";
+    create_container(CreateContainerRequest) -> CreateContainerResponse, "CreateContainer";
+    exec(ExecRequest) -> ExecResponse, "Exec";
+    list_containers(ListContainersRequest) -> ListContainersResponse, "ListContainers";
+    pod_sandbox_stats(PodSandboxStatsRequest) -> PodSandboxStatsResponse, "PodSandboxStats";
+    port_forward(PortForwardRequest) -> PortForwardResponse, "PortForward";
+    remove_container(RemoveContainerRequest) -> RemoveContainerResponse, "RemoveContainer";
+    run_pod_sandbox(RunPodSandboxRequest) -> RunPodSandboxResponse, "RunPodSandbox";
+    start_container(StartContainerRequest) -> StartContainerResponse, "StartContainer";
+    status(StatusRequest) -> StatusResponse, "Status";
+    stop_container(StopContainerRequest) -> StopContainerResponse, "StopContainer";
+    update_container_resources(UpdateContainerResourcesRequest)
+        -> UpdateContainerResourcesResponse, "UpdateContainerResources";
+    version(VersionRequest) -> VersionResponse, "Version";
+}
+
+impl CellClient {
+    /// Calls a cell.
+    pub(crate) fn new(cell: &Cell) -> Self {
+        Self { bulk: cell.link.bulk.clone() }
+    }
+
+    fn runtime(&self, max_response_bytes: usize) -> RuntimeServiceClient<Channel> {
+        RuntimeServiceClient::new(self.bulk.clone()).max_decoding_message_size(max_response_bytes)
+    }
+
+    fn agent(&self) -> AgentClient<Channel> {
+        AgentClient::new(self.bulk.clone()).max_decoding_message_size(bounds::MAX_RESPONSE_BYTES)
+    }
+
+    /// Calls `ExecSync` of the cell's containerd. Its response may be as long as a kubelet accepts.
+    pub(crate) fn exec_sync(
+        &self,
+        timeout: Duration,
+        request: cri::ExecSyncRequest,
+    ) -> BoxFuture<'static, Result<cri::ExecSyncResponse, Status>> {
+        let mut runtime = self.runtime(bounds::MAX_EXEC_RESPONSE_BYTES);
+        call(
+            timeout,
+            "ExecSync",
+            async move { runtime.exec_sync(with_timeout(timeout, request)).await },
+        )
+    }
+
+    /// Removes a container from the cell; an absent one is removed.
+    pub(crate) async fn remove_known_container(&self, container: &Container) -> Result<(), Status> {
+        let container_id = container.cell_container.to_string();
+        let request = cri::RemoveContainerRequest { container_id };
+        let removed = self.remove_container(CALL_TIMEOUT, request).await;
+        found(removed).map(|_| ()).map_err(|status| container.restored(&status))
+    }
+
+    /// Gives the cell to a pod.
+    pub(crate) fn bind(
+        &self,
+        timeout: Duration,
+        request: BindRequest,
+    ) -> BoxFuture<'static, Result<BindReply, Status>> {
+        let mut agent = self.agent();
+        call(timeout, "Bind", async move { agent.bind(with_timeout(timeout, request)).await })
+    }
+
+    /// Changes files in the cell, in order, until a change fails.
+    pub(crate) async fn change_files(&self, changes: Vec<FileChange>) -> Result<(), Status> {
+        let mut agent = self.agent();
+        let request = with_timeout(CALL_TIMEOUT, tokio_stream::iter(changes));
+        call(CALL_TIMEOUT, "ChangeFiles", async move { agent.change_files(request).await }).await?;
+        Ok(())
+    }
+}
+
+/// Removes a container that has no record from its cell, if that succeeds: the next attempt finds
+/// what stays, and it ends with the cell.
+pub(crate) async fn discard_container(cell: &Cell, cell_container: &str) {
+    let request = cri::RemoveContainerRequest { container_id: cell_container.to_owned() };
+    if let Err(status) = CellClient::new(cell).remove_container(CALL_TIMEOUT, request).await
+        && let Some(suppressed) = cell.link.lines.admit()
+    {
+        tracing::warn!(
+            cell = %cell.id,
+            cell_container,
+            status = status.message(),
+            suppressed,
+            "container not removed from its cell"
+        );
+    }
+}
+
+fn with_timeout<T>(timeout: Duration, message: T) -> Request<T> {
+    let mut request = Request::new(message);
+    request.set_timeout(timeout.min(MAX_TIMEOUT));
+    request
+}
+
+/// Bounds the wait for a response, whatever becomes of the connection. Boxed, because the futures
+/// of tonic are large and those of the callers contain them.
+fn call<T: 'static>(
+    timeout: Duration,
+    name: &'static str,
+    call: impl Future<Output = Result<Response<T>, Status>> + Send + 'static,
+) -> BoxFuture<'static, Result<T, Status>> {
+    Box::pin(async move {
+        match tokio::time::timeout(timeout, call).await {
+            Ok(response) => response.map(Response::into_inner),
+            Err(_) => Err(Status::deadline_exceeded(format!(
+                "{name}: the cell did not answer within {} s",
+                timeout.as_secs_f32()
+            ))),
+        }
+    })
+}
+
+/// Returns the time until a caller's deadline, `limit` at most.
+pub(crate) fn time_left(deadline: Option<Instant>, limit: Duration) -> Duration {
+    deadline.map_or(limit, |deadline| deadline.saturating_duration_since(Instant::now()).min(limit))
+}
+
+/// Turns `NOT_FOUND` into `None`: an absent container is stopped and removed, as for containerd.
+pub(crate) fn found<T>(result: Result<T, Status>) -> Result<Option<T>, Status> {
+    match result {
+        Ok(found) => Ok(Some(found)),
+        Err(status) if status.code() == Code::NotFound => Ok(None),
+        Err(status) => Err(status),
+    }
+}
+
+/// Checks the id that a cell gives a sandbox, a container or an image. Ids are recorded, listed and
+/// sent to the cell again.
+///
+/// Returns INTERNAL unless the id consists of 1 to [`MAX_ID_BYTES`] printable ASCII characters.
+pub(crate) fn checked_id(id: String) -> Result<String, Status> {
+    if is_printable(&id, MAX_ID_BYTES) {
+        return Ok(id);
+    }
+    let shown: String = id.chars().take(MAX_SHOWN_CHARACTERS).collect();
+    Err(Status::internal(format!(
+        "the cell gave the id {shown:?}: allowed are 1 to {MAX_ID_BYTES} printable ASCII characters"
+    )))
+}
+
+/// Returns a cell's reference of a container's image if it is valid.
+pub(crate) fn checked_reference(reference: &str) -> Option<&str> {
+    Some(reference).filter(|reference| is_printable(reference, MAX_REFERENCE_BYTES))
+}
+
+fn is_printable(text: &str, max_bytes: usize) -> bool {
+    (1..=max_bytes).contains(&text.len()) && text.bytes().all(|byte| byte.is_ascii_graphic())
+}
+
+/// Waits until a cell is connected, and returns its agent's greeting; UNAVAILABLE if it is not
+/// connected in time.
+pub(crate) async fn connected(
+    cell: &Cell,
+    pod: &str,
+    deadline: Option<Instant>,
+) -> Result<HelloReply, Status> {
+    let timeout = time_left(deadline, CONNECT_TIMEOUT);
+    match tokio::time::timeout(timeout, cell.link.control.connected()).await {
+        Ok(Some(connection)) => Ok(connection.hello().clone()),
+        Ok(None) | Err(_) => {
+            Err(Status::unavailable(format!("cell {} of pod {pod} is not connected", cell.id)))
+        }
+    }
+}
+
+/// Returns whether a cell is connected now.
+pub(crate) fn is_connected(cell: &Cell) -> bool {
+    cell.link.control.is_connected()
+}
+
+/// Replaces the cell's id in a status by the id that the kubelet knows. The message is truncated
+/// again, because a cell's id may be shorter.
+fn restored(status: &Status, cell_id: &str, id: &str) -> Status {
+    if cell_id.is_empty() || !status.message().contains(cell_id) {
+        return status.clone();
+    }
+    Status::new(status.code(), truncate(&status.message().replace(cell_id, id)))
+}
+
+impl Container {
+    /// Replaces the cell's id of this container in a status.
+    pub(crate) fn restored(&self, status: &Status) -> Status {
+        restored(status, &self.cell_container, self.id.as_str())
+    }
+}
+
+impl Sandbox {
+    /// Replaces the cell's id of this sandbox in a status.
+    pub(crate) fn restored(&self, status: &Status) -> Status {
+        restored(status, &self.meta().cell_sandbox, self.id.as_str())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Verifies P11.
+    #[test]
+    fn id_of_a_cell_is_printable_and_bounded() {
+        for good in ["0123456789abcdef", "a", &"x".repeat(MAX_ID_BYTES)] {
+            assert_eq!(checked_id(good.to_owned()).unwrap(), good);
+        }
+        for bad in ["", "a b", "a\n", "\u{e4}", "\0", &"x".repeat(MAX_ID_BYTES + 1)] {
+            let refused = checked_id(bad.to_owned()).unwrap_err();
+            assert_eq!(refused.code(), Code::Internal);
+            assert!(refused.message().contains("allowed are 1 to 256"), "{refused}");
+        }
+        let reference = "docker.io/library/busybox@sha256:2";
+        assert_eq!(checked_reference(reference), Some(reference));
+        let long = "x".repeat(MAX_REFERENCE_BYTES + 1);
+        assert_eq!([checked_reference(""), checked_reference(&long)], [None, None]);
+    }
+
+    #[test]
+    fn timeout_is_bounded_to_a_year() {
+        let request = with_timeout(Duration::from_secs(u64::MAX), ());
+        assert_eq!(request.metadata().get("grpc-timeout").unwrap(), "31622400S");
+    }
+}

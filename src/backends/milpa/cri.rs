@@ -1,0 +1,257 @@
+//! The CRI service of pods in cells: one file a method.
+//!
+//! Lists, statuses and statistics are answered from the read model. A call that changes a pod runs
+//! in a task that outlives its caller, and its response is sent after its records are on disk.
+
+use std::{
+    future::Future,
+    sync::{Arc, PoisonError, RwLock},
+    time::{Duration, Instant},
+};
+
+use kiyot_proto::cri;
+use tonic::Status;
+
+use super::{
+    cell_client,
+    cells::{Cell, Cells},
+    id::{ContainerId, SandboxId},
+    images::Images,
+    logs::Logs,
+    pods::{Pods, Sandbox},
+    policy::Rules,
+    store::{Store, StoreError},
+    streaming::Streaming,
+    sync::{CellSync, SyncParts},
+    tasks::Tasks,
+    volumes::Volumes,
+};
+use crate::config::Policy;
+
+mod cached_reads;
+mod create_container;
+mod dispatch;
+mod exec;
+mod exec_sync;
+mod image_service;
+mod metrics;
+mod moved_pods;
+mod remove_container;
+mod remove_sandbox;
+mod reopen_log;
+mod request;
+mod run_sandbox;
+mod single_flight;
+mod start_container;
+mod stats_wait;
+mod status_code;
+mod stop_container;
+mod stop_sandbox;
+mod update_resources;
+
+use moved_pods::MovedPods;
+use single_flight::SingleFlight;
+
+/// Time limit of the tasks of calls when the daemon stops.
+const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// The parts that the service works with.
+#[derive(Debug)]
+pub struct Parts {
+    /// The store of records.
+    pub store: Store,
+    /// The cells.
+    pub cells: Arc<Cells>,
+    /// Their images.
+    pub images: Arc<Images>,
+    /// Their volumes.
+    pub volumes: Arc<Volumes>,
+    /// Their logs.
+    pub logs: Arc<Logs>,
+    /// Exec, attach and port-forward.
+    pub streaming: Arc<Streaming>,
+    /// The policy on host access, until [`CriService::set_policy`] changes it.
+    pub rules: Rules,
+    /// Time until a sandbox is removed whose caller has left, unless a call names it.
+    pub adopt_within: Duration,
+    /// Time after the start in which usage of recovered pods is waited for.
+    pub return_within: Duration,
+    /// Time for which the first scrape of metrics waits for cells.
+    pub measure_within: Duration,
+}
+
+impl Parts {
+    /// The default of `adopt_within`: several retries of a kubelet.
+    pub const ADOPT_WITHIN: Duration = Duration::from_secs(180);
+    /// The default of `return_within`: an agent dials every two seconds at least, and reports usage
+    /// as soon as it is watched. Usage of a cell that is silent for longer is too old anyway.
+    pub const RETURN_WITHIN: Duration = Duration::from_secs(15);
+    /// The default of `measure_within`: an agent reports at once, and gives its containerd 0.9 s.
+    pub const MEASURE_WITHIN: Duration = Duration::from_secs(2);
+}
+
+/// The identity of a sandbox, which is unique.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+struct SandboxKey {
+    namespace: String,
+    name: String,
+    uid: String,
+    attempt: u32,
+}
+
+/// A container's sandbox and name. Its attempts are created one after the other.
+type ContainerKey = (SandboxId, String);
+
+/// The CRI service of pods in cells.
+#[derive(Debug)]
+pub struct CriService {
+    store: Store,
+    cells: Arc<Cells>,
+    images: Arc<Images>,
+    volumes: Arc<Volumes>,
+    logs: Arc<Logs>,
+    streaming: Arc<Streaming>,
+    rules: RwLock<Rules>,
+    pods: Arc<Pods>,
+    sync: Arc<CellSync>,
+    launches: Arc<SingleFlight<SandboxKey, cri::RunPodSandboxRequest, SandboxId>>,
+    creations: Arc<SingleFlight<ContainerKey, cri::CreateContainerRequest, ContainerId>>,
+    /// Pods whose next sandbox runs on the node.
+    moved: MovedPods,
+    /// End of the wait for usage of recovered pods.
+    usage_deadline: Instant,
+    /// Time for which the first scrape of metrics waits for cells.
+    metrics_timeout: Duration,
+    tasks: Tasks,
+}
+
+impl CriService {
+    /// Recovers the pods from the records, and follows their cells from now on.
+    pub async fn start(parts: Parts) -> Result<Arc<Self>, StoreError> {
+        let usage_deadline = Instant::now() + parts.return_within;
+        let Parts { store, cells, images, volumes, logs, streaming, rules, .. } = parts;
+        let (pods, tasks) = (Arc::new(Pods::new()), Tasks::default());
+        let sync = CellSync::start(SyncParts {
+            store: store.clone(),
+            cells: Arc::clone(&cells),
+            images: Arc::clone(&images),
+            volumes: Arc::clone(&volumes),
+            logs: Arc::clone(&logs),
+            pods: Arc::clone(&pods),
+            tasks: tasks.clone(),
+            claim_timeout: parts.adopt_within,
+        })
+        .await?;
+        Ok(Arc::new(Self {
+            store,
+            cells,
+            images,
+            volumes,
+            logs,
+            streaming,
+            rules: RwLock::new(rules),
+            pods,
+            sync,
+            launches: Arc::new(SingleFlight::new()),
+            creations: Arc::new(SingleFlight::new()),
+            moved: MovedPods::default(),
+            usage_deadline,
+            metrics_timeout: parts.measure_within,
+            tasks,
+        }))
+    }
+
+    /// Returns the current policy on host access.
+    fn rules(&self) -> Rules {
+        *self.rules.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Sets the policy on host access, for new containers of running pods too. Returns what a
+    /// changed policy gives and the provider's cells do not have.
+    pub fn set_policy(&self, policy: Policy) -> Vec<String> {
+        let mut rules = self.rules.write().unwrap_or_else(PoisonError::into_inner);
+        let is_new = rules.policy != policy;
+        rules.policy = policy;
+        self.volumes.set_host_path(policy.host_path);
+        if is_new { rules.unmet() } else { Vec::new() }
+    }
+
+    /// Ends all tasks. Pods go on; the next start resumes or cleans up unfinished work.
+    pub async fn shutdown(&self) {
+        if let Err(tasks) = self.tasks.shutdown(SHUTDOWN_TIMEOUT).await {
+            tracing::warn!(tasks, "tasks of pods in cells did not end in time");
+        }
+    }
+
+    /// Runs work to its end even if the caller leaves, and waits for it until the caller's
+    /// deadline.
+    fn detached<T: Send + 'static>(
+        &self,
+        method: &'static str,
+        deadline: Option<Instant>,
+        work: impl Future<Output = Result<T, Status>> + Send + 'static,
+    ) -> impl Future<Output = Result<T, Status>> {
+        // Not async, so that the caller's future does not contain the work.
+        let task = self.tasks.spawn(work);
+        let ended = async move {
+            match task.await {
+                Ok(Some(result)) => result,
+                Ok(None) => Err(Status::unavailable("the daemon is stopping")),
+                Err(error) => Err(Status::internal(format!("{method}: its task failed: {error}"))),
+            }
+        };
+        async move {
+            let Some(deadline) = deadline else { return ended.await };
+            tokio::time::timeout_at(deadline.into(), ended).await.unwrap_or_else(|_| {
+                Err(Status::deadline_exceeded(format!("{method} takes longer and goes on")))
+            })
+        }
+    }
+
+    /// Stops or removes a sandbox or a container that was looked up. An unknown one is stopped and
+    /// removed already, as for containerd.
+    fn end_if_known<T, R: Default, W>(
+        &self,
+        method: &'static str,
+        deadline: Option<Instant>,
+        found: Result<T, Status>,
+        end: impl FnOnce(T) -> W,
+    ) -> impl Future<Output = Result<R, Status>>
+    where
+        W: Future<Output = Result<(), Status>> + Send + 'static,
+    {
+        let ended = cell_client::found(found)
+            .map(|target| target.map(|target| self.detached(method, deadline, end(target))));
+        async move {
+            if let Some(ended) = ended? {
+                ended.await?;
+            }
+            Ok(R::default())
+        }
+    }
+
+    /// Returns the cell of a sandbox; UNAVAILABLE if it has ended.
+    fn cell_of(&self, sandbox: &Sandbox) -> Result<Cell, Status> {
+        let cell = self.cells.get(&sandbox.cell);
+        cell.ok_or_else(|| {
+            Status::unavailable(format!("cell {} of pod {} is gone", sandbox.cell, sandbox.pod))
+        })
+    }
+
+    /// Returns the cell of a sandbox when it is connected; UNAVAILABLE if it is not in time.
+    async fn connected_cell(
+        &self,
+        sandbox: &Sandbox,
+        deadline: Option<Instant>,
+    ) -> Result<Cell, Status> {
+        let cell = self.cell_of(sandbox)?;
+        cell_client::connected(&cell, &sandbox.pod, deadline).await?;
+        Ok(cell)
+    }
+}
+
+/// Returns the status of a call for a sandbox that has stopped, in the words of containerd.
+fn not_running(sandbox: &SandboxId) -> Status {
+    let id = sandbox.as_str();
+    Status::failed_precondition(format!("sandbox container {id:?} is not running"))
+}

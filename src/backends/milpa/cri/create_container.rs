@@ -1,0 +1,354 @@
+//! `CreateContainer`: volumes and image are brought into the cell first.
+
+use std::{sync::Arc, time::Instant};
+
+use kiyot_proto::{
+    cell::{FileChange, MakeDir, Root, WriteFile, file_change::Change},
+    cri, store as records,
+};
+use ring::digest::{SHA256, digest};
+use tonic::{Code, Status};
+
+use super::{CriService, not_running, request as requests, single_flight::Joined, status_code};
+use crate::backends::milpa::{
+    cell_client::{self, CALL_TIMEOUT, CellClient, checked_id, discard_container},
+    cells::Cell,
+    clock,
+    id::ContainerId,
+    logs::Logs,
+    pods::{self, Sandbox},
+    policy::{self, seccomp},
+    store::{Batch, Table},
+    volumes::support,
+};
+
+/// Mode of the directory of a container's log in the cell.
+const LOG_DIR_MODE: u32 = 0o755;
+/// Directory of seccomp profiles beneath the cell's directory for the pod.
+const SECCOMP_DIR: &str = "seccomp";
+/// Mode of that directory: containers don't read it.
+const SECCOMP_DIR_MODE: u32 = 0o700;
+/// Mode of a seccomp profile in it.
+const PROFILE_MODE: u32 = 0o600;
+
+impl CriService {
+    /// Answers with the container of this name and attempt: the one that is being made, the one
+    /// whose answer was lost, or a new one. The work goes on without its caller.
+    pub(super) async fn create_container(
+        self: &Arc<Self>,
+        request: cri::CreateContainerRequest,
+        deadline: Option<Instant>,
+    ) -> Result<cri::CreateContainerResponse, Status> {
+        let sandbox = self.pods.sandbox(&request.pod_sandbox_id)?;
+        self.sync.claim(&sandbox.id);
+        let config = request
+            .config
+            .as_ref()
+            .ok_or_else(|| Status::invalid_argument("CreateContainer without a config"))?;
+        let metadata = config
+            .metadata
+            .clone()
+            .ok_or_else(|| Status::invalid_argument("CreateContainer without a config.metadata"))?;
+        if let Some(refusal) = self.move_to_node(&sandbox, config, deadline).await {
+            return Err(refusal);
+        }
+        policy::check_container(&self.rules(), config)?;
+        self.sync.records.refresh_annotations(&sandbox, request.sandbox_config.as_ref()).await;
+        let key = (sandbox.id.clone(), metadata.name.clone());
+        loop {
+            let (service, sandbox, metadata) =
+                (Arc::clone(self), sandbox.id.clone(), metadata.clone());
+            let joined =
+                self.creations.join(&self.tasks, key.clone(), request.clone(), same, |request| {
+                    Box::pin(async move {
+                        let _creation = service.sync.creations.begin(&sandbox, &metadata.name);
+                        service.made_or_make(sandbox.as_str(), &metadata, &request).await
+                    })
+                });
+            match joined {
+                Joined::Same(waiter) => {
+                    let id = waiter.outcome(deadline, "CreateContainer").await?;
+                    return Ok(cri::CreateContainerResponse {
+                        container_id: id.as_str().to_owned(),
+                    });
+                }
+                Joined::Other(waiter) => match waiter
+                    .outcome(deadline, "CreateContainer with another config")
+                    .await
+                {
+                    Err(status) if status.code() == Code::DeadlineExceeded => return Err(status),
+                    Ok(_) | Err(_) => {}
+                },
+            }
+        }
+    }
+
+    async fn made_or_make(
+        self: Arc<Self>,
+        sandbox: &str,
+        metadata: &cri::ContainerMetadata,
+        request: &cri::CreateContainerRequest,
+    ) -> Result<ContainerId, Status> {
+        let sandbox = self.pods.sandbox(sandbox)?;
+        if !sandbox.ready {
+            return Err(not_running(&sandbox.id));
+        }
+        if let Some(existing) = self.pods.container_named(&sandbox.id, metadata) {
+            if existing.state() != cri::ContainerState::ContainerCreated {
+                let name = format!("{}_{}_{}", metadata.name, sandbox.pod, metadata.attempt);
+                let of = existing.id.as_str();
+                return Err(Status::failed_precondition(format!(
+                    "failed to reserve container name {name:?}: name {name:?} is reserved for {of:?}"
+                )));
+            }
+            let made_for = existing.meta().config.unwrap_or_default();
+            if request.config.as_ref().is_some_and(|config| essence(&made_for) == essence(config)) {
+                return Ok(existing.id);
+            }
+            self.remove_from_cell_and_records(&existing).await?;
+        }
+        let cell = self.connected_cell(&sandbox, None).await?;
+        let ended = self.sync.end_stale_attempts(&cell, &sandbox, metadata).await;
+        ended.map_err(status_code::of_attempt)?;
+        let made = Box::pin(self.make_container(&cell, &sandbox, request)).await;
+        self.sync.release_if_ended(&cell);
+        made
+    }
+
+    async fn make_container(
+        &self,
+        cell: &Cell,
+        sandbox: &Sandbox,
+        request: &cri::CreateContainerRequest,
+    ) -> Result<ContainerId, Status> {
+        let meta = sandbox.meta();
+        let made_with = meta.config.unwrap_or_default();
+        let mut config = request.config.clone().unwrap_or_default();
+        // The kubelet makes it anew from the pod for each container: the credentials and
+        // annotations of now are in this one.
+        let current = request.sandbox_config.as_ref().unwrap_or(&made_with);
+        let id = ContainerId::mint().map_err(status_code::of_randomness)?;
+        let target = match requests::target(&config) {
+            "" => None,
+            target => Some(self.pods.container(target)?),
+        };
+        let hello = cell_client::connected(cell, &sandbox.pod, None).await?;
+        self.check_mounts(cell, &config).await?;
+        let mut mounts = self.volumes.prepare(cell, current, &config).await?;
+        for (mount, told) in mounts.iter_mut().zip(&mut config.mounts) {
+            if let (Some(image), Some(told)) = (&mut mount.image, &mut told.image) {
+                image.image = checked_id(self.images.ensure(cell, image, current).await?)?;
+                // Which image it was, the container's status says.
+                told.image_ref.clone_from(&image.image);
+            }
+        }
+        let image = checked_id(
+            self.images.ensure(cell, &config.image.clone().unwrap_or_default(), current).await?,
+        )?;
+        let logs = requests::log_paths(&made_with, &config, id.as_str());
+        if let Some(logs) = &logs {
+            self.make_log_dir(cell, &logs.in_pod_dir).await?;
+        }
+        let profile = copy_seccomp_profile(cell, &hello.pod_dir, &config).await?;
+        let told = requests::create_container(
+            request,
+            requests::InCell {
+                sandbox: &meta.cell_sandbox,
+                pod_dir: &hello.pod_dir,
+                resolvers: &meta.resolvers,
+                image: &image,
+                profile,
+                mounts,
+                log_path: logs.as_ref().map(|logs| logs.in_logs.clone()).unwrap_or_default(),
+                target: target.as_ref().map(|target| &*target.cell_container).unwrap_or_default(),
+            },
+        );
+        let cell_container = self.create_in_cell(cell, sandbox, told).await?;
+        if let Some(given) = policy::given_kernel_access(&self.rules(), &config) {
+            tracing::info!(sandbox = %sandbox.id, pod = %sandbox.pod, container = %id, "the pod {given}");
+        }
+        let result =
+            self.keep_container(cell, sandbox, &id, &cell_container, &config, &image, logs).await;
+        match result {
+            Ok(()) => self.volumes.keep(cell, current, &config),
+            Err(_) => discard_container(cell, &cell_container).await,
+        }
+        result.map(|()| id)
+    }
+
+    /// Refuses what the cell's containerd would pass over.
+    async fn check_mounts(&self, cell: &Cell, config: &cri::ContainerConfig) -> Result<(), Status> {
+        let client = CellClient::new(cell);
+        if support::asks_much(config) {
+            let version = client.version(CALL_TIMEOUT, cri::VersionRequest::default()).await?;
+            support::check(config, &version)?;
+        }
+        if support::asks_options(config) {
+            let status = client.status(CALL_TIMEOUT, cri::StatusRequest::default()).await?;
+            support::check_options(config, status.features.as_ref())?;
+        }
+        Ok(())
+    }
+
+    #[expect(clippy::too_many_arguments, reason = "all that a new container is")]
+    async fn keep_container(
+        &self,
+        cell: &Cell,
+        sandbox: &Sandbox,
+        id: &ContainerId,
+        cell_container: &str,
+        config: &cri::ContainerConfig,
+        image: &str,
+        logs: Option<requests::LogPaths>,
+    ) -> Result<(), Status> {
+        let request =
+            cri::ContainerStatusRequest { container_id: cell_container.to_owned(), verbose: false };
+        let told = CellClient::new(cell).container_status(CALL_TIMEOUT, request).await?;
+        let told = told.status.unwrap_or_default();
+        let logs = logs.map(|logs| (logs.node, logs.in_pod_dir)).unwrap_or_default();
+        let meta = records::ContainerMeta {
+            id: id.as_str().to_owned(),
+            sandbox: sandbox.id.as_str().to_owned(),
+            cell_container: cell_container.to_owned(),
+            config: Some(requests::without_secrets(config)),
+            image_ref: cell_client::checked_reference(&told.image_ref).unwrap_or(image).to_owned(),
+            created_unix_nanos: clock::now_after(self.pods.latest_of_pod(&sandbox.uid)),
+            log_path: logs.0,
+            cell_log: logs.1,
+            image_id: image.to_owned(),
+        };
+        let log_base = if meta.log_path.is_empty() {
+            0
+        } else {
+            Logs::base_for(meta.log_path.clone().into()).await
+        };
+        let status = records::ContainerStatus { log_base, ..Default::default() };
+        let _records = sandbox.records.lock().await;
+        let mut batch = Batch::default();
+        let record = records::ContainerStatus { told: pods::kept(&told), ..status.clone() };
+        batch.put(Table::Containers, id.as_str(), &meta).put(
+            Table::ContainerStatuses,
+            id.as_str(),
+            &record,
+        );
+        self.store.commit(batch).await.map_err(|error| status_code::of_store(&error))?;
+        if self
+            .pods
+            .insert_container(&meta, status, Some(&told))
+            .map_err(|error| status_code::of_id(&error))?
+        {
+            return Ok(());
+        }
+        // The sandbox was stopped meanwhile.
+        let mut batch = Batch::default();
+        batch.remove(Table::Containers, id.as_str()).remove(Table::ContainerStatuses, id.as_str());
+        self.store.commit(batch).await.map_err(|error| status_code::of_store(&error))?;
+        Err(not_running(&sandbox.id))
+    }
+
+    async fn make_log_dir(&self, cell: &Cell, log: &str) -> Result<(), Status> {
+        let path = log.rsplit_once('/').map_or(log, |(dir, _)| dir).to_owned();
+        let change = Change::MakeDir(MakeDir { mode: LOG_DIR_MODE, ..Default::default() });
+        let change = FileChange { root: Root::Pod.into(), path, change: Some(change) };
+        CellClient::new(cell).change_files(vec![change]).await
+    }
+
+    /// Creates it in the cell. A container of the same name there that we do not know is what a
+    /// lost answer left: it is removed, and made anew.
+    async fn create_in_cell(
+        &self,
+        cell: &Cell,
+        sandbox: &Sandbox,
+        told: cri::CreateContainerRequest,
+    ) -> Result<String, Status> {
+        let client = CellClient::new(cell);
+        let first = match client.create_container(CALL_TIMEOUT, told.clone()).await {
+            Ok(made) => return checked_id(made.container_id),
+            Err(status) => status,
+        };
+        let metadata = told.config.as_ref().and_then(|config| config.metadata.clone());
+        let Some(left) = self.left_in_cell(cell, &told.pod_sandbox_id, metadata.as_ref()).await
+        else {
+            return Err(sandbox.restored(&first));
+        };
+        tracing::info!(pod = %sandbox.pod, cell = %cell.id, "A container whose creation was not answered is made anew");
+        discard_container(cell, &left).await;
+        let made = client
+            .create_container(CALL_TIMEOUT, told)
+            .await
+            .map_err(|status| sandbox.restored(&status))?;
+        checked_id(made.container_id)
+    }
+
+    async fn left_in_cell(
+        &self,
+        cell: &Cell,
+        cell_sandbox: &str,
+        metadata: Option<&cri::ContainerMetadata>,
+    ) -> Option<String> {
+        let filter =
+            cri::ContainerFilter { pod_sandbox_id: cell_sandbox.to_owned(), ..Default::default() };
+        let request = cri::ListContainersRequest { filter: Some(filter) };
+        let list = CellClient::new(cell).list_containers(CALL_TIMEOUT, request).await.ok()?;
+        let left = list
+            .containers
+            .into_iter()
+            .find(|container| container.metadata.as_ref() == metadata)?;
+        self.pods.container_of_cell(&cell.id, &left.id).is_none().then_some(left.id)
+    }
+}
+
+/// Copies the seccomp profile of the node that a container names to the cell, and returns its path
+/// there; `None` if the container names none.
+async fn copy_seccomp_profile(
+    cell: &Cell,
+    pod_dir: &str,
+    config: &cri::ContainerConfig,
+) -> Result<Option<String>, Status> {
+    let Some(path) = seccomp::node_profile(config).map(str::to_owned) else { return Ok(None) };
+    let read_path = path.clone();
+    let read = tokio::task::spawn_blocking(move || seccomp::read(&read_path)).await;
+    let read =
+        read.map_err(|error| Status::internal(format!("the thread that reads {path}: {error}")))?;
+    let content = read.map_err(|error| {
+        Status::failed_precondition(format!("the seccomp profile {path:?} of the node: {error}"))
+    })?;
+    // Named by its content: a profile has one copy, however often its container is started.
+    let file = format!("{SECCOMP_DIR}/{}.json", hex::encode(digest(&SHA256, &content)));
+    let directory = FileChange {
+        root: Root::Pod.into(),
+        path: SECCOMP_DIR.to_owned(),
+        change: Some(Change::MakeDir(MakeDir { mode: SECCOMP_DIR_MODE, ..Default::default() })),
+    };
+    let write = WriteFile { mode: PROFILE_MODE, content: content.into(), ..Default::default() };
+    let profile = FileChange {
+        root: Root::Pod.into(),
+        path: file.clone(),
+        change: Some(Change::WriteFile(write)),
+    };
+    CellClient::new(cell).change_files(vec![directory, profile]).await?;
+    Ok(Some(format!("{}/{file}", pod_dir.trim_end_matches('/'))))
+}
+
+fn same(one: &cri::CreateContainerRequest, other: &cri::CreateContainerRequest) -> bool {
+    let of = |request: &cri::CreateContainerRequest| {
+        request.config.as_ref().map(|config| (essence(config), config.envs.clone()))
+    };
+    of(one) == of(other)
+}
+
+/// What makes a container's config another. The kubelet names a new file for the termination
+/// message in each attempt, labels and annotations may change meanwhile, and of the environment
+/// only the names are kept.
+fn essence(config: &cri::ContainerConfig) -> cri::ContainerConfig {
+    let mut config = requests::without_secrets(config);
+    for mount in &mut config.mounts {
+        mount.host_path.clear();
+        if let Some(image) = &mut mount.image {
+            image.image_ref.clear();
+        }
+    }
+    config.labels.clear();
+    config.annotations.clear();
+    config
+}

@@ -1,0 +1,146 @@
+//! Dispatch of CRI methods.
+
+use std::{future::Future, sync::Arc, time::Instant};
+
+use bytes::Bytes;
+use futures::{stream, stream::BoxStream};
+use kiyot_proto::cri;
+use prost::Message;
+use tonic::Status;
+
+use super::CriService;
+use crate::backends::{Features, Method, milpa::policy};
+
+impl CriService {
+    /// Answers a call from memory, without waiting; `None` if it needs [`Self::call`].
+    pub fn snapshot(&self, method: Method, message: &[u8]) -> Option<Result<Bytes, Status>> {
+        self.cached_response(method, message)
+    }
+
+    /// Returns why the policy leaves the pod of an encoded `RunPodSandboxRequest` to the node, as
+    /// the end of the sentence "it ...".
+    pub fn leaves_to_node(&self, message: &[u8]) -> Option<String> {
+        // Without such a policy nothing is decoded. An invalid request fails in the call itself.
+        let rules = self.rules();
+        let request =
+            rules.keeps_any().then(|| cri::RunPodSandboxRequest::decode(message).ok())??;
+        let config = request.config.as_ref()?;
+        policy::keeps_local(&rules, config).or_else(|| self.has_moved(config))
+    }
+
+    /// Returns the features that pods in cells may use, as far as they are known.
+    pub fn features(&self) -> Features {
+        Features {
+            recursive_read_only_mounts: self.sync.features.recursive_read_only_mounts(),
+            may_be_on_node: self.rules().keeps_any(),
+        }
+    }
+
+    /// Returns the events of pods in cells from now on, encoded `ContainerEventResponse`s. The
+    /// stream ends with an error when an event is lost.
+    pub fn events(&self) -> BoxStream<'static, Result<Bytes, Status>> {
+        Box::pin(stream::unfold(Some(self.pods.events()), |events| async {
+            let mut events = events?;
+            let next = events.next().await;
+            let more = next.is_ok().then_some(events);
+            Some((next, more))
+        }))
+    }
+
+    /// Answers a call.
+    pub async fn call(
+        self: &Arc<Self>,
+        method: Method,
+        message: Bytes,
+        deadline: Option<Instant>,
+    ) -> Result<Bytes, Status> {
+        if let Some(answer) = self.cached_response(method, &message) {
+            return answer;
+        }
+        match deadline {
+            None => self.act(method, message, None).await,
+            Some(deadline) => {
+                tokio::time::timeout_at(deadline.into(), self.act(method, message, Some(deadline)))
+                    .await
+                    .unwrap_or_else(|_| {
+                        Err(Status::deadline_exceeded(format!(
+                            "{method} of a pod in a cell takes longer than its caller waits"
+                        )))
+                    })
+            }
+        }
+    }
+
+    async fn act(
+        self: &Arc<Self>,
+        method: Method,
+        message: Bytes,
+        deadline: Option<Instant>,
+    ) -> Result<Bytes, Status> {
+        match method {
+            Method::RunPodSandbox => {
+                typed(&message, |request| Box::pin(self.run_sandbox(request, deadline))).await
+            }
+            Method::StopPodSandbox => {
+                typed(&message, |request| self.stop_pod_sandbox(request, deadline)).await
+            }
+            Method::RemovePodSandbox => {
+                typed(&message, |request| self.remove_pod_sandbox(request, deadline)).await
+            }
+            Method::CreateContainer => {
+                typed(&message, |request| Box::pin(self.create_container(request, deadline))).await
+            }
+            Method::StartContainer => {
+                typed(&message, |request| self.start_container(request, deadline)).await
+            }
+            Method::StopContainer => {
+                typed(&message, |request| self.stop_container(request, deadline)).await
+            }
+            Method::RemoveContainer => {
+                typed(&message, |request| self.remove_container(request, deadline)).await
+            }
+            Method::ReopenContainerLog => {
+                typed(&message, |request| self.reopen_log(request, deadline)).await
+            }
+            Method::UpdateContainerResources => {
+                typed(&message, |request| Box::pin(self.update_resources(request, deadline))).await
+            }
+            Method::ExecSync => {
+                typed(&message, |request| Box::pin(self.exec_sync(request, deadline))).await
+            }
+            Method::Exec => typed(&message, |request| Box::pin(self.exec(request, deadline))).await,
+            Method::Attach => {
+                typed(&message, |request| Box::pin(self.attach(request, deadline))).await
+            }
+            Method::PortForward => {
+                typed(&message, |request| Box::pin(self.port_forward(request, deadline))).await
+            }
+            Method::PullImage => {
+                typed(&message, |request| Box::pin(self.pull_image(request, deadline))).await
+            }
+            Method::ImageStatus => {
+                typed(&message, |request| Box::pin(self.image_status(request, deadline))).await
+            }
+            Method::ListPodSandboxMetrics => Ok(Box::pin(self.list_metrics(&message)).await),
+            _ => {
+                self.wait_for_usage(method, &message).await;
+                self.current_response(method, &message).unwrap_or_else(|| {
+                    Err(Status::unimplemented(format!("{method} is not there for pods in cells")))
+                })
+            }
+        }
+    }
+}
+
+/// Decodes a request.
+pub(super) fn decoded<Q: Message + Default>(message: &[u8]) -> Result<Q, Status> {
+    Q::decode(message)
+        .map_err(|error| Status::invalid_argument(format!("the request can't be decoded: {error}")))
+}
+
+async fn typed<Q: Message + Default, A: Message, W: Future<Output = Result<A, Status>>>(
+    message: &[u8],
+    verb: impl FnOnce(Q) -> W,
+) -> Result<Bytes, Status> {
+    Ok(verb(decoded(message)?).await?.encode_to_vec().into())
+}

@@ -1,0 +1,113 @@
+//! `PullImage` and `ImageStatus` of pods in cells.
+
+use std::time::Instant;
+
+use bytes::Bytes;
+use kiyot_proto::cri;
+use prost::Message;
+use tonic::Status;
+
+use super::CriService;
+use crate::backends::{
+    Method,
+    milpa::{id::CellId, images::normalized, pods::Sandbox},
+};
+
+/// The size that is told of an image whose cell has not told it since the daemon was started, in
+/// bytes. A kubelet takes no image without a size (cri-client, ImageStatus).
+const UNKNOWN_SIZE: u64 = 1;
+
+impl CriService {
+    /// Returns whether an image call is for a pod in a cell, by the pod's uid or annotations.
+    pub fn claims_image(&self, method: Method, message: &[u8]) -> bool {
+        match method {
+            Method::PullImage => cri::PullImageRequest::decode(message)
+                .is_ok_and(|request| self.puller(&request).is_some()),
+            Method::ImageStatus => cri::ImageStatusRequest::decode(message)
+                .is_ok_and(|request| self.asker(&request).is_some()),
+            _ => false,
+        }
+    }
+
+    /// Returns an encoded `ImageStatusResponse` of the image that the cells of running pods report
+    /// for a reference.
+    pub fn reported_image(&self, reference: &str) -> Option<Bytes> {
+        let image = Some(self.report_of(reference)?);
+        Some(cri::ImageStatusResponse { image, ..Default::default() }.encode_to_vec().into())
+    }
+
+    fn report_of(&self, reference: &str) -> Option<cri::Image> {
+        let has_pod =
+            |cell: &CellId| self.pods.sandbox_of_cell(cell).is_some_and(|sandbox| sandbox.ready);
+        self.images.reported(reference, has_pod)
+    }
+
+    /// Answers an `ImageStatus` that has the annotations of pods in cells but for the kubelet's
+    /// own, as one of these pods has it after a restart of the kubelet. From the records alone: if all
+    /// of these pods that ran a container of this image ran the same one, that is the answer.
+    pub fn image_of_pods_like(&self, message: &[u8]) -> Option<Bytes> {
+        let asked = cri::ImageStatusRequest::decode(message).ok()?.image?;
+        let reference = normalized(&asked.image);
+        let mut ids = self
+            .pods
+            .sandboxes_like(&asked)
+            .into_iter()
+            .filter_map(|sandbox| self.image_run_by(&sandbox, &reference));
+        let id = ids.next()?;
+        if ids.any(|other| other != id) {
+            return None;
+        }
+        let size = self.report_of(&id).map_or(UNKNOWN_SIZE, |image| image.size);
+        let image = Some(cri::Image { id, repo_tags: vec![reference], size, ..Default::default() });
+        Some(cri::ImageStatusResponse { image, ..Default::default() }.encode_to_vec().into())
+    }
+
+    /// Returns the id of the image with which a pod's newest container of this reference was made.
+    fn image_run_by(&self, sandbox: &Sandbox, reference: &str) -> Option<String> {
+        let mut containers = self.pods.containers_of(&sandbox.id);
+        containers.sort_by_key(|container| std::cmp::Reverse(container.since));
+        containers.iter().map(|container| container.meta()).find_map(|meta| {
+            let image = meta.config?.image?;
+            let is_same = |name: &str| !name.is_empty() && normalized(name) == reference;
+            (is_same(&image.user_specified_image) || is_same(&image.image)).then_some(meta.image_id)
+        })
+    }
+
+    fn puller(&self, request: &cri::PullImageRequest) -> Option<Sandbox> {
+        let uid = &request.sandbox_config.as_ref()?.metadata.as_ref()?.uid;
+        self.pods.sandboxes_of_pod(uid).into_iter().rev().find(|sandbox| sandbox.ready)
+    }
+
+    fn asker(&self, request: &cri::ImageStatusRequest) -> Option<Sandbox> {
+        self.pods.sandbox_of_annotations(request.image.as_ref()?)
+    }
+
+    /// Into the cell of the pod that the request names. It ends with its caller.
+    pub(super) async fn pull_image(
+        &self,
+        request: cri::PullImageRequest,
+        deadline: Option<Instant>,
+    ) -> Result<cri::PullImageResponse, Status> {
+        let sandbox = self
+            .puller(&request)
+            .ok_or_else(|| Status::not_found("PullImage names no pod that runs in a cell"))?;
+        self.sync.claim(&sandbox.id);
+        self.sync.records.refresh_annotations(&sandbox, request.sandbox_config.as_ref()).await;
+        let cell = self.connected_cell(&sandbox, deadline).await?;
+        self.images.pull(&cell, request).await.map_err(|status| sandbox.restored(&status))
+    }
+
+    /// What the cell of the pod has, or could have from the node.
+    pub(super) async fn image_status(
+        &self,
+        request: cri::ImageStatusRequest,
+        deadline: Option<Instant>,
+    ) -> Result<cri::ImageStatusResponse, Status> {
+        let sandbox = self.asker(&request).ok_or_else(|| {
+            Status::unavailable("the pod of this ImageStatus has just been stopped")
+        })?;
+        self.sync.claim(&sandbox.id);
+        let cell = self.cell_of(&sandbox)?;
+        self.images.status(&cell, request, deadline).await
+    }
+}

@@ -1,0 +1,109 @@
+//! Pods that move to the node.
+//!
+//! A request for a sandbox names no capabilities, so that a pod whose container is to have one that
+//! reaches the node's kernel has a cell by the time that is known. Under the policy `keep-local`
+//! its cell ends, and the sandbox that the kubelet makes next runs on the node.
+
+use std::{
+    collections::VecDeque,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::Instant,
+};
+
+use kiyot_proto::cri;
+use tonic::Status;
+
+use super::{CriService, status_code};
+use crate::backends::milpa::{pods::Sandbox, policy};
+
+/// The most pods that are remembered, far above what a node runs. One that is forgotten, here or by
+/// a restart of the daemon, begins in a cell and moves again.
+const MAX_MOVED_PODS: usize = 4096;
+
+/// The pods that have moved, by uid, oldest first, each with the reason.
+#[derive(Debug, Default)]
+pub(super) struct MovedPods(Mutex<VecDeque<(String, String)>>);
+
+impl MovedPods {
+    fn lock(&self) -> MutexGuard<'_, VecDeque<(String, String)>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn insert(&self, uid: &str, reason: String) {
+        let mut pods = self.lock();
+        pods.retain(|(known, _)| known != uid);
+        if pods.len() == MAX_MOVED_PODS {
+            pods.pop_front();
+        }
+        pods.push_back((uid.to_owned(), reason));
+    }
+
+    fn reason(&self, uid: &str) -> Option<String> {
+        self.lock().iter().find(|(known, _)| known == uid).map(|(_, reason)| reason.clone())
+    }
+}
+
+impl CriService {
+    /// Returns why the pod of a sandbox that is asked for has moved to the node.
+    pub(super) fn has_moved(&self, config: &cri::PodSandboxConfig) -> Option<String> {
+        let uid = &config.metadata.as_ref()?.uid;
+        policy::keeps_kernel_access_local(&self.rules()).then(|| self.moved.reason(uid)).flatten()
+    }
+
+    /// Ends the cell of a sandbox whose pod runs on the node from now on, and returns the refusal
+    /// of the container; `None` if the pod does not move.
+    ///
+    /// A pod moves only while none of its containers runs: one that is added to a running pod, as
+    /// `kubectl debug` does, must not end it.
+    pub(super) async fn move_to_node(
+        self: &Arc<Self>,
+        sandbox: &Sandbox,
+        config: &cri::ContainerConfig,
+        deadline: Option<Instant>,
+    ) -> Option<Status> {
+        let reason = policy::moves_to_node(&self.rules(), config)?;
+        let runs = self
+            .pods
+            .containers_of(&sandbox.id)
+            .iter()
+            .any(|container| container.state() == cri::ContainerState::ContainerRunning);
+        if runs || !sandbox.ready || sandbox.uid.is_empty() {
+            return None;
+        }
+        tracing::info!(sandbox = %sandbox.id, pod = %sandbox.pod, reason, "pod moves to the node");
+        let (service, id, uid) = (Arc::clone(self), sandbox.id.clone(), sandbox.uid.to_string());
+        let told = format!(
+            "pod {} {reason}: its cell has ended, and its next sandbox runs on the node",
+            sandbox.pod
+        );
+        // Remembered last: a pod whose cell has not ended must not run on the node.
+        let moved = self.detached("CreateContainer", deadline, async move {
+            service.sync.stop_sandbox(&id).await.map_err(status_code::of_teardown)?;
+            service.moved.insert(&uid, reason);
+            Ok(())
+        });
+        Some(match moved.await {
+            Ok(()) => Status::failed_precondition(told),
+            Err(status) => status,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn moved_pods_are_bounded_and_the_oldest_is_forgotten() {
+        let pods = MovedPods::default();
+        for number in 0..MAX_MOVED_PODS {
+            pods.insert(&number.to_string(), "a".to_owned());
+        }
+        pods.insert("0", "b".to_owned());
+        assert_eq!(pods.lock().len(), MAX_MOVED_PODS);
+        pods.insert("one more", "c".to_owned());
+        assert_eq!(pods.lock().len(), MAX_MOVED_PODS);
+        assert_eq!(pods.reason("0").as_deref(), Some("b"));
+        assert_eq!((pods.reason("1"), pods.reason("other")), (None, None));
+    }
+}

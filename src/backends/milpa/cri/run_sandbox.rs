@@ -1,0 +1,267 @@
+//! `RunPodSandbox`: one cell for one pod, however often it is asked for.
+
+use std::{
+    net::IpAddr,
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use kiyot_proto::{cri, store as records};
+use tonic::{Code, Status};
+
+use super::{CriService, SandboxKey, request as requests, single_flight::Joined, status_code};
+use crate::{
+    annotations::CellRequest,
+    backends::milpa::{
+        cell_client::{self, CellClient, OPTIONAL_CALL_TIMEOUT},
+        cells::{Cell, LaunchOrder},
+        clock,
+        error_chain::error_chain,
+        id::SandboxId,
+        pods::Sandbox,
+        policy,
+        providers::Attachment,
+        store::{Batch, Table},
+    },
+};
+
+/// Time limit of the agent for the bind of its cell to the pod.
+const BIND_TIMEOUT: Duration = Duration::from_secs(30);
+/// Time limit of a cell's containerd for the sandbox container. It has just started, and reads much
+/// from disk.
+const RUN_TIMEOUT: Duration = Duration::from_secs(120);
+
+impl CriService {
+    /// Answers with the sandbox of this name and attempt: the one that is being made, the one that
+    /// was made for a caller who was gone, or a new one.
+    ///
+    /// A sandbox is never half there: on an error its cell has ended. The work goes on without its
+    /// caller.
+    pub(super) async fn run_sandbox(
+        self: &Arc<Self>,
+        request: cri::RunPodSandboxRequest,
+        deadline: Option<Instant>,
+    ) -> Result<cri::RunPodSandboxResponse, Status> {
+        let config = request
+            .config
+            .as_ref()
+            .ok_or_else(|| Status::invalid_argument("RunPodSandbox without a config"))?;
+        let metadata = config
+            .metadata
+            .as_ref()
+            .ok_or_else(|| Status::invalid_argument("RunPodSandbox without a config.metadata"))?;
+        policy::check_sandbox(&self.rules(), config)?;
+        CellRequest::parse(&config.annotations)
+            .map_err(|error| Status::invalid_argument(error_chain(&error)))?;
+        let key = SandboxKey {
+            namespace: metadata.namespace.clone(),
+            name: metadata.name.clone(),
+            uid: metadata.uid.clone(),
+            attempt: metadata.attempt,
+        };
+        loop {
+            let (service, name) = (Arc::clone(self), key.clone());
+            let joined = self.launches.join(
+                &self.tasks,
+                key.clone(),
+                request.clone(),
+                requests::same_sandbox,
+                |request| Box::pin(async move { service.existing_or_new(&name, &request).await }),
+            );
+            match joined {
+                Joined::Same(waiter) => {
+                    let id = waiter.outcome(deadline, "RunPodSandbox").await?;
+                    self.sync.claim(&id);
+                    return Ok(cri::RunPodSandboxResponse {
+                        pod_sandbox_id: id.as_str().to_owned(),
+                    });
+                }
+                // The pod was changed while it was being started: what comes of the other is
+                // replaced in the next round.
+                Joined::Other(waiter) => match waiter
+                    .outcome(deadline, "RunPodSandbox with another config")
+                    .await
+                {
+                    Err(status) if status.code() == Code::DeadlineExceeded => return Err(status),
+                    Ok(_) | Err(_) => {}
+                },
+            }
+        }
+    }
+
+    async fn existing_or_new(
+        self: Arc<Self>,
+        key: &SandboxKey,
+        request: &cri::RunPodSandboxRequest,
+    ) -> Result<SandboxId, Status> {
+        if let Some(existing) = self.sandbox_named(key) {
+            let meta = existing.meta();
+            let made_for = cri::RunPodSandboxRequest {
+                config: meta.config,
+                runtime_handler: meta.runtime_handler,
+            };
+            match (existing.ready, requests::same_sandbox(&made_for, request)) {
+                (true, true) => return Ok(existing.id),
+                (true, false) => {
+                    tracing::info!(sandbox = %existing.id, pod = %existing.pod, "A pod's sandbox is replaced: its configuration has changed");
+                    let removed = self.sync.remove_sandbox(&existing.id).await;
+                    removed.map_err(status_code::of_teardown)?;
+                }
+                (false, _) => {
+                    let name =
+                        format!("{}_{}_{}_{}", key.name, key.namespace, key.uid, key.attempt);
+                    return Err(Status::failed_precondition(format!(
+                        "failed to reserve sandbox name {name:?}: name {name:?} is reserved for {:?}",
+                        existing.id.as_str()
+                    )));
+                }
+            }
+        }
+        for last in self.pods.sandboxes_of_pod(&key.uid) {
+            let metadata = last.item().metadata.unwrap_or_default();
+            let same_pod = (&metadata.namespace, &metadata.name) == (&key.namespace, &key.name);
+            // It reads as stopped, and its cell may still be ending: never two of a pod.
+            if same_pod && !last.ready && self.cells.get(&last.cell).is_some() {
+                let stopped = self.sync.stop_sandbox(&last.id).await;
+                stopped.map_err(status_code::of_teardown)?;
+            }
+        }
+        Box::pin(self.launch(request)).await
+    }
+
+    fn sandbox_named(&self, key: &SandboxKey) -> Option<Sandbox> {
+        self.pods.sandboxes_of_pod(&key.uid).into_iter().find(|sandbox| {
+            let metadata = sandbox.item().metadata.unwrap_or_default();
+            (&metadata.namespace, &metadata.name, metadata.attempt)
+                == (&key.namespace, &key.name, key.attempt)
+        })
+    }
+
+    async fn launch(
+        self: Arc<Self>,
+        request: &cri::RunPodSandboxRequest,
+    ) -> Result<SandboxId, Status> {
+        let id = SandboxId::mint().map_err(status_code::of_randomness)?;
+        let metadata = request.config.clone().unwrap_or_default().metadata.unwrap_or_default();
+        let attachment = Attachment {
+            pod_name: metadata.name,
+            pod_namespace: metadata.namespace,
+            pod_uid: metadata.uid,
+            sandbox: id.as_str().to_owned(),
+            ports: policy::host_ports(&request.config.clone().unwrap_or_default())?,
+            cgroup_parent: request
+                .config
+                .as_ref()
+                .and_then(|config| config.linux.as_ref())
+                .map(|linux| linux.cgroup_parent.clone())
+                .unwrap_or_default(),
+        };
+        let pod = format!("{}/{}", attachment.pod_namespace, attachment.pod_name);
+        // No deadline of the caller's: it may go, and come again for the same sandbox.
+        // `launch_timeout` bounds it.
+        let order = LaunchOrder { sandbox: id.clone(), attachment, deadline: None };
+        let (cell, addresses) =
+            self.cells.launch(order).await.map_err(|error| status_code::of_cell(&error))?;
+        match Box::pin(self.fill(&id, &cell, &addresses, request, &pod)).await {
+            Ok(()) => {
+                tracing::info!(sandbox = %id, cell = %cell.id, pod, ?addresses, "A pod has its cell");
+                for given in
+                    request.config.iter().flat_map(|config| policy::given(&self.rules(), config))
+                {
+                    tracing::info!(sandbox = %id, pod, "The pod {given}");
+                }
+                self.sync.add_unclaimed(&id);
+                self.sync.watch(&cell.id);
+                Ok(id)
+            }
+            Err(status) => {
+                tracing::warn!(sandbox = %id, cell = %cell.id, pod, status = status.message(), "A pod's sandbox could not be made; its cell is ended");
+                match self.cells.terminate(&cell.id, "its sandbox could not be made").await {
+                    Ok(()) => Err(status),
+                    Err(error) => Err(Status::new(
+                        status.code(),
+                        format!(
+                            "{}; and its cell {} could not be ended yet: {}",
+                            status.message(),
+                            cell.id,
+                            error_chain(&error)
+                        ),
+                    )),
+                }
+            }
+        }
+    }
+
+    /// Makes a cell that pod's, and keeps what was made.
+    async fn fill(
+        &self,
+        id: &SandboxId,
+        cell: &Cell,
+        addresses: &[IpAddr],
+        request: &cri::RunPodSandboxRequest,
+        pod: &str,
+    ) -> Result<(), Status> {
+        let config = request.config.clone().unwrap_or_default();
+        let hello = cell_client::connected(cell, pod, None).await?;
+        let rules = self.rules();
+        // The policy may have been changed since the call came.
+        policy::check_sandbox(&rules, &config)?;
+        let resolvers = policy::asked_for_it(&rules.policy, &config);
+        let bind = requests::bind(&config, &resolvers);
+        let client = CellClient::new(cell);
+        client.bind(BIND_TIMEOUT, bind).await?;
+        self.images.ensure_pause(cell).await?;
+        let told = requests::run_sandbox(&config, &hello.pod_dir, &resolvers);
+        let made = client.run_pod_sandbox(RUN_TIMEOUT, told).await?;
+        let latest =
+            config.metadata.as_ref().map_or(0, |metadata| self.pods.latest_of_pod(&metadata.uid));
+        let meta = records::SandboxMeta {
+            id: id.as_str().to_owned(),
+            cell: cell.id.as_str().to_owned(),
+            cell_sandbox: cell_client::checked_id(made.pod_sandbox_id)?,
+            config: Some(config),
+            runtime_handler: request.runtime_handler.clone(),
+            created_unix_nanos: clock::now_after(latest),
+            addresses: addresses.iter().map(ToString::to_string).collect(),
+            resolvers,
+            current_annotations: Default::default(),
+        };
+        let mut batch = Batch::default();
+        batch.put(Table::Sandboxes, id.as_str(), &meta);
+        batch.put(
+            Table::SandboxStatuses,
+            id.as_str(),
+            &records::SandboxStatus { ready: true, reason: String::new() },
+        );
+        let usage = cri::PodSandboxStatsRequest { pod_sandbox_id: meta.cell_sandbox.clone() };
+        let sample = client.pod_sandbox_stats(OPTIONAL_CALL_TIMEOUT, usage);
+        let (kept, sample, ()) = tokio::join!(
+            self.store.commit(batch),
+            sample,
+            Box::pin(self.sync.features.learn(cell))
+        );
+        kept.map_err(|error| status_code::of_store(&error))?;
+        let made =
+            self.pods.insert_sandbox(&meta, true).map_err(|error| status_code::of_id(&error))?;
+        // From now on its usage is listed.
+        self.pods.first_sandbox_usage(
+            &made,
+            sample.ok().and_then(|answer| answer.stats),
+            Instant::now(),
+        );
+        // Asked after that: of a cell that ends in this moment the news may have come before there
+        // was a sandbox that they could have been for.
+        if self.cells.get(&cell.id).is_none() {
+            if let Ok(sandbox) = self.pods.sandbox(id.as_str()) {
+                let removed = self.sync.records.remove_sandbox(&sandbox).await;
+                removed.map_err(|error| status_code::of_store(&error))?;
+            }
+            return Err(Status::unavailable(format!(
+                "cell {} of pod {pod} ended: {}",
+                cell.id,
+                self.sync.end_reason(&cell.id)
+            )));
+        }
+        Ok(())
+    }
+}

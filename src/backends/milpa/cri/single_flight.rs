@@ -1,0 +1,205 @@
+//! Single flight: work that goes on when its caller leaves, and that a retry joins.
+
+use std::{
+    collections::HashMap,
+    fmt::Debug,
+    future::Future,
+    hash::Hash,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::Instant,
+};
+
+use tokio::sync::watch;
+use tonic::Status;
+
+use crate::backends::milpa::tasks::Tasks;
+
+/// The outcome of a flight, once it has one.
+type Outcome<T> = Option<Result<T, Status>>;
+
+/// Flights by key: each key has one at most.
+#[derive(Debug)]
+pub(super) struct SingleFlight<K, Q, T> {
+    flights: Mutex<HashMap<K, Flight<Q, T>>>,
+}
+
+#[derive(Debug)]
+struct Flight<Q, T> {
+    request: Arc<Q>,
+    outcome: watch::Receiver<Outcome<T>>,
+}
+
+/// A caller that waits for a flight's outcome.
+#[derive(Debug)]
+pub(super) struct Waiter<T>(watch::Receiver<Outcome<T>>);
+
+/// The result of joining a flight.
+#[derive(Debug)]
+pub(super) enum Joined<T> {
+    /// The flight of this request, which may be new.
+    Same(Waiter<T>),
+    /// The flight of another request with the same key.
+    Other(Waiter<T>),
+}
+
+impl<K, Q, T> SingleFlight<K, Q, T>
+where
+    K: Clone + Eq + Hash + Debug + Send + 'static,
+    Q: Send + Sync + 'static,
+    T: Clone + Debug + Send + Sync + 'static,
+{
+    /// Returns one without flights.
+    pub(super) fn new() -> Self {
+        Self { flights: Mutex::default() }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, HashMap<K, Flight<Q, T>>> {
+        self.flights.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Joins the flight of a key, or begins one. `work` runs in a task to its end, even if no
+    /// caller waits.
+    pub(super) fn join<W, F>(
+        self: &Arc<Self>,
+        tasks: &Tasks,
+        key: K,
+        request: Q,
+        same: impl FnOnce(&Q, &Q) -> bool,
+        work: F,
+    ) -> Joined<T>
+    where
+        F: FnOnce(Arc<Q>) -> W,
+        W: Future<Output = Result<T, Status>> + Send + 'static,
+    {
+        let mut flights = self.lock();
+        if let Some(flight) = flights.get(&key) {
+            let waiter = Waiter(flight.outcome.clone());
+            return if same(&flight.request, &request) {
+                Joined::Same(waiter)
+            } else {
+                Joined::Other(waiter)
+            };
+        }
+        let (sender, outcome) = watch::channel(None);
+        let request = Arc::new(request);
+        let waiter = Waiter(outcome.clone());
+        flights.insert(key.clone(), Flight { request: Arc::clone(&request), outcome });
+        drop(flights);
+        let (work, entry) = (work(request), Entry { all: Arc::clone(self), key });
+        tasks.spawn_then(work, move |result| {
+            let result =
+                result.unwrap_or_else(|| Err(Status::unavailable("the daemon is stopping")));
+            drop(entry);
+            sender.send_replace(Some(result));
+        });
+        Joined::Same(waiter)
+    }
+}
+
+/// Removes a flight from the map when it is dropped, also by a panic of the work.
+struct Entry<K: Eq + Hash, Q, T> {
+    all: Arc<SingleFlight<K, Q, T>>,
+    key: K,
+}
+
+impl<K: Eq + Hash, Q, T> Drop for Entry<K, Q, T> {
+    fn drop(&mut self) {
+        self.all.flights.lock().unwrap_or_else(PoisonError::into_inner).remove(&self.key);
+    }
+}
+
+impl<T: Clone> Waiter<T> {
+    /// Waits for the outcome until the caller's deadline.
+    pub(super) async fn outcome(
+        mut self,
+        deadline: Option<Instant>,
+        method: &str,
+    ) -> Result<T, Status> {
+        let outcome = async {
+            match self.0.wait_for(Option::is_some).await {
+                Ok(outcome) => outcome
+                    .clone()
+                    .unwrap_or_else(|| Err(Status::internal(format!("{method}: no outcome")))),
+                Err(_) => {
+                    Err(Status::internal(format!("{method}: its task ended without an outcome")))
+                }
+            }
+        };
+        match deadline {
+            None => outcome.await,
+            Some(deadline) => {
+                tokio::time::timeout_at(deadline.into(), outcome).await.unwrap_or_else(|_| {
+                    Err(Status::deadline_exceeded(format!(
+                        "{method} takes longer; the same call again waits for the same work"
+                    )))
+                })
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{
+        sync::atomic::{AtomicUsize, Ordering},
+        time::Duration,
+    };
+
+    use tokio::sync::Notify;
+
+    use super::*;
+
+    type Flights = Arc<SingleFlight<&'static str, u32, u32>>;
+
+    fn same<T: Debug>(joined: Joined<T>) -> Waiter<T> {
+        match joined {
+            Joined::Same(waiter) => waiter,
+            Joined::Other(_) => panic!("another flight"),
+        }
+    }
+
+    #[tokio::test]
+    async fn retry_joins_and_the_work_outlives_its_callers() {
+        let (flights, tasks) = (Flights::new(SingleFlight::new()), Tasks::default());
+        let (begun, gate) = (Arc::new(AtomicUsize::new(0)), Arc::new(Notify::new()));
+        let join = |request: u32| {
+            let (begun, gate) = (Arc::clone(&begun), Arc::clone(&gate));
+            flights.join(
+                &tasks,
+                "pod",
+                request,
+                |a, b| a == b,
+                move |request| async move {
+                    begun.fetch_add(1, Ordering::SeqCst);
+                    gate.notified().await;
+                    Ok(*request + 1)
+                },
+            )
+        };
+        drop(same(join(1)));
+        let second = same(join(1));
+        assert!(matches!(join(2), Joined::Other(_)));
+        gate.notify_one();
+        assert_eq!(second.outcome(None, "join").await.unwrap(), 2);
+        assert_eq!(begun.load(Ordering::SeqCst), 1);
+
+        drop(same(join(5)));
+        gate.notify_one();
+        while !flights.lock().is_empty() {
+            tokio::task::yield_now().await;
+        }
+        assert_eq!(begun.load(Ordering::SeqCst), 2);
+    }
+
+    #[tokio::test]
+    async fn waiter_ends_at_its_deadline_and_at_the_stop_of_the_daemon() {
+        let (flights, tasks) = (Flights::new(SingleFlight::new()), Tasks::default());
+        let join = || same(flights.join(&tasks, "pod", 1, |_, _| true, |_| std::future::pending()));
+        let status = join().outcome(Some(Instant::now()), "RunPodSandbox").await.unwrap_err();
+        assert_eq!(status.code(), tonic::Code::DeadlineExceeded);
+        let waiter = join();
+        tasks.shutdown(Duration::MAX).await.unwrap();
+        let status = waiter.outcome(None, "RunPodSandbox").await.unwrap_err();
+        assert_eq!(status.code(), tonic::Code::Unavailable);
+    }
+}

@@ -1,0 +1,69 @@
+//! gRPC statuses of the errors of all parts: one table.
+
+use tonic::{Code, Status};
+
+use crate::backends::milpa::{
+    cells::CellError,
+    error_chain::error_chain,
+    id::{InvalidId, NoRandomness},
+    providers::{ErrorClass, ProviderError},
+    store::StoreError,
+    sync::{AttemptError, ReopenError, TeardownError},
+};
+
+/// Returns the status of a change that could not be recorded, and was not made.
+pub(super) fn of_store(error: &StoreError) -> Status {
+    Status::internal(error_chain(error))
+}
+
+/// Returns the status of an id that could not be made.
+pub(super) fn of_randomness(error: NoRandomness) -> Status {
+    Status::internal(error.to_string())
+}
+
+/// Returns the status of a record with an invalid id.
+pub(super) fn of_id(error: &InvalidId) -> Status {
+    Status::internal(error.to_string())
+}
+
+/// Returns the status of a cell that could not be launched or ended.
+pub(super) fn of_cell(error: &CellError) -> Status {
+    let code = match error {
+        CellError::Provider(ProviderError { class, .. }) => match class {
+            ErrorClass::Capacity { .. } | ErrorClass::Quota => Code::ResourceExhausted,
+            ErrorClass::Throttled | ErrorClass::Transient => Code::Unavailable,
+            ErrorClass::Auth => Code::PermissionDenied,
+            ErrorClass::Invalid => Code::InvalidArgument,
+            ErrorClass::NotFound => Code::Internal,
+        },
+        CellError::Full(_) => Code::ResourceExhausted,
+        CellError::Silent { .. } | CellError::Ended(..) => Code::Unavailable,
+        CellError::Store(..) | CellError::Randomness(_) => Code::Internal,
+    };
+    Status::new(code, error_chain(error))
+}
+
+/// Returns the status of a sandbox that could not be stopped or removed.
+pub(super) fn of_teardown(error: TeardownError) -> Status {
+    match error {
+        TeardownError::Cell(error) => of_cell(&error),
+        TeardownError::Store(error) => of_store(&error),
+    }
+}
+
+/// Returns the status of a container that could not be created because of its other attempts.
+pub(super) fn of_attempt(error: AttemptError) -> Status {
+    match error {
+        AttemptError::Running { .. } => Status::failed_precondition(error.to_string()),
+        AttemptError::ExitNotRecorded { .. } => Status::unavailable(error.to_string()),
+        AttemptError::Cell(status) => status,
+    }
+}
+
+/// Returns the status of a log that could not be reopened.
+pub(super) fn of_reopen(error: ReopenError) -> Status {
+    match error {
+        ReopenError::Log(status) => status,
+        ReopenError::Store(error) => of_store(&error),
+    }
+}

@@ -1,0 +1,136 @@
+//! Sync of pods with their cells: what cells report becomes records and the read model, and what
+//! ended becomes a teardown.
+//!
+//! Calls go one way: `cell_events` -> `cell_watch`, `teardown` -> `container_status` ->
+//! `container_exit` -> `container_logs` -> `records`.
+
+use std::{
+    collections::HashMap,
+    sync::{Arc, Mutex, Weak},
+    time::Duration,
+};
+
+use super::{
+    cells::Cells,
+    id::CellId,
+    images::Images,
+    logs::Logs,
+    pods::Pods,
+    resolver::Resolver,
+    store::{Store, StoreError},
+    tasks::Tasks,
+    volumes::Volumes,
+};
+
+mod cell_events;
+mod cell_watch;
+mod container_exit;
+mod container_logs;
+mod container_status;
+mod creations;
+mod metrics_subscription;
+mod orphan_gc;
+mod records;
+mod recovery;
+mod runtime_features;
+mod stale_attempts;
+mod teardown;
+
+use cell_watch::Watch;
+pub(crate) use container_exit::EXIT_RECORD_TIMEOUT;
+use container_logs::ContainerLogs;
+pub(crate) use container_logs::ReopenError;
+use creations::Creations;
+use metrics_subscription::MetricsSubscription;
+use orphan_gc::Unclaimed;
+use records::Records;
+use runtime_features::RuntimeFeatures;
+pub(crate) use stale_attempts::AttemptError;
+pub(crate) use teardown::TeardownError;
+
+/// The parts that the sync works with.
+#[derive(Debug)]
+pub(crate) struct SyncParts {
+    /// The store of records.
+    pub(crate) store: Store,
+    /// The cells.
+    pub(crate) cells: Arc<Cells>,
+    /// Their images.
+    pub(crate) images: Arc<Images>,
+    /// Their volumes.
+    pub(crate) volumes: Arc<Volumes>,
+    /// Their logs.
+    pub(crate) logs: Arc<Logs>,
+    /// The read model.
+    pub(crate) pods: Arc<Pods>,
+    /// The tasks of the backend.
+    pub(crate) tasks: Tasks,
+    /// Time until an unclaimed sandbox is removed.
+    pub(crate) claim_timeout: Duration,
+}
+
+/// Keeps records and read model in sync with the cells.
+#[derive(Debug)]
+pub(crate) struct CellSync {
+    cells: Arc<Cells>,
+    images: Arc<Images>,
+    volumes: Arc<Volumes>,
+    logs: Arc<Logs>,
+    pods: Arc<Pods>,
+    tasks: Tasks,
+    claim_timeout: Duration,
+    /// Changes of records.
+    pub(crate) records: Arc<Records>,
+    /// Logs of containers.
+    pub(crate) container_logs: ContainerLogs,
+    /// Features of the cells' runtime.
+    pub(crate) features: RuntimeFeatures,
+    /// Containers that are being created.
+    pub(crate) creations: Creations,
+    metrics: MetricsSubscription,
+    unclaimed: Unclaimed,
+    /// The watches of cells.
+    watches: Mutex<HashMap<CellId, Watch>>,
+    resolver: Resolver,
+}
+
+impl CellSync {
+    /// Recovers the read model from the records, and follows the events of cells from now on.
+    pub(crate) async fn start(parts: SyncParts) -> Result<Arc<Self>, StoreError> {
+        let SyncParts { store, cells, images, volumes, logs, pods, tasks, claim_timeout } = parts;
+        let records = Arc::new(Records::new(&store, &cells, &images, &pods));
+        let keeper: Weak<Records> = Arc::downgrade(&records);
+        logs.kept_by(keeper);
+        // Subscribed first: events during the recovery are not missed.
+        let events = cells.events();
+        recovery::recover(&store, &cells, &pods).await?;
+        let features = RuntimeFeatures::load(store).await?;
+        let container_logs = ContainerLogs::new(&logs, &cells, &records, &pods, &tasks);
+        let sync = Arc::new(Self {
+            cells,
+            images,
+            volumes,
+            logs,
+            pods,
+            tasks,
+            claim_timeout,
+            records,
+            container_logs,
+            features,
+            creations: Creations::default(),
+            metrics: MetricsSubscription::default(),
+            unclaimed: Unclaimed::default(),
+            watches: Mutex::default(),
+            resolver: Resolver::default(),
+        });
+        sync.tasks.spawn(Arc::clone(&sync).follow_events(events));
+        sync.tasks.spawn(Arc::clone(&sync).collect_orphans());
+        Ok(sync)
+    }
+
+    /// Returns the reason of a cell's end.
+    pub(crate) fn end_reason(&self, cell: &CellId) -> String {
+        let reason = self.cells.gone_reason(cell);
+        reason.unwrap_or_else(|| "nothing is known of it any more".to_owned())
+    }
+}

@@ -1,0 +1,93 @@
+//! Events of all cells: connected cells are watched, and the pods of ended cells end.
+
+use std::{sync::Arc, time::Duration};
+
+use tokio::sync::broadcast::{Receiver, error::RecvError};
+
+use super::CellSync;
+use crate::backends::milpa::{
+    cells::CellEvent, error_chain::error_chain, id::CellId, pods::container_state::Termination,
+};
+
+/// Delay after a failed attempt of a step that must be done.
+const RETRY_DELAY: Duration = Duration::from_secs(2);
+
+impl CellSync {
+    /// Follows the events of all cells. All pods are compared with their cells at the start, and
+    /// after events were missed.
+    pub(super) async fn follow_events(self: Arc<Self>, mut events: Receiver<CellEvent>) {
+        self.resync();
+        loop {
+            match events.recv().await {
+                Ok(CellEvent::Connected(cell)) => self.watch(&cell),
+                Ok(CellEvent::Gone { cell, reason }) => self.cell_ended(cell, Some(reason)),
+                Err(RecvError::Lagged(missed)) => {
+                    tracing::warn!(missed, "events of cells missed, comparing all pods");
+                    self.resync();
+                }
+                Err(RecvError::Closed) => return,
+            }
+        }
+    }
+
+    fn resync(self: &Arc<Self>) {
+        for sandbox in self.pods.all_sandboxes() {
+            let has_cell = self.cells.get(&sandbox.cell).is_some();
+            if !has_cell {
+                self.cell_ended(sandbox.cell, None);
+                continue;
+            }
+            self.watch(&sandbox.cell);
+            if !sandbox.ready {
+                // A stopped sandbox must not keep its cell. Until that ends, it may report the
+                // exits of its containers.
+                let sync = Arc::clone(self);
+                self.tasks.spawn(async move {
+                    while let Err(error) = sync.stop_sandbox(&sandbox.id).await {
+                        tracing::warn!(
+                            sandbox = %sandbox.id,
+                            cell = %sandbox.cell,
+                            error = error_chain(&error),
+                            "cell of a stopped pod not ended, trying again"
+                        );
+                        tokio::time::sleep(RETRY_DELAY).await;
+                    }
+                });
+            }
+        }
+    }
+
+    /// Ends the pod of a cell whose end is certain.
+    fn cell_ended(self: &Arc<Self>, cell: CellId, reason: Option<String>) {
+        self.unwatch(&cell);
+        let sync = Arc::clone(self);
+        self.tasks.spawn(async move {
+            let Some(sandbox) = sync.pods.sandbox_of_cell(&cell) else { return };
+            // A stop of the sandbox ends the cell too, and records that itself.
+            let _stopping = sandbox.stopping.lock().await;
+            if !sync.pods.sandbox(sandbox.id.as_str()).is_ok_and(|sandbox| sandbox.ready)
+                && sync.pods.containers_of(&sandbox.id).iter().all(|container| container.exited())
+            {
+                return;
+            }
+            let reason = reason.unwrap_or_else(|| sync.end_reason(&cell));
+            tracing::warn!(
+                sandbox = %sandbox.id,
+                %cell,
+                pod = %sandbox.pod,
+                reason,
+                "pod lost its cell"
+            );
+            let termination = Termination::cell_lost(&reason);
+            while let Err(error) = sync.records.end_sandbox(&sandbox.id, &termination).await {
+                tracing::error!(
+                    sandbox = %sandbox.id,
+                    error = error_chain(&error),
+                    "end of a cell not recorded, trying again"
+                );
+                tokio::time::sleep(RETRY_DELAY).await;
+            }
+            sync.release(&sandbox);
+        });
+    }
+}

@@ -1,0 +1,248 @@
+//! The watch of a cell: on each connection a snapshot of the cell, then its changes.
+
+use std::{
+    collections::HashSet,
+    sync::{Arc, PoisonError},
+    time::{Duration, Instant},
+};
+
+use futures::future::join_all;
+use kiyot_proto::{
+    cell::{Event, Snapshot, event},
+    cri,
+};
+use tokio_util::sync::CancellationToken;
+use tonic::Status;
+
+use super::CellSync;
+use crate::backends::milpa::{
+    cell_client::{self, discard_container},
+    cells::Cell,
+    error_chain::error_chain,
+    id::CellId,
+    pods::Sandbox,
+    resolver::Server,
+};
+
+/// Longest silence of a watch: several heartbeats.
+const SILENCE_TIMEOUT: Duration = Duration::from_secs(30);
+/// Delay before a failed watch is renewed.
+const RENEWAL_DELAY: Duration = Duration::from_millis(500);
+/// Most containers without a record that are removed for one snapshot; the next one has the others.
+const MAX_REMOVED_STRANGERS: usize = 16;
+
+/// The tasks of a cell, until its watch ends.
+#[derive(Debug, Default)]
+pub(super) struct Watch {
+    end: CancellationToken,
+    /// Set when its pod's name servers are served.
+    resolves: bool,
+}
+
+impl CellSync {
+    /// Watches a cell unless it is watched, and serves its pod's name servers once they are known.
+    pub(crate) fn watch(self: &Arc<Self>, id: &CellId) {
+        let Some(cell) = self.cells.get(id) else { return };
+        let sandbox = self.pods.sandbox_of_cell(id);
+        let resolvers = sandbox.map(|sandbox| sandbox.meta().resolvers).unwrap_or_default();
+        let mut watches = self.watches.lock().unwrap_or_else(PoisonError::into_inner);
+        let is_new = !watches.contains_key(id);
+        let watch = watches.entry(id.clone()).or_default();
+        let resolves =
+            !resolvers.is_empty() && !std::mem::replace(&mut watch.resolves, !resolvers.is_empty());
+        let end = watch.end.clone();
+        drop(watches);
+        if resolves {
+            let (sync, cell, end) = (Arc::clone(self), cell.clone(), end.clone());
+            let servers: Vec<_> =
+                resolvers.iter().filter_map(|server| Server::of_node(server)).collect();
+            self.tasks.spawn(async move {
+                let served = Box::pin(sync.resolver.serve(&cell.id, &cell.link, &servers));
+                end.run_until_cancelled(served).await;
+            });
+        }
+        if is_new {
+            let sync = Arc::clone(self);
+            self.tasks.spawn(async move {
+                end.run_until_cancelled(Box::pin(sync.watch_cell(cell))).await;
+            });
+        }
+    }
+
+    /// Ends the watch of a cell.
+    pub(super) fn unwatch(&self, id: &CellId) {
+        let watch = self.watches.lock().unwrap_or_else(PoisonError::into_inner).remove(id);
+        if let Some(watch) = watch {
+            watch.end.cancel();
+        }
+    }
+
+    async fn watch_cell(self: Arc<Self>, cell: Cell) {
+        // Without a connection the link is closed: the cell has ended, and its last event says so.
+        while let Some(connection) = cell.link.control.connected().await {
+            tokio::select! {
+                ended = Box::pin(self.watch_connection(&cell)) => match ended {
+                    Ok(()) => {
+                        tracing::debug!(cell = %cell.id, "watch of a cell ended, renewing it")
+                    }
+                    Err(status) => if let Some(suppressed) = cell.link.lines.admit() {
+                        tracing::info!(
+                            cell = %cell.id,
+                            status = status.message(),
+                            suppressed,
+                            "watch of a cell failed, renewing it"
+                        );
+                    },
+                },
+                () = connection.ended() => {}
+            }
+            tokio::time::sleep(RENEWAL_DELAY).await;
+        }
+    }
+
+    async fn watch_connection(self: &Arc<Self>, cell: &Cell) -> Result<(), Status> {
+        // Entries that are inserted from now on may be absent from the snapshot.
+        let known_before = self.pods.inserted();
+        // Boxed where it is rare and large: there are as many of these tasks as cells, and they
+        // mostly wait.
+        let mut events = Box::pin(cell.link.control.watch()).await?;
+        self.subscribe_to_metrics(cell);
+        loop {
+            let event = tokio::time::timeout(SILENCE_TIMEOUT, events.next())
+                .await
+                .map_err(|_| Status::deadline_exceeded("no events, not even a heartbeat"))??;
+            let Some(event) = event else { return Ok(()) };
+            Box::pin(self.apply_event(cell, *event, known_before)).await;
+        }
+    }
+
+    async fn apply_event(self: &Arc<Self>, cell: &Cell, event: Event, known_before: u64) {
+        let Some(event) = event.event else { return };
+        match event {
+            event::Event::Snapshot(snapshot) => {
+                self.apply_snapshot(cell, snapshot, known_before).await
+            }
+            event::Event::Container(reported) => {
+                if let Some(container) = self.pods.container_of_cell(&cell.id, &reported.id) {
+                    self.apply_status(cell, &container, reported).await;
+                }
+            }
+            event::Event::ContainerGone(id) => {
+                if let Some(container) = self.pods.container_of_cell(&cell.id, &id) {
+                    self.record_absence(&container);
+                }
+            }
+            event::Event::Sandbox(reported) => {
+                if reported.state() == cri::PodSandboxState::SandboxNotready {
+                    self.sandbox_stopped(cell, &reported.id, "its sandbox container has ended")
+                        .await;
+                }
+            }
+            event::Event::SandboxGone(id) => {
+                self.sandbox_stopped(cell, &id, "its cell does not know it any more").await
+            }
+            event::Event::Log(log) => self.logs.grown(&cell.id, &log.path, log.size),
+            event::Event::Heartbeat(beat) => self.pods.heartbeat(&cell.id, beat, Instant::now()),
+        }
+    }
+
+    async fn sandbox_stopped(&self, cell: &Cell, cell_sandbox: &str, reason: &str) {
+        let sandbox = self.pods.sandbox_of_cell(&cell.id);
+        let Some(sandbox) =
+            sandbox.filter(|sandbox| sandbox.ready && sandbox.meta().cell_sandbox == cell_sandbox)
+        else {
+            return;
+        };
+        tracing::warn!(
+            sandbox = %sandbox.id,
+            cell = %cell.id,
+            pod = %sandbox.pod,
+            reason,
+            "sandbox stopped by itself"
+        );
+        if let Err(error) = self.records.set_not_ready(&sandbox.id, reason).await {
+            tracing::error!(
+                sandbox = %sandbox.id,
+                error = error_chain(&error),
+                "stop of a sandbox not recorded"
+            );
+        }
+    }
+
+    /// Removes containers without a record from a cell: the response to their creation was lost
+    /// with a previous daemon, or their records were, which may be of a later version. The kubelet
+    /// would create them a second time.
+    async fn remove_strangers(&self, cell: &Cell, sandbox: &Sandbox, strangers: Vec<String>) {
+        let strangers = strangers.into_iter().take(MAX_REMOVED_STRANGERS);
+        let valid = strangers.filter_map(|id| cell_client::checked_id(id).ok());
+        let removals = valid.map(async |id| {
+            if let Some(suppressed) = cell.link.lines.admit() {
+                tracing::warn!(
+                    cell = %cell.id,
+                    pod = %sandbox.pod,
+                    cell_container = id,
+                    suppressed,
+                    "removing a container without a record from its cell"
+                );
+            }
+            discard_container(cell, &id).await;
+        });
+        join_all(removals).await;
+    }
+
+    /// Applies a snapshot: containers that are absent from it, and were known before it was
+    /// requested, have ended.
+    async fn apply_snapshot(self: &Arc<Self>, cell: &Cell, snapshot: Snapshot, known_before: u64) {
+        let Some(sandbox) = self.pods.sandbox_of_cell(&cell.id) else { return };
+        let containers = self.pods.containers_of(&sandbox.id);
+        let living = containers.iter().filter(|container| !container.exited());
+        let config = sandbox.config();
+        join_all(living.map(async |container| {
+            // After a restart the log is not followed yet, and a container that ended meanwhile
+            // reads EXITED only with its log.
+            if container.state() == cri::ContainerState::ContainerRunning {
+                self.follow_log(cell, container).await;
+            }
+            self.volumes.keep(cell, &config, &container.meta().config.unwrap_or_default());
+        }))
+        .await;
+        self.release_if_ended(cell);
+        for log in snapshot.logs {
+            self.logs.grown(&cell.id, &log.path, log.size);
+        }
+        let present: HashSet<_> =
+            snapshot.containers.iter().map(|reported| reported.id.clone()).collect();
+        let exited = containers.iter().filter(|container| container.exited());
+        join_all(exited.map(|container| self.container_logs.resume(cell, container))).await;
+        let mut strangers = Vec::new();
+        for reported in snapshot.containers {
+            // In this order: a container is in the read model before its creation ends.
+            let is_being_created = reported
+                .metadata
+                .as_ref()
+                .is_some_and(|metadata| self.creations.contains(&sandbox.id, &metadata.name));
+            match self.pods.container_of_cell(&cell.id, &reported.id) {
+                Some(container) => self.apply_status(cell, &container, reported).await,
+                None if is_being_created => {}
+                None => strangers.push(reported.id),
+            }
+        }
+        self.remove_strangers(cell, &sandbox, strangers).await;
+        for container in containers.iter().filter(|container| {
+            container.since <= known_before && !present.contains(&*container.cell_container)
+        }) {
+            self.record_absence(container);
+        }
+        let cell_sandbox = sandbox.meta().cell_sandbox;
+        match snapshot.sandboxes.iter().find(|reported| reported.id == cell_sandbox) {
+            Some(reported) if reported.state() == cri::PodSandboxState::SandboxNotready => {
+                self.sandbox_stopped(cell, &cell_sandbox, "its sandbox container has ended").await;
+            }
+            None if sandbox.since <= known_before => {
+                self.sandbox_stopped(cell, &cell_sandbox, "its cell does not know it any more")
+                    .await
+            }
+            Some(_) | None => {}
+        }
+    }
+}

@@ -1,0 +1,87 @@
+//! Recovery at the start of the daemon: the records of the store, made consistent, become the read
+//! model.
+
+use std::collections::{HashMap, HashSet};
+
+use kiyot_proto::{cri, store as records};
+use prost::Message;
+
+use crate::backends::milpa::{
+    cells::Cells,
+    clock,
+    id::{CellId, SandboxId},
+    pods::{
+        Pods,
+        container_state::{self, Termination, Times},
+    },
+    store::{Batch, Store, StoreError, Table},
+};
+
+/// Reads all records into the read model. Records that can't be shown are removed: parts of a
+/// record whose other part was set aside, and containers without a sandbox.
+///
+/// A container whose status was set aside, as a status of a later version after a rollback, reads
+/// CREATED until its cell reports more: if it read EXITED, its next attempt would run beside it.
+pub(super) async fn recover(store: &Store, cells: &Cells, pods: &Pods) -> Result<(), StoreError> {
+    let sandboxes: Vec<(String, records::SandboxMeta)> = store.load(Table::Sandboxes).await?;
+    let mut statuses: HashMap<String, records::SandboxStatus> =
+        store.load(Table::SandboxStatuses).await?.into_iter().collect();
+    let containers: Vec<(String, records::ContainerMeta)> = store.load(Table::Containers).await?;
+    let mut container_statuses: HashMap<String, records::ContainerStatus> =
+        store.load(Table::ContainerStatuses).await?.into_iter().collect();
+
+    let mut batch = Batch::default();
+    let mut running: HashSet<SandboxId> = HashSet::new();
+    // Stopped sandboxes whose cells can still report the exits of their containers.
+    let mut stopped_in_cells: HashSet<String> = HashSet::new();
+    for (key, meta) in sandboxes {
+        let ready = statuses.remove(&key).is_some_and(|status| status.ready);
+        match pods.insert_sandbox(&meta, ready) {
+            Ok(id) if ready => drop(running.insert(id)),
+            Ok(_) => {
+                let cell = CellId::parse(&meta.cell).ok();
+                if cell.is_some_and(|cell| cells.get(&cell).is_some()) {
+                    stopped_in_cells.insert(key);
+                }
+            }
+            Err(error) => {
+                tracing::error!(sandbox = key, %error, "sandbox record with an invalid id removed");
+                batch.remove(Table::Sandboxes, &key);
+            }
+        }
+    }
+    for (key, meta) in containers {
+        let mut status = container_statuses.remove(&key).unwrap_or_default();
+        let times = Times { created: meta.created_unix_nanos, now: clock::now() };
+        if !running.contains(meta.sandbox.as_str())
+            && !stopped_in_cells.contains(&meta.sandbox)
+            && let Some(ended) =
+                container_state::ended(&status, &Termination::sandbox_stopped(), times)
+        {
+            batch.put(Table::ContainerStatuses, &key, &ended);
+            status = ended;
+        }
+        // Records of earlier versions have no reported status; the cell reports it again.
+        let told = cri::ContainerStatus::decode(std::mem::take(&mut status.told)).ok();
+        match pods.restore_container(&meta, status, told.as_ref()) {
+            Ok(true) => {}
+            Ok(false) | Err(_) => {
+                tracing::warn!(
+                    container = key,
+                    sandbox = meta.sandbox,
+                    "container record without a sandbox removed"
+                );
+                batch.remove(Table::Containers, &key).remove(Table::ContainerStatuses, &key);
+            }
+        }
+    }
+    for key in statuses.keys() {
+        batch.remove(Table::SandboxStatuses, key);
+    }
+    for key in container_statuses.keys() {
+        batch.remove(Table::ContainerStatuses, key);
+    }
+    store.commit(batch).await?;
+    pods.expect_usage(running);
+    Ok(())
+}

@@ -1,0 +1,82 @@
+//! Attempts of a container whose start was interrupted.
+
+use std::sync::Arc;
+
+use kiyot_proto::cri;
+use tonic::Status;
+
+use super::{CellSync, EXIT_RECORD_TIMEOUT};
+use crate::backends::milpa::{
+    cell_client::CellClient, cells::Cell, id::ContainerId, pods::Sandbox,
+};
+
+/// An error of the removal of a container's other attempts.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum AttemptError {
+    /// Another attempt runs.
+    #[error("container {container} is another attempt of {name:?}, and runs")]
+    Running {
+        /// The other attempt.
+        container: ContainerId,
+        /// The container's name.
+        name: String,
+    },
+    /// The exit of another attempt is not recorded.
+    #[error("the end of container {container}, another attempt of {name:?}, is not recorded yet")]
+    ExitNotRecorded {
+        /// The other attempt.
+        container: ContainerId,
+        /// The container's name.
+        name: String,
+    },
+    /// The cell failed.
+    #[error(transparent)]
+    Cell(#[from] Status),
+}
+
+impl CellSync {
+    /// Makes sure that no other attempt of a container runs or can start.
+    ///
+    /// A kubelet creates the next attempt for a container that reads CREATED
+    /// (kubecontainer.ShouldContainerBeRestarted). That one may be starting in its cell: the start
+    /// goes on there when the daemon that requested it is killed. An attempt that runs by now is an
+    /// error, after which the kubelet finds it RUNNING. (An attempt that it knows to run it stops
+    /// first.)
+    pub(crate) async fn end_stale_attempts(
+        self: &Arc<Self>,
+        cell: &Cell,
+        sandbox: &Sandbox,
+        metadata: &cri::ContainerMetadata,
+    ) -> Result<(), AttemptError> {
+        for other in self.pods.containers_of(&sandbox.id) {
+            let config = other.meta().config.unwrap_or_default();
+            let is_attempt = config.metadata.is_some_and(|other| {
+                other.name == metadata.name && other.attempt != metadata.attempt
+            });
+            if !is_attempt || other.exited() {
+                continue;
+            }
+            if other.state() == cri::ContainerState::ContainerCreated {
+                let refreshed = self.refresh_status(cell, &other).await;
+                refreshed.map_err(|status| other.restored(&status))?;
+            }
+            let (container, name) = (other.id.clone(), metadata.name.clone());
+            match self.pods.container(other.id.as_str()).map(|now| now.state()) {
+                Ok(cri::ContainerState::ContainerRunning) => {
+                    return Err(AttemptError::Running { container, name });
+                }
+                // Its exit may be about to be recorded, and is the one that counts then. Until it
+                // is recorded, a start that was just answered may make it read RUNNING.
+                Ok(cri::ContainerState::ContainerCreated) => {
+                    CellClient::new(cell).remove_known_container(&other).await?;
+                    self.record_absence(&other);
+                    if !self.pods.wait_for_exit(&other.id, EXIT_RECORD_TIMEOUT).await {
+                        return Err(AttemptError::ExitNotRecorded { container, name });
+                    }
+                }
+                Ok(_) | Err(_) => {}
+            }
+        }
+        Ok(())
+    }
+}
