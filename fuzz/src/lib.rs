@@ -112,7 +112,7 @@ pub fn kubelet(data: &[u8]) {
 /// Reads the heads of HTTP requests and answers of streams.
 pub fn head(data: &[u8]) {
     streaming::fuzzing::request(data);
-    streaming::fuzzing::answer(data);
+    streaming::fuzzing::response(data);
     streaming::fuzzing::url(data);
 }
 

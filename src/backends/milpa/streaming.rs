@@ -1,5 +1,5 @@
-//! Exec, attach and port-forward: one HTTP request head is read, its target swapped, and bytes are
-//! spliced to the cell containerd's streaming server.
+//! Exec, attach and port-forward: the head of a HTTP request is read and its target replaced, and
+//! then bytes are spliced to the streaming server of the cell's containerd.
 
 use std::{
     net::{Ipv4Addr, SocketAddr},
@@ -12,12 +12,12 @@ use tokio_util::task::AbortOnDropHandle;
 use tonic::Status;
 
 use self::{
-    tokens::{Tokens, Way},
+    tokens::{Route, Tokens},
     tunnel::CellTunnels,
 };
 use super::cells::Cell;
 
-mod answer;
+mod body;
 mod connection;
 #[doc(hidden)]
 pub mod fuzzing;
@@ -27,17 +27,16 @@ mod tests;
 mod tokens;
 mod tunnel;
 
-/// Connections that are served at a time; more are closed at once.
+/// Most connections at a time; further ones are closed at once.
 const MAX_CONNECTIONS: usize = 2_000;
 
 /// Pause after a failed accept (out of file descriptors), so that the loop doesn't spin.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
-/// Longest URL that is taken from a cell.
-const MAX_CELL_URL: usize = 4_096;
+/// Longest URL that is accepted from a cell, in bytes.
+const MAX_CELL_URL_BYTES: usize = 4_096;
 
-/// The streaming server of pods in cells, on the node's loopback. All of its connections end with
-/// it.
+/// Streaming server of pods in cells, on the node's loopback. Dropping it ends its connections.
 #[derive(Debug)]
 pub struct Streaming {
     address: SocketAddr,
@@ -55,43 +54,44 @@ impl Streaming {
         Ok(Self { address, tokens, _server: server })
     }
 
-    /// Where it listens.
+    /// Returns the address of the listener.
     pub fn address(&self) -> SocketAddr {
         self.address
     }
 
-    /// The URL that stands for one of a cell containerd's: single use, one minute, a token of 160
-    /// random bits.
+    /// Returns a URL in place of a URL of the cell's containerd: for one use within a minute, with
+    /// a token of 160 random bits.
     ///
-    /// INTERNAL if the cell's URL is not one of a streaming server, RESOURCE_EXHAUSTED if too many
-    /// are waiting to be used.
+    /// INTERNAL if the cell's URL is not of a streaming server, RESOURCE_EXHAUSTED if too many URLs
+    /// are unused.
     pub fn url(&self, cell: &Cell, cell_url: &str) -> Result<String, Status> {
-        let (port, target) = taken_apart(cell_url).ok_or_else(|| {
+        let (port, target) = parse_cell_url(cell_url).ok_or_else(|| {
             let shown: String = cell_url.chars().take(200).collect();
             Status::internal(format!(
-                "cell {} gave the streaming URL {shown:?}: allowed is http://<host>:<port>/<path>, {MAX_CELL_URL} bytes at most",
+                "cell {} gave the streaming URL {shown:?}: allowed is http://<host>:<port>/<path>, \
+                 {MAX_CELL_URL_BYTES} bytes at most",
                 cell.id
             ))
         })?;
-        self.register(Way { port, target, tunnels: Arc::new(CellTunnels(cell.link.clone())) })
+        self.register(Route { port, target, tunnels: Arc::new(CellTunnels(cell.link.clone())) })
     }
 
-    fn register(&self, way: Way) -> Result<String, Status> {
-        let token = self.tokens.add(way)?;
+    fn register(&self, route: Route) -> Result<String, Status> {
+        let token = self.tokens.add(route)?;
         Ok(format!("http://{}/{token}", self.address))
     }
 }
 
-/// Port and request target of a URL of a cell's streaming server. Its host is of no interest: the
-/// agent dials the cell's loopback.
-fn taken_apart(url: &str) -> Option<(u16, String)> {
-    if url.len() > MAX_CELL_URL {
+/// Returns port and request target of a URL of a cell's streaming server. Its host is ignored,
+/// because the agent dials the cell's loopback.
+fn parse_cell_url(url: &str) -> Option<(u16, String)> {
+    if url.len() > MAX_CELL_URL_BYTES {
         return None;
     }
     let uri: http::Uri = url.parse().ok()?;
     let plain = uri.scheme_str() == Some("http");
     let port = uri.port_u16().filter(|port| plain && *port != 0)?;
-    // A URI may have other bytes than a request's first line.
+    // A URI allows more bytes than a request line.
     let target = uri
         .path_and_query()
         .map(http::uri::PathAndQuery::as_str)
@@ -112,7 +112,7 @@ async fn accept(listener: TcpListener, tokens: Arc<Tokens>) {
                 let Ok(place) = Arc::clone(&room).try_acquire_owned() else {
                     tracing::warn!(
                         limit = MAX_CONNECTIONS,
-                        "a streaming connection is closed because as many as allowed are open"
+                        "streaming connection closed at the connection limit"
                     );
                     continue;
                 };
@@ -121,14 +121,14 @@ async fn accept(listener: TcpListener, tokens: Arc<Tokens>) {
                     if let Err(error) = connection::serve(socket, &tokens).await {
                         tracing::debug!(
                             error = &error as &dyn std::error::Error,
-                            "a streaming connection ended early"
+                            "streaming connection ended early"
                         );
                     }
                     drop(place);
                 });
             }
             Err(error) => {
-                tracing::warn!(%error, "a streaming connection could not be accepted");
+                tracing::warn!(%error, "streaming connection not accepted");
                 tokio::time::sleep(ACCEPT_PAUSE).await;
             }
         }

@@ -1,4 +1,4 @@
-//! One client's connection: its request is sent on to a cell, and bytes are spliced.
+//! Connection of a client: its request is forwarded to a cell, and bytes are spliced.
 
 use std::time::Duration;
 
@@ -17,71 +17,70 @@ use tokio::{
 use tonic::Status;
 
 use super::{
-    answer::Rest,
+    body::BodyRest,
     head::{self, HeadError, RequestHead},
     tokens::Tokens,
 };
 
-/// How long a client has to send the head of its request.
-const HEAD_TIME: Duration = Duration::from_secs(5);
+/// Deadline for a client to send the head of its request.
+const HEAD_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// How long a cell has for its answer; one that switches protocols ends it at once.
-const ANSWER_TIME: Duration = Duration::from_secs(60);
+/// Deadline for a cell's response; one that switches protocols is sent at once.
+const RESPONSE_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// Largest part that is sent to a cell.
-const PART: usize = 32 << 10;
+/// Largest part that is sent to a cell, in bytes.
+const MAX_PART_BYTES: usize = 32 << 10;
 
-/// Parts that wait to be sent to a cell.
-const QUEUE: usize = 4;
+/// Most parts that wait to be sent to a cell.
+const MAX_QUEUED_PARTS: usize = 4;
 
 type Inbound = BoxStream<'static, Result<TunnelPart, Status>>;
 
-/// Why a connection ended early.
+/// Reason of a connection's early end.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum StreamError {
-    /// The client's side.
+    /// The client's connection failed.
     #[error("the client's connection")]
     Client(#[from] std::io::Error),
-    /// The cell's side.
+    /// The tunnel to the cell failed.
     #[error("the tunnel to the cell")]
     Tunnel(#[from] Status),
-    /// What was sent is not HTTP.
+    /// The head is not HTTP.
     #[error(transparent)]
     Head(#[from] HeadError),
-    /// Nothing, or not all, came in time.
-    #[error("{0} did not come in time")]
-    Slow(&'static str),
-    /// The other side has ended.
+    /// A deadline passed.
+    #[error("{0} did not received in time")]
+    TimedOut(&'static str),
+    /// The sender ended early.
     #[error("{0} ended before it was whole")]
-    Short(&'static str),
-    /// The token leads nowhere.
+    Truncated(&'static str),
+    /// The token is not valid.
     #[error("the token is unknown, was used, or has expired")]
-    Token,
+    InvalidToken,
 }
 
-/// Serves one connection to its end.
+/// Serves a connection to its end.
 pub(super) async fn serve(mut socket: TcpStream, tokens: &Tokens) -> Result<(), StreamError> {
-    // Keystrokes of an exec must not wait for more.
+    // Keystrokes of an exec are sent at once.
     socket.set_nodelay(true)?;
-    let served = timeout(HEAD_TIME, request(&mut socket))
+    let served = timeout(HEAD_TIMEOUT, request(&mut socket))
         .await
-        .unwrap_or(Err(StreamError::Slow("the request's head")));
+        .unwrap_or(Err(StreamError::TimedOut("the request's head")));
     let (request, bytes) = match served {
         Ok(request) => request,
         Err(error) => return refuse(&mut socket, error).await,
     };
-    let Some(way) = request.token().and_then(|token| tokens.take(token)) else {
-        return refuse(&mut socket, StreamError::Token).await;
+    let Some(route) = request.token().and_then(|token| tokens.take(token)) else {
+        return refuse(&mut socket, StreamError::InvalidToken).await;
     };
-    let (up, parts) = mpsc::channel(QUEUE);
-    let mut first = Bytes::from(request.retargeted(&bytes, &way.target));
-    let mut port = u32::from(way.port);
+    let (up, parts) = mpsc::channel(MAX_QUEUED_PARTS);
+    let mut first = Bytes::from(request.retargeted(&bytes, &route.target));
+    let mut port = u32::from(route.port);
     let opening = async {
-        // The head may be larger than the queue has room for, so it is sent while the tunnel is
-        // opened.
+        // Sent while the tunnel is opened, because the head may exceed the queue.
         while !first.is_empty() {
-            let content = first.split_to(first.len().min(PART));
-            // A failure is seen by the opening of the tunnel, which has the receiver.
+            let content = first.split_to(first.len().min(MAX_PART_BYTES));
+            // The receiver belongs to the opening of the tunnel, which returns the failure.
             let _ = up
                 .send(TunnelPart {
                     content,
@@ -91,13 +90,13 @@ pub(super) async fn serve(mut socket: TcpStream, tokens: &Tokens) -> Result<(), 
                 .await;
         }
     };
-    let (inbound, ()) = tokio::join!(way.tunnels.open(parts), opening);
+    let (inbound, ()) = tokio::join!(route.tunnels.open(parts), opening);
     let inbound = match inbound {
         Ok(inbound) => inbound,
         Err(status) => return refuse(&mut socket, status.into()).await,
     };
     let (read, write) = socket.split();
-    let (up, down) = (send_up(read, up), bring_down(inbound, write, request.method == "HEAD"));
+    let (up, down) = (copy_up(read, up), copy_down(inbound, write, request.method == "HEAD"));
     tokio::pin!(up, down);
     tokio::select! {
         ended = &mut down => ended,
@@ -108,13 +107,13 @@ pub(super) async fn serve(mut socket: TcpStream, tokens: &Tokens) -> Result<(), 
     }
 }
 
-/// Reads the head of a request, and what comes with it.
+/// Reads the head of a request, and any bytes after it.
 async fn request(socket: &mut TcpStream) -> Result<(RequestHead, BytesMut), StreamError> {
     let mut bytes = BytesMut::with_capacity(4 << 10);
     loop {
         let seen = bytes.len();
         if socket.read_buf(&mut bytes).await? == 0 {
-            return Err(StreamError::Short("the request's head"));
+            return Err(StreamError::Truncated("the request's head"));
         }
         if let Some(head) = head::request(&bytes, seen)? {
             return Ok((head, bytes));
@@ -122,12 +121,12 @@ async fn request(socket: &mut TcpStream) -> Result<(RequestHead, BytesMut), Stre
     }
 }
 
-/// Answers a request that doesn't reach a cell.
+/// Responds to a request that doesn't reach a cell.
 async fn refuse(socket: &mut TcpStream, error: StreamError) -> Result<(), StreamError> {
-    let (status, why) = match &error {
-        StreamError::Client(_) | StreamError::Short(_) => return Err(error),
-        StreamError::Token => ("404 Not Found", error.to_string()),
-        StreamError::Slow(_) => ("408 Request Timeout", error.to_string()),
+    let (status, reason) = match &error {
+        StreamError::Client(_) | StreamError::Truncated(_) => return Err(error),
+        StreamError::InvalidToken => ("404 Not Found", error.to_string()),
+        StreamError::TimedOut(_) => ("408 Request Timeout", error.to_string()),
         StreamError::Head(HeadError::TooLong) => {
             ("431 Request Header Fields Too Large", error.to_string())
         }
@@ -136,20 +135,21 @@ async fn refuse(socket: &mut TcpStream, error: StreamError) -> Result<(), Stream
             ("502 Bad Gateway", format!("{error}: {}", status.message()))
         }
     };
-    let answer = format!(
-        "HTTP/1.1 {status}\r\nContent-Type: text/plain; charset=utf-8\r\nContent-Length: {}\r\nConnection: close\r\n\r\n{why}",
-        why.len()
+    let response = format!(
+        "HTTP/1.1 {status}\r\nContent-Type: text/plain; charset=utf-8\r\nContent-Length: {}\r\n\
+         Connection: close\r\n\r\n{reason}",
+        reason.len()
     );
-    timeout(HEAD_TIME, socket.write_all(answer.as_bytes())).await.unwrap_or(Ok(()))?;
+    timeout(HEAD_TIMEOUT, socket.write_all(response.as_bytes())).await.unwrap_or(Ok(()))?;
     socket.shutdown().await?;
     Err(error)
 }
 
-/// Takes what the client sends to the cell, until the client sends no more.
-async fn send_up(mut read: ReadHalf<'_>, up: mpsc::Sender<TunnelPart>) -> Result<(), StreamError> {
+/// Copies the client's bytes to the cell until the client's end.
+async fn copy_up(mut read: ReadHalf<'_>, up: mpsc::Sender<TunnelPart>) -> Result<(), StreamError> {
     loop {
-        // A buffer of its own for each part: an idle stream then holds one part at most.
-        let mut buffer = BytesMut::with_capacity(PART);
+        // A buffer for each part, so that an idle stream holds one part at most.
+        let mut buffer = BytesMut::with_capacity(MAX_PART_BYTES);
         let end = read.read_buf(&mut buffer).await? == 0;
         let sent =
             up.send(TunnelPart { content: buffer.freeze(), end, ..TunnelPart::default() }).await;
@@ -159,17 +159,17 @@ async fn send_up(mut read: ReadHalf<'_>, up: mpsc::Sender<TunnelPart>) -> Result
     }
 }
 
-/// Takes what the cell sends to the client: an answer that switches protocols and all that follows,
-/// or one other answer.
-async fn bring_down(
+/// Copies the cell's bytes to the client: a response that switches protocols and all bytes after
+/// it, or a single other response.
+async fn copy_down(
     mut inbound: Inbound,
     mut write: WriteHalf<'_>,
     no_body: bool,
 ) -> Result<(), StreamError> {
-    let answered = timeout(ANSWER_TIME, answer(&mut inbound, &mut write, no_body))
+    let status = timeout(RESPONSE_TIMEOUT, forward_response(&mut inbound, &mut write, no_body))
         .await
-        .unwrap_or(Err(StreamError::Slow("the cell's answer")))?;
-    if answered != 101 {
+        .unwrap_or(Err(StreamError::TimedOut("the cell's response")))?;
+    if status != 101 {
         write.shutdown().await?;
         return Ok(());
     }
@@ -183,9 +183,8 @@ async fn bring_down(
     Ok(())
 }
 
-/// Forwards an answer, and returns its status. With 101, what came behind its head is forwarded
-/// too.
-async fn answer(
+/// Forwards a response and returns its status. After 101, bytes behind the head are forwarded too.
+async fn forward_response(
     inbound: &mut Inbound,
     write: &mut WriteHalf<'_>,
     no_body: bool,
@@ -193,11 +192,11 @@ async fn answer(
     let mut bytes = BytesMut::new();
     loop {
         let seen = bytes.len();
-        let part = next(inbound).await?.ok_or(StreamError::Short("the cell's answer"))?;
+        let part = next(inbound).await?.ok_or(StreamError::Truncated("the cell's response"))?;
         bytes.extend_from_slice(&part);
-        // Answers that announce another one (100 Continue) are forwarded like it.
+        // Interim responses (100 Continue) are forwarded likewise.
         let mut from = seen;
-        while let Some(head) = head::answer(&bytes, from)? {
+        while let Some(head) = head::response(&bytes, from)? {
             write.write_all(&bytes.split_to(head.length)).await?;
             from = 0;
             match head.status {
@@ -208,7 +207,7 @@ async fn answer(
                 100..200 => {}
                 status => {
                     if !no_body {
-                        body(inbound, write, Rest::new(head.body), &bytes).await?;
+                        forward_body(inbound, write, BodyRest::new(head.body), &bytes).await?;
                     }
                     return Ok(status);
                 }
@@ -217,22 +216,22 @@ async fn answer(
     }
 }
 
-/// Forwards the body of an answer, of which `come` has already come.
-async fn body(
+/// Forwards the body of a response that begins with the received bytes `received`.
+async fn forward_body(
     inbound: &mut Inbound,
     write: &mut WriteHalf<'_>,
-    mut rest: Rest,
-    come: &[u8],
+    mut rest: BodyRest,
+    received: &[u8],
 ) -> Result<(), StreamError> {
-    write.write_all(rest.take(come)).await?;
-    while !rest.is_over() {
+    write.write_all(rest.take(received)).await?;
+    while !rest.is_complete() {
         let Some(part) = next(inbound).await? else { break };
         write.write_all(rest.take(&part)).await?;
     }
     Ok(())
 }
 
-/// The next bytes from a cell; `None` at their end.
+/// Returns the next bytes from a cell; `None` at their end.
 async fn next(inbound: &mut Inbound) -> Result<Option<Bytes>, StreamError> {
     Ok(match inbound.next().await.transpose()? {
         Some(part) if part.end && part.content.is_empty() => None,

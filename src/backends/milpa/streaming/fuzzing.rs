@@ -1,20 +1,23 @@
-//! What a client and a cell may send of HTTP, as any bytes. For kiyot-fuzz alone.
+//! Fuzz targets: HTTP from clients and cells, made from any bytes.
 
 use super::{
-    answer::{MAX_BODY, Rest},
+    body::{BodyRest, MAX_BODY_BYTES},
     head,
 };
 
-/// Reads a request's head, whole and byte by byte: both must say the same.
+/// Parses a request's head whole and byte by byte, with the same result.
 ///
 /// # Panics
-/// If they don't.
+/// For a violation.
 pub fn request(bytes: &[u8]) {
     let whole = head::request(bytes, 0);
     if let Ok(Some(read)) = &whole {
         let again = head::request(&read.retargeted(bytes, "/other"), 0);
         assert!(
-            matches!(&again, Ok(Some(again)) if again.target == "/other" && again.method == read.method),
+            matches!(
+                &again,
+                Ok(Some(again)) if again.target == "/other" && again.method == read.method
+            ),
             "{again:?}"
         );
         let _ = read.token();
@@ -27,31 +30,32 @@ pub fn request(bytes: &[u8]) {
     }
 }
 
-/// Reads an answer's head, and follows its body to its end.
+/// Parses a response's head, and follows its body to the end.
 ///
 /// # Panics
-/// If more is taken for the body than there is, or than is allowed.
-pub fn answer(bytes: &[u8]) {
-    let Ok(Some(head)) = head::answer(bytes, 0) else { return };
+/// If the body exceeds the received or the allowed bytes.
+pub fn response(bytes: &[u8]) {
+    let Ok(Some(head)) = head::response(bytes, 0) else { return };
     let body = &bytes[head.length..];
-    let (mut whole, mut by_bytes) = (Rest::new(head.body), Rest::new(head.body));
+    let (mut whole, mut by_bytes) = (BodyRest::new(head.body), BodyRest::new(head.body));
     let taken = whole.take(body).len();
-    assert!(taken <= body.len() && taken as u64 <= MAX_BODY);
+    assert!(taken <= body.len() && taken as u64 <= MAX_BODY_BYTES);
     let one_by_one = body
         .iter()
         .take_while(|byte| {
-            !by_bytes.is_over() && by_bytes.take(std::slice::from_ref(byte)).len() == 1
+            !by_bytes.is_complete() && by_bytes.take(std::slice::from_ref(byte)).len() == 1
         })
         .count();
-    assert_eq!((one_by_one, by_bytes.is_over()), (taken, whole.is_over()));
+    assert_eq!((one_by_one, by_bytes.is_complete()), (taken, whole.is_complete()));
 }
 
-/// Takes the URL of a cell's streaming server apart. Its target is such as a request can have.
+/// Parses the URL of a cell's streaming server, whose target must be a valid request target.
 ///
 /// # Panics
-/// If it isn't.
+/// For a violation.
 pub fn url(bytes: &[u8]) {
-    let Some((port, target)) = std::str::from_utf8(bytes).ok().and_then(super::taken_apart) else {
+    let Some((port, target)) = std::str::from_utf8(bytes).ok().and_then(super::parse_cell_url)
+    else {
         return;
     };
     assert_ne!(port, 0);

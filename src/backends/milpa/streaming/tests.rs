@@ -1,4 +1,4 @@
-//! The streaming server between a client and a played cell.
+//! Streaming server between a client and a fake cell.
 
 use std::sync::Arc;
 
@@ -13,17 +13,17 @@ use tokio::{
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::Status;
 
-use super::{Streaming, taken_apart, tokens::Way, tunnel::Tunnels};
+use super::{Streaming, parse_cell_url, tokens::Route, tunnel::Tunnels};
 
-/// A cell: each tunnel is handed to the test as the connection that the streaming server would see,
-/// with the port.
+/// Fake cell that hands each tunnel to the test as the connection to the streaming server, with the
+/// port.
 #[derive(Debug, Default, Clone)]
-pub(super) struct Played {
+pub(super) struct FakeCell {
     opened: Option<mpsc::UnboundedSender<(u32, DuplexStream)>>,
 }
 
 #[async_trait]
-impl Tunnels for Played {
+impl Tunnels for FakeCell {
     async fn open(
         &self,
         mut up: mpsc::Receiver<TunnelPart>,
@@ -71,7 +71,7 @@ impl Tunnels for Played {
 
 struct Scene {
     streaming: Streaming,
-    cell: Played,
+    cell: FakeCell,
     tunnels: mpsc::UnboundedReceiver<(u32, DuplexStream)>,
 }
 
@@ -80,15 +80,15 @@ impl Scene {
         let (opened, tunnels) = mpsc::unbounded_channel();
         Self {
             streaming: Streaming::start().await.unwrap(),
-            cell: Played { opened: Some(opened) },
+            cell: FakeCell { opened: Some(opened) },
             tunnels,
         }
     }
 
-    fn token(&self, cell: &Played) -> String {
+    fn token(&self, cell: &FakeCell) -> String {
         let url = self
             .streaming
-            .register(Way {
+            .register(Route {
                 port: 4321,
                 target: "/exec/T?a=b".into(),
                 tunnels: Arc::new(cell.clone()),
@@ -132,7 +132,7 @@ async fn bytes_are_spliced_both_ways_with_half_close() {
     exactly(&mut client, "HTTP/1.1 101 Switching Protocols\r\nUpgrade: SPDY/3.1\r\n\r\nhello")
         .await;
 
-    // Much more than any buffer on the way holds.
+    // More than all buffers on the way hold.
     let much = "x".repeat(3 << 20);
     let (mut client_read, mut client_write) = client.split();
     let (mut server_read, mut server_write) = tokio::io::split(server);
@@ -143,7 +143,7 @@ async fn bytes_are_spliced_both_ways_with_half_close() {
         },
         async { assert_eq!(all(&mut server_read).await.len(), much.len()) },
     );
-    // The client has closed its side: the other one still works.
+    // The client has closed its side; the other direction still works.
     tokio::join!(
         async {
             server_write.write_all(much.as_bytes()).await.unwrap();
@@ -154,7 +154,7 @@ async fn bytes_are_spliced_both_ways_with_half_close() {
 }
 
 #[tokio::test]
-async fn an_answer_that_does_not_switch_is_forwarded_alone() {
+async fn response_without_upgrade_is_forwarded_alone() {
     let mut scene = Scene::new().await;
     for (answer, forwarded) in [
         (
@@ -179,7 +179,7 @@ async fn an_answer_that_does_not_switch_is_forwarded_alone() {
 }
 
 #[tokio::test]
-async fn a_token_is_good_for_one_request() {
+async fn token_is_valid_for_one_request() {
     let mut scene = Scene::new().await;
     let token = scene.token(&scene.cell);
     let request = format!("GET /{token} HTTP/1.1\r\n\r\n");
@@ -190,21 +190,21 @@ async fn a_token_is_good_for_one_request() {
 }
 
 #[tokio::test]
-async fn what_is_no_request_is_answered_so() {
+async fn invalid_request_gets_a_400_response() {
     let scene = Scene::new().await;
     assert!(
         all(&mut scene.client("\x16\x03\x01 hello\r\n\r\n").await)
             .await
             .starts_with("HTTP/1.1 400 ")
     );
-    let absent = Played::default();
+    let absent = FakeCell::default();
     let token = scene.token(&absent);
     let answer = all(&mut scene.client(&format!("GET /{token} HTTP/1.1\r\n\r\n")).await).await;
     assert!(answer.starts_with("HTTP/1.1 502 ") && answer.ends_with("no cell"), "{answer}");
 }
 
 #[tokio::test]
-async fn a_stuck_client_holds_nobody_up() {
+async fn stuck_client_does_not_block_others() {
     let mut scene = Scene::new().await;
     let token = scene.token(&scene.cell);
     let _stuck = scene.client(&format!("GET /{token} HTTP/1.1\r\n\r\n")).await;
@@ -222,7 +222,7 @@ async fn a_stuck_client_holds_nobody_up() {
 }
 
 #[tokio::test]
-async fn all_ends_with_the_server() {
+async fn dropped_server_ends_its_connections() {
     let mut scene = Scene::new().await;
     let token = scene.token(&scene.cell);
     let mut client = scene.client(&format!("GET /{token} HTTP/1.1\r\n\r\n")).await;
@@ -231,15 +231,18 @@ async fn all_ends_with_the_server() {
     exactly(&mut client, "HTTP/1.1 101 x\r\n\r\n").await;
     drop(scene.streaming);
     let mut left = Vec::new();
-    // Closed or reset, whatever the kernel makes of it.
+    // Closed or reset, depending on the kernel.
     let _ = client.read_to_end(&mut left).await;
     assert_eq!(left, b"");
 }
 
 #[test]
-fn urls_of_cells_are_taken_apart() {
-    assert_eq!(taken_apart("http://127.0.0.1:4321/exec/T?a=b"), Some((4321, "/exec/T?a=b".into())));
-    assert_eq!(taken_apart("http://[::]:1/x"), Some((1, "/x".into())));
+fn cell_urls_are_parsed() {
+    assert_eq!(
+        parse_cell_url("http://127.0.0.1:4321/exec/T?a=b"),
+        Some((4321, "/exec/T?a=b".into()))
+    );
+    assert_eq!(parse_cell_url("http://[::]:1/x"), Some((1, "/x".into())));
     for bad in [
         "",
         "/exec/T",
@@ -249,8 +252,8 @@ fn urls_of_cells_are_taken_apart() {
         "http://h:99999/x",
         "http://h:1/\r\nX: y",
     ] {
-        assert_eq!(taken_apart(bad), None, "{bad}");
+        assert_eq!(parse_cell_url(bad), None, "{bad}");
     }
-    assert_eq!(taken_apart(&format!("http://h:1/{}", "x".repeat(5000))), None);
-    assert_eq!(taken_apart("http://h:1/\u{e4}"), None, "no request's first line can have it");
+    assert_eq!(parse_cell_url(&format!("http://h:1/{}", "x".repeat(5000))), None);
+    assert_eq!(parse_cell_url("http://h:1/\u{e4}"), None, "no request's first line can have it");
 }

@@ -1,4 +1,4 @@
-//! Tokens of streaming URLs: each is good for one request, for a minute.
+//! Tokens of streaming URLs, for one request within a minute.
 
 use std::{
     collections::HashMap,
@@ -15,62 +15,63 @@ use super::tunnel::Tunnels;
 /// Random bytes of a token: 160 bits.
 const TOKEN_BYTES: usize = 20;
 
-/// How long a token may wait to be used, as containerd has it.
-const TTL: Duration = Duration::from_secs(60);
+/// Lifetime of an unused token, as in containerd.
+const TOKEN_TTL: Duration = Duration::from_secs(60);
 
-/// Tokens that may wait at a time, as containerd has it.
-const MAX_IN_FLIGHT: usize = 1_000;
+/// Most unused tokens, as in containerd.
+const MAX_UNUSED_TOKENS: usize = 1_000;
 
-/// Where a token leads.
+/// Route of a token.
 #[derive(Clone)]
-pub(super) struct Way {
+pub(super) struct Route {
     /// Port of the streaming server on the cell's loopback.
     pub(super) port: u16,
-    /// Path and query of the cell's URL; a secret, as it has the cell containerd's own token.
+    /// Path and query of the cell's URL. Secret, because it contains the token of the cell's
+    /// containerd.
     pub(super) target: String,
-    /// To the cell.
+    /// Tunnels to the cell.
     pub(super) tunnels: Arc<dyn Tunnels>,
 }
 
-/// The tokens that wait to be used.
+/// Unused tokens.
 #[derive(Default)]
 pub(super) struct Tokens {
-    waiting: Mutex<HashMap<String, (Instant, Way)>>,
+    waiting: Mutex<HashMap<String, (Instant, Route)>>,
 }
 
 impl Tokens {
-    /// A new token. RESOURCE_EXHAUSTED if too many wait.
-    pub(super) fn add(&self, way: Way) -> Result<String, Status> {
-        self.add_at(way, Instant::now())
+    /// Creates a token. RESOURCE_EXHAUSTED if too many are unused.
+    pub(super) fn add(&self, route: Route) -> Result<String, Status> {
+        self.add_at(route, Instant::now())
     }
 
-    /// Takes what a token leads to; `None` if there is no such token, it was used, or its time is
-    /// over.
-    pub(super) fn take(&self, token: &str) -> Option<Way> {
+    /// Removes a token and returns its route; `None` if it is unknown, used or expired.
+    pub(super) fn take(&self, token: &str) -> Option<Route> {
         self.take_at(token, Instant::now())
     }
 
-    fn add_at(&self, way: Way, now: Instant) -> Result<String, Status> {
+    fn add_at(&self, route: Route, now: Instant) -> Result<String, Status> {
         let mut random = [0_u8; TOKEN_BYTES];
         SystemRandom::new()
             .fill(&mut random)
             .map_err(|_| Status::internal("no random bytes from the kernel"))?;
         let token = hex::encode(random);
         let mut waiting = self.waiting.lock().unwrap_or_else(PoisonError::into_inner);
-        waiting.retain(|_, (since, _)| now.saturating_duration_since(*since) < TTL);
-        if waiting.len() >= MAX_IN_FLIGHT {
+        waiting.retain(|_, (since, _)| now.saturating_duration_since(*since) < TOKEN_TTL);
+        if waiting.len() >= MAX_UNUSED_TOKENS {
             return Err(Status::resource_exhausted(format!(
-                "{MAX_IN_FLIGHT} streaming requests wait for their client, and no more are allowed"
+                "{MAX_UNUSED_TOKENS} streaming requests wait for their client, and \
+                 no more are allowed"
             )));
         }
-        waiting.insert(token.clone(), (now, way));
+        waiting.insert(token.clone(), (now, route));
         Ok(token)
     }
 
-    fn take_at(&self, token: &str, now: Instant) -> Option<Way> {
-        let (since, way) =
+    fn take_at(&self, token: &str, now: Instant) -> Option<Route> {
+        let (since, route) =
             self.waiting.lock().unwrap_or_else(PoisonError::into_inner).remove(token)?;
-        (now.saturating_duration_since(since) < TTL).then_some(way)
+        (now.saturating_duration_since(since) < TOKEN_TTL).then_some(route)
     }
 }
 
@@ -83,37 +84,37 @@ impl fmt::Debug for Tokens {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::backends::milpa::streaming::tests::Played;
+    use crate::backends::milpa::streaming::tests::FakeCell;
 
-    fn way() -> Way {
-        Way { port: 1, target: "/exec/x".into(), tunnels: Arc::new(Played::default()) }
+    fn route() -> Route {
+        Route { port: 1, target: "/exec/x".into(), tunnels: Arc::new(FakeCell::default()) }
     }
 
     #[test]
-    fn a_token_is_good_once() {
+    fn token_is_valid_once() {
         let tokens = Tokens::default();
-        let token = tokens.add(way()).unwrap();
+        let token = tokens.add(route()).unwrap();
         assert_eq!(token.len(), 40);
         assert_eq!(tokens.take(&token).unwrap().target, "/exec/x");
         assert!(tokens.take(&token).is_none());
     }
 
     #[test]
-    fn a_token_is_good_for_a_minute() {
+    fn token_expires_after_a_minute() {
         let (tokens, now) = (Tokens::default(), Instant::now());
-        let token = tokens.add_at(way(), now).unwrap();
-        assert!(tokens.take_at(&token, now + TTL).is_none());
-        let token = tokens.add_at(way(), now).unwrap();
-        assert!(tokens.take_at(&token, now + TTL - Duration::from_nanos(1)).is_some());
+        let token = tokens.add_at(route(), now).unwrap();
+        assert!(tokens.take_at(&token, now + TOKEN_TTL).is_none());
+        let token = tokens.add_at(route(), now).unwrap();
+        assert!(tokens.take_at(&token, now + TOKEN_TTL - Duration::from_nanos(1)).is_some());
     }
 
     #[test]
-    fn so_many_may_wait_and_the_old_make_room() {
+    fn unused_tokens_are_limited_until_they_expire() {
         let (tokens, now) = (Tokens::default(), Instant::now());
-        for _ in 0..MAX_IN_FLIGHT {
-            tokens.add_at(way(), now).unwrap();
+        for _ in 0..MAX_UNUSED_TOKENS {
+            tokens.add_at(route(), now).unwrap();
         }
-        assert_eq!(tokens.add_at(way(), now).unwrap_err().code(), tonic::Code::ResourceExhausted);
-        tokens.add_at(way(), now + TTL).unwrap();
+        assert_eq!(tokens.add_at(route(), now).unwrap_err().code(), tonic::Code::ResourceExhausted);
+        tokens.add_at(route(), now + TOKEN_TTL).unwrap();
     }
 }

@@ -11,16 +11,16 @@ use tonic::{Request, Status};
 
 use crate::backends::milpa::gateway::CellLink;
 
-/// How long a cell has to open a tunnel.
-const OPEN: Duration = Duration::from_secs(20);
+/// Deadline for a cell to open a tunnel.
+const OPEN_TIMEOUT: Duration = Duration::from_secs(20);
 
-/// Largest part that is taken from a cell.
-const MAX_PART: usize = 1 << 20;
+/// Largest part that is accepted from a cell, in bytes.
+const MAX_PART_BYTES: usize = 1 << 20;
 
-/// Opens tunnels to one cell. A test plays one.
+/// Opens tunnels to a cell. Tests have their own implementation.
 #[async_trait]
 pub(super) trait Tunnels: Send + Sync + 'static {
-    /// One tunnel: what comes on `up` goes to the cell, and what comes from the cell is returned.
+    /// Opens a tunnel, which sends the parts of `up` to the cell and returns the cell's.
     async fn open(
         &self,
         up: mpsc::Receiver<TunnelPart>,
@@ -37,11 +37,12 @@ impl Tunnels for CellTunnels {
         &self,
         up: mpsc::Receiver<TunnelPart>,
     ) -> Result<BoxStream<'static, Result<TunnelPart, Status>>, Status> {
-        let mut agent = AgentClient::new(self.0.bulk.clone()).max_decoding_message_size(MAX_PART);
-        // No deadline of the call's own: a tunnel lasts as long as its two ends want, and the
-        // server would end the call at its deadline.
+        let mut agent =
+            AgentClient::new(self.0.bulk.clone()).max_decoding_message_size(MAX_PART_BYTES);
+        // Without a deadline, which would end the call: a tunnel lasts as long as its two ends
+        // want.
         let opened = agent.tunnel(Request::new(ReceiverStream::new(up)));
-        let answer = tokio::time::timeout(OPEN, opened)
+        let answer = tokio::time::timeout(OPEN_TIMEOUT, opened)
             .await
             .map_err(|_| Status::deadline_exceeded("the cell did not open a tunnel in time"))??;
         Ok(answer.into_inner().boxed())

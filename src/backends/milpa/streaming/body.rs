@@ -1,60 +1,60 @@
-//! Where the body of an answer ends. Pure; takes any bytes.
+//! End of a response's body. Pure; accepts any bytes.
 
 use super::head::Body;
 
-/// Longest body that is forwarded.
-pub(super) const MAX_BODY: u64 = 1 << 20;
+/// Longest body that is forwarded, in bytes.
+pub(super) const MAX_BODY_BYTES: u64 = 1 << 20;
 
-/// Follows a body to its end.
+/// Rest of a body.
 #[derive(Debug)]
-pub(super) enum Rest {
-    /// So many bytes to come.
+pub(super) enum BodyRest {
+    /// Remaining bytes.
     Length(u64),
     /// In chunks.
-    Chunked(Chunks),
-    /// Until the connection's end, so many bytes at most.
+    Chunked(ChunkState),
+    /// Until the connection ends, with the bytes that are still allowed.
     Close(u64),
 }
 
-/// Where in a chunked body.
+/// Position in a chunked body.
 #[derive(Debug, Default)]
-pub(super) struct Chunks {
+pub(super) struct ChunkState {
     state: State,
     taken: u64,
 }
 
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
 enum State {
-    /// In the line with a chunk's size: the size so far, and whether its digits are over.
+    /// In the line with a chunk's size: the size so far, and true after its digits.
     Size(u64, bool),
-    /// In a chunk: bytes to come, its line end included.
+    /// In a chunk: the remaining bytes, including the line end.
     Data(u64),
-    /// In the lines after the last chunk: whether this line has had anything yet.
+    /// In the trailer lines: true if the current line is not empty.
     Trailer(bool),
     #[default]
     Start,
     End,
 }
 
-impl Rest {
-    /// What follows a head.
+impl BodyRest {
+    /// Returns the whole body that follows a head.
     pub(super) fn new(body: Body) -> Self {
         match body {
-            Body::Length(length) => Self::Length(length.min(MAX_BODY)),
-            Body::Chunked => Self::Chunked(Chunks::default()),
-            Body::Close => Self::Close(MAX_BODY),
+            Body::Length(length) => Self::Length(length.min(MAX_BODY_BYTES)),
+            Body::Chunked => Self::Chunked(ChunkState::default()),
+            Body::Close => Self::Close(MAX_BODY_BYTES),
         }
     }
 
-    /// Whether no more is to come.
-    pub(super) fn is_over(&self) -> bool {
+    /// Returns true at the end of the body.
+    pub(super) fn is_complete(&self) -> bool {
         match self {
             Self::Length(left) | Self::Close(left) => *left == 0,
-            Self::Chunked(chunks) => chunks.state == State::End || chunks.taken >= MAX_BODY,
+            Self::Chunked(chunks) => chunks.state == State::End || chunks.taken >= MAX_BODY_BYTES,
         }
     }
 
-    /// The bytes that belong to the body, of the next ones that came.
+    /// Consumes the next bytes and returns those that belong to the body.
     pub(super) fn take<'a>(&mut self, bytes: &'a [u8]) -> &'a [u8] {
         match self {
             Self::Length(left) | Self::Close(left) => {
@@ -71,10 +71,10 @@ impl Rest {
     }
 }
 
-impl Chunks {
-    /// Takes one byte; `false` if it isn't the body's any more. What is no chunk ends it.
+impl ChunkState {
+    /// Consumes a byte; returns false if it is not the body's. Invalid chunks end the body.
     fn step(&mut self, byte: u8) -> bool {
-        if self.taken >= MAX_BODY {
+        if self.taken >= MAX_BODY_BYTES {
             return false;
         }
         let next = match (self.state, byte) {
@@ -112,13 +112,13 @@ mod tests {
     use super::*;
 
     fn chunked(bytes: &[u8]) -> (usize, bool) {
-        let mut rest = Rest::new(Body::Chunked);
+        let mut rest = BodyRest::new(Body::Chunked);
         let taken = rest.take(bytes).len();
-        (taken, rest.is_over())
+        (taken, rest.is_complete())
     }
 
     #[test]
-    fn chunks_end_where_they_say() {
+    fn chunked_body_ends_with_its_last_chunk() {
         assert_eq!(chunked(b"5\r\nhello\r\n0\r\n\r\nmore"), (15, true));
         assert_eq!(chunked(b"5;x=1\r\nhello\r\n0\r\nTrailer: 1\r\n\r\n"), (31, true));
         assert_eq!(chunked(b"5\r\nhel"), (6, false));
@@ -126,18 +126,20 @@ mod tests {
     }
 
     #[test]
-    fn a_length_is_bounded() {
-        let mut rest = Rest::new(Body::Length(u64::MAX));
-        assert_eq!(rest.take(&vec![0; (MAX_BODY + 1) as usize]).len() as u64, MAX_BODY);
-        assert!(rest.is_over());
-        assert!(Rest::new(Body::Length(0)).is_over());
+    fn body_length_is_bounded() {
+        let mut rest = BodyRest::new(Body::Length(u64::MAX));
+        assert_eq!(rest.take(&vec![0; (MAX_BODY_BYTES + 1) as usize]).len() as u64, MAX_BODY_BYTES);
+        assert!(rest.is_complete());
+        assert!(BodyRest::new(Body::Length(0)).is_complete());
     }
 
     proptest! {
         #[test]
-        fn any_bytes_are_taken_in_any_pieces(bytes in proptest::collection::vec(any::<u8>(), 0..200), cut in 0_usize..200) {
+        fn arbitrary_bytes_in_pieces_do_not_panic(
+            bytes in proptest::collection::vec(any::<u8>(), 0..200), cut in 0_usize..200
+        ) {
             let cut = cut.min(bytes.len());
-            let mut rest = Rest::new(Body::Chunked);
+            let mut rest = BodyRest::new(Body::Chunked);
             let first = rest.take(&bytes[..cut]).len();
             let second = if first == cut { rest.take(&bytes[cut..]).len() } else { 0 };
             prop_assert_eq!(first + second, chunked(&bytes).0);
