@@ -1,4 +1,4 @@
-//! One query by UDP to one name server, in the node's network.
+//! UDP queries to a name server, in the node's network.
 
 use std::{
     io,
@@ -12,19 +12,19 @@ use tokio::net::UdpSocket;
 
 use super::{Server, message};
 
-/// DNS.
-const PORT: u16 = 53;
+/// Port of DNS.
+const DNS_PORT: u16 = 53;
 
-/// The answer to a query by UDP. Waits for it as long as it is polled.
+/// Sends a query by UDP and waits for the response without a deadline.
 pub(super) async fn ask(server: &Server, query: &[u8]) -> io::Result<Bytes> {
-    by_udp(address(server).await?, query).await
+    query_udp(address(server).await?, query).await
 }
 
-pub(super) async fn by_udp(server: SocketAddr, query: &[u8]) -> io::Result<Bytes> {
+pub(super) async fn query_udp(server: SocketAddr, query: &[u8]) -> io::Result<Bytes> {
     let any: IpAddr =
         if server.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() };
     let socket = UdpSocket::bind((any, 0)).await?;
-    // From then on it hears this name server alone.
+    // A connected socket receives from this name server only.
     socket.connect(server).await?;
     socket.send(query).await?;
     let mut answer = vec![0; MAX_UDP_MESSAGE_BYTES + 1];
@@ -34,20 +34,20 @@ pub(super) async fn by_udp(server: SocketAddr, query: &[u8]) -> io::Result<Bytes
             continue;
         }
         if length > MAX_UDP_MESSAGE_BYTES {
-            return Ok(message::cut(query));
+            return Ok(message::truncated(query));
         }
         answer.truncate(length);
         return Ok(answer.into());
     }
 }
 
-/// Where a name server listens.
+/// Returns the socket address of a name server.
 pub(super) async fn address(server: &Server) -> io::Result<SocketAddr> {
-    let Some(address) = server.link_local() else { return Ok((server.address, PORT).into()) };
+    let Some(address) = server.link_local() else { return Ok((server.address, DNS_PORT).into()) };
     let zone = match server.zone.parse() {
         Ok(number) => number,
         // Any socket will do.
         Err(_) => name_to_index(UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).await?, &server.zone)?,
     };
-    Ok(SocketAddrV6::new(address, PORT, 0, zone).into())
+    Ok(SocketAddrV6::new(address, DNS_PORT, 0, zone).into())
 }

@@ -1,4 +1,4 @@
-//! One connection of a pod's to one name server, in the node's network.
+//! Connections of pods to a name server, in the node's network.
 
 use std::{io, time::Duration};
 
@@ -20,32 +20,32 @@ use tonic::{Request, Status};
 
 use super::{Server, ask};
 
-/// The most that is read of a connection at once, in bytes.
-const PART: usize = 16 << 10;
-/// Largest part that is taken from a cell.
-const MAX_PART: usize = 1 << 20;
-/// Parts that may wait for the link.
-const WAITING: usize = 4;
-/// How long a cell has to open a tunnel.
-const OPEN: Duration = Duration::from_secs(20);
+/// Most bytes of a read.
+const MAX_READ_BYTES: usize = 16 << 10;
+/// Largest part that is accepted from a cell, in bytes.
+const MAX_PART_BYTES: usize = 1 << 20;
+/// Most parts that wait for the link.
+const MAX_QUEUED_PARTS: usize = 4;
+/// Deadline for a cell to open a tunnel.
+const OPEN_TIMEOUT: Duration = Duration::from_secs(20);
 
-/// Connects to a name server, and carries the connection of this query until it ends.
-pub(super) async fn carry(server: Server, query: u64, bulk: Channel) -> io::Result<()> {
+/// Connects to a name server, and splices the connection of this query until its end.
+pub(super) async fn splice_connection(server: Server, query: u64, bulk: Channel) -> io::Result<()> {
     let connected = async { TcpStream::connect(ask::address(&server).await?).await };
     let connection =
         timeout(QUERY_TIMEOUT, connected).await.map_err(|_| io::ErrorKind::TimedOut)??;
-    let (up, parts) = mpsc::channel(WAITING);
-    // There is room: it is the first.
+    let (up, parts) = mpsc::channel(MAX_QUEUED_PARTS);
+    // Fits, as the channel is empty.
     let _ = up.try_send(TunnelPart { query, ..TunnelPart::default() });
-    let mut agent = AgentClient::new(bulk).max_decoding_message_size(MAX_PART);
-    // No deadline of the call's own: a connection lasts as long as its two ends want.
-    let opened = timeout(OPEN, agent.tunnel(Request::new(ReceiverStream::new(parts)))).await;
+    let mut agent = AgentClient::new(bulk).max_decoding_message_size(MAX_PART_BYTES);
+    // Without a deadline: a connection lasts as long as its two ends want.
+    let opened =
+        timeout(OPEN_TIMEOUT, agent.tunnel(Request::new(ReceiverStream::new(parts)))).await;
     let down = opened.map_err(|_| io::ErrorKind::TimedOut)?.map_err(io::Error::other)?.into_inner();
     splice(connection, up, down).await
 }
 
-/// Carries bytes both ways until both sides have ended, or nothing has gone either way for
-/// [`TCP_IDLE_TIMEOUT`].
+/// Copies bytes both ways until both sides have ended, or were idle for [`TCP_IDLE_TIMEOUT`].
 pub(super) async fn splice(
     mut connection: TcpStream,
     up: mpsc::Sender<TunnelPart>,
@@ -54,15 +54,14 @@ pub(super) async fn splice(
     let (mut read, mut write) = connection.split();
     let mut buffer = BytesMut::new();
     let (mut server_ended, mut pod_ended) = (false, false);
-    // One side may wait for the other to take something; for as long nothing else is carried, and
-    // it may not be longer.
+    // A side that doesn't read stops both directions, and is bounded like an idle connection.
     let slow = |_| io::Error::from(io::ErrorKind::TimedOut);
     let mut until = Instant::now() + TCP_IDLE_TIMEOUT;
     while !(server_ended && pod_ended) {
-        buffer.reserve(PART);
+        buffer.reserve(MAX_READ_BYTES);
         tokio::select! {
             part = down.next(), if !pod_ended => {
-                // Without an end the link is gone.
+                // Without an end marker, the link was lost.
                 let part = part.ok_or(io::ErrorKind::UnexpectedEof)?.map_err(io::Error::other)?;
                 timeout(TCP_IDLE_TIMEOUT, write.write_all(&part.content)).await.map_err(slow)??;
                 pod_ended = part.end;
@@ -72,7 +71,11 @@ pub(super) async fn splice(
             }
             length = read.read_buf(&mut buffer), if !server_ended => {
                 server_ended = length? == 0;
-                let part = TunnelPart { content: buffer.split().freeze(), end: server_ended, ..TunnelPart::default() };
+                let part = TunnelPart {
+                    content: buffer.split().freeze(),
+                    end: server_ended,
+                    ..TunnelPart::default()
+                };
                 if timeout(TCP_IDLE_TIMEOUT, up.send(part)).await.map_err(slow)?.is_err() {
                     return Ok(());
                 }

@@ -1,22 +1,23 @@
-//! A name server's address, as a pod's configuration has it. Pure.
+//! Addresses of name servers in a pod's configuration. Pure.
 
 use std::{
     fmt,
     net::{IpAddr, Ipv6Addr},
 };
 
-/// A name server that means another machine in a cell than on the node: an address of the loopback,
-/// of a link, or none in particular.
+/// Name server whose address means another machine in a cell than on the node: a loopback,
+/// link-local or unspecified address.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Server {
     pub(super) address: IpAddr,
-    /// The zone of a link-local address, which only the node knows: the name or the number of a
-    /// device; "" for none.
+    /// Zone of a link-local address, which only the node knows: name or number of a device; may be
+    /// empty.
     pub(super) zone: String,
 }
 
 impl Server {
-    /// The name server, if it is such a one. A resolver passes over what is no address.
+    /// Parses the address of a name server; `None` if a cell reaches it itself. Invalid addresses
+    /// are ignored like a resolver does.
     pub fn of_node(text: &str) -> Option<Self> {
         let (address, zone) = text.split_once('%').unwrap_or((text, ""));
         let address = address.parse::<IpAddr>().ok()?.to_canonical();
@@ -31,7 +32,7 @@ impl Server {
         of_node.then(|| Self { address, zone: zone.to_owned() })
     }
 
-    /// Its address where a zone is needed.
+    /// Returns the address if it needs a zone.
     pub(super) fn link_local(&self) -> Option<Ipv6Addr> {
         match self.address {
             IpAddr::V6(address) if address.is_unicast_link_local() => Some(address),
@@ -52,7 +53,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn they_are_known_by_their_addresses() {
+    fn node_name_servers_are_recognized_by_address() {
         for (text, same) in [
             ("127.0.0.53", "127.0.0.53"),
             ("169.254.20.10", "169.254.20.10"),

@@ -20,7 +20,7 @@ fn servers() -> [Server; 2] {
     ["127.0.0.53", "::1"].map(|server| Server::of_node(server).unwrap())
 }
 
-/// What comes of these queries, each answered by `ask`.
+/// Returns the responses to these queries, with `ask` as name server.
 async fn answered<A: Future<Output = std::io::Result<Bytes>> + Send + 'static>(
     queries: Vec<NameQuery>,
     ask: impl Fn(Server, Bytes) -> A,
@@ -32,9 +32,10 @@ async fn answered<A: Future<Output = std::io::Result<Bytes>> + Send + 'static>(
     let mut answers = Vec::new();
     let (resolver, servers) = (Resolver::default(), servers());
     let result = tokio::select! {
-        result = resolver.answer(stays_open, sender, &servers, ask, |_, _| std::future::pending()) => result,
+        result = resolver
+            .answer(stays_open, sender, &servers, ask, |_, _| std::future::pending()) => result,
         () = async {
-            // Whatever waits by the clock is past it: then nothing more comes.
+            // All deadlines have passed by then, so no response follows.
             while let Ok(Some(answer)) = timeout(QUERY_TIMEOUT * 2, receiver.recv()).await {
                 answers.push(answer);
             }
@@ -45,7 +46,7 @@ async fn answered<A: Future<Output = std::io::Result<Bytes>> + Send + 'static>(
 }
 
 #[tokio::test(start_paused = true)]
-async fn queries_are_answered_or_said_to_have_failed() {
+async fn failed_queries_get_a_failure_response() {
     let queries = vec![
         query(1, 0, &[7; DNS_HEADER_BYTES]),
         query(2, 1, &[7; DNS_HEADER_BYTES]),
@@ -73,7 +74,7 @@ async fn queries_are_answered_or_said_to_have_failed() {
 
 /// Verifies N9.
 #[tokio::test]
-async fn no_other_name_server_is_asked_and_no_other_size_is_taken() {
+async fn unknown_name_server_or_message_size_is_refused() {
     let never = |_, _| async { unreachable!("nothing is asked") };
     let large = vec![0; MAX_UDP_MESSAGE_BYTES + 1];
     for (bad, word) in [
@@ -94,20 +95,23 @@ async fn no_other_name_server_is_asked_and_no_other_size_is_taken() {
 
 /// Verifies N9.
 #[tokio::test(start_paused = true)]
-async fn no_cell_asks_more_than_it_may_at_a_time() {
+async fn queries_of_a_cell_are_limited() {
     static NOW: AtomicUsize = AtomicUsize::new(0);
-    static MOST: AtomicUsize = AtomicUsize::new(0);
+    static PEAK: AtomicUsize = AtomicUsize::new(0);
     let queries =
-        (0..2 * OF_A_CELL as u64).map(|id| query(id, 0, &[0; DNS_HEADER_BYTES])).collect();
+        (0..2 * MAX_CELL_QUERIES as u64).map(|id| query(id, 0, &[0; DNS_HEADER_BYTES])).collect();
     let ask = |_, message| async move {
-        MOST.fetch_max(NOW.fetch_add(1, Ordering::SeqCst) + 1, Ordering::SeqCst);
+        PEAK.fetch_max(NOW.fetch_add(1, Ordering::SeqCst) + 1, Ordering::SeqCst);
         sleep(Duration::from_secs(1)).await;
         NOW.fetch_sub(1, Ordering::SeqCst);
         Ok(message)
     };
     let (result, answers) = answered(queries, ask).await;
     result.unwrap();
-    assert_eq!((answers.len(), MOST.load(Ordering::SeqCst)), (2 * OF_A_CELL, OF_A_CELL));
+    assert_eq!(
+        (answers.len(), PEAK.load(Ordering::SeqCst)),
+        (2 * MAX_CELL_QUERIES, MAX_CELL_QUERIES)
+    );
 }
 
 async fn udp(answers: impl Fn(&[u8]) -> Vec<Vec<u8>> + Send + 'static) -> SocketAddr {
@@ -126,28 +130,29 @@ async fn udp(answers: impl Fn(&[u8]) -> Vec<Vec<u8>> + Send + 'static) -> Socket
 }
 
 #[tokio::test]
-async fn an_answer_is_the_one_with_the_querys_id() {
+async fn response_is_matched_by_id() {
     let server = udp(|query| {
         let mut other = message::failed(query).to_vec();
         other[0] ^= 1;
         vec![b"x".to_vec(), query.to_vec(), other, message::failed(query).to_vec()]
     });
     let query = [9; DNS_HEADER_BYTES];
-    assert_eq!(ask::by_udp(server.await, &query).await.unwrap(), message::failed(&query));
+    assert_eq!(ask::query_udp(server.await, &query).await.unwrap(), message::failed(&query));
 }
 
 #[tokio::test]
-async fn an_answer_too_large_for_udp_is_said_to_be_cut() {
+async fn oversized_response_is_truncated() {
     let server = udp(|query| vec![[&message::failed(query)[..], &[0; 5000]].concat()]);
     let query = [9; DNS_HEADER_BYTES];
-    assert_eq!(ask::by_udp(server.await, &query).await.unwrap(), message::cut(&query));
+    assert_eq!(ask::query_udp(server.await, &query).await.unwrap(), message::truncated(&query));
 }
 
-/// Connections of one cell that never end, and how many of them are carried.
+/// Connections of a cell that never end are limited.
+///
 /// Verifies N12.
 #[tokio::test(start_paused = true)]
-async fn no_cell_has_more_connections_than_it_may() {
-    static CARRIED: AtomicUsize = AtomicUsize::new(0);
+async fn connections_of_a_cell_are_limited() {
+    static SPLICED: AtomicUsize = AtomicUsize::new(0);
     let connection = |id| NameQuery { id, resolver: 1, tcp: true, message: Bytes::new() };
     let queries =
         futures::stream::iter((0..MAX_TCP_CONNECTIONS as u64 + 2).map(|id| Ok(connection(id))))
@@ -156,24 +161,27 @@ async fn no_cell_has_more_connections_than_it_may() {
     let (sender, mut refused) = mpsc::channel(1000);
     let (resolver, servers) = (Resolver::default(), servers());
     let ask = |_, _| async { unreachable!("nothing is asked by UDP") };
-    let carry = |server: Server, _| async move {
+    let splice_connection = |server: Server, _| async move {
         assert_eq!(server.to_string(), "::1");
-        CARRIED.fetch_add(1, Ordering::SeqCst);
+        SPLICED.fetch_add(1, Ordering::SeqCst);
         std::future::pending().await
     };
     tokio::select! {
-        ended = resolver.answer(queries, sender, &servers, ask, carry) => panic!("{ended:?}"),
+        ended = resolver.answer(queries, sender, &servers, ask, splice_connection) => {
+            panic!("{ended:?}")
+        }
         () = async {
             for id in [0, 1] {
                 let answer = refused.recv().await.unwrap();
-                assert_eq!(answer, NameAnswer { id: MAX_TCP_CONNECTIONS as u64 + id, ..Default::default() });
+                let id = MAX_TCP_CONNECTIONS as u64 + id;
+                assert_eq!(answer, NameAnswer { id, ..NameAnswer::default() });
             }
         } => {}
     }
-    assert_eq!(CARRIED.load(Ordering::SeqCst), MAX_TCP_CONNECTIONS);
+    assert_eq!(SPLICED.load(Ordering::SeqCst), MAX_TCP_CONNECTIONS);
 }
 
-/// A connection to a server of the test's, with the ends of its tunnel.
+/// Starts a connection to a fake server, and returns the ends of its tunnel.
 async fn spliced(
     serve: impl AsyncFnOnce(TcpStream),
     pod: impl AsyncFnOnce(mpsc::Sender<Result<TunnelPart, Status>>, mpsc::Receiver<TunnelPart>),
@@ -193,7 +201,7 @@ async fn spliced(
 
 /// Verifies N12.
 #[tokio::test]
-async fn a_connection_is_carried_byte_by_byte_until_both_sides_have_ended() {
+async fn connection_is_copied_until_both_sides_have_ended() {
     let serve = async |mut stream: TcpStream| {
         let mut asked = Vec::new();
         stream.read_to_end(&mut asked).await.unwrap();
@@ -217,7 +225,7 @@ async fn a_connection_is_carried_byte_by_byte_until_both_sides_have_ended() {
 
 /// Verifies N12.
 #[tokio::test(start_paused = true)]
-async fn a_connection_on_which_nothing_goes_is_closed() {
+async fn idle_connection_is_closed() {
     let begun = tokio::time::Instant::now();
     let serve =
         async |mut stream: TcpStream| assert_eq!(stream.read(&mut [0; 8]).await.unwrap(), 0);
@@ -230,7 +238,7 @@ async fn a_connection_on_which_nothing_goes_is_closed() {
 
 /// Verifies N12.
 #[tokio::test]
-async fn a_connection_ends_with_its_link() {
+async fn lost_link_ends_its_connections() {
     let serve =
         async |mut stream: TcpStream| assert_eq!(stream.read(&mut [0; 8]).await.unwrap(), 0);
     let pod = async |up: mpsc::Sender<_>, _down| drop(up);
