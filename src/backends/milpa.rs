@@ -27,7 +27,6 @@ pub mod fuzzing;
 pub mod gateway;
 pub mod id;
 pub mod images;
-mod latest;
 pub mod logs;
 mod mailbox;
 mod pods;

@@ -96,7 +96,6 @@ const PARTS: &[Part] = &[
     Part { path: "backends::milpa::clock", may: &[] },
     Part { path: "backends::milpa::error_chain", may: &[] },
     Part { path: "backends::milpa::id", may: &[] },
-    Part { path: "backends::milpa::latest", may: &[] },
     Part { path: "backends::milpa::mailbox", may: &[] },
     Part { path: "backends::milpa::tasks", may: &[] },
     Part { path: "manifest", may: &[&["annotations", "problems"]] },
@@ -119,7 +118,7 @@ const POD_MODEL: &[&str] = &["backends::milpa::pods", "backends::milpa::cell_cli
 const CELLS: &[&str] =
     &["backends::milpa::cells", "backends::milpa::gateway", "backends::milpa::providers"];
 /// Queues and watches of tasks.
-const WAITING: &[&str] = &["backends::milpa::latest", "backends::milpa::mailbox"];
+const WAITING: &[&str] = &["backends::milpa::mailbox"];
 /// Records and their ids.
 const RECORDS: &[&str] = &["backends::milpa::store", "backends::milpa::id"];
 /// Helpers without imports.

@@ -14,7 +14,7 @@ use tonic::body::Body;
 use crate::{
     http2::{self, Profile, TrackedExecutor},
     link_connection::LinkConnection,
-    watched::Watched,
+    watch::Watch,
 };
 
 /// An HTTP/2 connection, seen from its client. Cheap to clone.
@@ -24,7 +24,7 @@ pub struct Connection(Arc<Inner>);
 struct Inner {
     sender: SendRequest<Body>,
     end: CancellationToken,
-    calls: Watched<Calls>,
+    calls: Watch<Calls>,
 }
 
 /// The state of a connection's calls.
@@ -89,7 +89,7 @@ impl Connection {
         Ok(Self(Arc::new(Inner {
             sender,
             end,
-            calls: Watched::new(Calls { open: 0, idle_since: Instant::now(), closed: false }),
+            calls: Watch::new(Calls { open: 0, idle_since: Instant::now(), closed: false }),
         })))
     }
 
@@ -142,7 +142,7 @@ impl Drop for OpenCall {
         self.0
             .0
             .calls
-            .change(|calls| (calls.open, calls.idle_since) = (calls.open - 1, Instant::now()));
+            .modify(|calls| (calls.open, calls.idle_since) = (calls.open - 1, Instant::now()));
     }
 }
 

@@ -17,4 +17,4 @@ pub mod private_file;
 pub mod resolver;
 pub mod stream;
 pub mod tls;
-pub mod watched;
+pub mod watch;

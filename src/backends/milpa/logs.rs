@@ -9,6 +9,7 @@ use std::{
 };
 
 use async_trait::async_trait;
+use kiyot_link::watch::Watch;
 use tokio::sync::oneshot;
 use tokio_util::task::AbortOnDropHandle;
 use tonic::Status;
@@ -20,7 +21,6 @@ use self::{
 use super::{
     cells::Cell,
     id::{CellId, ContainerId},
-    latest::Latest,
     mailbox::{Sender, mailbox},
 };
 
@@ -93,10 +93,9 @@ impl Routes {
         else {
             return false;
         };
-        writer.cell_log.change(|cell_log| {
+        writer.cell_log.modify(|cell_log| {
             cell_log.source = Arc::clone(source);
             cell_log.rereads += 1;
-            true
         });
         true
     }
@@ -106,7 +105,7 @@ impl Routes {
 struct WriterHandle {
     cell: CellId,
     cell_path: String,
-    cell_log: Arc<Latest<CellLog>>,
+    cell_log: Arc<Watch<CellLog>>,
     commands: Sender<Command>,
     _writer: AbortOnDropHandle<()>,
 }
@@ -191,7 +190,7 @@ impl Logs {
         if routes.update_source(cell, &source, &route) {
             return false;
         }
-        let cell_log = Arc::new(Latest::new(CellLog { source, size: 0, rereads: 1 }));
+        let cell_log = Arc::new(Watch::new(CellLog { source, size: 0, rereads: 1 }));
         let (commands, receiver) = mailbox(MAX_QUEUED_COMMANDS);
         let writer = Box::new(Writer::new(
             route.clone(),
@@ -229,7 +228,7 @@ impl Logs {
             .get(&(cell.clone(), cell_path.to_owned()))
             .and_then(|container| routes.writers.get(container));
         if let Some(writer) = writer {
-            writer.cell_log.change(|cell_log| {
+            writer.cell_log.modify_if(|cell_log| {
                 let grown = size > cell_log.size;
                 cell_log.size = cell_log.size.max(size);
                 grown

@@ -1,7 +1,7 @@
-//! A bounded mailbox of one task, which holds next to nothing while no message waits in it.
+//! Bounded mailbox of a task, which needs almost no memory while it is empty.
 //!
-//! A channel of tokio's has a block of 32 places and much padding, 1 to 2 KB, used or not. There
-//! are four of these to each cell.
+//! A channel of tokio has a block of 32 slots and padding, 1 to 2 KB, used or not. Each cell has
+//! four mailboxes.
 
 use std::{
     collections::VecDeque,
@@ -11,30 +11,30 @@ use std::{
 
 use tokio::sync::{Notify, Semaphore};
 
-/// A message was not taken: the task has ended, or as many wait as may.
+/// Error of sending a message: the task has ended, or the mailbox is full.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("nobody takes messages any more, or too many wait")]
-pub(super) struct NotTaken;
+#[error("the mailbox is closed or full")]
+pub(super) struct SendError;
 
-/// The side that sends. Cheap to clone.
+/// Sending side. Cheap to clone.
 pub(super) struct Sender<T>(Arc<Shared<T>>);
 
-/// The side of the task. Messages that still wait when it is dropped are dropped with it.
+/// Receiving side. Dropping it drops the messages that wait.
 pub(super) struct Receiver<T>(Arc<Shared<T>>);
 
 struct Shared<T> {
-    /// `None` when nobody receives any more.
+    /// Messages that wait; `None` once the receiver is dropped.
     waiting: Mutex<Option<VecDeque<T>>>,
     room: Semaphore,
-    rung: Notify,
+    arrived: Notify,
 }
 
-/// A mailbox with room for so many messages.
-pub(super) fn mailbox<T>(room: usize) -> (Sender<T>, Receiver<T>) {
+/// Creates a mailbox for at most `capacity` messages.
+pub(super) fn mailbox<T>(capacity: usize) -> (Sender<T>, Receiver<T>) {
     let shared = Arc::new(Shared {
         waiting: Mutex::new(Some(VecDeque::new())),
-        room: Semaphore::new(room),
-        rung: Notify::new(),
+        room: Semaphore::new(capacity),
+        arrived: Notify::new(),
     });
     (Sender(Arc::clone(&shared)), Receiver(shared))
 }
@@ -46,34 +46,34 @@ impl<T> Shared<T> {
 }
 
 impl<T> Sender<T> {
-    /// Leaves a message, as soon as there is room.
-    pub(super) async fn send(&self, message: T) -> Result<(), NotTaken> {
-        self.0.room.acquire().await.map_err(|_| NotTaken)?.forget();
-        self.leave(message)
+    /// Sends a message as soon as there is room.
+    pub(super) async fn send(&self, message: T) -> Result<(), SendError> {
+        self.0.room.acquire().await.map_err(|_| SendError)?.forget();
+        self.push(message)
     }
 
-    /// Leaves a message if there is room.
-    pub(super) fn try_send(&self, message: T) -> Result<(), NotTaken> {
-        self.0.room.try_acquire().map_err(|_| NotTaken)?.forget();
-        self.leave(message)
+    /// Sends a message if there is room.
+    pub(super) fn try_send(&self, message: T) -> Result<(), SendError> {
+        self.0.room.try_acquire().map_err(|_| SendError)?.forget();
+        self.push(message)
     }
 
-    fn leave(&self, message: T) -> Result<(), NotTaken> {
-        self.0.waiting().as_mut().ok_or(NotTaken)?.push_back(message);
-        self.0.rung.notify_one();
+    fn push(&self, message: T) -> Result<(), SendError> {
+        self.0.waiting().as_mut().ok_or(SendError)?.push_back(message);
+        self.0.arrived.notify_one();
         Ok(())
     }
 }
 
 impl<T> Receiver<T> {
-    /// The next message. Given up, it loses none. It waits for ever when there are no senders left:
-    /// whoever owns the task ends it.
+    /// Receives the next message. Cancel-safe. Never returns without senders: the owner of the task
+    /// ends it.
     pub(super) async fn recv(&mut self) -> T {
         loop {
             if let Some(message) = self.take() {
                 return message;
             }
-            self.0.rung.notified().await;
+            self.0.arrived.notified().await;
         }
     }
 
@@ -92,9 +92,9 @@ impl<T> Receiver<T> {
 impl<T> Drop for Receiver<T> {
     fn drop(&mut self) {
         self.0.room.close();
-        let left = self.0.waiting().take();
-        // Without the lock: dropping a message may tell whoever sent it.
-        drop(left);
+        let messages = self.0.waiting().take();
+        // Outside of the lock, because dropping a message may notify its sender.
+        drop(messages);
     }
 }
 
@@ -126,22 +126,26 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn messages_come_in_their_order_and_no_more_wait_than_may() {
+    async fn messages_arrive_in_order_and_are_limited() {
         let (sender, mut receiver) = mailbox(2);
         sender.send(1).await.unwrap();
         sender.try_send(2).unwrap();
-        assert_eq!(sender.try_send(3), Err(NotTaken));
+        assert_eq!(sender.try_send(3), Err(SendError));
         let mut third = std::pin::pin!(sender.send(3));
         assert!(third.as_mut().now_or_never().is_none(), "there is room for two");
         assert_eq!(receiver.recv().await, 1);
         third.await.unwrap();
         assert_eq!((receiver.recv().await, receiver.recv().await), (2, 3));
-        assert_eq!(receiver.0.waiting().as_ref().unwrap().capacity(), 0, "nothing is held at rest");
+        assert_eq!(
+            receiver.0.waiting().as_ref().unwrap().capacity(),
+            0,
+            "an empty mailbox has no buffer"
+        );
         assert!(receiver.recv().now_or_never().is_none());
     }
 
     #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-    async fn none_is_lost_between_tasks_and_when_a_wait_is_given_up() {
+    async fn concurrent_and_cancelled_receives_lose_no_message() {
         const EACH: usize = 2000;
         let (sender, mut receiver) = mailbox(3);
         let senders: Vec<_> = (0..4)
@@ -156,7 +160,7 @@ mod tests {
             .collect();
         let mut next = [0; 4];
         while next != [EACH; 4] {
-            // Given up again and again.
+            // Cancelled repeatedly.
             let Ok((from, at)) = timeout(Duration::from_micros(50), receiver.recv()).await else {
                 continue;
             };
@@ -169,13 +173,13 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn who_waits_for_an_answer_is_told_when_the_task_ends() {
+    async fn dropped_receiver_fails_waiting_senders() {
         let (sender, receiver) = mailbox(1);
         let (answer, answered) = oneshot::channel::<()>();
         sender.send(answer).await.unwrap();
         let late = sender.send(oneshot::channel().0);
         drop(receiver);
         assert!(answered.await.is_err());
-        assert_eq!(late.await, Err(NotTaken));
+        assert_eq!(late.await, Err(SendError));
     }
 }

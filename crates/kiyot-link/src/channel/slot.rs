@@ -12,7 +12,7 @@ use tokio::time::{Instant, timeout_at};
 use tonic::Status;
 
 use super::Channel;
-use crate::{connection::Connection, link_connection::LinkConnection, watched::Watched};
+use crate::{connection::Connection, link_connection::LinkConnection, watch::Watch};
 
 /// A slot for the current connection of a kind to a cell. The gateway sets it; a [`Channel`]
 /// calls over it. Cheap to clone.
@@ -20,7 +20,7 @@ pub struct Slot<C = Connection>(Arc<Shared<C>>);
 
 struct Shared<C> {
     name: String,
-    state: Watched<State<C>>,
+    state: Watch<State<C>>,
     waiting_calls: AtomicUsize,
     on_demand: OnceLock<Box<dyn Fn() + Send + Sync>>,
 }
@@ -93,7 +93,7 @@ impl<C: LinkConnection> Slot<C> {
     pub fn new(name: impl Into<String>) -> Self {
         Self(Arc::new(Shared {
             name: name.into(),
-            state: Watched::new(State { current: Current::Absent, last_accepted: None }),
+            state: Watch::new(State { current: Current::Absent, last_accepted: None }),
             waiting_calls: AtomicUsize::new(0),
             on_demand: OnceLock::new(),
         }))
@@ -113,7 +113,7 @@ impl<C: LinkConnection> Slot<C> {
     /// Makes a connection the current one and aborts the previous one, unless a newer connection
     /// was accepted before.
     pub fn offer(&self, offer: Offer<C>) -> Result<(), OfferError> {
-        let previous = self.0.state.change(|state| {
+        let previous = self.0.state.modify(|state| {
             if matches!(state.current, Current::Closed) {
                 return Err(OfferError::Closed);
             }
@@ -156,7 +156,7 @@ impl<C: LinkConnection> Slot<C> {
     /// Aborts the current connection and accepts no other. Calls fail at once.
     pub fn close(&self) {
         if let Current::Present(current) =
-            self.0.state.change(|state| std::mem::replace(&mut state.current, Current::Closed))
+            self.0.state.modify(|state| std::mem::replace(&mut state.current, Current::Closed))
         {
             current.abort();
         }

@@ -55,10 +55,7 @@ impl Admission for Cells {
             // The instance may have ended, which only the provider knows.
             self.shared.list_now.notify_one();
         }
-        entry.linked.change(|linked| {
-            *linked = hello.is_some();
-            true
-        });
+        entry.linked.modify(|linked| *linked = hello.is_some());
     }
 }
 

@@ -2,6 +2,7 @@
 
 use std::{net::IpAddr, sync::Arc, time::Instant};
 
+use kiyot_link::watch::Seen;
 use tokio::sync::oneshot;
 
 use super::{
@@ -45,6 +46,7 @@ enum Failure {
 pub(super) struct Driver {
     shared: Arc<Shared>,
     entry: Arc<Entry>,
+    seen_link: Seen,
     record: Record,
     state: State,
     messages: Receiver<Message>,
@@ -115,6 +117,7 @@ impl Driver {
         Self {
             shared,
             entry,
+            seen_link: Seen::default(),
             record,
             state,
             messages,
@@ -164,8 +167,8 @@ impl Driver {
             event = tokio::select! {
                 message = self.messages.recv() => Box::pin(self.receive(message)).await,
                 outcome = provider_calls::pending(&mut self.call) => Some(self.on_outcome(outcome)),
-                () = self.entry.linked.changed() => {
-                    self.entry.linked.get().then_some(Event::Connected)
+                () = self.entry.linked.changed(&mut self.seen_link) => {
+                    self.entry.linked.with(|linked| linked.then_some(Event::Connected))
                 }
                 event = due(&self.timer) => self.on_timer(event),
             };

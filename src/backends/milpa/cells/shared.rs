@@ -8,6 +8,7 @@ use std::{
     },
 };
 
+use kiyot_link::watch::Watch;
 use kiyot_proto::store::CellPhase;
 use tokio::sync::{Notify, broadcast};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
@@ -16,7 +17,6 @@ use super::{
     super::{
         gateway::CellLink,
         id::CellId,
-        latest::Latest,
         mailbox,
         providers::{InstanceId, Provider},
         store::Store,
@@ -53,7 +53,7 @@ pub(super) struct Shared {
 pub(super) struct Entry {
     pub(super) inbox: mailbox::Sender<Message>,
     /// True while the cell has a control connection.
-    pub(super) linked: Latest<bool>,
+    pub(super) linked: Watch<bool>,
     pub(super) link: OnceLock<CellLink>,
     /// `metadata.uid` of its pod.
     pub(super) pod_uid: String,
@@ -129,7 +129,7 @@ impl Entry {
         };
         Self {
             inbox,
-            linked: Latest::new(false),
+            linked: Watch::new(false),
             link: OnceLock::new(),
             pod_uid: record.pod_uid.clone(),
             view: Mutex::new(view),

@@ -8,7 +8,10 @@ use futures::{
     StreamExt as _,
     stream::{self, BoxStream},
 };
-use kiyot_link::log_limit::LogLimit;
+use kiyot_link::{
+    log_limit::LogLimit,
+    watch::{Seen, Watch},
+};
 use tokio::{sync::oneshot, time::timeout};
 use tokio_util::task::AbortOnDropHandle;
 use tonic::{Code, Status};
@@ -19,7 +22,7 @@ use super::{
     gap,
     source::{Part, Source},
 };
-use crate::backends::milpa::{latest::Latest, mailbox::Receiver};
+use crate::backends::milpa::mailbox::Receiver;
 
 /// First and longest pause after a failure of the disk or the cell; doubled in between.
 const BACKOFF_RANGE: (Duration, Duration) = if cfg!(test) {
@@ -87,7 +90,8 @@ pub(super) struct Writer {
     /// Position in the cell's log; `None` until the file was examined.
     position: Option<u64>,
     bases: Bases,
-    cell_log: Arc<Latest<CellLog>>,
+    cell_log: Arc<Watch<CellLog>>,
+    seen: Seen,
     commands: Receiver<Command>,
     drains: Vec<oneshot::Sender<()>>,
     /// True if the file ends within a line.
@@ -108,7 +112,7 @@ impl Writer {
         route: LogRoute,
         file: NodeFile,
         bases: Bases,
-        cell_log: Arc<Latest<CellLog>>,
+        cell_log: Arc<Watch<CellLog>>,
         commands: Receiver<Command>,
     ) -> Self {
         let base = route.base;
@@ -121,6 +125,7 @@ impl Writer {
             position: None,
             bases,
             cell_log,
+            seen: Seen::default(),
             commands,
             drains,
             mid_line: false,
@@ -143,7 +148,7 @@ impl Writer {
                     command = self.commands.recv() => {
                         Box::pin(self.handle_between_lines(command)).await;
                     }
-                    () = self.cell_log.changed() => {}
+                    () = self.cell_log.changed(&mut self.seen) => {}
                 }
                 continue;
             }
@@ -195,7 +200,7 @@ impl Writer {
     /// Reads the cell's log up to its current end.
     async fn read_to_end(&mut self) -> Result<(), WriterError> {
         self.locate().await?;
-        let cell_log = self.cell_log.get();
+        let cell_log = self.cell_log.with(|cell_log| cell_log.clone());
         let drains = self.drains.len();
         let mut parts = match self.open(&cell_log).await {
             Ok(parts) => parts,
@@ -417,7 +422,7 @@ impl Writer {
         loop {
             tokio::select! {
                 () = &mut pause => return,
-                () = self.cell_log.changed() => {
+                () = self.cell_log.changed(&mut self.seen) => {
                     if self.cell_log.with(|cell_log| cell_log.rereads) != rereads {
                         return;
                     }
