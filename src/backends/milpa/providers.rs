@@ -90,6 +90,11 @@ pub struct Attachment {
     pub cgroup_parent: String,
 }
 
+/// The cgroup of a cell's containers beneath a pod's slice. containerd takes a `cgroup_parent` that
+/// ends with `.slice` for a unit of systemd, whatever its own driver is (`getCgroupsPath`), and
+/// reads the usage of a pod only from a clean path (containerd/cgroups, `VerifyGroupPath`).
+pub const CGROUP_BENEATH_SLICE: &str = "kiyot";
+
 /// Bounds the host ports of a pod: they are one firewall transaction, and are compared with the
 /// ports of every other cell.
 pub const MAX_HOST_PORTS: usize = 1000;

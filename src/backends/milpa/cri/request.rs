@@ -12,6 +12,8 @@ use kiyot_proto::{
     cri::{self, security_profile::ProfileType},
 };
 
+use crate::backends::milpa::providers::CGROUP_BENEATH_SLICE;
+
 /// Sysctls of the network that containerd sets for a pod with a network of its own, and not for one
 /// that uses its host's.
 const USUAL_SYSCTLS: [(&str, &str); 2] =
@@ -102,17 +104,14 @@ pub(super) fn sandbox_config(
     config
 }
 
-/// A pod's control group, for a containerd whose runc makes control groups itself.
-///
-/// A kubelet with the driver `systemd` names a slice. containerd takes that for a word to systemd,
-/// whatever its own driver is, and runc would then put the containers beneath the cell's own group,
-/// outside of the pod's. The same directory by another name is taken for a directory (containerd
-/// internal/cri, getCgroupsPath).
-fn cgroup_parent(asked: &str) -> String {
-    if asked.trim_end_matches('/').ends_with(".slice") {
-        format!("{}/.", asked.trim_end_matches('/'))
+/// Returns the `cgroup_parent` for the cell's containerd, whose runc creates cgroups itself: for a
+/// slice, which a kubelet with the driver `systemd` names, a directory beneath it.
+fn cgroup_parent(requested: &str) -> String {
+    let plain = requested.trim_end_matches('/');
+    if plain.ends_with(".slice") {
+        format!("{plain}/{CGROUP_BENEATH_SLICE}")
     } else {
-        asked.to_owned()
+        requested.to_owned()
     }
 }
 

@@ -19,6 +19,7 @@ use rustix::{
 };
 
 use super::{
+    super::CGROUP_BENEATH_SLICE,
     process::{self, Identity},
     shortage::found,
 };
@@ -246,7 +247,8 @@ fn container_of(path: &Path) -> Option<&str> {
 }
 
 /// Returns the containers' cgroups below the pod's cgroups (a pod in a cell has no containers but
-/// the cell's), and the cgroups of these containers elsewhere: a `cgroup_parent` may be anything.
+/// the cell's) with their parent beneath a slice, and the cgroups of these containers elsewhere: a
+/// `cgroup_parent` may be anything.
 pub(super) fn of_pod(
     hierarchies: &[Hierarchy],
     uid: &str,
@@ -266,7 +268,10 @@ pub(super) fn of_pod(
                 if container_of(&child).is_some_and(|id| containers.contains(id)) {
                     found.insert(child);
                 } else if !uid.is_empty() && (name == names[0] || name.ends_with(&names[1])) {
-                    found.extend(children(&child).filter(|child| is_container(child)));
+                    let beneath = child.join(CGROUP_BENEATH_SLICE);
+                    let nested = children(&beneath).chain(children(&child));
+                    found.extend(nested.filter(|child| is_container(child)));
+                    found.extend(beneath.is_dir().then_some(beneath));
                 } else if level < depth && budget > 0 {
                     budget -= 1;
                     open.push((child, level + 1));
@@ -328,9 +333,15 @@ pub(super) fn remove(hierarchies: &[Hierarchy], cell: &str) -> io::Result<()> {
     Ok(())
 }
 
-/// Removes the cgroups of a cell's containers, unless they have new processes.
+/// Removes the cgroups of a cell's containers, unless they have new processes, and then their
+/// parent beneath the pod's slice, unless it has other containers.
 pub(super) fn remove_containers(containers: &BTreeSet<PathBuf>) -> io::Result<()> {
-    for dir in containers {
+    // The deepest first.
+    for dir in containers.iter().rev() {
+        if dir.ends_with(CGROUP_BENEATH_SLICE) {
+            let _ = fs::remove_dir(dir);
+            continue;
+        }
         let inhabited = |dir: &Path| {
             fs::read(dir.join("cgroup.procs")).is_ok_and(|processes| !processes.is_empty())
         };

@@ -85,8 +85,14 @@ fn leftovers_of_a_pod_are_found_with_either_cgroup_driver() {
     let (left, kept) =
         (format!("kubepods/besteffort/pod12-34/{ID}"), format!("kubepods/besteffort/pod99/{ID}"));
     let slice = format!("kubepods.slice/kubepods-pod12_34.slice/cri-containerd-{ID}.scope");
+    let (parent, shared) = (
+        "kubepods.slice/kubepods-pod12_34.slice/kiyot".to_owned(),
+        "kubepods.slice/kubepods-besteffort.slice/kubepods-besteffort-pod12_34.slice/kiyot",
+    );
+    let nested = format!("{parent}/{ID}");
+    fs::create_dir_all(root.path().join(shared).join("a-cgroup-of-another-attempt")).unwrap();
     let (other, elsewhere) = ("f".repeat(64), format!("a/parent/of/ones/own/{}", "f".repeat(64)));
-    for dir in [&left, &kept, &slice, &elsewhere] {
+    for dir in [&left, &kept, &slice, &nested, &elsewhere] {
         fs::create_dir_all(root.path().join(dir)).unwrap();
     }
     assert_eq!(
@@ -96,9 +102,12 @@ fn leftovers_of_a_pod_are_found_with_either_cgroup_driver() {
     let found = of_pod(&hierarchies, "12-34", &[other].into());
     assert_eq!(
         found,
-        [root.path().join(&slice), root.path().join(&left), root.path().join(&elsewhere)].into()
+        [&*slice, &left, &nested, &parent, shared, &elsewhere]
+            .map(|dir| root.path().join(dir))
+            .into()
     );
     remove_containers(&found).unwrap();
+    assert!(!root.path().join(&parent).exists() && root.path().join(shared).exists());
     assert!(!root.path().join(&left).exists() && root.path().join(&kept).exists());
     assert!(
         root.path().join("kubepods/besteffort/pod12-34").exists(),
