@@ -1,4 +1,4 @@
-//! What both ends have of a stream: handles of what comes and of what goes.
+//! Halves of streams, for clients and servers.
 
 use std::{
     future::poll_fn,
@@ -11,18 +11,19 @@ use http::{HeaderMap, response};
 
 use super::{Reason, core::Core, error::Error, streams::Key};
 
-/// Half of a stream. When all are dropped before the call has ended, it is cancelled.
+/// Reference to a stream. The stream is cancelled when its last reference is dropped before its
+/// end.
 #[derive(Debug)]
 pub(super) struct StreamRef {
     core: Arc<Mutex<Core>>,
     key: Key,
 }
 
-/// The body that comes: of an answer, or of a request. What is taken of it makes room for more.
+/// Receiving half of a stream. Reading its data releases flow-control capacity.
 #[derive(Debug)]
 pub struct RecvStream(StreamRef);
 
-/// The body that goes.
+/// Sending half of a stream.
 #[derive(Debug)]
 pub struct SendStream(StreamRef);
 
@@ -31,12 +32,12 @@ pub(super) fn lock(core: &Mutex<Core>) -> MutexGuard<'_, Core> {
 }
 
 impl StreamRef {
-    /// One that the stream counts already.
+    /// Wraps a reference that the stream counts already.
     pub(super) fn new(core: &Arc<Mutex<Core>>, key: Key) -> Self {
         Self { core: core.clone(), key }
     }
 
-    /// The connection, and which of its streams it is.
+    /// Locks the connection's core; returns it with the stream's key.
     pub(super) fn core(&self) -> (MutexGuard<'_, Core>, Key) {
         (lock(&self.core), self.key)
     }
@@ -54,18 +55,18 @@ impl RecvStream {
         Self(handle)
     }
 
-    /// What came since it was asked last; `None` behind the last part.
+    /// Returns the data received since the last call, and `None` after the last part.
     pub fn poll_data(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Bytes, Error>>> {
         let (mut core, key) = self.0.core();
         core.poll_data(key, cx.waker())
     }
 
-    /// The same, waiting for it.
+    /// Waits for [`Self::poll_data`].
     pub async fn data(&mut self) -> Option<Result<Bytes, Error>> {
         poll_fn(|cx| self.poll_data(cx)).await
     }
 
-    /// The trailers, behind the last part of the body; `None` if there are none.
+    /// Returns the trailers after the last part of the body, and `None` if there are none.
     pub fn poll_trailers(
         &mut self,
         cx: &mut Context<'_>,
@@ -74,12 +75,12 @@ impl RecvStream {
         core.poll_trailers(key, cx.waker())
     }
 
-    /// The same, waiting for it.
+    /// Waits for [`Self::poll_trailers`].
     pub async fn trailers(&mut self) -> Result<Option<HeaderMap>, Error> {
         poll_fn(|cx| self.poll_trailers(cx)).await
     }
 
-    /// Whether there is nothing more to come, and no error.
+    /// Says if the stream has ended without an error, and everything is read.
     pub fn is_end_stream(&self) -> bool {
         let (mut core, key) = self.0.core();
         core.is_end_stream(key)
@@ -98,7 +99,7 @@ impl SendStream {
         Self(handle)
     }
 
-    /// Begins an answer with its head; `ended` if that is all.
+    /// Sends the head of a response.
     pub(super) fn send_response(
         &self,
         head: &response::Parts,
@@ -108,31 +109,32 @@ impl SendStream {
         core.send_response(key, head, end_stream)
     }
 
-    /// Ready when all that was given was sent; an error if the other side wants no more.
+    /// Ready when the previous part has been sent. Fails if the peer has reset the stream.
     pub fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Error>> {
         let (mut core, key) = self.0.core();
         core.poll_ready(key, cx.waker())
     }
 
-    /// How much of what was given last was not sent. Bytes.
+    /// Returns the bytes of the last part that wait for the peer's window.
     pub fn unsent_bytes(&self) -> usize {
         let (mut core, key) = self.0.core();
         core.unsent_bytes(key)
     }
 
-    /// Gives the next part; the one before must have been sent.
+    /// Sends the next part of the body. The previous part must have been sent
+    /// ([`Self::poll_ready`]).
     pub fn send_data(&mut self, part: Bytes) {
         let (mut core, key) = self.0.core();
         core.send_data(key, part);
     }
 
-    /// Says that what was given is all, but for trailers.
+    /// Ends the body, with trailers or without.
     pub fn finish(&mut self, trailers: Option<HeaderMap>) {
         let (mut core, key) = self.0.core();
         core.finish(key, trailers);
     }
 
-    /// Ready when the other side wants nothing of the stream any more.
+    /// Ready when the peer has reset the stream or its connection has ended.
     pub fn poll_reset(&mut self, cx: &mut Context<'_>) -> Poll<()> {
         let (mut core, key) = self.0.core();
         core.poll_reset(key, cx)

@@ -1,5 +1,4 @@
-//! What a connection knows, without its socket: bytes come in, and bytes to be sent are there
-//! afterwards. Pure.
+//! State of a connection without its socket: bytes received go in, and bytes to send come out.
 
 use std::{collections::VecDeque, task::Waker};
 
@@ -22,68 +21,63 @@ mod server;
 use frames::HeaderBlock;
 use server::ServerState;
 
-/// A window as long as nobody said otherwise (RFC 9113, 6.9.2). Bytes.
+/// Flow-control window before any SETTINGS (RFC 9113, 6.9.2).
 const INITIAL_WINDOW_BYTES: u32 = 65_535;
-/// While as much waits to be written, no stream adds to it. Bytes.
+/// Output from which on no stream adds more.
 const MAX_OUTPUT_BYTES: usize = 64 << 10;
-/// While as much waits to be written, nothing is read: a peer that does not read gets no answers to
-/// its frames. Bytes.
+/// Output from which on nothing is read: a peer that doesn't read gets no more responses to its
+/// frames.
 const MAX_BACKLOG_BYTES: usize = 1 << 20;
 
-/// Which end of the connection it is.
+/// Role in a connection.
 #[derive(Debug)]
 enum Role {
-    /// The one that begins calls.
     Client,
-    /// The one that calls come to.
     Server(ServerState),
 }
 
-/// One end of a connection.
+/// State of a connection.
 #[derive(Debug)]
 pub(super) struct Core {
     role: Role,
-    /// What is to be written, and how much of it was.
+    /// Output, of which `written` bytes are sent.
     out: Vec<u8>,
     written: usize,
-    /// Who writes it. A server's is there whenever something is to be written.
+    /// Task of a client's connection. A server's connection is polled whenever there is output.
     driver: Option<Waker>,
     encoder: Encoder,
     decoder: Decoder,
     streams: Streams,
-    /// The id behind the last that a client used, and what it was when something was written last:
-    /// of streams from there on the server knows nothing.
+    /// Next stream id, and its value at the last write: the peer has seen nothing of streams from
+    /// there on.
     next_id: u32,
     first_unsent_id: u32,
-    /// A header block that has not come whole.
+    /// Header block without its END_HEADERS.
     block: Option<HeaderBlock>,
-    /// Whether the peer's SETTINGS came, with which it begins.
     received_settings: bool,
-    /// How many frames came.
+    /// Frames received.
     frames: u64,
-    /// Why there are no new calls.
+    /// Reason for taking no new streams.
     closing: Option<Error>,
 
-    /// How many streams may be open: as many as the server allows.
+    /// Concurrent streams that the server allows.
     max_open: usize,
-    /// What the peer allows on a stream at first, and on the connection now. Bytes.
+    /// Windows that the peer grants: to a new stream, and to the connection. Bytes.
     initial_send_window: i64,
     send_window: i64,
-    /// What the peer may still send, and what was taken that it was not told yet. Bytes.
+    /// Window granted to the peer, and capacity released without a WINDOW_UPDATE yet. Bytes.
     recv_window: u32,
     unclaimed: u32,
 
-    /// A client's streams that are not open yet, in order. As many as there are calls.
+    /// Streams of a client that wait for the server's limit, in order.
     pending_open: VecDeque<Key>,
-    /// Streams that could send, in turns; and those that could if the connection's window was not
-    /// empty.
+    /// Streams with data, in turns; and those among them that wait for the connection's window.
     pending_send: VecDeque<Key>,
     pending_capacity: VecDeque<Key>,
 }
 
 impl Core {
-    /// With the beginning of a connection to be written: what is the role's alone, these settings,
-    /// and the connection's window.
+    /// Returns a core whose output begins with `out`, SETTINGS and the connection's WINDOW_UPDATE.
     fn new(role: Role, mut out: Vec<u8>, setting: (u16, u32), max_open: usize) -> Self {
         let settings = [setting, (4, STREAM_WINDOW_BYTES), (6, MAX_HEADER_LIST_BYTES)];
         let settings = settings
@@ -122,7 +116,7 @@ impl Core {
         }
     }
 
-    /// What comes of a body is for nobody any more.
+    /// Drops the data received on a stream, and all that follows.
     pub(super) fn discard_recv(&mut self, key: Key) {
         if let Some(stream) = self.streams.get(key) {
             stream.wants_body = false;
@@ -131,8 +125,8 @@ impl Core {
         }
     }
 
-    /// Lets a handle go. A call that nobody has a handle of is cancelled; but an answer that was
-    /// given to its end is still sent.
+    /// Drops a reference to a stream. Without references the stream is cancelled, but a response
+    /// that was written to its end is still sent.
     pub(super) fn drop_stream_ref(&mut self, key: Key) {
         let is_server = self.is_server();
         let Some(stream) = self.streams.get(key) else { return };
@@ -151,7 +145,7 @@ impl Core {
         matches!(self.role, Role::Server(_))
     }
 
-    /// Ends a stream from our side.
+    /// Resets a stream.
     pub(super) fn send_reset(&mut self, key: Key, reason: Reason, error: Error) {
         let Some(stream) = self.streams.get(key).filter(|stream| !stream.is_closed()) else {
             return;
@@ -166,7 +160,7 @@ impl Core {
         self.wake();
     }
 
-    /// Tells the peer that a stream is no more; it may have sent more of it.
+    /// Writes RST_STREAM. A server ignores the frames that may follow.
     fn put_rst_stream(&mut self, id: u32, reason: Reason, more_comes: bool) {
         frame::put(&mut self.out, frame::RST_STREAM, 0, id, &u32::from(reason).to_be_bytes());
         if let Role::Server(server) = &mut self.role
@@ -176,12 +170,13 @@ impl Core {
         }
     }
 
-    /// Forgets of a stream what is no longer needed. To be called whenever one of its sides ended.
+    /// Removes the stream if both halves are closed. Called whenever a half has closed.
     fn release_if_closed(&mut self, key: Key) {
         let is_server = self.is_server();
         let Some(stream) = self.streams.get(key) else { return };
         if !stream.is_closed() {
-            // A whole answer needs no more of the request, and that is no error (RFC 9113, 8.1).
+            // A complete response needs no more of the request, and that is no error (RFC 9113,
+            // 8.1).
             if is_server && stream.ref_count == 0 && matches!(stream.send_state, SendState::Closed)
             {
                 self.send_reset(key, Reason::NO_ERROR, Error::Aborted);
@@ -195,7 +190,7 @@ impl Core {
         }
         if id != 0 {
             self.streams.remove_id(id);
-            // There may be room for another, or it was the last.
+            // The limit allows another stream now, or this was the last.
             if !self.pending_open.is_empty() || self.closing.is_some() {
                 self.wake();
             }
@@ -206,7 +201,7 @@ impl Core {
         }
     }
 
-    /// Ends all streams: the connection is no more.
+    /// Aborts all streams and drops the output: the connection has ended.
     pub(super) fn close(&mut self, error: &Error) {
         self.close_streams(error);
         self.out = Vec::new();
@@ -228,7 +223,7 @@ impl Core {
         self.pending_open.clear();
     }
 
-    /// Ends all streams, and tells the peer what it did wrong.
+    /// Aborts all streams, and sends the violation in a GOAWAY.
     pub(super) fn go_away(&mut self, violation: Violation) {
         self.close_streams(&violation.into());
         self.put_go_away(self.last_peer_stream_id(), violation.0, violation.1);
@@ -240,49 +235,46 @@ impl Core {
         frame::put(&mut self.out, frame::GOAWAY, 0, 0, &payload);
     }
 
-    /// Whether a stream was never opened.
+    /// Says if a stream has never been opened (RFC 9113, 5.1).
     fn is_idle(&self, id: u32) -> bool {
         id.is_multiple_of(2) || id >= self.next_id
     }
 
-    /// How many frames came whole.
     pub(super) fn frames_received(&self) -> u64 {
         self.frames
     }
 
-    /// Whether the peer has begun, and no header block has come in part.
+    /// Says if the peer has sent its SETTINGS, and no header block is open.
     pub(super) fn is_at_frame_boundary(&self) -> bool {
         self.received_settings && self.block.is_none()
     }
 
-    /// Whether the peer's first frame came.
     pub(super) fn has_received_settings(&self) -> bool {
         self.received_settings
     }
 
-    /// Whether the connection has served: there are no new calls, and none is open.
+    /// Says if no stream is open and no new one is taken.
     pub(super) fn is_done(&self) -> bool {
         self.closing.is_some() && self.streams.open_streams() == 0 && self.pending_open.is_empty()
     }
 
-    /// How many streams are open.
     pub(super) fn open_streams(&self) -> usize {
         self.streams.open_streams()
     }
 
-    /// Whether there is no stream, of those that are over neither.
+    /// Says if no stream has references.
     pub(super) fn is_empty(&self) -> bool {
         self.streams.is_empty()
     }
 
-    /// Wakes the driver.
+    /// Wakes the connection's task.
     fn wake(&self) {
         if let Some(driver) = &self.driver {
             driver.wake_by_ref();
         }
     }
 
-    /// Whom to wake when there is something to be written.
+    /// Sets the task to wake for new output.
     pub(super) fn set_driver(&mut self, waker: &Waker) {
         super::stream::store_waker(&mut self.driver, waker);
     }

@@ -1,39 +1,39 @@
-//! How streams and connections end that do not end well.
+//! Errors of streams and connections.
 
 use std::{io, sync::Arc};
 
 use super::Reason;
 
-/// Why a call has no whole answer.
+/// Failure of a stream or of its connection.
 #[derive(Debug, Clone, thiserror::Error)]
 pub enum Error {
-    /// The peer reset the stream.
-    #[error("the stream was reset by the other side: {0}")]
+    /// The peer has reset the stream.
+    #[error("stream reset by the peer: {0}")]
     Reset(Reason),
-    /// The peer goes away, and has not begun with the call.
-    #[error("the other side takes no more calls on this connection: {0}")]
+    /// The peer has sent GOAWAY, and has not begun with the stream.
+    #[error("peer takes no new streams: {0}")]
     GoAway(Reason),
-    /// The connection ended before the call was sent.
-    #[error("the connection ended before the call was sent")]
+    /// The connection ended before the request was sent.
+    #[error("connection ended before the request was sent")]
     NotSent,
-    /// The answer is no answer; its stream was reset, and the connection goes on.
-    #[error("the answer is malformed: {0}")]
+    /// The message is malformed. Its stream is reset, and the connection stays.
+    #[error("malformed message: {0}")]
     Malformed(&'static str),
-    /// The peer violated the protocol, and the connection was ended for it.
-    #[error("the other side violated HTTP/2: {0}")]
+    /// The peer has violated HTTP/2, which ends the connection.
+    #[error("peer violated HTTP/2: {0}")]
     Violation(Violation),
-    /// The peer hung up.
-    #[error("the other side closed the connection")]
+    /// The peer has closed the connection.
+    #[error("peer closed the connection")]
     Closed,
-    /// Reading or writing failed.
-    #[error("the connection broke: {0}")]
+    /// Reading or writing the socket has failed.
+    #[error("connection failed: {0}")]
     Io(Arc<io::Error>),
-    /// We ended the connection.
-    #[error("the connection was given up")]
+    /// This side has ended the stream or the connection.
+    #[error("connection aborted")]
     Aborted,
 }
 
-/// What a peer did that it must not, and the code that it is told.
+/// Violation of HTTP/2 by a peer: the error code, and a text for the GOAWAY.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("{1} ({0})")]
 pub struct Violation(pub Reason, pub &'static str);
@@ -45,12 +45,13 @@ impl From<Violation> for Error {
 }
 
 impl Error {
-    /// Whether the peer did not begin with the call, so that it may be sent again (RFC 9113, 8.7).
+    /// Says if the peer has not begun with the request, so that it may be sent again (RFC 9113,
+    /// 8.7).
     pub fn is_retryable(&self) -> bool {
         matches!(self, Self::Reset(Reason::REFUSED_STREAM) | Self::GoAway(_) | Self::NotSent)
     }
 
-    /// The code with which the peer itself reset the stream.
+    /// Returns the code of the peer's RST_STREAM.
     pub fn reset_reason(&self) -> Option<Reason> {
         if let Self::Reset(reason) = self { Some(*reason) } else { None }
     }

@@ -1,15 +1,13 @@
-//! The head of a frame, and what frames are made of (RFC 9113, 4 and 6).
+//! Frames (RFC 9113, 4 and 6).
 
 use super::{Reason, error::Violation};
 
-/// Length of a frame's head.
 pub(super) const HEADER_LEN: usize = 9;
-/// The longest payload that a peer may send, as long as it was not told otherwise. We tell no one
-/// otherwise.
+/// Payload of a frame in both directions: SETTINGS_MAX_FRAME_SIZE stays at its initial value.
 pub(super) const MAX_PAYLOAD_BYTES: usize = 16 << 10;
-/// What a client's connection begins with.
+/// Connection preface of a client (RFC 9113, 3.4).
 pub(super) const PREFACE: &[u8; 24] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
-/// The largest window, and the largest id of a stream.
+/// Largest window and largest stream id.
 pub(super) const MAX_U31: u32 = (1 << 31) - 1;
 
 pub(super) const DATA: u8 = 0;
@@ -29,7 +27,7 @@ pub(super) const END_HEADERS: u8 = 4;
 pub(super) const PADDED: u8 = 8;
 pub(super) const PRIORITY_FLAG: u8 = 32;
 
-/// The head of a frame.
+/// Header of a frame.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Head {
     pub(super) length: usize,
@@ -39,14 +37,14 @@ pub(super) struct Head {
 }
 
 impl Head {
-    /// Reads the head that bytes begin with; `None` if they are too few.
+    /// Parses the header at the front; `None` if there are too few bytes.
     pub(super) fn parse(bytes: &[u8]) -> Option<Self> {
         let &[a, b, c, kind, flags, w, x, y, z] = bytes.first_chunk::<HEADER_LEN>()?;
         let length = usize::from(a) << 16 | usize::from(b) << 8 | usize::from(c);
         Some(Self { length, kind, flags, stream: u32::from_be_bytes([w, x, y, z]) & MAX_U31 })
     }
 
-    /// The head as it is on the wire.
+    /// Encodes the header.
     pub(super) fn bytes(self) -> [u8; HEADER_LEN] {
         let [_, a, b, c] = (self.length as u32).to_be_bytes();
         let [w, x, y, z] = self.stream.to_be_bytes();
@@ -58,39 +56,37 @@ impl Head {
     }
 }
 
-/// Writes a whole frame.
+/// Appends a frame.
 pub(super) fn put(out: &mut Vec<u8>, kind: u8, flags: u8, stream: u32, payload: &[u8]) {
     out.extend_from_slice(&Head { length: payload.len(), kind, flags, stream }.bytes());
     out.extend_from_slice(payload);
 }
 
-/// Takes padding, and in a frame HEADERS the priority, off a payload.
+/// Strips padding, and in HEADERS the priority.
 pub(super) fn strip_padding(head: Head, mut payload: &[u8]) -> Result<&[u8], Violation> {
     let mut padding = 0;
     if head.has(PADDED) {
-        let (&length, rest) = payload.split_first().ok_or(Violation(
-            Reason::FRAME_SIZE_ERROR,
-            "a padded frame does not say how much is padding",
-        ))?;
+        let (&length, rest) = payload
+            .split_first()
+            .ok_or(Violation(Reason::FRAME_SIZE_ERROR, "padded frame without a pad length"))?;
         (padding, payload) = (usize::from(length), rest);
     }
     if head.kind == HEADERS && head.has(PRIORITY_FLAG) {
         if be_u32(payload) & MAX_U31 == head.stream {
-            return Err(Violation(Reason::PROTOCOL_ERROR, "a stream waits for itself"));
+            return Err(Violation(Reason::PROTOCOL_ERROR, "stream depends on itself"));
         }
-        payload = payload.get(5..).ok_or(Violation(
-            Reason::FRAME_SIZE_ERROR,
-            "a frame HEADERS is too short for its priority",
-        ))?;
+        payload = payload
+            .get(5..)
+            .ok_or(Violation(Reason::FRAME_SIZE_ERROR, "HEADERS too short for its priority"))?;
     }
     let length = payload
         .len()
         .checked_sub(padding)
-        .ok_or(Violation(Reason::PROTOCOL_ERROR, "a frame has more padding than payload"))?;
+        .ok_or(Violation(Reason::PROTOCOL_ERROR, "padding exceeds the payload"))?;
     Ok(&payload[..length])
 }
 
-/// The four bytes that a payload begins with, as a number.
+/// Returns the first four bytes as a number.
 pub(super) fn be_u32(payload: &[u8]) -> u32 {
     payload.first_chunk().map_or(0, |bytes| u32::from_be_bytes(*bytes))
 }
@@ -103,14 +99,23 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_head_is_read_as_it_was_written(length in 0_usize..1 << 24, kind: u8, flags: u8, stream in 0..=MAX_U31) {
+        fn frame_header_round_trips(
+            length in 0_usize..1 << 24,
+            kind: u8,
+            flags: u8,
+            stream in 0..=MAX_U31,
+        ) {
             let head = Head { length, kind, flags, stream };
             prop_assert_eq!(Head::parse(&head.bytes()), Some(head));
             prop_assert_eq!(Head::parse(&head.bytes()[..8]), None);
         }
 
         #[test]
-        fn padding_and_priority_are_taken_off(payload: Vec<u8>, padding: Option<u8>, priority: bool) {
+        fn padding_and_priority_are_stripped(
+            payload: Vec<u8>,
+            padding: Option<u8>,
+            priority: bool,
+        ) {
             let (mut flags, mut bytes) = (0, Vec::new());
             if let Some(padding) = padding {
                 flags |= PADDED;
@@ -127,8 +132,13 @@ mod tests {
         }
 
         #[test]
-        fn no_payload_is_too_short_to_be_looked_at(payload: Vec<u8>, flags: u8, kind in 0_u8..2) {
-            if let Ok(rest) = strip_padding(Head { length: payload.len(), kind, flags, stream: 1 }, &payload) {
+        fn arbitrary_payload_is_stripped_without_panic(
+            payload: Vec<u8>,
+            flags: u8,
+            kind in 0_u8..2,
+        ) {
+            let head = Head { length: payload.len(), kind, flags, stream: 1 };
+            if let Ok(rest) = strip_padding(head, &payload) {
                 prop_assert!(rest.len() <= payload.len());
             }
         }

@@ -1,4 +1,4 @@
-//! What a container runtime and a kubelet may send, as any bytes. For kiyot-fuzz alone.
+//! Arbitrary frames of a container runtime and of a kubelet, for kiyot-fuzz.
 
 mod kubelet;
 mod model;

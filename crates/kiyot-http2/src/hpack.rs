@@ -1,4 +1,4 @@
-//! Header blocks (RFC 7541).
+//! HPACK (RFC 7541).
 
 mod decoder;
 mod encoder;
@@ -11,8 +11,8 @@ pub(super) use decoder::Decoder;
 pub(super) use encoder::Encoder;
 pub(super) use field::{Field, Name, PseudoValue};
 
-/// Room of a dynamic table, in bytes as HPACK counts them: what both sides begin with. We keep no
-/// more, whatever a peer allows.
+/// Size of a dynamic table, as HPACK counts it: the initial size. A peer that allows more gets no
+/// more.
 pub(super) const MAX_TABLE_BYTES: usize = 4096;
 
 #[cfg(test)]

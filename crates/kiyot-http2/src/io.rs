@@ -1,4 +1,4 @@
-//! The socket of a connection, with what came of it in part.
+//! Socket of a connection, with its read buffer.
 
 use std::{
     io,
@@ -16,10 +16,10 @@ use super::{
     socket::Socket,
 };
 
-/// What one read takes at most. Bytes; several of the longest frames.
+/// Bytes of a read: several of the longest frames.
 const INPUT_BYTES: usize = 64 << 10;
 
-/// A socket between a core and its peer.
+/// Socket between a core and its peer.
 #[derive(Debug)]
 pub(super) struct Io {
     socket: Socket,
@@ -38,8 +38,8 @@ impl Io {
         })
     }
 
-    /// Reads once, and has the core take the frames that came whole; whether there is more to come.
-    /// Not while the peer does not read: then `poll_write` wakes.
+    /// Reads once, and gives complete frames to the core. Returns false at the end of the
+    /// connection. Pending while the peer doesn't read: then `poll_write` wakes.
     pub(super) fn poll_read(
         &mut self,
         cx: &mut Context<'_>,
@@ -56,7 +56,7 @@ impl Io {
         let core = &mut *lock(core);
         match core.recv(&self.input[..self.end]) {
             Ok(consumed) => {
-                // What is left is less than a frame, so that there is room for the rest of it.
+                // The rest is less than a frame, so that the buffer has room for all of it.
                 self.input.copy_within(consumed..self.end, 0);
                 self.end -= consumed;
                 Poll::Ready(Ok(true))
@@ -68,8 +68,7 @@ impl Io {
         }
     }
 
-    /// Writes what there is. If that is nothing but the answer to a PING, it may wait a moment for
-    /// company.
+    /// Writes all output. A lone PING ACK may wait a moment for other frames.
     pub(super) fn poll_write(
         &mut self,
         cx: &mut Context<'_>,
@@ -82,7 +81,7 @@ impl Io {
                 return Poll::Pending;
             }
             if output.is_empty() {
-                self.socket.all_sent();
+                self.socket.stop_write_interest();
                 return Poll::Ready(Ok(()));
             }
             let length = ready!(self.socket.poll_send(cx, output))?;
@@ -90,7 +89,7 @@ impl Io {
         }
     }
 
-    /// Whether a frame has come in part.
+    /// Says if the read buffer has an incomplete frame.
     pub(super) fn has_partial_frame(&self) -> bool {
         self.end > 0
     }

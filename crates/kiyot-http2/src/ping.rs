@@ -1,11 +1,11 @@
-//! The answer to a PING, which need not be a write of its own.
+//! Delay of PING ACKs.
 //!
 //! grpc-go sends a PING whenever a message reaches it, to estimate the bandwidth of the connection:
-//! containerd for a request, the kubelet for an answer. Answered at once, each costs both sides a
-//! write, a read and a wake-up in the middle of the call. So an answer that has nothing to leave
-//! with waits for the next frames, but for no more than two [`TICK`]s. (RFC 9113, 6.7, would like
-//! it to come first. What is then measured too low is the bandwidth between two processes of one
-//! node, by which grpc-go would widen its windows sooner.)
+//! containerd for a request, the kubelet for a response. An immediate ACK costs both sides a write,
+//! a read and a wake-up in the middle of the call. So a lone ACK waits for the next frames, but no
+//! longer than two [`ACK_DELAY_TICK`]s. RFC 9113, 6.7, says that ACKs should come first. The
+//! estimate becomes too low, but it is the bandwidth between two processes of a node, by which
+//! grpc-go would widen its windows sooner.
 
 use std::{
     future::Future,
@@ -16,31 +16,30 @@ use std::{
 
 use tokio::time::{Sleep, sleep};
 
-/// How often it is looked whether an answer has waited long enough.
+/// Period of the check of a waiting ACK.
 const ACK_DELAY_TICK: Duration = Duration::from_millis(5);
 
-/// What the answer begins with: its length, the type PING, the flag ACK, and the connection as its
-/// stream.
+/// Header of a PING ACK: length, type PING, flag ACK, stream 0.
 pub(super) const ACK_HEAD: [u8; 9] = [0, 0, 8, 6, 1, 0, 0, 0, 0];
-/// Its length with the eight bytes that came with the PING.
+/// Length of a PING ACK.
 const ACK_BYTES: usize = ACK_HEAD.len() + 8;
 
-/// Whether what is to be written is one answer to a PING, and nothing else.
+/// Says if the output is a single PING ACK.
 pub(super) fn is_lone_ack(output: &[u8]) -> bool {
     output.len() == ACK_BYTES && output.starts_with(&ACK_HEAD)
 }
 
-/// Lets answers wait. While calls follow one another, one timer serves for many answers.
+/// Timer of a waiting ACK. While calls follow one another, one timer serves many ACKs.
 #[derive(Debug, Default)]
 pub(super) struct AckDelay {
     tick: Option<Pin<Box<Sleep>>>,
-    /// Whether an answer waits, and if so, whether it has waited since the tick began.
+    /// Set while an ACK waits; true if it has waited since the timer began.
     waits: Option<bool>,
 }
 
 impl AckDelay {
-    /// Whether what is to be written may wait, given whether it is an answer alone. Wakes the task
-    /// when it may no longer.
+    /// Says if the output, given as a lone ACK or not, should wait. Wakes the task when its time is
+    /// over.
     pub(super) fn poll_should_delay(&mut self, cx: &mut Context<'_>, is_alone: bool) -> bool {
         if !is_alone {
             self.waits = None;

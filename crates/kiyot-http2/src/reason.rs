@@ -1,33 +1,33 @@
-//! The codes that say why a stream or a connection ends.
+//! Error codes.
 
 use std::fmt;
 
-/// An error code (RFC 9113, 7). Any number may come.
+/// Error code of RST_STREAM and GOAWAY (RFC 9113, 7). Unknown codes are kept.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Reason(u32);
 
 impl Reason {
-    /// Nothing is wrong.
+    /// Graceful end.
     pub const NO_ERROR: Self = Self(0);
-    /// The peer violated the protocol.
+    /// Protocol error.
     pub const PROTOCOL_ERROR: Self = Self(1);
-    /// The peer violated the flow-control protocol.
+    /// Flow-control protocol violated.
     pub const FLOW_CONTROL_ERROR: Self = Self(3);
-    /// A frame came behind the end of its stream.
+    /// Frame received on a closed stream.
     pub const STREAM_CLOSED: Self = Self(5);
-    /// A frame has a length that it may not have.
+    /// Frame with an invalid length.
     pub const FRAME_SIZE_ERROR: Self = Self(6);
-    /// Nothing was done with the stream: it may be sent again.
+    /// Stream not processed; it may be sent again.
     pub const REFUSED_STREAM: Self = Self(7);
-    /// The stream is not wanted any more.
+    /// Stream no longer needed.
     pub const CANCEL: Self = Self(8);
-    /// A header block can't be read.
+    /// Header block that can't be decoded.
     pub const COMPRESSION_ERROR: Self = Self(9);
-    /// The peer does too much.
+    /// Peer causes excessive load.
     pub const ENHANCE_YOUR_CALM: Self = Self(11);
 }
 
-/// Their names, by number.
+/// Names, by code.
 const NAMES: [&str; 14] = [
     "NO_ERROR",
     "PROTOCOL_ERROR",
@@ -71,7 +71,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_and_numbers_are_those_of_the_rfc() {
+    fn names_and_codes_match_the_rfc() {
         for (reason, text) in [
             (Reason::NO_ERROR, "NO_ERROR"),
             (Reason::CANCEL, "CANCEL"),

@@ -1,5 +1,5 @@
-//! A unix socket, with few system calls: it is registered for reading alone, and for writing while
-//! there is no room.
+//! Unix socket with few system calls: registered for reading, and for writing only while its buffer
+//! is full.
 
 use std::{
     io,
@@ -14,22 +14,22 @@ use tokio::{
     net::{UnixStream, unix::pipe},
 };
 
-/// One end of a connection.
+/// Unix socket of a connection.
 #[derive(Debug)]
 pub(super) struct Socket {
-    /// Registered for reading alone: each part that the peer takes of a unix socket would else wake
-    /// this thread to tell that there is room again. tokio has no socket that is registered so but
-    /// by `unsafe`; the end of a pipe is the same, a descriptor that is read.
+    /// Registered for reading only: otherwise each read of the peer would wake this thread. tokio
+    /// has no such registration of a socket without `unsafe`, but a pipe's reading end is the same:
+    /// a descriptor to read from.
     socket: pipe::Receiver,
-    /// The same socket, registered for writing, while there is no room.
-    no_room: Option<pipe::Sender>,
+    /// The same socket, registered for writing while its buffer is full.
+    writable: Option<pipe::Sender>,
 }
 
 impl Socket {
     pub(super) fn new(stream: UnixStream) -> io::Result<Self> {
-        // tokio's own sockets do not block; `into_std` leaves that as it is.
+        // tokio's sockets don't block, and `into_std` keeps that.
         let socket = pipe::Receiver::from_owned_fd_unchecked(OwnedFd::from(stream.into_std()?))?;
-        Ok(Self { socket, no_room: None })
+        Ok(Self { socket, writable: None })
     }
 
     /// Reads what fits; 0 at the end.
@@ -40,8 +40,7 @@ impl Socket {
     ) -> Poll<io::Result<usize>> {
         loop {
             let mut input = ReadBuf::new(input);
-            // What fills less than the buffer is all that the socket has: tokio then waits for
-            // epoll before it reads again.
+            // A short read empties the socket: tokio waits for epoll before the next read.
             match ready!(Pin::new(&mut self.socket).poll_read(cx, &mut input)) {
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 read => return Poll::Ready(read.map(|()| input.filled().len())),
@@ -49,7 +48,7 @@ impl Socket {
         }
     }
 
-    /// Writes what there is room for, one byte at least.
+    /// Writes at least one byte.
     pub(super) fn poll_send(
         &mut self,
         cx: &mut Context<'_>,
@@ -58,18 +57,18 @@ impl Socket {
         loop {
             let socket = &self.socket;
             let send = || Ok(send(socket, output, SendFlags::NOSIGNAL)?);
-            let sent = match &self.no_room {
-                Some(no_room) => {
-                    ready!(no_room.poll_write_ready(cx))?;
-                    no_room.try_io(send)
+            let sent = match &self.writable {
+                Some(writable) => {
+                    ready!(writable.poll_write_ready(cx))?;
+                    writable.try_io(send)
                 }
                 None => send(),
             };
             match sent {
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
-                    if self.no_room.is_none() {
-                        self.no_room = Some(pipe::Sender::from_owned_fd_unchecked(
+                    if self.writable.is_none() {
+                        self.writable = Some(pipe::Sender::from_owned_fd_unchecked(
                             self.socket.as_fd().try_clone_to_owned()?,
                         )?);
                     }
@@ -80,8 +79,8 @@ impl Socket {
         }
     }
 
-    /// All was written: the next write needs not wait for room.
-    pub(super) fn all_sent(&mut self) {
-        self.no_room = None;
+    /// Ends the registration for writing: the output is written.
+    pub(super) fn stop_write_interest(&mut self) {
+        self.writable = None;
     }
 }

@@ -1,4 +1,4 @@
-//! One stream: what came and was not taken yet, and what is still to be sent.
+//! State of a stream.
 
 use std::task::Waker;
 
@@ -7,67 +7,66 @@ use http::{HeaderMap, HeaderValue, Response, request::Parts};
 
 use super::{STREAM_WINDOW_BYTES, error::Error};
 
-/// How far the peer is.
+/// State of the receiving half.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum RecvState {
     Head,
     Body,
-    /// It said that nothing follows.
+    /// END_STREAM received.
     Closed,
 }
 
-/// How far we are.
+/// State of the sending half.
 #[derive(Debug)]
 pub(super) enum SendState {
-    /// More may be given.
+    /// More data may follow.
     Open,
-    /// What was given is all, with these trailers.
+    /// Ends after the unsent data, with these trailers.
     Finishing(Option<HeaderMap>),
-    /// The peer was told that nothing follows, or that the stream is no more.
+    /// END_STREAM or RST_STREAM sent.
     Closed,
 }
 
-/// A stream.
+/// Stream.
 #[derive(Debug)]
 pub(super) struct Stream {
-    /// 0 as long as the peer was told nothing of it.
+    /// 0 before the stream is opened.
     pub(super) id: u32,
-    /// How many handles of it there are.
+    /// References of the stream's user.
     pub(super) ref_count: u8,
 
     pub(super) recv_state: RecvState,
-    /// The head of an answer.
+    /// Received head of a response.
     pub(super) head: Option<Response<()>>,
-    /// Whether the answer's head says what a body would have, for there is none to a HEAD.
+    /// Set for a response to HEAD, whose content-length is of a body that is not sent.
     pub(super) has_no_body: bool,
-    /// How much of the body its head says is still to come. Bytes.
+    /// Rest of the content-length. Bytes.
     pub(super) content_length: Option<u64>,
-    /// Whether somebody takes the body.
+    /// Cleared when the body's reader is dropped.
     pub(super) wants_body: bool,
-    /// At most a window.
+    /// Received data, at most a window.
     pub(super) recv_buffer: Vec<u8>,
     pub(super) trailers: Option<HeaderMap>,
     pub(super) error: Option<Error>,
-    /// Whether it was ended by another than who uses it.
+    /// Set if the stream ended without its user: by the peer or with the connection.
     pub(super) was_aborted: bool,
-    /// What the peer may still send. Bytes.
+    /// Window granted to the peer. Bytes.
     pub(super) recv_window: u32,
-    /// What was taken and the peer was not told yet. Bytes.
+    /// Capacity released without a WINDOW_UPDATE yet. Bytes.
     pub(super) unclaimed: u32,
-    /// Who waits for something to come.
+    /// Task that waits to receive.
     pub(super) recv_task: Option<Waker>,
 
     pub(super) send_state: SendState,
-    /// The request, as long as the peer was told nothing of it.
+    /// Request of a stream that is not opened yet.
     pub(super) request: Option<Box<Parts>>,
-    /// The part that was given last, as far as it was not sent.
+    /// Unsent rest of the last part.
     pub(super) unsent: Bytes,
-    /// What we may still send; less than nothing when the peer took back what it had allowed.
-    /// Bytes.
+    /// Window granted by the peer. Negative after the peer has lowered it. Bytes.
     pub(super) send_window: i64,
-    /// Whether it stands in a queue of those that could send.
+    /// Set while the stream is queued to send.
     pub(super) is_queued: bool,
-    /// Who waits for all that was given to be sent.
+    /// Task that waits for the last part to be sent.
     pub(super) send_task: Option<Waker>,
 }
 
@@ -97,12 +96,12 @@ impl Stream {
         }
     }
 
-    /// Whether nothing follows in either direction.
+    /// Says if both halves are closed.
     pub(super) fn is_closed(&self) -> bool {
         self.recv_state == RecvState::Closed && matches!(self.send_state, SendState::Closed)
     }
 
-    /// Counts what came of the body against what its head promised. Whether it is as much as that.
+    /// Subtracts received bytes from the content-length. Returns false if they don't match it.
     pub(super) fn matches_content_length(&mut self, length: usize, ends: bool) -> bool {
         let Some(content_length) = &mut self.content_length else { return true };
         match content_length.checked_sub(length as u64) {
@@ -114,7 +113,7 @@ impl Stream {
         }
     }
 
-    /// Ends it in both directions. Who has the whole answer already keeps it.
+    /// Closes both halves with an error. A complete message stays readable.
     pub(super) fn abort(&mut self, error: Error) {
         if self.recv_state != RecvState::Closed {
             self.error = Some(error);
@@ -127,7 +126,7 @@ impl Stream {
         self.wake();
     }
 
-    /// Wakes whoever waits for it.
+    /// Wakes all waiting tasks.
     pub(super) fn wake(&mut self) {
         self.wake_recv();
         self.wake_send();
@@ -146,7 +145,7 @@ impl Stream {
     }
 }
 
-/// How long a body is, by its head; an error if that is no length.
+/// Returns the content-length of a head.
 pub(super) fn content_length(head: &HeaderMap) -> Result<Option<u64>, &'static str> {
     let mut content_length = None;
     for value in head.get_all(http::header::CONTENT_LENGTH) {
@@ -154,7 +153,7 @@ pub(super) fn content_length(head: &HeaderMap) -> Result<Option<u64>, &'static s
             Some(length) if content_length.is_none_or(|other| other == length) => {
                 content_length = Some(length)
             }
-            _ => return Err("its content-length is no length"),
+            _ => return Err("content-length is no number"),
         }
     }
     Ok(content_length)
@@ -165,7 +164,7 @@ fn digits(value: &HeaderValue) -> Option<u64> {
     text.parse().ok()
 }
 
-/// Keeps a waker, without a copy if it is the same.
+/// Stores a waker; an equal one isn't cloned.
 pub(super) fn store_waker(place: &mut Option<Waker>, waker: &Waker) {
     match place {
         Some(kept) => kept.clone_from(waker),

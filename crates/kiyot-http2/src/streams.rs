@@ -1,4 +1,4 @@
-//! The streams of a connection, by handle and by id.
+//! Streams of a connection, by key and by id.
 
 use std::collections::HashMap;
 
@@ -6,16 +6,16 @@ use slab::Slab;
 
 use super::stream::Stream;
 
-/// What a handle has of its stream.
+/// Index of a stream in the slab.
 pub(super) type Key = usize;
 
-/// All streams that are open, or that someone still has a handle of.
+/// Streams that are open or have references.
 #[derive(Debug, Default)]
 pub(super) struct Streams {
     all: Slab<Stream>,
-    /// Those that the peer may still say something of.
+    /// Open streams.
     ids: HashMap<u32, Key>,
-    /// The one that was looked for last: the frames of an answer come one after another.
+    /// Result of the last lookup: the frames of a message follow one another.
     last: Option<(u32, Key)>,
 }
 
@@ -24,17 +24,17 @@ impl Streams {
         self.all.insert(stream)
     }
 
-    /// `None` if it is no more: a queue may still have its key.
+    /// Returns a stream; `None` after its removal, because queues may keep its key.
     pub(super) fn get(&mut self, key: Key) -> Option<&mut Stream> {
         self.all.get_mut(key)
     }
 
-    /// Gives a stream its id.
+    /// Sets the id of an opened stream.
     pub(super) fn set_id(&mut self, key: Key, id: u32) {
         self.ids.insert(id, key);
     }
 
-    /// The stream of an id, if it is open.
+    /// Returns the open stream of an id.
     pub(super) fn key_of(&mut self, id: u32) -> Option<Key> {
         match self.last {
             Some((last, key)) if last == id => Some(key),
@@ -46,7 +46,7 @@ impl Streams {
         }
     }
 
-    /// The peer says nothing of it any more.
+    /// Removes the id of a closed stream.
     pub(super) fn remove_id(&mut self, id: u32) {
         self.ids.remove(&id);
         self.last = self.last.filter(|(last, _)| *last != id);
@@ -56,12 +56,12 @@ impl Streams {
         self.all.remove(key)
     }
 
-    /// How many the peer knows that are open.
+    /// Counts open streams.
     pub(super) fn open_streams(&self) -> usize {
         self.ids.len()
     }
 
-    /// Whether nobody has a handle of any.
+    /// Says if there are no streams.
     pub(super) fn is_empty(&self) -> bool {
         self.all.is_empty()
     }

@@ -12,7 +12,7 @@ mod server;
 
 const TIMEOUT: Duration = Duration::from_secs(60);
 
-/// Passes bytes on in pieces of these lengths.
+/// Copies bytes in pieces of these lengths.
 async fn cut(mut from: unix::OwnedReadHalf, mut to: unix::OwnedWriteHalf, cuts: Vec<usize>) {
     for cut in cuts.into_iter().cycle() {
         let mut piece = vec![0; cut];
@@ -23,7 +23,7 @@ async fn cut(mut from: unix::OwnedReadHalf, mut to: unix::OwnedWriteHalf, cuts: 
     }
 }
 
-/// Two ends of a connection; what goes to the first comes in pieces.
+/// Returns both ends of a connection; bytes to the first arrive in pieces.
 fn joined(cuts: Vec<usize>) -> (UnixStream, UnixStream, JoinSet<()>) {
     let (ours, near) = UnixStream::pair().unwrap();
     let (far, theirs) = UnixStream::pair().unwrap();
@@ -46,14 +46,19 @@ fn value() -> impl Strategy<Value = String> {
 /// Names and values.
 type Metadata = Vec<(String, String)>;
 
-/// Metadata of calls, and the lengths of the parts of their bodies.
+/// Generates the metadata of calls and the lengths of the parts of their bodies.
 fn calls() -> impl Strategy<Value = Vec<(Metadata, Vec<usize>)>> {
     let metadata = proptest::collection::vec(("x-[a-d]{1,2}", value()), 0..4);
     let lengths = proptest::collection::vec(prop_oneof![0_usize..40, 0_usize..20_000], 1..4);
     proptest::collection::vec((metadata, lengths), 1..12)
 }
 
-/// The pieces in which bytes come.
+/// Limits the cases of a test with sockets.
+fn few_cases() -> ProptestConfig {
+    ProptestConfig { cases: 24, max_shrink_iters: 20, ..ProptestConfig::default() }
+}
+
+/// Generates lengths of pieces.
 fn cuts() -> impl Strategy<Value = Vec<usize>> {
     proptest::collection::vec(prop_oneof![1_usize..60, 1_usize..40_000], 1..20)
 }

@@ -1,4 +1,4 @@
-//! What a client begins and hears.
+//! Client role: requests sent and responses received.
 
 use std::task::{Poll, Waker};
 
@@ -15,19 +15,19 @@ use crate::{
 };
 
 impl Core {
-    /// Of a client.
+    /// Returns a client's core.
     pub(crate) fn client() -> Self {
-        // Nothing is to be pushed.
+        // ENABLE_PUSH is 0.
         Self::new(Role::Client, frame::PREFACE.to_vec(), (2, 0), usize::MAX)
     }
 
-    /// Begins a call, with what there is of its body; `ended` if that is all. An error if there are
-    /// no new calls here: nothing was sent then.
+    /// Opens a stream with a request and the first part of its body, or all of it if `end_stream`.
+    /// On an error nothing has been sent.
     pub(crate) fn send_request(
         &mut self,
         head: &Parts,
         body: &Bytes,
-        ended: bool,
+        end_stream: bool,
     ) -> Result<Key, Error> {
         if self.next_id as usize + 2 * self.pending_open.len() > MAX_U31 as usize {
             self.closing.get_or_insert(Error::NotSent);
@@ -39,7 +39,7 @@ impl Core {
         let mut stream = Stream::new(self.initial_send_window);
         stream.unsent = body.clone();
         stream.has_no_body = head.method == Method::HEAD;
-        if ended {
+        if end_stream {
             stream.send_state = SendState::Finishing(None);
         }
         let key = self.streams.insert(stream);
@@ -59,7 +59,7 @@ impl Core {
         self.open_streams() < self.max_open && self.backlog() < MAX_OUTPUT_BYTES
     }
 
-    /// Opens what waits, as far as it may.
+    /// Opens waiting streams as far as the limits allow.
     pub(super) fn open_pending(&mut self) {
         while !self.pending_open.is_empty()
             && self.can_open()
@@ -76,13 +76,13 @@ impl Core {
         let id = self.next_id;
         self.next_id += 2;
         (stream.id, stream.send_window) = (id, self.initial_send_window);
-        let ends =
+        let end_stream =
             stream.unsent.is_empty() && matches!(stream.send_state, SendState::Finishing(None));
-        if ends {
+        if end_stream {
             stream.send_state = SendState::Closed;
         }
         self.streams.set_id(key, id);
-        self.put_headers(id, ends, &head.headers, |put| {
+        self.put_headers(id, end_stream, &head.headers, |put| {
             put(":method", head.method.as_str());
             put(":scheme", head.uri.scheme_str().unwrap_or("http"));
             if let Some(authority) = head.uri.authority() {
@@ -90,12 +90,12 @@ impl Core {
             }
             put(":path", head.uri.path_and_query().map_or("/", |path| path.as_str()));
         });
-        if !ends {
+        if !end_stream {
             self.schedule_send(key);
         }
     }
 
-    /// The head of the answer.
+    /// Returns the head of the response.
     pub(crate) fn poll_response(
         &mut self,
         key: Key,
@@ -108,37 +108,39 @@ impl Core {
         }
     }
 
-    /// Takes a header block in which an answer begins, or a part of what goes before one.
+    /// Receives the header block of a response, final or informational.
     pub(super) fn recv_response(
         &mut self,
         key: Key,
-        ends: bool,
+        end_stream: bool,
         fields: Fields,
     ) -> Result<(), &'static str> {
         let Some(stream) = self.streams.get(key) else { return Ok(()) };
-        let Some(status) = fields.response_status()? else { return Err("it has no status") };
+        let Some(status) = fields.response_status()? else {
+            return Err("response without :status");
+        };
         if status.is_informational() {
-            return if ends { Err("it ends before it begins") } else { Ok(()) };
+            return if end_stream { Err("informational response with END_STREAM") } else { Ok(()) };
         }
         stream.content_length = content_length(&fields.map)?
             .filter(|_| !stream.has_no_body && status != StatusCode::NOT_MODIFIED);
-        if !stream.matches_content_length(0, ends) {
-            return Err("its content-length is not its length");
+        if !stream.matches_content_length(0, end_stream) {
+            return Err("body length differs from content-length");
         }
         let mut head = Response::new(());
         *head.status_mut() = status;
         *head.headers_mut() = fields.map;
         *head.version_mut() = http::Version::HTTP_2;
         stream.head = Some(head);
-        stream.recv_state = if ends { RecvState::Closed } else { RecvState::Body };
+        stream.recv_state = if end_stream { RecvState::Closed } else { RecvState::Body };
         stream.wake_recv();
-        if ends {
+        if end_stream {
             self.release_if_closed(key);
         }
         Ok(())
     }
 
-    /// The server takes no new calls, and does nothing with those from `last` on.
+    /// Receives a GOAWAY: the server does nothing with streams after `last`.
     pub(super) fn recv_server_go_away(&mut self, last: u32, reason: Reason) {
         let error = Error::GoAway(reason);
         self.closing.get_or_insert(error.clone());

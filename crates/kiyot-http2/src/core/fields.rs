@@ -1,4 +1,4 @@
-//! What a header block has.
+//! Field sections: pseudo-header fields and a header map.
 
 use http::{
     HeaderMap, Method, Request, StatusCode, Uri, Version,
@@ -10,7 +10,7 @@ use crate::{
     hpack::{Field, Name, PseudoValue},
 };
 
-/// The fields of a block.
+/// Fields of a header block.
 #[derive(Debug, Default)]
 pub(super) struct Fields {
     authority: Option<Authority>,
@@ -23,8 +23,7 @@ pub(super) struct Fields {
     error: Option<&'static str>,
 }
 
-/// Why a header block is none.
-pub(super) const HEADER_LIST_TOO_LONG: &str = "its metadata is too long";
+pub(super) const HEADER_LIST_TOO_LONG: &str = "header list exceeds its limit";
 
 impl Fields {
     pub(super) fn add(&mut self, field: &Field) {
@@ -33,17 +32,17 @@ impl Fields {
             self.error = Some(HEADER_LIST_TOO_LONG);
         } else if self.error.is_some() {
         } else if !field.is_valid {
-            self.error = Some("it has metadata that HTTP/2 does not allow");
+            self.error = Some("header field not allowed in HTTP/2");
         } else if let Name::Header(name) = &field.name {
             if self.map.try_append(name.clone(), field.value.clone()).is_err() {
-                self.error = Some("it has too much metadata");
+                self.error = Some("too many header fields");
             }
         } else if !self.map.is_empty() || !self.set_pseudo(field.pseudo.as_ref()) {
-            self.error = Some("it has fields twice, or where they may not be");
+            self.error = Some("pseudo-header field is unknown, duplicate or misplaced");
         }
     }
 
-    /// Keeps what may be said once. Whether it was said the first time.
+    /// Sets a pseudo-header field. Returns false for a duplicate.
     fn set_pseudo(&mut self, pseudo: Option<&PseudoValue>) -> bool {
         fn once<T: Clone>(place: &mut Option<T>, value: &T) -> bool {
             place.replace(value.clone()).is_none()
@@ -65,25 +64,27 @@ impl Fields {
             || self.scheme.is_some()
     }
 
-    /// The status of an answer, which is not in its trailers.
+    /// Returns the status of a response; trailers have none.
     pub(super) fn response_status(&self) -> Result<Option<StatusCode>, &'static str> {
         match self.error {
             Some(error) => Err(error),
-            None if self.is_request() => Err("it has fields that are no answer's"),
+            None if self.is_request() => Err("request pseudo-header field in a response"),
             None => Ok(self.status),
         }
     }
 
-    /// What is in trailers.
+    /// Returns the fields of trailers.
     pub(super) fn into_trailers(self) -> Result<HeaderMap, &'static str> {
         match self.error {
             Some(error) => Err(error),
-            None if self.status.is_some() || self.is_request() => Err("it begins twice"),
+            None if self.status.is_some() || self.is_request() => {
+                Err("pseudo-header field in trailers")
+            }
             None => Ok(self.map),
         }
     }
 
-    /// The head of a request.
+    /// Returns the head of a request.
     pub(super) fn into_request(self) -> Result<Request<()>, &'static str> {
         if let Some(error) = self.error {
             return Err(error);
@@ -91,18 +92,18 @@ impl Fields {
         let (Some(method), Some(scheme), Some(path), None) =
             (self.method, self.scheme, self.path, self.status)
         else {
-            return Err("it has not the fields of a request");
+            return Err("request lacks a pseudo-header field");
         };
         if method == Method::CONNECT {
-            return Err("it asks for a tunnel");
+            return Err("method CONNECT is not supported");
         }
         let mut parts = http::uri::Parts::default();
-        // A scheme can be kept only with an authority.
+        // A URI has a scheme only with an authority.
         parts.scheme = self.authority.is_some().then_some(scheme);
         parts.authority = self.authority;
         parts.path_and_query = Some(path);
         let mut request = Request::new(());
-        *request.uri_mut() = Uri::from_parts(parts).map_err(|_| "its target is none")?;
+        *request.uri_mut() = Uri::from_parts(parts).map_err(|_| "request target is no URI")?;
         *request.method_mut() = method;
         *request.version_mut() = Version::HTTP_2;
         *request.headers_mut() = self.map;

@@ -1,4 +1,4 @@
-//! What came of a stream is taken.
+//! Data, trailers and ends read by a stream's user.
 
 use std::task::{Poll, Waker};
 
@@ -14,12 +14,12 @@ use crate::{
     streams::Key,
 };
 
-/// When as much of a stream was taken, the peer is told. Bytes: less than half of the window, and
-/// far more than most answers have.
+/// Released capacity from which on a stream's WINDOW_UPDATE is sent: less than half of the window,
+/// and far more than most responses have.
 const MIN_STREAM_UPDATE_BYTES: u32 = STREAM_WINDOW_BYTES / 4;
 
 impl Stream {
-    /// There is nothing of it now: an end, or a wait.
+    /// Ready at the end of the stream or its error, otherwise waits.
     pub(super) fn poll_closed(&mut self, waker: &Waker) -> Poll<Result<(), Error>> {
         if let Some(error) = &self.error {
             return Poll::Ready(Err(error.clone()));
@@ -33,7 +33,7 @@ impl Stream {
 }
 
 impl Core {
-    /// What came of the body since it was asked last.
+    /// Returns the data received since the last call.
     pub(crate) fn poll_data(
         &mut self,
         key: Key,
@@ -50,8 +50,8 @@ impl Core {
         Poll::Ready(Some(Ok(part)))
     }
 
-    /// Tells the peer of what was taken of a stream, if that is much, and more may come that
-    /// somebody wants.
+    /// Sends a WINDOW_UPDATE if much capacity is released, and more data may follow that has a
+    /// reader.
     pub(super) fn update_stream_window(&mut self, key: Key) {
         let Some(stream) = self.streams.get(key) else { return };
         if stream.unclaimed < MIN_STREAM_UPDATE_BYTES
@@ -66,7 +66,7 @@ impl Core {
         self.wake();
     }
 
-    /// The trailers, when the body has ended.
+    /// Returns the trailers after the end of the body.
     pub(crate) fn poll_trailers(
         &mut self,
         key: Key,
@@ -79,7 +79,7 @@ impl Core {
         }
     }
 
-    /// Whether the answer has ended, and all of it was taken.
+    /// Says if the stream has ended without an error, and everything is read.
     pub(crate) fn is_end_stream(&mut self, key: Key) -> bool {
         self.streams.get(key).is_none_or(|stream| {
             stream.recv_state == RecvState::Closed

@@ -1,4 +1,4 @@
-//! What is written, as far as the peer's windows and the room for it allow.
+//! Output, as far as the peer's windows and the limits of the output allow.
 
 use std::task::{Poll, Waker};
 
@@ -15,45 +15,45 @@ use crate::{
     streams::Key,
 };
 
-/// What is different in each call.
+/// Header values that differ in each call.
 const GRPC_TIMEOUT: HeaderName = HeaderName::from_static("grpc-timeout");
 const GRPC_MESSAGE: HeaderName = HeaderName::from_static("grpc-message");
 
-/// What became of the turn of a stream.
+/// Result of a stream's turn to send.
 enum Turn {
-    /// It could send more at once.
+    /// The stream has more data and window.
     More,
-    /// It waits for its window or for more to be given, or has ended.
+    /// The stream waits for its window or for data, or has ended.
     Done,
-    /// It waits for the connection's window.
-    Starved,
+    /// The stream waits for the connection's window.
+    NoCapacity,
 }
 
 impl Core {
-    /// What waits to be written. Bytes.
+    /// Returns the bytes of the output.
     pub(crate) fn backlog(&self) -> usize {
         self.out.len() - self.written
     }
 
-    /// Whether the peer is to be read from: not while it doesn't read itself.
+    /// Says if the peer is read from: not while it leaves too much output unread.
     pub(crate) fn may_read(&self) -> bool {
         self.backlog() < MAX_BACKLOG_BYTES
     }
 
-    /// What is to be written now. Empty if there is nothing.
+    /// Returns the output after adding what streams may send now.
     pub(crate) fn output(&mut self) -> &[u8] {
         self.fill_output();
         &self.out[self.written..]
     }
 
-    /// So many bytes of it were written.
+    /// Removes written bytes from the output.
     pub(crate) fn advance(&mut self, length: usize) {
         self.written += length;
         self.first_unsent_id = self.next_id;
         if self.written == self.out.len() {
             self.out.clear();
             self.written = 0;
-            // What was once much is not kept.
+            // Memory of a long output is returned.
             self.out.shrink_to(2 * MAX_OUTPUT_BYTES);
         } else if self.written >= MAX_OUTPUT_BYTES {
             self.out.drain(..self.written);
@@ -61,7 +61,7 @@ impl Core {
         }
     }
 
-    /// Lets streams send that could not.
+    /// Lets waiting streams open and send.
     fn fill_output(&mut self) {
         self.open_pending();
         while self.backlog() < MAX_OUTPUT_BYTES
@@ -69,7 +69,7 @@ impl Core {
         {
             match self.send_turn(key) {
                 Turn::More => self.pending_send.push_back(key),
-                Turn::Starved => self.pending_capacity.push_back(key),
+                Turn::NoCapacity => self.pending_capacity.push_back(key),
                 Turn::Done => {
                     if let Some(stream) = self.streams.get(key) {
                         stream.is_queued = false;
@@ -80,11 +80,11 @@ impl Core {
         }
     }
 
-    /// Writes a header block: what `before` puts, and a map.
+    /// Writes a header block: the pseudo-header fields that `before` writes, and a map.
     pub(super) fn put_headers(
         &mut self,
         id: u32,
-        ends: bool,
+        end_stream: bool,
         map: &HeaderMap,
         before: impl FnOnce(&mut dyn FnMut(&str, &str)),
     ) {
@@ -97,12 +97,12 @@ impl Core {
         });
         put_map(encoder, out, map);
         let length = self.out.len() - at - HEADER_LEN;
-        let end_stream = if ends { frame::END_STREAM } else { 0 };
+        let flags = if end_stream { frame::END_STREAM } else { 0 };
         if length <= MAX_PAYLOAD_BYTES {
             let head = Head {
                 length,
                 kind: frame::HEADERS,
-                flags: frame::END_HEADERS | end_stream,
+                flags: frame::END_HEADERS | flags,
                 stream: id,
             };
             return self.out[at..at + HEADER_LEN].copy_from_slice(&head.bytes());
@@ -112,13 +112,13 @@ impl Core {
         let parts = block.chunks(MAX_PAYLOAD_BYTES).len();
         for (number, part) in block.chunks(MAX_PAYLOAD_BYTES).enumerate() {
             let (kind, flags) =
-                if number == 0 { (frame::HEADERS, end_stream) } else { (frame::CONTINUATION, 0) };
+                if number == 0 { (frame::HEADERS, flags) } else { (frame::CONTINUATION, 0) };
             let end_headers = if number + 1 == parts { frame::END_HEADERS } else { 0 };
             frame::put(&mut self.out, kind, flags | end_headers, id, part);
         }
     }
 
-    /// Sends of a stream what can be sent, or queues it behind others.
+    /// Sends a stream's data, or queues it after others.
     pub(super) fn schedule_send(&mut self, key: Key) {
         let is_alone = self.pending_send.is_empty() && self.pending_capacity.is_empty();
         let Some(stream) = self.streams.get(key) else { return };
@@ -132,7 +132,7 @@ impl Core {
         }
     }
 
-    /// Writes one frame of a stream at most, and its end.
+    /// Writes at most one DATA frame of a stream, and its end.
     fn send_turn(&mut self, key: Key) -> Turn {
         let Some(stream) = self.streams.get(key) else { return Turn::Done };
         if !stream.unsent.is_empty() {
@@ -140,7 +140,7 @@ impl Core {
                 return Turn::Done;
             }
             if self.send_window <= 0 {
-                return Turn::Starved;
+                return Turn::NoCapacity;
             }
             let room =
                 usize::try_from(stream.send_window.min(self.send_window)).unwrap_or(usize::MAX);
@@ -148,11 +148,11 @@ impl Core {
             let part = stream.unsent.split_to(length);
             stream.send_window -= length as i64;
             self.send_window -= length as i64;
-            let ends =
+            let end_stream =
                 stream.unsent.is_empty() && matches!(stream.send_state, SendState::Finishing(None));
-            let flags = if ends { frame::END_STREAM } else { 0 };
+            let flags = if end_stream { frame::END_STREAM } else { 0 };
             frame::put(&mut self.out, frame::DATA, flags, stream.id, &part);
-            if ends {
+            if end_stream {
                 stream.send_state = SendState::Closed;
             }
             if !stream.unsent.is_empty() {
@@ -171,7 +171,7 @@ impl Core {
         Turn::Done
     }
 
-    /// Gives the next part of a body; the one before must have been sent.
+    /// Sends the next part of a body. The previous part must have been sent.
     pub(crate) fn send_data(&mut self, key: Key, part: Bytes) {
         let Some(stream) =
             self.streams.get(key).filter(|stream| matches!(stream.send_state, SendState::Open))
@@ -184,7 +184,7 @@ impl Core {
         self.wake();
     }
 
-    /// Says that what was given is all, but for trailers.
+    /// Ends a body, with trailers or without.
     pub(crate) fn finish(&mut self, key: Key, trailers: Option<HeaderMap>) {
         let Some(stream) =
             self.streams.get(key).filter(|stream| matches!(stream.send_state, SendState::Open))
@@ -197,7 +197,7 @@ impl Core {
         self.wake();
     }
 
-    /// Ready when all that was given was sent; an error if the peer wants no more.
+    /// Ready when the previous part has been sent. Fails if the peer has reset the stream.
     pub(crate) fn poll_ready(&mut self, key: Key, waker: &Waker) -> Poll<Result<(), Error>> {
         let Some(stream) = self.streams.get(key) else { return Poll::Ready(Err(Error::Aborted)) };
         if let SendState::Closed = stream.send_state {
@@ -210,13 +210,13 @@ impl Core {
         Poll::Pending
     }
 
-    /// How much of what was given last was not sent. Bytes.
+    /// Returns the bytes of the last part that are not sent.
     pub(crate) fn unsent_bytes(&mut self, key: Key) -> usize {
         self.streams.get(key).map_or(0, |stream| stream.unsent.len())
     }
 
     pub(super) fn set_initial_send_window(&mut self, window: u32) -> Result<(), Violation> {
-        let too_large = Violation(Reason::FLOW_CONTROL_ERROR, "it sets a window that is too large");
+        let too_large = Violation(Reason::FLOW_CONTROL_ERROR, "INITIAL_WINDOW_SIZE exceeds 2^31-1");
         if window > MAX_U31 {
             return Err(too_large);
         }
@@ -241,9 +241,9 @@ impl Core {
             self.send_window += i64::from(by);
             if by == 0 || self.send_window > MAX_U31.into() {
                 let what = if by == 0 {
-                    "it widens the window by nothing"
+                    "WINDOW_UPDATE of 0"
                 } else {
-                    "it widens the window too far"
+                    "flow-control window exceeds 2^31-1"
                 };
                 return Err(Violation(
                     if by == 0 { Reason::PROTOCOL_ERROR } else { Reason::FLOW_CONTROL_ERROR },
@@ -254,25 +254,18 @@ impl Core {
             return Ok(());
         }
         if self.is_idle(id) {
-            return Err(Violation(
-                Reason::PROTOCOL_ERROR,
-                "it widens the window of a stream that was not opened",
-            ));
+            return Err(Violation(Reason::PROTOCOL_ERROR, "WINDOW_UPDATE on an idle stream"));
         }
         let Some(key) = self.streams.key_of(id) else { return Ok(()) };
         let Some(stream) = self.streams.get(key) else { return Ok(()) };
         stream.send_window += i64::from(by);
         if by == 0 {
-            self.send_reset(
-                key,
-                Reason::PROTOCOL_ERROR,
-                Error::Malformed("it widens the window by nothing"),
-            );
+            self.send_reset(key, Reason::PROTOCOL_ERROR, Error::Malformed("WINDOW_UPDATE of 0"));
         } else if stream.send_window > MAX_U31.into() {
             self.send_reset(
                 key,
                 Reason::FLOW_CONTROL_ERROR,
-                Error::Malformed("it widens the window too far"),
+                Error::Malformed("flow-control window exceeds 2^31-1"),
             );
         } else {
             self.schedule_send(key);

@@ -1,4 +1,4 @@
-//! What a server hears and answers.
+//! Server role: requests received and responses sent.
 
 use std::{
     collections::{HashSet, VecDeque},
@@ -19,29 +19,30 @@ use crate::{
     streams::Key,
 };
 
-/// What is in the PING whose answer says that a client has heard of the end to come.
+/// Payload of the PING sent after the first GOAWAY of a graceful shutdown: its ACK shows that the
+/// client has read both.
 const SHUTDOWN_PING: &[u8; 8] = b"lastcall";
 
-/// How far the end of a connection is.
+/// Progress of a graceful shutdown.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Shutdown {
     No,
-    /// The client was told, and may have sent calls before it heard.
+    /// GOAWAY with the largest stream id is sent. Requests in flight are still accepted.
     Announced,
-    /// The client was told that this call was the last.
+    /// GOAWAY with the last accepted stream id is sent.
     Final(u32),
 }
 
-/// What is a server's alone.
+/// State of the server role.
 #[derive(Debug)]
 pub(super) struct ServerState {
-    /// Whether the client's preface came.
     has_preface: bool,
-    /// Calls that came and were not accepted yet. Accepted whenever something was read.
+    /// Requests to accept. Accepted after each read.
     pending_accept: VecDeque<(Key, Request<()>)>,
-    /// Streams that we ended before the client had. What comes of them was under way.
+    /// Streams that this side has reset before the client ended them. Their late frames are
+    /// ignored.
     reset_streams: HashSet<u32>,
-    /// The same, oldest first.
+    /// Ids of `reset_streams`, oldest first.
     reset_order: VecDeque<u32>,
     shutdown: Shutdown,
 }
@@ -60,7 +61,7 @@ impl ServerState {
 }
 
 impl Core {
-    /// Of a server that allows so many streams at once.
+    /// Returns a server's core with a limit of concurrent streams.
     pub(crate) fn server(max_open: u32) -> Self {
         let server = ServerState {
             has_preface: false,
@@ -72,8 +73,8 @@ impl Core {
         Self::new(Role::Server(server), Vec::new(), (3, max_open), max_open as usize)
     }
 
-    /// Takes the preface with which a client begins off the front of what came. Whether it came
-    /// whole, or long before.
+    /// Removes the client's preface from the front of the bytes. Returns true if the preface is
+    /// complete.
     pub(super) fn recv_preface(&mut self, bytes: &mut &[u8]) -> Result<bool, Violation> {
         let Role::Server(server) = &mut self.role else { return Ok(true) };
         if server.has_preface {
@@ -81,7 +82,7 @@ impl Core {
         }
         let came = bytes.len().min(frame::PREFACE.len());
         if bytes[..came] != frame::PREFACE[..came] {
-            return Err(Violation(Reason::PROTOCOL_ERROR, "it does not begin as HTTP/2 does"));
+            return Err(Violation(Reason::PROTOCOL_ERROR, "connection preface is not HTTP/2"));
         }
         if came == frame::PREFACE.len() {
             *bytes = &bytes[came..];
@@ -90,7 +91,7 @@ impl Core {
         Ok(server.has_preface)
     }
 
-    /// A call that came. One that was cancelled already is none.
+    /// Returns the next request, skipping cancelled ones.
     pub(crate) fn accept(&mut self) -> Option<(Key, Request<()>)> {
         loop {
             let Role::Server(server) = &mut self.role else { return None };
@@ -104,31 +105,31 @@ impl Core {
         }
     }
 
-    /// Whether the peer may open this stream now.
+    /// Says if the client may open this stream now.
     pub(super) fn can_peer_open(&self, id: u32) -> bool {
         self.is_server() && !id.is_multiple_of(2) && id >= self.next_id
     }
 
-    /// Takes the header block that a stream begins with.
-    pub(super) fn recv_request(&mut self, id: u32, ends: bool, fields: Fields) {
+    /// Receives the header block of a request.
+    pub(super) fn recv_request(&mut self, id: u32, end_stream: bool, fields: Fields) {
         self.next_id = id + 2;
         let Role::Server(server) = &mut self.role else { return };
         if let Shutdown::Final(_) = server.shutdown {
-            // The client knows that nothing is done with it.
+            // The client sends it again elsewhere, after the last GOAWAY.
             return server.remember_reset(id);
         }
         if self.open_streams() >= self.max_open {
-            return self.put_rst_stream(id, Reason::REFUSED_STREAM, !ends);
+            return self.put_rst_stream(id, Reason::REFUSED_STREAM, !end_stream);
         }
         let mut stream = Stream::new(self.initial_send_window);
         stream.id = id;
-        stream.recv_state = if ends { RecvState::Closed } else { RecvState::Body };
+        stream.recv_state = if end_stream { RecvState::Closed } else { RecvState::Body };
         let request = fields.into_request().and_then(|request| {
             stream.content_length = content_length(request.headers())?;
-            if stream.matches_content_length(0, ends) {
+            if stream.matches_content_length(0, end_stream) {
                 Ok(request)
             } else {
-                Err("its content-length is not its length")
+                Err("body length differs from content-length")
             }
         });
         match request {
@@ -140,58 +141,58 @@ impl Core {
                 }
             }
             Err(why) => {
-                tracing::debug!(stream = id, why, "a request is malformed");
+                tracing::debug!(stream = id, why, "request malformed");
                 if why == HEADER_LIST_TOO_LONG {
                     let status = StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE;
                     self.put_headers(id, true, &HeaderMap::new(), |put| {
                         put(":status", status.as_str())
                     });
-                    if !ends {
+                    if !end_stream {
                         self.put_rst_stream(id, Reason::NO_ERROR, true);
                     }
                 } else {
-                    self.put_rst_stream(id, Reason::PROTOCOL_ERROR, !ends);
+                    self.put_rst_stream(id, Reason::PROTOCOL_ERROR, !end_stream);
                 }
             }
         }
     }
 
-    /// Something came of a stream that is no more.
+    /// Receives a frame on a closed stream.
     pub(super) fn recv_on_closed(&mut self, id: u32, kind: u8) -> Result<(), Violation> {
         let Role::Server(server) = &self.role else { return Ok(()) };
         if server.reset_streams.contains(&id) {
             return Ok(());
         }
         if kind == frame::HEADERS {
-            return Err(Violation(Reason::STREAM_CLOSED, "a stream begins again behind its end"));
+            return Err(Violation(Reason::STREAM_CLOSED, "HEADERS on a closed stream"));
         }
         self.put_rst_stream(id, Reason::STREAM_CLOSED, false);
         Ok(())
     }
 
-    /// Begins an answer; `ended` if there is nothing more of it. An error if the caller has gone.
+    /// Sends the head of a response. Fails if the client has reset the stream.
     pub(crate) fn send_response(
         &mut self,
         key: Key,
         head: &response::Parts,
-        ended: bool,
+        end_stream: bool,
     ) -> Result<(), Error> {
         let Some(stream) = self.streams.get(key) else { return Err(Error::Aborted) };
         if !matches!(stream.send_state, SendState::Open) {
             return Err(stream.error.clone().unwrap_or(Error::Aborted));
         }
         let id = stream.id;
-        if ended {
+        if end_stream {
             stream.send_state = SendState::Closed;
         }
-        self.put_headers(id, ended, &head.headers, |put| put(":status", head.status.as_str()));
-        if ended {
+        self.put_headers(id, end_stream, &head.headers, |put| put(":status", head.status.as_str()));
+        if end_stream {
             self.release_if_closed(key);
         }
         Ok(())
     }
 
-    /// Ready when the client wants no answer any more.
+    /// Ready when the client has reset the stream or its connection has ended.
     pub(crate) fn poll_reset(&mut self, key: Key, cx: &Context<'_>) -> Poll<()> {
         let Some(stream) = self.streams.get(key).filter(|stream| !stream.was_aborted) else {
             return Poll::Ready(());
@@ -200,8 +201,8 @@ impl Core {
         Poll::Pending
     }
 
-    /// Tells the client that it should send no more calls here. Those that it sends before it has
-    /// heard are taken as well.
+    /// Begins a graceful shutdown: asks the client for no more requests. Requests in flight are
+    /// accepted.
     pub(crate) fn graceful_shutdown(&mut self) {
         let Role::Server(server) = &mut self.role else { return };
         if server.shutdown == Shutdown::No {
@@ -211,7 +212,7 @@ impl Core {
         }
     }
 
-    /// An answer to a PING came.
+    /// Receives the ACK of a PING, and ends a graceful shutdown.
     pub(super) fn recv_ping_ack(&mut self, payload: &[u8]) {
         let last = self.last_peer_stream_id();
         if let Role::Server(server) = &mut self.role
@@ -224,8 +225,8 @@ impl Core {
         }
     }
 
-    /// The last stream that something is done with, or was. Never a later one than the client was
-    /// told before (RFC 9113, 6.8).
+    /// Returns the last stream id for a GOAWAY: never larger than in an earlier one (RFC 9113,
+    /// 6.8).
     pub(super) fn last_peer_stream_id(&self) -> u32 {
         match &self.role {
             Role::Client => 0,

@@ -10,11 +10,11 @@ use crate::{
     fuzzing,
 };
 
-/// `:status: 200`, and `grpc-status: 0` as a literal that is not kept.
+/// `:status: 200`, and `grpc-status: 0` as a literal without indexing.
 const STATUS: &[u8] = &[0x88];
 const TRAILERS: &[u8] = b"\x00\x0bgrpc-status\x010";
 
-/// A core, and the frames that it has sent.
+/// Core with the frames that it has sent.
 struct Side {
     core: Core,
     begun: bool,
@@ -48,7 +48,7 @@ impl Side {
         self.receive(kind, flags, stream, payload).unwrap();
     }
 
-    /// The frames that were sent since it was asked last.
+    /// Returns the frames sent since the last call.
     fn sent(&mut self) -> Vec<(Head, Vec<u8>)> {
         let bytes = output(&mut self.core);
         let is_first = !std::mem::replace(&mut self.begun, true);
@@ -59,7 +59,7 @@ impl Side {
         self.core.send_request(&head(), &vec![1; body].into(), true).unwrap()
     }
 
-    fn answer_head(&mut self, key: Key) -> Poll<Result<http::Response<()>, Error>> {
+    fn response(&mut self, key: Key) -> Poll<Result<http::Response<()>, Error>> {
         self.core.poll_response(key, Waker::noop())
     }
 
@@ -77,7 +77,7 @@ fn head() -> Parts {
     Request::post("http://localhost/a/B").body(()).unwrap().into_parts().0
 }
 
-/// Takes all that is to be sent.
+/// Takes the whole output.
 pub(super) fn output(core: &mut Core) -> Vec<u8> {
     let mut bytes = Vec::new();
     while !core.output().is_empty() {
@@ -88,7 +88,7 @@ pub(super) fn output(core: &mut Core) -> Vec<u8> {
     bytes
 }
 
-/// The frames that these bytes are.
+/// Parses complete frames.
 pub(super) fn parse_frames(mut bytes: &[u8]) -> Vec<(Head, Vec<u8>)> {
     let mut frames = Vec::new();
     while let Some(head) = Head::parse(bytes) {
@@ -109,15 +109,15 @@ fn data_of(frames: &[(Head, Vec<u8>)]) -> usize {
 }
 
 #[test]
-fn an_answer_is_what_its_frames_have() {
+fn response_is_assembled_from_its_frames() {
     let mut side = Side::new(&[]);
     let key = side.call(5);
     let sent = side.sent();
     assert_eq!(kinds(&sent), [frame::HEADERS, frame::DATA]);
     assert_eq!(sent[1].0.flags, frame::END_STREAM);
-    assert!(side.answer_head(key).is_pending());
-    // An answer of its own before, which says nothing (RFC 9110, 15.2), then a head in three parts
-    // with padding and priority.
+    assert!(side.response(key).is_pending());
+    // An informational response (RFC 9110, 15.2), then a head in three frames with padding and
+    // priority.
     side.fine(frame::HEADERS, frame::END_HEADERS, 1, b"\x08\x03100");
     side.fine(
         frame::HEADERS,
@@ -127,10 +127,10 @@ fn an_answer_is_what_its_frames_have() {
     );
     side.fine(frame::CONTINUATION, 0, 1, b"\x00\x01a");
     side.fine(frame::CONTINUATION, frame::END_HEADERS, 1, b"\x01b");
-    let Poll::Ready(Ok(head)) = side.answer_head(key) else { panic!() };
+    let Poll::Ready(Ok(head)) = side.response(key) else { panic!() };
     assert_eq!((head.status().as_u16(), &head.headers()["a"]), (200, &"b".parse().unwrap()));
     side.fine(frame::DATA, frame::PADDED, 1, &[1, b'x', b'y', 0]);
-    // What has no meaning here, or in no version yet.
+    // PRIORITY, and an unknown type.
     side.fine(2, 0, 1, &[0; 5]);
     side.fine(0xbe, 0xff, 77, &[1; 30]);
     side.fine(frame::DATA, 0, 1, b"z");
@@ -149,11 +149,11 @@ fn an_answer_is_what_its_frames_have() {
 
 /// Verifies F18.
 #[test]
-fn windows_are_kept_and_may_become_less_than_nothing() {
+fn send_window_is_kept_and_may_be_negative() {
     let mut side = Side::new(&[(4, 1000)]);
     let key = side.call(5000);
     assert_eq!(data_of(&side.sent()), 1000);
-    // 500 less than was sent already.
+    // The window is negative now: 500 less than sent.
     side.fine(frame::SETTINGS, 0, 0, &[0, 4, 0, 0, 1, 244]);
     side.fine(frame::WINDOW_UPDATE, 0, 1, &500_u32.to_be_bytes());
     assert_eq!(data_of(&side.sent()), 0);
@@ -168,14 +168,14 @@ fn windows_are_kept_and_may_become_less_than_nothing() {
 }
 
 #[test]
-fn the_connections_window_is_shared_in_turns() {
+fn connection_window_is_shared_in_turns() {
     let mut side = Side::new(&[(4, 1 << 20)]);
     let keys: Vec<Key> = (0..4).map(|_| side.call(60_000)).collect();
     assert_eq!(data_of(&side.sent()), 65_535);
     side.fine(frame::WINDOW_UPDATE, 0, 0, &100_000_u32.to_be_bytes());
     let sent = side.sent();
     assert_eq!(data_of(&sent), 100_000);
-    // Each that waited had its turn.
+    // Every waiting stream had its turn.
     let of = |id| sent.iter().any(|(head, _)| head.kind == frame::DATA && head.stream == id);
     assert!(of(3) && of(5) && of(7));
     side.fine(frame::WINDOW_UPDATE, 0, 0, &100_000_u32.to_be_bytes());
@@ -185,7 +185,7 @@ fn the_connections_window_is_shared_in_turns() {
 }
 
 #[test]
-fn room_is_told_when_much_was_taken_and_never_behind_the_end() {
+fn window_update_follows_much_released_capacity_and_never_the_end() {
     let mut side = Side::new(&[]);
     let key = side.call(0);
     side.fine(frame::HEADERS, frame::END_HEADERS, 1, STATUS);
@@ -209,7 +209,7 @@ fn room_is_told_when_much_was_taken_and_never_behind_the_end() {
 }
 
 #[test]
-fn more_than_a_window_is_a_violation() {
+fn data_above_the_window_is_a_violation() {
     let mut side = Side::new(&[]);
     side.call(0);
     side.fine(frame::HEADERS, frame::END_HEADERS, 1, STATUS);
@@ -220,32 +220,32 @@ fn more_than_a_window_is_a_violation() {
 }
 
 #[test]
-fn calls_above_the_limit_wait_and_begin_in_order() {
+fn requests_above_the_limit_wait_and_open_in_order() {
     let mut side = Side::new(&[(3, 2)]);
     let keys: Vec<Key> = (0..4).map(|_| side.call(3)).collect();
     assert_eq!(kinds(&side.sent()), [frame::HEADERS, frame::DATA, frame::HEADERS, frame::DATA]);
     side.fine(frame::HEADERS, frame::END_HEADERS | frame::END_STREAM, 3, STATUS);
     let sent = side.sent();
     assert_eq!((kinds(&sent), sent[0].0.stream), (vec![frame::HEADERS, frame::DATA], 5));
-    // The last is cancelled before it began, and nobody hears of it.
+    // The last is cancelled before it is opened, so that nothing is sent.
     side.drop_call(keys[3]);
     side.fine(frame::RST_STREAM, 0, 1, &8_u32.to_be_bytes());
     assert!(side.sent().is_empty());
-    assert!(matches!(side.answer_head(keys[0]), Poll::Ready(Err(Error::Reset(Reason::CANCEL)))));
-    // A limit that is taken back ends nothing.
+    assert!(matches!(side.response(keys[0]), Poll::Ready(Err(Error::Reset(Reason::CANCEL)))));
+    // A lower limit ends no stream.
     side.fine(frame::SETTINGS, 0, 0, &[0, 3, 0, 0, 0, 0]);
     side.fine(frame::HEADERS, frame::END_HEADERS | frame::END_STREAM, 5, STATUS);
-    assert!(matches!(side.answer_head(keys[2]), Poll::Ready(Ok(_))));
+    assert!(matches!(side.response(keys[2]), Poll::Ready(Ok(_))));
 }
 
 /// Verifies F18.
 #[test]
-fn a_call_that_is_cancelled_while_it_waits_leaves_nothing_behind() {
+fn request_cancelled_before_opening_leaves_no_state() {
     let mut side = Side::new(&[(3, 1)]);
     let first = side.call(1);
     let (cancelled, next) = (side.call(2), side.call(3));
     side.drop_call(cancelled);
-    // It may be kept where the cancelled one was, and still comes after those before it.
+    // The slab may reuse the cancelled stream's slot; the order stays.
     let last = side.call(4);
     assert_eq!(data_of(&side.sent()), 1);
     for _ in 0..100 {
@@ -259,14 +259,14 @@ fn a_call_that_is_cancelled_while_it_waits_leaves_nothing_behind() {
     }
     [first, next, last].into_iter().for_each(|key| side.drop_call(key));
     assert!(side.core.is_empty() && side.sent().is_empty());
-    // One whose connection serves no more calls does not wait for it either.
+    // A connection that takes no new streams doesn't wait for it either.
     side.core.closing = Some(Error::NotSent);
     assert!(side.core.is_done());
 }
 
 /// Verifies F18.
 #[test]
-fn an_answer_is_as_long_as_its_head_says() {
+fn response_body_of_wrong_length_is_reset() {
     let length = |length: &str| {
         [b"\x88\x0f\x0d", [length.len() as u8].as_slice(), length.as_bytes()].concat()
     };
@@ -305,7 +305,7 @@ fn an_answer_is_as_long_as_its_head_says() {
         assert_eq!(came.iter().all(Result::is_ok), is_fine, "{says} {parts:?}");
         side.drop_call(key);
     }
-    // Trailers end it as well, and so does its head.
+    // Trailers and a head with END_STREAM end it as well.
     for blocks in [&[&length("2")[..], TRAILERS][..], &[&length("2")]] {
         let key = side.call(0);
         let id = side.sent()[0].0.stream;
@@ -316,17 +316,15 @@ fn an_answer_is_as_long_as_its_head_says() {
         assert_eq!(kinds(&side.sent()), [frame::RST_STREAM]);
         side.drop_call(key);
     }
-    // What has no body by its nature tells how long one would be (RFC 9110, 8.6): 304, and whatever
-    // is answered to HEAD.
+    // 304 and responses to HEAD have the length of a body that is not sent (RFC 9110, 8.6).
     let mut head = head();
     for (method, block) in [("POST", b"\x8b\x0f\x0d\x012"), ("HEAD", b"\x88\x0f\x0d\x012")] {
         head.method = method.parse().unwrap();
         let key = side.core.send_request(&head, &Bytes::new(), true).unwrap();
         let id = side.sent()[0].0.stream;
         side.fine(frame::HEADERS, frame::END_HEADERS | frame::END_STREAM, id, block);
-        assert!(
-            matches!(side.answer_head(key), Poll::Ready(Ok(head)) if head.headers()["content-length"] == "2")
-        );
+        let Poll::Ready(Ok(head)) = side.response(key) else { panic!() };
+        assert_eq!(head.headers()["content-length"], "2");
         assert!(side.core.is_end_stream(key) && side.sent().is_empty());
         side.drop_call(key);
     }
@@ -334,45 +332,45 @@ fn an_answer_is_as_long_as_its_head_says() {
 }
 
 #[test]
-fn what_comes_for_a_cancelled_call_is_passed_over() {
+fn frames_of_a_cancelled_request_are_ignored() {
     let mut side = Side::new(&[]);
     let key = side.call(0);
     side.drop_call(key);
     assert_eq!(kinds(&side.sent()), [frame::HEADERS, frame::RST_STREAM]);
-    // The table of the header blocks is followed all the same.
+    // The dynamic table follows the block all the same.
     side.fine(frame::HEADERS, frame::END_HEADERS, 1, b"\x88\x40\x01a\x01b");
     side.fine(frame::DATA, 0, 1, &[0; 100]);
     side.fine(frame::WINDOW_UPDATE, 0, 1, &[0, 0, 0, 1]);
     side.fine(frame::RST_STREAM, 0, 1, &[0; 4]);
     let next = side.call(0);
     side.fine(frame::HEADERS, frame::END_HEADERS, 3, &[0x88, 0x80 | 62]);
-    assert!(matches!(side.answer_head(next), Poll::Ready(Ok(head)) if head.headers()["a"] == "b"));
+    assert!(matches!(side.response(next), Poll::Ready(Ok(head)) if head.headers()["a"] == "b"));
 }
 
 /// Verifies F18.
 #[test]
-fn what_the_runtime_has_not_begun_may_be_sent_again() {
+fn request_refused_by_goaway_or_reset_is_retryable() {
     let mut side = Side::new(&[(3, 2)]);
     let keys: Vec<Key> = (0..3).map(|_| side.call(0)).collect();
     side.fine(frame::GOAWAY, 0, 0, &[0, 0, 0, 1, 0, 0, 0, 0]);
     for key in &keys[1..] {
-        let Poll::Ready(Err(error)) = side.answer_head(*key) else { panic!() };
+        let Poll::Ready(Err(error)) = side.response(*key) else { panic!() };
         assert!(error.is_retryable(), "{error}");
     }
     assert!(side.core.send_request(&head(), &Bytes::new(), true).is_err());
-    assert!(side.answer_head(keys[0]).is_pending() && !side.core.is_done());
+    assert!(side.response(keys[0]).is_pending() && !side.core.is_done());
     side.fine(frame::HEADERS, frame::END_HEADERS | frame::END_STREAM, 1, STATUS);
-    assert!(matches!(side.answer_head(keys[0]), Poll::Ready(Ok(_))) && side.core.is_done());
+    assert!(matches!(side.response(keys[0]), Poll::Ready(Ok(_))) && side.core.is_done());
     let mut side = Side::new(&[]);
     let key = side.call(0);
     side.fine(frame::RST_STREAM, 0, 1, &u32::from(Reason::REFUSED_STREAM).to_be_bytes());
-    assert!(matches!(side.answer_head(key), Poll::Ready(Err(error)) if error.is_retryable()));
+    assert!(matches!(side.response(key), Poll::Ready(Err(error)) if error.is_retryable()));
 }
 
 /// Verifies F18.
 #[test]
-fn a_call_of_which_nothing_was_written_may_be_sent_again() {
-    let error = |side: &mut Side, key| match side.answer_head(key) {
+fn unwritten_request_is_retryable() {
+    let error = |side: &mut Side, key| match side.response(key) {
         Poll::Ready(Err(error)) => error,
         other => panic!("{other:?}"),
     };
@@ -383,7 +381,7 @@ fn a_call_of_which_nothing_was_written_may_be_sent_again() {
     side.core.close(&Error::Closed);
     assert!(matches!(error(&mut side, written), Error::Closed));
     assert!(error(&mut side, unwritten).is_retryable());
-    // Of one that was written in part, nobody knows what came of it.
+    // After a partial write the server may have begun.
     let mut side = Side::new(&[]);
     let key = side.call(5);
     assert!(side.core.output().len() > 1);
@@ -394,7 +392,7 @@ fn a_call_of_which_nothing_was_written_may_be_sent_again() {
 
 /// Verifies F18.
 #[test]
-fn padding_alone_uses_no_window_up() {
+fn padding_alone_returns_its_window() {
     let mut side = Side::new(&[]);
     let key = side.call(0);
     side.fine(frame::HEADERS, frame::END_HEADERS, 1, STATUS);
@@ -410,7 +408,7 @@ fn padding_alone_uses_no_window_up() {
 }
 
 #[test]
-fn an_answer_that_is_whole_stays_so_whatever_becomes_of_the_request() {
+fn complete_response_survives_a_reset() {
     let mut side = Side::new(&[]);
     let key = side.core.send_request(&head(), &Bytes::from_static(b"begun"), false).unwrap();
     side.fine(frame::HEADERS, frame::END_HEADERS, 1, STATUS);
@@ -418,10 +416,10 @@ fn an_answer_that_is_whole_stays_so_whatever_becomes_of_the_request() {
     side.fine(frame::HEADERS, frame::END_HEADERS | frame::END_STREAM, 1, TRAILERS);
     side.fine(frame::RST_STREAM, 0, 1, &[0; 4]);
     assert!(matches!(side.core.poll_ready(key, Waker::noop()), Poll::Ready(Err(_))));
-    assert!(matches!(side.answer_head(key), Poll::Ready(Ok(_))));
+    assert!(matches!(side.response(key), Poll::Ready(Ok(_))));
     assert!(matches!(side.data(key), Poll::Ready(Some(Ok(part))) if part == "no more"));
     assert!(matches!(side.core.poll_trailers(key, Waker::noop()), Poll::Ready(Ok(Some(_)))));
-    // One that was cut short is an error behind what came of it.
+    // A reset is an error after the data that arrived before it.
     let key = side.call(0);
     side.fine(frame::HEADERS, frame::END_HEADERS, 3, STATUS);
     side.fine(frame::DATA, 0, 3, b"half");
@@ -435,7 +433,7 @@ fn an_answer_that_is_whole_stays_so_whatever_becomes_of_the_request() {
 
 /// Verifies F18.
 #[test]
-fn an_answer_that_is_none_is_reset_and_its_connection_goes_on() {
+fn malformed_response_resets_its_stream_alone() {
     let malformed: [(u8, &[u8]); 8] = [
         (frame::END_HEADERS, TRAILERS),
         (frame::END_HEADERS, b"\x08\x03abc"),
@@ -457,7 +455,7 @@ fn an_answer_that_is_none_is_reset_and_its_connection_goes_on() {
             (vec![frame::RST_STREAM], &[0, 0, 0, 1][..]),
             "{block:?}"
         );
-        let Poll::Ready(Err(error)) = side.answer_head(key) else { panic!() };
+        let Poll::Ready(Err(error)) = side.response(key) else { panic!() };
         assert!(error.reset_reason().is_none() && !error.is_retryable(), "{error}");
     }
     for (kind, flags, payload) in [
@@ -477,15 +475,15 @@ fn an_answer_that_is_none_is_reset_and_its_connection_goes_on() {
 }
 
 #[test]
-fn metadata_has_a_limit() {
+fn header_list_above_the_limit_is_rejected() {
     let mut side = Side::new(&[]);
     let key = side.call(0);
     side.sent();
-    // One field of the table, again and again: little on the wire.
+    // The same indexed field many times: few bytes on the wire.
     side.fine(frame::HEADERS, 0, 1, &[&b"\x88\x40\x01a\x7f\x81\x07"[..], &[b'x'; 1024]].concat());
     side.fine(frame::CONTINUATION, frame::END_HEADERS, 1, &[0x80 | 62; 2000]);
     assert_eq!(kinds(&side.sent()), [frame::RST_STREAM]);
-    assert!(matches!(side.answer_head(key), Poll::Ready(Err(Error::Malformed(_)))));
+    assert!(matches!(side.response(key), Poll::Ready(Err(Error::Malformed(_)))));
     side.call(0);
     side.fine(frame::HEADERS, 0, 3, STATUS);
     let violation = (0..1000)
@@ -496,7 +494,7 @@ fn metadata_has_a_limit() {
 
 /// Verifies F18.
 #[test]
-fn what_violates_the_protocol_ends_the_connection_and_says_why() {
+fn violation_ends_the_connection_with_its_reason() {
     let cases: [(Reason, u8, u8, u32, &[u8]); 22] = [
         (Reason::PROTOCOL_ERROR, frame::DATA, 0, 0, b"x"),
         (Reason::PROTOCOL_ERROR, frame::DATA, 0, 2, b"x"),
@@ -531,20 +529,20 @@ fn what_violates_the_protocol_ends_the_connection_and_says_why() {
         let sent = side.sent();
         assert_eq!(kinds(&sent), [frame::GOAWAY]);
         assert!(sent[0].1.ends_with(violation.1.as_bytes()));
-        let Poll::Ready(Err(error)) = side.answer_head(key) else { panic!() };
+        let Poll::Ready(Err(error)) = side.response(key) else { panic!() };
         assert!(error.to_string().contains(violation.1), "{error}");
     }
     let mut side = Side { core: Core::client(), begun: false };
-    assert!(side.receive(frame::PING, 0, 0, &[0; 8]).is_err(), "it begins with SETTINGS");
+    assert!(side.receive(frame::PING, 0, 0, &[0; 8]).is_err(), "first frame is not SETTINGS");
     let mut side = Side::new(&[]);
     side.call(0);
     side.fine(frame::HEADERS, 0, 1, STATUS);
-    assert!(side.receive(frame::PING, 0, 0, &[0; 8]).is_err(), "a header block is one");
+    assert!(side.receive(frame::PING, 0, 0, &[0; 8]).is_err(), "header block interrupted");
 }
 
 /// Verifies F18.
 #[test]
-fn pings_are_answered_and_not_read_for_ever_if_nobody_takes_the_answers() {
+fn pings_are_acknowledged_within_the_output_limit() {
     let mut side = Side::new(&[]);
     side.fine(frame::PING, 0, 0, b"whatever");
     side.fine(frame::PING, frame::ACK, 0, b"whatever");
@@ -557,39 +555,38 @@ fn pings_are_answered_and_not_read_for_ever_if_nobody_takes_the_answers() {
         .take_while(|_| side.core.may_read() && side.receive(frame::PING, 0, 0, &[0; 8]).is_ok())
         .count();
     assert!(pings < MAX_BACKLOG_BYTES / 17 + 2, "{pings}");
-    // Nor are calls sent into it.
+    // A full output takes no requests either.
     let key = side.call(0);
     assert!(side.core.backlog() < MAX_BACKLOG_BYTES + 17);
     side.sent();
     side.fine(frame::HEADERS, frame::END_HEADERS, 1, STATUS);
-    assert!(matches!(side.answer_head(key), Poll::Ready(Ok(_))));
+    assert!(matches!(side.response(key), Poll::Ready(Ok(_))));
 }
 
 #[test]
-fn when_ids_are_used_up_calls_go_elsewhere() {
+fn exhausted_stream_ids_make_requests_retryable() {
     let mut side = Side::new(&[]);
     side.core.next_id = MAX_U31;
     let key = side.call(0);
-    assert!(
-        matches!(side.core.send_request(&head(), &Bytes::new(), true), Err(error) if error.is_retryable())
-    );
+    let error = side.core.send_request(&head(), &Bytes::new(), true).unwrap_err();
+    assert!(error.is_retryable());
     side.fine(frame::HEADERS, frame::END_HEADERS | frame::END_STREAM, MAX_U31, STATUS);
-    assert!(matches!(side.answer_head(key), Poll::Ready(Ok(_))) && side.core.is_done());
+    assert!(matches!(side.response(key), Poll::Ready(Ok(_))) && side.core.is_done());
 }
 
 #[test]
-fn a_smaller_table_of_the_runtime_is_kept_to() {
+fn peer_table_size_limits_the_encoder() {
     let mut side = Side::new(&[(1, 0)]);
     side.call(0);
     side.call(0);
     let sent = side.sent();
-    assert_eq!(sent[0].1[0], 0x20, "it is told first");
-    // Nothing is in a table: the same call has the same bytes again.
+    assert_eq!(sent[0].1[0], 0x20, "the size update comes first");
+    // Without a table the same request has the same bytes.
     assert_eq!(sent[0].1[1..], sent[1].1);
 }
 
 #[test]
-fn long_metadata_goes_in_several_frames() {
+fn long_header_list_is_split_into_frames() {
     let mut side = Side::new(&[]);
     let mut long = head();
     long.headers.insert("x", "y".repeat(40_000).parse().unwrap());
@@ -608,7 +605,9 @@ fn long_metadata_goes_in_several_frames() {
 proptest! {
     /// Verifies F18.
     #[test]
-    fn whatever_the_runtime_sends(bytes in proptest::collection::vec(any::<u8>(), 0..600)) {
+    fn arbitrary_runtime_frames_keep_all_properties(
+        bytes in proptest::collection::vec(any::<u8>(), 0..600),
+    ) {
         fuzzing::runtime(&bytes);
     }
 }

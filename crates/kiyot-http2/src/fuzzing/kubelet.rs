@@ -1,4 +1,4 @@
-//! A server, and a kubelet that sends any frames.
+//! Server whose client, a kubelet, sends arbitrary frames.
 
 use std::task::{Context, Poll, Waker};
 
@@ -11,10 +11,10 @@ use super::{
 };
 use crate::{Reason, core::Core, error::Error, frame, streams::Key};
 
-/// How many streams the server allows.
+/// Concurrent streams that the server allows.
 const MAX_STREAMS: u32 = 12;
 
-/// A call's ends of a stream.
+/// Accepted stream.
 struct Call {
     key: Key,
     has_body: bool,
@@ -30,12 +30,12 @@ fn trailers(number: usize) -> HeaderMap {
         .collect()
 }
 
-/// Does what the bytes say: a kubelet sends frames, any and likely ones, and the calls that came
-/// take, answer and go. What is sent must be what HTTP/2 allows, no more calls may be open than are
-/// allowed, and nothing may wait without a bound.
+/// Interprets bytes as a script: a kubelet sends arbitrary and likely frames, and its requests are
+/// read, answered, reset and dropped. The output must follow HTTP/2, and streams and buffers must
+/// keep their bounds.
 ///
 /// # Panics
-/// If it isn't.
+/// For a violation of either.
 pub fn kubelet(bytes: &[u8]) {
     let mut core = Core::server(MAX_STREAMS);
     let mut model = Model::server();
@@ -55,7 +55,7 @@ pub fn kubelet(bytes: &[u8]) {
                     let gone = core.poll_reset(call.key, &cx).is_ready();
                     let responded =
                         core.send_response(call.key, &head.into_parts().0, call.gave_end);
-                    assert!(responded.is_err() || !gone, "an answer to nobody");
+                    assert!(responded.is_err() || !gone, "a response on a reset stream");
                 }
             }
             2 => {
@@ -105,7 +105,7 @@ pub fn kubelet(bytes: &[u8]) {
             _ if ended => {}
             kind => {
                 let &[flags, stream, length] = script.take(3) else { break };
-                // The likely ones, and any.
+                // Likely types, and arbitrary ones.
                 let (kind, stream) = match kind {
                     9 => (frame::DATA, stream),
                     10 => (frame::HEADERS, stream),
@@ -134,11 +134,11 @@ pub fn kubelet(bytes: &[u8]) {
     for call in calls {
         assert!(
             core.poll_reset(call.key, &cx).is_ready() || call.gave_end,
-            "a call waits for a connection that is no more"
+            "a caller waits for an ended connection"
         );
         assert!(
             !call.has_body || core.poll_data(call.key, Waker::noop()).is_ready(),
-            "a call waits for a connection that is no more"
+            "a caller waits for an ended connection"
         );
         for _ in 0..=usize::from(call.has_body) {
             core.drop_stream_ref(call.key);

@@ -1,4 +1,4 @@
-//! What a peer sees of us, and has allowed.
+//! View that the peer has of this side.
 
 use std::collections::HashMap;
 
@@ -9,32 +9,32 @@ use crate::{
     hpack::Decoder,
 };
 
-/// What the window of the connection allows at first. Bytes.
+/// Initial window of the connection. Bytes.
 const INITIAL_WINDOW_BYTES: i64 = 65_535;
 
-/// How far a stream of ours is.
+/// State of a stream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Stream {
-    /// The peer has opened it.
-    ServerState,
-    /// It has its head.
-    Begun,
+    /// The peer has opened the stream.
+    Open,
+    /// The head is sent.
+    HeadSent,
     Ended,
     Reset,
 }
 
-/// What a peer sees of us, and has allowed.
+/// View that the peer has of this side, and the windows that it has granted.
 pub(super) struct Model {
     is_server: bool,
     decoder: Decoder,
     block: Option<Vec<u8>>,
-    /// The last stream that was opened.
+    /// Last opened stream.
     last_id: u32,
-    /// What may still be sent of data.
+    /// Window for data.
     window: i64,
     streams: HashMap<u32, Stream>,
     greeted: bool,
-    /// What came and was not read: less than a frame.
+    /// Bytes of an incomplete frame.
     came: Vec<u8>,
 }
 
@@ -61,15 +61,15 @@ impl Model {
         Self::new(true)
     }
 
-    /// Reads all that is to be sent, and that is whole.
+    /// Reads the whole output, which must end at a frame's end.
     pub(super) fn read_all(&mut self, core: &mut Core) {
         while !core.output().is_empty() {
             self.read_some(core, usize::MAX);
         }
-        assert!(self.came.is_empty() && self.block.is_none(), "half a frame was sent");
+        assert!(self.came.is_empty() && self.block.is_none(), "the output ends within a frame");
     }
 
-    /// Reads so many bytes at most of what is to be sent.
+    /// Reads at most so many bytes of the output.
     pub(super) fn read_some(&mut self, core: &mut Core, most: usize) {
         let output = core.output();
         let length = output.len().min(most);
@@ -77,7 +77,7 @@ impl Model {
         core.advance(length);
     }
 
-    /// Reads what was sent, as far as it came.
+    /// Reads complete frames.
     fn read(&mut self, more: &[u8]) {
         self.came.extend_from_slice(more);
         let came = std::mem::take(&mut self.came);
@@ -111,20 +111,19 @@ impl Model {
             frame::CONTINUATION => self.block(head, payload),
             frame::DATA => {
                 self.window -= head.length as i64;
-                assert!(head.length == 0 || self.window >= 0, "more data than the window allows");
+                assert!(head.length == 0 || self.window >= 0, "data exceeds the window");
                 let stream = self
                     .streams
                     .get_mut(&head.stream)
                     .unwrap_or_else(|| panic!("data of {}", head.stream));
-                assert_eq!(*stream, Stream::Begun, "data of {}", head.stream);
+                assert_eq!(*stream, Stream::HeadSent, "data of {}", head.stream);
                 if head.has(frame::END_STREAM) {
                     *stream = Stream::Ended;
                 }
             }
             frame::RST_STREAM => {
                 let before = self.streams.insert(head.stream, Stream::Reset);
-                // What comes of a stream that the peer has passed over, or behind the end of one,
-                // is refused again and again.
+                // Frames of skipped and of closed streams are refused each time.
                 let is_refused = self.is_server && (before.is_some() || head.stream < self.last_id);
                 assert!(
                     is_refused || before.is_some_and(|before| before != Stream::Reset),
@@ -136,26 +135,26 @@ impl Model {
         }
     }
 
-    /// A head, or trailers.
+    /// Reads a head or trailers.
     fn begins(&mut self, head: Head) {
         let ended = head.has(frame::END_STREAM);
         if !self.is_server && head.stream > self.last_id {
             assert!(!head.stream.is_multiple_of(2));
             self.last_id = head.stream;
-            self.streams.insert(head.stream, Stream::ServerState);
+            self.streams.insert(head.stream, Stream::Open);
         }
         let stream = self
             .streams
             .get_mut(&head.stream)
             .unwrap_or_else(|| panic!("a head of {}", head.stream));
         match stream {
-            Stream::ServerState => {}
-            Stream::Begun => assert!(ended, "trailers of {} are not the end", head.stream),
+            Stream::Open => {}
+            Stream::HeadSent => assert!(ended, "trailers of {} are not the end", head.stream),
             Stream::Ended | Stream::Reset => {
                 panic!("a head of {}, which is {stream:?}", head.stream)
             }
         }
-        *stream = if ended { Stream::Ended } else { Stream::Begun };
+        *stream = if ended { Stream::Ended } else { Stream::HeadSent };
     }
 
     fn block(&mut self, head: Head, payload: &[u8]) {
@@ -171,7 +170,7 @@ impl Model {
         }
     }
 
-    /// What the peer does.
+    /// Tracks the peer's own frames.
     fn does(&mut self, kind: u8, stream: u32, payload: &[u8]) {
         match kind {
             frame::WINDOW_UPDATE if stream == 0 => {
@@ -179,14 +178,14 @@ impl Model {
             }
             frame::HEADERS if self.is_server => {
                 self.last_id = self.last_id.max(stream);
-                self.streams.entry(stream).or_insert(Stream::ServerState);
+                self.streams.entry(stream).or_insert(Stream::Open);
             }
             _ => {}
         }
     }
 }
 
-/// The peer sends a frame. Whether that has ended the connection.
+/// Sends a frame to the core. Returns true if that has ended the connection.
 pub(super) fn receive(
     core: &mut Core,
     model: &mut Model,

@@ -1,4 +1,4 @@
-//! A client, and a container runtime that sends any frames.
+//! Client whose server, a container runtime, sends arbitrary frames.
 
 use std::task::{Poll, Waker};
 
@@ -11,7 +11,7 @@ use super::{
 };
 use crate::{core::Core, error::Error, frame, streams::Key};
 
-/// A caller's end of a stream.
+/// Stream of a request.
 struct Caller {
     key: Key,
     has_sending: bool,
@@ -27,12 +27,12 @@ fn head(number: usize) -> Parts {
     request.header("x-some", long).body(()).unwrap_or_else(|error| panic!("{error}")).into_parts().0
 }
 
-/// Does what the bytes say: callers begin calls, send, take and go, and the runtime sends frames,
-/// any and likely ones. What is sent must be what HTTP/2 allows, and nothing may wait without a
-/// bound.
+/// Interprets bytes as a script: requests are begun, sent, read and cancelled, and the runtime
+/// sends arbitrary and likely frames. The output must follow HTTP/2, and buffers must keep their
+/// bounds.
 ///
 /// # Panics
-/// If it isn't.
+/// For a violation of either.
 pub fn runtime(bytes: &[u8]) {
     let mut core = Core::client();
     let mut model = Model::client();
@@ -103,7 +103,7 @@ pub fn runtime(bytes: &[u8]) {
             _ if ended => {}
             kind => {
                 let &[flags, stream, length] = script.take(3) else { break };
-                // The likely ones, and any.
+                // Likely types, and arbitrary ones.
                 let kind = match kind {
                     9 => frame::DATA,
                     10 => frame::HEADERS,
@@ -123,7 +123,7 @@ pub fn runtime(bytes: &[u8]) {
     core.close(&Error::Closed);
     for caller in callers {
         let data = core.poll_data(caller.key, Waker::noop());
-        assert!(data.is_ready(), "a call waits for a connection that is no more");
+        assert!(data.is_ready(), "a caller waits for an ended connection");
         for _ in 0..=usize::from(caller.has_sending) {
             core.drop_stream_ref(caller.key);
         }

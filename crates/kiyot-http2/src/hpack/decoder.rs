@@ -1,4 +1,4 @@
-//! Reads header blocks.
+//! Decodes header blocks.
 
 use super::{
     MAX_TABLE_BYTES,
@@ -8,11 +8,11 @@ use super::{
 };
 use crate::{Reason, error::Violation};
 
-/// Reads all header blocks of one side of a connection, in their order.
+/// Decoder of a connection's header blocks, in order.
 #[derive(Debug)]
 pub(crate) struct Decoder {
     table: Table,
-    /// Room for a string while it is decoded; it is kept no longer than what one block may have.
+    /// Buffer for a Huffman-coded string; bounded by the length of a header block.
     text: Vec<u8>,
 }
 
@@ -21,8 +21,8 @@ impl Decoder {
         Self { table: Table::new(), text: Vec::new() }
     }
 
-    /// Reads a block, field by field. After an error nothing can be read any more, for the table is
-    /// not known then.
+    /// Decodes a block field by field. After an error the dynamic table is unknown, so that no
+    /// block can be decoded any more.
     pub(crate) fn decode(
         &mut self,
         mut block: &[u8],
@@ -42,14 +42,14 @@ impl Decoder {
                 if begun || max_size > MAX_TABLE_BYTES {
                     return Err(Violation(
                         Reason::COMPRESSION_ERROR,
-                        "a header block changes the size of its table where or as it may not",
+                        "HPACK table size update is misplaced or too large",
                     ));
                 }
                 self.table.set_max_size(max_size);
                 continue;
             } else {
                 let mut field = self.literal(&mut block, 4)?;
-                // Nobody on the way may keep it.
+                // "Never indexed" holds for all hops.
                 field.value.set_sensitive(first & 0x10 != 0);
                 each(&field);
             }
@@ -59,10 +59,9 @@ impl Decoder {
     }
 
     fn field(&self, index: usize) -> Result<&Field, Violation> {
-        self.table.get(index).ok_or(Violation(
-            Reason::COMPRESSION_ERROR,
-            "a header block has a field that is in no table",
-        ))
+        self.table
+            .get(index)
+            .ok_or(Violation(Reason::COMPRESSION_ERROR, "HPACK index is in no table"))
     }
 
     fn literal(&mut self, block: &mut &[u8], bits: u32) -> Result<Field, Violation> {
@@ -77,13 +76,13 @@ impl Decoder {
     }
 }
 
-/// Takes a string off the front of a block.
+/// Removes a string from the front of a block.
 fn string<'a, 'b: 'a>(text: &'a mut Vec<u8>, block: &mut &'b [u8]) -> Result<&'a [u8], Violation> {
     let is_huffman = block.first().is_some_and(|first| first & 0x80 != 0);
     let length = integer::decode(block, 7)?;
     let (string, rest) = block
         .split_at_checked(length)
-        .ok_or(Violation(Reason::COMPRESSION_ERROR, "a header block ends within a string"))?;
+        .ok_or(Violation(Reason::COMPRESSION_ERROR, "HPACK string is truncated"))?;
     *block = rest;
     if !is_huffman {
         return Ok(string);

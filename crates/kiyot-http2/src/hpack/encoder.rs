@@ -1,4 +1,4 @@
-//! Writes header blocks: what comes again and again is a byte, whatever it was the first time.
+//! Encodes header blocks. A repeated field takes one byte.
 
 use std::collections::VecDeque;
 
@@ -7,24 +7,24 @@ use super::{
     table::{STATIC_LEN, static_field, static_name},
 };
 
-/// Longer fields are not kept: they would push many others out. Bytes.
+/// Size from which on a field is not indexed: it would evict many others.
 const MAX_INDEXED_FIELD_BYTES: usize = 512;
 
-/// A field that the other side knows.
+/// Entry of the dynamic table.
 #[derive(Debug)]
 struct Entry {
     text: Box<[u8]>,
     name_length: usize,
 }
 
-/// Writes all header blocks of one side of a connection, in their order.
+/// Encoder of a connection's header blocks, in order.
 #[derive(Debug)]
 pub(crate) struct Encoder {
-    /// Newest first.
+    /// Entries, newest first.
     entries: VecDeque<Entry>,
     size: usize,
     max_size: usize,
-    /// The least room since the other side was told last; `None` if it knows.
+    /// Smallest table size since the last block, which the next one announces.
     pending_update: Option<usize>,
 }
 
@@ -46,7 +46,7 @@ impl Encoder {
         Self { entries: VecDeque::new(), size: 0, max_size: MAX_TABLE_BYTES, pending_update: None }
     }
 
-    /// The other side keeps no more than this. Bytes as HPACK counts them.
+    /// Sets the peer's limit of the table size.
     pub(crate) fn set_max_size(&mut self, max_size: usize) {
         let max_size = max_size.min(MAX_TABLE_BYTES);
         if max_size != self.max_size {
@@ -56,7 +56,7 @@ impl Encoder {
         }
     }
 
-    /// To be called once at the beginning of each block.
+    /// Announces a change of the table size. Called at the beginning of each block.
     pub(crate) fn begin_block(&mut self, out: &mut Vec<u8>) {
         if let Some(least) = self.pending_update.take() {
             if least < self.max_size {
@@ -66,8 +66,8 @@ impl Encoder {
         }
     }
 
-    /// Writes a field. What `varies` from block to block is not kept, and what is `secret` must not
-    /// be, by nobody on the way.
+    /// Encodes a field. A value that `varies` is not indexed, and a `secret` one is marked as never
+    /// indexed.
     pub(crate) fn put(
         &mut self,
         out: &mut Vec<u8>,
@@ -91,7 +91,7 @@ impl Encoder {
                 .map_or(0, |at| STATIC_LEN + 1 + at),
             index => index,
         };
-        // What varies is kept once, for its name.
+        // A value that varies is indexed once, for its name.
         let keeps = !secret && text <= MAX_INDEXED_FIELD_BYTES && (!varies || index == 0);
         match (keeps, secret) {
             (true, _) => integer::encode(out, 0x40, 6, index),

@@ -1,4 +1,4 @@
-//! One field of a header block, as it is kept: read and checked once, however often it comes.
+//! Fields of header blocks, parsed and validated once for each table entry.
 
 use bytes::Bytes;
 use http::{
@@ -6,7 +6,7 @@ use http::{
     uri::{Authority, PathAndQuery, Scheme},
 };
 
-/// What begins with a colon.
+/// Name of a pseudo-header field.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Pseudo {
     Authority,
@@ -16,7 +16,7 @@ pub(crate) enum Pseudo {
     Status,
 }
 
-/// What a field says whose name begins with a colon.
+/// Value of a pseudo-header field.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum PseudoValue {
     Authority(Authority),
@@ -29,8 +29,8 @@ pub(crate) enum PseudoValue {
 impl PseudoValue {
     fn parse(what: Pseudo, value: &[u8]) -> Option<Self> {
         match what {
-            // grpc-go says the path that it dials, where it was not told what to say. No CRI server
-            // looks at it, and a URI can't have it.
+            // grpc-go sends the socket's path as `:authority` by default, which a URI can't have.
+            // No CRI server uses it.
             Pseudo::Authority => Some(Self::Authority(
                 Authority::try_from(value).unwrap_or(Authority::from_static("localhost")),
             )),
@@ -44,27 +44,26 @@ impl PseudoValue {
     }
 }
 
-/// The name of a field.
+/// Name of a field.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Name {
     Pseudo(Pseudo),
     Header(HeaderName),
-    /// One that HTTP/2 has not: in capitals, of one connection, or no name at all.
+    /// Not allowed in HTTP/2: upper case, connection-specific or malformed.
     Invalid,
 }
 
-/// A field of a header block.
+/// Field of a header block.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Field {
     pub(crate) name: Name,
     pub(crate) value: HeaderValue,
-    /// Of a name with a colon.
+    /// Value of a pseudo-header field.
     pub(crate) pseudo: Option<PseudoValue>,
-    /// Whether name and value are such as may be.
+    /// False for a name or value that is not allowed.
     pub(crate) is_valid: bool,
-    /// How long the name is.
     pub(super) name_length: usize,
-    /// How long the value came.
+    /// Length of the received value. An invalid `value` is empty.
     value_length: usize,
 }
 
@@ -103,7 +102,7 @@ impl Field {
         Self { name, value, pseudo, is_valid, name_length, value_length }
     }
 
-    /// What it takes of a table, and of what a list of fields may have (RFC 7541, 4.1).
+    /// Returns the size in a table and in a header list (RFC 7541, 4.1).
     pub(crate) fn size(&self) -> usize {
         self.name_length + self.value_length + 32
     }

@@ -1,28 +1,36 @@
-//! The Huffman code of header blocks (RFC 7541, appendix B). It is canonical: the lengths of its
-//! codes say all of it. We read it, and write plain bytes.
+//! Huffman decoder (RFC 7541, appendix B). The code is canonical: the lengths define it. The
+//! encoder writes plain strings.
 
 use crate::{Reason, error::Violation};
 
-/// How many bits the code of each byte has, by the byte.
+/// Code lengths in bits, by byte.
 #[rustfmt::skip]
 const LENGTHS: [u8; 256] = [
-    13, 23, 28, 28, 28, 28, 28, 28, 28, 24, 30, 28, 28, 30, 28, 28, 28, 28, 28, 28, 28, 28, 30, 28, 28, 28, 28, 28, 28, 28, 28, 28,
-    6, 10, 10, 12, 13, 6, 8, 11, 10, 10, 8, 11, 8, 6, 6, 6, 5, 5, 5, 6, 6, 6, 6, 6, 6, 6, 7, 8, 15, 6, 12, 10,
-    13, 6, 7, 7, 7, 7, 7, 7, 7, 7, 7, 7, 7, 7, 7, 7, 7, 7, 7, 7, 7, 7, 7, 7, 8, 7, 8, 13, 19, 13, 14, 6,
-    15, 5, 6, 5, 6, 5, 6, 6, 6, 5, 7, 7, 6, 6, 6, 5, 6, 7, 6, 5, 5, 6, 7, 7, 7, 7, 7, 15, 11, 14, 13, 28,
-    20, 22, 20, 20, 22, 22, 22, 23, 22, 23, 23, 23, 23, 23, 24, 23, 24, 24, 22, 23, 24, 23, 23, 23, 23, 21, 22, 23, 22, 23, 23, 24,
-    22, 21, 20, 22, 22, 23, 23, 21, 23, 22, 22, 24, 21, 22, 23, 23, 21, 21, 22, 21, 23, 22, 23, 23, 20, 22, 22, 22, 23, 22, 22, 23,
-    26, 26, 20, 19, 22, 23, 22, 25, 26, 26, 26, 27, 27, 26, 24, 25, 19, 21, 26, 27, 27, 26, 27, 24, 21, 21, 26, 26, 28, 27, 27, 27,
-    20, 24, 20, 21, 22, 21, 21, 23, 22, 22, 25, 25, 24, 24, 26, 23, 26, 27, 26, 26, 27, 27, 27, 27, 27, 28, 27, 27, 27, 27, 27, 26,
+    13, 23, 28, 28, 28, 28, 28, 28, 28, 24, 30, 28, 28, 30, 28, 28,
+    28, 28, 28, 28, 28, 28, 30, 28, 28, 28, 28, 28, 28, 28, 28, 28,
+    6, 10, 10, 12, 13, 6, 8, 11, 10, 10, 8, 11, 8, 6, 6, 6,
+    5, 5, 5, 6, 6, 6, 6, 6, 6, 6, 7, 8, 15, 6, 12, 10,
+    13, 6, 7, 7, 7, 7, 7, 7, 7, 7, 7, 7, 7, 7, 7, 7,
+    7, 7, 7, 7, 7, 7, 7, 7, 8, 7, 8, 13, 19, 13, 14, 6,
+    15, 5, 6, 5, 6, 5, 6, 6, 6, 5, 7, 7, 6, 6, 6, 5,
+    6, 7, 6, 5, 5, 6, 7, 7, 7, 7, 7, 15, 11, 14, 13, 28,
+    20, 22, 20, 20, 22, 22, 22, 23, 22, 23, 23, 23, 23, 23, 24, 23,
+    24, 24, 22, 23, 24, 23, 23, 23, 23, 21, 22, 23, 22, 23, 23, 24,
+    22, 21, 20, 22, 22, 23, 23, 21, 23, 22, 22, 24, 21, 22, 23, 23,
+    21, 21, 22, 21, 23, 22, 23, 23, 20, 22, 22, 22, 23, 22, 22, 23,
+    26, 26, 20, 19, 22, 23, 22, 25, 26, 26, 26, 27, 27, 26, 24, 25,
+    19, 21, 26, 27, 27, 26, 27, 24, 21, 21, 26, 26, 28, 27, 27, 27,
+    20, 24, 20, 21, 22, 21, 21, 23, 22, 22, 25, 25, 24, 24, 26, 23,
+    26, 27, 26, 26, 27, 27, 27, 27, 27, 28, 27, 27, 27, 27, 27, 26,
 ];
 
-/// The longest code.
+/// Bits of the longest code.
 const MAX_CODE_BITS: usize = 30;
-/// Codes up to this length are found by one look.
+/// Bits of the codes that one table lookup decodes.
 const SHORT_CODE_BITS: usize = 8;
 
-/// All bytes in the order of their codes; of each length the first code, and where in the order its
-/// bytes begin; and what each eight bits begin with: a byte and the length of its code, or nothing.
+/// Decoding tables: bytes in the order of their codes; for each length, the first code and the
+/// index of its byte; for each prefix of eight bits, the byte and the length of its code.
 struct Code {
     order: [u8; 256],
     first: [u32; MAX_CODE_BITS + 2],
@@ -67,8 +75,8 @@ const fn code() -> Code {
     code
 }
 
-/// The byte whose code a window of 32 bits begins with, and how many bits that has. None if it is
-/// the code of the end, which is all ones.
+/// Returns the byte whose code begins a window of 32 bits, and the length of that code. `None` for
+/// EOS, which is all ones.
 fn lookup(window: u32) -> Option<(u8, u32)> {
     if let Some((byte, length)) = CODE.short[(window >> (32 - SHORT_CODE_BITS)) as usize] {
         return Some((byte, u32::from(length)));
@@ -80,10 +88,9 @@ fn lookup(window: u32) -> Option<(u8, u32)> {
     })
 }
 
-/// Appends what was encoded. It is at most 8/5 as long.
+/// Appends the decoded bytes, at most 8/5 as many.
 pub(super) fn decode(mut encoded: &[u8], out: &mut Vec<u8>) -> Result<(), Violation> {
-    let bad =
-        Violation(Reason::COMPRESSION_ERROR, "a header block has a string that is no Huffman code");
+    let bad = Violation(Reason::COMPRESSION_ERROR, "HPACK string is no Huffman code");
     let (mut bits, mut have) = (0_u64, 0_u32);
     loop {
         while have <= 32
@@ -94,7 +101,7 @@ pub(super) fn decode(mut encoded: &[u8], out: &mut Vec<u8>) -> Result<(), Violat
         if have == 0 {
             return Ok(());
         }
-        // Behind the end there are ones, as in what pads the last byte.
+        // Missing bits are ones, as in the padding.
         let window = if have >= 32 {
             (bits >> (have - 32)) as u32
         } else {
@@ -105,7 +112,7 @@ pub(super) fn decode(mut encoded: &[u8], out: &mut Vec<u8>) -> Result<(), Violat
                 out.push(byte);
                 have -= length;
             }
-            // The last bits: fewer than a byte, and all ones.
+            // Padding: fewer than eight bits, all ones.
             _ if have < 8 && bits.trailing_ones() >= have => return Ok(()),
             _ => return Err(bad),
         }
@@ -136,21 +143,21 @@ mod tests {
     }
 
     #[test]
-    fn the_examples_of_the_rfc() {
+    fn rfc_examples_match() {
         // RFC 7541, C.4.1 and C.6.1
         assert_eq!(
             encode(b"www.example.com"),
             [0xf1, 0xe3, 0xc2, 0xe5, 0xf2, 0x3a, 0x6b, 0xa0, 0xab, 0x90, 0xf4, 0xff]
         );
         assert_eq!(encode(b"private"), [0xae, 0xc3, 0x77, 0x1a, 0x4b]);
-        // The codes of 0 and 22, and that none is left but that of the end (appendix B).
+        // The codes of 0 and 22; all codes but EOS are used (appendix B).
         assert_eq!(encode(&[0]), [0xff, 0xc7]);
         assert_eq!(encode(&[22]), [0xff, 0xff, 0xff, 0xfb]);
         assert_eq!(CODE.begin[MAX_CODE_BITS + 1], 256);
     }
 
     #[test]
-    fn what_is_no_code_is_refused() {
+    fn malformed_huffman_code_is_an_error() {
         for bad in [&[0xff][..], &[0xff; 4], &[0xff; 5], &[0x00], &encode(b"a")[..0], &[0x1f, 0xff]]
         {
             assert_eq!(decode(bad, &mut Vec::new()).is_err(), !bad.is_empty(), "{bad:x?}");
@@ -159,14 +166,14 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_is_encoded_is_read_back(bytes: Vec<u8>) {
+        fn huffman_code_round_trips(bytes: Vec<u8>) {
             let mut out = Vec::new();
             decode(&encode(&bytes), &mut out).unwrap();
             prop_assert_eq!(out, bytes);
         }
 
         #[test]
-        fn no_bytes_are_too_odd(bytes: Vec<u8>) {
+        fn arbitrary_bytes_do_not_panic(bytes: Vec<u8>) {
             let mut out = Vec::new();
             if decode(&bytes, &mut out).is_ok() {
                 prop_assert_eq!(encode(&out), bytes);

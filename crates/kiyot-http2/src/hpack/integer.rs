@@ -1,13 +1,13 @@
-//! Numbers with a prefix of some bits (RFC 7541, 5.1).
+//! Integers with a prefix (RFC 7541, 5.1).
 
 use crate::{Reason, error::Violation};
 
-/// No number in a header block means anything beyond this.
+/// Largest integer that has a meaning in a header block.
 const MAX_INTEGER: usize = 1 << 24;
 
-/// Takes the number off the front, whose first byte has `bits` bits of it.
+/// Removes an integer from the front, whose prefix has `bits` bits.
 pub(super) fn decode(block: &mut &[u8], bits: u32) -> Result<usize, Violation> {
-    let cut = Violation(Reason::COMPRESSION_ERROR, "a header block ends within a number");
+    let cut = Violation(Reason::COMPRESSION_ERROR, "HPACK integer is truncated");
     let (&first, mut rest) = block.split_first().ok_or(cut)?;
     let prefix = (1 << bits) - 1;
     let mut number = usize::from(first) & prefix;
@@ -24,22 +24,19 @@ pub(super) fn decode(block: &mut &[u8], bits: u32) -> Result<usize, Violation> {
             if shift > 21 {
                 return Err(Violation(
                     Reason::COMPRESSION_ERROR,
-                    "a number in a header block has too many bytes",
+                    "HPACK integer has too many bytes",
                 ));
             }
         }
         if number > MAX_INTEGER {
-            return Err(Violation(
-                Reason::COMPRESSION_ERROR,
-                "a number in a header block is too large",
-            ));
+            return Err(Violation(Reason::COMPRESSION_ERROR, "HPACK integer is too large"));
         }
     }
     *block = rest;
     Ok(number)
 }
 
-/// Writes a number behind the bits that `first` has set.
+/// Appends an integer after the bits set in `first`.
 pub(super) fn encode(out: &mut Vec<u8>, first: u8, bits: u32, mut number: usize) {
     let prefix = (1 << bits) - 1;
     if number < prefix {
@@ -62,7 +59,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_number_is_read_as_it_was_written(number in 0..=MAX_INTEGER, bits in 4_u32..=7) {
+        fn integer_round_trips(number in 0..=MAX_INTEGER, bits in 4_u32..=7) {
             let mut bytes = Vec::new();
             encode(&mut bytes, 0x80, bits, number);
             bytes.push(9);
@@ -73,7 +70,7 @@ mod tests {
         }
 
         #[test]
-        fn no_bytes_are_too_odd(bytes: Vec<u8>, bits in 4_u32..=7) {
+        fn arbitrary_bytes_do_not_panic(bytes: Vec<u8>, bits in 4_u32..=7) {
             if let Ok(number) = decode(&mut bytes.as_slice(), bits) {
                 prop_assert!(number <= MAX_INTEGER);
             }

@@ -1,4 +1,4 @@
-//! The fields that both sides know (RFC 7541, appendix A), and those that came.
+//! Static and dynamic table (RFC 7541, 2.3 and appendix A).
 
 use std::{collections::VecDeque, sync::LazyLock};
 
@@ -7,7 +7,7 @@ use super::{
     field::{Field, Name},
 };
 
-/// The fields that need not come.
+/// Static table.
 const STATIC_TABLE: [(&str, &str); 61] = [
     (":authority", ""),
     (":method", "GET"),
@@ -79,15 +79,15 @@ static STATIC_FIELDS: LazyLock<Vec<Field>> = LazyLock::new(|| {
         .collect()
 });
 
-/// How many there are of them; the fields that came follow.
+/// Entries of the static table. Indices of the dynamic table follow.
 pub(super) const STATIC_LEN: usize = STATIC_TABLE.len();
 
-/// The place of a name among them; 0 if it is not there.
+/// Returns the static index of a name; 0 if absent.
 pub(super) fn static_name(name: &[u8]) -> usize {
     STATIC_TABLE.iter().position(|(known, _)| known.as_bytes() == name).map_or(0, |at| at + 1)
 }
 
-/// The place of a field among them.
+/// Returns the static index of a field.
 pub(super) fn static_field(name: &[u8], value: &[u8]) -> Option<usize> {
     STATIC_TABLE
         .iter()
@@ -95,7 +95,7 @@ pub(super) fn static_field(name: &[u8], value: &[u8]) -> Option<usize> {
         .map(|at| at + 1)
 }
 
-/// The fields that came last, newest first.
+/// Dynamic table, newest entry first.
 #[derive(Debug)]
 pub(super) struct Table {
     fields: VecDeque<Field>,
@@ -108,7 +108,7 @@ impl Table {
         Self { fields: VecDeque::new(), size: 0, max_size: MAX_TABLE_BYTES }
     }
 
-    /// The field of a place, from 1.
+    /// Returns the field at an index, from 1.
     pub(super) fn get(&self, index: usize) -> Option<&Field> {
         match index.checked_sub(1)?.checked_sub(STATIC_LEN) {
             None => STATIC_FIELDS.get(index - 1),
@@ -121,7 +121,7 @@ impl Table {
         self.shrink(0);
     }
 
-    /// Adds a field, if it has room at all.
+    /// Inserts a field, unless it exceeds the table's size.
     pub(super) fn add(&mut self, field: Field) {
         let size = field.size();
         self.shrink(size);

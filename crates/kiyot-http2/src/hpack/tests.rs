@@ -1,4 +1,4 @@
-use proptest::prelude::*;
+use proptest::{collection::vec, prelude::*};
 
 use super::*;
 use crate::error::Violation;
@@ -24,14 +24,15 @@ fn bytes(hex: &str) -> Vec<u8> {
     hex.split_whitespace().map(|byte| u8::from_str_radix(byte, 16).unwrap()).collect()
 }
 
-/// RFC 7541, C.6: three answers one after another, with a table of 256 bytes there; the last of
-/// them pushes fields out.
+/// Three responses with a table of 256 bytes; the last evicts entries (RFC 7541, C.6).
 #[test]
-fn the_answers_of_the_rfc() {
+fn rfc_responses_are_decoded() {
     let mut decoder = Decoder::new();
-    // A change of the table's size to 256 in front.
+    // A table size update to 256 at the front.
     let first = bytes(
-        "3f e1 01 48 82 64 02 58 85 ae c3 77 1a 4b 61 96 d0 7a be 94 10 54 d4 44 a8 20 05 95 04 0b 81 66 e0 82 a6 2d 1b ff 6e 91 9d 29 ad 17 18 63 c7 8f 0b 97 c8 e9 ae 82 ae 43 d3",
+        "3f e1 01 48 82 64 02 58 85 ae c3 77 1a 4b 61 96 d0 7a be 94 10 54 d4 44 a8 20 05 \
+         95 04 0b 81 66 e0 82 a6 2d 1b ff 6e 91 9d 29 ad 17 18 63 c7 8f 0b 97 c8 e9 ae 82 \
+         ae 43 d3",
     );
     let fields = pairs(&read(&mut decoder, &first).unwrap());
     assert_eq!(fields[0].1, "302");
@@ -47,20 +48,22 @@ fn the_answers_of_the_rfc() {
     assert_eq!(second[0].1, "307");
     assert_eq!(second[1..], fields[1..]);
     let third = bytes(
-        "88 c1 61 96 d0 7a be 94 10 54 d4 44 a8 20 05 95 04 0b 81 66 e0 84 a6 2d 1b ff c0 5a 83 9b d9 ab 77 ad 94 e7 82 1d d7 f2 e6 c7 b3 35 df df cd 5b 39 60 d5 af 27 08 7f 36 72 c1 ab 27 0f b5 29 1f 95 87 31 60 65 c0 03 ed 4e e5 b1 06 3d 50 07",
+        "88 c1 61 96 d0 7a be 94 10 54 d4 44 a8 20 05 95 04 0b 81 66 e0 84 a6 2d 1b ff c0 \
+         5a 83 9b d9 ab 77 ad 94 e7 82 1d d7 f2 e6 c7 b3 35 df df cd 5b 39 60 d5 af 27 08 \
+         7f 36 72 c1 ab 27 0f b5 29 1f 95 87 31 60 65 c0 03 ed 4e e5 b1 06 3d 50 07",
     );
     let third = pairs(&read(&mut decoder, &third).unwrap());
     assert_eq!(
         third[5],
         ("set-cookie".into(), "foo=ASDJKHQKBZXOQWEOPIUAXQWEOIU; max-age=3600; version=1".into())
     );
-    // What was pushed out is there no more: 307 and the first date were older than these three.
+    // 307 and the first date are evicted: they were older than these three.
     assert!(read(&mut decoder, &[0x80 | 65]).is_err());
     assert!(read(&mut decoder, &[0x80 | 64]).is_ok());
 }
 
 #[test]
-fn a_block_that_is_none_is_refused() {
+fn malformed_block_is_a_compression_error() {
     for bad in [
         "80",
         "c0",
@@ -78,7 +81,7 @@ fn a_block_that_is_none_is_refused() {
 }
 
 #[test]
-fn what_http2_does_not_allow_is_told_and_known_all_the_same() {
+fn invalid_field_is_flagged_and_indexed() {
     for (name, value) in [
         ("Upper", "x"),
         ("connection", "close"),
@@ -90,7 +93,7 @@ fn what_http2_does_not_allow_is_told_and_known_all_the_same() {
         let (mut encoder, mut decoder, mut block) = (Encoder::new(), Decoder::new(), Vec::new());
         encoder.put(&mut block, name.as_bytes(), value.as_bytes(), false, false);
         encoder.put(&mut block, b"fine", b"yes", false, false);
-        // Both are in the table.
+        // Both are indexed.
         block.extend([0x80 | 63, 0x80 | 62]);
         let fine: Vec<bool> =
             read(&mut decoder, &block).unwrap().iter().map(|field| field.is_valid).collect();
@@ -99,7 +102,7 @@ fn what_http2_does_not_allow_is_told_and_known_all_the_same() {
 }
 
 #[test]
-fn a_secret_is_in_no_table_and_what_varies_is_there_for_its_name() {
+fn secret_is_never_indexed_and_varying_value_is_indexed_once() {
     let (mut encoder, mut decoder) = (Encoder::new(), Decoder::new());
     let mut block = |name: &str, value: &str, varies, secret| {
         let mut block = Vec::new();
@@ -120,7 +123,7 @@ fn a_secret_is_in_no_table_and_what_varies_is_there_for_its_name() {
 }
 
 fn field() -> impl Strategy<Value = (String, String, bool, bool)> {
-    // Few names and values, so that they come again.
+    // Few names and values, so that they repeat.
     (
         "[a-c]{1,2}|x-long-name-of-a-field|content-type",
         "[ -~]{0,3}|[a-z]{0,80}",
@@ -130,9 +133,11 @@ fn field() -> impl Strategy<Value = (String, String, bool, bool)> {
 }
 
 proptest! {
-    /// Blocks one after another, while the room for tables changes.
+    /// Consecutive blocks, while the table size changes.
     #[test]
-    fn what_is_written_is_read(blocks in proptest::collection::vec((proptest::collection::vec(field(), 1..8), proptest::option::of(0_usize..5000)), 1..10)) {
+    fn blocks_round_trip(
+        blocks in vec((vec(field(), 1..8), proptest::option::of(0_usize..5000)), 1..10),
+    ) {
         let (mut encoder, mut decoder) = (Encoder::new(), Decoder::new());
         for (fields, max_size) in blocks {
             if let Some(max_size) = max_size {
@@ -144,13 +149,14 @@ proptest! {
             for (name, value, varies, secret) in &fields {
                 encoder.put(&mut block, name.as_bytes(), value.as_bytes(), *varies, *secret);
             }
-            let expected: Vec<_> = fields.into_iter().map(|(name, value, ..)| (name, value)).collect();
+            let expected: Vec<_> =
+                fields.into_iter().map(|(name, value, ..)| (name, value)).collect();
             prop_assert_eq!(pairs(&read(&mut decoder, &block).unwrap()), expected);
         }
     }
 
     #[test]
-    fn no_blocks_are_too_odd(blocks in proptest::collection::vec(proptest::collection::vec(any::<u8>(), 0..60), 1..6)) {
+    fn arbitrary_blocks_do_not_panic(blocks in vec(vec(any::<u8>(), 0..60), 1..6)) {
         let mut decoder = Decoder::new();
         for block in blocks {
             if read(&mut decoder, &block).is_err() {

@@ -1,4 +1,4 @@
-//! Our client and the server of the crate h2, with bytes that come in any pieces.
+//! This client with the server of the crate h2, over pieces of bytes.
 
 use std::future::poll_fn;
 
@@ -11,7 +11,7 @@ use bytes::Bytes;
 use h2::{Reason, server};
 use http::{HeaderMap, HeaderValue, Request, Response, request::Parts};
 
-/// A client whose server does with each call what `serve` says.
+/// Connects to a server that handles each request with `serve`.
 async fn with<F: Future<Output = ()> + Send + 'static>(
     builder: server::Builder,
     cuts: Vec<usize>,
@@ -38,7 +38,7 @@ fn head(metadata: &[(String, String)]) -> Parts {
     request.body(()).unwrap().into_parts().0
 }
 
-/// Answers with what came, in metadata, body and trailers.
+/// Echoes metadata and body, and sends the metadata as trailers too.
 async fn echo(
     mut request: Request<h2::RecvStream>,
     mut send_response: server::SendResponse<Bytes>,
@@ -94,11 +94,11 @@ async fn call(
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 24, max_shrink_iters: 20, ..ProptestConfig::default() })]
+    #![proptest_config(few_cases())]
 
     /// Verifies F18.
     #[test]
-    fn calls_are_answered_with_what_was_sent(
+    fn echoed_requests_are_returned_unchanged(
         calls in calls(),
         cuts in cuts(),
         window in prop_oneof![100_u32..2000, 60_000_u32..1 << 20],
@@ -106,11 +106,15 @@ proptest! {
     ) {
         within(async {
             let mut builder = server::Builder::new();
-            builder.initial_window_size(window).max_concurrent_streams(most).max_header_list_size(1 << 20);
+            builder
+                .initial_window_size(window)
+                .max_concurrent_streams(most)
+                .max_header_list_size(1 << 20);
             let (client, _tasks) = with(builder, cuts, echo).await;
             let mut running = JoinSet::new();
             for (number, (metadata, lengths)) in calls.into_iter().enumerate() {
-                let parts: Vec<Bytes> = lengths.into_iter().map(|length| (0..length).map(|at| (at ^ number) as u8).collect::<Vec<_>>().into()).collect();
+                let part = |length| (0..length).map(|at| (at ^ number) as u8).collect();
+                let parts: Vec<Bytes> = lengths.into_iter().map(part).collect();
                 let client = client.clone();
                 running.spawn(async move {
                     let expected = head(&metadata).headers;
@@ -128,7 +132,7 @@ proptest! {
 }
 
 #[test]
-fn a_call_that_is_dropped_is_cancelled_and_one_that_waits_takes_its_place() {
+fn dropped_request_is_cancelled_and_waiting_request_opens() {
     within(async {
         let (told, mut tells) = tokio::sync::mpsc::unbounded_channel();
         let mut builder = server::Builder::new();
@@ -144,7 +148,7 @@ fn a_call_that_is_dropped_is_cancelled_and_one_that_waits_takes_its_place() {
         let first = client.send_request(&head(&[]), &Bytes::new(), true).unwrap();
         assert_eq!(tells.recv().await, Some(None));
         let second = client.send_request(&head(&[]), &Bytes::new(), true).unwrap();
-        // Never sent, and so never seen.
+        // Never sent, so never received.
         drop(client.send_request(&head(&[]), &Bytes::new(), true).unwrap());
         drop(first);
         assert_eq!(tells.recv().await, Some(Some(Reason::CANCEL)));
@@ -155,7 +159,7 @@ fn a_call_that_is_dropped_is_cancelled_and_one_that_waits_takes_its_place() {
 }
 
 #[test]
-fn nobody_waits_for_a_connection_that_is_no_more() {
+fn connection_end_fails_all_waiting_streams() {
     within(async {
         let mut builder = server::Builder::new();
         builder.max_concurrent_streams(2);
@@ -177,16 +181,16 @@ fn nobody_waits_for_a_connection_that_is_no_more() {
         let lost = first.data().await.unwrap().unwrap_err();
         assert!(matches!(lost, Error::Closed | Error::Aborted | Error::Io(_)), "{lost:?}");
         assert!(!lost.is_retryable() && lost.reset_reason().is_none());
-        assert!(third.await.unwrap_err().is_retryable(), "it was never sent");
+        assert!(third.await.unwrap_err().is_retryable(), "the request was never sent");
         drop(second);
         assert!(client.send_request(&head(&[]), &Bytes::new(), true).is_err());
     });
 }
 
-/// As when a runtime restarts: what could not be written is for the next connection.
+/// A restarting runtime: the next connection takes what could not be written.
 /// Verifies F18.
 #[test]
-fn a_call_that_comes_as_the_other_side_hangs_up_was_not_sent() {
+fn request_during_close_by_peer_is_retryable() {
     within(async {
         let (ours, mut theirs) = UnixStream::pair().unwrap();
         theirs.write_all(&[0, 0, 0, 4, 0, 0, 0, 0, 0]).await.unwrap();

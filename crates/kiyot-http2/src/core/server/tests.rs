@@ -16,7 +16,7 @@ const REQUEST: &[u8] = &[0x83, 0x86, 0x84];
 const END: u8 = frame::END_STREAM;
 const WHOLE: u8 = frame::END_HEADERS | frame::END_STREAM;
 
-/// A core, and the frames that it has sent.
+/// Core with the frames that it has sent.
 struct Side(Core);
 
 impl Side {
@@ -44,25 +44,25 @@ impl Side {
         self.receive(kind, flags, stream, payload).unwrap();
     }
 
-    /// The frames that were sent since it was asked last.
+    /// Returns the frames sent since the last call.
     fn sent(&mut self) -> Vec<(Head, Vec<u8>)> {
         parse_frames(&output(&mut self.0))
     }
 
-    /// A call with this block for its head, that came whole.
+    /// Accepts a complete request with this header block.
     fn call(&mut self, id: u32, block: &[u8]) -> Key {
         self.fine(frame::HEADERS, WHOLE, id, block);
         self.0.accept().expect("a call").0
     }
 
-    /// The code with which the only stream that something was sent of was reset.
+    /// Returns the reason of the only frame sent, an RST_STREAM.
     fn reset(&mut self) -> Reason {
         let sent = self.sent();
         assert_eq!(kinds(&sent), [frame::RST_STREAM]);
         frame::be_u32(&sent[0].1).into()
     }
 
-    fn is_gone(&mut self, key: Key) -> bool {
+    fn is_reset(&mut self, key: Key) -> bool {
         self.0.poll_reset(key, &Context::from_waker(Waker::noop())).is_ready()
     }
 
@@ -80,7 +80,7 @@ impl Side {
     }
 }
 
-/// A field as a literal that is not kept.
+/// Encodes a field as a literal without indexing.
 fn field(name: &str, value: &str) -> Vec<u8> {
     [&[0, name.len() as u8], name.as_bytes(), &[value.len() as u8], value.as_bytes()].concat()
 }
@@ -90,7 +90,7 @@ fn with(name: &str, value: &str) -> Vec<u8> {
 }
 
 #[test]
-fn a_call_is_what_its_frames_have_and_its_answer_leaves_at_once() {
+fn request_frames_are_received_and_response_is_sent_at_once() {
     let mut side = Side::new(9);
     side.fine(frame::HEADERS, 0, 1, &[0x83, 0x86]);
     side.fine(
@@ -104,7 +104,7 @@ fn a_call_is_what_its_frames_have_and_its_answer_leaves_at_once() {
         (head.method().as_str(), head.uri().to_string(), &head.headers()["x"]),
         ("POST", "http://here/a/B".into(), &HeaderValue::from_static("y"))
     );
-    assert!(side.data(key).is_pending() && !side.is_gone(key));
+    assert!(side.data(key).is_pending() && !side.is_reset(key));
     side.fine(frame::DATA, frame::PADDED, 1, &[1, b'x', b'y', 0]);
     side.fine(frame::DATA, 0, 1, b"");
     side.fine(frame::PRIORITY, 0, 1, &[0; 5]);
@@ -114,9 +114,8 @@ fn a_call_is_what_its_frames_have_and_its_answer_leaves_at_once() {
     assert!(matches!(side.data(key), Poll::Ready(Some(Ok(part))) if part == "xyz"));
     side.fine(frame::HEADERS, WHOLE, 1, &field("t", "u"));
     assert!(matches!(side.data(key), Poll::Ready(None)));
-    assert!(
-        matches!(side.0.poll_trailers(key, Waker::noop()), Poll::Ready(Ok(Some(trailers))) if trailers["t"] == "u")
-    );
+    let trailers = side.0.poll_trailers(key, Waker::noop());
+    assert!(matches!(trailers, Poll::Ready(Ok(Some(trailers))) if trailers["t"] == "u"));
     assert!(side.sent().is_empty() && side.0.is_end_stream(key));
 
     side.send_response(key, false).unwrap();
@@ -135,7 +134,7 @@ fn a_call_is_what_its_frames_have_and_its_answer_leaves_at_once() {
 
 /// Verifies F19.
 #[test]
-fn what_is_no_request_is_reset_and_its_connection_goes_on() {
+fn malformed_request_resets_its_stream_alone() {
     let malformed: [Vec<u8>; 19] = [
         vec![0x83, 0x86],
         vec![0x83, 0x84],
@@ -166,7 +165,7 @@ fn what_is_no_request_is_reset_and_its_connection_goes_on() {
     let key = side.call(101, &with("te", "trailers"));
     side.send_response(key, true).unwrap();
     assert_eq!(side.sent()[0].0.flags, WHOLE);
-    // Trailers that are none.
+    // Malformed trailers.
     for (number, (flags, block)) in
         [(frame::END_HEADERS, field("x", "y")), (WHOLE, vec![0x84]), (WHOLE, vec![0x88])]
             .into_iter()
@@ -178,7 +177,7 @@ fn what_is_no_request_is_reset_and_its_connection_goes_on() {
         side.fine(frame::HEADERS, flags, id, &block);
         assert_eq!(side.reset(), Reason::PROTOCOL_ERROR);
         assert!(
-            side.is_gone(key)
+            side.is_reset(key)
                 && matches!(side.data(key), Poll::Ready(Some(Err(Error::Malformed(_)))))
         );
         side.drop_call(key);
@@ -186,10 +185,10 @@ fn what_is_no_request_is_reset_and_its_connection_goes_on() {
     assert!(side.sent().is_empty());
 }
 
-/// grpc-go says the path that it dials, plain or encoded, where nobody has told it what to say.
+/// `:authority` of grpc-go is the socket's path, plain or encoded.
 /// Verifies F19.
 #[test]
-fn a_caller_may_say_a_path_for_the_authority() {
+fn authority_that_is_a_path_becomes_localhost() {
     let mut side = Side::new(9);
     for (number, (says, is)) in [
         ("here:7", "here:7"),
@@ -209,7 +208,7 @@ fn a_caller_may_say_a_path_for_the_authority() {
 
 /// Verifies F19.
 #[test]
-fn a_body_is_as_long_as_its_head_says() {
+fn request_body_of_wrong_length_is_reset() {
     let mut side = Side::new(99);
     let parts: [(&str, &[&[u8]], bool); 7] = [
         ("3", &[b"abc"], true),
@@ -234,7 +233,7 @@ fn a_body_is_as_long_as_its_head_says() {
             "{sent:?}"
         );
     }
-    // By trailers as well, and by none at all; twice the same is fine (RFC 9110, 8.6).
+    // Trailers and a missing body end it as well; repeated equal lengths are valid (RFC 9110, 8.6).
     side.fine(frame::HEADERS, frame::END_HEADERS, 101, &with("content-length", "1"));
     side.fine(frame::HEADERS, WHOLE, 101, &field("x", "y"));
     assert_eq!(side.reset(), Reason::PROTOCOL_ERROR);
@@ -258,7 +257,7 @@ fn a_body_is_as_long_as_its_head_says() {
 
 /// Verifies F19.
 #[test]
-fn calls_above_the_limit_are_refused_and_what_was_under_way_is_passed_over() {
+fn requests_above_the_limit_are_refused_and_their_late_frames_ignored() {
     let mut side = Side::new(2);
     let first = side.call(1, REQUEST);
     side.fine(frame::HEADERS, frame::END_HEADERS, 3, REQUEST);
@@ -272,14 +271,14 @@ fn calls_above_the_limit_are_refused_and_what_was_under_way_is_passed_over() {
     side.fine(frame::DATA, 0, 5, b"under way");
     side.fine(frame::HEADERS, WHOLE, 5, &field("t", "u"));
     assert!(side.sent().is_empty());
-    // Of one that ended before, nothing can be under way.
+    // The client has ended this one, so that nothing can be in flight.
     side.send_response(first, true).unwrap();
     side.drop_call(first);
     side.sent();
     side.fine(frame::DATA, 0, 1, b"x");
     assert_eq!(side.reset(), Reason::STREAM_CLOSED);
     let key = side.call(7, &[REQUEST, &[0x80 | 62]].concat());
-    assert!(!side.is_gone(key));
+    assert!(!side.is_reset(key));
     assert_eq!(
         side.receive(frame::HEADERS, WHOLE, 1, REQUEST).unwrap_err().0,
         Reason::STREAM_CLOSED
@@ -287,7 +286,7 @@ fn calls_above_the_limit_are_refused_and_what_was_under_way_is_passed_over() {
 }
 
 #[test]
-fn no_more_resets_are_remembered_than_there_may_be() {
+fn remembered_resets_are_bounded() {
     let mut side = Side::new(0);
     for number in 0..2 * MAX_RESET_STREAMS as u32 {
         side.fine(frame::HEADERS, frame::END_HEADERS, 2 * number + 1, REQUEST);
@@ -302,20 +301,20 @@ fn no_more_resets_are_remembered_than_there_may_be() {
 }
 
 #[test]
-fn who_cancels_is_gone_whatever_was_said() {
+fn reset_by_client_ends_the_stream_in_any_state() {
     let mut side = Side::new(9);
     let keys = [side.call(1, REQUEST), side.call(3, REQUEST)];
     side.send_response(keys[1], false).unwrap();
     side.sent();
     for (key, id) in keys.into_iter().zip([1, 3]) {
         side.fine(frame::RST_STREAM, 0, id, &8_u32.to_be_bytes());
-        assert!(side.is_gone(key));
+        assert!(side.is_reset(key));
         assert!(side.send_response(key, true).is_err());
         assert!(matches!(side.0.poll_ready(key, Waker::noop()), Poll::Ready(Err(_))));
         side.drop_call(key);
     }
     assert!(side.sent().is_empty() && side.0.is_empty());
-    // Nobody hears of a call that was cancelled before it was accepted.
+    // A request that is cancelled before it is accepted is skipped.
     side.fine(frame::HEADERS, WHOLE, 5, REQUEST);
     side.fine(frame::HEADERS, WHOLE, 7, REQUEST);
     side.fine(frame::RST_STREAM, 0, 5, &8_u32.to_be_bytes());
@@ -325,7 +324,7 @@ fn who_cancels_is_gone_whatever_was_said() {
 }
 
 #[test]
-fn a_call_that_is_dropped_is_cancelled_and_a_whole_answer_needs_no_more_of_the_request() {
+fn dropped_stream_is_reset_with_cancel_or_after_a_response_no_error() {
     let mut side = Side::new(9);
     let key = side.call(1, REQUEST);
     side.drop_call(key);
@@ -339,7 +338,7 @@ fn a_call_that_is_dropped_is_cancelled_and_a_whole_answer_needs_no_more_of_the_r
     assert_eq!(side.reset(), Reason::NO_ERROR);
     side.fine(frame::DATA, END, 3, &[0; 100]);
     assert!(side.sent().is_empty() && side.0.is_empty());
-    // What nobody reads of a request is not kept.
+    // Data without a reader is dropped.
     side.fine(frame::HEADERS, frame::END_HEADERS, 5, REQUEST);
     let (key, _) = side.0.accept().unwrap();
     side.fine(frame::DATA, 0, 5, &[0; 100]);
@@ -353,7 +352,7 @@ fn a_call_that_is_dropped_is_cancelled_and_a_whole_answer_needs_no_more_of_the_r
 }
 
 #[test]
-fn an_answer_leaves_as_the_window_allows_and_its_trailers_after_whoever_gave_them() {
+fn response_follows_the_window_and_trailers_outlive_their_sender() {
     let mut side = Side::new(9);
     side.fine(frame::SETTINGS, 0, 0, &[0, 4, 0, 0, 0, 10]);
     let key = side.call(1, REQUEST);
@@ -366,7 +365,7 @@ fn an_answer_leaves_as_the_window_allows_and_its_trailers_after_whoever_gave_the
     side.fine(frame::WINDOW_UPDATE, 0, 1, &10_u32.to_be_bytes());
     assert!(side.0.poll_ready(key, Waker::noop()).is_ready());
     assert_eq!(kinds(&side.sent()), [frame::HEADERS, frame::DATA, frame::DATA, frame::DATA]);
-    // Another that a client does not read: its trailers wait, and leave though the call is over.
+    // Trailers that wait for the client's reading leave although the references are dropped.
     let other = side.call(3, REQUEST);
     side.send_response(other, false).unwrap();
     side.0.out.extend([0; super::super::MAX_OUTPUT_BYTES]);
@@ -383,7 +382,7 @@ fn an_answer_leaves_as_the_window_allows_and_its_trailers_after_whoever_gave_the
 
 /// Verifies F19.
 #[test]
-fn a_client_hears_of_the_end_before_it_comes() {
+fn graceful_shutdown_accepts_requests_in_flight() {
     let mut side = Side::new(9);
     let key = side.call(1, REQUEST);
     side.0.graceful_shutdown();
@@ -393,14 +392,14 @@ fn a_client_hears_of_the_end_before_it_comes() {
         (kinds(&sent), frame::be_u32(&sent[0].1)),
         (vec![frame::GOAWAY, frame::PING], MAX_U31)
     );
-    // It had sent this before it heard.
+    // This request was in flight.
     let late = side.call(3, REQUEST);
     side.fine(frame::PING, frame::ACK, 0, b"whatever");
     assert!(side.sent().is_empty());
     side.fine(frame::PING, frame::ACK, 0, &sent[1].1);
     let last = side.sent();
     assert_eq!((kinds(&last), frame::be_u32(&last[0].1)), (vec![frame::GOAWAY], 3));
-    // Nothing is said of what comes later: it will be sent elsewhere.
+    // Later requests get no frame: the client sends them elsewhere.
     side.fine(frame::HEADERS, frame::END_HEADERS, 5, REQUEST);
     side.fine(frame::DATA, END, 5, b"x");
     assert!(side.0.accept().is_none() && side.sent().is_empty());
@@ -411,26 +410,26 @@ fn a_client_hears_of_the_end_before_it_comes() {
     }
     assert!(side.0.is_done());
     side.sent();
-    // What was the last stays the last (RFC 9113, 6.8).
+    // The last stream id never grows (RFC 9113, 6.8).
     side.0.go_away(Violation(Reason::PROTOCOL_ERROR, "whatever"));
     assert_eq!(frame::be_u32(&side.sent()[0].1), 3);
 }
 
 #[test]
-fn a_client_that_goes_away_gets_its_answers() {
+fn client_goaway_leaves_open_streams() {
     let mut side = Side::new(9);
     let key = side.call(1, REQUEST);
     side.fine(frame::GOAWAY, 0, 0, &[0; 8]);
-    assert!(!side.0.is_done() && !side.is_gone(key));
+    assert!(!side.0.is_done() && !side.is_reset(key));
     side.send_response(key, true).unwrap();
     side.drop_call(key);
     assert!(side.0.is_done());
 }
 
 #[test]
-fn metadata_has_a_limit() {
+fn header_list_above_the_limit_is_rejected() {
     let mut side = Side::new(9);
-    // One field of the table, again and again: little on the wire.
+    // The same indexed field many times: few bytes on the wire.
     side.fine(frame::HEADERS, 0, 1, &[REQUEST, b"\x40\x01a\x7f\x81\x07", &[b'x'; 1024]].concat());
     side.fine(frame::CONTINUATION, frame::END_HEADERS, 1, &[0x80 | 62; 2000]);
     assert!(side.0.accept().is_none());
@@ -449,7 +448,7 @@ fn metadata_has_a_limit() {
 
 /// Verifies F19.
 #[test]
-fn what_violates_the_protocol_ends_the_connection_and_says_why() {
+fn violation_ends_the_connection_with_its_reason() {
     let cases: [(Reason, u8, u8, u32, &[u8]); 16] = [
         (Reason::PROTOCOL_ERROR, frame::HEADERS, WHOLE, 0, REQUEST),
         (Reason::PROTOCOL_ERROR, frame::HEADERS, WHOLE, 2, REQUEST),
@@ -486,17 +485,17 @@ fn what_violates_the_protocol_ends_the_connection_and_says_why() {
         side.0.go_away(violation);
         let sent = side.sent();
         assert_eq!((kinds(&sent), frame::be_u32(&sent[0].1)), (vec![frame::GOAWAY], 3));
-        assert!(side.is_gone(key));
+        assert!(side.is_reset(key));
         side.drop_call(key);
         assert!(side.0.is_empty() && side.sent().is_empty());
     }
-    // The preface, in pieces and wrong.
+    // Partial and wrong prefaces.
     let mut core = Core::server(1);
     assert_eq!(core.recv(&PREFACE[..9]).unwrap(), 0);
     assert_eq!(core.recv(PREFACE).unwrap(), PREFACE.len());
     assert!(
         core.recv(&[0, 0, 8, frame::PING, 0, 0, 0, 0, 0, 1, 2, 3, 4, 5, 6, 7, 8]).is_err(),
-        "it begins with SETTINGS"
+        "first frame is not SETTINGS"
     );
     assert!(Core::server(1).recv(b"GET / HTTP/1.1\r\n").is_err());
     assert_eq!(
@@ -507,7 +506,7 @@ fn what_violates_the_protocol_ends_the_connection_and_says_why() {
 
 /// Verifies F19.
 #[test]
-fn pings_and_settings_are_answered_and_not_read_for_ever_if_nobody_takes_the_answers() {
+fn pings_and_settings_are_acknowledged_within_the_output_limit() {
     for (kind, payload) in [(frame::PING, &[0; 8][..]), (frame::SETTINGS, &[])] {
         let mut side = Side::new(9);
         let read = (0..1_000_000)
@@ -517,7 +516,7 @@ fn pings_and_settings_are_answered_and_not_read_for_ever_if_nobody_takes_the_ans
         assert_eq!(side.sent().len(), read);
         assert!(side.0.may_read());
     }
-    // Nor are streams reset for ever.
+    // RST_STREAM output is bounded too.
     let mut side = Side::new(0);
     let read = (0..1_000_000)
         .take_while(|n| {
@@ -530,7 +529,9 @@ fn pings_and_settings_are_answered_and_not_read_for_ever_if_nobody_takes_the_ans
 proptest! {
     /// Verifies F19.
     #[test]
-    fn whatever_a_kubelet_sends(bytes in proptest::collection::vec(any::<u8>(), 0..600)) {
+    fn arbitrary_kubelet_frames_keep_all_properties(
+        bytes in proptest::collection::vec(any::<u8>(), 0..600),
+    ) {
         fuzzing::kubelet(&bytes);
     }
 }
