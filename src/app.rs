@@ -1,4 +1,4 @@
-//! The one place that wires the parts together.
+//! Wiring of all parts, and the daemon's life.
 
 use std::{
     io,
@@ -26,33 +26,33 @@ mod clock;
 mod reload;
 mod systemd;
 
-/// Threads of the main runtime. What runs there waits for cells, not for the processor.
-const WORKERS: usize = 2;
+/// Threads of the main runtime. Its tasks wait for cells, not for processors.
+const WORKER_THREADS: usize = 2;
 
-/// Why the daemon does not start, or has ended by itself.
+/// Failure to start, or an unexpected end.
 #[derive(Debug, thiserror::Error)]
 pub enum AppError {
-    /// The main runtime or its signals can't be had.
-    #[error("the main runtime can't be started")]
+    /// The main runtime or its signal handlers can't be set up.
+    #[error("main runtime can't be started")]
     Runtime(#[source] io::Error),
-    /// A backend of cells does not start.
+    /// A milpa backend does not start.
     #[error(transparent)]
     Milpa(#[from] milpa::StartError),
-    /// The backends can't be used together.
+    /// The backends don't fit together.
     #[error(transparent)]
     Registry(#[from] RegistryError),
-    /// The front door does not open.
+    /// The CRI socket can't be served.
     #[error(transparent)]
     Front(#[from] proxy::StartError),
-    /// No backend answers for the node. The configuration's checks don't let this through.
+    /// No backend answers for the node, which the configuration's checks refuse.
     #[error("no backend of type cri answers for the node")]
-    NoNode,
-    /// The thread of the CRI socket ended without being told to.
-    #[error("the CRI socket has closed by itself")]
+    NoNodeBackend,
+    /// The thread of the CRI socket has ended without a shutdown.
+    #[error("CRI socket closed unexpectedly")]
     Closed,
 }
 
-/// The daemon, wired together and answering.
+/// Running daemon.
 #[derive(Debug)]
 pub struct App {
     front: RunningServer,
@@ -60,8 +60,8 @@ pub struct App {
 }
 
 impl App {
-    /// Starts all parts, the front door last: what answers the kubelet knows all pods of before. To
-    /// be called on the main runtime.
+    /// Starts all parts, the CRI socket last, so that all recovered pods are known to the first
+    /// call. Called on the main runtime.
     pub async fn start(config: &Config) -> Result<Self, AppError> {
         let (mut backends, mut milpas): (Vec<Arc<dyn Backend>>, _) = (Vec::new(), Vec::new());
         let mut only_cri = None;
@@ -89,21 +89,22 @@ impl App {
             .as_deref()
             .map(BackendName::new)
             .or(only_cri)
-            .ok_or(AppError::NoNode)?;
+            .ok_or(AppError::NoNodeBackend)?;
         let registry = Registry::new(backends, &node)?;
         let front = CriServer::start(&config.server, config.routing.clone(), registry)?;
         Ok(Self { front, milpas })
     }
 
-    /// The CRI socket.
+    /// Returns the path of the CRI socket.
     pub fn socket(&self) -> &PathBuf {
         &self.front.address
     }
 
-    /// Takes no more calls, waits for those that are open, and ends all parts. No pod is stopped.
+    /// Drains open calls, and ends all parts. Pods go on.
     pub async fn stop(self, config: &Config) {
         if !self.front.drain.drain(config.server.drain_timeout).await {
-            tracing::warn!(drain_timeout = ?config.server.drain_timeout, "Calls were cut that did not end within drain_timeout.");
+            tracing::warn!(drain_timeout = ?config.server.drain_timeout, "calls reset after \
+                drain_timeout");
         }
         for milpa in self.milpas {
             milpa.shutdown().await;
@@ -111,11 +112,10 @@ impl App {
     }
 }
 
-/// Runs the daemon until it is told to stop. `path` is the file that the configuration is of, for
-/// reloads.
+/// Runs the daemon until SIGTERM or SIGINT. Reloads read the configuration from `path`.
 pub fn run(path: &Path, config: Config) -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
     let runtime = Builder::new_multi_thread()
-        .worker_threads(WORKERS)
+        .worker_threads(WORKER_THREADS)
         .thread_name("kiyot")
         .enable_all()
         .build()
@@ -124,7 +124,7 @@ pub fn run(path: &Path, config: Config) -> Result<(), Box<dyn std::error::Error 
 }
 
 async fn serve(path: &Path, mut config: Config) -> Result<(), AppError> {
-    // Asked for first: a signal during the start ends it as soon as it is complete.
+    // Installed before the start, so that a signal during the start ends the daemon right after it.
     let mut terminate = signal(SignalKind::terminate()).map_err(AppError::Runtime)?;
     let mut interrupt = signal(SignalKind::interrupt()).map_err(AppError::Runtime)?;
     let mut hangup = signal(SignalKind::hangup()).map_err(AppError::Runtime)?;
@@ -134,34 +134,34 @@ async fn serve(path: &Path, mut config: Config) -> Result<(), AppError> {
         backends = config.backends.keys().map(String::as_str).collect::<Vec<_>>().join(", "),
         rules = config.routing.rules.len(),
         default = config.routing.default,
-        "Kiyot starts"
+        "daemon starting"
     );
     let app = App::start(&config).await?;
     systemd::ready();
     let watchdog = app.front.watchdog.clone();
-    let mut life = std::pin::pin!(systemd::live(&watchdog));
+    let mut watchdog_feed = std::pin::pin!(systemd::feed_watchdog(&watchdog));
     let mut clock = clock::Clock::now();
-    let mut looks = tokio::time::interval(clock::LOOK);
-    looks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
-    let told = loop {
+    let mut clock_checks = tokio::time::interval(clock::CHECK_INTERVAL);
+    clock_checks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+    let signal_name = loop {
         tokio::select! {
             _ = terminate.recv() => break "SIGTERM",
             _ = interrupt.recv() => break "SIGINT",
-            _ = looks.tick() => clock.look(),
+            _ = clock_checks.tick() => clock.check(),
             _ = hangup.recv() => {
                 systemd::reloading();
                 app.reload(path, &mut config);
                 systemd::ready();
             }
-            never = &mut life => match never {},
+            never = &mut watchdog_feed => match never {},
             () = app.front.drain.ended() => return Err(AppError::Closed),
         }
     };
-    tracing::info!(signal = told, "Told to stop; pods in cells go on.");
+    tracing::info!(signal = signal_name, "daemon stopping, pods in cells go on");
     systemd::stopping();
     tokio::select! {
         () = app.stop(&config) => {}
-        never = &mut life => match never {},
+        never = &mut watchdog_feed => match never {},
     }
     Ok(())
 }

@@ -1,10 +1,10 @@
-//! The daemon `kiyot`: see `kiyot help`.
+//! Daemon `kiyot`; see `kiyot help`.
 
 use std::process::ExitCode;
 
-/// What a cell needs for some seconds at its start lies between what it needs for good. The
-/// system's allocator keeps those gaps: with a thousand cells as much again as is in use. How it is
-/// set up is in `.cargo/config.toml`.
+/// Short-lived memory of a cell's start lies between memory that stays. The system's allocator
+/// keeps these gaps: with a thousand cells, as much again as is used. `.cargo/config.toml`
+/// configures jemalloc.
 #[cfg(feature = "jemalloc")]
 #[global_allocator]
 static ALLOCATOR: tikv_jemallocator::Jemalloc = tikv_jemallocator::Jemalloc;

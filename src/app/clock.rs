@@ -1,20 +1,20 @@
-//! The node's clock, watched: what is said of it in the log explains what else is there.
+//! Watch of the node's clock: a logged jump explains odd times elsewhere.
 
 use std::time::{Duration, Instant, SystemTime};
 
-/// How often it is looked at.
-pub(super) const LOOK: Duration = Duration::from_secs(10);
-/// What time services correct without anybody's harm.
-const SMALL: Duration = Duration::from_secs(5);
+/// Period of the check.
+pub(super) const CHECK_INTERVAL: Duration = Duration::from_secs(10);
+/// Correction that time services make without effects.
+const MAX_CORRECTION: Duration = Duration::from_secs(5);
 
-/// The time of day beside a clock that nobody sets.
+/// Wall clock beside the monotonic clock.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Clock {
-    day: SystemTime,
-    steady: Instant,
+    wall: SystemTime,
+    monotonic: Instant,
 }
 
-/// How far the time of day has jumped.
+/// Jump of the wall clock.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Jump {
     Ahead(Duration),
@@ -23,31 +23,34 @@ pub(super) enum Jump {
 
 impl Clock {
     pub(super) fn now() -> Self {
-        Self { day: SystemTime::now(), steady: Instant::now() }
+        Self { wall: SystemTime::now(), monotonic: Instant::now() }
     }
 
-    /// How far the time of day has come otherwise than it should since an earlier look, if that is
-    /// much. A machine that slept looks like one whose clock was set ahead.
+    /// Returns the jump since an earlier reading, if it is large. A machine that slept looks like a
+    /// clock set ahead.
     fn jump_since(self, earlier: Self) -> Option<Jump> {
-        let expected =
-            earlier.day.checked_add(self.steady.saturating_duration_since(earlier.steady))?;
-        match self.day.duration_since(expected) {
-            Ok(ahead) => (ahead > SMALL).then_some(Jump::Ahead(ahead)),
-            Err(error) => (error.duration() > SMALL).then_some(Jump::Back(error.duration())),
+        let expected = earlier
+            .wall
+            .checked_add(self.monotonic.saturating_duration_since(earlier.monotonic))?;
+        match self.wall.duration_since(expected) {
+            Ok(ahead) => (ahead > MAX_CORRECTION).then_some(Jump::Ahead(ahead)),
+            Err(error) => {
+                (error.duration() > MAX_CORRECTION).then_some(Jump::Back(error.duration()))
+            }
         }
     }
 
-    /// Looks again, and says so if it has jumped.
-    pub(super) fn look(&mut self) {
+    /// Reads the clocks, and logs a jump.
+    pub(super) fn check(&mut self) {
         let now = Self::now();
         match now.jump_since(std::mem::replace(self, now)) {
             None => {}
             Some(Jump::Ahead(by)) => tracing::warn!(
                 seconds = by.as_secs(),
-                "The node's clock was set ahead, or the node slept. Pods go on."
+                "node clock jumped ahead or node slept, pods go on"
             ),
             Some(Jump::Back(by)) => {
-                tracing::warn!(seconds = by.as_secs(), "The node's clock was set back. Pods go on.")
+                tracing::warn!(seconds = by.as_secs(), "node clock jumped back, pods go on")
             }
         }
     }
@@ -59,18 +62,18 @@ mod tests {
 
     /// Verifies X16.
     #[test]
-    fn only_a_jump_is_one() {
+    fn small_clock_corrections_are_no_jump() {
         let begin = Clock {
-            day: SystemTime::UNIX_EPOCH + Duration::from_secs(1_000_000_000),
-            steady: Instant::now(),
+            wall: SystemTime::UNIX_EPOCH + Duration::from_secs(1_000_000_000),
+            monotonic: Instant::now(),
         };
         let later = |day: i64, steady: u64| Clock {
-            day: if day < 0 {
-                begin.day - Duration::from_secs(day.unsigned_abs())
+            wall: if day < 0 {
+                begin.wall - Duration::from_secs(day.unsigned_abs())
             } else {
-                begin.day + Duration::from_secs(day.unsigned_abs())
+                begin.wall + Duration::from_secs(day.unsigned_abs())
             },
-            steady: begin.steady + Duration::from_secs(steady),
+            monotonic: begin.monotonic + Duration::from_secs(steady),
         };
         for (day, steady, jump) in [
             (10, 10, None),

@@ -1,4 +1,4 @@
-//! SIGHUP: the configuration is read again, and what can change at once does, all of it or nothing.
+//! Reload of the configuration by SIGHUP: all changes or none.
 
 use std::path::Path;
 
@@ -9,20 +9,20 @@ use crate::{
 };
 
 impl App {
-    /// Reads the file again. What runs is unchanged if it has a problem, or leads pods to a backend
-    /// that does not run.
+    /// Reads the file, and applies what needs no restart. Nothing changes if the file has a
+    /// problem, or a rule names a backend that does not run.
     pub(super) fn reload(&self, path: &Path, running: &mut Config) {
         let file = path.display().to_string();
         let new = match config::load(path) {
             Ok(new) => new,
             Err(problems) => {
-                return tracing::error!(%problems, "The configuration can't be reloaded: nothing has changed.");
+                return tracing::error!(%problems, "configuration reload failed, nothing changed");
             }
         };
         let reloaded = match running.reloaded(&new, &file) {
             Ok(reloaded) => reloaded,
             Err(problems) => {
-                return tracing::error!(%problems, "The configuration can't be reloaded: nothing has changed.");
+                return tracing::error!(%problems, "configuration reload failed, nothing changed");
             }
         };
         let diff = Diff::between(running, &new);
@@ -36,16 +36,16 @@ impl App {
         self.front.settings.replace(&reloaded.server, reloaded.routing.clone());
         *running = reloaded;
         for change in &diff.live {
-            tracing::info!(%change, "The configuration has changed.");
+            tracing::info!(%change, "configuration changed");
         }
         for change in &diff.restart {
-            tracing::warn!(%change, "The configuration file has changed where only a restart helps.");
+            tracing::warn!(%change, "configuration change needs a restart");
         }
         tracing::info!(
             file,
             changed = diff.live.len(),
             need_a_restart = diff.restart.len(),
-            "The configuration was reloaded."
+            "configuration reloaded"
         );
     }
 }

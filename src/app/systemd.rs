@@ -1,4 +1,4 @@
-//! What systemd is told, if it asked to be told (sd_notify(3)).
+//! Notifications of systemd (sd_notify(3)).
 
 use std::{convert::Infallible, future::pending, time::Duration};
 
@@ -7,56 +7,56 @@ use tokio::time::timeout;
 
 use crate::proxy::Watchdog;
 
-/// Of the time after which systemd takes the daemon for hung, how much passes between two signs of
-/// life.
-const PART: u32 = 3;
+/// Watchdog notifications in each of systemd's watchdog periods.
+const NOTIFICATIONS_PER_PERIOD: u32 = 3;
 
-/// The daemon answers.
+/// Notifies that the daemon is ready.
 pub(super) fn ready() {
-    tell(&[NotifyState::Ready]);
+    notify(&[NotifyState::Ready]);
 }
 
-/// The configuration is being read again; [`ready`] is to follow, whatever comes of it.
+/// Notifies that the configuration is being reloaded; [`ready`] follows in any case.
 pub(super) fn reloading() {
     match NotifyState::monotonic_usec_now() {
-        Ok(now) => tell(&[NotifyState::Reloading, now]),
+        Ok(now) => notify(&[NotifyState::Reloading, now]),
         Err(error) => {
-            tracing::warn!(%error, "systemd could not be told that the configuration is being reloaded: there is no clock.")
+            tracing::warn!(%error, "systemd not notified of the reload: the monotonic clock can't \
+                                    be read")
         }
     }
 }
 
-/// The daemon was told to stop.
+/// Notifies that the daemon stops.
 pub(super) fn stopping() {
-    tell(&[NotifyState::Stopping]);
+    notify(&[NotifyState::Stopping]);
 }
 
-/// Gives signs of life for as long as the front door's thread gives them, if systemd asked for any
-/// (`WatchdogSec=`). Never ready.
-pub(super) async fn live(watchdog: &Watchdog) -> Infallible {
+/// Notifies the watchdog (`WatchdogSec=`) as long as the CRI socket's thread responds. Never ready.
+pub(super) async fn feed_watchdog(watchdog: &Watchdog) -> Infallible {
     let Some(limit) = sd_notify::watchdog_enabled().filter(|limit| !limit.is_zero()) else {
         return pending().await;
     };
-    keep_alive(watchdog, limit, || tell(&[NotifyState::Watchdog])).await
+    keep_alive(watchdog, limit, || notify(&[NotifyState::Watchdog])).await
 }
 
-async fn keep_alive(watchdog: &Watchdog, limit: Duration, sign: impl Fn()) -> Infallible {
-    let mut times = tokio::time::interval((limit / PART).max(Duration::from_millis(1)));
+async fn keep_alive(watchdog: &Watchdog, limit: Duration, feed: impl Fn()) -> Infallible {
+    let mut times =
+        tokio::time::interval((limit / NOTIFICATIONS_PER_PERIOD).max(Duration::from_millis(1)));
     times.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     loop {
         times.tick().await;
         match timeout(limit, watchdog.ping()).await {
-            Ok(()) => sign(),
+            Ok(()) => feed(),
             Err(_) => tracing::error!(
                 ?limit,
-                "The thread of the CRI socket does nothing any more: systemd is given no sign of life."
+                "thread of the CRI socket does not respond, systemd watchdog not notified"
             ),
         }
     }
 }
 
-fn tell(states: &[NotifyState<'_>]) {
+fn notify(states: &[NotifyState<'_>]) {
     if let Err(error) = sd_notify::notify(states) {
-        tracing::warn!(%error, "systemd could not be told of the daemon's state.");
+        tracing::warn!(%error, "systemd not notified");
     }
 }

@@ -244,8 +244,8 @@ impl<'a> Kiyot<'a> {
         fs::write(self.configuration(), before.replacen(part, with, 1))
             .expect("the configuration can be written");
         let said = |log: &str| {
-            log.matches("The configuration was reloaded.").count()
-                + log.matches("The configuration can't be reloaded").count()
+            log.matches("configuration reloaded").count()
+                + log.matches("configuration reload failed").count()
         };
         let until_now = said(&self.log());
         if let Some(pid) = i32::try_from(self.daemon.id()).ok().and_then(Pid::from_raw) {

@@ -123,7 +123,7 @@ async fn clock_jump_harms_no_pod() {
             "an end is told by the node's clock: {main:?}"
         );
         kubelet.stop_and_remove(&other).await.unwrap();
-        let word = if jump > 0 { "was set ahead" } else { "was set back" };
+        let word = if jump > 0 { "jumped ahead" } else { "jumped back" };
         wait_until("the log says that the clock was set", LIMIT, async || {
             kiyot.log().contains(word).then_some(())
         })

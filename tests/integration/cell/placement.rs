@@ -220,7 +220,7 @@ async fn reload_changes_rules_and_limits_all_or_nothing() {
 
     // Nothing changes for a bad file, whatever else is in it.
     kiyot.reload("default = \"containerd\"", "default = \"milpa\"\nrules = 3").await;
-    assert!(kiyot.log().contains("can't be reloaded: nothing has changed"));
+    assert!(kiyot.log().contains("configuration reload failed, nothing changed"));
     let still = run(&mut kubelet, &plain("still")).await;
     assert!(!is_in_a_cell(&still));
     // Nor for a good one that leads to a backend which does not run.
