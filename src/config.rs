@@ -1,4 +1,4 @@
-//! TOML as plain, validated, immutable data.
+//! Configuration as validated, immutable data.
 //!
 //! Values come from the defaults, then from the file, then from the environment
 //! (`KIYOT_SERVER__LISTEN` is `server.listen`). Keys are read one by one, so that all problems of a
@@ -32,18 +32,18 @@ pub use netns::Netns;
 pub use routing::{Routing, Rule};
 pub use server::Server;
 
-/// The daemon's configuration.
+/// Configuration of the daemon.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Config {
-    /// The CRI socket and its limits.
+    /// CRI socket and its limits.
     pub server: Server,
-    /// What answers for pods, by name.
+    /// Backends, by name.
     pub backends: BTreeMap<String, BackendConfig>,
-    /// Which backend a pod goes to.
+    /// Rules that choose a pod's backend.
     pub routing: Routing,
 }
 
-/// Reads a file, lets the process's environment override it, and checks the whole.
+/// Reads and validates a file, with the environment's variables over it.
 pub fn load(path: &Path) -> Result<Config, Problems> {
     let text =
         source::read(path).map_err(|problem| Problems::one(path.display().to_string(), problem))?;
@@ -52,7 +52,7 @@ pub fn load(path: &Path) -> Result<Config, Problems> {
     read_all(&path.display().to_string(), &text, environment, &sockets::real)
 }
 
-/// The same of a text (called `name` in problems) and of given environment variables. Pure.
+/// Reads and validates a text, which problems call `name`, with the given variables over it.
 pub fn parse(
     name: &str,
     text: &str,
@@ -61,7 +61,7 @@ pub fn parse(
     read_all(name, text, environment, &Path::to_path_buf)
 }
 
-/// `real` says where a socket's path leads: two paths may be of one socket.
+/// `real` resolves a socket's path, because two paths may lead to one socket.
 fn read_all(
     name: &str,
     text: &str,
@@ -87,7 +87,11 @@ fn read_all(
     table.finish();
     let mut config = Config { server, backends, routing };
     if config.backends.is_empty() {
-        report.add(Problem::new("backends", "is empty; allowed is one backend or more, such as [backends.containerd] with type = \"cri\""));
+        report.add(Problem::new(
+            "backends",
+            "is empty; allowed: one backend or more, such as \
+            [backends.containerd] with type = \"cri\"",
+        ));
     }
     checks::complete(&mut config);
     checks::check(&config, real, &report);

@@ -1,5 +1,4 @@
-//! Everything that is wrong with what a human wrote, said at once: configuration, annotations,
-//! manifests. Pure.
+//! Problems of configurations, annotations and manifests, reported all at once.
 
 use std::{cell::RefCell, fmt};
 
@@ -9,27 +8,27 @@ mod table;
 pub use field::Field;
 pub use table::Table;
 
-/// How many characters of a wrong value a problem shows.
+/// Characters of a wrong value that a problem shows.
 const SHOWN_VALUE_CHARS: usize = 120;
 
-/// One thing that is wrong.
+/// Problem of a value.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Problem {
-    /// Where: a path of keys such as `server.drain_timeout`, or an annotation's key.
+    /// Path of keys such as `server.drain_timeout`, or an annotation's key.
     pub at: String,
-    /// What is there, as it was written; `None` if nothing is, or if it may not be shown.
+    /// Present value; `None` if absent or secret.
     pub value: Option<String>,
-    /// What is wrong with it, and what is allowed.
+    /// Error and allowed values.
     pub rule: String,
 }
 
 impl Problem {
-    /// A problem without a value.
+    /// Returns a problem without a value.
     pub fn new(at: impl Into<String>, rule: impl Into<String>) -> Self {
         Self { at: at.into(), value: None, rule: rule.into() }
     }
 
-    /// A problem with the value that is there. A long one is cut.
+    /// Returns a problem with the present value, shortened if long.
     pub fn with_value(
         at: impl Into<String>,
         value: impl fmt::Display,
@@ -53,17 +52,17 @@ impl fmt::Display for Problem {
     }
 }
 
-/// All that is wrong with one thing. Never empty.
+/// All problems of an input. Never empty.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Problems {
-    /// What they are of: a file's path, or "the annotations".
+    /// Source: a file's path, or "the annotations".
     pub of: String,
-    /// One by one, in the order in which they were found.
+    /// Problems, in the order of their discovery.
     pub list: Vec<Problem>,
 }
 
 impl Problems {
-    /// A single one.
+    /// Returns a single problem.
     pub fn one(of: impl Into<String>, problem: Problem) -> Self {
         Self { of: of.into(), list: vec![problem] }
     }
@@ -81,22 +80,22 @@ impl fmt::Display for Problems {
 
 impl std::error::Error for Problems {}
 
-/// Collects problems while a thing is read.
+/// Collector of problems.
 #[derive(Debug, Default)]
 pub struct Report(RefCell<Vec<Problem>>);
 
 impl Report {
-    /// Notes one.
+    /// Adds a problem.
     pub fn add(&self, problem: Problem) {
         self.0.borrow_mut().push(problem);
     }
 
-    /// Whether there is none so far.
+    /// Says if there is no problem.
     pub fn is_empty(&self) -> bool {
         self.0.borrow().is_empty()
     }
 
-    /// The value that was read, or all problems if there are any.
+    /// Returns the value, or all problems if there are any.
     pub fn finish<T>(self, of: impl Into<String>, value: T) -> Result<T, Problems> {
         let list = self.0.into_inner();
         if list.is_empty() { Ok(value) } else { Err(Problems { of: of.into(), list }) }

@@ -1,33 +1,33 @@
-//! `[backends.NAME]`: what answers for pods.
+//! `[backends.NAME]`: backends that run pods.
 
 use std::{collections::BTreeMap, path::PathBuf, time::Duration};
 
 use super::{MilpaBackend, read};
 use crate::problems::{Field, Table};
 
-/// Where containerd listens unless it is told otherwise.
+/// Default socket of containerd.
 pub(super) const CONTAINERD_SOCKET: &str = "/run/containerd/containerd.sock";
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 const MIN_CONNECT_TIMEOUT: Duration = Duration::from_millis(100);
 const MAX_CONNECT_TIMEOUT: Duration = Duration::from_secs(2 * 60);
-/// Characters of a backend's name: those of a DNS label.
+/// Longest name of a backend, in characters: a DNS label.
 const NAME_CHARS: usize = 63;
 
-/// A backend, by its key `type`.
+/// Backend, by its key `type`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum BackendConfig {
-    /// "cri": a container runtime on this node.
+    /// `cri`: a container runtime on this node.
     Cri(CriBackend),
-    /// "milpa": cells.
+    /// `milpa`: cells.
     Milpa(Box<MilpaBackend>),
 }
 
-/// A container runtime on this node.
+/// Container runtime on this node.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CriBackend {
-    /// The unix socket on which it speaks CRI v1.
+    /// Unix socket of its CRI v1.
     pub socket: PathBuf,
-    /// How long a call waits for a connection to it.
+    /// Time that a call waits for a connection.
     pub connect_timeout: Duration,
 }
 
@@ -47,7 +47,10 @@ pub(super) fn read(field: Field<'_>) -> BTreeMap<String, BackendConfig> {
     let mut backends = BTreeMap::new();
     for (name, field) in field.entries() {
         if !is_name(&name) {
-            field.refuse(format!("has no fit name; allowed are 1 to {NAME_CHARS} of a-z, 0-9 and -, the first and the last of them no -"));
+            field.refuse(format!(
+                "is no valid name; allowed: 1 to {NAME_CHARS} characters of a-z, \
+                                  0-9 and -, not - at either end"
+            ));
         }
         if let Some(backend) = field.table().and_then(read_one) {
             backends.insert(name, backend);
@@ -65,7 +68,7 @@ fn is_name(name: &str) -> bool {
 }
 
 fn read_one(mut table: Table<'_>) -> Option<BackendConfig> {
-    // Without its type, nothing can be said of the other keys.
+    // Without its type the other keys are unknown.
     let kind = table
         .need("type", "\"cri\" or \"milpa\"")?
         .choice(&[("cri", Type::Cri), ("milpa", Type::Milpa)])?;

@@ -1,4 +1,4 @@
-//! What one key says about another.
+//! Checks and defaults across keys.
 
 use std::{
     collections::BTreeSet,
@@ -8,11 +8,11 @@ use std::{
 use super::{BackendConfig, Config, MilpaBackend, read::SOCKET_PATH_BYTES, sockets};
 use crate::problems::{Problem, Report};
 
-/// The gateway's socket in a state directory, without its directory.
-const LONGEST_SOCKET_IN_STATE_DIR: &str = "/gateway.sock";
+/// Path of the gateway's socket in a state directory.
+const GATEWAY_SOCKET: &str = "/gateway.sock";
 
-/// Sets what follows from other keys: the node's backend if it is the only one of its kind, and the
-/// containerd whose images are copied.
+/// Sets defaults that follow from other keys: the node's backend if only one has the type `cri`,
+/// and the containerd that images are copied from.
 pub(super) fn complete(config: &mut Config) {
     let cri: Vec<_> = config
         .backends
@@ -36,7 +36,7 @@ pub(super) fn complete(config: &mut Config) {
     }
 }
 
-/// Notes what does not fit together.
+/// Reports keys that contradict each other.
 pub(super) fn check(config: &Config, real: &dyn Fn(&Path) -> PathBuf, report: &Report) {
     check_node_backend(config, report);
     check_routing(config, report);
@@ -47,7 +47,8 @@ pub(super) fn check(config: &Config, real: &dyn Fn(&Path) -> PathBuf, report: &R
             && milpa.token_ttl < milpa.launch_timeout
         {
             let rule = format!(
-                "allowed is launch_timeout ({:?}) at least: a cell must be able to use its token until then",
+                "is invalid; allowed: at least launch_timeout ({:?}), because a cell uses its \
+                 token until then",
                 milpa.launch_timeout
             );
             report.add(Problem::with_value(
@@ -66,7 +67,7 @@ pub(super) fn check(config: &Config, real: &dyn Fn(&Path) -> PathBuf, report: &R
     if milpas.len() > 1 {
         report.add(Problem::new(
             "backends",
-            format!("has several of type \"milpa\" ({}); allowed is one", milpas.join(", ")),
+            format!("has several of type \"milpa\" ({}); allowed: one", milpas.join(", ")),
         ));
     }
 }
@@ -78,16 +79,15 @@ fn check_node_backend(config: &Config, report: &Report) {
             report.add(Problem::with_value(
                 "server.node_backend",
                 format!("{name:?}"),
-                format!("allowed is a backend of type \"cri\": {cri}"),
+                format!("is invalid; allowed: a backend of type \"cri\": {cri}"),
             ));
         }
         None if !config.backends.is_empty() => {
             let rule = if cri.is_empty() {
-                "there is no backend of type \"cri\", and one must answer for the node".to_owned()
+                "is missing; allowed: a backend of type \"cri\", which answers for the node"
+                    .to_owned()
             } else {
-                format!(
-                    "is missing; with several backends of type \"cri\", allowed is one of: {cri}"
-                )
+                format!("is missing; with several backends of type \"cri\", allowed: {cri}")
             };
             report.add(Problem::new("server.node_backend", rule));
         }
@@ -102,29 +102,30 @@ fn check_routing(config: &Config, report: &Report) {
         report.add(Problem::with_value(
             "routing.default",
             format!("{:?}", config.routing.default),
-            format!("allowed is the name of a backend: {all}"),
+            format!("is invalid; allowed: the name of a backend: {all}"),
         ));
     }
     let mut seen = BTreeSet::new();
     for (index, rule) in config.routing.rules.iter().enumerate() {
         let at = format!("routing.rule[{index}]");
-        // An empty one is missing, which has been said.
+        // An empty path is missing, which is reported already.
         if !rule.backend.is_empty() && !known(&rule.backend) {
             report.add(Problem::with_value(
                 format!("{at}.backend"),
                 format!("{:?}", rule.backend),
-                format!("allowed is the name of a backend: {all}"),
+                format!("is invalid; allowed: the name of a backend: {all}"),
             ));
         }
         if !rule.name.is_empty() && !seen.insert(&rule.name) {
             report.add(Problem::with_value(
                 format!("{at}.name"),
                 format!("{:?}", rule.name),
-                "another rule has this name; allowed is one of its own",
+                "is the name of another rule too; allowed: a unique name",
             ));
         }
         if !rule.has_condition() {
-            let rule = "has no condition; allowed is one or more of annotation, label, namespace, runtime_handler, daemonset, static (for all pods there is routing.default)";
+            let rule = "has no condition; allowed: one or more of annotation, label, namespace, \
+                        runtime_handler, daemonset, static (for all pods there is routing.default)";
             report.add(Problem::new(at, rule));
         }
     }
@@ -133,9 +134,9 @@ fn check_routing(config: &Config, report: &Report) {
 fn check_paths(config: &Config, report: &Report) {
     for (name, backend) in &config.backends {
         if let BackendConfig::Milpa(milpa) = backend {
-            let room = SOCKET_PATH_BYTES - LONGEST_SOCKET_IN_STATE_DIR.len();
+            let room = SOCKET_PATH_BYTES - GATEWAY_SOCKET.len();
             if milpa.state_dir.as_os_str().len() > room {
-                let rule = format!("is too long for the sockets in it; allowed are {room} bytes");
+                let rule = format!("is too long for the sockets in it; allowed: {room} bytes");
                 report.add(Problem::with_value(
                     format!("backends.{name}.state_dir"),
                     format!("{:?}", milpa.state_dir),

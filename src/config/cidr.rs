@@ -1,4 +1,4 @@
-//! A network: an address and how many of its bits are the network's.
+//! IP networks.
 
 use std::{
     fmt,
@@ -6,34 +6,34 @@ use std::{
     str::FromStr,
 };
 
-/// A network such as `10.200.0.0/16`. No bit behind the prefix is set.
+/// IP network such as `10.200.0.0/16`, without host bits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Cidr {
-    /// Its lowest address.
+    /// Network address.
     pub address: IpAddr,
-    /// How many bits are the network's.
+    /// Length of the prefix, in bits.
     pub prefix: u8,
 }
 
-/// Not a network.
+/// Text that is no network.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("allowed is a network such as 10.0.0.0/8 or fd00::/8, with no bit set behind its prefix")]
+#[error("is invalid; allowed: a network such as 10.0.0.0/8 or fd00::/8, without host bits")]
 pub struct NotACidr;
 
 impl Cidr {
-    /// An IPv4 network. The caller sees to it that no bit behind the prefix is set.
+    /// Returns an IPv4 network. The caller guarantees that no host bit is set.
     pub(super) const fn v4([a, b, c, d]: [u8; 4], prefix: u8) -> Self {
         Self { address: IpAddr::V4(Ipv4Addr::new(a, b, c, d)), prefix }
     }
 
-    /// Whether an address is of this network.
+    /// Says if the network contains an address.
     pub fn contains(&self, address: IpAddr) -> bool {
         address.is_ipv4() == self.address.is_ipv4()
             && host_bits(address, self.prefix).0 == host_bits(self.address, self.prefix).0
     }
 }
 
-/// The network's part and the host's part of an address, as numbers.
+/// Returns the network bits and the host bits of an address.
 fn host_bits(address: IpAddr, prefix: u8) -> (u128, u128) {
     let (bits, width) = match address {
         IpAddr::V4(address) => (u128::from(address.to_bits()), 32_u32),
@@ -50,7 +50,7 @@ impl FromStr for Cidr {
     fn from_str(text: &str) -> Result<Self, NotACidr> {
         let (address, prefix) = text.split_once('/').ok_or(NotACidr)?;
         let address: IpAddr = address.parse().map_err(|_| NotACidr)?;
-        // `u8::from_str` takes "+8" and "08".
+        // `u8::from_str` accepts "+8" and "08".
         let canonical = |prefix: &u8| {
             prefix.to_string() == text[text.len() - prefix.to_string().len()..]
                 && text.ends_with(&format!("/{prefix}"))
@@ -78,7 +78,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn networks_and_what_is_none() {
+    fn only_networks_without_host_bits_parse() {
         for good in ["10.200.0.0/16", "0.0.0.0/0", "1.2.3.4/32", "fd00::/8", "::/0", "::1/128"] {
             assert_eq!(good.parse::<Cidr>().unwrap().to_string(), good);
         }
@@ -100,7 +100,7 @@ mod tests {
     }
 
     #[test]
-    fn a_network_contains_its_own() {
+    fn network_contains_its_addresses_alone() {
         let network: Cidr = "10.200.0.0/16".parse().unwrap();
         assert!(network.contains("10.200.255.1".parse().unwrap()));
         assert!(!network.contains("10.201.0.0".parse().unwrap()));
@@ -109,15 +109,16 @@ mod tests {
 
     proptest! {
         #[test]
-        fn any_text_parses_or_does_not(text in "\\PC*") {
+        fn arbitrary_text_is_parsed_without_panic(text in "\\PC*") {
             if let Ok(network) = text.parse::<Cidr>() {
                 prop_assert_eq!(network.to_string().parse::<Cidr>(), Ok(network));
             }
         }
 
         #[test]
-        fn any_network_survives_its_text(bits: u32, prefix in 0_u8..=32) {
-            let address = Ipv4Addr::from(bits & u32::MAX.checked_shl(32 - u32::from(prefix)).unwrap_or(0));
+        fn network_round_trips_through_text(bits: u32, prefix in 0_u8..=32) {
+            let mask = u32::MAX.checked_shl(32 - u32::from(prefix)).unwrap_or(0);
+            let address = Ipv4Addr::from(bits & mask);
             let network = Cidr { address: address.into(), prefix };
             prop_assert_eq!(network.to_string().parse::<Cidr>(), Ok(network));
             prop_assert!(network.contains(address.into()));

@@ -1,5 +1,4 @@
-//! What differs between two configurations: what can change while the daemon runs, and what can't.
-//! Pure.
+//! Differences between two configurations: applied at a reload, or at a restart.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -9,12 +8,12 @@ use std::{
 use super::{BackendConfig, Config, CriBackend, MilpaBackend, Policy, Routing, Rule, Server};
 use crate::problems::{Problem, Problems, Report};
 
-/// One difference.
+/// Changed key.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Change {
-    /// The path of keys.
+    /// Path of keys.
     pub at: String,
-    /// What it was, and what it is now.
+    /// Previous and new value.
     pub what: String,
 }
 
@@ -24,52 +23,80 @@ impl fmt::Display for Change {
     }
 }
 
-/// All differences between what runs and what a file has now.
+/// Changes between the running configuration and a file.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Diff {
-    /// What can change at once.
+    /// Changes that a reload applies.
     pub live: Vec<Change>,
-    /// What needs a restart.
+    /// Changes that need a restart.
     pub restart: Vec<Change>,
 }
 
-/// Notes the fields of a struct that differ. All of them must be named, or it does not compile.
+/// Adds the changed fields of a struct. The struct is destructured, so that a new field doesn't
+/// compile without its line here.
 macro_rules! fields {
     ($old:expr, $new:expr, $at:expr, $kind:ident { $($field:ident => $list:expr),* $(,)? }) => {{
         let ($kind { $($field: _),* }, at) = ($old, $at);
         $(if $old.$field != $new.$field {
-            $list.push(Change { at: format!("{at}.{}", stringify!($field)), what: format!("{:?} -> {:?}", $old.$field, $new.$field) });
+            $list.push(Change {
+                at: format!("{at}.{}", stringify!($field)),
+                what: format!("{:?} -> {:?}", $old.$field, $new.$field),
+            });
         })*
     }};
 }
 
 impl Diff {
-    /// From what runs to what is to be.
+    /// Compares the running configuration with a new one.
     pub fn between(old: &Config, new: &Config) -> Self {
         let Self { mut live, mut restart } = Self::default();
         fields!(&old.server, &new.server, "server", Server {
-            listen => restart, drain_timeout => live, client_timeout => live, max_concurrent_calls => live, node_backend => restart,
+            listen => restart,
+            drain_timeout => live,
+            client_timeout => live,
+            max_concurrent_calls => live,
+            node_backend => restart,
         });
         for name in old.backends.keys().chain(new.backends.keys()).collect::<BTreeSet<_>>() {
             let at = format!("backends.{name}");
             match (old.backends.get(name), new.backends.get(name)) {
                 (Some(BackendConfig::Cri(old)), Some(BackendConfig::Cri(new))) => {
-                    fields!(old, new, &at, CriBackend { socket => restart, connect_timeout => restart });
+                    fields!(old, new, &at, CriBackend {
+                        socket => restart,
+                        connect_timeout => restart,
+                    });
                 }
                 (Some(BackendConfig::Milpa(old)), Some(BackendConfig::Milpa(new))) => {
                     fields!(&**old, &**new, &at, MilpaBackend {
-                        max_cells => live, ephemeral_storage_limit => restart, state_dir => restart, provider => restart, orphan_timeout => restart, launch_timeout => restart,
-                        token_ttl => restart, image_pull_progress_timeout => restart, node_containerd => restart, node_namespace => restart,
-                        pause_image => restart, registry_config_dir => restart, kubelet_dir => restart, policy => Vec::new(), netns => restart,
+                        max_cells => live,
+                        ephemeral_storage_limit => restart,
+                        state_dir => restart,
+                        provider => restart,
+                        orphan_timeout => restart,
+                        launch_timeout => restart,
+                        token_ttl => restart,
+                        image_pull_progress_timeout => restart,
+                        node_containerd => restart,
+                        node_namespace => restart,
+                        pause_image => restart,
+                        registry_config_dir => restart,
+                        kubelet_dir => restart,
+                        policy => Vec::new(),
+                        netns => restart,
                     });
                     fields!(&old.policy, &new.policy, format!("{at}.policy"), Policy {
-                        host_path => live, host_network => live, host_pid => live, host_ipc => live, host_users => live, privileged => live,
+                        host_path => live,
+                        host_network => live,
+                        host_pid => live,
+                        host_ipc => live,
+                        host_users => live,
+                        privileged => live,
                         node_resolver => live,
                     });
                 }
-                (Some(_), Some(_)) => restart.push(Change { at, what: "has another type".into() }),
-                (Some(_), None) => restart.push(Change { at, what: "is removed".into() }),
-                (None, _) => restart.push(Change { at, what: "is new".into() }),
+                (Some(_), Some(_)) => restart.push(Change { at, what: "type changed".into() }),
+                (Some(_), None) => restart.push(Change { at, what: "removed".into() }),
+                (None, _) => restart.push(Change { at, what: "added".into() }),
             }
         }
         routing(&old.routing, &new.routing, &mut live);
@@ -90,7 +117,7 @@ fn routing(old: &Routing, new: &Routing, live: &mut Vec<Change>) {
     for rule in &new.rules {
         let at = format!("routing.rule {:?}", rule.name);
         match was.get(&rule.name) {
-            None => live.push(Change { at, what: format!("is new: {rule:?}") }),
+            None => live.push(Change { at, what: format!("added: {rule:?}") }),
             Some(before) if before != rule => {
                 live.push(Change { at, what: format!("{before:?} -> {rule:?}") })
             }
@@ -98,10 +125,7 @@ fn routing(old: &Routing, new: &Routing, live: &mut Vec<Change>) {
         }
     }
     for rule in old.rules.iter().filter(|rule| !is.contains_key(&rule.name)) {
-        live.push(Change {
-            at: format!("routing.rule {:?}", rule.name),
-            what: "is removed".into(),
-        });
+        live.push(Change { at: format!("routing.rule {:?}", rule.name), what: "removed".into() });
     }
     let kept = |rules: &[Rule], of: &BTreeMap<String, Rule>| {
         rules.iter().map(|rule| rule.name.clone()).filter(|name| of.contains_key(name)).collect()
@@ -110,14 +134,14 @@ fn routing(old: &Routing, new: &Routing, live: &mut Vec<Change>) {
     if before != after {
         live.push(Change {
             at: "routing.rule".into(),
-            what: format!("the order is {before:?} -> {after:?}"),
+            what: format!("order {before:?} -> {after:?}"),
         });
     }
 }
 
 impl Config {
-    /// What runs after a reload: this, with what of `new` can change at once. An error if the new
-    /// rules lead to a backend that does not run: then nothing changes.
+    /// Returns this configuration with the changes of `new` that a reload applies. Fails without a
+    /// change if the new rules name a backend that does not run.
     pub fn reloaded(&self, new: &Self, name: &str) -> Result<Self, Problems> {
         let report = Report::default();
         let runs = |backend: &String| match (self.backends.get(backend), new.backends.get(backend))
@@ -174,7 +198,8 @@ mod tests {
     fn rules(names: &[(&str, &str)]) -> String {
         let rule = |(name, backend): &(&str, &str)| {
             format!(
-                "[[routing.rule]]\nname = \"{name}\"\nnamespace = [\"{name}\"]\nbackend = \"{backend}\"\n"
+                "[[routing.rule]]\nname = \"{name}\"\nnamespace = [\"{name}\"]\nbackend = \
+                 \"{backend}\"\n"
             )
         };
         names.iter().map(rule).collect()
@@ -185,7 +210,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_differs_from_itself() {
+    fn configuration_does_not_differ_from_itself() {
         let config = config(&rules(&[("a", "milpa")]));
         assert_eq!(Diff::between(&config, &config), Diff::default());
     }
@@ -197,7 +222,8 @@ mod tests {
         let new = parse(
             "test",
             &format!(
-                "[server]\nlisten = \"/run/other.sock\"\nclient_timeout = \"5s\"\nmax_concurrent_calls = 7\n\
+                "[server]\nlisten = \"/run/other.sock\"\nclient_timeout = \"5s\"\n\
+                 max_concurrent_calls = 7\n\
                  [backends.containerd]\ntype = \"cri\"\nsocket = \"/run/elsewhere.sock\"\n\
                  [backends.milpa]\ntype = \"milpa\"\nmax_cells = 3\nstate_dir = \"/srv/kiyot\"\n\
                  [routing]\ndefault = \"milpa\"\n{}",
@@ -236,14 +262,20 @@ mod tests {
             (reloaded.server.max_concurrent_calls, &reloaded.server.listen),
             (7, &old.server.listen)
         );
-        // What is left is what needs a restart, and it is said again at the next reload.
+        // The rest needs a restart, and is reported again at the next reload.
         assert_eq!(Diff::between(&reloaded, &new), Diff { live: vec![], restart: diff.restart });
     }
 
     /// Verifies R4.
     #[test]
-    fn each_key_of_the_policy_is_named() {
-        let new = config(&format!("{BACKENDS}[backends.milpa.policy]\nhost_pid = \"cell\"\nprivileged = \"keep-local\"\n").replace(BACKENDS, ""));
+    fn every_changed_key_of_the_policy_is_named() {
+        let new = config(
+            &format!(
+                "{BACKENDS}[backends.milpa.policy]\nhost_pid = \"cell\"\n\
+                                   privileged = \"keep-local\"\n"
+            )
+            .replace(BACKENDS, ""),
+        );
         let diff = Diff::between(&config(""), &new);
         let told: Vec<String> = diff.live.iter().map(ToString::to_string).collect();
         assert_eq!(
@@ -258,10 +290,11 @@ mod tests {
     }
 
     #[test]
-    fn a_rule_to_a_backend_that_does_not_run_is_refused() {
+    fn rule_to_an_absent_backend_fails_the_reload() {
         let old = config("");
         let more = format!(
-            "[server]\nnode_backend = \"containerd\"\n[backends.second]\ntype = \"cri\"\nsocket = \"/run/second.sock\"\n{}",
+            "[server]\nnode_backend = \"containerd\"\n[backends.second]\ntype = \"cri\"\nsocket = \
+             \"/run/second.sock\"\n{}",
             rules(&[("a", "second")])
         );
         let new = config(&more);

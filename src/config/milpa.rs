@@ -1,4 +1,4 @@
-//! A backend of type "milpa": pods in cells.
+//! Backend of type `milpa`: pods in cells.
 
 use std::{path::PathBuf, time::Duration};
 
@@ -12,10 +12,10 @@ const ORPHAN_TIMEOUT: Duration = Duration::from_secs(15 * 60);
 const LAUNCH_TIMEOUT: Duration = Duration::from_secs(2 * 60);
 const TOKEN_TTL: Duration = Duration::from_secs(10 * 60);
 const IMAGE_PULL_PROGRESS_TIMEOUT: Duration = Duration::from_secs(5 * 60);
-/// The range of all of the above.
+/// Range of all durations above.
 const MIN_TIMEOUT: Duration = Duration::from_secs(1);
 const MAX_TIMEOUT: Duration = Duration::from_secs(7 * 24 * 60 * 60);
-/// containerd's namespace in which its CRI plugin keeps everything.
+/// Namespace of containerd's CRI plugin.
 const NODE_NAMESPACE: &str = "k8s.io";
 const PAUSE_IMAGE: &str = "registry.k8s.io/pause:3.9";
 const KUBELET_DIR: &str = "/var/lib/kubelet";
@@ -23,49 +23,49 @@ const KUBELET_DIR: &str = "/var/lib/kubelet";
 /// Pods in cells.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct MilpaBackend {
-    /// The directory of the store and of all cells of this node. The daemon's alone (mode 0700).
+    /// Directory of the store and of all cells of this node, for the daemon alone (mode 0700).
     pub state_dir: PathBuf,
-    /// What makes cells.
+    /// Provider of cells.
     pub provider: ProviderKind,
-    /// How many cells there may be at once.
+    /// Limit of concurrent cells.
     pub max_cells: usize,
-    /// Bytes that a pod may take of its cell's disk: its containers' writable layers, its emptyDirs
-    /// and its logs. 0: no limit.
+    /// Bytes of its cell's disk that a pod may use: writable layers, emptyDirs and logs. 0 is no
+    /// limit.
     pub ephemeral_storage_limit: u64,
-    /// How long a cell lives on without contact to the daemon.
+    /// Time without contact to the daemon after which a cell ends itself.
     pub orphan_timeout: Duration,
-    /// How long a cell may take from its launch until it has called home.
+    /// Time from a cell's launch to its enrolment.
     pub launch_timeout: Duration,
-    /// How long the one-time token of a launch is valid.
+    /// Validity of a launch's one-time token.
     pub token_ttl: Duration,
-    /// How long a pull of an image may make no progress.
+    /// Time without progress after which a pull of an image fails.
     pub image_pull_progress_timeout: Duration,
-    /// The node's containerd, whose images are copied to cells. If the file does not have it: the
-    /// socket of the node's backend.
+    /// Socket of the node's containerd, which images are copied from. By default that of the node's
+    /// backend.
     pub node_containerd: PathBuf,
-    /// containerd's namespace in which the node's images are.
+    /// Namespace of the node's images in containerd.
     pub node_namespace: String,
-    /// The image of the sandbox containers in cells.
+    /// Image of sandbox containers in cells.
     pub pause_image: String,
-    /// A directory of `HOST/hosts.toml` files for registries by which cells pull; none: as the
-    /// node's containerd does.
+    /// Directory of `HOST/hosts.toml` files for pulls in cells. By default the mirrors of the
+    /// node's containerd.
     pub registry_config_dir: Option<PathBuf>,
-    /// The kubelet's own directory (its `--root-dir`).
+    /// The kubelet's `--root-dir`.
     pub kubelet_dir: PathBuf,
-    /// What happens to pods that ask for what a cell does not have.
+    /// Policy of host access.
     pub policy: Policy,
-    /// The provider "netns".
+    /// Settings of the provider `netns`.
     pub netns: Netns,
 }
 
-/// What makes cells.
+/// Provider of cells.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ProviderKind {
-    /// "netns": namespaces of this node.
+    /// `netns`: namespaces of this node.
     Netns,
 }
 
-/// What happens to pods that ask for what a cell does not have, or should not give.
+/// Policy for pods that request access to their host.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Policy {
     /// Paths of the node.
@@ -76,60 +76,60 @@ pub struct Policy {
     pub host_pid: OfNode,
     /// The node's IPC (`hostIPC`).
     pub host_ipc: OfNode,
-    /// A user namespace of the pod's own (`hostUsers: false`).
+    /// A user namespace of the pod (`hostUsers: false`).
     pub host_users: OfNode,
     /// Privileged containers.
     pub privileged: Privileged,
-    /// Name servers that only the node has.
+    /// Name servers that only the node reaches.
     pub node_resolver: NodeResolver,
 }
 
-/// What becomes of a mount of a path of the node that is not a volume of the pod.
+/// Treatment of a mounted path of the node that is no volume of the pod.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum HostPath {
-    /// "refuse": the container is refused, by name of the path.
+    /// `refuse`: the container is refused, and the error names the path.
     Refuse,
-    /// "copy-read-only": the cell gets a copy, which the container can't write to.
+    /// `copy-read-only`: the cell gets a copy that the container can't write to.
     CopyReadOnly,
 }
 
-/// What becomes of a pod for a cell that asks for something of the node's.
+/// Treatment of a pod that requests access to its host.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum OfNode {
-    /// "refuse": the pod is refused.
+    /// `refuse`: the pod is refused.
     Refuse,
-    /// "keep-local": the pod runs on the node.
+    /// `keep-local`: the pod runs on the node.
     KeepLocal,
-    /// "cell": it gets the cell's own instead, if the provider's cells have that; else it is
+    /// `cell`: the pod gets the cell's own, if the provider's cells have it; otherwise it is
     /// refused.
     Cell,
 }
 
-/// What becomes of a privileged container for a cell.
+/// Treatment of a privileged container.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Privileged {
-    /// "refuse": it is refused. In a cell that shares the node's kernel, a privileged container is
-    /// root on the node.
+    /// `refuse`: the container is refused. In a cell that shares the node's kernel it would be root
+    /// on the node.
     Refuse,
-    /// "keep-local": its pod runs on the node.
+    /// `keep-local`: its pod runs on the node.
     KeepLocal,
-    /// "cell": it is privileged in its cell, if the provider's cells keep privileges within them;
-    /// else it is refused.
+    /// `cell`: the container is privileged in its cell, if the provider's cells contain privileges;
+    /// otherwise it is refused.
     Cell,
-    /// "allow": it runs in the cell, whatever its privileges reach.
+    /// `allow`: the container runs in the cell, whatever its privileges reach.
     Allow,
 }
 
-/// What becomes of a pod whose name servers are at addresses that mean another machine in a cell:
-/// loopback, link-local, unspecified.
+/// Treatment of name servers whose addresses mean another machine in a cell: loopback, link-local,
+/// unspecified.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum NodeResolver {
-    /// "refuse": it is refused, by the name server's address.
+    /// `refuse`: the pod is refused, and the error names the address.
     Refuse,
-    /// "forward": the daemon asks them for the cell.
+    /// `forward`: the daemon forwards queries of the cell.
     Forward,
-    /// "allow": the cell is given them as they are. Right if cells reach them, such as a link-local
-    /// cache on a node whose namespaces the cells are.
+    /// `allow`: the cell gets the addresses unchanged. Right if cells reach them, such as a
+    /// link-local cache on a node whose namespaces the cells are.
     Allow,
 }
 
@@ -171,7 +171,7 @@ impl Default for MilpaBackend {
 
 impl MilpaBackend {
     pub(super) fn read(mut table: Table<'_>) -> Self {
-        // An empty path says "not given", until `checks::complete` has seen the node's backend.
+        // An empty path means absent, until `checks::complete` sets the node backend's.
         let mut backend = Self { node_containerd: PathBuf::new(), ..Self::default() };
         table.set("state_dir", &mut backend.state_dir, read::path);
         table.set("provider", &mut backend.provider, |field| {
@@ -249,7 +249,7 @@ impl Policy {
     }
 }
 
-/// A text without white space.
+/// Reads a text without white space.
 fn word(field: crate::problems::Field<'_>, allowed: &str) -> Option<String> {
     field.read(allowed, |text| {
         (!text.is_empty() && !text.contains(|c: char| c.is_whitespace() || c.is_control()))

@@ -1,4 +1,4 @@
-//! `[backends.NAME.netns]`: cells that are namespaces of this node.
+//! `[backends.NAME.netns]`: cells made of namespaces of this node.
 
 use std::path::PathBuf;
 
@@ -8,34 +8,35 @@ use crate::problems::{Problem, Table};
 const CNI_CONF_DIR: &str = "/etc/cni/net.d";
 const CNI_BIN_DIRS: [&str; 2] = ["/opt/cni/bin", "/usr/lib/cni"];
 const BRIDGE: &str = "kiyot0";
-/// Bytes of a network device's name: `IFNAMSIZ` of Linux without its final NUL.
+/// Longest name of a network device, in bytes: Linux's `IFNAMSIZ` without the NUL.
 const BRIDGE_BYTES: usize = 15;
 const SUBNET: Cidr = Cidr::v4([10, 200, 0, 0], 16);
-/// The range of a subnet's prefix, in bits: the bridge and one cell at least.
+/// Range of a subnet's prefix, in bits: at least the bridge and one cell.
 const SUBNET_BITS: std::ops::RangeInclusive<u8> = 8..=30;
 const CONTAINERD: &str = "containerd";
 const RUNC: &str = "runc";
 
-/// Cells that are namespaces of this node.
+/// Cells made of namespaces of this node.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Netns {
-    /// The program `kiyot-cell`. `None`: the one beside kiyot, else
+    /// Program `kiyot-cell`. By default the one beside kiyot, otherwise
     /// `/usr/libexec/kiyot/kiyot-cell`.
     pub cell_binary: Option<PathBuf>,
-    /// Where the node's CNI configuration is. With none in it, cells get addresses of `subnet` on
-    /// `bridge`.
+    /// Directory of the node's CNI configuration. Without a configuration cells get addresses of
+    /// `subnet` on `bridge`.
     pub cni_conf_dir: PathBuf,
-    /// Where CNI plugins are, the first that has one wins.
+    /// Directories of CNI plugins; the first with a plugin wins.
     pub cni_bin_dirs: Vec<PathBuf>,
-    /// The bridge that is made when there is no CNI configuration.
+    /// Bridge made without a CNI configuration.
     pub bridge: String,
-    /// The IPv4 addresses that cells get when there is no CNI configuration.
+    /// IPv4 addresses of cells without a CNI configuration.
     pub subnet: Cidr,
-    /// The program containerd that runs in cells: a name on PATH or a path.
+    /// Program containerd of cells: a name on PATH or a path.
     pub containerd: PathBuf,
-    /// The program runc that cells' containerd calls: a name on PATH or a path.
+    /// Program runc of cells: a name on PATH or a path.
     pub runc: PathBuf,
-    /// containerd's setting of this name, in cells: for nodes where it may not lower an OOM score.
+    /// containerd's `restrict_oom_score_adj` in cells, for nodes where containerd may not lower an
+    /// OOM score.
     pub restrict_oom_score_adj: bool,
 }
 
@@ -72,13 +73,11 @@ impl Netns {
             )
         });
         table.set("subnet", &mut netns.subnet, |field| {
-            field.parsed(
-                "an IPv4 network such as \"10.200.0.0/16\", with no bit set behind its prefix",
-            )
+            field.parsed("an IPv4 network such as \"10.200.0.0/16\", without host bits")
         });
         if !netns.subnet.address.is_ipv4() || !SUBNET_BITS.contains(&netns.subnet.prefix) {
             let rule = format!(
-                "allowed is an IPv4 network with a prefix from /{} to /{}",
+                "is invalid; allowed: an IPv4 network with a prefix from /{} to /{}",
                 SUBNET_BITS.start(),
                 SUBNET_BITS.end()
             );

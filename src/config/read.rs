@@ -1,4 +1,4 @@
-//! Readers of what only configurations have.
+//! Readers of values that only configurations have.
 
 use std::{
     ops::RangeInclusive,
@@ -10,11 +10,10 @@ use jiff::SignedDuration;
 
 use crate::problems::Field;
 
-/// The longest path that a unix socket can have: `sun_path` of Linux without its final NUL, in
-/// bytes.
+/// Longest path of a unix socket, in bytes: Linux's `sun_path` without the NUL.
 pub(super) const SOCKET_PATH_BYTES: usize = 107;
 
-/// A duration in words, such as "1m 30s", in a range.
+/// Reads a duration such as "1m 30s", in a range.
 pub(super) fn duration(field: Field<'_>, range: RangeInclusive<Duration>) -> Option<Duration> {
     let allowed = format!(
         "a duration such as \"10s\" or \"2m\", from {} to {}",
@@ -27,13 +26,13 @@ pub(super) fn duration(field: Field<'_>, range: RangeInclusive<Duration>) -> Opt
     })
 }
 
-/// A duration as the configuration has it, such as "1m30s".
+/// Formats a duration such as "1m30s".
 fn words(duration: Duration) -> String {
     SignedDuration::try_from(duration)
         .map_or_else(|_| format!("{duration:?}"), |signed| format!("{signed:#}"))
 }
 
-/// A number of bytes, such as "20Gi".
+/// Reads a number of bytes such as "20Gi".
 pub(super) fn bytes(field: Field<'_>) -> Option<u64> {
     const UNITS: [(&str, u32); 4] = [("Ki", 10), ("Mi", 20), ("Gi", 30), ("Ti", 40)];
     let allowed = "a number of bytes, such as \"0\", \"500Mi\" or \"20Gi\"";
@@ -49,24 +48,25 @@ pub(super) fn bytes(field: Field<'_>) -> Option<u64> {
     })
 }
 
-/// An absolute path without `.` or `..`.
+/// Reads an absolute path without `.` or `..`.
 pub(super) fn path(field: Field<'_>) -> Option<PathBuf> {
     field.read("an absolute path without \".\" and \"..\"", |text| {
         is_plain(Path::new(text)).then(|| text.into())
     })
 }
 
-/// An absolute path, short enough for a unix socket.
+/// Reads an absolute path that fits a unix socket.
 pub(super) fn socket(field: Field<'_>) -> Option<PathBuf> {
     let allowed = format!(
-        "the absolute path of a unix socket, without \".\" and \"..\", of at most {SOCKET_PATH_BYTES} bytes"
+        "the absolute path of a unix socket, without \".\" and \"..\", of at most \
+         {SOCKET_PATH_BYTES} bytes"
     );
     field.read(&allowed, |text| {
         (is_plain(Path::new(text)) && text.len() <= SOCKET_PATH_BYTES).then(|| text.into())
     })
 }
 
-/// A program: a name that PATH leads to, or an absolute path.
+/// Reads a program: a name on PATH, or an absolute path.
 pub(super) fn program(field: Field<'_>) -> Option<PathBuf> {
     field.read("the name of a program on PATH, or its absolute path", |text| {
         let path = Path::new(text);
@@ -78,7 +78,7 @@ pub(super) fn program(field: Field<'_>) -> Option<PathBuf> {
 
 fn is_plain(path: &Path) -> bool {
     use std::path::Component::{Normal, RootDir};
-    // `components` swallows an inner ".", hence the look at the text.
+    // `components` drops an inner ".".
     let text = path.as_os_str().as_encoded_bytes();
     path.is_absolute()
         && !text.contains(&0)

@@ -1,4 +1,4 @@
-//! `[routing]`: which backend a pod goes to.
+//! `[routing]`: rules that choose a pod's backend.
 
 use std::collections::BTreeMap;
 
@@ -6,33 +6,34 @@ use crate::problems::Table;
 
 const DEFAULT: &str = "containerd";
 
-/// Which backend a pod goes to that says nothing about it itself.
+/// Choice of the backend for pods whose annotations don't choose it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Routing {
-    /// The backend of pods that no rule is for.
+    /// Backend of pods that no rule matches.
     pub default: String,
-    /// The first whose conditions all hold decides.
+    /// Rules, in order; the first whose conditions all match wins.
     pub rules: Vec<Rule>,
 }
 
-/// One rule. A condition that is empty or `None` always holds; there is one at least.
+/// Rule. An empty or absent condition matches all pods; at least one is set.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Rule {
-    /// Its name, for logs and `kiyot explain`.
+    /// Name for logs and `kiyot explain`.
     pub name: String,
-    /// Annotations that the pod has, with these values exactly.
+    /// Annotations with these values.
     pub annotation: BTreeMap<String, String>,
-    /// Labels that the pod has, with these values exactly.
+    /// Labels with these values.
     pub label: BTreeMap<String, String>,
-    /// Globs (`*`, `?`), one of which fits the pod's namespace.
+    /// Globs (`*`, `?`) of namespaces.
     pub namespace: Vec<String>,
-    /// The pod's runtime handler (of its RuntimeClass).
+    /// Runtime handler of the pod's RuntimeClass.
     pub runtime_handler: Option<String>,
-    /// Whether the pod is a DaemonSet's.
+    /// Matches pods of a DaemonSet, or all others.
     pub daemonset: Option<bool>,
-    /// Whether the pod is static: the kubelet's own, from a file. TOML key `static`.
+    /// Matches static pods, which the kubelet reads from files, or all others. The TOML key is
+    /// `static`.
     pub static_pod: Option<bool>,
-    /// The backend that it goes to.
+    /// Backend of matching pods.
     pub backend: String,
 }
 
@@ -81,7 +82,7 @@ impl Rule {
         rule
     }
 
-    /// Whether it has a condition at all.
+    /// Says if a condition is set.
     pub(super) fn has_condition(&self) -> bool {
         let maps =
             !self.annotation.is_empty() || !self.label.is_empty() || !self.namespace.is_empty();

@@ -1,4 +1,4 @@
-//! `[server]`: the CRI socket and its limits.
+//! `[server]`: CRI socket and its limits.
 
 use std::{path::PathBuf, time::Duration};
 
@@ -11,25 +11,24 @@ const MAX_DRAIN_TIMEOUT: Duration = Duration::from_secs(10 * 60);
 const CLIENT_TIMEOUT: Duration = Duration::from_secs(30);
 const MIN_CLIENT_TIMEOUT: Duration = Duration::from_millis(100);
 const MAX_CLIENT_TIMEOUT: Duration = Duration::from_secs(60 * 60);
-/// Calls. The kubelet has one for each pod that starts or stops, and a few more.
+/// Range of concurrent calls. The kubelet has one for each pod that starts or stops, and a few
+/// more.
 const MAX_CONCURRENT_CALLS: usize = 10_000;
 const MAX_MAX_CONCURRENT_CALLS: usize = 1_000_000;
 
-/// The CRI socket and its limits.
+/// CRI socket and its limits.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Server {
-    /// The unix socket that the kubelet calls.
+    /// Unix socket that the kubelet calls.
     pub listen: PathBuf,
-    /// How long calls may go on after the daemon was told to stop.
+    /// Time for open calls after SIGTERM.
     pub drain_timeout: Duration,
-    /// How long a client may leave a request half sent, or an answer unread, before its call is
-    /// ended.
+    /// Time that a client may leave a request half sent, or a response unread.
     pub client_timeout: Duration,
-    /// How many calls may be open at once, over all connections.
+    /// Limit of concurrent calls on all connections.
     pub max_concurrent_calls: usize,
-    /// The backend (of type cri) that answers for the node itself: Version, Status, images, methods
-    /// that kiyot does not know. `None` only if there is no cri backend that could be meant, which
-    /// [`super::load`] refuses; after loading it names one.
+    /// Backend of type `cri` that answers for the node: Version, Status, images, unknown methods.
+    /// `None` only without a unique `cri` backend, which [`super::load`] refuses.
     pub node_backend: Option<String>,
 }
 

@@ -1,4 +1,4 @@
-//! Which sockets must not be the same: a call that comes back to kiyot would go round for ever.
+//! Checks that no call can return to kiyot: sockets must differ.
 
 use std::{
     fs,
@@ -8,17 +8,17 @@ use std::{
 use super::{BackendConfig, Config};
 use crate::problems::{Problem, Report};
 
-/// Links that are followed at most, as the kernel does (`MAXSYMLINKS`).
+/// Symbolic links followed at most: the kernel's `MAXSYMLINKS`.
 const MOST_LINKS: u32 = 40;
 
-/// Notes sockets that are those of others too. `real` says where a path leads.
+/// Reports sockets with several uses. `real` resolves a path.
 pub(super) fn check(config: &Config, real: &dyn Fn(&Path) -> PathBuf, report: &Report) {
     let own = real(&config.server.listen);
     let mut seen: Vec<(String, PathBuf)> = Vec::new();
     for (name, backend) in &config.backends {
         let (key, socket) = match backend {
             BackendConfig::Cri(cri) => ("socket", &cri.socket),
-            // One that follows from a runtime's has been looked at there.
+            // A default from a runtime's socket is checked there.
             BackendConfig::Milpa(milpa) if is_runtimes(config, &milpa.node_containerd) => continue,
             BackendConfig::Milpa(milpa) => ("node_containerd", &milpa.node_containerd),
         };
@@ -28,10 +28,10 @@ pub(super) fn check(config: &Config, real: &dyn Fn(&Path) -> PathBuf, report: &R
             report.add(Problem::with_value(
                 "server.listen",
                 what,
-                format!("is the socket of {at} too; allowed is one of kiyot's own"),
+                format!("is the socket of {at} too; allowed: a path of its own"),
             ));
         }
-        // Images are taken from a runtime that is a backend too.
+        // Images come from a runtime that is a backend too.
         if key == "node_containerd" {
             continue;
         }
@@ -39,7 +39,7 @@ pub(super) fn check(config: &Config, real: &dyn Fn(&Path) -> PathBuf, report: &R
             report.add(Problem::with_value(
                 at,
                 told(socket, &leads_to),
-                format!("is the socket of {twin} too; allowed is one for each backend"),
+                format!("is the socket of {twin} too; allowed: a socket for each backend"),
             ));
         } else {
             seen.push((format!("backends.{name}"), leads_to));
@@ -54,7 +54,7 @@ fn is_runtimes(config: &Config, socket: &Path) -> bool {
         .any(|backend| matches!(backend, BackendConfig::Cri(cri) if cri.socket == socket))
 }
 
-/// A path, and where it leads if that is elsewhere.
+/// Returns a path, and its target if that differs.
 fn told(path: &Path, leads_to: &Path) -> String {
     if path == leads_to {
         format!("{path:?}")
@@ -63,7 +63,7 @@ fn told(path: &Path, leads_to: &Path) -> String {
     }
 }
 
-/// Where a path leads by symbolic links, also if nothing is there yet.
+/// Resolves symbolic links of a path, existing or not.
 pub(super) fn real(path: &Path) -> PathBuf {
     follow(path, MOST_LINKS)
 }
@@ -74,7 +74,7 @@ fn follow(path: &Path, links: u32) -> PathBuf {
     }
     let (Some(parent), Some(name)) = (path.parent(), path.file_name()) else { return path.into() };
     match fs::read_link(path) {
-        // A target that is absolute replaces the parent.
+        // An absolute target replaces the parent.
         Ok(target) if links > 0 => follow(&parent.join(target), links - 1),
         _ => follow(parent, links).join(name),
     }
@@ -87,7 +87,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn links_are_followed_to_what_is_not_there_yet() {
+    fn links_to_absent_files_are_resolved() {
         let dir = tempfile::tempdir().unwrap();
         let top = fs::canonicalize(dir.path()).unwrap();
         fs::create_dir(top.join("run")).unwrap();

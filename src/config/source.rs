@@ -1,4 +1,4 @@
-//! Where values come from: the file, then the environment.
+//! Sources of values: the file, then the environment.
 
 use std::{fs::File, io::Read, path::Path};
 
@@ -12,17 +12,17 @@ use serde_json::Map;
 
 use crate::problems::{Problem, Problems};
 
-/// Bytes of the largest configuration that is read.
+/// Largest configuration, in bytes.
 const MAX_BYTES: u64 = 1024 * 1024;
 
-/// How the names of the variables begin.
+/// Prefix of the variables.
 const PREFIX: &str = "KIYOT_";
 
-/// What divides the keys of a path in a variable's name. One without it is none of the
-/// configuration: `KIYOT_LOG`, or what Kubernetes sets for a service.
+/// Separator of keys in a variable's name. A variable without it is no key of the configuration:
+/// `KIYOT_LOG`, or a variable that Kubernetes sets for a service.
 const DIVIDER: &str = "__";
 
-/// The text of a file.
+/// Reads a file.
 pub(super) fn read(path: &Path) -> Result<String, Problem> {
     let failed =
         |error: std::io::Error| Problem::new("the file", format!("can't be read: {error}"));
@@ -31,20 +31,17 @@ pub(super) fn read(path: &Path) -> Result<String, Problem> {
         .and_then(|file| file.take(MAX_BYTES + 1).read_to_end(&mut content))
         .map_err(failed)?;
     if content.len() as u64 > MAX_BYTES {
-        return Err(Problem::new(
-            "the file",
-            format!("is too long; allowed are {MAX_BYTES} bytes"),
-        ));
+        return Err(Problem::new("the file", format!("is too long; allowed: {MAX_BYTES} bytes")));
     }
     String::from_utf8(content).map_err(|error| {
         Problem::new(
             "the file",
-            format!("is no text: its byte {} is not UTF-8", error.utf8_error().valid_up_to() + 1),
+            format!("is not UTF-8 at byte {} is not UTF-8", error.utf8_error().valid_up_to() + 1),
         )
     })
 }
 
-/// A text with the environment over it.
+/// Parses a text with the environment's variables over it.
 pub(super) fn layers(
     text: &str,
     environment: &Environment,
@@ -60,13 +57,13 @@ pub(super) struct Environment(Vec<Variable>);
 
 struct Variable {
     name: String,
-    /// Its path of keys.
+    /// Path of keys.
     path: String,
     value: String,
 }
 
 impl Environment {
-    /// Those of a process's variables that are of the configuration.
+    /// Selects the variables of the configuration.
     pub(super) fn new(variables: impl IntoIterator<Item = (String, String)>) -> Self {
         let variable = |(name, value): (String, String)| {
             let path = name
@@ -79,7 +76,7 @@ impl Environment {
         Self(variables.into_iter().filter_map(variable).collect())
     }
 
-    /// Says of problems with what a variable has set that it was this variable.
+    /// Names the variable in problems of a value that it has set.
     pub(super) fn name_variables(&self, mut problems: Problems) -> Problems {
         for problem in &mut problems.list {
             let is_of = |variable: &&Variable| {
@@ -103,7 +100,7 @@ impl Provider for &Environment {
     fn data(&self) -> Result<Profiles<Profile, Dict>, Error> {
         let mut dict = Dict::new();
         for variable in &self.0 {
-            // Parsing does not fail: what is no number, list or so is a text.
+            // Parsing doesn't fail: a value that is no number, list or table is a text.
             let Ok(value) = variable.value.parse::<Value>();
             if let Some(nested) = nest(&variable.path, value).into_dict() {
                 dict = Figment::from(Layer(dict)).merge(Layer(nested)).extract()?;
@@ -113,7 +110,7 @@ impl Provider for &Environment {
     }
 }
 
-/// Values that are there already.
+/// Provides parsed values.
 struct Layer(Dict);
 
 impl Provider for Layer {

@@ -24,7 +24,7 @@ fn milpa(config: &Config) -> &MilpaBackend {
 }
 
 #[test]
-fn what_the_file_leaves_out_has_its_default() {
+fn absent_keys_have_their_defaults() {
     let config = parsed(WITH_CELLS);
     assert_eq!(
         config.server,
@@ -36,11 +36,15 @@ fn what_the_file_leaves_out_has_its_default() {
 }
 
 #[test]
-fn the_file_sets_every_kind_of_value() {
+fn file_sets_every_kind_of_value() {
     let text = format!(
-        "{WITH_CELLS}max_cells = 3\nlaunch_timeout = \"1m 30s\"\n[backends.milpa.policy]\nhost_path = \"copy-read-only\"\n[backends.milpa.netns]\nsubnet = \"10.9.0.0/24\"\n\
-         restrict_oom_score_adj = true\ncni_bin_dirs = [\"/a\", \"/b\"]\n[server]\ndrain_timeout = \"250ms\"\n[routing]\ndefault = \"milpa\"\n[[routing.rule]]\nname = \"daemons\"\n\
-         daemonset = true\nlabel = {{ app = \"x\" }}\nnamespace = [\"kube-*\"]\nbackend = \"containerd\"\n"
+        "{WITH_CELLS}max_cells = 3\nlaunch_timeout = \"1m 30s\"\n[backends.milpa.policy]\n\
+         host_path = \"copy-read-only\"\n[backends.milpa.netns]\nsubnet = \"10.9.0.0/24\"\n\
+         restrict_oom_score_adj = true\ncni_bin_dirs = [\"/a\", \"/b\"]\n[server]\n\
+         drain_timeout = \"250ms\"\n[routing]\ndefault = \"milpa\"\n[[routing.rule]]\n\
+         name = \"daemons\"\n\
+         daemonset = true\nlabel = {{ app = \"x\" }}\nnamespace = [\"kube-*\"]\n\
+         backend = \"containerd\"\n"
     );
     let config = parsed(&text);
     assert_eq!(
@@ -68,7 +72,7 @@ fn the_file_sets_every_kind_of_value() {
 
 /// Verifies C4.
 #[test]
-fn the_environment_overrides_the_file() {
+fn environment_overrides_the_file() {
     let environment = [
         ("KIYOT_SERVER__DRAIN_TIMEOUT", "3s"),
         ("KIYOT_BACKENDS__MILPA__NETNS__BRIDGE", "br7"),
@@ -87,43 +91,45 @@ fn the_environment_overrides_the_file() {
 
 /// Verifies C4.
 #[test]
-fn a_problem_names_the_variable_that_made_it() {
+fn problem_of_a_variable_names_the_variable() {
     let wrong = [("KIYOT_SERVER__LISTEN".to_owned(), "relative".to_owned())];
     let text = parse("test.toml", MINIMAL, wrong).unwrap_err().to_string();
     assert!(
         text.starts_with(
-            "test.toml: server.listen = \"relative\": allowed is the absolute path of a unix socket"
+            "test.toml: server.listen = \"relative\": is invalid; allowed: the absolute path of a \
+             unix socket"
         ),
         "{text}"
     );
     assert!(text.ends_with("(set by the environment variable KIYOT_SERVER__LISTEN)"), "{text}");
-    // A key that only begins so is another's.
+    // A key with the same beginning is another's.
     let fine = [("KIYOT_SERVER__LISTEN".to_owned(), "/run/k.sock".to_owned())];
     let text = parse("test.toml", &format!("{MINIMAL}[server]\nlistens = 1\n"), fine)
         .unwrap_err()
         .to_string();
-    assert_eq!(
-        text,
-        "test.toml: server.listens: is no known key; the nearest known keys are: listen"
-    );
+    assert_eq!(text, "test.toml: server.listens: is an unknown key; did you mean: listen");
 }
 
 /// Verifies C1.
 #[test]
 fn all_problems_are_reported_at_once() {
-    let text = "surplus = 1\n[server]\nlisten = \"x\"\ndrain_timeot = \"1s\"\nmax_concurrent_calls = 0\nclient_timeout = 5\n[backends.containerd]\ntype = \"cri\"\nsocket = 7\n\
-                [backends.odd]\ntype = \"docker\"\n[routing]\ndefault = \"nowhere\"\n[[routing.rule]]\nbackend = \"containerd\"\n";
+    let text = "surplus = 1\n[server]\nlisten = \"x\"\ndrain_timeot = \"1s\"\n\
+                max_concurrent_calls = 0\nclient_timeout = 5\n[backends.containerd]\n\
+                type = \"cri\"\nsocket = 7\n\
+                [backends.odd]\ntype = \"docker\"\n[routing]\ndefault = \"nowhere\"\n\
+                [[routing.rule]]\nbackend = \"containerd\"\n";
     let found = problems(text);
     let expected = [
-        "server.listen = \"x\": allowed is the absolute path",
-        "server.max_concurrent_calls = 0: allowed is a whole number from 1 to 1000000",
-        "server.client_timeout = 5: allowed is a duration such as \"10s\" or \"2m\", from 100ms to 1h",
-        "server.drain_timeot: is no known key; the nearest known keys are: drain_timeout",
-        "backends.containerd.socket = 7: allowed is the absolute path",
-        "backends.odd.type = \"docker\": allowed is one of \"cri\", \"milpa\"",
+        "server.listen = \"x\": is invalid; allowed: the absolute path",
+        "server.max_concurrent_calls = 0: is invalid; allowed: a whole number from 1 to 1000000",
+        "server.client_timeout = 5: is invalid; allowed: a duration such as \"10s\" or \"2m\", \
+         from 100ms to 1h",
+        "server.drain_timeot: is an unknown key; did you mean: drain_timeout",
+        "backends.containerd.socket = 7: is invalid; allowed: the absolute path",
+        "backends.odd.type = \"docker\": is invalid; allowed: \"cri\", \"milpa\"",
         "routing.rule[0].name: is missing",
-        "surplus: is no known key; allowed here are: server, backends, routing",
-        "routing.default = \"nowhere\": allowed is the name of a backend: containerd",
+        "surplus: is an unknown key; allowed: server, backends, routing",
+        "routing.default = \"nowhere\": is invalid; allowed: the name of a backend: containerd",
         "routing.rule[0]: has no condition",
     ];
     for start in expected {
@@ -137,19 +143,20 @@ fn all_problems_are_reported_at_once() {
 
 /// Verifies C2.
 #[test]
-fn keys_that_do_not_fit_together() {
-    let two = "[backends.a]\ntype = \"cri\"\nsocket = \"/a.sock\"\n[backends.b]\ntype = \"cri\"\nsocket = \"/b.sock\"\n[routing]\ndefault = \"a\"\n";
+fn contradicting_keys_are_reported() {
+    let two = "[backends.a]\ntype = \"cri\"\nsocket = \"/a.sock\"\n[backends.b]\ntype = \"cri\"\n\
+               socket = \"/b.sock\"\n[routing]\ndefault = \"a\"\n";
     let rule = "[[routing.rule]]\nname = \"r\"\nstatic = true\nbackend = \"containerd\"\n";
     let long = format!("/{}", "d".repeat(100));
     let cases = [
         (String::new(), "backends: is empty"),
         (
             two.to_owned(),
-            "server.node_backend: is missing; with several backends of type \"cri\", allowed is one of: a, b",
+            "server.node_backend: is missing; with several backends of type \"cri\", allowed: a, b",
         ),
         (
             format!("{two}[server]\nnode_backend = \"c\""),
-            "server.node_backend = \"c\": allowed is a backend of type \"cri\": a, b",
+            "server.node_backend = \"c\": is invalid; allowed: a backend of type \"cri\": a, b",
         ),
         (
             format!("{two}[server]\nnode_backend = \"a\"\nlisten = \"/b.sock\""),
@@ -161,7 +168,7 @@ fn keys_that_do_not_fit_together() {
         ),
         (
             "[backends.m]\ntype = \"milpa\"\n[routing]\ndefault = \"m\"".to_owned(),
-            "server.node_backend: there is no backend of type \"cri\"",
+            "server.node_backend: is missing; allowed: a backend of type \"cri\"",
         ),
         (
             format!("{WITH_CELLS}[backends.more]\ntype = \"milpa\""),
@@ -169,29 +176,30 @@ fn keys_that_do_not_fit_together() {
         ),
         (
             format!("{MINIMAL}[server]\nnode_backend = \"containerd\"\n{rule}{rule}"),
-            "routing.rule[1].name = \"r\": another rule has this name",
+            "routing.rule[1].name = \"r\": is the name of another rule too",
         ),
         (
             format!("{MINIMAL}{}", rule.replace("containerd", "gone")),
-            "routing.rule[0].backend = \"gone\": allowed is the name of a backend: containerd",
+            "routing.rule[0].backend = \"gone\": is invalid; allowed: the name of a backend: \
+             containerd",
         ),
         (format!("{MINIMAL}[server]\nlisten = \"{long}/{long}\""), "server.listen = "),
         (format!("{WITH_CELLS}state_dir = \"{long}\""), "backends.milpa.state_dir = "),
         (
             format!("{WITH_CELLS}state_dir = \"var/lib\""),
-            "backends.milpa.state_dir = \"var/lib\": allowed is an absolute path",
+            "backends.milpa.state_dir = \"var/lib\": is invalid; allowed: an absolute path",
         ),
         (
             format!("{WITH_CELLS}token_ttl = \"1m\""),
-            "backends.milpa.token_ttl = 60s: allowed is launch_timeout (120s) at least",
+            "backends.milpa.token_ttl = 60s: is invalid; allowed: at least launch_timeout (120s)",
         ),
         (
             format!("{WITH_CELLS}orphan_timeout = \"-5s\""),
-            "backends.milpa.orphan_timeout = \"-5s\": allowed is a duration",
+            "backends.milpa.orphan_timeout = \"-5s\": is invalid; allowed: a duration",
         ),
         (
             format!("{WITH_CELLS}[backends.milpa.netns]\nsubnet = \"fd00::/64\""),
-            "backends.milpa.netns.subnet = \"fd00::/64\": allowed is an IPv4 network",
+            "backends.milpa.netns.subnet = \"fd00::/64\": is invalid; allowed: an IPv4 network",
         ),
         (
             format!("{WITH_CELLS}[backends.milpa.netns]\nbridge = \"a-name-too-long-for-linux\""),
@@ -199,13 +207,15 @@ fn keys_that_do_not_fit_together() {
         ),
         (
             format!("{WITH_CELLS}[backends.milpa.netns]\nbridge = \"br+\""),
-            "backends.milpa.netns.bridge = \"br+\": allowed is the name of a network device",
+            "backends.milpa.netns.bridge = \"br+\": is invalid; allowed: the name of a network \
+             device",
         ),
         (
             format!(
-                "{MINIMAL}[backends.Bad_Name]\ntype = \"cri\"\nsocket = \"/x.sock\"\n[server]\nnode_backend = \"containerd\""
+                "{MINIMAL}[backends.Bad_Name]\ntype = \"cri\"\nsocket = \"/x.sock\"\n[server]\n\
+                 node_backend = \"containerd\""
             ),
-            "backends.Bad_Name = a table: has no fit name",
+            "backends.Bad_Name = a table: is no valid name",
         ),
         ("not toml".to_owned(), "the text: is no TOML"),
     ];
@@ -219,7 +229,7 @@ fn keys_that_do_not_fit_together() {
 }
 
 #[test]
-fn images_are_copied_from_the_nodes_own_runtime_unless_another_is_named() {
+fn node_containerd_defaults_to_the_node_backend() {
     let text = WITH_CELLS.replacen("\"cri\"\n", "\"cri\"\nsocket = \"/elsewhere.sock\"\n", 1);
     assert_eq!(milpa(&parsed(&text)).node_containerd, Path::new("/elsewhere.sock"));
     assert_eq!(
@@ -229,14 +239,14 @@ fn images_are_copied_from_the_nodes_own_runtime_unless_another_is_named() {
 }
 
 #[test]
-fn a_file_that_is_not_there_is_a_problem() {
+fn absent_file_is_a_problem() {
     let text = load(Path::new("/nonexistent/kiyot.toml")).unwrap_err().to_string();
     assert!(text.starts_with("/nonexistent/kiyot.toml: the file: can't be read"), "{text}");
 }
 
 /// Verifies C8.
 #[test]
-fn a_socket_that_leads_back_to_kiyot_is_refused_whatever_its_path() {
+fn socket_that_leads_back_to_kiyot_is_refused_for_any_path() {
     let dir = tempfile::tempdir().unwrap();
     let top = std::fs::canonicalize(dir.path()).unwrap();
     std::fs::create_dir(top.join("run")).unwrap();
@@ -244,7 +254,8 @@ fn a_socket_that_leads_back_to_kiyot_is_refused_whatever_its_path() {
     let problems = |listen: &str, first: &str, second: &str, images: &str| {
         let at = |name: &str| top.join(name).display().to_string();
         let text = format!(
-            "[server]\nlisten = {:?}\nnode_backend = \"a\"\n[backends.a]\ntype = \"cri\"\nsocket = {:?}\n[backends.b]\ntype = \"cri\"\nsocket = {:?}\n\
+            "[server]\nlisten = {:?}\nnode_backend = \"a\"\n[backends.a]\ntype = \"cri\"\n\
+             socket = {:?}\n[backends.b]\ntype = \"cri\"\nsocket = {:?}\n\
              [backends.m]\ntype = \"milpa\"\nnode_containerd = {:?}\n[routing]\ndefault = \"a\"\n",
             at(listen),
             at(first),
@@ -259,7 +270,7 @@ fn a_socket_that_leads_back_to_kiyot_is_refused_whatever_its_path() {
     assert_eq!(problems("run/k.sock", "run/a.sock", "run/b.sock", "var-run/a.sock"), None);
     let own = |key: &str| {
         Some(vec![format!(
-            "server.listen is the socket of backends.{key} too; allowed is one of kiyot's own"
+            "server.listen is the socket of backends.{key} too; allowed: a path of its own"
         )])
     };
     assert_eq!(
@@ -271,7 +282,7 @@ fn a_socket_that_leads_back_to_kiyot_is_refused_whatever_its_path() {
         own("m.node_containerd")
     );
     let twice = vec![
-        "backends.b.socket is the socket of backends.a too; allowed is one for each backend"
+        "backends.b.socket is the socket of backends.a too; allowed: a socket for each backend"
             .to_owned(),
     ];
     assert_eq!(problems("run/k.sock", "var-run/a.sock", "run/a.sock", "run/a.sock"), Some(twice));
@@ -279,7 +290,7 @@ fn a_socket_that_leads_back_to_kiyot_is_refused_whatever_its_path() {
 
 /// Verifies C8.
 #[test]
-fn files_that_are_no_configuration_are_problems() {
+fn malformed_files_are_problems() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("kiyot.toml");
     let told = |content: &[u8]| {
@@ -287,21 +298,46 @@ fn files_that_are_no_configuration_are_problems() {
         load(&path).unwrap_err().list.iter().map(ToString::to_string).collect::<Vec<_>>()
     };
     for (content, expected) in [
-        (&b""[..], "backends: is empty; allowed is one backend or more, such as [backends.containerd] with type = \"cri\""),
-        (b"[server]\nlisten = \"/\xff\"\n", "the file: is no text: its byte 21 is not UTF-8"),
-        (b"\0", "the text: is no TOML: "),
-        (b"[backends.c]\ntype = \"cri\"\ntype = \"cri\"\n", "the text: is no TOML: TOML parse error at line 3, column 1"),
-        (b"[backends.c]\ntype = \"cri\"\n[backends.c]\nsocket = \"/c\"\n", "the text: is no TOML: TOML parse error at line 3, column 1"),
-        (&[b'#'; 2 << 20], "the file: is too long; allowed are 1048576 bytes"),
-        (b"server = 1\nbackends = []\nrouting = \"x\"\n", "server = 1: allowed is a table"),
-        (b"[backends]\ncontainerd = \"cri\"\n", "backends.containerd = \"cri\": allowed is a table"),
         (
-            b"[backends.c]\ntype = \"cri\"\n[backends.m]\ntype = \"milpa\"\nprovider = \"ec2\"\n[routing]\ndefault = \"c\"\n",
-            "backends.m.provider = \"ec2\": allowed is one of \"netns\"",
+            &b""[..],
+            "backends: is empty; allowed: one backend or more, such as \
+                    [backends.containerd] with type = \"cri\"",
+        ),
+        (b"[server]\nlisten = \"/\xff\"\n", "the file: is not UTF-8 at byte 21 is not UTF-8"),
+        (b"\0", "the text: is no TOML: "),
+        (
+            b"[backends.c]\ntype = \"cri\"\ntype = \"cri\"\n",
+            "the text: is no TOML: TOML parse \
+            error at line 3, column 1",
+        ),
+        (
+            b"[backends.c]\ntype = \"cri\"\n[backends.c]\nsocket = \"/c\"\n",
+            "the text: is no TOML: \
+            TOML parse error at line 3, column 1",
+        ),
+        (&[b'#'; 2 << 20], "the file: is too long; allowed: 1048576 bytes"),
+        (
+            b"server = 1\nbackends = []\nrouting = \"x\"\n",
+            "server = 1: is invalid; allowed: a \
+            table",
+        ),
+        (
+            b"[backends]\ncontainerd = \"cri\"\n",
+            "backends.containerd = \"cri\": is invalid; \
+            allowed: a table",
+        ),
+        (
+            b"[backends.c]\ntype = \"cri\"\n[backends.m]\ntype = \"milpa\"\nprovider = \"ec2\"\n\
+              [routing]\ndefault = \"c\"\n",
+            "backends.m.provider = \"ec2\": is invalid; allowed: \"netns\"",
         ),
     ] {
         let told = told(content);
-        assert!(told.iter().any(|problem| problem.starts_with(expected)), "{expected:?} is not in {told:#?}");
+        assert!(
+            told.iter().any(|problem| problem.starts_with(expected)),
+            "{expected:?} is not in \
+            {told:#?}"
+        );
     }
     let directory = load(dir.path()).unwrap_err().to_string();
     assert!(
@@ -310,8 +346,8 @@ fn files_that_are_no_configuration_are_problems() {
     );
 }
 
-/// config/kiyot.toml, and the same with all that is commented out in it (`#key`, without a space)
-/// put to work.
+/// Returns config/kiyot.toml as it is, and with all keys in comments (`#key`, without a space)
+/// active.
 fn shipped() -> (String, String) {
     let text =
         std::fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("config/kiyot.toml"))
@@ -324,7 +360,7 @@ fn shipped() -> (String, String) {
 
 /// Verifies C4.
 #[test]
-fn any_key_of_the_shipped_file_is_set_by_its_variable() {
+fn every_key_of_the_shipped_file_has_a_variable() {
     let (_, full) = shipped();
     let (mut section, mut variables) = (None, Vec::new());
     for line in full.lines().filter(|line| !line.starts_with('#')) {
@@ -339,7 +375,7 @@ fn any_key_of_the_shipped_file_is_set_by_its_variable() {
     }
     assert!(variables.len() > 35, "{variables:?}");
     for variable in variables {
-        // Of no key is it a value: that it is set shows by the problem.
+        // This value fits no key, so that the problem shows which key was set.
         let wrong = [(variable.clone(), "[1]".to_owned())];
         let problems = parse("test.toml", &full, wrong).unwrap_err().to_string();
         assert!(problems.contains(&variable), "{variable}: {problems}");
@@ -348,13 +384,13 @@ fn any_key_of_the_shipped_file_is_set_by_its_variable() {
 
 /// Verifies C3.
 #[test]
-fn the_shipped_file_has_the_defaults() {
+fn shipped_file_has_the_defaults() {
     assert_eq!(parse("config/kiyot.toml", &shipped().0, []).unwrap(), parsed(WITH_CELLS));
 }
 
 /// Verifies C3.
 #[test]
-fn the_shipped_file_has_every_key_and_a_line_why() {
+fn shipped_file_has_every_key_with_a_comment() {
     let (text, full) = shipped();
     let config = parse("config/kiyot.toml, uncommented", &full, []).unwrap();
     assert!(
@@ -383,22 +419,23 @@ fn the_shipped_file_has_every_key_and_a_line_why() {
     }
 }
 
-/// Every key that the readers take, as they say themselves when they meet one that they don't know.
+/// Lists every known key, from the problem of an unknown one.
 fn every_key() -> Vec<&'static str> {
     let table = "[WHERE]\n\"\" = 1\n";
     let odd = format!(
-        "{}{}{}[backends.c]\ntype = \"cri\"\n\"\" = 1\n[backends.m]\ntype = \"milpa\"\n\"\" = 1\n[[routing.rule]]\n\"\" = 1\n[backends.m.policy]\n\"\" = 1\n",
+        "{}{}{}[backends.c]\ntype = \"cri\"\n\"\" = 1\n[backends.m]\ntype = \"milpa\"\n\"\" = 1\n\
+         [[routing.rule]]\n\"\" = 1\n[backends.m.policy]\n\"\" = 1\n",
         table.replace("WHERE", "server"),
         table.replace("WHERE", "routing"),
         table.replace("WHERE", "backends.m.netns"),
     );
     let keys = problems(&odd).into_iter().filter_map(|problem| {
-        problem.split_once("allowed here are: ").map(|(_, keys)| keys.to_owned())
+        problem.split_once("is an unknown key; allowed: ").map(|(_, keys)| keys.to_owned())
     });
     let all: Vec<String> =
         keys.flat_map(|keys| keys.split(", ").map(str::to_owned).collect::<Vec<_>>()).collect();
     assert!(all.len() > 40, "{all:?}");
-    // Tables, which the file has as headings.
+    // Tables, which are headings in the file.
     all.into_iter()
         .filter(|key| !["policy", "netns", "rule"].contains(&key.as_str()))
         .map(|key| &*key.leak())
@@ -407,18 +444,30 @@ fn every_key() -> Vec<&'static str> {
 
 proptest! {
     #[test]
-    fn any_text_is_a_configuration_or_a_problem(text in "\\PC{0,200}") {
+    fn arbitrary_text_is_a_configuration_or_a_problem(text in "\\PC{0,200}") {
         if let Err(problems) = parse("any", &text, []) {
             prop_assert!(!problems.list.is_empty());
         }
     }
 
     #[test]
-    fn any_value_of_any_key_is_a_value_or_a_problem(value in "(\"[a-z0-9./:-]{0,20}\"|-?[0-9]{1,19}|true|\\[\"a\", 1\\]|\\{ a = 1 \\})", index in 0_usize..45) {
+    fn arbitrary_value_of_any_key_is_read_or_reported(
+        value in r#"("[a-z0-9./:-]{0,20}"|-?[0-9]{1,19}|true|\["a", 1\]|\{ a = 1 \})"#,
+        index in 0_usize..45,
+    ) {
         let keys = every_key();
         let key = keys[index % keys.len()];
-        for section in ["server", "routing", "backends.containerd", "backends.milpa", "backends.milpa.netns", "backends.milpa.policy"] {
-            let text = format!("{}[{section}]\n{key} = {value}\n", WITH_CELLS.replace(&format!("[{section}]\n"), &format!("[{section}]\n{key}x = 1\n")));
+        for section in [
+            "server",
+            "routing",
+            "backends.containerd",
+            "backends.milpa",
+            "backends.milpa.netns",
+            "backends.milpa.policy",
+        ] {
+            let head = format!("[{section}]\n");
+            let others = WITH_CELLS.replace(&head, &format!("{head}{key}x = 1\n"));
+            let text = format!("{others}{head}{key} = {value}\n");
             if let Err(problems) = parse("any", &text, []) {
                 prop_assert!(!problems.list.is_empty() && !problems.to_string().is_empty());
             }

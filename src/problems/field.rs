@@ -1,4 +1,4 @@
-//! One value of a table.
+//! Values of tables.
 
 use std::{collections::BTreeMap, fmt, ops::RangeInclusive, str::FromStr};
 
@@ -6,8 +6,7 @@ use serde_json::Value;
 
 use super::{Problem, Report, Table};
 
-/// One value, with the path of keys that leads to it. Its readers note a problem and return `None`
-/// if it is not what they read.
+/// Value with its path of keys. Its readers report a problem and return `None` for any other type.
 #[derive(Debug)]
 pub struct Field<'r> {
     at: String,
@@ -17,23 +16,23 @@ pub struct Field<'r> {
 }
 
 impl<'r> Field<'r> {
-    /// A value at a path.
+    /// Wraps a value at a path.
     pub fn new(at: impl Into<String>, value: Value, report: &'r Report) -> Self {
         Self { at: at.into(), value, report, secret: false }
     }
 
-    /// The same, never shown in a problem.
+    /// Wraps a secret value, which problems don't show.
     pub fn secret(mut self) -> Self {
         self.secret = true;
         self
     }
 
-    /// The path of keys that leads to it.
+    /// Returns the path of keys.
     pub fn at(&self) -> &str {
         &self.at
     }
 
-    /// Notes that it is not what is allowed.
+    /// Reports a value that isn't allowed.
     pub fn refuse(&self, rule: impl Into<String>) {
         self.report.add(match &self.value {
             _ if self.secret => Problem::new(&self.at, rule),
@@ -47,20 +46,20 @@ impl<'r> Field<'r> {
         None
     }
 
-    /// A text.
+    /// Reads a text.
     pub fn text(self) -> Option<String> {
         match self.value {
             Value::String(text) => Some(text),
-            _ => self.refused("allowed is a text in quotes"),
+            _ => self.refused("is invalid; allowed: a text in quotes"),
         }
     }
 
-    /// `true` or `false`.
+    /// Reads a boolean.
     pub fn flag(self) -> Option<bool> {
-        self.value.as_bool().or_else(|| self.refused("allowed is true or false"))
+        self.value.as_bool().or_else(|| self.refused("is invalid; allowed: true or false"))
     }
 
-    /// A whole number in a range.
+    /// Reads an integer in a range.
     pub fn number<N: TryFrom<i64> + PartialOrd + fmt::Display>(
         self,
         range: RangeInclusive<N>,
@@ -72,19 +71,22 @@ impl<'r> Field<'r> {
             .filter(|number| range.contains(number));
         number.or_else(|| {
             self.refused(format!(
-                "allowed is a whole number from {} to {}",
+                "is invalid; allowed: a whole number from {} to {}",
                 range.start(),
                 range.end()
             ))
         })
     }
 
-    /// A text that a function reads. `allowed` says what it reads.
+    /// Reads a text with a parser; `allowed` describes what it accepts.
     pub fn read<T>(self, allowed: &str, read: impl FnOnce(&str) -> Option<T>) -> Option<T> {
-        self.value.as_str().and_then(read).or_else(|| self.refused(format!("allowed is {allowed}")))
+        self.value
+            .as_str()
+            .and_then(read)
+            .or_else(|| self.refused(format!("is invalid; allowed: {allowed}")))
     }
 
-    /// A text, or a number as it is written, that a function reads: YAML has quantities as both.
+    /// Reads a text or a number with a parser: YAML has quantities as both.
     pub fn read_text_or_number<T>(
         mut self,
         allowed: &str,
@@ -96,12 +98,12 @@ impl<'r> Field<'r> {
         self.read(allowed, read)
     }
 
-    /// A text that has a parser.
+    /// Reads a text that implements `FromStr`.
     pub fn parsed<T: FromStr>(self, allowed: &str) -> Option<T> {
         self.read(allowed, |text| text.parse().ok())
     }
 
-    /// One of a few words, each with its meaning.
+    /// Reads a keyword.
     pub fn choice<T: Copy>(self, choices: &[(&str, T)]) -> Option<T> {
         let found =
             self.value.as_str().and_then(|text| choices.iter().find(|(word, _)| *word == text));
@@ -109,21 +111,21 @@ impl<'r> Field<'r> {
             || choices.iter().map(|(word, _)| format!("{word:?}")).collect::<Vec<_>>().join(", ");
         found
             .map(|(_, meaning)| *meaning)
-            .or_else(|| self.refused(format!("allowed is one of {}", words())))
+            .or_else(|| self.refused(format!("is invalid; allowed: {}", words())))
     }
 
-    /// A table.
+    /// Reads a table.
     pub fn table(self) -> Option<Table<'r>> {
         match self.value {
             Value::Object(fields) => Some(Table::new(self.at, fields, self.report)),
-            _ => self.refused("allowed is a table"),
+            _ => self.refused("is invalid; allowed: a table"),
         }
     }
 
-    /// A list's items. None of what is not a list.
+    /// Reads a list; empty for any other type.
     pub fn items(self) -> Vec<Self> {
         let Value::Array(items) = self.value else {
-            self.refuse("allowed is a list");
+            self.refuse("is invalid; allowed: a list");
             return Vec::new();
         };
         let item = |(index, value)| Self {
@@ -135,15 +137,15 @@ impl<'r> Field<'r> {
         items.into_iter().enumerate().map(item).collect()
     }
 
-    /// A list of texts.
+    /// Reads a list of texts.
     pub fn texts(self) -> Vec<String> {
         self.items().into_iter().filter_map(Self::text).collect()
     }
 
-    /// A table whose keys are free.
+    /// Reads a table with arbitrary keys.
     pub fn entries(self) -> Vec<(String, Self)> {
         let Value::Object(fields) = self.value else {
-            self.refuse("allowed is a table");
+            self.refuse("is invalid; allowed: a table");
             return Vec::new();
         };
         let entry = |(key, value): (String, Value)| {
@@ -158,7 +160,7 @@ impl<'r> Field<'r> {
         fields.into_iter().map(entry).collect()
     }
 
-    /// A table of texts whose keys are free.
+    /// Reads a table of texts with arbitrary keys.
     pub fn text_entries(self) -> BTreeMap<String, String> {
         self.entries().into_iter().filter_map(|(key, field)| Some((key, field.text()?))).collect()
     }
