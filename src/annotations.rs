@@ -1,4 +1,4 @@
-//! Pod annotations as a typed, validated request for a cell. Pure.
+//! Pod annotations as a validated request for a cell.
 
 use std::{collections::BTreeMap, time::Duration};
 
@@ -13,28 +13,28 @@ mod quantity;
 
 pub use quantity::{NotAQuantity, Quantity};
 
-/// `kiyot`: run this pod in a cell. The front door reads it, with the backends' declarations.
+/// `kiyot`: the pod runs in a cell. Routing reads it, with the backends' declarations.
 pub const TARGET_RUNTIME: &str = "kubernetes.io/target-runtime";
 /// `Spot` or `On-Demand`, in any case.
 pub const LAUNCH_TYPE: &str = "pod.elotl.co/launch-type";
-/// A boolean. Deprecated: [`LAUNCH_TYPE`].
+/// Boolean. Deprecated: [`LAUNCH_TYPE`].
 pub const SPOT_INSTANCE: &str = "pod.elotl.co/spot-instance";
-/// An instance type, or a glob of some.
+/// Instance type, or a glob of instance types.
 pub const INSTANCE_TYPE: &str = "pod.elotl.co/instance-type";
-/// A quantity of bytes.
+/// Quantity of bytes.
 pub const VOLUME_SIZE: &str = "pod.elotl.co/volume-size";
-/// A boolean.
+/// Boolean.
 pub const PRIVATE_IP_ONLY: &str = "pod.elotl.co/private-ip-only";
-/// Security groups with commas between.
+/// Security groups, separated by commas.
 pub const SECURITY_GROUPS: &str = "pod.elotl.co/security-groups";
-/// An ARN.
+/// ARN.
 pub const INSTANCE_PROFILE: &str = "pod.elotl.co/instance-profile";
 /// Seconds; 0 is never.
 pub const HEALTHY_TIMEOUT: &str = "pod.elotl.co/healthcheck-healthy-timeout";
-/// CIDRs with white space between.
+/// CIDRs, separated by white space.
 pub const CLOUD_ROUTE: &str = "pod.elotl.co/cloud-route";
 
-/// All keys that a [`CellRequest`] is read from.
+/// Keys that a [`CellRequest`] is read from.
 pub const KEYS: [&str; 9] = [
     LAUNCH_TYPE,
     SPOT_INSTANCE,
@@ -47,27 +47,27 @@ pub const KEYS: [&str; 9] = [
     CLOUD_ROUTE,
 ];
 
-/// How all of [`KEYS`] begin.
+/// Prefix of all [`KEYS`].
 const PREFIX: &str = "pod.elotl.co/";
 
-/// GiB of the largest root volume: what EC2 sells.
+/// Largest root volume, in GiB: EC2's limit.
 const MAX_VOLUME_GIB: u64 = 64 * 1024;
-/// Security groups of an interface, beside the cell's own: EC2 allows so many.
+/// Security groups of an interface, without the cell's own: EC2's limit.
 const MAX_SECURITY_GROUPS: usize = 5;
-/// Characters of a name of an instance type or a security group.
+/// Longest name of an instance type or security group, in characters.
 const NAME_CHARS: usize = 255;
-/// Seconds of the longest time-out: a week.
+/// Longest timeout, in seconds: a week.
 const MAX_HEALTHY_TIMEOUT_SECS: u64 = 7 * 24 * 60 * 60;
-/// Routes of one cell: a VPC's route table has 50 by default.
+/// Routes of a cell: a VPC's route table has 50 by default.
 const MAX_CLOUD_ROUTES: usize = 50;
 
-/// On which market an instance is bought.
+/// Market of an instance.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum LaunchType {
-    /// At the list price, for as long as it is needed.
+    /// On-demand: at the list price, without interruption.
     #[default]
     OnDemand,
-    /// At the market's price, until the cloud wants it back.
+    /// Spot: at the market's price, until EC2 reclaims it.
     Spot,
 }
 
@@ -80,48 +80,48 @@ impl std::fmt::Display for LaunchType {
     }
 }
 
-/// Which instance types will do.
+/// Choice of an instance type.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum InstanceType {
-    /// This one, whatever the pod's resources are.
+    /// This type, whatever the pod's resources are.
     Exact(String),
-    /// The cheapest that fits of those whose name matches (`*`, `?`).
+    /// The cheapest fitting type whose name matches (`*`, `?`).
     Glob(String),
 }
 
-/// How long a cell may be unhealthy before its pod's containers are reported failed.
+/// Time that a cell may be unhealthy before its pod's containers are reported failed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum HealthyTimeout {
-    /// For ever.
+    /// No limit.
     Never,
-    /// So long.
+    /// This time.
     After(Duration),
 }
 
-/// What a pod asks of its cell. The default is a pod that says nothing.
+/// Request of a pod for its cell. The default is that of a pod without annotations.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct CellRequest {
-    /// On which market its instance is bought.
+    /// Market of the instance.
     pub launch_type: LaunchType,
-    /// Which instance types will do; `None`: by its resources.
+    /// Instance type. By default chosen by the pod's resources.
     pub instance_type: Option<InstanceType>,
-    /// The root volume in GiB, if larger than the default.
+    /// Root volume in GiB, if larger than the default.
     pub volume_size_gib: Option<u64>,
-    /// No public address.
+    /// Set for a cell without a public address.
     pub private_ip_only: bool,
-    /// Security groups beside the cells' own.
+    /// Additional security groups.
     pub security_groups: Vec<String>,
     /// ARN of an IAM instance profile.
     pub instance_profile: Option<String>,
-    /// How long its cell may be unhealthy; `None`: the default.
+    /// Time that the cell may be unhealthy. `None` is the default.
     pub healthy_timeout: Option<HealthyTimeout>,
     /// Networks that the VPC routes to the cell.
     pub cloud_routes: Vec<Cidr>,
 }
 
 impl CellRequest {
-    /// Reads a pod's annotations, or says all that is wrong with them. Other annotations are none
-    /// of its business.
+    /// Parses a pod's annotations, or returns all problems. Annotations with other keys are
+    /// ignored.
     pub fn parse<'a>(
         annotations: impl IntoIterator<Item = (&'a String, &'a String)>,
     ) -> Result<Self, Problems> {
@@ -144,8 +144,7 @@ impl CellRequest {
         report.finish("the pod's annotations", request)
     }
 
-    /// The annotations that look like ones for cells, and that no key of [`KEYS`] is: misspelt
-    /// ones, most likely.
+    /// Returns keys that begin as [`KEYS`] do but are unknown: probably misspelt.
     pub fn unknown_keys<'a>(
         annotations: impl IntoIterator<Item = (&'a String, &'a String)>,
     ) -> Vec<&'a str> {
@@ -173,13 +172,13 @@ fn launch_type(kind: Option<Field<'_>>, spot: Option<Field<'_>>, report: &Report
     {
         report.add(Problem::new(
             SPOT_INSTANCE,
-            format!("says {spot} where {LAUNCH_TYPE} says {kind}; allowed is {LAUNCH_TYPE} alone"),
+            format!("says {spot} where {LAUNCH_TYPE} says {kind}; allowed: {LAUNCH_TYPE} alone"),
         ));
     }
     kind.or(spot).unwrap_or_default()
 }
 
-/// As Go's `strconv.ParseBool`, which the original used.
+/// Parses a boolean as Go's `strconv.ParseBool` does.
 fn boolean(field: Field<'_>) -> Option<bool> {
     field.read("\"true\" or \"false\"", |text| match text {
         "1" | "t" | "T" | "true" | "TRUE" | "True" => Some(true),
@@ -218,11 +217,12 @@ fn volume_size(field: Field<'_>) -> Option<u64> {
 
 fn security_groups(field: Field<'_>) -> Option<Vec<String>> {
     let allowed = format!(
-        "1 to {MAX_SECURITY_GROUPS} different security groups such as sg-0123456789abcdef0, with commas between"
+        "1 to {MAX_SECURITY_GROUPS} different security groups such as sg-0123456789abcdef0, \
+         separated by commas"
     );
     field.read(&allowed, |text| {
-        // One more than there may be: each is compared with all others, and a pod's annotations may
-        // have hundreds of thousands.
+        // One more than allowed: each is compared with all others, and a pod's annotations may have
+        // hundreds of thousands.
         let groups: Vec<String> = text
             .split(',')
             .take(MAX_SECURITY_GROUPS + 1)
@@ -247,7 +247,7 @@ fn instance_profile(field: Field<'_>) -> Option<String> {
             let partition_fits =
                 partition == "aws" || (partition.starts_with("aws-") && is_name(partition, &['-']));
             let name = resource.strip_prefix("instance-profile/")?;
-            // The characters of IAM's names, and the slashes of their paths.
+            // The characters of IAM names and their paths.
             let name_fits =
                 !name.ends_with('/') && is_name(name, &['/', '+', '=', ',', '.', '@', '_', '-']);
             (arn == "arn"
@@ -273,7 +273,8 @@ fn healthy_timeout(field: Field<'_>) -> Option<HealthyTimeout> {
 
 fn cloud_routes(field: Field<'_>) -> Option<Vec<Cidr>> {
     let allowed = format!(
-        "1 to {MAX_CLOUD_ROUTES} networks such as 172.16.0.0/12, with white space between and no bit set behind their prefixes"
+        "1 to {MAX_CLOUD_ROUTES} networks such as 172.16.0.0/12, separated by white space, \
+         without host bits"
     );
     field.read(&allowed, |text| {
         let routes: Vec<Cidr> =

@@ -1,37 +1,36 @@
-//! Quantities of Kubernetes, such as `500m`, `1.5Gi` or `2e3`.
+//! Kubernetes quantities, such as `500m`, `1.5Gi` or `2e3`.
 
 use std::str::FromStr;
 
-/// Parts of a unit that a quantity is kept in.
+/// Resolution: parts of a unit.
 const NANO: u128 = 1_000_000_000;
 
-/// The longest text that is read.
+/// Longest accepted text, in characters.
 const MAX_CHARS: usize = 64;
 
-/// A quantity that is not negative, exact to a billionth; what is finer is rounded up, as
-/// Kubernetes does.
+/// Non-negative quantity, exact to a billionth; finer parts are rounded up, as Kubernetes does.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default)]
 pub struct Quantity {
     nanos: u128,
 }
 
-/// Not a quantity.
+/// Text that is no quantity.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("allowed is a quantity such as 500m, 10 or 1.5Gi, not negative")]
+#[error("is invalid; allowed: a quantity such as 500m, 10 or 1.5Gi, not negative")]
 pub struct NotAQuantity;
 
 impl Quantity {
-    /// In whole units, rounded up.
+    /// Returns whole units, rounded up.
     pub fn units(self) -> u64 {
         self.rounded_up(NANO)
     }
 
-    /// In thousandths, rounded up: CPUs in milli-CPUs.
+    /// Returns thousandths, rounded up: CPUs in milli-CPUs.
     pub fn milli(self) -> u64 {
         self.rounded_up(NANO / 1000)
     }
 
-    /// Bytes in GiB, rounded up.
+    /// Returns bytes in GiB, rounded up.
     pub fn gib(self) -> u64 {
         self.rounded_up(NANO << 30)
     }
@@ -71,7 +70,7 @@ fn read(text: &str) -> Option<u128> {
     (nanos <= u128::from(i64::MAX.unsigned_abs()) * NANO).then_some(nanos)
 }
 
-/// A suffix's value in nanos.
+/// Returns a suffix's value in billionths.
 fn unit(suffix: &str) -> Option<u128> {
     Some(match suffix {
         "n" => 1,
@@ -174,12 +173,14 @@ mod tests {
 
     proptest! {
         #[test]
-        fn any_text_is_a_quantity_or_not(text in "\\PC{0,80}") {
+        fn arbitrary_text_is_parsed_without_panic(text in "\\PC{0,80}") {
             let _ = text.parse::<Quantity>();
         }
 
         #[test]
-        fn what_looks_like_one_never_panics(text in "[+-]?[0-9.]{0,40}([numkMGTPE]|[KMGTPE]i|[eE][+-]?[0-9]{1,12})?") {
+        fn arbitrary_quantity_is_parsed_without_panic(
+            text in "[+-]?[0-9.]{0,40}([numkMGTPE]|[KMGTPE]i|[eE][+-]?[0-9]{1,12})?",
+        ) {
             if let Ok(quantity) = text.parse::<Quantity>() {
                 prop_assert!(quantity.milli() >= quantity.units());
                 prop_assert!(quantity.units() >= quantity.gib());
@@ -187,12 +188,16 @@ mod tests {
         }
 
         #[test]
-        fn whole_units_survive(units in 0_u64..(1 << 62)) {
+        fn whole_units_round_trip(units in 0_u64..(1 << 62)) {
             prop_assert_eq!(units.to_string().parse::<Quantity>().map(Quantity::units), Ok(units));
         }
 
         #[test]
-        fn greater_numbers_are_greater_quantities(one in 0_u32.., other in 0_u32.., suffix in "(m||k|Ki|Mi)") {
+        fn greater_numbers_are_greater_quantities(
+            one in 0_u32..,
+            other in 0_u32..,
+            suffix in "(m||k|Ki|Mi)",
+        ) {
             let read = |number: u32| format!("{number}{suffix}").parse::<Quantity>().unwrap();
             prop_assert_eq!(one.cmp(&other), read(one).cmp(&read(other)));
         }

@@ -11,7 +11,7 @@ fn request(pairs: &[(&str, &str)]) -> Result<CellRequest, Problems> {
 }
 
 #[test]
-fn a_pod_that_says_nothing_gets_the_defaults() {
+fn pod_without_annotations_gets_the_defaults() {
     assert_eq!(request(&[]), Ok(CellRequest::default()));
     assert_eq!(
         request(&[(TARGET_RUNTIME, "kiyot"), ("example.org/other", "")]),
@@ -49,7 +49,7 @@ fn every_annotation_is_read() {
 
 /// Verifies A1.
 #[test]
-fn values_with_a_meaning_of_their_own() {
+fn special_values_are_read() {
     let one = |key, value| request(&[(key, value)]).unwrap();
     assert_eq!(one(INSTANCE_TYPE, "c5*").instance_type, Some(InstanceType::Glob("c5*".into())));
     assert_eq!(one(HEALTHY_TIMEOUT, "0").healthy_timeout, Some(HealthyTimeout::Never));
@@ -64,17 +64,17 @@ fn values_with_a_meaning_of_their_own() {
 
 /// Verifies A2.
 #[test]
-fn a_bad_value_is_named_with_its_key_and_what_is_allowed() {
+fn invalid_value_is_reported_with_key_and_allowed_values() {
     let six = "a,b,c,d,e,f";
     let bad = [
-        (LAUNCH_TYPE, "cheap", "allowed is Spot or On-Demand"),
-        (SPOT_INSTANCE, "yes", "allowed is \"true\" or \"false\""),
-        (INSTANCE_TYPE, "", "allowed is an instance type such as p3.2xlarge"),
-        (INSTANCE_TYPE, "c5 large", "allowed is an instance type"),
-        (VOLUME_SIZE, "0", "allowed is a quantity of bytes such as 20Gi"),
-        (VOLUME_SIZE, "-1Gi", "allowed is a quantity"),
+        (LAUNCH_TYPE, "cheap", "allowed: Spot or On-Demand"),
+        (SPOT_INSTANCE, "yes", "allowed: \"true\" or \"false\""),
+        (INSTANCE_TYPE, "", "allowed: an instance type such as p3.2xlarge"),
+        (INSTANCE_TYPE, "c5 large", "allowed: an instance type"),
+        (VOLUME_SIZE, "0", "allowed: a quantity of bytes such as 20Gi"),
+        (VOLUME_SIZE, "-1Gi", "allowed: a quantity"),
         (VOLUME_SIZE, "65Ti", "at most 65536Gi"),
-        (PRIVATE_IP_ONLY, "", "allowed is \"true\""),
+        (PRIVATE_IP_ONLY, "", "allowed: \"true\""),
         (SECURITY_GROUPS, six, "1 to 5 different security groups"),
         (SECURITY_GROUPS, "sg-1,", "1 to 5"),
         (SECURITY_GROUPS, "sg-1,sg-1", "different"),
@@ -84,7 +84,7 @@ fn a_bad_value_is_named_with_its_key_and_what_is_allowed() {
         (HEALTHY_TIMEOUT, "90s", "whole seconds from 0 (never) to 604800"),
         (HEALTHY_TIMEOUT, "-1", "whole seconds"),
         (CLOUD_ROUTE, "", "1 to 50 networks"),
-        (CLOUD_ROUTE, "10.0.0.1/8", "no bit set"),
+        (CLOUD_ROUTE, "10.0.0.1/8", "without host bits"),
     ];
     for (key, value, allowed) in bad {
         let problems = request(&[(key, value)]).unwrap_err();
@@ -105,13 +105,13 @@ fn a_bad_value_is_named_with_its_key_and_what_is_allowed() {
 
 /// Verifies A2.
 #[test]
-fn all_bad_values_are_named_at_once() {
+fn all_invalid_values_are_reported_at_once() {
     let problems = request(&KEYS.map(|key| (key, "?!"))).unwrap_err();
     assert_eq!(problems.list.iter().map(|problem| problem.at.as_str()).collect::<Vec<_>>(), KEYS);
 }
 
 #[test]
-fn keys_that_nobody_reads_are_told() {
+fn unknown_keys_are_reported() {
     let misspelt = annotations(&[
         ("pod.elotl.co/lunch-type", "Spot"),
         (LAUNCH_TYPE, "Spot"),
@@ -122,7 +122,10 @@ fn keys_that_nobody_reads_are_told() {
 
 proptest! {
     #[test]
-    fn any_value_is_read_or_refused_by_name(index in 0..KEYS.len(), value in "(\\PC{0,60}|[a-z0-9.:/, *-]{0,60})") {
+    fn arbitrary_annotation_is_read_or_reported(
+        index in 0..KEYS.len(),
+        value in "(\\PC{0,60}|[a-z0-9.:/, *-]{0,60})",
+    ) {
         let key = KEYS[index];
         if let Err(problems) = request(&[(key, &value)]) {
             prop_assert_eq!(&problems.list[0].at, key);
