@@ -1,8 +1,8 @@
-//! Kubernetes Pod YAML as the CRI messages that a kubelet would send. Pure.
+//! Kubernetes Pod YAML as the CRI messages that a kubelet would send.
 //!
-//! It reads the part of the Pod API that shapes those messages, and reports every field that it
-//! does not know. What is only for the scheduler, the API server or the kubelet itself is accepted
-//! and has no effect. ConfigMaps and Secrets that the pods mount stand in the same file.
+//! The part of the Pod API that shapes those messages is read, and every unknown field is reported.
+//! Fields for the scheduler, the API server or the kubelet alone are accepted without an effect.
+//! ConfigMaps and Secrets that the pods mount are in the same file.
 
 use serde_json::Value;
 
@@ -30,27 +30,27 @@ pub use resources::{QosClass, Resources};
 pub use security::{Capabilities, ContainerSecurity, PodSecurity, Seccomp, SeccompType};
 pub use volume::{Content, HostPathVolume, KeyedFile, Volume, VolumeKind};
 
-/// Bytes of the largest manifest that is read.
+/// Largest manifest, in bytes.
 pub const MAX_BYTES: usize = 4 * 1024 * 1024;
 
-/// The kinds of documents that are read.
+/// Accepted kinds of documents.
 const KINDS: [&str; 3] = ["Pod", "ConfigMap", "Secret"];
-/// What holds them where there are many.
+/// Kinds of lists.
 const LIST: &str = "List";
 const KINDS_AND_LIST: &[&str] = &[KINDS[0], KINDS[1], KINDS[2], LIST];
 
-/// What a file describes.
+/// Contents of a manifest.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Manifest {
-    /// Its pods, in their order.
+    /// Pods, in order.
     pub pods: Vec<Pod>,
 }
 
-/// Reads the documents of a file (called `name` in problems).
+/// Parses the documents of a file, which problems call `name`.
 pub fn parse(name: &str, yaml: &str) -> Result<Manifest, Problems> {
     let whole = |rule: String| Problems::one(name, Problem::new("the text", rule));
     if yaml.len() > MAX_BYTES {
-        return Err(whole(format!("has {} bytes; allowed are {MAX_BYTES}", yaml.len())));
+        return Err(whole(format!("has {} bytes; allowed: {MAX_BYTES}", yaml.len())));
     }
     let documents: Vec<Value> = serde_saphyr::from_multiple(yaml)
         .map_err(|error| whole(format!("is no YAML: {}", error.without_snippet())))?;
@@ -72,24 +72,23 @@ pub fn parse(name: &str, yaml: &str) -> Result<Manifest, Problems> {
         pods.extend(Pod::read(table, &sources));
     }
     if pods.is_empty() && report.is_empty() {
-        report.add(Problem::new("the text", "has no Pod; allowed is one or more"));
+        report.add(Problem::new("the text", "has no Pod; allowed: one or more"));
     }
     report.finish(name, Manifest { pods })
 }
 
-/// Adds a document's kind and its other fields; those of its items if it is a list, as `kubectl get
-/// -o yaml` writes it. A list has none within.
+/// Adds a document's kind and other fields, or those of its items for a list as `kubectl get -o
+/// yaml` writes it. Lists don't nest.
 fn read_document<'r>(
     field: Field<'r>,
     kinds: &[&'static str],
     tables: &mut Vec<(&'static str, Table<'r>)>,
 ) {
     let Some(mut table) = field.table() else { return };
-    let allowed = format!("one of {}", kinds.join(", "));
+    let allowed = kinds.join(", ");
     let Some(kind) = table.need("kind", &allowed) else { return };
-    let advice = format!(
-        "{allowed}; what another kind makes is told of a Pod with the metadata and the spec of its template"
-    );
+    let advice =
+        format!("{allowed}; for any other kind, a Pod with the metadata and spec of its template");
     let Some(kind) = kind.read(&advice, |text| kinds.iter().copied().find(|kind| *kind == text))
     else {
         return;
@@ -101,7 +100,7 @@ fn read_document<'r>(
         return tables.push((kind, table));
     }
     let items = table.need("items", "a list of documents").map(Field::items).unwrap_or_default();
-    // Of the list, for who reads on.
+    // The list's metadata, for paging.
     table.take("metadata");
     table.finish();
     for item in items {

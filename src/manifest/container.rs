@@ -1,79 +1,79 @@
-//! A container of a pod.
+//! Containers of a pod.
 
 use super::{ContainerSecurity, Resources, metadata::dns_name};
 use crate::problems::Field;
 
-/// Fields with which the kubelet or the API server does everything itself.
+/// Fields that the kubelet or the API server implements alone.
 const NOT_THE_RUNTIMES: [&str; 5] =
     ["imagePullPolicy", "livenessProbe", "readinessProbe", "startupProbe", "resizePolicy"];
 
 const TERMINATION_MESSAGE_PATH: &str = "/dev/termination-log";
 const TERMINATION_MESSAGE_POLICY: &str = "File";
 
-/// A container.
+/// Container.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Container {
-    /// Its name in the pod.
+    /// Name in the pod.
     pub name: String,
-    /// The image, as the user names it.
+    /// Image, as the user names it.
     pub image: String,
-    /// The program and its arguments, instead of the image's entry point.
+    /// Command, instead of the image's entry point.
     pub command: Vec<String>,
-    /// The arguments, instead of the image's.
+    /// Arguments, instead of the image's.
     pub args: Vec<String>,
-    /// Where it starts.
+    /// Working directory.
     pub working_dir: String,
-    /// Variables, in their order; they may refer to earlier ones.
+    /// Variables, in order; they may refer to earlier ones.
     pub env: Vec<(String, String)>,
     /// Requests and limits.
     pub resources: Resources,
-    /// What of the volumes it sees.
+    /// Mounted volumes.
     pub mounts: Vec<VolumeMount>,
-    /// Its `securityContext`.
+    /// `securityContext`
     pub security: ContainerSecurity,
-    /// Its ports.
+    /// Ports.
     pub ports: Vec<Port>,
-    /// Whether it has a standard input.
+    /// `stdin`
     pub stdin: bool,
-    /// Whether its standard input ends with the first client.
+    /// `stdinOnce`
     pub stdin_once: bool,
-    /// Whether it has a terminal.
+    /// `tty`
     pub tty: bool,
-    /// Where it leaves its last words.
+    /// `terminationMessagePath`
     pub termination_message_path: String,
-    /// Whether its log may stand in for them.
+    /// Set if `terminationMessagePolicy` falls back to the log.
     pub termination_message_policy: String,
-    /// Set where its own `restartPolicy` is `Always`, as that of a sidecar is.
+    /// Set for a sidecar: its own `restartPolicy` is `Always`.
     pub always_restarts: bool,
 }
 
-/// A volume in a container.
+/// Mount of a volume in a container.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct VolumeMount {
-    /// The volume's name.
+    /// Name of the volume.
     pub name: String,
-    /// Where it is seen.
+    /// Path in the container.
     pub mount_path: String,
-    /// A path in it, of which alone is seen.
+    /// `subPath`
     pub sub_path: Option<String>,
-    /// Whether it can't be written.
+    /// `readOnly`
     pub read_only: bool,
-    /// How mounts beneath it travel.
+    /// `mountPropagation`
     pub propagation: kiyot_proto::cri::MountPropagation,
 }
 
-/// A port of a container.
+/// Port of a container.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Port {
-    /// Its name.
+    /// Name.
     pub name: String,
-    /// Its number.
+    /// Number.
     pub container_port: u16,
-    /// A port of the node that leads to it; 0 for none.
+    /// `hostPort`; 0 if absent.
     pub host_port: u16,
-    /// An address of the node to which that is bound.
+    /// `hostIP`
     pub host_ip: String,
-    /// Its protocol.
+    /// Protocol.
     pub protocol: kiyot_proto::cri::Protocol,
 }
 
@@ -145,7 +145,7 @@ impl Container {
     }
 }
 
-/// A variable. Its value may be a secret.
+/// Environment variable. Its value may be a secret.
 fn variable(field: Field<'_>) -> Option<(String, String)> {
     let mut table = field.table()?;
     let name = table.need("name", "a variable's name").and_then(Field::text);

@@ -35,8 +35,8 @@ const READONLY_PATHS: [&str; 5] =
 const ETC_HOSTS: &str = "/etc/hosts";
 
 impl Pod {
-    /// The request for one of its containers, the `attempt`th of it. `image` is the image's id as
-    /// the runtime knows it.
+    /// Returns the request for attempt `attempt` of a container. `image` is the runtime's id of the
+    /// image.
     pub fn create_container(
         &self,
         container: &Container,
@@ -54,7 +54,7 @@ impl Pod {
         }
     }
 
-    /// One of its containers' configuration.
+    /// Returns a container's configuration.
     pub fn container_config(
         &self,
         container: &Container,
@@ -103,7 +103,7 @@ impl Pod {
         }
     }
 
-    /// As pkg/kubelet/kuberuntime/labels.go.
+    /// Returns the labels of pkg/kubelet/kuberuntime/labels.go.
     fn container_annotations(
         &self,
         container: &Container,
@@ -126,10 +126,13 @@ impl Pod {
             .map(|(key, value)| (key.to_owned(), value)),
         );
         if !container.ports.is_empty() {
-            let ports = container
-                .ports
-                .iter()
-                .map(|port| json!({"name": port.name, "containerPort": port.container_port, "protocol": port.protocol.as_str_name()}));
+            let ports = container.ports.iter().map(|port| {
+                json!({
+                    "name": port.name,
+                    "containerPort": port.container_port,
+                    "protocol": port.protocol.as_str_name(),
+                })
+            });
             annotations.insert(
                 "io.kubernetes.container.ports".into(),
                 ports.collect::<serde_json::Value>().to_string(),
@@ -138,7 +141,7 @@ impl Pod {
         annotations
     }
 
-    /// Where the kubelet makes the file of a container's last words.
+    /// Returns the host path of a container's termination message.
     pub fn termination_message_file(
         &self,
         container: &Container,
@@ -149,12 +152,12 @@ impl Pod {
         node.pod_dir(self).join("containers").join(&container.name).join(file)
     }
 
-    /// Where the kubelet makes a pod's /etc/hosts.
+    /// Returns the host path of a pod's /etc/hosts.
     pub fn etc_hosts_file(&self, node: &Node) -> PathBuf {
         node.pod_dir(self).join("etc-hosts")
     }
 
-    /// Its volumes, /etc/hosts, and the file of its last words, in this order
+    /// Returns mounts in the kubelet's order: volumes, /etc/hosts, termination message
     /// (pkg/kubelet/kubelet_pods.go, kuberuntime_container.go).
     fn mounts(&self, container: &Container, node: &Node, attempt: u32) -> Vec<cri::Mount> {
         let mount = |container_path: &str, host_path: &Path| cri::Mount {
@@ -164,7 +167,7 @@ impl Pod {
         };
         let mut mounts = Vec::new();
         for (index, wanted) in container.mounts.iter().enumerate() {
-            // `parse` has checked that it is there.
+            // `parse` has checked that the volume exists.
             let Some(volume) = self.volumes.iter().find(|volume| volume.name == wanted.name) else {
                 continue;
             };
@@ -238,7 +241,7 @@ impl Pod {
     }
 }
 
-/// 8 hexadecimal digits that stand for a text.
+/// Returns 8 hexadecimal digits of a text's hash.
 fn short_hash(text: &str) -> String {
     hex::encode(&digest(&SHA256, text.as_bytes()).as_ref()[..4])
 }

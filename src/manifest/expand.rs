@@ -1,9 +1,9 @@
-//! `$(NAME)` in commands, arguments and variables.
+//! Expansion of `$(NAME)` in commands, arguments and variables.
 
 use std::collections::HashMap;
 
-/// Replaces each `$(NAME)` whose variable is known; `$$` is a dollar sign that begins none. As the
-/// kubelet does (third_party/forked/golang/expansion).
+/// Replaces each `$(NAME)` of a known variable, as the kubelet does
+/// (third_party/forked/golang/expansion). `$$` escapes a dollar sign.
 pub fn expand(text: &str, variables: &HashMap<String, String>) -> String {
     let mut expanded = String::with_capacity(text.len());
     let mut rest = text;
@@ -35,7 +35,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn as_the_kubelet_does() {
+    fn expansion_matches_the_kubelet() {
         let variables =
             HashMap::from([("A".to_owned(), "one".to_owned()), ("E".to_owned(), String::new())]);
         for (text, expected) in [
@@ -58,12 +58,12 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_text_without_dollars_stays(text in "[^$]{0,40}") {
+        fn text_without_dollars_is_unchanged(text in "[^$]{0,40}") {
             prop_assert_eq!(expand(&text, &HashMap::new()), text);
         }
 
         #[test]
-        fn any_text_expands(text in "[$()AB é]{0,40}") {
+        fn arbitrary_text_expands_without_panic(text in "[$()AB é]{0,40}") {
             expand(&text, &HashMap::from([("A".to_owned(), "$(B)".to_owned())]));
         }
     }

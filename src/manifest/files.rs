@@ -1,5 +1,5 @@
-//! What a kubelet makes on its node before it calls the runtime, as a plan: directories, files and
-//! links, in the order in which to make them.
+//! Plan of the directories, files and links that a kubelet makes on its node before it calls the
+//! runtime.
 
 use std::{net::IpAddr, path::PathBuf};
 
@@ -11,38 +11,38 @@ const SHARED_DIR_MODE: u32 = 0o777;
 const HOSTS_MODE: u32 = 0o644;
 const TERMINATION_MESSAGE_MODE: u32 = 0o666;
 
-/// One thing to make. What is there already stays, but a link is renamed over an older one.
+/// Step of the plan. Existing entries stay, but a link is renamed over an older one.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Entry {
-    /// A directory, with its parents.
+    /// Directory, with its parents.
     Directory {
-        /// Where.
+        /// Path.
         path: PathBuf,
-        /// Its permissions, whatever the umask.
+        /// Permissions, whatever the umask is.
         mode: u32,
     },
-    /// A file.
+    /// File.
     File {
-        /// Where.
+        /// Path.
         path: PathBuf,
-        /// Its permissions, whatever the umask.
+        /// Permissions, whatever the umask is.
         mode: u32,
-        /// What is in it.
+        /// Content.
         content: Content,
     },
-    /// A symbolic link. It is made beside its place and renamed there.
+    /// Symbolic link, made beside its path and renamed.
     Link {
-        /// Where.
+        /// Path.
         path: PathBuf,
-        /// Where it leads, relative to its directory.
+        /// Target, relative to its directory.
         target: PathBuf,
     },
 }
 
 impl Pod {
-    /// What its sandbox needs: its directories and volumes. Another `revision` is an update of its
-    /// ConfigMaps and Secrets, as pkg/volume/util/atomic_writer.go writes them (but for what is no
-    /// longer in use, which stays). SubPaths are not in it: the kubelet binds those.
+    /// Returns the steps for a sandbox: directories and volumes. Another `revision` updates its
+    /// ConfigMaps and Secrets as pkg/volume/util/atomic_writer.go does, but obsolete entries stay.
+    /// The kubelet binds subPaths itself.
     pub fn files(&self, node: &Node, revision: u32) -> Vec<Entry> {
         let directory = |path: PathBuf, mode| Entry::Directory { path, mode };
         let mut plan =
@@ -61,8 +61,8 @@ impl Pod {
         plan
     }
 
-    /// What one of its containers needs besides: `/etc/hosts`, the file of its last words, the
-    /// directory of its log.
+    /// Returns the additional steps for a container: `/etc/hosts`, termination message, log
+    /// directory.
     pub fn container_files(
         &self,
         container: &Container,
@@ -90,19 +90,21 @@ impl Pod {
         plan
     }
 
-    /// As pkg/kubelet/kubelet_pods.go writes it.
+    /// Returns `/etc/hosts` as pkg/kubelet/kubelet_pods.go writes it.
     fn etc_hosts(&self, address: Option<IpAddr>) -> String {
         let own =
             address.map(|address| format!("{address}\t{}\n", self.host_name())).unwrap_or_default();
         format!(
-            "# Kubernetes-managed hosts file.\n127.0.0.1\tlocalhost\n::1\tlocalhost ip6-localhost ip6-loopback\nfe00::0\tip6-localnet\nfe00::0\tip6-mcastprefix\n\
+            "# Kubernetes-managed hosts file.\n127.0.0.1\tlocalhost\n\
+             ::1\tlocalhost ip6-localhost ip6-loopback\nfe00::0\tip6-localnet\n\
+             fe00::0\tip6-mcastprefix\n\
              fe00::1\tip6-allnodes\nfe00::2\tip6-allrouters\n{own}"
         )
     }
 }
 
-/// A directory of its own for the revision, the link `..data` that leads to it, and a link by way
-/// of `..data` for each first part of a path.
+/// Adds a directory for the revision, the link `..data` to it, and a link through `..data` for each
+/// first component of a path.
 fn write_atomically(
     plan: &mut Vec<Entry>,
     root: &std::path::Path,

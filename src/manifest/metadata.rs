@@ -8,7 +8,7 @@ use crate::problems::{Field, Table};
 
 const DEFAULT_NAMESPACE: &str = "default";
 
-/// What the API server and controllers say of an object that is there.
+/// Fields that the API server and controllers set.
 const OF_THE_SERVER: [&str; 10] = [
     "creationTimestamp",
     "deletionGracePeriodSeconds",
@@ -25,15 +25,15 @@ const OF_THE_SERVER: [&str; 10] = [
 /// `metadata` of a document.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Metadata {
-    /// Its name.
+    /// Name.
     pub name: String,
-    /// Its namespace.
+    /// Namespace.
     pub namespace: String,
-    /// Its uid. If the file does not have one: one that follows from namespace and name.
+    /// UID. By default derived from namespace and name.
     pub uid: String,
-    /// Its labels.
+    /// Labels.
     pub labels: BTreeMap<String, String>,
-    /// Its annotations.
+    /// Annotations.
     pub annotations: BTreeMap<String, String>,
 }
 
@@ -61,16 +61,26 @@ impl Metadata {
     }
 }
 
-/// A name that can be part of a path: a DNS subdomain, as Kubernetes has names.
+/// Reads a name that can be a path's component: a DNS subdomain, as Kubernetes requires.
 pub(super) fn dns_name(field: Field<'_>) -> Option<String> {
-    field.read("a DNS name: 1 to 253 of a-z, 0-9, - and ., the first and the last of them a letter or a digit", |text| {
-        let fits = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-' || byte == b'.';
-        let ends = [text.bytes().next(), text.bytes().last()].into_iter().flatten().all(|byte| byte != b'-' && byte != b'.');
-        ((1..=253).contains(&text.len()) && text.bytes().all(fits) && ends).then(|| text.to_owned())
-    })
+    field.read(
+        "a DNS name: 1 to 253 of a-z, 0-9, - and ., the first and the last of them a \
+                letter or a digit",
+        |text| {
+            let fits = |byte: u8| {
+                byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-' || byte == b'.'
+            };
+            let ends = [text.bytes().next(), text.bytes().last()]
+                .into_iter()
+                .flatten()
+                .all(|byte| byte != b'-' && byte != b'.');
+            ((1..=253).contains(&text.len()) && text.bytes().all(fits) && ends)
+                .then(|| text.to_owned())
+        },
+    )
 }
 
-/// A uid in the form of the API server's, the same for the same pod.
+/// Returns a UID in the API server's form, the same for the same pod.
 fn uid_of(namespace: &str, name: &str) -> String {
     let text =
         hex::encode(&digest(&SHA256, format!("{namespace}/{name}").as_bytes()).as_ref()[..16]);

@@ -1,32 +1,32 @@
-//! What a kubelet knows of its node.
+//! Node of a kubelet.
 
 use std::path::{Path, PathBuf};
 
 use super::{Pod, QosClass};
 
-/// What a kubelet knows of its node.
+/// Node of a kubelet.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Node {
     /// The kubelet's `--root-dir`.
     pub kubelet_dir: PathBuf,
     /// The kubelet's `podLogsDir`.
     pub pod_logs_dir: PathBuf,
-    /// How it names cgroups.
+    /// Cgroup driver.
     pub cgroup_driver: CgroupDriver,
-    /// Bytes of memory that the node has: from these follow OOM scores.
+    /// Memory in bytes, which OOM scores depend on.
     pub memory_bytes: u64,
     /// The cluster's DNS servers.
     pub cluster_dns: Vec<String>,
     /// The cluster's domain.
     pub cluster_domain: String,
-    /// The node's own resolv.conf.
+    /// The node's resolv.conf.
     pub dns: Dns,
-    /// When the kubelet first saw the pods, as RFC 3339: the annotation
+    /// Time when the kubelet first saw the pods, in RFC 3339: the annotation
     /// `kubernetes.io/config.seen`.
     pub seen: String,
 }
 
-/// How a kubelet names cgroups.
+/// Cgroup driver of a kubelet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum CgroupDriver {
     /// `/kubepods/burstable/pod<uid>`
@@ -35,7 +35,7 @@ pub enum CgroupDriver {
     Systemd,
 }
 
-/// What stands in a resolv.conf.
+/// Contents of a resolv.conf.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Dns {
     /// `nameserver`
@@ -47,7 +47,7 @@ pub struct Dns {
 }
 
 impl Default for Node {
-    /// A kubelet with its own defaults.
+    /// Returns a kubelet with default settings.
     fn default() -> Self {
         Self {
             kubelet_dir: "/var/lib/kubelet".into(),
@@ -63,18 +63,18 @@ impl Default for Node {
 }
 
 impl Node {
-    /// A pod's directory.
+    /// Returns a pod's directory.
     pub fn pod_dir(&self, pod: &Pod) -> PathBuf {
         self.kubelet_dir.join("pods").join(&pod.metadata.uid)
     }
 
-    /// A pod's `log_directory`.
+    /// Returns a pod's `log_directory`.
     pub fn log_dir(&self, pod: &Pod) -> PathBuf {
         self.pod_logs_dir
             .join(format!("{}_{}_{}", pod.metadata.namespace, pod.metadata.name, pod.metadata.uid))
     }
 
-    /// A pod's `cgroup_parent` (pkg/kubelet/cm/pod_container_manager_linux.go).
+    /// Returns a pod's `cgroup_parent` (pkg/kubelet/cm/pod_container_manager_linux.go).
     pub fn cgroup_parent(&self, pod: &Pod) -> String {
         let uid = &pod.metadata.uid;
         let class = match pod.qos_class() {
@@ -98,7 +98,7 @@ impl Node {
     }
 }
 
-/// A path as messages have it. Paths of a node are made of texts, so nothing is lost.
+/// Returns a path as a text. Paths of a node are made of texts, so that nothing is lost.
 pub(super) fn text(path: &Path) -> String {
     path.to_string_lossy().into_owned()
 }

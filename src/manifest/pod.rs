@@ -1,4 +1,4 @@
-//! A pod.
+//! Pods.
 
 use std::collections::BTreeSet;
 
@@ -31,16 +31,16 @@ const NOT_THE_RUNTIMES: [&str; 17] = [
 
 const DEFAULT_GRACE_SECS: i64 = 30;
 
-/// A pod.
+/// Pod.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Pod {
-    /// Its `metadata`.
+    /// `metadata`
     pub metadata: Metadata,
-    /// Its init containers, which run one after the other.
+    /// Init containers, which run one after another.
     pub init_containers: Vec<Container>,
-    /// Its containers.
+    /// Containers.
     pub containers: Vec<Container>,
-    /// Its volumes.
+    /// Volumes.
     pub volumes: Vec<Volume>,
     /// `hostNetwork`
     pub host_network: bool,
@@ -48,13 +48,13 @@ pub struct Pod {
     pub host_pid: bool,
     /// `hostIPC`
     pub host_ipc: bool,
-    /// `hostUsers`; `false` asks for a user namespace of the pod's own.
+    /// `hostUsers`; `false` requests a user namespace of the pod.
     pub host_users: bool,
     /// `shareProcessNamespace`
     pub share_process_namespace: bool,
     /// `hostname`
     pub hostname: Option<String>,
-    /// `runtimeClassName`. Its handler is taken to have the same name.
+    /// `runtimeClassName`, which is also its handler's name.
     pub runtime_class: Option<String>,
     /// `dnsPolicy`
     pub dns_policy: DnsPolicy,
@@ -73,11 +73,11 @@ pub struct Pod {
 /// `dnsPolicy`
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum DnsPolicy {
-    /// The cluster's, unless the pod is on the node's network.
+    /// The cluster's DNS, unless the pod is on the node's network.
     ClusterFirst,
-    /// The cluster's.
+    /// The cluster's DNS.
     ClusterFirstWithHostNet,
-    /// The node's.
+    /// The node's resolv.conf.
     Default,
     /// `dnsConfig` alone.
     None,
@@ -86,16 +86,16 @@ pub enum DnsPolicy {
 /// `restartPolicy`
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum RestartPolicy {
-    /// Whatever the exit code.
+    /// After any exit code.
     Always,
     /// After a failure.
     OnFailure,
-    /// Not.
+    /// Never.
     Never,
 }
 
 impl Pod {
-    /// Its class of service.
+    /// Returns its QoS class.
     pub fn qos_class(&self) -> QosClass {
         resources::class_of(
             self.init_containers
@@ -105,7 +105,7 @@ impl Pod {
         )
     }
 
-    /// What all of it asks for: its containers together, or its greediest init container.
+    /// Returns its resources: the sum of its containers, or its largest init container.
     pub fn resources(&self) -> Resources {
         let together = self
             .containers
@@ -117,7 +117,7 @@ impl Pod {
     pub(super) fn read(mut document: Table<'_>, sources: &Sources) -> Option<Self> {
         let metadata = Metadata::read(&mut document);
         let spec = document.need("spec", "a table with containers");
-        // What the API server says of it.
+        // `status` is the API server's.
         document.take("status");
         document.finish();
         let mut spec = spec?.table()?;
@@ -196,26 +196,26 @@ impl Pod {
         }
     }
 
-    /// Notes what does not fit together.
+    /// Reports fields that contradict each other.
     fn check(&self, spec: &Table<'_>) {
         let note = |key: &str, value: &str, rule: &str| {
             spec.report().add(Problem::with_value(spec.path_of(key), value, rule))
         };
         if self.containers.is_empty() {
-            note("containers", "[]", "allowed is a list of one or more containers");
+            note("containers", "[]", "is invalid; allowed: a list of one or more containers");
         }
         let mut names = BTreeSet::new();
         let volumes: BTreeSet<&str> =
             self.volumes.iter().map(|volume| volume.name.as_str()).collect();
         if volumes.len() < self.volumes.len() {
-            note("volumes", "a list", "two volumes have one name; allowed is each once");
+            note("volumes", "a list", "two volumes have the same name; allowed: unique names");
         }
         for container in self.init_containers.iter().chain(&self.containers) {
             if !names.insert(&container.name) {
                 note(
                     "containers",
                     &container.name,
-                    "two containers have this name; allowed is each once",
+                    "two containers have this name; allowed: unique names",
                 );
             }
             for mount in
@@ -224,7 +224,7 @@ impl Pod {
                 note(
                     &format!("containers.{}.volumeMounts", container.name),
                     &mount.name,
-                    "allowed is the name of a volume of the pod",
+                    "is invalid; allowed: the name of a volume of the pod",
                 );
             }
         }
@@ -251,7 +251,7 @@ fn dns_config(mut table: Table<'_>) -> Dns {
     dns
 }
 
-/// Requests that are limits too.
+/// Returns requests equal to limits.
 fn overhead(field: Field<'_>) -> Resources {
     field.table().map(|table| Resources::read_overhead(table)).unwrap_or_default()
 }

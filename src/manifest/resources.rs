@@ -1,4 +1,4 @@
-//! Requests and limits, and what the kubelet makes of them for the runtime.
+//! Requests and limits, and the runtime's resources that the kubelet derives.
 
 use kiyot_proto::cri;
 
@@ -7,11 +7,11 @@ use crate::{
     problems::{Field, Table},
 };
 
-/// Shares of one CPU.
+/// Shares of a CPU.
 const SHARES_PER_CPU: u64 = 1024;
 const MIN_SHARES: i64 = 2;
 const MAX_SHARES: i64 = 262_144;
-/// Microseconds of a CPU period, and the least quota in one.
+/// CPU period and least quota, in microseconds.
 const PERIOD_MICROS: i64 = 100_000;
 const MIN_QUOTA_MICROS: i64 = 1000;
 /// OOM scores of pkg/kubelet/qos/policy.go.
@@ -21,24 +21,24 @@ const BEST_EFFORT_SCORE: i64 = 1000;
 /// Requests and limits of a container.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Resources {
-    /// Milli-CPUs requested.
+    /// CPU request, in milli-CPUs.
     pub cpu_request: Option<u64>,
-    /// Milli-CPUs at most.
+    /// CPU limit, in milli-CPUs.
     pub cpu_limit: Option<u64>,
-    /// Bytes requested.
+    /// Memory request, in bytes.
     pub memory_request: Option<u64>,
-    /// Bytes at most.
+    /// Memory limit, in bytes.
     pub memory_limit: Option<u64>,
 }
 
-/// A pod's class of service.
+/// QoS class of a pod.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum QosClass {
-    /// Every container has limits of both kinds, equal to its requests.
+    /// All containers have limits of both kinds, equal to their requests.
     Guaranteed,
-    /// Neither of the others.
+    /// All other pods.
     Burstable,
-    /// No container has any.
+    /// No container has requests or limits.
     BestEffort,
 }
 
@@ -47,7 +47,7 @@ impl Resources {
         let [limits, requests] = ["limits", "requests"]
             .map(|key| table.take(key).and_then(Field::table).map(read_list).unwrap_or_default());
         table.finish();
-        // The API server sets a request that is left out to its limit.
+        // The API server sets an absent request to the limit.
         Self {
             cpu_request: requests.0.or(limits.0),
             cpu_limit: limits.0,
@@ -56,13 +56,13 @@ impl Resources {
         }
     }
 
-    /// The overhead of a RuntimeClass: each amount is request and limit.
+    /// Returns the overhead of a RuntimeClass: each amount is request and limit.
     pub(super) fn read_overhead(table: Table<'_>) -> Self {
         let (cpu, memory) = read_list(table);
         Self { cpu_request: cpu, cpu_limit: cpu, memory_request: memory, memory_limit: memory }
     }
 
-    /// Whether nothing is asked and nothing limited.
+    /// Says if there are no requests and no limits.
     pub fn is_empty(&self) -> bool {
         *self == Self::default()
     }
@@ -74,12 +74,12 @@ impl Resources {
         equal(self.cpu_request, self.cpu_limit) && equal(self.memory_request, self.memory_limit)
     }
 
-    /// Both, one after the other: the sum of each that either has.
+    /// Adds each amount: both run at the same time.
     pub(super) fn plus(&self, other: &Self) -> Self {
         self.joined(other, u64::saturating_add)
     }
 
-    /// Both, not at the same time: the greater of each.
+    /// Takes the greater of each amount: both never run at the same time.
     pub(super) fn max(&self, other: &Self) -> Self {
         self.joined(other, u64::max)
     }
@@ -97,8 +97,8 @@ impl Resources {
         }
     }
 
-    /// As the runtime is told (`calculateLinuxResources` of pkg/kubelet/kuberuntime). The memory
-    /// request is not in it: CRI has no field for it.
+    /// Returns the runtime's resources (`calculateLinuxResources` of pkg/kubelet/kuberuntime). CRI
+    /// has no field for the memory request.
     pub(super) fn to_cri(self) -> cri::LinuxContainerResources {
         let signed = |number: u64| i64::try_from(number).unwrap_or(i64::MAX);
         let shares = |milli: u64| {
@@ -115,7 +115,7 @@ impl Resources {
         }
     }
 
-    /// The OOM score of a container with these, in a pod of a class.
+    /// Returns the OOM score of a container with these resources, in a pod of a class.
     pub(super) fn oom_score(self, class: QosClass, node_memory: u64) -> i64 {
         match class {
             QosClass::Guaranteed => GUARANTEED_SCORE,
@@ -124,14 +124,14 @@ impl Resources {
                 let share = u128::from(self.memory_request.unwrap_or_default()) * 1000
                     / u128::from(node_memory.max(1));
                 let score = 1000_i64.saturating_sub(i64::try_from(share).unwrap_or(i64::MAX));
-                // Never as safe as a guaranteed one, never as unsafe as a best-effort one.
+                // Between the scores of guaranteed and best-effort containers.
                 score.clamp(1000 + GUARANTEED_SCORE, BEST_EFFORT_SCORE - 1)
             }
         }
     }
 }
 
-/// The class of a pod with these containers (pkg/apis/core/v1/helper/qos).
+/// Returns the class of a pod with these containers (pkg/apis/core/v1/helper/qos).
 pub(super) fn class_of<'a>(containers: impl Iterator<Item = &'a Resources> + Clone) -> QosClass {
     if containers.clone().all(Resources::is_empty) {
         QosClass::BestEffort
@@ -142,19 +142,19 @@ pub(super) fn class_of<'a>(containers: impl Iterator<Item = &'a Resources> + Clo
     }
 }
 
-/// Milli-CPUs and bytes.
+/// Reads milli-CPUs and bytes.
 fn read_list(mut table: Table<'_>) -> (Option<u64>, Option<u64>) {
     const ALLOWED: &str = "a quantity such as 500m, 2 or 1.5Gi, not negative";
     let cpu = table.take("cpu").and_then(|field| quantity(field, ALLOWED)).map(Quantity::milli);
     let memory =
         table.take("memory").and_then(|field| quantity(field, ALLOWED)).map(Quantity::units);
-    // For the scheduler and for eviction.
+    // For the scheduler and eviction.
     table.take("ephemeral-storage");
     table.finish();
     (cpu, memory)
 }
 
-/// A quantity, which YAML has as a text or as a number.
+/// Reads a quantity, which YAML has as a text or as a number.
 pub(super) fn quantity(field: Field<'_>, allowed: &str) -> Option<Quantity> {
     field.read_text_or_number(allowed, |text| text.parse().ok())
 }

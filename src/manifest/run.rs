@@ -6,22 +6,22 @@ use kiyot_proto::cri::{self, NamespaceMode};
 
 use super::{Dns, DnsPolicy, Node, Pod, node::text};
 
-/// Added to a pod's annotations by the kubelet.
+/// Annotations that the kubelet adds.
 const CONFIG_SEEN: &str = "kubernetes.io/config.seen";
 const CONFIG_SOURCE: &str = "kubernetes.io/config.source";
-/// The pod came from the API server, unless it says otherwise.
+/// Source of a pod, unless its annotations say otherwise.
 const SOURCE: &str = "api";
 
-/// Labels of a pod's sandboxes and containers.
+/// Labels of sandboxes and containers.
 pub(super) const POD_NAME: &str = "io.kubernetes.pod.name";
 pub(super) const POD_NAMESPACE: &str = "io.kubernetes.pod.namespace";
 pub(super) const POD_UID: &str = "io.kubernetes.pod.uid";
 
-/// Characters of a host name: `HOST_NAME_MAX` of Linux, less one.
+/// Longest host name, in characters: Linux's `HOST_NAME_MAX` less one.
 const HOSTNAME_CHARS: usize = 63;
 
 impl Pod {
-    /// The request for its sandbox, the `attempt`th.
+    /// Returns the request for attempt `attempt` of its sandbox.
     pub fn run_pod_sandbox(&self, node: &Node, attempt: u32) -> cri::RunPodSandboxRequest {
         cri::RunPodSandboxRequest {
             config: Some(self.sandbox_config(node, attempt)),
@@ -29,7 +29,7 @@ impl Pod {
         }
     }
 
-    /// Its sandbox's configuration.
+    /// Returns its sandbox's configuration.
     pub fn sandbox_config(&self, node: &Node, attempt: u32) -> cri::PodSandboxConfig {
         let meta = &self.metadata;
         let mut labels: HashMap<String, String> = meta.labels.clone().into_iter().collect();
@@ -40,7 +40,7 @@ impl Pod {
         let mut annotations: HashMap<String, String> =
             meta.annotations.clone().into_iter().collect();
         annotations.insert(CONFIG_SEEN.into(), node.seen.clone());
-        // A static pod's mirror says that its kubelet has it from a file.
+        // A mirror pod's annotation says that its kubelet read it from a file.
         annotations.entry(CONFIG_SOURCE.into()).or_insert_with(|| SOURCE.into());
         cri::PodSandboxConfig {
             metadata: Some(cri::PodSandboxMetadata {
@@ -60,7 +60,7 @@ impl Pod {
         }
     }
 
-    /// Its host name: `spec.hostname`, or its name, cut to what a host name can be.
+    /// Returns its host name: `spec.hostname` or its name, cut to the allowed length.
     pub fn host_name(&self) -> String {
         let name: String = self
             .hostname
@@ -72,7 +72,8 @@ impl Pod {
         name.trim_end_matches(['-', '.']).to_owned()
     }
 
-    /// As pkg/kubelet/network/dns: the policy's, then what `dnsConfig` adds.
+    /// Returns its DNS configuration as pkg/kubelet/network/dns does: the policy's, then additions
+    /// of `dnsConfig`.
     fn dns_config(&self, node: &Node) -> cri::DnsConfig {
         let cluster = Dns {
             servers: node.cluster_dns.clone(),
@@ -92,7 +93,7 @@ impl Pod {
             DnsPolicy::ClusterFirst if self.host_network => node.dns.clone(),
             DnsPolicy::ClusterFirst | DnsPolicy::ClusterFirstWithHostNet => cluster,
         };
-        // An option of the pod's replaces one of the same name.
+        // An option of the pod replaces one of the same name.
         let name = |option: &str| option.split(':').next().unwrap_or_default().to_owned();
         dns.options.retain(|option| !self.dns.options.iter().any(|own| name(own) == name(option)));
         dns.options.extend(self.dns.options.clone());
@@ -114,14 +115,14 @@ impl Pod {
             .map(|port| cri::PortMapping {
                 protocol: port.protocol.into(),
                 container_port: i32::from(port.container_port),
-                // On the node's network a port is the node's own.
+                // On the node's network the port is the node's own.
                 host_port: i32::from(port.host_port),
                 host_ip: port.host_ip.clone(),
             })
             .collect()
     }
 
-    /// Which namespaces its containers share.
+    /// Returns the namespaces that its containers share.
     pub(super) fn namespaces(&self) -> cri::NamespaceOption {
         let host_or = |host: bool, other: NamespaceMode| {
             i32::from(if host { NamespaceMode::Node } else { other })
@@ -131,8 +132,7 @@ impl Pod {
         } else {
             NamespaceMode::Container
         };
-        // The mappings would be the kubelet's choice; that there is a namespace is what matters to
-        // who decides.
+        // The kubelet would choose the mappings; only the namespace itself matters for decisions.
         let users = (!self.host_users)
             .then(|| cri::UserNamespace { mode: NamespaceMode::Pod.into(), ..Default::default() });
         cri::NamespaceOption {

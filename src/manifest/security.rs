@@ -6,23 +6,23 @@ use kiyot_proto::cri;
 
 use crate::problems::{Field, Table};
 
-/// A seccomp profile.
+/// Seccomp profile.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Seccomp {
-    /// Whose it is.
+    /// Kind of profile.
     pub kind: SeccompType,
-    /// A file beneath the kubelet's seccomp directory, of [`SeccompType::Localhost`] only.
+    /// File beneath the kubelet's seccomp directory, for [`SeccompType::Localhost`] only.
     pub localhost_profile: Option<String>,
 }
 
-/// Whose a seccomp profile is.
+/// Kind of a seccomp profile.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum SeccompType {
-    /// The runtime's.
+    /// `RuntimeDefault`
     RuntimeDefault,
-    /// Nobody's.
+    /// `Unconfined`
     Unconfined,
-    /// A file's.
+    /// `Localhost`
     Localhost,
 }
 
@@ -62,7 +62,7 @@ pub struct ContainerSecurity {
     pub allow_privilege_escalation: Option<bool>,
     /// `capabilities`
     pub capabilities: Capabilities,
-    /// Set where `procMount` is `Unmasked`.
+    /// Set for `procMount: Unmasked`.
     pub unmasked_proc: bool,
     /// `seccompProfile`
     pub seccomp: Option<Seccomp>,
@@ -77,7 +77,7 @@ pub struct Capabilities {
     pub drop: Vec<String>,
 }
 
-/// A user or group.
+/// Reads a user or group id.
 fn id(field: Field<'_>) -> Option<i64> {
     field.number(0..=i64::from(i32::MAX))
 }
@@ -98,7 +98,7 @@ fn seccomp(field: Field<'_>) -> Option<Seccomp> {
 }
 
 impl Seccomp {
-    /// As the runtime is told.
+    /// Returns the runtime's security context.
     pub(super) fn to_cri(&self, kubelet_dir: &std::path::Path) -> cri::SecurityProfile {
         let kind = match self.kind {
             SeccompType::RuntimeDefault => cri::security_profile::ProfileType::RuntimeDefault,
@@ -130,13 +130,13 @@ impl PodSecurity {
                 .unwrap_or_default(),
             seccomp: table.take("seccompProfile").and_then(seccomp),
         };
-        // What the kubelet does with volumes, not the runtime.
+        // The kubelet applies it to volumes, not the runtime.
         table.take("fsGroupChangePolicy");
         table.finish();
         security
     }
 
-    /// The groups that all processes of the pod have.
+    /// Returns the supplemental groups of all processes of the pod.
     pub(super) fn groups(&self) -> Vec<i64> {
         self.fs_group.iter().chain(&self.supplemental_groups).copied().collect()
     }

@@ -89,13 +89,14 @@ fn problems(yaml: &str) -> Vec<String> {
 
 fn minimal(spec: &str) -> String {
     format!(
-        "apiVersion: v1\nkind: Pod\nmetadata: {{name: p}}\nspec:\n  containers: [{{name: c, image: i}}]\n{spec}"
+        "apiVersion: v1\nkind: Pod\nmetadata: {{name: p}}\nspec:\n  containers: [{{name: c, \
+         image: i}}]\n{spec}"
     )
 }
 
 /// Verifies M1.
 #[test]
-fn the_request_for_a_sandbox() {
+fn sandbox_request_matches_the_kubelet() {
     let (pod, node) = (pod(POD), Node::default());
     let request = pod.run_pod_sandbox(&node, 2);
     assert_eq!(request.runtime_handler, "");
@@ -142,8 +143,8 @@ fn the_request_for_a_sandbox() {
         (namespaces.network, namespaces.pid, namespaces.ipc),
         (of_pod, of_container, of_pod)
     );
-    // The init container's 3 CPUs are more than the containers' together; their memory is more than
-    // its.
+    // The init container's 3 CPUs are more than the sum of the containers; their memory is more
+    // than its.
     let resources = linux.resources.unwrap();
     assert_eq!(
         (resources.cpu_shares, resources.cpu_quota, resources.memory_limit_in_bytes),
@@ -153,7 +154,7 @@ fn the_request_for_a_sandbox() {
 
 /// Verifies M1.
 #[test]
-fn the_request_for_a_container() {
+fn container_request_matches_the_kubelet() {
     let (pod, node) = (pod(POD), Node { kubelet_dir: "/k".into(), ..Node::default() });
     let sandbox = pod.sandbox_config(&node, 0);
     let request =
@@ -234,18 +235,22 @@ fn the_request_for_a_container() {
 }
 
 #[test]
-fn the_files_that_a_kubelet_makes_first() {
+fn kubelet_files_are_planned() {
     let (pod, node) = (pod(POD), Node { kubelet_dir: "/k".into(), ..Node::default() });
     let plan = pod.files(&node, 7);
     let settings =
         "/k/pods/0d1f3a52-0000-4000-8000-000000000001/volumes/kubernetes.io~configmap/settings";
     let at = |path: &str| {
-        plan.iter().position(|entry| matches!(entry, Entry::Directory { path: p, .. } | Entry::File { path: p, .. } | Entry::Link { path: p, .. } if p.to_str() == Some(path)))
+        plan.iter().position(|entry| {
+            let (Entry::Directory { path: own, .. }
+            | Entry::File { path: own, .. }
+            | Entry::Link { path: own, .. }) = entry;
+            own.to_str() == Some(path)
+        })
     };
     let file = at(&format!("{settings}/..2026_01_01_00_00_00.000000007/look/color")).unwrap();
-    assert!(
-        matches!(&plan[file], Entry::File { mode: 0o400, content: Content(content), .. } if content == b"blue")
-    );
+    let Entry::File { mode: 0o400, content, .. } = &plan[file] else { panic!("{:?}", plan[file]) };
+    assert_eq!(content.0, b"blue");
     let data = at(&format!("{settings}/..data")).unwrap();
     assert_eq!(
         plan[data],
@@ -260,22 +265,24 @@ fn the_files_that_a_kubelet_makes_first() {
         Entry::Link { path: format!("{settings}/look").into(), target: "..data/look".into() }
     );
     assert!(file < data && data < look);
-    assert!(
-        plan.iter()
-            .any(|entry| matches!(entry, Entry::File { path, content: Content(content), .. } if path.ends_with("token") && content == b"hello"))
-    );
+    assert!(plan.iter().any(|entry| match entry {
+        Entry::File { path, content, .. } => path.ends_with("token") && content.0 == b"hello",
+        _ => false,
+    }));
     let hosts = pod.container_files(&pod.containers[0], &node, Some([10, 0, 0, 7].into()), 0);
-    assert!(
-        hosts.iter().any(
-            |entry| matches!(entry, Entry::File { content: Content(content), .. } if String::from_utf8_lossy(content).contains("10.0.0.7\tweb\n"))
-        )
-    );
+    assert!(hosts.iter().any(|entry| match entry {
+        Entry::File { content, .. } => {
+            String::from_utf8_lossy(&content.0).contains("10.0.0.7\tweb\n")
+        }
+        _ => false,
+    }));
 }
 
 #[test]
-fn what_a_pod_can_ask_of_the_node() {
+fn host_access_is_in_the_requests() {
     let pod = pod(&minimal(
-        "  hostNetwork: true\n  hostPID: true\n  hostIPC: true\n  hostUsers: false\n  runtimeClassName: kiyot\n  dnsPolicy: ClusterFirstWithHostNet\n",
+        "  hostNetwork: true\n  hostPID: true\n  hostIPC: true\n  hostUsers: false\n  \
+         runtimeClassName: kiyot\n  dnsPolicy: ClusterFirstWithHostNet\n",
     ));
     let request =
         pod.run_pod_sandbox(&Node { cgroup_driver: CgroupDriver::Systemd, ..Node::default() }, 0);
@@ -297,7 +304,7 @@ fn what_a_pod_can_ask_of_the_node() {
 }
 
 #[test]
-fn classes_of_service() {
+fn qos_class_follows_requests_and_limits() {
     let with = |resources: &str| {
         pod(&minimal("").replace("image: i", &format!("image: i, resources: {resources}")))
     };
@@ -314,22 +321,28 @@ fn classes_of_service() {
 
 /// Verifies M2.
 #[test]
-fn every_field_that_is_not_known_is_reported() {
-    let yaml = minimal("  hostNetwrk: true\n  volumes:\n  - {name: v, persistentVolumeClaim: {claimName: x}}\n  - {name: v, emptyDir: {size: 1}}\n")
-        .replace(
-            "image: i",
-            "image: i, env: [{name: A, valueFrom: {}}], volumeMounts: [{name: w, mountPath: /w}], lifecycle: {}, ports: [{containerPort: 0}]",
-        );
+fn every_unknown_field_is_reported() {
+    let yaml = minimal(
+        "  hostNetwrk: true\n  volumes:\n  - {name: v, persistentVolumeClaim: \
+                        {claimName: x}}\n  - {name: v, emptyDir: {size: 1}}\n",
+    )
+    .replace(
+        "image: i",
+        "image: i, env: [{name: A, valueFrom: {}}], volumeMounts: [{name: w, mountPath: /w}], \
+             lifecycle: {}, ports: [{containerPort: 0}]",
+    );
     let found = problems(&yaml);
     for start in [
-        "document 1.spec.hostNetwrk: is no known key; the nearest known keys are: hostNetwork",
-        "document 1.spec.containers[0].env[0].valueFrom: is no known key; the nearest known keys are: value",
-        "document 1.spec.containers[0].lifecycle: is no known key",
-        "document 1.spec.containers[0].ports[0].containerPort = 0: allowed is a whole number from 1 to 65535",
-        "document 1.spec.volumes[0].persistentVolumeClaim: is no known key",
-        "document 1.spec.volumes[0]: allowed is one of emptyDir, configMap, secret, hostPath",
-        "document 1.spec.volumes[1].emptyDir.size: is no known key; the nearest known keys are: sizeLimit",
-        "document 1.spec.containers.c.volumeMounts = w: allowed is the name of a volume of the pod",
+        "document 1.spec.hostNetwrk: is an unknown key; did you mean: hostNetwork",
+        "document 1.spec.containers[0].env[0].valueFrom: is an unknown key; did you mean: value",
+        "document 1.spec.containers[0].lifecycle: is an unknown key",
+        "document 1.spec.containers[0].ports[0].containerPort = 0: is invalid; allowed: a whole \
+         number from 1 to 65535",
+        "document 1.spec.volumes[0].persistentVolumeClaim: is an unknown key",
+        "document 1.spec.volumes[0]: is invalid; allowed: emptyDir, configMap, secret, hostPath",
+        "document 1.spec.volumes[1].emptyDir.size: is an unknown key; did you mean: sizeLimit",
+        "document 1.spec.containers.c.volumeMounts = w: is invalid; allowed: the name of a volume \
+         of the pod",
     ] {
         assert!(
             found.iter().any(|problem| problem.starts_with(start)),
@@ -340,32 +353,39 @@ fn every_field_that_is_not_known_is_reported() {
 }
 
 #[test]
-fn documents_that_are_no_pod() {
+fn malformed_documents_are_reported() {
     for (yaml, start) in [
         ("", "the text: has no Pod"),
         ("a: [", "the text: is no YAML"),
-        ("- 1", "document 1 = [1]: allowed is a table"),
-        ("apiVersion: v2\nkind: Pod", "document 1.apiVersion = \"v2\": allowed is one of \"v1\""),
+        ("- 1", "document 1 = [1]: is invalid; allowed: a table"),
+        (
+            "apiVersion: v2\nkind: Pod",
+            "document 1.apiVersion = \"v2\": is invalid; allowed: \"v1\"",
+        ),
         (
             "apiVersion: v1\nmetadata: {}",
-            "document 1.kind: is missing; allowed is one of Pod, ConfigMap, Secret, List",
+            "document 1.kind: is missing; allowed: Pod, ConfigMap, Secret, List",
         ),
         (
             "apiVersion: v1\nkind: Pod\nmetadata: {}\nspec: {}",
-            "document 1.metadata.name: is missing; allowed is a DNS name",
+            "document 1.metadata.name: is missing; allowed: a DNS name",
         ),
         (
             "apiVersion: v1\nkind: List\nitems: [{apiVersion: v1, kind: List, items: []}]",
-            "document 1.items[0].kind = \"List\": allowed is one of Pod, ConfigMap, Secret;",
+            "document 1.items[0].kind = \"List\": is invalid; allowed: Pod, ConfigMap, Secret;",
         ),
-        ("apiVersion: v1\nkind: List\nitems: 3", "document 1.items = 3: allowed is a list"),
+        (
+            "apiVersion: v1\nkind: List\nitems: 3",
+            "document 1.items = 3: is invalid; allowed: a list",
+        ),
         (
             "apiVersion: v1\nkind: Pod\nmetadata: {name: ../x}",
-            "document 1.metadata.name = \"../x\": allowed is a DNS name",
+            "document 1.metadata.name = \"../x\": is invalid; allowed: a DNS name",
         ),
         (
             &minimal("  volumes: [{name: v, configMap: {name: gone}}]\n"),
-            "document 1.spec.volumes[0].configMap.name = gone: allowed is the name of a ConfigMap that stands in this file",
+            "document 1.spec.volumes[0].configMap.name = gone: is invalid; allowed: the name of a \
+             ConfigMap in this file",
         ),
     ] {
         let found = problems(yaml);
@@ -378,12 +398,14 @@ fn documents_that_are_no_pod() {
 
 /// Verifies M4.
 #[test]
-fn a_document_of_another_kind_is_named_once() {
+fn document_of_unknown_kind_is_reported_once() {
     let yaml = format!(
-        "{}---\napiVersion: apps/v1\nkind: Deployment\nmetadata: {{name: d}}\nspec: {{replicas: 1}}\n",
+        "{}---\napiVersion: apps/v1\nkind: Deployment\nmetadata: {{name: d}}\nspec: {{replicas: \
+         1}}\n",
         minimal("")
     );
-    let rule = "allowed is one of Pod, ConfigMap, Secret, List; what another kind makes is told of a Pod with the metadata and the spec of its template";
+    let rule = "is invalid; allowed: Pod, ConfigMap, Secret, List; for any other kind, a Pod with \
+                the metadata and spec of its template";
     assert_eq!(problems(&yaml), [format!("document 2.kind = \"Deployment\": {rule}")]);
 }
 
@@ -392,12 +414,14 @@ fn a_document_of_another_kind_is_named_once() {
 fn lists_and_several_documents_are_read_as_their_items() {
     let item = |name: &str| {
         format!(
-            "{{apiVersion: v1, kind: Pod, metadata: {{name: {name}}}, spec: {{containers: [{{name: c, image: i}}], volumes: [{{name: v, configMap: {{name: m}}}}]}}}}"
+            "{{apiVersion: v1, kind: Pod, metadata: {{name: {name}}}, spec: {{containers: \
+             [{{name: c, image: i}}], volumes: [{{name: v, configMap: {{name: m}}}}]}}}}"
         )
     };
     let map = "{apiVersion: v1, kind: ConfigMap, metadata: {name: m}, data: {a: b}}";
     let yaml = format!(
-        "{}---\n# nothing here\n---\napiVersion: v1\nkind: List\nmetadata: {{resourceVersion: \"\"}}\nitems:\n- {}\n- {map}\n- {}\n",
+        "{}---\n# nothing here\n---\napiVersion: v1\nkind: List\nmetadata: {{resourceVersion: \
+         \"\"}}\nitems:\n- {}\n- {map}\n- {}\n",
         minimal(""),
         item("one"),
         item("other")
@@ -408,34 +432,37 @@ fn lists_and_several_documents_are_read_as_their_items() {
     let wrong = yaml.replace("{name: other}", "{name: other, lables: {}}");
     assert_eq!(
         problems(&wrong),
-        [
-            "document 2.items[2].metadata.lables: is no known key; the nearest known keys are: labels"
-        ]
+        ["document 2.items[2].metadata.lables: is an unknown key; did you mean: labels"]
     );
 }
 
 /// Verifies M4.
 #[test]
-fn what_the_server_says_of_a_pod_has_no_effect() {
-    let yaml = minimal("  nodeName: n\n  preemptionPolicy: PreemptLowerPriority\n  serviceAccount: default\nstatus: {phase: Running}\n").replace(
+fn status_of_the_api_server_has_no_effect() {
+    let yaml = minimal(
+        "  nodeName: n\n  preemptionPolicy: PreemptLowerPriority\n  \
+                        serviceAccount: default\nstatus: {phase: Running}\n",
+    )
+    .replace(
         "{name: p}",
-        "{name: p, creationTimestamp: \"2026-01-01T00:00:00Z\", generateName: p-, resourceVersion: \"7\", ownerReferences: [{kind: ReplicaSet}]}",
+        "{name: p, creationTimestamp: \"2026-01-01T00:00:00Z\", generateName: p-, \
+         resourceVersion: \"7\", ownerReferences: [{kind: ReplicaSet}]}",
     );
     assert_eq!(pod(&yaml), pod(&minimal("")));
 }
 
 #[test]
-fn a_manifest_that_is_too_long_is_refused_by_its_size() {
+fn manifest_above_the_size_limit_is_refused() {
     let yaml = format!("{}# {}", minimal(""), "x".repeat(MAX_BYTES));
     assert_eq!(
         problems(&yaml),
-        [format!("the text: has {} bytes; allowed are {MAX_BYTES}", yaml.len())]
+        [format!("the text: has {} bytes; allowed: {MAX_BYTES}", yaml.len())]
     );
 }
 
 /// Verifies M3.
 #[test]
-fn a_secret_is_never_shown() {
+fn secret_value_is_in_no_problem() {
     let broken = POD
         .replace("aGVsbG8=", "\"open sesame\"")
         .replace("value: world", "value: [open sesame]")
@@ -454,7 +481,7 @@ fn a_secret_is_never_shown() {
 }
 
 #[test]
-fn a_pod_without_a_uid_gets_the_same_one_each_time() {
+fn pod_without_uid_gets_a_stable_one() {
     let (one, other) = (pod(&minimal("")), pod(&minimal("")));
     assert_eq!(one.metadata.uid, other.metadata.uid);
     assert_eq!(one.metadata.uid.len(), 36);
@@ -463,15 +490,17 @@ fn a_pod_without_a_uid_gets_the_same_one_each_time() {
 
 proptest! {
     #[test]
-    fn any_text_is_a_manifest_or_a_problem(text in "\\PC{0,200}") {
+    fn arbitrary_text_is_a_manifest_or_a_problem(text in "\\PC{0,200}") {
         if let Err(problems) = parse("any", &text) {
             prop_assert!(!problems.list.is_empty());
         }
     }
 
     #[test]
-    fn a_manifest_with_a_line_changed_is_read_or_refused(line in 1_usize..80, with in "( {0,8}[a-zA-Z]{1,12}: ?([0-9]{1,20}|true|\\[\\]|\\{\\}|~|\"x\"|\\.\\.)?|---|)") {
-        let lines: Vec<&str> = POD.lines().enumerate().map(|(index, text)| if index == line { with.as_str() } else { text }).collect();
+    fn manifest_with_a_changed_line_does_not_panic(line in 1_usize..80, with in "( \
+        {0,8}[a-zA-Z]{1,12}: ?([0-9]{1,20}|true|\\[\\]|\\{\\}|~|\"x\"|\\.\\.)?|---|)") {
+        let replaced = |(index, text)| if index == line { with.as_str() } else { text };
+        let lines: Vec<&str> = POD.lines().enumerate().map(replaced).collect();
         if let Ok(manifest) = parse("any", &lines.join("\n")) {
             for pod in &manifest.pods {
                 let sandbox = pod.sandbox_config(&Node::default(), 0);

@@ -1,4 +1,4 @@
-//! Volumes of a pod, and the ConfigMaps and Secrets that they show.
+//! Volumes of a pod, and the ConfigMaps and Secrets in them.
 
 use std::{collections::BTreeMap, fmt};
 
@@ -10,58 +10,58 @@ use crate::{
     problems::{Field, Problem, Table},
 };
 
-/// Mode of the files of a volume that does not say another.
+/// Default mode of files.
 const DEFAULT_MODE: u32 = 0o644;
 const MAX_MODE: u32 = 0o777;
 
-/// A volume.
+/// Volume.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Volume {
-    /// Its name in the pod.
+    /// Name in the pod.
     pub name: String,
-    /// What it is.
+    /// Source.
     pub kind: VolumeKind,
 }
 
-/// What a volume is.
+/// Source of a volume.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum VolumeKind {
-    /// Empty at first, and the pod's own.
+    /// `emptyDir`
     EmptyDir {
-        /// Whether it is kept in memory.
+        /// Set for `medium: Memory`.
         memory: bool,
-        /// Bytes at most.
+        /// `sizeLimit`, in bytes.
         size_limit: Option<u64>,
     },
-    /// The keys of a ConfigMap, each a file.
+    /// `configMap`: keys as files.
     ConfigMap(Vec<KeyedFile>),
-    /// The keys of a Secret, each a file.
+    /// `secret`: keys as files.
     Secret(Vec<KeyedFile>),
-    /// A path of the node.
+    /// `hostPath`
     HostPath(HostPathVolume),
 }
 
-/// A path of the node.
+/// Path of the node.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct HostPathVolume {
-    /// The path.
+    /// Path.
     pub path: String,
-    /// What it must be, or is made.
+    /// `type`
     pub kind: String,
 }
 
-/// A key of a ConfigMap or Secret, as a file.
+/// File made from a key.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct KeyedFile {
-    /// Its path in the volume.
+    /// Path in the volume.
     pub path: String,
-    /// Its permissions.
+    /// Permissions.
     pub mode: u32,
-    /// What is in it.
+    /// Content.
     pub content: Content,
 }
 
-/// What is in a file. Debug does not show it.
+/// Content of a file. `Debug` does not show it.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Content(pub Vec<u8>);
 
@@ -72,7 +72,7 @@ impl fmt::Debug for Content {
 }
 
 impl Volume {
-    /// Its directory on the node, or the node's path that it is.
+    /// Returns the volume's directory on the node, or its host path.
     pub(super) fn host_path(&self, node: &Node, pod: &super::Pod) -> std::path::PathBuf {
         let plugin = match &self.kind {
             VolumeKind::EmptyDir { .. } => "kubernetes.io~empty-dir",
@@ -83,7 +83,7 @@ impl Volume {
         node.pod_dir(pod).join("volumes").join(plugin).join(&self.name)
     }
 
-    /// Whether no container may write it.
+    /// Says if containers can't write to it.
     pub(super) fn is_read_only(&self) -> bool {
         matches!(self.kind, VolumeKind::ConfigMap(_) | VolumeKind::Secret(_))
     }
@@ -113,7 +113,10 @@ impl Volume {
         ];
         table.finish();
         if given != 1 {
-            report.add(Problem::new(at, "allowed is one of emptyDir, configMap, secret, hostPath"));
+            report.add(Problem::new(
+                at,
+                "is invalid; allowed: emptyDir, configMap, secret, hostPath",
+            ));
         }
         let kind = kinds.into_iter().flatten().next()?;
         Some(Self { name: name?, kind })
@@ -142,7 +145,7 @@ fn host_path(mut table: Table<'_>) -> Option<VolumeKind> {
     Some(VolumeKind::HostPath(HostPathVolume { path: path?, kind }))
 }
 
-/// The ConfigMaps and Secrets of a file.
+/// ConfigMaps and Secrets of a file.
 #[derive(Debug, Default)]
 pub(super) struct Sources(BTreeMap<Name, BTreeMap<String, Content>>);
 
@@ -150,7 +153,7 @@ pub(super) struct Sources(BTreeMap<Name, BTreeMap<String, Content>>);
 type Name = (String, String, String);
 
 impl Sources {
-    /// Adds one.
+    /// Adds an object.
     pub(super) fn read(&mut self, kind: &str, mut table: Table<'_>) {
         let metadata = Metadata::read(&mut table);
         let secret = kind == "Secret";
@@ -183,13 +186,13 @@ impl Sources {
         if self.0.contains_key(&name) {
             report.add(Problem::new(
                 at,
-                format!("is another {kind} {}/{}; allowed is one", name.1, name.2),
+                format!("is another {kind} {}/{}; allowed: one", name.1, name.2),
             ));
         }
         self.0.insert(name, keys);
     }
 
-    /// The files of a volume that shows one.
+    /// Returns the files of a volume.
     fn files(
         &self,
         kind: &str,
@@ -217,7 +220,10 @@ impl Sources {
             report.add(Problem::with_value(
                 format!("{at}.{name_key}"),
                 name,
-                format!("allowed is the name of a {kind} that stands in this file, in namespace {namespace}"),
+                format!(
+                    "is invalid; allowed: the name of a {kind} in this file, in namespace \
+                         {namespace}"
+                ),
             ));
             return None;
         };
@@ -244,7 +250,7 @@ impl Sources {
                 None => report.add(Problem::with_value(
                     format!("{at}.items"),
                     item.key,
-                    format!("allowed is a key of {kind} {name}"),
+                    format!("is invalid; allowed: a key of {kind} {name}"),
                 )),
             }
         }
@@ -274,7 +280,7 @@ fn read_item(mut table: Table<'_>) -> Option<Item> {
     Some(Item { key: key?, path: path?, mode })
 }
 
-/// Permissions as a number; YAML reads `0o644` and, by an older version's rule, `0644` as octal.
+/// Reads permissions; YAML reads `0o644`, and by YAML 1.1 `0644`, as octal.
 fn mode(field: Field<'_>) -> Option<u32> {
     field.number(0..=MAX_MODE)
 }
