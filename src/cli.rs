@@ -1,4 +1,4 @@
-//! The command line of `kiyot`.
+//! Command line of `kiyot`.
 //!
 //! Exit codes: 0; 64 (`EX_USAGE` of sysexits.h) for wrong arguments, configurations and manifests;
 //! 1 for everything else.
@@ -21,13 +21,13 @@ mod telemetry;
 
 use telemetry::LogFormat;
 
-/// Of wrong arguments, configurations and manifests.
+/// Exit code for wrong arguments, configurations and manifests.
 const EXIT_USAGE: u8 = 64;
 
-/// Where packages put the configuration.
-const CONFIG: &str = "/etc/kiyot/kiyot.toml";
+/// Default path of the configuration.
+const DEFAULT_CONFIG: &str = "/etc/kiyot/kiyot.toml";
 
-/// The file name that stands for the standard input.
+/// File name of the standard input.
 const STDIN: &str = "-";
 
 /// A CRI endpoint that gives annotated pods a cell of their own.
@@ -40,37 +40,36 @@ struct Arguments {
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// Answers the kubelet, until SIGTERM or SIGINT.
+    /// Serves the kubelet until SIGTERM or SIGINT.
     Serve {
-        /// The configuration.
-        #[arg(long, default_value = CONFIG)]
+        /// Path of the configuration.
+        #[arg(long, default_value = DEFAULT_CONFIG)]
         config: PathBuf,
-        /// How log lines look. Which there are is said by KIYOT_LOG, such as "info" or
-        /// "kiyot=debug".
+        /// Format of log lines. KIYOT_LOG filters them, such as "info" or "kiyot=debug".
         #[arg(long, value_enum, default_value_t)]
         log_format: LogFormat,
     },
-    /// Says all that is wrong with a configuration, or what it amounts to.
+    /// Reports all problems of a configuration, or summarises it.
     CheckConfig {
-        /// The configuration.
-        #[arg(long, default_value = CONFIG)]
+        /// Path of the configuration.
+        #[arg(long, default_value = DEFAULT_CONFIG)]
         config: PathBuf,
     },
-    /// Says where the pods of a manifest would go, why, and what of them would be refused (exit
+    /// Explains where the pods of a manifest would go and why, or why they would be refused (exit
     /// code 1). Needs no daemon.
     Explain {
-        /// The configuration.
-        #[arg(long, default_value = CONFIG)]
+        /// Path of the configuration.
+        #[arg(long, default_value = DEFAULT_CONFIG)]
         config: PathBuf,
-        /// Kubernetes YAML with one or more pods; "-" is the standard input.
+        /// Kubernetes YAML of one or more pods; "-" is the standard input.
         #[arg(short, long)]
         filename: PathBuf,
     },
-    /// Says which kiyot this is.
+    /// Prints the version.
     Version,
 }
 
-/// What a command says in the end.
+/// Result of a command.
 #[derive(Debug)]
 struct Output {
     text: String,
@@ -83,25 +82,25 @@ impl From<String> for Output {
     }
 }
 
-/// What a command was given is wrong.
+/// The command's input is wrong.
 #[derive(Debug)]
-struct Wrong(String);
+struct UsageError(String);
 
-/// Runs a command line, the program's name first.
+/// Runs a command line, which begins with the program's name.
 pub fn run(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
     let arguments = match Arguments::try_parse_from(arguments) {
         Ok(arguments) => arguments,
-        // Help and version are "errors" of clap too.
+        // clap returns help and version as errors.
         Err(error) => {
-            // Nobody is left to tell if this can't be written.
+            // A failed write can't be reported.
             let _ = error.print();
             return if error.use_stderr() { ExitCode::from(EXIT_USAGE) } else { ExitCode::SUCCESS };
         }
     };
     match execute(arguments.command) {
         Ok(Output { text, code }) => print(&text, code),
-        Err(Wrong(text)) => {
-            // Nobody is left to tell if this can't be written.
+        Err(UsageError(text)) => {
+            // A failed write can't be reported.
             let _ = writeln!(io::stderr(), "{}", text.trim_end());
             ExitCode::from(EXIT_USAGE)
         }
@@ -113,18 +112,18 @@ fn print(text: &str, code: ExitCode) -> ExitCode {
     if written.is_ok() { code } else { ExitCode::FAILURE }
 }
 
-/// Does what a command says, and returns what to print.
-fn execute(command: Command) -> Result<Output, Wrong> {
+/// Runs a command, and returns its output.
+fn execute(command: Command) -> Result<Output, UsageError> {
     match command {
         Command::Serve { config, log_format } => {
-            telemetry::init(log_format).map_err(Wrong)?;
-            // It holds the keys of the cells' authority and credentials of registries.
+            telemetry::init(log_format).map_err(UsageError)?;
+            // The daemon's memory has the CA's key and credentials of registries.
             if let Err(error) = core_dump::forbid() {
-                tracing::warn!(%error, "core dumps of the daemon are possible");
+                tracing::warn!(%error, "core dumps not disabled");
             }
-            // What ends the daemon stands in its log, in the log's own form.
+            // The log has the error, in its own format.
             let ended = |code: ExitCode, error: &str| {
-                tracing::error!(%error, "The daemon ends");
+                tracing::error!(%error, "daemon failed");
                 Ok(Output { text: String::new(), code })
             };
             match config::load(&config) {
@@ -140,22 +139,22 @@ fn execute(command: Command) -> Result<Output, Wrong> {
             let config = load(&config)?;
             let name = filename.display().to_string();
             let yaml = read(&filename)
-                .map_err(|error| Wrong(format!("{name}: can't be read: {error}")))?;
-            let manifest =
-                manifest::parse(&name, &yaml).map_err(|problems| Wrong(problems.to_string()))?;
+                .map_err(|error| UsageError(format!("{name}: can't be read: {error}")))?;
+            let manifest = manifest::parse(&name, &yaml)
+                .map_err(|problems| UsageError(problems.to_string()))?;
             Ok(explain::explain(&config, &manifest))
         }
         Command::Version => Ok(format!("kiyot {}, CRI v1\n", env!("CARGO_PKG_VERSION")).into()),
     }
 }
 
-fn load(path: &Path) -> Result<config::Config, Wrong> {
-    config::load(path).map_err(|problems| Wrong(problems.to_string()))
+fn load(path: &Path) -> Result<config::Config, UsageError> {
+    config::load(path).map_err(|problems| UsageError(problems.to_string()))
 }
 
 fn read(path: &Path) -> io::Result<String> {
     let mut text = String::new();
-    // One byte more than is allowed: the parser then says so.
+    // The parser reports an input with one byte too many.
     let limit = manifest::MAX_BYTES as u64 + 1;
     if path == Path::new(STDIN) {
         io::stdin().take(limit).read_to_string(&mut text)?;
@@ -165,7 +164,7 @@ fn read(path: &Path) -> io::Result<String> {
     Ok(text)
 }
 
-/// An error with what caused it.
+/// Formats an error with its sources.
 fn chain(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();
     let mut source = error.source();

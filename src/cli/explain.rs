@@ -1,5 +1,5 @@
-//! Where the pods of a manifest would go, why, and what of them would be refused. It asks the
-//! functions that decide in the daemon.
+//! Explanation of a manifest: where its pods go, why, and what is refused, by the daemon's own
+//! functions.
 
 use std::process::ExitCode;
 
@@ -18,7 +18,7 @@ use crate::{
     },
 };
 
-/// What is said of one pod.
+/// Explanation of a pod.
 #[derive(Default)]
 struct Lines {
     facts: Vec<String>,
@@ -36,7 +36,7 @@ impl Lines {
     }
 }
 
-/// Explains all pods. The exit code is 1 if one would be refused.
+/// Explains all pods. The exit code is 1 if a pod would be refused.
 pub(super) fn explain(config: &Config, manifest: &Manifest) -> Output {
     let mut text = String::new();
     let mut code = ExitCode::SUCCESS;
@@ -66,7 +66,7 @@ fn explain_pod(config: &Config, pod: &Pod) -> Lines {
         .collect();
     let declared: Vec<(&BackendName, Declared)> =
         names.iter().map(|(name, declared)| (name, *declared)).collect();
-    // Loading a configuration has made sure of a node backend.
+    // A loaded configuration has a node backend.
     let node_backend = BackendName::new(config.server.node_backend.as_deref().unwrap_or_default());
     match routing::decide(
         peek::Pod::run(&request.encode_to_vec()),
@@ -76,19 +76,25 @@ fn explain_pod(config: &Config, pod: &Pod) -> Lines {
     ) {
         Err(undeclared) => lines.refuse(undeclared),
         Ok(decision) => match config.backends.get(decision.backend) {
-            Some(BackendConfig::Milpa(milpa)) => {
-                in_a_cell(&mut lines, milpa, &decision, node_backend.as_str(), pod, &node, &request)
-            }
+            Some(BackendConfig::Milpa(milpa)) => explain_cell(
+                &mut lines,
+                milpa,
+                &decision,
+                node_backend.as_str(),
+                pod,
+                &node,
+                &request,
+            ),
             _ => {
                 lines.say(format!("goes to {}: {}", decision.backend, why(&decision, pod)));
-                note_idle_annotations(&mut lines, pod);
+                note_unused_annotations(&mut lines, pod);
             }
         },
     }
     lines
 }
 
-/// The node as the configuration has it.
+/// Returns the node as configured.
 fn node(config: &Config) -> Node {
     let mut node = Node::default();
     for backend in config.backends.values() {
@@ -113,13 +119,13 @@ fn why(decision: &Decision<'_>, pod: &Pod) -> String {
             "it declares the runtime handler {}",
             pod.runtime_class.as_deref().unwrap_or_default()
         ),
-        Reason::Rule(name) => format!("the rule {name} is the first that is for it"),
-        Reason::Default => "no rule is for it, and this is routing.default".into(),
+        Reason::Rule(name) => format!("rule {name} matches first"),
+        Reason::Default => "no rule matches; this is routing.default".into(),
         Reason::Malformed => "its request can't be read".into(),
     }
 }
 
-fn in_a_cell(
+fn explain_cell(
     lines: &mut Lines,
     milpa: &MilpaBackend,
     decision: &Decision<'_>,
@@ -132,20 +138,23 @@ fn in_a_cell(
     let rules = policy::Rules::of(milpa);
     if let Some(what) = policy::keeps_local(&rules, &sandbox) {
         lines.say(format!("goes to {node_backend} instead of {}: it {what}", decision.backend));
-        note_idle_annotations(lines, pod);
+        note_unused_annotations(lines, pod);
         return;
     }
     let has_sandbox = policy::check_sandbox(&rules, &sandbox).is_ok()
         && CellRequest::parse(&pod.metadata.annotations).is_ok();
-    if has_sandbox && let Some(what) = moves(&rules, pod, node, &sandbox) {
+    if has_sandbox && let Some(what) = reason_to_move(&rules, pod, node, &sandbox) {
         lines.say(format!("goes to {node_backend} instead of {}: it {what}", decision.backend));
-        lines.say("note: its first sandbox is in a cell, which ends when the kubelet names that container");
-        note_idle_annotations(lines, pod);
+        lines.say(
+            "note: its first sandbox is in a cell, which ends when the kubelet names that \
+                   container",
+        );
+        note_unused_annotations(lines, pod);
         return;
     }
     lines.say(format!("goes to {}: {}", decision.backend, why(decision, pod)));
     match CellRequest::parse(&pod.metadata.annotations) {
-        Ok(request) => say_cell(lines, milpa, &request, &sandbox),
+        Ok(request) => describe_cell(lines, milpa, &request, &sandbox),
         Err(problems) => problems.list.iter().for_each(|problem| lines.refuse(problem)),
     }
     if let Err(status) = policy::check_sandbox(&rules, &sandbox) {
@@ -169,25 +178,31 @@ fn in_a_cell(
             };
             let (name, path) = (&container.name, &host.path);
             match milpa.policy.host_path {
-                HostPath::Refuse => lines.refuse(format!("container {name:?} mounts {path} of the node, and policy.host_path is \"refuse\"")),
+                HostPath::Refuse => lines.refuse(format!(
+                    "container {name:?} mounts {path} of the \
+                    node, and policy.host_path is \"refuse\""
+                )),
                 HostPath::CopyReadOnly if !mount.read_only => {
-                    lines.refuse(format!("container {name:?} mounts {path} of the node to write it, and policy.host_path allows copies to read"));
+                    lines.refuse(format!(
+                        "container {name:?} mounts {path} of the node writable, \
+                                          and policy.host_path allows read-only copies"
+                    ));
                 }
-                HostPath::CopyReadOnly => lines.say(format!("note: container {name:?} gets a copy of {path}, as it is when the container is made")),
+                HostPath::CopyReadOnly => lines.say(format!(
+                    "note: container {name:?} gets a copy \
+                    of {path}, made with the container"
+                )),
             }
         }
     }
     for key in CellRequest::unknown_keys(&pod.metadata.annotations) {
-        lines.say(format!(
-            "note: nobody reads the annotation {key}; known are: {}",
-            KEYS.join(", ")
-        ));
+        lines.say(format!("note: unknown annotation {key}; known: {}", KEYS.join(", ")));
     }
 }
 
-/// Returns why the pod moves to the node once its first sandbox is in a cell: by a container that
-/// comes before any that runs on.
-fn moves(
+/// Returns why the pod moves to the node after its first sandbox in a cell: a container requests it
+/// before any other runs on.
+fn reason_to_move(
     rules: &policy::Rules,
     pod: &Pod,
     node: &Node,
@@ -200,7 +215,7 @@ fn moves(
         if let Some(what) = policy::moves_to_node(rules, &config) {
             return Some(what);
         }
-        // One that is refused never runs.
+        // A refused container never runs.
         if stays && policy::check_container(rules, &config).is_ok() {
             return None;
         }
@@ -208,7 +223,7 @@ fn moves(
     None
 }
 
-fn say_cell(
+fn describe_cell(
     lines: &mut Lines,
     milpa: &MilpaBackend,
     request: &CellRequest,
@@ -218,7 +233,7 @@ fn say_cell(
     match &request.instance_type {
         Some(InstanceType::Exact(name)) => wishes.push(format!("instance type {name}")),
         Some(InstanceType::Glob(glob)) => {
-            wishes.push(format!("the cheapest that fits of the instance types that match {glob}"))
+            wishes.push(format!("the cheapest fitting instance type that matches {glob}"))
         }
         None => {}
     }
@@ -232,9 +247,9 @@ fn say_cell(
         request.instance_profile.as_ref().map(|profile| format!("instance profile {profile}")),
     );
     wishes.extend(request.healthy_timeout.map(|timeout| match timeout {
-        HealthyTimeout::Never => "never given up when unhealthy".to_owned(),
+        HealthyTimeout::Never => "no limit of unhealthy time".to_owned(),
         HealthyTimeout::After(duration) => {
-            format!("given up when unhealthy for {} s", duration.as_secs())
+            format!("unhealthy for at most {} s", duration.as_secs())
         }
     }));
     wishes.extend((!request.cloud_routes.is_empty()).then(|| {
@@ -244,20 +259,23 @@ fn say_cell(
     lines.say(format!("its cell: {}", wishes.join("; ")));
     if let Some(resources) = sandbox.linux.as_ref().and_then(|linux| linux.resources.as_ref()) {
         let memory = match resources.memory_limit_in_bytes {
-            0 => "no limit of memory".to_owned(),
-            bytes => format!("{} MiB of memory at most", bytes.div_euclid(1 << 20)),
+            0 => "no memory limit".to_owned(),
+            bytes => format!("at most {} MiB of memory", bytes.div_euclid(1 << 20)),
         };
         lines.say(format!("its resources: {} CPU shares; {memory}", resources.cpu_shares));
     }
     match milpa.provider {
         ProviderKind::Netns if *request != CellRequest::default() => {
-            lines.say("note: cells of the provider \"netns\" are parts of this node: what concerns instances has no effect");
+            lines.say(
+                "note: cells of the provider \"netns\" are parts of this node; annotations \
+                       for instances have no effect",
+            );
         }
         ProviderKind::Netns => {}
     }
 }
 
-fn note_idle_annotations(lines: &mut Lines, pod: &Pod) {
+fn note_unused_annotations(lines: &mut Lines, pod: &Pod) {
     if pod.metadata.annotations.keys().any(|key| KEYS.contains(&key.as_str())) {
         lines.say("note: its annotations for cells have no effect on the node");
     }

@@ -1,4 +1,4 @@
-//! What a configuration amounts to.
+//! Summary of a configuration.
 
 use std::{fmt::Write, path::Path};
 
@@ -7,9 +7,9 @@ use crate::{
     config::{BackendConfig, Config},
 };
 
-/// A configuration in a few lines.
+/// Summarises a configuration in a few lines.
 pub(super) fn of(path: &Path, config: &Config) -> String {
-    let mut text = format!("{} is fine.\n", path.display());
+    let mut text = format!("{} is valid\n", path.display());
     // Writing to a String does not fail.
     let _ = writeln!(text, "  listens on {}", config.server.listen.display());
     for (name, backend) in &config.backends {

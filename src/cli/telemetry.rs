@@ -1,31 +1,34 @@
-//! Log lines, to the standard error.
+//! Logs to the standard error.
 
 use std::io::{self, IsTerminal};
 
 use clap::ValueEnum;
 use tracing_subscriber::{EnvFilter, fmt};
 
-/// The variable that says which log lines there are.
+/// Variable with the log filter.
 const FILTER: &str = "KIYOT_LOG";
 
-/// Which there are if it does not.
+/// Default log filter.
 const DEFAULT_FILTER: &str = "info";
 
-/// How log lines look.
+/// Format of log lines.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, ValueEnum)]
 pub(super) enum LogFormat {
-    /// For humans.
+    /// Text for humans.
     #[default]
     Text,
-    /// For log collectors: one JSON object for each line.
+    /// JSON for log collectors, an object a line.
     Json,
 }
 
-/// Begins to log. The error is about the variable.
+/// Starts logging. Fails for a malformed filter in the variable.
 pub(super) fn init(format: LogFormat) -> Result<(), String> {
     let filter = std::env::var(FILTER).unwrap_or_else(|_| DEFAULT_FILTER.to_owned());
     let filter = EnvFilter::try_new(&filter).map_err(|error| {
-        format!("environment variable {FILTER} = {filter:?}: {error}; allowed is a level such as info, or a list such as warn,kiyot=debug")
+        format!(
+            "environment variable {FILTER} = {filter:?}: {error}; allowed: a level such as \
+                 info, or a list such as warn,kiyot=debug"
+        )
     })?;
     let lines = fmt().with_env_filter(filter).with_writer(io::stderr);
     let begun = match format {
