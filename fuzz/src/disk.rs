@@ -1,4 +1,4 @@
-//! What a cell's agent does to files and links, on a disk.
+//! File changes of a cell's agent, on a disk.
 
 use std::{
     fs, io,
@@ -14,13 +14,13 @@ use kiyot_proto::cell::{
 use prost::Message;
 use tempfile::TempDir;
 
-/// Changes of one input, so that each has its end soon.
+/// Changes of an input, so that each input ends soon.
 const CHANGES: usize = 32;
-/// What the names of unfinished files begin with.
+/// Prefix of unfinished files.
 const UNFINISHED: &str = ".kiyot-unfinished-";
 
-/// The agent's two directories, and one beside them that nothing may lead to, though a link in the
-/// first does.
+/// The agent's two directories, and a third that a link in the first leads to but no change may
+/// reach.
 struct Bench {
     temp: TempDir,
     files: Files,
@@ -46,7 +46,7 @@ impl Bench {
             .join(path)
     }
 
-    /// Applies a change, and looks whether what it says is so.
+    /// Applies a change, and checks the reported result.
     fn apply(&mut self, change: FileChange) {
         let FileChange { root, path, .. } = change.clone();
         let at = self.path(root, &path);
@@ -66,7 +66,7 @@ impl Bench {
                     "{path:?}: {found:?}"
                 );
             }
-            // Not everyone may read a file that its owner may not.
+            // A file may be unreadable although its owner may change it.
             Some(Change::WriteFile(WriteFile { content, more: false, mode, .. }))
                 if mode & 0o400 != 0 =>
             {
@@ -95,7 +95,7 @@ impl Bench {
         }
     }
 
-    /// Nothing was touched outside, and nothing unfinished is left.
+    /// Checks that nothing outside is changed, and nothing unfinished is left.
     fn check(mut self, named: bool) {
         self.writing = None;
         let outside = self.temp.path().join("outside");
@@ -129,12 +129,12 @@ fn nothing_unfinished(dir: &Path) {
     }
 }
 
-/// Changes that need nothing of the machine but a directory.
+/// Selects changes that need a directory alone.
 fn is_plain(change: &FileChange) -> bool {
     !matches!(change.change, Some(Change::MountTmpfs(_) | Change::Bind(_)))
 }
 
-/// Applies changes, each with its length before it.
+/// Applies length-prefixed changes.
 pub fn changes(mut bytes: &[u8]) {
     let Ok(mut bench) = Bench::new() else { return };
     let named = bytes.windows(UNFINISHED.len()).any(|window| window == UNFINISHED.as_bytes());
@@ -150,7 +150,7 @@ pub fn changes(mut bytes: &[u8]) {
     bench.check(named);
 }
 
-/// Brings a volume into a cell, and its next state, by what the daemon plans and the agent does.
+/// Copies a volume and then its next state into a cell, by the daemon's plan and the agent's code.
 pub fn update(bytes: &[u8]) {
     let Some(Update { first, second, expected }) = fuzzing::update(bytes) else { return };
     let Ok(mut bench) = Bench::new() else { return };

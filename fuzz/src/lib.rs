@@ -1,5 +1,5 @@
-//! What kiyot reads from others, as functions of any bytes: they panic if it reads them wrongly.
-//! `fuzz_targets/` has one target for each.
+//! Everything that kiyot parses from others, as functions of arbitrary bytes that panic if a
+//! property does not hold. `fuzz_targets/` has a target for each.
 
 #[cfg(not(any(fuzzing, debug_assertions)))]
 compile_error!(
@@ -29,7 +29,7 @@ use tokio::runtime::{Builder, Runtime};
 mod disk;
 pub mod seeds;
 
-/// A target's function.
+/// Function of a target.
 pub type Target = fn(&[u8]);
 
 /// All targets, by name.
@@ -51,7 +51,7 @@ pub const TARGETS: [(&str, Target); 15] = [
     ("files", files),
 ];
 
-/// Peeks at a `RunPodSandboxRequest`. Where prost reads it too, both must find the same.
+/// Peeks at a `RunPodSandboxRequest`, and compares with prost where that decodes it.
 pub fn peek(data: &[u8]) {
     let pod = peek::Pod::run(data);
     let peeked =
@@ -62,8 +62,8 @@ pub fn peek(data: &[u8]) {
     let Ok(read) = cri::RunPodSandboxRequest::decode(data) else { return };
     let config = read.config.unwrap_or_default();
     let metadata = config.metadata.unwrap_or_default();
-    // An entry of a map that does not say that it has a length: prost takes it for one that has, Go
-    // and peek for none.
+    // prost takes an entry of a map for length-delimited whatever its wire type says; Go and peek
+    // skip it.
     let of_map =
         |(number, value)| matches!(number, 6 | 7) && !matches!(value, peek::Value::Bytes(_));
     let mut odd = false;
@@ -73,7 +73,7 @@ pub fn peek(data: &[u8]) {
     if odd {
         return;
     }
-    // Groups are no part of CRI: prost skips them, and here they are refused.
+    // CRI has no groups: prost skips them, and peek refuses them.
     let (Ok(handler), Ok(name), Ok(namespace), Ok(label), Ok(annotation)) = peeked else { return };
     assert_eq!(
         (handler, name, namespace),
@@ -83,7 +83,7 @@ pub fn peek(data: &[u8]) {
     assert_eq!(annotation, config.annotations.get("a").map(String::as_str));
 }
 
-/// Merges answers, divided by the bytes `|||`.
+/// Merges responses, separated by `|||`.
 pub fn merge(data: &[u8]) {
     let mut parts: Vec<&[u8]> = Vec::new();
     let mut rest = data;
@@ -94,29 +94,29 @@ pub fn merge(data: &[u8]) {
     fuzzing::merge(&parts, rest);
 }
 
-/// Looks at the frame of a message, and learns ids from it.
+/// Parses a message's frame, and learns its ids.
 pub fn frame(data: &[u8]) {
     fuzzing::frame(data);
 }
 
-/// Calls a container runtime that sends any frames, and reads its answers.
+/// Calls a container runtime that sends arbitrary frames.
 pub fn runtime(data: &[u8]) {
     http2::runtime(data);
 }
 
-/// Serves a kubelet that sends any frames, and answers its calls.
+/// Serves a kubelet that sends arbitrary frames.
 pub fn kubelet(data: &[u8]) {
     http2::kubelet(data);
 }
 
-/// Reads the heads of HTTP requests and answers of streams.
+/// Parses HTTP heads of streams, and URLs.
 pub fn head(data: &[u8]) {
     streaming::fuzzing::request(data);
     streaming::fuzzing::response(data);
     streaming::fuzzing::url(data);
 }
 
-/// Reads a configuration.
+/// Parses a configuration.
 pub fn config(data: &[u8]) {
     let Ok(text) = std::str::from_utf8(data) else { return };
     if let Ok(config) = config::parse("fuzz", text, []) {
@@ -125,7 +125,7 @@ pub fn config(data: &[u8]) {
     }
 }
 
-/// Reads a manifest.
+/// Parses a manifest, and peeks at its requests.
 pub fn manifest(data: &[u8]) {
     let Ok(text) = std::str::from_utf8(data) else { return };
     if let Ok(manifest) = manifest::parse("fuzz", text) {
@@ -136,7 +136,7 @@ pub fn manifest(data: &[u8]) {
     }
 }
 
-/// Reads annotations: lines of a key, `=` and a value.
+/// Parses annotations: lines of a key, `=` and a value.
 pub fn annotations(data: &[u8]) {
     let Ok(text) = std::str::from_utf8(data) else { return };
     let pairs: Vec<_> = text
@@ -148,7 +148,7 @@ pub fn annotations(data: &[u8]) {
     let _ = CellRequest::unknown_keys(pairs.iter().map(|(key, value)| (key, value)));
 }
 
-/// Reads and applies what an agent says. A message that can be decoded can be counted before.
+/// Decodes and applies an agent's reports. A decodable message can be sized before.
 pub fn events(data: &[u8]) {
     let checked = cell::FromCell::SHAPE.check(data);
     if cell::FromCell::decode(data).is_ok() {
@@ -157,19 +157,18 @@ pub fn events(data: &[u8]) {
     cells::events(data);
 }
 
-/// Reads and applies what the agents of two cells answer and tell.
+/// Decodes and applies responses and reports of two agents.
 pub fn answers(data: &[u8]) {
     cells::answers(data);
 }
 
-/// Brings a log home, whatever becomes of the cell, of its link and of kiyot meanwhile.
+/// Copies a log to the node, through failures of the cell, its link and the daemon.
 pub fn log(data: &[u8]) {
     let Ok(dir) = tempfile::tempdir() else { return };
     logs::fuzzing::log(&life, dir.path(), data);
 }
 
-/// A runtime for one life of kiyot. Nothing is to be waited for but what it does itself: its clock
-/// goes on by itself where it can.
+/// Returns a runtime for a life of the daemon, with a paused clock where possible.
 fn life() -> Runtime {
     let mut builder = Builder::new_current_thread();
     builder.enable_all();
@@ -178,7 +177,7 @@ fn life() -> Runtime {
     builder.build().unwrap_or_else(|error| panic!("{error}"))
 }
 
-/// Reads what a provider reads of its files and of the node's, and what a cell is told.
+/// Parses files of the provider and of the node, and a cell's boot file.
 pub fn netns(data: &[u8]) {
     provider::fuzzing::files(data);
     provider::fuzzing::cni(data);
@@ -189,18 +188,18 @@ pub fn netns(data: &[u8]) {
                 .unwrap_or_else(|error| panic!("it can't be kept: {error}"));
             assert_eq!(CellFile::parse(Path::new("cell.json"), &kept).ok(), Some(file));
         }
-        // A token may be in it.
+        // The file may have a token.
         Err(error) => assert!(format!("{error} {error:?}").len() < 300),
     }
 }
 
-/// Plans what becomes of the copies of a volume, and finds where a subPath leads.
+/// Plans copies of a volume, and resolves subPaths.
 pub fn volumes(data: &[u8]) {
     copies::fuzzing::volumes(data);
     copies::fuzzing::subpaths(data);
 }
 
-/// Changes files in a cell: any changes, or those that the daemon plans, by the first byte.
+/// Changes files in a cell: arbitrary or planned changes, by the first byte.
 pub fn files(data: &[u8]) {
     match data.split_first() {
         Some((kind, rest)) if kind.is_multiple_of(2) => disk::changes(rest),

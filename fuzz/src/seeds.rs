@@ -1,11 +1,11 @@
-//! What targets begin with: a few inputs of each, made of what is right.
+//! Seeds of the targets: a few valid inputs of each.
 
 use std::collections::HashMap;
 
 use kiyot_proto::{cell, cri};
 use prost::Message;
 
-/// The seeds of a target; none of one that there isn't.
+/// Returns the seeds of a target; none for an unknown target.
 pub fn of(target: &str) -> Vec<Vec<u8>> {
     match target {
         "peek" => vec![
@@ -15,29 +15,48 @@ pub fn of(target: &str) -> Vec<Vec<u8>> {
         ],
         "merge" => merge(),
         "frame" => {
-            let list = cri::ListPodSandboxResponse { items: vec![cri::PodSandbox { id: "s1".into(), ..Default::default() }] };
+            let sandbox = cri::PodSandbox { id: "s1".into(), ..Default::default() };
+            let list = cri::ListPodSandboxResponse { items: vec![sandbox] };
             let run = cri::RunPodSandboxResponse { pod_sandbox_id: "s2".into() };
-            vec![framed(&list), framed(&run), b"10S".to_vec(), b"999999999n".to_vec(), run.encode_to_vec(), list.encode_to_vec()]
+            vec![
+                framed(&list),
+                framed(&run),
+                b"10S".to_vec(),
+                b"999999999n".to_vec(),
+                run.encode_to_vec(),
+                list.encode_to_vec(),
+            ]
         }
-        // A call's beginning, SETTINGS, and an answer in HEADERS, DATA and HEADERS; then a call
-        // that waits for windows.
-        "runtime" => vec![
-            b"\x01\x08\x0b\x00\x00\x06\x00\x03\x00\x00\x00\x02\x08\x0a\x04\x01\x01\x88\x06\x09\x00\x01\x04abcd\x06\x0a\x05\x01\x0e\x00\x0bgrpc-status\x010\x06\x02".to_vec(),
-            b"\x00\xff\x04\x08\xf8\xf8\x0c\x00\x00\x04\x00\x00\xff\xff\x0c\x00\x01\x04\x00\x00\xff\xff\xf8\xf8\x05\xf8\x0e\x00\x00\x08\x00\x00\x00\x00\x00\x00\x00\x00".to_vec(),
-        ],
-        // SETTINGS, a call in HEADERS and DATA that is read and answered, and its end; then two
-        // calls, one refused its window, one cancelled, and a drain.
-        "kubelet" => vec![
-            b"\x0b\x00\x00\x06\x00\x04\x00\x01\x00\x00\x0a\x04\x01\x03\x83\x86\x84\x09\x01\x01\x04abcd\x04\x01\x02\x03\x06\xf8\xf8\x0c\x00\x01\x04\x00\x00\xff\xff\x08".to_vec(),
-            b"\x0a\x04\x01\x0b\x83\x86\x84\x0f\x0d\x010\x00\x01a\x00\x0a\x05\x03\x03\x83\x86\x84\x01\x02\x11\x12\x00\x0e\x00\x03\x04\x00\x00\x00\x08\x16\x0f\x01\x06\x08lastcall\x03\x06\xf8\x48\x0a\x05\x05\x03\x83\x86\x84".to_vec(),
-            // What comes of a stream that was passed over is refused.
-            b"\x0b\x00\x00\x06\x00\x04\x00\x01\x00\x00\x0a\x04\x81\x03\x83\x86\x84\x09\x01\x01\x04abcd".to_vec(),
-        ],
+        // A request, SETTINGS, and a response in HEADERS, DATA and HEADERS; then a request that
+        // waits for windows.
+        "runtime" => {
+            vec![
+            b"\x01\x08\x0b\x00\x00\x06\x00\x03\x00\x00\x00\x02\x08\x0a\x04\x01\x01\x88\x06\x09\x00\
+              \x01\x04abcd\x06\x0a\x05\x01\x0e\x00\x0bgrpc-status\x010\x06\x02".to_vec(),
+            b"\x00\xff\x04\x08\xf8\xf8\x0c\x00\x00\x04\x00\x00\xff\xff\x0c\x00\x01\x04\x00\x00\xff\
+              \xff\xf8\xf8\x05\xf8\x0e\x00\x00\x08\x00\x00\x00\x00\x00\x00\x00\x00".to_vec(),
+        ]
+        }
+        // SETTINGS, a request in HEADERS and DATA that is read and answered, and its end; then two
+        // requests, one refused its window, one cancelled, and a graceful shutdown.
+        "kubelet" => {
+            vec![
+            b"\x0b\x00\x00\x06\x00\x04\x00\x01\x00\x00\x0a\x04\x01\x03\x83\x86\x84\x09\x01\x01\
+              \x04abcd\x04\x01\x02\x03\x06\xf8\xf8\x0c\x00\x01\x04\x00\x00\xff\xff\x08".to_vec(),
+            b"\x0a\x04\x01\x0b\x83\x86\x84\x0f\x0d\x010\x00\x01a\x00\x0a\x05\x03\x03\x83\x86\x84\
+              \x01\x02\x11\x12\x00\x0e\x00\x03\x04\x00\x00\x00\x08\x16\x0f\x01\x06\x08lastcall\x03\
+              \x06\xf8\x48\x0a\x05\x05\x03\x83\x86\x84".to_vec(),
+            // Frames of a skipped stream are refused.
+            b"\x0b\x00\x00\x06\x00\x04\x00\x01\x00\x00\x0a\x04\x81\x03\x83\x86\x84\x09\x01\x01\
+              \x04abcd".to_vec(),
+        ]
+        }
         "head" => texts(&[
             "POST /token HTTP/1.1\r\nhost: x\r\ncontent-length: 3\r\n\r\nabc",
             "GET /t?x=1 HTTP/1.1\r\nUpgrade: SPDY/3.1\r\nConnection: Upgrade\r\n\r\n",
             "HTTP/1.1 101 Switching Protocols\r\nUpgrade: websocket\r\n\r\n\u{1}\u{2}",
-            "HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n5;a=b\r\nhello\r\n0\r\nx: y\r\n\r\nmore",
+            "HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n5;a=b\r\nhello\r\n0\r\nx: y\r\n\
+             \r\nmore",
             "HTTP/1.1 404 Not Found\r\nContent-Length: 4\r\n\r\ngone",
             "HTTP/1.0 500 x\r\n\r\nuntil the end",
             "http://127.0.0.1:34567/exec/abc?x=y",
@@ -49,11 +68,15 @@ pub fn of(target: &str) -> Vec<Vec<u8>> {
             include_bytes!("../../examples/opt-out.toml").to_vec(),
         ],
         "manifest" => {
-            vec![include_bytes!("../../examples/pod-in-a-cell.yaml").to_vec(), include_bytes!("../../examples/pod-on-the-node.yaml").to_vec()]
+            vec![
+                include_bytes!("../../examples/pod-in-a-cell.yaml").to_vec(),
+                include_bytes!("../../examples/pod-on-the-node.yaml").to_vec(),
+            ]
         }
         "annotations" => texts(&[
             "kubernetes.io/target-runtime=kiyot\n",
-            "pod.elotl.co/launch-type=spot\npod.elotl.co/instance-type=c5.large\npod.elotl.co/volume-size=10Gi\n",
+            "pod.elotl.co/launch-type=spot\npod.elotl.co/instance-type=c5.large\n\
+             pod.elotl.co/volume-size=10Gi\n",
         ]),
         "events" => vec![told().iter().flat_map(Message::encode_length_delimited_to_vec).collect()],
         "answers" => answers(),
@@ -87,7 +110,7 @@ fn pod(name: &str, annotations: &[(&str, &str)]) -> cri::RunPodSandboxRequest {
     cri::RunPodSandboxRequest { config: Some(config), runtime_handler: "kiyot".into() }
 }
 
-/// A message behind the head of its gRPC frame.
+/// Frames a gRPC message.
 fn framed(message: &impl Message) -> Vec<u8> {
     let message = message.encode_to_vec();
     let mut out = vec![0];
@@ -157,7 +180,7 @@ fn metrics() -> cell::Metrics {
     cell::Metrics { pod: vec![sample], timestamp: 4, containers: vec![of_container] }
 }
 
-/// What an agent says of a container from its beginning to its end.
+/// Returns an agent's reports of a container, from start to end.
 fn told() -> Vec<cell::Event> {
     let container = |state| cell::event::Event::Container(status("a", state));
     let containers = vec![
@@ -194,16 +217,16 @@ fn answers() -> Vec<Vec<u8>> {
     };
     vec![
         [create(0, "a"), create(0, "b"), create(1, "c"), say(0), say(1)].concat(),
-        // A name that the other cell has given already, and one that is none.
+        // A name of the other cell, and a malformed one.
         [create(0, "a"), create(1, "a"), say(0), vec![2 | 1 << 3], say(0), create(0, ""), say(1)]
             .concat(),
-        // One removed and made again, while the other cell says what is not its to say.
+        // A container removed and made again, while the other cell reports what is not its own.
         [create(0, "a"), say(1), say(0), vec![2], create(0, "a"), say(0)].concat(),
     ]
 }
 
 fn log() -> Vec<Vec<u8>> {
-    // In the CRI log format: time, stream, whether the line is whole (F) or a part (P), content.
+    // CRI log format: time, stream, whole (F) or partial (P) line, content.
     let line = |stream: &str, tag: &str, text: &str| {
         let line = format!("2026-01-02T03:04:05.678901234Z {stream} {tag} {text}");
         [vec![0, line.len() as u8], line.into_bytes()].concat()
@@ -219,7 +242,7 @@ fn log() -> Vec<Vec<u8>> {
         [vec![1], lines.clone(), vec![3, 4, 3], lines.clone()].concat(),
         [vec![40], lines.clone(), vec![6, 0, 2, 6, 2, 3], lines.clone(), vec![6, 3, 2, 6, 4, 5, 2]]
             .concat(),
-        // The end of a line comes while a reading ends within it, and the kubelet rotates.
+        // The end of a line arrives while a read ends within it, and the kubelet rotates.
         [
             vec![9],
             vec![1, 3],
@@ -233,7 +256,7 @@ fn log() -> Vec<Vec<u8>> {
             vec![3, 2],
         ]
         .concat(),
-        // A daemon is killed in the middle of a line, and the kubelet rotates at once.
+        // A daemon is killed within a line, and the kubelet rotates at once.
         [vec![1], vec![0, 3], b"one".to_vec(), vec![0, 3], b"two".to_vec(), vec![3, 4, 3, 2]]
             .concat(),
         [
@@ -258,19 +281,20 @@ fn netns() -> Vec<Vec<u8>> {
         r#"{"pod_name":"p","pod_namespace":"n","pod_uid":"u","sandbox":"s","way":{"bridge":{"device":"kiyot0","network":"10.200.0.0","prefix":24,"addresses":"/a"}},"ports":[{"protocol":"tcp","host_ip":null,"host_port":80,"container_port":8080}],"addresses":["10.200.0.2"]}"#,
         r#"{"pod_name":"p","pod_namespace":"n","pod_uid":"u","sandbox":"s","way":{"cni":{"name":"n","version":"1.0.0","plugins":[{"type":"ptp"}],"bin_dirs":["/b"],"result":{"ips":[]}}},"addresses":null}"#,
         r#"{"bootstrap":{"cell":"cell-aaaaaaaaaaaa","gateway":{"unix":"/g.sock"},"ca_sha256":"00","token":"open-sesame","orphan_timeout_secs":900},"containerd":"containerd","runc":"runc","pause_image":"pause"}"#,
-        "36 35 98:0 / /sys/fs/cgroup rw,noatime master:1 - cgroup2 cgroup2 rw,nsdelegate\n0::/a/0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef/b\n",
+        "36 35 98:0 / /sys/fs/cgroup rw,noatime master:1 - cgroup2 cgroup2 rw,nsdelegate\n\
+         0::/a/0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef/b\n",
         "{}",
         r#"{"ips":[{"address":"10.1.0.5/33"},{"address":"10.1.0.6/24"},{"address":"10.1.0.7/+8"}]}"#,
         "/mnt1\0/mnt 2\\x\0/\u{e4}\n#\0/",
     ])
 }
 
-/// An entry of a volume's tree.
+/// Entry of a volume's tree.
 fn entry(kind: u8, dir: u8, name: &str, content: &str) -> Vec<u8> {
     [&[kind, dir], name.as_bytes(), &[0, content.len() as u8], content.as_bytes()].concat()
 }
 
-/// A volume as the kubelet writes it.
+/// Returns a volume as the kubelet writes it.
 fn atomic(version: &str, keys: &[&str]) -> Vec<u8> {
     let mut out = vec![0];
     out.extend(entry(2, 0, version, ""));
