@@ -37,6 +37,7 @@ mod events;
 mod fan_out;
 mod forward;
 mod frame;
+#[cfg(any(test, fuzzing, debug_assertions))]
 #[doc(hidden)]
 pub mod fuzzing;
 mod id_cache;

@@ -14,13 +14,12 @@ const FOLDERS: [&str; 6] = ["src", "crates", "tests", "benches", "examples", "fu
 /// Folders and files that are not held to a check yet.
 const NOT_YET: &[(Check, &[&str])] = &[
     (Check::DocOpening, UNREVISED),
-    (Check::DocOpening, &["fuzz", "tests/front", "tests/integration", "tests/verbs"]),
+    (Check::DocOpening, &["tests/front", "tests/integration", "tests/verbs"]),
     (Check::Width, UNREVISED),
     (
         Check::Width,
         &[
             "crates/kiyot-cell/src/agent/network.rs",
-            "fuzz",
             "tests/integration",
             "tests/node",
             "tests/verbs",
@@ -33,10 +32,6 @@ const NOT_YET: &[(Check, &[&str])] = &[
 
 /// Rooms whose words are not revised yet.
 const UNREVISED: &[&str] = &[
-    "src/annotations",
-    "src/annotations.rs",
-    "src/app",
-    "src/app.rs",
     "src/backends.rs",
     "src/backends/cri",
     "src/backends/cri.rs",
@@ -49,15 +44,6 @@ const UNREVISED: &[&str] = &[
     "src/backends/milpa/policy",
     "src/backends/milpa/policy.rs",
     "src/backends/registry.rs",
-    "src/cli",
-    "src/cli.rs",
-    "src/config",
-    "src/config.rs",
-    "src/main.rs",
-    "src/manifest",
-    "src/manifest.rs",
-    "src/problems",
-    "src/problems.rs",
     "src/proxy",
     "src/proxy.rs",
 ];
