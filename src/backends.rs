@@ -1,4 +1,4 @@
-//! What answers for a pod: the node's own container runtime, or cells.
+//! Backends, which answer CRI for pods: container runtimes of the node, and cells.
 
 use std::{fmt, sync::Arc, time::Instant};
 
@@ -19,12 +19,12 @@ pub use method::Method;
 pub struct BackendName(Arc<str>);
 
 impl BackendName {
-    /// A name as the configuration has it. The configuration has checked its form.
+    /// Wraps a name, whose form the configuration has checked.
     pub fn new(name: &str) -> Self {
         Self(name.into())
     }
 
-    /// The name.
+    /// Returns the name as a string.
     pub fn as_str(&self) -> &str {
         &self.0
     }
@@ -42,7 +42,7 @@ impl fmt::Debug for BackendName {
     }
 }
 
-/// What a backend calls its own at `RunPodSandbox`.
+/// The target runtimes and runtime handlers of `RunPodSandbox` that a backend claims.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Declared {
     /// Values of the annotation `kubernetes.io/target-runtime`.
@@ -51,91 +51,90 @@ pub struct Declared {
     pub runtime_handlers: &'static [&'static str],
 }
 
-/// What pods of a backend may ask for that not each runtime does, as far as is known: the
-/// `RuntimeHandlerFeatures` of its handlers. A kubelet refuses a pod that asks its handler for
-/// more.
+/// The `RuntimeHandlerFeatures` of a backend's handlers. A kubelet refuses a pod that requests a
+/// feature that its handler lacks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Features {
-    /// A mount that is read-only with all that is mounted beneath it.
+    /// Mounts that are read-only with all mounts beneath them.
     pub recursive_read_only_mounts: bool,
-    /// Pods of its handlers may be left to the node ([`Decoded::leaves_to_node`]), and then have
-    /// what the node's default handler does.
+    /// Some pods of the handlers run on the node ([`DecodedBackend::leaves_to_node`]), with the
+    /// features of the node's default handler.
     pub may_be_on_node: bool,
 }
 
-/// A backend. Object-safe and small: it hands out an upstream for raw forwarding, or answers
-/// decoded calls.
+/// A backend: hands out an upstream for raw forwarding, or answers decoded calls.
 pub trait Backend: fmt::Debug + Send + Sync + 'static {
-    /// Its name.
+    /// Returns the backend's name.
     fn name(&self) -> &BackendName;
-    /// What it calls its own.
+    /// Returns the target runtimes and handlers that the backend claims.
     fn declares(&self) -> Declared;
-    /// How calls reach it.
+    /// Returns how calls reach the backend.
     fn path(&self) -> CallPath<'_>;
 }
 
-/// How calls reach a backend.
+/// The way of calls to a backend.
 #[derive(Debug)]
 pub enum CallPath<'a> {
-    /// As bytes, to the socket of a container runtime.
+    /// Bytes, to the socket of a container runtime.
     Raw(&'a cri::Upstream),
-    /// As messages.
-    Decoded(&'a Arc<dyn Decoded>),
+    /// Messages.
+    Decoded(&'a Arc<dyn DecodedBackend>),
 }
 
-/// A backend that answers decoded calls. Messages are protobuf without the gRPC frame.
+/// A backend that answers decoded calls. Messages are protobuf without the gRPC frame header.
 #[async_trait]
-pub trait Decoded: fmt::Debug + Send + Sync + 'static {
-    /// Whether an id, or a prefix of one as crictl sends them, is this backend's. Never looks
-    /// anything up.
+pub trait DecodedBackend: fmt::Debug + Send + Sync + 'static {
+    /// Returns whether an id, or a prefix as crictl sends it, belongs to this backend. Decided by
+    /// the id's form alone.
     fn owns(&self, id: &str) -> bool;
 
-    /// Answers at once from memory, on the caller's thread, without waiting; `None` if this method
-    /// takes a [`Self::call`].
+    /// Answers from memory on the caller's thread, without waiting; `None` if the method needs
+    /// [`Self::call`].
     ///
-    /// For a list, the answer is this backend's part of it: an encoded answer whose repeated field
-    /// is appended to the others'.
+    /// For a list, the response is this backend's part: an encoded message whose repeated field is
+    /// appended to those of other backends.
     fn snapshot(&self, method: Method, message: &[u8]) -> Option<Result<Bytes, Status>>;
 
-    /// Why a pod that is routed to this backend runs on the node instead, as the end of the
-    /// sentence "it ..."; `None` if it does not. From memory, of an encoded `RunPodSandboxRequest`.
+    /// Returns why a pod that is routed to this backend runs on the node instead, as the end of
+    /// the sentence "it ..."; `None` if the pod runs here. Decided from memory, by an encoded
+    /// `RunPodSandboxRequest`.
     fn leaves_to_node(&self, message: &[u8]) -> Option<String> {
         let _ = message;
         None
     }
 
-    /// What its pods may ask for, from memory. None of them may ask for a user namespace of its
-    /// own.
+    /// Returns the features that pods of this backend may request, from memory. Such pods may not
+    /// request a user namespace.
     fn features(&self) -> Features {
         Features::default()
     }
 
-    /// Whether an image call is for a pod of this backend, from memory: `PullImage` with the uid of
-    /// one of its pods, `ImageStatus` with the annotations of one.
+    /// Returns whether an image call is for a pod of this backend, from memory: `PullImage` with
+    /// the uid of a pod, `ImageStatus` with the annotations of a pod.
     fn claims_image(&self, method: Method, message: &[u8]) -> bool;
 
-    /// What its pods' images are known to be, for an `ImageStatus` that names no pod and that the
-    /// node answers with no image: an encoded `ImageStatusResponse`.
+    /// Returns an encoded `ImageStatusResponse` of an image that a pod of this backend has. Used
+    /// for an `ImageStatus` that names no pod and whose image the node lacks.
     fn reported_image(&self, reference: &str) -> Option<Bytes>;
 
-    /// Answers, from memory, an `ImageStatus` that none claims, but that has the annotations of
-    /// pods of this backend up to those that a kubelet changes when it is restarted: an encoded
-    /// `ImageStatusResponse`, `None` if it is not certain which image they would have.
+    /// Answers, from memory, an `ImageStatus` that no backend claims, but whose annotations equal
+    /// those of this backend's pods except for annotations that a restarted kubelet changes.
+    /// Returns an encoded `ImageStatusResponse`, or `None` if the pods have different images.
     fn image_of_pods_like(&self, message: &[u8]) -> Option<Bytes> {
         let _ = message;
         None
     }
 
-    /// What happens to its pods from now on: encoded `ContainerEventResponse`s. How many wait for a
-    /// reader is limited; instead of losing one it ends with an error. Dropping it ends it.
+    /// Subscribes to the events of this backend's pods: encoded `ContainerEventResponse`s. The
+    /// buffer is bounded, and a stream that would lose an event ends with an error.
     fn events(&self) -> BoxStream<'static, Result<Bytes, Status>>;
 
-    /// Answers one call, until `deadline` (the caller's `grpc-timeout`). Dropping the future does
-    /// not undo what has begun.
+    /// Answers a call until `deadline` (the caller's `grpc-timeout`). Dropping the future does not
+    /// undo effects.
     ///
-    /// `ListPodSandboxMetrics` comes here always. Its request has no fields: `message` is the
-    /// node's encoded `ListMetricDescriptorsResponse`, and only those metrics are answered that the
-    /// node describes, with the labels that it describes.
+    /// `ListPodSandboxMetrics` always comes here. Its request has no fields, so that `message` is
+    /// the node's encoded `ListMetricDescriptorsResponse` instead: the response has only metrics
+    /// and labels that the node describes.
     async fn call(
         &self,
         method: Method,

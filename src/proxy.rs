@@ -1,8 +1,8 @@
-//! The CRI server: a unix socket that speaks HTTP/2, on a thread of its own.
+//! The CRI server: HTTP/2 on a unix socket, on a thread of its own.
 //!
-//! A call is peeked at, never decoded: its path and at most an id or the sandbox config say whose
-//! it is. What belongs to a container runtime is forwarded as it came; what belongs to a decoded
-//! backend is handed to the main runtime as one whole message.
+//! Calls are not decoded: the path and at most an id or the sandbox config decide which backend
+//! answers. Calls to a container runtime are forwarded byte for byte; those to a decoded backend
+//! are passed to the main runtime as one message.
 
 use std::{
     io,
@@ -48,6 +48,7 @@ mod lookup;
 mod merge;
 pub mod methods;
 pub mod peek;
+mod plan;
 pub mod routing;
 mod server_state;
 mod watchdog;
@@ -59,23 +60,23 @@ use listener::Listener;
 use server_state::{ServerState, Settings};
 pub use watchdog::Watchdog;
 
-/// Connections at most. The kubelet has one or two, each crictl another.
+/// Bound on connections. The kubelet has one or two, and each crictl one.
 const MAX_CONNECTIONS: usize = 1024;
-/// How long to wait after the kernel refused a connection, for want of file descriptors or memory.
+/// Pause after a failed accept, as for want of file descriptors or memory.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
-/// How long the thread may take to end after all connections were cut.
+/// Time in which the thread has to end after all connections were cut.
 const THREAD_END_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// The CRI server could not be opened.
+/// A CRI server that failed to start.
 #[derive(Debug, thiserror::Error)]
 pub enum StartError {
-    /// Its socket can't be had.
+    /// Binding the socket failed.
     #[error("the CRI socket can't be opened")]
     Listen(#[from] ListenError),
-    /// [`CriServer::start`] was called outside of the main runtime.
-    #[error("there is no runtime to answer calls on")]
+    /// [`CriServer::start`] was called outside of a tokio runtime.
+    #[error("the CRI server was started outside of a tokio runtime")]
     NoRuntime(#[from] tokio::runtime::TryCurrentError),
-    /// Its thread or that thread's runtime can't be made.
+    /// The thread or its tokio runtime can't be made.
     #[error("the thread of the CRI socket can't be started")]
     Thread(#[source] io::Error),
 }
@@ -84,32 +85,32 @@ pub enum StartError {
 #[derive(Debug)]
 pub struct CriServer;
 
-/// An open CRI server.
+/// A running CRI server.
 #[derive(Debug)]
 pub struct RunningServer {
-    /// The socket.
+    /// Path of the socket.
     pub address: PathBuf,
-    /// Closes it. Dropping this cuts all connections.
+    /// Stops the server. Dropping this cuts all connections.
     pub drain: DrainHandle,
-    /// Changes what may change while it is open.
+    /// Changes the settings.
     pub settings: SettingsHandle,
-    /// Whether its thread still does something.
+    /// Checks that the thread makes progress.
     pub watchdog: Watchdog,
 }
 
-/// Changes rules and limits of an open CRI server.
+/// Handle that changes rules and limits of a running server.
 #[derive(Debug)]
 pub struct SettingsHandle(watch::Sender<Arc<Settings>>);
 
 impl SettingsHandle {
-    /// Sets the rules, and of `[server]` `client_timeout` and `max_concurrent_calls`, all at once.
-    /// Calls that are open go on as they began.
+    /// Replaces the rules, `client_timeout` and `max_concurrent_calls` at once. Open calls keep
+    /// the settings with which they began.
     pub fn replace(&self, server: &Server, routing: Routing) {
         self.0.send_replace(Arc::new(Settings::new(server, routing)));
     }
 }
 
-/// Closes the CRI server.
+/// Handle that stops a server.
 #[derive(Debug)]
 pub struct DrainHandle {
     shutdown: Shutdown,
@@ -117,7 +118,7 @@ pub struct DrainHandle {
 }
 
 impl CriServer {
-    /// Opens the CRI server. To be called on the main runtime, which will answer decoded calls.
+    /// Starts a server. The current tokio runtime will answer decoded calls.
     pub fn start(
         config: &Server,
         routing: Routing,
@@ -131,7 +132,7 @@ impl CriServer {
             open_calls: AtomicUsize::new(0),
             drain: shutdown.drain.clone(),
         };
-        // Before there is a runtime: one can't be dropped on the main runtime, where this runs.
+        // Before the thread's runtime is made, because a runtime can't be dropped within another.
         let listener = listener::listen_on(&config.listen)?;
         let socket = listener.socket.try_clone().map_err(StartError::Thread)?;
         let runtime =
@@ -151,7 +152,7 @@ impl CriServer {
         let (thread_shutdown, thread_ended) = (shutdown.clone(), ended.clone().drop_guard());
         let address = config.listen.clone();
         let (watchdog, responder) = watchdog::new();
-        // It ends with the runtime, if not before.
+        // Ends with the runtime at the latest.
         runtime.spawn(responder.run());
         let run = move || {
             let _ended = thread_ended;
@@ -175,21 +176,24 @@ impl CriServer {
 }
 
 impl DrainHandle {
-    /// Takes no more calls, tells clients so (GOAWAY), waits until those that are open have ended,
-    /// for `patience` at most, and cuts what is left. Whether all had ended.
-    pub async fn drain(&self, patience: Duration) -> bool {
+    /// Sends GOAWAY, waits at most `limit` for open calls, and cuts the rest. Returns whether all
+    /// calls ended in time.
+    pub async fn drain(&self, limit: Duration) -> bool {
         self.shutdown.drain.cancel();
-        if timeout(patience, self.ended.cancelled()).await.is_ok() {
+        if timeout(limit, self.ended.cancelled()).await.is_ok() {
             return true;
         }
         self.shutdown.reset.cancel();
         if timeout(THREAD_END_TIMEOUT, self.ended.cancelled()).await.is_err() {
-            tracing::warn!("the thread of the CRI socket does not end");
+            tracing::warn!(
+                timeout = ?THREAD_END_TIMEOUT,
+                "thread of the CRI socket did not end in time"
+            );
         }
         false
     }
 
-    /// Ready when the CRI server has closed, which it does by itself only if its thread failed.
+    /// Completes when the server has ended, which without a drain means that its thread failed.
     pub async fn ended(&self) {
         self.ended.cancelled().await;
     }
@@ -202,7 +206,7 @@ impl Drop for DrainHandle {
     }
 }
 
-/// Accepts connections until told to stop, then waits for their end.
+/// Accepts connections until the drain, then waits for their end.
 async fn accept(
     listener: Listener,
     socket: UnixListener,
@@ -218,11 +222,16 @@ async fn accept(
             Some(ended) = connections.join_next(), if !connections.is_empty() => log_panic(ended),
             accepted = socket.accept() => match accepted {
                 Ok((stream, _)) if connections.len() < MAX_CONNECTIONS => {
-                    connections.spawn(connection::serve(stream, server.clone(), settings.clone(), shutdown.clone()));
+                    connections.spawn(connection::serve(
+                        stream,
+                        server.clone(),
+                        settings.clone(),
+                        shutdown.clone(),
+                    ));
                 }
-                Ok(_) => tracing::warn!(limit = MAX_CONNECTIONS, "a client was turned away: there are as many connections as there may be"),
+                Ok(_) => tracing::warn!(limit = MAX_CONNECTIONS, "connection limit reached"),
                 Err(error) => {
-                    tracing::warn!(%error, "a connection could not be accepted");
+                    tracing::warn!(%error, "accept failed");
                     sleep(ACCEPT_PAUSE).await;
                 }
             },
@@ -236,6 +245,6 @@ async fn accept(
 
 fn log_panic(ended: Result<(), tokio::task::JoinError>) {
     if ended.is_err_and(|error| error.is_panic()) {
-        tracing::error!("a connection ended by a panic");
+        tracing::error!("connection panicked");
     }
 }

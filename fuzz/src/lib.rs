@@ -68,7 +68,7 @@ pub fn peek(data: &[u8]) {
         |(number, value)| matches!(number, 6 | 7) && !matches!(value, peek::Value::Bytes(_));
     let mut odd = false;
     let _ = peek::visit(data, &[1], &mut |config| {
-        odd |= peek::Fields::of(config).flatten().any(of_map)
+        odd |= peek::Fields::new(config).flatten().any(of_map)
     });
     if odd {
         return;

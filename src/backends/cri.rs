@@ -1,4 +1,4 @@
-//! The raw upstream: a container runtime's CRI socket, to which calls are forwarded as they came.
+//! Backends that are container runtimes: calls are forwarded to their CRI sockets byte for byte.
 
 use std::{path::PathBuf, time::Duration};
 
@@ -11,11 +11,11 @@ mod upstream;
 pub use unary::{UnaryError, UnaryResponse};
 pub use upstream::{Unavailable, Upstream, UpstreamCall};
 
-/// The largest message, as kubelet and containerd have it (cri-client utils.go, containerd
-/// defaults.go). Bytes, without the gRPC frame's head.
+/// Bound on the bytes of a message without its gRPC frame header. Kubelet and containerd have the
+/// same (cri-client utils.go, containerd defaults.go).
 pub const MAX_MESSAGE_BYTES: usize = 16 << 20;
 
-/// A backend that is a container runtime on the node.
+/// A container runtime on the node.
 #[derive(Debug)]
 pub struct CriBackend {
     name: BackendName,
@@ -23,7 +23,7 @@ pub struct CriBackend {
 }
 
 impl CriBackend {
-    /// Of a CRI socket. Nothing is connected before the first call.
+    /// Makes a backend of a CRI socket, which is connected at the first call.
     pub fn new(name: BackendName, socket: PathBuf, connect_timeout: Duration) -> Self {
         Self { name, upstream: Upstream::new(socket, connect_timeout) }
     }

@@ -1,36 +1,37 @@
-//! The calls of CRI v1.
+//! Methods of CRI v1.
 
 use std::fmt;
 
 macro_rules! methods {
     ($($(#[$doc:meta])* $name:ident $service:literal;)*) => {
-        /// A call of CRI v1.
+        /// A method of CRI v1.
         #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
         pub enum Method {
             $(#[doc = concat!("`/runtime.v1.", $service, "/", stringify!($name), "`")] $name,)*
         }
 
         impl Method {
-            /// All of them.
+            /// All methods.
             pub const ALL: &'static [Self] = &[$(Self::$name,)*];
 
-            /// The `:path` of its requests.
+            /// Returns the `:path` of the method's requests.
             pub const fn path(self) -> &'static str {
                 match self {
                     $(Self::$name => concat!("/runtime.v1.", $service, "/", stringify!($name)),)*
                 }
             }
 
-            /// The method of a request's `:path`; `None` for one that this version of CRI does not
-            /// know.
+            /// Returns the method of a `:path`; `None` if this version of CRI has no such method.
             pub fn from_path(path: &str) -> Option<Self> {
                 match path {
-                    $(concat!("/runtime.v1.", $service, "/", stringify!($name)) => Some(Self::$name),)*
+                    $(concat!("/runtime.v1.", $service, "/", stringify!($name)) => {
+                        Some(Self::$name)
+                    })*
                     _ => None,
                 }
             }
 
-            /// Its name, without the service.
+            /// Returns the method's name without the service.
             pub const fn name(self) -> &'static str {
                 match self {
                     $(Self::$name => stringify!($name),)*
@@ -97,7 +98,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_path_names_its_method() {
+    fn path_of_each_method_names_that_method() {
         for &method in Method::ALL {
             assert_eq!(Method::from_path(method.path()), Some(method));
         }

@@ -13,7 +13,7 @@ use kiyot_link::{bootstrap::GatewayAddress, clock::Clock};
 use tokio_util::task::AbortOnDropHandle;
 use tonic::Status;
 
-use super::{Backend, BackendName, CallPath, Declared, Decoded, Features, Method};
+use super::{Backend, BackendName, CallPath, Declared, DecodedBackend, Features, Method};
 use crate::config::{MilpaBackend, Policy, ProviderKind};
 
 mod cell_client;
@@ -80,7 +80,7 @@ pub enum StartError {
 #[derive(Debug)]
 pub struct Milpa {
     name: BackendName,
-    answers: Arc<dyn Decoded>,
+    answers: Arc<dyn DecodedBackend>,
     cri: Arc<CriService>,
     cells: Arc<Cells>,
     gateway: Gateway,
@@ -224,7 +224,7 @@ impl Backend for Milpa {
 struct Answers(Arc<CriService>);
 
 #[async_trait]
-impl Decoded for Answers {
+impl DecodedBackend for Answers {
     fn owns(&self, id: &str) -> bool {
         !id.is_empty() && (id.starts_with(PREFIX) || PREFIX.starts_with(id))
     }

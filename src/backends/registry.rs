@@ -1,27 +1,27 @@
-//! The backends that there are.
+//! The configured backends.
 
 use std::{collections::BTreeSet, sync::Arc};
 
-use super::{Backend, BackendName, CallPath, Declared, Decoded, Features, cri::Upstream};
+use super::{Backend, BackendName, CallPath, Declared, DecodedBackend, Features, cri::Upstream};
 
-/// The backends can't be used together.
+/// A set of backends that contradict each other.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum RegistryError {
-    /// Two have one name.
-    #[error("two backends have the name {0}; allowed is one of each name")]
+    /// Two backends have the same name.
+    #[error("backend {0}: the name is used twice; allowed: unique names")]
     DuplicateName(BackendName),
-    /// The node backend is missing, or is none that calls can be forwarded to.
-    #[error("the node backend is {0}; allowed is the name of a backend of type cri")]
+    /// The node backend does not exist, or is no container runtime.
+    #[error("node backend {0}: not found; allowed: the name of a backend of type cri")]
     NodeBackend(BackendName),
-    /// Two declare the same target runtime or runtime handler.
+    /// Two backends declare the same target runtime or runtime handler.
     #[error(
-        "the backends {0} and {1} both declare {2:?}; allowed is one backend for each target runtime and runtime handler"
+        "backends {0} and {1}: both declare {2:?}; allowed: one backend for each target runtime \
+         and runtime handler"
     )]
     DuplicateDeclaration(BackendName, BackendName, &'static str),
 }
 
-/// The backends that there are, of which one is the node's. It does not change while the daemon
-/// runs.
+/// The backends, with one that answers for the node. Constant while the daemon runs.
 #[derive(Debug)]
 pub struct Registry {
     backends: Vec<Arc<dyn Backend>>,
@@ -31,7 +31,7 @@ pub struct Registry {
 }
 
 impl Registry {
-    /// Of backends, of which `node` also answers the calls that concern the node.
+    /// Makes a registry of backends, of which `node` also answers calls that concern the node.
     pub fn new(
         mut backends: Vec<Arc<dyn Backend>>,
         node: &BackendName,
@@ -68,12 +68,12 @@ impl Registry {
         Ok(Self { backends, node, decoded, raw })
     }
 
-    /// The node backend's name.
+    /// Returns the name of the node backend.
     pub fn node_name(&self) -> &BackendName {
         self.backends[self.node].name()
     }
 
-    /// The node backend.
+    /// Returns the upstream of the node backend.
     pub fn node(&self) -> &Upstream {
         match self.backends[self.node].path() {
             CallPath::Raw(upstream) => upstream,
@@ -81,12 +81,13 @@ impl Registry {
         }
     }
 
-    /// A backend.
+    /// Returns the backend of a name.
     pub fn get(&self, name: &str) -> Option<&Arc<dyn Backend>> {
         self.backends.iter().find(|backend| backend.name().as_str() == name)
     }
 
-    /// What pods of a backend may ask for; of a container runtime, which says so itself, nothing.
+    /// Returns the features that pods of a backend may request. None for a container runtime,
+    /// whose own Status has them.
     pub fn features(&self, name: &BackendName) -> Features {
         match self.get(name.as_str()).map(|backend| backend.path()) {
             Some(CallPath::Decoded(decoded)) => decoded.features(),
@@ -94,7 +95,8 @@ impl Registry {
         }
     }
 
-    /// The backends to which calls are forwarded, the node's first.
+    /// Returns the container runtimes, the node backend first. A runtime's index is its position
+    /// here.
     pub fn raw(&self) -> impl Iterator<Item = (&BackendName, &Upstream)> {
         let others = self.raw.iter().filter(|index| **index != self.node);
         std::iter::once(&self.node).chain(others).filter_map(|index| {
@@ -105,41 +107,41 @@ impl Registry {
         })
     }
 
-    /// Whether ids may be of several container runtimes.
+    /// Returns whether ids may belong to several container runtimes.
     pub fn has_several_runtimes(&self) -> bool {
         self.raw.len() > 1
     }
 
-    /// The place of a backend among [`Self::raw`].
+    /// Returns the index of a container runtime.
     pub fn index_of(&self, name: &str) -> Option<usize> {
         self.raw().position(|(raw, _)| raw.as_str() == name)
     }
 
-    /// The upstream at a place among [`Self::raw`]; the node's if there is none.
+    /// Returns the upstream of an index, or the node's if the index is unknown.
     pub fn upstream(&self, index: usize) -> &Upstream {
         self.raw().nth(index).map_or_else(|| self.node(), |(_, upstream)| upstream)
     }
 
-    /// The backends that answer decoded calls.
-    pub fn decoded(&self) -> impl Iterator<Item = &Arc<dyn Decoded>> {
+    /// Returns the backends that answer decoded calls.
+    pub fn decoded(&self) -> impl Iterator<Item = &Arc<dyn DecodedBackend>> {
         self.decoded.iter().filter_map(|index| match self.backends[*index].path() {
             CallPath::Decoded(decoded) => Some(decoded),
             CallPath::Raw(_) => None,
         })
     }
 
-    /// Whether there is but one backend, to which all goes as it came.
+    /// Returns whether the node backend is the only one, so that all calls are forwarded to it.
     pub fn has_one_backend(&self) -> bool {
         self.backends.len() == 1
     }
 
-    /// The decoded backend whose an id is, or a prefix of one; `None`: it is a container runtime's,
-    /// or nobody's.
-    pub fn by_id(&self, id: &str) -> Option<&Arc<dyn Decoded>> {
+    /// Returns the decoded backend that an id or a prefix belongs to; `None` if the id can only
+    /// belong to a container runtime.
+    pub fn by_id(&self, id: &str) -> Option<&Arc<dyn DecodedBackend>> {
         if id.is_empty() { None } else { self.decoded().find(|decoded| decoded.owns(id)) }
     }
 
-    /// What each backend calls its own.
+    /// Returns the target runtimes and handlers that each backend claims.
     pub fn declared(&self) -> Vec<(&BackendName, Declared)> {
         self.backends.iter().map(|backend| (backend.name(), backend.declares())).collect()
     }
@@ -165,7 +167,7 @@ mod tests {
     }
 
     #[test]
-    fn the_node_is_first_among_the_raw_ones() {
+    fn node_backend_is_the_first_runtime() {
         let registry =
             Registry::new(vec![cri("a"), cri("b"), cri("c")], &BackendName::new("b")).unwrap();
         assert_eq!(
@@ -185,7 +187,7 @@ mod tests {
     }
 
     #[test]
-    fn names_must_fit() {
+    fn duplicate_name_and_unknown_node_backend_are_refused() {
         assert_eq!(
             Registry::new(vec![cri("a"), cri("a")], &BackendName::new("a")).unwrap_err(),
             RegistryError::DuplicateName(BackendName::new("a"))

@@ -1,4 +1,4 @@
-//! The caller's side of a call: it takes one answer, or has gone away.
+//! The caller's side of a call: it receives one response, or cancels.
 
 use std::{
     error::Error,
@@ -20,36 +20,36 @@ use super::{
 };
 
 const GRPC_CONTENT_TYPE: HeaderValue = HeaderValue::from_static("application/grpc");
-/// The status of an answer, in its trailers (gRPC over HTTP2).
+/// Header of a response's status, in its trailers.
 pub(super) const GRPC_STATUS: HeaderName = HeaderName::from_static("grpc-status");
-/// What encodings of messages one takes.
+/// Header of the message encodings that a peer accepts.
 pub(super) const GRPC_ACCEPT_ENCODING: HeaderName = HeaderName::from_static("grpc-accept-encoding");
 const GRPC_OK: HeaderValue = HeaderValue::from_static("0");
 
-/// Where the answer goes.
+/// The caller, before its response has begun.
 #[derive(Debug)]
 pub(super) struct Caller {
     respond: SendResponse,
-    /// How long the caller may leave an answer unread.
-    pub(super) limit: Duration,
+    /// Limit on the time that the caller leaves a response unread.
+    limit: Duration,
 }
 
-/// The caller has cancelled the call, or its connection has ended.
+/// A caller that has reset the call, or whose connection has ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Cancelled;
 
 impl Caller {
-    /// Of the response handle of a request.
+    /// Wraps the response handle of a request.
     pub(super) fn new(respond: SendResponse, limit: Duration) -> Self {
         Self { respond, limit }
     }
 
-    /// Ready when the caller has gone. Only before the answer has begun.
+    /// Completes when the caller cancels.
     pub(super) fn poll_gone(&mut self, cx: &mut std::task::Context<'_>) -> Poll<Cancelled> {
         self.respond.poll_reset(cx).map(|()| Cancelled)
     }
 
-    /// Works for the caller, as long as it is there.
+    /// Drives `work` until it completes or the caller cancels.
     pub(super) async fn wait<F: Future>(&mut self, work: F) -> Result<F::Output, Cancelled> {
         let mut work = pin!(work);
         poll_fn(|cx| match work.as_mut().poll(cx) {
@@ -59,10 +59,15 @@ impl Caller {
         .await
     }
 
-    /// Begins an answer; `None` if it is all of it, or if the caller has gone.
-    pub(super) fn send_response(self, head: &response::Parts, ended: bool) -> Option<CallerSink> {
-        let stream = self.respond.send_response(head, ended).ok()?;
-        (!ended).then(|| CallerSink::new(stream, Some(self.limit)))
+    /// Sends the head of a response. Returns `None` if the response is complete or the caller has
+    /// cancelled.
+    pub(super) fn send_response(
+        self,
+        head: &response::Parts,
+        end_of_stream: bool,
+    ) -> Option<CallerSink> {
+        let stream = self.respond.send_response(head, end_of_stream).ok()?;
+        (!end_of_stream).then(|| CallerSink::new(stream, Some(self.limit)))
     }
 
     /// Resets the stream.
@@ -70,41 +75,41 @@ impl Caller {
         self.respond.send_reset(reason);
     }
 
-    /// Answers with a status alone ("trailers only").
+    /// Responds with a status alone ("Trailers-Only").
     pub(super) fn send_status(self, status: &Status) {
         self.send_status_with(status, HeaderMap::new());
     }
 
-    /// The same, with more metadata.
-    pub(super) fn send_status_with(self, status: &Status, more: HeaderMap) {
+    /// Responds with a status and further headers.
+    pub(super) fn send_status_with(self, status: &Status, headers: HeaderMap) {
         let mut head = grpc_head();
-        head.headers.extend(more);
-        add(status, &mut head.headers);
-        // There is nothing more of it.
+        head.headers.extend(headers);
+        insert_status(status, &mut head.headers);
+        // The response is complete.
         drop(self.send_response(&head, true));
     }
 
-    /// Answers with a message.
+    /// Responds with a message.
     pub(super) async fn send_message(self, message: Bytes) {
         let mut trailers = HeaderMap::with_capacity(1);
         trailers.insert(GRPC_STATUS, GRPC_OK);
         self.send_body(grpc_head(), frame::encode(message), Some(trailers)).await;
     }
 
-    /// Answers with metadata, a body in parts, and trailers.
+    /// Responds with a head, a body in parts, and trailers.
     pub(super) async fn send_body(
         self,
         head: response::Parts,
         body: Vec<Bytes>,
         trailers: Option<HeaderMap>,
     ) {
-        let ended = body.is_empty() && trailers.is_none();
-        let Some(mut sink) = self.send_response(&head, ended) else { return };
+        let end_of_stream = body.is_empty() && trailers.is_none();
+        let Some(mut sink) = self.send_response(&head, end_of_stream) else { return };
         for part in body {
             match sink.send(part).await {
                 Ok(()) => {}
                 Err(CopyError::SinkIdle(after)) => {
-                    tracing::debug!(?after, "a caller left its answer unread");
+                    tracing::debug!(?after, "caller left its response unread");
                     return sink.stream.send_reset(Reason::CANCEL);
                 }
                 Err(_) => return,
@@ -114,28 +119,28 @@ impl Caller {
     }
 }
 
-/// The metadata of an answer of our own.
+/// Returns the head of a response that kiyot makes.
 pub(super) fn grpc_head() -> response::Parts {
     let mut head = Response::new(());
     head.headers_mut().insert(CONTENT_TYPE, GRPC_CONTENT_TYPE);
     head.into_parts().0
 }
 
-/// Ends an answer that had begun, with an error.
+/// Ends a response with a status, after its head was sent.
 pub(super) fn finish_with_status(stream: &mut SendStream, status: &Status) {
     let mut trailers = HeaderMap::new();
-    add(status, &mut trailers);
+    insert_status(status, &mut trailers);
     stream.finish(Some(trailers));
 }
 
-fn add(status: &Status, headers: &mut HeaderMap) {
+fn insert_status(status: &Status, headers: &mut HeaderMap) {
     if status.add_header(headers).is_err() {
-        // Its metadata or message can't be written as headers: the code still can.
+        // The status's metadata can't be written as headers; the code can.
         headers.insert(GRPC_STATUS, HeaderValue::from(status.code() as i32));
     }
 }
 
-/// A status of a code, with an error and its sources as the message.
+/// Returns a status with an error and its sources as the message.
 pub(super) fn status_from_error(code: Code, error: &dyn Error) -> Status {
     let mut message = error.to_string();
     let mut source = error.source();

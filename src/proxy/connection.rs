@@ -1,5 +1,5 @@
-//! One connection of a client, with all its calls, in one task: what the calls of a round send
-//! leaves in one write.
+//! A client's connection. One task serves it with all its calls, so that the data that the calls
+//! send in a round leaves in one write.
 
 use std::{
     future::{Future, poll_fn},
@@ -24,16 +24,16 @@ use super::{
     server_state::{ServerState, Settings},
 };
 
-/// How often is read and the calls are polled in one round at most, before other tasks have their
-/// turn. A call that comes takes one turn, its answer another.
+/// Bound on the reads and polls of a round, after which other tasks run. A request takes one, and
+/// its response another.
 const MAX_POLLS_PER_ROUND: usize = 8;
 
-/// How the daemon is told to stop.
+/// Tokens that stop the server.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Shutdown {
-    /// No new calls.
+    /// Cancelled to end new calls.
     pub(super) drain: CancellationToken,
-    /// No calls at all.
+    /// Cancelled to end all calls.
     pub(super) reset: CancellationToken,
 }
 
@@ -45,26 +45,26 @@ pub(super) async fn serve(
     shutdown: Shutdown,
 ) {
     let begin = Arc::clone(&settings.borrow_and_update());
-    // It is told once; what is set later counts all the same, by calls that are refused.
+    // SETTINGS are sent once. A lower limit that is set later is kept by refusing calls.
     let calls = u32::try_from(begin.max_calls).unwrap_or(u32::MAX);
     let mut serving = match server::handshake(stream, calls) {
         Ok(serving) => serving,
-        Err(error) => return tracing::warn!(%error, "a client's connection can't be served"),
+        Err(error) => return tracing::warn!(%error, "client connection refused"),
     };
     match run(&mut serving, &server, begin, settings, &shutdown).await {
         ConnectionEnd::Closed => {}
         ConnectionEnd::Error(error) => {
-            tracing::debug!(%error, "a client's connection ended");
+            tracing::debug!(%error, "client connection failed");
             serving.flush().await;
         }
         ConnectionEnd::FrameTimeout(after) if serving.has_received_settings() => {
-            tracing::debug!(?after, "a client stopped in the middle of a frame");
+            tracing::debug!(?after, "client left a frame incomplete");
             serving
                 .abrupt_shutdown(Reason::ENHANCE_YOUR_CALM, "a frame stopped in its middle")
                 .await;
         }
         ConnectionEnd::FrameTimeout(after) => {
-            tracing::debug!(?after, "a client connected and said nothing")
+            tracing::debug!(?after, "client sent no preface")
         }
         ConnectionEnd::Reset => serving.abrupt_shutdown(Reason::NO_ERROR, "the daemon stops").await,
     }
@@ -77,7 +77,7 @@ enum ConnectionEnd {
     Reset,
 }
 
-/// Accepts calls and serves them. When it returns, the calls that were open are no more.
+/// Accepts calls and serves them. Open calls are dropped when it returns.
 async fn run(
     serving: &mut server::Connection,
     server: &Arc<ServerState>,
@@ -113,7 +113,7 @@ async fn run(
                 Poll::Pending => false,
             };
             while let Some((request, respond)) = serving.accept() {
-                // An atomic load; the lock is taken only after a reload.
+                // An atomic load. The lock is taken only after a reload.
                 if settings.has_changed().unwrap_or(false) {
                     now = Arc::clone(&settings.borrow_and_update());
                     frame_timeout.limit = now.client_timeout;
@@ -132,14 +132,14 @@ async fn run(
         let could_read = serving.may_read();
         match serving.poll_write(cx) {
             Poll::Ready(Err(error)) => {
-                tracing::debug!(%error, "a client can't be written to");
+                tracing::debug!(%error, "write to client failed");
                 return Poll::Ready(ConnectionEnd::Closed);
             }
             Poll::Ready(Ok(())) if serving.is_done() => return Poll::Ready(ConnectionEnd::Closed),
             Poll::Ready(Ok(())) | Poll::Pending => {}
         }
-        // What can be read now that could not, what may still be there, and calls that have knocked
-        // since: nobody else tells of them.
+        // No waker fires for data that became readable within the round, for data that was not
+        // read, and for calls that were woken within the round.
         let can_read_again = !could_read && serving.may_read();
         let calls_wait = calls_waker.end_round();
         if has_read || can_read_again || calls_wait {
@@ -154,8 +154,8 @@ async fn run(
     .await
 }
 
-/// Notices a client that stopped in the middle of a frame. One that stopped between frames may stay
-/// as long as it likes.
+/// Timeout of a client that leaves a frame incomplete. Between frames a client may be idle without
+/// a limit.
 struct FrameTimeout {
     limit: Duration,
     timer: Option<Pin<Box<Sleep>>>,

@@ -1,4 +1,4 @@
-//! Passes a body on, part by part as it comes, no faster than the other side takes it.
+//! Copying of a body between streams, with backpressure.
 
 use std::{
     future::poll_fn,
@@ -12,26 +12,26 @@ use kiyot_http2::{Error, RecvStream, SendStream};
 
 use super::idle_timeout::IdleTimeout;
 
-/// A body was not passed on to its end.
+/// A body that was not copied to its end.
 #[derive(Debug)]
 pub(super) enum CopyError {
-    /// Its sender ended it, or the sender's connection did.
+    /// The sender reset the stream, or its connection was lost.
     Source(Error),
-    /// Its sender sent no more of it for this long.
+    /// The sender sent nothing for this long.
     SourceIdle(Duration),
-    /// Its receiver does not want it any more.
+    /// The receiver has closed its stream.
     SinkClosed,
-    /// Its receiver took no more of it for this long.
+    /// The receiver took nothing for this long.
     SinkIdle(Duration),
 }
 
-/// What a body goes to.
+/// Destination of a body.
 pub(super) trait BodySink {
-    /// Takes a part; the one before must have been sent.
+    /// Buffers a part. The previous part must have been sent.
     fn give(&mut self, part: Bytes);
-    /// Sends what was given, as the receiver has room for it.
+    /// Sends the buffered part as the receiver grants capacity.
     fn poll_send(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), CopyError>>;
-    /// Ends it.
+    /// Ends the stream.
     fn end(&mut self, trailers: Option<HeaderMap>);
 }
 
@@ -49,22 +49,22 @@ impl BodySink for SendStream {
     }
 }
 
-/// The sending half of a caller's stream.
+/// The sending half of a caller's stream, with an idle timeout.
 #[derive(Debug)]
 pub(super) struct CallerSink {
     pub(super) stream: SendStream,
-    /// What was unsent when it was looked last.
-    left: usize,
+    /// Unsent bytes at the last poll.
+    unsent: usize,
     idle: IdleTimeout,
 }
 
 impl CallerSink {
-    /// Of a stream whose receiver may leave data unread for so long.
+    /// Wraps a stream whose receiver may leave data unread for at most `limit`.
     pub(super) fn new(stream: SendStream, limit: Option<Duration>) -> Self {
-        Self { stream, left: 0, idle: IdleTimeout::new(limit) }
+        Self { stream, unsent: 0, idle: IdleTimeout::new(limit) }
     }
 
-    /// Sends a part to its end; [`CopyError::SinkClosed`] as well if the receiver wants no more before that.
+    /// Sends a whole part.
     pub(super) async fn send(&mut self, part: Bytes) -> Result<(), CopyError> {
         self.give(part);
         poll_fn(|cx| self.poll_send(cx)).await
@@ -83,8 +83,8 @@ impl BodySink for CallerSink {
                 Poll::Ready(sent.map_err(|_| CopyError::SinkClosed))
             }
             Poll::Pending => {
-                let left = self.stream.unsent_bytes();
-                if std::mem::replace(&mut self.left, left) != left {
+                let unsent = self.stream.unsent_bytes();
+                if std::mem::replace(&mut self.unsent, unsent) != unsent {
                     self.idle.reset();
                 }
                 self.idle.poll(cx).map(|limit| Err(CopyError::SinkIdle(limit)))
@@ -97,24 +97,23 @@ impl BodySink for CallerSink {
     }
 }
 
-/// Passes a body from a stream to another.
+/// Copies a body from a stream to a sink.
 #[derive(Debug)]
 pub(super) struct CopyBody<T> {
     pub(super) from: RecvStream,
     pub(super) to: T,
-    /// Whether anything but an end was passed on.
+    /// Data or trailers were copied.
     pub(super) has_sent: bool,
     idle: IdleTimeout,
 }
 
 impl<T: BodySink> CopyBody<T> {
-    /// With a limit for the time that the sender sends nothing.
+    /// Makes a copy whose sender may send nothing for at most `limit`.
     pub(super) fn new(from: RecvStream, to: T, limit: Option<Duration>) -> Self {
         Self { from, to, has_sent: false, idle: IdleTimeout::new(limit) }
     }
 
-    /// Passes on what there is; ready when the end, with the trailers if there are any, was passed
-    /// on as well.
+    /// Copies all available data. Completes after the end of the stream and its trailers.
     pub(super) fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), CopyError>> {
         loop {
             ready!(self.to.poll_send(cx))?;

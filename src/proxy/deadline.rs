@@ -1,17 +1,16 @@
-//! The `grpc-timeout` of a call (gRPC over HTTP2: up to eight digits and a unit).
+//! The deadline of a call, from its `grpc-timeout` (up to eight digits and a unit).
 
 use std::time::{Duration, Instant};
 
 use http::{HeaderMap, HeaderName, HeaderValue};
 
 const GRPC_TIMEOUT: HeaderName = HeaderName::from_static("grpc-timeout");
-/// The largest number that eight digits have.
+/// The largest number of eight digits.
 const MAX_TIMEOUT_NUMBER: u128 = 99_999_999;
-/// Time that a call may have spent here before its header is written anew. Forwarding takes less,
-/// and then costs nothing.
+/// Time after which a call's header is rewritten. Forwarding takes less, and then costs nothing.
 const MIN_REWRITE_ELAPSED: Duration = Duration::from_millis(1);
 
-/// How long a call may last, and since when.
+/// A call's timeout and the time at which it began.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Deadline {
     began: Instant,
@@ -19,7 +18,7 @@ pub(super) struct Deadline {
 }
 
 impl Deadline {
-    /// Of a call that came just now.
+    /// Reads the timeout of a call that begins now.
     pub(super) fn from_headers(headers: &HeaderMap) -> Self {
         Self {
             began: Instant::now(),
@@ -27,12 +26,12 @@ impl Deadline {
         }
     }
 
-    /// When it must have been answered.
+    /// Returns the time at which the call fails; `None` without a timeout.
     pub(super) fn instant(&self) -> Option<Instant> {
         self.timeout.and_then(|timeout| self.began.checked_add(timeout))
     }
 
-    /// Takes the time spent here off the header, for the next server.
+    /// Writes the remaining time to the header, for the next server.
     pub(super) fn write_remaining(&self, headers: &mut HeaderMap) {
         let (Some(timeout), elapsed) = (self.timeout, self.began.elapsed()) else { return };
         if elapsed >= MIN_REWRITE_ELAPSED {
@@ -58,7 +57,7 @@ fn parse(value: &[u8]) -> Option<Duration> {
     }
 }
 
-/// In the finest unit that has room for it, rounded up, as grpc-go does.
+/// Formats a timeout in the finest unit that has room for it, rounded up, as grpc-go does.
 fn format(timeout: Duration) -> HeaderValue {
     let nanos = timeout.as_nanos();
     let units = [
@@ -85,7 +84,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn units() {
+    fn timeout_needs_up_to_eight_digits_and_a_known_unit() {
         assert_eq!(parse(b"2H"), Some(Duration::from_secs(7200)));
         assert_eq!(parse(b"1000m"), Some(Duration::from_secs(1)));
         for bad in ["", "S", "1", "1s", "123456789S", "-1S", "1.5S", " 1S"] {
@@ -94,7 +93,7 @@ mod tests {
     }
 
     #[test]
-    fn a_header_is_left_alone_if_there_is_nothing_to_take_off() {
+    fn header_of_a_new_call_keeps_its_bytes() {
         let mut headers = HeaderMap::new();
         headers.insert(GRPC_TIMEOUT, HeaderValue::from_static("007S"));
         let deadline = Deadline {
@@ -106,7 +105,7 @@ mod tests {
     }
 
     #[test]
-    fn elapsed_time_is_taken_off() {
+    fn elapsed_time_is_subtracted_from_the_header() {
         let mut headers = HeaderMap::new();
         headers.insert(GRPC_TIMEOUT, HeaderValue::from_static("100S"));
         let Some(began) = Instant::now().checked_sub(Duration::from_millis(40)) else { return };
@@ -117,15 +116,16 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_is_written_is_read_back_and_not_shortened(nanos in any::<u64>()) {
+        fn formatted_timeout_is_never_shorter(nanos in any::<u64>()) {
             let timeout = Duration::from_nanos(nanos);
             let back = parse(format(timeout).as_bytes()).unwrap();
             prop_assert!(back >= timeout);
-            prop_assert!(back.as_nanos() - timeout.as_nanos() <= (timeout.as_nanos() / 1_000).max(1));
+            let rounded_up = back.as_nanos() - timeout.as_nanos();
+            prop_assert!(rounded_up <= (timeout.as_nanos() / 1_000).max(1));
         }
 
         #[test]
-        fn garbage_never_panics(bytes in proptest::collection::vec(any::<u8>(), 0..12)) {
+        fn random_header_never_panics(bytes in proptest::collection::vec(any::<u8>(), 0..12)) {
             let _ = parse(&bytes);
         }
     }

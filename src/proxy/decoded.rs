@@ -1,5 +1,4 @@
-//! Calls that a decoded backend answers: from memory at once, else as one whole message on the main
-//! runtime.
+//! Calls to decoded backends: answered from memory on this thread, or on the main runtime.
 
 use std::{sync::Arc, time::Instant};
 
@@ -7,13 +6,14 @@ use bytes::Bytes;
 use tokio::{runtime::Handle, time::timeout_at};
 use tokio_util::task::AbortOnDropHandle;
 use tonic::Status;
+use tracing::Instrument;
 
-use crate::backends::{Decoded, Method, cri::MAX_MESSAGE_BYTES};
+use crate::backends::{DecodedBackend, Method, cri::MAX_MESSAGE_BYTES};
 
-/// Answers a call. Dropping the future drops the backend's.
+/// Answers a call. Dropping the future drops the backend's future.
 pub(super) async fn answer(
     main: &Handle,
-    decoded: &Arc<dyn Decoded>,
+    decoded: &Arc<dyn DecodedBackend>,
     method: Method,
     message: Bytes,
     deadline: Option<Instant>,
@@ -27,14 +27,14 @@ pub(super) async fn answer(
 
 async fn call(
     main: &Handle,
-    decoded: Arc<dyn Decoded>,
+    decoded: Arc<dyn DecodedBackend>,
     method: Method,
     message: Bytes,
     deadline: Option<Instant>,
 ) -> Result<Bytes, Status> {
-    // As many of them as there are calls, whose number is limited.
+    // Bounded by the limit on open calls.
     let call = AbortOnDropHandle::new(
-        main.spawn(async move { decoded.call(method, message, deadline).await }),
+        main.spawn(async move { decoded.call(method, message, deadline).await }.in_current_span()),
     );
     let joined = match deadline {
         Some(deadline) => match timeout_at(deadline.into(), call).await {
@@ -49,19 +49,17 @@ async fn call(
     };
     joined.unwrap_or_else(|error| {
         if error.is_panic() {
-            tracing::error!(%method, "a call ended by a panic");
-            Err(Status::internal(format!(
-                "{method} ended by a panic, which the log of kiyot tells of"
-            )))
+            tracing::error!(%method, "call panicked");
+            Err(Status::internal(format!("{method} panicked; kiyot's log has the details")))
         } else {
             Err(Status::unavailable("kiyot is stopping"))
         }
     })
 }
 
-/// The status of an answer that is larger than the caller takes.
+/// Returns the status of a response that is larger than a caller accepts.
 pub(super) fn too_large(length: usize) -> Status {
     Status::resource_exhausted(format!(
-        "the answer has {length} bytes; allowed are at most {MAX_MESSAGE_BYTES}"
+        "the response has {length} bytes; allowed are at most {MAX_MESSAGE_BYTES}"
     ))
 }

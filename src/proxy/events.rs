@@ -1,9 +1,9 @@
-//! The stream of container events: those of all container runtimes, byte for byte, and those of the
-//! other backends between them, in whole messages.
+//! The merged stream of container events: those of container runtimes byte for byte, with whole
+//! messages of decoded backends between them.
 //!
-//! The kubelet takes the stream for the whole truth. So there is one only if every runtime has one,
-//! and it ends as soon as a part of it ends, in that part's words: then the kubelet lists all, and
-//! opens it again or goes back to listing.
+//! The kubelet relies on the stream being complete. So the stream fails if any runtime's fails, and
+//! ends with the status of the first part that ends. The kubelet then lists, and opens the stream
+//! again or falls back to polling.
 
 use std::{
     future::{Future, poll_fn},
@@ -36,27 +36,27 @@ use super::{
 };
 use crate::backends::cri::Upstream;
 
-/// What a part of the stream has next.
+/// An item of a part of the stream.
 enum Item {
-    /// The metadata of an answer that has begun.
+    /// The head of a response.
     Head(response::Parts),
-    /// A whole message with its head.
+    /// A message with its frame header.
     Message(Bytes),
     /// The end.
     End(StreamEnd),
 }
 
-/// How the stream ends.
+/// The end of a stream.
 enum StreamEnd {
-    /// An answer without any message: its metadata has the status.
+    /// A response without a message ("Trailers-Only"), whose head has the status.
     Head(response::Parts),
     Trailers(Option<HeaderMap>),
     Reset(Reason),
     Status(Status),
 }
 
-/// Serves the stream until a part of it ends or the caller goes. While the caller takes nothing,
-/// nothing is taken from the runtimes.
+/// Serves the stream until a part of it ends or the caller cancels. Applies backpressure: nothing
+/// is read from runtimes while the caller reads nothing.
 pub(super) async fn serve(
     server: &ServerState,
     mut incoming: Incoming,
@@ -66,7 +66,7 @@ pub(super) async fn serve(
     incoming.head.headers.remove(GRPC_ACCEPT_ENCODING);
     deadline.write_remaining(&mut incoming.head.headers);
     let mut all: SelectAll<BoxStream<'_, Item>> = SelectAll::new();
-    // First, so that nothing is missed that happens while the runtimes begin.
+    // Subscribed first, so that no event is missed while runtimes open their streams.
     for backend in server.registry.decoded() {
         all.push(Box::pin(backend.events().map(|event| match event {
             Ok(message) => Item::Message(frame::encode(message).concat().into()),
@@ -76,20 +76,20 @@ pub(super) async fn serve(
     for (_, upstream) in server.registry.raw() {
         all.push(Box::pin(runtime_events(upstream, &incoming.head, &incoming.body)));
     }
-    // It has no end of its own, and the daemon's stop need not wait for it.
+    // Ends the stream at a drain, which would otherwise wait for it in vain.
     all.push(Box::pin(stream::once(async {
         server.drain.cancelled().await;
         Item::End(StreamEnd::Status(Status::unavailable(
-            "kiyot stops; the stream of events can be opened again when it is back",
+            "kiyot stops; the event stream can be opened again after its restart",
         )))
     })));
-    // A runtime may send no metadata before its first event: the first of any of them begins the
-    // answer.
+    // A runtime may send no head before its first event, so the first item of any part begins the
+    // response.
     let (head, first) = match caller.wait(all.next()).await {
         Ok(Some(Item::Head(head))) => (head, Bytes::new()),
         Ok(Some(Item::Message(message))) => (grpc_head(), message),
         Ok(Some(Item::End(end))) => return refuse(caller, end),
-        // There is always a runtime, and its part has an end.
+        // Unreachable: the node backend's part always has an end.
         Ok(None) | Err(_) => return,
     };
     let Some(mut sink) = caller.send_response(&head, false) else { return };
@@ -98,7 +98,7 @@ pub(super) async fn serve(
         match sink.send(message).await {
             Ok(()) => {}
             Err(CopyError::SinkIdle(after)) => {
-                tracing::debug!(?after, "a reader of events left them unread");
+                tracing::debug!(?after, "caller left events unread");
                 return sink.stream.send_reset(Reason::CANCEL);
             }
             Err(_) => return,
@@ -112,7 +112,7 @@ pub(super) async fn serve(
     }
 }
 
-/// Waits for something as long as the reader is there; `None` if it has gone.
+/// Drives `work` until it completes; `None` if the caller cancels.
 async fn wait<F: Future>(sink: &mut CallerSink, work: F) -> Option<F::Output> {
     let mut work = pin!(work);
     poll_fn(|cx| match work.as_mut().poll(cx) {
@@ -122,10 +122,10 @@ async fn wait<F: Future>(sink: &mut CallerSink, work: F) -> Option<F::Output> {
     .await
 }
 
-/// Ends a stream that has not begun.
+/// Ends a stream before its head was sent.
 fn refuse(caller: Caller, end: StreamEnd) {
     match end {
-        // All of the answer: there is nothing to be sent after it.
+        // The response is complete.
         StreamEnd::Head(head) => drop(caller.send_response(&head, true)),
         StreamEnd::Reset(reason) => caller.reset(reason),
         StreamEnd::Status(status) => caller.send_status(&status),
@@ -137,7 +137,7 @@ fn refuse(caller: Caller, end: StreamEnd) {
     }
 }
 
-/// Ends a stream that has begun.
+/// Ends a stream after its head was sent.
 fn finish(mut sink: CallerSink, end: StreamEnd) {
     match end {
         StreamEnd::Head(mut head) => {
@@ -150,16 +150,16 @@ fn finish(mut sink: CallerSink, end: StreamEnd) {
     }
 }
 
-/// Where a runtime's part is.
+/// State of a runtime's part of the stream.
 enum RuntimeStream {
-    /// It is to be asked.
+    /// Not requested yet.
     New,
-    /// It sends; what came of the next message.
+    /// Open, with the data received of the next message.
     Open(RecvStream, BytesMut),
     Done,
 }
 
-/// The events of a runtime. The last that it has is an end.
+/// Returns the events of a runtime. The last item is the end.
 fn runtime_events<'a>(
     upstream: &'a Upstream,
     head: &'a request::Parts,
@@ -169,8 +169,8 @@ fn runtime_events<'a>(
         match part {
             RuntimeStream::New => match open(upstream, head, body).await {
                 Err(end) => Some((Item::End(end), RuntimeStream::Done)),
-                Ok(answer) => {
-                    let (head, body) = answer.into_parts();
+                Ok(response) => {
+                    let (head, body) = response.into_parts();
                     let ended = body.is_end_stream();
                     Some(if ended {
                         (Item::End(StreamEnd::Head(head)), RuntimeStream::Done)
@@ -179,9 +179,11 @@ fn runtime_events<'a>(
                     })
                 }
             },
-            RuntimeStream::Open(mut body, mut came) => {
-                match next_message(upstream, &mut body, &mut came).await {
-                    Ok(message) => Some((Item::Message(message), RuntimeStream::Open(body, came))),
+            RuntimeStream::Open(mut body, mut received) => {
+                match next_message(upstream, &mut body, &mut received).await {
+                    Ok(message) => {
+                        Some((Item::Message(message), RuntimeStream::Open(body, received)))
+                    }
                     Err(end) => Some((Item::End(end), RuntimeStream::Done)),
                 }
             }
@@ -190,38 +192,39 @@ fn runtime_events<'a>(
     })
 }
 
-/// Asks a runtime for its events. A call that it refused to begin with is sent once more.
+/// Opens the event stream of a runtime. Retries once if the runtime has not processed the call.
 async fn open(
     upstream: &Upstream,
     head: &request::Parts,
     body: &Bytes,
 ) -> Result<Response<RecvStream>, StreamEnd> {
-    let mut again = true;
+    let mut may_retry = true;
     loop {
         let sent = upstream
             .send(head, body, true)
             .await
             .map_err(|error| StreamEnd::Status(status_from_error(Code::Unavailable, &error)))?;
         match sent.response.await {
-            Err(error) if error.is_retryable() && std::mem::take(&mut again) => {}
-            answer => return answer.map_err(|error| end_of_error(upstream, error)),
+            Err(error) if error.is_retryable() && std::mem::take(&mut may_retry) => {}
+            response => return response.map_err(|error| end_of_error(upstream, error)),
         }
     }
 }
 
-/// The next message of a runtime, with its head.
+/// Returns the next message of a runtime, with its frame header.
 async fn next_message(
     upstream: &Upstream,
     body: &mut RecvStream,
-    came: &mut BytesMut,
+    received: &mut BytesMut,
 ) -> Result<Bytes, StreamEnd> {
     loop {
-        match frame::parse(came) {
+        match frame::parse(received) {
             Frame::Complete { length, compressed: false } => {
-                return Ok(came.split_to(HEADER_BYTES + length).freeze());
+                return Ok(received.split_to(HEADER_BYTES + length).freeze());
             }
             Frame::Complete { compressed: true, .. } => {
-                let message = "the container runtime's events can't be merged: they are compressed, though uncompressed ones were asked for";
+                let message = "the container runtime's events can't be merged: they are \
+                               compressed; allowed is the encoding identity";
                 return Err(StreamEnd::Status(Status::internal(message)));
             }
             Frame::TooLarge(length) => return Err(StreamEnd::Status(too_large(length))),
@@ -230,8 +233,8 @@ async fn next_message(
         match body.data().await {
             Some(part) => {
                 let part = part.map_err(|error| end_of_error(upstream, error))?;
-                // What is kept here is a message at most, and what came with its end.
-                came.extend_from_slice(&part);
+                // Bounded by a message, and the HTTP/2 frame in which it ended.
+                received.extend_from_slice(&part);
             }
             None => {
                 return Err(body

@@ -1,4 +1,4 @@
-//! Answers that are put together from several backends'.
+//! Calls that several backends response: fan-out of the request, and merging of the responses.
 
 use std::future::Future;
 
@@ -22,8 +22,8 @@ use crate::backends::{
     cri::{MAX_MESSAGE_BYTES, UnaryError, UnaryResponse, Upstream},
 };
 
-/// Asks container runtimes for their whole answers, which are to be uncompressed; `None` if the
-/// caller was told already.
+/// Sends a call to container runtimes and collects their responses, which must be uncompressed.
+/// Returns `None` if the call failed and the caller has its status.
 async fn collect<'a>(
     upstreams: impl Iterator<Item = &'a Upstream>,
     mut incoming: Incoming,
@@ -33,27 +33,27 @@ async fn collect<'a>(
     incoming.head.headers.remove(GRPC_ACCEPT_ENCODING);
     deadline.write_remaining(&mut incoming.head.headers);
     let all = join_all(upstreams.map(|upstream| upstream.unary(&incoming.head, &incoming.body)));
-    let answers = match caller.wait(with_deadline(deadline, all)).await {
-        Ok(Ok(answers)) => answers,
+    let responses = match caller.wait(with_deadline(deadline, all)).await {
+        Ok(Ok(responses)) => responses,
         Ok(Err(status)) => {
             caller.send_status(&status);
             return None;
         }
         Err(_cancelled) => return None,
     };
-    let mut whole = Vec::with_capacity(answers.len());
-    for answer in answers {
-        match answer {
-            Ok(answer) => whole.push(answer),
-            Err(failure) => {
-                match failure {
+    let mut collected = Vec::with_capacity(responses.len());
+    for response in responses {
+        match response {
+            Ok(response) => collected.push(response),
+            Err(error) => {
+                match error {
                     UnaryError::Unavailable(error) => {
                         caller.send_status(&status_from_error(Code::Unavailable, &error))
                     }
                     UnaryError::Reset(reason) => caller.reset(reason),
                     UnaryError::TooLarge => {
                         caller.send_status(&Status::resource_exhausted(format!(
-                            "the container runtime's answer has more than {MAX_MESSAGE_BYTES} bytes"
+                            "the response has more than {MAX_MESSAGE_BYTES} bytes, which is the limit"
                         )));
                     }
                 }
@@ -61,7 +61,7 @@ async fn collect<'a>(
             }
         }
     }
-    Some((whole, caller))
+    Some((collected, caller))
 }
 
 async fn collect_from_node(
@@ -70,11 +70,12 @@ async fn collect_from_node(
     deadline: Deadline,
     caller: Caller,
 ) -> Option<(UnaryResponse, Caller)> {
-    let (mut answers, caller) =
+    let (mut responses, caller) =
         collect(std::iter::once(server.registry.node()), incoming, deadline, caller).await?;
-    Some((answers.pop()?, caller))
+    Some((responses.pop()?, caller))
 }
 
+/// Drives `work` until it completes or the deadline passes.
 pub(super) async fn with_deadline<F: Future>(
     deadline: Deadline,
     work: F,
@@ -94,7 +95,7 @@ async fn respond(caller: Caller, merged: Result<Merged, Status>) {
     }
 }
 
-/// Passes on the answer of one of several container runtimes, as it is, and learns from it.
+/// Forwards a call to one of several container runtimes, and learns the id in the response.
 pub(super) async fn forward_and_learn(
     server: &ServerState,
     method: Method,
@@ -105,34 +106,35 @@ pub(super) async fn forward_and_learn(
     caller: Caller,
 ) {
     let upstream = server.registry.upstream(index);
-    let Some((mut answers, caller)) =
+    let Some((mut responses, caller)) =
         collect(std::iter::once(upstream), incoming, deadline, caller).await
     else {
         return;
     };
-    learn(server, method, index, &message, &mut answers);
-    if let Some(answer) = answers.pop() {
-        respond(caller, Ok(answer.into())).await;
+    learn(server, method, index, &message, &mut responses);
+    if let Some(response) = responses.pop() {
+        respond(caller, Ok(response.into())).await;
     }
 }
 
-/// Learns from the answers of the runtimes from `first` on.
+/// Learns ids from the responses of the runtimes from the index `first` on.
 fn learn(
     server: &ServerState,
     method: Method,
     first: RuntimeIndex,
     request: &[u8],
-    answers: &mut [UnaryResponse],
+    responses: &mut [UnaryResponse],
 ) {
-    for (index, answer) in answers.iter_mut().enumerate().filter(|(_, answer)| merge::is_ok(answer))
+    for (index, response) in
+        responses.iter_mut().enumerate().filter(|(_, response)| merge::is_ok(response))
     {
-        if let Some(message) = merge::single_message(answer) {
+        if let Some(message) = merge::single_message(response) {
             server.id_cache.learn(method, first + index, request, &message);
         }
     }
 }
 
-/// Answers a list with all that the backends have.
+/// Answers a list with the entries of all backends.
 pub(super) async fn list(
     server: &ServerState,
     method: Method,
@@ -141,7 +143,7 @@ pub(super) async fn list(
     deadline: Deadline,
     mut caller: Caller,
 ) {
-    let mut ours = Vec::new();
+    let mut parts = Vec::new();
     for backend in server.registry.decoded() {
         match caller
             .wait(decoded::answer(
@@ -153,28 +155,28 @@ pub(super) async fn list(
             ))
             .await
         {
-            Ok(Ok(part)) => ours.push(part),
+            Ok(Ok(part)) => parts.push(part),
             Ok(Err(status)) => return caller.send_status(&status),
             Err(_cancelled) => return,
         }
     }
-    if !server.registry.has_several_runtimes() && ours.iter().all(Bytes::is_empty) {
+    if !server.registry.has_several_runtimes() && parts.iter().all(Bytes::is_empty) {
         return forward::forward(server.registry.node(), incoming, deadline, caller).await;
     }
-    let Some((mut answers, caller)) =
+    let Some((mut responses, caller)) =
         collect(server.registry.raw().map(|(_, upstream)| upstream), incoming, deadline, caller)
             .await
     else {
         return;
     };
     if server.registry.has_several_runtimes() {
-        learn(server, method, 0, &message, &mut answers);
+        learn(server, method, 0, &message, &mut responses);
     }
-    respond(caller, merge::lists(answers, ours)).await;
+    respond(caller, merge::lists(responses, parts)).await;
 }
 
-/// Answers with all metrics. Without descriptions by the node, those of container runtimes alone:
-/// the kubelet would understand no others.
+/// Answers with the metrics of all backends. If the node describes no metrics, the response has
+/// those of container runtimes only, because the kubelet drops metrics without a description.
 pub(super) async fn metrics(
     server: &ServerState,
     incoming: Incoming,
@@ -187,57 +189,58 @@ pub(super) async fn metrics(
     if let Err(status) = lookup::set_method(&mut head, Method::ListMetricDescriptors) {
         return caller.send_status(&status);
     }
-    // Its request has no fields.
+    // ListMetricDescriptorsRequest has no fields.
     let request: Bytes = frame::encode(Bytes::new()).concat().into();
-    let described = match caller
+    let descriptions = match caller
         .wait(with_deadline(deadline, server.registry.node().unary(&head, &request)))
         .await
     {
-        Ok(Ok(described)) => described,
+        Ok(Ok(descriptions)) => descriptions,
         Ok(Err(status)) => return caller.send_status(&status),
         Err(_cancelled) => return,
     };
-    // Why there are none, the call for the metrics says as well.
-    let described = described
+    // An error is ignored, because the call for the metrics fails with it as well.
+    let descriptions = descriptions
         .ok()
         .filter(merge::is_ok)
-        .and_then(|mut answer| merge::single_message(&mut answer));
-    let mut ours = Vec::new();
-    if let Some(described) = described {
+        .and_then(|mut response| merge::single_message(&mut response));
+    let mut parts = Vec::new();
+    if let Some(descriptions) = descriptions {
         for backend in server.registry.decoded() {
             match caller
                 .wait(decoded::answer(
                     &server.main,
                     backend,
                     Method::ListPodSandboxMetrics,
-                    described.clone(),
+                    descriptions.clone(),
                     deadline.instant(),
                 ))
                 .await
             {
-                Ok(Ok(part)) => ours.push(part),
+                Ok(Ok(part)) => parts.push(part),
                 Ok(Err(status)) => return caller.send_status(&status),
                 Err(_cancelled) => return,
             }
         }
     }
-    let Some((answers, caller)) =
+    let Some((responses, caller)) =
         collect(server.registry.raw().map(|(_, upstream)| upstream), incoming, deadline, caller)
             .await
     else {
         return;
     };
-    respond(caller, merge::lists(answers, ours)).await;
+    respond(caller, merge::lists(responses, parts)).await;
 }
 
-/// Answers with the node's status, and the runtime handlers of the other backends.
+/// Answers with the node's status and the runtime handlers of all backends.
 pub(super) async fn status(
     server: &ServerState,
     incoming: Incoming,
     deadline: Deadline,
     caller: Caller,
 ) {
-    let Some((answer, caller)) = collect_from_node(server, incoming, deadline, caller).await else {
+    let Some((response, caller)) = collect_from_node(server, incoming, deadline, caller).await
+    else {
         return;
     };
     let declared = server.registry.declared().into_iter();
@@ -246,11 +249,11 @@ pub(super) async fn status(
         declared.runtime_handlers.iter().map(move |&handler| (handler, features))
     });
     let handlers: Vec<_> = of_each.collect();
-    respond(caller, merge::status(answer, &handlers)).await;
+    respond(caller, merge::status(response, &handlers)).await;
 }
 
-/// Answers with the node's image, or where the node has none, with `known`, or what the other
-/// backends know of it.
+/// Answers with the node's image. If the node lacks the image, the response is `known`, or the
+/// image that a decoded backend reports.
 pub(super) async fn image(
     server: &ServerState,
     incoming: Incoming,
@@ -259,13 +262,14 @@ pub(super) async fn image(
     deadline: Deadline,
     caller: Caller,
 ) {
-    let Some((mut answer, caller)) = collect_from_node(server, incoming, deadline, caller).await
+    let Some((mut response, caller)) = collect_from_node(server, incoming, deadline, caller).await
     else {
         return;
     };
     // ImageStatusResponse.image
-    let is_absent = merge::is_ok(&answer)
-        && merge::single_message(&mut answer).is_some_and(|answer| !peek::has_field(&answer, 1));
+    let is_absent = merge::is_ok(&response)
+        && merge::single_message(&mut response)
+            .is_some_and(|response| !peek::has_field(&response, 1));
     let reference = peek::string(&message, &[1, 1]).unwrap_or_default();
     if is_absent
         && let Some(reported) = known.or_else(|| {
@@ -274,5 +278,5 @@ pub(super) async fn image(
     {
         return caller.send_message(reported).await;
     }
-    respond(caller, Ok(answer.into())).await;
+    respond(caller, Ok(response.into())).await;
 }

@@ -1,4 +1,4 @@
-//! Raw forwarding: what comes is passed on, in both directions, until one side ends it.
+//! Raw forwarding: data is copied in both directions until a side ends the call.
 
 use std::{
     future::{Future, poll_fn},
@@ -19,7 +19,7 @@ use super::{
 };
 use crate::backends::cri::{Upstream, UpstreamCall};
 
-/// Forwards a call. Dropping the future cancels it on the other side.
+/// Forwards a call. Dropping the future cancels the call at the runtime.
 pub(super) async fn forward(
     upstream: &Upstream,
     mut incoming: Incoming,
@@ -49,7 +49,7 @@ pub(super) async fn forward(
                 if may_retry && error.is_retryable() && !upload.has_sent() =>
             {
                 may_retry = false;
-                // What had not come of the request comes still, though this try ended first.
+                // The rest of the request is still to come, though the first attempt has ended.
                 incoming.rest = upload.copy.map(|copy| copy.from);
             }
             Outcome::Response(Err(error)) => return failed(upstream, caller, error),
@@ -60,10 +60,10 @@ pub(super) async fn forward(
     }
 }
 
-/// What is still to be sent of the request.
+/// Copying of the rest of a request.
 struct Upload {
     copy: Option<CopyBody<SendStream>>,
-    /// All was sent, or the runtime wants no more.
+    /// All was sent, or the runtime has closed its stream.
     is_over: bool,
 }
 
@@ -72,17 +72,17 @@ impl Upload {
         Self { is_over: copy.is_none(), copy }
     }
 
-    /// Whether a part of the request that is kept no more was sent.
+    /// Returns whether a part of the request was sent that a retry would lack.
     fn has_sent(&self) -> bool {
         self.copy.as_ref().is_some_and(|copy| copy.has_sent)
     }
 
-    /// Sends on. An error is the caller's.
+    /// Copies available data. Returns errors of the caller's side alone.
     fn poll(&mut self, cx: &mut Context<'_>) -> Result<(), CopyError> {
         let Some(copy) = self.copy.as_mut().filter(|_| !self.is_over) else { return Ok(()) };
         match copy.poll(cx) {
             Poll::Pending => Ok(()),
-            // The answer says why the runtime wants no more.
+            // The response says why the runtime has closed its stream.
             Poll::Ready(Ok(()) | Err(CopyError::SinkClosed | CopyError::SinkIdle(_))) => {
                 self.is_over = true;
                 Ok(())
@@ -98,7 +98,7 @@ enum Outcome {
     Failed(Status),
 }
 
-/// Waits for the answer to begin.
+/// Copies the request until the response begins.
 async fn wait_for_response(
     upload: &mut Upload,
     response: &mut ResponseFuture,
@@ -112,15 +112,15 @@ async fn wait_for_response(
             }
             Err(_) => return Poll::Ready(Outcome::Cancelled),
         }
-        if let Poll::Ready(answer) = Pin::new(&mut *response).poll(cx) {
-            return Poll::Ready(Outcome::Response(answer));
+        if let Poll::Ready(response) = Pin::new(&mut *response).poll(cx) {
+            return Poll::Ready(Outcome::Response(response));
         }
         caller.poll_gone(cx).map(|_| Outcome::Cancelled)
     })
     .await
 }
 
-/// Passes the answer on.
+/// Copies the response to the caller, with the rest of the request.
 async fn copy_response(
     upstream: &Upstream,
     mut upload: Upload,
@@ -132,10 +132,10 @@ async fn copy_response(
     let mut download = CopyBody::new(body, sink, None);
     let result = poll_fn(|cx| {
         match upload.poll(cx) {
-            // Nobody will want the rest any more.
+            // Drops the rest of the request, so that the caller stops sending it.
             Ok(()) if upload.is_over => upload.copy = None,
             Ok(()) => {}
-            // It is the caller that has gone.
+            // The caller has cancelled.
             Err(CopyError::Source(_)) => return Poll::Ready(Err(CopyError::SinkClosed)),
             Err(error) => return Poll::Ready(Err(error)),
         }
@@ -158,15 +158,15 @@ async fn copy_response(
             finish_with_status(&mut download.to.stream, &request_idle(after))
         }
         Err(CopyError::SinkIdle(after)) => {
-            tracing::debug!(?after, "a caller left its answer unread");
+            tracing::debug!(?after, "caller left its response unread");
             download.to.stream.send_reset(Reason::CANCEL);
         }
     }
 }
 
-/// The status of a call whose caller stopped in the middle of its request.
+/// Returns the status of a call whose caller left its request incomplete.
 pub(super) fn request_idle(after: Duration) -> Status {
-    Status::deadline_exceeded(format!("the rest of the request did not come within {after:?}"))
+    Status::deadline_exceeded(format!("the request was incomplete for {after:?}"))
 }
 
 fn failed(upstream: &Upstream, caller: Caller, error: Error) {

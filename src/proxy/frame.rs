@@ -1,29 +1,29 @@
-//! The frame of a gRPC message: a flag, and the length as four bytes.
+//! The gRPC frame (length-prefixed message): a flag and four bytes of length, then the message.
 
 use bytes::{BufMut, Bytes, BytesMut};
 
 use crate::backends::cri::MAX_MESSAGE_BYTES;
 
-/// Length of the frame's head.
+/// Bytes of a frame's header.
 pub(super) const HEADER_BYTES: usize = 5;
 
-/// What a body of one message begins with.
+/// The first frame of a body.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Frame {
-    /// A whole message, of this many bytes, and perhaps more after it.
+    /// A complete frame, perhaps with data after it.
     Complete {
-        /// Length of the message without the head.
+        /// Bytes of the message without the header.
         length: usize,
-        /// Whether the message is compressed.
+        /// The message is compressed.
         compressed: bool,
     },
-    /// Not yet a whole message.
+    /// An incomplete frame.
     Partial,
-    /// The head of a message that is larger than [`MAX_MESSAGE_BYTES`].
+    /// A header of a message that is larger than [`MAX_MESSAGE_BYTES`].
     TooLarge(usize),
 }
 
-/// Looks at the first bytes of a body.
+/// Parses the first frame of a body.
 pub(super) fn parse(body: &[u8]) -> Frame {
     let Some((&[flag, a, b, c, d], rest)) = body.split_first_chunk::<HEADER_BYTES>() else {
         return Frame::Partial;
@@ -39,16 +39,17 @@ pub(super) fn parse(body: &[u8]) -> Frame {
     }
 }
 
-/// The head of an uncompressed message.
+/// Returns the header of an uncompressed message.
 pub(super) fn header(length: usize) -> [u8; HEADER_BYTES] {
     let [a, b, c, d] = u32::try_from(length).unwrap_or(u32::MAX).to_be_bytes();
     [0, a, b, c, d]
 }
 
-/// Messages up to this size are copied behind their head, larger ones sent as two parts. Bytes.
+/// Bound on the bytes of a message that is copied behind its header. Larger messages are sent as
+/// two parts.
 const MAX_COPIED_BYTES: usize = 16 << 10;
 
-/// A message with its head, in one part or two.
+/// Returns the frame of a message, in one part or two.
 pub(super) fn encode(message: Bytes) -> Vec<Bytes> {
     let header = header(message.len());
     if message.len() > MAX_COPIED_BYTES {
@@ -67,7 +68,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn sizes() {
+    fn frames_are_complete_partial_or_too_large_by_their_length() {
         assert_eq!(parse(&[]), Frame::Partial);
         assert_eq!(parse(&[0, 0, 0, 0, 0]), Frame::Complete { length: 0, compressed: false });
         assert_eq!(parse(&[1, 0, 0, 0, 1, 7, 8]), Frame::Complete { length: 1, compressed: true });
@@ -77,7 +78,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_is_framed_is_whole(length in 0_usize..40_000) {
+        fn encoded_message_parses_as_a_complete_frame(length in 0_usize..40_000) {
             let body = encode(vec![3; length].into()).concat();
             prop_assert_eq!(parse(&body), Frame::Complete { length, compressed: false });
             prop_assert_eq!(body.len(), HEADER_BYTES + length);

@@ -1,4 +1,4 @@
-//! What a caller and a container runtime may send, as any bytes. For kiyot-fuzz alone.
+//! Fuzz targets for bytes of callers and of container runtimes.
 
 use bytes::Bytes;
 use http::{HeaderMap, HeaderValue, Response};
@@ -14,18 +14,18 @@ use super::{
 };
 use crate::backends::{Features, Method, cri::UnaryResponse};
 
-/// Merges the answers that `parts` are, each in two pieces, with one list of ours. What comes of it
-/// must be one whole message, with the entries of all of them where they are lists; and a status
-/// must keep what it has, and get a handler more.
+/// Merges responses, each received in two parts, with a list of a decoded backend, and appends a
+/// handler to each as a status.
 ///
 /// # Panics
-/// If it isn't.
+/// If a merged list is not one message with the entries of all lists, or if a status changed but
+/// for its handlers.
 pub fn merge(parts: &[&[u8]], ours: &[u8]) {
-    let answers = parts.iter().map(|part| answer(part)).collect();
-    if let Ok(merged) = merge::lists(answers, vec![Bytes::copy_from_slice(ours)]) {
+    let responses = parts.iter().map(|part| response(part)).collect();
+    if let Ok(merged) = merge::lists(responses, vec![Bytes::copy_from_slice(ours)]) {
         let body = merged.body.concat();
         let Frame::Complete { length, compressed: false } = frame::parse(&body) else {
-            panic!("no whole message: {body:?}")
+            panic!("no complete message: {body:?}")
         };
         assert_eq!(body.len(), HEADER_BYTES + length);
         let read = |message: &[u8]| {
@@ -48,7 +48,7 @@ pub fn merge(parts: &[&[u8]], ours: &[u8]) {
         };
         let before = part.get(HEADER_BYTES..).map(cri::StatusResponse::decode);
         if let (Ok(merged), Some(Ok(before))) =
-            (merge::status(answer(part), &[("kiyot", features)]), before)
+            (merge::status(response(part), &[("kiyot", features)]), before)
         {
             let names = |status: &cri::StatusResponse| {
                 status
@@ -72,16 +72,16 @@ pub fn merge(parts: &[&[u8]], ours: &[u8]) {
                 Ok((before.status, before.info, before.features))
             );
         }
-        if let Some(message) = merge::single_message(&mut answer(part)) {
+        if let Some(message) = merge::single_message(&mut response(part)) {
             assert!(message.len() + HEADER_BYTES <= part.len());
         }
     }
 }
 
-/// Looks at a body, learns from it, and reads a `grpc-timeout`.
+/// Parses bytes as a frame, as messages to learn from, and as a `grpc-timeout`.
 ///
 /// # Panics
-/// If a frame is said to be whole that is not.
+/// If an incomplete frame is parsed as complete.
 pub fn frame(bytes: &[u8]) {
     if let Frame::Complete { length, .. } = frame::parse(bytes) {
         assert!(HEADER_BYTES + length <= bytes.len());
@@ -104,8 +104,8 @@ pub fn frame(bytes: &[u8]) {
     }
 }
 
-/// An answer that is OK, in two pieces.
-fn answer(bytes: &[u8]) -> UnaryResponse {
+/// Returns a successful response in two parts.
+fn response(bytes: &[u8]) -> UnaryResponse {
     let (one, other) = bytes.split_at(bytes.len() / 2);
     let mut trailers = HeaderMap::new();
     trailers.insert(GRPC_STATUS, HeaderValue::from_static("0"));

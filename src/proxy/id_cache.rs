@@ -1,6 +1,6 @@
-//! Whose an id is, where several container runtimes make ids: learned from the answers that pass
-//! through. And which annotations their pods have, which is learned from requests.
-//! Bounded: what was forgotten is asked for again.
+//! The cache of which container runtime has an id, for nodes with several container runtimes. Ids
+//! are learned from responses, annotations of pods from requests. Bounded: evicted ids are looked
+//! up again.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -11,32 +11,32 @@ use std::{
 use super::peek::{self, Fields, Malformed, Value};
 use crate::backends::Method;
 
-/// Ids, and pods, of which the owner is kept. Half of them are the ones that were looked at last.
+/// Bound on the entries of a map. The least recently used half is evicted at once.
 const MAX_ENTRIES: usize = 64 << 10;
-/// Bytes of the longest id that is kept. Runtimes' have 64.
+/// Bound on the bytes of a cached id. Ids of runtimes have 64.
 const MAX_KEY_BYTES: usize = 256;
 
-/// A container runtime, by its index among those that there are (`Registry::raw`); the node's is 0.
+/// Index of a container runtime in `Registry::raw`. The node backend has 0.
 pub(super) type RuntimeIndex = usize;
 
-/// What was learned.
+/// The cache.
 #[derive(Debug, Default)]
 pub(super) struct IdCache(Mutex<Maps>);
 
 #[derive(Debug, Default)]
 struct Maps {
-    /// Of pod sandboxes and containers.
+    /// Keyed by the ids of pod sandboxes and containers.
     ids: GenerationalMap<Box<str>>,
-    /// Uids of pods: an image is pulled for a pod.
+    /// Keyed by the uids of pods, which `PullImage` has.
     pods: GenerationalMap<Box<str>>,
-    /// Digests of pods' annotations: an image is asked for with nothing else of its pod.
+    /// Keyed by digests of pods' annotations, which `ImageStatus` has and no other key.
     annotations: GenerationalMap<u64>,
-    /// The same of all pods that are with any container runtime, from requests. No other pod has
-    /// them: not one of a backend that answers decoded calls.
+    /// Digests of the annotations of all pods of container runtimes, from requests. Pods of decoded
+    /// backends have other annotations.
     runtime_annotations: GenerationalMap<u64>,
 }
 
-/// A map that forgets what was not looked at for long.
+/// A bounded map that evicts the generation of the least recently used entries.
 #[derive(Debug)]
 struct GenerationalMap<K> {
     young: HashMap<K, RuntimeIndex>,
@@ -78,12 +78,12 @@ impl IdCache {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Whose an id is. A prefix of one is not known.
+    /// Returns the runtime of a whole id.
     pub(super) fn runtime_of_id(&self, id: &str) -> Option<RuntimeIndex> {
         self.maps().ids.get(id)
     }
 
-    /// Whose the pod is that a `PullImageRequest` or `ImageStatusRequest` is for.
+    /// Returns the runtime of the pod that a `PullImageRequest` or `ImageStatusRequest` is for.
     pub(super) fn runtime_of_image(&self, method: Method, request: &[u8]) -> Option<RuntimeIndex> {
         match method {
             // sandbox_config.metadata.uid
@@ -94,13 +94,12 @@ impl IdCache {
         }
     }
 
-    /// Learns from a request that is passed on to a container runtime which annotations its pod
-    /// has.
-    pub(super) fn note_annotations(&self, method: Method, request: &[u8]) {
+    /// Learns the annotations of a container runtime's pod from a request.
+    pub(super) fn learn_annotations(&self, method: Method, request: &[u8]) {
         let path: &[u32] = match method {
             Method::RunPodSandbox => &[1, 7],
             Method::RestorePod => &[2, 7],
-            // sandbox_config.annotations: made anew from the pod for each call
+            // sandbox_config.annotations, which the kubelet makes anew for each call
             Method::CreateContainer | Method::PullImage => &[3, 7],
             _ => return,
         };
@@ -117,10 +116,16 @@ impl IdCache {
             .is_some_and(|annotations| self.maps().runtime_annotations.get(&annotations).is_some())
     }
 
-    /// Learns from an answer that is OK. What can't be read is skipped.
-    pub(super) fn learn(&self, method: Method, index: RuntimeIndex, request: &[u8], answer: &[u8]) {
-        // What was read before something odd is true all the same.
-        let _ = self.read(method, index, request, answer);
+    /// Learns ids and pods from a successful response. Malformed parts are skipped.
+    pub(super) fn learn(
+        &self,
+        method: Method,
+        index: RuntimeIndex,
+        request: &[u8],
+        response: &[u8],
+    ) {
+        // The part before a malformed field is valid.
+        let _ = self.read(method, index, request, response);
     }
 
     fn read(
@@ -128,32 +133,32 @@ impl IdCache {
         method: Method,
         index: RuntimeIndex,
         request: &[u8],
-        answer: &[u8],
+        response: &[u8],
     ) -> Result<(), Malformed> {
         let maps = &mut *self.maps();
         match method {
             Method::RunPodSandbox => {
-                maps.put_id(peek::string(answer, &[1])?, index);
+                maps.put_id(peek::string(response, &[1])?, index);
                 maps.put_pod(peek::string(request, &[1, 1, 2])?, digest(request, &[1, 7])?, index);
             }
             Method::RestorePod => {
-                maps.put_id(peek::string(answer, &[1])?, index);
+                maps.put_id(peek::string(response, &[1])?, index);
                 maps.put_pod(peek::string(request, &[2, 1, 2])?, digest(request, &[2, 7])?, index);
                 // restored_containers.container_id
                 let mut ids = Vec::new();
-                peek::visit(answer, &[2, 2], &mut |id| ids.extend(str::from_utf8(id)))?;
+                peek::visit(response, &[2, 2], &mut |id| ids.extend(str::from_utf8(id)))?;
                 ids.into_iter().for_each(|id| maps.put_id(id, index));
             }
-            Method::CreateContainer => maps.put_id(peek::string(answer, &[1])?, index),
+            Method::CreateContainer => maps.put_id(peek::string(response, &[1])?, index),
             Method::ListPodSandbox => {
-                for item in list_items(answer) {
+                for item in list_items(response) {
                     let item = item?;
                     maps.put_id(peek::string(item, &[1])?, index);
                     maps.put_pod(peek::string(item, &[2, 2])?, digest(item, &[6])?, index);
                 }
             }
             Method::ListContainers => {
-                for item in list_items(answer) {
+                for item in list_items(response) {
                     maps.put_id(peek::string(item?, &[1])?, index);
                 }
             }
@@ -182,21 +187,21 @@ impl Maps {
     }
 }
 
-/// The messages in field 1 of a list.
-pub(super) fn list_items(answer: &[u8]) -> impl Iterator<Item = Result<&[u8], Malformed>> {
-    Fields::of(answer).filter_map(|field| match field {
+/// Returns the messages in field 1 of a list.
+pub(super) fn list_items(response: &[u8]) -> impl Iterator<Item = Result<&[u8], Malformed>> {
+    Fields::new(response).filter_map(|field| match field {
         Ok((1, Value::Bytes(item))) => Some(Ok(item)),
         Ok(_) => None,
         Err(malformed) => Some(Err(malformed)),
     })
 }
 
-/// A digest of the map of annotations at a path, in whatever order they are; `None` if there are
-/// none.
+/// Returns a digest of the annotations at a path, independent of their order; `None` without
+/// annotations.
 fn digest(message: &[u8], path: &[u32]) -> Result<Option<u64>, Malformed> {
     let mut annotations = BTreeMap::new();
     peek::visit(message, path, &mut |entry| {
-        // An entry that can't be read is nobody's annotation.
+        // A malformed entry is no annotation.
         if let (Ok(key), Ok(value)) = (peek::string(entry, &[1]), peek::string(entry, &[2])) {
             annotations.insert(key, value);
         }
@@ -219,7 +224,7 @@ mod tests {
 
     /// Verifies I19.
     #[test]
-    fn annotations_of_pods_are_noted_from_each_call_that_has_them() {
+    fn annotations_of_pods_are_learned_from_each_call_that_has_them() {
         let image = |value| {
             let image = cri::ImageSpec { annotations: annotated(value), ..Default::default() };
             cri::ImageStatusRequest { image: Some(image), verbose: false }.encode_to_vec()
@@ -232,19 +237,19 @@ mod tests {
         let create =
             cri::CreateContainerRequest { sandbox_config: config("create"), ..Default::default() };
         let pull = cri::PullImageRequest { sandbox_config: config("pull"), ..Default::default() };
-        id_cache.note_annotations(Method::RunPodSandbox, &run.encode_to_vec());
-        id_cache.note_annotations(Method::CreateContainer, &create.encode_to_vec());
-        id_cache.note_annotations(Method::PullImage, &pull.encode_to_vec());
-        id_cache.note_annotations(Method::StopContainer, &create.encode_to_vec());
-        id_cache.note_annotations(Method::PullImage, b"");
-        for (value, is_noted) in [("run", true), ("create", true), ("pull", true), ("x", false)] {
-            assert_eq!(id_cache.has_runtime_annotations(&image(value)), is_noted, "{value}");
+        id_cache.learn_annotations(Method::RunPodSandbox, &run.encode_to_vec());
+        id_cache.learn_annotations(Method::CreateContainer, &create.encode_to_vec());
+        id_cache.learn_annotations(Method::PullImage, &pull.encode_to_vec());
+        id_cache.learn_annotations(Method::StopContainer, &create.encode_to_vec());
+        id_cache.learn_annotations(Method::PullImage, b"");
+        for (value, is_known) in [("run", true), ("create", true), ("pull", true), ("x", false)] {
+            assert_eq!(id_cache.has_runtime_annotations(&image(value)), is_known, "{value}");
         }
         assert!(!id_cache.has_runtime_annotations(b""));
     }
 
     #[test]
-    fn ids_and_pods_are_learned_from_answers() {
+    fn ids_and_pods_are_learned_from_responses() {
         let id_cache = IdCache::default();
         let metadata = Some(cri::PodSandboxMetadata { uid: "u1".into(), ..Default::default() });
         let config =
@@ -286,7 +291,7 @@ mod tests {
     }
 
     #[test]
-    fn lists_tell_of_all_that_they_have() {
+    fn ids_and_pods_are_learned_from_all_entries_of_a_list() {
         let id_cache = IdCache::default();
         let item = |n: usize| cri::PodSandbox {
             id: format!("s{n}"),
@@ -314,24 +319,24 @@ mod tests {
                 (Some(2), Some(0))
             );
         }
-        // Half a list teaches what came of it, and nothing panics.
+        // A truncated list is learned up to its end.
         let other = IdCache::default();
         other.learn(Method::ListPodSandbox, 2, b"", &list[..list.len() - 3]);
         assert_eq!((other.runtime_of_id("s0"), other.runtime_of_id("s4")), (Some(2), None));
     }
 
     #[test]
-    fn there_are_never_more_than_the_bound_and_the_last_ones_stay() {
+    fn entries_are_bounded_and_the_last_used_stay() {
         let id_cache = IdCache::default();
         let learn = |n: usize| {
-            let answer =
+            let response =
                 cri::CreateContainerResponse { container_id: format!("id-{n}") }.encode_to_vec();
-            id_cache.learn(Method::CreateContainer, n % 3, b"", &answer);
+            id_cache.learn(Method::CreateContainer, n % 3, b"", &response);
         };
         for n in 0..3 * MAX_ENTRIES {
             learn(n);
             if n % 1000 == 0 {
-                assert_eq!(id_cache.runtime_of_id("id-0"), Some(0), "what is looked at stays");
+                assert_eq!(id_cache.runtime_of_id("id-0"), Some(0), "a used entry stays");
             }
         }
         let maps = id_cache.maps();

@@ -1,4 +1,4 @@
-//! A limit on the time that one side does nothing, which costs nothing while it does something.
+//! An idle timeout, whose timer exists only while its side is idle.
 
 use std::{
     future::Future,
@@ -9,7 +9,7 @@ use std::{
 
 use tokio::time::{Sleep, sleep};
 
-/// Waits of one side, each limited.
+/// A limit on each time that a side makes no progress.
 #[derive(Debug)]
 pub(super) struct IdleTimeout {
     limit: Option<Duration>,
@@ -17,17 +17,18 @@ pub(super) struct IdleTimeout {
 }
 
 impl IdleTimeout {
-    /// With a limit for each wait; `None` waits forever.
+    /// Makes a timeout; `None` waits without a limit.
     pub(super) fn new(limit: Option<Duration>) -> Self {
         Self { limit, timer: None }
     }
 
-    /// The side did something: the next wait begins anew.
+    /// Records progress: the next wait starts anew.
     pub(super) fn reset(&mut self) {
         self.timer = None;
     }
 
-    /// To be polled while waiting; ready when the wait is too long.
+    /// Completes with the limit when the side has been idle for so long. Polled while the side is
+    /// idle.
     pub(super) fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Duration> {
         let Some(limit) = self.limit else { return Poll::Pending };
         self.timer.get_or_insert_with(|| Box::pin(sleep(limit))).as_mut().poll(cx).map(|()| limit)

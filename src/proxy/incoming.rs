@@ -1,4 +1,4 @@
-//! A request as it comes in.
+//! Reading of requests.
 
 use std::{future::poll_fn, task::Poll, time::Duration};
 
@@ -11,73 +11,73 @@ use super::{
     idle_timeout::IdleTimeout,
 };
 
-/// What is taken of a body before anything else is known of it. Bytes.
+/// Bound on the bytes of a body that are read before its message is known.
 const MAX_AVAILABLE_BYTES: usize = 64 << 10;
 
-/// A request, and as much of its body as was looked at.
+/// A request whose body is partly read.
 #[derive(Debug)]
 pub(super) struct Incoming {
-    /// Its metadata.
+    /// Method, URI and headers.
     pub(super) head: Parts,
-    /// The body, as far as it was read.
+    /// The part of the body that was read.
     pub(super) body: Bytes,
-    /// What is still to come; `None` if `body` is all.
+    /// The rest of the body; `None` if `body` is all of it.
     pub(super) rest: Option<RecvStream>,
-    /// How long the caller may send nothing of a body that it began.
+    /// Limit on the time that the caller sends nothing of an incomplete body.
     pub(super) idle_timeout: Option<Duration>,
 }
 
-/// What the body begins with.
+/// The first message of a body.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum FirstMessage {
-    /// A whole message; it is `body[frame::HEADER_BYTES..][..length]`.
+    /// A complete message: `body[frame::HEADER_BYTES..][..length]`.
     Complete {
-        /// Length of the message.
+        /// Bytes of the message.
         length: usize,
-        /// Whether it is compressed.
+        /// The message is compressed.
         compressed: bool,
-        /// Whether nothing came behind it.
-        alone: bool,
+        /// No data followed the message.
+        is_only: bool,
     },
-    /// It ended before a message was whole.
+    /// The body ended before its first message was complete.
     Absent,
 }
 
-/// There will be no message.
+/// A message that can't be read.
 #[derive(Debug)]
 pub(super) enum MessageError {
     /// The caller has cancelled the call.
     Cancelled,
-    /// The caller stopped in the middle of the request.
+    /// The caller sent nothing for this long.
     Idle(Duration),
-    /// The message is larger than is allowed.
+    /// The message has this many bytes, which is too large.
     TooLarge(usize),
 }
 
 impl Incoming {
-    /// A request of which nothing was read yet.
+    /// Wraps a request whose body is unread.
     pub(super) fn new(request: Request<RecvStream>, idle_timeout: Option<Duration>) -> Self {
         let (head, rest) = request.into_parts();
         let rest = (!rest.is_end_stream()).then_some(rest);
         Self { head, body: Bytes::new(), rest, idle_timeout }
     }
 
-    /// Takes what has come already of the body, up to a limit: with most calls that is all of it,
-    /// so that it may be sent again.
+    /// Reads the available part of the body, up to [`MAX_AVAILABLE_BYTES`]. With most calls that
+    /// is all of it, so that they can be retried.
     pub(super) async fn read_available(&mut self) -> Result<(), MessageError> {
         while self.body.len() < MAX_AVAILABLE_BYTES {
             let Some(rest) = &mut self.rest else { return Ok(()) };
             match poll_fn(|cx| Poll::Ready(rest.poll_data(cx))).await {
                 Poll::Ready(Some(Ok(part))) => self.append(part),
                 Poll::Ready(Some(Err(_))) => return Err(MessageError::Cancelled),
-                // An end of its own may have trailers: left to whoever reads on.
+                // The end may have trailers, which the next reader takes.
                 Poll::Ready(None) | Poll::Pending => return Ok(()),
             }
         }
         Ok(())
     }
 
-    /// Reads until the body has a whole message.
+    /// Reads until the first message is complete.
     pub(super) async fn read_message(&mut self) -> Result<FirstMessage, MessageError> {
         let mut idle = IdleTimeout::new(self.idle_timeout);
         self.read_available().await?;
@@ -85,12 +85,12 @@ impl Incoming {
             match (frame::parse(&self.body), &mut self.rest) {
                 (Frame::TooLarge(length), _) => return Err(MessageError::TooLarge(length)),
                 (Frame::Complete { length, compressed }, _) => {
-                    // Its end may be behind it, in a frame of its own.
+                    // The end of the stream may be in an HTTP/2 frame of its own.
                     self.read_available().await?;
                     return Ok(FirstMessage::Complete {
                         length,
                         compressed,
-                        alone: self.body.len() == frame::HEADER_BYTES + length,
+                        is_only: self.body.len() == frame::HEADER_BYTES + length,
                     });
                 }
                 (Frame::Partial, None) => return Ok(FirstMessage::Absent),
@@ -119,22 +119,21 @@ impl Incoming {
         if self.body.is_empty() {
             self.body = part;
         } else if !part.is_empty() {
-            // The buffer is this request's alone: no copy of what it has already, and room is
-            // doubled as it grows.
+            // The buffer has no other owner: its bytes are not copied, and its capacity is doubled.
             let mut joined = BytesMut::from(std::mem::take(&mut self.body));
             joined.extend_from_slice(&part);
             self.body = joined.freeze();
         }
     }
 
-    /// Puts another message into the place of the one of this length that [`Self::read_message`] found.
+    /// Replaces the message of this length that [`Self::read_message`] found.
     pub(super) fn replace_message(&mut self, length: usize, message: &[u8]) {
         let behind = self.body.split_off(frame::HEADER_BYTES + length);
         self.body = [&frame::header(message.len()), message, &behind].concat().into();
         self.head.headers.remove(CONTENT_LENGTH);
     }
 
-    /// The message that [`Self::read_message`] found.
+    /// Returns the message that [`Self::read_message`] found.
     pub(super) fn message_bytes(&self, length: usize) -> Bytes {
         self.body.slice(frame::HEADER_BYTES..frame::HEADER_BYTES + length)
     }

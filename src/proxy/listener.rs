@@ -1,4 +1,4 @@
-//! The CRI socket.
+//! The listening CRI socket.
 
 use std::{
     fs, io,
@@ -11,31 +11,34 @@ use rustix::{
     net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, listen, socket_with},
 };
 
-/// Connections that may wait to be accepted.
-const BACKLOG: i32 = 1024;
+/// Bound on connections that wait to be accepted.
+const MAX_BACKLOG: i32 = 1024;
 
-/// The socket can't be had.
+/// A socket that can't be bound.
 #[derive(Debug, thiserror::Error)]
 pub enum ListenError {
-    /// Something answers there.
+    /// Another process listens on the socket.
     #[error("{} is in use: another process listens there", .0.display())]
     InUse(PathBuf),
-    /// What is there is no socket, and not ours to remove.
-    #[error("{} is in the way: it is not a socket; allowed is a path where there is nothing, or a socket that nobody listens on", .0.display())]
+    /// The path has a file that is no socket, and is not removed.
+    #[error(
+        "{} is not a socket; allowed: an absent path, or a socket without a listener",
+        .0.display()
+    )]
     NotASocket(PathBuf),
     /// A step failed.
     #[error("can't {step} {}", path.display())]
     Io {
-        /// What was tried.
+        /// The failed step, as a verb.
         step: &'static str,
-        /// With what.
+        /// The object of the step.
         path: PathBuf,
-        /// Why it failed.
+        /// The cause.
         source: io::Error,
     },
 }
 
-/// The bound socket, removed on drop if it is still there.
+/// A bound socket, whose path is removed on drop unless it is another's by then.
 #[derive(Debug)]
 pub(super) struct Listener {
     pub(super) socket: UnixListener,
@@ -43,7 +46,7 @@ pub(super) struct Listener {
     inode: Option<(u64, u64)>,
 }
 
-/// Binds a socket that its owner alone can use. A stale one is replaced, a live one is not.
+/// Binds a socket with mode 0600. A stale socket is replaced, a live one is not.
 pub(super) fn listen_on(path: &Path) -> Result<Listener, ListenError> {
     let failed = |step, path: &Path| {
         let path = path.to_path_buf();
@@ -61,9 +64,9 @@ pub(super) fn listen_on(path: &Path) -> Result<Listener, ListenError> {
             None,
         )?;
         bind(&socket, &SocketAddrUnix::new(path)?)?;
-        // Nobody can connect before `listen`, so there is no time at which others could.
+        // Connections are refused before `listen`, so that none is accepted with a wider mode.
         chmodat(CWD, path, Mode::RUSR | Mode::WUSR, AtFlags::empty())?;
-        listen(&socket, BACKLOG)?;
+        listen(&socket, MAX_BACKLOG)?;
         Ok(UnixListener::from(socket))
     };
     let socket = bound().map_err(failed("listen on", path))?;
@@ -93,7 +96,7 @@ fn remove_stale(path: &Path) -> Result<(), ListenError> {
     .map_err(|error| failed("open a socket to look at")(error.into()))?;
     let address = SocketAddrUnix::new(path).map_err(|error| failed("look at")(error.into()))?;
     match rustix::net::connect(&socket, &address) {
-        // AGAIN: the other's queue is full.
+        // AGAIN: the backlog of the listener is full.
         Ok(()) | Err(rustix::io::Errno::AGAIN) => Err(ListenError::InUse(path.into())),
         Err(rustix::io::Errno::CONNREFUSED) => match fs::remove_file(path) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => {
@@ -101,13 +104,13 @@ fn remove_stale(path: &Path) -> Result<(), ListenError> {
             }
             _ => Ok(()),
         },
-        Err(error) => Err(failed("see whether a process listens on")(error.into())),
+        Err(error) => Err(failed("connect to")(error.into())),
     }
 }
 
 impl Drop for Listener {
     fn drop(&mut self) {
-        // Another daemon may have taken the path since.
+        // Another daemon may have replaced the socket.
         if self.inode.is_some() && self.inode == inode(&self.path) {
             let _ = fs::remove_file(&self.path);
         }
@@ -121,7 +124,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_socket_is_its_owners_alone_and_goes_with_its_listener() {
+    fn socket_has_mode_0600_and_is_removed_with_its_listener() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("made/on/the/way/cri.sock");
         let listener = listen_on(&path).unwrap();
@@ -132,7 +135,7 @@ mod tests {
     }
 
     #[test]
-    fn a_stale_socket_is_replaced_and_a_live_one_is_not() {
+    fn stale_socket_is_replaced_and_a_live_socket_is_not() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("cri.sock");
         drop(UnixListener::bind(&path).unwrap());
@@ -147,7 +150,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_a_socket_stays() {
+    fn file_in_place_of_the_socket_stays() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("cri.sock");
         fs::write(&path, "precious").unwrap();
@@ -156,7 +159,7 @@ mod tests {
     }
 
     #[test]
-    fn a_successors_socket_is_left_alone() {
+    fn socket_of_another_daemon_stays() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("cri.sock");
         let listener = listen_on(&path).unwrap();

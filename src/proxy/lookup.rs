@@ -1,5 +1,5 @@
-//! Whose an id is that was not learned, as after a restart, or that is a prefix of one: all
-//! container runtimes are asked for it.
+//! Lookup of the container runtime that has an id, by asking all of them: for ids that the cache
+//! lacks, as after a restart, and for prefixes of ids.
 
 use std::time::Duration;
 
@@ -25,18 +25,18 @@ use crate::backends::{
     cri::{UnaryError, UnaryResponse},
 };
 
-/// How long a runtime may take to say whether it has an id. A caller's own deadline may be shorter.
+/// Timeout of a runtime's reply. The caller's deadline may be shorter.
 const LOOKUP_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// What one runtime says.
+/// A runtime's reply.
 enum Reply {
-    Has,
-    HasNot,
+    Found,
+    Absent,
     Unknown(Status),
 }
 
-/// The index of the runtime that has an id. The node's if all say that they have it not: its own
-/// words are the answer then. An error if one that may have it can't be asked.
+/// Returns the index of the runtime that has an id. If all runtimes lack the id, that is the node
+/// backend, whose error the caller gets. Fails if a runtime that may have the id does not reply.
 pub(super) async fn find_runtime(
     server: &ServerState,
     kind: IdKind,
@@ -62,38 +62,37 @@ pub(super) async fn find_runtime(
         let (head, body) = (&head, &body);
         async move {
             match timeout(LOOKUP_TIMEOUT, upstream.unary(head, body)).await {
-                Ok(answer) => parse_reply(server, method, index, answer),
+                Ok(response) => parse_reply(server, method, index, response),
                 Err(_) => Reply::Unknown(Status::unavailable(format!(
-                    "backend {name} did not say within {LOOKUP_TIMEOUT:?} whether it has {id:?}"
+                    "backend {name}: no reply within {LOOKUP_TIMEOUT:?} for the id {id:?}"
                 ))),
             }
         }
     }));
-    let (mut has, mut nothing) = (Vec::new(), None);
+    let (mut found, mut unknown) = (Vec::new(), None);
     for (index, reply) in all.await.into_iter().enumerate() {
         match reply {
-            Reply::Has => has.push(index),
-            Reply::HasNot => {}
-            Reply::Unknown(status) => nothing = nothing.or(Some(status)),
+            Reply::Found => found.push(index),
+            Reply::Absent => {}
+            Reply::Unknown(status) => unknown = unknown.or(Some(status)),
         }
     }
-    match (has.as_slice(), nothing) {
+    match (found.as_slice(), unknown) {
         ([index], _) => Ok(*index),
         ([], None) => Ok(0),
         ([], Some(status)) => Err(status),
         _ => Err(Status::invalid_argument(format!(
-            "{id:?} is the beginning of ids of several backends; allowed is an id, or a prefix that one has"
+            "{id:?} is a prefix of ids of several backends; allowed: an id, or a unique prefix"
         ))),
     }
 }
 
-/// Makes a call's metadata that of another method.
+/// Changes the method of a request's head.
 pub(super) fn set_method(head: &mut Parts, method: Method) -> Result<(), Status> {
     let mut uri = std::mem::take(&mut head.uri).into_parts();
     uri.path_and_query = Some(PathAndQuery::from_static(method.path()));
-    head.uri = http::Uri::from_parts(uri).map_err(|error| {
-        Status::internal(format!("no path can be made of {}: {error}", method.path()))
-    })?;
+    head.uri = http::Uri::from_parts(uri)
+        .map_err(|error| Status::internal(format!("path {}: {error}", method.path())))?;
     Ok(())
 }
 
@@ -101,29 +100,29 @@ fn parse_reply(
     server: &ServerState,
     method: Method,
     index: RuntimeIndex,
-    answer: Result<UnaryResponse, UnaryError>,
+    response: Result<UnaryResponse, UnaryError>,
 ) -> Reply {
-    let unavailable = |what: &str| {
+    let unavailable = |problem: &str| {
         Reply::Unknown(Status::unavailable(format!(
-            "a container runtime that may have the id {what}"
+            "a container runtime that may have the id {problem}"
         )))
     };
-    let mut answer = match answer {
-        Ok(answer) => answer,
+    let mut response = match response {
+        Ok(response) => response,
         Err(UnaryError::Unavailable(error)) => {
             return Reply::Unknown(status_from_error(Code::Unavailable, &error));
         }
         Err(UnaryError::Reset(reason)) => {
-            return unavailable(&format!("has reset the call that asks for it: {reason}"));
+            return unavailable(&format!("has reset the lookup: {reason}"));
         }
-        Err(UnaryError::TooLarge) => return unavailable("answers with more than is asked for"),
+        Err(UnaryError::TooLarge) => return unavailable("has replied with too large a list"),
     };
-    if !merge::is_ok(&answer) {
-        return unavailable("does not list it");
+    if !merge::is_ok(&response) {
+        return unavailable("has failed to list it");
     }
-    let Some(message) = merge::single_message(&mut answer) else {
-        return unavailable("answers with what is no message");
+    let Some(message) = merge::single_message(&mut response) else {
+        return unavailable("has replied without a message");
     };
     server.id_cache.learn(method, index, b"", &message);
-    if list_items(&message).any(|item| item.is_ok()) { Reply::Has } else { Reply::HasNot }
+    if list_items(&message).any(|item| item.is_ok()) { Reply::Found } else { Reply::Absent }
 }

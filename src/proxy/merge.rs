@@ -1,5 +1,5 @@
-//! Appends answers to one another: a repeated field concatenates on the wire, and a message's
-//! fields do as well. Pure.
+//! Merging of responses by appending: repeated fields, and fields of messages, concatenate on the
+//! wire. Pure.
 
 use bytes::{BufMut, Bytes, BytesMut};
 use http::{HeaderMap, response};
@@ -18,7 +18,7 @@ use crate::backends::{
     cri::{MAX_MESSAGE_BYTES, UnaryResponse},
 };
 
-/// An answer to pass on.
+/// A merged response.
 #[derive(Debug)]
 pub(super) struct Merged {
     pub(super) head: response::Parts,
@@ -27,57 +27,57 @@ pub(super) struct Merged {
 }
 
 impl From<UnaryResponse> for Merged {
-    fn from(answer: UnaryResponse) -> Self {
-        Self { head: answer.head, body: answer.body, trailers: answer.trailers }
+    fn from(response: UnaryResponse) -> Self {
+        Self { head: response.head, body: response.body, trailers: response.trailers }
     }
 }
 
 /// `StatusResponse.runtime_handlers`.
 const RUNTIME_HANDLERS: u32 = 3;
 
-/// Whether an answer has the status OK. What has another is passed on as it is.
-pub(super) fn is_ok(answer: &UnaryResponse) -> bool {
-    answer
+/// Returns whether a response has the status OK. Other responses are forwarded unchanged.
+pub(super) fn is_ok(response: &UnaryResponse) -> bool {
+    response
         .trailers
         .as_ref()
         .and_then(|trailers| trailers.get(GRPC_STATUS))
         .is_some_and(|status| status == "0")
 }
 
-/// The message of an answer, in parts.
-fn message(answer: &mut UnaryResponse) -> Result<(Vec<Bytes>, usize), Status> {
-    let mut parts = std::mem::take(&mut answer.body);
+/// Takes the message of a response, in parts, and its length.
+fn message(response: &mut UnaryResponse) -> Result<(Vec<Bytes>, usize), Status> {
+    let mut parts = std::mem::take(&mut response.body);
     let length: usize = parts.iter().map(Bytes::len).sum();
     if parts.first().is_some_and(|first| first.len() < HEADER_BYTES) {
         parts = vec![parts.concat().into()];
     }
-    let bad = |what: &str| {
-        Err(Status::internal(format!("the container runtime's answer can't be added to: {what}")))
+    let unmergeable = |what: &str| {
+        Err(Status::internal(format!("the container runtime's response can't be merged: {what}")))
     };
     let Some(first) = parts.first_mut().filter(|first| first.len() >= HEADER_BYTES) else {
-        return bad("it has no message");
+        return unmergeable("it has no message");
     };
     let head = first.split_to(HEADER_BYTES);
     if head[0] != 0 {
-        return bad("it is compressed, though only an uncompressed one was asked for");
+        return unmergeable("it is compressed; allowed is the encoding identity");
     }
     let length_in_header = match frame::parse(&head) {
         Frame::Complete { length, .. } | Frame::TooLarge(length) => length,
         Frame::Partial => u32::from_be_bytes([head[1], head[2], head[3], head[4]]) as usize,
     };
     if length_in_header != length - HEADER_BYTES {
-        return bad("it is not one message");
+        return unmergeable("it is not one message");
     }
     Ok((parts, length_in_header))
 }
 
-/// The bytes of an answer's message in one piece; the answer stays as it is. `None` if it has none
-/// that can be read.
-pub(super) fn single_message(answer: &mut UnaryResponse) -> Option<Bytes> {
-    if answer.body.len() > 1 {
-        answer.body = vec![answer.body.concat().into()];
+/// Returns the message of a response in one part; `None` if the response has no complete and
+/// uncompressed message. The response keeps its bytes.
+pub(super) fn single_message(response: &mut UnaryResponse) -> Option<Bytes> {
+    if response.body.len() > 1 {
+        response.body = vec![response.body.concat().into()];
     }
-    let body = answer.body.first()?;
+    let body = response.body.first()?;
     match frame::parse(body) {
         Frame::Complete { length, compressed: false } => {
             Some(body.slice(HEADER_BYTES..HEADER_BYTES + length))
@@ -86,15 +86,15 @@ pub(super) fn single_message(answer: &mut UnaryResponse) -> Option<Bytes> {
     }
 }
 
-/// Appends lists to one another: the answers of container runtimes (one at least), then `more`. The
-/// first answer that is an error is the whole's.
-pub(super) fn lists(mut answers: Vec<UnaryResponse>, more: Vec<Bytes>) -> Result<Merged, Status> {
-    if let Some(index) = answers.iter().position(|answer| !is_ok(answer)) {
-        return Ok(answers.swap_remove(index).into());
+/// Appends lists: those of container runtimes (at least one), then `more`. If a response is an
+/// error, the first such response is the result.
+pub(super) fn lists(mut responses: Vec<UnaryResponse>, more: Vec<Bytes>) -> Result<Merged, Status> {
+    if let Some(index) = responses.iter().position(|response| !is_ok(response)) {
+        return Ok(responses.swap_remove(index).into());
     }
     let (mut body, mut total) = (vec![Bytes::new()], 0);
-    for answer in &mut answers {
-        let (parts, length) = message(answer)?;
+    for response in &mut responses {
+        let (parts, length) = message(response)?;
         body.extend(parts);
         total += length;
     }
@@ -107,37 +107,37 @@ pub(super) fn lists(mut answers: Vec<UnaryResponse>, more: Vec<Bytes>) -> Result
     }
     body[0] = Bytes::copy_from_slice(&frame::header(total));
     body.retain(|part| !part.is_empty());
-    match answers.into_iter().next() {
+    match responses.into_iter().next() {
         Some(first) => Ok(Merged { head: first.head, body, trailers: first.trailers }),
-        None => Err(Status::internal("there is no container runtime whose list could be answered")),
+        None => Err(Status::internal("there is no container runtime to list")),
     }
 }
 
-/// Appends runtime handlers to the node's `StatusResponse`. A list that was empty gets the default
-/// handler too: the kubelet takes an empty list for "all are known" and any other for the whole.
+/// Appends runtime handlers to the node's `StatusResponse`. An empty list gets the default handler
+/// too: the kubelet takes an empty list for "all handlers exist", and any other as complete.
 pub(super) fn status(
-    mut answer: UnaryResponse,
+    mut response: UnaryResponse,
     handlers: &[(&str, Features)],
 ) -> Result<Merged, Status> {
-    if !is_ok(&answer) || handlers.is_empty() {
-        return Ok(answer.into());
+    if !is_ok(&response) || handlers.is_empty() {
+        return Ok(response.into());
     }
-    let message = single_message(&mut answer).unwrap_or_default();
+    let message = single_message(&mut response).unwrap_or_default();
     let mut more = BytesMut::new();
     if !peek::has_field(&message, RUNTIME_HANDLERS) {
         put_handler(&mut more, "", false);
     }
     for (handler, features) in handlers {
-        // Of a pod that the node may get nothing is promised that the node does not do: its runtime
-        // could pass over it without a word.
+        // If pods of a handler may run on the node, the handler has only features of the node,
+        // whose runtime could ignore others silently.
         let recursive = features.recursive_read_only_mounts
             && (!features.may_be_on_node || default_handler(&message).recursive_read_only_mounts);
         put_handler(&mut more, handler, recursive);
     }
-    lists(vec![answer], vec![more.freeze()])
+    lists(vec![response], vec![more.freeze()])
 }
 
-/// What the default handler of a `StatusResponse` does.
+/// Returns the features of the default handler of a `StatusResponse`.
 fn default_handler(status: &[u8]) -> cri::RuntimeHandlerFeatures {
     let handlers = cri::StatusResponse::decode(status).unwrap_or_default().runtime_handlers;
     handlers
@@ -147,11 +147,10 @@ fn default_handler(status: &[u8]) -> cri::RuntimeHandlerFeatures {
         .unwrap_or_default()
 }
 
-/// `RuntimeHandler { name, features: { recursive_read_only_mounts } }`, as an element of
+/// Appends `RuntimeHandler { name, features: { recursive_read_only_mounts } }` as an element of
 /// `runtime_handlers`.
 fn put_handler(out: &mut BytesMut, name: &str, recursive_read_only_mounts: bool) {
-    // Names are the backends' own short words; a longer one could not be a RuntimeClass's handler
-    // (a DNS label).
+    // Backends declare short names. The handler of a RuntimeClass is a DNS label, 63 bytes at most.
     let name = &name.as_bytes()[..name.len().min(63)];
     let name_field = if name.is_empty() { 0 } else { 2 + name.len() };
     let features: &[u8] = if recursive_read_only_mounts { &[0x12, 2, 0x08, 1] } else { &[0x12, 0] };

@@ -1,44 +1,42 @@
-//! How each call of CRI is routed, as data.
+//! The routing of each CRI method, as data.
 
 use crate::backends::Method;
 
-/// A path of field numbers in a message.
+/// Path of field numbers in a message.
 pub type FieldPath = &'static [u32];
 
-/// How a call is routed.
+/// The routing of a method.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Route {
-    /// To the node backend, as it came.
+    /// Forwarded to the node backend.
     Node,
-    /// By the pod's sandbox config: the one decision.
+    /// Routed by the pod's sandbox config (`proxy/routing`).
     Run,
-    /// By the pod's sandbox config as [`Route::Run`], to container runtimes only: there is no
-    /// checkpoint of a pod in a cell.
+    /// Routed like [`Route::Run`], to container runtimes only, because pods in cells have no
+    /// checkpoints.
     Restore,
-    /// To the backend whose the id at this path is.
+    /// Routed to the backend that has the id at this path.
     ById(FieldPath),
-    /// To all backends, the answers appended to one another; or, if one of these paths has an id,
-    /// to the backend whose it is.
+    /// Sent to all backends, whose responses are appended; or, with an id at one of these paths,
+    /// to the backend that has the id.
     List(&'static [FieldPath]),
-    /// To the node backend; the runtime handlers of the others are appended to its answer.
+    /// Sent to the node backend. The runtime handlers of other backends are appended.
     Status,
-    /// To the backend whose pod the image is for, else to the node backend.
+    /// Sent to the backend of the image's pod, or to the node backend if the pod is unknown.
     PullImage,
-    /// As [`Route::PullImage`]; what only a decoded backend knows of is its answer where the node
-    /// has none.
+    /// Sent like [`Route::PullImage`]. If the node lacks the image, a decoded backend may answer.
     ImageStatus,
-    /// To all container runtimes, the answers appended to one another; the metrics of the other
-    /// backends are appended as the node describes its own.
+    /// Sent to all container runtimes, whose responses are appended, with the metrics of decoded
+    /// backends that the node describes.
     Metrics,
-    /// To all container runtimes; what they send is passed on as it comes, and the events of the
-    /// other backends between it.
+    /// Sent to all container runtimes, whose events are merged with those of decoded backends.
     Events,
-    /// `UNIMPLEMENTED` while there is a backend whose part would be missing; the kubelet then uses
-    /// the call that lists.
+    /// Forwarded if the node backend is the only one, else `UNIMPLEMENTED`, because pods of other
+    /// backends would be missing. The kubelet then uses the call that lists.
     WholeNodeOnly,
 }
 
-/// What the id in field 1 of a request is of.
+/// The object that the id in field 1 of a request names.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum IdKind {
     /// A pod sandbox.
@@ -47,7 +45,7 @@ pub enum IdKind {
     Container,
 }
 
-/// What the id of a call is of that is routed by its id.
+/// Returns the object that the id of a [`Route::ById`] method names.
 pub const fn id_kind(method: Method) -> IdKind {
     match method {
         Method::StopPodSandbox
@@ -62,10 +60,9 @@ pub const fn id_kind(method: Method) -> IdKind {
     }
 }
 
-/// The row of a method that CRI did not have when this was built, by its `:path`. CRI's lists, and
-/// what streams them, are called so: without the part of the other backends such an answer would
-/// hide pods, and a kubelet does without a call that is not there. Everything else goes to the node
-/// backend.
+/// Returns the routing of a method that this version of CRI lacks, by its `:path`. A list or its
+/// stream, known by the name, would hide the pods of other backends, and a kubelet does without an
+/// unimplemented method. All others are forwarded to the node backend.
 pub fn route_unknown(path: &str) -> Route {
     match path.strip_prefix("/runtime.v1.RuntimeService/") {
         Some(name) if ["List", "Stream"].iter().any(|verb| name.starts_with(verb)) => {
@@ -75,13 +72,13 @@ pub fn route_unknown(path: &str) -> Route {
     }
 }
 
-/// The row of a method.
+/// Returns the routing of a method.
 pub const fn route(method: Method) -> Route {
     match method {
         Method::RunPodSandbox => Route::Run,
         Method::RestorePod => Route::Restore,
 
-        // pod_sandbox_id or container_id, all of them in field 1.
+        // pod_sandbox_id or container_id, always in field 1
         Method::StopPodSandbox
         | Method::RemovePodSandbox
         | Method::PodSandboxStatus

@@ -1,11 +1,10 @@
-//! Reads single fields of protobuf messages, in place: no allocation, no copy, no panic on whatever
-//! bytes come.
+//! Reading of single protobuf fields in place, without allocation or copy. Never panics.
 
 use std::borrow::Cow;
 
 use prost::encoding::{WireType, encode_key, encode_varint};
 
-/// The bytes are not protobuf as CRI's messages are (they have no groups).
+/// Bytes that are no protobuf message without groups.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Malformed;
 
@@ -14,7 +13,7 @@ pub struct Malformed;
 pub enum Value<'a> {
     /// Wire type 0.
     Varint(u64),
-    /// Wire type 1 or 5, which no field of CRI that is looked at has.
+    /// Wire type 1 or 5, which is skipped.
     Fixed,
     /// Wire type 2: a string, bytes, a message, or a map's entry.
     Bytes(&'a [u8]),
@@ -27,8 +26,8 @@ pub struct Fields<'a> {
 }
 
 impl<'a> Fields<'a> {
-    /// Of an encoded message.
-    pub fn of(message: &'a [u8]) -> Self {
+    /// Reads an encoded message.
+    pub fn new(message: &'a [u8]) -> Self {
         Self { rest: message }
     }
 
@@ -90,8 +89,8 @@ impl<'a> Iterator for Fields<'a> {
     }
 }
 
-/// Calls `visitor` with each value found at a path of field numbers; a message that comes in several
-/// parts is walked as if they were one, as decoders do.
+/// Calls `visitor` with each value at a path of field numbers. Like a decoder, walks repeated
+/// occurrences of a message as one message.
 pub fn visit<'a>(
     message: &'a [u8],
     path: &[u32],
@@ -101,7 +100,7 @@ pub fn visit<'a>(
         visitor(message);
         return Ok(());
     };
-    for field in Fields::of(message) {
+    for field in Fields::new(message) {
         if let (number, Value::Bytes(value)) = field?
             && number == wanted
         {
@@ -111,15 +110,14 @@ pub fn visit<'a>(
     Ok(())
 }
 
-/// The bytes at a path of field numbers; the last of several, as decoders do. `None` if there are
-/// none.
+/// Returns the bytes at a path of field numbers: the last occurrence, like a decoder.
 pub fn bytes<'a>(message: &'a [u8], path: &[u32]) -> Result<Option<&'a [u8]>, Malformed> {
     let mut found = None;
     visit(message, path, &mut |value| found = Some(value))?;
     Ok(found)
 }
 
-/// The string at a path of field numbers; empty if there is none.
+/// Returns the string at a path of field numbers; empty if absent.
 pub fn string<'a>(message: &'a [u8], path: &[u32]) -> Result<&'a str, Malformed> {
     match bytes(message, path)? {
         Some(value) => str::from_utf8(value).map_err(|_| Malformed),
@@ -127,7 +125,7 @@ pub fn string<'a>(message: &'a [u8], path: &[u32]) -> Result<&'a str, Malformed>
     }
 }
 
-/// What a `map<string, string>` at a path of field numbers has at a key.
+/// Returns the value of a key in the `map<string, string>` at a path of field numbers.
 pub fn map_value<'a>(
     message: &'a [u8],
     path: &[u32],
@@ -144,14 +142,14 @@ pub fn map_value<'a>(
     found
 }
 
-/// Whether there is a field of this number. Bytes that are not protobuf have it not.
+/// Returns whether a message has a field of this number. Malformed bytes have no fields.
 pub fn has_field(message: &[u8], wanted: u32) -> bool {
-    Fields::of(message).any(|field| matches!(field, Ok((number, _)) if number == wanted))
+    Fields::new(message).any(|field| matches!(field, Ok((number, _)) if number == wanted))
 }
 
-/// A message without its fields of this number; all others are as they came.
+/// Returns a message without its fields of this number. Other fields keep their bytes.
 pub fn without_field(message: &[u8], number: u32) -> Result<Vec<u8>, Malformed> {
-    let (mut fields, mut kept) = (Fields::of(message), Vec::with_capacity(message.len()));
+    let (mut fields, mut kept) = (Fields::new(message), Vec::with_capacity(message.len()));
     loop {
         let before = fields.rest;
         let Some(field) = fields.next() else { return Ok(kept) };
@@ -161,7 +159,7 @@ pub fn without_field(message: &[u8], number: u32) -> Result<Vec<u8>, Malformed> 
     }
 }
 
-/// What routing looks at in a request that has a pod's sandbox config.
+/// A request with a pod's sandbox config.
 #[derive(Debug, Clone, Copy)]
 pub struct Pod<'a> {
     request: &'a [u8],
@@ -170,23 +168,23 @@ pub struct Pod<'a> {
 }
 
 impl<'a> Pod<'a> {
-    /// Of an encoded `RunPodSandboxRequest`.
+    /// Reads an encoded `RunPodSandboxRequest`.
     pub fn run(request: &'a [u8]) -> Self {
         Self { request, config: 1, handler: 2 }
     }
 
-    /// Of an encoded `RestorePodRequest`.
+    /// Reads an encoded `RestorePodRequest`.
     pub fn restore(request: &'a [u8]) -> Self {
         Self { request, config: 2, handler: 3 }
     }
 
-    /// An encoded `RunPodSandboxRequest` with the same config.
+    /// Returns an encoded `RunPodSandboxRequest` with the same config.
     pub fn to_run_request(&self) -> Cow<'a, [u8]> {
         if self.config == 1 {
             return Cow::Borrowed(self.request);
         }
         let mut request = Vec::new();
-        // What is before something malformed is what routing has seen.
+        // The part before a malformed field is what routing has read.
         let _ = visit(self.request, &[self.config], &mut |config| {
             encode_key(1, WireType::LengthDelimited, &mut request);
             encode_varint(config.len() as u64, &mut request);
@@ -195,32 +193,32 @@ impl<'a> Pod<'a> {
         Cow::Owned(request)
     }
 
-    /// The request without its `runtime_handler`.
+    /// Returns the request without its `runtime_handler`.
     pub fn without_handler(&self) -> Result<Vec<u8>, Malformed> {
         without_field(self.request, self.handler)
     }
 
-    /// `runtime_handler`.
+    /// Returns `runtime_handler`.
     pub fn runtime_handler(&self) -> Result<&'a str, Malformed> {
         string(self.request, &[self.handler])
     }
 
-    /// `config.metadata.name`.
+    /// Returns `config.metadata.name`.
     pub fn name(&self) -> Result<&'a str, Malformed> {
         string(self.request, &[self.config, 1, 1])
     }
 
-    /// `config.metadata.namespace`.
+    /// Returns `config.metadata.namespace`.
     pub fn namespace(&self) -> Result<&'a str, Malformed> {
         string(self.request, &[self.config, 1, 3])
     }
 
-    /// `config.labels[key]`.
+    /// Returns `config.labels[key]`.
     pub fn label(&self, key: &str) -> Result<Option<&'a str>, Malformed> {
         map_value(self.request, &[self.config, 6], key)
     }
 
-    /// `config.annotations[key]`.
+    /// Returns `config.annotations[key]`.
     pub fn annotation(&self, key: &str) -> Result<Option<&'a str>, Malformed> {
         map_value(self.request, &[self.config, 7], key)
     }

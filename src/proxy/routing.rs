@@ -1,4 +1,4 @@
-//! The one decision: which backend a pod sandbox goes to. Pure.
+//! Routing of pod sandboxes to backends. Pure.
 
 use super::peek::{Malformed, Pod};
 use crate::{
@@ -8,14 +8,14 @@ use crate::{
 
 mod glob;
 
-/// The annotation by which a pod asks for a backend.
+/// Annotation by which a pod requests a backend.
 pub const TARGET_RUNTIME: &str = "kubernetes.io/target-runtime";
 
-/// Where the kubelet had the pod from; absent or `api` for one of the API server (kubernetes
+/// Annotation of the source of a pod; absent or `api` for pods of the API server (kubernetes
 /// pkg/kubelet/types).
 const CONFIG_SOURCE: &str = "kubernetes.io/config.source";
 
-/// Labels that the DaemonSet controller, and no other, gives its pods together (kubernetes
+/// Labels that only the DaemonSet controller sets together (kubernetes
 /// pkg/controller/daemon/util).
 const DAEMONSET_LABELS: [&str; 2] = ["controller-revision-hash", "pod-template-generation"];
 
@@ -23,9 +23,9 @@ const DAEMONSET_LABELS: [&str; 2] = ["controller-revision-hash", "pod-template-g
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("annotation {TARGET_RUNTIME} has the value {value:?}; allowed is {}", one_of(.allowed))]
 pub struct UndeclaredRuntime {
-    /// What the pod has.
+    /// The value of the pod's annotation.
     pub value: String,
-    /// What backends and rules name.
+    /// The values that backends and rules name.
     pub allowed: Vec<String>,
 }
 
@@ -36,35 +36,35 @@ fn one_of(values: &[String]) -> String {
     values.iter().map(|value| format!("{value:?}")).collect::<Vec<_>>().join(" or ")
 }
 
-/// Why a pod goes where it goes.
+/// The reason of a decision.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Reason<'a> {
-    /// Its annotation names a runtime that the backend declares.
+    /// The pod's annotation names a target runtime that the backend declares.
     TargetRuntime,
-    /// The backend declares its runtime handler.
+    /// The backend declares the pod's runtime handler.
     RuntimeHandler,
-    /// The rule of this name.
+    /// The rule of this name matches.
     Rule(&'a str),
-    /// No rule is for it.
+    /// No rule matches.
     Default,
-    /// The request could not be read: the node says so in its own words.
+    /// The request is malformed, which the node backend's error says.
     Malformed,
 }
 
-/// Where a pod goes.
+/// A routing decision.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Decision<'a> {
     /// The backend's name.
     pub backend: &'a str,
-    /// Why.
+    /// The reason.
     pub reason: Reason<'a>,
 }
 
-/// Decides for a pod. `declared` has what each backend calls its own, `node` is the node backend's
-/// name.
+/// Decides which backend runs a pod. `declared` has the declarations of each backend, `node` is the
+/// name of the node backend.
 ///
-/// A declared target runtime wins over a declared runtime handler, both over the rules; of these
-/// the first that matches wins, and the default is last.
+/// A declared target runtime wins over a declared runtime handler, and both win over rules. The
+/// first matching rule wins over the default.
 pub fn decide<'a>(
     pod: Pod<'_>,
     declared: &[(&'a BackendName, Declared)],
@@ -88,7 +88,7 @@ fn evaluate<'a>(
         {
             return Ok(Ok(Decision { backend: name.as_str(), reason: Reason::TargetRuntime }));
         }
-        // A rule that names a value declares it for its backend.
+        // A rule declares the value that it names.
         let of_rules =
             || routing.rules.iter().filter_map(|rule| rule.annotation.get(TARGET_RUNTIME));
         if !of_rules().any(|known| known == value) {
@@ -116,7 +116,7 @@ fn evaluate<'a>(
     Ok(Ok(Decision { backend: &routing.default, reason: Reason::Default }))
 }
 
-/// Whether all conditions of a rule hold for a pod.
+/// Returns whether all conditions of a rule match a pod.
 fn matches(rule: &Rule, pod: Pod<'_>) -> Result<bool, Malformed> {
     for (key, value) in &rule.annotation {
         if pod.annotation(key)? != Some(value) {

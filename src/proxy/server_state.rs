@@ -1,4 +1,4 @@
-//! What all calls share.
+//! State that all calls share.
 
 use std::{
     sync::{
@@ -17,7 +17,7 @@ use crate::{
     config::{Routing, Server},
 };
 
-/// What may change while the daemon runs. A call goes by what was set when it came.
+/// Settings that a reload changes. A call keeps the settings with which it began.
 #[derive(Debug)]
 pub(super) struct Settings {
     pub(super) routing: Routing,
@@ -35,29 +35,29 @@ impl Settings {
     }
 }
 
-/// What all calls share.
+/// State that all calls share.
 #[derive(Debug)]
 pub(super) struct ServerState {
     pub(super) registry: Registry,
-    /// IdCache of ids; used only where several container runtimes make them.
+    /// Used only if several container runtimes make ids.
     pub(super) id_cache: IdCache,
-    /// The runtime on which decoded calls are answered.
+    /// The tokio runtime on which decoded calls are answered.
     pub(super) main: Handle,
     pub(super) open_calls: AtomicUsize,
-    /// Cancelled when there are no new calls any more. What has no end by itself ends then.
+    /// Cancelled when no new calls are accepted. Streams without an end of their own end then.
     pub(super) drain: CancellationToken,
 }
 
-/// One of the calls that are open.
+/// Guard that counts an open call.
 #[derive(Debug)]
 pub(super) struct OpenCall(Arc<ServerState>);
 
 impl ServerState {
-    /// Counts a call; `None` if there are as many as there may be.
-    pub(super) fn open_call(self: &Arc<Self>, most: usize) -> Option<OpenCall> {
+    /// Counts a call; `None` if `max_calls` are open already.
+    pub(super) fn open_call(self: &Arc<Self>, max_calls: usize) -> Option<OpenCall> {
         let before = self.open_calls.fetch_add(1, Ordering::Relaxed);
         let open = OpenCall(self.clone());
-        (before < most).then_some(open)
+        (before < max_calls).then_some(open)
     }
 }
 

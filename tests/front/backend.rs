@@ -12,7 +12,7 @@ use std::{
 use async_trait::async_trait;
 use bytes::Bytes;
 use futures::{StreamExt, stream::BoxStream};
-use kiyot::backends::{Backend, BackendName, CallPath, Declared, Decoded, Features, Method};
+use kiyot::backends::{Backend, BackendName, CallPath, Declared, DecodedBackend, Features, Method};
 use kiyot_proto::cri;
 use prost::Message;
 use tokio::sync::mpsc;
@@ -47,7 +47,7 @@ impl Drop for Counted {
 }
 
 #[async_trait]
-impl Decoded for Cells {
+impl DecodedBackend for Cells {
     fn owns(&self, id: &str) -> bool {
         id.starts_with("milpa") || "milpa".starts_with(id)
     }
@@ -138,7 +138,7 @@ impl Decoded for Cells {
 #[derive(Debug)]
 pub(crate) struct CellsBackend {
     name: BackendName,
-    decoded: Arc<dyn Decoded>,
+    decoded: Arc<dyn DecodedBackend>,
 }
 
 impl CellsBackend {

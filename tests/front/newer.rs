@@ -49,7 +49,7 @@ async fn a_pod_of_the_node_is_restored_there_and_one_of_cells_nowhere() {
     let refused = caller.call(Method::RestorePod, &restore("ns", Some("kiyot"), None)).await;
     assert_eq!(refused.code(), Code::Unimplemented as i32);
     assert!(
-        refused.message().contains("RestorePod is not there for pods in cells"),
+        refused.message().contains("RestorePod is unsupported for pods in cells"),
         "{}",
         refused.message()
     );

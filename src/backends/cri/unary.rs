@@ -1,4 +1,4 @@
-//! A call whose whole answer is needed before it can be passed on.
+//! Unary calls, whose responses are collected.
 
 use bytes::Bytes;
 use http::{HeaderMap, request, response};
@@ -9,34 +9,35 @@ use super::{
     upstream::{Unavailable, Upstream},
 };
 
-/// The head of a gRPC frame, and room to see that a message is too large.
+/// Bound on the bytes of a collected body: the largest message, its frame header of 5 bytes, and
+/// one byte that shows that a message is too large.
 const MAX_BODY_BYTES: usize = MAX_MESSAGE_BYTES + 6;
 
-/// An answer as it came.
+/// A collected response.
 #[derive(Debug)]
 pub struct UnaryResponse {
-    /// Its metadata.
+    /// Status and headers.
     pub head: response::Parts,
-    /// Its body, gRPC frames, in as many parts as it came.
+    /// The body (gRPC frames) in the parts in which it was received.
     pub body: Vec<Bytes>,
-    /// Its trailers; `None` if it ended without.
+    /// Trailers; `None` if the stream ended without.
     pub trailers: Option<HeaderMap>,
 }
 
-/// There is no answer.
+/// A failed unary call.
 #[derive(Debug)]
 pub enum UnaryError {
-    /// The runtime can't be called.
+    /// The runtime can't be reached, or its connection was lost.
     Unavailable(Unavailable),
     /// The runtime reset the stream.
     Reset(Reason),
-    /// The answer is larger than a message may be.
+    /// The response is larger than [`MAX_MESSAGE_BYTES`].
     TooLarge,
 }
 
 impl Upstream {
-    /// Sends a whole request and collects its answer. A call that the runtime refused to begin with
-    /// is sent once more.
+    /// Sends a whole request and collects its response. Retries once if the runtime has not
+    /// processed the call (REFUSED_STREAM, GOAWAY).
     pub async fn unary(
         &self,
         head: &request::Parts,

@@ -1,5 +1,4 @@
-//! One shared connection to a container runtime, opened at the first call and again after it was
-//! lost.
+//! The shared connection to a container runtime, opened at the first call and after each loss.
 
 use std::{
     collections::VecDeque,
@@ -19,41 +18,41 @@ use tokio_util::task::AbortOnDropHandle;
 
 use super::connect::{self, ConnectError};
 
-/// Connections that the runtime told us to leave and that still have calls open. Of more than these
-/// the oldest is cut.
+/// Bound on connections that the runtime has ended by GOAWAY and that still have open calls. Above
+/// it the oldest is cut.
 const MAX_RETIRED_CONNECTIONS: usize = 4;
 
-/// The container runtime can't be called.
+/// A container runtime that can't be called.
 #[derive(Debug, Clone, thiserror::Error)]
 pub enum Unavailable {
-    /// There is no connection.
+    /// Connecting failed.
     #[error("no connection to the container runtime at {}", socket.display())]
     Connect {
-        /// Its socket.
+        /// The runtime's socket.
         socket: PathBuf,
-        /// Why.
+        /// The cause.
         source: Arc<ConnectError>,
     },
-    /// It did not let us connect in time.
+    /// Connecting timed out.
     #[error("no connection to the container runtime at {} within {after:?}", socket.display())]
     ConnectTimeout {
-        /// Its socket.
+        /// The runtime's socket.
         socket: PathBuf,
-        /// How long it had.
+        /// The timeout.
         after: Duration,
     },
-    /// The connection ended in the middle of the call.
-    #[error("the container runtime at {} ended the connection before it answered", socket.display())]
+    /// The connection ended during the call.
+    #[error("the container runtime at {} ended the connection during the call", socket.display())]
     Lost {
-        /// Its socket.
+        /// The runtime's socket.
         socket: PathBuf,
-        /// How.
+        /// The cause.
         source: Error,
     },
 }
 
-/// A container runtime's CRI socket. Its connection lives on the runtime of the thread that calls
-/// first; all callers are to be on that thread.
+/// A container runtime's CRI socket. Its connection is driven by the tokio runtime of the first
+/// caller; all callers must be on that thread.
 #[derive(Debug)]
 pub struct Upstream {
     socket: PathBuf,
@@ -64,25 +63,25 @@ pub struct Upstream {
 
 #[derive(Debug, Default)]
 struct State {
-    live: Option<SendRequest>,
+    current: Option<SendRequest>,
     generation: u64,
-    /// The last try to connect failed, and the log says so.
+    /// The last attempt to connect failed, and was logged.
     is_down: bool,
-    /// The last drives the live connection.
+    /// Tasks that drive connections; the last drives the current one.
     drivers: VecDeque<AbortOnDropHandle<()>>,
 }
 
-/// A call under way.
+/// An open call.
 #[derive(Debug)]
 pub struct UpstreamCall {
-    /// Its answer. Dropping this and the stream cancels the call.
+    /// The response. Dropping this and the stream cancels the call.
     pub response: ResponseFuture,
-    /// What is still to be sent.
+    /// The rest of the request's body.
     pub stream: SendStream,
 }
 
 impl Upstream {
-    /// Of a socket. Nothing is connected before the first call.
+    /// Makes an upstream of a socket, which is connected at the first call.
     pub fn new(socket: PathBuf, connect_timeout: Duration) -> Self {
         Self {
             socket,
@@ -92,36 +91,36 @@ impl Upstream {
         }
     }
 
-    /// The socket.
+    /// Returns the path of the socket.
     pub fn socket(&self) -> &Path {
         &self.socket
     }
 
-    /// The error of a call whose connection was lost.
+    /// Returns the error of a call whose connection was lost.
     pub fn connection_lost(&self, source: Error) -> Unavailable {
         Unavailable::Lost { socket: self.socket.clone(), source }
     }
 
-    /// Sends a request's metadata and the first part of its body (or, if `ended`, all of it), on a
-    /// new connection if the present one does not take it.
+    /// Sends a request's head and the first part of its body (with `end_of_stream` all of it), on a
+    /// new connection if the current one does not take it.
     pub async fn send(
         &self,
         head: &Parts,
         body: &Bytes,
-        ended: bool,
+        end_of_stream: bool,
     ) -> Result<UpstreamCall, Unavailable> {
-        let mut again = true;
+        let mut may_retry = true;
         loop {
-            let (generation, live) = match self.live() {
-                Some(live) => live,
+            let (generation, current) = match self.current() {
+                Some(current) => current,
                 None => self.connect().await?,
             };
-            match live.send_request(head, body, ended) {
+            match current.send_request(head, body, end_of_stream) {
                 Ok((response, stream)) => return Ok(UpstreamCall { response, stream }),
-                // Nothing was sent.
+                // Nothing of the call was sent.
                 Err(error) => {
                     self.retire(generation);
-                    if !std::mem::take(&mut again) {
+                    if !std::mem::take(&mut may_retry) {
                         return Err(self.connection_lost(error));
                     }
                 }
@@ -133,21 +132,21 @@ impl Upstream {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn live(&self) -> Option<(u64, SendRequest)> {
+    fn current(&self) -> Option<(u64, SendRequest)> {
         let state = self.state();
-        let live = state.live.clone()?;
+        let current = state.current.clone()?;
         state
             .drivers
             .back()
             .is_some_and(|driver| !driver.is_finished())
-            .then_some((state.generation, live))
+            .then_some((state.generation, current))
     }
 
-    /// No call is to use this connection any more; those on it go on.
+    /// Keeps new calls off a connection. Open calls go on.
     fn retire(&self, generation: u64) {
         let mut state = self.state();
         if state.generation == generation {
-            state.live = None;
+            state.current = None;
         }
     }
 
@@ -160,27 +159,27 @@ impl Upstream {
             .await
             .unwrap_or_else(|_| Err(timed_out()));
         let was_down = std::mem::replace(&mut self.state().is_down, connected.is_err());
-        // Once for each outage: a kubelet calls several times a second.
+        // Logged once an outage, because a kubelet calls several times a second.
         match &connected {
             Err(error) if !was_down => {
                 tracing::warn!(
                     error = error as &dyn std::error::Error,
-                    "The container runtime does not answer: its pods' calls fail"
+                    "container runtime unavailable, calls of its pods fail"
                 )
             }
             Ok(_) if was_down => {
-                tracing::info!(socket = %self.socket.display(), "The container runtime answers again")
+                tracing::info!(socket = %self.socket.display(), "container runtime available again")
             }
             _ => {}
         }
         connected
     }
 
-    /// Connects, or waits for another call that does so.
+    /// Connects, or joins the attempt of another call.
     async fn connect_or_join(&self) -> Result<(u64, SendRequest), Unavailable> {
         let _one_at_a_time = self.connecting.lock().await;
-        if let Some(live) = self.live() {
-            return Ok(live);
+        if let Some(current) = self.current() {
+            return Ok(current);
         }
         let (requests, connection) = connect::open(&self.socket).await.map_err(|error| {
             Unavailable::Connect { socket: self.socket.clone(), source: Arc::new(error) }
@@ -190,10 +189,17 @@ impl Upstream {
         let driver = tokio::spawn(async move {
             match connection.await {
                 Ok(()) => {
-                    tracing::debug!(socket = %socket.display(), "the connection to the container runtime has served")
+                    tracing::debug!(
+                        socket = %socket.display(),
+                        "container runtime closed the connection"
+                    )
                 }
                 Err(error) => {
-                    tracing::info!(socket = %socket.display(), %error, "the connection to the container runtime was lost")
+                    tracing::info!(
+                        socket = %socket.display(),
+                        %error,
+                        "connection to the container runtime lost"
+                    )
                 }
             }
         });
@@ -204,7 +210,7 @@ impl Upstream {
         }
         state.drivers.push_back(AbortOnDropHandle::new(driver));
         state.generation += 1;
-        state.live = Some(requests.clone());
+        state.current = Some(requests.clone());
         Ok((state.generation, requests))
     }
 }

@@ -5,7 +5,7 @@ use prost::Message;
 
 use super::*;
 
-fn answer(message: &[u8], cuts: &[usize]) -> UnaryResponse {
+fn response(message: &[u8], cuts: &[usize]) -> UnaryResponse {
     let mut rest = Bytes::from([frame::header(message.len()).as_slice(), message].concat());
     let mut body = Vec::new();
     for &cut in cuts {
@@ -18,9 +18,9 @@ fn answer(message: &[u8], cuts: &[usize]) -> UnaryResponse {
 }
 
 fn failed(status: &'static str) -> UnaryResponse {
-    let mut answer = answer(&[], &[]);
-    answer.trailers.as_mut().unwrap().insert(GRPC_STATUS, HeaderValue::from_static(status));
-    answer
+    let mut failed = response(&[], &[]);
+    failed.trailers.as_mut().unwrap().insert(GRPC_STATUS, HeaderValue::from_static(status));
+    failed
 }
 
 fn decoded<M: Message + Default>(merged: &Merged) -> M {
@@ -45,15 +45,19 @@ proptest! {
         more in proptest::collection::vec(proptest::collection::vec("[a-z0-9]{0,40}", 0..5), 0..3),
         cuts in proptest::collection::vec(0_usize..30, 0..6),
     ) {
-        let answers = parts.iter().map(|ids| answer(&sandboxes(ids), &cuts)).collect();
-        let merged = lists(answers, more.iter().map(|ids| sandboxes(ids).into()).collect()).unwrap();
-        let ids: Vec<_> = decoded::<cri::ListPodSandboxResponse>(&merged).items.into_iter().map(|item| item.id).collect();
+        let responses = parts.iter().map(|ids| response(&sandboxes(ids), &cuts)).collect();
+        let further = more.iter().map(|ids| sandboxes(ids).into()).collect();
+        let merged = lists(responses, further).unwrap();
+        let items = decoded::<cri::ListPodSandboxResponse>(&merged).items;
+        let ids: Vec<_> = items.into_iter().map(|item| item.id).collect();
         prop_assert_eq!(ids, parts.into_iter().chain(more).flatten().collect::<Vec<_>>());
     }
 
     #[test]
-    fn garbage_never_panics(body in proptest::collection::vec(proptest::collection::vec(any::<u8>(), 0..8), 0..4)) {
-        let mut garbage = answer(&[], &[]);
+    fn random_response_never_panics(
+        body in proptest::collection::vec(proptest::collection::vec(any::<u8>(), 0..8), 0..4),
+    ) {
+        let mut garbage = response(&[], &[]);
         garbage.body = body.into_iter().map(Bytes::from).collect();
         let _ = single_message(&mut garbage);
         let _ = lists(vec![garbage], vec![]);
@@ -61,30 +65,30 @@ proptest! {
 }
 
 #[test]
-fn an_error_is_passed_on_whole() {
-    let merged = lists(vec![answer(b"", &[]), failed("14")], vec![]).unwrap();
+fn error_response_is_forwarded_unchanged() {
+    let merged = lists(vec![response(b"", &[]), failed("14")], vec![]).unwrap();
     assert_eq!(merged.trailers.unwrap()[GRPC_STATUS], "14");
 }
 
 #[test]
-fn too_much_is_refused() {
+fn merged_list_above_the_message_limit_is_refused() {
     let half = vec![0; MAX_MESSAGE_BYTES / 2];
-    let merged = lists(vec![answer(&half, &[])], vec![half.clone().into()]).unwrap();
+    let merged = lists(vec![response(&half, &[])], vec![half.clone().into()]).unwrap();
     assert_eq!(merged.body.iter().map(Bytes::len).sum::<usize>(), MAX_MESSAGE_BYTES + HEADER_BYTES);
     let refused =
-        lists(vec![answer(&half, &[])], vec![half.into(), Bytes::from_static(b"x")]).unwrap_err();
+        lists(vec![response(&half, &[])], vec![half.into(), Bytes::from_static(b"x")]).unwrap_err();
     assert_eq!(refused.code(), tonic::Code::ResourceExhausted);
 }
 
 #[test]
-fn a_compressed_answer_is_refused() {
-    let mut compressed = answer(b"abc", &[]);
+fn compressed_response_is_refused() {
+    let mut compressed = response(b"abc", &[]);
     compressed.body = vec![Bytes::from_static(&[1, 0, 0, 0, 0])];
     assert_eq!(lists(vec![compressed], vec![]).unwrap_err().code(), tonic::Code::Internal);
 }
 
 #[test]
-fn handlers_are_appended_and_the_default_only_where_there_is_none() {
+fn handlers_are_appended_with_the_default_handler_to_an_empty_list() {
     let names = |merged: &Merged| {
         decoded::<cri::StatusResponse>(merged)
             .runtime_handlers
@@ -95,7 +99,7 @@ fn handlers_are_appended_and_the_default_only_where_there_is_none() {
     let old =
         cri::StatusResponse { status: Some(cri::RuntimeStatus::default()), ..Default::default() };
     let merged =
-        status(answer(&old.encode_to_vec(), &[]), &[("kiyot", Features::default())]).unwrap();
+        status(response(&old.encode_to_vec(), &[]), &[("kiyot", Features::default())]).unwrap();
     assert_eq!(names(&merged), ["", "kiyot"]);
     assert_eq!(decoded::<cri::StatusResponse>(&merged).status, old.status);
     assert!(
@@ -113,17 +117,17 @@ fn handlers_are_appended_and_the_default_only_where_there_is_none() {
     };
     assert_eq!(
         names(
-            &status(answer(&new.encode_to_vec(), &[3, 9]), &[("kiyot", Features::default())])
+            &status(response(&new.encode_to_vec(), &[3, 9]), &[("kiyot", Features::default())])
                 .unwrap()
         ),
         ["", "runc", "kiyot"]
     );
-    assert_eq!(names(&status(answer(&new.encode_to_vec(), &[]), &[]).unwrap()), ["", "runc"]);
+    assert_eq!(names(&status(response(&new.encode_to_vec(), &[]), &[]).unwrap()), ["", "runc"]);
 }
 
 /// Verifies D43.
 #[test]
-fn a_handler_says_what_its_pods_may_ask_for_wherever_they_run() {
+fn handler_has_only_features_of_everywhere_its_pods_may_run() {
     let handler = |name: &str, recursive_read_only_mounts| {
         let features = Some(cri::RuntimeHandlerFeatures {
             recursive_read_only_mounts,
@@ -134,7 +138,7 @@ fn a_handler_says_what_its_pods_may_ask_for_wherever_they_run() {
     let said = |node: &[cri::RuntimeHandler], features| {
         let node = cri::StatusResponse { runtime_handlers: node.to_vec(), ..Default::default() };
         let merged = status(
-            answer(&node.encode_to_vec(), &[7]),
+            response(&node.encode_to_vec(), &[7]),
             &[("other", Features::default()), ("kiyot", features)],
         )
         .unwrap();

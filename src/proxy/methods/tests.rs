@@ -6,7 +6,7 @@ use prost_types::{FileDescriptorProto, FileDescriptorSet, field_descriptor_proto
 
 use super::*;
 
-/// The name of the field at a path in a method's request, read from the descriptors of CRI.
+/// Returns the name of the field at a path in a method's request, from the descriptors of CRI.
 fn field_name(method: Method, path: &[u32]) -> String {
     let set = FileDescriptorSet::decode(DESCRIPTORS).unwrap();
     let file = set.file.iter().find(|file| file.package() == "runtime.v1").unwrap();
@@ -59,7 +59,7 @@ fn ids_are_where_the_descriptors_have_them() {
 }
 
 #[test]
-fn every_request_with_an_id_is_routed_by_it() {
+fn request_with_an_id_is_routed_by_that_id() {
     let set = FileDescriptorSet::decode(DESCRIPTORS).unwrap();
     let file = set.file.iter().find(|file| file.package() == "runtime.v1").unwrap();
     for rpc in file.service.iter().flat_map(|service| &service.method) {
@@ -79,10 +79,11 @@ fn every_request_with_an_id_is_routed_by_it() {
     }
 }
 
-/// Each known list or stream is routed as such, so the names tell.
+/// Names identify lists and streams, because those of all known methods do.
+///
 /// Verifies F7.
 #[test]
-fn a_list_is_known_by_its_name() {
+fn unknown_list_is_identified_by_its_name() {
     for path in ["/runtime.v1.RuntimeService/ListPods", "/runtime.v1.RuntimeService/StreamPods"] {
         assert_eq!(route_unknown(path), Route::WholeNodeOnly);
     }
@@ -94,17 +95,16 @@ fn a_list_is_known_by_its_name() {
     ] {
         assert_eq!(route_unknown(path), Route::Node);
     }
-    // The kubelet is told of metrics once, by the node.
+    // The node alone describes metrics.
     for &method in Method::ALL.iter().filter(|method| **method != Method::ListMetricDescriptors) {
         let whole = matches!(route(method), Route::List(_) | Route::Metrics | Route::WholeNodeOnly);
         assert_eq!(route_unknown(method.path()) == Route::WholeNodeOnly, whole, "{method}");
     }
 }
 
-/// What is merged must be one repeated field: then appending the encoded answers is what a decoder
-/// would do.
+/// A decoder concatenates repeated fields, so that encoded responses can be appended.
 #[test]
-fn merged_answers_have_one_repeated_field() {
+fn merged_responses_have_one_repeated_field() {
     let set = FileDescriptorSet::decode(DESCRIPTORS).unwrap();
     let file = set.file.iter().find(|file| file.package() == "runtime.v1").unwrap();
     for rpc in file.service.iter().flat_map(|service| &service.method) {
@@ -125,58 +125,52 @@ fn merged_answers_have_one_repeated_field() {
     }
 }
 
-/// What looks like the id of a sandbox or a container, wherever it stands in a request, and what
-/// becomes of it at the CRI server.
+/// Fields of requests that look like ids of sandboxes or containers, and their treatment.
 const IN_REQUESTS: &[(&str, &str, &str)] = &[
-    (
-        "CheckpointPodRequest",
-        "container_ids",
-        "of the sandbox, by which it goes; UNIMPLEMENTED for cells",
-    ),
-    ("ContainerFilter", "id", "a list: its backend alone, or all"),
-    ("ContainerFilter", "pod_sandbox_id", "a list: its backend alone, or all"),
-    ("ContainerStatsFilter", "id", "a list: its backend alone, or all"),
-    ("ContainerStatsFilter", "pod_sandbox_id", "a list: its backend alone, or all"),
-    ("PodSandboxFilter", "id", "a list: its backend alone, or all"),
-    ("PodSandboxStatsFilter", "id", "a list: its backend alone, or all"),
+    ("CheckpointPodRequest", "container_ids", "routed by the sandbox; UNIMPLEMENTED for cells"),
+    ("ContainerFilter", "id", "a list: the backend of the id, or all"),
+    ("ContainerFilter", "pod_sandbox_id", "a list: the backend of the id, or all"),
+    ("ContainerStatsFilter", "id", "a list: the backend of the id, or all"),
+    ("ContainerStatsFilter", "pod_sandbox_id", "a list: the backend of the id, or all"),
+    ("PodSandboxFilter", "id", "a list: the backend of the id, or all"),
+    ("PodSandboxStatsFilter", "id", "a list: the backend of the id, or all"),
     (
         "NamespaceOption",
         "target_id",
-        "of CreateContainer, which goes by its sandbox; the verb maps it",
+        "of CreateContainer, which is routed by its sandbox; rewritten",
     ),
     ("IDMapping", "container_id", "a uid in a container"),
     ("IDMapping", "host_id", "a uid of the node"),
 ];
 
-/// The same of answers: those of cells are made here with our ids, those of container runtimes pass
-/// as they are.
-const IN_ANSWERS: &[(&str, &str, &str)] = &[
-    ("Container", "id", "view: ours"),
-    ("Container", "image_id", "view: the image's"),
-    ("Container", "pod_sandbox_id", "view: ours"),
-    ("ContainerAttributes", "id", "restored: ours"),
-    ("ContainerEventResponse", "container_id", "view/events: ours"),
-    ("ContainerMetrics", "container_id", "view/metrics: ours"),
-    ("ContainerStatus", "id", "restored: ours"),
-    ("ContainerStatus", "image_id", "restored: the image's"),
+/// The same fields of responses. Responses of cells have kiyot's ids, those of container runtimes
+/// are forwarded.
+const IN_RESPONSES: &[(&str, &str, &str)] = &[
+    ("Container", "id", "read model: ours"),
+    ("Container", "image_id", "read model: the image's"),
+    ("Container", "pod_sandbox_id", "read model: ours"),
+    ("ContainerAttributes", "id", "response: ours"),
+    ("ContainerEventResponse", "container_id", "read model: ours"),
+    ("ContainerMetrics", "container_id", "read model: ours"),
+    ("ContainerStatus", "id", "response: ours"),
+    ("ContainerStatus", "image_id", "response: the image's"),
     ("CreateContainerResponse", "container_id", "create_container: ours"),
     ("FilesystemUsage", "fs_id", "a mount point"),
     ("IDMapping", "container_id", "a uid in a container"),
     ("IDMapping", "host_id", "a uid of the node"),
     ("Image", "id", "the image's"),
-    ("NamespaceOption", "target_id", "restored: as the kubelet sent it"),
-    ("PodSandbox", "id", "view: ours"),
-    ("PodSandboxAttributes", "id", "restored: ours"),
-    ("PodSandboxMetrics", "pod_sandbox_id", "view/metrics: ours"),
-    ("PodSandboxStatus", "id", "restored: ours"),
+    ("NamespaceOption", "target_id", "response: as the kubelet sent it"),
+    ("PodSandbox", "id", "read model: ours"),
+    ("PodSandboxAttributes", "id", "response: ours"),
+    ("PodSandboxMetrics", "pod_sandbox_id", "read model: ours"),
+    ("PodSandboxStatus", "id", "response: ours"),
     ("RestorePodResponse", "pod_sandbox_id", "the runtime's: no pod in a cell is restored"),
     ("RestoredContainer", "container_id", "the runtime's: no pod in a cell is restored"),
     ("RunPodSandboxResponse", "pod_sandbox_id", "run_sandbox: ours"),
     ("WindowsFilesystemUsage", "fs_id", "a mount point"),
 ];
 
-/// Fields of messages that can be reached from some, and look like ids, whether there is one or
-/// several of them.
+/// Returns the fields that look like ids, singular or plural, of all messages within the roots.
 fn ids_within(
     file: &FileDescriptorProto,
     roots: impl Iterator<Item = String>,
@@ -184,7 +178,7 @@ fn ids_within(
     let mut messages = BTreeMap::new();
     for message in &file.message_type {
         let name = format!(".runtime.v1.{}", message.name());
-        // Entries of maps may hold messages.
+        // Entries of maps may have messages.
         messages.extend(
             message.nested_type.iter().map(|nested| (format!("{name}.{}", nested.name()), nested)),
         );
@@ -212,7 +206,7 @@ fn ids_within(
 
 /// Verifies F4.
 #[test]
-fn every_id_of_every_message_is_accounted_for() {
+fn ids_of_all_messages_have_a_known_treatment() {
     let set = FileDescriptorSet::decode(DESCRIPTORS).unwrap();
     let file = set.file.iter().find(|file| file.package() == "runtime.v1").unwrap();
     let rpcs = || file.service.iter().flat_map(|service| &service.method);
@@ -238,20 +232,20 @@ fn every_id_of_every_message_is_accounted_for() {
     assert_eq!(
         ids_within(file, rpcs().map(|rpc| rpc.input_type().to_owned())),
         requests,
-        "left: ids in requests, right: what is known of them"
+        "left: ids in requests, right: known ids"
     );
     assert_eq!(
         ids_within(file, rpcs().map(|rpc| rpc.output_type().to_owned())),
-        listed(IN_ANSWERS),
-        "left: ids in answers, right: what is known of them"
+        listed(IN_RESPONSES),
+        "left: ids in responses, right: known ids"
     );
 }
 
-/// Each id that a filter can have is looked at: a list by one of them that is a cell's asks nobody
-/// else.
+/// A list by an id of a cell is answered by the cells alone, whichever field of the filter has it.
+///
 /// Verifies F4.
 #[test]
-fn every_id_of_a_filter_is_looked_at() {
+fn list_is_routed_by_each_id_of_its_filter() {
     let set = FileDescriptorSet::decode(DESCRIPTORS).unwrap();
     let file = set.file.iter().find(|file| file.package() == "runtime.v1").unwrap();
     for rpc in file.service.iter().flat_map(|service| &service.method) {
@@ -261,8 +255,8 @@ fn every_id_of_a_filter_is_looked_at() {
             .into_iter()
             .map(|(_, field)| field)
             .collect();
-        let looked_at: BTreeSet<String> =
+        let routed_by: BTreeSet<String> =
             paths.iter().map(|path| field_name(method, path)).collect();
-        assert_eq!(within, looked_at, "{method}");
+        assert_eq!(within, routed_by, "{method}");
     }
 }

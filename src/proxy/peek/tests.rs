@@ -29,7 +29,7 @@ fn request(
 }
 
 #[test]
-fn a_config_in_two_parts_is_read_as_one() {
+fn config_in_two_occurrences_is_read_as_one() {
     let first = request("a", [("k".to_string(), "1".to_string())].into(), HashMap::new(), "one");
     let second = cri::RunPodSandboxRequest {
         config: Some(cri::PodSandboxConfig {
@@ -48,7 +48,7 @@ fn a_config_in_two_parts_is_read_as_one() {
 }
 
 #[test]
-fn a_pod_to_restore_is_decided_as_one_to_run() {
+fn pod_to_restore_reads_like_a_pod_to_run() {
     let run = request(
         "a",
         [("k".to_string(), "1".to_string())].into(),
@@ -78,7 +78,7 @@ fn a_pod_to_restore_is_decided_as_one_to_run() {
 
 /// Verifies R6.
 #[test]
-fn what_stays_on_the_node_loses_its_handler_and_nothing_else() {
+fn pod_that_stays_on_the_node_loses_its_handler_alone() {
     let mut run =
         request("a", [("k".to_string(), "1".to_string())].into(), HashMap::new(), "kiyot");
     let mut bytes = run.encode_to_vec();
@@ -90,17 +90,17 @@ fn what_stays_on_the_node_loses_its_handler_and_nothing_else() {
 }
 
 #[test]
-fn a_group_is_malformed() {
+fn group_is_malformed() {
     assert_eq!(string(&[0x0b, 0x0c], &[1]), Err(Malformed));
 }
 
 #[test]
-fn a_field_number_of_zero_is_malformed() {
+fn field_number_zero_is_malformed() {
     assert_eq!(string(&[0x02, 0x00], &[1]), Err(Malformed));
 }
 
 #[test]
-fn a_value_that_ends_early_is_malformed() {
+fn truncated_value_is_malformed() {
     assert_eq!(string(&[0x0a, 0x05, b'a'], &[1]), Err(Malformed));
     assert_eq!(
         string(&[0x0a, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0x7f], &[1]),
@@ -109,12 +109,12 @@ fn a_value_that_ends_early_is_malformed() {
 }
 
 #[test]
-fn a_string_that_is_not_utf8_is_malformed() {
+fn string_that_is_not_utf8_is_malformed() {
     assert_eq!(string(&[0x0a, 0x01, 0xff], &[1]), Err(Malformed));
 }
 
 #[test]
-fn an_entry_without_a_value_is_empty() {
+fn map_entry_without_a_value_is_empty() {
     let bytes =
         request("a", [("k".to_string(), String::new())].into(), HashMap::new(), "").encode_to_vec();
     assert_eq!(Pod::run(&bytes).label("k"), Ok(Some("")));
@@ -122,9 +122,9 @@ fn an_entry_without_a_value_is_empty() {
 }
 
 #[test]
-fn an_entry_of_a_map_has_a_length_or_is_none() {
-    // labels (field 6) as four bytes, then a host name. Go passes over the first; prost takes it
-    // for an entry, { "a": "1" }.
+fn map_entry_of_a_fixed_wire_type_is_ignored() {
+    // labels (field 6) as four bytes, then a host name. Go skips the first; prost decodes it as the
+    // entry { "a": "1" }.
     let bytes = [0x0a, 0x08, 0x35, 0x06, 0x0a, 0x01, 0x61, 0x12, 0x01, 0x31];
     assert_eq!(Pod::run(&bytes).label("a"), Ok(None));
     assert_eq!(string(&bytes, &[1, 2]), Ok("1"));
@@ -136,7 +136,7 @@ fn an_entry_of_a_map_has_a_length_or_is_none() {
 
 proptest! {
     #[test]
-    fn what_prost_encodes_is_found(
+    fn fields_that_prost_encodes_are_read(
         name in ".{0,20}",
         handler in "[a-z]{0,10}",
         labels in proptest::collection::hash_map("[a-z./]{0,5}", ".{0,10}", 0..6),
@@ -153,25 +153,36 @@ proptest! {
         for (key, value) in &annotations {
             prop_assert_eq!(pod.annotation(key), Ok(Some(value.as_str())));
         }
-        prop_assert_eq!(pod.label("not one"), Ok(None));
+        prop_assert_eq!(pod.label("absent key"), Ok(None));
     }
 
     #[test]
-    fn garbage_never_panics(bytes in proptest::collection::vec(any::<u8>(), 0..200)) {
+    fn random_message_never_panics(bytes in proptest::collection::vec(any::<u8>(), 0..200)) {
         let pod = Pod::run(&bytes);
-        let _ = (pod.name(), pod.namespace(), pod.label("k"), pod.annotation("k"), pod.runtime_handler(), has_field(&bytes, 3), string(&bytes, &[1, 1, 1, 1]));
-        prop_assert!(Fields::of(&bytes).count() <= bytes.len());
+        let _ = (pod.name(), pod.namespace(), pod.runtime_handler());
+        let _ = (pod.label("k"), pod.annotation("k"));
+        let _ = (has_field(&bytes, 3), string(&bytes, &[1, 1, 1, 1]));
+        prop_assert!(Fields::new(&bytes).count() <= bytes.len());
     }
 
     #[test]
-    fn what_prost_decodes_is_read_alike(bytes in proptest::collection::vec(prop_oneof![Just(0x0a_u8), Just(0x12), 0_u8..8, any::<u8>()], 0..60)) {
-        if let (Ok(decoded), Ok(read)) = (cri::RunPodSandboxResponse::decode(bytes.as_slice()), string(&bytes, &[1])) {
+    fn message_that_prost_decodes_is_read_alike(
+        bytes in proptest::collection::vec(
+            prop_oneof![Just(0x0a_u8), Just(0x12), 0_u8..8, any::<u8>()],
+            0..60,
+        ),
+    ) {
+        let decoded = cri::RunPodSandboxResponse::decode(bytes.as_slice());
+        if let (Ok(decoded), Ok(read)) = (decoded, string(&bytes, &[1])) {
             prop_assert_eq!(decoded.pod_sandbox_id, read);
         }
     }
 
     #[test]
-    fn a_cut_message_never_panics(annotations in proptest::collection::hash_map("[a-z]{0,5}", ".{0,40}", 0..6), cut in 0_usize..400) {
+    fn truncated_message_never_panics(
+        annotations in proptest::collection::hash_map("[a-z]{0,5}", ".{0,40}", 0..6),
+        cut in 0_usize..400,
+    ) {
         let bytes = request("name", HashMap::new(), annotations, "kiyot").encode_to_vec();
         let _ = Pod::run(&bytes[..cut.min(bytes.len())]).annotation("k");
     }

@@ -1,10 +1,9 @@
-//! Globs: `*` stands for any text, `?` for any one character.
+//! Globs: `*` matches any text, `?` any single character.
 
-/// Whether a text matches a glob as a whole. Time is at most the product of their lengths.
+/// Returns whether a whole text matches a glob. Takes at most the product of their lengths.
 pub(super) fn matches(pattern: &str, text: &str) -> bool {
     let (mut pattern, mut text) = (pattern.chars(), text.chars());
-    // Where to go on if what follows the last `*` does not fit: it then stands for one character
-    // more.
+    // The point after the last `*`, to retry with a `*` that matches another character.
     let mut retry = None;
     loop {
         let (mut next_pattern, mut next_text) = (pattern.clone(), text.clone());
@@ -35,19 +34,19 @@ mod tests {
 
     use super::matches;
 
-    /// What it means, in the plainest words.
-    fn means(pattern: &[char], text: &[char]) -> bool {
+    /// The definition of a match, by recursion.
+    fn is_match(pattern: &[char], text: &[char]) -> bool {
         match (pattern, text) {
             ([], []) => true,
-            (['*', rest @ ..], _) => (0..=text.len()).any(|skip| means(rest, &text[skip..])),
-            (['?', pattern @ ..], [_, text @ ..]) => means(pattern, text),
-            ([a, pattern @ ..], [b, text @ ..]) => a == b && means(pattern, text),
+            (['*', rest @ ..], _) => (0..=text.len()).any(|skip| is_match(rest, &text[skip..])),
+            (['?', pattern @ ..], [_, text @ ..]) => is_match(pattern, text),
+            ([a, pattern @ ..], [b, text @ ..]) => a == b && is_match(pattern, text),
             _ => false,
         }
     }
 
     #[test]
-    fn examples() {
+    fn glob_matches_the_whole_text_alone() {
         assert!(matches("kube-*", "kube-system"));
         assert!(matches("*", ""));
         assert!(matches("team-?", "team-é"));
@@ -57,8 +56,9 @@ mod tests {
 
     proptest! {
         #[test]
-        fn it_is_what_it_means(pattern in "[ab*?]{0,8}", text in "[ab]{0,8}") {
-            prop_assert_eq!(matches(&pattern, &text), means(&pattern.chars().collect::<Vec<_>>(), &text.chars().collect::<Vec<_>>()));
+        fn match_agrees_with_its_definition(pattern in "[ab*?]{0,8}", text in "[ab]{0,8}") {
+            let chars = |text: &str| text.chars().collect::<Vec<_>>();
+            prop_assert_eq!(matches(&pattern, &text), is_match(&chars(&pattern), &chars(&text)));
         }
     }
 }

@@ -50,12 +50,12 @@ fn rule(backend: &str) -> Rule {
 }
 
 #[test]
-fn a_pod_that_says_nothing_goes_to_the_default() {
+fn pod_without_annotations_goes_to_the_default() {
     assert_eq!(decided(&Sandbox::default(), &routing(vec![])).unwrap(), "containerd Default");
 }
 
 #[test]
-fn a_declared_target_runtime_decides_before_all_else() {
+fn declared_target_runtime_wins_over_handler_and_rules() {
     let sandbox = Sandbox {
         annotations: vec![(TARGET_RUNTIME, "kiyot".into())],
         handler: "runc".into(),
@@ -68,7 +68,7 @@ fn a_declared_target_runtime_decides_before_all_else() {
 }
 
 #[test]
-fn a_declared_handler_decides_before_the_rules() {
+fn declared_handler_wins_over_rules() {
     let sandbox = Sandbox { handler: "kiyot".into(), ..Default::default() };
     assert_eq!(
         decided(&sandbox, &routing(vec![rule("containerd")])).unwrap(),
@@ -77,7 +77,7 @@ fn a_declared_handler_decides_before_the_rules() {
 }
 
 #[test]
-fn an_undeclared_target_runtime_is_refused_by_name() {
+fn undeclared_target_runtime_is_refused_with_the_allowed_values() {
     let sandbox =
         Sandbox { annotations: vec![(TARGET_RUNTIME, "kiyott".into())], ..Default::default() };
     let refused = decided(&sandbox, &routing(vec![rule("cells")])).unwrap_err();
@@ -91,7 +91,7 @@ fn an_undeclared_target_runtime_is_refused_by_name() {
 }
 
 #[test]
-fn a_rule_declares_the_target_runtime_that_it_names() {
+fn target_runtime_of_a_rule_is_declared() {
     let by_value = Rule {
         annotation: [(TARGET_RUNTIME.to_string(), "vm".to_string())].into(),
         ..rule("cells")
@@ -112,7 +112,7 @@ fn a_rule_declares_the_target_runtime_that_it_names() {
 }
 
 #[test]
-fn without_declarations_the_refusal_says_so() {
+fn target_runtime_without_any_declaration_is_refused() {
     let node = BackendName::new("containerd");
     let sandbox =
         Sandbox { annotations: vec![(TARGET_RUNTIME, "kiyot".into())], ..Default::default() }
@@ -124,7 +124,7 @@ fn without_declarations_the_refusal_says_so() {
 }
 
 #[test]
-fn all_conditions_of_a_rule_must_hold() {
+fn rule_matches_if_all_its_conditions_match() {
     let narrow = Rule {
         namespace: vec!["team-*".into()],
         label: [("tier".to_string(), "batch".to_string())].into(),
@@ -142,7 +142,7 @@ fn all_conditions_of_a_rule_must_hold() {
 }
 
 #[test]
-fn daemonsets_and_static_pods_are_known_by_what_controllers_write() {
+fn daemonset_and_static_pods_are_known_by_their_labels_and_annotations() {
     let daemonset = Rule { daemonset: Some(true), ..rule("cells") };
     let of_daemonset = Sandbox {
         labels: vec![
@@ -175,7 +175,7 @@ fn daemonsets_and_static_pods_are_known_by_what_controllers_write() {
 }
 
 #[test]
-fn garbage_goes_to_the_node() {
+fn malformed_request_goes_to_the_node() {
     let (node, cells) = (BackendName::new("containerd"), BackendName::new("cells"));
     let routing = Routing { default: "cells".into(), rules: vec![] };
     let decision = decide(Pod::run(&[0xff; 12]), &[(&cells, KIYOT)], &routing, &node).unwrap();
@@ -204,22 +204,24 @@ fn any_rule() -> impl Strategy<Value = Rule> {
 
 proptest! {
     #[test]
-    fn the_first_rule_that_fits_decides(
+    fn first_matching_rule_decides(
         rules in proptest::collection::vec(any_rule(), 0..6),
         namespace in "[ab]{0,2}",
         label in "[ab]",
         handler in "[rx]?",
         of_file in any::<bool>(),
     ) {
-        let mut sandbox = Sandbox { namespace, labels: vec![("l", label)], annotations: vec![], handler };
+        let labels = vec![("l", label)];
+        let mut sandbox = Sandbox { namespace, labels, annotations: vec![], handler };
         if of_file {
             sandbox.annotations.push((CONFIG_SOURCE, "file".into()));
         }
         let encoded = sandbox.encoded();
-        let expected = rules.iter().find(|rule| matches(rule, Pod::run(&encoded)).unwrap()).map_or("containerd", |rule| rule.backend.as_str()).to_string();
+        let first = rules.iter().find(|rule| matches(rule, Pod::run(&encoded)).unwrap());
+        let expected = first.map_or("containerd", |rule| rule.backend.as_str()).to_string();
         let decision = decided(&sandbox, &routing(rules.clone())).unwrap();
         prop_assert!(decision.starts_with(&expected));
-        // A rule more at the end changes nothing for pods that had one.
+        // A further rule at the end changes nothing for a pod that a rule matches.
         if decision != "containerd Default" {
             let mut more = rules;
             more.push(rule("cells"));

@@ -58,7 +58,7 @@ async fn pod_with_host_access_stays_on_the_node_by_policy() {
         running.push(kubelet.running(pod, config, sandbox));
         let log = kiyot.log();
         let line = log.lines().find(|line| {
-            line.contains("a pod sandbox stays on the node") && line.contains(&pod.name)
+            line.contains("pod sandbox stays on the node") && line.contains(&pod.name)
         });
         assert!(line.is_some_and(|line| line.contains(why)), "{}: {line:?}", pod.name);
     }
@@ -122,7 +122,7 @@ async fn pod_with_kernel_capability_moves_to_the_node_under_keep_local() {
     let log = kiyot.log();
     let line = log
         .lines()
-        .find(|line| line.contains("a pod sandbox stays on the node") && line.contains("moving"));
+        .find(|line| line.contains("pod sandbox stays on the node") && line.contains("moving"));
     assert!(line.is_some_and(|line| line.contains("SYS_ADMIN")), "{line:?}");
 
     // A container that is added to a running pod, such as one of `kubectl debug`, does not end it.

@@ -173,7 +173,7 @@ async fn node_containerd_killed_under_cells_and_copies_is_survived() {
         assert!(kubelet.sandboxes().await.is_err());
     }
     assert_eq!(
-        kiyot.log().matches("The container runtime does not answer").count(),
+        kiyot.log().matches("container runtime unavailable").count(),
         1,
         "an outage is told once"
     );
@@ -196,7 +196,7 @@ async fn node_containerd_killed_under_cells_and_copies_is_survived() {
             .len(),
         2
     );
-    assert_eq!(kiyot.log().matches("The container runtime answers again").count(), 1);
+    assert_eq!(kiyot.log().matches("container runtime available again").count(), 1);
     kubelet.stop_and_remove(&second).await.unwrap();
     ends_without_a_trace(&mut kubelet, &kiyot, &running).await;
 }
