@@ -1,4 +1,4 @@
-//! Answers of container runtimes that break off, or are no list.
+//! Truncated and invalid lists of container runtimes.
 
 use std::sync::{Arc, Mutex};
 
@@ -8,11 +8,11 @@ use tonic::Code;
 
 use crate::{
     caller::{Answer, frame, soon},
+    fake_runtime::{Call, FakeRuntime, ok_trailers, read_all},
     lists::{LISTS, list, setup},
-    played::{Call, Played, ok_trailers, read_all},
 };
 
-/// How an answer of a runtime ends that is no list.
+/// Ends of a response that make it no list.
 const ENDS: [&str; 11] = [
     "a reset before its message",
     "a reset in its message",
@@ -27,7 +27,7 @@ const ENDS: [&str; 11] = [
     "no gRPC",
 ];
 
-/// Answers with a list of two pods, but for its end.
+/// Answers with a list of two pods, and an invalid end.
 async fn broken(mut call: Call, end: &str) {
     let _ = read_all(&mut call.body).await;
     let whole = frame(&list(&["a", "b"]));
@@ -65,7 +65,7 @@ async fn broken(mut call: Call, end: &str) {
     }
 }
 
-/// Whether a client takes this for a list.
+/// Returns whether a client accepts this as a list.
 fn is_a_list(answer: &Result<Answer, h2::Error>) -> bool {
     answer
         .as_ref()
@@ -74,24 +74,25 @@ fn is_a_list(answer: &Result<Answer, h2::Error>) -> bool {
 
 /// Verifies F5.
 #[tokio::test(flavor = "multi_thread")]
-async fn an_answer_that_breaks_off_is_no_list() {
+async fn truncated_or_reset_list_is_an_error() {
     for runtimes in [&["containerd"][..], &["containerd", "second"]] {
-        let (door, caller) = setup(runtimes).await;
+        let (server, caller) = setup(runtimes).await;
         let _others: Vec<_> = runtimes[..runtimes.len() - 1]
             .iter()
-            .map(|name| Played::constant(&door.runtime(name), list(&["c"])))
+            .map(|name| FakeRuntime::constant(&server.runtime(name), list(&["c"])))
             .collect();
         let end = Arc::new(Mutex::new(None));
         let wanted = end.clone();
-        let runtime = Played::listen(&door.runtime(runtimes[runtimes.len() - 1]), move |call| {
-            let end: Option<&str> = *wanted.lock().unwrap();
-            async move {
-                match end {
-                    None => call.answer(&list(&["a", "b"])).await,
-                    Some(end) => broken(call, end).await,
+        let runtime =
+            FakeRuntime::listen(&server.runtime(runtimes[runtimes.len() - 1]), move |call| {
+                let end: Option<&str> = *wanted.lock().unwrap();
+                async move {
+                    match end {
+                        None => call.answer(&list(&["a", "b"])).await,
+                        Some(end) => broken(call, end).await,
+                    }
                 }
-            }
-        });
+            });
         for method in LISTS {
             let asked = async || caller.raw(method.path(), &[], frame(b"")).await;
             *end.lock().unwrap() = None;
@@ -108,12 +109,12 @@ async fn an_answer_that_breaks_off_is_no_list() {
 
 /// Verifies F5.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_runtime_that_is_lost_in_the_middle_of_a_list_makes_it_unavailable() {
-    let (door, caller) = setup(&["containerd", "second"]).await;
-    let _first = Played::constant(&door.containerd(), list(&["c"]));
+async fn connection_loss_during_a_list_is_unavailable() {
+    let (server, caller) = setup(&["containerd", "second"]).await;
+    let _first = FakeRuntime::constant(&server.containerd(), list(&["c"]));
     for method in LISTS {
         let (began, mut begins) = tokio::sync::mpsc::unbounded_channel();
-        let second = Played::listen(&door.runtime("second"), move |mut call| {
+        let second = FakeRuntime::listen(&server.runtime("second"), move |mut call| {
             let began = began.clone();
             async move {
                 let _ = read_all(&mut call.body).await;

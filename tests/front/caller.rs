@@ -12,17 +12,17 @@ use kiyot::backends::Method;
 use tokio::net::UnixStream;
 use tokio_util::task::AbortOnDropHandle;
 
-use crate::played::{read_all, send_all};
+use crate::fake_runtime::{read_all, send_all};
 
-/// Longer than anything takes on a slow machine.
+/// Timeout that a slow machine never reaches.
 pub(crate) const LONG: Duration = Duration::from_secs(300);
 
-/// Awaits with a generous limit.
+/// Awaits a future with a generous timeout.
 pub(crate) async fn soon<F: Future>(what: F) -> F::Output {
     tokio::time::timeout(LONG, what).await.expect("it took too long")
 }
 
-/// A gRPC message with its head.
+/// Returns a gRPC message with its frame header.
 pub(crate) fn frame(message: &[u8]) -> Vec<u8> {
     [&[0], (message.len() as u32).to_be_bytes().as_slice(), message].concat()
 }
@@ -35,12 +35,12 @@ pub(crate) struct Answer {
 }
 
 impl Answer {
-    /// The gRPC status, wherever it is.
+    /// Returns the gRPC status of the trailers or of the head.
     pub(crate) fn code(&self) -> i32 {
         self.metadata("grpc-status").parse().unwrap()
     }
 
-    /// The gRPC message, decoded.
+    /// Returns the decoded gRPC message.
     pub(crate) fn message(&self) -> String {
         tonic::Status::from_header_map(self.trailers.as_ref().unwrap_or(&self.headers))
             .unwrap()
@@ -56,7 +56,7 @@ impl Answer {
             .map_or("", |value| value.to_str().unwrap())
     }
 
-    /// The one message of an answer that is OK.
+    /// Returns the message of a successful response.
     pub(crate) fn ok(&self) -> &[u8] {
         assert_eq!(self.code(), 0, "{self:?}");
         assert_eq!(self.body[0], 0);
@@ -68,7 +68,7 @@ impl Answer {
     }
 }
 
-/// Clones share the connection.
+/// A client; clones share its connection.
 #[derive(Clone)]
 pub(crate) struct Caller {
     send: SendRequest<Bytes>,
@@ -90,7 +90,7 @@ impl Caller {
         Self { send, _driver: std::sync::Arc::new(AbortOnDropHandle::new(driver)) }
     }
 
-    /// Begins a call; the body is the test's to send.
+    /// Begins a call, whose body the test sends.
     pub(crate) async fn begin(
         &self,
         path: &str,
@@ -106,7 +106,7 @@ impl Caller {
         soon(self.send.clone().ready()).await.unwrap().send_request(request, false).unwrap()
     }
 
-    /// A call with a body as it is.
+    /// Makes a call with these bytes as the body.
     pub(crate) async fn raw(
         &self,
         path: &str,
@@ -116,7 +116,7 @@ impl Caller {
         let (response, mut stream) = self.begin(path, metadata).await;
         let send = async move {
             if body.len() < 16 << 10 {
-                // As grpc-go does: the end is in the message's frame.
+                // Like grpc-go, with END_STREAM in the DATA frame of the message.
                 let _ = stream.send_data(body.into(), true);
             } else if send_all(&mut stream, body.into()).await {
                 let _ = stream.send_data(Bytes::new(), true);
@@ -130,13 +130,13 @@ impl Caller {
         soon(async { tokio::join!(send, receive) }).await.1
     }
 
-    /// A call with one message.
+    /// Makes a call with one message.
     pub(crate) async fn call(&self, method: Method, message: &[u8]) -> Answer {
         self.raw(method.path(), &[], frame(message)).await.unwrap()
     }
 }
 
-/// The rest of an answer.
+/// Reads the rest of a response.
 pub(crate) async fn collect(
     headers: HeaderMap,
     body: &mut RecvStream,

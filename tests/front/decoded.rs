@@ -1,4 +1,4 @@
-//! Calls of a decoded backend, and which calls are.
+//! Calls to a decoded backend, and their routing.
 
 use std::{collections::HashMap, sync::atomic::Ordering};
 
@@ -14,10 +14,10 @@ use prost::Message;
 use tonic::Code;
 
 use crate::{
-    backend::HANGS,
     caller::{LONG, frame, soon},
-    door::Setup,
-    played::Played,
+    fake_cells::HANGS,
+    fake_runtime::FakeRuntime,
+    server::Setup,
 };
 
 fn id(id: &str) -> Vec<u8> {
@@ -26,10 +26,10 @@ fn id(id: &str) -> Vec<u8> {
 
 /// Verifies F4.
 #[tokio::test(flavor = "multi_thread")]
-async fn an_id_says_whose_a_call_is() {
-    let door = Setup::default().open();
-    let _runtime = Played::named(&door.containerd());
-    let caller = door.caller().await;
+async fn call_is_routed_by_its_id() {
+    let server = Setup::default().start();
+    let _runtime = FakeRuntime::named(&server.containerd());
+    let caller = server.caller().await;
     for &method in Method::ALL.iter().filter(|&&method| {
         matches!(kiyot::proxy::methods::route(method), kiyot::proxy::methods::Route::ById(_))
     }) {
@@ -43,13 +43,13 @@ async fn an_id_says_whose_a_call_is() {
                 format!("answer to {method}").as_bytes()
             );
         }
-        // Bytes that are not protobuf are for the node to complain about.
+        // Malformed messages go to the node.
         assert_eq!(
             caller.call(method, &[0xff; 20]).await.ok(),
             format!("answer to {method}").as_bytes()
         );
     }
-    // Nothing but an end, and half a message.
+    // An empty body, and half a message.
     assert_eq!(caller.raw(Method::Exec.path(), &[], vec![]).await.unwrap().ok(), b"answer to Exec");
     assert_eq!(
         caller.raw(Method::Exec.path(), &[], vec![0, 0, 0, 0, 9, 1]).await.unwrap().ok(),
@@ -59,9 +59,9 @@ async fn an_id_says_whose_a_call_is() {
 
 /// Verifies F6.
 #[tokio::test(flavor = "multi_thread")]
-async fn cell_pods_are_answered_while_the_runtime_is_down() {
-    let door = Setup::default().open();
-    let caller = door.caller().await;
+async fn calls_of_cells_succeed_while_the_runtime_is_down() {
+    let server = Setup::default().start();
+    let caller = server.caller().await;
     assert_eq!(
         caller.call(Method::StopContainer, &id("milpa1")).await.ok(),
         b"cells: StopContainer"
@@ -73,20 +73,20 @@ async fn cell_pods_are_answered_while_the_runtime_is_down() {
 
 /// Verifies F4.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_pod_goes_where_it_says_or_is_refused() {
+async fn pod_is_routed_by_annotation_and_handler_or_refused() {
     let rule = Rule {
         name: "batch".into(),
         namespace: vec!["batch-*".into()],
         backend: "cells".into(),
         ..Rule::default()
     };
-    let door = Setup {
+    let server = Setup {
         routing: Routing { default: "containerd".into(), rules: vec![rule] },
         ..Setup::default()
     }
-    .open();
-    let _runtime = Played::named(&door.containerd());
-    let caller = door.caller().await;
+    .start();
+    let _runtime = FakeRuntime::named(&server.containerd());
+    let caller = server.caller().await;
     let run = |namespace: &str, annotation: Option<&str>, handler: &str| {
         let metadata =
             Some(cri::PodSandboxMetadata { namespace: namespace.into(), ..Default::default() });
@@ -120,17 +120,17 @@ async fn a_pod_goes_where_it_says_or_is_refused() {
 
 /// Verifies R1.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_pod_that_stays_on_the_node_is_sent_without_the_handler_of_cells() {
-    let door = Setup::default().open();
+async fn pod_that_stays_on_the_node_is_sent_without_the_handler_of_cells() {
+    let server = Setup::default().start();
     let (sender, mut seen) = tokio::sync::mpsc::unbounded_channel();
-    let _runtime = Played::listen(&door.containerd(), move |mut call| {
+    let _runtime = FakeRuntime::listen(&server.containerd(), move |mut call| {
         let sender = sender.clone();
         async move {
-            sender.send(crate::played::read_all(&mut call.body).await.unwrap()).unwrap();
+            sender.send(crate::fake_runtime::read_all(&mut call.body).await.unwrap()).unwrap();
             call.answer(b"sent").await;
         }
     });
-    let caller = door.caller().await;
+    let caller = server.caller().await;
     let labels = [("stays".to_owned(), String::new())].into();
     let config = cri::PodSandboxConfig { labels, hostname: "h".to_owned(), ..Default::default() };
     let run = cri::RunPodSandboxRequest {
@@ -138,14 +138,15 @@ async fn a_pod_that_stays_on_the_node_is_sent_without_the_handler_of_cells() {
         runtime_handler: "kiyot".to_owned(),
     };
     assert_eq!(caller.call(Method::RunPodSandbox, &run.encode_to_vec()).await.ok(), b"sent");
-    let told = cri::RunPodSandboxRequest { config: Some(config), runtime_handler: String::new() };
-    assert_eq!(seen.recv().await.unwrap(), frame(&told.encode_to_vec()));
+    let received =
+        cri::RunPodSandboxRequest { config: Some(config), runtime_handler: String::new() };
+    assert_eq!(seen.recv().await.unwrap(), frame(&received.encode_to_vec()));
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn errors_come_with_their_details() {
-    let door = Setup::default().open();
-    let caller = door.caller().await;
+async fn error_of_a_backend_keeps_its_details() {
+    let server = Setup::default().start();
+    let caller = server.caller().await;
     let answer = caller.call(Method::PodSandboxStatus, &id("milpa-error")).await;
     assert_eq!(
         (answer.code(), answer.message().as_str()),
@@ -158,9 +159,9 @@ async fn errors_come_with_their_details() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_backend_knows_what_is_left_of_the_deadline() {
-    let door = Setup::default().open();
-    let caller = door.caller().await;
+async fn backend_gets_the_remaining_deadline() {
+    let server = Setup::default().start();
+    let caller = server.caller().await;
     let answer = caller
         .raw(Method::ExecSync.path(), &[("grpc-timeout", "2H")], frame(&id("milpa-deadline")))
         .await
@@ -170,7 +171,7 @@ async fn the_backend_knows_what_is_left_of_the_deadline() {
     assert_eq!(caller.call(Method::ExecSync, &id("milpa-deadline")).await.ok(), b"");
 }
 
-/// A request of each method that can be for a pod of the backend, which does not answer it.
+/// Returns a request of each method that can be for a pod of the backend, which hangs on it.
 fn unanswered() -> Vec<(Method, Vec<u8>)> {
     use kiyot::proxy::methods::{Route, route};
     let hangs = || HANGS.to_owned();
@@ -209,7 +210,7 @@ fn unanswered() -> Vec<(Method, Vec<u8>)> {
             let filter = Some(cri::PodSandboxFilter { id: hangs(), ..Default::default() });
             Some(cri::ListPodSandboxRequest { filter }.encode_to_vec())
         }
-        // A pod for a cell is restored nowhere, which is said at once.
+        // Restoring a pod in a cell is refused at once.
         Route::Restore => None,
         Route::Node | Route::Status | Route::Metrics | Route::Events | Route::WholeNodeOnly => None,
     };
@@ -218,12 +219,12 @@ fn unanswered() -> Vec<(Method, Vec<u8>)> {
 
 /// Verifies F2.
 #[tokio::test(flavor = "multi_thread")]
-async fn every_decoded_call_ends_with_its_deadline_and_with_its_caller() {
-    let door = Setup::default().open();
-    let caller = door.caller().await;
+async fn decoded_call_ends_with_its_deadline_and_its_caller() {
+    let server = Setup::default().start();
+    let caller = server.caller().await;
     let hanging = async |wanted: usize| {
         wait_until("the backend's calls", LONG, async || {
-            (door.cells.hanging.load(Ordering::SeqCst) == wanted).then_some(())
+            (server.cells.hanging.load(Ordering::SeqCst) == wanted).then_some(())
         })
         .await;
     };
@@ -246,9 +247,9 @@ async fn every_decoded_call_ends_with_its_deadline_and_with_its_caller() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_panic_ends_its_call_alone() {
-    let door = Setup::default().open();
-    let caller = door.caller().await;
+async fn panic_of_a_call_ends_that_call_alone() {
+    let server = Setup::default().start();
+    let caller = server.caller().await;
     assert_eq!(
         caller.call(Method::ExecSync, &id("milpa-panic")).await.code(),
         Code::Internal as i32
@@ -257,11 +258,11 @@ async fn a_panic_ends_its_call_alone() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn compressed_messages_are_refused_as_grpc_says() {
-    let door = Setup::default().open();
+async fn compressed_message_to_a_cell_is_unimplemented() {
+    let server = Setup::default().start();
     let mut body = frame(&id("milpa1"));
     body[0] = 1;
-    let caller = door.caller().await;
+    let caller = server.caller().await;
     let answer =
         caller.raw(Method::ExecSync.path(), &[("grpc-encoding", "gzip")], body).await.unwrap();
     assert_eq!(answer.code(), Code::Unimplemented as i32);
@@ -269,10 +270,10 @@ async fn compressed_messages_are_refused_as_grpc_says() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_second_message_is_refused() {
-    let door = Setup::default().open();
+async fn second_message_of_a_unary_call_is_refused() {
+    let server = Setup::default().start();
     let body = [frame(&id("milpa1")), frame(&id("milpa2"))].concat();
-    let caller = door.caller().await;
+    let caller = server.caller().await;
     assert_eq!(
         caller.raw(Method::ExecSync.path(), &[], body).await.unwrap().code(),
         Code::Internal as i32
@@ -281,9 +282,9 @@ async fn a_second_message_is_refused() {
 
 /// Verifies F13.
 #[tokio::test(flavor = "multi_thread")]
-async fn large_messages_go_both_ways_and_larger_ones_do_not() {
-    let door = Setup::default().open();
-    let caller = door.caller().await;
+async fn messages_up_to_the_limit_pass_and_larger_are_refused() {
+    let server = Setup::default().start();
+    let caller = server.caller().await;
     let request = |length: usize| {
         cri::ExecSyncRequest {
             container_id: "milpa-echo".into(),
@@ -305,9 +306,9 @@ async fn large_messages_go_both_ways_and_larger_ones_do_not() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn images_follow_their_pods() {
-    let door = Setup::default().open();
-    let caller = door.caller().await;
+async fn image_calls_are_routed_by_their_pod() {
+    let server = Setup::default().start();
+    let caller = server.caller().await;
     let pull = |uid: &str| {
         let metadata = Some(cri::PodSandboxMetadata { uid: uid.into(), ..Default::default() });
         let config = cri::PodSandboxConfig { metadata, ..Default::default() };
@@ -320,7 +321,7 @@ async fn images_follow_their_pods() {
         cri::ImageStatusRequest { image: Some(image), verbose: false }.encode_to_vec()
     };
     {
-        let _runtime = Played::named(&door.containerd());
+        let _runtime = FakeRuntime::named(&server.containerd());
         assert_eq!(caller.call(Method::PullImage, &pull("ours")).await.ok(), b"cells: PullImage");
         assert_eq!(
             caller.call(Method::PullImage, &pull("theirs")).await.ok(),
@@ -339,12 +340,12 @@ async fn images_follow_their_pods() {
         image: Some(cri::Image { id: "cell's".into(), ..Default::default() }),
         ..Default::default()
     };
-    door.cells.images.lock().unwrap().insert("a".into(), reported.encode_to_vec());
+    server.cells.images.lock().unwrap().insert("a".into(), reported.encode_to_vec());
     let answers = [
-        // The node has none: what the cells reported, if they did.
+        // The node lacks the image: the response has the image of the cells, if they report it.
         (Vec::new(), "a", reported.encode_to_vec()),
         (Vec::new(), "b", Vec::new()),
-        // The node's own image comes first.
+        // The node's own image wins.
         (
             cri::ImageStatusResponse { image: Some(cri::Image::default()), ..Default::default() }
                 .encode_to_vec(),
@@ -353,7 +354,7 @@ async fn images_follow_their_pods() {
         ),
     ];
     for (of_node, image, expected) in answers {
-        let _runtime = Played::constant(&door.containerd(), of_node);
+        let _runtime = FakeRuntime::constant(&server.containerd(), of_node);
         let answer = soon(async {
             loop {
                 let answer = caller.call(Method::ImageStatus, &status(None, image)).await;
@@ -368,9 +369,9 @@ async fn images_follow_their_pods() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_message_in_small_parts_is_put_together() {
-    let door = Setup::default().open();
-    let caller = door.caller().await;
+async fn message_in_small_parts_is_reassembled() {
+    let server = Setup::default().start();
+    let caller = server.caller().await;
     let (response, mut stream) = caller.begin(Method::ExecSync.path(), &[]).await;
     for byte in frame(&id("milpa1")) {
         stream.send_data(Bytes::copy_from_slice(&[byte]), false).unwrap();

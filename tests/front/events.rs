@@ -11,22 +11,22 @@ use tonic::{Code, Status};
 
 use crate::{
     caller::{Caller, LONG, frame, soon},
-    door::{Door, Setup},
+    fake_runtime::{Call, FakeRuntime},
     limits::SHORT,
-    played::{Call, Played},
+    server::{Setup, TestServer},
 };
 
-/// A runtime that hands its calls to the test.
-fn runtime(door: &Door, name: &str) -> (Played, mpsc::UnboundedReceiver<Call>) {
+/// Starts a runtime that hands its calls to the test.
+fn runtime(server: &TestServer, name: &str) -> (FakeRuntime, mpsc::UnboundedReceiver<Call>) {
     let (sender, calls) = mpsc::unbounded_channel();
-    let played = Played::listen(&door.runtime(name), move |call| {
+    let fake = FakeRuntime::listen(&server.runtime(name), move |call| {
         let _ = sender.send(call);
         std::future::ready(())
     });
-    (played, calls)
+    (fake, calls)
 }
 
-/// Begins the stream, as grpc-go does.
+/// Opens the event stream like grpc-go.
 async fn open(caller: &Caller) -> (h2::client::ResponseFuture, SendStream<Bytes>) {
     let (response, mut stream) =
         caller.begin(Method::GetContainerEvents.path(), &[("grpc-accept-encoding", "gzip")]).await;
@@ -34,7 +34,7 @@ async fn open(caller: &Caller) -> (h2::client::ResponseFuture, SendStream<Bytes>
     (response, stream)
 }
 
-/// The runtime begins its answer, without any event.
+/// Sends the head of the response of a runtime, without any event.
 async fn begun(call: &mut Call) -> SendStream<Bytes> {
     assert_eq!(call.head.uri.path(), Method::GetContainerEvents.path());
     assert!(!call.head.headers.contains_key("grpc-accept-encoding"));
@@ -50,13 +50,13 @@ fn event(id: &str) -> Vec<u8> {
     cri::ContainerEventResponse { container_id: id.into(), ..Default::default() }.encode_to_vec()
 }
 
-/// A cell's event for all that read.
-fn tell(door: &Door, event: Result<Vec<u8>, Status>) {
+/// Sends an event of a cell to all readers.
+fn tell(server: &TestServer, event: Result<Vec<u8>, Status>) {
     let event = event.map(Bytes::from);
-    door.cells.events.lock().unwrap().retain(|reader| reader.send(event.clone()).is_ok());
+    server.cells.events.lock().unwrap().retain(|reader| reader.send(event.clone()).is_ok());
 }
 
-/// The next whole message.
+/// Returns the next message.
 async fn next(body: &mut RecvStream, buffer: &mut Vec<u8>) -> Vec<u8> {
     loop {
         if let Some((head, rest)) = buffer.split_first_chunk::<5>() {
@@ -73,7 +73,7 @@ async fn next(body: &mut RecvStream, buffer: &mut Vec<u8>) -> Vec<u8> {
     }
 }
 
-/// The status that ends a stream.
+/// Returns the trailers at the end of a stream.
 async fn end(mut body: RecvStream) -> HeaderMap {
     while let Some(part) = soon(body.data()).await {
         assert!(part.unwrap().is_empty());
@@ -81,7 +81,7 @@ async fn end(mut body: RecvStream) -> HeaderMap {
     soon(body.trailers()).await.unwrap().unwrap()
 }
 
-/// A status in metadata, with details.
+/// Inserts a status with details.
 fn status(headers: &mut HeaderMap, code: Code) {
     Status::with_details(code, "in its own words", Bytes::from_static(b"\x00details"))
         .add_header(headers)
@@ -96,17 +96,17 @@ fn trailers(code: Code) -> HeaderMap {
 
 /// Verifies F8.
 #[tokio::test(flavor = "multi_thread")]
-async fn events_of_all_backends_are_woven_in_whole_messages() {
-    let door = Setup { runtimes: &["containerd", "second"], ..Setup::default() }.open();
+async fn events_of_all_backends_are_merged_in_whole_messages() {
+    let server = Setup { runtimes: &["containerd", "second"], ..Setup::default() }.start();
     let ((_node, mut calls), (_second, mut second)) =
-        (runtime(&door, "containerd"), runtime(&door, "second"));
-    let caller = door.caller().await;
+        (runtime(&server, "containerd"), runtime(&server, "second"));
+    let caller = server.caller().await;
     let (response, _stream) = open(&caller).await;
     let (mut call, mut other) =
         (soon(calls.recv()).await.unwrap(), soon(second.recv()).await.unwrap());
     // An event of a cell waits for no runtime's metadata: containerd sends them with its first
     // event.
-    tell(&door, Ok(event("milpa1")));
+    tell(&server, Ok(event("milpa1")));
     let (head, mut body) = soon(response).await.unwrap().into_parts();
     assert_eq!(
         (head.status.as_u16(), &head.headers["content-type"]),
@@ -115,14 +115,13 @@ async fn events_of_all_backends_are_woven_in_whole_messages() {
     let mut buffer = Vec::new();
     assert_eq!(next(&mut body, &mut buffer).await, event("milpa1"));
 
-    // Half of an event of the node; meanwhile others come, whole. Its fields are of a later CRI:
-    // they are passed on as they are.
+    // Half of an event of the node, with fields of a later CRI. Events of others arrive meanwhile.
     let unknown = [event("node1"), b"\xfa\x3f\x05later\xf8\x7f\x01".to_vec()].concat();
     let framed = Bytes::from([frame(&unknown), frame(&event("node2"))].concat());
     let (mut node, mut of_other) = (begun(&mut call).await, begun(&mut other).await);
     node.send_data(framed.slice(..9), false).unwrap();
     for n in 0..5 {
-        tell(&door, Ok(event(&format!("milpa{n}"))));
+        tell(&server, Ok(event(&format!("milpa{n}"))));
         assert_eq!(next(&mut body, &mut buffer).await, event(&format!("milpa{n}")));
         of_other.send_data(frame(&event(&format!("other{n}"))).into(), false).unwrap();
         assert_eq!(next(&mut body, &mut buffer).await, event(&format!("other{n}")));
@@ -130,26 +129,27 @@ async fn events_of_all_backends_are_woven_in_whole_messages() {
     node.send_data(framed.slice(9..), false).unwrap();
     assert_eq!(next(&mut body, &mut buffer).await, unknown);
     assert_eq!(next(&mut body, &mut buffer).await, event("node2"));
-    // Large ones come in many parts.
+    // A large event, in many parts.
     let large = event(&"x".repeat(3 << 20));
-    tell(&door, Ok(large.clone()));
+    tell(&server, Ok(large.clone()));
     assert!(next(&mut body, &mut buffer).await == large);
     assert!(buffer.is_empty());
 }
 
-/// A kubelet reads events for as long as there is somebody who tells them.
+/// A kubelet reads events without an end of its own.
+///
 /// Verifies F14.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_stop_waits_for_no_stream_of_events() {
-    let door = Setup::default().open();
-    let (_node, mut calls) = runtime(&door, "containerd");
-    let caller = door.caller().await;
+async fn drain_does_not_wait_for_event_streams() {
+    let server = Setup::default().start();
+    let (_node, mut calls) = runtime(&server, "containerd");
+    let caller = server.caller().await;
     let (response, _stream) = open(&caller).await;
     let _node = begun(&mut soon(calls.recv()).await.unwrap()).await;
     let body = soon(response).await.unwrap().into_body();
     let (not_begun, _stream) = open(&caller).await;
     let _second = soon(calls.recv()).await.unwrap();
-    assert!(door.bound.drain.drain(LONG).await, "nothing was cut");
+    assert!(server.running.drain.drain(LONG).await, "nothing was cut");
     for trailers in [end(body).await, soon(not_begun).await.unwrap().into_parts().0.headers] {
         let status = Status::from_header_map(&trailers).unwrap();
         assert_eq!(
@@ -160,28 +160,29 @@ async fn a_stop_waits_for_no_stream_of_events() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_metadata_of_a_runtime_begins_the_stream() {
-    let door = Setup::default().open();
-    let (_node, mut calls) = runtime(&door, "containerd");
-    let caller = door.caller().await;
+async fn head_of_a_runtime_begins_the_event_stream() {
+    let server = Setup::default().start();
+    let (_node, mut calls) = runtime(&server, "containerd");
+    let caller = server.caller().await;
     let (response, _stream) = open(&caller).await;
     let _node = begun(&mut soon(calls.recv()).await.unwrap()).await;
     let (head, mut body) = soon(response).await.unwrap().into_parts();
     assert_eq!(head.headers["x-of"], "the node");
-    tell(&door, Ok(event("milpa1")));
+    tell(&server, Ok(event("milpa1")));
     assert_eq!(next(&mut body, &mut Vec::new()).await, event("milpa1"));
 }
 
-/// As with containerd 1.6. Two runtimes: the kubelet gets the events of all, or none.
+/// Containerd 1.6 has no event stream.
+///
 /// Verifies F8.
 #[tokio::test(flavor = "multi_thread")]
-async fn without_the_stream_of_a_runtime_there_is_none() {
+async fn event_stream_fails_if_a_runtime_has_none() {
     for without in ["containerd", "second"] {
-        let door = Setup { runtimes: &["containerd", "second"], ..Setup::default() }.open();
-        let caller = door.caller().await;
+        let server = Setup { runtimes: &["containerd", "second"], ..Setup::default() }.start();
+        let caller = server.caller().await;
         let with = if without == "second" { "containerd" } else { "second" };
         let ((_with, mut having), (_without, mut lacking)) =
-            (runtime(&door, with), runtime(&door, without));
+            (runtime(&server, with), runtime(&server, without));
         for begins in [false, true] {
             let (response, _stream) = open(&caller).await;
             let _open = begun(&mut soon(having.recv()).await.unwrap()).await;
@@ -196,7 +197,7 @@ async fn without_the_stream_of_a_runtime_there_is_none() {
             };
             let (head, body) = if begins {
                 let (head, mut body) = soon(response).await.unwrap().into_parts();
-                tell(&door, Ok(event("milpa1")));
+                tell(&server, Ok(event("milpa1")));
                 assert_eq!(next(&mut body, &mut Vec::new()).await, event("milpa1"));
                 refuse();
                 (head, body)
@@ -204,14 +205,14 @@ async fn without_the_stream_of_a_runtime_there_is_none() {
                 refuse();
                 soon(response).await.unwrap().into_parts()
             };
-            let told = if head.headers.contains_key("grpc-status") {
+            let received = if head.headers.contains_key("grpc-status") {
                 head.headers
             } else {
                 end(body).await
             };
-            let told = Status::from_header_map(&told).unwrap();
+            let received = Status::from_header_map(&received).unwrap();
             assert_eq!(
-                (told.code(), told.message(), told.details()),
+                (received.code(), received.message(), received.details()),
                 (Code::Unimplemented, "in its own words", b"\x00details".as_slice())
             );
         }
@@ -220,11 +221,11 @@ async fn without_the_stream_of_a_runtime_there_is_none() {
 
 /// Verifies F8.
 #[tokio::test(flavor = "multi_thread")]
-async fn the_end_of_a_part_is_the_end_of_the_stream() {
-    let door = Setup::default().open();
-    let caller = door.caller().await;
+async fn event_stream_ends_with_the_first_part_that_ends() {
+    let server = Setup::default().start();
+    let caller = server.caller().await;
     {
-        let (_node, mut calls) = runtime(&door, "containerd");
+        let (_node, mut calls) = runtime(&server, "containerd");
         let begin = async |calls: &mut mpsc::UnboundedReceiver<Call>| {
             let (response, stream) = open(&caller).await;
             let node = begun(&mut soon(calls.recv()).await.unwrap()).await;
@@ -242,11 +243,11 @@ async fn the_end_of_a_part_is_the_end_of_the_stream() {
             Some(Reason::ENHANCE_YOUR_CALM)
         );
 
-        // Compressed events were not asked for.
+        // Compressed events are not accepted.
         let (mut node, body, _stream) = begin(&mut calls).await;
         node.send_data(Bytes::from_static(&[1, 0, 0, 0, 0]), false).unwrap();
         assert_eq!(Status::from_header_map(&end(body).await).unwrap().code(), Code::Internal);
-        // No message is that large.
+        // A message above the limit.
         let (mut node, body, _stream) = begin(&mut calls).await;
         node.send_data(Bytes::from_static(&[0, 0xff, 0, 0, 0]), false).unwrap();
         assert_eq!(
@@ -254,13 +255,13 @@ async fn the_end_of_a_part_is_the_end_of_the_stream() {
             Code::ResourceExhausted
         );
 
-        // A backend that lost events; what it had before comes first.
+        // A backend that lost events: the previous events are delivered first.
         let (mut node, mut body, _stream) = begin(&mut calls).await;
-        tell(&door, Ok(event("milpa1")));
-        tell(&door, Err(Status::resource_exhausted("lost")));
+        tell(&server, Ok(event("milpa1")));
+        tell(&server, Err(Status::resource_exhausted("lost")));
         assert_eq!(next(&mut body, &mut Vec::new()).await, event("milpa1"));
-        let told = Status::from_header_map(&end(body).await).unwrap();
-        assert_eq!((told.code(), told.message()), (Code::ResourceExhausted, "lost"));
+        let received = Status::from_header_map(&end(body).await).unwrap();
+        assert_eq!((received.code(), received.message()), (Code::ResourceExhausted, "lost"));
         assert_eq!(
             soon(std::future::poll_fn(|cx| node.poll_reset(cx))).await.unwrap(),
             Reason::CANCEL,
@@ -268,48 +269,48 @@ async fn the_end_of_a_part_is_the_end_of_the_stream() {
         );
 
         let (_node, mut body, _stream) = begin(&mut calls).await;
-        tell(&door, Ok(event("milpa1")));
+        tell(&server, Ok(event("milpa1")));
         assert_eq!(next(&mut body, &mut Vec::new()).await, event("milpa1"));
     }
-    // The runtime is gone: there is no stream without it.
+    // The runtime is down: the stream fails.
     let (response, _stream) = open(&caller).await;
     let head = soon(response).await.unwrap();
     assert_eq!(Status::from_header_map(head.headers()).unwrap().code(), Code::Unavailable);
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_runtime_that_hangs_up_ends_the_stream() {
-    let door = Setup::default().open();
-    let caller = door.caller().await;
-    let (node, mut calls) = runtime(&door, "containerd");
+async fn connection_loss_ends_the_event_stream() {
+    let server = Setup::default().start();
+    let caller = server.caller().await;
+    let (node, mut calls) = runtime(&server, "containerd");
     let (response, _stream) = open(&caller).await;
     let _call = soon(calls.recv()).await.unwrap();
-    tell(&door, Ok(event("milpa1")));
+    tell(&server, Ok(event("milpa1")));
     let mut body = soon(response).await.unwrap().into_body();
     assert_eq!(next(&mut body, &mut Vec::new()).await, event("milpa1"));
-    // Its calls stay: dropped, each would be reset before the connection ends.
+    // The calls are kept, because a dropped call is reset before the connection ends.
     drop(node);
-    let told = Status::from_header_map(&end(body).await).unwrap();
+    let received = Status::from_header_map(&end(body).await).unwrap();
     assert!(
-        told.code() == Code::Unavailable && told.message().contains("containerd.sock"),
-        "{told:?}"
+        received.code() == Code::Unavailable && received.message().contains("containerd.sock"),
+        "{received:?}"
     );
 }
 
 /// Verifies F9.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_reader_that_leaves_events_unread_is_cut_off() {
-    let door = Setup { client_timeout: SHORT, ..Setup::default() }.open();
-    let caller = door.caller().await;
-    let (_node, mut calls) = runtime(&door, "containerd");
+async fn reader_that_leaves_events_unread_is_reset() {
+    let server = Setup { client_timeout: SHORT, ..Setup::default() }.start();
+    let caller = server.caller().await;
+    let (_node, mut calls) = runtime(&server, "containerd");
     let (response, _stream) = open(&caller).await;
     let mut node = begun(&mut soon(calls.recv()).await.unwrap()).await;
     let mut body = soon(response).await.unwrap().into_body();
-    // More than the windows on the way have room for.
-    tell(&door, Ok(event(&"x".repeat(3 << 20))));
+    // More than the flow-control windows.
+    tell(&server, Ok(event(&"x".repeat(3 << 20))));
     let error = soon(async {
         loop {
-            // What comes is not acknowledged: no more is wanted.
+            // No WINDOW_UPDATE is sent for received data.
             if let Err(error) = body.data().await.expect("it ends with an error") {
                 return error;
             }
@@ -318,24 +319,24 @@ async fn a_reader_that_leaves_events_unread_is_cut_off() {
     .await;
     assert_eq!(error.reason(), Some(Reason::CANCEL));
     assert_eq!(soon(std::future::poll_fn(|cx| node.poll_reset(cx))).await.unwrap(), Reason::CANCEL);
-    // One that reads in time stays, however little there is.
+    // A reader in time stays, however little it reads.
     let (response, _stream) = open(&caller).await;
     let _node = begun(&mut soon(calls.recv()).await.unwrap()).await;
     let mut body = soon(response).await.unwrap().into_body();
     tokio::time::sleep(2 * SHORT).await;
-    tell(&door, Ok(event("milpa1")));
+    tell(&server, Ok(event("milpa1")));
     assert_eq!(next(&mut body, &mut Vec::new()).await, event("milpa1"));
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_reader_that_goes_ends_all_parts() {
-    let door = Setup::default().open();
-    let caller = door.caller().await;
-    let (_node, mut calls) = runtime(&door, "containerd");
+async fn cancelled_event_stream_ends_at_all_backends() {
+    let server = Setup::default().start();
+    let caller = server.caller().await;
+    let (_node, mut calls) = runtime(&server, "containerd");
     for begins in [false, true] {
         let (response, mut stream) = open(&caller).await;
         let mut call = soon(calls.recv()).await.unwrap();
-        let readers = door.cells.events.lock().unwrap().clone();
+        let readers = server.cells.events.lock().unwrap().clone();
         let reader = readers.last().unwrap();
         let mut node = if begins { Some(begun(&mut call).await) } else { None };
         let _body = if begins { Some(soon(response).await.unwrap()) } else { None };

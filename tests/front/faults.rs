@@ -15,19 +15,19 @@ use kiyot::backends::Method;
 use tokio::net::UnixListener;
 use tonic::Code;
 
-use crate::{caller::soon, door::Setup, played::Played};
+use crate::{caller::soon, fake_runtime::FakeRuntime, server::Setup};
 
 /// Verifies F11.
 #[tokio::test(flavor = "multi_thread")]
-async fn without_a_runtime_calls_are_unavailable_and_name_its_socket() {
-    let door = Setup::default().open();
-    let caller = door.caller().await;
+async fn absent_runtime_is_unavailable_with_its_socket_in_the_error() {
+    let server = Setup::default().start();
+    let caller = server.caller().await;
     for method in [Method::Version, Method::StopPodSandbox, Method::Status, Method::RunPodSandbox] {
         let answer = caller.call(method, b"\x0a\x00").await;
         assert_eq!(answer.code(), Code::Unavailable as i32);
         let message = answer.message();
         assert!(
-            message.contains(door.containerd().to_str().unwrap())
+            message.contains(server.containerd().to_str().unwrap())
                 && message.contains("No such file"),
             "{message}"
         );
@@ -36,12 +36,12 @@ async fn without_a_runtime_calls_are_unavailable_and_name_its_socket() {
 
 /// Verifies F11.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_runtime_that_restarts_is_found_again() {
-    let door = Setup::default().open();
-    let caller = door.caller().await;
+async fn restarted_runtime_is_reconnected() {
+    let server = Setup::default().start();
+    let caller = server.caller().await;
     for round in 0..5 {
-        let runtime = Played::constant(&door.containerd(), format!("round {round}").into());
-        // The loss of the old connection may be noticed only by the call that was about to use it.
+        let runtime = FakeRuntime::constant(&server.containerd(), format!("round {round}").into());
+        // The loss of the old connection may be noticed by the call that uses it.
         let answer = soon(async {
             loop {
                 let answer = caller.call(Method::Version, b"").await;
@@ -59,10 +59,10 @@ async fn a_runtime_that_restarts_is_found_again() {
 
 /// Verifies F11.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_runtime_that_accepts_and_says_nothing_is_unavailable() {
-    let door = Setup { connect_timeout: Duration::from_millis(50), ..Setup::default() }.open();
-    let _silent = UnixListener::bind(door.containerd()).unwrap();
-    let caller = door.caller().await;
+async fn runtime_without_a_preface_is_unavailable() {
+    let server = Setup { connect_timeout: Duration::from_millis(50), ..Setup::default() }.start();
+    let _silent = UnixListener::bind(server.containerd()).unwrap();
+    let caller = server.caller().await;
     let calls = (0..20).map(|_| caller.call(Method::Version, b""));
     for answer in futures::future::join_all(calls).await {
         assert_eq!(answer.code(), Code::Unavailable as i32);
@@ -71,25 +71,25 @@ async fn a_runtime_that_accepts_and_says_nothing_is_unavailable() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_does_not_speak_http2_is_unavailable() {
-    let door = Setup::default().open();
-    let listener = UnixListener::bind(door.containerd()).unwrap();
+async fn runtime_that_does_not_speak_http2_is_unavailable() {
+    let server = Setup::default().start();
+    let listener = UnixListener::bind(server.containerd()).unwrap();
     let _task = tokio_util::task::AbortOnDropHandle::new(tokio::spawn(async move {
         while let Ok((stream, _)) = listener.accept().await {
             let _ = stream
                 .try_write(b"HTTP/1.1 400 Bad Request\r\n\r\n and more that is not HTTP/2 at all");
         }
     }));
-    let caller = door.caller().await;
+    let caller = server.caller().await;
     let answer = caller.call(Method::Version, b"").await;
     assert_eq!(answer.code(), Code::Unavailable as i32);
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_connection_that_is_lost_ends_its_calls_as_unavailable() {
-    let door = Setup::default().open();
+async fn connection_loss_ends_open_calls_as_unavailable() {
+    let server = Setup::default().start();
     let (began, mut begins) = tokio::sync::mpsc::unbounded_channel();
-    let runtime = Played::listen(&door.containerd(), move |mut call| {
+    let runtime = FakeRuntime::listen(&server.containerd(), move |mut call| {
         let began = began.clone();
         async move {
             let mut stream = None;
@@ -103,7 +103,7 @@ async fn a_connection_that_is_lost_ends_its_calls_as_unavailable() {
             drop(stream);
         }
     });
-    let caller = door.caller().await;
+    let caller = server.caller().await;
     let mut calls = Vec::new();
     for metadata in [&[][..], &[("late", "yes")]] {
         let (response, mut stream) = caller.begin(Method::Version.path(), metadata).await;
@@ -111,7 +111,7 @@ async fn a_connection_that_is_lost_ends_its_calls_as_unavailable() {
         soon(begins.recv()).await.unwrap();
         calls.push((response, stream));
     }
-    // The answer that began is on its way.
+    // The response that has begun is received.
     let (late, _stream) = calls.pop().unwrap();
     let (head, mut body) = soon(late).await.unwrap().into_parts();
     drop(runtime);
@@ -122,14 +122,15 @@ async fn a_connection_that_is_lost_ends_its_calls_as_unavailable() {
     assert_eq!(early.headers()["grpc-status"], "14");
 }
 
-/// A stream that was refused before the runtime began with it is sent once more.
+/// REFUSED_STREAM: the runtime has not processed the call.
+///
 /// Verifies F20.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_refused_call_is_sent_again_once() {
-    let door = Setup::default().open();
+async fn refused_call_is_retried_once() {
+    let server = Setup::default().start();
     let seen = Arc::new(AtomicUsize::new(0));
     let count = seen.clone();
-    let _runtime = Played::listen(&door.containerd(), move |mut call| {
+    let _runtime = FakeRuntime::listen(&server.containerd(), move |mut call| {
         let n = count.fetch_add(1, Ordering::SeqCst);
         async move {
             if n < 1 || call.head.headers.contains_key("always") {
@@ -139,7 +140,7 @@ async fn a_refused_call_is_sent_again_once() {
             }
         }
     });
-    let caller = door.caller().await;
+    let caller = server.caller().await;
     assert_eq!(caller.call(Method::Version, b"").await.ok(), b"at last");
     assert_eq!(seen.load(Ordering::SeqCst), 2);
     let body = crate::caller::frame(b"");
@@ -148,14 +149,15 @@ async fn a_refused_call_is_sent_again_once() {
     assert_eq!(seen.load(Ordering::SeqCst), 4);
 }
 
-/// The part of the request that had not come when the runtime refused is not lost.
+/// The part of the request that was still to come at the refusal is not lost.
+///
 /// Verifies F20.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_call_that_is_refused_before_its_request_has_come_is_sent_again_whole() {
-    let door = Setup::default().open();
+async fn call_refused_before_its_request_is_complete_is_retried_whole() {
+    let server = Setup::default().start();
     let (began, mut begins) = tokio::sync::mpsc::unbounded_channel();
     let seen = AtomicUsize::new(0);
-    let _runtime = Played::listen(&door.containerd(), move |mut call| {
+    let _runtime = FakeRuntime::listen(&server.containerd(), move |mut call| {
         let (began, is_refused) =
             (began.clone(), seen.fetch_add(1, Ordering::SeqCst).is_multiple_of(2));
         async move {
@@ -164,16 +166,16 @@ async fn a_call_that_is_refused_before_its_request_has_come_is_sent_again_whole(
             }
             began.send(()).unwrap();
             if !is_refused {
-                let body = crate::played::read_all(&mut call.body).await.unwrap();
+                let body = crate::fake_runtime::read_all(&mut call.body).await.unwrap();
                 let mut stream = call.respond.send_response(Response::new(()), false).unwrap();
                 stream.send_data(body.into(), false).unwrap();
-                stream.send_trailers(crate::played::ok_trailers()).unwrap();
+                stream.send_trailers(crate::fake_runtime::ok_trailers()).unwrap();
             }
         }
     });
-    let caller = door.caller().await;
-    // One whose requests nobody knows, and which goes on before any of it has come; and one that
-    // goes on when its message is whole, and has not ended.
+    let caller = server.caller().await;
+    // An unknown method, forwarded before any of its body arrives, and a known method, forwarded
+    // when its message is complete and before its end.
     for (path, body) in [
         ("/runtime.v9.RuntimeService/Levitate", vec![]),
         (Method::Version.path(), crate::caller::frame(b"first")),
@@ -196,12 +198,13 @@ async fn a_call_that_is_refused_before_its_request_has_come_is_sent_again_whole(
     }
 }
 
-/// A runtime that says goodbye finishes what it began; new calls go to a new connection.
+/// After GOAWAY open calls go on.
+///
 /// Verifies F20.
 #[tokio::test(flavor = "multi_thread")]
-async fn after_goaway_new_calls_use_a_new_connection() {
-    let door = Setup::default().open();
-    let listener = UnixListener::bind(door.containerd()).unwrap();
+async fn goaway_moves_new_calls_to_a_new_connection() {
+    let server = Setup::default().start();
+    let listener = UnixListener::bind(server.containerd()).unwrap();
     let connections = Arc::new(AtomicUsize::new(0));
     let count = connections.clone();
     let _task = tokio_util::task::AbortOnDropHandle::new(tokio::spawn(async move {
@@ -213,15 +216,15 @@ async fn after_goaway_new_calls_use_a_new_connection() {
                 let mut calls = tokio::task::JoinSet::new();
                 while let Some(Ok((request, respond))) = connection.accept().await {
                     let (head, body) = request.into_parts();
-                    // One call for each connection.
+                    // A connection for each call.
                     connection.graceful_shutdown();
-                    calls.spawn(crate::played::Call { head, body, respond }.answer(b"done"));
+                    calls.spawn(crate::fake_runtime::Call { head, body, respond }.answer(b"done"));
                 }
                 calls.join_all().await;
             });
         }
     }));
-    let caller = door.caller().await;
+    let caller = server.caller().await;
     for _ in 0..10 {
         assert_eq!(caller.call(Method::Version, b"").await.ok(), b"done");
     }

@@ -1,4 +1,4 @@
-//! What is forwarded arrives as it was sent.
+//! Forwarding without changes.
 
 use std::sync::{Arc, Mutex};
 
@@ -11,8 +11,8 @@ use tokio::sync::mpsc;
 
 use crate::{
     caller::{frame, soon},
-    door::Setup,
-    played::{Played, read_all},
+    fake_runtime::{FakeRuntime, read_all},
+    server::Setup,
 };
 
 fn metadata() -> HeaderMap {
@@ -35,7 +35,7 @@ fn trailers() -> HeaderMap {
     trailers
 }
 
-/// A raw method, one that is peeked at, and one that nobody knows.
+/// A method of the node, a method routed by id, and an unknown method.
 const PATHS: [&str; 3] = [
     "/runtime.v1.RuntimeService/Version",
     "/runtime.v1.RuntimeService/StopPodSandbox",
@@ -44,11 +44,11 @@ const PATHS: [&str; 3] = [
 
 /// Verifies F1.
 #[tokio::test(flavor = "multi_thread")]
-async fn metadata_bodies_and_trailers_arrive_as_they_were_sent() {
-    let door = Setup::default().open();
+async fn headers_bodies_and_trailers_arrive_unchanged() {
+    let server = Setup::default().start();
     let seen = Arc::new(Mutex::new(Vec::<(Parts, Vec<u8>)>::new()));
     let record = seen.clone();
-    let _runtime = Played::listen(&door.containerd(), move |mut call| {
+    let _runtime = FakeRuntime::listen(&server.containerd(), move |mut call| {
         let record = record.clone();
         async move {
             let body = read_all(&mut call.body).await.unwrap();
@@ -60,7 +60,7 @@ async fn metadata_bodies_and_trailers_arrive_as_they_were_sent() {
             stream.send_trailers(trailers()).unwrap();
         }
     });
-    let caller = door.caller().await;
+    let caller = server.caller().await;
     for path in PATHS {
         let body = frame(b"\x0a\x03abc\x50\x07");
         let sent = [
@@ -87,7 +87,7 @@ async fn metadata_bodies_and_trailers_arrive_as_they_were_sent() {
         for (name, value) in sent {
             expected.append(name, HeaderValue::from_static(value));
         }
-        // How long the call took to come through may have been taken off on a slow machine.
+        // On a slow machine the elapsed time may have been subtracted.
         let mut received = head.headers;
         received.remove("grpc-timeout").unwrap();
         expected.remove("grpc-timeout");
@@ -97,15 +97,15 @@ async fn metadata_bodies_and_trailers_arrive_as_they_were_sent() {
 
 /// Verifies F1.
 #[tokio::test(flavor = "multi_thread")]
-async fn an_error_without_a_message_stays_trailers_only() {
-    let door = Setup::default().open();
-    let _runtime = Played::listen(&door.containerd(), |mut call| async move {
+async fn trailers_only_response_stays_trailers_only() {
+    let server = Setup::default().start();
+    let _runtime = FakeRuntime::listen(&server.containerd(), |mut call| async move {
         let mut response = Response::new(());
         *response.headers_mut() = trailers();
         call.respond.send_response(response, true).unwrap();
         let _ = read_all(&mut call.body).await;
     });
-    let caller = door.caller().await;
+    let caller = server.caller().await;
     for path in PATHS {
         let answer = caller.raw(path, &[], frame(b"")).await.unwrap();
         assert_eq!((answer.headers, answer.body, answer.trailers), (trailers(), vec![], None));
@@ -114,27 +114,27 @@ async fn an_error_without_a_message_stays_trailers_only() {
 
 /// Verifies F2.
 #[tokio::test(flavor = "multi_thread")]
-async fn time_spent_here_is_taken_off_the_timeout() {
-    let door = Setup::default().open();
+async fn elapsed_time_is_subtracted_from_grpc_timeout() {
+    let server = Setup::default().start();
     let (send, mut timeouts) = mpsc::unbounded_channel();
-    let _runtime = Played::listen(&door.containerd(), move |call| {
+    let _runtime = FakeRuntime::listen(&server.containerd(), move |call| {
         let timeout = call.head.headers["grpc-timeout"].to_str().unwrap().to_string();
         send.send(timeout).unwrap();
         async move { call.answer(b"").await }
     });
-    let caller = door.caller().await;
+    let caller = server.caller().await;
     let body = Bytes::from(frame(b"\x0a\x03abc"));
     let mut timeout = async || {
         let (response, mut stream) =
             caller.begin(Method::StopPodSandbox.path(), &[("grpc-timeout", "100S")]).await;
         stream.send_data(body.slice(..4), false).unwrap();
-        // Time is what passes here; nothing is waited for.
+        // The test measures time and waits for none.
         tokio::time::sleep(std::time::Duration::from_millis(50)).await;
         stream.send_data(body.slice(4..), true).unwrap();
         soon(response).await.unwrap();
         soon(timeouts.recv()).await.unwrap()
     };
-    // On a slow machine both halves may arrive as one.
+    // On a slow machine both halves may arrive at once.
     soon(async {
         loop {
             let timeout = timeout().await;
@@ -149,20 +149,20 @@ async fn time_spent_here_is_taken_off_the_timeout() {
 
 /// Verifies F3.
 #[tokio::test(flavor = "multi_thread")]
-async fn sixteen_mebibytes_go_both_ways() {
-    let door = Setup::default().open();
-    let _runtime = Played::listen(&door.containerd(), |mut call| async move {
+async fn messages_of_sixteen_mebibytes_pass_both_ways() {
+    let server = Setup::default().start();
+    let _runtime = FakeRuntime::listen(&server.containerd(), |mut call| async move {
         let body = read_all(&mut call.body).await.unwrap();
         let response =
             Response::builder().header("content-type", "application/grpc").body(()).unwrap();
         let mut stream = call.respond.send_response(response, false).unwrap();
-        assert!(crate::played::send_all(&mut stream, body.into()).await);
-        stream.send_trailers(crate::played::ok_trailers()).unwrap();
+        assert!(crate::fake_runtime::send_all(&mut stream, body.into()).await);
+        stream.send_trailers(crate::fake_runtime::ok_trailers()).unwrap();
     });
-    let caller = door.caller().await;
+    let caller = server.caller().await;
     for path in PATHS {
         let mut message: Vec<u8> = (0..16_u32 << 20).map(|n| (n ^ (n >> 8)) as u8).collect();
-        // A field of bytes that has no meaning to anyone.
+        // An unknown field of bytes.
         message[..5].copy_from_slice(&[0x7a, 0xfb, 0xff, 0xff, 0x07]);
         let body = frame(&message);
         let answer = caller.raw(path, &[], body.clone()).await.unwrap();
@@ -171,12 +171,12 @@ async fn sixteen_mebibytes_go_both_ways() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn with_one_backend_nothing_is_looked_at() {
-    let door = Setup { cells: false, ..Setup::default() }.open();
-    let _runtime = Played::named(&door.containerd());
-    let caller = door.caller().await;
+async fn single_backend_gets_malformed_and_compressed_messages_unchanged() {
+    let server = Setup { cells: false, ..Setup::default() }.start();
+    let _runtime = FakeRuntime::named(&server.containerd());
+    let caller = server.caller().await;
     for &method in Method::ALL {
-        // Not protobuf, and said to be compressed.
+        // Not protobuf, with the flag of a compressed message.
         let answer = caller.raw(method.path(), &[], vec![1, 0, 0, 0, 1, 0xff]).await.unwrap();
         assert_eq!(answer.ok(), format!("answer to {method}").as_bytes());
     }
@@ -184,21 +184,21 @@ async fn with_one_backend_nothing_is_looked_at() {
 
 /// Verifies F3.
 #[tokio::test(flavor = "multi_thread")]
-async fn ten_thousand_calls_at_once_share_one_connection() {
-    let door = Setup::default().open();
+async fn ten_thousand_concurrent_calls_share_one_connection() {
+    let server = Setup::default().start();
     let barrier = Arc::new(tokio::sync::Barrier::new(10_000));
-    let runtime = Played::listen(&door.containerd(), move |mut call| {
+    let runtime = FakeRuntime::listen(&server.containerd(), move |mut call| {
         let barrier = barrier.clone();
         async move {
             let body = read_all(&mut call.body).await.unwrap();
-            // None is answered before all have come.
+            // Answers wait until all calls have arrived.
             barrier.wait().await;
             let mut stream = call.respond.send_response(Response::new(()), false).unwrap();
             stream.send_data(body.into(), false).unwrap();
-            stream.send_trailers(crate::played::ok_trailers()).unwrap();
+            stream.send_trailers(crate::fake_runtime::ok_trailers()).unwrap();
         }
     });
-    let callers = [door.caller().await, door.caller().await];
+    let callers = [server.caller().await, server.caller().await];
     let calls = (0..10_000_u32).map(|n| {
         let caller = callers[n as usize % 2].clone();
         let path = PATHS[n as usize % 3];
@@ -211,13 +211,14 @@ async fn ten_thousand_calls_at_once_share_one_connection() {
     assert_eq!(runtime.connections(), 1);
 }
 
-/// Forwarded, merged, and for pods in cells: all are open at once, and each gets its own answer.
+/// Forwarded calls, merged lists and calls of cells are open at once; each gets its own response.
+///
 /// Verifies F3.
 #[tokio::test(flavor = "multi_thread")]
-async fn ten_thousand_calls_of_every_kind_are_each_answered() {
+async fn ten_thousand_concurrent_calls_of_all_kinds_are_answered() {
     const CALLS: usize = 10_000;
     const KINDS: usize = 4;
-    let door = Setup::default().open();
+    let server = Setup::default().start();
     let pods = |ids: &[&str]| {
         let items = ids
             .iter()
@@ -226,12 +227,12 @@ async fn ten_thousand_calls_of_every_kind_are_each_answered() {
         cri::ListPodSandboxResponse { items }.encode_to_vec()
     };
     for method in [Method::ListPodSandbox, Method::PodSandboxStatus] {
-        door.cells.snapshots.lock().unwrap().insert(method, Ok(pods(&["milpa1"])));
+        server.cells.snapshots.lock().unwrap().insert(method, Ok(pods(&["milpa1"])));
     }
-    // The runtime has two calls in four: none is answered before all have come.
+    // The runtime gets two calls in four, and answers when all have arrived.
     let barrier = Arc::new(tokio::sync::Barrier::new(CALLS / KINDS * 2));
     let list = pods(&["a", "b"]);
-    let _runtime = Played::listen(&door.containerd(), move |mut call| {
+    let _runtime = FakeRuntime::listen(&server.containerd(), move |mut call| {
         let (barrier, list) = (barrier.clone(), list.clone());
         async move {
             let body = read_all(&mut call.body).await.unwrap();
@@ -239,10 +240,10 @@ async fn ten_thousand_calls_of_every_kind_are_each_answered() {
             let is_list = call.head.uri.path() == Method::ListPodSandbox.path();
             let mut stream = call.respond.send_response(Response::new(()), false).unwrap();
             stream.send_data(if is_list { frame(&list) } else { body }.into(), false).unwrap();
-            stream.send_trailers(crate::played::ok_trailers()).unwrap();
+            stream.send_trailers(crate::fake_runtime::ok_trailers()).unwrap();
         }
     });
-    let callers = [door.caller().await, door.caller().await];
+    let callers = [server.caller().await, server.caller().await];
     let whole = pods(&["a", "b", "milpa1"]);
     let (whole, ours) = (&whole, &pods(&["milpa1"]));
     let calls = (0..CALLS).map(|n| {

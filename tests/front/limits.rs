@@ -1,4 +1,4 @@
-//! Clients that do too much, or stop in the middle.
+//! Clients that exceed limits or leave requests incomplete.
 
 use std::time::Duration;
 
@@ -13,29 +13,28 @@ use tonic::Code;
 
 use crate::{
     caller::{Caller, frame, soon},
-    door::Setup,
-    played::Played,
+    fake_runtime::FakeRuntime,
+    server::Setup,
 };
 
-/// A method that nobody knows.
+/// An unknown method.
 const CONVERSE: &str = "/runtime.v1.RuntimeService/Converse";
 
-/// Short enough to wait for, and longer than a slow machine takes from a request's first bytes to
-/// its last.
+/// Timeout that is short enough to wait for, and longer than a slow machine takes for a request.
 pub(crate) const SHORT: Duration = Duration::from_secs(3);
 
 /// Verifies F12.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_half_sent_request_ends() {
-    let door = Setup { client_timeout: SHORT, ..Setup::default() }.open();
-    let _runtime = Played::named(&door.containerd());
-    let caller = door.caller().await;
+async fn incomplete_request_ends_at_the_client_timeout() {
+    let server = Setup { client_timeout: SHORT, ..Setup::default() }.start();
+    let _runtime = FakeRuntime::named(&server.containerd());
+    let caller = server.caller().await;
     let parts = [&[][..], &[0, 0, 0, 0, 9], &[0, 0]];
     let calls = Method::ALL.iter().flat_map(|method| parts.map(|part| (method, part))).map(
         async |(method, part)| {
             let (response, mut stream) = caller.begin(method.path(), &[]).await;
             if !part.is_empty() {
-                // Its time may be over.
+                // The call may have ended.
                 let _ = stream.send_data(Bytes::copy_from_slice(part), false);
             }
             let response = soon(response).await.unwrap();
@@ -51,8 +50,8 @@ async fn a_half_sent_request_ends() {
 
 /// Verifies F12.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_connection_that_sends_nothing_or_half_a_frame_ends() {
-    let door = Setup { client_timeout: SHORT, ..Setup::default() }.open();
+async fn connection_without_a_preface_or_with_half_a_frame_is_closed() {
+    let server = Setup { client_timeout: SHORT, ..Setup::default() }.start();
     let preface = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n".as_slice();
     let settings = [0, 0, 0, 4, 0, 0, 0, 0, 0].as_slice();
     let half_frame = [0, 0, 40, 1].as_slice();
@@ -63,20 +62,20 @@ async fn a_connection_that_sends_nothing_or_half_a_frame_ends() {
         [preface, settings, half_frame].concat(),
         [preface, settings, half_headers].concat(),
     ] {
-        let mut stream = UnixStream::connect(&door.bound.address).await.unwrap();
+        let mut stream = UnixStream::connect(&server.running.address).await.unwrap();
         stream.write_all(&sent).await.unwrap();
         let mut rest = Vec::new();
-        // An error is an end as well: the other side may have thrown bytes away.
+        // An error is an end too: the server may have discarded bytes.
         let _ = soon(stream.read_to_end(&mut rest)).await;
     }
 }
 
 /// Verifies F12.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_connection_that_is_idle_between_calls_stays() {
-    let door = Setup { client_timeout: SHORT, ..Setup::default() }.open();
-    let _runtime = Played::named(&door.containerd());
-    let caller = door.caller().await;
+async fn idle_connection_between_calls_stays_open() {
+    let server = Setup { client_timeout: SHORT, ..Setup::default() }.start();
+    let _runtime = FakeRuntime::named(&server.containerd());
+    let caller = server.caller().await;
     for _ in 0..2 {
         assert_eq!(caller.call(Method::Version, b"").await.ok(), b"answer to Version");
         tokio::time::sleep(2 * SHORT).await;
@@ -85,10 +84,10 @@ async fn a_connection_that_is_idle_between_calls_stays() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_silent_stream_of_an_unknown_method_stays() {
-    let door = Setup { client_timeout: SHORT, ..Setup::default() }.open();
-    let _runtime = Played::named(&door.containerd());
-    let caller = door.caller().await;
+async fn idle_stream_of_an_unknown_method_stays_open() {
+    let server = Setup { client_timeout: SHORT, ..Setup::default() }.start();
+    let _runtime = FakeRuntime::named(&server.containerd());
+    let caller = server.caller().await;
     let (response, mut stream) = caller.begin(CONVERSE, &[]).await;
     tokio::time::sleep(2 * SHORT).await;
     stream.send_data(frame(b"").into(), true).unwrap();
@@ -97,23 +96,23 @@ async fn a_silent_stream_of_an_unknown_method_stays() {
 
 /// Verifies F13.
 #[tokio::test(flavor = "multi_thread")]
-async fn more_calls_than_allowed_are_refused() {
-    let door = Setup { max_calls: 3, ..Setup::default() }.open();
+async fn calls_above_the_limit_are_refused() {
+    let server = Setup { max_calls: 3, ..Setup::default() }.start();
     let (began, mut begins) = mpsc::unbounded_channel();
-    let _runtime = Played::listen(&door.containerd(), move |call| {
+    let _runtime = FakeRuntime::listen(&server.containerd(), move |call| {
         if call.head.uri.path() == CONVERSE {
             began.send(()).unwrap();
         }
         call.answer(b"")
     });
-    // The limit counts over all connections.
+    // The limit applies to all connections together.
     let mut open = Vec::new();
     for _ in 0..3 {
-        let caller = door.caller().await;
+        let caller = server.caller().await;
         open.push((caller.begin(CONVERSE, &[]).await, caller));
         soon(begins.recv()).await.unwrap();
     }
-    let caller = door.caller().await;
+    let caller = server.caller().await;
     assert_eq!(caller.call(Method::Version, b"").await.code(), Code::ResourceExhausted as i32);
     open.clear();
     soon(async {
@@ -126,10 +125,10 @@ async fn more_calls_than_allowed_are_refused() {
 
 /// Verifies F13.
 #[tokio::test(flavor = "multi_thread")]
-async fn metadata_that_is_too_long_is_refused() {
-    let door = Setup::default().open();
-    let _runtime = Played::named(&door.containerd());
-    let caller = door.caller().await;
+async fn headers_above_the_limit_are_refused() {
+    let server = Setup::default().start();
+    let _runtime = FakeRuntime::named(&server.containerd());
+    let caller = server.caller().await;
     let fine = "x".repeat(500 << 10);
     assert_eq!(
         caller.raw(Method::Version.path(), &[("x-long", &fine)], frame(b"")).await.unwrap().code(),
@@ -144,6 +143,6 @@ async fn metadata_that_is_too_long_is_refused() {
                 .get("grpc-status")
                 .is_none_or(|status| status != "0"))
     );
-    let other = Caller::connect(&door.bound.address).await;
+    let other = Caller::connect(&server.running.address).await;
     assert_eq!(other.call(Method::Version, b"").await.code(), 0);
 }

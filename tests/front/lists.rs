@@ -1,4 +1,4 @@
-//! Lists are whole or an error.
+//! Lists, which are complete or an error.
 
 use kiyot::backends::{Features, Method};
 use kiyot_proto::cri;
@@ -7,8 +7,8 @@ use tonic::Code;
 
 use crate::{
     caller::{Caller, frame, soon},
-    door::{Door, Setup},
-    played::{Played, read_all},
+    fake_runtime::{FakeRuntime, read_all},
+    server::{Setup, TestServer},
 };
 
 pub(crate) const LISTS: [Method; 4] = [
@@ -18,7 +18,7 @@ pub(crate) const LISTS: [Method; 4] = [
     Method::ListPodSandboxStats,
 ];
 
-/// All lists have their items, messages, in field 1.
+/// Returns a list. All lists have their items in field 1.
 pub(crate) fn list(items: &[&str]) -> Vec<u8> {
     let items = items
         .iter()
@@ -36,25 +36,25 @@ fn ids(message: &[u8]) -> Vec<String> {
         .collect()
 }
 
-/// A door with two pods of cells.
-pub(crate) async fn setup(runtimes: &'static [&'static str]) -> (Door, Caller) {
-    let door = Setup { runtimes, ..Setup::default() }.open();
+/// Starts a server with two pods of cells.
+pub(crate) async fn setup(runtimes: &'static [&'static str]) -> (TestServer, Caller) {
+    let server = Setup { runtimes, ..Setup::default() }.start();
     for method in LISTS {
-        door.cells.snapshots.lock().unwrap().insert(method, Ok(list(&["milpa1", "milpa2"])));
+        server.cells.snapshots.lock().unwrap().insert(method, Ok(list(&["milpa1", "milpa2"])));
     }
-    let caller = door.caller().await;
-    (door, caller)
+    let caller = server.caller().await;
+    (server, caller)
 }
 
 /// Verifies F5.
 #[tokio::test(flavor = "multi_thread")]
-async fn lists_have_the_items_of_all_backends() {
-    let (door, caller) = setup(&["containerd", "second"]).await;
-    let _first = Played::listen(&door.containerd(), |call| async move {
+async fn list_has_the_entries_of_all_backends() {
+    let (server, caller) = setup(&["containerd", "second"]).await;
+    let _first = FakeRuntime::listen(&server.containerd(), |call| async move {
         assert!(!call.head.headers.contains_key("grpc-accept-encoding"));
         call.answer(&list(&["a", "b"])).await;
     });
-    let _second = Played::constant(&door.runtime("second"), list(&["c"]));
+    let _second = FakeRuntime::constant(&server.runtime("second"), list(&["c"]));
     for method in LISTS {
         let body = frame(b"");
         let answer =
@@ -64,8 +64,8 @@ async fn lists_have_the_items_of_all_backends() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_id_in_the_filter_asks_its_backend_alone() {
-    let (door, caller) = setup(&["containerd"]).await;
+async fn list_by_id_is_answered_by_the_backend_of_the_id() {
+    let (server, caller) = setup(&["containerd"]).await;
     let of = |id: &str| {
         cri::ListPodSandboxRequest {
             filter: Some(cri::PodSandboxFilter { id: id.into(), ..Default::default() }),
@@ -94,14 +94,14 @@ async fn an_id_in_the_filter_asks_its_backend_alone() {
         caller.call(Method::ListPodSandbox, &of("abc")).await.code(),
         Code::Unavailable as i32
     );
-    drop(door);
+    drop(server);
 }
 
 /// Verifies F5.
 #[tokio::test(flavor = "multi_thread")]
-async fn with_any_runtime_down_a_list_is_unavailable() {
-    let (door, caller) = setup(&["containerd", "second"]).await;
-    let _first = Played::constant(&door.containerd(), list(&["a"]));
+async fn list_is_unavailable_while_a_runtime_is_down() {
+    let (server, caller) = setup(&["containerd", "second"]).await;
+    let _first = FakeRuntime::constant(&server.containerd(), list(&["a"]));
     for method in LISTS {
         let answer = caller.call(method, b"").await;
         assert_eq!(answer.code(), Code::Unavailable as i32);
@@ -110,9 +110,9 @@ async fn with_any_runtime_down_a_list_is_unavailable() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_error_of_the_runtime_is_the_lists() {
-    let (door, caller) = setup(&["containerd"]).await;
-    let _runtime = Played::listen(&door.containerd(), |mut call| async move {
+async fn error_of_a_runtime_is_the_error_of_the_list() {
+    let (server, caller) = setup(&["containerd"]).await;
+    let _runtime = FakeRuntime::listen(&server.containerd(), |mut call| async move {
         let _ = read_all(&mut call.body).await;
         let response = http::Response::builder()
             .header("grpc-status", "9")
@@ -126,10 +126,11 @@ async fn an_error_of_the_runtime_is_the_lists() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_error_of_the_backend_is_the_lists() {
-    let (door, caller) = setup(&["containerd"]).await;
-    let _runtime = Played::constant(&door.containerd(), list(&["a"]));
-    door.cells
+async fn error_of_a_decoded_backend_is_the_error_of_the_list() {
+    let (server, caller) = setup(&["containerd"]).await;
+    let _runtime = FakeRuntime::constant(&server.containerd(), list(&["a"]));
+    server
+        .cells
         .snapshots
         .lock()
         .unwrap()
@@ -139,16 +140,16 @@ async fn an_error_of_the_backend_is_the_lists() {
 
 /// Verifies F5.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_list_that_is_too_long_is_refused() {
-    let (door, caller) = setup(&["containerd"]).await;
+async fn list_above_the_message_limit_is_refused() {
+    let (server, caller) = setup(&["containerd"]).await;
     let big = |length: usize| list(&[&"x".repeat(length)]);
-    let runtime = Played::constant(&door.containerd(), big((16 << 20) - 100));
+    let runtime = FakeRuntime::constant(&server.containerd(), big((16 << 20) - 100));
     assert_eq!(ids(caller.call(Method::ListContainers, b"").await.ok()).len(), 3);
-    door.cells.snapshots.lock().unwrap().insert(Method::ListContainers, Ok(big(200)));
+    server.cells.snapshots.lock().unwrap().insert(Method::ListContainers, Ok(big(200)));
     let answer = caller.call(Method::ListContainers, b"").await;
     assert_eq!(answer.code(), Code::ResourceExhausted as i32);
     drop(runtime);
-    let _runtime = Played::constant(&door.runtime("containerd"), big(20 << 20));
+    let _runtime = FakeRuntime::constant(&server.runtime("containerd"), big(20 << 20));
     let answer = soon(async {
         loop {
             let answer = caller.call(Method::ListContainers, b"").await;
@@ -163,9 +164,9 @@ async fn a_list_that_is_too_long_is_refused() {
 
 /// Verifies U9.
 #[tokio::test(flavor = "multi_thread")]
-async fn metrics_of_cells_are_told_as_the_node_describes_them() {
-    let (door, caller) = setup(&["containerd", "second"]).await;
-    let node = Played::listen(&door.containerd(), |call| async move {
+async fn metrics_of_cells_follow_the_descriptors_of_the_node() {
+    let (server, caller) = setup(&["containerd", "second"]).await;
+    let node = FakeRuntime::listen(&server.containerd(), |call| async move {
         assert!(!call.head.headers.contains_key("grpc-accept-encoding"));
         match Method::from_path(call.head.uri.path()).unwrap() {
             Method::ListMetricDescriptors => call.answer(b"the node's words").await,
@@ -173,7 +174,7 @@ async fn metrics_of_cells_are_told_as_the_node_describes_them() {
             other => panic!("{other}"),
         }
     });
-    let second = Played::constant(&door.runtime("second"), list(&["b"]));
+    let second = FakeRuntime::constant(&server.runtime("second"), list(&["b"]));
     let metrics = async || {
         caller
             .raw(
@@ -186,7 +187,7 @@ async fn metrics_of_cells_are_told_as_the_node_describes_them() {
     };
     assert_eq!(ids(metrics().await.ok()), ["a", "b", "milpa by the node's words"]);
     drop(second);
-    // Whole, or an error.
+    // Complete, or an error.
     assert_eq!(metrics().await.code(), Code::Unavailable as i32);
     drop(node);
     assert_eq!(metrics().await.code(), Code::Unavailable as i32);
@@ -194,11 +195,11 @@ async fn metrics_of_cells_are_told_as_the_node_describes_them() {
 
 /// Verifies U9.
 #[tokio::test(flavor = "multi_thread")]
-async fn what_the_node_does_not_describe_is_not_told() {
-    // A node that has neither, as containerd 1.6, and one that has metrics alone.
+async fn metrics_without_descriptors_of_the_node_are_omitted() {
+    // A node without metrics and descriptors, like containerd 1.6, and a node with metrics alone.
     for code in ["12", "0"] {
-        let (door, caller) = setup(&["containerd"]).await;
-        let _node = Played::listen(&door.containerd(), move |mut call| async move {
+        let (server, caller) = setup(&["containerd"]).await;
+        let _node = FakeRuntime::listen(&server.containerd(), move |mut call| async move {
             if code == "0" && call.head.uri.path() == Method::ListPodSandboxMetrics.path() {
                 return call.answer(&list(&["a"])).await;
             }
@@ -223,12 +224,12 @@ async fn what_the_node_does_not_describe_is_not_told() {
 
 /// Verifies F7.
 #[tokio::test(flavor = "multi_thread")]
-async fn the_status_lists_the_handlers_of_all_backends() {
-    let door = Setup::default().open();
+async fn status_has_the_handlers_of_all_backends() {
+    let server = Setup::default().start();
     let node =
         cri::StatusResponse { status: Some(cri::RuntimeStatus::default()), ..Default::default() };
-    let _runtime = Played::constant(&door.containerd(), node.encode_to_vec());
-    let caller = door.caller().await;
+    let _runtime = FakeRuntime::constant(&server.containerd(), node.encode_to_vec());
+    let caller = server.caller().await;
     let answer = caller.call(Method::Status, b"").await;
     let status = cri::StatusResponse::decode(answer.ok()).unwrap();
     assert_eq!(
@@ -240,8 +241,8 @@ async fn the_status_lists_the_handlers_of_all_backends() {
 
 /// Verifies F7.
 #[tokio::test(flavor = "multi_thread")]
-async fn handlers_of_the_node_keep_what_they_say_of_themselves() {
-    let door = Setup::default().open();
+async fn handlers_of_the_node_keep_their_features() {
+    let server = Setup::default().start();
     let features = |yes| {
         Some(cri::RuntimeHandlerFeatures { recursive_read_only_mounts: yes, user_namespaces: yes })
     };
@@ -255,37 +256,36 @@ async fn handlers_of_the_node_keep_what_they_say_of_themselves() {
         features: supplemental,
         ..Default::default()
     };
-    // What a later version says is passed on too.
+    // Fields of a later CRI are forwarded.
     let unknown = [0xba, 0x3e, 3, 1, 2, 3];
     let _runtime =
-        Played::constant(&door.containerd(), [&node.encode_to_vec()[..], &unknown].concat());
-    let answer = door.caller().await.call(Method::Status, b"").await;
+        FakeRuntime::constant(&server.containerd(), [&node.encode_to_vec()[..], &unknown].concat());
+    let answer = server.caller().await.call(Method::Status, b"").await;
     assert!(answer.ok().windows(unknown.len()).any(|part| part == unknown));
     let status = cri::StatusResponse::decode(answer.ok()).unwrap();
     assert_eq!(status.features, supplemental);
-    // A kubelet refuses a pod that wants one of these of a handler without it: in cells there is
-    // neither.
+    // A kubelet refuses a pod that requests a feature that the handler lacks; cells have neither.
     let kiyot = cri::RuntimeHandler { name: "kiyot".into(), features: features(false) };
     assert_eq!(status.runtime_handlers, [handlers, vec![kiyot]].concat());
 }
 
 /// Verifies D43.
 #[tokio::test(flavor = "multi_thread")]
-async fn the_handler_of_cells_says_what_cells_do() {
-    let door = Setup::default().open();
+async fn handler_of_cells_has_the_features_of_cells() {
+    let server = Setup::default().start();
     let node =
         cri::StatusResponse { status: Some(cri::RuntimeStatus::default()), ..Default::default() };
-    let _runtime = Played::constant(&door.containerd(), node.encode_to_vec());
-    let caller = door.caller().await;
-    for (recursive_read_only_mounts, may_be_on_node, told) in
+    let _runtime = FakeRuntime::constant(&server.containerd(), node.encode_to_vec());
+    let caller = server.caller().await;
+    for (recursive_read_only_mounts, may_be_on_node, received) in
         [(false, false, false), (true, false, true), (true, true, false)]
     {
-        *door.cells.features.lock().unwrap() =
+        *server.cells.features.lock().unwrap() =
             Features { recursive_read_only_mounts, may_be_on_node };
         let status =
             cri::StatusResponse::decode(caller.call(Method::Status, b"").await.ok()).unwrap();
         let features = Some(cri::RuntimeHandlerFeatures {
-            recursive_read_only_mounts: told,
+            recursive_read_only_mounts: received,
             user_namespaces: false,
         });
         let none = Some(cri::RuntimeHandlerFeatures::default());
@@ -297,15 +297,15 @@ async fn the_handler_of_cells_says_what_cells_do() {
 
 /// Verifies F7.
 #[tokio::test(flavor = "multi_thread")]
-async fn what_would_hide_pods_is_unimplemented() {
-    let door = Setup::default().open();
-    let _runtime = Played::named(&door.containerd());
-    let caller = door.caller().await;
+async fn call_that_would_hide_pods_is_unimplemented() {
+    let server = Setup::default().start();
+    let _runtime = FakeRuntime::named(&server.containerd());
+    let caller = server.caller().await;
     for &method in Method::ALL {
         let answer = caller.call(method, b"").await;
         let hides =
             kiyot::proxy::methods::route(method) == kiyot::proxy::methods::Route::WholeNodeOnly;
-        // The played lists and Status of the backend are calls here, and their texts are appended.
+        // The fake backend answers lists and Status with texts, which are appended.
         assert_eq!(answer.code() == Code::Unimplemented as i32, hides, "{method}");
     }
 }

@@ -1,4 +1,4 @@
-//! What later kubelets call: pods from checkpoints, and methods that this build does not know.
+//! Calls of later kubelets: pods from checkpoints, and unknown methods.
 
 use std::{collections::HashMap, sync::Arc, sync::Mutex};
 
@@ -12,8 +12,8 @@ use tonic::Code;
 
 use crate::{
     caller::frame,
-    door::Setup,
-    played::{Played, read_all},
+    fake_runtime::{FakeRuntime, read_all},
+    server::Setup,
 };
 
 fn restore(namespace: &str, annotation: Option<&str>, label: Option<&str>) -> Vec<u8> {
@@ -38,10 +38,10 @@ fn restore(namespace: &str, annotation: Option<&str>, label: Option<&str>) -> Ve
 
 /// Verifies F16.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_pod_of_the_node_is_restored_there_and_one_of_cells_nowhere() {
-    let door = Setup::default().open();
-    let _runtime = Played::named(&door.containerd());
-    let caller = door.caller().await;
+async fn restore_works_for_pods_of_the_node_alone() {
+    let server = Setup::default().start();
+    let _runtime = FakeRuntime::named(&server.containerd());
+    let caller = server.caller().await;
     assert_eq!(
         caller.call(Method::RestorePod, &restore("ns", None, None)).await.ok(),
         b"answer to RestorePod"
@@ -53,7 +53,7 @@ async fn a_pod_of_the_node_is_restored_there_and_one_of_cells_nowhere() {
         "{}",
         refused.message()
     );
-    // One that a policy leaves on the node has run there.
+    // A pod that policy leaves on the node has run there.
     assert_eq!(
         caller.call(Method::RestorePod, &restore("ns", Some("kiyot"), Some("stays"))).await.ok(),
         b"answer to RestorePod"
@@ -62,7 +62,7 @@ async fn a_pod_of_the_node_is_restored_there_and_one_of_cells_nowhere() {
 
 /// Verifies F16.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_restored_pod_is_known_as_its_runtimes() {
+async fn restored_pod_belongs_to_its_runtime() {
     let rule = Rule {
         name: "second".into(),
         namespace: vec!["far".into()],
@@ -70,11 +70,11 @@ async fn a_restored_pod_is_known_as_its_runtimes() {
         ..Rule::default()
     };
     let routing = Routing { default: "containerd".into(), rules: vec![rule] };
-    let door = Setup { runtimes: &["containerd", "second"], routing, ..Setup::default() }.open();
+    let server = Setup { runtimes: &["containerd", "second"], routing, ..Setup::default() }.start();
     let asked: Arc<Mutex<HashMap<String, usize>>> = Arc::default();
     let count = asked.clone();
-    let _first = Played::named(&door.containerd());
-    let _second = Played::listen(&door.runtime("second"), move |mut call| {
+    let _first = FakeRuntime::named(&server.containerd());
+    let _second = FakeRuntime::listen(&server.runtime("second"), move |mut call| {
         let count = count.clone();
         async move {
             let method = call.head.uri.path().rsplit('/').next().unwrap().to_owned();
@@ -92,14 +92,14 @@ async fn a_restored_pod_is_known_as_its_runtimes() {
             .await;
         }
     });
-    let caller = door.caller().await;
+    let caller = server.caller().await;
     caller.call(Method::RestorePod, &restore("far", None, None)).await.ok();
     let sandbox = cri::CheckpointPodRequest { pod_sandbox_id: "s1".into(), ..Default::default() }
         .encode_to_vec();
     let container = cri::StartContainerRequest { container_id: "c1".into() }.encode_to_vec();
     caller.call(Method::CheckpointPod, &sandbox).await.ok();
     caller.call(Method::StartContainer, &container).await.ok();
-    // Nobody was asked whose the ids are.
+    // No id was looked up.
     let expected =
         ["RestorePod", "CheckpointPod", "StartContainer"].map(|method| (method.to_owned(), 1));
     assert_eq!(*asked.lock().unwrap(), HashMap::from(expected));
@@ -107,11 +107,11 @@ async fn a_restored_pod_is_known_as_its_runtimes() {
 
 /// Verifies F7.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_list_that_is_not_known_hides_no_pod() {
+async fn unknown_list_is_unimplemented() {
     for (cells, expected) in [(true, Code::Unimplemented as i32), (false, 0)] {
-        let door = Setup { cells, ..Setup::default() }.open();
-        let _runtime = Played::named(&door.containerd());
-        let caller = door.caller().await;
+        let server = Setup { cells, ..Setup::default() }.start();
+        let _runtime = FakeRuntime::named(&server.containerd());
+        let caller = server.caller().await;
         for path in ["/runtime.v1.RuntimeService/ListPods", "/runtime.v1.RuntimeService/StreamPods"]
         {
             assert_eq!(caller.raw(path, &[], frame(b"")).await.unwrap().code(), expected, "{path}");

@@ -1,4 +1,4 @@
-//! Where rules send pods: each condition by itself, and what decides before them.
+//! Routing rules: each condition by itself, and precedence.
 
 use kiyot::{
     backends::Method,
@@ -8,12 +8,12 @@ use kiyot_proto::cri;
 use prost::Message;
 use tonic::Code;
 
-use crate::{caller::Caller, door::Setup, played::Played};
+use crate::{caller::Caller, fake_runtime::FakeRuntime, server::Setup};
 
 const TARGET: &str = "kubernetes.io/target-runtime";
 const SOURCE: &str = "kubernetes.io/config.source";
 
-/// A pod for which a rule is that has one condition, and one for which it is not.
+/// A rule with one condition, a pod that matches, and a pod that doesn't.
 struct Case {
     rule: Rule,
     fits: Sandbox,
@@ -47,7 +47,7 @@ impl Sandbox {
             .encode_to_vec()
     }
 
-    /// Whether it goes to a cell.
+    /// Returns whether the pod is routed to a cell.
     async fn is_in_a_cell(&self, caller: &Caller) -> bool {
         match caller.call(Method::RunPodSandbox, &self.encoded()).await.ok() {
             b"cells: RunPodSandbox" => true,
@@ -167,12 +167,12 @@ fn cases() -> Vec<Case> {
 
 /// Verifies R7.
 #[tokio::test(flavor = "multi_thread")]
-async fn each_condition_of_a_rule_is_looked_at() {
+async fn each_condition_of_a_rule_decides() {
     for Case { rule, fits, fits_not } in cases() {
         let routing = Routing { default: "containerd".into(), rules: vec![rule.clone()] };
-        let door = Setup { routing, ..Setup::default() }.open();
-        let _runtime = Played::named(&door.containerd());
-        let caller = door.caller().await;
+        let server = Setup { routing, ..Setup::default() }.start();
+        let _runtime = FakeRuntime::named(&server.containerd());
+        let caller = server.caller().await;
         assert!(fits.is_in_a_cell(&caller).await, "{rule:?} is for {fits:?}");
         for other in fits_not {
             assert!(!other.is_in_a_cell(&caller).await, "{rule:?} is not for {other:?}");
@@ -182,7 +182,7 @@ async fn each_condition_of_a_rule_is_looked_at() {
 
 /// Verifies R7.
 #[tokio::test(flavor = "multi_thread")]
-async fn rules_come_after_what_a_pod_asks_for_and_before_the_default() {
+async fn rules_apply_after_the_request_of_a_pod_and_before_the_default() {
     let stays = |name: &str, namespace: &str| Rule {
         name: name.into(),
         namespace: vec![namespace.into()],
@@ -199,15 +199,15 @@ async fn rules_come_after_what_a_pod_asks_for_and_before_the_default() {
         default: "cells".into(),
         rules: vec![stays("stay", "system"), goes, stays("too late", "*")],
     };
-    let door = Setup { routing, ..Setup::default() }.open();
-    let _runtime = Played::named(&door.containerd());
-    let caller = door.caller().await;
+    let server = Setup { routing, ..Setup::default() }.start();
+    let _runtime = FakeRuntime::named(&server.containerd());
+    let caller = server.caller().await;
     let system = || Sandbox { namespace: "system", ..pod() };
     assert!(!system().is_in_a_cell(&caller).await);
     assert!(pod().is_in_a_cell(&caller).await, "the first rule that fits decides");
     assert!(Sandbox { annotations: &[(TARGET, "kiyot")], ..system() }.is_in_a_cell(&caller).await);
     assert!(Sandbox { handler: "kiyot", ..system() }.is_in_a_cell(&caller).await);
-    // What no backend declares is refused, whatever else the pod says.
+    // An undeclared target runtime is refused, whatever else the pod has.
     for handler in ["kiyot", "runc", ""] {
         let odd = Sandbox { annotations: &[(TARGET, "virtlet")], handler, ..system() };
         let refused = caller.call(Method::RunPodSandbox, &odd.encoded()).await;

@@ -1,4 +1,4 @@
-//! Several container runtimes: whose an id is, and rules that change.
+//! Several container runtimes: owners of ids, and changes of rules.
 
 use std::{
     collections::{BTreeSet, HashMap},
@@ -19,23 +19,23 @@ use tonic::Code;
 
 use crate::{
     caller::frame,
-    door::{Door, Setup},
-    played::{Played, read_all},
+    fake_runtime::{FakeRuntime, read_all},
+    server::{Setup, TestServer},
 };
 
-/// A runtime with ids of its own, that counts what it is asked.
+/// A runtime with ids of its own, which counts its calls.
 struct Runtime {
-    _played: Played,
+    _fake: FakeRuntime,
     asked: Arc<Mutex<HashMap<String, usize>>>,
 }
 
 impl Runtime {
-    /// Each new id begins with the name; a list has the ids of `has`, and with a filter those that
-    /// begin so.
-    fn listen(door: &Door, name: &'static str, has: &'static [&'static str]) -> Self {
+    /// Starts a runtime. New ids begin with the name. A list has the ids of `has` that begin with
+    /// the id of the filter.
+    fn listen(server: &TestServer, name: &'static str, has: &'static [&'static str]) -> Self {
         let asked: Arc<Mutex<HashMap<String, usize>>> = Arc::default();
         let (count, made) = (asked.clone(), Arc::new(AtomicUsize::new(0)));
-        let played = Played::listen(&door.runtime(name), move |mut call| {
+        let fake = FakeRuntime::listen(&server.runtime(name), move |mut call| {
             let (count, made) = (count.clone(), made.clone());
             async move {
                 let method = call.head.uri.path().rsplit('/').next().unwrap().to_owned();
@@ -48,8 +48,8 @@ impl Runtime {
                             format!("{name}-new-{}", made.fetch_add(1, Ordering::SeqCst));
                         cri::RunPodSandboxResponse { pod_sandbox_id }.encode_to_vec()
                     }
-                    // Lists of containers have their ids, and the id of the filter, where those of
-                    // sandboxes have them.
+                    // Containers have their id, and the id of the filter, in the same fields as
+                    // sandboxes.
                     "ListPodSandbox" | "ListContainers" => {
                         let id = cri::ListPodSandboxRequest::decode(message)
                             .unwrap()
@@ -67,7 +67,7 @@ impl Runtime {
                 call.answer(&answer).await;
             }
         });
-        Self { _played: played, asked }
+        Self { _fake: fake, asked }
     }
 
     fn asked(&self, method: Method) -> usize {
@@ -100,17 +100,17 @@ fn to_second(namespace: &str) -> Routing {
     Routing { default: "containerd".into(), rules: vec![rule] }
 }
 
-fn door() -> Door {
+fn server() -> TestServer {
     Setup { runtimes: &["containerd", "second"], routing: to_second("far"), ..Setup::default() }
-        .open()
+        .start()
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_id_is_its_makers() {
-    let door = door();
+async fn id_belongs_to_the_runtime_that_made_it() {
+    let server = server();
     let (first, second) =
-        (Runtime::listen(&door, "containerd", &[]), Runtime::listen(&door, "second", &[]));
-    let caller = door.caller().await;
+        (Runtime::listen(&server, "containerd", &[]), Runtime::listen(&server, "second", &[]));
+    let caller = server.caller().await;
     let sandbox =
         |answer: &[u8]| cri::RunPodSandboxResponse::decode(answer).unwrap().pod_sandbox_id;
     let far = sandbox(caller.call(Method::RunPodSandbox, &run("far", "u1", None)).await.ok());
@@ -135,7 +135,7 @@ async fn an_id_is_its_makers() {
     for uid in ["u2", "unknown"] {
         assert_eq!(caller.call(Method::PullImage, &pull(uid)).await.ok(), b"containerd: PullImage");
     }
-    // All of it was learned: nobody was asked whose an id is.
+    // All ids were learned: no lookup took place.
     assert_eq!(
         first.asked(Method::ListPodSandbox)
             + second.asked(Method::ListPodSandbox)
@@ -146,11 +146,11 @@ async fn an_id_is_its_makers() {
 
 /// Verifies R5.
 #[tokio::test(flavor = "multi_thread")]
-async fn an_id_of_before_is_asked_for_once() {
-    let door = door();
-    let first = Runtime::listen(&door, "containerd", &["aa11", "bb11"]);
-    let second = Runtime::listen(&door, "second", &["aa22", "cc22", "cc23"]);
-    let caller = door.caller().await;
+async fn unknown_id_is_looked_up_once() {
+    let server = server();
+    let first = Runtime::listen(&server, "containerd", &["aa11", "bb11"]);
+    let second = Runtime::listen(&server, "second", &["aa22", "cc22", "cc23"]);
+    let caller = server.caller().await;
     for _ in 0..3 {
         assert_eq!(
             caller.call(Method::ContainerStatus, &id("cc22")).await.ok(),
@@ -162,8 +162,8 @@ async fn an_id_of_before_is_asked_for_once() {
         );
     }
     assert_eq!((second.asked(Method::ListContainers), first.asked(Method::ListPodSandbox)), (1, 1));
-    // A prefix is asked for each time; one that several have is refused, and what nobody has is the
-    // node's to answer.
+    // A prefix is looked up each time. A prefix of several ids is refused, and an unknown id goes
+    // to the node.
     assert_eq!(
         caller.call(Method::PodSandboxStatus, &id("cc")).await.ok(),
         b"second: PodSandboxStatus"
@@ -174,7 +174,7 @@ async fn an_id_of_before_is_asked_for_once() {
         caller.call(Method::PodSandboxStatus, &id("dd")).await.ok(),
         b"containerd: PodSandboxStatus"
     );
-    // A whole list teaches all ids in it.
+    // All ids of a list are learned.
     caller.call(Method::ListPodSandbox, b"").await.ok();
     let before = second.asked(Method::ListPodSandbox);
     assert_eq!(
@@ -186,10 +186,10 @@ async fn an_id_of_before_is_asked_for_once() {
 
 /// Verifies R5.
 #[tokio::test(flavor = "multi_thread")]
-async fn what_may_be_a_dead_runtimes_is_unavailable() {
-    let door = door();
-    let _first = Runtime::listen(&door, "containerd", &["aa11"]);
-    let caller = door.caller().await;
+async fn id_that_a_dead_runtime_may_have_is_unavailable() {
+    let server = server();
+    let _first = Runtime::listen(&server, "containerd", &["aa11"]);
+    let caller = server.caller().await;
     let unknown = caller.call(Method::StopContainer, &id("bb22")).await;
     assert_eq!(unknown.code(), Code::Unavailable as i32);
     assert!(unknown.message().contains("second.sock"), "{}", unknown.message());
@@ -213,12 +213,12 @@ async fn what_may_be_a_dead_runtimes_is_unavailable() {
 
 /// Verifies R8.
 #[tokio::test(flavor = "multi_thread")]
-async fn the_node_is_answered_for_by_the_runtime_that_is_named() {
-    let door =
-        Setup { runtimes: &["containerd", "second"], node: "second", ..Setup::default() }.open();
+async fn node_backend_answers_for_the_node() {
+    let server =
+        Setup { runtimes: &["containerd", "second"], node: "second", ..Setup::default() }.start();
     let (first, _second) =
-        (Runtime::listen(&door, "containerd", &[]), Runtime::listen(&door, "second", &[]));
-    let caller = door.caller().await;
+        (Runtime::listen(&server, "containerd", &[]), Runtime::listen(&server, "second", &[]));
+    let caller = server.caller().await;
     let of_node = |method: &Method| {
         matches!(
             route(*method),
@@ -236,14 +236,14 @@ async fn the_node_is_answered_for_by_the_runtime_that_is_named() {
         caller.raw("/runtime.v1.RuntimeService/NotYetKnown", &[], frame(b"")).await.unwrap().ok(),
         b"second: NotYetKnown"
     );
-    // An id of nobody, and none at all, are for the node to complain about.
+    // An unknown id and an empty id go to the node.
     for unknown in ["dd", ""] {
         assert_eq!(
             caller.call(Method::StopPodSandbox, &id(unknown)).await.ok(),
             b"second: StopPodSandbox"
         );
     }
-    // What a policy leaves to the node goes there; where other pods go is the rules' alone.
+    // Pods that policy leaves to the node go there; rules decide for others.
     let asks = |label| {
         let asking = cri::RunPodSandboxRequest {
             runtime_handler: "kiyot".into(),
@@ -267,20 +267,20 @@ async fn the_node_is_answered_for_by_the_runtime_that_is_named() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_pod_may_be_left_to_the_node() {
+async fn pod_that_a_backend_leaves_runs_on_the_node() {
     let rule = Rule {
         name: "all".into(),
         namespace: vec!["*".into()],
         backend: "cells".into(),
         ..Rule::default()
     };
-    let door = Setup {
+    let server = Setup {
         routing: Routing { default: "containerd".into(), rules: vec![rule] },
         ..Setup::default()
     }
-    .open();
-    let _runtime = Played::named(&door.containerd());
-    let caller = door.caller().await;
+    .start();
+    let _runtime = FakeRuntime::named(&server.containerd());
+    let caller = server.caller().await;
     assert_eq!(
         caller.call(Method::RunPodSandbox, &run("a", "u", None)).await.ok(),
         b"cells: RunPodSandbox"
@@ -293,27 +293,27 @@ async fn a_pod_may_be_left_to_the_node() {
 
 /// Verifies R6.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_pod_that_is_left_to_the_node_gets_a_handler_that_the_node_has() {
+async fn pod_left_to_the_node_loses_a_handler_that_the_node_lacks() {
     for names in [&["containerd"][..], &["containerd", "second"]] {
-        let door = Setup { runtimes: names, ..Setup::default() }.open();
-        // Each answers with what it was asked.
+        let server = Setup { runtimes: names, ..Setup::default() }.start();
+        // Each runtime answers with its request.
         let _runtimes: Vec<_> = names
             .iter()
             .map(|name| {
-                Played::listen(&door.runtime(name), |mut call| async move {
+                FakeRuntime::listen(&server.runtime(name), |mut call| async move {
                     let body = read_all(&mut call.body).await.unwrap();
                     call.answer(&body[5..]).await;
                 })
             })
             .collect();
-        let caller = door.caller().await;
+        let caller = server.caller().await;
         let asked = async |handler: &str, label| {
-            let told = cri::RunPodSandboxRequest {
+            let received = cri::RunPodSandboxRequest {
                 runtime_handler: handler.into(),
                 ..cri::RunPodSandboxRequest::decode(&*run("a", "u", label)).unwrap()
             };
             cri::RunPodSandboxRequest::decode(
-                caller.call(Method::RunPodSandbox, &told.encode_to_vec()).await.ok(),
+                caller.call(Method::RunPodSandbox, &received.encode_to_vec()).await.ok(),
             )
         };
         let left = asked("kiyot", Some("stays")).await.unwrap();
@@ -328,11 +328,11 @@ async fn a_pod_that_is_left_to_the_node_gets_a_handler_that_the_node_has() {
 
 /// Verifies R4.
 #[tokio::test(flavor = "multi_thread")]
-async fn new_rules_and_limits_hold_for_the_next_call_of_an_open_connection() {
-    let door = door();
+async fn new_rules_and_limits_apply_to_the_next_call_of_a_connection() {
+    let server = server();
     let (_first, _second) =
-        (Runtime::listen(&door, "containerd", &[]), Runtime::listen(&door, "second", &[]));
-    let caller = door.caller().await;
+        (Runtime::listen(&server, "containerd", &[]), Runtime::listen(&server, "second", &[]));
+    let caller = server.caller().await;
     let made = async |namespace: &str| {
         let request = run(namespace, "u", None);
         let answer = caller.call(Method::RunPodSandbox, &request).await;
@@ -341,22 +341,22 @@ async fn new_rules_and_limits_hold_for_the_next_call_of_an_open_connection() {
     assert!(
         made("far").await.starts_with("second") && made("near").await.starts_with("containerd")
     );
-    door.bound.settings.replace(&Server::default(), to_second("near"));
+    server.running.settings.replace(&Server::default(), to_second("near"));
     assert!(
         made("near").await.starts_with("second") && made("far").await.starts_with("containerd")
     );
-    // No call may be open but those that hang already.
-    let server = Server { max_concurrent_calls: 1, ..Server::default() };
+    // The hanging calls reach the limit.
+    let config = Server { max_concurrent_calls: 1, ..Server::default() };
     let hang = id("milpa-hang");
     let hanging = caller.call(Method::StopPodSandbox, &hang);
     let rest = async {
         crate::caller::soon(async {
-            while door.cells.hanging.load(Ordering::SeqCst) == 0 {
+            while server.cells.hanging.load(Ordering::SeqCst) == 0 {
                 tokio::task::yield_now().await;
             }
         })
         .await;
-        door.bound.settings.replace(&server, to_second("near"));
+        server.running.settings.replace(&config, to_second("near"));
         assert_eq!(caller.call(Method::Version, b"").await.code(), Code::ResourceExhausted as i32);
     };
     tokio::select! {

@@ -1,4 +1,4 @@
-//! How the front door closes.
+//! Draining and stopping of the server.
 
 use std::time::Duration;
 
@@ -8,17 +8,17 @@ use tokio::{net::UnixStream, sync::mpsc};
 
 use crate::{
     caller::{LONG, frame, soon},
-    door::Setup,
-    played::Played,
+    fake_runtime::FakeRuntime,
+    server::Setup,
 };
 
 /// Verifies F14.
 #[tokio::test(flavor = "multi_thread")]
-async fn calls_that_are_open_may_end() {
-    let door = Setup::default().open();
+async fn drain_waits_for_open_calls() {
+    let server = Setup::default().start();
     let (began, mut begins) = mpsc::unbounded_channel();
     let (go_on, wait) = tokio::sync::watch::channel(false);
-    let _runtime = Played::listen(&door.containerd(), move |call| {
+    let _runtime = FakeRuntime::listen(&server.containerd(), move |call| {
         let (began, mut wait) = (began.clone(), wait.clone());
         async move {
             began.send(()).unwrap();
@@ -26,16 +26,16 @@ async fn calls_that_are_open_may_end() {
             call.answer(b"done").await;
         }
     });
-    let caller = door.caller().await;
-    let idle = door.caller().await;
+    let caller = server.caller().await;
+    let idle = server.caller().await;
     let call = tokio::spawn({
         let caller = caller.clone();
         async move { caller.call(Method::Version, b"").await }
     });
     soon(begins.recv()).await.unwrap();
-    let address = door.bound.address.clone();
-    let drained = tokio::spawn(async move { door.bound.drain.drain(LONG).await });
-    // No new connections.
+    let address = server.running.address.clone();
+    let drained = tokio::spawn(async move { server.running.drain.drain(LONG).await });
+    // New connections are refused.
     soon(async {
         while UnixStream::connect(&address).await.is_ok() {
             tokio::task::yield_now().await;
@@ -52,14 +52,14 @@ async fn calls_that_are_open_may_end() {
 
 /// Verifies F17.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_thread_that_is_stuck_has_no_pulse() {
-    let door = Setup::default().open();
-    let caller = door.caller().await;
-    let watchdog = door.bound.watchdog.clone();
+async fn stuck_thread_does_not_answer_the_watchdog() {
+    let server = Setup::default().start();
+    let caller = server.caller().await;
+    let watchdog = server.running.watchdog.clone();
     soon(watchdog.ping()).await;
-    // An answer from memory is given on the thread itself, which waits for what this one holds.
+    // The thread itself answers from memory, and waits for the lock that this thread holds.
     let (cells, (held, is_held), (release, released)) =
-        (door.cells.clone(), std::sync::mpsc::channel(), std::sync::mpsc::channel::<()>());
+        (server.cells.clone(), std::sync::mpsc::channel(), std::sync::mpsc::channel::<()>());
     let holder = std::thread::spawn(move || {
         let _snapshots = cells.snapshots.lock().unwrap();
         held.send(()).unwrap();
@@ -75,12 +75,12 @@ async fn a_thread_that_is_stuck_has_no_pulse() {
     soon(watchdog.ping()).await;
     assert_eq!(soon(call).await.unwrap().ok(), b"cells: ExecSync");
     holder.join().unwrap();
-    // After its end there is none either.
-    assert!(door.bound.drain.drain(LONG).await);
+    // The ended thread does not answer either.
+    assert!(server.running.drain.drain(LONG).await);
     assert!(tokio::time::timeout(Duration::from_millis(200), watchdog.ping()).await.is_err());
 }
 
-/// Says that it was dropped.
+/// Sends a message when dropped.
 struct Said(mpsc::UnboundedSender<()>);
 
 impl Drop for Said {
@@ -91,11 +91,11 @@ impl Drop for Said {
 
 /// Verifies F14.
 #[tokio::test(flavor = "multi_thread")]
-async fn calls_that_do_not_end_are_cut() {
-    let door = Setup::default().open();
+async fn drain_cuts_open_calls_after_its_timeout() {
+    let server = Setup::default().start();
     let (began, mut begins) = mpsc::unbounded_channel();
     let (ended, mut ends) = mpsc::unbounded_channel();
-    let _runtime = Played::listen(&door.containerd(), move |mut call| {
+    let _runtime = FakeRuntime::listen(&server.containerd(), move |mut call| {
         let (began, ended) = (began.clone(), ended.clone());
         async move {
             let _ended = Said(ended);
@@ -103,24 +103,24 @@ async fn calls_that_do_not_end_are_cut() {
             let _ = std::future::poll_fn(|cx| call.respond.poll_reset(cx)).await;
         }
     });
-    let caller = door.caller().await;
+    let caller = server.caller().await;
     let (response, mut stream) = caller.begin(Method::Version.path(), &[]).await;
     stream.send_data(Bytes::from(frame(b"")), true).unwrap();
     soon(begins.recv()).await.unwrap();
-    assert!(!soon(door.bound.drain.drain(Duration::from_millis(50))).await);
+    assert!(!soon(server.running.drain.drain(Duration::from_millis(50))).await);
     assert!(soon(response).await.is_err());
     soon(ends.recv()).await.unwrap();
-    soon(door.bound.drain.ended()).await;
+    soon(server.running.drain.ended()).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn dropping_the_handle_closes_the_door() {
-    let door = Setup::default().open();
-    let caller = door.caller().await;
+async fn dropped_handle_closes_the_socket() {
+    let server = Setup::default().start();
+    let caller = server.caller().await;
     let (response, _stream) = caller.begin(Method::ExecSync.path(), &[]).await;
-    let address = door.bound.address.clone();
-    let dir = door.dir;
-    drop(door.bound);
+    let address = server.running.address.clone();
+    let dir = server.dir;
+    drop(server.running);
     assert!(soon(response).await.is_err());
     soon(async {
         while address.exists() {

@@ -14,24 +14,24 @@ use tokio::sync::mpsc;
 
 use crate::{
     caller::{LONG, frame, soon},
-    door::Setup,
-    played::{Played, ok_trailers, send_all},
+    fake_runtime::{FakeRuntime, ok_trailers, send_all},
+    server::Setup,
 };
 
 const UNKNOWN: &str = "/runtime.v1.RuntimeService/Converse";
 
 /// Verifies F3.
 #[tokio::test(flavor = "multi_thread")]
-async fn messages_of_a_stream_go_back_and_forth_as_they_come() {
-    let door = Setup::default().open();
-    let _runtime = Played::listen(&door.containerd(), |mut call| async move {
+async fn messages_of_a_bidirectional_stream_pass_at_once() {
+    let server = Setup::default().start();
+    let _runtime = FakeRuntime::listen(&server.containerd(), |mut call| async move {
         let mut stream = call.respond.send_response(Response::new(()), false).unwrap();
         while let Some(part) = call.body.data().await {
             stream.send_data(part.unwrap(), false).unwrap();
         }
         stream.send_trailers(ok_trailers()).unwrap();
     });
-    let caller = door.caller().await;
+    let caller = server.caller().await;
     let (response, mut send) = caller.begin(UNKNOWN, &[]).await;
     let mut body = soon(response).await.unwrap().into_body();
     for n in 0..20_u8 {
@@ -50,11 +50,11 @@ async fn messages_of_a_stream_go_back_and_forth_as_they_come() {
 
 /// Verifies F2.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_cancelled_call_is_cancelled_at_the_runtime() {
-    let door = Setup::default().open();
+async fn cancelled_call_is_cancelled_at_the_runtime() {
+    let server = Setup::default().start();
     let (began, mut begins) = mpsc::unbounded_channel();
     let (ended, mut ends) = mpsc::unbounded_channel();
-    let _runtime = Played::listen(&door.containerd(), move |mut call| {
+    let _runtime = FakeRuntime::listen(&server.containerd(), move |mut call| {
         let (began, ended) = (began.clone(), ended.clone());
         async move {
             let answers_at_once = call.head.headers.contains_key("at-once");
@@ -69,13 +69,14 @@ async fn a_cancelled_call_is_cancelled_at_the_runtime() {
             ended.send(reason.unwrap()).unwrap();
         }
     });
-    let caller = door.caller().await;
+    let caller = server.caller().await;
     for path in
         [Method::Version.path(), Method::ExecSync.path(), Method::ListPodSandbox.path(), UNKNOWN]
     {
         for metadata in [&[][..], &[("at-once", "yes")]] {
             if path == Method::ListPodSandbox.path() {
-                door.cells
+                server
+                    .cells
                     .snapshots
                     .lock()
                     .unwrap()
@@ -89,7 +90,7 @@ async fn a_cancelled_call_is_cancelled_at_the_runtime() {
             drop(response);
         }
     }
-    // A caller whose connection ends has cancelled all its calls.
+    // The end of a caller's connection cancels all its calls.
     let (response, mut stream) = caller.begin(Method::Version.path(), &[]).await;
     stream.send_data(frame(b"").into(), true).unwrap();
     soon(begins.recv()).await.unwrap();
@@ -97,15 +98,16 @@ async fn a_cancelled_call_is_cancelled_at_the_runtime() {
     assert_eq!(soon(ends.recv()).await, Some(Reason::CANCEL));
 }
 
-/// What is put together of several answers is asked for no longer than somebody waits.
+/// Calls that are sent to several backends.
+///
 /// Verifies F2.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_call_that_asks_several_ends_at_all_of_them() {
-    let door = Setup { runtimes: &["containerd", "second"], ..Setup::default() }.open();
+async fn cancelled_fan_out_ends_at_all_runtimes() {
+    let server = Setup { runtimes: &["containerd", "second"], ..Setup::default() }.start();
     let (began, ended) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
     let silent = |name: &str| {
         let (began, ended) = (began.clone(), ended.clone());
-        Played::listen(&door.runtime(name), move |mut call| {
+        FakeRuntime::listen(&server.runtime(name), move |mut call| {
             let (began, ended) = (began.clone(), ended.clone());
             async move {
                 began.fetch_add(1, Ordering::SeqCst);
@@ -115,7 +117,7 @@ async fn a_call_that_asks_several_ends_at_all_of_them() {
         })
     };
     let _runtimes = [silent("containerd"), silent("second")];
-    let caller = door.caller().await;
+    let caller = server.caller().await;
     let of_all = [
         Method::ListPodSandbox,
         Method::ListContainers,
@@ -123,7 +125,7 @@ async fn a_call_that_asks_several_ends_at_all_of_them() {
         Method::ListPodSandboxStats,
     ];
     for method in of_all {
-        door.cells.snapshots.lock().unwrap().insert(method, Ok(vec![]));
+        server.cells.snapshots.lock().unwrap().insert(method, Ok(vec![]));
     }
     let until = async |holds: &dyn Fn() -> bool| {
         wait_until("the runtimes' calls", LONG, async || holds().then_some(())).await
@@ -149,9 +151,9 @@ async fn a_call_that_asks_several_ends_at_all_of_them() {
 
 /// Verifies F2.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_reset_of_the_runtime_is_passed_on_with_its_code() {
-    let door = Setup::default().open();
-    let _runtime = Played::listen(&door.containerd(), |mut call| async move {
+async fn reset_of_a_runtime_keeps_its_code() {
+    let server = Setup::default().start();
+    let _runtime = FakeRuntime::listen(&server.containerd(), |mut call| async move {
         if call.head.headers.contains_key("late") {
             let mut stream = call.respond.send_response(Response::new(()), false).unwrap();
             stream.send_data(Bytes::from_static(&[0; 5]), false).unwrap();
@@ -160,23 +162,22 @@ async fn a_reset_of_the_runtime_is_passed_on_with_its_code() {
             call.respond.send_reset(Reason::ENHANCE_YOUR_CALM);
         }
     });
-    let caller = door.caller().await;
+    let caller = server.caller().await;
     for metadata in [&[][..], &[("late", "yes")]] {
         let error = caller.raw(Method::Version.path(), metadata, frame(b"")).await.unwrap_err();
         assert_eq!(error.reason(), Some(Reason::ENHANCE_YOUR_CALM), "{error:?}");
     }
 }
 
-/// 48 MiB are sent to a caller that counts; between the two never are more than the windows and
-/// buffers on the way hold.
+/// Sends 48 MiB to a counting caller. The data in flight is bounded by windows and buffers.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_slow_reader_slows_the_sender_down() {
+async fn slow_reader_slows_the_sender() {
     const TOTAL: usize = 48 << 20;
     const ON_THE_WAY: usize = 8 << 20;
-    let door = Setup::default().open();
+    let server = Setup::default().start();
     let sent = Arc::new(AtomicUsize::new(0));
     let count = sent.clone();
-    let _runtime = Played::listen(&door.containerd(), move |mut call| {
+    let _runtime = FakeRuntime::listen(&server.containerd(), move |mut call| {
         let count = count.clone();
         async move {
             let mut stream = call.respond.send_response(Response::new(()), false).unwrap();
@@ -188,7 +189,7 @@ async fn a_slow_reader_slows_the_sender_down() {
             stream.send_trailers(ok_trailers()).unwrap();
         }
     });
-    let caller = door.caller().await;
+    let caller = server.caller().await;
     let (response, mut stream) = caller.begin(UNKNOWN, &[]).await;
     stream.send_data(Bytes::new(), true).unwrap();
     let mut body = soon(response).await.unwrap().into_body();
@@ -204,19 +205,20 @@ async fn a_slow_reader_slows_the_sender_down() {
     assert_eq!(received, TOTAL);
 }
 
-/// A caller that reads nothing of one answer does not hold up others on the same connections.
+/// A caller leaves a response unread on a connection that others use.
+///
 /// Verifies F3.
 #[tokio::test(flavor = "multi_thread")]
-async fn an_unread_answer_holds_up_no_other() {
-    let door = Setup::default().open();
-    let _runtime = Played::listen(&door.containerd(), |mut call| async move {
+async fn unread_response_does_not_block_other_calls() {
+    let server = Setup::default().start();
+    let _runtime = FakeRuntime::listen(&server.containerd(), |mut call| async move {
         if call.head.uri.path() != UNKNOWN {
             return call.answer(b"here").await;
         }
         let mut stream = call.respond.send_response(Response::new(()), false).unwrap();
         while send_all(&mut stream, Bytes::from(vec![0; 16 << 10])).await {}
     });
-    let caller = door.caller().await;
+    let caller = server.caller().await;
     let mut unread = Vec::new();
     for _ in 0..20 {
         let (response, mut stream) = caller.begin(UNKNOWN, &[]).await;

@@ -1,4 +1,4 @@
-//! Clients that speak frame by frame, and not as they should.
+//! Misbehaving clients, frame by frame.
 
 use std::{
     sync::{
@@ -19,8 +19,8 @@ use tokio::{
 
 use crate::{
     caller::{LONG, soon},
-    door::{Door, Setup},
-    played::{Played, send_all},
+    fake_runtime::{FakeRuntime, send_all},
+    server::{Setup, TestServer},
 };
 
 const HEADERS: u8 = 1;
@@ -30,7 +30,7 @@ const PING: u8 = 6;
 const GOAWAY: u8 = 7;
 const WINDOW_UPDATE: u8 = 8;
 const ACK: u8 = 1;
-/// END_STREAM and END_HEADERS.
+/// The flags END_STREAM and END_HEADERS.
 const WHOLE: u8 = 5;
 const LAST_ID: u32 = (1 << 31) - 1;
 
@@ -39,15 +39,15 @@ fn frame(kind: u8, flags: u8, stream: u32, payload: &[u8]) -> Vec<u8> {
         .concat()
 }
 
-/// The head of a call without a body.
+/// Returns a HEADERS frame of a call without a body.
 fn request(stream: u32, path: &str) -> Vec<u8> {
     // `:method: POST`, `:scheme: http`, and `:path` as a literal.
     frame(HEADERS, WHOLE, stream, &[&[0x83, 0x86, 4, path.len() as u8], path.as_bytes()].concat())
 }
 
-/// A client that has said what it begins with, and allows all that can be allowed.
-async fn connect(door: &Door) -> UnixStream {
-    let mut stream = UnixStream::connect(&door.bound.address).await.unwrap();
+/// Connects a client that has sent its preface, with the largest windows.
+async fn connect(server: &TestServer) -> UnixStream {
+    let mut stream = UnixStream::connect(&server.running.address).await.unwrap();
     let window = LAST_ID - 65_535;
     let settings = frame(SETTINGS, 0, 0, &[[0, 4].as_slice(), &LAST_ID.to_be_bytes()].concat());
     let begin = [
@@ -60,7 +60,7 @@ async fn connect(door: &Door) -> UnixStream {
     stream
 }
 
-/// The next frame of this kind: its stream and its payload; `None` if the connection ends before.
+/// Returns the stream and the payload of the next frame of a kind; `None` at the connection's end.
 async fn next(stream: &mut UnixStream, kind: u8) -> Option<(u32, Vec<u8>)> {
     loop {
         let mut head = [0; 9];
@@ -74,16 +74,17 @@ async fn next(stream: &mut UnixStream, kind: u8) -> Option<(u32, Vec<u8>)> {
     }
 }
 
-/// An answer without end into a socket that nobody reads: it is taken from the runtime no faster
-/// than it leaves, others go on, and it is cut off at last.
+/// An endless response into an unread socket is read from the runtime no faster than it leaves,
+/// does not block others, and is reset at last.
+///
 /// Verifies F19.
 #[tokio::test(flavor = "multi_thread")]
-async fn an_answer_that_stays_in_the_socket_is_cut_off() {
+async fn unread_response_in_the_socket_is_reset() {
     const ON_THE_WAY: usize = 8 << 20;
-    let door = Setup { client_timeout: Duration::from_secs(3), ..Setup::default() }.open();
+    let server = Setup { client_timeout: Duration::from_secs(3), ..Setup::default() }.start();
     let (sent, (ended, mut ends)) = (Arc::new(AtomicUsize::new(0)), mpsc::unbounded_channel());
     let count = sent.clone();
-    let _runtime = Played::listen(&door.containerd(), move |mut call| {
+    let _runtime = FakeRuntime::listen(&server.containerd(), move |mut call| {
         let (count, ended) = (count.clone(), ended.clone());
         async move {
             if call.head.uri.path() == Method::Version.path() {
@@ -97,34 +98,35 @@ async fn an_answer_that_stays_in_the_socket_is_cut_off() {
             ended.send(()).unwrap();
         }
     });
-    let mut unread = connect(&door).await;
+    let mut unread = connect(&server).await;
     unread.write_all(&request(1, "/runtime.v1.RuntimeService/Converse")).await.unwrap();
-    let caller = door.caller().await;
+    let caller = server.caller().await;
     assert_eq!(caller.call(Method::Version, b"").await.ok(), b"here");
     soon(ends.recv()).await.unwrap();
     let sent = sent.load(Ordering::SeqCst);
     assert!(sent > 0 && sent < ON_THE_WAY, "{sent}");
     assert_eq!(caller.call(Method::Version, b"").await.ok(), b"here");
-    // Its connection is as good as before for who reads on.
+    // The connection is still usable if it is read again.
     let (stream, code) = soon(next(&mut unread, RST_STREAM)).await.unwrap();
     assert_eq!((stream, code), (1, vec![0, 0, 0, 8]));
     unread.write_all(&request(3, Method::Version.path())).await.unwrap();
     assert_eq!(soon(next(&mut unread, HEADERS)).await.unwrap().0, 3);
 }
 
-/// What is answered without a call, and then not read, is not read for ever either.
+/// Frames that need an answer are not read without a bound while the answers stay unread.
+///
 /// Verifies F19.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_flood_that_reads_nothing_comes_to_a_stand() {
-    let door = Setup::default().open();
-    let _runtime = Played::named(&door.containerd());
+async fn flood_of_a_client_that_reads_nothing_is_stopped() {
+    let server = Setup::default().start();
+    let _runtime = FakeRuntime::named(&server.containerd());
     let refused = |id: u32| frame(HEADERS, WHOLE, 2 * id + 1, &[0x83]);
     let floods: [&dyn Fn(u32) -> Vec<u8>; 3] =
         [&|_| frame(PING, 0, 0, &[0; 8]), &|_| frame(SETTINGS, 0, 0, &[]), &refused];
     for flood in floods {
-        let mut stream = connect(&door).await;
+        let mut stream = connect(&server).await;
         let (mut sent, mut id) = (0, 0);
-        // It has stopped when the socket takes nothing for as long as a slow machine may need.
+        // The server has stopped reading if the socket takes nothing for a slow machine's time.
         while let Ok(written) = tokio::time::timeout(Duration::from_secs(2), async {
             let part: Vec<u8> = (id..id + 1000).flat_map(flood).collect();
             stream.write_all(&part).await.unwrap();
@@ -135,7 +137,7 @@ async fn a_flood_that_reads_nothing_comes_to_a_stand() {
             (sent, id) = (sent + written, id + 1000);
             assert!(sent < 64 << 20, "{sent}");
         }
-        // And goes on for who reads.
+        // The server goes on when its answers are read.
         soon(async {
             let mut rest = vec![0; 1 << 20];
             while tokio::time::timeout(Duration::from_secs(2), stream.read(&mut rest))
@@ -144,24 +146,24 @@ async fn a_flood_that_reads_nothing_comes_to_a_stand() {
             {}
         })
         .await;
-        let caller = door.caller().await;
+        let caller = server.caller().await;
         assert_eq!(caller.call(Method::Version, b"").await.ok(), b"answer to Version");
     }
 }
 
-/// A client that sends a call before it has heard that the door closes gets its answer.
+/// The client sends a call before it has read the GOAWAY.
+///
 /// Verifies F19.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_closing_door_takes_what_was_sent_before_its_word() {
-    let door = Setup::default().open();
-    let _runtime = Played::named(&door.containerd());
-    let mut stream = connect(&door).await;
-    // Its own, and its word that it has heard ours: a connection that has said nothing is just
-    // closed.
+async fn request_sent_before_goaway_was_received_is_answered() {
+    let server = Setup::default().start();
+    let _runtime = FakeRuntime::named(&server.containerd());
+    let mut stream = connect(&server).await;
+    // SETTINGS and their acknowledgement, because a connection without a preface is closed at once.
     for _ in 0..2 {
         soon(next(&mut stream, SETTINGS)).await.unwrap();
     }
-    let drained = tokio::spawn(async move { (door.bound.drain.drain(LONG).await, door.dir) });
+    let drained = tokio::spawn(async move { (server.running.drain.drain(LONG).await, server.dir) });
     let (_, goaway) = soon(next(&mut stream, GOAWAY)).await.unwrap();
     assert_eq!(goaway, [LAST_ID.to_be_bytes(), [0; 4]].concat());
     let (_, ping) = soon(next(&mut stream, PING)).await.unwrap();
@@ -173,19 +175,20 @@ async fn a_closing_door_takes_what_was_sent_before_its_word() {
         .unwrap();
     let (_, goaway) = soon(next(&mut stream, GOAWAY)).await.unwrap();
     assert_eq!(goaway, [3_u32.to_be_bytes(), [0; 4]].concat());
-    // The last call is answered before the end.
+    // The last call is answered before the connection ends.
     assert_eq!(soon(next(&mut stream, HEADERS)).await.unwrap().0, 3);
     assert!(soon(next(&mut stream, GOAWAY)).await.is_none());
     assert!(soon(drained).await.unwrap().0);
 }
 
-/// Calls that are cancelled as soon as they are sent, again and again.
+/// Rapid reset (CVE-2023-44487).
+///
 /// Verifies F19.
 #[tokio::test(flavor = "multi_thread")]
-async fn calls_that_are_reset_at_once_leave_nothing_behind() {
-    let door = Setup { max_calls: 20, ..Setup::default() }.open();
-    let _runtime = Played::named(&door.containerd());
-    let mut stream = connect(&door).await;
+async fn requests_reset_at_once_leave_no_state() {
+    let server = Setup { max_calls: 20, ..Setup::default() }.start();
+    let _runtime = FakeRuntime::named(&server.containerd());
+    let mut stream = connect(&server).await;
     let (mut read, mut write) = stream.split();
     let flood = async {
         for id in 0..50_000 {
@@ -199,7 +202,7 @@ async fn calls_that_are_reset_at_once_leave_nothing_behind() {
     };
     let answers = async {
         let mut all = Vec::new();
-        // Until the answer to the last, which is in no other frame's place.
+        // Reads until the response to the last call.
         while !all.windows(4).any(|bytes| bytes == 200_001_u32.to_be_bytes()) {
             let keep = all.len().saturating_sub(3);
             all.drain(..keep);
@@ -207,5 +210,5 @@ async fn calls_that_are_reset_at_once_leave_nothing_behind() {
         }
     };
     soon(async { tokio::join!(flood, answers) }).await;
-    assert_eq!(door.caller().await.call(Method::Version, b"").await.ok(), b"answer to Version");
+    assert_eq!(server.caller().await.call(Method::Version, b"").await.ok(), b"answer to Version");
 }

@@ -1,4 +1,4 @@
-//! A played container runtime: an HTTP/2 server on a unix socket that does what the test says.
+//! A fake container runtime: an HTTP/2 server on a unix socket with a handler of the test.
 
 use std::{
     future::{Future, poll_fn},
@@ -18,7 +18,7 @@ use tokio_util::task::AbortOnDropHandle;
 
 use crate::caller::frame;
 
-/// One call that came.
+/// A received call.
 pub(crate) struct Call {
     pub(crate) head: Parts,
     pub(crate) body: RecvStream,
@@ -27,13 +27,13 @@ pub(crate) struct Call {
 
 type Handler = Arc<dyn Fn(Call) -> Pin<Box<dyn Future<Output = ()> + Send>> + Send + Sync>;
 
-/// It runs until it is dropped, and then hangs up at once.
-pub(crate) struct Played {
+/// A running fake. Dropping it closes its connections.
+pub(crate) struct FakeRuntime {
     _task: AbortOnDropHandle<()>,
     connections: Arc<AtomicUsize>,
 }
 
-impl Played {
+impl FakeRuntime {
     pub(crate) fn listen<F: Future<Output = ()> + Send + 'static>(
         path: &Path,
         handler: impl Fn(Call) -> F + Send + Sync + 'static,
@@ -67,7 +67,7 @@ impl Played {
         Self { _task: AbortOnDropHandle::new(task), connections }
     }
 
-    /// Answers every call with a message that says its name: `answer to <method>`.
+    /// Answers each call with the message `answer to <method>`.
     pub(crate) fn named(path: &Path) -> Self {
         Self::listen(path, |call| async move {
             let name = call.head.uri.path().rsplit('/').next().unwrap().to_string();
@@ -75,7 +75,7 @@ impl Played {
         })
     }
 
-    /// Answers every call with these bytes as the message.
+    /// Answers each call with these bytes as the message.
     pub(crate) fn constant(path: &Path, message: Vec<u8>) -> Self {
         let message = Bytes::from(message);
         Self::listen(path, move |call| {
@@ -106,7 +106,7 @@ pub(crate) async fn read_all(body: &mut RecvStream) -> Result<Vec<u8>, h2::Error
     Ok(all)
 }
 
-/// Sends as the receiver takes it. Whether it took all.
+/// Sends data as the receiver grants capacity. Returns whether all was sent.
 pub(crate) async fn send_all(stream: &mut SendStream<Bytes>, mut data: Bytes) -> bool {
     while !data.is_empty() {
         stream.reserve_capacity(data.len().min(64 << 10));
@@ -125,7 +125,7 @@ pub(crate) async fn send_all(stream: &mut SendStream<Bytes>, mut data: Bytes) ->
 }
 
 impl Call {
-    /// Reads the request, then answers with a message and OK.
+    /// Reads the request, and responds with a message and OK.
     pub(crate) async fn answer(mut self, message: &[u8]) {
         if read_all(&mut self.body).await.is_err() {
             return;

@@ -1,4 +1,4 @@
-//! An open front door in a directory of its own.
+//! A CRI server in a directory of its own.
 
 use std::{path::PathBuf, sync::Arc, time::Duration};
 
@@ -9,23 +9,23 @@ use kiyot::{
 };
 
 use crate::{
-    backend::{Cells, CellsBackend},
     caller::{Caller, LONG},
+    fake_cells::{FakeCells, FakeCellsBackend},
 };
 
-pub(crate) struct Door {
+pub(crate) struct TestServer {
     pub(crate) dir: tempfile::TempDir,
-    pub(crate) bound: RunningServer,
-    pub(crate) cells: Arc<Cells>,
+    pub(crate) running: RunningServer,
+    pub(crate) cells: Arc<FakeCells>,
 }
 
-/// What differs between tests.
+/// Options of a test.
 pub(crate) struct Setup {
     pub(crate) client_timeout: Duration,
     pub(crate) connect_timeout: Duration,
     pub(crate) max_calls: usize,
     pub(crate) runtimes: &'static [&'static str],
-    /// Which of them answers for the node.
+    /// The node backend.
     pub(crate) node: &'static str,
     pub(crate) cells: bool,
     pub(crate) routing: Routing,
@@ -46,32 +46,32 @@ impl Default for Setup {
 }
 
 impl Setup {
-    pub(crate) fn open(self) -> Door {
+    pub(crate) fn start(self) -> TestServer {
         let dir = tempfile::tempdir().unwrap();
-        let cells = Arc::new(Cells::default());
+        let cells = Arc::new(FakeCells::default());
         let socket = |name: &str| dir.path().join(format!("{name}.sock"));
         let cri = |name: &&str| -> Arc<dyn Backend> {
             Arc::new(CriBackend::new(BackendName::new(name), socket(name), self.connect_timeout))
         };
         let mut backends: Vec<_> = self.runtimes.iter().map(cri).collect();
         if self.cells {
-            backends.push(CellsBackend::of(cells.clone()));
+            backends.push(FakeCellsBackend::of(cells.clone()));
         }
         let registry = Registry::new(backends, &BackendName::new(self.node)).unwrap();
-        let server = Server {
+        let config = Server {
             listen: socket("kiyot"),
             client_timeout: self.client_timeout,
             max_concurrent_calls: self.max_calls,
             node_backend: Some(self.node.into()),
             ..Server::default()
         };
-        let bound = CriServer::start(&server, self.routing, registry).unwrap();
-        Door { dir, bound, cells }
+        let running = CriServer::start(&config, self.routing, registry).unwrap();
+        TestServer { dir, running, cells }
     }
 }
 
-impl Door {
-    /// The socket of a container runtime.
+impl TestServer {
+    /// Returns the socket of a container runtime.
     pub(crate) fn runtime(&self, name: &str) -> PathBuf {
         self.dir.path().join(format!("{name}.sock"))
     }
@@ -81,6 +81,6 @@ impl Door {
     }
 
     pub(crate) async fn caller(&self) -> Caller {
-        Caller::connect(&self.bound.address).await
+        Caller::connect(&self.running.address).await
     }
 }

@@ -1,4 +1,4 @@
-//! A played decoded backend, whose ids begin with `milpa`.
+//! A fake decoded backend, whose ids begin with `milpa`.
 
 use std::{
     collections::HashMap,
@@ -19,22 +19,22 @@ use tokio::sync::mpsc;
 use tokio_stream::wrappers::UnboundedReceiverStream;
 use tonic::Status;
 
-/// A call that has this somewhere is not answered.
+/// A call with this text anywhere is not answered.
 pub(crate) const HANGS: &str = "milpa-hang";
 
 type Snapshot = Result<Vec<u8>, (tonic::Code, String)>;
 
 #[derive(Debug, Default)]
-pub(crate) struct Cells {
-    /// What it adds to lists, or answers from memory.
+pub(crate) struct FakeCells {
+    /// Responses from memory, and parts of lists.
     pub(crate) snapshots: Mutex<HashMap<Method, Snapshot>>,
-    /// Calls that hang now.
+    /// Number of hanging calls.
     pub(crate) hanging: Arc<AtomicUsize>,
-    /// Who reads events.
+    /// Readers of events.
     pub(crate) events: Mutex<Vec<mpsc::UnboundedSender<Result<Bytes, Status>>>>,
-    /// What its pods may ask for.
+    /// Features that its pods may request.
     pub(crate) features: Mutex<Features>,
-    /// Images that its pods have.
+    /// Images of its pods.
     pub(crate) images: Mutex<HashMap<String, Vec<u8>>>,
 }
 
@@ -47,7 +47,7 @@ impl Drop for Counted {
 }
 
 #[async_trait]
-impl DecodedBackend for Cells {
+impl DecodedBackend for FakeCells {
     fn owns(&self, id: &str) -> bool {
         id.starts_with("milpa") || "milpa".starts_with(id)
     }
@@ -91,7 +91,7 @@ impl DecodedBackend for Cells {
         UnboundedReceiverStream::new(events).boxed()
     }
 
-    /// Answers `cells: <method>`; container ids say what else to do.
+    /// Answers `cells: <method>`, unless the id requests another behaviour.
     async fn call(
         &self,
         method: Method,
@@ -106,7 +106,7 @@ impl DecodedBackend for Cells {
         let id = cri::StopPodSandboxRequest::decode(&message[..])
             .map(|request| request.pod_sandbox_id)
             .unwrap_or_default();
-        // Requests without an id say so elsewhere.
+        // Requests without an id have it in another field.
         let id = if message.windows(HANGS.len()).any(|part| part == HANGS.as_bytes()) {
             HANGS.to_owned()
         } else {
@@ -136,18 +136,18 @@ impl DecodedBackend for Cells {
 }
 
 #[derive(Debug)]
-pub(crate) struct CellsBackend {
+pub(crate) struct FakeCellsBackend {
     name: BackendName,
     decoded: Arc<dyn DecodedBackend>,
 }
 
-impl CellsBackend {
-    pub(crate) fn of(cells: Arc<Cells>) -> Arc<dyn Backend> {
+impl FakeCellsBackend {
+    pub(crate) fn of(cells: Arc<FakeCells>) -> Arc<dyn Backend> {
         Arc::new(Self { name: BackendName::new("cells"), decoded: cells })
     }
 }
 
-impl Backend for CellsBackend {
+impl Backend for FakeCellsBackend {
     fn name(&self) -> &BackendName {
         &self.name
     }
