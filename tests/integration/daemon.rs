@@ -1,4 +1,4 @@
-//! The daemon as a process: its socket, its signals, its exit codes.
+//! The daemon as a process: socket, signals and exit codes.
 
 use std::{
     fs,
@@ -16,7 +16,7 @@ fn options() -> KiyotOptions {
     KiyotOptions::new(env!("CARGO_BIN_EXE_kiyot"))
 }
 
-/// Runs `kiyot serve` to its end.
+/// Runs `kiyot serve` until it exits.
 fn serve(config: &Path) -> Output {
     Command::new(env!("CARGO_BIN_EXE_kiyot"))
         .args(["serve", "--config"])
@@ -26,11 +26,12 @@ fn serve(config: &Path) -> Output {
         .unwrap()
 }
 
-/// Writes a configuration without cells. Gives its path.
+/// Writes a configuration without cells. Returns its path.
 fn configuration(node: &Node, name: &str, socket: &Path) -> std::path::PathBuf {
     let path = node.directory().join(format!("{name}.toml"));
     let text = format!(
-        "[server]\nlisten = \"{}\"\n[backends.containerd]\ntype = \"cri\"\nsocket = \"{}\"\n[routing]\ndefault = \"containerd\"\n",
+        "[server]\nlisten = \"{}\"\n[backends.containerd]\ntype = \"cri\"\nsocket = \"{}\"\n\
+         [routing]\ndefault = \"containerd\"\n",
         socket.display(),
         node.socket().display()
     );
@@ -40,23 +41,23 @@ fn configuration(node: &Node, name: &str, socket: &Path) -> std::path::PathBuf {
 
 /// Verifies X11.
 #[tokio::test]
-async fn a_live_socket_is_refused_and_a_stale_one_replaced() {
+async fn live_socket_is_refused_and_stale_socket_replaced() {
     let node = Node::start().await;
     let mut kiyot = Kiyot::start(&node, KiyotOptions { cells: false, ..options() }).await;
     let refused = serve(&configuration(&node, "second", &kiyot.socket()));
     assert_eq!(refused.status.code(), Some(1));
-    let said = String::from_utf8_lossy(&refused.stderr).into_owned();
+    let output = String::from_utf8_lossy(&refused.stderr).into_owned();
     assert!(
-        said.contains(&format!(
+        output.contains(&format!(
             "{} is in use: another process listens there",
             kiyot.socket().display()
         )),
-        "{said}"
+        "{output}"
     );
     kiyot.kubelet().await.sandboxes().await.unwrap();
 
     kiyot.kill9();
-    assert!(kiyot.socket().exists(), "it is stale now");
+    assert!(kiyot.socket().exists(), "the socket is stale");
     kiyot.start_again().await;
     kiyot.kubelet().await.sandboxes().await.unwrap();
     assert!(kiyot.stop().await.success());
@@ -65,7 +66,7 @@ async fn a_live_socket_is_refused_and_a_stale_one_replaced() {
 
 /// Verifies X11.
 #[tokio::test]
-async fn a_second_daemon_on_the_same_state_is_refused() {
+async fn second_daemon_on_the_same_state_is_refused() {
     let node = Node::start().await;
     let kiyot = Kiyot::start(&node, options()).await;
     let other = node.directory().join("other.toml");
@@ -74,19 +75,19 @@ async fn a_second_daemon_on_the_same_state_is_refused() {
     fs::write(&other, text).unwrap();
     let refused = serve(&other);
     assert_eq!(refused.status.code(), Some(1));
-    let said = String::from_utf8_lossy(&refused.stderr).into_owned();
+    let output = String::from_utf8_lossy(&refused.stderr).into_owned();
     assert!(
-        said.contains(
+        output.contains(
             "is in use by another process: is a second kiyot running with this state_dir?"
         ),
-        "{said}"
+        "{output}"
     );
     kiyot.kubelet().await.sandboxes().await.unwrap();
 }
 
 /// Verifies X11.
 #[tokio::test]
-async fn a_read_only_state_dir_is_said_at_the_start() {
+async fn read_only_state_dir_is_refused_at_start() {
     let node = Node::start().await;
     let kiyot = Kiyot::start(&node, KiyotOptions { cells: false, ..options() }).await;
     let state = node.directory().join("read-only");
@@ -107,14 +108,14 @@ async fn a_read_only_state_dir_is_said_at_the_start() {
     fs::write(&config, fs::read_to_string(&config).unwrap() + &milpa).unwrap();
     let refused = serve(&config);
     assert_eq!(refused.status.code(), Some(1));
-    let said = String::from_utf8_lossy(&refused.stderr).into_owned();
-    assert!(said.contains("read-only file system; state_dir must be writable"), "{said}");
+    let output = String::from_utf8_lossy(&refused.stderr).into_owned();
+    assert!(output.contains("read-only file system; state_dir must be writable"), "{output}");
     drop(kiyot);
 }
 
 /// Verifies C9, X11, C5.
 #[tokio::test]
-async fn a_wrong_configuration_is_exit_code_64() {
+async fn invalid_configuration_exits_with_64() {
     let node = Node::start().await;
     let config = configuration(&node, "wrong", &node.directory().join("wrong.sock"));
     fs::write(
@@ -124,25 +125,25 @@ async fn a_wrong_configuration_is_exit_code_64() {
     .unwrap();
     let refused = serve(&config);
     assert_eq!(refused.status.code(), Some(64));
-    let said = String::from_utf8_lossy(&refused.stderr).into_owned();
-    assert!(said.contains("defualt") && said.contains("default"), "{said}");
-    // What ends it is a line of its log, in whatever form that has.
+    let output = String::from_utf8_lossy(&refused.stderr).into_owned();
+    assert!(output.contains("defualt") && output.contains("default"), "{output}");
+    // The error is a line of the log, in the log's format.
     let refused = Command::new(env!("CARGO_BIN_EXE_kiyot"))
         .args(["serve", "--log-format", "json", "--config"])
         .arg(&config)
         .output()
         .unwrap();
-    let said = String::from_utf8_lossy(&refused.stderr).into_owned();
+    let output = String::from_utf8_lossy(&refused.stderr).into_owned();
     assert!(
-        said.trim_end().lines().all(|line| line.starts_with('{') && line.ends_with('}'))
-            && said.contains("defualt"),
-        "{said}"
+        output.trim_end().lines().all(|line| line.starts_with('{') && line.ends_with('}'))
+            && output.contains("defualt"),
+        "{output}"
     );
 }
 
 /// Verifies C9.
 #[tokio::test]
-async fn what_is_missing_for_cells_is_said_at_the_start_and_pods_of_the_node_run() {
+async fn missing_cell_binary_is_logged_at_start_and_pods_of_the_node_run() {
     let node = Node::start().await;
     let kiyot = Kiyot::start(
         &node,
@@ -157,8 +158,7 @@ async fn what_is_missing_for_cells_is_said_at_the_start_and_pods_of_the_node_run
         .run_pod(&Pod::new("plain").container(Container::script("main", "echo here")))
         .await
         .unwrap();
-    // containerd 1.6 now and then says "ttrpc: closed" if a container is stopped just when it ends
-    // by itself.
+    // Containerd 1.6 may fail with "ttrpc: closed" if a container is stopped while it ends.
     kubelet.exited(&running.container("main").id).await;
     kubelet.stop_and_remove(&running).await.unwrap();
     let config = kubelet.prepare(&Pod::new("celled").in_cell());
@@ -168,7 +168,7 @@ async fn what_is_missing_for_cells_is_said_at_the_start_and_pods_of_the_node_run
 
 /// Verifies X11, F14.
 #[tokio::test]
-async fn a_drain_ends_with_its_timeout_whatever_is_open() {
+async fn drain_cuts_open_calls_and_streams_at_its_timeout() {
     let node = Node::start().await;
     let mut kiyot = Kiyot::start(
         &node,
@@ -185,7 +185,7 @@ async fn a_drain_ends_with_its_timeout_whatever_is_open() {
         .await
         .unwrap();
     let main = running.container("main").id.clone();
-    // A stream of an exec, a stream of events, and a call that does not end.
+    // An exec stream, an event stream, and a call that does not end.
     let request = cri::ExecRequest {
         container_id: main.clone(),
         cmd: vec!["cat".to_owned()],
@@ -197,7 +197,7 @@ async fn a_drain_ends_with_its_timeout_whatever_is_open() {
     let exec = Streams::open(&kubelet.runtime.exec(request).await.unwrap().into_inner().url)
         .await
         .unwrap();
-    // It is answered with its first event.
+    // The response begins with the first event.
     let mut listener = kubelet.clone();
     let events = tokio::spawn(async move {
         listener
@@ -212,12 +212,12 @@ async fn a_drain_ends_with_its_timeout_whatever_is_open() {
     let call = tokio::spawn(async move {
         caller.exec_sync(&id, &["sh", "-c", "touch /tmp/began; sleep 1000"]).await
     });
-    wait_until("the call goes on", LIMIT, async || {
-        let said = kubelet.exec_sync(&main, &["test", "-e", "/tmp/began"]).await.ok()?;
-        (said.code == 0).then_some(())
+    wait_until("the call is running", LIMIT, async || {
+        let output = kubelet.exec_sync(&main, &["test", "-e", "/tmp/began"]).await.ok()?;
+        (output.code == 0).then_some(())
     })
     .await;
-    assert!(kiyot.stop().await.success(), "it ends in order");
+    assert!(kiyot.stop().await.success(), "the daemon exits with 0");
     assert!(call.await.unwrap().is_err());
     assert!(UnixStream::connect(kiyot.socket()).await.is_err());
     assert!(kiyot.log().contains("calls reset after drain_timeout"));
@@ -228,58 +228,60 @@ async fn a_drain_ends_with_its_timeout_whatever_is_open() {
     assert_eq!(
         kubelet.container_status(&main).await.unwrap().state(),
         cri::ContainerState::ContainerRunning,
-        "pods go on"
+        "the container keeps running"
     );
-    wait_until("the cell is back", LIMIT, async || kubelet.exec_sync(&main, &["true"]).await.ok())
-        .await;
+    wait_until("the cell is connected again", LIMIT, async || {
+        kubelet.exec_sync(&main, &["true"]).await.ok()
+    })
+    .await;
     kubelet.stop_and_remove(&running).await.unwrap();
 }
 
-/// What a daemon tells systemd, until this is dropped.
-struct Told(UnixDatagram);
+/// The notify socket of systemd.
+struct NotifySocket(UnixDatagram);
 
-impl Told {
+impl NotifySocket {
     fn new(path: &Path) -> Self {
         let socket = UnixDatagram::bind(path).unwrap();
         socket.set_read_timeout(Some(LIMIT)).unwrap();
         Self(socket)
     }
 
-    /// Waits for a message with a line, and gives all that came until then.
+    /// Waits for a message with a line. Returns all messages until then.
     async fn until(&self, line: &'static str) -> Vec<String> {
         let socket = self.0.try_clone().unwrap();
-        let heard = move || {
+        let receive = move || {
             let mut all = Vec::new();
             loop {
                 let mut message = [0; 4096];
                 let length = socket.recv(&mut message).unwrap_or_else(|error| {
-                    panic!("{line} is not told: {error}; before came {all:?}")
+                    panic!("{line} was not sent: {error}; messages before: {all:?}")
                 });
                 let message = String::from_utf8_lossy(&message[..length]).into_owned();
-                let is_it = message.lines().any(|told| told == line);
+                let is_last = message.lines().any(|sent| sent == line);
                 all.push(message);
-                if is_it {
+                if is_last {
                     return all;
                 }
             }
         };
-        tokio::task::spawn_blocking(heard).await.unwrap()
+        tokio::task::spawn_blocking(receive).await.unwrap()
     }
 }
 
-fn tell(daemon: &std::process::Child, signal: rustix::process::Signal) {
+fn signal(daemon: &std::process::Child, signal: rustix::process::Signal) {
     rustix::process::kill_process(rustix::process::Pid::from_child(daemon), signal).unwrap();
 }
 
 /// Verifies F17, X11, R4.
 #[tokio::test]
-async fn systemd_is_told_when_it_answers_and_when_it_stops() {
+async fn systemd_is_notified_of_ready_watchdog_reload_and_stop() {
     let node = Node::start().await;
     let (config, notify) = (
         configuration(&node, "notify", &node.directory().join("notify.sock")),
         node.directory().join("notify"),
     );
-    let told = Told::new(&notify);
+    let systemd = NotifySocket::new(&notify);
     let mut daemon = Command::new(env!("CARGO_BIN_EXE_kiyot"))
         .args(["serve", "--config"])
         .arg(&config)
@@ -289,16 +291,16 @@ async fn systemd_is_told_when_it_answers_and_when_it_stops() {
         .stderr(fs::File::create(node.directory().join("notify.log")).unwrap())
         .spawn()
         .unwrap();
-    told.until("READY=1").await;
-    // It is ready when it says so.
+    systemd.until("READY=1").await;
+    // The daemon answers when it is ready.
     let mut kubelet = node.kubelet(&node.directory().join("notify.sock")).await.unwrap();
     kubelet.runtime.version(cri::VersionRequest::default()).await.unwrap();
-    // It lives, again and again.
-    told.until("WATCHDOG=1").await;
-    told.until("WATCHDOG=1").await;
-    // A reload has a begin and an end, also one that fails.
+    // The watchdog is notified repeatedly.
+    systemd.until("WATCHDOG=1").await;
+    systemd.until("WATCHDOG=1").await;
+    // A failed reload is notified with its begin and end too.
     let text = fs::read_to_string(&config).unwrap();
-    for (content, said) in [
+    for (content, expected) in [
         (Some(format!("{text}rule = 3\n")), "routing.rule = 3"),
         (None, "can't be read"),
         (Some(text), "configuration reloaded"),
@@ -307,29 +309,30 @@ async fn systemd_is_told_when_it_answers_and_when_it_stops() {
             Some(content) => fs::write(&config, content).unwrap(),
             None => fs::remove_file(&config).unwrap(),
         }
-        tell(&daemon, rustix::process::Signal::HUP);
-        let heard = told.until("RELOADING=1").await;
+        signal(&daemon, rustix::process::Signal::HUP);
+        let messages = systemd.until("RELOADING=1").await;
         assert!(
-            heard.last().is_some_and(|message| message
+            messages.last().is_some_and(|message| message
                 .lines()
                 .any(|line| line.starts_with("MONOTONIC_USEC="))),
-            "{heard:?}"
+            "{messages:?}"
         );
-        told.until("READY=1").await;
+        systemd.until("READY=1").await;
         let log = fs::read_to_string(node.directory().join("notify.log")).unwrap();
-        assert!(log.contains(said), "{said:?} is not in {log}");
+        assert!(log.contains(expected), "{expected:?} is not in {log}");
         kubelet.runtime.version(cri::VersionRequest::default()).await.unwrap();
     }
-    tell(&daemon, rustix::process::Signal::TERM);
-    told.until("STOPPING=1").await;
+    signal(&daemon, rustix::process::Signal::TERM);
+    systemd.until("STOPPING=1").await;
     drop(kubelet);
-    let status = wait_until("it has ended", LIMIT, async || daemon.try_wait().unwrap()).await;
+    let status =
+        wait_until("the daemon has ended", LIMIT, async || daemon.try_wait().unwrap()).await;
     assert!(status.success());
 }
 
 /// Verifies R4.
 #[tokio::test]
-async fn reloads_that_come_while_one_is_under_way_end_with_the_last_file() {
+async fn concurrent_reloads_end_with_the_last_file() {
     let node = Node::start().await;
     let kiyot = Kiyot::start(
         &node,
@@ -340,13 +343,13 @@ async fn reloads_that_come_while_one_is_under_way_end_with_the_last_file() {
     let text = fs::read_to_string(kiyot.configuration()).unwrap();
     let pid = rustix::process::Pid::from_raw(i32::try_from(kiyot.pid()).unwrap()).unwrap();
     for seconds in 101..=300 {
-        // As an editor saves a file: no half of one is ever read.
+        // Replaced by rename, so that no partial file is read.
         let new = kiyot.configuration().with_extension("new");
         fs::write(&new, text.replace("100s", &format!("{seconds}s"))).unwrap();
         fs::rename(&new, kiyot.configuration()).unwrap();
         rustix::process::kill_process(pid, rustix::process::Signal::HUP).unwrap();
     }
-    wait_until("the last file is what runs", LIMIT, async || {
+    wait_until("the last file is in use", LIMIT, async || {
         kiyot.log().contains("-> 300s").then_some(())
     })
     .await;
@@ -356,7 +359,7 @@ async fn reloads_that_come_while_one_is_under_way_end_with_the_last_file() {
 
 /// Verifies X15.
 #[tokio::test]
-async fn a_cell_is_in_no_cgroup_of_the_daemon() {
+async fn cell_is_outside_of_the_cgroup_of_the_daemon() {
     let node = Node::start().await;
     let kiyot = Kiyot::start(&node, options()).await;
     let mut kubelet = kiyot.kubelet().await;
@@ -385,6 +388,6 @@ async fn a_cell_is_in_no_cgroup_of_the_daemon() {
             );
         }
     }
-    assert!(seen >= 4, "its launcher, its first process, its agent and its containerd are there");
+    assert!(seen >= 4, "launcher, init, agent and containerd of the cell");
     kubelet.stop_and_remove(&running).await.unwrap();
 }

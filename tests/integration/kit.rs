@@ -1,4 +1,4 @@
-//! The kit itself, on containerd alone: what it can't do there, no test may ask of the daemon.
+//! The test kit on containerd alone, without the daemon.
 
 use std::fs;
 
@@ -7,7 +7,7 @@ use kiyot_testkit::{Container, LIMIT, Node, Pod, Source, cri, wait_until};
 use crate::cell::endings::Ending;
 
 #[tokio::test]
-async fn a_pod_runs_and_nothing_is_left_of_it() {
+async fn pod_on_containerd_runs_and_leaves_nothing() {
     let node = Node::start().await;
     let mut kubelet = node.kubelet(&node.socket()).await.unwrap();
     let pod = Pod::new("whole")
@@ -17,7 +17,8 @@ async fn a_pod_runs_and_nothing_is_left_of_it() {
         .container(
             Container::script(
                 "main",
-                "cat /settings/colour; echo; echo $WORD >&2; echo bye > /dev/termination-log; cat > /scratch/file < /key/key; sleep 1000",
+                "cat /settings/colour; echo; echo $WORD >&2; echo bye > /dev/termination-log; \
+                 cat > /scratch/file < /key/key; sleep 1000",
             )
             .mount("settings", "/settings")
             .mount("key", "/key")
@@ -37,9 +38,12 @@ async fn a_pod_runs_and_nothing_is_left_of_it() {
     .await;
     assert_eq!(fs::read_to_string(&main.termination).unwrap(), "bye\n");
 
-    let said =
+    let output =
         kubelet.exec_sync(&main.id, &["sh", "-c", "hostname; echo no >&2; exit 3"]).await.unwrap();
-    assert_eq!((said.stdout.as_str(), said.stderr.as_str(), said.code), ("whole\n", "no\n", 3));
+    assert_eq!(
+        (output.stdout.as_str(), output.stderr.as_str(), output.code),
+        ("whole\n", "no\n", 3)
+    );
 
     let status = kubelet.sandbox_status(&running.sandbox).await.unwrap();
     assert!(status.network.unwrap().ip.starts_with("10.88."));
@@ -52,11 +56,11 @@ async fn a_pod_runs_and_nothing_is_left_of_it() {
     assert!(!kubelet.pod_directory(&pod.uid).exists());
 
     let left = node.stop();
-    assert!(left.is_empty(), "left:\n{left}");
+    assert!(left.is_empty(), "leftovers:\n{left}");
 }
 
 #[tokio::test]
-async fn a_volume_changes_under_a_running_pod() {
+async fn volume_update_reaches_a_running_pod() {
     let node = Node::start().await;
     let mut kubelet = node.kubelet(&node.socket()).await.unwrap();
     let pod = Pod::new("reader")
@@ -70,7 +74,7 @@ async fn a_volume_changes_under_a_running_pod() {
 }
 
 #[tokio::test]
-async fn whatever_runs_is_swept_away_with_its_node() {
+async fn node_stop_removes_running_pods() {
     let node = Node::start().await;
     let mut kubelet = node.kubelet(&node.socket()).await.unwrap();
     let port = cri::PortMapping { container_port: 80, host_port: 18086, ..Default::default() };
@@ -80,17 +84,17 @@ async fn whatever_runs_is_swept_away_with_its_node() {
     pod.ports = vec![port];
     kubelet.run_pod(&pod).await.unwrap();
     node.restart_containerd().await;
-    assert_eq!(kubelet_again(&node).await, 1);
+    assert_eq!(count_sandboxes(&node).await, 1);
     let left = node.stop();
-    assert!(left.is_empty(), "left:\n{left}");
+    assert!(left.is_empty(), "leftovers:\n{left}");
 }
 
-async fn kubelet_again(node: &Node) -> usize {
+async fn count_sandboxes(node: &Node) -> usize {
     node.kubelet(&node.socket()).await.unwrap().sandboxes().await.unwrap().len()
 }
 
 #[tokio::test]
-async fn an_exit_code_and_an_image_of_ones_own_are_seen() {
+async fn built_image_runs_with_its_user_and_exit_code() {
     let node = Node::start().await;
     let mut kubelet = node.kubelet(&node.socket()).await.unwrap();
     let ending = Ending::new();

@@ -1,4 +1,4 @@
-//! Pods that stay on the node, through the daemon: as if it were not there.
+//! Pods of the node behave through the daemon as without it.
 
 use std::{fs, os::unix::fs::PermissionsExt, time::Duration};
 
@@ -20,7 +20,7 @@ async fn direct(node: &Node) -> Kubelet {
 }
 
 #[tokio::test]
-async fn an_unannotated_pod_runs_on_the_node() {
+async fn unannotated_pod_runs_on_the_node() {
     let node = Node::start().await;
     let kiyot = Kiyot::start(&node, options()).await;
     let mut kubelet = kiyot.kubelet().await;
@@ -37,13 +37,13 @@ async fn an_unannotated_pod_runs_on_the_node() {
     let main = running.container("main");
     kubelet.logged(main, "blue").await;
     assert_eq!(kubelet.exec_sync(&main.id, &["hostname"]).await.unwrap().stdout, "plain\n");
-    wait_until("the container has said its last words", LIMIT, async || {
+    wait_until("the container has written its termination message", LIMIT, async || {
         (fs::read_to_string(&main.termination).ok()? == "done\n").then_some(())
     })
     .await;
 
     let mut beside = direct(&node).await;
-    assert_eq!(beside.sandboxes().await.unwrap().len(), 1, "it is containerd's own");
+    assert_eq!(beside.sandboxes().await.unwrap().len(), 1, "the pod is in containerd");
     assert_eq!(
         kubelet.sandbox_status(&running.sandbox).await.unwrap(),
         beside.sandbox_status(&running.sandbox).await.unwrap()
@@ -60,11 +60,11 @@ async fn an_unannotated_pod_runs_on_the_node() {
     assert!(kubelet.sandboxes().await.unwrap().is_empty());
     drop(kiyot);
     let left = node.stop();
-    assert!(left.is_empty(), "left:\n{left}");
+    assert!(left.is_empty(), "leftovers:\n{left}");
 }
 
 #[tokio::test]
-async fn errors_of_the_node_come_as_they_are() {
+async fn errors_of_the_node_are_forwarded_unchanged() {
     let node = Node::start().await;
     let kiyot = Kiyot::start(&node, options()).await;
     let (mut through, mut beside) = (kiyot.kubelet().await, direct(&node).await);
@@ -89,7 +89,7 @@ async fn errors_of_the_node_come_as_they_are() {
 }
 
 #[tokio::test]
-async fn a_target_runtime_that_nobody_has_is_refused() {
+async fn undeclared_target_runtime_is_refused() {
     let node = Node::start().await;
     let kiyot = Kiyot::start(&node, options()).await;
     let mut kubelet = kiyot.kubelet().await;
@@ -105,14 +105,14 @@ async fn a_target_runtime_that_nobody_has_is_refused() {
 }
 
 #[tokio::test]
-async fn the_socket_is_for_its_owner_alone() {
+async fn socket_has_mode_0600() {
     let node = Node::start().await;
     let kiyot = Kiyot::start(&node, options()).await;
     assert_eq!(fs::metadata(kiyot.socket()).unwrap().permissions().mode() & 0o777, 0o600);
 }
 
 #[tokio::test]
-async fn pods_go_on_while_the_daemon_is_killed_and_restarted() {
+async fn daemon_restart_keeps_pods_of_the_node_running() {
     let node = Node::start().await;
     let mut kiyot = Kiyot::start(&node, options()).await;
     let mut kubelet = kiyot.kubelet().await;
@@ -132,7 +132,7 @@ async fn pods_go_on_while_the_daemon_is_killed_and_restarted() {
 }
 
 #[tokio::test]
-async fn a_list_is_an_error_while_containerd_is_down_and_whole_afterwards() {
+async fn list_is_unavailable_while_containerd_is_down_and_complete_afterwards() {
     let node = Node::start().await;
     let kiyot = Kiyot::start(&node, options()).await;
     let mut kubelet = kiyot.kubelet().await;
@@ -144,14 +144,14 @@ async fn a_list_is_an_error_while_containerd_is_down_and_whole_afterwards() {
 
     node.start_containerd().await;
     let listed =
-        wait_until("lists are answered again", LIMIT, async || kubelet.sandboxes().await.ok())
+        wait_until("lists are available again", LIMIT, async || kubelet.sandboxes().await.ok())
             .await;
     assert_eq!(listed.iter().map(|sandbox| &sandbox.id).collect::<Vec<_>>(), [&running.sandbox]);
     kubelet.stop_and_remove(&running).await.unwrap();
 }
 
 #[tokio::test]
-async fn streams_of_lists_are_unimplemented_beside_cells() {
+async fn list_streams_beside_cells_are_unimplemented() {
     let node = Node::start().await;
     let kiyot = Kiyot::start(&node, options()).await;
     let mut kubelet = kiyot.kubelet().await;
@@ -173,7 +173,7 @@ async fn streams_of_lists_are_unimplemented_beside_cells() {
 }
 
 #[tokio::test]
-async fn the_callers_deadline_holds_on_the_node() {
+async fn deadline_of_the_caller_ends_the_program_on_the_node() {
     let node = Node::start().await;
     let kiyot = Kiyot::start(&node, options()).await;
     let mut kubelet = kiyot.kubelet().await;
@@ -182,12 +182,12 @@ async fn the_callers_deadline_holds_on_the_node() {
     let cmd = ["sleep", "54321"].map(str::to_owned).to_vec();
     let mut request =
         Request::new(cri::ExecSyncRequest { container_id: id.clone(), cmd, timeout: 0 });
-    // Longer than a start takes on a busy machine: one that is cut short fails in containerd's
-    // other words (`Unknown`).
+    // Longer than the start of a program on a busy machine, because containerd reports an
+    // interrupted start as `Unknown`.
     request.set_timeout(Duration::from_secs(8));
     let late = kubelet.runtime.exec_sync(request).await.unwrap_err();
     assert!(matches!(late.code(), Code::DeadlineExceeded | Code::Cancelled), "{late:?}");
-    // containerd has ended the program, because it got the deadline or the cancellation.
+    // Containerd got the deadline or the cancellation.
     wait_until("the program has ended", LIMIT, async || {
         let listed = kubelet.exec_sync(id, &["ps", "-o", "args"]).await.ok()?.stdout;
         (!listed.contains("54321")).then_some(())
@@ -196,7 +196,7 @@ async fn the_callers_deadline_holds_on_the_node() {
 }
 
 #[tokio::test]
-async fn an_exec_stream_of_the_node_keeps_its_url() {
+async fn exec_url_of_the_node_is_unchanged() {
     let node = Node::start().await;
     let kiyot = Kiyot::start(&node, options()).await;
     let mut kubelet = kiyot.kubelet().await;

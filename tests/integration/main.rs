@@ -1,11 +1,6 @@
-//! Integration tests against real parts: containerd, runc, CNI plugins, and the daemon itself. They
-//! need root and namespaces of their own, which cargo's runner gives them (scripts/runner), and
-//! fail without.
-#![allow(
-    clippy::unwrap_used,
-    clippy::expect_used,
-    reason = "what a test cannot set up fails the test, at the place"
-)]
+//! Integration tests of the daemon with real containerd, runc and CNI plugins. They need root and
+//! namespaces of their own, which cargo's runner provides (scripts/runner).
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a failed setup fails its test")]
 
 mod cell;
 mod daemon;

@@ -1,4 +1,4 @@
-//! Two container runtimes behind one daemon: each pod is its own runtime's, whatever happens.
+//! Two container runtimes behind a daemon.
 
 use kiyot_testkit::{
     Container, Kiyot, KiyotOptions, Kubelet, LIMIT, Node, Pod, RunningPod, cri, image::ImageSpec,
@@ -6,15 +6,16 @@ use kiyot_testkit::{
 };
 use tonic::Code;
 
-/// A daemon before two containerds: pods with the label `runtime: second` go to the second.
+/// Starts a daemon with two containerds. Pods with the label `runtime: second` go to the second.
 async fn start<'a>(node: &'a Node, second: &Node) -> Kiyot<'a> {
     start_with(node, second, "containerd").await
 }
 
-/// The same, and which of them answers for the node.
+/// Starts the same daemon with a choice of the node backend.
 async fn start_with<'a>(node: &'a Node, second: &Node, node_backend: &str) -> Kiyot<'a> {
     let sections = format!(
-        "[[routing.rule]]\nname = \"second\"\nlabel = {{ runtime = \"second\" }}\nbackend = \"second\"\n\n[backends.second]\ntype = \"cri\"\nsocket = \"{}\"\n",
+        "[[routing.rule]]\nname = \"second\"\nlabel = {{ runtime = \"second\" }}\n\
+         backend = \"second\"\n\n[backends.second]\ntype = \"cri\"\nsocket = \"{}\"\n",
         second.socket().display()
     );
     let options = KiyotOptions::new(env!("CARGO_BIN_EXE_kiyot"));
@@ -58,9 +59,9 @@ async fn hostname(kubelet: &mut Kubelet, pod: &RunningPod) -> String {
 
 /// Verifies R5.
 #[tokio::test]
-async fn pods_go_to_the_runtime_of_their_rule_and_lists_have_all() {
+async fn rule_routes_pods_to_its_runtime_and_lists_have_all_pods() {
     let (node, other) = (Node::start().await, Node::start().await);
-    // An image that the second runtime alone has.
+    // The image is in the second runtime alone.
     other.image("kiyot.test/elsewhere:1", &ImageSpec::script("echo only here; sleep 100000")).await;
     let kiyot = start(&node, &other).await;
     let mut kubelet = kiyot.kubelet().await;
@@ -87,7 +88,7 @@ async fn pods_go_to_the_runtime_of_their_rule_and_lists_have_all() {
         second.sandbox_status(&two.sandbox).await.unwrap()
     );
 
-    // The image of a pod is asked for where the pod is.
+    // The image of a pod is requested from the pod's runtime.
     let seen = on_second(Pod::new("three"))
         .annotation("kubernetes.io/config.seen", "2026-01-02T03:04:05.000000006Z");
     let three = kubelet
@@ -96,8 +97,8 @@ async fn pods_go_to_the_runtime_of_their_rule_and_lists_have_all() {
         .unwrap();
     kubelet.logged(three.container("main"), "only here").await;
 
-    // One is down: its calls and every whole list are unavailable, and the other's calls are
-    // answered.
+    // While a runtime is down, its calls and all complete lists are unavailable. Calls of the other
+    // runtime succeed.
     other.kill_containerd();
     assert_eq!(kubelet.sandboxes().await.unwrap_err().code(), Code::Unavailable);
     assert_eq!(kubelet.sandbox_status(&two.sandbox).await.unwrap_err().code(), Code::Unavailable);
@@ -112,9 +113,9 @@ async fn pods_go_to_the_runtime_of_their_rule_and_lists_have_all() {
         .items;
     assert_eq!(listed.len(), 1);
     let unknown = kubelet.sandbox_status("0123456789abcdef").await.unwrap_err();
-    assert_eq!(unknown.code(), Code::Unavailable, "it may be the dead one's: {unknown:?}");
+    assert_eq!(unknown.code(), Code::Unavailable, "the dead runtime may have it: {unknown:?}");
     other.start_containerd().await;
-    wait_until("lists are whole again", LIMIT, async || kubelet.sandboxes().await.ok()).await;
+    wait_until("lists are complete again", LIMIT, async || kubelet.sandboxes().await.ok()).await;
     assert_eq!(
         kubelet.sandbox_status("0123456789abcdef").await.unwrap_err().code(),
         Code::NotFound
@@ -130,7 +131,7 @@ async fn pods_go_to_the_runtime_of_their_rule_and_lists_have_all() {
 
 /// Verifies R8.
 #[tokio::test]
-async fn the_node_is_answered_for_by_the_runtime_that_is_named() {
+async fn node_backend_answers_for_the_node() {
     let (node, other) = (Node::start().await, Node::start().await);
     other.image("kiyot.test/elsewhere:1", &ImageSpec::script("echo only here")).await;
     for (name, has_it) in [("containerd", false), ("second", true)] {
@@ -161,9 +162,9 @@ async fn the_node_is_answered_for_by_the_runtime_that_is_named() {
             node.kubelet(&node.socket()).await
         };
         let directory = async |mut kubelet: Kubelet| {
-            let told =
+            let info =
                 kubelet.image.image_fs_info(cri::ImageFsInfoRequest {}).await.unwrap().into_inner();
-            told.image_filesystems[0].fs_id.clone().unwrap().mountpoint
+            info.image_filesystems[0].fs_id.clone().unwrap().mountpoint
         };
         assert_eq!(directory(kubelet).await, directory(own.unwrap()).await, "{name}");
     }
@@ -171,7 +172,7 @@ async fn the_node_is_answered_for_by_the_runtime_that_is_named() {
 
 /// Verifies R5.
 #[tokio::test]
-async fn after_a_restart_each_call_finds_its_runtime() {
+async fn restart_keeps_each_pod_at_its_runtime() {
     let (node, other) = (Node::start().await, Node::start().await);
     let mut kiyot = start(&node, &other).await;
     let mut kubelet = kiyot.kubelet().await;
@@ -179,8 +180,8 @@ async fn after_a_restart_each_call_finds_its_runtime() {
     let two = kubelet.run_pod(&on_second(pod("two"))).await.unwrap();
     kiyot.kill9();
     kiyot.start_again().await;
-    // By-id calls come first, before any list: a container's, a sandbox's, and one by a prefix, as
-    // crictl sends them.
+    // Calls by id come before any list: of a container, of a sandbox, and by a prefix as crictl
+    // sends it.
     let mut kubelet = kiyot.kubelet().await;
     assert_eq!(
         (hostname(&mut kubelet, &two).await, hostname(&mut kubelet, &one).await),
