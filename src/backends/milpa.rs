@@ -21,6 +21,7 @@ pub mod cells;
 mod clock;
 pub mod cri;
 mod error_chain;
+pub mod failure;
 #[cfg(any(test, fuzzing, debug_assertions))]
 #[doc(hidden)]
 pub mod fuzzing;

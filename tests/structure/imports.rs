@@ -76,11 +76,14 @@ const PARTS: &[Part] = &[
         path: "backends::milpa::pods",
         may: &[&["backends::milpa::id", "backends::milpa::clock"]],
     },
-    Part { path: "backends::milpa::images", may: &[CELLS, RECORDS, &["config"]] },
-    Part { path: "backends::milpa::volumes", may: &[CELLS, RECORDS, &["config"]] },
-    Part { path: "backends::milpa::logs", may: &[CELLS, RECORDS, WAITING, &["config"]] },
-    Part { path: "backends::milpa::streaming", may: &[CELLS, RECORDS, &["config"]] },
-    Part { path: "backends::milpa::resolver", may: &[CELLS, &["backends::milpa::id", "config"]] },
+    Part { path: "backends::milpa::images", may: &[FAILURES, CELLS, RECORDS, &["config"]] },
+    Part { path: "backends::milpa::volumes", may: &[FAILURES, CELLS, RECORDS, &["config"]] },
+    Part { path: "backends::milpa::logs", may: &[FAILURES, CELLS, RECORDS, WAITING, &["config"]] },
+    Part { path: "backends::milpa::streaming", may: &[FAILURES, CELLS, RECORDS, &["config"]] },
+    Part {
+        path: "backends::milpa::resolver",
+        may: &[FAILURES, CELLS, &["backends::milpa::id", "config"]],
+    },
     Part {
         path: "backends::milpa::cells",
         may: &[
@@ -95,6 +98,7 @@ const PARTS: &[Part] = &[
     Part { path: "backends::milpa::store", may: &[&["backends::milpa::id"]] },
     Part { path: "backends::milpa::clock", may: &[] },
     Part { path: "backends::milpa::error_chain", may: &[] },
+    Part { path: "backends::milpa::failure", may: &[] },
     Part { path: "backends::milpa::id", may: &[] },
     Part { path: "backends::milpa::mailbox", may: &[] },
     Part { path: "backends::milpa::tasks", may: &[] },
@@ -121,9 +125,15 @@ const CELLS: &[&str] =
 const WAITING: &[&str] = &["backends::milpa::mailbox"];
 /// Records and their ids.
 const RECORDS: &[&str] = &["backends::milpa::store", "backends::milpa::id"];
+/// Typed failures of parts below CRI.
+const FAILURES: &[&str] = &["backends::milpa::failure"];
 /// Helpers without imports.
-const LEAVES: &[&str] =
-    &["backends::milpa::clock", "backends::milpa::error_chain", "backends::milpa::tasks"];
+const LEAVES: &[&str] = &[
+    "backends::milpa::clock",
+    "backends::milpa::error_chain",
+    "backends::milpa::failure",
+    "backends::milpa::tasks",
+];
 
 fn part_of(path: &[String]) -> &'static Part {
     let begins = |part: &&Part| {

@@ -6,7 +6,6 @@ use std::{
 };
 
 use kiyot_proto::cri;
-use tonic::{Code, Status};
 
 pub(super) use self::reference::normalized;
 use self::{
@@ -21,7 +20,11 @@ pub use self::{
     node::NodeImages,
     registries::{NodeCredentials, Registries},
 };
-use super::{cells::Cell, id::CellId};
+use super::{
+    cells::Cell,
+    failure::{Class, Failure, Side},
+    id::CellId,
+};
 
 mod copy;
 mod manifest;
@@ -92,7 +95,7 @@ impl Images {
         &self,
         cell: &Cell,
         request: cri::PullImageRequest,
-    ) -> Result<cri::PullImageResponse, Status> {
+    ) -> Result<cri::PullImageResponse, Failure> {
         Box::pin(self.pull_in(&cell.id, &CellReceiver(cell.link.clone()), request)).await
     }
 
@@ -101,7 +104,7 @@ impl Images {
         cell: &CellId,
         receiver: &dyn Receiver,
         request: cri::PullImageRequest,
-    ) -> Result<cri::PullImageResponse, Status> {
+    ) -> Result<cri::PullImageResponse, Failure> {
         let reference = request.image.map(|image| image.image).unwrap_or_default();
         let uid = request
             .sandbox_config
@@ -109,7 +112,7 @@ impl Images {
             .map(|metadata| metadata.uid)
             .unwrap_or_default();
         if reference.is_empty() {
-            return Err(Status::invalid_argument("PullImage without an image"));
+            return Err(Failure::request(Class::InvalidArgument, "PullImage without an image"));
         }
         if let Some(auth) = &request.auth {
             self.credentials.put((uid, normalized(&reference)), auth.clone());
@@ -130,7 +133,7 @@ impl Images {
         cell: &Cell,
         request: cri::ImageStatusRequest,
         deadline: Option<Instant>,
-    ) -> Result<cri::ImageStatusResponse, Status> {
+    ) -> Result<cri::ImageStatusResponse, Failure> {
         Box::pin(self.status_in(&cell.id, &CellReceiver(cell.link.clone()), request, deadline))
             .await
     }
@@ -141,7 +144,7 @@ impl Images {
         receiver: &dyn Receiver,
         request: cri::ImageStatusRequest,
         deadline: Option<Instant>,
-    ) -> Result<cri::ImageStatusResponse, Status> {
+    ) -> Result<cri::ImageStatusResponse, Failure> {
         let reference = request.image.map(|image| image.image).unwrap_or_default();
         let asked = status_request(&reference, request.verbose);
         let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
@@ -181,7 +184,7 @@ impl Images {
         cell: &Cell,
         image: &cri::ImageSpec,
         sandbox: &cri::PodSandboxConfig,
-    ) -> Result<String, Status> {
+    ) -> Result<String, Failure> {
         let uid = sandbox.metadata.as_ref().map_or("", |metadata| &metadata.uid);
         Box::pin(self.ensure_in(&cell.id, &CellReceiver(cell.link.clone()), image, uid)).await
     }
@@ -192,7 +195,7 @@ impl Images {
         receiver: &dyn Receiver,
         image: &cri::ImageSpec,
         uid: &str,
-    ) -> Result<String, Status> {
+    ) -> Result<String, Failure> {
         let (id, found) = self.make_present(cell, receiver, image, uid).await?;
         if let Some(found) = &found {
             self.reported.put(cell, &image.image, found);
@@ -204,11 +207,11 @@ impl Images {
     /// Makes the pause image present in a cell, under the name in the configuration of the cell's
     /// containerd. It belongs to the cell, not to the pod, so it is not reported unless a container
     /// of the pod has the same image.
-    pub async fn ensure_pause(&self, cell: &Cell) -> Result<(), Status> {
+    pub async fn ensure_pause(&self, cell: &Cell) -> Result<(), Failure> {
         Box::pin(self.ensure_pause_in(&cell.id, &CellReceiver(cell.link.clone()))).await
     }
 
-    async fn ensure_pause_in(&self, cell: &CellId, receiver: &dyn Receiver) -> Result<(), Status> {
+    async fn ensure_pause_in(&self, cell: &CellId, receiver: &dyn Receiver) -> Result<(), Failure> {
         let image = cri::ImageSpec { image: self.pause_image.clone(), ..cri::ImageSpec::default() };
         self.make_present(cell, receiver, &image, "").await.map(drop)
     }
@@ -221,7 +224,7 @@ impl Images {
         receiver: &dyn Receiver,
         image: &cri::ImageSpec,
         uid: &str,
-    ) -> Result<(String, Option<cri::Image>), Status> {
+    ) -> Result<(String, Option<cri::Image>), Failure> {
         let wanted = &image.image;
         if let Some(found) = cell_image(receiver, wanted).await? {
             return Ok((found.id.clone(), Some(found)));
@@ -236,18 +239,24 @@ impl Images {
         }
         let reference = if is_id(wanted) { &image.user_specified_image } else { wanted };
         if reference.is_empty() || is_id(reference) {
-            return Err(Status::not_found(format!(
-                "image {wanted} is neither in cell {cell} nor whole on the node, and no reference \
-                 is known by which it could be pulled"
-            )));
+            return Err(Failure::request(
+                Class::NotFound,
+                format!(
+                    "image {wanted} is neither in cell {cell} nor whole on the node, and no \
+                     reference is known by which it could be pulled"
+                ),
+            ));
         }
         let auth = self.credentials.get(&(uid.to_owned(), normalized(reference)));
         let id = self.pull_in_cell(cell, receiver, reference, auth).await?;
         if is_id(wanted) && id != *wanted {
-            return Err(Status::failed_precondition(format!(
-                "image {wanted} is not in cell {cell}, and its reference {reference} means {id} \
-                 by now"
-            )));
+            return Err(Failure::request(
+                Class::FailedPrecondition,
+                format!(
+                    "image {wanted} is not in cell {cell}, and its reference {reference} means \
+                     {id} by now"
+                ),
+            ));
         }
         let found = cell_image(receiver, &id).await?;
         Ok((id, found))
@@ -270,19 +279,20 @@ impl Images {
         cell: &CellId,
         receiver: &dyn Receiver,
         wanted: &str,
-    ) -> Result<Option<cri::Image>, Status> {
+    ) -> Result<Option<cri::Image>, Failure> {
         match self.copy(receiver, wanted).await {
             Ok(None) => Ok(None),
             Ok(Some(id)) => {
                 tracing::info!(%cell, image = wanted, id, "image copied from the node");
                 let found = cell_image(receiver, &id).await?;
                 found.map(Some).ok_or_else(|| {
-                    Status::internal(format!(
-                        "cell {cell} has taken image {wanted} and does not know it"
-                    ))
+                    Failure::cell(
+                        Class::Internal,
+                        format!("cell {cell} has taken image {wanted} and does not know it"),
+                    )
                 })
             }
-            Err(CopyError::Cell(status)) => Err(status),
+            Err(CopyError::Failed(failure)) if failure.side() == Side::Cell => Err(failure),
             Err(error) => {
                 tracing::info!(
                     %cell,
@@ -308,7 +318,7 @@ impl Images {
         if is_id(wanted) && id != wanted {
             return Ok(None);
         }
-        let known = node.status(status_request(&id, false)).await.map_err(CopyError::Node)?.image;
+        let known = node.status(status_request(&id, false)).await?.image;
         let tags = known
             .into_iter()
             .flat_map(|image| image.repo_tags.into_iter().chain(image.repo_digests));
@@ -336,7 +346,7 @@ impl Images {
         receiver: &dyn Receiver,
         reference: &str,
         auth: Option<cri::AuthConfig>,
-    ) -> Result<String, Status> {
+    ) -> Result<String, Failure> {
         let image = cri::ImageSpec { image: reference.to_owned(), ..cri::ImageSpec::default() };
         // Like the node's containerd, configured credentials are for pulls without their own.
         let auth = auth.or_else(|| self.node_credentials.of(&normalized(reference)));
@@ -355,11 +365,11 @@ impl Images {
     }
 
     /// Returns true if the node has all of an image, so that a cell can get it.
-    async fn can_copy(&self, id: &str) -> Result<bool, Status> {
+    async fn can_copy(&self, id: &str) -> Result<bool, Failure> {
         match copy::resolve(&*self.node, id).await {
             Ok(Some(manifest)) => copy::is_whole(&*self.node, &manifest).await,
             Ok(None) => Ok(false),
-            Err(CopyError::Node(status)) if status.code() != Code::NotFound => Err(status),
+            Err(CopyError::Failed(failure)) if failure.class() != Class::NotFound => Err(failure),
             Err(error) => {
                 tracing::debug!(image = id, %error, "image can't be copied from the node");
                 Ok(false)
@@ -369,7 +379,7 @@ impl Images {
 }
 
 /// Returns the cell's status of an image.
-async fn cell_image(receiver: &dyn Receiver, name: &str) -> Result<Option<cri::Image>, Status> {
+async fn cell_image(receiver: &dyn Receiver, name: &str) -> Result<Option<cri::Image>, Failure> {
     Ok(receiver.status(status_request(name, false), None).await?.image)
 }
 

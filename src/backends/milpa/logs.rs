@@ -12,7 +12,6 @@ use async_trait::async_trait;
 use kiyot_link::watch::Watch;
 use tokio::sync::oneshot;
 use tokio_util::task::AbortOnDropHandle;
-use tonic::Status;
 
 use self::{
     source::{CellLogs, Source},
@@ -20,11 +19,13 @@ use self::{
 };
 use super::{
     cells::Cell,
+    failure::{Class, Failure},
     id::{CellId, ContainerId},
     mailbox::{Sender, mailbox},
 };
 
 mod file;
+#[cfg(any(test, fuzzing, debug_assertions))]
 #[doc(hidden)]
 pub mod fuzzing;
 mod gap;
@@ -127,7 +128,7 @@ impl Logs {
     ///
     /// INTERNAL, naming the path, if the file can't be created: its last component must not be a
     /// link, and its parent must exist.
-    pub async fn follow(self: &Arc<Self>, cell: &Cell, route: LogRoute) -> Result<(), Status> {
+    pub async fn follow(self: &Arc<Self>, cell: &Cell, route: LogRoute) -> Result<(), Failure> {
         self.follow_from(&cell.id, Arc::new(CellLogs(cell.link.clone())), route).await
     }
 
@@ -135,7 +136,7 @@ impl Logs {
     /// removed it. Returns true if it wasn't followed before.
     ///
     /// INTERNAL like [`Self::follow`].
-    pub async fn resume(self: &Arc<Self>, cell: &Cell, route: LogRoute) -> Result<bool, Status> {
+    pub async fn resume(self: &Arc<Self>, cell: &Cell, route: LogRoute) -> Result<bool, Failure> {
         self.resume_from(&cell.id, Arc::new(CellLogs(cell.link.clone())), route).await
     }
 
@@ -150,7 +151,7 @@ impl Logs {
         cell: &CellId,
         source: Arc<dyn Source>,
         route: LogRoute,
-    ) -> Result<(), Status> {
+    ) -> Result<(), Failure> {
         if self.is_followed(cell, &source, &route) {
             return Ok(());
         }
@@ -166,7 +167,7 @@ impl Logs {
         cell: &CellId,
         source: Arc<dyn Source>,
         route: LogRoute,
-    ) -> Result<bool, Status> {
+    ) -> Result<bool, Failure> {
         if self.is_followed(cell, &source, &route) {
             return Ok(false);
         }
@@ -262,13 +263,20 @@ impl Logs {
     ///
     /// NOT_FOUND if the container's log isn't followed, INTERNAL if the new file can't be created:
     /// the old one then continues.
-    pub async fn reopen(&self, container: &ContainerId) -> Result<i64, Status> {
+    pub async fn reopen(&self, container: &ContainerId) -> Result<i64, Failure> {
         let commands = self.commands(container).ok_or_else(|| {
-            Status::not_found(format!("the log of container {container} is not followed"))
+            Failure::node(
+                Class::NotFound,
+                format!("the log of container {container} is not followed"),
+            )
         })?;
         let (done, reopened) = oneshot::channel();
-        let ended =
-            || Status::aborted(format!("the log of container {container} is followed no more"));
+        let ended = || {
+            Failure::node(
+                Class::Aborted,
+                format!("the log of container {container} is followed no more"),
+            )
+        };
         commands.send(Command::Reopen(done)).await.map_err(|_| ended())?;
         reopened.await.map_err(|_| ended())?
     }
@@ -293,12 +301,11 @@ impl Logs {
     }
 }
 
-fn file_failure(route: &LogRoute, error: &std::io::Error) -> Status {
-    Status::internal(format!(
-        "log file {} of container {}: {error}",
-        route.node_path.display(),
-        route.container
-    ))
+fn file_failure(route: &LogRoute, error: &std::io::Error) -> Failure {
+    Failure::node(
+        Class::Internal,
+        format!("log file {} of container {}: {error}", route.node_path.display(), route.container),
+    )
 }
 
 impl fmt::Debug for Logs {

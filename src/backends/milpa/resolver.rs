@@ -7,7 +7,7 @@
 use std::{future::Future, sync::Arc, time::Duration};
 
 use bytes::Bytes;
-use futures::{StreamExt, stream::BoxStream};
+use futures::{StreamExt, TryStreamExt, stream::BoxStream};
 use kiyot_link::resolver::{
     DNS_HEADER_BYTES, MAX_TCP_CONNECTIONS, MAX_UDP_MESSAGE_BYTES, MAX_UDP_QUERIES, QUERY_TIMEOUT,
 };
@@ -18,9 +18,13 @@ use tokio::{
     time::{sleep, timeout},
 };
 use tokio_stream::wrappers::ReceiverStream;
-use tonic::{Request, Status};
+use tonic::Request;
 
-use super::{gateway::CellLink, id::CellId};
+use super::{
+    failure::{Class, Failure},
+    gateway::CellLink,
+    id::CellId,
+};
 
 mod ask;
 mod connection;
@@ -69,11 +73,11 @@ impl Resolver {
                 Ok(()) => {
                     tracing::debug!(%cell, "name queries of a cell ended, restarted")
                 }
-                Err(status) => {
+                Err(failure) => {
                     if let Some(suppressed) = link.lines.admit() {
                         tracing::info!(
                             %cell,
-                            status = status.message(),
+                            error = %failure,
                             suppressed,
                             "name queries of a cell failed, restarted"
                         );
@@ -84,7 +88,7 @@ impl Resolver {
         }
     }
 
-    async fn serve_connection(&self, link: &CellLink, servers: &[Server]) -> Result<(), Status> {
+    async fn serve_connection(&self, link: &CellLink, servers: &[Server]) -> Result<(), Failure> {
         let (sender, answers) = mpsc::channel(MAX_QUEUED_RESPONSES);
         let first = NameAnswer {
             resolvers: u32::try_from(servers.len()).unwrap_or(u32::MAX),
@@ -98,8 +102,10 @@ impl Resolver {
         let call = agent.resolve(Request::new(ReceiverStream::new(answers)));
         let queries = timeout(OPEN_TIMEOUT, call)
             .await
-            .map_err(|_| Status::deadline_exceeded("Resolve was not answered"))??
+            .map_err(|_| Failure::cell(Class::DeadlineExceeded, "Resolve was not answered"))?
+            .map_err(Failure::of_cell)?
             .into_inner()
+            .map_err(Failure::of_cell)
             .boxed();
         let ask = |server, message: Bytes| async move { ask::ask(&server, &message).await };
         let splice_connection =
@@ -110,12 +116,12 @@ impl Resolver {
     /// Handles queries and connections until the stream ends.
     async fn answer<A, C>(
         &self,
-        mut queries: BoxStream<'_, Result<NameQuery, Status>>,
+        mut queries: BoxStream<'_, Result<NameQuery, Failure>>,
         answers: mpsc::Sender<NameAnswer>,
         servers: &[Server],
         ask: impl Fn(Server, Bytes) -> A,
         splice_connection: impl Fn(Server, u64) -> C,
-    ) -> Result<(), Status>
+    ) -> Result<(), Failure>
     where
         A: Future<Output = std::io::Result<Bytes>> + Send + 'static,
         C: Future<Output = std::io::Result<()>> + Send + 'static,
@@ -130,10 +136,10 @@ impl Resolver {
             let NameQuery { id, resolver, tcp, message } = query?;
             let server = usize::try_from(resolver).ok().and_then(|number| servers.get(number));
             let server = server.ok_or_else(|| {
-                Status::invalid_argument(format!(
-                    "name server {resolver}: the pod has {}",
-                    servers.len()
-                ))
+                Failure::cell(
+                    Class::InvalidArgument,
+                    format!("name server {resolver}: the pod has {}", servers.len()),
+                )
             })?;
             while tasks.try_join_next().is_some() {}
             let answers = answers.clone();
@@ -157,11 +163,14 @@ impl Resolver {
                 continue;
             }
             if !(DNS_HEADER_BYTES..=MAX_UDP_MESSAGE_BYTES).contains(&message.len()) {
-                return Err(Status::invalid_argument(format!(
-                    "a query of {} bytes; allowed are {DNS_HEADER_BYTES} to \
+                return Err(Failure::cell(
+                    Class::InvalidArgument,
+                    format!(
+                        "a query of {} bytes; allowed are {DNS_HEADER_BYTES} to \
                      {MAX_UDP_MESSAGE_BYTES}",
-                    message.len()
-                )));
+                        message.len()
+                    ),
+                ));
             }
             // Semaphores are never closed. At the limit, the cell's next query waits.
             let Ok(of_cell) = Arc::clone(&of_cell).acquire_owned().await else { return Ok(()) };

@@ -9,16 +9,19 @@ use std::{
 
 use tokio::{net::TcpListener, sync::Semaphore, task::JoinSet};
 use tokio_util::task::AbortOnDropHandle;
-use tonic::Status;
 
 use self::{
     tokens::{Route, Tokens},
     tunnel::CellTunnels,
 };
-use super::cells::Cell;
+use super::{
+    cells::Cell,
+    failure::{Class, Failure},
+};
 
 mod body;
 mod connection;
+#[cfg(any(test, fuzzing, debug_assertions))]
 #[doc(hidden)]
 pub mod fuzzing;
 mod head;
@@ -64,10 +67,10 @@ impl Streaming {
     ///
     /// INTERNAL if the cell's URL is not of a streaming server, RESOURCE_EXHAUSTED if too many URLs
     /// are unused.
-    pub fn url(&self, cell: &Cell, cell_url: &str) -> Result<String, Status> {
+    pub fn url(&self, cell: &Cell, cell_url: &str) -> Result<String, Failure> {
         let (port, target) = parse_cell_url(cell_url).ok_or_else(|| {
             let shown: String = cell_url.chars().take(200).collect();
-            Status::internal(format!(
+            Failure::cell(Class::Internal, format!(
                 "cell {} gave the streaming URL {shown:?}: allowed is http://<host>:<port>/<path>, \
                  {MAX_CELL_URL_BYTES} bytes at most",
                 cell.id
@@ -76,7 +79,7 @@ impl Streaming {
         self.register(Route { port, target, tunnels: Arc::new(CellTunnels(cell.link.clone())) })
     }
 
-    fn register(&self, route: Route) -> Result<String, Status> {
+    fn register(&self, route: Route) -> Result<String, Failure> {
         let token = self.tokens.add(route)?;
         Ok(format!("http://{}/{token}", self.address))
     }

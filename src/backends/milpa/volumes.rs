@@ -13,7 +13,6 @@ use kiyot_proto::{
     cri,
 };
 use tokio_util::task::AbortOnDropHandle;
-use tonic::Status;
 
 use self::{
     files::{CellFiles, LinkFiles},
@@ -25,12 +24,15 @@ use self::{
 };
 use super::{
     cells::Cell,
+    failure::{Class, Failure},
     id::{CellId, ContainerId},
 };
 use crate::config::HostPath;
 
+#[cfg(any(test, fuzzing, debug_assertions))]
 mod disk;
 mod files;
+#[cfg(any(test, fuzzing, debug_assertions))]
 #[doc(hidden)]
 pub mod fuzzing;
 mod plan;
@@ -95,7 +97,7 @@ impl Volumes {
         cell: &Cell,
         sandbox: &cri::PodSandboxConfig,
         container: &cri::ContainerConfig,
-    ) -> Result<Vec<cri::Mount>, Status> {
+    ) -> Result<Vec<cri::Mount>, Failure> {
         Box::pin(self.prepare_in(
             &cell.id,
             Arc::new(LinkFiles(cell.link.clone())),
@@ -111,7 +113,7 @@ impl Volumes {
         files: Arc<dyn CellFiles>,
         sandbox: &cri::PodSandboxConfig,
         container: &cri::ContainerConfig,
-    ) -> Result<Vec<cri::Mount>, Status> {
+    ) -> Result<Vec<cri::Mount>, Failure> {
         let pod = self.pod(cell, files);
         let preparation = Preparation {
             kubelet_dirs: &self.kubelet_dirs,
@@ -151,7 +153,7 @@ impl Volumes {
         cell: &Cell,
         container: &cri::ContainerConfig,
         cell_log: &str,
-    ) -> Result<(), Status> {
+    ) -> Result<(), Failure> {
         let changes = self.removals(container, cell_log);
         if changes.is_empty() { Ok(()) } else { LinkFiles(cell.link.clone()).change(changes).await }
     }
@@ -197,17 +199,18 @@ impl Volumes {
             let fetched = match files.get(&place, MAX_TERMINATION_MESSAGE_BYTES, true).await {
                 Ok(Some(message)) if !message.is_empty() => {
                     let path = PathBuf::from(&mount.host_path);
-                    let failed = move |error: io::Error| Status::internal(error.to_string());
+                    let failed =
+                        move |error: io::Error| Failure::node(Class::Internal, error.to_string());
                     prepare::blocking(move || overwrite(&path, &message).map_err(failed)).await
                 }
                 Ok(_) => Ok(()),
-                Err(status) => Err(status),
+                Err(failure) => Err(failure),
             };
-            if let Err(status) = fetched {
+            if let Err(failure) = fetched {
                 tracing::warn!(
                     container = %id,
                     path = mount.host_path,
-                    error = status.message(),
+                    error = %failure,
                     "termination message not copied to the node"
                 );
             }

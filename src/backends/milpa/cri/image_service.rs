@@ -94,7 +94,7 @@ impl CriService {
         self.sync.claim(&sandbox.id);
         self.sync.records.refresh_annotations(&sandbox, request.sandbox_config.as_ref()).await;
         let cell = self.connected_cell(&sandbox, deadline).await?;
-        self.images.pull(&cell, request).await.map_err(|status| sandbox.restored(&status))
+        self.images.pull(&cell, request).await.map_err(|failure| sandbox.restored(&failure.into()))
     }
 
     /// What the cell of the pod has, or could have from the node.
@@ -108,6 +108,6 @@ impl CriService {
         })?;
         self.sync.claim(&sandbox.id);
         let cell = self.cell_of(&sandbox)?;
-        self.images.status(&cell, request, deadline).await
+        Ok(self.images.status(&cell, request, deadline).await?)
     }
 }

@@ -5,11 +5,37 @@ use tonic::{Code, Status};
 use crate::backends::milpa::{
     cells::CellError,
     error_chain::error_chain,
+    failure::{Class, Failure},
     id::{InvalidId, NoRandomness},
     providers::{ErrorClass, ProviderError},
     store::StoreError,
     sync::{AttemptError, ReopenError, TeardownError},
 };
+
+impl From<Failure> for Status {
+    fn from(failure: Failure) -> Self {
+        let code = match failure.class() {
+            Class::Cancelled => Code::Cancelled,
+            Class::Unknown => Code::Unknown,
+            Class::InvalidArgument => Code::InvalidArgument,
+            Class::DeadlineExceeded => Code::DeadlineExceeded,
+            Class::NotFound => Code::NotFound,
+            Class::AlreadyExists => Code::AlreadyExists,
+            Class::PermissionDenied => Code::PermissionDenied,
+            Class::ResourceExhausted => Code::ResourceExhausted,
+            Class::FailedPrecondition => Code::FailedPrecondition,
+            Class::Aborted => Code::Aborted,
+            Class::OutOfRange => Code::OutOfRange,
+            Class::Unimplemented => Code::Unimplemented,
+            Class::Internal => Code::Internal,
+            Class::Unavailable => Code::Unavailable,
+            Class::DataLoss => Code::DataLoss,
+            Class::Unauthenticated => Code::Unauthenticated,
+        };
+        tracing::debug!(side = ?failure.side(), retry = ?failure.retry(), ?code, "call failed");
+        Self::new(code, failure.message())
+    }
+}
 
 /// Returns the status of a change that could not be recorded, and was not made.
 pub(super) fn of_store(error: &StoreError) -> Status {
@@ -63,7 +89,7 @@ pub(super) fn of_attempt(error: AttemptError) -> Status {
 /// Returns the status of a log that could not be reopened.
 pub(super) fn of_reopen(error: ReopenError) -> Status {
     match error {
-        ReopenError::Log(status) => status,
+        ReopenError::Log(failure) => failure.into(),
         ReopenError::Store(error) => of_store(&error),
     }
 }

@@ -7,13 +7,13 @@ use futures::StreamExt as _;
 use kiyot_proto::cell::{BlobPart, PutImageRequest};
 use ring::digest::{SHA256, digest};
 use tokio::{sync::mpsc, time::timeout};
-use tonic::Status;
 
 use super::{
     manifest::{Descriptor, Manifest, ManifestError, Parsed, architecture, parse},
     node::Node,
     receiver::Receiver,
 };
+use crate::backends::milpa::failure::{Class, Failure, Side};
 
 /// Most bytes of an image's JSON document.
 const MAX_JSON_BYTES: u64 = 4 << 20;
@@ -36,12 +36,9 @@ const MANAGED_LABEL: (&str, &str) = ("io.cri-containerd.image", "managed");
 /// Error of copying an image.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum CopyError {
-    /// The node's containerd failed.
-    #[error("the node's containerd: {}", .0.message())]
-    Node(Status),
-    /// The cell failed.
-    #[error("the cell: {}", .0.message())]
-    Cell(Status),
+    /// A side failed.
+    #[error("{}: {}", side(.0), .0)]
+    Failed(#[from] Failure),
     /// The image is not supported.
     #[error(transparent)]
     Manifest(#[from] ManifestError),
@@ -56,9 +53,17 @@ pub(super) enum CopyError {
     Stalled(String, u64),
 }
 
+fn side(failure: &Failure) -> &'static str {
+    match failure.side() {
+        Side::Node => "the node's containerd",
+        Side::Cell => "the cell",
+        Side::Request => "the image",
+    }
+}
+
 /// Returns this machine's manifest of an image on the node; `None` if the name is unknown.
 pub(super) async fn resolve(node: &dyn Node, name: &str) -> Result<Option<Manifest>, CopyError> {
-    let Some(mut target) = node.target(name).await.map_err(CopyError::Node)? else {
+    let Some(mut target) = node.target(name).await? else {
         return Ok(None);
     };
     for _ in 0..=MAX_INDEXES {
@@ -74,7 +79,7 @@ pub(super) async fn resolve(node: &dyn Node, name: &str) -> Result<Option<Manife
 }
 
 /// Returns true if all blobs of an image are on the node.
-pub(super) async fn is_whole(node: &dyn Node, manifest: &Manifest) -> Result<bool, Status> {
+pub(super) async fn is_whole(node: &dyn Node, manifest: &Manifest) -> Result<bool, Failure> {
     for blob in manifest.blobs() {
         if !node.has(&blob.digest).await? {
             return Ok(false);
@@ -92,7 +97,7 @@ pub(super) async fn copy(
     names: Vec<String>,
     stall: Duration,
 ) -> Result<(), CopyError> {
-    let lease = node.acquire_lease(&manifest.target.digest).await.map_err(CopyError::Node)?;
+    let lease = node.acquire_lease(&manifest.target.digest).await?;
     let copied = copy_leased(node, cell, manifest, names, stall).await;
     node.release_lease(&lease).await;
     copied
@@ -108,12 +113,11 @@ async fn copy_leased(
     let blobs = manifest.blobs();
     let digests = blobs.iter().map(|blob| blob.digest.clone()).collect();
     // Only blobs of this image are sent, whatever the cell asks for.
-    let missing: HashSet<String> =
-        cell.missing(digests).await.map_err(CopyError::Cell)?.into_iter().collect();
+    let missing: HashSet<String> = cell.missing(digests).await?.into_iter().collect();
     let missing: Vec<&Descriptor> =
         blobs.into_iter().filter(|blob| missing.contains(&blob.digest)).collect();
     for blob in &missing {
-        if !node.has(&blob.digest).await.map_err(CopyError::Node)? {
+        if !node.has(&blob.digest).await? {
             return Err(CopyError::Deleted(blob.digest.clone()));
         }
     }
@@ -129,7 +133,7 @@ async fn copy_leased(
         image_id: manifest.config.digest.clone(),
         labels: [(MANAGED_LABEL.0.to_owned(), MANAGED_LABEL.1.to_owned())].into(),
     };
-    cell.put_image(request).await.map_err(CopyError::Cell)
+    Ok(cell.put_image(request).await?)
 }
 
 /// Sends a blob, part by part as it is read.
@@ -149,11 +153,11 @@ pub(super) async fn put(
             labels: manifest.labels(&blob.digest).into_iter().collect(),
             content: Bytes::new(),
         };
-        let mut read = node.read(blob).await.map_err(CopyError::Node)?;
+        let mut read = node.read(blob).await?;
         // The cell's status has the reason if it takes no more parts.
         let mut open = sender.send(first).await.is_ok();
         while open && let Some(bytes) = timeout(stall, read.next()).await.map_err(|_| stalled())? {
-            let mut bytes = bytes.map_err(CopyError::Node)?;
+            let mut bytes = bytes?;
             while open && !bytes.is_empty() {
                 let content = bytes.split_to(bytes.len().min(MAX_PART_BYTES));
                 let part = BlobPart { content, ..BlobPart::default() };
@@ -171,7 +175,7 @@ pub(super) async fn put(
             timeout(stall, taking).await.map_err(|_| stalled())?
         }
     }
-    .map_err(CopyError::Cell)
+    .map_err(CopyError::from)
 }
 
 /// Reads a JSON document and checks its digest.
@@ -181,19 +185,19 @@ async fn json(node: &dyn Node, blob: &Descriptor) -> Result<Vec<u8>, CopyError> 
         return Err(damaged());
     }
     let mut parts = match node.read(blob).await {
-        Err(status) if status.code() == tonic::Code::NotFound => {
+        Err(failure) if failure.class() == Class::NotFound => {
             return Err(CopyError::Deleted(blob.digest.clone()));
         }
-        parts => parts.map_err(CopyError::Node)?,
+        parts => parts?,
     };
     let mut json = Vec::new();
     while let Some(part) = parts.next().await {
         match part {
             Ok(part) => json.extend_from_slice(&part),
-            Err(status) if status.code() == tonic::Code::NotFound => {
+            Err(failure) if failure.class() == Class::NotFound => {
                 return Err(CopyError::Deleted(blob.digest.clone()));
             }
-            Err(status) => return Err(CopyError::Node(status)),
+            Err(failure) => return Err(failure.into()),
         }
         if json.len() as u64 > MAX_JSON_BYTES {
             return Err(damaged());

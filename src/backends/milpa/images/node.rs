@@ -15,12 +15,13 @@ use kiyot_proto::cri::{self, image_service_client::ImageServiceClient};
 use ring::rand::{SecureRandom, SystemRandom};
 use tokio::sync::OnceCell;
 use tonic::{
-    Code, Request, Status,
+    Code, Request,
     metadata::{Ascii, MetadataValue},
     transport::{Channel, Endpoint},
 };
 
 use super::manifest::Descriptor;
+use crate::backends::milpa::failure::{Class, Failure};
 
 /// Deadline for a response of the node's containerd.
 pub(super) const RESPONSE_TIMEOUT: Duration = Duration::from_secs(20);
@@ -47,19 +48,19 @@ pub(super) trait Node: std::fmt::Debug + Send + Sync + 'static {
     async fn status(
         &self,
         request: cri::ImageStatusRequest,
-    ) -> Result<cri::ImageStatusResponse, Status>;
+    ) -> Result<cri::ImageStatusResponse, Failure>;
     /// Returns the target of the image with exactly this name.
-    async fn target(&self, name: &str) -> Result<Option<Descriptor>, Status>;
+    async fn target(&self, name: &str) -> Result<Option<Descriptor>, Failure>;
     /// Returns true if a blob is present.
-    async fn has(&self, digest: &str) -> Result<bool, Status>;
+    async fn has(&self, digest: &str) -> Result<bool, Failure>;
     /// Reads a blob.
     async fn read(
         &self,
         blob: &Descriptor,
-    ) -> Result<BoxStream<'static, Result<Bytes, Status>>, Status>;
+    ) -> Result<BoxStream<'static, Result<Bytes, Failure>>, Failure>;
     /// Takes a lease on a blob and all that it references, until it is released or an hour has
     /// passed.
-    async fn acquire_lease(&self, digest: &str) -> Result<String, Status>;
+    async fn acquire_lease(&self, digest: &str) -> Result<String, Failure>;
     /// Releases a lease of [`Self::acquire_lease`] and ignores failures.
     async fn release_lease(&self, lease: &str);
 }
@@ -78,17 +79,20 @@ impl Containerd {
         Self { node, channel: OnceCell::new() }
     }
 
-    pub(super) async fn channel(&self) -> Result<Channel, Status> {
+    pub(super) async fn channel(&self) -> Result<Channel, Failure> {
         let connect = || async {
             let endpoint = Endpoint::from_shared(format!("unix://{}", self.node.socket.display()));
             endpoint.map(|endpoint| endpoint.connect_lazy()).map_err(|error| {
-                Status::internal(format!("socket {}: {error}", self.node.socket.display()))
+                Failure::node(
+                    Class::Internal,
+                    format!("socket {}: {error}", self.node.socket.display()),
+                )
             })
         };
         self.channel.get_or_try_init(connect).await.cloned()
     }
 
-    async fn content(&self) -> Result<ContentClient<Channel>, Status> {
+    async fn content(&self) -> Result<ContentClient<Channel>, Failure> {
         Ok(ContentClient::new(self.channel().await?).max_decoding_message_size(MAX_MESSAGE_BYTES))
     }
 
@@ -97,12 +101,10 @@ impl Containerd {
         &self,
         message: T,
         deadline: Option<Duration>,
-    ) -> Result<Request<T>, Status> {
-        let namespace: MetadataValue<Ascii> = self
-            .node
-            .namespace
-            .parse()
-            .map_err(|_| Status::internal("the namespace of the node's containerd"))?;
+    ) -> Result<Request<T>, Failure> {
+        let namespace: MetadataValue<Ascii> = self.node.namespace.parse().map_err(|_| {
+            Failure::node(Class::Internal, "the namespace of the node's containerd")
+        })?;
         let mut request = Request::new(message);
         request.metadata_mut().insert("containerd-namespace", namespace);
         if let Some(deadline) = deadline {
@@ -117,19 +119,23 @@ impl Node for Containerd {
     async fn status(
         &self,
         request: cri::ImageStatusRequest,
-    ) -> Result<cri::ImageStatusResponse, Status> {
+    ) -> Result<cri::ImageStatusResponse, Failure> {
         let mut client = ImageServiceClient::new(self.channel().await?)
             .max_decoding_message_size(MAX_MESSAGE_BYTES);
-        Ok(client.image_status(self.request(request, Some(RESPONSE_TIMEOUT))?).await?.into_inner())
+        Ok(client
+            .image_status(self.request(request, Some(RESPONSE_TIMEOUT))?)
+            .await
+            .map_err(Failure::of_node)?
+            .into_inner())
     }
 
-    async fn target(&self, name: &str) -> Result<Option<Descriptor>, Status> {
+    async fn target(&self, name: &str) -> Result<Option<Descriptor>, Failure> {
         let request =
             self.request(GetImageRequest { name: name.to_owned() }, Some(RESPONSE_TIMEOUT))?;
         let image = match ImagesClient::new(self.channel().await?).get(request).await {
             Ok(answer) => answer.into_inner().image,
             Err(status) if status.code() == Code::NotFound => None,
-            Err(status) => return Err(status),
+            Err(status) => return Err(Failure::of_node(status)),
         };
         let target = image.and_then(|image| image.target);
         Ok(target.and_then(|target| {
@@ -141,20 +147,20 @@ impl Node for Containerd {
         }))
     }
 
-    async fn has(&self, digest: &str) -> Result<bool, Status> {
+    async fn has(&self, digest: &str) -> Result<bool, Failure> {
         let request =
             self.request(InfoRequest { digest: digest.to_owned() }, Some(RESPONSE_TIMEOUT))?;
         match self.content().await?.info(request).await {
             Ok(_) => Ok(true),
             Err(status) if status.code() == Code::NotFound => Ok(false),
-            Err(status) => Err(status),
+            Err(status) => Err(Failure::of_node(status)),
         }
     }
 
     async fn read(
         &self,
         blob: &Descriptor,
-    ) -> Result<BoxStream<'static, Result<Bytes, Status>>, Status> {
+    ) -> Result<BoxStream<'static, Result<Bytes, Failure>>, Failure> {
         // Without a deadline, because a layer may be large. The reader bounds the wait for each
         // part.
         let request = self.request(
@@ -164,32 +170,37 @@ impl Node for Containerd {
         let mut content = self.content().await?;
         let opened = tokio::time::timeout(RESPONSE_TIMEOUT, content.read(request)).await;
         let parts = opened
-            .map_err(|_| Status::deadline_exceeded("the node's containerd does not answer"))??
+            .map_err(|_| {
+                Failure::node(Class::DeadlineExceeded, "the node's containerd does not answer")
+            })?
+            .map_err(Failure::of_node)?
             .into_inner();
-        Ok(parts.map(|part| part.map(|part| part.data.into())).boxed())
+        Ok(parts.map(|part| part.map(|part| part.data.into()).map_err(Failure::of_node)).boxed())
     }
 
-    async fn acquire_lease(&self, digest: &str) -> Result<String, Status> {
+    async fn acquire_lease(&self, digest: &str) -> Result<String, Failure> {
         let mut random = [0_u8; 16];
         SystemRandom::new()
             .fill(&mut random)
-            .map_err(|_| Status::internal("no random bytes from the kernel"))?;
+            .map_err(|_| Failure::node(Class::Internal, "no random bytes from the kernel"))?;
         let id = format!("kiyot-{}", hex::encode(random));
         let expires = Timestamp::now()
             .checked_add(SignedDuration::from_hours(LEASE_HOURS))
-            .map_err(|error| Status::internal(error.to_string()))?;
+            .map_err(|error| Failure::node(Class::Internal, error.to_string()))?;
         let labels = [("containerd.io/gc.expire".to_owned(), expires.to_string())].into();
         let mut leases = LeasesClient::new(self.channel().await?);
         leases
             .create(self.request(CreateRequest { id: id.clone(), labels }, Some(RESPONSE_TIMEOUT))?)
-            .await?;
+            .await
+            .map_err(Failure::of_node)?;
         let resource = Resource { id: digest.to_owned(), r#type: "content".to_owned() };
         leases
             .add_resource(self.request(
                 AddResourceRequest { id: id.clone(), resource: Some(resource) },
                 Some(RESPONSE_TIMEOUT),
             )?)
-            .await?;
+            .await
+            .map_err(Failure::of_node)?;
         Ok(id)
     }
 
@@ -199,7 +210,8 @@ impl Node for Containerd {
                 DeleteRequest { id: lease.to_owned(), sync: false },
                 Some(RESPONSE_TIMEOUT),
             )?;
-            LeasesClient::new(self.channel().await?).delete(request).await
+            let mut leases = LeasesClient::new(self.channel().await?);
+            leases.delete(request).await.map_err(Failure::of_node)
         };
         if let Err(error) = deleted.await {
             tracing::debug!(%error, "lease not deleted, expires by itself");

@@ -13,7 +13,6 @@ use kiyot_proto::{
 };
 use ring::digest::{SHA256, digest};
 use tokio::time::{Instant, sleep, sleep_until, timeout};
-use tonic::{Code, Status};
 
 use super::{
     copy::{self, CopyError},
@@ -22,6 +21,7 @@ use super::{
     receiver::Receiver,
     reference::normalized,
 };
+use crate::backends::milpa::failure::{Class, Failure};
 
 /// Deadline of a whole pull, against a registry that sends single bytes for ever.
 const PULL_TIMEOUT: Duration = Duration::from_secs(24 * 60 * 60);
@@ -80,7 +80,7 @@ pub(super) async fn pull(
     cell: &dyn Receiver,
     request: &cri::PullImageRequest,
     stall: Duration,
-) -> Result<Pulled, Status> {
+) -> Result<Pulled, Failure> {
     let mut from_node = (0, 0);
     let mut interrupted = Vec::new();
     loop {
@@ -113,7 +113,7 @@ async fn send_layer(
     layer: &Descriptor,
     stall: Duration,
 ) -> Result<(), CopyError> {
-    let lease = node.acquire_lease(&layer.digest).await.map_err(CopyError::Node)?;
+    let lease = node.acquire_lease(&layer.digest).await?;
     let sent = copy::put(node, cell, manifest, layer, stall).await;
     node.release_lease(&lease).await;
     sent
@@ -126,7 +126,7 @@ async fn attempt(
     cell: &dyn Receiver,
     request: &cri::PullImageRequest,
     stall: Duration,
-) -> Result<Outcome, Status> {
+) -> Result<Outcome, Failure> {
     // The watch begins first, so that content from before the pull is known as such.
     let mut reports = std::pin::pin!(watch(cell, request, stall).await);
     let pulling = cell.pull(request.clone(), PULL_TIMEOUT);
@@ -167,7 +167,7 @@ async fn attempt(
             },
             () = sleep_until(last_progress + stall), if is_timed => {
                 let image = request.image.as_ref().map_or("", |image| &image.image);
-                return Err(Status::deadline_exceeded(format!(
+                return Err(Failure::cell(Class::DeadlineExceeded, format!(
                     "failed to pull image {image:?}: nothing of it has come for {} s \
                      (image_pull_progress_timeout)",
                     stall.as_secs_f32()
@@ -191,7 +191,7 @@ struct PullWatch<'a> {
 impl PullWatch<'_> {
     /// Starts the watch and returns its reports, the first of which has come; `None` if the cell
     /// has none.
-    async fn start(&self) -> Option<BoxStream<'static, Result<PullNews, Status>>> {
+    async fn start(&self) -> Option<BoxStream<'static, Result<PullNews, Failure>>> {
         let until = Instant::now() + self.stall;
         loop {
             match self
@@ -205,16 +205,16 @@ impl PullWatch<'_> {
                 Ok(reports) => return Some(reports),
                 // At the cell's limit of watches. Another one ends with the progress of its pull at
                 // the latest.
-                Err(status)
-                    if status.code() == Code::ResourceExhausted && Instant::now() < until =>
+                Err(failure)
+                    if failure.class() == Class::ResourceExhausted && Instant::now() < until =>
                 {
                     sleep(WATCH_RETRY_DELAY).await
                 }
-                Err(status) => {
+                Err(failure) => {
                     // Older agents don't support it.
-                    if status.code() != Code::Unimplemented {
+                    if failure.class() != Class::Unimplemented {
                         tracing::info!(
-                            error = status.message(),
+                            error = %failure,
                             "pull not watched, limited to the progress timeout"
                         );
                     }
@@ -227,15 +227,15 @@ impl PullWatch<'_> {
     /// Returns the next report, restarting a failed watch; `None` if there are no more.
     async fn next(
         &mut self,
-        reports: &mut BoxStream<'static, Result<PullNews, Status>>,
+        reports: &mut BoxStream<'static, Result<PullNews, Failure>>,
     ) -> Option<PullNews> {
         loop {
             let report = timeout(SILENCE_TIMEOUT, reports.next()).await;
             match report.unwrap_or_else(|_| {
-                Some(Err(Status::deadline_exceeded(format!(
-                    "the cell has said nothing for {} s",
-                    SILENCE_TIMEOUT.as_secs()
-                ))))
+                Some(Err(Failure::cell(
+                    Class::DeadlineExceeded,
+                    format!("the cell has said nothing for {} s", SILENCE_TIMEOUT.as_secs()),
+                )))
             }) {
                 Some(Ok(mut next)) => {
                     if let (None, Some(mut known)) = (&self.known, next.known.take()) {
@@ -246,13 +246,12 @@ impl PullWatch<'_> {
                 }
                 failed => {
                     if let Some(suppressed) = self.log_limit.admit() {
-                        let ended = Status::ok("it ended");
-                        let status = failed.and_then(Result::err).unwrap_or(ended);
-                        tracing::info!(
-                            error = status.message(),
-                            suppressed,
-                            "watch of a pull restarted"
+                        let failure = failed.and_then(Result::err);
+                        let error = failure.map_or_else(
+                            || "it ended".into(),
+                            |failure| failure.message().to_owned(),
                         );
+                        tracing::info!(error, suppressed, "watch of a pull restarted");
                     }
                 }
             }
@@ -295,11 +294,10 @@ async fn node_layers(
         return Ok(None);
     };
     let digests = manifest.layers.iter().map(|layer| layer.digest.clone()).collect();
-    let missing: HashSet<String> =
-        cell.missing(digests).await.map_err(CopyError::Cell)?.into_iter().collect();
+    let missing: HashSet<String> = cell.missing(digests).await?.into_iter().collect();
     let mut layers: Vec<Descriptor> = Vec::new();
     for layer in manifest.layers.iter().filter(|layer| missing.contains(&layer.digest)) {
-        if !layers.contains(layer) && node.has(&layer.digest).await.map_err(CopyError::Node)? {
+        if !layers.contains(layer) && node.has(&layer.digest).await? {
             layers.push(layer.clone());
         }
     }

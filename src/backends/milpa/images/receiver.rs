@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use futures::{
-    StreamExt as _,
+    StreamExt as _, TryStreamExt as _,
     stream::{self, BoxStream},
 };
 use kiyot_proto::{
@@ -16,9 +16,12 @@ use kiyot_proto::{
 };
 use tokio::{sync::mpsc, time::timeout};
 use tokio_stream::wrappers::ReceiverStream;
-use tonic::{Request, Status};
+use tonic::Request;
 
-use crate::backends::milpa::gateway::CellLink;
+use crate::backends::milpa::{
+    failure::{Class, Failure},
+    gateway::CellLink,
+};
 
 /// Deadline for a response of a cell.
 const RESPONSE_TIMEOUT: Duration = Duration::from_secs(20);
@@ -40,24 +43,24 @@ pub(super) trait Receiver: Send + Sync {
         &self,
         request: cri::ImageStatusRequest,
         within: Option<Duration>,
-    ) -> Result<cri::ImageStatusResponse, Status>;
+    ) -> Result<cri::ImageStatusResponse, Failure>;
     /// Pulls an image with the cell's CRI.
     async fn pull(
         &self,
         request: cri::PullImageRequest,
         within: Duration,
-    ) -> Result<String, Status>;
+    ) -> Result<String, Failure>;
     /// Returns reports on the pull of an image, by its full name, once the first has come.
     async fn watch_pulls(
         &self,
         request: WatchPullsRequest,
-    ) -> Result<BoxStream<'static, Result<PullNews, Status>>, Status>;
+    ) -> Result<BoxStream<'static, Result<PullNews, Failure>>, Failure>;
     /// Returns the blobs that the cell lacks.
-    async fn missing(&self, digests: Vec<String>) -> Result<Vec<String>, Status>;
+    async fn missing(&self, digests: Vec<String>) -> Result<Vec<String>, Failure>;
     /// Sends a blob.
-    async fn put_blob(&self, parts: mpsc::Receiver<BlobPart>) -> Result<(), Status>;
+    async fn put_blob(&self, parts: mpsc::Receiver<BlobPart>) -> Result<(), Failure>;
     /// Names an image.
-    async fn put_image(&self, request: PutImageRequest) -> Result<(), Status>;
+    async fn put_image(&self, request: PutImageRequest) -> Result<(), Failure>;
 }
 
 /// Images of a cell over its link.
@@ -86,14 +89,15 @@ impl Receiver for CellReceiver {
         &self,
         request: cri::ImageStatusRequest,
         deadline: Option<Duration>,
-    ) -> Result<cri::ImageStatusResponse, Status> {
+    ) -> Result<cri::ImageStatusResponse, Failure> {
         Ok(self
             .images()
             .image_status(within(
                 request,
                 deadline.map_or(RESPONSE_TIMEOUT, |deadline| deadline.min(RESPONSE_TIMEOUT)),
             ))
-            .await?
+            .await
+            .map_err(Failure::of_cell)?
             .into_inner())
     }
 
@@ -101,40 +105,55 @@ impl Receiver for CellReceiver {
         &self,
         request: cri::PullImageRequest,
         deadline: Duration,
-    ) -> Result<String, Status> {
-        Ok(self.images().pull_image(within(request, deadline)).await?.into_inner().image_ref)
+    ) -> Result<String, Failure> {
+        Ok(self
+            .images()
+            .pull_image(within(request, deadline))
+            .await
+            .map_err(Failure::of_cell)?
+            .into_inner()
+            .image_ref)
     }
 
     async fn watch_pulls(
         &self,
         request: WatchPullsRequest,
-    ) -> Result<BoxStream<'static, Result<PullNews, Status>>, Status> {
+    ) -> Result<BoxStream<'static, Result<PullNews, Failure>>, Failure> {
         let mut agent =
             AgentClient::new(self.0.bulk.clone()).max_decoding_message_size(MAX_RESPONSE_BYTES);
         let begun = async {
-            let mut news = agent.watch_pulls(request).await?.into_inner();
-            let first = news.message().await?;
-            Ok(stream::iter(first.map(Ok)).chain(news).boxed())
+            let mut news = agent.watch_pulls(request).await.map_err(Failure::of_cell)?.into_inner();
+            let first = news.message().await.map_err(Failure::of_cell)?;
+            Ok(stream::iter(first.map(Ok)).chain(news.map_err(Failure::of_cell)).boxed())
         };
-        timeout(RESPONSE_TIMEOUT, begun)
-            .await
-            .map_err(|_| Status::deadline_exceeded("the cell says nothing of its pulls"))?
+        timeout(RESPONSE_TIMEOUT, begun).await.map_err(|_| {
+            Failure::cell(Class::DeadlineExceeded, "the cell says nothing of its pulls")
+        })?
     }
 
-    async fn missing(&self, digests: Vec<String>) -> Result<Vec<String>, Status> {
+    async fn missing(&self, digests: Vec<String>) -> Result<Vec<String>, Failure> {
         Ok(self
             .agent()
             .missing_blobs(within(MissingBlobsRequest { digests }, RESPONSE_TIMEOUT))
-            .await?
+            .await
+            .map_err(Failure::of_cell)?
             .into_inner()
             .digests)
     }
 
-    async fn put_blob(&self, parts: mpsc::Receiver<BlobPart>) -> Result<(), Status> {
-        self.agent().put_blob(within(ReceiverStream::new(parts), PUT_BLOB_TIMEOUT)).await.map(drop)
+    async fn put_blob(&self, parts: mpsc::Receiver<BlobPart>) -> Result<(), Failure> {
+        self.agent()
+            .put_blob(within(ReceiverStream::new(parts), PUT_BLOB_TIMEOUT))
+            .await
+            .map(drop)
+            .map_err(Failure::of_cell)
     }
 
-    async fn put_image(&self, request: PutImageRequest) -> Result<(), Status> {
-        self.agent().put_image(within(request, PUT_IMAGE_TIMEOUT)).await.map(drop)
+    async fn put_image(&self, request: PutImageRequest) -> Result<(), Failure> {
+        self.agent()
+            .put_image(within(request, PUT_IMAGE_TIMEOUT))
+            .await
+            .map(drop)
+            .map_err(Failure::of_cell)
     }
 }

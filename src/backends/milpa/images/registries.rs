@@ -14,11 +14,13 @@ use std::{
 use async_trait::async_trait;
 use kiyot_proto::cri::{self, StatusRequest, runtime_service_client::RuntimeServiceClient};
 use tokio::{sync, time::Instant};
-use tonic::Status;
 
 use self::{configured::Configured, hosts::Plan};
 use super::node::{Containerd, NodeImages};
-use crate::backends::milpa::providers::RegistryConfig;
+use crate::backends::milpa::{
+    failure::{Class, Failure},
+    providers::RegistryConfig,
+};
 
 mod configured;
 mod directory;
@@ -117,7 +119,7 @@ impl Registries {
         let answer = tokio::time::timeout(CONTAINERD_TIMEOUT, status(&self.node)).await;
         known.asked = Some(Instant::now());
         let warnings = match answer
-            .unwrap_or_else(|_| Err(Status::deadline_exceeded("no response in time")))
+            .unwrap_or_else(|_| Err(Failure::node(Class::DeadlineExceeded, "no response in time")))
         {
             Ok((json, deprecated)) => {
                 known.has_answered = true;
@@ -125,9 +127,9 @@ impl Registries {
                 known.config_path = config_path;
                 warnings
             }
-            Err(status) => {
+            Err(failure) => {
                 tracing::debug!(
-                    status = status.message(),
+                    error = %failure,
                     "mirrors of the node's containerd unknown"
                 );
                 let unknown = !known.has_answered && self.configured.is_none();
@@ -247,11 +249,14 @@ fn read(path: &Path) -> io::Result<Vec<u8>> {
 
 /// Returns the configuration as JSON, `{}` if it is absent, and whether containerd reports its old
 /// form as deprecated.
-async fn status(containerd: &Containerd) -> Result<(String, bool), Status> {
+async fn status(containerd: &Containerd) -> Result<(String, bool), Failure> {
     let request =
         containerd.request(StatusRequest { verbose: true }, Some(super::node::RESPONSE_TIMEOUT))?;
-    let mut answer =
-        RuntimeServiceClient::new(containerd.channel().await?).status(request).await?.into_inner();
+    let mut answer = RuntimeServiceClient::new(containerd.channel().await?)
+        .status(request)
+        .await
+        .map_err(Failure::of_node)?
+        .into_inner();
     let deprecated = answer
         .status
         .unwrap_or_default()

@@ -86,7 +86,7 @@ impl Node for FakeNode {
     async fn status(
         &self,
         request: cri::ImageStatusRequest,
-    ) -> Result<cri::ImageStatusResponse, Status> {
+    ) -> Result<cri::ImageStatusResponse, Failure> {
         let name = request.image.unwrap().image;
         let store = self.0.lock().unwrap();
         let found = store.names.get(&normalized(&name)).map(|(_, digest, _)| digest.clone());
@@ -102,7 +102,7 @@ impl Node for FakeNode {
         Ok(cri::ImageStatusResponse { image, ..Default::default() })
     }
 
-    async fn target(&self, name: &str) -> Result<Option<Descriptor>, Status> {
+    async fn target(&self, name: &str) -> Result<Option<Descriptor>, Failure> {
         Ok(self
             .0
             .lock()
@@ -112,14 +112,14 @@ impl Node for FakeNode {
             .map(|(media_type, digest, size)| Descriptor::new(media_type, digest, *size)))
     }
 
-    async fn has(&self, digest: &str) -> Result<bool, Status> {
+    async fn has(&self, digest: &str) -> Result<bool, Failure> {
         Ok(self.0.lock().unwrap().blobs.contains_key(digest))
     }
 
     async fn read(
         &self,
         blob: &Descriptor,
-    ) -> Result<BoxStream<'static, Result<Bytes, Status>>, Status> {
+    ) -> Result<BoxStream<'static, Result<Bytes, Failure>>, Failure> {
         let bytes = self
             .0
             .lock()
@@ -127,13 +127,13 @@ impl Node for FakeNode {
             .blobs
             .get(&blob.digest)
             .cloned()
-            .ok_or_else(|| Status::not_found("no such blob"))?;
+            .ok_or_else(|| Failure::node(Class::NotFound, "no such blob"))?;
         let parts: Vec<_> =
             bytes.chunks(3 << 20).map(|part| Ok(Bytes::copy_from_slice(part))).collect();
         Ok(stream::iter(parts).boxed())
     }
 
-    async fn acquire_lease(&self, _: &str) -> Result<String, Status> {
+    async fn acquire_lease(&self, _: &str) -> Result<String, Failure> {
         self.0.lock().unwrap().held += 1;
         Ok("lease".into())
     }
@@ -173,27 +173,24 @@ impl Receiver for FakeCell {
         &self,
         request: cri::ImageStatusRequest,
         _: Option<Duration>,
-    ) -> Result<cri::ImageStatusResponse, Status> {
+    ) -> Result<cri::ImageStatusResponse, Failure> {
         let image =
             self.images.lock().unwrap().get(&normalized(&request.image.unwrap().image)).cloned();
         let image = image.map(|id| cri::Image { id, size: 5, ..cri::Image::default() });
         Ok(cri::ImageStatusResponse { image, ..Default::default() })
     }
 
-    async fn pull(&self, request: cri::PullImageRequest, _: Duration) -> Result<String, Status> {
+    async fn pull(&self, request: cri::PullImageRequest, _: Duration) -> Result<String, Failure> {
         let name = normalized(&request.image.as_ref().unwrap().image);
         self.pulls.lock().unwrap().push(request);
         let hangs = std::mem::take(&mut *self.pull_hangs.lock().unwrap());
         if hangs {
             return std::future::pending().await;
         }
-        let id = self
-            .registry
-            .lock()
-            .unwrap()
-            .get(&name)
-            .cloned()
-            .ok_or_else(|| Status::unknown("RegistryUnavailable: no such thing"))?;
+        let id =
+            self.registry.lock().unwrap().get(&name).cloned().ok_or_else(|| {
+                Failure::cell(Class::Unknown, "RegistryUnavailable: no such thing")
+            })?;
         let mut images = self.images.lock().unwrap();
         images.insert(name, id.clone());
         images.insert(id.clone(), id.clone());
@@ -203,29 +200,33 @@ impl Receiver for FakeCell {
     async fn watch_pulls(
         &self,
         request: WatchPullsRequest,
-    ) -> Result<BoxStream<'static, Result<PullNews, Status>>, Status> {
+    ) -> Result<BoxStream<'static, Result<PullNews, Failure>>, Failure> {
         self.watched.lock().unwrap().push(request);
         let left = self.busy.lock().unwrap().checked_sub(1);
         if let Some(less) = left {
             *self.busy.lock().unwrap() = less;
-            return Err(Status::resource_exhausted("too many watchers of pulls at a time"));
+            return Err(Failure::cell(
+                Class::ResourceExhausted,
+                "too many watchers of pulls at a time",
+            ));
         }
         let next_reports = std::mem::take(&mut *self.next_reports.lock().unwrap());
         let reports = std::mem::replace(&mut *self.reports.lock().unwrap(), next_reports);
         if reports.is_empty() {
-            return Err(Status::unimplemented("an older agent"));
+            return Err(Failure::cell(Class::Unimplemented, "an older agent"));
         }
         let reported = stream::iter(reports).then(|(pause, reports)| async move {
             tokio::time::sleep(pause).await;
             Ok(reports)
         });
         let watch_fails = std::mem::take(&mut *self.watch_fails.lock().unwrap());
-        let failure =
-            stream::iter(watch_fails.then(|| Err(Status::deadline_exceeded("containerd is busy"))));
+        let failure = stream::iter(
+            watch_fails.then(|| Err(Failure::cell(Class::DeadlineExceeded, "containerd is busy"))),
+        );
         Ok(reported.chain(failure).chain(stream::pending()).boxed())
     }
 
-    async fn missing(&self, mut digests: Vec<String>) -> Result<Vec<String>, Status> {
+    async fn missing(&self, mut digests: Vec<String>) -> Result<Vec<String>, Failure> {
         let blobs = self.blobs.lock().unwrap();
         digests.retain(|digest| !blobs.contains_key(digest));
         if self.greedy {
@@ -234,11 +235,11 @@ impl Receiver for FakeCell {
         Ok(digests)
     }
 
-    async fn put_blob(&self, mut parts: mpsc::Receiver<BlobPart>) -> Result<(), Status> {
+    async fn put_blob(&self, mut parts: mpsc::Receiver<BlobPart>) -> Result<(), Failure> {
         *self.puts.lock().unwrap() += 1;
         let first = parts.recv().await.unwrap();
         if self.refuses {
-            return Err(Status::resource_exhausted("the disk is full"));
+            return Err(Failure::cell(Class::ResourceExhausted, "the disk is full"));
         }
         let mut bytes = Vec::new();
         while let Some(part) = parts.recv().await {
@@ -246,13 +247,13 @@ impl Receiver for FakeCell {
             bytes.extend_from_slice(&part.content);
         }
         if sha256(&bytes) != first.digest || bytes.len() as u64 != first.size {
-            return Err(Status::data_loss("other bytes"));
+            return Err(Failure::cell(Class::DataLoss, "other bytes"));
         }
         self.blobs.lock().unwrap().insert(first.digest, bytes);
         Ok(())
     }
 
-    async fn put_image(&self, request: PutImageRequest) -> Result<(), Status> {
+    async fn put_image(&self, request: PutImageRequest) -> Result<(), Failure> {
         assert!(self.blobs.lock().unwrap().contains_key(&request.target_digest));
         let mut images = self.images.lock().unwrap();
         for name in request.names.iter().chain([&request.image_id]) {
@@ -277,7 +278,7 @@ impl Scene {
         Self { node, images, id: CellId::mint().unwrap(), cell: FakeCell::default() }
     }
 
-    async fn ensure(&self, image: &str, reference: &str) -> Result<String, Status> {
+    async fn ensure(&self, image: &str, reference: &str) -> Result<String, Failure> {
         let spec = cri::ImageSpec {
             image: image.into(),
             user_specified_image: reference.into(),
@@ -286,7 +287,11 @@ impl Scene {
         self.images.ensure_in(&self.id, &self.cell, &spec, "uid-1").await
     }
 
-    async fn pull(&self, reference: &str, auth: Option<cri::AuthConfig>) -> Result<String, Status> {
+    async fn pull(
+        &self,
+        reference: &str,
+        auth: Option<cri::AuthConfig>,
+    ) -> Result<String, Failure> {
         let metadata = Some(cri::PodSandboxMetadata { uid: "uid-1".into(), ..Default::default() });
         let request = cri::PullImageRequest {
             image: Some(cri::ImageSpec { image: reference.into(), ..Default::default() }),
@@ -380,8 +385,8 @@ async fn deleted_layers_are_pulled_with_the_pods_credentials() {
     // Credentials of a failed pull count.
     let failed = scene.pull(NAME, auth()).await.unwrap_err();
     assert_eq!(
-        (failed.code(), failed.message()),
-        (Code::Unknown, "RegistryUnavailable: no such thing")
+        (failed.class(), failed.message()),
+        (Class::Unknown, "RegistryUnavailable: no such thing")
     );
     scene.in_registry(NAME, &id);
     assert_eq!(scene.ensure(&id, NAME).await.unwrap(), id);
@@ -452,8 +457,8 @@ async fn moved_reference_is_an_error() {
     let scene = Scene::new();
     let (wanted, other) = (sha256(b"wanted"), sha256(b"other"));
     scene.in_registry(NAME, &other);
-    assert_eq!(scene.ensure(&wanted, NAME).await.unwrap_err().code(), Code::FailedPrecondition);
-    assert_eq!(scene.ensure(&wanted, "").await.unwrap_err().code(), Code::NotFound);
+    assert_eq!(scene.ensure(&wanted, NAME).await.unwrap_err().class(), Class::FailedPrecondition);
+    assert_eq!(scene.ensure(&wanted, "").await.unwrap_err().class(), Class::NotFound);
 }
 
 /// Verifies D6.
@@ -486,7 +491,10 @@ async fn failed_pull_returns_the_cells_status() {
     scene.cell.refuses = true;
     let id = scene.node.image(NAME);
     let refused = scene.ensure(&id, NAME).await.unwrap_err();
-    assert_eq!((refused.code(), refused.message()), (Code::ResourceExhausted, "the disk is full"));
+    assert_eq!(
+        (refused.class(), refused.message()),
+        (Class::ResourceExhausted, "the disk is full")
+    );
     assert_eq!(scene.node.0.lock().unwrap().held, 0);
 }
 
@@ -569,7 +577,7 @@ async fn endless_manifests_of_a_cell_are_ignored() {
         .collect();
     *scene.cell.reports.lock().unwrap() = reported;
     // The last manifest would interrupt it.
-    assert_eq!(scene.pull(NAME, None).await.unwrap_err().code(), Code::DeadlineExceeded);
+    assert_eq!(scene.pull(NAME, None).await.unwrap_err().class(), Class::DeadlineExceeded);
     assert_eq!((scene.cell.pulls.lock().unwrap().len(), *scene.cell.puts.lock().unwrap()), (1, 0));
 }
 
@@ -610,7 +618,7 @@ async fn manifest_with_wrong_digest_is_ignored() {
     let (scene, _, mut manifest) = pulling();
     manifest.content = [&manifest.content[..], b" "].concat().into();
     scene.cell.reports.lock().unwrap()[1].1.manifest = Some(manifest);
-    assert_eq!(scene.pull(NAME, None).await.unwrap_err().code(), Code::DeadlineExceeded);
+    assert_eq!(scene.pull(NAME, None).await.unwrap_err().class(), Class::DeadlineExceeded);
     assert!(scene.cell.blobs.lock().unwrap().is_empty());
 }
 
@@ -636,9 +644,15 @@ async fn stalled_pull_ends_at_the_progress_timeout() {
         *scene.cell.reports.lock().unwrap() = said;
         *scene.cell.pull_hangs.lock().unwrap() = true;
         let begun = tokio::time::Instant::now();
-        let status = scene.pull(NAME, None).await.unwrap_err();
-        assert_eq!((status.code(), begun.elapsed().as_secs()), (Code::DeadlineExceeded, seconds));
-        assert!(status.message().contains(NAME) && status.message().contains("120 s"), "{status}");
+        let failure = scene.pull(NAME, None).await.unwrap_err();
+        assert_eq!(
+            (failure.class(), begun.elapsed().as_secs()),
+            (Class::DeadlineExceeded, seconds)
+        );
+        assert!(
+            failure.message().contains(NAME) && failure.message().contains("120 s"),
+            "{failure}"
+        );
     }
 }
 
@@ -651,7 +665,7 @@ async fn failed_watch_is_restarted() {
     *scene.cell.next_reports.lock().unwrap() = vec![step(0, 0), step(100, 1), step(100, 2)];
     *scene.cell.pull_hangs.lock().unwrap() = true;
     let begun = tokio::time::Instant::now();
-    assert_eq!(scene.pull(NAME, None).await.unwrap_err().code(), Code::DeadlineExceeded);
+    assert_eq!(scene.pull(NAME, None).await.unwrap_err().class(), Class::DeadlineExceeded);
     assert_eq!(begun.elapsed().as_secs(), 420, "120 s after the last news of the second watch");
 }
 
@@ -712,6 +726,6 @@ async fn pull_without_reports_ends() {
     *scene.cell.pull_hangs.lock().unwrap() = true;
     let begun = tokio::time::Instant::now();
     let ended = tokio::time::timeout(Duration::from_secs(10_000), scene.pull(NAME, None)).await;
-    assert_eq!(ended.expect("it ends").unwrap_err().code(), Code::DeadlineExceeded);
+    assert_eq!(ended.expect("it ends").unwrap_err().class(), Class::DeadlineExceeded);
     assert!((121..=122).contains(&begun.elapsed().as_secs()), "{:?}", begun.elapsed());
 }

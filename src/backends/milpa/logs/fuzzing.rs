@@ -15,12 +15,12 @@ use futures::{
     stream::{self, BoxStream},
 };
 use tokio::runtime::Runtime;
-use tonic::Status;
 
 use super::{
     LogRoute, Logs,
     source::{Part, Source},
 };
+use crate::backends::milpa::failure::{Class, Failure};
 use crate::backends::milpa::id::{CellId, ContainerId};
 
 /// Path of the log below the cell's `pod_dir`.
@@ -68,7 +68,7 @@ impl Source for FakeLog {
         &self,
         path: &str,
         position: u64,
-    ) -> Result<BoxStream<'static, Result<Part, Status>>, Status> {
+    ) -> Result<BoxStream<'static, Result<Part, Failure>>, Failure> {
         assert_eq!(path, CELL_PATH);
         let fault = self.faults().pop_front();
         let log = self.log();
@@ -85,20 +85,20 @@ impl Source for FakeLog {
             None => Ok(stream::iter(parts).boxed()),
             Some(Fault::Broken) => {
                 parts.truncate(1);
-                parts.push(Err(Status::unavailable("the link broke")));
+                parts.push(Err(Failure::cell(Class::Unavailable, "the link broke")));
                 Ok(stream::iter(parts).boxed())
             }
             Some(Fault::Silent) => {
                 parts.truncate(1);
                 Ok(stream::iter(parts).chain(stream::pending()).boxed())
             }
-            Some(Fault::Unavailable) => Err(Status::unavailable("no link")),
-            Some(Fault::NotFound) => Err(Status::not_found("no such log")),
-            Some(Fault::Shorter) => Err(Status::out_of_range("beyond its end")),
+            Some(Fault::Unavailable) => Err(Failure::cell(Class::Unavailable, "no link")),
+            Some(Fault::NotFound) => Err(Failure::cell(Class::NotFound, "no such log")),
+            Some(Fault::Shorter) => Err(Failure::cell(Class::OutOfRange, "beyond its end")),
         }
     }
 
-    async fn trim(&self, _: &str, position: u64) -> Result<(), Status> {
+    async fn trim(&self, _: &str, position: u64) -> Result<(), Failure> {
         assert!(position <= self.log().len() as u64);
         Ok(())
     }
@@ -131,9 +131,10 @@ impl Scene<'_> {
             base: self.base,
         };
         let source = Arc::clone(&self.fake) as Arc<dyn Source>;
-        if let Err(status) = self.runtime.block_on(self.logs.follow_from(&self.cell, source, route))
+        if let Err(failure) =
+            self.runtime.block_on(self.logs.follow_from(&self.cell, source, route))
         {
-            panic!("{status}");
+            panic!("{failure}");
         }
     }
 
@@ -146,7 +147,7 @@ impl Scene<'_> {
         self.base = self
             .runtime
             .block_on(self.logs.reopen(&self.container))
-            .unwrap_or_else(|status| panic!("{status}"));
+            .unwrap_or_else(|failure| panic!("{failure}"));
     }
 
     /// Rotates like the kubelet.

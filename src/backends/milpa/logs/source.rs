@@ -9,9 +9,9 @@ use futures::{
     stream::{self, BoxStream},
 };
 use kiyot_proto::cell::{ReadLogRequest, TrimLogRequest, agent_client::AgentClient};
-use tonic::{Request, Status};
+use tonic::Request;
 
-use crate::backends::milpa::gateway::CellLink;
+use crate::backends::milpa::{failure::Failure, gateway::CellLink};
 
 /// Largest part that is accepted from a cell, in bytes.
 const MAX_PART_BYTES: usize = 1 << 20;
@@ -36,9 +36,9 @@ pub(super) trait Source: Send + Sync + 'static {
         &self,
         path: &str,
         position: u64,
-    ) -> Result<BoxStream<'static, Result<Part, Status>>, Status>;
+    ) -> Result<BoxStream<'static, Result<Part, Failure>>, Failure>;
     /// Discards a log before a position on the cell's disk.
-    async fn trim(&self, path: &str, position: u64) -> Result<(), Status>;
+    async fn trim(&self, path: &str, position: u64) -> Result<(), Failure>;
 }
 
 /// Logs of a cell over its link.
@@ -51,16 +51,17 @@ impl Source for CellLogs {
         &self,
         path: &str,
         position: u64,
-    ) -> Result<BoxStream<'static, Result<Part, Status>>, Status> {
+    ) -> Result<BoxStream<'static, Result<Part, Failure>>, Failure> {
         let mut agent =
             AgentClient::new(self.0.bulk.clone()).max_decoding_message_size(MAX_PART_BYTES);
         // Without a deadline, which would also end a long stream. The link bounds the wait for the
         // start, the writer the wait for each part.
         let parts = agent
             .read_log(Request::new(ReadLogRequest { path: path.to_owned(), position }))
-            .await?
+            .await
+            .map_err(Failure::of_cell)?
             .into_inner();
-        let parts = parts.map_ok(|part| {
+        let parts = parts.map_err(Failure::of_cell).map_ok(|part| {
             let gap = (part.gap > 0).then_some(Part::Gap(part.gap));
             let bytes = (!part.content.is_empty()).then_some(Part::Bytes(part.content));
             stream::iter(gap.into_iter().chain(bytes).map(Ok))
@@ -68,13 +69,14 @@ impl Source for CellLogs {
         Ok(parts.try_flatten().boxed())
     }
 
-    async fn trim(&self, path: &str, position: u64) -> Result<(), Status> {
+    async fn trim(&self, path: &str, position: u64) -> Result<(), Failure> {
         let mut request = Request::new(TrimLogRequest { path: path.to_owned(), position });
         request.set_timeout(TRIM_TIMEOUT);
         AgentClient::new(self.0.bulk.clone())
             .max_decoding_message_size(MAX_PART_BYTES)
             .trim_log(request)
-            .await?;
+            .await
+            .map_err(Failure::of_cell)?;
         Ok(())
     }
 }

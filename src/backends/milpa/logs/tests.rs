@@ -36,18 +36,18 @@ impl Source for FakeLog {
         &self,
         _: &str,
         position: u64,
-    ) -> Result<BoxStream<'static, Result<Part, Status>>, Status> {
+    ) -> Result<BoxStream<'static, Result<Part, Failure>>, Failure> {
         self.reads.fetch_add(1, Ordering::SeqCst);
         let log = self.log.lock().unwrap();
         if log.is_empty() {
-            return Err(Status::not_found("no such log"));
+            return Err(Failure::cell(Class::NotFound, "no such log"));
         }
         let gap = self.kept_from.load(Ordering::SeqCst).saturating_sub(position);
         let rest = log
             .get((position + gap) as usize..)
-            .ok_or_else(|| Status::out_of_range("beyond its end"))?;
+            .ok_or_else(|| Failure::cell(Class::OutOfRange, "beyond its end"))?;
         let gap = (gap > 0).then_some(Ok(Part::Gap(gap))).into_iter();
-        let mut parts: Vec<Result<Part, Status>> = gap
+        let mut parts: Vec<Result<Part, Failure>> = gap
             .chain(rest.chunks(self.part).map(|part| Ok(Part::Bytes(Bytes::copy_from_slice(part)))))
             .collect();
         if self
@@ -56,12 +56,12 @@ impl Source for FakeLog {
             .is_ok()
         {
             parts.truncate(1);
-            parts.push(Err(Status::unavailable("the link broke")));
+            parts.push(Err(Failure::cell(Class::Unavailable, "the link broke")));
         }
         Ok(stream::iter(parts).boxed())
     }
 
-    async fn trim(&self, _: &str, position: u64) -> Result<(), Status> {
+    async fn trim(&self, _: &str, position: u64) -> Result<(), Failure> {
         self.trimmed.fetch_max(position, Ordering::SeqCst);
         Ok(())
     }
@@ -107,7 +107,7 @@ impl Scene {
         }
     }
 
-    async fn follow(&self, base: i64) -> Result<(), Status> {
+    async fn follow(&self, base: i64) -> Result<(), Failure> {
         self.logs
             .follow_from(&self.cell, Arc::clone(&self.fake) as Arc<dyn Source>, self.route(base))
             .await
@@ -406,7 +406,7 @@ async fn links_and_absent_parents_are_refused() {
     let scene = Scene::new(1);
     std::os::unix::fs::symlink("elsewhere", scene.path()).unwrap();
     let refused = scene.follow(0).await.unwrap_err();
-    assert_eq!(refused.code(), tonic::Code::Internal);
+    assert_eq!(refused.class(), Class::Internal);
     assert!(refused.message().contains("0.log"));
     fs::remove_file(scene.path()).unwrap();
     fs::create_dir(scene.path()).unwrap();
@@ -421,10 +421,7 @@ async fn closed_log_is_not_followed() {
     scene.write("late\n");
     assert!(!scene.drain().await);
     assert_eq!(read(&scene.path()), "");
-    assert_eq!(
-        scene.logs.reopen(&scene.container).await.unwrap_err().code(),
-        tonic::Code::NotFound
-    );
+    assert_eq!(scene.logs.reopen(&scene.container).await.unwrap_err().class(), Class::NotFound);
     assert!(scene.logs.routes().by_path.is_empty());
 }
 

@@ -14,7 +14,6 @@ use kiyot_link::{
 };
 use tokio::{sync::oneshot, time::timeout};
 use tokio_util::task::AbortOnDropHandle;
-use tonic::{Code, Status};
 
 use super::{
     Bases, LogRoute,
@@ -22,7 +21,10 @@ use super::{
     gap,
     source::{Part, Source},
 };
-use crate::backends::milpa::mailbox::Receiver;
+use crate::backends::milpa::{
+    failure::{Class, Failure},
+    mailbox::Receiver,
+};
 
 /// First and longest pause after a failure of the disk or the cell; doubled in between.
 const BACKOFF_RANGE: (Duration, Duration) = if cfg!(test) {
@@ -54,13 +56,13 @@ pub(super) enum Command {
     /// Respond when the current log of the cell is on the node.
     Drain(oneshot::Sender<()>),
     /// Continue in a new file with the same name, and respond with its base.
-    Reopen(oneshot::Sender<Result<i64, Status>>),
+    Reopen(oneshot::Sender<Result<i64, Failure>>),
 }
 
 /// Reopening that waits for the end of a line.
 #[derive(Debug)]
 struct PendingReopen {
-    done: oneshot::Sender<Result<i64, Status>>,
+    done: oneshot::Sender<Result<i64, Failure>>,
     /// True if it ends with the next read at the latest.
     last: bool,
 }
@@ -73,7 +75,7 @@ enum WriterError {
     Disk(#[from] io::Error),
     /// The cell failed.
     #[error("the log in the cell")]
-    Cell(#[from] Status),
+    Cell(#[from] Failure),
     /// The cell was silent.
     #[error("the cell was silent for {} s in the middle of the log", SILENCE_TIMEOUT.as_secs())]
     Silent,
@@ -205,24 +207,24 @@ impl Writer {
         let mut parts = match self.open(&cell_log).await {
             Ok(parts) => parts,
             // The container hasn't started. Its first line causes a report.
-            Err(status) if status.code() == Code::NotFound => stream::empty().boxed(),
+            Err(failure) if failure.class() == Class::NotFound => stream::empty().boxed(),
             // The cell's log is shorter than the node's file, so it isn't the same log. There is
             // nothing to copy, and nothing to wait for.
-            Err(status) if status.code() == Code::OutOfRange => {
+            Err(failure) if failure.class() == Class::OutOfRange => {
                 if let Some(suppressed) = self.log_limit.admit() {
                     let (container, path) = (&self.route.container, self.route.node_path.display());
                     tracing::warn!(
                         %container,
                         %path,
                         position = self.at(),
-                        status = status.message(),
+                        error = %failure,
                         suppressed,
                         "container log in the cell shorter than on the node"
                     );
                 }
                 stream::empty().boxed()
             }
-            Err(status) => return Err(status.into()),
+            Err(failure) => return Err(failure.into()),
         };
         loop {
             tokio::select! {
@@ -248,7 +250,7 @@ impl Writer {
     async fn open(
         &mut self,
         cell_log: &CellLog,
-    ) -> Result<BoxStream<'static, Result<Part, Status>>, Status> {
+    ) -> Result<BoxStream<'static, Result<Part, Failure>>, Failure> {
         let (source, path, position) =
             (Arc::clone(&cell_log.source), self.route.cell_path.clone(), self.at());
         let mut opening = std::pin::pin!(async move { source.read(&path, position).await });
@@ -387,10 +389,10 @@ impl Writer {
                 let (container, path) =
                     (self.route.container.clone(), self.route.node_path.clone());
                 let failed = |error: io::Error| {
-                    Status::internal(format!(
-                        "log file {} of container {container}: {error}",
-                        path.display()
-                    ))
+                    Failure::node(
+                        Class::Internal,
+                        format!("log file {} of container {container}: {error}", path.display()),
+                    )
                 };
                 // If the caller is gone, the kubelet renames the old file back, which `locate`
                 // detects.

@@ -3,7 +3,7 @@
 use std::{io, time::Duration};
 
 use bytes::BytesMut;
-use futures::{Stream, StreamExt};
+use futures::{Stream, StreamExt, TryStreamExt};
 use kiyot_link::{
     channel::Channel,
     resolver::{QUERY_TIMEOUT, TCP_IDLE_TIMEOUT},
@@ -16,9 +16,10 @@ use tokio::{
     time::{Instant, sleep_until, timeout},
 };
 use tokio_stream::wrappers::ReceiverStream;
-use tonic::{Request, Status};
+use tonic::Request;
 
 use super::{Server, ask};
+use crate::backends::milpa::failure::Failure;
 
 /// Most bytes of a read.
 const MAX_READ_BYTES: usize = 16 << 10;
@@ -42,14 +43,14 @@ pub(super) async fn splice_connection(server: Server, query: u64, bulk: Channel)
     let opened =
         timeout(OPEN_TIMEOUT, agent.tunnel(Request::new(ReceiverStream::new(parts)))).await;
     let down = opened.map_err(|_| io::ErrorKind::TimedOut)?.map_err(io::Error::other)?.into_inner();
-    splice(connection, up, down).await
+    splice(connection, up, down.map_err(Failure::of_cell)).await
 }
 
 /// Copies bytes both ways until both sides have ended, or were idle for [`TCP_IDLE_TIMEOUT`].
 pub(super) async fn splice(
     mut connection: TcpStream,
     up: mpsc::Sender<TunnelPart>,
-    mut down: impl Stream<Item = Result<TunnelPart, Status>> + Unpin,
+    mut down: impl Stream<Item = Result<TunnelPart, Failure>> + Unpin,
 ) -> io::Result<()> {
     let (mut read, mut write) = connection.split();
     let mut buffer = BytesMut::new();

@@ -8,7 +8,6 @@ use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     net::{TcpListener, TcpStream, UdpSocket},
 };
-use tonic::Code;
 
 use super::*;
 
@@ -24,7 +23,7 @@ fn servers() -> [Server; 2] {
 async fn answered<A: Future<Output = std::io::Result<Bytes>> + Send + 'static>(
     queries: Vec<NameQuery>,
     ask: impl Fn(Server, Bytes) -> A,
-) -> (Result<(), Status>, Vec<NameAnswer>) {
+) -> (Result<(), Failure>, Vec<NameAnswer>) {
     let (sender, mut receiver) = mpsc::channel(1000);
     let stays_open = futures::stream::iter(queries.into_iter().map(Ok))
         .chain(futures::stream::pending())
@@ -84,10 +83,10 @@ async fn unknown_name_server_or_message_size_is_refused() {
         (query(1, 0, &large), "4097 bytes"),
     ] {
         let (result, answers) = answered(vec![bad], never).await;
-        let status = result.unwrap_err();
+        let failure = result.unwrap_err();
         assert!(
-            status.code() == Code::InvalidArgument && status.message().contains(word),
-            "{status:?}"
+            failure.class() == Class::InvalidArgument && failure.message().contains(word),
+            "{failure:?}"
         );
         assert_eq!(answers, []);
     }
@@ -184,7 +183,7 @@ async fn connections_of_a_cell_are_limited() {
 /// Starts a connection to a fake server, and returns the ends of its tunnel.
 async fn spliced(
     serve: impl AsyncFnOnce(TcpStream),
-    pod: impl AsyncFnOnce(mpsc::Sender<Result<TunnelPart, Status>>, mpsc::Receiver<TunnelPart>),
+    pod: impl AsyncFnOnce(mpsc::Sender<Result<TunnelPart, Failure>>, mpsc::Receiver<TunnelPart>),
 ) -> std::io::Result<()> {
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
     let connection = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();

@@ -14,13 +14,13 @@ use tokio::{
     sync::mpsc,
     time::timeout,
 };
-use tonic::Status;
 
 use super::{
     body::BodyRest,
     head::{self, HeadError, RequestHead},
     tokens::Tokens,
 };
+use crate::backends::milpa::failure::Failure;
 
 /// Deadline for a client to send the head of its request.
 const HEAD_TIMEOUT: Duration = Duration::from_secs(5);
@@ -34,7 +34,7 @@ const MAX_PART_BYTES: usize = 32 << 10;
 /// Most parts that wait to be sent to a cell.
 const MAX_QUEUED_PARTS: usize = 4;
 
-type Inbound = BoxStream<'static, Result<TunnelPart, Status>>;
+type Inbound = BoxStream<'static, Result<TunnelPart, Failure>>;
 
 /// Reason of a connection's early end.
 #[derive(Debug, thiserror::Error)]
@@ -44,7 +44,7 @@ pub(super) enum StreamError {
     Client(#[from] std::io::Error),
     /// The tunnel to the cell failed.
     #[error("the tunnel to the cell")]
-    Tunnel(#[from] Status),
+    Tunnel(#[from] Failure),
     /// The head is not HTTP.
     #[error(transparent)]
     Head(#[from] HeadError),
@@ -93,7 +93,7 @@ pub(super) async fn serve(mut socket: TcpStream, tokens: &Tokens) -> Result<(), 
     let (inbound, ()) = tokio::join!(route.tunnels.open(parts), opening);
     let inbound = match inbound {
         Ok(inbound) => inbound,
-        Err(status) => return refuse(&mut socket, status.into()).await,
+        Err(failure) => return refuse(&mut socket, failure.into()).await,
     };
     let (read, write) = socket.split();
     let (up, down) = (copy_up(read, up), copy_down(inbound, write, request.method == "HEAD"));
@@ -131,8 +131,8 @@ async fn refuse(socket: &mut TcpStream, error: StreamError) -> Result<(), Stream
             ("431 Request Header Fields Too Large", error.to_string())
         }
         StreamError::Head(_) => ("400 Bad Request", error.to_string()),
-        StreamError::Tunnel(status) => {
-            ("502 Bad Gateway", format!("{error}: {}", status.message()))
+        StreamError::Tunnel(failure) => {
+            ("502 Bad Gateway", format!("{error}: {}", failure.message()))
         }
     };
     let response = format!(

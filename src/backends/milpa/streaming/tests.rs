@@ -11,9 +11,9 @@ use tokio::{
     sync::mpsc,
 };
 use tokio_stream::wrappers::ReceiverStream;
-use tonic::Status;
 
 use super::{Streaming, parse_cell_url, tokens::Route, tunnel::Tunnels};
+use crate::backends::milpa::failure::{Class, Failure};
 
 /// Fake cell that hands each tunnel to the test as the connection to the streaming server, with the
 /// port.
@@ -27,11 +27,18 @@ impl Tunnels for FakeCell {
     async fn open(
         &self,
         mut up: mpsc::Receiver<TunnelPart>,
-    ) -> Result<BoxStream<'static, Result<TunnelPart, Status>>, Status> {
-        let Some(opened) = &self.opened else { return Err(Status::unavailable("no cell")) };
-        let first = up.recv().await.ok_or_else(|| Status::invalid_argument("no first part"))?;
+    ) -> Result<BoxStream<'static, Result<TunnelPart, Failure>>, Failure> {
+        let Some(opened) = &self.opened else {
+            return Err(Failure::cell(Class::Unavailable, "no cell"));
+        };
+        let first = up
+            .recv()
+            .await
+            .ok_or_else(|| Failure::cell(Class::InvalidArgument, "no first part"))?;
         let (ours, theirs) = tokio::io::duplex(1 << 10);
-        opened.send((first.port, theirs)).map_err(|_| Status::unavailable("the test is over"))?;
+        opened
+            .send((first.port, theirs))
+            .map_err(|_| Failure::cell(Class::Unavailable, "the test is over"))?;
         let (mut read, mut write) = tokio::io::split(ours);
         let (down, parts) = mpsc::channel(2);
         tokio::spawn(async move {

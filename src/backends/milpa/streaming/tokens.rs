@@ -8,9 +8,9 @@ use std::{
 };
 
 use ring::rand::{SecureRandom, SystemRandom};
-use tonic::Status;
 
 use super::tunnel::Tunnels;
+use crate::backends::milpa::failure::{Class, Failure};
 
 /// Random bytes of a token: 160 bits.
 const TOKEN_BYTES: usize = 20;
@@ -41,7 +41,7 @@ pub(super) struct Tokens {
 
 impl Tokens {
     /// Creates a token. RESOURCE_EXHAUSTED if too many are unused.
-    pub(super) fn add(&self, route: Route) -> Result<String, Status> {
+    pub(super) fn add(&self, route: Route) -> Result<String, Failure> {
         self.add_at(route, Instant::now())
     }
 
@@ -50,19 +50,22 @@ impl Tokens {
         self.take_at(token, Instant::now())
     }
 
-    fn add_at(&self, route: Route, now: Instant) -> Result<String, Status> {
+    fn add_at(&self, route: Route, now: Instant) -> Result<String, Failure> {
         let mut random = [0_u8; TOKEN_BYTES];
         SystemRandom::new()
             .fill(&mut random)
-            .map_err(|_| Status::internal("no random bytes from the kernel"))?;
+            .map_err(|_| Failure::node(Class::Internal, "no random bytes from the kernel"))?;
         let token = hex::encode(random);
         let mut waiting = self.waiting.lock().unwrap_or_else(PoisonError::into_inner);
         waiting.retain(|_, (since, _)| now.saturating_duration_since(*since) < TOKEN_TTL);
         if waiting.len() >= MAX_UNUSED_TOKENS {
-            return Err(Status::resource_exhausted(format!(
-                "{MAX_UNUSED_TOKENS} streaming requests wait for their client, and \
+            return Err(Failure::node(
+                Class::ResourceExhausted,
+                format!(
+                    "{MAX_UNUSED_TOKENS} streaming requests wait for their client, and \
                  no more are allowed"
-            )));
+                ),
+            ));
         }
         waiting.insert(token.clone(), (now, route));
         Ok(token)
@@ -114,7 +117,7 @@ mod tests {
         for _ in 0..MAX_UNUSED_TOKENS {
             tokens.add_at(route(), now).unwrap();
         }
-        assert_eq!(tokens.add_at(route(), now).unwrap_err().code(), tonic::Code::ResourceExhausted);
+        assert_eq!(tokens.add_at(route(), now).unwrap_err().class(), Class::ResourceExhausted);
         tokens.add_at(route(), now + TOKEN_TTL).unwrap();
     }
 }

@@ -3,13 +3,16 @@
 use std::time::Duration;
 
 use async_trait::async_trait;
-use futures::{StreamExt as _, stream::BoxStream};
+use futures::{StreamExt as _, TryStreamExt as _, stream::BoxStream};
 use kiyot_proto::cell::{TunnelPart, agent_client::AgentClient};
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
-use tonic::{Request, Status};
+use tonic::Request;
 
-use crate::backends::milpa::gateway::CellLink;
+use crate::backends::milpa::{
+    failure::{Class, Failure},
+    gateway::CellLink,
+};
 
 /// Deadline for a cell to open a tunnel.
 const OPEN_TIMEOUT: Duration = Duration::from_secs(20);
@@ -24,7 +27,7 @@ pub(super) trait Tunnels: Send + Sync + 'static {
     async fn open(
         &self,
         up: mpsc::Receiver<TunnelPart>,
-    ) -> Result<BoxStream<'static, Result<TunnelPart, Status>>, Status>;
+    ) -> Result<BoxStream<'static, Result<TunnelPart, Failure>>, Failure>;
 }
 
 /// Tunnels over a cell's link.
@@ -36,7 +39,7 @@ impl Tunnels for CellTunnels {
     async fn open(
         &self,
         up: mpsc::Receiver<TunnelPart>,
-    ) -> Result<BoxStream<'static, Result<TunnelPart, Status>>, Status> {
+    ) -> Result<BoxStream<'static, Result<TunnelPart, Failure>>, Failure> {
         let mut agent =
             AgentClient::new(self.0.bulk.clone()).max_decoding_message_size(MAX_PART_BYTES);
         // Without a deadline, which would end the call: a tunnel lasts as long as its two ends
@@ -44,7 +47,10 @@ impl Tunnels for CellTunnels {
         let opened = agent.tunnel(Request::new(ReceiverStream::new(up)));
         let answer = tokio::time::timeout(OPEN_TIMEOUT, opened)
             .await
-            .map_err(|_| Status::deadline_exceeded("the cell did not open a tunnel in time"))??;
-        Ok(answer.into_inner().boxed())
+            .map_err(|_| {
+                Failure::cell(Class::DeadlineExceeded, "the cell did not open a tunnel in time")
+            })?
+            .map_err(Failure::of_cell)?;
+        Ok(answer.into_inner().map_err(Failure::of_cell).boxed())
     }
 }

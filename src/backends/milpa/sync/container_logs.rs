@@ -5,12 +5,12 @@ use std::sync::Arc;
 
 use async_trait::async_trait;
 use kiyot_proto::store as records;
-use tonic::Status;
 
 use super::records::Records;
 use crate::backends::milpa::{
     cells::{Cell, Cells},
     error_chain::error_chain,
+    failure::Failure,
     id::ContainerId,
     logs::{Keeper, LogRoute, Logs},
     pods::{Container, Pods},
@@ -46,7 +46,7 @@ impl ContainerLogs {
     }
 
     /// Follows a container's log from now on. Succeeds for a container without a log.
-    pub(crate) async fn follow(&self, cell: &Cell, container: &Container) -> Result<(), Status> {
+    pub(crate) async fn follow(&self, cell: &Cell, container: &Container) -> Result<(), Failure> {
         let Some(route) = log_route(container) else { return Ok(()) };
         self.logs.follow(cell, route).await?;
         self.close_if_removed(cell, container);
@@ -66,10 +66,10 @@ impl ContainerLogs {
                 self.record_when_complete(container);
             }
             Ok(false) => {}
-            Err(status) => {
+            Err(failure) => {
                 tracing::error!(
                     container = %container.id,
-                    status = status.message(),
+                    status = failure.message(),
                     "rest of an exited container's log not followed"
                 );
             }
@@ -123,7 +123,7 @@ impl ContainerLogs {
 pub(crate) enum ReopenError {
     /// The file could not be opened.
     #[error(transparent)]
-    Log(#[from] Status),
+    Log(#[from] Failure),
     /// The position could not be recorded.
     #[error(transparent)]
     Store(#[from] StoreError),

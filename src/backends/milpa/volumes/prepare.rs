@@ -8,7 +8,6 @@ use kiyot_proto::{
 };
 use ring::digest::{SHA256, digest};
 use rustix::fs::{fstat, fstatfs};
-use tonic::Status;
 
 use super::{
     plan::{CellPath, plan},
@@ -19,6 +18,7 @@ use super::{
     tree::{Attributes, CopyState},
     volume_sync::{Synced, VolumeError},
 };
+use crate::backends::milpa::failure::{Class, Failure};
 use crate::config::HostPath;
 
 /// File system types of `statfs(2)`.
@@ -50,7 +50,7 @@ struct Medium {
 
 impl Preparation<'_> {
     /// Copies a mount into the cell and returns its path there.
-    pub(super) async fn mount(&self, mount: &cri::Mount) -> Result<String, Status> {
+    pub(super) async fn mount(&self, mount: &cri::Mount) -> Result<String, Failure> {
         let path = Path::new(&mount.host_path);
         let place = match Source::of(self.kubelet_dirs, self.uid, &mount.host_path) {
             Source::EmptyDir { name } => self.empty_dir(path, &name).await?,
@@ -85,7 +85,7 @@ impl Preparation<'_> {
     }
 
     /// Synchronises a volume that the kubelet writes.
-    async fn atomic(&self, path: &Path, place: CellPath) -> Result<CellPath, Status> {
+    async fn atomic(&self, path: &Path, place: CellPath) -> Result<CellPath, Failure> {
         let volume = self.pod.volume(path.to_owned(), place.clone());
         match volume.sync(&*self.pod.files()).await {
             Ok(Synced::Retained) => {
@@ -95,14 +95,14 @@ impl Preparation<'_> {
                 );
             }
             Ok(_) => {}
-            Err(VolumeError::Cell { path, source }) => return Err(cell_failure(&path, *source)),
+            Err(VolumeError::Cell { path, source }) => return Err(cell_failure(&path, source)),
             Err(VolumeError::Read { source, .. }) => return Err(read_failure(path, &source)),
         }
         Ok(place)
     }
 
     /// Makes an emptyDir, unless it exists, with the root's mode and owner on the node.
-    async fn empty_dir(&self, path: &Path, name: &str) -> Result<CellPath, Status> {
+    async fn empty_dir(&self, path: &Path, name: &str) -> Result<CellPath, Failure> {
         let medium = blocking({
             let path = path.to_owned();
             move || medium(&path)
@@ -133,7 +133,7 @@ impl Preparation<'_> {
         mount: &cri::Mount,
         volume: &str,
         at: &str,
-    ) -> Result<CellPath, Status> {
+    ) -> Result<CellPath, Failure> {
         let Some((plugin, volume_path)) = self.plugin_of(volume).await? else {
             return self.host_path_mount(path, mount, "of the node").await;
         };
@@ -148,16 +148,19 @@ impl Preparation<'_> {
             let (path, volume_path) = (path.to_owned(), volume_path.clone());
             move || {
                 let mounts = std::fs::read("/proc/self/mountinfo").map_err(|error| {
-                    Status::internal(format!("the mounts of the node: {error}"))
+                    Failure::node(Class::Internal, format!("the mounts of the node: {error}"))
                 })?;
                 let below = subpath::resolve(&mounts, &volume_path, &path)
                     .and_then(|below| below.to_str().map(str::to_owned));
                 let below = below.ok_or_else(|| {
-                    Status::failed_precondition(format!(
-                        "{}: it is not bound to a path in {}",
-                        path.display(),
-                        volume_path.display()
-                    ))
+                    Failure::request(
+                        Class::FailedPrecondition,
+                        format!(
+                            "{}: it is not bound to a path in {}",
+                            path.display(),
+                            volume_path.display()
+                        ),
+                    )
                 })?;
                 Ok((below, medium(&path)?.attributes))
             }
@@ -180,7 +183,7 @@ impl Preparation<'_> {
     }
 
     /// Returns the plugin of a volume with this name in the pod, and the volume's path.
-    async fn plugin_of(&self, volume: &str) -> Result<Option<(String, PathBuf)>, Status> {
+    async fn plugin_of(&self, volume: &str) -> Result<Option<(String, PathBuf)>, Failure> {
         let candidates: Vec<PathBuf> = self
             .kubelet_dirs
             .iter()
@@ -200,7 +203,7 @@ impl Preparation<'_> {
     }
 
     /// Makes an empty file for a container's termination message, writable by everyone.
-    async fn termination_log(&self, place: CellPath) -> Result<CellPath, Status> {
+    async fn termination_log(&self, place: CellPath) -> Result<CellPath, Failure> {
         let mut changes: Vec<FileChange> = place.parent_directory().into_iter().collect();
         changes
             .extend(place.file(Attributes { mode: 0o666, uid: 0, gid: 0 }, &bytes::Bytes::new()));
@@ -214,16 +217,19 @@ impl Preparation<'_> {
         path: &Path,
         mount: &cri::Mount,
         whose: &str,
-    ) -> Result<CellPath, Status> {
+    ) -> Result<CellPath, Failure> {
         let refused = |policy: &str| {
-            Err(Status::failed_precondition(format!(
-                "container {:?} mounts {} at {}: a path {whose} is not available \
+            Err(Failure::request(
+                Class::FailedPrecondition,
+                format!(
+                    "container {:?} mounts {} at {}: a path {whose} is not available \
                  in a cell ({policy}); allowed are emptyDir, configMap, secret, projected and \
                  downwardAPI",
-                self.container,
-                path.display(),
-                mount.container_path,
-            )))
+                    self.container,
+                    path.display(),
+                    mount.container_path,
+                ),
+            ))
         };
         match self.host_path {
             HostPath::Refuse => refused("policy host_path = \"refuse\""),
@@ -253,7 +259,7 @@ impl Preparation<'_> {
         place: CellPath,
         no_follow: bool,
         replace: bool,
-    ) -> Result<CellPath, Status> {
+    ) -> Result<CellPath, Failure> {
         let node = blocking({
             let path = path.to_owned();
             move || reader::read_node(&path, no_follow).map_err(|error| read_failure(&path, &error))
@@ -273,16 +279,16 @@ impl Preparation<'_> {
         Ok(place)
     }
 
-    async fn change(&self, path: &Path, changes: Vec<FileChange>) -> Result<(), Status> {
-        self.pod.files().change(changes).await.map_err(|status| cell_failure(path, status))
+    async fn change(&self, path: &Path, changes: Vec<FileChange>) -> Result<(), Failure> {
+        self.pod.files().change(changes).await.map_err(|failure| cell_failure(path, failure))
     }
 }
 
 /// Reads the medium, mode and owner of an emptyDir on the node.
-fn medium(path: &Path) -> Result<Medium, Status> {
+fn medium(path: &Path) -> Result<Medium, Failure> {
     use rustix::fs::{CWD, Mode, OFlags, openat};
     let failed = |errno: rustix::io::Errno| {
-        Status::failed_precondition(format!("{}: {errno}", path.display()))
+        Failure::node(Class::FailedPrecondition, format!("{}: {errno}", path.display()))
     };
     let open = |path: &Path| {
         openat(
@@ -310,37 +316,39 @@ fn medium(path: &Path) -> Result<Medium, Status> {
     let (kind, size) =
         (system.f_type as i64, (system.f_blocks as u64).saturating_mul(system.f_bsize as u64));
     match kind {
-        HUGETLBFS_MAGIC => Err(Status::failed_precondition(format!(
-            "{}: an emptyDir of huge pages is not available in a cell; allowed are disk and memory",
-            path.display()
-        ))),
+        HUGETLBFS_MAGIC => Err(Failure::request(
+            Class::FailedPrecondition,
+            format!(
+                "{}: an emptyDir of huge pages is not available in a cell; allowed are \
+                 disk and memory",
+                path.display()
+            ),
+        )),
         TMPFS_MAGIC if is_mount => Ok(Medium { attributes, memory: Some(size) }),
         _ => Ok(Medium { attributes, memory: None }),
     }
 }
 
-fn read_failure(path: &Path, error: &ReadError) -> Status {
+fn read_failure(path: &Path, error: &ReadError) -> Failure {
     let cause =
         std::error::Error::source(error).map(|cause| format!(": {cause}")).unwrap_or_default();
-    Status::failed_precondition(format!("volume {}: {error}{cause}", path.display()))
+    Failure::node(Class::FailedPrecondition, format!("volume {}: {error}{cause}", path.display()))
 }
 
-fn cell_failure(path: &Path, status: Status) -> Status {
-    Status::new(
-        status.code(),
-        format!(
-            "volume {} could not be brought into the cell: {}",
-            path.display(),
-            status.message()
-        ),
-    )
+fn cell_failure(path: &Path, failure: Failure) -> Failure {
+    let message = format!(
+        "volume {} could not be brought into the cell: {}",
+        path.display(),
+        failure.message()
+    );
+    failure.with_message(message)
 }
 
 /// Runs blocking file system calls.
 pub(super) async fn blocking<T: Send + 'static>(
-    work: impl FnOnce() -> Result<T, Status> + Send + 'static,
-) -> Result<T, Status> {
+    work: impl FnOnce() -> Result<T, Failure> + Send + 'static,
+) -> Result<T, Failure> {
     tokio::task::spawn_blocking(work)
         .await
-        .unwrap_or_else(|error| Err(Status::internal(error.to_string())))
+        .unwrap_or_else(|error| Err(Failure::node(Class::Internal, error.to_string())))
 }

@@ -1,7 +1,7 @@
 //! Mount features that earlier versions of a cell's containerd ignore silently. Pure.
 
+use crate::backends::milpa::failure::{Class, Failure};
 use kiyot_proto::cri;
-use tonic::Status;
 
 /// First containerd with image volumes and parts of them (`Mount.image`, `image_sub_path`).
 const IMAGE_VOLUMES_SINCE: (u64, u64) = (2, 1);
@@ -26,7 +26,7 @@ pub fn asks_options(container: &cri::ContainerConfig) -> bool {
 pub fn check_options(
     container: &cri::ContainerConfig,
     features: Option<&cri::RuntimeFeatures>,
-) -> Result<(), Status> {
+) -> Result<(), Failure> {
     let with_options = container.mounts.iter().find(|mount| !mount.mount_options.is_empty());
     let Some(mount) =
         with_options.filter(|_| !features.is_some_and(|features| features.mount_options))
@@ -34,11 +34,14 @@ pub fn check_options(
         return Ok(());
     };
     let name = container.metadata.as_ref().map_or("", |metadata| &metadata.name);
-    Err(Status::unimplemented(format!(
-        "container {name:?} mounts {} with the options {:?}, which the cell's runtime does \
+    Err(Failure::request(
+        Class::Unimplemented,
+        format!(
+            "container {name:?} mounts {} with the options {:?}, which the cell's runtime does \
          not know; allowed is a mount without options",
-        mount.container_path, mount.mount_options
-    )))
+            mount.container_path, mount.mount_options
+        ),
+    ))
 }
 
 /// Refuses mounts that the cell's containerd would not make as requested. A version that can't be
@@ -48,7 +51,7 @@ pub fn check_options(
 pub fn check(
     container: &cri::ContainerConfig,
     runtime: &cri::VersionResponse,
-) -> Result<(), Status> {
+) -> Result<(), Failure> {
     let version =
         if runtime.runtime_name == "containerd" { version(&runtime.runtime_version) } else { None }
             .unwrap_or((u64::MAX, 0));
@@ -60,10 +63,13 @@ pub fn check(
     let name = container.metadata.as_ref().map_or("", |metadata| &metadata.name);
     let (at, runtime) =
         (&mount.container_path, format!("{} {}", runtime.runtime_name, runtime.runtime_version));
-    Err(Status::unimplemented(format!(
-        "container {name:?} mounts {what} at {at}, which the cell's {runtime} does not do; \
+    Err(Failure::request(
+        Class::Unimplemented,
+        format!(
+            "container {name:?} mounts {what} at {at}, which the cell's {runtime} does not do; \
          allowed is {allowed}"
-    )))
+        ),
+    ))
 }
 
 /// Returns the feature that a version of containerd lacks, and what is allowed.
@@ -163,13 +169,13 @@ mod tests {
         ] {
             assert!(asks_much(container));
             for version in refusing {
-                let status = check(container, &runtime(version)).unwrap_err();
+                let failure = check(container, &runtime(version)).unwrap_err();
                 assert!(
                     words
                         .iter()
                         .chain(&["main", "/data", version])
-                        .all(|word| status.message().contains(word)),
-                    "{status}"
+                        .all(|word| failure.message().contains(word)),
+                    "{failure}"
                 );
             }
         }
@@ -199,10 +205,10 @@ mod tests {
         let without =
             cri::RuntimeFeatures { supplemental_groups_policy: true, ..Default::default() };
         for features in [None, Some(&without)] {
-            let status = check_options(&container, features).unwrap_err();
+            let failure = check_options(&container, features).unwrap_err();
             assert!(
-                ["main", "/data", "noexec"].iter().all(|word| status.message().contains(word)),
-                "{status}"
+                ["main", "/data", "noexec"].iter().all(|word| failure.message().contains(word)),
+                "{failure}"
             );
         }
         assert!(

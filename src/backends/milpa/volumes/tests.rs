@@ -46,13 +46,13 @@ impl FakeFiles {
 
 #[async_trait]
 impl CellFiles for FakeFiles {
-    async fn change(&self, changes: Vec<FileChange>) -> Result<(), Status> {
+    async fn change(&self, changes: Vec<FileChange>) -> Result<(), Failure> {
         let mut files = self.files.lock().unwrap();
         for change in changes {
             if let Some(left) = &mut *self.refuse_after.lock().unwrap() {
                 *left = match left.checked_sub(1) {
                     Some(left) => left,
-                    None => return Err(Status::unavailable("the link broke")),
+                    None => return Err(Failure::cell(Class::Unavailable, "the link broke")),
                 };
             }
             assert!(tree::is_plain(&change.path), "{}", change.path);
@@ -72,7 +72,12 @@ impl CellFiles for FakeFiles {
         Ok(())
     }
 
-    async fn get(&self, place: &CellPath, limit: u32, last: bool) -> Result<Option<Bytes>, Status> {
+    async fn get(
+        &self,
+        place: &CellPath,
+        limit: u32,
+        last: bool,
+    ) -> Result<Option<Bytes>, Failure> {
         let files = self.files.lock().unwrap();
         let part = |content: &Bytes| {
             let (length, limit) = (content.len(), content.len().min(limit as usize));
@@ -81,7 +86,7 @@ impl CellFiles for FakeFiles {
         Ok(files.get(&Self::key(place.root, &place.path)).map(part))
     }
 
-    async fn path(&self, place: &CellPath) -> Result<String, Status> {
+    async fn path(&self, place: &CellPath) -> Result<String, Failure> {
         Ok(format!("/cell/{}", Self::key(place.root, &place.path)))
     }
 }
@@ -155,7 +160,7 @@ impl Scene {
         Arc::clone(&self.fake) as Arc<dyn CellFiles>
     }
 
-    async fn prepare(&self, container: &cri::ContainerConfig) -> Result<Vec<String>, Status> {
+    async fn prepare(&self, container: &cri::ContainerConfig) -> Result<Vec<String>, Failure> {
         let mounts =
             self.volumes.prepare_in(&self.cell, self.files(), &Self::sandbox(), container).await?;
         Ok(mounts.into_iter().map(|mount| mount.host_path).collect())
@@ -287,7 +292,7 @@ async fn unknown_volume_keeps_its_copy() {
     let never = scene.pod("volumes/kubernetes.io~secret/never");
     fs::create_dir(&never).unwrap();
     let refused = scene.prepare(&scene.container(&[&never])).await.unwrap_err();
-    assert_eq!(refused.code(), tonic::Code::FailedPrecondition);
+    assert_eq!(refused.class(), Class::FailedPrecondition);
     assert!(
         refused.message().contains("secret/never") && refused.message().contains("..data"),
         "{}",
@@ -301,7 +306,7 @@ async fn node_paths_are_refused_or_copied_by_policy() {
     let host = tempfile::tempdir().unwrap();
     fs::write(host.path().join("file"), "content").unwrap();
     let refused = scene.prepare(&scene.container(&[host.path()])).await.unwrap_err();
-    assert_eq!(refused.code(), tonic::Code::FailedPrecondition);
+    assert_eq!(refused.class(), Class::FailedPrecondition);
     assert!(
         refused.message().contains(host.path().to_str().unwrap())
             && refused.message().contains("host_path"),

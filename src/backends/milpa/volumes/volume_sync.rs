@@ -3,7 +3,6 @@
 use std::path::{Path, PathBuf};
 
 use tokio::sync::Mutex;
-use tonic::Status;
 
 use super::{
     files::CellFiles,
@@ -11,6 +10,7 @@ use super::{
     reader::{self, ReadError},
     tree::{Attributes, CopyState, Tree},
 };
+use crate::backends::milpa::failure::Failure;
 
 /// Longest listing that is read from a cell, in bytes.
 const MAX_LISTING_BYTES: u32 = 4 << 20;
@@ -32,7 +32,7 @@ pub(super) enum VolumeError {
         /// Path on the node.
         path: PathBuf,
         #[source]
-        source: Box<Status>,
+        source: Failure,
     },
 }
 
@@ -72,7 +72,7 @@ impl VolumeSync {
         let mut state = self.state.lock().await;
         let old = match state.take() {
             Some(state) => state,
-            None => self.known_state(files).await.map_err(|status| self.refused(status))?,
+            None => self.known_state(files).await.map_err(|failure| self.refused(failure))?,
         };
         let tree = match self.read().await {
             Ok(tree) => tree,
@@ -109,7 +109,7 @@ impl VolumeSync {
         all.extend(changes);
         all.extend(self.list(&new));
         *state = Some(between);
-        files.change(all).await.map_err(|status| self.refused(status))?;
+        files.change(all).await.map_err(|failure| self.refused(failure))?;
         *state = Some(new);
         Ok(Synced::Updated)
     }
@@ -123,7 +123,7 @@ impl VolumeSync {
     }
 
     /// Returns the state of a copy from a previous run of kiyot.
-    async fn known_state(&self, files: &dyn CellFiles) -> Result<CopyState, Status> {
+    async fn known_state(&self, files: &dyn CellFiles) -> Result<CopyState, Failure> {
         let listing = files.get(&self.listing(), MAX_LISTING_BYTES, false).await?;
         Ok(listing.map(|bytes| CopyState::from_listing(&bytes)).unwrap_or_default())
     }
@@ -141,7 +141,7 @@ impl VolumeSync {
         CellPath::new(self.place.root, format!("kept/{}", self.place.path))
     }
 
-    fn refused(&self, status: Status) -> VolumeError {
-        VolumeError::Cell { path: self.source.clone(), source: Box::new(status) }
+    fn refused(&self, failure: Failure) -> VolumeError {
+        VolumeError::Cell { path: self.source.clone(), source: failure }
     }
 }
