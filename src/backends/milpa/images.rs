@@ -86,7 +86,7 @@ impl Images {
         }
     }
 
-    /// Serves `PullImage` for a pod in this cell, and fails with the cell's own status.
+    /// Serves `PullImage` for a pod in this cell, and fails with the cell's own failure.
     ///
     /// The kubelet calls it only if the registry must be asked, so the cell pulls, also by digest
     /// and when the node has the image: the registry decides by the pod's credentials whether the
@@ -177,7 +177,7 @@ impl Images {
     /// Makes an image present in a cell: it is already, is copied from the node, or is pulled with
     /// the pod's credentials. Returns its id in the cell's containerd.
     ///
-    /// Fails with the cell's own status of a pull; NOT_FOUND if there is no reference to pull by,
+    /// Fails with the cell's own failure of a pull; NOT_FOUND if there is no reference to pull by,
     /// FAILED_PRECONDITION if the reference now means another image.
     pub async fn ensure(
         &self,

@@ -54,9 +54,9 @@ pub struct LogRoute {
 /// Records where log files begin, when that changes by itself: a file was truncated on the node, or
 /// a cell has discarded a part of a log.
 #[async_trait]
-pub trait Keeper: Send + Sync + 'static {
+pub trait BaseStore: Send + Sync + 'static {
     /// Records a container's base. The implementation logs its failures.
-    async fn keep_base(&self, container: &ContainerId, base: i64);
+    async fn store_base(&self, container: &ContainerId, base: i64);
 }
 
 /// Logs of pods in cells. Dropping this ends all writers.
@@ -68,12 +68,12 @@ pub struct Logs {
 
 /// Recipient of new bases, once it is set.
 #[derive(Default, Clone)]
-struct Bases(Arc<OnceLock<Weak<dyn Keeper>>>);
+struct Bases(Arc<OnceLock<Weak<dyn BaseStore>>>);
 
 impl Bases {
     async fn keep(&self, container: &ContainerId, base: i64) {
-        if let Some(keeper) = self.0.get().and_then(Weak::upgrade) {
-            keeper.keep_base(container, base).await;
+        if let Some(store) = self.0.get().and_then(Weak::upgrade) {
+            store.store_base(container, base).await;
         }
     }
 }
@@ -118,8 +118,8 @@ impl Logs {
     }
 
     /// Sets the recipient of new bases; only the first call counts.
-    pub fn kept_by(&self, keeper: Weak<dyn Keeper>) {
-        let _ = self.bases.0.set(keeper);
+    pub fn set_base_store(&self, store: Weak<dyn BaseStore>) {
+        let _ = self.bases.0.set(store);
     }
 
     /// Creates the node's file (before StartContainer returns) and follows the cell's log from the
@@ -222,7 +222,7 @@ impl Logs {
 
     /// Handles a report that a cell's log has grown to `size` bytes. Ignored if the log isn't
     /// followed.
-    pub fn grown(&self, cell: &CellId, cell_path: &str, size: u64) {
+    pub fn on_growth(&self, cell: &CellId, cell_path: &str, size: u64) {
         let routes = self.routes();
         let writer = routes
             .by_path
@@ -240,7 +240,7 @@ impl Logs {
     /// Waits until the node's file has everything that the container wrote, at most for `within`.
     /// Called before an exit is reported. Returns false on a timeout or if the log isn't followed.
     pub async fn drain(&self, container: &ContainerId, within: Duration) -> bool {
-        tokio::time::timeout(within, self.whole(container)).await.unwrap_or_else(|_| {
+        tokio::time::timeout(within, self.wait_complete(container)).await.unwrap_or_else(|_| {
             tracing::warn!(
                 %container,
                 timeout_s = within.as_secs(),
@@ -252,7 +252,7 @@ impl Logs {
 
     /// Waits until the node's file has everything that the container wrote; returns false if the
     /// log isn't followed.
-    pub async fn whole(&self, container: &ContainerId) -> bool {
+    pub async fn wait_complete(&self, container: &ContainerId) -> bool {
         let Some(commands) = self.commands(container) else { return false };
         let (done, drained) = oneshot::channel();
         commands.send(Command::Drain(done)).await.is_ok() && drained.await.is_ok()

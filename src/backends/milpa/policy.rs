@@ -63,7 +63,7 @@ fn servers_of_node(config: &cri::PodSandboxConfig) -> Vec<String> {
         .dns_config
         .iter()
         .flat_map(|dns| &dns.servers)
-        .filter(|server| Server::of_node(server).is_some())
+        .filter(|server| Server::parse_node_only(server).is_some())
     {
         if !servers.contains(server) {
             servers.push(server.clone());

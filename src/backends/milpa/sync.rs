@@ -100,7 +100,7 @@ impl CellSync {
         let SyncParts { store, cells, images, volumes, logs, pods, tasks, claim_timeout } = parts;
         let records = Arc::new(Records::new(&store, &cells, &images, &pods));
         let keeper: Weak<Records> = Arc::downgrade(&records);
-        logs.kept_by(keeper);
+        logs.set_base_store(keeper);
         // Subscribed first: events during the recovery are not missed.
         let events = cells.events();
         recovery::recover(&store, &cells, &pods).await?;

@@ -91,7 +91,7 @@ impl Volumes {
     /// unchanged.
     ///
     /// FAILED_PRECONDITION, naming the path, if it is not available in a cell or not written yet;
-    /// else the cell's own status.
+    /// else the cell's own failure.
     pub async fn prepare(
         self: &Arc<Self>,
         cell: &Cell,
@@ -147,7 +147,7 @@ impl Volumes {
 
     /// Removes the files of a container that its next attempt doesn't use. Absent files are fine.
     ///
-    /// Fails with the cell's own status.
+    /// Fails with the cell's own failure.
     pub async fn forget_container(
         &self,
         cell: &Cell,

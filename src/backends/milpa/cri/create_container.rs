@@ -179,11 +179,11 @@ impl CriService {
     /// Refuses what the cell's containerd would pass over.
     async fn check_mounts(&self, cell: &Cell, config: &cri::ContainerConfig) -> Result<(), Status> {
         let client = CellClient::new(cell);
-        if support::asks_much(config) {
+        if support::needs_version(config) {
             let version = client.version(CALL_TIMEOUT, cri::VersionRequest::default()).await?;
-            support::check(config, &version)?;
+            support::check_version(config, &version)?;
         }
-        if support::asks_options(config) {
+        if support::needs_features(config) {
             let status = client.status(CALL_TIMEOUT, cri::StatusRequest::default()).await?;
             support::check_options(config, status.features.as_ref())?;
         }

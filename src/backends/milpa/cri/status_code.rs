@@ -93,3 +93,20 @@ pub(super) fn of_reopen(error: ReopenError) -> Status {
         ReopenError::Store(error) => of_store(&error),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn failure_of_a_cell_keeps_its_code_and_message() {
+        for code in 1..=16 {
+            let status = Status::new(Code::from_i32(code), "the disk is full");
+            let converted = Status::from(Failure::of_cell(status));
+            assert_eq!(
+                (converted.code(), converted.message()),
+                (Code::from_i32(code), "the disk is full")
+            );
+        }
+    }
+}

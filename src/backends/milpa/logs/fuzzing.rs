@@ -187,7 +187,7 @@ impl Scene<'_> {
                     }
                     log.len() as u64
                 };
-                self.logs.grown(&self.cell, CELL_PATH, size);
+                self.logs.on_growth(&self.cell, CELL_PATH, size);
             }
             2 => self.drain(),
             3 => self.rotate(),
@@ -210,7 +210,7 @@ impl Scene<'_> {
             _ => {
                 let size = take(8).iter().fold(0, |size, byte| size << 8 | u64::from(*byte));
                 self.overstated |= size > self.fake.log().len() as u64;
-                self.logs.grown(&self.cell, CELL_PATH, size);
+                self.logs.on_growth(&self.cell, CELL_PATH, size);
             }
         }
     }

@@ -95,7 +95,7 @@ impl Scene {
     fn write(&self, text: &str) {
         let mut log = self.fake.log.lock().unwrap();
         log.extend_from_slice(text.as_bytes());
-        self.logs.grown(&self.cell, "logs/0.log", log.len() as u64);
+        self.logs.on_growth(&self.cell, "logs/0.log", log.len() as u64);
     }
 
     fn route(&self, base: i64) -> LogRoute {
@@ -133,7 +133,7 @@ impl Scene {
     /// Records new bases.
     fn keep(&self) {
         let kept: std::sync::Weak<Bases> = Arc::downgrade(&self.bases);
-        self.logs.kept_by(kept);
+        self.logs.set_base_store(kept);
     }
 
     fn kept(&self) -> Option<i64> {
@@ -146,8 +146,8 @@ impl Scene {
 struct Bases(Mutex<Vec<i64>>);
 
 #[async_trait]
-impl Keeper for Bases {
-    async fn keep_base(&self, _: &ContainerId, base: i64) {
+impl BaseStore for Bases {
+    async fn store_base(&self, _: &ContainerId, base: i64) {
         self.0.lock().unwrap().push(base);
     }
 }
@@ -185,8 +185,8 @@ async fn idle_log_is_not_read() {
     scene.follow(0).await.unwrap();
     scene.drain().await;
     let reads = scene.fake.reads.load(Ordering::SeqCst);
-    scene.logs.grown(&scene.cell, "logs/0.log", 4);
-    scene.logs.grown(&scene.cell, "logs/0.log", 2);
+    scene.logs.on_growth(&scene.cell, "logs/0.log", 4);
+    scene.logs.on_growth(&scene.cell, "logs/0.log", 2);
     // A writer handles the reopening only when it waits for growth.
     scene.logs.reopen(&scene.container).await.unwrap();
     assert_eq!(scene.fake.reads.load(Ordering::SeqCst), reads);
@@ -475,13 +475,13 @@ async fn ended_log_is_completed_unless_its_file_was_removed() {
     scene.write("two\n");
     assert!(scene.resume(0).await, "from now on");
     assert!(!scene.resume(0).await, "it is followed already");
-    assert!(scene.logs.whole(&scene.container).await);
+    assert!(scene.logs.wait_complete(&scene.container).await);
     assert_eq!(read(&scene.path()), "one\ntwo\n");
     scene.crash();
     fs::remove_file(scene.path()).unwrap();
     assert!(!scene.resume(0).await);
     assert!(!scene.path().exists());
-    assert!(!scene.logs.whole(&scene.container).await);
+    assert!(!scene.logs.wait_complete(&scene.container).await);
 }
 
 #[derive(Debug, Clone)]

@@ -18,7 +18,7 @@ pub struct Server {
 impl Server {
     /// Parses the address of a name server; `None` if a cell reaches it itself. Invalid addresses
     /// are ignored like a resolver does.
-    pub fn of_node(text: &str) -> Option<Self> {
+    pub fn parse_node_only(text: &str) -> Option<Self> {
         let (address, zone) = text.split_once('%').unwrap_or((text, ""));
         let address = address.parse::<IpAddr>().ok()?.to_canonical();
         let of_node = match address {
@@ -63,11 +63,14 @@ mod tests {
             ("fe80::1%eth0", "fe80::1%eth0"),
             ("::ffff:127.0.0.1", "127.0.0.1"),
         ] {
-            let server = Server::of_node(text).unwrap();
-            assert_eq!((server.to_string().as_str(), Server::of_node(same)), (same, Some(server)));
+            let server = Server::parse_node_only(text).unwrap();
+            assert_eq!(
+                (server.to_string().as_str(), Server::parse_node_only(same)),
+                (same, Some(server))
+            );
         }
         for other in ["1.1.1.1", "2001:db8::1", "not an address", "", "%"] {
-            assert_eq!(Server::of_node(other), None, "{other}");
+            assert_eq!(Server::parse_node_only(other), None, "{other}");
         }
     }
 }

@@ -16,7 +16,7 @@ fn query(id: u64, resolver: u32, message: &[u8]) -> NameQuery {
 }
 
 fn servers() -> [Server; 2] {
-    ["127.0.0.53", "::1"].map(|server| Server::of_node(server).unwrap())
+    ["127.0.0.53", "::1"].map(|server| Server::parse_node_only(server).unwrap())
 }
 
 /// Returns the responses to these queries, with `ask` as name server.

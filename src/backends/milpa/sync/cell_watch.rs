@@ -55,7 +55,7 @@ impl CellSync {
         if resolves {
             let (sync, cell, end) = (Arc::clone(self), cell.clone(), end.clone());
             let servers: Vec<_> =
-                resolvers.iter().filter_map(|server| Server::of_node(server)).collect();
+                resolvers.iter().filter_map(|server| Server::parse_node_only(server)).collect();
             self.tasks.spawn(async move {
                 let served = Box::pin(sync.resolver.serve(&cell.id, &cell.link, &servers));
                 end.run_until_cancelled(served).await;
@@ -141,7 +141,7 @@ impl CellSync {
             event::Event::SandboxGone(id) => {
                 self.sandbox_stopped(cell, &id, "its cell does not know it any more").await
             }
-            event::Event::Log(log) => self.logs.grown(&cell.id, &log.path, log.size),
+            event::Event::Log(log) => self.logs.on_growth(&cell.id, &log.path, log.size),
             event::Event::Heartbeat(beat) => self.pods.heartbeat(&cell.id, beat, Instant::now()),
         }
     }
@@ -208,7 +208,7 @@ impl CellSync {
         .await;
         self.release_if_ended(cell);
         for log in snapshot.logs {
-            self.logs.grown(&cell.id, &log.path, log.size);
+            self.logs.on_growth(&cell.id, &log.path, log.size);
         }
         let present: HashSet<_> =
             snapshot.containers.iter().map(|reported| reported.id.clone()).collect();

@@ -12,7 +12,7 @@ use crate::backends::milpa::{
     error_chain::error_chain,
     failure::Failure,
     id::ContainerId,
-    logs::{Keeper, LogRoute, Logs},
+    logs::{BaseStore, LogRoute, Logs},
     pods::{Container, Pods},
     store::StoreError,
     tasks::Tasks,
@@ -88,7 +88,7 @@ impl ContainerLogs {
     pub(super) fn record_when_complete(&self, container: &Container) {
         let (logs, container) = (self.clone(), container.clone());
         self.tasks.spawn(async move {
-            if !logs.logs.whole(&container.id).await {
+            if !logs.logs.wait_complete(&container.id).await {
                 return;
             }
             let complete = |current: &records::ContainerStatus| {
@@ -130,8 +130,8 @@ pub(crate) enum ReopenError {
 }
 
 #[async_trait]
-impl Keeper for Records {
-    async fn keep_base(&self, container: &ContainerId, base: i64) {
+impl BaseStore for Records {
+    async fn store_base(&self, container: &ContainerId, base: i64) {
         let Ok(container) = self.pods.container(container.as_str()) else { return };
         if let Err(error) = self.set_log_base(&container, base).await {
             tracing::error!(

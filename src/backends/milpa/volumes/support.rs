@@ -10,13 +10,13 @@ const IMAGE_VOLUMES_SINCE: (u64, u64) = (2, 1);
 const RECURSIVE_READ_ONLY_SINCE: (u64, u64) = (2, 0);
 
 /// Returns true if a container's mounts need a certain version of the cell's runtime.
-pub fn asks_much(container: &cri::ContainerConfig) -> bool {
+pub fn needs_version(container: &cri::ContainerConfig) -> bool {
     container.mounts.iter().any(|mount| refusal(mount, (0, 0)).is_some())
 }
 
 /// Returns true if a container has mount options, which need a feature of the cell's runtime. No
 /// version is known to have it.
-pub fn asks_options(container: &cri::ContainerConfig) -> bool {
+pub fn needs_features(container: &cri::ContainerConfig) -> bool {
     container.mounts.iter().any(|mount| !mount.mount_options.is_empty())
 }
 
@@ -48,7 +48,7 @@ pub fn check_options(
 /// parsed is accepted.
 ///
 /// UNIMPLEMENTED that names the container, the mount and what is allowed.
-pub fn check(
+pub fn check_version(
     container: &cri::ContainerConfig,
     runtime: &cri::VersionResponse,
 ) -> Result<(), Failure> {
@@ -167,9 +167,9 @@ mod tests {
             (&recursive, &old[..2], vec!["recursively", "/v"]),
             (&mapped, &["1.6.20", "2.2.0", "unknown"][..], vec!["mapped ids"]),
         ] {
-            assert!(asks_much(container));
+            assert!(needs_version(container));
             for version in refusing {
-                let failure = check(container, &runtime(version)).unwrap_err();
+                let failure = check_version(container, &runtime(version)).unwrap_err();
                 assert!(
                     words
                         .iter()
@@ -181,7 +181,7 @@ mod tests {
         }
         for version in ["2.1.0", "v2.2.1-rc.0", "3.0", "unknown"] {
             assert!(
-                [&whole, &part, &recursive].iter().all(|container| check(
+                [&whole, &part, &recursive].iter().all(|container| check_version(
                     container,
                     &runtime(version)
                 )
@@ -189,8 +189,8 @@ mod tests {
                 "{version}"
             );
         }
-        assert!(check(&recursive, &runtime("2.0.0")).is_ok());
-        assert!(!asks_much(&containing(cri::Mount { readonly: true, ..Default::default() })));
+        assert!(check_version(&recursive, &runtime("2.0.0")).is_ok());
+        assert!(!needs_version(&containing(cri::Mount { readonly: true, ..Default::default() })));
     }
 
     /// Verifies D18.
@@ -201,7 +201,7 @@ mod tests {
             mount_options: vec!["noexec".into()],
             ..Default::default()
         });
-        assert!(asks_options(&container) && !asks_much(&container));
+        assert!(needs_features(&container) && !needs_version(&container));
         let without =
             cri::RuntimeFeatures { supplemental_groups_policy: true, ..Default::default() };
         for features in [None, Some(&without)] {
@@ -219,6 +219,6 @@ mod tests {
             .is_ok()
         );
         let plain = containing(cri::Mount::default());
-        assert!(!asks_options(&plain) && check_options(&plain, None).is_ok());
+        assert!(!needs_features(&plain) && check_options(&plain, None).is_ok());
     }
 }
