@@ -41,6 +41,9 @@ struct Options {
     /// Forwarders to compare.
     #[arg(long, value_delimiter = ',', default_value = "direct,kiyot,nginx,haproxy,socat")]
     only: Vec<cri::forwarders::Kind>,
+    /// Another build of the daemon, which the part `calls` measures beside this one.
+    #[arg(long)]
+    baseline: Option<PathBuf>,
     /// Size of a measured log or stream, in MiB.
     #[arg(long, default_value_t = 64)]
     mib: usize,
@@ -93,7 +96,8 @@ async fn main() {
         let mut kubelet = node.kubelet(&node.socket()).await.unwrap();
         let pod = Pod::new("resident").container(Container::script("main", "sleep 100000"));
         let running = kubelet.run_pod(&pod).await.expect("a pod runs on the node");
-        let forwarders = cri::forwarders::start(&node, &options.only).await;
+        let forwarders =
+            cri::forwarders::start(&node, &options.only, options.baseline.as_deref()).await;
         cri::calls::measure(&forwarders, &running.sandbox, options.rounds, options.calls).await;
         forwarders.iter().for_each(cri::forwarders::Forwarder::print_memory);
         drop(forwarders);

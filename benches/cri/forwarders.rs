@@ -2,7 +2,7 @@
 
 use std::{
     fs,
-    path::PathBuf,
+    path::{Path, PathBuf},
     process::{Child, Command, Stdio},
 };
 
@@ -18,6 +18,9 @@ pub(crate) enum Kind {
     Direct,
     /// The daemon of this project.
     Kiyot,
+    /// Another build of it, see `--baseline`.
+    #[value(skip)]
+    Baseline,
     /// nginx with `grpc_pass`, one worker.
     Nginx,
     /// haproxy with HTTP/2 on both sides, one thread.
@@ -82,25 +85,22 @@ fn resident_kib(pid: &str) -> Option<u64> {
 }
 
 /// Starts forwarders, and waits until each answers.
-pub(crate) async fn start<'a>(node: &'a Node, kinds: &[Kind]) -> Vec<Forwarder<'a>> {
+pub(crate) async fn start<'a>(
+    node: &'a Node,
+    kinds: &[Kind],
+    baseline: Option<&Path>,
+) -> Vec<Forwarder<'a>> {
     let mut forwarders = Vec::new();
-    for kind in kinds {
+    for kind in kinds.iter().chain(baseline.map(|_| &Kind::Baseline)) {
         let forwarder = match kind {
             Kind::Direct => {
                 Forwarder { name: "direct", socket: node.socket(), process: Process::None }
             }
-            Kind::Kiyot => {
-                let options = KiyotOptions {
-                    log: "warn".to_owned(),
-                    ..KiyotOptions::new(env!("CARGO_BIN_EXE_kiyot"))
-                };
-                let kiyot = Kiyot::start(node, options).await;
-                Forwarder {
-                    name: "kiyot",
-                    socket: kiyot.socket(),
-                    process: Process::Kiyot(Box::new(kiyot)),
-                }
-            }
+            Kind::Kiyot => kiyot(node, "kiyot", Path::new(env!("CARGO_BIN_EXE_kiyot"))).await,
+            Kind::Baseline => match baseline {
+                Some(program) => kiyot(node, "baseline", program).await,
+                None => continue,
+            },
             Kind::Nginx => spawn(node, "nginx", &nginx(node), |file| {
                 ["-c", file, "-e", "stderr"].map(str::to_owned).to_vec()
             }),
@@ -126,6 +126,12 @@ pub(crate) async fn start<'a>(node: &'a Node, kinds: &[Kind]) -> Vec<Forwarder<'
         forwarders.push(forwarder);
     }
     forwarders
+}
+
+async fn kiyot<'a>(node: &'a Node, name: &'static str, program: &Path) -> Forwarder<'a> {
+    let options = KiyotOptions { log: "warn".to_owned(), name, ..KiyotOptions::new(program) };
+    let kiyot = Kiyot::start(node, options).await;
+    Forwarder { name, socket: kiyot.socket(), process: Process::Kiyot(Box::new(kiyot)) }
 }
 
 fn spawn<'a>(

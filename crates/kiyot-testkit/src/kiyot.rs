@@ -44,6 +44,8 @@ pub struct KiyotOptions {
     pub environment: Vec<(String, String)>,
     /// The log filter, as in `KIYOT_LOG`.
     pub log: String,
+    /// The name of its directory. Daemons of the same node have different names.
+    pub name: &'static str,
 }
 
 impl KiyotOptions {
@@ -62,6 +64,7 @@ impl KiyotOptions {
             file: None,
             environment: Vec::new(),
             log: "info,kiyot=debug,kiyot_link=debug".to_owned(),
+            name: "kiyot",
         }
     }
 
@@ -154,7 +157,7 @@ impl<'a> Kiyot<'a> {
                 binary.display()
             );
         }
-        let directory = node.directory().join("kiyot");
+        let directory = node.directory().join(options.name);
         fs::create_dir_all(&directory).expect("a directory can be made");
         let configuration = match &options.file {
             Some(file) => fs::read_to_string(file).expect("the configuration can be read"),
