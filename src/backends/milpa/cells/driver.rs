@@ -4,6 +4,7 @@ use std::{net::IpAddr, sync::Arc, time::Instant};
 
 use kiyot_link::watch::Seen;
 use tokio::sync::oneshot;
+use tracing::Instrument;
 
 use super::{
     super::{
@@ -138,12 +139,15 @@ impl Driver {
         // Before the task runs: a cell without a link counts as ended.
         self.ensure_link();
         let shared = Arc::clone(&self.shared);
-        let stop = shared.stop.clone();
+        let (stop, cell) = (shared.stop.clone(), self.record.id.clone());
         // Boxed, or the task would have room for several copies of the driver.
         let run = Box::pin(Box::new(self).run());
-        shared.tasks.spawn(async move {
+        // At the level of debugging: at the others, events name the cell themselves.
+        let span = tracing::debug_span!("cell", cell = %cell);
+        let task = async move {
             stop.run_until_cancelled_owned(run).await;
-        });
+        };
+        shared.tasks.spawn(task.instrument(span));
     }
 
     /// Creates the cell's link, if it has none.
